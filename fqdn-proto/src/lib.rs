@@ -1,0 +1,17 @@
+//! Messages and services between the agent and its DNS proxies. No logic.
+//!
+//! The code under `gen/` is committed, so that no build needs a protobuf
+//! compiler; `tests/bootstrap.rs` fails when it drifts from `proto/`.
+#![forbid(unsafe_code)]
+
+/// The native service (`proto/holdfast/fqdn/v1/fqdn.proto`).
+#[rustfmt::skip]
+#[path = "gen/holdfast.fqdn.v1.rs"]
+#[allow(missing_docs, unreachable_pub, clippy::all, clippy::pedantic, reason = "generated code")]
+pub mod native;
+
+/// The service of Cilium agents (`proto/standalonednsproxy/fqdndata.proto`).
+#[rustfmt::skip]
+#[path = "gen/standalonednsproxy.rs"]
+#[allow(missing_docs, unreachable_pub, clippy::all, clippy::pedantic, reason = "generated code")]
+pub mod fqdndata;

@@ -1,0 +1,35 @@
+//! Integers whose byte order is part of the layout.
+
+/// A `u16` kept in network byte order.
+#[repr(transparent)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Be16(u16);
+
+impl Be16 {
+    /// The value zero.
+    pub const ZERO: Self = Self(0);
+
+    /// Takes a host-order number.
+    #[inline(always)]
+    pub const fn new(host: u16) -> Self {
+        Self(host.to_be())
+    }
+
+    /// Takes a number already read in network byte order.
+    #[inline(always)]
+    pub const fn from_wire(raw: u16) -> Self {
+        Self(raw)
+    }
+
+    /// The host-order number.
+    #[inline(always)]
+    pub const fn get(self) -> u16 {
+        u16::from_be(self.0)
+    }
+
+    /// The number as it lies in memory (network order read as host order).
+    #[inline(always)]
+    pub const fn to_wire(self) -> u16 {
+        self.0
+    }
+}

@@ -1,0 +1,115 @@
+//! Connection tracking maps, in Cilium's layout.
+//!
+//! The address fields of a key are reversed relative to the packet that made
+//! the entry, the ports are not: a connection from pod A:p to server B:q has
+//! `daddr` = A, `saddr` = B, `dport` = q, `sport` = p and flags [`DIR_OUT`].
+
+use crate::Be16;
+
+/// IPv4 TCP.
+pub const NAME_TCP4: &str = "cilium_ct4_global";
+/// IPv4, all else.
+pub const NAME_ANY4: &str = "cilium_ct_any4_global";
+/// IPv6 TCP.
+pub const NAME_TCP6: &str = "cilium_ct6_global";
+/// IPv6, all else.
+pub const NAME_ANY6: &str = "cilium_ct_any6_global";
+/// Default entries of the TCP maps.
+pub const MAX_ENTRIES_TCP: u32 = 524_288;
+/// Default entries of the others.
+pub const MAX_ENTRIES_ANY: u32 = 262_144;
+
+/// Key flag: the connection leaves the endpoint.
+pub const DIR_OUT: u8 = 0;
+/// Key flag: the connection enters the endpoint.
+pub const DIR_IN: u8 = 1;
+/// Key flag: an ICMP error that belongs to a connection.
+pub const RELATED: u8 = 2;
+/// Key flag: service entry.
+pub const SERVICE: u8 = 4;
+
+/// Value flag: FIN or RST seen from the remote side.
+pub const FLAG_RX_CLOSING: u16 = 1 << 0;
+/// Value flag: FIN or RST seen from the local side.
+pub const FLAG_TX_CLOSING: u16 = 1 << 1;
+/// Value flag: a segment other than the SYN was seen.
+pub const FLAG_SEEN_NON_SYN: u16 = 1 << 4;
+/// Value flag: the flow is redirected to a proxy.
+pub const FLAG_PROXY_REDIRECT: u16 = 1 << 6;
+
+/// Life of an established TCP entry, seconds.
+pub const LIFETIME_TCP: u32 = 8000;
+/// Life of a TCP entry before its handshake is done, seconds.
+pub const LIFETIME_SYN: u32 = 60;
+/// Life of a TCP entry once both sides closed, seconds.
+pub const LIFETIME_CLOSE: u32 = 10;
+/// Life of other entries, seconds.
+pub const LIFETIME_ANY: u32 = 60;
+/// Life of redirected UDP DNS, seconds: 5,000 queries/s × 60 s would evict live flows.
+pub const LIFETIME_DNS_REDIRECT: u32 = 15;
+
+/// Key, IPv4. Packed: 14 bytes.
+#[repr(C, packed)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct CtKey4 {
+    /// Source of the original packet (see the module's text).
+    pub daddr: [u8; 4],
+    /// Destination of the original packet.
+    pub saddr: [u8; 4],
+    /// Destination port of the original packet.
+    pub dport: Be16,
+    /// Source port of the original packet.
+    pub sport: Be16,
+    /// IP protocol.
+    pub nexthdr: u8,
+    /// [`DIR_OUT`], [`DIR_IN`], [`RELATED`], [`SERVICE`].
+    pub flags: u8,
+}
+
+/// Key, IPv6. Packed: 38 bytes.
+#[repr(C, packed)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct CtKey6 {
+    /// Source of the original packet (see the module's text).
+    pub daddr: [u8; 16],
+    /// Destination of the original packet.
+    pub saddr: [u8; 16],
+    /// Destination port of the original packet.
+    pub dport: Be16,
+    /// Source port of the original packet.
+    pub sport: Be16,
+    /// IP protocol.
+    pub nexthdr: u8,
+    /// [`DIR_OUT`], [`DIR_IN`], [`RELATED`], [`SERVICE`].
+    pub flags: u8,
+}
+
+/// Value, both families.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CtValue {
+    /// NAT address, or service backend; zero with us.
+    pub nat_addr: [u64; 2],
+    /// Packets.
+    pub packets: u64,
+    /// Bytes.
+    pub bytes: u64,
+    /// Absolute expiry, seconds of CLOCK_MONOTONIC (`bpf_ktime_get_ns`).
+    pub lifetime: u32,
+    /// Value flags.
+    pub flags: u16,
+    /// Reverse NAT index; zero with us.
+    pub rev_nat_index: u16,
+    /// NAT port; zero with us.
+    pub nat_port: Be16,
+    /// TCP flags seen from the local side since the last report.
+    pub tx_flags_seen: u8,
+    /// TCP flags seen from the remote side since the last report.
+    pub rx_flags_seen: u8,
+    /// Identity of the source.
+    pub src_sec_id: u32,
+    /// Time of the last report, local side.
+    pub last_tx_report: u32,
+    /// Time of the last report, remote side.
+    pub last_rx_report: u32,
+}

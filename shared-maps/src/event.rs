@@ -1,0 +1,136 @@
+//! `hf_events_v1`: records of drops and verdicts, and `hf_metrics_v1`: their counters.
+
+use crate::Be16;
+
+/// Ring buffer: pin and map name.
+pub const NAME: &str = "hf_events_v1";
+/// Ring buffer size, bytes.
+pub const RING_BYTES: u32 = 1 << 20;
+/// Per-CPU counters by [`Reason`] number: pin and map name. Each value is [`Counter`].
+pub const COUNTERS_NAME: &str = "hf_metrics_v1";
+/// Entries of the counter array.
+pub const COUNTERS: u32 = 64;
+
+/// Packets and bytes of one reason.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counter {
+    /// Packets.
+    pub packets: u64,
+    /// Bytes.
+    pub bytes: u64,
+}
+
+/// Why a packet passed or did not. As `u8` in [`Event::reason`] and as index of the counters.
+#[repr(u8)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Reason {
+    /// Passed: policy allows.
+    Allowed = 0,
+    /// Passed: reply or related to a known connection.
+    Reply = 1,
+    /// Handed to the DNS proxy.
+    Redirected = 2,
+    /// Passed: neighbour discovery, ARP and their like.
+    LinkLocal = 3,
+    /// Dropped: no policy entry allows it.
+    PolicyDenied = 16,
+    /// Dropped: a policy entry denies it.
+    PolicyDeny = 17,
+    /// Dropped: the source address is not the endpoint's.
+    SpoofedSource = 18,
+    /// Dropped: headers are malformed or longer than we read.
+    Malformed = 19,
+    /// Dropped: a fragment whose first fragment was not seen.
+    FragmentUnknown = 20,
+    /// Dropped: to 127/8 or ::1 from a pod.
+    Loopback = 21,
+    /// Dropped: not IP, not ARP.
+    UnknownProtocol = 22,
+    /// Dropped: claims to be a proxied answer but the proxy did not send it.
+    ForgedAnswer = 23,
+    /// Event records that found no room in the ring.
+    EventLost = 32,
+    /// Conntrack entries that could not be made.
+    ConntrackFull = 33,
+}
+
+impl Reason {
+    /// Every reason.
+    pub const ALL: [Self; 14] = [
+        Self::Allowed,
+        Self::Reply,
+        Self::Redirected,
+        Self::LinkLocal,
+        Self::PolicyDenied,
+        Self::PolicyDeny,
+        Self::SpoofedSource,
+        Self::Malformed,
+        Self::FragmentUnknown,
+        Self::Loopback,
+        Self::UnknownProtocol,
+        Self::ForgedAnswer,
+        Self::EventLost,
+        Self::ConntrackFull,
+    ];
+
+    /// Word for logs and metric labels.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Allowed => "allowed",
+            Self::Reply => "reply",
+            Self::Redirected => "redirected",
+            Self::LinkLocal => "link_local",
+            Self::PolicyDenied => "policy_denied",
+            Self::PolicyDeny => "policy_deny",
+            Self::SpoofedSource => "spoofed_source",
+            Self::Malformed => "malformed",
+            Self::FragmentUnknown => "fragment_unknown",
+            Self::Loopback => "loopback",
+            Self::UnknownProtocol => "unknown_protocol",
+            Self::ForgedAnswer => "forged_answer",
+            Self::EventLost => "event_lost",
+            Self::ConntrackFull => "conntrack_full",
+        }
+    }
+
+    /// Whether the packet was dropped.
+    pub const fn is_drop(self) -> bool {
+        let n = self as u8;
+        n >= 16 && n < 32
+    }
+}
+
+/// One record of the ring buffer.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Event {
+    /// Nanoseconds of CLOCK_MONOTONIC.
+    pub time: u64,
+    /// Source, network order; IPv4 in bytes 0..4.
+    pub saddr: [u8; 16],
+    /// Destination, likewise.
+    pub daddr: [u8; 16],
+    /// Identity of the remote side.
+    pub remote_identity: u32,
+    /// Host-side interface of the pod.
+    pub ifindex: u32,
+    /// Packet length, bytes.
+    pub len: u32,
+    /// Source port (0 where there is none).
+    pub sport: Be16,
+    /// Destination port (0 where there is none).
+    pub dport: Be16,
+    /// Endpoint id.
+    pub endpoint: u16,
+    /// A [`Reason`] number.
+    pub reason: u8,
+    /// [`crate::FAMILY_IPV4`] or [`crate::FAMILY_IPV6`].
+    pub family: u8,
+    /// IP protocol.
+    pub protocol: u8,
+    /// [`crate::policy::EGRESS`] or [`crate::policy::INGRESS`].
+    pub egress: u8,
+    /// Zero.
+    pub pad: [u8; 10],
+}

@@ -1,0 +1,40 @@
+//! `hf_frag_v1`: what became of a datagram's first fragment, so that the rest follows.
+
+/// Pin and map name.
+pub const NAME: &str = "hf_frag_v1";
+/// Entries (LRU).
+pub const MAX_ENTRIES: u32 = 8192;
+
+/// Key: the fragmented datagram, per interface so that pods cannot speak for each other.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct FragmentKey {
+    /// Source, network order; IPv4 in bytes 0..4.
+    pub saddr: [u8; 16],
+    /// Destination, likewise.
+    pub daddr: [u8; 16],
+    /// IP identification (IPv4: 16 bits), as on the wire.
+    pub id: u32,
+    /// Interface the fragment came from or goes to.
+    pub ifindex: u32,
+    /// IP protocol.
+    pub protocol: u8,
+    /// [`crate::FAMILY_IPV4`] or [`crate::FAMILY_IPV6`].
+    pub family: u8,
+    /// [`crate::policy::EGRESS`] or [`crate::policy::INGRESS`].
+    pub egress: u8,
+    /// Zero.
+    pub pad: u8,
+}
+
+/// Value: the first fragment's verdict.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct FragmentValue {
+    /// When it was seen, nanoseconds of CLOCK_MONOTONIC.
+    pub seen_at: u64,
+    /// Mark to give (0: none).
+    pub mark: u32,
+    /// 1 = pass, 0 = drop.
+    pub pass: u32,
+}

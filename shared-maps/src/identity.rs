@@ -1,0 +1,96 @@
+//! Numeric identities, their scopes and the reserved numbers.
+
+/// Numeric security identity (NID), host byte order.
+#[repr(transparent)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct IdentityId(pub u32);
+
+/// Node-local endpoint number.
+#[repr(transparent)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct EndpointId(pub u16);
+
+/// Scope byte (bits 31..24) of node-local CIDR and FQDN identities.
+pub const SCOPE_LOCAL: u32 = 0x0100_0000;
+/// Scope byte of remote-node identities.
+pub const SCOPE_REMOTE_NODE: u32 = 0x0200_0000;
+/// Mask of the scope byte.
+pub const SCOPE_MASK: u32 = 0xff00_0000;
+
+impl IdentityId {
+    /// No identity; as a policy key, "any".
+    pub const UNKNOWN: Self = Self(0);
+    /// The node itself.
+    pub const HOST: Self = Self(1);
+    /// Everything outside, single-stack.
+    pub const WORLD: Self = Self(2);
+    /// Endpoints not managed.
+    pub const UNMANAGED: Self = Self(3);
+    /// Health endpoints.
+    pub const HEALTH: Self = Self(4);
+    /// Endpoints without labels yet.
+    pub const INIT: Self = Self(5);
+    /// Other nodes.
+    pub const REMOTE_NODE: Self = Self(6);
+    /// The Kubernetes API server.
+    pub const KUBE_APISERVER: Self = Self(7);
+    /// Ingress proxies.
+    pub const INGRESS: Self = Self(8);
+    /// Everything outside, IPv4, dual-stack.
+    pub const WORLD_IPV4: Self = Self(9);
+    /// Everything outside, IPv6, dual-stack.
+    pub const WORLD_IPV6: Self = Self(10);
+
+    /// Lowest number an endpoint (pod) identity may have.
+    pub const ENDPOINT_MIN: Self = Self(256);
+    /// Highest number an endpoint (pod) identity may have on a node-local allocator.
+    pub const ENDPOINT_MAX: Self = Self(65535);
+    /// Lowest node-local CIDR/FQDN identity.
+    pub const LOCAL_MIN: Self = Self(SCOPE_LOCAL + 1);
+    /// Highest node-local CIDR/FQDN identity.
+    pub const LOCAL_MAX: Self = Self(SCOPE_LOCAL + 0x00ff_ffff);
+
+    /// Whether the number is of the node-local CIDR/FQDN scope.
+    #[inline(always)]
+    pub const fn is_local_scope(self) -> bool {
+        self.0 & SCOPE_MASK == SCOPE_LOCAL
+    }
+
+    /// Whether the number is one of the three world identities.
+    #[inline(always)]
+    pub const fn is_world(self) -> bool {
+        matches!(self, Self::WORLD | Self::WORLD_IPV4 | Self::WORLD_IPV6)
+    }
+
+    /// Whether the number may be an endpoint (pod) identity.
+    #[inline(always)]
+    pub const fn is_endpoint(self) -> bool {
+        self.0 >= Self::ENDPOINT_MIN.0 && self.0 <= Self::ENDPOINT_MAX.0
+    }
+
+    /// The world identity that an address of `family` falls back to.
+    ///
+    /// `dual_stack` is whether the node has both IPv4 and IPv6 enabled.
+    #[inline(always)]
+    pub const fn world_of(family: u8, dual_stack: bool) -> Self {
+        if !dual_stack {
+            Self::WORLD
+        } else if family == crate::FAMILY_IPV6 {
+            Self::WORLD_IPV6
+        } else {
+            Self::WORLD_IPV4
+        }
+    }
+}
+
+impl core::fmt::Display for IdentityId {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+impl core::fmt::Display for EndpointId {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        self.0.fmt(f)
+    }
+}

@@ -1,0 +1,51 @@
+//! Compile-time checks of every layout in this crate.
+
+use core::mem::{offset_of, size_of};
+
+use crate::{
+    conntrack::{CtKey4, CtKey6, CtValue},
+    event::{Counter, Event},
+    fragment::{FragmentKey, FragmentValue},
+    ipcache::{IpcacheKey, IpcacheValue},
+    lxc::{LxcKey, LxcValue},
+    policy::{PolicyKey, PolicyValue},
+    policystats::{PolicyStatsKey, PolicyStatsValue},
+    redirect::{RedirectKey, RedirectValue},
+    steering::Slot,
+};
+
+/// Checks a type's size and the offsets of its named fields.
+macro_rules! layout {
+    ($type:ty, size $size:literal, $($field:ident @ $offset:literal),* $(,)?) => {
+        const _: () = {
+            assert!(size_of::<$type>() == $size);
+            $(assert!(offset_of!($type, $field) == $offset);)*
+        };
+    };
+}
+
+layout!(LxcKey, size 20, ip @ 0, family @ 16, key @ 17, cluster_id @ 18);
+layout!(LxcValue, size 48, ifindex @ 0, unused @ 4, lxc_id @ 6, flags @ 8, rt_info @ 12,
+    mac @ 16, node_mac @ 24, sec_id @ 32, parent_ifindex @ 36, pad @ 40);
+layout!(IpcacheKey, size 24, prefix_len @ 0, cluster_id @ 4, pad1 @ 6, family @ 7, ip @ 8);
+layout!(IpcacheValue, size 24, sec_identity @ 0, tunnel_endpoint @ 4, pad @ 20, key @ 22, flags @ 23);
+layout!(PolicyKey, size 12, prefix_len @ 0, sec_label @ 4, egress @ 8, protocol @ 9, dport @ 10);
+layout!(PolicyValue, size 12, proxy_port @ 0, flags @ 2, auth @ 3, precedence @ 4, cookie @ 8);
+layout!(PolicyStatsKey, size 12, endpoint_id @ 0, pad @ 2, prefix_len @ 3, sec_label @ 4,
+    egress @ 8, protocol @ 9, dport @ 10);
+layout!(PolicyStatsValue, size 16, packets @ 0, bytes @ 8);
+layout!(CtKey4, size 14, daddr @ 0, saddr @ 4, dport @ 8, sport @ 10, nexthdr @ 12, flags @ 13);
+layout!(CtKey6, size 38, daddr @ 0, saddr @ 16, dport @ 32, sport @ 34, nexthdr @ 36, flags @ 37);
+layout!(CtValue, size 56, nat_addr @ 0, packets @ 16, bytes @ 24, lifetime @ 32, flags @ 36,
+    rev_nat_index @ 38, nat_port @ 40, tx_flags_seen @ 42, rx_flags_seen @ 43, src_sec_id @ 44,
+    last_tx_report @ 48, last_rx_report @ 52);
+layout!(FragmentKey, size 44, saddr @ 0, daddr @ 16, id @ 32, ifindex @ 36, protocol @ 40,
+    family @ 41, egress @ 42, pad @ 43);
+layout!(FragmentValue, size 16, seen_at @ 0, mark @ 8, pass @ 12);
+layout!(RedirectKey, size 24, daddr @ 0, ifindex @ 16, dport @ 20, protocol @ 22, family @ 23);
+layout!(RedirectValue, size 4, proxy_port @ 0, pad @ 2);
+layout!(Slot, size 24, heartbeat @ 0, kind @ 8, owner @ 12, sockets @ 16, proxy_port @ 20);
+layout!(Event, size 72, time @ 0, saddr @ 8, daddr @ 24, remote_identity @ 40, ifindex @ 44,
+    len @ 48, sport @ 52, dport @ 54, endpoint @ 56, reason @ 58, family @ 59, protocol @ 60,
+    egress @ 61, pad @ 62);
+layout!(Counter, size 16, packets @ 0, bytes @ 8);

@@ -1,0 +1,48 @@
+//! The 32-bit packet mark.
+//!
+//! Bits 31..16 carry the low 16 bits of an identity (or a proxy port), bits
+//! 11..8 the magic, bits 7..0 bits 23..16 of an identity. The scope byte of
+//! an identity does not fit: a node-local CIDR/FQDN identity must never be
+//! put into a mark.
+
+use crate::IdentityId;
+
+/// Mask of the magic.
+pub const MAGIC_MASK: u32 = 0x0f00;
+/// To the proxy; the upper 16 bits hold the proxy port in network order.
+pub const MAGIC_TO_PROXY: u32 = 0x0200;
+/// From the egress (DNS) proxy, with the source identity.
+pub const MAGIC_FROM_EGRESS_PROXY: u32 = 0x0b00;
+/// From the host itself.
+pub const MAGIC_HOST: u32 = 0x0c00;
+/// Carries an identity.
+pub const MAGIC_IDENTITY: u32 = 0x0f00;
+
+/// Routing table that delivers packets marked [`MAGIC_TO_PROXY`] locally.
+pub const TO_PROXY_TABLE: u32 = 2004;
+/// Preference of the routing rule for [`MAGIC_TO_PROXY`].
+pub const TO_PROXY_RULE_PREF: u32 = 9;
+
+/// Mark of a packet on its way to the proxy at `port` (host order).
+#[inline(always)]
+pub const fn to_proxy(port: u16) -> u32 {
+    MAGIC_TO_PROXY | ((port.to_be() as u32) << 16)
+}
+
+/// Mark of packets sent by the DNS proxy on behalf of `identity`.
+#[inline(always)]
+pub const fn from_proxy(identity: IdentityId) -> u32 {
+    MAGIC_FROM_EGRESS_PROXY | ((identity.0 & 0xffff) << 16) | ((identity.0 & 0x00ff_0000) >> 16)
+}
+
+/// Identity that a mark carries. Only for the magics that carry one.
+#[inline(always)]
+pub const fn identity_of(mark: u32) -> IdentityId {
+    IdentityId(((mark >> 16) & 0xffff) | ((mark & 0xff) << 16))
+}
+
+/// Magic of a mark.
+#[inline(always)]
+pub const fn magic(mark: u32) -> u32 {
+    mark & MAGIC_MASK
+}

@@ -1,0 +1,8 @@
+//! Where the maps are pinned.
+
+/// Default root of the BPF file system.
+pub const BPF_ROOT: &str = "/sys/fs/bpf";
+/// Directory of the maps, below the root.
+pub const GLOBALS: &str = "tc/globals";
+/// Directory of our program links, below the root: one sub-directory per endpoint id.
+pub const LINKS: &str = "holdfast/links";

@@ -1,0 +1,39 @@
+//! `hf_redirect_v1`: which (interface, destination) is redirected to the DNS proxy.
+//!
+//! `from_pod` writes an entry when policy redirects a packet and removes it
+//! when policy no longer does; the `sk_lookup` program, which sees no mark,
+//! takes a packet for the proxy only if an entry says so. A pod that asks a
+//! server on a node address without DNS policy therefore still reaches it.
+
+use crate::Be16;
+
+/// Pin and map name.
+pub const NAME: &str = "hf_redirect_v1";
+/// Entries (LRU).
+pub const MAX_ENTRIES: u32 = 65536;
+
+/// Key: what a pod talks to.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct RedirectKey {
+    /// Destination address, network order; IPv4 in bytes 0..4.
+    pub daddr: [u8; 16],
+    /// Host-side interface of the pod.
+    pub ifindex: u32,
+    /// Destination port.
+    pub dport: Be16,
+    /// IP protocol.
+    pub protocol: u8,
+    /// [`crate::FAMILY_IPV4`] or [`crate::FAMILY_IPV6`].
+    pub family: u8,
+}
+
+/// Value: where it goes.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RedirectValue {
+    /// Proxy port.
+    pub proxy_port: Be16,
+    /// Zero.
+    pub pad: u16,
+}

@@ -1,0 +1,52 @@
+//! Which proxy replica gets a redirected packet.
+//!
+//! A slot belongs to one worker of one replica. Its sockets lie in
+//! `hf_steer_socks_v1` at [`socket_index`], its heartbeat in
+//! `hf_steer_slots_v1` at the slot's number. The `sk_lookup` program picks a
+//! slot by flow hash among those whose heartbeat is younger than
+//! [`HEARTBEAT_DEAD_NS`], SDP slots before fallback slots (the agent's
+//! built-in proxy); with none it selects nothing.
+
+/// Sockmap: pin and map name.
+pub const SOCKS_NAME: &str = "hf_steer_socks_v1";
+/// Slot table (array of [`Slot`]): pin and map name.
+pub const SLOTS_NAME: &str = "hf_steer_slots_v1";
+/// Pin name of the link of the `sk_lookup` program.
+pub const LINK_NAME: &str = "hf_steer_link_v1";
+/// Number of slots.
+pub const SLOTS: u32 = 16;
+/// Sockets per slot: UDP and TCP, IPv4 and IPv6.
+pub const SOCKS_PER_SLOT: u32 = 4;
+/// A slot silent for longer gets no new packets, nanoseconds.
+pub const HEARTBEAT_DEAD_NS: u64 = 750_000_000;
+/// How often a live replica beats, milliseconds.
+pub const HEARTBEAT_INTERVAL_MS: u64 = 150;
+
+/// Slot kind: nobody.
+pub const KIND_FREE: u32 = 0;
+/// Slot kind: a standalone proxy.
+pub const KIND_SDP: u32 = 1;
+/// Slot kind: the agent's built-in proxy, used when no SDP slot is live.
+pub const KIND_FALLBACK: u32 = 2;
+
+/// One slot.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Slot {
+    /// Last sign of life, nanoseconds of CLOCK_MONOTONIC.
+    pub heartbeat: u64,
+    /// [`KIND_FREE`], [`KIND_SDP`] or [`KIND_FALLBACK`].
+    pub kind: u32,
+    /// Process id of the owner, to tell one's own slot.
+    pub owner: u32,
+    /// Bit `socket_index(0, ..)` is set where the slot has that socket.
+    pub sockets: u32,
+    /// Proxy port the sockets are bound to, host order.
+    pub proxy_port: u32,
+}
+
+/// Index of a slot's socket in the sockmap.
+#[inline(always)]
+pub const fn socket_index(slot: u32, tcp: bool, v6: bool) -> u32 {
+    slot * SOCKS_PER_SLOT + (tcp as u32) * 2 + v6 as u32
+}

@@ -1,0 +1,17 @@
+//! Typed access to pinned maps from user space.
+//!
+//! [`Map`] is a handle on one kernel map whose type, key size and value size
+//! were checked when it was opened; a mismatch is an error that names the map
+//! and both layouts. All system calls are in `sys`.
+
+mod error;
+mod map;
+mod record;
+mod sys;
+mod tables;
+
+pub use error::MapError;
+pub use map::{Access, Entries, Map, MapKind, MapSpec};
+pub use record::Record;
+pub use sys::{boottime_ns, monotonic_ns};
+pub use tables::{Globals, ipcache_key, lxc_key};

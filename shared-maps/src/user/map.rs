@@ -1,0 +1,314 @@
+//! A checked handle on one kernel map.
+
+use std::{
+    collections::HashSet,
+    ffi::CString,
+    fmt, io,
+    marker::PhantomData,
+    os::{
+        fd::{AsFd, BorrowedFd, OwnedFd},
+        unix::ffi::OsStrExt,
+    },
+    path::{Path, PathBuf},
+};
+
+use super::{MapError, Record, sys};
+
+/// Kernel map types that we use (`enum bpf_map_type`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MapKind {
+    /// `BPF_MAP_TYPE_HASH`.
+    Hash,
+    /// `BPF_MAP_TYPE_ARRAY`.
+    Array,
+    /// `BPF_MAP_TYPE_PERCPU_ARRAY`.
+    PerCpuArray,
+    /// `BPF_MAP_TYPE_LRU_HASH`.
+    LruHash,
+    /// `BPF_MAP_TYPE_LRU_PERCPU_HASH`.
+    LruPerCpuHash,
+    /// `BPF_MAP_TYPE_LPM_TRIE`.
+    LpmTrie,
+    /// `BPF_MAP_TYPE_SOCKMAP`.
+    SockMap,
+    /// Any other, by its kernel number.
+    Other(u32),
+}
+
+impl MapKind {
+    const fn number(self) -> u32 {
+        match self {
+            Self::Hash => 1,
+            Self::Array => 2,
+            Self::PerCpuArray => 6,
+            Self::LruHash => 9,
+            Self::LruPerCpuHash => 10,
+            Self::LpmTrie => 11,
+            Self::SockMap => 15,
+            Self::Other(n) => n,
+        }
+    }
+
+    const fn from_number(n: u32) -> Self {
+        match n {
+            1 => Self::Hash,
+            2 => Self::Array,
+            6 => Self::PerCpuArray,
+            9 => Self::LruHash,
+            10 => Self::LruPerCpuHash,
+            11 => Self::LpmTrie,
+            15 => Self::SockMap,
+            n => Self::Other(n),
+        }
+    }
+}
+
+/// Shape of a map.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MapSpec {
+    /// Kernel type.
+    pub kind: MapKind,
+    /// Key size, bytes.
+    pub key_size: u32,
+    /// Value size, bytes.
+    pub value_size: u32,
+}
+
+impl fmt::Display for MapSpec {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "{:?} with {}-byte keys and {}-byte values",
+            self.kind, self.key_size, self.value_size
+        )
+    }
+}
+
+/// What a handle may do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Access {
+    /// Read only: needs no capability, only read permission on the pin.
+    ReadOnly,
+    /// Read and write.
+    ReadWrite,
+}
+
+/// A handle on one kernel map with keys `K` and values `V`.
+#[derive(Debug)]
+pub struct Map<K, V> {
+    fd: OwnedFd,
+    name: String,
+    id: u32,
+    max_entries: u32,
+    types: PhantomData<fn() -> (K, V)>,
+}
+
+impl<K: Record, V: Record> Map<K, V> {
+    /// Shape that a map of kind `kind` with these types has.
+    pub fn spec(kind: MapKind) -> MapSpec {
+        #[expect(clippy::cast_possible_truncation, reason = "records are small")]
+        MapSpec {
+            kind,
+            key_size: size_of::<K>() as u32,
+            value_size: size_of::<V>() as u32,
+        }
+    }
+
+    /// Opens the pin at `path` and checks its shape.
+    pub fn open(path: &Path, kind: MapKind, access: Access) -> Result<Self, MapError> {
+        let flags = match access {
+            Access::ReadOnly => sys::BPF_F_RDONLY,
+            Access::ReadWrite => 0,
+        };
+        let fd = sys::open_pin(&c_path(path)?, flags).map_err(|e| match e.kind() {
+            io::ErrorKind::NotFound => MapError::NotPinned(path.to_owned()),
+            _ => failed("BPF_OBJ_GET", path.display().to_string(), e),
+        })?;
+        Self::from_fd(fd, path.to_owned(), kind)
+    }
+
+    /// Creates an unpinned map.
+    pub fn create(
+        name: &str,
+        kind: MapKind,
+        max_entries: u32,
+        flags: u32,
+    ) -> Result<Self, MapError> {
+        let spec = Self::spec(kind);
+        let info = sys::MapInfo {
+            map_type: kind.number(),
+            id: 0,
+            key_size: spec.key_size,
+            value_size: spec.value_size,
+            max_entries,
+            map_flags: flags,
+        };
+        let fd =
+            sys::create(info, name).map_err(|e| failed("BPF_MAP_CREATE", name.to_owned(), e))?;
+        Self::from_fd(fd, PathBuf::from(name), kind)
+    }
+
+    /// Opens the pin at `path`, or creates and pins the map if there is none.
+    pub fn open_or_create(
+        path: &Path,
+        kind: MapKind,
+        max_entries: u32,
+        flags: u32,
+    ) -> Result<Self, MapError> {
+        match Self::open(path, kind, Access::ReadWrite) {
+            Err(MapError::NotPinned(_)) => {}
+            other => return other,
+        }
+        let name = path
+            .file_name()
+            .map(|n| n.to_string_lossy().into_owned())
+            .unwrap_or_default();
+        let mut map = Self::create(&name, kind, max_entries, flags)?;
+        map.name = path.display().to_string();
+        sys::pin(map.fd.as_fd(), &c_path(path)?)
+            .map_err(|e| failed("BPF_OBJ_PIN", map.name.clone(), e))?;
+        Ok(map)
+    }
+
+    fn from_fd(fd: OwnedFd, path: PathBuf, kind: MapKind) -> Result<Self, MapError> {
+        let info = sys::info(fd.as_fd())
+            .map_err(|e| failed("BPF_OBJ_GET_INFO_BY_FD", path.display().to_string(), e))?;
+        let expected = Self::spec(kind);
+        let found = MapSpec {
+            kind: MapKind::from_number(info.map_type),
+            key_size: info.key_size,
+            value_size: info.value_size,
+        };
+        if expected != found {
+            return Err(MapError::Layout {
+                path,
+                expected,
+                found,
+            });
+        }
+        Ok(Self {
+            fd,
+            name: path.display().to_string(),
+            id: info.id,
+            max_entries: info.max_entries,
+            types: PhantomData,
+        })
+    }
+
+    /// The kernel's number of this map: differs after a pin was replaced.
+    pub fn id(&self) -> u32 {
+        self.id
+    }
+
+    /// Number of entries the map can hold.
+    pub fn max_entries(&self) -> u32 {
+        self.max_entries
+    }
+
+    /// The descriptor, for programs that attach or insert into it.
+    pub fn fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+
+    /// Looks a key up (longest match in an LPM trie).
+    pub fn get(&self, key: &K) -> Result<Option<V>, MapError> {
+        let mut value = V::default();
+        let bytes = bytes_mut(&mut value);
+        match sys::lookup(self.fd.as_fd(), key.as_bytes(), bytes) {
+            Ok(true) => Ok(Some(value)),
+            Ok(false) => Ok(None),
+            Err(e) => Err(failed("BPF_MAP_LOOKUP_ELEM", self.name.clone(), e)),
+        }
+    }
+
+    /// Inserts or replaces.
+    pub fn set(&self, key: &K, value: &V) -> Result<(), MapError> {
+        sys::update(self.fd.as_fd(), key.as_bytes(), value.as_bytes(), 0).map_err(|e| {
+            match e.raw_os_error() {
+                Some(libc::E2BIG | libc::ENOSPC) => MapError::Full {
+                    map: self.name.clone(),
+                },
+                _ => failed("BPF_MAP_UPDATE_ELEM", self.name.clone(), e),
+            }
+        })
+    }
+
+    /// Removes; says whether there was such a key.
+    pub fn remove(&self, key: &K) -> Result<bool, MapError> {
+        sys::delete(self.fd.as_fd(), key.as_bytes())
+            .map_err(|e| failed("BPF_MAP_DELETE_ELEM", self.name.clone(), e))
+    }
+
+    /// All entries, each key once.
+    ///
+    /// The kernel restarts the walk from the beginning when the key it stands
+    /// on is removed meanwhile: keys seen before are skipped, and after
+    /// `max_entries` × 4 steps the walk ends, with [`Entries::complete`] false.
+    pub fn entries(&self) -> Result<Entries<K, V>, MapError>
+    where
+        K: Eq + std::hash::Hash,
+    {
+        let mut seen = HashSet::new();
+        let mut found = Vec::new();
+        let mut at: Option<K> = None;
+        let limit = u64::from(self.max_entries).saturating_mul(4).max(1024);
+        for _ in 0..limit {
+            let mut next = K::default();
+            let more = sys::next_key(
+                self.fd.as_fd(),
+                at.as_ref().map(Record::as_bytes),
+                bytes_mut(&mut next),
+            )
+            .map_err(|e| failed("BPF_MAP_GET_NEXT_KEY", self.name.clone(), e))?;
+            if !more {
+                return Ok(Entries {
+                    found,
+                    complete: true,
+                });
+            }
+            if seen.insert(next)
+                && let Some(value) = self.get_exact(&next)?
+            {
+                found.push((next, value));
+            }
+            at = Some(next);
+        }
+        Ok(Entries {
+            found,
+            complete: false,
+        })
+    }
+
+    fn get_exact(&self, key: &K) -> Result<Option<V>, MapError> {
+        self.get(key)
+    }
+}
+
+/// Result of [`Map::entries`].
+#[derive(Clone, Debug)]
+pub struct Entries<K, V> {
+    /// Keys with their values.
+    pub found: Vec<(K, V)>,
+    /// False if the walk was cut short by churn.
+    pub complete: bool,
+}
+
+fn bytes_mut<T: Record>(value: &mut T) -> &mut [u8] {
+    // SAFETY: `T: Record` has no padding and every bit pattern is valid, so
+    // its bytes may be both read and overwritten.
+    unsafe { core::slice::from_raw_parts_mut(core::ptr::from_mut(value).cast(), size_of::<T>()) }
+}
+
+fn c_path(path: &Path) -> Result<CString, MapError> {
+    CString::new(path.as_os_str().as_bytes()).map_err(|_| {
+        failed(
+            "BPF_OBJ_GET",
+            path.display().to_string(),
+            io::Error::new(io::ErrorKind::InvalidInput, "path holds a NUL byte"),
+        )
+    })
+}
+
+fn failed(call: &'static str, map: String, source: io::Error) -> MapError {
+    MapError::Syscall { call, map, source }
+}

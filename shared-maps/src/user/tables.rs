@@ -1,0 +1,86 @@
+//! The well-known maps below one BPF root.
+
+use std::{
+    net::IpAddr,
+    path::{Path, PathBuf},
+};
+
+use super::{Access, Map, MapError, MapKind};
+use crate::{
+    EndpointId, ipcache,
+    ipcache::{IpcacheKey, IpcacheValue},
+    lxc,
+    lxc::{LxcKey, LxcValue},
+    pin, policy,
+    policy::{PolicyKey, PolicyValue},
+};
+
+/// Key of an address in `cilium_lxc`.
+pub fn lxc_key(ip: IpAddr) -> LxcKey {
+    match ip {
+        IpAddr::V4(ip) => LxcKey::v4(ip.octets()),
+        IpAddr::V6(ip) => LxcKey::v6(ip.octets()),
+    }
+}
+
+/// Key of a prefix in the ipcache; `ip` is already masked to `len`.
+pub fn ipcache_key(ip: IpAddr, len: u8) -> IpcacheKey {
+    match ip {
+        IpAddr::V4(ip) => IpcacheKey::v4(ip.octets(), len),
+        IpAddr::V6(ip) => IpcacheKey::v6(ip.octets(), len),
+    }
+}
+
+/// Paths of the well-known maps below one BPF root (`/sys/fs/bpf` by default).
+#[derive(Clone, Debug)]
+pub struct Globals {
+    root: PathBuf,
+}
+
+impl Globals {
+    /// Of the BPF file system, or a directory in it, at `root`.
+    pub fn new(root: &Path) -> Self {
+        Self {
+            root: root.to_owned(),
+        }
+    }
+
+    /// The BPF root itself.
+    pub fn root(&self) -> &Path {
+        &self.root
+    }
+
+    /// Directory of the map pins.
+    pub fn dir(&self) -> PathBuf {
+        self.root.join(pin::GLOBALS)
+    }
+
+    /// Path of the map called `name`.
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.dir().join(name)
+    }
+
+    /// Path of an endpoint's policy map.
+    pub fn policy_path(&self, endpoint: EndpointId) -> PathBuf {
+        self.path(&format!("{}{:05}", policy::NAME_PREFIX, endpoint.0))
+    }
+
+    /// Opens `cilium_lxc`.
+    pub fn lxc(&self, access: Access) -> Result<Map<LxcKey, LxcValue>, MapError> {
+        Map::open(&self.path(lxc::NAME), MapKind::Hash, access)
+    }
+
+    /// Opens `cilium_ipcache_v2`.
+    pub fn ipcache(&self, access: Access) -> Result<Map<IpcacheKey, IpcacheValue>, MapError> {
+        Map::open(&self.path(ipcache::NAME), MapKind::LpmTrie, access)
+    }
+
+    /// Opens an endpoint's policy map.
+    pub fn policy(
+        &self,
+        endpoint: EndpointId,
+        access: Access,
+    ) -> Result<Map<PolicyKey, PolicyValue>, MapError> {
+        Map::open(&self.policy_path(endpoint), MapKind::LpmTrie, access)
+    }
+}

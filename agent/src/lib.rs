@@ -1,1 +1,12 @@
-//! Placeholder.
+//! The Holdfast agent as a library.
+//!
+//! ```text
+//!  policy dir, endpoint dir, CLI ─┐
+//!  mappings (gRPC, built-in proxy) ├─► core (one thread) ─► plan ─► datapath ─► kernel maps
+//!  timers, conntrack liveness     ─┘        │ commit
+//!                                           ├─► rules, results, revocations ─► proxies
+//!                                           └─► snapshots ─► admin, metrics
+//! ```
+
+pub mod core;
+pub mod datapath;

@@ -1,1 +1,15 @@
-//! Placeholder.
+//! The standalone DNS proxy (SDP) as a library.
+//!
+//! ```text
+//!  packet ─► listener ─► proxy (query) ─► wire::query ─► resolve (who, whom) ─► policy::table
+//!                          │                                          allowed │
+//!                          │                                     upstream ◄───┘
+//!                          └─► proxy (answer) ─► wire::answer ─► mapping ─► reply
+//!                                                                  │ gRPC, or in process
+//!                                                                  ▼ agent
+//!  backwards only as data: rule snapshots (link → policy::table), results and leases (link → mapping)
+//! ```
+
+pub mod mapping;
+pub mod name;
+pub mod policy;

@@ -1,0 +1,3 @@
+//! From a plan to the kernel.
+
+pub mod plan;

@@ -1,0 +1,91 @@
+//! Operations that bring the datapath from what is to what shall be, in order.
+
+use std::{
+    net::{Ipv4Addr, Ipv6Addr},
+    path::PathBuf,
+};
+
+use shared_maps::{
+    EndpointId, IdentityId,
+    ipcache::{IpcacheKey, IpcacheValue},
+    lxc::{LxcKey, LxcValue},
+    policy::{PolicyKey, PolicyValue},
+};
+
+/// One step. Steps run in order; a failed one is reported and the rest go on.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Step {
+    /// Identity numbers must be on disk before a map uses them.
+    Checkpoint(String),
+    /// Write an endpoint's `ep_config.json`.
+    WriteEndpoint(EndpointId, String),
+    /// Remove an endpoint's directory.
+    RemoveEndpoint(EndpointId),
+    /// Make (or open) an endpoint's policy map.
+    CreatePolicyMap(EndpointId),
+    /// Remove an endpoint's policy map.
+    RemovePolicyMap(EndpointId),
+    /// Set an entry of a policy map.
+    SetPolicy(EndpointId, PolicyKey, PolicyValue),
+    /// Remove an entry of a policy map.
+    UnsetPolicy(EndpointId, PolicyKey),
+    /// Set an entry of `cilium_lxc`.
+    SetLxc(LxcKey, LxcValue),
+    /// Remove an entry of `cilium_lxc`.
+    UnsetLxc(LxcKey),
+    /// Set an entry of the ipcache.
+    SetIpcache(IpcacheKey, IpcacheValue),
+    /// Remove an entry of the ipcache.
+    UnsetIpcache(IpcacheKey),
+    /// Load the endpoint's programs and attach them, replacing older ones without a gap.
+    Attach(Attachment),
+    /// Detach the endpoint's programs.
+    Detach(EndpointId),
+}
+
+/// What the programs of one endpoint need to know.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Attachment {
+    /// Endpoint.
+    pub endpoint: EndpointId,
+    /// Its identity.
+    pub identity: IdentityId,
+    /// Host-side interface.
+    pub ifindex: u32,
+    /// Its IPv4 address.
+    pub ipv4: Option<Ipv4Addr>,
+    /// Its IPv6 address.
+    pub ipv6: Option<Ipv6Addr>,
+    /// Its MAC.
+    pub mac: [u8; 6],
+}
+
+/// Why a step failed.
+#[derive(Debug, thiserror::Error)]
+pub enum StepError {
+    /// A map operation.
+    #[error(transparent)]
+    Map(#[from] shared_maps::user::MapError),
+    /// Loading or attaching programs.
+    #[error("programs of endpoint {endpoint}: {reason}")]
+    Program {
+        /// The endpoint.
+        endpoint: EndpointId,
+        /// What the loader said.
+        reason: String,
+    },
+    /// A file operation.
+    #[error("{path}: {source}", path = .path.display())]
+    File {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: std::io::Error,
+    },
+}
+
+/// Carries out steps: the kernel and the state directory, or memory in tests.
+pub trait Datapath: Send {
+    /// Carries out one step.
+    fn apply(&mut self, step: &Step) -> Result<(), StepError>;
+}

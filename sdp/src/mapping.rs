@@ -1,0 +1,106 @@
+//! What an answer taught us, and the port through which the agent learns it.
+
+use std::net::{IpAddr, SocketAddr};
+
+use shared_maps::EndpointId;
+
+use crate::{name::Fqdn, policy::rule::Transport};
+
+/// An instant of CLOCK_BOOTTIME, nanoseconds: both processes share this clock.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct BootTime(pub u64);
+
+impl BootTime {
+    /// Now.
+    pub fn now() -> Self {
+        Self(shared_maps::user::boottime_ns())
+    }
+
+    /// This instant plus whole seconds.
+    #[must_use]
+    pub const fn plus_secs(self, secs: u64) -> Self {
+        Self(self.0.saturating_add(secs.saturating_mul(1_000_000_000)))
+    }
+}
+
+/// One endpoint as it is now: its number may be reused, an instance is not.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct EndpointInstance {
+    /// Number.
+    pub id: EndpointId,
+    /// Address the query came from.
+    pub client: IpAddr,
+    /// Host-side interface.
+    pub ifindex: u32,
+}
+
+/// Name → addresses, as one answer to one endpoint said.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Mapping {
+    /// Who asked.
+    pub endpoint: EndpointInstance,
+    /// Question name.
+    pub name: Fqdn,
+    /// A and AAAA records reached from the question's name; never empty.
+    pub addresses: Vec<IpAddr>,
+    /// Least TTL of the chain, seconds.
+    pub ttl: u32,
+    /// When the answer came.
+    pub seen_at: BootTime,
+    /// Response code (0).
+    pub rcode: u8,
+    /// Server that answered.
+    pub server: SocketAddr,
+    /// Transport of the query.
+    pub transport: Transport,
+    /// Sent again from a table, not a live answer.
+    pub replayed: bool,
+}
+
+/// What became of a mapping at the agent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Realised {
+    /// The datapath has every address, or needs none of them.
+    Yes,
+    /// The agent refused it or could not plumb it; the answer is released and counted.
+    No(Refusal),
+    /// The agent went away or is not there.
+    AgentAway,
+}
+
+/// Why the agent did not realise a mapping.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Refusal {
+    /// No such endpoint instance, or it is younger than the answer.
+    EndpointUnknown,
+    /// The endpoint's DNS policy does not allow the name at this server.
+    NotAllowed,
+    /// A field is out of range.
+    Invalid,
+    /// Too many mappings on this stream.
+    RateLimited,
+    /// The datapath could not take it: map full, identities exhausted.
+    NotRealised,
+}
+
+/// Called once, from any thread, when a held mapping's fate is known.
+pub type OnRealised = Box<dyn FnOnce(Realised) + Send>;
+
+/// What to do with the answer that carried a mapping.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Release {
+    /// Send it now: every pair is leased.
+    Leased,
+    /// Send it now: no agent is there; the mapping is kept and sent later.
+    AgentAway,
+    /// Keep it: the callback will be called, or the response max delay ends.
+    Held,
+}
+
+/// Where mappings go: the gRPC link of a standalone proxy, or the core of the
+/// agent that the proxy is built into.
+pub trait MappingSink: Send + Sync + 'static {
+    /// Takes a mapping. `on_realised` is called only after [`Release::Held`].
+    /// Must not block.
+    fn learn(&self, mapping: Mapping, on_realised: OnRealised) -> Release;
+}

@@ -1,0 +1,3 @@
+//! Which names an endpoint may resolve, and where.
+
+pub mod rule;

@@ -10,6 +10,10 @@
 //!  backwards only as data: rule snapshots (link → policy::table), results and leases (link → mapping)
 //! ```
 
+pub mod config;
+pub mod drain;
 pub mod mapping;
 pub mod name;
 pub mod policy;
+pub mod ready;
+pub mod telemetry;

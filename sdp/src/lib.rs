@@ -13,6 +13,7 @@
 pub mod config;
 pub mod drain;
 pub mod mapping;
+pub mod maps;
 pub mod name;
 pub mod policy;
 pub mod ready;

@@ -12,9 +12,12 @@
 
 pub mod config;
 pub mod drain;
+pub mod listener;
 pub mod mapping;
 pub mod maps;
 pub mod name;
 pub mod policy;
+pub mod proxy;
 pub mod ready;
+pub mod resolve;
 pub mod telemetry;

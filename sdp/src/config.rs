@@ -10,8 +10,8 @@ use std::{
 pub mod args;
 pub mod file;
 
-pub use args::{AgentAddress, LogFormat, MetricsAddress, RejectCode};
 use args::Settings;
+pub use args::{AgentAddress, LogFormat, MetricsAddress, RejectCode};
 use file::FileError;
 
 /// Default proxy port.
@@ -80,10 +80,14 @@ pub enum ConfigError {
     #[error(transparent)]
     File(#[from] FileError),
     /// No family left.
-    #[error("--enable-ipv4=false and --enable-ipv6=false together leave nothing to serve: enable one")]
+    #[error(
+        "--enable-ipv4=false and --enable-ipv6=false together leave nothing to serve: enable one"
+    )]
     NoFamily,
     /// An instance name that cannot be part of a file name.
-    #[error("--name {0:?}: use 1 to 63 letters, digits, '-', '_' or '.', beginning with a letter or digit")]
+    #[error(
+        "--name {0:?}: use 1 to 63 letters, digits, '-', '_' or '.', beginning with a letter or digit"
+    )]
     Name(String),
     /// A span that does not fit.
     #[error("--tofqdns-min-ttl is longer than 136 years")]
@@ -115,7 +119,9 @@ impl Config {
         if !ipv4 && !ipv6 {
             return Err(ConfigError::NoFamily);
         }
-        let name = s.name.unwrap_or_else(|| format!("sdp-{}", std::process::id()));
+        let name = s
+            .name
+            .unwrap_or_else(|| format!("sdp-{}", std::process::id()));
         if !is_instance_name(&name) {
             return Err(ConfigError::Name(name));
         }
@@ -123,18 +129,28 @@ impl Config {
         let port = s.standalone_dns_proxy_server_port;
         Ok(Self {
             proxy_port: s.tofqdns_proxy_port.unwrap_or(PROXY_PORT),
-            agent: s.agent_address.map_or_else(|| default_agents(port), |list| list.0),
-            bpf_root: s.bpf_root.unwrap_or_else(|| shared_maps::pin::BPF_ROOT.into()),
+            agent: s
+                .agent_address
+                .map_or_else(|| default_agents(port), |list| list.0),
+            bpf_root: s
+                .bpf_root
+                .unwrap_or_else(|| shared_maps::pin::BPF_ROOT.into()),
             state_dir: s.state_dir.unwrap_or_else(default_state_dir),
             admin_socket: s.admin_socket.unwrap_or_else(|| admin_socket_of(&name)),
             name,
-            metrics: s.metrics_address.unwrap_or(MetricsAddress::AnyHost(METRICS_PORT)),
+            metrics: s
+                .metrics_address
+                .unwrap_or(MetricsAddress::AnyHost(METRICS_PORT)),
             journal_dir: s.journal_dir.unwrap_or_else(|| JOURNAL_DIR.into()),
-            drain_timeout: s.drain_timeout.map_or(Duration::from_secs(10), |span| span.0),
+            drain_timeout: s
+                .drain_timeout
+                .map_or(Duration::from_secs(10), |span| span.0),
             response_max_delay: s
                 .tofqdns_proxy_response_max_delay
                 .map_or(Duration::from_millis(100), |span| span.0),
-            reject: s.tofqdns_dns_reject_response_code.unwrap_or(RejectCode::Refused),
+            reject: s
+                .tofqdns_dns_reject_response_code
+                .unwrap_or(RejectCode::Refused),
             min_ttl: u32::try_from(min_ttl).map_err(|_| ConfigError::MinTtl)?,
             concurrency_limit: s
                 .dnsproxy_concurrency_limit
@@ -190,13 +206,17 @@ fn default_state_dir() -> PathBuf {
 }
 
 fn default_workers() -> usize {
-    std::thread::available_parallelism().map_or(1, NonZeroUsize::get).min(MAX_WORKERS)
+    std::thread::available_parallelism()
+        .map_or(1, NonZeroUsize::get)
+        .min(MAX_WORKERS)
 }
 
 fn is_instance_name(name: &str) -> bool {
     name.len() <= 63
         && name.starts_with(|c: char| c.is_ascii_alphanumeric())
-        && name.bytes().all(|b| b.is_ascii_alphanumeric() || b"-_.".contains(&b))
+        && name
+            .bytes()
+            .all(|b| b.is_ascii_alphanumeric() || b"-_.".contains(&b))
 }
 
 #[cfg(test)]
@@ -247,11 +267,17 @@ mod tests {
 
     #[test]
     fn what_cannot_work_is_refused() {
-        assert!(matches!(resolve(&["--name", "../x"]), Err(ConfigError::Name(_))));
+        assert!(matches!(
+            resolve(&["--name", "../x"]),
+            Err(ConfigError::Name(_))
+        ));
         assert!(matches!(
             resolve(&["--enable-ipv4=false", "--enable-ipv6=false"]),
             Err(ConfigError::NoFamily)
         ));
-        assert!(matches!(resolve(&["--config", "/nowhere.yaml"]), Err(ConfigError::File(_))));
+        assert!(matches!(
+            resolve(&["--config", "/nowhere.yaml"]),
+            Err(ConfigError::File(_))
+        ));
     }
 }

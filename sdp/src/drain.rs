@@ -68,7 +68,9 @@ impl Drain {
                 _ = interrupt.recv() => "SIGINT",
             };
             match self.begin() {
-                Asked::Begun => tracing::info!(signal = name, "leaving; a second signal ends at once"),
+                Asked::Begun => {
+                    tracing::info!(signal = name, "leaving; a second signal ends at once")
+                }
                 Asked::Again => {
                     tracing::warn!(signal = name, "second signal: ending at once");
                     self.force();

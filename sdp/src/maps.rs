@@ -48,7 +48,7 @@ struct Open {
     ipcache: Pin<Ipcache>,
 }
 
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 struct Pin<M> {
     map: Option<Arc<M>>,
     problem: Option<String>,
@@ -136,7 +136,12 @@ impl PinnedMaps {
         if open.lxc.map.is_some() || self.tables.load().is_some() {
             return None;
         }
-        Some(open.lxc.problem.clone().unwrap_or_else(|| "cilium_lxc is not open".into()))
+        Some(
+            open.lxc
+                .problem
+                .clone()
+                .unwrap_or_else(|| "cilium_lxc is not open".into()),
+        )
     }
 
     /// How the maps are.
@@ -180,7 +185,11 @@ impl Resolver for PinnedMaps {
                 ifindex: entry.ifindex,
             },
             None if self.has_lxc() => Who::Unknown,
-            None => self.tables.load().as_deref().map_or(Who::Unknown, |t| t.who(client)),
+            None => self
+                .tables
+                .load()
+                .as_deref()
+                .map_or(Who::Unknown, |t| t.who(client)),
         }
     }
 
@@ -189,16 +198,38 @@ impl Resolver for PinnedMaps {
         let open = self.open.load();
         let found = match open.ipcache.map.as_deref() {
             Some(map) => map.identity(&ipcache_key(server, full)),
-            None => self.tables.load().as_deref().and_then(|tables| tables.whom(server)),
+            None => self
+                .tables
+                .load()
+                .as_deref()
+                .and_then(|tables| tables.whom(server)),
         };
-        let family = if server.is_ipv4() { FAMILY_IPV4 } else { FAMILY_IPV6 };
+        let family = if server.is_ipv4() {
+            FAMILY_IPV4
+        } else {
+            FAMILY_IPV6
+        };
         found.unwrap_or_else(|| IdentityId::world_of(family, self.dual_stack))
     }
 }
 
 impl<M> Default for Pin<M> {
     fn default() -> Self {
-        Self { map: None, problem: None, misses: 0 }
+        Self {
+            map: None,
+            problem: None,
+            misses: 0,
+        }
+    }
+}
+
+impl<M> Clone for Pin<M> {
+    fn clone(&self) -> Self {
+        Self {
+            map: self.map.clone(),
+            problem: self.problem.clone(),
+            misses: self.misses,
+        }
     }
 }
 
@@ -281,7 +312,11 @@ impl AgentTables {
 
     fn who(&self, client: IpAddr) -> Who {
         match self.endpoints.get(&client) {
-            Some((id, identity)) => Who::Endpoint { id: *id, identity: *identity, ifindex: 0 },
+            Some((id, identity)) => Who::Endpoint {
+                id: *id,
+                identity: *identity,
+                ifindex: 0,
+            },
             None => Who::Unknown,
         }
     }
@@ -320,7 +355,13 @@ mod tests {
         tables.add_prefix("10.0.0.9/8".parse().unwrap(), IdentityId(400));
         tables.add_prefix("10.9.0.0/16".parse().unwrap(), IdentityId(500));
         maps.set_agent_tables(Some(tables));
-        assert!(matches!(maps.who(client), Who::Endpoint { id: EndpointId(7), .. }));
+        assert!(matches!(
+            maps.who(client),
+            Who::Endpoint {
+                id: EndpointId(7),
+                ..
+            }
+        ));
         assert_eq!(maps.whom(IpAddr::from([10, 1, 1, 1])), IdentityId(400));
         assert_eq!(maps.whom(IpAddr::from([10, 9, 1, 1])), IdentityId(500));
         assert_eq!(maps.whom(IpAddr::from([11, 9, 1, 1])), IdentityId::WORLD);

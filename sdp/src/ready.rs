@@ -52,7 +52,11 @@ impl Readiness {
 
     /// What is missing, with the reason.
     pub fn missing(&self) -> Vec<(Need, String)> {
-        self.missing.lock().iter().map(|(need, why)| (*need, why.clone())).collect()
+        self.missing
+            .lock()
+            .iter()
+            .map(|(need, why)| (*need, why.clone()))
+            .collect()
     }
 }
 

@@ -26,7 +26,9 @@ pub fn init(filter: &str, format: LogFormat) -> Result<(), TelemetryError> {
     let lines = tracing_subscriber::fmt::layer().with_writer(std::io::stderr);
     let registry = tracing_subscriber::registry().with(parsed);
     let done = match format {
-        LogFormat::Text => registry.with(lines.with_target(false).with_ansi(false)).try_init(),
+        LogFormat::Text => registry
+            .with(lines.with_target(false).with_ansi(false))
+            .try_init(),
         LogFormat::Json => registry.with(lines.json().flatten_event(true)).try_init(),
     };
     if done.is_err() {

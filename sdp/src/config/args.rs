@@ -238,7 +238,9 @@ impl FromStr for Span {
                 "h" => number.checked_mul(3600).map(Duration::from_secs),
                 _ => None,
             };
-            total = part.and_then(|part| total.checked_add(part)).ok_or_else(wrong)?;
+            total = part
+                .and_then(|part| total.checked_add(part))
+                .ok_or_else(wrong)?;
             rest = tail;
         }
         Ok(Self(total))
@@ -260,7 +262,11 @@ impl FromStr for AgentAddress {
     fn from_str(text: &str) -> Result<Self, String> {
         let wrong = || format!("{text:?} is no address: write unix:///PATH or tcp://HOST:PORT");
         if let Some(path) = text.strip_prefix("unix://") {
-            return if path.starts_with('/') { Ok(Self::Unix(path.into())) } else { Err(wrong()) };
+            return if path.starts_with('/') {
+                Ok(Self::Unix(path.into()))
+            } else {
+                Err(wrong())
+            };
         }
         let target = text.strip_prefix("tcp://").ok_or_else(wrong)?;
         let (host, port) = target.rsplit_once(':').ok_or_else(wrong)?;
@@ -288,7 +294,10 @@ impl FromStr for Addresses {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        text.split(',').map(|one| one.trim().parse()).collect::<Result<_, _>>().map(Self)
+        text.split(',')
+            .map(|one| one.trim().parse())
+            .collect::<Result<_, _>>()
+            .map(Self)
     }
 }
 
@@ -347,9 +356,21 @@ mod tests {
     #[test]
     fn addresses_need_a_scheme() {
         let one = |text: &str| text.parse::<AgentAddress>();
-        assert_eq!(one("unix:///run/x.sock"), Ok(AgentAddress::Unix("/run/x.sock".into())));
-        assert_eq!(one("tcp://[::1]:10095"), Ok(AgentAddress::Tcp("[::1]:10095".into())));
-        for bad in ["/run/x.sock", "unix://x.sock", "tcp://localhost", "tcp://:1", "http://a:1"] {
+        assert_eq!(
+            one("unix:///run/x.sock"),
+            Ok(AgentAddress::Unix("/run/x.sock".into()))
+        );
+        assert_eq!(
+            one("tcp://[::1]:10095"),
+            Ok(AgentAddress::Tcp("[::1]:10095".into()))
+        );
+        for bad in [
+            "/run/x.sock",
+            "unix://x.sock",
+            "tcp://localhost",
+            "tcp://:1",
+            "http://a:1",
+        ] {
             assert!(one(bad).is_err(), "{bad:?} was taken");
         }
     }

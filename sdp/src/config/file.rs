@@ -87,7 +87,10 @@ pub fn read_yaml(path: &Path) -> Result<FromFile, FileError> {
 }
 
 fn parse_yaml(path: &Path, text: &str) -> Result<FromFile, FileError> {
-    let syntax = |reason: String| FileError::Syntax { path: path.to_owned(), reason };
+    let syntax = |reason: String| FileError::Syntax {
+        path: path.to_owned(),
+        reason,
+    };
     let document: Value = serde_yaml_ng::from_str(text).map_err(|e| syntax(e.to_string()))?;
     let mapping = match document {
         Value::Null => return Ok(FromFile::default()),
@@ -97,10 +100,15 @@ fn parse_yaml(path: &Path, text: &str) -> Result<FromFile, FileError> {
     let mut settings = Settings::default();
     for (key, value) in mapping {
         let Value::String(key) = key else {
-            return Err(syntax("keys are names of settings, without the dashes in front".into()));
+            return Err(syntax(
+                "keys are names of settings, without the dashes in front".into(),
+            ));
         };
         if !is_setting(&key) {
-            return Err(FileError::UnknownKey { path: path.to_owned(), key });
+            return Err(FileError::UnknownKey {
+                path: path.to_owned(),
+                key,
+            });
         }
         let text = match &value {
             Value::Sequence(items) => items
@@ -117,7 +125,10 @@ fn parse_yaml(path: &Path, text: &str) -> Result<FromFile, FileError> {
         })?;
         settings = settings.or(one_setting(path, &key, &text)?);
     }
-    Ok(FromFile { settings, warnings: Vec::new() })
+    Ok(FromFile {
+        settings,
+        warnings: Vec::new(),
+    })
 }
 
 /// Reads `--config-dir`.
@@ -134,7 +145,9 @@ pub fn read_dir(dir: &Path) -> Result<FromFile, FileError> {
     paths.sort();
     let mut found = FromFile::default();
     for path in paths {
-        let Some(key) = path.file_name().and_then(|n| n.to_str()) else { continue };
+        let Some(key) = path.file_name().and_then(|n| n.to_str()) else {
+            continue;
+        };
         // A mounted ConfigMap keeps its data in `..data` and a dated directory.
         if key.starts_with("..") || path.is_dir() {
             continue;
@@ -158,7 +171,9 @@ fn take_key(found: &mut FromFile, path: &Path, key: &str, text: &str) -> Result<
         key => (key, text),
     };
     if !is_setting(key) {
-        found.warnings.push(format!("{}: unknown key, ignored", path.display()));
+        found
+            .warnings
+            .push(format!("{}: unknown key, ignored", path.display()));
         return Ok(());
     }
     let one = one_setting(path, key, text)?;
@@ -169,16 +184,18 @@ fn take_key(found: &mut FromFile, path: &Path, key: &str, text: &str) -> Result<
 fn scalar(value: &Value) -> Option<String> {
     match value {
         Value::String(text) => Some(text.clone()),
-        Value::Bool(_) | Value::Number(_) => {
-            serde_yaml_ng::to_string(value).ok().map(|text| text.trim().to_owned())
-        }
+        Value::Bool(_) | Value::Number(_) => serde_yaml_ng::to_string(value)
+            .ok()
+            .map(|text| text.trim().to_owned()),
         _ => None,
     }
 }
 
 fn is_setting(key: &str) -> bool {
     !matches!(key, "config" | "config-dir" | "help" | "version")
-        && Cli::command().get_arguments().any(|arg| arg.get_long() == Some(key))
+        && Cli::command()
+            .get_arguments()
+            .any(|arg| arg.get_long() == Some(key))
 }
 
 fn one_setting(path: &Path, key: &str, text: &str) -> Result<Settings, FileError> {
@@ -212,11 +229,21 @@ mod tests {
 
     #[test]
     fn yaml_names_what_is_wrong() {
-        let error = |text| parse_yaml(Path::new("c.yaml"), text).unwrap_err().to_string();
+        let error = |text| {
+            parse_yaml(Path::new("c.yaml"), text)
+                .unwrap_err()
+                .to_string()
+        };
         let unknown = error("tofqdns-proxy-prot: 1\n");
-        assert!(unknown.contains("tofqdns-proxy-prot") && unknown.contains("c.yaml"), "{unknown}");
+        assert!(
+            unknown.contains("tofqdns-proxy-prot") && unknown.contains("c.yaml"),
+            "{unknown}"
+        );
         let value = error("drain-timeout: soon\n");
-        assert!(value.contains("drain-timeout") && value.contains("soon"), "{value}");
+        assert!(
+            value.contains("drain-timeout") && value.contains("soon"),
+            "{value}"
+        );
         assert!(error("- a\n").contains("mapping"));
         assert!(error("config: x\n").contains("unknown key"));
     }
@@ -244,6 +271,9 @@ mod tests {
         assert_eq!(found.warnings.len(), 1, "{:?}", found.warnings);
         assert!(found.warnings[0].contains("never-heard-of"));
         fs::write(dir.path().join("enable-standalone-dns-proxy"), "false").unwrap();
-        assert!(matches!(read_dir(dir.path()), Err(FileError::SwitchedOff(_))));
+        assert!(matches!(
+            read_dir(dir.path()),
+            Err(FileError::SwitchedOff(_))
+        ));
     }
 }

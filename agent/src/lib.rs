@@ -8,5 +8,9 @@
 //!                                           └─► snapshots ─► admin, metrics
 //! ```
 
+pub mod config;
 pub mod core;
 pub mod datapath;
+pub mod endpoint;
+pub mod epoch;
+pub mod watched_dir;

@@ -1,0 +1,4 @@
+//! Endpoints: pods' network interfaces on this node.
+
+pub mod discover;
+pub mod source;

@@ -1,3 +1,4 @@
 //! From a plan to the kernel.
 
+pub mod memory;
 pub mod plan;

@@ -10,3 +10,7 @@
 
 pub mod core;
 pub mod datapath;
+pub mod endpoint;
+pub mod identity;
+pub mod labels;
+pub mod policy;

@@ -1,0 +1,3 @@
+//! Endpoints: pods' network interfaces on this node.
+
+pub mod config_file;

@@ -8,5 +8,12 @@
 //!                                           └─► snapshots ─► admin, metrics
 //! ```
 
+pub mod config;
 pub mod core;
 pub mod datapath;
+pub mod endpoint;
+pub mod epoch;
+pub mod identity;
+pub mod labels;
+pub mod policy;
+pub mod watched_dir;

@@ -13,4 +13,7 @@ pub mod core;
 pub mod datapath;
 pub mod endpoint;
 pub mod epoch;
+pub mod identity;
+pub mod labels;
+pub mod policy;
 pub mod watched_dir;

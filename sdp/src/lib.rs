@@ -16,6 +16,7 @@ pub mod listener;
 pub mod mapping;
 pub mod maps;
 pub mod name;
+pub mod pattern;
 pub mod policy;
 pub mod proxy;
 pub mod ready;

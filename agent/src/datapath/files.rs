@@ -18,6 +18,8 @@ use super::plan::{Datapath, Step, StepError};
 pub const ENDPOINT_FILE: &str = "ep_config.json";
 /// Name of the identity checkpoint.
 pub const CHECKPOINT_FILE: &str = "local_allocator_state.json";
+/// Name of the checkpoint of endpoint identities.
+pub const ENDPOINT_CHECKPOINT_FILE: &str = "endpoint_identities.json";
 /// Ending of a temporary name; left over only by a crash.
 const TEMPORARY: &str = ".new";
 
@@ -54,10 +56,16 @@ impl StateFiles {
         self.dir.join(CHECKPOINT_FILE)
     }
 
+    /// Path of the checkpoint of endpoint identities.
+    pub fn endpoint_checkpoint(&self) -> PathBuf {
+        self.dir.join(ENDPOINT_CHECKPOINT_FILE)
+    }
+
     /// Carries out a step of files; `None` if the step is not about files.
     pub fn apply(&self, step: &Step) -> Option<Result<(), StepError>> {
         match step {
             Step::Checkpoint(text) => Some(written(&self.checkpoint(), text)),
+            Step::CheckpointEndpoints(text) => Some(written(&self.endpoint_checkpoint(), text)),
             Step::WriteEndpoint(endpoint, text) => Some(self.write_endpoint(*endpoint, text)),
             Step::RemoveEndpoint(endpoint) => Some(self.remove_endpoint(*endpoint)),
             _ => None,

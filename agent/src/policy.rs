@@ -1,0 +1,3 @@
+//! Policy: documents, rules, and who may talk to whom.
+
+pub mod parse;

@@ -10,6 +10,7 @@
 //!  backwards only as data: rule snapshots (link → policy::table), results and leases (link → mapping)
 //! ```
 
+pub mod app;
 pub mod config;
 pub mod drain;
 pub mod listener;

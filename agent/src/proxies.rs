@@ -51,7 +51,10 @@ impl RulesTable {
             .endpoints
             .iter()
             .filter(|(id, rules)| {
-                before.endpoints.get(id).is_none_or(|old| !Arc::ptr_eq(old, rules))
+                before
+                    .endpoints
+                    .get(id)
+                    .is_none_or(|old| !Arc::ptr_eq(old, rules))
             })
             .map(|(id, rules)| (*id, Arc::clone(rules)))
             .collect();
@@ -216,12 +219,16 @@ impl Proxies {
 
     /// New rules from the core.
     pub fn rules(&self, update: RulesUpdate) {
-        self.shared.rules.send_modify(|table| Arc::make_mut(table).apply(update));
+        self.shared
+            .rules
+            .send_modify(|table| Arc::make_mut(table).apply(update));
     }
 
     /// The rules are complete from now on.
     pub fn ready(&self) {
-        self.shared.rules.send_modify(|table| Arc::make_mut(table).ready = true);
+        self.shared
+            .rules
+            .send_modify(|table| Arc::make_mut(table).ready = true);
     }
 
     /// Results to their streams.
@@ -251,7 +258,10 @@ impl Proxies {
             // Its receiver ends, and with it the stream.
             results.remove(&stream);
             self.shared.closed_slow.fetch_add(1, Ordering::Relaxed);
-            tracing::warn!(stream = stream.0, "proxy does not fetch its results; closing its stream");
+            tracing::warn!(
+                stream = stream.0,
+                "proxy does not fetch its results; closing its stream"
+            );
         }
     }
 }

@@ -45,7 +45,9 @@ pub enum CoreAway {
     #[error("the core has stopped; the agent is shutting down or its thread died (see the log)")]
     Stopped,
     /// It is busy for too long.
-    #[error("the core did not answer within 10 s; it is busy with a large change, or stuck (see the log)")]
+    #[error(
+        "the core did not answer within 10 s; it is busy with a large change, or stuck (see the log)"
+    )]
     Slow,
 }
 
@@ -58,20 +60,27 @@ pub struct CoreHandle {
 impl CoreHandle {
     /// Tells the core something. Waits while its queue is full.
     pub async fn tell(&self, event: Event) -> Result<(), CoreAway> {
-        self.inputs.send(Input::Event(event)).await.map_err(|_| CoreAway::Stopped)
+        self.inputs
+            .send(Input::Event(event))
+            .await
+            .map_err(|_| CoreAway::Stopped)
     }
 
     /// As [`Self::tell`], from a thread that may block.
     pub fn tell_blocking(&self, event: Event) -> Result<(), CoreAway> {
-        self.inputs.blocking_send(Input::Event(event)).map_err(|_| CoreAway::Stopped)
+        self.inputs
+            .blocking_send(Input::Event(event))
+            .map_err(|_| CoreAway::Stopped)
     }
 
     /// As [`Self::tell`], from where nothing may wait; hands the event back when the queue is full.
     pub fn try_tell(&self, event: Event) -> Result<(), Event> {
-        self.inputs.try_send(Input::Event(event)).map_err(|error| match error.into_inner() {
-            Input::Event(event) => event,
-            _ => Event::Tick,
-        })
+        self.inputs
+            .try_send(Input::Event(event))
+            .map_err(|error| match error.into_inner() {
+                Input::Event(event) => event,
+                _ => Event::Tick,
+            })
     }
 
     /// The whole state as plain data. Costs as much as there is state.
@@ -88,7 +97,10 @@ impl CoreHandle {
 
     async fn ask<T>(&self, input: Input, answer: oneshot::Receiver<T>) -> Result<T, CoreAway> {
         timeout(PATIENCE, async {
-            self.inputs.send(input).await.map_err(|_| CoreAway::Stopped)?;
+            self.inputs
+                .send(input)
+                .await
+                .map_err(|_| CoreAway::Stopped)?;
             answer.await.map_err(|_| CoreAway::Stopped)
         })
         .await
@@ -122,7 +134,9 @@ pub fn start(
     proxies: Proxies,
 ) -> io::Result<(CoreHandle, CoreThread)> {
     let (sender, inputs) = mpsc::channel(QUEUE);
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build()?;
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_time()
+        .build()?;
     let mut runner = Runner {
         core,
         datapath,
@@ -156,13 +170,12 @@ impl Runner {
         let mut batch = Vec::new();
         loop {
             let deadline = self.core.next_deadline();
-            let wait = deadline.map(|at| {
-                Duration::from_nanos(at.0.saturating_sub(BootTime::now().0))
-            });
+            let wait =
+                deadline.map(|at| Duration::from_nanos(at.0.saturating_sub(BootTime::now().0)));
             let received = match wait {
-                Some(wait) => {
-                    timeout(wait, self.inputs.recv_many(&mut batch, BATCH)).await.ok()
-                }
+                Some(wait) => timeout(wait, self.inputs.recv_many(&mut batch, BATCH))
+                    .await
+                    .ok(),
                 None => Some(self.inputs.recv_many(&mut batch, BATCH).await),
             };
             if received == Some(0) {
@@ -199,7 +212,11 @@ impl Runner {
             if !mappings.is_empty() {
                 self.step(Event::Mappings(mappings));
             }
-            if self.core.next_deadline().is_some_and(|at| at <= BootTime::now()) {
+            if self
+                .core
+                .next_deadline()
+                .is_some_and(|at| at <= BootTime::now())
+            {
                 self.step(Event::Tick);
             }
         }

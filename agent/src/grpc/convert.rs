@@ -30,8 +30,11 @@ pub fn mapping(message: &FqdnMapping) -> Option<Mapping> {
     if message.name.is_empty() || message.name.len() > MAX_NAME || number > MAX_ADDRESSES {
         return None;
     }
-    let addresses: Vec<IpAddr> =
-        message.addresses.iter().map(|bytes| address(bytes)).collect::<Option<_>>()?;
+    let addresses: Vec<IpAddr> = message
+        .addresses
+        .iter()
+        .map(|bytes| address(bytes))
+        .collect::<Option<_>>()?;
     if addresses.is_empty() {
         return None;
     }

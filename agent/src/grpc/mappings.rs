@@ -31,7 +31,8 @@ pub(super) async fn serve(
     let first = MappingDown {
         kind: Some(Down::Epoch(convert::epoch(&epoch))),
     };
-    if answers.send(Ok(first)).await.is_err() || core.tell(Event::StreamUp(guard.id())).await.is_err()
+    if answers.send(Ok(first)).await.is_err()
+        || core.tell(Event::StreamUp(guard.id())).await.is_err()
     {
         return;
     }

@@ -35,7 +35,10 @@ pub(super) async fn serve(
     let (refused, mut refusals) = watch::channel(0_u64);
     let up = async {
         while let Ok(Some(ack)) = acks.message().await {
-            let ours = ack.epoch.as_ref().is_none_or(|e| *e == convert::epoch(&epoch));
+            let ours = ack
+                .epoch
+                .as_ref()
+                .is_none_or(|e| *e == convert::epoch(&epoch));
             if !ours {
                 continue;
             }
@@ -157,7 +160,9 @@ mod tests {
     }
 
     fn rules(names: usize) -> Arc<EndpointRules> {
-        let names = (0..names).map(|n| NameRule::Name(format!("name-{n}.example.com"))).collect();
+        let names = (0..names)
+            .map(|n| NameRule::Name(format!("name-{n}.example.com")))
+            .collect();
         Arc::new(EndpointRules {
             ports: vec![PortRules {
                 port: 53,
@@ -182,19 +187,28 @@ mod tests {
     #[test]
     fn a_snapshot_comes_in_chunks_and_ends_with_done() {
         let shared = rules(2000);
-        let endpoints = (1..=100).map(|id| (EndpointId(id), Arc::clone(&shared))).collect();
+        let endpoints = (1..=100)
+            .map(|id| (EndpointId(id), Arc::clone(&shared)))
+            .collect();
         let messages = messages(&epoch(), None, &table(3, endpoints));
         assert!(messages.len() > 3);
         let mut seen = 0;
         for message in &messages {
-            assert!(message.encoded_len() <= CHUNK + 64, "{}", message.encoded_len());
+            assert!(
+                message.encoded_len() <= CHUNK + 64,
+                "{}",
+                message.encoded_len()
+            );
             assert_eq!(message.revision, 3);
             if let Some(Kind::Endpoints(chunk)) = &message.kind {
                 seen += chunk.endpoints.len();
             }
         }
         assert_eq!(seen, 100);
-        assert!(matches!(messages.last().unwrap().kind, Some(Kind::SnapshotDone(_))));
+        assert!(matches!(
+            messages.last().unwrap().kind,
+            Some(Kind::SnapshotDone(_))
+        ));
     }
 
     #[test]
@@ -207,7 +221,14 @@ mod tests {
     #[test]
     fn a_delta_names_what_changed_and_what_went() {
         let kept = rules(1);
-        let before = table(1, [(EndpointId(1), Arc::clone(&kept)), (EndpointId(2), rules(1))].into());
+        let before = table(
+            1,
+            [
+                (EndpointId(1), Arc::clone(&kept)),
+                (EndpointId(2), rules(1)),
+            ]
+            .into(),
+        );
         let now = table(2, [(EndpointId(1), kept), (EndpointId(3), rules(1))].into());
         let messages = messages(&epoch(), Some(&before), &now);
         let [message] = messages.as_slice() else {
@@ -216,7 +237,14 @@ mod tests {
         let Some(Kind::Endpoints(chunk)) = &message.kind else {
             panic!("{message:?}");
         };
-        assert_eq!(chunk.endpoints.iter().map(|e| e.endpoint_id).collect::<Vec<_>>(), [3]);
+        assert_eq!(
+            chunk
+                .endpoints
+                .iter()
+                .map(|e| e.endpoint_id)
+                .collect::<Vec<_>>(),
+            [3]
+        );
         assert_eq!(chunk.removed, [2]);
         assert!(!chunk.more);
         // The same rules at a later revision are told as an empty delta.

@@ -120,7 +120,11 @@ async fn accept(
 }
 
 fn peer<T>(request: &Request<T>) -> Peer {
-    request.extensions().get::<Peer>().cloned().unwrap_or_default()
+    request
+        .extensions()
+        .get::<Peer>()
+        .cloned()
+        .unwrap_or_default()
 }
 
 #[tonic::async_trait]
@@ -158,7 +162,8 @@ impl FqdnPolicy for Native {
     ) -> Result<Response<Self::UpdateMappingsStream>, Status> {
         let peer = peer(&request);
         let (guard, results) =
-            self.proxies.open_results(StreamKind::Mappings, &peer.instance(), peer.pid);
+            self.proxies
+                .open_results(StreamKind::Mappings, &peer.instance(), peer.pid);
         let (sender, receiver) = mpsc::channel(IN_FLIGHT);
         self.tasks.spawn(mappings::serve(
             self.core.clone(),
@@ -179,7 +184,9 @@ impl FqdnPolicy for Native {
         request: Request<Streaming<RulesAck>>,
     ) -> Result<Response<Self::UpdateDNSRulesStream>, Status> {
         let peer = peer(&request);
-        let guard = self.proxies.open(StreamKind::Rules, &peer.instance(), peer.pid);
+        let guard = self
+            .proxies
+            .open(StreamKind::Rules, &peer.instance(), peer.pid);
         let (sender, receiver) = mpsc::channel(IN_FLIGHT);
         self.tasks.spawn(rules::serve(
             self.about.epoch.clone(),

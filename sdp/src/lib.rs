@@ -13,6 +13,7 @@
 pub mod listener;
 pub mod mapping;
 pub mod name;
+pub mod pattern;
 pub mod policy;
 pub mod proxy;
 pub mod resolve;

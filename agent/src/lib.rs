@@ -8,5 +8,18 @@
 //!                                           └─► snapshots ─► admin, metrics
 //! ```
 
+pub mod config;
 pub mod core;
 pub mod datapath;
+pub mod endpoint;
+pub mod epoch;
+pub mod grpc;
+pub mod identity;
+pub mod labels;
+pub mod liveness;
+pub mod node;
+pub mod policy;
+pub mod proxies;
+pub mod restore;
+pub mod runner;
+pub mod watched_dir;

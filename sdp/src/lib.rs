@@ -10,6 +10,10 @@
 //!  backwards only as data: rule snapshots (link → policy::table), results and leases (link → mapping)
 //! ```
 
+pub mod listener;
 pub mod mapping;
 pub mod name;
+pub mod pattern;
 pub mod policy;
+pub mod proxy;
+pub mod resolve;

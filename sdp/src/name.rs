@@ -49,7 +49,10 @@ mod tests {
 
     #[test]
     fn normalises_case_and_dot() {
-        assert_eq!(Fqdn::normalise(" WWW.Example.COM ").as_str(), "www.example.com.");
+        assert_eq!(
+            Fqdn::normalise(" WWW.Example.COM ").as_str(),
+            "www.example.com."
+        );
         assert_eq!(Fqdn::normalise("example.com.").as_str(), "example.com.");
         assert_eq!(Fqdn::normalise(r"a\.").as_str(), r"a\..");
         assert_eq!(Fqdn::normalise(r"a\\.").as_str(), r"a\\.");

@@ -3,10 +3,89 @@
 use std::net::IpAddr;
 
 use holdfast_sdp::{
-    mapping::{Mapping, Realised},
+    mapping::{BootTime, Mapping, Realised},
+    name::Fqdn,
     policy::rule::RulesOf,
 };
 use shared_maps::EndpointId;
+
+use crate::policy::{parse::PolicyDocument, parse::PolicyError};
+
+/// What the core is told.
+#[derive(Debug)]
+pub enum Event {
+    /// Change of policy. The key of a document is [`PolicyDocument::key`].
+    Policies(SourceEvent<PolicyDocument>),
+    /// All documents that are refused right now (the whole list, replacing the one before):
+    /// shown in `status`. The last good version of each stays in force.
+    PoliciesRejected(Vec<PolicyError>),
+    /// Change of an endpoint. The key is [`EndpointSpec::key`].
+    Endpoints(SourceEvent<EndpointSpec>),
+    /// All addresses of the node itself right now.
+    NodeAddresses(Vec<IpAddr>),
+    /// Answers that proxies saw.
+    Mappings(Vec<MappingEvent>),
+    /// Result of a pass over the conntrack maps.
+    Liveness {
+        /// When the pass began.
+        gc_start: BootTime,
+        /// Egress connections still there: (endpoint address, remote address).
+        alive: Vec<(IpAddr, IpAddr)>,
+        /// Every conntrack map was read to its end.
+        complete: bool,
+    },
+    /// A proxy's mapping stream opened.
+    StreamUp(StreamId),
+    /// A proxy's mapping stream closed: its leases are void.
+    StreamDown(StreamId),
+    /// A proxy dropped the leases of a revocation.
+    RevokeAcked {
+        /// The stream.
+        stream: StreamId,
+        /// Number of the revocation.
+        id: u64,
+    },
+    /// Forget learned names (administrator).
+    CleanNames(CleanNames),
+    /// [`crate::core::Core::next_deadline`] passed.
+    Tick,
+}
+
+/// Which learned names to forget.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct CleanNames {
+    /// Only names that this `matchPattern` matches; none = all.
+    pub pattern: Option<String>,
+    /// Only those learned by this endpoint; none = all.
+    pub endpoint: Option<EndpointId>,
+}
+
+/// What the runner has to do once a plan is committed.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Effect {
+    /// Send a mapping's result to its stream. A second one for the same sequence, with
+    /// `durable` set, follows when the mapping is on disk.
+    Outcome(MappingOutcome),
+    /// Publish rules to every proxy. The first one is the whole of them.
+    Rules(RulesUpdate),
+    /// Sources are synced and the first rules were given: a snapshot may be served.
+    SnapshotReady,
+    /// Tell every stream to drop leases and to acknowledge.
+    Revoke(Revocation),
+}
+
+/// Leases to be dropped.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Revocation {
+    /// Number that the acknowledgement repeats.
+    pub id: u64,
+    /// Streams that must acknowledge.
+    pub streams: Vec<StreamId>,
+    /// The name.
+    pub name: Fqdn,
+    /// Its addresses.
+    pub addresses: Vec<IpAddr>,
+}
 
 /// Number of one proxy's connection to the agent (or of the built-in proxy).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

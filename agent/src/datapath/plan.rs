@@ -15,8 +15,11 @@ use shared_maps::{
 /// One step. Steps run in order; a failed one is reported and the rest go on.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Step {
-    /// Identity numbers must be on disk before a map uses them.
+    /// Local (CIDR and FQDN) identities, as `local_allocator_state.json` has them: a number
+    /// must be on disk before a map uses it.
     Checkpoint(String),
+    /// Endpoint identities, as `endpoint_identities.json` has them; same rule.
+    CheckpointEndpoints(String),
     /// Write an endpoint's `ep_config.json`.
     WriteEndpoint(EndpointId, String),
     /// Remove an endpoint's directory.
@@ -82,6 +85,9 @@ pub enum StepError {
         /// Why.
         source: std::io::Error,
     },
+    /// Not carried out because a step it leans on failed.
+    #[error("not carried out: an earlier step it depends on failed")]
+    Skipped,
 }
 
 /// Carries out steps: the kernel and the state directory, or memory in tests.

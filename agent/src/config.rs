@@ -1,0 +1,238 @@
+//! What the agent was asked to do: flags and environment, checked once.
+
+pub mod args;
+pub mod duration;
+
+use std::{net::SocketAddr, path::PathBuf, time::Duration};
+
+pub use args::{Cli, ClientArgs, Command, RunArgs};
+
+/// Response code for names that policy does not allow.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
+pub enum RejectCode {
+    /// REFUSED (5).
+    #[default]
+    Refused,
+    /// NXDOMAIN (3).
+    #[value(name = "nameError", alias = "nameerror")]
+    NameError,
+}
+
+/// A value that cannot be used. Exit code 2.
+#[derive(Debug, thiserror::Error)]
+#[error("--{flag}: {reason}")]
+pub struct ConfigError {
+    /// Flag, without dashes.
+    pub flag: &'static str,
+    /// What is wrong and what to write instead.
+    pub reason: String,
+}
+
+/// Checked settings of `holdfast-agent run`.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// Root of the BPF file system, or a directory in it.
+    pub bpf_root: PathBuf,
+    /// Directory of the lock, the epoch and `state/`.
+    pub state_dir: PathBuf,
+    /// Directory of policy documents.
+    pub policy_dir: Option<PathBuf>,
+    /// Directory of endpoint documents.
+    pub endpoint_dir: Option<PathBuf>,
+    /// Socket of the native gRPC service.
+    pub sdp_socket: PathBuf,
+    /// Group that may connect to it beside root.
+    pub sdp_socket_group: Option<u32>,
+    /// Socket of the admin interface.
+    pub admin_socket: PathBuf,
+    /// Address of metrics and health; `None` = off.
+    pub metrics_address: Option<SocketAddr>,
+    /// Port that DNS queries are redirected to.
+    pub proxy_port: u16,
+    /// No DNS proxy in this process.
+    pub disable_builtin_dns_proxy: bool,
+    /// Port of FQDNData on 127.0.0.1; `None` = off.
+    pub fqdndata_port: Option<u16>,
+    /// Floor of TTLs.
+    pub min_ttl: Duration,
+    /// What a lease lasts beyond lookup + TTL.
+    pub lease_slack: Duration,
+    /// Longest that an answer is held until its addresses are plumbed.
+    pub response_max_delay: Duration,
+    /// How long a connection may idle before its expired address goes.
+    pub idle_connection_grace: Duration,
+    /// Most addresses kept per name and endpoint.
+    pub max_ips_per_hostname: usize,
+    /// Most expired addresses kept per endpoint for live connections.
+    pub max_deferred_connection_deletes: usize,
+    /// Code for names that are not allowed.
+    pub reject_code: RejectCode,
+    /// IPv4 is on.
+    pub ipv4: bool,
+    /// IPv6 is on.
+    pub ipv6: bool,
+    /// How long restored identities are kept that nothing uses yet.
+    pub identity_restore_grace: Duration,
+    /// Between two looks into the conntrack maps.
+    pub conntrack_gc_interval: Duration,
+    /// Between two passes over the name caches.
+    pub fqdn_gc_interval: Duration,
+}
+
+impl Config {
+    /// Directory of the per-endpoint directories and checkpoints.
+    pub fn state(&self) -> PathBuf {
+        self.state_dir.join("state")
+    }
+}
+
+impl TryFrom<RunArgs> for Config {
+    type Error = ConfigError;
+
+    fn try_from(args: RunArgs) -> Result<Self, ConfigError> {
+        if !args.enable_ipv4 && !args.enable_ipv6 {
+            return Err(ConfigError {
+                flag: "enable-ipv4",
+                reason:
+                    "both address families are off; leave one of --enable-ipv4, --enable-ipv6 on"
+                        .to_owned(),
+            });
+        }
+        if args.tofqdns_proxy_port == 0 {
+            return Err(ConfigError {
+                flag: "tofqdns-proxy-port",
+                reason: "0 is no port; agent and proxies must agree on one (default 10094)"
+                    .to_owned(),
+            });
+        }
+        if args.enable_standalone_dns_proxy
+            && args.standalone_dns_proxy_server_port == args.tofqdns_proxy_port
+        {
+            return Err(ConfigError {
+                flag: "standalone-dns-proxy-server-port",
+                reason: "is the same as --tofqdns-proxy-port; choose another".to_owned(),
+            });
+        }
+        for (flag, dir) in [
+            ("policy-dir", &args.policy_dir),
+            ("endpoint-dir", &args.endpoint_dir),
+        ] {
+            if let Some(dir) = dir
+                && !dir.is_dir()
+            {
+                return Err(ConfigError {
+                    flag,
+                    reason: format!("{} is not a directory; create it first", dir.display()),
+                });
+            }
+        }
+        for (flag, interval) in [
+            ("conntrack-gc-interval", args.conntrack_gc_interval),
+            ("fqdn-gc-interval", args.fqdn_gc_interval),
+        ] {
+            if interval < Duration::from_millis(10) {
+                return Err(ConfigError {
+                    flag,
+                    reason: "must be at least 10ms".to_owned(),
+                });
+            }
+        }
+        let metrics_address = match args.metrics_address.as_str() {
+            "" | "off" => None,
+            text => Some(parse_address(text)?),
+        };
+        Ok(Self {
+            bpf_root: args.bpf_root,
+            state_dir: args.state_dir,
+            policy_dir: args.policy_dir,
+            endpoint_dir: args.endpoint_dir,
+            sdp_socket: args.sdp_socket,
+            sdp_socket_group: args.sdp_socket_group,
+            admin_socket: args.admin_socket,
+            metrics_address,
+            proxy_port: args.tofqdns_proxy_port,
+            disable_builtin_dns_proxy: args.disable_builtin_dns_proxy,
+            fqdndata_port: args
+                .enable_standalone_dns_proxy
+                .then_some(args.standalone_dns_proxy_server_port)
+                .filter(|port| *port != 0),
+            min_ttl: args.tofqdns_min_ttl,
+            lease_slack: args.mapping_lease_slack,
+            response_max_delay: args.tofqdns_proxy_response_max_delay,
+            idle_connection_grace: args.tofqdns_idle_connection_grace_period,
+            max_ips_per_hostname: args.tofqdns_endpoint_max_ip_per_hostname,
+            max_deferred_connection_deletes: args.tofqdns_max_deferred_connection_deletes,
+            reject_code: args.tofqdns_dns_reject_response_code,
+            ipv4: args.enable_ipv4,
+            ipv6: args.enable_ipv6,
+            identity_restore_grace: args.identity_restore_grace_period,
+            conntrack_gc_interval: args.conntrack_gc_interval,
+            fqdn_gc_interval: args.fqdn_gc_interval,
+        })
+    }
+}
+
+fn parse_address(text: &str) -> Result<SocketAddr, ConfigError> {
+    let full = if text.starts_with(':') {
+        format!("127.0.0.1{text}")
+    } else {
+        text.to_owned()
+    };
+    full.parse().map_err(|_| ConfigError {
+        flag: "metrics-address",
+        reason: format!("{text:?} is neither ADDRESS:PORT nor :PORT (\"off\" turns it off)"),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser as _;
+
+    use super::*;
+
+    fn run(flags: &[&str]) -> Result<Config, ConfigError> {
+        let line = ["holdfast-agent", "run"].iter().chain(flags);
+        let Command::Run(args) = Cli::try_parse_from(line).unwrap().command else {
+            panic!("not run");
+        };
+        Config::try_from(*args)
+    }
+
+    #[test]
+    fn defaults_are_the_documented_ones() {
+        let config = run(&[]).unwrap();
+        assert_eq!(config.proxy_port, 10094);
+        assert_eq!(
+            config.metrics_address.unwrap().to_string(),
+            "127.0.0.1:9962"
+        );
+        assert_eq!(config.lease_slack, Duration::from_secs(60));
+        assert_eq!(config.response_max_delay, Duration::from_millis(100));
+        assert_eq!(config.fqdndata_port, None);
+        assert!(config.ipv4 && config.ipv6);
+    }
+
+    #[test]
+    fn booleans_take_a_value_and_durations_a_unit() {
+        let config = run(&[
+            "--enable-ipv6=false",
+            "--tofqdns-min-ttl",
+            "5m",
+            "--enable-standalone-dns-proxy",
+        ])
+        .unwrap();
+        assert!(!config.ipv6);
+        assert_eq!(config.min_ttl, Duration::from_secs(300));
+        assert_eq!(config.fqdndata_port, Some(10095));
+    }
+
+    #[test]
+    fn contradictions_name_the_flag() {
+        let error = run(&["--enable-ipv6=false", "--enable-ipv4=false"]).unwrap_err();
+        assert_eq!(error.flag, "enable-ipv4");
+        let error = run(&["--metrics-address", "nonsense"]).unwrap_err();
+        assert_eq!(error.flag, "metrics-address");
+        let error = run(&["--policy-dir", "/does/not/exist"]).unwrap_err();
+        assert!(error.to_string().contains("/does/not/exist"));
+    }
+}

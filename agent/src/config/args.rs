@@ -1,0 +1,373 @@
+//! The command line as typed.
+#![expect(
+    missing_docs,
+    reason = "flattened fields take the texts of what they flatten"
+)]
+
+use std::{net::IpAddr, path::PathBuf, time::Duration};
+
+use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum};
+
+use super::{RejectCode, duration};
+
+/// Default of `--admin-socket`.
+pub const ADMIN_SOCKET: &str = "/run/holdfast/agent-admin.sock";
+
+/// DNS-name egress policy for this node: the agent, and a client of the running one.
+#[derive(Debug, Parser)]
+#[command(
+    name = "holdfast-agent",
+    version,
+    after_help = "Exit codes: 0 fine, 1 failed, 2 usage or configuration.\n\
+                  A first look: holdfast-agent run --policy-dir DIR, then in another shell\n\
+                  holdfast-agent endpoint add --netns pod1 --ifname eth0 --labels k8s:app=web\n\
+                  and holdfast-agent status."
+)]
+pub struct Cli {
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// What to do.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Run the agent: keep the datapath in step with policy, endpoints and names
+    Run(Box<RunArgs>),
+    /// How the running agent is, and what it could not do
+    Status(ClientArgs),
+    /// Endpoints of this node
+    #[command(subcommand)]
+    Endpoint(EndpointCommand),
+    /// Policies
+    #[command(subcommand)]
+    Policy(PolicyCommand),
+    /// Identities: numbers for sets of labels
+    #[command(subcommand)]
+    Identity(IdentityCommand),
+    /// Prefixes and the identities they map to
+    #[command(subcommand)]
+    Ip(IpCommand),
+    /// Selectors in use and what they select
+    #[command(subcommand)]
+    Selectors(SelectorsCommand),
+    /// Names learned from DNS answers
+    #[command(subcommand)]
+    Fqdn(FqdnCommand),
+    /// The pinned maps, read directly: works without an agent
+    #[command(subcommand)]
+    Bpf(BpfCommand),
+    /// What the datapath dropped and forwarded
+    Observe(ObserveArgs),
+}
+
+/// How to reach the agent and how to print.
+#[derive(Clone, Debug, Args)]
+pub struct ClientArgs {
+    /// Socket of the running agent
+    #[arg(long, default_value = ADMIN_SOCKET, env = "HOLDFAST_ADMIN_SOCKET")]
+    pub admin_socket: PathBuf,
+    /// Format of the output
+    #[arg(short, long, value_enum, default_value_t = Output::Table)]
+    pub output: Output,
+}
+
+/// Format of the output.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Output {
+    /// Columns for people.
+    Table,
+    /// One JSON value.
+    Json,
+}
+
+/// `endpoint …`
+#[derive(Debug, Subcommand)]
+pub enum EndpointCommand {
+    /// All endpoints
+    List(ClientArgs),
+    /// One endpoint with its policy and names
+    Get {
+        /// Endpoint number
+        id: u16,
+        #[command(flatten)]
+        client: ClientArgs,
+    },
+    /// Put a network namespace's interface under policy; it is remembered across restarts
+    Add(EndpointAddArgs),
+    /// Take an endpoint added with `add` out of policy again
+    Remove {
+        /// Endpoint number, or its key as `list` shows it
+        endpoint: String,
+        #[command(flatten)]
+        client: ClientArgs,
+    },
+}
+
+/// `endpoint add`
+#[derive(Debug, Args)]
+pub struct EndpointAddArgs {
+    /// Network namespace by name, as `ip netns` shows it
+    #[arg(long, required_unless_present = "pid", conflicts_with = "pid")]
+    pub netns: Option<String>,
+    /// Network namespace by a process in it
+    #[arg(long)]
+    pub pid: Option<u32>,
+    /// Interface inside the namespace (one end of a veth pair)
+    #[arg(long, default_value = "eth0")]
+    pub ifname: String,
+    /// Labels, source:key[=value], separated by commas
+    #[arg(long, value_delimiter = ',', required = true)]
+    pub labels: Vec<String>,
+    #[command(flatten)]
+    pub client: ClientArgs,
+}
+
+/// `policy …`
+#[derive(Debug, Subcommand)]
+pub enum PolicyCommand {
+    /// Policy documents in force, and those refused
+    Get(ClientArgs),
+    /// Check documents without a running agent; exit 1 if one is refused
+    Validate {
+        /// YAML or JSON files
+        #[arg(required = true)]
+        files: Vec<PathBuf>,
+        /// Format of the output
+        #[arg(short, long, value_enum, default_value_t = Output::Table)]
+        output: Output,
+    },
+}
+
+/// `identity …`
+#[derive(Debug, Subcommand)]
+pub enum IdentityCommand {
+    /// All identities
+    List(ClientArgs),
+    /// One identity
+    Get {
+        /// Identity number
+        id: u32,
+        #[command(flatten)]
+        client: ClientArgs,
+    },
+}
+
+/// `ip …`
+#[derive(Debug, Subcommand)]
+pub enum IpCommand {
+    /// All prefixes
+    List(ClientArgs),
+    /// The prefix that covers an address, and its identity
+    Get {
+        /// Address
+        address: IpAddr,
+        #[command(flatten)]
+        client: ClientArgs,
+    },
+}
+
+/// `selectors …`
+#[derive(Debug, Subcommand)]
+pub enum SelectorsCommand {
+    /// All selectors
+    List(ClientArgs),
+}
+
+/// `fqdn …`
+#[derive(Debug, Subcommand)]
+pub enum FqdnCommand {
+    /// The name cache
+    #[command(subcommand)]
+    Cache(FqdnCacheCommand),
+    /// Name selectors in use
+    Names(ClientArgs),
+}
+
+/// `fqdn cache …`
+#[derive(Debug, Subcommand)]
+pub enum FqdnCacheCommand {
+    /// Names, addresses, TTLs
+    List(ClientArgs),
+    /// Forget names; what they opened closes
+    Clean {
+        /// Only names that this matchPattern matches; without it all of them
+        #[arg(long)]
+        matchpattern: Option<String>,
+        #[command(flatten)]
+        client: ClientArgs,
+    },
+}
+
+/// `bpf …`
+#[derive(Debug, Subcommand)]
+pub enum BpfCommand {
+    /// Prefix → identity
+    #[command(subcommand)]
+    Ipcache(BpfList),
+    /// Local address → endpoint
+    #[command(subcommand)]
+    Lxc(BpfList),
+    /// One endpoint's policy map
+    #[command(subcommand)]
+    Policy(BpfPolicy),
+    /// Connections
+    #[command(subcommand)]
+    Ct(BpfList),
+}
+
+/// `bpf … list`
+#[derive(Debug, Subcommand)]
+pub enum BpfList {
+    /// Dump the map
+    List(BpfArgs),
+}
+
+/// `bpf policy …`
+#[derive(Debug, Subcommand)]
+pub enum BpfPolicy {
+    /// Dump the map
+    List {
+        /// Endpoint number
+        endpoint: u16,
+        #[command(flatten)]
+        bpf: BpfArgs,
+    },
+}
+
+/// Where the pins are and how to print.
+#[derive(Clone, Debug, Args)]
+pub struct BpfArgs {
+    /// Root of the BPF file system, or a directory in it
+    #[arg(long, default_value = shared_maps::pin::BPF_ROOT, env = "HOLDFAST_BPF_ROOT")]
+    pub bpf_root: PathBuf,
+    /// Format of the output
+    #[arg(short, long, value_enum, default_value_t = Output::Table)]
+    pub output: Output,
+}
+
+/// `observe`
+#[derive(Debug, Args)]
+pub struct ObserveArgs {
+    /// Go on printing as events come
+    #[arg(short, long)]
+    pub follow: bool,
+    #[command(flatten)]
+    pub client: ClientArgs,
+}
+
+/// `run`
+#[derive(Debug, Args)]
+pub struct RunArgs {
+    /// Root of the BPF file system, or a directory in it, for all pins
+    #[arg(long, default_value = shared_maps::pin::BPF_ROOT, env = "HOLDFAST_BPF_ROOT")]
+    pub bpf_root: PathBuf,
+    /// Directory of the agent's lock and, in state/, of what survives a restart
+    #[arg(long, default_value = "/var/run/holdfast", env = "HOLDFAST_STATE_DIR")]
+    pub state_dir: PathBuf,
+    /// Watched directory of policy documents (YAML or JSON)
+    #[arg(long, env = "HOLDFAST_POLICY_DIR")]
+    pub policy_dir: Option<PathBuf>,
+    /// Watched directory of endpoint documents (YAML or JSON)
+    #[arg(long, env = "HOLDFAST_ENDPOINT_DIR")]
+    pub endpoint_dir: Option<PathBuf>,
+    /// Unix socket that DNS proxies connect to (gRPC)
+    #[arg(
+        long,
+        default_value = "/run/holdfast/sdp.sock",
+        env = "HOLDFAST_SDP_SOCKET"
+    )]
+    pub sdp_socket: PathBuf,
+    /// Number of a group whose processes may connect to it, beside root
+    #[arg(long, value_name = "GID", env = "HOLDFAST_SDP_SOCKET_GROUP")]
+    pub sdp_socket_group: Option<u32>,
+    /// Unix socket of the admin interface (root only)
+    #[arg(long, default_value = ADMIN_SOCKET, env = "HOLDFAST_ADMIN_SOCKET")]
+    pub admin_socket: PathBuf,
+    /// Address of /metrics, /healthz and /readyz; "off" for none
+    #[arg(
+        long,
+        default_value = "127.0.0.1:9962",
+        env = "HOLDFAST_METRICS_ADDRESS"
+    )]
+    pub metrics_address: String,
+    /// Port of the DNS proxies on this node
+    #[arg(long, default_value_t = 10094, env = "HOLDFAST_TOFQDNS_PROXY_PORT")]
+    pub tofqdns_proxy_port: u16,
+    /// Leave DNS to standalone proxies altogether
+    #[arg(long, default_value_t = false, num_args = 0..=1, default_missing_value = "true",
+          require_equals = true, action = ArgAction::Set,
+          env = "HOLDFAST_DISABLE_BUILTIN_DNS_PROXY")]
+    pub disable_builtin_dns_proxy: bool,
+    /// Also serve Cilium's standalone DNS proxy (FQDNData on 127.0.0.1)
+    #[arg(long, default_value_t = false, num_args = 0..=1, default_missing_value = "true",
+          require_equals = true, action = ArgAction::Set,
+          env = "HOLDFAST_ENABLE_STANDALONE_DNS_PROXY")]
+    pub enable_standalone_dns_proxy: bool,
+    /// Port of FQDNData
+    #[arg(
+        long,
+        default_value_t = 10095,
+        env = "HOLDFAST_STANDALONE_DNS_PROXY_SERVER_PORT"
+    )]
+    pub standalone_dns_proxy_server_port: u16,
+    /// Floor of the TTLs of learned addresses
+    #[arg(long, value_parser = duration::parse, default_value = "0s", env = "HOLDFAST_TOFQDNS_MIN_TTL")]
+    pub tofqdns_min_ttl: Duration,
+    /// What the agent's promise to keep an address open lasts beyond its TTL
+    #[arg(long, value_parser = duration::parse, default_value = "60s",
+          env = "HOLDFAST_MAPPING_LEASE_SLACK")]
+    pub mapping_lease_slack: Duration,
+    /// Longest that an answer is held until its addresses are open
+    #[arg(long, value_parser = duration::parse, default_value = "100ms",
+          env = "HOLDFAST_TOFQDNS_PROXY_RESPONSE_MAX_DELAY")]
+    pub tofqdns_proxy_response_max_delay: Duration,
+    /// How long a connection may be idle before its expired address closes
+    #[arg(long, value_parser = duration::parse, default_value = "0s",
+          env = "HOLDFAST_TOFQDNS_IDLE_CONNECTION_GRACE_PERIOD")]
+    pub tofqdns_idle_connection_grace_period: Duration,
+    /// Most addresses kept per name and endpoint
+    #[arg(
+        long,
+        default_value_t = 1000,
+        env = "HOLDFAST_TOFQDNS_ENDPOINT_MAX_IP_PER_HOSTNAME"
+    )]
+    pub tofqdns_endpoint_max_ip_per_hostname: usize,
+    /// Most expired addresses kept per endpoint for connections that live on
+    #[arg(
+        long,
+        default_value_t = 10000,
+        env = "HOLDFAST_TOFQDNS_MAX_DEFERRED_CONNECTION_DELETES"
+    )]
+    pub tofqdns_max_deferred_connection_deletes: usize,
+    /// DNS response code for names that are not allowed
+    #[arg(long, value_enum, default_value_t = RejectCode::Refused,
+          env = "HOLDFAST_TOFQDNS_DNS_REJECT_RESPONSE_CODE")]
+    pub tofqdns_dns_reject_response_code: RejectCode,
+    /// IPv4
+    #[arg(long, default_value_t = true, num_args = 0..=1, default_missing_value = "true",
+          require_equals = true, action = ArgAction::Set, env = "HOLDFAST_ENABLE_IPV4")]
+    pub enable_ipv4: bool,
+    /// IPv6
+    #[arg(long, default_value_t = true, num_args = 0..=1, default_missing_value = "true",
+          require_equals = true, action = ArgAction::Set, env = "HOLDFAST_ENABLE_IPV6")]
+    pub enable_ipv6: bool,
+    /// How long restored identities are kept that nothing uses yet
+    #[arg(long, value_parser = duration::parse, default_value = "10m",
+          env = "HOLDFAST_IDENTITY_RESTORE_GRACE_PERIOD")]
+    pub identity_restore_grace_period: Duration,
+    /// Between two looks for live connections
+    #[arg(long, value_parser = duration::parse, default_value = "30s",
+          env = "HOLDFAST_CONNTRACK_GC_INTERVAL")]
+    pub conntrack_gc_interval: Duration,
+    /// Between two passes over the name caches
+    #[arg(long, hide = true, value_parser = duration::parse, default_value = "60s",
+          env = "HOLDFAST_FQDN_GC_INTERVAL")]
+    pub fqdn_gc_interval: Duration,
+    /// Log as JSON lines
+    #[arg(long, default_value_t = false)]
+    pub log_json: bool,
+    /// Log filter, for example info or holdfast_agent=debug
+    #[arg(long, default_value = "info", env = "HOLDFAST_LOG")]
+    pub log: String,
+}

@@ -1,0 +1,100 @@
+//! What the core is given at its start.
+
+use std::collections::BTreeSet;
+
+use holdfast_sdp::mapping::BootTime;
+use shared_maps::{
+    EndpointId, IdentityId,
+    ipcache::{IpcacheKey, IpcacheValue},
+    lxc::{LxcKey, LxcValue},
+    policy::{PolicyKey, PolicyValue},
+};
+
+use crate::{endpoint::config_file::EndpointFile, labels::LabelSet};
+
+/// Settings of the core. [`CoreConfig::default`] holds the product's defaults.
+#[derive(Clone, Debug)]
+pub struct CoreConfig {
+    /// Boot id of the machine (`/proc/sys/kernel/random/boot_id`).
+    pub boot_id: String,
+    /// Counts the agent's starts since boot.
+    pub start: u64,
+    /// Unix time at CLOCK_BOOTTIME 0, nanoseconds: files carry wall time.
+    pub boot_unix_ns: u64,
+    /// Port of the DNS proxy.
+    pub proxy_port: u16,
+    /// IPv4 is on.
+    pub enable_ipv4: bool,
+    /// IPv6 is on.
+    pub enable_ipv6: bool,
+    /// Floor of every TTL, seconds.
+    pub min_ttl: u32,
+    /// What a lease lasts beyond the TTL, seconds.
+    pub lease_slack: u64,
+    /// Addresses an endpoint may hold per name before the soonest-expiring become zombies.
+    pub max_ips_per_name: usize,
+    /// Zombies an endpoint may have; 0 = expired addresses go at once.
+    pub max_deferred_deletes: usize,
+    /// How long an idle connection counts as alive, seconds.
+    pub idle_grace: u64,
+    /// How long restored identities and labels are held after the first sync, seconds.
+    pub restore_grace: u64,
+    /// Entries a policy map takes.
+    pub policy_map_max: usize,
+    /// Entries the ipcache takes.
+    pub ipcache_max: usize,
+    /// Give every FQDN selector its identity before any address is known.
+    pub preallocate_identities: bool,
+    /// Most identities that may carry an fqdn label; none = no circuit breaker.
+    pub max_fqdn_identities: Option<usize>,
+    /// Mappings per second that one stream may send on average; ten times as many at once.
+    pub mapping_rate: u32,
+    /// Addresses listed per selector in the restored rules of `ep_config.json`.
+    pub max_ips_per_restored_rule: usize,
+}
+
+impl Default for CoreConfig {
+    fn default() -> Self {
+        Self {
+            boot_id: String::new(),
+            start: 1,
+            boot_unix_ns: 0,
+            proxy_port: 10094,
+            enable_ipv4: true,
+            enable_ipv6: true,
+            min_ttl: 0,
+            lease_slack: 60,
+            max_ips_per_name: 1000,
+            max_deferred_deletes: 10_000,
+            idle_grace: 0,
+            restore_grace: 30,
+            policy_map_max: shared_maps::policy::MAX_ENTRIES as usize,
+            ipcache_max: shared_maps::ipcache::MAX_ENTRIES as usize,
+            preallocate_identities: true,
+            max_fqdn_identities: None,
+            mapping_rate: 20_000,
+            max_ips_per_restored_rule: 1000,
+        }
+    }
+}
+
+/// What an earlier run left behind, parsed.
+#[derive(Clone, Debug, Default)]
+pub struct Restored {
+    /// When it was read.
+    pub now: BootTime,
+    /// `local_allocator_state.json` ([`crate::identity::checkpoint::parse_local`]).
+    pub local_identities: Vec<(IdentityId, LabelSet)>,
+    /// `endpoint_identities.json` ([`crate::identity::checkpoint::parse_endpoints`]).
+    pub endpoint_identities: Vec<(IdentityId, LabelSet)>,
+    /// Every readable `ep_config.json` ([`crate::endpoint::config_file::parse`]).
+    pub endpoints: Vec<EndpointFile>,
+    /// Dump of the ipcache.
+    pub ipcache: Vec<(IpcacheKey, IpcacheValue)>,
+    /// Dump of `cilium_lxc`.
+    pub lxc: Vec<(LxcKey, LxcValue)>,
+    /// Dumps of the policy maps that are pinned.
+    pub policy_maps: Vec<(EndpointId, Vec<(PolicyKey, PolicyValue)>)>,
+    /// Indexes of the interfaces that exist now.
+    pub interfaces: BTreeSet<u32>,
+}

@@ -1,0 +1,228 @@
+//! The core's state as plain data, for the admin socket and metrics.
+
+use serde::{Deserialize, Serialize};
+
+/// Everything. Built on demand: it costs as much as there is state.
+#[derive(Clone, Debug, Default, Serialize, Deserialize, PartialEq)]
+pub struct Snapshot {
+    /// Counts; what [`crate::core::Core::summary`] gives alone.
+    pub summary: Summary,
+    /// Endpoints by id.
+    pub endpoints: Vec<EndpointView>,
+    /// Identities by number, reserved ones left out.
+    pub identities: Vec<IdentityView>,
+    /// Prefixes in the ipcache.
+    pub ipcache: Vec<IpcacheView>,
+    /// Registered selectors.
+    pub selectors: Vec<SelectorView>,
+    /// Learned names, one line per endpoint, name and address.
+    pub names: Vec<NameView>,
+    /// Policy documents in force.
+    pub policies: Vec<PolicyView>,
+    /// Documents that are refused.
+    pub rejected: Vec<RejectedView>,
+}
+
+/// Counts, cheap to make.
+#[derive(Clone, Debug, Default, Serialize, Deserialize, PartialEq)]
+pub struct Summary {
+    /// Revision of the policy.
+    pub revision: u64,
+    /// Revision last published to proxies.
+    pub published_revision: u64,
+    /// Sources are synced.
+    pub synced: bool,
+    /// Endpoints.
+    pub endpoints: usize,
+    /// Policy documents in force.
+    pub policies: usize,
+    /// Documents refused.
+    pub policies_rejected: usize,
+    /// Local identities allocated.
+    pub local_identities: usize,
+    /// Endpoint identities allocated.
+    pub endpoint_identities: usize,
+    /// Prefixes in the ipcache.
+    pub ipcache_entries: usize,
+    /// Most of them.
+    pub ipcache_max: usize,
+    /// Most entries of a policy map.
+    pub policy_map_max: usize,
+    /// Registered selectors.
+    pub selectors: usize,
+    /// Live (endpoint, name, address).
+    pub names_live: usize,
+    /// Zombies.
+    pub names_zombies: usize,
+    /// Pairs (name, address) kept on the node.
+    pub pairs: usize,
+    /// Steps that failed and are waiting to be tried again.
+    pub pending_steps: usize,
+    /// Counters since the start.
+    pub counters: Counters,
+}
+
+/// Counters since the start.
+#[derive(Clone, Debug, Default, Serialize, Deserialize, PartialEq)]
+pub struct Counters {
+    /// Mappings realised.
+    pub mappings_realised: u64,
+    /// Mappings refused: endpoint unknown.
+    pub mappings_endpoint_unknown: u64,
+    /// Mappings refused: not allowed by the endpoint's DNS policy.
+    pub mappings_not_allowed: u64,
+    /// Mappings refused: a field out of range.
+    pub mappings_invalid: u64,
+    /// Mappings refused: too many on one stream.
+    pub mappings_rate_limited: u64,
+    /// Mappings that the datapath could not take.
+    pub mappings_not_realised: u64,
+    /// Ipcache writes planned.
+    pub ipcache_writes: u64,
+    /// Policy map writes planned.
+    pub policy_writes: u64,
+    /// Steps that failed.
+    pub step_failures: u64,
+    /// Label sets that got no identity: numbers exhausted or the circuit breaker open.
+    pub identity_exhausted: u64,
+    /// Pairs removed.
+    pub pairs_removed: u64,
+    /// Leases revoked.
+    pub revocations: u64,
+}
+
+/// One endpoint.
+#[derive(Clone, Debug, Default, Serialize, Deserialize, PartialEq)]
+pub struct EndpointView {
+    /// Number.
+    pub id: u16,
+    /// Key at its source.
+    pub key: String,
+    /// Identity.
+    pub identity: u32,
+    /// Labels.
+    pub labels: Vec<String>,
+    /// Address.
+    pub ipv4: Option<String>,
+    /// Address.
+    pub ipv6: Option<String>,
+    /// Host-side interface.
+    pub ifindex: u32,
+    /// Its name.
+    pub ifname: String,
+    /// Where its network namespace was found.
+    pub netns: String,
+    /// `ready`, or `restored` until its source names it.
+    pub state: String,
+    /// Policy restricts what it may send.
+    pub egress_enforced: bool,
+    /// Policy restricts what it may receive.
+    pub ingress_enforced: bool,
+    /// Policy documents that select it.
+    pub policies: Vec<String>,
+    /// Entries of its policy map in force.
+    pub policy_entries: usize,
+    /// Revision its policy map realises.
+    pub policy_revision: u64,
+    /// Server ports with DNS rules.
+    pub dns_rules: Vec<DnsRulesView>,
+    /// Why its policy is not in force, if it is not.
+    pub problem: Option<String>,
+}
+
+/// DNS rules of one server port.
+#[derive(Clone, Debug, Default, Serialize, Deserialize, PartialEq)]
+pub struct DnsRulesView {
+    /// Server port.
+    pub port: u16,
+    /// `UDP` or `TCP`.
+    pub protocol: String,
+    /// Selector text.
+    pub selector: String,
+    /// Server identities; none = any server.
+    pub servers: Option<Vec<u32>>,
+    /// Names; none = every name.
+    pub names: Option<Vec<String>>,
+}
+
+/// One identity.
+#[derive(Clone, Debug, Default, Serialize, Deserialize, PartialEq)]
+pub struct IdentityView {
+    /// Number.
+    pub id: u32,
+    /// Labels.
+    pub labels: Vec<String>,
+    /// Prefixes, endpoints and selectors that hold it.
+    pub references: usize,
+}
+
+/// One prefix.
+#[derive(Clone, Debug, Default, Serialize, Deserialize, PartialEq)]
+pub struct IpcacheView {
+    /// Prefix.
+    pub prefix: String,
+    /// Identity it shall have.
+    pub identity: u32,
+    /// Identity the datapath has, if any.
+    pub realised: Option<u32>,
+    /// Who gave it labels.
+    pub owners: Vec<String>,
+}
+
+/// One selector.
+#[derive(Clone, Debug, Default, Serialize, Deserialize, PartialEq)]
+pub struct SelectorView {
+    /// Text.
+    pub selector: String,
+    /// `labels`, `cidr`, `fqdn` or `entity`.
+    pub kind: String,
+    /// Rules that use it.
+    pub users: usize,
+    /// Identities it selects.
+    pub identities: Vec<u32>,
+}
+
+/// One learned address of one endpoint.
+#[derive(Clone, Debug, Default, Serialize, Deserialize, PartialEq)]
+pub struct NameView {
+    /// Endpoint.
+    pub endpoint: u16,
+    /// Name.
+    pub name: String,
+    /// Address.
+    pub address: String,
+    /// `lookup`, or `connection` for an expired address still in use.
+    pub source: String,
+    /// TTL, seconds.
+    pub ttl: u32,
+    /// When it was learned, nanoseconds of CLOCK_BOOTTIME.
+    pub seen_at: u64,
+    /// When its TTL ends, nanoseconds of CLOCK_BOOTTIME.
+    pub expires_at: u64,
+    /// When the lease of the pair ends, nanoseconds of CLOCK_BOOTTIME; 0 = none.
+    pub lease_end: u64,
+}
+
+/// One policy document in force.
+#[derive(Clone, Debug, Default, Serialize, Deserialize, PartialEq)]
+pub struct PolicyView {
+    /// Key.
+    pub key: String,
+    /// Where it came from.
+    pub source: String,
+    /// What its author should know.
+    pub warnings: Vec<String>,
+    /// Endpoints it selects.
+    pub endpoints: Vec<u16>,
+}
+
+/// One refused document.
+#[derive(Clone, Debug, Default, Serialize, Deserialize, PartialEq)]
+pub struct RejectedView {
+    /// Where it came from.
+    pub source: String,
+    /// Its key, if it could be read that far.
+    pub key: Option<String>,
+    /// Why, with field and remedy.
+    pub reason: String,
+}

@@ -1,0 +1,198 @@
+//! The state directory: per-endpoint files and the identity checkpoint.
+//!
+//! A file is written whole to a temporary name, synced, renamed, and the
+//! directory synced: after a crash there is the old file or the new one.
+
+use std::{
+    fs::{self, File, OpenOptions},
+    io::{self, Write as _},
+    os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _},
+    path::{Path, PathBuf},
+};
+
+use shared_maps::EndpointId;
+
+use super::plan::{Datapath, Step, StepError};
+
+/// Name of an endpoint's file in its directory.
+pub const ENDPOINT_FILE: &str = "ep_config.json";
+/// Name of the identity checkpoint.
+pub const CHECKPOINT_FILE: &str = "local_allocator_state.json";
+/// Name of the checkpoint of endpoint identities.
+pub const ENDPOINT_CHECKPOINT_FILE: &str = "endpoint_identities.json";
+/// Ending of a temporary name; left over only by a crash.
+const TEMPORARY: &str = ".new";
+
+/// The state directory (`<state-dir>/state`).
+#[derive(Clone, Debug)]
+pub struct StateFiles {
+    dir: PathBuf,
+}
+
+impl StateFiles {
+    /// Of `dir`, which is created if need be.
+    pub fn open(dir: &Path) -> io::Result<Self> {
+        fs::DirBuilder::new()
+            .recursive(true)
+            .mode(0o770)
+            .create(dir)?;
+        Ok(Self {
+            dir: dir.to_owned(),
+        })
+    }
+
+    /// The directory.
+    pub fn dir(&self) -> &Path {
+        &self.dir
+    }
+
+    /// Directory of one endpoint.
+    pub fn endpoint_dir(&self, endpoint: EndpointId) -> PathBuf {
+        self.dir.join(endpoint.0.to_string())
+    }
+
+    /// Path of the identity checkpoint.
+    pub fn checkpoint(&self) -> PathBuf {
+        self.dir.join(CHECKPOINT_FILE)
+    }
+
+    /// Path of the checkpoint of endpoint identities.
+    pub fn endpoint_checkpoint(&self) -> PathBuf {
+        self.dir.join(ENDPOINT_CHECKPOINT_FILE)
+    }
+
+    /// Carries out a step of files; `None` if the step is not about files.
+    pub fn apply(&self, step: &Step) -> Option<Result<(), StepError>> {
+        match step {
+            Step::Checkpoint(text) => Some(written(&self.checkpoint(), text)),
+            Step::CheckpointEndpoints(text) => Some(written(&self.endpoint_checkpoint(), text)),
+            Step::WriteEndpoint(endpoint, text) => Some(self.write_endpoint(*endpoint, text)),
+            Step::RemoveEndpoint(endpoint) => Some(self.remove_endpoint(*endpoint)),
+            _ => None,
+        }
+    }
+
+    fn write_endpoint(&self, endpoint: EndpointId, text: &str) -> Result<(), StepError> {
+        let dir = self.endpoint_dir(endpoint);
+        let made = match fs::DirBuilder::new().mode(0o770).create(&dir) {
+            Ok(()) => sync_dir(&self.dir),
+            Err(e) if e.kind() == io::ErrorKind::AlreadyExists => Ok(()),
+            Err(e) => Err(e),
+        };
+        made.map_err(|source| StepError::File {
+            path: dir.clone(),
+            source,
+        })?;
+        written(&dir.join(ENDPOINT_FILE), text)
+    }
+
+    fn remove_endpoint(&self, endpoint: EndpointId) -> Result<(), StepError> {
+        let dir = self.endpoint_dir(endpoint);
+        let removed = match fs::remove_dir_all(&dir) {
+            Err(e) if e.kind() != io::ErrorKind::NotFound => Err(e),
+            _ => sync_dir(&self.dir),
+        };
+        removed.map_err(|source| StepError::File { path: dir, source })
+    }
+}
+
+/// Steps of files to the state directory, all others to `rest`.
+#[derive(Debug)]
+pub struct WithFiles<D> {
+    files: StateFiles,
+    rest: D,
+}
+
+impl<D: Datapath> WithFiles<D> {
+    /// Composes the two.
+    pub fn new(files: StateFiles, rest: D) -> Self {
+        Self { files, rest }
+    }
+}
+
+impl<D: Datapath> Datapath for WithFiles<D> {
+    fn apply(&mut self, step: &Step) -> Result<(), StepError> {
+        self.files
+            .apply(step)
+            .unwrap_or_else(|| self.rest.apply(step))
+    }
+}
+
+/// Replaces the file at `path` in one step, with mode 0600.
+pub fn write_atomic(path: &Path, text: &[u8]) -> io::Result<()> {
+    let dir = path.parent().unwrap_or(Path::new("."));
+    let mut temporary = path.as_os_str().to_owned();
+    temporary.push(TEMPORARY);
+    let temporary = PathBuf::from(temporary);
+    let mut file = OpenOptions::new()
+        .write(true)
+        .create(true)
+        .truncate(true)
+        .mode(0o600)
+        .open(&temporary)?;
+    file.write_all(text)?;
+    file.sync_all()?;
+    fs::rename(&temporary, path)?;
+    sync_dir(dir)
+}
+
+fn written(path: &Path, text: &str) -> Result<(), StepError> {
+    write_atomic(path, text.as_bytes()).map_err(|source| StepError::File {
+        path: path.to_owned(),
+        source,
+    })
+}
+
+fn sync_dir(dir: &Path) -> io::Result<()> {
+    File::open(dir)?.sync_all()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_failed_write_leaves_the_old_file_whole() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("f");
+        write_atomic(&path, b"old").unwrap();
+        // A directory in the temporary's place: the write fails before the rename.
+        fs::create_dir(dir.path().join("f.new")).unwrap();
+        assert!(write_atomic(&path, b"new").is_err());
+        assert_eq!(fs::read(&path).unwrap(), b"old");
+        fs::remove_dir(dir.path().join("f.new")).unwrap();
+        // What a crash left behind is overwritten, shorter text included.
+        fs::write(dir.path().join("f.new"), b"half of something longer").unwrap();
+        write_atomic(&path, b"new").unwrap();
+        assert_eq!(fs::read(&path).unwrap(), b"new");
+        assert!(!dir.path().join("f.new").exists());
+    }
+
+    #[test]
+    fn steps_reach_the_files_and_removal_is_repeatable() {
+        let dir = tempfile::tempdir().unwrap();
+        let files = StateFiles::open(&dir.path().join("state")).unwrap();
+        let endpoint = EndpointId(7);
+        files
+            .apply(&Step::WriteEndpoint(endpoint, "{}".to_owned()))
+            .unwrap()
+            .unwrap();
+        assert_eq!(
+            fs::read(files.endpoint_dir(endpoint).join(ENDPOINT_FILE)).unwrap(),
+            b"{}"
+        );
+        files
+            .apply(&Step::Checkpoint("[]".to_owned()))
+            .unwrap()
+            .unwrap();
+        assert_eq!(fs::read(files.checkpoint()).unwrap(), b"[]");
+        for _ in 0..2 {
+            files
+                .apply(&Step::RemoveEndpoint(endpoint))
+                .unwrap()
+                .unwrap();
+            assert!(!files.endpoint_dir(endpoint).exists());
+        }
+        assert!(files.apply(&Step::CreatePolicyMap(endpoint)).is_none());
+    }
+}

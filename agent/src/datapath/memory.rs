@@ -1,0 +1,101 @@
+//! A datapath in memory, for tests: the same maps, no kernel.
+
+use std::collections::{BTreeMap, HashMap};
+
+use shared_maps::{
+    EndpointId,
+    ipcache::{IpcacheKey, IpcacheValue},
+    lxc::{LxcKey, LxcValue},
+    policy::{PolicyKey, PolicyValue},
+};
+
+use super::plan::{Attachment, Datapath, Step, StepError};
+
+/// Maps and files in memory, with failures on demand.
+#[derive(Debug, Default, Clone)]
+pub struct MemoryDatapath {
+    /// The ipcache.
+    pub ipcache: HashMap<IpcacheKey, IpcacheValue>,
+    /// Local endpoints.
+    pub lxc: HashMap<LxcKey, LxcValue>,
+    /// Policy maps.
+    pub policy: BTreeMap<EndpointId, BTreeMap<PolicyKey, PolicyValue>>,
+    /// `ep_config.json` texts.
+    pub files: BTreeMap<EndpointId, String>,
+    /// Attached programs.
+    pub attached: BTreeMap<EndpointId, Attachment>,
+    /// `local_allocator_state.json`.
+    pub checkpoint: Option<String>,
+    /// `endpoint_identities.json`.
+    pub endpoint_checkpoint: Option<String>,
+    /// Every step carried out.
+    pub log: Vec<Step>,
+    /// Fails those steps for which this says so.
+    pub fail: Option<fn(&Step) -> bool>,
+}
+
+impl Datapath for MemoryDatapath {
+    fn apply(&mut self, step: &Step) -> Result<(), StepError> {
+        if self.fail.is_some_and(|fail| fail(step)) {
+            return Err(StepError::Map(shared_maps::user::MapError::Full {
+                map: "memory".to_owned(),
+            }));
+        }
+        self.log.push(step.clone());
+        match step {
+            Step::Checkpoint(text) => self.checkpoint = Some(text.clone()),
+            Step::CheckpointEndpoints(text) => self.endpoint_checkpoint = Some(text.clone()),
+            Step::WriteEndpoint(id, text) => {
+                self.files.insert(*id, text.clone());
+            }
+            Step::RemoveEndpoint(id) => {
+                self.files.remove(id);
+            }
+            Step::CreatePolicyMap(id) => {
+                self.policy.entry(*id).or_default();
+            }
+            Step::RemovePolicyMap(id) => {
+                self.policy.remove(id);
+            }
+            Step::SetPolicy(id, key, value) => {
+                let Some(map) = self.policy.get_mut(id) else {
+                    return Err(no_map(*id));
+                };
+                map.insert(*key, *value);
+            }
+            Step::UnsetPolicy(id, key) => {
+                let Some(map) = self.policy.get_mut(id) else {
+                    return Err(no_map(*id));
+                };
+                map.remove(key);
+            }
+            Step::SetLxc(key, value) => {
+                self.lxc.insert(*key, *value);
+            }
+            Step::UnsetLxc(key) => {
+                self.lxc.remove(key);
+            }
+            Step::SetIpcache(key, value) => {
+                self.ipcache.insert(*key, *value);
+            }
+            Step::UnsetIpcache(key) => {
+                self.ipcache.remove(key);
+            }
+            Step::Attach(attachment) => {
+                self.attached
+                    .insert(attachment.endpoint, attachment.clone());
+            }
+            Step::Detach(id) => {
+                self.attached.remove(id);
+            }
+        }
+        Ok(())
+    }
+}
+
+fn no_map(endpoint: EndpointId) -> StepError {
+    StepError::Program {
+        endpoint,
+        reason: "its policy map was not created".to_owned(),
+    }
+}

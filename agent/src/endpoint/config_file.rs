@@ -1,0 +1,112 @@
+//! `ep_config.json`: what a restart, and a proxy without an agent, need to know.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use holdfast_sdp::{name::Fqdn, policy::rule::EndpointRules};
+use shared_maps::{EndpointId, IdentityId};
+
+use crate::labels::LabelSet;
+
+/// An endpoint as its file has it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct EndpointFile {
+    /// Number.
+    pub id: EndpointId,
+    /// Key at its source; empty in files of other writers.
+    pub key: String,
+    /// Identity.
+    pub identity: IdentityId,
+    /// Labels of the identity.
+    pub labels: LabelSet,
+    /// Address.
+    pub ipv4: Option<Ipv4Addr>,
+    /// Address.
+    pub ipv6: Option<Ipv6Addr>,
+    /// Host-side interface.
+    pub ifindex: u32,
+    /// Its name.
+    pub ifname: String,
+    /// MAC of the pod's interface.
+    pub mac: [u8; 6],
+    /// MAC of the host side.
+    pub node_mac: [u8; 6],
+    /// Where the network namespace was found.
+    pub netns: String,
+    /// Addresses learned and not expired.
+    pub history: Vec<HistoryEntry>,
+    /// Expired addresses that connections may still use.
+    pub zombies: Vec<ZombieEntry>,
+    /// DNS rules, by server identity, if the file has this program's key.
+    pub rules: Option<RulesInFile>,
+}
+
+/// Addresses that one lookup gave. Instants are nanoseconds of Unix time.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HistoryEntry {
+    /// Name.
+    pub name: Fqdn,
+    /// When it was looked up.
+    pub lookup: u64,
+    /// When its TTL ends.
+    pub expires: u64,
+    /// TTL, seconds.
+    pub ttl: u32,
+    /// Addresses.
+    pub addresses: Vec<IpAddr>,
+}
+
+/// An expired address. Instants are nanoseconds of Unix time.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ZombieEntry {
+    /// Address.
+    pub address: IpAddr,
+    /// Names it was learned under.
+    pub names: Vec<Fqdn>,
+    /// Until when conntrack last vouched for it; 0 = never.
+    pub alive_at: u64,
+    /// Since when it is expired.
+    pub delete_pending_at: u64,
+}
+
+/// DNS rules with the run and revision of the agent that wrote them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RulesInFile {
+    /// Boot id of the machine then.
+    pub boot_id: String,
+    /// The agent's start count then.
+    pub start: u64,
+    /// Revision of the policy then.
+    pub revision: u64,
+    /// The rules.
+    pub rules: EndpointRules,
+}
+
+/// What is wrong with a file.
+#[derive(Debug, thiserror::Error)]
+pub enum FileError {
+    /// Not JSON, or a field of the wrong type.
+    #[error("ep_config.json: {0} (remove the endpoint's directory to start it afresh)")]
+    Json(#[from] serde_json::Error),
+    /// A field's text cannot be read.
+    #[error("ep_config.json: field {field}: `{value}` cannot be read")]
+    Field {
+        /// Its name.
+        field: &'static str,
+        /// Its text.
+        value: String,
+    },
+    /// Written by a newer version.
+    #[error(
+        "ep_config.json: HoldfastDNSRules has version {0}, this program knows up to 1: upgrade it"
+    )]
+    Newer(u64),
+}
+
+/// Reads an `ep_config.json`, this program's or Cilium's.
+pub fn parse(text: &str) -> Result<EndpointFile, FileError> {
+    let value: serde_json::Value = serde_json::from_str(text)?;
+    Err(FileError::Field {
+        field: "ID",
+        value: value.to_string(),
+    })
+}

@@ -1,0 +1,380 @@
+//! From "interface eth0 of network namespace pod1" to what the datapath needs.
+//!
+//! A thread of its own enters the namespace, asks rtnetlink and ends there: a
+//! thread that has changed its namespace never goes back to a pool.
+
+use std::{
+    fmt, fs, io,
+    net::IpAddr,
+    path::{Path, PathBuf},
+    pin::pin,
+    thread,
+};
+
+use nix::sched::{CloneFlags, setns};
+use rtnetlink::packet_route::{
+    address::AddressAttribute,
+    link::{LinkAttribute, LinkMessage},
+};
+use serde::{Deserialize, Serialize};
+use tokio_stream::StreamExt as _;
+
+/// Directory of named network namespaces (`ip netns add`).
+const NETNS_DIR: &str = "/run/netns";
+
+/// A network namespace as people name it.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Netns {
+    /// A file in /run/netns.
+    Name(String),
+    /// The namespace of a process.
+    Pid(u32),
+}
+
+impl Netns {
+    /// The file to enter it by.
+    pub fn path(&self) -> PathBuf {
+        match self {
+            Self::Name(name) => Path::new(NETNS_DIR).join(name),
+            Self::Pid(pid) => PathBuf::from(format!("/proc/{pid}/ns/net")),
+        }
+    }
+}
+
+impl fmt::Display for Netns {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Name(name) => f.write_str(name),
+            Self::Pid(pid) => write!(f, "pid-{pid}"),
+        }
+    }
+}
+
+/// What was found about a pod's interface.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Discovered {
+    /// Index of the host-side interface.
+    pub ifindex: u32,
+    /// Name of the host-side interface.
+    pub ifname: String,
+    /// Addresses of the pod's interface without link-local ones, IPv4 first.
+    pub addresses: Vec<IpAddr>,
+    /// MAC of the pod's interface.
+    pub mac: [u8; 6],
+    /// MAC of the host side.
+    pub node_mac: [u8; 6],
+}
+
+/// Why an interface could not be found.
+#[derive(Debug, thiserror::Error)]
+pub enum DiscoverError {
+    /// The namespace is not there.
+    #[error(
+        "network namespace {0} does not exist ({path} is missing); see `ip netns list`, or name a process with --pid",
+        path = .0.path().display()
+    )]
+    NoNetns(Netns),
+    /// A name that would leave /run/netns.
+    #[error("{0:?} is no name of a network namespace; give the name as `ip netns list` shows it")]
+    BadName(String),
+    /// The namespace could not be entered.
+    #[error("network namespace {netns} cannot be entered: {source}; the agent needs CAP_SYS_ADMIN")]
+    Enter {
+        /// The namespace.
+        netns: Netns,
+        /// Why.
+        source: io::Error,
+    },
+    /// The interface is not in the namespace.
+    #[error("network namespace {netns} has no interface {ifname}; it has: {present}")]
+    NoInterface {
+        /// The namespace.
+        netns: Netns,
+        /// The interface.
+        ifname: String,
+        /// What is there.
+        present: String,
+    },
+    /// The interface is no end of a veth pair whose other end is here.
+    #[error(
+        "interface {ifname} of network namespace {netns} is not one end of a veth pair whose other end is on this node's side"
+    )]
+    NoPeer {
+        /// The namespace.
+        netns: Netns,
+        /// The interface.
+        ifname: String,
+    },
+    /// The interface has no address.
+    #[error(
+        "interface {ifname} of network namespace {netns} has no address yet; set one (`ip -n {netns} address add …`) and try again"
+    )]
+    NoAddress {
+        /// The namespace.
+        netns: Netns,
+        /// The interface.
+        ifname: String,
+    },
+    /// The kernel refused a request.
+    #[error("rtnetlink in network namespace {netns}: {reason}")]
+    Netlink {
+        /// The namespace.
+        netns: Netns,
+        /// What the kernel or the system said.
+        reason: String,
+    },
+}
+
+/// Finds the interface `ifname` of `netns` and its host side. Blocks for a few
+/// milliseconds: call it from a thread that may.
+pub fn discover(netns: &Netns, ifname: &str) -> Result<Discovered, DiscoverError> {
+    if let Netns::Name(name) = netns
+        && (name.is_empty() || name.contains('/') || name.starts_with('.'))
+    {
+        return Err(DiscoverError::BadName(name.clone()));
+    }
+    let inside = on_thread(netns, true, {
+        let netns = netns.clone();
+        let ifname = ifname.to_owned();
+        async move |handle| pod_side(&handle, &netns, &ifname).await
+    })?;
+    let (host, node_mac) = on_thread(netns, false, {
+        let netns = netns.clone();
+        let ifname = ifname.to_owned();
+        async move |handle| host_side(&handle, &netns, &ifname, inside.index, inside.peer).await
+    })?;
+    if inside.addresses.is_empty() {
+        return Err(DiscoverError::NoAddress {
+            netns: netns.clone(),
+            ifname: ifname.to_owned(),
+        });
+    }
+    Ok(Discovered {
+        ifindex: inside.peer,
+        ifname: host,
+        addresses: inside.addresses,
+        mac: inside.mac,
+        node_mac,
+    })
+}
+
+/// Runs `work` with an rtnetlink socket of `netns` (`enter`) or of this
+/// process, on a thread that ends with it.
+fn on_thread<T: Send + 'static>(
+    netns: &Netns,
+    enter: bool,
+    work: impl AsyncFnOnce(rtnetlink::Handle) -> Result<T, DiscoverError> + Send + 'static,
+) -> Result<T, DiscoverError> {
+    let failed = |reason: String| DiscoverError::Netlink {
+        netns: netns.clone(),
+        reason,
+    };
+    let target = netns.clone();
+    let body = move || -> Result<T, DiscoverError> {
+        let failed = |reason: String| DiscoverError::Netlink {
+            netns: target.clone(),
+            reason,
+        };
+        if enter {
+            enter_netns(&target)?;
+        }
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .map_err(|e| failed(e.to_string()))?;
+        runtime.block_on(async {
+            let (connection, handle, _) =
+                rtnetlink::new_connection().map_err(|e| failed(e.to_string()))?;
+            let work = work(handle);
+            tokio::select! {
+                () = connection => Err(failed("the socket closed".to_owned())),
+                result = work => result,
+            }
+        })
+    };
+    thread::Builder::new()
+        .name("discover".to_owned())
+        .spawn(body)
+        .map_err(|e| failed(e.to_string()))?
+        .join()
+        .map_err(|_| failed("the thread ended unexpectedly".to_owned()))?
+}
+
+fn enter_netns(netns: &Netns) -> Result<(), DiscoverError> {
+    let file = fs::File::open(netns.path()).map_err(|source| match source.kind() {
+        io::ErrorKind::NotFound => DiscoverError::NoNetns(netns.clone()),
+        _ => DiscoverError::Enter {
+            netns: netns.clone(),
+            source,
+        },
+    })?;
+    setns(file, CloneFlags::CLONE_NEWNET).map_err(|errno| DiscoverError::Enter {
+        netns: netns.clone(),
+        source: errno.into(),
+    })
+}
+
+struct PodSide {
+    index: u32,
+    peer: u32,
+    mac: [u8; 6],
+    addresses: Vec<IpAddr>,
+}
+
+async fn pod_side(
+    handle: &rtnetlink::Handle,
+    netns: &Netns,
+    ifname: &str,
+) -> Result<PodSide, DiscoverError> {
+    let failed = |e: rtnetlink::Error| DiscoverError::Netlink {
+        netns: netns.clone(),
+        reason: e.to_string(),
+    };
+    let mut present = Vec::new();
+    let mut found = None;
+    let mut links = pin!(handle.link().get().execute());
+    while let Some(link) = links.next().await {
+        let link = link.map_err(failed)?;
+        let name = name_of(&link).unwrap_or_default();
+        if name == ifname {
+            found = Some(link);
+        } else {
+            present.push(name);
+        }
+    }
+    let link = found.ok_or_else(|| DiscoverError::NoInterface {
+        netns: netns.clone(),
+        ifname: ifname.to_owned(),
+        present: present.join(", "),
+    })?;
+    let no_peer = || DiscoverError::NoPeer {
+        netns: netns.clone(),
+        ifname: ifname.to_owned(),
+    };
+    let peer = peer_of(&link).ok_or_else(no_peer)?;
+    let mac = mac_of(&link).ok_or_else(no_peer)?;
+    let index = link.header.index;
+    let mut addresses = Vec::new();
+    let mut messages = pin!(
+        handle
+            .address()
+            .get()
+            .set_link_index_filter(index)
+            .execute()
+    );
+    while let Some(message) = messages.next().await {
+        let message = message.map_err(failed)?;
+        let ip = message
+            .attributes
+            .iter()
+            .find_map(|attribute| match attribute {
+                AddressAttribute::Local(ip) => Some(*ip),
+                _ => None,
+            });
+        let ip = ip.or_else(|| {
+            message
+                .attributes
+                .iter()
+                .find_map(|attribute| match attribute {
+                    AddressAttribute::Address(ip) => Some(*ip),
+                    _ => None,
+                })
+        });
+        addresses.extend(ip.filter(|ip| !is_link_local(*ip)));
+    }
+    addresses.sort_by_key(|ip| ip.is_ipv6());
+    addresses.dedup();
+    Ok(PodSide {
+        index,
+        peer,
+        mac,
+        addresses,
+    })
+}
+
+async fn host_side(
+    handle: &rtnetlink::Handle,
+    netns: &Netns,
+    ifname: &str,
+    pod_index: u32,
+    peer: u32,
+) -> Result<(String, [u8; 6]), DiscoverError> {
+    let no_peer = || DiscoverError::NoPeer {
+        netns: netns.clone(),
+        ifname: ifname.to_owned(),
+    };
+    let mut links = pin!(handle.link().get().match_index(peer).execute());
+    let link = match links.next().await {
+        Some(Ok(link)) => link,
+        _ => return Err(no_peer()),
+    };
+    // Both ends point at each other; an index alone may be some other interface of that number.
+    if peer_of(&link) != Some(pod_index) {
+        return Err(no_peer());
+    }
+    Ok((
+        name_of(&link).ok_or_else(no_peer)?,
+        mac_of(&link).ok_or_else(no_peer)?,
+    ))
+}
+
+fn name_of(link: &LinkMessage) -> Option<String> {
+    link.attributes
+        .iter()
+        .find_map(|attribute| match attribute {
+            LinkAttribute::IfName(name) => Some(name.clone()),
+            _ => None,
+        })
+}
+
+fn peer_of(link: &LinkMessage) -> Option<u32> {
+    link.attributes
+        .iter()
+        .find_map(|attribute| match attribute {
+            LinkAttribute::Link(index) => Some(*index),
+            _ => None,
+        })
+}
+
+fn mac_of(link: &LinkMessage) -> Option<[u8; 6]> {
+    link.attributes
+        .iter()
+        .find_map(|attribute| match attribute {
+            LinkAttribute::Address(bytes) => bytes.as_slice().try_into().ok(),
+            _ => None,
+        })
+}
+
+fn is_link_local(ip: IpAddr) -> bool {
+    match ip {
+        IpAddr::V4(ip) => ip.is_link_local(),
+        IpAddr::V6(ip) => ip.is_unicast_link_local(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_missing_namespace_is_named_with_the_remedy() {
+        let error = discover(&Netns::Name("hf-none-such".to_owned()), "eth0").unwrap_err();
+        let text = error.to_string();
+        assert!(
+            text.contains("hf-none-such") && text.contains("ip netns list"),
+            "{text}"
+        );
+    }
+
+    #[test]
+    fn a_name_cannot_leave_the_directory() {
+        for name in ["", "../../proc/1/ns/net", ".."] {
+            let error = discover(&Netns::Name(name.to_owned()), "eth0").unwrap_err();
+            assert!(
+                matches!(error, DiscoverError::BadName(_)),
+                "{name:?}: {error}"
+            );
+        }
+    }
+}

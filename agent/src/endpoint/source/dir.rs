@@ -1,0 +1,75 @@
+//! Endpoint documents of a directory.
+
+use std::{collections::BTreeMap, io, path::Path};
+
+use serde::Deserialize as _;
+
+use super::{EndpointDocument, EndpointError};
+use crate::watched_dir;
+
+/// Documents by key `dir/<file>` (`dir/<file>#<n>` from the second of a file on).
+pub(super) fn read(
+    dir: &Path,
+) -> io::Result<BTreeMap<String, Result<EndpointDocument, EndpointError>>> {
+    let mut documents = BTreeMap::new();
+    for (name, text) in watched_dir::read(dir)? {
+        let key = format!("dir/{name}");
+        match text {
+            Ok(text) => documents.extend(parse(&key, &text)),
+            Err(error) => {
+                documents.insert(key, Err(EndpointError::Parse(error.to_string())));
+            }
+        }
+    }
+    Ok(documents)
+}
+
+fn parse(key: &str, text: &str) -> Vec<(String, Result<EndpointDocument, EndpointError>)> {
+    let mut documents = Vec::new();
+    for (index, document) in serde_yaml_ng::Deserializer::from_str(text).enumerate() {
+        let key = match index {
+            0 => key.to_owned(),
+            n => format!("{key}#{}", n + 1),
+        };
+        let document = Option::<EndpointDocument>::deserialize(document)
+            .map_err(|e| EndpointError::Parse(e.to_string()));
+        match document {
+            // An empty document, as after a closing `---`.
+            Ok(None) => {}
+            Ok(Some(document)) => {
+                let checked = document.check().map(|_| document);
+                documents.push((key, checked));
+            }
+            Err(error) => {
+                documents.push((key, Err(error)));
+                // What follows a syntax error cannot be told apart from it.
+                break;
+            }
+        }
+    }
+    documents
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn several_documents_one_of_them_bad() {
+        let read = parse(
+            "dir/a.yaml",
+            "netns: pod1\nlabels: [k8s:app=a]\n---\nnetns: pod2\npid: 3\nlabels: [k8s:app=b]\n---\n",
+        );
+        assert_eq!(read.len(), 2);
+        assert_eq!(read[0].1.as_ref().unwrap().ifname, "eth0");
+        assert_eq!(read[1].0, "dir/a.yaml#2");
+        assert!(matches!(read[1].1, Err(EndpointError::Netns)));
+    }
+
+    #[test]
+    fn unknown_fields_are_named() {
+        let read = parse("dir/a.yaml", "netns: pod1\nlabel: [k8s:app=a]\n");
+        let error = read[0].1.as_ref().unwrap_err().to_string();
+        assert!(error.contains("label"), "{error}");
+    }
+}

@@ -1,0 +1,195 @@
+//! Which run of the agent this is, and that there is only one.
+
+use std::{
+    fs::{self, OpenOptions},
+    io::{self, Read as _, Seek as _, Write as _},
+    path::{Path, PathBuf},
+};
+
+use nix::fcntl::{Flock, FlockArg};
+use serde::{Deserialize, Serialize};
+
+use crate::datapath::files::write_atomic;
+
+const LOCK_FILE: &str = "agent.lock";
+const EPOCH_FILE: &str = "epoch.json";
+const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
+const VERSION: u32 = 1;
+
+/// One run of the agent: what leases were granted under.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Epoch {
+    /// The kernel's boot id.
+    pub boot_id: String,
+    /// Starts of the agent since boot, this one included.
+    pub start: u64,
+}
+
+/// Why the state directory cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum StateDirError {
+    /// Another agent has it.
+    #[error(
+        "another agent (pid {pid}) runs on the state directory {dir}; stop it, or give this one its own --state-dir",
+        dir = .dir.display()
+    )]
+    Busy {
+        /// The state directory.
+        dir: PathBuf,
+        /// Its process, as the lock file says.
+        pid: String,
+    },
+    /// A file operation failed.
+    #[error("{path}: {source}; the agent must be able to write in --state-dir", path = .path.display())]
+    File {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// The file is of a later release.
+    #[error(
+        "{path} is of version {found}, this program reads up to {VERSION}; run the newer release, or remove the file",
+        path = .path.display()
+    )]
+    Newer {
+        /// The file.
+        path: PathBuf,
+        /// Its version.
+        found: u32,
+    },
+}
+
+/// Holds the state directory until dropped; a killed process loses it at once.
+#[derive(Debug)]
+pub struct StateDirLock {
+    _file: Flock<fs::File>,
+}
+
+impl StateDirLock {
+    /// Takes the directory, which is created if need be.
+    pub fn take(dir: &Path) -> Result<Self, StateDirError> {
+        let path = dir.join(LOCK_FILE);
+        let failed = |source| StateDirError::File {
+            path: path.clone(),
+            source,
+        };
+        fs::create_dir_all(dir).map_err(failed)?;
+        let file = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .open(&path)
+            .map_err(failed)?;
+        let mut file = match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
+            Ok(file) => file,
+            Err((mut file, nix::errno::Errno::EWOULDBLOCK)) => {
+                let mut pid = String::new();
+                let _unreadable = file.read_to_string(&mut pid);
+                return Err(StateDirError::Busy {
+                    dir: dir.to_owned(),
+                    pid: match pid.trim() {
+                        "" => "unknown".to_owned(),
+                        pid => pid.to_owned(),
+                    },
+                });
+            }
+            Err((_, errno)) => return Err(failed(errno.into())),
+        };
+        file.set_len(0).map_err(failed)?;
+        file.rewind().map_err(failed)?;
+        writeln!(file, "{}", std::process::id()).map_err(failed)?;
+        Ok(Self { _file: file })
+    }
+}
+
+#[derive(Serialize, Deserialize)]
+struct EpochFile {
+    version: u32,
+    boot_id: String,
+    start: u64,
+}
+
+impl Epoch {
+    /// Counts this start in `state`. A damaged file counts as that of an
+    /// earlier boot, with a start number that no lease of this boot can have.
+    pub fn begin(state: &Path) -> Result<Self, StateDirError> {
+        let boot_id = fs::read_to_string(BOOT_ID)
+            .map_err(|source| StateDirError::File {
+                path: PathBuf::from(BOOT_ID),
+                source,
+            })?
+            .trim()
+            .to_owned();
+        Self::begin_on(state, boot_id)
+    }
+
+    fn begin_on(state: &Path, boot_id: String) -> Result<Self, StateDirError> {
+        let path = state.join(EPOCH_FILE);
+        let failed = |source| StateDirError::File {
+            path: path.clone(),
+            source,
+        };
+        let start = match fs::read(&path) {
+            Err(e) if e.kind() == io::ErrorKind::NotFound => 1,
+            Err(e) => return Err(failed(e)),
+            Ok(bytes) => match serde_json::from_slice::<EpochFile>(&bytes) {
+                Ok(file) if file.version > VERSION => {
+                    return Err(StateDirError::Newer {
+                        path,
+                        found: file.version,
+                    });
+                }
+                Ok(file) if file.boot_id == boot_id => file.start.saturating_add(1),
+                Ok(_) => 1,
+                Err(error) => {
+                    tracing::warn!(path = %path.display(), %error, "start count is damaged; leases of earlier runs end here");
+                    shared_maps::user::boottime_ns()
+                }
+            },
+        };
+        let file = EpochFile {
+            version: VERSION,
+            boot_id: boot_id.clone(),
+            start,
+        };
+        let text = serde_json::to_vec(&file).map_err(|e| failed(e.into()))?;
+        write_atomic(&path, &text).map_err(failed)?;
+        Ok(Self { boot_id, start })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn starts_count_up_within_a_boot_only() {
+        let dir = tempfile::tempdir().unwrap();
+        let begin = |boot: &str| Epoch::begin_on(dir.path(), boot.to_owned()).unwrap().start;
+        assert_eq!(begin("a"), 1);
+        assert_eq!(begin("a"), 2);
+        assert_eq!(begin("b"), 1);
+        fs::write(dir.path().join(EPOCH_FILE), "{").unwrap();
+        assert!(begin("b") > 2);
+        fs::write(
+            dir.path().join(EPOCH_FILE),
+            r#"{"version":9,"boot_id":"b","start":1}"#,
+        )
+        .unwrap();
+        let error = Epoch::begin_on(dir.path(), "b".to_owned()).unwrap_err();
+        assert!(matches!(error, StateDirError::Newer { found: 9, .. }));
+    }
+
+    #[test]
+    fn a_second_agent_is_told_who_has_the_directory() {
+        let dir = tempfile::tempdir().unwrap();
+        let first = StateDirLock::take(dir.path()).unwrap();
+        let error = StateDirLock::take(dir.path()).unwrap_err().to_string();
+        assert!(error.contains(&std::process::id().to_string()), "{error}");
+        assert!(error.contains("--state-dir"), "{error}");
+        drop(first);
+        StateDirLock::take(dir.path()).unwrap();
+    }
+}

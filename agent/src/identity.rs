@@ -1,0 +1,3 @@
+//! Identities: numbers for sets of labels.
+
+pub mod checkpoint;

@@ -1,0 +1,136 @@
+//! The two files that keep identity numbers across restarts.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+use shared_maps::IdentityId;
+
+use crate::labels::{Label, LabelSet};
+
+/// Version of `endpoint_identities.json` that this program writes.
+const VERSION: u64 = 1;
+
+/// One identity, as both files have it.
+#[derive(Serialize, Deserialize)]
+struct Entry {
+    id: u32,
+    labels: BTreeMap<String, LabelEntry>,
+}
+
+#[derive(Serialize, Deserialize)]
+struct LabelEntry {
+    key: String,
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    value: String,
+    source: String,
+}
+
+#[derive(Serialize, Deserialize)]
+struct EndpointDocument {
+    version: u64,
+    identities: Vec<Entry>,
+}
+
+/// What is wrong with a checkpoint.
+#[derive(Debug, thiserror::Error)]
+pub enum CheckpointError {
+    /// Not JSON, or of another shape.
+    #[error("identity checkpoint: {0} (remove the file to number identities afresh)")]
+    Json(#[from] serde_json::Error),
+    /// Written by a newer version.
+    #[error("identity checkpoint has version {0}, this program knows up to {VERSION}: upgrade it")]
+    Newer(u64),
+}
+
+/// Renders `local_allocator_state.json`: an array in Cilium's format, which has no version.
+pub fn render_local<'a>(entries: impl Iterator<Item = (IdentityId, &'a LabelSet)>) -> String {
+    let entries: Vec<Entry> = entries.map(|(id, labels)| entry(id, labels)).collect();
+    serde_json::to_string(&entries).expect("maps with string keys render as JSON")
+}
+
+/// Reads `local_allocator_state.json`. Numbers of other scopes are left out.
+pub fn parse_local(text: &str) -> Result<Vec<(IdentityId, LabelSet)>, CheckpointError> {
+    let entries: Vec<Entry> = serde_json::from_str(text)?;
+    Ok(read(entries, IdentityId::is_local_scope))
+}
+
+/// Renders `endpoint_identities.json`.
+pub fn render_endpoints<'a>(entries: impl Iterator<Item = (IdentityId, &'a LabelSet)>) -> String {
+    let identities = entries.map(|(id, labels)| entry(id, labels)).collect();
+    let document = EndpointDocument {
+        version: VERSION,
+        identities,
+    };
+    serde_json::to_string(&document).expect("maps with string keys render as JSON")
+}
+
+/// Reads `endpoint_identities.json`. Numbers of other scopes are left out.
+pub fn parse_endpoints(text: &str) -> Result<Vec<(IdentityId, LabelSet)>, CheckpointError> {
+    let document: EndpointDocument = serde_json::from_str(text)?;
+    if document.version > VERSION {
+        return Err(CheckpointError::Newer(document.version));
+    }
+    Ok(read(document.identities, IdentityId::is_endpoint))
+}
+
+fn entry(id: IdentityId, labels: &LabelSet) -> Entry {
+    let labels = labels
+        .iter()
+        .map(|label| {
+            let entry = LabelEntry {
+                key: label.key().to_owned(),
+                value: label.value().to_owned(),
+                source: label.source().to_owned(),
+            };
+            // One key may come from several sources here, in Cilium's map it may not.
+            (format!("{}:{}", label.source(), label.key()), entry)
+        })
+        .collect();
+    Entry { id: id.0, labels }
+}
+
+fn read(entries: Vec<Entry>, keep: impl Fn(IdentityId) -> bool) -> Vec<(IdentityId, LabelSet)> {
+    entries
+        .into_iter()
+        .filter(|entry| keep(IdentityId(entry.id)))
+        .map(|entry| {
+            let labels = entry.labels.into_values();
+            let labels = labels
+                .map(|l| Label::new(&l.source, &l.key, &l.value))
+                .collect();
+            (IdentityId(entry.id), LabelSet::new(labels))
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn round_trip_and_scopes() {
+        let labels = LabelSet::parse(&["fqdn:*.cilium.io", "reserved:world-ipv4"]).unwrap();
+        let pod = LabelSet::parse(&["k8s:app=web"]).unwrap();
+        let local = vec![(IdentityId::LOCAL_MIN, labels)];
+        let text = render_local(local.iter().map(|(id, labels)| (*id, labels)));
+        assert_eq!(parse_local(&text).unwrap(), local);
+        let pods = vec![(IdentityId(256), pod)];
+        let text = render_endpoints(pods.iter().map(|(id, labels)| (*id, labels)));
+        assert_eq!(parse_endpoints(&text).unwrap(), pods);
+    }
+
+    #[test]
+    fn reads_ciliums_file() {
+        let text = r#"[{"id":16777217,"labels":{"cidr:10.0.0.0/8":{"key":"10.0.0.0/8","source":"cidr"}}},
+            {"id":33554433,"labels":{"remote-node":{"key":"remote-node","source":"reserved"}}}]"#;
+        let read = parse_local(text).unwrap();
+        assert_eq!(read.len(), 1);
+        assert_eq!(read[0].1.texts(), ["cidr:10.0.0.0/8"]);
+    }
+
+    #[test]
+    fn refuses_newer_and_torn() {
+        assert!(parse_endpoints(r#"{"version":2,"identities":[]}"#).is_err());
+        assert!(parse_local("[{").is_err());
+    }
+}

@@ -1,0 +1,161 @@
+//! Labels: `source:key[=value]`, and sorted sets of them.
+
+use std::{borrow::Borrow, fmt, sync::Arc};
+
+/// Source of labels that policy and identities treat specially: CIDR blocks.
+pub const CIDR: &str = "cidr";
+/// Source of labels that name an FQDN selector.
+pub const FQDN: &str = "fqdn";
+/// Source of the reserved labels (`reserved:world`, …).
+pub const RESERVED: &str = "reserved";
+/// Source of Kubernetes labels.
+pub const K8S: &str = "k8s";
+/// Source of a label that names none.
+pub const UNSPEC: &str = "unspec";
+/// Key under which a pod carries its namespace.
+pub const NAMESPACE_KEY: &str = "io.kubernetes.pod.namespace";
+
+/// One label.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Label {
+    source: Arc<str>,
+    key: Arc<str>,
+    value: Arc<str>,
+}
+
+impl Label {
+    /// Builds a label.
+    pub fn new(source: &str, key: &str, value: &str) -> Self {
+        Self {
+            source: source.into(),
+            key: key.into(),
+            value: value.into(),
+        }
+    }
+
+    /// Reads `source:key[=value]`; without a source it is [`UNSPEC`].
+    pub fn parse(text: &str) -> Result<Self, LabelError> {
+        let text = text.trim();
+        let (head, value) = text.split_once('=').unwrap_or((text, ""));
+        let (source, key) = head.split_once(':').unwrap_or((UNSPEC, head));
+        if key.is_empty() || source.is_empty() || text.chars().any(char::is_whitespace) {
+            return Err(LabelError(text.to_owned()));
+        }
+        Ok(Self::new(source, key, value))
+    }
+
+    /// Where it comes from.
+    pub fn source(&self) -> &str {
+        &self.source
+    }
+
+    /// Key.
+    pub fn key(&self) -> &str {
+        &self.key
+    }
+
+    /// Value, empty if it has none.
+    pub fn value(&self) -> &str {
+        &self.value
+    }
+}
+
+impl fmt::Display for Label {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:{}", self.source, self.key)?;
+        if self.value.is_empty() {
+            Ok(())
+        } else {
+            write!(f, "={}", self.value)
+        }
+    }
+}
+
+/// A text that is no label.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("`{0}` is not a label: write source:key=value, for example k8s:app=web")]
+pub struct LabelError(pub String);
+
+/// A sorted set of labels without duplicates; cheap to clone.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct LabelSet(Arc<[Label]>);
+
+impl LabelSet {
+    /// Builds a set.
+    pub fn new(mut labels: Vec<Label>) -> Self {
+        labels.sort_unstable();
+        labels.dedup();
+        Self(labels.into())
+    }
+
+    /// Reads a list of label texts.
+    pub fn parse<S: AsRef<str>>(texts: &[S]) -> Result<Self, LabelError> {
+        let labels = texts.iter().map(|text| Label::parse(text.as_ref()));
+        Ok(Self::new(labels.collect::<Result<_, _>>()?))
+    }
+
+    /// The labels in order.
+    pub fn iter(&self) -> impl Iterator<Item = &Label> {
+        self.0.iter()
+    }
+
+    /// The labels in order.
+    pub fn as_slice(&self) -> &[Label] {
+        &self.0
+    }
+
+    /// Whether it has no label.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Whether it has the reserved label `key`.
+    pub fn has_reserved(&self, key: &str) -> bool {
+        self.iter()
+            .any(|label| label.source() == RESERVED && label.key() == key)
+    }
+
+    /// The labels as texts.
+    pub fn texts(&self) -> Vec<String> {
+        self.iter().map(Label::to_string).collect()
+    }
+}
+
+impl Borrow<[Label]> for LabelSet {
+    fn borrow(&self) -> &[Label] {
+        &self.0
+    }
+}
+
+impl fmt::Debug for LabelSet {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_set()
+            .entries(self.iter().map(ToString::to_string))
+            .finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reads_and_writes_labels() {
+        let label = Label::parse("k8s:app=web").unwrap();
+        assert_eq!(
+            (label.source(), label.key(), label.value()),
+            ("k8s", "app", "web")
+        );
+        assert_eq!(label.to_string(), "k8s:app=web");
+        assert_eq!(Label::parse("role").unwrap().to_string(), "unspec:role");
+        assert_eq!(Label::parse("cidr:10.0.0.0/8").unwrap().value(), "");
+        assert!(Label::parse(":x").is_err());
+        assert!(Label::parse("k8s:").is_err());
+    }
+
+    #[test]
+    fn sets_compare_without_order() {
+        let one = LabelSet::parse(&["k8s:b=2", "k8s:a=1", "k8s:a=1"]).unwrap();
+        assert_eq!(one, LabelSet::parse(&["k8s:a=1", "k8s:b=2"]).unwrap());
+    }
+}

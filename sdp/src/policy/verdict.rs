@@ -1,0 +1,23 @@
+//! What policy says of one query.
+
+/// Whether a query may be asked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// Yes.
+    Allow,
+    /// No, and why.
+    Deny(DenyReason),
+}
+
+/// The first thing that was missing for a query to be allowed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum DenyReason {
+    /// The endpoint has no DNS rules at all.
+    NoRules,
+    /// The endpoint has none for this server port and transport.
+    NoRulesForPort,
+    /// No rule is about this server.
+    ServerNotSelected,
+    /// A rule is about this server, none allows the name.
+    NameNotAllowed,
+}

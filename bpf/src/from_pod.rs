@@ -13,9 +13,7 @@ use crate::{
     config,
     conntrack::{self, As, Forwarded, Side},
     events, fragment, icmp, maps, neighbour,
-    packet::{
-        ETH_LEN, ETH_P_ARP, ETH_P_IP, ETH_P_IPV6, Fragment, Packet, ether_type, parse_ip,
-    },
+    packet::{ETH_LEN, ETH_P_ARP, ETH_P_IP, ETH_P_IPV6, Fragment, Packet, ether_type, parse_ip},
     policy, redirect,
 };
 
@@ -142,13 +140,7 @@ fn judge_flow(
         redirect::set(packet, proxy);
     }
     judged?;
-    match conntrack::forward(
-        packet,
-        DIR_OUT,
-        Side::Local,
-        proxy != 0,
-        config::identity(),
-    ) {
+    match conntrack::forward(packet, DIR_OUT, Side::Local, proxy != 0, config::identity()) {
         Forwarded::Known => {}
         Forwarded::New => trace.new = true,
         Forwarded::Full => events::count(Reason::ConntrackFull, packet.len),

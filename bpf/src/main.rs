@@ -10,6 +10,11 @@
 //! namespace. Every other map is shared through its pin.
 #![no_std]
 #![no_main]
+#![expect(
+    missing_docs,
+    unreachable_pub,
+    reason = "the macros of aya-ebpf wrap the entry points in public functions of their own"
+)]
 
 mod address;
 mod config;

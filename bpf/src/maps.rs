@@ -87,6 +87,19 @@ pub(crate) struct Budget {
     pub(crate) used: u64,
 }
 
+/// Where `steer` compares slots; not pinned.
+#[map(name = "RANKS")]
+pub(crate) static RANKS: PerCpuArray<Ranks> = PerCpuArray::with_max_entries(1, 0);
+
+/// Ranks of slots: the one at hand, the best so far, and what it must be below.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(crate) struct Ranks {
+    pub(crate) rank: u32,
+    pub(crate) best: u32,
+    pub(crate) below: u32,
+}
+
 /// Identity behind an address, if the ipcache knows it.
 #[inline(never)]
 pub(crate) fn identity_of(address: [u8; 16], family: u8) -> Option<u32> {

@@ -48,11 +48,7 @@ fn pack(mac: [u8; 6]) -> u64 {
 /// Whether an IPv6 packet belongs to the link: neighbour discovery (RFC 4861) or MLD (RFC 3810).
 #[inline(always)]
 pub(crate) fn is_link_message(packet: &Packet) -> bool {
-    packet.protocol == ICMPV6
-        && matches!(
-            packet.icmp_type,
-            MLD_QUERY..=REDIRECT | MLD2_REPORT
-        )
+    packet.protocol == ICMPV6 && matches!(packet.icmp_type, MLD_QUERY..=REDIRECT | MLD2_REPORT)
 }
 
 /// Judges such a message from the pod.

@@ -151,12 +151,7 @@ pub(crate) fn parse_ip(
 }
 
 #[inline(always)]
-fn parse_v4(
-    ctx: &TcContext,
-    offset: u32,
-    quoted: bool,
-    packet: &mut Packet,
-) -> Result<(), Reason> {
+fn parse_v4(ctx: &TcContext, offset: u32, quoted: bool, packet: &mut Packet) -> Result<(), Reason> {
     let header: [u8; 20] = load(ctx, offset)?;
     let header_len = u32::from(header[0] & 0x0f) * 4;
     if header[0] >> 4 != 4 || header_len < 20 {

@@ -13,7 +13,7 @@ use shared_maps::{
 
 use crate::{
     address::Address,
-    maps::{REDIRECTS, SLOTS, SOCKS},
+    maps::{RANKS, REDIRECTS, Ranks, SLOTS, SOCKS},
     packet::{TCP, UDP},
 };
 
@@ -21,8 +21,12 @@ const AF_INET: u32 = 2;
 const AF_INET6: u32 = 10;
 /// `SK_PASS`.
 const SK_PASS: u32 = 1;
-/// How many slots are tried when sockets are gone that should be there.
-const ATTEMPTS: u32 = 4;
+/// How many slots are tried when sockets are gone that should be there: a
+/// killed proxy takes those of all its slots with it.
+const ATTEMPTS: u32 = 8;
+/// Bits of a rank that are the slot's number.
+const SLOT_MASK: u32 = SLOT_COUNT - 1;
+const _: () = assert!(SLOT_COUNT.is_power_of_two());
 
 #[inline(always)]
 pub(crate) fn run(ctx: &SkLookupContext) -> u32 {
@@ -53,24 +57,25 @@ fn choose(ctx: &SkLookupContext) -> Option<()> {
     if !v6 && family != AF_INET {
         return None;
     }
-    // SAFETY: as above; the words of an IPv6 address are read one by one.
-    let (local, remote) = unsafe {
-        if v6 {
-            (
-                Address([
-                    (&raw const (*at).local_ip6[0]).read_volatile(),
-                    (&raw const (*at).local_ip6[1]).read_volatile(),
-                    (&raw const (*at).local_ip6[2]).read_volatile(),
-                    (&raw const (*at).local_ip6[3]).read_volatile(),
-                ]),
-                (&raw const (*at).remote_ip6[3]).read_volatile(),
-            )
-        } else {
-            (
-                Address([(&raw const (*at).local_ip4).read_volatile(), 0, 0, 0]),
-                (&raw const (*at).remote_ip4).read_volatile(),
-            )
-        }
+    // SAFETY: as above. All are read whatever the family: reads under a branch
+    // get merged into one at a computed offset, which the verifier refuses.
+    let (local4, local6, remote4, remote6) = unsafe {
+        (
+            (&raw const (*at).local_ip4).read_volatile(),
+            [
+                (&raw const (*at).local_ip6[0]).read_volatile(),
+                (&raw const (*at).local_ip6[1]).read_volatile(),
+                (&raw const (*at).local_ip6[2]).read_volatile(),
+                (&raw const (*at).local_ip6[3]).read_volatile(),
+            ],
+            (&raw const (*at).remote_ip4).read_volatile(),
+            (&raw const (*at).remote_ip6[3]).read_volatile(),
+        )
+    };
+    let (local, remote) = if v6 {
+        (Address(local6), remote6)
+    } else {
+        (Address([local4, 0, 0, 0]), remote4)
     };
     let port = port as u16;
     let key = RedirectKey {
@@ -90,71 +95,92 @@ fn choose(ctx: &SkLookupContext) -> Option<()> {
         None => return None,
     };
     let hash = flow_hash(remote, u32::from(remote_port));
-    let (first, second) = live(proxy_port, 1 << socket_index(0, tcp, v6));
-    pick(ctx, first, hash, tcp, v6).or_else(|| pick(ctx, second, hash, tcp, v6))
-}
-
-/// Slots to choose from, as bit sets: proxies, then fallbacks.
-#[inline(always)]
-fn live(proxy_port: u32, socket: u32) -> (u32, u32) {
-    // SAFETY: the helper has no preconditions.
-    let now = unsafe { bpf_ktime_get_ns() };
-    let (mut sdp, mut fallback) = (0, 0);
-    for slot in 0..SLOT_COUNT {
-        let Some(value) = SLOTS.get(slot) else {
-            continue;
-        };
-        if value.proxy_port != proxy_port
-            || value.sockets & socket == 0
-            || now.saturating_sub(value.heartbeat) > HEARTBEAT_DEAD_NS
-        {
-            continue;
-        }
-        match value.kind {
-            KIND_SDP => sdp |= 1 << slot,
-            KIND_FALLBACK => fallback |= 1 << slot,
-            _ => {}
-        }
-    }
-    (sdp, fallback)
-}
-
-/// Selects the socket of one of `slots` by `hash`; of another if that socket is gone.
-#[inline(always)]
-fn pick(ctx: &SkLookupContext, mut slots: u32, hash: u32, tcp: bool, v6: bool) -> Option<()> {
+    let wanted = Wanted {
+        proxy_port,
+        socket: 1 << socket_index(0, tcp, v6),
+        // SAFETY: the helper has no preconditions.
+        now: unsafe { bpf_ktime_get_ns() },
+        hash,
+    };
+    let flags = u64::from(BPF_SK_LOOKUP_F_NO_REUSEPORT);
+    let ranks = RANKS.get_ptr_mut(0)?;
+    // SAFETY: the value is this CPU's own, for as long as the program runs.
+    unsafe { (&raw mut (*ranks).below).write_volatile(u32::MAX) };
     for _ in 0..ATTEMPTS {
-        if slots == 0 {
+        let best = wanted.best(ranks);
+        if best == 0 {
             return None;
         }
-        let slot = nth(slots, hash % slots.count_ones());
-        let index = socket_index(slot, tcp, v6);
-        let flags = u64::from(BPF_SK_LOOKUP_F_NO_REUSEPORT);
+        let index = socket_index(best & SLOT_MASK, tcp, v6);
         if SOCKS.redirect_sk_lookup(ctx, index, flags).is_ok() {
             return Some(());
         }
-        slots &= !(1 << slot);
+        // SAFETY: as above.
+        unsafe { (&raw mut (*ranks).below).write_volatile(best) };
     }
     None
 }
 
-/// Number of the `n`-th set bit of `bits`.
-#[inline(always)]
-fn nth(bits: u32, mut n: u32) -> u32 {
-    for slot in 0..SLOT_COUNT {
-        if bits & (1 << slot) != 0 {
-            if n == 0 {
-                return slot;
+/// What a slot must have.
+struct Wanted {
+    proxy_port: u32,
+    socket: u32,
+    now: u64,
+    hash: u32,
+}
+
+impl Wanted {
+    /// Rank of the best live slot that ranks below `ranks.below`; 0 if there is none.
+    ///
+    /// Each flow ranks the slots in an order of its own, so that a slot that
+    /// comes or goes moves no flow between the others. What is compared goes
+    /// through a map: of numbers whose origin it sees, the verifier follows
+    /// every possible order.
+    #[inline(always)]
+    fn best(&self, ranks: *mut Ranks) -> u32 {
+        // SAFETY: the value is this CPU's own. Should a softirq interrupt the
+        // program, it leaves another live slot's rank.
+        unsafe {
+            (&raw mut (*ranks).best).write_volatile(0);
+            for slot in 0..SLOT_COUNT {
+                let Some(value) = SLOTS.get(slot) else {
+                    continue;
+                };
+                let class = match value.kind {
+                    KIND_SDP => 3 << 30,
+                    KIND_FALLBACK => 1 << 30,
+                    _ => continue,
+                };
+                if value.proxy_port != self.proxy_port
+                    || value.sockets & self.socket == 0
+                    || self.now.saturating_sub(value.heartbeat) > HEARTBEAT_DEAD_NS
+                {
+                    continue;
+                }
+                let spread = mix(self.hash ^ slot.wrapping_mul(0x9e37_79b9)) >> 2;
+                let rank = class | (spread & !SLOT_MASK) | slot;
+                (&raw mut (*ranks).rank).write_volatile(rank);
+                let rank = (&raw const (*ranks).rank).read_volatile();
+                if rank > (&raw const (*ranks).best).read_volatile()
+                    && rank < (&raw const (*ranks).below).read_volatile()
+                {
+                    (&raw mut (*ranks).best).write_volatile(rank);
+                }
             }
-            n -= 1;
+            (&raw const (*ranks).best).read_volatile()
         }
     }
-    0
 }
 
 /// Spreads flows: consecutive ports must not fall together.
 #[inline(always)]
 fn flow_hash(address: u32, port: u32) -> u32 {
-    let mut hash = address ^ port.wrapping_mul(0x9e37_79b9);
+    address ^ port.wrapping_mul(0x9e37_79b9)
+}
+
+/// Finaliser of MurmurHash3: every input bit moves every output bit.
+#[inline(always)]
+fn mix(mut hash: u32) -> u32 {
     hash ^= hash >> 16;
     hash = hash.wrapping_mul(0x85eb_ca6b);
     hash ^= hash >> 13;

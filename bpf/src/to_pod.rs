@@ -18,9 +18,7 @@ use crate::{
     icmp,
     maps::{self, LXC},
     neighbour,
-    packet::{
-        ETH_LEN, ETH_P_ARP, ETH_P_IP, ETH_P_IPV6, Fragment, Packet, ether_type, parse_ip,
-    },
+    packet::{ETH_LEN, ETH_P_ARP, ETH_P_IP, ETH_P_IPV6, Fragment, Packet, ether_type, parse_ip},
     policy, redirect,
 };
 
@@ -55,8 +53,7 @@ impl Origin {
         if self.local {
             let magic = mark::magic(self.mark);
             let marked = mark::identity_of(self.mark).0;
-            let carries =
-                magic == mark::MAGIC_FROM_EGRESS_PROXY || magic == mark::MAGIC_IDENTITY;
+            let carries = magic == mark::MAGIC_FROM_EGRESS_PROXY || magic == mark::MAGIC_IDENTITY;
             return if carries && marked != 0 {
                 marked
             } else {

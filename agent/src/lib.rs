@@ -8,6 +8,7 @@
 //!                                           └─► snapshots ─► admin, metrics
 //! ```
 
+pub mod admin;
 pub mod config;
 pub mod core;
 pub mod datapath;

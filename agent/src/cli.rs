@@ -44,7 +44,7 @@ pub async fn run(command: Command) -> Result<()> {
         Command::Selectors(SelectorsCommand::List(args)) => {
             let selectors: Vec<SelectorView> =
                 Client::new(&args.admin_socket).get("/v1/selectors").await?;
-            print(args.output, &selectors, show::selectors)
+            print(args.output, &selectors, |list| show::selectors(list))
         }
         Command::Fqdn(command) => fqdn(command).await,
         Command::Bpf(command) => bpf::run(&command),
@@ -95,14 +95,17 @@ async fn identity(command: IdentityCommand) -> Result<()> {
         IdentityCommand::List(args) => (None, args),
         IdentityCommand::Get { id, client } => (Some(id), client),
     };
-    let mut identities: Vec<IdentityView> =
-        Client::new(&args.admin_socket).get("/v1/identities").await?;
+    let mut identities: Vec<IdentityView> = Client::new(&args.admin_socket)
+        .get("/v1/identities")
+        .await?;
     if let Some(id) = wanted {
         identities.retain(|identity| identity.id == id);
         let Some(identity) = identities.first() else {
             bail!("there is no identity {id}; `identity list` shows them (reserved ones left out)");
         };
-        return print(args.output, identity, |one| show::identities(std::slice::from_ref(one)));
+        return print(args.output, identity, |one| {
+            show::identities(std::slice::from_ref(one))
+        });
     }
     print(args.output, &identities, |list| show::identities(list))
 }
@@ -122,9 +125,9 @@ async fn ip(command: IpCommand) -> Result<()> {
         .filter(|(prefix, _)| prefix.contains(&address))
         .max_by_key(|(prefix, _)| prefix.prefix_len());
     match covering {
-        Some((_, view)) => {
-            print(args.output, view, |one| show::prefixes(std::slice::from_ref(one)))
-        }
+        Some((_, view)) => print(args.output, view, |one| {
+            show::prefixes(std::slice::from_ref(one))
+        }),
         None => bail!("no prefix covers {address}: it has the world identity of its family"),
     }
 }
@@ -150,7 +153,7 @@ async fn fqdn(command: FqdnCommand) -> Result<()> {
             let mut selectors: Vec<SelectorView> =
                 Client::new(&args.admin_socket).get("/v1/selectors").await?;
             selectors.retain(|selector| selector.kind == "fqdn");
-            print(args.output, &selectors, show::selectors)
+            print(args.output, &selectors, |list| show::selectors(list))
         }
     }
 }

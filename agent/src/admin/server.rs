@@ -17,11 +17,7 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use super::model::{Done, EpochView, Failed, Policies, Status};
 use crate::{
-    core::{
-        Event,
-        event::CleanNames,
-        snapshot::EndpointView,
-    },
+    core::{Event, event::CleanNames, snapshot::EndpointView},
     endpoint::source::{EndpointBook, EndpointDocument, EndpointError},
     epoch::Epoch,
     grpc::peer::{Allowed, Checked},
@@ -110,8 +106,8 @@ impl Admin {
                     let admin = admin.clone();
                     async move { Ok::<_, std::convert::Infallible>(admin.answer(request).await) }
                 });
-                let served =
-                    hyper::server::conn::http1::Builder::new().serve_connection(TokioIo::new(stream), service);
+                let served = hyper::server::conn::http1::Builder::new()
+                    .serve_connection(TokioIo::new(stream), service);
                 tokio::select! {
                     served = served => {
                         if let Err(error) = served {
@@ -131,7 +127,10 @@ impl Admin {
                 let body = Failed {
                     error: refusal.error,
                 };
-                json(refusal.status, serde_json::to_vec(&body).unwrap_or_default())
+                json(
+                    refusal.status,
+                    serde_json::to_vec(&body).unwrap_or_default(),
+                )
             }
         }
     }
@@ -194,10 +193,17 @@ impl Admin {
                 summary.pending_steps
             ));
         }
-        problems.extend(unresolved.iter().map(|u| format!("endpoint {}: {}", u.key, u.reason)));
+        problems.extend(
+            unresolved
+                .iter()
+                .map(|u| format!("endpoint {}: {}", u.key, u.reason)),
+        );
         problems.extend(self.damaged.iter().cloned());
         problems.extend(proxies.iter().filter_map(|proxy| {
-            proxy.nack.as_ref().map(|why| format!("proxy {} refused {why}", proxy.instance))
+            proxy
+                .nack
+                .as_ref()
+                .map(|why| format!("proxy {} refused {why}", proxy.instance))
         }));
         if summary.ipcache_entries * 10 >= summary.ipcache_max * 9 && summary.ipcache_max > 0 {
             problems.push(format!(
@@ -307,7 +313,10 @@ impl Admin {
         self.core.tell(Event::CleanNames(clean)).await?;
         let after = self.core.summary().await?.names_live;
         Ok(Done {
-            message: format!("forgot {} of {before} learned addresses", before.saturating_sub(after)),
+            message: format!(
+                "forgot {} of {before} learned addresses",
+                before.saturating_sub(after)
+            ),
         })
     }
 }
@@ -324,9 +333,10 @@ fn render(value: &impl Serialize) -> Result<Vec<u8>, Refusal> {
 fn json(status: StatusCode, body: Vec<u8>) -> Response<Full<Bytes>> {
     let mut response = Response::new(Full::new(Bytes::from(body)));
     *response.status_mut() = status;
-    response
-        .headers_mut()
-        .insert(CONTENT_TYPE, hyper::header::HeaderValue::from_static("application/json"));
+    response.headers_mut().insert(
+        CONTENT_TYPE,
+        hyper::header::HeaderValue::from_static("application/json"),
+    );
     response
 }
 

@@ -34,12 +34,16 @@ struct IpcacheLine {
 }
 
 fn ipcache(args: &BpfArgs) -> Result<()> {
-    let entries = Globals::new(&args.bpf_root).ipcache(Access::ReadOnly)?.entries()?;
+    let entries = Globals::new(&args.bpf_root)
+        .ipcache(Access::ReadOnly)?
+        .entries()?;
     let mut lines: Vec<(IpAddr, u32, u32)> = entries
         .found
         .iter()
         .map(|(key, value)| {
-            let len = key.prefix_len.saturating_sub(shared_maps::ipcache::STATIC_PREFIX_BITS);
+            let len = key
+                .prefix_len
+                .saturating_sub(shared_maps::ipcache::STATIC_PREFIX_BITS);
             (address(key.family, key.ip), len, value.sec_identity)
         })
         .collect();
@@ -52,8 +56,10 @@ fn ipcache(args: &BpfArgs) -> Result<()> {
         })
         .collect();
     print(args.output, &lines, |lines| {
-        let rows: Vec<_> =
-            lines.iter().map(|l| vec![l.prefix.clone(), l.identity.to_string()]).collect();
+        let rows: Vec<_> = lines
+            .iter()
+            .map(|l| vec![l.prefix.clone(), l.identity.to_string()])
+            .collect();
         render(&["PREFIX", "IDENTITY"], &rows)
     })
 }
@@ -70,7 +76,9 @@ struct LxcLine {
 }
 
 fn lxc(args: &BpfArgs) -> Result<()> {
-    let entries = Globals::new(&args.bpf_root).lxc(Access::ReadOnly)?.entries()?;
+    let entries = Globals::new(&args.bpf_root)
+        .lxc(Access::ReadOnly)?
+        .entries()?;
     let mut lines: Vec<LxcLine> = entries
         .found
         .iter()
@@ -100,7 +108,12 @@ fn lxc(args: &BpfArgs) -> Result<()> {
                 ]
             })
             .collect();
-        render(&["ADDRESS", "ENDPOINT", "IDENTITY", "IFINDEX", "FLAGS", "MAC", "NODE-MAC"], &rows)
+        render(
+            &[
+                "ADDRESS", "ENDPOINT", "IDENTITY", "IFINDEX", "FLAGS", "MAC", "NODE-MAC",
+            ],
+            &rows,
+        )
     })
 }
 
@@ -122,7 +135,11 @@ fn policy(endpoint: u16, args: &BpfArgs) -> Result<()> {
     let lines: Vec<PolicyLine> = entries
         .iter()
         .map(|(key, value)| PolicyLine {
-            direction: if key.egress == EGRESS { "egress" } else { "ingress" },
+            direction: if key.egress == EGRESS {
+                "egress"
+            } else {
+                "ingress"
+            },
             identity: key.sec_label,
             protocol: protocol(key.protocol),
             port: port(key.dport.get(), key.lpm_len()),
@@ -141,7 +158,11 @@ fn policy(endpoint: u16, args: &BpfArgs) -> Result<()> {
             .map(|l| {
                 vec![
                     l.direction.to_owned(),
-                    if l.identity == 0 { "any".to_owned() } else { l.identity.to_string() },
+                    if l.identity == 0 {
+                        "any".to_owned()
+                    } else {
+                        l.identity.to_string()
+                    },
                     l.protocol.clone(),
                     l.port.clone(),
                     l.verdict.to_owned(),
@@ -151,7 +172,15 @@ fn policy(endpoint: u16, args: &BpfArgs) -> Result<()> {
             })
             .collect();
         render(
-            &["DIRECTION", "IDENTITY", "PROTOCOL", "PORT", "VERDICT", "PROXY-PORT", "PRECEDENCE"],
+            &[
+                "DIRECTION",
+                "IDENTITY",
+                "PROTOCOL",
+                "PORT",
+                "VERDICT",
+                "PROXY-PORT",
+                "PRECEDENCE",
+            ],
             &rows,
         )
     })
@@ -206,7 +235,14 @@ impl CtKey for CtKey4 {
             nexthdr,
             flags,
         } = *self;
-        (daddr.into(), sport.get(), saddr.into(), dport.get(), nexthdr, flags)
+        (
+            daddr.into(),
+            sport.get(),
+            saddr.into(),
+            dport.get(),
+            nexthdr,
+            flags,
+        )
     }
 }
 
@@ -220,7 +256,14 @@ impl CtKey for CtKey6 {
             nexthdr,
             flags,
         } = *self;
-        (daddr.into(), sport.get(), saddr.into(), dport.get(), nexthdr, flags)
+        (
+            daddr.into(),
+            sport.get(),
+            saddr.into(),
+            dport.get(),
+            nexthdr,
+            flags,
+        )
     }
 }
 
@@ -250,7 +293,14 @@ fn conntrack(args: &BpfArgs) -> Result<()> {
             .collect();
         render(
             &[
-                "PROTOCOL", "DIRECTION", "FROM", "TO", "EXPIRES", "PACKETS", "BYTES", "PROXY",
+                "PROTOCOL",
+                "DIRECTION",
+                "FROM",
+                "TO",
+                "EXPIRES",
+                "PACKETS",
+                "BYTES",
+                "PROXY",
                 "IDENTITY",
             ],
             &rows,

@@ -70,7 +70,8 @@ impl Client {
         path: &str,
         body: &impl Serialize,
     ) -> Result<T, ClientError> {
-        self.ask(Method::POST, path, serde_json::to_vec(body)?).await
+        self.ask(Method::POST, path, serde_json::to_vec(body)?)
+            .await
     }
 
     /// Removes.
@@ -85,10 +86,12 @@ impl Client {
         body: Vec<u8>,
     ) -> Result<T, ClientError> {
         let stream =
-            UnixStream::connect(&self.socket).await.map_err(|source| ClientError::Connect {
-                path: self.socket.clone(),
-                source,
-            })?;
+            UnixStream::connect(&self.socket)
+                .await
+                .map_err(|source| ClientError::Connect {
+                    path: self.socket.clone(),
+                    source,
+                })?;
         let (mut sender, connection) =
             hyper::client::conn::http1::handshake(TokioIo::new(stream)).await?;
         let mut request = Request::new(Full::new(Bytes::from(body)));

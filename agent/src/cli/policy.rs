@@ -68,12 +68,19 @@ pub fn validate(files: &[PathBuf], output: Output) -> Result<()> {
         }
         text
     })?;
-    let empty: Vec<&str> =
-        all.iter().filter(|c| c.documents.is_empty()).map(|c| c.file.as_str()).collect();
+    let empty: Vec<&str> = all
+        .iter()
+        .filter(|c| c.documents.is_empty())
+        .map(|c| c.file.as_str())
+        .collect();
     if !empty.is_empty() {
         bail!("no policy document in {}", empty.join(", "));
     }
-    let refused = all.iter().flat_map(|c| &c.documents).filter(|d| !d.valid).count();
+    let refused = all
+        .iter()
+        .flat_map(|c| &c.documents)
+        .filter(|d| !d.valid)
+        .count();
     if refused > 0 {
         bail!("{refused} documents are refused");
     }

@@ -38,25 +38,86 @@ pub fn status(status: &Status) -> String {
     let summary = &status.summary;
     let counters = &summary.counters;
     let mut rows = vec![
-        ("Agent", format!("version {}, pid {}, start {} since boot", status.version, status.pid, status.epoch.start)),
-        ("Ready", if status.ready { "yes".to_owned() } else { "no: sources are not synced yet".to_owned() }),
+        (
+            "Agent",
+            format!(
+                "version {}, pid {}, start {} since boot",
+                status.version, status.pid, status.epoch.start
+            ),
+        ),
+        (
+            "Ready",
+            if status.ready {
+                "yes".to_owned()
+            } else {
+                "no: sources are not synced yet".to_owned()
+            },
+        ),
         ("Endpoints", summary.endpoints.to_string()),
-        ("Policies", format!("{} in force, {} refused; revision {}", summary.policies, summary.policies_rejected, summary.revision)),
-        ("Identities", format!("{} of endpoints, {} local", summary.endpoint_identities, summary.local_identities)),
-        ("Ipcache", format!("{} of {} entries", summary.ipcache_entries, summary.ipcache_max)),
-        ("Names", format!("{} addresses live, {} kept for connections; {} selectors", summary.names_live, summary.names_zombies, summary.selectors)),
-        ("Mappings", format!(
-            "{} realised, {} not; refused: {} unknown endpoint, {} not allowed, {} invalid, {} too many",
-            counters.mappings_realised, counters.mappings_not_realised, counters.mappings_endpoint_unknown,
-            counters.mappings_not_allowed, counters.mappings_invalid, counters.mappings_rate_limited,
-        )),
-        ("Datapath", format!("{} failed steps so far, {} waiting to be tried again", counters.step_failures, summary.pending_steps)),
+        (
+            "Policies",
+            format!(
+                "{} in force, {} refused; revision {}",
+                summary.policies, summary.policies_rejected, summary.revision
+            ),
+        ),
+        (
+            "Identities",
+            format!(
+                "{} of endpoints, {} local",
+                summary.endpoint_identities, summary.local_identities
+            ),
+        ),
+        (
+            "Ipcache",
+            format!(
+                "{} of {} entries",
+                summary.ipcache_entries, summary.ipcache_max
+            ),
+        ),
+        (
+            "Names",
+            format!(
+                "{} addresses live, {} kept for connections; {} selectors",
+                summary.names_live, summary.names_zombies, summary.selectors
+            ),
+        ),
+        (
+            "Mappings",
+            format!(
+                "{} realised, {} not; refused: {} unknown endpoint, {} not allowed, {} invalid, {} too many",
+                counters.mappings_realised,
+                counters.mappings_not_realised,
+                counters.mappings_endpoint_unknown,
+                counters.mappings_not_allowed,
+                counters.mappings_invalid,
+                counters.mappings_rate_limited,
+            ),
+        ),
+        (
+            "Datapath",
+            format!(
+                "{} failed steps so far, {} waiting to be tried again",
+                counters.step_failures, summary.pending_steps
+            ),
+        ),
         ("Built-in DNS proxy", status.builtin_dns_proxy.clone()),
     ];
-    rows.extend(status.problems.iter().map(|problem| ("PROBLEM", problem.clone())));
-    let width = rows.iter().map(|(name, _)| name.len()).max().unwrap_or_default();
-    let mut text: String =
-        rows.iter().map(|(name, value)| format!("{name:width$}  {value}\n")).collect();
+    rows.extend(
+        status
+            .problems
+            .iter()
+            .map(|problem| ("PROBLEM", problem.clone())),
+    );
+    let width = rows
+        .iter()
+        .map(|(name, _)| name.len())
+        .max()
+        .unwrap_or_default();
+    let mut text: String = rows
+        .iter()
+        .map(|(name, value)| format!("{name:width$}  {value}\n"))
+        .collect();
     let proxies: Vec<Vec<String>> = status
         .proxies
         .iter()
@@ -72,7 +133,10 @@ pub fn status(status: &Status) -> String {
         .collect();
     if !proxies.is_empty() {
         text.push('\n');
-        text.push_str(&render(&["PROXY", "STREAM", "PID", "SENT", "ACKED"], &proxies));
+        text.push_str(&render(
+            &["PROXY", "STREAM", "PID", "SENT", "ACKED"],
+            &proxies,
+        ));
     }
     text
 }
@@ -96,7 +160,17 @@ pub fn endpoints(endpoints: &[EndpointView]) -> String {
         })
         .collect();
     render(
-        &["ID", "STATE", "IDENTITY", "IPV4", "IPV6", "INTERFACE", "ENFORCED", "LABELS", "KEY"],
+        &[
+            "ID",
+            "STATE",
+            "IDENTITY",
+            "IPV4",
+            "IPV6",
+            "INTERFACE",
+            "ENFORCED",
+            "LABELS",
+            "KEY",
+        ],
         &rows,
     )
 }
@@ -118,16 +192,31 @@ pub fn endpoint(e: &EndpointView) -> String {
         ("Key", e.key.clone()),
         ("Identity", e.identity.to_string()),
         ("Labels", list(&e.labels)),
-        ("Addresses", format!("{} {}", maybe(e.ipv4.as_ref()), maybe(e.ipv6.as_ref()))),
-        ("Interface", format!("{} (index {}), namespace {}", e.ifname, e.ifindex, e.netns)),
+        (
+            "Addresses",
+            format!("{} {}", maybe(e.ipv4.as_ref()), maybe(e.ipv6.as_ref())),
+        ),
+        (
+            "Interface",
+            format!("{} (index {}), namespace {}", e.ifname, e.ifindex, e.netns),
+        ),
         ("Policies", list(&e.policies)),
         ("Enforced", enforced(e)),
-        ("Policy map", format!("{} entries, revision {}", e.policy_entries, e.policy_revision)),
+        (
+            "Policy map",
+            format!(
+                "{} entries, revision {}",
+                e.policy_entries, e.policy_revision
+            ),
+        ),
     ];
     if let Some(problem) = &e.problem {
         rows.push(("PROBLEM", problem.clone()));
     }
-    let mut text: String = rows.iter().map(|(name, value)| format!("{name:10}  {value}\n")).collect();
+    let mut text: String = rows
+        .iter()
+        .map(|(name, value)| format!("{name:10}  {value}\n"))
+        .collect();
     let rules: Vec<Vec<String>> = e
         .dns_rules
         .iter()
@@ -135,8 +224,12 @@ pub fn endpoint(e: &EndpointView) -> String {
             vec![
                 format!("{}/{}", rule.port, rule.protocol),
                 rule.selector.clone(),
-                rule.servers.as_ref().map_or_else(|| "any".to_owned(), |ids| list(ids)),
-                rule.names.as_ref().map_or_else(|| "any".to_owned(), |names| list(names)),
+                rule.servers
+                    .as_ref()
+                    .map_or_else(|| "any".to_owned(), |ids| list(ids)),
+                rule.names
+                    .as_ref()
+                    .map_or_else(|| "any".to_owned(), |names| list(names)),
             ]
         })
         .collect();
@@ -162,7 +255,10 @@ pub fn policies(policies: &Policies) -> String {
     }
     for refused in &policies.rejected {
         let key = refused.key.as_deref().unwrap_or("unnamed");
-        text.push_str(&format!("refused: {} ({key}): {}\n", refused.source, refused.reason));
+        text.push_str(&format!(
+            "refused: {} ({key}): {}\n",
+            refused.source, refused.reason
+        ));
     }
     text
 }
@@ -186,17 +282,29 @@ pub fn prefixes(prefixes: &[IpcacheView]) -> String {
                 Some(id) => format!("has {id}"),
                 None => "no".to_owned(),
             };
-            vec![p.prefix.clone(), p.identity.to_string(), realised, list(&p.owners)]
+            vec![
+                p.prefix.clone(),
+                p.identity.to_string(),
+                realised,
+                list(&p.owners),
+            ]
         })
         .collect();
     render(&["PREFIX", "IDENTITY", "REALISED", "OWNERS"], &rows)
 }
 
 /// `selectors list`, `fqdn names`
-pub fn selectors(selectors: &Vec<SelectorView>) -> String {
+pub fn selectors(selectors: &[SelectorView]) -> String {
     let rows: Vec<Vec<String>> = selectors
         .iter()
-        .map(|s| vec![s.selector.clone(), s.kind.clone(), s.users.to_string(), list(&s.identities)])
+        .map(|s| {
+            vec![
+                s.selector.clone(),
+                s.kind.clone(),
+                s.users.to_string(),
+                list(&s.identities),
+            ]
+        })
         .collect();
     render(&["SELECTOR", "KIND", "USERS", "IDENTITIES"], &rows)
 }
@@ -223,5 +331,10 @@ pub fn names(names: &[NameView]) -> String {
             ]
         })
         .collect();
-    render(&["ENDPOINT", "NAME", "ADDRESS", "SOURCE", "TTL", "EXPIRES", "LEASE"], &rows)
+    render(
+        &[
+            "ENDPOINT", "NAME", "ADDRESS", "SOURCE", "TTL", "EXPIRES", "LEASE",
+        ],
+        &rows,
+    )
 }

@@ -27,7 +27,11 @@ pub fn list<T: ToString>(items: &[T]) -> String {
     if items.is_empty() {
         return "-".to_owned();
     }
-    items.iter().map(ToString::to_string).collect::<Vec<_>>().join(",")
+    items
+        .iter()
+        .map(ToString::to_string)
+        .collect::<Vec<_>>()
+        .join(",")
 }
 
 /// A cell that may be empty.
@@ -41,7 +45,13 @@ mod tests {
 
     #[test]
     fn columns_line_up() {
-        let text = render(&["ID", "NAME"], &[vec!["1".into(), "a".into()], vec!["1000".into(), "b".into()]]);
+        let text = render(
+            &["ID", "NAME"],
+            &[
+                vec!["1".into(), "a".into()],
+                vec!["1000".into(), "b".into()],
+            ],
+        );
         assert_eq!(text, "ID    NAME\n1     a\n1000  b\n");
         assert_eq!(list::<u32>(&[]), "-");
         assert_eq!(list(&[1, 2]), "1,2");

@@ -4,11 +4,12 @@ use std::{io, sync::Arc, time::Duration};
 
 use anyhow::Context;
 use shared_maps::steering;
-use tokio_util::task::TaskTracker;
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{
     config::{self, Config},
     drain::Drain,
+    link::{Link, board::Board},
     listener::{ListenConfig, ListenError, Listeners, SocketOptions, Sockets, SteeringConfig},
     mapping::{BootTime, sink::LinkSink},
     maps::{Change, PinnedMaps, REFRESH},
@@ -33,6 +34,8 @@ pub struct Shared {
     pub policy: Arc<PolicyHandle>,
     /// Where mappings go.
     pub sink: Arc<LinkSink>,
+    /// How the link to the agent stands.
+    pub board: Arc<Board>,
     /// What is missing for being ready.
     pub ready: Readiness,
     /// The phases of leaving.
@@ -80,10 +83,13 @@ async fn serve(config: Config) -> anyhow::Result<()> {
     let listeners = Listeners::start(&proxy, sockets, &tokio::runtime::Handle::current())?;
     shared.ready.unblock(Need::Listeners);
     tasks.spawn(keep_house(Arc::clone(&shared)));
+    let link_stop = CancellationToken::new();
+    tasks.spawn(link(&shared).run(link_stop.clone()));
 
     shared.drain.leaving().await;
     shared.ready.block(Need::Staying, "leaving");
     leave(&shared, listeners).await;
+    link_stop.cancel();
     Ok(())
 }
 
@@ -91,18 +97,34 @@ impl Shared {
     fn new(config: Config) -> Self {
         let ready = Readiness::default();
         ready.block(Need::Listeners, "not bound yet");
-        ready.block(Need::Rules, "neither the agent nor a file has given any yet");
+        ready.block(
+            Need::Rules,
+            "neither the agent nor a file has given any yet",
+        );
         let maps = PinnedMaps::open(&config.bpf_root, config.ipv4 && config.ipv6);
         note_maps(&ready, &maps);
         Self {
             maps: Arc::new(maps),
             policy: Arc::new(PolicyHandle::new()),
             sink: Arc::new(LinkSink::new(config.min_ttl, config.response_max_delay)),
+            board: Arc::new(Board::new(ready.clone())),
             ready,
             drain: Drain::default(),
             stats: Stats::default(),
             config,
         }
+    }
+}
+
+fn link(shared: &Shared) -> Link {
+    Link {
+        addresses: shared.config.agent.clone(),
+        instance: shared.config.name.clone(),
+        proxy_port: shared.config.proxy_port,
+        policy: Arc::clone(&shared.policy),
+        sink: Arc::clone(&shared.sink),
+        maps: Arc::clone(&shared.maps),
+        board: Arc::clone(&shared.board),
     }
 }
 
@@ -130,7 +152,9 @@ fn proxy_config(config: &Config) -> ProxyConfig {
             config::RejectCode::NameError => RejectCode::NameError,
         },
         max_delay: config.response_max_delay,
-        in_flight: config.concurrency_limit.map_or(defaults.in_flight, |limit| limit.get()),
+        in_flight: config
+            .concurrency_limit
+            .map_or(defaults.in_flight, |limit| limit.get()),
         ..defaults
     }
 }
@@ -186,7 +210,11 @@ async fn leave(shared: &Shared, listeners: Listeners) {
     let work = async {
         let report = listeners.drain(limit).await;
         if report.abandoned > 0 || report.cut > 0 {
-            tracing::warn!(abandoned = report.abandoned, cut = report.cut, "left with work undone");
+            tracing::warn!(
+                abandoned = report.abandoned,
+                cut = report.cut,
+                "left with work undone"
+            );
         }
         shared.sink.flush();
         while shared.sink.unanswered() > 0 {

@@ -13,6 +13,7 @@
 pub mod app;
 pub mod config;
 pub mod drain;
+pub mod link;
 pub mod listener;
 pub mod mapping;
 pub mod maps;

@@ -24,7 +24,7 @@ pub mod web;
 pub use dns::probe::{Query, Reply};
 pub use lab::{Lab, with_lab};
 pub use netns::Netns;
-pub use node::{AgentOptions, SdpOptions};
+pub use node::{AgentOptions, Programs, SdpOptions};
 pub use pod::Pod;
 pub use process::Program;
 pub use wait::{eventually, until};

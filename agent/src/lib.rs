@@ -14,6 +14,8 @@ pub mod datapath;
 pub mod endpoint;
 pub mod epoch;
 pub mod identity;
+pub mod ipcache;
 pub mod labels;
 pub mod policy;
+pub mod selector;
 pub mod watched_dir;

@@ -11,4 +11,5 @@ pub mod model;
 pub mod parse;
 pub mod repository;
 pub mod rule;
+pub mod source;
 pub mod validate;

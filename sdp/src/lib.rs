@@ -10,9 +10,16 @@
 //!  backwards only as data: rule snapshots (link → policy::table), results and leases (link → mapping)
 //! ```
 
+pub mod app;
+pub mod config;
+pub mod drain;
 pub mod listener;
 pub mod mapping;
+pub mod maps;
 pub mod name;
+pub mod pattern;
 pub mod policy;
 pub mod proxy;
+pub mod ready;
 pub mod resolve;
+pub mod telemetry;

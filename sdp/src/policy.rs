@@ -1,5 +1,10 @@
 //! Which names an endpoint may resolve, and where.
 
+mod compile;
+mod matcher;
+mod names;
 pub mod rule;
 pub mod table;
+#[cfg(test)]
+mod tests;
 pub mod verdict;

@@ -57,7 +57,9 @@ fn is_meant(peers: &Peers, identity: IdentityId, selectors: &SelectorCache) -> b
     match peers {
         Peers::Any => identity == IdentityId::UNKNOWN,
         Peers::Selectors(list) => list.iter().any(|selector| {
-            selectors.id_of(selector).is_some_and(|id| selectors.selects(id, identity))
+            selectors
+                .id_of(selector)
+                .is_some_and(|id| selectors.selects(id, identity))
         }),
     }
 }
@@ -71,7 +73,11 @@ fn draft(
 ) {
     if rule.ports.is_empty() {
         let key = PolicyKey::new(identity.0, direction, 0, 0, 0);
-        let value = if rule.deny { PolicyValue::deny(key) } else { PolicyValue::allow(key) };
+        let value = if rule.deny {
+            PolicyValue::deny(key)
+        } else {
+            PolicyValue::allow(key)
+        };
         put(drafts, key, value);
     }
     for port in &rule.ports {
@@ -133,7 +139,11 @@ pub fn blocks(first: u16, last: u16) -> Vec<(u16, u8)> {
     let mut found = Vec::new();
     let (mut at, end) = (u32::from(first), u32::from(last) + 1);
     while at < end {
-        let aligned = if at == 0 { 16 } else { at.trailing_zeros().min(16) };
+        let aligned = if at == 0 {
+            16
+        } else {
+            at.trailing_zeros().min(16)
+        };
         let fits = (end - at).ilog2();
         let wild = aligned.min(fits);
         let port = u16::try_from(at).expect("below 65536: the range ends there");
@@ -158,7 +168,12 @@ pub fn dns_rules(policy: &EndpointPolicy, selectors: &SelectorCache) -> Endpoint
         }
     }
     for ((port, transport), rules) in &mut ports {
-        for rule in side.rules.iter().map(|rule| &rule.rule).filter(|rule| !rule.deny) {
+        for rule in side
+            .rules
+            .iter()
+            .map(|rule| &rule.rule)
+            .filter(|rule| !rule.deny)
+        {
             let plain = rule.ports.is_empty()
                 || rule
                     .ports
@@ -172,14 +187,22 @@ pub fn dns_rules(policy: &EndpointPolicy, selectors: &SelectorCache) -> Endpoint
     let ports = ports.into_iter().filter(|(_, rules)| !rules.is_empty());
     EndpointRules {
         ports: ports
-            .map(|((port, transport), rules)| PortRules { port, transport, rules })
+            .map(|((port, transport), rules)| PortRules {
+                port,
+                transport,
+                rules,
+            })
             .collect(),
     }
 }
 
 /// Port rules with DNS names among the allows of a direction.
 fn dns_ports(side: &Side) -> impl Iterator<Item = (&PeerRule, &PortRule, &DnsNames)> {
-    let allows = side.rules.iter().map(|rule| &rule.rule).filter(|rule| !rule.deny);
+    let allows = side
+        .rules
+        .iter()
+        .map(|rule| &rule.rule)
+        .filter(|rule| !rule.deny);
     allows.flat_map(|rule| {
         let ports = rule.ports.iter();
         ports.filter_map(move |port| port.dns.as_ref().map(|names| (rule, port, names)))
@@ -202,7 +225,11 @@ fn add_rules(
     selectors: &SelectorCache,
 ) {
     let mut add = |selector: String, servers: Servers| {
-        let rule = SelectorRule { selector, servers, names: names.clone() };
+        let rule = SelectorRule {
+            selector,
+            servers,
+            names: names.clone(),
+        };
         if !rules.contains(&rule) {
             rules.push(rule);
         }
@@ -211,7 +238,9 @@ fn add_rules(
         Peers::Any => add("any server".to_owned(), Servers::Any),
         Peers::Selectors(list) => {
             for selector in list {
-                let ids = selectors.id_of(selector).and_then(|id| selectors.selections(id));
+                let ids = selectors
+                    .id_of(selector)
+                    .and_then(|id| selectors.selections(id));
                 let ids: BTreeSet<IdentityId> = ids.cloned().unwrap_or_default();
                 add(selector.to_string(), Servers::Identities(ids));
             }
@@ -224,7 +253,12 @@ pub fn dns_selectors(policy: &EndpointPolicy) -> BTreeSet<&Selector> {
     if dns_ports(&policy.egress).next().is_none() {
         return BTreeSet::new();
     }
-    let allows = policy.egress.rules.iter().map(|rule| &rule.rule).filter(|rule| !rule.deny);
+    let allows = policy
+        .egress
+        .rules
+        .iter()
+        .map(|rule| &rule.rule)
+        .filter(|rule| !rule.deny);
     allows
         .flat_map(|rule| match &rule.peers {
             Peers::Any => [].iter(),
@@ -295,33 +329,58 @@ mod tests {
             last: *last,
             dns: None,
         });
-        PeerRule { deny, peers: Peers::Any, ports: ports.collect() }
+        PeerRule {
+            deny,
+            peers: Peers::Any,
+            ports: ports.collect(),
+        }
     }
 
     fn policy(rules: Vec<PeerRule>) -> EndpointPolicy {
-        let rules = rules
-            .into_iter()
-            .map(|rule| super::super::model::SideRule { document: "d".into(), rule });
-        let egress = Side { enforced: true, rules: rules.collect() };
-        EndpointPolicy { egress, ..EndpointPolicy::default() }
+        let rules = rules.into_iter().map(|rule| super::super::model::SideRule {
+            document: "d".into(),
+            rule,
+        });
+        let egress = Side {
+            enforced: true,
+            rules: rules.collect(),
+        };
+        EndpointPolicy {
+            egress,
+            ..EndpointPolicy::default()
+        }
     }
 
     #[test]
     fn a_narrow_allow_does_not_pierce_a_broad_deny() {
-        let policy = policy(vec![allow(&[(443, 443)], false), allow(&[(0, 65535)], true)]);
+        let policy = policy(vec![
+            allow(&[(443, 443)], false),
+            allow(&[(0, 65535)], true),
+        ]);
         let entries = entries(&policy, IdentityId::UNKNOWN, &SelectorCache::default(), 1);
-        let egress: Vec<_> = entries.iter().filter(|(key, _)| key.egress == EGRESS).collect();
+        let egress: Vec<_> = entries
+            .iter()
+            .filter(|(key, _)| key.egress == EGRESS)
+            .collect();
         assert_eq!(egress.len(), 1);
         assert!(egress[0].1.is_deny());
     }
 
     #[test]
     fn a_narrow_deny_cuts_a_broad_allow() {
-        let policy = policy(vec![allow(&[(0, 65535)], false), allow(&[(443, 443)], true)]);
+        let policy = policy(vec![
+            allow(&[(0, 65535)], false),
+            allow(&[(443, 443)], true),
+        ]);
         let entries = entries(&policy, IdentityId::UNKNOWN, &SelectorCache::default(), 1);
         let verdict = |port| {
             let lookup = |id| {
-                longest(entries.iter().filter(move |(k, _)| k.sec_label == id), EGRESS, 6, port)
+                longest(
+                    entries.iter().filter(move |(k, _)| k.sec_label == id),
+                    EGRESS,
+                    6,
+                    port,
+                )
             };
             decide(lookup, IdentityId(300)).map(|(_, value)| value.is_deny())
         };

@@ -47,7 +47,11 @@ impl EndpointPolicy {
         for document in repository.iter() {
             let key: Arc<str> = document.key.as_str().into();
             let mut has_say = false;
-            for rule in document.rules.iter().filter(|rule| rule.subject.matches(labels)) {
+            for rule in document
+                .rules
+                .iter()
+                .filter(|rule| rule.subject.matches(labels))
+            {
                 policy.add(rule, &key);
                 has_say = true;
             }
@@ -67,11 +71,10 @@ impl EndpointPolicy {
 impl Side {
     fn add(&mut self, direction: &Direction, document: &Arc<str>) {
         self.enforced |= direction.default_deny;
-        self.rules.extend(
-            direction
-                .peers
-                .iter()
-                .map(|rule| SideRule { document: Arc::clone(document), rule: rule.clone() }),
-        );
+        self.rules
+            .extend(direction.peers.iter().map(|rule| SideRule {
+                document: Arc::clone(document),
+                rule: rule.clone(),
+            }));
     }
 }

@@ -45,5 +45,8 @@ impl Repository {
 
 /// Whether a document is about an endpoint with these labels.
 pub fn is_about(document: &PolicyDocument, labels: &LabelSet) -> bool {
-    document.rules.iter().any(|rule| rule.subject.matches(labels))
+    document
+        .rules
+        .iter()
+        .any(|rule| rule.subject.matches(labels))
 }

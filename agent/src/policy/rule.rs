@@ -112,9 +112,13 @@ impl PortRule {
 impl Rule {
     /// Every selector of its peers.
     pub fn selectors(&self) -> impl Iterator<Item = &Selector> {
-        self.egress.peers.iter().chain(&self.ingress.peers).flat_map(|rule| match &rule.peers {
-            Peers::Any => [].iter(),
-            Peers::Selectors(selectors) => selectors.iter(),
-        })
+        self.egress
+            .peers
+            .iter()
+            .chain(&self.ingress.peers)
+            .flat_map(|rule| match &rule.peers {
+                Peers::Any => [].iter(),
+                Peers::Selectors(selectors) => selectors.iter(),
+            })
     }
 }

@@ -1,13 +1,26 @@
 //! The DNS rules of all endpoints, compiled: an immutable snapshot that is swapped whole.
+//!
+//! A snapshot shares with the one before whatever did not change: rules of one
+//! endpoint are replaced without touching those of the others.
 
-use std::{collections::HashMap, net::IpAddr, sync::Arc};
+use std::{
+    collections::{BTreeMap, HashSet},
+    net::IpAddr,
+    sync::Arc,
+};
 
 use arc_swap::{ArcSwap, Guard};
+use ipnet::IpNet;
 use parking_lot::Mutex;
 use shared_maps::{EndpointId, IdentityId};
 
 use super::{
-    rule::{EndpointRules, RulesOf, Transport},
+    compile::Compiler,
+    matcher::Matcher,
+    names::{NameId, Names},
+    rule::{
+        EndpointRules, NameRule, NameRules, PortRules, RulesOf, SelectorRule, Servers, Transport,
+    },
     verdict::{DenyReason, Verdict},
 };
 
@@ -29,43 +42,207 @@ pub struct Question<'a> {
 }
 
 /// Compiled rules of all endpoints.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct PolicyTable {
-    endpoints: HashMap<EndpointId, Arc<EndpointRules>>,
+    names: Names,
+    endpoints: Endpoints,
 }
 
 impl PolicyTable {
     /// What policy says of a query.
     pub fn check(&self, question: &Question<'_>) -> Verdict {
-        let _ = question;
-        Verdict::Deny(DenyReason::NoRules)
+        let Some(compiled) = self.endpoints.get(question.endpoint) else {
+            return Verdict::Deny(DenyReason::NoRules);
+        };
+        let mut reason = DenyReason::NoRulesForPort;
+        let at_port = compiled
+            .ports
+            .iter()
+            .filter(|p| p.port == question.port && p.transport == question.transport);
+        for port in at_port {
+            if reason == DenyReason::NoRulesForPort {
+                reason = DenyReason::ServerNotSelected;
+            }
+            for rule in &port.rules {
+                if !rule.servers.select(question.server, question.address) {
+                    continue;
+                }
+                if rule.names.matches(&self.names, question.name) {
+                    return Verdict::Allow;
+                }
+                reason = DenyReason::NameNotAllowed;
+            }
+        }
+        Verdict::Deny(reason)
     }
 
     /// Number of endpoints that have rules.
     pub fn len(&self) -> usize {
-        self.endpoints.len()
+        self.endpoints.len
     }
 
     /// Whether no endpoint has rules.
     pub fn is_empty(&self) -> bool {
-        self.endpoints.is_empty()
-    }
-
-    /// Rules of one endpoint, rendered back from their compiled form (slow: for people).
-    pub fn describe(&self, endpoint: EndpointId) -> Option<EndpointRules> {
-        self.endpoints.get(&endpoint).map(|r| (**r).clone())
+        self.endpoints.len == 0
     }
 
     /// Endpoints that have rules, ascending.
     pub fn endpoints(&self) -> Vec<EndpointId> {
-        let mut ids: Vec<_> = self.endpoints.keys().copied().collect();
-        ids.sort_unstable();
-        ids
+        self.endpoints.ids()
+    }
+
+    /// Rules of one endpoint, rendered back from their compiled form: equal in
+    /// meaning to those given. Reads every name there is: for people, not for queries.
+    pub fn describe(&self, endpoint: EndpointId) -> Option<EndpointRules> {
+        let compiled = self.endpoints.get(endpoint)?;
+        let text: BTreeMap<NameId, &Arc<str>> = self.names.iter().map(|(n, id)| (id, n)).collect();
+        let ports = compiled.ports.iter().map(|port| PortRules {
+            port: port.port,
+            transport: port.transport,
+            rules: port
+                .rules
+                .iter()
+                .map(|rule| SelectorRule {
+                    selector: rule.selector.to_string(),
+                    servers: rule.servers.describe(),
+                    names: describe_names(&rule.names, &text),
+                })
+                .collect(),
+        });
+        Some(EndpointRules {
+            ports: ports.collect(),
+        })
+    }
+}
+
+fn describe_names(matcher: &Matcher, text: &BTreeMap<NameId, &Arc<str>>) -> NameRules {
+    if matcher.all {
+        return NameRules::All;
+    }
+    if let Some(expression) = matcher.expressions.first() {
+        return NameRules::Regex(expression.text.clone());
+    }
+    let named = |ids: &[NameId]| -> Vec<&Arc<str>> {
+        ids.iter().filter_map(|id| text.get(id).copied()).collect()
+    };
+    let mut rules: Vec<NameRule> = Vec::new();
+    rules.extend(
+        named(&matcher.exact)
+            .iter()
+            .map(|n| NameRule::Name(n.to_string())),
+    );
+    rules.extend(
+        named(&matcher.one_label)
+            .iter()
+            .map(|n| NameRule::Pattern(format!("*.{n}"))),
+    );
+    rules.extend(
+        named(&matcher.labels)
+            .iter()
+            .map(|n| NameRule::Pattern(format!("**.{n}"))),
+    );
+    rules.extend(
+        matcher
+            .globs
+            .iter()
+            .map(|g| NameRule::Pattern(g.to_string())),
+    );
+    rules.sort();
+    NameRules::Names(rules)
+}
+
+/// Compiled rules of one endpoint.
+#[derive(Debug)]
+pub(super) struct Compiled {
+    pub(super) ports: Box<[PortEntry]>,
+}
+
+/// Compiled rules for one server port and transport.
+#[derive(Debug)]
+pub(super) struct PortEntry {
+    pub(super) port: u16,
+    pub(super) transport: Transport,
+    pub(super) rules: Box<[CompiledRule]>,
+}
+
+/// One compiled rule.
+#[derive(Debug)]
+pub(super) struct CompiledRule {
+    pub(super) selector: Box<str>,
+    pub(super) servers: CompiledServers,
+    pub(super) names: Arc<Matcher>,
+}
+
+/// Servers of a compiled rule.
+#[derive(Debug)]
+pub(super) enum CompiledServers {
+    Any,
+    /// Sorted.
+    Identities(Arc<[IdentityId]>),
+    Prefixes(Box<[IpNet]>),
+}
+
+impl CompiledServers {
+    fn select(&self, identity: IdentityId, address: IpAddr) -> bool {
+        match self {
+            Self::Any => true,
+            Self::Identities(ids) => ids.binary_search(&identity).is_ok(),
+            Self::Prefixes(prefixes) => prefixes.iter().any(|p| p.contains(&address)),
+        }
+    }
+
+    fn describe(&self) -> Servers {
+        match self {
+            Self::Any => Servers::Any,
+            Self::Identities(ids) => Servers::Identities(ids.iter().copied().collect()),
+            Self::Prefixes(prefixes) => Servers::Prefixes(prefixes.to_vec()),
+        }
+    }
+}
+
+/// Endpoints by number, in 256 blocks of 256 that snapshots share.
+#[derive(Clone, Debug, Default)]
+struct Endpoints {
+    blocks: BTreeMap<u8, Arc<Block>>,
+    len: usize,
+}
+
+type Block = BTreeMap<u8, Arc<Compiled>>;
+
+impl Endpoints {
+    fn get(&self, id: EndpointId) -> Option<&Arc<Compiled>> {
+        let [block, at] = id.0.to_be_bytes();
+        self.blocks.get(&block)?.get(&at)
+    }
+
+    fn put(&mut self, id: EndpointId, compiled: Arc<Compiled>) -> Option<Arc<Compiled>> {
+        let [block, at] = id.0.to_be_bytes();
+        let old = Arc::make_mut(self.blocks.entry(block).or_default()).insert(at, compiled);
+        self.len += usize::from(old.is_none());
+        old
+    }
+
+    fn take(&mut self, id: EndpointId) -> Option<Arc<Compiled>> {
+        let [block, at] = id.0.to_be_bytes();
+        let old = Arc::make_mut(self.blocks.get_mut(&block)?).remove(&at)?;
+        self.len -= 1;
+        Some(old)
+    }
+
+    fn ids(&self) -> Vec<EndpointId> {
+        self.blocks
+            .iter()
+            .flat_map(|(high, block)| {
+                block
+                    .keys()
+                    .map(|low| EndpointId(u16::from_be_bytes([*high, *low])))
+            })
+            .collect()
     }
 }
 
 /// A rule that could not be compiled. It allows nothing; the endpoint's other rules hold.
-#[derive(Debug, thiserror::Error)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("endpoint {endpoint}, selector {selector:?}: {why}")]
 pub struct RuleError {
     /// The endpoint.
@@ -80,7 +257,7 @@ pub struct RuleError {
 #[derive(Debug, Default)]
 pub struct PolicyHandle {
     current: ArcSwap<PolicyTable>,
-    writer: Mutex<()>,
+    writer: Mutex<Compiler>,
 }
 
 impl PolicyHandle {
@@ -95,26 +272,50 @@ impl PolicyHandle {
     }
 
     /// Puts exactly these rules in force. Says which rules could not be compiled.
-    pub fn replace_all(&self, all: Vec<RulesOf>) -> Vec<RuleError> {
-        let _writer = self.writer.lock();
-        let endpoints = all
-            .into_iter()
-            .map(|r| (r.endpoint, Arc::new(r.rules)))
-            .collect();
-        self.current.store(Arc::new(PolicyTable { endpoints }));
-        Vec::new()
+    pub fn replace_all(&self, all: &[RulesOf]) -> Vec<RuleError> {
+        self.swap(all, |table| {
+            let kept: HashSet<_> = all.iter().map(|of| of.endpoint).collect();
+            table
+                .endpoints()
+                .into_iter()
+                .filter(|id| !kept.contains(id))
+                .collect()
+        })
     }
 
     /// Replaces the rules of the endpoints in `changed`, and drops those of the
     /// endpoints in `removed`; all others stay.
-    pub fn apply(&self, changed: Vec<RulesOf>, removed: &[EndpointId]) -> Vec<RuleError> {
-        let _writer = self.writer.lock();
-        let mut endpoints = self.current.load().endpoints.clone();
-        for id in removed {
-            endpoints.remove(id);
+    pub fn apply(&self, changed: &[RulesOf], removed: &[EndpointId]) -> Vec<RuleError> {
+        self.swap(changed, |_| removed.to_vec())
+    }
+
+    fn swap(
+        &self,
+        changed: &[RulesOf],
+        removed: impl FnOnce(&PolicyTable) -> Vec<EndpointId>,
+    ) -> Vec<RuleError> {
+        let mut compiler = self.writer.lock();
+        let mut table = PolicyTable::clone(&self.current.load());
+        let mut errors = Vec::new();
+        let mut replaced = Vec::new();
+        for id in removed(&table) {
+            replaced.extend(table.endpoints.take(id));
         }
-        endpoints.extend(changed.into_iter().map(|r| (r.endpoint, Arc::new(r.rules))));
-        self.current.store(Arc::new(PolicyTable { endpoints }));
-        Vec::new()
+        for of in changed {
+            let compiled = Arc::new(compiler.compile(of, &mut errors));
+            replaced.extend(table.endpoints.put(of.endpoint, compiled));
+        }
+        // After the new ones took theirs, so that what both have is not built twice.
+        for old in &replaced {
+            compiler.release(old);
+        }
+        table.names = compiler.names();
+        self.current.store(Arc::new(table));
+        errors
+    }
+
+    #[cfg(test)]
+    pub(super) fn sizes(&self) -> (usize, usize, usize) {
+        self.writer.lock().sizes()
     }
 }

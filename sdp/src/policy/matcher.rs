@@ -1,0 +1,86 @@
+//! One set of name rules, compiled; shared by all endpoints that have the same.
+
+use std::{
+    hash::{Hash, Hasher},
+    sync::Arc,
+};
+
+use regex::bytes::Regex;
+
+use super::names::{NameId, Names};
+use crate::pattern::{Glob, one_label};
+
+/// A restored expression that could not be read back into names.
+#[derive(Clone, Debug)]
+pub(super) struct Expression {
+    pub(super) text: String,
+    pub(super) regex: Regex,
+}
+
+impl PartialEq for Expression {
+    fn eq(&self, other: &Self) -> bool {
+        self.text == other.text
+    }
+}
+
+impl Eq for Expression {}
+
+impl Hash for Expression {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.text.hash(state);
+    }
+}
+
+/// Name rules, OR-ed. The lists of numbers are sorted.
+#[derive(Debug, Default, PartialEq, Eq, Hash)]
+pub(super) struct Matcher {
+    /// Every name.
+    pub(super) all: bool,
+    /// Exact names.
+    pub(super) exact: Box<[NameId]>,
+    /// Suffixes of `*.suffix`.
+    pub(super) one_label: Box<[NameId]>,
+    /// Suffixes of `**.suffix`.
+    pub(super) labels: Box<[NameId]>,
+    /// Other patterns.
+    pub(super) globs: Box<[Arc<Glob>]>,
+    /// Restored expressions.
+    pub(super) expressions: Box<[Expression]>,
+}
+
+impl Matcher {
+    /// Whether any rule allows `name`; `names` is of the same snapshot as `self`.
+    pub(super) fn matches(&self, names: &Names, name: &str) -> bool {
+        self.all
+            || holds(&self.exact, names, name)
+            || (!self.one_label.is_empty()
+                && one_label(name).is_some_and(|rest| holds(&self.one_label, names, rest)))
+            || (!self.labels.is_empty() && self.matches_labels(names, name))
+            || self.globs.iter().any(|g| g.matches(name))
+            || self
+                .expressions
+                .iter()
+                .any(|e| e.regex.is_match(name.as_bytes()))
+    }
+
+    fn matches_labels(&self, names: &Names, name: &str) -> bool {
+        let mut rest = name;
+        while let Some(after) = one_label(rest) {
+            if after.len() + 1 == rest.len() {
+                return false; // an empty label
+            }
+            if holds(&self.labels, names, after) {
+                return true;
+            }
+            rest = after;
+        }
+        false
+    }
+}
+
+fn holds(ids: &[NameId], names: &Names, text: &str) -> bool {
+    !ids.is_empty()
+        && names
+            .get(text)
+            .is_some_and(|id| ids.binary_search(&id).is_ok())
+}

@@ -110,7 +110,7 @@ pub fn rule(path: &str, value: &Value, scope: &Scope) -> Checked<Rule> {
         return Err(Fault::new(&selector_path, "is missing", remedy));
     };
     let subject = subject(&selector_path, selector, scope)?;
-    let mut direction = |egress: bool, allow: &str, deny: &str, flag: &str| {
+    let direction = |egress: bool, allow: &str, deny: &str, flag: &str| {
         let mut peers = Vec::new();
         for (field, is_deny) in [(deny, true), (allow, false)] {
             let path = format!("{path}.{field}");

@@ -3,6 +3,7 @@
 use std::{io, sync::Arc, time::Duration};
 
 use anyhow::Context;
+use parking_lot::Mutex;
 use shared_maps::steering;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
@@ -16,6 +17,7 @@ use crate::{
     policy::table::PolicyHandle,
     proxy::{Proxy, ProxyConfig, RejectCode, Stats},
     ready::{Need, Readiness},
+    restore::{self, Skipped},
 };
 
 /// Client TCP connections at most.
@@ -42,6 +44,8 @@ pub struct Shared {
     pub drain: Drain,
     /// Counters of the main path.
     pub stats: Stats,
+    /// Endpoints' files that were not used.
+    pub skipped_files: Mutex<Vec<Skipped>>,
 }
 
 /// Runs until it was told to leave and has left.
@@ -72,6 +76,7 @@ async fn serve(config: Config) -> anyhow::Result<()> {
         }
     });
 
+    restore_rules(&shared);
     let sockets = Sockets::bind(&listen_config(config)).map_err(|e| explain_bind(e, config))?;
     let proxy = Arc::new(Proxy::new(
         proxy_config(config),
@@ -111,6 +116,7 @@ impl Shared {
             ready,
             drain: Drain::default(),
             stats: Stats::default(),
+            skipped_files: Mutex::default(),
             config,
         }
     }
@@ -188,6 +194,30 @@ fn note_maps(ready: &Readiness, maps: &PinnedMaps) {
     }
 }
 
+/// Puts the rules on disk in force, unless the agent has sent its own.
+fn restore_rules(shared: &Shared) {
+    let _writing = shared.board.writing_rules();
+    if shared.board.has_agent_rules() || !shared.maps.has_lxc() {
+        return;
+    }
+    let found = restore::load(&shared.config.state_dir, |ip| shared.maps.lxc_entry(ip));
+    for skipped in &found.skipped {
+        let path = skipped.path.display();
+        if skipped.damaged {
+            tracing::error!(%path, reason = skipped.reason, "file skipped");
+        } else {
+            tracing::info!(%path, reason = skipped.reason, "file skipped");
+        }
+    }
+    let errors = shared.policy.apply(&found.rules, &[]);
+    for error in &errors {
+        tracing::error!(%error, "a restored rule allows nothing");
+    }
+    tracing::info!(endpoints = found.rules.len(), "rules restored from disk");
+    shared.board.rules_from_disk(found.rules.len());
+    *shared.skipped_files.lock() = found.skipped;
+}
+
 /// Looks after what changes without anybody telling: pins and time.
 async fn keep_house(shared: Arc<Shared>) {
     let mut beat = tokio::time::interval(REFRESH);
@@ -199,6 +229,7 @@ async fn keep_house(shared: Arc<Shared>) {
         }
         if shared.maps.refresh() == Change::Reopened {
             tracing::info!(maps = ?shared.maps.status(), "pinned maps changed");
+            restore_rules(&shared);
         }
         note_maps(&shared.ready, &shared.maps);
         shared.sink.tick(BootTime::now());

@@ -23,4 +23,5 @@ pub mod policy;
 pub mod proxy;
 pub mod ready;
 pub mod resolve;
+pub mod restore;
 pub mod telemetry;

@@ -1,6 +1,6 @@
 //! How the link stands, for readiness, `status` and metrics.
 
-use parking_lot::Mutex;
+use parking_lot::{Mutex, MutexGuard};
 
 use super::SessionError;
 use crate::{
@@ -90,6 +90,7 @@ pub struct Board {
     status: Mutex<LinkStatus>,
     stats: LinkStats,
     ready: Readiness,
+    writer: Mutex<()>,
 }
 
 impl Board {
@@ -99,6 +100,7 @@ impl Board {
             status: Mutex::default(),
             stats: LinkStats::default(),
             ready,
+            writer: Mutex::new(()),
         }
     }
 
@@ -115,6 +117,11 @@ impl Board {
     /// Whether the agent has sent rules since this process started.
     pub fn has_agent_rules(&self) -> bool {
         matches!(self.status.lock().rules, RulesOrigin::Agent { .. })
+    }
+
+    /// Held while rules are put in force, so that those from disk never follow the agent's.
+    pub fn writing_rules(&self) -> MutexGuard<'_, ()> {
+        self.writer.lock()
     }
 
     /// Rules of `endpoints` endpoints were read from disk.

@@ -64,6 +64,7 @@ fn apply(link: &Link, complete: Complete) -> wire::RulesAck {
             return ack;
         }
     };
+    let _writing = link.board.writing_rules();
     // First: from here on a lease of an older revision must not release an answer.
     link.sink.rules_applied(epoch.clone(), revision);
     let errors = match &content {

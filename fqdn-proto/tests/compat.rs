@@ -23,7 +23,9 @@ fn golden(name: &str) -> Vec<Vec<u8>> {
             hex.trim_matches('-')
                 .as_bytes()
                 .chunks(2)
-                .map(|pair| u8::from_str_radix(std::str::from_utf8(pair).unwrap(), 16).unwrap())
+                .map(|pair| {
+                    u8::from_str_radix(std::str::from_utf8(pair).expect("ASCII"), 16).expect("hex")
+                })
                 .collect()
         })
         .collect()

@@ -32,7 +32,7 @@ fn golden<R: Record + PartialEq + std::fmt::Debug>(value: R, fields: &[&str]) {
         .concat()
         .as_bytes()
         .chunks(2)
-        .map(|pair| u8::from_str_radix(std::str::from_utf8(pair).unwrap(), 16).unwrap())
+        .map(|pair| u8::from_str_radix(std::str::from_utf8(pair).expect("ASCII"), 16).expect("hex"))
         .collect();
     assert_eq!(value.as_bytes(), bytes, "to bytes");
     assert_eq!(R::from_bytes(&bytes), Some(value), "from bytes");

@@ -8,16 +8,22 @@
 //!                                           └─► snapshots ─► admin, metrics
 //! ```
 
+pub mod admin;
+pub mod app;
+pub mod cli;
 pub mod config;
 pub mod core;
 pub mod datapath;
+pub mod dnsproxy;
 pub mod endpoint;
 pub mod epoch;
 pub mod grpc;
+pub mod health;
 pub mod identity;
 pub mod ipcache;
 pub mod labels;
 pub mod liveness;
+pub mod metrics;
 pub mod node;
 pub mod policy;
 pub mod proxies;

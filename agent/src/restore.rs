@@ -118,11 +118,13 @@ pub fn read_files(files: &StateFiles, found: &mut Found) -> Result<(), RestoreEr
     Ok(())
 }
 
+type Identities = Vec<(IdentityId, LabelSet)>;
+
 fn identities(
     path: &Path,
-    parse: fn(&str) -> Result<Vec<(IdentityId, LabelSet)>, CheckpointError>,
+    parse: fn(&str) -> Result<Identities, CheckpointError>,
     found: &mut Found,
-) -> Result<Vec<(IdentityId, LabelSet)>, RestoreError> {
+) -> Result<Identities, RestoreError> {
     let Some(text) = text(path)? else {
         return Ok(Vec::new());
     };

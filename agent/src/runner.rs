@@ -73,16 +73,6 @@ impl CoreHandle {
             .map_err(|_| CoreAway::Stopped)
     }
 
-    /// As [`Self::tell`], from where nothing may wait; hands the event back when the queue is full.
-    pub fn try_tell(&self, event: Event) -> Result<(), Event> {
-        self.inputs
-            .try_send(Input::Event(event))
-            .map_err(|error| match error.into_inner() {
-                Input::Event(event) => event,
-                _ => Event::Tick,
-            })
-    }
-
     /// The whole state as plain data. Costs as much as there is state.
     pub async fn snapshot(&self) -> Result<Snapshot, CoreAway> {
         let (sender, receiver) = oneshot::channel();
@@ -93,6 +83,11 @@ impl CoreHandle {
     pub async fn summary(&self) -> Result<Summary, CoreAway> {
         let (sender, receiver) = oneshot::channel();
         self.ask(Input::Summary(sender), receiver).await
+    }
+
+    /// Returns when the core's thread has ended.
+    pub async fn closed(&self) {
+        self.inputs.closed().await;
     }
 
     async fn ask<T>(&self, input: Input, answer: oneshot::Receiver<T>) -> Result<T, CoreAway> {

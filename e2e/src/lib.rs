@@ -9,6 +9,7 @@
 //!
 //! Needs root. A missing privilege is a failure, never a skipped test.
 
+pub mod bench;
 pub mod config;
 pub mod dns;
 pub mod lab;
@@ -24,7 +25,7 @@ pub mod web;
 pub use dns::probe::{Query, Reply};
 pub use lab::{Lab, with_lab};
 pub use netns::Netns;
-pub use node::{AgentOptions, SdpOptions};
+pub use node::{AgentOptions, Programs, SdpOptions};
 pub use pod::Pod;
 pub use process::Program;
 pub use wait::{eventually, until};

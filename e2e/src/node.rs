@@ -12,6 +12,7 @@ use serde_json::Value;
 use crate::config;
 use crate::lab::Lab;
 use crate::pod::Pod;
+use crate::policy::WEB;
 use crate::process::Program;
 use crate::shell;
 use crate::wait::eventually;
@@ -79,7 +80,31 @@ impl Default for SdpOptions {
     }
 }
 
+/// An agent and one standalone proxy, both ready.
+#[derive(Debug)]
+pub struct Programs {
+    /// The agent.
+    pub agent: Program,
+    /// The proxy, named `one`.
+    pub sdp: Program,
+}
+
 impl Lab {
+    /// Puts `policy` in force for pod a: agent without its built-in proxy, one
+    /// standalone proxy, pod a labelled [`WEB`].
+    pub fn start(&self, policy: &str) -> Result<Programs> {
+        self.start_with(policy, &AgentOptions::default())
+    }
+
+    /// As [`Lab::start`], with agent options.
+    pub fn start_with(&self, policy: &str, options: &AgentOptions) -> Result<Programs> {
+        self.write_policy("web.yaml", policy)?;
+        let agent = self.start_agent(options)?;
+        let sdp = self.start_sdp(&SdpOptions::default())?;
+        self.add_endpoint(&self.a, WEB)?;
+        Ok(Programs { agent, sdp })
+    }
+
     /// Command line of the agent.
     pub fn agent_command(&self, options: &AgentOptions) -> Result<Command> {
         let mut command = self

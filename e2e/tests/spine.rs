@@ -2,18 +2,15 @@
 //! opens what was closed, and goes on without the agent.
 use hickory_proto::op::ResponseCode;
 use holdfast_e2e::lab::{DNS4, at, web4};
-use holdfast_e2e::policy::{WEB, good_names};
-use holdfast_e2e::{AgentOptions, Query, SdpOptions, with_lab};
+use holdfast_e2e::policy::good_names;
+use holdfast_e2e::{Query, SdpOptions, with_lab};
 
 #[test]
 fn a_query_opens_its_answer_and_outlives_the_agent() {
     with_lab(|lab| {
         lab.zone.set("www.good.test", &[web4(10)], 60);
         lab.zone.set("www.bad.test", &[web4(11)], 60);
-        lab.write_policy("web.yaml", &good_names())?;
-        let agent = lab.start_agent(&AgentOptions::default())?;
-        let sdp = lab.start_sdp(&SdpOptions::default())?;
-        lab.add_endpoint(&lab.a, WEB)?;
+        let programs = lab.start(&good_names())?;
 
         let good = Query::a("www.good.test", DNS4);
         let bad = Query::a("www.bad.test", DNS4);
@@ -29,12 +26,12 @@ fn a_query_opens_its_answer_and_outlives_the_agent() {
             "a refused query left the node"
         );
 
-        agent.kill_9()?;
+        programs.agent.kill_9()?;
         lab.a.ask(&good)?.expect(web4(10))?;
         lab.a.expect_open(at(web4(10), 80))?;
         lab.a.ask(&bad)?.expect_code(ResponseCode::Refused)?;
 
-        sdp.kill_9()?;
+        programs.sdp.kill_9()?;
         let _sdp = lab.start_sdp(&SdpOptions::new("two", 9971))?;
         lab.a.ask(&good)?.expect(web4(10))?;
         lab.a.expect_open(at(web4(10), 80))?;

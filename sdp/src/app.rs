@@ -3,18 +3,21 @@
 use std::{io, sync::Arc, time::Duration};
 
 use anyhow::Context;
+use parking_lot::Mutex;
 use shared_maps::steering;
-use tokio_util::task::TaskTracker;
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{
     config::{self, Config},
     drain::Drain,
+    link::{Link, board::Board},
     listener::{ListenConfig, ListenError, Listeners, SocketOptions, Sockets, SteeringConfig},
     mapping::{BootTime, sink::LinkSink},
     maps::{Change, PinnedMaps, REFRESH},
     policy::table::PolicyHandle,
     proxy::{Proxy, ProxyConfig, RejectCode, Stats},
     ready::{Need, Readiness},
+    restore::{self, Skipped},
 };
 
 /// Client TCP connections at most.
@@ -33,12 +36,16 @@ pub struct Shared {
     pub policy: Arc<PolicyHandle>,
     /// Where mappings go.
     pub sink: Arc<LinkSink>,
+    /// How the link to the agent stands.
+    pub board: Arc<Board>,
     /// What is missing for being ready.
     pub ready: Readiness,
     /// The phases of leaving.
     pub drain: Drain,
     /// Counters of the main path.
     pub stats: Stats,
+    /// Endpoints' files that were not used.
+    pub skipped_files: Mutex<Vec<Skipped>>,
 }
 
 /// Runs until it was told to leave and has left.
@@ -69,6 +76,7 @@ async fn serve(config: Config) -> anyhow::Result<()> {
         }
     });
 
+    restore_rules(&shared);
     let sockets = Sockets::bind(&listen_config(config)).map_err(|e| explain_bind(e, config))?;
     let proxy = Arc::new(Proxy::new(
         proxy_config(config),
@@ -80,10 +88,13 @@ async fn serve(config: Config) -> anyhow::Result<()> {
     let listeners = Listeners::start(&proxy, sockets, &tokio::runtime::Handle::current())?;
     shared.ready.unblock(Need::Listeners);
     tasks.spawn(keep_house(Arc::clone(&shared)));
+    let link_stop = CancellationToken::new();
+    tasks.spawn(link(&shared).run(link_stop.clone()));
 
     shared.drain.leaving().await;
     shared.ready.block(Need::Staying, "leaving");
     leave(&shared, listeners).await;
+    link_stop.cancel();
     Ok(())
 }
 
@@ -91,18 +102,35 @@ impl Shared {
     fn new(config: Config) -> Self {
         let ready = Readiness::default();
         ready.block(Need::Listeners, "not bound yet");
-        ready.block(Need::Rules, "neither the agent nor a file has given any yet");
+        ready.block(
+            Need::Rules,
+            "neither the agent nor a file has given any yet",
+        );
         let maps = PinnedMaps::open(&config.bpf_root, config.ipv4 && config.ipv6);
         note_maps(&ready, &maps);
         Self {
             maps: Arc::new(maps),
             policy: Arc::new(PolicyHandle::new()),
             sink: Arc::new(LinkSink::new(config.min_ttl, config.response_max_delay)),
+            board: Arc::new(Board::new(ready.clone())),
             ready,
             drain: Drain::default(),
             stats: Stats::default(),
+            skipped_files: Mutex::default(),
             config,
         }
+    }
+}
+
+fn link(shared: &Shared) -> Link {
+    Link {
+        addresses: shared.config.agent.clone(),
+        instance: shared.config.name.clone(),
+        proxy_port: shared.config.proxy_port,
+        policy: Arc::clone(&shared.policy),
+        sink: Arc::clone(&shared.sink),
+        maps: Arc::clone(&shared.maps),
+        board: Arc::clone(&shared.board),
     }
 }
 
@@ -130,7 +158,9 @@ fn proxy_config(config: &Config) -> ProxyConfig {
             config::RejectCode::NameError => RejectCode::NameError,
         },
         max_delay: config.response_max_delay,
-        in_flight: config.concurrency_limit.map_or(defaults.in_flight, |limit| limit.get()),
+        in_flight: config
+            .concurrency_limit
+            .map_or(defaults.in_flight, |limit| limit.get()),
         ..defaults
     }
 }
@@ -164,6 +194,30 @@ fn note_maps(ready: &Readiness, maps: &PinnedMaps) {
     }
 }
 
+/// Puts the rules on disk in force, unless the agent has sent its own.
+fn restore_rules(shared: &Shared) {
+    let _writing = shared.board.writing_rules();
+    if shared.board.has_agent_rules() || !shared.maps.has_lxc() {
+        return;
+    }
+    let found = restore::load(&shared.config.state_dir, |ip| shared.maps.lxc_entry(ip));
+    for skipped in &found.skipped {
+        let path = skipped.path.display();
+        if skipped.damaged {
+            tracing::error!(%path, reason = skipped.reason, "file skipped");
+        } else {
+            tracing::info!(%path, reason = skipped.reason, "file skipped");
+        }
+    }
+    let errors = shared.policy.apply(&found.rules, &[]);
+    for error in &errors {
+        tracing::error!(%error, "a restored rule allows nothing");
+    }
+    tracing::info!(endpoints = found.rules.len(), "rules restored from disk");
+    shared.board.rules_from_disk(found.rules.len());
+    *shared.skipped_files.lock() = found.skipped;
+}
+
 /// Looks after what changes without anybody telling: pins and time.
 async fn keep_house(shared: Arc<Shared>) {
     let mut beat = tokio::time::interval(REFRESH);
@@ -175,6 +229,7 @@ async fn keep_house(shared: Arc<Shared>) {
         }
         if shared.maps.refresh() == Change::Reopened {
             tracing::info!(maps = ?shared.maps.status(), "pinned maps changed");
+            restore_rules(&shared);
         }
         note_maps(&shared.ready, &shared.maps);
         shared.sink.tick(BootTime::now());
@@ -186,7 +241,11 @@ async fn leave(shared: &Shared, listeners: Listeners) {
     let work = async {
         let report = listeners.drain(limit).await;
         if report.abandoned > 0 || report.cut > 0 {
-            tracing::warn!(abandoned = report.abandoned, cut = report.cut, "left with work undone");
+            tracing::warn!(
+                abandoned = report.abandoned,
+                cut = report.cut,
+                "left with work undone"
+            );
         }
         shared.sink.flush();
         while shared.sink.unanswered() > 0 {

@@ -13,6 +13,7 @@
 pub mod app;
 pub mod config;
 pub mod drain;
+pub mod link;
 pub mod listener;
 pub mod mapping;
 pub mod maps;
@@ -22,4 +23,5 @@ pub mod policy;
 pub mod proxy;
 pub mod ready;
 pub mod resolve;
+pub mod restore;
 pub mod telemetry;

@@ -4,6 +4,7 @@ use core::mem::{offset_of, size_of};
 
 use crate::{
     conntrack::{CtKey4, CtKey6, CtValue},
+    endpoint::EndpointConfig,
     event::{Counter, Event},
     fragment::{FragmentKey, FragmentValue},
     ipcache::{IpcacheKey, IpcacheValue, IpcacheValueV1},
@@ -50,3 +51,5 @@ layout!(Event, size 72, time @ 0, saddr @ 8, daddr @ 24, remote_identity @ 40, i
     len @ 48, sport @ 52, dport @ 54, endpoint @ 56, reason @ 58, family @ 59, protocol @ 60,
     egress @ 61, pad @ 62);
 layout!(Counter, size 16, packets @ 0, bytes @ 8);
+layout!(EndpointConfig, size 40, identity @ 0, ifindex @ 4, ipv6 @ 8, ipv4 @ 24, id @ 28,
+    mac @ 30, flags @ 36, pad @ 37);

@@ -60,7 +60,7 @@ impl Toolchain {
 
     /// Major version of its LLVM, which `bpf-linker` must be built against.
     pub(crate) fn llvm_major(self) -> Result<u32> {
-        let version = process::output(self.rustc(&["-vV"]))?;
+        let version = self.version()?;
         llvm_major(&version).with_context(|| {
             format!(
                 "{}: `rustc -vV` names no LLVM version: {version}",
@@ -69,13 +69,23 @@ impl Toolchain {
         })
     }
 
+    /// What `rustc -vV` says.
+    pub(crate) fn version(self) -> Result<String> {
+        process::output(self.rustc(&["-vV"]))
+    }
+
+    /// Where its libraries lie.
+    pub(crate) fn sysroot(self) -> Result<PathBuf> {
+        let sysroot = process::output(self.rustc(&["--print", "sysroot"]))?;
+        Ok(PathBuf::from(sysroot.trim()))
+    }
+
     fn has_sources(self) -> bool {
-        let Ok(sysroot) = process::output(self.rustc(&["--print", "sysroot"])) else {
-            return false;
-        };
-        PathBuf::from(sysroot.trim())
-            .join("lib/rustlib/src/rust/library/core/src/lib.rs")
-            .exists()
+        self.sysroot().is_ok_and(|sysroot| {
+            sysroot
+                .join("lib/rustlib/src/rust/library/core/src/lib.rs")
+                .exists()
+        })
     }
 
     fn rustc(self, args: &[&str]) -> Command {

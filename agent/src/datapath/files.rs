@@ -96,21 +96,20 @@ impl StateFiles {
     }
 }
 
-/// Steps of files to the state directory, all others to `rest`.
-#[derive(Debug)]
-pub struct WithFiles<D> {
+/// Steps of files to the state directory, all others to the kernel's maps or a test's.
+pub struct WithFiles {
     files: StateFiles,
-    rest: D,
+    rest: Box<dyn Datapath>,
 }
 
-impl<D: Datapath> WithFiles<D> {
+impl WithFiles {
     /// Composes the two.
-    pub fn new(files: StateFiles, rest: D) -> Self {
+    pub fn new(files: StateFiles, rest: Box<dyn Datapath>) -> Self {
         Self { files, rest }
     }
 }
 
-impl<D: Datapath> Datapath for WithFiles<D> {
+impl Datapath for WithFiles {
     fn apply(&mut self, step: &Step) -> Result<(), StepError> {
         self.files
             .apply(step)

@@ -90,7 +90,7 @@ fn messages(epoch: &Epoch, sent: Option<&RulesTable>, now: &RulesTable) -> Vec<D
     match sent {
         None => {
             let whole = now.since(&RulesTable::default());
-            let mut messages: Vec<_> = chunks(whole, true)
+            let mut messages: Vec<_> = chunks(&whole, true)
                 .into_iter()
                 .map(|chunk| message(Kind::Endpoints(chunk)))
                 .collect();
@@ -104,7 +104,7 @@ fn messages(epoch: &Epoch, sent: Option<&RulesTable>, now: &RulesTable) -> Vec<D
                 return Vec::new();
             }
             // A revision without changed rules is told too: leases name revisions.
-            chunks(delta, false)
+            chunks(&delta, false)
                 .into_iter()
                 .map(|chunk| message(Kind::Endpoints(chunk)))
                 .collect()
@@ -113,7 +113,7 @@ fn messages(epoch: &Epoch, sent: Option<&RulesTable>, now: &RulesTable) -> Vec<D
 }
 
 /// At least one chunk for a delta; for a snapshot none if there is nothing.
-fn chunks(delta: RulesDelta, snapshot: bool) -> Vec<EndpointRulesChunk> {
+fn chunks(delta: &RulesDelta, snapshot: bool) -> Vec<EndpointRulesChunk> {
     let mut chunks = Vec::new();
     let mut current = EndpointRulesChunk {
         removed: delta.removed.iter().map(|id| u32::from(id.0)).collect(),

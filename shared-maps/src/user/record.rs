@@ -2,6 +2,7 @@
 
 use crate::{
     conntrack::{CtKey4, CtKey6, CtValue},
+    endpoint::EndpointConfig,
     event::{Counter, Event},
     fragment::{FragmentKey, FragmentValue},
     ipcache::{IpcacheKey, IpcacheValue, IpcacheValueV1},
@@ -62,6 +63,7 @@ record!(
     RedirectKey,
     RedirectValue,
     Slot,
+    EndpointConfig,
     Event,
     Counter,
 );

@@ -10,6 +10,7 @@
 //!  backwards only as data: rule snapshots (link → policy::table), results and leases (link → mapping)
 //! ```
 
+mod arena;
 pub mod listener;
 pub mod mapping;
 pub mod name;
@@ -17,3 +18,7 @@ pub mod pattern;
 pub mod policy;
 pub mod proxy;
 pub mod resolve;
+mod socket;
+mod steering;
+mod upstream;
+pub mod wire;

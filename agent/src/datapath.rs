@@ -1,5 +1,8 @@
 //! From a plan to the kernel.
 
 pub mod files;
+pub mod kernel;
 pub mod memory;
 pub mod plan;
+pub mod program;
+pub mod routing;

@@ -8,12 +8,26 @@
 //!                                           └─► snapshots ─► admin, metrics
 //! ```
 
+pub mod admin;
+pub mod app;
+pub mod cli;
 pub mod config;
 pub mod core;
 pub mod datapath;
+pub mod dnsproxy;
 pub mod endpoint;
 pub mod epoch;
+pub mod grpc;
+pub mod health;
 pub mod identity;
+pub mod ipcache;
 pub mod labels;
+pub mod liveness;
+pub mod metrics;
+pub mod node;
 pub mod policy;
+pub mod proxies;
+pub mod restore;
+pub mod runner;
+pub mod selector;
 pub mod watched_dir;

@@ -1,2 +1,83 @@
-//! Placeholder.
-fn main() {}
+//! The agent's binary: arguments, log, runtime, exit code.
+
+use std::process::ExitCode;
+
+use clap::Parser as _;
+use holdfast_agent::{
+    app, cli,
+    config::{Cli, Command, Config, RunArgs},
+};
+use tracing_subscriber::EnvFilter;
+
+/// Beside the core's own thread: gRPC, admin, sources.
+const WORKERS: usize = 2;
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(WORKERS)
+        .thread_name("agent-rim")
+        .enable_all()
+        .build();
+    let runtime = match runtime {
+        Ok(runtime) => runtime,
+        Err(error) => return failed(1, &format!("cannot start the runtime: {error}")),
+    };
+    match cli.command {
+        Command::Run(args) => {
+            if let Err(reason) = log(&args) {
+                return failed(2, &reason);
+            }
+            let config = match Config::try_from(*args) {
+                Ok(config) => config,
+                Err(error) => return failed(2, &error.to_string()),
+            };
+            done(runtime.block_on(app::run(config)))
+        }
+        command => done(runtime.block_on(cli::run(command))),
+    }
+}
+
+fn done(result: anyhow::Result<()>) -> ExitCode {
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => failed(1, &explain(&error)),
+    }
+}
+
+/// The chain of causes; one that the text above it quotes already is not said twice.
+fn explain(error: &anyhow::Error) -> String {
+    let mut text = String::new();
+    for cause in error.chain().map(ToString::to_string) {
+        if text.is_empty() {
+            text = cause;
+        } else if !text.contains(&cause) {
+            text.push_str(": ");
+            text.push_str(&cause);
+        }
+    }
+    text
+}
+
+fn failed(code: u8, reason: &str) -> ExitCode {
+    eprintln!("holdfast-agent: {reason}");
+    ExitCode::from(code)
+}
+
+fn log(args: &RunArgs) -> Result<(), String> {
+    let filter = EnvFilter::try_new(&args.log).map_err(|e| {
+        format!(
+            "--log {:?}: {e}; write for example info or holdfast_agent=debug",
+            args.log
+        )
+    })?;
+    let log = tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr);
+    if args.log_json {
+        log.json().init();
+    } else {
+        log.init();
+    }
+    Ok(())
+}

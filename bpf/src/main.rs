@@ -1,2 +1,65 @@
+//! The eBPF programs of Holdfast.
+//!
+//! ```text
+//!  pod ──► from_pod ──► stack ──► (marked: local delivery) ──► steer ──► a proxy's socket
+//!  pod ◄── to_pod  ◄── stack ◄── proxy's answer, other traffic
+//! ```
+//!
+//! `from_pod` and `to_pod` are loaded once per endpoint, with the endpoint's
+//! constants in [`config`] and its own policy map; `steer` once per network
+//! namespace. Every other map is shared through its pin.
 #![no_std]
 #![no_main]
+#![expect(
+    missing_docs,
+    unreachable_pub,
+    reason = "the macros of aya-ebpf wrap the entry points in public functions of their own"
+)]
+
+mod address;
+mod config;
+mod conntrack;
+mod events;
+mod fragment;
+mod from_pod;
+mod icmp;
+mod maps;
+mod neighbour;
+mod packet;
+mod policy;
+mod redirect;
+mod steer;
+mod to_pod;
+
+use aya_ebpf::{
+    macros::{classifier, sk_lookup},
+    programs::{SkLookupContext, TcContext},
+};
+
+/// Packets that the pod sends: TCX ingress of its host-side interface.
+#[classifier]
+pub fn from_pod(ctx: TcContext) -> i32 {
+    from_pod::run(&ctx)
+}
+
+/// Packets that the pod receives: TCX egress of its host-side interface.
+#[classifier]
+pub fn to_pod(ctx: TcContext) -> i32 {
+    to_pod::run(&ctx)
+}
+
+/// Picks the proxy's socket for redirected packets: on the node's network namespace.
+#[sk_lookup]
+pub fn steer(ctx: SkLookupContext) -> u32 {
+    steer::run(&ctx)
+}
+
+#[panic_handler]
+fn panic(_info: &core::panic::PanicInfo<'_>) -> ! {
+    loop {}
+}
+
+/// Helpers such as `bpf_ktime_get_ns` are for GPL-compatible programs only.
+#[unsafe(link_section = "license")]
+#[unsafe(no_mangle)]
+static LICENSE: [u8; 13] = *b"Dual MIT/GPL\0";

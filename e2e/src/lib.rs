@@ -1,1 +1,31 @@
-//! Placeholder.
+//! The lab: a node, its pods and the world outside, each a network namespace,
+//! with real programs under test and small servers and probes of our own.
+//!
+//! ```text
+//!  pod a ──eth0──lxca─┐                       ┌─ DNS servers  192.0.2.53, .54
+//!                     ├─ node ──up0────eth0─ world
+//!  pod b ──eth0──lxcb─┘   agent, SDPs         └─ web servers  203.0.113.*, 198.51.100.*
+//! ```
+//!
+//! Needs root. A missing privilege is a failure, never a skipped test.
+
+pub mod bench;
+pub mod config;
+pub mod dns;
+pub mod lab;
+pub mod netns;
+pub mod node;
+pub mod pod;
+pub mod policy;
+pub mod process;
+pub mod shell;
+pub mod wait;
+pub mod web;
+
+pub use dns::probe::{Query, Reply};
+pub use lab::{Lab, with_lab};
+pub use netns::Netns;
+pub use node::{AgentOptions, Programs, SdpOptions};
+pub use pod::Pod;
+pub use process::Program;
+pub use wait::{eventually, until};

@@ -107,19 +107,19 @@ const PORT_TRIES: usize = 16;
 
 impl Sockets {
     /// Binds all sockets.
-    pub fn bind(config: ListenConfig) -> Result<Self, ListenError> {
+    pub fn bind(config: &ListenConfig) -> Result<Self, ListenError> {
         if !config.ipv4 && !config.ipv6 {
             return Err(ListenError::NoFamily);
         }
         let mut tries = if config.port == 0 { PORT_TRIES } else { 1 };
         loop {
             tries -= 1;
-            match Self::bind_all(&config) {
+            match Self::bind_all(config) {
                 Err(_) if tries > 0 => {}
                 Err(e) => return Err(e),
                 Ok((port, workers)) => {
                     return Ok(Self {
-                        config,
+                        config: config.clone(),
                         port,
                         workers,
                     });

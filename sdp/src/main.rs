@@ -1,2 +1,36 @@
-//! Placeholder.
-fn main() {}
+//! `holdfast-sdp`: runs the proxy, or asks running ones.
+
+use std::process::ExitCode;
+
+use clap::Parser;
+use holdfast_sdp::{
+    app,
+    config::{Config, args::Cli},
+    telemetry,
+};
+
+const FAILED: u8 = 1;
+const USAGE: u8 = 2;
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    if cli.command.is_some() {
+        return fail(FAILED, &"subcommands are not there yet");
+    }
+    let config = match Config::resolve(cli.settings) {
+        Ok(config) => config,
+        Err(error) => return fail(USAGE, &error),
+    };
+    if let Err(error) = telemetry::init(&config.log_level, config.log_format) {
+        return fail(USAGE, &error);
+    }
+    match app::run(config) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => fail(FAILED, &format!("{error:#}")),
+    }
+}
+
+fn fail(code: u8, error: &dyn std::fmt::Display) -> ExitCode {
+    eprintln!("holdfast-sdp: {error}");
+    ExitCode::from(code)
+}

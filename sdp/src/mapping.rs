@@ -1,5 +1,9 @@
 //! What an answer taught us, and the port through which the agent learns it.
 
+pub mod kept;
+pub mod lease;
+pub mod sink;
+
 use std::net::{IpAddr, SocketAddr};
 
 use shared_maps::EndpointId;

@@ -76,6 +76,22 @@ pub struct IpcacheValue {
     pub flags: u8,
 }
 
+/// Value of the older map ([`NAME_V1`]).
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct IpcacheValueV1 {
+    /// Identity.
+    pub sec_identity: u32,
+    /// IPv4 node to tunnel to, or zero.
+    pub tunnel_endpoint: [u8; 4],
+    /// Zero.
+    pub pad: [u8; 2],
+    /// IPsec key index.
+    pub key: u8,
+    /// As in [`IpcacheValue::flags`].
+    pub flags: u8,
+}
+
 /// An IPv4 address as the 16-byte field of a key has it.
 #[inline(always)]
 pub const fn widen(ip: [u8; 4]) -> [u8; 16] {

@@ -17,6 +17,7 @@
 
 pub mod byteorder;
 pub mod conntrack;
+pub mod endpoint;
 pub mod event;
 pub mod fragment;
 pub mod identity;

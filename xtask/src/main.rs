@@ -1,2 +1,97 @@
-//! Placeholder.
-fn main() {}
+//! `cargo xtask`: set up, check, test, show and measure Holdfast.
+//!
+//! ```text
+//!  setup ──► demo | bench          the lab's tools (packages, bpffs)
+//!        ──► lint ──► test         as .ci/run does
+//!        ──► bpf                   the eBPF toolchain
+//! ```
+
+mod bpf;
+mod lint;
+mod play;
+mod process;
+mod setup;
+mod test;
+mod toolchain;
+mod workspace;
+
+use std::process::ExitCode;
+
+use anyhow::Result;
+use clap::{Parser, Subcommand};
+
+#[derive(Parser)]
+#[command(
+    name = "cargo xtask",
+    about = "Set up, check, test, show and measure Holdfast"
+)]
+struct Args {
+    #[command(subcommand)]
+    task: Task,
+}
+
+#[derive(Subcommand)]
+enum Task {
+    /// Install what is missing on this machine; safe to repeat
+    Setup {
+        /// Only this part
+        #[arg(long, value_enum)]
+        only: Option<setup::Part>,
+    },
+    /// Formatting, lints, documentation, dependencies, layout rules, eBPF object
+    Lint {
+        /// Only this check
+        #[arg(long, value_enum)]
+        only: Option<lint::Check>,
+    },
+    /// Run the tests; without --tier: unit, kernel and netns, as CI does
+    Test {
+        /// Only this tier
+        #[arg(long, value_enum)]
+        tier: Option<test::Tier>,
+        /// Only tests whose name contains this
+        filter: Option<String>,
+    },
+    /// Play the whole story in a lab of network namespaces
+    Demo {
+        /// Leave the lab up and say how to enter it
+        #[arg(long)]
+        keep: bool,
+    },
+    /// Run a benchmark: `dns`, …
+    Bench {
+        /// Name of the benchmark: binary `bench_<name>` of e2e
+        name: String,
+        /// Passed on to the benchmark
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        args: Vec<String>,
+    },
+    /// Build the committed eBPF object anew
+    Bpf {
+        /// Build and compare with the committed object, change nothing
+        #[arg(long)]
+        check: bool,
+    },
+}
+
+fn main() -> ExitCode {
+    let outcome = run(Args::parse().task);
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(task: Task) -> Result<()> {
+    match task {
+        Task::Setup { only } => setup::run(only),
+        Task::Lint { only } => lint::run(only),
+        Task::Test { tier, filter } => test::run(tier, filter.as_deref()),
+        Task::Demo { keep } => play::demo(keep),
+        Task::Bench { name, args } => play::bench(&name, &args),
+        Task::Bpf { check } => bpf::build(check),
+    }
+}

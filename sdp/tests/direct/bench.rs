@@ -140,7 +140,7 @@ impl Bench {
         let server = UdpSocket::bind((localhost, 0)).unwrap();
         server.set_read_timeout(Some(PATIENCE)).unwrap();
         let server_address = server.local_addr().unwrap();
-        let sockets = Sockets::bind(ListenConfig {
+        let sockets = Sockets::bind(&ListenConfig {
             port: 0,
             ipv4: !options.v6,
             ipv6: options.v6,

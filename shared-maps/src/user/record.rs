@@ -2,9 +2,10 @@
 
 use crate::{
     conntrack::{CtKey4, CtKey6, CtValue},
+    endpoint::EndpointConfig,
     event::{Counter, Event},
     fragment::{FragmentKey, FragmentValue},
-    ipcache::{IpcacheKey, IpcacheValue},
+    ipcache::{IpcacheKey, IpcacheValue, IpcacheValueV1},
     lxc::{LxcKey, LxcValue},
     policy::{PolicyKey, PolicyValue},
     policystats::{PolicyStatsKey, PolicyStatsValue},
@@ -49,6 +50,7 @@ record!(
     LxcValue,
     IpcacheKey,
     IpcacheValue,
+    IpcacheValueV1,
     PolicyKey,
     PolicyValue,
     PolicyStatsKey,
@@ -61,6 +63,7 @@ record!(
     RedirectKey,
     RedirectValue,
     Slot,
+    EndpointConfig,
     Event,
     Counter,
 );

@@ -8,7 +8,7 @@ use std::{
 use super::{Access, Map, MapError, MapKind};
 use crate::{
     EndpointId, ipcache,
-    ipcache::{IpcacheKey, IpcacheValue},
+    ipcache::{IpcacheKey, IpcacheValue, IpcacheValueV1},
     lxc,
     lxc::{LxcKey, LxcValue},
     pin, policy,
@@ -73,6 +73,11 @@ impl Globals {
     /// Opens `cilium_ipcache_v2`.
     pub fn ipcache(&self, access: Access) -> Result<Map<IpcacheKey, IpcacheValue>, MapError> {
         Map::open(&self.path(ipcache::NAME), MapKind::LpmTrie, access)
+    }
+
+    /// Opens the older `cilium_ipcache`.
+    pub fn ipcache_v1(&self, access: Access) -> Result<Map<IpcacheKey, IpcacheValueV1>, MapError> {
+        Map::open(&self.path(ipcache::NAME_V1), MapKind::LpmTrie, access)
     }
 
     /// Opens an endpoint's policy map.

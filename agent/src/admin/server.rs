@@ -1,0 +1,411 @@
+//! Requests to the admin socket.
+
+use std::{sync::Arc, time::Duration};
+
+use holdfast_sdp::mapping::BootTime;
+use http_body_util::{BodyExt as _, Full, Limited};
+use hyper::{
+    Method, Request, Response, StatusCode,
+    body::{Bytes, Incoming},
+    header::CONTENT_TYPE,
+    service::service_fn,
+};
+use hyper_util::rt::TokioIo;
+use serde::Serialize;
+use tokio::net::UnixListener;
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
+
+use super::model::{Done, EpochView, Failed, Policies, Status};
+use crate::{
+    core::{Event, event::CleanNames, snapshot::EndpointView},
+    endpoint::source::{EndpointBook, EndpointDocument, EndpointError},
+    epoch::Epoch,
+    grpc::peer::{Allowed, Checked},
+    proxies::Proxies,
+    runner::{CoreAway, CoreHandle},
+};
+
+/// Bytes of a request's body at most.
+const BODY: usize = 64 << 10;
+/// How long a change waits until the core has carried it out.
+const SETTLE: Duration = Duration::from_secs(5);
+const POLL: Duration = Duration::from_millis(10);
+
+/// What the interface shows and changes.
+#[derive(Clone)]
+pub struct Admin {
+    /// The core.
+    pub core: CoreHandle,
+    /// Connected proxies.
+    pub proxies: Proxies,
+    /// Endpoint documents.
+    pub endpoints: Arc<EndpointBook>,
+    /// This run.
+    pub epoch: Epoch,
+    /// How the proxy in this process stands.
+    pub builtin: Arc<dyn Fn() -> String + Send + Sync>,
+    /// Files found damaged at the start.
+    pub damaged: Arc<Vec<String>>,
+}
+
+/// An answer that is not 200.
+struct Refusal {
+    status: StatusCode,
+    error: String,
+}
+
+impl Refusal {
+    fn new(status: StatusCode, error: impl Into<String>) -> Self {
+        Self {
+            status,
+            error: error.into(),
+        }
+    }
+}
+
+impl From<CoreAway> for Refusal {
+    fn from(away: CoreAway) -> Self {
+        Self::new(StatusCode::SERVICE_UNAVAILABLE, away.to_string())
+    }
+}
+
+impl From<EndpointError> for Refusal {
+    fn from(error: EndpointError) -> Self {
+        let status = match &error {
+            EndpointError::File(_) => StatusCode::INTERNAL_SERVER_ERROR,
+            EndpointError::NotAdded(_) => StatusCode::NOT_FOUND,
+            EndpointError::Taken { .. } => StatusCode::CONFLICT,
+            _ => StatusCode::UNPROCESSABLE_ENTITY,
+        };
+        Self::new(status, error.to_string())
+    }
+}
+
+impl Admin {
+    /// Serves connections of `listener` until stopped; each on a task of `tasks`.
+    pub async fn serve(self, listener: UnixListener, tasks: TaskTracker, stop: CancellationToken) {
+        let allowed = Allowed { group: None };
+        loop {
+            let accepted = tokio::select! {
+                accepted = listener.accept() => accepted,
+                () = stop.cancelled() => return,
+            };
+            let stream = match accepted.and_then(|(stream, _)| Checked::new(stream, allowed)) {
+                Ok(stream) => stream,
+                Err(error) => {
+                    tracing::warn!(%error, "admin connection refused");
+                    // Out of descriptors: wait for one instead of spinning.
+                    tokio::time::sleep(POLL).await;
+                    continue;
+                }
+            };
+            let admin = self.clone();
+            let stop = stop.clone();
+            tasks.spawn(async move {
+                let service = service_fn(move |request| {
+                    let admin = admin.clone();
+                    async move { Ok::<_, std::convert::Infallible>(admin.answer(request).await) }
+                });
+                let served = hyper::server::conn::http1::Builder::new()
+                    .serve_connection(TokioIo::new(stream), service);
+                tokio::select! {
+                    served = served => {
+                        if let Err(error) = served {
+                            tracing::debug!(%error, "admin connection ended early");
+                        }
+                    }
+                    () = stop.cancelled() => {}
+                }
+            });
+        }
+    }
+
+    async fn answer(&self, request: Request<Incoming>) -> Response<Full<Bytes>> {
+        match self.route(request).await {
+            Ok(body) => json(StatusCode::OK, body),
+            Err(refusal) => {
+                let body = Failed {
+                    error: refusal.error,
+                };
+                json(
+                    refusal.status,
+                    serde_json::to_vec(&body).unwrap_or_default(),
+                )
+            }
+        }
+    }
+
+    async fn route(&self, request: Request<Incoming>) -> Result<Vec<u8>, Refusal> {
+        let method = request.method().clone();
+        let path = request.uri().path().to_owned();
+        let query = request.uri().query().map(str::to_owned);
+        let get = method == Method::GET;
+        match path.as_str() {
+            "/v1/status" if get => render(&self.status().await?),
+            "/v1/endpoints" if get => render(&self.core.snapshot().await?.endpoints),
+            "/v1/policies" if get => {
+                let snapshot = self.core.snapshot().await?;
+                render(&Policies {
+                    policies: snapshot.policies,
+                    rejected: snapshot.rejected,
+                })
+            }
+            "/v1/identities" if get => render(&self.core.snapshot().await?.identities),
+            "/v1/ipcache" if get => render(&self.core.snapshot().await?.ipcache),
+            "/v1/selectors" if get => render(&self.core.snapshot().await?.selectors),
+            "/v1/names" if get => render(&self.core.snapshot().await?.names),
+            "/v1/endpoints" if method == Method::POST => {
+                let document = body(request).await?;
+                render(&self.add(document).await?)
+            }
+            "/v1/endpoints" if method == Method::DELETE => {
+                let endpoint = parameter(query.as_deref(), "endpoint").ok_or_else(|| {
+                    Refusal::new(StatusCode::BAD_REQUEST, "parameter endpoint is missing")
+                })?;
+                render(&self.remove(&endpoint).await?)
+            }
+            "/v1/names" if method == Method::DELETE => {
+                render(&self.clean(parameter(query.as_deref(), "pattern")).await?)
+            }
+            _ => Err(Refusal::new(
+                StatusCode::NOT_FOUND,
+                format!("{method} {path} is not known; is the client of the same release?"),
+            )),
+        }
+    }
+
+    /// How the agent is.
+    async fn status(&self) -> Result<Status, Refusal> {
+        let summary = self.core.summary().await?;
+        let unresolved = self.endpoints.unresolved();
+        let proxies = self.proxies.views();
+        let builtin = (self.builtin)();
+        let mut problems = Vec::new();
+        if summary.policies_rejected > 0 {
+            problems.push(format!(
+                "{} policy documents are refused: see `policy get`",
+                summary.policies_rejected
+            ));
+        }
+        if summary.pending_steps > 0 {
+            problems.push(format!(
+                "{} changes could not be made in the datapath and are tried again: see the log",
+                summary.pending_steps
+            ));
+        }
+        problems.extend(
+            unresolved
+                .iter()
+                .map(|u| format!("endpoint {}: {}", u.key, u.reason)),
+        );
+        problems.extend(self.damaged.iter().cloned());
+        problems.extend(proxies.iter().filter_map(|proxy| {
+            proxy
+                .nack
+                .as_ref()
+                .map(|why| format!("proxy {} refused {why}", proxy.instance))
+        }));
+        if summary.ipcache_entries * 10 >= summary.ipcache_max * 9 && summary.ipcache_max > 0 {
+            problems.push(format!(
+                "ipcache is nearly full: {} of {}",
+                summary.ipcache_entries, summary.ipcache_max
+            ));
+        }
+        if builtin != "running" && !proxies.iter().any(|proxy| proxy.kind != "rules") {
+            problems.push(
+                "no DNS proxy is connected and none is built in: names of restricted endpoints are \
+                 resolved by whatever proxy runs on its own, and nothing is learned"
+                    .to_owned(),
+            );
+        }
+        Ok(Status {
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            pid: std::process::id(),
+            epoch: EpochView {
+                boot_id: self.epoch.boot_id.clone(),
+                start: self.epoch.start,
+            },
+            ready: self.proxies.watch_rules().borrow().ready,
+            summary,
+            proxies,
+            builtin_dns_proxy: builtin,
+            endpoints_unresolved: unresolved,
+            damaged_files: (*self.damaged).clone(),
+            problems,
+        })
+    }
+
+    /// Adds an endpoint and waits until the datapath enforces its policy.
+    async fn add(&self, document: EndpointDocument) -> Result<EndpointView, Refusal> {
+        let endpoints = Arc::clone(&self.endpoints);
+        let spec = tokio::task::spawn_blocking(move || endpoints.add(document))
+            .await
+            .map_err(|e| Refusal::new(StatusCode::INTERNAL_SERVER_ERROR, e.to_string()))??;
+        let deadline = BootTime::now().0 + nanoseconds(SETTLE);
+        loop {
+            let snapshot = self.core.snapshot().await?;
+            let found = snapshot
+                .endpoints
+                .into_iter()
+                .find(|view| view.key == spec.key && view.state == "ready");
+            match found {
+                Some(view) => {
+                    return match &view.problem {
+                        None => Ok(view),
+                        Some(problem) => Err(Refusal::new(
+                            StatusCode::INTERNAL_SERVER_ERROR,
+                            format!(
+                                "endpoint {} is added, but not in force: {problem}; it is tried again",
+                                view.id
+                            ),
+                        )),
+                    };
+                }
+                None if BootTime::now().0 > deadline => {
+                    return Err(Refusal::new(
+                        StatusCode::GATEWAY_TIMEOUT,
+                        format!(
+                            "endpoint {} is added, but not in force after {} s; see `status`",
+                            spec.key,
+                            SETTLE.as_secs()
+                        ),
+                    ));
+                }
+                None => tokio::time::sleep(POLL).await,
+            }
+        }
+    }
+
+    /// Removes an endpoint by number or key.
+    async fn remove(&self, endpoint: &str) -> Result<Done, Refusal> {
+        let key = match endpoint.parse::<u16>() {
+            Ok(id) => {
+                let snapshot = self.core.snapshot().await?;
+                snapshot
+                    .endpoints
+                    .into_iter()
+                    .find(|view| view.id == id)
+                    .map(|view| view.key)
+                    .ok_or_else(|| {
+                        Refusal::new(StatusCode::NOT_FOUND, format!("there is no endpoint {id}"))
+                    })?
+            }
+            Err(_) => endpoint.to_owned(),
+        };
+        let endpoints = Arc::clone(&self.endpoints);
+        let removed = key.clone();
+        tokio::task::spawn_blocking(move || endpoints.remove(&key))
+            .await
+            .map_err(|e| Refusal::new(StatusCode::INTERNAL_SERVER_ERROR, e.to_string()))??;
+        // The queue is in order: an answer means that the removal was carried out.
+        self.core.summary().await?;
+        Ok(Done {
+            message: format!("removed {removed}"),
+        })
+    }
+
+    async fn clean(&self, pattern: Option<String>) -> Result<Done, Refusal> {
+        let before = self.core.summary().await?.names_live;
+        let clean = CleanNames {
+            pattern,
+            endpoint: None,
+        };
+        self.core.tell(Event::CleanNames(clean)).await?;
+        let after = self.core.summary().await?.names_live;
+        Ok(Done {
+            message: format!(
+                "forgot {} of {before} learned addresses",
+                before.saturating_sub(after)
+            ),
+        })
+    }
+}
+
+fn nanoseconds(duration: Duration) -> u64 {
+    u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
+}
+
+fn render(value: &impl Serialize) -> Result<Vec<u8>, Refusal> {
+    serde_json::to_vec(value)
+        .map_err(|e| Refusal::new(StatusCode::INTERNAL_SERVER_ERROR, e.to_string()))
+}
+
+fn json(status: StatusCode, body: Vec<u8>) -> Response<Full<Bytes>> {
+    let mut response = Response::new(Full::new(Bytes::from(body)));
+    *response.status_mut() = status;
+    response.headers_mut().insert(
+        CONTENT_TYPE,
+        hyper::header::HeaderValue::from_static("application/json"),
+    );
+    response
+}
+
+async fn body(request: Request<Incoming>) -> Result<EndpointDocument, Refusal> {
+    let bad = |reason: String| Refusal::new(StatusCode::BAD_REQUEST, reason);
+    let body = Limited::new(request.into_body(), BODY)
+        .collect()
+        .await
+        .map_err(|e| bad(format!("the request cannot be read: {e}")))?
+        .to_bytes();
+    serde_json::from_slice(&body).map_err(|e| bad(format!("the request is no endpoint: {e}")))
+}
+
+/// A parameter of a query string, percent-decoded.
+fn parameter(query: Option<&str>, name: &str) -> Option<String> {
+    query?
+        .split('&')
+        .filter_map(|pair| pair.split_once('='))
+        .find(|(key, _)| *key == name)
+        .map(|(_, value)| decode(value))
+}
+
+fn decode(text: &str) -> String {
+    let mut bytes = Vec::with_capacity(text.len());
+    let mut rest = text.as_bytes();
+    while let Some((first, tail)) = rest.split_first() {
+        let escaped = (*first == b'%')
+            .then(|| tail.get(..2))
+            .flatten()
+            .and_then(|digits| std::str::from_utf8(digits).ok())
+            .and_then(|digits| u8::from_str_radix(digits, 16).ok());
+        match escaped {
+            Some(byte) => {
+                bytes.push(byte);
+                rest = tail.get(2..).unwrap_or_default();
+            }
+            None => {
+                bytes.push(*first);
+                rest = tail;
+            }
+        }
+    }
+    String::from_utf8_lossy(&bytes).into_owned()
+}
+
+/// Percent-encodes a parameter.
+pub fn encode(text: &str) -> String {
+    let mut encoded = String::with_capacity(text.len());
+    for byte in text.bytes() {
+        if byte.is_ascii_alphanumeric() || b"-._~/:".contains(&byte) {
+            encoded.push(char::from(byte));
+        } else {
+            encoded.push_str(&format!("%{byte:02X}"));
+        }
+    }
+    encoded
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parameters_survive_the_way() {
+        for text in ["*.example.com", "cli/pod 1/eth0", "100%&a=b", "a%zz"] {
+            let query = format!("x=1&pattern={}", encode(text));
+            assert_eq!(parameter(Some(&query), "pattern").as_deref(), Some(text));
+        }
+        assert_eq!(parameter(Some("x=1"), "pattern"), None);
+        assert_eq!(parameter(None, "pattern"), None);
+    }
+}

@@ -1,0 +1,403 @@
+//! Composition root: everything the agent is made of, in start order.
+
+use std::{
+    os::unix::net::UnixStream,
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
+
+use anyhow::{Context as _, Result, bail};
+use holdfast_sdp::{mapping::BootTime, policy::rule::RulesOf};
+use shared_maps::{pin, user::Globals};
+use tokio::signal::unix::{SignalKind, signal};
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
+
+use crate::{
+    admin::server::Admin,
+    config::Config,
+    core::{Core, CoreConfig, Event, event::SourceEvent},
+    datapath::{
+        files::StateFiles,
+        kernel::{KernelConfig, KernelDatapath, MapSizes},
+        plan::Datapath,
+        routing,
+    },
+    dnsproxy::{BuiltinProxy, Ports},
+    endpoint::source::{EndpointBook, cli::CliFile},
+    epoch::{Epoch, StateDirLock},
+    grpc::{
+        peer::{self, Allowed},
+        server::{About, Native},
+    },
+    health::{self, Health},
+    liveness, node,
+    policy::source::dir::PolicyDir,
+    proxies::Proxies,
+    restore::{self, Found},
+    runner::{self, CoreHandle, CoreThread},
+    watched_dir::WatchedDir,
+};
+
+/// Where a Cilium agent answers.
+const CILIUM_SOCKET: &str = "/var/run/cilium/cilium.sock";
+/// How long tasks may take to end.
+const GRACE: Duration = Duration::from_secs(5);
+/// After the first sync, restored identities are held this long at most.
+const GRACE_ONCE_SYNCED: Duration = Duration::from_secs(30);
+
+/// Runs until SIGTERM or SIGINT. The datapath stays attached.
+pub async fn run(config: Config) -> Result<()> {
+    let lock = StateDirLock::take(&config.state_dir)?;
+    refuse_beside_cilium(&config.bpf_root)?;
+    let files = StateFiles::open(&config.state())
+        .with_context(|| format!("--state-dir {}", config.state_dir.display()))?;
+    let maps = Globals::new(&config.bpf_root);
+    let found = restore::read(&files, &maps, BootTime::now())?;
+    let kernel = KernelConfig {
+        bpf_root: config.bpf_root.clone(),
+        ipv4: config.ipv4,
+        ipv6: config.ipv6,
+        sizes: MapSizes::default(),
+    };
+    let datapath = Box::new(KernelDatapath::prepare(&kernel, Box::new(files.clone()))?);
+    routing::install(config.ipv4, config.ipv6).await?;
+    let agent = Agent::start(
+        config,
+        Parts {
+            files,
+            maps,
+            found,
+            datapath,
+        },
+    )
+    .await?;
+    let mut terminate = signal(SignalKind::terminate())?;
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    tokio::select! {
+        _ = terminate.recv() => {}
+        _ = interrupt.recv() => {}
+        () = agent.core_stopped() => bail!("the core's thread ended; see the log"),
+    }
+    tracing::info!("stopping; programs and maps stay in place");
+    agent.stop().await;
+    drop(lock);
+    Ok(())
+}
+
+/// What an agent is built on: the kernel's, or a test's.
+pub struct Parts {
+    /// State directory.
+    pub files: StateFiles,
+    /// Pinned maps.
+    pub maps: Globals,
+    /// What an earlier run left behind.
+    pub found: Found,
+    /// Where steps go.
+    pub datapath: Box<dyn Datapath>,
+}
+
+/// A running agent.
+pub struct Agent {
+    core: CoreHandle,
+    thread: CoreThread,
+    builtin: Option<Arc<BuiltinProxy>>,
+    tasks: TaskTracker,
+    stop: CancellationToken,
+    rim_stop: CancellationToken,
+}
+
+impl Agent {
+    /// Binds everything, starts the core, then what feeds it, then what serves from it.
+    pub async fn start(config: Config, parts: Parts) -> Result<Self> {
+        let Parts {
+            files,
+            maps,
+            found,
+            datapath,
+        } = parts;
+        let epoch = Epoch::begin(files.dir())?;
+        let sdp_listener =
+            peer::bind(&config.sdp_socket, config.sdp_socket_group).context("--sdp-socket")?;
+        let admin_listener = peer::bind(&config.admin_socket, None).context("--admin-socket")?;
+        let metrics_listener = match config.metrics_address {
+            Some(address) => Some(health::bind(address).await.map_err(anyhow::Error::msg)?),
+            None => None,
+        };
+
+        let restored_rules = restored_rules(&found);
+        let damaged = Arc::new(found.damaged);
+        let proxies = Proxies::default();
+        let core = Core::new(core_config(&config, &epoch), found.restored);
+        let (core, thread) =
+            runner::start(core, datapath, proxies.clone()).context("starting the core's thread")?;
+        let tasks = TaskTracker::new();
+        let stop = CancellationToken::new();
+        let rim_stop = CancellationToken::new();
+        tracing::info!(start = epoch.start, ?config, "agent starts");
+
+        let addresses = node::addresses().context("listing the node's addresses")?;
+        core.tell(Event::NodeAddresses(addresses.iter().copied().collect()))
+            .await?;
+        tasks.spawn(node::run(core.clone(), addresses, stop.clone()));
+        let endpoints = endpoint_source(&config, files.dir(), &core, &tasks, &stop)?;
+        policy_source(config.policy_dir.clone(), &core, &tasks, &stop);
+        tasks.spawn(liveness::run(
+            maps.clone(),
+            core.clone(),
+            config.conntrack_gc_interval,
+            stop.clone(),
+        ));
+
+        let builtin = if config.disable_builtin_dns_proxy {
+            None
+        } else {
+            let ports = Ports {
+                core: core.clone(),
+                proxies: proxies.clone(),
+                epoch: epoch.clone(),
+            };
+            let started = BuiltinProxy::start(&config, ports, &restored_rules, &tasks, &rim_stop);
+            Some(started.with_context(|| {
+                format!(
+                    "the built-in DNS proxy on port {}; stop what has the port, choose another \
+                     --tofqdns-proxy-port, or turn it off with --disable-builtin-dns-proxy",
+                    config.proxy_port
+                )
+            })?)
+        };
+
+        let about = About {
+            epoch: epoch.clone(),
+            proxy_port: config.proxy_port,
+            min_ttl: seconds(config.min_ttl),
+        };
+        let native = Native::new(
+            about,
+            core.clone(),
+            proxies.clone(),
+            tasks.clone(),
+            rim_stop.clone(),
+        );
+        let allowed = Allowed {
+            group: config.sdp_socket_group,
+        };
+        tasks.spawn(native.serve(sdp_listener, allowed));
+        let admin = Admin {
+            core: core.clone(),
+            proxies: proxies.clone(),
+            endpoints: Arc::clone(&endpoints),
+            epoch,
+            builtin: describe(builtin.clone()),
+            damaged: Arc::clone(&damaged),
+        };
+        tasks.spawn(admin.serve(admin_listener, tasks.clone(), stop.clone()));
+        if let Some(listener) = metrics_listener {
+            let health = Health {
+                core: core.clone(),
+                proxies,
+                endpoints,
+                damaged: damaged.len(),
+            };
+            tasks.spawn(health.serve(listener, tasks.clone(), stop.clone()));
+        }
+        Ok(Self {
+            core,
+            thread,
+            builtin,
+            tasks,
+            stop,
+            rim_stop,
+        })
+    }
+
+    /// Returns when the core's thread has ended by itself.
+    pub async fn core_stopped(&self) {
+        self.core.closed().await;
+    }
+
+    /// Stops: sources first, then proxies, then the core with what is queued.
+    pub async fn stop(self) {
+        self.stop.cancel();
+        if let Some(builtin) = &self.builtin {
+            builtin.drain().await;
+        }
+        self.rim_stop.cancel();
+        self.tasks.close();
+        if tokio::time::timeout(GRACE, self.tasks.wait())
+            .await
+            .is_err()
+        {
+            tracing::warn!("some tasks did not end in time");
+        }
+        self.thread.stop().await;
+    }
+}
+
+fn core_config(config: &Config, epoch: &Epoch) -> CoreConfig {
+    CoreConfig {
+        boot_id: epoch.boot_id.clone(),
+        start: epoch.start,
+        boot_unix_ns: boot_unix_ns(),
+        proxy_port: config.proxy_port,
+        enable_ipv4: config.ipv4,
+        enable_ipv6: config.ipv6,
+        min_ttl: seconds(config.min_ttl),
+        lease_slack: config.lease_slack.as_secs(),
+        max_ips_per_name: config.max_ips_per_hostname,
+        max_deferred_deletes: config.max_deferred_connection_deletes,
+        idle_grace: config.idle_connection_grace.as_secs(),
+        restore_grace: config
+            .identity_restore_grace
+            .min(GRACE_ONCE_SYNCED)
+            .as_secs(),
+        ..CoreConfig::default()
+    }
+}
+
+fn seconds(duration: Duration) -> u32 {
+    u32::try_from(duration.as_secs()).unwrap_or(u32::MAX)
+}
+
+/// Unix time at CLOCK_BOOTTIME 0.
+fn boot_unix_ns() -> u64 {
+    #[expect(
+        clippy::disallowed_methods,
+        reason = "files carry wall time; the core is given the difference once"
+    )]
+    let now = std::time::SystemTime::now();
+    let unix = now
+        .duration_since(std::time::UNIX_EPOCH)
+        .unwrap_or_default();
+    u64::try_from(unix.as_nanos())
+        .unwrap_or(u64::MAX)
+        .saturating_sub(BootTime::now().0)
+}
+
+fn restored_rules(found: &Found) -> Vec<RulesOf> {
+    let endpoints = found.restored.endpoints.iter();
+    endpoints
+        .filter_map(|endpoint| {
+            endpoint.rules.as_ref().map(|file| RulesOf {
+                endpoint: endpoint.id,
+                rules: file.rules.clone(),
+            })
+        })
+        .collect()
+}
+
+fn describe(builtin: Option<Arc<BuiltinProxy>>) -> Arc<dyn Fn() -> String + Send + Sync> {
+    Arc::new(move || {
+        builtin
+            .as_ref()
+            .map_or_else(|| "disabled".to_owned(), |proxy| proxy.describe())
+    })
+}
+
+fn endpoint_source(
+    config: &Config,
+    state: &Path,
+    core: &CoreHandle,
+    tasks: &TaskTracker,
+    stop: &CancellationToken,
+) -> Result<Arc<EndpointBook>> {
+    let told = core.clone();
+    let book = EndpointBook::open(
+        config.endpoint_dir.clone(),
+        CliFile::in_dir(state),
+        move |event| {
+            // A stopped core means that the agent is stopping: nothing is lost.
+            let _stopped = told.tell_blocking(Event::Endpoints(event));
+        },
+    )?;
+    // Without a directory there is still what was added by command and cannot be resolved yet.
+    let watched = config
+        .endpoint_dir
+        .clone()
+        .unwrap_or_else(|| state.to_owned());
+    let source = Arc::clone(&book);
+    let stop = stop.clone();
+    tasks.spawn(async move {
+        let dir = WatchedDir::new(&watched);
+        let mut first = true;
+        loop {
+            let source = Arc::clone(&source);
+            let looked = tokio::task::spawn_blocking(move || {
+                if first {
+                    source.list();
+                } else {
+                    source.refresh();
+                }
+            });
+            if looked.await.is_err() {
+                tracing::error!("reading the endpoints ended by a panic");
+                return;
+            }
+            first = false;
+            tokio::select! {
+                () = dir.changed() => {}
+                () = stop.cancelled() => return,
+            }
+        }
+    });
+    Ok(book)
+}
+
+fn policy_source(
+    dir: Option<PathBuf>,
+    core: &CoreHandle,
+    tasks: &TaskTracker,
+    stop: &CancellationToken,
+) {
+    let core = core.clone();
+    let stop = stop.clone();
+    tasks.spawn(async move {
+        let Some(dir) = dir else {
+            for event in [SourceEvent::Init, SourceEvent::InitDone] {
+                let _stopped = core.tell(Event::Policies(event)).await;
+            }
+            return;
+        };
+        let watched = WatchedDir::new(&dir);
+        let mut source = PolicyDir::new(&dir);
+        let mut first = true;
+        loop {
+            let looked = tokio::task::spawn_blocking(move || {
+                let events = if first {
+                    source.list()
+                } else {
+                    source.refresh()
+                };
+                (source, events)
+            });
+            let Ok((kept, events)) = looked.await else {
+                tracing::error!("reading the policies ended by a panic; those in force stay");
+                return;
+            };
+            source = kept;
+            first = false;
+            for event in events {
+                if core.tell(event).await.is_err() {
+                    return;
+                }
+            }
+            tokio::select! {
+                () = watched.changed() => {}
+                () = stop.cancelled() => return,
+            }
+        }
+    });
+}
+
+/// A live Cilium agent owns the pins at the default root.
+fn refuse_beside_cilium(bpf_root: &Path) -> Result<()> {
+    if bpf_root == Path::new(pin::BPF_ROOT) && UnixStream::connect(CILIUM_SOCKET).is_ok() {
+        bail!(
+            "a Cilium agent answers on {CILIUM_SOCKET} and owns the maps under {}/{}; \
+             stop it, or give this agent its own --bpf-root",
+            bpf_root.display(),
+            pin::GLOBALS
+        );
+    }
+    Ok(())
+}

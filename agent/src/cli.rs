@@ -1,0 +1,164 @@
+//! The client half: questions to the running agent, and dumps of the pinned maps.
+
+pub mod bpf;
+pub mod client;
+pub mod observe;
+pub mod policy;
+pub mod show;
+pub mod table;
+
+use anyhow::{Result, bail};
+
+use self::{client::Client, show::print};
+use crate::{
+    admin::{
+        model::{Done, Policies, Status},
+        server::encode,
+    },
+    config::args::{
+        ClientArgs, Command, EndpointAddArgs, EndpointCommand, FqdnCacheCommand, FqdnCommand,
+        IdentityCommand, IpCommand, Output, PolicyCommand, SelectorsCommand,
+    },
+    core::snapshot::{EndpointView, IdentityView, IpcacheView, NameView, SelectorView},
+    endpoint::source::EndpointDocument,
+};
+
+/// Carries out every command but `run`.
+pub async fn run(command: Command) -> Result<()> {
+    match command {
+        Command::Run(_) => Ok(()),
+        Command::Status(args) => {
+            let status: Status = Client::new(&args.admin_socket).get("/v1/status").await?;
+            print(args.output, &status, show::status)
+        }
+        Command::Endpoint(command) => endpoint(command).await,
+        Command::Policy(PolicyCommand::Get(args)) => {
+            let policies: Policies = Client::new(&args.admin_socket).get("/v1/policies").await?;
+            print(args.output, &policies, show::policies)
+        }
+        Command::Policy(PolicyCommand::Validate { files, output }) => {
+            policy::validate(&files, output)
+        }
+        Command::Identity(command) => identity(command).await,
+        Command::Ip(command) => ip(command).await,
+        Command::Selectors(SelectorsCommand::List(args)) => {
+            let selectors: Vec<SelectorView> =
+                Client::new(&args.admin_socket).get("/v1/selectors").await?;
+            print(args.output, &selectors, |list| show::selectors(list))
+        }
+        Command::Fqdn(command) => fqdn(command).await,
+        Command::Bpf(command) => bpf::run(&command),
+        Command::Observe(args) => observe::run(&args).await,
+    }
+}
+
+async fn endpoint(command: EndpointCommand) -> Result<()> {
+    match command {
+        EndpointCommand::List(args) => {
+            let endpoints = endpoints(&args).await?;
+            print(args.output, &endpoints, |list| show::endpoints(list))
+        }
+        EndpointCommand::Get { id, client } => {
+            let endpoints = endpoints(&client).await?;
+            match endpoints.into_iter().find(|endpoint| endpoint.id == id) {
+                Some(endpoint) => print(client.output, &endpoint, show::endpoint),
+                None => bail!("there is no endpoint {id}; `endpoint list` shows them"),
+            }
+        }
+        EndpointCommand::Add(args) => add(args).await,
+        EndpointCommand::Remove { endpoint, client } => {
+            let path = format!("/v1/endpoints?endpoint={}", encode(&endpoint));
+            let done: Done = Client::new(&client.admin_socket).delete(&path).await?;
+            print(client.output, &done, |done| done.message.clone())
+        }
+    }
+}
+
+async fn endpoints(args: &ClientArgs) -> Result<Vec<EndpointView>> {
+    Ok(Client::new(&args.admin_socket).get("/v1/endpoints").await?)
+}
+
+async fn add(args: EndpointAddArgs) -> Result<()> {
+    let document = EndpointDocument {
+        netns: args.netns,
+        pid: args.pid,
+        ifname: args.ifname,
+        labels: args.labels,
+    };
+    let client = Client::new(&args.client.admin_socket);
+    let endpoint: EndpointView = client.post("/v1/endpoints", &document).await?;
+    print(args.client.output, &endpoint, show::endpoint)
+}
+
+async fn identity(command: IdentityCommand) -> Result<()> {
+    let (wanted, args) = match command {
+        IdentityCommand::List(args) => (None, args),
+        IdentityCommand::Get { id, client } => (Some(id), client),
+    };
+    let mut identities: Vec<IdentityView> = Client::new(&args.admin_socket)
+        .get("/v1/identities")
+        .await?;
+    if let Some(id) = wanted {
+        identities.retain(|identity| identity.id == id);
+        let Some(identity) = identities.first() else {
+            bail!("there is no identity {id}; `identity list` shows them (reserved ones left out)");
+        };
+        return print(args.output, identity, |one| {
+            show::identities(std::slice::from_ref(one))
+        });
+    }
+    print(args.output, &identities, |list| show::identities(list))
+}
+
+async fn ip(command: IpCommand) -> Result<()> {
+    let (address, args) = match command {
+        IpCommand::List(args) => (None, args),
+        IpCommand::Get { address, client } => (Some(address), client),
+    };
+    let prefixes: Vec<IpcacheView> = Client::new(&args.admin_socket).get("/v1/ipcache").await?;
+    let Some(address) = address else {
+        return print(args.output, &prefixes, |list| show::prefixes(list));
+    };
+    let covering = prefixes
+        .iter()
+        .filter_map(|view| Some((view.prefix.parse::<ipnet::IpNet>().ok()?, view)))
+        .filter(|(prefix, _)| prefix.contains(&address))
+        .max_by_key(|(prefix, _)| prefix.prefix_len());
+    match covering {
+        Some((_, view)) => print(args.output, view, |one| {
+            show::prefixes(std::slice::from_ref(one))
+        }),
+        None => bail!("no prefix covers {address}: it has the world identity of its family"),
+    }
+}
+
+async fn fqdn(command: FqdnCommand) -> Result<()> {
+    match command {
+        FqdnCommand::Cache(FqdnCacheCommand::List(args)) => {
+            let names: Vec<NameView> = Client::new(&args.admin_socket).get("/v1/names").await?;
+            print(args.output, &names, |list| show::names(list))
+        }
+        FqdnCommand::Cache(FqdnCacheCommand::Clean {
+            matchpattern,
+            client,
+        }) => {
+            let path = match matchpattern {
+                Some(pattern) => format!("/v1/names?pattern={}", encode(&pattern)),
+                None => "/v1/names".to_owned(),
+            };
+            let done: Done = Client::new(&client.admin_socket).delete(&path).await?;
+            print(client.output, &done, |done| done.message.clone())
+        }
+        FqdnCommand::Names(args) => {
+            let mut selectors: Vec<SelectorView> =
+                Client::new(&args.admin_socket).get("/v1/selectors").await?;
+            selectors.retain(|selector| selector.kind == "fqdn");
+            print(args.output, &selectors, |list| show::selectors(list))
+        }
+    }
+}
+
+/// Whether JSON was asked for.
+pub(crate) fn is_json(output: Output) -> bool {
+    output == Output::Json
+}

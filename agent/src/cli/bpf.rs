@@ -1,0 +1,359 @@
+//! `bpf … list`: the pinned maps themselves, read without an agent.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use anyhow::Result;
+use serde::Serialize;
+use shared_maps::{
+    EndpointId, FAMILY_IPV4,
+    conntrack::{
+        CtKey4, CtKey6, CtValue, DIR_IN, FLAG_PROXY_REDIRECT, NAME_ANY4, NAME_ANY6, NAME_TCP4,
+        NAME_TCP6, RELATED,
+    },
+    policy::EGRESS,
+    user::{Access, Globals, Map, MapError, MapKind, Record, monotonic_ns},
+};
+
+use super::{show::print, table::render};
+use crate::config::args::{BpfArgs, BpfCommand, BpfList, BpfPolicy};
+
+/// Carries out a `bpf` command.
+pub fn run(command: &BpfCommand) -> Result<()> {
+    match command {
+        BpfCommand::Ipcache(BpfList::List(args)) => ipcache(args),
+        BpfCommand::Lxc(BpfList::List(args)) => lxc(args),
+        BpfCommand::Policy(BpfPolicy::List { endpoint, bpf }) => policy(*endpoint, bpf),
+        BpfCommand::Ct(BpfList::List(args)) => conntrack(args),
+    }
+}
+
+#[derive(Serialize)]
+struct IpcacheLine {
+    prefix: String,
+    identity: u32,
+}
+
+fn ipcache(args: &BpfArgs) -> Result<()> {
+    let entries = Globals::new(&args.bpf_root)
+        .ipcache(Access::ReadOnly)?
+        .entries()?;
+    let mut lines: Vec<(IpAddr, u32, u32)> = entries
+        .found
+        .iter()
+        .map(|(key, value)| {
+            let len = key
+                .prefix_len
+                .saturating_sub(shared_maps::ipcache::STATIC_PREFIX_BITS);
+            (address(key.family, key.ip), len, value.sec_identity)
+        })
+        .collect();
+    lines.sort_unstable();
+    let lines: Vec<IpcacheLine> = lines
+        .into_iter()
+        .map(|(ip, len, identity)| IpcacheLine {
+            prefix: format!("{ip}/{len}"),
+            identity,
+        })
+        .collect();
+    print(args.output, &lines, |lines| {
+        let rows: Vec<_> = lines
+            .iter()
+            .map(|l| vec![l.prefix.clone(), l.identity.to_string()])
+            .collect();
+        render(&["PREFIX", "IDENTITY"], &rows)
+    })
+}
+
+#[derive(Serialize)]
+struct LxcLine {
+    address: IpAddr,
+    endpoint: u16,
+    identity: u32,
+    ifindex: u32,
+    flags: u32,
+    mac: String,
+    node_mac: String,
+}
+
+fn lxc(args: &BpfArgs) -> Result<()> {
+    let entries = Globals::new(&args.bpf_root)
+        .lxc(Access::ReadOnly)?
+        .entries()?;
+    let mut lines: Vec<LxcLine> = entries
+        .found
+        .iter()
+        .map(|(key, value)| LxcLine {
+            address: address(key.family, key.ip),
+            endpoint: value.lxc_id,
+            identity: value.sec_id,
+            ifindex: value.ifindex,
+            flags: value.flags,
+            mac: mac(value.mac),
+            node_mac: mac(value.node_mac),
+        })
+        .collect();
+    lines.sort_by_key(|line| line.address);
+    print(args.output, &lines, |lines| {
+        let rows: Vec<_> = lines
+            .iter()
+            .map(|l| {
+                vec![
+                    l.address.to_string(),
+                    l.endpoint.to_string(),
+                    l.identity.to_string(),
+                    l.ifindex.to_string(),
+                    format!("{:#x}", l.flags),
+                    l.mac.clone(),
+                    l.node_mac.clone(),
+                ]
+            })
+            .collect();
+        render(
+            &[
+                "ADDRESS", "ENDPOINT", "IDENTITY", "IFINDEX", "FLAGS", "MAC", "NODE-MAC",
+            ],
+            &rows,
+        )
+    })
+}
+
+#[derive(Serialize)]
+struct PolicyLine {
+    direction: &'static str,
+    identity: u32,
+    protocol: String,
+    port: String,
+    verdict: &'static str,
+    proxy_port: u16,
+    precedence: u32,
+}
+
+fn policy(endpoint: u16, args: &BpfArgs) -> Result<()> {
+    let map = Globals::new(&args.bpf_root).policy(EndpointId(endpoint), Access::ReadOnly)?;
+    let mut entries = map.entries()?.found;
+    entries.sort_by_key(|(key, value)| (key.egress, std::cmp::Reverse(value.precedence), *key));
+    let lines: Vec<PolicyLine> = entries
+        .iter()
+        .map(|(key, value)| PolicyLine {
+            direction: if key.egress == EGRESS {
+                "egress"
+            } else {
+                "ingress"
+            },
+            identity: key.sec_label,
+            protocol: protocol(key.protocol),
+            port: port(key.dport.get(), key.lpm_len()),
+            verdict: match (value.is_deny(), value.proxy_port.get()) {
+                (true, _) => "deny",
+                (false, 0) => "allow",
+                (false, _) => "redirect",
+            },
+            proxy_port: value.proxy_port.get(),
+            precedence: value.precedence,
+        })
+        .collect();
+    print(args.output, &lines, |lines| {
+        let rows: Vec<_> = lines
+            .iter()
+            .map(|l| {
+                vec![
+                    l.direction.to_owned(),
+                    if l.identity == 0 {
+                        "any".to_owned()
+                    } else {
+                        l.identity.to_string()
+                    },
+                    l.protocol.clone(),
+                    l.port.clone(),
+                    l.verdict.to_owned(),
+                    l.proxy_port.to_string(),
+                    format!("{:#x}", l.precedence),
+                ]
+            })
+            .collect();
+        render(
+            &[
+                "DIRECTION",
+                "IDENTITY",
+                "PROTOCOL",
+                "PORT",
+                "VERDICT",
+                "PROXY-PORT",
+                "PRECEDENCE",
+            ],
+            &rows,
+        )
+    })
+}
+
+/// A port whose low bits may be wild: `lpm_len` counts eight bits of protocol first.
+fn port(port: u16, lpm_len: u8) -> String {
+    match lpm_len.saturating_sub(8).min(16) {
+        0 => "any".to_owned(),
+        16 => port.to_string(),
+        bits => format!("{port}-{}", port | (u16::MAX >> bits)),
+    }
+}
+
+fn protocol(number: u8) -> String {
+    match number {
+        0 => "any".to_owned(),
+        1 => "ICMP".to_owned(),
+        6 => "TCP".to_owned(),
+        17 => "UDP".to_owned(),
+        58 => "ICMPv6".to_owned(),
+        132 => "SCTP".to_owned(),
+        n => n.to_string(),
+    }
+}
+
+#[derive(Serialize)]
+struct CtLine {
+    protocol: String,
+    direction: &'static str,
+    from: String,
+    to: String,
+    expires_in_seconds: u64,
+    packets: u64,
+    bytes: u64,
+    redirected: bool,
+    source_identity: u32,
+}
+
+trait CtKey: Record + Eq + std::hash::Hash {
+    /// Source address and port, destination address and port, protocol, flags.
+    fn parts(&self) -> (IpAddr, u16, IpAddr, u16, u8, u8);
+}
+
+impl CtKey for CtKey4 {
+    fn parts(&self) -> (IpAddr, u16, IpAddr, u16, u8, u8) {
+        let Self {
+            daddr,
+            saddr,
+            dport,
+            sport,
+            nexthdr,
+            flags,
+        } = *self;
+        (
+            daddr.into(),
+            sport.get(),
+            saddr.into(),
+            dport.get(),
+            nexthdr,
+            flags,
+        )
+    }
+}
+
+impl CtKey for CtKey6 {
+    fn parts(&self) -> (IpAddr, u16, IpAddr, u16, u8, u8) {
+        let Self {
+            daddr,
+            saddr,
+            dport,
+            sport,
+            nexthdr,
+            flags,
+        } = *self;
+        (
+            daddr.into(),
+            sport.get(),
+            saddr.into(),
+            dport.get(),
+            nexthdr,
+            flags,
+        )
+    }
+}
+
+fn conntrack(args: &BpfArgs) -> Result<()> {
+    let maps = Globals::new(&args.bpf_root);
+    let mut lines = Vec::new();
+    read::<CtKey4>(&maps, NAME_TCP4, &mut lines)?;
+    read::<CtKey4>(&maps, NAME_ANY4, &mut lines)?;
+    read::<CtKey6>(&maps, NAME_TCP6, &mut lines)?;
+    read::<CtKey6>(&maps, NAME_ANY6, &mut lines)?;
+    print(args.output, &lines, |lines| {
+        let rows: Vec<_> = lines
+            .iter()
+            .map(|l| {
+                vec![
+                    l.protocol.clone(),
+                    l.direction.to_owned(),
+                    l.from.clone(),
+                    l.to.clone(),
+                    format!("{} s", l.expires_in_seconds),
+                    l.packets.to_string(),
+                    l.bytes.to_string(),
+                    if l.redirected { "yes" } else { "no" }.to_owned(),
+                    l.source_identity.to_string(),
+                ]
+            })
+            .collect();
+        render(
+            &[
+                "PROTOCOL",
+                "DIRECTION",
+                "FROM",
+                "TO",
+                "EXPIRES",
+                "PACKETS",
+                "BYTES",
+                "PROXY",
+                "IDENTITY",
+            ],
+            &rows,
+        )
+    })
+}
+
+fn read<K: CtKey>(maps: &Globals, name: &str, lines: &mut Vec<CtLine>) -> Result<(), MapError> {
+    let now = monotonic_ns() / 1_000_000_000;
+    let map: Map<K, CtValue> = Map::open(&maps.path(name), MapKind::LruHash, Access::ReadOnly)?;
+    for (key, value) in map.entries()?.found {
+        let (from, from_port, to, to_port, number, flags) = key.parts();
+        lines.push(CtLine {
+            protocol: protocol(number),
+            direction: match flags {
+                f if f & RELATED != 0 => "related",
+                f if f & DIR_IN != 0 => "in",
+                _ => "out",
+            },
+            from: std::net::SocketAddr::new(from, from_port).to_string(),
+            to: std::net::SocketAddr::new(to, to_port).to_string(),
+            expires_in_seconds: u64::from(value.lifetime).saturating_sub(now),
+            packets: value.packets,
+            bytes: value.bytes,
+            redirected: value.flags & FLAG_PROXY_REDIRECT != 0,
+            source_identity: value.src_sec_id,
+        });
+    }
+    Ok(())
+}
+
+fn address(family: u8, ip: [u8; 16]) -> IpAddr {
+    if family == FAMILY_IPV4 {
+        let [a, b, c, d, ..] = ip;
+        Ipv4Addr::new(a, b, c, d).into()
+    } else {
+        Ipv6Addr::from(ip).into()
+    }
+}
+
+fn mac(word: u64) -> String {
+    let [a, b, c, d, e, f, ..] = word.to_le_bytes();
+    format!("{a:02x}:{b:02x}:{c:02x}:{d:02x}:{e:02x}:{f:02x}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn wild_port_bits_show_as_a_range() {
+        assert_eq!(port(0, 0), "any");
+        assert_eq!(port(53, 24), "53");
+        assert_eq!(port(8080, 20), "8080-8095");
+    }
+}

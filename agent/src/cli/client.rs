@@ -1,0 +1,129 @@
+//! Requests to the admin socket.
+
+use std::{
+    io,
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use http_body_util::{BodyExt as _, Full};
+use hyper::{Method, Request, body::Bytes, header::HOST};
+use hyper_util::rt::TokioIo;
+use serde::{Serialize, de::DeserializeOwned};
+use tokio::net::UnixStream;
+
+use crate::admin::model::Failed;
+
+/// Longest that an answer may take.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// Why there is no answer.
+#[derive(Debug, thiserror::Error)]
+pub enum ClientError {
+    /// Nobody serves the socket.
+    #[error(
+        "no agent answers on {path}: {source}; start one with `holdfast-agent run`, or name its socket with --admin-socket",
+        path = .path.display()
+    )]
+    Connect {
+        /// The socket.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// The agent stopped answering.
+    #[error("the agent did not answer: {0}")]
+    Http(#[from] hyper::Error),
+    /// It took too long.
+    #[error("the agent did not answer within 30 s; its log may say why")]
+    Slow,
+    /// The agent says why not.
+    #[error("{0}")]
+    Refused(String),
+    /// Its answer is not of this release.
+    #[error("the agent's answer cannot be read ({0}); is it of the same release?")]
+    Answer(#[from] serde_json::Error),
+}
+
+/// A client of one agent.
+#[derive(Clone, Debug)]
+pub struct Client {
+    socket: PathBuf,
+}
+
+impl Client {
+    /// Of the agent at `socket`.
+    pub fn new(socket: &Path) -> Self {
+        Self {
+            socket: socket.to_owned(),
+        }
+    }
+
+    /// Reads.
+    pub async fn get<T: DeserializeOwned>(&self, path: &str) -> Result<T, ClientError> {
+        self.ask(Method::GET, path, Vec::new()).await
+    }
+
+    /// Adds.
+    pub async fn post<T: DeserializeOwned>(
+        &self,
+        path: &str,
+        body: &impl Serialize,
+    ) -> Result<T, ClientError> {
+        self.ask(Method::POST, path, serde_json::to_vec(body)?)
+            .await
+    }
+
+    /// Removes.
+    pub async fn delete<T: DeserializeOwned>(&self, path: &str) -> Result<T, ClientError> {
+        self.ask(Method::DELETE, path, Vec::new()).await
+    }
+
+    async fn ask<T: DeserializeOwned>(
+        &self,
+        method: Method,
+        path: &str,
+        body: Vec<u8>,
+    ) -> Result<T, ClientError> {
+        let stream =
+            UnixStream::connect(&self.socket)
+                .await
+                .map_err(|source| ClientError::Connect {
+                    path: self.socket.clone(),
+                    source,
+                })?;
+        let (mut sender, connection) =
+            hyper::client::conn::http1::handshake(TokioIo::new(stream)).await?;
+        let mut request = Request::new(Full::new(Bytes::from(body)));
+        *request.method_mut() = method;
+        *request.uri_mut() = path.parse().map_err(|_| {
+            ClientError::Refused(format!("{path} cannot be asked for; check the argument"))
+        })?;
+        request
+            .headers_mut()
+            .insert(HOST, hyper::header::HeaderValue::from_static("agent"));
+        let exchange = async {
+            let response = sender.send_request(request).await?;
+            let status = response.status();
+            let body = response.into_body().collect().await?.to_bytes();
+            Ok::<_, hyper::Error>((status, body))
+        };
+        // The connection is driven beside the exchange and ends with it.
+        let driven = async {
+            let (exchange, _connection) = tokio::join!(exchange, async {
+                let _closed = connection.await;
+            });
+            exchange
+        };
+        let exchanged = tokio::time::timeout(PATIENCE, driven).await;
+        let (status, body) = exchanged.map_err(|_| ClientError::Slow)??;
+        if status.is_success() {
+            return Ok(serde_json::from_slice(&body)?);
+        }
+        let reason = serde_json::from_slice::<Failed>(&body).map_or_else(
+            |_| format!("the agent answered {status}"),
+            |failed| failed.error,
+        );
+        Err(ClientError::Refused(reason))
+    }
+}

@@ -1,0 +1,88 @@
+//! `policy validate`: without a running agent.
+
+use std::path::PathBuf;
+
+use anyhow::{Context as _, Result, bail};
+use serde::Serialize;
+
+use super::show::print;
+use crate::{config::args::Output, policy::parse::parse_documents};
+
+#[derive(Serialize)]
+struct Checked {
+    file: String,
+    documents: Vec<Document>,
+}
+
+#[derive(Serialize)]
+struct Document {
+    key: Option<String>,
+    valid: bool,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    error: Option<String>,
+    warnings: Vec<String>,
+}
+
+/// Reads `files`; fails if a document of any is refused, or if one holds none.
+pub fn validate(files: &[PathBuf], output: Output) -> Result<()> {
+    let mut all = Vec::new();
+    for file in files {
+        let text = std::fs::read_to_string(file)
+            .with_context(|| format!("{} cannot be read", file.display()))?;
+        let name = file.display().to_string();
+        let documents = parse_documents(&text, &name)
+            .into_iter()
+            .map(|document| match document {
+                Ok(document) => Document {
+                    key: Some(document.key),
+                    valid: true,
+                    error: None,
+                    warnings: document.warnings,
+                },
+                Err(error) => Document {
+                    key: error.key.clone(),
+                    valid: false,
+                    error: Some(error.to_string()),
+                    warnings: Vec::new(),
+                },
+            })
+            .collect();
+        all.push(Checked {
+            file: name,
+            documents,
+        });
+    }
+    print(output, &all, |all| {
+        let mut text = String::new();
+        for checked in all {
+            for document in &checked.documents {
+                let key = document.key.as_deref().unwrap_or("unnamed");
+                match &document.error {
+                    None => text.push_str(&format!("{}: {key}: valid\n", checked.file)),
+                    Some(error) => text.push_str(&format!("refused: {error}\n")),
+                }
+                for warning in &document.warnings {
+                    text.push_str(&format!("{}: {key}: warning: {warning}\n", checked.file));
+                }
+            }
+        }
+        text
+    })?;
+    let empty: Vec<&str> = all
+        .iter()
+        .filter(|c| c.documents.is_empty())
+        .map(|c| c.file.as_str())
+        .collect();
+    if !empty.is_empty() {
+        bail!("no policy document in {}", empty.join(", "));
+    }
+    let refused = all
+        .iter()
+        .flat_map(|c| &c.documents)
+        .filter(|d| !d.valid)
+        .count();
+    if refused > 0 {
+        bail!("{refused} documents are refused");
+    }
+    Ok(())
+}

@@ -1,0 +1,340 @@
+//! What the agent answers, as tables.
+
+use std::io::Write as _;
+
+use anyhow::Result;
+use holdfast_sdp::mapping::BootTime;
+use serde::Serialize;
+
+use super::table::{list, maybe, render};
+use crate::{
+    admin::model::{Policies, Status},
+    config::args::Output,
+    core::snapshot::{EndpointView, IdentityView, IpcacheView, NameView, SelectorView},
+};
+
+/// Prints `value` as asked. A reader that closed the pipe is no error.
+pub fn print<T: Serialize + ?Sized>(
+    output: Output,
+    value: &T,
+    table: impl FnOnce(&T) -> String,
+) -> Result<()> {
+    let mut text = if super::is_json(output) {
+        serde_json::to_string_pretty(value)?
+    } else {
+        table(value)
+    };
+    if !text.ends_with('\n') {
+        text.push('\n');
+    }
+    match std::io::stdout().write_all(text.as_bytes()) {
+        Err(e) if e.kind() == std::io::ErrorKind::BrokenPipe => Ok(()),
+        other => Ok(other?),
+    }
+}
+
+/// `status`
+pub fn status(status: &Status) -> String {
+    let summary = &status.summary;
+    let counters = &summary.counters;
+    let mut rows = vec![
+        (
+            "Agent",
+            format!(
+                "version {}, pid {}, start {} since boot",
+                status.version, status.pid, status.epoch.start
+            ),
+        ),
+        (
+            "Ready",
+            if status.ready {
+                "yes".to_owned()
+            } else {
+                "no: sources are not synced yet".to_owned()
+            },
+        ),
+        ("Endpoints", summary.endpoints.to_string()),
+        (
+            "Policies",
+            format!(
+                "{} in force, {} refused; revision {}",
+                summary.policies, summary.policies_rejected, summary.revision
+            ),
+        ),
+        (
+            "Identities",
+            format!(
+                "{} of endpoints, {} local",
+                summary.endpoint_identities, summary.local_identities
+            ),
+        ),
+        (
+            "Ipcache",
+            format!(
+                "{} of {} entries",
+                summary.ipcache_entries, summary.ipcache_max
+            ),
+        ),
+        (
+            "Names",
+            format!(
+                "{} addresses live, {} kept for connections; {} selectors",
+                summary.names_live, summary.names_zombies, summary.selectors
+            ),
+        ),
+        (
+            "Mappings",
+            format!(
+                "{} realised, {} not; refused: {} unknown endpoint, {} not allowed, {} invalid, {} too many",
+                counters.mappings_realised,
+                counters.mappings_not_realised,
+                counters.mappings_endpoint_unknown,
+                counters.mappings_not_allowed,
+                counters.mappings_invalid,
+                counters.mappings_rate_limited,
+            ),
+        ),
+        (
+            "Datapath",
+            format!(
+                "{} failed steps so far, {} waiting to be tried again",
+                counters.step_failures, summary.pending_steps
+            ),
+        ),
+        ("Built-in DNS proxy", status.builtin_dns_proxy.clone()),
+    ];
+    rows.extend(
+        status
+            .problems
+            .iter()
+            .map(|problem| ("PROBLEM", problem.clone())),
+    );
+    let width = rows
+        .iter()
+        .map(|(name, _)| name.len())
+        .max()
+        .unwrap_or_default();
+    let mut text: String = rows
+        .iter()
+        .map(|(name, value)| format!("{name:width$}  {value}\n"))
+        .collect();
+    let proxies: Vec<Vec<String>> = status
+        .proxies
+        .iter()
+        .map(|proxy| {
+            vec![
+                proxy.instance.clone(),
+                proxy.kind.clone(),
+                maybe(proxy.pid.as_ref()),
+                proxy.sent_revision.to_string(),
+                proxy.acked_revision.to_string(),
+            ]
+        })
+        .collect();
+    if !proxies.is_empty() {
+        text.push('\n');
+        text.push_str(&render(
+            &["PROXY", "STREAM", "PID", "SENT", "ACKED"],
+            &proxies,
+        ));
+    }
+    text
+}
+
+/// `endpoint list`
+pub fn endpoints(endpoints: &[EndpointView]) -> String {
+    let rows: Vec<Vec<String>> = endpoints
+        .iter()
+        .map(|e| {
+            vec![
+                e.id.to_string(),
+                e.state.clone(),
+                e.identity.to_string(),
+                maybe(e.ipv4.as_ref()),
+                maybe(e.ipv6.as_ref()),
+                e.ifname.clone(),
+                enforced(e),
+                list(&e.labels),
+                e.key.clone(),
+            ]
+        })
+        .collect();
+    render(
+        &[
+            "ID",
+            "STATE",
+            "IDENTITY",
+            "IPV4",
+            "IPV6",
+            "INTERFACE",
+            "ENFORCED",
+            "LABELS",
+            "KEY",
+        ],
+        &rows,
+    )
+}
+
+fn enforced(endpoint: &EndpointView) -> String {
+    match (endpoint.egress_enforced, endpoint.ingress_enforced) {
+        (true, true) => "egress,ingress",
+        (true, false) => "egress",
+        (false, true) => "ingress",
+        (false, false) => "-",
+    }
+    .to_owned()
+}
+
+/// `endpoint get`, `endpoint add`
+pub fn endpoint(e: &EndpointView) -> String {
+    let mut rows = vec![
+        ("Endpoint", format!("{} ({})", e.id, e.state)),
+        ("Key", e.key.clone()),
+        ("Identity", e.identity.to_string()),
+        ("Labels", list(&e.labels)),
+        (
+            "Addresses",
+            format!("{} {}", maybe(e.ipv4.as_ref()), maybe(e.ipv6.as_ref())),
+        ),
+        (
+            "Interface",
+            format!("{} (index {}), namespace {}", e.ifname, e.ifindex, e.netns),
+        ),
+        ("Policies", list(&e.policies)),
+        ("Enforced", enforced(e)),
+        (
+            "Policy map",
+            format!(
+                "{} entries, revision {}",
+                e.policy_entries, e.policy_revision
+            ),
+        ),
+    ];
+    if let Some(problem) = &e.problem {
+        rows.push(("PROBLEM", problem.clone()));
+    }
+    let mut text: String = rows
+        .iter()
+        .map(|(name, value)| format!("{name:10}  {value}\n"))
+        .collect();
+    let rules: Vec<Vec<String>> = e
+        .dns_rules
+        .iter()
+        .map(|rule| {
+            vec![
+                format!("{}/{}", rule.port, rule.protocol),
+                rule.selector.clone(),
+                rule.servers
+                    .as_ref()
+                    .map_or_else(|| "any".to_owned(), |ids| list(ids)),
+                rule.names
+                    .as_ref()
+                    .map_or_else(|| "any".to_owned(), |names| list(names)),
+            ]
+        })
+        .collect();
+    if !rules.is_empty() {
+        text.push('\n');
+        text.push_str(&render(&["DNS", "SERVERS", "IDENTITIES", "NAMES"], &rules));
+    }
+    text
+}
+
+/// `policy get`
+pub fn policies(policies: &Policies) -> String {
+    let rows: Vec<Vec<String>> = policies
+        .policies
+        .iter()
+        .map(|p| vec![p.key.clone(), p.source.clone(), list(&p.endpoints)])
+        .collect();
+    let mut text = render(&["POLICY", "SOURCE", "ENDPOINTS"], &rows);
+    for policy in &policies.policies {
+        for warning in &policy.warnings {
+            text.push_str(&format!("warning: {}: {warning}\n", policy.key));
+        }
+    }
+    for refused in &policies.rejected {
+        let key = refused.key.as_deref().unwrap_or("unnamed");
+        text.push_str(&format!(
+            "refused: {} ({key}): {}\n",
+            refused.source, refused.reason
+        ));
+    }
+    text
+}
+
+/// `identity list`
+pub fn identities(identities: &[IdentityView]) -> String {
+    let rows: Vec<Vec<String>> = identities
+        .iter()
+        .map(|i| vec![i.id.to_string(), i.references.to_string(), list(&i.labels)])
+        .collect();
+    render(&["IDENTITY", "REFERENCES", "LABELS"], &rows)
+}
+
+/// `ip list`
+pub fn prefixes(prefixes: &[IpcacheView]) -> String {
+    let rows: Vec<Vec<String>> = prefixes
+        .iter()
+        .map(|p| {
+            let realised = match p.realised {
+                Some(id) if id == p.identity => "yes".to_owned(),
+                Some(id) => format!("has {id}"),
+                None => "no".to_owned(),
+            };
+            vec![
+                p.prefix.clone(),
+                p.identity.to_string(),
+                realised,
+                list(&p.owners),
+            ]
+        })
+        .collect();
+    render(&["PREFIX", "IDENTITY", "REALISED", "OWNERS"], &rows)
+}
+
+/// `selectors list`, `fqdn names`
+pub fn selectors(selectors: &[SelectorView]) -> String {
+    let rows: Vec<Vec<String>> = selectors
+        .iter()
+        .map(|s| {
+            vec![
+                s.selector.clone(),
+                s.kind.clone(),
+                s.users.to_string(),
+                list(&s.identities),
+            ]
+        })
+        .collect();
+    render(&["SELECTOR", "KIND", "USERS", "IDENTITIES"], &rows)
+}
+
+/// `fqdn cache list`
+pub fn names(names: &[NameView]) -> String {
+    let now = BootTime::now().0;
+    let left = |at: u64| match at {
+        0 => "-".to_owned(),
+        at if at <= now => "over".to_owned(),
+        at => format!("{} s", (at - now) / 1_000_000_000),
+    };
+    let rows: Vec<Vec<String>> = names
+        .iter()
+        .map(|n| {
+            vec![
+                n.endpoint.to_string(),
+                n.name.clone(),
+                n.address.clone(),
+                n.source.clone(),
+                n.ttl.to_string(),
+                left(n.expires_at),
+                left(n.lease_end),
+            ]
+        })
+        .collect();
+    render(
+        &[
+            "ENDPOINT", "NAME", "ADDRESS", "SOURCE", "TTL", "EXPIRES", "LEASE",
+        ],
+        &rows,
+    )
+}

@@ -1,0 +1,330 @@
+//! The kernel as a datapath: pinned maps, programs, links.
+
+use std::{
+    collections::HashMap,
+    fs, io,
+    path::{Path, PathBuf},
+};
+
+use nix::sys::statfs::{BPF_FS_MAGIC, statfs};
+use shared_maps::{
+    EndpointId,
+    conntrack::{self, CtKey4, CtKey6, CtValue},
+    event::{self, Counter},
+    fragment::{self, FragmentKey, FragmentValue},
+    ipcache::{self, IpcacheKey, IpcacheValue},
+    lxc::{self, LxcKey, LxcValue},
+    policy::{self, PolicyKey, PolicyValue},
+    policystats::{self, PolicyStatsKey, PolicyStatsValue},
+    redirect::{self, RedirectKey, RedirectValue},
+    steering::{self, Slot},
+    user::{Access, Globals, Map, MapError, MapKind, Record},
+};
+
+use super::{
+    plan::{Datapath, Step, StepError},
+    program::{ProgramError, Programs},
+};
+
+/// Sizes of the maps, entries.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MapSizes {
+    /// `cilium_ipcache_v2`.
+    pub ipcache: u32,
+    /// Each endpoint's policy map.
+    pub policy: u32,
+    /// `cilium_policystats`.
+    pub policy_stats: u32,
+    /// Each conntrack map of TCP.
+    pub conntrack_tcp: u32,
+    /// Each conntrack map of everything else.
+    pub conntrack_any: u32,
+}
+
+impl Default for MapSizes {
+    /// Cilium's defaults, but conntrack of a size for nodes of some gigabytes:
+    /// these maps are allocated whole, and the four take about 80 MiB.
+    fn default() -> Self {
+        Self {
+            ipcache: ipcache::MAX_ENTRIES,
+            policy: policy::MAX_ENTRIES,
+            policy_stats: policystats::MAX_ENTRIES,
+            conntrack_tcp: conntrack::MAX_ENTRIES_TCP / 4,
+            conntrack_any: conntrack::MAX_ENTRIES_ANY / 2,
+        }
+    }
+}
+
+/// How the kernel datapath is set up.
+#[derive(Clone, Debug)]
+pub struct KernelConfig {
+    /// Root of the BPF file system, or a directory in it.
+    pub bpf_root: PathBuf,
+    /// Whether the node has IPv4.
+    pub ipv4: bool,
+    /// Whether the node has IPv6.
+    pub ipv6: bool,
+    /// Sizes of maps that do not exist yet.
+    pub sizes: MapSizes,
+}
+
+/// Why the kernel datapath cannot be set up.
+#[derive(Debug, thiserror::Error)]
+pub enum SetUpError {
+    /// No BPF file system there.
+    #[error("{path} is not on a BPF file system: run `mount -t bpf bpf {path}` or set --bpf-root", path = .0.display())]
+    NotBpffs(PathBuf),
+    /// The directory cannot be used.
+    #[error("{path}: {source}", path = .path.display())]
+    Directory {
+        /// The directory.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// A map could not be made, or is there with another shape.
+    #[error(transparent)]
+    Map(#[from] MapError),
+    /// A program could not be loaded or attached.
+    #[error(transparent)]
+    Program(#[from] ProgramError),
+}
+
+/// The kernel: maps, programs and, through another datapath, the files.
+pub struct KernelDatapath {
+    globals: Globals,
+    sizes: MapSizes,
+    lxc: Map<LxcKey, LxcValue>,
+    ipcache: Map<IpcacheKey, IpcacheValue>,
+    policies: HashMap<EndpointId, Map<PolicyKey, PolicyValue>>,
+    programs: Programs,
+    files: Box<dyn Datapath>,
+}
+
+impl KernelDatapath {
+    /// Makes and pins every shared map that is not there yet, and puts the
+    /// steering program on this process's network namespace.
+    ///
+    /// `files` carries out the steps that are about files. Routes are set by
+    /// [`super::routing::install`]. Programs of an earlier run stay attached
+    /// until [`Step::Attach`] replaces them.
+    pub fn prepare(config: &KernelConfig, files: Box<dyn Datapath>) -> Result<Self, SetUpError> {
+        let globals = Globals::new(&config.bpf_root);
+        make_dirs(&config.bpf_root, &globals)?;
+        let (lxc, ipcache) = make_maps(&globals, config.sizes)?;
+        let programs = Programs::new(&globals, config.ipv4 && config.ipv6);
+        programs.steer()?;
+        Ok(Self {
+            globals,
+            sizes: config.sizes,
+            lxc,
+            ipcache,
+            policies: HashMap::new(),
+            programs,
+            files,
+        })
+    }
+
+    /// Endpoints whose programs are attached, by their pins: of this run or an earlier one.
+    pub fn attached(&self) -> io::Result<Vec<EndpointId>> {
+        self.programs.attached()
+    }
+
+    /// Endpoints that have a pinned policy map: of this run or an earlier one.
+    pub fn policy_maps(&self) -> io::Result<Vec<EndpointId>> {
+        let mut found = Vec::new();
+        for entry in fs::read_dir(self.globals.dir())? {
+            let name = entry?.file_name();
+            let id = name
+                .to_str()
+                .and_then(|name| name.strip_prefix(policy::NAME_PREFIX))
+                .and_then(|id| id.parse().ok());
+            found.extend(id.map(EndpointId));
+        }
+        Ok(found)
+    }
+
+    fn policy(&mut self, endpoint: EndpointId) -> Result<&Map<PolicyKey, PolicyValue>, MapError> {
+        use std::collections::hash_map::Entry;
+        match self.policies.entry(endpoint) {
+            Entry::Occupied(entry) => Ok(entry.into_mut()),
+            Entry::Vacant(entry) => {
+                let map = self.globals.policy(endpoint, Access::ReadWrite)?;
+                Ok(entry.insert(map))
+            }
+        }
+    }
+
+    fn create_policy_map(&mut self, endpoint: EndpointId) -> Result<(), MapError> {
+        let map = Map::open_or_create(
+            &self.globals.policy_path(endpoint),
+            MapKind::LpmTrie,
+            self.sizes.policy,
+            policy::FLAGS,
+        )?;
+        self.policies.insert(endpoint, map);
+        Ok(())
+    }
+
+    fn remove_policy_map(&mut self, endpoint: EndpointId) -> Result<(), StepError> {
+        self.policies.remove(&endpoint);
+        let path = self.globals.policy_path(endpoint);
+        match fs::remove_file(&path) {
+            Err(source) if source.kind() != io::ErrorKind::NotFound => {
+                Err(StepError::File { path, source })
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+impl Datapath for KernelDatapath {
+    fn apply(&mut self, step: &Step) -> Result<(), StepError> {
+        match step {
+            Step::Checkpoint(_)
+            | Step::CheckpointEndpoints(_)
+            | Step::WriteEndpoint(..)
+            | Step::RemoveEndpoint(_) => self.files.apply(step),
+            Step::CreatePolicyMap(endpoint) => Ok(self.create_policy_map(*endpoint)?),
+            Step::RemovePolicyMap(endpoint) => self.remove_policy_map(*endpoint),
+            Step::SetPolicy(endpoint, key, value) => Ok(self.policy(*endpoint)?.set(key, value)?),
+            Step::UnsetPolicy(endpoint, key) => {
+                self.policy(*endpoint)?.remove(key)?;
+                Ok(())
+            }
+            Step::SetLxc(key, value) => Ok(self.lxc.set(key, value)?),
+            Step::UnsetLxc(key) => {
+                self.lxc.remove(key)?;
+                Ok(())
+            }
+            Step::SetIpcache(key, value) => Ok(self.ipcache.set(key, value)?),
+            Step::UnsetIpcache(key) => {
+                self.ipcache.remove(key)?;
+                Ok(())
+            }
+            Step::Attach(attachment) => {
+                self.programs
+                    .attach(attachment)
+                    .map_err(|error| StepError::Program {
+                        endpoint: attachment.endpoint,
+                        reason: error.to_string(),
+                    })
+            }
+            Step::Detach(endpoint) => {
+                self.programs
+                    .detach(*endpoint)
+                    .map_err(|error| StepError::Program {
+                        endpoint: *endpoint,
+                        reason: error.to_string(),
+                    })
+            }
+        }
+    }
+}
+
+fn make_dirs(root: &Path, globals: &Globals) -> Result<(), SetUpError> {
+    let on_bpffs = |path: &Path| {
+        path.ancestors()
+            .find_map(|path| statfs(path).ok())
+            .is_some_and(|info| info.filesystem_type() == BPF_FS_MAGIC)
+    };
+    if !on_bpffs(root) {
+        return Err(SetUpError::NotBpffs(root.to_owned()));
+    }
+    let links = root.join(shared_maps::pin::LINKS);
+    for path in [globals.dir(), links] {
+        fs::create_dir_all(&path).map_err(|source| SetUpError::Directory { path, source })?;
+    }
+    Ok(())
+}
+
+type LocalMaps = (Map<LxcKey, LxcValue>, Map<IpcacheKey, IpcacheValue>);
+
+/// Makes what is missing and checks what is there. The ring buffer has no
+/// keys: the program loader makes it.
+fn make_maps(globals: &Globals, sizes: MapSizes) -> Result<LocalMaps, MapError> {
+    use MapKind::{Array, Hash, LpmTrie, LruHash, LruPerCpuHash, PerCpuArray};
+
+    fn make<K: Record, V: Record>(
+        globals: &Globals,
+        name: &str,
+        kind: MapKind,
+        entries: u32,
+        flags: u32,
+    ) -> Result<Map<K, V>, MapError> {
+        Map::open_or_create(&globals.path(name), kind, entries, flags)
+    }
+
+    let g = globals;
+    let (tcp, any) = (sizes.conntrack_tcp, sizes.conntrack_any);
+    make::<CtKey4, CtValue>(g, conntrack::NAME_TCP4, LruHash, tcp, 0)?;
+    make::<CtKey4, CtValue>(g, conntrack::NAME_ANY4, LruHash, any, 0)?;
+    make::<CtKey6, CtValue>(g, conntrack::NAME_TCP6, LruHash, tcp, 0)?;
+    make::<CtKey6, CtValue>(g, conntrack::NAME_ANY6, LruHash, any, 0)?;
+    make::<PolicyStatsKey, PolicyStatsValue>(
+        g,
+        policystats::NAME,
+        LruPerCpuHash,
+        policy_stats_entries(sizes.policy_stats),
+        policystats::FLAGS,
+    )?;
+    make::<FragmentKey, FragmentValue>(g, fragment::NAME, LruHash, fragment::MAX_ENTRIES, 0)?;
+    make::<RedirectKey, RedirectValue>(g, redirect::NAME, LruHash, redirect::MAX_ENTRIES, 0)?;
+    make::<u32, Counter>(g, event::COUNTERS_NAME, PerCpuArray, event::COUNTERS, 0)?;
+    make::<u32, Slot>(g, steering::SLOTS_NAME, Array, steering::SLOTS, 0)?;
+    let sockets = steering::SLOTS * steering::SOCKS_PER_SLOT;
+    // The value of a sockmap is a descriptor on update, a cookie on lookup.
+    make::<u32, u32>(g, steering::SOCKS_NAME, MapKind::SockMap, sockets, 0)?;
+    let lxc = make(g, lxc::NAME, Hash, lxc::MAX_ENTRIES, lxc::FLAGS)?;
+    let ipcache = make(g, ipcache::NAME, LpmTrie, sizes.ipcache, ipcache::FLAGS)?;
+    Ok((lxc, ipcache))
+}
+
+/// The kernel wants a multiple of the possible CPUs for LRU lists per CPU.
+fn policy_stats_entries(wanted: u32) -> u32 {
+    let cpus = fs::read_to_string("/sys/devices/system/cpu/possible")
+        .ok()
+        .and_then(|list| last_cpu(&list))
+        .map_or(1, |last| last + 1);
+    (wanted / cpus).max(1) * cpus
+}
+
+/// Last CPU of a list such as `0-3,8`.
+fn last_cpu(list: &str) -> Option<u32> {
+    list.trim().rsplit([',', '-']).next()?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn last_cpu_of_a_list() {
+        assert_eq!(last_cpu("0\n"), Some(0));
+        assert_eq!(last_cpu("0-1\n"), Some(1));
+        assert_eq!(last_cpu("0-3,8-11"), Some(11));
+        assert_eq!(last_cpu("0,4"), Some(4));
+        assert_eq!(last_cpu(""), None);
+    }
+
+    #[test]
+    fn elsewhere_than_bpffs_is_refused_with_the_remedy() {
+        struct NoFiles;
+        impl Datapath for NoFiles {
+            fn apply(&mut self, _step: &Step) -> Result<(), StepError> {
+                Ok(())
+            }
+        }
+        let dir = tempfile::tempdir().unwrap();
+        let config = KernelConfig {
+            bpf_root: dir.path().to_owned(),
+            ipv4: true,
+            ipv6: true,
+            sizes: MapSizes::default(),
+        };
+        let error = KernelDatapath::prepare(&config, Box::new(NoFiles))
+            .err()
+            .unwrap();
+        assert!(error.to_string().contains("mount -t bpf"), "{error}");
+    }
+}

@@ -1,0 +1,324 @@
+//! Loading, attaching and replacing the eBPF programs.
+//!
+//! ```text
+//!  <bpf-root>/holdfast/links/<endpoint>/from_pod_<ifindex>   TCX ingress
+//!                                       to_pod_<ifindex>     TCX egress
+//!  <bpf-root>/holdfast/links/hf_steer_link_v1                sk_lookup
+//! ```
+//! A link outlives the agent through its pin. A restart loads new programs and
+//! puts them into the old links: no packet passes unjudged meanwhile.
+
+use std::{
+    fmt, fs, io,
+    path::{Path, PathBuf},
+};
+
+use aya::{
+    Ebpf, EbpfLoader, include_bytes_aligned,
+    programs::{
+        LinkOrder, SchedClassifier, SkLookup, TcAttachType,
+        links::{FdLink, PinnedLink},
+        tc::{SchedClassifierLink, TcAttachOptions},
+    },
+};
+use nix::net::if_::if_indextoname;
+use shared_maps::{
+    EndpointId,
+    endpoint::{DUAL_STACK, EndpointConfig, GLOBAL, HAS_IPV4, HAS_IPV6},
+    pin, steering,
+    user::{Globals, Record},
+};
+
+use super::plan::Attachment;
+
+/// The programs, built by `cargo xtask bpf`.
+static OBJECT: &[u8] = include_bytes_aligned!("../../../bpf/prebuilt/holdfast-bpf.o");
+
+/// The policy map's name in the object.
+const POLICY: &str = "POLICY";
+/// Longest part of a verifier log that goes into an error, characters, from its end.
+const LOG_TAIL: usize = 1200;
+
+/// Why programs could not be loaded, attached or detached.
+#[derive(Debug, thiserror::Error)]
+pub enum ProgramError {
+    /// The kernel refused the object.
+    #[error("loading program {program}: {reason}")]
+    Load {
+        /// The program, or "all".
+        program: &'static str,
+        /// What the kernel said; a verifier log is cut to its end.
+        reason: String,
+    },
+    /// It could not be attached.
+    #[error("attaching program {program} to {place}: {reason}")]
+    Attach {
+        /// The program.
+        program: &'static str,
+        /// Where.
+        place: String,
+        /// What the kernel said.
+        reason: String,
+    },
+    /// A pin could not be made, read or removed.
+    #[error("pin {path}: {reason}", path = .path.display())]
+    Pin {
+        /// The pin.
+        path: PathBuf,
+        /// Why.
+        reason: String,
+    },
+}
+
+/// The two programs of an endpoint.
+#[derive(Clone, Copy)]
+struct Hook {
+    program: &'static str,
+    direction: TcAttachType,
+}
+
+/// First what the pod receives: from the moment that it can send, answers are judged.
+const HOOKS: [Hook; 2] = [
+    Hook {
+        program: "to_pod",
+        direction: TcAttachType::Egress,
+    },
+    Hook {
+        program: "from_pod",
+        direction: TcAttachType::Ingress,
+    },
+];
+
+/// Loads and attaches programs below one BPF root.
+#[derive(Clone, Debug)]
+pub struct Programs {
+    globals: Globals,
+    links: PathBuf,
+    dual_stack: bool,
+}
+
+impl Programs {
+    /// Below the root of `globals`; `dual_stack` is whether the node has both families.
+    pub fn new(globals: &Globals, dual_stack: bool) -> Self {
+        Self {
+            globals: globals.clone(),
+            links: globals.root().join(pin::LINKS),
+            dual_stack,
+        }
+    }
+
+    /// Puts the steering program on this process's network namespace, in
+    /// place of an earlier one if there is one.
+    pub fn steer(&self) -> Result<(), ProgramError> {
+        const NAME: &str = "steer";
+        let mut ebpf = EbpfLoader::new()
+            .default_map_pin_directory(self.globals.dir())
+            .load(OBJECT)
+            .map_err(|error| load(NAME, &error))?;
+        let program: &mut SkLookup = program(&mut ebpf, NAME)?;
+        program.load().map_err(|error| load(NAME, &error))?;
+        let place = "/proc/self/ns/net";
+        let attach = |error: &dyn std::error::Error| ProgramError::Attach {
+            program: NAME,
+            place: place.to_owned(),
+            reason: tail(error),
+        };
+        let netns = fs::File::open(place).map_err(|error| attach(&error))?;
+        let id = program.attach(netns).map_err(|error| attach(&error))?;
+        let link: FdLink = program
+            .take_link(id)
+            .map_err(|error| attach(&error))?
+            .into();
+        // Both programs run until the new pin replaces the old one: they
+        // select alike, and the later selection holds.
+        let path = self.links.join(steering::LINK_NAME);
+        let next = self.links.join(format!("{}_next", steering::LINK_NAME));
+        remove(&next)?;
+        link.pin(&next).map_err(|error| pinned(&next, &error))?;
+        fs::rename(&next, &path).map_err(|error| pinned(&path, &error))
+    }
+
+    /// Loads an endpoint's programs and attaches them, or puts them into the links that are there.
+    pub fn attach(&self, attachment: &Attachment) -> Result<(), ProgramError> {
+        let config = self.config(attachment);
+        let policy = self.globals.policy_path(attachment.endpoint);
+        let mut ebpf = EbpfLoader::new()
+            .default_map_pin_directory(self.globals.dir())
+            .map_pin_path(POLICY, policy)
+            .override_global(GLOBAL, config.as_bytes(), true)
+            .load(OBJECT)
+            .map_err(|error| load("all", &error))?;
+        let dir = self.dir(attachment.endpoint);
+        fs::create_dir_all(&dir).map_err(|error| pinned(&dir, &error))?;
+        for hook in HOOKS {
+            let program: &mut SchedClassifier = program(&mut ebpf, hook.program)?;
+            program.load().map_err(|error| load(hook.program, &error))?;
+            let path = dir.join(format!("{}_{}", hook.program, attachment.ifindex));
+            put(program, hook, attachment.ifindex, &path)?;
+        }
+        self.forget_other_interfaces(&dir, attachment.ifindex)
+    }
+
+    /// Detaches an endpoint's programs. Packets then pass unjudged.
+    pub fn detach(&self, endpoint: EndpointId) -> Result<(), ProgramError> {
+        let dir = self.dir(endpoint);
+        match fs::remove_dir_all(&dir) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(pinned(&dir, &error)),
+            _ => Ok(()),
+        }
+    }
+
+    /// Endpoints that have pinned links.
+    pub fn attached(&self) -> io::Result<Vec<EndpointId>> {
+        let mut found = Vec::new();
+        for entry in fs::read_dir(&self.links)? {
+            let name = entry?.file_name();
+            found.extend(name.to_str().and_then(|id| id.parse().ok()).map(EndpointId));
+        }
+        Ok(found)
+    }
+
+    fn dir(&self, endpoint: EndpointId) -> PathBuf {
+        self.links.join(endpoint.0.to_string())
+    }
+
+    fn config(&self, attachment: &Attachment) -> EndpointConfig {
+        let mut flags = 0;
+        for (has, flag) in [
+            (attachment.ipv4.is_some(), HAS_IPV4),
+            (attachment.ipv6.is_some(), HAS_IPV6),
+            (self.dual_stack, DUAL_STACK),
+        ] {
+            if has {
+                flags |= flag;
+            }
+        }
+        EndpointConfig {
+            identity: attachment.identity.0,
+            ifindex: attachment.ifindex,
+            ipv6: attachment.ipv6.map_or([0; 16], |ip| ip.octets()),
+            ipv4: attachment.ipv4.map_or([0; 4], |ip| ip.octets()),
+            id: attachment.endpoint.0,
+            mac: attachment.mac,
+            flags,
+            pad: [0; 3],
+        }
+    }
+
+    /// Removes links to interfaces that the endpoint had before (its id may be of another pod's past).
+    fn forget_other_interfaces(&self, dir: &Path, ifindex: u32) -> Result<(), ProgramError> {
+        let suffix = format!("_{ifindex}");
+        for entry in fs::read_dir(dir).map_err(|error| pinned(dir, &error))? {
+            let path = entry.map_err(|error| pinned(dir, &error))?.path();
+            let current = path
+                .file_name()
+                .and_then(|name| name.to_str())
+                .is_some_and(|name| name.ends_with(&suffix));
+            if !current {
+                remove(&path)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Puts a loaded program into the link pinned at `path`, or makes that link.
+fn put(
+    program: &mut SchedClassifier,
+    hook: Hook,
+    ifindex: u32,
+    path: &Path,
+) -> Result<(), ProgramError> {
+    if let Ok(old) = PinnedLink::from_pin(path) {
+        let replaced = SchedClassifierLink::try_from(FdLink::from(old))
+            .map_err(|error| tail(&error))
+            .and_then(|link| program.attach_to_link(link).map_err(|error| tail(&error)));
+        match replaced {
+            Ok(_) => return Ok(()),
+            // The interface went away, and an index is not used twice soon:
+            // the link holds nothing any more.
+            Err(error) => tracing::debug!(pin = %path.display(), error, "old link is dead"),
+        }
+        remove(path)?;
+    }
+    let attach = |place: String, error: &dyn std::error::Error| ProgramError::Attach {
+        program: hook.program,
+        place,
+        reason: tail(error),
+    };
+    let name = if_indextoname(ifindex)
+        .map_err(|error| attach(format!("interface {ifindex}"), &error))?
+        .to_string_lossy()
+        .into_owned();
+    let place = || format!("interface {name}");
+    let id = program
+        .attach_with_options(
+            &name,
+            hook.direction,
+            TcAttachOptions::TcxOrder(LinkOrder::default()),
+        )
+        .map_err(|error| attach(place(), &error))?;
+    let link = program
+        .take_link(id)
+        .map_err(|error| attach(place(), &error))?;
+    let link = FdLink::try_from(link).map_err(|error| attach(place(), &error))?;
+    link.pin(path).map_err(|error| pinned(path, &error))?;
+    Ok(())
+}
+
+fn program<'a, P>(ebpf: &'a mut Ebpf, name: &'static str) -> Result<&'a mut P, ProgramError>
+where
+    &'a mut P: TryFrom<&'a mut aya::programs::Program>,
+{
+    ebpf.program_mut(name)
+        .and_then(|program| program.try_into().ok())
+        .ok_or_else(|| ProgramError::Load {
+            program: name,
+            reason: "the embedded object has no such program; rebuild it (cargo xtask bpf)"
+                .to_owned(),
+        })
+}
+
+fn remove(path: &Path) -> Result<(), ProgramError> {
+    match fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(pinned(path, &error)),
+        _ => Ok(()),
+    }
+}
+
+fn load(program: &'static str, error: &dyn std::error::Error) -> ProgramError {
+    ProgramError::Load {
+        program,
+        reason: tail(error),
+    }
+}
+
+fn pinned(path: &Path, error: &dyn std::error::Error) -> ProgramError {
+    ProgramError::Pin {
+        path: path.to_owned(),
+        reason: tail(error),
+    }
+}
+
+/// An error with its causes; of a long one (a verifier log) the end.
+fn tail(error: &dyn std::error::Error) -> String {
+    struct Chain<'a>(&'a dyn std::error::Error);
+    impl fmt::Display for Chain<'_> {
+        fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            write!(f, "{}", self.0)?;
+            let mut source = self.0.source();
+            while let Some(error) = source {
+                write!(f, ": {error}")?;
+                source = error.source();
+            }
+            Ok(())
+        }
+    }
+    let text = Chain(error).to_string();
+    let length = text.chars().count();
+    if length <= LOG_TAIL {
+        return text;
+    }
+    let end: String = text.chars().skip(length - LOG_TAIL).collect();
+    format!("...{end}")
+}

@@ -1,0 +1,313 @@
+//! The built-in DNS proxy: the same proxy as the standalone one, in this process.
+//!
+//! Its resolver reads the pinned maps, its rules come from the registry, its
+//! mappings go to the core without a socket in between. In steering it is the
+//! fallback: standalone proxies come first.
+
+use std::{sync::Arc, time::Duration};
+
+use holdfast_sdp::{
+    listener::{
+        ListenConfig, ListenError, Listeners, SocketOptions, Sockets, SteeringConfig,
+        SteeringStatus,
+    },
+    mapping::{
+        BootTime, Realised, Refusal,
+        sink::{self, LinkSink, Outcome},
+    },
+    maps::{PinnedMaps, REFRESH},
+    policy::{rule::RulesOf, table::PolicyHandle},
+    proxy::{Proxy, ProxyConfig, RejectCode, Stats},
+};
+use parking_lot::Mutex;
+use shared_maps::{EndpointId, steering};
+use tokio::sync::mpsc;
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
+
+use crate::{
+    config::{self, Config},
+    core::event::{Event, MappingEvent},
+    epoch::Epoch,
+    proxies::{Proxies, RulesTable, StreamGuard, StreamKind, ToStream},
+    runner::CoreHandle,
+};
+
+/// Client TCP connections at most.
+const TCP_CONNECTIONS: usize = 1024;
+/// How long it may take to leave.
+const DRAIN: Duration = Duration::from_secs(5);
+
+/// The running proxy.
+#[derive(Debug)]
+pub struct BuiltinProxy {
+    listeners: Mutex<Option<Listeners>>,
+    stats: Stats,
+}
+
+/// What the proxy is connected to.
+#[derive(Clone, Debug)]
+pub struct Ports {
+    /// The core.
+    pub core: CoreHandle,
+    /// Rules and results.
+    pub proxies: Proxies,
+    /// This run.
+    pub epoch: Epoch,
+}
+
+impl BuiltinProxy {
+    /// Binds, starts the workers, and connects them. `restored`: rules of an
+    /// earlier run, in force until the core gives the first ones.
+    pub fn start(
+        config: &Config,
+        ports: Ports,
+        restored: &[RulesOf],
+        tasks: &TaskTracker,
+        stop: &CancellationToken,
+    ) -> Result<Arc<Self>, ListenError> {
+        let sockets = Sockets::bind(&ListenConfig {
+            port: config.proxy_port,
+            ipv4: config.ipv4,
+            ipv6: config.ipv6,
+            workers: 1,
+            options: SocketOptions::Transparent,
+            steering: Some(SteeringConfig {
+                bpf_root: config.bpf_root.clone(),
+                kind: steering::KIND_FALLBACK,
+            }),
+            tcp_connections: TCP_CONNECTIONS,
+        })?;
+        let maps = Arc::new(PinnedMaps::open(
+            &config.bpf_root,
+            config.ipv4 && config.ipv6,
+        ));
+        let policy = Arc::new(PolicyHandle::new());
+        for error in policy.replace_all(restored) {
+            tracing::warn!(%error, "restored rule of the built-in proxy");
+        }
+        let min_ttl = u32::try_from(config.min_ttl.as_secs()).unwrap_or(u32::MAX);
+        let sink = Arc::new(LinkSink::new(min_ttl, config.response_max_delay));
+        let stats = Stats::default();
+        let proxy = Arc::new(Proxy::new(
+            ProxyConfig {
+                port: config.proxy_port,
+                reject: match config.reject_code {
+                    config::RejectCode::Refused => RejectCode::Refused,
+                    config::RejectCode::NameError => RejectCode::NameError,
+                },
+                max_delay: config.response_max_delay,
+                ..ProxyConfig::default()
+            },
+            Arc::clone(&maps) as _,
+            Arc::clone(&policy),
+            Arc::clone(&sink) as _,
+            stats.clone(),
+        ));
+        let (guard, results) = ports
+            .proxies
+            .open_results(StreamKind::Builtin, "builtin", None);
+        let connected = Connected {
+            ports,
+            guard,
+            sink: Arc::clone(&sink),
+            policy,
+            stop: stop.clone(),
+        };
+        tasks.spawn(connected.run(results));
+        tasks.spawn(keep_house(maps, sink, stop.clone()));
+        let listeners = Listeners::start(&proxy, sockets, &tokio::runtime::Handle::current())?;
+        Ok(Arc::new(Self {
+            listeners: Mutex::new(Some(listeners)),
+            stats,
+        }))
+    }
+
+    /// Counters of its main path.
+    pub fn stats(&self) -> &Stats {
+        &self.stats
+    }
+
+    /// `running`, with what is to be said about steering.
+    pub fn describe(&self) -> String {
+        match self.listeners.lock().as_ref().map(Listeners::steering) {
+            None => "stopped".to_owned(),
+            Some(SteeringStatus::Unavailable(why)) => format!("running, not steered: {why}"),
+            Some(_) => "running".to_owned(),
+        }
+    }
+
+    /// Leaves without losing a query.
+    pub async fn drain(&self) {
+        let listeners = self.listeners.lock().take();
+        if let Some(listeners) = listeners {
+            let report = listeners.drain(DRAIN).await;
+            if report.abandoned > 0 || report.cut > 0 {
+                tracing::warn!(
+                    abandoned = report.abandoned,
+                    cut = report.cut,
+                    "the built-in proxy left with work undone"
+                );
+            }
+        }
+    }
+}
+
+/// The proxy's side of rules and mappings.
+struct Connected {
+    ports: Ports,
+    guard: StreamGuard,
+    sink: Arc<LinkSink>,
+    policy: Arc<PolicyHandle>,
+    stop: CancellationToken,
+}
+
+impl Connected {
+    async fn run(self, mut results: mpsc::Receiver<ToStream>) {
+        let epoch = sink::Epoch {
+            boot_id: self.ports.epoch.boot_id.clone(),
+            start: self.ports.epoch.start,
+        };
+        if self
+            .ports
+            .core
+            .tell(Event::StreamUp(self.guard.id()))
+            .await
+            .is_err()
+        {
+            return;
+        }
+        self.sink.agent_up(epoch.clone(), None);
+        let mut rules = self.ports.proxies.watch_rules();
+        let mut applied: Option<Arc<RulesTable>> = None;
+        self.apply(&mut applied, &rules.borrow_and_update(), &epoch);
+        loop {
+            tokio::select! {
+                () = self.stop.cancelled() => break,
+                changed = rules.changed() => {
+                    if changed.is_err() {
+                        break;
+                    }
+                    let table = Arc::clone(&rules.borrow_and_update());
+                    self.apply(&mut applied, &table, &epoch);
+                }
+                result = results.recv() => match result {
+                    Some(result) => self.result(result),
+                    None => {
+                        // The registry closed the stream: it gave up on this task.
+                        tracing::error!("the built-in proxy fell behind with results; it goes on without learning until the agent restarts");
+                        break;
+                    }
+                },
+                () = self.sink.has_work() => {
+                    if self.send().await.is_none() {
+                        break;
+                    }
+                }
+            }
+        }
+        self.sink.agent_down();
+        let _stopped = self
+            .ports
+            .core
+            .tell(Event::StreamDown(self.guard.id()))
+            .await;
+    }
+
+    fn apply(
+        &self,
+        applied: &mut Option<Arc<RulesTable>>,
+        table: &Arc<RulesTable>,
+        epoch: &sink::Epoch,
+    ) {
+        if !table.ready {
+            return;
+        }
+        let empty = RulesTable::default();
+        let delta = table.since(applied.as_deref().unwrap_or(&empty));
+        let changed: Vec<RulesOf> = delta
+            .changed
+            .into_iter()
+            .map(|(endpoint, rules)| RulesOf {
+                endpoint,
+                rules: (*rules).clone(),
+            })
+            .collect();
+        let errors = if applied.is_none() {
+            self.policy.replace_all(&changed)
+        } else {
+            let removed: Vec<EndpointId> = delta.removed;
+            self.policy.apply(&changed, &removed)
+        };
+        for error in errors {
+            tracing::warn!(%error, "rule of the built-in proxy");
+        }
+        self.sink.rules_applied(epoch.clone(), table.revision);
+        self.guard.sent(table.revision);
+        self.guard.acked(table.revision);
+        *applied = Some(Arc::clone(table));
+    }
+
+    fn result(&self, message: ToStream) {
+        match message {
+            ToStream::Outcomes(outcomes) => {
+                let outcomes = outcomes
+                    .into_iter()
+                    .map(|outcome| Outcome {
+                        sequence: outcome.sequence,
+                        realised: outcome.realised == Realised::Yes,
+                        durable: outcome.durable,
+                        lease_end: (outcome.lease_end != 0).then_some(BootTime(outcome.lease_end)),
+                        revision: outcome.revision,
+                        refusal: match outcome.realised {
+                            Realised::No(refusal) => refusal,
+                            Realised::Yes | Realised::AgentAway => Refusal::NotRealised,
+                        },
+                    })
+                    .collect();
+                self.sink.results(outcomes);
+            }
+            ToStream::Revoke(revocation) => {
+                self.sink
+                    .revoke(revocation.id, Some(&revocation.name), &revocation.addresses);
+            }
+        }
+    }
+
+    async fn send(&self) -> Option<()> {
+        let batch = self.sink.next_batch(BootTime::now());
+        let stream = self.guard.id();
+        for id in batch.revoked {
+            self.ports
+                .core
+                .tell(Event::RevokeAcked { stream, id })
+                .await
+                .ok()?;
+        }
+        if !batch.mappings.is_empty() {
+            let events = batch
+                .mappings
+                .into_iter()
+                .map(|out| MappingEvent {
+                    stream,
+                    sequence: out.sequence,
+                    mapping: out.mapping,
+                })
+                .collect();
+            self.ports.core.tell(Event::Mappings(events)).await.ok()?;
+        }
+        Some(())
+    }
+}
+
+async fn keep_house(maps: Arc<PinnedMaps>, sink: Arc<LinkSink>, stop: CancellationToken) {
+    let mut beat = tokio::time::interval(REFRESH);
+    beat.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    loop {
+        tokio::select! {
+            _ = beat.tick() => {}
+            () = stop.cancelled() => return,
+        }
+        let _change = maps.refresh();
+        sink.tick(BootTime::now());
+    }
+}

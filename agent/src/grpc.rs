@@ -1,0 +1,8 @@
+//! The services for DNS proxies: the native one on a unix socket, Cilium's on
+//! loopback. Generated types stay in here.
+
+pub mod convert;
+pub mod mappings;
+pub mod peer;
+pub mod rules;
+pub mod server;

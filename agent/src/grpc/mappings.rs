@@ -1,0 +1,116 @@
+//! One proxy's mapping stream: batches up, results and revocations down.
+
+use fqdn_proto::native::{
+    MappingDown, MappingResults, MappingUp, mapping_down::Kind as Down, mapping_up::Kind as Up,
+};
+use tokio::sync::mpsc;
+use tokio_util::sync::CancellationToken;
+use tonic::{Status, Streaming};
+
+use super::convert;
+use crate::{
+    core::event::{Event, MappingEvent},
+    epoch::Epoch,
+    proxies::{StreamGuard, ToStream},
+    runner::CoreHandle,
+};
+
+/// Answers to the proxy; a closed channel ends the stream.
+pub(super) type Answers = mpsc::Sender<Result<MappingDown, Status>>;
+
+/// Serves one stream until either end closes it.
+pub(super) async fn serve(
+    core: CoreHandle,
+    epoch: Epoch,
+    guard: StreamGuard,
+    mut results: mpsc::Receiver<ToStream>,
+    mut requests: Streaming<MappingUp>,
+    answers: Answers,
+    stop: CancellationToken,
+) {
+    let first = MappingDown {
+        kind: Some(Down::Epoch(convert::epoch(&epoch))),
+    };
+    if answers.send(Ok(first)).await.is_err()
+        || core.tell(Event::StreamUp(guard.id())).await.is_err()
+    {
+        return;
+    }
+    let down = async {
+        while let Some(message) = results.recv().await {
+            if answers.send(Ok(to_message(message))).await.is_err() {
+                return;
+            }
+        }
+        // Closed by the registry: the proxy fetched too slowly.
+        let slow = Status::resource_exhausted("results were not fetched; connect again");
+        let _ended = answers.try_send(Err(slow));
+    };
+    let up = async {
+        while let Ok(Some(request)) = requests.message().await {
+            if take(&core, &guard, &answers, request).await.is_none() {
+                return;
+            }
+        }
+    };
+    tokio::select! {
+        () = down => {}
+        () = up => {}
+        () = stop.cancelled() => {}
+    }
+    let _stopped = core.tell(Event::StreamDown(guard.id())).await;
+}
+
+async fn take(
+    core: &CoreHandle,
+    guard: &StreamGuard,
+    answers: &Answers,
+    request: MappingUp,
+) -> Option<()> {
+    match request.kind {
+        Some(Up::Batch(batch)) => {
+            let mut events = Vec::with_capacity(batch.mappings.len());
+            let mut refused = Vec::new();
+            for message in &batch.mappings {
+                match convert::mapping(message) {
+                    Some(mapping) => events.push(MappingEvent {
+                        stream: guard.id(),
+                        sequence: message.sequence,
+                        mapping,
+                    }),
+                    None => refused.push(convert::invalid(message.sequence)),
+                }
+            }
+            if !refused.is_empty() {
+                let results = MappingResults { results: refused };
+                let message = MappingDown {
+                    kind: Some(Down::Results(results)),
+                };
+                answers.send(Ok(message)).await.ok()?;
+            }
+            if !events.is_empty() {
+                core.tell(Event::Mappings(events)).await.ok()?;
+            }
+        }
+        Some(Up::RevokedAck(ack)) => {
+            let event = Event::RevokeAcked {
+                stream: guard.id(),
+                id: ack.id,
+            };
+            core.tell(event).await.ok()?;
+        }
+        // Of a later release: ignored.
+        None => {}
+    }
+    Some(())
+}
+
+fn to_message(message: ToStream) -> MappingDown {
+    let kind = match message {
+        ToStream::Outcomes(outcomes) => Down::Results(MappingResults {
+            results: outcomes.iter().map(convert::result).collect(),
+        }),
+        ToStream::Revoke(revocation) => Down::Revoked(convert::revoked(&revocation)),
+    };
+    MappingDown { kind: Some(kind) }
+}

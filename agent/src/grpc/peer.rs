@@ -1,0 +1,179 @@
+//! Who is at the other end of a unix socket.
+
+use std::{
+    io,
+    os::unix::fs::{DirBuilderExt as _, PermissionsExt as _},
+    path::{Path, PathBuf},
+    pin::Pin,
+    sync::{Arc, OnceLock},
+    task::{Context, Poll},
+};
+
+use tokio::{
+    io::{AsyncRead, AsyncWrite, ReadBuf},
+    net::{UnixListener, UnixStream},
+};
+use tonic::transport::server::Connected;
+
+/// Why a socket cannot be served.
+#[derive(Debug, thiserror::Error)]
+pub enum SocketError {
+    /// Somebody answers on it.
+    #[error("{0} is served by another process; stop it, or choose another path")]
+    InUse(PathBuf),
+    /// A system call failed.
+    #[error("{path}: {call}: {source}", path = .path.display())]
+    Io {
+        /// The socket, or its directory.
+        path: PathBuf,
+        /// What was tried.
+        call: &'static str,
+        /// Why.
+        source: io::Error,
+    },
+}
+
+/// Who may connect.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Allowed {
+    /// Group that may, beside root and the agent's own user.
+    pub group: Option<u32>,
+}
+
+impl Allowed {
+    fn admits(self, uid: u32, gid: u32) -> bool {
+        uid == 0 || uid == nix::unistd::geteuid().as_raw() || self.group == Some(gid)
+    }
+}
+
+/// Binds a unix socket of mode 0660 in a directory of mode 0750, in place of
+/// one that nobody serves any more.
+pub fn bind(path: &Path, group: Option<u32>) -> Result<UnixListener, SocketError> {
+    let failed = |path: &Path, call| {
+        let path = path.to_owned();
+        move |source| SocketError::Io { path, call, source }
+    };
+    let group = group.map(nix::unistd::Gid::from_raw);
+    if let Some(dir) = path.parent().filter(|dir| !dir.exists()) {
+        std::fs::DirBuilder::new()
+            .recursive(true)
+            .mode(0o750)
+            .create(dir)
+            .map_err(failed(dir, "creating the directory"))?;
+        if group.is_some() {
+            nix::unistd::chown(dir, None, group)
+                .map_err(io::Error::from)
+                .map_err(failed(dir, "giving the directory to --sdp-socket-group"))?;
+        }
+    }
+    match std::os::unix::net::UnixStream::connect(path) {
+        Ok(_) => return Err(SocketError::InUse(path.to_owned())),
+        Err(e) if e.kind() == io::ErrorKind::ConnectionRefused => {
+            std::fs::remove_file(path).map_err(failed(path, "removing the unserved socket"))?;
+        }
+        Err(e) if e.kind() == io::ErrorKind::NotFound => {}
+        Err(e) => return Err(failed(path, "looking who serves it")(e)),
+    }
+    let listener = UnixListener::bind(path).map_err(failed(path, "binding"))?;
+    std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o660))
+        .map_err(failed(path, "setting mode 0660"))?;
+    if group.is_some() {
+        nix::unistd::chown(path, None, group)
+            .map_err(io::Error::from)
+            .map_err(failed(path, "giving the socket to --sdp-socket-group"))?;
+    }
+    Ok(listener)
+}
+
+/// What is known of one connection.
+#[derive(Clone, Debug, Default)]
+pub struct Peer {
+    /// Its process.
+    pub pid: Option<i32>,
+    instance: Arc<OnceLock<String>>,
+}
+
+impl Peer {
+    /// Name it gave in its Hello, or `pid-N`.
+    pub fn instance(&self) -> String {
+        match (self.instance.get(), self.pid) {
+            (Some(name), _) => name.clone(),
+            (None, Some(pid)) => format!("pid-{pid}"),
+            (None, None) => "unknown".to_owned(),
+        }
+    }
+
+    /// Takes the name from its Hello; the first one counts.
+    pub fn named(&self, instance: &str) {
+        if !instance.is_empty() {
+            let _kept = self.instance.set(instance.chars().take(64).collect());
+        }
+    }
+}
+
+/// A connection whose peer was checked.
+#[derive(Debug)]
+pub struct Checked {
+    stream: UnixStream,
+    peer: Peer,
+}
+
+impl Checked {
+    /// Checks the credentials of a fresh connection.
+    pub fn new(stream: UnixStream, allowed: Allowed) -> io::Result<Self> {
+        let credentials = stream.peer_cred()?;
+        if !allowed.admits(credentials.uid(), credentials.gid()) {
+            return Err(io::Error::new(
+                io::ErrorKind::PermissionDenied,
+                format!(
+                    "uid {} gid {} may not connect: run it as root, or in the group of --sdp-socket-group",
+                    credentials.uid(),
+                    credentials.gid()
+                ),
+            ));
+        }
+        Ok(Self {
+            stream,
+            peer: Peer {
+                pid: credentials.pid(),
+                instance: Arc::default(),
+            },
+        })
+    }
+}
+
+impl Connected for Checked {
+    type ConnectInfo = Peer;
+
+    fn connect_info(&self) -> Peer {
+        self.peer.clone()
+    }
+}
+
+impl AsyncRead for Checked {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_read(cx, buf)
+    }
+}
+
+impl AsyncWrite for Checked {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write(cx, buf)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(cx)
+    }
+}

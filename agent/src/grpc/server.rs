@@ -1,0 +1,201 @@
+//! The native service (`holdfast.fqdn.v1`) on its unix socket.
+
+use std::{sync::Arc, time::Duration};
+
+use fqdn_proto::native::{
+    DnsRulesUpdate, HelloRequest, HelloResponse, MappingDown, MappingUp, RulesAck,
+    fqdn_policy_server::{FqdnPolicy, FqdnPolicyServer},
+};
+use tokio::{net::UnixListener, sync::mpsc};
+use tokio_stream::wrappers::ReceiverStream;
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
+use tonic::{Request, Response, Status, Streaming};
+
+use super::{
+    convert, mappings,
+    peer::{Allowed, Checked, Peer},
+    rules,
+};
+use crate::{
+    epoch::Epoch,
+    proxies::{Proxies, StreamKind},
+    runner::CoreHandle,
+};
+
+/// Messages between a stream's task and HTTP/2: the next is made when one left.
+const IN_FLIGHT: usize = 4;
+/// Connections waiting to be taken over by the server.
+const ACCEPTED: usize = 16;
+/// A proxy that does not answer a ping for this long is gone.
+const PING_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// What the service tells about this agent.
+#[derive(Clone, Debug)]
+pub struct About {
+    /// This run.
+    pub epoch: Epoch,
+    /// Port that DNS is redirected to.
+    pub proxy_port: u16,
+    /// Floor of TTLs, seconds.
+    pub min_ttl: u32,
+}
+
+/// The service.
+#[derive(Clone, Debug)]
+pub struct Native {
+    about: Arc<About>,
+    core: CoreHandle,
+    proxies: Proxies,
+    tasks: TaskTracker,
+    stop: CancellationToken,
+}
+
+impl Native {
+    /// With what it serves from; its tasks run on `tasks` until `stop`.
+    pub fn new(
+        about: About,
+        core: CoreHandle,
+        proxies: Proxies,
+        tasks: TaskTracker,
+        stop: CancellationToken,
+    ) -> Self {
+        Self {
+            about: Arc::new(about),
+            core,
+            proxies,
+            tasks,
+            stop,
+        }
+    }
+
+    /// Serves connections of `listener` until stopped.
+    pub async fn serve(self, listener: UnixListener, allowed: Allowed) {
+        let (sender, incoming) = mpsc::channel::<std::io::Result<Checked>>(ACCEPTED);
+        let stop = self.stop.clone();
+        self.tasks.spawn({
+            let stop = stop.clone();
+            async move {
+                tokio::select! {
+                    () = accept(&listener, allowed, &sender) => {}
+                    () = stop.cancelled() => {}
+                }
+            }
+        });
+        let served = tonic::transport::Server::builder()
+            .http2_keepalive_interval(Some(PING_TIMEOUT))
+            .http2_keepalive_timeout(Some(PING_TIMEOUT))
+            .add_service(FqdnPolicyServer::new(self))
+            .serve_with_incoming_shutdown(ReceiverStream::new(incoming), stop.cancelled_owned())
+            .await;
+        if let Err(error) = served {
+            tracing::error!(%error, "the gRPC server ended");
+        }
+    }
+}
+
+async fn accept(
+    listener: &UnixListener,
+    allowed: Allowed,
+    sender: &mpsc::Sender<std::io::Result<Checked>>,
+) {
+    loop {
+        let checked = match listener.accept().await {
+            Ok((stream, _)) => Checked::new(stream, allowed),
+            Err(error) => {
+                // Out of descriptors: wait for one instead of spinning.
+                tracing::warn!(%error, "cannot accept a proxy's connection");
+                tokio::time::sleep(Duration::from_millis(100)).await;
+                continue;
+            }
+        };
+        match checked {
+            Ok(checked) => {
+                if sender.send(Ok(checked)).await.is_err() {
+                    return;
+                }
+            }
+            Err(error) => tracing::warn!(%error, "connection refused"),
+        }
+    }
+}
+
+fn peer<T>(request: &Request<T>) -> Peer {
+    request
+        .extensions()
+        .get::<Peer>()
+        .cloned()
+        .unwrap_or_default()
+}
+
+#[tonic::async_trait]
+impl FqdnPolicy for Native {
+    async fn hello(
+        &self,
+        request: Request<HelloRequest>,
+    ) -> Result<Response<HelloResponse>, Status> {
+        let peer = peer(&request);
+        let hello = request.into_inner();
+        peer.named(&hello.instance);
+        let expected = u32::from(self.about.proxy_port);
+        if hello.proxy_port != expected {
+            tracing::warn!(
+                instance = %peer.instance(), its_port = hello.proxy_port, our_port = expected,
+                "proxy listens on another port than DNS is redirected to; give both the same --tofqdns-proxy-port"
+            );
+        }
+        tracing::info!(instance = %peer.instance(), version = %hello.version, "proxy connected");
+        Ok(Response::new(HelloResponse {
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            capabilities: Vec::new(),
+            epoch: Some(convert::epoch(&self.about.epoch)),
+            revision: self.proxies.watch_rules().borrow().revision,
+            proxy_port: expected,
+            min_ttl: self.about.min_ttl,
+        }))
+    }
+
+    type UpdateMappingsStream = ReceiverStream<Result<MappingDown, Status>>;
+
+    async fn update_mappings(
+        &self,
+        request: Request<Streaming<MappingUp>>,
+    ) -> Result<Response<Self::UpdateMappingsStream>, Status> {
+        let peer = peer(&request);
+        let (guard, results) =
+            self.proxies
+                .open_results(StreamKind::Mappings, &peer.instance(), peer.pid);
+        let (sender, receiver) = mpsc::channel(IN_FLIGHT);
+        self.tasks.spawn(mappings::serve(
+            self.core.clone(),
+            self.about.epoch.clone(),
+            guard,
+            results,
+            request.into_inner(),
+            sender,
+            self.stop.child_token(),
+        ));
+        Ok(Response::new(ReceiverStream::new(receiver)))
+    }
+
+    type UpdateDNSRulesStream = ReceiverStream<Result<DnsRulesUpdate, Status>>;
+
+    async fn update_dns_rules(
+        &self,
+        request: Request<Streaming<RulesAck>>,
+    ) -> Result<Response<Self::UpdateDNSRulesStream>, Status> {
+        let peer = peer(&request);
+        let guard = self
+            .proxies
+            .open(StreamKind::Rules, &peer.instance(), peer.pid);
+        let (sender, receiver) = mpsc::channel(IN_FLIGHT);
+        self.tasks.spawn(rules::serve(
+            self.about.epoch.clone(),
+            guard,
+            self.proxies.watch_rules(),
+            request.into_inner(),
+            sender,
+            self.stop.child_token(),
+        ));
+        Ok(Response::new(ReceiverStream::new(receiver)))
+    }
+}

@@ -1,0 +1,149 @@
+//! `/metrics`, `/healthz` and `/readyz`.
+
+use std::{convert::Infallible, io, net::SocketAddr, sync::Arc, time::Duration};
+
+use http_body_util::Full;
+use hyper::{
+    Request, Response, StatusCode, body::Bytes, header::CONTENT_TYPE, service::service_fn,
+};
+use hyper_util::rt::TokioIo;
+use tokio::net::{TcpListener, TcpStream};
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
+
+use crate::{
+    endpoint::source::EndpointBook,
+    metrics::{self, Scrape},
+    proxies::Proxies,
+    runner::CoreHandle,
+};
+
+/// A connection's life at most.
+const PATIENCE: Duration = Duration::from_secs(30);
+/// A core that answers later than this is not healthy.
+const ALIVE: Duration = Duration::from_secs(5);
+const TEXT: &str = "text/plain; charset=utf-8";
+const OPENMETRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+
+/// What is looked at.
+#[derive(Clone)]
+pub struct Health {
+    /// The core.
+    pub core: CoreHandle,
+    /// Connected proxies.
+    pub proxies: Proxies,
+    /// Endpoint documents.
+    pub endpoints: Arc<EndpointBook>,
+    /// Damaged files set aside at the start.
+    pub damaged: usize,
+}
+
+/// Binds the address, or says which flag to change.
+pub async fn bind(address: SocketAddr) -> Result<TcpListener, String> {
+    TcpListener::bind(address).await.map_err(|e: io::Error| {
+        format!("--metrics-address {address}: {e}; choose another address, or \"off\"")
+    })
+}
+
+impl Health {
+    /// Serves until stopped.
+    pub async fn serve(self, listener: TcpListener, tasks: TaskTracker, stop: CancellationToken) {
+        loop {
+            let accepted = tokio::select! {
+                accepted = listener.accept() => accepted,
+                () = stop.cancelled() => return,
+            };
+            match accepted {
+                Ok((stream, _)) => {
+                    let health = self.clone();
+                    let stop = stop.clone();
+                    tasks.spawn(async move {
+                        tokio::select! {
+                            _ = tokio::time::timeout(PATIENCE, health.connection(stream)) => {}
+                            () = stop.cancelled() => {}
+                        }
+                    });
+                }
+                // Out of descriptors: wait for one instead of spinning.
+                Err(_) => tokio::time::sleep(Duration::from_millis(100)).await,
+            }
+        }
+    }
+
+    async fn connection(self, stream: TcpStream) {
+        let service = service_fn(move |request| {
+            let health = self.clone();
+            async move { Ok::<_, Infallible>(health.answer(&request).await) }
+        });
+        let _early = hyper::server::conn::http1::Builder::new()
+            .serve_connection(TokioIo::new(stream), service)
+            .await;
+    }
+
+    async fn answer<B>(&self, request: &Request<B>) -> Response<Full<Bytes>> {
+        match request.uri().path() {
+            "/metrics" => self.metrics().await,
+            "/healthz" => match tokio::time::timeout(ALIVE, self.core.summary()).await {
+                Ok(Ok(_)) => answer(StatusCode::OK, TEXT, "ok\n".to_owned()),
+                Ok(Err(error)) => {
+                    answer(StatusCode::SERVICE_UNAVAILABLE, TEXT, format!("{error}\n"))
+                }
+                Err(_) => answer(
+                    StatusCode::SERVICE_UNAVAILABLE,
+                    TEXT,
+                    "the core did not answer within 5 s\n".to_owned(),
+                ),
+            },
+            "/readyz" if self.ready() => answer(
+                StatusCode::OK,
+                TEXT,
+                "ready: sources are synced, rules are published\n".to_owned(),
+            ),
+            "/readyz" => answer(
+                StatusCode::SERVICE_UNAVAILABLE,
+                TEXT,
+                "not ready: policies or endpoints are not synced yet\n".to_owned(),
+            ),
+            _ => answer(
+                StatusCode::NOT_FOUND,
+                TEXT,
+                "there is /metrics, /healthz and /readyz\n".to_owned(),
+            ),
+        }
+    }
+
+    fn ready(&self) -> bool {
+        self.proxies.watch_rules().borrow().ready
+    }
+
+    async fn metrics(&self) -> Response<Full<Bytes>> {
+        let summary = match self.core.summary().await {
+            Ok(summary) => summary,
+            Err(error) => {
+                return answer(StatusCode::SERVICE_UNAVAILABLE, TEXT, format!("{error}\n"));
+            }
+        };
+        let scrape = Scrape {
+            summary,
+            ready: self.ready(),
+            damaged: self.damaged,
+            unresolved: self.endpoints.unresolved().len(),
+        };
+        match metrics::text(scrape, &self.proxies) {
+            Ok(text) => answer(StatusCode::OK, OPENMETRICS, text),
+            Err(_) => answer(
+                StatusCode::INTERNAL_SERVER_ERROR,
+                TEXT,
+                "the metrics cannot be written\n".to_owned(),
+            ),
+        }
+    }
+}
+
+fn answer(status: StatusCode, kind: &'static str, text: String) -> Response<Full<Bytes>> {
+    let mut response = Response::new(Full::new(Bytes::from(text)));
+    *response.status_mut() = status;
+    response
+        .headers_mut()
+        .insert(CONTENT_TYPE, hyper::header::HeaderValue::from_static(kind));
+    response
+}

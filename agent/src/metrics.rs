@@ -1,0 +1,292 @@
+//! What is counted, as Prometheus text.
+//!
+//! Values of the core are read when they are asked for: counting costs the
+//! core nothing in between.
+
+use prometheus_client::{
+    encoding::{DescriptorEncoder, EncodeMetric as _},
+    metrics::{counter::ConstCounter, gauge::ConstGauge},
+};
+
+use crate::{core::snapshot::Summary, proxies::Proxies};
+
+/// One look at everything.
+#[derive(Debug)]
+pub struct Scrape {
+    /// Of the core.
+    pub summary: Summary,
+    /// Rules are given to proxies.
+    pub ready: bool,
+    /// Damaged files set aside at the start.
+    pub damaged: usize,
+    /// Endpoint documents not in force.
+    pub unresolved: usize,
+}
+
+impl prometheus_client::collector::Collector for Sample {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), std::fmt::Error> {
+        self.write(&mut encoder)
+    }
+}
+
+/// Makes a scrape's text.
+pub fn text(scrape: Scrape, proxies: &Proxies) -> Result<String, std::fmt::Error> {
+    let sample = Sample {
+        streams: proxies.views().into_iter().map(|view| view.kind).collect(),
+        nacks: proxies.nacks(),
+        closed_slow: proxies.closed_slow(),
+        scrape,
+    };
+    let mut registry = prometheus_client::registry::Registry::with_prefix("holdfast");
+    registry.register_collector(Box::new(sample));
+    let mut text = String::new();
+    prometheus_client::encoding::text::encode(&mut text, &registry)?;
+    Ok(text)
+}
+
+#[derive(Debug)]
+struct Sample {
+    scrape: Scrape,
+    streams: Vec<String>,
+    nacks: u64,
+    closed_slow: u64,
+}
+
+impl Sample {
+    fn write(&self, encoder: &mut DescriptorEncoder<'_>) -> Result<(), std::fmt::Error> {
+        let summary = &self.scrape.summary;
+        let counters = &summary.counters;
+        let mut out = Writer { encoder };
+        out.labelled(
+            "agent",
+            "The agent's version",
+            &[(&[("version", env!("CARGO_PKG_VERSION"))], 1)],
+        )?;
+        out.gauge(
+            "agent_ready",
+            "1 when rules are given to proxies",
+            u64::from(self.scrape.ready),
+        )?;
+        out.gauge(
+            "endpoint",
+            "Endpoints of this node",
+            count(summary.endpoints),
+        )?;
+        out.gauge(
+            "endpoint_unresolved",
+            "Endpoint documents that are not in force",
+            count(self.scrape.unresolved),
+        )?;
+        out.gauge(
+            "policy",
+            "Policy documents in force",
+            count(summary.policies),
+        )?;
+        out.gauge(
+            "policy_refused",
+            "Policy documents refused",
+            count(summary.policies_rejected),
+        )?;
+        out.gauge(
+            "policy_max_revision",
+            "Revision of the policy",
+            summary.revision,
+        )?;
+        out.gauge(
+            "policy_published_revision",
+            "Revision last given to proxies",
+            summary.published_revision,
+        )?;
+        out.labelled(
+            "identity",
+            "Identities allocated",
+            &[
+                (&[("type", "endpoint")], count(summary.endpoint_identities)),
+                (&[("type", "local")], count(summary.local_identities)),
+            ],
+        )?;
+        out.gauge(
+            "ipcache_entries",
+            "Prefixes in the ipcache",
+            count(summary.ipcache_entries),
+        )?;
+        out.gauge(
+            "ipcache_max_entries",
+            "Prefixes it can hold",
+            count(summary.ipcache_max),
+        )?;
+        out.gauge(
+            "fqdn_selectors",
+            "Selectors registered",
+            count(summary.selectors),
+        )?;
+        out.gauge(
+            "fqdn_active_ips",
+            "Learned addresses",
+            count(summary.names_live),
+        )?;
+        out.gauge(
+            "fqdn_alive_zombie_connections",
+            "Expired addresses kept for connections",
+            count(summary.names_zombies),
+        )?;
+        out.counters(
+            "fqdn_mappings",
+            "Mappings from proxies by what became of them",
+            &[
+                ("outcome", "realised", counters.mappings_realised),
+                (
+                    "outcome",
+                    "endpoint_unknown",
+                    counters.mappings_endpoint_unknown,
+                ),
+                ("outcome", "not_allowed", counters.mappings_not_allowed),
+                ("outcome", "invalid", counters.mappings_invalid),
+                ("outcome", "rate_limited", counters.mappings_rate_limited),
+                ("outcome", "not_realised", counters.mappings_not_realised),
+            ],
+        )?;
+        out.counters(
+            "bpf_map_writes",
+            "Map writes planned",
+            &[
+                ("map", "ipcache", counters.ipcache_writes),
+                ("map", "policy", counters.policy_writes),
+            ],
+        )?;
+        out.counter(
+            "datapath_step_failures",
+            "Steps not realised",
+            counters.step_failures,
+        )?;
+        out.gauge(
+            "datapath_pending_steps",
+            "Failed steps that wait to be tried again",
+            count(summary.pending_steps),
+        )?;
+        out.counter(
+            "identity_exhausted",
+            "Label sets that got no identity",
+            counters.identity_exhausted,
+        )?;
+        out.counter(
+            "fqdn_pairs_removed",
+            "Pairs (name, address) removed",
+            counters.pairs_removed,
+        )?;
+        out.counter(
+            "fqdn_lease_revocations",
+            "Leases revoked",
+            counters.revocations,
+        )?;
+        let of_kind = |kind: &str| count(self.streams.iter().filter(|k| *k == kind).count());
+        out.labelled(
+            "proxy_streams",
+            "Connected proxies by stream",
+            &[
+                (&[("kind", "mappings")], of_kind("mappings")),
+                (&[("kind", "rules")], of_kind("rules")),
+                (&[("kind", "builtin")], of_kind("builtin")),
+                (&[("kind", "fqdndata")], of_kind("fqdndata")),
+            ],
+        )?;
+        out.counter(
+            "proxy_rules_refused",
+            "Revisions that a proxy refused",
+            self.nacks,
+        )?;
+        out.counter(
+            "proxy_streams_closed_slow",
+            "Streams closed because results were not fetched",
+            self.closed_slow,
+        )?;
+        out.gauge(
+            "restore_damaged_files",
+            "Files found damaged at the start",
+            count(self.scrape.damaged),
+        )
+    }
+}
+
+/// Values of one family with their labels.
+type Labelled<'a> = (&'a [(&'static str, &'static str)], u64);
+
+struct Writer<'a, 'e> {
+    encoder: &'a mut DescriptorEncoder<'e>,
+}
+
+impl Writer<'_, '_> {
+    fn gauge(&mut self, name: &str, help: &str, value: u64) -> Result<(), std::fmt::Error> {
+        use prometheus_client::metrics::MetricType::Gauge;
+        let family = self.encoder.encode_descriptor(name, help, None, Gauge)?;
+        ConstGauge::new(i64::try_from(value).unwrap_or(i64::MAX)).encode(family)
+    }
+
+    fn labelled(
+        &mut self,
+        name: &str,
+        help: &str,
+        values: &[Labelled<'_>],
+    ) -> Result<(), std::fmt::Error> {
+        use prometheus_client::metrics::MetricType::Gauge;
+        let mut family = self.encoder.encode_descriptor(name, help, None, Gauge)?;
+        for (labels, value) in values {
+            let gauge = ConstGauge::new(i64::try_from(*value).unwrap_or(i64::MAX));
+            gauge.encode(family.encode_family(labels)?)?;
+        }
+        Ok(())
+    }
+
+    fn counter(&mut self, name: &str, help: &str, value: u64) -> Result<(), std::fmt::Error> {
+        use prometheus_client::metrics::MetricType::Counter;
+        let family = self.encoder.encode_descriptor(name, help, None, Counter)?;
+        ConstCounter::new(value).encode(family)
+    }
+
+    fn counters(
+        &mut self,
+        name: &str,
+        help: &str,
+        values: &[(&'static str, &'static str, u64)],
+    ) -> Result<(), std::fmt::Error> {
+        use prometheus_client::metrics::MetricType::Counter;
+        let mut family = self.encoder.encode_descriptor(name, help, None, Counter)?;
+        for (label, word, value) in values {
+            let labels = [(*label, *word)];
+            ConstCounter::new(*value).encode(family.encode_family(&labels)?)?;
+        }
+        Ok(())
+    }
+}
+
+fn count(value: usize) -> u64 {
+    u64::try_from(value).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_carry_the_prefix_and_counters_the_ending() {
+        let scrape = Scrape {
+            summary: Summary {
+                endpoints: 3,
+                ..Summary::default()
+            },
+            ready: true,
+            damaged: 0,
+            unresolved: 1,
+        };
+        let text = text(scrape, &Proxies::default()).unwrap();
+        for line in [
+            "holdfast_endpoint 3",
+            "holdfast_agent_ready 1",
+            "holdfast_fqdn_mappings_total{outcome=\"realised\"} 0",
+            "holdfast_identity{type=\"local\"} 0",
+            "holdfast_endpoint_unresolved 1",
+        ] {
+            assert!(text.lines().any(|l| l == line), "{line} is not in\n{text}");
+        }
+    }
+}

@@ -1,0 +1,3 @@
+//! Where policy documents come from: today a directory.
+
+pub mod dir;

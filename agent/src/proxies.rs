@@ -1,0 +1,387 @@
+//! The proxies that are connected: what each is owed, has got and has acknowledged.
+//!
+//! The core writes here and never waits. Rules are one table that every stream
+//! compares with what it sent last: a slow proxy skips versions, never piles
+//! them up. A stream whose results are not fetched is closed; its proxy
+//! connects again and sends what it still needs.
+
+use std::{
+    collections::BTreeMap,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+};
+
+use holdfast_sdp::policy::rule::{EndpointRules, RulesOf};
+use parking_lot::Mutex;
+use serde::{Deserialize, Serialize};
+use shared_maps::EndpointId;
+use tokio::sync::{mpsc, watch};
+
+use crate::core::event::{MappingOutcome, Revocation, RulesUpdate, StreamId};
+
+/// Messages that may wait for one mapping stream.
+const STREAM_QUEUE: usize = 1024;
+
+/// DNS rules of all endpoints at one revision.
+#[derive(Clone, Debug, Default)]
+pub struct RulesTable {
+    /// Revision of the policy.
+    pub revision: u64,
+    /// Complete: may be given to a proxy.
+    pub ready: bool,
+    /// Rules by endpoint; an endpoint without any is absent.
+    pub endpoints: BTreeMap<EndpointId, Arc<EndpointRules>>,
+}
+
+/// From one table to a later one.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct RulesDelta {
+    /// New or changed.
+    pub changed: Vec<(EndpointId, Arc<EndpointRules>)>,
+    /// Gone.
+    pub removed: Vec<EndpointId>,
+}
+
+impl RulesTable {
+    /// What brings `before` to this table.
+    pub fn since(&self, before: &Self) -> RulesDelta {
+        let changed = self
+            .endpoints
+            .iter()
+            .filter(|(id, rules)| {
+                before
+                    .endpoints
+                    .get(id)
+                    .is_none_or(|old| !Arc::ptr_eq(old, rules))
+            })
+            .map(|(id, rules)| (*id, Arc::clone(rules)))
+            .collect();
+        let removed = before
+            .endpoints
+            .keys()
+            .filter(|id| !self.endpoints.contains_key(id))
+            .copied()
+            .collect();
+        RulesDelta { changed, removed }
+    }
+
+    fn apply(&mut self, update: RulesUpdate) {
+        self.revision = update.revision;
+        for RulesOf { endpoint, rules } in update.changed {
+            if rules.ports.is_empty() {
+                self.endpoints.remove(&endpoint);
+            } else {
+                self.endpoints.insert(endpoint, Arc::new(rules));
+            }
+        }
+        for endpoint in update.removed {
+            self.endpoints.remove(&endpoint);
+        }
+    }
+}
+
+/// To one mapping stream.
+#[derive(Clone, Debug, PartialEq)]
+pub enum ToStream {
+    /// Results of its mappings.
+    Outcomes(Vec<MappingOutcome>),
+    /// Leases to drop and to acknowledge.
+    Revoke(Revocation),
+}
+
+/// What one connected proxy is about, for `status`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ProxyView {
+    /// Number of its stream.
+    pub stream: u64,
+    /// Instance name.
+    pub instance: String,
+    /// `mappings`, `rules`, `builtin` or `fqdndata`.
+    pub kind: String,
+    /// Process at the other end, where known.
+    pub pid: Option<i32>,
+    /// Revision sent last (rules).
+    pub sent_revision: u64,
+    /// Revision acknowledged last (rules).
+    pub acked_revision: u64,
+    /// Why the proxy refused the revision it was sent last.
+    pub nack: Option<String>,
+}
+
+/// Kind of a stream.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum StreamKind {
+    /// Native mapping stream.
+    Mappings,
+    /// Native rules stream.
+    Rules,
+    /// The proxy in this process.
+    Builtin,
+    /// A proxy that speaks FQDNData.
+    FqdnData,
+}
+
+impl StreamKind {
+    /// As `status` has it.
+    pub const fn text(self) -> &'static str {
+        match self {
+            Self::Mappings => "mappings",
+            Self::Rules => "rules",
+            Self::Builtin => "builtin",
+            Self::FqdnData => "fqdndata",
+        }
+    }
+}
+
+/// The registry. Clones share it.
+#[derive(Clone, Debug)]
+pub struct Proxies {
+    shared: Arc<Shared>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    rules: watch::Sender<Arc<RulesTable>>,
+    results: Mutex<BTreeMap<StreamId, mpsc::Sender<ToStream>>>,
+    views: Mutex<BTreeMap<StreamId, ProxyView>>,
+    next: AtomicU64,
+    closed_slow: AtomicU64,
+    nacks: AtomicU64,
+}
+
+impl Default for Proxies {
+    fn default() -> Self {
+        Self {
+            shared: Arc::new(Shared {
+                rules: watch::Sender::new(Arc::default()),
+                results: Mutex::default(),
+                views: Mutex::default(),
+                next: AtomicU64::new(1),
+                closed_slow: AtomicU64::new(0),
+                nacks: AtomicU64::new(0),
+            }),
+        }
+    }
+}
+
+impl Proxies {
+    /// Rules as they change.
+    pub fn watch_rules(&self) -> watch::Receiver<Arc<RulesTable>> {
+        self.shared.rules.subscribe()
+    }
+
+    /// Enters a stream that gets results. They end when it is too slow.
+    pub fn open_results(
+        &self,
+        kind: StreamKind,
+        instance: &str,
+        pid: Option<i32>,
+    ) -> (StreamGuard, mpsc::Receiver<ToStream>) {
+        let guard = self.open(kind, instance, pid);
+        let (sender, receiver) = mpsc::channel(STREAM_QUEUE);
+        self.shared.results.lock().insert(guard.id, sender);
+        (guard, receiver)
+    }
+
+    /// Enters a stream for `status`.
+    pub fn open(&self, kind: StreamKind, instance: &str, pid: Option<i32>) -> StreamGuard {
+        let id = StreamId(self.shared.next.fetch_add(1, Ordering::Relaxed));
+        let view = ProxyView {
+            stream: id.0,
+            instance: instance.to_owned(),
+            kind: kind.text().to_owned(),
+            pid,
+            ..ProxyView::default()
+        };
+        self.shared.views.lock().insert(id, view);
+        StreamGuard {
+            id,
+            proxies: self.clone(),
+        }
+    }
+
+    /// Connected proxies.
+    pub fn views(&self) -> Vec<ProxyView> {
+        self.shared.views.lock().values().cloned().collect()
+    }
+
+    /// Streams closed because they did not fetch their results.
+    pub fn closed_slow(&self) -> u64 {
+        self.shared.closed_slow.load(Ordering::Relaxed)
+    }
+
+    /// Revisions that a proxy refused.
+    pub fn nacks(&self) -> u64 {
+        self.shared.nacks.load(Ordering::Relaxed)
+    }
+
+    /// New rules from the core.
+    pub fn rules(&self, update: RulesUpdate) {
+        self.shared
+            .rules
+            .send_modify(|table| Arc::make_mut(table).apply(update));
+    }
+
+    /// The rules are complete from now on.
+    pub fn ready(&self) {
+        self.shared
+            .rules
+            .send_modify(|table| Arc::make_mut(table).ready = true);
+    }
+
+    /// Results to their streams.
+    pub fn outcomes(&self, outcomes: Vec<MappingOutcome>) {
+        let mut by_stream: BTreeMap<StreamId, Vec<MappingOutcome>> = BTreeMap::new();
+        for outcome in outcomes {
+            by_stream.entry(outcome.stream).or_default().push(outcome);
+        }
+        for (stream, outcomes) in by_stream {
+            self.send(stream, ToStream::Outcomes(outcomes));
+        }
+    }
+
+    /// A revocation to each of its streams.
+    pub fn revoke(&self, revocation: &Revocation) {
+        for stream in &revocation.streams {
+            self.send(*stream, ToStream::Revoke(revocation.clone()));
+        }
+    }
+
+    fn send(&self, stream: StreamId, message: ToStream) {
+        let mut results = self.shared.results.lock();
+        let Some(sender) = results.get(&stream) else {
+            return;
+        };
+        if sender.try_send(message).is_err() {
+            // Its receiver ends, and with it the stream.
+            results.remove(&stream);
+            self.shared.closed_slow.fetch_add(1, Ordering::Relaxed);
+            tracing::warn!(
+                stream = stream.0,
+                "proxy does not fetch its results; closing its stream"
+            );
+        }
+    }
+}
+
+/// A stream's entry; gone when dropped.
+#[derive(Debug)]
+pub struct StreamGuard {
+    id: StreamId,
+    proxies: Proxies,
+}
+
+impl StreamGuard {
+    /// Number of the stream.
+    pub fn id(&self) -> StreamId {
+        self.id
+    }
+
+    /// Notes what was sent.
+    pub fn sent(&self, revision: u64) {
+        self.change(|view| view.sent_revision = revision);
+    }
+
+    /// Notes an acknowledgement.
+    pub fn acked(&self, revision: u64) {
+        self.change(|view| {
+            view.acked_revision = revision;
+            view.nack = None;
+        });
+    }
+
+    /// Notes a refusal.
+    pub fn nacked(&self, revision: u64, reason: &str) {
+        self.proxies.shared.nacks.fetch_add(1, Ordering::Relaxed);
+        self.change(|view| view.nack = Some(format!("revision {revision}: {reason}")));
+    }
+
+    fn change(&self, change: impl FnOnce(&mut ProxyView)) {
+        if let Some(view) = self.proxies.shared.views.lock().get_mut(&self.id) {
+            change(view);
+        }
+    }
+}
+
+impl Drop for StreamGuard {
+    fn drop(&mut self) {
+        self.proxies.shared.results.lock().remove(&self.id);
+        self.proxies.shared.views.lock().remove(&self.id);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use holdfast_sdp::{
+        mapping::Realised,
+        policy::rule::{PortRules, Transport},
+    };
+
+    use super::*;
+
+    fn rules(port: u16) -> EndpointRules {
+        EndpointRules {
+            ports: vec![PortRules {
+                port,
+                transport: Transport::Udp,
+                rules: Vec::new(),
+            }],
+        }
+    }
+
+    fn update(revision: u64, changed: &[(u16, u16)], removed: &[u16]) -> RulesUpdate {
+        RulesUpdate {
+            revision,
+            changed: changed
+                .iter()
+                .map(|(id, port)| RulesOf {
+                    endpoint: EndpointId(*id),
+                    rules: rules(*port),
+                })
+                .collect(),
+            removed: removed.iter().map(|id| EndpointId(*id)).collect(),
+        }
+    }
+
+    #[test]
+    fn a_slow_reader_gets_the_sum_of_the_changes() {
+        let proxies = Proxies::default();
+        let watch = proxies.watch_rules();
+        proxies.rules(update(1, &[(1, 53), (2, 53)], &[]));
+        let first = Arc::clone(&watch.borrow());
+        proxies.rules(update(2, &[(3, 53)], &[]));
+        proxies.rules(update(3, &[(1, 54)], &[2, 3]));
+        let delta = watch.borrow().since(&first);
+        assert_eq!(delta.changed, [(EndpointId(1), Arc::new(rules(54)))]);
+        assert_eq!(delta.removed, [EndpointId(2)]);
+    }
+
+    #[test]
+    fn a_stream_that_fetches_nothing_is_closed_and_others_go_on() {
+        let proxies = Proxies::default();
+        let (slow, mut slow_results) = proxies.open_results(StreamKind::Mappings, "slow", None);
+        let (good, mut good_results) = proxies.open_results(StreamKind::Mappings, "good", None);
+        let outcome = |guard: &StreamGuard, sequence| MappingOutcome {
+            stream: guard.id(),
+            sequence,
+            realised: Realised::Yes,
+            durable: true,
+            lease_end: 0,
+            revision: 1,
+        };
+        let total = STREAM_QUEUE as u64 + 1;
+        for sequence in 0..total {
+            proxies.outcomes(vec![outcome(&slow, sequence), outcome(&good, sequence)]);
+            assert!(good_results.try_recv().is_ok());
+        }
+        assert_eq!(proxies.closed_slow(), 1);
+        let mut left = 0;
+        while slow_results.try_recv().is_ok() {
+            left += 1;
+        }
+        assert_eq!(left, STREAM_QUEUE);
+        assert!(slow_results.is_closed());
+    }
+}

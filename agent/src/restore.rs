@@ -1,0 +1,241 @@
+//! What an earlier run left behind: files and pinned maps, read once at the start.
+//!
+//! A damaged file is set aside as `….corrupt`, said and counted, and the start
+//! goes on without it. A file of a later release stops the start: going on
+//! would overwrite what that release knows.
+
+use std::{
+    collections::BTreeSet,
+    fs, io,
+    path::{Path, PathBuf},
+};
+
+use holdfast_sdp::mapping::BootTime;
+use shared_maps::{
+    EndpointId, IdentityId,
+    policy::{self, PolicyKey, PolicyValue},
+    user::{Access, Entries, Globals, MapError},
+};
+
+use crate::{
+    core::Restored,
+    datapath::files::{ENDPOINT_FILE, StateFiles},
+    endpoint::config_file::{self, FileError},
+    identity::checkpoint::{self, CheckpointError},
+    labels::LabelSet,
+};
+
+/// Why the agent must not start on what it found.
+#[derive(Debug, thiserror::Error)]
+pub enum RestoreError {
+    /// A file of a later release.
+    #[error("{path}: {reason}; run the newer release, or move the file away", path = .path.display())]
+    Newer {
+        /// The file.
+        path: PathBuf,
+        /// What it says of itself.
+        reason: String,
+    },
+    /// A file or directory cannot be read or set aside.
+    #[error("{path}: {source}", path = .path.display())]
+    File {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// A pinned map cannot be read.
+    #[error(transparent)]
+    Map(#[from] MapError),
+    /// Interfaces cannot be listed.
+    #[error("listing the interfaces: {0}")]
+    Interfaces(io::Error),
+}
+
+/// What was found, and what could not be used.
+#[derive(Debug, Default)]
+pub struct Found {
+    /// For the core.
+    pub restored: Restored,
+    /// Damaged files with what is wrong with them.
+    pub damaged: Vec<String>,
+}
+
+/// Reads everything.
+pub fn read(files: &StateFiles, maps: &Globals, now: BootTime) -> Result<Found, RestoreError> {
+    let mut found = Found::default();
+    found.restored.now = now;
+    read_files(files, &mut found)?;
+    read_maps(maps, &mut found.restored)?;
+    found.restored.interfaces = interfaces().map_err(RestoreError::Interfaces)?;
+    tracing::info!(
+        endpoints = found.restored.endpoints.len(),
+        identities =
+            found.restored.local_identities.len() + found.restored.endpoint_identities.len(),
+        ipcache = found.restored.ipcache.len(),
+        damaged = found.damaged.len(),
+        "restored"
+    );
+    Ok(found)
+}
+
+/// The files alone.
+pub fn read_files(files: &StateFiles, found: &mut Found) -> Result<(), RestoreError> {
+    found.restored.local_identities =
+        identities(&files.checkpoint(), checkpoint::parse_local, found)?;
+    found.restored.endpoint_identities = identities(
+        &files.endpoint_checkpoint(),
+        checkpoint::parse_endpoints,
+        found,
+    )?;
+    let dir = files.dir();
+    let failed = |source| RestoreError::File {
+        path: dir.to_owned(),
+        source,
+    };
+    for entry in fs::read_dir(dir).map_err(failed)? {
+        let path = entry.map_err(failed)?.path();
+        let number = path.file_name().and_then(|name| name.to_str());
+        if number.is_none_or(|number| number.parse::<u16>().is_err()) {
+            continue;
+        }
+        let path = path.join(ENDPOINT_FILE);
+        let Some(text) = text(&path)? else {
+            continue;
+        };
+        match config_file::parse(&text) {
+            Ok(endpoint) => found.restored.endpoints.push(endpoint),
+            Err(error @ FileError::Newer(_)) => {
+                return Err(RestoreError::Newer {
+                    path,
+                    reason: error.to_string(),
+                });
+            }
+            Err(error) => set_aside(&path, &error, found)?,
+        }
+    }
+    found.restored.endpoints.sort_by_key(|endpoint| endpoint.id);
+    Ok(())
+}
+
+type Identities = Vec<(IdentityId, LabelSet)>;
+
+fn identities(
+    path: &Path,
+    parse: fn(&str) -> Result<Identities, CheckpointError>,
+    found: &mut Found,
+) -> Result<Identities, RestoreError> {
+    let Some(text) = text(path)? else {
+        return Ok(Vec::new());
+    };
+    match parse(&text) {
+        Ok(identities) => Ok(identities),
+        Err(error @ CheckpointError::Newer(_)) => Err(RestoreError::Newer {
+            path: path.to_owned(),
+            reason: error.to_string(),
+        }),
+        Err(error) => {
+            set_aside(path, &error, found)?;
+            Ok(Vec::new())
+        }
+    }
+}
+
+/// Text of a file; bytes that are no UTF-8 become text that parses as nothing.
+fn text(path: &Path) -> Result<Option<String>, RestoreError> {
+    match fs::read(path) {
+        Ok(bytes) => Ok(Some(String::from_utf8_lossy(&bytes).into_owned())),
+        Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(source) => Err(RestoreError::File {
+            path: path.to_owned(),
+            source,
+        }),
+    }
+}
+
+fn set_aside(
+    path: &Path,
+    error: &dyn std::error::Error,
+    found: &mut Found,
+) -> Result<(), RestoreError> {
+    let mut aside = path.as_os_str().to_owned();
+    aside.push(".corrupt");
+    let aside = PathBuf::from(aside);
+    let text = format!(
+        "{}: {error}; set aside as {}",
+        path.display(),
+        aside.display()
+    );
+    tracing::error!("{text}");
+    fs::rename(path, &aside).map_err(|source| RestoreError::File {
+        path: path.to_owned(),
+        source,
+    })?;
+    found.damaged.push(text);
+    Ok(())
+}
+
+fn read_maps(maps: &Globals, restored: &mut Restored) -> Result<(), RestoreError> {
+    if let Some(map) = there(maps.ipcache(Access::ReadOnly))? {
+        restored.ipcache = whole("ipcache", map.entries()?);
+    }
+    if let Some(map) = there(maps.lxc(Access::ReadOnly))? {
+        restored.lxc = whole("lxc", map.entries()?);
+    }
+    for endpoint in policy_maps(maps)? {
+        if let Some(map) = there(maps.policy(endpoint, Access::ReadOnly))? {
+            let entries: Vec<(PolicyKey, PolicyValue)> = whole("policy", map.entries()?);
+            restored.policy_maps.push((endpoint, entries));
+        }
+    }
+    Ok(())
+}
+
+/// Endpoints that have a pinned policy map, ascending.
+pub fn policy_maps(maps: &Globals) -> Result<Vec<EndpointId>, RestoreError> {
+    let dir = maps.dir();
+    let listing = match fs::read_dir(&dir) {
+        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        other => other,
+    };
+    let failed = |source| RestoreError::File {
+        path: dir.clone(),
+        source,
+    };
+    let mut found = Vec::new();
+    for entry in listing.map_err(failed)? {
+        let name = entry.map_err(failed)?.file_name();
+        let number = name
+            .to_str()
+            .and_then(|name| name.strip_prefix(policy::NAME_PREFIX));
+        found.extend(number.and_then(|n| n.parse().ok()).map(EndpointId));
+    }
+    found.sort();
+    Ok(found)
+}
+
+fn there<T>(opened: Result<T, MapError>) -> Result<Option<T>, MapError> {
+    match opened {
+        Err(MapError::NotPinned(_)) => Ok(None),
+        other => other.map(Some),
+    }
+}
+
+fn whole<K, V>(map: &str, entries: Entries<K, V>) -> Vec<(K, V)> {
+    if !entries.complete {
+        tracing::warn!(
+            map,
+            "dump was cut short by changes; what it lacks is written again"
+        );
+    }
+    entries.found
+}
+
+/// Indexes of the interfaces of this network namespace.
+pub fn interfaces() -> io::Result<BTreeSet<u32>> {
+    let listing = nix::net::if_::if_nameindex()?;
+    Ok(listing
+        .iter()
+        .map(nix::net::if_::Interface::index)
+        .collect())
+}

@@ -1,0 +1,245 @@
+//! The core's own thread: events in, plans to the datapath, effects out.
+//!
+//! ```text
+//!  rim tasks ─► bounded channel ─► Core::plan ─► Plan::apply ─► Core::commit ─► Proxies
+//!                     ▲ snapshot requests           (system calls, files)
+//! ```
+//! Whoever sends waits when the channel is full: a flood slows its sender only.
+
+use std::{io, thread, time::Duration};
+
+use holdfast_sdp::mapping::BootTime;
+use tokio::{
+    sync::{mpsc, oneshot},
+    time::timeout,
+};
+
+use crate::{
+    core::{
+        Core,
+        event::{Effect, Event},
+        snapshot::{Snapshot, Summary},
+    },
+    datapath::plan::Datapath,
+    proxies::Proxies,
+};
+
+/// Events that may wait: at this depth senders wait.
+const QUEUE: usize = 1024;
+/// Mappings of several batches are planned together up to this many.
+const BATCH: usize = 4096;
+/// Longest that a reader waits for a snapshot.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+enum Input {
+    Event(Event),
+    Snapshot(oneshot::Sender<Snapshot>),
+    Summary(oneshot::Sender<Summary>),
+    Stop,
+}
+
+/// The core's thread does not answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum CoreAway {
+    /// It has stopped.
+    #[error("the core has stopped; the agent is shutting down or its thread died (see the log)")]
+    Stopped,
+    /// It is busy for too long.
+    #[error(
+        "the core did not answer within 10 s; it is busy with a large change, or stuck (see the log)"
+    )]
+    Slow,
+}
+
+/// Way to the core, for every task and thread.
+#[derive(Clone, Debug)]
+pub struct CoreHandle {
+    inputs: mpsc::Sender<Input>,
+}
+
+impl CoreHandle {
+    /// Tells the core something. Waits while its queue is full.
+    pub async fn tell(&self, event: Event) -> Result<(), CoreAway> {
+        self.inputs
+            .send(Input::Event(event))
+            .await
+            .map_err(|_| CoreAway::Stopped)
+    }
+
+    /// As [`Self::tell`], from a thread that may block.
+    pub fn tell_blocking(&self, event: Event) -> Result<(), CoreAway> {
+        self.inputs
+            .blocking_send(Input::Event(event))
+            .map_err(|_| CoreAway::Stopped)
+    }
+
+    /// The whole state as plain data. Costs as much as there is state.
+    pub async fn snapshot(&self) -> Result<Snapshot, CoreAway> {
+        let (sender, receiver) = oneshot::channel();
+        self.ask(Input::Snapshot(sender), receiver).await
+    }
+
+    /// Counts; cheap.
+    pub async fn summary(&self) -> Result<Summary, CoreAway> {
+        let (sender, receiver) = oneshot::channel();
+        self.ask(Input::Summary(sender), receiver).await
+    }
+
+    /// Returns when the core's thread has ended.
+    pub async fn closed(&self) {
+        self.inputs.closed().await;
+    }
+
+    async fn ask<T>(&self, input: Input, answer: oneshot::Receiver<T>) -> Result<T, CoreAway> {
+        timeout(PATIENCE, async {
+            self.inputs
+                .send(input)
+                .await
+                .map_err(|_| CoreAway::Stopped)?;
+            answer.await.map_err(|_| CoreAway::Stopped)
+        })
+        .await
+        .map_err(|_| CoreAway::Slow)?
+    }
+}
+
+/// The thread; stopping it leaves the datapath as it is.
+#[derive(Debug)]
+pub struct CoreThread {
+    inputs: mpsc::Sender<Input>,
+    thread: thread::JoinHandle<()>,
+}
+
+impl CoreThread {
+    /// Lets the core finish what is queued, and waits for it.
+    pub async fn stop(self) {
+        let _gone = self.inputs.send(Input::Stop).await;
+        drop(self.inputs);
+        let joined = tokio::task::spawn_blocking(move || self.thread.join()).await;
+        if !matches!(joined, Ok(Ok(()))) {
+            tracing::error!("the core's thread ended by a panic");
+        }
+    }
+}
+
+/// Starts the core on a thread of its own.
+pub fn start(
+    core: Core,
+    datapath: Box<dyn Datapath>,
+    proxies: Proxies,
+) -> io::Result<(CoreHandle, CoreThread)> {
+    let (sender, inputs) = mpsc::channel(QUEUE);
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_time()
+        .build()?;
+    let mut runner = Runner {
+        core,
+        datapath,
+        proxies,
+        inputs,
+    };
+    let thread = thread::Builder::new()
+        .name("core".to_owned())
+        .spawn(move || runtime.block_on(runner.run()))?;
+    let handle = CoreHandle {
+        inputs: sender.clone(),
+    };
+    Ok((
+        handle,
+        CoreThread {
+            inputs: sender,
+            thread,
+        },
+    ))
+}
+
+struct Runner {
+    core: Core,
+    datapath: Box<dyn Datapath>,
+    proxies: Proxies,
+    inputs: mpsc::Receiver<Input>,
+}
+
+impl Runner {
+    async fn run(&mut self) {
+        let mut batch = Vec::new();
+        loop {
+            let deadline = self.core.next_deadline();
+            let wait =
+                deadline.map(|at| Duration::from_nanos(at.0.saturating_sub(BootTime::now().0)));
+            let received = match wait {
+                Some(wait) => timeout(wait, self.inputs.recv_many(&mut batch, BATCH))
+                    .await
+                    .ok(),
+                None => Some(self.inputs.recv_many(&mut batch, BATCH).await),
+            };
+            if received == Some(0) {
+                return;
+            }
+            let mut mappings = Vec::new();
+            for input in batch.drain(..) {
+                match input {
+                    Input::Event(Event::Mappings(more)) => {
+                        mappings.extend(more);
+                        if mappings.len() < BATCH {
+                            continue;
+                        }
+                        self.step(Event::Mappings(std::mem::take(&mut mappings)));
+                    }
+                    other => {
+                        // Order between mappings and the rest is kept.
+                        if !mappings.is_empty() {
+                            self.step(Event::Mappings(std::mem::take(&mut mappings)));
+                        }
+                        match other {
+                            Input::Event(event) => self.step(event),
+                            Input::Snapshot(answer) => {
+                                let _gone = answer.send(self.core.snapshot());
+                            }
+                            Input::Summary(answer) => {
+                                let _gone = answer.send(self.core.summary());
+                            }
+                            Input::Stop => return,
+                        }
+                    }
+                }
+            }
+            if !mappings.is_empty() {
+                self.step(Event::Mappings(mappings));
+            }
+            if self
+                .core
+                .next_deadline()
+                .is_some_and(|at| at <= BootTime::now())
+            {
+                self.step(Event::Tick);
+            }
+        }
+    }
+
+    fn step(&mut self, event: Event) {
+        let plan = self.core.plan(BootTime::now(), event);
+        let failures = plan.apply(&mut *self.datapath);
+        for (index, error) in &failures {
+            let step = plan.steps.get(*index);
+            tracing::warn!(?step, %error, "a step was not realised; what was in force stays");
+        }
+        let effects = self.core.commit(BootTime::now(), plan, &failures);
+        self.publish(effects);
+    }
+
+    fn publish(&self, effects: Vec<Effect>) {
+        let mut outcomes = Vec::new();
+        for effect in effects {
+            match effect {
+                Effect::Outcome(outcome) => outcomes.push(outcome),
+                Effect::Rules(update) => self.proxies.rules(update),
+                Effect::SnapshotReady => self.proxies.ready(),
+                Effect::Revoke(revocation) => self.proxies.revoke(&revocation),
+            }
+        }
+        if !outcomes.is_empty() {
+            self.proxies.outcomes(outcomes);
+        }
+    }
+}

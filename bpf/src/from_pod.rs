@@ -1,0 +1,153 @@
+//! Packets that the pod sends.
+
+use aya_ebpf::programs::TcContext;
+use shared_maps::{
+    FAMILY_IPV4, FAMILY_IPV6, IdentityId,
+    conntrack::{DIR_IN, DIR_OUT},
+    event::Reason,
+    mark,
+    policy::EGRESS,
+};
+
+use crate::{
+    config,
+    conntrack::{self, As, Forwarded, Side},
+    events, fragment, icmp, maps, neighbour,
+    packet::{ETH_LEN, ETH_P_ARP, ETH_P_IP, ETH_P_IPV6, Fragment, Packet, ether_type, parse_ip},
+    policy, redirect,
+};
+
+/// `TCX_PASS`: on to the stack.
+pub(crate) const PASS: i32 = 0;
+/// `TCX_DROP`.
+pub(crate) const DROP: i32 = 2;
+
+/// What was found out on the way to the verdict.
+pub(crate) struct Trace {
+    pub(crate) remote_identity: u32,
+    pub(crate) new: bool,
+}
+
+#[inline(always)]
+pub(crate) fn run(ctx: &TcContext) -> i32 {
+    let mut packet = Packet::empty(ctx.len());
+    let mut trace = Trace {
+        remote_identity: 0,
+        new: false,
+    };
+    let verdict = judge(ctx, &mut packet, &mut trace);
+    finish(&packet, &trace, verdict, EGRESS)
+}
+
+/// Counts, records, and turns the verdict into the program's result.
+#[inline(always)]
+pub(crate) fn finish(
+    packet: &Packet,
+    trace: &Trace,
+    verdict: Result<Reason, Reason>,
+    egress: u8,
+) -> i32 {
+    let (reason, result) = match verdict {
+        Ok(reason) => (reason, PASS),
+        Err(reason) => (reason, DROP),
+    };
+    events::count(reason, packet.len);
+    if result == DROP || trace.new {
+        events::record(packet, reason, egress, trace.remote_identity);
+    }
+    result
+}
+
+#[inline(always)]
+fn judge(ctx: &TcContext, packet: &mut Packet, trace: &mut Trace) -> Result<Reason, Reason> {
+    match ether_type(ctx)? {
+        ETH_P_IP => {
+            parse_ip(ctx, ETH_LEN, FAMILY_IPV4, false, packet)?;
+            if !config::is_own_v4(packet.saddr) {
+                return Err(Reason::SpoofedSource);
+            }
+            if packet.daddr.is_v4_loopback() {
+                return Err(Reason::Loopback);
+            }
+        }
+        ETH_P_IPV6 => {
+            parse_ip(ctx, ETH_LEN, FAMILY_IPV6, false, packet)?;
+            if packet.fragment == Fragment::None && neighbour::is_link_message(packet) {
+                return neighbour::message_from_pod(ctx, packet);
+            }
+            if !config::is_own_v6(packet.saddr) && !config::is_own_link_local(packet.saddr) {
+                return Err(Reason::SpoofedSource);
+            }
+            if packet.daddr.is_v6_loopback() {
+                return Err(Reason::Loopback);
+            }
+        }
+        ETH_P_ARP => return neighbour::arp_from_pod(ctx),
+        _ => return Err(Reason::UnknownProtocol),
+    }
+
+    if packet.fragment == Fragment::Later {
+        let mark = fragment::follow(packet, EGRESS)?;
+        ctx.set_mark(mark);
+        return Ok(if mark == 0 {
+            Reason::Allowed
+        } else {
+            Reason::Redirected
+        });
+    }
+    let verdict = judge_flow(ctx, packet, trace);
+    let mark = match verdict {
+        Ok(mark) => mark,
+        Err(reason) => {
+            if packet.fragment == Fragment::First {
+                fragment::remember(packet, EGRESS, 0, false);
+            }
+            return Err(reason);
+        }
+    };
+    if packet.fragment == Fragment::First {
+        fragment::remember(packet, EGRESS, mark.0, true);
+    }
+    ctx.set_mark(mark.0);
+    Ok(mark.1)
+}
+
+/// Mark and reason of a packet that has ports; or why it is dropped.
+#[inline(always)]
+fn judge_flow(
+    ctx: &TcContext,
+    packet: &Packet,
+    trace: &mut Trace,
+) -> Result<(u32, Reason), Reason> {
+    if icmp::is_error(packet) {
+        if icmp::is_related(ctx, packet, true) {
+            return Ok((0, Reason::Reply));
+        }
+    } else if !packet.is_syn() {
+        let now = conntrack::now();
+        if let Some(value) = conntrack::find(packet, DIR_IN, As::Reply, now) {
+            conntrack::touch(value, packet, Side::Local, now);
+            return Ok((0, Reason::Reply));
+        }
+    }
+
+    let identity = maps::identity_of(packet.daddr.bytes(), packet.family)
+        .unwrap_or(IdentityId::world_of(packet.family, config::dual_stack()).0);
+    trace.remote_identity = identity;
+    let judged = policy::judge(packet, identity, EGRESS);
+    let proxy = judged.unwrap_or(0);
+    if packet.is_redirectable() {
+        redirect::set(packet, proxy);
+    }
+    judged?;
+    match conntrack::forward(packet, DIR_OUT, Side::Local, proxy != 0, config::identity()) {
+        Forwarded::Known => {}
+        Forwarded::New => trace.new = true,
+        Forwarded::Full => events::count(Reason::ConntrackFull, packet.len),
+    }
+    if proxy == 0 {
+        Ok((0, Reason::Allowed))
+    } else {
+        Ok((mark::to_proxy(u16::from_be(proxy)), Reason::Redirected))
+    }
+}

@@ -1,0 +1,67 @@
+//! ICMP errors: related to a connection by the packet that they quote.
+
+use aya_ebpf::programs::TcContext;
+use shared_maps::{
+    FAMILY_IPV4,
+    conntrack::{DIR_IN, DIR_OUT},
+};
+
+use crate::{
+    conntrack::{self, As},
+    packet::{Fragment, Packet, parse_ip},
+};
+
+/// Bytes of an ICMP header before the quoted packet.
+const HEADER_LEN: u32 = 8;
+
+/// Whether the type is that of an error message.
+#[inline(always)]
+pub(crate) fn is_error(packet: &Packet) -> bool {
+    if !packet.is_icmp() {
+        return false;
+    }
+    if packet.family == FAMILY_IPV4 {
+        // Unreachable, time exceeded, parameter problem. Not source quench
+        // (RFC 6633) and not redirects.
+        matches!(packet.icmp_type, 3 | 11 | 12)
+    } else {
+        packet.icmp_type < 128
+    }
+}
+
+/// Whether an ICMP error quotes a packet of a live connection of the endpoint.
+///
+/// `from_pod`: the pod complains about a packet that it received; else
+/// somebody complains about a packet that the pod sent.
+#[inline(never)]
+pub(crate) fn is_related(ctx: &TcContext, packet: &Packet, from_pod: bool) -> bool {
+    let mut quoted = Packet::empty(packet.len);
+    if parse_ip(
+        ctx,
+        packet.l4 + HEADER_LEN,
+        packet.family,
+        true,
+        &mut quoted,
+    )
+    .is_err()
+        || quoted.fragment == Fragment::Later
+    {
+        return false;
+    }
+    let meant_for_sender = if from_pod {
+        quoted.daddr.is(packet.saddr) && quoted.saddr.is(packet.daddr)
+    } else {
+        quoted.saddr.is(packet.daddr)
+    };
+    if !meant_for_sender {
+        return false;
+    }
+    let now = conntrack::now();
+    let (forward, backward) = if from_pod {
+        (DIR_IN, DIR_OUT)
+    } else {
+        (DIR_OUT, DIR_IN)
+    };
+    conntrack::find(&quoted, forward, As::Forward, now).is_some()
+        || conntrack::find(&quoted, backward, As::Reply, now).is_some()
+}

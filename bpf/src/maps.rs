@@ -1,0 +1,130 @@
+//! Every map, by the name under which it is pinned.
+
+use aya_ebpf::{
+    macros::map,
+    maps::{
+        Array, HashMap, LpmTrie, LruHashMap, LruPerCpuHashMap, PerCpuArray, RingBuf, SockMap,
+        lpm_trie::Key,
+    },
+};
+use shared_maps::{
+    conntrack::{self, CtKey4, CtKey6, CtValue},
+    event::{self, Counter},
+    fragment::{self, FragmentKey, FragmentValue},
+    ipcache::{self, IpcacheKey, IpcacheValue},
+    lxc::{self, LxcKey, LxcValue},
+    policy::{self, PolicyKey, PolicyValue},
+    policystats::{self, PolicyStatsKey, PolicyStatsValue},
+    redirect::{self, RedirectKey, RedirectValue},
+    steering::{self, SOCKS_PER_SLOT, Slot},
+};
+
+/// Key of an LPM trie without its prefix length: what [`LpmTrie`] is generic over.
+pub(crate) type IpcacheSuffix = [u8; size_of::<IpcacheKey>() - 4];
+pub(crate) type PolicySuffix = [u8; size_of::<PolicyKey>() - 4];
+
+#[map(name = "cilium_lxc")]
+pub(crate) static LXC: HashMap<LxcKey, LxcValue> = HashMap::pinned(lxc::MAX_ENTRIES, lxc::FLAGS);
+
+#[map(name = "cilium_ipcache_v2")]
+pub(crate) static IPCACHE: LpmTrie<IpcacheSuffix, IpcacheValue> =
+    LpmTrie::pinned(ipcache::MAX_ENTRIES, ipcache::FLAGS);
+
+/// Pinned under the endpoint's own name by the loader.
+#[map(name = "POLICY")]
+pub(crate) static POLICY: LpmTrie<PolicySuffix, PolicyValue> =
+    LpmTrie::with_max_entries(policy::MAX_ENTRIES, policy::FLAGS);
+
+#[map(name = "cilium_policystats")]
+pub(crate) static POLICY_STATS: LruPerCpuHashMap<PolicyStatsKey, PolicyStatsValue> =
+    LruPerCpuHashMap::pinned(policystats::MAX_ENTRIES, policystats::FLAGS);
+
+#[map(name = "cilium_ct4_global")]
+pub(crate) static CT_TCP4: LruHashMap<CtKey4, CtValue> =
+    LruHashMap::pinned(conntrack::MAX_ENTRIES_TCP, 0);
+
+#[map(name = "cilium_ct_any4_global")]
+pub(crate) static CT_ANY4: LruHashMap<CtKey4, CtValue> =
+    LruHashMap::pinned(conntrack::MAX_ENTRIES_ANY, 0);
+
+#[map(name = "cilium_ct6_global")]
+pub(crate) static CT_TCP6: LruHashMap<CtKey6, CtValue> =
+    LruHashMap::pinned(conntrack::MAX_ENTRIES_TCP, 0);
+
+#[map(name = "cilium_ct_any6_global")]
+pub(crate) static CT_ANY6: LruHashMap<CtKey6, CtValue> =
+    LruHashMap::pinned(conntrack::MAX_ENTRIES_ANY, 0);
+
+#[map(name = "hf_frag_v1")]
+pub(crate) static FRAGMENTS: LruHashMap<FragmentKey, FragmentValue> =
+    LruHashMap::pinned(fragment::MAX_ENTRIES, 0);
+
+#[map(name = "hf_redirect_v1")]
+pub(crate) static REDIRECTS: LruHashMap<RedirectKey, RedirectValue> =
+    LruHashMap::pinned(redirect::MAX_ENTRIES, 0);
+
+#[map(name = "hf_steer_slots_v1")]
+pub(crate) static SLOTS: Array<Slot> = Array::pinned(steering::SLOTS, 0);
+
+#[map(name = "hf_steer_socks_v1")]
+pub(crate) static SOCKS: SockMap = SockMap::pinned(steering::SLOTS * SOCKS_PER_SLOT, 0);
+
+#[map(name = "hf_events_v1")]
+pub(crate) static EVENTS: RingBuf = RingBuf::pinned(event::RING_BYTES, 0);
+
+#[map(name = "hf_metrics_v1")]
+pub(crate) static COUNTERS: PerCpuArray<Counter> = PerCpuArray::pinned(event::COUNTERS, 0);
+
+/// Event budget by reason; not pinned, so each endpoint has its own.
+#[map(name = "BUDGET")]
+pub(crate) static BUDGET: PerCpuArray<Budget> = PerCpuArray::with_max_entries(event::COUNTERS, 0);
+
+/// Events already written within one second.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(crate) struct Budget {
+    pub(crate) second: u64,
+    pub(crate) used: u64,
+}
+
+/// Where `steer` compares slots; not pinned.
+#[map(name = "RANKS")]
+pub(crate) static RANKS: PerCpuArray<Ranks> = PerCpuArray::with_max_entries(1, 0);
+
+/// Ranks of slots: the one at hand, the best so far, and what it must be below.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(crate) struct Ranks {
+    pub(crate) rank: u32,
+    pub(crate) best: u32,
+    pub(crate) below: u32,
+}
+
+/// Identity behind an address, if the ipcache knows it.
+#[inline(never)]
+pub(crate) fn identity_of(address: [u8; 16], family: u8) -> Option<u32> {
+    let bits = if family == shared_maps::FAMILY_IPV6 {
+        128
+    } else {
+        32
+    };
+    let key = IpcacheKey {
+        prefix_len: ipcache::STATIC_PREFIX_BITS + bits,
+        cluster_id: 0,
+        pad1: 0,
+        family,
+        ip: address,
+    };
+    // SAFETY: `Key` is the prefix length followed by the rest, packed, which
+    // is the layout of `IpcacheKey`.
+    let key = unsafe { core::mem::transmute::<IpcacheKey, Key<IpcacheSuffix>>(key) };
+    IPCACHE.get(key).map(|value| value.sec_identity)
+}
+
+/// Longest match in the endpoint's policy map.
+#[inline(always)]
+pub(crate) fn policy(key: PolicyKey) -> Option<PolicyValue> {
+    // SAFETY: as in `identity_of`.
+    let key = unsafe { core::mem::transmute::<PolicyKey, Key<PolicySuffix>>(key) };
+    POLICY.get(key).copied()
+}

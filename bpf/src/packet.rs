@@ -1,0 +1,255 @@
+//! Parsing: Ethernet payload, IPv4 with options, IPv6 with extension headers, ports.
+
+use aya_ebpf::programs::TcContext;
+use shared_maps::{FAMILY_IPV4, FAMILY_IPV6, event::Reason};
+
+use crate::address::Address;
+
+pub(crate) const ETH_LEN: u32 = 14;
+pub(crate) const ETH_P_IP: u16 = 0x0800;
+pub(crate) const ETH_P_ARP: u16 = 0x0806;
+pub(crate) const ETH_P_IPV6: u16 = 0x86dd;
+
+pub(crate) const ICMP: u8 = 1;
+pub(crate) const TCP: u8 = 6;
+pub(crate) const UDP: u8 = 17;
+pub(crate) const ICMPV6: u8 = 58;
+const SCTP: u8 = 132;
+const UDP_LITE: u8 = 136;
+
+const HOP_BY_HOP: u8 = 0;
+const ROUTING: u8 = 43;
+const FRAGMENT: u8 = 44;
+const AUTHENTICATION: u8 = 51;
+const DESTINATION_OPTIONS: u8 = 60;
+/// Extension headers that we walk; a longer chain is malformed.
+const MAX_EXTENSIONS: u32 = 8;
+
+pub(crate) const TCP_FIN: u8 = 0x01;
+pub(crate) const TCP_SYN: u8 = 0x02;
+pub(crate) const TCP_RST: u8 = 0x04;
+pub(crate) const TCP_ACK: u8 = 0x10;
+
+/// Place of a packet in a fragmented datagram.
+#[derive(Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+pub(crate) enum Fragment {
+    /// Not fragmented.
+    None = 0,
+    /// The first: has the ports.
+    First = 1,
+    /// Not the first: has no ports.
+    Later = 2,
+}
+
+/// What we read of a packet. Ports are in network order as they lie in the packet.
+#[derive(Clone, Copy)]
+pub(crate) struct Packet {
+    pub(crate) saddr: Address,
+    pub(crate) daddr: Address,
+    /// Offset of the transport header.
+    pub(crate) l4: u32,
+    pub(crate) len: u32,
+    pub(crate) fragment_id: u32,
+    pub(crate) sport: u16,
+    pub(crate) dport: u16,
+    pub(crate) family: u8,
+    pub(crate) protocol: u8,
+    pub(crate) tcp_flags: u8,
+    pub(crate) icmp_type: u8,
+    pub(crate) hop_limit: u8,
+    pub(crate) fragment: Fragment,
+}
+
+impl Packet {
+    #[inline(always)]
+    pub(crate) const fn empty(len: u32) -> Self {
+        Self {
+            saddr: Address::ZERO,
+            daddr: Address::ZERO,
+            l4: 0,
+            len,
+            fragment_id: 0,
+            sport: 0,
+            dport: 0,
+            family: 0,
+            protocol: 0,
+            tcp_flags: 0,
+            icmp_type: 0,
+            hop_limit: 0,
+            fragment: Fragment::None,
+        }
+    }
+
+    #[inline(always)]
+    pub(crate) fn is_icmp(&self) -> bool {
+        (self.family == FAMILY_IPV4 && self.protocol == ICMP)
+            || (self.family == FAMILY_IPV6 && self.protocol == ICMPV6)
+    }
+
+    /// UDP or TCP: what may be redirected.
+    #[inline(always)]
+    pub(crate) fn is_redirectable(&self) -> bool {
+        self.protocol == TCP || self.protocol == UDP
+    }
+
+    /// First segment of a TCP connection.
+    #[inline(always)]
+    pub(crate) fn is_syn(&self) -> bool {
+        self.protocol == TCP && self.tcp_flags & (TCP_SYN | TCP_ACK) == TCP_SYN
+    }
+
+    /// Destination port as policy entries have it: for ICMP the type in the low byte.
+    #[inline(always)]
+    pub(crate) fn policy_port(&self) -> u16 {
+        if self.is_icmp() {
+            u16::from(self.icmp_type).to_be()
+        } else {
+            self.dport
+        }
+    }
+}
+
+/// Loads a value at `offset`; a packet too short is malformed.
+#[inline(always)]
+pub(crate) fn load<T>(ctx: &TcContext, offset: u32) -> Result<T, Reason> {
+    ctx.load(offset as usize).map_err(|_| Reason::Malformed)
+}
+
+/// EtherType, or `UnknownProtocol` for a VLAN-tagged packet.
+#[inline(always)]
+pub(crate) fn ether_type(ctx: &TcContext) -> Result<u16, Reason> {
+    // SAFETY: the context is valid for the run of the program.
+    let (tagged, protocol) = unsafe { ((*ctx.skb.skb).vlan_present, (*ctx.skb.skb).protocol) };
+    if tagged != 0 {
+        return Err(Reason::UnknownProtocol);
+    }
+    Ok(u16::from_be(protocol as u16))
+}
+
+/// Reads the IP packet at `offset` into `packet`. With `quoted` it is the
+/// start of a packet within an ICMP error: lengths are not checked and only
+/// the first 8 bytes of the transport header are there.
+#[inline(never)]
+pub(crate) fn parse_ip(
+    ctx: &TcContext,
+    offset: u32,
+    family: u8,
+    quoted: bool,
+    packet: &mut Packet,
+) -> Result<(), Reason> {
+    packet.family = family;
+    if family == FAMILY_IPV4 {
+        parse_v4(ctx, offset, quoted, packet)?;
+    } else {
+        parse_v6(ctx, offset, packet)?;
+    }
+    if packet.fragment == Fragment::Later {
+        return Ok(());
+    }
+    parse_transport(ctx, quoted, packet)
+}
+
+#[inline(always)]
+fn parse_v4(ctx: &TcContext, offset: u32, quoted: bool, packet: &mut Packet) -> Result<(), Reason> {
+    let header: [u8; 20] = load(ctx, offset)?;
+    let header_len = u32::from(header[0] & 0x0f) * 4;
+    if header[0] >> 4 != 4 || header_len < 20 {
+        return Err(Reason::Malformed);
+    }
+    let total = u32::from(u16::from_be_bytes([header[2], header[3]]));
+    // A total of zero is how the stack writes segments above 64 KiB (BIG TCP).
+    if !quoted && total != 0 && (total < header_len || offset + total > packet.len) {
+        return Err(Reason::Malformed);
+    }
+    let flags = u16::from_be_bytes([header[6], header[7]]);
+    packet.fragment = if flags & 0x1fff != 0 {
+        Fragment::Later
+    } else if flags & 0x2000 != 0 {
+        Fragment::First
+    } else {
+        Fragment::None
+    };
+    packet.fragment_id = u32::from(u16::from_ne_bytes([header[4], header[5]]));
+    packet.hop_limit = header[8];
+    packet.protocol = header[9];
+    packet.saddr = Address::v4([header[12], header[13], header[14], header[15]]);
+    packet.daddr = Address::v4([header[16], header[17], header[18], header[19]]);
+    packet.l4 = offset + header_len;
+    Ok(())
+}
+
+#[inline(always)]
+fn parse_v6(ctx: &TcContext, offset: u32, packet: &mut Packet) -> Result<(), Reason> {
+    let start: [u8; 8] = load(ctx, offset)?;
+    if start[0] >> 4 != 6 {
+        return Err(Reason::Malformed);
+    }
+    packet.hop_limit = start[7];
+    packet.saddr = Address(load(ctx, offset + 8)?);
+    packet.daddr = Address(load(ctx, offset + 24)?);
+    let mut next = start[6];
+    let mut at = offset + 40;
+    for _ in 0..MAX_EXTENSIONS {
+        match next {
+            HOP_BY_HOP | ROUTING | DESTINATION_OPTIONS => {
+                let [n, len]: [u8; 2] = load(ctx, at)?;
+                next = n;
+                at += (u32::from(len) + 1) * 8;
+            }
+            AUTHENTICATION => {
+                let [n, len]: [u8; 2] = load(ctx, at)?;
+                next = n;
+                at += (u32::from(len) + 2) * 4;
+            }
+            FRAGMENT => {
+                let words: [u32; 2] = load(ctx, at)?;
+                let head = u32::from_be(words[0]);
+                packet.fragment_id = words[1];
+                next = (head >> 24) as u8;
+                at += 8;
+                if head & 0xfff8 != 0 {
+                    packet.fragment = Fragment::Later;
+                    packet.protocol = next;
+                    packet.l4 = at;
+                    return Ok(());
+                }
+                if head & 1 != 0 {
+                    packet.fragment = Fragment::First;
+                }
+            }
+            _ => {
+                packet.protocol = next;
+                packet.l4 = at;
+                return Ok(());
+            }
+        }
+    }
+    Err(Reason::Malformed)
+}
+
+#[inline(always)]
+fn parse_transport(ctx: &TcContext, quoted: bool, packet: &mut Packet) -> Result<(), Reason> {
+    match packet.protocol {
+        TCP | UDP | SCTP | UDP_LITE => {
+            [packet.sport, packet.dport] = load(ctx, packet.l4)?;
+            if packet.protocol == TCP && !quoted {
+                packet.tcp_flags = load(ctx, packet.l4 + 13)?;
+            }
+        }
+        ICMP | ICMPV6 => {
+            let [kind, _code, _, _, id0, id1]: [u8; 6] = load(ctx, packet.l4)?;
+            packet.icmp_type = kind;
+            let id = u16::from_ne_bytes([id0, id1]);
+            // Echo: the identifier stands where the client's port would, so
+            // that request and reply are one connection.
+            match (packet.protocol, kind) {
+                (ICMP, 8) | (ICMPV6, 128) => packet.sport = id,
+                (ICMP, 0) | (ICMPV6, 129) => packet.dport = id,
+                _ => {}
+            }
+        }
+        _ => {}
+    }
+    Ok(())
+}

@@ -1,0 +1,102 @@
+//! The endpoint's policy map: who may talk to whom, on what.
+
+use shared_maps::{
+    Be16,
+    event::Reason,
+    policy::{EGRESS, FLAG_LPM_SHIFT, FULL_PREFIX_BITS, PRECEDENCE_DENY, PolicyKey, PolicyValue},
+    policystats::{PolicyStatsKey, PolicyStatsValue},
+};
+
+use crate::{
+    config,
+    maps::{self, POLICY_STATS},
+    packet::Packet,
+};
+
+/// Judges a packet. The proxy port (network order) to redirect to, 0 for none; or why not.
+///
+/// The entry of the exact identity and that of any identity compete: higher
+/// precedence wins, at equal precedence the longer prefix; a deny of the
+/// highest precedence for the exact identity needs no second look.
+#[inline(never)]
+pub(crate) fn judge(packet: &Packet, identity: u32, egress: u8) -> Result<u16, Reason> {
+    let exact = lookup(packet, identity, egress);
+    let (label, entry) = match exact {
+        Some(entry) if entry.precedence == PRECEDENCE_DENY => (identity, entry),
+        _ => match (exact, lookup(packet, 0, egress)) {
+            (None, None) => return Err(Reason::PolicyDenied),
+            (Some(entry), None) => (identity, entry),
+            (None, Some(any)) => (0, any),
+            (Some(entry), Some(any)) => {
+                if beats(&any, &entry) {
+                    (0, any)
+                } else {
+                    (identity, entry)
+                }
+            }
+        },
+    };
+    account(packet, label, egress, &entry);
+    if entry.is_deny() {
+        return Err(Reason::PolicyDeny);
+    }
+    let proxy = entry.proxy_port.to_wire();
+    if proxy != 0 && (egress != EGRESS || !packet.is_redirectable()) {
+        return Err(Reason::PolicyDeny);
+    }
+    Ok(proxy)
+}
+
+#[inline(always)]
+fn beats(any: &PolicyValue, exact: &PolicyValue) -> bool {
+    any.precedence > exact.precedence
+        || (any.precedence == exact.precedence
+            && any.flags >> FLAG_LPM_SHIFT > exact.flags >> FLAG_LPM_SHIFT)
+}
+
+#[inline(always)]
+fn lookup(packet: &Packet, identity: u32, egress: u8) -> Option<PolicyValue> {
+    maps::policy(PolicyKey {
+        prefix_len: FULL_PREFIX_BITS,
+        sec_label: identity,
+        egress,
+        protocol: packet.protocol,
+        dport: Be16::from_wire(packet.policy_port()),
+    })
+}
+
+/// Counts the packet for the entry that decided.
+#[inline(always)]
+fn account(packet: &Packet, label: u32, egress: u8, entry: &PolicyValue) {
+    let prefix_len = entry.flags >> FLAG_LPM_SHIFT;
+    let (protocol, port_bits) = if prefix_len < 8 {
+        (0, 0)
+    } else {
+        (packet.protocol, u32::from(prefix_len - 8))
+    };
+    let mask = !(0xffff_u32 >> (port_bits & 31));
+    let dport = u16::from_be(packet.policy_port()) & (mask as u16);
+    let key = PolicyStatsKey {
+        endpoint_id: config::id(),
+        pad: 0,
+        prefix_len,
+        sec_label: label,
+        egress,
+        protocol,
+        dport: Be16::new(dport),
+    };
+    if let Some(value) = POLICY_STATS.get_ptr_mut(key) {
+        // SAFETY: the value is this CPU's own.
+        unsafe {
+            (*value).packets += 1;
+            (*value).bytes += u64::from(packet.len);
+        }
+        return;
+    }
+    let first = PolicyStatsValue {
+        packets: 1,
+        bytes: u64::from(packet.len),
+    };
+    // A full map evicts; any other failure only loses a count.
+    let _ = POLICY_STATS.insert(key, first, 0);
+}

@@ -1,0 +1,189 @@
+//! Which proxy's socket gets a redirected packet.
+
+use aya_ebpf::{
+    bindings::{BPF_SK_LOOKUP_F_NO_REUSEPORT, bpf_sk_lookup},
+    helpers::bpf_ktime_get_ns,
+    programs::SkLookupContext,
+};
+use shared_maps::{
+    Be16, FAMILY_IPV4, FAMILY_IPV6,
+    redirect::RedirectKey,
+    steering::{HEARTBEAT_DEAD_NS, KIND_FALLBACK, KIND_SDP, SLOTS as SLOT_COUNT, socket_index},
+};
+
+use crate::{
+    address::Address,
+    maps::{RANKS, REDIRECTS, Ranks, SLOTS, SOCKS},
+    packet::{TCP, UDP},
+};
+
+const AF_INET: u32 = 2;
+const AF_INET6: u32 = 10;
+/// `SK_PASS`.
+const SK_PASS: u32 = 1;
+/// How many slots are tried when sockets are gone that should be there: a
+/// killed proxy takes those of all its slots with it.
+const ATTEMPTS: u32 = 8;
+/// Bits of a rank that are the slot's number.
+const SLOT_MASK: u32 = SLOT_COUNT - 1;
+const _: () = assert!(SLOT_COUNT.is_power_of_two());
+
+#[inline(always)]
+pub(crate) fn run(ctx: &SkLookupContext) -> u32 {
+    choose(ctx);
+    SK_PASS
+}
+
+/// Selects a socket if the packet is for the proxy and a slot is live; else nothing.
+#[inline(always)]
+fn choose(ctx: &SkLookupContext) -> Option<()> {
+    let at: *const bpf_sk_lookup = ctx.lookup;
+    // SAFETY: the context is valid for the run of the program; each field is
+    // read by itself with its own width, as the verifier wants it.
+    let (family, protocol, ifindex, port, remote_port) = unsafe {
+        (
+            (&raw const (*at).family).read_volatile(),
+            (&raw const (*at).protocol).read_volatile(),
+            (&raw const (*at).ingress_ifindex).read_volatile(),
+            (&raw const (*at).local_port).read_volatile(),
+            (&raw const (*at).remote_port).read_volatile(),
+        )
+    };
+    let tcp = protocol == u32::from(TCP);
+    if !tcp && protocol != u32::from(UDP) {
+        return None;
+    }
+    let v6 = family == AF_INET6;
+    if !v6 && family != AF_INET {
+        return None;
+    }
+    // SAFETY: as above. All are read whatever the family: reads under a branch
+    // get merged into one at a computed offset, which the verifier refuses.
+    let (local4, local6, remote4, remote6) = unsafe {
+        (
+            (&raw const (*at).local_ip4).read_volatile(),
+            [
+                (&raw const (*at).local_ip6[0]).read_volatile(),
+                (&raw const (*at).local_ip6[1]).read_volatile(),
+                (&raw const (*at).local_ip6[2]).read_volatile(),
+                (&raw const (*at).local_ip6[3]).read_volatile(),
+            ],
+            (&raw const (*at).remote_ip4).read_volatile(),
+            (&raw const (*at).remote_ip6[3]).read_volatile(),
+        )
+    };
+    let (local, remote) = if v6 {
+        (Address(local6), remote6)
+    } else {
+        (Address([local4, 0, 0, 0]), remote4)
+    };
+    let port = port as u16;
+    let key = RedirectKey {
+        daddr: local.bytes(),
+        ifindex,
+        dport: Be16::new(port),
+        protocol: protocol as u8,
+        family: if v6 { FAMILY_IPV6 } else { FAMILY_IPV4 },
+    };
+    let proxy_port = match REDIRECTS.get_ptr(key) {
+        // SAFETY: racing writers leave an old or a new port.
+        Some(value) => u32::from(unsafe { (*value).proxy_port }.get()),
+        // Redirected by TPROXY: the stack looks the proxy's own address up.
+        None if (v6 && local.is_v6_loopback()) || (!v6 && local.is_v4_loopback()) => {
+            u32::from(port)
+        }
+        None => return None,
+    };
+    let hash = flow_hash(remote, u32::from(remote_port));
+    let wanted = Wanted {
+        proxy_port,
+        socket: 1 << socket_index(0, tcp, v6),
+        // SAFETY: the helper has no preconditions.
+        now: unsafe { bpf_ktime_get_ns() },
+        hash,
+    };
+    let flags = u64::from(BPF_SK_LOOKUP_F_NO_REUSEPORT);
+    let ranks = RANKS.get_ptr_mut(0)?;
+    // SAFETY: the value is this CPU's own, for as long as the program runs.
+    unsafe { (&raw mut (*ranks).below).write_volatile(u32::MAX) };
+    for _ in 0..ATTEMPTS {
+        let best = wanted.best(ranks);
+        if best == 0 {
+            return None;
+        }
+        let index = socket_index(best & SLOT_MASK, tcp, v6);
+        if SOCKS.redirect_sk_lookup(ctx, index, flags).is_ok() {
+            return Some(());
+        }
+        // SAFETY: as above.
+        unsafe { (&raw mut (*ranks).below).write_volatile(best) };
+    }
+    None
+}
+
+/// What a slot must have.
+struct Wanted {
+    proxy_port: u32,
+    socket: u32,
+    now: u64,
+    hash: u32,
+}
+
+impl Wanted {
+    /// Rank of the best live slot that ranks below `ranks.below`; 0 if there is none.
+    ///
+    /// Each flow ranks the slots in an order of its own, so that a slot that
+    /// comes or goes moves no flow between the others. What is compared goes
+    /// through a map: of numbers whose origin it sees, the verifier follows
+    /// every possible order.
+    #[inline(always)]
+    fn best(&self, ranks: *mut Ranks) -> u32 {
+        // SAFETY: the value is this CPU's own. Should a softirq interrupt the
+        // program, it leaves another live slot's rank.
+        unsafe {
+            (&raw mut (*ranks).best).write_volatile(0);
+            for slot in 0..SLOT_COUNT {
+                let Some(value) = SLOTS.get(slot) else {
+                    continue;
+                };
+                let class = match value.kind {
+                    KIND_SDP => 3 << 30,
+                    KIND_FALLBACK => 1 << 30,
+                    _ => continue,
+                };
+                if value.proxy_port != self.proxy_port
+                    || value.sockets & self.socket == 0
+                    || self.now.saturating_sub(value.heartbeat) > HEARTBEAT_DEAD_NS
+                {
+                    continue;
+                }
+                let spread = mix(self.hash ^ slot.wrapping_mul(0x9e37_79b9)) >> 2;
+                let rank = class | (spread & !SLOT_MASK) | slot;
+                (&raw mut (*ranks).rank).write_volatile(rank);
+                let rank = (&raw const (*ranks).rank).read_volatile();
+                if rank > (&raw const (*ranks).best).read_volatile()
+                    && rank < (&raw const (*ranks).below).read_volatile()
+                {
+                    (&raw mut (*ranks).best).write_volatile(rank);
+                }
+            }
+            (&raw const (*ranks).best).read_volatile()
+        }
+    }
+}
+
+/// Spreads flows: consecutive ports must not fall together.
+#[inline(always)]
+fn flow_hash(address: u32, port: u32) -> u32 {
+    address ^ port.wrapping_mul(0x9e37_79b9)
+}
+
+/// Finaliser of MurmurHash3: every input bit moves every output bit.
+#[inline(always)]
+fn mix(mut hash: u32) -> u32 {
+    hash ^= hash >> 16;
+    hash = hash.wrapping_mul(0x85eb_ca6b);
+    hash ^= hash >> 13;
+    hash = hash.wrapping_mul(0xc2b2_ae35);
+    hash ^ (hash >> 16)
+}

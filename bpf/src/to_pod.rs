@@ -1,0 +1,154 @@
+//! Packets that the pod receives.
+
+use aya_ebpf::programs::TcContext;
+use shared_maps::{
+    FAMILY_IPV4, FAMILY_IPV6, IdentityId,
+    conntrack::{DIR_IN, DIR_OUT},
+    event::Reason,
+    lxc::{FLAG_HOST, LxcKey},
+    mark,
+    policy::INGRESS,
+};
+
+use crate::{
+    config,
+    conntrack::{self, As, Forwarded, Side},
+    events, fragment,
+    from_pod::{Trace, finish},
+    icmp,
+    maps::{self, LXC},
+    neighbour,
+    packet::{ETH_LEN, ETH_P_ARP, ETH_P_IP, ETH_P_IPV6, Fragment, Packet, ether_type, parse_ip},
+    policy, redirect,
+};
+
+/// Who put the packet on its way.
+#[derive(Clone, Copy)]
+struct Origin {
+    mark: u32,
+    /// Made on this node, not received from an interface.
+    local: bool,
+}
+
+impl Origin {
+    #[inline(always)]
+    fn of(ctx: &TcContext) -> Self {
+        // SAFETY: the context is valid for the run of the program.
+        let (mark, ingress) = unsafe { ((*ctx.skb.skb).mark, (*ctx.skb.skb).ingress_ifindex) };
+        Self {
+            mark,
+            local: ingress == 0,
+        }
+    }
+
+    /// A socket of the DNS proxy: setting a mark takes CAP_NET_ADMIN or
+    /// CAP_NET_RAW in the node's namespace, and marks do not cross namespaces.
+    #[inline(always)]
+    fn is_proxy(self) -> bool {
+        self.local && mark::magic(self.mark) == mark::MAGIC_FROM_EGRESS_PROXY
+    }
+
+    #[inline(always)]
+    fn identity(self, packet: &Packet) -> u32 {
+        if self.local {
+            let magic = mark::magic(self.mark);
+            let marked = mark::identity_of(self.mark).0;
+            let carries = magic == mark::MAGIC_FROM_EGRESS_PROXY || magic == mark::MAGIC_IDENTITY;
+            return if carries && marked != 0 {
+                marked
+            } else {
+                IdentityId::HOST.0
+            };
+        }
+        let key = LxcKey {
+            ip: packet.saddr.bytes(),
+            family: packet.family,
+            key: 0,
+            cluster_id: 0,
+        };
+        // SAFETY: the map is not preallocated, values stay until the grace period.
+        if let Some(value) = unsafe { LXC.get(key) }
+            && value.flags & FLAG_HOST != 0
+        {
+            return IdentityId::HOST.0;
+        }
+        maps::identity_of(packet.saddr.bytes(), packet.family)
+            .unwrap_or(IdentityId::world_of(packet.family, config::dual_stack()).0)
+    }
+}
+
+#[inline(always)]
+pub(crate) fn run(ctx: &TcContext) -> i32 {
+    let mut packet = Packet::empty(ctx.len());
+    let mut trace = Trace {
+        remote_identity: 0,
+        new: false,
+    };
+    let verdict = judge(ctx, &mut packet, &mut trace);
+    finish(&packet, &trace, verdict, INGRESS)
+}
+
+#[inline(always)]
+fn judge(ctx: &TcContext, packet: &mut Packet, trace: &mut Trace) -> Result<Reason, Reason> {
+    match ether_type(ctx)? {
+        ETH_P_IP => parse_ip(ctx, ETH_LEN, FAMILY_IPV4, false, packet)?,
+        ETH_P_IPV6 => {
+            parse_ip(ctx, ETH_LEN, FAMILY_IPV6, false, packet)?;
+            if packet.fragment == Fragment::None && neighbour::is_link_message(packet) {
+                return Ok(Reason::LinkLocal);
+            }
+        }
+        ETH_P_ARP => return Ok(Reason::LinkLocal),
+        _ => return Err(Reason::UnknownProtocol),
+    }
+    if packet.fragment == Fragment::Later {
+        fragment::follow(packet, INGRESS)?;
+        return Ok(Reason::Allowed);
+    }
+    let verdict = judge_flow(ctx, packet, trace);
+    if packet.fragment == Fragment::First {
+        fragment::remember(packet, INGRESS, 0, verdict.is_ok());
+    }
+    verdict
+}
+
+#[inline(always)]
+fn judge_flow(ctx: &TcContext, packet: &Packet, trace: &mut Trace) -> Result<Reason, Reason> {
+    let origin = Origin::of(ctx);
+    if icmp::is_error(packet) {
+        if icmp::is_related(ctx, packet, false) {
+            return Ok(Reason::Reply);
+        }
+    } else {
+        // A proxied answer needs no connection entry: those of a busy pod may be evicted.
+        if redirect::is_from_redirected(packet) {
+            return if origin.is_proxy() {
+                Ok(Reason::Reply)
+            } else {
+                Err(Reason::ForgedAnswer)
+            };
+        }
+        if !packet.is_syn() {
+            let now = conntrack::now();
+            if let Some(value) = conntrack::find(packet, DIR_OUT, As::Reply, now) {
+                if conntrack::is_redirected(value) && !origin.is_proxy() {
+                    return Err(Reason::ForgedAnswer);
+                }
+                conntrack::touch(value, packet, Side::Remote, now);
+                return Ok(Reason::Reply);
+            }
+        }
+    }
+
+    let identity = origin.identity(packet);
+    trace.remote_identity = identity;
+    if identity != IdentityId::HOST.0 {
+        policy::judge(packet, identity, INGRESS)?;
+    }
+    match conntrack::forward(packet, DIR_IN, Side::Remote, false, identity) {
+        Forwarded::Known => {}
+        Forwarded::New => trace.new = true,
+        Forwarded::Full => events::count(Reason::ConntrackFull, packet.len),
+    }
+    Ok(Reason::Allowed)
+}

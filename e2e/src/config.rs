@@ -1,0 +1,45 @@
+//! What the environment may say to the lab.
+
+use std::path::PathBuf;
+
+use anyhow::{Context, Result, ensure};
+
+/// Whether a failed lab stays up (`HOLDFAST_KEEP=1`).
+pub fn keep() -> bool {
+    variable("HOLDFAST_KEEP").is_some_and(|value| value != "0")
+}
+
+/// Path of a program under test: `HOLDFAST_BIN_DIR`, or the directory this
+/// program was built into.
+pub fn program(name: &str) -> Result<PathBuf> {
+    let directory = match variable("HOLDFAST_BIN_DIR") {
+        Some(directory) => PathBuf::from(directory),
+        None => {
+            let own = std::env::current_exe().context("path of this program")?;
+            let directory = own.parent().context("directory of this program")?;
+            // Test programs lie one level deeper than the binaries.
+            match directory.ends_with("deps") {
+                true => directory
+                    .parent()
+                    .context("directory above deps")?
+                    .to_owned(),
+                false => directory.to_owned(),
+            }
+        }
+    };
+    let path = directory.join(name);
+    ensure!(
+        path.exists(),
+        "{} is missing: build it first (cargo xtask test does), or set HOLDFAST_BIN_DIR",
+        path.display()
+    );
+    Ok(path)
+}
+
+#[expect(
+    clippy::disallowed_methods,
+    reason = "the lab's one reader of the environment"
+)]
+fn variable(name: &str) -> Option<String> {
+    std::env::var(name).ok()
+}

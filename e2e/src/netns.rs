@@ -1,0 +1,117 @@
+//! One network namespace: made, entered, deleted.
+
+use std::fs::File;
+use std::path::PathBuf;
+use std::process::Command;
+
+use anyhow::{Context, Result};
+use nix::sched::{CloneFlags, setns};
+
+use crate::shell;
+
+/// A named network namespace that this lab made; deleted when dropped.
+#[derive(Debug)]
+pub struct Netns {
+    name: String,
+    keep: bool,
+}
+
+impl Netns {
+    /// Makes the namespace with loopback up and address checks that would
+    /// only cost time (duplicate address detection, router solicitation) off.
+    pub fn create(name: String) -> Result<Self> {
+        shell::run("ip", &["netns", "add", &name])
+            .context("make a network namespace (this needs root)")?;
+        let netns = Self { name, keep: false };
+        netns.sysctl(&[
+            ("net.ipv6.conf.default.accept_dad", "0"),
+            ("net.ipv6.conf.all.accept_dad", "0"),
+            ("net.ipv6.conf.default.router_solicitations", "0"),
+            ("net.ipv6.conf.all.accept_ra", "0"),
+            ("net.ipv6.conf.default.accept_ra", "0"),
+        ])?;
+        netns.batch("link set lo up")?;
+        Ok(netns)
+    }
+
+    /// Its name, as `ip netns` knows it.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Its file.
+    pub fn path(&self) -> PathBuf {
+        PathBuf::from("/run/netns").join(&self.name)
+    }
+
+    /// Leaves it in place when dropped.
+    pub fn keep(&mut self) {
+        self.keep = true;
+    }
+
+    /// A command that will run inside. `nsenter` keeps the mounts (so
+    /// /sys/fs/bpf stays visible, which `ip netns exec` hides) and replaces
+    /// itself with the program (so the child's pid is the program's).
+    pub fn command(&self, program: &str) -> Command {
+        let mut command = Command::new("nsenter");
+        command
+            .arg(format!("--net={}", self.path().display()))
+            .arg("--")
+            .arg(program);
+        command
+    }
+
+    /// Runs a command inside and returns its output.
+    pub fn run(&self, program: &str, arguments: &[&str]) -> Result<String> {
+        shell::finish(self.command(program).args(arguments))
+    }
+
+    /// Runs lines of `ip` commands inside.
+    pub fn batch(&self, lines: &str) -> Result<()> {
+        shell::feed(
+            Command::new("ip").args(["-n", &self.name, "-batch", "-"]),
+            lines,
+        )?;
+        Ok(())
+    }
+
+    /// Sets kernel parameters inside.
+    pub fn sysctl(&self, settings: &[(&str, &str)]) -> Result<()> {
+        let mut command = self.command("sysctl");
+        command.arg("-qw");
+        for (key, value) in settings {
+            command.arg(format!("{key}={value}"));
+        }
+        shell::finish(&mut command)?;
+        Ok(())
+    }
+
+    /// Runs `f` on a thread of its own inside and waits for it. Sockets made
+    /// there belong to the namespace for good.
+    pub fn enter<T: Send>(&self, f: impl FnOnce() -> T + Send) -> Result<T> {
+        let file = self.open()?;
+        std::thread::scope(|scope| {
+            scope
+                .spawn(move || {
+                    setns(file, CloneFlags::CLONE_NEWNET).context("enter the namespace")?;
+                    Ok(f())
+                })
+                .join()
+                .unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+        })
+    }
+
+    fn open(&self) -> Result<File> {
+        File::open(self.path()).with_context(|| format!("open {}", self.path().display()))
+    }
+}
+
+impl Drop for Netns {
+    fn drop(&mut self) {
+        if !self.keep
+            && let Err(error) = shell::run("ip", &["netns", "delete", &self.name])
+        {
+            eprintln!("left behind: network namespace {}: {error:#}", self.name);
+        }
+    }
+}

@@ -1,0 +1,329 @@
+//! Starting the programs under test on the lab's node, and asking them things.
+
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::path::PathBuf;
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail, ensure};
+use serde_json::Value;
+
+use crate::config;
+use crate::lab::Lab;
+use crate::pod::Pod;
+use crate::policy::WEB;
+use crate::process::Program;
+use crate::shell;
+use crate::wait::eventually;
+
+/// Until a program must be ready: generous, for a busy machine.
+const READY: Duration = Duration::from_secs(20);
+const AGENT_METRICS: u16 = 9962;
+
+/// How to start the agent.
+#[derive(Clone, Debug, Default)]
+pub struct AgentOptions {
+    /// With the built-in DNS proxy.
+    pub builtin: bool,
+    /// Further flags.
+    pub flags: Vec<String>,
+}
+
+/// How to start one standalone proxy.
+#[derive(Clone, Debug)]
+pub struct SdpOptions {
+    /// Its name.
+    pub name: String,
+    /// Port of its metrics, one per replica.
+    pub metrics: u16,
+    /// Further flags.
+    pub flags: Vec<String>,
+}
+
+impl AgentOptions {
+    /// Adds a flag.
+    pub fn flag(mut self, flag: &str) -> Self {
+        self.flags.push(flag.to_owned());
+        self
+    }
+
+    /// With the built-in DNS proxy.
+    pub fn with_builtin(self) -> Self {
+        Self {
+            builtin: true,
+            ..self
+        }
+    }
+}
+
+impl SdpOptions {
+    /// The replica called `name`, with a metrics port of its own.
+    pub fn new(name: &str, metrics: u16) -> Self {
+        Self {
+            name: name.to_owned(),
+            metrics,
+            flags: Vec::new(),
+        }
+    }
+
+    /// Adds a flag.
+    pub fn flag(mut self, flag: &str) -> Self {
+        self.flags.push(flag.to_owned());
+        self
+    }
+}
+
+impl Default for SdpOptions {
+    fn default() -> Self {
+        Self::new("one", 9961)
+    }
+}
+
+/// An agent and one standalone proxy, both ready.
+#[derive(Debug)]
+pub struct Programs {
+    /// The agent.
+    pub agent: Program,
+    /// The proxy, named `one`.
+    pub sdp: Program,
+}
+
+impl Lab {
+    /// Puts `policy` in force for pod a: agent without its built-in proxy, one
+    /// standalone proxy, pod a labelled [`WEB`].
+    pub fn start(&self, policy: &str) -> Result<Programs> {
+        self.start_with(policy, &AgentOptions::default())
+    }
+
+    /// As [`Lab::start`], with agent options.
+    pub fn start_with(&self, policy: &str, options: &AgentOptions) -> Result<Programs> {
+        self.write_policy("web.yaml", policy)?;
+        let agent = self.start_agent(options)?;
+        let sdp = self.start_sdp(&SdpOptions::default())?;
+        self.add_endpoint(&self.a, WEB)?;
+        Ok(Programs { agent, sdp })
+    }
+
+    /// Command line of the agent.
+    pub fn agent_command(&self, options: &AgentOptions) -> Result<Command> {
+        let mut command = self
+            .node
+            .command(path(config::program("holdfast-agent")?)?.as_str());
+        command.env("RUST_LOG", "info,holdfast_agent=debug,holdfast_sdp=debug");
+        command.arg("run");
+        command.arg("--bpf-root").arg(self.bpf_root());
+        command
+            .arg("--state-dir")
+            .arg(self.directory().join("state"));
+        command.arg("--policy-dir").arg(self.policy_dir());
+        command
+            .arg("--endpoint-dir")
+            .arg(self.directory().join("endpoints"));
+        command.arg("--sdp-socket").arg(self.sdp_socket());
+        command.arg("--admin-socket").arg(self.agent_socket());
+        command.arg(format!("--metrics-address=127.0.0.1:{AGENT_METRICS}"));
+        command.arg("--conntrack-gc-interval=500ms");
+        command.arg("--fqdn-gc-interval=250ms");
+        if !options.builtin {
+            command.arg("--disable-builtin-dns-proxy");
+        }
+        command.args(&options.flags);
+        Ok(command)
+    }
+
+    /// Starts the agent and waits until it is ready.
+    pub fn start_agent(&self, options: &AgentOptions) -> Result<Program> {
+        let log = self.directory().join("log/agent.log");
+        let mut agent = Program::start("holdfast-agent", self.agent_command(options)?, &log)?;
+        self.wait_ready(&mut agent, AGENT_METRICS)?;
+        Ok(agent)
+    }
+
+    /// Command line of a standalone proxy.
+    pub fn sdp_command(&self, options: &SdpOptions) -> Result<Command> {
+        let mut command = self
+            .node
+            .command(path(config::program("holdfast-sdp")?)?.as_str());
+        command.env("RUST_LOG", "info,holdfast_sdp=debug");
+        command.arg("--bpf-root").arg(self.bpf_root());
+        command
+            .arg("--state-dir")
+            .arg(self.directory().join("state"));
+        command
+            .arg("--agent-address")
+            .arg(format!("unix://{}", self.sdp_socket().display()));
+        command.arg("--name").arg(&options.name);
+        command
+            .arg("--admin-socket")
+            .arg(self.sdp_admin(&options.name));
+        command.arg(format!("--metrics-address=127.0.0.1:{}", options.metrics));
+        command
+            .arg("--journal-dir")
+            .arg(self.directory().join("journal"));
+        command.args(&options.flags);
+        Ok(command)
+    }
+
+    /// Starts a standalone proxy and waits until it is ready.
+    pub fn start_sdp(&self, options: &SdpOptions) -> Result<Program> {
+        let log = self
+            .directory()
+            .join(format!("log/sdp-{}.log", options.name));
+        let mut sdp = Program::start("holdfast-sdp", self.sdp_command(options)?, &log)?;
+        self.wait_ready(&mut sdp, options.metrics)?;
+        Ok(sdp)
+    }
+
+    /// Puts a pod under the agent's care and waits until its policy is in force.
+    pub fn add_endpoint(&self, pod: &Pod, labels: &str) -> Result<u64> {
+        let arguments = [
+            "endpoint",
+            "add",
+            "--netns",
+            pod.netns.name(),
+            "--ifname",
+            "eth0",
+            "--labels",
+            labels,
+        ];
+        self.agent(&arguments)?;
+        self.endpoint_id(pod)
+    }
+
+    /// Number of a pod's endpoint, once its `cilium_lxc` entry is there.
+    pub fn endpoint_id(&self, pod: &Pod) -> Result<u64> {
+        eventually("the endpoint is realised", READY, || {
+            let listing = self.agent_json(&["endpoint", "list"])?;
+            let endpoints = listing
+                .as_array()
+                .or_else(|| listing.get("endpoints").and_then(Value::as_array))
+                .context("endpoint list is no list")?;
+            let own = Value::String(pod.v4.to_string());
+            let endpoint = endpoints
+                .iter()
+                .find(|endpoint| endpoint.get("ipv4") == Some(&own))
+                .with_context(|| format!("{} is not listed: {listing}", pod.v4))?;
+            ensure!(
+                endpoint.get("state").is_none_or(|state| state == "ready"),
+                "not ready: {endpoint}"
+            );
+            endpoint.get("id").and_then(Value::as_u64).context("no id")
+        })
+    }
+
+    /// Runs a client verb of the agent.
+    pub fn agent(&self, arguments: &[&str]) -> Result<String> {
+        let mut command = self
+            .node
+            .command(path(config::program("holdfast-agent")?)?.as_str());
+        command
+            .args(arguments)
+            .arg("--admin-socket")
+            .arg(self.agent_socket());
+        shell::finish(&mut command)
+    }
+
+    /// Runs a client verb of the agent and parses its JSON.
+    pub fn agent_json(&self, arguments: &[&str]) -> Result<Value> {
+        let text = self.agent(&[arguments, &["-o", "json"]].concat())?;
+        serde_json::from_str(&text).with_context(|| format!("JSON of {arguments:?}: {text}"))
+    }
+
+    /// Runs a client verb of a standalone proxy and parses its JSON.
+    pub fn sdp_json(&self, name: &str, arguments: &[&str]) -> Result<Value> {
+        let mut command = self
+            .node
+            .command(path(config::program("holdfast-sdp")?)?.as_str());
+        command
+            .args(arguments)
+            .args(["-o", "json", "--admin-socket"])
+            .arg(self.sdp_admin(name));
+        let text = shell::finish(&mut command)?;
+        serde_json::from_str(&text).with_context(|| format!("JSON of {arguments:?}: {text}"))
+    }
+
+    /// Dumps one of the pinned maps: needs no agent.
+    pub fn bpf_json(&self, arguments: &[&str]) -> Result<Value> {
+        let mut command = self
+            .node
+            .command(path(config::program("holdfast-agent")?)?.as_str());
+        command
+            .arg("bpf")
+            .args(arguments)
+            .args(["-o", "json", "--bpf-root"])
+            .arg(self.bpf_root());
+        let text = shell::finish(&mut command)?;
+        serde_json::from_str(&text).with_context(|| format!("JSON of {arguments:?}: {text}"))
+    }
+
+    /// Value of a metric (sum over its label sets that contain `labels`), 0 if absent.
+    pub fn metric(&self, port: u16, name: &str, labels: &str) -> Result<f64> {
+        let text = self.http(port, "/metrics")?.1;
+        let lines = text.lines().filter(|line| {
+            line.strip_prefix(name)
+                .is_some_and(|rest| rest.starts_with(['{', ' ']))
+                && line.contains(labels)
+        });
+        Ok(lines
+            .filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok())
+            .sum())
+    }
+
+    /// Gets a page from the node's loopback: status code and body.
+    pub fn http(&self, port: u16, page: &str) -> Result<(u16, String)> {
+        self.node.enter(|| -> Result<_> {
+            let to = SocketAddr::from(([127, 0, 0, 1], port));
+            let mut stream = TcpStream::connect_timeout(&to, Duration::from_secs(1))?;
+            stream.set_read_timeout(Some(Duration::from_secs(2)))?;
+            write!(
+                stream,
+                "GET {page} HTTP/1.1\r\nHost: node\r\nConnection: close\r\n\r\n"
+            )?;
+            let mut text = String::new();
+            stream.read_to_string(&mut text)?;
+            let (head, body) = text.split_once("\r\n\r\n").context("no HTTP answer")?;
+            let code = head.split(' ').nth(1).context("no HTTP status")?.parse()?;
+            Ok((code, body.to_owned()))
+        })?
+    }
+
+    /// Socket of the native gRPC service.
+    pub fn sdp_socket(&self) -> PathBuf {
+        self.directory().join("run/sdp.sock")
+    }
+
+    /// Admin socket of the agent.
+    pub fn agent_socket(&self) -> PathBuf {
+        self.directory().join("run/agent.sock")
+    }
+
+    /// Admin socket of a standalone proxy.
+    pub fn sdp_admin(&self, name: &str) -> PathBuf {
+        self.directory().join(format!("run/sdp-{name}.sock"))
+    }
+
+    fn wait_ready(&self, program: &mut Program, port: u16) -> Result<()> {
+        // A program that has ended will not become ready: say so at once.
+        let mut ended = None;
+        eventually("ready", READY, || {
+            if let Err(error) = program.check_alive() {
+                ended = Some(error);
+                return Ok(());
+            }
+            let (code, body) = self.http(port, "/readyz")?;
+            if code != 200 {
+                bail!("/readyz says {code}: {body}");
+            }
+            Ok(())
+        })?;
+        ended.map_or(Ok(()), Err)
+    }
+}
+
+fn path(path: PathBuf) -> Result<String> {
+    path.into_os_string()
+        .into_string()
+        .ok()
+        .context("a path that is not UTF-8")
+}

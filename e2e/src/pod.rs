@@ -1,0 +1,169 @@
+//! A pod as its programs see the network: queries, connections, streams.
+
+use std::io::{Read, Write};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream, UdpSocket};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail, ensure};
+use parking_lot::Mutex;
+
+use crate::dns::probe::{Query, Reply};
+use crate::netns::Netns;
+use crate::wait::until;
+
+/// A first SYN is repeated after one second: a connection that is up before
+/// then lost no packet.
+pub const FIRST_SYN: Duration = Duration::from_millis(900);
+/// How long a connection that must not come about is given.
+pub const REFUSED_AFTER: Duration = Duration::from_millis(350);
+
+/// One pod: a namespace with one interface, `eth0`.
+#[derive(Debug)]
+pub struct Pod {
+    /// Its namespace.
+    pub netns: Netns,
+    /// Its IPv4 address.
+    pub v4: Ipv4Addr,
+    /// Its IPv6 address.
+    pub v6: Ipv6Addr,
+    /// Name of the node's end of its veth pair.
+    pub host_side: String,
+}
+
+impl Pod {
+    /// Sends a query from inside.
+    pub fn ask(&self, query: &Query) -> Result<Reply> {
+        self.netns.enter(|| query.send())?
+    }
+
+    /// Connects from inside; fails after `limit`.
+    pub fn connect(&self, to: SocketAddr, limit: Duration) -> Result<TcpStream> {
+        let stream = self
+            .netns
+            .enter(|| TcpStream::connect_timeout(&to, limit))?;
+        stream.with_context(|| format!("connect to {to}"))
+    }
+
+    /// Connects with the first SYN and gets an echo, or fails.
+    pub fn expect_open(&self, to: SocketAddr) -> Result<()> {
+        let mut stream = self.connect(to, FIRST_SYN)?;
+        stream.set_read_timeout(Some(Duration::from_secs(2)))?;
+        stream.write_all(b"hello")?;
+        let mut echo = [0; 5];
+        stream
+            .read_exact(&mut echo)
+            .with_context(|| format!("echo from {to}"))?;
+        ensure!(&echo == b"hello", "wrong echo from {to}");
+        Ok(())
+    }
+
+    /// Fails if a connection comes about.
+    pub fn expect_closed(&self, to: SocketAddr) -> Result<()> {
+        match self.connect(to, REFUSED_AFTER) {
+            Ok(_) => bail!("connected to {to}, which policy does not allow"),
+            Err(_) => Ok(()),
+        }
+    }
+
+    /// Sends one datagram and waits for its echo: no packet is ever repeated.
+    pub fn datagram(&self, to: SocketAddr, limit: Duration) -> Result<()> {
+        self.netns.enter(|| -> Result<()> {
+            let any: IpAddr = match to {
+                SocketAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
+                SocketAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
+            };
+            let socket = UdpSocket::bind((any, 0))?;
+            socket.set_read_timeout(Some(limit))?;
+            socket.connect(to)?;
+            socket.send(b"hello")?;
+            let mut echo = [0; 16];
+            let length = socket
+                .recv(&mut echo)
+                .with_context(|| format!("echo from {to}"))?;
+            ensure!(echo.get(..length) == Some(b"hello"), "wrong echo from {to}");
+            Ok(())
+        })?
+    }
+
+    /// Opens a connection that talks without pause until it is dropped.
+    pub fn stream(&self, to: SocketAddr) -> Result<Stream> {
+        Stream::start(self.connect(to, FIRST_SYN)?)
+    }
+}
+
+/// A connection with one echo every few milliseconds.
+#[derive(Debug)]
+pub struct Stream {
+    stop: Arc<AtomicBool>,
+    echoes: Arc<AtomicU64>,
+    failure: Arc<Mutex<Option<String>>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Stream {
+    fn start(mut socket: TcpStream) -> Result<Self> {
+        // Longer than any pause the system under test may cause.
+        socket.set_read_timeout(Some(Duration::from_secs(3)))?;
+        socket.set_nodelay(true)?;
+        let stop = Arc::new(AtomicBool::new(false));
+        let echoes = Arc::new(AtomicU64::new(0));
+        let failure = Arc::new(Mutex::new(None));
+        let (s, e, f) = (stop.clone(), echoes.clone(), failure.clone());
+        let thread = std::thread::spawn(move || {
+            while !s.load(Ordering::Relaxed) {
+                let sent = e.load(Ordering::Relaxed).to_be_bytes();
+                let mut echo = [0; 8];
+                let done = socket
+                    .write_all(&sent)
+                    .and_then(|()| socket.read_exact(&mut echo));
+                if let Err(error) = done {
+                    *f.lock() = Some(error.to_string());
+                    return;
+                }
+                if echo != sent {
+                    *f.lock() = Some("wrong echo".to_owned());
+                    return;
+                }
+                e.fetch_add(1, Ordering::Relaxed);
+                std::thread::sleep(Duration::from_millis(5));
+            }
+        });
+        Ok(Self {
+            stop,
+            echoes,
+            failure,
+            thread: Some(thread),
+        })
+    }
+
+    /// Fails unless it has never failed and five more echoes come through.
+    pub fn expect_alive(&self) -> Result<()> {
+        let before = self.echoes.load(Ordering::Relaxed);
+        until("the open stream goes on", Duration::from_secs(4), || {
+            self.failure.lock().is_some() || self.echoes.load(Ordering::Relaxed) > before + 5
+        })?;
+        match &*self.failure.lock() {
+            Some(error) => bail!("the open stream broke: {error}"),
+            None => Ok(()),
+        }
+    }
+
+    /// Fails unless it breaks within `limit`.
+    pub fn expect_cut(&self, limit: Duration) -> Result<()> {
+        until("the open stream is cut", limit, || {
+            self.failure.lock().is_some()
+        })
+    }
+}
+
+impl Drop for Stream {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}

@@ -1,0 +1,100 @@
+//! A program under test: started inside a namespace, its log kept, ended.
+
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
+use crate::wait::eventually;
+
+/// A running child; killed and reaped when dropped.
+#[derive(Debug)]
+pub struct Program {
+    name: String,
+    child: Child,
+    log: PathBuf,
+}
+
+impl Program {
+    /// Starts `command`, with both outputs appended to `log`.
+    pub fn start(name: &str, mut command: Command, log: &Path) -> Result<Self> {
+        let file = File::options()
+            .create(true)
+            .append(true)
+            .open(log)
+            .with_context(|| format!("open {}", log.display()))?;
+        let child = command
+            .stdin(Stdio::null())
+            .stdout(file.try_clone()?)
+            .stderr(file)
+            .spawn()
+            .with_context(|| format!("start {command:?}"))?;
+        Ok(Self {
+            name: name.to_owned(),
+            child,
+            log: log.to_owned(),
+        })
+    }
+
+    /// Process id.
+    pub fn id(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Everything it has said so far.
+    pub fn log(&self) -> String {
+        std::fs::read_to_string(&self.log).unwrap_or_default()
+    }
+
+    /// Fails with the end of its log if it has ended.
+    pub fn check_alive(&mut self) -> Result<()> {
+        if let Some(status) = self.child.try_wait()? {
+            let log = self.log();
+            let lines: Vec<&str> = log.lines().collect();
+            let tail = lines
+                .get(lines.len().saturating_sub(15)..)
+                .unwrap_or_default();
+            bail!("{} ended ({status}):\n{}", self.name, tail.join("\n"));
+        }
+        Ok(())
+    }
+
+    /// Sends a signal.
+    pub fn signal(&self, signal: Signal) -> Result<()> {
+        let pid = i32::try_from(self.child.id()).context("pid")?;
+        kill(Pid::from_raw(pid), signal).with_context(|| format!("{signal} to {}", self.name))
+    }
+
+    /// Ends it at once, as a crash would.
+    pub fn kill_9(mut self) -> Result<()> {
+        self.child.kill()?;
+        self.child.wait()?;
+        Ok(())
+    }
+
+    /// Asks it to end and waits.
+    pub fn terminate(mut self, limit: Duration) -> Result<ExitStatus> {
+        self.signal(Signal::SIGTERM)?;
+        self.wait(limit)
+    }
+
+    /// Waits for it to end by itself.
+    pub fn wait(&mut self, limit: Duration) -> Result<ExitStatus> {
+        let name = self.name.clone();
+        eventually(&format!("{name} ends"), limit, || {
+            self.child.try_wait()?.context("still running")
+        })
+    }
+}
+
+impl Drop for Program {
+    fn drop(&mut self) {
+        // Fails only where it has ended already.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}

@@ -1,0 +1,85 @@
+//! An agent killed and started again changes no identity and breaks no stream;
+//! what was learned while it was away opens when it is back.
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use holdfast_e2e::lab::{DNS4, at, web4, web6};
+use holdfast_e2e::policy::{CLIENT, good_names};
+use holdfast_e2e::{AgentOptions, Lab, Query, eventually, with_lab};
+use serde_json::Value;
+
+#[test]
+fn a_restart_changes_no_identity_and_cuts_no_stream() {
+    with_lab(|lab| {
+        lab.zone.set("www.good.test", &[web4(10), web6(10)], 600);
+        lab.zone.set("later.good.test", &[web4(11)], 600);
+        let programs = lab.start(&good_names())?;
+        lab.add_endpoint(&lab.b, CLIENT)?;
+        lab.a
+            .ask(&Query::a("www.good.test", DNS4))?
+            .expect(web4(10))?;
+        lab.a
+            .ask(&Query::aaaa("www.good.test", DNS4))?
+            .expect(web6(10))?;
+        let streams = [
+            lab.a.stream(at(web4(10), 80))?,
+            lab.a.stream(at(web6(10), 80))?,
+        ];
+        let unmanaged = lab.b.stream(at(web4(12), 8080))?;
+        let identities = identities(lab)?;
+        let endpoint = lab.endpoint_id(&lab.a)?;
+
+        programs.agent.kill_9()?;
+        lab.a.expect_open(at(web4(10), 80))?;
+        lab.a.expect_closed(at(web4(11), 80))?;
+        lab.a
+            .ask(&Query::a("later.good.test", DNS4))?
+            .expect(web4(11))?;
+
+        let agent = lab.start_agent(&AgentOptions::default())?;
+        assert_eq!(self::identities(lab)?, identities, "identities changed");
+        assert_eq!(
+            lab.endpoint_id(&lab.a)?,
+            endpoint,
+            "the endpoint's number changed"
+        );
+        for stream in &streams {
+            stream.expect_alive()?;
+        }
+        lab.a.expect_open(at(web4(10), 80))?;
+        lab.a.expect_open(at(web6(10), 80))?;
+        eventually(
+            "learned while away, open now",
+            Duration::from_secs(5),
+            || lab.a.expect_open(at(web4(11), 80)),
+        )?;
+
+        // Asked to end, it leaves everything in force as well.
+        agent.terminate(Duration::from_secs(10))?;
+        lab.a.expect_open(at(web4(10), 80))?;
+        let _agent = lab.start_agent(&AgentOptions::default())?;
+        assert_eq!(self::identities(lab)?, identities, "identities changed");
+        for stream in streams.iter().chain([&unmanaged]) {
+            stream.expect_alive()?;
+        }
+        Ok(())
+    });
+}
+
+/// Number → labels.
+fn identities(lab: &Lab) -> Result<BTreeMap<u64, String>> {
+    let listing = lab.agent_json(&["identity", "list"])?;
+    let list = listing
+        .as_array()
+        .with_context(|| format!("no list: {listing}"))?;
+    list.iter()
+        .map(|identity| {
+            let id = identity
+                .get("id")
+                .and_then(Value::as_u64)
+                .context("no id")?;
+            Ok((id, identity.get("labels").context("no labels")?.to_string()))
+        })
+        .collect()
+}

@@ -1,0 +1,26 @@
+//! Queries larger than the link: fragments share the fate of their first one.
+use hickory_proto::op::ResponseCode;
+use holdfast_e2e::lab::{DNS4, DNS6, at, web4};
+use holdfast_e2e::policy::good_names;
+use holdfast_e2e::{Query, with_lab};
+
+#[test]
+fn fragmented_queries_are_judged_and_answered() {
+    with_lab(|lab| {
+        lab.zone.set("www.good.test", &[web4(10)], 60);
+        let _programs = lab.start(&good_names())?;
+        for server in [DNS4, DNS6] {
+            for _ in 0..20 {
+                lab.a
+                    .ask(&Query::a("www.good.test", server).sized(4000))?
+                    .expect(web4(10))?;
+            }
+            lab.a
+                .ask(&Query::a("www.bad.test", server).sized(4000))?
+                .expect_code(ResponseCode::Refused)?;
+        }
+        assert_eq!(lab.zone.asked("www.bad.test"), 0);
+        lab.a.expect_open(at(web4(10), 80))?;
+        Ok(())
+    });
+}

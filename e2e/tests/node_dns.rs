@@ -1,0 +1,50 @@
+//! A DNS server that listens on an address of the node itself.
+use std::time::Duration;
+
+use hickory_proto::op::ResponseCode;
+use holdfast_e2e::dns::server::DnsServer;
+use holdfast_e2e::lab::{NODE4, at, web4};
+use holdfast_e2e::policy::{egress, names};
+use holdfast_e2e::{Query, SdpOptions, with_lab};
+
+const TO_HOST: &str = r#"- toEntities: [host]
+  toPorts:
+  - ports: [{port: "53", protocol: ANY}]
+    rules: {dns: [{matchPattern: "*.good.test"}]}
+"#;
+
+#[test]
+fn a_server_on_the_node_is_asked_through_the_proxy_only() {
+    with_lab(|lab| {
+        lab.zone.set("www.good.test", &[web4(10)], 60);
+        lab.zone.set("www.bad.test", &[web4(11)], 60);
+        let _server = DnsServer::start(&lab.node, &[NODE4], &lab.zone)?;
+        let policy = egress(
+            "node-dns",
+            "web",
+            &(TO_HOST.to_owned() + &names("*.good.test")),
+        );
+        let programs = lab.start(&policy)?;
+        let good = Query::a("www.good.test", NODE4);
+        let bad = Query::a("www.bad.test", NODE4);
+        for query in [good.clone(), good.clone().tcp()] {
+            lab.a.ask(&query)?.expect(web4(10))?;
+        }
+        for query in [bad.clone(), bad.tcp()] {
+            lab.a.ask(&query)?.expect_code(ResponseCode::Refused)?;
+        }
+        lab.a.expect_open(at(web4(10), 80))?;
+
+        // Without a proxy the node's own server must not answer past it.
+        programs.sdp.kill_9()?;
+        let asked = lab.zone.asked("www.good.test");
+        let quick = good.clone().within(Duration::from_millis(500));
+        assert!(lab.a.ask(&quick).is_err(), "answered past the proxy");
+        assert!(lab.a.ask(&quick.tcp()).is_err(), "answered past the proxy");
+        assert_eq!(lab.zone.asked("www.good.test"), asked);
+
+        let _sdp = lab.start_sdp(&SdpOptions::new("two", 9971))?;
+        lab.a.ask(&good)?.expect(web4(10))?;
+        Ok(())
+    });
+}

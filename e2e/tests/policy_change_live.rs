@@ -1,0 +1,66 @@
+//! A policy change reaches live proxies and the datapath: what it takes away is
+//! cut, what it gives opens, and a document that cannot be read changes nothing.
+use std::time::Duration;
+
+use hickory_proto::op::ResponseCode;
+use holdfast_e2e::lab::{DNS4, at, web4};
+use holdfast_e2e::policy::{dns, egress, good_names, names};
+use holdfast_e2e::{Query, eventually, until, with_lab};
+
+const SOON: Duration = Duration::from_secs(10);
+
+#[test]
+fn changes_take_effect_on_live_programs() {
+    with_lab(|lab| {
+        lab.zone.set("www.good.test", &[web4(10)], 600);
+        lab.zone.set("www.new.test", &[web4(11)], 600);
+        let _programs = lab.start(&good_names())?;
+        let good = Query::a("www.good.test", DNS4);
+        let new = Query::a("www.new.test", DNS4);
+        lab.a.ask(&good)?.expect(web4(10))?;
+        lab.a.ask(&new)?.expect_code(ResponseCode::Refused)?;
+        let stream = lab.a.stream(at(web4(10), 80))?;
+
+        let only_new = egress(
+            "good-names",
+            "web",
+            &(dns("*.new.test") + &names("*.new.test")),
+        );
+        lab.write_policy("web.yaml", &only_new)?;
+        eventually("the old name is refused", SOON, || {
+            lab.a.ask(&good)?.expect_code(ResponseCode::Refused)
+        })?;
+        lab.a.ask(&new)?.expect(web4(11))?;
+        lab.a.expect_open(at(web4(11), 80))?;
+        stream.expect_cut(SOON)?;
+        lab.a.expect_closed(at(web4(10), 80))?;
+
+        // Not readable: the last good version stays in force, and it is said.
+        lab.write_policy("web.yaml", &only_new.replace("egress:", "egres:"))?;
+        until("the refused document is reported", SOON, || {
+            lab.agent(&["policy", "get"])
+                .is_ok_and(|text| text.contains("egres"))
+        })?;
+        lab.a.ask(&good)?.expect_code(ResponseCode::Refused)?;
+        lab.a.ask(&new)?.expect(web4(11))?;
+
+        // A second document adds to the first.
+        lab.write_policy("web.yaml", &only_new)?;
+        lab.write_policy("more.yaml", &good_names().replace("good-names", "more"))?;
+        eventually("the added name is answered", SOON, || {
+            lab.a.ask(&good)?.expect(web4(10))
+        })?;
+        lab.a.expect_open(at(web4(10), 80))?;
+
+        // No policy selects the pod any more: everything is open.
+        lab.remove_policy("more.yaml")?;
+        lab.remove_policy("web.yaml")?;
+        until("without policy everything is open", SOON, || {
+            lab.a.expect_open(at(web4(15), 443)).is_ok()
+        })?;
+        lab.a
+            .ask(&Query::a("any.other.test", DNS4))?
+            .expect_code(ResponseCode::NXDomain)?;
+        Ok(())
+    });
+}

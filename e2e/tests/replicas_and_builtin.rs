@@ -1,0 +1,75 @@
+//! Two standalone proxies and the agent's built-in one share the port: the
+//! built-in one is the last resort, a dead replica is left out at once.
+use std::time::Duration;
+
+use anyhow::Result;
+use holdfast_e2e::lab::{DNS4, web4};
+use holdfast_e2e::policy::{WEB, good_names};
+use holdfast_e2e::{AgentOptions, Lab, Query, SdpOptions, eventually, with_lab};
+
+#[test]
+fn replicas_share_and_replace_one_another() {
+    with_lab(|lab| {
+        lab.zone.set("www.good.test", &[web4(10)], 600);
+        lab.write_policy("web.yaml", &good_names())?;
+        let _agent = lab.start_agent(&AgentOptions::default().with_builtin())?;
+        lab.add_endpoint(&lab.a, WEB)?;
+        all_answered(lab, 50)?;
+
+        let one = lab.start_sdp(&SdpOptions::new("one", 9971))?;
+        let two = lab.start_sdp(&SdpOptions::new("two", 9972))?;
+        all_answered(lab, 200)?;
+        for port in [9971, 9972] {
+            assert!(
+                served(lab, port)? > 0.0,
+                "the replica on {port} was never asked"
+            );
+        }
+
+        // A drained replica loses nothing.
+        std::thread::scope(|scope| -> Result<()> {
+            let load = scope.spawn(|| all_answered(lab, 400));
+            two.terminate(Duration::from_secs(15))?;
+            load.join().expect("load thread")
+        })?;
+
+        // A killed one is left out as soon as its heartbeat is old.
+        let two = lab.start_sdp(&SdpOptions::new("two", 9972))?;
+        one.kill_9()?;
+        let short = Query::a("www.good.test", DNS4).within(Duration::from_millis(200));
+        eventually(
+            "only live replicas get packets",
+            Duration::from_secs(5),
+            || {
+                for _ in 0..30 {
+                    lab.a.ask(&short)?.expect(web4(10))?;
+                }
+                Ok(())
+            },
+        )?;
+        all_answered(lab, 100)?;
+
+        // The last one gone, the built-in proxy takes over.
+        two.terminate(Duration::from_secs(15))?;
+        all_answered(lab, 100)
+    });
+}
+
+/// Each from a fresh source port, so that all slots get their share.
+fn all_answered(lab: &Lab, count: u32) -> Result<()> {
+    let query = Query::a("www.good.test", DNS4);
+    for i in 0..count {
+        lab.a
+            .ask(&if i % 10 == 0 {
+                query.clone().tcp()
+            } else {
+                query.clone()
+            })?
+            .expect(web4(10))?;
+    }
+    Ok(())
+}
+
+fn served(lab: &Lab, port: u16) -> Result<f64> {
+    lab.metric(port, "holdfast_sdp_queries_total", "")
+}

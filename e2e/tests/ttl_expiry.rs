@@ -1,0 +1,63 @@
+//! An address closes when its TTL and lease have run out, but not under a live
+//! connection.
+use std::net::IpAddr;
+use std::time::Duration;
+
+use anyhow::Result;
+use holdfast_e2e::lab::{DNS4, at, web4};
+use holdfast_e2e::policy::good_names;
+use holdfast_e2e::{AgentOptions, Lab, Query, until, with_lab};
+
+#[test]
+fn expiry_closes_unless_a_connection_lives() {
+    with_lab(|lab| {
+        lab.zone.set("short.good.test", &[web4(10)], 1);
+        lab.zone.set("busy.good.test", &[web4(11)], 1);
+        lab.zone.set("long.good.test", &[web4(12)], 600);
+        let options = AgentOptions::default()
+            .flag("--mapping-lease-slack=1s")
+            .flag("--tofqdns-min-ttl=0s")
+            .flag("--tofqdns-idle-connection-grace-period=0s");
+        let _programs = lab.start_with(&good_names(), &options)?;
+        for (name, address) in [
+            ("short.good.test", 10),
+            ("busy.good.test", 11),
+            ("long.good.test", 12),
+        ] {
+            lab.a.ask(&Query::a(name, DNS4))?.expect(web4(address))?;
+        }
+        let stream = lab.a.stream(at(web4(11), 80))?;
+
+        gone(lab, web4(10), Duration::from_secs(30))?;
+        lab.a.expect_closed(at(web4(10), 80))?;
+        lab.a.expect_open(at(web4(12), 80))?;
+        stream.expect_alive()?;
+        assert!(plumbed(lab, web4(11))?, "expired under a live connection");
+
+        // Asked again, it opens again.
+        lab.a
+            .ask(&Query::a("short.good.test", DNS4))?
+            .expect(web4(10))?;
+        lab.a.expect_open(at(web4(10), 80))?;
+
+        stream.expect_alive()?;
+        drop(stream);
+        gone(lab, web4(11), Duration::from_secs(60))?;
+        lab.a.expect_closed(at(web4(11), 80))?;
+        Ok(())
+    });
+}
+
+/// Waits on the map, not on connections: those would keep the address alive.
+fn gone(lab: &Lab, address: IpAddr, limit: Duration) -> Result<()> {
+    until(&format!("{address} leaves the ipcache"), limit, || {
+        matches!(plumbed(lab, address), Ok(false))
+    })
+}
+
+fn plumbed(lab: &Lab, address: IpAddr) -> Result<bool> {
+    Ok(lab
+        .bpf_json(&["ipcache", "list"])?
+        .to_string()
+        .contains(&format!("\"{address}/32\"")))
+}

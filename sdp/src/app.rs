@@ -1,0 +1,260 @@
+//! Composition root: everything the standalone proxy is made of, in start order.
+
+use std::{io, sync::Arc, time::Duration};
+
+use anyhow::Context;
+use parking_lot::Mutex;
+use shared_maps::steering;
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
+
+use crate::{
+    config::{self, Config},
+    drain::Drain,
+    link::{Link, board::Board},
+    listener::{ListenConfig, ListenError, Listeners, SocketOptions, Sockets, SteeringConfig},
+    mapping::{BootTime, sink::LinkSink},
+    maps::{Change, PinnedMaps, REFRESH},
+    policy::table::PolicyHandle,
+    proxy::{Proxy, ProxyConfig, RejectCode, Stats},
+    ready::{Need, Readiness},
+    restore::{self, Skipped},
+};
+
+/// Client TCP connections at most.
+const TCP_CONNECTIONS: usize = 4096;
+/// Threads for TCP, the link to the agent and housekeeping; UDP has its own.
+const RUNTIME_THREADS: usize = 2;
+
+/// What every part of the process may look at.
+#[derive(Debug)]
+pub struct Shared {
+    /// Configuration.
+    pub config: Config,
+    /// The pinned maps.
+    pub maps: Arc<PinnedMaps>,
+    /// Rules in force.
+    pub policy: Arc<PolicyHandle>,
+    /// Where mappings go.
+    pub sink: Arc<LinkSink>,
+    /// How the link to the agent stands.
+    pub board: Arc<Board>,
+    /// What is missing for being ready.
+    pub ready: Readiness,
+    /// The phases of leaving.
+    pub drain: Drain,
+    /// Counters of the main path.
+    pub stats: Stats,
+    /// Endpoints' files that were not used.
+    pub skipped_files: Mutex<Vec<Skipped>>,
+}
+
+/// Runs until it was told to leave and has left.
+pub fn run(config: Config) -> anyhow::Result<()> {
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(RUNTIME_THREADS)
+        .thread_name("sdp-rim")
+        .enable_all()
+        .build()
+        .context("cannot start the runtime")?;
+    let outcome = runtime.block_on(serve(config));
+    runtime.shutdown_timeout(Duration::from_millis(200));
+    outcome
+}
+
+async fn serve(config: Config) -> anyhow::Result<()> {
+    let shared = Arc::new(Shared::new(config));
+    let config = &shared.config;
+    tracing::info!(name = config.name, port = config.proxy_port, "starting");
+    for warning in &config.warnings {
+        tracing::warn!("{warning}");
+    }
+    let tasks = TaskTracker::new();
+    let signals = Arc::clone(&shared);
+    tasks.spawn(async move {
+        if let Err(error) = signals.drain.follow_signals().await {
+            tracing::error!(%error, "cannot follow signals");
+        }
+    });
+
+    restore_rules(&shared);
+    let sockets = Sockets::bind(&listen_config(config)).map_err(|e| explain_bind(e, config))?;
+    let proxy = Arc::new(Proxy::new(
+        proxy_config(config),
+        Arc::clone(&shared.maps) as _,
+        Arc::clone(&shared.policy),
+        Arc::clone(&shared.sink) as _,
+        shared.stats.clone(),
+    ));
+    let listeners = Listeners::start(&proxy, sockets, &tokio::runtime::Handle::current())?;
+    shared.ready.unblock(Need::Listeners);
+    tasks.spawn(keep_house(Arc::clone(&shared)));
+    let link_stop = CancellationToken::new();
+    tasks.spawn(link(&shared).run(link_stop.clone()));
+
+    shared.drain.leaving().await;
+    shared.ready.block(Need::Staying, "leaving");
+    leave(&shared, listeners).await;
+    link_stop.cancel();
+    Ok(())
+}
+
+impl Shared {
+    fn new(config: Config) -> Self {
+        let ready = Readiness::default();
+        ready.block(Need::Listeners, "not bound yet");
+        ready.block(
+            Need::Rules,
+            "neither the agent nor a file has given any yet",
+        );
+        let maps = PinnedMaps::open(&config.bpf_root, config.ipv4 && config.ipv6);
+        note_maps(&ready, &maps);
+        Self {
+            maps: Arc::new(maps),
+            policy: Arc::new(PolicyHandle::new()),
+            sink: Arc::new(LinkSink::new(config.min_ttl, config.response_max_delay)),
+            board: Arc::new(Board::new(ready.clone())),
+            ready,
+            drain: Drain::default(),
+            stats: Stats::default(),
+            skipped_files: Mutex::default(),
+            config,
+        }
+    }
+}
+
+fn link(shared: &Shared) -> Link {
+    Link {
+        addresses: shared.config.agent.clone(),
+        instance: shared.config.name.clone(),
+        proxy_port: shared.config.proxy_port,
+        policy: Arc::clone(&shared.policy),
+        sink: Arc::clone(&shared.sink),
+        maps: Arc::clone(&shared.maps),
+        board: Arc::clone(&shared.board),
+    }
+}
+
+fn listen_config(config: &Config) -> ListenConfig {
+    ListenConfig {
+        port: config.proxy_port,
+        ipv4: config.ipv4,
+        ipv6: config.ipv6,
+        workers: config.workers,
+        options: SocketOptions::Transparent,
+        steering: Some(SteeringConfig {
+            bpf_root: config.bpf_root.clone(),
+            kind: steering::KIND_SDP,
+        }),
+        tcp_connections: TCP_CONNECTIONS,
+    }
+}
+
+fn proxy_config(config: &Config) -> ProxyConfig {
+    let defaults = ProxyConfig::default();
+    ProxyConfig {
+        port: config.proxy_port,
+        reject: match config.reject {
+            config::RejectCode::Refused => RejectCode::Refused,
+            config::RejectCode::NameError => RejectCode::NameError,
+        },
+        max_delay: config.response_max_delay,
+        in_flight: config
+            .concurrency_limit
+            .map_or(defaults.in_flight, |limit| limit.get()),
+        ..defaults
+    }
+}
+
+fn explain_bind(error: ListenError, config: &Config) -> anyhow::Error {
+    let remedy = match &error {
+        ListenError::Socket { source, .. } => match source.kind() {
+            io::ErrorKind::AddrInUse => Some(format!(
+                "another program has --tofqdns-proxy-port {} and does not share it: stop it, or \
+                 choose another port here and in the agent",
+                config.proxy_port
+            )),
+            io::ErrorKind::PermissionDenied => {
+                Some("run as root or with CAP_NET_ADMIN and CAP_NET_RAW".to_owned())
+            }
+            _ => None,
+        },
+        _ => None,
+    };
+    let error = anyhow::Error::new(error);
+    match remedy {
+        Some(remedy) => error.context(remedy),
+        None => error,
+    }
+}
+
+fn note_maps(ready: &Readiness, maps: &PinnedMaps) {
+    match maps.problem() {
+        Some(problem) => ready.block(Need::Endpoints, problem),
+        None => ready.unblock(Need::Endpoints),
+    }
+}
+
+/// Puts the rules on disk in force, unless the agent has sent its own.
+fn restore_rules(shared: &Shared) {
+    let _writing = shared.board.writing_rules();
+    if shared.board.has_agent_rules() || !shared.maps.has_lxc() {
+        return;
+    }
+    let found = restore::load(&shared.config.state_dir, |ip| shared.maps.lxc_entry(ip));
+    for skipped in &found.skipped {
+        let path = skipped.path.display();
+        if skipped.damaged {
+            tracing::error!(%path, reason = skipped.reason, "file skipped");
+        } else {
+            tracing::info!(%path, reason = skipped.reason, "file skipped");
+        }
+    }
+    let errors = shared.policy.apply(&found.rules, &[]);
+    for error in &errors {
+        tracing::error!(%error, "a restored rule allows nothing");
+    }
+    tracing::info!(endpoints = found.rules.len(), "rules restored from disk");
+    shared.board.rules_from_disk(found.rules.len());
+    *shared.skipped_files.lock() = found.skipped;
+}
+
+/// Looks after what changes without anybody telling: pins and time.
+async fn keep_house(shared: Arc<Shared>) {
+    let mut beat = tokio::time::interval(REFRESH);
+    beat.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    loop {
+        tokio::select! {
+            _ = beat.tick() => {}
+            () = shared.drain.leaving() => return,
+        }
+        if shared.maps.refresh() == Change::Reopened {
+            tracing::info!(maps = ?shared.maps.status(), "pinned maps changed");
+            restore_rules(&shared);
+        }
+        note_maps(&shared.ready, &shared.maps);
+        shared.sink.tick(BootTime::now());
+    }
+}
+
+async fn leave(shared: &Shared, listeners: Listeners) {
+    let limit = shared.config.drain_timeout;
+    let work = async {
+        let report = listeners.drain(limit).await;
+        if report.abandoned > 0 || report.cut > 0 {
+            tracing::warn!(
+                abandoned = report.abandoned,
+                cut = report.cut,
+                "left with work undone"
+            );
+        }
+        shared.sink.flush();
+        while shared.sink.unanswered() > 0 {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    };
+    if shared.drain.within(limit, work).await {
+        tracing::info!("left");
+    } else {
+        tracing::warn!(limit = ?limit, "ended before all was done");
+    }
+}

@@ -1,0 +1,283 @@
+//! The proxy's configuration: every default, and how the sources are merged.
+
+use std::{
+    net::SocketAddr,
+    num::NonZeroUsize,
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+pub mod args;
+pub mod file;
+
+use args::Settings;
+pub use args::{AgentAddress, LogFormat, MetricsAddress, RejectCode};
+use file::FileError;
+
+/// Default proxy port.
+pub const PROXY_PORT: u16 = 10094;
+/// Default port of the FQDNData service.
+pub const FQDNDATA_PORT: u16 = 10095;
+/// Default port of metrics.
+pub const METRICS_PORT: u16 = 9961;
+/// Default socket of the agent's native service.
+pub const AGENT_SOCKET: &str = "/run/holdfast/sdp.sock";
+/// Directory of the proxies' admin sockets.
+pub const ADMIN_DIR: &str = "/run/holdfast/sdp";
+const STATE_DIR: &str = "/var/run/holdfast";
+const CILIUM_STATE_DIR: &str = "/var/run/cilium";
+const JOURNAL_DIR: &str = "/var/lib/holdfast/sdp";
+/// Slots of the steering maps are few: more workers would not get one.
+const MAX_WORKERS: usize = 16;
+
+/// Everything the proxy needs to know to run.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// Port of the listeners.
+    pub proxy_port: u16,
+    /// Where the agent may be, in the order of trying.
+    pub agent: Vec<AgentAddress>,
+    /// Root of the BPF file system.
+    pub bpf_root: PathBuf,
+    /// Directory whose `state/` holds the endpoints' files.
+    pub state_dir: PathBuf,
+    /// Name of this instance.
+    pub name: String,
+    /// Admin socket.
+    pub admin_socket: PathBuf,
+    /// Where metrics are served.
+    pub metrics: MetricsAddress,
+    /// Where the mapping journal lives.
+    pub journal_dir: PathBuf,
+    /// Bound of leaving.
+    pub drain_timeout: Duration,
+    /// Bound of holding an answer.
+    pub response_max_delay: Duration,
+    /// How forbidden queries are answered.
+    pub reject: RejectCode,
+    /// Floor of TTLs, seconds, until an agent says its own.
+    pub min_ttl: u32,
+    /// Most queries in flight.
+    pub concurrency_limit: Option<NonZeroUsize>,
+    /// Serve IPv4.
+    pub ipv4: bool,
+    /// Serve IPv6.
+    pub ipv6: bool,
+    /// Serving threads.
+    pub workers: usize,
+    /// Filter of the log.
+    pub log_level: String,
+    /// Form of the log.
+    pub log_format: LogFormat,
+    /// What was odd in the sources, for the log.
+    pub warnings: Vec<String>,
+}
+
+/// Why there is no configuration; all of these end the program with code 2.
+#[derive(Debug, thiserror::Error)]
+pub enum ConfigError {
+    /// A file.
+    #[error(transparent)]
+    File(#[from] FileError),
+    /// No family left.
+    #[error(
+        "--enable-ipv4=false and --enable-ipv6=false together leave nothing to serve: enable one"
+    )]
+    NoFamily,
+    /// An instance name that cannot be part of a file name.
+    #[error(
+        "--name {0:?}: use 1 to 63 letters, digits, '-', '_' or '.', beginning with a letter or digit"
+    )]
+    Name(String),
+    /// A span that does not fit.
+    #[error("--tofqdns-min-ttl is longer than 136 years")]
+    MinTtl,
+}
+
+impl Config {
+    /// Merges flags and environment (`given`) with the files they name, and fills in defaults.
+    pub fn resolve(given: Settings) -> Result<Self, ConfigError> {
+        let mut warnings = Vec::new();
+        let (config, config_dir) = (given.config.clone(), given.config_dir.clone());
+        let mut merged = given;
+        if let Some(path) = config {
+            let found = file::read_yaml(&path)?;
+            merged = merged.or(found.settings);
+        }
+        if let Some(dir) = config_dir {
+            let found = file::read_dir(&dir)?;
+            merged = merged.or(found.settings);
+            warnings.extend(found.warnings);
+        }
+        let mut config = Self::with_defaults(merged)?;
+        config.warnings = warnings;
+        Ok(config)
+    }
+
+    fn with_defaults(s: Settings) -> Result<Self, ConfigError> {
+        let (ipv4, ipv6) = (s.enable_ipv4.unwrap_or(true), s.enable_ipv6.unwrap_or(true));
+        if !ipv4 && !ipv6 {
+            return Err(ConfigError::NoFamily);
+        }
+        let name = s
+            .name
+            .unwrap_or_else(|| format!("sdp-{}", std::process::id()));
+        if !is_instance_name(&name) {
+            return Err(ConfigError::Name(name));
+        }
+        let min_ttl = s.tofqdns_min_ttl.map_or(0, |span| span.0.as_secs());
+        let port = s.standalone_dns_proxy_server_port;
+        Ok(Self {
+            proxy_port: s.tofqdns_proxy_port.unwrap_or(PROXY_PORT),
+            agent: s
+                .agent_address
+                .map_or_else(|| default_agents(port), |list| list.0),
+            bpf_root: s
+                .bpf_root
+                .unwrap_or_else(|| shared_maps::pin::BPF_ROOT.into()),
+            state_dir: s.state_dir.unwrap_or_else(default_state_dir),
+            admin_socket: s.admin_socket.unwrap_or_else(|| admin_socket_of(&name)),
+            name,
+            metrics: s
+                .metrics_address
+                .unwrap_or(MetricsAddress::AnyHost(METRICS_PORT)),
+            journal_dir: s.journal_dir.unwrap_or_else(|| JOURNAL_DIR.into()),
+            drain_timeout: s
+                .drain_timeout
+                .map_or(Duration::from_secs(10), |span| span.0),
+            response_max_delay: s
+                .tofqdns_proxy_response_max_delay
+                .map_or(Duration::from_millis(100), |span| span.0),
+            reject: s
+                .tofqdns_dns_reject_response_code
+                .unwrap_or(RejectCode::Refused),
+            min_ttl: u32::try_from(min_ttl).map_err(|_| ConfigError::MinTtl)?,
+            concurrency_limit: s
+                .dnsproxy_concurrency_limit
+                .and_then(|n| NonZeroUsize::new(usize::try_from(n).unwrap_or(usize::MAX))),
+            ipv4,
+            ipv6,
+            workers: s.workers.map_or_else(default_workers, usize::from),
+            log_level: s.log_level.unwrap_or_else(|| "info".into()),
+            log_format: s.log_format.unwrap_or(LogFormat::Text),
+            warnings: Vec::new(),
+        })
+    }
+
+    /// Addresses to bind for metrics, best first; empty if they are off.
+    pub fn metrics_candidates(&self) -> Vec<SocketAddr> {
+        match self.metrics {
+            MetricsAddress::Off => Vec::new(),
+            MetricsAddress::At(address) => vec![address],
+            MetricsAddress::AnyHost(port) => {
+                vec![([0u16; 8], port).into(), ([0u8; 4], port).into()]
+            }
+        }
+    }
+}
+
+/// Admin socket of the instance called `name`.
+pub fn admin_socket_of(name: &str) -> PathBuf {
+    Path::new(ADMIN_DIR).join(format!("{name}.sock"))
+}
+
+/// A port given by Cilium's key means a Cilium agent: its service is tried first.
+fn default_agents(port: Option<u16>) -> Vec<AgentAddress> {
+    let native = AgentAddress::Unix(AGENT_SOCKET.into());
+    let fqdndata = |port| {
+        [
+            AgentAddress::Tcp(format!("127.0.0.1:{port}")),
+            AgentAddress::Tcp(format!("[::1]:{port}")),
+        ]
+    };
+    let mut all = vec![native];
+    all.extend(fqdndata(port.unwrap_or(FQDNDATA_PORT)));
+    all
+}
+
+fn default_state_dir() -> PathBuf {
+    let ours = Path::new(STATE_DIR);
+    let cilium = Path::new(CILIUM_STATE_DIR);
+    if !ours.join("state").exists() && cilium.join("state").exists() {
+        cilium.to_owned()
+    } else {
+        ours.to_owned()
+    }
+}
+
+fn default_workers() -> usize {
+    std::thread::available_parallelism()
+        .map_or(1, NonZeroUsize::get)
+        .min(MAX_WORKERS)
+}
+
+fn is_instance_name(name: &str) -> bool {
+    name.len() <= 63
+        && name.starts_with(|c: char| c.is_ascii_alphanumeric())
+        && name
+            .bytes()
+            .all(|b| b.is_ascii_alphanumeric() || b"-_.".contains(&b))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use clap::Parser;
+
+    use super::{args::Cli, *};
+
+    fn resolve(arguments: &[&str]) -> Result<Config, ConfigError> {
+        let all = std::iter::once("holdfast-sdp").chain(arguments.iter().copied());
+        Config::resolve(Cli::try_parse_from(all).unwrap().settings)
+    }
+
+    #[test]
+    fn defaults() {
+        let config = resolve(&["--name", "a"]).unwrap();
+        assert_eq!(config.proxy_port, PROXY_PORT);
+        assert_eq!(config.admin_socket, Path::new("/run/holdfast/sdp/a.sock"));
+        assert_eq!(config.agent.len(), 3);
+        assert!(matches!(config.agent[0], AgentAddress::Unix(_)));
+        assert_eq!(config.response_max_delay, Duration::from_millis(100));
+        assert!(config.ipv4 && config.ipv6 && config.concurrency_limit.is_none());
+    }
+
+    #[test]
+    fn a_flag_beats_the_file_and_the_file_beats_the_directory() {
+        let dir = tempfile::tempdir().unwrap();
+        let keys = dir.path().join("keys");
+        fs::create_dir(&keys).unwrap();
+        for key in ["tofqdns-proxy-port", "workers", "drain-timeout"] {
+            fs::write(keys.join(key), "1").unwrap();
+        }
+        let yaml = dir.path().join("c.yaml");
+        fs::write(&yaml, "tofqdns-proxy-port: 2\nworkers: 2\n").unwrap();
+        let config = resolve(&[
+            "--tofqdns-proxy-port=3",
+            "--config",
+            yaml.to_str().unwrap(),
+            "--config-dir",
+            keys.to_str().unwrap(),
+        ])
+        .unwrap();
+        assert_eq!((config.proxy_port, config.workers), (3, 2));
+        assert_eq!(config.drain_timeout, Duration::from_secs(1));
+    }
+
+    #[test]
+    fn what_cannot_work_is_refused() {
+        assert!(matches!(
+            resolve(&["--name", "../x"]),
+            Err(ConfigError::Name(_))
+        ));
+        assert!(matches!(
+            resolve(&["--enable-ipv4=false", "--enable-ipv6=false"]),
+            Err(ConfigError::NoFamily)
+        ));
+        assert!(matches!(
+            resolve(&["--config", "/nowhere.yaml"]),
+            Err(ConfigError::File(_))
+        ));
+    }
+}

@@ -1,0 +1,108 @@
+//! Leaving in two phases: stop taking work and finish what is in flight; then,
+//! at the deadline or at the second signal, end at once.
+
+use std::time::Duration;
+
+use tokio::signal::unix::{SignalKind, signal};
+use tokio_util::sync::CancellationToken;
+
+/// The two phases as tokens. Clones are one.
+#[derive(Clone, Debug, Default)]
+pub struct Drain {
+    leave: CancellationToken,
+    force: CancellationToken,
+}
+
+/// Who asked to leave.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Asked {
+    /// First phase just began.
+    Begun,
+    /// It had begun already: this ends it.
+    Again,
+}
+
+impl Drain {
+    /// Begins the first phase; asked again by a signal, the second.
+    pub fn begin(&self) -> Asked {
+        if self.leave.is_cancelled() {
+            return Asked::Again;
+        }
+        self.leave.cancel();
+        Asked::Begun
+    }
+
+    /// Begins the second phase.
+    pub fn force(&self) {
+        self.leave.cancel();
+        self.force.cancel();
+    }
+
+    /// Whether the first phase began.
+    pub fn is_leaving(&self) -> bool {
+        self.leave.is_cancelled()
+    }
+
+    /// Waits for the first phase.
+    pub async fn leaving(&self) {
+        self.leave.cancelled().await;
+    }
+
+    /// Runs `work` until it is done, `limit` passed or the second phase began;
+    /// says whether it was done.
+    pub async fn within<F: Future<Output = ()>>(&self, limit: Duration, work: F) -> bool {
+        tokio::select! {
+            done = tokio::time::timeout(limit, work) => done.is_ok(),
+            () = self.force.cancelled() => false,
+        }
+    }
+
+    /// Turns SIGTERM and SIGINT into the phases: the first signal begins the
+    /// first, the second ends it. Never returns.
+    pub async fn follow_signals(&self) -> std::io::Result<()> {
+        let mut terminate = signal(SignalKind::terminate())?;
+        let mut interrupt = signal(SignalKind::interrupt())?;
+        loop {
+            let name = tokio::select! {
+                _ = terminate.recv() => "SIGTERM",
+                _ = interrupt.recv() => "SIGINT",
+            };
+            match self.begin() {
+                Asked::Begun => {
+                    tracing::info!(signal = name, "leaving; a second signal ends at once")
+                }
+                Asked::Again => {
+                    tracing::warn!(signal = name, "second signal: ending at once");
+                    self.force();
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn the_second_request_ends_the_work() {
+        let drain = Drain::default();
+        assert_eq!(drain.begin(), Asked::Begun);
+        drain.leaving().await;
+        let other = drain.clone();
+        let work = drain.within(Duration::from_secs(3600), std::future::pending());
+        let (done, ()) = tokio::join!(work, async {
+            assert_eq!(other.begin(), Asked::Again);
+            other.force();
+        });
+        assert!(!done);
+        assert!(drain.is_leaving());
+    }
+
+    #[tokio::test]
+    async fn work_that_is_done_is_told_apart_from_the_deadline() {
+        let drain = Drain::default();
+        assert!(drain.within(Duration::from_secs(5), async {}).await);
+        assert!(!drain.within(Duration::ZERO, std::future::pending()).await);
+    }
+}

@@ -1,0 +1,154 @@
+//! The link to the agent: finds it, keeps two streams to it, and survives its absence.
+//!
+//! ```text
+//!  run ─► session ─► native: Hello on two connections
+//!           │          ├─ mapping_stream ◄──► mapping::sink
+//!           │          └─ rules_stream   ───► policy::table
+//!           └─► fqdndata: a Cilium agent's service, where there is no native one
+//! ```
+//! Generated messages are known to [`convert`] and the stream modules only.
+
+use std::{sync::Arc, time::Duration};
+
+use tokio::time::{Instant, sleep, timeout};
+use tokio_util::sync::CancellationToken;
+
+use crate::{
+    config::AgentAddress, mapping::sink::LinkSink, maps::PinnedMaps, policy::table::PolicyHandle,
+};
+
+mod assembly;
+mod backoff;
+pub mod board;
+mod convert;
+mod mapping_stream;
+mod native;
+mod rules_stream;
+
+use board::Board;
+
+/// An agent that does not answer within this time is not there: connecting to a
+/// stopped process succeeds, so only a first answer counts.
+const ANSWER_WITHIN: Duration = Duration::from_secs(1);
+/// After a native session ended, only its address is tried for this long: an agent
+/// that restarts binds its sockets one after the other.
+const STAY_NATIVE: Duration = Duration::from_secs(30);
+
+/// Everything the link moves data between.
+#[derive(Clone, Debug)]
+pub struct Link {
+    /// Where the agent may be, in the order of trying.
+    pub addresses: Vec<AgentAddress>,
+    /// Name of this proxy.
+    pub instance: String,
+    /// Port this proxy listens on.
+    pub proxy_port: u16,
+    /// Rules in force.
+    pub policy: Arc<PolicyHandle>,
+    /// Where mappings wait.
+    pub sink: Arc<LinkSink>,
+    /// Where a Cilium agent's tables go.
+    pub maps: Arc<PinnedMaps>,
+    /// How the link stands.
+    pub board: Arc<Board>,
+}
+
+/// Why a session ended, or never began.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum SessionError {
+    /// No connection.
+    #[error("cannot connect: {0}")]
+    Connect(String),
+    /// Connected, but nothing came.
+    #[error("no answer to {what} within {ANSWER_WITHIN:?}: the agent hangs or is stopped")]
+    Silent {
+        /// To what.
+        what: &'static str,
+    },
+    /// The agent refused a call or broke a stream.
+    #[error("{what}: {status}")]
+    Status {
+        /// The call.
+        what: &'static str,
+        /// What it said.
+        status: Box<tonic::Status>,
+    },
+    /// The agent ended a stream.
+    #[error("the agent closed {what}")]
+    Closed {
+        /// The stream.
+        what: &'static str,
+    },
+    /// What came makes no sense.
+    #[error("the agent sent {0}")]
+    Protocol(String),
+}
+
+impl SessionError {
+    fn is_unimplemented(&self) -> bool {
+        matches!(self, Self::Status { status, .. } if status.code() == tonic::Code::Unimplemented)
+    }
+}
+
+impl Link {
+    /// Keeps the link until `stop`.
+    pub async fn run(self, stop: CancellationToken) {
+        tokio::select! {
+            () = self.keep() => {}
+            () = stop.cancelled() => {}
+        }
+        self.sink.agent_down();
+        self.board.disconnected("the proxy is leaving");
+    }
+
+    async fn keep(&self) {
+        let mut delays = backoff::delays();
+        let mut native_until: Option<Instant> = None;
+        loop {
+            for address in &self.addresses {
+                let native_only = native_until.is_some_and(|until| Instant::now() < until);
+                if native_only && matches!(address, AgentAddress::Tcp(_)) {
+                    continue;
+                }
+                let before = self.board.sessions();
+                let error = self.session(address).await;
+                self.sink.agent_down();
+                if self.board.sessions() == before {
+                    self.board.failed(address, &error);
+                    continue;
+                }
+                tracing::warn!(%address, %error, "lost the agent; serving on without it");
+                self.board.disconnected(&error.to_string());
+                delays = backoff::delays();
+                if matches!(address, AgentAddress::Unix(_)) {
+                    native_until = Some(Instant::now() + STAY_NATIVE);
+                }
+                break;
+            }
+            sleep(delays.next().unwrap_or(backoff::LONGEST)).await;
+        }
+    }
+
+    /// One session; returns when it is over.
+    async fn session(&self, address: &AgentAddress) -> SessionError {
+        match address {
+            AgentAddress::Unix(path) => native::session(self, address, path).await,
+            AgentAddress::Tcp(_) => SessionError::Connect("not supported".into()),
+        }
+    }
+}
+
+/// Waits for an answer, [`ANSWER_WITHIN`] at most.
+async fn answered<T>(
+    what: &'static str,
+    call: impl Future<Output = Result<T, tonic::Status>>,
+) -> Result<T, SessionError> {
+    match timeout(ANSWER_WITHIN, call).await {
+        Ok(Ok(answer)) => Ok(answer),
+        Ok(Err(status)) => Err(SessionError::Status {
+            what,
+            status: Box::new(status),
+        }),
+        Err(_) => Err(SessionError::Silent { what }),
+    }
+}

@@ -1,0 +1,183 @@
+//! How the link stands, for readiness, `status` and metrics.
+
+use parking_lot::{Mutex, MutexGuard};
+
+use super::SessionError;
+use crate::{
+    config::AgentAddress,
+    mapping::sink::Epoch,
+    proxy::stats::Count,
+    ready::{Need, Readiness},
+};
+
+/// Where the rules in force come from.
+#[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "snake_case", tag = "from")]
+pub enum RulesOrigin {
+    /// There are none: everything is refused.
+    #[default]
+    Nowhere,
+    /// The endpoints' files; the agent has not sent any yet.
+    Disk {
+        /// Number of endpoints.
+        endpoints: usize,
+    },
+    /// The agent.
+    Agent {
+        /// Its epoch.
+        epoch: Epoch,
+        /// Policy revision.
+        revision: u64,
+    },
+}
+
+/// Service that an agent offers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Service {
+    /// `holdfast.fqdn.v1.FqdnPolicy`.
+    Native,
+    /// `standalonednsproxy.FQDNData`.
+    FqdnData,
+}
+
+/// A live session.
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub struct Connection {
+    /// Where.
+    pub address: String,
+    /// Which service.
+    pub service: Service,
+    /// What the agent says of itself.
+    pub agent_version: String,
+    /// Its epoch.
+    pub epoch: Epoch,
+    /// Port it redirects to, where that is not ours.
+    pub other_proxy_port: Option<u16>,
+}
+
+/// How the link stands.
+#[derive(Clone, Debug, Default, serde::Serialize, serde::Deserialize)]
+pub struct LinkStatus {
+    /// The session, if there is one.
+    pub connection: Option<Connection>,
+    /// Why there is none, or why the last one ended.
+    pub last_error: Option<String>,
+    /// Sessions so far.
+    pub sessions: u64,
+    /// Where the rules in force come from.
+    pub rules: RulesOrigin,
+    /// The last revision that was refused, and why.
+    pub refused_rules: Option<String>,
+}
+
+/// Counters of the link.
+#[derive(Clone, Debug, Default)]
+pub struct LinkStats {
+    /// Attempts that found no agent.
+    pub connection_errors: Count,
+    /// Sessions.
+    pub sessions: Count,
+    /// Revisions of rules applied.
+    pub rules_applied: Count,
+    /// Revisions of rules refused.
+    pub rules_refused: Count,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub struct Board {
+    status: Mutex<LinkStatus>,
+    stats: LinkStats,
+    ready: Readiness,
+    writer: Mutex<()>,
+}
+
+impl Board {
+    /// Tells `ready` when there are rules.
+    pub fn new(ready: Readiness) -> Self {
+        Self {
+            status: Mutex::default(),
+            stats: LinkStats::default(),
+            ready,
+            writer: Mutex::new(()),
+        }
+    }
+
+    /// How the link stands.
+    pub fn status(&self) -> LinkStatus {
+        self.status.lock().clone()
+    }
+
+    /// Counters.
+    pub fn stats(&self) -> &LinkStats {
+        &self.stats
+    }
+
+    /// Whether the agent has sent rules since this process started.
+    pub fn has_agent_rules(&self) -> bool {
+        matches!(self.status.lock().rules, RulesOrigin::Agent { .. })
+    }
+
+    /// Held while rules are put in force, so that those from disk never follow the agent's.
+    pub fn writing_rules(&self) -> MutexGuard<'_, ()> {
+        self.writer.lock()
+    }
+
+    /// Rules of `endpoints` endpoints were read from disk.
+    pub fn rules_from_disk(&self, endpoints: usize) {
+        let mut status = self.status.lock();
+        if !matches!(status.rules, RulesOrigin::Agent { .. }) && endpoints > 0 {
+            status.rules = RulesOrigin::Disk { endpoints };
+            drop(status);
+            self.ready.unblock(Need::Rules);
+        }
+    }
+
+    pub(super) fn rules_from_agent(&self, epoch: Epoch, revision: u64) {
+        let mut status = self.status.lock();
+        status.rules = RulesOrigin::Agent { epoch, revision };
+        status.refused_rules = None;
+        drop(status);
+        self.stats.rules_applied.add(1);
+        self.ready.unblock(Need::Rules);
+    }
+
+    pub(super) fn rules_refused(&self, revision: u64, reason: &str) {
+        self.status.lock().refused_rules = Some(format!("revision {revision}: {reason}"));
+        self.stats.rules_refused.add(1);
+    }
+
+    pub(super) fn sessions(&self) -> u64 {
+        self.status.lock().sessions
+    }
+
+    pub(super) fn connected(&self, connection: Connection) {
+        let mut status = self.status.lock();
+        status.connection = Some(connection);
+        status.last_error = None;
+        status.sessions += 1;
+        drop(status);
+        self.stats.sessions.add(1);
+    }
+
+    pub(super) fn disconnected(&self, reason: &str) {
+        let mut status = self.status.lock();
+        status.connection = None;
+        status.last_error = Some(reason.to_owned());
+    }
+
+    pub(super) fn failed(&self, address: &AgentAddress, error: &SessionError) {
+        let text = format!("{address}: {error}");
+        let mut status = self.status.lock();
+        let news = status.last_error.as_deref() != Some(&*text);
+        if status.connection.is_none() {
+            status.last_error = Some(text);
+        }
+        drop(status);
+        self.stats.connection_errors.add(1);
+        if news {
+            tracing::debug!(%address, %error, "no agent there");
+        }
+    }
+}

@@ -1,0 +1,327 @@
+//! Messages of the native service ↔ our own types.
+
+use std::{
+    collections::BTreeSet,
+    net::{IpAddr, SocketAddr},
+};
+
+use fqdn_proto::native as wire;
+use shared_maps::{EndpointId, IdentityId};
+
+use crate::{
+    mapping::{
+        BootTime, EndpointInstance, Mapping, Refusal,
+        sink::{Batch, Epoch, Outcome, Outgoing},
+    },
+    name::Fqdn,
+    pattern,
+    policy::rule::{
+        EndpointRules, NameRule, NameRules, PortRules, RulesOf, SelectorRule, Servers, Transport,
+    },
+};
+
+/// Why rules cannot be taken; refuses their whole revision.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub(super) enum RulesError {
+    #[error("endpoint {0} is out of range 0..=65535")]
+    Endpoint(u32),
+    #[error("endpoint {endpoint}: port {port} is out of range 1..=65535")]
+    Port { endpoint: u16, port: u32 },
+    #[error("endpoint {endpoint}: protocol {protocol} is neither 6 (TCP) nor 17 (UDP)")]
+    Protocol { endpoint: u16, protocol: u32 },
+    #[error(
+        "endpoint {endpoint}, selector {selector:?}: a name needs exactly one of match_name and match_pattern"
+    )]
+    Name { endpoint: u16, selector: String },
+    #[error("endpoint {endpoint}, selector {selector:?}: {reason}")]
+    Pattern {
+        endpoint: u16,
+        selector: String,
+        reason: String,
+    },
+}
+
+pub(super) fn epoch(epoch: wire::AgentEpoch) -> Epoch {
+    Epoch {
+        boot_id: epoch.boot_id,
+        start: epoch.start,
+    }
+}
+
+pub(super) fn epoch_out(epoch: &Epoch) -> wire::AgentEpoch {
+    wire::AgentEpoch {
+        boot_id: epoch.boot_id.clone(),
+        start: epoch.start,
+    }
+}
+
+pub(super) fn rules(from: wire::EndpointDnsRules) -> Result<RulesOf, RulesError> {
+    let endpoint = endpoint_id(from.endpoint_id)?;
+    let ports = from
+        .ports
+        .into_iter()
+        .map(|port| port_rules(endpoint.0, port));
+    Ok(RulesOf {
+        endpoint,
+        rules: EndpointRules {
+            ports: ports.collect::<Result<_, _>>()?,
+        },
+    })
+}
+
+pub(super) fn endpoint_id(id: u32) -> Result<EndpointId, RulesError> {
+    u16::try_from(id)
+        .map(EndpointId)
+        .map_err(|_| RulesError::Endpoint(id))
+}
+
+fn port_rules(endpoint: u16, from: wire::PortDnsRules) -> Result<PortRules, RulesError> {
+    let port = u16::try_from(from.port).ok().filter(|port| *port != 0);
+    let protocol = u8::try_from(from.protocol)
+        .ok()
+        .and_then(Transport::from_number);
+    Ok(PortRules {
+        port: port.ok_or(RulesError::Port {
+            endpoint,
+            port: from.port,
+        })?,
+        transport: protocol.ok_or(RulesError::Protocol {
+            endpoint,
+            protocol: from.protocol,
+        })?,
+        rules: from
+            .rules
+            .into_iter()
+            .map(|rule| selector_rule(endpoint, rule))
+            .collect::<Result<_, _>>()?,
+    })
+}
+
+fn selector_rule(endpoint: u16, from: wire::DnsSelectorRule) -> Result<SelectorRule, RulesError> {
+    let servers = if from.any_server {
+        Servers::Any
+    } else {
+        let identities: BTreeSet<_> = from.server_identities.into_iter().map(IdentityId).collect();
+        Servers::Identities(identities)
+    };
+    let mut names = Vec::with_capacity(from.names.len());
+    for name in from.names {
+        names.push(name_rule(endpoint, &from.selector, name)?);
+    }
+    let names = if names.is_empty() {
+        NameRules::All
+    } else {
+        NameRules::Names(names)
+    };
+    Ok(SelectorRule {
+        selector: from.selector,
+        servers,
+        names,
+    })
+}
+
+fn name_rule(
+    endpoint: u16,
+    selector: &str,
+    from: wire::FqdnSelector,
+) -> Result<NameRule, RulesError> {
+    let rule = match (from.match_name.is_empty(), from.match_pattern.is_empty()) {
+        (false, true) => NameRule::Name(from.match_name),
+        (true, false) => NameRule::Pattern(from.match_pattern),
+        _ => {
+            return Err(RulesError::Name {
+                endpoint,
+                selector: selector.to_owned(),
+            });
+        }
+    };
+    pattern::validate_rule(&rule).map_err(|error| RulesError::Pattern {
+        endpoint,
+        selector: selector.to_owned(),
+        reason: error.to_string(),
+    })?;
+    Ok(rule)
+}
+
+pub(super) fn batch_out(batch: Batch) -> Vec<wire::MappingUp> {
+    let mut out = Vec::with_capacity(batch.revoked.len() + 1);
+    for id in batch.revoked {
+        let ack = wire::LeaseRevokedAck { id };
+        out.push(wire::MappingUp {
+            kind: Some(wire::mapping_up::Kind::RevokedAck(ack)),
+        });
+    }
+    if !batch.mappings.is_empty() {
+        let mappings = batch.mappings.into_iter().map(mapping_out).collect();
+        let batch = wire::MappingBatch { mappings };
+        out.push(wire::MappingUp {
+            kind: Some(wire::mapping_up::Kind::Batch(batch)),
+        });
+    }
+    out
+}
+
+fn mapping_out(out: Outgoing) -> wire::FqdnMapping {
+    let Mapping {
+        endpoint,
+        name,
+        addresses,
+        ttl,
+        seen_at,
+        rcode,
+        server,
+        transport,
+        replayed,
+    } = out.mapping;
+    wire::FqdnMapping {
+        sequence: out.sequence,
+        endpoint: Some(instance_out(endpoint)),
+        name: name.as_str().to_owned(),
+        addresses: addresses.into_iter().map(ip_out).collect(),
+        ttl,
+        seen_at: seen_at.0,
+        rcode: rcode.into(),
+        server_ip: ip_out(server.ip()),
+        server_port: SocketAddr::port(&server).into(),
+        protocol: transport.number().into(),
+        replayed,
+        leased: out.leased,
+    }
+}
+
+fn instance_out(endpoint: EndpointInstance) -> wire::EndpointInstance {
+    wire::EndpointInstance {
+        id: endpoint.id.0.into(),
+        client_ip: ip_out(endpoint.client),
+        ifindex: endpoint.ifindex,
+    }
+}
+
+fn ip_out(ip: IpAddr) -> Vec<u8> {
+    match ip {
+        IpAddr::V4(ip) => ip.octets().to_vec(),
+        IpAddr::V6(ip) => ip.octets().to_vec(),
+    }
+}
+
+pub(super) fn ip(bytes: &[u8]) -> Option<IpAddr> {
+    if let Ok(v4) = <[u8; 4]>::try_from(bytes) {
+        return Some(v4.into());
+    }
+    <[u8; 16]>::try_from(bytes).ok().map(IpAddr::from)
+}
+
+pub(super) fn outcome(result: &wire::MappingResult) -> Outcome {
+    Outcome {
+        sequence: result.sequence,
+        realised: result.realised,
+        durable: result.durable,
+        lease_end: (result.lease_end != 0).then_some(BootTime(result.lease_end)),
+        revision: result.revision,
+        refusal: match result.refusal() {
+            wire::MappingRefusal::EndpointUnknown => Refusal::EndpointUnknown,
+            wire::MappingRefusal::NotAllowed => Refusal::NotAllowed,
+            wire::MappingRefusal::Invalid => Refusal::Invalid,
+            wire::MappingRefusal::RateLimited => Refusal::RateLimited,
+            wire::MappingRefusal::NotRealised | wire::MappingRefusal::Unspecified => {
+                Refusal::NotRealised
+            }
+        },
+    }
+}
+
+/// A revocation: its number, the name (none: every lease) and the addresses (none: all of the name).
+pub(super) fn revocation(from: &wire::LeaseRevoked) -> (u64, Option<Fqdn>, Vec<IpAddr>) {
+    let addresses: Vec<_> = from
+        .addresses
+        .iter()
+        .filter_map(|bytes| ip(bytes))
+        .collect();
+    // An address that cannot be read widens the revocation: a lease too few only costs a wait.
+    let unread = addresses.len() != from.addresses.len();
+    let name = (!from.name.is_empty()).then(|| Fqdn::normalise(&from.name));
+    (from.id, name, if unread { Vec::new() } else { addresses })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn wire_rules(names: Vec<wire::FqdnSelector>) -> wire::EndpointDnsRules {
+        wire::EndpointDnsRules {
+            endpoint_id: 5,
+            ports: vec![wire::PortDnsRules {
+                port: 53,
+                protocol: 17,
+                rules: vec![wire::DnsSelectorRule {
+                    selector: "k8s-app=dns".into(),
+                    server_identities: vec![300, 200],
+                    any_server: false,
+                    names,
+                }],
+            }],
+        }
+    }
+
+    fn selector(name: &str, pattern: &str) -> wire::FqdnSelector {
+        wire::FqdnSelector {
+            match_name: name.into(),
+            match_pattern: pattern.into(),
+        }
+    }
+
+    #[test]
+    fn rules_are_taken_as_they_are() {
+        let taken = rules(wire_rules(vec![
+            selector("a.com", ""),
+            selector("", "*.b.com"),
+        ]))
+        .unwrap();
+        assert_eq!(taken.endpoint, EndpointId(5));
+        let rule = &taken.rules.ports[0].rules[0];
+        assert_eq!(
+            rule.names,
+            NameRules::Names(vec![
+                NameRule::Name("a.com".into()),
+                NameRule::Pattern("*.b.com".into())
+            ])
+        );
+        assert_eq!(
+            rule.servers,
+            Servers::Identities([IdentityId(200), IdentityId(300)].into())
+        );
+        assert_eq!(
+            rules(wire_rules(vec![])).unwrap().rules.ports[0].rules[0].names,
+            NameRules::All
+        );
+    }
+
+    #[test]
+    fn what_cannot_be_meant_is_refused_by_name() {
+        let error = |from| rules(from).unwrap_err().to_string();
+        assert!(error(wire_rules(vec![selector("a.com", "b.com")])).contains("exactly one"));
+        assert!(error(wire_rules(vec![selector("", "")])).contains("exactly one"));
+        let bad = error(wire_rules(vec![selector("", "a{1,2}.x")]));
+        assert!(bad.contains("k8s-app=dns"), "{bad}");
+        let mut from = wire_rules(vec![]);
+        from.ports[0].protocol = 1;
+        assert!(error(from.clone()).contains("protocol 1"));
+        from.ports[0].port = 70_000;
+        assert!(error(from.clone()).contains("70000"));
+        from.endpoint_id = 65_536;
+        assert!(error(from).contains("65536"));
+    }
+
+    #[test]
+    fn an_unreadable_address_widens_a_revocation() {
+        let from = wire::LeaseRevoked {
+            id: 1,
+            name: "A.com".into(),
+            addresses: vec![vec![1, 2, 3, 4], vec![1]],
+        };
+        assert_eq!(
+            revocation(&from),
+            (1, Some(Fqdn::normalise("a.com.")), vec![])
+        );
+    }
+}

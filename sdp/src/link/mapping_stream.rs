@@ -1,0 +1,118 @@
+//! Mappings up; results and revocations down.
+
+use std::time::Duration;
+
+use fqdn_proto::native as wire;
+use tokio::{sync::mpsc, time::interval};
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::Streaming;
+use wire::mapping_down::Kind;
+
+use super::{
+    Link, SessionError, answered, convert,
+    native::{Client, Never},
+};
+use crate::mapping::{BootTime, sink::Epoch};
+
+const CALL: &str = "UpdateMappings";
+/// Messages between us and the connection; what does not fit waits in the sink.
+const AHEAD: usize = 4;
+/// Refreshes that wait to go together become due without anybody telling.
+const LOOK: Duration = Duration::from_millis(100);
+
+/// A stream whose first message, the agent's epoch, has come.
+#[derive(Debug)]
+pub(super) struct Opened {
+    up: mpsc::Sender<wire::MappingUp>,
+    down: Streaming<wire::MappingDown>,
+    epoch: Epoch,
+}
+
+/// Opens the stream.
+pub(super) async fn open(client: &mut Client) -> Result<Opened, SessionError> {
+    let (up, sent) = mpsc::channel(AHEAD);
+    let call = client.update_mappings(ReceiverStream::new(sent));
+    let mut down = answered(CALL, call).await?.into_inner();
+    let first = answered(CALL, down.message())
+        .await?
+        .ok_or(SessionError::Closed { what: CALL })?;
+    let Some(Kind::Epoch(epoch)) = first.kind else {
+        return Err(SessionError::Protocol(
+            "mapping results before its epoch".into(),
+        ));
+    };
+    Ok(Opened {
+        up,
+        down,
+        epoch: convert::epoch(epoch),
+    })
+}
+
+impl Opened {
+    /// The agent's epoch.
+    pub(super) fn epoch(&self) -> &Epoch {
+        &self.epoch
+    }
+
+    /// Moves messages until the stream ends.
+    pub(super) async fn run(self, link: &Link) -> Result<Never, SessionError> {
+        let Self { up, down, .. } = self;
+        tokio::select! {
+            ended = send(link, up) => ended,
+            ended = receive(link, down) => ended,
+        }
+    }
+}
+
+async fn send(link: &Link, up: mpsc::Sender<wire::MappingUp>) -> Result<Never, SessionError> {
+    let mut look = interval(LOOK);
+    loop {
+        tokio::select! {
+            () = link.sink.has_work() => {}
+            _ = look.tick() => {}
+        }
+        loop {
+            // Room first: a batch that was taken can no longer go with later ones.
+            let room = up
+                .reserve()
+                .await
+                .map_err(|_| SessionError::Closed { what: CALL })?;
+            let mut messages =
+                convert::batch_out(link.sink.next_batch(BootTime::now())).into_iter();
+            let Some(first) = messages.next() else { break };
+            room.send(first);
+            for message in messages {
+                up.send(message)
+                    .await
+                    .map_err(|_| SessionError::Closed { what: CALL })?;
+            }
+        }
+    }
+}
+
+async fn receive(
+    link: &Link,
+    mut down: Streaming<wire::MappingDown>,
+) -> Result<Never, SessionError> {
+    loop {
+        let message = down
+            .message()
+            .await
+            .map_err(|status| SessionError::Status {
+                what: CALL,
+                status: Box::new(status),
+            })?;
+        match message.ok_or(SessionError::Closed { what: CALL })?.kind {
+            Some(Kind::Results(results)) => {
+                link.sink
+                    .results(results.results.iter().map(convert::outcome).collect());
+            }
+            Some(Kind::Revoked(revoked)) => {
+                let (id, name, addresses) = convert::revocation(&revoked);
+                link.sink.revoke(id, name.as_ref(), &addresses);
+            }
+            // A second epoch, or a kind that a later version added.
+            Some(Kind::Epoch(_)) | None => {}
+        }
+    }
+}

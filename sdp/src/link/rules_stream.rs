@@ -1,0 +1,84 @@
+//! Rules down; acknowledgements up.
+
+use fqdn_proto::native as wire;
+use tokio::sync::mpsc;
+use tokio_stream::wrappers::ReceiverStream;
+
+use super::{
+    Link, SessionError,
+    assembly::{Assembly, Complete, Content},
+    convert,
+    native::{Client, Never},
+};
+
+const CALL: &str = "UpdateDNSRules";
+const ACKS_AHEAD: usize = 16;
+
+/// Applies and acknowledges rules until the stream ends.
+///
+/// The agent may take its time for the first message: it publishes nothing
+/// before it knows everything. That it lives was shown by its Hello.
+pub(super) async fn run(link: &Link, client: &mut Client) -> Result<Never, SessionError> {
+    let broken = |status| SessionError::Status {
+        what: CALL,
+        status: Box::new(status),
+    };
+    let (acks, sent) = mpsc::channel(ACKS_AHEAD);
+    let call = client.update_dns_rules(ReceiverStream::new(sent));
+    let mut down = call.await.map_err(broken)?.into_inner();
+    let mut assembly = Assembly::default();
+    loop {
+        let message = down.message().await.map_err(broken)?;
+        let update = message.ok_or(SessionError::Closed { what: CALL })?;
+        let Some(complete) = assembly.push(update)? else {
+            continue;
+        };
+        let ack = apply(link, complete);
+        acks.send(ack)
+            .await
+            .map_err(|_| SessionError::Closed { what: CALL })?;
+    }
+}
+
+fn apply(link: &Link, complete: Complete) -> wire::RulesAck {
+    let Complete {
+        epoch,
+        revision,
+        content,
+    } = complete;
+    let mut ack = wire::RulesAck {
+        epoch: Some(convert::epoch_out(&epoch)),
+        revision,
+        nack: String::new(),
+    };
+    let content = match content {
+        Ok(content) => content,
+        Err(error) => {
+            ack.nack = error.to_string();
+            tracing::error!(
+                revision,
+                reason = ack.nack,
+                "rules refused; the old ones stay in force"
+            );
+            link.board.rules_refused(revision, &ack.nack);
+            return ack;
+        }
+    };
+    let _writing = link.board.writing_rules();
+    // First: from here on a lease of an older revision must not release an answer.
+    link.sink.rules_applied(epoch.clone(), revision);
+    let errors = match &content {
+        Content::Snapshot(all) => link.policy.replace_all(all),
+        Content::Delta { changed, removed } => link.policy.apply(changed, removed),
+    };
+    for error in &errors {
+        tracing::error!(revision, %error, "a rule allows nothing");
+    }
+    tracing::debug!(
+        revision,
+        snapshot = matches!(content, Content::Snapshot(_)),
+        "rules applied"
+    );
+    link.board.rules_from_agent(epoch, revision);
+    ack
+}

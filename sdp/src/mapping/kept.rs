@@ -1,0 +1,330 @@
+//! Every unexpired mapping, kept so that an agent that comes back can be told again.
+//!
+//! One entry per endpoint, name and address. Bounded: what expires soonest is
+//! dropped first, and counted.
+
+use std::{
+    collections::HashMap,
+    net::{IpAddr, SocketAddr},
+};
+
+use super::{BootTime, EndpointInstance, Mapping};
+use crate::{name::Fqdn, policy::rule::Transport};
+
+/// How long after its TTL a pair that no agent has made durable is still kept, seconds.
+const UNSETTLED_SECS: u64 = 300;
+
+/// How often a pair that the agent could not take yet is sent again.
+const TRIES: u8 = 30;
+
+/// A name that an endpoint asked for.
+pub type Key = (EndpointInstance, Fqdn);
+
+/// The table.
+#[derive(Debug)]
+pub struct Kept {
+    names: HashMap<Key, KeptName>,
+    pairs: usize,
+    limit: usize,
+    dropped: u64,
+}
+
+#[derive(Debug)]
+struct KeptName {
+    server: SocketAddr,
+    transport: Transport,
+    pairs: Vec<Pair>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Pair {
+    address: IpAddr,
+    seen_at: BootTime,
+    ttl: u32,
+    expires: BootTime,
+    settled: bool,
+    tries: u8,
+}
+
+impl Pair {
+    fn until(&self) -> BootTime {
+        if self.settled {
+            self.expires
+        } else {
+            self.expires.plus_secs(UNSETTLED_SECS)
+        }
+    }
+}
+
+impl Kept {
+    /// Keeps `limit` pairs at most.
+    pub fn new(limit: usize) -> Self {
+        Self {
+            names: HashMap::new(),
+            pairs: 0,
+            limit,
+            dropped: 0,
+        }
+    }
+
+    /// Keeps a mapping's pairs; `min_ttl` is the floor of TTLs, seconds.
+    pub fn keep(&mut self, mapping: &Mapping, min_ttl: u32) {
+        let expires = mapping.seen_at.plus_secs(mapping.ttl.max(min_ttl).into());
+        let key = (mapping.endpoint, mapping.name.clone());
+        let name = self.names.entry(key).or_insert_with(|| KeptName {
+            server: mapping.server,
+            transport: mapping.transport,
+            pairs: Vec::new(),
+        });
+        name.server = mapping.server;
+        name.transport = mapping.transport;
+        for address in &mapping.addresses {
+            let fresh = Pair {
+                address: *address,
+                seen_at: mapping.seen_at,
+                ttl: mapping.ttl,
+                expires,
+                settled: false,
+                tries: 0,
+            };
+            match name.pairs.iter_mut().find(|pair| pair.address == *address) {
+                Some(pair) if pair.expires <= expires => *pair = fresh,
+                Some(_) => {}
+                None => {
+                    name.pairs.push(fresh);
+                    self.pairs += 1;
+                }
+            }
+        }
+        if self.pairs > self.limit {
+            self.shrink();
+        }
+    }
+
+    /// The agent has made these pairs durable, as seen at `seen_at`.
+    pub fn settle(&mut self, key: &Key, addresses: &[IpAddr], seen_at: BootTime) {
+        let Some(name) = self.names.get_mut(key) else {
+            return;
+        };
+        for pair in &mut name.pairs {
+            if pair.seen_at <= seen_at && addresses.contains(&pair.address) {
+                pair.settled = true;
+            }
+        }
+    }
+
+    /// The agent will never take these pairs.
+    pub fn forget(&mut self, key: &Key, addresses: &[IpAddr]) {
+        self.retain_pairs(key, |pair| !addresses.contains(&pair.address));
+    }
+
+    /// Whether it is worth sending these pairs again after the agent could not
+    /// take them yet; those tried too often are dropped.
+    pub fn retry(&mut self, key: &Key) -> bool {
+        self.retain_pairs(key, |pair| {
+            pair.tries = pair.tries.saturating_add(1);
+            pair.tries < TRIES
+        });
+        self.names.contains_key(key)
+    }
+
+    fn retain_pairs(&mut self, key: &Key, keep: impl FnMut(&mut Pair) -> bool) {
+        let Some(name) = self.names.get_mut(key) else {
+            return;
+        };
+        let before = name.pairs.len();
+        name.pairs.retain_mut(keep);
+        self.pairs -= before - name.pairs.len();
+        if name.pairs.is_empty() {
+            self.names.remove(key);
+        }
+    }
+
+    /// Drops what has expired.
+    pub fn expire(&mut self, now: BootTime) {
+        self.retain_all(|pair| pair.until() > now);
+    }
+
+    fn retain_all(&mut self, mut keep: impl FnMut(&Pair) -> bool) {
+        self.names.retain(|_, name| {
+            name.pairs.retain(&mut keep);
+            !name.pairs.is_empty()
+        });
+        self.pairs = self.names.values().map(|name| name.pairs.len()).sum();
+    }
+
+    /// Drops the sixteenth that ends soonest, so that the next ones are cheap.
+    fn shrink(&mut self) {
+        let mut ends: Vec<_> = self
+            .names
+            .values()
+            .flat_map(|name| name.pairs.iter().map(Pair::until))
+            .collect();
+        let last = (ends.len() / 16).min(ends.len().saturating_sub(1));
+        let (_, bound, _) = ends.select_nth_unstable(last);
+        let bound = *bound;
+        let before = self.pairs;
+        let mut quota = last + 1;
+        self.retain_all(|pair| {
+            let goes = pair.until() <= bound && quota > 0;
+            quota -= usize::from(goes);
+            !goes
+        });
+        self.dropped += u64::try_from(before - self.pairs).unwrap_or(u64::MAX);
+    }
+
+    /// Names to send again: those that no agent has made durable, or all.
+    pub fn keys(&self, all: bool) -> Vec<Key> {
+        self.names
+            .iter()
+            .filter(|(_, name)| all || name.pairs.iter().any(|pair| !pair.settled))
+            .map(|(key, _)| key.clone())
+            .collect()
+    }
+
+    /// A name's pairs as mappings to send again: one per instant and TTL.
+    pub fn replay(&self, key: &Key, now: BootTime) -> Vec<Mapping> {
+        let Some(name) = self.names.get(key) else {
+            return Vec::new();
+        };
+        let mut mappings: Vec<Mapping> = Vec::new();
+        for pair in name.pairs.iter().filter(|pair| pair.until() > now) {
+            match mappings
+                .iter_mut()
+                .find(|m| m.seen_at == pair.seen_at && m.ttl == pair.ttl)
+            {
+                Some(mapping) => mapping.addresses.push(pair.address),
+                None => mappings.push(Mapping {
+                    endpoint: key.0,
+                    name: key.1.clone(),
+                    addresses: vec![pair.address],
+                    ttl: pair.ttl,
+                    seen_at: pair.seen_at,
+                    rcode: 0,
+                    server: name.server,
+                    transport: name.transport,
+                    replayed: true,
+                }),
+            }
+        }
+        mappings
+    }
+
+    /// Number of pairs kept.
+    pub fn len(&self) -> usize {
+        self.pairs
+    }
+
+    /// Whether nothing is kept.
+    pub fn is_empty(&self) -> bool {
+        self.pairs == 0
+    }
+
+    /// Pairs dropped because there were too many.
+    pub fn dropped(&self) -> u64 {
+        self.dropped
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use shared_maps::EndpointId;
+
+    use super::*;
+
+    pub(crate) fn mapping(name: &str, addresses: &[u8], ttl: u32, seen: u64) -> Mapping {
+        Mapping {
+            endpoint: EndpointInstance {
+                id: EndpointId(1),
+                client: IpAddr::from([10, 0, 0, 1]),
+                ifindex: 9,
+            },
+            name: Fqdn::normalise(name),
+            addresses: addresses
+                .iter()
+                .map(|last| IpAddr::from([192, 0, 2, *last]))
+                .collect(),
+            ttl,
+            seen_at: BootTime(0).plus_secs(seen),
+            rcode: 0,
+            server: SocketAddr::from(([10, 0, 0, 53], 53)),
+            transport: Transport::Udp,
+            replayed: false,
+        }
+    }
+
+    fn key(mapping: &Mapping) -> Key {
+        (mapping.endpoint, mapping.name.clone())
+    }
+
+    fn at(secs: u64) -> BootTime {
+        BootTime(0).plus_secs(secs)
+    }
+
+    #[test]
+    fn the_same_pair_is_kept_once_and_replayed_as_seen() {
+        let mut kept = Kept::new(100);
+        kept.keep(&mapping("a.", &[1, 2], 60, 10), 0);
+        let later = mapping("a.", &[2], 60, 20);
+        kept.keep(&later, 0);
+        assert_eq!(kept.len(), 2);
+        let mut replay = kept.replay(&key(&later), at(30));
+        replay.sort_by_key(|m| m.seen_at);
+        assert_eq!(replay.len(), 2);
+        assert_eq!(
+            (replay[0].seen_at, &replay[0].addresses[..]),
+            (at(10), &mapping("", &[1], 0, 0).addresses[..])
+        );
+        assert_eq!(
+            (replay[1].seen_at, replay[1].ttl, replay[1].replayed),
+            (at(20), 60, true)
+        );
+    }
+
+    #[test]
+    fn what_is_not_durable_outlives_its_ttl_for_a_while() {
+        let mut kept = Kept::new(100);
+        let (a, b) = (mapping("a.", &[1], 10, 0), mapping("b.", &[1], 10, 0));
+        kept.keep(&a, 0);
+        kept.keep(&b, 0);
+        kept.settle(&key(&b), &b.addresses, at(0));
+        assert_eq!(kept.keys(false), [key(&a)]);
+        assert_eq!(kept.keys(true).len(), 2);
+        kept.expire(at(11));
+        assert_eq!(kept.keys(true), [key(&a)]);
+        kept.expire(at(11 + UNSETTLED_SECS));
+        assert!(kept.is_empty());
+    }
+
+    #[test]
+    fn min_ttl_is_a_floor() {
+        let mut kept = Kept::new(100);
+        let a = mapping("a.", &[1], 1, 0);
+        kept.keep(&a, 3600);
+        kept.settle(&key(&a), &a.addresses, at(0));
+        kept.expire(at(3599));
+        assert_eq!(kept.len(), 1);
+    }
+
+    #[test]
+    fn the_soonest_to_end_goes_first_when_full() {
+        let mut kept = Kept::new(160);
+        for n in 0..200u32 {
+            kept.keep(&mapping(&format!("n{n}."), &[1], 1000 - n, 0), 0);
+        }
+        assert!(kept.len() <= 160);
+        assert_eq!(kept.dropped() + u64::try_from(kept.len()).unwrap(), 200);
+        let first = key(&mapping("n0.", &[1], 0, 0));
+        assert!(kept.keys(true).contains(&first), "the longest-lived stays");
+    }
+
+    #[test]
+    fn a_refused_pair_is_tried_a_bounded_number_of_times() {
+        let mut kept = Kept::new(10);
+        let a = mapping("a.", &[1], 60, 0);
+        kept.keep(&a, 0);
+        let tries = (0..1000).take_while(|_| kept.retry(&key(&a))).count();
+        assert_eq!(tries, usize::from(TRIES) - 1);
+        assert!(kept.is_empty());
+    }
+}

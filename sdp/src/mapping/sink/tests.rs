@@ -1,0 +1,226 @@
+//! What the sink decides, without a runtime or a network.
+
+use std::sync::Arc;
+
+use super::*;
+use crate::mapping::kept::tests::mapping;
+
+type Seen = Arc<Mutex<Vec<Realised>>>;
+
+fn epoch(start: u64) -> Epoch {
+    Epoch {
+        boot_id: "b".into(),
+        start,
+    }
+}
+
+fn sink() -> LinkSink {
+    LinkSink::new(0, Duration::from_secs(3600))
+}
+
+fn live(name: &str) -> Mapping {
+    Mapping {
+        seen_at: BootTime::now(),
+        ..mapping(name, &[1], 30, 0)
+    }
+}
+
+fn learn(sink: &LinkSink, name: &str, seen: &Seen) -> Release {
+    let seen = Arc::clone(seen);
+    sink.learn(
+        live(name),
+        Box::new(move |realised| seen.lock().push(realised)),
+    )
+}
+
+fn realised(sequence: u64, lease_secs: Option<u64>, revision: u64) -> Outcome {
+    Outcome {
+        sequence,
+        realised: true,
+        durable: true,
+        lease_end: lease_secs.map(|secs| BootTime::now().plus_secs(secs)),
+        revision,
+        refusal: Refusal::NotRealised,
+    }
+}
+
+#[test]
+fn without_an_agent_the_answer_goes_and_the_mapping_stays() {
+    let (sink, seen) = (sink(), Seen::default());
+    assert_eq!(learn(&sink, "a.", &seen), Release::AgentAway);
+    assert!(sink.next_batch(BootTime::now()).is_empty());
+    sink.agent_up(epoch(1), None);
+    let batch = sink.next_batch(BootTime::now());
+    assert_eq!(batch.mappings.len(), 1);
+    assert!(batch.mappings[0].mapping.replayed);
+    assert!(!batch.mappings[0].leased);
+}
+
+#[test]
+fn a_leased_pair_is_released_at_once_and_still_sent() {
+    let (sink, seen) = (sink(), Seen::default());
+    sink.agent_up(epoch(1), None);
+    sink.rules_applied(epoch(1), 4);
+    assert_eq!(learn(&sink, "a.", &seen), Release::Held);
+    let batch = sink.next_batch(BootTime::now());
+    sink.results(vec![realised(batch.mappings[0].sequence, Some(90), 4)]);
+    assert_eq!(*seen.lock(), [Realised::Yes]);
+    for _ in 0..3 {
+        assert_eq!(learn(&sink, "a.", &seen), Release::Leased);
+    }
+    let later = BootTime::now().plus_secs(1);
+    let batch = sink.next_batch(later);
+    assert_eq!(batch.mappings.len(), 1, "refreshes of one name go together");
+    assert!(batch.mappings[0].leased);
+}
+
+#[test]
+fn a_lease_counts_only_for_its_epoch_revision_and_time() {
+    let (sink, seen) = (sink(), Seen::default());
+    sink.agent_up(epoch(1), None);
+    sink.rules_applied(epoch(1), 4);
+    let grant = |lease_secs, revision| {
+        assert_eq!(learn(&sink, "a.", &seen), Release::Held);
+        let batch = sink.next_batch(BootTime::now());
+        let sequence = batch.mappings.last().unwrap().sequence;
+        sink.results(vec![realised(sequence, lease_secs, revision)]);
+    };
+    grant(Some(10), 4);
+    assert_eq!(
+        learn(&sink, "a.", &seen),
+        Release::Held,
+        "ends before the TTL"
+    );
+    let _ = sink.next_batch(BootTime::now());
+    grant(Some(90), 3);
+    assert_eq!(learn(&sink, "a.", &seen), Release::Held, "older rules");
+    let _ = sink.next_batch(BootTime::now());
+    grant(Some(90), 4);
+    assert_eq!(learn(&sink, "a.", &seen), Release::Leased);
+    sink.rules_applied(epoch(1), 5);
+    assert_eq!(
+        learn(&sink, "a.", &seen),
+        Release::Held,
+        "newer rules in force"
+    );
+    sink.agent_up(epoch(2), None);
+    sink.rules_applied(epoch(2), 1);
+    assert_eq!(learn(&sink, "a.", &seen), Release::Held, "another epoch");
+}
+
+#[test]
+fn the_agents_floor_of_ttls_lengthens_what_a_lease_must_cover() {
+    let (sink, seen) = (sink(), Seen::default());
+    sink.agent_up(epoch(1), Some(3600));
+    sink.rules_applied(epoch(1), 1);
+    assert_eq!(learn(&sink, "a.", &seen), Release::Held);
+    let batch = sink.next_batch(BootTime::now());
+    sink.results(vec![realised(batch.mappings[0].sequence, Some(3000), 1)]);
+    assert_eq!(learn(&sink, "a.", &seen), Release::Held);
+}
+
+#[test]
+fn a_lost_agent_releases_what_is_held_and_voids_leases() {
+    let (sink, seen) = (sink(), Seen::default());
+    sink.agent_up(epoch(1), None);
+    assert_eq!(learn(&sink, "a.", &seen), Release::Held);
+    let _ = sink.next_batch(BootTime::now());
+    assert_eq!(learn(&sink, "b.", &seen), Release::Held);
+    sink.agent_down();
+    assert_eq!(*seen.lock(), [Realised::AgentAway; 2]);
+    assert_eq!(sink.status().leases, 0);
+    assert_eq!(sink.status().kept, 2);
+}
+
+#[test]
+fn the_same_epoch_gets_only_what_is_not_durable_and_a_new_one_all() {
+    let (sink, seen) = (sink(), Seen::default());
+    sink.agent_up(epoch(1), None);
+    learn(&sink, "a.", &seen);
+    learn(&sink, "b.", &seen);
+    let batch = sink.next_batch(BootTime::now());
+    sink.results(vec![realised(batch.mappings[0].sequence, None, 1)]);
+    sink.agent_down();
+    sink.agent_up(epoch(1), None);
+    assert_eq!(sink.next_batch(BootTime::now()).mappings.len(), 1);
+    sink.agent_down();
+    sink.agent_up(epoch(2), None);
+    assert_eq!(sink.next_batch(BootTime::now()).mappings.len(), 2);
+}
+
+#[test]
+fn live_answers_go_before_replays() {
+    let (sink, seen) = (sink(), Seen::default());
+    for n in 0..700 {
+        learn(&sink, &format!("old{n}."), &seen);
+    }
+    sink.agent_up(epoch(1), None);
+    assert_eq!(learn(&sink, "new.", &seen), Release::Held);
+    let batch = sink.next_batch(BootTime::now());
+    assert_eq!(batch.mappings[0].mapping.name.as_str(), "new.");
+    assert_eq!(batch.mappings.len(), 1 + REPLAYS_BESIDE_LIVE);
+    let rest: usize = (0..3)
+        .map(|_| sink.next_batch(BootTime::now()).mappings.len())
+        .sum();
+    assert_eq!(rest, 700 - REPLAYS_BESIDE_LIVE);
+}
+
+#[test]
+fn three_late_results_in_a_row_make_the_agent_hung_until_it_answers() {
+    let (sink, seen) = (LinkSink::new(0, Duration::ZERO), Seen::default());
+    sink.agent_up(epoch(1), None);
+    let mut sequence = 0;
+    for n in 0..3 {
+        assert_eq!(learn(&sink, &format!("n{n}."), &seen), Release::Held);
+        sequence = sink.next_batch(BootTime::now()).mappings[0].sequence;
+        sink.tick(BootTime::now().plus_secs(1));
+    }
+    assert!(sink.status().agent_hung);
+    assert_eq!(learn(&sink, "x.", &seen), Release::AgentAway);
+    assert_eq!(seen.lock().len(), 3, "each held answer is released once");
+    sink.results(vec![realised(sequence, None, 1)]);
+    assert!(!sink.status().agent_hung);
+    assert_eq!(learn(&sink, "x.", &seen), Release::Held);
+}
+
+#[test]
+fn a_revocation_is_carried_out_before_it_is_acknowledged() {
+    let (sink, seen) = (sink(), Seen::default());
+    sink.agent_up(epoch(1), None);
+    sink.rules_applied(epoch(1), 1);
+    learn(&sink, "a.", &seen);
+    let batch = sink.next_batch(BootTime::now());
+    sink.results(vec![realised(batch.mappings[0].sequence, Some(90), 1)]);
+    assert_eq!(learn(&sink, "a.", &seen), Release::Leased);
+    sink.revoke(77, Some(&Fqdn::normalise("a.")), &[]);
+    assert_eq!(learn(&sink, "a.", &seen), Release::Held);
+    assert_eq!(sink.next_batch(BootTime::now()).revoked, [77]);
+}
+
+#[test]
+fn refusals_are_passed_on_and_retried_where_it_helps() {
+    let (sink, seen) = (sink(), Seen::default());
+    sink.agent_up(epoch(1), None);
+    let refuse = |name: &str, refusal| {
+        learn(&sink, name, &seen);
+        let sequence = sink.next_batch(BootTime::now()).mappings[0].sequence;
+        let outcome = Outcome {
+            realised: false,
+            refusal,
+            ..realised(sequence, None, 1)
+        };
+        sink.results(vec![outcome]);
+        sink.tick(BootTime::now());
+        sink.next_batch(BootTime::now()).mappings.len()
+    };
+    assert_eq!(refuse("a.", Refusal::NotAllowed), 0);
+    assert_eq!(refuse("b.", Refusal::EndpointUnknown), 1);
+    assert_eq!(
+        *seen.lock(),
+        [
+            Realised::No(Refusal::NotAllowed),
+            Realised::No(Refusal::EndpointUnknown)
+        ]
+    );
+    assert_eq!(sink.status().kept, 1);
+}

@@ -1,0 +1,78 @@
+//! Readiness as named things that are still missing.
+
+use std::{collections::BTreeMap, fmt, sync::Arc};
+
+use parking_lot::Mutex;
+
+/// What must be there before the proxy is ready.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Need {
+    /// Sockets bound and read.
+    Listeners,
+    /// Rules, from the agent or from disk.
+    Rules,
+    /// The pinned maps, or the agent's tables in their place.
+    Endpoints,
+    /// Not leaving.
+    Staying,
+}
+
+impl fmt::Display for Need {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Listeners => "listeners",
+            Self::Rules => "rules",
+            Self::Endpoints => "endpoints",
+            Self::Staying => "staying",
+        })
+    }
+}
+
+/// What is missing, and why. Cheap to clone; all clones are one.
+#[derive(Clone, Debug, Default)]
+pub struct Readiness {
+    missing: Arc<Mutex<BTreeMap<Need, String>>>,
+}
+
+impl Readiness {
+    /// Says that `need` is missing.
+    pub fn block(&self, need: Need, reason: impl Into<String>) {
+        self.missing.lock().insert(need, reason.into());
+    }
+
+    /// Says that `need` is there.
+    pub fn unblock(&self, need: Need) {
+        self.missing.lock().remove(&need);
+    }
+
+    /// Whether nothing is missing.
+    pub fn is_ready(&self) -> bool {
+        self.missing.lock().is_empty()
+    }
+
+    /// What is missing, with the reason.
+    pub fn missing(&self) -> Vec<(Need, String)> {
+        self.missing
+            .lock()
+            .iter()
+            .map(|(need, why)| (*need, why.clone()))
+            .collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ready_when_nothing_is_missing() {
+        let ready = Readiness::default();
+        ready.block(Need::Rules, "no agent yet");
+        ready.block(Need::Listeners, "not bound");
+        ready.clone().unblock(Need::Listeners);
+        assert!(!ready.is_ready());
+        assert_eq!(ready.missing(), [(Need::Rules, "no agent yet".to_owned())]);
+        ready.unblock(Need::Rules);
+        assert!(ready.is_ready());
+    }
+}

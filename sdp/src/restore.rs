@@ -1,0 +1,267 @@
+//! Rules to start with: the endpoints' files, as far as `cilium_lxc` confirms them.
+//!
+//! A file is used only if the map has an address of it with the same endpoint
+//! number, interface and identity, and none with others: numbers are reused.
+//! A file that cannot be read costs only its own endpoint.
+
+use std::{
+    collections::BTreeMap,
+    fs, io,
+    net::IpAddr,
+    path::{Path, PathBuf},
+};
+
+use shared_maps::{
+    EndpointId,
+    lxc::{FLAG_HOST, LxcValue},
+};
+
+use crate::policy::rule::RulesOf;
+
+pub mod file;
+
+use file::{EndpointFile, FileError};
+
+/// Name of each endpoint's file.
+pub const FILE_NAME: &str = "ep_config.json";
+/// Files are small; a larger one is not ours.
+const LARGEST: u64 = 64 << 20;
+const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
+
+/// What was found on disk.
+#[derive(Debug, Default)]
+pub struct Restored {
+    /// Rules of the endpoints whose files can be used.
+    pub rules: Vec<RulesOf>,
+    /// Files that were not used, and why.
+    pub skipped: Vec<Skipped>,
+}
+
+/// A file that was not used.
+#[derive(Clone, Debug, serde::Serialize, serde::Deserialize)]
+pub struct Skipped {
+    /// Which.
+    pub path: PathBuf,
+    /// Why.
+    pub reason: String,
+    /// Whether it is damaged, rather than of an endpoint that is no more.
+    pub damaged: bool,
+}
+
+/// Why a file was not used.
+#[derive(Debug, thiserror::Error)]
+enum SkipReason {
+    #[error("cannot be read: {0}")]
+    Read(#[from] io::Error),
+    #[error("{0}")]
+    File(#[from] FileError),
+    #[error("it is of endpoint {0}, not of the one its directory is named after")]
+    OtherDirectory(EndpointId),
+    #[error("none of its addresses is in cilium_lxc: the endpoint is gone")]
+    Gone,
+    #[error(
+        "cilium_lxc has {address} as endpoint {id}, interface {ifindex}, identity {identity}: the file is of an earlier one"
+    )]
+    Disagrees {
+        address: IpAddr,
+        id: u16,
+        ifindex: u32,
+        identity: u32,
+    },
+}
+
+/// Reads every endpoint's file below `<state_dir>/state`. `lxc` looks an address up in `cilium_lxc`.
+pub fn load(state_dir: &Path, lxc: impl Fn(IpAddr) -> Option<LxcValue>) -> Restored {
+    let boot_id = fs::read_to_string(BOOT_ID).unwrap_or_default();
+    let state = state_dir.join("state");
+    let directories = match directories(&state) {
+        Ok(directories) => directories,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Restored::default(),
+        Err(error) => {
+            let reason = SkipReason::Read(error).to_string();
+            let skipped = Skipped {
+                path: state,
+                reason,
+                damaged: true,
+            };
+            return Restored {
+                skipped: vec![skipped],
+                ..Restored::default()
+            };
+        }
+    };
+    let mut restored = Restored::default();
+    for (id, candidates) in directories {
+        // The finished directory first; those of a build that was cut short only without it.
+        for directory in candidates {
+            let path = directory.join(FILE_NAME);
+            match read(&path, id, boot_id.trim(), &lxc) {
+                Ok(rules) => {
+                    restored.rules.extend(rules);
+                    break;
+                }
+                Err(SkipReason::Read(error)) if error.kind() == io::ErrorKind::NotFound => {}
+                Err(reason) => restored.skipped.push(Skipped {
+                    damaged: !matches!(reason, SkipReason::Gone | SkipReason::Disagrees { .. }),
+                    reason: reason.to_string(),
+                    path,
+                }),
+            }
+        }
+    }
+    restored
+}
+
+fn directories(state: &Path) -> io::Result<BTreeMap<u16, Vec<PathBuf>>> {
+    let mut found: BTreeMap<u16, Vec<PathBuf>> = BTreeMap::new();
+    for entry in fs::read_dir(state)? {
+        let path = entry?.path();
+        let Some(name) = path.file_name().and_then(|name| name.to_str()) else {
+            continue;
+        };
+        let (number, build) = name
+            .split_once('_')
+            .map_or((name, false), |(n, _)| (n, true));
+        let Ok(id) = number.parse::<u16>() else {
+            continue;
+        };
+        let candidates = found.entry(id).or_default();
+        if build {
+            candidates.push(path);
+        } else {
+            candidates.insert(0, path);
+        }
+    }
+    Ok(found)
+}
+
+/// `None`: a good file of an endpoint without DNS rules.
+fn read(
+    path: &Path,
+    directory: u16,
+    boot_id: &str,
+    lxc: &impl Fn(IpAddr) -> Option<LxcValue>,
+) -> Result<Option<RulesOf>, SkipReason> {
+    if fs::metadata(path)?.len() > LARGEST {
+        return Err(io::Error::new(io::ErrorKind::FileTooLarge, "larger than 64 MiB").into());
+    }
+    let endpoint = file::parse(&fs::read(path)?, boot_id)?;
+    if endpoint.id.0 != directory {
+        return Err(SkipReason::OtherDirectory(endpoint.id));
+    }
+    confirm(&endpoint, lxc)?;
+    Ok(endpoint.rules.map(|rules| RulesOf {
+        endpoint: endpoint.id,
+        rules,
+    }))
+}
+
+fn confirm(
+    endpoint: &EndpointFile,
+    lxc: &impl Fn(IpAddr) -> Option<LxcValue>,
+) -> Result<(), SkipReason> {
+    let mut confirmed = false;
+    for address in &endpoint.addresses {
+        let Some(entry) = lxc(*address) else { continue };
+        let agrees = entry.flags & FLAG_HOST == 0
+            && entry.lxc_id == endpoint.id.0
+            && entry.ifindex == endpoint.ifindex
+            && entry.sec_id == endpoint.identity.0;
+        if !agrees {
+            return Err(SkipReason::Disagrees {
+                address: *address,
+                id: entry.lxc_id,
+                ifindex: entry.ifindex,
+                identity: entry.sec_id,
+            });
+        }
+        confirmed = true;
+    }
+    if confirmed {
+        Ok(())
+    } else {
+        Err(SkipReason::Gone)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn lxc(ip: IpAddr) -> Option<LxcValue> {
+        (ip == IpAddr::from([10, 0, 0, 7])).then(|| LxcValue {
+            ifindex: 12,
+            lxc_id: 7,
+            sec_id: 300,
+            ..LxcValue::default()
+        })
+    }
+
+    fn put(state_dir: &Path, directory: &str, text: &str) {
+        let dir = state_dir.join("state").join(directory);
+        fs::create_dir_all(&dir).unwrap();
+        fs::write(dir.join(FILE_NAME), text).unwrap();
+    }
+
+    fn endpoint(id: u16, ip: &str, ifindex: u32, identity: u32) -> String {
+        let rules = r#"{"17891381":[{"Re":"^a[.]com[.]$","IPs":null}]}"#;
+        format!(
+            r#"{{"ID":{id},"IPv4":"{ip}","IPv6":"","IfIndex":{ifindex},"SecLabel":{{"id":{identity}}},"DNSRulesV2":{rules}}}"#
+        )
+    }
+
+    #[test]
+    fn a_damaged_file_costs_only_itself() {
+        let dir = tempfile::tempdir().unwrap();
+        put(dir.path(), "7", &endpoint(7, "10.0.0.7", 12, 300));
+        put(dir.path(), "8", "{\"ID\":8,");
+        put(dir.path(), "9", &endpoint(10, "10.0.0.7", 12, 300));
+        fs::write(dir.path().join("state/local_allocator_state.json"), "{}").unwrap();
+        let restored = load(dir.path(), lxc);
+        assert_eq!(restored.rules.len(), 1);
+        assert_eq!(restored.rules[0].endpoint, EndpointId(7));
+        assert_eq!(restored.skipped.len(), 2);
+        assert!(restored.skipped.iter().all(|skipped| skipped.damaged));
+        assert!(restored.skipped[0].path.ends_with("state/8/ep_config.json"));
+    }
+
+    #[test]
+    fn a_file_counts_only_if_the_map_agrees() {
+        for (ip, ifindex, identity, why) in [
+            ("10.0.0.8", 12, 300, "gone"),
+            ("10.0.0.7", 13, 300, "interface 12"),
+            ("10.0.0.7", 12, 301, "identity 300"),
+        ] {
+            let dir = tempfile::tempdir().unwrap();
+            put(dir.path(), "7", &endpoint(7, ip, ifindex, identity));
+            let restored = load(dir.path(), lxc);
+            assert!(restored.rules.is_empty());
+            assert!(
+                restored.skipped[0].reason.contains(why),
+                "{:?}",
+                restored.skipped
+            );
+            assert!(!restored.skipped[0].damaged);
+        }
+    }
+
+    #[test]
+    fn a_build_directory_serves_only_without_the_finished_one() {
+        let dir = tempfile::tempdir().unwrap();
+        put(dir.path(), "7_next", &endpoint(7, "10.0.0.7", 12, 300));
+        assert_eq!(load(dir.path(), lxc).rules.len(), 1);
+        put(
+            dir.path(),
+            "7",
+            r#"{"ID":7,"IPv4":"10.0.0.7","IfIndex":12,"SecLabel":{"id":300}}"#,
+        );
+        let restored = load(dir.path(), lxc);
+        assert!(restored.rules.is_empty() && restored.skipped.is_empty());
+    }
+
+    #[test]
+    fn no_state_directory_is_nothing_to_restore() {
+        let restored = load(Path::new("/nowhere"), lxc);
+        assert!(restored.rules.is_empty() && restored.skipped.is_empty());
+    }
+}

@@ -1,0 +1,38 @@
+//! The log: one subscriber, set up once by the binary.
+
+use tracing_subscriber::{EnvFilter, layer::SubscriberExt, util::SubscriberInitExt};
+
+use crate::config::LogFormat;
+
+/// Why the log could not be set up.
+#[derive(Debug, thiserror::Error)]
+pub enum TelemetryError {
+    /// The filter does not parse.
+    #[error("--log-level {filter:?}: {reason} (use error, warn, info, debug or trace)")]
+    Filter {
+        /// As given.
+        filter: String,
+        /// What is wrong.
+        reason: String,
+    },
+}
+
+/// Sends the log to standard error, in `format`, as far as `filter` lets it.
+pub fn init(filter: &str, format: LogFormat) -> Result<(), TelemetryError> {
+    let parsed = EnvFilter::try_new(filter).map_err(|e| TelemetryError::Filter {
+        filter: filter.to_owned(),
+        reason: e.to_string(),
+    })?;
+    let lines = tracing_subscriber::fmt::layer().with_writer(std::io::stderr);
+    let registry = tracing_subscriber::registry().with(parsed);
+    let done = match format {
+        LogFormat::Text => registry
+            .with(lines.with_target(false).with_ansi(false))
+            .try_init(),
+        LogFormat::Json => registry.with(lines.json().flatten_event(true)).try_init(),
+    };
+    if done.is_err() {
+        tracing::debug!("a log subscriber was already there");
+    }
+    Ok(())
+}

@@ -1,0 +1,518 @@
+//! The link against a small agent in the same process.
+
+use std::{
+    net::{IpAddr, SocketAddr},
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
+
+use fqdn_proto::native as wire;
+use holdfast_sdp::{
+    config::AgentAddress,
+    link::{Link, board::Board, board::RulesOrigin},
+    mapping::{
+        BootTime, EndpointInstance, Mapping, MappingSink, Realised, Release, sink::LinkSink,
+    },
+    maps::PinnedMaps,
+    name::Fqdn,
+    policy::{
+        rule::Transport,
+        table::{PolicyHandle, Question},
+        verdict::Verdict,
+    },
+    ready::{Need, Readiness},
+};
+use parking_lot::Mutex;
+use shared_maps::{EndpointId, IdentityId};
+use tokio::{net::UnixListener, sync::mpsc};
+use tokio_stream::{StreamExt, wrappers::ReceiverStream, wrappers::UnixListenerStream};
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
+use tonic::{Request, Response, Status, Streaming, transport::Server};
+use wire::fqdn_policy_server::{FqdnPolicy, FqdnPolicyServer};
+
+const SERVER: IdentityId = IdentityId(300);
+const DEADLINE: Duration = Duration::from_secs(10);
+
+/// What the agent does and saw.
+#[derive(Default)]
+struct Script {
+    start: u64,
+    snapshot: Vec<wire::DnsRulesUpdate>,
+    /// Answers mappings; otherwise it is mute.
+    answers: bool,
+    acks: Mutex<Vec<wire::RulesAck>>,
+    mappings: Mutex<Vec<wire::FqdnMapping>>,
+    more_rules: Mutex<Option<mpsc::Sender<Result<wire::DnsRulesUpdate, Status>>>>,
+}
+
+#[derive(Clone)]
+struct Agent {
+    script: Arc<Script>,
+    tasks: TaskTracker,
+}
+
+impl Script {
+    fn epoch(&self) -> wire::AgentEpoch {
+        wire::AgentEpoch {
+            boot_id: "boot".into(),
+            start: self.start,
+        }
+    }
+}
+
+#[tonic::async_trait]
+impl FqdnPolicy for Agent {
+    async fn hello(
+        &self,
+        _: Request<wire::HelloRequest>,
+    ) -> Result<Response<wire::HelloResponse>, Status> {
+        Ok(Response::new(wire::HelloResponse {
+            version: "test".into(),
+            epoch: Some(self.script.epoch()),
+            proxy_port: 10094,
+            ..Default::default()
+        }))
+    }
+
+    type UpdateMappingsStream = ReceiverStream<Result<wire::MappingDown, Status>>;
+
+    async fn update_mappings(
+        &self,
+        request: Request<Streaming<wire::MappingUp>>,
+    ) -> Result<Response<Self::UpdateMappingsStream>, Status> {
+        let (down, sent) = mpsc::channel(16);
+        let mut up = request.into_inner();
+        let script = Arc::clone(&self.script);
+        self.tasks.spawn(async move {
+            let epoch = wire::mapping_down::Kind::Epoch(script.epoch());
+            let _ = down.send(Ok(wire::MappingDown { kind: Some(epoch) })).await;
+            while let Some(Ok(message)) = up.next().await {
+                let Some(wire::mapping_up::Kind::Batch(batch)) = message.kind else {
+                    continue;
+                };
+                let results = batch.mappings.iter().map(|mapping| wire::MappingResult {
+                    sequence: mapping.sequence,
+                    realised: true,
+                    durable: true,
+                    lease_end: BootTime::now().plus_secs(3600).0,
+                    revision: 1,
+                    refusal: 0,
+                });
+                let results = wire::MappingResults {
+                    results: results.collect(),
+                };
+                script.mappings.lock().extend(batch.mappings);
+                if script.answers {
+                    let kind = Some(wire::mapping_down::Kind::Results(results));
+                    let _ = down.send(Ok(wire::MappingDown { kind })).await;
+                }
+            }
+        });
+        Ok(Response::new(ReceiverStream::new(sent)))
+    }
+
+    type UpdateDNSRulesStream = ReceiverStream<Result<wire::DnsRulesUpdate, Status>>;
+
+    async fn update_dns_rules(
+        &self,
+        request: Request<Streaming<wire::RulesAck>>,
+    ) -> Result<Response<Self::UpdateDNSRulesStream>, Status> {
+        let (down, sent) = mpsc::channel(16);
+        let mut acks = request.into_inner();
+        let script = Arc::clone(&self.script);
+        *script.more_rules.lock() = Some(down.clone());
+        self.tasks.spawn(async move {
+            for update in script.snapshot.clone() {
+                let _ = down.send(Ok(update)).await;
+            }
+            drop(down);
+            while let Some(Ok(ack)) = acks.next().await {
+                script.acks.lock().push(ack);
+            }
+        });
+        Ok(Response::new(ReceiverStream::new(sent)))
+    }
+}
+
+/// A running agent; dropped, it is gone as after kill -9.
+struct Running {
+    script: Arc<Script>,
+    stop: CancellationToken,
+    runtime: Option<tokio::runtime::Runtime>,
+}
+
+impl Running {
+    fn start(socket: &Path, script: Script) -> Self {
+        let script = Arc::new(script);
+        let stop = CancellationToken::new();
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(1)
+            .enable_all()
+            .build()
+            .unwrap();
+        let _ = std::fs::remove_file(socket);
+        let agent = Agent {
+            script: Arc::clone(&script),
+            tasks: TaskTracker::new(),
+        };
+        let _inside = runtime.enter();
+        let listener = UnixListenerStream::new(UnixListener::bind(socket).unwrap());
+        let serving = Server::builder()
+            .add_service(FqdnPolicyServer::new(agent))
+            .serve_with_incoming_shutdown(listener, stop.clone().cancelled_owned());
+        TaskTracker::new().spawn(serving);
+        Self {
+            script,
+            stop,
+            runtime: Some(runtime),
+        }
+    }
+
+    fn ack_of(&self, revision: u64) -> Option<wire::RulesAck> {
+        self.script
+            .acks
+            .lock()
+            .iter()
+            .find(|ack| ack.revision == revision)
+            .cloned()
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.stop.cancel();
+        if let Some(runtime) = self.runtime.take() {
+            runtime.shutdown_background();
+        }
+    }
+}
+
+struct Proxy {
+    link: Link,
+    ready: Readiness,
+    stop: CancellationToken,
+    tasks: TaskTracker,
+    _dir: tempfile::TempDir,
+    socket: PathBuf,
+}
+
+impl Proxy {
+    fn new() -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let socket = dir.path().join("agent.sock");
+        let ready = Readiness::default();
+        ready.block(Need::Rules, "none");
+        let link = Link {
+            addresses: vec![AgentAddress::Unix(socket.clone())],
+            instance: "test".into(),
+            proxy_port: 10094,
+            policy: Arc::new(PolicyHandle::new()),
+            sink: Arc::new(LinkSink::new(0, Duration::from_millis(100))),
+            maps: Arc::new(PinnedMaps::open(dir.path(), true)),
+            board: Arc::new(Board::new(ready.clone())),
+        };
+        let (stop, tasks) = (CancellationToken::new(), TaskTracker::new());
+        Self {
+            link,
+            ready,
+            stop,
+            tasks,
+            _dir: dir,
+            socket,
+        }
+    }
+
+    fn run(self) -> Self {
+        self.tasks.spawn(self.link.clone().run(self.stop.clone()));
+        self
+    }
+
+    fn allows(&self, endpoint: u16, name: &str) -> bool {
+        let question = Question {
+            endpoint: EndpointId(endpoint),
+            port: 53,
+            transport: Transport::Udp,
+            server: SERVER,
+            address: IpAddr::from([10, 0, 0, 53]),
+            name,
+        };
+        self.link.policy.load().check(&question) == Verdict::Allow
+    }
+
+    fn learn(&self, name: &str) -> (Release, Arc<Mutex<Option<Realised>>>) {
+        let told = Arc::new(Mutex::new(None));
+        let tell = Arc::clone(&told);
+        let mapping = Mapping {
+            endpoint: EndpointInstance {
+                id: EndpointId(7),
+                client: IpAddr::from([10, 0, 0, 7]),
+                ifindex: 3,
+            },
+            name: Fqdn::normalise(name),
+            addresses: vec![IpAddr::from([192, 0, 2, 1])],
+            ttl: 60,
+            seen_at: BootTime::now(),
+            rcode: 0,
+            server: SocketAddr::from(([10, 0, 0, 53], 53)),
+            transport: Transport::Udp,
+            replayed: false,
+        };
+        let release = self.link.sink.learn(
+            mapping,
+            Box::new(move |realised| *tell.lock() = Some(realised)),
+        );
+        (release, told)
+    }
+
+    fn connected_to(&self, start: u64) -> bool {
+        let connection = self.link.board.status().connection;
+        connection.is_some_and(|connection| connection.epoch.start == start)
+    }
+}
+
+impl Drop for Proxy {
+    fn drop(&mut self) {
+        self.stop.cancel();
+    }
+}
+
+async fn until(what: &str, mut holds: impl FnMut() -> bool) {
+    let wait = async {
+        while !holds() {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    assert!(
+        tokio::time::timeout(DEADLINE, wait).await.is_ok(),
+        "never came true: {what}"
+    );
+}
+
+fn chunk(
+    start: u64,
+    revision: u64,
+    rules: &[(u32, &str)],
+    removed: &[u32],
+    more: bool,
+) -> wire::DnsRulesUpdate {
+    let endpoints = rules.iter().map(|(id, pattern)| wire::EndpointDnsRules {
+        endpoint_id: *id,
+        ports: vec![wire::PortDnsRules {
+            port: 53,
+            protocol: 17,
+            rules: vec![wire::DnsSelectorRule {
+                selector: "dns".into(),
+                server_identities: vec![SERVER.0],
+                any_server: false,
+                names: vec![wire::FqdnSelector {
+                    match_pattern: (*pattern).into(),
+                    ..Default::default()
+                }],
+            }],
+        }],
+    });
+    update(
+        start,
+        revision,
+        wire::dns_rules_update::Kind::Endpoints(wire::EndpointRulesChunk {
+            endpoints: endpoints.collect(),
+            removed: removed.to_vec(),
+            more,
+        }),
+    )
+}
+
+fn done(start: u64, revision: u64) -> wire::DnsRulesUpdate {
+    update(
+        start,
+        revision,
+        wire::dns_rules_update::Kind::SnapshotDone(wire::SnapshotDone {}),
+    )
+}
+
+fn update(start: u64, revision: u64, kind: wire::dns_rules_update::Kind) -> wire::DnsRulesUpdate {
+    let epoch = wire::AgentEpoch {
+        boot_id: "boot".into(),
+        start,
+    };
+    wire::DnsRulesUpdate {
+        epoch: Some(epoch),
+        revision,
+        kind: Some(kind),
+    }
+}
+
+#[tokio::test]
+async fn a_snapshot_then_deltas_each_acknowledged() {
+    let proxy = Proxy::new();
+    let script = Script {
+        start: 1,
+        snapshot: vec![
+            chunk(1, 4, &[(7, "*.a.com")], &[], true),
+            chunk(1, 4, &[(8, "*.b.com")], &[], false),
+            done(1, 4),
+        ],
+        ..Script::default()
+    };
+    let agent = Running::start(&proxy.socket, script);
+    let proxy = proxy.run();
+    until("ready", || proxy.ready.is_ready()).await;
+    assert!(proxy.allows(7, "x.a.com.") && proxy.allows(8, "x.b.com."));
+    assert!(!proxy.allows(7, "x.b.com."));
+    until("ack", || {
+        agent.ack_of(4).is_some_and(|ack| ack.nack.is_empty())
+    })
+    .await;
+
+    let more = agent.script.more_rules.lock().clone().unwrap();
+    more.send(Ok(chunk(1, 5, &[(7, "*.c.com")], &[8], false)))
+        .await
+        .unwrap();
+    until("delta", || proxy.allows(7, "x.c.com.")).await;
+    assert!(!proxy.allows(8, "x.b.com.") && !proxy.allows(7, "x.a.com."));
+
+    more.send(Ok(chunk(1, 6, &[(8, "*.d.com")], &[], true)))
+        .await
+        .unwrap();
+    more.send(Ok(chunk(1, 6, &[(7, "a{1,2}.x")], &[], false)))
+        .await
+        .unwrap();
+    until("nack", || {
+        agent
+            .ack_of(6)
+            .is_some_and(|ack| ack.nack.contains("a{1,2}.x"))
+    })
+    .await;
+    assert!(
+        !proxy.allows(8, "x.d.com."),
+        "no part of a refused revision is in force"
+    );
+    assert!(proxy.allows(7, "x.c.com."), "the old rules stay");
+    let RulesOrigin::Agent { revision, .. } = proxy.link.board.status().rules else {
+        panic!("not from the agent")
+    };
+    assert_eq!(revision, 5);
+}
+
+#[tokio::test]
+async fn answers_are_held_realised_and_then_leased() {
+    let proxy = Proxy::new();
+    let script = Script {
+        start: 1,
+        answers: true,
+        snapshot: vec![done(1, 1)],
+        ..Script::default()
+    };
+    let agent = Running::start(&proxy.socket, script);
+    let proxy = proxy.run();
+    until("rules", || proxy.ready.is_ready()).await;
+    let (release, told) = proxy.learn("a.com");
+    assert_eq!(release, Release::Held);
+    until("realised", || *told.lock() == Some(Realised::Yes)).await;
+    assert_eq!(proxy.learn("a.com").0, Release::Leased);
+    until("the refresh", || agent.script.mappings.lock().len() == 2).await;
+    let mappings = agent.script.mappings.lock();
+    assert!(!mappings[0].leased && mappings[1].leased);
+    assert_eq!(mappings[0].addresses, [vec![192, 0, 2, 1]]);
+    assert_eq!(mappings[0].endpoint.as_ref().unwrap().ifindex, 3);
+}
+
+#[tokio::test]
+async fn what_was_learned_while_the_agent_was_away_reaches_its_successor() {
+    let proxy = Proxy::new();
+    let script = Script {
+        start: 1,
+        snapshot: vec![done(1, 1)],
+        ..Script::default()
+    };
+    let agent = Running::start(&proxy.socket, script);
+    let proxy = proxy.run();
+    until("connected", || proxy.connected_to(1)).await;
+    let (release, told) = proxy.learn("held.com");
+    assert_eq!(release, Release::Held);
+    drop(agent);
+    until("released", || *told.lock() == Some(Realised::AgentAway)).await;
+    let before = BootTime::now();
+    assert_eq!(proxy.learn("away.com").0, Release::AgentAway);
+    let after = BootTime::now();
+
+    let script = Script {
+        start: 2,
+        snapshot: vec![done(2, 1)],
+        ..Script::default()
+    };
+    let agent = Running::start(&proxy.socket, script);
+    until("replayed", || agent.script.mappings.lock().len() >= 2).await;
+    let mappings = agent.script.mappings.lock();
+    assert!(mappings.iter().all(|mapping| mapping.replayed));
+    let away = mappings
+        .iter()
+        .find(|mapping| mapping.name == "away.com.")
+        .unwrap();
+    assert!(
+        (before.0..=after.0).contains(&away.seen_at),
+        "the instant is the original one"
+    );
+}
+
+#[tokio::test]
+async fn rules_outlive_the_agent_until_the_next_snapshot_is_done() {
+    let proxy = Proxy::new();
+    let snapshot = vec![
+        chunk(1, 1, &[(7, "*.a.com"), (8, "*.a.com")], &[], false),
+        done(1, 1),
+    ];
+    let agent = Running::start(
+        &proxy.socket,
+        Script {
+            start: 1,
+            snapshot,
+            ..Script::default()
+        },
+    );
+    let proxy = proxy.run();
+    until("rules", || proxy.allows(7, "x.a.com.")).await;
+    drop(agent);
+    until("noticed", || proxy.link.board.status().connection.is_none()).await;
+    assert!(proxy.allows(7, "x.a.com."));
+    let snapshot = vec![chunk(2, 1, &[(7, "*.b.com")], &[], false)];
+    let agent = Running::start(
+        &proxy.socket,
+        Script {
+            start: 2,
+            snapshot,
+            ..Script::default()
+        },
+    );
+    until("connected", || proxy.connected_to(2)).await;
+    assert!(proxy.allows(8, "x.a.com."), "not named yet is not gone");
+    let more = agent.script.more_rules.lock().clone();
+    let more = match more {
+        Some(more) => more,
+        None => {
+            until("the stream", || agent.script.more_rules.lock().is_some()).await;
+            agent.script.more_rules.lock().clone().unwrap()
+        }
+    };
+    more.send(Ok(done(2, 1))).await.unwrap();
+    until("replaced", || proxy.allows(7, "x.b.com.")).await;
+    assert!(!proxy.allows(8, "x.a.com.") && !proxy.allows(7, "x.a.com."));
+}
+
+#[tokio::test]
+async fn a_process_that_accepts_but_never_answers_is_no_agent() {
+    let proxy = Proxy::new();
+    let _mute = UnixListener::bind(&proxy.socket).unwrap();
+    let proxy = proxy.run();
+    until("noticed", || {
+        proxy
+            .link
+            .board
+            .status()
+            .last_error
+            .is_some_and(|error| error.contains("no answer"))
+    })
+    .await;
+    assert_eq!(proxy.learn("a.com").0, Release::AgentAway);
+}

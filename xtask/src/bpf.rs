@@ -1,0 +1,181 @@
+//! `cargo xtask bpf`: builds the eBPF programs into the committed object.
+//!
+//! The agent embeds `bpf/prebuilt/holdfast-bpf.o`, so that nobody needs the
+//! eBPF toolchain to build or test it. Next to it lies a stamp: a hash of the
+//! sources that it was built from, and the compilers that built it.
+
+use std::{
+    env, fs,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use anyhow::{Context as _, Result, bail};
+
+use crate::{process, toolchain::Toolchain, workspace};
+
+const OBJECT: &str = "bpf/prebuilt/holdfast-bpf.o";
+const STAMP: &str = "bpf/prebuilt/holdfast-bpf.stamp";
+const BUILT: &str = "target/bpf/bpfel-unknown-none/release/holdfast-bpf";
+/// What the object depends on, besides the pinned dependencies.
+const SOURCES: [&str; 3] = ["bpf/Cargo.toml", "bpf/src", "shared-maps/src"];
+/// Not compiled into the object.
+const NOT_SOURCES: [&str; 2] = ["shared-maps/src/user.rs", "shared-maps/src/user"];
+
+/// Builds the object and its stamp; with `check`, compares with the committed ones instead.
+///
+/// A check needs no toolchain to notice sources newer than the object; the
+/// bytes are compared where the very toolchain of the stamp is installed.
+pub(crate) fn build(check: bool) -> Result<()> {
+    let root = workspace::root();
+    let sources = hash_sources(&root)?;
+    let toolchain = Toolchain::find();
+    if check {
+        return compare(&root, sources, toolchain);
+    }
+    let Some(toolchain) = toolchain else {
+        bail!("no eBPF toolchain: run `cargo xtask setup --only bpf`");
+    };
+    let object = compile(&root, toolchain)?;
+    let stamp = format!("sources {sources:016x}\n{}", versions(toolchain)?);
+    fs::create_dir_all(root.join("bpf/prebuilt"))?;
+    fs::write(root.join(OBJECT), object).with_context(|| OBJECT.to_owned())?;
+    fs::write(root.join(STAMP), stamp).with_context(|| STAMP.to_owned())?;
+    println!("wrote {OBJECT} and {STAMP}");
+    Ok(())
+}
+
+fn compare(root: &Path, sources: u64, toolchain: Option<Toolchain>) -> Result<()> {
+    let stamp = fs::read_to_string(root.join(STAMP)).with_context(|| STAMP.to_owned())?;
+    if !stamp.starts_with(&format!("sources {sources:016x}\n")) {
+        bail!("{OBJECT} is older than its sources: run `cargo xtask bpf` and commit the result");
+    }
+    let Some(toolchain) = toolchain else {
+        println!("no eBPF toolchain here: only the sources' hash was compared");
+        return Ok(());
+    };
+    let same = versions(toolchain).is_ok_and(|versions| stamp.ends_with(&versions));
+    if !same {
+        println!("another eBPF toolchain than the stamp's: only the sources' hash was compared");
+        return Ok(());
+    }
+    let committed = fs::read(root.join(OBJECT)).with_context(|| OBJECT.to_owned())?;
+    if committed != compile(root, toolchain)? {
+        bail!(
+            "{OBJECT} is not what its sources build: run `cargo xtask bpf` and commit the result"
+        );
+    }
+    Ok(())
+}
+
+/// Builds and strips the object; its bytes.
+fn compile(root: &Path, toolchain: Toolchain) -> Result<Vec<u8>> {
+    let mut cargo = toolchain.cargo();
+    cargo.current_dir(root).args([
+        "build",
+        "--release",
+        "--locked",
+        "--target=bpfel-unknown-none",
+        "-Zbuild-std=core",
+        "--target-dir=target/bpf",
+        "--package",
+        workspace::BPF,
+    ]);
+    let mut flags = vec!["-Cdebuginfo=2".to_owned(), "-Clink-arg=--btf".to_owned()];
+    flags.extend(remaps(root, toolchain)?);
+    let llvm = PathBuf::from(format!("/usr/lib/llvm-{}/bin", toolchain.llvm_major()?));
+    cargo
+        .env("CARGO_ENCODED_RUSTFLAGS", flags.join("\u{1f}"))
+        .env("CARGO_TARGET_BPFEL_UNKNOWN_NONE_LINKER", "bpf-linker")
+        // The workspace's release profile is for programs of the host.
+        .env("CARGO_PROFILE_RELEASE_LTO", "false")
+        .env("CARGO_PROFILE_RELEASE_CODEGEN_UNITS", "1")
+        .env("CARGO_PROFILE_RELEASE_PANIC", "abort");
+    process::run(cargo)?;
+
+    // BTF stays, DWARF goes: it is four fifths of the file and nobody reads it.
+    let stripped = root.join("target/bpf/holdfast-bpf.o");
+    let tool = llvm.join("llvm-objcopy");
+    let mut objcopy = Command::new(if tool.exists() {
+        tool
+    } else {
+        "llvm-objcopy".into()
+    });
+    objcopy
+        .current_dir(root)
+        .args(["--strip-debug", BUILT])
+        .arg(&stripped);
+    process::run(objcopy)?;
+    fs::read(&stripped).with_context(|| stripped.display().to_string())
+}
+
+/// Keeps this machine's paths out of the object.
+fn remaps(root: &Path, toolchain: Toolchain) -> Result<Vec<String>> {
+    let mut remaps = vec![format!("--remap-path-prefix={}=.", root.display())];
+    let library = toolchain.sysroot()?.join("lib/rustlib/src/rust");
+    remaps.push(format!("--remap-path-prefix={}=rust", library.display()));
+    let home = env::var_os("CARGO_HOME").map_or_else(
+        || PathBuf::from(env::var_os("HOME").unwrap_or_default()).join(".cargo"),
+        PathBuf::from,
+    );
+    let mut registries: Vec<PathBuf> = fs::read_dir(home.join("registry/src"))
+        .map(|dir| dir.flatten().map(|entry| entry.path()).collect())
+        .unwrap_or_default();
+    registries.sort();
+    for registry in registries {
+        remaps.push(format!(
+            "--remap-path-prefix={}=registry",
+            registry.display()
+        ));
+    }
+    Ok(remaps)
+}
+
+/// Versions of everything whose change changes the bytes.
+fn versions(toolchain: Toolchain) -> Result<String> {
+    let linker = process::output(process::command("bpf-linker", &["--version"]))?;
+    let compiler = toolchain.version()?;
+    let lines = compiler.lines().filter(|line| {
+        ["release: ", "commit-hash: ", "LLVM version: "]
+            .iter()
+            .any(|key| line.starts_with(key))
+    });
+    let mut text = String::new();
+    for line in lines.chain(linker.lines().take(1)) {
+        text.push_str(line.trim());
+        text.push('\n');
+    }
+    Ok(text)
+}
+
+/// FNV-1a over names and contents, in order of names: it notices changes, it
+/// is no defence against forgers.
+fn hash_sources(root: &Path) -> Result<u64> {
+    let mut files = Vec::new();
+    for source in SOURCES {
+        collect(&root.join(source), &mut files)?;
+    }
+    let skipped: Vec<PathBuf> = NOT_SOURCES.iter().map(|path| root.join(path)).collect();
+    files.retain(|file| !skipped.iter().any(|skip| file.starts_with(skip)));
+    files.sort();
+    let mut hash = 0xcbf2_9ce4_8422_2325_u64;
+    for file in files {
+        let name = file.strip_prefix(root).unwrap_or(&file).to_string_lossy();
+        let content = fs::read(&file).with_context(|| file.display().to_string())?;
+        for byte in name.bytes().chain([0]).chain(content).chain([0]) {
+            hash = (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3);
+        }
+    }
+    Ok(hash)
+}
+
+fn collect(path: &Path, files: &mut Vec<PathBuf>) -> Result<()> {
+    if path.is_file() {
+        files.push(path.to_owned());
+        return Ok(());
+    }
+    for entry in fs::read_dir(path).with_context(|| path.display().to_string())? {
+        collect(&entry?.path(), files)?;
+    }
+    Ok(())
+}

@@ -1,0 +1,86 @@
+//! `cargo xtask lint`: every rule that a program can check.
+
+mod dependencies;
+mod documents;
+mod tree;
+
+use anyhow::{Result, bail};
+use clap::ValueEnum;
+
+use crate::{bpf, process, workspace};
+
+/// One check.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Check {
+    /// rustfmt
+    Format,
+    /// Lints inherited, file sizes, module layout, where `unsafe` may be
+    Tree,
+    /// Links and code references in Markdown
+    Documents,
+    /// Licences, sources and bans of dependencies (deny.toml)
+    Dependencies,
+    /// clippy without warnings
+    Clippy,
+    /// rustdoc without warnings
+    Doc,
+    /// The committed eBPF object is what `bpf/` builds
+    Bpf,
+}
+
+/// Runs `only`, or all; all problems are told before it fails.
+pub(crate) fn run(only: Option<Check>) -> Result<()> {
+    let mut failed = Vec::new();
+    for check in Check::value_variants() {
+        if only.is_some_and(|only| only != *check) {
+            continue;
+        }
+        println!("lint: {check:?}");
+        if let Err(error) = one(*check) {
+            eprintln!("lint: {check:?}: {error:#}");
+            failed.push(format!("{check:?}"));
+        }
+    }
+    if !failed.is_empty() {
+        bail!("lint failed: {}", failed.join(", "));
+    }
+    Ok(())
+}
+
+fn one(check: Check) -> Result<()> {
+    match check {
+        Check::Format => process::run(process::command("cargo", &["fmt", "--all", "--check"])),
+        Check::Tree => report(&tree::problems()?),
+        Check::Documents => report(&documents::problems()?),
+        Check::Dependencies => dependencies::check(),
+        Check::Clippy => {
+            // bpf/ is built for another target by another compiler.
+            let args = [
+                "clippy",
+                "--locked",
+                "--workspace",
+                "--exclude",
+                workspace::BPF,
+            ];
+            let mut command = process::command("cargo", &args);
+            command.args(["--all-targets", "--", "-D", "warnings"]);
+            process::run(command)
+        }
+        Check::Doc => {
+            let mut command = process::command("cargo", &["doc", "--locked", "--no-deps"]);
+            command.env("RUSTDOCFLAGS", "-D warnings");
+            process::run(command)
+        }
+        Check::Bpf => bpf::build(true),
+    }
+}
+
+fn report(problems: &[String]) -> Result<()> {
+    for problem in problems {
+        eprintln!("  {problem}");
+    }
+    if !problems.is_empty() {
+        bail!("{} problems", problems.len());
+    }
+    Ok(())
+}

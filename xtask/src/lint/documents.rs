@@ -1,0 +1,141 @@
+//! Markdown that points at something must point at something that is there.
+//!
+//! Links to files of this repository, and code references in the form
+//! `` `sdp/src/proxy.rs` `` or `` `sdp/src/proxy.rs::Proxy::answer` ``.
+
+use std::{
+    fs,
+    path::{Component, Path, PathBuf},
+};
+
+use anyhow::Result;
+
+use crate::workspace;
+
+/// Everything that points nowhere, one line each.
+pub(super) fn problems() -> Result<Vec<String>> {
+    let mut problems = Vec::new();
+    for file in workspace::files()? {
+        if file.extension().is_none_or(|ext| ext != "md") {
+            continue;
+        }
+        let text = fs::read_to_string(workspace::root().join(&file))?;
+        for (number, line) in (1..).zip(text.lines()) {
+            let mut tell =
+                |what: String| problems.push(format!("{}:{number}: {what}", file.display()));
+            for target in link_targets(line) {
+                if let Some(path) = local(&file, target)
+                    && !workspace::root().join(&path).exists()
+                {
+                    tell(format!("link to {}, which is not there", path.display()));
+                }
+            }
+            for span in code_spans(line) {
+                if let Some(problem) = code_reference(span) {
+                    tell(problem);
+                }
+            }
+        }
+    }
+    Ok(problems)
+}
+
+/// Targets of `[text](target)`.
+fn link_targets(line: &str) -> impl Iterator<Item = &str> {
+    line.split("](")
+        .skip(1)
+        .filter_map(|rest| rest.split(')').next())
+}
+
+/// Contents of `` `…` ``.
+fn code_spans(line: &str) -> impl Iterator<Item = &str> {
+    line.split('`').skip(1).step_by(2)
+}
+
+/// The file that a link in `document` means, relative to the root; none for the web.
+fn local(document: &Path, target: &str) -> Option<PathBuf> {
+    let target = target.split('#').next().unwrap_or_default();
+    if target.is_empty() || target.contains("://") || target.starts_with("mailto:") {
+        return None;
+    }
+    let mut path = document.parent()?.to_path_buf();
+    for part in Path::new(target).components() {
+        match part {
+            Component::ParentDir => {
+                path.pop();
+            }
+            Component::CurDir => {}
+            other => path.push(other),
+        }
+    }
+    Some(path)
+}
+
+/// What is wrong with a span that names a source file; none if it names none.
+fn code_reference(span: &str) -> Option<String> {
+    let (file, item) = match span.split_once(".rs::") {
+        Some((stem, item)) => (format!("{stem}.rs"), Some(item)),
+        None if span.ends_with(".rs") => (span.to_owned(), None),
+        None => return None,
+    };
+    if !file.contains('/') || file.contains(['*', '{', '<', ' ']) {
+        return None;
+    }
+    let Ok(text) = fs::read_to_string(workspace::root().join(&file)) else {
+        return Some(format!("`{file}` is not there"));
+    };
+    let name = item?.rsplit("::").next()?.trim_end_matches("()");
+    if defines(&text, name) {
+        None
+    } else {
+        Some(format!("`{file}` defines no `{name}`"))
+    }
+}
+
+/// Whether Rust source defines an item, field-like variant or macro of that name.
+fn defines(text: &str, name: &str) -> bool {
+    [
+        "fn",
+        "struct",
+        "enum",
+        "trait",
+        "const",
+        "type",
+        "mod",
+        "static",
+        "macro_rules!",
+    ]
+    .iter()
+    .any(|keyword| {
+        let pattern = format!("{keyword} {name}");
+        text.match_indices(&pattern).any(|(at, found)| {
+            text.get(at + found.len()..)
+                .and_then(|rest| rest.chars().next())
+                .is_none_or(|next| !(next.is_alphanumeric() || next == '_'))
+        })
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn links_resolve_from_the_document() {
+        let path = |target| local(Path::new("docs/src/maps.md"), target);
+        assert_eq!(path("grpc.md#x"), Some("docs/src/grpc.md".into()));
+        assert_eq!(path("../../README.md"), Some("README.md".into()));
+        assert_eq!(path("https://example.org/"), None);
+        assert_eq!(path("#here"), None);
+    }
+
+    #[test]
+    fn references_are_checked_to_the_item() {
+        assert_eq!(code_reference("xtask/src/lint.rs"), None);
+        assert_eq!(code_reference("xtask/src/lint.rs::Check"), None);
+        assert_eq!(code_reference("xtask/src/lint.rs::run()"), None);
+        assert!(code_reference("xtask/src/lint.rs::nothing").is_some());
+        assert!(code_reference("xtask/src/gone.rs").is_some());
+        assert_eq!(code_reference("cargo xtask lint"), None);
+    }
+}

@@ -1,0 +1,102 @@
+//! `cargo xtask setup`: what a fresh Debian 12 lacks. Each step says what it does and why.
+
+mod ebpf;
+mod packages;
+
+use std::fs;
+
+use anyhow::{Context as _, Result, bail};
+use clap::ValueEnum;
+
+use crate::process;
+
+/// What can be set up by itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Part {
+    /// Tools and mounts of demo, benchmarks and tests
+    Lab,
+    /// The toolchain that builds the eBPF programs
+    Bpf,
+}
+
+/// Sets up `only`, or everything.
+pub(crate) fn run(only: Option<Part>) -> Result<()> {
+    if only != Some(Part::Bpf) {
+        lab()?;
+    }
+    if only != Some(Part::Lab) {
+        ebpf::install()?;
+    }
+    Ok(())
+}
+
+/// What demo, benchmarks and the tests of `e2e` need; quick when it is all there.
+pub(crate) fn lab() -> Result<()> {
+    process::require_root("`cargo xtask setup`")?;
+    packages::install(packages::LAB)?;
+    kernel()?;
+    bpffs()
+}
+
+/// Says in one line what a step does and why.
+fn step(what: &str, why: &str) {
+    println!("setup: {what} ({why})");
+}
+
+fn kernel() -> Result<()> {
+    let release =
+        fs::read_to_string("/proc/sys/kernel/osrelease").context("reading the kernel's release")?;
+    let release = release.trim();
+    if kernel_version(release).is_some_and(|version| version < (6, 6)) {
+        bail!(
+            "kernel {release} is too old: the programs attach by TCX links, which came with 6.6; boot a newer kernel (bookworm-backports has one)"
+        );
+    }
+    step(&format!("kernel {release}"), "TCX links need 6.6 or newer");
+    Ok(())
+}
+
+fn kernel_version(release: &str) -> Option<(u32, u32)> {
+    let mut parts = release.split(|c: char| !c.is_ascii_digit());
+    Some((parts.next()?.parse().ok()?, parts.next()?.parse().ok()?))
+}
+
+fn bpffs() -> Result<()> {
+    const MOUNT_POINT: &str = "/sys/fs/bpf";
+    let mounts = fs::read_to_string("/proc/self/mounts").context("reading /proc/self/mounts")?;
+    let mounted = mounts.lines().any(|line| {
+        let mut fields = line.split(' ').skip(1);
+        fields.next() == Some(MOUNT_POINT) && fields.next() == Some("bpf")
+    });
+    if mounted {
+        step(
+            &format!("{MOUNT_POINT} is mounted"),
+            "maps and links are pinned there",
+        );
+        return Ok(());
+    }
+    step(
+        &format!("mount {MOUNT_POINT}"),
+        "maps and links are pinned there",
+    );
+    process::run(process::command(
+        "mount",
+        &["-t", "bpf", "bpf", MOUNT_POINT],
+    ))
+    .context(
+        "mounting the BPF file system; in a container, mount it outside and pass it in \
+         (-v /sys/fs/bpf:/sys/fs/bpf with CAP_BPF, CAP_NET_ADMIN and CAP_SYS_ADMIN)",
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn kernel_releases_are_read() {
+        assert_eq!(kernel_version("6.18.44"), Some((6, 18)));
+        assert_eq!(kernel_version("6.1.0-28-amd64"), Some((6, 1)));
+        assert_eq!(kernel_version("mystery"), None);
+    }
+}

@@ -1,0 +1,223 @@
+//! `cargo xtask test`: the tiers, one after another, and one line that sums them up.
+
+mod tally;
+
+use std::{
+    io::{BufRead as _, BufReader},
+    path::PathBuf,
+    process::{Command, Stdio},
+    thread,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context as _, Result, bail};
+use clap::ValueEnum;
+use serde_json::Value;
+
+use crate::{process, setup, workspace};
+use tally::Tally;
+
+/// A test program that runs longer hangs: it is ended and counts as failed.
+const E2E_LIMIT: Duration = Duration::from_secs(10 * 60);
+/// The same for the long runs.
+const NIGHTLY_LIMIT: Duration = Duration::from_secs(2 * 60 * 60);
+
+/// What a test needs, and how long it takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Tier {
+    /// No privilege, seconds
+    Unit,
+    /// Root: packets through the loaded eBPF programs, seconds
+    Kernel,
+    /// Root: whole nodes in network namespaces, minutes
+    Netns,
+    /// Root: what is marked `#[ignore]`, hours
+    Nightly,
+}
+
+/// Runs `tier`, or all but nightly, and prints the sum.
+pub(crate) fn run(tier: Option<Tier>, filter: Option<&str>) -> Result<()> {
+    let tiers = match tier {
+        Some(tier) => vec![tier],
+        None => vec![Tier::Unit, Tier::Kernel, Tier::Netns],
+    };
+    if tiers.iter().any(|tier| *tier != Tier::Unit) {
+        process::require_root("every tier but `unit`")?;
+        setup::lab()?;
+    }
+    let mut total = Tally::default();
+    let mut lines = Vec::new();
+    for tier in tiers {
+        let start = Instant::now();
+        let tally = match tier {
+            Tier::Unit => unit(filter)?,
+            Tier::Kernel | Tier::Netns | Tier::Nightly => e2e(tier, filter)?,
+        };
+        lines.push(format!(
+            "{tier:<8?} {tally} in {} s",
+            start.elapsed().as_secs()
+        ));
+        total.add(&tally);
+    }
+    println!("\ntier");
+    for line in lines {
+        println!("{line}");
+    }
+    for name in &total.failures {
+        println!("failed: {name}");
+    }
+    println!("\n{} passed, {} failed", total.passed, total.failed);
+    if total.failed > 0 {
+        bail!("{} tests failed", total.failed);
+    }
+    if total.passed == 0 {
+        bail!(
+            "no test ran{}",
+            filter
+                .map(|f| format!(": none contains `{f}`"))
+                .unwrap_or_default()
+        );
+    }
+    Ok(())
+}
+
+/// Tests of the default members.
+fn unit(filter: Option<&str>) -> Result<Tally> {
+    heading("unit");
+    let mut command = process::command("cargo", &["test", "--locked", "--no-fail-fast"]);
+    command.args(filter);
+    observe("cargo test", command, None)
+}
+
+/// Tests of `e2e`, one program after another: each makes namespaces and pins of its own.
+fn e2e(tier: Tier, filter: Option<&str>) -> Result<Tally> {
+    heading(match tier {
+        Tier::Kernel => "kernel",
+        Tier::Nightly => "nightly",
+        Tier::Unit | Tier::Netns => "netns",
+    });
+    // The programs under test are started by path.
+    process::run(process::command("cargo", &["build", "--locked", "--bins"]))?;
+    process::run(process::command(
+        "cargo",
+        &["build", "--locked", "--package", workspace::E2E, "--bins"],
+    ))?;
+    let mut total = Tally::default();
+    for program in test_programs()? {
+        let of_kernel = program.name.starts_with("kernel_");
+        if tier != Tier::Nightly && of_kernel != (tier == Tier::Kernel) {
+            continue;
+        }
+        println!("\n{}", program.name);
+        let mut command = process::command(&program.path.to_string_lossy(), &["--test-threads=1"]);
+        command.current_dir(workspace::root().join("e2e"));
+        if tier == Tier::Nightly {
+            command.arg("--ignored");
+        }
+        command.args(filter);
+        let limit = if tier == Tier::Nightly {
+            NIGHTLY_LIMIT
+        } else {
+            E2E_LIMIT
+        };
+        total.add(&observe(&program.name, command, Some(limit))?);
+    }
+    Ok(total)
+}
+
+fn heading(tier: &str) {
+    println!("\n== {tier} ==");
+}
+
+struct TestProgram {
+    name: String,
+    path: PathBuf,
+}
+
+/// Builds the tests of `e2e` and asks cargo where they are.
+fn test_programs() -> Result<Vec<TestProgram>> {
+    let mut build = process::command(
+        "cargo",
+        &[
+            "test",
+            "--locked",
+            "--no-run",
+            "--package",
+            workspace::E2E,
+            "--lib",
+            "--bins",
+            "--tests",
+            "--message-format=json-render-diagnostics",
+        ],
+    );
+    println!("  $ {}", process::line(&build));
+    let output = build
+        .stderr(Stdio::inherit())
+        .output()
+        .context("cannot start cargo")?;
+    if !output.status.success() {
+        bail!("the tests of e2e do not build");
+    }
+    let mut programs: Vec<TestProgram> = String::from_utf8_lossy(&output.stdout)
+        .lines()
+        .filter_map(|line| serde_json::from_str::<Value>(line).ok())
+        .filter(|message| {
+            message["reason"] == "compiler-artifact" && message["profile"]["test"] == true
+        })
+        .filter_map(|message| {
+            Some(TestProgram {
+                name: message["target"]["name"].as_str()?.to_owned(),
+                path: message["executable"].as_str()?.into(),
+            })
+        })
+        .collect();
+    programs.sort_by(|a, b| a.name.cmp(&b.name));
+    Ok(programs)
+}
+
+/// Runs a test program, passes its output on and counts its results.
+///
+/// One that dies without a result, or exceeds `limit`, counts as one failure.
+fn observe(name: &str, mut command: Command, limit: Option<Duration>) -> Result<Tally> {
+    let mut child = command
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .spawn()
+        .with_context(|| format!("cannot start `{}`", process::line(&command)))?;
+    let stdout = child.stdout.take().context("the output is piped")?;
+    let reader = thread::spawn(move || {
+        let mut tally = Tally::default();
+        for line in BufReader::new(stdout).lines().map_while(Result::ok) {
+            println!("{line}");
+            tally.read(&line);
+        }
+        tally
+    });
+    let start = Instant::now();
+    let mut hung = false;
+    let status = loop {
+        if let Some(status) = child.try_wait()? {
+            break status;
+        }
+        if !hung && limit.is_some_and(|limit| start.elapsed() > limit) {
+            hung = true;
+            child.kill()?;
+        }
+        thread::sleep(Duration::from_millis(50));
+    };
+    // What the program left behind may hold the pipe open: do not wait for it then.
+    let mut tally = if hung {
+        Tally::default()
+    } else {
+        reader.join().unwrap_or_default()
+    };
+    if hung {
+        tally.fail(format!(
+            "{name}: no end after {} s",
+            start.elapsed().as_secs()
+        ));
+    } else if !status.success() && tally.failed == 0 {
+        tally.fail(format!("{name}: {status} without a result"));
+    }
+    Ok(tally)
+}

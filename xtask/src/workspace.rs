@@ -1,0 +1,83 @@
+//! Where things are in this repository.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context as _, Result};
+use serde_json::Value;
+
+use crate::process;
+
+/// The tests that need root live here.
+pub(crate) const E2E: &str = "holdfast-e2e";
+/// Built for another target, by its own toolchain.
+pub(crate) const BPF: &str = "holdfast-bpf";
+
+/// The repository's root.
+pub(crate) fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .parent()
+        .expect("xtask lies in the workspace")
+}
+
+/// `cargo metadata` of the workspace members, and of all dependencies if `deps`.
+pub(crate) fn metadata(deps: bool) -> Result<Value> {
+    let mut args = vec!["metadata", "--format-version=1", "--locked"];
+    if !deps {
+        args.push("--no-deps");
+    }
+    let text = process::output(process::command("cargo", &args))?;
+    serde_json::from_str(&text).context("`cargo metadata` printed something else than JSON")
+}
+
+/// Directories of the members, relative to the root.
+pub(crate) fn member_dirs(metadata: &Value) -> Vec<PathBuf> {
+    packages(metadata)
+        .filter_map(|package| package["manifest_path"].as_str())
+        .filter_map(|path| Path::new(path).parent()?.strip_prefix(root()).ok())
+        .map(Path::to_path_buf)
+        .collect()
+}
+
+/// The packages that `cargo metadata` lists.
+pub(crate) fn packages(metadata: &Value) -> impl Iterator<Item = &Value> {
+    metadata["packages"].as_array().into_iter().flatten()
+}
+
+/// Files that git knows or would add, relative to the root.
+pub(crate) fn files() -> Result<Vec<PathBuf>> {
+    let list = process::output(process::command(
+        "git",
+        &["ls-files", "--cached", "--others", "--exclude-standard"],
+    ))?;
+    Ok(list
+        .lines()
+        .map(PathBuf::from)
+        .filter(|path| root().join(path).is_file())
+        .collect())
+}
+
+/// Names of a package's targets of one kind (`bin`, `test`).
+pub(crate) fn targets<'m>(
+    metadata: &'m Value,
+    package: &'m str,
+    kind: &'m str,
+) -> impl Iterator<Item = &'m str> {
+    packages(metadata)
+        .filter(move |candidate| candidate["name"] == package)
+        .flat_map(|package| package["targets"].as_array().into_iter().flatten())
+        .filter(move |target| {
+            target["kind"]
+                .as_array()
+                .is_some_and(|kinds| kinds.iter().any(|k| k == kind))
+        })
+        .filter_map(|target| target["name"].as_str())
+}
+
+/// Where cargo builds.
+pub(crate) fn target_dir() -> Result<PathBuf> {
+    let metadata = metadata(false)?;
+    metadata["target_directory"]
+        .as_str()
+        .map(PathBuf::from)
+        .context("`cargo metadata` names no target_directory")
+}

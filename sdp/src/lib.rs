@@ -12,6 +12,7 @@
 
 pub mod admin;
 pub mod app;
+mod arena;
 pub mod config;
 pub mod drain;
 pub mod link;
@@ -26,4 +27,8 @@ pub mod proxy;
 pub mod ready;
 pub mod resolve;
 pub mod restore;
+mod socket;
+mod steering;
 pub mod telemetry;
+mod upstream;
+pub mod wire;

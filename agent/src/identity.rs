@@ -1,3 +1,4 @@
 //! Identities: numbers for sets of labels.
 
+pub mod allocator;
 pub mod checkpoint;

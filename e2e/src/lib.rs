@@ -9,6 +9,7 @@
 //!
 //! Needs root. A missing privilege is a failure, never a skipped test.
 
+pub mod bench;
 pub mod config;
 pub mod dns;
 pub mod lab;

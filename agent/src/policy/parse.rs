@@ -1,5 +1,13 @@
 //! Policy documents (YAML or JSON, several in one text) into validated rules.
 
+use serde::Deserialize as _;
+use serde_json::Value;
+
+use super::{
+    rule::Rule,
+    validate::{Fault, Scope, rule, warnings},
+};
+
 /// A policy document that was read without error.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PolicyDocument {
@@ -9,6 +17,8 @@ pub struct PolicyDocument {
     pub source: String,
     /// What its author should know.
     pub warnings: Vec<String>,
+    /// Its rules.
+    pub rules: Vec<Rule>,
 }
 
 /// A policy document that is refused, and why.
@@ -29,6 +39,139 @@ pub struct PolicyError {
 
 /// Reads every document of `text`. `source_name` is for error messages (a file name).
 pub fn parse_documents(text: &str, source_name: &str) -> Vec<Result<PolicyDocument, PolicyError>> {
-    let _ = (text, source_name);
-    Vec::new()
+    let mut found = Vec::new();
+    for (number, part) in serde_yaml_ng::Deserializer::from_str(text).enumerate() {
+        // By way of the YAML value: it refuses a key that occurs twice.
+        let value = serde_yaml_ng::Value::deserialize(part)
+            .and_then(|value| serde_yaml_ng::from_value::<Value>(value));
+        match value {
+            Ok(Value::Null) => {}
+            Ok(value) => read(&value, source_name, &mut found),
+            Err(error) => {
+                found.push(Err(PolicyError {
+                    source_name: source_name.to_owned(),
+                    key: None,
+                    field: format!("document {}", number + 1),
+                    reason: format!("is not valid YAML or JSON: {error}"),
+                    remedy: "mend the syntax; documents after it were not read".to_owned(),
+                }));
+                // The reader cannot find its way after a syntax error.
+                break;
+            }
+        }
+    }
+    found
 }
+
+fn read(value: &Value, source: &str, found: &mut Vec<Result<PolicyDocument, PolicyError>>) {
+    let kind = value
+        .get("kind")
+        .and_then(Value::as_str)
+        .unwrap_or_default();
+    if let (true, Some(Value::Array(items))) = (kind.ends_with("List"), value.get("items")) {
+        for item in items {
+            read(item, source, found);
+        }
+        return;
+    }
+    found.push(document(value, source).map_err(|(key, fault)| PolicyError {
+        source_name: source.to_owned(),
+        key,
+        field: fault.field,
+        reason: fault.reason,
+        remedy: fault.remedy,
+    }));
+}
+
+fn document(value: &Value, source: &str) -> Result<PolicyDocument, (Option<String>, Fault)> {
+    let (key, scope) = head(value).map_err(|fault| (None, fault))?;
+    let with_key = |fault| (Some(key.clone()), fault);
+    let mut rules = Vec::new();
+    match (value.get("spec"), value.get("specs")) {
+        (Some(spec), None) => rules.push(rule("spec", spec, &scope).map_err(with_key)?),
+        (None, Some(Value::Array(specs))) if !specs.is_empty() => {
+            for (n, spec) in specs.iter().enumerate() {
+                rules.push(rule(&format!("specs[{n}]"), spec, &scope).map_err(with_key)?);
+            }
+        }
+        (Some(_), Some(_)) => {
+            let fault = Fault::new("specs", "stands beside spec", "use one of the two");
+            return Err(with_key(fault));
+        }
+        _ => {
+            let fault = Fault::new("spec", "is missing", "add spec with an endpointSelector");
+            return Err(with_key(fault));
+        }
+    }
+    let warnings = warnings(&rules);
+    Ok(PolicyDocument {
+        key,
+        source: source.to_owned(),
+        warnings,
+        rules,
+    })
+}
+
+/// Reads kind and metadata: the document's key, and what its selectors may mean.
+fn head(value: &Value) -> Result<(String, Scope), Fault> {
+    let Some(map) = value.as_object() else {
+        return Err(Fault::new(
+            "document",
+            "is no mapping",
+            "start it with apiVersion and kind",
+        ));
+    };
+    let known = ["apiVersion", "kind", "metadata", "spec", "specs", "status"];
+    if let Some(other) = map.keys().find(|key| !known.contains(&key.as_str())) {
+        let remedy = format!("remove it; known here are {}", known.join(", "));
+        return Err(Fault::new(other, "is no known field", &remedy));
+    }
+    let text = |field: &str| map.get(field).and_then(Value::as_str).unwrap_or_default();
+    let kind = text("kind");
+    if text("apiVersion") != "cilium.io/v2" {
+        let reason = format!("is `{}`", text("apiVersion"));
+        return Err(Fault::new(
+            "apiVersion",
+            &reason,
+            "write apiVersion: cilium.io/v2",
+        ));
+    }
+    let metadata = |field: &str| {
+        let value = map
+            .get("metadata")
+            .and_then(|m| m.get(field))
+            .and_then(Value::as_str);
+        value.filter(|text| !text.is_empty())
+    };
+    let name = metadata("name")
+        .ok_or_else(|| Fault::new("metadata.name", "is missing", "give the document a name"))?;
+    match kind {
+        "CiliumNetworkPolicy" => {
+            let namespace = metadata("namespace").unwrap_or("default");
+            let scope = Scope {
+                namespace: Some(namespace.to_owned()),
+            };
+            Ok((format!("{kind}/{namespace}/{name}"), scope))
+        }
+        "CiliumClusterwideNetworkPolicy" => {
+            if metadata("namespace").is_some() {
+                let remedy = "remove it, or use kind CiliumNetworkPolicy";
+                return Err(Fault::new(
+                    "metadata.namespace",
+                    "is set on a cluster-wide policy",
+                    remedy,
+                ));
+            }
+            Ok((format!("{kind}/{name}"), Scope { namespace: None }))
+        }
+        other => Err(Fault::new(
+            "kind",
+            &format!("`{other}` is not supported"),
+            "use CiliumNetworkPolicy or CiliumClusterwideNetworkPolicy",
+        )),
+    }
+}
+
+#[cfg(test)]
+#[path = "parse_tests.rs"]
+mod tests;

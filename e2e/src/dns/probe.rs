@@ -57,6 +57,12 @@ impl Query {
         }
     }
 
+    /// On another port than 53.
+    pub fn port(mut self, port: u16) -> Self {
+        self.server.set_port(port);
+        self
+    }
+
     /// Over TCP.
     pub fn tcp(self) -> Self {
         Self { tcp: true, ..self }

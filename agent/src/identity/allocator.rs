@@ -1,0 +1,315 @@
+//! Identity by label set: reference-counted numbers of one scope.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+
+use shared_maps::IdentityId;
+
+use crate::labels::LabelSet;
+
+/// Allocates identities of one scope. Node-local now; a cluster-wide store may take its
+/// place for endpoint identities.
+pub trait Allocator: Send {
+    /// Identity of `labels`, with one reference more. `fresh` if no map may know it yet.
+    fn acquire(&mut self, labels: &LabelSet) -> Result<Acquired, Exhausted>;
+    /// Gives one reference back. Without references an identity stays until [`Allocator::sweep`].
+    fn release(&mut self, id: IdentityId);
+    /// Identities without references; they are free for others now.
+    fn sweep(&mut self) -> Vec<IdentityId>;
+    /// Labels of an allocated identity.
+    fn labels(&self, id: IdentityId) -> Option<&LabelSet>;
+    /// Every identity that a checkpoint has to keep: allocated or held for a restart.
+    fn kept(&self) -> Vec<(IdentityId, LabelSet)>;
+    /// Allocated identities, with their references.
+    fn allocated(&self) -> Vec<(IdentityId, LabelSet, usize)>;
+    /// Number of allocated identities.
+    fn len(&self) -> usize;
+    /// Whether none is allocated.
+    fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+    /// Ends the hold on restored numbers nobody asked for.
+    fn release_withheld(&mut self);
+}
+
+/// Result of [`Allocator::acquire`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Acquired {
+    /// The number.
+    pub id: IdentityId,
+    /// It was allocated just now: its policy is not in any map of this run.
+    pub new: bool,
+    /// It is in no checkpoint yet.
+    pub fresh: bool,
+}
+
+/// No number is left.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("no identity number is left between {min} and {max}: use fewer distinct selectors")]
+pub struct Exhausted {
+    /// Lowest number of the scope.
+    pub min: IdentityId,
+    /// Highest.
+    pub max: IdentityId,
+}
+
+/// Node-local numbers `min..=max`, handed out in sequence so that a number freed is not
+/// soon another's.
+#[derive(Debug)]
+pub struct NodeLocal {
+    min: u32,
+    max: u32,
+    next: u32,
+    ids: HashMap<LabelSet, IdentityId>,
+    slots: BTreeMap<IdentityId, Slot>,
+    idle: BTreeSet<IdentityId>,
+    withheld: BTreeMap<IdentityId, LabelSet>,
+    withheld_ids: HashMap<LabelSet, IdentityId>,
+}
+
+#[derive(Debug)]
+struct Slot {
+    labels: LabelSet,
+    references: usize,
+}
+
+impl NodeLocal {
+    /// Numbers `min..=max`; `restored` keep their label sets.
+    pub fn new(min: IdentityId, max: IdentityId, restored: Vec<(IdentityId, LabelSet)>) -> Self {
+        let in_scope = |id: &IdentityId| (min..=max).contains(id);
+        let withheld: BTreeMap<_, _> = restored
+            .into_iter()
+            .filter(|(id, _)| in_scope(id))
+            .collect();
+        let withheld_ids = withheld
+            .iter()
+            .map(|(id, labels)| (labels.clone(), *id))
+            .collect();
+        Self {
+            min: min.0,
+            max: max.0,
+            next: min.0,
+            ids: HashMap::new(),
+            slots: BTreeMap::new(),
+            idle: BTreeSet::new(),
+            withheld,
+            withheld_ids,
+        }
+    }
+
+    /// Numbers for CIDR and FQDN label sets.
+    pub fn local(restored: Vec<(IdentityId, LabelSet)>) -> Self {
+        Self::new(IdentityId::LOCAL_MIN, IdentityId::LOCAL_MAX, restored)
+    }
+
+    /// Numbers for endpoints: small enough for the mark of a packet.
+    pub fn endpoints(restored: Vec<(IdentityId, LabelSet)>) -> Self {
+        Self::new(IdentityId::ENDPOINT_MIN, IdentityId::ENDPOINT_MAX, restored)
+    }
+
+    fn free_number(&mut self) -> Option<IdentityId> {
+        let taken = |id: IdentityId| self.slots.contains_key(&id);
+        let span = self.max - self.min + 1;
+        let candidates = |start: u32, min: u32| {
+            (0..span).map(move |step| IdentityId(min + (start - min + step) % span))
+        };
+        let used = self.slots.len() + self.withheld.len();
+        let unused = (used < span as usize)
+            .then(|| {
+                candidates(self.next, self.min)
+                    .find(|id| !taken(*id) && !self.withheld.contains_key(id))
+            })
+            .flatten();
+        // Better a number held for a restart than none.
+        let id = unused.or_else(|| self.withheld.keys().copied().find(|id| !taken(*id)))?;
+        self.unhold(id);
+        self.next = if id.0 == self.max { self.min } else { id.0 + 1 };
+        Some(id)
+    }
+
+    fn unhold(&mut self, id: IdentityId) -> bool {
+        let Some(labels) = self.withheld.remove(&id) else {
+            return false;
+        };
+        if self.withheld_ids.get(&labels) == Some(&id) {
+            self.withheld_ids.remove(&labels);
+        }
+        true
+    }
+}
+
+impl Allocator for NodeLocal {
+    fn acquire(&mut self, labels: &LabelSet) -> Result<Acquired, Exhausted> {
+        if let Some(id) = self.ids.get(labels).copied() {
+            if let Some(slot) = self.slots.get_mut(&id) {
+                slot.references += 1;
+            }
+            self.idle.remove(&id);
+            return Ok(Acquired {
+                id,
+                new: false,
+                fresh: false,
+            });
+        }
+        let held = self.withheld_ids.get(labels).copied();
+        let (id, fresh) = match held {
+            Some(id) => {
+                self.unhold(id);
+                (id, false)
+            }
+            None => {
+                let exhausted = Exhausted {
+                    min: IdentityId(self.min),
+                    max: IdentityId(self.max),
+                };
+                (self.free_number().ok_or(exhausted)?, true)
+            }
+        };
+        self.ids.insert(labels.clone(), id);
+        self.slots.insert(
+            id,
+            Slot {
+                labels: labels.clone(),
+                references: 1,
+            },
+        );
+        Ok(Acquired {
+            id,
+            new: true,
+            fresh,
+        })
+    }
+
+    fn release(&mut self, id: IdentityId) {
+        let Some(slot) = self.slots.get_mut(&id) else {
+            return;
+        };
+        slot.references = slot.references.saturating_sub(1);
+        if slot.references == 0 {
+            self.idle.insert(id);
+        }
+    }
+
+    fn sweep(&mut self) -> Vec<IdentityId> {
+        let idle: Vec<IdentityId> = std::mem::take(&mut self.idle).into_iter().collect();
+        for id in &idle {
+            if let Some(slot) = self.slots.remove(id) {
+                self.ids.remove(&slot.labels);
+            }
+        }
+        idle
+    }
+
+    fn labels(&self, id: IdentityId) -> Option<&LabelSet> {
+        self.slots.get(&id).map(|slot| &slot.labels)
+    }
+
+    fn kept(&self) -> Vec<(IdentityId, LabelSet)> {
+        let allocated = self
+            .slots
+            .iter()
+            .map(|(id, slot)| (*id, slot.labels.clone()));
+        let withheld = self
+            .withheld
+            .iter()
+            .map(|(id, labels)| (*id, labels.clone()));
+        allocated.chain(withheld).collect()
+    }
+
+    fn allocated(&self) -> Vec<(IdentityId, LabelSet, usize)> {
+        let slots = self.slots.iter();
+        slots
+            .map(|(id, slot)| (*id, slot.labels.clone(), slot.references))
+            .collect()
+    }
+
+    fn len(&self) -> usize {
+        self.slots.len()
+    }
+
+    fn release_withheld(&mut self) {
+        self.withheld.clear();
+        self.withheld_ids.clear();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn set(text: &str) -> LabelSet {
+        LabelSet::parse(&[text]).unwrap()
+    }
+
+    #[test]
+    fn one_number_per_label_set_until_the_last_reference() {
+        let mut allocator = NodeLocal::local(Vec::new());
+        let first = allocator.acquire(&set("fqdn:a")).unwrap();
+        assert_eq!(
+            first,
+            Acquired {
+                id: IdentityId(16_777_217),
+                new: true,
+                fresh: true
+            }
+        );
+        assert_eq!(allocator.acquire(&set("fqdn:a")).unwrap().id, first.id);
+        allocator.release(first.id);
+        assert!(allocator.sweep().is_empty());
+        allocator.release(first.id);
+        // Asked for again before the sweep: nothing is lost.
+        assert!(!allocator.acquire(&set("fqdn:a")).unwrap().new);
+        allocator.release(first.id);
+        assert_eq!(allocator.sweep(), [first.id]);
+        // The next label set gets the next number, not the one just freed.
+        assert_eq!(
+            allocator.acquire(&set("fqdn:b")).unwrap().id,
+            IdentityId(16_777_218)
+        );
+    }
+
+    #[test]
+    fn restored_label_sets_keep_their_numbers() {
+        let restored = vec![(IdentityId(16_777_220), set("fqdn:a"))];
+        let mut allocator = NodeLocal::local(restored);
+        for name in ["fqdn:x", "fqdn:y", "fqdn:z", "fqdn:w"] {
+            assert_ne!(
+                allocator.acquire(&set(name)).unwrap().id,
+                IdentityId(16_777_220)
+            );
+        }
+        let again = allocator.acquire(&set("fqdn:a")).unwrap();
+        assert_eq!(
+            again,
+            Acquired {
+                id: IdentityId(16_777_220),
+                new: true,
+                fresh: false
+            }
+        );
+    }
+
+    #[test]
+    fn exhaustion_is_an_error_and_takes_withheld_numbers_last() {
+        let restored = vec![(IdentityId(257), set("k8s:old"))];
+        let mut allocator = NodeLocal::new(IdentityId(256), IdentityId(258), restored);
+        assert_eq!(
+            allocator.acquire(&set("k8s:a")).unwrap().id,
+            IdentityId(256)
+        );
+        assert_eq!(
+            allocator.acquire(&set("k8s:b")).unwrap().id,
+            IdentityId(258)
+        );
+        assert_eq!(
+            allocator.acquire(&set("k8s:c")).unwrap().id,
+            IdentityId(257)
+        );
+        assert!(allocator.acquire(&set("k8s:d")).is_err());
+        allocator.release(IdentityId(258));
+        allocator.sweep();
+        assert_eq!(
+            allocator.acquire(&set("k8s:d")).unwrap().id,
+            IdentityId(258)
+        );
+    }
+}

@@ -1,0 +1,6 @@
+//! The ipcache: which labels a prefix has, and so which identity.
+
+pub mod metadata;
+pub mod resolve;
+pub mod table;
+pub mod trie;

@@ -1,0 +1,231 @@
+//! Prefix → identity: what it shall be, and what the datapath has.
+
+use std::{collections::BTreeSet, net::IpAddr};
+
+use ipnet::IpNet;
+use shared_maps::{FAMILY_IPV6, IdentityId, ipcache::IpcacheKey};
+
+use super::{
+    metadata::{Claim, Metadata, Owner},
+    resolve::{self, World},
+    trie::PrefixMap,
+};
+use crate::labels::LabelSet;
+
+/// All prefixes.
+#[derive(Debug)]
+pub struct Ipcache {
+    prefixes: PrefixMap<Metadata>,
+    dirty: Vec<IpNet>,
+    world: World,
+    realised: usize,
+}
+
+impl Ipcache {
+    /// Empty; `dual_stack` decides the world labels.
+    pub fn new(dual_stack: bool) -> Self {
+        Self {
+            prefixes: PrefixMap::default(),
+            dirty: Vec::new(),
+            world: World::new(dual_stack),
+            realised: 0,
+        }
+    }
+
+    /// The world labels.
+    pub fn world(&self) -> &World {
+        &self.world
+    }
+
+    /// Sets what `owner` says of `prefix`.
+    pub fn claim(&mut self, prefix: IpNet, owner: Owner, claim: Claim) {
+        let prefix = prefix.trunc();
+        if self.prefixes.entry(prefix).set(owner, claim) {
+            self.touch(prefix);
+        }
+    }
+
+    /// `owner` has nothing to say of `prefix` any more.
+    pub fn unclaim(&mut self, prefix: IpNet, owner: &Owner) {
+        let prefix = prefix.trunc();
+        if self
+            .prefixes
+            .get_mut(prefix)
+            .is_some_and(|metadata| metadata.unset(owner))
+        {
+            self.touch(prefix);
+        }
+    }
+
+    /// A prefix changed: it and its descendants are resolved anew, nothing else.
+    fn touch(&mut self, prefix: IpNet) {
+        if prefix.prefix_len() == prefix.max_prefix_len() {
+            self.mark(prefix);
+            return;
+        }
+        for below in self.prefixes.descendants(prefix) {
+            self.mark(below);
+        }
+    }
+
+    /// Has `prefix` resolved, or planned, once more.
+    pub fn mark(&mut self, prefix: IpNet) {
+        let metadata = self.prefixes.entry(prefix);
+        if !metadata.dirty {
+            metadata.dirty = true;
+            self.dirty.push(prefix);
+        }
+    }
+
+    /// Prefixes to resolve.
+    pub fn take_dirty(&mut self) -> Vec<IpNet> {
+        let dirty = std::mem::take(&mut self.dirty);
+        for prefix in &dirty {
+            if let Some(metadata) = self.prefixes.get_mut(*prefix) {
+                metadata.dirty = false;
+            }
+        }
+        dirty
+    }
+
+    /// Whether nothing is to be resolved.
+    pub fn is_settled(&self) -> bool {
+        self.dirty.is_empty()
+    }
+
+    /// Everything about one prefix.
+    pub fn get(&self, prefix: IpNet) -> Option<&Metadata> {
+        self.prefixes.get(prefix)
+    }
+
+    /// Effective labels of a prefix.
+    pub fn labels(&self, prefix: IpNet) -> LabelSet {
+        resolve::labels(&self.prefixes, prefix, &self.world)
+    }
+
+    /// Sets the identity a prefix shall have.
+    pub fn desire(&mut self, prefix: IpNet, identity: Option<IdentityId>, unresolved: bool) {
+        let metadata = self.prefixes.entry(prefix);
+        metadata.desired = identity;
+        metadata.unresolved = unresolved;
+        self.forget_spent(prefix);
+    }
+
+    /// Notes what the datapath has.
+    pub fn realise(&mut self, prefix: IpNet, identity: Option<IdentityId>) {
+        let metadata = self.prefixes.entry(prefix);
+        match (metadata.realised.is_some(), identity.is_some()) {
+            (false, true) => self.realised += 1,
+            (true, false) => self.realised -= 1,
+            _ => {}
+        }
+        metadata.realised = identity;
+        self.forget_spent(prefix);
+    }
+
+    fn forget_spent(&mut self, prefix: IpNet) {
+        if self.prefixes.get(prefix).is_some_and(Metadata::is_spent) {
+            self.prefixes.remove(prefix);
+        }
+    }
+
+    /// Number of entries the datapath has.
+    pub fn realised(&self) -> usize {
+        self.realised
+    }
+
+    /// Identity of an address: longest prefix that has one.
+    pub fn identity_of(&self, address: IpAddr) -> Option<IdentityId> {
+        let found = self
+            .prefixes
+            .longest(address, |metadata| metadata.desired.is_some());
+        found.and_then(|(_, metadata)| metadata.desired)
+    }
+
+    /// Whether an address is claimed as the node's or a local endpoint's.
+    pub fn is_local(&self, address: IpAddr) -> bool {
+        self.get(IpNet::from(address))
+            .is_some_and(|metadata| metadata.identity().is_some())
+    }
+
+    /// Prefixes that have one of these identities.
+    pub fn prefixes_of(&self, identities: &BTreeSet<IdentityId>) -> Vec<(IpNet, IdentityId)> {
+        let mut found = Vec::new();
+        self.prefixes.for_each(|prefix, metadata| {
+            if let Some(id) = metadata.desired.filter(|id| identities.contains(id)) {
+                found.push((prefix, id));
+            }
+        });
+        found
+    }
+
+    /// Calls `visit` for every prefix.
+    pub fn for_each(&self, visit: impl FnMut(IpNet, &Metadata)) {
+        self.prefixes.for_each(visit);
+    }
+}
+
+/// Map key of a prefix.
+pub fn key_of(prefix: IpNet) -> IpcacheKey {
+    match prefix.trunc() {
+        IpNet::V4(net) => IpcacheKey::v4(net.addr().octets(), net.prefix_len()),
+        IpNet::V6(net) => IpcacheKey::v6(net.addr().octets(), net.prefix_len()),
+    }
+}
+
+/// Prefix of a map key; none if the key is of another cluster or makes no sense.
+pub fn prefix_of(key: &IpcacheKey) -> Option<IpNet> {
+    let bits = key
+        .prefix_len
+        .checked_sub(shared_maps::ipcache::STATIC_PREFIX_BITS)?;
+    let len = u8::try_from(bits).ok()?;
+    if key.cluster_id != 0 {
+        return None;
+    }
+    let address = if key.family == FAMILY_IPV6 {
+        IpAddr::from(key.ip)
+    } else {
+        let v4: [u8; 4] = key.ip.first_chunk().copied()?;
+        IpAddr::from(v4)
+    };
+    IpNet::new(address, len).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn net(text: &str) -> IpNet {
+        text.parse().unwrap()
+    }
+
+    #[test]
+    fn a_change_marks_descendants_only() {
+        let mut ipcache = Ipcache::new(false);
+        let label = |text: &str| Claim::Labels(LabelSet::parse(&[text]).unwrap());
+        for prefix in ["10.0.0.0/8", "10.1.1.1/32", "11.0.0.0/8", "11.1.1.1/32"] {
+            ipcache.claim(net(prefix), Owner::Policy, label("k8s:x=1"));
+        }
+        ipcache.take_dirty();
+        ipcache.claim(net("10.0.0.0/8"), Owner::Policy, label("k8s:x=2"));
+        assert_eq!(
+            ipcache.take_dirty(),
+            [net("10.0.0.0/8"), net("10.1.1.1/32")]
+        );
+        ipcache.claim(net("10.0.0.0/8"), Owner::Policy, label("k8s:x=2"));
+        assert!(ipcache.is_settled());
+    }
+
+    #[test]
+    fn keys_read_back() {
+        for prefix in [
+            "10.0.0.0/8",
+            "0.0.0.0/0",
+            "1.2.3.4/32",
+            "fd00::/8",
+            "::1/128",
+        ] {
+            assert_eq!(prefix_of(&key_of(net(prefix))), Some(net(prefix)));
+        }
+    }
+}

@@ -1,0 +1,390 @@
+//! Renderings of the model: policy map entries and DNS rules.
+//!
+//! | rules that meet at one peer, protocol and port | entry |
+//! |---|---|
+//! | a deny, whatever else | deny |
+//! | a DNS rule, with or without a plain allow | redirect to the proxy (a plain allow adds "every name") |
+//! | a plain allow | allow |
+//! | none, direction enforced | none: dropped |
+//! | none, direction not enforced | allow of identity 0 |
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use holdfast_sdp::policy::rule::{
+    EndpointRules, NameRules, PortRules, SelectorRule, Servers, Transport,
+};
+use shared_maps::{
+    IdentityId,
+    policy::{EGRESS, INGRESS, PolicyKey, PolicyValue},
+};
+
+use super::{
+    model::{EndpointPolicy, Side},
+    rule::{DnsNames, PeerRule, Peers, PortRule},
+};
+use crate::selector::{cache::SelectorCache, selector::Selector};
+
+/// Entries of one identity.
+pub type Entries = BTreeMap<PolicyKey, PolicyValue>;
+
+/// Renders the entries of one identity; [`IdentityId::UNKNOWN`] gives those for everyone.
+pub fn entries(
+    policy: &EndpointPolicy,
+    identity: IdentityId,
+    selectors: &SelectorCache,
+    proxy_port: u16,
+) -> Entries {
+    let mut found = Entries::new();
+    for (direction, side) in [(EGRESS, &policy.egress), (INGRESS, &policy.ingress)] {
+        let mut drafts = Entries::new();
+        for rule in &side.rules {
+            if is_meant(&rule.rule.peers, identity, selectors) {
+                draft(&mut drafts, &rule.rule, identity, direction, proxy_port);
+            }
+        }
+        let everything = PolicyKey::new(identity.0, direction, 0, 0, 0);
+        let open = identity == IdentityId::UNKNOWN && !side.enforced;
+        let host = identity == IdentityId::HOST && direction == INGRESS && side.enforced;
+        if open || host {
+            put(&mut drafts, everything, PolicyValue::allow(everything));
+        }
+        found.extend(without_covered(&drafts));
+    }
+    found
+}
+
+fn is_meant(peers: &Peers, identity: IdentityId, selectors: &SelectorCache) -> bool {
+    match peers {
+        Peers::Any => identity == IdentityId::UNKNOWN,
+        Peers::Selectors(list) => list.iter().any(|selector| {
+            selectors
+                .id_of(selector)
+                .is_some_and(|id| selectors.selects(id, identity))
+        }),
+    }
+}
+
+fn draft(
+    drafts: &mut Entries,
+    rule: &PeerRule,
+    identity: IdentityId,
+    direction: u8,
+    proxy_port: u16,
+) {
+    if rule.ports.is_empty() {
+        let key = PolicyKey::new(identity.0, direction, 0, 0, 0);
+        let value = if rule.deny {
+            PolicyValue::deny(key)
+        } else {
+            PolicyValue::allow(key)
+        };
+        put(drafts, key, value);
+    }
+    for port in &rule.ports {
+        for protocol in port.protocol.numbers() {
+            for (first, bits) in blocks(port.first, port.last) {
+                let key = PolicyKey::new(identity.0, direction, *protocol, first, bits);
+                let redirected = port.dns.is_some() && Transport::from_number(*protocol).is_some();
+                let value = if rule.deny {
+                    PolicyValue::deny(key)
+                } else if redirected {
+                    PolicyValue::dns_redirect(key, proxy_port)
+                } else if port.dns.is_some() {
+                    continue;
+                } else {
+                    PolicyValue::allow(key)
+                };
+                put(drafts, key, value);
+            }
+        }
+    }
+}
+
+fn put(drafts: &mut Entries, key: PolicyKey, value: PolicyValue) {
+    let entry = drafts.entry(key).or_insert(value);
+    if value.precedence > entry.precedence {
+        *entry = value;
+    }
+}
+
+/// Leaves out entries under a broader one of the same identity that wins or says the same:
+/// the kernel takes the longest match within an identity, so that a narrow allow would
+/// otherwise pierce a broad deny.
+fn without_covered(drafts: &Entries) -> Entries {
+    let broader = |key: &PolicyKey, value: &PolicyValue| {
+        drafts.iter().any(|(other, has)| {
+            other.prefix_len < key.prefix_len
+                && has.precedence >= value.precedence
+                && is_within(key, other)
+        })
+    };
+    let kept = drafts.iter().filter(|(key, value)| !broader(key, value));
+    kept.map(|(key, value)| (*key, *value)).collect()
+}
+
+/// Whether all that `narrow` matches is matched by `broad` (identity and direction equal).
+fn is_within(narrow: &PolicyKey, broad: &PolicyKey) -> bool {
+    match broad.lpm_len() {
+        0 => true,
+        len => {
+            let bits = u32::from(len.saturating_sub(8)).min(16);
+            let apart = narrow.dport.get() ^ broad.dport.get();
+            narrow.protocol == broad.protocol && u32::from(apart) >> (16 - bits) == 0
+        }
+    }
+}
+
+/// Splits a range of ports into aligned blocks: (first port, bits that count).
+pub fn blocks(first: u16, last: u16) -> Vec<(u16, u8)> {
+    let mut found = Vec::new();
+    let (mut at, end) = (u32::from(first), u32::from(last) + 1);
+    while at < end {
+        let aligned = if at == 0 {
+            16
+        } else {
+            at.trailing_zeros().min(16)
+        };
+        let fits = (end - at).ilog2();
+        let wild = aligned.min(fits);
+        let port = u16::try_from(at).expect("below 65536: the range ends there");
+        found.push((port, u8::try_from(16 - wild).expect("at most 16")));
+        at += 1 << wild;
+    }
+    found
+}
+
+/// Renders the DNS rules. `denied` servers of the whole direction are not listed.
+pub fn dns_rules(policy: &EndpointPolicy, selectors: &SelectorCache) -> EndpointRules {
+    let side = &policy.egress;
+    let mut ports: BTreeMap<(u16, Transport), Vec<SelectorRule>> = BTreeMap::new();
+    for (rule, port, names) in dns_ports(side) {
+        for transport in [Transport::Udp, Transport::Tcp] {
+            if port.covers(transport.number(), port.first) {
+                let rules = ports.entry((port.first, transport)).or_default();
+                if let Some(names) = render_names(names) {
+                    add_rules(rules, &rule.peers, &names, selectors);
+                }
+            }
+        }
+    }
+    for ((port, transport), rules) in &mut ports {
+        for rule in side
+            .rules
+            .iter()
+            .map(|rule| &rule.rule)
+            .filter(|rule| !rule.deny)
+        {
+            let plain = rule.ports.is_empty()
+                || rule
+                    .ports
+                    .iter()
+                    .any(|p| p.dns.is_none() && p.covers(transport.number(), *port));
+            if plain {
+                add_rules(rules, &rule.peers, &NameRules::All, selectors);
+            }
+        }
+    }
+    let ports = ports.into_iter().filter(|(_, rules)| !rules.is_empty());
+    EndpointRules {
+        ports: ports
+            .map(|((port, transport), rules)| PortRules {
+                port,
+                transport,
+                rules,
+            })
+            .collect(),
+    }
+}
+
+/// Port rules with DNS names among the allows of a direction.
+fn dns_ports(side: &Side) -> impl Iterator<Item = (&PeerRule, &PortRule, &DnsNames)> {
+    let allows = side
+        .rules
+        .iter()
+        .map(|rule| &rule.rule)
+        .filter(|rule| !rule.deny);
+    allows.flat_map(|rule| {
+        let ports = rule.ports.iter();
+        ports.filter_map(move |port| port.dns.as_ref().map(|names| (rule, port, names)))
+    })
+}
+
+/// Names as the proxy takes them; none if no name can match.
+fn render_names(names: &DnsNames) -> Option<NameRules> {
+    match names {
+        DnsNames::All => Some(NameRules::All),
+        DnsNames::Names(list) if list.is_empty() => None,
+        DnsNames::Names(list) => Some(NameRules::Names(list.clone())),
+    }
+}
+
+fn add_rules(
+    rules: &mut Vec<SelectorRule>,
+    peers: &Peers,
+    names: &NameRules,
+    selectors: &SelectorCache,
+) {
+    let mut add = |selector: String, servers: Servers| {
+        let rule = SelectorRule {
+            selector,
+            servers,
+            names: names.clone(),
+        };
+        if !rules.contains(&rule) {
+            rules.push(rule);
+        }
+    };
+    match peers {
+        Peers::Any => add("any server".to_owned(), Servers::Any),
+        Peers::Selectors(list) => {
+            for selector in list {
+                let ids = selectors
+                    .id_of(selector)
+                    .and_then(|id| selectors.selections(id));
+                let ids: BTreeSet<IdentityId> = ids.cloned().unwrap_or_default();
+                add(selector.to_string(), Servers::Identities(ids));
+            }
+        }
+    }
+}
+
+/// Selectors whose selections the DNS rules list.
+pub fn dns_selectors(policy: &EndpointPolicy) -> BTreeSet<&Selector> {
+    if dns_ports(&policy.egress).next().is_none() {
+        return BTreeSet::new();
+    }
+    let allows = policy
+        .egress
+        .rules
+        .iter()
+        .map(|rule| &rule.rule)
+        .filter(|rule| !rule.deny);
+    allows
+        .flat_map(|rule| match &rule.peers {
+            Peers::Any => [].iter(),
+            Peers::Selectors(list) => list.iter(),
+        })
+        .collect()
+}
+
+/// What the kernel makes of a map (`shared_maps::policy`, `cilium-compat` 1.3): the entry that
+/// decides, if any.
+pub fn decide<'a>(
+    lookup: impl Fn(u32) -> Option<(&'a PolicyKey, &'a PolicyValue)>,
+    identity: IdentityId,
+) -> Option<(&'a PolicyKey, &'a PolicyValue)> {
+    let own = lookup(identity.0);
+    if own.is_some_and(|(_, value)| value.is_deny()) {
+        return own;
+    }
+    match (own, lookup(0)) {
+        (Some(own), Some(any)) => {
+            let any_wins = any.1.precedence > own.1.precedence
+                || (any.1.precedence == own.1.precedence && any.0.prefix_len > own.0.prefix_len);
+            Some(if any_wins { any } else { own })
+        }
+        (own, any) => own.or(any),
+    }
+}
+
+/// Longest match of a packet among entries of one identity.
+pub fn longest<'a>(
+    entries: impl Iterator<Item = (&'a PolicyKey, &'a PolicyValue)>,
+    direction: u8,
+    protocol: u8,
+    port: u16,
+) -> Option<(&'a PolicyKey, &'a PolicyValue)> {
+    let packet = PolicyKey::new(0, direction, protocol, port, 16);
+    entries
+        .filter(|(key, _)| key.egress == direction && is_within(&packet, key))
+        .max_by_key(|(key, _)| key.prefix_len)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::policy::rule::Protocol;
+
+    #[test]
+    fn ranges_become_few_blocks() {
+        assert_eq!(blocks(53, 53), [(53, 16)]);
+        assert_eq!(blocks(0, 65535), [(0, 0)]);
+        assert_eq!(blocks(80, 83), [(80, 14)]);
+        assert_eq!(blocks(1, 4), [(1, 16), (2, 15), (4, 16)]);
+        for (first, last) in [(1, 65534), (1024, 32767), (30000, 32767), (65535, 65535)] {
+            let mut covered = 0u32;
+            for (start, bits) in blocks(first, last) {
+                assert!(start >= first);
+                assert_eq!(u32::from(start) % (1 << (16 - bits)), 0);
+                covered += 1 << (16 - bits);
+            }
+            assert_eq!(covered, u32::from(last) - u32::from(first) + 1);
+        }
+    }
+
+    fn allow(ports: &[(u16, u16)], deny: bool) -> PeerRule {
+        let ports = ports.iter().map(|(first, last)| PortRule {
+            protocol: Protocol::Tcp,
+            first: *first,
+            last: *last,
+            dns: None,
+        });
+        PeerRule {
+            deny,
+            peers: Peers::Any,
+            ports: ports.collect(),
+        }
+    }
+
+    fn policy(rules: Vec<PeerRule>) -> EndpointPolicy {
+        let rules = rules.into_iter().map(|rule| super::super::model::SideRule {
+            document: "d".into(),
+            rule,
+        });
+        let egress = Side {
+            enforced: true,
+            rules: rules.collect(),
+        };
+        EndpointPolicy {
+            egress,
+            ..EndpointPolicy::default()
+        }
+    }
+
+    #[test]
+    fn a_narrow_allow_does_not_pierce_a_broad_deny() {
+        let policy = policy(vec![
+            allow(&[(443, 443)], false),
+            allow(&[(0, 65535)], true),
+        ]);
+        let entries = entries(&policy, IdentityId::UNKNOWN, &SelectorCache::default(), 1);
+        let egress: Vec<_> = entries
+            .iter()
+            .filter(|(key, _)| key.egress == EGRESS)
+            .collect();
+        assert_eq!(egress.len(), 1);
+        assert!(egress[0].1.is_deny());
+    }
+
+    #[test]
+    fn a_narrow_deny_cuts_a_broad_allow() {
+        let policy = policy(vec![
+            allow(&[(0, 65535)], false),
+            allow(&[(443, 443)], true),
+        ]);
+        let entries = entries(&policy, IdentityId::UNKNOWN, &SelectorCache::default(), 1);
+        let verdict = |port| {
+            let lookup = |id| {
+                longest(
+                    entries.iter().filter(move |(k, _)| k.sec_label == id),
+                    EGRESS,
+                    6,
+                    port,
+                )
+            };
+            decide(lookup, IdentityId(300)).map(|(_, value)| value.is_deny())
+        };
+        assert_eq!(verdict(443), Some(true));
+        assert_eq!(verdict(444), Some(false));
+    }
+}

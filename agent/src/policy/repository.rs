@@ -1,0 +1,52 @@
+//! The documents in force.
+
+use std::{collections::BTreeMap, sync::Arc};
+
+use super::parse::PolicyDocument;
+use crate::labels::LabelSet;
+
+/// Documents by key.
+#[derive(Debug, Default)]
+pub struct Repository {
+    documents: BTreeMap<String, Arc<PolicyDocument>>,
+}
+
+impl Repository {
+    /// Puts a document in force; gives the one it replaces.
+    pub fn insert(&mut self, document: Arc<PolicyDocument>) -> Option<Arc<PolicyDocument>> {
+        self.documents.insert(document.key.clone(), document)
+    }
+
+    /// Takes a document out of force.
+    pub fn remove(&mut self, key: &str) -> Option<Arc<PolicyDocument>> {
+        self.documents.remove(key)
+    }
+
+    /// A document.
+    pub fn get(&self, key: &str) -> Option<&Arc<PolicyDocument>> {
+        self.documents.get(key)
+    }
+
+    /// All documents in the order of their keys.
+    pub fn iter(&self) -> impl Iterator<Item = &Arc<PolicyDocument>> {
+        self.documents.values()
+    }
+
+    /// Number of documents.
+    pub fn len(&self) -> usize {
+        self.documents.len()
+    }
+
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.documents.is_empty()
+    }
+}
+
+/// Whether a document is about an endpoint with these labels.
+pub fn is_about(document: &PolicyDocument, labels: &LabelSet) -> bool {
+    document
+        .rules
+        .iter()
+        .any(|rule| rule.subject.matches(labels))
+}

@@ -1,0 +1,8 @@
+//! Selectors: what policy says about identities.
+
+pub mod cache;
+#[expect(
+    clippy::module_inception,
+    reason = "the module is about many, the file about one"
+)]
+pub mod selector;

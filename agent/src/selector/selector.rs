@@ -1,0 +1,422 @@
+//! One selector: labels, a CIDR block, a DNS name or an entity.
+
+use std::{collections::BTreeSet, fmt};
+
+use ipnet::IpNet;
+use shared_maps::IdentityId;
+
+use crate::{
+    ipcache::resolve::cidr_of,
+    labels::{FQDN, Label, LabelSet, RESERVED},
+};
+
+/// Selects identities.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Selector {
+    /// By labels of endpoints.
+    Labels(LabelSelector),
+    /// By block of addresses outside.
+    Cidr(CidrSelector),
+    /// By DNS name.
+    Fqdn(FqdnSelector),
+    /// By role.
+    Entity(Entity),
+}
+
+/// A block without parts of it.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct CidrSelector {
+    /// The block.
+    pub prefix: IpNet,
+    /// Parts left out.
+    pub except: BTreeSet<IpNet>,
+}
+
+/// A name or a pattern of names, spelt as in the policy: the spelling is the label.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum FqdnSelector {
+    /// `matchName`.
+    Name(String),
+    /// `matchPattern`.
+    Pattern(String),
+}
+
+impl FqdnSelector {
+    /// The text.
+    pub fn text(&self) -> &str {
+        match self {
+            Self::Name(text) | Self::Pattern(text) => text,
+        }
+    }
+
+    /// The label that addresses of matching names carry.
+    pub fn label(&self) -> Label {
+        Label::new(FQDN, self.text(), "")
+    }
+}
+
+/// A role that identities may have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Entity {
+    /// Everything outside.
+    World,
+    /// Everything outside, IPv4.
+    WorldIpv4,
+    /// Everything outside, IPv6.
+    WorldIpv6,
+    /// The node itself.
+    Host,
+    /// Other nodes.
+    RemoteNode,
+    /// Everything inside.
+    Cluster,
+    /// The Kubernetes API server.
+    KubeApiserver,
+    /// Health endpoints.
+    Health,
+    /// Endpoints without labels yet.
+    Init,
+    /// Endpoints not managed.
+    Unmanaged,
+    /// Ingress proxies.
+    Ingress,
+    /// Nothing.
+    None,
+}
+
+impl Entity {
+    /// Reads an entity's name. `all` is no entity: it selects by not asking.
+    pub fn parse(text: &str) -> Option<Self> {
+        Some(match text {
+            "world" => Self::World,
+            "world-ipv4" => Self::WorldIpv4,
+            "world-ipv6" => Self::WorldIpv6,
+            "host" => Self::Host,
+            "remote-node" => Self::RemoteNode,
+            "cluster" => Self::Cluster,
+            "kube-apiserver" => Self::KubeApiserver,
+            "health" => Self::Health,
+            "init" => Self::Init,
+            "unmanaged" => Self::Unmanaged,
+            "ingress" => Self::Ingress,
+            "none" => Self::None,
+            _ => return None,
+        })
+    }
+
+    /// Its name.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::World => "world",
+            Self::WorldIpv4 => "world-ipv4",
+            Self::WorldIpv6 => "world-ipv6",
+            Self::Host => "host",
+            Self::RemoteNode => "remote-node",
+            Self::Cluster => "cluster",
+            Self::KubeApiserver => "kube-apiserver",
+            Self::Health => "health",
+            Self::Init => "init",
+            Self::Unmanaged => "unmanaged",
+            Self::Ingress => "ingress",
+            Self::None => "none",
+        }
+    }
+}
+
+/// `matchLabels` and `matchExpressions`, all of which must hold.
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct LabelSelector {
+    /// The requirements, sorted.
+    pub requirements: BTreeSet<Requirement>,
+}
+
+/// One requirement.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Requirement {
+    /// Source of the label; none = any.
+    pub source: Option<String>,
+    /// Its key.
+    pub key: String,
+    /// What about it.
+    pub operator: Operator,
+}
+
+/// What a requirement asks of a label.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Operator {
+    /// Present with one of these values.
+    In(BTreeSet<String>),
+    /// Absent, or present with another value.
+    NotIn(BTreeSet<String>),
+    /// Present.
+    Exists,
+    /// Absent.
+    DoesNotExist,
+}
+
+impl Requirement {
+    /// Splits `source:key`, `source.key` is not split; `any:` is any source.
+    pub fn new(key: &str, operator: Operator) -> Self {
+        let (source, key) = match key.split_once(':') {
+            Some(("any", key)) => (None, key),
+            Some((source, key)) => (Some(source.to_owned()), key),
+            None => (None, key),
+        };
+        Self {
+            source,
+            key: key.to_owned(),
+            operator,
+        }
+    }
+
+    fn holds(&self, labels: &LabelSet) -> bool {
+        let mut there = labels.iter().filter(|label| {
+            label.key() == self.key && self.source.as_deref().is_none_or(|s| s == label.source())
+        });
+        match &self.operator {
+            Operator::In(values) => there.any(|label| values.contains(label.value())),
+            Operator::NotIn(values) => !there.any(|label| values.contains(label.value())),
+            Operator::Exists => there.next().is_some(),
+            Operator::DoesNotExist => there.next().is_none(),
+        }
+    }
+}
+
+impl LabelSelector {
+    /// Whether all requirements hold.
+    pub fn matches(&self, labels: &LabelSet) -> bool {
+        self.requirements
+            .iter()
+            .all(|requirement| requirement.holds(labels))
+    }
+
+    /// Whether a requirement is about this key.
+    pub fn mentions(&self, key: &str) -> bool {
+        self.requirements
+            .iter()
+            .any(|requirement| requirement.key == key)
+    }
+
+    /// Whether it asks for a reserved label by name: only then may it mean something that is
+    /// no endpoint.
+    fn names_reserved(&self) -> bool {
+        self.requirements.iter().any(|requirement| {
+            requirement.source.as_deref() == Some(RESERVED)
+                && matches!(requirement.operator, Operator::In(_) | Operator::Exists)
+        })
+    }
+}
+
+/// What selectors need to know of an identity.
+#[derive(Clone, Debug)]
+pub struct Subject {
+    /// Number.
+    pub id: IdentityId,
+    /// Labels.
+    pub labels: LabelSet,
+    cidr: Option<IpNet>,
+}
+
+impl Subject {
+    /// Reads the CIDR label once.
+    pub fn new(id: IdentityId, labels: LabelSet) -> Self {
+        let cidr = labels.iter().find_map(cidr_of);
+        Self { id, labels, cidr }
+    }
+
+    fn is_world(&self) -> bool {
+        ["world", "world-ipv4", "world-ipv6"]
+            .iter()
+            .any(|key| self.labels.has_reserved(key))
+    }
+
+    fn is_world_of(&self, prefix: IpNet) -> bool {
+        let family = if matches!(prefix, IpNet::V4(_)) {
+            "world-ipv4"
+        } else {
+            "world-ipv6"
+        };
+        self.labels.has_reserved(family) || self.labels.has_reserved("world")
+    }
+}
+
+impl Selector {
+    /// Whether it selects this identity.
+    pub fn matches(&self, subject: &Subject) -> bool {
+        match self {
+            Self::Labels(selector) => {
+                (subject.id.is_endpoint() || selector.names_reserved())
+                    && selector.matches(&subject.labels)
+            }
+            Self::Cidr(selector) => {
+                let inside = match subject.cidr {
+                    Some(cidr) => selector.prefix.contains(&cidr),
+                    None => {
+                        selector.prefix.prefix_len() == 0 && subject.is_world_of(selector.prefix)
+                    }
+                };
+                let inside = inside
+                    || (selector.prefix.prefix_len() == 0
+                        && subject.is_world_of(selector.prefix)
+                        && subject.cidr.is_none_or(|c| same_family(c, selector.prefix)));
+                inside
+                    && !subject
+                        .cidr
+                        .is_some_and(|c| selector.except.iter().any(|e| e.contains(&c)))
+            }
+            Self::Fqdn(selector) => subject
+                .labels
+                .iter()
+                .any(|label| label.source() == FQDN && label.key() == selector.text()),
+            Self::Entity(entity) => match entity {
+                Entity::World => subject.is_world(),
+                Entity::Cluster => !subject.is_world() && !subject.id.is_local_scope(),
+                Entity::None => false,
+                Entity::WorldIpv4 | Entity::WorldIpv6 => {
+                    subject.labels.has_reserved(entity.name())
+                        || subject.labels.has_reserved("world")
+                }
+                other => subject.labels.has_reserved(other.name()),
+            },
+        }
+    }
+
+    /// `labels`, `cidr`, `fqdn` or `entity`.
+    pub const fn kind(&self) -> &'static str {
+        match self {
+            Self::Labels(_) => "labels",
+            Self::Cidr(_) => "cidr",
+            Self::Fqdn(_) => "fqdn",
+            Self::Entity(_) => "entity",
+        }
+    }
+}
+
+fn same_family(one: IpNet, other: IpNet) -> bool {
+    matches!(
+        (one, other),
+        (IpNet::V4(_), IpNet::V4(_)) | (IpNet::V6(_), IpNet::V6(_))
+    )
+}
+
+impl fmt::Display for Selector {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Labels(selector) => write!(f, "{selector}"),
+            Self::Cidr(selector) => {
+                write!(f, "cidr:{}", selector.prefix)?;
+                for except in &selector.except {
+                    write!(f, " except {except}")?;
+                }
+                Ok(())
+            }
+            Self::Fqdn(selector) => write!(f, "fqdn:{}", selector.text()),
+            Self::Entity(entity) => write!(f, "entity:{}", entity.name()),
+        }
+    }
+}
+
+impl fmt::Display for LabelSelector {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.requirements.is_empty() {
+            return f.write_str("<every endpoint>");
+        }
+        for (n, requirement) in self.requirements.iter().enumerate() {
+            if n > 0 {
+                f.write_str(",")?;
+            }
+            let source = requirement.source.as_deref().unwrap_or("any");
+            let key = &requirement.key;
+            match &requirement.operator {
+                Operator::In(values) if values.len() == 1 => {
+                    write!(
+                        f,
+                        "{source}:{key}={}",
+                        values.iter().next().map_or("", String::as_str)
+                    )?;
+                }
+                Operator::In(values) => write!(f, "{source}:{key} in {values:?}")?,
+                Operator::NotIn(values) => write!(f, "{source}:{key} not in {values:?}")?,
+                Operator::Exists => write!(f, "{source}:{key}")?,
+                Operator::DoesNotExist => write!(f, "!{source}:{key}")?,
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn subject(id: u32, labels: &[&str]) -> Subject {
+        Subject::new(IdentityId(id), LabelSet::parse(labels).unwrap())
+    }
+
+    fn cidr(prefix: &str, except: &[&str]) -> Selector {
+        Selector::Cidr(CidrSelector {
+            prefix: prefix.parse().unwrap(),
+            except: except.iter().map(|e| e.parse().unwrap()).collect(),
+        })
+    }
+
+    #[test]
+    fn label_requirements() {
+        let web = subject(300, &["k8s:app=web", "k8s:tier=front"]);
+        let is = |key: &str, operator: Operator| {
+            let requirements = [Requirement::new(key, operator)].into();
+            Selector::Labels(LabelSelector { requirements }).matches(&web)
+        };
+        let values = |v: &[&str]| v.iter().map(ToString::to_string).collect::<BTreeSet<_>>();
+        assert!(is("app", Operator::In(values(&["web", "api"]))));
+        assert!(is("k8s:app", Operator::Exists));
+        assert!(!is("container:app", Operator::Exists));
+        assert!(is("app", Operator::NotIn(values(&["db"]))));
+        assert!(is("zone", Operator::NotIn(values(&["a"]))));
+        assert!(is("zone", Operator::DoesNotExist));
+    }
+
+    #[test]
+    fn label_selectors_mean_endpoints_unless_they_say_reserved() {
+        let everything = Selector::Labels(LabelSelector::default());
+        assert!(everything.matches(&subject(300, &["k8s:app=web"])));
+        assert!(!everything.matches(&subject(16_777_217, &["cidr:10.0.0.0/8", "reserved:world"])));
+        assert!(!everything.matches(&subject(2, &["reserved:world"])));
+        let requirements = [Requirement::new("reserved:world", Operator::Exists)].into();
+        let world = Selector::Labels(LabelSelector { requirements });
+        assert!(world.matches(&subject(2, &["reserved:world"])));
+    }
+
+    #[test]
+    fn blocks_and_their_exceptions() {
+        let block = cidr("10.0.0.0/8", &["10.1.0.0/16"]);
+        assert!(block.matches(&subject(1 << 24, &["cidr:10.0.0.0/8", "reserved:world"])));
+        assert!(block.matches(&subject(1 << 24, &["cidr:10.2.0.0/16", "reserved:world"])));
+        assert!(!block.matches(&subject(1 << 24, &["cidr:10.1.0.0/16", "reserved:world"])));
+        assert!(!block.matches(&subject(
+            1 << 24,
+            &["cidr:10.1.2.0/24", "fqdn:a", "reserved:world"]
+        )));
+        assert!(!block.matches(&subject(2, &["reserved:world"])));
+        let all = cidr("0.0.0.0/0", &[]);
+        assert!(all.matches(&subject(9, &["reserved:world-ipv4"])));
+        assert!(!all.matches(&subject(10, &["reserved:world-ipv6"])));
+        assert!(all.matches(&subject(1 << 24, &["fqdn:a", "reserved:world-ipv4"])));
+        assert!(all.matches(&subject(
+            1 << 24,
+            &["cidr:10.0.0.0/8", "reserved:world-ipv4"]
+        )));
+        assert!(!all.matches(&subject(300, &["k8s:app=web"])));
+    }
+
+    #[test]
+    fn entities() {
+        let world = Selector::Entity(Entity::World);
+        assert!(world.matches(&subject(1 << 24, &["fqdn:a", "reserved:world-ipv6"])));
+        let cluster = Selector::Entity(Entity::Cluster);
+        assert!(cluster.matches(&subject(1, &["reserved:host"])));
+        assert!(cluster.matches(&subject(300, &["k8s:app=web"])));
+        assert!(!cluster.matches(&subject(2, &["reserved:world"])));
+        assert!(!Selector::Entity(Entity::None).matches(&subject(1, &["reserved:host"])));
+    }
+}

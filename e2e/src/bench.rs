@@ -1,0 +1,142 @@
+//! One run of dnsperf and what its report says.
+
+use std::path::Path;
+use std::process::Command;
+
+use anyhow::{Context, Result, ensure};
+
+use crate::shell;
+
+/// What one run measured.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Throughput {
+    /// Answers per second.
+    pub qps: f64,
+    /// Queries without an answer.
+    pub lost: u64,
+    /// Answers that were not NOERROR.
+    pub wrong: u64,
+}
+
+/// Percentiles of the time to an answer, milliseconds.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Latency {
+    /// Median.
+    pub p50_ms: f64,
+    /// 99th percentile.
+    pub p99_ms: f64,
+    /// Queries without an answer.
+    pub lost: u64,
+}
+
+/// As many queries as the path carries, from `sockets` source ports.
+pub fn throughput(
+    mut dnsperf: Command,
+    names: &Path,
+    sockets: u32,
+    seconds: u32,
+) -> Result<Throughput> {
+    dnsperf.args(["-T1", "-O", "suppress=timeout,unexpected", "-t1", "-q200"]);
+    dnsperf
+        .arg(format!("-c{sockets}"))
+        .arg(format!("-l{seconds}"))
+        .arg("-d")
+        .arg(names);
+    let report = shell::finish(&mut dnsperf)?;
+    let completed = count(&report, "Queries completed:")?;
+    let good = report
+        .lines()
+        .find_map(|line| line.trim().strip_prefix("Response codes:"))
+        .and_then(|codes| {
+            codes
+                .split("NOERROR ")
+                .nth(1)?
+                .split(' ')
+                .next()?
+                .parse()
+                .ok()
+        })
+        .unwrap_or(0);
+    let qps = field(&report, "Queries per second:")?
+        .parse()
+        .context("queries per second")?;
+    Ok(Throughput {
+        qps,
+        lost: count(&report, "Queries lost:")?,
+        wrong: completed.saturating_sub(good),
+    })
+}
+
+/// Times of single queries at a steady `rate` per second.
+pub fn latency(mut dnsperf: Command, names: &Path, rate: u32, seconds: u32) -> Result<Latency> {
+    dnsperf.args([
+        "-T1",
+        "-c20",
+        "-v",
+        "-t1",
+        "-O",
+        "suppress=timeout,unexpected",
+    ]);
+    dnsperf
+        .arg(format!("-Q{rate}"))
+        .arg(format!("-l{seconds}"))
+        .arg("-d")
+        .arg(names);
+    let report = shell::finish(&mut dnsperf)?;
+    // "> NOERROR name type seconds"
+    let mut times: Vec<f64> = report
+        .lines()
+        .filter(|line| line.starts_with("> NOERROR"))
+        .filter_map(|line| line.rsplit(' ').next()?.parse().ok())
+        .collect();
+    ensure!(!times.is_empty(), "dnsperf saw no answer:\n{report}");
+    times.sort_by(f64::total_cmp);
+    Ok(Latency {
+        p50_ms: percentile(&times, 50) * 1e3,
+        p99_ms: percentile(&times, 99) * 1e3,
+        lost: count(&report, "Queries lost:")?,
+    })
+}
+
+/// Middle of some values; 0 of none.
+pub fn median(values: impl IntoIterator<Item = f64>) -> f64 {
+    let mut values: Vec<f64> = values.into_iter().collect();
+    values.sort_by(f64::total_cmp);
+    values.get(values.len() / 2).copied().unwrap_or(0.0)
+}
+
+fn percentile(sorted: &[f64], percent: usize) -> f64 {
+    sorted
+        .get(sorted.len() * percent / 100)
+        .or(sorted.last())
+        .copied()
+        .unwrap_or(0.0)
+}
+
+fn field<'a>(report: &'a str, name: &str) -> Result<&'a str> {
+    report
+        .lines()
+        .find_map(|line| line.trim().strip_prefix(name))
+        .and_then(|rest| rest.split_whitespace().next())
+        .with_context(|| format!("no \"{name}\" in dnsperf's report:\n{report}"))
+}
+
+fn count(report: &str, name: &str) -> Result<u64> {
+    field(report, name)?
+        .parse()
+        .with_context(|| name.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_middle_of_rounds() {
+        assert_eq!(median([3.0, 1.0, 2.0]), 2.0);
+        assert_eq!(median([]), 0.0);
+        let times: Vec<f64> = (0..100).map(f64::from).collect();
+        assert_eq!(percentile(&times, 99), 99.0);
+        assert_eq!(percentile(&times, 50), 50.0);
+    }
+}

@@ -1,0 +1,145 @@
+//! A UDP forwarder that only moves datagrams: the most one thread can do on
+//! the benchmark's machine. It swaps the two id bytes to find the asker again
+//! and looks at nothing else.
+//!
+//! `raw_forwarder LISTEN SERVER`, both `address:port`, IPv4.
+
+use std::io::{IoSlice, IoSliceMut};
+use std::net::{SocketAddrV4, UdpSocket};
+use std::os::fd::{AsFd, AsRawFd};
+
+use anyhow::{Context, Result};
+use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::socket::{MsgFlags, MultiHeaders, SockaddrIn, recvmmsg, sendmmsg};
+
+const BATCH: usize = 64;
+const LARGEST: usize = 4096;
+
+/// Who asked, by the id we gave the query.
+type Asked = Vec<Option<([u8; 2], SockaddrIn)>>;
+
+/// One batch of datagrams.
+struct Batch {
+    buffers: Vec<[u8; LARGEST]>,
+    /// Length and source.
+    got: Vec<(usize, Option<SockaddrIn>)>,
+}
+
+fn main() -> Result<()> {
+    let mut arguments = std::env::args().skip(1);
+    let mut address = |what| -> Result<SocketAddrV4> {
+        arguments
+            .next()
+            .with_context(|| format!("{what} is missing"))?
+            .parse()
+            .context(what)
+    };
+    let (listen, server) = (address("LISTEN")?, address("SERVER")?);
+    let clients = UdpSocket::bind(listen).with_context(|| format!("bind {listen}"))?;
+    let upstream = UdpSocket::bind(("0.0.0.0", 0))?;
+    upstream.connect(server)?;
+    for socket in [&clients, &upstream] {
+        let socket = socket2::SockRef::from(socket);
+        socket.set_recv_buffer_size(4 << 20)?;
+        socket.set_send_buffer_size(4 << 20)?;
+    }
+    forward(&clients, &upstream)
+}
+
+fn forward(clients: &UdpSocket, upstream: &UdpSocket) -> Result<()> {
+    let mut asked: Asked = vec![None; 1 << 16];
+    let mut next: u16 = 0;
+    let mut batch = Batch {
+        buffers: vec![[0; LARGEST]; BATCH],
+        got: Vec::with_capacity(BATCH),
+    };
+    loop {
+        let mut ready = [
+            PollFd::new(clients.as_fd(), PollFlags::POLLIN),
+            PollFd::new(upstream.as_fd(), PollFlags::POLLIN),
+        ];
+        poll(&mut ready, PollTimeout::NONE)?;
+        let [queries, answers] = ready.map(|fd| fd.any() == Some(true));
+        if queries {
+            batch.receive(clients)?;
+            for (buffer, (_, source)) in batch.buffers.iter_mut().zip(&batch.got) {
+                next = next.wrapping_add(1);
+                let Some(source) = source else { continue };
+                let [high, low, ..] = buffer;
+                asked[usize::from(next)] = Some(([*high, *low], *source));
+                [*high, *low] = next.to_be_bytes();
+            }
+            for (_, to) in &mut batch.got {
+                *to = None;
+            }
+            batch.send(upstream);
+        }
+        if answers {
+            batch.receive(upstream)?;
+            for (buffer, (length, to)) in batch.buffers.iter_mut().zip(&mut batch.got) {
+                let [high, low, ..] = buffer;
+                let id = usize::from(u16::from_be_bytes([*high, *low]));
+                match asked[id].take() {
+                    Some((id, source)) => {
+                        [*high, *low] = id;
+                        *to = Some(source);
+                    }
+                    None => *length = 0,
+                }
+            }
+            batch.send(clients);
+        }
+    }
+}
+
+impl Batch {
+    fn receive(&mut self, socket: &UdpSocket) -> Result<()> {
+        self.got.clear();
+        let mut headers = MultiHeaders::<SockaddrIn>::preallocate(BATCH, None);
+        let mut slices: Vec<[IoSliceMut<'_>; 1]> = self
+            .buffers
+            .iter_mut()
+            .map(|buffer| [IoSliceMut::new(buffer)])
+            .collect();
+        let flags = MsgFlags::MSG_DONTWAIT;
+        match recvmmsg(
+            socket.as_raw_fd(),
+            &mut headers,
+            slices.iter_mut(),
+            flags,
+            None,
+        ) {
+            Ok(messages) => self.got.extend(messages.map(|m| (m.bytes, m.address))),
+            // Nothing there after all, or the server's port was closed.
+            Err(Errno::EAGAIN | Errno::ECONNREFUSED) => {}
+            Err(error) => return Err(error).context("receive"),
+        }
+        Ok(())
+    }
+
+    /// Sends what fits; what does not is lost, as datagrams are.
+    fn send(&self, socket: &UdpSocket) {
+        let (slices, to): (Vec<[IoSlice<'_>; 1]>, Vec<_>) = self
+            .buffers
+            .iter()
+            .zip(&self.got)
+            .filter_map(|(buffer, (length, to))| {
+                let bytes = buffer.get(..*length).filter(|bytes| !bytes.is_empty())?;
+                Some(([IoSlice::new(bytes)], *to))
+            })
+            .unzip();
+        if slices.is_empty() {
+            return;
+        }
+        let mut headers = MultiHeaders::<SockaddrIn>::preallocate(slices.len(), None);
+        let _ = sendmmsg(
+            socket.as_raw_fd(),
+            &mut headers,
+            &slices,
+            &to,
+            [],
+            MsgFlags::MSG_DONTWAIT,
+        );
+    }
+}

@@ -13,6 +13,7 @@ pub mod bench;
 pub mod config;
 pub mod dns;
 pub mod lab;
+pub mod load;
 pub mod netns;
 pub mod node;
 pub mod pod;

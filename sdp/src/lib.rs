@@ -10,6 +10,7 @@
 //!  backwards only as data: rule snapshots (link → policy::table), results and leases (link → mapping)
 //! ```
 
+pub mod admin;
 pub mod app;
 mod arena;
 pub mod config;
@@ -18,6 +19,7 @@ pub mod link;
 pub mod listener;
 pub mod mapping;
 pub mod maps;
+pub mod metrics;
 pub mod name;
 pub mod pattern;
 pub mod policy;

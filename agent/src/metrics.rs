@@ -217,7 +217,9 @@ struct Writer<'a, 'e> {
 
 impl Writer<'_, '_> {
     fn gauge(&mut self, name: &str, help: &str, value: u64) -> Result<(), std::fmt::Error> {
-        self.labelled(name, help, &[(&[], value)])
+        use prometheus_client::metrics::MetricType::Gauge;
+        let family = self.encoder.encode_descriptor(name, help, None, Gauge)?;
+        ConstGauge::new(i64::try_from(value).unwrap_or(i64::MAX)).encode(family)
     }
 
     fn labelled(

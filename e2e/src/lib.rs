@@ -14,6 +14,7 @@ pub mod config;
 pub mod dns;
 pub mod kernel;
 pub mod lab;
+pub mod load;
 pub mod netns;
 pub mod node;
 pub mod packet;

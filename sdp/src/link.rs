@@ -6,7 +6,7 @@
 //!           │          └─ rules_stream   ───► policy::table
 //!           └─► fqdndata: a Cilium agent's service, where there is no native one
 //! ```
-//! Generated messages are known to [`convert`] and the stream modules only.
+//! Generated messages are known to `convert` and the stream modules only.
 
 use std::{sync::Arc, time::Duration};
 

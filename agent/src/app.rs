@@ -10,7 +10,10 @@ use std::{
 use anyhow::{Context as _, Result, bail};
 use holdfast_sdp::{mapping::BootTime, policy::rule::RulesOf};
 use shared_maps::{pin, user::Globals};
-use tokio::signal::unix::{SignalKind, signal};
+use tokio::{
+    net::TcpListener,
+    signal::unix::{SignalKind, signal},
+};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{
@@ -27,6 +30,7 @@ use crate::{
     endpoint::source::{EndpointBook, cli::CliFile},
     epoch::{Epoch, StateDirLock},
     grpc::{
+        fqdndata::FqdnDataService,
         peer::{self, Allowed},
         server::{About, Native},
     },
@@ -125,6 +129,13 @@ impl Agent {
             None => None,
         };
 
+        let fqdndata_listener = match config.fqdndata_port {
+            Some(port) => Some(TcpListener::bind(("127.0.0.1", port)).await.with_context(|| {
+                format!("--standalone-dns-proxy-server-port {port}: choose another, or stop what has it")
+            })?),
+            None => None,
+        };
+
         let restored_rules = restored_rules(&found);
         let damaged = Arc::new(found.damaged);
         let proxies = Proxies::default();
@@ -183,6 +194,16 @@ impl Agent {
             group: config.sdp_socket_group,
         };
         tasks.spawn(native.serve(sdp_listener, allowed));
+        if let Some(listener) = fqdndata_listener {
+            let service = FqdnDataService::start(
+                core.clone(),
+                proxies.clone(),
+                config.response_max_delay,
+                tasks.clone(),
+                rim_stop.clone(),
+            );
+            tasks.spawn(service.await.serve(listener));
+        }
         let admin = Admin {
             core: core.clone(),
             proxies: proxies.clone(),

@@ -1,6 +1,6 @@
 //! The agent's binary: arguments, log, runtime, exit code.
 
-use std::process::ExitCode;
+use std::{io::IsTerminal as _, process::ExitCode};
 
 use clap::Parser as _;
 use holdfast_agent::{
@@ -73,6 +73,7 @@ fn log(args: &RunArgs) -> Result<(), String> {
     })?;
     let log = tracing_subscriber::fmt()
         .with_env_filter(filter)
+        .with_ansi(std::io::stderr().is_terminal())
         .with_writer(std::io::stderr);
     if args.log_json {
         log.json().init();

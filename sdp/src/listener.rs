@@ -3,6 +3,7 @@
 mod control;
 mod held;
 mod replies;
+mod tcp;
 mod udp;
 
 use std::{
@@ -18,7 +19,7 @@ use std::{
 use parking_lot::Mutex;
 use socket2::Socket;
 
-use self::{control::Control, udp::Worker};
+use self::{control::Control, tcp::TcpServer, udp::Worker};
 use crate::{
     proxy::Proxy,
     socket::{self, SocketError},
@@ -222,6 +223,7 @@ pub struct Listeners {
     port: u16,
     workers: Vec<Running>,
     steering: Vec<SharedStatus>,
+    tcp: TcpServer,
 }
 
 /// A worker thread.
@@ -238,17 +240,23 @@ impl Listeners {
         sockets: Sockets,
         runtime: &tokio::runtime::Handle,
     ) -> Result<Self, ListenError> {
-        let _ = runtime;
         let Sockets {
             config,
             port,
             workers,
         } = sockets;
         let limit = proxy.config().in_flight.div_ceil(workers.len().max(1));
+        let tcp = TcpServer::new(
+            Arc::clone(proxy),
+            config.options,
+            config.tcp_connections,
+            runtime,
+        );
         let mut running = Self {
             port,
             workers: Vec::new(),
             steering: Vec::new(),
+            tcp,
         };
         for (number, sockets) in workers.into_iter().enumerate() {
             let member = match &config.steering {
@@ -266,6 +274,9 @@ impl Listeners {
                     ))
                 }
             };
+            for (socket, _) in sockets.tcp {
+                running.tcp.listen(socket.into())?;
+            }
             let control = Arc::new(Control::new().map_err(ListenError::Worker)?);
             let worker = Worker::new(
                 Arc::clone(proxy),
@@ -317,17 +328,30 @@ impl Listeners {
         for worker in &self.workers {
             worker.control.drain();
         }
+        self.tcp.drain();
         let all_done = |workers: &[Running]| workers.iter().all(|w| w.control.is_done());
         while !all_done(&self.workers) && Instant::now() < deadline {
             tokio::time::sleep(control::Leaving::TICK).await;
         }
+        let left = deadline.saturating_duration_since(Instant::now());
+        if tokio::time::timeout(left, self.tcp.drained())
+            .await
+            .is_err()
+        {
+            self.tcp.stop();
+            self.tcp.drained().await;
+        }
         self.stop();
         let abandoned = self.workers.iter().map(|w| w.control.abandoned()).sum();
-        DrainReport { abandoned, cut: 0 }
+        DrainReport {
+            abandoned,
+            cut: self.tcp.cut(),
+        }
     }
 
     /// Ends the worker threads: they do not wait for anything outside, so this takes no time.
     fn stop(&mut self) {
+        self.tcp.stop();
         for worker in &self.workers {
             worker.control.stop();
         }

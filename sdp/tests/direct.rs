@@ -3,5 +3,7 @@
 
 #[path = "direct/bench.rs"]
 mod bench;
+#[path = "direct/tcp.rs"]
+mod tcp;
 #[path = "direct/udp.rs"]
 mod udp;

@@ -1,7 +1,8 @@
 //! What the tests stand on: the proxy under test, its server, its sink.
 
 use std::{
-    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket},
+    io::{Read, Write},
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, UdpSocket},
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -122,6 +123,7 @@ impl Default for Options {
 /// The proxy under test with its server.
 pub(crate) struct Bench {
     pub(crate) server: UdpSocket,
+    pub(crate) tcp_server: TcpListener,
     pub(crate) server_address: SocketAddr,
     pub(crate) proxy: SocketAddr,
     pub(crate) stats: Stats,
@@ -140,6 +142,7 @@ impl Bench {
         let server = UdpSocket::bind((localhost, 0)).unwrap();
         server.set_read_timeout(Some(PATIENCE)).unwrap();
         let server_address = server.local_addr().unwrap();
+        let tcp_server = TcpListener::bind(server_address).unwrap();
         let sockets = Sockets::bind(&ListenConfig {
             port: 0,
             ipv4: !options.v6,
@@ -149,7 +152,7 @@ impl Bench {
                 server: server_address,
             },
             steering: None,
-            tcp_connections: 100,
+            tcp_connections: 8,
         })
         .unwrap();
         let policy = Arc::new(PolicyHandle::new());
@@ -180,6 +183,7 @@ impl Bench {
         let proxy = SocketAddr::new(localhost, listeners.port());
         Self {
             server,
+            tcp_server,
             server_address,
             proxy,
             stats,
@@ -195,6 +199,16 @@ impl Bench {
         client.connect(self.proxy).unwrap();
         client.set_read_timeout(Some(PATIENCE)).unwrap();
         client
+    }
+
+    /// A client over TCP.
+    pub(crate) fn tcp_client(&self) -> TcpStream {
+        patient(TcpStream::connect(self.proxy).unwrap())
+    }
+
+    /// Waits for a connection at the server.
+    pub(crate) fn tcp_at_server(&self) -> TcpStream {
+        patient(self.tcp_server.accept().unwrap().0)
     }
 
     /// Waits for a query at the server.
@@ -278,4 +292,29 @@ pub(crate) fn eventually(what: &str, condition: impl Fn() -> bool) {
         assert!(Instant::now() < deadline, "not in time: {what}");
         std::thread::sleep(Duration::from_millis(5));
     }
+}
+
+fn patient(stream: TcpStream) -> TcpStream {
+    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    stream.set_nodelay(true).unwrap();
+    stream
+}
+
+/// Sends messages with their lengths, in one write.
+pub(crate) fn send_frames(mut stream: &TcpStream, messages: &[&[u8]]) {
+    let mut bytes = Vec::new();
+    for message in messages {
+        bytes.extend_from_slice(&u16::try_from(message.len()).unwrap().to_be_bytes());
+        bytes.extend_from_slice(message);
+    }
+    stream.write_all(&bytes).unwrap();
+}
+
+/// Receives one message; `None` when the peer closed.
+pub(crate) fn receive_frame(mut stream: &TcpStream) -> Option<Vec<u8>> {
+    let mut length = [0; 2];
+    stream.read_exact(&mut length).ok()?;
+    let mut message = vec![0; usize::from(u16::from_be_bytes(length))];
+    stream.read_exact(&mut message).ok()?;
+    Some(message)
 }

@@ -29,6 +29,7 @@ use crate::{
     dnsproxy::{BuiltinProxy, Ports},
     endpoint::source::{EndpointBook, cli::CliFile},
     epoch::{Epoch, StateDirLock},
+    events::Events,
     grpc::{
         fqdndata::FqdnDataService,
         peer::{self, Allowed},
@@ -204,11 +205,14 @@ impl Agent {
             );
             tasks.spawn(service.await.serve(listener));
         }
+        let events = Events::default();
+        tasks.spawn(events.clone().follow(maps.clone(), stop.clone()));
         let admin = Admin {
             core: core.clone(),
             proxies: proxies.clone(),
             endpoints: Arc::clone(&endpoints),
             epoch,
+            events,
             builtin: describe(builtin.clone()),
             damaged: Arc::clone(&damaged),
         };
@@ -219,6 +223,7 @@ impl Agent {
                 proxies,
                 endpoints,
                 damaged: damaged.len(),
+                maps,
             };
             tasks.spawn(health.serve(listener, tasks.clone(), stop.clone()));
         }

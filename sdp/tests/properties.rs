@@ -152,7 +152,7 @@ proptest! {
         prop_assert_eq!(theirs.metadata.id, ours.header.id);
         prop_assert_eq!(u16::from(theirs.queries[0].query_type()), ours.qtype);
         let plain = theirs.queries[0].name().iter().flatten()
-            .all(|b| b.is_ascii_alphanumeric() || b == b'_');
+            .all(|b| b.is_ascii_alphanumeric() || *b == b'_');
         if plain {
             prop_assert_eq!(theirs.queries[0].name().to_lowercase().to_ascii(), ours.name.as_str());
         }

@@ -65,7 +65,8 @@ pub(super) struct Connection {
     /// Answers that wait for the agent, with when they came.
     held: HashMap<u64, (Vec<u8>, Instant)>,
     next_held: u64,
-    realised: (Sender<(u64, Realised)>, Receiver<(u64, Realised)>),
+    to_us: Sender<(u64, Realised)>,
+    realised: Receiver<(u64, Realised)>,
     /// The client sends no more.
     ended: bool,
     /// Until when a first query is waited for; none once one has come.
@@ -92,6 +93,8 @@ impl Connection {
         shared: Arc<Shared>,
     ) -> Self {
         let now = Instant::now();
+        // Room for every held answer: the callback never finds it full.
+        let (to_us, realised) = channel(MAX_WAITING);
         // Only delays are lost if the kernel refuses.
         let _ = stream.set_nodelay(true);
         Self {
@@ -105,8 +108,8 @@ impl Connection {
             flights: HashMap::new(),
             held: HashMap::new(),
             next_held: 0,
-            // Room for every held answer: the callback never finds it full.
-            realised: channel(MAX_WAITING),
+            to_us,
+            realised,
             ended: false,
             first_query: Some(now + FIRST_QUERY),
             last_activity: now,
@@ -129,7 +132,7 @@ impl Connection {
             let step = tokio::select! {
                 biased;
                 () = self.shared.stop.cancelled() => Err(Over::Cut),
-                Some((key, realised)) = self.realised.1.recv() => {
+                Some((key, realised)) = self.realised.recv() => {
                     self.now = Instant::now();
                     self.release(key, realised);
                     Ok(())
@@ -352,7 +355,7 @@ impl Connection {
         };
         let key = self.next_held;
         self.next_held += 1;
-        let to_us = self.realised.0.clone();
+        let to_us = self.to_us.clone();
         let answered = proxy.answer(&asked, message, BootTime::now(), || {
             Box::new(move |realised| {
                 // Fails only if the connection is gone.

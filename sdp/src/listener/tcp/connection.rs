@@ -36,6 +36,8 @@ const MAX_WAITING: usize = 64;
 const MAX_OUT: usize = 256 * 1024;
 /// A connection on which nothing happens for so long is closed (RFC 7766, 6.2.3).
 const IDLE: Duration = Duration::from_secs(10);
+/// While draining, a client that has just connected still gets to ask its first query.
+const FIRST_QUERY: Duration = Duration::from_millis(500);
 
 /// A query in flight.
 struct Flight {
@@ -67,6 +69,8 @@ pub(super) struct Connection {
     realised: Receiver<(u64, Realised)>,
     /// The client sends no more.
     ended: bool,
+    /// Until when a first query is waited for; none once one has come.
+    first_query: Option<Instant>,
     last_activity: Instant,
     now: Instant,
     message: Vec<u8>,
@@ -107,6 +111,7 @@ impl Connection {
             to_us,
             realised,
             ended: false,
+            first_query: Some(now + FIRST_QUERY),
             last_activity: now,
             now,
             message: Vec::new(),
@@ -175,6 +180,7 @@ impl Connection {
                 self.take_queries();
                 self.over()
             }
+            Ok(Read::Nothing) if self.first_query.is_some_and(|until| self.now < until) => None,
             Ok(Read::Nothing | Read::End) | Err(_) => Some(Over::Done),
         }
     }
@@ -206,6 +212,7 @@ impl Connection {
         let mut message = std::mem::take(&mut self.message);
         while self.may_read() && self.reader.take(&mut message) {
             self.last_activity = self.now;
+            self.first_query = None;
             self.query(&message);
         }
         self.message = message;
@@ -402,7 +409,10 @@ impl Connection {
             .held
             .values()
             .map(|(_, since)| *since + config.max_delay);
-        let idle = self.last_activity + IDLE;
+        let idle = match self.first_query {
+            Some(until) if self.shared.draining.is_cancelled() => until,
+            _ => self.last_activity + IDLE,
+        };
         flights.chain(held).min().unwrap_or(idle)
     }
 

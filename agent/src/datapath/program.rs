@@ -260,7 +260,7 @@ fn put(
         .map_err(|error| attach(format!("interface {ifindex}"), &error))?
         .to_string_lossy()
         .into_owned();
-    let place = || format!("interface {name}");
+    let place = || format!("interface {ifindex} ({name})");
     let id = program
         .attach_with_options(
             &name,

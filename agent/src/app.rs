@@ -1,7 +1,6 @@
 //! Composition root: everything the agent is made of, in start order.
 
 use std::{
-    io,
     os::unix::net::UnixStream,
     path::{Path, PathBuf},
     sync::Arc,
@@ -10,9 +9,11 @@ use std::{
 
 use anyhow::{Context as _, Result, bail};
 use holdfast_sdp::{mapping::BootTime, policy::rule::RulesOf};
-use nix::sys::statfs::{BPF_FS_MAGIC, statfs};
 use shared_maps::{pin, user::Globals};
-use tokio::signal::unix::{SignalKind, signal};
+use tokio::{
+    net::TcpListener,
+    signal::unix::{SignalKind, signal},
+};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{
@@ -20,13 +21,17 @@ use crate::{
     config::Config,
     core::{Core, CoreConfig, Event, event::SourceEvent},
     datapath::{
-        files::{StateFiles, WithFiles},
+        files::StateFiles,
+        kernel::{KernelConfig, KernelDatapath, MapSizes},
         plan::Datapath,
+        routing,
     },
     dnsproxy::{BuiltinProxy, Ports},
     endpoint::source::{EndpointBook, cli::CliFile},
     epoch::{Epoch, StateDirLock},
+    events::Events,
     grpc::{
+        fqdndata::FqdnDataService,
         peer::{self, Allowed},
         server::{About, Native},
     },
@@ -50,12 +55,18 @@ const GRACE_ONCE_SYNCED: Duration = Duration::from_secs(30);
 pub async fn run(config: Config) -> Result<()> {
     let lock = StateDirLock::take(&config.state_dir)?;
     refuse_beside_cilium(&config.bpf_root)?;
-    require_bpffs(&config.bpf_root)?;
     let files = StateFiles::open(&config.state())
         .with_context(|| format!("--state-dir {}", config.state_dir.display()))?;
     let maps = Globals::new(&config.bpf_root);
     let found = restore::read(&files, &maps, BootTime::now())?;
-    let datapath = kernel_datapath(&config)?;
+    let kernel = KernelConfig {
+        bpf_root: config.bpf_root.clone(),
+        ipv4: config.ipv4,
+        ipv6: config.ipv6,
+        sizes: MapSizes::default(),
+    };
+    let datapath = Box::new(KernelDatapath::prepare(&kernel, Box::new(files.clone()))?);
+    routing::install(config.ipv4, config.ipv6).await?;
     let agent = Agent::start(
         config,
         Parts {
@@ -87,7 +98,7 @@ pub struct Parts {
     pub maps: Globals,
     /// What an earlier run left behind.
     pub found: Found,
-    /// Where steps that are not about files go.
+    /// Where steps go.
     pub datapath: Box<dyn Datapath>,
 }
 
@@ -119,11 +130,17 @@ impl Agent {
             None => None,
         };
 
+        let fqdndata_listener = match config.fqdndata_port {
+            Some(port) => Some(TcpListener::bind(("127.0.0.1", port)).await.with_context(|| {
+                format!("--standalone-dns-proxy-server-port {port}: choose another, or stop what has it")
+            })?),
+            None => None,
+        };
+
         let restored_rules = restored_rules(&found);
         let damaged = Arc::new(found.damaged);
         let proxies = Proxies::default();
         let core = Core::new(core_config(&config, &epoch), found.restored);
-        let datapath = Box::new(WithFiles::new(files.clone(), datapath));
         let (core, thread) =
             runner::start(core, datapath, proxies.clone()).context("starting the core's thread")?;
         let tasks = TaskTracker::new();
@@ -178,11 +195,24 @@ impl Agent {
             group: config.sdp_socket_group,
         };
         tasks.spawn(native.serve(sdp_listener, allowed));
+        if let Some(listener) = fqdndata_listener {
+            let service = FqdnDataService::start(
+                core.clone(),
+                proxies.clone(),
+                config.response_max_delay,
+                tasks.clone(),
+                rim_stop.clone(),
+            );
+            tasks.spawn(service.await.serve(listener));
+        }
+        let events = Events::default();
+        tasks.spawn(events.clone().follow(maps.clone(), stop.clone()));
         let admin = Admin {
             core: core.clone(),
             proxies: proxies.clone(),
             endpoints: Arc::clone(&endpoints),
             epoch,
+            events,
             builtin: describe(builtin.clone()),
             damaged: Arc::clone(&damaged),
         };
@@ -193,6 +223,7 @@ impl Agent {
                 proxies,
                 endpoints,
                 damaged: damaged.len(),
+                maps,
             };
             tasks.spawn(health.serve(listener, tasks.clone(), stop.clone()));
         }
@@ -395,38 +426,4 @@ fn refuse_beside_cilium(bpf_root: &Path) -> Result<()> {
         );
     }
     Ok(())
-}
-
-/// The BPF root, or the nearest directory above it that exists, is a BPF file system.
-fn require_bpffs(bpf_root: &Path) -> Result<()> {
-    let mut at = bpf_root;
-    let found = loop {
-        match statfs(at) {
-            Ok(found) => break found,
-            Err(nix::errno::Errno::ENOENT) => match at.parent() {
-                Some(parent) if parent != Path::new("") => at = parent,
-                _ => bail!("--bpf-root {} cannot be found", bpf_root.display()),
-            },
-            Err(errno) => {
-                return Err(io::Error::from(errno))
-                    .with_context(|| format!("--bpf-root {}", bpf_root.display()));
-            }
-        }
-    };
-    if found.filesystem_type() != BPF_FS_MAGIC {
-        bail!(
-            "--bpf-root {}: {} is no BPF file system; mount one (mount -t bpf bpf {}) or name a directory in one",
-            bpf_root.display(),
-            at.display(),
-            pin::BPF_ROOT
-        );
-    }
-    Ok(())
-}
-
-fn kernel_datapath(config: &Config) -> Result<Box<dyn Datapath>> {
-    bail!(
-        "no kernel datapath in this build ({})",
-        config.bpf_root.display()
-    )
 }

@@ -1,5 +1,6 @@
 //! From a plan to the kernel.
 
+pub mod events;
 pub mod files;
 pub mod kernel;
 pub mod memory;

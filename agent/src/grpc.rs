@@ -2,6 +2,7 @@
 //! loopback. Generated types stay in here.
 
 pub mod convert;
+pub mod fqdndata;
 pub mod mappings;
 pub mod peer;
 pub mod rules;

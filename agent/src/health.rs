@@ -7,11 +7,13 @@ use hyper::{
     Request, Response, StatusCode, body::Bytes, header::CONTENT_TYPE, service::service_fn,
 };
 use hyper_util::rt::TokioIo;
+use shared_maps::user::Globals;
 use tokio::net::{TcpListener, TcpStream};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{
     endpoint::source::EndpointBook,
+    events,
     metrics::{self, Scrape},
     proxies::Proxies,
     runner::CoreHandle,
@@ -35,6 +37,8 @@ pub struct Health {
     pub endpoints: Arc<EndpointBook>,
     /// Damaged files set aside at the start.
     pub damaged: usize,
+    /// Pinned maps, for the datapath's counters.
+    pub maps: Globals,
 }
 
 /// Binds the address, or says which flag to change.
@@ -126,6 +130,7 @@ impl Health {
             summary,
             ready: self.ready(),
             damaged: self.damaged,
+            packets: events::counters(&self.maps).unwrap_or_default(),
             unresolved: self.endpoints.unresolved().len(),
         };
         match metrics::text(scrape, &self.proxies) {

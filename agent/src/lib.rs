@@ -17,6 +17,7 @@ pub mod datapath;
 pub mod dnsproxy;
 pub mod endpoint;
 pub mod epoch;
+pub mod events;
 pub mod fqdn;
 pub mod grpc;
 pub mod health;

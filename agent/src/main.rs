@@ -1,6 +1,6 @@
 //! The agent's binary: arguments, log, runtime, exit code.
 
-use std::process::ExitCode;
+use std::{io::IsTerminal as _, process::ExitCode};
 
 use clap::Parser as _;
 use holdfast_agent::{
@@ -41,8 +41,22 @@ fn main() -> ExitCode {
 fn done(result: anyhow::Result<()>) -> ExitCode {
     match result {
         Ok(()) => ExitCode::SUCCESS,
-        Err(error) => failed(1, &format!("{error:#}")),
+        Err(error) => failed(1, &explain(&error)),
     }
+}
+
+/// The chain of causes; one that the text above it quotes already is not said twice.
+fn explain(error: &anyhow::Error) -> String {
+    let mut text = String::new();
+    for cause in error.chain().map(ToString::to_string) {
+        if text.is_empty() {
+            text = cause;
+        } else if !text.contains(&cause) {
+            text.push_str(": ");
+            text.push_str(&cause);
+        }
+    }
+    text
 }
 
 fn failed(code: u8, reason: &str) -> ExitCode {
@@ -59,6 +73,7 @@ fn log(args: &RunArgs) -> Result<(), String> {
     })?;
     let log = tracing_subscriber::fmt()
         .with_env_filter(filter)
+        .with_ansi(std::io::stderr().is_terminal())
         .with_writer(std::io::stderr);
     if args.log_json {
         log.json().init();

@@ -8,6 +8,8 @@ use prometheus_client::{
     metrics::{counter::ConstCounter, gauge::ConstGauge},
 };
 
+use shared_maps::event::Reason;
+
 use crate::{core::snapshot::Summary, proxies::Proxies};
 
 /// One look at everything.
@@ -21,6 +23,8 @@ pub struct Scrape {
     pub damaged: usize,
     /// Endpoint documents not in force.
     pub unresolved: usize,
+    /// Packets and bytes by reason; empty where there is no datapath.
+    pub packets: Vec<(Reason, [u64; 2])>,
 }
 
 impl prometheus_client::collector::Collector for Sample {
@@ -200,6 +204,46 @@ impl Sample {
             "Streams closed because results were not fetched",
             self.closed_slow,
         )?;
+        let packets = |wanted: fn(Reason) -> bool, index: usize| {
+            let of_kind = self
+                .scrape
+                .packets
+                .iter()
+                .filter(|(reason, _)| wanted(*reason));
+            of_kind
+                .map(|(reason, sums)| {
+                    (
+                        "reason",
+                        reason.as_str(),
+                        sums.get(index).copied().unwrap_or(0),
+                    )
+                })
+                .collect::<Vec<_>>()
+        };
+        let trouble = |r: Reason| matches!(r, Reason::EventLost | Reason::ConntrackFull);
+        let passed =
+            |r: Reason| !r.is_drop() && !matches!(r, Reason::EventLost | Reason::ConntrackFull);
+        out.counters(
+            "drop_count",
+            "Packets dropped",
+            &packets(Reason::is_drop, 0),
+        )?;
+        out.counters(
+            "drop_bytes",
+            "Bytes of packets dropped",
+            &packets(Reason::is_drop, 1),
+        )?;
+        out.counters("forward_count", "Packets passed", &packets(passed, 0))?;
+        out.counters(
+            "forward_bytes",
+            "Bytes of packets passed",
+            &packets(passed, 1),
+        )?;
+        out.counters(
+            "datapath_troubles",
+            "What the datapath could not do",
+            &packets(trouble, 0),
+        )?;
         out.gauge(
             "restore_damaged_files",
             "Files found damaged at the start",
@@ -217,7 +261,9 @@ struct Writer<'a, 'e> {
 
 impl Writer<'_, '_> {
     fn gauge(&mut self, name: &str, help: &str, value: u64) -> Result<(), std::fmt::Error> {
-        self.labelled(name, help, &[(&[], value)])
+        use prometheus_client::metrics::MetricType::Gauge;
+        let family = self.encoder.encode_descriptor(name, help, None, Gauge)?;
+        ConstGauge::new(i64::try_from(value).unwrap_or(i64::MAX)).encode(family)
     }
 
     fn labelled(
@@ -275,6 +321,7 @@ mod tests {
             ready: true,
             damaged: 0,
             unresolved: 1,
+            packets: vec![(Reason::PolicyDenied, [5, 500])],
         };
         let text = text(scrape, &Proxies::default()).unwrap();
         for line in [
@@ -283,6 +330,8 @@ mod tests {
             "holdfast_fqdn_mappings_total{outcome=\"realised\"} 0",
             "holdfast_identity{type=\"local\"} 0",
             "holdfast_endpoint_unresolved 1",
+            "holdfast_drop_count_total{reason=\"policy_denied\"} 5",
+            "holdfast_drop_bytes_total{reason=\"policy_denied\"} 500",
         ] {
             assert!(text.lines().any(|l| l == line), "{line} is not in\n{text}");
         }

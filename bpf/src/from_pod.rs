@@ -12,7 +12,9 @@ use shared_maps::{
 use crate::{
     config,
     conntrack::{self, As, Forwarded, Side},
-    events, fragment, icmp, maps, neighbour,
+    events, fragment, icmp,
+    maps::{self, SCRATCH},
+    neighbour,
     packet::{ETH_LEN, ETH_P_ARP, ETH_P_IP, ETH_P_IPV6, Fragment, Packet, ether_type, parse_ip},
     policy, redirect,
 };
@@ -30,13 +32,18 @@ pub(crate) struct Trace {
 
 #[inline(always)]
 pub(crate) fn run(ctx: &TcContext) -> i32 {
-    let mut packet = Packet::empty(ctx.len());
+    let Some(scratch) = SCRATCH.get_ptr_mut(0) else {
+        return DROP;
+    };
+    // SAFETY: the value is this CPU's own until the program ends.
+    let packet = unsafe { &mut (*scratch).packet };
+    packet.reset(ctx.len());
     let mut trace = Trace {
         remote_identity: 0,
         new: false,
     };
-    let verdict = judge(ctx, &mut packet, &mut trace);
-    finish(&packet, &trace, verdict, EGRESS)
+    let verdict = judge(ctx, packet, &mut trace);
+    finish(packet, &trace, verdict, EGRESS)
 }
 
 /// Counts, records, and turns the verdict into the program's result.

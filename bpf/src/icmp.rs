@@ -8,6 +8,7 @@ use shared_maps::{
 
 use crate::{
     conntrack::{self, As},
+    maps::SCRATCH,
     packet::{Fragment, Packet, parse_ip},
 };
 
@@ -35,15 +36,13 @@ pub(crate) fn is_error(packet: &Packet) -> bool {
 /// somebody complains about a packet that the pod sent.
 #[inline(never)]
 pub(crate) fn is_related(ctx: &TcContext, packet: &Packet, from_pod: bool) -> bool {
-    let mut quoted = Packet::empty(packet.len);
-    if parse_ip(
-        ctx,
-        packet.l4 + HEADER_LEN,
-        packet.family,
-        true,
-        &mut quoted,
-    )
-    .is_err()
+    let Some(scratch) = SCRATCH.get_ptr_mut(0) else {
+        return false;
+    };
+    // SAFETY: the value is this CPU's own, and `packet` is its other field.
+    let quoted = unsafe { &mut (*scratch).quoted };
+    quoted.reset(packet.len);
+    if parse_ip(ctx, packet.l4 + HEADER_LEN, packet.family, true, quoted).is_err()
         || quoted.fragment == Fragment::Later
     {
         return false;
@@ -62,6 +61,6 @@ pub(crate) fn is_related(ctx: &TcContext, packet: &Packet, from_pod: bool) -> bo
     } else {
         (DIR_OUT, DIR_IN)
     };
-    conntrack::find(&quoted, forward, As::Forward, now).is_some()
-        || conntrack::find(&quoted, backward, As::Reply, now).is_some()
+    conntrack::find(quoted, forward, As::Forward, now).is_some()
+        || conntrack::find(quoted, backward, As::Reply, now).is_some()
 }

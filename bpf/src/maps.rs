@@ -19,6 +19,8 @@ use shared_maps::{
     steering::{self, SOCKS_PER_SLOT, Slot},
 };
 
+use crate::packet::Packet;
+
 /// Key of an LPM trie without its prefix length: what [`LpmTrie`] is generic over.
 pub(crate) type IpcacheSuffix = [u8; size_of::<IpcacheKey>() - 4];
 pub(crate) type PolicySuffix = [u8; size_of::<PolicyKey>() - 4];
@@ -98,6 +100,20 @@ pub(crate) struct Ranks {
     pub(crate) rank: u32,
     pub(crate) best: u32,
     pub(crate) below: u32,
+}
+
+/// Where packets are parsed into; not pinned. The verifier knows nothing of
+/// what lies in a map: on the stack it would follow every way a packet can be
+/// parsed through all that comes after.
+#[map(name = "SCRATCH")]
+pub(crate) static SCRATCH: PerCpuArray<Scratch> = PerCpuArray::with_max_entries(1, 0);
+
+/// Of one run of `from_pod` or `to_pod`; neither is interrupted by the other on its CPU.
+#[repr(C)]
+pub(crate) struct Scratch {
+    pub(crate) packet: Packet,
+    /// The packet that an ICMP error quotes.
+    pub(crate) quoted: Packet,
 }
 
 /// Identity behind an address, if the ipcache knows it.

@@ -62,9 +62,10 @@ pub(crate) struct Packet {
 }
 
 impl Packet {
+    /// Forgets what the last packet left.
     #[inline(always)]
-    pub(crate) const fn empty(len: u32) -> Self {
-        Self {
+    pub(crate) fn reset(&mut self, len: u32) {
+        *self = Self {
             saddr: Address::ZERO,
             daddr: Address::ZERO,
             l4: 0,
@@ -78,7 +79,7 @@ impl Packet {
             icmp_type: 0,
             hop_limit: 0,
             fragment: Fragment::None,
-        }
+        };
     }
 
     #[inline(always)]

@@ -14,9 +14,9 @@ use crate::{
     config,
     conntrack::{self, As, Forwarded, Side},
     events, fragment,
-    from_pod::{Trace, finish},
+    from_pod::{DROP, Trace, finish},
     icmp,
-    maps::{self, LXC},
+    maps::{self, LXC, SCRATCH},
     neighbour,
     packet::{ETH_LEN, ETH_P_ARP, ETH_P_IP, ETH_P_IPV6, Fragment, Packet, ether_type, parse_ip},
     policy, redirect,
@@ -79,13 +79,18 @@ impl Origin {
 
 #[inline(always)]
 pub(crate) fn run(ctx: &TcContext) -> i32 {
-    let mut packet = Packet::empty(ctx.len());
+    let Some(scratch) = SCRATCH.get_ptr_mut(0) else {
+        return DROP;
+    };
+    // SAFETY: the value is this CPU's own until the program ends.
+    let packet = unsafe { &mut (*scratch).packet };
+    packet.reset(ctx.len());
     let mut trace = Trace {
         remote_identity: 0,
         new: false,
     };
-    let verdict = judge(ctx, &mut packet, &mut trace);
-    finish(&packet, &trace, verdict, INGRESS)
+    let verdict = judge(ctx, packet, &mut trace);
+    finish(packet, &trace, verdict, INGRESS)
 }
 
 #[inline(always)]

@@ -185,7 +185,8 @@ impl Lab {
         )
     }
 
-    fn print_logs(&self) {
+    /// Prints the end of what each program said.
+    pub fn print_logs(&self) {
         let mut logs: Vec<_> = std::fs::read_dir(self.directory.join("log"))
             .into_iter()
             .flatten()

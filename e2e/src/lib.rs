@@ -12,9 +12,12 @@
 pub mod bench;
 pub mod config;
 pub mod dns;
+pub mod kernel;
 pub mod lab;
+pub mod load;
 pub mod netns;
 pub mod node;
+pub mod packet;
 pub mod pod;
 pub mod policy;
 pub mod process;

@@ -3,6 +3,7 @@
 use std::fs::File;
 use std::path::PathBuf;
 use std::process::Command;
+use std::thread::JoinHandle;
 
 use anyhow::{Context, Result};
 use nix::sched::{CloneFlags, setns};
@@ -99,6 +100,17 @@ impl Netns {
                 .join()
                 .unwrap_or_else(|panic| std::panic::resume_unwind(panic))
         })
+    }
+
+    /// Runs `f` on a thread of its own inside, without waiting.
+    pub fn spawn(&self, f: impl FnOnce() + Send + 'static) -> Result<JoinHandle<()>> {
+        let file = self.open()?;
+        Ok(std::thread::spawn(move || {
+            match setns(file, CloneFlags::CLONE_NEWNET) {
+                Ok(()) => f(),
+                Err(error) => eprintln!("cannot enter the namespace: {error}"),
+            }
+        }))
     }
 
     fn open(&self) -> Result<File> {

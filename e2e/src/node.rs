@@ -1,5 +1,6 @@
 //! Starting the programs under test on the lab's node, and asking them things.
 
+use std::collections::BTreeMap;
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::path::PathBuf;
@@ -110,7 +111,11 @@ impl Lab {
         let mut command = self
             .node
             .command(path(config::program("holdfast-agent")?)?.as_str());
-        command.env("RUST_LOG", "info,holdfast_agent=debug,holdfast_sdp=debug");
+        command.env("NO_COLOR", "1");
+        command.env(
+            "HOLDFAST_LOG",
+            "info,holdfast_agent=debug,holdfast_sdp=debug",
+        );
         command.arg("run");
         command.arg("--bpf-root").arg(self.bpf_root());
         command
@@ -145,7 +150,8 @@ impl Lab {
         let mut command = self
             .node
             .command(path(config::program("holdfast-sdp")?)?.as_str());
-        command.env("RUST_LOG", "info,holdfast_sdp=debug");
+        command.env("NO_COLOR", "1");
+        command.env("HOLDFAST_LOG_LEVEL", "info,holdfast_sdp=debug");
         command.arg("--bpf-root").arg(self.bpf_root());
         command
             .arg("--state-dir")
@@ -188,7 +194,35 @@ impl Lab {
             labels,
         ];
         self.agent(&arguments)?;
-        self.endpoint_id(pod)
+        let id = self.endpoint_id(pod)?;
+        self.proxies_in_step()?;
+        Ok(id)
+    }
+
+    /// Waits until every connected proxy has acknowledged the policy in force.
+    pub fn proxies_in_step(&self) -> Result<()> {
+        eventually("proxies acknowledge the policy", READY, || {
+            let status = self.agent_json(&["status"])?;
+            let number = |value: &Value, key: &str| value.get(key).and_then(Value::as_u64);
+            let summary = status.get("summary").context("no summary")?;
+            let wanted = number(summary, "revision").context("no revision")?;
+            ensure!(
+                number(summary, "published_revision") == Some(wanted),
+                "not published"
+            );
+            let proxies = status
+                .get("proxies")
+                .and_then(Value::as_array)
+                .context("proxies")?;
+            let behind = proxies
+                .iter()
+                .filter(|proxy| proxy.get("kind").is_some_and(|kind| kind == "rules"))
+                .find(|proxy| number(proxy, "acked_revision") < Some(wanted));
+            match behind {
+                Some(proxy) => bail!("policy is {wanted}, behind: {proxy}"),
+                None => Ok(()),
+            }
+        })
     }
 
     /// Number of a pod's endpoint, once its `cilium_lxc` entry is there.
@@ -210,6 +244,23 @@ impl Lab {
             );
             endpoint.get("id").and_then(Value::as_u64).context("no id")
         })
+    }
+
+    /// Identities the agent has: number and labels.
+    pub fn identities(&self) -> Result<BTreeMap<u64, String>> {
+        let listing = self.agent_json(&["identity", "list"])?;
+        let list = listing
+            .as_array()
+            .with_context(|| format!("no list: {listing}"))?;
+        list.iter()
+            .map(|identity| {
+                let id = identity
+                    .get("id")
+                    .and_then(Value::as_u64)
+                    .context("no id")?;
+                Ok((id, identity.get("labels").context("no labels")?.to_string()))
+            })
+            .collect()
     }
 
     /// Runs a client verb of the agent.

@@ -1,13 +1,10 @@
 //! An agent killed and started again changes no identity and breaks no stream;
 //! what was learned while it was away opens when it is back.
-use std::collections::BTreeMap;
 use std::time::Duration;
 
-use anyhow::{Context, Result};
 use holdfast_e2e::lab::{DNS4, at, web4, web6};
 use holdfast_e2e::policy::{CLIENT, good_names};
-use holdfast_e2e::{AgentOptions, Lab, Query, eventually, with_lab};
-use serde_json::Value;
+use holdfast_e2e::{AgentOptions, Query, eventually, with_lab};
 
 #[test]
 fn a_restart_changes_no_identity_and_cuts_no_stream() {
@@ -27,7 +24,7 @@ fn a_restart_changes_no_identity_and_cuts_no_stream() {
             lab.a.stream(at(web6(10), 80))?,
         ];
         let unmanaged = lab.b.stream(at(web4(12), 8080))?;
-        let identities = identities(lab)?;
+        let identities = lab.identities()?;
         let endpoint = lab.endpoint_id(&lab.a)?;
 
         programs.agent.kill_9()?;
@@ -38,7 +35,7 @@ fn a_restart_changes_no_identity_and_cuts_no_stream() {
             .expect(web4(11))?;
 
         let agent = lab.start_agent(&AgentOptions::default())?;
-        assert_eq!(self::identities(lab)?, identities, "identities changed");
+        assert_eq!(lab.identities()?, identities, "identities changed");
         assert_eq!(
             lab.endpoint_id(&lab.a)?,
             endpoint,
@@ -59,27 +56,10 @@ fn a_restart_changes_no_identity_and_cuts_no_stream() {
         agent.terminate(Duration::from_secs(10))?;
         lab.a.expect_open(at(web4(10), 80))?;
         let _agent = lab.start_agent(&AgentOptions::default())?;
-        assert_eq!(self::identities(lab)?, identities, "identities changed");
+        assert_eq!(lab.identities()?, identities, "identities changed");
         for stream in streams.iter().chain([&unmanaged]) {
             stream.expect_alive()?;
         }
         Ok(())
     });
-}
-
-/// Number → labels.
-fn identities(lab: &Lab) -> Result<BTreeMap<u64, String>> {
-    let listing = lab.agent_json(&["identity", "list"])?;
-    let list = listing
-        .as_array()
-        .with_context(|| format!("no list: {listing}"))?;
-    list.iter()
-        .map(|identity| {
-            let id = identity
-                .get("id")
-                .and_then(Value::as_u64)
-                .context("no id")?;
-            Ok((id, identity.get("labels").context("no labels")?.to_string()))
-        })
-        .collect()
 }

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use anyhow::Result;
 use holdfast_e2e::lab::{DNS4, web4};
+use holdfast_e2e::load::Load;
 use holdfast_e2e::policy::{WEB, good_names};
 use holdfast_e2e::{AgentOptions, Lab, Query, SdpOptions, eventually, with_lab};
 
@@ -27,11 +28,11 @@ fn replicas_share_and_replace_one_another() {
         }
 
         // A drained replica loses nothing.
-        std::thread::scope(|scope| -> Result<()> {
-            let load = scope.spawn(|| all_answered(lab, 400));
-            two.terminate(Duration::from_secs(15))?;
-            load.join().expect("load thread")
-        })?;
+        let load = Load::start(&lab.a, &Query::a("www.good.test", DNS4), web4(10), 4)?;
+        load.flows(100)?;
+        two.terminate(Duration::from_secs(15))?;
+        load.flows(100)?;
+        load.finish()?;
 
         // A killed one is left out as soon as its heartbeat is old.
         let two = lab.start_sdp(&SdpOptions::new("two", 9972))?;
@@ -71,5 +72,5 @@ fn all_answered(lab: &Lab, count: u32) -> Result<()> {
 }
 
 fn served(lab: &Lab, port: u16) -> Result<f64> {
-    lab.metric(port, "holdfast_sdp_queries_total", "")
+    lab.metric(port, "holdfast_dns_queries_total", "")
 }

@@ -1,6 +1,10 @@
 //! Composition root: everything the standalone proxy is made of, in start order.
 
-use std::{io, sync::Arc, time::Duration};
+use std::{
+    io,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use anyhow::Context;
 use parking_lot::Mutex;
@@ -8,10 +12,14 @@ use shared_maps::steering;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{
+    admin::Admin,
     config::{self, Config},
     drain::Drain,
     link::{Link, board::Board},
-    listener::{ListenConfig, ListenError, Listeners, SocketOptions, Sockets, SteeringConfig},
+    listener::{
+        ListenConfig, ListenError, Listeners, SocketOptions, Sockets, SteeringConfig,
+        SteeringStatus,
+    },
     mapping::{BootTime, sink::LinkSink},
     maps::{Change, PinnedMaps, REFRESH},
     policy::table::PolicyHandle,
@@ -46,6 +54,10 @@ pub struct Shared {
     pub stats: Stats,
     /// Endpoints' files that were not used.
     pub skipped_files: Mutex<Vec<Skipped>>,
+    /// How packets are steered to this process, in words.
+    pub steering: Mutex<String>,
+    /// When the process started.
+    pub started: Instant,
 }
 
 /// Runs until it was told to leave and has left.
@@ -76,6 +88,7 @@ async fn serve(config: Config) -> anyhow::Result<()> {
         }
     });
 
+    let admin = Admin::start(&shared)?;
     restore_rules(&shared);
     let sockets = Sockets::bind(&listen_config(config)).map_err(|e| explain_bind(e, config))?;
     let proxy = Arc::new(Proxy::new(
@@ -91,10 +104,11 @@ async fn serve(config: Config) -> anyhow::Result<()> {
     let link_stop = CancellationToken::new();
     tasks.spawn(link(&shared).run(link_stop.clone()));
 
-    shared.drain.leaving().await;
+    watch_steering(&shared, &listeners).await;
     shared.ready.block(Need::Staying, "leaving");
     leave(&shared, listeners).await;
     link_stop.cancel();
+    drop(admin);
     Ok(())
 }
 
@@ -117,6 +131,8 @@ impl Shared {
             drain: Drain::default(),
             stats: Stats::default(),
             skipped_files: Mutex::default(),
+            steering: Mutex::new("not joined yet".to_owned()),
+            started: Instant::now(),
             config,
         }
     }
@@ -233,6 +249,26 @@ async fn keep_house(shared: Arc<Shared>) {
         }
         note_maps(&shared.ready, &shared.maps);
         shared.sink.tick(BootTime::now());
+    }
+}
+
+/// Notes how steering stands until it is time to leave.
+async fn watch_steering(shared: &Shared, listeners: &Listeners) {
+    let mut beat = tokio::time::interval(REFRESH);
+    loop {
+        tokio::select! {
+            _ = beat.tick() => *shared.steering.lock() = steering_text(&listeners.steering()),
+            () = shared.drain.leaving() => return,
+        }
+    }
+}
+
+fn steering_text(status: &SteeringStatus) -> String {
+    match status {
+        SteeringStatus::Off => "off".to_owned(),
+        SteeringStatus::Unavailable(why) => format!("by the kernel's hash: {why}"),
+        SteeringStatus::Joined(slots) => format!("slots {slots:?}"),
+        SteeringStatus::Left => "left".to_owned(),
     }
 }
 

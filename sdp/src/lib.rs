@@ -10,13 +10,16 @@
 //!  backwards only as data: rule snapshots (link → policy::table), results and leases (link → mapping)
 //! ```
 
+pub mod admin;
 pub mod app;
+mod arena;
 pub mod config;
 pub mod drain;
 pub mod link;
 pub mod listener;
 pub mod mapping;
 pub mod maps;
+pub mod metrics;
 pub mod name;
 pub mod pattern;
 pub mod policy;
@@ -24,4 +27,8 @@ pub mod proxy;
 pub mod ready;
 pub mod resolve;
 pub mod restore;
+mod socket;
+mod steering;
 pub mod telemetry;
+mod upstream;
+pub mod wire;

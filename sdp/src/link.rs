@@ -6,12 +6,17 @@
 //!           │          └─ rules_stream   ───► policy::table
 //!           └─► fqdndata: a Cilium agent's service, where there is no native one
 //! ```
-//! Generated messages are known to [`convert`] and the stream modules only.
+//! Generated messages are known to `convert` and the stream modules only.
 
 use std::{sync::Arc, time::Duration};
 
-use tokio::time::{Instant, sleep, timeout};
+use hyper_util::rt::TokioIo;
+use tokio::{
+    net::UnixStream,
+    time::{Instant, sleep, timeout},
+};
 use tokio_util::sync::CancellationToken;
+use tonic::transport::{Channel, Endpoint, Uri};
 
 use crate::{
     config::AgentAddress, mapping::sink::LinkSink, maps::PinnedMaps, policy::table::PolicyHandle,
@@ -21,6 +26,7 @@ mod assembly;
 mod backoff;
 pub mod board;
 mod convert;
+mod fqdndata;
 mod mapping_stream;
 mod native;
 mod rules_stream;
@@ -131,11 +137,58 @@ impl Link {
 
     /// One session; returns when it is over.
     async fn session(&self, address: &AgentAddress) -> SessionError {
-        match address {
-            AgentAddress::Unix(path) => native::session(self, address, path).await,
-            AgentAddress::Tcp(_) => SessionError::Connect("not supported".into()),
+        let error = match address {
+            AgentAddress::Unix(_) => native::session(self, address).await,
+            AgentAddress::Tcp(_) => return self.fqdndata(address).await,
+        };
+        if error.is_unimplemented() {
+            self.fqdndata(address).await
+        } else {
+            error
         }
     }
+
+    async fn fqdndata(&self, address: &AgentAddress) -> SessionError {
+        match connect(address).await {
+            Ok(channel) => fqdndata::session(self, address, channel).await,
+            Err(error) => error,
+        }
+    }
+}
+
+/// Connects, within [`ANSWER_WITHIN`].
+async fn connect(address: &AgentAddress) -> Result<Channel, SessionError> {
+    let connected = async {
+        match address {
+            AgentAddress::Unix(path) => {
+                let path = path.clone();
+                let connector = tower::service_fn(move |_: Uri| {
+                    let path = path.clone();
+                    async move { UnixStream::connect(path).await.map(TokioIo::new) }
+                });
+                let endpoint = Endpoint::from_static("http://agent.invalid");
+                endpoint.connect_with_connector(connector).await
+            }
+            AgentAddress::Tcp(target) => {
+                Endpoint::from_shared(format!("http://{target}"))?
+                    .tcp_nodelay(true)
+                    .connect()
+                    .await
+            }
+        }
+    };
+    timeout(ANSWER_WITHIN, connected)
+        .await
+        .map_err(|_| SessionError::Silent { what: "connecting" })?
+        .map_err(|error| SessionError::Connect(innermost(&error)))
+}
+
+fn innermost(error: &dyn std::error::Error) -> String {
+    let mut at = error;
+    while let Some(source) = at.source() {
+        at = source;
+    }
+    at.to_string()
 }
 
 /// Waits for an answer, [`ANSWER_WITHIN`] at most.

@@ -1,8 +1,30 @@
 //! Sockets that clients talk to, and the workers behind them.
 
-use std::{io, net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
+mod control;
+mod held;
+mod replies;
+mod tcp;
+mod udp;
 
-use crate::proxy::Proxy;
+use std::{
+    io,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
+    os::fd::OwnedFd,
+    path::PathBuf,
+    sync::Arc,
+    thread::JoinHandle,
+    time::{Duration, Instant},
+};
+
+use parking_lot::Mutex;
+use socket2::Socket;
+
+use self::{control::Control, tcp::TcpServer, udp::Worker};
+use crate::{
+    proxy::Proxy,
+    socket::{self, SocketError},
+    steering::{Member, MemberSockets, SharedStatus},
+};
 
 /// What the kernel must do for the listening and sending sockets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -69,8 +91,20 @@ pub enum ListenError {
 /// Bound sockets that nobody reads yet. Bind as root, start after privileges are dropped.
 #[derive(Debug)]
 pub struct Sockets {
+    config: ListenConfig,
     port: u16,
+    workers: Vec<WorkerSockets>,
 }
+
+/// Sockets of one worker.
+#[derive(Debug, Default)]
+struct WorkerSockets {
+    udp: Vec<(OwnedFd, bool)>,
+    tcp: Vec<(Socket, bool)>,
+}
+
+/// Ports tried where the kernel may choose and a chosen one is taken for another socket.
+const PORT_TRIES: usize = 16;
 
 impl Sockets {
     /// Binds all sockets.
@@ -78,12 +112,86 @@ impl Sockets {
         if !config.ipv4 && !config.ipv6 {
             return Err(ListenError::NoFamily);
         }
-        Ok(Self { port: config.port })
+        let mut tries = if config.port == 0 { PORT_TRIES } else { 1 };
+        loop {
+            tries -= 1;
+            match Self::bind_all(config) {
+                Err(_) if tries > 0 => {}
+                Err(e) => return Err(e),
+                Ok((port, workers)) => {
+                    return Ok(Self {
+                        config: config.clone(),
+                        port,
+                        workers,
+                    });
+                }
+            }
+        }
+    }
+
+    fn bind_all(config: &ListenConfig) -> Result<(u16, Vec<WorkerSockets>), ListenError> {
+        let transparent = config.options == SocketOptions::Transparent;
+        let mut port = config.port;
+        let mut workers = Vec::new();
+        for _ in 0..config.workers.max(1) {
+            let mut sockets = WorkerSockets::default();
+            let v4 = config.ipv4.then_some(IpAddr::V4(Ipv4Addr::LOCALHOST));
+            let v6 = config.ipv6.then_some(IpAddr::V6(Ipv6Addr::LOCALHOST));
+            for ip in [v4, v6].into_iter().flatten() {
+                let at = SocketAddr::new(ip, port);
+                let tcp = socket::tcp_listener(at, transparent).map_err(|e| failed(at, e))?;
+                if port == 0 {
+                    port = tcp
+                        .local_addr()
+                        .ok()
+                        .and_then(|a| a.as_socket())
+                        .map_or(0, |a| a.port());
+                }
+                let at = SocketAddr::new(ip, port);
+                let udp = socket::udp_listener(at, transparent).map_err(|e| failed(at, e))?;
+                sockets.tcp.push((tcp, ip.is_ipv6()));
+                sockets.udp.push((udp, ip.is_ipv6()));
+            }
+            workers.push(sockets);
+        }
+        Ok((port, workers))
     }
 
     /// Port they are bound to.
     pub fn port(&self) -> u16 {
         self.port
+    }
+}
+
+fn failed(address: SocketAddr, error: SocketError) -> ListenError {
+    ListenError::Socket {
+        what: error.what,
+        address,
+        source: error.source,
+    }
+}
+
+impl WorkerSockets {
+    /// Duplicates for the steering maps.
+    fn duplicate(&self) -> io::Result<MemberSockets> {
+        let mut copies = MemberSockets::default();
+        for (fd, ipv6) in &self.udp {
+            let place = if *ipv6 {
+                &mut copies.udp6
+            } else {
+                &mut copies.udp4
+            };
+            *place = Some(fd.try_clone()?);
+        }
+        for (socket, ipv6) in &self.tcp {
+            let place = if *ipv6 {
+                &mut copies.tcp6
+            } else {
+                &mut copies.tcp4
+            };
+            *place = Some(socket.try_clone()?.into());
+        }
+        Ok(copies)
     }
 }
 
@@ -113,6 +221,16 @@ pub struct DrainReport {
 #[derive(Debug)]
 pub struct Listeners {
     port: u16,
+    workers: Vec<Running>,
+    steering: Vec<SharedStatus>,
+    tcp: TcpServer,
+}
+
+/// A worker thread.
+#[derive(Debug)]
+struct Running {
+    control: Arc<Control>,
+    thread: Option<JoinHandle<()>>,
 }
 
 impl Listeners {
@@ -122,8 +240,63 @@ impl Listeners {
         sockets: Sockets,
         runtime: &tokio::runtime::Handle,
     ) -> Result<Self, ListenError> {
-        let _ = (proxy, runtime);
-        Ok(Self { port: sockets.port })
+        let Sockets {
+            config,
+            port,
+            workers,
+        } = sockets;
+        let limit = proxy.config().in_flight.div_ceil(workers.len().max(1));
+        let tcp = TcpServer::new(
+            Arc::clone(proxy),
+            config.options,
+            config.tcp_connections,
+            runtime,
+        );
+        let mut running = Self {
+            port,
+            workers: Vec::new(),
+            steering: Vec::new(),
+            tcp,
+        };
+        for (number, sockets) in workers.into_iter().enumerate() {
+            let member = match &config.steering {
+                None => None,
+                Some(steering) => {
+                    let status = Arc::new(Mutex::new(SteeringStatus::Off));
+                    running.steering.push(Arc::clone(&status));
+                    let copies = sockets.duplicate().map_err(ListenError::Worker)?;
+                    Some(Member::new(
+                        steering.clone(),
+                        port,
+                        copies,
+                        status,
+                        Instant::now(),
+                    ))
+                }
+            };
+            for (socket, _) in sockets.tcp {
+                running.tcp.listen(socket.into())?;
+            }
+            let control = Arc::new(Control::new().map_err(ListenError::Worker)?);
+            let worker = Worker::new(
+                Arc::clone(proxy),
+                Arc::clone(&control),
+                config.options,
+                sockets.udp,
+                limit,
+                member,
+            )
+            .map_err(ListenError::Worker)?;
+            let thread = std::thread::Builder::new()
+                .name(format!("dns-udp-{number}"))
+                .spawn(move || worker.run())
+                .map_err(ListenError::Worker)?;
+            running.workers.push(Running {
+                control,
+                thread: Some(thread),
+            });
+        }
+        Ok(running)
     }
 
     /// Port the listeners are bound to.
@@ -131,16 +304,69 @@ impl Listeners {
         self.port
     }
 
-    /// How steering stands.
+    /// How steering stands: joined with the slots that are ours, or the first trouble.
     pub fn steering(&self) -> SteeringStatus {
-        SteeringStatus::Off
+        let mut slots = Vec::new();
+        for status in &self.steering {
+            match &*status.lock() {
+                SteeringStatus::Joined(own) => slots.extend_from_slice(own),
+                other => return other.clone(),
+            }
+        }
+        if slots.is_empty() {
+            SteeringStatus::Off
+        } else {
+            SteeringStatus::Joined(slots)
+        }
     }
 
     /// Leaves: gives up the slots, reads the sockets empty, finishes what is in
     /// flight or held, closes TCP connections between queries. Returns when all
     /// is done, after `limit` at the latest.
-    pub async fn drain(self, limit: Duration) -> DrainReport {
-        let _ = limit;
-        DrainReport::default()
+    pub async fn drain(mut self, limit: Duration) -> DrainReport {
+        let deadline = Instant::now() + limit;
+        for worker in &self.workers {
+            worker.control.drain();
+        }
+        self.tcp.drain();
+        let all_done = |workers: &[Running]| workers.iter().all(|w| w.control.is_done());
+        while !all_done(&self.workers) && Instant::now() < deadline {
+            tokio::time::sleep(control::Leaving::TICK).await;
+        }
+        let left = deadline.saturating_duration_since(Instant::now());
+        if tokio::time::timeout(left, self.tcp.drained())
+            .await
+            .is_err()
+        {
+            self.tcp.stop();
+            self.tcp.drained().await;
+        }
+        self.stop();
+        let abandoned = self.workers.iter().map(|w| w.control.abandoned()).sum();
+        DrainReport {
+            abandoned,
+            cut: self.tcp.cut(),
+        }
+    }
+
+    /// Ends the worker threads: they do not wait for anything outside, so this takes no time.
+    fn stop(&mut self) {
+        self.tcp.stop();
+        for worker in &self.workers {
+            worker.control.stop();
+        }
+        for worker in &mut self.workers {
+            if let Some(thread) = worker.thread.take()
+                && thread.join().is_err()
+            {
+                tracing::error!("a DNS worker panicked");
+            }
+        }
+    }
+}
+
+impl Drop for Listeners {
+    fn drop(&mut self) {
+        self.stop();
     }
 }

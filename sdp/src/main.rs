@@ -4,7 +4,7 @@ use std::process::ExitCode;
 
 use clap::Parser;
 use holdfast_sdp::{
-    app,
+    admin, app,
     config::{Config, args::Cli},
     telemetry,
 };
@@ -14,8 +14,11 @@ const USAGE: u8 = 2;
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
-    if cli.command.is_some() {
-        return fail(FAILED, &"subcommands are not there yet");
+    if let Some(command) = &cli.command {
+        return match admin::client::run(&cli.settings, command) {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(error) => fail(FAILED, &format!("{error:#}")),
+        };
     }
     let config = match Config::resolve(cli.settings) {
         Ok(config) => config,

@@ -31,6 +31,82 @@ pub(crate) fn ends_with_dot(text: &str) -> bool {
     escapes % 2 == 0
 }
 
+/// Longest presentation form, bytes: every byte of 250 in labels escaped as four, and the dots.
+const MAX_TEXT: usize = 1024;
+
+/// Room for one name in presentation form, filled from a message without allocating.
+#[derive(Clone)]
+pub struct NameBuf {
+    text: [u8; MAX_TEXT],
+    len: usize,
+}
+
+impl Default for NameBuf {
+    fn default() -> Self {
+        Self {
+            text: [0; MAX_TEXT],
+            len: 0,
+        }
+    }
+}
+
+impl NameBuf {
+    /// The name: lower case, with the final dot.
+    pub fn as_str(&self) -> &str {
+        let text = self.text.get(..self.len).unwrap_or_default();
+        std::str::from_utf8(text).expect("only ASCII is put in")
+    }
+
+    /// Copies the name out.
+    pub fn to_fqdn(&self) -> Fqdn {
+        Fqdn(self.as_str().into())
+    }
+
+    pub(crate) fn clear(&mut self) {
+        self.len = 0;
+    }
+
+    /// Adds a label and its dot, lowered and escaped (RFC 1035, 5.1).
+    pub(crate) fn push_label(&mut self, label: &[u8]) {
+        for byte in label {
+            match byte {
+                b'.' | b'\\' | b'"' | b'\'' | b'(' | b')' | b';' | b'@' | b' ' => {
+                    self.push(b'\\');
+                    self.push(*byte);
+                }
+                0x21..=0x7e => self.push(byte.to_ascii_lowercase()),
+                _ => {
+                    self.push(b'\\');
+                    for digit in [byte / 100, byte / 10 % 10, byte % 10] {
+                        self.push(b'0' + digit);
+                    }
+                }
+            }
+        }
+        self.push(b'.');
+    }
+
+    /// Ends the name: the root is a single dot.
+    pub(crate) fn finish(&mut self) {
+        if self.len == 0 {
+            self.push(b'.');
+        }
+    }
+
+    fn push(&mut self, byte: u8) {
+        if let Some(slot) = self.text.get_mut(self.len) {
+            *slot = byte;
+            self.len += 1;
+        }
+    }
+}
+
+impl fmt::Debug for NameBuf {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Debug::fmt(self.as_str(), f)
+    }
+}
+
 impl fmt::Display for Fqdn {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.0)

@@ -2,11 +2,34 @@
 
 pub mod stats;
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    net::{IpAddr, SocketAddr},
+    sync::Arc,
+    time::Duration,
+};
+
+use shared_maps::IdentityId;
 
 pub use stats::Stats;
 
-use crate::{mapping::MappingSink, policy::table::PolicyHandle, resolve::Resolver};
+use self::stats::{AnswerResult, QueryResult};
+use crate::{
+    mapping::{BootTime, EndpointInstance, Mapping, MappingSink, OnRealised, Release},
+    name::NameBuf,
+    policy::{
+        rule::Transport,
+        table::{PolicyHandle, Question},
+        verdict::{DenyReason, Verdict},
+    },
+    resolve::{Resolver, Who},
+    wire::{
+        Rcode, answer,
+        edns::Edns,
+        labels,
+        query::{Query, Unfit},
+        reply,
+    },
+};
 
 /// What a refused name is answered with (`--tofqdns-dns-reject-response-code`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -48,6 +71,95 @@ impl Default for ProxyConfig {
     }
 }
 
+/// How a query came.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Arrival {
+    /// Who sent it.
+    pub client: SocketAddr,
+    /// The server it was meant for.
+    pub server: SocketAddr,
+    /// Transport.
+    pub transport: Transport,
+}
+
+/// What is to be done with a query.
+#[derive(Clone, Debug)]
+pub enum Outcome<'a> {
+    /// Send it on.
+    Forward(Forward<'a>),
+    /// Send our own answer.
+    Reply,
+    /// Nothing.
+    Ignore,
+}
+
+/// A query that is to be sent on.
+#[derive(Clone, Debug)]
+pub struct Forward<'a> {
+    /// The client's message id.
+    pub id: u16,
+    /// The client's flags.
+    pub flags: u16,
+    /// Question as sent: name, type, class.
+    pub question: &'a [u8],
+    /// Its OPT record, if it carries an option that must not be passed on.
+    pub hop_by_hop: Option<Edns>,
+    /// Who asks.
+    pub endpoint: EndpointInstance,
+    /// Identity of who asks: goes into the mark.
+    pub identity: IdentityId,
+}
+
+/// A question that was sent on.
+#[derive(Clone, Copy, Debug)]
+pub struct Asked<'a> {
+    /// Question as sent.
+    pub question: &'a [u8],
+    /// Who asked.
+    pub endpoint: EndpointInstance,
+    /// Server it was sent to.
+    pub server: SocketAddr,
+    /// Transport.
+    pub transport: Transport,
+}
+
+/// What is to be done with an answer.
+#[derive(Clone, Debug)]
+pub struct Answered {
+    /// Release, hold or replace.
+    pub fate: Fate,
+    /// Its OPT record, if it carries an option that must not be passed on.
+    pub hop_by_hop: Option<Edns>,
+}
+
+/// Whether an answer may go to the client.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fate {
+    /// Now; to be counted as this once sent.
+    Release(AnswerResult),
+    /// When the callback was called, or after the response max delay.
+    Hold,
+    /// Never: SERVFAIL instead.
+    Malformed,
+}
+
+impl QueryResult {
+    fn of_unfit(code: Rcode) -> Self {
+        match code {
+            Rcode::NotImp => Self::NotImp,
+            _ => Self::FormErr,
+        }
+    }
+
+    fn of_denied(reason: DenyReason) -> Self {
+        match reason {
+            DenyReason::NoRules | DenyReason::NoRulesForPort => Self::DeniedNoRules,
+            DenyReason::ServerNotSelected => Self::DeniedServer,
+            DenyReason::NameNotAllowed => Self::DeniedName,
+        }
+    }
+}
+
 /// Judges queries and learns from answers. Shared by all workers.
 pub struct Proxy {
     config: ProxyConfig,
@@ -73,6 +185,138 @@ impl Proxy {
             sink,
             stats,
         }
+    }
+
+    /// Judges what a client sent: may it go on to its server?
+    ///
+    /// An answer of our own is written to `own`.
+    pub fn query<'a>(&self, message: &'a [u8], from: &Arrival, own: &mut Vec<u8>) -> Outcome<'a> {
+        let query = match Query::decode(message) {
+            Ok(query) => query,
+            Err(Unfit::Ignore) => return self.outcome(QueryResult::Ignored, Outcome::Ignore),
+            Err(Unfit::Answer(code)) => {
+                reply::to_unfit(message, code, own);
+                return self.outcome(QueryResult::of_unfit(code), Outcome::Reply);
+            }
+        };
+        if self.leads_back(from.server) {
+            return self.refuse(&query, QueryResult::Loop, own);
+        }
+        let (id, identity, ifindex) = match self.resolver.who(from.client.ip()) {
+            Who::Endpoint {
+                id,
+                identity,
+                ifindex,
+            } => (id, identity, ifindex),
+            Who::Host => return self.refuse(&query, QueryResult::HostSource, own),
+            Who::Unknown => return self.refuse(&query, QueryResult::UnknownSource, own),
+        };
+        let verdict = self.policy.load().check(&Question {
+            endpoint: id,
+            port: from.server.port(),
+            transport: from.transport,
+            server: self.resolver.whom(from.server.ip()),
+            address: from.server.ip(),
+            name: query.name.as_str(),
+        });
+        if let Verdict::Deny(reason) = verdict {
+            return self.refuse(&query, QueryResult::of_denied(reason), own);
+        }
+        let endpoint = EndpointInstance {
+            id,
+            client: from.client.ip(),
+            ifindex,
+        };
+        self.outcome(
+            QueryResult::Forwarded,
+            Outcome::Forward(Forward {
+                id: query.header.id,
+                flags: query.header.flags,
+                question: query.question(),
+                hop_by_hop: query.edns.filter(Edns::has_keepalive),
+                endpoint,
+                identity,
+            }),
+        )
+    }
+
+    /// Learns from a server's answer to a question that was sent on: may it be released?
+    ///
+    /// `on_realised` is made only if there is something to learn, and called
+    /// only if the answer is to be held.
+    pub fn answer(
+        &self,
+        asked: &Asked<'_>,
+        message: &[u8],
+        now: BootTime,
+        on_realised: impl FnOnce() -> OnRealised,
+    ) -> Answered {
+        let Ok(reading) = answer::read(message) else {
+            return Answered {
+                fate: Fate::Malformed,
+                hop_by_hop: None,
+            };
+        };
+        let mut name = NameBuf::default();
+        let fate = match reading.learned {
+            Some(learned) if labels::read(asked.question, 0, &mut name).is_some() => {
+                let mapping = Mapping {
+                    endpoint: asked.endpoint,
+                    name: name.to_fqdn(),
+                    addresses: learned.addresses,
+                    ttl: learned.ttl,
+                    seen_at: now,
+                    rcode: 0,
+                    server: asked.server,
+                    transport: asked.transport,
+                    replayed: false,
+                };
+                match self.sink.learn(mapping, on_realised()) {
+                    Release::Leased => Fate::Release(AnswerResult::Released),
+                    Release::AgentAway => Fate::Release(AnswerResult::AgentAway),
+                    Release::Held => Fate::Hold,
+                }
+            }
+            _ => Fate::Release(AnswerResult::Released),
+        };
+        Answered {
+            fate,
+            hop_by_hop: reading.hop_by_hop,
+        }
+    }
+
+    /// Whether a query sent on to `server` could come back to us, or go nowhere.
+    fn leads_back(&self, server: SocketAddr) -> bool {
+        let ip = server.ip().to_canonical();
+        let multicast = match ip {
+            IpAddr::V4(ip) => ip.is_multicast() || ip.is_broadcast(),
+            IpAddr::V6(ip) => ip.is_multicast(),
+        };
+        ip.is_unspecified()
+            || multicast
+            || server.port() == 0
+            || server.port() == self.config.port
+            || (ip.is_loopback() && !self.config.loopback_servers)
+    }
+
+    fn refuse<'a>(&self, query: &Query<'_>, why: QueryResult, own: &mut Vec<u8>) -> Outcome<'a> {
+        let by_policy = matches!(why, QueryResult::DeniedName | QueryResult::DeniedServer);
+        let code = match self.config.reject {
+            RejectCode::NameError if by_policy => Rcode::NxDomain,
+            _ => Rcode::Refused,
+        };
+        let extended = if by_policy {
+            reply::EDE_BLOCKED
+        } else {
+            reply::EDE_PROHIBITED
+        };
+        reply::to_query(query, code, Some(extended), own);
+        self.outcome(why, Outcome::Reply)
+    }
+
+    fn outcome<'a>(&self, result: QueryResult, outcome: Outcome<'a>) -> Outcome<'a> {
+        self.stats.queries.inc(result);
+        outcome
     }
 
     /// Settings.

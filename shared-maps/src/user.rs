@@ -11,7 +11,7 @@ mod sys;
 mod tables;
 
 pub use error::MapError;
-pub use map::{Access, Entries, Map, MapKind, MapSpec};
+pub use map::{Access, Entries, Map, MapKind, MapSpec, possible_cpus};
 pub use record::Record;
 pub use sys::{boottime_ns, monotonic_ns};
 pub use tables::{Globals, ipcache_key, lxc_key};

@@ -28,15 +28,15 @@ const NOT_SOURCES: [&str; 2] = ["shared-maps/src/user.rs", "shared-maps/src/user
 /// bytes are compared where the very toolchain of the stamp is installed.
 pub(crate) fn build(check: bool) -> Result<()> {
     let root = workspace::root();
-    let sources = hash_sources(&root)?;
+    let sources = hash_sources(root)?;
     let toolchain = Toolchain::find();
     if check {
-        return compare(&root, sources, toolchain);
+        return compare(root, sources, toolchain);
     }
     let Some(toolchain) = toolchain else {
         bail!("no eBPF toolchain: run `cargo xtask setup --only bpf`");
     };
-    let object = compile(&root, toolchain)?;
+    let object = compile(root, toolchain)?;
     let stamp = format!("sources {sources:016x}\n{}", versions(toolchain)?);
     fs::create_dir_all(root.join("bpf/prebuilt"))?;
     fs::write(root.join(OBJECT), object).with_context(|| OBJECT.to_owned())?;
@@ -114,6 +114,7 @@ fn remaps(root: &Path, toolchain: Toolchain) -> Result<Vec<String>> {
     let mut remaps = vec![format!("--remap-path-prefix={}=.", root.display())];
     let library = toolchain.sysroot()?.join("lib/rustlib/src/rust");
     remaps.push(format!("--remap-path-prefix={}=rust", library.display()));
+    #[expect(clippy::disallowed_methods, reason = "where cargo keeps its registry")]
     let home = env::var_os("CARGO_HOME").map_or_else(
         || PathBuf::from(env::var_os("HOME").unwrap_or_default()).join(".cargo"),
         PathBuf::from,

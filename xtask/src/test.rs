@@ -221,3 +221,39 @@ fn observe(name: &str, mut command: Command, limit: Option<Duration>) -> Result<
     }
     Ok(tally)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn shell(script: &str, limit: Option<Duration>) -> Tally {
+        observe("it", process::command("sh", &["-c", script]), limit).expect("sh starts")
+    }
+
+    #[test]
+    fn results_are_read_from_a_program() {
+        let tally = shell(
+            "echo 'test result: ok. 2 passed; 0 failed; 1 ignored; 0 measured'",
+            None,
+        );
+        assert_eq!((tally.passed, tally.failed, tally.ignored), (2, 0, 1));
+    }
+
+    #[test]
+    fn a_program_that_dies_counts_as_failed() {
+        let tally = shell("echo 'running 1 test'; exit 101", None);
+        assert_eq!((tally.passed, tally.failed), (0, 1));
+        let tally = shell(
+            "echo 'test result: FAILED. 1 passed; 1 failed; 0 ignored'; exit 101",
+            None,
+        );
+        assert_eq!((tally.passed, tally.failed), (1, 1));
+    }
+
+    #[test]
+    fn a_program_that_hangs_is_ended_and_counts_as_failed() {
+        let tally = shell("exec sleep 1000", Some(Duration::from_millis(50)));
+        assert_eq!((tally.passed, tally.failed), (0, 1));
+        assert!(tally.failures[0].contains("no end"), "{:?}", tally.failures);
+    }
+}

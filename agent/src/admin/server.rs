@@ -20,6 +20,7 @@ use crate::{
     core::{Event, event::CleanNames, snapshot::EndpointView},
     endpoint::source::{EndpointBook, EndpointDocument, EndpointError},
     epoch::Epoch,
+    events::Events,
     grpc::peer::{Allowed, Checked},
     proxies::Proxies,
     runner::{CoreAway, CoreHandle},
@@ -29,6 +30,8 @@ use crate::{
 const BODY: usize = 64 << 10;
 /// How long a change waits until the core has carried it out.
 const SETTLE: Duration = Duration::from_secs(5);
+/// Seconds that a question for events may wait.
+const LONG_POLL: u64 = 10;
 const POLL: Duration = Duration::from_millis(10);
 
 /// What the interface shows and changes.
@@ -42,6 +45,8 @@ pub struct Admin {
     pub endpoints: Arc<EndpointBook>,
     /// This run.
     pub epoch: Epoch,
+    /// Packets that the datapath reported.
+    pub events: Events,
     /// How the proxy in this process stands.
     pub builtin: Arc<dyn Fn() -> String + Send + Sync>,
     /// Files found damaged at the start.
@@ -154,6 +159,11 @@ impl Admin {
             "/v1/ipcache" if get => render(&self.core.snapshot().await?.ipcache),
             "/v1/selectors" if get => render(&self.core.snapshot().await?.selectors),
             "/v1/names" if get => render(&self.core.snapshot().await?.names),
+            "/v1/events" if get => {
+                let number = |name| parameter(query.as_deref(), name).and_then(|n| n.parse().ok());
+                let wait = Duration::from_secs(number("wait").unwrap_or(0).min(LONG_POLL));
+                render(&self.events.after(number("after").unwrap_or(0), wait).await)
+            }
             "/v1/endpoints" if method == Method::POST => {
                 let document = body(request).await?;
                 render(&self.add(document).await?)

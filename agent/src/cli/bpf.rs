@@ -195,7 +195,8 @@ fn port(port: u16, lpm_len: u8) -> String {
     }
 }
 
-fn protocol(number: u8) -> String {
+/// Name of an IP protocol.
+pub(super) fn protocol(number: u8) -> String {
     match number {
         0 => "any".to_owned(),
         1 => "ICMP".to_owned(),

@@ -102,7 +102,8 @@ impl Client {
         request
             .headers_mut()
             .insert(HOST, hyper::header::HeaderValue::from_static("agent"));
-        let exchange = async {
+        // Owns the sender: its end closes the connection.
+        let exchange = async move {
             let response = sender.send_request(request).await?;
             let status = response.status();
             let body = response.into_body().collect().await?.to_bytes();

@@ -1,11 +1,59 @@
 //! `observe`: what the datapath says about packets.
 
-use anyhow::{Result, bail};
+use std::io::Write as _;
 
-use crate::config::args::ObserveArgs;
+use anyhow::Result;
 
-/// Prints events.
+use super::{bpf::protocol, client::Client};
+use crate::{
+    config::args::ObserveArgs,
+    events::{PacketView, Packets},
+};
+
+/// Prints what the agent kept; with `--follow` goes on as packets come.
 pub async fn run(args: &ObserveArgs) -> Result<()> {
-    let _ = args;
-    bail!("observe is not available in this release; `bpf ct list` shows connections")
+    let client = Client::new(&args.client.admin_socket);
+    let mut after = 0;
+    let mut first = true;
+    loop {
+        let wait = if first { "0" } else { "1" };
+        let packets: Packets = client
+            .get(&format!("/v1/events?after={after}&wait={wait}"))
+            .await?;
+        if packets.missed > 0 && !first {
+            eprintln!("{} packets were missed", packets.missed);
+        }
+        for packet in &packets.packets {
+            let line = if super::is_json(args.client.output) {
+                serde_json::to_string(packet)?
+            } else {
+                line(packet)
+            };
+            match writeln!(std::io::stdout(), "{line}") {
+                Err(e) if e.kind() == std::io::ErrorKind::BrokenPipe => return Ok(()),
+                other => other?,
+            }
+        }
+        if !args.follow {
+            return Ok(());
+        }
+        after = packets.next;
+        first = false;
+    }
+}
+
+fn line(packet: &PacketView) -> String {
+    let seconds = packet.time / 1_000_000_000;
+    let micros = packet.time % 1_000_000_000 / 1000;
+    format!(
+        "{seconds}.{micros:06} endpoint {} {} {}: {} {} -> {} (remote identity {}, {} bytes)",
+        packet.endpoint,
+        packet.direction,
+        packet.reason,
+        protocol(packet.protocol),
+        packet.source,
+        packet.destination,
+        packet.remote_identity,
+        packet.length,
+    )
 }

@@ -62,7 +62,7 @@ impl StateFiles {
     }
 
     /// Carries out a step of files; `None` if the step is not about files.
-    pub fn apply(&self, step: &Step) -> Option<Result<(), StepError>> {
+    pub fn carry_out(&self, step: &Step) -> Option<Result<(), StepError>> {
         match step {
             Step::Checkpoint(text) => Some(written(&self.checkpoint(), text)),
             Step::CheckpointEndpoints(text) => Some(written(&self.endpoint_checkpoint(), text)),
@@ -96,24 +96,10 @@ impl StateFiles {
     }
 }
 
-/// Steps of files to the state directory, all others to the kernel's maps or a test's.
-pub struct WithFiles {
-    files: StateFiles,
-    rest: Box<dyn Datapath>,
-}
-
-impl WithFiles {
-    /// Composes the two.
-    pub fn new(files: StateFiles, rest: Box<dyn Datapath>) -> Self {
-        Self { files, rest }
-    }
-}
-
-impl Datapath for WithFiles {
+/// As the files' part of a datapath: steps that are not about files are none of its business.
+impl Datapath for StateFiles {
     fn apply(&mut self, step: &Step) -> Result<(), StepError> {
-        self.files
-            .apply(step)
-            .unwrap_or_else(|| self.rest.apply(step))
+        self.carry_out(step).unwrap_or(Ok(()))
     }
 }
 
@@ -173,7 +159,7 @@ mod tests {
         let files = StateFiles::open(&dir.path().join("state")).unwrap();
         let endpoint = EndpointId(7);
         files
-            .apply(&Step::WriteEndpoint(endpoint, "{}".to_owned()))
+            .carry_out(&Step::WriteEndpoint(endpoint, "{}".to_owned()))
             .unwrap()
             .unwrap();
         assert_eq!(
@@ -181,17 +167,17 @@ mod tests {
             b"{}"
         );
         files
-            .apply(&Step::Checkpoint("[]".to_owned()))
+            .carry_out(&Step::Checkpoint("[]".to_owned()))
             .unwrap()
             .unwrap();
         assert_eq!(fs::read(files.checkpoint()).unwrap(), b"[]");
         for _ in 0..2 {
             files
-                .apply(&Step::RemoveEndpoint(endpoint))
+                .carry_out(&Step::RemoveEndpoint(endpoint))
                 .unwrap()
                 .unwrap();
             assert!(!files.endpoint_dir(endpoint).exists());
         }
-        assert!(files.apply(&Step::CreatePolicyMap(endpoint)).is_none());
+        assert!(files.carry_out(&Step::CreatePolicyMap(endpoint)).is_none());
     }
 }

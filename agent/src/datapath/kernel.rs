@@ -18,7 +18,7 @@ use shared_maps::{
     policystats::{self, PolicyStatsKey, PolicyStatsValue},
     redirect::{self, RedirectKey, RedirectValue},
     steering::{self, Slot},
-    user::{Access, Globals, Map, MapError, MapKind, Record},
+    user::{Access, Globals, Map, MapError, MapKind, Record, possible_cpus},
 };
 
 use super::{
@@ -123,6 +123,11 @@ impl KernelDatapath {
             programs,
             files,
         })
+    }
+
+    /// The programs below this root.
+    pub fn programs(&self) -> &Programs {
+        &self.programs
     }
 
     /// Endpoints whose programs are attached, by their pins: of this run or an earlier one.
@@ -282,30 +287,16 @@ fn make_maps(globals: &Globals, sizes: MapSizes) -> Result<LocalMaps, MapError> 
 
 /// The kernel wants a multiple of the possible CPUs for LRU lists per CPU.
 fn policy_stats_entries(wanted: u32) -> u32 {
-    let cpus = fs::read_to_string("/sys/devices/system/cpu/possible")
+    let cpus = possible_cpus()
         .ok()
-        .and_then(|list| last_cpu(&list))
-        .map_or(1, |last| last + 1);
+        .and_then(|cpus| u32::try_from(cpus).ok())
+        .unwrap_or(1);
     (wanted / cpus).max(1) * cpus
-}
-
-/// Last CPU of a list such as `0-3,8`.
-fn last_cpu(list: &str) -> Option<u32> {
-    list.trim().rsplit([',', '-']).next()?.parse().ok()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn last_cpu_of_a_list() {
-        assert_eq!(last_cpu("0\n"), Some(0));
-        assert_eq!(last_cpu("0-1\n"), Some(1));
-        assert_eq!(last_cpu("0-3,8-11"), Some(11));
-        assert_eq!(last_cpu("0,4"), Some(4));
-        assert_eq!(last_cpu(""), None);
-    }
 
     #[test]
     fn elsewhere_than_bpffs_is_refused_with_the_remedy() {

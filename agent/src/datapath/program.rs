@@ -117,7 +117,8 @@ impl Programs {
             .map_err(|error| load(NAME, &error))?;
         let program: &mut SkLookup = program(&mut ebpf, NAME)?;
         program.load().map_err(|error| load(NAME, &error))?;
-        let place = "/proc/self/ns/net";
+        // Of this thread: a test may have put it into a namespace of its own.
+        let place = "/proc/thread-self/ns/net";
         let attach = |error: &dyn std::error::Error| ProgramError::Attach {
             program: NAME,
             place: place.to_owned(),
@@ -138,8 +139,8 @@ impl Programs {
         fs::rename(&next, &path).map_err(|error| pinned(&path, &error))
     }
 
-    /// Loads an endpoint's programs and attaches them, or puts them into the links that are there.
-    pub fn attach(&self, attachment: &Attachment) -> Result<(), ProgramError> {
+    /// Loads an endpoint's programs without attaching them. Its policy map is there already.
+    pub fn load(&self, attachment: &Attachment) -> Result<Ebpf, ProgramError> {
         let config = self.config(attachment);
         let policy = self.globals.policy_path(attachment.endpoint);
         let mut ebpf = EbpfLoader::new()
@@ -148,11 +149,20 @@ impl Programs {
             .override_global(GLOBAL, config.as_bytes(), true)
             .load(OBJECT)
             .map_err(|error| load("all", &error))?;
+        for hook in HOOKS {
+            let program: &mut SchedClassifier = program(&mut ebpf, hook.program)?;
+            program.load().map_err(|error| load(hook.program, &error))?;
+        }
+        Ok(ebpf)
+    }
+
+    /// Loads an endpoint's programs and attaches them, or puts them into the links that are there.
+    pub fn attach(&self, attachment: &Attachment) -> Result<(), ProgramError> {
+        let mut ebpf = self.load(attachment)?;
         let dir = self.dir(attachment.endpoint);
         fs::create_dir_all(&dir).map_err(|error| pinned(&dir, &error))?;
         for hook in HOOKS {
             let program: &mut SchedClassifier = program(&mut ebpf, hook.program)?;
-            program.load().map_err(|error| load(hook.program, &error))?;
             let path = dir.join(format!("{}_{}", hook.program, attachment.ifindex));
             put(program, hook, attachment.ifindex, &path)?;
         }
@@ -250,7 +260,7 @@ fn put(
         .map_err(|error| attach(format!("interface {ifindex}"), &error))?
         .to_string_lossy()
         .into_owned();
-    let place = || format!("interface {name}");
+    let place = || format!("interface {ifindex} ({name})");
     let id = program
         .attach_with_options(
             &name,

@@ -132,7 +132,8 @@ fn chunks(delta: &RulesDelta, snapshot: bool) -> Vec<EndpointRulesChunk> {
         current.endpoints.push(rules);
     }
     if snapshot {
-        current.more = false;
+        // SnapshotDone follows; without it a second snapshot would read as a delta.
+        current.more = true;
         if current.endpoints.is_empty() && current.removed.is_empty() {
             return chunks;
         }

@@ -107,6 +107,11 @@ pub struct ExplainArgs {
 macro_rules! settings {
     ($( $(#[$attr:meta])* $field:ident : $type:ty = $env:literal, )*) => {
         /// Every setting as one source gives it: absent means "not said there".
+        #[allow(
+            rustdoc::invalid_html_tags,
+            rustdoc::broken_intra_doc_links,
+            reason = "the texts are the command line's help"
+        )]
         #[derive(Clone, Debug, Default, Args)]
         pub struct Settings {
             $( $(#[$attr])* #[arg(env = $env)] pub $field: Option<$type>, )*

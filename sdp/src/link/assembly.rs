@@ -78,9 +78,7 @@ impl Assembly {
                     content,
                 }))
             }
-            Some(wire::dns_rules_update::Kind::SnapshotDone(_)) if self.had_snapshot => {
-                Err(odd("that ends a second snapshot"))
-            }
+            // A later one follows a refusal: its chunks all said that more follows.
             Some(wire::dns_rules_update::Kind::SnapshotDone(_)) => {
                 self.had_snapshot = true;
                 let content = self.part.take().unwrap_or_default().snapshot();
@@ -213,11 +211,22 @@ mod tests {
     }
 
     #[test]
+    fn a_second_snapshot_replaces_the_first() {
+        let mut assembly = Assembly::default();
+        assembly.push(done(1)).unwrap();
+        assert_eq!(assembly.push(chunk(2, &[1], &[], true)).unwrap(), None);
+        let complete = assembly.push(done(2)).unwrap().unwrap();
+        let Ok(Content::Snapshot(all)) = complete.content else {
+            panic!("no snapshot")
+        };
+        assert_eq!(ids(&all), [1]);
+    }
+
+    #[test]
     fn what_makes_no_sense_ends_the_session() {
         let mut assembly = Assembly::default();
         assert!(assembly.push(wire::DnsRulesUpdate::default()).is_err());
         assembly.push(done(1)).unwrap();
-        assert!(assembly.push(done(2)).is_err());
         assembly.push(chunk(2, &[1], &[], true)).unwrap();
         assert!(assembly.push(chunk(3, &[1], &[], false)).is_err());
     }

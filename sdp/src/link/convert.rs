@@ -1,5 +1,7 @@
 //! Messages of the native service ↔ our own types.
 
+pub(super) mod fqdndata;
+
 use std::{
     collections::BTreeSet,
     net::{IpAddr, SocketAddr},

@@ -1,17 +1,13 @@
 //! A session of the native service: two connections, two streams.
 
-use std::path::{Path, PathBuf};
-
 use fqdn_proto::native as wire;
-use hyper_util::rt::TokioIo;
-use tokio::{net::UnixStream, time::timeout};
-use tonic::transport::{Channel, Endpoint, Uri};
+use tonic::transport::Channel;
 use wire::fqdn_policy_client::FqdnPolicyClient;
 
 use super::{
-    ANSWER_WITHIN, Link, SessionError, answered,
+    Link, SessionError, answered,
     board::{Connection, Service},
-    convert, mapping_stream, rules_stream,
+    connect, convert, mapping_stream, rules_stream,
 };
 use crate::config::AgentAddress;
 
@@ -21,8 +17,8 @@ const LARGEST_MESSAGE: usize = 16 << 20;
 pub(super) type Client = FqdnPolicyClient<Channel>;
 
 /// Runs one session; returns when it is over.
-pub(super) async fn session(link: &Link, address: &AgentAddress, path: &Path) -> SessionError {
-    match begin(link, address, path).await {
+pub(super) async fn session(link: &Link, address: &AgentAddress) -> SessionError {
+    match begin(link, address).await {
         Ok(never) => match never {},
         Err(error) => error,
     }
@@ -31,8 +27,8 @@ pub(super) async fn session(link: &Link, address: &AgentAddress, path: &Path) ->
 /// What ends only with an error.
 pub(super) enum Never {}
 
-async fn begin(link: &Link, address: &AgentAddress, path: &Path) -> Result<Never, SessionError> {
-    let (mut mappings, mut rules) = (connect(path).await?, connect(path).await?);
+async fn begin(link: &Link, address: &AgentAddress) -> Result<Never, SessionError> {
+    let (mut mappings, mut rules) = (client(address).await?, client(address).await?);
     let hello = hello(link, &mut mappings).await?;
     self::hello(link, &mut rules).await?;
     let opened = mapping_stream::open(&mut mappings).await?;
@@ -63,26 +59,8 @@ async fn begin(link: &Link, address: &AgentAddress, path: &Path) -> Result<Never
     }
 }
 
-async fn connect(path: &Path) -> Result<Client, SessionError> {
-    let path: PathBuf = path.to_owned();
-    let connector = tower::service_fn(move |_: Uri| {
-        let path = path.clone();
-        async move { UnixStream::connect(path).await.map(TokioIo::new) }
-    });
-    let endpoint = Endpoint::from_static("http://agent.invalid");
-    let channel = timeout(ANSWER_WITHIN, endpoint.connect_with_connector(connector))
-        .await
-        .map_err(|_| SessionError::Silent { what: "connecting" })?
-        .map_err(|error| SessionError::Connect(innermost(&error)))?;
-    Ok(Client::new(channel).max_decoding_message_size(LARGEST_MESSAGE))
-}
-
-fn innermost(error: &dyn std::error::Error) -> String {
-    let mut at = error;
-    while let Some(source) = at.source() {
-        at = source;
-    }
-    at.to_string()
+async fn client(address: &AgentAddress) -> Result<Client, SessionError> {
+    Ok(Client::new(connect(address).await?).max_decoding_message_size(LARGEST_MESSAGE))
 }
 
 async fn hello(link: &Link, client: &mut Client) -> Result<wire::HelloResponse, SessionError> {

@@ -348,10 +348,10 @@ impl LinkSink {
         self.work.notify_one();
     }
 
-    /// Mappings that the agent has not answered yet; 0 if there is none to answer.
+    /// Mappings that the agent has not answered yet; 0 if it is away or hangs.
     pub fn unanswered(&self) -> usize {
         let state = self.state.lock();
-        if state.agent.is_none() {
+        if state.agent.is_none() || state.late_in_a_row >= HUNG_AFTER {
             return 0;
         }
         state.live.len() + state.refreshes.len() + state.replays.len() + state.in_flight.len()

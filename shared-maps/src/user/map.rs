@@ -49,6 +49,10 @@ impl MapKind {
         }
     }
 
+    const fn is_per_cpu(self) -> bool {
+        matches!(self, Self::PerCpuArray | Self::LruPerCpuHash)
+    }
+
     const fn from_number(n: u32) -> Self {
         match n {
             1 => Self::Hash,
@@ -100,6 +104,7 @@ pub struct Map<K, V> {
     name: String,
     id: u32,
     max_entries: u32,
+    kind: MapKind,
     types: PhantomData<fn() -> (K, V)>,
 }
 
@@ -191,6 +196,7 @@ impl<K: Record, V: Record> Map<K, V> {
             name: path.display().to_string(),
             id: info.id,
             max_entries: info.max_entries,
+            kind,
             types: PhantomData,
         })
     }
@@ -211,7 +217,12 @@ impl<K: Record, V: Record> Map<K, V> {
     }
 
     /// Looks a key up (longest match in an LPM trie).
+    ///
+    /// Not for per-CPU maps: see [`Self::get_per_cpu`].
     pub fn get(&self, key: &K) -> Result<Option<V>, MapError> {
+        if self.kind.is_per_cpu() {
+            return Err(self.wrong_kind("BPF_MAP_LOOKUP_ELEM"));
+        }
         let mut value = V::default();
         let bytes = bytes_mut(&mut value);
         match sys::lookup(self.fd.as_fd(), key.as_bytes(), bytes) {
@@ -221,8 +232,37 @@ impl<K: Record, V: Record> Map<K, V> {
         }
     }
 
+    /// Looks a key of a per-CPU map up: one value for each possible CPU.
+    pub fn get_per_cpu(&self, key: &K) -> Result<Option<Vec<V>>, MapError> {
+        if !self.kind.is_per_cpu() {
+            return Err(self.wrong_kind("BPF_MAP_LOOKUP_ELEM"));
+        }
+        // The kernel pads each CPU's value to eight bytes.
+        let step = size_of::<V>().next_multiple_of(8);
+        let cpus =
+            possible_cpus().map_err(|e| failed("BPF_MAP_LOOKUP_ELEM", self.name.clone(), e))?;
+        let mut bytes = vec![0; step * cpus];
+        match sys::lookup(self.fd.as_fd(), key.as_bytes(), &mut bytes) {
+            Ok(true) => Ok(Some(bytes.chunks(step).filter_map(V::from_bytes).collect())),
+            Ok(false) => Ok(None),
+            Err(e) => Err(failed("BPF_MAP_LOOKUP_ELEM", self.name.clone(), e)),
+        }
+    }
+
+    fn wrong_kind(&self, call: &'static str) -> MapError {
+        let reason = format!("not an operation of a {:?} map", self.kind);
+        failed(
+            call,
+            self.name.clone(),
+            io::Error::new(io::ErrorKind::InvalidInput, reason),
+        )
+    }
+
     /// Inserts or replaces.
     pub fn set(&self, key: &K, value: &V) -> Result<(), MapError> {
+        if self.kind.is_per_cpu() {
+            return Err(self.wrong_kind("BPF_MAP_UPDATE_ELEM"));
+        }
         sys::update(self.fd.as_fd(), key.as_bytes(), value.as_bytes(), 0).map_err(|e| {
             match e.raw_os_error() {
                 Some(libc::E2BIG | libc::ENOSPC) => MapError::Full {
@@ -299,6 +339,22 @@ fn bytes_mut<T: Record>(value: &mut T) -> &mut [u8] {
     unsafe { core::slice::from_raw_parts_mut(core::ptr::from_mut(value).cast(), size_of::<T>()) }
 }
 
+/// Number of CPUs that the kernel sizes per-CPU values for.
+pub fn possible_cpus() -> io::Result<usize> {
+    let list = std::fs::read_to_string("/sys/devices/system/cpu/possible")?;
+    last_cpu(&list).map(|last| last + 1).ok_or_else(|| {
+        io::Error::new(
+            io::ErrorKind::InvalidData,
+            format!("/sys/devices/system/cpu/possible: {list:?} is not a list of CPUs"),
+        )
+    })
+}
+
+/// Last CPU of a list such as `0-3,8`.
+fn last_cpu(list: &str) -> Option<usize> {
+    list.trim().rsplit([',', '-']).next()?.parse().ok()
+}
+
 fn c_path(path: &Path) -> Result<CString, MapError> {
     CString::new(path.as_os_str().as_bytes()).map_err(|_| {
         failed(
@@ -311,4 +367,18 @@ fn c_path(path: &Path) -> Result<CString, MapError> {
 
 fn failed(call: &'static str, map: String, source: io::Error) -> MapError {
     MapError::Syscall { call, map, source }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::last_cpu;
+
+    #[test]
+    fn last_cpu_of_a_list() {
+        assert_eq!(last_cpu("0\n"), Some(0));
+        assert_eq!(last_cpu("0-1\n"), Some(1));
+        assert_eq!(last_cpu("0-3,8-11"), Some(11));
+        assert_eq!(last_cpu("0,4"), Some(4));
+        assert_eq!(last_cpu(""), None);
+    }
 }

@@ -114,8 +114,12 @@ pub(super) fn is_installed(package: &str) -> bool {
 }
 
 fn apt_get(args: &[&str]) -> Result<()> {
-    let mut command = process::command("apt-get", args);
-    command.env("DEBIAN_FRONTEND", "noninteractive");
+    // Another apt may be at work, as right after boot.
+    let mut command = process::command(
+        "apt-get",
+        &["-o", "DPkg::Lock::Timeout=300", "-o", "Dpkg::Use-Pty=0"],
+    );
+    command.args(args).env("DEBIAN_FRONTEND", "noninteractive");
     process::run(command)
 }
 

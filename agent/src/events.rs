@@ -1,0 +1,234 @@
+//! What the datapath reports of packets: read from its ring, kept for a while.
+
+use std::{
+    collections::VecDeque,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr},
+    os::fd::AsFd as _,
+    path::Path,
+    sync::Arc,
+    time::Duration,
+};
+
+use aya::maps::{Map, MapData, MapError, PerCpuArray, RingBuf};
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use parking_lot::Mutex;
+use serde::{Deserialize, Serialize};
+use shared_maps::{
+    FAMILY_IPV4,
+    event::{COUNTERS_NAME, Event, NAME, Reason},
+    policy::EGRESS,
+    user::{Globals, Record as _},
+};
+use tokio::sync::Notify;
+use tokio_util::sync::CancellationToken;
+
+/// Records kept.
+const KEPT: usize = 4096;
+/// Between two looks whether to stop, and for a pin that is not there.
+const LOOK: Duration = Duration::from_millis(500);
+
+/// One packet's record.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PacketView {
+    /// Nanoseconds of CLOCK_MONOTONIC.
+    pub time: u64,
+    /// Endpoint.
+    pub endpoint: u16,
+    /// `egress` or `ingress`.
+    pub direction: String,
+    /// A [`Reason`] in words.
+    pub reason: String,
+    /// Whether it was dropped.
+    pub dropped: bool,
+    /// IP protocol number.
+    pub protocol: u8,
+    /// Source address and port.
+    pub source: String,
+    /// Destination address and port.
+    pub destination: String,
+    /// Identity of the remote side.
+    pub remote_identity: u32,
+    /// Bytes.
+    pub length: u32,
+}
+
+/// `/v1/events`
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Packets {
+    /// What to ask for next.
+    pub next: u64,
+    /// Records that were gone before they were asked for.
+    pub missed: u64,
+    /// Records, oldest first.
+    pub packets: Vec<PacketView>,
+}
+
+/// The latest records. Clones share them.
+#[derive(Clone, Debug, Default)]
+pub struct Events {
+    shared: Arc<Shared>,
+}
+
+#[derive(Debug, Default)]
+struct Shared {
+    state: Mutex<State>,
+    more: Notify,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// Number of the first record kept.
+    first: u64,
+    kept: VecDeque<PacketView>,
+}
+
+impl Events {
+    /// Records from number `after` on; with none yet, the next ones, waiting at most `wait`.
+    pub async fn after(&self, after: u64, wait: Duration) -> Packets {
+        let more = self.shared.more.notified();
+        let found = self.read(after);
+        if !found.packets.is_empty() || wait.is_zero() {
+            return found;
+        }
+        let _later = tokio::time::timeout(wait, more).await;
+        self.read(after)
+    }
+
+    fn read(&self, after: u64) -> Packets {
+        let state = self.shared.state.lock();
+        let from = after.max(state.first);
+        let skip = usize::try_from(from - state.first).unwrap_or(usize::MAX);
+        Packets {
+            next: state.first + state.kept.len() as u64,
+            missed: state.first.saturating_sub(after),
+            packets: state.kept.iter().skip(skip).cloned().collect(),
+        }
+    }
+
+    fn push(&self, packet: PacketView) {
+        let mut state = self.shared.state.lock();
+        if state.kept.len() == KEPT {
+            state.kept.pop_front();
+            state.first += 1;
+        }
+        state.kept.push_back(packet);
+    }
+
+    /// Reads the pinned ring until stopped, on a thread of its own.
+    pub async fn follow(self, maps: Globals, stop: CancellationToken) {
+        let path = maps.path(NAME);
+        let reading = tokio::task::spawn_blocking(move || {
+            while !stop.is_cancelled() {
+                if let Err(error) = self.read_ring(&path, &stop) {
+                    tracing::debug!(%error, "the event ring cannot be read");
+                    std::thread::sleep(LOOK);
+                }
+            }
+        });
+        if reading.await.is_err() {
+            tracing::error!("reading the datapath's events ended by a panic");
+        }
+    }
+
+    fn read_ring(&self, path: &Path, stop: &CancellationToken) -> Result<(), RingError> {
+        let mut ring = RingBuf::try_from(Map::RingBuf(MapData::from_pin(path)?))?;
+        while !stop.is_cancelled() {
+            {
+                let mut waiting = [PollFd::new(ring.as_fd(), PollFlags::POLLIN)];
+                poll(
+                    &mut waiting,
+                    PollTimeout::try_from(LOOK).unwrap_or(PollTimeout::ZERO),
+                )?;
+            }
+            let mut any = false;
+            while let Some(record) = ring.next() {
+                if let Some(event) = Event::from_bytes(&record) {
+                    self.push(view(&event));
+                    any = true;
+                }
+            }
+            if any {
+                self.shared.more.notify_waiters();
+            }
+        }
+        Ok(())
+    }
+}
+
+#[derive(Debug, thiserror::Error)]
+enum RingError {
+    #[error(transparent)]
+    Map(#[from] MapError),
+    #[error(transparent)]
+    Poll(#[from] nix::errno::Errno),
+}
+
+/// Packets and bytes by reason, summed over the CPUs.
+pub fn counters(maps: &Globals) -> Result<Vec<(Reason, [u64; 2])>, MapError> {
+    let map = Map::PerCpuArray(MapData::from_pin(maps.path(COUNTERS_NAME))?);
+    let array = PerCpuArray::<_, [u64; 2]>::try_from(map)?;
+    let mut sums = Vec::with_capacity(Reason::ALL.len());
+    for reason in Reason::ALL {
+        let values = array.get(&u32::from(reason as u8), 0)?;
+        let sum = values
+            .iter()
+            .fold([0, 0], |[packets, bytes]: [u64; 2], [p, b]| {
+                [packets.saturating_add(*p), bytes.saturating_add(*b)]
+            });
+        sums.push((reason, sum));
+    }
+    Ok(sums)
+}
+
+fn view(event: &Event) -> PacketView {
+    let address = |bytes: [u8; 16]| -> IpAddr {
+        if event.family == FAMILY_IPV4 {
+            let [a, b, c, d, ..] = bytes;
+            Ipv4Addr::new(a, b, c, d).into()
+        } else {
+            Ipv6Addr::from(bytes).into()
+        }
+    };
+    let reason = Reason::ALL
+        .into_iter()
+        .find(|reason| *reason as u8 == event.reason);
+    let end = |bytes, port| std::net::SocketAddr::new(address(bytes), port).to_string();
+    PacketView {
+        time: event.time,
+        endpoint: event.endpoint,
+        direction: if event.egress == EGRESS {
+            "egress"
+        } else {
+            "ingress"
+        }
+        .to_owned(),
+        reason: reason.map_or_else(
+            || format!("reason {}", event.reason),
+            |r| r.as_str().to_owned(),
+        ),
+        dropped: reason.is_some_and(Reason::is_drop),
+        protocol: event.protocol,
+        source: end(event.saddr, event.sport.get()),
+        destination: end(event.daddr, event.dport.get()),
+        remote_identity: event.remote_identity,
+        length: event.len,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_slow_reader_is_told_what_it_missed() {
+        let events = Events::default();
+        for _ in 0..KEPT + 10 {
+            events.push(PacketView::default());
+        }
+        let read = events.after(4, Duration::ZERO).await;
+        assert_eq!((read.missed, read.packets.len()), (6, KEPT));
+        assert_eq!(read.next, KEPT as u64 + 10);
+        let nothing = events.after(read.next, Duration::ZERO).await;
+        assert_eq!((nothing.missed, nothing.packets.len()), (0, 0));
+    }
+}

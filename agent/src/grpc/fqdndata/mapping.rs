@@ -1,0 +1,144 @@
+//! An answer, as this service reports it.
+
+use std::net::IpAddr;
+
+use fqdn_proto::fqdndata::{FqdnMapping, ProxyErrorType};
+use holdfast_sdp::{
+    mapping::{BootTime, EndpointInstance, Mapping},
+    name::Fqdn,
+    policy::rule::Transport,
+};
+use shared_maps::EndpointId;
+use tonic::Status;
+
+use crate::core::snapshot::EndpointView;
+
+/// Whether there is something to learn: Cilium's agent keeps nothing else either.
+pub(super) fn is_answer(request: &FqdnMapping) -> bool {
+    let response = request
+        .metrics_data
+        .as_ref()
+        .and_then(|metrics| metrics.dns_response_data.as_ref());
+    let timed_out = request
+        .metrics_data
+        .as_ref()
+        .is_some_and(|metrics| metrics.error_type != i32::from(ProxyErrorType::None));
+    response.is_some_and(|response| response.is_response)
+        && request.response_code == 0
+        && !request.record_ip.is_empty()
+        && !timed_out
+}
+
+/// Reads it; `None` if no address of it can be used. An unknown client is an
+/// error that this service's clients take as "the agent has a problem".
+pub(super) fn read(
+    request: &FqdnMapping,
+    endpoints: &[EndpointView],
+) -> Result<Option<Mapping>, Status> {
+    let client =
+        text(&request.source_ip).ok_or_else(|| Status::unknown("source_ip is no address"))?;
+    let endpoint = endpoints
+        .iter()
+        .find(|view| {
+            [&view.ipv4, &view.ipv6]
+                .into_iter()
+                .flatten()
+                .any(|ip| ip.parse::<IpAddr>() == Ok(client))
+        })
+        .ok_or_else(|| Status::unknown(format!("no endpoint has the address {client}")))?;
+    let addresses: Vec<IpAddr> = request.record_ip.iter().filter_map(|ip| text(ip)).collect();
+    let metrics = request.metrics_data.clone().unwrap_or_default();
+    let transport = match metrics.protocol.as_str() {
+        "tcp" => Transport::Tcp,
+        _ => Transport::Udp,
+    };
+    let server = metrics
+        .server_addr
+        .parse()
+        .map_err(|_| Status::unknown("metrics_data.server_addr is no address and port"))?;
+    if addresses.is_empty() {
+        return Ok(None);
+    }
+    Ok(Some(Mapping {
+        endpoint: EndpointInstance {
+            id: EndpointId(endpoint.id),
+            client,
+            ifindex: endpoint.ifindex,
+        },
+        name: Fqdn::normalise(&request.fqdn),
+        addresses,
+        ttl: request.ttl,
+        seen_at: BootTime::now(),
+        rcode: 0,
+        server,
+        transport,
+        replayed: false,
+    }))
+}
+
+/// Addresses travel as text although the fields are bytes.
+fn text(bytes: &[u8]) -> Option<IpAddr> {
+    std::str::from_utf8(bytes).ok()?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use fqdn_proto::fqdndata::{DnsResponseData, MetricsData};
+
+    use super::*;
+
+    fn request() -> FqdnMapping {
+        FqdnMapping {
+            fqdn: "example.com.".to_owned(),
+            record_ip: vec![b"192.0.2.1".to_vec(), b"nonsense".to_vec()],
+            ttl: 30,
+            source_ip: b"10.0.0.2".to_vec(),
+            metrics_data: Some(MetricsData {
+                dns_response_data: Some(DnsResponseData {
+                    is_response: true,
+                    ..DnsResponseData::default()
+                }),
+                server_addr: "10.0.0.53:53".to_owned(),
+                protocol: "udp".to_owned(),
+                ..MetricsData::default()
+            }),
+            ..FqdnMapping::default()
+        }
+    }
+
+    fn endpoint() -> EndpointView {
+        EndpointView {
+            id: 7,
+            ifindex: 3,
+            ipv4: Some("10.0.0.2".to_owned()),
+            ..EndpointView::default()
+        }
+    }
+
+    #[test]
+    fn reads_text_addresses_and_leaves_nonsense_out() {
+        let mapping = read(&request(), &[endpoint()]).unwrap().unwrap();
+        assert_eq!(mapping.addresses, [IpAddr::from([192, 0, 2, 1])]);
+        assert_eq!(mapping.endpoint.ifindex, 3);
+    }
+
+    #[test]
+    fn an_unknown_client_is_status_unknown() {
+        let status = read(&request(), &[]).unwrap_err();
+        assert_eq!(status.code(), tonic::Code::Unknown);
+    }
+
+    #[test]
+    fn queries_failures_and_empty_answers_teach_nothing() {
+        assert!(is_answer(&request()));
+        let mut query = request();
+        query.metrics_data.as_mut().unwrap().dns_response_data = None;
+        assert!(!is_answer(&query));
+        let mut failed = request();
+        failed.response_code = 3;
+        assert!(!is_answer(&failed));
+        let mut late = request();
+        late.metrics_data.as_mut().unwrap().error_type = ProxyErrorType::Timeout.into();
+        assert!(!is_answer(&late));
+    }
+}

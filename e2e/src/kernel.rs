@@ -1,0 +1,351 @@
+//! The agent's eBPF programs, loaded by the agent's loader, one packet at a time.
+//!
+//! Nothing is attached to an interface: `BPF_PROG_TEST_RUN` gives a frame to a
+//! loaded program and tells its verdict. Maps and verifier are the kernel's.
+
+use std::fs;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use anyhow::{Context, Result, ensure};
+use aya::programs::SchedClassifier;
+use aya::{Ebpf, TestRun, TestRunOptions};
+use holdfast_agent::datapath::kernel::{KernelConfig, KernelDatapath, MapSizes};
+use holdfast_agent::datapath::plan::{Attachment, Datapath, Step, StepError};
+use nix::sched::{CloneFlags, unshare};
+use shared_maps::conntrack::{self, CtKey4, CtKey6, CtValue};
+use shared_maps::event::{self, Counter, Reason};
+use shared_maps::ipcache::IpcacheValue;
+use shared_maps::policy::{PolicyKey, PolicyValue};
+use shared_maps::redirect::{self, RedirectKey, RedirectValue};
+use shared_maps::user::{Access, Globals, Map, MapKind, Record, ipcache_key};
+use shared_maps::{EndpointId, IdentityId};
+
+static COUNT: AtomicU32 = AtomicU32::new(0);
+
+/// The endpoint under test.
+pub const ENDPOINT: EndpointId = EndpointId(7);
+/// Its identity.
+pub const IDENTITY: IdentityId = IdentityId(1000);
+/// Its host-side interface, as the programs are told.
+pub const IFINDEX: u32 = 4242;
+/// Its MAC.
+pub const MAC: [u8; 6] = [0x02, 0x42, 0x0a, 0x09, 0x01, 0x02];
+/// Its IPv4 address.
+pub const POD4: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 9, 1, 2));
+/// Its IPv6 address.
+pub const POD6: IpAddr = IpAddr::V6(Ipv6Addr::new(0xfd09, 1, 0, 0, 0, 0, 0, 2));
+/// Its link-local address.
+pub const LINK_LOCAL: IpAddr = IpAddr::V6(Ipv6Addr::new(
+    0xfe80, 0, 0, 0, 0x0042, 0x0aff, 0xfe09, 0x0102,
+));
+/// A peer that the ipcache knows as [`PEER`].
+pub const PEER4: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 53));
+/// The same over IPv6.
+pub const PEER6: IpAddr = IpAddr::V6(Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 0x53));
+/// Identity of the peer.
+pub const PEER: u32 = 2000;
+/// An address that the ipcache does not know.
+pub const STRANGER4: IpAddr = IpAddr::V4(Ipv4Addr::new(203, 0, 113, 9));
+/// The same over IPv6.
+pub const STRANGER6: IpAddr = IpAddr::V6(Ipv6Addr::new(0x2001, 0xdb8, 9, 0, 0, 0, 0, 9));
+/// The proxy port of redirects.
+pub const PROXY_PORT: u16 = 10094;
+
+/// Offsets in `struct __sk_buff`.
+const MARK_AT: usize = 8;
+const INGRESS_IFINDEX_AT: usize = 36;
+const CONTEXT_LEN: usize = 40;
+
+/// What became of a packet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Verdict {
+    /// Whether it passed.
+    pub pass: bool,
+    /// Why, by the counter that moved.
+    pub reason: Reason,
+    /// The mark it was given.
+    pub mark: u32,
+}
+
+/// Where a packet to the pod came from.
+#[derive(Clone, Copy, Debug)]
+pub enum From {
+    /// Another interface.
+    Outside,
+    /// A socket of the node, with this mark.
+    Local(u32),
+}
+
+struct NoFiles;
+
+impl Datapath for NoFiles {
+    fn apply(&mut self, _step: &Step) -> Result<(), StepError> {
+        Ok(())
+    }
+}
+
+/// Maps and programs of one endpoint below a BPF root of their own.
+pub struct Kernel {
+    root: Root,
+    datapath: KernelDatapath,
+    programs: Ebpf,
+    counters: Map<u32, Counter>,
+}
+
+/// Removes the pins when dropped, and with them maps and programs.
+struct Root(PathBuf);
+
+impl Drop for Root {
+    fn drop(&mut self) {
+        if let Err(error) = fs::remove_dir_all(&self.0) {
+            eprintln!("left behind: {}: {error}", self.0.display());
+        }
+    }
+}
+
+/// Runs `test` with a fresh [`Kernel`] in a network namespace of its own.
+pub fn with_kernel(test: impl FnOnce(&mut Kernel) -> Result<()> + Send) {
+    with_stacks(true, test);
+}
+
+/// As [`with_kernel`]; `dual` is whether the node has both families.
+pub fn with_stacks(dual: bool, test: impl FnOnce(&mut Kernel) -> Result<()> + Send) {
+    let result = std::thread::scope(|scope| {
+        scope
+            .spawn(|| {
+                unshare(CloneFlags::CLONE_NEWNET)
+                    .context("make a network namespace (this needs root)")?;
+                test(&mut Kernel::new(dual)?)
+            })
+            .join()
+            .unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+    });
+    if let Err(error) = result {
+        panic!("{error:?}");
+    }
+}
+
+impl Kernel {
+    fn new(dual: bool) -> Result<Self> {
+        let number = COUNT.fetch_add(1, Ordering::Relaxed);
+        let name = format!("/sys/fs/bpf/hf-kernel-{}-{number}", std::process::id());
+        let root = Root(PathBuf::from(name));
+        let mut datapath = KernelDatapath::prepare(&config(&root.0, dual), Box::new(NoFiles))
+            .context("prepare the datapath (this needs root and a BPF file system)")?;
+        datapath.apply(&Step::CreatePolicyMap(ENDPOINT))?;
+        for peer in [PEER4, PEER6] {
+            datapath.apply(&identity_step(peer, PEER))?;
+        }
+        let programs = datapath.programs().load(&attachment(IFINDEX))?;
+        let globals = Globals::new(&root.0);
+        let counters = Map::open(
+            &globals.path(event::COUNTERS_NAME),
+            MapKind::PerCpuArray,
+            Access::ReadOnly,
+        )?;
+        Ok(Self {
+            root,
+            datapath,
+            programs,
+            counters,
+        })
+    }
+
+    /// The pins.
+    pub fn globals(&self) -> Globals {
+        Globals::new(&self.root.0)
+    }
+
+    /// The agent's datapath below this root.
+    pub fn datapath(&mut self) -> &mut KernelDatapath {
+        &mut self.datapath
+    }
+
+    /// Sets a policy entry of the endpoint.
+    pub fn policy(&mut self, key: PolicyKey, value: PolicyValue) -> Result<()> {
+        Ok(self
+            .datapath
+            .apply(&Step::SetPolicy(ENDPOINT, key, value))?)
+    }
+
+    /// Allows `identity` on a port.
+    pub fn allow(&mut self, identity: u32, egress: u8, protocol: u8, port: u16) -> Result<()> {
+        let bits = if protocol == 0 { 0 } else { 16 };
+        let key = PolicyKey::new(identity, egress, protocol, port, bits);
+        self.policy(key, PolicyValue::allow(key))
+    }
+
+    /// Redirects what goes to port 53 of the peer.
+    pub fn redirect_dns(&mut self) -> Result<()> {
+        for protocol in [6, 17] {
+            let key = PolicyKey::new(PEER, shared_maps::policy::EGRESS, protocol, 53, 16);
+            self.policy(key, PolicyValue::dns_redirect(key, PROXY_PORT))?;
+        }
+        Ok(())
+    }
+
+    /// Removes a policy entry.
+    pub fn forget(&mut self, key: PolicyKey) -> Result<()> {
+        Ok(self.datapath.apply(&Step::UnsetPolicy(ENDPOINT, key))?)
+    }
+
+    /// Gives an address an identity.
+    pub fn identity(&mut self, address: IpAddr, identity: u32) -> Result<()> {
+        Ok(self.datapath.apply(&identity_step(address, identity))?)
+    }
+
+    /// The pod sends a frame.
+    pub fn send(&mut self, frame: &[u8]) -> Result<Verdict> {
+        self.run("from_pod", frame, 0, 0)
+    }
+
+    /// The pod is sent a frame.
+    pub fn receive(&mut self, frame: &[u8], from: From) -> Result<Verdict> {
+        match from {
+            From::Outside => self.run("to_pod", frame, 0, 1),
+            From::Local(mark) => self.run("to_pod", frame, mark, 0),
+        }
+    }
+
+    /// Mean nanoseconds of `from_pod` for a frame, over `repeat` runs in the kernel.
+    pub fn cost(&mut self, frame: &[u8], repeat: u32) -> Result<u128> {
+        let program = program(&mut self.programs, "from_pod")?;
+        let options = TestRunOptions {
+            data_in: Some(frame),
+            repeat,
+            ..TestRunOptions::default()
+        };
+        Ok(program.test_run(options)?.duration.as_nanos())
+    }
+
+    fn run(&mut self, name: &str, frame: &[u8], mark: u32, ingress: u32) -> Result<Verdict> {
+        let before = self.counts()?;
+        let mut context = [0; CONTEXT_LEN];
+        context[MARK_AT..MARK_AT + 4].copy_from_slice(&mark.to_ne_bytes());
+        context[INGRESS_IFINDEX_AT..].copy_from_slice(&ingress.to_ne_bytes());
+        let mut after_run = [0; 192];
+        let options = TestRunOptions {
+            data_in: Some(frame),
+            ctx_in: Some(&context),
+            ctx_out: Some(&mut after_run),
+            ..TestRunOptions::default()
+        };
+        let result = program(&mut self.programs, name)?.test_run(options)?;
+        let after = self.counts()?;
+        let moved: Vec<Reason> = Reason::ALL
+            .into_iter()
+            .zip(before.into_iter().zip(after))
+            .filter(|(_, (before, after))| before != after)
+            .map(|(reason, _)| reason)
+            .collect();
+        ensure!(moved.len() == 1, "counters that moved: {moved:?}");
+        let mark = after_run[MARK_AT..MARK_AT + 4].try_into()?;
+        Ok(Verdict {
+            pass: result.return_value == 0,
+            reason: moved[0],
+            mark: u32::from_ne_bytes(mark),
+        })
+    }
+
+    fn counts(&self) -> Result<Vec<u64>> {
+        let mut counts = Vec::new();
+        for reason in Reason::ALL {
+            let values = self.counters.get_per_cpu(&u32::from(reason as u8))?;
+            counts.push(values.iter().flatten().map(|value| value.packets).sum());
+        }
+        Ok(counts)
+    }
+
+    /// The redirect entry of a destination.
+    pub fn redirect(&self, dst: IpAddr, port: u16, protocol: u8) -> Result<Option<RedirectValue>> {
+        let map: Map<RedirectKey, RedirectValue> = self.open(redirect::NAME, MapKind::LruHash)?;
+        let key = shared_maps::user::lxc_key(dst);
+        Ok(map.get(&RedirectKey {
+            daddr: key.ip,
+            ifindex: IFINDEX,
+            dport: shared_maps::Be16::new(port),
+            protocol,
+            family: key.family,
+        })?)
+    }
+
+    /// Conntrack of IPv4.
+    pub fn conntrack4(&self, tcp: bool) -> Result<Map<CtKey4, CtValue>> {
+        let name = if tcp {
+            conntrack::NAME_TCP4
+        } else {
+            conntrack::NAME_ANY4
+        };
+        self.open(name, MapKind::LruHash)
+    }
+
+    /// Conntrack of IPv6.
+    pub fn conntrack6(&self, tcp: bool) -> Result<Map<CtKey6, CtValue>> {
+        let name = if tcp {
+            conntrack::NAME_TCP6
+        } else {
+            conntrack::NAME_ANY6
+        };
+        self.open(name, MapKind::LruHash)
+    }
+
+    /// A pinned map.
+    pub fn open<K: Record, V: Record>(&self, name: &str, kind: MapKind) -> Result<Map<K, V>> {
+        Ok(Map::open(
+            &self.globals().path(name),
+            kind,
+            Access::ReadWrite,
+        )?)
+    }
+}
+
+/// Configuration below `root`, with small maps.
+pub fn config(root: &Path, dual: bool) -> KernelConfig {
+    KernelConfig {
+        bpf_root: root.to_owned(),
+        ipv4: true,
+        ipv6: dual,
+        sizes: MapSizes {
+            conntrack_tcp: 8192,
+            conntrack_any: 8192,
+            policy_stats: 1024,
+            ..MapSizes::default()
+        },
+    }
+}
+
+/// The endpoint under test on interface `ifindex`.
+pub fn attachment(ifindex: u32) -> Attachment {
+    let (IpAddr::V4(ipv4), IpAddr::V6(ipv6)) = (POD4, POD6) else {
+        unreachable!("constants")
+    };
+    Attachment {
+        endpoint: ENDPOINT,
+        identity: IDENTITY,
+        ifindex,
+        ipv4: Some(ipv4),
+        ipv6: Some(ipv6),
+        mac: MAC,
+    }
+}
+
+fn identity_step(address: IpAddr, identity: u32) -> Step {
+    let bits = if address.is_ipv4() { 32 } else { 128 };
+    Step::SetIpcache(
+        ipcache_key(address, bits),
+        IpcacheValue {
+            sec_identity: identity,
+            ..IpcacheValue::default()
+        },
+    )
+}
+
+fn program<'a>(programs: &'a mut Ebpf, name: &str) -> Result<&'a mut SchedClassifier> {
+    programs
+        .program_mut(name)
+        .context("no such program")?
+        .try_into()
+        .context("not a classifier")
+}

@@ -1,0 +1,260 @@
+//! Bad inputs give errors that name what is wrong, and lose nothing.
+use std::path::Path;
+use std::process::Stdio;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use hickory_proto::op::ResponseCode;
+use holdfast_e2e::lab::{DNS4, at, web4};
+use holdfast_e2e::policy::{CLIENT, WEB, dns, egress, good_names, names};
+use holdfast_e2e::{
+    AgentOptions, Lab, Program, Query, SdpOptions, eventually, shell, until, with_lab,
+};
+
+const SOON: Duration = Duration::from_secs(10);
+
+#[test]
+fn a_bad_document_is_named_and_the_last_good_one_stays() {
+    with_lab(|lab| {
+        lab.zone.set("www.good.test", &[web4(10)], 600);
+        let _programs = lab.start(&good_names())?;
+        let good = good_names();
+        let both = "- toFQDNs: [{matchName: a.test, matchPattern: \"*.test\"}]\n";
+        let cases = [
+            (
+                good.replace("endpointSelector", "endpointSelektor"),
+                "endpointSelektor",
+            ),
+            (
+                good.replace("toFQDNs: [{", "toFQDNs: {")
+                    .replace("}]\n  toPorts", "}\n  toPorts"),
+                "toFQDNs",
+            ),
+            (good.replace("*.good.test", "a{1,2}.x"), "a{1,2}.x"),
+            (egress("good-names", "web", both), "matchPattern"),
+            (good.replace("\"80\"", "\"http-alt-name\""), "http-alt-name"),
+            ("this: [is not".to_owned(), "web.yaml"),
+        ];
+        for (text, named) in cases {
+            lab.write_policy("web.yaml", &text)?;
+            eventually(&format!("{named} is reported"), SOON, || {
+                let listing = lab.agent_json(&["policy", "get"])?;
+                let rejected = listing.get("rejected").context("rejected")?.to_string();
+                ensure!(rejected.contains(named), "{rejected}");
+                Ok(())
+            })?;
+            lab.a
+                .ask(&Query::a("www.good.test", DNS4))?
+                .expect(web4(10))?;
+            lab.a.expect_open(at(web4(10), 80))?;
+            lab.a
+                .ask(&Query::a("www.bad.test", DNS4))?
+                .expect_code(ResponseCode::Refused)?;
+            lab.write_policy("web.yaml", &good)?;
+            until("the good document is taken again", SOON, || {
+                lab.agent_json(&["policy", "get"]).is_ok_and(|l| {
+                    l.get("rejected")
+                        .is_some_and(|r| r.as_array().is_some_and(Vec::is_empty))
+                })
+            })?;
+        }
+        Ok(())
+    });
+}
+
+#[test]
+fn an_endpoint_in_a_namespace_that_is_not_there_is_an_error() {
+    with_lab(|lab| {
+        let _agent = lab.start_agent(&AgentOptions::default())?;
+        let absent = format!("{}-absent", lab.node.name());
+        let arguments = [
+            "endpoint", "add", "--netns", &absent, "--ifname", "eth0", "--labels", WEB,
+        ];
+        let error = lab.agent(&arguments).expect_err("added").to_string();
+        ensure!(
+            error.contains(&absent),
+            "does not name the namespace: {error}"
+        );
+        let missing = [
+            "endpoint",
+            "add",
+            "--netns",
+            lab.a.netns.name(),
+            "--ifname",
+            "eth9",
+            "--labels",
+            WEB,
+        ];
+        let error = lab.agent(&missing).expect_err("added").to_string();
+        ensure!(
+            error.contains("eth9"),
+            "does not name the interface: {error}"
+        );
+        lab.add_endpoint(&lab.a, WEB)?;
+        Ok(())
+    });
+}
+
+#[test]
+fn a_port_in_use_is_named() {
+    with_lab(|lab| {
+        let _held = lab
+            .node
+            .enter(|| std::net::TcpListener::bind("127.0.0.1:10094"))??;
+        let _udp = lab
+            .node
+            .enter(|| std::net::UdpSocket::bind("127.0.0.1:10094"))??;
+        let error = ends(lab, lab.sdp_command(&SdpOptions::default())?, "sdp")?;
+        ensure!(error.contains("10094"), "does not name the port: {error}");
+        let _metrics = lab
+            .node
+            .enter(|| std::net::TcpListener::bind("127.0.0.1:9962"))??;
+        let error = ends(lab, lab.agent_command(&AgentOptions::default())?, "agent")?;
+        ensure!(error.contains("9962"), "does not name the port: {error}");
+        Ok(())
+    });
+}
+
+#[test]
+fn a_missing_bpffs_is_named() {
+    with_lab(|lab| {
+        let plain = lab.directory().join("no-bpffs");
+        std::fs::create_dir(&plain)?;
+        let mut command = lab.agent_command(&AgentOptions::default())?;
+        command.arg("--bpf-root").arg(&plain);
+        let error = ends(lab, command, "agent")?;
+        ensure!(
+            error.contains("bpf"),
+            "does not name the file system: {error}"
+        );
+        Ok(())
+    });
+}
+
+#[test]
+fn a_map_of_another_layout_is_named_with_both_layouts() {
+    with_lab(|lab| {
+        let globals = lab.bpf_root().join("tc/globals");
+        std::fs::create_dir_all(&globals)?;
+        let pin = globals.join("cilium_lxc").display().to_string();
+        shell::run(
+            "bpftool",
+            &[
+                "map",
+                "create",
+                &pin,
+                "type",
+                "hash",
+                "key",
+                "20",
+                "value",
+                "52",
+                "entries",
+                "16",
+                "name",
+                "cilium_lxc",
+                "flags",
+                "0x81",
+            ],
+        )?;
+        let error = ends(lab, lab.agent_command(&AgentOptions::default())?, "agent")?;
+        for part in ["cilium_lxc", "48", "52"] {
+            ensure!(error.contains(part), "does not name {part}: {error}");
+        }
+        Ok(())
+    });
+}
+
+#[test]
+fn a_corrupt_endpoint_file_costs_only_itself() {
+    with_lab(|lab| {
+        lab.zone.set("www.good.test", &[web4(10)], 600);
+        lab.zone.set("www.client.test", &[web4(11)], 600);
+        let client = egress(
+            "client",
+            "client",
+            &(dns("*.client.test") + &names("*.client.test")),
+        );
+        lab.write_policy("client.yaml", &client)?;
+        let programs = lab.start(&good_names())?;
+        let first = lab.endpoint_id(&lab.a)?;
+        lab.add_endpoint(&lab.b, CLIENT)?;
+        lab.a
+            .ask(&Query::a("www.good.test", DNS4))?
+            .expect(web4(10))?;
+
+        programs.agent.kill_9()?;
+        programs.sdp.kill_9()?;
+        let file = lab
+            .directory()
+            .join(format!("state/state/{first}/ep_config.json"));
+        truncate(&file)?;
+        let sdp = lab.start_sdp(&SdpOptions::new("two", 9971))?;
+        lab.b
+            .ask(&Query::a("www.client.test", DNS4))?
+            .expect(web4(11))?;
+        ensure!(
+            sdp.log().contains("ep_config.json"),
+            "the file is not named"
+        );
+        let refused = Query::a("www.good.test", DNS4).within(Duration::from_millis(800));
+        ensure!(
+            lab.a
+                .ask(&refused)
+                .map_or(true, |reply| reply.code() == ResponseCode::Refused),
+            "answered without rules"
+        );
+
+        // The agent writes it again from policy.
+        let _agent = lab.start_agent(&AgentOptions::default())?;
+        lab.proxies_in_step()?;
+        eventually("the endpoint is served again", SOON, || {
+            lab.a
+                .ask(&Query::a("www.good.test", DNS4))?
+                .expect(web4(10))
+        })?;
+        lab.a.expect_open(at(web4(10), 80))
+    });
+}
+
+#[test]
+fn a_corrupt_checkpoint_does_not_stop_the_agent() {
+    with_lab(|lab| {
+        lab.zone.set("www.good.test", &[web4(10)], 600);
+        let programs = lab.start(&good_names())?;
+        lab.a
+            .ask(&Query::a("www.good.test", DNS4))?
+            .expect(web4(10))?;
+        programs.agent.kill_9()?;
+        truncate(
+            &lab.directory()
+                .join("state/state/local_allocator_state.json"),
+        )?;
+        let agent = lab.start_agent(&AgentOptions::default())?;
+        ensure!(
+            agent.log().contains("local_allocator_state.json"),
+            "the file is not named"
+        );
+        lab.a
+            .ask(&Query::a("www.good.test", DNS4))?
+            .expect(web4(10))?;
+        lab.a.expect_open(at(web4(10), 80))
+    });
+}
+
+/// Cuts a file off in the middle.
+fn truncate(file: &Path) -> Result<()> {
+    let text = std::fs::read(file).with_context(|| format!("read {}", file.display()))?;
+    std::fs::write(file, text.get(..text.len() / 2).unwrap_or_default())?;
+    Ok(())
+}
+
+/// Runs a program that must end by itself with a failure; what it said.
+fn ends(lab: &Lab, mut command: std::process::Command, name: &str) -> Result<String> {
+    command.stdin(Stdio::null());
+    let log = lab.directory().join(format!("log/failing-{name}.log"));
+    let mut program = Program::start(name, command, &log)?;
+    let status = program.wait(SOON)?;
+    ensure!(!status.success(), "{name} ended well: {}", program.log());
+    Ok(program.log())
+}

@@ -1,0 +1,202 @@
+//! The agent's part: maps, pins, links; replaced without a gap.
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::PathBuf;
+use std::process::Command;
+
+use anyhow::{Context as _, Result};
+use aya::programs::{SchedClassifier, TcAttachType};
+use holdfast_agent::datapath::kernel::KernelDatapath;
+use holdfast_agent::datapath::plan::{Datapath, Step, StepError};
+use holdfast_e2e::kernel::{ENDPOINT, attachment, config, with_kernel};
+use nix::net::if_::if_nametoindex;
+use shared_maps::pin;
+use shared_maps::policy::{EGRESS, PolicyKey, PolicyValue};
+use shared_maps::steering::LINK_NAME;
+use shared_maps::user::{Map, MapKind};
+
+struct NoFiles;
+
+impl Datapath for NoFiles {
+    fn apply(&mut self, _step: &Step) -> Result<(), StepError> {
+        Ok(())
+    }
+}
+
+/// Runs `ip`; the child is in the namespace of the thread that starts it.
+fn ip(arguments: &str) -> Result<()> {
+    let status = Command::new("ip").args(arguments.split(' ')).status()?;
+    anyhow::ensure!(status.success(), "ip {arguments}: {status}");
+    Ok(())
+}
+
+/// Numbers of the programs on an interface.
+fn attached(interface: &str) -> Result<BTreeSet<u32>> {
+    let mut ids = BTreeSet::new();
+    for direction in [TcAttachType::Ingress, TcAttachType::Egress] {
+        let (_revision, programs) = SchedClassifier::query_tcx(interface, direction)?;
+        ids.extend(programs.iter().map(|program| program.id()));
+    }
+    Ok(ids)
+}
+
+#[test]
+fn attach_replace_detach() {
+    with_kernel(|k| {
+        ip("link add hf0 type veth peer name hf1")?;
+        let ifindex = if_nametoindex("hf0")?;
+        let root = k.globals().root().to_owned();
+        let links = root.join(pin::LINKS);
+        let names = |dir: PathBuf| -> Result<BTreeSet<String>> {
+            fs::read_dir(dir)?
+                .map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned()))
+                .collect()
+        };
+        k.datapath().apply(&Step::Attach(attachment(ifindex)))?;
+        let own = links.join(ENDPOINT.0.to_string());
+        let expected = [format!("from_pod_{ifindex}"), format!("to_pod_{ifindex}")];
+        assert_eq!(names(own.clone())?, expected.clone().into());
+        assert!(links.join(LINK_NAME).exists());
+        let first = attached("hf0")?;
+        assert_eq!(first.len(), 2);
+
+        // As after a restart of the agent: a policy set before is in force still.
+        let key = PolicyKey::new(1, EGRESS, 6, 80, 16);
+        k.policy(key, PolicyValue::allow(key))?;
+        let mut again = KernelDatapath::prepare(&config(&root, true), Box::new(NoFiles))?;
+        assert_eq!(again.attached()?, [ENDPOINT]);
+        assert_eq!(again.policy_maps()?, [ENDPOINT]);
+        again.apply(&Step::CreatePolicyMap(ENDPOINT))?;
+        assert_eq!(
+            k.globals()
+                .policy(ENDPOINT, shared_maps::user::Access::ReadOnly)?
+                .get(&key)?,
+            Some(PolicyValue::allow(key))
+        );
+        again.apply(&Step::Attach(attachment(ifindex)))?;
+        assert_eq!(names(own.clone())?, expected.into());
+        let second = attached("hf0")?;
+        assert_eq!(second.len(), 2, "replaced, not added to");
+        assert!(first.is_disjoint(&second));
+
+        // The interface is made anew: the old links are dead.
+        ip("link del hf0")?;
+        ip("link add hf0 type veth peer name hf1")?;
+        let ifindex = if_nametoindex("hf0")?;
+        again.apply(&Step::Attach(attachment(ifindex)))?;
+        assert_eq!(attached("hf0")?.len(), 2);
+        assert_eq!(
+            names(own.clone())?.len(),
+            2,
+            "pins of the old interface are gone"
+        );
+
+        again.apply(&Step::Detach(ENDPOINT))?;
+        assert!(attached("hf0")?.is_empty());
+        assert!(!own.exists());
+        again.apply(&Step::RemovePolicyMap(ENDPOINT))?;
+        assert!(again.policy_maps()?.is_empty());
+        again.apply(&Step::Detach(ENDPOINT))?;
+        again.apply(&Step::RemovePolicyMap(ENDPOINT))?;
+        Ok(())
+    });
+}
+
+#[test]
+fn an_interface_that_is_not_there_is_named() {
+    with_kernel(|k| {
+        let error = k
+            .datapath()
+            .apply(&Step::Attach(attachment(999_999)))
+            .expect_err("no such interface")
+            .to_string();
+        assert!(error.contains("interface 999999"), "{error}");
+        assert!(error.contains("endpoint 7"), "{error}");
+        Ok(())
+    });
+}
+
+#[test]
+fn a_pin_of_another_shape_is_refused_by_name() {
+    with_kernel(|k| {
+        let root = k.globals().root().to_owned();
+        let path = k.globals().path(shared_maps::redirect::NAME);
+        fs::remove_file(&path)?;
+        Map::<u32, u64>::open_or_create(&path, MapKind::Hash, 4, 0)?;
+        let error = KernelDatapath::prepare(&config(&root, true), Box::new(NoFiles))
+            .err()
+            .context("another layout must be refused")?
+            .to_string();
+        for part in [
+            shared_maps::redirect::NAME,
+            "LruHash",
+            "24-byte keys",
+            "Hash with 4-byte",
+        ] {
+            assert!(error.contains(part), "{part}: {error}");
+        }
+        Ok(())
+    });
+}
+
+#[test]
+fn a_full_policy_map_is_an_error_and_keeps_what_it_has() {
+    with_kernel(|k| {
+        let path = k.globals().policy_path(ENDPOINT);
+        fs::remove_file(&path)?;
+        let mut small = config(k.globals().root(), true);
+        small.sizes.policy = 2;
+        let mut datapath = KernelDatapath::prepare(&small, Box::new(NoFiles))?;
+        datapath.apply(&Step::CreatePolicyMap(ENDPOINT))?;
+        let key = |port| PolicyKey::new(1, EGRESS, 6, port, 16);
+        let mut set = |port| {
+            datapath.apply(&Step::SetPolicy(
+                ENDPOINT,
+                key(port),
+                PolicyValue::allow(key(port)),
+            ))
+        };
+        set(1)?;
+        set(2)?;
+        let error = set(3).expect_err("full");
+        assert!(
+            matches!(
+                error,
+                StepError::Map(shared_maps::user::MapError::Full { .. })
+            ),
+            "{error}"
+        );
+        set(2)?;
+        let map = k
+            .globals()
+            .policy(ENDPOINT, shared_maps::user::Access::ReadOnly)?;
+        assert_eq!(map.entries()?.found.len(), 2);
+        Ok(())
+    });
+}
+
+#[test]
+fn routes_deliver_marked_packets_and_may_be_set_twice() {
+    with_kernel(|_| {
+        ip("link set lo up")?;
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()?;
+        for _ in 0..2 {
+            runtime.block_on(holdfast_agent::datapath::routing::install(true, true))?;
+        }
+        for family in ["-4", "-6"] {
+            let shown = |arguments: &[&str]| -> Result<String> {
+                let output = Command::new("ip").arg(family).args(arguments).output()?;
+                Ok(String::from_utf8(output.stdout)?)
+            };
+            let rules = shown(&["rule", "show"])?;
+            let ours = rules.matches("fwmark 0x200/0xf00 lookup 2004").count();
+            assert_eq!(ours, 1, "{rules}");
+            assert!(rules.contains("9:"), "{rules}");
+            let routes = shown(&["route", "show", "table", "2004"])?;
+            assert!(routes.contains("local default dev lo"), "{routes}");
+        }
+        Ok(())
+    });
+}

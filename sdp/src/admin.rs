@@ -1,0 +1,192 @@
+//! What people and probes ask: HTTP on a unix socket (status, policy, explain,
+//! drain) and on the metrics address (metrics, health, readiness).
+//!
+//! Both run on one thread with a runtime of its own: a slow reader or a heavy
+//! scrape costs no query anything.
+
+use std::{io, path::PathBuf, sync::Arc, thread};
+
+use http_body_util::{BodyExt, Full, LengthLimitError, Limited};
+use hyper::{
+    Method, Request, Response, StatusCode,
+    body::{Bytes, Incoming},
+    header::CONTENT_TYPE,
+};
+use serde::Serialize;
+use tokio_util::sync::CancellationToken;
+
+use crate::{app::Shared, metrics::Metrics};
+
+pub mod client;
+pub mod explain;
+pub mod policy;
+mod server;
+pub mod status;
+
+use server::Doors;
+
+/// Questions are small.
+const LARGEST_BODY: usize = 64 << 10;
+const JSON: &str = "application/json";
+const TEXT: &str = "text/plain; charset=utf-8";
+const OPENMETRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+
+/// Why the sockets for people and probes cannot be opened.
+#[derive(Debug, thiserror::Error)]
+pub enum AdminError {
+    /// Another process answers there.
+    #[error("--admin-socket {path}: another proxy answers there; give this one another --name or --admin-socket", path = .0.display())]
+    Taken(PathBuf),
+    /// It cannot be bound.
+    #[error("--admin-socket {path}: {source}", path = .path.display())]
+    Socket {
+        /// The socket.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// The metrics address cannot be bound.
+    #[error("--metrics-address {address}: {source}; choose another one, or \"off\"")]
+    Metrics {
+        /// The address.
+        address: String,
+        /// Why.
+        source: io::Error,
+    },
+    /// No thread.
+    #[error("cannot start the admin thread: {0}")]
+    Thread(io::Error),
+}
+
+/// The running admin thread.
+#[derive(Debug)]
+pub struct Admin {
+    stop: CancellationToken,
+    thread: Option<thread::JoinHandle<()>>,
+}
+
+impl Admin {
+    /// Opens both sockets and serves them.
+    pub fn start(shared: &Arc<Shared>) -> Result<Self, AdminError> {
+        let doors = Doors::open(&shared.config)?;
+        let stop = CancellationToken::new();
+        let desk = Arc::new(Desk {
+            metrics: Metrics::new(shared),
+            shared: Arc::clone(shared),
+        });
+        let stopped = stop.clone();
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .map_err(AdminError::Thread)?;
+        let thread = thread::Builder::new()
+            .name("sdp-admin".into())
+            .spawn(move || runtime.block_on(doors.serve(desk, stopped)))
+            .map_err(AdminError::Thread)?;
+        Ok(Self {
+            stop,
+            thread: Some(thread),
+        })
+    }
+}
+
+impl Drop for Admin {
+    fn drop(&mut self) {
+        self.stop.cancel();
+        if let Some(thread) = self.thread.take()
+            && thread.join().is_err()
+        {
+            tracing::error!("the admin thread panicked");
+        }
+    }
+}
+
+/// Through which socket a request came.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Door {
+    Admin,
+    Metrics,
+}
+
+struct Desk {
+    shared: Arc<Shared>,
+    metrics: Metrics,
+}
+
+type Answer = Response<Full<Bytes>>;
+
+impl Desk {
+    async fn answer(&self, door: Door, request: Request<Incoming>) -> Answer {
+        let (head, body) = request.into_parts();
+        match (door, head.method, head.uri.path()) {
+            (Door::Admin, Method::GET, "/status") => json(&status::Status::of(&self.shared)),
+            (Door::Admin, Method::POST, "/policy") => match read_json(body).await {
+                Ok(question) => json(&policy::answer(&self.shared, &question)),
+                Err(refusal) => refusal,
+            },
+            (Door::Admin, Method::POST, "/explain") => match read_json(body).await {
+                Ok(question) => json(&explain::answer(&self.shared, &question)),
+                Err(refusal) => refusal,
+            },
+            (Door::Admin, Method::POST, "/drain") => {
+                tracing::info!("asked to leave");
+                self.shared.drain.begin();
+                json(&client::Leaving {
+                    limit: self.shared.config.drain_timeout,
+                })
+            }
+            (_, Method::GET, "/metrics") => match self.metrics.text() {
+                Ok(metrics) => answer(StatusCode::OK, OPENMETRICS, metrics),
+                Err(error) => answer(StatusCode::INTERNAL_SERVER_ERROR, TEXT, error.to_string()),
+            },
+            (_, Method::GET, "/healthz") => answer(StatusCode::OK, TEXT, "alive\n".to_owned()),
+            (_, Method::GET, "/readyz") => self.readyz(),
+            _ => answer(
+                StatusCode::NOT_FOUND,
+                TEXT,
+                "there is nothing here\n".to_owned(),
+            ),
+        }
+    }
+
+    fn readyz(&self) -> Answer {
+        let missing = self.shared.ready.missing();
+        if missing.is_empty() {
+            let rules = status::rules_text(&self.shared.board.status().rules);
+            return answer(StatusCode::OK, TEXT, format!("ready; rules: {rules}\n"));
+        }
+        let text: String = missing
+            .iter()
+            .map(|(need, why)| format!("{need}: {why}\n"))
+            .collect();
+        answer(StatusCode::SERVICE_UNAVAILABLE, TEXT, text)
+    }
+}
+
+fn json(value: &impl Serialize) -> Answer {
+    match serde_json::to_string(value) {
+        Ok(text) => answer(StatusCode::OK, JSON, text),
+        Err(error) => answer(StatusCode::INTERNAL_SERVER_ERROR, TEXT, error.to_string()),
+    }
+}
+
+fn answer(code: StatusCode, kind: &'static str, text: String) -> Answer {
+    let mut answer = Response::new(Full::new(Bytes::from(text)));
+    *answer.status_mut() = code;
+    answer
+        .headers_mut()
+        .insert(CONTENT_TYPE, hyper::header::HeaderValue::from_static(kind));
+    answer
+}
+
+async fn read_json<T: serde::de::DeserializeOwned>(body: Incoming) -> Result<T, Answer> {
+    let bad = |code, text: String| answer(code, TEXT, text);
+    let bytes = match Limited::new(body, LARGEST_BODY).collect().await {
+        Ok(body) => body.to_bytes(),
+        Err(error) if error.is::<LengthLimitError>() => {
+            return Err(bad(StatusCode::PAYLOAD_TOO_LARGE, "too large\n".into()));
+        }
+        Err(error) => return Err(bad(StatusCode::BAD_REQUEST, error.to_string())),
+    };
+    serde_json::from_slice(&bytes).map_err(|e| bad(StatusCode::BAD_REQUEST, e.to_string()))
+}

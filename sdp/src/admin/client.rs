@@ -1,0 +1,250 @@
+//! The subcommands: asks running proxies through their admin sockets.
+
+use std::{
+    fs, io,
+    path::{Path, PathBuf},
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, bail};
+use http_body_util::{BodyExt, Full};
+use hyper::{Method, Request, body::Bytes};
+use hyper_util::rt::TokioIo;
+use serde::{Deserialize, Serialize, de::DeserializeOwned};
+use tokio::net::UnixStream;
+use tokio_util::task::TaskTracker;
+
+use super::{
+    explain::{ExplainQuestion, Explanation},
+    policy::{PolicyAnswer, PolicyQuestion},
+    status::Status,
+};
+use crate::config::{
+    ADMIN_DIR, admin_socket_of,
+    args::{Command, Output, Settings},
+};
+
+/// A proxy that takes longer hangs.
+const ANSWER_WITHIN: Duration = Duration::from_secs(5);
+/// How often a leaving proxy is looked at.
+const LOOK: Duration = Duration::from_millis(50);
+
+/// A proxy's answer to `drain`.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Leaving {
+    /// It is gone within this time.
+    pub limit: Duration,
+}
+
+/// Carries out a subcommand; what it prints goes to standard output.
+pub fn run(settings: &Settings, command: &Command) -> anyhow::Result<()> {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .context("cannot start the runtime")?;
+    runtime.block_on(ask(settings, command))
+}
+
+async fn ask(settings: &Settings, command: &Command) -> anyhow::Result<()> {
+    match command {
+        Command::Status(output) => status(settings, output.output).await,
+        Command::Drain(output) => {
+            let socket = the_only_one(settings)?;
+            let leaving: Leaving = call(&socket, Method::POST, "/drain", &()).await?;
+            let took = wait_gone(&socket, leaving.limit).await?;
+            print(
+                output.output,
+                &serde_json::json!({"left": true, "took": took}),
+                || format!("left after {took:?}\n"),
+            )
+        }
+        Command::Policy(arguments) => {
+            let question = PolicyQuestion {
+                endpoint: arguments.endpoint,
+            };
+            let socket = any_one(settings)?;
+            let answer: PolicyAnswer = call(&socket, Method::POST, "/policy", &question).await?;
+            print(arguments.output.output, &answer, || answer.text())
+        }
+        Command::Explain(arguments) => {
+            let question = ExplainQuestion {
+                client: arguments.client,
+                name: arguments.name.clone(),
+                server: arguments.server,
+                port: arguments.port,
+                tcp: arguments.tcp,
+            };
+            let socket = any_one(settings)?;
+            let answer: Explanation = call(&socket, Method::POST, "/explain", &question).await?;
+            print(arguments.output.output, &answer, || answer.text())
+        }
+    }
+}
+
+async fn status(settings: &Settings, output: Output) -> anyhow::Result<()> {
+    if let Some(socket) = named(settings) {
+        let status: Status = call(&socket, Method::GET, "/status", &()).await?;
+        return print(output, &status, || status.text());
+    }
+    let mut all: Vec<Status> = Vec::new();
+    let mut silent = Vec::new();
+    for socket in sockets()? {
+        match call(&socket, Method::GET, "/status", &()).await {
+            Ok(status) => all.push(status),
+            Err(error) => silent.push(format!("{error:#}")),
+        }
+    }
+    print(output, &all, || {
+        let texts: Vec<_> = all.iter().map(Status::text).collect();
+        texts.join("\n")
+    })?;
+    if all.is_empty() {
+        bail!(
+            "no proxy answers{}",
+            silent.iter().fold(String::new(), |a, e| a + "\n  " + e)
+        );
+    }
+    for error in silent {
+        eprintln!("holdfast-sdp: {error}");
+    }
+    Ok(())
+}
+
+fn named(settings: &Settings) -> Option<PathBuf> {
+    let by_name = || settings.name.as_deref().map(admin_socket_of);
+    settings.admin_socket.clone().or_else(by_name)
+}
+
+fn sockets() -> anyhow::Result<Vec<PathBuf>> {
+    let entries = match fs::read_dir(ADMIN_DIR) {
+        Ok(entries) => entries,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            bail!(
+                "no proxy runs here: {ADMIN_DIR} is not there (name its socket with --admin-socket)"
+            )
+        }
+        Err(error) => return Err(error).context(ADMIN_DIR),
+    };
+    let mut found = Vec::new();
+    for entry in entries {
+        let path = entry.context(ADMIN_DIR)?.path();
+        if path
+            .extension()
+            .is_some_and(|extension| extension == "sock")
+        {
+            found.push(path);
+        }
+    }
+    found.sort();
+    Ok(found)
+}
+
+fn live() -> anyhow::Result<Vec<PathBuf>> {
+    let answers = |path: &PathBuf| std::os::unix::net::UnixStream::connect(path).is_ok();
+    let found: Vec<_> = sockets()?.into_iter().filter(answers).collect();
+    if found.is_empty() {
+        bail!("no proxy answers in {ADMIN_DIR} (name its socket with --admin-socket)");
+    }
+    Ok(found)
+}
+
+fn any_one(settings: &Settings) -> anyhow::Result<PathBuf> {
+    match named(settings) {
+        Some(socket) => Ok(socket),
+        None => live()?.into_iter().next().context("no proxy answers"),
+    }
+}
+
+fn the_only_one(settings: &Settings) -> anyhow::Result<PathBuf> {
+    if let Some(socket) = named(settings) {
+        return Ok(socket);
+    }
+    let mut found = live()?;
+    match (found.pop(), found.len()) {
+        (Some(socket), 0) => Ok(socket),
+        (Some(socket), others) => {
+            found.push(socket);
+            let names: Vec<_> = found
+                .iter()
+                .filter_map(|path| path.file_stem()?.to_str())
+                .collect();
+            bail!(
+                "{} proxies run here: choose one with --name: {}",
+                others + 1,
+                names.join(", ")
+            )
+        }
+        (None, _) => bail!("no proxy answers"),
+    }
+}
+
+async fn call<T: DeserializeOwned>(
+    socket: &Path,
+    method: Method,
+    path: &str,
+    question: &impl Serialize,
+) -> anyhow::Result<T> {
+    tokio::time::timeout(ANSWER_WITHIN, exchange(socket, method, path, question))
+        .await
+        .with_context(|| format!("{}: no answer within {ANSWER_WITHIN:?}", socket.display()))?
+        .with_context(|| format!("{}", socket.display()))
+}
+
+async fn exchange<T: DeserializeOwned>(
+    socket: &Path,
+    method: Method,
+    path: &str,
+    question: &impl Serialize,
+) -> anyhow::Result<T> {
+    let stream = UnixStream::connect(socket)
+        .await
+        .context("cannot connect (is the proxy running, and may you reach its socket?)")?;
+    let (mut sender, connection) =
+        hyper::client::conn::http1::handshake(TokioIo::new(stream)).await?;
+    let tasks = TaskTracker::new();
+    tasks.spawn(connection);
+    let body = Full::new(Bytes::from(serde_json::to_vec(question)?));
+    let request = Request::builder()
+        .method(method)
+        .uri(path)
+        .header("host", "sdp")
+        .body(body)?;
+    let response = sender.send_request(request).await?;
+    let code = response.status();
+    let bytes = response.into_body().collect().await?.to_bytes();
+    if !code.is_success() {
+        bail!("{code}: {}", String::from_utf8_lossy(&bytes).trim());
+    }
+    Ok(serde_json::from_slice(&bytes)?)
+}
+
+async fn wait_gone(socket: &Path, limit: Duration) -> anyhow::Result<Duration> {
+    let begun = Instant::now();
+    while begun.elapsed() < limit + ANSWER_WITHIN {
+        if UnixStream::connect(socket).await.is_err() {
+            return Ok(begun.elapsed());
+        }
+        tokio::time::sleep(LOOK).await;
+    }
+    bail!(
+        "{} is still there after {:?}",
+        socket.display(),
+        begun.elapsed()
+    )
+}
+
+fn print<T: Serialize>(
+    output: Output,
+    value: &T,
+    text: impl FnOnce() -> String,
+) -> anyhow::Result<()> {
+    let text = match output {
+        Output::Text => text(),
+        Output::Json => serde_json::to_string_pretty(value)? + "\n",
+    };
+    match io::Write::write_all(&mut io::stdout().lock(), text.as_bytes()) {
+        // Whoever read it has read enough.
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
+        other => other.context("standard output"),
+    }
+}

@@ -1,0 +1,286 @@
+//! `explain`: from a client's address to the verdict, with the very code that
+//! judges queries.
+
+use std::{
+    fmt::Write as _,
+    net::{IpAddr, Ipv4Addr},
+};
+
+use serde::{Deserialize, Serialize};
+use shared_maps::{EndpointId, IdentityId};
+
+use super::{
+    policy::{RuleView, transport_text},
+    status::rules_text,
+};
+use crate::{
+    app::Shared,
+    link::board::RulesOrigin,
+    name::Fqdn,
+    policy::{
+        rule::{EndpointRules, PortRules, RulesOf, SelectorRule, Servers, Transport},
+        table::{PolicyHandle, Question},
+        verdict::{DenyReason, Verdict},
+    },
+    resolve::{Resolver, Who},
+};
+
+/// What is asked.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct ExplainQuestion {
+    /// Client's address.
+    pub client: IpAddr,
+    /// Name.
+    pub name: String,
+    /// Server's address; without it each rule is tried with a server of its own.
+    pub server: Option<IpAddr>,
+    /// Server's port.
+    pub port: u16,
+    /// Over TCP.
+    pub tcp: bool,
+}
+
+/// From the client to the verdict.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Explanation {
+    /// Client's address.
+    pub client: IpAddr,
+    /// `endpoint`, `host` or `unknown`.
+    pub who: String,
+    /// Its number, if an endpoint.
+    pub endpoint: Option<u16>,
+    /// Its identity, if an endpoint.
+    pub identity: Option<u32>,
+    /// Its host-side interface, if an endpoint.
+    pub ifindex: Option<u32>,
+    /// Name as it is judged.
+    pub name: String,
+    /// Server's address.
+    pub server: Option<IpAddr>,
+    /// Server's identity.
+    pub server_identity: Option<u32>,
+    /// Server's port.
+    pub port: u16,
+    /// `udp` or `tcp`.
+    pub protocol: String,
+    /// Where the rules come from.
+    pub rules_from: RulesOrigin,
+    /// The endpoint's rules for this port, each judged alone.
+    pub rules: Vec<JudgedRule>,
+    /// `allow` or `deny`.
+    pub verdict: String,
+    /// Why.
+    pub reason: String,
+}
+
+/// A rule and whether it applies.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct JudgedRule {
+    /// The rule.
+    #[serde(flatten)]
+    pub rule: RuleView,
+    /// Whether it is about the server; `None` if no server was given.
+    pub server_selected: Option<bool>,
+    /// Whether it allows the name; `None` if it is not about the server.
+    pub name_allowed: Option<bool>,
+}
+
+pub(super) fn answer(shared: &Shared, question: &ExplainQuestion) -> Explanation {
+    let name = Fqdn::normalise(&question.name);
+    let transport = if question.tcp {
+        Transport::Tcp
+    } else {
+        Transport::Udp
+    };
+    let mut explanation = Explanation {
+        client: question.client,
+        who: String::new(),
+        endpoint: None,
+        identity: None,
+        ifindex: None,
+        name: name.as_str().to_owned(),
+        server: question.server,
+        server_identity: question.server.map(|server| shared.maps.whom(server).0),
+        port: question.port,
+        protocol: transport_text(transport).to_owned(),
+        rules_from: shared.board.status().rules,
+        rules: Vec::new(),
+        verdict: "deny".to_owned(),
+        reason: String::new(),
+    };
+    let id = match shared.maps.who(question.client) {
+        Who::Endpoint {
+            id,
+            identity,
+            ifindex,
+        } => {
+            explanation.who = "endpoint".to_owned();
+            explanation.endpoint = Some(id.0);
+            explanation.identity = Some(identity.0);
+            explanation.ifindex = Some(ifindex);
+            id
+        }
+        Who::Host => {
+            explanation.who = "host".to_owned();
+            explanation.reason = "the address is the node's own: it has no DNS rules here".into();
+            return explanation;
+        }
+        Who::Unknown => {
+            explanation.who = "unknown".to_owned();
+            explanation.reason = shared.maps.problem().unwrap_or_else(|| {
+                "no endpoint of this node has the address (cilium_lxc has no entry)".into()
+            });
+            return explanation;
+        }
+    };
+    let asked = |server: IdentityId, address: IpAddr| Question {
+        endpoint: id,
+        port: question.port,
+        transport,
+        server,
+        address,
+        name: name.as_str(),
+    };
+    let table = shared.policy.load();
+    let rules = table.describe(id).unwrap_or_default();
+    let at_port = |port: &&PortRules| port.port == question.port && port.transport == transport;
+    let rules: Vec<_> = rules
+        .ports
+        .iter()
+        .filter(at_port)
+        .flat_map(|port| &port.rules)
+        .collect();
+    let server = question
+        .server
+        .map(|address| (shared.maps.whom(address), address));
+    explanation.rules = rules
+        .iter()
+        .map(|rule| {
+            let (identity, address) = server.unwrap_or_else(|| a_server_of(rule));
+            judge(rule, &asked(identity, address), server.is_some())
+        })
+        .collect();
+    let verdict = match server {
+        Some((identity, address)) => table.check(&asked(identity, address)),
+        None if explanation
+            .rules
+            .iter()
+            .any(|rule| rule.name_allowed == Some(true)) =>
+        {
+            Verdict::Allow
+        }
+        // No server makes a difference: the reason is that of any.
+        None => table.check(&rules.first().map_or_else(
+            || asked(IdentityId::UNKNOWN, IpAddr::V4(Ipv4Addr::UNSPECIFIED)),
+            |rule| {
+                let (identity, address) = a_server_of(rule);
+                asked(identity, address)
+            },
+        )),
+    };
+    (explanation.verdict, explanation.reason) = words(verdict, server.is_some());
+    explanation
+}
+
+/// What the rule would say if it were the only one.
+fn judge(rule: &SelectorRule, question: &Question<'_>, server_given: bool) -> JudgedRule {
+    let alone = PolicyHandle::new();
+    let port = PortRules {
+        port: question.port,
+        transport: question.transport,
+        rules: vec![rule.clone()],
+    };
+    let endpoint: EndpointId = question.endpoint;
+    alone.replace_all(&[RulesOf {
+        endpoint,
+        rules: EndpointRules { ports: vec![port] },
+    }]);
+    let verdict = alone.load().check(question);
+    let selected = verdict != Verdict::Deny(DenyReason::ServerNotSelected);
+    JudgedRule {
+        rule: RuleView::of(rule),
+        server_selected: server_given.then_some(selected),
+        name_allowed: selected.then_some(verdict == Verdict::Allow),
+    }
+}
+
+fn a_server_of(rule: &SelectorRule) -> (IdentityId, IpAddr) {
+    let nowhere = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
+    match &rule.servers {
+        Servers::Any => (IdentityId::UNKNOWN, nowhere),
+        Servers::Identities(ids) => (ids.first().copied().unwrap_or(IdentityId::UNKNOWN), nowhere),
+        Servers::Prefixes(prefixes) => (
+            IdentityId::UNKNOWN,
+            prefixes.first().map_or(nowhere, ipnet::IpNet::addr),
+        ),
+    }
+}
+
+fn words(verdict: Verdict, server_given: bool) -> (String, String) {
+    let (verdict, reason) = match verdict {
+        Verdict::Allow if server_given => {
+            ("allow", "a rule is about the server and allows the name")
+        }
+        Verdict::Allow => (
+            "allow",
+            "a rule allows the name, at the servers it is about",
+        ),
+        Verdict::Deny(DenyReason::NoRules) => (
+            "deny",
+            "the endpoint has no DNS rules: no policy sends its queries here",
+        ),
+        Verdict::Deny(DenyReason::NoRulesForPort) => (
+            "deny",
+            "the endpoint has no DNS rules for this port and protocol",
+        ),
+        Verdict::Deny(DenyReason::ServerNotSelected) => ("deny", "no rule is about this server"),
+        Verdict::Deny(DenyReason::NameNotAllowed) => ("deny", "no rule allows the name"),
+    };
+    (verdict.to_owned(), reason.to_owned())
+}
+
+impl Explanation {
+    /// For people.
+    pub fn text(&self) -> String {
+        let mut out = String::new();
+        let _ = match (self.endpoint, self.identity, self.ifindex) {
+            (Some(id), Some(identity), Some(ifindex)) => writeln!(
+                out,
+                "who      {} is endpoint {id}, identity {identity}, interface {ifindex}",
+                self.client
+            ),
+            _ => writeln!(out, "who      {} is {}", self.client, self.who),
+        };
+        let _ = match (self.server, self.server_identity) {
+            (Some(server), Some(identity)) => writeln!(
+                out,
+                "whom     {server} port {}/{} has identity {identity}",
+                self.port, self.protocol
+            ),
+            _ => writeln!(
+                out,
+                "whom     any server, port {}/{}",
+                self.port, self.protocol
+            ),
+        };
+        let _ = writeln!(out, "what     {}", self.name);
+        let _ = writeln!(out, "rules    {}", rules_text(&self.rules_from));
+        for judged in &self.rules {
+            let says = match (judged.server_selected, judged.name_allowed) {
+                (Some(false), _) | (_, None) => "not about this server",
+                (_, Some(true)) => "allows it",
+                (_, Some(false)) => "does not have the name",
+            };
+            let rule = &judged.rule;
+            let _ = writeln!(
+                out,
+                "         {} (servers: {}): {} -> {says}",
+                rule.selector,
+                rule.servers,
+                rule.names.join(", ")
+            );
+        }
+        let _ = writeln!(out, "verdict  {}: {}", self.verdict, self.reason);
+        out
+    }
+}

@@ -1,0 +1,151 @@
+//! `policy`: the DNS rules in force.
+
+use std::fmt::Write as _;
+
+use serde::{Deserialize, Serialize};
+use shared_maps::EndpointId;
+
+use super::status::rules_text;
+use crate::{
+    app::Shared,
+    link::board::RulesOrigin,
+    policy::rule::{NameRule, NameRules, SelectorRule, Servers, Transport},
+};
+
+/// What is asked.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct PolicyQuestion {
+    /// Only this endpoint.
+    pub endpoint: Option<u16>,
+}
+
+/// Rules in force.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct PolicyAnswer {
+    /// Where they come from.
+    pub rules: RulesOrigin,
+    /// Rules by endpoint.
+    pub endpoints: Vec<EndpointView>,
+}
+
+/// Rules of one endpoint.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct EndpointView {
+    /// Its number.
+    pub endpoint: u16,
+    /// Its rules; no entry for a port and transport denies it.
+    pub ports: Vec<PortView>,
+}
+
+/// Rules of one port.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct PortView {
+    /// Server port.
+    pub port: u16,
+    /// `udp` or `tcp`.
+    pub protocol: String,
+    /// Any of these must allow a query.
+    pub rules: Vec<RuleView>,
+}
+
+/// One rule.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct RuleView {
+    /// The selector as the policy has it.
+    pub selector: String,
+    /// Servers it is about, in words.
+    pub servers: String,
+    /// Names it allows, in words.
+    pub names: Vec<String>,
+}
+
+impl RuleView {
+    /// Of a rule.
+    pub fn of(rule: &SelectorRule) -> Self {
+        Self {
+            selector: rule.selector.clone(),
+            servers: match &rule.servers {
+                Servers::Any => "any".to_owned(),
+                Servers::Identities(ids) if ids.is_empty() => "none selected now".to_owned(),
+                Servers::Identities(ids) => format!("identities {}", list(ids)),
+                Servers::Prefixes(prefixes) => list(prefixes),
+            },
+            names: match &rule.names {
+                NameRules::All => vec!["every name".to_owned()],
+                NameRules::Regex(text) => vec![format!("expression {text}")],
+                NameRules::Names(names) => names
+                    .iter()
+                    .map(|name| match name {
+                        NameRule::Name(text) | NameRule::Pattern(text) => text.clone(),
+                    })
+                    .collect(),
+            },
+        }
+    }
+}
+
+/// `udp` or `tcp`.
+pub fn transport_text(transport: Transport) -> &'static str {
+    match transport {
+        Transport::Udp => "udp",
+        Transport::Tcp => "tcp",
+    }
+}
+
+pub(super) fn answer(shared: &Shared, question: &PolicyQuestion) -> PolicyAnswer {
+    let table = shared.policy.load();
+    let ids = match question.endpoint {
+        Some(id) => vec![EndpointId(id)],
+        None => table.endpoints(),
+    };
+    let view = |id: EndpointId| {
+        let ports = table.describe(id)?.ports;
+        let ports = ports.iter().map(|port| PortView {
+            port: port.port,
+            protocol: transport_text(port.transport).to_owned(),
+            rules: port.rules.iter().map(RuleView::of).collect(),
+        });
+        Some(EndpointView {
+            endpoint: id.0,
+            ports: ports.collect(),
+        })
+    };
+    PolicyAnswer {
+        rules: shared.board.status().rules,
+        endpoints: ids.into_iter().filter_map(view).collect(),
+    }
+}
+
+impl PolicyAnswer {
+    /// For people.
+    pub fn text(&self) -> String {
+        let mut out = format!("rules: {}\n", rules_text(&self.rules));
+        if self.endpoints.is_empty() {
+            out.push_str("no DNS rules: every query is refused\n");
+        }
+        for endpoint in &self.endpoints {
+            let _ = writeln!(out, "endpoint {}", endpoint.endpoint);
+            for port in &endpoint.ports {
+                let _ = writeln!(out, "  {}/{}", port.port, port.protocol);
+                for rule in &port.rules {
+                    let _ = writeln!(
+                        out,
+                        "    {} (servers: {}): {}",
+                        rule.selector,
+                        rule.servers,
+                        rule.names.join(", ")
+                    );
+                }
+            }
+        }
+        out
+    }
+}
+
+fn list<T: std::fmt::Display>(items: impl IntoIterator<Item = T>) -> String {
+    items
+        .into_iter()
+        .map(|item| item.to_string())
+        .collect::<Vec<_>>()
+        .join(", ")
+}

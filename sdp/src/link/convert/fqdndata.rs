@@ -1,0 +1,322 @@
+//! Messages of the FQDNData service ↔ our own types. Its habits: addresses of
+//! mappings are text in byte fields, those of endpoints raw, prefixes raw with
+//! a trailing length byte; the lists of one endpoint come in several rows.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::IpAddr,
+};
+
+use fqdn_proto::fqdndata as wire;
+use ipnet::IpNet;
+use shared_maps::{EndpointId, IdentityId};
+
+use crate::{
+    mapping::{BootTime, Mapping},
+    maps::AgentTables,
+    pattern,
+    policy::rule::{
+        EndpointRules, NameRule, NameRules, PortRules, RulesOf, SelectorRule, Servers, Transport,
+    },
+};
+
+/// A replay whose TTL ran out while no agent was there still counts this long, seconds.
+const EXPIRED_REPLAY_SECS: u64 = 30;
+const TYPE_A: u32 = 1;
+const TYPE_AAAA: u32 = 28;
+
+/// A `PolicyState` as we use it.
+#[derive(Debug, Default)]
+pub(in crate::link) struct State {
+    pub(in crate::link) rules: Vec<RulesOf>,
+    pub(in crate::link) tables: AgentTables,
+    /// What could not be used: it allows nothing.
+    pub(in crate::link) odd: Vec<String>,
+}
+
+pub(in crate::link) fn state(from: wire::PolicyState) -> State {
+    let mut state = State::default();
+    let mut endpoints: BTreeMap<EndpointId, BTreeMap<(u16, Transport), Vec<SelectorRule>>> =
+        BTreeMap::new();
+    for row in from.egress_l7_dns_policy {
+        let Ok(id) = u16::try_from(row.source_endpoint_id) else {
+            state.odd.push(format!(
+                "endpoint {} is out of range",
+                row.source_endpoint_id
+            ));
+            continue;
+        };
+        // An endpoint that is named has rules, even if they allow nothing.
+        let ports = endpoints.entry(EndpointId(id)).or_default();
+        let names = names(&row.dns_pattern, id, &mut state.odd);
+        for (at, servers) in servers(&row.dns_servers, id, &mut state.odd) {
+            ports.entry(at).or_default().push(SelectorRule {
+                selector: "FQDNData".to_owned(),
+                servers: Servers::Identities(servers),
+                names: names.clone(),
+            });
+        }
+    }
+    state.rules = endpoints
+        .into_iter()
+        .map(|(endpoint, ports)| RulesOf {
+            endpoint,
+            rules: EndpointRules {
+                ports: ports
+                    .into_iter()
+                    .map(|((port, transport), rules)| PortRules {
+                        port,
+                        transport,
+                        rules,
+                    })
+                    .collect(),
+            },
+        })
+        .collect();
+    for row in from.identity_to_endpoint_mapping {
+        for info in row.endpoint_info {
+            let Ok(id) = u16::try_from(info.id) else {
+                continue;
+            };
+            for ip in info.ip.iter().filter_map(|bytes| super::ip(bytes)) {
+                state
+                    .tables
+                    .add_endpoint(ip, EndpointId(id), IdentityId(row.identity));
+            }
+        }
+    }
+    for row in from.identity_to_prefix_mapping {
+        for prefix in row.prefix.iter().filter_map(|bytes| prefix(bytes)) {
+            state.tables.add_prefix(prefix, IdentityId(row.identity));
+        }
+    }
+    state
+}
+
+fn names(patterns: &[String], endpoint: u16, odd: &mut Vec<String>) -> NameRules {
+    if patterns.is_empty() {
+        return NameRules::All;
+    }
+    let mut names = Vec::with_capacity(patterns.len());
+    for text in patterns {
+        let rule = NameRule::Pattern(text.clone());
+        match pattern::validate_rule(&rule) {
+            Ok(()) => names.push(rule),
+            Err(error) => odd.push(format!("endpoint {endpoint}: {error}")),
+        }
+    }
+    NameRules::Names(names)
+}
+
+fn servers(
+    servers: &[wire::DnsServer],
+    endpoint: u16,
+    odd: &mut Vec<String>,
+) -> BTreeMap<(u16, Transport), BTreeSet<IdentityId>> {
+    let mut by_port: BTreeMap<_, BTreeSet<_>> = BTreeMap::new();
+    for server in servers {
+        let port = u16::try_from(server.dns_server_port)
+            .ok()
+            .filter(|port| *port != 0);
+        let protocol = u8::try_from(server.dns_server_proto).ok();
+        let (Some(port), Some(transport)) = (port, protocol.and_then(Transport::from_number))
+        else {
+            odd.push(format!(
+                "endpoint {endpoint}: port {}, protocol {} (named ports are not conveyed)",
+                server.dns_server_port, server.dns_server_proto
+            ));
+            continue;
+        };
+        let identities = by_port.entry((port, transport)).or_default();
+        // 0 stands for "nothing is selected now".
+        if server.dns_server_identity != 0 {
+            identities.insert(IdentityId(server.dns_server_identity));
+        }
+    }
+    by_port
+}
+
+fn prefix(bytes: &[u8]) -> Option<IpNet> {
+    let (len, address) = bytes.split_last()?;
+    IpNet::new(super::ip(address)?, *len).ok()
+}
+
+pub(in crate::link) fn ack(request_id: String) -> wire::PolicyStateResponse {
+    wire::PolicyStateResponse {
+        response: wire::ResponseCode::NoError.into(),
+        request_id,
+    }
+}
+
+/// A mapping as the agent's cache takes it: a response, with what its TTL has left.
+pub(in crate::link) fn mapping_out(
+    mapping: &Mapping,
+    client: IdentityId,
+    server: IdentityId,
+    now: BootTime,
+) -> wire::FqdnMapping {
+    let mut types: Vec<u32> = mapping
+        .addresses
+        .iter()
+        .map(|ip| if ip.is_ipv4() { TYPE_A } else { TYPE_AAAA })
+        .collect();
+    types.dedup();
+    wire::FqdnMapping {
+        fqdn: mapping.name.as_str().to_owned(),
+        record_ip: mapping.addresses.iter().map(text).collect(),
+        ttl: ttl_left(mapping, now),
+        source_identity: client.0,
+        source_ip: text(&mapping.endpoint.client),
+        response_code: mapping.rcode.into(),
+        metrics_data: Some(wire::MetricsData {
+            dns_response_data: Some(wire::DnsResponseData {
+                is_response: true,
+                cnames: Vec::new(),
+                qtypes: types.first().copied().into_iter().collect(),
+                answer_types: types,
+            }),
+            server_addr: mapping.server.to_string(),
+            server_identity: server.0,
+            protocol: match mapping.transport {
+                Transport::Udp => "udp",
+                Transport::Tcp => "tcp",
+            }
+            .to_owned(),
+            allowed: true,
+            ..wire::MetricsData::default()
+        }),
+    }
+}
+
+fn text(ip: &IpAddr) -> Vec<u8> {
+    ip.to_string().into_bytes()
+}
+
+fn ttl_left(mapping: &Mapping, now: BootTime) -> u32 {
+    if !mapping.replayed {
+        return mapping.ttl;
+    }
+    let passed = now.0.saturating_sub(mapping.seen_at.0) / 1_000_000_000;
+    let left = u64::from(mapping.ttl).saturating_sub(passed);
+    let left = if left == 0 { EXPIRED_REPLAY_SECS } else { left };
+    u32::try_from(left).unwrap_or(u32::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        mapping::kept::tests::mapping,
+        maps::PinnedMaps,
+        resolve::{Resolver, Who},
+    };
+
+    fn server(identity: u32, port: u32, proto: u32) -> wire::DnsServer {
+        wire::DnsServer {
+            dns_server_identity: identity,
+            dns_server_port: port,
+            dns_server_proto: proto,
+        }
+    }
+
+    #[test]
+    fn rows_of_one_endpoint_add_up() {
+        let row = |patterns: &[&str], servers: &[wire::DnsServer]| wire::DnsPolicy {
+            source_endpoint_id: 7,
+            dns_pattern: patterns.iter().map(|p| (*p).to_owned()).collect(),
+            dns_servers: servers.to_vec(),
+        };
+        let state = state(wire::PolicyState {
+            egress_l7_dns_policy: vec![
+                row(
+                    &["*.a.com", "b{1}"],
+                    &[server(300, 53, 17), server(301, 53, 17)],
+                ),
+                row(
+                    &[],
+                    &[server(0, 53, 17), server(302, 53, 6), server(302, 0, 6)],
+                ),
+            ],
+            ..wire::PolicyState::default()
+        });
+        assert_eq!(state.rules.len(), 1);
+        let ports = &state.rules[0].rules.ports;
+        let udp = ports
+            .iter()
+            .find(|port| port.transport == Transport::Udp)
+            .unwrap();
+        assert_eq!(udp.rules.len(), 2);
+        assert_eq!(
+            udp.rules[0].servers,
+            Servers::Identities([IdentityId(300), IdentityId(301)].into())
+        );
+        assert_eq!(
+            udp.rules[0].names,
+            NameRules::Names(vec![NameRule::Pattern("*.a.com".into())])
+        );
+        assert_eq!(
+            udp.rules[1].servers,
+            Servers::Identities([].into()),
+            "0 selects nothing"
+        );
+        assert_eq!(state.odd.len(), 2, "{:?}", state.odd);
+    }
+
+    #[test]
+    fn tables_are_read_from_raw_bytes() {
+        let state = state(wire::PolicyState {
+            identity_to_endpoint_mapping: vec![wire::IdentityToEndpointMapping {
+                identity: 400,
+                endpoint_info: vec![wire::EndpointInfo {
+                    id: 7,
+                    ip: vec![vec![10, 0, 0, 7]],
+                }],
+            }],
+            identity_to_prefix_mapping: vec![wire::IdentityToPrefixMapping {
+                identity: 500,
+                prefix: vec![vec![10, 1, 2, 3, 16], vec![1, 2, 3]],
+            }],
+            ..wire::PolicyState::default()
+        });
+        let dir = tempfile::tempdir().unwrap();
+        let maps = PinnedMaps::open(dir.path(), true);
+        maps.set_agent_tables(Some(state.tables));
+        assert!(matches!(
+            maps.who(IpAddr::from([10, 0, 0, 7])),
+            Who::Endpoint {
+                id: EndpointId(7),
+                identity: IdentityId(400),
+                ..
+            }
+        ));
+        assert_eq!(maps.whom(IpAddr::from([10, 1, 9, 9])), IdentityId(500));
+    }
+
+    #[test]
+    fn a_mapping_says_what_the_agent_needs_to_hear() {
+        let out = mapping_out(
+            &mapping("a.com", &[1], 60, 0),
+            IdentityId(400),
+            IdentityId(500),
+            BootTime(0).plus_secs(50),
+        );
+        assert_eq!((out.ttl, out.fqdn.as_str()), (60, "a.com."));
+        assert_eq!(
+            (out.record_ip, out.source_ip),
+            (vec![b"192.0.2.1".to_vec()], b"10.0.0.1".to_vec())
+        );
+        let metrics = out.metrics_data.unwrap();
+        assert!(metrics.allowed && metrics.dns_response_data.unwrap().is_response);
+        assert_eq!(metrics.server_addr, "10.0.0.53:53");
+    }
+
+    #[test]
+    fn a_replay_says_what_is_left_of_its_ttl() {
+        let replay = Mapping {
+            replayed: true,
+            ..mapping("a.com", &[1], 60, 0)
+        };
+        assert_eq!(ttl_left(&replay, BootTime(0).plus_secs(50)), 10);
+        assert_eq!(ttl_left(&replay, BootTime(0).plus_secs(600)), 30);
+    }
+}

@@ -1,0 +1,131 @@
+//! How other threads reach a worker.
+
+use std::{
+    os::fd::AsFd,
+    sync::atomic::{AtomicBool, AtomicU64, Ordering},
+    time::{Duration, Instant},
+};
+
+use nix::sys::eventfd::{EfdFlags, EventFd};
+use parking_lot::Mutex;
+
+use crate::{arena::Key, mapping::Realised};
+
+/// What a worker is told.
+#[derive(Debug)]
+pub(super) struct Control {
+    wake: EventFd,
+    /// Held answers whose fate is known. Bounded by the number of held answers.
+    realised: Mutex<Vec<(Key, Realised)>>,
+    draining: AtomicBool,
+    stop: AtomicBool,
+    /// Set by the worker when it is through; the count of what it gave up.
+    done: AtomicBool,
+    abandoned: AtomicU64,
+}
+
+impl Control {
+    pub(super) fn new() -> std::io::Result<Self> {
+        let flags = EfdFlags::EFD_NONBLOCK | EfdFlags::EFD_CLOEXEC;
+        Ok(Self {
+            wake: EventFd::from_flags(flags)?,
+            realised: Mutex::new(Vec::new()),
+            draining: AtomicBool::new(false),
+            stop: AtomicBool::new(false),
+            done: AtomicBool::new(false),
+            abandoned: AtomicU64::new(0),
+        })
+    }
+
+    /// A held answer's fate.
+    pub(super) fn realised(&self, key: Key, realised: Realised) {
+        let was_empty = {
+            let mut queue = self.realised.lock();
+            queue.push((key, realised));
+            queue.len() == 1
+        };
+        if was_empty {
+            self.wake();
+        }
+    }
+
+    /// All fates that came in, swapped for the empty `into`.
+    pub(super) fn take_realised(&self, into: &mut Vec<(Key, Realised)>) {
+        // The counter only says that there is something; EAGAIN says that it was read before.
+        let _ = self.wake.read();
+        into.clear();
+        std::mem::swap(&mut *self.realised.lock(), into);
+    }
+
+    pub(super) fn descriptor(&self) -> impl AsFd + '_ {
+        self.wake.as_fd()
+    }
+
+    pub(super) fn drain(&self) {
+        self.draining.store(true, Ordering::Release);
+        self.wake();
+    }
+
+    pub(super) fn stop(&self) {
+        self.stop.store(true, Ordering::Release);
+        self.wake();
+    }
+
+    pub(super) fn is_draining(&self) -> bool {
+        self.draining.load(Ordering::Acquire)
+    }
+
+    pub(super) fn is_stopped(&self) -> bool {
+        self.stop.load(Ordering::Acquire)
+    }
+
+    pub(super) fn finish(&self, abandoned: u64) {
+        self.abandoned.store(abandoned, Ordering::Release);
+        self.done.store(true, Ordering::Release);
+    }
+
+    pub(super) fn is_done(&self) -> bool {
+        self.done.load(Ordering::Acquire)
+    }
+
+    pub(super) fn abandoned(&self) -> u64 {
+        self.abandoned.load(Ordering::Acquire)
+    }
+
+    fn wake(&self) {
+        // EAGAIN: the counter is at its maximum, the worker will wake.
+        let _ = self.wake.write(1);
+    }
+}
+
+/// When a draining worker may go.
+#[derive(Debug)]
+pub(super) struct Leaving {
+    since: Instant,
+    last_packet: Instant,
+}
+
+impl Leaving {
+    /// Packets that were steered here before the slots were given up have come by then.
+    const SETTLE: Duration = Duration::from_millis(50);
+    /// Silence after which the queue counts as empty.
+    const SILENCE: Duration = Duration::from_millis(30);
+    /// How often to look.
+    pub(super) const TICK: Duration = Duration::from_millis(10);
+
+    pub(super) fn new(now: Instant) -> Self {
+        Self {
+            since: now,
+            last_packet: now,
+        }
+    }
+
+    pub(super) fn packet(&mut self, now: Instant) {
+        self.last_packet = now;
+    }
+
+    pub(super) fn is_quiet(&self, now: Instant) -> bool {
+        now.duration_since(self.since) >= Self::SETTLE
+            && now.duration_since(self.last_packet) >= Self::SILENCE
+    }
+}

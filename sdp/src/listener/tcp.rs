@@ -1,0 +1,210 @@
+//! TCP listeners: one task per listener, one per connection (RFC 7766, RFC 9210).
+
+mod connection;
+mod frames;
+mod upstream;
+
+use std::{
+    collections::HashMap,
+    net::{IpAddr, SocketAddr},
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use parking_lot::Mutex;
+use tokio::{
+    net::{TcpListener, TcpStream},
+    runtime::Handle,
+};
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
+
+use self::connection::Connection;
+use super::{ListenError, SocketOptions};
+use crate::proxy::Proxy;
+
+/// Connections that were steered here before the slots were given up have come by then.
+const SETTLE: Duration = Duration::from_millis(50);
+/// Pause after a failed accept: most likely the process is out of descriptors.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
+
+/// What all connections share.
+pub(super) struct Shared {
+    proxy: Arc<Proxy>,
+    options: SocketOptions,
+    limit: usize,
+    clients: Mutex<HashMap<IpAddr, usize>>,
+    /// Accept no more, end between queries.
+    draining: CancellationToken,
+    /// End now.
+    stop: CancellationToken,
+    cut: AtomicU64,
+}
+
+/// The running TCP side.
+pub(super) struct TcpServer {
+    shared: Arc<Shared>,
+    tasks: TaskTracker,
+    runtime: Handle,
+}
+
+impl std::fmt::Debug for TcpServer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("TcpServer")
+            .field("tasks", &self.tasks.len())
+            .finish_non_exhaustive()
+    }
+}
+
+impl TcpServer {
+    /// At most `limit` connections. No listener yet.
+    pub(super) fn new(
+        proxy: Arc<Proxy>,
+        options: SocketOptions,
+        limit: usize,
+        runtime: &Handle,
+    ) -> Self {
+        let shared = Shared {
+            proxy,
+            options,
+            limit: limit.max(1),
+            clients: Mutex::default(),
+            draining: CancellationToken::new(),
+            stop: CancellationToken::new(),
+            cut: AtomicU64::new(0),
+        };
+        Self {
+            shared: Arc::new(shared),
+            tasks: TaskTracker::new(),
+            runtime: runtime.clone(),
+        }
+    }
+
+    /// Starts to accept.
+    pub(super) fn listen(&self, socket: std::net::TcpListener) -> Result<(), ListenError> {
+        let _in_runtime = self.runtime.enter();
+        let listener = TcpListener::from_std(socket).map_err(ListenError::Worker)?;
+        let (shared, tasks) = (Arc::clone(&self.shared), self.tasks.clone());
+        self.tasks
+            .spawn_on(accept(listener, shared, tasks), &self.runtime);
+        Ok(())
+    }
+
+    /// No new connections; those there are end between queries.
+    pub(super) fn drain(&self) {
+        self.tasks.close();
+        self.shared.draining.cancel();
+    }
+
+    /// Waits until all are gone.
+    pub(super) async fn drained(&self) {
+        self.tasks.wait().await;
+    }
+
+    /// Ends all at once.
+    pub(super) fn stop(&self) {
+        self.tasks.close();
+        self.shared.draining.cancel();
+        self.shared.stop.cancel();
+    }
+
+    /// Connections that were ended with something unanswered.
+    pub(super) fn cut(&self) -> u64 {
+        self.shared.cut.load(Ordering::Acquire)
+    }
+}
+
+async fn accept(listener: TcpListener, shared: Arc<Shared>, tasks: TaskTracker) {
+    loop {
+        let accepted = tokio::select! {
+            accepted = listener.accept() => accepted,
+            () = shared.draining.cancelled() => break,
+        };
+        admit(accepted, &shared, &tasks).await;
+    }
+    // What lies in the accept queue would be reset by closing.
+    let settled = tokio::time::sleep(SETTLE);
+    tokio::pin!(settled);
+    loop {
+        let accepted = tokio::select! {
+            biased;
+            accepted = listener.accept() => accepted,
+            () = &mut settled => return,
+        };
+        admit(accepted, &shared, &tasks).await;
+    }
+}
+
+async fn admit(
+    accepted: std::io::Result<(TcpStream, SocketAddr)>,
+    shared: &Arc<Shared>,
+    tasks: &TaskTracker,
+) {
+    match accepted {
+        Ok((stream, client)) => {
+            let stats = shared.proxy.stats();
+            let Some(seat) = Seat::take(shared, client.ip()) else {
+                stats.tcp_refused.add(1);
+                return;
+            };
+            let server = match shared.options {
+                SocketOptions::Transparent => stream.local_addr().ok(),
+                SocketOptions::Plain { server } => Some(server),
+            };
+            if let Some(server) = server {
+                let connection = Connection::new(stream, client, server, Arc::clone(shared));
+                tasks.spawn(async move {
+                    connection.run(Instant::now()).await;
+                    drop(seat);
+                });
+            }
+        }
+        Err(error) => {
+            tracing::debug!(%error, "cannot accept a TCP connection");
+            tokio::time::sleep(ACCEPT_PAUSE).await;
+        }
+    }
+}
+
+/// One connection's place among all.
+struct Seat {
+    shared: Arc<Shared>,
+    client: IpAddr,
+}
+
+impl Seat {
+    /// A client may have as many connections as there is room left for all:
+    /// alone it gets half, and the more compete, the less each.
+    fn take(shared: &Arc<Shared>, client: IpAddr) -> Option<Self> {
+        let mut clients = shared.clients.lock();
+        let total: usize = clients.values().sum();
+        let own = clients.entry(client).or_default();
+        if *own >= shared.limit.saturating_sub(total) {
+            if *own == 0 {
+                clients.remove(&client);
+            }
+            return None;
+        }
+        *own += 1;
+        shared.proxy.stats().tcp_connections.up();
+        Some(Self {
+            shared: Arc::clone(shared),
+            client,
+        })
+    }
+}
+
+impl Drop for Seat {
+    fn drop(&mut self) {
+        self.shared.proxy.stats().tcp_connections.down();
+        let mut clients = self.shared.clients.lock();
+        if let Some(own) = clients.get_mut(&self.client) {
+            *own -= 1;
+            if *own == 0 {
+                clients.remove(&self.client);
+            }
+        }
+    }
+}

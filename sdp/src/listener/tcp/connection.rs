@@ -1,0 +1,462 @@
+//! One client connection: queries in, answers out in whatever order they come.
+
+use std::{
+    collections::HashMap,
+    net::SocketAddr,
+    sync::{Arc, atomic::Ordering},
+    time::{Duration, Instant},
+};
+
+use rand::Rng;
+use shared_maps::IdentityId;
+use tokio::{
+    net::TcpStream,
+    sync::mpsc::{Receiver, Sender, channel},
+};
+
+use super::{
+    Shared,
+    frames::{FrameReader, FrameWriter, Read},
+    upstream::{Happened, TcpUpstream},
+};
+use crate::{
+    listener::SocketOptions,
+    mapping::{BootTime, EndpointInstance, Realised},
+    policy::rule::Transport,
+    proxy::{
+        Arrival, Asked, Fate, Outcome,
+        stats::{AnswerResult, Protocol, QueryResult},
+    },
+    wire::{Header, Rcode, answer, reply, set_id},
+};
+
+/// Queries of one connection that wait at once, for the server or the agent.
+const MAX_WAITING: usize = 64;
+/// Bytes of answers that may wait for the client before no more queries are read.
+const MAX_OUT: usize = 256 * 1024;
+/// A connection on which nothing happens for so long is closed (RFC 7766, 6.2.3).
+const IDLE: Duration = Duration::from_secs(10);
+/// While draining, a client that has just connected still gets to ask its first query.
+const FIRST_QUERY: Duration = Duration::from_millis(500);
+
+/// A query in flight.
+struct Flight {
+    client_id: u16,
+    flags: u16,
+    /// As sent upstream: kept to be sent again if the server closes the connection.
+    message: Vec<u8>,
+    question: Vec<u8>,
+    endpoint: EndpointInstance,
+    identity: IdentityId,
+    sent_at: Instant,
+    resent: bool,
+}
+
+/// One connection.
+pub(super) struct Connection {
+    shared: Arc<Shared>,
+    stream: TcpStream,
+    client: SocketAddr,
+    server: SocketAddr,
+    reader: FrameReader,
+    out: FrameWriter,
+    upstream: TcpUpstream,
+    flights: HashMap<u16, Flight>,
+    /// Answers that wait for the agent, with when they came.
+    held: HashMap<u64, (Vec<u8>, Instant)>,
+    next_held: u64,
+    to_us: Sender<(u64, Realised)>,
+    realised: Receiver<(u64, Realised)>,
+    /// The client sends no more.
+    ended: bool,
+    /// Until when a first query is waited for; none once one has come.
+    first_query: Option<Instant>,
+    last_activity: Instant,
+    now: Instant,
+    message: Vec<u8>,
+    own: Vec<u8>,
+}
+
+/// Why a connection is over.
+enum Over {
+    /// Nothing is left to do.
+    Done,
+    /// It broke, stalled or was stopped with something unanswered.
+    Cut,
+}
+
+impl Connection {
+    pub(super) fn new(
+        stream: TcpStream,
+        client: SocketAddr,
+        server: SocketAddr,
+        shared: Arc<Shared>,
+    ) -> Self {
+        let now = Instant::now();
+        // Room for every held answer: the callback never finds it full.
+        let (to_us, realised) = channel(MAX_WAITING);
+        // Only delays are lost if the kernel refuses.
+        let _ = stream.set_nodelay(true);
+        Self {
+            shared,
+            stream,
+            client,
+            server,
+            reader: FrameReader::default(),
+            out: FrameWriter::default(),
+            upstream: TcpUpstream::new(server),
+            flights: HashMap::new(),
+            held: HashMap::new(),
+            next_held: 0,
+            to_us,
+            realised,
+            ended: false,
+            first_query: Some(now + FIRST_QUERY),
+            last_activity: now,
+            now,
+            message: Vec::new(),
+            own: Vec::new(),
+        }
+    }
+
+    /// Serves until the client, the idle limit, a drain or a stop ends it.
+    pub(super) async fn run(mut self, now: Instant) {
+        self.now = now;
+        let over = loop {
+            if let Some(over) = self.over() {
+                break over;
+            }
+            let may_read = !self.ended && self.may_read();
+            let deadline = tokio::time::Instant::from_std(self.deadline());
+            let draining = self.shared.draining.is_cancelled();
+            let step = tokio::select! {
+                biased;
+                () = self.shared.stop.cancelled() => Err(Over::Cut),
+                Some((key, realised)) = self.realised.recv() => {
+                    self.now = Instant::now();
+                    self.release(key, realised);
+                    Ok(())
+                }
+                happened = self.upstream.happen() => {
+                    self.now = Instant::now();
+                    self.on_upstream(&happened);
+                    Ok(())
+                }
+                ready = self.stream.writable(), if self.out.len() > 0 => {
+                    self.now = Instant::now();
+                    ready.map_err(|_| Over::Cut).and_then(|()| self.flush())
+                }
+                ready = self.stream.readable(), if may_read => {
+                    self.now = Instant::now();
+                    ready.map_err(|_| Over::Cut).and_then(|()| self.read())
+                }
+                () = self.shared.draining.cancelled(), if !draining => Ok(()),
+                () = tokio::time::sleep_until(deadline) => {
+                    self.now = Instant::now();
+                    self.on_time()
+                }
+            };
+            if let Err(over) = step {
+                break over;
+            }
+        };
+        self.close(&over);
+    }
+
+    /// Whether everything is done that will be.
+    fn over(&mut self) -> Option<Over> {
+        if !self.flights.is_empty() || !self.held.is_empty() || self.out.len() > 0 {
+            return None;
+        }
+        if self.ended {
+            return Some(Over::Done);
+        }
+        if !self.shared.draining.is_cancelled() || self.reader.is_partial() {
+            return None;
+        }
+        // Between two queries: look once more, so that none is cut off.
+        match self.reader.fill(&self.stream) {
+            Ok(Read::Some) => {
+                self.take_queries();
+                self.over()
+            }
+            Ok(Read::Nothing) if self.first_query.is_some_and(|until| self.now < until) => None,
+            Ok(Read::Nothing | Read::End) | Err(_) => Some(Over::Done),
+        }
+    }
+
+    fn may_read(&self) -> bool {
+        self.flights.len() + self.held.len() < MAX_WAITING && self.out.len() < MAX_OUT
+    }
+
+    fn read(&mut self) -> Result<(), Over> {
+        match self.reader.fill(&self.stream) {
+            Ok(Read::Some) => self.take_queries(),
+            Ok(Read::Nothing) => {}
+            Ok(Read::End) => self.ended = true,
+            Err(_) => return Err(Over::Cut),
+        }
+        Ok(())
+    }
+
+    fn flush(&mut self) -> Result<(), Over> {
+        if self.out.flush(&self.stream).map_err(|_| Over::Cut)? {
+            self.last_activity = self.now;
+        }
+        self.take_queries();
+        Ok(())
+    }
+
+    /// Judges the queries that have come whole.
+    fn take_queries(&mut self) {
+        let mut message = std::mem::take(&mut self.message);
+        while self.may_read() && self.reader.take(&mut message) {
+            self.last_activity = self.now;
+            self.first_query = None;
+            self.query(&message);
+        }
+        self.message = message;
+    }
+
+    fn query(&mut self, message: &[u8]) {
+        let proxy = Arc::clone(&self.shared.proxy);
+        let stats = proxy.stats();
+        stats.transports.inc(Protocol::Tcp);
+        let (client, server) = (self.client, self.server);
+        let arrival = Arrival {
+            client,
+            server,
+            transport: Transport::Tcp,
+        };
+        let query = match proxy.query(message, &arrival, &mut self.own) {
+            Outcome::Ignore => return,
+            Outcome::Reply => return self.out.push(&self.own),
+            Outcome::Forward(query) => query,
+        };
+        let full =
+            stats.in_flight.get() >= u64::try_from(proxy.config().in_flight).unwrap_or(u64::MAX);
+        if full {
+            stats.queries.inc(QueryResult::Shed);
+            let code = Rcode::ServFail;
+            reply::to_question(query.id, query.flags, query.question, code, &mut self.own);
+            return self.out.push(&self.own);
+        }
+        let mut id = rand::rng().random();
+        while self.flights.contains_key(&id) {
+            id = rand::rng().random();
+        }
+        let mut message = message.to_vec();
+        if let Some(edns) = &query.hop_by_hop {
+            edns.strip_keepalive(&mut message);
+        }
+        set_id(&mut message, id);
+        let flight = Flight {
+            client_id: query.id,
+            flags: query.flags,
+            message,
+            question: query.question.to_vec(),
+            endpoint: query.endpoint,
+            identity: query.identity,
+            sent_at: self.now,
+            resent: false,
+        };
+        stats.in_flight.up();
+        self.send(id, flight);
+    }
+
+    fn send(&mut self, id: u16, flight: Flight) {
+        let marked = self.shared.options == SocketOptions::Transparent;
+        match self
+            .upstream
+            .send(&flight.message, marked.then_some(flight.identity))
+        {
+            Ok(()) => {
+                self.flights.insert(id, flight);
+            }
+            Err(error) => {
+                tracing::debug!(%error, "no upstream connection");
+                self.fail(&flight);
+            }
+        }
+    }
+
+    fn fail(&mut self, flight: &Flight) {
+        let stats = self.shared.proxy.stats();
+        stats.in_flight.down();
+        stats.queries.inc(QueryResult::UpstreamError);
+        self.servfail(flight);
+    }
+
+    fn servfail(&mut self, flight: &Flight) {
+        let Flight {
+            client_id,
+            flags,
+            question,
+            ..
+        } = flight;
+        reply::to_question(*client_id, *flags, question, Rcode::ServFail, &mut self.own);
+        self.out.push(&self.own);
+    }
+
+    fn on_upstream(&mut self, happened: &Happened) {
+        match happened {
+            Happened::Progress => {}
+            Happened::Read => {
+                let mut message = std::mem::take(&mut self.message);
+                while self.upstream.reader.take(&mut message) {
+                    self.answer(&mut message);
+                }
+                self.message = message;
+            }
+            Happened::Lost(error) => {
+                tracing::debug!(%error, server = %self.server, "an upstream connection is gone");
+                self.send_again();
+            }
+        }
+        // Room may have come for queries that were read before.
+        self.take_queries();
+    }
+
+    /// The server closed: what it left unanswered is asked once more (RFC 7766, 6.2.4).
+    fn send_again(&mut self) {
+        for (id, mut flight) in std::mem::take(&mut self.flights) {
+            if flight.resent {
+                self.fail(&flight);
+            } else {
+                flight.resent = true;
+                self.send(id, flight);
+            }
+        }
+    }
+
+    fn answer(&mut self, message: &mut Vec<u8>) {
+        let proxy = Arc::clone(&self.shared.proxy);
+        let stats = proxy.stats();
+        let asked = Header::read(message).map(|h| h.id).filter(|id| {
+            self.flights
+                .get(id)
+                .is_some_and(|f| answer::answers(message, &f.question))
+        });
+        let Some(flight) = asked.and_then(|id| self.flights.remove(&id)) else {
+            stats.answers.inc(AnswerResult::Unexpected);
+            return;
+        };
+        self.last_activity = self.now;
+        stats.in_flight.down();
+        stats
+            .upstream_time
+            .observe(self.now.duration_since(flight.sent_at));
+        set_id(message, flight.client_id);
+        let asked = Asked {
+            question: &flight.question,
+            endpoint: flight.endpoint,
+            server: self.server,
+            transport: Transport::Tcp,
+        };
+        let key = self.next_held;
+        self.next_held += 1;
+        let to_us = self.to_us.clone();
+        let answered = proxy.answer(&asked, message, BootTime::now(), || {
+            Box::new(move |realised| {
+                // Fails only if the connection is gone.
+                let _ = to_us.try_send((key, realised));
+            })
+        });
+        if let Some(edns) = &answered.hop_by_hop {
+            edns.strip_keepalive(message);
+        }
+        match answered.fate {
+            Fate::Hold => {
+                self.held.insert(key, (message.clone(), self.now));
+                stats.held.up();
+            }
+            Fate::Release(result) => {
+                stats.answers.inc(result);
+                self.out.push(message);
+            }
+            Fate::Malformed => {
+                stats.answers.inc(AnswerResult::Malformed);
+                self.servfail(&flight);
+            }
+        }
+    }
+
+    fn release(&mut self, key: u64, realised: Realised) {
+        if let Some(held) = self.held.remove(&key) {
+            let result = match realised {
+                Realised::Yes => AnswerResult::Realised,
+                Realised::No(_) => AnswerResult::NotRealised,
+                Realised::AgentAway => AnswerResult::AgentAway,
+            };
+            self.send_held(held, result);
+        }
+        self.take_queries();
+    }
+
+    fn send_held(&mut self, (message, since): (Vec<u8>, Instant), result: AnswerResult) {
+        let stats = self.shared.proxy.stats();
+        stats.held.down();
+        stats.held_time.observe(self.now.duration_since(since));
+        stats.answers.inc(result);
+        self.out.push(&message);
+        self.last_activity = self.now;
+    }
+
+    fn deadline(&self) -> Instant {
+        let config = self.shared.proxy.config();
+        let flights = self.flights.values().map(|f| f.sent_at + config.timeout);
+        let held = self
+            .held
+            .values()
+            .map(|(_, since)| *since + config.max_delay);
+        let idle = match self.first_query {
+            Some(until) if self.shared.draining.is_cancelled() => until,
+            _ => self.last_activity + IDLE,
+        };
+        flights.chain(held).min().unwrap_or(idle)
+    }
+
+    fn on_time(&mut self) -> Result<(), Over> {
+        let now = self.now;
+        let (timeout, max_delay) = {
+            let config = self.shared.proxy.config();
+            (config.timeout, config.max_delay)
+        };
+        let late = self
+            .held
+            .extract_if(|_, (_, since)| now.duration_since(*since) >= max_delay);
+        for (_, held) in late.collect::<Vec<_>>() {
+            self.send_held(held, AnswerResult::Late);
+        }
+        let stats = self.shared.proxy.stats();
+        self.flights.retain(|_, flight| {
+            let waits = now.duration_since(flight.sent_at) < timeout;
+            if !waits {
+                stats.in_flight.down();
+                stats.upstream_timeouts.add(1);
+            }
+            waits
+        });
+        let waiting = !self.flights.is_empty() || !self.held.is_empty();
+        if !waiting && now.duration_since(self.last_activity) >= IDLE {
+            let unsent = self.out.len() > 0;
+            return Err(if unsent { Over::Cut } else { Over::Done });
+        }
+        self.take_queries();
+        Ok(())
+    }
+
+    fn close(&mut self, over: &Over) {
+        let stats = self.shared.proxy.stats();
+        let unanswered = !self.flights.is_empty() || !self.held.is_empty() || self.out.len() > 0;
+        for _ in 0..self.flights.len() {
+            stats.in_flight.down();
+        }
+        for _ in 0..self.held.len() {
+            stats.held.down();
+        }
+        if matches!(over, Over::Cut) && unanswered && self.shared.stop.is_cancelled() {
+            self.shared.cut.fetch_add(1, Ordering::AcqRel);
+        }
+    }
+}

@@ -1,0 +1,110 @@
+//! Messages on a stream: two bytes of length, then the message (RFC 1035, 4.2.2).
+
+use std::io;
+
+use tokio::net::TcpStream;
+
+/// Most bytes read at once.
+const READ: usize = 16 * 1024;
+
+/// Bytes that came and are not yet whole messages.
+#[derive(Debug, Default)]
+pub(super) struct FrameReader {
+    buffer: Vec<u8>,
+    taken: usize,
+}
+
+/// What a read brought.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Read {
+    /// Bytes.
+    Some,
+    /// Nothing at the moment.
+    Nothing,
+    /// The peer sends no more.
+    End,
+}
+
+impl FrameReader {
+    /// Reads what there is, without waiting.
+    pub(super) fn fill(&mut self, stream: &TcpStream) -> io::Result<Read> {
+        if self.taken > 0 {
+            self.buffer.drain(..self.taken);
+            self.taken = 0;
+        }
+        self.buffer.reserve(READ);
+        match stream.try_read_buf(&mut self.buffer) {
+            Ok(0) => Ok(Read::End),
+            Ok(_) => Ok(Read::Some),
+            Err(e) if e.kind() == io::ErrorKind::WouldBlock => Ok(Read::Nothing),
+            Err(e) => Err(e),
+        }
+    }
+
+    /// Moves the next whole message into `into`.
+    pub(super) fn take(&mut self, into: &mut Vec<u8>) -> bool {
+        let rest = self.buffer.get(self.taken..).unwrap_or_default();
+        let Some((length, body)) = rest.split_first_chunk::<2>() else {
+            return false;
+        };
+        let length = usize::from(u16::from_be_bytes(*length));
+        let Some(message) = body.get(..length) else {
+            return false;
+        };
+        into.clear();
+        into.extend_from_slice(message);
+        self.taken += 2 + length;
+        true
+    }
+
+    /// Whether part of a message is there.
+    pub(super) fn is_partial(&self) -> bool {
+        self.taken < self.buffer.len()
+    }
+}
+
+/// Bytes that are to go out.
+#[derive(Debug, Default)]
+pub(super) struct FrameWriter {
+    buffer: Vec<u8>,
+    sent: usize,
+}
+
+impl FrameWriter {
+    /// Adds a message. One that is too long for its length field is left out.
+    pub(super) fn push(&mut self, message: &[u8]) {
+        if let Ok(length) = u16::try_from(message.len()) {
+            self.buffer.extend_from_slice(&length.to_be_bytes());
+            self.buffer.extend_from_slice(message);
+        }
+    }
+
+    /// Bytes waiting.
+    pub(super) fn len(&self) -> usize {
+        self.buffer.len() - self.sent
+    }
+
+    /// Writes what the stream takes, without waiting. Whether it took any.
+    pub(super) fn flush(&mut self, stream: &TcpStream) -> io::Result<bool> {
+        let mut progress = false;
+        while self.len() > 0 {
+            match stream.try_write(self.buffer.get(self.sent..).unwrap_or_default()) {
+                Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+                Ok(sent) => {
+                    self.sent += sent;
+                    progress = true;
+                }
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => return Ok(progress),
+                Err(e) => return Err(e),
+            }
+        }
+        self.clear();
+        Ok(progress)
+    }
+
+    /// Forgets everything.
+    pub(super) fn clear(&mut self) {
+        self.buffer.clear();
+        self.sent = 0;
+    }
+}

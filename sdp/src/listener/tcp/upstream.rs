@@ -1,0 +1,98 @@
+//! A client connection's own connection to its server, opened when first needed.
+
+use std::{future::Future, io, net::SocketAddr, pin::Pin};
+
+use shared_maps::IdentityId;
+use tokio::net::{TcpSocket, TcpStream};
+
+use super::frames::{FrameReader, FrameWriter, Read};
+use crate::socket;
+
+type Connecting = Pin<Box<dyn Future<Output = io::Result<TcpStream>> + Send>>;
+
+/// The connection and what is on its way.
+pub(super) struct TcpUpstream {
+    server: SocketAddr,
+    connecting: Option<Connecting>,
+    stream: Option<TcpStream>,
+    pub(super) reader: FrameReader,
+    out: FrameWriter,
+}
+
+/// What happened on it.
+#[derive(Debug)]
+pub(super) enum Happened {
+    /// Messages may have come.
+    Read,
+    /// Bytes went out, or the connection is open now.
+    Progress,
+    /// It is gone.
+    Lost(io::Error),
+}
+
+impl TcpUpstream {
+    pub(super) fn new(server: SocketAddr) -> Self {
+        Self {
+            server,
+            connecting: None,
+            stream: None,
+            reader: FrameReader::default(),
+            out: FrameWriter::default(),
+        }
+    }
+
+    /// Sends a message, connecting if need be.
+    pub(super) fn send(&mut self, message: &[u8], identity: Option<IdentityId>) -> io::Result<()> {
+        if self.stream.is_none() && self.connecting.is_none() {
+            self.reader = FrameReader::default();
+            self.out.clear();
+            let socket = socket::tcp_upstream(self.server, identity).map_err(|e| e.source)?;
+            let socket = TcpSocket::from_std_stream(socket.into());
+            let server = self.server;
+            self.connecting = Some(Box::pin(socket.connect(server)));
+        }
+        self.out.push(message);
+        Ok(())
+    }
+
+    /// Waits for something to happen; for ever if there is no connection. Cancel-safe.
+    pub(super) async fn happen(&mut self) -> Happened {
+        if let Some(connecting) = &mut self.connecting {
+            let connected = connecting.await;
+            self.connecting = None;
+            return match connected {
+                Ok(stream) => {
+                    self.stream = Some(stream);
+                    Happened::Progress
+                }
+                Err(e) => self.lost(e),
+            };
+        }
+        let Some(stream) = &self.stream else {
+            return std::future::pending().await;
+        };
+        let ready = tokio::select! {
+            ready = stream.readable() => ready.map(|()| true),
+            ready = stream.writable(), if self.out.len() > 0 => ready.map(|()| false),
+        };
+        let done = match ready {
+            Ok(true) => self.reader.fill(stream).map(|read| match read {
+                Read::End => None,
+                Read::Some | Read::Nothing => Some(Happened::Read),
+            }),
+            Ok(false) => self.out.flush(stream).map(|_| Some(Happened::Progress)),
+            Err(e) => Err(e),
+        };
+        match done {
+            Ok(Some(happened)) => happened,
+            Ok(None) => self.lost(io::ErrorKind::UnexpectedEof.into()),
+            Err(e) => self.lost(e),
+        }
+    }
+
+    fn lost(&mut self, error: io::Error) -> Happened {
+        self.stream = None;
+        self.out.clear();
+        Happened::Lost(error)
+    }
+}

@@ -1,0 +1,175 @@
+//! Sockets with the options that a transparent DNS proxy needs.
+//!
+//! Errors name the step that failed, so that a missing capability can be told
+//! from a port that is taken.
+
+pub(crate) mod sys;
+
+use std::{
+    io,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
+    os::fd::OwnedFd,
+};
+
+use shared_maps::{IdentityId, mark};
+use socket2::{Domain, Protocol, SockAddr, Socket, Type};
+
+/// Receive buffer of a UDP listener, bytes: the default holds some 30 queries of 4 kB.
+const RECEIVE_BUFFER: usize = 4 << 20;
+/// Connections waiting to be accepted.
+const BACKLOG: i32 = 1024;
+
+/// What was being done when a socket call failed, and why it failed.
+#[derive(Debug, thiserror::Error)]
+#[error("{what}: {source}")]
+pub(crate) struct SocketError {
+    pub(crate) what: &'static str,
+    pub(crate) source: io::Error,
+}
+
+/// Names the step of a failed call.
+trait Step<T> {
+    fn step(self, what: &'static str) -> Result<T, SocketError>;
+}
+
+impl<T> Step<T> for io::Result<T> {
+    fn step(self, what: &'static str) -> Result<T, SocketError> {
+        self.map_err(|source| SocketError { what, source })
+    }
+}
+
+/// A UDP socket for redirected (or, without `transparent`, plain) queries.
+pub(crate) fn udp_listener(at: SocketAddr, transparent: bool) -> Result<OwnedFd, SocketError> {
+    let socket = open(at, Type::DGRAM)?;
+    shared_port(&socket)?;
+    if transparent {
+        make_transparent(&socket, at)?;
+        sys::receive_original_destination(&socket, at.is_ipv6())
+            .step("cannot ask for original destinations (IP_RECVORIGDSTADDR)")?;
+    }
+    // More than rmem_max needs CAP_NET_ADMIN; less is a smaller buffer, not a failure.
+    if sys::force_receive_buffer(&socket, RECEIVE_BUFFER).is_err() {
+        socket
+            .set_recv_buffer_size(RECEIVE_BUFFER)
+            .step("cannot set the receive buffer")?;
+    }
+    sys::count_overflow(&socket).step("cannot count overflows (SO_RXQ_OVFL)")?;
+    socket.bind(&SockAddr::from(at)).step("cannot bind UDP")?;
+    Ok(socket.into())
+}
+
+/// A TCP listener for redirected (or plain) connections.
+pub(crate) fn tcp_listener(at: SocketAddr, transparent: bool) -> Result<Socket, SocketError> {
+    let socket = open(at, Type::STREAM)?;
+    shared_port(&socket)?;
+    if transparent {
+        make_transparent(&socket, at)?;
+    }
+    socket.bind(&SockAddr::from(at)).step("cannot bind TCP")?;
+    socket.listen(BACKLOG).step("cannot listen on TCP")?;
+    Ok(socket)
+}
+
+/// A socket that sends answers from `port` of any address: source addresses are given per packet.
+///
+/// It is bound to an address that no one asks, so that it takes nothing meant for others.
+pub(crate) fn udp_reply(ipv6: bool, port: u16, dummy: u16) -> Result<OwnedFd, SocketError> {
+    let [high, low] = dummy.to_be_bytes();
+    let at = if ipv6 {
+        SocketAddr::from((Ipv6Addr::new(0xfd53, 0, 0, 0, 0, 0, 0, dummy), port))
+    } else {
+        SocketAddr::from((Ipv4Addr::new(127, 53, high, low), port))
+    };
+    let socket = open(at, Type::DGRAM)?;
+    shared_port(&socket)?;
+    make_transparent(&socket, at)?;
+    // Nothing is read from it.
+    socket
+        .set_recv_buffer_size(1)
+        .step("cannot set the receive buffer")?;
+    socket
+        .bind(&SockAddr::from(at))
+        .step("cannot bind the reply socket")?;
+    Ok(socket.into())
+}
+
+/// A UDP socket connected to `server` from a port that the kernel picks at random.
+pub(crate) fn udp_upstream(
+    server: SocketAddr,
+    identity: Option<IdentityId>,
+) -> Result<OwnedFd, SocketError> {
+    let socket = open(server, Type::DGRAM)?;
+    set_mark(&socket, identity)?;
+    socket
+        .connect(&SockAddr::from(server))
+        .step("cannot connect to the server")?;
+    Ok(socket.into())
+}
+
+/// An unconnected TCP socket for a connection to `server`.
+pub(crate) fn tcp_upstream(
+    server: SocketAddr,
+    identity: Option<IdentityId>,
+) -> Result<Socket, SocketError> {
+    let socket = open(server, Type::STREAM)?;
+    set_mark(&socket, identity)?;
+    socket
+        .set_tcp_nodelay(true)
+        .step("cannot set TCP_NODELAY")?;
+    Ok(socket)
+}
+
+/// Makes a listener deaf: connected to a peer that never sends, it gets no new
+/// datagrams while its queue stays readable.
+pub(crate) fn deafen(listener: &OwnedFd, ipv6: bool) -> io::Result<()> {
+    let peer: IpAddr = if ipv6 {
+        Ipv6Addr::LOCALHOST.into()
+    } else {
+        Ipv4Addr::LOCALHOST.into()
+    };
+    // Port 9 (discard, RFC 863) as a source: nobody sends from there.
+    socket2::SockRef::from(listener).connect(&SockAddr::from(SocketAddr::from((peer, 9))))
+}
+
+fn open(at: SocketAddr, kind: Type) -> Result<Socket, SocketError> {
+    let protocol = if kind == Type::DGRAM {
+        Protocol::UDP
+    } else {
+        Protocol::TCP
+    };
+    let socket =
+        Socket::new(Domain::for_address(at), kind, Some(protocol)).step("cannot open a socket")?;
+    socket.set_nonblocking(true).step("cannot set O_NONBLOCK")?;
+    if at.is_ipv6() {
+        socket.set_only_v6(true).step("cannot set IPV6_V6ONLY")?;
+    }
+    Ok(socket)
+}
+
+fn shared_port(socket: &Socket) -> Result<(), SocketError> {
+    socket
+        .set_reuse_address(true)
+        .step("cannot set SO_REUSEADDR")?;
+    socket.set_reuse_port(true).step("cannot set SO_REUSEPORT")
+}
+
+fn make_transparent(socket: &Socket, at: SocketAddr) -> Result<(), SocketError> {
+    let made = if at.is_ipv6() {
+        socket.set_ip_transparent_v6(true)
+    } else {
+        socket.set_ip_transparent_v4(true)
+    };
+    made.step("cannot make a socket transparent (needs CAP_NET_ADMIN or CAP_NET_RAW)")?;
+    socket
+        .set_mark(mark::MAGIC_FROM_EGRESS_PROXY)
+        .step("cannot mark a socket (needs CAP_NET_ADMIN or CAP_NET_RAW)")
+}
+
+fn set_mark(socket: &Socket, identity: Option<IdentityId>) -> Result<(), SocketError> {
+    match identity {
+        None => Ok(()),
+        Some(identity) => socket
+            .set_mark(mark::from_proxy(identity))
+            .step("cannot mark a socket (needs CAP_NET_ADMIN or CAP_NET_RAW)"),
+    }
+}

@@ -1,0 +1,435 @@
+//! The one door to `recvmmsg(2)`, `sendmmsg(2)`, their control messages, and socket options that no crate wraps.
+
+use std::{
+    io, mem,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6},
+    os::fd::{AsFd, AsRawFd},
+    ptr,
+};
+
+/// Datagrams per system call.
+pub(crate) const BATCH: usize = 32;
+/// Room for one datagram, bytes: more than any UDP payload. Pages that are never written cost nothing.
+const ROOM: usize = 65_536;
+/// Distance of two rooms. Not a power of two, so that their first lines fall into different cache sets.
+const STRIDE: usize = ROOM + 3 * 64;
+/// Room for control messages of one datagram, bytes.
+const CONTROL: usize = 128;
+
+/// Control message space, aligned as `cmsghdr` wants.
+#[repr(C, align(8))]
+#[derive(Clone, Copy)]
+struct Control([u8; CONTROL]);
+
+const EMPTY_CONTROL: Control = Control([0; CONTROL]);
+
+/// `libc` structures whose all-zero form is valid.
+///
+/// # Safety
+/// Every field may be zero.
+unsafe trait Zeroed: Sized {
+    fn zeroed() -> Self {
+        // SAFETY: the implementor says that zero is a valid value.
+        unsafe { mem::zeroed() }
+    }
+}
+
+// SAFETY: integers and nullable raw pointers only.
+unsafe impl Zeroed for libc::mmsghdr {}
+// SAFETY: integers only.
+unsafe impl Zeroed for libc::sockaddr_storage {}
+
+/// Buffers for one `recvmmsg(2)`.
+pub(crate) struct RecvBatch {
+    data: Vec<u8>,
+    names: Vec<libc::sockaddr_storage>,
+    controls: Vec<Control>,
+    lengths: [usize; BATCH],
+    original: [Option<SocketAddr>; BATCH],
+    from: [Option<SocketAddr>; BATCH],
+    /// The kernel's count of datagrams dropped on this socket so far, if it told.
+    pub(crate) overflow: Option<u32>,
+}
+
+impl RecvBatch {
+    pub(crate) fn new() -> Self {
+        Self {
+            data: vec![0; BATCH * STRIDE],
+            names: (0..BATCH)
+                .map(|_| libc::sockaddr_storage::zeroed())
+                .collect(),
+            controls: vec![EMPTY_CONTROL; BATCH],
+            lengths: [0; BATCH],
+            original: [None; BATCH],
+            from: [None; BATCH],
+            overflow: None,
+        }
+    }
+
+    /// Receives what is there, at most [`BATCH`] datagrams, without waiting.
+    pub(crate) fn recv(&mut self, socket: &impl AsFd) -> io::Result<usize> {
+        let mut iovecs = [libc::iovec {
+            iov_base: ptr::null_mut(),
+            iov_len: 0,
+        }; BATCH];
+        let mut headers = [libc::mmsghdr::zeroed(); BATCH];
+        let rooms = self.data.chunks_exact_mut(STRIDE);
+        let parts = rooms.zip(&mut self.names).zip(&mut self.controls);
+        for (((room, name), control), (iovec, header)) in
+            parts.zip(iovecs.iter_mut().zip(&mut headers))
+        {
+            iovec.iov_base = room.as_mut_ptr().cast();
+            iovec.iov_len = ROOM;
+            header.msg_hdr.msg_name = ptr::from_mut(name).cast();
+            header.msg_hdr.msg_namelen = NAME_LEN;
+            header.msg_hdr.msg_iov = ptr::from_mut(iovec);
+            header.msg_hdr.msg_iovlen = 1;
+            header.msg_hdr.msg_control = control.0.as_mut_ptr().cast();
+            header.msg_hdr.msg_controllen = CONTROL;
+        }
+        // SAFETY: every header points at buffers of `self` and of this frame, of the lengths
+        // given, which outlive the call and which nothing else touches meanwhile.
+        let received = unsafe {
+            libc::recvmmsg(
+                socket.as_fd().as_raw_fd(),
+                headers.as_mut_ptr(),
+                BATCH_LEN,
+                libc::MSG_DONTWAIT,
+                ptr::null_mut(),
+            )
+        };
+        let received = usize::try_from(received).map_err(|_| io::Error::last_os_error())?;
+        self.overflow = None;
+        for (at, header) in headers.iter().enumerate().take(received) {
+            self.lengths[at] = usize::try_from(header.msg_len).unwrap_or(0).min(ROOM);
+            self.from[at] = self.names.get(at).and_then(address);
+            self.original[at] = None;
+            self.read_control(at, &header.msg_hdr);
+        }
+        Ok(received)
+    }
+
+    fn read_control(&mut self, at: usize, header: &libc::msghdr) {
+        // SAFETY: the kernel filled `header`, whose control buffer belongs to `self` and is alive;
+        // the CMSG macros stay within `msg_controllen`. Data is copied out unaligned, and only
+        // after its length was checked.
+        unsafe {
+            let mut cmsg = libc::CMSG_FIRSTHDR(header);
+            while let Some(head) = cmsg.as_ref() {
+                let data = libc::CMSG_DATA(cmsg);
+                let len = head
+                    .cmsg_len
+                    .saturating_sub(data.offset_from_unsigned(cmsg.cast()));
+                match (head.cmsg_level, head.cmsg_type) {
+                    (libc::SOL_IP, libc::IP_ORIGDSTADDR)
+                        if len >= size_of::<libc::sockaddr_in>() =>
+                    {
+                        let raw = data.cast::<libc::sockaddr_in>().read_unaligned();
+                        self.original[at] = Some(v4(&raw));
+                    }
+                    (libc::SOL_IPV6, libc::IPV6_ORIGDSTADDR)
+                        if len >= size_of::<libc::sockaddr_in6>() =>
+                    {
+                        let raw = data.cast::<libc::sockaddr_in6>().read_unaligned();
+                        self.original[at] = Some(v6(&raw));
+                    }
+                    (libc::SOL_SOCKET, libc::SO_RXQ_OVFL) if len >= size_of::<u32>() => {
+                        self.overflow = Some(data.cast::<u32>().read_unaligned());
+                    }
+                    _ => {}
+                }
+                cmsg = libc::CMSG_NXTHDR(header, cmsg);
+            }
+        }
+    }
+
+    /// The bytes of datagram `at`.
+    pub(crate) fn bytes(&self, at: usize) -> &[u8] {
+        let len = self.lengths.get(at).copied().unwrap_or(0);
+        self.data
+            .get(at * STRIDE..at * STRIDE + len)
+            .unwrap_or_default()
+    }
+
+    /// The bytes of datagram `at`, to change in place.
+    pub(crate) fn bytes_mut(&mut self, at: usize) -> &mut [u8] {
+        let len = self.lengths.get(at).copied().unwrap_or(0);
+        self.data
+            .get_mut(at * STRIDE..at * STRIDE + len)
+            .unwrap_or_default()
+    }
+
+    /// Who sent datagram `at`.
+    pub(crate) fn from(&self, at: usize) -> Option<SocketAddr> {
+        self.from.get(at).copied().flatten()
+    }
+
+    /// Where datagram `at` was sent to before it was redirected.
+    pub(crate) fn original(&self, at: usize) -> Option<SocketAddr> {
+        self.original.get(at).copied().flatten()
+    }
+}
+
+/// A datagram to send.
+#[derive(Clone, Copy)]
+pub(crate) struct Datagram<'a> {
+    pub(crate) bytes: &'a [u8],
+    /// Where to; `None` on a connected socket.
+    pub(crate) to: Option<SocketAddr>,
+    /// Source address, if not the socket's own.
+    pub(crate) source: Option<IpAddr>,
+}
+
+/// Sends datagrams in one system call. Says how many were sent: fewer than
+/// given if one failed, an error if the first did.
+pub(crate) fn send(socket: &impl AsFd, datagrams: &[Datagram<'_>]) -> io::Result<usize> {
+    let mut iovecs = [libc::iovec {
+        iov_base: ptr::null_mut(),
+        iov_len: 0,
+    }; BATCH];
+    let mut headers = [libc::mmsghdr::zeroed(); BATCH];
+    let mut names = [libc::sockaddr_storage::zeroed(); BATCH];
+    let mut controls = [EMPTY_CONTROL; BATCH];
+    let slots = iovecs
+        .iter_mut()
+        .zip(&mut headers)
+        .zip(&mut names)
+        .zip(&mut controls);
+    let mut count = 0;
+    for (datagram, (((iovec, header), name), control)) in datagrams.iter().zip(slots) {
+        iovec.iov_base = datagram.bytes.as_ptr().cast_mut().cast();
+        iovec.iov_len = datagram.bytes.len();
+        header.msg_hdr.msg_iov = ptr::from_mut(iovec);
+        header.msg_hdr.msg_iovlen = 1;
+        if let Some(to) = datagram.to {
+            header.msg_hdr.msg_namelen = put_address(name, to);
+            header.msg_hdr.msg_name = ptr::from_mut(name).cast();
+        }
+        if let Some(source) = datagram.source {
+            header.msg_hdr.msg_control = control.0.as_mut_ptr().cast();
+            header.msg_hdr.msg_controllen = put_source(control, source);
+        }
+        count += 1;
+    }
+    // SAFETY: every header points at the datagrams' bytes, which the kernel only reads, and at
+    // arrays of this frame; all outlive the call.
+    let sent = unsafe {
+        libc::sendmmsg(
+            socket.as_fd().as_raw_fd(),
+            headers.as_mut_ptr(),
+            count,
+            libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL,
+        )
+    };
+    usize::try_from(sent).map_err(|_| io::Error::last_os_error())
+}
+
+#[expect(clippy::cast_possible_truncation, reason = "128 bytes")]
+const NAME_LEN: libc::socklen_t = size_of::<libc::sockaddr_storage>() as libc::socklen_t;
+#[expect(clippy::cast_possible_truncation, reason = "32")]
+const BATCH_LEN: libc::c_uint = BATCH as libc::c_uint;
+
+fn address(storage: &libc::sockaddr_storage) -> Option<SocketAddr> {
+    match i32::from(storage.ss_family) {
+        // SAFETY: `sockaddr_storage` is larger and more aligned than `sockaddr_in`.
+        libc::AF_INET => Some(v4(unsafe { &*ptr::from_ref(storage).cast() })),
+        // SAFETY: `sockaddr_storage` is larger and more aligned than `sockaddr_in6`.
+        libc::AF_INET6 => Some(v6(unsafe { &*ptr::from_ref(storage).cast() })),
+        _ => None,
+    }
+}
+
+fn v4(raw: &libc::sockaddr_in) -> SocketAddr {
+    let ip = Ipv4Addr::from(raw.sin_addr.s_addr.to_ne_bytes());
+    SocketAddr::from((ip, u16::from_be(raw.sin_port)))
+}
+
+fn v6(raw: &libc::sockaddr_in6) -> SocketAddr {
+    let ip = Ipv6Addr::from(raw.sin6_addr.s6_addr);
+    let port = u16::from_be(raw.sin6_port);
+    SocketAddrV6::new(ip, port, raw.sin6_flowinfo, raw.sin6_scope_id).into()
+}
+
+fn put_address(storage: &mut libc::sockaddr_storage, address: SocketAddr) -> libc::socklen_t {
+    match address {
+        SocketAddr::V4(address) => put_v4(storage, address),
+        SocketAddr::V6(address) => put_v6(storage, address),
+    }
+}
+
+#[expect(
+    clippy::cast_possible_truncation,
+    reason = "constants and sizes of a few bytes"
+)]
+fn put_v4(storage: &mut libc::sockaddr_storage, address: SocketAddrV4) -> libc::socklen_t {
+    let raw = libc::sockaddr_in {
+        sin_family: libc::AF_INET as libc::sa_family_t,
+        sin_port: address.port().to_be(),
+        sin_addr: libc::in_addr {
+            s_addr: u32::from_ne_bytes(address.ip().octets()),
+        },
+        sin_zero: [0; 8],
+    };
+    // SAFETY: `sockaddr_storage` is larger and more aligned than `sockaddr_in`.
+    unsafe {
+        ptr::from_mut(storage)
+            .cast::<libc::sockaddr_in>()
+            .write(raw)
+    };
+    size_of::<libc::sockaddr_in>() as libc::socklen_t
+}
+
+#[expect(
+    clippy::cast_possible_truncation,
+    reason = "constants and sizes of a few bytes"
+)]
+fn put_v6(storage: &mut libc::sockaddr_storage, address: SocketAddrV6) -> libc::socklen_t {
+    let raw = libc::sockaddr_in6 {
+        sin6_family: libc::AF_INET6 as libc::sa_family_t,
+        sin6_port: address.port().to_be(),
+        sin6_flowinfo: 0,
+        sin6_addr: libc::in6_addr {
+            s6_addr: address.ip().octets(),
+        },
+        sin6_scope_id: address.scope_id(),
+    };
+    // SAFETY: `sockaddr_storage` is larger and more aligned than `sockaddr_in6`.
+    unsafe {
+        ptr::from_mut(storage)
+            .cast::<libc::sockaddr_in6>()
+            .write(raw)
+    };
+    size_of::<libc::sockaddr_in6>() as libc::socklen_t
+}
+
+/// Writes the control message that sets a packet's source; says how long it is.
+fn put_source(control: &mut Control, source: IpAddr) -> usize {
+    match source {
+        IpAddr::V4(ip) => put_control(
+            control,
+            libc::SOL_IP,
+            libc::IP_PKTINFO,
+            libc::in_pktinfo {
+                ipi_ifindex: 0,
+                ipi_spec_dst: libc::in_addr {
+                    s_addr: u32::from_ne_bytes(ip.octets()),
+                },
+                ipi_addr: libc::in_addr { s_addr: 0 },
+            },
+        ),
+        IpAddr::V6(ip) => put_control(
+            control,
+            libc::SOL_IPV6,
+            libc::IPV6_PKTINFO,
+            libc::in6_pktinfo {
+                ipi6_addr: libc::in6_addr {
+                    s6_addr: ip.octets(),
+                },
+                ipi6_ifindex: 0,
+            },
+        ),
+    }
+}
+
+fn put_control<T: Copy>(control: &mut Control, level: i32, kind: i32, value: T) -> usize {
+    const { assert!(size_of::<T>() <= CONTROL - 2 * size_of::<libc::cmsghdr>()) };
+    #[expect(clippy::cast_possible_truncation, reason = "at most CONTROL")]
+    let len = size_of::<T>() as libc::c_uint;
+    // SAFETY: the buffer is aligned for `cmsghdr`, and large enough for the head and a `T`
+    // (checked above); both macros only compute.
+    unsafe {
+        let head = control.0.as_mut_ptr().cast::<libc::cmsghdr>();
+        (*head).cmsg_level = level;
+        (*head).cmsg_type = kind;
+        (*head).cmsg_len = libc::CMSG_LEN(len) as usize;
+        libc::CMSG_DATA(head).cast::<T>().write_unaligned(value);
+        libc::CMSG_SPACE(len) as usize
+    }
+}
+
+fn set_option(socket: &impl AsFd, level: i32, name: i32, value: i32) -> io::Result<()> {
+    #[expect(clippy::cast_possible_truncation, reason = "4 bytes")]
+    let len = size_of::<i32>() as libc::socklen_t;
+    // SAFETY: `value` lives across the call and `len` is its size.
+    let ret = unsafe {
+        libc::setsockopt(
+            socket.as_fd().as_raw_fd(),
+            level,
+            name,
+            ptr::from_ref(&value).cast(),
+            len,
+        )
+    };
+    if ret == 0 {
+        Ok(())
+    } else {
+        Err(io::Error::last_os_error())
+    }
+}
+
+pub(super) fn receive_original_destination(socket: &impl AsFd, ipv6: bool) -> io::Result<()> {
+    if ipv6 {
+        set_option(socket, libc::SOL_IPV6, libc::IPV6_RECVORIGDSTADDR, 1)
+    } else {
+        set_option(socket, libc::SOL_IP, libc::IP_RECVORIGDSTADDR, 1)
+    }
+}
+
+pub(super) fn force_receive_buffer(socket: &impl AsFd, bytes: usize) -> io::Result<()> {
+    let bytes = i32::try_from(bytes).unwrap_or(i32::MAX);
+    set_option(socket, libc::SOL_SOCKET, libc::SO_RCVBUFFORCE, bytes)
+}
+
+pub(super) fn count_overflow(socket: &impl AsFd) -> io::Result<()> {
+    set_option(socket, libc::SOL_SOCKET, libc::SO_RXQ_OVFL, 1)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::{IpAddr, Ipv4Addr, UdpSocket};
+
+    use super::{Datagram, RecvBatch, send};
+
+    #[test]
+    fn datagrams_of_every_size_in_one_batch() {
+        let here = UdpSocket::bind("127.0.0.1:0").unwrap();
+        let there = UdpSocket::bind("[::1]:0").unwrap();
+        let v6 = UdpSocket::bind("[::1]:0").unwrap();
+        let big = vec![7; 65_507];
+        for (from, to) in [(&here, &here), (&v6, &there)] {
+            let address = to.local_addr().unwrap();
+            let out = |bytes| Datagram {
+                bytes,
+                to: Some(address),
+                source: None,
+            };
+            let all: [&[u8]; 3] = [b"", b"abc", &big];
+            for bytes in all {
+                assert_eq!(send(from, &[out(bytes)]).unwrap(), 1);
+            }
+            to.set_nonblocking(false).unwrap();
+            to.peek_from(&mut [0]).unwrap();
+            let mut batch = RecvBatch::new();
+            assert_eq!(batch.recv(to).unwrap(), 3);
+            for (at, bytes) in all.iter().enumerate() {
+                assert_eq!(batch.bytes(at), *bytes);
+                assert_eq!(batch.from(at), Some(from.local_addr().unwrap()));
+            }
+        }
+    }
+
+    #[test]
+    fn a_source_address_per_packet() {
+        let any = UdpSocket::bind("0.0.0.0:0").unwrap();
+        let to = UdpSocket::bind("127.0.0.1:0").unwrap();
+        let source = IpAddr::V4(Ipv4Addr::new(127, 0, 0, 77));
+        let datagram = Datagram {
+            bytes: b"x",
+            to: Some(to.local_addr().unwrap()),
+            source: Some(source),
+        };
+        assert_eq!(send(&any, &[datagram]).unwrap(), 1);
+        let (_, from) = to.recv_from(&mut [0; 8]).unwrap();
+        assert_eq!(from.ip(), source);
+    }
+}

@@ -1,0 +1,261 @@
+//! This process as a member of the steering group: its slots, its sockets in them, its heartbeat.
+//!
+//! Each UDP worker is a member of its own and beats from its own loop, so that
+//! one that hangs gets no more packets. Membership mends itself: pins that
+//! appear late are joined, replaced ones joined again, and a slot that was
+//! taken away while we slept is given up for another.
+
+use std::{
+    fs::File,
+    io,
+    os::fd::{AsRawFd, OwnedFd},
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use nix::fcntl::{Flock, FlockArg};
+use parking_lot::Mutex;
+use shared_maps::{
+    steering::{
+        HEARTBEAT_DEAD_NS, HEARTBEAT_INTERVAL_MS, KIND_FREE, SLOTS, SLOTS_NAME, SOCKS_NAME,
+        SOCKS_PER_SLOT, Slot, socket_index,
+    },
+    user::{Access, Globals, Map, MapError, MapKind, monotonic_ns},
+};
+
+use crate::listener::{SteeringConfig, SteeringStatus};
+
+/// How often a member that is out tries to join, and one that is in looks whether the pins are still the same.
+const RECHECK: Duration = Duration::from_secs(1);
+/// A slot silent for longer may be taken: well after packets ceased to go there.
+const TAKEN_AFTER_NS: u64 = 3 * HEARTBEAT_DEAD_NS;
+
+type Slots = Map<u32, Slot>;
+type Socks = Map<u32, u32>;
+
+/// Sockets of one member: duplicates, in the order of [`socket_index`].
+#[derive(Debug, Default)]
+pub(crate) struct MemberSockets {
+    pub(crate) udp4: Option<OwnedFd>,
+    pub(crate) udp6: Option<OwnedFd>,
+    pub(crate) tcp4: Option<OwnedFd>,
+    pub(crate) tcp6: Option<OwnedFd>,
+}
+
+impl MemberSockets {
+    fn in_order(&self) -> impl Iterator<Item = (u32, &OwnedFd)> {
+        let all = [
+            (&self.udp4, false, false),
+            (&self.udp6, false, true),
+            (&self.tcp4, true, false),
+            (&self.tcp6, true, true),
+        ];
+        all.into_iter()
+            .filter_map(|(fd, tcp, v6)| Some((socket_index(0, tcp, v6), fd.as_ref()?)))
+    }
+}
+
+/// Where a member writes how it stands.
+pub(crate) type SharedStatus = Arc<Mutex<SteeringStatus>>;
+
+/// One worker's membership.
+#[derive(Debug)]
+pub(crate) struct Member {
+    config: SteeringConfig,
+    port: u16,
+    sockets: MemberSockets,
+    place: Option<Place>,
+    next_beat: Instant,
+    next_check: Instant,
+    left: bool,
+    status: SharedStatus,
+}
+
+/// A slot that is ours.
+#[derive(Debug)]
+struct Place {
+    slots: Slots,
+    socks: Socks,
+    number: u32,
+    record: Slot,
+}
+
+/// Why a member is out.
+#[derive(Debug, thiserror::Error)]
+enum JoinError {
+    #[error(transparent)]
+    Map(#[from] MapError),
+    #[error("all {SLOTS} steering slots are taken by live replicas")]
+    NoSlot,
+    #[error("cannot lock {path}: {source}")]
+    Lock { path: String, source: io::Error },
+}
+
+impl Member {
+    /// Joins if it can; if not, tries again with [`Self::beat`].
+    pub(crate) fn new(
+        config: SteeringConfig,
+        port: u16,
+        sockets: MemberSockets,
+        status: SharedStatus,
+        now: Instant,
+    ) -> Self {
+        let mut member = Self {
+            config,
+            port,
+            sockets,
+            place: None,
+            next_beat: now,
+            next_check: now,
+            left: false,
+            status,
+        };
+        member.beat(now);
+        member
+    }
+
+    /// When [`Self::beat`] should be called next.
+    pub(crate) fn next_beat(&self) -> Instant {
+        self.next_beat
+    }
+
+    /// Gives the sign of life if it is due.
+    pub(crate) fn beat(&mut self, now: Instant) {
+        if self.left || now < self.next_beat {
+            return;
+        }
+        self.next_beat = now + Duration::from_millis(HEARTBEAT_INTERVAL_MS);
+        if now >= self.next_check {
+            self.next_check = now + RECHECK;
+            self.check_pins();
+            if self.place.is_none() {
+                self.join();
+            }
+        }
+        if let Some(place) = &mut self.place
+            && let Err(why) = place.beat()
+        {
+            self.place = None;
+            *self.status.lock() = SteeringStatus::Unavailable(why);
+        }
+    }
+
+    /// Gives the slot up: no new packets come here.
+    pub(crate) fn leave(&mut self) {
+        if self.left {
+            return;
+        }
+        self.left = true;
+        if let Some(place) = self.place.take() {
+            place.vacate();
+        }
+        // The duplicates would keep closed listeners open.
+        self.sockets = MemberSockets::default();
+        *self.status.lock() = SteeringStatus::Left;
+        self.next_beat += Duration::from_secs(3600);
+    }
+
+    fn join(&mut self) {
+        match self.try_join() {
+            Ok(place) => {
+                *self.status.lock() = SteeringStatus::Joined(vec![place.number]);
+                self.place = Some(place);
+            }
+            Err(e) => *self.status.lock() = SteeringStatus::Unavailable(e.to_string()),
+        }
+    }
+
+    fn try_join(&self) -> Result<Place, JoinError> {
+        let globals = Globals::new(&self.config.bpf_root);
+        let slots = Slots::open(&globals.path(SLOTS_NAME), MapKind::Array, Access::ReadWrite)?;
+        let socks = Socks::open(
+            &globals.path(SOCKS_NAME),
+            MapKind::SockMap,
+            Access::ReadWrite,
+        )?;
+        // Two that join at once must not take the same slot; never waits for another.
+        let dir = globals.dir();
+        let lock = |source| JoinError::Lock {
+            path: dir.display().to_string(),
+            source,
+        };
+        let file = File::open(&dir).map_err(lock)?;
+        let _locked = Flock::lock(file, FlockArg::LockExclusiveNonblock)
+            .map_err(|(_, errno)| lock(errno.into()))?;
+        let now = monotonic_ns();
+        let mut number = None;
+        for candidate in 0..SLOTS.min(slots.max_entries()) {
+            let slot = slots.get(&candidate)?.unwrap_or_default();
+            if slot.kind == KIND_FREE || now.saturating_sub(slot.heartbeat) > TAKEN_AFTER_NS {
+                number = Some(candidate);
+                break;
+            }
+        }
+        let number = number.ok_or(JoinError::NoSlot)?;
+        let mut bits = 0;
+        for (index, fd) in self.sockets.in_order() {
+            socks.set(
+                &(number * SOCKS_PER_SLOT + index),
+                &fd.as_raw_fd().cast_unsigned(),
+            )?;
+            bits |= 1 << index;
+        }
+        let record = Slot {
+            heartbeat: monotonic_ns(),
+            kind: self.config.kind,
+            owner: std::process::id(),
+            sockets: bits,
+            proxy_port: u32::from(self.port),
+        };
+        slots.set(&number, &record)?;
+        Ok(Place {
+            slots,
+            socks,
+            number,
+            record,
+        })
+    }
+
+    /// Gives a place up whose pins were replaced: nobody looks there any more.
+    fn check_pins(&mut self) {
+        let Some(place) = &self.place else {
+            return;
+        };
+        let path = Globals::new(&self.config.bpf_root).path(SLOTS_NAME);
+        let same = Slots::open(&path, MapKind::Array, Access::ReadWrite)
+            .is_ok_and(|pinned| pinned.id() == place.slots.id());
+        if !same && let Some(place) = self.place.take() {
+            place.vacate();
+        }
+    }
+}
+
+impl Place {
+    fn beat(&mut self) -> Result<(), String> {
+        let found = self.slots.get(&self.number).map_err(|e| e.to_string())?;
+        if found != Some(self.record) {
+            return Err(format!(
+                "slot {} was taken while this replica was silent",
+                self.number
+            ));
+        }
+        self.record.heartbeat = monotonic_ns();
+        self.slots
+            .set(&self.number, &self.record)
+            .map_err(|e| e.to_string())
+    }
+
+    fn vacate(self) {
+        let ours = self.slots.get(&self.number).ok().flatten() == Some(self.record);
+        if !ours {
+            return;
+        }
+        if let Err(e) = self.slots.set(&self.number, &Slot::default()) {
+            tracing::warn!(error = %e, slot = self.number, "cannot give a steering slot up");
+        }
+        for index in 0..SOCKS_PER_SLOT {
+            // An empty place is an error to the kernel; both ways it is empty afterwards.
+            let _ = self.socks.remove(&(self.number * SOCKS_PER_SLOT + index));
+        }
+    }
+}

@@ -1,0 +1,3 @@
+//! The way to the servers and back.
+
+pub(crate) mod udp;

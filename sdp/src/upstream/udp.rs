@@ -1,0 +1,351 @@
+//! One worker's UDP sockets to servers, and the queries in flight on them.
+//!
+//! Per server and client identity there are a few connected sockets, each with
+//! a random source port; every query takes one of them and an id at random, so
+//! that a forger must guess both (RFC 5452). Sockets are replaced after a while.
+
+use std::{
+    collections::{HashMap, VecDeque},
+    net::SocketAddr,
+    os::fd::OwnedFd,
+    time::{Duration, Instant},
+};
+
+use nix::sys::epoll::{Epoll, EpollEvent, EpollFlags};
+use rand::{Rng, SeedableRng, rngs::StdRng};
+use shared_maps::{EndpointId, IdentityId};
+
+use crate::{
+    arena::{Arena, Key},
+    mapping::EndpointInstance,
+    proxy::Forward,
+    socket,
+    wire::{Header, answer},
+};
+
+/// Sockets per server and identity.
+const SPREAD: usize = 4;
+/// Sockets per worker at most.
+const MAX_SOCKETS: usize = 512;
+/// Queries after which a socket is replaced.
+const MAX_QUERIES: u32 = 10_000;
+/// Age at which a socket is replaced.
+const MAX_AGE: Duration = Duration::from_secs(60);
+/// An idle socket is closed after this.
+const MAX_IDLE: Duration = Duration::from_secs(30);
+/// Queries in flight per socket at most: ids must stay hard to guess.
+const MAX_WAITING: usize = 16_384;
+
+/// A query in flight.
+#[derive(Debug)]
+pub(crate) struct Flight {
+    pub(crate) client: SocketAddr,
+    pub(crate) server: SocketAddr,
+    pub(crate) endpoint: EndpointInstance,
+    /// The client's message id and flags.
+    pub(crate) client_id: u16,
+    pub(crate) flags: u16,
+    /// Question as sent.
+    pub(crate) question: Vec<u8>,
+    pub(crate) sent_at: Instant,
+    socket: Key,
+    id: u16,
+}
+
+/// Where a query was placed.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Placed {
+    pub(crate) socket: Key,
+    pub(crate) flight: Key,
+    /// Message id to send it with.
+    pub(crate) id: u16,
+}
+
+/// Why a query was not placed.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum PlaceError {
+    /// Too much in flight.
+    #[error("too many queries in flight")]
+    Full,
+    /// No socket to the server.
+    #[error(transparent)]
+    Socket(#[from] socket::SocketError),
+}
+
+struct UpSocket {
+    fd: OwnedFd,
+    server: ServerKey,
+    waiting: HashMap<u16, Key>,
+    born: Instant,
+    used: Instant,
+    queries: u32,
+    /// Takes no new queries; closed when nothing waits.
+    retired: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct ServerKey {
+    server: SocketAddr,
+    identity: Option<IdentityId>,
+}
+
+/// All of one worker's.
+pub(crate) struct UdpUpstream {
+    sockets: Arena<UpSocket>,
+    servers: HashMap<ServerKey, [Option<Key>; SPREAD]>,
+    flights: Arena<Flight>,
+    per_endpoint: HashMap<EndpointId, usize>,
+    deadlines: VecDeque<(Instant, Key)>,
+    spare: Vec<Vec<u8>>,
+    random: StdRng,
+    marked: bool,
+    limit: usize,
+    timeout: Duration,
+}
+
+impl UdpUpstream {
+    /// `marked`: whether packets carry the client's identity. `limit`: queries in flight at most.
+    pub(crate) fn new(marked: bool, limit: usize, timeout: Duration) -> Self {
+        Self {
+            sockets: Arena::default(),
+            servers: HashMap::new(),
+            flights: Arena::default(),
+            per_endpoint: HashMap::new(),
+            deadlines: VecDeque::new(),
+            spare: Vec::new(),
+            random: StdRng::from_os_rng(),
+            marked,
+            limit,
+            timeout,
+        }
+    }
+
+    /// Queries in flight.
+    pub(crate) fn in_flight(&self) -> usize {
+        self.flights.len()
+    }
+
+    /// Finds a socket and an id for a query. New sockets are added to `epoll`
+    /// under their key shifted by `token`.
+    pub(crate) fn place(
+        &mut self,
+        query: &Forward<'_>,
+        (client, server): (SocketAddr, SocketAddr),
+        now: Instant,
+        epoll: &Epoll,
+    ) -> Result<Placed, PlaceError> {
+        // An endpoint may have as many in flight as there is room left for all:
+        // alone it gets half, and the more compete, the less each.
+        let own = self
+            .per_endpoint
+            .get(&query.endpoint.id)
+            .copied()
+            .unwrap_or(0);
+        if own >= self.limit.saturating_sub(self.flights.len()) {
+            return Err(PlaceError::Full);
+        }
+        let identity = self.marked.then_some(query.identity);
+        let key = self.socket_for(ServerKey { server, identity }, now, epoll)?;
+        let Some(socket) = self.sockets.get_mut(key) else {
+            return Err(PlaceError::Full);
+        };
+        if socket.waiting.len() >= MAX_WAITING {
+            return Err(PlaceError::Full);
+        }
+        let mut id = self.random.random();
+        while socket.waiting.contains_key(&id) {
+            id = self.random.random();
+        }
+        let mut question = self.spare.pop().unwrap_or_default();
+        question.clear();
+        question.extend_from_slice(query.question);
+        let flight = self.flights.insert(Flight {
+            client,
+            server,
+            endpoint: query.endpoint,
+            client_id: query.id,
+            flags: query.flags,
+            question,
+            sent_at: now,
+            socket: key,
+            id,
+        });
+        socket.waiting.insert(id, flight);
+        socket.queries += 1;
+        socket.used = now;
+        self.deadlines.push_back((now + self.timeout, flight));
+        *self.per_endpoint.entry(query.endpoint.id).or_default() += 1;
+        Ok(Placed {
+            socket: key,
+            flight,
+            id,
+        })
+    }
+
+    /// The descriptor of a socket.
+    pub(crate) fn fd(&self, socket: Key) -> Option<&OwnedFd> {
+        self.sockets.get(socket).map(|s| &s.fd)
+    }
+
+    /// The query that `message`, received on `socket`, answers; it is no longer in flight.
+    pub(crate) fn answered(&mut self, socket: Key, message: &[u8]) -> Option<Flight> {
+        let id = Header::read(message)?.id;
+        let flight = *self.sockets.get(socket)?.waiting.get(&id)?;
+        if !answer::answers(message, &self.flights.get(flight)?.question) {
+            return None;
+        }
+        self.remove(flight)
+    }
+
+    /// Takes a query out of flight: it could not be sent, or took too long.
+    pub(crate) fn remove(&mut self, flight: Key) -> Option<Flight> {
+        let flight = self.flights.remove(flight)?;
+        if let Some(socket) = self.sockets.get_mut(flight.socket) {
+            socket.waiting.remove(&flight.id);
+            if socket.retired && socket.waiting.is_empty() {
+                self.sockets.remove(flight.socket);
+            }
+        }
+        if let Some(count) = self.per_endpoint.get_mut(&flight.endpoint.id) {
+            *count -= 1;
+            if *count == 0 {
+                self.per_endpoint.remove(&flight.endpoint.id);
+            }
+        }
+        Some(flight)
+    }
+
+    /// Gives the buffer of a finished query back.
+    pub(crate) fn recycle(&mut self, flight: Flight) {
+        if self.spare.len() < 1024 {
+            self.spare.push(flight.question);
+        }
+    }
+
+    /// When the next query times out.
+    pub(crate) fn next_deadline(&mut self) -> Option<Instant> {
+        while let Some((deadline, flight)) = self.deadlines.front() {
+            if self.flights.get(*flight).is_some() {
+                return Some(*deadline);
+            }
+            self.deadlines.pop_front();
+        }
+        None
+    }
+
+    /// Takes out a query whose time is over, if there is one.
+    pub(crate) fn expired(&mut self, now: Instant) -> Option<Flight> {
+        let deadline = self.next_deadline()?;
+        if deadline > now {
+            return None;
+        }
+        let (_, flight) = self.deadlines.pop_front()?;
+        self.remove(flight)
+    }
+
+    /// Closes sockets that were idle for long.
+    pub(crate) fn sweep(&mut self, now: Instant) {
+        let idle: Vec<Key> = self
+            .sockets
+            .iter()
+            .filter(|(_, s)| s.waiting.is_empty() && now.duration_since(s.used) >= MAX_IDLE)
+            .map(|(key, _)| key)
+            .collect();
+        for key in idle {
+            self.close(key);
+        }
+    }
+
+    fn socket_for(
+        &mut self,
+        server: ServerKey,
+        now: Instant,
+        epoll: &Epoll,
+    ) -> Result<Key, PlaceError> {
+        let at = self.random.random_range(0..SPREAD);
+        let present = self
+            .servers
+            .get(&server)
+            .and_then(|s| s.get(at).copied().flatten());
+        if let Some(key) = present
+            && let Some(socket) = self.sockets.get_mut(key)
+        {
+            if socket.queries < MAX_QUERIES && now.duration_since(socket.born) < MAX_AGE {
+                return Ok(key);
+            }
+            self.retire(key);
+        }
+        if self.sockets.len() >= MAX_SOCKETS {
+            self.make_room()?;
+        }
+        let fd = socket::udp_upstream(server.server, server.identity)?;
+        let key = self.sockets.insert(UpSocket {
+            fd,
+            server,
+            waiting: HashMap::new(),
+            born: now,
+            used: now,
+            queries: 0,
+            retired: false,
+        });
+        if let Some(socket) = self.sockets.get(key) {
+            let event = EpollEvent::new(EpollFlags::EPOLLIN, key.to_u64());
+            if let Err(e) = epoll.add(&socket.fd, event) {
+                self.sockets.remove(key);
+                let what = "cannot watch a socket (epoll)";
+                return Err(socket::SocketError {
+                    what,
+                    source: e.into(),
+                }
+                .into());
+            }
+        }
+        if let Some(slot) = self.servers.entry(server).or_default().get_mut(at) {
+            *slot = Some(key);
+        }
+        Ok(key)
+    }
+
+    /// Closes the socket that was unused for longest, if any is idle.
+    fn make_room(&mut self) -> Result<(), PlaceError> {
+        let idle = self.sockets.iter().filter(|(_, s)| s.waiting.is_empty());
+        match idle.min_by_key(|(_, s)| s.used).map(|(key, _)| key) {
+            Some(key) => {
+                self.close(key);
+                Ok(())
+            }
+            None => Err(PlaceError::Full),
+        }
+    }
+
+    fn retire(&mut self, key: Key) {
+        self.forget(key);
+        let Some(socket) = self.sockets.get_mut(key) else {
+            return;
+        };
+        socket.retired = true;
+        if socket.waiting.is_empty() {
+            self.sockets.remove(key);
+        }
+    }
+
+    fn close(&mut self, key: Key) {
+        self.forget(key);
+        self.sockets.remove(key);
+    }
+
+    /// No new query finds the socket.
+    fn forget(&mut self, key: Key) {
+        let Some(server) = self.sockets.get(key).map(|s| s.server) else {
+            return;
+        };
+        if let Some(spread) = self.servers.get_mut(&server) {
+            for slot in spread.iter_mut().filter(|s| **s == Some(key)) {
+                *slot = None;
+            }
+            if spread.iter().all(Option::is_none) {
+                self.servers.remove(&server);
+            }
+        }
+    }
+}

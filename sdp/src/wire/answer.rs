@@ -1,0 +1,275 @@
+//! Answers as servers send them: do they answer our question, and what do they teach?
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use super::{
+    CLASS_IN, FLAG_TRUNCATED, HEADER_LEN, Header, Record, TYPE_A, TYPE_AAAA, TYPE_CNAME, edns,
+    edns::Edns, labels, u16_at,
+};
+
+/// Longest CNAME chain that is followed.
+const MAX_CHAIN: usize = 32;
+
+/// Whether `message` is a response to the question `asked` (name, type and class as sent).
+///
+/// The name must come back byte for byte: its case is part of what a forger
+/// must guess. A server that cannot read or will not serve a query may leave
+/// the question out, but only with an error code.
+pub fn answers(message: &[u8], asked: &[u8]) -> bool {
+    let Some(header) = Header::read(message) else {
+        return false;
+    };
+    if !header.is_response() {
+        return false;
+    }
+    match header.questions {
+        0 => header.rcode() != 0 && header.answers == 0,
+        1 => message
+            .get(HEADER_LEN..)
+            .is_some_and(|body| body.starts_with(asked)),
+        _ => false,
+    }
+}
+
+/// What an answer says of its question's name.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Learned {
+    /// Addresses of the name, reached along its CNAME chain; each once.
+    pub addresses: Vec<IpAddr>,
+    /// Least TTL of that chain and those addresses, seconds.
+    pub ttl: u32,
+}
+
+/// The answer cannot be read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the server's answer cannot be decoded")]
+pub struct Malformed;
+
+/// What to make of an answer, besides passing it on.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Reading {
+    /// Addresses, if the code is 0 and there are any.
+    pub learned: Option<Learned>,
+    /// Its OPT record, if it carries an option that must not be passed on.
+    pub hop_by_hop: Option<Edns>,
+}
+
+/// Reads an answer that [`answers`] said yes to.
+///
+/// A truncated answer may break off anywhere after its question.
+pub fn read(message: &[u8]) -> Result<Reading, Malformed> {
+    let header = Header::read(message).ok_or(Malformed)?;
+    let truncated = header.flags & FLAG_TRUNCATED != 0;
+    let start = match header.questions {
+        0 => HEADER_LEN,
+        _ => labels::skip_plain(message, HEADER_LEN).ok_or(Malformed)? + 4,
+    };
+    let mut at = start;
+    for _ in 0..header.answers {
+        match Record::read(message, at) {
+            Some((_, next)) => at = next,
+            None if truncated => break,
+            None => return Err(Malformed),
+        }
+    }
+    let rest = usize::from(header.authorities) + usize::from(header.additionals);
+    let hop_by_hop = match edns::find(message, at, rest) {
+        Some((edns, _)) => edns.filter(Edns::has_keepalive),
+        None if truncated => None,
+        None => return Err(Malformed),
+    };
+    let section = Section {
+        message,
+        start,
+        end: at,
+    };
+    let learned = match header.rcode() {
+        0 if at > start && header.questions == 1 => section.learn()?,
+        _ => None,
+    };
+    Ok(Reading {
+        learned,
+        hop_by_hop,
+    })
+}
+
+/// The answer section, already known to be readable.
+struct Section<'a> {
+    message: &'a [u8],
+    start: usize,
+    end: usize,
+}
+
+impl Section<'_> {
+    fn learn(&self) -> Result<Option<Learned>, Malformed> {
+        let mut learned = Learned {
+            addresses: Vec::new(),
+            ttl: u32::MAX,
+        };
+        let mut owner = HEADER_LEN;
+        let mut seen = Vec::new();
+        let mut chain_ttl = u32::MAX;
+        for _ in 0..MAX_CHAIN {
+            let mut target = None;
+            for record in self.records() {
+                if record.class != CLASS_IN || !labels::same(self.message, record.owner, owner) {
+                    continue;
+                }
+                if let Some(address) = self.address(&record)? {
+                    learned.ttl = learned.ttl.min(ttl(&record)).min(chain_ttl);
+                    learned.addresses.push(address);
+                } else if record.rtype == TYPE_CNAME && target.is_none() {
+                    target = Some((record.data, ttl(&record)));
+                }
+            }
+            match target {
+                Some((next, ttl)) => {
+                    chain_ttl = chain_ttl.min(ttl);
+                    seen.push(owner);
+                    if seen.iter().any(|at| labels::same(self.message, *at, next)) {
+                        break;
+                    }
+                    owner = next;
+                }
+                None => break,
+            }
+        }
+        learned.addresses.sort_unstable();
+        learned.addresses.dedup();
+        Ok((!learned.addresses.is_empty()).then_some(learned))
+    }
+
+    fn records(&self) -> impl Iterator<Item = Record> {
+        let mut at = self.start;
+        std::iter::from_fn(move || {
+            if at >= self.end {
+                return None;
+            }
+            let (record, next) = Record::read(self.message, at)?;
+            at = next;
+            Some(record)
+        })
+    }
+
+    fn address(&self, record: &Record) -> Result<Option<IpAddr>, Malformed> {
+        let data = self
+            .message
+            .get(record.data..record.data + record.data_len)
+            .ok_or(Malformed)?;
+        match record.rtype {
+            TYPE_A => {
+                let octets: [u8; 4] = data.try_into().map_err(|_| Malformed)?;
+                Ok(Some(IpAddr::V4(Ipv4Addr::from(octets))))
+            }
+            TYPE_AAAA => {
+                let octets: [u8; 16] = data.try_into().map_err(|_| Malformed)?;
+                Ok(Some(IpAddr::V6(Ipv6Addr::from(octets))))
+            }
+            _ => Ok(None),
+        }
+    }
+}
+
+/// TTL of a record; one with the top bit set counts as 0 (RFC 2181, 8).
+fn ttl(record: &Record) -> u32 {
+    if record.ttl > i32::MAX.unsigned_abs() {
+        0
+    } else {
+        record.ttl
+    }
+}
+
+/// Type and class of the question of a message, for logs.
+pub fn question_type(message: &[u8]) -> Option<u16> {
+    u16_at(message, labels::skip_plain(message, HEADER_LEN)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Malformed, answers, read};
+    use crate::wire::{put_u16, query::tests::plain};
+
+    struct Builder(Vec<u8>, u16);
+
+    impl Builder {
+        fn to(name: &str) -> Self {
+            let mut message = plain(1, name, 1);
+            put_u16(&mut message, 2, 0x8180);
+            Self(message, 0)
+        }
+
+        fn record(mut self, owner: &[u8], rtype: u16, ttl: u32, data: &[u8]) -> Self {
+            self.0.extend_from_slice(owner);
+            self.0.extend_from_slice(&rtype.to_be_bytes());
+            self.0.extend_from_slice(&[0, 1]);
+            self.0.extend_from_slice(&ttl.to_be_bytes());
+            self.0
+                .extend_from_slice(&u16::try_from(data.len()).unwrap().to_be_bytes());
+            self.0.extend_from_slice(data);
+            self.1 += 1;
+            put_u16(&mut self.0, 6, self.1);
+            self
+        }
+    }
+
+    const Q: &[u8] = b"\xc0\x0c";
+    const CDN: &[u8] = b"\x03cdn\x01y\x00";
+
+    fn learned(built: &Builder) -> Option<(Vec<String>, u32)> {
+        let learned = read(&built.0).unwrap().learned?;
+        Some((
+            learned.addresses.iter().map(ToString::to_string).collect(),
+            learned.ttl,
+        ))
+    }
+
+    #[test]
+    fn the_chain_is_followed_in_any_order_and_no_further() {
+        let built = Builder::to("www.x")
+            .record(CDN, 1, 60, &[192, 0, 2, 1])
+            .record(b"\x01z\x00", 1, 1, &[192, 0, 2, 9])
+            .record(Q, 5, 30, b"\x03CDN\x01y\x00")
+            .record(CDN, 1, 90, &[192, 0, 2, 2]);
+        let expected = (vec!["192.0.2.1".to_owned(), "192.0.2.2".to_owned()], 30);
+        assert_eq!(learned(&built), Some(expected));
+    }
+
+    #[test]
+    fn a_loop_ends() {
+        let built = Builder::to("a")
+            .record(Q, 5, 1, CDN)
+            .record(CDN, 5, 1, b"\xc0\x0c");
+        assert_eq!(learned(&built), None);
+    }
+
+    #[test]
+    fn only_code_zero_teaches() {
+        let mut built = Builder::to("a").record(Q, 1, 5, &[192, 0, 2, 1]);
+        assert!(learned(&built).is_some());
+        put_u16(&mut built.0, 2, 0x8183);
+        assert_eq!(learned(&built), None);
+    }
+
+    #[test]
+    fn cut_answers_teach_only_if_they_say_so() {
+        let mut built = Builder::to("a")
+            .record(Q, 1, 5, &[192, 0, 2, 1])
+            .record(Q, 1, 5, &[1; 4]);
+        built.0.truncate(built.0.len() - 1);
+        assert_eq!(read(&built.0), Err(Malformed));
+        put_u16(&mut built.0, 2, 0x8380);
+        assert_eq!(learned(&built), Some((vec!["192.0.2.1".to_owned()], 5)));
+    }
+
+    #[test]
+    fn the_question_must_come_back_as_sent() {
+        let asked = &plain(1, "wWw.x", 1)[12..];
+        assert!(answers(&Builder::to("wWw.x").0, asked));
+        assert!(!answers(&Builder::to("www.x").0, asked));
+        assert!(!answers(&plain(1, "wWw.x", 1), asked));
+        let refused = [0, 1, 0x81, 0x85, 0, 0, 0, 0, 0, 0, 0, 0];
+        assert!(answers(&refused, asked));
+        let empty = [0, 1, 0x81, 0x80, 0, 0, 0, 0, 0, 0, 0, 0];
+        assert!(!answers(&empty, asked));
+    }
+}

@@ -1,0 +1,178 @@
+//! Domain names in messages: labels and compression pointers (RFC 1035, 3.1 and 4.1.4).
+
+use crate::name::NameBuf;
+
+/// Most bytes of a name, length bytes and root included (RFC 1035, 2.3.4).
+const MAX_NAME: usize = 255;
+
+/// One step through a name.
+enum Step {
+    /// A label of this many bytes, which start at the position.
+    Label(usize, usize),
+    /// The root label; the position after it.
+    Root(usize),
+    /// A pointer to an earlier position; the position after it.
+    Pointer(usize, usize),
+}
+
+fn step(message: &[u8], at: usize) -> Option<Step> {
+    let length = *message.get(at)?;
+    match length {
+        0 => Some(Step::Root(at + 1)),
+        1..=63 => Some(Step::Label(usize::from(length), at + 1)),
+        0xc0.. => {
+            let target = super::u16_at(message, at)? & 0x3fff;
+            // A pointer leads to a prior occurrence: this alone rules loops out.
+            let target = usize::from(target);
+            (target < at).then_some(Step::Pointer(target, at + 2))
+        }
+        _ => None, // extended label types are obsolete (RFC 6891, 5)
+    }
+}
+
+/// Walks labels, following pointers.
+struct Labels<'a> {
+    message: &'a [u8],
+    at: usize,
+    lowest: usize,
+    length: usize,
+}
+
+impl<'a> Labels<'a> {
+    fn new(message: &'a [u8], at: usize) -> Self {
+        Self {
+            message,
+            at,
+            lowest: at,
+            length: 1,
+        }
+    }
+
+    /// The next label; an empty one at the root.
+    fn next(&mut self) -> Option<&'a [u8]> {
+        loop {
+            match step(self.message, self.at)? {
+                Step::Root(_) => return Some(&[]),
+                Step::Label(length, start) => {
+                    self.length += length + 1;
+                    self.at = start + length;
+                    let label = self.message.get(start..self.at)?;
+                    return (self.length <= MAX_NAME).then_some(label);
+                }
+                Step::Pointer(target, _) => {
+                    // Each jump must lead below all before it.
+                    if target >= self.lowest {
+                        return None;
+                    }
+                    self.lowest = target;
+                    self.at = target;
+                }
+            }
+        }
+    }
+}
+
+/// Position after the name at `at`. Checks its labels, not where a pointer leads.
+pub(crate) fn skip(message: &[u8], mut at: usize) -> Option<usize> {
+    let start = at;
+    loop {
+        match step(message, at)? {
+            Step::Root(end) | Step::Pointer(_, end) => return Some(end),
+            Step::Label(length, label) => at = label + length,
+        }
+        if at - start > MAX_NAME {
+            return None;
+        }
+    }
+}
+
+/// Position after the name at `at`, which must not be compressed: a question's.
+pub(crate) fn skip_plain(message: &[u8], mut at: usize) -> Option<usize> {
+    let start = at;
+    loop {
+        match step(message, at)? {
+            Step::Pointer(..) => return None,
+            Step::Root(end) => return (end - start <= MAX_NAME).then_some(end),
+            Step::Label(length, label) => at = label + length,
+        }
+        if at - start > MAX_NAME {
+            return None;
+        }
+    }
+}
+
+/// Reads the name at `at` in presentation form, lower case.
+pub(crate) fn read(message: &[u8], at: usize, into: &mut NameBuf) -> Option<()> {
+    into.clear();
+    let mut labels = Labels::new(message, at);
+    loop {
+        let label = labels.next()?;
+        if label.is_empty() {
+            into.finish();
+            return Some(());
+        }
+        into.push_label(label);
+    }
+}
+
+/// Whether the names at two positions are equal but for case (RFC 4343). Broken ones equal none.
+pub(crate) fn same(message: &[u8], a: usize, b: usize) -> bool {
+    let (mut a, mut b) = (Labels::new(message, a), Labels::new(message, b));
+    loop {
+        let (Some(left), Some(right)) = (a.next(), b.next()) else {
+            return false;
+        };
+        if !left.eq_ignore_ascii_case(right) {
+            return false;
+        }
+        if left.is_empty() {
+            return true;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{read, same, skip, skip_plain};
+    use crate::name::NameBuf;
+
+    fn text(message: &[u8], at: usize) -> Option<String> {
+        let mut name = NameBuf::default();
+        read(message, at, &mut name).map(|()| name.as_str().to_owned())
+    }
+
+    #[test]
+    fn pointers() {
+        let message = b"\x03wWw\x01x\x00\xc0\x04\x01y\xc0\x04\x01X\x00";
+        assert_eq!(text(message, 0).unwrap(), "www.x.");
+        assert_eq!(text(message, 7).unwrap(), "x.");
+        assert_eq!(text(message, 9).unwrap(), "y.x.");
+        assert!(same(message, 7, 13));
+        assert!(!same(message, 0, 9));
+        assert_eq!(skip(message, 9), Some(13));
+        assert_eq!(skip_plain(message, 9), None);
+    }
+
+    #[test]
+    fn loops_and_forward_pointers_are_broken() {
+        assert_eq!(text(b"\xc0\x00", 0), None);
+        assert_eq!(text(b"\x01a\xc0\x00", 0), None);
+        assert_eq!(text(b"\xc0\x02\x00", 0), None);
+        assert_eq!(text(b"\x40a\x00", 0), None);
+        assert_eq!(text(b"\x05ab", 0), None);
+    }
+
+    #[test]
+    fn odd_bytes_are_escaped_and_long_names_refused() {
+        assert_eq!(text(b"\x05a.\\\x00\xff\x00", 0).unwrap(), r"a\.\\\000\255.");
+        let mut long = Vec::new();
+        for _ in 0..4 {
+            long.push(63);
+            long.extend_from_slice(&[b'a'; 63]);
+        }
+        long.push(0);
+        assert_eq!(text(&long, 0), None);
+        assert_eq!(skip_plain(&long, 0), None);
+        assert_eq!(text(b"\x00", 0).unwrap(), ".");
+    }
+}

@@ -1,0 +1,180 @@
+//! Answers that we give ourselves.
+
+use super::{
+    FLAG_CHECKING_DISABLED, FLAG_RECURSION_DESIRED, FLAG_RESPONSE, HEADER_LEN, Header, MASK_OPCODE,
+    Rcode, TYPE_OPT, TYPE_SOA, labels, query::Query,
+};
+
+/// Extended DNS error Blocked: the operator's own policy forbids the name (RFC 8914, 4.16).
+pub const EDE_BLOCKED: u16 = 15;
+/// Extended DNS error Prohibited: the client may not ask here (RFC 8914, 4.19).
+pub const EDE_PROHIBITED: u16 = 18;
+
+/// UDP payload size that our OPT records announce, bytes.
+const UDP_SIZE: u16 = 1232;
+/// Option Extended DNS Error.
+const OPTION_EDE: u16 = 15;
+/// Seconds that a synthesised NXDOMAIN may be cached (RFC 2308, 5).
+const NEGATIVE_TTL: u32 = 5;
+
+/// Answers `query` with `code`: question echoed, EDNS answered with EDNS, and,
+/// if the client knows EDNS, the extended error.
+pub fn to_query(query: &Query<'_>, code: Rcode, extended_error: Option<u16>, out: &mut Vec<u8>) {
+    out.clear();
+    header(query.header, code, out);
+    count(out, 4, 1);
+    out.extend_from_slice(query.question());
+    if code == Rcode::NxDomain {
+        count(out, 8, 1);
+        soa(query, out);
+    }
+    if let Some(edns) = &query.edns {
+        count(out, 10, 1);
+        opt(edns.dnssec_ok, extended_error, out);
+    }
+}
+
+/// Answers something with a header that is no query to judge. The question is
+/// echoed if it can be read. Nothing is written if there is no header.
+pub fn to_unfit(message: &[u8], code: Rcode, out: &mut Vec<u8>) {
+    out.clear();
+    let Some(received) = Header::read(message) else {
+        return;
+    };
+    header(received, code, out);
+    let question = (received.questions == 1)
+        .then(|| labels::skip_plain(message, HEADER_LEN))
+        .flatten()
+        .and_then(|name_end| message.get(HEADER_LEN..name_end + 4));
+    if let Some(question) = question {
+        count(out, 4, 1);
+        out.extend_from_slice(question);
+    }
+}
+
+/// Answers a query of which only id, flags and question were kept.
+pub fn to_question(id: u16, flags: u16, question: &[u8], code: Rcode, out: &mut Vec<u8>) {
+    out.clear();
+    let kept = Header {
+        id,
+        flags,
+        questions: 1,
+        answers: 0,
+        authorities: 0,
+        additionals: 0,
+    };
+    header(kept, code, out);
+    count(out, 4, 1);
+    out.extend_from_slice(question);
+}
+
+fn header(received: Header, code: Rcode, out: &mut Vec<u8>) {
+    let kept = MASK_OPCODE | FLAG_RECURSION_DESIRED | FLAG_CHECKING_DISABLED;
+    let flags = FLAG_RESPONSE | (received.flags & kept) | code.number();
+    out.extend_from_slice(&received.id.to_be_bytes());
+    out.extend_from_slice(&flags.to_be_bytes());
+    out.extend_from_slice(&[0; 8]);
+}
+
+fn count(out: &mut [u8], at: usize, value: u16) {
+    super::put_u16(out, at, value);
+}
+
+/// An SOA record of the name's parent, so that resolvers may cache the NXDOMAIN.
+fn soa(query: &Query<'_>, out: &mut Vec<u8>) {
+    match query.question().first() {
+        Some(length @ 1..=63) => {
+            let parent = 0xc000 | (12 + 1 + u16::from(*length));
+            out.extend_from_slice(&parent.to_be_bytes());
+        }
+        _ => out.push(0),
+    }
+    out.extend_from_slice(&TYPE_SOA.to_be_bytes());
+    out.extend_from_slice(&super::CLASS_IN.to_be_bytes());
+    out.extend_from_slice(&NEGATIVE_TTL.to_be_bytes());
+    out.extend_from_slice(&22_u16.to_be_bytes());
+    out.extend_from_slice(&[0, 0]); // primary server and mailbox: the root
+    for number in [1, 3600, 600, 86_400, NEGATIVE_TTL] {
+        out.extend_from_slice(&number.to_be_bytes());
+    }
+}
+
+fn opt(dnssec_ok: bool, extended_error: Option<u16>, out: &mut Vec<u8>) {
+    out.push(0);
+    out.extend_from_slice(&TYPE_OPT.to_be_bytes());
+    out.extend_from_slice(&UDP_SIZE.to_be_bytes());
+    out.extend_from_slice(&[0, 0, if dnssec_ok { 0x80 } else { 0 }, 0]);
+    match extended_error {
+        None => out.extend_from_slice(&[0, 0]),
+        Some(code) => {
+            out.extend_from_slice(&6_u16.to_be_bytes());
+            out.extend_from_slice(&OPTION_EDE.to_be_bytes());
+            out.extend_from_slice(&2_u16.to_be_bytes());
+            out.extend_from_slice(&code.to_be_bytes());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use hickory_proto::op::{Message, ResponseCode};
+
+    use super::{EDE_PROHIBITED, to_query, to_unfit};
+    use crate::wire::{
+        Rcode, put_u16,
+        query::{
+            Query,
+            tests::{plain, with_edns},
+        },
+    };
+
+    #[test]
+    fn refusal_with_edns() {
+        let bytes = with_edns(plain(9, "wWw.x", 1), &[]);
+        let mut out = Vec::new();
+        to_query(
+            &Query::decode(&bytes).unwrap(),
+            Rcode::Refused,
+            Some(EDE_PROHIBITED),
+            &mut out,
+        );
+        assert!(out[12..].starts_with(&plain(9, "wWw.x", 1)[12..]));
+        assert!(out.ends_with(&[0, 15, 0, 2, 0, 18]));
+        let message = Message::from_vec(&out).unwrap();
+        assert_eq!(message.metadata.response_code, ResponseCode::Refused);
+        assert_eq!(message.metadata.id, 9);
+        assert!(message.edns.is_some_and(|e| e.flags().dnssec_ok));
+    }
+
+    #[test]
+    fn name_error_has_an_soa() {
+        for name in ["www.example.com", "com", ""] {
+            let bytes = plain(9, name, 1);
+            let mut out = Vec::new();
+            to_query(
+                &Query::decode(&bytes).unwrap(),
+                Rcode::NxDomain,
+                None,
+                &mut out,
+            );
+            let message = Message::from_vec(&out).unwrap();
+            assert_eq!(message.metadata.response_code, ResponseCode::NXDomain);
+            assert_eq!(message.authorities.len(), 1);
+            assert!(message.edns.is_none());
+        }
+    }
+
+    #[test]
+    fn unfit_keeps_what_can_be_read() {
+        let mut bytes = plain(3, "a.b", 1);
+        let mut out = Vec::new();
+        put_u16(&mut bytes, 2, 0x2100);
+        to_unfit(&bytes, Rcode::NotImp, &mut out);
+        assert_eq!(&out[..6], &[0, 3, 0xa1, 4, 0, 1]);
+        assert_eq!(out[12..], bytes[12..]);
+        to_unfit(&bytes[..13], Rcode::FormErr, &mut out);
+        assert_eq!(out.len(), 12);
+        to_unfit(&bytes[..3], Rcode::FormErr, &mut out);
+        assert!(out.is_empty());
+    }
+}

@@ -1,0 +1,320 @@
+//! What the tests stand on: the proxy under test, its server, its sink.
+
+use std::{
+    io::{Read, Write},
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, UdpSocket},
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use hickory_proto::{
+    op::{Message, Query},
+    rr::{Name, RData, Record, RecordType, rdata},
+};
+use holdfast_sdp::{
+    listener::{ListenConfig, Listeners, SocketOptions, Sockets},
+    mapping::{Mapping, MappingSink, OnRealised, Release},
+    policy::{
+        rule::{
+            EndpointRules, NameRule, NameRules, PortRules, RulesOf, SelectorRule, Servers,
+            Transport,
+        },
+        table::PolicyHandle,
+    },
+    proxy::{Proxy, ProxyConfig, Stats},
+    resolve::{Resolver, Who},
+};
+use parking_lot::{Condvar, Mutex};
+use shared_maps::{EndpointId, IdentityId};
+
+/// How long anything may take that should happen at once.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Everyone is endpoint 7, but for the addresses in `unknown`.
+struct Everyone {
+    unknown: Option<IpAddr>,
+}
+
+impl Resolver for Everyone {
+    fn who(&self, client: IpAddr) -> Who {
+        if self.unknown == Some(client) {
+            return Who::Unknown;
+        }
+        Who::Endpoint {
+            id: EndpointId(7),
+            identity: IdentityId(1007),
+            ifindex: 3,
+        }
+    }
+
+    fn whom(&self, _server: IpAddr) -> IdentityId {
+        IdentityId(1053)
+    }
+}
+
+/// Keeps what it is told; does with it what `say` says.
+#[derive(Default)]
+pub(crate) struct Sink {
+    say: Mutex<Option<Release>>,
+    told: Mutex<Vec<(Mapping, Option<OnRealised>)>>,
+    changed: Condvar,
+}
+
+impl Sink {
+    /// What to say from now on; `Leased` at first.
+    pub(crate) fn say(&self, release: Release) {
+        *self.say.lock() = Some(release);
+    }
+
+    /// Waits for the next mapping.
+    pub(crate) fn next(&self) -> (Mapping, Option<OnRealised>) {
+        let deadline = Instant::now() + PATIENCE;
+        let mut told = self.told.lock();
+        while told.is_empty() {
+            assert!(
+                !self.changed.wait_until(&mut told, deadline).timed_out(),
+                "nothing learned"
+            );
+        }
+        told.remove(0)
+    }
+
+    /// Whether nothing was learned that was not taken.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.told.lock().is_empty()
+    }
+}
+
+impl MappingSink for Sink {
+    fn learn(&self, mapping: Mapping, on_realised: OnRealised) -> Release {
+        let release = self.say.lock().unwrap_or(Release::Leased);
+        let callback = (release == Release::Held).then_some(on_realised);
+        self.told.lock().push((mapping, callback));
+        self.changed.notify_all();
+        release
+    }
+}
+
+/// What a bench is made of.
+pub(crate) struct Options {
+    pub v6: bool,
+    pub(crate) workers: usize,
+    pub(crate) config: ProxyConfig,
+    pub(crate) unknown: Option<IpAddr>,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        let config = ProxyConfig {
+            loopback_servers: true,
+            // Nothing in the tests may depend on it.
+            max_delay: Duration::from_secs(60),
+            ..ProxyConfig::default()
+        };
+        Self {
+            v6: false,
+            workers: 1,
+            config,
+            unknown: None,
+        }
+    }
+}
+
+/// The proxy under test with its server.
+pub(crate) struct Bench {
+    pub(crate) server: UdpSocket,
+    pub(crate) tcp_server: TcpListener,
+    pub(crate) server_address: SocketAddr,
+    pub(crate) proxy: SocketAddr,
+    pub(crate) stats: Stats,
+    pub(crate) sink: Arc<Sink>,
+    pub(crate) listeners: Listeners,
+    pub(crate) runtime: tokio::runtime::Runtime,
+}
+
+impl Bench {
+    pub(crate) fn new(options: Options) -> Self {
+        let localhost: IpAddr = if options.v6 {
+            Ipv6Addr::LOCALHOST.into()
+        } else {
+            Ipv4Addr::LOCALHOST.into()
+        };
+        let server = UdpSocket::bind((localhost, 0)).unwrap();
+        server.set_read_timeout(Some(PATIENCE)).unwrap();
+        let server_address = server.local_addr().unwrap();
+        let tcp_server = TcpListener::bind(server_address).unwrap();
+        let sockets = Sockets::bind(&ListenConfig {
+            port: 0,
+            ipv4: !options.v6,
+            ipv6: options.v6,
+            workers: options.workers,
+            options: SocketOptions::Plain {
+                server: server_address,
+            },
+            steering: None,
+            tcp_connections: 8,
+        })
+        .unwrap();
+        let policy = Arc::new(PolicyHandle::new());
+        let errors = policy.replace_all(&[rules(server_address.port())]);
+        assert!(errors.is_empty());
+        let sink = Arc::new(Sink::default());
+        let stats = Stats::default();
+        let config = ProxyConfig {
+            port: sockets.port(),
+            ..options.config
+        };
+        let resolver = Arc::new(Everyone {
+            unknown: options.unknown,
+        });
+        let proxy = Arc::new(Proxy::new(
+            config,
+            resolver,
+            policy,
+            Arc::clone(&sink) as _,
+            stats.clone(),
+        ));
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(1)
+            .enable_all()
+            .build()
+            .unwrap();
+        let listeners = Listeners::start(&proxy, sockets, runtime.handle()).unwrap();
+        let proxy = SocketAddr::new(localhost, listeners.port());
+        Self {
+            server,
+            tcp_server,
+            server_address,
+            proxy,
+            stats,
+            sink,
+            listeners,
+            runtime,
+        }
+    }
+
+    /// A client of its own port.
+    pub(crate) fn client(&self) -> UdpSocket {
+        let client = UdpSocket::bind((self.proxy.ip(), 0)).unwrap();
+        client.connect(self.proxy).unwrap();
+        client.set_read_timeout(Some(PATIENCE)).unwrap();
+        client
+    }
+
+    /// A client over TCP.
+    pub(crate) fn tcp_client(&self) -> TcpStream {
+        patient(TcpStream::connect(self.proxy).unwrap())
+    }
+
+    /// Waits for a connection at the server.
+    pub(crate) fn tcp_at_server(&self) -> TcpStream {
+        patient(self.tcp_server.accept().unwrap().0)
+    }
+
+    /// Waits for a query at the server.
+    pub(crate) fn at_server(&self) -> (Vec<u8>, SocketAddr) {
+        let mut buffer = vec![0; 65_535];
+        let (len, from) = self.server.recv_from(&mut buffer).unwrap();
+        buffer.truncate(len);
+        (buffer, from)
+    }
+
+    /// Waits for a query at the server and answers it with one address.
+    pub(crate) fn serve(&self, address: &str) -> Vec<u8> {
+        let (query, from) = self.at_server();
+        self.server
+            .send_to(&answer(&query, &[address]), from)
+            .unwrap();
+        query
+    }
+}
+
+fn rules(port: u16) -> RulesOf {
+    let names = vec![
+        NameRule::Pattern("*.good.example".to_owned()),
+        NameRule::Name("exact.example".to_owned()),
+    ];
+    let at = |transport| PortRules {
+        port,
+        transport,
+        rules: vec![SelectorRule {
+            selector: "servers".to_owned(),
+            servers: Servers::Identities([IdentityId(1053)].into()),
+            names: NameRules::Names(names.clone()),
+        }],
+    };
+    RulesOf {
+        endpoint: EndpointId(7),
+        rules: EndpointRules {
+            ports: vec![at(Transport::Udp), at(Transport::Tcp)],
+        },
+    }
+}
+
+/// A query, as bytes.
+pub(crate) fn query(id: u16, name: &str, kind: RecordType) -> Vec<u8> {
+    let mut message = Message::query();
+    message.metadata.id = id;
+    message.metadata.recursion_desired = true;
+    message.add_query(Query::query(Name::from_ascii(name).unwrap(), kind));
+    message.to_vec().unwrap()
+}
+
+/// An answer to `query` with addresses of TTL 300.
+pub(crate) fn answer(query: &[u8], addresses: &[&str]) -> Vec<u8> {
+    let query = Message::from_vec(query).unwrap();
+    let mut message = Message::response(query.metadata.id, query.metadata.op_code);
+    let question = query.queries[0].clone();
+    let name = question.name().clone();
+    message.add_query(question);
+    for address in addresses {
+        let data = match address.parse().unwrap() {
+            IpAddr::V4(ip) => RData::A(rdata::A(ip)),
+            IpAddr::V6(ip) => RData::AAAA(rdata::AAAA(ip)),
+        };
+        message.add_answer(Record::from_rdata(name.clone(), 300, data));
+    }
+    message.to_vec().unwrap()
+}
+
+/// Receives one datagram.
+pub(crate) fn receive(socket: &UdpSocket) -> Vec<u8> {
+    let mut buffer = vec![0; 65_535];
+    let len = socket.recv(&mut buffer).unwrap();
+    buffer.truncate(len);
+    buffer
+}
+
+/// Waits until `condition` holds.
+pub(crate) fn eventually(what: &str, condition: impl Fn() -> bool) {
+    let deadline = Instant::now() + PATIENCE;
+    while !condition() {
+        assert!(Instant::now() < deadline, "not in time: {what}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+fn patient(stream: TcpStream) -> TcpStream {
+    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    stream.set_nodelay(true).unwrap();
+    stream
+}
+
+/// Sends messages with their lengths, in one write.
+pub(crate) fn send_frames(mut stream: &TcpStream, messages: &[&[u8]]) {
+    let mut bytes = Vec::new();
+    for message in messages {
+        bytes.extend_from_slice(&u16::try_from(message.len()).unwrap().to_be_bytes());
+        bytes.extend_from_slice(message);
+    }
+    stream.write_all(&bytes).unwrap();
+}
+
+/// Receives one message; `None` when the peer closed.
+pub(crate) fn receive_frame(mut stream: &TcpStream) -> Option<Vec<u8>> {
+    let mut length = [0; 2];
+    stream.read_exact(&mut length).ok()?;
+    let mut message = vec![0; usize::from(u16::from_be_bytes(length))];
+    stream.read_exact(&mut message).ok()?;
+    Some(message)
+}

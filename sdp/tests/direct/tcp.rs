@@ -1,0 +1,188 @@
+//! Queries over TCP.
+
+use std::{io::Write, time::Duration};
+
+use hickory_proto::{
+    op::{Message, ResponseCode},
+    rr::RecordType,
+};
+use holdfast_sdp::{
+    mapping::{Realised, Release},
+    policy::rule::Transport,
+    proxy::stats::QueryResult,
+};
+
+use crate::bench::{Bench, Options, answer, eventually, query, receive_frame, send_frames};
+
+fn rcode(message: &[u8]) -> ResponseCode {
+    Message::from_vec(message).unwrap().metadata.response_code
+}
+
+#[test]
+fn pipelined_queries_share_one_upstream_connection_and_come_back_in_any_order() {
+    for v6 in [false, true] {
+        let bench = Bench::new(Options {
+            v6,
+            ..Options::default()
+        });
+        let client = bench.tcp_client();
+        let first = query(1, "a.good.example", RecordType::A);
+        let second = query(1, "b.good.example", RecordType::A);
+        send_frames(&client, &[&first, &second]);
+        let server = bench.tcp_at_server();
+        let (one, two) = (
+            receive_frame(&server).unwrap(),
+            receive_frame(&server).unwrap(),
+        );
+        assert_eq!(one[2..], first[2..]);
+        assert_ne!(
+            one[..2],
+            two[..2],
+            "one id from the client, two to the server"
+        );
+        let (late, early) = (answer(&one, &["192.0.2.1"]), answer(&two, &["192.0.2.2"]));
+        send_frames(&server, &[&early, &late]);
+        assert_eq!(receive_frame(&client).unwrap()[2..], early[2..]);
+        assert_eq!(receive_frame(&client).unwrap()[2..], late[2..]);
+        let (mapping, _) = bench.sink.next();
+        assert_eq!(
+            (mapping.name.as_str(), mapping.transport),
+            ("b.good.example.", Transport::Tcp)
+        );
+        send_frames(&client, &[&query(2, "bad.example", RecordType::A)]);
+        assert_eq!(
+            rcode(&receive_frame(&client).unwrap()),
+            ResponseCode::Refused
+        );
+    }
+}
+
+#[test]
+fn a_query_in_pieces_is_put_together() {
+    let bench = Bench::new(Options::default());
+    let mut client = bench.tcp_client();
+    let message = query(1, "bad.example", RecordType::A);
+    let mut bytes = u16::try_from(message.len()).unwrap().to_be_bytes().to_vec();
+    bytes.extend_from_slice(&message);
+    for piece in bytes.chunks(3) {
+        client.write_all(piece).unwrap();
+    }
+    assert_eq!(
+        rcode(&receive_frame(&client).unwrap()),
+        ResponseCode::Refused
+    );
+}
+
+#[test]
+fn a_held_answer_waits_and_others_do_not() {
+    let bench = Bench::new(Options::default());
+    let client = bench.tcp_client();
+    send_frames(&client, &[&query(1, "a.good.example", RecordType::A)]);
+    let server = bench.tcp_at_server();
+    bench.sink.say(Release::Held);
+    send_frames(
+        &server,
+        &[&answer(&receive_frame(&server).unwrap(), &["192.0.2.1"])],
+    );
+    let (_, on_realised) = bench.sink.next();
+    bench.sink.say(Release::Leased);
+    send_frames(&client, &[&query(2, "a.good.example", RecordType::AAAA)]);
+    send_frames(
+        &server,
+        &[&answer(&receive_frame(&server).unwrap(), &["2001:db8::1"])],
+    );
+    assert_eq!(receive_frame(&client).unwrap()[..2], [0, 2]);
+    on_realised.unwrap()(Realised::Yes);
+    assert_eq!(receive_frame(&client).unwrap()[..2], [0, 1]);
+}
+
+#[test]
+fn what_a_server_left_unanswered_is_asked_once_more() {
+    let bench = Bench::new(Options::default());
+    let client = bench.tcp_client();
+    send_frames(&client, &[&query(1, "a.good.example", RecordType::A)]);
+    let first = bench.tcp_at_server();
+    let asked = receive_frame(&first).unwrap();
+    drop(first);
+    let second = bench.tcp_at_server();
+    assert_eq!(receive_frame(&second).unwrap(), asked);
+    drop(second);
+    assert_eq!(
+        rcode(&receive_frame(&client).unwrap()),
+        ResponseCode::ServFail
+    );
+    assert_eq!(bench.stats.queries.get(QueryResult::UpstreamError), 1);
+    assert_eq!(bench.stats.in_flight.get(), 0);
+}
+
+#[test]
+fn an_unreachable_server_is_servfail() {
+    let bench = Bench::new(Options::default());
+    let client = bench.tcp_client();
+    let Bench {
+        tcp_server,
+        listeners: _listeners,
+        ..
+    } = bench;
+    drop(tcp_server);
+    send_frames(&client, &[&query(1, "a.good.example", RecordType::A)]);
+    assert_eq!(
+        rcode(&receive_frame(&client).unwrap()),
+        ResponseCode::ServFail
+    );
+}
+
+#[test]
+fn connections_are_bounded() {
+    let bench = Bench::new(Options::default());
+    // One client alone gets half of eight.
+    let clients: Vec<_> = (0..4).map(|_| bench.tcp_client()).collect();
+    eventually("four are accepted", || {
+        bench.stats.tcp_connections.get() == 4
+    });
+    assert_eq!(receive_frame(&bench.tcp_client()), None);
+    assert_eq!(bench.stats.tcp_refused.get(), 1);
+    drop(clients);
+    eventually("their places are free again", || {
+        bench.stats.tcp_connections.get() == 0
+    });
+}
+
+#[test]
+fn a_drain_ends_connections_between_queries() {
+    let bench = Bench::new(Options::default());
+    let idle = bench.tcp_client();
+    let busy = bench.tcp_client();
+    send_frames(&busy, &[&query(1, "a.good.example", RecordType::A)]);
+    let server = bench.tcp_at_server();
+    let asked = receive_frame(&server).unwrap();
+    let Bench {
+        listeners, runtime, ..
+    } = bench;
+    let draining = runtime.spawn(listeners.drain(Duration::from_secs(10)));
+    assert_eq!(receive_frame(&idle), None);
+    send_frames(&server, &[&answer(&asked, &["192.0.2.1"])]);
+    assert_eq!(rcode(&receive_frame(&busy).unwrap()), ResponseCode::NoError);
+    assert_eq!(receive_frame(&busy), None);
+    let report = runtime.block_on(draining).unwrap();
+    assert_eq!((report.abandoned, report.cut), (0, 0));
+}
+
+#[test]
+fn a_drain_that_takes_too_long_cuts_and_says_so() {
+    let bench = Bench::new(Options::default());
+    let busy = bench.tcp_client();
+    send_frames(&busy, &[&query(1, "a.good.example", RecordType::A)]);
+    let server = bench.tcp_at_server();
+    receive_frame(&server).unwrap();
+    let Bench {
+        listeners,
+        runtime,
+        stats,
+        ..
+    } = bench;
+    let report = runtime.block_on(listeners.drain(Duration::from_millis(100)));
+    assert_eq!(report.cut, 1);
+    assert_eq!(receive_frame(&busy), None);
+    assert_eq!((stats.in_flight.get(), stats.tcp_connections.get()), (0, 0));
+}

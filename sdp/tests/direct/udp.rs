@@ -1,0 +1,338 @@
+//! Queries over UDP.
+
+use std::time::Duration;
+
+use hickory_proto::{
+    op::{Message, ResponseCode},
+    rr::RecordType,
+};
+use holdfast_sdp::{
+    mapping::{Realised, Release},
+    proxy::{
+        ProxyConfig, RejectCode,
+        stats::{AnswerResult, QueryResult},
+    },
+};
+
+use crate::bench::{Bench, Options, answer, eventually, query, receive};
+
+fn rcode(message: &[u8]) -> ResponseCode {
+    Message::from_vec(message).unwrap().metadata.response_code
+}
+
+#[test]
+fn an_allowed_query_goes_to_its_server_and_back_unchanged() {
+    for v6 in [false, true] {
+        let bench = Bench::new(Options {
+            v6,
+            workers: 2,
+            ..Options::default()
+        });
+        let client = bench.client();
+        let sent = query(0x1234, "wWw.Good.example", RecordType::A);
+        client.send(&sent).unwrap();
+        let forwarded = bench.serve("192.0.2.1");
+        assert_eq!(forwarded[2..], sent[2..], "all but the id passes as it is");
+        let mut expected = answer(&forwarded, &["192.0.2.1"]);
+        expected[..2].copy_from_slice(&sent[..2]);
+        assert_eq!(receive(&client), expected);
+        let (mapping, _) = bench.sink.next();
+        assert_eq!(mapping.name.as_str(), "www.good.example.");
+        assert_eq!(
+            mapping.addresses,
+            ["192.0.2.1".parse::<std::net::IpAddr>().unwrap()]
+        );
+        assert_eq!((mapping.ttl, mapping.endpoint.ifindex), (300, 3));
+        assert_eq!(mapping.server, bench.server_address);
+    }
+}
+
+#[test]
+fn a_refused_name_never_reaches_the_server() {
+    let bench = Bench::new(Options::default());
+    let client = bench.client();
+    client
+        .send(&query(1, "bad.example", RecordType::A))
+        .unwrap();
+    assert_eq!(rcode(&receive(&client)), ResponseCode::Refused);
+    client
+        .send(&query(2, "exact.example", RecordType::A))
+        .unwrap();
+    let forwarded = bench.serve("192.0.2.2");
+    assert_eq!(
+        Message::from_vec(&forwarded).unwrap().queries[0]
+            .name()
+            .to_ascii(),
+        "exact.example."
+    );
+    receive(&client);
+    assert_eq!(bench.stats.queries.get(QueryResult::DeniedName), 1);
+    assert_eq!(bench.stats.queries.get(QueryResult::Forwarded), 1);
+}
+
+#[test]
+fn a_refused_name_does_not_exist_where_so_configured() {
+    let mut options = Options::default();
+    options.config.reject = RejectCode::NameError;
+    let bench = Bench::new(options);
+    let client = bench.client();
+    client
+        .send(&query(1, "bad.example", RecordType::A))
+        .unwrap();
+    assert_eq!(rcode(&receive(&client)), ResponseCode::NXDomain);
+}
+
+#[test]
+fn an_unknown_source_is_refused() {
+    let unknown = Some("127.0.0.1".parse().unwrap());
+    let bench = Bench::new(Options {
+        unknown,
+        ..Options::default()
+    });
+    let client = bench.client();
+    client
+        .send(&query(1, "exact.example", RecordType::A))
+        .unwrap();
+    assert_eq!(rcode(&receive(&client)), ResponseCode::Refused);
+    assert_eq!(bench.stats.queries.get(QueryResult::UnknownSource), 1);
+}
+
+#[test]
+fn loopback_servers_are_refused() {
+    let mut options = Options::default();
+    options.config.loopback_servers = false;
+    let bench = Bench::new(options);
+    let client = bench.client();
+    client
+        .send(&query(1, "exact.example", RecordType::A))
+        .unwrap();
+    assert_eq!(rcode(&receive(&client)), ResponseCode::Refused);
+    assert_eq!(bench.stats.queries.get(QueryResult::Loop), 1);
+}
+
+#[test]
+fn a_held_answer_waits_and_others_do_not() {
+    let bench = Bench::new(Options::default());
+    let client = bench.client();
+    bench.sink.say(Release::Held);
+    client
+        .send(&query(1, "a.good.example", RecordType::A))
+        .unwrap();
+    bench.serve("192.0.2.1");
+    let (_, on_realised) = bench.sink.next();
+    eventually("the answer is held", || bench.stats.held.get() == 1);
+    bench.sink.say(Release::Leased);
+    client
+        .send(&query(2, "a.good.example", RecordType::AAAA))
+        .unwrap();
+    bench.serve("2001:db8::1");
+    assert_eq!(receive(&client)[..2], [0, 2]);
+    on_realised.unwrap()(Realised::Yes);
+    assert_eq!(receive(&client)[..2], [0, 1]);
+    eventually("the release is counted", || {
+        bench.stats.answers.get(AnswerResult::Realised) == 1
+    });
+    assert_eq!(bench.stats.held.get(), 0);
+}
+
+#[test]
+fn a_late_answer_is_released_and_counted() {
+    let mut options = Options::default();
+    options.config.max_delay = Duration::from_millis(20);
+    let bench = Bench::new(options);
+    let client = bench.client();
+    bench.sink.say(Release::Held);
+    client
+        .send(&query(1, "a.good.example", RecordType::A))
+        .unwrap();
+    bench.serve("192.0.2.1");
+    let (_, on_realised) = bench.sink.next();
+    assert_eq!(receive(&client)[..2], [0, 1]);
+    eventually("the late answer is counted", || {
+        bench.stats.answers.get(AnswerResult::Late) == 1
+    });
+    // Comes too late, and finds nothing.
+    on_realised.unwrap()(Realised::Yes);
+}
+
+#[test]
+fn forged_answers_are_ignored() {
+    let bench = Bench::new(Options::default());
+    let client = bench.client();
+    client
+        .send(&query(1, "a.good.example", RecordType::A))
+        .unwrap();
+    let (asked, from) = bench.at_server();
+    let mut wrong_id = answer(&asked, &["192.0.2.66"]);
+    wrong_id[0] ^= 1;
+    let mut other_case = answer(&asked, &["192.0.2.66"]);
+    other_case[13] ^= 0x20;
+    for forged in [wrong_id, other_case, asked.clone()] {
+        bench.server.send_to(&forged, from).unwrap();
+    }
+    let stranger = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
+    stranger
+        .send_to(&answer(&asked, &["192.0.2.66"]), from)
+        .unwrap();
+    bench
+        .server
+        .send_to(&answer(&asked, &["192.0.2.1"]), from)
+        .unwrap();
+    assert_eq!(receive(&client)[2..], answer(&asked, &["192.0.2.1"])[2..]);
+    assert_eq!(bench.stats.answers.get(AnswerResult::Unexpected), 3);
+    assert_eq!(bench.sink.next().0.addresses.len(), 1);
+    assert!(bench.sink.is_empty());
+}
+
+#[test]
+fn an_undecodable_answer_becomes_servfail() {
+    let bench = Bench::new(Options::default());
+    let client = bench.client();
+    client
+        .send(&query(1, "a.good.example", RecordType::A))
+        .unwrap();
+    let (asked, from) = bench.at_server();
+    let mut broken = answer(&asked, &["192.0.2.1"]);
+    broken.truncate(broken.len() - 1);
+    bench.server.send_to(&broken, from).unwrap();
+    assert_eq!(rcode(&receive(&client)), ResponseCode::ServFail);
+    assert!(bench.sink.is_empty());
+}
+
+#[test]
+fn large_queries_and_answers_pass() {
+    let bench = Bench::new(Options::default());
+    let client = bench.client();
+    let mut sent = query(1, "a.good.example", RecordType::A);
+    // A record of unknown type and 60,000 bytes in the additional section.
+    sent[11] = 1;
+    sent.extend_from_slice(&[0, 0xff, 0, 0, 1, 0, 0, 0, 0, 0xea, 0x60]);
+    sent.extend_from_slice(&vec![0xab; 60_000]);
+    client.send(&sent).unwrap();
+    let (asked, from) = bench.at_server();
+    assert_eq!(asked[2..], sent[2..]);
+    let mut big = asked;
+    big[2] |= 0x80;
+    bench.server.send_to(&big, from).unwrap();
+    assert_eq!(receive(&client)[2..], big[2..]);
+}
+
+#[test]
+fn manners() {
+    let bench = Bench::new(Options::default());
+    let client = bench.client();
+    let good = query(9, "exact.example", RecordType::A);
+    let changed = |at: usize, value: u8| {
+        let mut bytes = good.clone();
+        bytes[at] = value;
+        bytes
+    };
+    // Neither of these is answered: no header, a response.
+    client.send(&good[..5]).unwrap();
+    client.send(&changed(2, 0x81)).unwrap();
+    for (bytes, expected) in [
+        (changed(2, 0x11), ResponseCode::NotImp),
+        (changed(5, 0), ResponseCode::FormErr),
+        (changed(5, 2), ResponseCode::FormErr),
+        (changed(7, 2), ResponseCode::FormErr),
+        (good[..20].to_vec(), ResponseCode::FormErr),
+    ] {
+        client.send(&bytes).unwrap();
+        let reply = receive(&client);
+        assert_eq!(&reply[..2], &[0, 9]);
+        assert_eq!(u16::from(reply[3] & 15), u16::from(expected), "{bytes:?}");
+    }
+    assert_eq!(bench.stats.queries.get(QueryResult::Ignored), 2);
+}
+
+#[test]
+fn a_query_that_nobody_answers_is_given_up_and_counted() {
+    let mut options = Options::default();
+    options.config.timeout = Duration::from_millis(20);
+    let bench = Bench::new(options);
+    let client = bench.client();
+    client
+        .send(&query(1, "exact.example", RecordType::A))
+        .unwrap();
+    let (asked, from) = bench.at_server();
+    eventually("the timeout is counted", || {
+        bench.stats.upstream_timeouts.get() == 1
+    });
+    assert_eq!(bench.stats.in_flight.get(), 0);
+    bench
+        .server
+        .send_to(&answer(&asked, &["192.0.2.1"]), from)
+        .unwrap();
+    eventually("it came too late", || {
+        bench.stats.answers.get(AnswerResult::Unexpected) == 1
+    });
+}
+
+#[test]
+fn too_many_in_flight_are_shed() {
+    let config = ProxyConfig {
+        in_flight: 8,
+        ..Options::default().config
+    };
+    let bench = Bench::new(Options {
+        config,
+        ..Options::default()
+    });
+    let client = bench.client();
+    for id in 0..8 {
+        client
+            .send(&query(id, "exact.example", RecordType::A))
+            .unwrap();
+    }
+    // One endpoint alone gets half.
+    for _ in 0..4 {
+        assert_eq!(rcode(&receive(&client)), ResponseCode::ServFail);
+    }
+    for _ in 0..4 {
+        bench.serve("192.0.2.1");
+        assert_eq!(rcode(&receive(&client)), ResponseCode::NoError);
+    }
+    assert_eq!(bench.stats.queries.get(QueryResult::Shed), 4);
+}
+
+#[test]
+fn a_drain_loses_nothing() {
+    let bench = Bench::new(Options {
+        workers: 2,
+        ..Options::default()
+    });
+    let client = bench.client();
+    let Bench {
+        server,
+        listeners,
+        runtime,
+        stats,
+        ..
+    } = bench;
+    let count = 200;
+    for id in 0..count {
+        client
+            .send(&query(id, "a.good.example", RecordType::A))
+            .unwrap();
+    }
+    let serving = std::thread::spawn(move || {
+        let mut buffer = [0; 512];
+        for _ in 0..count {
+            let (len, from) = server.recv_from(&mut buffer).unwrap();
+            server
+                .send_to(&answer(&buffer[..len], &["192.0.2.1"]), from)
+                .unwrap();
+        }
+    });
+    let report = runtime.block_on(listeners.drain(Duration::from_secs(10)));
+    assert_eq!(report.abandoned, 0);
+    for _ in 0..count {
+        receive(&client);
+    }
+    serving.join().unwrap();
+    assert_eq!(stats.answers.get(AnswerResult::Released), u64::from(count));
+    client
+        .send(&query(1, "a.good.example", RecordType::A))
+        .unwrap();
+    assert!(client.recv(&mut [0; 512]).is_err(), "the port is closed");
+}

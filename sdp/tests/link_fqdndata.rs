@@ -1,0 +1,226 @@
+//! The link against the FQDNData service of a small agent in the same process.
+
+use std::{
+    net::{IpAddr, SocketAddr},
+    sync::Arc,
+    time::Duration,
+};
+
+use fqdn_proto::fqdndata as wire;
+use holdfast_sdp::{
+    config::AgentAddress,
+    link::{
+        Link,
+        board::{Board, Service},
+    },
+    mapping::{
+        BootTime, EndpointInstance, Mapping, MappingSink, Realised, Refusal, Release,
+        sink::LinkSink,
+    },
+    maps::PinnedMaps,
+    name::Fqdn,
+    policy::{
+        rule::Transport,
+        table::{PolicyHandle, Question},
+        verdict::Verdict,
+    },
+    ready::Readiness,
+    resolve::{Resolver, Who},
+};
+use parking_lot::Mutex;
+use shared_maps::{EndpointId, IdentityId};
+use tokio::{net::TcpListener, sync::mpsc};
+use tokio_stream::{
+    StreamExt,
+    wrappers::{ReceiverStream, TcpListenerStream},
+};
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
+use tonic::{Request, Response, Status, Streaming, transport::Server};
+use wire::fqdn_data_server::{FqdnData, FqdnDataServer};
+
+const DEADLINE: Duration = Duration::from_secs(10);
+const SERVER: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(10, 0, 0, 53));
+
+#[derive(Clone, Default)]
+struct Agent {
+    states: Arc<Mutex<Vec<wire::PolicyState>>>,
+    acks: Arc<Mutex<Vec<wire::PolicyStateResponse>>>,
+    mappings: Arc<Mutex<Vec<wire::FqdnMapping>>>,
+    tasks: TaskTracker,
+}
+
+#[tonic::async_trait]
+impl FqdnData for Agent {
+    type StreamPolicyStateStream = ReceiverStream<Result<wire::PolicyState, Status>>;
+
+    /// As Cilium's: one state, then nothing until its answer came.
+    async fn stream_policy_state(
+        &self,
+        request: Request<Streaming<wire::PolicyStateResponse>>,
+    ) -> Result<Response<Self::StreamPolicyStateStream>, Status> {
+        let (down, sent) = mpsc::channel(1);
+        let mut acks = request.into_inner();
+        let agent = self.clone();
+        self.tasks.spawn(async move {
+            let states: Vec<_> = agent.states.lock().drain(..).collect();
+            for state in states {
+                if down.send(Ok(state)).await.is_err() {
+                    return;
+                }
+                let Some(Ok(ack)) = acks.next().await else {
+                    return;
+                };
+                agent.acks.lock().push(ack);
+            }
+            let _open = down;
+            std::future::pending::<()>().await;
+        });
+        Ok(Response::new(ReceiverStream::new(sent)))
+    }
+
+    async fn update_mapping_request(
+        &self,
+        request: Request<wire::FqdnMapping>,
+    ) -> Result<Response<wire::UpdateMappingResponse>, Status> {
+        let mapping = request.into_inner();
+        let unknown = mapping.fqdn.starts_with("unknown");
+        self.mappings.lock().push(mapping);
+        if unknown {
+            return Err(Status::unknown("no endpoint"));
+        }
+        let response = wire::ResponseCode::NoError.into();
+        Ok(Response::new(wire::UpdateMappingResponse { response }))
+    }
+}
+
+fn state(id: &str, endpoints: &[(u32, &str)]) -> wire::PolicyState {
+    let policies = endpoints.iter().map(|(endpoint, pattern)| wire::DnsPolicy {
+        source_endpoint_id: *endpoint,
+        dns_pattern: vec![(*pattern).into()],
+        dns_servers: vec![wire::DnsServer {
+            dns_server_identity: 500,
+            dns_server_port: 53,
+            dns_server_proto: 17,
+        }],
+    });
+    wire::PolicyState {
+        egress_l7_dns_policy: policies.collect(),
+        request_id: id.into(),
+        identity_to_endpoint_mapping: vec![wire::IdentityToEndpointMapping {
+            identity: 400,
+            endpoint_info: vec![wire::EndpointInfo {
+                id: 7,
+                ip: vec![vec![10, 0, 0, 7]],
+            }],
+        }],
+        identity_to_prefix_mapping: vec![wire::IdentityToPrefixMapping {
+            identity: 500,
+            prefix: vec![vec![10, 0, 0, 53, 32]],
+        }],
+    }
+}
+
+async fn until(what: &str, mut holds: impl FnMut() -> bool) {
+    let wait = async {
+        while !holds() {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    assert!(
+        tokio::time::timeout(DEADLINE, wait).await.is_ok(),
+        "never came true: {what}"
+    );
+}
+
+fn allows(link: &Link, endpoint: u16, name: &str) -> bool {
+    let question = Question {
+        endpoint: EndpointId(endpoint),
+        port: 53,
+        transport: Transport::Udp,
+        server: link.maps.whom(SERVER),
+        address: SERVER,
+        name,
+    };
+    link.policy.load().check(&question) == Verdict::Allow
+}
+
+fn learn(link: &Link, name: &str) -> Arc<Mutex<Option<Realised>>> {
+    let told = Arc::new(Mutex::new(None));
+    let tell = Arc::clone(&told);
+    let mapping = Mapping {
+        endpoint: EndpointInstance {
+            id: EndpointId(7),
+            client: IpAddr::from([10, 0, 0, 7]),
+            ifindex: 0,
+        },
+        name: Fqdn::normalise(name),
+        addresses: vec![IpAddr::from([192, 0, 2, 1])],
+        ttl: 60,
+        seen_at: BootTime::now(),
+        rcode: 0,
+        server: SocketAddr::new(SERVER, 53),
+        transport: Transport::Udp,
+        replayed: false,
+    };
+    let release = link
+        .sink
+        .learn(mapping, Box::new(move |r| *tell.lock() = Some(r)));
+    assert_eq!(release, Release::Held);
+    told
+}
+
+#[tokio::test]
+async fn serves_from_a_cilium_agents_state_alone() {
+    let agent = Agent::default();
+    agent.states.lock().extend([
+        state("one", &[(7, "*.a.com"), (8, "*.a.com")]),
+        state("two", &[(7, "*.b.com")]),
+    ]);
+    let listener = TcpListener::bind(("127.0.0.1", 0)).await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let tasks = TaskTracker::new();
+    let server = Server::builder().add_service(FqdnDataServer::new(agent.clone()));
+    tasks.spawn(server.serve_with_incoming(TcpListenerStream::new(listener)));
+
+    let dir = tempfile::tempdir().unwrap();
+    let link = Link {
+        addresses: vec![AgentAddress::Tcp(address.to_string())],
+        instance: "test".into(),
+        proxy_port: 10094,
+        policy: Arc::new(PolicyHandle::new()),
+        sink: Arc::new(LinkSink::new(0, Duration::from_millis(100))),
+        maps: Arc::new(PinnedMaps::open(dir.path(), true)),
+        board: Arc::new(Board::new(Readiness::default())),
+    };
+    let stop = CancellationToken::new();
+    tasks.spawn(link.clone().run(stop.clone()));
+
+    until("both states answered", || agent.acks.lock().len() == 2).await;
+    assert_eq!(agent.acks.lock()[1].request_id, "two");
+    assert_eq!(
+        link.board.status().connection.unwrap().service,
+        Service::FqdnData
+    );
+    assert!(matches!(
+        link.maps.who(IpAddr::from([10, 0, 0, 7])),
+        Who::Endpoint {
+            id: EndpointId(7),
+            identity: IdentityId(400),
+            ..
+        }
+    ));
+    assert!(allows(&link, 7, "x.b.com.") && !allows(&link, 7, "x.a.com."));
+    assert!(!allows(&link, 8, "x.a.com."), "named before, absent now");
+
+    let told = learn(&link, "x.b.com");
+    until("realised", || *told.lock() == Some(Realised::Yes)).await;
+    let sent = agent.mappings.lock()[0].clone();
+    assert_eq!(sent.source_ip, b"10.0.0.7");
+    assert_eq!(sent.source_identity, 400);
+    let told = learn(&link, "unknown.b.com");
+    until("refused", || {
+        *told.lock() == Some(Realised::No(Refusal::NotRealised))
+    })
+    .await;
+    stop.cancel();
+}

@@ -1,5 +1,6 @@
 //! `cargo xtask setup`: what a fresh Debian 12 lacks. Each step says what it does and why.
 
+mod deny;
 mod ebpf;
 mod packages;
 
@@ -17,15 +18,21 @@ pub(crate) enum Part {
     Lab,
     /// The toolchain that builds the eBPF programs
     Bpf,
+    /// What lint calls besides the Rust toolchain
+    Lint,
 }
 
 /// Sets up `only`, or everything.
 pub(crate) fn run(only: Option<Part>) -> Result<()> {
-    if only != Some(Part::Bpf) {
+    let wanted = |part| only.is_none_or(|only| only == part);
+    if wanted(Part::Lab) {
         lab()?;
     }
-    if only != Some(Part::Lab) {
+    if wanted(Part::Bpf) {
         ebpf::install()?;
+    }
+    if wanted(Part::Lint) {
+        deny::install()?;
     }
     Ok(())
 }

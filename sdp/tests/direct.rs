@@ -1,6 +1,7 @@
 //! The whole proxy in one process, on loopback, without root: real sockets, a
 //! server of our own, a resolver and a mapping sink that do as they are told.
 
+#[cfg(test)]
 #[path = "direct/bench.rs"]
 mod bench;
 #[path = "direct/tcp.rs"]

@@ -67,7 +67,9 @@ impl FqdnData for Agent {
                 if down.send(Ok(state)).await.is_err() {
                     return;
                 }
-                let Some(Ok(ack)) = acks.next().await else { return };
+                let Some(Ok(ack)) = acks.next().await else {
+                    return;
+                };
                 agent.acks.lock().push(ack);
             }
             let _open = down;
@@ -106,7 +108,10 @@ fn state(id: &str, endpoints: &[(u32, &str)]) -> wire::PolicyState {
         request_id: id.into(),
         identity_to_endpoint_mapping: vec![wire::IdentityToEndpointMapping {
             identity: 400,
-            endpoint_info: vec![wire::EndpointInfo { id: 7, ip: vec![vec![10, 0, 0, 7]] }],
+            endpoint_info: vec![wire::EndpointInfo {
+                id: 7,
+                ip: vec![vec![10, 0, 0, 7]],
+            }],
         }],
         identity_to_prefix_mapping: vec![wire::IdentityToPrefixMapping {
             identity: 500,
@@ -121,7 +126,10 @@ async fn until(what: &str, mut holds: impl FnMut() -> bool) {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     };
-    assert!(tokio::time::timeout(DEADLINE, wait).await.is_ok(), "never came true: {what}");
+    assert!(
+        tokio::time::timeout(DEADLINE, wait).await.is_ok(),
+        "never came true: {what}"
+    );
 }
 
 fn allows(link: &Link, endpoint: u16, name: &str) -> bool {
@@ -154,7 +162,9 @@ fn learn(link: &Link, name: &str) -> Arc<Mutex<Option<Realised>>> {
         transport: Transport::Udp,
         replayed: false,
     };
-    let release = link.sink.learn(mapping, Box::new(move |r| *tell.lock() = Some(r)));
+    let release = link
+        .sink
+        .learn(mapping, Box::new(move |r| *tell.lock() = Some(r)));
     assert_eq!(release, Release::Held);
     told
 }
@@ -187,10 +197,17 @@ async fn serves_from_a_cilium_agents_state_alone() {
 
     until("both states answered", || agent.acks.lock().len() == 2).await;
     assert_eq!(agent.acks.lock()[1].request_id, "two");
-    assert_eq!(link.board.status().connection.unwrap().service, Service::FqdnData);
+    assert_eq!(
+        link.board.status().connection.unwrap().service,
+        Service::FqdnData
+    );
     assert!(matches!(
         link.maps.who(IpAddr::from([10, 0, 0, 7])),
-        Who::Endpoint { id: EndpointId(7), identity: IdentityId(400), .. }
+        Who::Endpoint {
+            id: EndpointId(7),
+            identity: IdentityId(400),
+            ..
+        }
     ));
     assert!(allows(&link, 7, "x.b.com.") && !allows(&link, 7, "x.a.com."));
     assert!(!allows(&link, 8, "x.a.com."), "named before, absent now");
@@ -201,6 +218,9 @@ async fn serves_from_a_cilium_agents_state_alone() {
     assert_eq!(sent.source_ip, b"10.0.0.7");
     assert_eq!(sent.source_identity, 400);
     let told = learn(&link, "unknown.b.com");
-    until("refused", || *told.lock() == Some(Realised::No(Refusal::NotRealised))).await;
+    until("refused", || {
+        *told.lock() == Some(Realised::No(Refusal::NotRealised))
+    })
+    .await;
     stop.cancel();
 }

@@ -107,6 +107,7 @@ impl Section<'_> {
             ttl: u32::MAX,
         };
         let mut owner = HEADER_LEN;
+        let mut seen = Vec::new();
         let mut chain_ttl = u32::MAX;
         for _ in 0..MAX_CHAIN {
             let mut target = None;
@@ -118,13 +119,19 @@ impl Section<'_> {
                     learned.ttl = learned.ttl.min(ttl(&record)).min(chain_ttl);
                     learned.addresses.push(address);
                 } else if record.rtype == TYPE_CNAME && target.is_none() {
-                    chain_ttl = chain_ttl.min(ttl(&record));
-                    target = Some(record.data);
+                    target = Some((record.data, ttl(&record)));
                 }
             }
             match target {
-                Some(next) if !labels::same(self.message, next, owner) => owner = next,
-                _ => break,
+                Some((next, ttl)) => {
+                    chain_ttl = chain_ttl.min(ttl);
+                    seen.push(owner);
+                    if seen.iter().any(|at| labels::same(self.message, *at, next)) {
+                        break;
+                    }
+                    owner = next;
+                }
+                None => break,
             }
         }
         learned.addresses.sort_unstable();

@@ -36,6 +36,8 @@ const MAX_WAITING: usize = 64;
 const MAX_OUT: usize = 256 * 1024;
 /// A connection on which nothing happens for so long is closed (RFC 7766, 6.2.3).
 const IDLE: Duration = Duration::from_secs(10);
+/// While draining, a client that has just connected still gets to ask its first query.
+const FIRST_QUERY: Duration = Duration::from_millis(500);
 
 /// A query in flight.
 struct Flight {
@@ -63,9 +65,12 @@ pub(super) struct Connection {
     /// Answers that wait for the agent, with when they came.
     held: HashMap<u64, (Vec<u8>, Instant)>,
     next_held: u64,
-    realised: (Sender<(u64, Realised)>, Receiver<(u64, Realised)>),
+    to_us: Sender<(u64, Realised)>,
+    realised: Receiver<(u64, Realised)>,
     /// The client sends no more.
     ended: bool,
+    /// Until when a first query is waited for; none once one has come.
+    first_query: Option<Instant>,
     last_activity: Instant,
     now: Instant,
     message: Vec<u8>,
@@ -88,6 +93,8 @@ impl Connection {
         shared: Arc<Shared>,
     ) -> Self {
         let now = Instant::now();
+        // Room for every held answer: the callback never finds it full.
+        let (to_us, realised) = channel(MAX_WAITING);
         // Only delays are lost if the kernel refuses.
         let _ = stream.set_nodelay(true);
         Self {
@@ -101,9 +108,10 @@ impl Connection {
             flights: HashMap::new(),
             held: HashMap::new(),
             next_held: 0,
-            // Room for every held answer: the callback never finds it full.
-            realised: channel(MAX_WAITING),
+            to_us,
+            realised,
             ended: false,
+            first_query: Some(now + FIRST_QUERY),
             last_activity: now,
             now,
             message: Vec::new(),
@@ -124,7 +132,7 @@ impl Connection {
             let step = tokio::select! {
                 biased;
                 () = self.shared.stop.cancelled() => Err(Over::Cut),
-                Some((key, realised)) = self.realised.1.recv() => {
+                Some((key, realised)) = self.realised.recv() => {
                     self.now = Instant::now();
                     self.release(key, realised);
                     Ok(())
@@ -172,6 +180,7 @@ impl Connection {
                 self.take_queries();
                 self.over()
             }
+            Ok(Read::Nothing) if self.first_query.is_some_and(|until| self.now < until) => None,
             Ok(Read::Nothing | Read::End) | Err(_) => Some(Over::Done),
         }
     }
@@ -203,6 +212,7 @@ impl Connection {
         let mut message = std::mem::take(&mut self.message);
         while self.may_read() && self.reader.take(&mut message) {
             self.last_activity = self.now;
+            self.first_query = None;
             self.query(&message);
         }
         self.message = message;
@@ -345,7 +355,7 @@ impl Connection {
         };
         let key = self.next_held;
         self.next_held += 1;
-        let to_us = self.realised.0.clone();
+        let to_us = self.to_us.clone();
         let answered = proxy.answer(&asked, message, BootTime::now(), || {
             Box::new(move |realised| {
                 // Fails only if the connection is gone.
@@ -399,7 +409,10 @@ impl Connection {
             .held
             .values()
             .map(|(_, since)| *since + config.max_delay);
-        let idle = self.last_activity + IDLE;
+        let idle = match self.first_query {
+            Some(until) if self.shared.draining.is_cancelled() => until,
+            _ => self.last_activity + IDLE,
+        };
         flights.chain(held).min().unwrap_or(idle)
     }
 

@@ -33,6 +33,9 @@ const TCP_CONNECTIONS: usize = 4096;
 /// Threads for TCP, the link to the agent and housekeeping; UDP has its own.
 const RUNTIME_THREADS: usize = 2;
 
+/// How long the first rules may hold up the listeners.
+const FIRST_RULES_WITHIN: Duration = Duration::from_secs(1);
+
 /// What every part of the process may look at.
 #[derive(Debug)]
 pub struct Shared {
@@ -90,7 +93,12 @@ async fn serve(config: Config) -> anyhow::Result<()> {
 
     let admin = Admin::start(&shared)?;
     restore_rules(&shared);
-    let sockets = Sockets::bind(&listen_config(config)).map_err(|e| explain_bind(e, config))?;
+    tasks.spawn(keep_house(Arc::clone(&shared)));
+    let link_stop = CancellationToken::new();
+    tasks.spawn(link(&shared).run(link_stop.clone()));
+    first_rules(&shared).await;
+
+    let sockets = Sockets::bind(&listen_config(config)).map_err(|e| explain_bind(&e, config))?;
     let proxy = Arc::new(Proxy::new(
         proxy_config(config),
         Arc::clone(&shared.maps) as _,
@@ -100,10 +108,6 @@ async fn serve(config: Config) -> anyhow::Result<()> {
     ));
     let listeners = Listeners::start(&proxy, sockets, &tokio::runtime::Handle::current())?;
     shared.ready.unblock(Need::Listeners);
-    tasks.spawn(keep_house(Arc::clone(&shared)));
-    let link_stop = CancellationToken::new();
-    tasks.spawn(link(&shared).run(link_stop.clone()));
-
     watch_steering(&shared, &listeners).await;
     shared.ready.block(Need::Staying, "leaving");
     leave(&shared, listeners).await;
@@ -181,8 +185,8 @@ fn proxy_config(config: &Config) -> ProxyConfig {
     }
 }
 
-fn explain_bind(error: ListenError, config: &Config) -> anyhow::Error {
-    let remedy = match &error {
+fn explain_bind(error: &ListenError, config: &Config) -> anyhow::Error {
+    let remedy = match error {
         ListenError::Socket { source, .. } => match source.kind() {
             io::ErrorKind::AddrInUse => Some(format!(
                 "another program has --tofqdns-proxy-port {} and does not share it: stop it, or \
@@ -196,10 +200,9 @@ fn explain_bind(error: ListenError, config: &Config) -> anyhow::Error {
         },
         _ => None,
     };
-    let error = anyhow::Error::new(error);
     match remedy {
-        Some(remedy) => error.context(remedy),
-        None => error,
+        Some(remedy) => anyhow::anyhow!("{error}: {remedy}"),
+        None => anyhow::anyhow!("{error}"),
     }
 }
 
@@ -232,6 +235,20 @@ fn restore_rules(shared: &Shared) {
     tracing::info!(endpoints = found.rules.len(), "rules restored from disk");
     shared.board.rules_from_disk(found.rules.len());
     *shared.skipped_files.lock() = found.skipped;
+}
+
+/// Waits for rules, [`FIRST_RULES_WITHIN`] at most: from the moment its sockets
+/// are bound this process gets queries that another one could have answered.
+async fn first_rules(shared: &Shared) {
+    let there = async {
+        while shared.ready.is_missing(Need::Rules) {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    tokio::select! {
+        _ = tokio::time::timeout(FIRST_RULES_WITHIN, there) => {}
+        () = shared.drain.leaving() => {}
+    }
 }
 
 /// Looks after what changes without anybody telling: pins and time.

@@ -111,6 +111,7 @@ impl Link {
         let mut delays = backoff::delays();
         let mut native_until: Option<Instant> = None;
         loop {
+            let mut errors = Vec::new();
             for address in &self.addresses {
                 let native_only = native_until.is_some_and(|until| Instant::now() < until);
                 if native_only && matches!(address, AgentAddress::Tcp(_)) {
@@ -120,7 +121,7 @@ impl Link {
                 let error = self.session(address).await;
                 self.sink.agent_down();
                 if self.board.sessions() == before {
-                    self.board.failed(address, &error);
+                    errors.push(format!("{address}: {error}"));
                     continue;
                 }
                 tracing::warn!(%address, %error, "lost the agent; serving on without it");
@@ -129,8 +130,10 @@ impl Link {
                 if matches!(address, AgentAddress::Unix(_)) {
                     native_until = Some(Instant::now() + STAY_NATIVE);
                 }
+                errors.clear();
                 break;
             }
+            self.board.nobody(&errors);
             sleep(delays.next().unwrap_or(backoff::LONGEST)).await;
         }
     }

@@ -50,6 +50,11 @@ impl Readiness {
         self.missing.lock().is_empty()
     }
 
+    /// Whether `need` is missing.
+    pub fn is_missing(&self, need: Need) -> bool {
+        self.missing.lock().contains_key(&need)
+    }
+
     /// What is missing, with the reason.
     pub fn missing(&self) -> Vec<(Need, String)> {
         self.missing

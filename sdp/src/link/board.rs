@@ -2,9 +2,7 @@
 
 use parking_lot::{Mutex, MutexGuard};
 
-use super::SessionError;
 use crate::{
-    config::AgentAddress,
     mapping::sink::Epoch,
     proxy::stats::Count,
     ready::{Need, Readiness},
@@ -167,17 +165,19 @@ impl Board {
         status.last_error = Some(reason.to_owned());
     }
 
-    pub(super) fn failed(&self, address: &AgentAddress, error: &SessionError) {
-        let text = format!("{address}: {error}");
-        let mut status = self.status.lock();
-        let news = status.last_error.as_deref() != Some(&*text);
-        if status.connection.is_none() {
-            status.last_error = Some(text);
+    /// An attempt at every address found no agent.
+    pub(super) fn nobody(&self, errors: &[String]) {
+        if errors.is_empty() {
+            return;
         }
+        let text = errors.join("; ");
+        let mut status = self.status.lock();
+        let news = status.last_error.as_ref() != Some(&text);
+        status.last_error = Some(text);
         drop(status);
         self.stats.connection_errors.add(1);
         if news {
-            tracing::debug!(%address, %error, "no agent there");
+            tracing::debug!(?errors, "no agent there");
         }
     }
 }

@@ -14,11 +14,7 @@ use holdfast_sdp::{
     },
 };
 
-use crate::bench::{Bench, Options, answer, eventually, query, receive};
-
-fn rcode(message: &[u8]) -> ResponseCode {
-    Message::from_vec(message).unwrap().metadata.response_code
-}
+use crate::bench::{Bench, Options, answer, eventually, query, rcode, receive};
 
 #[test]
 fn an_allowed_query_goes_to_its_server_and_back_unchanged() {

@@ -6,38 +6,88 @@
 //! `Core` is synchronous and does no I/O: time and the outcome of each step are
 //! passed in.
 
+use std::collections::BTreeSet;
+
 use holdfast_sdp::mapping::BootTime;
 
 pub mod config;
+mod endpoints;
 pub mod event;
+mod flush;
+mod mappings;
 pub mod plan;
+mod policies;
+mod restore;
+mod rules;
 pub mod snapshot;
+mod state;
+mod view;
 
 pub use config::{CoreConfig, Restored};
 pub use event::{Effect, Event};
 pub use plan::Plan;
 pub use snapshot::{Snapshot, Summary};
 
+use self::state::{State, Undo};
 use crate::datapath::plan::StepError;
+
+/// How long to wait before failed steps are tried again, seconds.
+const RETRY: u64 = 1;
 
 /// The core. One plan at a time: each [`Core::plan`] is followed by its [`Core::commit`].
 #[derive(Debug)]
 pub struct Core {
-    config: CoreConfig,
-    restored: Restored,
+    state: State,
 }
 
 impl Core {
     /// Starts from what an earlier run left behind.
     pub fn new(config: CoreConfig, restored: Restored) -> Self {
-        Self { config, restored }
+        Self {
+            state: State::new(config, restored),
+        }
     }
 
     /// Takes one event and says what has to be done. The first plan of all, whatever its
     /// event, also removes what is left of endpoints whose interface is gone.
     pub fn plan(&mut self, now: BootTime, event: Event) -> Plan {
-        let _ = (now, event, &self.config, &self.restored);
-        Plan::default()
+        let state = &mut self.state;
+        state.now = now.max(state.now);
+        let mut plan = Plan::default();
+        if !std::mem::replace(&mut state.sync.started, true) {
+            state.start(&mut plan);
+        }
+        state.retry();
+        match event {
+            Event::Policies(event) => state.on_policy(&mut plan, event),
+            Event::PoliciesRejected(errors) => state.rejected = errors,
+            Event::Endpoints(event) => state.on_endpoint(&mut plan, event),
+            Event::NodeAddresses(addresses) => state.on_node_addresses(&mut plan, addresses),
+            Event::Mappings(mappings) => state.on_mappings(&mut plan, mappings),
+            Event::Liveness {
+                gc_start,
+                alive,
+                complete,
+            } => {
+                state.on_liveness(&mut plan, gc_start, &alive, complete);
+            }
+            Event::StreamUp(stream) => {
+                state.streams.insert(stream);
+            }
+            Event::StreamDown(stream) => state.on_stream_down(&mut plan, stream),
+            Event::RevokeAcked { stream, id } => state.on_revoke_acked(&mut plan, stream, id),
+            Event::CleanNames(clean) => state.on_clean(&mut plan, &clean),
+            Event::Tick => {}
+        }
+        state.sync_up(&mut plan);
+        // After the event: a mapping in it may extend what would expire.
+        state.expire();
+        state.end_revocations(&mut plan);
+        state.end_restore(&mut plan);
+        state.flush(&mut plan);
+        state.settle_rules();
+        state.plan_files(&mut plan);
+        plan
     }
 
     /// Takes the outcome of a plan: `failures` as [`Plan::apply`] returned them.
@@ -47,22 +97,203 @@ impl Core {
         plan: Plan,
         failures: &[(usize, StepError)],
     ) -> Vec<Effect> {
-        let _ = (now, plan, failures);
-        Vec::new()
+        let state = &mut self.state;
+        state.now = now.max(state.now);
+        let failed: BTreeSet<usize> = failures.iter().map(|(index, _)| *index).collect();
+        drop(plan);
+        state.counters.step_failures += failed.len() as u64;
+        state.pending_steps = failed.len();
+        let undo = std::mem::take(&mut state.undo);
+        for (_, undo) in undo
+            .into_iter()
+            .enumerate()
+            .rev()
+            .filter(|(n, _)| failed.contains(n))
+        {
+            state.take_back(undo);
+        }
+        let mut effects = state.settle_outcomes();
+        effects.append(&mut state.durable_outcomes());
+        state.free_numbers();
+        let revocations = std::mem::take(&mut state.revoke);
+        effects.extend(revocations.into_iter().map(Effect::Revoke));
+        effects.append(&mut state.publish(!failed.is_empty()));
+        if !failed.is_empty() || !state.unresolved.is_empty() {
+            state.retry_at.get_or_insert(state.now.plus_secs(RETRY));
+        }
+        effects
     }
 
     /// When [`Event::Tick`] is due next.
     pub fn next_deadline(&self) -> Option<BootTime> {
-        None
+        let state = &self.state;
+        let file = state.files_due.first().map(|(at, _)| *at);
+        let revocation = state
+            .revocations
+            .values()
+            .map(|pending| pending.until)
+            .min();
+        let times = [
+            state.names.next_deadline(),
+            state.retry_at,
+            state.restore_until,
+            revocation,
+        ];
+        let file = file.filter(|_| state.sync.done);
+        times.into_iter().chain([file]).flatten().min()
     }
 
     /// Everything, as plain data.
     pub fn snapshot(&self) -> Snapshot {
-        Snapshot::default()
+        self.state.snapshot()
     }
 
     /// Counts alone; cheap.
     pub fn summary(&self) -> Summary {
-        Summary::default()
+        self.state.summary()
     }
 }
+
+impl State {
+    /// Once all sources are complete, the model becomes the plan.
+    fn sync_up(&mut self, plan: &mut Plan) {
+        if self.sync.done || !self.sync.policies.complete || !self.sync.endpoints.complete {
+            return;
+        }
+        self.sync.done = true;
+        let left: Vec<_> = self
+            .endpoints
+            .iter()
+            .filter(|e| e.restored)
+            .map(|e| e.id)
+            .collect();
+        for id in left {
+            self.remove_endpoint(id);
+        }
+        self.revision = self.revision.max(1);
+        self.restore_until = Some(self.now.plus_secs(self.config.restore_grace));
+        self.flush(plan);
+        self.settle_rules();
+        self.learn_early();
+    }
+
+    /// Marks what failed to be planned once more.
+    fn retry(&mut self) {
+        if self.retry_at.is_none_or(|at| at > self.now) {
+            return;
+        }
+        self.retry_at = None;
+        for prefix in std::mem::take(&mut self.unresolved) {
+            self.ipcache.mark(prefix);
+        }
+    }
+
+    /// A step failed: the datapath has what it had before.
+    fn take_back(&mut self, undo: Undo) {
+        let later = self.now.plus_secs(RETRY);
+        match undo {
+            Undo::Checkpoint => {
+                self.checkpoint_due.local = true;
+                self.checkpoint_due.endpoints = true;
+            }
+            Undo::File(id, before) => {
+                self.durable.retain(|(endpoint, _)| *endpoint != id);
+                if let Some(endpoint) = self.endpoints.get_mut(id) {
+                    endpoint.filed = before;
+                    endpoint.filed_rules = None;
+                    endpoint.file_due = Some(later);
+                    self.files_due.insert((later, id));
+                    self.work.insert(id);
+                }
+            }
+            Undo::RemovedFile(id) => {
+                if let Some(endpoint) = self.leaving.get_mut(&id) {
+                    endpoint.filed = true;
+                }
+            }
+            Undo::CreatedMap(id) => {
+                if let Some(endpoint) = self.endpoints.get_mut(id) {
+                    endpoint.policy_map = None;
+                    self.work.insert(id);
+                }
+            }
+            Undo::RemovedMap(id) => match self.leaving.get_mut(&id) {
+                Some(endpoint) => {
+                    endpoint.policy_map.get_or_insert_default();
+                }
+                None => {
+                    self.orphans.insert(id);
+                }
+            },
+            Undo::Policy(id, key, before) => self.take_back_policy(id, key, before),
+            Undo::Lxc(key, before) => {
+                match before {
+                    Some(value) => self.lxc.insert(key, value),
+                    None => self.lxc.remove(&key),
+                };
+                self.lxc_dirty
+                    .extend(crate::endpoint::endpoint::lxc_address(&key));
+            }
+            Undo::Ipcache(prefix, before) => {
+                self.ipcache.realise(prefix, before);
+                self.unresolved.insert(prefix);
+            }
+            Undo::Attached(id, before) => {
+                if let Some(endpoint) = self.endpoints.get_mut(id) {
+                    endpoint.attached = before;
+                    self.work.insert(id);
+                } else if let Some(endpoint) = self.leaving.get_mut(&id) {
+                    endpoint.attached = before;
+                }
+            }
+        }
+    }
+
+    fn take_back_policy(
+        &mut self,
+        id: shared_maps::EndpointId,
+        key: shared_maps::policy::PolicyKey,
+        before: Option<shared_maps::policy::PolicyValue>,
+    ) {
+        let Some(endpoint) = self.endpoints.get_mut(id) else {
+            return;
+        };
+        let peer = shared_maps::IdentityId(key.sec_label);
+        if let Some(map) = &mut endpoint.policy_map {
+            let entries = map.entry(peer).or_default();
+            match before {
+                Some(value) => entries.insert(key, value),
+                None => entries.remove(&key),
+            };
+            if entries.is_empty() {
+                map.remove(&peer);
+            }
+        }
+        endpoint.behind.add([peer]);
+        endpoint.policy_revision = 0;
+        self.work.insert(id);
+    }
+
+    /// Numbers of endpoints of which nothing is left may be used again.
+    fn free_numbers(&mut self) {
+        let lxc: BTreeSet<u16> = if self.leaving.is_empty() {
+            BTreeSet::new()
+        } else {
+            self.lxc.values().map(|value| value.lxc_id).collect()
+        };
+        let spent = self.leaving.iter().filter(|(id, endpoint)| {
+            endpoint.attached.is_none()
+                && !endpoint.filed
+                && endpoint.policy_map.is_none()
+                && !lxc.contains(&id.0)
+        });
+        let spent: Vec<_> = spent.map(|(id, _)| *id).collect();
+        for id in spent {
+            self.leaving.remove(&id);
+            self.endpoints.free(id);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

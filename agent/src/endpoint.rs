@@ -2,4 +2,11 @@
 
 pub mod config_file;
 pub mod discover;
+#[expect(
+    clippy::module_inception,
+    reason = "the module is about many, the file about one"
+)]
+pub mod endpoint;
+pub mod manager;
 pub mod source;
+pub mod wall_time;

@@ -18,6 +18,7 @@ pub mod dnsproxy;
 pub mod endpoint;
 pub mod epoch;
 pub mod events;
+pub mod fqdn;
 pub mod grpc;
 pub mod health;
 pub mod identity;

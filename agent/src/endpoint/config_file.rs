@@ -1,5 +1,8 @@
 //! `ep_config.json`: what a restart, and a proxy without an agent, need to know.
 
+mod json;
+mod rules;
+
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use holdfast_sdp::{name::Fqdn, policy::rule::EndpointRules};
@@ -102,11 +105,10 @@ pub enum FileError {
     Newer(u64),
 }
 
-/// Reads an `ep_config.json`, this program's or Cilium's.
-pub fn parse(text: &str) -> Result<EndpointFile, FileError> {
-    let value: serde_json::Value = serde_json::from_str(text)?;
-    Err(FileError::Field {
-        field: "ID",
-        value: value.to_string(),
-    })
-}
+pub use json::{parse, render};
+
+/// Where the servers of a DNS rule are, for rules by address.
+pub type ServerAddresses = std::collections::BTreeMap<IdentityId, Vec<ipnet::IpNet>>;
+
+#[cfg(test)]
+mod tests;

@@ -8,7 +8,7 @@ use crate::labels::LabelSet;
 
 /// Allocates identities of one scope. Node-local now; a cluster-wide store may take its
 /// place for endpoint identities.
-pub trait Allocator: Send {
+pub trait Allocator: std::fmt::Debug + Send {
     /// Identity of `labels`, with one reference more. `fresh` if no map may know it yet.
     fn acquire(&mut self, labels: &LabelSet) -> Result<Acquired, Exhausted>;
     /// Gives one reference back. Without references an identity stays until [`Allocator::sweep`].
@@ -104,6 +104,11 @@ impl NodeLocal {
     /// Numbers for endpoints: small enough for the mark of a packet.
     pub fn endpoints(restored: Vec<(IdentityId, LabelSet)>) -> Self {
         Self::new(IdentityId::ENDPOINT_MIN, IdentityId::ENDPOINT_MAX, restored)
+    }
+
+    /// Whether these labels have a number already.
+    pub fn knows(&self, labels: &LabelSet) -> bool {
+        self.ids.contains_key(labels)
     }
 
     fn free_number(&mut self) -> Option<IdentityId> {

@@ -14,11 +14,15 @@ const VERSION: u64 = 1;
 #[derive(Serialize, Deserialize)]
 struct Entry {
     id: u32,
-    labels: BTreeMap<String, LabelEntry>,
+    labels: LabelMap,
 }
 
+/// Labels of a file, by key.
+pub(crate) type LabelMap = BTreeMap<String, LabelEntry>;
+
+/// A label of a file.
 #[derive(Serialize, Deserialize)]
-struct LabelEntry {
+pub(crate) struct LabelEntry {
     key: String,
     #[serde(default, skip_serializing_if = "String::is_empty")]
     value: String,
@@ -74,32 +78,45 @@ pub fn parse_endpoints(text: &str) -> Result<Vec<(IdentityId, LabelSet)>, Checkp
 }
 
 fn entry(id: IdentityId, labels: &LabelSet) -> Entry {
-    let labels = labels
-        .iter()
-        .map(|label| {
-            let entry = LabelEntry {
-                key: label.key().to_owned(),
-                value: label.value().to_owned(),
-                source: label.source().to_owned(),
-            };
-            // One key may come from several sources here, in Cilium's map it may not.
-            (format!("{}:{}", label.source(), label.key()), entry)
-        })
-        .collect();
-    Entry { id: id.0, labels }
+    Entry {
+        id: id.0,
+        labels: spell(labels),
+    }
+}
+
+/// Labels as Cilium's files have them: an object by key.
+pub(crate) fn spell(labels: &LabelSet) -> LabelMap {
+    let mut map = LabelMap::new();
+    for label in labels.iter() {
+        let entry = LabelEntry {
+            key: label.key().to_owned(),
+            value: label.value().to_owned(),
+            source: label.source().to_owned(),
+        };
+        // Two sources may use one key.
+        let mut key = label.key().to_owned();
+        if map.contains_key(&key) {
+            key = format!("{}:{}", label.source(), label.key());
+        }
+        map.insert(key, entry);
+    }
+    map
+}
+
+/// Inverse of [`spell`].
+pub(crate) fn unspell(map: &LabelMap) -> LabelSet {
+    let labels = map
+        .values()
+        .map(|l| Label::new(&l.source, &l.key, &l.value));
+    LabelSet::new(labels.collect())
 }
 
 fn read(entries: Vec<Entry>, keep: impl Fn(IdentityId) -> bool) -> Vec<(IdentityId, LabelSet)> {
-    entries
+    let entries = entries
         .into_iter()
-        .filter(|entry| keep(IdentityId(entry.id)))
-        .map(|entry| {
-            let labels = entry.labels.into_values();
-            let labels = labels
-                .map(|l| Label::new(&l.source, &l.key, &l.value))
-                .collect();
-            (IdentityId(entry.id), LabelSet::new(labels))
-        })
+        .filter(|entry| keep(IdentityId(entry.id)));
+    entries
+        .map(|entry| (IdentityId(entry.id), unspell(&entry.labels)))
         .collect()
 }
 

@@ -54,6 +54,8 @@ pub struct Metadata {
     pub desired: Option<IdentityId>,
     /// Identity the datapath has as far as planned; none = no entry.
     pub realised: Option<IdentityId>,
+    /// It holds a reference to `desired`.
+    pub held: bool,
     /// It awaits its resolution.
     pub(super) dirty: bool,
     /// Its labels got no identity: `desired` is older than they are.

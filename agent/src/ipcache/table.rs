@@ -104,11 +104,19 @@ impl Ipcache {
     }
 
     /// Sets the identity a prefix shall have.
-    pub fn desire(&mut self, prefix: IpNet, identity: Option<IdentityId>, unresolved: bool) {
+    pub fn desire(&mut self, prefix: IpNet, identity: Option<IdentityId>, held: bool) {
         let metadata = self.prefixes.entry(prefix);
         metadata.desired = identity;
-        metadata.unresolved = unresolved;
+        metadata.held = held;
+        metadata.unresolved = false;
         self.forget_spent(prefix);
+    }
+
+    /// Its labels got no identity: what it had stays.
+    pub fn leave_unresolved(&mut self, prefix: IpNet) {
+        if let Some(metadata) = self.prefixes.get_mut(prefix) {
+            metadata.unresolved = true;
+        }
     }
 
     /// Notes what the datapath has.

@@ -1,0 +1,292 @@
+//! Endpoints come, change and go.
+
+use std::{collections::BTreeSet, net::IpAddr};
+
+use holdfast_sdp::mapping::BootTime;
+use ipnet::IpNet;
+use shared_maps::{EndpointId, IdentityId, lxc::FLAG_HOST, lxc::LxcValue};
+
+use super::{
+    event::{EndpointSpec, SourceEvent},
+    plan::Plan,
+    state::State,
+};
+use crate::{
+    endpoint::endpoint::{Behind, Endpoint, labels_of, lxc_key},
+    ipcache::metadata::{Claim, Owner},
+    labels::LabelSet,
+};
+
+impl State {
+    pub(super) fn on_endpoint(&mut self, plan: &mut Plan, event: SourceEvent<EndpointSpec>) {
+        match event {
+            SourceEvent::Init => self.sync.endpoints.seen = Some(BTreeSet::new()),
+            SourceEvent::Apply(spec) => {
+                if let Some(seen) = &mut self.sync.endpoints.seen {
+                    seen.insert(spec.key.clone());
+                }
+                self.apply_endpoint(spec);
+            }
+            SourceEvent::Delete(key) => {
+                self.delete_endpoint(&key);
+                self.take_waiting();
+            }
+            SourceEvent::InitDone => {
+                let seen = self.sync.endpoints.seen.take().unwrap_or_default();
+                let known = self.endpoints.iter().map(|e| e.spec.key.clone());
+                let known: Vec<String> = known.chain(self.waiting.keys().cloned()).collect();
+                for key in known.iter().filter(|key| !seen.contains(*key)) {
+                    self.delete_endpoint(key);
+                }
+                self.take_waiting();
+                self.sync.endpoints.complete = true;
+            }
+        }
+        self.flush(plan);
+    }
+
+    fn delete_endpoint(&mut self, key: &str) {
+        self.waiting.remove(key);
+        if let Some(id) = self.endpoints.by_key(key) {
+            self.remove_endpoint(id);
+        }
+    }
+
+    /// Tries those again that could not be taken.
+    fn take_waiting(&mut self) {
+        for (spec, _) in std::mem::take(&mut self.waiting).into_values() {
+            self.apply_endpoint(spec);
+        }
+    }
+
+    fn apply_endpoint(&mut self, mut spec: EndpointSpec) {
+        let config = &self.config;
+        spec.addresses.retain(|address| match address {
+            IpAddr::V4(_) => config.enable_ipv4,
+            IpAddr::V6(v6) => config.enable_ipv6 && !v6.is_unicast_link_local(),
+        });
+        let labels = match labels_of(&spec) {
+            Ok(labels) => labels,
+            Err(error) => {
+                self.waiting
+                    .insert(spec.key.clone(), (spec, error.to_string()));
+                return;
+            }
+        };
+        if spec.addresses.is_empty() {
+            let reason = "it has no address of an enabled family: give its interface one";
+            self.waiting
+                .insert(spec.key.clone(), (spec, reason.to_owned()));
+            return;
+        }
+        self.adopt(&spec);
+        if let Some(id) = self.endpoints.by_key(&spec.key) {
+            let Some(endpoint) = self.endpoints.get(id) else {
+                return;
+            };
+            let same = endpoint.spec.ifindex == spec.ifindex
+                && endpoint.addresses().eq(pick(&spec.addresses));
+            if same {
+                self.update_endpoint(id, spec, &labels);
+                return;
+            }
+            // Another interface or address: another instance.
+            self.remove_endpoint(id);
+        }
+        let taken = pick(&spec.addresses).find_map(|a| self.endpoints.by_address(a));
+        if let Some(other) = taken {
+            let reason = format!("its address belongs to endpoint {other}: remove that one first");
+            self.waiting.insert(spec.key.clone(), (spec, reason));
+            return;
+        }
+        let since = self.now;
+        if let Some(id) = self.endpoints.free_number() {
+            self.add_endpoint(id, spec, labels, since, false);
+        } else {
+            let reason = "no endpoint number is free: remove endpoints".to_owned();
+            self.waiting.insert(spec.key.clone(), (spec, reason));
+        }
+    }
+
+    /// Lets an endpoint of an earlier run keep its number under a new key of its source.
+    fn adopt(&mut self, spec: &EndpointSpec) {
+        if self.endpoints.by_key(&spec.key).is_some() {
+            return;
+        }
+        let at = pick(&spec.addresses).find_map(|address| self.endpoints.by_address(address));
+        let same = at.and_then(|id| self.endpoints.get(id)).filter(|endpoint| {
+            endpoint.restored
+                && endpoint.spec.ifindex == spec.ifindex
+                && endpoint.addresses().eq(pick(&spec.addresses))
+        });
+        if let Some(id) = same.map(|endpoint| endpoint.id)
+            && let Some(mut endpoint) = self.endpoints.remove(id)
+        {
+            endpoint.spec.key.clone_from(&spec.key);
+            self.endpoints.insert(endpoint);
+        }
+    }
+
+    /// Adds an endpoint to the model.
+    pub(super) fn add_endpoint(
+        &mut self,
+        id: EndpointId,
+        spec: EndpointSpec,
+        labels: LabelSet,
+        since: BootTime,
+        restored: bool,
+    ) {
+        let Some(identity) = self.acquire_pod(&labels) else {
+            let reason = "no identity number is left for its labels: use fewer distinct label sets";
+            self.waiting
+                .insert(spec.key.clone(), (spec, reason.to_owned()));
+            self.endpoints.free(id);
+            return;
+        };
+        let (mut ipv4, mut ipv6) = (None, None);
+        for address in pick(&spec.addresses) {
+            match address {
+                IpAddr::V4(v4) => ipv4 = Some(v4),
+                IpAddr::V6(v6) => ipv6 = Some(v6),
+            }
+        }
+        self.endpoints.insert(Endpoint {
+            id,
+            spec,
+            labels: labels.clone(),
+            identity,
+            ipv4,
+            ipv6,
+            since,
+            restored,
+            policy_map: None,
+            behind: Behind::All,
+            attached: None,
+            filed: false,
+            filed_rules: None,
+            filed_at: BootTime(0),
+            file_due: None,
+            undurable: Vec::new(),
+            problem: None,
+            policy_revision: 0,
+        });
+        self.work.insert(id);
+        self.join_subject(identity, &labels, id);
+        self.claim_addresses(id);
+    }
+
+    fn acquire_pod(&mut self, labels: &LabelSet) -> Option<IdentityId> {
+        let Ok(acquired) = self.pods.acquire(labels) else {
+            self.counters.identity_exhausted += 1;
+            return None;
+        };
+        if acquired.new {
+            self.introduce(acquired.id, labels.clone());
+        }
+        if acquired.fresh {
+            self.checkpoint_due.endpoints = true;
+            self.checkpoint_due.fresh.insert(acquired.id);
+        }
+        Some(acquired.id)
+    }
+
+    fn claim_addresses(&mut self, id: EndpointId) {
+        let Some(endpoint) = self.endpoints.get(id) else {
+            return;
+        };
+        let identity = Claim::Identity(endpoint.identity);
+        for (address, (key, value)) in endpoint.addresses().zip(endpoint.lxc()) {
+            self.ipcache
+                .claim(IpNet::from(address), Owner::Endpoint(id), identity.clone());
+            if !self.node_addresses.contains(&address) {
+                self.lxc_desired.insert(key, value);
+                self.lxc_dirty.insert(address);
+            }
+        }
+    }
+
+    fn update_endpoint(&mut self, id: EndpointId, spec: EndpointSpec, labels: &LabelSet) {
+        let Some(endpoint) = self.endpoints.get_mut(id) else {
+            return;
+        };
+        let confirmed = std::mem::take(&mut endpoint.restored);
+        let unchanged = endpoint.spec == spec && endpoint.labels == *labels;
+        endpoint.spec = spec;
+        self.work.insert(id);
+        if unchanged {
+            return;
+        }
+        if endpoint.labels != *labels {
+            let before = endpoint.identity;
+            let Some(identity) = self.acquire_pod(labels) else {
+                return;
+            };
+            self.leave_subject(before, id);
+            if let Some(endpoint) = self.endpoints.get_mut(id) {
+                endpoint.identity = identity;
+                endpoint.labels = labels.clone();
+                endpoint.behind = Behind::All;
+            }
+            self.join_subject(identity, labels, id);
+            self.pods.release(before);
+        }
+        if let Some(endpoint) = self.endpoints.get_mut(id)
+            && !confirmed
+        {
+            endpoint.file_due = Some(self.now);
+        }
+        self.claim_addresses(id);
+    }
+
+    /// Takes an endpoint out of the model; what the datapath has of it goes with the next
+    /// flush.
+    pub(super) fn remove_endpoint(&mut self, id: EndpointId) {
+        let Some(endpoint) = self.endpoints.remove(id) else {
+            return;
+        };
+        for address in endpoint.addresses() {
+            self.ipcache
+                .unclaim(IpNet::from(address), &Owner::Endpoint(id));
+            if !self.node_addresses.contains(&address) {
+                self.lxc_desired.remove(&lxc_key(address));
+                self.lxc_dirty.insert(address);
+            }
+        }
+        self.leave_subject(endpoint.identity, id);
+        self.pods.release(endpoint.identity);
+        let gone = self.names.remove_endpoint(id, self.now);
+        self.unlabel(gone);
+        self.leaving.insert(id, endpoint);
+    }
+
+    pub(super) fn on_node_addresses(&mut self, plan: &mut Plan, addresses: Vec<IpAddr>) {
+        let new: BTreeSet<IpAddr> = addresses.into_iter().filter(|a| !a.is_loopback()).collect();
+        let old = std::mem::replace(&mut self.node_addresses, new.clone());
+        for address in old.difference(&new) {
+            self.ipcache.unclaim(IpNet::from(*address), &Owner::Node);
+            self.lxc_desired.remove(&lxc_key(*address));
+            self.lxc_dirty.insert(*address);
+            if let Some(id) = self.endpoints.by_address(*address) {
+                self.claim_addresses(id);
+            }
+        }
+        for address in new.difference(&old) {
+            let host = Claim::Identity(IdentityId::HOST);
+            self.ipcache.claim(IpNet::from(*address), Owner::Node, host);
+            let value = LxcValue {
+                flags: FLAG_HOST,
+                ..LxcValue::default()
+            };
+            self.lxc_desired.insert(lxc_key(*address), value);
+            self.lxc_dirty.insert(*address);
+        }
+        self.flush(plan);
+    }
+}
+
+/// The addresses that are used: the first of each family, IPv4 first.
+fn pick(addresses: &[IpAddr]) -> impl Iterator<Item = IpAddr> {
+    let v4 = addresses.iter().find(|address| address.is_ipv4());
+    let v6 = addresses.iter().find(|address| address.is_ipv6());
+    v4.into_iter().chain(v6).copied()
+}

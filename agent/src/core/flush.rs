@@ -1,0 +1,514 @@
+//! From what changed to steps, in the order that neither passes what is denied nor cuts what
+//! is allowed:
+//!
+//! 1. checkpoints of new identities,
+//! 2. policy maps: denies, redirects, allows; new endpoints: file first, then the whole map,
+//! 3. `cilium_lxc`,
+//! 4. ipcache: longest prefixes first, then removals, shortest first,
+//! 5. programs; what is left of endpoints that went,
+//! 6. policy maps: what nobody uses any more: allows, redirects, denies.
+
+use std::{collections::BTreeSet, net::IpAddr, sync::Arc};
+
+use ipnet::IpNet;
+use shared_maps::{
+    EndpointId, IdentityId,
+    ipcache::IpcacheValue,
+    policy::{PolicyKey, PolicyValue},
+};
+
+use super::{
+    plan::Plan,
+    state::{State, Undo},
+};
+use crate::{
+    datapath::plan::Step,
+    endpoint::endpoint::{Behind, lxc_key},
+    identity::{allocator::Allocator as _, checkpoint},
+    ipcache::table::key_of,
+    labels::{FQDN, LabelSet, RESERVED},
+    policy::compute,
+};
+
+/// Prefixes that one round moves: while it lasts, old and new identities both exist.
+const CHUNK: usize = 512;
+
+/// Removals of policy entries, kept for the end of a round.
+type Removals = Vec<(EndpointId, PolicyKey, PolicyValue)>;
+
+impl State {
+    /// Plans everything that changed, once the sources are synced.
+    pub(super) fn flush(&mut self, plan: &mut Plan) {
+        if !self.sync.done {
+            return;
+        }
+        let mut moves = Vec::new();
+        let mut removals = Vec::new();
+        for prefix in self.ipcache.take_dirty() {
+            match self.ipcache.get(prefix) {
+                Some(metadata) if !metadata.is_unclaimed() => moves.push(prefix),
+                Some(_) => removals.push(prefix),
+                None => {}
+            }
+        }
+        moves.sort_unstable_by_key(|prefix| (u8::MAX - prefix.prefix_len(), *prefix));
+        removals.sort_unstable_by_key(|prefix| (prefix.prefix_len(), *prefix));
+        moves.extend(removals);
+        let mut rest = moves.as_slice();
+        loop {
+            let (chunk, later) = rest.split_at(rest.len().min(CHUNK));
+            self.round(plan, chunk);
+            rest = later;
+            if rest.is_empty() {
+                break;
+            }
+        }
+        // What idle identities left behind is work of its own.
+        while self.has_work() {
+            self.round(plan, &[]);
+        }
+    }
+
+    /// Whether an endpoint lacks entries that its map would take.
+    fn has_work(&self) -> bool {
+        let work = self.work.iter().filter_map(|id| self.endpoints.get(*id));
+        work.into_iter()
+            .any(|e| !e.behind.is_none() && e.problem.is_none())
+    }
+
+    fn round(&mut self, plan: &mut Plan, prefixes: &[IpNet]) {
+        for prefix in prefixes {
+            self.resolve(*prefix);
+        }
+        self.checkpoint(plan);
+        let mut removals = Removals::new();
+        let mut blocked = BTreeSet::new();
+        self.refresh_dns();
+        for id in self.work.clone() {
+            self.plan_policy(plan, id, &mut removals, &mut blocked);
+        }
+        self.plan_lxc(plan, true);
+        self.plan_ipcache(plan, prefixes, &blocked);
+        self.plan_attach(plan);
+        self.plan_lxc(plan, false);
+        self.plan_leaving(plan);
+        for id in self.local.sweep() {
+            self.forget_identity(id);
+        }
+        for id in self.pods.sweep() {
+            self.forget_identity(id);
+        }
+        self.sweep_policy(&mut removals);
+        self.plan_removals(plan, removals);
+        let endpoints = &self.endpoints;
+        self.work.retain(|id| {
+            endpoints.get(*id).is_some_and(|endpoint| {
+                !endpoint.behind.is_none()
+                    || endpoint.policy_map.is_none()
+                    || !endpoint.filed
+                    || endpoint.attached.as_ref() != Some(&endpoint.attachment())
+            })
+        });
+    }
+
+    /// Gives a prefix the identity of its labels.
+    fn resolve(&mut self, prefix: IpNet) {
+        let Some(metadata) = self.ipcache.get(prefix) else {
+            return;
+        };
+        let before = metadata.desired.filter(|_| metadata.held);
+        if metadata.is_unclaimed() {
+            self.ipcache.desire(prefix, None, false);
+        } else if let Some(identity) = metadata.identity() {
+            self.ipcache.desire(prefix, Some(identity), false);
+        } else {
+            let labels = self.ipcache.labels(prefix);
+            if let Some(reserved) = reserved(&labels) {
+                self.ipcache.desire(prefix, Some(reserved), false);
+            } else if let Some(identity) = self.acquire_local(&labels) {
+                self.ipcache.desire(prefix, Some(identity), true);
+            } else {
+                self.ipcache.leave_unresolved(prefix);
+                self.unresolved.insert(prefix);
+                return;
+            }
+        }
+        self.unresolved.remove(&prefix);
+        if let Some(before) = before {
+            self.local.release(before);
+        }
+    }
+
+    /// Identity of labels of addresses outside; none if there is no number for it.
+    pub(super) fn acquire_local(&mut self, labels: &LabelSet) -> Option<IdentityId> {
+        let has_name = labels.iter().any(|label| label.source() == FQDN);
+        let breaker = self.config.max_fqdn_identities.filter(|_| has_name);
+        if breaker.is_some_and(|max| self.fqdn_identities >= max) && !self.local.knows(labels) {
+            self.counters.identity_exhausted += 1;
+            return None;
+        }
+        let Ok(acquired) = self.local.acquire(labels) else {
+            self.counters.identity_exhausted += 1;
+            return None;
+        };
+        if acquired.new {
+            self.fqdn_identities += usize::from(has_name);
+            self.introduce(acquired.id, labels.clone());
+        }
+        if acquired.fresh {
+            self.checkpoint_due.local = true;
+            self.checkpoint_due.fresh.insert(acquired.id);
+        }
+        Some(acquired.id)
+    }
+
+    /// A new identity: policy maps have to know it.
+    pub(super) fn introduce(&mut self, identity: IdentityId, labels: LabelSet) {
+        let selectors = self.selectors.add_identity(identity, labels);
+        self.reselect(&selectors, identity);
+    }
+
+    fn forget_identity(&mut self, identity: IdentityId) {
+        let named = self.selectors.labels(identity);
+        if named.is_some_and(|labels| labels.iter().any(|label| label.source() == FQDN)) {
+            self.fqdn_identities -= 1;
+        }
+        let selectors = self.selectors.remove_identity(identity);
+        self.reselect(&selectors, identity);
+    }
+
+    fn checkpoint(&mut self, plan: &mut Plan) {
+        if std::mem::take(&mut self.checkpoint_due.local) {
+            let kept = self.local.kept();
+            let text = checkpoint::render_local(kept.iter().map(|(id, labels)| (*id, labels)));
+            self.step(plan, Step::Checkpoint(text), Undo::Checkpoint);
+        }
+        if std::mem::take(&mut self.checkpoint_due.endpoints) {
+            let kept = self.pods.kept();
+            let text = checkpoint::render_endpoints(kept.iter().map(|(id, labels)| (*id, labels)));
+            self.step(plan, Step::CheckpointEndpoints(text), Undo::Checkpoint);
+        }
+        plan.fresh.append(&mut self.checkpoint_due.fresh);
+    }
+
+    fn refresh_dns(&mut self) {
+        for subject in self
+            .subjects
+            .values_mut()
+            .filter(|subject| subject.dns_dirty)
+        {
+            subject.dns_dirty = false;
+            let rules = compute::dns_rules(&subject.policy, &self.selectors);
+            if *subject.dns != rules {
+                subject.dns = Arc::new(rules);
+                self.rules_stale = true;
+            }
+        }
+    }
+
+    /// Plans what an endpoint's policy map lacks; removals are left for later.
+    fn plan_policy(
+        &mut self,
+        plan: &mut Plan,
+        id: EndpointId,
+        removals: &mut Removals,
+        blocked: &mut BTreeSet<IdentityId>,
+    ) {
+        let Some(endpoint) = self.endpoints.get(id) else {
+            return;
+        };
+        let is_new = endpoint.policy_map.is_none();
+        if !is_new && !endpoint.filed {
+            self.file(plan, id);
+        }
+        let Some(endpoint) = self.endpoints.get(id) else {
+            return;
+        };
+        if endpoint.behind.is_none() && !is_new {
+            return;
+        }
+        let Some(subject) = self.subjects.get(&endpoint.identity) else {
+            return;
+        };
+        let empty = std::collections::BTreeMap::new();
+        let map = endpoint.policy_map.as_ref().unwrap_or(&empty);
+        let peers: BTreeSet<IdentityId> = match &endpoint.behind {
+            Behind::Some(peers) if !is_new => peers.clone(),
+            _ => map.keys().chain(subject.entries.keys()).copied().collect(),
+        };
+        let (mut sets, mut unsets) = (Vec::new(), Vec::new());
+        let nothing = compute::Entries::new();
+        for peer in &peers {
+            let wanted = subject.entries.get(peer).unwrap_or(&nothing);
+            let has = map.get(peer).unwrap_or(&nothing);
+            for (key, value) in wanted
+                .iter()
+                .filter(|(key, value)| has.get(key) != Some(value))
+            {
+                sets.push((*key, *value, has.get(key).copied()));
+            }
+            let gone = has.iter().filter(|(key, _)| !wanted.contains_key(key));
+            unsets.extend(gone.map(|(key, value)| (id, *key, *value)));
+        }
+        let added = sets.iter().filter(|(_, _, old)| old.is_none()).count();
+        let needed = endpoint.policy_entries() + added;
+        let revision = subject.revision;
+        if added > 0 && needed > self.config.policy_map_max {
+            let problem = format!(
+                "its policy needs {needed} map entries at once, the map takes {}: the policy \
+                 before it stays in force; use fewer or broader rules",
+                self.config.policy_map_max
+            );
+            blocked.extend(peers.iter().filter(|peer| {
+                sets.iter()
+                    .any(|(key, value, _)| key.sec_label == peer.0 && value.is_deny())
+            }));
+            if let Some(endpoint) = self.endpoints.get_mut(id) {
+                endpoint.problem = Some(problem);
+            }
+            return;
+        }
+        if is_new {
+            self.file(plan, id);
+            self.step(plan, Step::CreatePolicyMap(id), Undo::CreatedMap(id));
+        }
+        sets.sort_by_key(|(key, value, _)| (set_order(value), *key));
+        for (key, value, old) in sets {
+            self.step(
+                plan,
+                Step::SetPolicy(id, key, value),
+                Undo::Policy(id, key, old),
+            );
+            if let Some(endpoint) = self.endpoints.get_mut(id) {
+                let map = endpoint.policy_map.get_or_insert_default();
+                map.entry(IdentityId(key.sec_label))
+                    .or_default()
+                    .insert(key, value);
+            }
+        }
+        if let Some(endpoint) = self.endpoints.get_mut(id) {
+            endpoint.policy_map.get_or_insert_default();
+            endpoint.behind = Behind::default();
+            endpoint.problem = None;
+            endpoint.policy_revision = revision;
+        }
+        removals.extend(unsets);
+    }
+
+    /// Adds entries of identities that were just forgotten: their removal needs no round more.
+    fn sweep_policy(&mut self, removals: &mut Removals) {
+        for id in &self.work {
+            let Some(endpoint) = self.endpoints.get_mut(*id) else {
+                continue;
+            };
+            let Behind::Some(peers) = &endpoint.behind else {
+                continue;
+            };
+            let Some(subject) = self.subjects.get(&endpoint.identity) else {
+                continue;
+            };
+            let Some(map) = &endpoint.policy_map else {
+                continue;
+            };
+            let gone: Vec<IdentityId> = peers
+                .iter()
+                .copied()
+                .filter(|peer| !subject.entries.contains_key(peer))
+                .collect();
+            for peer in &gone {
+                let entries = map.get(peer).into_iter().flatten();
+                removals.extend(entries.map(|(key, value)| (endpoint.id, *key, *value)));
+            }
+            if let Behind::Some(peers) = &mut endpoint.behind {
+                peers.retain(|peer| !gone.contains(peer));
+            }
+        }
+        removals.sort_unstable_by_key(|(id, key, value)| (*id, set_order(value), *key));
+        removals.dedup_by_key(|(id, key, _)| (*id, *key));
+    }
+
+    fn plan_removals(&mut self, plan: &mut Plan, mut removals: Removals) {
+        removals.sort_by_key(|(id, key, value)| (*id, 2 - set_order(value), *key));
+        for (id, key, value) in removals {
+            self.step(
+                plan,
+                Step::UnsetPolicy(id, key),
+                Undo::Policy(id, key, Some(value)),
+            );
+            let map = self
+                .endpoints
+                .get_mut(id)
+                .and_then(|e| e.policy_map.as_mut());
+            let peer = IdentityId(key.sec_label);
+            if let Some(map) = map
+                && let Some(entries) = map.get_mut(&peer)
+            {
+                entries.remove(&key);
+                if entries.is_empty() {
+                    map.remove(&peer);
+                }
+            }
+        }
+    }
+
+    /// Plans `cilium_lxc`: what shall be there first, what shall not be later.
+    fn plan_lxc(&mut self, plan: &mut Plan, sets: bool) {
+        let mut later = BTreeSet::new();
+        for address in std::mem::take(&mut self.lxc_dirty) {
+            let key = lxc_key(address);
+            let (wanted, has) = (
+                self.lxc_desired.get(&key).copied(),
+                self.lxc.get(&key).copied(),
+            );
+            if wanted == has {
+                continue;
+            }
+            match wanted {
+                Some(_) if !self.is_ready(address) => {
+                    later.insert(address);
+                }
+                Some(value) => {
+                    self.step(plan, Step::SetLxc(key, value), Undo::Lxc(key, has));
+                    self.lxc.insert(key, value);
+                }
+                None if sets => {
+                    later.insert(address);
+                }
+                None => {
+                    self.step(plan, Step::UnsetLxc(key), Undo::Lxc(key, has));
+                    self.lxc.remove(&key);
+                }
+            }
+        }
+        self.lxc_dirty = later;
+    }
+
+    /// Whether the endpoint at an address, if there is one, has its policy map and file.
+    fn is_ready(&self, address: IpAddr) -> bool {
+        let endpoint = self
+            .endpoints
+            .by_address(address)
+            .and_then(|id| self.endpoints.get(id));
+        endpoint.is_none_or(|endpoint| endpoint.policy_map.is_some() && endpoint.filed)
+    }
+
+    fn plan_ipcache(
+        &mut self,
+        plan: &mut Plan,
+        prefixes: &[IpNet],
+        blocked: &BTreeSet<IdentityId>,
+    ) {
+        for prefix in prefixes {
+            let Some(metadata) = self.ipcache.get(*prefix) else {
+                continue;
+            };
+            let (wanted, has) = (metadata.desired, metadata.realised);
+            if wanted == has {
+                continue;
+            }
+            let key = key_of(*prefix);
+            let full = has.is_none() && self.ipcache.realised() >= self.config.ipcache_max;
+            match wanted {
+                Some(identity) if full || blocked.contains(&identity) => {
+                    self.unresolved.insert(*prefix);
+                    continue;
+                }
+                Some(identity) => {
+                    let value = IpcacheValue {
+                        sec_identity: identity.0,
+                        ..IpcacheValue::default()
+                    };
+                    self.step(
+                        plan,
+                        Step::SetIpcache(key, value),
+                        Undo::Ipcache(*prefix, has),
+                    );
+                }
+                None => self.step(plan, Step::UnsetIpcache(key), Undo::Ipcache(*prefix, has)),
+            }
+            self.ipcache.realise(*prefix, wanted);
+        }
+    }
+
+    fn plan_attach(&mut self, plan: &mut Plan) {
+        let work = self.work.iter().filter_map(|id| self.endpoints.get(*id));
+        let lacking = work.filter(|endpoint| {
+            endpoint.policy_map.is_some()
+                && endpoint.filed
+                && !endpoint.restored
+                && endpoint.attached.as_ref() != Some(&endpoint.attachment())
+        });
+        let lacking: Vec<_> = lacking
+            .map(|e| (e.id, e.attachment(), e.attached.clone()))
+            .collect();
+        for (id, attachment, before) in lacking {
+            let undo = Undo::Attached(id, before);
+            self.step(plan, Step::Attach(attachment.clone()), undo);
+            if let Some(endpoint) = self.endpoints.get_mut(id) {
+                endpoint.attached = Some(attachment);
+            }
+        }
+    }
+
+    /// Takes away what is left of endpoints that went: their addresses no longer map to them.
+    fn plan_leaving(&mut self, plan: &mut Plan) {
+        let ids: Vec<EndpointId> = self.leaving.keys().copied().collect();
+        for id in ids {
+            let Some(endpoint) = self.leaving.get(&id) else {
+                continue;
+            };
+            let attached = endpoint.attached.clone();
+            let (filed, mapped) = (endpoint.filed, endpoint.policy_map.is_some());
+            if attached.is_some() {
+                self.step(plan, Step::Detach(id), Undo::Attached(id, attached));
+            }
+            if filed {
+                self.step(plan, Step::RemoveEndpoint(id), Undo::RemovedFile(id));
+            }
+            if mapped {
+                self.step(plan, Step::RemovePolicyMap(id), Undo::RemovedMap(id));
+            }
+            if let Some(endpoint) = self.leaving.get_mut(&id) {
+                endpoint.attached = None;
+                endpoint.filed = false;
+                endpoint.policy_map = None;
+            }
+        }
+        let mut orphans = std::mem::take(&mut self.orphans);
+        orphans.retain(|id| self.endpoints.get(*id).is_none());
+        for id in orphans {
+            self.step(plan, Step::RemovePolicyMap(id), Undo::RemovedMap(id));
+        }
+    }
+}
+
+/// Order in which entries are set; they are removed in the reverse.
+fn set_order(value: &PolicyValue) -> u8 {
+    if value.is_deny() {
+        0
+    } else if value.proxy_port != shared_maps::Be16::ZERO {
+        1
+    } else {
+        2
+    }
+}
+
+/// The reserved identity of exactly these labels.
+fn reserved(labels: &LabelSet) -> Option<IdentityId> {
+    let [label] = labels.as_slice() else {
+        return None;
+    };
+    if label.source() != RESERVED {
+        return None;
+    }
+    Some(match label.key() {
+        "host" => IdentityId::HOST,
+        "world" => IdentityId::WORLD,
+        "world-ipv4" => IdentityId::WORLD_IPV4,
+        "world-ipv6" => IdentityId::WORLD_IPV6,
+        "remote-node" => IdentityId::REMOTE_NODE,
+        "health" => IdentityId::HEALTH,
+        "ingress" => IdentityId::INGRESS,
+        _ => return None,
+    })
+}

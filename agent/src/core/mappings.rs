@@ -1,0 +1,450 @@
+//! What the agent believes of a mapping, and what follows from it.
+
+use std::net::IpAddr;
+
+use holdfast_sdp::{
+    mapping::{BootTime, Mapping, Realised, Refusal},
+    policy::{table::Question, verdict::Verdict},
+};
+use ipnet::IpNet;
+use shared_maps::{EndpointId, FAMILY_IPV4, FAMILY_IPV6, IdentityId};
+
+use super::{
+    event::{CleanNames, MappingEvent, MappingOutcome, Revocation, StreamId},
+    plan::Plan,
+    state::{Bucket, Outcome, PendingRevocation, State},
+};
+use crate::{
+    endpoint::endpoint::Undurable,
+    fqdn::cache::{AFTER_LEASE, Answer},
+    ipcache::metadata::{Claim, Owner},
+};
+
+/// Longest TTL that is believed, seconds: a week (RFC 8767, 4).
+const MAX_TTL: u32 = 604_800;
+/// What a pair seen while the agent was away gets at least, seconds.
+const AWAY: u64 = 30;
+/// Addresses one mapping may carry: as many A records as fit a message of 65,535 bytes.
+const MAX_ADDRESSES: usize = 4096;
+/// Mappings kept until the sources are synced.
+const MAX_EARLY: usize = 100_000;
+/// Results that wait for one endpoint's file.
+const MAX_UNDURABLE: usize = 65_536;
+
+impl State {
+    pub(super) fn on_mappings(&mut self, plan: &mut Plan, mappings: Vec<MappingEvent>) {
+        for event in mappings {
+            if !self.take_token(event.stream) {
+                self.refuse(&event, Refusal::RateLimited);
+            } else if self.sync.done {
+                self.learn(&event);
+            } else if self.early.len() < MAX_EARLY {
+                self.early.push(event);
+            } else {
+                self.refuse(&event, Refusal::RateLimited);
+            }
+        }
+        self.flush(plan);
+    }
+
+    /// Takes up what came before the sources were synced.
+    pub(super) fn learn_early(&mut self) {
+        for event in std::mem::take(&mut self.early) {
+            self.learn(&event);
+        }
+    }
+
+    fn take_token(&mut self, stream: StreamId) -> bool {
+        let rate = f64::from(self.config.mapping_rate);
+        let now = self.now;
+        let full = Bucket {
+            tokens: rate * 10.0,
+            at: now,
+        };
+        let bucket = self.buckets.entry(stream).or_insert(full);
+        let elapsed = std::time::Duration::from_nanos(now.0.saturating_sub(bucket.at.0));
+        bucket.tokens = (bucket.tokens + elapsed.as_secs_f64() * rate).min(rate * 10.0);
+        bucket.at = now;
+        if bucket.tokens < 1.0 {
+            return false;
+        }
+        bucket.tokens -= 1.0;
+        true
+    }
+
+    fn refuse(&mut self, event: &MappingEvent, refusal: Refusal) {
+        let counter = match refusal {
+            Refusal::EndpointUnknown => &mut self.counters.mappings_endpoint_unknown,
+            Refusal::NotAllowed => &mut self.counters.mappings_not_allowed,
+            Refusal::Invalid => &mut self.counters.mappings_invalid,
+            Refusal::RateLimited => &mut self.counters.mappings_rate_limited,
+            Refusal::NotRealised => &mut self.counters.mappings_not_realised,
+        };
+        *counter += 1;
+        let outcome = MappingOutcome {
+            stream: event.stream,
+            sequence: event.sequence,
+            realised: Realised::No(refusal),
+            durable: false,
+            lease_end: 0,
+            revision: self.revision,
+        };
+        let endpoint = event.mapping.endpoint.id;
+        self.outcomes.push(Outcome {
+            outcome,
+            prefixes: Vec::new(),
+            endpoint,
+        });
+    }
+
+    fn learn(&mut self, event: &MappingEvent) {
+        let mapping = &event.mapping;
+        if let Err(refusal) = self.check(mapping) {
+            self.refuse(event, refusal);
+            return;
+        }
+        let endpoint = mapping.endpoint.id;
+        let ttl = mapping.ttl.min(MAX_TTL).max(self.config.min_ttl);
+        let seen = mapping.seen_at.min(self.now);
+        let mut expires = seen.plus_secs(u64::from(ttl));
+        if mapping.replayed {
+            expires = expires.max(self.now.plus_secs(AWAY));
+        }
+        let lease_end = seen
+            .plus_secs(u64::from(ttl))
+            .plus_secs(self.config.lease_slack);
+        let mut leased = self.streams.contains(&event.stream) && lease_end > self.now;
+        let mut prefixes = Vec::new();
+        for address in mapping.addresses.iter().copied() {
+            if !self.is_plumbed(address) {
+                continue;
+            }
+            leased &= !self.names.is_near_limit(endpoint, &mapping.name);
+            let known = self.names.name(&mapping.name);
+            let revoking = known
+                .and_then(|entry| entry.pairs.get(&address))
+                .is_some_and(|pair| pair.revoking);
+            leased &= !revoking;
+            let fresh_name = known.is_none();
+            self.names.learn(&Answer {
+                endpoint,
+                name: &mapping.name,
+                address,
+                seen,
+                ttl,
+                expires,
+                lease_end: if leased { lease_end } else { BootTime(0) },
+            });
+            if fresh_name {
+                let labels = self.name_selectors.labels_of(&mapping.name);
+                if let Some(entry) = self.names.name_mut(&mapping.name) {
+                    entry.labels = labels;
+                }
+            }
+            let labels = self
+                .names
+                .name(&mapping.name)
+                .and_then(|entry| entry.labels.clone());
+            if let Some(labels) = labels {
+                let prefix = IpNet::from(address);
+                self.ipcache.claim(
+                    prefix,
+                    Owner::Name(mapping.name.clone()),
+                    Claim::Labels(labels),
+                );
+                prefixes.push(prefix);
+            }
+        }
+        self.file_soon(endpoint);
+        let outcome = MappingOutcome {
+            stream: event.stream,
+            sequence: event.sequence,
+            realised: Realised::Yes,
+            durable: false,
+            lease_end: if leased { lease_end.0 } else { 0 },
+            revision: self.revision,
+        };
+        self.outcomes.push(Outcome {
+            outcome,
+            prefixes,
+            endpoint,
+        });
+    }
+
+    /// A compromised proxy must not open what policy does not allow.
+    fn check(&self, mapping: &Mapping) -> Result<(), Refusal> {
+        let instance = mapping.endpoint;
+        let endpoint = self
+            .endpoints
+            .get(instance.id)
+            .ok_or(Refusal::EndpointUnknown)?;
+        let is_its = endpoint
+            .addresses()
+            .any(|address| address == instance.client)
+            && endpoint.spec.ifindex == instance.ifindex
+            && endpoint.since <= mapping.seen_at;
+        if !is_its || endpoint.restored {
+            return Err(Refusal::EndpointUnknown);
+        }
+        let name = mapping.name.as_str();
+        let sound = mapping.rcode == 0
+            && !mapping.addresses.is_empty()
+            && mapping.addresses.len() <= MAX_ADDRESSES
+            && name.ends_with('.')
+            // 255 bytes, each at most four in presentation form (RFC 1035, 2.3.4 and 5.1).
+            && name.len() <= 1024;
+        if !sound {
+            return Err(Refusal::Invalid);
+        }
+        let address = mapping.server.ip().to_canonical();
+        let question = Question {
+            endpoint: instance.id,
+            port: mapping.server.port(),
+            transport: mapping.transport,
+            server: self.identity_of(address),
+            address,
+            name,
+        };
+        match self.checker.load().check(&question) {
+            Verdict::Allow => Ok(()),
+            Verdict::Deny(_) => Err(Refusal::NotAllowed),
+        }
+    }
+
+    /// Identity of an address, the world's if nothing else is known.
+    pub(super) fn identity_of(&self, address: IpAddr) -> IdentityId {
+        let family = if address.is_ipv4() {
+            FAMILY_IPV4
+        } else {
+            FAMILY_IPV6
+        };
+        let dual = self.config.enable_ipv4 && self.config.enable_ipv6;
+        self.ipcache
+            .identity_of(address)
+            .unwrap_or_else(|| IdentityId::world_of(family, dual))
+    }
+
+    /// Whether an address may carry a name's label: those of this node never do.
+    fn is_plumbed(&self, address: IpAddr) -> bool {
+        let sound = match address {
+            IpAddr::V4(v4) => self.config.enable_ipv4 && !v4.is_broadcast(),
+            IpAddr::V6(v6) => {
+                self.config.enable_ipv6
+                    && v6.to_ipv4_mapped().is_none()
+                    && !v6.is_unicast_link_local()
+            }
+        };
+        sound
+            && !address.is_loopback()
+            && !address.is_multicast()
+            && !address.is_unspecified()
+            && !self.ipcache.is_local(address)
+    }
+
+    /// Fills in what became of the mappings once the plan ran.
+    pub(super) fn settle_outcomes(&mut self) -> Vec<super::event::Effect> {
+        let outcomes = std::mem::take(&mut self.outcomes);
+        let mut effects = Vec::with_capacity(outcomes.len());
+        for Outcome {
+            mut outcome,
+            prefixes,
+            endpoint,
+        } in outcomes
+        {
+            if outcome.realised == Realised::Yes {
+                if prefixes.iter().all(|prefix| self.is_realised(*prefix)) {
+                    self.counters.mappings_realised += 1;
+                    outcome.revision = self.revision;
+                    self.await_file(endpoint, &outcome);
+                } else {
+                    self.counters.mappings_not_realised += 1;
+                    outcome.realised = Realised::No(Refusal::NotRealised);
+                    outcome.lease_end = 0;
+                }
+            }
+            effects.push(super::event::Effect::Outcome(outcome));
+        }
+        effects
+    }
+
+    fn is_realised(&self, prefix: IpNet) -> bool {
+        let is = |m: &crate::ipcache::metadata::Metadata| {
+            !m.unresolved && m.desired.is_some() && m.realised == m.desired
+        };
+        self.ipcache.get(prefix).is_some_and(is)
+    }
+
+    fn await_file(&mut self, endpoint: EndpointId, outcome: &MappingOutcome) {
+        let Some(endpoint) = self.endpoints.get_mut(endpoint) else {
+            return;
+        };
+        if endpoint.undurable.len() < MAX_UNDURABLE {
+            endpoint.undurable.push(Undurable {
+                stream: outcome.stream,
+                sequence: outcome.sequence,
+                lease_end: outcome.lease_end,
+                revision: outcome.revision,
+            });
+        }
+    }
+
+    pub(super) fn on_stream_down(&mut self, plan: &mut Plan, stream: StreamId) {
+        self.streams.remove(&stream);
+        self.buckets.remove(&stream);
+        for endpoint in self.endpoints.iter_mut() {
+            endpoint
+                .undurable
+                .retain(|undurable| undurable.stream != stream);
+        }
+        for revocation in self.revocations.values_mut() {
+            revocation.waiting.remove(&stream);
+        }
+        self.end_revocations(plan);
+    }
+
+    pub(super) fn on_revoke_acked(&mut self, plan: &mut Plan, stream: StreamId, id: u64) {
+        if let Some(revocation) = self.revocations.get_mut(&id) {
+            revocation.waiting.remove(&stream);
+        }
+        self.end_revocations(plan);
+    }
+
+    /// Forgets names: those under a lease once every stream dropped it, or it ended.
+    pub(super) fn on_clean(&mut self, plan: &mut Plan, clean: &CleanNames) {
+        use holdfast_sdp::{pattern::SelectorMatcher, policy::rule::NameRule};
+        let matcher = match &clean.pattern {
+            None => None,
+            Some(text) => match SelectorMatcher::compile(&NameRule::Pattern(text.clone())) {
+                Ok(matcher) => Some(matcher),
+                // A pattern that is none matches nothing; the command line checks it first.
+                Err(_) => return,
+            },
+        };
+        let mut forget = Vec::new();
+        for (id, names) in self.names.endpoints() {
+            if clean.endpoint.is_some_and(|only| only != id) {
+                continue;
+            }
+            let live = names
+                .names
+                .iter()
+                .flat_map(|(n, all)| all.keys().map(move |a| (n, *a)));
+            let zombies = names
+                .zombies
+                .iter()
+                .flat_map(|(a, z)| z.names.iter().map(move |n| (n, *a)));
+            for (name, address) in live.chain(zombies) {
+                if matcher.as_ref().is_none_or(|matcher| matcher.matches(name)) {
+                    forget.push((id, name.clone(), address));
+                }
+            }
+        }
+        let mut revoke: std::collections::BTreeMap<_, Vec<IpAddr>> = Default::default();
+        for (id, name, address) in forget {
+            let gone = self.names.forget(id, &name, address, self.now);
+            self.unlabel(gone.into_iter().collect());
+            let pair = self
+                .names
+                .name_mut(&name)
+                .and_then(|entry| entry.pairs.get_mut(&address));
+            if let Some(pair) = pair
+                && pair.owners == 0
+                && pair.lease_end > self.now
+            {
+                pair.revoking = true;
+                revoke.entry(name).or_default().push(address);
+            }
+            self.file_soon(id);
+        }
+        for (name, addresses) in revoke {
+            self.revoke_leases(name, addresses);
+        }
+        self.end_revocations(plan);
+        self.flush(plan);
+    }
+
+    fn revoke_leases(&mut self, name: holdfast_sdp::name::Fqdn, addresses: Vec<IpAddr>) {
+        let id = self.next_revocation;
+        self.next_revocation += 1;
+        self.counters.revocations += 1;
+        let ends = self
+            .names
+            .name(&name)
+            .into_iter()
+            .flat_map(|entry| &entry.pairs);
+        let ends = ends.filter(|(address, _)| addresses.contains(address));
+        let until = ends
+            .map(|(_, pair)| pair.lease_end)
+            .max()
+            .unwrap_or(self.now);
+        let streams: Vec<StreamId> = self.streams.iter().copied().collect();
+        self.revoke.push(Revocation {
+            id,
+            streams: streams.clone(),
+            name: name.clone(),
+            addresses: addresses.clone(),
+        });
+        let pending = PendingRevocation {
+            waiting: streams.into_iter().collect(),
+            name,
+            addresses,
+            until: until.plus_secs(AFTER_LEASE),
+        };
+        self.revocations.insert(id, pending);
+    }
+
+    /// Ends revocations that every stream acknowledged or whose leases ended.
+    pub(super) fn end_revocations(&mut self, plan: &mut Plan) {
+        let now = self.now;
+        let done = self
+            .revocations
+            .iter()
+            .filter(|(_, pending)| pending.waiting.is_empty() || pending.until <= now);
+        let done: Vec<u64> = done.map(|(id, _)| *id).collect();
+        if done.is_empty() {
+            return;
+        }
+        for id in done {
+            let Some(pending) = self.revocations.remove(&id) else {
+                continue;
+            };
+            for address in pending.addresses {
+                let gone = self.names.revoked(&pending.name, address, now);
+                self.unlabel(gone.into_iter().collect());
+            }
+        }
+        self.flush(plan);
+    }
+
+    pub(super) fn on_liveness(
+        &mut self,
+        plan: &mut Plan,
+        gc_start: BootTime,
+        alive: &[(IpAddr, IpAddr)],
+        complete: bool,
+    ) {
+        for (local, remote) in alive {
+            if let Some(id) = self.endpoints.by_address(*local) {
+                self.names.mark_alive(id, *remote, gc_start);
+            }
+        }
+        if complete {
+            let expired = self.names.pass(gc_start, self.now);
+            self.let_go(expired);
+            self.flush(plan);
+        }
+    }
+
+    /// Lets go of what expired, as far as the inbox does not say otherwise.
+    pub(super) fn expire(&mut self) {
+        let expired = self.names.expire(self.now);
+        self.let_go(expired);
+    }
+
+    fn let_go(&mut self, expired: crate::fqdn::cache::Expired) {
+        self.unlabel(expired.pairs);
+        for id in expired.endpoints {
+            self.file_soon(id);
+        }
+    }
+}

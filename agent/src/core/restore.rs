@@ -1,0 +1,329 @@
+//! What an earlier run left: numbers, labels and map entries stay as they are until the
+//! sources have spoken.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::IpAddr,
+};
+
+use holdfast_sdp::{mapping::BootTime, policy::table::PolicyHandle};
+use ipnet::IpNet;
+use shared_maps::{EndpointId, IdentityId, lxc::FLAG_HOST};
+
+use super::{
+    config::{CoreConfig, Restored},
+    event::EndpointSpec,
+    plan::Plan,
+    snapshot::Counters,
+    state::{CheckpointDue, State, Sync, Undo},
+};
+use crate::{
+    datapath::plan::Step,
+    endpoint::{
+        config_file::EndpointFile,
+        endpoint::{lxc_address, lxc_key},
+        manager::Endpoints,
+    },
+    fqdn::cache::{Answer, Limits, NameCache},
+    identity::allocator::{Allocator as _, NodeLocal},
+    ipcache::{
+        metadata::{Claim, Owner},
+        resolve::{World, cidr_label, cidr_of},
+        table::{Ipcache, key_of, prefix_of},
+    },
+    labels::{CIDR, Label, LabelSet, RESERVED},
+    selector::cache::SelectorCache,
+};
+
+/// What a restored address keeps at least, seconds.
+const AT_LEAST: u64 = 30;
+
+impl State {
+    pub(super) fn new(config: CoreConfig, restored: Restored) -> Self {
+        let dual = config.enable_ipv4 && config.enable_ipv6;
+        let mut pods = restored.endpoint_identities.clone();
+        for file in &restored.endpoints {
+            let known = pods
+                .iter()
+                .any(|(id, labels)| *id == file.identity || *labels == file.labels);
+            if file.identity.is_endpoint() && !file.labels.is_empty() && !known {
+                pods.push((file.identity, file.labels.clone()));
+            }
+        }
+        let local = restored_local(&restored, &World::new(dual));
+        let limits = Limits {
+            per_name: config.max_ips_per_name,
+            zombies: config.max_deferred_deletes,
+            idle_grace: config.idle_grace,
+        };
+        let mut state = Self {
+            now: restored.now,
+            sync: Sync::default(),
+            ipcache: Ipcache::new(dual),
+            local: NodeLocal::local(local.clone()),
+            pods: Box::new(NodeLocal::endpoints(pods)),
+            fqdn_identities: 0,
+            selectors: SelectorCache::default(),
+            names: NameCache::new(limits),
+            name_selectors: Default::default(),
+            preallocated: BTreeMap::new(),
+            blocks: BTreeMap::new(),
+            repository: Default::default(),
+            rejected: Vec::new(),
+            endpoints: Endpoints::default(),
+            leaving: BTreeMap::new(),
+            orphans: BTreeSet::new(),
+            waiting: BTreeMap::new(),
+            work: BTreeSet::new(),
+            subjects: BTreeMap::new(),
+            node_addresses: BTreeSet::new(),
+            lxc_desired: Default::default(),
+            lxc: restored.lxc.iter().copied().collect(),
+            lxc_dirty: BTreeSet::new(),
+            streams: BTreeSet::new(),
+            buckets: Default::default(),
+            revocations: BTreeMap::new(),
+            next_revocation: 1,
+            early: Vec::new(),
+            unresolved: BTreeSet::new(),
+            checkpoint_due: CheckpointDue::default(),
+            revision: 0,
+            published_revision: 0,
+            published: BTreeMap::new(),
+            checker: PolicyHandle::new(),
+            checked: BTreeMap::new(),
+            checked_revision: 0,
+            rules_changed: false,
+            rules_stale: true,
+            unpublished: false,
+            files_due: BTreeSet::new(),
+            durable: Vec::new(),
+            retry_at: None,
+            failed_in_a_row: 0,
+            pending_steps: 0,
+            restore_until: None,
+            restored_prefixes: Vec::new(),
+            undo: Vec::new(),
+            outcomes: Vec::new(),
+            revoke: Vec::new(),
+            counters: Counters::default(),
+            config,
+        };
+        state.know_reserved();
+        state.claim_world();
+        state.restore(restored, &local);
+        state
+    }
+
+    fn know_reserved(&mut self) {
+        for (id, key) in [
+            (IdentityId::HOST, "host"),
+            (IdentityId::WORLD, "world"),
+            (IdentityId::UNMANAGED, "unmanaged"),
+            (IdentityId::HEALTH, "health"),
+            (IdentityId::INIT, "init"),
+            (IdentityId::REMOTE_NODE, "remote-node"),
+            (IdentityId::INGRESS, "ingress"),
+            (IdentityId::WORLD_IPV4, "world-ipv4"),
+            (IdentityId::WORLD_IPV6, "world-ipv6"),
+        ] {
+            self.introduce(id, LabelSet::new(vec![Label::new(RESERVED, key, "")]));
+        }
+        let both = ["kube-apiserver", "remote-node"].map(|key| Label::new(RESERVED, key, ""));
+        self.introduce(IdentityId::KUBE_APISERVER, LabelSet::new(both.to_vec()));
+    }
+
+    fn claim_world(&mut self) {
+        for (enabled, all) in [
+            (self.config.enable_ipv4, "0.0.0.0/0"),
+            (self.config.enable_ipv6, "::/0"),
+        ] {
+            if enabled {
+                let all: IpNet = all.parse().expect("a constant prefix");
+                let labels = LabelSet::new(vec![self.ipcache.world().label(all).clone()]);
+                self.ipcache.claim(all, Owner::World, Claim::Labels(labels));
+            }
+        }
+    }
+
+    fn restore(&mut self, restored: Restored, local: &[(IdentityId, LabelSet)]) {
+        let labels: BTreeMap<IdentityId, &LabelSet> =
+            local.iter().map(|(id, labels)| (*id, labels)).collect();
+        for (key, value) in &restored.ipcache {
+            let Some(prefix) = prefix_of(key) else {
+                continue;
+            };
+            let identity = IdentityId(value.sec_identity);
+            self.ipcache.realise(prefix, Some(identity));
+            self.ipcache.mark(prefix);
+            if let Some(labels) = labels.get(&identity) {
+                let own: Vec<Label> = labels
+                    .iter()
+                    // A block's label that flowed down will flow down again.
+                    .filter(|l| l.source() != CIDR || cidr_of(l) == Some(prefix))
+                    .cloned()
+                    .collect();
+                let own = Claim::Labels(LabelSet::new(own));
+                self.ipcache.claim(prefix, Owner::Restored, own);
+                self.restored_prefixes.push(prefix);
+            }
+        }
+        self.lxc_dirty
+            .extend(restored.lxc.iter().filter_map(|(key, _)| lxc_address(key)));
+        let mut maps: BTreeMap<EndpointId, _> = restored.policy_maps.into_iter().collect();
+        for file in restored.endpoints {
+            let map = maps.remove(&file.id);
+            let alive = restored.interfaces.contains(&file.ifindex)
+                && file.id.0 > 0
+                && self.endpoints.get(file.id).is_none();
+            self.restore_endpoint(file, map, alive);
+        }
+        self.orphans.extend(maps.into_keys());
+    }
+
+    fn restore_endpoint(
+        &mut self,
+        file: EndpointFile,
+        map: Option<
+            Vec<(
+                shared_maps::policy::PolicyKey,
+                shared_maps::policy::PolicyValue,
+            )>,
+        >,
+        alive: bool,
+    ) {
+        let id = file.id;
+        let addresses = [file.ipv4.map(IpAddr::V4), file.ipv6.map(IpAddr::V6)];
+        let key = if file.key.is_empty() {
+            format!("restored/{id}")
+        } else {
+            file.key.clone()
+        };
+        let spec = EndpointSpec {
+            key,
+            labels: file.labels.texts(),
+            ifindex: file.ifindex,
+            ifname: file.ifname.clone(),
+            addresses: addresses.into_iter().flatten().collect(),
+            mac: file.mac,
+            node_mac: file.node_mac,
+            netns: file.netns.clone(),
+        };
+        self.add_endpoint(id, spec, file.labels.clone(), BootTime(0), true);
+        if let Some(endpoint) = self.endpoints.get_mut(id) {
+            endpoint.filed = true;
+            if let Some(map) = map {
+                let shadow = endpoint.policy_map.get_or_insert_default();
+                for (key, value) in map {
+                    shadow
+                        .entry(IdentityId(key.sec_label))
+                        .or_default()
+                        .insert(key, value);
+                }
+            }
+        }
+        if !alive {
+            self.remove_endpoint(id);
+            return;
+        }
+        self.restore_names(&file);
+    }
+
+    fn restore_names(&mut self, file: &EndpointFile) {
+        let boot = self.config.boot_unix_ns;
+        let instant = |unix: u64| BootTime(unix.saturating_sub(boot));
+        let at_least = self.now.plus_secs(AT_LEAST);
+        for entry in &file.history {
+            for address in entry.addresses.iter().copied() {
+                self.names.learn(&Answer {
+                    endpoint: file.id,
+                    name: &entry.name,
+                    address,
+                    seen: instant(entry.lookup).min(self.now),
+                    ttl: entry.ttl,
+                    expires: instant(entry.expires).max(at_least),
+                    lease_end: BootTime(0),
+                });
+            }
+        }
+        for entry in &file.zombies {
+            for name in &entry.names {
+                let (alive, pending) = (instant(entry.alive_at), instant(entry.delete_pending_at));
+                self.names
+                    .restore_zombie(file.id, name, entry.address, alive, pending);
+            }
+        }
+    }
+
+    /// The first plan: entries of interfaces that are gone go now, before anyone is told of
+    /// them.
+    pub(super) fn start(&mut self, plan: &mut Plan) {
+        let addresses: Vec<IpAddr> = self.lxc_dirty.iter().copied().collect();
+        for address in addresses {
+            let key = lxc_key(address);
+            let Some(value) = self.lxc.get(&key).copied() else {
+                continue;
+            };
+            let kept = self.lxc_desired.contains_key(&key) || value.flags & FLAG_HOST != 0;
+            if kept {
+                continue;
+            }
+            let gone = self.leaving.contains_key(&EndpointId(value.lxc_id))
+                && self.endpoints.by_address(address).is_none();
+            if !gone {
+                continue;
+            }
+            let prefix = IpNet::from(address);
+            let has = self
+                .ipcache
+                .get(prefix)
+                .and_then(|metadata| metadata.realised);
+            if has.is_some() {
+                let undo = Undo::Ipcache(prefix, has);
+                self.step(plan, Step::UnsetIpcache(key_of(prefix)), undo);
+                self.ipcache.realise(prefix, None);
+            }
+            self.step(plan, Step::UnsetLxc(key), Undo::Lxc(key, Some(value)));
+            self.lxc.remove(&key);
+        }
+    }
+
+    /// The grace after a restart is over.
+    pub(super) fn end_restore(&mut self, plan: &mut Plan) {
+        if self.restore_until.is_none_or(|until| until > self.now) {
+            return;
+        }
+        self.restore_until = None;
+        for prefix in std::mem::take(&mut self.restored_prefixes) {
+            self.ipcache.unclaim(prefix, &Owner::Restored);
+        }
+        self.local.release_withheld();
+        self.pods.release_withheld();
+        self.flush(plan);
+    }
+}
+
+/// The checkpoint, and for numbers that it lacks the block's own label if only one prefix has
+/// the number ("withhold and request", CFP-28427).
+fn restored_local(restored: &Restored, world: &World) -> Vec<(IdentityId, LabelSet)> {
+    let mut found = restored.local_identities.clone();
+    let known: BTreeSet<IdentityId> = found.iter().map(|(id, _)| *id).collect();
+    let mut prefixes: BTreeMap<IdentityId, Vec<IpNet>> = BTreeMap::new();
+    for (key, value) in &restored.ipcache {
+        let id = IdentityId(value.sec_identity);
+        if let Some(prefix) = prefix_of(key)
+            && id.is_local_scope()
+            && !known.contains(&id)
+        {
+            prefixes.entry(id).or_default().push(prefix);
+        }
+    }
+    for (id, prefixes) in prefixes {
+        if let [prefix] = prefixes.as_slice()
+            && let Some(label) = cidr_label(*prefix)
+        {
+            found.push((id, LabelSet::new(vec![label, world.label(*prefix).clone()])));
+        }
+    }
+    found
+}

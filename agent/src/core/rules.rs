@@ -1,0 +1,275 @@
+//! DNS rules: into endpoints' files, and to the proxies once the datapath has their policy.
+
+use std::{collections::BTreeSet, sync::Arc};
+
+use holdfast_sdp::{
+    mapping::BootTime,
+    policy::rule::{EndpointRules, RulesOf, Servers},
+};
+use shared_maps::{EndpointId, IdentityId};
+
+use super::{
+    event::{Effect, MappingOutcome, RulesUpdate},
+    plan::Plan,
+    state::{State, Undo},
+};
+use crate::{
+    datapath::plan::Step,
+    endpoint::config_file::{
+        self, EndpointFile, HistoryEntry, RulesInFile, ServerAddresses, ZombieEntry,
+    },
+    endpoint::endpoint::Endpoint,
+};
+
+/// Least time between two writes of an endpoint's file for names alone, seconds.
+const FILE_INTERVAL: u64 = 5;
+/// How long the first name since waits for others, nanoseconds.
+const FILE_GATHER: u64 = 200_000_000;
+/// Plans in a row that may fail before rules are published all the same: a full map is a
+/// normal condition and must not keep restrictions from the proxies for ever.
+const PATIENCE: u32 = 3;
+
+impl State {
+    /// An endpoint learned something: its file is due.
+    pub(super) fn file_soon(&mut self, id: EndpointId) {
+        let now = self.now;
+        if let Some(endpoint) = self.endpoints.get_mut(id)
+            && endpoint.file_due.is_none()
+        {
+            let soon = BootTime(now.0.saturating_add(FILE_GATHER));
+            endpoint.file_due = Some(soon.max(endpoint.filed_at.plus_secs(FILE_INTERVAL)));
+            let due = endpoint.file_due;
+            self.files_due.extend(due.map(|due| (due, id)));
+        }
+    }
+
+    /// Writes the files of endpoints whose rules changed or whose names are due.
+    pub(super) fn plan_files(&mut self, plan: &mut Plan) {
+        if !self.sync.done {
+            return;
+        }
+        let mut due: BTreeSet<EndpointId> = BTreeSet::new();
+        while let Some((at, id)) = self.files_due.first().copied()
+            && at <= self.now
+        {
+            self.files_due.pop_first();
+            if self.endpoints.get(id).is_some_and(|e| e.file_due.is_some()) {
+                due.insert(id);
+            }
+        }
+        if std::mem::take(&mut self.rules_changed) {
+            let stale = self.endpoints.iter().filter(|endpoint| {
+                let rules = self
+                    .subjects
+                    .get(&endpoint.identity)
+                    .map(|subject| &subject.dns);
+                endpoint.filed && rules != endpoint.filed_rules.as_ref()
+            });
+            due.extend(stale.map(|endpoint| endpoint.id));
+        }
+        for id in due {
+            let exists = self
+                .endpoints
+                .get(id)
+                .is_some_and(|e| e.policy_map.is_some());
+            if exists {
+                self.file(plan, id);
+            }
+        }
+    }
+
+    /// Plans the write of an endpoint's file.
+    pub(super) fn file(&mut self, plan: &mut Plan, id: EndpointId) {
+        let Some(endpoint) = self.endpoints.get(id) else {
+            return;
+        };
+        let rules = self
+            .subjects
+            .get(&endpoint.identity)
+            .map(|s| Arc::clone(&s.dns));
+        let rules = rules.unwrap_or_default();
+        let file = self.file_of(endpoint, &rules);
+        let servers = self.server_addresses(&rules);
+        let text = config_file::render(&file, &servers, self.config.max_ips_per_restored_rule);
+        let undo = Undo::File(id, endpoint.filed);
+        self.step(plan, Step::WriteEndpoint(id, text), undo);
+        let now = self.now;
+        if let Some(endpoint) = self.endpoints.get_mut(id) {
+            endpoint.filed = true;
+            endpoint.filed_rules = Some(rules);
+            endpoint.filed_at = now;
+            endpoint.file_due = None;
+            self.durable.extend(
+                endpoint
+                    .undurable
+                    .drain(..)
+                    .map(|undurable| (id, undurable)),
+            );
+        }
+    }
+
+    fn file_of(&self, endpoint: &Endpoint, rules: &Arc<EndpointRules>) -> EndpointFile {
+        let wall = |at: BootTime| at.0.saturating_add(self.config.boot_unix_ns);
+        let mut history = Vec::new();
+        let mut zombies = Vec::new();
+        if let Some(names) = self.names.endpoint(endpoint.id) {
+            for (name, addresses) in &names.names {
+                for (address, lookup) in addresses {
+                    history.push(HistoryEntry {
+                        name: name.clone(),
+                        lookup: wall(lookup.seen),
+                        expires: wall(lookup.expires),
+                        ttl: lookup.ttl,
+                        addresses: vec![*address],
+                    });
+                }
+            }
+            zombies.extend(names.zombies.iter().map(|(address, zombie)| ZombieEntry {
+                address: *address,
+                names: zombie.names.iter().cloned().collect(),
+                alive_at: if zombie.alive_at.0 == 0 {
+                    0
+                } else {
+                    wall(zombie.alive_at)
+                },
+                delete_pending_at: wall(zombie.delete_pending),
+            }));
+        }
+        EndpointFile {
+            id: endpoint.id,
+            key: endpoint.spec.key.clone(),
+            identity: endpoint.identity,
+            labels: endpoint.labels.clone(),
+            ipv4: endpoint.ipv4,
+            ipv6: endpoint.ipv6,
+            ifindex: endpoint.spec.ifindex,
+            ifname: endpoint.spec.ifname.clone(),
+            mac: endpoint.spec.mac,
+            node_mac: endpoint.spec.node_mac,
+            netns: endpoint.spec.netns.clone(),
+            history,
+            zombies,
+            rules: Some(RulesInFile {
+                boot_id: self.config.boot_id.clone(),
+                start: self.config.start,
+                revision: self.revision,
+                rules: (**rules).clone(),
+            }),
+        }
+    }
+
+    /// Where the servers of these rules are. Costs a walk over the ipcache if there are any.
+    fn server_addresses(&self, rules: &EndpointRules) -> ServerAddresses {
+        let all = rules.ports.iter().flat_map(|port| &port.rules);
+        let ids: BTreeSet<IdentityId> = all
+            .filter_map(|rule| match &rule.servers {
+                Servers::Identities(ids) => Some(ids),
+                Servers::Any | Servers::Prefixes(_) => None,
+            })
+            .flatten()
+            .copied()
+            .collect();
+        let mut found = ServerAddresses::new();
+        if !ids.is_empty() {
+            for (prefix, id) in self.ipcache.prefixes_of(&ids) {
+                found.entry(id).or_default().push(prefix);
+            }
+        }
+        found
+    }
+
+    /// Brings the agent's own verdict on names up to date, and notes a new revision if any
+    /// endpoint's rules differ.
+    pub(super) fn settle_rules(&mut self) {
+        if !self.sync.done || !std::mem::take(&mut self.rules_stale) {
+            return;
+        }
+        let mut current = std::collections::BTreeMap::new();
+        for subject in self
+            .subjects
+            .values()
+            .filter(|subject| !subject.dns.ports.is_empty())
+        {
+            for id in &subject.endpoints {
+                current.insert(*id, Arc::clone(&subject.dns));
+            }
+        }
+        let (changed, removed) = difference(&self.checked, &current);
+        if !changed.is_empty() || !removed.is_empty() {
+            self.rules_changed = true;
+            self.unpublished = true;
+            if self.revision == self.checked_revision {
+                self.revision += 1;
+            }
+            // A name or pattern that cannot be compiled was refused by the policy reader.
+            let _errors = self.checker.apply(&changed, &removed);
+            self.checked = current;
+        }
+        self.checked_revision = self.revision;
+    }
+
+    /// Rules that proxies may have now; none while the datapath lacks what they lean on.
+    pub(super) fn publish(&mut self, failed: bool) -> Vec<Effect> {
+        if failed {
+            self.failed_in_a_row += 1;
+        } else {
+            self.failed_in_a_row = 0;
+        }
+        let waits = failed && self.failed_in_a_row < PATIENCE;
+        let first = !self.sync.published;
+        if !self.sync.done || waits || !(self.unpublished || first) {
+            return Vec::new();
+        }
+        self.unpublished = false;
+        let (changed, removed) = difference(&self.published, &self.checked);
+        if changed.is_empty() && removed.is_empty() && !first {
+            return Vec::new();
+        }
+        self.published.clone_from(&self.checked);
+        self.published_revision = self.revision;
+        self.sync.published = true;
+        let update = RulesUpdate {
+            revision: self.revision,
+            changed,
+            removed,
+        };
+        let mut effects = vec![Effect::Rules(update)];
+        if first {
+            effects.push(Effect::SnapshotReady);
+        }
+        effects
+    }
+
+    /// Results whose mappings are on disk now.
+    pub(super) fn durable_outcomes(&mut self) -> Vec<Effect> {
+        let durable = std::mem::take(&mut self.durable);
+        let outcomes = durable.into_iter().map(|(_, undurable)| {
+            Effect::Outcome(MappingOutcome {
+                stream: undurable.stream,
+                sequence: undurable.sequence,
+                realised: holdfast_sdp::mapping::Realised::Yes,
+                durable: true,
+                lease_end: undurable.lease_end,
+                revision: undurable.revision,
+            })
+        });
+        outcomes.collect()
+    }
+}
+
+type Rules = std::collections::BTreeMap<EndpointId, Arc<EndpointRules>>;
+
+fn difference(old: &Rules, new: &Rules) -> (Vec<RulesOf>, Vec<EndpointId>) {
+    let same = |one: &Arc<EndpointRules>, other: &Arc<EndpointRules>| {
+        Arc::ptr_eq(one, other) || one == other
+    };
+    let changed = new
+        .iter()
+        .filter(|(id, rules)| !old.get(id).is_some_and(|old| same(old, rules)))
+        .map(|(id, rules)| RulesOf {
+            endpoint: *id,
+            rules: (**rules).clone(),
+        });
+    let removed = old.keys().filter(|id| !new.contains_key(id)).copied();
+    (changed.collect(), removed.collect())
+}

@@ -1,0 +1,245 @@
+//! What the core knows: the model, and what the datapath has of it as far as planned.
+
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap},
+    sync::Arc,
+};
+
+use holdfast_sdp::{
+    mapping::BootTime,
+    policy::{rule::EndpointRules, table::PolicyHandle},
+};
+use ipnet::IpNet;
+use shared_maps::{
+    EndpointId, IdentityId,
+    lxc::{LxcKey, LxcValue},
+};
+
+use super::{
+    config::CoreConfig,
+    event::{EndpointSpec, MappingEvent, MappingOutcome, StreamId},
+    plan::Plan,
+    snapshot::Counters,
+};
+use crate::{
+    datapath::plan::{Attachment, Step},
+    endpoint::{
+        endpoint::{Endpoint, Undurable},
+        manager::Endpoints,
+    },
+    fqdn::{cache::NameCache, names::NameSelectors},
+    identity::allocator::{Allocator, NodeLocal},
+    ipcache::table::Ipcache,
+    labels::LabelSet,
+    policy::{compute::Entries, model::EndpointPolicy, parse::PolicyError, repository::Repository},
+    selector::{
+        cache::{SelectorCache, SelectorId},
+        selector::FqdnSelector,
+    },
+};
+
+/// Everything the core holds.
+#[derive(Debug)]
+pub(super) struct State {
+    pub config: CoreConfig,
+    pub now: BootTime,
+    pub sync: Sync,
+    pub ipcache: Ipcache,
+    pub local: NodeLocal,
+    pub pods: Box<dyn Allocator>,
+    /// Local identities with an fqdn label, for the circuit breaker.
+    pub fqdn_identities: usize,
+    pub selectors: SelectorCache,
+    pub names: NameCache,
+    pub name_selectors: NameSelectors,
+    /// Identities held for FQDN selectors.
+    pub preallocated: BTreeMap<FqdnSelector, Vec<IdentityId>>,
+    /// Times that policy asks for a block's label.
+    pub blocks: BTreeMap<IpNet, usize>,
+    pub repository: Repository,
+    pub rejected: Vec<PolicyError>,
+    pub endpoints: Endpoints,
+    /// Endpoints whose source removed them and of which something is left.
+    pub leaving: BTreeMap<EndpointId, Endpoint>,
+    /// Policy maps and files without an endpoint: numbers not to be used before they are gone.
+    pub orphans: BTreeSet<EndpointId>,
+    /// Endpoints that cannot be taken now, and why.
+    pub waiting: BTreeMap<String, (EndpointSpec, String)>,
+    /// Endpoints that lack entries or programs.
+    pub work: BTreeSet<EndpointId>,
+    pub subjects: BTreeMap<IdentityId, Subject>,
+    pub node_addresses: BTreeSet<std::net::IpAddr>,
+    pub lxc_desired: HashMap<LxcKey, LxcValue>,
+    pub lxc: HashMap<LxcKey, LxcValue>,
+    pub lxc_dirty: BTreeSet<std::net::IpAddr>,
+    pub streams: BTreeSet<StreamId>,
+    pub buckets: HashMap<StreamId, Bucket>,
+    pub revocations: BTreeMap<u64, PendingRevocation>,
+    pub next_revocation: u64,
+    /// Mappings that came before the sources were synced.
+    pub early: Vec<MappingEvent>,
+    pub unresolved: BTreeSet<IpNet>,
+    pub checkpoint_due: CheckpointDue,
+    pub revision: u64,
+    pub published_revision: u64,
+    pub published: BTreeMap<EndpointId, Arc<EndpointRules>>,
+    pub checker: PolicyHandle,
+    pub checked: BTreeMap<EndpointId, Arc<EndpointRules>>,
+    pub checked_revision: u64,
+    pub rules_changed: bool,
+    /// Subjects or their endpoints changed since rules were settled.
+    pub rules_stale: bool,
+    /// Rules differ from the published ones.
+    pub unpublished: bool,
+    pub files_due: BTreeSet<(BootTime, EndpointId)>,
+    /// Results to repeat once the plan that writes their endpoint's file is committed.
+    pub durable: Vec<(EndpointId, Undurable)>,
+    pub retry_at: Option<BootTime>,
+    pub failed_in_a_row: u32,
+    pub pending_steps: usize,
+    pub restore_until: Option<BootTime>,
+    pub restored_prefixes: Vec<IpNet>,
+    pub undo: Vec<Undo>,
+    pub outcomes: Vec<Outcome>,
+    pub revoke: Vec<super::event::Revocation>,
+    pub counters: Counters,
+}
+
+/// How far the sources are.
+#[derive(Debug, Default)]
+pub(super) struct Sync {
+    pub policies: Listing,
+    pub endpoints: Listing,
+    /// Both were complete once.
+    pub done: bool,
+    /// The first plan was made.
+    pub started: bool,
+    /// The first rules were published.
+    pub published: bool,
+}
+
+/// Progress of one source's listing.
+#[derive(Debug, Default)]
+pub(super) struct Listing {
+    pub complete: bool,
+    /// Keys applied since the listing began; none = no listing goes on.
+    pub seen: Option<BTreeSet<String>>,
+}
+
+/// Which checkpoints a plan must begin with.
+#[derive(Debug, Default)]
+pub(super) struct CheckpointDue {
+    pub local: bool,
+    pub endpoints: bool,
+    pub fresh: BTreeSet<IdentityId>,
+}
+
+/// Endpoints with one identity: they share policy.
+#[derive(Debug)]
+pub(super) struct Subject {
+    pub labels: LabelSet,
+    pub policy: EndpointPolicy,
+    pub selectors: BTreeSet<SelectorId>,
+    pub dns_selectors: BTreeSet<SelectorId>,
+    pub entries: BTreeMap<IdentityId, Entries>,
+    pub dns: Arc<EndpointRules>,
+    pub dns_dirty: bool,
+    pub endpoints: BTreeSet<EndpointId>,
+    pub revision: u64,
+}
+
+/// How to take back what a step was planned to do.
+#[derive(Debug)]
+pub(super) enum Undo {
+    Checkpoint,
+    /// Whether there was a file before.
+    File(EndpointId, bool),
+    RemovedFile(EndpointId),
+    CreatedMap(EndpointId),
+    RemovedMap(EndpointId),
+    Policy(
+        EndpointId,
+        shared_maps::policy::PolicyKey,
+        Option<shared_maps::policy::PolicyValue>,
+    ),
+    Lxc(LxcKey, Option<LxcValue>),
+    Ipcache(IpNet, Option<IdentityId>),
+    Attached(EndpointId, Option<Attachment>),
+}
+
+/// A result that waits for the plan it is part of.
+#[derive(Debug)]
+pub(super) struct Outcome {
+    pub outcome: MappingOutcome,
+    pub prefixes: Vec<IpNet>,
+    pub endpoint: EndpointId,
+}
+
+/// Leases that streams were asked to drop.
+#[derive(Debug)]
+pub(super) struct PendingRevocation {
+    pub waiting: BTreeSet<StreamId>,
+    pub name: holdfast_sdp::name::Fqdn,
+    pub addresses: Vec<std::net::IpAddr>,
+    /// When the leases end by themselves.
+    pub until: BootTime,
+}
+
+/// Token bucket of a stream.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Bucket {
+    pub tokens: f64,
+    pub at: BootTime,
+}
+
+impl State {
+    /// Appends a step with its undo.
+    pub(super) fn step(&mut self, plan: &mut Plan, step: Step, undo: Undo) {
+        match &step {
+            Step::SetIpcache(..) | Step::UnsetIpcache(_) => self.counters.ipcache_writes += 1,
+            Step::SetPolicy(..) | Step::UnsetPolicy(..) => self.counters.policy_writes += 1,
+            _ => {}
+        }
+        plan.steps.push(step);
+        self.undo.push(undo);
+    }
+
+    /// The subject of an identity, made if there is none.
+    pub(super) fn join_subject(
+        &mut self,
+        identity: IdentityId,
+        labels: &LabelSet,
+        endpoint: EndpointId,
+    ) {
+        self.rules_stale = true;
+        if !self.subjects.contains_key(&identity) {
+            let subject = Subject {
+                labels: labels.clone(),
+                policy: EndpointPolicy::default(),
+                selectors: BTreeSet::new(),
+                dns_selectors: BTreeSet::new(),
+                entries: BTreeMap::new(),
+                dns: Arc::default(),
+                dns_dirty: false,
+                endpoints: BTreeSet::new(),
+                revision: 0,
+            };
+            self.subjects.insert(identity, subject);
+            self.compute_subject(identity);
+        }
+        if let Some(subject) = self.subjects.get_mut(&identity) {
+            subject.endpoints.insert(endpoint);
+        }
+    }
+
+    /// An endpoint has this identity no more.
+    pub(super) fn leave_subject(&mut self, identity: IdentityId, endpoint: EndpointId) {
+        self.rules_stale = true;
+        if let Some(subject) = self.subjects.get_mut(&identity) {
+            subject.endpoints.remove(&endpoint);
+            if subject.endpoints.is_empty() {
+                self.subjects.remove(&identity);
+            }
+        }
+    }
+}

@@ -1,0 +1,3 @@
+//! The core on a datapath in memory.
+
+mod scenario;

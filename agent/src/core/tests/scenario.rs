@@ -1,0 +1,319 @@
+//! From a policy and an answer to the ipcache.
+
+use std::net::IpAddr;
+
+use holdfast_sdp::{
+    mapping::{BootTime, EndpointInstance, Mapping, Realised, Refusal},
+    name::Fqdn,
+    policy::rule::Transport,
+};
+use shared_maps::{
+    EndpointId, IdentityId,
+    ipcache::IpcacheKey,
+    policy::{EGRESS, PolicyKey},
+};
+
+use crate::{
+    core::{
+        Core, CoreConfig, Effect, Event, Restored,
+        event::{EndpointSpec, MappingEvent, MappingOutcome, SourceEvent, StreamId},
+    },
+    datapath::{memory::MemoryDatapath, plan::Step},
+    policy::parse::parse_documents,
+};
+
+pub(super) const WEB: &str = r#"
+apiVersion: cilium.io/v2
+kind: CiliumNetworkPolicy
+metadata: {name: web}
+spec:
+  endpointSelector: {matchLabels: {app: web}}
+  egress:
+  - toCIDR: [10.9.0.53/32]
+    toPorts:
+    - ports: [{port: "53", protocol: ANY}]
+      rules: {dns: [{matchPattern: "*"}]}
+  - toFQDNs: [{matchPattern: "*.cilium.io"}]
+    toPorts: [{ports: [{port: "443", protocol: TCP}]}]
+"#;
+
+/// A core with its datapath and a clock.
+pub(super) struct Node {
+    pub(super) core: Core,
+    pub(super) datapath: MemoryDatapath,
+    pub(super) now: BootTime,
+    pub(super) effects: Vec<Effect>,
+}
+
+impl Node {
+    pub(super) fn new() -> Self {
+        Self::with(
+            CoreConfig::default(),
+            Restored::default(),
+            MemoryDatapath::default(),
+        )
+    }
+
+    pub(super) fn with(config: CoreConfig, restored: Restored, datapath: MemoryDatapath) -> Self {
+        let now = restored.now.max(BootTime(0).plus_secs(1000));
+        let core = Core::new(config, Restored { now, ..restored });
+        Self {
+            core,
+            datapath,
+            now,
+            effects: Vec::new(),
+        }
+    }
+
+    /// Carries one event through; gives the steps.
+    pub(super) fn event(&mut self, event: Event) -> Vec<Step> {
+        let plan = self.core.plan(self.now, event);
+        let steps = plan.steps.clone();
+        let failures = plan.apply(&mut self.datapath);
+        self.effects = self.core.commit(self.now, plan, &failures);
+        steps
+    }
+
+    pub(super) fn policy(&mut self, text: &str) -> Vec<Step> {
+        let mut steps = Vec::new();
+        for document in parse_documents(text, "test") {
+            steps.extend(self.event(Event::Policies(SourceEvent::Apply(document.unwrap()))));
+        }
+        steps
+    }
+
+    pub(super) fn endpoint(&mut self, spec: EndpointSpec) -> Vec<Step> {
+        self.event(Event::Endpoints(SourceEvent::Apply(spec)))
+    }
+
+    pub(super) fn sync(&mut self) -> Vec<Step> {
+        self.event(Event::Policies(SourceEvent::InitDone));
+        self.event(Event::Endpoints(SourceEvent::InitDone))
+    }
+
+    pub(super) fn begin(&mut self) {
+        self.event(Event::StreamUp(StreamId(1)));
+        self.event(Event::Policies(SourceEvent::Init));
+        self.event(Event::Endpoints(SourceEvent::Init));
+    }
+
+    /// A synced node with the usual policy and one endpoint.
+    pub(super) fn usual() -> Self {
+        let mut node = Self::new();
+        node.begin();
+        node.policy(WEB);
+        node.endpoint(spec("web", 7, "app=web"));
+        node.sync();
+        node
+    }
+
+    pub(super) fn learn(&mut self, name: &str, addresses: &[&str]) -> (Vec<Step>, MappingOutcome) {
+        let mapping = mapping(self, name, addresses);
+        self.mapping(mapping)
+    }
+
+    pub(super) fn mapping(&mut self, mapping: Mapping) -> (Vec<Step>, MappingOutcome) {
+        let event = MappingEvent {
+            stream: StreamId(1),
+            sequence: 5,
+            mapping,
+        };
+        let steps = self.event(Event::Mappings(vec![event]));
+        let outcome = self.effects.iter().find_map(|effect| match effect {
+            Effect::Outcome(outcome) if !outcome.durable => Some(outcome.clone()),
+            _ => None,
+        });
+        (steps, outcome.expect("each mapping has a result"))
+    }
+
+    pub(super) fn tick(&mut self, at: BootTime) -> Vec<Step> {
+        self.now = at;
+        self.event(Event::Tick)
+    }
+
+    pub(super) fn identity(&self, address: &str) -> Option<IdentityId> {
+        let address: std::net::Ipv4Addr = address.parse().unwrap();
+        let value = self
+            .datapath
+            .ipcache
+            .get(&IpcacheKey::v4(address.octets(), 32))?;
+        Some(IdentityId(value.sec_identity))
+    }
+
+    pub(super) fn id(&self) -> EndpointId {
+        *self.datapath.policy.keys().next().unwrap()
+    }
+}
+
+pub(super) fn spec(key: &str, host: u8, label: &str) -> EndpointSpec {
+    EndpointSpec {
+        key: key.into(),
+        labels: vec![format!("k8s:{label}")],
+        ifindex: 100 + u32::from(host),
+        ifname: format!("lxc{host}"),
+        addresses: vec![format!("10.0.0.{host}").parse().unwrap()],
+        mac: [2, 0, 0, 0, 0, host],
+        node_mac: [2, 0, 0, 0, 1, host],
+        netns: "ns".into(),
+    }
+}
+
+pub(super) fn mapping(node: &Node, name: &str, addresses: &[&str]) -> Mapping {
+    Mapping {
+        endpoint: EndpointInstance {
+            id: node.id(),
+            client: "10.0.0.7".parse().unwrap(),
+            ifindex: 107,
+        },
+        name: Fqdn::normalise(name),
+        addresses: addresses
+            .iter()
+            .map(|a| a.parse::<IpAddr>().unwrap())
+            .collect(),
+        ttl: 60,
+        seen_at: node.now,
+        rcode: 0,
+        server: "10.9.0.53:53".parse().unwrap(),
+        transport: Transport::Udp,
+        replayed: false,
+    }
+}
+
+#[test]
+fn an_answer_opens_its_address_with_one_write() {
+    let mut node = Node::new();
+    node.begin();
+    assert!(node.policy(WEB).is_empty());
+    assert!(node.endpoint(spec("web", 7, "app=web")).is_empty());
+    let steps = node.sync();
+    let at = |wanted: fn(&Step) -> bool| steps.iter().position(wanted).unwrap();
+    let order = [
+        at(|s| matches!(s, Step::Checkpoint(_))),
+        at(|s| matches!(s, Step::WriteEndpoint(..))),
+        at(|s| matches!(s, Step::CreatePolicyMap(_))),
+        at(|s| matches!(s, Step::SetPolicy(..))),
+        at(|s| matches!(s, Step::SetLxc(..))),
+        at(|s| matches!(s, Step::SetIpcache(..))),
+        at(|s| matches!(s, Step::Attach(_))),
+    ];
+    assert!(order.is_sorted(), "{order:?}");
+    assert!(
+        matches!(node.effects.as_slice(), [Effect::Rules(rules), Effect::SnapshotReady]
+        if rules.changed.len() == 1 && rules.changed[0].rules.ports.len() == 2)
+    );
+    let (steps, outcome) = node.learn("www.cilium.io", &["1.1.1.1"]);
+    assert_eq!(steps.len(), 1, "{steps:?}");
+    assert_eq!(outcome.realised, Realised::Yes);
+    assert_eq!(outcome.lease_end, node.now.plus_secs(120).0);
+    let identity = node.identity("1.1.1.1").unwrap();
+    let key = PolicyKey::new(identity.0, EGRESS, 6, 443, 16);
+    assert!(node.datapath.policy[&node.id()].contains_key(&key));
+    let (steps, _) = node.learn("sub.cilium.io", &["2.2.2.2"]);
+    assert!(
+        matches!(steps.as_slice(), [Step::SetIpcache(..)]),
+        "{steps:?}"
+    );
+    let (steps, outcome) = node.learn("other.example.com", &["3.3.3.3"]);
+    assert!(steps.is_empty(), "{steps:?}");
+    assert_eq!(outcome.realised, Realised::Yes);
+}
+
+#[test]
+fn what_was_learned_becomes_durable() {
+    let mut node = Node::usual();
+    node.learn("www.cilium.io", &["1.1.1.1"]);
+    let due = node.core.next_deadline().unwrap();
+    assert!(due < node.now.plus_secs(6));
+    let steps = node.tick(due);
+    assert!(
+        matches!(steps.as_slice(), [Step::WriteEndpoint(_, text)] if text.contains("www.cilium.io."))
+    );
+    assert!(matches!(node.effects.as_slice(), [Effect::Outcome(outcome)] if outcome.durable));
+}
+
+#[test]
+fn a_pair_goes_once_lease_and_use_are_over() {
+    let mut node = Node::with(
+        CoreConfig {
+            max_deferred_deletes: 0,
+            ..CoreConfig::default()
+        },
+        Restored::default(),
+        MemoryDatapath::default(),
+    );
+    node.begin();
+    node.policy(WEB);
+    node.endpoint(spec("web", 7, "app=web"));
+    node.sync();
+    let learned = node.now;
+    node.learn("www.cilium.io", &["1.1.1.1"]);
+    node.tick(learned.plus_secs(124));
+    assert!(node.identity("1.1.1.1").is_some());
+    node.tick(learned.plus_secs(125));
+    assert!(node.identity("1.1.1.1").is_none());
+}
+
+#[test]
+fn believes_only_what_policy_allows_and_what_is_not_of_this_node() {
+    let mut node = Node::usual();
+    node.event(Event::NodeAddresses(vec!["10.0.0.1".parse().unwrap()]));
+    assert_eq!(node.identity("10.0.0.1"), Some(IdentityId::HOST));
+    let refused = |node: &mut Node, change: &dyn Fn(&mut Mapping)| {
+        let mut mapping = mapping(node, "www.cilium.io", &["1.1.1.1"]);
+        change(&mut mapping);
+        let (steps, outcome) = node.mapping(mapping);
+        assert!(steps.is_empty(), "{steps:?}");
+        outcome.realised
+    };
+    let unknown = Realised::No(Refusal::EndpointUnknown);
+    assert_eq!(refused(&mut node, &|m| m.endpoint.ifindex = 1), unknown);
+    assert_eq!(
+        refused(&mut node, &|m| m.endpoint.client =
+            "10.0.0.8".parse().unwrap()),
+        unknown
+    );
+    assert_eq!(refused(&mut node, &|m| m.seen_at = BootTime(1)), unknown);
+    let denied = Realised::No(Refusal::NotAllowed);
+    assert_eq!(
+        refused(&mut node, &|m| m.server = "10.9.0.54:53".parse().unwrap()),
+        denied
+    );
+    assert_eq!(
+        refused(&mut node, &|m| m.server = "10.9.0.53:5353".parse().unwrap()),
+        denied
+    );
+    let invalid = Realised::No(Refusal::Invalid);
+    assert_eq!(refused(&mut node, &|m| m.addresses.clear()), invalid);
+    assert_eq!(refused(&mut node, &|m| m.rcode = 3), invalid);
+    for address in [
+        "10.0.0.1",
+        "10.0.0.7",
+        "127.0.0.1",
+        "224.0.0.1",
+        "0.0.0.0",
+        "::ffff:1.2.3.4",
+        "::1",
+    ] {
+        let result = refused(&mut node, &|m| m.addresses = vec![address.parse().unwrap()]);
+        assert_eq!(result, Realised::Yes, "{address}");
+    }
+    assert_eq!(node.identity("10.0.0.1"), Some(IdentityId::HOST));
+}
+
+#[test]
+fn one_stream_cannot_flood() {
+    let config = CoreConfig {
+        mapping_rate: 1,
+        ..CoreConfig::default()
+    };
+    let mut node = Node::with(config, Restored::default(), MemoryDatapath::default());
+    node.begin();
+    node.policy(WEB);
+    node.endpoint(spec("web", 7, "app=web"));
+    node.sync();
+    let results: Vec<_> = (0..11)
+        .map(|_| node.learn("www.cilium.io", &["1.1.1.1"]).1.realised)
+        .collect();
+    assert_eq!(results[9], Realised::Yes);
+    assert_eq!(results[10], Realised::No(Refusal::RateLimited));
+}

@@ -1,0 +1,223 @@
+//! The state as plain data.
+
+use holdfast_sdp::policy::rule::{EndpointRules, NameRule, NameRules, Servers, Transport};
+
+use super::{
+    snapshot::{
+        DnsRulesView, EndpointView, IdentityView, IpcacheView, NameView, PolicyView, RejectedView,
+        SelectorView, Snapshot, Summary,
+    },
+    state::State,
+};
+use crate::{
+    endpoint::endpoint::Endpoint, identity::allocator::Allocator as _, policy::repository::is_about,
+};
+
+impl State {
+    pub(super) fn summary(&self) -> Summary {
+        Summary {
+            revision: self.revision,
+            published_revision: self.published_revision,
+            synced: self.sync.done,
+            endpoints: self.endpoints.len(),
+            policies: self.repository.len(),
+            policies_rejected: self.rejected.len(),
+            local_identities: self.local.len(),
+            endpoint_identities: self.pods.len(),
+            ipcache_entries: self.ipcache.realised(),
+            ipcache_max: self.config.ipcache_max,
+            policy_map_max: self.config.policy_map_max,
+            selectors: self.selectors.len(),
+            names_live: self.names.live(),
+            names_zombies: self.names.zombies(),
+            pairs: self.names.pairs(),
+            pending_steps: self.pending_steps,
+            counters: self.counters.clone(),
+        }
+    }
+
+    pub(super) fn snapshot(&self) -> Snapshot {
+        let allocated = self
+            .local
+            .allocated()
+            .into_iter()
+            .chain(self.pods.allocated());
+        let mut identities: Vec<IdentityView> = allocated
+            .map(|(id, labels, references)| IdentityView {
+                id: id.0,
+                labels: labels.texts(),
+                references,
+            })
+            .collect();
+        identities.sort_by_key(|identity| identity.id);
+        let rejected = self.rejected.iter().map(|error| RejectedView {
+            source: error.source_name.clone(),
+            key: error.key.clone(),
+            reason: format!("{}: {}; {}", error.field, error.reason, error.remedy),
+        });
+        let waiting = self.waiting.values().map(|(spec, reason)| RejectedView {
+            source: "endpoint".to_owned(),
+            key: Some(spec.key.clone()),
+            reason: reason.clone(),
+        });
+        Snapshot {
+            summary: self.summary(),
+            endpoints: self
+                .endpoints
+                .iter()
+                .map(|endpoint| self.endpoint(endpoint))
+                .collect(),
+            identities,
+            ipcache: self.prefixes(),
+            selectors: self.selector_views(),
+            names: self.name_views(),
+            policies: self.policies(),
+            rejected: rejected.chain(waiting).collect(),
+        }
+    }
+
+    fn endpoint(&self, endpoint: &Endpoint) -> EndpointView {
+        let subject = self.subjects.get(&endpoint.identity);
+        EndpointView {
+            id: endpoint.id.0,
+            key: endpoint.spec.key.clone(),
+            identity: endpoint.identity.0,
+            labels: endpoint.labels.texts(),
+            ipv4: endpoint.ipv4.map(|ip| ip.to_string()),
+            ipv6: endpoint.ipv6.map(|ip| ip.to_string()),
+            ifindex: endpoint.spec.ifindex,
+            ifname: endpoint.spec.ifname.clone(),
+            netns: endpoint.spec.netns.clone(),
+            state: if endpoint.restored {
+                "restored"
+            } else {
+                "ready"
+            }
+            .to_owned(),
+            egress_enforced: subject.is_some_and(|s| s.policy.egress.enforced),
+            ingress_enforced: subject.is_some_and(|s| s.policy.ingress.enforced),
+            policies: subject
+                .map(|s| s.policy.documents.clone())
+                .unwrap_or_default(),
+            policy_entries: endpoint.policy_entries(),
+            policy_revision: endpoint.policy_revision,
+            dns_rules: subject.map(|s| dns_views(&s.dns)).unwrap_or_default(),
+            problem: endpoint.problem.clone(),
+        }
+    }
+
+    fn prefixes(&self) -> Vec<IpcacheView> {
+        let mut found = Vec::new();
+        self.ipcache.for_each(|prefix, metadata| {
+            found.push(IpcacheView {
+                prefix: prefix.to_string(),
+                identity: metadata.desired.map_or(0, |id| id.0),
+                realised: metadata.realised.map(|id| id.0),
+                owners: metadata.owners().map(ToString::to_string).collect(),
+            });
+        });
+        found
+    }
+
+    fn selector_views(&self) -> Vec<SelectorView> {
+        let entries = self.selectors.entries().map(|(_, entry)| SelectorView {
+            selector: entry.selector.to_string(),
+            kind: entry.selector.kind().to_owned(),
+            users: entry.users,
+            identities: entry.selections.iter().map(|id| id.0).collect(),
+        });
+        entries.collect()
+    }
+
+    fn name_views(&self) -> Vec<NameView> {
+        let mut found = Vec::new();
+        for (id, names) in self.names.endpoints() {
+            let lease = |name: &_, address: &_| {
+                let pair = self
+                    .names
+                    .name(name)
+                    .and_then(|entry| entry.pairs.get(address));
+                pair.map_or(0, |pair| pair.lease_end.0)
+            };
+            for (name, addresses) in &names.names {
+                found.extend(addresses.iter().map(|(address, lookup)| NameView {
+                    endpoint: id.0,
+                    name: name.as_str().to_owned(),
+                    address: address.to_string(),
+                    source: "lookup".to_owned(),
+                    ttl: lookup.ttl,
+                    seen_at: lookup.seen.0,
+                    expires_at: lookup.expires.0,
+                    lease_end: lease(name, address),
+                }));
+            }
+            for (address, zombie) in &names.zombies {
+                found.extend(zombie.names.iter().map(|name| NameView {
+                    endpoint: id.0,
+                    name: name.as_str().to_owned(),
+                    address: address.to_string(),
+                    source: "connection".to_owned(),
+                    ttl: 0,
+                    seen_at: 0,
+                    expires_at: zombie.delete_pending.0,
+                    lease_end: lease(name, address),
+                }));
+            }
+        }
+        found.sort_by(|one, other| {
+            (one.endpoint, &one.name, &one.address).cmp(&(
+                other.endpoint,
+                &other.name,
+                &other.address,
+            ))
+        });
+        found
+    }
+
+    fn policies(&self) -> Vec<PolicyView> {
+        let documents = self.repository.iter().map(|document| {
+            let selected = self
+                .endpoints
+                .iter()
+                .filter(|e| is_about(document, &e.labels));
+            PolicyView {
+                key: document.key.clone(),
+                source: document.source.clone(),
+                warnings: document.warnings.clone(),
+                endpoints: selected.map(|endpoint| endpoint.id.0).collect(),
+            }
+        });
+        documents.collect()
+    }
+}
+
+fn dns_views(rules: &EndpointRules) -> Vec<DnsRulesView> {
+    let mut found = Vec::new();
+    for port in &rules.ports {
+        let protocol = match port.transport {
+            Transport::Udp => "UDP",
+            Transport::Tcp => "TCP",
+        };
+        found.extend(port.rules.iter().map(|rule| DnsRulesView {
+            port: port.port,
+            protocol: protocol.to_owned(),
+            selector: rule.selector.clone(),
+            servers: match &rule.servers {
+                Servers::Identities(ids) => Some(ids.iter().map(|id| id.0).collect()),
+                Servers::Any | Servers::Prefixes(_) => None,
+            },
+            names: match &rule.names {
+                NameRules::All => None,
+                NameRules::Names(list) => Some(list.iter().map(name_text).collect()),
+                NameRules::Regex(text) => Some(vec![text.clone()]),
+            },
+        }));
+    }
+    found
+}
+
+fn name_text(rule: &NameRule) -> String {
+    match rule {
+        NameRule::Name(text) | NameRule::Pattern(text) => text.clone(),
+    }
+}

@@ -1,0 +1,278 @@
+//! The file's fields, named as Cilium names them.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::IpAddr,
+};
+
+use holdfast_sdp::name::Fqdn;
+use serde::{Deserialize, Serialize};
+use shared_maps::{EndpointId, IdentityId};
+
+use super::{
+    EndpointFile, FileError, HistoryEntry, ServerAddresses, ZombieEntry,
+    rules::{self, OwnRules, RulesV2},
+};
+use crate::{
+    endpoint::wall_time,
+    identity::checkpoint::{LabelMap, spell, unspell},
+    labels::{LabelSet, NAMESPACE_KEY},
+};
+
+#[derive(Serialize, Deserialize)]
+struct File {
+    #[serde(rename = "ID")]
+    id: u16,
+    #[serde(rename = "ContainerNetnsPath", default)]
+    netns: String,
+    #[serde(rename = "IfName", default)]
+    ifname: String,
+    #[serde(rename = "IfIndex", default)]
+    ifindex: u32,
+    #[serde(rename = "OpLabels", default)]
+    op_labels: OpLabels,
+    #[serde(rename = "LXCMAC", default)]
+    mac: String,
+    #[serde(rename = "IPv6", default)]
+    ipv6: String,
+    #[serde(rename = "IPv4", default)]
+    ipv4: String,
+    #[serde(rename = "NodeMAC", default)]
+    node_mac: String,
+    #[serde(rename = "SecLabel")]
+    identity: SecLabel,
+    #[serde(
+        rename = "DNSRulesV2",
+        default,
+        skip_serializing_if = "Option::is_none"
+    )]
+    rules_v2: Option<RulesV2>,
+    #[serde(rename = "DNSHistory", default)]
+    history: Option<Vec<History>>,
+    #[serde(rename = "DNSZombies", default)]
+    zombies: Option<Zombies>,
+    #[serde(rename = "K8sPodName", default)]
+    pod: String,
+    #[serde(rename = "K8sNamespace", default)]
+    namespace: String,
+    #[serde(
+        rename = "HoldfastDNSRules",
+        default,
+        skip_serializing_if = "Option::is_none"
+    )]
+    own_rules: Option<OwnRules>,
+    #[serde(rename = "HoldfastKey", default)]
+    key: String,
+}
+
+#[derive(Default, Serialize, Deserialize)]
+struct OpLabels {
+    #[serde(rename = "OrchestrationIdentity", default)]
+    identity: Option<LabelMap>,
+}
+
+#[derive(Serialize, Deserialize)]
+struct SecLabel {
+    id: u32,
+    #[serde(default)]
+    labels: Option<LabelMap>,
+}
+
+#[derive(Serialize, Deserialize)]
+struct History {
+    fqdn: String,
+    #[serde(rename = "lookup-time", default)]
+    lookup: String,
+    #[serde(rename = "expiration-time", default)]
+    expires: String,
+    #[serde(default)]
+    ttl: u32,
+    #[serde(default)]
+    ips: Vec<IpAddr>,
+}
+
+#[derive(Default, Serialize, Deserialize)]
+struct Zombies {
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    deletes: Option<BTreeMap<String, ZombieJson>>,
+}
+
+#[derive(Serialize, Deserialize)]
+struct ZombieJson {
+    #[serde(default)]
+    names: Vec<String>,
+    ip: IpAddr,
+    #[serde(rename = "alive-at", default)]
+    alive_at: String,
+    #[serde(rename = "delete-pending-at", default)]
+    delete_pending_at: String,
+}
+
+/// Renders the file. `servers` tells where the servers of DNS rules are, `limit` how many
+/// addresses a rule may list.
+pub fn render(file: &EndpointFile, servers: &ServerAddresses, limit: usize) -> String {
+    let namespace = file
+        .labels
+        .iter()
+        .find(|label| label.key() == NAMESPACE_KEY);
+    let history = file.history.iter().map(|entry| History {
+        fqdn: entry.name.as_str().to_owned(),
+        lookup: wall_time::render(entry.lookup),
+        expires: wall_time::render(entry.expires),
+        ttl: entry.ttl,
+        ips: entry.addresses.clone(),
+    });
+    let zombies: BTreeMap<_, _> = file.zombies.iter().map(zombie_json).collect();
+    let rules_v2 = file
+        .rules
+        .as_ref()
+        .map(|rules| rules::v2(&rules.rules, servers, limit));
+    let json = File {
+        id: file.id.0,
+        netns: file.netns.clone(),
+        ifname: file.ifname.clone(),
+        ifindex: file.ifindex,
+        op_labels: OpLabels {
+            identity: Some(spell(&file.labels)),
+        },
+        mac: mac_text(file.mac),
+        ipv6: file.ipv6.map(|ip| ip.to_string()).unwrap_or_default(),
+        ipv4: file.ipv4.map(|ip| ip.to_string()).unwrap_or_default(),
+        node_mac: mac_text(file.node_mac),
+        identity: SecLabel {
+            id: file.identity.0,
+            labels: Some(spell(&file.labels)),
+        },
+        rules_v2: rules_v2.filter(|rules| !rules.is_empty()),
+        history: Some(history.collect()),
+        zombies: Some(Zombies {
+            deletes: (!zombies.is_empty()).then_some(zombies),
+        }),
+        pod: file.key.rsplit('/').next().unwrap_or_default().to_owned(),
+        namespace: namespace
+            .map(|label| label.value().to_owned())
+            .unwrap_or_default(),
+        own_rules: file.rules.as_ref().map(rules::own),
+        key: file.key.clone(),
+    };
+    serde_json::to_string(&json).expect("maps with string keys render as JSON")
+}
+
+fn zombie_json(entry: &ZombieEntry) -> (String, ZombieJson) {
+    let json = ZombieJson {
+        names: entry
+            .names
+            .iter()
+            .map(|name| name.as_str().to_owned())
+            .collect(),
+        ip: entry.address,
+        alive_at: if entry.alive_at == 0 {
+            // Go's zero time: never.
+            "0001-01-01T00:00:00Z".to_owned()
+        } else {
+            wall_time::render(entry.alive_at)
+        },
+        delete_pending_at: wall_time::render(entry.delete_pending_at),
+    };
+    (entry.address.to_string(), json)
+}
+
+/// Reads an `ep_config.json`, this program's or Cilium's.
+pub fn parse(text: &str) -> Result<EndpointFile, FileError> {
+    let json: File = serde_json::from_str(text)?;
+    let labels = json
+        .identity
+        .labels
+        .as_ref()
+        .or(json.op_labels.identity.as_ref());
+    let rules = match json.own_rules {
+        Some(own) => Some(rules::read_own(own)?),
+        None => json.rules_v2.as_ref().map(|v2| super::RulesInFile {
+            boot_id: String::new(),
+            start: 0,
+            revision: 0,
+            rules: rules::read_v2(v2),
+        }),
+    };
+    let mut history = Vec::new();
+    for entry in json.history.unwrap_or_default() {
+        history.push(HistoryEntry {
+            name: Fqdn::normalise(&entry.fqdn),
+            lookup: instant("DNSHistory.lookup-time", &entry.lookup)?,
+            expires: instant("DNSHistory.expiration-time", &entry.expires)?,
+            ttl: entry.ttl,
+            addresses: entry.ips,
+        });
+    }
+    let mut zombies = Vec::new();
+    for entry in json
+        .zombies
+        .and_then(|z| z.deletes)
+        .unwrap_or_default()
+        .into_values()
+    {
+        let names: BTreeSet<Fqdn> = entry.names.iter().map(|n| Fqdn::normalise(n)).collect();
+        zombies.push(ZombieEntry {
+            address: entry.ip,
+            names: names.into_iter().collect(),
+            alive_at: instant("DNSZombies.alive-at", &entry.alive_at)?,
+            delete_pending_at: instant("DNSZombies.delete-pending-at", &entry.delete_pending_at)?,
+        });
+    }
+    Ok(EndpointFile {
+        id: EndpointId(json.id),
+        key: json.key,
+        identity: IdentityId(json.identity.id),
+        labels: labels.map_or_else(|| LabelSet::new(Vec::new()), unspell),
+        ipv4: address("IPv4", &json.ipv4)?,
+        ipv6: address("IPv6", &json.ipv6)?,
+        ifindex: json.ifindex,
+        ifname: json.ifname,
+        mac: mac("LXCMAC", &json.mac)?,
+        node_mac: mac("NodeMAC", &json.node_mac)?,
+        netns: json.netns,
+        history,
+        zombies,
+        rules,
+    })
+}
+
+fn instant(field: &'static str, text: &str) -> Result<u64, FileError> {
+    if text.is_empty() {
+        return Ok(0);
+    }
+    wall_time::parse(text).ok_or_else(|| FileError::Field {
+        field,
+        value: text.to_owned(),
+    })
+}
+
+fn address<T: std::str::FromStr>(field: &'static str, text: &str) -> Result<Option<T>, FileError> {
+    if text.is_empty() {
+        return Ok(None);
+    }
+    let fault = |_| FileError::Field {
+        field,
+        value: text.to_owned(),
+    };
+    text.parse().map(Some).map_err(fault)
+}
+
+fn mac_text(mac: [u8; 6]) -> String {
+    mac.map(|byte| format!("{byte:02x}")).join(":")
+}
+
+fn mac(field: &'static str, text: &str) -> Result<[u8; 6], FileError> {
+    if text.is_empty() {
+        return Ok([0; 6]);
+    }
+    let bytes: Option<Vec<u8>> = text
+        .split(':')
+        .map(|part| u8::from_str_radix(part, 16).ok())
+        .collect();
+    let mac = bytes.and_then(|bytes| bytes.try_into().ok());
+    mac.ok_or_else(|| FileError::Field {
+        field,
+        value: text.to_owned(),
+    })
+}

@@ -1,0 +1,177 @@
+//! One endpoint: what its source says, and what the datapath has of it.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::{IpAddr, Ipv4Addr, Ipv6Addr},
+    sync::Arc,
+};
+
+use holdfast_sdp::{mapping::BootTime, policy::rule::EndpointRules};
+use shared_maps::{EndpointId, IdentityId, lxc::LxcKey, lxc::LxcValue, lxc::pack_mac};
+
+use crate::{
+    core::event::{EndpointSpec, StreamId},
+    datapath::plan::Attachment,
+    labels::{K8S, Label, LabelError, LabelSet, NAMESPACE_KEY},
+    policy::compute::Entries,
+};
+
+/// Namespace of an endpoint whose labels name none.
+pub const DEFAULT_NAMESPACE: &str = "default";
+
+/// One endpoint.
+#[derive(Debug)]
+pub struct Endpoint {
+    /// Number.
+    pub id: EndpointId,
+    /// What its source says.
+    pub spec: EndpointSpec,
+    /// Labels of its identity.
+    pub labels: LabelSet,
+    /// Its identity.
+    pub identity: IdentityId,
+    /// Address.
+    pub ipv4: Option<Ipv4Addr>,
+    /// Address.
+    pub ipv6: Option<Ipv6Addr>,
+    /// Since when it is this instance; 0 = an earlier run of the agent.
+    pub since: BootTime,
+    /// Known only from an earlier run so far.
+    pub restored: bool,
+    /// Policy map as far as planned, by identity; none = there is no map.
+    pub policy_map: Option<BTreeMap<IdentityId, Entries>>,
+    /// Identities whose entries are not as they shall be.
+    pub behind: Behind,
+    /// Programs as far as planned.
+    pub attached: Option<Attachment>,
+    /// Its file is on disk.
+    pub filed: bool,
+    /// Rules in its file.
+    pub filed_rules: Option<Arc<EndpointRules>>,
+    /// When its file was written last.
+    pub filed_at: BootTime,
+    /// When its file is due, for names learned since.
+    pub file_due: Option<BootTime>,
+    /// Results to repeat once the file is written.
+    pub undurable: Vec<Undurable>,
+    /// Why its policy is not in force.
+    pub problem: Option<String>,
+    /// Revision its policy map realises.
+    pub policy_revision: u64,
+}
+
+/// Entries that are not as they shall be.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Behind {
+    /// Those of these identities.
+    Some(BTreeSet<IdentityId>),
+    /// All of them.
+    All,
+}
+
+impl Default for Behind {
+    fn default() -> Self {
+        Self::Some(BTreeSet::new())
+    }
+}
+
+impl Behind {
+    /// Adds identities.
+    pub fn add(&mut self, more: impl IntoIterator<Item = IdentityId>) {
+        if let Self::Some(set) = self {
+            set.extend(more);
+        }
+    }
+
+    /// Whether nothing is to do.
+    pub fn is_none(&self) -> bool {
+        matches!(self, Self::Some(set) if set.is_empty())
+    }
+}
+
+/// A result that was given before the mapping was on disk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Undurable {
+    /// Stream.
+    pub stream: StreamId,
+    /// Sequence number.
+    pub sequence: u64,
+    /// Lease end.
+    pub lease_end: u64,
+    /// Revision.
+    pub revision: u64,
+}
+
+impl Endpoint {
+    /// Its addresses.
+    pub fn addresses(&self) -> impl Iterator<Item = IpAddr> {
+        let v4 = self.ipv4.map(IpAddr::V4).into_iter();
+        v4.chain(self.ipv6.map(IpAddr::V6))
+    }
+
+    /// Entries of `cilium_lxc`.
+    pub fn lxc(&self) -> Vec<(LxcKey, LxcValue)> {
+        let value = LxcValue {
+            ifindex: self.spec.ifindex,
+            lxc_id: self.id.0,
+            mac: pack_mac(self.spec.mac),
+            node_mac: pack_mac(self.spec.node_mac),
+            sec_id: self.identity.0,
+            ..LxcValue::default()
+        };
+        self.addresses()
+            .map(|address| (lxc_key(address), value))
+            .collect()
+    }
+
+    /// What its programs need to know.
+    pub fn attachment(&self) -> Attachment {
+        Attachment {
+            endpoint: self.id,
+            identity: self.identity,
+            ifindex: self.spec.ifindex,
+            ipv4: self.ipv4,
+            ipv6: self.ipv6,
+            mac: self.spec.mac,
+        }
+    }
+
+    /// Number of entries in its policy map.
+    pub fn policy_entries(&self) -> usize {
+        self.policy_map
+            .iter()
+            .flat_map(BTreeMap::values)
+            .map(BTreeMap::len)
+            .sum()
+    }
+}
+
+/// Key of an address in `cilium_lxc`.
+pub fn lxc_key(address: IpAddr) -> LxcKey {
+    match address {
+        IpAddr::V4(v4) => LxcKey::v4(v4.octets()),
+        IpAddr::V6(v6) => LxcKey::v6(v6.octets()),
+    }
+}
+
+/// Address of a key of `cilium_lxc`.
+pub fn lxc_address(key: &LxcKey) -> Option<IpAddr> {
+    match key.family {
+        shared_maps::FAMILY_IPV4 => key.ip.first_chunk::<4>().map(|v4| IpAddr::from(*v4)),
+        shared_maps::FAMILY_IPV6 => Some(IpAddr::from(key.ip)),
+        _ => None,
+    }
+}
+
+/// Labels of an endpoint; without a namespace it is in [`DEFAULT_NAMESPACE`].
+pub fn labels_of(spec: &EndpointSpec) -> Result<LabelSet, LabelError> {
+    let mut labels: Vec<Label> = spec
+        .labels
+        .iter()
+        .map(|text| Label::parse(text))
+        .collect::<Result<_, _>>()?;
+    if !labels.iter().any(|label| label.key() == NAMESPACE_KEY) {
+        labels.push(Label::new(K8S, NAMESPACE_KEY, DEFAULT_NAMESPACE));
+    }
+    Ok(LabelSet::new(labels))
+}

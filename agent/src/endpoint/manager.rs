@@ -1,0 +1,127 @@
+//! All endpoints: by number, by key and by address; numbers are reused oldest first.
+
+use std::{
+    collections::{BTreeMap, HashMap, VecDeque},
+    net::IpAddr,
+};
+
+use shared_maps::EndpointId;
+
+use super::endpoint::Endpoint;
+
+/// The endpoints of the node.
+#[derive(Debug, Default)]
+pub struct Endpoints {
+    by_id: BTreeMap<EndpointId, Endpoint>,
+    by_key: HashMap<String, EndpointId>,
+    by_address: HashMap<IpAddr, EndpointId>,
+    numbers: Numbers,
+}
+
+/// Endpoint numbers 1..=65535.
+#[derive(Debug, Default)]
+struct Numbers {
+    last: u16,
+    freed: VecDeque<EndpointId>,
+}
+
+impl Endpoints {
+    /// A free number: one never used in this run, else the one freed longest ago.
+    pub fn free_number(&mut self) -> Option<EndpointId> {
+        while let Some(next) = self.numbers.last.checked_add(1) {
+            self.numbers.last = next;
+            let id = EndpointId(next);
+            if !self.by_id.contains_key(&id) && !self.numbers.freed.contains(&id) {
+                return Some(id);
+            }
+        }
+        self.numbers.freed.pop_front()
+    }
+
+    /// A number may be used again: nothing of its endpoint is left.
+    pub fn free(&mut self, id: EndpointId) {
+        if !self.numbers.freed.contains(&id) {
+            self.numbers.freed.push_back(id);
+        }
+    }
+
+    /// Adds an endpoint.
+    pub fn insert(&mut self, endpoint: Endpoint) {
+        let id = endpoint.id;
+        self.by_key.insert(endpoint.spec.key.clone(), id);
+        for address in endpoint.addresses() {
+            self.by_address.insert(address, id);
+        }
+        self.by_id.insert(id, endpoint);
+    }
+
+    /// Takes an endpoint out; its number is not free yet.
+    pub fn remove(&mut self, id: EndpointId) -> Option<Endpoint> {
+        let endpoint = self.by_id.remove(&id)?;
+        self.by_key.remove(&endpoint.spec.key);
+        for address in endpoint.addresses() {
+            self.by_address.remove(&address);
+        }
+        Some(endpoint)
+    }
+
+    /// By number.
+    pub fn get(&self, id: EndpointId) -> Option<&Endpoint> {
+        self.by_id.get(&id)
+    }
+
+    /// By number.
+    pub fn get_mut(&mut self, id: EndpointId) -> Option<&mut Endpoint> {
+        self.by_id.get_mut(&id)
+    }
+
+    /// By the key of its source.
+    pub fn by_key(&self, key: &str) -> Option<EndpointId> {
+        self.by_key.get(key).copied()
+    }
+
+    /// By address.
+    pub fn by_address(&self, address: IpAddr) -> Option<EndpointId> {
+        self.by_address.get(&address).copied()
+    }
+
+    /// All, by number.
+    pub fn iter(&self) -> impl Iterator<Item = &Endpoint> {
+        self.by_id.values()
+    }
+
+    /// All, by number.
+    pub fn iter_mut(&mut self) -> impl Iterator<Item = &mut Endpoint> {
+        self.by_id.values_mut()
+    }
+
+    /// Number of endpoints.
+    pub fn len(&self) -> usize {
+        self.by_id.len()
+    }
+
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.by_id.is_empty()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_are_reused_oldest_first() {
+        let mut endpoints = Endpoints::default();
+        let first = endpoints.free_number().unwrap();
+        let second = endpoints.free_number().unwrap();
+        endpoints.free(second);
+        endpoints.free(first);
+        let third = endpoints.free_number().unwrap();
+        assert!(third != first && third != second);
+        endpoints.numbers.last = u16::MAX;
+        assert_eq!(endpoints.free_number(), Some(second));
+        assert_eq!(endpoints.free_number(), Some(first));
+        assert_eq!(endpoints.free_number(), None);
+    }
+}

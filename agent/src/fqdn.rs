@@ -1,0 +1,5 @@
+//! DNS names: what was learned, for how long, and which labels follow from it.
+
+pub mod cache;
+pub mod gc;
+pub mod names;

@@ -1,0 +1,565 @@
+//! What was learned: per endpoint for as long as it is valid or in use, and per node as
+//! pairs (name, address) that must stay plumbed.
+
+use std::{
+    cmp::Reverse,
+    collections::{BTreeMap, BinaryHeap, HashMap},
+    net::IpAddr,
+};
+
+use holdfast_sdp::{mapping::BootTime, name::Fqdn};
+use shared_maps::EndpointId;
+
+use super::gc::{self, Passes, Zombie};
+use crate::labels::LabelSet;
+
+/// A pair stays this long after its lease ended, seconds (design: Leases).
+pub const AFTER_LEASE: u64 = 5;
+
+/// An address that is valid for an endpoint.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Lookup {
+    /// When the answer came.
+    pub seen: BootTime,
+    /// When its TTL ends.
+    pub expires: BootTime,
+    /// TTL, seconds.
+    pub ttl: u32,
+    queued: BootTime,
+}
+
+/// Limits of the cache.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    /// Valid addresses per endpoint and name.
+    pub per_name: usize,
+    /// Zombies per endpoint.
+    pub zombies: usize,
+    /// Grace of idle connections, seconds.
+    pub idle_grace: u64,
+}
+
+/// What one endpoint learned.
+#[derive(Debug, Default)]
+pub struct EndpointNames {
+    /// Valid addresses by name.
+    pub names: HashMap<Fqdn, BTreeMap<IpAddr, Lookup>>,
+    /// Expired addresses that may be in use.
+    pub zombies: HashMap<IpAddr, Zombie>,
+}
+
+/// A name known on the node.
+#[derive(Debug, Default)]
+pub struct NameEntry {
+    /// Labels that its addresses carry.
+    pub labels: Option<LabelSet>,
+    /// Its addresses.
+    pub pairs: HashMap<IpAddr, Pair>,
+}
+
+/// One address of a name.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Pair {
+    /// Endpoints for which it is valid or a zombie.
+    pub owners: u32,
+    /// Until when it is promised to stay; 0 = no promise.
+    pub lease_end: BootTime,
+    /// No new promise: it is being revoked.
+    pub revoking: bool,
+}
+
+/// An answer to be learned.
+#[derive(Clone, Debug)]
+pub struct Answer<'a> {
+    /// Endpoint that asked.
+    pub endpoint: EndpointId,
+    /// Name.
+    pub name: &'a Fqdn,
+    /// Address.
+    pub address: IpAddr,
+    /// When the answer came.
+    pub seen: BootTime,
+    /// TTL, seconds.
+    pub ttl: u32,
+    /// When it expires.
+    pub expires: BootTime,
+    /// Lease end; 0 = none.
+    pub lease_end: BootTime,
+}
+
+/// A name and an address.
+pub type NamePair = (Fqdn, IpAddr);
+
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Due {
+    Lookup(EndpointId, Fqdn, IpAddr),
+    Lease(Fqdn, IpAddr),
+}
+
+/// The caches.
+#[derive(Debug)]
+pub struct NameCache {
+    limits: Limits,
+    endpoints: BTreeMap<EndpointId, EndpointNames>,
+    names: HashMap<Fqdn, NameEntry>,
+    due: BinaryHeap<Reverse<(BootTime, Due)>>,
+    passes: Passes,
+    live: usize,
+    zombies: usize,
+    pairs: usize,
+    let_go: Vec<NamePair>,
+}
+
+impl NameCache {
+    /// Empty.
+    pub fn new(limits: Limits) -> Self {
+        Self {
+            limits,
+            endpoints: BTreeMap::new(),
+            names: HashMap::new(),
+            due: BinaryHeap::new(),
+            passes: Passes::default(),
+            live: 0,
+            zombies: 0,
+            pairs: 0,
+            let_go: Vec::new(),
+        }
+    }
+
+    /// Learns one address. True if the pair is new on the node. Merging is commutative: the
+    /// later expiry and the later lease win.
+    pub fn learn(&mut self, answer: &Answer<'_>) -> bool {
+        let Answer {
+            endpoint,
+            name,
+            address,
+            ..
+        } = *answer;
+        let names = self.endpoints.entry(endpoint).or_default();
+        let mut owned = false;
+        if let Some(zombie) = names.zombies.get_mut(&address) {
+            owned = zombie.names.remove(name);
+            if zombie.names.is_empty() {
+                names.zombies.remove(&address);
+                self.zombies -= 1;
+            }
+        }
+        let addresses = match names.names.get_mut(name) {
+            Some(addresses) => addresses,
+            None => names.names.entry(name.clone()).or_default(),
+        };
+        if let Some(lookup) = addresses.get_mut(&address) {
+            owned = true;
+            if answer.expires > lookup.expires {
+                (lookup.seen, lookup.expires, lookup.ttl) =
+                    (answer.seen, answer.expires, answer.ttl);
+            }
+        } else {
+            let lookup = Lookup {
+                seen: answer.seen,
+                expires: answer.expires,
+                ttl: answer.ttl,
+                queued: answer.expires,
+            };
+            addresses.insert(address, lookup);
+            self.live += 1;
+            let due = Due::Lookup(endpoint, name.clone(), address);
+            self.due.push(Reverse((answer.expires, due)));
+        }
+        let over = addresses.len() > self.limits.per_name;
+        let entry = match self.names.get_mut(name) {
+            Some(entry) => entry,
+            None => self.names.entry(name.clone()).or_default(),
+        };
+        let new = !entry.pairs.contains_key(&address);
+        self.pairs += usize::from(new);
+        let pair = entry.pairs.entry(address).or_default();
+        pair.owners += u32::from(!owned);
+        pair.lease_end = pair.lease_end.max(answer.lease_end);
+        if over {
+            self.evict(endpoint, name, answer.seen);
+        }
+        self.compact();
+        new
+    }
+
+    /// Whether one more address of the name would be beyond the limit: then no lease is given.
+    pub fn is_near_limit(&self, endpoint: EndpointId, name: &Fqdn) -> bool {
+        let names = self
+            .endpoints
+            .get(&endpoint)
+            .and_then(|names| names.names.get(name));
+        names.is_some_and(|addresses| addresses.len() >= self.limits.per_name)
+    }
+
+    /// Makes a zombie of the address of a name that expires first.
+    fn evict(&mut self, endpoint: EndpointId, name: &Fqdn, now: BootTime) {
+        let names = self
+            .endpoints
+            .get(&endpoint)
+            .and_then(|names| names.names.get(name));
+        let first = names.and_then(|all| all.iter().min_by_key(|(_, lookup)| lookup.expires));
+        if let Some((address, lookup)) = first.map(|(address, lookup)| (*address, *lookup)) {
+            let gone = if self.retire(endpoint, name, address, lookup.expires.max(now)) {
+                self.cap_zombies(endpoint, now)
+            } else {
+                self.disown(name, address, now).into_iter().collect()
+            };
+            self.let_go.extend(gone);
+        }
+    }
+
+    /// Takes a lookup out of an endpoint's valid ones. True if the endpoint holds the address
+    /// on as a zombie.
+    fn retire(
+        &mut self,
+        endpoint: EndpointId,
+        name: &Fqdn,
+        address: IpAddr,
+        expired: BootTime,
+    ) -> bool {
+        let Some(names) = self.endpoints.get_mut(&endpoint) else {
+            return false;
+        };
+        if let Some(addresses) = names.names.get_mut(name) {
+            if addresses.remove(&address).is_some() {
+                self.live -= 1;
+            }
+            if addresses.is_empty() {
+                names.names.remove(name);
+            }
+        }
+        if self.limits.zombies == 0 {
+            return false;
+        }
+        let zombies = &mut self.zombies;
+        let zombie = names.zombies.entry(address).or_insert_with(|| {
+            *zombies += 1;
+            Zombie {
+                names: [].into(),
+                alive_at: BootTime(0),
+                delete_pending: expired,
+                born: self.passes.count,
+            }
+        });
+        zombie.names.insert(name.clone());
+        zombie.delete_pending = zombie.delete_pending.max(expired);
+        zombie.born = self.passes.count;
+        true
+    }
+
+    /// One endpoint less holds the pair. Gives it if nothing keeps it any more.
+    fn disown(&mut self, name: &Fqdn, address: IpAddr, now: BootTime) -> Option<NamePair> {
+        let entry = self.names.get_mut(name)?;
+        let pair = entry.pairs.get_mut(&address)?;
+        pair.owners = pair.owners.saturating_sub(1);
+        self.drop_if_free(name, address, now)
+    }
+
+    fn drop_if_free(&mut self, name: &Fqdn, address: IpAddr, now: BootTime) -> Option<NamePair> {
+        let entry = self.names.get_mut(name)?;
+        let pair = entry.pairs.get(&address)?;
+        if pair.owners > 0 {
+            return None;
+        }
+        let until = pair.lease_end.plus_secs(AFTER_LEASE);
+        if pair.lease_end > BootTime(0) && until > now {
+            self.due
+                .push(Reverse((until, Due::Lease(name.clone(), address))));
+            return None;
+        }
+        entry.pairs.remove(&address);
+        self.pairs -= 1;
+        if entry.pairs.is_empty() {
+            self.names.remove(name);
+        }
+        Some((name.clone(), address))
+    }
+
+    /// Lets go of what expired. Gives the pairs that nothing keeps.
+    pub fn expire(&mut self, now: BootTime) -> Expired {
+        let mut expired = Expired {
+            pairs: std::mem::take(&mut self.let_go),
+            endpoints: Vec::new(),
+        };
+        while let Some(Reverse((at, _))) = self.due.peek()
+            && *at <= now
+        {
+            let Some(Reverse((at, due))) = self.due.pop() else {
+                break;
+            };
+            match due {
+                Due::Lookup(endpoint, name, address) => {
+                    let names = self.endpoints.get_mut(&endpoint);
+                    let lookup = names
+                        .and_then(|names| names.names.get_mut(&name))
+                        .and_then(|addresses| addresses.get_mut(&address));
+                    let Some(lookup) = lookup.filter(|lookup| lookup.queued == at) else {
+                        continue;
+                    };
+                    if lookup.expires > now {
+                        lookup.queued = lookup.expires;
+                        self.due.push(Reverse((
+                            lookup.expires,
+                            Due::Lookup(endpoint, name, address),
+                        )));
+                        continue;
+                    }
+                    let since = lookup.expires;
+                    expired.endpoints.push(endpoint);
+                    if !self.retire(endpoint, &name, address, since) {
+                        expired.pairs.extend(self.disown(&name, address, now));
+                    } else {
+                        expired.pairs.extend(self.cap_zombies(endpoint, now));
+                    }
+                }
+                Due::Lease(name, address) => {
+                    expired.pairs.extend(self.drop_if_free(&name, address, now));
+                }
+            }
+        }
+        expired
+    }
+
+    fn cap_zombies(&mut self, endpoint: EndpointId, now: BootTime) -> Vec<NamePair> {
+        let Some(names) = self.endpoints.get(&endpoint) else {
+            return Vec::new();
+        };
+        let beyond = gc::beyond_limit(&names.zombies, self.limits.zombies);
+        self.bury(endpoint, beyond, now)
+    }
+
+    fn bury(
+        &mut self,
+        endpoint: EndpointId,
+        addresses: impl IntoIterator<Item = IpAddr>,
+        now: BootTime,
+    ) -> Vec<NamePair> {
+        let mut gone = Vec::new();
+        for address in addresses {
+            let names = self.endpoints.get_mut(&endpoint);
+            let Some(zombie) = names.and_then(|names| names.zombies.remove(&address)) else {
+                continue;
+            };
+            self.zombies -= 1;
+            for name in &zombie.names {
+                gone.extend(self.disown(name, address, now));
+            }
+        }
+        gone
+    }
+
+    /// Conntrack vouches for an address.
+    pub fn mark_alive(&mut self, endpoint: EndpointId, address: IpAddr, gc_start: BootTime) {
+        let zombie = self
+            .endpoints
+            .get_mut(&endpoint)
+            .and_then(|n| n.zombies.get_mut(&address));
+        if let Some(zombie) = zombie {
+            let until = gc_start.plus_secs(self.limits.idle_grace);
+            zombie.alive_at = zombie.alive_at.max(until);
+        }
+    }
+
+    /// A complete conntrack pass ended: lets go of zombies nobody uses.
+    pub fn pass(&mut self, gc_start: BootTime, now: BootTime) -> Expired {
+        self.passes.count += 1;
+        self.passes.last = self.passes.last.max(gc_start);
+        let mut expired = Expired::default();
+        let endpoints: Vec<EndpointId> = self.endpoints.keys().copied().collect();
+        for endpoint in endpoints {
+            let Some(names) = self.endpoints.get(&endpoint) else {
+                continue;
+            };
+            let Limits {
+                per_name,
+                idle_grace,
+                ..
+            } = self.limits;
+            let dead = gc::dead(&names.zombies, self.passes, idle_grace, per_name);
+            if !dead.is_empty() {
+                expired.endpoints.push(endpoint);
+                expired.pairs.extend(self.bury(endpoint, dead, now));
+            }
+        }
+        expired
+    }
+
+    /// An endpoint is gone.
+    pub fn remove_endpoint(&mut self, endpoint: EndpointId, now: BootTime) -> Vec<NamePair> {
+        let Some(names) = self.endpoints.remove(&endpoint) else {
+            return Vec::new();
+        };
+        self.zombies -= names.zombies.len();
+        let mut gone = Vec::new();
+        for (name, addresses) in names.names {
+            self.live -= addresses.len();
+            for address in addresses.into_keys() {
+                gone.extend(self.disown(&name, address, now));
+            }
+        }
+        for (address, zombie) in names.zombies {
+            for name in &zombie.names {
+                gone.extend(self.disown(name, address, now));
+            }
+        }
+        gone
+    }
+
+    /// Forgets one pair at one endpoint, valid or zombie. The lease is honoured unless it was
+    /// revoked ([`NameCache::revoked`]).
+    pub fn forget(
+        &mut self,
+        endpoint: EndpointId,
+        name: &Fqdn,
+        address: IpAddr,
+        now: BootTime,
+    ) -> Option<NamePair> {
+        let names = self.endpoints.get_mut(&endpoint)?;
+        let mut held = false;
+        if let Some(addresses) = names.names.get_mut(name) {
+            if addresses.remove(&address).is_some() {
+                self.live -= 1;
+                held = true;
+            }
+            if addresses.is_empty() {
+                names.names.remove(name);
+            }
+        }
+        if let Some(zombie) = names.zombies.get_mut(&address) {
+            held |= zombie.names.remove(name);
+            if zombie.names.is_empty() {
+                names.zombies.remove(&address);
+                self.zombies -= 1;
+            }
+        }
+        if held {
+            self.disown(name, address, now)
+        } else {
+            None
+        }
+    }
+
+    /// All streams dropped the lease of a pair: it no longer keeps it.
+    pub fn revoked(&mut self, name: &Fqdn, address: IpAddr, now: BootTime) -> Option<NamePair> {
+        let pair = self.names.get_mut(name)?.pairs.get_mut(&address)?;
+        pair.lease_end = BootTime(0);
+        pair.revoking = false;
+        self.drop_if_free(name, address, now)
+    }
+
+    /// Restores a zombie: it needs two complete passes before it may go.
+    pub fn restore_zombie(
+        &mut self,
+        endpoint: EndpointId,
+        name: &Fqdn,
+        address: IpAddr,
+        alive_at: BootTime,
+        delete_pending: BootTime,
+    ) {
+        let names = self.endpoints.entry(endpoint).or_default();
+        if names
+            .names
+            .get(name)
+            .is_some_and(|all| all.contains_key(&address))
+        {
+            return;
+        }
+        let zombies = &mut self.zombies;
+        let zombie = names.zombies.entry(address).or_insert_with(|| {
+            *zombies += 1;
+            Zombie {
+                names: [].into(),
+                alive_at,
+                delete_pending,
+                born: self.passes.count,
+            }
+        });
+        if zombie.names.insert(name.clone()) {
+            let pairs = &mut self.names.entry(name.clone()).or_default().pairs;
+            self.pairs += usize::from(!pairs.contains_key(&address));
+            pairs.entry(address).or_default().owners += 1;
+        }
+    }
+
+    /// A name known on the node.
+    pub fn name(&self, name: &Fqdn) -> Option<&NameEntry> {
+        self.names.get(name)
+    }
+
+    /// A name known on the node.
+    pub fn name_mut(&mut self, name: &Fqdn) -> Option<&mut NameEntry> {
+        self.names.get_mut(name)
+    }
+
+    /// All names known on the node.
+    pub fn names(&self) -> impl Iterator<Item = (&Fqdn, &NameEntry)> {
+        self.names.iter()
+    }
+
+    /// What each endpoint learned.
+    pub fn endpoints(&self) -> impl Iterator<Item = (EndpointId, &EndpointNames)> {
+        self.endpoints.iter().map(|(id, names)| (*id, names))
+    }
+
+    /// What one endpoint learned.
+    pub fn endpoint(&self, endpoint: EndpointId) -> Option<&EndpointNames> {
+        self.endpoints.get(&endpoint)
+    }
+
+    /// When something expires next.
+    pub fn next_deadline(&self) -> Option<BootTime> {
+        self.due.peek().map(|Reverse((at, _))| *at)
+    }
+
+    /// Valid (endpoint, name, address).
+    pub fn live(&self) -> usize {
+        self.live
+    }
+
+    /// Zombies.
+    pub fn zombies(&self) -> usize {
+        self.zombies
+    }
+
+    /// Pairs (name, address) on the node.
+    pub fn pairs(&self) -> usize {
+        self.pairs
+    }
+
+    /// Rebuilds the heap once most of it is about entries long gone.
+    fn compact(&mut self) {
+        if self.due.len() < 2 * (self.live + self.pairs) + 1024 {
+            return;
+        }
+        let mut due = Vec::with_capacity(self.live);
+        for (endpoint, names) in &self.endpoints {
+            for (name, addresses) in &names.names {
+                for (address, lookup) in addresses {
+                    let item = Due::Lookup(*endpoint, name.clone(), *address);
+                    due.push(Reverse((lookup.queued, item)));
+                }
+            }
+        }
+        for (name, entry) in &self.names {
+            for (address, pair) in entry.pairs.iter().filter(|(_, pair)| pair.owners == 0) {
+                let until = pair.lease_end.plus_secs(AFTER_LEASE);
+                due.push(Reverse((until, Due::Lease(name.clone(), *address))));
+            }
+        }
+        self.due = due.into();
+    }
+}
+
+/// What a step of expiry did.
+#[derive(Debug, Default)]
+pub struct Expired {
+    /// Pairs that nothing keeps any more.
+    pub pairs: Vec<NamePair>,
+    /// Endpoints whose history changed.
+    pub endpoints: Vec<EndpointId>,
+}
+
+#[cfg(test)]
+#[path = "cache_tests.rs"]
+mod tests;

@@ -1,0 +1,181 @@
+//! When an expired address that connections may still use is let go (`cilium-compat` 7).
+
+use std::collections::{BTreeSet, HashMap, HashSet};
+use std::net::IpAddr;
+
+use holdfast_sdp::{mapping::BootTime, name::Fqdn};
+
+/// An expired address of one endpoint.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Zombie {
+    /// Names it was learned under.
+    pub names: BTreeSet<Fqdn>,
+    /// Until when conntrack vouched for it; 0 = never.
+    pub alive_at: BootTime,
+    /// Since when it is expired.
+    pub delete_pending: BootTime,
+    /// Complete conntrack passes before it became one.
+    pub born: u64,
+}
+
+/// Complete passes over the conntrack maps.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Passes {
+    /// Number of complete passes.
+    pub count: u64,
+    /// When the last one began.
+    pub last: BootTime,
+}
+
+/// Whether no connection uses the address: two complete passes since it expired, the last of
+/// which began after it was alive and after its grace.
+pub fn is_dead(zombie: &Zombie, passes: Passes, idle_grace: u64) -> bool {
+    passes.count >= zombie.born + 2
+        && passes.last > zombie.delete_pending.plus_secs(idle_grace)
+        && passes.last > zombie.alive_at
+}
+
+/// Addresses to let go. A dead one stays while another address of one of its names is alive
+/// (clients move between addresses of a name), up to `per_name` addresses of that name.
+pub fn dead(
+    zombies: &HashMap<IpAddr, Zombie>,
+    passes: Passes,
+    idle_grace: u64,
+    per_name: usize,
+) -> Vec<IpAddr> {
+    let mut alive_names: HashMap<&Fqdn, usize> = HashMap::new();
+    let mut dead = Vec::new();
+    for (address, zombie) in zombies {
+        if is_dead(zombie, passes, idle_grace) {
+            dead.push((zombie.alive_at, zombie.delete_pending, *address, zombie));
+        } else if zombie.alive_at > BootTime(0) {
+            for name in &zombie.names {
+                *alive_names.entry(name).or_default() += 1;
+            }
+        }
+    }
+    dead.sort_by(|one, other| {
+        other
+            .0
+            .cmp(&one.0)
+            .then(other.1.cmp(&one.1))
+            .then(one.2.cmp(&other.2))
+    });
+    let mut gone = Vec::new();
+    for (_, _, address, zombie) in dead {
+        let room = |name: &Fqdn| alive_names.get(name).is_some_and(|n| *n < per_name);
+        if zombie.names.iter().any(room) {
+            for name in &zombie.names {
+                if let Some(count) = alive_names.get_mut(name) {
+                    *count += 1;
+                }
+            }
+        } else {
+            gone.push(address);
+        }
+    }
+    gone
+}
+
+/// The least valuable zombies beyond `limit`: alive longest ago, expired longest ago, with
+/// fewest names.
+pub fn beyond_limit(zombies: &HashMap<IpAddr, Zombie>, limit: usize) -> HashSet<IpAddr> {
+    let excess = zombies.len().saturating_sub(limit);
+    if excess == 0 {
+        return HashSet::new();
+    }
+    let mut order: Vec<_> = zombies
+        .iter()
+        .map(|(address, z)| (z.alive_at, z.delete_pending, z.names.len(), *address))
+        .collect();
+    order.sort_unstable();
+    order
+        .into_iter()
+        .take(excess)
+        .map(|(_, _, _, address)| address)
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn zombie(name: &str, alive_at: u64, delete_pending: u64) -> Zombie {
+        Zombie {
+            names: [Fqdn::normalise(name)].into(),
+            alive_at: BootTime(alive_at),
+            delete_pending: BootTime(delete_pending),
+            born: 0,
+        }
+    }
+
+    #[test]
+    fn dies_after_two_passes_that_saw_nothing() {
+        let z = zombie("a", 0, 100);
+        assert!(!is_dead(
+            &z,
+            Passes {
+                count: 1,
+                last: BootTime(200)
+            },
+            0
+        ));
+        assert!(is_dead(
+            &z,
+            Passes {
+                count: 2,
+                last: BootTime(200)
+            },
+            0
+        ));
+        assert!(!is_dead(
+            &z,
+            Passes {
+                count: 2,
+                last: BootTime(100)
+            },
+            0
+        ));
+        let alive = zombie("a", 300, 100);
+        assert!(!is_dead(
+            &alive,
+            Passes {
+                count: 9,
+                last: BootTime(300)
+            },
+            0
+        ));
+        assert!(is_dead(
+            &alive,
+            Passes {
+                count: 9,
+                last: BootTime(301)
+            },
+            0
+        ));
+    }
+
+    #[test]
+    fn stays_while_its_name_has_an_address_alive() {
+        let one: IpAddr = "1.1.1.1".parse().unwrap();
+        let other: IpAddr = "2.2.2.2".parse().unwrap();
+        let passes = Passes {
+            count: 9,
+            last: BootTime(500),
+        };
+        let zombies = HashMap::from([(one, zombie("a", 0, 100)), (other, zombie("a", 900, 100))]);
+        assert!(dead(&zombies, passes, 0, 10).is_empty());
+        assert_eq!(dead(&zombies, passes, 0, 1), [one]);
+        let zombies = HashMap::from([(one, zombie("a", 0, 100)), (other, zombie("b", 900, 100))]);
+        assert_eq!(dead(&zombies, passes, 0, 10), [one]);
+    }
+
+    #[test]
+    fn the_least_valuable_go_beyond_the_limit() {
+        let one: IpAddr = "1.1.1.1".parse().unwrap();
+        let other: IpAddr = "2.2.2.2".parse().unwrap();
+        let zombies = HashMap::from([(one, zombie("a", 5, 100)), (other, zombie("b", 0, 200))]);
+        assert_eq!(beyond_limit(&zombies, 1), HashSet::from([other]));
+        assert!(beyond_limit(&zombies, 2).is_empty());
+    }
+}

@@ -1,0 +1,145 @@
+//! FQDN selectors by name: which of them match, found without asking each one.
+
+use std::collections::{BTreeSet, HashMap};
+
+use holdfast_sdp::{
+    name::Fqdn,
+    pattern::{SelectorKey, SelectorMatcher},
+    policy::rule::NameRule,
+};
+
+use crate::{
+    labels::{Label, LabelSet},
+    selector::selector::FqdnSelector,
+};
+
+/// Registered FQDN selectors, indexed.
+#[derive(Debug, Default)]
+pub struct NameSelectors {
+    exact: HashMap<String, Vec<Entry>>,
+    one_label: HashMap<String, Vec<Entry>>,
+    labels: HashMap<String, Vec<Entry>>,
+    scan: Vec<Entry>,
+    known: BTreeSet<FqdnSelector>,
+}
+
+#[derive(Clone, Debug)]
+struct Entry {
+    selector: FqdnSelector,
+    matcher: SelectorMatcher,
+    label: Label,
+}
+
+impl NameSelectors {
+    /// Adds a selector; gives its matcher. None if its text cannot be a name or pattern,
+    /// which the policy reader refuses.
+    pub fn add(&mut self, selector: &FqdnSelector) -> Option<SelectorMatcher> {
+        let rule = match selector {
+            FqdnSelector::Name(text) => NameRule::Name(text.clone()),
+            FqdnSelector::Pattern(text) => NameRule::Pattern(text.clone()),
+        };
+        let matcher = SelectorMatcher::compile(&rule).ok()?;
+        if self.known.insert(selector.clone()) {
+            let entry = Entry {
+                selector: selector.clone(),
+                matcher: matcher.clone(),
+                label: selector.label(),
+            };
+            let found = self.shelf(&matcher);
+            found.push(entry);
+        }
+        Some(matcher)
+    }
+
+    /// Removes a selector; gives its matcher.
+    pub fn remove(&mut self, selector: &FqdnSelector) -> Option<SelectorMatcher> {
+        if !self.known.remove(selector) {
+            return None;
+        }
+        let rule = match selector {
+            FqdnSelector::Name(text) => NameRule::Name(text.clone()),
+            FqdnSelector::Pattern(text) => NameRule::Pattern(text.clone()),
+        };
+        let matcher = SelectorMatcher::compile(&rule).ok()?;
+        self.shelf(&matcher)
+            .retain(|entry| entry.selector != *selector);
+        self.exact.retain(|_, entries| !entries.is_empty());
+        self.one_label.retain(|_, entries| !entries.is_empty());
+        self.labels.retain(|_, entries| !entries.is_empty());
+        Some(matcher)
+    }
+
+    fn shelf(&mut self, matcher: &SelectorMatcher) -> &mut Vec<Entry> {
+        match matcher.key() {
+            SelectorKey::Exact(name) => self.exact.entry(name.to_owned()).or_default(),
+            SelectorKey::OneLabel(suffix) => self.one_label.entry(suffix.to_owned()).or_default(),
+            SelectorKey::Labels(suffix) => self.labels.entry(suffix.to_owned()).or_default(),
+            SelectorKey::Scan => &mut self.scan,
+        }
+    }
+
+    /// Labels of addresses of `name`; none if no selector matches it.
+    pub fn labels_of(&self, name: &Fqdn) -> Option<LabelSet> {
+        let mut found = Vec::new();
+        let mut ask = |entries: &[Entry]| {
+            let matching = entries.iter().filter(|entry| entry.matcher.matches(name));
+            found.extend(matching.map(|entry| entry.label.clone()));
+        };
+        let text = name.as_str();
+        ask(self.exact.get(text).map_or(&[], Vec::as_slice));
+        for (n, (dot, _)) in text.match_indices('.').enumerate() {
+            let suffix = match text.get(dot + 1..) {
+                Some("") | None => ".",
+                Some(suffix) => suffix,
+            };
+            if n == 0 {
+                ask(self.one_label.get(suffix).map_or(&[], Vec::as_slice));
+            }
+            ask(self.labels.get(suffix).map_or(&[], Vec::as_slice));
+        }
+        ask(&self.scan);
+        (!found.is_empty()).then(|| LabelSet::new(found))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_index_finds_what_asking_each_one_finds() {
+        let selectors = [
+            FqdnSelector::Name("www.cilium.io".into()),
+            FqdnSelector::Pattern("*.cilium.io".into()),
+            FqdnSelector::Pattern("**.io".into()),
+            FqdnSelector::Pattern("*".into()),
+            FqdnSelector::Pattern("w*.cilium.io.".into()),
+            FqdnSelector::Pattern("Example.COM".into()),
+        ];
+        let mut index = NameSelectors::default();
+        let matchers: Vec<_> = selectors
+            .iter()
+            .map(|s| (s.label(), index.add(s).unwrap()))
+            .collect();
+        for name in [
+            "www.cilium.io",
+            "cilium.io",
+            "a.b.cilium.io",
+            "example.com",
+            ".",
+            "io",
+        ] {
+            let name = Fqdn::normalise(name);
+            let each = matchers
+                .iter()
+                .filter(|(_, matcher)| matcher.matches(&name));
+            let each = LabelSet::new(each.map(|(label, _)| label.clone()).collect());
+            let found = index.labels_of(&name);
+            assert_eq!(found.unwrap_or(LabelSet::new(Vec::new())), each, "{name}");
+        }
+        for selector in &selectors {
+            assert!(index.remove(selector).is_some());
+        }
+        assert_eq!(index.labels_of(&Fqdn::normalise("www.cilium.io")), None);
+    }
+}

@@ -39,6 +39,8 @@ const REFRESH_AFTER: Duration = Duration::from_millis(500);
 const GIVE_UP_AFTER: Duration = Duration::from_millis(20);
 /// Held answers in a row without a result in time that make the agent count as hung.
 const HUNG_AFTER: u32 = 3;
+/// How often what has ended is dropped; until then it only takes room.
+const EXPIRE_EVERY: Duration = Duration::from_secs(10);
 /// Mappings per batch, and replays among them while live ones wait.
 const BATCH: usize = 512;
 const REPLAYS_BESIDE_LIVE: usize = 64;
@@ -164,6 +166,7 @@ struct State {
     revoked: Vec<u64>,
     late_in_a_row: u32,
     flushing: bool,
+    expired_at: BootTime,
 }
 
 struct Waiting {
@@ -209,6 +212,7 @@ impl LinkSink {
                 revoked: Vec::new(),
                 late_in_a_row: 0,
                 flushing: false,
+                expired_at: BootTime::default(),
             }),
             work: Notify::new(),
             stats: SinkStats::default(),
@@ -331,8 +335,7 @@ impl LinkSink {
     pub fn tick(&self, now: BootTime) {
         let mut calls = Calls::new();
         let mut state = self.state.lock();
-        state.kept.expire(now);
-        state.leases.expire(now);
+        state.expire(now);
         let retries = std::mem::take(&mut state.retries);
         state.replays.extend(retries);
         let late = state.expire_held(now, self.max_delay, &mut calls);
@@ -377,6 +380,16 @@ impl MappingSink for LinkSink {
 }
 
 impl State {
+    /// Walks both tables, so not on every tick.
+    fn expire(&mut self, now: BootTime) {
+        if now.0.saturating_sub(self.expired_at.0) < nanos(EXPIRE_EVERY) {
+            return;
+        }
+        self.expired_at = now;
+        self.kept.expire(now);
+        self.leases.expire(now);
+    }
+
     fn learn<'s>(
         &mut self,
         mapping: Mapping,

@@ -126,7 +126,7 @@ impl UdpUpstream {
     }
 
     /// Finds a socket and an id for a query. New sockets are added to `epoll`
-    /// under their key shifted by `token`.
+    /// under their key.
     pub(crate) fn place(
         &mut self,
         query: &Forward<'_>,
@@ -224,6 +224,12 @@ impl UdpUpstream {
 
     /// When the next query times out.
     pub(crate) fn next_deadline(&mut self) -> Option<Instant> {
+        // One query that is never answered must not keep the deadlines of all after it.
+        if self.deadlines.len() > 2 * self.flights.len() + 4096 {
+            let flights = &self.flights;
+            self.deadlines
+                .retain(|(_, flight)| flights.get(*flight).is_some());
+        }
         while let Some((deadline, flight)) = self.deadlines.front() {
             if self.flights.get(*flight).is_some() {
                 return Some(*deadline);

@@ -186,3 +186,15 @@ fn a_drain_that_takes_too_long_cuts_and_says_so() {
     assert_eq!(receive_frame(&busy), None);
     assert_eq!((stats.in_flight.get(), stats.tcp_connections.get()), (0, 0));
 }
+
+#[test]
+fn garbage_ends_or_stalls_only_its_own_connection() {
+    let bench = Bench::new(Options::default());
+    let mut bad = bench.tcp_client();
+    bad.write_all(&[0xff; 4096]).unwrap();
+    let mut empty = bench.tcp_client();
+    empty.write_all(&[0; 4096]).unwrap();
+    let good = bench.tcp_client();
+    send_frames(&good, &[&query(2, "bad.example", RecordType::A)]);
+    assert_eq!(rcode(&receive_frame(&good).unwrap()), ResponseCode::Refused);
+}

@@ -204,7 +204,7 @@ impl Sample {
             "Streams closed because results were not fetched",
             self.closed_slow,
         )?;
-        let packets = |wanted: fn(Reason) -> bool, value: fn(Counter) -> u64| {
+        let packets = |wanted: fn(Reason) -> bool, value: Value| {
             let of_kind = self
                 .scrape
                 .packets
@@ -214,8 +214,7 @@ impl Sample {
                 .map(|(reason, sums)| ("reason", reason.as_str(), value(*sums)))
                 .collect::<Vec<_>>()
         };
-        let (number, bytes): (fn(Counter) -> u64, fn(Counter) -> u64) =
-            (|c| c.packets, |c| c.bytes);
+        let (number, bytes): (Value, Value) = (|c| c.packets, |c| c.bytes);
         let trouble = |r: Reason| matches!(r, Reason::EventLost | Reason::ConntrackFull);
         let passed =
             |r: Reason| !r.is_drop() && !matches!(r, Reason::EventLost | Reason::ConntrackFull);
@@ -247,6 +246,9 @@ impl Sample {
         )
     }
 }
+
+/// One number of a datapath counter.
+type Value = fn(Counter) -> u64;
 
 /// Values of one family with their labels.
 type Labelled<'a> = (&'a [(&'static str, &'static str)], u64);

@@ -12,7 +12,7 @@ use std::{
 };
 
 use shared_maps::{IdentityId, mark};
-use socket2::{Domain, Protocol, SockAddr, Socket, Type};
+use socket2::{Domain, Protocol, SockAddr, SockFilter, Socket, Type};
 
 /// Receive buffer of a UDP listener, bytes: the default holds some 30 queries of 4 kB.
 const RECEIVE_BUFFER: usize = 4 << 20;
@@ -90,6 +90,29 @@ pub(crate) fn udp_reply(ipv6: bool, port: u16, dummy: u16) -> Result<OwnedFd, So
     socket
         .bind(&SockAddr::from(at))
         .step("cannot bind the reply socket")?;
+    Ok(socket.into())
+}
+
+/// A raw socket that sends UDP datagrams with headers written by its user; it
+/// receives nothing.
+pub(crate) fn raw_reply(ipv6: bool) -> Result<OwnedFd, SocketError> {
+    let (domain, any) = if ipv6 {
+        (Domain::IPV6, IpAddr::from(Ipv6Addr::UNSPECIFIED))
+    } else {
+        (Domain::IPV4, IpAddr::from(Ipv4Addr::UNSPECIFIED))
+    };
+    let socket = Socket::new(domain, Type::RAW, Some(Protocol::UDP))
+        .step("cannot open a raw socket (needs CAP_NET_RAW)")?;
+    // It would get a copy of every datagram of the node: accept none (`ret 0`).
+    let nothing = SockFilter::new(0x06, 0, 0, 0);
+    socket
+        .attach_filter(&[nothing])
+        .step("cannot attach a filter")?;
+    socket.set_nonblocking(true).step("cannot set O_NONBLOCK")?;
+    make_transparent(&socket, SocketAddr::new(any, 0))?;
+    if ipv6 {
+        sys::udp_checksum_by_kernel(&socket).step("cannot set IPV6_CHECKSUM")?;
+    }
     Ok(socket.into())
 }
 

@@ -102,18 +102,22 @@ async fn hello_tells_epoch_and_port() {
 async fn no_rules_before_both_sources_are_synced() {
     let lab = Lab::start();
     let mut rules = Rules::open(&lab).await;
-    lab.core
-        .tell(Event::Endpoints(SourceEvent::Init))
-        .await
-        .unwrap();
+    for event in [
+        Event::Policies(SourceEvent::Init),
+        Event::Policies(SourceEvent::Apply(policy("*.example.com"))),
+        Event::Policies(SourceEvent::InitDone),
+        Event::Endpoints(SourceEvent::Init),
+        Event::Endpoints(SourceEvent::Apply(pod())),
+    ] {
+        lab.core.tell(event).await.unwrap();
+    }
+    // An answer means that the core has taken all of them.
+    lab.core.summary().await.unwrap();
+    assert!(!lab.proxies.watch_rules().borrow().ready);
     lab.core
         .tell(Event::Endpoints(SourceEvent::InitDone))
         .await
         .unwrap();
-    assert!(!lab.proxies.watch_rules().borrow().ready);
-    lab.core.summary().await.unwrap();
-    assert!(!lab.proxies.watch_rules().borrow().ready);
-    lab.sync(vec![policy("*.example.com")], vec![pod()]).await;
     let (_, endpoints) = rules.snapshot().await;
     assert_eq!(endpoints.len(), 1, "the first snapshot has everything");
     assert_eq!(patterns(&endpoints[0]), ["*.example.com"]);

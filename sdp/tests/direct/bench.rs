@@ -133,7 +133,7 @@ pub(crate) struct Bench {
 }
 
 impl Bench {
-    pub(crate) fn new(options: Options) -> Self {
+    pub(crate) fn new(options: &Options) -> Self {
         let localhost: IpAddr = if options.v6 {
             Ipv6Addr::LOCALHOST.into()
         } else {

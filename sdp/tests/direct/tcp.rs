@@ -15,13 +15,16 @@ use holdfast_sdp::{
 use crate::bench::{Bench, Options, answer, eventually, query, receive_frame, send_frames};
 
 fn rcode(message: &[u8]) -> ResponseCode {
-    Message::from_vec(message).unwrap().metadata.response_code
+    Message::from_vec(message)
+        .expect("a DNS message")
+        .metadata
+        .response_code
 }
 
 #[test]
 fn pipelined_queries_share_one_upstream_connection_and_come_back_in_any_order() {
     for v6 in [false, true] {
-        let bench = Bench::new(Options {
+        let bench = Bench::new(&Options {
             v6,
             ..Options::default()
         });
@@ -59,7 +62,7 @@ fn pipelined_queries_share_one_upstream_connection_and_come_back_in_any_order() 
 
 #[test]
 fn a_query_in_pieces_is_put_together() {
-    let bench = Bench::new(Options::default());
+    let bench = Bench::new(&Options::default());
     let mut client = bench.tcp_client();
     let message = query(1, "bad.example", RecordType::A);
     let mut bytes = u16::try_from(message.len()).unwrap().to_be_bytes().to_vec();
@@ -75,7 +78,7 @@ fn a_query_in_pieces_is_put_together() {
 
 #[test]
 fn a_held_answer_waits_and_others_do_not() {
-    let bench = Bench::new(Options::default());
+    let bench = Bench::new(&Options::default());
     let client = bench.tcp_client();
     send_frames(&client, &[&query(1, "a.good.example", RecordType::A)]);
     let server = bench.tcp_at_server();
@@ -98,7 +101,7 @@ fn a_held_answer_waits_and_others_do_not() {
 
 #[test]
 fn what_a_server_left_unanswered_is_asked_once_more() {
-    let bench = Bench::new(Options::default());
+    let bench = Bench::new(&Options::default());
     let client = bench.tcp_client();
     send_frames(&client, &[&query(1, "a.good.example", RecordType::A)]);
     let first = bench.tcp_at_server();
@@ -117,7 +120,7 @@ fn what_a_server_left_unanswered_is_asked_once_more() {
 
 #[test]
 fn an_unreachable_server_is_servfail() {
-    let bench = Bench::new(Options::default());
+    let bench = Bench::new(&Options::default());
     let client = bench.tcp_client();
     let Bench {
         tcp_server,
@@ -134,7 +137,7 @@ fn an_unreachable_server_is_servfail() {
 
 #[test]
 fn connections_are_bounded() {
-    let bench = Bench::new(Options::default());
+    let bench = Bench::new(&Options::default());
     // One client alone gets half of eight.
     let clients: Vec<_> = (0..4).map(|_| bench.tcp_client()).collect();
     eventually("four are accepted", || {
@@ -150,7 +153,7 @@ fn connections_are_bounded() {
 
 #[test]
 fn a_drain_ends_connections_between_queries() {
-    let bench = Bench::new(Options::default());
+    let bench = Bench::new(&Options::default());
     let idle = bench.tcp_client();
     let busy = bench.tcp_client();
     send_frames(&busy, &[&query(1, "a.good.example", RecordType::A)]);
@@ -170,7 +173,7 @@ fn a_drain_ends_connections_between_queries() {
 
 #[test]
 fn a_drain_that_takes_too_long_cuts_and_says_so() {
-    let bench = Bench::new(Options::default());
+    let bench = Bench::new(&Options::default());
     let busy = bench.tcp_client();
     send_frames(&busy, &[&query(1, "a.good.example", RecordType::A)]);
     let server = bench.tcp_at_server();
@@ -189,7 +192,7 @@ fn a_drain_that_takes_too_long_cuts_and_says_so() {
 
 #[test]
 fn garbage_ends_or_stalls_only_its_own_connection() {
-    let bench = Bench::new(Options::default());
+    let bench = Bench::new(&Options::default());
     let mut bad = bench.tcp_client();
     bad.write_all(&[0xff; 4096]).unwrap();
     let mut empty = bench.tcp_client();

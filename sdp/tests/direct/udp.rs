@@ -17,13 +17,16 @@ use holdfast_sdp::{
 use crate::bench::{Bench, Options, answer, eventually, query, receive};
 
 fn rcode(message: &[u8]) -> ResponseCode {
-    Message::from_vec(message).unwrap().metadata.response_code
+    Message::from_vec(message)
+        .expect("a DNS message")
+        .metadata
+        .response_code
 }
 
 #[test]
 fn an_allowed_query_goes_to_its_server_and_back_unchanged() {
     for v6 in [false, true] {
-        let bench = Bench::new(Options {
+        let bench = Bench::new(&Options {
             v6,
             workers: 2,
             ..Options::default()
@@ -49,7 +52,7 @@ fn an_allowed_query_goes_to_its_server_and_back_unchanged() {
 
 #[test]
 fn a_refused_name_never_reaches_the_server() {
-    let bench = Bench::new(Options::default());
+    let bench = Bench::new(&Options::default());
     let client = bench.client();
     client
         .send(&query(1, "bad.example", RecordType::A))
@@ -74,7 +77,7 @@ fn a_refused_name_never_reaches_the_server() {
 fn a_refused_name_does_not_exist_where_so_configured() {
     let mut options = Options::default();
     options.config.reject = RejectCode::NameError;
-    let bench = Bench::new(options);
+    let bench = Bench::new(&options);
     let client = bench.client();
     client
         .send(&query(1, "bad.example", RecordType::A))
@@ -85,7 +88,7 @@ fn a_refused_name_does_not_exist_where_so_configured() {
 #[test]
 fn an_unknown_source_is_refused() {
     let unknown = Some("127.0.0.1".parse().unwrap());
-    let bench = Bench::new(Options {
+    let bench = Bench::new(&Options {
         unknown,
         ..Options::default()
     });
@@ -101,7 +104,7 @@ fn an_unknown_source_is_refused() {
 fn loopback_servers_are_refused() {
     let mut options = Options::default();
     options.config.loopback_servers = false;
-    let bench = Bench::new(options);
+    let bench = Bench::new(&options);
     let client = bench.client();
     client
         .send(&query(1, "exact.example", RecordType::A))
@@ -112,7 +115,7 @@ fn loopback_servers_are_refused() {
 
 #[test]
 fn a_held_answer_waits_and_others_do_not() {
-    let bench = Bench::new(Options::default());
+    let bench = Bench::new(&Options::default());
     let client = bench.client();
     bench.sink.say(Release::Held);
     client
@@ -139,7 +142,7 @@ fn a_held_answer_waits_and_others_do_not() {
 fn a_late_answer_is_released_and_counted() {
     let mut options = Options::default();
     options.config.max_delay = Duration::from_millis(20);
-    let bench = Bench::new(options);
+    let bench = Bench::new(&options);
     let client = bench.client();
     bench.sink.say(Release::Held);
     client
@@ -157,7 +160,7 @@ fn a_late_answer_is_released_and_counted() {
 
 #[test]
 fn forged_answers_are_ignored() {
-    let bench = Bench::new(Options::default());
+    let bench = Bench::new(&Options::default());
     let client = bench.client();
     client
         .send(&query(1, "a.good.example", RecordType::A))
@@ -186,7 +189,7 @@ fn forged_answers_are_ignored() {
 
 #[test]
 fn an_undecodable_answer_becomes_servfail() {
-    let bench = Bench::new(Options::default());
+    let bench = Bench::new(&Options::default());
     let client = bench.client();
     client
         .send(&query(1, "a.good.example", RecordType::A))
@@ -201,7 +204,7 @@ fn an_undecodable_answer_becomes_servfail() {
 
 #[test]
 fn large_queries_and_answers_pass() {
-    let bench = Bench::new(Options::default());
+    let bench = Bench::new(&Options::default());
     let client = bench.client();
     let mut sent = query(1, "a.good.example", RecordType::A);
     // A record of unknown type and 60,000 bytes in the additional section.
@@ -219,7 +222,7 @@ fn large_queries_and_answers_pass() {
 
 #[test]
 fn manners() {
-    let bench = Bench::new(Options::default());
+    let bench = Bench::new(&Options::default());
     let client = bench.client();
     let good = query(9, "exact.example", RecordType::A);
     let changed = |at: usize, value: u8| {
@@ -249,7 +252,7 @@ fn manners() {
 fn a_query_that_nobody_answers_is_given_up_and_counted() {
     let mut options = Options::default();
     options.config.timeout = Duration::from_millis(20);
-    let bench = Bench::new(options);
+    let bench = Bench::new(&options);
     let client = bench.client();
     client
         .send(&query(1, "exact.example", RecordType::A))
@@ -274,7 +277,7 @@ fn too_many_in_flight_are_shed() {
         in_flight: 8,
         ..Options::default().config
     };
-    let bench = Bench::new(Options {
+    let bench = Bench::new(&Options {
         config,
         ..Options::default()
     });
@@ -297,7 +300,7 @@ fn too_many_in_flight_are_shed() {
 
 #[test]
 fn a_drain_loses_nothing() {
-    let bench = Bench::new(Options {
+    let bench = Bench::new(&Options {
         workers: 2,
         ..Options::default()
     });
@@ -339,7 +342,7 @@ fn a_drain_loses_nothing() {
 
 #[test]
 fn hop_by_hop_options_end_here_in_both_directions() {
-    let bench = Bench::new(Options::default());
+    let bench = Bench::new(&Options::default());
     let client = bench.client();
     let with_option = |mut message: Vec<u8>, options: &[u8]| {
         message[11] = 1;
@@ -367,7 +370,7 @@ fn hop_by_hop_options_end_here_in_both_directions() {
 
 #[test]
 fn garbage_of_every_length_harms_nothing() {
-    let bench = Bench::new(Options {
+    let bench = Bench::new(&Options {
         workers: 2,
         ..Options::default()
     });

@@ -101,10 +101,10 @@ pub fn labels(map: &PrefixMap<Metadata>, prefix: IpNet, world: &World) -> LabelS
         .any(|l| l.source() == RESERVED && l.key() == "host")
     {
         found.retain(|l| {
-            let is_world = l.source() == RESERVED && l.key().starts_with("world");
-            !is_world && !matches!(l.source(), CIDR | FQDN)
+            !matches!(l.source(), CIDR | FQDN)
+                && !(l.source() == RESERVED && l.key().starts_with("world"))
         });
-    } else if found.iter().all(is_outside) {
+    } else if found.iter().all(|l| is_outside(l)) {
         if found.is_empty() {
             found.extend(cidr_label(prefix));
         }

@@ -2,29 +2,19 @@
 
 use std::{io::Write, time::Duration};
 
-use hickory_proto::{
-    op::{Message, ResponseCode},
-    rr::RecordType,
-};
+use hickory_proto::{op::ResponseCode, rr::RecordType};
 use holdfast_sdp::{
     mapping::{Realised, Release},
     policy::rule::Transport,
     proxy::stats::QueryResult,
 };
 
-use crate::bench::{Bench, Options, answer, eventually, query, receive_frame, send_frames};
-
-fn rcode(message: &[u8]) -> ResponseCode {
-    Message::from_vec(message)
-        .expect("a DNS message")
-        .metadata
-        .response_code
-}
+use crate::bench::{Bench, Options, answer, eventually, query, rcode, receive_frame, send_frames};
 
 #[test]
 fn pipelined_queries_share_one_upstream_connection_and_come_back_in_any_order() {
     for v6 in [false, true] {
-        let bench = Bench::new(&Options {
+        let bench = Bench::new(Options {
             v6,
             ..Options::default()
         });
@@ -62,7 +52,7 @@ fn pipelined_queries_share_one_upstream_connection_and_come_back_in_any_order() 
 
 #[test]
 fn a_query_in_pieces_is_put_together() {
-    let bench = Bench::new(&Options::default());
+    let bench = Bench::new(Options::default());
     let mut client = bench.tcp_client();
     let message = query(1, "bad.example", RecordType::A);
     let mut bytes = u16::try_from(message.len()).unwrap().to_be_bytes().to_vec();
@@ -78,7 +68,7 @@ fn a_query_in_pieces_is_put_together() {
 
 #[test]
 fn a_held_answer_waits_and_others_do_not() {
-    let bench = Bench::new(&Options::default());
+    let bench = Bench::new(Options::default());
     let client = bench.tcp_client();
     send_frames(&client, &[&query(1, "a.good.example", RecordType::A)]);
     let server = bench.tcp_at_server();
@@ -101,7 +91,7 @@ fn a_held_answer_waits_and_others_do_not() {
 
 #[test]
 fn what_a_server_left_unanswered_is_asked_once_more() {
-    let bench = Bench::new(&Options::default());
+    let bench = Bench::new(Options::default());
     let client = bench.tcp_client();
     send_frames(&client, &[&query(1, "a.good.example", RecordType::A)]);
     let first = bench.tcp_at_server();
@@ -120,7 +110,7 @@ fn what_a_server_left_unanswered_is_asked_once_more() {
 
 #[test]
 fn an_unreachable_server_is_servfail() {
-    let bench = Bench::new(&Options::default());
+    let bench = Bench::new(Options::default());
     let client = bench.tcp_client();
     let Bench {
         tcp_server,
@@ -137,7 +127,7 @@ fn an_unreachable_server_is_servfail() {
 
 #[test]
 fn connections_are_bounded() {
-    let bench = Bench::new(&Options::default());
+    let bench = Bench::new(Options::default());
     // One client alone gets half of eight.
     let clients: Vec<_> = (0..4).map(|_| bench.tcp_client()).collect();
     eventually("four are accepted", || {
@@ -153,7 +143,7 @@ fn connections_are_bounded() {
 
 #[test]
 fn a_drain_ends_connections_between_queries() {
-    let bench = Bench::new(&Options::default());
+    let bench = Bench::new(Options::default());
     let idle = bench.tcp_client();
     let busy = bench.tcp_client();
     send_frames(&busy, &[&query(1, "a.good.example", RecordType::A)]);
@@ -173,7 +163,7 @@ fn a_drain_ends_connections_between_queries() {
 
 #[test]
 fn a_drain_that_takes_too_long_cuts_and_says_so() {
-    let bench = Bench::new(&Options::default());
+    let bench = Bench::new(Options::default());
     let busy = bench.tcp_client();
     send_frames(&busy, &[&query(1, "a.good.example", RecordType::A)]);
     let server = bench.tcp_at_server();
@@ -192,7 +182,7 @@ fn a_drain_that_takes_too_long_cuts_and_says_so() {
 
 #[test]
 fn garbage_ends_or_stalls_only_its_own_connection() {
-    let bench = Bench::new(&Options::default());
+    let bench = Bench::new(Options::default());
     let mut bad = bench.tcp_client();
     bad.write_all(&[0xff; 4096]).unwrap();
     let mut empty = bench.tcp_client();

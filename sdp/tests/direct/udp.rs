@@ -14,19 +14,12 @@ use holdfast_sdp::{
     },
 };
 
-use crate::bench::{Bench, Options, answer, eventually, query, receive};
-
-fn rcode(message: &[u8]) -> ResponseCode {
-    Message::from_vec(message)
-        .expect("a DNS message")
-        .metadata
-        .response_code
-}
+use crate::bench::{Bench, Options, answer, eventually, query, rcode, receive};
 
 #[test]
 fn an_allowed_query_goes_to_its_server_and_back_unchanged() {
     for v6 in [false, true] {
-        let bench = Bench::new(&Options {
+        let bench = Bench::new(Options {
             v6,
             workers: 2,
             ..Options::default()
@@ -52,7 +45,7 @@ fn an_allowed_query_goes_to_its_server_and_back_unchanged() {
 
 #[test]
 fn a_refused_name_never_reaches_the_server() {
-    let bench = Bench::new(&Options::default());
+    let bench = Bench::new(Options::default());
     let client = bench.client();
     client
         .send(&query(1, "bad.example", RecordType::A))
@@ -77,7 +70,7 @@ fn a_refused_name_never_reaches_the_server() {
 fn a_refused_name_does_not_exist_where_so_configured() {
     let mut options = Options::default();
     options.config.reject = RejectCode::NameError;
-    let bench = Bench::new(&options);
+    let bench = Bench::new(options);
     let client = bench.client();
     client
         .send(&query(1, "bad.example", RecordType::A))
@@ -88,7 +81,7 @@ fn a_refused_name_does_not_exist_where_so_configured() {
 #[test]
 fn an_unknown_source_is_refused() {
     let unknown = Some("127.0.0.1".parse().unwrap());
-    let bench = Bench::new(&Options {
+    let bench = Bench::new(Options {
         unknown,
         ..Options::default()
     });
@@ -104,7 +97,7 @@ fn an_unknown_source_is_refused() {
 fn loopback_servers_are_refused() {
     let mut options = Options::default();
     options.config.loopback_servers = false;
-    let bench = Bench::new(&options);
+    let bench = Bench::new(options);
     let client = bench.client();
     client
         .send(&query(1, "exact.example", RecordType::A))
@@ -115,7 +108,7 @@ fn loopback_servers_are_refused() {
 
 #[test]
 fn a_held_answer_waits_and_others_do_not() {
-    let bench = Bench::new(&Options::default());
+    let bench = Bench::new(Options::default());
     let client = bench.client();
     bench.sink.say(Release::Held);
     client
@@ -142,7 +135,7 @@ fn a_held_answer_waits_and_others_do_not() {
 fn a_late_answer_is_released_and_counted() {
     let mut options = Options::default();
     options.config.max_delay = Duration::from_millis(20);
-    let bench = Bench::new(&options);
+    let bench = Bench::new(options);
     let client = bench.client();
     bench.sink.say(Release::Held);
     client
@@ -160,7 +153,7 @@ fn a_late_answer_is_released_and_counted() {
 
 #[test]
 fn forged_answers_are_ignored() {
-    let bench = Bench::new(&Options::default());
+    let bench = Bench::new(Options::default());
     let client = bench.client();
     client
         .send(&query(1, "a.good.example", RecordType::A))
@@ -189,7 +182,7 @@ fn forged_answers_are_ignored() {
 
 #[test]
 fn an_undecodable_answer_becomes_servfail() {
-    let bench = Bench::new(&Options::default());
+    let bench = Bench::new(Options::default());
     let client = bench.client();
     client
         .send(&query(1, "a.good.example", RecordType::A))
@@ -204,7 +197,7 @@ fn an_undecodable_answer_becomes_servfail() {
 
 #[test]
 fn large_queries_and_answers_pass() {
-    let bench = Bench::new(&Options::default());
+    let bench = Bench::new(Options::default());
     let client = bench.client();
     let mut sent = query(1, "a.good.example", RecordType::A);
     // A record of unknown type and 60,000 bytes in the additional section.
@@ -222,7 +215,7 @@ fn large_queries_and_answers_pass() {
 
 #[test]
 fn manners() {
-    let bench = Bench::new(&Options::default());
+    let bench = Bench::new(Options::default());
     let client = bench.client();
     let good = query(9, "exact.example", RecordType::A);
     let changed = |at: usize, value: u8| {
@@ -252,7 +245,7 @@ fn manners() {
 fn a_query_that_nobody_answers_is_given_up_and_counted() {
     let mut options = Options::default();
     options.config.timeout = Duration::from_millis(20);
-    let bench = Bench::new(&options);
+    let bench = Bench::new(options);
     let client = bench.client();
     client
         .send(&query(1, "exact.example", RecordType::A))
@@ -277,7 +270,7 @@ fn too_many_in_flight_are_shed() {
         in_flight: 8,
         ..Options::default().config
     };
-    let bench = Bench::new(&Options {
+    let bench = Bench::new(Options {
         config,
         ..Options::default()
     });
@@ -300,7 +293,7 @@ fn too_many_in_flight_are_shed() {
 
 #[test]
 fn a_drain_loses_nothing() {
-    let bench = Bench::new(&Options {
+    let bench = Bench::new(Options {
         workers: 2,
         ..Options::default()
     });
@@ -342,7 +335,7 @@ fn a_drain_loses_nothing() {
 
 #[test]
 fn hop_by_hop_options_end_here_in_both_directions() {
-    let bench = Bench::new(&Options::default());
+    let bench = Bench::new(Options::default());
     let client = bench.client();
     let with_option = |mut message: Vec<u8>, options: &[u8]| {
         message[11] = 1;
@@ -369,8 +362,30 @@ fn hop_by_hop_options_end_here_in_both_directions() {
 }
 
 #[test]
+fn edns_is_answered_with_edns_by_us_too() {
+    let config = ProxyConfig {
+        in_flight: 1,
+        ..Options::default().config
+    };
+    let bench = Bench::new(Options {
+        config,
+        ..Options::default()
+    });
+    let client = bench.client();
+    let mut first = query(1, "exact.example", RecordType::A);
+    first[11] = 1;
+    first.extend_from_slice(&[0, 0, 41, 4, 208, 0, 0, 0x80, 0, 0, 0]);
+    client.send(&first).unwrap();
+    bench.at_server();
+    client.send(&first).unwrap();
+    let shed = Message::from_vec(&receive(&client)).unwrap();
+    assert_eq!(shed.metadata.response_code, ResponseCode::ServFail);
+    assert!(shed.edns.is_some_and(|e| e.flags().dnssec_ok));
+}
+
+#[test]
 fn garbage_of_every_length_harms_nothing() {
-    let bench = Bench::new(&Options {
+    let bench = Bench::new(Options {
         workers: 2,
         ..Options::default()
     });

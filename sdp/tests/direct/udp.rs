@@ -362,6 +362,28 @@ fn hop_by_hop_options_end_here_in_both_directions() {
 }
 
 #[test]
+fn edns_is_answered_with_edns_by_us_too() {
+    let config = ProxyConfig {
+        in_flight: 1,
+        ..Options::default().config
+    };
+    let bench = Bench::new(Options {
+        config,
+        ..Options::default()
+    });
+    let client = bench.client();
+    let mut first = query(1, "exact.example", RecordType::A);
+    first[11] = 1;
+    first.extend_from_slice(&[0, 0, 41, 4, 208, 0, 0, 0x80, 0, 0, 0]);
+    client.send(&first).unwrap();
+    bench.at_server();
+    client.send(&first).unwrap();
+    let shed = Message::from_vec(&receive(&client)).unwrap();
+    assert_eq!(shed.metadata.response_code, ResponseCode::ServFail);
+    assert!(shed.edns.is_some_and(|e| e.flags().dnssec_ok));
+}
+
+#[test]
 fn garbage_of_every_length_harms_nothing() {
     let bench = Bench::new(Options {
         workers: 2,

@@ -61,7 +61,7 @@ impl Worker {
         stats
             .upstream_time
             .observe(self.now.duration_since(flight.sent_at));
-        set_id(self.recv.bytes_mut(at), flight.client_id);
+        set_id(self.recv.bytes_mut(at), flight.kept.id);
         let asked = Asked {
             question: &flight.question,
             endpoint: flight.endpoint,

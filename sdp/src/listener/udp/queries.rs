@@ -85,9 +85,8 @@ impl Worker {
                 let placed = match place {
                     Ok(placed) => placed,
                     Err(error) => {
-                        let (id, flags) = (query.id, query.flags);
                         let code = Rcode::ServFail;
-                        reply::to_question(id, flags, query.question, code, &mut self.own);
+                        reply::to_kept(query.kept, query.question, code, &mut self.own);
                         self.not_sent(&error);
                         self.send_own(server, client);
                         return None;
@@ -127,7 +126,7 @@ impl Worker {
             socket = self.upstream.fd(placed.socket);
             len += 1;
         }
-        let mut failed = [false; BATCH];
+        let mut failed = [socket.is_none(); BATCH];
         if let Some(socket) = socket {
             send_all(socket, batch.get(..len).unwrap_or_default(), |at| {
                 if let Some(failed) = failed.get_mut(at) {
@@ -168,13 +167,8 @@ impl Worker {
     }
 
     pub(super) fn servfail(&mut self, flight: &Flight) {
-        let Flight {
-            client_id,
-            flags,
-            question,
-            ..
-        } = flight;
-        reply::to_question(*client_id, *flags, question, Rcode::ServFail, &mut self.own);
+        let code = Rcode::ServFail;
+        reply::to_kept(flight.kept, &flight.question, code, &mut self.own);
     }
 
     fn not_sent(&self, error: &PlaceError) {

@@ -73,6 +73,7 @@ fn help_teaches() {
     let output = run(&["--help"]);
     assert!(output.status.success());
     let text = String::from_utf8_lossy(&output.stdout);
+    let text = text.split_whitespace().collect::<Vec<_>>().join(" ");
     for part in [
         "Examples:",
         "Exit codes:",

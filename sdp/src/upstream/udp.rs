@@ -20,7 +20,7 @@ use crate::{
     mapping::EndpointInstance,
     proxy::Forward,
     socket,
-    wire::{Header, answer},
+    wire::{Header, answer, reply::Kept},
 };
 
 /// Sockets per server and identity.
@@ -42,9 +42,8 @@ pub(crate) struct Flight {
     pub(crate) client: SocketAddr,
     pub(crate) server: SocketAddr,
     pub(crate) endpoint: EndpointInstance,
-    /// The client's message id and flags.
-    pub(crate) client_id: u16,
-    pub(crate) flags: u16,
+    /// The client's message id, flags and EDNS.
+    pub(crate) kept: Kept,
     /// Question as sent.
     pub(crate) question: Vec<u8>,
     pub(crate) sent_at: Instant,
@@ -163,8 +162,7 @@ impl UdpUpstream {
             client,
             server,
             endpoint: query.endpoint,
-            client_id: query.id,
-            flags: query.flags,
+            kept: query.kept,
             question,
             sent_at: now,
             socket: key,

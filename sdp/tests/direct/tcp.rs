@@ -2,21 +2,14 @@
 
 use std::{io::Write, time::Duration};
 
-use hickory_proto::{
-    op::{Message, ResponseCode},
-    rr::RecordType,
-};
+use hickory_proto::{op::ResponseCode, rr::RecordType};
 use holdfast_sdp::{
     mapping::{Realised, Release},
     policy::rule::Transport,
     proxy::stats::QueryResult,
 };
 
-use crate::bench::{Bench, Options, answer, eventually, query, receive_frame, send_frames};
-
-fn rcode(message: &[u8]) -> ResponseCode {
-    Message::from_vec(message).unwrap().metadata.response_code
-}
+use crate::bench::{Bench, Options, answer, eventually, query, rcode, receive_frame, send_frames};
 
 #[test]
 fn pipelined_queries_share_one_upstream_connection_and_come_back_in_any_order() {

@@ -14,11 +14,7 @@ use holdfast_sdp::{
     },
 };
 
-use crate::bench::{Bench, Options, answer, eventually, query, receive};
-
-fn rcode(message: &[u8]) -> ResponseCode {
-    Message::from_vec(message).unwrap().metadata.response_code
-}
+use crate::bench::{Bench, Options, answer, eventually, query, rcode, receive};
 
 #[test]
 fn an_allowed_query_goes_to_its_server_and_back_unchanged() {
@@ -363,6 +359,28 @@ fn hop_by_hop_options_end_here_in_both_directions() {
         .send_to(&with_option(reply.clone(), &keepalive), from)
         .unwrap();
     assert_eq!(receive(&client)[2..], with_option(reply, &[])[2..]);
+}
+
+#[test]
+fn edns_is_answered_with_edns_by_us_too() {
+    let config = ProxyConfig {
+        in_flight: 1,
+        ..Options::default().config
+    };
+    let bench = Bench::new(Options {
+        config,
+        ..Options::default()
+    });
+    let client = bench.client();
+    let mut first = query(1, "exact.example", RecordType::A);
+    first[11] = 1;
+    first.extend_from_slice(&[0, 0, 41, 4, 208, 0, 0, 0x80, 0, 0, 0]);
+    client.send(&first).unwrap();
+    bench.at_server();
+    client.send(&first).unwrap();
+    let shed = Message::from_vec(&receive(&client)).unwrap();
+    assert_eq!(shed.metadata.response_code, ResponseCode::ServFail);
+    assert!(shed.edns.is_some_and(|e| e.flags().dnssec_ok));
 }
 
 #[test]

@@ -157,8 +157,7 @@ impl Running {
             tasks: TaskTracker::new(),
         };
         let _inside = runtime.enter();
-        let listener =
-            UnixListenerStream::new(UnixListener::bind(socket).expect("the agent's socket"));
+        let listener = UnixListenerStream::new(UnixListener::bind(socket).expect("a free path"));
         let serving = Server::builder()
             .add_service(FqdnPolicyServer::new(agent))
             .serve_with_incoming_shutdown(listener, stop.clone().cancelled_owned());

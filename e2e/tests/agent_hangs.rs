@@ -22,7 +22,7 @@ fn a_stopped_agent_is_served_past_and_told_later() {
             .ask(&Query::a("n10.good.test", DNS4))?
             .expect(web4(10))?;
         programs.agent.signal(Signal::SIGSTOP)?;
-        for n in 11..16 {
+        for n in 11..17 {
             lab.a
                 .ask(&Query::a(&format!("n{n}.good.test"), DNS4))?
                 .expect(web4(n))?;

@@ -34,7 +34,7 @@ pub(crate) fn run(ctx: &SkLookupContext) -> u32 {
     SK_PASS
 }
 
-/// Selects a socket if the packet is for the proxy and a slot is live; else nothing.
+/// Selects a socket if the packet is for the proxy and a slot has one; else nothing.
 #[inline(always)]
 fn choose(ctx: &SkLookupContext) -> Option<()> {
     let at: *const bpf_sk_lookup = ctx.lookup;
@@ -85,12 +85,12 @@ fn choose(ctx: &SkLookupContext) -> Option<()> {
         protocol: protocol as u8,
         family: if v6 { FAMILY_IPV6 } else { FAMILY_IPV4 },
     };
-    let proxy_port = match REDIRECTS.get_ptr(key) {
+    let (proxy_port, ours) = match REDIRECTS.get_ptr(key) {
         // SAFETY: racing writers leave an old or a new port.
-        Some(value) => u32::from(unsafe { (*value).proxy_port }.get()),
+        Some(value) => (u32::from(unsafe { (*value).proxy_port }.get()), true),
         // Redirected by TPROXY: the stack looks the proxy's own address up.
         None if (v6 && local.is_v6_loopback()) || (!v6 && local.is_v4_loopback()) => {
-            u32::from(port)
+            (u32::from(port), false)
         }
         None => return None,
     };
@@ -101,6 +101,8 @@ fn choose(ctx: &SkLookupContext) -> Option<()> {
         // SAFETY: the helper has no preconditions.
         now: unsafe { bpf_ktime_get_ns() },
         hash,
+        // Under TPROXY the group's hash decides among those who hold no slot.
+        silent_too: ours,
     };
     let flags = u64::from(BPF_SK_LOOKUP_F_NO_REUSEPORT);
     let ranks = RANKS.get_ptr_mut(0)?;
@@ -127,6 +129,8 @@ struct Wanted {
     socket: u32,
     now: u64,
     hash: u32,
+    /// When no slot is live, a silent one whose socket is there still.
+    silent_too: bool,
 }
 
 impl Wanted {
@@ -146,17 +150,16 @@ impl Wanted {
                 let Some(value) = SLOTS.get(slot) else {
                     continue;
                 };
-                let class = match value.kind {
-                    KIND_SDP => 3 << 30,
-                    KIND_FALLBACK => 1 << 30,
-                    _ => continue,
-                };
-                if value.proxy_port != self.proxy_port
-                    || value.sockets & self.socket == 0
-                    || self.now.saturating_sub(value.heartbeat) > HEARTBEAT_DEAD_NS
-                {
+                if value.proxy_port != self.proxy_port || value.sockets & self.socket == 0 {
                     continue;
                 }
+                let live = self.now.saturating_sub(value.heartbeat) <= HEARTBEAT_DEAD_NS;
+                let class = match value.kind {
+                    KIND_SDP if live => 3 << 30,
+                    KIND_FALLBACK if live => 2 << 30,
+                    KIND_SDP | KIND_FALLBACK if self.silent_too => 1 << 30,
+                    _ => continue,
+                };
                 let spread = mix(self.hash ^ slot.wrapping_mul(0x9e37_79b9)) >> 2;
                 let rank = class | (spread & !SLOT_MASK) | slot;
                 (&raw mut (*ranks).rank).write_volatile(rank);

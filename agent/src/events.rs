@@ -3,29 +3,27 @@
 use std::{
     collections::VecDeque,
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
-    os::fd::AsFd as _,
-    path::Path,
     sync::Arc,
     time::Duration,
 };
 
-use aya::maps::{Map, MapData, MapError, PerCpuArray, RingBuf};
-use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use shared_maps::{
     FAMILY_IPV4,
-    event::{COUNTERS_NAME, Event, NAME, Reason},
+    event::{Event, Reason},
     policy::EGRESS,
-    user::{Globals, Record as _},
+    user::Globals,
 };
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
+use crate::datapath::events::EventReader;
+
 /// Records kept.
 const KEPT: usize = 4096;
-/// Between two looks whether to stop, and for a pin that is not there.
-const LOOK: Duration = Duration::from_millis(500);
+/// Between two looks: the programs wake a reader only when much is unread.
+const LOOK: Duration = Duration::from_millis(100);
 
 /// One packet's record.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -114,70 +112,33 @@ impl Events {
         state.kept.push_back(packet);
     }
 
-    /// Reads the pinned ring until stopped, on a thread of its own.
+    /// Reads the pinned ring until stopped.
     pub async fn follow(self, maps: Globals, stop: CancellationToken) {
-        let path = maps.path(NAME);
-        let reading = tokio::task::spawn_blocking(move || {
-            while !stop.is_cancelled() {
-                if let Err(error) = self.read_ring(&path, &stop) {
-                    tracing::debug!(%error, "the event ring cannot be read");
-                    std::thread::sleep(LOOK);
-                }
+        let mut look = tokio::time::interval(LOOK);
+        look.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        let mut reader = None;
+        loop {
+            tokio::select! {
+                _ = look.tick() => {}
+                () = stop.cancelled() => return,
             }
-        });
-        if reading.await.is_err() {
-            tracing::error!("reading the datapath's events ended by a panic");
-        }
-    }
-
-    fn read_ring(&self, path: &Path, stop: &CancellationToken) -> Result<(), RingError> {
-        let mut ring = RingBuf::try_from(Map::RingBuf(MapData::from_pin(path)?))?;
-        while !stop.is_cancelled() {
-            {
-                let mut waiting = [PollFd::new(ring.as_fd(), PollFlags::POLLIN)];
-                poll(
-                    &mut waiting,
-                    PollTimeout::try_from(LOOK).unwrap_or(PollTimeout::ZERO),
-                )?;
+            if reader.is_none() {
+                reader = EventReader::open(&maps)
+                    .inspect_err(|error| tracing::debug!(%error, "no events"))
+                    .ok();
             }
-            let mut any = false;
-            while let Some(record) = ring.next() {
-                if let Some(event) = Event::from_bytes(&record) {
-                    self.push(view(&event));
-                    any = true;
-                }
+            let Some(reader) = &mut reader else {
+                continue;
+            };
+            let events = reader.take(KEPT);
+            for event in &events {
+                self.push(view(event));
             }
-            if any {
+            if !events.is_empty() {
                 self.shared.more.notify_waiters();
             }
         }
-        Ok(())
     }
-}
-
-#[derive(Debug, thiserror::Error)]
-enum RingError {
-    #[error(transparent)]
-    Map(#[from] MapError),
-    #[error(transparent)]
-    Poll(#[from] nix::errno::Errno),
-}
-
-/// Packets and bytes by reason, summed over the CPUs.
-pub fn counters(maps: &Globals) -> Result<Vec<(Reason, [u64; 2])>, MapError> {
-    let map = Map::PerCpuArray(MapData::from_pin(maps.path(COUNTERS_NAME))?);
-    let array = PerCpuArray::<_, [u64; 2]>::try_from(map)?;
-    let mut sums = Vec::with_capacity(Reason::ALL.len());
-    for reason in Reason::ALL {
-        let values = array.get(&u32::from(reason as u8), 0)?;
-        let sum = values
-            .iter()
-            .fold([0, 0], |[packets, bytes]: [u64; 2], [p, b]| {
-                [packets.saturating_add(*p), bytes.saturating_add(*b)]
-            });
-        sums.push((reason, sum));
-    }
-    Ok(sums)
 }
 
 fn view(event: &Event) -> PacketView {

@@ -12,8 +12,8 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{
+    datapath::events::Counters,
     endpoint::source::EndpointBook,
-    events,
     metrics::{self, Scrape},
     proxies::Proxies,
     runner::CoreHandle,
@@ -130,7 +130,9 @@ impl Health {
             summary,
             ready: self.ready(),
             damaged: self.damaged,
-            packets: events::counters(&self.maps).unwrap_or_default(),
+            packets: Counters::open(&self.maps)
+                .and_then(|counters| counters.read())
+                .unwrap_or_default(),
             unresolved: self.endpoints.unresolved().len(),
         };
         match metrics::text(scrape, &self.proxies) {

@@ -8,7 +8,7 @@ use prometheus_client::{
     metrics::{counter::ConstCounter, gauge::ConstGauge},
 };
 
-use shared_maps::event::Reason;
+use shared_maps::event::{Counter, Reason};
 
 use crate::{core::snapshot::Summary, proxies::Proxies};
 
@@ -24,7 +24,7 @@ pub struct Scrape {
     /// Endpoint documents not in force.
     pub unresolved: usize,
     /// Packets and bytes by reason; empty where there is no datapath.
-    pub packets: Vec<(Reason, [u64; 2])>,
+    pub packets: Vec<(Reason, Counter)>,
 }
 
 impl prometheus_client::collector::Collector for Sample {
@@ -204,45 +204,40 @@ impl Sample {
             "Streams closed because results were not fetched",
             self.closed_slow,
         )?;
-        let packets = |wanted: fn(Reason) -> bool, index: usize| {
+        let packets = |wanted: fn(Reason) -> bool, value: Value| {
             let of_kind = self
                 .scrape
                 .packets
                 .iter()
                 .filter(|(reason, _)| wanted(*reason));
             of_kind
-                .map(|(reason, sums)| {
-                    (
-                        "reason",
-                        reason.as_str(),
-                        sums.get(index).copied().unwrap_or(0),
-                    )
-                })
+                .map(|(reason, sums)| ("reason", reason.as_str(), value(*sums)))
                 .collect::<Vec<_>>()
         };
+        let (number, bytes): (Value, Value) = (|c| c.packets, |c| c.bytes);
         let trouble = |r: Reason| matches!(r, Reason::EventLost | Reason::ConntrackFull);
         let passed =
             |r: Reason| !r.is_drop() && !matches!(r, Reason::EventLost | Reason::ConntrackFull);
         out.counters(
             "drop_count",
             "Packets dropped",
-            &packets(Reason::is_drop, 0),
+            &packets(Reason::is_drop, number),
         )?;
         out.counters(
             "drop_bytes",
             "Bytes of packets dropped",
-            &packets(Reason::is_drop, 1),
+            &packets(Reason::is_drop, bytes),
         )?;
-        out.counters("forward_count", "Packets passed", &packets(passed, 0))?;
+        out.counters("forward_count", "Packets passed", &packets(passed, number))?;
         out.counters(
             "forward_bytes",
             "Bytes of packets passed",
-            &packets(passed, 1),
+            &packets(passed, bytes),
         )?;
         out.counters(
             "datapath_troubles",
             "What the datapath could not do",
-            &packets(trouble, 0),
+            &packets(trouble, number),
         )?;
         out.gauge(
             "restore_damaged_files",
@@ -251,6 +246,9 @@ impl Sample {
         )
     }
 }
+
+/// One number of a datapath counter.
+type Value = fn(Counter) -> u64;
 
 /// Values of one family with their labels.
 type Labelled<'a> = (&'a [(&'static str, &'static str)], u64);
@@ -321,7 +319,13 @@ mod tests {
             ready: true,
             damaged: 0,
             unresolved: 1,
-            packets: vec![(Reason::PolicyDenied, [5, 500])],
+            packets: vec![(
+                Reason::PolicyDenied,
+                Counter {
+                    packets: 5,
+                    bytes: 500,
+                },
+            )],
         };
         let text = text(scrape, &Proxies::default()).unwrap();
         for line in [

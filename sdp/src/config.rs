@@ -129,9 +129,7 @@ impl Config {
         let port = s.standalone_dns_proxy_server_port;
         Ok(Self {
             proxy_port: s.tofqdns_proxy_port.unwrap_or(PROXY_PORT),
-            agent: s
-                .agent_address
-                .map_or_else(|| default_agents(port), |list| list.0),
+            agent: s.agent_address.unwrap_or_else(|| default_agents(port)),
             bpf_root: s
                 .bpf_root
                 .unwrap_or_else(|| shared_maps::pin::BPF_ROOT.into()),
@@ -263,6 +261,20 @@ mod tests {
         .unwrap();
         assert_eq!((config.proxy_port, config.workers), (3, 2));
         assert_eq!(config.drain_timeout, Duration::from_secs(1));
+    }
+
+    #[test]
+    fn agent_addresses_are_repeated_or_listed() {
+        for arguments in [
+            &["--agent-address=unix:///a", "--agent-address=tcp://h:1"][..],
+            &["--agent-address=unix:///a,tcp://h:1"],
+        ] {
+            let agent = resolve(arguments).unwrap().agent;
+            assert_eq!(
+                agent.iter().map(ToString::to_string).collect::<Vec<_>>(),
+                ["unix:///a", "tcp://h:1"]
+            );
+        }
     }
 
     #[test]

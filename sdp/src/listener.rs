@@ -107,11 +107,12 @@ struct WorkerSockets {
 const PORT_TRIES: usize = 16;
 
 impl Sockets {
-    /// Binds all sockets.
+    /// Binds all sockets, and raises the process's limit on open descriptors to what it may be.
     pub fn bind(config: &ListenConfig) -> Result<Self, ListenError> {
         if !config.ipv4 && !config.ipv6 {
             return Err(ListenError::NoFamily);
         }
+        socket::raise_descriptor_limit();
         let mut tries = if config.port == 0 { PORT_TRIES } else { 1 };
         loop {
             tries -= 1;

@@ -27,7 +27,7 @@ use crate::{
         edns::Edns,
         labels,
         query::{Query, Unfit},
-        reply,
+        reply::{self, Kept},
     },
 };
 
@@ -96,10 +96,8 @@ pub enum Outcome<'a> {
 /// A query that is to be sent on.
 #[derive(Clone, Debug)]
 pub struct Forward<'a> {
-    /// The client's message id.
-    pub id: u16,
-    /// The client's flags.
-    pub flags: u16,
+    /// The client's message id, flags and EDNS.
+    pub kept: Kept,
     /// Question as sent: name, type, class.
     pub question: &'a [u8],
     /// Its OPT record, if it carries an option that must not be passed on.
@@ -230,8 +228,11 @@ impl Proxy {
         self.outcome(
             QueryResult::Forwarded,
             Outcome::Forward(Forward {
-                id: query.header.id,
-                flags: query.header.flags,
+                kept: Kept {
+                    id: query.header.id,
+                    flags: query.header.flags,
+                    edns: query.edns.as_ref().map(|e| e.dnssec_ok),
+                },
                 question: query.question(),
                 hop_by_hop: query.edns.filter(Edns::has_keepalive),
                 endpoint,

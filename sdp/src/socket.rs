@@ -12,7 +12,7 @@ use std::{
 };
 
 use shared_maps::{IdentityId, mark};
-use socket2::{Domain, Protocol, SockAddr, Socket, Type};
+use socket2::{Domain, Protocol, SockAddr, SockFilter, Socket, Type};
 
 /// Receive buffer of a UDP listener, bytes: the default holds some 30 queries of 4 kB.
 const RECEIVE_BUFFER: usize = 4 << 20;
@@ -93,6 +93,29 @@ pub(crate) fn udp_reply(ipv6: bool, port: u16, dummy: u16) -> Result<OwnedFd, So
     Ok(socket.into())
 }
 
+/// A raw socket that sends UDP datagrams with headers written by its user; it
+/// receives nothing.
+pub(crate) fn raw_reply(ipv6: bool) -> Result<OwnedFd, SocketError> {
+    let (domain, any) = if ipv6 {
+        (Domain::IPV6, IpAddr::from(Ipv6Addr::UNSPECIFIED))
+    } else {
+        (Domain::IPV4, IpAddr::from(Ipv4Addr::UNSPECIFIED))
+    };
+    let socket = Socket::new(domain, Type::RAW, Some(Protocol::UDP))
+        .step("cannot open a raw socket (needs CAP_NET_RAW)")?;
+    // It would get a copy of every datagram of the node: accept none (`ret 0`).
+    let nothing = SockFilter::new(0x06, 0, 0, 0);
+    socket
+        .attach_filter(&[nothing])
+        .step("cannot attach a filter")?;
+    socket.set_nonblocking(true).step("cannot set O_NONBLOCK")?;
+    make_transparent(&socket, SocketAddr::new(any, 0))?;
+    if ipv6 {
+        sys::udp_checksum_by_kernel(&socket).step("cannot set IPV6_CHECKSUM")?;
+    }
+    Ok(socket.into())
+}
+
 /// A UDP socket connected to `server` from a port that the kernel picks at random.
 pub(crate) fn udp_upstream(
     server: SocketAddr,
@@ -117,6 +140,17 @@ pub(crate) fn tcp_upstream(
         .set_tcp_nodelay(true)
         .step("cannot set TCP_NODELAY")?;
     Ok(socket)
+}
+
+/// Lets this process open as many descriptors as it may: sockets are bounded
+/// by limits of our own, the usual soft limit of 1,024 is below them.
+pub(crate) fn raise_descriptor_limit() {
+    use nix::sys::resource::{Resource, getrlimit, setrlimit};
+    let raised = getrlimit(Resource::RLIMIT_NOFILE)
+        .and_then(|(_, hard)| setrlimit(Resource::RLIMIT_NOFILE, hard, hard));
+    if let Err(error) = raised {
+        tracing::warn!(%error, "the limit on open descriptors stays as it is");
+    }
 }
 
 /// Makes a listener deaf: connected to a peer that never sends, it gets no new

@@ -150,14 +150,14 @@ impl Running {
             .worker_threads(1)
             .enable_all()
             .build()
-            .unwrap();
+            .expect("a runtime");
         let _ = std::fs::remove_file(socket);
         let agent = Agent {
             script: Arc::clone(&script),
             tasks: TaskTracker::new(),
         };
         let _inside = runtime.enter();
-        let listener = UnixListenerStream::new(UnixListener::bind(socket).unwrap());
+        let listener = UnixListenerStream::new(UnixListener::bind(socket).expect("a free path"));
         let serving = Server::builder()
             .add_service(FqdnPolicyServer::new(agent))
             .serve_with_incoming_shutdown(listener, stop.clone().cancelled_owned());
@@ -199,7 +199,7 @@ struct Proxy {
 
 impl Proxy {
     fn new() -> Self {
-        let dir = tempfile::tempdir().unwrap();
+        let dir = tempfile::tempdir().expect("a directory");
         let socket = dir.path().join("agent.sock");
         let ready = Readiness::default();
         ready.block(Need::Rules, "none");

@@ -29,10 +29,13 @@ use holdfast_sdp::{
 };
 use parking_lot::Mutex;
 use shared_maps::{EndpointId, IdentityId};
-use tokio::{net::TcpListener, sync::mpsc};
+use tokio::{
+    net::{TcpListener, UnixListener},
+    sync::mpsc,
+};
 use tokio_stream::{
     StreamExt,
-    wrappers::{ReceiverStream, TcpListenerStream},
+    wrappers::{ReceiverStream, TcpListenerStream, UnixListenerStream},
 };
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use tonic::{Request, Response, Status, Streaming, transport::Server};
@@ -169,6 +172,35 @@ fn learn(link: &Link, name: &str) -> Arc<Mutex<Option<Realised>>> {
     told
 }
 
+fn link_to(address: AgentAddress, dir: &tempfile::TempDir) -> Link {
+    Link {
+        addresses: vec![address],
+        instance: "test".into(),
+        proxy_port: 10094,
+        policy: Arc::new(PolicyHandle::new()),
+        sink: Arc::new(LinkSink::new(0, Duration::from_millis(100))),
+        maps: Arc::new(PinnedMaps::open(dir.path(), true)),
+        board: Arc::new(Board::new(Readiness::default())),
+    }
+}
+
+#[tokio::test]
+async fn an_agent_without_the_native_service_is_asked_for_the_other() {
+    let agent = Agent::default();
+    agent.states.lock().push(state("one", &[(7, "*.a.com")]));
+    let dir = tempfile::tempdir().unwrap();
+    let socket = dir.path().join("agent.sock");
+    let listener = UnixListener::bind(&socket).unwrap();
+    let tasks = TaskTracker::new();
+    let server = Server::builder().add_service(FqdnDataServer::new(agent.clone()));
+    tasks.spawn(server.serve_with_incoming(UnixListenerStream::new(listener)));
+    let link = link_to(AgentAddress::Unix(socket), &dir);
+    let stop = CancellationToken::new();
+    tasks.spawn(link.clone().run(stop.clone()));
+    until("rules", || allows(&link, 7, "x.a.com.")).await;
+    stop.cancel();
+}
+
 #[tokio::test]
 async fn serves_from_a_cilium_agents_state_alone() {
     let agent = Agent::default();
@@ -183,15 +215,7 @@ async fn serves_from_a_cilium_agents_state_alone() {
     tasks.spawn(server.serve_with_incoming(TcpListenerStream::new(listener)));
 
     let dir = tempfile::tempdir().unwrap();
-    let link = Link {
-        addresses: vec![AgentAddress::Tcp(address.to_string())],
-        instance: "test".into(),
-        proxy_port: 10094,
-        policy: Arc::new(PolicyHandle::new()),
-        sink: Arc::new(LinkSink::new(0, Duration::from_millis(100))),
-        maps: Arc::new(PinnedMaps::open(dir.path(), true)),
-        board: Arc::new(Board::new(Readiness::default())),
-    };
+    let link = link_to(AgentAddress::Tcp(address.to_string()), &dir);
     let stop = CancellationToken::new();
     tasks.spawn(link.clone().run(stop.clone()));
 

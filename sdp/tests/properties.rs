@@ -267,7 +267,7 @@ fn allows(of: &RulesOf, name: &Fqdn) -> bool {
     rules.into_iter().any(|rule| match &rule.names {
         NameRules::Names(names) => names
             .iter()
-            .any(|n| Pattern::parse(n).unwrap().matches(name.as_str())),
+            .any(|n| Pattern::parse(n).is_ok_and(|p| p.matches(name.as_str()))),
         NameRules::All | NameRules::Regex(_) => unreachable!("not generated"),
     })
 }

@@ -7,18 +7,7 @@ use crate::{process, setup, workspace};
 /// Builds everything and plays the story.
 pub(crate) fn demo(keep: bool) -> Result<()> {
     setup::lab()?;
-    process::run(process::command("cargo", &["build", "--locked", "--bins"]))?;
-    process::run(process::command(
-        "cargo",
-        &[
-            "build",
-            "--locked",
-            "--package",
-            workspace::E2E,
-            "--bin",
-            "demo",
-        ],
-    ))?;
+    build_programs(&[])?;
     let program = workspace::target_dir()?.join("debug/demo");
     let mut demo = process::command(&program.to_string_lossy(), &[]);
     if keep {
@@ -42,25 +31,19 @@ pub(crate) fn bench(name: &str, args: &[String]) -> Result<()> {
         );
     }
     setup::lab()?;
-    process::run(process::command(
-        "cargo",
-        &["build", "--locked", "--release", "--bins"],
-    ))?;
-    process::run(process::command(
-        "cargo",
-        &[
-            "build",
-            "--locked",
-            "--release",
-            "--package",
-            workspace::E2E,
-            "--bins",
-        ],
-    ))?;
+    build_programs(&["--release"])?;
     let program = workspace::target_dir()?.join("release").join(&bin);
     let mut bench = process::command(&program.to_string_lossy(), &[]);
     bench.args(args);
     process::run(bench)
+}
+
+fn build_programs(profile: &[&str]) -> Result<()> {
+    let mut build = process::command("cargo", &["build", "--locked", "--workspace"]);
+    build
+        .args(["--exclude", workspace::BPF, "--bins"])
+        .args(profile);
+    process::run(build)
 }
 
 fn benchmarks() -> Result<Vec<String>> {

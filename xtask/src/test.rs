@@ -54,7 +54,7 @@ pub(crate) fn run(tier: Option<Tier>, filter: Option<&str>) -> Result<()> {
             Tier::Kernel | Tier::Netns | Tier::Nightly => e2e(tier, filter)?,
         };
         lines.push(format!(
-            "{tier:<8?} {tally} in {} s",
+            "{tier:<7?} {tally} in {} s",
             start.elapsed().as_secs()
         ));
         total.add(&tally);
@@ -96,12 +96,6 @@ fn e2e(tier: Tier, filter: Option<&str>) -> Result<Tally> {
         Tier::Nightly => "nightly",
         Tier::Unit | Tier::Netns => "netns",
     });
-    // The programs under test are started by path.
-    process::run(process::command("cargo", &["build", "--locked", "--bins"]))?;
-    process::run(process::command(
-        "cargo",
-        &["build", "--locked", "--package", workspace::E2E, "--bins"],
-    ))?;
     let mut total = Tally::default();
     for program in test_programs()? {
         let of_kernel = program.name.starts_with("kernel_");
@@ -134,35 +128,39 @@ struct TestProgram {
     path: PathBuf,
 }
 
-/// Builds the tests of `e2e` and asks cargo where they are.
+/// Builds the programs under test and the tests of `e2e`, and asks cargo where these are.
+///
+/// All in one go and with the features of `cargo test`, so that nothing is built twice.
 fn test_programs() -> Result<Vec<TestProgram>> {
     let mut build = process::command(
         "cargo",
         &[
-            "test",
+            "build",
             "--locked",
-            "--no-run",
-            "--package",
-            workspace::E2E,
-            "--lib",
-            "--bins",
-            "--tests",
-            "--message-format=json-render-diagnostics",
+            "--workspace",
+            "--exclude",
+            workspace::BPF,
         ],
     );
+    build.args(["--lib", "--bins", "--tests"]);
+    build.arg("--message-format=json-render-diagnostics");
     println!("  $ {}", process::line(&build));
     let output = build
         .stderr(Stdio::inherit())
         .output()
         .context("cannot start cargo")?;
     if !output.status.success() {
-        bail!("the tests of e2e do not build");
+        bail!("the programs, or the tests of e2e, do not build");
     }
+    let manifest = workspace::root().join("e2e/Cargo.toml");
+    let manifest = manifest.to_string_lossy().into_owned();
     let mut programs: Vec<TestProgram> = String::from_utf8_lossy(&output.stdout)
         .lines()
         .filter_map(|line| serde_json::from_str::<Value>(line).ok())
         .filter(|message| {
-            message["reason"] == "compiler-artifact" && message["profile"]["test"] == true
+            message["reason"] == "compiler-artifact"
+                && message["profile"]["test"] == true
+                && message["manifest_path"] == manifest.as_str()
         })
         .filter_map(|message| {
             Some(TestProgram {

@@ -1,3 +1,7 @@
 //! The core on a datapath in memory.
 
+mod failures;
+mod oracle;
+mod overlaps;
+mod restart;
 mod scenario;

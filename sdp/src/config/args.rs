@@ -132,8 +132,8 @@ settings! {
     #[arg(long, value_name = "PORT", value_parser = clap::value_parser!(u16).range(1..))]
     tofqdns_proxy_port: u16 = "HOLDFAST_TOFQDNS_PROXY_PORT",
     /// Where the agent is, tried in order: unix:///PATH (native) or tcp://HOST:PORT (FQDNData); may be repeated or comma-separated [default: unix:///run/holdfast/sdp.sock, tcp://127.0.0.1:10095, tcp://[::1]:10095]
-    #[arg(long, value_name = "ADDRESS")]
-    agent_address: Addresses = "HOLDFAST_AGENT_ADDRESS",
+    #[arg(long, value_name = "ADDRESS", value_delimiter = ',')]
+    agent_address: Vec<AgentAddress> = "HOLDFAST_AGENT_ADDRESS",
     /// Root of the BPF file system that holds tc/globals/ [default: /sys/fs/bpf]
     #[arg(long, value_name = "DIR")]
     bpf_root: PathBuf = "HOLDFAST_BPF_ROOT",
@@ -149,7 +149,7 @@ settings! {
     /// Where /metrics, /healthz and /readyz are served; instances may share it; "off" for none [default: :9961]
     #[arg(long, value_name = "[HOST]:PORT")]
     metrics_address: MetricsAddress = "HOLDFAST_METRICS_ADDRESS",
-    /// Directory for mappings that the agent has not made durable yet [default: /var/lib/holdfast/sdp]
+    /// Directory for mappings that the agent has not made durable yet; not written yet, they are kept in memory [default: /var/lib/holdfast/sdp]
     #[arg(long, value_name = "DIR")]
     journal_dir: PathBuf = "HOLDFAST_JOURNAL_DIR",
     /// How long leaving may take at most [default: 10s]
@@ -288,21 +288,6 @@ impl fmt::Display for AgentAddress {
             Self::Unix(path) => write!(f, "unix://{}", path.display()),
             Self::Tcp(target) => write!(f, "tcp://{target}"),
         }
-    }
-}
-
-/// Agent addresses in the order in which they are tried.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Addresses(pub Vec<AgentAddress>);
-
-impl FromStr for Addresses {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        text.split(',')
-            .map(|one| one.trim().parse())
-            .collect::<Result<_, _>>()
-            .map(Self)
     }
 }
 

@@ -224,7 +224,7 @@ mod tests {
         let found = parse_yaml(Path::new("c.yaml"), text).unwrap().settings;
         assert_eq!(found.tofqdns_proxy_port, Some(5353));
         assert_eq!(found.enable_ipv6, Some(false));
-        assert_eq!(found.agent_address.unwrap().0.len(), 2);
+        assert_eq!(found.agent_address.unwrap().len(), 2);
     }
 
     #[test]

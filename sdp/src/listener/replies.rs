@@ -1,9 +1,9 @@
 //! Sending answers from the servers' own addresses.
 
 use std::{
-    collections::HashMap,
+    collections::{HashMap, hash_map::Entry},
     io,
-    net::{IpAddr, SocketAddr},
+    net::SocketAddr,
     os::fd::OwnedFd,
     time::Instant,
 };
@@ -14,21 +14,40 @@ use super::SocketOptions;
 use crate::socket::{self, SocketError, sys, sys::Datagram};
 
 /// Reply sockets per worker at most: one per family and server port.
-const MAX_SOCKETS: usize = 64;
+const MAX_SENDERS: usize = 64;
 /// Dummy addresses that are tried before giving up.
 const TRIES: usize = 4;
 
 /// Sends answers to clients.
 pub(super) struct Replies {
     transparent: bool,
-    sockets: HashMap<(bool, u16), (OwnedFd, Instant)>,
+    senders: HashMap<(bool, u16), Sender>,
+    /// A datagram with its UDP header, for raw senders.
+    framed: Vec<u8>,
+}
+
+/// A socket that sends from one port of any address.
+struct Sender {
+    fd: OwnedFd,
+    kind: Kind,
+    used: Instant,
+}
+
+/// How a sender gets the port into its packets.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    /// It is bound to the port.
+    Bound,
+    /// Somebody else has the port on every address: we write the UDP header.
+    Raw,
 }
 
 impl Replies {
     pub(super) fn new(options: SocketOptions) -> Self {
         Self {
             transparent: options == SocketOptions::Transparent,
-            sockets: HashMap::new(),
+            senders: HashMap::new(),
+            framed: Vec::new(),
         }
     }
 
@@ -43,11 +62,15 @@ impl Replies {
         now: Instant,
     ) -> Result<usize, SocketError> {
         let source = self.transparent.then(|| server.ip());
-        let socket = if self.transparent {
-            self.socket(server, now)?
+        let (socket, kind) = if self.transparent {
+            let sender = sender(&mut self.senders, server, now)?;
+            (&sender.fd, sender.kind)
         } else {
-            listener
+            (listener, Kind::Bound)
         };
+        if kind == Kind::Raw {
+            return Ok(send_raw(socket, server, answers, &mut self.framed));
+        }
         let empty = Datagram {
             bytes: &[],
             to: None,
@@ -66,42 +89,91 @@ impl Replies {
         let batch = batch.get(..len).unwrap_or_default();
         Ok(len - send_all(socket, batch, |_| {}))
     }
+}
 
-    fn socket(&mut self, server: SocketAddr, now: Instant) -> Result<&OwnedFd, SocketError> {
-        let key = (matches!(server.ip(), IpAddr::V6(_)), server.port());
-        if !self.sockets.contains_key(&key) {
-            if self.sockets.len() >= MAX_SOCKETS
-                && let Some(oldest) = self
-                    .sockets
-                    .iter()
-                    .min_by_key(|(_, (_, used))| *used)
-                    .map(|(k, _)| *k)
-            {
-                self.sockets.remove(&oldest);
-            }
-            let mut tries = TRIES;
-            let fd = loop {
-                tries -= 1;
-                match socket::udp_reply(key.0, key.1, rand::rng().random_range(1..u16::MAX)) {
-                    Err(_) if tries > 0 => {}
-                    result => break result?,
-                }
-            };
-            self.sockets.insert(key, (fd, now));
+/// The sender for a server's port and family.
+fn sender(
+    senders: &mut HashMap<(bool, u16), Sender>,
+    server: SocketAddr,
+    now: Instant,
+) -> Result<&Sender, SocketError> {
+    let key = (server.is_ipv6(), server.port());
+    if senders.len() >= MAX_SENDERS
+        && !senders.contains_key(&key)
+        && let Some(oldest) = senders.iter().min_by_key(|(_, s)| s.used).map(|(k, _)| *k)
+    {
+        senders.remove(&oldest);
+    }
+    match senders.entry(key) {
+        Entry::Occupied(entry) => {
+            let sender = entry.into_mut();
+            sender.used = now;
+            Ok(sender)
         }
-        let entry = self.sockets.entry(key);
-        match entry {
-            std::collections::hash_map::Entry::Occupied(entry) => {
-                let (fd, used) = entry.into_mut();
-                *used = now;
-                Ok(fd)
-            }
-            std::collections::hash_map::Entry::Vacant(_) => Err(SocketError {
-                what: "no reply socket",
-                source: io::ErrorKind::NotFound.into(),
-            }),
+        Entry::Vacant(entry) => {
+            let (fd, kind) = open(key.0, key.1)?;
+            Ok(entry.insert(Sender {
+                fd,
+                kind,
+                used: now,
+            }))
         }
     }
+}
+
+fn open(ipv6: bool, port: u16) -> Result<(OwnedFd, Kind), SocketError> {
+    let mut tries = TRIES;
+    loop {
+        tries -= 1;
+        match socket::udp_reply(ipv6, port, rand::rng().random_range(1..u16::MAX)) {
+            Ok(fd) => return Ok((fd, Kind::Bound)),
+            Err(_) if tries > 0 => {}
+            Err(error) if error.source.kind() == io::ErrorKind::AddrInUse => {
+                tracing::info!(
+                    port,
+                    "a server of this node has the port on every address: answers go out raw"
+                );
+                return Ok((socket::raw_reply(ipv6)?, Kind::Raw));
+            }
+            Err(error) => return Err(error),
+        }
+    }
+}
+
+/// Sends each answer with a UDP header of our own. Says how many were sent.
+fn send_raw<'a>(
+    socket: &OwnedFd,
+    server: SocketAddr,
+    answers: impl Iterator<Item = (&'a [u8], SocketAddr)>,
+    framed: &mut Vec<u8>,
+) -> usize {
+    let mut sent = 0;
+    for (bytes, client) in answers {
+        let Ok(length) = u16::try_from(bytes.len() + 8) else {
+            continue;
+        };
+        framed.clear();
+        // The checksum may be zero over IPv4 (RFC 768); over IPv6 the kernel writes it.
+        for field in [server.port(), client.port(), length, 0] {
+            framed.extend_from_slice(&field.to_be_bytes());
+        }
+        framed.extend_from_slice(bytes);
+        // A raw socket takes no port.
+        let to = match client {
+            SocketAddr::V4(client) => SocketAddr::from((*client.ip(), 0)),
+            SocketAddr::V6(mut client) => {
+                client.set_port(0);
+                client.into()
+            }
+        };
+        let datagram = Datagram {
+            bytes: framed,
+            to: Some(to),
+            source: Some(server.ip()),
+        };
+        sent += 1 - send_all(socket, &[datagram], |_| {});
+    }
+    sent
 }
 
 /// Sends all datagrams, going on past those that fail. Says how many failed.

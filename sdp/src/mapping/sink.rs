@@ -9,6 +9,8 @@
 //!                     ▲ results, revocations ◄──────────┘
 //! ```
 
+mod exchange;
+
 use std::{
     collections::{BTreeMap, HashMap, VecDeque},
     net::IpAddr,
@@ -17,6 +19,8 @@ use std::{
 
 use parking_lot::Mutex;
 use tokio::sync::Notify;
+
+pub use exchange::{Batch, Epoch, Outcome, Outgoing, SinkStats, SinkStatus};
 
 use super::{
     BootTime, Mapping, MappingSink, OnRealised, Realised, Refusal, Release,
@@ -39,104 +43,11 @@ const REFRESH_AFTER: Duration = Duration::from_millis(500);
 const GIVE_UP_AFTER: Duration = Duration::from_millis(20);
 /// Held answers in a row without a result in time that make the agent count as hung.
 const HUNG_AFTER: u32 = 3;
+/// How often what has ended is dropped; until then it only takes room.
+const EXPIRE_EVERY: Duration = Duration::from_secs(10);
 /// Mappings per batch, and replays among them while live ones wait.
 const BATCH: usize = 512;
 const REPLAYS_BESIDE_LIVE: usize = 64;
-
-/// One run of an agent.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
-pub struct Epoch {
-    /// Boot.
-    pub boot_id: String,
-    /// Number of the start since boot; 0 for an agent that has no epochs.
-    pub start: u64,
-}
-
-/// What the sink is told about a mapping it sent.
-#[derive(Clone, Debug)]
-pub struct Outcome {
-    /// Sequence of the mapping.
-    pub sequence: u64,
-    /// Whether the datapath has it.
-    pub realised: bool,
-    /// Whether a restart of the agent would restore it.
-    pub durable: bool,
-    /// Until when its pairs stay plumbed, if promised.
-    pub lease_end: Option<BootTime>,
-    /// Policy revision under which it was realised.
-    pub revision: u64,
-    /// Why not, if not realised.
-    pub refusal: Refusal,
-}
-
-/// A mapping on its way out.
-#[derive(Clone, Debug)]
-pub struct Outgoing {
-    /// Ascending per stream.
-    pub sequence: u64,
-    /// The mapping.
-    pub mapping: Mapping,
-    /// Nobody waits for the result.
-    pub leased: bool,
-}
-
-/// What to send next.
-#[derive(Clone, Debug, Default)]
-pub struct Batch {
-    /// Mappings, live ones first.
-    pub mappings: Vec<Outgoing>,
-    /// Revocations carried out.
-    pub revoked: Vec<u64>,
-}
-
-impl Batch {
-    /// Whether there is nothing to send.
-    pub fn is_empty(&self) -> bool {
-        self.mappings.is_empty() && self.revoked.is_empty()
-    }
-}
-
-/// Counters of the sink.
-#[derive(Clone, Debug, Default)]
-pub struct SinkStats {
-    /// Answers released because each pair was leased.
-    pub leased: Count,
-    /// Answers held for a result.
-    pub held: Count,
-    /// Answers released because there was no agent.
-    pub agent_away: Count,
-    /// Answers released because the agent counted as hung.
-    pub agent_hung: Count,
-    /// Answers released because too many were held.
-    pub queue_full: Count,
-    /// Held answers whose result did not come in time.
-    pub late: Count,
-    /// Mappings realised.
-    pub realised: Count,
-    /// Mappings refused or not realised.
-    pub refused: Count,
-    /// Mappings sent again from the table.
-    pub replayed: Count,
-    /// Revocations carried out.
-    pub revocations: Count,
-}
-
-/// The sink as it stands, for people.
-#[derive(Clone, Debug, serde::Serialize, serde::Deserialize)]
-pub struct SinkStatus {
-    /// Pairs kept.
-    pub kept: usize,
-    /// Pairs dropped because there were too many.
-    pub dropped: u64,
-    /// Pairs with a lease.
-    pub leases: usize,
-    /// Mappings not yet sent.
-    pub queued: usize,
-    /// Mappings without a result yet.
-    pub in_flight: usize,
-    /// Whether the agent counts as hung.
-    pub agent_hung: bool,
-}
 
 /// See the module.
 pub struct LinkSink {
@@ -164,6 +75,7 @@ struct State {
     revoked: Vec<u64>,
     late_in_a_row: u32,
     flushing: bool,
+    expired_at: BootTime,
 }
 
 struct Waiting {
@@ -209,6 +121,7 @@ impl LinkSink {
                 revoked: Vec::new(),
                 late_in_a_row: 0,
                 flushing: false,
+                expired_at: BootTime::default(),
             }),
             work: Notify::new(),
             stats: SinkStats::default(),
@@ -331,8 +244,7 @@ impl LinkSink {
     pub fn tick(&self, now: BootTime) {
         let mut calls = Calls::new();
         let mut state = self.state.lock();
-        state.kept.expire(now);
-        state.leases.expire(now);
+        state.expire(now);
         let retries = std::mem::take(&mut state.retries);
         state.replays.extend(retries);
         let late = state.expire_held(now, self.max_delay, &mut calls);
@@ -377,6 +289,16 @@ impl MappingSink for LinkSink {
 }
 
 impl State {
+    /// Walks both tables, so not on every tick.
+    fn expire(&mut self, now: BootTime) {
+        if now.0.saturating_sub(self.expired_at.0) < nanos(EXPIRE_EVERY) {
+            return;
+        }
+        self.expired_at = now;
+        self.kept.expire(now);
+        self.leases.expire(now);
+    }
+
     fn learn<'s>(
         &mut self,
         mapping: Mapping,

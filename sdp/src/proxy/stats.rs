@@ -47,7 +47,7 @@ macro_rules! label {
 label! {
     /// What became of a query that reached us.
     QueryResult = "result" {
-        /// Sent on to its server.
+        /// Allowed: sent on to its server, unless counted again as shed or upstream_error.
         Forwarded => "forwarded",
         /// Refused by policy: the name.
         DeniedName => "denied_name",

@@ -380,6 +380,11 @@ pub(super) fn force_receive_buffer(socket: &impl AsFd, bytes: usize) -> io::Resu
     set_option(socket, libc::SOL_SOCKET, libc::SO_RCVBUFFORCE, bytes)
 }
 
+/// The kernel writes the checksum of the UDP header of raw IPv6 packets.
+pub(super) fn udp_checksum_by_kernel(socket: &impl AsFd) -> io::Result<()> {
+    set_option(socket, libc::SOL_IPV6, libc::IPV6_CHECKSUM, 6)
+}
+
 pub(super) fn count_overflow(socket: &impl AsFd) -> io::Result<()> {
     set_option(socket, libc::SOL_SOCKET, libc::SO_RXQ_OVFL, 1)
 }

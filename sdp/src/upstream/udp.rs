@@ -20,7 +20,7 @@ use crate::{
     mapping::EndpointInstance,
     proxy::Forward,
     socket,
-    wire::{Header, answer},
+    wire::{Header, answer, reply::Kept},
 };
 
 /// Sockets per server and identity.
@@ -42,9 +42,8 @@ pub(crate) struct Flight {
     pub(crate) client: SocketAddr,
     pub(crate) server: SocketAddr,
     pub(crate) endpoint: EndpointInstance,
-    /// The client's message id and flags.
-    pub(crate) client_id: u16,
-    pub(crate) flags: u16,
+    /// The client's message id, flags and EDNS.
+    pub(crate) kept: Kept,
     /// Question as sent.
     pub(crate) question: Vec<u8>,
     pub(crate) sent_at: Instant,
@@ -126,7 +125,7 @@ impl UdpUpstream {
     }
 
     /// Finds a socket and an id for a query. New sockets are added to `epoll`
-    /// under their key shifted by `token`.
+    /// under their key.
     pub(crate) fn place(
         &mut self,
         query: &Forward<'_>,
@@ -163,8 +162,7 @@ impl UdpUpstream {
             client,
             server,
             endpoint: query.endpoint,
-            client_id: query.id,
-            flags: query.flags,
+            kept: query.kept,
             question,
             sent_at: now,
             socket: key,
@@ -224,6 +222,12 @@ impl UdpUpstream {
 
     /// When the next query times out.
     pub(crate) fn next_deadline(&mut self) -> Option<Instant> {
+        // One query that is never answered must not keep the deadlines of all after it.
+        if self.deadlines.len() > 2 * self.flights.len() + 4096 {
+            let flights = &self.flights;
+            self.deadlines
+                .retain(|(_, flight)| flights.get(*flight).is_some());
+        }
         while let Some((deadline, flight)) = self.deadlines.front() {
             if self.flights.get(*flight).is_some() {
                 return Some(*deadline);

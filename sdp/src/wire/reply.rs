@@ -52,9 +52,21 @@ pub fn to_unfit(message: &[u8], code: Rcode, out: &mut Vec<u8>) {
     }
 }
 
-/// Answers a query of which only id, flags and question were kept.
-pub fn to_question(id: u16, flags: u16, question: &[u8], code: Rcode, out: &mut Vec<u8>) {
+/// What is kept of a query that was sent on, to answer it ourselves after all.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Kept {
+    /// Message id.
+    pub id: u16,
+    /// Flags.
+    pub flags: u16,
+    /// Whether it had an OPT record, and its flag DO.
+    pub edns: Option<bool>,
+}
+
+/// Answers a query of which only this and its question was kept.
+pub fn to_kept(kept: Kept, question: &[u8], code: Rcode, out: &mut Vec<u8>) {
     out.clear();
+    let Kept { id, flags, edns } = kept;
     let kept = Header {
         id,
         flags,
@@ -66,6 +78,10 @@ pub fn to_question(id: u16, flags: u16, question: &[u8], code: Rcode, out: &mut 
     header(kept, code, out);
     count(out, 4, 1);
     out.extend_from_slice(question);
+    if let Some(dnssec_ok) = edns {
+        count(out, 10, 1);
+        opt(dnssec_ok, None, out);
+    }
 }
 
 fn header(received: Header, code: Rcode, out: &mut Vec<u8>) {

@@ -8,7 +8,7 @@ use std::{
 };
 
 use hickory_proto::{
-    op::{Message, Query},
+    op::{Message, Query, ResponseCode},
     rr::{Name, RData, Record, RecordType, rdata},
 };
 use holdfast_sdp::{
@@ -134,7 +134,13 @@ pub(crate) struct Bench {
 
 impl Bench {
     pub(crate) fn new(options: Options) -> Self {
-        let localhost: IpAddr = if options.v6 {
+        let Options {
+            v6,
+            workers,
+            config,
+            unknown,
+        } = options;
+        let localhost: IpAddr = if v6 {
             Ipv6Addr::LOCALHOST.into()
         } else {
             Ipv4Addr::LOCALHOST.into()
@@ -145,9 +151,9 @@ impl Bench {
         let tcp_server = TcpListener::bind(server_address).unwrap();
         let sockets = Sockets::bind(&ListenConfig {
             port: 0,
-            ipv4: !options.v6,
-            ipv6: options.v6,
-            workers: options.workers,
+            ipv4: !v6,
+            ipv6: v6,
+            workers,
             options: SocketOptions::Plain {
                 server: server_address,
             },
@@ -162,11 +168,9 @@ impl Bench {
         let stats = Stats::default();
         let config = ProxyConfig {
             port: sockets.port(),
-            ..options.config
+            ..config
         };
-        let resolver = Arc::new(Everyone {
-            unknown: options.unknown,
-        });
+        let resolver = Arc::new(Everyone { unknown });
         let proxy = Arc::new(Proxy::new(
             config,
             resolver,
@@ -275,6 +279,11 @@ pub(crate) fn answer(query: &[u8], addresses: &[&str]) -> Vec<u8> {
         message.add_answer(Record::from_rdata(name.clone(), 300, data));
     }
     message.to_vec().unwrap()
+}
+
+/// Response code of a message.
+pub(crate) fn rcode(message: &[u8]) -> ResponseCode {
+    Message::from_vec(message).unwrap().metadata.response_code
 }
 
 /// Receives one datagram.

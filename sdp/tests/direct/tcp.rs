@@ -2,21 +2,14 @@
 
 use std::{io::Write, time::Duration};
 
-use hickory_proto::{
-    op::{Message, ResponseCode},
-    rr::RecordType,
-};
+use hickory_proto::{op::ResponseCode, rr::RecordType};
 use holdfast_sdp::{
     mapping::{Realised, Release},
     policy::rule::Transport,
     proxy::stats::QueryResult,
 };
 
-use crate::bench::{Bench, Options, answer, eventually, query, receive_frame, send_frames};
-
-fn rcode(message: &[u8]) -> ResponseCode {
-    Message::from_vec(message).unwrap().metadata.response_code
-}
+use crate::bench::{Bench, Options, answer, eventually, query, rcode, receive_frame, send_frames};
 
 #[test]
 fn pipelined_queries_share_one_upstream_connection_and_come_back_in_any_order() {
@@ -185,4 +178,16 @@ fn a_drain_that_takes_too_long_cuts_and_says_so() {
     assert_eq!(report.cut, 1);
     assert_eq!(receive_frame(&busy), None);
     assert_eq!((stats.in_flight.get(), stats.tcp_connections.get()), (0, 0));
+}
+
+#[test]
+fn garbage_ends_or_stalls_only_its_own_connection() {
+    let bench = Bench::new(Options::default());
+    let mut bad = bench.tcp_client();
+    bad.write_all(&[0xff; 4096]).unwrap();
+    let mut empty = bench.tcp_client();
+    empty.write_all(&[0; 4096]).unwrap();
+    let good = bench.tcp_client();
+    send_frames(&good, &[&query(2, "bad.example", RecordType::A)]);
+    assert_eq!(rcode(&receive_frame(&good).unwrap()), ResponseCode::Refused);
 }

@@ -14,11 +14,7 @@ use holdfast_sdp::{
     },
 };
 
-use crate::bench::{Bench, Options, answer, eventually, query, receive};
-
-fn rcode(message: &[u8]) -> ResponseCode {
-    Message::from_vec(message).unwrap().metadata.response_code
-}
+use crate::bench::{Bench, Options, answer, eventually, query, rcode, receive};
 
 #[test]
 fn an_allowed_query_goes_to_its_server_and_back_unchanged() {
@@ -335,4 +331,101 @@ fn a_drain_loses_nothing() {
         .send(&query(1, "a.good.example", RecordType::A))
         .unwrap();
     assert!(client.recv(&mut [0; 512]).is_err(), "the port is closed");
+}
+
+#[test]
+fn hop_by_hop_options_end_here_in_both_directions() {
+    let bench = Bench::new(Options::default());
+    let client = bench.client();
+    let with_option = |mut message: Vec<u8>, options: &[u8]| {
+        message[11] = 1;
+        message.extend_from_slice(&[0, 0, 41, 4, 208, 0, 0, 0, 0, 0]);
+        message.push(u8::try_from(options.len()).unwrap());
+        message.extend_from_slice(options);
+        message
+    };
+    let keepalive = [0, 11, 0, 2, 0, 100];
+    let plain = query(1, "a.good.example", RecordType::A);
+    client
+        .send(&with_option(plain.clone(), &keepalive))
+        .unwrap();
+    let (asked, from) = bench.at_server();
+    assert_eq!(asked[2..], with_option(plain, &[])[2..]);
+    let mut bare = asked[..asked.len() - 11].to_vec();
+    bare[11] = 0;
+    let reply = answer(&bare, &["192.0.2.1"]);
+    bench
+        .server
+        .send_to(&with_option(reply.clone(), &keepalive), from)
+        .unwrap();
+    assert_eq!(receive(&client)[2..], with_option(reply, &[])[2..]);
+}
+
+#[test]
+fn edns_is_answered_with_edns_by_us_too() {
+    let config = ProxyConfig {
+        in_flight: 1,
+        ..Options::default().config
+    };
+    let bench = Bench::new(Options {
+        config,
+        ..Options::default()
+    });
+    let client = bench.client();
+    let mut first = query(1, "exact.example", RecordType::A);
+    first[11] = 1;
+    first.extend_from_slice(&[0, 0, 41, 4, 208, 0, 0, 0x80, 0, 0, 0]);
+    client.send(&first).unwrap();
+    bench.at_server();
+    client.send(&first).unwrap();
+    let shed = Message::from_vec(&receive(&client)).unwrap();
+    assert_eq!(shed.metadata.response_code, ResponseCode::ServFail);
+    assert!(shed.edns.is_some_and(|e| e.flags().dnssec_ok));
+}
+
+#[test]
+fn garbage_of_every_length_harms_nothing() {
+    let bench = Bench::new(Options {
+        workers: 2,
+        ..Options::default()
+    });
+    let client = bench.client();
+    let mut state = 0x2545_f491_4f6c_dd1d_u64;
+    let mut random = || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        state.to_le_bytes()[0]
+    };
+    let good = query(1, "exact.example", RecordType::A);
+    for length in (0..600).chain([4_000, 20_000, 65_507]) {
+        client
+            .send(&(0..length).map(|_| random()).collect::<Vec<_>>())
+            .unwrap();
+        let mut changed = good.clone();
+        changed[usize::from(random()) % good.len()] = random();
+        client.send(&changed).unwrap();
+    }
+    let fresh = bench.client();
+    fresh.send(&good).unwrap();
+    // Some of the changed queries reach the server, too.
+    loop {
+        let (asked, from) = bench.at_server();
+        bench.server.send_to(&answer_or_echo(&asked), from).unwrap();
+        fresh.set_nonblocking(true).unwrap();
+        if fresh.recv(&mut [0; 512]).is_ok() {
+            break;
+        }
+        fresh.send(&good).unwrap();
+    }
+}
+
+/// An answer, or the query as a response without records.
+fn answer_or_echo(asked: &[u8]) -> Vec<u8> {
+    if Message::from_vec(asked).is_ok() {
+        return answer(asked, &["192.0.2.1"]);
+    }
+    let mut echo = asked.to_vec();
+    echo[2] |= 0x80;
+    echo
 }

@@ -27,7 +27,11 @@ use crate::{
         Arrival, Asked, Fate, Outcome,
         stats::{AnswerResult, Protocol, QueryResult},
     },
-    wire::{Header, Rcode, answer, reply, set_id},
+    wire::{
+        Header, Rcode, answer,
+        reply::{self, Kept},
+        set_id,
+    },
 };
 
 /// Queries of one connection that wait at once, for the server or the agent.
@@ -41,8 +45,7 @@ const FIRST_QUERY: Duration = Duration::from_millis(500);
 
 /// A query in flight.
 struct Flight {
-    client_id: u16,
-    flags: u16,
+    kept: Kept,
     /// As sent upstream: kept to be sent again if the server closes the connection.
     message: Vec<u8>,
     question: Vec<u8>,
@@ -238,7 +241,7 @@ impl Connection {
         if full {
             stats.queries.inc(QueryResult::Shed);
             let code = Rcode::ServFail;
-            reply::to_question(query.id, query.flags, query.question, code, &mut self.own);
+            reply::to_kept(query.kept, query.question, code, &mut self.own);
             return self.out.push(&self.own);
         }
         let mut id = rand::rng().random();
@@ -251,8 +254,7 @@ impl Connection {
         }
         set_id(&mut message, id);
         let flight = Flight {
-            client_id: query.id,
-            flags: query.flags,
+            kept: query.kept,
             message,
             question: query.question.to_vec(),
             endpoint: query.endpoint,
@@ -288,13 +290,8 @@ impl Connection {
     }
 
     fn servfail(&mut self, flight: &Flight) {
-        let Flight {
-            client_id,
-            flags,
-            question,
-            ..
-        } = flight;
-        reply::to_question(*client_id, *flags, question, Rcode::ServFail, &mut self.own);
+        let code = Rcode::ServFail;
+        reply::to_kept(flight.kept, &flight.question, code, &mut self.own);
         self.out.push(&self.own);
     }
 
@@ -346,7 +343,7 @@ impl Connection {
         stats
             .upstream_time
             .observe(self.now.duration_since(flight.sent_at));
-        set_id(message, flight.client_id);
+        set_id(message, flight.kept.id);
         let asked = Asked {
             question: &flight.question,
             endpoint: flight.endpoint,

@@ -1,0 +1,132 @@
+//! Steps that fail: what leans on them waits, and is tried again.
+
+use holdfast_sdp::mapping::{Realised, Refusal};
+use shared_maps::{IdentityId, ipcache::IpcacheKey};
+
+use super::scenario::{Node, WEB, spec};
+use crate::{
+    core::{CoreConfig, Effect, Restored},
+    datapath::{memory::MemoryDatapath, plan::Step},
+};
+
+fn started(config: CoreConfig) -> Node {
+    let mut node = Node::with(config, Restored::default(), MemoryDatapath::default());
+    node.begin();
+    node
+}
+
+#[test]
+fn a_full_ipcache_is_reported_and_tried_again() {
+    let mut node = Node::usual();
+    node.datapath.fail = Some(|step| matches!(step, Step::SetIpcache(..)));
+    let (_, outcome) = node.learn("www.cilium.io", &["1.1.1.1"]);
+    assert_eq!(outcome.realised, Realised::No(Refusal::NotRealised));
+    assert_eq!(outcome.lease_end, 0);
+    assert_eq!(node.identity("1.1.1.1"), None);
+    node.datapath.fail = None;
+    let retry = node.core.next_deadline().unwrap();
+    node.tick(retry.max(node.now.plus_secs(1)));
+    assert!(node.identity("1.1.1.1").is_some());
+}
+
+#[test]
+fn no_identity_is_used_that_is_not_on_disk() {
+    let mut node = started(CoreConfig::default());
+    node.policy(WEB);
+    node.endpoint(spec("web", 7, "app=web"));
+    node.datapath.fail = Some(|step| matches!(step, Step::Checkpoint(_)));
+    node.sync();
+    let local = |identity: u32| IdentityId(identity).is_local_scope();
+    assert!(
+        !node
+            .datapath
+            .ipcache
+            .values()
+            .any(|value| local(value.sec_identity))
+    );
+    assert!(
+        !node
+            .datapath
+            .policy
+            .values()
+            .flatten()
+            .any(|(key, _)| local(key.sec_label))
+    );
+    assert!(
+        !node
+            .effects
+            .iter()
+            .any(|effect| matches!(effect, Effect::Rules(_)))
+    );
+    node.datapath.fail = None;
+    node.tick(node.now.plus_secs(1));
+    let server = IpcacheKey::v4([10, 9, 0, 53], 32);
+    assert!(local(node.datapath.ipcache[&server].sec_identity));
+    assert!(
+        node.effects
+            .iter()
+            .any(|effect| matches!(effect, Effect::Rules(_)))
+    );
+    assert!(node.datapath.attached.len() == 1);
+}
+
+#[test]
+fn an_endpoint_is_not_plumbed_without_its_file() {
+    let mut node = started(CoreConfig::default());
+    node.policy(WEB);
+    node.datapath.fail = Some(|step| matches!(step, Step::WriteEndpoint(..)));
+    node.endpoint(spec("web", 7, "app=web"));
+    node.sync();
+    assert!(node.datapath.lxc.is_empty());
+    node.datapath.fail = None;
+    node.tick(node.now.plus_secs(1));
+    assert_eq!(
+        (node.datapath.lxc.len(), node.datapath.attached.len()),
+        (1, 1)
+    );
+}
+
+#[test]
+fn a_policy_that_does_not_fit_leaves_the_old_one_whole() {
+    let mut node = started(CoreConfig {
+        policy_map_max: 12,
+        ..CoreConfig::default()
+    });
+    node.policy(WEB);
+    node.endpoint(spec("web", 7, "app=web"));
+    node.sync();
+    let before = node.datapath.policy.clone();
+    let many: Vec<String> = (1..40).map(|n| format!("20.0.{n}.0/24")).collect();
+    let big = format!(
+        "apiVersion: cilium.io/v2\nkind: CiliumNetworkPolicy\nmetadata: {{name: big}}\nspec:\n  endpointSelector: {{}}\n  egress:\n  - toCIDR: [{}]",
+        many.join(", ")
+    );
+    node.policy(&big);
+    assert_eq!(node.datapath.policy, before);
+    let snapshot = node.core.snapshot();
+    assert!(
+        snapshot.endpoints[0]
+            .problem
+            .as_ref()
+            .unwrap()
+            .contains("map entries")
+    );
+    node.policy(&big.replace(&many.join(", "), "20.0.0.0/24"));
+    assert!(node.core.snapshot().endpoints[0].problem.is_none());
+    assert_ne!(node.datapath.policy, before);
+}
+
+#[test]
+fn the_circuit_breaker_limits_identities_with_names() {
+    let config = CoreConfig {
+        max_fqdn_identities: Some(0),
+        preallocate_identities: false,
+        ..CoreConfig::default()
+    };
+    let mut node = started(config);
+    node.policy(WEB);
+    node.endpoint(spec("web", 7, "app=web"));
+    node.sync();
+    let (_, outcome) = node.learn("www.cilium.io", &["1.1.1.1"]);
+    assert_eq!(outcome.realised, Realised::No(Refusal::NotRealised));
+}

@@ -1,0 +1,479 @@
+//! Random histories against a verdict worked out from scratch, and every state on the way:
+//! the agent may stop between any two map operations.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::IpAddr,
+};
+
+use holdfast_sdp::{
+    mapping::{BootTime, Realised},
+    name::Fqdn,
+    pattern::SelectorMatcher,
+    policy::rule::NameRule,
+};
+use ipnet::IpNet;
+use proptest::prelude::*;
+use shared_maps::{
+    EndpointId, IdentityId,
+    policy::{EGRESS, INGRESS},
+};
+
+use super::scenario::{Node, mapping, spec};
+use crate::{
+    core::{CoreConfig, Event, Restored, event::SourceEvent},
+    datapath::{memory::MemoryDatapath, plan::Datapath as _},
+    ipcache::table::prefix_of,
+    labels::LabelSet,
+    policy::{
+        compute::{decide, longest},
+        parse::{PolicyDocument, parse_documents},
+        rule::{Direction, Peers},
+    },
+    selector::selector::{Entity, FqdnSelector, Selector},
+};
+
+/// What happens to a packet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Fate {
+    Dropped,
+    Proxied,
+    Passed,
+}
+
+pub(super) const SPECS: &[&str] = &[
+    "endpointSelector: {matchLabels: {app: web}}\n  egress:\n  - toFQDNs: [{matchPattern: '*.cilium.io'}]",
+    "endpointSelector: {matchLabels: {app: web}}\n  egress:\n  - toFQDNs: [{matchName: www.cilium.io}]\n    toPorts: [{ports: [{port: 443, endPort: 450, protocol: TCP}]}]",
+    "endpointSelector: {}\n  egress:\n  - toCIDRSet: [{cidr: 1.1.0.0/16, except: [1.1.1.0/24]}]",
+    "endpointSelector: {}\n  egress:\n  - toCIDR: [1.1.1.0/25]\n  egressDeny:\n  - toCIDR: [1.1.1.2/32]\n    toPorts: [{ports: [{port: 443, protocol: TCP}]}]",
+    "endpointSelector: {matchLabels: {app: web}}\n  egressDeny:\n  - toCIDR: [1.1.1.0/24]\n  enableDefaultDeny: {egress: false}",
+    "endpointSelector: {}\n  egress:\n  - toEntities: [world]\n    toPorts: [{ports: [{port: 53}], rules: {dns: [{matchPattern: '*'}]}}]\n  - toEndpoints: [{matchLabels: {app: db}}]",
+    "endpointSelector: {matchLabels: {app: db}}\n  ingress:\n  - fromEndpoints: [{matchLabels: {app: web}}]\n    toPorts: [{ports: [{port: 443, protocol: TCP}]}]",
+    "endpointSelector: {}\n  egress:\n  - toEntities: [all]\n  egressDeny:\n  - toEntities: [world]\n    toPorts: [{ports: [{port: 443, protocol: TCP}]}]",
+    "endpointSelector: {}\n  egress:\n  - toPorts: [{ports: [{port: 443, protocol: TCP}]}]\n  ingress: [{}]",
+    "endpointSelector: {matchLabels: {app: web}}\n  egress:\n  - toFQDNs: [{matchPattern: '*'}]\n  - toCIDR: [0.0.0.0/0]\n    toPorts: [{ports: [{port: 53, protocol: UDP}]}]",
+];
+
+/// Always there, so that answers are believed.
+const DNS: &str = "endpointSelector: {}\n  egress:\n  - toCIDR: [10.9.0.53/32]\n    toPorts: [{ports: [{port: 53}], rules: {dns: [{matchPattern: '*'}]}}]\n  enableDefaultDeny: {egress: false}";
+
+const NAMES: &[&str] = &["www.cilium.io", "dev.cilium.io", "ebpf.io"];
+const ADDRESSES: &[&str] = &[
+    "1.1.1.1",
+    "1.1.1.2",
+    "1.1.1.200",
+    "1.1.2.1",
+    "2.2.2.2",
+    "10.0.0.9",
+];
+const PORTS: &[(u8, u16)] = &[(6, 443), (6, 450), (6, 80), (17, 53)];
+
+#[derive(Clone, Debug)]
+pub(super) enum Act {
+    Policy(u8, usize),
+    Drop(u8),
+    Endpoint(u8, bool),
+    Gone(u8),
+    Learn(usize, usize),
+    Wait(u64),
+}
+
+pub(super) fn acts() -> impl Strategy<Value = Vec<Act>> {
+    let act = prop_oneof![
+        4 => (0u8..4, 0..SPECS.len()).prop_map(|(slot, spec)| Act::Policy(slot, spec)),
+        1 => (0u8..4).prop_map(Act::Drop),
+        2 => (7u8..10, any::<bool>()).prop_map(|(host, web)| Act::Endpoint(host, web)),
+        1 => (8u8..10).prop_map(Act::Gone),
+        4 => (0..NAMES.len(), 0..ADDRESSES.len()).prop_map(|(n, a)| Act::Learn(n, a)),
+        2 => (1u64..150).prop_map(Act::Wait),
+    ];
+    prop::collection::vec(act, 1..25)
+}
+
+fn document(name: &str, spec: &str) -> PolicyDocument {
+    let text = format!(
+        "apiVersion: cilium.io/v2\nkind: CiliumNetworkPolicy\nmetadata: {{name: {name}}}\nspec:\n  {spec}"
+    );
+    parse_documents(&text, "test").remove(0).unwrap()
+}
+
+/// The world as the test knows it.
+pub(super) struct World {
+    pub(super) node: Node,
+    policies: BTreeMap<String, PolicyDocument>,
+    endpoints: BTreeMap<u8, bool>,
+    pairs: BTreeMap<(usize, IpAddr), BootTime>,
+}
+
+fn labels(web: bool) -> LabelSet {
+    let app = if web { "k8s:app=web" } else { "k8s:app=db" };
+    LabelSet::parse(&[app, "k8s:io.kubernetes.pod.namespace=default"]).unwrap()
+}
+
+pub(super) fn config() -> CoreConfig {
+    CoreConfig {
+        max_deferred_deletes: 0,
+        ..CoreConfig::default()
+    }
+}
+
+impl World {
+    pub(super) fn new() -> Self {
+        let mut node = Node::with(config(), Restored::default(), MemoryDatapath::default());
+        node.begin();
+        let dns = document("dns", DNS);
+        node.event(Event::Policies(SourceEvent::Apply(dns.clone())));
+        node.endpoint(spec("7", 7, "app=web"));
+        node.sync();
+        Self {
+            node,
+            policies: [("dns".to_owned(), dns)].into(),
+            endpoints: [(7, true)].into(),
+            pairs: BTreeMap::new(),
+        }
+    }
+
+    /// Puts an act through; the states on the way are checked.
+    pub(super) fn act(&mut self, act: &Act) {
+        let event = match act {
+            Act::Policy(slot, spec) => {
+                let name = format!("p{slot}");
+                let document = document(&name, SPECS[*spec]);
+                self.policies.insert(name, document.clone());
+                Event::Policies(SourceEvent::Apply(document))
+            }
+            Act::Drop(slot) => {
+                self.policies.remove(&format!("p{slot}"));
+                Event::Policies(SourceEvent::Delete(format!(
+                    "CiliumNetworkPolicy/default/p{slot}"
+                )))
+            }
+            Act::Endpoint(host, web) => {
+                self.endpoints.insert(*host, *web);
+                let app = if *web { "app=web" } else { "app=db" };
+                Event::Endpoints(SourceEvent::Apply(spec(&host.to_string(), *host, app)))
+            }
+            Act::Gone(host) => {
+                self.endpoints.remove(host);
+                Event::Endpoints(SourceEvent::Delete(host.to_string()))
+            }
+            Act::Learn(name, address) => {
+                let text = ADDRESSES[*address];
+                let local = self
+                    .node
+                    .core
+                    .snapshot()
+                    .endpoints
+                    .iter()
+                    .any(|e| e.ipv4.as_deref() == Some(text));
+                let mut mapping = mapping(&self.node, NAMES[*name], &[text]);
+                let web = self
+                    .node
+                    .core
+                    .snapshot()
+                    .endpoints
+                    .iter()
+                    .find(|e| e.key == "7")
+                    .unwrap()
+                    .id;
+                mapping.endpoint.id = EndpointId(web);
+                let before = self.node.datapath.clone();
+                let (_, outcome) = self.node.mapping(mapping);
+                assert_eq!(outcome.realised, Realised::Yes);
+                if !local {
+                    let end = BootTime(outcome.lease_end).plus_secs(5);
+                    let address = text.parse().unwrap();
+                    self.pairs.insert((*name, address), end);
+                }
+                self.check_way(&before);
+                return;
+            }
+            Act::Wait(secs) => {
+                self.node.now = self.node.now.plus_secs(*secs);
+                let now = self.node.now;
+                self.pairs.retain(|_, end| *end > now);
+                Event::Tick
+            }
+        };
+        let before = self.node.datapath.clone();
+        self.node.event(event);
+        self.check_way(&before);
+    }
+
+    /// Tells another run of the agent what the sources say.
+    pub(super) fn replay(&self, node: &mut Node) {
+        for document in self.policies.values() {
+            node.event(Event::Policies(SourceEvent::Apply(document.clone())));
+        }
+        for (host, web) in &self.endpoints {
+            let app = if *web { "app=web" } else { "app=db" };
+            node.endpoint(spec(&host.to_string(), *host, app));
+        }
+    }
+
+    /// No state between two steps passes what is dropped before and after, cuts what passes
+    /// before and after, or lets by the proxy what goes through it before and after.
+    fn check_way(&self, before: &MemoryDatapath) {
+        let steps = self.node.datapath.log.iter().skip(before.log.len());
+        let after = &self.node.datapath;
+        let questions = questions(before, after);
+        let fate = |datapath: &MemoryDatapath, question: &Question| fate(datapath, *question);
+        let ends: Vec<_> = questions
+            .iter()
+            .map(|q| (*q, fate(before, q), fate(after, q)))
+            .collect();
+        let mut state = MemoryDatapath {
+            log: Vec::new(),
+            ..before.clone()
+        };
+        for step in steps {
+            state.apply(step).unwrap();
+            for (question, was, will) in &ends {
+                let is = fate(&state, question);
+                if let (Some(was), Some(will), Some(is)) = (was, will, is) {
+                    let sound = match (was, will) {
+                        (Fate::Dropped, Fate::Dropped) => is == Fate::Dropped,
+                        (Fate::Proxied, Fate::Proxied) => is == Fate::Proxied,
+                        (Fate::Dropped, _) | (_, Fate::Dropped) => true,
+                        _ => is != Fate::Dropped,
+                    };
+                    assert!(
+                        sound,
+                        "{question:?}: {was:?} then {is:?} then {will:?} at {step:?}"
+                    );
+                }
+            }
+        }
+    }
+
+    /// The maps say what a reading of the policies from scratch says.
+    pub(super) fn check_end(&self) {
+        for endpoint in &self.node.core.snapshot().endpoints {
+            let host: u8 = endpoint.key.parse().unwrap();
+            for remote in remotes() {
+                for (protocol, port) in PORTS.iter().copied() {
+                    for direction in [EGRESS, INGRESS] {
+                        let question = Question {
+                            endpoint: EndpointId(endpoint.id),
+                            remote,
+                            direction,
+                            protocol,
+                            port,
+                        };
+                        let is = fate(&self.node.datapath, question).expect("it has a policy map");
+                        let shall = self.verdict(host, remote, direction, protocol, port);
+                        assert_eq!(is, shall, "endpoint {host}: {question:?}");
+                    }
+                }
+            }
+        }
+        self.check_names();
+        for endpoint in &self.node.core.snapshot().endpoints {
+            assert!(IdentityId(endpoint.identity).is_endpoint());
+        }
+    }
+
+    /// name → IP live and selected ⇒ the ipcache has the IP with all its labels.
+    fn check_names(&self) {
+        let snapshot = self.node.core.snapshot();
+        for (name, address) in self.pairs.keys() {
+            if self.local(*address).is_some() {
+                continue;
+            }
+            let name = Fqdn::normalise(NAMES[*name]);
+            let selectors = self.selectors();
+            let matching: BTreeSet<_> = selectors
+                .iter()
+                .filter(|s| matcher(s).matches(&name))
+                .map(|s| s.label())
+                .collect();
+            if matching.is_empty() {
+                continue;
+            }
+            let identity = identity(&self.node.datapath, *address);
+            let found = snapshot.identities.iter().find(|i| i.id == identity.0);
+            let labels = &found.expect("its identity is allocated").labels;
+            for label in matching {
+                assert!(
+                    labels.contains(&label.to_string()),
+                    "{address}: {labels:?} lacks {label}"
+                );
+            }
+        }
+    }
+
+    fn selectors(&self) -> Vec<FqdnSelector> {
+        let rules = self.policies.values().flat_map(|document| &document.rules);
+        let selectors = rules.flat_map(|rule| rule.selectors());
+        let fqdn = selectors.filter_map(|selector| match selector {
+            Selector::Fqdn(fqdn) => Some(fqdn.clone()),
+            _ => None,
+        });
+        fqdn.collect()
+    }
+
+    fn local(&self, address: IpAddr) -> Option<LabelSet> {
+        let mut hosts = self.endpoints.iter();
+        let found = hosts.find(|(host, _)| address == IpAddr::from([10, 0, 0, **host]));
+        found.map(|(_, web)| labels(*web))
+    }
+
+    fn verdict(&self, host: u8, remote: IpAddr, direction: u8, protocol: u8, port: u16) -> Fate {
+        let own = labels(self.endpoints[&host]);
+        let rules = self.policies.values().flat_map(|document| &document.rules);
+        let sides: Vec<&Direction> = rules
+            .filter(|rule| rule.subject.matches(&own))
+            .map(|rule| {
+                if direction == EGRESS {
+                    &rule.egress
+                } else {
+                    &rule.ingress
+                }
+            })
+            .collect();
+        let mut fates = Vec::new();
+        for rule in sides.iter().flat_map(|side| &side.peers) {
+            let meant = match &rule.peers {
+                Peers::Any => true,
+                Peers::Selectors(list) => {
+                    list.iter().any(|selector| self.selects(selector, remote))
+                }
+            };
+            let ports: Vec<_> = rule
+                .ports
+                .iter()
+                .filter(|p| p.covers(protocol, port))
+                .collect();
+            if !meant || (ports.is_empty() && !rule.ports.is_empty()) {
+                continue;
+            }
+            if rule.deny {
+                return Fate::Dropped;
+            }
+            let proxied = ports.iter().any(|p| p.dns.is_some());
+            fates.push(if proxied { Fate::Proxied } else { Fate::Passed });
+        }
+        if fates.contains(&Fate::Proxied) {
+            Fate::Proxied
+        } else if !fates.is_empty() || !sides.iter().any(|side| side.default_deny) {
+            Fate::Passed
+        } else {
+            Fate::Dropped
+        }
+    }
+
+    fn selects(&self, selector: &Selector, remote: IpAddr) -> bool {
+        let local = self.local(remote);
+        match selector {
+            Selector::Labels(labels) => local.is_some_and(|own| labels.matches(&own)),
+            Selector::Cidr(cidr) => {
+                local.is_none()
+                    && cidr.prefix.contains(&remote)
+                    && !cidr.except.iter().any(|except| except.contains(&remote))
+            }
+            Selector::Fqdn(fqdn) => {
+                let live = self.pairs.keys().filter(|(_, address)| *address == remote);
+                local.is_none()
+                    && live
+                        .clone()
+                        .any(|(n, _)| matcher(fqdn).matches(&Fqdn::normalise(NAMES[*n])))
+            }
+            Selector::Entity(Entity::World) => local.is_none(),
+            Selector::Entity(other) => panic!("{other:?} is not in the test's policies"),
+        }
+    }
+}
+
+fn matcher(selector: &FqdnSelector) -> SelectorMatcher {
+    let rule = match selector {
+        FqdnSelector::Name(text) => NameRule::Name(text.clone()),
+        FqdnSelector::Pattern(text) => NameRule::Pattern(text.clone()),
+    };
+    SelectorMatcher::compile(&rule).unwrap()
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Question {
+    endpoint: EndpointId,
+    remote: IpAddr,
+    direction: u8,
+    protocol: u8,
+    port: u16,
+}
+
+fn remotes() -> impl Iterator<Item = IpAddr> {
+    let local = ["10.0.0.7", "10.0.0.8", "10.9.0.53", "9.9.9.9", "1.1.9.9"];
+    ADDRESSES
+        .iter()
+        .chain(&local.map(|a| a))
+        .map(|a| a.parse().unwrap())
+        .collect::<Vec<_>>()
+        .into_iter()
+}
+
+fn questions(before: &MemoryDatapath, after: &MemoryDatapath) -> Vec<Question> {
+    let both = before
+        .policy
+        .keys()
+        .filter(|id| after.policy.contains_key(*id));
+    let mut found = Vec::new();
+    for endpoint in both.copied() {
+        for remote in remotes() {
+            for (protocol, port) in PORTS.iter().copied() {
+                for direction in [EGRESS, INGRESS] {
+                    found.push(Question {
+                        endpoint,
+                        remote,
+                        direction,
+                        protocol,
+                        port,
+                    });
+                }
+            }
+        }
+    }
+    found
+}
+
+fn identity(datapath: &MemoryDatapath, address: IpAddr) -> IdentityId {
+    let covering = datapath.ipcache.iter().filter_map(|(key, value)| {
+        let prefix: IpNet = prefix_of(key)?;
+        prefix
+            .contains(&address)
+            .then_some((prefix.prefix_len(), value.sec_identity))
+    });
+    covering
+        .max()
+        .map_or(IdentityId::WORLD_IPV4, |(_, id)| IdentityId(id))
+}
+
+fn fate(datapath: &MemoryDatapath, question: Question) -> Option<Fate> {
+    let map = datapath.policy.get(&question.endpoint)?;
+    let lookup = |id: u32| {
+        let entries = map.iter().filter(move |(key, _)| key.sec_label == id);
+        longest(
+            entries,
+            question.direction,
+            question.protocol,
+            question.port,
+        )
+    };
+    Some(match decide(lookup, identity(datapath, question.remote)) {
+        None => Fate::Dropped,
+        Some((_, value)) if value.is_deny() => Fate::Dropped,
+        Some((_, value)) if value.proxy_port.get() != 0 => Fate::Proxied,
+        Some(_) => Fate::Passed,
+    })
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 96, max_shrink_iters: 2000, ..ProptestConfig::default() })]
+    #[test]
+    fn every_history_ends_as_if_computed_from_scratch(acts in acts()) {
+        let mut world = World::new();
+        for act in &acts {
+            world.act(act);
+            world.check_end();
+        }
+    }
+}

@@ -1,0 +1,144 @@
+//! The questions on overlaps of CFP-28427, and what a change touches.
+
+use super::scenario::{Node, spec};
+use crate::{
+    core::event::StreamId,
+    core::{Event, event::SourceEvent},
+    datapath::plan::Step,
+};
+
+fn node(spec_text: &str) -> Node {
+    let mut node = Node::new();
+    node.event(Event::StreamUp(StreamId(1)));
+    node.begin();
+    node.policy(&format!(
+        "apiVersion: cilium.io/v2\nkind: CiliumNetworkPolicy\nmetadata: {{name: p}}\nspec:\n  endpointSelector: {{}}\n  egress:\n  - toCIDR: [10.9.0.53/32]\n    toPorts: [{{ports: [{{port: 53}}], rules: {{dns: [{{matchPattern: '*'}}]}}}}]\n{spec_text}"
+    ));
+    node.endpoint(spec("web", 7, "app=web"));
+    node.sync();
+    node
+}
+
+fn labels(node: &Node, address: &str) -> Vec<String> {
+    let id = node.identity(address).unwrap().0;
+    let snapshot = node.core.snapshot();
+    let mut labels = snapshot
+        .identities
+        .iter()
+        .find(|i| i.id == id)
+        .unwrap()
+        .labels
+        .clone();
+    labels.retain(|label| !label.starts_with("reserved:"));
+    labels
+}
+
+fn selected(node: &Node, selector: &str) -> Vec<u32> {
+    let snapshot = node.core.snapshot();
+    snapshot
+        .selectors
+        .iter()
+        .find(|s| s.selector == selector)
+        .unwrap()
+        .identities
+        .clone()
+}
+
+#[test]
+fn overlapping_fqdn_selectors() {
+    let mut node = node("  - toFQDNs: [{matchPattern: '*.cilium.io'}, {matchName: www.cilium.io}]");
+    node.learn("www.cilium.io", &["1.1.1.1", "1.1.1.2"]);
+    node.learn("dev.cilium.io", &["1.1.1.2", "1.1.1.3"]);
+    assert_eq!(
+        labels(&node, "1.1.1.1"),
+        ["fqdn:*.cilium.io", "fqdn:www.cilium.io"]
+    );
+    assert_eq!(node.identity("1.1.1.1"), node.identity("1.1.1.2"));
+    assert_eq!(labels(&node, "1.1.1.3"), ["fqdn:*.cilium.io"]);
+    let wide = selected(&node, "fqdn:*.cilium.io");
+    let narrow = selected(&node, "fqdn:www.cilium.io");
+    assert!(
+        narrow
+            .iter()
+            .all(|id| *id == node.identity("1.1.1.1").unwrap().0 || !wide.contains(id))
+    );
+    assert!(wide.contains(&node.identity("1.1.1.1").unwrap().0));
+    assert!(wide.contains(&node.identity("1.1.1.3").unwrap().0));
+    assert!(!narrow.contains(&node.identity("1.1.1.3").unwrap().0));
+}
+
+#[test]
+fn one_address_of_two_names() {
+    let mut node = node("  - toFQDNs: [{matchName: foo.com}, {matchName: bar.com}]");
+    node.learn("foo.com", &["1.1.1.1", "1.1.1.2"]);
+    node.learn("bar.com", &["1.1.1.2", "1.1.1.3"]);
+    assert_eq!(labels(&node, "1.1.1.1"), ["fqdn:foo.com"]);
+    assert_eq!(labels(&node, "1.1.1.2"), ["fqdn:bar.com", "fqdn:foo.com"]);
+    assert_eq!(labels(&node, "1.1.1.3"), ["fqdn:bar.com"]);
+    // The two owners of one address are managed apart.
+    node.event(Event::CleanNames(crate::core::event::CleanNames {
+        pattern: Some("foo.com".into()),
+        endpoint: None,
+    }));
+    node.event(Event::RevokeAcked {
+        stream: StreamId(1),
+        id: 1,
+    });
+    assert_eq!(labels(&node, "1.1.1.2"), ["fqdn:bar.com"]);
+    assert_eq!(node.identity("1.1.1.1"), None);
+}
+
+#[test]
+fn names_and_blocks() {
+    let mut node =
+        node("  - toFQDNs: [{matchPattern: '*.cilium.io'}]\n  - toCIDR: [52.58.254.0/24]");
+    node.learn("www.cilium.io", &["52.58.254.253"]);
+    assert_eq!(
+        labels(&node, "52.58.254.253"),
+        ["cidr:52.58.254.0/24", "fqdn:*.cilium.io"]
+    );
+    let id = node.identity("52.58.254.253").unwrap().0;
+    assert!(selected(&node, "cidr:52.58.254.0/24").contains(&id));
+    assert!(selected(&node, "fqdn:*.cilium.io").contains(&id));
+}
+
+#[test]
+fn a_lease_is_revoked_before_its_pair_goes() {
+    let mut node = node("  - toFQDNs: [{matchName: foo.com}]");
+    node.learn("foo.com", &["1.1.1.1"]);
+    node.event(Event::CleanNames(Default::default()));
+    let revoked = node.effects.iter().find_map(|effect| match effect {
+        crate::core::Effect::Revoke(revocation) => Some(revocation.clone()),
+        _ => None,
+    });
+    let revoked = revoked.unwrap();
+    assert_eq!(revoked.streams, [StreamId(1)]);
+    assert!(node.identity("1.1.1.1").is_some());
+    node.event(Event::RevokeAcked {
+        stream: StreamId(1),
+        id: revoked.id,
+    });
+    assert!(node.identity("1.1.1.1").is_none());
+    // A stream that goes away acknowledges nothing more.
+    node.learn("foo.com", &["1.1.1.1"]);
+    node.event(Event::CleanNames(Default::default()));
+    node.event(Event::StreamDown(StreamId(1)));
+    assert!(node.identity("1.1.1.1").is_none());
+}
+
+#[test]
+fn an_endpoint_that_goes_leaves_nothing() {
+    let mut node = node("  - toFQDNs: [{matchName: foo.com}]");
+    let steps = node.event(Event::Endpoints(SourceEvent::Delete("web".into())));
+    let at = |wanted: fn(&Step) -> bool| steps.iter().position(wanted).unwrap();
+    let order = [
+        at(|s| matches!(s, Step::UnsetIpcache(_))),
+        at(|s| matches!(s, Step::UnsetLxc(_))),
+        at(|s| matches!(s, Step::Detach(_))),
+        at(|s| matches!(s, Step::RemoveEndpoint(_))),
+        at(|s| matches!(s, Step::RemovePolicyMap(_))),
+    ];
+    assert!(order.is_sorted(), "{order:?}");
+    assert!(node.datapath.lxc.is_empty() && node.datapath.files.is_empty());
+    assert!(node.datapath.policy.is_empty() && node.datapath.attached.is_empty());
+}

@@ -1,0 +1,165 @@
+//! kill -9 and start again: nothing that was allowed is cut, nothing is renumbered.
+
+use std::collections::BTreeSet;
+
+use proptest::prelude::*;
+
+use super::{
+    oracle::{World, acts, config},
+    scenario::{Node, WEB, spec},
+};
+use crate::{
+    core::{CoreConfig, Event, Restored, event::SourceEvent},
+    datapath::{memory::MemoryDatapath, plan::Step},
+    endpoint::config_file,
+    identity::checkpoint,
+};
+
+/// What a start finds.
+pub(super) fn left_behind(datapath: &MemoryDatapath, interfaces: &[u32]) -> Restored {
+    let local = datapath.checkpoint.as_deref().map(checkpoint::parse_local);
+    let pods = datapath
+        .endpoint_checkpoint
+        .as_deref()
+        .map(checkpoint::parse_endpoints);
+    Restored {
+        now: Default::default(),
+        local_identities: local.transpose().unwrap().unwrap_or_default(),
+        endpoint_identities: pods.transpose().unwrap().unwrap_or_default(),
+        endpoints: datapath
+            .files
+            .values()
+            .map(|text| config_file::parse(text).unwrap())
+            .collect(),
+        ipcache: datapath
+            .ipcache
+            .iter()
+            .map(|(key, value)| (*key, *value))
+            .collect(),
+        lxc: datapath
+            .lxc
+            .iter()
+            .map(|(key, value)| (*key, *value))
+            .collect(),
+        policy_maps: datapath
+            .policy
+            .iter()
+            .map(|(id, map)| (*id, map.iter().map(|(key, value)| (*key, *value)).collect()))
+            .collect(),
+        interfaces: interfaces.iter().copied().collect(),
+    }
+}
+
+fn again(node: &Node, config: CoreConfig, interfaces: &[u32]) -> Node {
+    let restored = left_behind(&node.datapath, interfaces);
+    let restored = Restored {
+        now: node.now.plus_secs(2),
+        ..restored
+    };
+    let datapath = MemoryDatapath {
+        log: Vec::new(),
+        ..node.datapath.clone()
+    };
+    Node::with(CoreConfig { start: 2, ..config }, restored, datapath)
+}
+
+#[test]
+fn numbers_and_names_survive() {
+    let mut node = Node::usual();
+    node.learn("www.cilium.io", &["1.1.1.1"]);
+    node.tick(node.now.plus_secs(1));
+    let before = node.datapath.clone();
+    let mut node = again(&node, CoreConfig::default(), &[107]);
+    node.begin();
+    node.policy(WEB);
+    node.endpoint(spec("web", 7, "app=web"));
+    assert!(
+        node.datapath.log.is_empty(),
+        "nothing is touched before all sources are synced"
+    );
+    node.sync();
+    assert_eq!(node.datapath.ipcache, before.ipcache);
+    assert_eq!(node.datapath.policy, before.policy);
+    assert_eq!(node.datapath.lxc, before.lxc);
+    let touched = |step: &Step| {
+        matches!(
+            step,
+            Step::SetIpcache(..)
+                | Step::UnsetIpcache(_)
+                | Step::SetPolicy(..)
+                | Step::UnsetPolicy(..)
+        )
+    };
+    assert!(
+        !node.datapath.log.iter().any(touched),
+        "{:?}",
+        node.datapath.log
+    );
+    // At least 30 s are left, whatever the TTL was; then the restored labels go too.
+    let later = node.now.plus_secs(29);
+    node.tick(later);
+    assert!(node.identity("1.1.1.1").is_some());
+}
+
+#[test]
+fn a_policy_that_went_while_away_goes_at_the_sync_and_not_before() {
+    let node = Node::usual();
+    let mut node = again(&node, CoreConfig::default(), &[107]);
+    node.begin();
+    node.endpoint(spec("web", 7, "app=web"));
+    node.event(Event::Endpoints(SourceEvent::InitDone));
+    assert!(node.datapath.log.is_empty());
+    node.event(Event::Policies(SourceEvent::InitDone));
+    let map = &node.datapath.policy[&node.id()];
+    assert_eq!(map.len(), 2, "{map:?}");
+}
+
+#[test]
+fn what_is_left_of_a_dead_interface_goes_first() {
+    let node = Node::usual();
+    assert!(node.identity("10.0.0.7").is_some());
+    let mut node = again(&node, CoreConfig::default(), &[]);
+    node.begin();
+    assert!(node.datapath.lxc.is_empty());
+    assert!(node.identity("10.0.0.7").is_none());
+    node.policy(WEB);
+    node.sync();
+    assert!(node.datapath.policy.is_empty() && node.datapath.files.is_empty());
+}
+
+#[test]
+fn a_lost_checkpoint_keeps_numbers_of_single_blocks() {
+    let mut node = Node::usual();
+    node.datapath.checkpoint = None;
+    let server = shared_maps::ipcache::IpcacheKey::v4([10, 9, 0, 53], 32);
+    let before = node.datapath.ipcache[&server];
+    let mut node = again(&node, CoreConfig::default(), &[107]);
+    node.begin();
+    node.policy(WEB);
+    node.endpoint(spec("web", 7, "app=web"));
+    node.sync();
+    assert_eq!(node.datapath.ipcache[&server], before);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
+    #[test]
+    fn a_restart_changes_no_map(acts in acts()) {
+        let mut world = World::new();
+        for act in &acts {
+            world.act(act);
+        }
+        // What was learned last reaches the files.
+        world.node.tick(world.node.now.plus_secs(6));
+        let before = world.node.datapath.clone();
+        let mut node = again(&world.node, config(), &[107, 108, 109]);
+        node.begin();
+        world.replay(&mut node);
+        node.sync();
+        prop_assert_eq!(&node.datapath.ipcache, &before.ipcache);
+        prop_assert_eq!(&node.datapath.policy, &before.policy);
+        prop_assert_eq!(&node.datapath.lxc, &before.lxc);
+        let ids: BTreeSet<_> = before.files.keys().collect();
+        prop_assert_eq!(node.datapath.files.keys().collect::<BTreeSet<_>>(), ids);
+    }
+}

@@ -1,0 +1,14 @@
+//! The agent in one process: the core on its thread, a datapath in memory,
+//! real gRPC over a unix socket. No root, no kernel maps.
+#![expect(clippy::unwrap_used, reason = "tests")]
+
+#[path = "in_process/fqdndata.rs"]
+mod fqdndata;
+#[path = "in_process/lab.rs"]
+mod lab;
+#[path = "in_process/native.rs"]
+mod native;
+#[path = "in_process/policy_dir.rs"]
+mod policy_dir;
+#[path = "in_process/restart.rs"]
+mod restart;

@@ -1,0 +1,293 @@
+//! An agent with its parts at hand.
+
+use std::{net::IpAddr, path::PathBuf, sync::Arc, time::Duration};
+
+use fqdn_proto::native::{
+    EndpointInstance, FqdnMapping, MappingBatch, MappingDown, MappingResult, MappingUp,
+    fqdn_policy_client::FqdnPolicyClient, mapping_down, mapping_up,
+};
+use holdfast_agent::{
+    core::{
+        Core, CoreConfig, Event, Restored,
+        event::{EndpointSpec, SourceEvent},
+    },
+    datapath::{
+        files::StateFiles,
+        memory::MemoryDatapath,
+        plan::{Datapath, Step, StepError},
+    },
+    epoch::Epoch,
+    grpc::{
+        peer::{self, Allowed},
+        server::{About, Native},
+    },
+    policy::parse::{PolicyDocument, parse_documents},
+    proxies::Proxies,
+    restore::{self, Found},
+    runner::{self, CoreHandle, CoreThread},
+};
+use holdfast_sdp::mapping::BootTime;
+use hyper_util::rt::TokioIo;
+use parking_lot::Mutex;
+use tempfile::TempDir;
+use tokio::{net::UnixStream, sync::mpsc};
+use tokio_stream::wrappers::ReceiverStream;
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
+use tonic::{
+    Streaming,
+    transport::{Channel, Endpoint, Uri},
+};
+
+/// Longest that anything in these tests may take.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
+
+/// Policy of endpoints with the label `app=web`.
+pub(crate) fn policy(pattern: &str) -> PolicyDocument {
+    let text = format!(
+        r#"
+apiVersion: cilium.io/v2
+kind: CiliumClusterwideNetworkPolicy
+metadata: {{name: web}}
+spec:
+  endpointSelector: {{matchLabels: {{app: web}}}}
+  egress:
+  - toEntities: [world]
+    toPorts:
+    - ports: [{{port: "53", protocol: UDP}}]
+      rules: {{dns: [{{matchPattern: "{pattern}"}}]}}
+  - toFQDNs: [{{matchPattern: "{pattern}"}}]
+"#
+    );
+    parse_documents(&text, "test").pop().unwrap().unwrap()
+}
+
+/// An endpoint with the label `app=web`.
+pub(crate) fn pod() -> EndpointSpec {
+    EndpointSpec {
+        key: "dir/pod.yaml".to_owned(),
+        labels: vec!["k8s:app=web".to_owned()],
+        ifindex: 42,
+        ifname: "lxc42".to_owned(),
+        addresses: vec![IpAddr::from([10, 0, 0, 2])],
+        mac: [2, 0, 0, 0, 0, 2],
+        node_mac: [2, 0, 0, 0, 0, 1],
+        netns: "pod".to_owned(),
+    }
+}
+
+/// A datapath whose maps the test can look into, with real files.
+#[derive(Clone)]
+pub(crate) struct Shared {
+    pub(crate) memory: Arc<Mutex<MemoryDatapath>>,
+    files: StateFiles,
+}
+
+impl Datapath for Shared {
+    fn apply(&mut self, step: &Step) -> Result<(), StepError> {
+        if let Some(done) = self.files.carry_out(step) {
+            done?;
+        }
+        self.memory.lock().apply(step)
+    }
+}
+
+/// The agent.
+pub(crate) struct Lab {
+    pub(crate) dir: Arc<TempDir>,
+    pub(crate) core: CoreHandle,
+    pub(crate) proxies: Proxies,
+    pub(crate) epoch: Epoch,
+    pub(crate) datapath: Shared,
+    pub(crate) tasks: TaskTracker,
+    pub(crate) stop: CancellationToken,
+    thread: CoreThread,
+    socket: PathBuf,
+}
+
+impl Lab {
+    /// A first start in an empty directory.
+    pub(crate) fn start() -> Self {
+        let dir = Arc::new(tempfile::tempdir().unwrap());
+        Self::start_in(dir, MemoryDatapath::default())
+    }
+
+    /// A start on what an earlier one left in `dir` and in the maps.
+    pub(crate) fn start_in(dir: Arc<TempDir>, memory: MemoryDatapath) -> Self {
+        let files = StateFiles::open(&dir.path().join("state")).unwrap();
+        let epoch = Epoch::begin(files.dir()).unwrap();
+        let mut found = Found::default();
+        restore::read_files(&files, &mut found).unwrap();
+        let restored = Restored {
+            now: BootTime::now(),
+            ipcache: memory.ipcache.iter().map(|(k, v)| (*k, *v)).collect(),
+            lxc: memory.lxc.iter().map(|(k, v)| (*k, *v)).collect(),
+            policy_maps: memory
+                .policy
+                .iter()
+                .map(|(id, map)| (*id, map.iter().map(|(k, v)| (*k, *v)).collect()))
+                .collect(),
+            interfaces: [pod().ifindex].into(),
+            ..found.restored
+        };
+        let config = CoreConfig {
+            boot_id: epoch.boot_id.clone(),
+            start: epoch.start,
+            ..CoreConfig::default()
+        };
+        let datapath = Shared {
+            memory: Arc::new(Mutex::new(memory)),
+            files,
+        };
+        let proxies = Proxies::default();
+        let core = Core::new(config, restored);
+        let (core, thread) =
+            runner::start(core, Box::new(datapath.clone()), proxies.clone()).unwrap();
+        let tasks = TaskTracker::new();
+        let stop = CancellationToken::new();
+        let socket = dir
+            .path()
+            .join("run")
+            .join(format!("sdp-{}.sock", epoch.start));
+        let listener = peer::bind(&socket, None).unwrap();
+        let about = About {
+            epoch: epoch.clone(),
+            proxy_port: 10094,
+            min_ttl: 0,
+        };
+        let native = Native::new(
+            about,
+            core.clone(),
+            proxies.clone(),
+            tasks.clone(),
+            stop.clone(),
+        );
+        tasks.spawn(native.serve(listener, Allowed { group: None }));
+        Self {
+            dir,
+            core,
+            proxies,
+            epoch,
+            datapath,
+            tasks,
+            stop,
+            thread,
+            socket,
+        }
+    }
+
+    /// Both sources list what they have.
+    pub(crate) async fn sync(&self, policies: Vec<PolicyDocument>, endpoints: Vec<EndpointSpec>) {
+        let policies = policies.into_iter().map(SourceEvent::Apply);
+        for event in wrap(policies) {
+            self.core.tell(Event::Policies(event)).await.unwrap();
+        }
+        let endpoints = endpoints.into_iter().map(SourceEvent::Apply);
+        for event in wrap(endpoints) {
+            self.core.tell(Event::Endpoints(event)).await.unwrap();
+        }
+    }
+
+    /// A fresh connection.
+    pub(crate) async fn connect(&self) -> FqdnPolicyClient<Channel> {
+        let socket = self.socket.clone();
+        let connector = tower::service_fn(move |_: Uri| {
+            let socket = socket.clone();
+            async move { UnixStream::connect(socket).await.map(TokioIo::new) }
+        });
+        let channel = Endpoint::from_static("http://agent")
+            .connect_with_connector(connector)
+            .await
+            .unwrap();
+        FqdnPolicyClient::new(channel)
+    }
+
+    /// A mapping stream, past its first message.
+    pub(crate) async fn mappings(&self) -> Mappings {
+        let (sender, requests) = mpsc::channel(16);
+        let mut client = self.connect().await;
+        let answer = client.update_mappings(ReceiverStream::new(requests));
+        let mut answers = answer.await.unwrap().into_inner();
+        let first = answers.message().await.unwrap().unwrap();
+        let Some(mapping_down::Kind::Epoch(epoch)) = first.kind else {
+            panic!("{first:?}");
+        };
+        assert_eq!(epoch.start, self.epoch.start);
+        Mappings { sender, answers }
+    }
+
+    /// Number of the only endpoint.
+    pub(crate) async fn endpoint(&self) -> u32 {
+        u32::from(self.core.snapshot().await.unwrap().endpoints[0].id)
+    }
+
+    /// Stops everything; gives what a restart would find.
+    pub(crate) async fn stop(self) -> (Arc<TempDir>, MemoryDatapath) {
+        self.stop.cancel();
+        self.tasks.close();
+        self.tasks.wait().await;
+        self.thread.stop().await;
+        let memory = self.datapath.memory.lock().clone();
+        (self.dir, memory)
+    }
+}
+
+fn wrap<T>(events: impl Iterator<Item = SourceEvent<T>>) -> Vec<SourceEvent<T>> {
+    std::iter::once(SourceEvent::Init)
+        .chain(events)
+        .chain(std::iter::once(SourceEvent::InitDone))
+        .collect()
+}
+
+/// One mapping stream.
+pub(crate) struct Mappings {
+    sender: mpsc::Sender<MappingUp>,
+    answers: Streaming<MappingDown>,
+}
+
+impl Mappings {
+    /// Sends one batch.
+    pub(crate) async fn send(&self, mappings: Vec<FqdnMapping>) {
+        let kind = mapping_up::Kind::Batch(MappingBatch { mappings });
+        self.sender
+            .send(MappingUp { kind: Some(kind) })
+            .await
+            .unwrap();
+    }
+
+    /// The first result for `sequence`.
+    pub(crate) async fn result(&mut self, sequence: u64) -> MappingResult {
+        tokio::time::timeout(PATIENCE, async {
+            loop {
+                let message = self.answers.message().await.unwrap().unwrap();
+                if let Some(mapping_down::Kind::Results(results)) = message.kind
+                    && let Some(found) =
+                        results.results.into_iter().find(|r| r.sequence == sequence)
+                {
+                    return found;
+                }
+            }
+        })
+        .await
+        .unwrap()
+    }
+}
+
+/// An answer to the pod.
+pub(crate) fn mapping(endpoint: u32, sequence: u64, name: &str, address: [u8; 4]) -> FqdnMapping {
+    FqdnMapping {
+        sequence,
+        endpoint: Some(EndpointInstance {
+            id: endpoint,
+            client_ip: vec![10, 0, 0, 2],
+            ifindex: 42,
+        }),
+        name: name.to_owned(),
+        addresses: vec![address.to_vec()],
+        ttl: 300,
+        seen_at: BootTime::now().0,
+        server_ip: vec![9, 9, 9, 9],
+        server_port: 53,
+        protocol: 17,
+        ..FqdnMapping::default()
+    }
+}

@@ -1,0 +1,246 @@
+//! The native service against a real core.
+
+use fqdn_proto::native::{
+    DnsRulesUpdate, EndpointDnsRules, HelloRequest, MappingRefusal, RulesAck,
+    dns_rules_update::Kind,
+};
+use holdfast_agent::core::{
+    Event,
+    event::{EndpointSpec, SourceEvent},
+};
+use shared_maps::user::ipcache_key;
+use tokio::{sync::mpsc, time::timeout};
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::Streaming;
+
+use crate::lab::{Lab, PATIENCE, mapping, pod, policy};
+
+struct Rules {
+    acks: mpsc::Sender<RulesAck>,
+    updates: Streaming<DnsRulesUpdate>,
+}
+
+impl Rules {
+    async fn open(lab: &Lab) -> Self {
+        let (acks, requests) = mpsc::channel(16);
+        let answer = lab
+            .connect()
+            .await
+            .update_dns_rules(ReceiverStream::new(requests))
+            .await;
+        Self {
+            acks,
+            updates: answer.unwrap().into_inner(),
+        }
+    }
+
+    async fn next(&mut self) -> DnsRulesUpdate {
+        timeout(PATIENCE, self.updates.message())
+            .await
+            .unwrap()
+            .unwrap()
+            .unwrap()
+    }
+
+    /// A whole snapshot.
+    async fn snapshot(&mut self) -> (u64, Vec<EndpointDnsRules>) {
+        let mut endpoints = Vec::new();
+        loop {
+            let update = self.next().await;
+            match update.kind.unwrap() {
+                Kind::Endpoints(chunk) => endpoints.extend(chunk.endpoints),
+                Kind::SnapshotDone(_) => return (update.revision, endpoints),
+            }
+        }
+    }
+
+    /// The next delta that names rules.
+    async fn delta(&mut self) -> (u64, Vec<EndpointDnsRules>, Vec<u32>) {
+        loop {
+            let update = self.next().await;
+            let Kind::Endpoints(chunk) = update.kind.unwrap() else {
+                panic!("a snapshot instead of a delta");
+            };
+            if !chunk.endpoints.is_empty() || !chunk.removed.is_empty() {
+                return (update.revision, chunk.endpoints, chunk.removed);
+            }
+        }
+    }
+
+    async fn answer(&self, revision: u64, nack: &str) {
+        let ack = RulesAck {
+            revision,
+            nack: nack.to_owned(),
+            ..RulesAck::default()
+        };
+        self.acks.send(ack).await.unwrap();
+    }
+}
+
+fn patterns(rules: &EndpointDnsRules) -> Vec<&str> {
+    let selectors = rules.ports.iter().flat_map(|port| &port.rules);
+    selectors
+        .flat_map(|rule| &rule.names)
+        .map(|name| name.match_pattern.as_str())
+        .collect()
+}
+
+#[tokio::test]
+async fn hello_tells_epoch_and_port() {
+    let lab = Lab::start();
+    let hello = HelloRequest {
+        instance: "one".to_owned(),
+        proxy_port: 10094,
+        ..HelloRequest::default()
+    };
+    let answer = lab.connect().await.hello(hello).await.unwrap().into_inner();
+    assert_eq!(answer.epoch.unwrap().start, 1);
+    assert_eq!(answer.proxy_port, 10094);
+}
+
+#[tokio::test]
+async fn no_rules_before_both_sources_are_synced() {
+    let lab = Lab::start();
+    let mut rules = Rules::open(&lab).await;
+    for event in [
+        Event::Policies(SourceEvent::Init),
+        Event::Policies(SourceEvent::Apply(policy("*.example.com"))),
+        Event::Policies(SourceEvent::InitDone),
+        Event::Endpoints(SourceEvent::Init),
+        Event::Endpoints(SourceEvent::Apply(pod())),
+    ] {
+        lab.core.tell(event).await.unwrap();
+    }
+    // An answer means that the core has taken all of them.
+    lab.core.summary().await.unwrap();
+    assert!(!lab.proxies.watch_rules().borrow().ready);
+    lab.core
+        .tell(Event::Endpoints(SourceEvent::InitDone))
+        .await
+        .unwrap();
+    let (_, endpoints) = rules.snapshot().await;
+    assert_eq!(endpoints.len(), 1, "the first snapshot has everything");
+    assert_eq!(patterns(&endpoints[0]), ["*.example.com"]);
+}
+
+#[tokio::test]
+async fn a_change_of_policy_is_a_delta_and_a_refusal_brings_a_snapshot() {
+    let lab = Lab::start();
+    let mut rules = Rules::open(&lab).await;
+    lab.sync(vec![policy("*.example.com")], vec![pod()]).await;
+    let (revision, _) = rules.snapshot().await;
+    rules.answer(revision, "").await;
+
+    lab.core
+        .tell(Event::Policies(SourceEvent::Apply(policy("*.example.org"))))
+        .await
+        .unwrap();
+    let (later, endpoints, _) = rules.delta().await;
+    assert!(later > revision);
+    assert_eq!(patterns(&endpoints[0]), ["*.example.org"]);
+    rules.answer(later, "cannot").await;
+    let refused = async {
+        while lab.proxies.views().iter().all(|view| view.nack.is_none()) {
+            tokio::task::yield_now().await;
+        }
+    };
+    timeout(PATIENCE, refused).await.unwrap();
+
+    lab.core
+        .tell(Event::Policies(SourceEvent::Apply(policy("*.example.net"))))
+        .await
+        .unwrap();
+    let (_, endpoints) = rules.snapshot().await;
+    assert_eq!(patterns(&endpoints[0]), ["*.example.net"]);
+
+    lab.core
+        .tell(Event::Endpoints(SourceEvent::Delete(pod().key)))
+        .await
+        .unwrap();
+    let (_, _, removed) = rules.delta().await;
+    assert_eq!(removed.len(), 1);
+}
+
+#[tokio::test]
+async fn an_allowed_answer_is_realised_in_the_ipcache_and_leased() {
+    let lab = Lab::start();
+    lab.sync(vec![policy("*.example.com")], vec![pod()]).await;
+    let endpoint = lab.endpoint().await;
+    let mut stream = lab.mappings().await;
+    let address = [192, 0, 2, 7];
+    stream
+        .send(vec![mapping(endpoint, 1, "www.example.com.", address)])
+        .await;
+    let result = stream.result(1).await;
+    assert!(result.realised, "{result:?}");
+    assert!(result.lease_end > holdfast_sdp::mapping::BootTime::now().0);
+    let memory = lab.datapath.memory.lock();
+    let value = memory.ipcache[&ipcache_key(address.into(), 32)];
+    let identity = shared_maps::IdentityId(value.sec_identity);
+    assert!(identity.is_local_scope());
+    let map = memory.policy.values().next().unwrap();
+    assert!(
+        map.keys().any(|key| key.sec_label == identity.0),
+        "the policy map knows it"
+    );
+}
+
+#[tokio::test]
+async fn what_policy_does_not_allow_is_refused_by_reason() {
+    let lab = Lab::start();
+    lab.sync(vec![policy("*.example.com")], vec![pod()]).await;
+    let endpoint = lab.endpoint().await;
+    let mut stream = lab.mappings().await;
+    let denied = mapping(endpoint, 1, "www.example.org.", [192, 0, 2, 8]);
+    let stranger = mapping(endpoint + 1, 2, "www.example.com.", [192, 0, 2, 8]);
+    let mut reused = mapping(endpoint, 3, "www.example.com.", [192, 0, 2, 8]);
+    reused.endpoint.as_mut().unwrap().ifindex = 43;
+    let mut malformed = mapping(endpoint, 4, "www.example.com.", [192, 0, 2, 8]);
+    malformed.addresses.clear();
+    for (message, expected) in [
+        (denied, MappingRefusal::NotAllowed),
+        (stranger, MappingRefusal::EndpointUnknown),
+        (reused, MappingRefusal::EndpointUnknown),
+        (malformed, MappingRefusal::Invalid),
+    ] {
+        let sequence = message.sequence;
+        stream.send(vec![message]).await;
+        let result = stream.result(sequence).await;
+        assert!(!result.realised);
+        assert_eq!(result.refusal(), expected, "sequence {sequence}");
+    }
+    let memory = lab.datapath.memory.lock();
+    assert!(
+        !memory
+            .ipcache
+            .contains_key(&ipcache_key([192, 0, 2, 8].into(), 32))
+    );
+}
+
+#[tokio::test]
+async fn a_proxy_that_reads_nothing_does_not_hold_another_up() {
+    let lab = Lab::start();
+    let _stuck = Rules::open(&lab).await;
+    let _mute = lab.mappings().await;
+    let mut good = Rules::open(&lab).await;
+    lab.sync(vec![policy("*.example.com")], vec![pod()]).await;
+    good.snapshot().await;
+    for round in 0..50 {
+        let pattern = format!("*.round{round}.example.com");
+        lab.core
+            .tell(Event::Policies(SourceEvent::Apply(policy(&pattern))))
+            .await
+            .unwrap();
+    }
+    let last = async {
+        loop {
+            let (_, endpoints, _) = good.delta().await;
+            if patterns(&endpoints[0]) == ["*.round49.example.com"] {
+                return;
+            }
+        }
+    };
+    timeout(PATIENCE, last).await.unwrap();
+    let specs: Vec<EndpointSpec> = vec![pod()];
+    assert_eq!(lab.core.summary().await.unwrap().endpoints, specs.len());
+}

@@ -1,0 +1,159 @@
+//! A worker's way from servers back to clients.
+
+use std::{io, net::SocketAddr, sync::Arc};
+
+use super::{BATCH, ROUNDS, Worker, listener_for};
+use crate::{
+    arena::Key,
+    listener::held::HeldAnswer,
+    mapping::{BootTime, Realised},
+    policy::rule::Transport,
+    proxy::{Asked, Fate, stats::AnswerResult},
+    socket::sys::RecvBatch,
+    upstream::udp::Flight,
+    wire::set_id,
+};
+
+impl Worker {
+    /// Takes answers from an upstream socket and releases or holds them.
+    pub(super) fn answers(&mut self, socket: Key) {
+        for _ in 0..ROUNDS {
+            let Some(fd) = self.upstream.fd(socket) else {
+                return;
+            };
+            let received = match self.recv.recv(fd) {
+                Ok(received) => received,
+                // An ICMP error: reading it took it away, and the others wait on.
+                Err(e) if e.kind() == io::ErrorKind::ConnectionRefused => continue,
+                Err(_) => return,
+            };
+            let mut now_out: [Option<(usize, SocketAddr)>; BATCH] = [None; BATCH];
+            let mut sender = None;
+            for (at, out) in (0..received).zip(&mut now_out) {
+                let Some(flight) = self.upstream.answered(socket, self.recv.bytes(at)) else {
+                    self.proxy.stats().answers.inc(AnswerResult::Unexpected);
+                    continue;
+                };
+                if self.answer(at, &flight) {
+                    *out = Some((at, flight.client));
+                    sender = Some((flight.server, flight.client));
+                }
+                self.upstream.recycle(flight);
+            }
+            if let Some((server, client)) = sender {
+                let out = now_out.iter().flatten();
+                let wanted = out.clone().count();
+                let answers = out.map(|(at, client)| (self.recv.bytes(*at), *client));
+                let listener = listener_for(&self.listeners, client);
+                let sent = self.replies.send(server, answers, listener, self.now);
+                self.count_unsent(wanted, sent);
+            }
+            if received < BATCH {
+                return;
+            }
+        }
+    }
+
+    /// Learns from one answer. Whether it is to be sent now, as it lies in the batch.
+    fn answer(&mut self, at: usize, flight: &Flight) -> bool {
+        let stats = self.proxy.stats();
+        stats.in_flight.down();
+        stats
+            .upstream_time
+            .observe(self.now.duration_since(flight.sent_at));
+        set_id(self.recv.bytes_mut(at), flight.kept.id);
+        let asked = Asked {
+            question: &flight.question,
+            endpoint: flight.endpoint,
+            server: flight.server,
+            transport: Transport::Udp,
+        };
+        let mut place = None;
+        let has_room = self.held.has_room();
+        let (held, control) = (&mut self.held, &self.control);
+        let answered = self
+            .proxy
+            .answer(&asked, self.recv.bytes(at), BootTime::now(), || {
+                if !has_room {
+                    return Box::new(|_| {});
+                }
+                let key = held.reserve();
+                place = Some(key);
+                let control = Arc::clone(control);
+                Box::new(move |realised| control.realised(key, realised))
+            });
+        let copy = |recv: &RecvBatch| {
+            let mut bytes = recv.bytes(at).to_vec();
+            if let Some(edns) = &answered.hop_by_hop {
+                edns.strip_keepalive(&mut bytes);
+            }
+            bytes
+        };
+        match (answered.fate, place) {
+            (Fate::Hold, Some(key)) => {
+                let bytes = copy(&self.recv);
+                let Flight { client, server, .. } = *flight;
+                self.held.hold(
+                    key,
+                    HeldAnswer {
+                        bytes,
+                        client,
+                        server,
+                        since: self.now,
+                    },
+                );
+                self.proxy.stats().held.up();
+                return false;
+            }
+            (Fate::Malformed, _) => {
+                self.proxy.stats().answers.inc(AnswerResult::Malformed);
+                self.servfail(flight);
+                self.send_own(flight.server, flight.client);
+                return false;
+            }
+            (Fate::Hold, None) => self.proxy.stats().answers.inc(AnswerResult::HeldFull),
+            (Fate::Release(result), place) => {
+                if let Some(key) = place {
+                    self.held.take(key);
+                }
+                self.proxy.stats().answers.inc(result);
+            }
+        }
+        if answered.hop_by_hop.is_some() {
+            self.own = copy(&self.recv);
+            self.send_own(flight.server, flight.client);
+            return false;
+        }
+        true
+    }
+
+    /// Releases held answers whose fate has become known.
+    pub(super) fn release_realised(&mut self) {
+        let mut realised = std::mem::take(&mut self.realised);
+        self.control.take_realised(&mut realised);
+        for (key, realised) in realised.drain(..) {
+            if let Some(answer) = self.held.take(key) {
+                let result = match realised {
+                    Realised::Yes => AnswerResult::Realised,
+                    Realised::No(_) => AnswerResult::NotRealised,
+                    Realised::AgentAway => AnswerResult::AgentAway,
+                };
+                self.release(&answer, result);
+            }
+        }
+        self.realised = realised;
+    }
+
+    pub(super) fn release(&mut self, answer: &HeldAnswer, result: AnswerResult) {
+        let stats = self.proxy.stats();
+        stats.held.down();
+        stats
+            .held_time
+            .observe(self.now.duration_since(answer.since));
+        stats.answers.inc(result);
+        let one = std::iter::once((answer.bytes.as_slice(), answer.client));
+        let listener = listener_for(&self.listeners, answer.client);
+        let sent = self.replies.send(answer.server, one, listener, self.now);
+        self.count_unsent(1, sent);
+    }
+}

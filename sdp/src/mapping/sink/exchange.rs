@@ -1,0 +1,101 @@
+//! What goes between the sink and the link, and what is told about the sink.
+
+use crate::{
+    mapping::{BootTime, Mapping, Refusal},
+    proxy::stats::Count,
+};
+
+/// One run of an agent.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
+pub struct Epoch {
+    /// Boot.
+    pub boot_id: String,
+    /// Number of the start since boot; 0 for an agent that has no epochs.
+    pub start: u64,
+}
+
+/// What the sink is told about a mapping it sent.
+#[derive(Clone, Debug)]
+pub struct Outcome {
+    /// Sequence of the mapping.
+    pub sequence: u64,
+    /// Whether the datapath has it.
+    pub realised: bool,
+    /// Whether a restart of the agent would restore it.
+    pub durable: bool,
+    /// Until when its pairs stay plumbed, if promised.
+    pub lease_end: Option<BootTime>,
+    /// Policy revision under which it was realised.
+    pub revision: u64,
+    /// Why not, if not realised.
+    pub refusal: Refusal,
+}
+
+/// A mapping on its way out.
+#[derive(Clone, Debug)]
+pub struct Outgoing {
+    /// Ascending per stream.
+    pub sequence: u64,
+    /// The mapping.
+    pub mapping: Mapping,
+    /// Nobody waits for the result.
+    pub leased: bool,
+}
+
+/// What to send next.
+#[derive(Clone, Debug, Default)]
+pub struct Batch {
+    /// Mappings, live ones first.
+    pub mappings: Vec<Outgoing>,
+    /// Revocations carried out.
+    pub revoked: Vec<u64>,
+}
+
+impl Batch {
+    /// Whether there is nothing to send.
+    pub fn is_empty(&self) -> bool {
+        self.mappings.is_empty() && self.revoked.is_empty()
+    }
+}
+
+/// Counters of the sink.
+#[derive(Clone, Debug, Default)]
+pub struct SinkStats {
+    /// Answers released because each pair was leased.
+    pub leased: Count,
+    /// Answers held for a result.
+    pub held: Count,
+    /// Answers released because there was no agent.
+    pub agent_away: Count,
+    /// Answers released because the agent counted as hung.
+    pub agent_hung: Count,
+    /// Answers released because too many were held.
+    pub queue_full: Count,
+    /// Held answers whose result did not come in time.
+    pub late: Count,
+    /// Mappings realised.
+    pub realised: Count,
+    /// Mappings refused or not realised.
+    pub refused: Count,
+    /// Mappings sent again from the table.
+    pub replayed: Count,
+    /// Revocations carried out.
+    pub revocations: Count,
+}
+
+/// The sink as it stands, for people.
+#[derive(Clone, Debug, serde::Serialize, serde::Deserialize)]
+pub struct SinkStatus {
+    /// Pairs kept.
+    pub kept: usize,
+    /// Pairs dropped because there were too many.
+    pub dropped: u64,
+    /// Pairs with a lease.
+    pub leases: usize,
+    /// Mappings not yet sent.
+    pub queued: usize,
+    /// Mappings without a result yet.
+    pub in_flight: usize,
+    /// Whether the agent counts as hung.
+    pub agent_hung: bool,
+}

@@ -21,6 +21,8 @@ const AF_INET: u32 = 2;
 const AF_INET6: u32 = 10;
 /// `SK_PASS`.
 const SK_PASS: u32 = 1;
+/// `SK_DROP`.
+const SK_DROP: u32 = 0;
 /// How many slots are tried when sockets are gone that should be there: a
 /// killed proxy takes those of all its slots with it.
 const ATTEMPTS: u32 = 8;
@@ -30,13 +32,28 @@ const _: () = assert!(SLOT_COUNT.is_power_of_two());
 
 #[inline(always)]
 pub(crate) fn run(ctx: &SkLookupContext) -> u32 {
-    choose(ctx);
-    SK_PASS
+    match choose(ctx) {
+        // The packet still has its first destination: passed on, it would
+        // reach a server of the node itself, past the proxy.
+        Some(Choice::Nobody) => SK_DROP,
+        Some(Choice::Made | Choice::LeftToHash) | None => SK_PASS,
+    }
 }
 
-/// Selects a socket if the packet is for the proxy and a slot has one; else nothing.
+/// What became of a packet for the proxy.
+#[derive(Clone, Copy)]
+enum Choice {
+    /// A socket is selected.
+    Made,
+    /// Redirected by us, and no slot has a socket.
+    Nobody,
+    /// Redirected by TPROXY, and no slot is live: the reuse-port group has it.
+    LeftToHash,
+}
+
+/// Selects a socket if the packet is for the proxy and a slot is live; none for other packets.
 #[inline(always)]
-fn choose(ctx: &SkLookupContext) -> Option<()> {
+fn choose(ctx: &SkLookupContext) -> Option<Choice> {
     let at: *const bpf_sk_lookup = ctx.lookup;
     // SAFETY: the context is valid for the run of the program; each field is
     // read by itself with its own width, as the verifier wants it.
@@ -85,12 +102,15 @@ fn choose(ctx: &SkLookupContext) -> Option<()> {
         protocol: protocol as u8,
         family: if v6 { FAMILY_IPV6 } else { FAMILY_IPV4 },
     };
-    let (proxy_port, ours) = match REDIRECTS.get_ptr(key) {
-        // SAFETY: racing writers leave an old or a new port.
-        Some(value) => (u32::from(unsafe { (*value).proxy_port }.get()), true),
+    let (proxy_port, otherwise) = match REDIRECTS.get_ptr(key) {
+        Some(value) => {
+            // SAFETY: racing writers leave an old or a new port.
+            let port = u32::from(unsafe { (*value).proxy_port }.get());
+            (port, Choice::Nobody)
+        }
         // Redirected by TPROXY: the stack looks the proxy's own address up.
         None if (v6 && local.is_v6_loopback()) || (!v6 && local.is_v4_loopback()) => {
-            (u32::from(port), false)
+            (u32::from(port), Choice::LeftToHash)
         }
         None => return None,
     };
@@ -102,7 +122,7 @@ fn choose(ctx: &SkLookupContext) -> Option<()> {
         now: unsafe { bpf_ktime_get_ns() },
         hash,
         // Under TPROXY the group's hash decides among those who hold no slot.
-        silent_too: ours,
+        silent_too: matches!(otherwise, Choice::Nobody),
     };
     let flags = u64::from(BPF_SK_LOOKUP_F_NO_REUSEPORT);
     let ranks = RANKS.get_ptr_mut(0)?;
@@ -111,16 +131,16 @@ fn choose(ctx: &SkLookupContext) -> Option<()> {
     for _ in 0..ATTEMPTS {
         let best = wanted.best(ranks);
         if best == 0 {
-            return None;
+            return Some(otherwise);
         }
         let index = socket_index(best & SLOT_MASK, tcp, v6);
         if SOCKS.redirect_sk_lookup(ctx, index, flags).is_ok() {
-            return Some(());
+            return Some(Choice::Made);
         }
         // SAFETY: as above.
         unsafe { (&raw mut (*ranks).below).write_volatile(best) };
     }
-    None
+    Some(otherwise)
 }
 
 /// What a slot must have.

@@ -26,8 +26,7 @@ fn a_bad_document_is_named_and_the_last_good_one_stays() {
                 "endpointSelektor",
             ),
             (
-                good.replace("toFQDNs: [{", "toFQDNs: {")
-                    .replace("}]\n  toPorts", "}\n  toPorts"),
+                good.replace("toFQDNs: [{matchPattern: \"*.good.test\"}]", "toFQDNs: web"),
                 "toFQDNs",
             ),
             (good.replace("*.good.test", "a{1,2}.x"), "a{1,2}.x"),

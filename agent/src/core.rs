@@ -29,7 +29,7 @@ pub use plan::Plan;
 pub use snapshot::{Snapshot, Summary};
 
 use self::state::{State, Undo};
-use crate::datapath::plan::StepError;
+use crate::datapath::plan::{Step, StepError};
 
 /// How long to wait before failed steps are tried again, seconds.
 const RETRY: u64 = 1;
@@ -62,7 +62,7 @@ impl Core {
             Event::Policies(event) => state.on_policy(&mut plan, event),
             Event::PoliciesRejected(errors) => state.rejected = errors,
             Event::Endpoints(event) => state.on_endpoint(&mut plan, event),
-            Event::NodeAddresses(addresses) => state.on_node_addresses(&mut plan, addresses),
+            Event::NodeAddresses(addresses) => state.on_node_addresses(&mut plan, &addresses),
             Event::Mappings(mappings) => state.on_mappings(&mut plan, mappings),
             Event::Liveness {
                 gc_start,
@@ -100,7 +100,13 @@ impl Core {
         let state = &mut self.state;
         state.now = now.max(state.now);
         let failed: BTreeSet<usize> = failures.iter().map(|(index, _)| *index).collect();
-        drop(plan);
+        let checkpointed = !plan.steps.iter().enumerate().any(|(n, step)| {
+            matches!(step, Step::Checkpoint(_) | Step::CheckpointEndpoints(_))
+                && failed.contains(&n)
+        });
+        if !checkpointed {
+            state.checkpoint_due.fresh.extend(plan.fresh);
+        }
         state.counters.step_failures += failed.len() as u64;
         state.pending_steps = failed.len();
         let undo = std::mem::take(&mut state.undo);
@@ -197,8 +203,15 @@ impl State {
                 self.checkpoint_due.endpoints = true;
             }
             Undo::File(id, before) => {
-                self.durable.retain(|(endpoint, _)| *endpoint != id);
+                let durable = std::mem::take(&mut self.durable);
+                let (unsaved, saved): (Vec<_>, _) = durable
+                    .into_iter()
+                    .partition(|(endpoint, _)| *endpoint == id);
+                self.durable = saved;
                 if let Some(endpoint) = self.endpoints.get_mut(id) {
+                    endpoint
+                        .undurable
+                        .extend(unsaved.into_iter().map(|(_, undurable)| undurable));
                     endpoint.filed = before;
                     endpoint.filed_rules = None;
                     endpoint.file_due = Some(later);

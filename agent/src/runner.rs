@@ -28,6 +28,8 @@ use crate::{
 const QUEUE: usize = 1024;
 /// Mappings of several batches are planned together up to this many.
 const BATCH: usize = 4096;
+/// Failed steps of one plan that are logged one by one.
+const LOGGED: usize = 10;
 /// Longest that a reader waits for a snapshot.
 const PATIENCE: Duration = Duration::from_secs(10);
 
@@ -220,9 +222,19 @@ impl Runner {
     fn step(&mut self, event: Event) {
         let plan = self.core.plan(BootTime::now(), event);
         let failures = plan.apply(&mut *self.datapath);
-        for (index, error) in &failures {
-            let step = plan.steps.get(*index);
-            tracing::warn!(?step, %error, "a step was not realised; what was in force stays");
+        for (index, error) in failures.iter().take(LOGGED) {
+            let step = plan.steps.get(*index).map(|step| format!("{step:.0?}"));
+            let step = step.unwrap_or_default();
+            let step = step
+                .split_once("\"")
+                .map_or(step.as_str(), |(head, _)| head);
+            tracing::warn!(step, %error, "a step was not realised; what was in force stays");
+        }
+        if failures.len() > LOGGED {
+            tracing::warn!(
+                more = failures.len() - LOGGED,
+                "further steps were not realised"
+            );
         }
         let effects = self.core.commit(BootTime::now(), plan, &failures);
         self.publish(effects);

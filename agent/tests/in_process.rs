@@ -2,6 +2,8 @@
 //! real gRPC over a unix socket. No root, no kernel maps.
 #![expect(clippy::unwrap_used, reason = "tests")]
 
+#[path = "in_process/admin.rs"]
+mod admin;
 #[path = "in_process/fqdndata.rs"]
 mod fqdndata;
 #[path = "in_process/lab.rs"]

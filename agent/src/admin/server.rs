@@ -221,7 +221,13 @@ impl Admin {
                 summary.ipcache_entries, summary.ipcache_max
             ));
         }
-        if builtin != "running" && !proxies.iter().any(|proxy| proxy.kind != "rules") {
+        let learning = proxies.iter().any(|proxy| match proxy.kind.as_str() {
+            "mappings" | "builtin" => true,
+            // The service's own entry is there without any client.
+            "fqdndata" => proxy.acked_revision > 0,
+            _ => false,
+        });
+        if !learning {
             problems.push(
                 "no DNS proxy is connected and none is built in: names of restricted endpoints are \
                  resolved by whatever proxy runs on its own, and nothing is learned"

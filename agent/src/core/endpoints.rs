@@ -101,7 +101,7 @@ impl State {
         }
         let since = self.now;
         if let Some(id) = self.endpoints.free_number() {
-            self.add_endpoint(id, spec, labels, since, false);
+            self.add_endpoint(id, spec, &labels, since, false);
         } else {
             let reason = "no endpoint number is free: remove endpoints".to_owned();
             self.waiting.insert(spec.key.clone(), (spec, reason));
@@ -132,11 +132,11 @@ impl State {
         &mut self,
         id: EndpointId,
         spec: EndpointSpec,
-        labels: LabelSet,
+        labels: &LabelSet,
         since: BootTime,
         restored: bool,
     ) {
-        let Some(identity) = self.acquire_pod(&labels) else {
+        let Some(identity) = self.acquire_pod(labels) else {
             let reason = "no identity number is left for its labels: use fewer distinct label sets";
             self.waiting
                 .insert(spec.key.clone(), (spec, reason.to_owned()));
@@ -171,7 +171,7 @@ impl State {
             policy_revision: 0,
         });
         self.work.insert(id);
-        self.join_subject(identity, &labels, id);
+        self.join_subject(identity, labels, id);
         self.claim_addresses(id);
     }
 
@@ -259,8 +259,12 @@ impl State {
         self.leaving.insert(id, endpoint);
     }
 
-    pub(super) fn on_node_addresses(&mut self, plan: &mut Plan, addresses: Vec<IpAddr>) {
-        let new: BTreeSet<IpAddr> = addresses.into_iter().filter(|a| !a.is_loopback()).collect();
+    pub(super) fn on_node_addresses(&mut self, plan: &mut Plan, addresses: &[IpAddr]) {
+        let new: BTreeSet<IpAddr> = addresses
+            .iter()
+            .copied()
+            .filter(|a| !a.is_loopback())
+            .collect();
         let old = std::mem::replace(&mut self.node_addresses, new.clone());
         for address in old.difference(&new) {
             self.ipcache.unclaim(IpNet::from(*address), &Owner::Node);

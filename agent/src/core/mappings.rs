@@ -252,7 +252,9 @@ impl State {
         } in outcomes
         {
             if outcome.realised == Realised::Yes {
-                if prefixes.iter().all(|prefix| self.is_realised(*prefix)) {
+                let asker = self.endpoints.get(endpoint);
+                let lacks = asker.is_some_and(|e| !e.behind.is_none()) && !prefixes.is_empty();
+                if !lacks && prefixes.iter().all(|prefix| self.is_realised(*prefix)) {
                     self.counters.mappings_realised += 1;
                     outcome.revision = self.revision;
                     self.await_file(endpoint, &outcome);

@@ -34,7 +34,7 @@ impl State {
                 if let Some(seen) = &mut self.sync.policies.seen {
                     seen.insert(document.key.clone());
                 }
-                self.replace_policy(plan, &document.key.clone(), Some(Arc::new(document)));
+                self.replace_policy(plan, &document.key.clone(), Some(&Arc::new(document)));
             }
             SourceEvent::Delete(key) => self.replace_policy(plan, &key, None),
             SourceEvent::InitDone => {
@@ -48,9 +48,9 @@ impl State {
         }
     }
 
-    fn replace_policy(&mut self, plan: &mut Plan, key: &str, new: Option<Arc<PolicyDocument>>) {
+    fn replace_policy(&mut self, plan: &mut Plan, key: &str, new: Option<&Arc<PolicyDocument>>) {
         let old = self.repository.get(key).cloned();
-        if old == new {
+        if old.as_ref() == new {
             return;
         }
         self.revision += 1;
@@ -60,13 +60,13 @@ impl State {
         }
         self.flush(plan);
         // 2: the rules.
-        match &new {
+        match new {
             Some(document) => self.repository.insert(Arc::clone(document)),
             None => self.repository.remove(key),
         };
         let about = |labels: &LabelSet| {
             old.iter()
-                .chain(&new)
+                .chain(new)
                 .any(|document| is_about(document, labels))
         };
         let subjects = self

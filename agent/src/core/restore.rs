@@ -176,14 +176,14 @@ impl State {
             let alive = restored.interfaces.contains(&file.ifindex)
                 && file.id.0 > 0
                 && self.endpoints.get(file.id).is_none();
-            self.restore_endpoint(file, map, alive);
+            self.restore_endpoint(&file, map, alive);
         }
         self.orphans.extend(maps.into_keys());
     }
 
     fn restore_endpoint(
         &mut self,
-        file: EndpointFile,
+        file: &EndpointFile,
         map: Option<
             Vec<(
                 shared_maps::policy::PolicyKey,
@@ -209,7 +209,7 @@ impl State {
             node_mac: file.node_mac,
             netns: file.netns.clone(),
         };
-        self.add_endpoint(id, spec, file.labels.clone(), BootTime(0), true);
+        self.add_endpoint(id, spec, &file.labels, BootTime(0), true);
         if let Some(endpoint) = self.endpoints.get_mut(id) {
             endpoint.filed = true;
             if let Some(map) = map {
@@ -226,7 +226,7 @@ impl State {
             self.remove_endpoint(id);
             return;
         }
-        self.restore_names(&file);
+        self.restore_names(file);
     }
 
     fn restore_names(&mut self, file: &EndpointFile) {

@@ -212,8 +212,8 @@ impl State {
         endpoint: EndpointId,
     ) {
         self.rules_stale = true;
-        if !self.subjects.contains_key(&identity) {
-            let subject = Subject {
+        if let std::collections::btree_map::Entry::Vacant(vacant) = self.subjects.entry(identity) {
+            vacant.insert(Subject {
                 labels: labels.clone(),
                 policy: EndpointPolicy::default(),
                 selectors: BTreeSet::new(),
@@ -223,8 +223,7 @@ impl State {
                 dns_dirty: false,
                 endpoints: BTreeSet::new(),
                 revision: 0,
-            };
-            self.subjects.insert(identity, subject);
+            });
             self.compute_subject(identity);
         }
         if let Some(subject) = self.subjects.get_mut(&identity) {

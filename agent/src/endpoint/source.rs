@@ -3,7 +3,7 @@
 pub mod cli;
 pub mod dir;
 
-use std::{collections::BTreeMap, path::PathBuf, sync::Arc};
+use std::{collections::BTreeMap, path::PathBuf, sync::Arc, time::Duration};
 
 use nix::net::if_::if_indextoname;
 use parking_lot::Mutex;
@@ -119,6 +119,10 @@ pub struct Unresolved {
     pub reason: String,
 }
 
+/// An endpoint that the first listing lacks loses its policy: what may pass is tried again.
+const ATTEMPTS: u32 = 5;
+const PAUSE: Duration = Duration::from_millis(200);
+
 type Deliver = dyn Fn(SourceEvent<EndpointSpec>) + Send + Sync;
 
 /// All endpoint documents with what became of each. One event stream for both
@@ -134,6 +138,8 @@ struct State {
     documents: BTreeMap<String, EndpointDocument>,
     resolved: BTreeMap<String, EndpointSpec>,
     unresolved: BTreeMap<String, String>,
+    /// The last look failed for a reason that may pass.
+    passing: bool,
 }
 
 impl EndpointBook {
@@ -152,6 +158,7 @@ impl EndpointBook {
                 documents,
                 resolved: BTreeMap::new(),
                 unresolved: BTreeMap::new(),
+                passing: false,
             }),
             deliver: Box::new(deliver),
         }))
@@ -161,7 +168,14 @@ impl EndpointBook {
     pub fn list(&self) {
         let mut state = self.state.lock();
         (self.deliver)(SourceEvent::Init);
-        state.refresh(&*self.deliver);
+        for _ in 0..ATTEMPTS {
+            state.passing = false;
+            state.refresh(&*self.deliver);
+            if !state.passing {
+                break;
+            }
+            std::thread::sleep(PAUSE);
+        }
         (self.deliver)(SourceEvent::InitDone);
     }
 
@@ -302,6 +316,12 @@ impl State {
             }
             Err(error) => {
                 self.note(key, &error);
+                self.passing |= matches!(
+                    error,
+                    EndpointError::Discover(
+                        DiscoverError::Netlink { .. } | DiscoverError::Enter { .. }
+                    )
+                );
                 let gone = matches!(
                     error,
                     EndpointError::Discover(

@@ -177,3 +177,33 @@ impl AsyncWrite for Checked {
         Pin::new(&mut self.stream).poll_shutdown(cx)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn root_the_agents_user_and_the_group_are_admitted() {
+        let own = nix::unistd::geteuid().as_raw();
+        let stranger = own + 1;
+        let open = Allowed { group: Some(4711) };
+        let closed = Allowed { group: None };
+        assert!(closed.admits(0, 4712) && closed.admits(own, 4712));
+        assert!(open.admits(stranger, 4711));
+        assert!(!open.admits(stranger, 4712));
+        assert!(!closed.admits(stranger, 4711));
+    }
+
+    #[tokio::test]
+    async fn a_socket_left_by_a_dead_agent_is_taken_over_a_served_one_is_not() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("run/x.sock");
+        drop(bind(&path, None).unwrap());
+        assert!(path.exists());
+        let _served = bind(&path, None).unwrap();
+        let mode = |path: &Path| std::fs::metadata(path).unwrap().permissions().mode() & 0o777;
+        assert_eq!(mode(&path), 0o660);
+        assert_eq!(mode(path.parent().unwrap()), 0o750);
+        assert!(matches!(bind(&path, None), Err(SocketError::InUse(_))));
+    }
+}

@@ -101,10 +101,10 @@ pub fn labels(map: &PrefixMap<Metadata>, prefix: IpNet, world: &World) -> LabelS
         .any(|l| l.source() == RESERVED && l.key() == "host")
     {
         found.retain(|l| {
-            !matches!(l.source(), CIDR | FQDN)
-                && !(l.source() == RESERVED && l.key().starts_with("world"))
+            let world = l.source() == RESERVED && l.key().starts_with("world");
+            !world && !matches!(l.source(), CIDR | FQDN)
         });
-    } else if found.iter().all(|l| is_outside(l)) {
+    } else if found.iter().all(is_outside) {
         if found.is_empty() {
             found.extend(cidr_label(prefix));
         }

@@ -42,8 +42,8 @@ pub fn parse_documents(text: &str, source_name: &str) -> Vec<Result<PolicyDocume
     let mut found = Vec::new();
     for (number, part) in serde_yaml_ng::Deserializer::from_str(text).enumerate() {
         // By way of the YAML value: it refuses a key that occurs twice.
-        let value = serde_yaml_ng::Value::deserialize(part)
-            .and_then(|value| serde_yaml_ng::from_value::<Value>(value));
+        let value =
+            serde_yaml_ng::Value::deserialize(part).and_then(serde_yaml_ng::from_value::<Value>);
         match value {
             Ok(Value::Null) => {}
             Ok(value) => read(&value, source_name, &mut found),

@@ -69,7 +69,7 @@ async fn ask(settings: &Settings, command: &Command) -> anyhow::Result<()> {
         Command::Explain(arguments) => {
             let question = ExplainQuestion {
                 client: arguments.client,
-                name: arguments.name.clone(),
+                name: arguments.question.clone(),
                 server: arguments.server,
                 port: arguments.port,
                 tcp: arguments.tcp,

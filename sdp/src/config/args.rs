@@ -88,8 +88,9 @@ pub struct ExplainArgs {
     #[arg(value_name = "CLIENT-IP")]
     pub client: IpAddr,
     /// Name it would ask for
+    // Not "name": that is the instance's, of the settings that are valid here, too.
     #[arg(value_name = "NAME")]
-    pub name: String,
+    pub question: String,
     /// DNS server it would ask; without it, the verdict is told per rule
     #[arg(long, value_name = "IP")]
     pub server: Option<IpAddr>,
@@ -341,6 +342,17 @@ mod tests {
         for bad in ["", "s", "10 s", "5d", "-1s", "1.5s"] {
             assert!(ms(bad).is_err(), "{bad:?} was taken");
         }
+    }
+
+    #[test]
+    fn the_name_to_explain_is_not_the_instance() {
+        let line = ["holdfast-sdp", "explain", "10.0.1.5", "www.example.com"];
+        let cli = Cli::try_parse_from(line).expect("a valid command line");
+        assert_eq!(cli.settings.name, None);
+        let Some(Command::Explain(arguments)) = cli.command else {
+            panic!("not explain");
+        };
+        assert_eq!(arguments.question, "www.example.com");
     }
 
     #[test]

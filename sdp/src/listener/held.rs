@@ -6,7 +6,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use crate::arena::{Arena, Key};
+use crate::{
+    arena::{Arena, Key},
+    upstream::udp::Joined,
+};
 
 /// Answers held per worker at most.
 const MAX_HELD: usize = 16_384;
@@ -17,6 +20,8 @@ pub(super) struct HeldAnswer {
     pub(super) bytes: Vec<u8>,
     pub(super) client: SocketAddr,
     pub(super) server: SocketAddr,
+    /// Who else asked the same.
+    pub(super) joined: Vec<Joined>,
     pub(super) since: Instant,
 }
 

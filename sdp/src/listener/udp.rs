@@ -179,7 +179,7 @@ impl Worker {
     /// Everything that is due.
     fn on_time(&mut self) {
         while let Some(answer) = self.held.expired(self.now) {
-            self.release(&answer, AnswerResult::Late);
+            self.release(answer, AnswerResult::Late);
         }
         while let Some(flight) = self.upstream.expired(self.now) {
             self.proxy.stats().in_flight.down();

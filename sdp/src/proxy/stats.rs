@@ -280,6 +280,8 @@ pub struct Stats {
     pub transports: Counters<Protocol>,
     /// Queries that no server answered within the timeout.
     pub upstream_timeouts: Count,
+    /// Queries not sent on because the same was in flight; its answer went to them, too.
+    pub joined: Count,
     /// Datagrams the kernel dropped because a receive queue was full.
     pub receive_overflow: Count,
     /// Queries waiting for their server.
@@ -310,6 +312,11 @@ impl Stats {
             "dns_upstream_timeouts",
             "Queries no server answered in time",
             self.upstream_timeouts.clone(),
+        );
+        registry.register(
+            "dns_joined",
+            "Queries answered by the same query in flight",
+            self.joined.clone(),
         );
         registry.register(
             "dns_receive_overflow",

@@ -5,7 +5,8 @@
 //! that a forger must guess both (RFC 5452). Sockets are replaced after a while.
 
 use std::{
-    collections::{HashMap, VecDeque},
+    collections::{HashMap, VecDeque, hash_map::RandomState},
+    hash::BuildHasher,
     net::SocketAddr,
     os::fd::OwnedFd,
     time::{Duration, Instant},
@@ -35,6 +36,11 @@ const MAX_AGE: Duration = Duration::from_secs(60);
 const MAX_IDLE: Duration = Duration::from_secs(30);
 /// Queries in flight per socket at most: ids must stay hard to guess.
 const MAX_WAITING: usize = 16_384;
+/// Younger than this, a query in flight answers for others that are the same.
+/// An older one may be lost, and the others must not be lost with it.
+const JOIN: Duration = Duration::from_secs(1);
+/// Queries that one in flight answers for at most.
+const MAX_JOINED: usize = 64;
 
 /// A query in flight.
 #[derive(Debug)]
@@ -47,8 +53,27 @@ pub(crate) struct Flight {
     /// Question as sent.
     pub(crate) question: Vec<u8>,
     pub(crate) sent_at: Instant,
+    /// Who else asked the same.
+    pub(crate) joined: Vec<Joined>,
+    fingerprint: u64,
     socket: Key,
     id: u16,
+}
+
+/// A query that was not sent because the same one was in flight.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Joined {
+    pub(crate) client: SocketAddr,
+    pub(crate) kept: Kept,
+}
+
+/// What became of a query.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Place {
+    /// It is to be sent.
+    New(Placed),
+    /// It waits for the answer to the same query in flight.
+    Joined,
 }
 
 /// Where a query was placed.
@@ -93,6 +118,9 @@ pub(crate) struct UdpUpstream {
     sockets: Arena<UpSocket>,
     servers: HashMap<ServerKey, [Option<Key>; SPREAD]>,
     flights: Arena<Flight>,
+    /// The latest query of each fingerprint.
+    latest: HashMap<u64, Key>,
+    hasher: RandomState,
     per_endpoint: HashMap<EndpointId, usize>,
     deadlines: VecDeque<(Instant, Key)>,
     spare: Vec<Vec<u8>>,
@@ -109,6 +137,8 @@ impl UdpUpstream {
             sockets: Arena::default(),
             servers: HashMap::new(),
             flights: Arena::default(),
+            latest: HashMap::new(),
+            hasher: RandomState::new(),
             per_endpoint: HashMap::new(),
             deadlines: VecDeque::new(),
             spare: Vec::new(),
@@ -124,15 +154,23 @@ impl UdpUpstream {
         self.flights.len()
     }
 
-    /// Finds a socket and an id for a query. New sockets are added to `epoll`
+    /// Finds a socket and an id for a query, or the same query in flight: two
+    /// that are the same would double a forger's chance (RFC 5452, 5). New sockets are added to `epoll`
     /// under their key.
     pub(crate) fn place(
         &mut self,
         query: &Forward<'_>,
+        message: &[u8],
         (client, server): (SocketAddr, SocketAddr),
         now: Instant,
         epoll: &Epoll,
-    ) -> Result<Placed, PlaceError> {
+    ) -> Result<Place, PlaceError> {
+        let fingerprint = self
+            .hasher
+            .hash_one((message.get(2..), server, query.endpoint));
+        if self.join(fingerprint, query, (client, server), now) {
+            return Ok(Place::Joined);
+        }
         // An endpoint may have as many in flight as there is room left for all:
         // alone it gets half, and the more compete, the less each.
         let own = self
@@ -165,19 +203,55 @@ impl UdpUpstream {
             kept: query.kept,
             question,
             sent_at: now,
+            joined: Vec::new(),
+            fingerprint,
             socket: key,
             id,
         });
+        self.latest.insert(fingerprint, flight);
         socket.waiting.insert(id, flight);
         socket.queries += 1;
         socket.used = now;
         self.deadlines.push_back((now + self.timeout, flight));
         *self.per_endpoint.entry(query.endpoint.id).or_default() += 1;
-        Ok(Placed {
+        Ok(Place::New(Placed {
             socket: key,
             flight,
             id,
-        })
+        }))
+    }
+
+    fn join(
+        &mut self,
+        fingerprint: u64,
+        query: &Forward<'_>,
+        (client, server): (SocketAddr, SocketAddr),
+        now: Instant,
+    ) -> bool {
+        let same = self.latest.get(&fingerprint).copied();
+        let Some(flight) = same.and_then(|key| self.flights.get_mut(key)) else {
+            return false;
+        };
+        let joined = Joined {
+            client,
+            kept: query.kept,
+        };
+        let first = Joined {
+            client: flight.client,
+            kept: flight.kept,
+        };
+        // A query that comes again from the same client is repeated because the first seems lost.
+        let fits = flight.question == query.question
+            && flight.server == server
+            && flight.endpoint == query.endpoint
+            && now.duration_since(flight.sent_at) < JOIN
+            && flight.joined.len() < MAX_JOINED
+            && joined != first
+            && !flight.joined.contains(&joined);
+        if fits {
+            flight.joined.push(joined);
+        }
+        fits
     }
 
     /// The descriptor of a socket.
@@ -196,8 +270,11 @@ impl UdpUpstream {
     }
 
     /// Takes a query out of flight: it could not be sent, or took too long.
-    pub(crate) fn remove(&mut self, flight: Key) -> Option<Flight> {
-        let flight = self.flights.remove(flight)?;
+    pub(crate) fn remove(&mut self, key: Key) -> Option<Flight> {
+        let flight = self.flights.remove(key)?;
+        if self.latest.get(&flight.fingerprint) == Some(&key) {
+            self.latest.remove(&flight.fingerprint);
+        }
         if let Some(socket) = self.sockets.get_mut(flight.socket) {
             socket.waiting.remove(&flight.id);
             if socket.retired && socket.waiting.is_empty() {

@@ -276,9 +276,8 @@ fn too_many_in_flight_are_shed() {
     });
     let client = bench.client();
     for id in 0..8 {
-        client
-            .send(&query(id, "exact.example", RecordType::A))
-            .unwrap();
+        let name = format!("x{id}.good.example");
+        client.send(&query(id, &name, RecordType::A)).unwrap();
     }
     // One endpoint alone gets half.
     for _ in 0..4 {
@@ -307,9 +306,8 @@ fn a_drain_loses_nothing() {
     } = bench;
     let count = 200;
     for id in 0..count {
-        client
-            .send(&query(id, "a.good.example", RecordType::A))
-            .unwrap();
+        let name = format!("x{id}.good.example");
+        client.send(&query(id, &name, RecordType::A)).unwrap();
     }
     let serving = std::thread::spawn(move || {
         let mut buffer = [0; 512];
@@ -359,6 +357,35 @@ fn hop_by_hop_options_end_here_in_both_directions() {
         .send_to(&with_option(reply.clone(), &keepalive), from)
         .unwrap();
     assert_eq!(receive(&client)[2..], with_option(reply, &[])[2..]);
+}
+
+#[test]
+fn the_same_question_in_flight_is_sent_once_and_answers_all() {
+    let bench = Bench::new(Options::default());
+    let (one, two) = (bench.client(), bench.client());
+    one.send(&query(1, "a.good.example", RecordType::A))
+        .unwrap();
+    let (asked, from) = bench.at_server();
+    two.send(&query(2, "a.good.example", RecordType::A))
+        .unwrap();
+    eventually("the second joins", || bench.stats.joined.get() == 1);
+    // Another type is another question, and one that comes again was perhaps lost.
+    one.send(&query(3, "a.good.example", RecordType::AAAA))
+        .unwrap();
+    bench.at_server();
+    one.send(&query(1, "a.good.example", RecordType::A))
+        .unwrap();
+    bench.at_server();
+    bench.sink.say(Release::Held);
+    bench
+        .server
+        .send_to(&answer(&asked, &["192.0.2.1"]), from)
+        .unwrap();
+    bench.sink.next().1.unwrap()(Realised::Yes);
+    let (first, second) = (receive(&one), receive(&two));
+    assert_eq!((&first[..2], &second[..2]), (&[0, 1][..], &[0, 2][..]));
+    assert_eq!(first[2..], second[2..]);
+    assert!(bench.sink.is_empty());
 }
 
 #[test]

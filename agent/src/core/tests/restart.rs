@@ -5,12 +5,15 @@ use std::collections::BTreeSet;
 use proptest::prelude::*;
 
 use super::{
-    oracle::{World, acts, config},
+    oracle::{Act, World, acts, check_way, config, fates},
     scenario::{Node, WEB, spec},
 };
 use crate::{
     core::{CoreConfig, Event, Restored, event::SourceEvent},
-    datapath::{memory::MemoryDatapath, plan::Step},
+    datapath::{
+        memory::MemoryDatapath,
+        plan::{Datapath as _, Step},
+    },
     endpoint::config_file,
     identity::checkpoint,
 };
@@ -142,7 +145,7 @@ fn a_lost_checkpoint_keeps_numbers_of_single_blocks() {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 24, failure_persistence: None, ..ProptestConfig::default() })]
     #[test]
     fn a_restart_changes_no_map(acts in acts()) {
         let mut world = World::new();
@@ -162,4 +165,46 @@ proptest! {
         let ids: BTreeSet<_> = before.files.keys().collect();
         prop_assert_eq!(node.datapath.files.keys().collect::<BTreeSet<_>>(), ids);
     }
+
+    #[test]
+    fn killed_between_any_two_steps(acts in acts(), cut in 0.0f64..1.0) {
+        let (last, earlier) = acts.split_last().unwrap();
+        // What was not learned at all comes again from the proxy, not from the files.
+        prop_assume!(!matches!(last, Act::Learn(..)));
+        let mut world = World::new();
+        // A pair that only its lease keeps is not restored: leases end with the agent.
+        let quick = |act: &Act| if let Act::Wait(_) = act { Act::Wait(1) } else { act.clone() };
+        for act in earlier {
+            world.act(&quick(act));
+        }
+        world.node.tick(world.node.now.plus_secs(6));
+        let before = world.node.datapath.clone();
+        world.act(&quick(last));
+        let steps = world.node.datapath.log.split_off(before.log.len());
+        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, clippy::cast_precision_loss, reason = "a share of a small number")]
+        let done = (steps.len() as f64 * cut) as usize;
+        let mut cut_short = before;
+        for step in steps.iter().take(done) {
+            cut_short.apply(step).unwrap();
+        }
+        let whole = restarted(&world);
+        world.node.datapath = cut_short;
+        let mended = restarted(&world);
+        let (mended, whole) = (fates(&mended.datapath), fates(&whole.datapath));
+        for ((question, is), (_, shall)) in mended.iter().zip(&whole) {
+            prop_assert_eq!(is, shall, "{:?}", question);
+        }
+        prop_assert_eq!(mended.len(), whole.len());
+    }
+}
+
+/// The agent starts again and hears of everything.
+fn restarted(world: &World) -> Node {
+    let mut node = again(&world.node, config(), &[107, 108, 109]);
+    node.begin();
+    let start = node.datapath.clone();
+    world.replay(&mut node);
+    node.sync();
+    check_way(&start, &node.datapath);
+    node
 }

@@ -10,7 +10,7 @@ use crate::{
     policy::rule::Transport,
     proxy::{Asked, Fate, stats::AnswerResult},
     socket::sys::RecvBatch,
-    upstream::udp::Flight,
+    upstream::udp::{Flight, Joined},
     wire::set_id,
 };
 
@@ -93,12 +93,14 @@ impl Worker {
             (Fate::Hold, Some(key)) => {
                 let bytes = copy(&self.recv);
                 let Flight { client, server, .. } = *flight;
+                let joined = flight.joined.clone();
                 self.held.hold(
                     key,
                     HeldAnswer {
                         bytes,
                         client,
                         server,
+                        joined,
                         since: self.now,
                     },
                 );
@@ -108,16 +110,24 @@ impl Worker {
             (Fate::Malformed, _) => {
                 self.proxy.stats().answers.inc(AnswerResult::Malformed);
                 self.servfail(flight);
-                self.send_own(flight.server, flight.client);
                 return false;
             }
-            (Fate::Hold, None) => self.proxy.stats().answers.inc(AnswerResult::HeldFull),
-            (Fate::Release(result), place) => {
+            (fate, place) => {
                 if let Some(key) = place {
                     self.held.take(key);
                 }
-                self.proxy.stats().answers.inc(result);
+                let result = match fate {
+                    Fate::Release(result) => result,
+                    Fate::Hold | Fate::Malformed => AnswerResult::HeldFull,
+                };
+                let answers = u64::try_from(1 + flight.joined.len()).unwrap_or(1);
+                self.proxy.stats().answers.add(result, answers);
             }
+        }
+        for Joined { client, kept } in &flight.joined {
+            self.own = copy(&self.recv);
+            set_id(&mut self.own, kept.id);
+            self.send_own(flight.server, *client);
         }
         if answered.hop_by_hop.is_some() {
             self.own = copy(&self.recv);
@@ -138,21 +148,30 @@ impl Worker {
                     Realised::No(_) => AnswerResult::NotRealised,
                     Realised::AgentAway => AnswerResult::AgentAway,
                 };
-                self.release(&answer, result);
+                self.release(answer, result);
             }
         }
         self.realised = realised;
     }
 
-    pub(super) fn release(&mut self, answer: &HeldAnswer, result: AnswerResult) {
+    pub(super) fn release(&mut self, mut answer: HeldAnswer, result: AnswerResult) {
         let stats = self.proxy.stats();
         stats.held.down();
         stats
             .held_time
             .observe(self.now.duration_since(answer.since));
-        stats.answers.inc(result);
-        let one = std::iter::once((answer.bytes.as_slice(), answer.client));
-        let listener = listener_for(&self.listeners, answer.client);
+        let answers = u64::try_from(1 + answer.joined.len()).unwrap_or(1);
+        stats.answers.add(result, answers);
+        self.send_held(&answer, answer.client);
+        for Joined { client, kept } in std::mem::take(&mut answer.joined) {
+            set_id(&mut answer.bytes, kept.id);
+            self.send_held(&answer, client);
+        }
+    }
+
+    fn send_held(&mut self, answer: &HeldAnswer, client: SocketAddr) {
+        let one = std::iter::once((answer.bytes.as_slice(), client));
+        let listener = listener_for(&self.listeners, client);
         let sent = self.replies.send(answer.server, one, listener, self.now);
         self.count_unsent(1, sent);
     }

@@ -9,7 +9,7 @@ use crate::{
         stats::{Protocol, QueryResult},
     },
     socket::sys::Datagram,
-    upstream::udp::{Flight, PlaceError, Placed},
+    upstream::udp::{Flight, Joined, Place, PlaceError, Placed},
     wire::{Rcode, reply, set_id},
 };
 
@@ -79,11 +79,17 @@ impl Worker {
                 None
             }
             Outcome::Forward(query) => {
+                let message = self.recv.bytes(at);
+                let route = (client, server);
                 let place = self
                     .upstream
-                    .place(&query, (client, server), self.now, &self.epoll);
+                    .place(&query, message, route, self.now, &self.epoll);
                 let placed = match place {
-                    Ok(placed) => placed,
+                    Ok(Place::New(placed)) => placed,
+                    Ok(Place::Joined) => {
+                        self.proxy.stats().joined.add(1);
+                        return None;
+                    }
                     Err(error) => {
                         let code = Rcode::ServFail;
                         reply::to_kept(query.kept, query.question, code, &mut self.own);
@@ -162,13 +168,19 @@ impl Worker {
         self.proxy.stats().in_flight.down();
         self.proxy.stats().queries.inc(QueryResult::UpstreamError);
         self.servfail(&flight);
-        self.send_own(flight.server, flight.client);
         self.upstream.recycle(flight);
     }
 
+    /// Answers SERVFAIL to all who asked.
     pub(super) fn servfail(&mut self, flight: &Flight) {
-        let code = Rcode::ServFail;
-        reply::to_kept(flight.kept, &flight.question, code, &mut self.own);
+        let first = Joined {
+            client: flight.client,
+            kept: flight.kept,
+        };
+        for Joined { client, kept } in std::iter::once(&first).chain(&flight.joined) {
+            reply::to_kept(*kept, &flight.question, Rcode::ServFail, &mut self.own);
+            self.send_own(flight.server, *client);
+        }
     }
 
     fn not_sent(&self, error: &PlaceError) {

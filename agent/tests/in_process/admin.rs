@@ -1,0 +1,122 @@
+//! The admin socket, asked by the command line's own client.
+
+use std::sync::Arc;
+
+use holdfast_agent::{
+    admin::{
+        model::{Done, Policies, Status},
+        server::{Admin, encode},
+    },
+    cli::client::{Client, ClientError},
+    core::snapshot::{EndpointView, IpcacheView, NameView},
+    endpoint::source::{EndpointBook, EndpointDocument, cli::CliFile},
+    events::Events,
+    grpc::peer,
+};
+
+use crate::lab::{Lab, mapping, pod, policy};
+
+fn serve(lab: &Lab) -> Client {
+    let socket = lab.dir.path().join("run/admin.sock");
+    let listener = peer::bind(&socket, None).unwrap();
+    let endpoints = EndpointBook::open(None, CliFile::in_dir(lab.dir.path()), |_| {}).unwrap();
+    let admin = Admin {
+        core: lab.core.clone(),
+        proxies: lab.proxies.clone(),
+        endpoints,
+        epoch: lab.epoch.clone(),
+        events: Events::default(),
+        builtin: Arc::new(|| "disabled".to_owned()),
+        damaged: Arc::new(vec!["a file is damaged".to_owned()]),
+    };
+    lab.tasks
+        .spawn(admin.serve(listener, lab.tasks.clone(), lab.stop.clone()));
+    Client::new(&socket)
+}
+
+#[tokio::test]
+async fn dumps_show_what_is_in_force() {
+    let lab = Lab::start();
+    let client = serve(&lab);
+    let status: Status = client.get("/v1/status").await.unwrap();
+    assert!(!status.ready);
+    lab.sync(vec![policy("*.example.com")], vec![pod()]).await;
+    let status: Status = client.get("/v1/status").await.unwrap();
+    assert!(status.ready);
+    assert_eq!((status.summary.endpoints, status.summary.policies), (1, 1));
+    assert!(
+        status
+            .problems
+            .iter()
+            .any(|p| p.contains("a file is damaged"))
+    );
+    assert!(status.problems.iter().any(|p| p.contains("no DNS proxy")));
+    let endpoints: Vec<EndpointView> = client.get("/v1/endpoints").await.unwrap();
+    assert!(endpoints[0].egress_enforced);
+    let policies: Policies = client.get("/v1/policies").await.unwrap();
+    assert_eq!(policies.policies.len(), 1);
+}
+
+#[tokio::test]
+async fn cleaning_a_name_takes_its_address_out() {
+    let lab = Lab::start();
+    let client = serve(&lab);
+    lab.sync(vec![policy("*.example.com")], vec![pod()]).await;
+    let endpoint = lab.endpoint().await;
+    let mut stream = lab.mappings().await;
+    stream
+        .send(vec![
+            mapping(endpoint, 1, "www.example.com.", [192, 0, 2, 1]),
+            mapping(endpoint, 2, "api.example.com.", [192, 0, 2, 2]),
+        ])
+        .await;
+    assert!(stream.result(2).await.realised);
+    // No stream is left that would have to give a lease back first.
+    drop(stream);
+    let path = format!("/v1/names?pattern={}", encode("www.*.com"));
+    let _done: Done = client.delete(&path).await.unwrap();
+    let gone = async {
+        loop {
+            let names: Vec<NameView> = client.get("/v1/names").await.unwrap();
+            let prefixes: Vec<IpcacheView> = client.get("/v1/ipcache").await.unwrap();
+            let cleaned = prefixes.iter().all(|p| p.prefix != "192.0.2.1/32");
+            if cleaned && names.iter().any(|name| name.name == "api.example.com.") {
+                return;
+            }
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::time::timeout(crate::lab::PATIENCE, gone)
+        .await
+        .unwrap();
+}
+
+#[tokio::test]
+async fn what_cannot_be_done_is_said_with_the_remedy() {
+    let lab = Lab::start();
+    let client = serve(&lab);
+    let document = EndpointDocument {
+        netns: Some("hf-none-such".to_owned()),
+        pid: None,
+        ifname: "eth0".to_owned(),
+        labels: vec!["k8s:app=web".to_owned()],
+    };
+    let error = client
+        .post::<EndpointView>("/v1/endpoints", &document)
+        .await
+        .unwrap_err();
+    assert!(
+        error.to_string().contains("hf-none-such does not exist"),
+        "{error}"
+    );
+    let error = client
+        .delete::<Done>("/v1/endpoints?endpoint=77")
+        .await
+        .unwrap_err();
+    assert!(error.to_string().contains("no endpoint 77"), "{error}");
+    let error = client.get::<Status>("/v1/nothing").await.unwrap_err();
+    assert!(matches!(error, ClientError::Refused(_)), "{error}");
+    let nobody = Client::new(&lab.dir.path().join("run/none.sock"));
+    let error = nobody.get::<Status>("/v1/status").await.unwrap_err();
+    assert!(error.to_string().contains("--admin-socket"), "{error}");
+}

@@ -38,6 +38,8 @@ pub struct SdpOptions {
     pub name: String,
     /// Port of its metrics, one per replica.
     pub metrics: u16,
+    /// Whether it is told of the agent's native socket.
+    pub native: bool,
     /// Further flags.
     pub flags: Vec<String>,
 }
@@ -64,6 +66,7 @@ impl SdpOptions {
         Self {
             name: name.to_owned(),
             metrics,
+            native: true,
             flags: Vec::new(),
         }
     }
@@ -156,9 +159,10 @@ impl Lab {
         command
             .arg("--state-dir")
             .arg(self.directory().join("state"));
-        command
-            .arg("--agent-address")
-            .arg(format!("unix://{}", self.sdp_socket().display()));
+        if options.native {
+            let socket = format!("unix://{}", self.sdp_socket().display());
+            command.arg("--agent-address").arg(socket);
+        }
         command.arg("--name").arg(&options.name);
         command
             .arg("--admin-socket")
@@ -197,6 +201,32 @@ impl Lab {
         let id = self.endpoint_id(pod)?;
         self.proxies_in_step()?;
         Ok(id)
+    }
+
+    /// Waits until the proxy `name` is connected to the agent: one that finds
+    /// rules on disk is ready before.
+    pub fn connected(&self, name: &str) -> Result<()> {
+        eventually("the proxy is connected", READY, || {
+            let status = self.agent_json(&["status"])?;
+            let proxies = status
+                .get("proxies")
+                .and_then(Value::as_array)
+                .context("proxies")?;
+            for kind in ["mappings", "rules"] {
+                let stream = |proxy: &&Value| {
+                    proxy
+                        .get("instance")
+                        .is_some_and(|instance| instance == name)
+                        && proxy.get("kind").is_some_and(|of| of == kind)
+                };
+                proxies
+                    .iter()
+                    .find(stream)
+                    .with_context(|| format!("no {kind} stream yet"))?;
+            }
+            Ok(())
+        })?;
+        self.proxies_in_step()
     }
 
     /// Waits until every connected proxy has acknowledged the policy in force.

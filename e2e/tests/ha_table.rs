@@ -47,6 +47,7 @@ fn each_row_behaves_as_the_table_says() {
 
         // All three running.
         let sdp = lab.start_sdp(&SdpOptions::default())?;
+        lab.connected("one")?;
         dns_works(lab, 12)?;
 
         // Agent down, SDP running: names and policy already there work.

@@ -42,7 +42,7 @@ fn entry(k: &Kernel, protocol: u8, sport: u16, dport: u16) -> Result<CtValue> {
 
 /// Seconds left, allowing for the second that may pass meanwhile.
 fn lives(value: &CtValue, expected: u32) -> bool {
-    let now = u32::try_from(monotonic_ns() / 1_000_000_000).unwrap();
+    let now = u32::try_from(monotonic_ns() / 1_000_000_000).expect("seconds since boot fit");
     let left = value.lifetime - now;
     left == expected || left + 1 == expected || left + 2 == expected
 }

@@ -15,7 +15,7 @@ const TCP: u8 = 6;
 const UDP: u8 = 17;
 
 fn ip(text: &str) -> IpAddr {
-    text.parse().unwrap()
+    text.parse().expect("an address")
 }
 
 /// Both families: (pod, peer, stranger).

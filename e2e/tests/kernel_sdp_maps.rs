@@ -36,7 +36,7 @@ struct Place {
 impl Place {
     fn new(test: &str) -> Self {
         let bpf = PathBuf::from(format!("/sys/fs/bpf/hf-e2e-{}-{test}", std::process::id()));
-        fs::create_dir_all(Globals::new(&bpf).dir()).expect("a directory in the BPF file system");
+        fs::create_dir_all(Globals::new(&bpf).dir()).expect("bpffs is writable");
         Self {
             bpf,
             dir: tempfile::tempdir().expect("a directory"),
@@ -49,16 +49,16 @@ impl Place {
 
     fn lxc(&self) -> Map<LxcKey, LxcValue> {
         let path = self.globals().path(lxc::NAME);
-        Map::open_or_create(&path, MapKind::Hash, 64, lxc::FLAGS).expect("cilium_lxc")
+        Map::open_or_create(&path, MapKind::Hash, 64, lxc::FLAGS).expect("a map")
     }
 
     fn ipcache(&self) -> Map<IpcacheKey, IpcacheValue> {
         let path = self.globals().path(ipcache::NAME);
-        Map::open_or_create(&path, MapKind::LpmTrie, 64, ipcache::FLAGS).expect("cilium_ipcache_v2")
+        Map::open_or_create(&path, MapKind::LpmTrie, 64, ipcache::FLAGS).expect("a map")
     }
 
     fn unpin(&self, name: &str) {
-        fs::remove_file(self.globals().path(name)).expect("a pin");
+        fs::remove_file(self.globals().path(name)).expect("the pin is there");
     }
 }
 

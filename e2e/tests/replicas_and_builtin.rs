@@ -7,6 +7,7 @@ use holdfast_e2e::lab::{DNS4, web4};
 use holdfast_e2e::load::Load;
 use holdfast_e2e::policy::{WEB, good_names};
 use holdfast_e2e::{AgentOptions, Lab, Query, SdpOptions, eventually, with_lab};
+use nix::sys::signal::Signal;
 
 #[test]
 fn replicas_share_and_replace_one_another() {
@@ -49,6 +50,29 @@ fn replicas_share_and_replace_one_another() {
             },
         )?;
         all_answered(lab, 100)?;
+
+        // So is one that hangs, and it takes part again when it goes on.
+        let one = lab.start_sdp(&SdpOptions::new("one", 9971))?;
+        one.signal(Signal::SIGSTOP)?;
+        eventually(
+            "a hanging replica gets no packets",
+            Duration::from_secs(5),
+            || {
+                for _ in 0..30 {
+                    lab.a.ask(&short)?.expect(web4(10))?;
+                }
+                Ok(())
+            },
+        )?;
+        one.signal(Signal::SIGCONT)?;
+        two.terminate(Duration::from_secs(15))?;
+        eventually(
+            "the replica takes part again",
+            Duration::from_secs(5),
+            || lab.a.ask(&short)?.expect(web4(10)),
+        )?;
+        all_answered(lab, 50)?;
+        let two = one;
 
         // The last one gone, the built-in proxy takes over.
         two.terminate(Duration::from_secs(15))?;

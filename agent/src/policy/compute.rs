@@ -34,11 +34,12 @@ pub fn entries(
     selectors: &SelectorCache,
     proxy_port: u16,
 ) -> Entries {
+    let selecting = selectors.selecting(identity);
     let mut found = Entries::new();
     for (direction, side) in [(EGRESS, &policy.egress), (INGRESS, &policy.ingress)] {
         let mut drafts = Entries::new();
         for rule in &side.rules {
-            if is_meant(&rule.rule.peers, identity, selectors) {
+            if is_meant(&rule.rule.peers, identity, &selecting) {
                 draft(&mut drafts, &rule.rule, identity, direction, proxy_port);
             }
         }
@@ -53,14 +54,10 @@ pub fn entries(
     found
 }
 
-fn is_meant(peers: &Peers, identity: IdentityId, selectors: &SelectorCache) -> bool {
+fn is_meant(peers: &Peers, identity: IdentityId, selecting: &[&Selector]) -> bool {
     match peers {
         Peers::Any => identity == IdentityId::UNKNOWN,
-        Peers::Selectors(list) => list.iter().any(|selector| {
-            selectors
-                .id_of(selector)
-                .is_some_and(|id| selectors.selects(id, identity))
-        }),
+        Peers::Selectors(list) => selecting.iter().any(|selector| list.contains(selector)),
     }
 }
 

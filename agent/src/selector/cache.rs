@@ -20,6 +20,8 @@ pub struct SelectorCache {
     ids: HashMap<Arc<Selector>, SelectorId>,
     entries: BTreeMap<SelectorId, Entry>,
     identities: BTreeMap<IdentityId, Subject>,
+    /// Selectors that select an identity.
+    selecting: BTreeMap<IdentityId, BTreeSet<SelectorId>>,
     next: u32,
 }
 
@@ -50,7 +52,10 @@ impl SelectorCache {
             .identities
             .values()
             .filter(|subject| selector.matches(subject));
-        let selections = selections.map(|subject| subject.id).collect();
+        let selections: BTreeSet<IdentityId> = selections.map(|subject| subject.id).collect();
+        for identity in &selections {
+            self.selecting.entry(*identity).or_default().insert(id);
+        }
         self.ids.insert(Arc::clone(&selector), id);
         self.entries.insert(
             id,
@@ -75,6 +80,11 @@ impl SelectorCache {
         if entry.users > 0 {
             return false;
         }
+        for identity in std::mem::take(&mut entry.selections) {
+            if let Some(selecting) = self.selecting.get_mut(&identity) {
+                selecting.remove(&id);
+            }
+        }
         self.entries.remove(&id);
         self.ids.remove(selector);
         true
@@ -95,15 +105,28 @@ impl SelectorCache {
             }
         }
         self.identities.insert(id, subject);
+        self.selecting
+            .insert(id, selected_by.iter().copied().collect());
         selected_by
     }
 
     /// An identity is gone: gives the selectors that selected it.
     pub fn remove_identity(&mut self, id: IdentityId) -> Vec<SelectorId> {
         self.identities.remove(&id);
-        let entries = self.entries.iter_mut();
-        let had = entries.filter_map(|(selector, e)| e.selections.remove(&id).then_some(*selector));
-        had.collect()
+        let selecting = self.selecting.remove(&id).unwrap_or_default();
+        for selector in &selecting {
+            if let Some(entry) = self.entries.get_mut(selector) {
+                entry.selections.remove(&id);
+            }
+        }
+        selecting.into_iter().collect()
+    }
+
+    /// Selectors that select an identity.
+    pub fn selecting(&self, id: IdentityId) -> Vec<&Selector> {
+        let ids = self.selecting.get(&id).into_iter().flatten();
+        let entries = ids.filter_map(|id| self.entries.get(id));
+        entries.map(|entry| &*entry.selector).collect()
     }
 
     /// Whether the selector selects the identity.

@@ -384,7 +384,12 @@ fn questions(before: &MemoryDatapath, after: &MemoryDatapath) -> Vec<Question> {
         .filter(|id| after.policy.contains_key(*id));
     let mut found = Vec::new();
     for endpoint in both.copied() {
-        for remote in remotes() {
+        // What a pod sends to itself never leaves it.
+        let own = after
+            .attached
+            .get(&endpoint)
+            .and_then(|attachment| attachment.ipv4);
+        for remote in remotes().filter(|remote| own.map(IpAddr::V4) != Some(*remote)) {
             for (protocol, port) in PORTS.iter().copied() {
                 for direction in [EGRESS, INGRESS] {
                     found.push(Question {

@@ -1,0 +1,64 @@
+//! The proxy beneath an agent that is reached by Cilium's FQDNData service only.
+use std::time::Duration;
+
+use hickory_proto::op::ResponseCode;
+use holdfast_e2e::lab::{DNS4, DNS6, at, web4, web6};
+use holdfast_e2e::policy::{WEB, dns, egress, good_names};
+use holdfast_e2e::{AgentOptions, Query, SdpOptions, eventually, with_lab};
+
+const SOON: Duration = Duration::from_secs(10);
+
+#[test]
+fn rules_and_mappings_cross_fqdndata() {
+    with_lab(|lab| {
+        lab.zone.set("www.good.test", &[web4(10), web6(10)], 600);
+        lab.write_policy("web.yaml", &good_names())?;
+        let options = AgentOptions::default().flag("--enable-standalone-dns-proxy");
+        let agent = lab.start_agent(&options)?;
+        lab.add_endpoint(&lab.a, WEB)?;
+        let sdp = SdpOptions {
+            native: false,
+            ..SdpOptions::default()
+        };
+        let _sdp = lab.start_sdp(&sdp.flag("--agent-address=tcp://127.0.0.1:10095"))?;
+
+        let good = Query::a("www.good.test", DNS4);
+        // The proxy starts with the rules on disk and may answer before it is connected.
+        eventually(
+            "connected, and the first answer's address is open",
+            SOON,
+            || {
+                lab.a.ask(&good)?.expect(web4(10))?;
+                lab.a.expect_open(at(web4(10), 80))
+            },
+        )?;
+        lab.zone.set("next.good.test", &[web4(11)], 600);
+        lab.a
+            .ask(&Query::a("next.good.test", DNS4))?
+            .expect(web4(11))?;
+        lab.a.expect_open(at(web4(11), 80))?;
+
+        // A policy change comes the same way.
+        lab.write_policy("more.yaml", &egress("more", "web", &dns("*.more.test")))?;
+        lab.zone.set("www.more.test", &[web4(12)], 600);
+        eventually("new rules arrive", SOON, || {
+            lab.a
+                .ask(&Query::a("www.more.test", DNS4))?
+                .expect(web4(12))
+        })?;
+        lab.a
+            .ask(&Query::aaaa("www.good.test", DNS6).tcp())?
+            .expect(web6(10))?;
+        lab.a.expect_open(at(web6(10), 80))?;
+        lab.a
+            .ask(&Query::a("www.bad.test", DNS4))?
+            .expect_code(ResponseCode::Refused)?;
+
+        agent.kill_9()?;
+        lab.a.ask(&good)?.expect(web4(10))?;
+        lab.a
+            .ask(&Query::a("www.bad.test", DNS4))?
+            .expect_code(ResponseCode::Refused)?;
+        Ok(())
+    });
+}

@@ -127,7 +127,7 @@ fn judge_flow(
     trace: &mut Trace,
 ) -> Result<(u32, Reason), Reason> {
     if icmp::is_error(packet) {
-        if icmp::is_related(ctx, packet, true) {
+        if icmp::is_related(ctx, packet, true, false) {
             return Ok((0, Reason::Reply));
         }
     } else if !packet.is_syn() {

@@ -33,9 +33,10 @@ pub(crate) fn is_error(packet: &Packet) -> bool {
 /// Whether an ICMP error quotes a packet of a live connection of the endpoint.
 ///
 /// `from_pod`: the pod complains about a packet that it received; else
-/// somebody complains about a packet that the pod sent.
+/// somebody complains about a packet that the pod sent. What goes to the proxy
+/// nobody but this node (`local`) ever saw.
 #[inline(never)]
-pub(crate) fn is_related(ctx: &TcContext, packet: &Packet, from_pod: bool) -> bool {
+pub(crate) fn is_related(ctx: &TcContext, packet: &Packet, from_pod: bool, local: bool) -> bool {
     let Some(scratch) = SCRATCH.get_ptr_mut(0) else {
         return false;
     };
@@ -61,6 +62,8 @@ pub(crate) fn is_related(ctx: &TcContext, packet: &Packet, from_pod: bool) -> bo
     } else {
         (DIR_OUT, DIR_IN)
     };
-    conntrack::find(quoted, forward, As::Forward, now).is_some()
-        || conntrack::find(quoted, backward, As::Reply, now).is_some()
+    if let Some(value) = conntrack::find(quoted, forward, As::Forward, now) {
+        return from_pod || local || !conntrack::is_redirected(value);
+    }
+    conntrack::find(quoted, backward, As::Reply, now).is_some()
 }

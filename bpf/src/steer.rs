@@ -45,7 +45,7 @@ pub(crate) fn run(ctx: &SkLookupContext) -> u32 {
 enum Choice {
     /// A socket is selected.
     Made,
-    /// Redirected by us, and no slot is live.
+    /// Redirected by us, and no slot has a socket.
     Nobody,
     /// Redirected by TPROXY, and no slot is live: the reuse-port group has it.
     LeftToHash,
@@ -121,6 +121,8 @@ fn choose(ctx: &SkLookupContext) -> Option<Choice> {
         // SAFETY: the helper has no preconditions.
         now: unsafe { bpf_ktime_get_ns() },
         hash,
+        // Under TPROXY the group's hash decides among those who hold no slot.
+        silent_too: matches!(otherwise, Choice::Nobody),
     };
     let flags = u64::from(BPF_SK_LOOKUP_F_NO_REUSEPORT);
     let ranks = RANKS.get_ptr_mut(0)?;
@@ -147,6 +149,8 @@ struct Wanted {
     socket: u32,
     now: u64,
     hash: u32,
+    /// When no slot is live, a silent one whose socket is there still.
+    silent_too: bool,
 }
 
 impl Wanted {
@@ -166,17 +170,16 @@ impl Wanted {
                 let Some(value) = SLOTS.get(slot) else {
                     continue;
                 };
-                let class = match value.kind {
-                    KIND_SDP => 3 << 30,
-                    KIND_FALLBACK => 1 << 30,
-                    _ => continue,
-                };
-                if value.proxy_port != self.proxy_port
-                    || value.sockets & self.socket == 0
-                    || self.now.saturating_sub(value.heartbeat) > HEARTBEAT_DEAD_NS
-                {
+                if value.proxy_port != self.proxy_port || value.sockets & self.socket == 0 {
                     continue;
                 }
+                let live = self.now.saturating_sub(value.heartbeat) <= HEARTBEAT_DEAD_NS;
+                let class = match value.kind {
+                    KIND_SDP if live => 3 << 30,
+                    KIND_FALLBACK if live => 2 << 30,
+                    KIND_SDP | KIND_FALLBACK if self.silent_too => 1 << 30,
+                    _ => continue,
+                };
                 let spread = mix(self.hash ^ slot.wrapping_mul(0x9e37_79b9)) >> 2;
                 let rank = class | (spread & !SLOT_MASK) | slot;
                 (&raw mut (*ranks).rank).write_volatile(rank);

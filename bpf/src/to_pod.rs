@@ -121,7 +121,7 @@ fn judge(ctx: &TcContext, packet: &mut Packet, trace: &mut Trace) -> Result<Reas
 fn judge_flow(ctx: &TcContext, packet: &Packet, trace: &mut Trace) -> Result<Reason, Reason> {
     let origin = Origin::of(ctx);
     if icmp::is_error(packet) {
-        if icmp::is_related(ctx, packet, false) {
+        if icmp::is_related(ctx, packet, false, origin.local) {
             return Ok(Reason::Reply);
         }
     } else {

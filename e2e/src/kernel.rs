@@ -3,6 +3,8 @@
 //! Nothing is attached to an interface: `BPF_PROG_TEST_RUN` gives a frame to a
 //! loaded program and tells its verdict. Maps and verifier are the kernel's.
 
+pub mod node;
+
 use std::fs;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::path::{Path, PathBuf};
@@ -74,6 +76,8 @@ pub struct Verdict {
 pub enum From {
     /// Another interface.
     Outside,
+    /// Another interface, and something gave it this mark.
+    OutsideMarked(u32),
     /// A socket of the node, with this mark.
     Local(u32),
 }
@@ -205,6 +209,7 @@ impl Kernel {
     pub fn receive(&mut self, frame: &[u8], from: From) -> Result<Verdict> {
         match from {
             From::Outside => self.run("to_pod", frame, 0, 1),
+            From::OutsideMarked(mark) => self.run("to_pod", frame, mark, 1),
             From::Local(mark) => self.run("to_pod", frame, mark, 0),
         }
     }

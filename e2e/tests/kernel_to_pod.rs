@@ -160,6 +160,8 @@ fn only_the_proxy_answers_for_redirected_servers() {
                 passes(k, "proxy", &answer, proxy, Reason::Reply)?;
                 drops(k, "direct", &answer, From::Outside, Reason::ForgedAnswer)?;
                 drops(k, "no mark", &answer, From::Local(0), Reason::ForgedAnswer)?;
+                let forwarded = From::OutsideMarked(MAGIC_FROM_EGRESS_PROXY);
+                drops(k, "forwarded", &answer, forwarded, Reason::ForgedAnswer)?;
                 let host = From::Local(mark::MAGIC_HOST);
                 drops(k, "other mark", &answer, host, Reason::ForgedAnswer)?;
             }
@@ -227,6 +229,22 @@ fn icmp_errors_pass_if_they_quote_a_connection() {
             assert!(!k.send(&elsewhere)?.pass, "not to others");
             let never = Packet::new(peer, pod, udp(5001, 90));
             assert!(!k.send(&frame(pod, peer, unreachable(&never)))?.pass);
+        }
+        Ok(())
+    });
+}
+
+#[test]
+fn nobody_outside_complains_about_redirected_queries() {
+    with_kernel(|k| {
+        k.redirect_dns()?;
+        for (pod, peer, stranger) in FAMILIES {
+            let query = Packet::new(pod, peer, udp(4000, 53));
+            sent(k, &query.frame())?;
+            let forged = frame(stranger, pod, unreachable(&query));
+            drops(k, "forged", &forged, From::Outside, Reason::PolicyDenied)?;
+            let own = frame(peer, pod, unreachable(&query));
+            passes(k, "of the node", &own, From::Local(0), Reason::Reply)?;
         }
         Ok(())
     });

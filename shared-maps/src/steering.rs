@@ -5,7 +5,10 @@
 //! `hf_steer_slots_v1` at the slot's number. The `sk_lookup` program picks a
 //! slot by flow hash among those whose heartbeat is younger than
 //! [`HEARTBEAT_DEAD_NS`], SDP slots before fallback slots (the agent's
-//! built-in proxy); with none it selects nothing.
+//! built-in proxy). With none alive it takes a silent one whose socket is
+//! there still, for a packet of our own redirect: nobody else would get that
+//! packet. Under TPROXY it then selects nothing, and the hash of the sockets'
+//! reuse-port group decides.
 
 /// Sockmap: pin and map name.
 pub const SOCKS_NAME: &str = "hf_steer_socks_v1";

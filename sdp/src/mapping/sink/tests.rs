@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::*;
+use super::{super::Refusal, state::REPLAYS_BESIDE_LIVE, *};
 use crate::mapping::kept::tests::mapping;
 
 type Seen = Arc<Mutex<Vec<Realised>>>;

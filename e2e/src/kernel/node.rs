@@ -1,0 +1,227 @@
+//! A node with one pod on a veth, and proxies that own steering slots.
+
+use std::fs;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
+use std::os::fd::AsRawFd as _;
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{Result, ensure};
+use holdfast_agent::datapath::plan::{Datapath as _, Step};
+use holdfast_agent::datapath::routing;
+use nix::net::if_::if_nametoindex;
+use shared_maps::mark::MAGIC_FROM_EGRESS_PROXY;
+use shared_maps::steering::{SLOTS_NAME, SOCKS_NAME, Slot, socket_index};
+use shared_maps::user::{Map, MapKind};
+use socket2::{Domain, Socket, Type};
+
+use super::{Kernel, MAC, POD4, POD6, PROXY_PORT, attachment, with_kernel};
+use crate::{Netns, eventually};
+
+/// The node's address towards the pod.
+pub const NODE4: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 9, 1, 1));
+/// Datagrams or connections per check.
+pub const MANY: u16 = 100;
+/// Longest wait for something to arrive.
+pub const SOON: Duration = Duration::from_secs(5);
+/// A heartbeat of a slot that is alive for as long as the test runs.
+pub const FOREVER: u64 = u64::MAX;
+
+/// A node with one pod, and proxies on it.
+pub struct Node<'k> {
+    kernel: &'k mut Kernel,
+    pod: Netns,
+    slots: Map<u32, Slot>,
+    socks: Map<u32, u32>,
+}
+
+/// The four sockets of one proxy.
+pub struct Proxy {
+    /// IPv4, IPv6.
+    pub udp: [UdpSocket; 2],
+    /// IPv4, IPv6.
+    pub tcp: [TcpListener; 2],
+}
+
+/// Runs `test` with a node whose policy redirects DNS to the peer.
+pub fn with_node(test: impl FnOnce(&mut Node<'_>) -> Result<()> + Send) {
+    with_kernel(|kernel| {
+        // The kernel gives a sysctl of its own to each namespace.
+        fs::write("/proc/sys/net/ipv6/conf/default/accept_dad", "0")?;
+        let pod = Netns::create(format!("hf-steer-{}", std::process::id()))?;
+        let mac = MAC.map(|byte| format!("{byte:02x}")).join(":");
+        ip("link set lo up")?;
+        let peer = format!("peer name eth0 address {mac} netns {}", pod.name());
+        ip(&format!("link add hf0 type veth {peer}"))?;
+        ip(&format!("addr add {NODE4}/24 dev hf0"))?;
+        ip("addr add fd09:1::1/64 dev hf0 nodad")?;
+        ip("link set hf0 up")?;
+        pod.batch(&format!(
+            "link set eth0 up\naddr add {POD4}/24 dev eth0\naddr add {POD6}/64 dev eth0 nodad\n\
+             route add default via {NODE4}\nroute add default via fd09:1::1"
+        ))?;
+        tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()?
+            .block_on(routing::install(true, true))?;
+        kernel.redirect_dns()?;
+        let ifindex = if_nametoindex("hf0")?;
+        kernel
+            .datapath()
+            .apply(&Step::Attach(attachment(ifindex)))?;
+        let slots = kernel.open(SLOTS_NAME, MapKind::Array)?;
+        let socks = kernel.open(SOCKS_NAME, MapKind::SockMap)?;
+        test(&mut Node {
+            kernel,
+            pod,
+            slots,
+            socks,
+        })
+    });
+}
+
+fn ip(arguments: &str) -> Result<()> {
+    let status = Command::new("ip").args(arguments.split(' ')).status()?;
+    ensure!(status.success(), "ip {arguments}: {status}");
+    Ok(())
+}
+
+fn bound(kind: Type, at: SocketAddr) -> Result<Socket> {
+    let socket = Socket::new(Domain::for_address(at), kind, None)?;
+    socket.set_reuse_address(true)?;
+    socket.set_reuse_port(true)?;
+    if at.is_ipv4() {
+        socket.set_ip_transparent_v4(true)?;
+    } else {
+        socket.set_ip_transparent_v6(true)?;
+    }
+    socket.set_mark(MAGIC_FROM_EGRESS_PROXY)?;
+    socket.bind(&at.into())?;
+    Ok(socket)
+}
+
+impl Node<'_> {
+    /// The maps and programs.
+    pub fn kernel(&mut self) -> &mut Kernel {
+        self.kernel
+    }
+
+    /// The pod's namespace.
+    pub fn pod(&self) -> &Netns {
+        &self.pod
+    }
+
+    /// The slot table.
+    pub fn slots(&self) -> &Map<u32, Slot> {
+        &self.slots
+    }
+
+    /// Redirects marked packets as another datapath does: TPROXY to the proxy's address.
+    pub fn tproxy(&self) -> Result<()> {
+        let rules = format!(
+            "table inet steer {{ chain pre {{ type filter hook prerouting priority mangle;
+             meta mark & 0xf00 == 0x200 meta nfproto ipv4 meta l4proto {{ tcp, udp }} tproxy ip to 127.0.0.1:{PROXY_PORT} accept
+             meta mark & 0xf00 == 0x200 meta nfproto ipv6 meta l4proto {{ tcp, udp }} tproxy ip6 to [::1]:{PROXY_PORT} accept
+             }}\n}}\n"
+        );
+        let path = tempfile::NamedTempFile::new()?;
+        fs::write(path.path(), rules)?;
+        let status = Command::new("nft").arg("-f").arg(path.path()).status()?;
+        ensure!(status.success(), "nft: {status}");
+        Ok(())
+    }
+
+    /// Starts a proxy in `slot`.
+    pub fn proxy(&self, slot: u32, kind: u32) -> Result<Proxy> {
+        let loopback = [
+            IpAddr::V4(Ipv4Addr::LOCALHOST),
+            IpAddr::V6(Ipv6Addr::LOCALHOST),
+        ];
+        let at = loopback.map(|ip| SocketAddr::new(ip, PROXY_PORT));
+        let udp = |at| -> Result<UdpSocket> {
+            let socket: UdpSocket = bound(Type::DGRAM, at)?.into();
+            socket.set_nonblocking(true)?;
+            Ok(socket)
+        };
+        let tcp = |at| -> Result<TcpListener> {
+            let socket = bound(Type::STREAM, at)?;
+            socket.listen(256)?;
+            socket.set_nonblocking(true)?;
+            Ok(socket.into())
+        };
+        let proxy = Proxy {
+            udp: [udp(at[0])?, udp(at[1])?],
+            tcp: [tcp(at[0])?, tcp(at[1])?],
+        };
+        for (v6, (udp, tcp)) in [false, true]
+            .into_iter()
+            .zip(proxy.udp.iter().zip(&proxy.tcp))
+        {
+            for (is_tcp, fd) in [(false, udp.as_raw_fd()), (true, tcp.as_raw_fd())] {
+                let index = socket_index(slot, is_tcp, v6);
+                self.socks.set(&index, &u32::try_from(fd)?)?;
+            }
+        }
+        self.set(slot, kind, FOREVER)?;
+        Ok(proxy)
+    }
+
+    /// Sets a slot that has all four sockets.
+    pub fn set(&self, slot: u32, kind: u32, heartbeat: u64) -> Result<()> {
+        let value = Slot {
+            heartbeat,
+            kind,
+            owner: std::process::id(),
+            sockets: 0b1111,
+            proxy_port: PROXY_PORT.into(),
+        };
+        Ok(self.slots.set(&slot, &value)?)
+    }
+
+    /// The pod sends a datagram from each of many ports; how many each proxy got.
+    pub fn ask<const N: usize>(&self, server: IpAddr, proxies: [&Proxy; N]) -> Result<[u16; N]> {
+        let v6 = usize::from(server.is_ipv6());
+        self.pod.enter(|| -> Result<()> {
+            let any = if v6 == 1 { "[::]:0" } else { "0.0.0.0:0" };
+            for _ in 0..MANY {
+                UdpSocket::bind(any)?.send_to(b"query", (server, 53))?;
+            }
+            Ok(())
+        })??;
+        let mut got = [0; N];
+        eventually("all datagrams", SOON, || {
+            for (proxy, got) in proxies.iter().zip(&mut got) {
+                while proxy.udp[v6].recv(&mut [0; 64]).is_ok() {
+                    *got += 1;
+                }
+            }
+            ensure!(got.iter().sum::<u16>() == MANY, "{got:?} of {MANY}");
+            Ok(())
+        })?;
+        Ok(got)
+    }
+
+    /// The pod opens many connections; how many each proxy got.
+    pub fn connect<const N: usize>(
+        &self,
+        server: IpAddr,
+        proxies: [&Proxy; N],
+    ) -> Result<[u16; N]> {
+        let v6 = usize::from(server.is_ipv6());
+        let streams = self.pod.enter(|| -> Result<Vec<TcpStream>> {
+            let wait = Duration::from_secs(3);
+            (0..MANY)
+                .map(|_| Ok(TcpStream::connect_timeout(&(server, 53).into(), wait)?))
+                .collect()
+        })??;
+        let mut got = [0; N];
+        for (proxy, got) in proxies.iter().zip(&mut got) {
+            while let Ok((stream, _)) = proxy.tcp[v6].accept() {
+                ensure!(stream.local_addr()? == SocketAddr::new(server, 53));
+                *got += 1;
+            }
+        }
+        ensure!(streams.len() == usize::from(MANY));
+        Ok(got)
+    }
+}

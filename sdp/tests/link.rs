@@ -93,7 +93,7 @@ impl FqdnPolicy for Agent {
                 };
                 // As an agent does: realised first, on disk later.
                 let results = [false, true].map(|durable| {
-                    let result = |mapping: &wire::Mapping| wire::MappingResult {
+                    let result = |mapping: &wire::FqdnMapping| wire::MappingResult {
                         sequence: mapping.sequence,
                         realised: true,
                         durable,

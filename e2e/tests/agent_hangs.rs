@@ -1,0 +1,60 @@
+//! An agent that hangs costs a query the response max delay at most, three of
+//! them in a row and then none, until it answers again.
+use std::time::Duration;
+
+use anyhow::ensure;
+use holdfast_e2e::lab::{DNS4, at, web4};
+use holdfast_e2e::policy::good_names;
+use holdfast_e2e::{Query, eventually, with_lab};
+use nix::sys::signal::Signal;
+use serde_json::Value;
+
+const SOON: Duration = Duration::from_secs(10);
+
+#[test]
+fn a_stopped_agent_is_served_past_and_told_later() {
+    with_lab(|lab| {
+        for n in 10..18 {
+            lab.zone.set(&format!("n{n}.good.test"), &[web4(n)], 600);
+        }
+        let programs = lab.start(&good_names())?;
+        lab.a
+            .ask(&Query::a("n10.good.test", DNS4))?
+            .expect(web4(10))?;
+        programs.agent.signal(Signal::SIGSTOP)?;
+        for n in 11..17 {
+            lab.a
+                .ask(&Query::a(&format!("n{n}.good.test"), DNS4))?
+                .expect(web4(n))?;
+        }
+        let status = lab.sdp_json("one", &["status"])?;
+        ensure!(
+            status.pointer("/mappings/agent_hung") == Some(&Value::Bool(true)),
+            "does not count as hung: {status}"
+        );
+        let held = lab.metric(9961, "holdfast_mapping_held_total", "")?;
+        lab.a
+            .ask(&Query::a("n17.good.test", DNS4))?
+            .expect(web4(17))?;
+        ensure!(
+            lab.metric(9961, "holdfast_mapping_held_total", "")? == held,
+            "an answer was held for an agent that hangs"
+        );
+
+        programs.agent.signal(Signal::SIGCONT)?;
+        for n in 11..17 {
+            eventually("what was learned meanwhile opens", SOON, || {
+                lab.a.expect_open(at(web4(n), 80))
+            })?;
+        }
+        eventually("it counts as well again", SOON, || {
+            let status = lab.sdp_json("one", &["status"])?;
+            ensure!(status.pointer("/mappings/agent_hung") == Some(&Value::Bool(false)));
+            Ok(())
+        })?;
+        lab.a
+            .ask(&Query::a("n17.good.test", DNS4))?
+            .expect(web4(17))?;
+        lab.a.expect_open(at(web4(17), 80))
+    });
+}

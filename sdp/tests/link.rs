@@ -91,21 +91,25 @@ impl FqdnPolicy for Agent {
                 let Some(wire::mapping_up::Kind::Batch(batch)) = message.kind else {
                     continue;
                 };
-                let results = batch.mappings.iter().map(|mapping| wire::MappingResult {
-                    sequence: mapping.sequence,
-                    realised: true,
-                    durable: true,
-                    lease_end: BootTime::now().plus_secs(3600).0,
-                    revision: 1,
-                    refusal: 0,
+                // As an agent does: realised first, on disk later.
+                let results = [false, true].map(|durable| {
+                    let result = |mapping: &wire::FqdnMapping| wire::MappingResult {
+                        sequence: mapping.sequence,
+                        realised: true,
+                        durable,
+                        lease_end: BootTime::now().plus_secs(3600).0,
+                        revision: 1,
+                        refusal: 0,
+                    };
+                    batch.mappings.iter().map(result).collect()
                 });
-                let results = wire::MappingResults {
-                    results: results.collect(),
-                };
                 script.mappings.lock().extend(batch.mappings);
-                if script.answers {
-                    let kind = Some(wire::mapping_down::Kind::Results(results));
-                    let _ = down.send(Ok(wire::MappingDown { kind })).await;
+                for results in results {
+                    if script.answers {
+                        let results = wire::MappingResults { results };
+                        let kind = Some(wire::mapping_down::Kind::Results(results));
+                        let _ = down.send(Ok(wire::MappingDown { kind })).await;
+                    }
                 }
             }
         });

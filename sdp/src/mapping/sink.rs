@@ -95,6 +95,7 @@ impl LinkSink {
         state.revoked.clear();
         let queued = std::mem::take(&mut state.live);
         state.in_flight.clear();
+        state.undurable.clear();
         let held = std::mem::take(&mut state.held);
         drop(state);
         for waiting in queued {
@@ -130,18 +131,21 @@ impl LinkSink {
         batch
     }
 
-    /// The agent's results.
+    /// The agent's results: for each sequence one when it is realised or
+    /// refused, and perhaps another one when it is durable.
     pub fn results(&self, outcomes: Vec<Outcome>) {
         let mut calls = Calls::new();
         let mut state = self.state.lock();
         for outcome in outcomes {
+            if state.settle(&outcome) || !state.result(&outcome, &mut calls) {
+                continue;
+            }
             let counter = if outcome.realised {
                 &self.stats.realised
             } else {
                 &self.stats.refused
             };
             counter.add(1);
-            state.result(&outcome, &mut calls);
         }
         drop(state);
         call(calls);

@@ -406,10 +406,9 @@ impl Connection {
             .held
             .values()
             .map(|(_, since)| *since + config.max_delay);
-        let idle = match self.first_query {
-            Some(until) if self.shared.draining.is_cancelled() => until,
-            _ => self.last_activity + IDLE,
-        };
+        let draining = self.shared.draining.is_cancelled();
+        let partial = self.reader.is_partial();
+        let idle = idle_until(self.first_query, draining, partial, self.last_activity);
         flights.chain(held).min().unwrap_or(idle)
     }
 
@@ -455,5 +454,34 @@ impl Connection {
         if matches!(over, Over::Cut) && unanswered && self.shared.stop.is_cancelled() {
             self.shared.cut.fetch_add(1, Ordering::AcqRel);
         }
+    }
+}
+
+/// When a connection with nothing in flight is looked at again. One whose query
+/// came in part is not between queries: the rest is waited for, draining or not.
+fn idle_until(
+    first_query: Option<Instant>,
+    draining: bool,
+    partial: bool,
+    last_activity: Instant,
+) -> Instant {
+    first_query
+        .filter(|_| draining && !partial)
+        .unwrap_or(last_activity + IDLE)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn part_of_a_first_query_is_not_looked_at_again_before_the_idle_limit() {
+        let opened = Instant::now();
+        let first_query = Some(opened + FIRST_QUERY);
+        let until = |draining, partial| idle_until(first_query, draining, partial, opened);
+        assert_eq!(until(true, false), opened + FIRST_QUERY);
+        assert_eq!(until(true, true), opened + IDLE);
+        assert_eq!(until(false, false), opened + IDLE);
+        assert_eq!(idle_until(None, true, false, opened), opened + IDLE);
     }
 }

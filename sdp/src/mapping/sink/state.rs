@@ -22,7 +22,7 @@ const KEPT: usize = 200_000;
 const HELD: usize = 16_384;
 /// Names with a leased answer that wait to be sent.
 const REFRESHES: usize = 32_768;
-/// Sequences without a result; the oldest are forgotten.
+/// Sequences without a result, and as many that are not durable yet; the oldest are forgotten.
 const IN_FLIGHT: usize = 65_536;
 /// Refreshes of one name are sent together this long.
 const REFRESH_AFTER: Duration = Duration::from_millis(500);
@@ -48,6 +48,8 @@ pub(super) struct State {
     pub(super) replays: VecDeque<Key>,
     pub(super) retries: Vec<Key>,
     pub(super) in_flight: BTreeMap<u64, InFlight>,
+    /// Realised, and not on the agent's disk yet: nobody waits for these.
+    pub(super) undurable: BTreeMap<u64, InFlight>,
     pub(super) held: BTreeMap<u64, (BootTime, OnRealised)>,
     pub(super) revoked: Vec<u64>,
     pub(super) late_in_a_row: u32,
@@ -91,6 +93,7 @@ impl State {
             replays: VecDeque::new(),
             retries: Vec::new(),
             in_flight: BTreeMap::new(),
+            undurable: BTreeMap::new(),
             held: BTreeMap::new(),
             revoked: Vec::new(),
             late_in_a_row: 0,
@@ -239,9 +242,25 @@ impl State {
         }
     }
 
-    pub(super) fn result(&mut self, outcome: &Outcome, calls: &mut Calls) {
+    /// Whether this was the second result of a sequence. It settles the pairs
+    /// and grants nothing: its lease is that of the first one, which may have
+    /// been revoked since.
+    pub(super) fn settle(&mut self, outcome: &Outcome) -> bool {
+        let Some(sent) = self.undurable.remove(&outcome.sequence) else {
+            return false;
+        };
+        if outcome.realised && outcome.durable {
+            self.kept.settle(&sent.key, &sent.addresses, sent.seen_at);
+        }
+        true
+    }
+
+    /// Takes the first result of a sequence; false if nothing waited for one.
+    pub(super) fn result(&mut self, outcome: &Outcome, calls: &mut Calls) -> bool {
         self.late_in_a_row = 0;
-        if let Some((_, on_realised)) = self.held.remove(&outcome.sequence) {
+        let held = self.held.remove(&outcome.sequence);
+        let was_held = held.is_some();
+        if let Some((_, on_realised)) = held {
             let realised = if outcome.realised {
                 Realised::Yes
             } else {
@@ -250,7 +269,7 @@ impl State {
             calls.push((on_realised, realised));
         }
         let Some(sent) = self.in_flight.remove(&outcome.sequence) else {
-            return;
+            return was_held;
         };
         if outcome.realised {
             if let Some(end) = outcome.lease_end {
@@ -259,6 +278,11 @@ impl State {
             }
             if outcome.durable {
                 self.kept.settle(&sent.key, &sent.addresses, sent.seen_at);
+            } else {
+                self.undurable.insert(outcome.sequence, sent);
+                if self.undurable.len() > IN_FLIGHT {
+                    self.undurable.pop_first();
+                }
             }
         } else {
             match outcome.refusal {
@@ -273,6 +297,7 @@ impl State {
                 Refusal::NotRealised => {}
             }
         }
+        true
     }
 
     /// Gives up on held answers whose time is over, queued or sent; says how many.

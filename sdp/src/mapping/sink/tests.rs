@@ -37,10 +37,18 @@ fn realised(sequence: u64, lease_secs: Option<u64>, revision: u64) -> Outcome {
     Outcome {
         sequence,
         realised: true,
-        durable: true,
+        durable: false,
         lease_end: lease_secs.map(|secs| BootTime::now().plus_secs(secs)),
         revision,
         refusal: Refusal::NotRealised,
+    }
+}
+
+/// What follows once the mapping is on the agent's disk.
+fn durable(sequence: u64, lease_secs: Option<u64>, revision: u64) -> Outcome {
+    Outcome {
+        durable: true,
+        ..realised(sequence, lease_secs, revision)
     }
 }
 
@@ -139,10 +147,16 @@ fn the_same_epoch_gets_only_what_is_not_durable_and_a_new_one_all() {
     learn(&sink, "a.", &seen);
     learn(&sink, "b.", &seen);
     let batch = sink.next_batch(BootTime::now());
-    sink.results(vec![realised(batch.mappings[0].sequence, None, 1)]);
+    let sequences = [batch.mappings[0].sequence, batch.mappings[1].sequence];
+    sink.results(sequences.map(|s| realised(s, None, 1)).into());
+    assert_eq!(sink.unanswered(), 0, "nobody waits for the disk");
+    sink.results(vec![durable(sequences[0], None, 1)]);
+    assert_eq!(sink.stats().realised.get(), 2, "each is counted once");
     sink.agent_down();
     sink.agent_up(epoch(1), None);
-    assert_eq!(sink.next_batch(BootTime::now()).mappings.len(), 1);
+    let again = sink.next_batch(BootTime::now()).mappings;
+    assert_eq!(again.len(), 1);
+    assert_eq!(again[0].mapping.name, batch.mappings[1].mapping.name);
     sink.agent_down();
     sink.agent_up(epoch(2), None);
     assert_eq!(sink.next_batch(BootTime::now()).mappings.len(), 2);
@@ -195,6 +209,19 @@ fn a_revocation_is_carried_out_before_it_is_acknowledged() {
     sink.revoke(77, Some(&Fqdn::normalise("a.")), &[]);
     assert_eq!(learn(&sink, "a.", &seen), Release::Held);
     assert_eq!(sink.next_batch(BootTime::now()).revoked, [77]);
+}
+
+#[test]
+fn a_durable_result_grants_no_lease() {
+    let (sink, seen) = (sink(), Seen::default());
+    sink.agent_up(epoch(1), None);
+    sink.rules_applied(epoch(1), 1);
+    learn(&sink, "a.", &seen);
+    let sequence = sink.next_batch(BootTime::now()).mappings[0].sequence;
+    sink.results(vec![realised(sequence, Some(90), 1)]);
+    sink.revoke(77, Some(&Fqdn::normalise("a.")), &[]);
+    sink.results(vec![durable(sequence, Some(90), 1)]);
+    assert_eq!(learn(&sink, "a.", &seen), Release::Held);
 }
 
 #[test]

@@ -75,8 +75,6 @@ pub struct Config {
     pub identity_restore_grace: Duration,
     /// Between two looks into the conntrack maps.
     pub conntrack_gc_interval: Duration,
-    /// Between two passes over the name caches.
-    pub fqdn_gc_interval: Duration,
 }
 
 impl Config {
@@ -126,16 +124,11 @@ impl TryFrom<RunArgs> for Config {
                 });
             }
         }
-        for (flag, interval) in [
-            ("conntrack-gc-interval", args.conntrack_gc_interval),
-            ("fqdn-gc-interval", args.fqdn_gc_interval),
-        ] {
-            if interval < Duration::from_millis(10) {
-                return Err(ConfigError {
-                    flag,
-                    reason: "must be at least 10ms".to_owned(),
-                });
-            }
+        if args.conntrack_gc_interval < Duration::from_millis(10) {
+            return Err(ConfigError {
+                flag: "conntrack-gc-interval",
+                reason: "must be at least 10ms".to_owned(),
+            });
         }
         let metrics_address = match args.metrics_address.as_str() {
             "" | "off" => None,
@@ -167,7 +160,6 @@ impl TryFrom<RunArgs> for Config {
             ipv6: args.enable_ipv6,
             identity_restore_grace: args.identity_restore_grace_period,
             conntrack_gc_interval: args.conntrack_gc_interval,
-            fqdn_gc_interval: args.fqdn_gc_interval,
         })
     }
 }

@@ -118,6 +118,7 @@ impl Core {
         {
             state.take_back(undo);
         }
+        state.revive_identities();
         let mut effects = state.settle_outcomes();
         effects.append(&mut state.durable_outcomes());
         state.free_numbers();

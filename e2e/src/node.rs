@@ -132,7 +132,6 @@ impl Lab {
         command.arg("--admin-socket").arg(self.agent_socket());
         command.arg(format!("--metrics-address=127.0.0.1:{AGENT_METRICS}"));
         command.arg("--conntrack-gc-interval=500ms");
-        command.arg("--fqdn-gc-interval=250ms");
         if !options.builtin {
             command.arg("--disable-builtin-dns-proxy");
         }

@@ -360,10 +360,6 @@ pub struct RunArgs {
     #[arg(long, value_parser = duration::parse, default_value = "30s",
           env = "HOLDFAST_CONNTRACK_GC_INTERVAL")]
     pub conntrack_gc_interval: Duration,
-    /// Between two passes over the name caches
-    #[arg(long, hide = true, value_parser = duration::parse, default_value = "60s",
-          env = "HOLDFAST_FQDN_GC_INTERVAL")]
-    pub fqdn_gc_interval: Duration,
     /// Log as JSON lines
     #[arg(long, default_value_t = false)]
     pub log_json: bool,

@@ -92,10 +92,11 @@ impl State {
         self.plan_attach(plan);
         self.plan_lxc(plan, false);
         self.plan_leaving(plan);
-        for id in self.local.sweep() {
-            self.forget_identity(id);
-        }
-        for id in self.pods.sweep() {
+        // Policy of an identity outlives every prefix that the datapath maps to it.
+        let ipcache = &self.ipcache;
+        let mut idle = self.local.sweep(&|id| ipcache.is_in_force(id));
+        idle.extend(self.pods.sweep(&|id| ipcache.is_in_force(id)));
+        for id in idle {
             self.forget_identity(id);
         }
         self.sweep_policy(&mut removals);
@@ -169,12 +170,36 @@ impl State {
     }
 
     fn forget_identity(&mut self, identity: IdentityId) {
-        let named = self.selectors.labels(identity);
-        if named.is_some_and(|labels| labels.iter().any(|label| label.source() == FQDN)) {
-            self.fqdn_identities -= 1;
+        if let Some(labels) = self.selectors.labels(identity).cloned() {
+            if labels.iter().any(|label| label.source() == FQDN) {
+                self.fqdn_identities -= 1;
+            }
+            self.forgotten.push((identity, labels));
         }
         let selectors = self.selectors.remove_identity(identity);
         self.reselect(&selectors, identity);
+    }
+
+    /// Takes up again what the plan forgot and a prefix has still, because its step failed:
+    /// policy of that identity follows what changes until the prefix has another.
+    pub(super) fn revive_identities(&mut self) {
+        for (identity, labels) in std::mem::take(&mut self.forgotten) {
+            if !self.ipcache.is_in_force(identity) {
+                continue;
+            }
+            let revived = if identity.is_local_scope() {
+                self.checkpoint_due.local = true;
+                self.local.revive(identity, labels.clone())
+            } else {
+                self.checkpoint_due.endpoints = true;
+                self.pods.revive(identity, labels.clone())
+            };
+            if revived {
+                let has_name = labels.iter().any(|label| label.source() == FQDN);
+                self.fqdn_identities += usize::from(has_name);
+                self.introduce(identity, labels);
+            }
+        }
     }
 
     fn checkpoint(&mut self, plan: &mut Plan) {

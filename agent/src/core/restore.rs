@@ -86,6 +86,7 @@ impl State {
             next_revocation: 1,
             early: Vec::new(),
             unresolved: BTreeSet::new(),
+            forgotten: Vec::new(),
             checkpoint_due: CheckpointDue::default(),
             revision: 0,
             published_revision: 0,

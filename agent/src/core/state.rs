@@ -79,6 +79,8 @@ pub(super) struct State {
     /// Mappings that came before the sources were synced.
     pub early: Vec<MappingEvent>,
     pub unresolved: BTreeSet<IpNet>,
+    /// Identities that the plan under way forgot.
+    pub forgotten: Vec<(IdentityId, LabelSet)>,
     pub checkpoint_due: CheckpointDue,
     pub revision: u64,
     pub published_revision: u64,

@@ -13,8 +13,11 @@ pub trait Allocator: std::fmt::Debug + Send {
     fn acquire(&mut self, labels: &LabelSet) -> Result<Acquired, Exhausted>;
     /// Gives one reference back. Without references an identity stays until [`Allocator::sweep`].
     fn release(&mut self, id: IdentityId);
-    /// Identities without references; they are free for others now.
-    fn sweep(&mut self) -> Vec<IdentityId>;
+    /// Frees identities without references, save those the datapath still has
+    /// (`in_force`): they wait for a later sweep.
+    fn sweep(&mut self, in_force: &dyn Fn(IdentityId) -> bool) -> Vec<IdentityId>;
+    /// Takes a sweep of `id` back, without references. False if its number is another's now.
+    fn revive(&mut self, id: IdentityId, labels: LabelSet) -> bool;
     /// Labels of an allocated identity.
     fn labels(&self, id: IdentityId) -> Option<&LabelSet>;
     /// Every identity that a checkpoint has to keep: allocated or held for a restart.
@@ -194,14 +197,32 @@ impl Allocator for NodeLocal {
         }
     }
 
-    fn sweep(&mut self) -> Vec<IdentityId> {
-        let idle: Vec<IdentityId> = std::mem::take(&mut self.idle).into_iter().collect();
-        for id in &idle {
-            if let Some(slot) = self.slots.remove(id) {
+    fn sweep(&mut self, in_force: &dyn Fn(IdentityId) -> bool) -> Vec<IdentityId> {
+        let (kept, swept): (BTreeSet<_>, BTreeSet<_>) = std::mem::take(&mut self.idle)
+            .into_iter()
+            .partition(|id| in_force(*id));
+        self.idle = kept;
+        for id in &swept {
+            if let Some(slot) = self.slots.remove(id)
+                // Labels whose identity was revived may have got a newer number.
+                && self.ids.get(&slot.labels) == Some(id)
+            {
                 self.ids.remove(&slot.labels);
             }
         }
-        idle
+        swept.into_iter().collect()
+    }
+
+    fn revive(&mut self, id: IdentityId, labels: LabelSet) -> bool {
+        if self.slots.contains_key(&id) {
+            return false;
+        }
+        self.unhold(id);
+        self.ids.entry(labels.clone()).or_insert(id);
+        let references = 0;
+        self.slots.insert(id, Slot { labels, references });
+        self.idle.insert(id);
+        true
     }
 
     fn labels(&self, id: IdentityId) -> Option<&LabelSet> {
@@ -259,12 +280,17 @@ mod tests {
         );
         assert_eq!(allocator.acquire(&set("fqdn:a")).unwrap().id, first.id);
         allocator.release(first.id);
-        assert!(allocator.sweep().is_empty());
+        assert!(allocator.sweep(&|_| false).is_empty());
         allocator.release(first.id);
         // Asked for again before the sweep: nothing is lost.
         assert!(!allocator.acquire(&set("fqdn:a")).unwrap().new);
         allocator.release(first.id);
-        assert_eq!(allocator.sweep(), [first.id]);
+        assert!(allocator.sweep(&|id| id == first.id).is_empty());
+        assert_eq!(allocator.sweep(&|_| false), [first.id]);
+        assert!(allocator.revive(first.id, set("fqdn:a")));
+        assert_eq!(allocator.acquire(&set("fqdn:a")).unwrap().id, first.id);
+        allocator.release(first.id);
+        assert_eq!(allocator.sweep(&|_| false), [first.id]);
         // The next label set gets the next number, not the one just freed.
         assert_eq!(
             allocator.acquire(&set("fqdn:b")).unwrap().id,
@@ -311,7 +337,7 @@ mod tests {
         );
         assert!(allocator.acquire(&set("k8s:d")).is_err());
         allocator.release(IdentityId(258));
-        allocator.sweep();
+        allocator.sweep(&|_| false);
         assert_eq!(
             allocator.acquire(&set("k8s:d")).unwrap().id,
             IdentityId(258)

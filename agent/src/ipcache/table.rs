@@ -1,6 +1,9 @@
 //! Prefix → identity: what it shall be, and what the datapath has.
 
-use std::{collections::BTreeSet, net::IpAddr};
+use std::{
+    collections::{BTreeSet, HashMap},
+    net::IpAddr,
+};
 
 use ipnet::IpNet;
 use shared_maps::{FAMILY_IPV6, IdentityId, ipcache::IpcacheKey};
@@ -19,6 +22,8 @@ pub struct Ipcache {
     dirty: Vec<IpNet>,
     world: World,
     realised: usize,
+    /// Prefixes that the datapath maps to an identity.
+    in_force: HashMap<IdentityId, usize>,
 }
 
 impl Ipcache {
@@ -29,6 +34,7 @@ impl Ipcache {
             dirty: Vec::new(),
             world: World::new(dual_stack),
             realised: 0,
+            in_force: HashMap::new(),
         }
     }
 
@@ -121,13 +127,20 @@ impl Ipcache {
 
     /// Notes what the datapath has.
     pub fn realise(&mut self, prefix: IpNet, identity: Option<IdentityId>) {
-        let metadata = self.prefixes.entry(prefix);
-        match (metadata.realised.is_some(), identity.is_some()) {
-            (false, true) => self.realised += 1,
-            (true, false) => self.realised -= 1,
-            _ => {}
+        let before = std::mem::replace(&mut self.prefixes.entry(prefix).realised, identity);
+        if let Some(identity) = identity {
+            self.realised += 1;
+            *self.in_force.entry(identity).or_default() += 1;
         }
-        metadata.realised = identity;
+        if let Some(before) = before {
+            self.realised -= 1;
+            if let Some(prefixes) = self.in_force.get_mut(&before) {
+                *prefixes -= 1;
+                if *prefixes == 0 {
+                    self.in_force.remove(&before);
+                }
+            }
+        }
         self.forget_spent(prefix);
     }
 
@@ -140,6 +153,11 @@ impl Ipcache {
     /// Number of entries the datapath has.
     pub fn realised(&self) -> usize {
         self.realised
+    }
+
+    /// Whether the datapath maps any prefix to the identity.
+    pub fn is_in_force(&self, identity: IdentityId) -> bool {
+        self.in_force.contains_key(&identity)
     }
 
     /// Identity of an address: longest prefix that has one.

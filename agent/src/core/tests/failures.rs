@@ -1,7 +1,11 @@
 //! Steps that fail: what leans on them waits, and is tried again.
 
 use holdfast_sdp::mapping::{Realised, Refusal};
-use shared_maps::{IdentityId, ipcache::IpcacheKey};
+use shared_maps::{
+    IdentityId,
+    ipcache::IpcacheKey,
+    policy::{EGRESS, PolicyKey},
+};
 
 use super::scenario::{Node, WEB, spec};
 use crate::{
@@ -129,4 +133,79 @@ fn the_circuit_breaker_limits_identities_with_names() {
     node.sync();
     let (_, outcome) = node.learn("www.cilium.io", &["1.1.1.1"]);
     assert_eq!(outcome.realised, Realised::No(Refusal::NotRealised));
+}
+
+const TWO_NAMES: &str = r#"
+apiVersion: cilium.io/v2
+kind: CiliumNetworkPolicy
+metadata: {name: two}
+spec:
+  endpointSelector: {}
+  egress:
+  - toCIDR: [10.9.0.53/32]
+    toPorts:
+    - ports: [{port: "53", protocol: ANY}]
+      rules: {dns: [{matchPattern: "*"}]}
+  - toFQDNs: [{matchPattern: "*.cilium.io"}, {matchPattern: "*.example.com"}]
+    toPorts: [{ports: [{port: "443", protocol: TCP}]}]
+"#;
+
+/// A node on which a second name gives 1.1.1.1 another identity, with one step failing;
+/// what it was before.
+fn relabelled(endpoints: &[u8], fail: fn(&Step) -> bool) -> (Node, IdentityId) {
+    let mut node = started(CoreConfig {
+        preallocate_identities: false,
+        ..CoreConfig::default()
+    });
+    node.policy(TWO_NAMES);
+    for host in endpoints {
+        node.endpoint(spec(&format!("web{host}"), *host, "app=web"));
+    }
+    node.sync();
+    node.learn("www.cilium.io", &["1.1.1.1"]);
+    let before = node.identity("1.1.1.1").unwrap();
+    node.datapath.fail = Some(fail);
+    let (_, outcome) = node.learn("www.example.com", &["1.1.1.1"]);
+    assert_eq!(outcome.realised, Realised::No(Refusal::NotRealised));
+    node.datapath.fail = None;
+    (node, before)
+}
+
+fn everyone_allows(node: &Node, identity: IdentityId) -> bool {
+    let key = PolicyKey::new(identity.0, EGRESS, 6, 443, 16);
+    node.datapath
+        .policy
+        .values()
+        .all(|map| map.contains_key(&key))
+}
+
+/// What the kernel maps 1.1.1.1 to is allowed before, during and after the retry, and
+/// nothing is left of the identity it had.
+fn stays_open_until_relabelled(mut node: Node, before: IdentityId) {
+    assert_eq!(node.identity("1.1.1.1"), Some(before));
+    assert!(everyone_allows(&node, before));
+    let (steps, _) = node.learn("unrelated.test", &["9.9.9.9"]);
+    assert_eq!(node.identity("1.1.1.1"), Some(before), "{steps:?}");
+    assert!(everyone_allows(&node, before), "{steps:?}");
+    node.tick(node.now.plus_secs(2));
+    let after = node.identity("1.1.1.1").unwrap();
+    assert_ne!(after, before);
+    assert!(everyone_allows(&node, after));
+    let left = node.datapath.policy.values().flatten();
+    assert_eq!(left.filter(|(key, _)| key.sec_label == before.0).count(), 0);
+}
+
+#[test]
+fn an_identity_in_force_keeps_its_policy_across_other_events() {
+    let (node, before) = relabelled(&[7], |step| matches!(step, Step::SetIpcache(..)));
+    stays_open_until_relabelled(node, before);
+}
+
+#[test]
+fn one_endpoint_that_fails_does_not_close_another() {
+    let (node, before) = relabelled(
+        &[7, 8],
+        |step| matches!(step, Step::SetPolicy(id, ..) if id.0 == 1),
+    );
+    stays_open_until_relabelled(node, before);
 }

@@ -154,10 +154,13 @@ impl LinkSink {
         call(calls);
     }
 
-    /// Takes leases back and queues the acknowledgement.
+    /// Takes leases back, forgets the pairs, and queues the acknowledgement.
+    ///
+    /// Nothing that was learnt before goes out any more: it would open again
+    /// what the agent closes. Held answers do, for their clients wait.
     pub fn revoke(&self, id: u64, name: Option<&Fqdn>, addresses: &[IpAddr]) {
         let mut state = self.state.lock();
-        state.leases.revoke(name, addresses);
+        state.revoke(name, addresses);
         state.revoked.push(id);
         drop(state);
         self.stats.revocations.add(1);

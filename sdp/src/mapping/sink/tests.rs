@@ -211,6 +211,17 @@ fn a_revocation_is_carried_out_before_it_is_acknowledged() {
     assert_eq!(sink.next_batch(BootTime::now()).revoked, [77]);
 }
 
+#[tokio::test]
+async fn leaving_does_not_wait_for_an_agent_that_answers_nothing() {
+    let (sink, seen) = (sink(), Seen::default());
+    sink.agent_up(epoch(1), None);
+    learn(&sink, "a.", &seen);
+    let sequence = sink.next_batch(BootTime::now()).mappings[0].sequence;
+    assert_eq!(sink.finish(Duration::from_millis(1)).await, 1);
+    sink.results(vec![realised(sequence, None, 1)]);
+    assert_eq!(sink.finish(Duration::from_secs(3600)).await, 0);
+}
+
 #[test]
 fn a_durable_result_grants_no_lease() {
     let (sink, seen) = (sink(), Seen::default());

@@ -143,10 +143,11 @@ fn judge_flow(
     trace.remote_identity = identity;
     let judged = policy::judge(packet, identity, EGRESS);
     let proxy = judged.unwrap_or(0);
-    if packet.is_redirectable() {
-        redirect::set(packet, proxy);
-    }
+    let noted = !packet.is_redirectable() || redirect::set(packet, proxy);
     judged?;
+    if !noted {
+        return Err(Reason::RedirectFull);
+    }
     match conntrack::forward(packet, DIR_OUT, Side::Local, proxy != 0, config::identity()) {
         Forwarded::Known => {}
         Forwarded::New => trace.new = true,

@@ -19,9 +19,10 @@ fn key(packet: &Packet, server: Address, port: u16) -> RedirectKey {
 }
 
 /// Keeps the entry of a packet's destination as policy says: `proxy` is the
-/// proxy port in network order, 0 for none.
+/// proxy port in network order, 0 for none. False if it could not be made: then
+/// the packet, delivered here, would reach a server of the node past the proxy.
 #[inline(never)]
-pub(crate) fn set(packet: &Packet, proxy: u16) {
+pub(crate) fn set(packet: &Packet, proxy: u16) -> bool {
     let key = key(packet, packet.daddr, packet.dport);
     let now = REDIRECTS.get_ptr(key);
     if proxy == 0 {
@@ -29,19 +30,18 @@ pub(crate) fn set(packet: &Packet, proxy: u16) {
             // Gone already is as good.
             let _ = REDIRECTS.remove(key);
         }
-        return;
+        return true;
     }
     // SAFETY: racing writers leave an old or a new port.
     let same = now.is_some_and(|value| unsafe { (*value).proxy_port.to_wire() } == proxy);
-    if !same {
-        let value = RedirectValue {
-            proxy_port: Be16::from_wire(proxy),
-            pad: 0,
-        };
-        // Without the entry the packet reaches whoever owns the address: for
-        // a server elsewhere, nobody, and the client asks again.
-        let _ = REDIRECTS.insert(key, value, 0);
+    if same {
+        return true;
     }
+    let value = RedirectValue {
+        proxy_port: Be16::from_wire(proxy),
+        pad: 0,
+    };
+    REDIRECTS.insert(key, value, 0).is_ok()
 }
 
 /// Whether packets of the pod to the sender of `packet` go to the proxy.

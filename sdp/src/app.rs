@@ -35,6 +35,8 @@ const RUNTIME_THREADS: usize = 2;
 
 /// How long the first rules may hold up the listeners.
 const FIRST_RULES_WITHIN: Duration = Duration::from_secs(1);
+/// While leaving, an agent that answers nothing for so long is not waited for.
+const SILENT: Duration = Duration::from_secs(2);
 
 /// What every part of the process may look at.
 #[derive(Debug)]
@@ -93,9 +95,9 @@ async fn serve(config: Config) -> anyhow::Result<()> {
 
     let admin = Admin::start(&shared)?;
     restore_rules(&shared);
-    tasks.spawn(keep_house(Arc::clone(&shared)));
-    let link_stop = CancellationToken::new();
-    tasks.spawn(link(&shared).run(link_stop.clone()));
+    let stop = CancellationToken::new();
+    tasks.spawn(keep_house(Arc::clone(&shared), stop.clone()));
+    tasks.spawn(link(&shared).run(stop.clone()));
     first_rules(&shared).await;
 
     let sockets = Sockets::bind(&listen_config(config)).map_err(|e| explain_bind(&e, config))?;
@@ -111,7 +113,7 @@ async fn serve(config: Config) -> anyhow::Result<()> {
     watch_steering(&shared, &listeners).await;
     shared.ready.block(Need::Staying, "leaving");
     leave(&shared, listeners).await;
-    link_stop.cancel();
+    stop.cancel();
     drop(admin);
     Ok(())
 }
@@ -252,13 +254,13 @@ async fn first_rules(shared: &Shared) {
 }
 
 /// Looks after what changes without anybody telling: pins and time.
-async fn keep_house(shared: Arc<Shared>) {
+async fn keep_house(shared: Arc<Shared>, stop: CancellationToken) {
     let mut beat = tokio::time::interval(REFRESH);
     beat.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
         tokio::select! {
             _ = beat.tick() => {}
-            () = shared.drain.leaving() => return,
+            () = stop.cancelled() => return,
         }
         if shared.maps.refresh() == Change::Reopened {
             tracing::info!(maps = ?shared.maps.status(), "pinned maps changed");
@@ -300,9 +302,9 @@ async fn leave(shared: &Shared, listeners: Listeners) {
                 "left with work undone"
             );
         }
-        shared.sink.flush();
-        while shared.sink.unanswered() > 0 {
-            tokio::time::sleep(Duration::from_millis(10)).await;
+        let unanswered = shared.sink.finish(SILENT).await;
+        if unanswered > 0 {
+            tracing::warn!(unanswered, "the agent answers nothing: not waited for");
         }
     };
     if shared.drain.within(limit, work).await {

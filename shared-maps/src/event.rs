@@ -49,6 +49,8 @@ pub enum Reason {
     UnknownProtocol = 22,
     /// Dropped: claims to be a proxied answer but the proxy did not send it.
     ForgedAnswer = 23,
+    /// Dropped: to the proxy, but the note that steers it there could not be made.
+    RedirectFull = 24,
     /// Event records that found no room in the ring.
     EventLost = 32,
     /// Conntrack entries that could not be made.
@@ -57,7 +59,7 @@ pub enum Reason {
 
 impl Reason {
     /// Every reason.
-    pub const ALL: [Self; 14] = [
+    pub const ALL: [Self; 15] = [
         Self::Allowed,
         Self::Reply,
         Self::Redirected,
@@ -70,6 +72,7 @@ impl Reason {
         Self::Loopback,
         Self::UnknownProtocol,
         Self::ForgedAnswer,
+        Self::RedirectFull,
         Self::EventLost,
         Self::ConntrackFull,
     ];
@@ -89,6 +92,7 @@ impl Reason {
             Self::Loopback => "loopback",
             Self::UnknownProtocol => "unknown_protocol",
             Self::ForgedAnswer => "forged_answer",
+            Self::RedirectFull => "redirect_full",
             Self::EventLost => "event_lost",
             Self::ConntrackFull => "conntrack_full",
         }

@@ -70,6 +70,11 @@ fn compare(root: &Path, sources: u64, toolchain: Option<Toolchain>) -> Result<()
 
 /// Builds and strips the object; its bytes.
 fn compile(root: &Path, toolchain: Toolchain) -> Result<Vec<u8>> {
+    // From nothing: what an earlier build left changes the order of BTF types.
+    let target = root.join("target/bpf");
+    if target.exists() {
+        fs::remove_dir_all(&target).with_context(|| target.display().to_string())?;
+    }
     let mut cargo = toolchain.cargo();
     cargo.current_dir(root).args([
         "build",
@@ -88,6 +93,7 @@ fn compile(root: &Path, toolchain: Toolchain) -> Result<Vec<u8>> {
         .env("CARGO_ENCODED_RUSTFLAGS", flags.join("\u{1f}"))
         .env("CARGO_TARGET_BPFEL_UNKNOWN_NONE_LINKER", "bpf-linker")
         // The workspace's release profile is for programs of the host.
+        .env("CARGO_INCREMENTAL", "0")
         .env("CARGO_PROFILE_RELEASE_LTO", "false")
         .env("CARGO_PROFILE_RELEASE_CODEGEN_UNITS", "1")
         .env("CARGO_PROFILE_RELEASE_PANIC", "abort");

@@ -23,7 +23,8 @@ pub type Key = (EndpointInstance, Fqdn);
 /// The table.
 #[derive(Debug)]
 pub struct Kept {
-    names: HashMap<Key, KeptName>,
+    /// By name first: a revocation names no endpoint.
+    names: HashMap<Fqdn, HashMap<EndpointInstance, KeptName>>,
     pairs: usize,
     limit: usize,
     dropped: u64,
@@ -70,8 +71,8 @@ impl Kept {
     /// Keeps a mapping's pairs; `min_ttl` is the floor of TTLs, seconds.
     pub fn keep(&mut self, mapping: &Mapping, min_ttl: u32) {
         let expires = mapping.seen_at.plus_secs(mapping.ttl.max(min_ttl).into());
-        let key = (mapping.endpoint, mapping.name.clone());
-        let name = self.names.entry(key).or_insert_with(|| KeptName {
+        let asked = self.names.entry(mapping.name.clone()).or_default();
+        let name = asked.entry(mapping.endpoint).or_insert_with(|| KeptName {
             server: mapping.server,
             transport: mapping.transport,
             pairs: Vec::new(),
@@ -103,7 +104,7 @@ impl Kept {
 
     /// The agent has made these pairs durable, as seen at `seen_at`.
     pub fn settle(&mut self, key: &Key, addresses: &[IpAddr], seen_at: BootTime) {
-        let Some(name) = self.names.get_mut(key) else {
+        let Some(name) = self.name_mut(key) else {
             return;
         };
         for pair in &mut name.pairs {
@@ -125,18 +126,51 @@ impl Kept {
             pair.tries = pair.tries.saturating_add(1);
             pair.tries < TRIES
         });
-        self.names.contains_key(key)
+        self.name(key).is_some()
+    }
+
+    fn name(&self, key: &Key) -> Option<&KeptName> {
+        self.names.get(&key.1)?.get(&key.0)
+    }
+
+    fn name_mut(&mut self, key: &Key) -> Option<&mut KeptName> {
+        self.names.get_mut(&key.1)?.get_mut(&key.0)
+    }
+
+    /// The agent takes these pairs back, from whichever endpoint: without a
+    /// name all of them, without addresses all of the name.
+    pub fn revoke(&mut self, name: Option<&Fqdn>, addresses: &[IpAddr]) {
+        let Some(name) = name else {
+            self.names.clear();
+            self.pairs = 0;
+            return;
+        };
+        let Some(asked) = self.names.get(name) else {
+            return;
+        };
+        let keys: Vec<Key> = asked.keys().map(|by| (*by, name.clone())).collect();
+        for key in keys {
+            self.retain_pairs(&key, |pair| {
+                !addresses.is_empty() && !addresses.contains(&pair.address)
+            });
+        }
     }
 
     fn retain_pairs(&mut self, key: &Key, keep: impl FnMut(&mut Pair) -> bool) {
-        let Some(name) = self.names.get_mut(key) else {
+        let Some(name) = self.name_mut(key) else {
             return;
         };
         let before = name.pairs.len();
         name.pairs.retain_mut(keep);
-        self.pairs -= before - name.pairs.len();
-        if name.pairs.is_empty() {
-            self.names.remove(key);
+        let after = name.pairs.len();
+        self.pairs -= before - after;
+        if after == 0
+            && let Some(asked) = self.names.get_mut(&key.1)
+        {
+            asked.remove(&key.0);
+            if asked.is_empty() {
+                self.names.remove(&key.1);
+            }
         }
     }
 
@@ -146,19 +180,26 @@ impl Kept {
     }
 
     fn retain_all(&mut self, mut keep: impl FnMut(&Pair) -> bool) {
-        self.names.retain(|_, name| {
-            name.pairs.retain(&mut keep);
-            !name.pairs.is_empty()
+        self.names.retain(|_, asked| {
+            asked.retain(|_, name| {
+                name.pairs.retain(&mut keep);
+                !name.pairs.is_empty()
+            });
+            !asked.is_empty()
         });
-        self.pairs = self.names.values().map(|name| name.pairs.len()).sum();
+        self.pairs = self.all().map(|(_, _, name)| name.pairs.len()).sum();
+    }
+
+    fn all(&self) -> impl Iterator<Item = (&Fqdn, &EndpointInstance, &KeptName)> {
+        let names = self.names.iter();
+        names.flat_map(|(name, asked)| asked.iter().map(move |(by, kept)| (name, by, kept)))
     }
 
     /// Drops the sixteenth that ends soonest, so that the next ones are cheap.
     fn shrink(&mut self) {
         let mut ends: Vec<_> = self
-            .names
-            .values()
-            .flat_map(|name| name.pairs.iter().map(Pair::until))
+            .all()
+            .flat_map(|(_, _, name)| name.pairs.iter().map(Pair::until))
             .collect();
         let last = (ends.len() / 16).min(ends.len().saturating_sub(1));
         let (_, bound, _) = ends.select_nth_unstable(last);
@@ -175,16 +216,15 @@ impl Kept {
 
     /// Names to send again: those that no agent has made durable, or all.
     pub fn keys(&self, all: bool) -> Vec<Key> {
-        self.names
-            .iter()
-            .filter(|(_, name)| all || name.pairs.iter().any(|pair| !pair.settled))
-            .map(|(key, _)| key.clone())
+        self.all()
+            .filter(|(_, _, kept)| all || kept.pairs.iter().any(|pair| !pair.settled))
+            .map(|(name, by, _)| (*by, name.clone()))
             .collect()
     }
 
     /// A name's pairs as mappings to send again: one per instant and TTL.
     pub fn replay(&self, key: &Key, now: BootTime) -> Vec<Mapping> {
-        let Some(name) = self.names.get(key) else {
+        let Some(name) = self.name(key) else {
             return Vec::new();
         };
         let mut mappings: Vec<Mapping> = Vec::new();
@@ -316,6 +356,29 @@ pub(crate) mod tests {
         assert_eq!(kept.dropped() + u64::try_from(kept.len()).unwrap(), 200);
         let first = key(&mapping("n0.", &[1], 0, 0));
         assert!(kept.keys(true).contains(&first), "the longest-lived stays");
+    }
+
+    #[test]
+    fn a_revocation_takes_what_it_names_from_every_endpoint() {
+        let mut kept = Kept::new(100);
+        let (a, b) = (mapping("a.", &[1, 2], 60, 0), mapping("b.", &[1], 60, 0));
+        let mut of_another = a.clone();
+        of_another.endpoint.id = EndpointId(2);
+        for mapping in [&a, &b, &of_another] {
+            kept.keep(mapping, 0);
+        }
+        let first = a.addresses.get(..1).unwrap();
+        kept.revoke(Some(&a.name), first);
+        assert_eq!(kept.len(), 3);
+        for endpoint in [&a, &of_another] {
+            let replay = kept.replay(&key(endpoint), at(1));
+            assert_eq!(replay.len(), 1);
+            assert_eq!(replay[0].addresses, &a.addresses[1..]);
+        }
+        kept.revoke(Some(&a.name), &[]);
+        assert_eq!(kept.keys(true), [key(&b)]);
+        kept.revoke(None, &[]);
+        assert!(kept.is_empty());
     }
 
     #[test]

@@ -26,6 +26,9 @@ use crate::name::Fqdn;
 /// Held answers in a row without a result in time that make the agent count as hung.
 const HUNG_AFTER: u32 = 3;
 
+/// How often a process that is leaving looks for answers.
+const LOOK: Duration = Duration::from_millis(10);
+
 /// See the module.
 pub struct LinkSink {
     state: Mutex<State>,
@@ -151,10 +154,13 @@ impl LinkSink {
         call(calls);
     }
 
-    /// Takes leases back and queues the acknowledgement.
+    /// Takes leases back, forgets the pairs, and queues the acknowledgement.
+    ///
+    /// Nothing that was learnt before goes out any more: it would open again
+    /// what the agent closes. Held answers do, for their clients wait.
     pub fn revoke(&self, id: u64, name: Option<&Fqdn>, addresses: &[IpAddr]) {
         let mut state = self.state.lock();
-        state.leases.revoke(name, addresses);
+        state.revoke(name, addresses);
         state.revoked.push(id);
         drop(state);
         self.stats.revocations.add(1);
@@ -175,14 +181,29 @@ impl LinkSink {
         self.work.notify_one();
     }
 
-    /// From now on nothing waits to be sent together: the process is leaving.
-    pub fn flush(&self) {
+    /// For a process that is leaving: from now on nothing waits to be sent
+    /// together. Ends when the agent has answered everything, is away, hangs,
+    /// or has answered nothing for `silent`; says how much it left unanswered.
+    pub async fn finish(&self, silent: Duration) -> usize {
         self.state.lock().flushing = true;
         self.work.notify_one();
+        let mut left = self.unanswered();
+        let mut since = tokio::time::Instant::now();
+        while left > 0 {
+            tokio::time::sleep(LOOK.min(silent)).await;
+            let now = self.unanswered();
+            if now != left {
+                left = now;
+                since = tokio::time::Instant::now();
+            } else if since.elapsed() >= silent {
+                break;
+            }
+        }
+        left
     }
 
     /// Mappings that the agent has not answered yet; 0 if it is away or hangs.
-    pub fn unanswered(&self) -> usize {
+    fn unanswered(&self) -> usize {
         let state = self.state.lock();
         if state.agent.is_none() || state.late_in_a_row >= HUNG_AFTER {
             return 0;

@@ -1,9 +1,14 @@
 //! Domain names in messages: labels and compression pointers (RFC 1035, 3.1 and 4.1.4).
 
+use std::hash::{BuildHasher, Hasher, RandomState};
+
 use crate::name::NameBuf;
 
 /// Most bytes of a name, length bytes and root included (RFC 1035, 2.3.4).
 const MAX_NAME: usize = 255;
+/// Most pointers of a name: one before each label and the root, of which
+/// [`MAX_NAME`] bytes hold so many. A chain of pointers to pointers costs time only.
+const MAX_POINTERS: usize = 128;
 
 /// One step through a name.
 enum Step {
@@ -36,6 +41,7 @@ struct Labels<'a> {
     at: usize,
     lowest: usize,
     length: usize,
+    pointers: usize,
 }
 
 impl<'a> Labels<'a> {
@@ -45,12 +51,15 @@ impl<'a> Labels<'a> {
             at,
             lowest: at,
             length: 1,
+            pointers: 0,
         }
     }
 
     /// The next label; an empty one at the root.
     fn next(&mut self) -> Option<&'a [u8]> {
         loop {
+            #[cfg(test)]
+            steps::count();
             match step(self.message, self.at)? {
                 Step::Root(_) => return Some(&[]),
                 Step::Label(length, start) => {
@@ -61,7 +70,8 @@ impl<'a> Labels<'a> {
                 }
                 Step::Pointer(target, _) => {
                     // Each jump must lead below all before it.
-                    if target >= self.lowest {
+                    self.pointers += 1;
+                    if target >= self.lowest || self.pointers > MAX_POINTERS {
                         return None;
                     }
                     self.lowest = target;
@@ -131,9 +141,43 @@ pub(crate) fn same(message: &[u8], a: usize, b: usize) -> bool {
     }
 }
 
+/// Hash of the name at `at`, equal for names that are the [`same`]. None for broken ones.
+pub(crate) fn hash(message: &[u8], at: usize, state: &RandomState) -> Option<u64> {
+    let mut hasher = state.build_hasher();
+    let mut labels = Labels::new(message, at);
+    loop {
+        let label = labels.next()?;
+        if label.is_empty() {
+            return Some(hasher.finish());
+        }
+        let mut lower = [0; 63];
+        let lower = lower.get_mut(..label.len())?;
+        lower.copy_from_slice(label);
+        lower.make_ascii_lowercase();
+        hasher.write_usize(label.len());
+        hasher.write(lower);
+    }
+}
+
+/// Labels and pointers walked by this thread: the cost of reading names.
+#[cfg(test)]
+pub(crate) mod steps {
+    use std::cell::Cell;
+
+    thread_local!(static STEPS: Cell<usize> = const { Cell::new(0) });
+
+    pub(crate) fn count() {
+        STEPS.set(STEPS.get() + 1);
+    }
+
+    pub(crate) fn taken() -> usize {
+        STEPS.get()
+    }
+}
+
 #[cfg(test)]
 mod tests {
-    use super::{read, same, skip, skip_plain};
+    use super::{MAX_POINTERS, read, same, skip, skip_plain};
     use crate::name::NameBuf;
 
     fn text(message: &[u8], at: usize) -> Option<String> {
@@ -160,6 +204,19 @@ mod tests {
         assert_eq!(text(b"\xc0\x02\x00", 0), None);
         assert_eq!(text(b"\x40a\x00", 0), None);
         assert_eq!(text(b"\x05ab", 0), None);
+    }
+
+    #[test]
+    fn pointers_to_pointers_end() {
+        let mut message = b"\x01x\x00".to_vec();
+        let mut at = 0u16;
+        for pointers in 1..=MAX_POINTERS + 1 {
+            let next = u16::try_from(message.len()).unwrap();
+            message.extend_from_slice(&(0xc000 | at).to_be_bytes());
+            at = next;
+            let expected = (pointers <= MAX_POINTERS).then(|| "x.".to_owned());
+            assert_eq!(text(&message, usize::from(at)), expected);
+        }
     }
 
     #[test]

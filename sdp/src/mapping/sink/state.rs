@@ -13,6 +13,7 @@ use crate::{
         kept::{Kept, Key},
         lease::LeaseTable,
     },
+    name::Fqdn,
     proxy::stats::Count,
 };
 
@@ -298,6 +299,27 @@ impl State {
             }
         }
         true
+    }
+
+    /// Forgets pairs: without a name all, without addresses all of the name.
+    /// Keys in the queues of what is sent again find nothing then.
+    pub(super) fn revoke(&mut self, name: Option<&Fqdn>, addresses: &[IpAddr]) {
+        let named = |of: &Fqdn| name.is_none_or(|name| name == of);
+        let every = name.is_none() || addresses.is_empty();
+        self.leases.revoke(name, addresses);
+        self.kept.revoke(name, addresses);
+        self.refreshes.retain(|key, mapping| {
+            if !named(&key.1) {
+                return true;
+            }
+            mapping
+                .addresses
+                .retain(|a| !every && !addresses.contains(a));
+            !mapping.addresses.is_empty()
+        });
+        for waiting in self.live.iter().filter(|w| named(&w.mapping.name)) {
+            self.kept.keep(&waiting.mapping, self.min_ttl);
+        }
     }
 
     /// Gives up on held answers whose time is over, queued or sent; says how many.

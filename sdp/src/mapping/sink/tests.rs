@@ -212,6 +212,53 @@ fn a_revocation_is_carried_out_before_it_is_acknowledged() {
 }
 
 #[test]
+fn what_was_revoked_is_not_sent_again() {
+    let (sink, seen) = (sink(), Seen::default());
+    sink.agent_up(epoch(1), None);
+    sink.rules_applied(epoch(1), 1);
+    for name in ["a.", "b."] {
+        learn(&sink, name, &seen);
+        let sequence = sink.next_batch(BootTime::now()).mappings[0].sequence;
+        sink.results(vec![realised(sequence, Some(90), 1)]);
+        assert_eq!(learn(&sink, name, &seen), Release::Leased);
+    }
+    sink.revoke(77, Some(&Fqdn::normalise("a.")), &live("a.").addresses);
+    let names = |batch: Batch| -> Vec<String> {
+        let name = |out: Outgoing| out.mapping.name.as_str().to_owned();
+        batch.mappings.into_iter().map(name).collect()
+    };
+    let later = BootTime::now().plus_secs(1);
+    assert_eq!(names(sink.next_batch(later)), ["b."], "the refresh is gone");
+    sink.agent_down();
+    sink.agent_up(epoch(1), None);
+    assert_eq!(names(sink.next_batch(later)), ["b."], "not to the same run");
+    sink.agent_down();
+    sink.agent_up(epoch(2), None);
+    assert_eq!(names(sink.next_batch(later)), ["b."], "nor to another");
+}
+
+#[test]
+fn an_answer_that_is_held_outlives_a_revocation() {
+    let (sink, seen) = (sink(), Seen::default());
+    sink.agent_up(epoch(1), None);
+    assert_eq!(learn(&sink, "a.", &seen), Release::Held);
+    sink.revoke(77, None, &[]);
+    assert_eq!(sink.next_batch(BootTime::now()).mappings.len(), 1);
+    assert_eq!(sink.status().kept, 1);
+}
+
+#[tokio::test]
+async fn leaving_does_not_wait_for_an_agent_that_answers_nothing() {
+    let (sink, seen) = (sink(), Seen::default());
+    sink.agent_up(epoch(1), None);
+    learn(&sink, "a.", &seen);
+    let sequence = sink.next_batch(BootTime::now()).mappings[0].sequence;
+    assert_eq!(sink.finish(Duration::from_millis(1)).await, 1);
+    sink.results(vec![realised(sequence, None, 1)]);
+    assert_eq!(sink.finish(Duration::from_secs(3600)).await, 0);
+}
+
+#[test]
 fn a_durable_result_grants_no_lease() {
     let (sink, seen) = (sink(), Seen::default());
     sink.agent_up(epoch(1), None);

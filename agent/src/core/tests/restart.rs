@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 
 use proptest::prelude::*;
+use shared_maps::IdentityId;
 
 use super::{
     oracle::{Act, World, acts, check_way, config, fates},
@@ -142,6 +143,27 @@ fn a_lost_checkpoint_keeps_numbers_of_single_blocks() {
     node.endpoint(spec("web", 7, "app=web"));
     node.sync();
     assert_eq!(node.datapath.ipcache[&server], before);
+}
+
+#[test]
+fn a_lost_checkpoint_gives_no_number_in_force_another_meaning() {
+    let mut node = Node::usual();
+    node.learn("www.cilium.io", &["1.1.1.1", "1.1.1.2"]);
+    let shared = node.identity("1.1.1.1").unwrap();
+    assert_eq!(node.identity("1.1.1.2"), Some(shared));
+    node.datapath.checkpoint = None;
+    let mut node = again(&node, CoreConfig::default(), &[107]);
+    node.begin();
+    node.policy(WEB);
+    node.endpoint(spec("web", 7, "app=web"));
+    node.sync();
+    let all: Vec<IdentityId> = node
+        .datapath
+        .ipcache
+        .values()
+        .map(|value| IdentityId(value.sec_identity))
+        .collect();
+    assert!(!all.contains(&shared), "{shared} was given away: {all:?}");
 }
 
 proptest! {

@@ -269,20 +269,19 @@ fn core_config(config: &Config, epoch: &Epoch) -> CoreConfig {
         enable_ipv4: config.ipv4,
         enable_ipv6: config.ipv6,
         min_ttl: seconds(config.min_ttl),
-        lease_slack: config.lease_slack.as_secs(),
+        lease_slack: config.lease_slack,
         max_ips_per_name: config.max_ips_per_hostname,
         max_deferred_deletes: config.max_deferred_connection_deletes,
-        idle_grace: config.idle_connection_grace.as_secs(),
-        restore_grace: config
-            .identity_restore_grace
-            .min(GRACE_ONCE_SYNCED)
-            .as_secs(),
+        idle_grace: config.idle_connection_grace,
+        restore_grace: config.identity_restore_grace.min(GRACE_ONCE_SYNCED),
         ..CoreConfig::default()
     }
 }
 
-fn seconds(duration: Duration) -> u32 {
-    u32::try_from(duration.as_secs()).unwrap_or(u32::MAX)
+/// Whole seconds, as TTLs are given: a floor is rounded up.
+pub(crate) fn seconds(duration: Duration) -> u32 {
+    let rest = u64::from(duration.subsec_nanos() > 0);
+    u32::try_from(duration.as_secs().saturating_add(rest)).unwrap_or(u32::MAX)
 }
 
 /// Unix time at CLOCK_BOOTTIME 0.
@@ -426,4 +425,17 @@ fn refuse_beside_cilium(bpf_root: &Path) -> Result<()> {
         );
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_floor_is_rounded_up_to_seconds() {
+        assert_eq!(seconds(Duration::ZERO), 0);
+        assert_eq!(seconds(Duration::from_millis(500)), 1);
+        assert_eq!(seconds(Duration::from_secs(300)), 300);
+        assert_eq!(seconds(Duration::MAX), u32::MAX);
+    }
 }

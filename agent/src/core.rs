@@ -178,7 +178,7 @@ impl State {
             self.remove_endpoint(id);
         }
         self.revision = self.revision.max(1);
-        self.restore_until = Some(self.now.plus_secs(self.config.restore_grace));
+        self.restore_until = Some(self.now.plus(self.config.restore_grace));
         self.flush(plan);
         self.settle_rules();
         self.learn_early();

@@ -85,7 +85,7 @@ impl BuiltinProxy {
         for error in policy.replace_all(restored) {
             tracing::warn!(%error, "restored rule of the built-in proxy");
         }
-        let min_ttl = u32::try_from(config.min_ttl.as_secs()).unwrap_or(u32::MAX);
+        let min_ttl = crate::app::seconds(config.min_ttl);
         let sink = Arc::new(LinkSink::new(min_ttl, config.response_max_delay));
         let stats = Stats::default();
         let proxy = Arc::new(Proxy::new(

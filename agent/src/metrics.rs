@@ -150,6 +150,11 @@ impl Sample {
                 ("outcome", "not_realised", counters.mappings_not_realised),
             ],
         )?;
+        out.counter(
+            "fqdn_pairs_left_out",
+            "Addresses not learned: too many in a mapping or at an endpoint",
+            counters.pairs_left_out,
+        )?;
         out.counters(
             "bpf_map_writes",
             "Map writes planned",

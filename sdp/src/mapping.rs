@@ -4,7 +4,10 @@ pub mod kept;
 pub mod lease;
 pub mod sink;
 
-use std::net::{IpAddr, SocketAddr};
+use std::{
+    net::{IpAddr, SocketAddr},
+    time::Duration,
+};
 
 use shared_maps::EndpointId;
 
@@ -24,6 +27,13 @@ impl BootTime {
     #[must_use]
     pub const fn plus_secs(self, secs: u64) -> Self {
         Self(self.0.saturating_add(secs.saturating_mul(1_000_000_000)))
+    }
+
+    /// This instant plus a duration.
+    #[must_use]
+    pub fn plus(self, duration: Duration) -> Self {
+        let nanos = u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX);
+        Self(self.0.saturating_add(nanos))
     }
 }
 

@@ -1,6 +1,6 @@
 //! What the core is given at its start.
 
-use std::collections::BTreeSet;
+use std::{collections::BTreeSet, time::Duration};
 
 use holdfast_sdp::mapping::BootTime;
 use shared_maps::{
@@ -29,16 +29,19 @@ pub struct CoreConfig {
     pub enable_ipv6: bool,
     /// Floor of every TTL, seconds.
     pub min_ttl: u32,
-    /// What a lease lasts beyond the TTL, seconds.
-    pub lease_slack: u64,
+    /// What a lease lasts beyond the TTL.
+    pub lease_slack: Duration,
     /// Addresses an endpoint may hold per name before the soonest-expiring become zombies.
     pub max_ips_per_name: usize,
+    /// Pairs (name, address) an endpoint may hold, valid or as zombies; new ones beyond that
+    /// are refused. It bounds names too: each has an address.
+    pub max_pairs_per_endpoint: usize,
     /// Zombies an endpoint may have; 0 = expired addresses go at once.
     pub max_deferred_deletes: usize,
-    /// How long an idle connection counts as alive, seconds.
-    pub idle_grace: u64,
-    /// How long restored identities and labels are held after the first sync, seconds.
-    pub restore_grace: u64,
+    /// How long an idle connection counts as alive.
+    pub idle_grace: Duration,
+    /// How long restored identities and labels are held after the first sync.
+    pub restore_grace: Duration,
     /// Entries a policy map takes.
     pub policy_map_max: usize,
     /// Entries the ipcache takes.
@@ -47,7 +50,8 @@ pub struct CoreConfig {
     pub preallocate_identities: bool,
     /// Most identities that may carry an fqdn label; none = no circuit breaker.
     pub max_fqdn_identities: Option<usize>,
-    /// Mappings per second that one stream may send on average; ten times as many at once.
+    /// Addresses in mappings per second that one stream may send on average; ten times as
+    /// many at once.
     pub mapping_rate: u32,
     /// Addresses listed per selector in the restored rules of `ep_config.json`.
     pub max_ips_per_restored_rule: usize,
@@ -63,11 +67,12 @@ impl Default for CoreConfig {
             enable_ipv4: true,
             enable_ipv6: true,
             min_ttl: 0,
-            lease_slack: 60,
+            lease_slack: Duration::from_secs(60),
             max_ips_per_name: 1000,
+            max_pairs_per_endpoint: 50_000,
             max_deferred_deletes: 10_000,
-            idle_grace: 0,
-            restore_grace: 30,
+            idle_grace: Duration::ZERO,
+            restore_grace: Duration::from_secs(30),
             policy_map_max: shared_maps::policy::MAX_ENTRIES as usize,
             ipcache_max: shared_maps::ipcache::MAX_ENTRIES as usize,
             preallocate_identities: true,

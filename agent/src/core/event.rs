@@ -36,7 +36,7 @@ pub enum Event {
     },
     /// A proxy's mapping stream opened.
     StreamUp(StreamId),
-    /// A proxy's mapping stream closed: its leases are void.
+    /// A proxy's mapping stream closed. Its leases are honoured to their end.
     StreamDown(StreamId),
     /// A proxy dropped the leases of a revocation.
     RevokeAcked {

@@ -26,6 +26,11 @@ const MAX_TTL: u32 = 604_800;
 const AWAY: u64 = 30;
 /// Addresses one mapping may carry: as many A records as fit a message of 65,535 bytes.
 const MAX_ADDRESSES: usize = 4096;
+/// Addresses of one mapping that are learned. Pools of servers have some dozens; a name
+/// holds no more than about as many at all (`max_ips_per_name`).
+const TAKEN_ADDRESSES: usize = 1024;
+/// The last 1/16 of what the node takes is given without leases.
+const SCARCE: usize = 16;
 /// Mappings kept until the sources are synced.
 const MAX_EARLY: usize = 100_000;
 /// Results that wait for one endpoint's file.
@@ -34,7 +39,7 @@ const MAX_UNDURABLE: usize = 65_536;
 impl State {
     pub(super) fn on_mappings(&mut self, plan: &mut Plan, mappings: Vec<MappingEvent>) {
         for event in mappings {
-            if !self.take_token(event.stream) {
+            if !self.take_tokens(event.stream, event.mapping.addresses.len()) {
                 self.refuse(&event, Refusal::RateLimited);
             } else if self.sync.done {
                 self.learn(&event);
@@ -54,7 +59,8 @@ impl State {
         }
     }
 
-    fn take_token(&mut self, stream: StreamId) -> bool {
+    /// Pays for a mapping: each address costs the core as much as the next.
+    fn take_tokens(&mut self, stream: StreamId, addresses: usize) -> bool {
         let rate = f64::from(self.config.mapping_rate);
         let now = self.now;
         let full = Bucket {
@@ -65,10 +71,13 @@ impl State {
         let elapsed = std::time::Duration::from_nanos(now.0.saturating_sub(bucket.at.0));
         bucket.tokens = (bucket.tokens + elapsed.as_secs_f64() * rate).min(rate * 10.0);
         bucket.at = now;
-        if bucket.tokens < 1.0 {
+        let addresses = u32::try_from(addresses).unwrap_or(u32::MAX).max(1);
+        // What a full bucket cannot pay would never pass.
+        let price = f64::from(addresses).min(rate * 10.0);
+        if bucket.tokens < price {
             return false;
         }
-        bucket.tokens -= 1.0;
+        bucket.tokens -= price;
         true
     }
 
@@ -110,13 +119,20 @@ impl State {
         if mapping.replayed {
             expires = expires.max(self.now.plus_secs(AWAY));
         }
-        let lease_end = seen
-            .plus_secs(u64::from(ttl))
-            .plus_secs(self.config.lease_slack);
-        let mut leased = self.streams.contains(&event.stream) && lease_end > self.now;
+        let lease_end = seen.plus_secs(u64::from(ttl)).plus(self.config.lease_slack);
+        let mut leased =
+            self.streams.contains(&event.stream) && lease_end > self.now && !self.is_crowded();
+        let mut left_out = mapping.addresses.len().saturating_sub(TAKEN_ADDRESSES);
         let mut prefixes = Vec::new();
-        for address in mapping.addresses.iter().copied() {
+        for address in mapping.addresses.iter().copied().take(TAKEN_ADDRESSES) {
             if !self.is_plumbed(address) {
+                continue;
+            }
+            if !self
+                .names
+                .make_room(endpoint, &mapping.name, address, self.now)
+            {
+                left_out += 1;
                 continue;
             }
             leased &= !self.names.is_near_limit(endpoint, &mapping.name);
@@ -156,6 +172,11 @@ impl State {
             }
         }
         self.file_soon(endpoint);
+        if left_out > 0 {
+            self.counters.pairs_left_out += left_out as u64;
+            self.refuse(event, Refusal::NotRealised);
+            return;
+        }
         let outcome = MappingOutcome {
             stream: event.stream,
             sequence: event.sequence,
@@ -169,6 +190,14 @@ impl State {
             prefixes,
             endpoint,
         });
+    }
+
+    /// Whether so little of the node's room is left that nothing is promised: pairs under a
+    /// lease outlive the endpoints and names that they are counted for.
+    fn is_crowded(&self) -> bool {
+        let max = self.config.ipcache_max;
+        let used = self.names.pairs().max(self.ipcache.realised());
+        used >= max - max / SCARCE
     }
 
     /// A compromised proxy must not open what policy does not allow.
@@ -257,6 +286,10 @@ impl State {
                 if !lacks && prefixes.iter().all(|prefix| self.is_realised(*prefix)) {
                     self.counters.mappings_realised += 1;
                     outcome.revision = self.revision;
+                    if outcome.lease_end > 0 {
+                        let until = self.promised.entry(outcome.stream).or_default();
+                        *until = (*until).max(BootTime(outcome.lease_end));
+                    }
                     self.await_file(endpoint, &outcome);
                 } else {
                     self.counters.mappings_not_realised += 1;
@@ -298,8 +331,19 @@ impl State {
                 .undurable
                 .retain(|undurable| undurable.stream != stream);
         }
+        // Its proxy may not know yet, and may still answer under the leases it has: they are
+        // honoured, whether their revocation is under way or comes later.
+        let now = self.now;
+        self.departed.retain(|_, until| *until > now);
+        if let Some(until) = self.promised.remove(&stream)
+            && until > now
+        {
+            self.departed.insert(stream, until);
+        }
         for revocation in self.revocations.values_mut() {
-            revocation.waiting.remove(&stream);
+            if !self.departed.contains_key(&stream) {
+                revocation.waiting.remove(&stream);
+            }
         }
         self.end_revocations(plan);
     }
@@ -379,6 +423,8 @@ impl State {
             .map(|(_, pair)| pair.lease_end)
             .max()
             .unwrap_or(self.now);
+        let now = self.now;
+        self.departed.retain(|_, until| *until > now);
         let streams: Vec<StreamId> = self.streams.iter().copied().collect();
         self.revoke.push(Revocation {
             id,
@@ -387,7 +433,10 @@ impl State {
             addresses: addresses.clone(),
         });
         let pending = PendingRevocation {
-            waiting: streams.into_iter().collect(),
+            waiting: streams
+                .into_iter()
+                .chain(self.departed.keys().copied())
+                .collect(),
             name,
             addresses,
             until: until.plus_secs(AFTER_LEASE),

@@ -53,6 +53,7 @@ impl State {
         let local = restored_local(&restored, &World::new(dual));
         let limits = Limits {
             per_name: config.max_ips_per_name,
+            per_endpoint: config.max_pairs_per_endpoint,
             zombies: config.max_deferred_deletes,
             idle_grace: config.idle_grace,
         };
@@ -82,6 +83,8 @@ impl State {
             lxc_dirty: BTreeSet::new(),
             streams: BTreeSet::new(),
             buckets: Default::default(),
+            promised: BTreeMap::new(),
+            departed: BTreeMap::new(),
             revocations: BTreeMap::new(),
             next_revocation: 1,
             early: Vec::new(),

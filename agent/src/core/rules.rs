@@ -23,6 +23,8 @@ use crate::{
 
 /// Least time between two writes of an endpoint's file for names alone, seconds.
 const FILE_INTERVAL: u64 = 5;
+/// Pairs for which that time is a second longer: each write has all of them.
+const FILE_PAIRS: u64 = 1000;
 /// How long the first name since waits for others, nanoseconds.
 const FILE_GATHER: u64 = 200_000_000;
 /// Plans in a row that may fail before rules are published all the same: a full map is a
@@ -33,11 +35,13 @@ impl State {
     /// An endpoint learned something: its file is due.
     pub(super) fn file_soon(&mut self, id: EndpointId) {
         let now = self.now;
+        let held = self.names.endpoint(id).map_or(0, |names| names.held as u64);
         if let Some(endpoint) = self.endpoints.get_mut(id)
             && endpoint.file_due.is_none()
         {
             let soon = BootTime(now.0.saturating_add(FILE_GATHER));
-            endpoint.file_due = Some(soon.max(endpoint.filed_at.plus_secs(FILE_INTERVAL)));
+            let interval = FILE_INTERVAL + held / FILE_PAIRS;
+            endpoint.file_due = Some(soon.max(endpoint.filed_at.plus_secs(interval)));
             let due = endpoint.file_due;
             self.files_due.extend(due.map(|due| (due, id)));
         }

@@ -77,6 +77,8 @@ pub struct Counters {
     pub mappings_rate_limited: u64,
     /// Mappings that the datapath could not take.
     pub mappings_not_realised: u64,
+    /// Addresses not learned: the mapping had too many, or its endpoint holds its most.
+    pub pairs_left_out: u64,
     /// Ipcache writes planned.
     pub ipcache_writes: u64,
     /// Policy map writes planned.

@@ -74,6 +74,10 @@ pub(super) struct State {
     pub lxc_dirty: BTreeSet<std::net::IpAddr>,
     pub streams: BTreeSet<StreamId>,
     pub buckets: HashMap<StreamId, Bucket>,
+    /// When the last lease given to a stream ends.
+    pub promised: BTreeMap<StreamId, BootTime>,
+    /// Streams that closed, until the last of their leases ends.
+    pub departed: BTreeMap<StreamId, BootTime>,
     pub revocations: BTreeMap<u64, PendingRevocation>,
     pub next_revocation: u64,
     /// Mappings that came before the sources were synced.

@@ -113,7 +113,11 @@ impl State {
                 prefix: prefix.to_string(),
                 identity: metadata.desired.map_or(0, |id| id.0),
                 realised: metadata.realised.map(|id| id.0),
-                owners: metadata.owners().map(ToString::to_string).collect(),
+                owners: metadata
+                    .owners()
+                    .into_iter()
+                    .map(ToString::to_string)
+                    .collect(),
             });
         });
         found

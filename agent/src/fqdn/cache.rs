@@ -1,15 +1,18 @@
 //! What was learned: per endpoint for as long as it is valid or in use, and per node as
 //! pairs (name, address) that must stay plumbed.
 
+mod limits;
+
 use std::{
     cmp::Reverse,
-    collections::{BTreeMap, BinaryHeap, HashMap},
+    collections::{BTreeMap, BTreeSet, BinaryHeap, HashMap},
     net::IpAddr,
 };
 
 use holdfast_sdp::{mapping::BootTime, name::Fqdn};
 use shared_maps::EndpointId;
 
+pub use self::limits::Limits;
 use super::gc::{self, Passes, Zombie};
 use crate::labels::LabelSet;
 
@@ -28,17 +31,6 @@ pub struct Lookup {
     queued: BootTime,
 }
 
-/// Limits of the cache.
-#[derive(Clone, Copy, Debug)]
-pub struct Limits {
-    /// Valid addresses per endpoint and name.
-    pub per_name: usize,
-    /// Zombies per endpoint.
-    pub zombies: usize,
-    /// Grace of idle connections, seconds.
-    pub idle_grace: u64,
-}
-
 /// What one endpoint learned.
 #[derive(Debug, Default)]
 pub struct EndpointNames {
@@ -46,6 +38,10 @@ pub struct EndpointNames {
     pub names: HashMap<Fqdn, BTreeMap<IpAddr, Lookup>>,
     /// Expired addresses that may be in use.
     pub zombies: HashMap<IpAddr, Zombie>,
+    /// Pairs (name, address) among both.
+    pub held: usize,
+    /// Before this, looking for room again would find none.
+    full_until: BootTime,
 }
 
 /// A name known on the node.
@@ -108,6 +104,9 @@ pub struct NameCache {
     zombies: usize,
     pairs: usize,
     let_go: Vec<NamePair>,
+    /// Times that zombies were sorted to find the least valuable.
+    #[cfg(test)]
+    sorts: usize,
 }
 
 impl NameCache {
@@ -123,6 +122,8 @@ impl NameCache {
             zombies: 0,
             pairs: 0,
             let_go: Vec::new(),
+            #[cfg(test)]
+            sorts: 0,
         }
     }
 
@@ -166,7 +167,8 @@ impl NameCache {
             let due = Due::Lookup(endpoint, name.clone(), address);
             self.due.push(Reverse((answer.expires, due)));
         }
-        let over = addresses.len() > self.limits.per_name;
+        names.held += usize::from(!owned);
+        let over = limits::is_over(addresses.len(), self.limits.per_name);
         let entry = match self.names.get_mut(name) {
             Some(entry) => entry,
             None => self.names.entry(name.clone()).or_default(),
@@ -181,32 +183,6 @@ impl NameCache {
         }
         self.compact();
         new
-    }
-
-    /// Whether one more address of the name would be beyond the limit: then no lease is given.
-    pub fn is_near_limit(&self, endpoint: EndpointId, name: &Fqdn) -> bool {
-        let names = self
-            .endpoints
-            .get(&endpoint)
-            .and_then(|names| names.names.get(name));
-        names.is_some_and(|addresses| addresses.len() >= self.limits.per_name)
-    }
-
-    /// Makes a zombie of the address of a name that expires first.
-    fn evict(&mut self, endpoint: EndpointId, name: &Fqdn, now: BootTime) {
-        let names = self
-            .endpoints
-            .get(&endpoint)
-            .and_then(|names| names.names.get(name));
-        let first = names.and_then(|all| all.iter().min_by_key(|(_, lookup)| lookup.expires));
-        if let Some((address, lookup)) = first.map(|(address, lookup)| (*address, *lookup)) {
-            let gone = if self.retire(endpoint, name, address, lookup.expires.max(now)) {
-                self.cap_zombies(endpoint, now)
-            } else {
-                self.disown(name, address, now).into_iter().collect()
-            };
-            self.let_go.extend(gone);
-        }
     }
 
     /// Takes a lookup out of an endpoint's valid ones. True if the endpoint holds the address
@@ -248,8 +224,17 @@ impl NameCache {
         true
     }
 
-    /// One endpoint less holds the pair. Gives it if nothing keeps it any more.
-    fn disown(&mut self, name: &Fqdn, address: IpAddr, now: BootTime) -> Option<NamePair> {
+    /// The endpoint holds the pair no more. Gives it if nothing else keeps it.
+    fn disown(
+        &mut self,
+        endpoint: EndpointId,
+        name: &Fqdn,
+        address: IpAddr,
+        now: BootTime,
+    ) -> Option<NamePair> {
+        if let Some(names) = self.endpoints.get_mut(&endpoint) {
+            names.held -= 1;
+        }
         let entry = self.names.get_mut(name)?;
         let pair = entry.pairs.get_mut(&address)?;
         pair.owners = pair.owners.saturating_sub(1);
@@ -282,6 +267,7 @@ impl NameCache {
             pairs: std::mem::take(&mut self.let_go),
             endpoints: Vec::new(),
         };
+        let mut retired = BTreeSet::new();
         while let Some(Reverse((at, _))) = self.due.peek()
             && *at <= now
         {
@@ -307,10 +293,12 @@ impl NameCache {
                     }
                     let since = lookup.expires;
                     expired.endpoints.push(endpoint);
-                    if !self.retire(endpoint, &name, address, since) {
-                        expired.pairs.extend(self.disown(&name, address, now));
+                    if self.retire(endpoint, &name, address, since) {
+                        retired.insert(endpoint);
                     } else {
-                        expired.pairs.extend(self.cap_zombies(endpoint, now));
+                        expired
+                            .pairs
+                            .extend(self.disown(endpoint, &name, address, now));
                     }
                 }
                 Due::Lease(name, address) => {
@@ -318,15 +306,10 @@ impl NameCache {
                 }
             }
         }
+        for endpoint in retired {
+            expired.pairs.extend(self.cap_zombies(endpoint, now));
+        }
         expired
-    }
-
-    fn cap_zombies(&mut self, endpoint: EndpointId, now: BootTime) -> Vec<NamePair> {
-        let Some(names) = self.endpoints.get(&endpoint) else {
-            return Vec::new();
-        };
-        let beyond = gc::beyond_limit(&names.zombies, self.limits.zombies);
-        self.bury(endpoint, beyond, now)
     }
 
     fn bury(
@@ -343,7 +326,7 @@ impl NameCache {
             };
             self.zombies -= 1;
             for name in &zombie.names {
-                gone.extend(self.disown(name, address, now));
+                gone.extend(self.disown(endpoint, name, address, now));
             }
         }
         gone
@@ -356,7 +339,7 @@ impl NameCache {
             .get_mut(&endpoint)
             .and_then(|n| n.zombies.get_mut(&address));
         if let Some(zombie) = zombie {
-            let until = gc_start.plus_secs(self.limits.idle_grace);
+            let until = gc_start.plus(self.limits.idle_grace);
             zombie.alive_at = zombie.alive_at.max(until);
         }
     }
@@ -395,12 +378,12 @@ impl NameCache {
         for (name, addresses) in names.names {
             self.live -= addresses.len();
             for address in addresses.into_keys() {
-                gone.extend(self.disown(&name, address, now));
+                gone.extend(self.disown(endpoint, &name, address, now));
             }
         }
         for (address, zombie) in names.zombies {
             for name in &zombie.names {
-                gone.extend(self.disown(name, address, now));
+                gone.extend(self.disown(endpoint, name, address, now));
             }
         }
         gone
@@ -434,7 +417,7 @@ impl NameCache {
             }
         }
         if held {
-            self.disown(name, address, now)
+            self.disown(endpoint, name, address, now)
         } else {
             None
         }
@@ -476,6 +459,7 @@ impl NameCache {
             }
         });
         if zombie.names.insert(name.clone()) {
+            names.held += 1;
             let pairs = &mut self.names.entry(name.clone()).or_default().pairs;
             self.pairs += usize::from(!pairs.contains_key(&address));
             pairs.entry(address).or_default().owners += 1;
@@ -561,5 +545,4 @@ pub struct Expired {
 }
 
 #[cfg(test)]
-#[path = "cache_tests.rs"]
 mod tests;

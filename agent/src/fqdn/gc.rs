@@ -1,7 +1,10 @@
 //! When an expired address that connections may still use is let go (`cilium-compat` 7).
 
-use std::collections::{BTreeSet, HashMap, HashSet};
-use std::net::IpAddr;
+use std::{
+    collections::{BTreeSet, HashMap, HashSet},
+    net::IpAddr,
+    time::Duration,
+};
 
 use holdfast_sdp::{mapping::BootTime, name::Fqdn};
 
@@ -29,9 +32,9 @@ pub struct Passes {
 
 /// Whether no connection uses the address: two complete passes since it expired, the last of
 /// which began after it was alive and after its grace.
-pub fn is_dead(zombie: &Zombie, passes: Passes, idle_grace: u64) -> bool {
+pub fn is_dead(zombie: &Zombie, passes: Passes, idle_grace: Duration) -> bool {
     passes.count >= zombie.born + 2
-        && passes.last > zombie.delete_pending.plus_secs(idle_grace)
+        && passes.last > zombie.delete_pending.plus(idle_grace)
         && passes.last > zombie.alive_at
 }
 
@@ -40,7 +43,7 @@ pub fn is_dead(zombie: &Zombie, passes: Passes, idle_grace: u64) -> bool {
 pub fn dead(
     zombies: &HashMap<IpAddr, Zombie>,
     passes: Passes,
-    idle_grace: u64,
+    idle_grace: Duration,
     per_name: usize,
 ) -> Vec<IpAddr> {
     let mut alive_names: HashMap<&Fqdn, usize> = HashMap::new();
@@ -118,7 +121,7 @@ mod tests {
                 count: 1,
                 last: BootTime(200)
             },
-            0
+            Duration::ZERO
         ));
         assert!(is_dead(
             &z,
@@ -126,7 +129,7 @@ mod tests {
                 count: 2,
                 last: BootTime(200)
             },
-            0
+            Duration::ZERO
         ));
         assert!(!is_dead(
             &z,
@@ -134,7 +137,7 @@ mod tests {
                 count: 2,
                 last: BootTime(100)
             },
-            0
+            Duration::ZERO
         ));
         let alive = zombie("a", 300, 100);
         assert!(!is_dead(
@@ -143,7 +146,7 @@ mod tests {
                 count: 9,
                 last: BootTime(300)
             },
-            0
+            Duration::ZERO
         ));
         assert!(is_dead(
             &alive,
@@ -151,7 +154,7 @@ mod tests {
                 count: 9,
                 last: BootTime(301)
             },
-            0
+            Duration::ZERO
         ));
     }
 
@@ -164,10 +167,10 @@ mod tests {
             last: BootTime(500),
         };
         let zombies = HashMap::from([(one, zombie("a", 0, 100)), (other, zombie("a", 900, 100))]);
-        assert!(dead(&zombies, passes, 0, 10).is_empty());
-        assert_eq!(dead(&zombies, passes, 0, 1), [one]);
+        assert!(dead(&zombies, passes, Duration::ZERO, 10).is_empty());
+        assert_eq!(dead(&zombies, passes, Duration::ZERO, 1), [one]);
         let zombies = HashMap::from([(one, zombie("a", 0, 100)), (other, zombie("b", 900, 100))]);
-        assert_eq!(dead(&zombies, passes, 0, 10), [one]);
+        assert_eq!(dead(&zombies, passes, Duration::ZERO, 10), [one]);
     }
 
     #[test]

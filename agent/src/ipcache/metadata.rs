@@ -1,6 +1,6 @@
 //! What is known about one prefix, per owner.
 
-use std::fmt;
+use std::{collections::HashMap, fmt};
 
 use holdfast_sdp::name::Fqdn;
 use shared_maps::{EndpointId, IdentityId};
@@ -49,7 +49,12 @@ pub enum Claim {
 /// Everything about one prefix.
 #[derive(Clone, Debug, Default)]
 pub struct Metadata {
-    claims: Vec<(Owner, Claim)>,
+    labels: HashMap<Owner, LabelSet>,
+    /// Distinct label sets, and how many owners say each. Names that the same selectors
+    /// match say the same: a shared address has many owners and few sets.
+    sets: Vec<(LabelSet, usize)>,
+    /// Of the node and of endpoints: one or two.
+    identities: Vec<(Owner, IdentityId)>,
     /// Identity it shall have; none = no entry.
     pub desired: Option<IdentityId>,
     /// Identity the datapath has as far as planned; none = no entry.
@@ -63,57 +68,163 @@ pub struct Metadata {
 }
 
 impl Metadata {
-    /// Sets an owner's claim. True if that changed anything.
+    /// Sets an owner's claim. True if that changed what all claims together say.
     pub fn set(&mut self, owner: Owner, claim: Claim) -> bool {
-        match self.claims.iter_mut().find(|(known, _)| *known == owner) {
-            Some((_, old)) if *old == claim => false,
-            Some((_, old)) => {
-                *old = claim;
-                true
+        match claim {
+            Claim::Labels(labels) => {
+                let mut changed = self.unset_identity(&owner);
+                match self.labels.insert(owner, labels.clone()) {
+                    Some(old) if old == labels => return changed,
+                    Some(old) => changed |= self.unsay(&old),
+                    None => {}
+                }
+                self.say(labels) || changed
+            }
+            Claim::Identity(id) => {
+                let changed = self.unset_labels(&owner);
+                match self
+                    .identities
+                    .iter_mut()
+                    .find(|(known, _)| *known == owner)
+                {
+                    Some((_, old)) if *old == id => changed,
+                    Some((_, old)) => {
+                        *old = id;
+                        true
+                    }
+                    None => {
+                        self.identities.push((owner, id));
+                        true
+                    }
+                }
+            }
+        }
+    }
+
+    /// Removes an owner's claim. True if that changed what all claims together say.
+    pub fn unset(&mut self, owner: &Owner) -> bool {
+        self.unset_labels(owner) || self.unset_identity(owner)
+    }
+
+    fn unset_labels(&mut self, owner: &Owner) -> bool {
+        let old = self.labels.remove(owner);
+        old.is_some_and(|old| self.unsay(&old))
+    }
+
+    fn unset_identity(&mut self, owner: &Owner) -> bool {
+        let before = self.identities.len();
+        self.identities.retain(|(known, _)| known != owner);
+        before != self.identities.len()
+    }
+
+    /// One owner more says this. True if none did before.
+    fn say(&mut self, labels: LabelSet) -> bool {
+        match self.sets.iter_mut().find(|(known, _)| *known == labels) {
+            Some((_, owners)) => {
+                *owners += 1;
+                false
             }
             None => {
-                self.claims.push((owner, claim));
+                self.sets.push((labels, 1));
                 true
             }
         }
     }
 
-    /// Removes an owner's claim. True if it had one.
-    pub fn unset(&mut self, owner: &Owner) -> bool {
-        let before = self.claims.len();
-        self.claims.retain(|(known, _)| known != owner);
-        before != self.claims.len()
+    /// One owner less says this. True if none does any more.
+    fn unsay(&mut self, labels: &LabelSet) -> bool {
+        let Some(at) = self.sets.iter().position(|(known, _)| known == labels) else {
+            return false;
+        };
+        let Some((_, owners)) = self.sets.get_mut(at) else {
+            return false;
+        };
+        *owners -= 1;
+        if *owners > 0 {
+            return false;
+        }
+        self.sets.remove(at);
+        true
     }
 
     /// Whether nobody claims anything.
     pub fn is_unclaimed(&self) -> bool {
-        self.claims.is_empty()
+        self.labels.is_empty() && self.identities.is_empty()
     }
 
     /// Whether nothing at all is left to remember.
     pub fn is_spent(&self) -> bool {
-        self.claims.is_empty() && self.desired.is_none() && self.realised.is_none() && !self.dirty
+        self.is_unclaimed() && self.desired.is_none() && self.realised.is_none() && !self.dirty
     }
 
-    /// The owners.
-    pub fn owners(&self) -> impl Iterator<Item = &Owner> {
-        self.claims.iter().map(|(owner, _)| owner)
+    /// The owners, sorted.
+    pub fn owners(&self) -> Vec<&Owner> {
+        let outright = self.identities.iter().map(|(owner, _)| owner);
+        let mut owners: Vec<&Owner> = self.labels.keys().chain(outright).collect();
+        owners.sort_unstable();
+        owners
     }
 
     /// An identity claimed outright; the node's goes before any endpoint's.
     pub fn identity(&self) -> Option<IdentityId> {
-        let claimed = self.claims.iter().filter_map(|(owner, claim)| match claim {
-            Claim::Identity(id) => Some((*owner != Owner::Node, *id)),
-            Claim::Labels(_) => None,
-        });
+        let claimed = self.identities.iter();
+        let claimed = claimed.map(|(owner, id)| (*owner != Owner::Node, *id));
         claimed.min().map(|(_, id)| id)
     }
 
-    /// Label sets of all owners.
+    /// Distinct label sets of all owners.
     pub fn labels(&self) -> impl Iterator<Item = &LabelSet> {
-        self.claims.iter().filter_map(|(_, claim)| match claim {
-            Claim::Labels(labels) => Some(labels),
-            Claim::Identity(_) => None,
-        })
+        self.sets.iter().map(|(labels, _)| labels)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn name(n: usize) -> Owner {
+        Owner::Name(Fqdn::normalise(&format!("n{n}.example")))
+    }
+
+    fn labels(text: &str) -> Claim {
+        Claim::Labels(LabelSet::parse(&[text]).unwrap())
+    }
+
+    #[test]
+    fn names_that_say_the_same_are_resolved_once() {
+        let mut metadata = Metadata::default();
+        assert!(metadata.set(name(0), labels("fqdn:*.example")));
+        for n in 1..1000 {
+            assert!(!metadata.set(name(n), labels("fqdn:*.example")));
+        }
+        assert_eq!(metadata.labels().count(), 1);
+        assert!(metadata.set(name(7), labels("fqdn:n7.example")));
+        assert!(!metadata.set(name(7), labels("fqdn:n7.example")));
+        assert_eq!(metadata.labels().count(), 2);
+        assert!(metadata.unset(&name(7)));
+        assert!(!metadata.unset(&name(7)));
+        for n in (1..1000).filter(|n| *n != 7) {
+            assert!(!metadata.unset(&name(n)));
+        }
+        assert!(!metadata.is_unclaimed());
+        assert!(metadata.unset(&name(0)));
+        assert!(metadata.is_spent());
+    }
+
+    #[test]
+    fn an_owner_says_labels_or_an_identity() {
+        let mut metadata = Metadata::default();
+        let id = IdentityId(300);
+        assert!(metadata.set(Owner::Restored, labels("k8s:a=b")));
+        assert!(metadata.set(Owner::Restored, Claim::Identity(id)));
+        assert_eq!(
+            (metadata.labels().count(), metadata.identity()),
+            (0, Some(id))
+        );
+        assert!(metadata.set(Owner::Node, Claim::Identity(IdentityId::HOST)));
+        assert_eq!(metadata.identity(), Some(IdentityId::HOST));
+        assert_eq!(metadata.owners(), [&Owner::Node, &Owner::Restored]);
+        assert!(metadata.unset(&Owner::Restored) && metadata.unset(&Owner::Node));
+        assert!(metadata.is_unclaimed());
     }
 }

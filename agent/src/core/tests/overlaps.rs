@@ -1,5 +1,7 @@
 //! The questions on overlaps of CFP-28427, and what a change touches.
 
+use holdfast_sdp::mapping::BootTime;
+
 use super::scenario::{Node, spec};
 use crate::{
     core::event::StreamId,
@@ -119,10 +121,50 @@ fn a_lease_is_revoked_before_its_pair_goes() {
         id: revoked.id,
     });
     assert!(node.identity("1.1.1.1").is_none());
-    // A stream that goes away acknowledges nothing more.
+}
+
+#[test]
+fn a_lease_outlives_its_stream() {
+    for revoked_first in [true, false] {
+        let mut node = node("  - toFQDNs: [{matchName: foo.com}]");
+        let (_, outcome) = node.learn("foo.com", &["1.1.1.1"]);
+        let end = BootTime(outcome.lease_end);
+        assert!(end > node.now);
+        let events = [
+            Event::CleanNames(Default::default()),
+            Event::StreamDown(StreamId(1)),
+        ];
+        let mut events = Vec::from(events);
+        if !revoked_first {
+            events.reverse();
+        }
+        for event in events {
+            node.event(event);
+        }
+        node.event(Event::StreamUp(StreamId(2)));
+        node.event(Event::RevokeAcked {
+            stream: StreamId(2),
+            id: 1,
+        });
+        node.tick(end);
+        assert!(node.identity("1.1.1.1").is_some(), "{revoked_first}");
+        node.tick(end.plus_secs(5));
+        assert!(node.identity("1.1.1.1").is_none(), "{revoked_first}");
+    }
+}
+
+#[test]
+fn a_stream_without_a_lease_delays_no_revocation() {
+    let mut node = node("  - toFQDNs: [{matchName: foo.com}]");
+    node.event(Event::StreamUp(StreamId(2)));
     node.learn("foo.com", &["1.1.1.1"]);
     node.event(Event::CleanNames(Default::default()));
-    node.event(Event::StreamDown(StreamId(1)));
+    node.event(Event::StreamDown(StreamId(2)));
+    assert!(node.identity("1.1.1.1").is_some());
+    node.event(Event::RevokeAcked {
+        stream: StreamId(1),
+        id: 1,
+    });
     assert!(node.identity("1.1.1.1").is_none());
 }
 

@@ -1,5 +1,7 @@
 //! Expiry, leases, zombies and limits.
 
+use std::time::Duration;
+
 use super::*;
 
 const EP: EndpointId = EndpointId(7);
@@ -7,8 +9,9 @@ const EP: EndpointId = EndpointId(7);
 fn cache(per_name: usize, zombies: usize) -> NameCache {
     NameCache::new(Limits {
         per_name,
+        per_endpoint: 1_000_000,
         zombies,
-        idle_grace: 0,
+        idle_grace: Duration::ZERO,
     })
 }
 
@@ -143,4 +146,82 @@ fn churn_leaves_no_heap_behind() {
     assert!(cache.due.len() < 50_000, "{}", cache.due.len());
     assert_eq!((cache.live(), cache.pairs()), (1, 1));
     assert_eq!(cache.expire(secs(1)).pairs.len(), 19_999);
+}
+
+/// Addresses 10.0.0.0 and on.
+fn address(n: u32) -> String {
+    IpAddr::from((0x0a00_0000 + n).to_be_bytes()).to_string()
+}
+
+#[test]
+fn zombies_are_sorted_once_however_many_expire_together() {
+    let mut cache = cache(10_000, 100);
+    for n in 0..5000 {
+        learn(&mut cache, EP, &address(n), 0, 10 + n % 7, 0);
+    }
+    assert_eq!(cache.expire(secs(20)).pairs.len(), 4900);
+    assert_eq!((cache.zombies(), cache.sorts), (100, 1));
+}
+
+#[test]
+fn addresses_that_change_one_by_one_seldom_cause_a_sort() {
+    let mut cache = cache(1, 1600);
+    for n in 0..11_600 {
+        learn(&mut cache, EP, &address(n), 0, 1000, 0);
+    }
+    assert!((1..=100).contains(&cache.sorts), "{}", cache.sorts);
+    assert!((1600..=1700).contains(&cache.zombies()));
+    assert_eq!(cache.live(), 1);
+    cache.expire(secs(2000));
+    assert!(cache.zombies() <= 1700);
+}
+
+#[test]
+fn what_an_endpoint_holds_is_counted() {
+    let counted = |cache: &NameCache| {
+        let Some(names) = cache.endpoint(EP) else {
+            return;
+        };
+        let live: usize = names.names.values().map(BTreeMap::len).sum();
+        let zombies: usize = names.zombies.values().map(|z| z.names.len()).sum();
+        assert_eq!(names.held, live + zombies);
+    };
+    for zombies in [0, 3, 100] {
+        let mut cache = cache(4, zombies);
+        let name = Fqdn::normalise("a.b");
+        for n in 0..200u32 {
+            learn(&mut cache, EP, &address(n % 13), n.into(), 1 + n % 5, 0);
+            counted(&cache);
+            cache.expire(secs(u64::from(n) + 1));
+            counted(&cache);
+            if n % 11 == 0 {
+                let address = address(n % 7).parse().unwrap();
+                cache.forget(EP, &name, address, secs(n.into()));
+                counted(&cache);
+                cache.restore_zombie(EP, &name, address, secs(0), secs(0));
+                counted(&cache);
+            }
+            if n % 17 == 0 {
+                cache.pass(secs(u64::from(n) + 1), secs(u64::from(n) + 1));
+                counted(&cache);
+            }
+        }
+        cache.remove_endpoint(EP, secs(1000));
+        cache.expire(secs(2000));
+        assert_eq!((cache.live(), cache.zombies(), cache.pairs()), (0, 0, 0));
+    }
+}
+
+#[test]
+fn an_idle_grace_of_less_than_a_second_counts() {
+    let mut cache = cache(10, 100);
+    cache.limits.idle_grace = Duration::from_millis(500);
+    learn(&mut cache, EP, "1.1.1.1", 0, 10, 0);
+    cache.expire(secs(10));
+    let early = BootTime(10_400_000_000);
+    for _ in 0..3 {
+        assert!(cache.pass(early, early).pairs.is_empty());
+    }
+    let late = BootTime(10_600_000_000);
+    assert_eq!(cache.pass(late, late).pairs.len(), 1);
 }

@@ -1,0 +1,151 @@
+//! What one pod or proxy cannot exceed, and what it is told.
+
+use std::{net::IpAddr, time::Duration};
+
+use holdfast_sdp::mapping::{BootTime, Realised, Refusal};
+
+use super::scenario::{Node, WEB, mapping, spec};
+use crate::{
+    core::{CoreConfig, Restored},
+    datapath::memory::MemoryDatapath,
+};
+
+const NOT_REALISED: Realised = Realised::No(Refusal::NotRealised);
+
+fn node(config: CoreConfig) -> Node {
+    let mut node = Node::with(config, Restored::default(), MemoryDatapath::default());
+    node.begin();
+    node.policy(WEB);
+    node.endpoint(spec("web", 7, "app=web"));
+    node.sync();
+    node
+}
+
+fn addresses(count: u32) -> Vec<String> {
+    let address = |n: u32| IpAddr::from((0x0b00_0000 + n).to_be_bytes()).to_string();
+    (0..count).map(address).collect()
+}
+
+fn learn(node: &mut Node, name: &str, count: u32) -> (Realised, u64) {
+    let addresses = addresses(count);
+    let addresses: Vec<&str> = addresses.iter().map(String::as_str).collect();
+    let outcome = node.learn(name, &addresses).1;
+    (outcome.realised, outcome.lease_end)
+}
+
+#[test]
+fn the_rate_counts_addresses() {
+    let mut node = node(CoreConfig {
+        mapping_rate: 1,
+        ..CoreConfig::default()
+    });
+    assert_eq!(learn(&mut node, "a.cilium.io", 8).0, Realised::Yes);
+    let limited = Realised::No(Refusal::RateLimited);
+    assert_eq!(learn(&mut node, "a.cilium.io", 3).0, limited);
+    assert_eq!(learn(&mut node, "a.cilium.io", 2).0, Realised::Yes);
+    // More than a full bucket holds is paid with a full bucket.
+    node.now = node.now.plus_secs(10);
+    assert_eq!(learn(&mut node, "a.cilium.io", 100).0, Realised::Yes);
+    assert_eq!(learn(&mut node, "a.cilium.io", 1).0, limited);
+}
+
+#[test]
+fn addresses_beyond_what_a_mapping_may_have_are_owned_up_to() {
+    let mut node = node(CoreConfig {
+        max_ips_per_name: 10_000,
+        ..CoreConfig::default()
+    });
+    assert_eq!(learn(&mut node, "a.cilium.io", 1024).0, Realised::Yes);
+    assert_eq!(learn(&mut node, "b.cilium.io", 1030), (NOT_REALISED, 0));
+    let summary = node.core.summary();
+    assert_eq!(summary.names_live, 2048);
+    assert_eq!(summary.counters.pairs_left_out, 6);
+    assert_eq!(summary.counters.mappings_not_realised, 1);
+}
+
+#[test]
+fn an_endpoint_with_its_most_names_is_refused_more_and_keeps_what_it_has() {
+    let mut node = node(CoreConfig {
+        max_pairs_per_endpoint: 32,
+        ..CoreConfig::default()
+    });
+    for n in 0..32 {
+        let (_, outcome) = node.learn(&format!("n{n}.cilium.io"), &[&format!("11.0.0.{n}")]);
+        assert_eq!(outcome.realised, Realised::Yes);
+        assert_eq!(outcome.lease_end > 0, n < 30, "{n}");
+    }
+    let (_, outcome) = node.learn("new.cilium.io", &["11.0.1.1"]);
+    assert_eq!((outcome.realised, outcome.lease_end), (NOT_REALISED, 0));
+    assert_eq!(node.identity("11.0.1.1"), None);
+    assert!((0..32).all(|n| node.identity(&format!("11.0.0.{n}")).is_some()));
+    // What it has may be learned again.
+    let (_, outcome) = node.learn("n0.cilium.io", &["11.0.0.0"]);
+    assert_eq!(outcome.realised, Realised::Yes);
+    assert_eq!(node.core.summary().counters.pairs_left_out, 1);
+}
+
+#[test]
+fn names_long_expired_of_one_address_in_use_shut_no_name_out() {
+    let mut node = node(CoreConfig {
+        max_pairs_per_endpoint: 32,
+        ..CoreConfig::default()
+    });
+    for n in 0..200 {
+        let (_, outcome) = node.learn(&format!("n{n}.cilium.io"), &["11.0.0.1"]);
+        assert_eq!(outcome.realised, Realised::Yes, "{n}");
+        node.tick(node.now.plus_secs(61));
+        assert!(node.core.summary().names_live == 0);
+    }
+    assert!(node.identity("11.0.0.1").is_some());
+    assert!(node.core.snapshot().names.len() <= 32);
+}
+
+#[test]
+fn the_last_room_of_the_node_is_given_without_leases() {
+    let mut node = node(CoreConfig {
+        ipcache_max: 64,
+        ..CoreConfig::default()
+    });
+    let leases: Vec<bool> = (0..58)
+        .map(|n| {
+            let (_, outcome) = node.learn(&format!("n{n}.cilium.io"), &[&format!("11.0.0.{n}")]);
+            assert_eq!(outcome.realised, Realised::Yes, "{n}");
+            outcome.lease_end > 0
+        })
+        .collect();
+    assert!(leases[50] && !leases[57], "{leases:?}");
+}
+
+#[test]
+fn lease_and_restore_grace_are_exact() {
+    let half = Duration::from_millis(500);
+    let mut node = node(CoreConfig {
+        lease_slack: half,
+        restore_grace: half,
+        ..CoreConfig::default()
+    });
+    let now = node.now;
+    assert_eq!(node.core.next_deadline(), Some(now.plus(half)));
+    let (_, outcome) = node.learn("www.cilium.io", &["1.1.1.1"]);
+    assert_eq!(outcome.lease_end, now.0 + 60_500_000_000);
+}
+
+#[test]
+fn files_of_many_names_are_written_more_rarely() {
+    let mut node = node(CoreConfig::default());
+    for name in ["a", "b", "c"] {
+        learn(&mut node, &format!("{name}.cilium.io"), 1000);
+    }
+    let until_written = |node: &mut Node| -> BootTime {
+        while !node
+            .tick(node.core.next_deadline().unwrap().max(node.now))
+            .iter()
+            .any(|step| matches!(step, crate::datapath::plan::Step::WriteEndpoint(..)))
+        {}
+        node.now
+    };
+    let first = until_written(&mut node);
+    let again = mapping(&node, "d.cilium.io", &["1.1.1.1"]);
+    node.mapping(again);
+    assert_eq!(until_written(&mut node), first.plus_secs(5 + 3));
+}

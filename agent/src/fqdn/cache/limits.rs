@@ -1,0 +1,169 @@
+//! Limits of the cache: what makes room, and when there is none.
+
+use std::{
+    collections::{HashMap, HashSet},
+    net::IpAddr,
+    time::Duration,
+};
+
+use holdfast_sdp::{mapping::BootTime, name::Fqdn};
+use shared_maps::EndpointId;
+
+use super::{EndpointNames, NameCache, NamePair};
+use crate::{fqdn::gc, labels::LabelSet};
+
+/// A limit may be exceeded by this part of it before what is beyond goes: one sort serves
+/// that many entries, whoever makes them come one by one.
+const SLACK: usize = 16;
+/// How long an endpoint without room is not searched for room again, seconds.
+const FULL: u64 = 1;
+
+/// Limits of the cache.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    /// Valid addresses per endpoint and name.
+    pub per_name: usize,
+    /// Pairs (name, address) per endpoint, valid or in zombies.
+    pub per_endpoint: usize,
+    /// Zombies per endpoint.
+    pub zombies: usize,
+    /// Grace of idle connections.
+    pub idle_grace: Duration,
+}
+
+/// Whether a limit is exceeded by more than its slack.
+pub(super) fn is_over(count: usize, limit: usize) -> bool {
+    count > limit + limit / SLACK
+}
+
+impl NameCache {
+    /// Whether one more address of the name would be near or beyond a limit of the endpoint:
+    /// then no lease is given.
+    pub fn is_near_limit(&self, endpoint: EndpointId, name: &Fqdn) -> bool {
+        let Some(names) = self.endpoints.get(&endpoint) else {
+            return false;
+        };
+        let Limits {
+            per_name,
+            per_endpoint,
+            zombies,
+            ..
+        } = self.limits;
+        names.held >= per_endpoint - per_endpoint / SLACK
+            || (zombies > 0 && names.zombies.len() >= zombies)
+            || names.names.get(name).is_some_and(|a| a.len() >= per_name)
+    }
+
+    /// Whether the endpoint may learn the pair; makes room if need be.
+    ///
+    /// Beyond the limit a new pair is refused and nothing live is evicted for it: otherwise
+    /// whoever makes a pod resolve enough names closes those that it uses. Only names that
+    /// are superfluous go (see [`redundant`]), so that many names which came to share few
+    /// addresses, all in use, do not shut new ones out for ever.
+    pub fn make_room(
+        &mut self,
+        endpoint: EndpointId,
+        name: &Fqdn,
+        address: IpAddr,
+        now: BootTime,
+    ) -> bool {
+        let limit = self.limits.per_endpoint;
+        let Some(names) = self.endpoints.get_mut(&endpoint) else {
+            return limit > 0;
+        };
+        if names.held < limit || names.holds(name, address) {
+            return true;
+        }
+        if names.full_until > now {
+            return false;
+        }
+        names.full_until = now.plus_secs(FULL);
+        let known = &self.names;
+        let labels = |name: &Fqdn| known.get(name).and_then(|entry| entry.labels.clone());
+        for (name, address) in redundant(names, labels) {
+            let gone = self.forget(endpoint, &name, address, now);
+            self.let_go.extend(gone);
+        }
+        self.endpoints
+            .get(&endpoint)
+            .is_none_or(|names| names.held < limit)
+    }
+
+    /// Makes zombies of those addresses of a name that expire first, down to the limit.
+    pub(super) fn evict(&mut self, endpoint: EndpointId, name: &Fqdn, now: BootTime) {
+        let addresses = self
+            .endpoints
+            .get(&endpoint)
+            .and_then(|names| names.names.get(name));
+        let mut order: Vec<_> = addresses
+            .into_iter()
+            .flatten()
+            .map(|(address, lookup)| (lookup.expires, *address))
+            .collect();
+        order.sort_unstable();
+        order.truncate(order.len().saturating_sub(self.limits.per_name));
+        for (expires, address) in order {
+            if !self.retire(endpoint, name, address, expires.max(now)) {
+                let gone = self.disown(endpoint, name, address, now);
+                self.let_go.extend(gone);
+            }
+        }
+        let gone = self.cap_zombies(endpoint, now);
+        self.let_go.extend(gone);
+    }
+
+    /// Lets the least valuable zombies go if there are too many.
+    pub(super) fn cap_zombies(&mut self, endpoint: EndpointId, now: BootTime) -> Vec<NamePair> {
+        let limit = self.limits.zombies;
+        let Some(names) = self.endpoints.get(&endpoint) else {
+            return Vec::new();
+        };
+        if !is_over(names.zombies.len(), limit) {
+            return Vec::new();
+        }
+        #[cfg(test)]
+        {
+            self.sorts += 1;
+        }
+        let beyond = gc::beyond_limit(&names.zombies, limit);
+        self.bury(endpoint, beyond, now)
+    }
+}
+
+impl EndpointNames {
+    fn holds(&self, name: &Fqdn, address: IpAddr) -> bool {
+        let valid = self
+            .names
+            .get(name)
+            .is_some_and(|all| all.contains_key(&address));
+        let zombie = || self.zombies.get(&address);
+        valid || zombie().is_some_and(|zombie| zombie.names.contains(name))
+    }
+}
+
+/// Expired names whose address the endpoint holds under another name with the same labels:
+/// without them the datapath is the same.
+fn redundant(
+    names: &EndpointNames,
+    labels: impl Fn(&Fqdn) -> Option<LabelSet>,
+) -> Vec<(Fqdn, IpAddr)> {
+    let mut kept: HashMap<IpAddr, HashSet<Option<LabelSet>>> = HashMap::new();
+    for (name, addresses) in &names.names {
+        let labels = labels(name);
+        for address in addresses.keys() {
+            if names.zombies.contains_key(address) {
+                kept.entry(*address).or_default().insert(labels.clone());
+            }
+        }
+    }
+    let mut found = Vec::new();
+    for (address, zombie) in &names.zombies {
+        let kept = kept.entry(*address).or_default();
+        for name in &zombie.names {
+            if !kept.insert(labels(name)) {
+                found.push((name.clone(), *address));
+            }
+        }
+    }
+    found
+}

@@ -20,7 +20,7 @@ use holdfast_sdp::{
     proxy::{Proxy, ProxyConfig, RejectCode, Stats},
 };
 use parking_lot::Mutex;
-use shared_maps::{EndpointId, steering};
+use shared_maps::steering;
 use tokio::sync::mpsc;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
@@ -222,26 +222,8 @@ impl Connected {
         if !table.ready {
             return;
         }
-        let empty = RulesTable::default();
-        let delta = table.since(applied.as_deref().unwrap_or(&empty));
-        let changed: Vec<RulesOf> = delta
-            .changed
-            .into_iter()
-            .map(|(endpoint, rules)| RulesOf {
-                endpoint,
-                rules: (*rules).clone(),
-            })
-            .collect();
-        let errors = if applied.is_none() {
-            self.policy.replace_all(&changed)
-        } else {
-            let removed: Vec<EndpointId> = delta.removed;
-            self.policy.apply(&changed, &removed)
-        };
-        for error in errors {
-            tracing::warn!(%error, "rule of the built-in proxy");
-        }
-        self.sink.rules_applied(epoch.clone(), table.revision);
+        put_in_force(&self.sink, &self.policy, applied.as_deref(), table, epoch);
+        // Only what is in force is acknowledged.
         self.guard.sent(table.revision);
         self.guard.acked(table.revision);
         *applied = Some(Arc::clone(table));
@@ -299,6 +281,36 @@ impl Connected {
     }
 }
 
+/// Puts a table of rules in force in place of `applied`.
+fn put_in_force(
+    sink: &LinkSink,
+    policy: &PolicyHandle,
+    applied: Option<&RulesTable>,
+    table: &RulesTable,
+    epoch: &sink::Epoch,
+) {
+    let empty = RulesTable::default();
+    let delta = table.since(applied.unwrap_or(&empty));
+    let changed: Vec<RulesOf> = delta
+        .changed
+        .into_iter()
+        .map(|(endpoint, rules)| RulesOf {
+            endpoint,
+            rules: (*rules).clone(),
+        })
+        .collect();
+    // First: from here on a lease of an older revision must not release an answer.
+    sink.rules_applied(epoch.clone(), table.revision);
+    let errors = if applied.is_none() {
+        policy.replace_all(&changed)
+    } else {
+        policy.apply(&changed, &delta.removed)
+    };
+    for error in errors {
+        tracing::warn!(%error, "rule of the built-in proxy");
+    }
+}
+
 async fn keep_house(maps: Arc<PinnedMaps>, sink: Arc<LinkSink>, stop: CancellationToken) {
     let mut beat = tokio::time::interval(REFRESH);
     beat.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
@@ -309,5 +321,58 @@ async fn keep_house(maps: Arc<PinnedMaps>, sink: Arc<LinkSink>, stop: Cancellati
         }
         let _change = maps.refresh();
         sink.tick(BootTime::now());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        collections::BTreeMap,
+        sync::atomic::{AtomicBool, Ordering},
+    };
+
+    use shared_maps::EndpointId;
+
+    use super::*;
+
+    /// Looks on from another thread: whoever sees a table must already find its
+    /// revision in the sink, or a lease of older rules would release an answer.
+    #[test]
+    fn leases_are_judged_by_new_rules_before_these_are_in_force() {
+        const REVISIONS: u16 = 20_000;
+        let (sink, policy) = (LinkSink::new(0, Duration::ZERO), PolicyHandle::new());
+        let epoch = sink::Epoch {
+            boot_id: "b".into(),
+            start: 1,
+        };
+        // The endpoint's number tells the revision.
+        let table = |revision: u16| RulesTable {
+            revision: revision.into(),
+            ready: true,
+            endpoints: BTreeMap::from([(EndpointId(revision), Arc::default())]),
+        };
+        let done = AtomicBool::new(false);
+        let behind = std::thread::scope(|scope| {
+            let onlooker = scope.spawn(|| {
+                let mut behind = None;
+                while !done.load(Ordering::Acquire) && behind.is_none() {
+                    let seen = policy.load().endpoints().last().copied();
+                    let judged_by = sink.rules_revision();
+                    behind = seen
+                        .filter(|seen| judged_by < Some(seen.0.into()))
+                        .map(|seen| (seen, judged_by));
+                }
+                behind
+            });
+            let mut applied: Option<RulesTable> = None;
+            for revision in 1..=REVISIONS {
+                let next = table(revision);
+                put_in_force(&sink, &policy, applied.as_ref(), &next, &epoch);
+                applied = Some(next);
+            }
+            done.store(true, Ordering::Release);
+            onlooker.join().expect("the onlooker does not panic")
+        });
+        assert_eq!(behind, None);
     }
 }

@@ -6,6 +6,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
+use aya::programs::links::{FdLink, PinnedLink};
 use aya::programs::{SchedClassifier, TcAttachType};
 use holdfast_agent::datapath::kernel::KernelDatapath;
 use holdfast_agent::datapath::plan::{Datapath, Step, StepError};
@@ -103,6 +104,55 @@ fn attach_replace_detach() {
         assert!(again.policy_maps()?.is_empty());
         again.apply(&Step::Detach(ENDPOINT))?;
         again.apply(&Step::RemovePolicyMap(ENDPOINT))?;
+        Ok(())
+    });
+}
+
+#[test]
+fn a_dead_link_is_replaced_under_its_own_pin() {
+    with_kernel(|k| {
+        let add = "link add hf0 index 4711 type veth peer name hf1";
+        ip(add)?;
+        k.datapath().apply(&Step::Attach(attachment(4711)))?;
+        let dir = k.globals().root().join(pin::LINKS);
+        let dir = dir.join(ENDPOINT.0.to_string());
+        ip("link del hf0")?;
+        ip(add)?;
+        assert!(attached("hf0")?.is_empty());
+        // As an agent leaves it that dies between the two halves of a replacement.
+        let left = dir.join("from_pod_4711_next");
+        PinnedLink::from_pin(dir.join("from_pod_4711"))?
+            .unpin()?
+            .pin(&left)?;
+        k.datapath().apply(&Step::Attach(attachment(4711)))?;
+        assert_eq!(attached("hf0")?.len(), 2);
+        assert!(!left.exists());
+        assert_eq!(fs::read_dir(&dir)?.count(), 2);
+        Ok(())
+    });
+}
+
+#[test]
+fn a_link_that_cannot_be_updated_is_reported_and_stays() {
+    with_kernel(|k| {
+        ip("link add hf0 type veth peer name hf1")?;
+        let ifindex = if_nametoindex("hf0")?;
+        let links = k.globals().root().join(pin::LINKS);
+        let path = links.join(format!("{ENDPOINT}/to_pod_{ifindex}"));
+        fs::create_dir_all(path.parent().context("a directory")?)?;
+        // A link that lives, but of another kind.
+        let alive = FdLink::from(PinnedLink::from_pin(links.join(LINK_NAME))?);
+        let id = alive.info()?.id();
+        alive.pin(&path)?;
+        let error = k
+            .datapath()
+            .apply(&Step::Attach(attachment(ifindex)))
+            .expect_err("not ours to replace")
+            .to_string();
+        assert!(error.contains(&path.display().to_string()), "{error}");
+        let there = FdLink::from(PinnedLink::from_pin(&path)?);
+        assert_eq!(there.info()?.id(), id, "it is where it was");
+        assert!(attached("hf0")?.is_empty());
         Ok(())
     });
 }

@@ -132,11 +132,7 @@ impl Programs {
             .into();
         // Both programs run until the new pin replaces the old one: they
         // select alike, and the later selection holds.
-        let path = self.links.join(steering::LINK_NAME);
-        let next = self.links.join(format!("{}_next", steering::LINK_NAME));
-        remove(&next)?;
-        link.pin(&next).map_err(|error| pinned(&next, &error))?;
-        fs::rename(&next, &path).map_err(|error| pinned(&path, &error))
+        pin_over(link, &self.links.join(steering::LINK_NAME))
     }
 
     /// Loads an endpoint's programs without attaching them. Its policy map is there already.
@@ -239,17 +235,14 @@ fn put(
     ifindex: u32,
     path: &Path,
 ) -> Result<(), ProgramError> {
-    if let Ok(old) = PinnedLink::from_pin(path) {
-        let replaced = SchedClassifierLink::try_from(FdLink::from(old))
-            .map_err(|error| tail(&error))
-            .and_then(|link| program.attach_to_link(link).map_err(|error| tail(&error)));
-        match replaced {
+    if let Some(old) = pinned_link(path)? {
+        match program.attach_to_link(old) {
             Ok(_) => return Ok(()),
-            // The interface went away, and an index is not used twice soon:
-            // the link holds nothing any more.
-            Err(error) => tracing::debug!(pin = %path.display(), error, "old link is dead"),
+            Err(error) if is_dead(&error) => {
+                tracing::debug!(pin = %path.display(), "the old link's interface is gone");
+            }
+            Err(error) => return Err(pinned(path, &error)),
         }
-        remove(path)?;
     }
     let attach = |place: String, error: &dyn std::error::Error| ProgramError::Attach {
         program: hook.program,
@@ -272,8 +265,45 @@ fn put(
         .take_link(id)
         .map_err(|error| attach(place(), &error))?;
     let link = FdLink::try_from(link).map_err(|error| attach(place(), &error))?;
-    link.pin(path).map_err(|error| pinned(path, &error))?;
-    Ok(())
+    pin_over(link, path)
+}
+
+/// The link pinned at `path`. A pin of anything else is an error: what it
+/// holds may be at work, and is not ours to take away.
+fn pinned_link(path: &Path) -> Result<Option<SchedClassifierLink>, ProgramError> {
+    if !path.try_exists().map_err(|error| pinned(path, &error))? {
+        return Ok(None);
+    }
+    PinnedLink::from_pin(path)
+        .and_then(|old| SchedClassifierLink::try_from(FdLink::from(old)))
+        .map(Some)
+        .map_err(|error| ProgramError::Pin {
+            path: path.to_owned(),
+            reason: format!(
+                "not a TCX link that can be updated ({}); remove it if nothing uses it",
+                tail(&error)
+            ),
+        })
+}
+
+/// Whether an update failed because the link holds nothing any more: its
+/// interface is gone, or it was detached by force (`tcx_link_update`).
+fn is_dead(error: &aya::programs::ProgramError) -> bool {
+    let aya::programs::ProgramError::SyscallError(error) = error else {
+        return false;
+    };
+    error.io_error.raw_os_error() == Some(nix::errno::Errno::ENOLINK as i32)
+}
+
+/// Pins a link in place of what is pinned at `path`, which is let go only then.
+fn pin_over(link: FdLink, path: &Path) -> Result<(), ProgramError> {
+    let mut next = path.as_os_str().to_owned();
+    next.push("_next");
+    let next = PathBuf::from(next);
+    // One that was left here halfway goes last too: the new link is attached already.
+    remove(&next)?;
+    link.pin(&next).map_err(|error| pinned(&next, &error))?;
+    fs::rename(&next, path).map_err(|error| pinned(path, &error))
 }
 
 fn program<'a, P>(ebpf: &'a mut Ebpf, name: &'static str) -> Result<&'a mut P, ProgramError>

@@ -114,6 +114,15 @@ impl LinkSink {
         self.state.lock().rules = Some((epoch, revision));
     }
 
+    /// Revision of the rules by which leases are judged.
+    pub fn rules_revision(&self) -> Option<u64> {
+        self.state
+            .lock()
+            .rules
+            .as_ref()
+            .map(|(_, revision)| *revision)
+    }
+
     /// Waits until [`Self::next_batch`] may have something.
     pub async fn has_work(&self) {
         self.work.notified().await;

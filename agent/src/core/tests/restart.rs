@@ -3,7 +3,6 @@
 use std::collections::BTreeSet;
 
 use proptest::prelude::*;
-use shared_maps::IdentityId;
 
 use super::{
     oracle::{Act, World, acts, check_way, config, fates},
@@ -157,13 +156,13 @@ fn a_lost_checkpoint_gives_no_number_in_force_another_meaning() {
     node.policy(WEB);
     node.endpoint(spec("web", 7, "app=web"));
     node.sync();
-    let all: Vec<IdentityId> = node
-        .datapath
-        .ipcache
-        .values()
-        .map(|value| IdentityId(value.sec_identity))
-        .collect();
-    assert!(!all.contains(&shared), "{shared} was given away: {all:?}");
+    let kept = checkpoint::parse_local(node.datapath.checkpoint.as_deref().unwrap()).unwrap();
+    let (_, labels) = kept.iter().find(|(id, _)| *id == shared).unwrap();
+    let texts = labels.texts();
+    assert!(
+        texts.contains(&"cidr:1.1.1.1/32".to_owned()),
+        "{shared} means {texts:?} while entries of the run before are in force"
+    );
 }
 
 proptest! {

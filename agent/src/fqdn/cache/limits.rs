@@ -58,7 +58,7 @@ impl NameCache {
     ///
     /// Beyond the limit a new pair is refused and nothing live is evicted for it: otherwise
     /// whoever makes a pod resolve enough names closes those that it uses. Only names that
-    /// are superfluous go (see [`redundant`]), so that many names which came to share few
+    /// are superfluous go (see `redundant`), so that many names which came to share few
     /// addresses, all in use, do not shut new ones out for ever.
     pub fn make_room(
         &mut self,

@@ -11,6 +11,7 @@ use std::collections::BTreeSet;
 use holdfast_sdp::mapping::BootTime;
 
 pub mod config;
+pub mod directory;
 mod endpoints;
 pub mod event;
 mod flush;
@@ -24,6 +25,7 @@ mod state;
 mod view;
 
 pub use config::{CoreConfig, Restored};
+pub use directory::{Directory, Place};
 pub use event::{Effect, Event};
 pub use plan::Plan;
 pub use snapshot::{Snapshot, Summary};
@@ -153,6 +155,16 @@ impl Core {
     /// Everything, as plain data.
     pub fn snapshot(&self) -> Snapshot {
         self.state.snapshot()
+    }
+
+    /// Who is where; costs as much as there are prefixes.
+    pub fn directory(&self) -> Directory {
+        self.state.directory()
+    }
+
+    /// Where the endpoints are; cheap.
+    pub fn places(&self) -> Vec<Place> {
+        self.state.places()
     }
 
     /// Counts alone; cheap.

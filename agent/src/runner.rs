@@ -16,7 +16,7 @@ use tokio::{
 
 use crate::{
     core::{
-        Core,
+        Core, Directory, Place,
         event::{Effect, Event},
         snapshot::{Snapshot, Summary},
     },
@@ -37,6 +37,8 @@ enum Input {
     Event(Event),
     Snapshot(oneshot::Sender<Snapshot>),
     Summary(oneshot::Sender<Summary>),
+    Directory(oneshot::Sender<Directory>),
+    Places(oneshot::Sender<Vec<Place>>),
     Stop,
 }
 
@@ -85,6 +87,18 @@ impl CoreHandle {
     pub async fn summary(&self) -> Result<Summary, CoreAway> {
         let (sender, receiver) = oneshot::channel();
         self.ask(Input::Summary(sender), receiver).await
+    }
+
+    /// Who is where; costs as much as there are prefixes.
+    pub async fn directory(&self) -> Result<Directory, CoreAway> {
+        let (sender, receiver) = oneshot::channel();
+        self.ask(Input::Directory(sender), receiver).await
+    }
+
+    /// Where the endpoints are; cheap.
+    pub async fn places(&self) -> Result<Vec<Place>, CoreAway> {
+        let (sender, receiver) = oneshot::channel();
+        self.ask(Input::Places(sender), receiver).await
     }
 
     /// Returns when the core's thread has ended.
@@ -200,6 +214,12 @@ impl Runner {
                             }
                             Input::Summary(answer) => {
                                 let _gone = answer.send(self.core.summary());
+                            }
+                            Input::Directory(answer) => {
+                                let _gone = answer.send(self.core.directory());
+                            }
+                            Input::Places(answer) => {
+                                let _gone = answer.send(self.core.places());
                             }
                             Input::Stop => return,
                         }

@@ -107,6 +107,9 @@ impl Lab {
         node.batch("address add 10.77.0.1/32 dev lo\naddress add fd77::1/128 dev lo")?;
         let a = connect_pod(&node, &name, "a", 11)?;
         let b = connect_pod(&node, &name, "b", 12)?;
+        for netns in [&node, &world, &a.netns, &b.netns] {
+            netns.settled()?;
+        }
 
         let zone = Zone::default();
         let dns = DnsServer::start(&world, &[DNS4, DNS6, OTHER_DNS4], &zone)?;

@@ -4,11 +4,15 @@ use std::fs::File;
 use std::path::PathBuf;
 use std::process::Command;
 use std::thread::JoinHandle;
+use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use nix::sched::{CloneFlags, setns};
 
 use crate::shell;
+use crate::wait::eventually;
+
+const SETTLED: Duration = Duration::from_secs(20);
 
 /// A named network namespace that this lab made; deleted when dropped.
 #[derive(Debug)]
@@ -74,6 +78,28 @@ impl Netns {
             lines,
         )?;
         Ok(())
+    }
+
+    /// Waits until the kernel takes packets for every global IPv6 address
+    /// inside: it makes their routes later, from a work queue that all
+    /// namespaces share. Links must be up at both ends.
+    pub fn settled(&self) -> Result<()> {
+        eventually("routes of IPv6 addresses", SETTLED, || {
+            let addresses = self.run("ip", &["-6", "-o", "address", "show", "scope", "global"])?;
+            let routes = self.run("ip", &["-6", "route", "show", "table", "local"])?;
+            for line in addresses.lines() {
+                let mut words = line.split_whitespace().skip_while(|word| *word != "inet6");
+                let address = words.nth(1).and_then(|word| word.split('/').next());
+                let address = address.with_context(|| format!("no address in: {line}"))?;
+                let route = format!("local {address} ");
+                ensure!(
+                    routes.lines().any(|line| line.starts_with(&route)),
+                    "no route for {address} in {}",
+                    self.name
+                );
+            }
+            Ok(())
+        })
     }
 
     /// Sets kernel parameters inside.

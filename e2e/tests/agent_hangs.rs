@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use anyhow::ensure;
+use hickory_proto::op::ResponseCode;
 use holdfast_e2e::lab::{DNS4, at, web4};
 use holdfast_e2e::policy::good_names;
 use holdfast_e2e::{Query, eventually, with_lab};
@@ -32,6 +33,14 @@ fn a_stopped_agent_is_served_past_and_told_later() {
             status.pointer("/mappings/agent_hung") == Some(&Value::Bool(true)),
             "does not count as hung: {status}"
         );
+        lab.a
+            .ask(&Query::a("n16.good.test", DNS4).tcp())?
+            .expect(web4(16))?;
+        lab.a
+            .ask(&Query::a("www.bad.test", DNS4))?
+            .expect_code(ResponseCode::Refused)?;
+        lab.a.expect_open(at(web4(10), 80))?;
+        lab.a.expect_closed(at(web4(11), 80))?;
         let held = lab.metric(9961, "holdfast_mapping_held_total", "")?;
         lab.a
             .ask(&Query::a("n17.good.test", DNS4))?

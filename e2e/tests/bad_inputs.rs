@@ -217,23 +217,32 @@ fn a_corrupt_endpoint_file_costs_only_itself() {
 }
 
 #[test]
-fn a_corrupt_checkpoint_does_not_stop_the_agent() {
+fn a_corrupt_checkpoint_costs_numbers_only() {
     with_lab(|lab| {
         lab.zone.set("www.good.test", &[web4(10)], 600);
         let programs = lab.start(&good_names())?;
         lab.a
             .ask(&Query::a("www.good.test", DNS4))?
             .expect(web4(10))?;
+        let stream = lab.a.stream(at(web4(10), 80))?;
+        let state = lab.directory().join("state/state");
+        let id = lab.endpoint_id(&lab.a)?;
+        let file = state.join(id.to_string()).join("ep_config.json");
+        eventually("the name is on disk", SOON, || {
+            ensure!(std::fs::read_to_string(&file)?.contains("www.good.test"));
+            Ok(())
+        })?;
         programs.agent.kill_9()?;
-        truncate(
-            &lab.directory()
-                .join("state/state/local_allocator_state.json"),
-        )?;
+        truncate(&state.join("local_allocator_state.json"))?;
         let agent = lab.start_agent(&AgentOptions::default())?;
         ensure!(
             agent.log().contains("local_allocator_state.json"),
             "the file is not named"
         );
+        lab.a.expect_open(at(web4(10), 80))?;
+        stream.expect_alive()?;
+        lab.a.expect_closed(at(web4(11), 80))?;
+        lab.proxies_in_step()?;
         lab.a
             .ask(&Query::a("www.good.test", DNS4))?
             .expect(web4(10))?;

@@ -307,8 +307,9 @@ impl State {
     }
 }
 
-/// The checkpoint, and for numbers that it lacks the block's own label if only one prefix has
-/// the number ("withhold and request", CFP-28427).
+/// The checkpoint, and for numbers that it lacks the blocks' own labels ("withhold and request",
+/// CFP-28427): a block that alone has a number asks for it again; one that many blocks share is
+/// never asked for, only kept from meaning something else meanwhile.
 fn restored_local(restored: &Restored, world: &World) -> Vec<(IdentityId, LabelSet)> {
     let mut found = restored.local_identities.clone();
     let known: BTreeSet<IdentityId> = found.iter().map(|(id, _)| *id).collect();
@@ -323,10 +324,11 @@ fn restored_local(restored: &Restored, world: &World) -> Vec<(IdentityId, LabelS
         }
     }
     for (id, prefixes) in prefixes {
-        if let [prefix] = prefixes.as_slice()
-            && let Some(label) = cidr_label(*prefix)
-        {
-            found.push((id, LabelSet::new(vec![label, world.label(*prefix).clone()])));
+        let blocks = prefixes.iter().filter_map(|prefix| cidr_label(*prefix));
+        let worlds = prefixes.iter().map(|prefix| world.label(*prefix).clone());
+        let labels: Vec<Label> = blocks.chain(worlds).collect();
+        if labels.iter().any(|label| label.source() == CIDR) {
+            found.push((id, LabelSet::new(labels)));
         }
     }
     found

@@ -33,8 +33,8 @@ use tonic::{Request, Response, Status, Streaming};
 use self::state::RuleKey;
 use crate::{
     core::{
+        Place,
         event::{Event, MappingEvent},
-        snapshot::EndpointView,
     },
     proxies::{Proxies, StreamGuard, StreamKind, ToStream},
     runner::{CoreAway, CoreHandle},
@@ -56,7 +56,7 @@ pub struct FqdnDataService {
     core: CoreHandle,
     proxies: Proxies,
     waiting: Arc<Waiting>,
-    endpoints: Arc<Mutex<Option<Known>>>,
+    places: Arc<Mutex<Option<Known>>>,
     guard: Arc<StreamGuard>,
     max_delay: Duration,
     tasks: TaskTracker,
@@ -68,7 +68,7 @@ pub struct FqdnDataService {
 struct Waiting(Mutex<(u64, BTreeMap<u64, oneshot::Sender<Realised>>)>);
 
 /// The endpoints and until when they are taken for current.
-type Known = (BootTime, Arc<Vec<EndpointView>>);
+type Known = (BootTime, Arc<Vec<Place>>);
 
 impl FqdnDataService {
     /// With what it serves from; its tasks run on `tasks` until `stop`.
@@ -85,7 +85,7 @@ impl FqdnDataService {
             core,
             proxies,
             waiting: Arc::default(),
-            endpoints: Arc::default(),
+            places: Arc::default(),
             guard: Arc::new(guard),
             max_delay,
             tasks,
@@ -163,10 +163,10 @@ impl FqdnDataService {
             if !table.ready {
                 continue;
             }
-            let Ok(snapshot) = self.core.snapshot().await else {
+            let Ok(directory) = self.core.directory().await else {
                 return;
             };
-            let mut state = state::build(&table, &snapshot, &mut known);
+            let mut state = state::build(&table, &directory, &mut known);
             if sent.as_ref().is_some_and(|sent| state::same(sent, &state)) {
                 continue;
             }
@@ -197,28 +197,28 @@ impl FqdnDataService {
         }
     }
 
-    /// Endpoints as they were at most a second ago: a snapshot per answer would cost too much.
-    async fn endpoints(&self) -> Result<Arc<Vec<EndpointView>>, CoreAway> {
+    /// Endpoints as they were at most a second ago: asking per answer would hold it up twice.
+    async fn places(&self) -> Result<Arc<Vec<Place>>, CoreAway> {
         let now = BootTime::now();
-        if let Some((until, endpoints)) = &*self.endpoints.lock()
+        if let Some((until, places)) = &*self.places.lock()
             && *until > now
         {
-            return Ok(Arc::clone(endpoints));
+            return Ok(Arc::clone(places));
         }
-        let endpoints = Arc::new(self.core.snapshot().await?.endpoints);
-        *self.endpoints.lock() = Some((now.plus_secs(PACE.as_secs()), Arc::clone(&endpoints)));
-        Ok(endpoints)
+        let places = Arc::new(self.core.places().await?);
+        *self.places.lock() = Some((now.plus(PACE), Arc::clone(&places)));
+        Ok(places)
     }
 
     async fn learn(&self, request: FqdnMapping) -> Result<(), Status> {
         if !mapping::is_answer(&request) {
             return Ok(());
         }
-        let endpoints = self
-            .endpoints()
+        let places = self
+            .places()
             .await
             .map_err(|away| Status::unavailable(away.to_string()))?;
-        let Some(mapping) = mapping::read(&request, &endpoints)? else {
+        let Some(mapping) = mapping::read(&request, &places)? else {
             return Ok(());
         };
         let (sender, receiver) = oneshot::channel();

@@ -71,10 +71,9 @@ async fn cleaning_a_name_takes_its_address_out() {
         ])
         .await;
     assert!(stream.result(2).await.realised);
-    // No stream is left that would have to give a lease back first.
-    drop(stream);
     let path = format!("/v1/names?pattern={}", encode("www.*.com"));
     let _done: Done = client.delete(&path).await.unwrap();
+    assert_eq!(stream.give_back().await, "www.example.com.");
     let gone = async {
         loop {
             let names: Vec<NameView> = client.get("/v1/names").await.unwrap();

@@ -3,8 +3,8 @@
 use std::{net::IpAddr, path::PathBuf, sync::Arc, time::Duration};
 
 use fqdn_proto::native::{
-    EndpointInstance, FqdnMapping, MappingBatch, MappingDown, MappingResult, MappingUp,
-    fqdn_policy_client::FqdnPolicyClient, mapping_down, mapping_up,
+    EndpointInstance, FqdnMapping, LeaseRevokedAck, MappingBatch, MappingDown, MappingResult,
+    MappingUp, fqdn_policy_client::FqdnPolicyClient, mapping_down, mapping_up,
 };
 use holdfast_agent::{
     core::{
@@ -269,6 +269,23 @@ impl Mappings {
         })
         .await
         .unwrap()
+    }
+
+    /// Waits for a revocation and acknowledges it; gives its name.
+    pub(crate) async fn give_back(&mut self) -> String {
+        let revoked = tokio::time::timeout(PATIENCE, async {
+            loop {
+                let message = self.answers.message().await.unwrap().unwrap();
+                if let Some(mapping_down::Kind::Revoked(revoked)) = message.kind {
+                    return revoked;
+                }
+            }
+        });
+        let revoked = revoked.await.unwrap();
+        let kind = mapping_up::Kind::RevokedAck(LeaseRevokedAck { id: revoked.id });
+        let message = MappingUp { kind: Some(kind) };
+        self.sender.send(message).await.unwrap();
+        revoked.name
     }
 }
 

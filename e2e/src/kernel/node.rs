@@ -60,6 +60,7 @@ pub fn with_node(test: impl FnOnce(&mut Node<'_>) -> Result<()> + Send) {
             "link set eth0 up\naddr add {POD4}/24 dev eth0\naddr add {POD6}/64 dev eth0 nodad\n\
              route add default via {NODE4}\nroute add default via fd09:1::1"
         ))?;
+        pod.settled()?;
         tokio::runtime::Builder::new_current_thread()
             .enable_all()
             .build()?

@@ -144,6 +144,27 @@ fn a_lost_checkpoint_keeps_numbers_of_single_blocks() {
     assert_eq!(node.datapath.ipcache[&server], before);
 }
 
+#[test]
+fn a_lost_checkpoint_gives_no_number_in_force_another_meaning() {
+    let mut node = Node::usual();
+    node.learn("www.cilium.io", &["1.1.1.1", "1.1.1.2"]);
+    let shared = node.identity("1.1.1.1").unwrap();
+    assert_eq!(node.identity("1.1.1.2"), Some(shared));
+    node.datapath.checkpoint = None;
+    let mut node = again(&node, CoreConfig::default(), &[107]);
+    node.begin();
+    node.policy(WEB);
+    node.endpoint(spec("web", 7, "app=web"));
+    node.sync();
+    let kept = checkpoint::parse_local(node.datapath.checkpoint.as_deref().unwrap()).unwrap();
+    let (_, labels) = kept.iter().find(|(id, _)| *id == shared).unwrap();
+    let texts = labels.texts();
+    assert!(
+        texts.contains(&"cidr:1.1.1.1/32".to_owned()),
+        "{shared} means {texts:?} while entries of the run before are in force"
+    );
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { cases: 24, failure_persistence: None, ..ProptestConfig::default() })]
     #[test]

@@ -317,3 +317,29 @@ fn one_stream_cannot_flood() {
     assert_eq!(results[9], Realised::Yes);
     assert_eq!(results[10], Realised::No(Refusal::RateLimited));
 }
+
+#[test]
+fn the_directory_says_what_the_snapshot_says() {
+    let mut node = Node::usual();
+    node.learn("www.cilium.io", &["1.1.1.1"]);
+    let (directory, snapshot) = (node.core.directory(), node.core.snapshot());
+    let identities: Vec<u32> = snapshot.identities.iter().map(|view| view.id).collect();
+    let found: Vec<u32> = directory.identities.iter().map(|id| id.0).collect();
+    assert_eq!(found, identities);
+    let prefixes = snapshot.ipcache.iter();
+    let prefixes: Vec<_> = prefixes
+        .map(|view| (view.prefix.clone(), view.realised.unwrap_or(view.identity)))
+        .collect();
+    let found = directory.prefixes.iter();
+    let found: Vec<_> = found
+        .map(|(prefix, id)| (prefix.to_string(), id.0))
+        .collect();
+    assert_eq!(found, prefixes);
+    let [place] = directory.places.as_slice() else {
+        panic!("{directory:?}");
+    };
+    assert_eq!(place.id.0, snapshot.endpoints[0].id);
+    assert_eq!(place.identity.0, snapshot.endpoints[0].identity);
+    assert_eq!(place.ifindex, 107);
+    assert_eq!(place.addresses, ["10.0.0.7".parse::<IpAddr>().unwrap()]);
+}

@@ -8,10 +8,9 @@ use holdfast_sdp::{
     name::Fqdn,
     policy::rule::Transport,
 };
-use shared_maps::EndpointId;
 use tonic::Status;
 
-use crate::core::snapshot::EndpointView;
+use crate::core::Place;
 
 /// Whether there is something to learn: Cilium's agent keeps nothing else either.
 pub(super) fn is_answer(request: &FqdnMapping) -> bool {
@@ -31,20 +30,12 @@ pub(super) fn is_answer(request: &FqdnMapping) -> bool {
 
 /// Reads it; `None` if no address of it can be used. An unknown client is an
 /// error that this service's clients take as "the agent has a problem".
-pub(super) fn read(
-    request: &FqdnMapping,
-    endpoints: &[EndpointView],
-) -> Result<Option<Mapping>, Status> {
+pub(super) fn read(request: &FqdnMapping, places: &[Place]) -> Result<Option<Mapping>, Status> {
     let client =
         text(&request.source_ip).ok_or_else(|| Status::unknown("source_ip is no address"))?;
-    let endpoint = endpoints
+    let place = places
         .iter()
-        .find(|view| {
-            [&view.ipv4, &view.ipv6]
-                .into_iter()
-                .flatten()
-                .any(|ip| ip.parse::<IpAddr>() == Ok(client))
-        })
+        .find(|place| place.addresses.contains(&client))
         .ok_or_else(|| Status::unknown(format!("no endpoint has the address {client}")))?;
     let addresses: Vec<IpAddr> = request.record_ip.iter().filter_map(|ip| text(ip)).collect();
     let metrics = request.metrics_data.clone().unwrap_or_default();
@@ -61,9 +52,9 @@ pub(super) fn read(
     }
     Ok(Some(Mapping {
         endpoint: EndpointInstance {
-            id: EndpointId(endpoint.id),
+            id: place.id,
             client,
-            ifindex: endpoint.ifindex,
+            ifindex: place.ifindex,
         },
         name: Fqdn::normalise(&request.fqdn),
         addresses,
@@ -84,6 +75,7 @@ fn text(bytes: &[u8]) -> Option<IpAddr> {
 #[cfg(test)]
 mod tests {
     use fqdn_proto::fqdndata::{DnsResponseData, MetricsData};
+    use shared_maps::{EndpointId, IdentityId};
 
     use super::*;
 
@@ -106,18 +98,18 @@ mod tests {
         }
     }
 
-    fn endpoint() -> EndpointView {
-        EndpointView {
-            id: 7,
+    fn place() -> Place {
+        Place {
+            id: EndpointId(7),
+            identity: IdentityId(256),
             ifindex: 3,
-            ipv4: Some("10.0.0.2".to_owned()),
-            ..EndpointView::default()
+            addresses: vec!["10.0.0.2".parse().unwrap()],
         }
     }
 
     #[test]
     fn reads_text_addresses_and_leaves_nonsense_out() {
-        let mapping = read(&request(), &[endpoint()]).unwrap().unwrap();
+        let mapping = read(&request(), &[place()]).unwrap().unwrap();
         assert_eq!(mapping.addresses, [IpAddr::from([192, 0, 2, 1])]);
         assert_eq!(mapping.endpoint.ifindex, 3);
     }

@@ -1,19 +1,15 @@
 //! The whole state as one message.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    net::IpAddr,
-};
+use std::collections::{BTreeMap, BTreeSet};
 
 use fqdn_proto::fqdndata::{
     DnsPolicy, DnsServer, EndpointInfo, IdentityToEndpointMapping, IdentityToPrefixMapping,
     PolicyState,
 };
 use holdfast_sdp::policy::rule::{NameRule, NameRules, SelectorRule, Servers, Transport};
-use ipnet::IpNet;
 use shared_maps::{EndpointId, IdentityId};
 
-use crate::{core::snapshot::Snapshot, grpc::convert, proxies::RulesTable};
+use crate::{core::Directory, grpc::convert, proxies::RulesTable};
 
 /// A name that nothing matches.
 const NOTHING: &str = ".";
@@ -34,11 +30,11 @@ pub(super) fn same(one: &PolicyState, other: &PolicyState) -> bool {
 /// without rules now get one that nothing matches.
 pub(super) fn build(
     table: &RulesTable,
-    snapshot: &Snapshot,
+    directory: &Directory,
     known: &mut BTreeSet<RuleKey>,
 ) -> PolicyState {
     let every: Vec<u32> = RESERVED
-        .chain(snapshot.identities.iter().map(|identity| identity.id))
+        .chain(directory.identities.iter().map(|id| id.0))
         .collect();
     let mut policies = Vec::new();
     let mut now = BTreeSet::new();
@@ -57,8 +53,8 @@ pub(super) fn build(
     PolicyState {
         egress_l7_dns_policy: policies,
         request_id: String::new(),
-        identity_to_endpoint_mapping: endpoints(snapshot),
-        identity_to_prefix_mapping: prefixes(snapshot),
+        identity_to_endpoint_mapping: endpoints(directory),
+        identity_to_prefix_mapping: prefixes(directory),
     }
 }
 
@@ -112,20 +108,14 @@ fn server((_, port, transport): RuleKey, identity: u32) -> DnsServer {
 }
 
 /// One entry per address: the client finds no endpoint by the second address of an entry.
-fn endpoints(snapshot: &Snapshot) -> Vec<IdentityToEndpointMapping> {
+fn endpoints(directory: &Directory) -> Vec<IdentityToEndpointMapping> {
     let mut by_identity: BTreeMap<u32, Vec<EndpointInfo>> = BTreeMap::new();
-    for endpoint in &snapshot.endpoints {
-        for text in [&endpoint.ipv4, &endpoint.ipv6].into_iter().flatten() {
-            if let Ok(ip) = text.parse::<IpAddr>() {
-                by_identity
-                    .entry(endpoint.identity)
-                    .or_default()
-                    .push(EndpointInfo {
-                        id: endpoint.id.into(),
-                        ip: vec![convert::octets(ip)],
-                    });
-            }
-        }
+    for place in &directory.places {
+        let infos = by_identity.entry(place.identity.0).or_default();
+        infos.extend(place.addresses.iter().map(|ip| EndpointInfo {
+            id: place.id.0.into(),
+            ip: vec![convert::octets(*ip)],
+        }));
     }
     by_identity
         .into_iter()
@@ -136,17 +126,12 @@ fn endpoints(snapshot: &Snapshot) -> Vec<IdentityToEndpointMapping> {
         .collect()
 }
 
-fn prefixes(snapshot: &Snapshot) -> Vec<IdentityToPrefixMapping> {
+fn prefixes(directory: &Directory) -> Vec<IdentityToPrefixMapping> {
     let mut by_identity: BTreeMap<u32, Vec<Vec<u8>>> = BTreeMap::new();
-    for entry in &snapshot.ipcache {
-        if let Ok(prefix) = entry.prefix.parse::<IpNet>() {
-            let mut bytes = convert::octets(prefix.network());
-            bytes.push(prefix.prefix_len());
-            by_identity
-                .entry(entry.realised.unwrap_or(entry.identity))
-                .or_default()
-                .push(bytes);
-        }
+    for (prefix, identity) in &directory.prefixes {
+        let mut bytes = convert::octets(prefix.network());
+        bytes.push(prefix.prefix_len());
+        by_identity.entry(identity.0).or_default().push(bytes);
     }
     by_identity
         .into_iter()
@@ -161,7 +146,7 @@ mod tests {
     use holdfast_sdp::policy::rule::{EndpointRules, PortRules};
 
     use super::*;
-    use crate::core::snapshot::{EndpointView, IdentityView, IpcacheView};
+    use crate::core::Place;
 
     fn table(servers: Servers, names: NameRules) -> RulesTable {
         let rules = EndpointRules {
@@ -182,25 +167,16 @@ mod tests {
         }
     }
 
-    fn snapshot() -> Snapshot {
-        Snapshot {
-            endpoints: vec![EndpointView {
-                id: 7,
-                identity: 256,
-                ipv4: Some("10.0.0.2".to_owned()),
-                ipv6: Some("fd00::2".to_owned()),
-                ..EndpointView::default()
+    fn directory() -> Directory {
+        Directory {
+            places: vec![Place {
+                id: EndpointId(7),
+                identity: IdentityId(256),
+                ifindex: 3,
+                addresses: vec!["10.0.0.2".parse().unwrap(), "fd00::2".parse().unwrap()],
             }],
-            identities: vec![IdentityView {
-                id: 256,
-                ..IdentityView::default()
-            }],
-            ipcache: vec![IpcacheView {
-                prefix: "10.0.0.2/32".to_owned(),
-                identity: 256,
-                ..IpcacheView::default()
-            }],
-            ..Snapshot::default()
+            identities: vec![IdentityId(256)],
+            prefixes: vec![("10.0.0.2/32".parse().unwrap(), IdentityId(256))],
         }
     }
 
@@ -208,7 +184,7 @@ mod tests {
     fn any_server_names_every_identity() {
         let state = build(
             &table(Servers::Any, NameRules::All),
-            &snapshot(),
+            &directory(),
             &mut BTreeSet::new(),
         );
         let policy = &state.egress_l7_dns_policy[0];
@@ -223,7 +199,7 @@ mod tests {
 
     #[test]
     fn each_address_has_an_entry_of_its_own() {
-        let state = build(&RulesTable::default(), &snapshot(), &mut BTreeSet::new());
+        let state = build(&RulesTable::default(), &directory(), &mut BTreeSet::new());
         let infos = &state.identity_to_endpoint_mapping[0].endpoint_info;
         assert_eq!(infos.len(), 2);
         assert!(infos.iter().all(|info| info.id == 7 && info.ip.len() == 1));
@@ -238,10 +214,10 @@ mod tests {
         let mut known = BTreeSet::new();
         build(
             &table(Servers::Any, NameRules::All),
-            &snapshot(),
+            &directory(),
             &mut known,
         );
-        let state = build(&RulesTable::default(), &snapshot(), &mut known);
+        let state = build(&RulesTable::default(), &directory(), &mut known);
         let [policy] = state.egress_l7_dns_policy.as_slice() else {
             panic!("{state:?}");
         };
@@ -253,7 +229,7 @@ mod tests {
     #[test]
     fn no_names_is_not_every_name() {
         let rules = table(Servers::Any, NameRules::Names(Vec::new()));
-        let state = build(&rules, &snapshot(), &mut BTreeSet::new());
+        let state = build(&rules, &directory(), &mut BTreeSet::new());
         assert_eq!(state.egress_l7_dns_policy[0].dns_pattern, ["."]);
     }
 }

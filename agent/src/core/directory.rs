@@ -1,0 +1,64 @@
+//! Who is where, for proxies that cannot read the maps.
+
+use std::net::IpAddr;
+
+use ipnet::IpNet;
+use shared_maps::{EndpointId, IdentityId};
+
+use super::state::State;
+use crate::identity::allocator::Allocator as _;
+
+/// Endpoints, identities and prefixes. Nothing of what was learned is in it: it is far
+/// cheaper than a [`super::Snapshot`].
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Directory {
+    /// Endpoints by number.
+    pub places: Vec<Place>,
+    /// Allocated identities by number, reserved ones left out.
+    pub identities: Vec<IdentityId>,
+    /// Prefixes with the identity that the datapath has, else shall have.
+    pub prefixes: Vec<(IpNet, IdentityId)>,
+}
+
+/// Where one endpoint is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Place {
+    /// Number.
+    pub id: EndpointId,
+    /// Its identity.
+    pub identity: IdentityId,
+    /// Host-side interface.
+    pub ifindex: u32,
+    /// Its addresses, IPv4 first.
+    pub addresses: Vec<IpAddr>,
+}
+
+impl State {
+    pub(super) fn places(&self) -> Vec<Place> {
+        let places = self.endpoints.iter().map(|endpoint| Place {
+            id: endpoint.id,
+            identity: endpoint.identity,
+            ifindex: endpoint.spec.ifindex,
+            addresses: endpoint.addresses().collect(),
+        });
+        places.collect()
+    }
+
+    pub(super) fn directory(&self) -> Directory {
+        let local = self.local.allocated();
+        let pods = self.pods.allocated();
+        let mut identities: Vec<IdentityId> =
+            local.iter().chain(&pods).map(|(id, ..)| *id).collect();
+        identities.sort_unstable();
+        let mut prefixes = Vec::with_capacity(self.ipcache.realised());
+        self.ipcache.for_each(|prefix, metadata| {
+            let identity = metadata.realised.or(metadata.desired);
+            prefixes.push((prefix, identity.unwrap_or(IdentityId::UNKNOWN)));
+        });
+        Directory {
+            places: self.places(),
+            identities,
+            prefixes,
+        }
+    }
+}

@@ -7,6 +7,7 @@ mod upstream;
 use std::{
     collections::HashMap,
     net::{IpAddr, SocketAddr},
+    pin::Pin,
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering},
@@ -27,6 +28,8 @@ use crate::proxy::Proxy;
 
 /// Connections that were steered here before the slots were given up have come by then.
 const SETTLE: Duration = Duration::from_millis(50);
+/// Clients that go on connecting are not waited for longer than this.
+const SETTLE_AT_MOST: Duration = Duration::from_millis(500);
 /// Pause after a failed accept: most likely the process is out of descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
@@ -125,15 +128,41 @@ async fn accept(listener: TcpListener, shared: Arc<Shared>, tasks: TaskTracker) 
         admit(accepted, &shared, &tasks).await;
     }
     // What lies in the accept queue would be reset by closing.
-    let settled = tokio::time::sleep(SETTLE);
-    tokio::pin!(settled);
-    loop {
-        let accepted = tokio::select! {
-            biased;
-            accepted = listener.accept() => accepted,
-            () = &mut settled => return,
-        };
+    let mut last = LastCalls::begin();
+    while let Some(accepted) = last.take(listener.accept(), &shared.stop).await {
         admit(accepted, &shared, &tasks).await;
+    }
+}
+
+/// The end of accepting: what comes within [`SETTLE`] and what is there then.
+struct LastCalls {
+    begin: tokio::time::Instant,
+    settled: Pin<Box<tokio::time::Sleep>>,
+}
+
+impl LastCalls {
+    fn begin() -> Self {
+        Self {
+            begin: tokio::time::Instant::now(),
+            settled: Box::pin(tokio::time::sleep(SETTLE)),
+        }
+    }
+
+    /// The next one, unless there is none, it was long enough, or all must end now.
+    async fn take<T>(
+        &mut self,
+        next: impl Future<Output = T>,
+        stop: &CancellationToken,
+    ) -> Option<T> {
+        if self.begin.elapsed() >= SETTLE_AT_MOST {
+            return None;
+        }
+        tokio::select! {
+            biased;
+            () = stop.cancelled() => None,
+            taken = next => Some(taken),
+            () = &mut self.settled => None,
+        }
     }
 }
 
@@ -206,5 +235,39 @@ impl Drop for Seat {
                 clients.remove(&self.client);
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Far above anything here: what takes so long has no end.
+    const PATIENCE: Duration = Duration::from_secs(20);
+
+    async fn taken(stop: &CancellationToken) -> usize {
+        let count = async {
+            let (mut last, mut count) = (LastCalls::begin(), 0);
+            while last.take(std::future::ready(()), stop).await.is_some() {
+                count += 1;
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+            count
+        };
+        tokio::time::timeout(PATIENCE, count)
+            .await
+            .expect("it ends")
+    }
+
+    #[tokio::test]
+    async fn clients_that_go_on_connecting_do_not_hold_up_a_drain() {
+        assert!(taken(&CancellationToken::new()).await > 0);
+    }
+
+    #[tokio::test]
+    async fn a_stop_ends_a_drain_at_once() {
+        let stop = CancellationToken::new();
+        stop.cancel();
+        assert_eq!(taken(&stop).await, 0);
     }
 }

@@ -1,12 +1,12 @@
 //! Queries over TCP.
 
-use std::{io::Write, time::Duration};
+use std::{io::Write, net::TcpStream, time::Duration};
 
 use hickory_proto::{op::ResponseCode, rr::RecordType};
 use holdfast_sdp::{
     mapping::{Realised, Release},
     policy::rule::Transport,
-    proxy::stats::QueryResult,
+    proxy::stats::{Protocol, QueryResult},
 };
 
 use crate::bench::{Bench, Options, answer, eventually, query, rcode, receive_frame, send_frames};
@@ -190,4 +190,51 @@ fn garbage_ends_or_stalls_only_its_own_connection() {
     let good = bench.tcp_client();
     send_frames(&good, &[&query(2, "bad.example", RecordType::A)]);
     assert_eq!(rcode(&receive_frame(&good).unwrap()), ResponseCode::Refused);
+}
+
+/// Sends empty messages for as long as the peer takes them.
+fn flood(mut stream: &TcpStream) {
+    while stream.write_all(&[0; 1 << 16]).is_ok() {}
+}
+
+#[test]
+fn a_server_that_never_pauses_does_not_stop_the_clock() {
+    let mut options = Options::default();
+    options.config.timeout = Duration::from_millis(20);
+    let bench = Bench::new(options);
+    let client = bench.tcp_client();
+    send_frames(&client, &[&query(1, "a.good.example", RecordType::A)]);
+    let server = bench.tcp_at_server();
+    receive_frame(&server).unwrap();
+    std::thread::scope(|scope| {
+        scope.spawn(|| flood(&server));
+        eventually("the query is given up", || {
+            bench.stats.upstream_timeouts.get() == 1
+        });
+        drop(client);
+        drop(bench);
+    });
+}
+
+#[test]
+fn a_client_that_never_pauses_does_not_hold_up_a_drain() {
+    let bench = Bench::new(Options::default());
+    let client = bench.tcp_client();
+    std::thread::scope(|scope| {
+        scope.spawn(|| flood(&client));
+        eventually("it is heard", || {
+            bench.stats.transports.get(Protocol::Tcp) > 0
+        });
+        let Bench {
+            listeners, runtime, ..
+        } = bench;
+        let (done, drained) = std::sync::mpsc::channel();
+        runtime.spawn(async move {
+            let _ = done.send(listeners.drain(Duration::from_secs(1)).await);
+        });
+        let report = drained.recv_timeout(Duration::from_secs(20));
+        client.shutdown(std::net::Shutdown::Both).unwrap_or(());
+        runtime.shutdown_background();
+        report.expect("the drain ends");
+    });
 }

@@ -42,6 +42,11 @@ const MAX_OUT: usize = 256 * 1024;
 const IDLE: Duration = Duration::from_secs(10);
 /// While draining, a client that has just connected still gets to ask its first query.
 const FIRST_QUERY: Duration = Duration::from_millis(500);
+/// Reads that may bring nothing to answer before a drain takes leave of a client.
+const LAST_LOOKS: usize = 16;
+/// Messages after which others get their turn. The runtime counts reads, not
+/// what is in them, and its timers stand still meanwhile.
+const TURN: usize = 64;
 
 /// A query in flight.
 struct Flight {
@@ -76,6 +81,8 @@ pub(super) struct Connection {
     first_query: Option<Instant>,
     last_activity: Instant,
     now: Instant,
+    /// Messages of this turn.
+    taken: usize,
     message: Vec<u8>,
     own: Vec<u8>,
 }
@@ -117,6 +124,7 @@ impl Connection {
             first_query: Some(now + FIRST_QUERY),
             last_activity: now,
             now,
+            taken: 0,
             message: Vec::new(),
             own: Vec::new(),
         }
@@ -129,6 +137,10 @@ impl Connection {
             if let Some(over) = self.over() {
                 break over;
             }
+            if self.taken >= TURN {
+                self.taken = 0;
+                tokio::task::yield_now().await;
+            }
             let may_read = !self.ended && self.may_read();
             let deadline = tokio::time::Instant::from_std(self.deadline());
             let draining = self.shared.draining.is_cancelled();
@@ -139,6 +151,11 @@ impl Connection {
                     self.now = Instant::now();
                     self.release(key, realised);
                     Ok(())
+                }
+                // Before the peers: one that never pauses must not stop the clock.
+                () = tokio::time::sleep_until(deadline) => {
+                    self.now = Instant::now();
+                    self.on_time()
                 }
                 happened = self.upstream.happen() => {
                     self.now = Instant::now();
@@ -154,10 +171,6 @@ impl Connection {
                     ready.map_err(|_| Over::Cut).and_then(|()| self.read())
                 }
                 () = self.shared.draining.cancelled(), if !draining => Ok(()),
-                () = tokio::time::sleep_until(deadline) => {
-                    self.now = Instant::now();
-                    self.on_time()
-                }
             };
             if let Err(over) = step {
                 break over;
@@ -168,7 +181,7 @@ impl Connection {
 
     /// Whether everything is done that will be.
     fn over(&mut self) -> Option<Over> {
-        if !self.flights.is_empty() || !self.held.is_empty() || self.out.len() > 0 {
+        if self.has_work() {
             return None;
         }
         if self.ended {
@@ -178,14 +191,23 @@ impl Connection {
             return None;
         }
         // Between two queries: look once more, so that none is cut off.
-        match self.reader.fill(&self.stream) {
-            Ok(Read::Some) => {
-                self.take_queries();
-                self.over()
+        for _ in 0..LAST_LOOKS {
+            match self.reader.fill(&self.stream) {
+                Ok(Read::Some) => self.take_queries(),
+                Ok(Read::Nothing) if self.first_query.is_some_and(|until| self.now < until) => {
+                    return None;
+                }
+                Ok(Read::Nothing | Read::End) | Err(_) => break,
             }
-            Ok(Read::Nothing) if self.first_query.is_some_and(|until| self.now < until) => None,
-            Ok(Read::Nothing | Read::End) | Err(_) => Some(Over::Done),
+            if self.has_work() || self.reader.is_partial() {
+                return None;
+            }
         }
+        Some(Over::Done)
+    }
+
+    fn has_work(&self) -> bool {
+        !self.flights.is_empty() || !self.held.is_empty() || self.out.len() > 0
     }
 
     fn may_read(&self) -> bool {
@@ -216,6 +238,7 @@ impl Connection {
         while self.may_read() && self.reader.take(&mut message) {
             self.last_activity = self.now;
             self.first_query = None;
+            self.taken += 1;
             self.query(&message);
         }
         self.message = message;
@@ -301,6 +324,7 @@ impl Connection {
             Happened::Read => {
                 let mut message = std::mem::take(&mut self.message);
                 while self.upstream.reader.take(&mut message) {
+                    self.taken += 1;
                     self.answer(&mut message);
                 }
                 self.message = message;
@@ -444,7 +468,7 @@ impl Connection {
 
     fn close(&mut self, over: &Over) {
         let stats = self.shared.proxy.stats();
-        let unanswered = !self.flights.is_empty() || !self.held.is_empty() || self.out.len() > 0;
+        let unanswered = self.has_work();
         for _ in 0..self.flights.len() {
             stats.in_flight.down();
         }

@@ -73,6 +73,11 @@ pub(super) struct FrameWriter {
 impl FrameWriter {
     /// Adds a message. One that is too long for its length field is left out.
     pub(super) fn push(&mut self, message: &[u8]) {
+        // A peer that never takes everything must not let what it took pile up.
+        if self.sent > self.len() {
+            self.buffer.drain(..self.sent);
+            self.sent = 0;
+        }
         if let Ok(length) = u16::try_from(message.len()) {
             self.buffer.extend_from_slice(&length.to_be_bytes());
             self.buffer.extend_from_slice(message);
@@ -106,5 +111,49 @@ impl FrameWriter {
     pub(super) fn clear(&mut self) {
         self.buffer.clear();
         self.sent = 0;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::net::TcpSocket;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn what_a_slow_peer_has_taken_is_let_go() {
+        /// More than the kernel takes at once.
+        const WAITING: usize = 400_000;
+        let socket = || {
+            let socket = TcpSocket::new_v4().unwrap();
+            socket.set_send_buffer_size(1 << 14).unwrap();
+            socket.set_recv_buffer_size(1 << 14).unwrap();
+            socket
+        };
+        let listener = socket();
+        listener.bind("127.0.0.1:0".parse().unwrap()).unwrap();
+        let listener = listener.listen(1).unwrap();
+        let address = listener.local_addr().unwrap();
+        let near = socket().connect(address).await.unwrap();
+        let (far, _) = listener.accept().await.unwrap();
+        let mut out = FrameWriter::default();
+        let message = [7; 50_000];
+        let mut taken = vec![0; 40_000];
+        let mut total = 0;
+        // Until more went out than may ever wait here.
+        while total < 8 << 20 {
+            while out.len() < WAITING {
+                out.push(&message);
+            }
+            tokio::select! {
+                _ = near.writable() => {
+                    out.flush(&near).unwrap();
+                }
+                _ = far.readable() => {
+                    total += far.try_read(&mut taken).unwrap_or(0);
+                }
+            }
+            assert!(out.buffer.len() <= 3 * WAITING, "{}", out.buffer.len());
+        }
     }
 }

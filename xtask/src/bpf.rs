@@ -39,7 +39,7 @@ pub(crate) fn build(check: bool) -> Result<()> {
     let object = compile(root, toolchain)?;
     let stamp = format!("sources {sources:016x}\n{}", versions(toolchain)?);
     fs::create_dir_all(root.join("bpf/prebuilt"))?;
-    fs::write(root.join(OBJECT), object).with_context(|| OBJECT.to_owned())?;
+    fs::copy(object, root.join(OBJECT)).with_context(|| OBJECT.to_owned())?;
     fs::write(root.join(STAMP), stamp).with_context(|| STAMP.to_owned())?;
     println!("wrote {OBJECT} and {STAMP}");
     Ok(())
@@ -59,8 +59,12 @@ fn compare(root: &Path, sources: u64, toolchain: Option<Toolchain>) -> Result<()
         println!("another eBPF toolchain than the stamp's: only the sources' hash was compared");
         return Ok(());
     }
-    let committed = fs::read(root.join(OBJECT)).with_context(|| OBJECT.to_owned())?;
-    if committed != compile(root, toolchain)? {
+    let committed = root.join(OBJECT);
+    let built = compile(root, toolchain)?;
+    let same_length = fs::metadata(&committed)?.len() == fs::metadata(&built)?.len();
+    if !same_length
+        || without_types(root, toolchain, &committed)? != without_types(root, toolchain, &built)?
+    {
         bail!(
             "{OBJECT} is not what its sources build: run `cargo xtask bpf` and commit the result"
         );
@@ -68,13 +72,28 @@ fn compare(root: &Path, sources: u64, toolchain: Option<Toolchain>) -> Result<()
     Ok(())
 }
 
-/// Builds and strips the object; its bytes.
-fn compile(root: &Path, toolchain: Toolchain) -> Result<Vec<u8>> {
-    // From nothing: what an earlier build left changes the order of BTF types.
-    let target = root.join("target/bpf");
-    if target.exists() {
-        fs::remove_dir_all(&target).with_context(|| target.display().to_string())?;
-    }
+/// An object's bytes but for the section `.BTF`: the compiler orders forward
+/// declarations in it differently from build to build.
+fn without_types(root: &Path, toolchain: Toolchain, object: &Path) -> Result<Vec<u8>> {
+    let rest = root.join("target/bpf/without-types.o");
+    let mut objcopy = Command::new(objcopy(toolchain)?);
+    objcopy.arg("--remove-section=.BTF").arg(object).arg(&rest);
+    process::run(objcopy)?;
+    fs::read(&rest).with_context(|| rest.display().to_string())
+}
+
+fn objcopy(toolchain: Toolchain) -> Result<PathBuf> {
+    let llvm = PathBuf::from(format!("/usr/lib/llvm-{}/bin", toolchain.llvm_major()?));
+    let tool = llvm.join("llvm-objcopy");
+    Ok(if tool.exists() {
+        tool
+    } else {
+        "llvm-objcopy".into()
+    })
+}
+
+/// Builds and strips the object; where it lies.
+fn compile(root: &Path, toolchain: Toolchain) -> Result<PathBuf> {
     let mut cargo = toolchain.cargo();
     cargo.current_dir(root).args([
         "build",
@@ -88,12 +107,10 @@ fn compile(root: &Path, toolchain: Toolchain) -> Result<Vec<u8>> {
     ]);
     let mut flags = vec!["-Cdebuginfo=2".to_owned(), "-Clink-arg=--btf".to_owned()];
     flags.extend(remaps(root, toolchain)?);
-    let llvm = PathBuf::from(format!("/usr/lib/llvm-{}/bin", toolchain.llvm_major()?));
     cargo
         .env("CARGO_ENCODED_RUSTFLAGS", flags.join("\u{1f}"))
         .env("CARGO_TARGET_BPFEL_UNKNOWN_NONE_LINKER", "bpf-linker")
         // The workspace's release profile is for programs of the host.
-        .env("CARGO_INCREMENTAL", "0")
         .env("CARGO_PROFILE_RELEASE_LTO", "false")
         .env("CARGO_PROFILE_RELEASE_CODEGEN_UNITS", "1")
         .env("CARGO_PROFILE_RELEASE_PANIC", "abort");
@@ -101,18 +118,13 @@ fn compile(root: &Path, toolchain: Toolchain) -> Result<Vec<u8>> {
 
     // BTF stays, DWARF goes: it is four fifths of the file and nobody reads it.
     let stripped = root.join("target/bpf/holdfast-bpf.o");
-    let tool = llvm.join("llvm-objcopy");
-    let mut objcopy = Command::new(if tool.exists() {
-        tool
-    } else {
-        "llvm-objcopy".into()
-    });
+    let mut objcopy = Command::new(objcopy(toolchain)?);
     objcopy
         .current_dir(root)
         .args(["--strip-debug", BUILT])
         .arg(&stripped);
     process::run(objcopy)?;
-    fs::read(&stripped).with_context(|| stripped.display().to_string())
+    Ok(stripped)
 }
 
 /// Keeps this machine's paths out of the object.

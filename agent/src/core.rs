@@ -10,6 +10,7 @@ use std::collections::BTreeSet;
 
 use holdfast_sdp::mapping::BootTime;
 
+mod clean;
 pub mod config;
 pub mod directory;
 mod endpoints;

@@ -10,7 +10,7 @@ use ipnet::IpNet;
 use shared_maps::{EndpointId, FAMILY_IPV4, FAMILY_IPV6, IdentityId};
 
 use super::{
-    event::{CleanNames, MappingEvent, MappingOutcome, Revocation, StreamId},
+    event::{MappingEvent, MappingOutcome, Revocation, StreamId},
     plan::Plan,
     state::{Bucket, Outcome, PendingRevocation, State},
 };
@@ -234,6 +234,9 @@ impl State {
             address,
             name,
         };
+        if mapping.replayed && self.was_cleaned(mapping) {
+            return Err(Refusal::NotAllowed);
+        }
         match self.checker.load().check(&question) {
             Verdict::Allow => Ok(()),
             Verdict::Deny(_) => Err(Refusal::NotAllowed),
@@ -355,61 +358,7 @@ impl State {
         self.end_revocations(plan);
     }
 
-    /// Forgets names: those under a lease once every stream dropped it, or it ended.
-    pub(super) fn on_clean(&mut self, plan: &mut Plan, clean: &CleanNames) {
-        use holdfast_sdp::{pattern::SelectorMatcher, policy::rule::NameRule};
-        let matcher = match &clean.pattern {
-            None => None,
-            Some(text) => match SelectorMatcher::compile(&NameRule::Pattern(text.clone())) {
-                Ok(matcher) => Some(matcher),
-                // A pattern that is none matches nothing; the command line checks it first.
-                Err(_) => return,
-            },
-        };
-        let mut forget = Vec::new();
-        for (id, names) in self.names.endpoints() {
-            if clean.endpoint.is_some_and(|only| only != id) {
-                continue;
-            }
-            let live = names
-                .names
-                .iter()
-                .flat_map(|(n, all)| all.keys().map(move |a| (n, *a)));
-            let zombies = names
-                .zombies
-                .iter()
-                .flat_map(|(a, z)| z.names.iter().map(move |n| (n, *a)));
-            for (name, address) in live.chain(zombies) {
-                if matcher.as_ref().is_none_or(|matcher| matcher.matches(name)) {
-                    forget.push((id, name.clone(), address));
-                }
-            }
-        }
-        let mut revoke: std::collections::BTreeMap<_, Vec<IpAddr>> = Default::default();
-        for (id, name, address) in forget {
-            let gone = self.names.forget(id, &name, address, self.now);
-            self.unlabel(gone.into_iter().collect());
-            let pair = self
-                .names
-                .name_mut(&name)
-                .and_then(|entry| entry.pairs.get_mut(&address));
-            if let Some(pair) = pair
-                && pair.owners == 0
-                && pair.lease_end > self.now
-            {
-                pair.revoking = true;
-                revoke.entry(name).or_default().push(address);
-            }
-            self.file_soon(id);
-        }
-        for (name, addresses) in revoke {
-            self.revoke_leases(name, addresses);
-        }
-        self.end_revocations(plan);
-        self.flush(plan);
-    }
-
-    fn revoke_leases(&mut self, name: holdfast_sdp::name::Fqdn, addresses: Vec<IpAddr>) {
+    pub(super) fn revoke_leases(&mut self, name: holdfast_sdp::name::Fqdn, addresses: Vec<IpAddr>) {
         let id = self.next_revocation;
         self.next_revocation += 1;
         self.counters.revocations += 1;

@@ -2,7 +2,7 @@
 //! sources have spoken.
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::{BTreeMap, BTreeSet, VecDeque},
     net::IpAddr,
 };
 
@@ -89,6 +89,7 @@ impl State {
             next_revocation: 1,
             early: Vec::new(),
             unresolved: BTreeSet::new(),
+            cleaned: VecDeque::new(),
             forgotten: Vec::new(),
             checkpoint_due: CheckpointDue::default(),
             revision: 0,

@@ -1,7 +1,7 @@
 //! What the core knows: the model, and what the datapath has of it as far as planned.
 
 use std::{
-    collections::{BTreeMap, BTreeSet, HashMap},
+    collections::{BTreeMap, BTreeSet, HashMap, VecDeque},
     sync::Arc,
 };
 
@@ -16,6 +16,7 @@ use shared_maps::{
 };
 
 use super::{
+    clean::Cleaned,
     config::CoreConfig,
     event::{EndpointSpec, MappingEvent, MappingOutcome, StreamId},
     plan::Plan,
@@ -83,6 +84,8 @@ pub(super) struct State {
     /// Mappings that came before the sources were synced.
     pub early: Vec<MappingEvent>,
     pub unresolved: BTreeSet<IpNet>,
+    /// What was asked to be forgotten, the newest last.
+    pub cleaned: VecDeque<Cleaned>,
     /// Identities that the plan under way forgot.
     pub forgotten: Vec<(IdentityId, LabelSet)>,
     pub checkpoint_due: CheckpointDue,

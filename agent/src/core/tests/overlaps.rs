@@ -1,8 +1,8 @@
 //! The questions on overlaps of CFP-28427, and what a change touches.
 
-use holdfast_sdp::mapping::BootTime;
+use holdfast_sdp::mapping::{BootTime, Mapping, Realised, Refusal};
 
-use super::scenario::{Node, spec};
+use super::scenario::{Node, mapping, spec};
 use crate::{
     core::event::StreamId,
     core::{Event, event::SourceEvent},
@@ -121,6 +121,29 @@ fn a_lease_is_revoked_before_its_pair_goes() {
         id: revoked.id,
     });
     assert!(node.identity("1.1.1.1").is_none());
+}
+
+#[test]
+fn what_was_cleaned_is_not_told_again() {
+    let mut node = node("  - toFQDNs: [{matchPattern: '*.com'}]");
+    let mut seen_before = ["foo.com", "bar.com"].map(|name| mapping(&node, name, &["1.1.1.1"]));
+    for mapping in &mut seen_before {
+        mapping.replayed = true;
+    }
+    let [foo, bar] = seen_before;
+    node.event(Event::CleanNames(crate::core::event::CleanNames {
+        pattern: Some("foo.com".into()),
+        endpoint: None,
+    }));
+    let (_, outcome) = node.mapping(foo.clone());
+    assert_eq!(outcome.realised, Realised::No(Refusal::NotAllowed));
+    assert_eq!(node.mapping(bar).1.realised, Realised::Yes);
+    node.now = node.now.plus_secs(1);
+    let seen_since = Mapping {
+        seen_at: node.now,
+        ..foo
+    };
+    assert_eq!(node.mapping(seen_since).1.realised, Realised::Yes);
 }
 
 #[test]

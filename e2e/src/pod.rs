@@ -5,7 +5,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream, UdpSocket};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use parking_lot::Mutex;
@@ -19,6 +19,9 @@ use crate::wait::until;
 pub const FIRST_SYN: Duration = Duration::from_millis(900);
 /// How long a connection that must not come about is given.
 pub const REFUSED_AFTER: Duration = Duration::from_millis(350);
+
+/// How long the echo of the last datagram is waited for.
+const LAST_ECHO: Duration = Duration::from_secs(1);
 
 /// One pod: a namespace with one interface, `eth0`.
 #[derive(Debug)]
@@ -91,6 +94,68 @@ impl Pod {
     /// Opens a connection that talks without pause until it is dropped.
     pub fn stream(&self, to: SocketAddr) -> Result<Stream> {
         Stream::start(self.connect(to, FIRST_SYN)?)
+    }
+
+    /// Sends datagrams to an echo without pause until [`Datagrams::finish`].
+    pub fn datagrams(&self, to: SocketAddr) -> Result<Datagrams> {
+        let any: IpAddr = match to {
+            SocketAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
+            SocketAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
+        };
+        let socket = self.netns.enter(|| UdpSocket::bind((any, 0)))??;
+        Datagrams::start(socket, to)
+    }
+}
+
+/// One datagram every few milliseconds, none repeated: a gap of the datapath
+/// that TCP would bridge shows in their number.
+#[derive(Debug)]
+pub struct Datagrams {
+    stop: Arc<AtomicBool>,
+    thread: Option<JoinHandle<(u64, u64)>>,
+}
+
+impl Datagrams {
+    fn start(socket: UdpSocket, to: SocketAddr) -> Result<Self> {
+        socket.set_nonblocking(true)?;
+        let stop = Arc::new(AtomicBool::new(false));
+        let s = stop.clone();
+        let thread = std::thread::spawn(move || {
+            let (mut sent, mut echoed) = (0, 0);
+            let mut buffer = [0; 16];
+            let mut last = Instant::now();
+            while !s.load(Ordering::Relaxed) || (echoed < sent && last.elapsed() < LAST_ECHO) {
+                if !s.load(Ordering::Relaxed) {
+                    sent += u64::from(socket.send_to(b"hello", to).is_ok());
+                    last = Instant::now();
+                }
+                std::thread::sleep(Duration::from_millis(2));
+                while socket.recv(&mut buffer).is_ok() {
+                    echoed += 1;
+                }
+            }
+            (sent, echoed)
+        });
+        Ok(Self {
+            stop,
+            thread: Some(thread),
+        })
+    }
+
+    /// Stops, and gives the numbers sent and echoed.
+    pub fn finish(mut self) -> (u64, u64) {
+        self.stop.store(true, Ordering::Relaxed);
+        let thread = self.thread.take().map(JoinHandle::join);
+        thread.and_then(Result::ok).unwrap_or_default()
+    }
+}
+
+impl Drop for Datagrams {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
     }
 }
 

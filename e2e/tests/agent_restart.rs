@@ -2,7 +2,7 @@
 //! what was learned while it was away opens when it is back.
 use std::time::Duration;
 
-use holdfast_e2e::lab::{DNS4, at, web4, web6};
+use holdfast_e2e::lab::{DNS4, UDP_PORT, at, web4, web6};
 use holdfast_e2e::policy::{CLIENT, good_names};
 use holdfast_e2e::{AgentOptions, Query, eventually, with_lab};
 
@@ -26,6 +26,8 @@ fn a_restart_changes_no_identity_and_cuts_no_stream() {
         let unmanaged = lab.b.stream(at(web4(12), 8080))?;
         let identities = lab.identities()?;
         let endpoint = lab.endpoint_id(&lab.a)?;
+        let kept = lab.a.datagrams(at(web4(10), UDP_PORT))?;
+        let shut = lab.a.datagrams(at(web4(12), UDP_PORT))?;
 
         programs.agent.kill_9()?;
         lab.a.expect_open(at(web4(10), 80))?;
@@ -55,11 +57,17 @@ fn a_restart_changes_no_identity_and_cuts_no_stream() {
         // Asked to end, it leaves everything in force as well.
         agent.terminate(Duration::from_secs(10))?;
         lab.a.expect_open(at(web4(10), 80))?;
+        lab.a.expect_closed(at(web4(12), 80))?;
         let _agent = lab.start_agent(&AgentOptions::default())?;
         assert_eq!(lab.identities()?, identities, "identities changed");
         for stream in streams.iter().chain([&unmanaged]) {
             stream.expect_alive()?;
         }
+        let (sent, echoed) = kept.finish();
+        assert_eq!(echoed, sent, "datagrams to an open address were lost");
+        let (_, echoed) = shut.finish();
+        assert_eq!(echoed, 0, "a closed address answered meanwhile");
+        assert_eq!(lab.web.visits(at(web4(12), UDP_PORT)), 0);
         Ok(())
     });
 }

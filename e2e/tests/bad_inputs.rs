@@ -1,11 +1,11 @@
 //! Bad inputs give errors that name what is wrong, and lose nothing.
 use std::path::Path;
-use std::process::Stdio;
+use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use hickory_proto::op::ResponseCode;
-use holdfast_e2e::lab::{DNS4, at, web4};
+use holdfast_e2e::lab::{DNS4, UDP_PORT, at, web4};
 use holdfast_e2e::policy::{CLIENT, WEB, dns, egress, good_names, names};
 use holdfast_e2e::{
     AgentOptions, Lab, Program, Query, SdpOptions, eventually, shell, until, with_lab,
@@ -69,7 +69,7 @@ fn an_endpoint_in_a_namespace_that_is_not_there_is_an_error() {
         let arguments = [
             "endpoint", "add", "--netns", &absent, "--ifname", "eth0", "--labels", WEB,
         ];
-        let error = lab.agent(&arguments).expect_err("added").to_string();
+        let error = refused(lab, &arguments)?;
         ensure!(
             error.contains(&absent),
             "does not name the namespace: {error}"
@@ -84,7 +84,7 @@ fn an_endpoint_in_a_namespace_that_is_not_there_is_an_error() {
             "--labels",
             WEB,
         ];
-        let error = lab.agent(&missing).expect_err("added").to_string();
+        let error = refused(lab, &missing)?;
         ensure!(
             error.contains("eth9"),
             "does not name the interface: {error}"
@@ -119,12 +119,19 @@ fn a_missing_bpffs_is_named() {
     with_lab(|lab| {
         let plain = lab.directory().join("no-bpffs");
         std::fs::create_dir(&plain)?;
-        let mut command = lab.agent_command(&AgentOptions::default())?;
-        command.arg("--bpf-root").arg(&plain);
+        let usual = lab.agent_command(&AgentOptions::default())?;
+        let mut command = Command::new(usual.get_program());
+        command.args(usual.get_args().map(|argument| {
+            if argument == lab.bpf_root() {
+                plain.as_os_str()
+            } else {
+                argument
+            }
+        }));
         let error = ends(lab, command, "agent")?;
         ensure!(
-            error.contains("bpf"),
-            "does not name the file system: {error}"
+            error.contains("BPF file system") && error.contains("mount -t bpf"),
+            "does not name the file system and the remedy: {error}"
         );
         Ok(())
     });
@@ -157,7 +164,7 @@ fn a_map_of_another_layout_is_named_with_both_layouts() {
             ],
         )?;
         let error = ends(lab, lab.agent_command(&AgentOptions::default())?, "agent")?;
-        for part in ["cilium_lxc", "48", "52"] {
+        for part in ["cilium_lxc", "48-byte values", "52-byte values"] {
             ensure!(error.contains(part), "does not name {part}: {error}");
         }
         Ok(())
@@ -232,6 +239,8 @@ fn a_corrupt_checkpoint_costs_numbers_only() {
             ensure!(std::fs::read_to_string(&file)?.contains("www.good.test"));
             Ok(())
         })?;
+        let kept = lab.a.datagrams(at(web4(10), UDP_PORT))?;
+        let shut = lab.a.datagrams(at(web4(11), UDP_PORT))?;
         programs.agent.kill_9()?;
         truncate(&state.join("local_allocator_state.json"))?;
         let agent = lab.start_agent(&AgentOptions::default())?;
@@ -246,6 +255,10 @@ fn a_corrupt_checkpoint_costs_numbers_only() {
         lab.a
             .ask(&Query::a("www.good.test", DNS4))?
             .expect(web4(10))?;
+        let (sent, echoed) = kept.finish();
+        ensure!(echoed == sent, "{echoed} of {sent} datagrams came back");
+        let (_, echoed) = shut.finish();
+        ensure!(echoed == 0, "a closed address answered meanwhile");
         lab.a.expect_open(at(web4(10), 80))
     });
 }
@@ -257,12 +270,26 @@ fn truncate(file: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Runs a program that must end by itself with a failure; what it said.
-fn ends(lab: &Lab, mut command: std::process::Command, name: &str) -> Result<String> {
+/// Runs a client verb that must fail; the error without the command line.
+fn refused(lab: &Lab, arguments: &[&str]) -> Result<String> {
+    let error = lab.agent(arguments).expect_err("refused").to_string();
+    let (_, said) = error
+        .rsplit_once("holdfast-agent: ")
+        .with_context(|| format!("names no error: {error}"))?;
+    Ok(said.to_owned())
+}
+
+/// Runs a program that must end by itself with a failure; the error that it
+/// names, without the rest of its log.
+fn ends(lab: &Lab, mut command: Command, name: &str) -> Result<String> {
     command.stdin(Stdio::null());
     let log = lab.directory().join(format!("log/failing-{name}.log"));
     let mut program = Program::start(name, command, &log)?;
     let status = program.wait(SOON)?;
     ensure!(!status.success(), "{name} ended well: {}", program.log());
-    Ok(program.log())
+    let log = program.log();
+    let error = log.lines().rfind(|line| line.starts_with("holdfast-"));
+    Ok(error
+        .with_context(|| format!("{name} names no error: {log}"))?
+        .to_owned())
 }

@@ -1,7 +1,8 @@
 //! CIDR, deny and endpoint rules beside FQDN rules that overlap them
 //! (CFP-28427, "Are overlapping … handled correctly?").
-use holdfast_e2e::lab::{DNS4, at, other4, web4};
-use holdfast_e2e::policy::{CLIENT, dns, egress, names};
+use hickory_proto::op::ResponseCode;
+use holdfast_e2e::lab::{DNS4, OTHER_DNS4, at, other4, web4};
+use holdfast_e2e::policy::{CLIENT, dns, dns_to, egress, names};
 use holdfast_e2e::web::Web;
 use holdfast_e2e::{Query, with_lab};
 
@@ -25,11 +26,24 @@ fn overlapping_rules_add_up() {
         lab.zone.set("denied.good.test", &[web4(13)], 60);
         lab.zone.set("outer.good.test", &[other4(12)], 60);
         lab.zone.set("hole.good.test", &[other4(11)], 60);
-        let rules = dns("*.good.test") + &names("*.good.test") + RULES;
+        lab.zone.set("www.other.test", &[other4(14)], 60);
+        let other_dns = dns_to("*.other.test", &["192.0.2.54/32"]);
+        let rules = dns("*.good.test") + &other_dns + &names("*.good.test") + RULES;
         let policy = egress("rules", "web", &rules);
         let _programs = lab.start(&policy)?;
         lab.add_endpoint(&lab.b, CLIENT)?;
         let _pod_web = Web::start(&lab.b.netns, &[], &[80, 443], &[])?;
+
+        // Each DNS server for the names of its own rule.
+        let other = Query::a("www.other.test", OTHER_DNS4);
+        lab.a.ask(&other)?.expect(other4(14))?;
+        for (name, server) in [("www.other.test", DNS4), ("www.good.test", OTHER_DNS4)] {
+            let query = Query::a(name, server);
+            lab.a.ask(&query)?.expect_code(ResponseCode::Refused)?;
+            lab.a
+                .ask(&query.tcp())?
+                .expect_code(ResponseCode::Refused)?;
+        }
 
         // By prefix alone.
         lab.a.expect_open(at(web4(10), 8080))?;

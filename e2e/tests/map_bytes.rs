@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use anyhow::{Context, Result, ensure};
 use holdfast_e2e::lab::{DNS4, DNS6, at, web4, web6};
 use holdfast_e2e::policy::good_names;
-use holdfast_e2e::{Lab, Query, shell, with_lab};
+use holdfast_e2e::{Lab, Netns, Query, shell, with_lab};
 use serde_json::Value;
 
 type Bytes = Vec<u8>;
@@ -25,16 +25,23 @@ fn pinned_maps_show_the_documented_bytes() {
         let _stream = lab.a.stream(at(web4(10), 80))?;
         let _stream6 = lab.a.stream(at(web6(10), 80))?;
 
-        // cilium_lxc: address, family, zero; ifindex, 0, id, flags, …, identity.
+        // cilium_lxc: address, family, zero; ifindex, 0, id, flags, 0, MACs, identity.
         shape(lab, "cilium_lxc", "hash", 20, 48, 65_535, 0x81)?;
         let lxc = dump(lab, "cilium_lxc")?;
         let v4 = joined(&[&lab.a.v4.octets(), &[0; 12], &[1, 0, 0, 0]]);
         let v6 = joined(&[&lab.a.v6.octets(), &[2, 0, 0, 0]]);
-        let ifindex = ifindex(lab)?;
+        let ends = [
+            link(&lab.a.netns, "eth0")?,
+            link(&lab.node, &lab.a.host_side)?,
+        ];
+        let ifindex = ends[1].index;
+        let macs = joined(&[&ends[0].mac, &[0; 2], &ends[1].mac, &[0; 2]]);
         let identity = number(lxc.get(&v4).context("no IPv4 entry in cilium_lxc")?, 32);
+        let known = lab.identities()?;
+        let labels = known.get(&u64::from(identity));
         ensure!(
-            (256..65_536).contains(&identity),
-            "identity {identity} of a pod"
+            (256..65_536).contains(&identity) && labels.is_some_and(|l| l.contains("app=web")),
+            "identity {identity} is not the pod's: {known:?}"
         );
         for key in [&v4, &v6] {
             let value = lxc
@@ -43,6 +50,10 @@ fn pinned_maps_show_the_documented_bytes() {
             ensure!(number(value, 0) == ifindex, "ifindex in {value:02x?}");
             ensure!(value.get(4..8) == Some(&joined(&[&[0, 0], &id.to_ne_bytes()])[..]));
             ensure!(number(value, 8) == 0, "flags in {value:02x?}");
+            ensure!(
+                value.get(16..32) == Some(&macs[..]),
+                "MACs in {value:02x?}, not {macs:02x?}"
+            );
             ensure!(number(value, 32) == identity, "identity in {value:02x?}");
             ensure!(
                 value.get(40..) == Some(&[0; 8][..]),
@@ -205,14 +216,24 @@ fn joined(parts: &[&[u8]]) -> Bytes {
     parts.concat()
 }
 
-fn ifindex(lab: &Lab) -> Result<u32> {
-    let text = lab
-        .node
-        .run("ip", &["-j", "link", "show", "dev", &lab.a.host_side])?;
+struct Link {
+    index: u32,
+    mac: [u8; 6],
+}
+
+fn link(netns: &Netns, name: &str) -> Result<Link> {
+    let text = netns.run("ip", &["-j", "link", "show", "dev", name])?;
     let links: Vec<Value> = serde_json::from_str(&text)?;
-    let index = links
-        .first()
-        .and_then(|link| link.get("ifindex"))
-        .and_then(Value::as_u64);
-    Ok(u32::try_from(index.context("ifindex")?)?)
+    let link = links.first().context("no link")?;
+    let index = link.get("ifindex").and_then(Value::as_u64);
+    let address = link.get("address").and_then(Value::as_str);
+    let mut mac = [0; 6];
+    let parts = address.context("address")?.split(':');
+    for (byte, part) in mac.iter_mut().zip(parts) {
+        *byte = u8::from_str_radix(part, 16)?;
+    }
+    Ok(Link {
+        index: u32::try_from(index.context("ifindex")?)?,
+        mac,
+    })
 }

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use parking_lot::Mutex;
+use socket2::{Domain, Protocol, Socket, Type};
 
 use crate::dns::probe::{Query, Reply};
 use crate::netns::Netns;
@@ -87,6 +88,33 @@ impl Pod {
                 .recv(&mut echo)
                 .with_context(|| format!("echo from {to}"))?;
             ensure!(echo.get(..length) == Some(b"hello"), "wrong echo from {to}");
+            Ok(())
+        })?
+    }
+
+    /// Sends one ICMP echo request and waits for its reply.
+    pub fn ping(&self, to: IpAddr, limit: Duration) -> Result<()> {
+        self.netns
+            .sysctl(&[("net.ipv4.ping_group_range", "0 2147483647")])?;
+        self.netns.enter(|| -> Result<()> {
+            let (domain, protocol, request, reply) = match to {
+                IpAddr::V4(_) => (Domain::IPV4, Protocol::ICMPV4, 8, 0),
+                IpAddr::V6(_) => (Domain::IPV6, Protocol::ICMPV6, 128, 129),
+            };
+            // The kernel fills in checksum and identifier, and gives us our replies only.
+            let socket = Socket::new(domain, Type::DGRAM, Some(protocol))?;
+            socket.set_read_timeout(Some(limit))?;
+            socket.connect(&SocketAddr::new(to, 0).into())?;
+            socket.send(&[request, 0, 0, 0, 0, 0, 0, 1, b'h', b'i'])?;
+            let mut answer = [0; 64];
+            let length = (&socket)
+                .read(&mut answer)
+                .with_context(|| format!("echo reply from {to}"))?;
+            ensure!(
+                length == 10 && answer[0] == reply,
+                "wrong reply from {to}: {:?}",
+                answer.get(..length)
+            );
             Ok(())
         })?
     }

@@ -2,8 +2,8 @@
 
 use super::*;
 use crate::{
-    policy::rule::{DnsNames, Peers, Protocol},
-    selector::selector::Selector,
+    policy::rule::{Direction, DnsNames, PeerRule, Peers, PortRule, Protocol},
+    selector::selector::{CidrSelector, Entity, Selector},
 };
 
 fn one(text: &str) -> Result<PolicyDocument, PolicyError> {
@@ -95,6 +95,134 @@ spec:
     assert!(matches!(&list[0], Selector::Cidr(c) if c.except.len() == 1));
 }
 
+fn peer(deny: bool, peers: Peers, ports: &[(Protocol, u16, u16)]) -> PeerRule {
+    let ports = ports.iter().map(|(protocol, first, last)| PortRule {
+        protocol: *protocol,
+        first: *first,
+        last: *last,
+        dns: None,
+    });
+    PeerRule {
+        deny,
+        peers,
+        ports: ports.collect(),
+    }
+}
+
+fn block(prefix: &str, except: &[&str]) -> Selector {
+    Selector::Cidr(CidrSelector {
+        prefix: prefix.parse().unwrap(),
+        except: except.iter().map(|part| part.parse().unwrap()).collect(),
+    })
+}
+
+#[test]
+fn reads_ingress_denies_blocks_entities_and_icmp() {
+    let document = with_spec(
+        r#"
+endpointSelector: {}
+ingress:
+- fromCIDR: [192.0.2.7, 2001:db8::/32]
+- fromCIDRSet:
+  - {cidr: 10.0.0.0/8, except: [10.1.0.0/16, 10.2.0.0/16]}
+  toPorts: [{ports: [{port: "80", protocol: TCP}]}]
+- fromEntities: [host, cluster, kube-apiserver]
+- fromEntities: [host, all]
+- icmps:
+  - fields: [{type: 8}, {type: EchoRequest, family: IPv4}]
+  - fields: [{type: PacketTooBig, family: IPv6}]
+- fromCIDR: []
+ingressDeny:
+- fromEntities: [remote-node]
+  icmps: [{fields: [{type: "3"}]}]
+- fromCIDRSet: [{cidr: 203.0.113.9/24}]
+- toPorts: [{ports: [{port: 6000, endPort: 6010, protocol: SCTP}]}]
+egressDeny:
+- toEntities: [world-ipv6]
+enableDefaultDeny: {ingress: false}
+"#,
+    )
+    .unwrap();
+    let entity = |entities: &[Entity]| {
+        Peers::Selectors(entities.iter().map(|e| Selector::Entity(*e)).collect())
+    };
+    let [rule] = document.rules.as_slice() else {
+        panic!("{document:?}")
+    };
+    let ingress = Direction {
+        default_deny: false,
+        peers: vec![
+            peer(
+                true,
+                entity(&[Entity::RemoteNode]),
+                &[(Protocol::Icmp, 3, 3)],
+            ),
+            peer(
+                true,
+                Peers::Selectors(vec![block("203.0.113.0/24", &[])]),
+                &[],
+            ),
+            peer(true, Peers::Any, &[(Protocol::Sctp, 6000, 6010)]),
+            peer(
+                false,
+                Peers::Selectors(vec![
+                    block("192.0.2.7/32", &[]),
+                    block("2001:db8::/32", &[]),
+                ]),
+                &[],
+            ),
+            peer(
+                false,
+                Peers::Selectors(vec![block("10.0.0.0/8", &["10.1.0.0/16", "10.2.0.0/16"])]),
+                &[(Protocol::Tcp, 80, 80)],
+            ),
+            peer(
+                false,
+                entity(&[Entity::Host, Entity::Cluster, Entity::KubeApiserver]),
+                &[],
+            ),
+            peer(false, Peers::Any, &[]),
+            peer(
+                false,
+                Peers::Any,
+                &[
+                    (Protocol::Icmp, 8, 8),
+                    (Protocol::Icmp, 8, 8),
+                    (Protocol::Icmpv6, 2, 2),
+                ],
+            ),
+            peer(false, Peers::Selectors(vec![]), &[]),
+        ],
+    };
+    assert_eq!(rule.ingress, ingress);
+    let egress = Direction {
+        default_deny: true,
+        peers: vec![peer(true, entity(&[Entity::WorldIpv6]), &[])],
+    };
+    assert_eq!(rule.egress, egress);
+}
+
+#[test]
+fn default_deny_follows_the_rules_unless_it_is_set() {
+    let both = |spec: &str| {
+        let document = with_spec(&format!("endpointSelector: {{}}\n{spec}")).unwrap();
+        let rule = &document.rules[0];
+        (rule.ingress.default_deny, rule.egress.default_deny)
+    };
+    assert_eq!(both("description: nothing"), (false, false));
+    assert_eq!(both("ingress:\n- {}"), (true, false));
+    assert_eq!(both("ingressDeny:\n- fromEntities: [world]"), (true, false));
+    assert_eq!(both("enableDefaultDeny: {ingress: true}"), (true, false));
+    assert_eq!(
+        both("ingress:\n- {}\negress:\n- {}\nenableDefaultDeny: {ingress: false}"),
+        (false, true)
+    );
+    assert_eq!(
+        both("ingress:\n- {}\negress:\n- {}\nenableDefaultDeny: {egress: false}"),
+        (true, false)
+    );
+}
+
 #[test]
 fn refuses_with_the_field_and_what_to_do() {
     refused("egress: []", "spec.endpointSelector");
@@ -167,6 +295,38 @@ fn refuses_with_the_field_and_what_to_do() {
     refused(
         "endpointSelector: {}\nenableDefaultDeny: {egress: maybe}",
         "spec.enableDefaultDeny.egress",
+    );
+    refused(
+        "endpointSelector: {}\nenableDefaultDeny: {ingress: 1}",
+        "spec.enableDefaultDeny.ingress",
+    );
+    refused(
+        "endpointSelector: {}\ningressDeny:\n- fromFQDNs: [{matchName: a.b}]",
+        "spec.ingressDeny[0].fromFQDNs",
+    );
+    refused(
+        "endpointSelector: {}\ningress:\n- fromCIDRSet: [{cidr: 10.0.0.0/8}, {cidr: ten}]",
+        "spec.ingress[0].fromCIDRSet[1].cidr",
+    );
+    refused(
+        "endpointSelector: {}\ningress:\n- fromEntities: [host]\n  fromCIDR: [10.0.0.0/8]",
+        "spec.ingress[0].fromEntities",
+    );
+    refused(
+        "endpointSelector: {}\ningress:\n- icmps: [{fields: [{type: 256}]}]",
+        "spec.ingress[0].icmps[0].fields[0].type",
+    );
+    refused(
+        "endpointSelector: {}\ningress:\n- icmps: [{fields: [{type: EchoRequest, family: IPv5}]}]",
+        "spec.ingress[0].icmps[0].fields[0].family",
+    );
+    refused(
+        "endpointSelector: {}\negress:\n- icmps: [{fields: [{type: 8}]}]\n  toPorts: [{ports: [{port: 80}]}]",
+        "spec.egress[0].icmps",
+    );
+    refused(
+        "endpointSelector: {}\ningressDeny:\n- icmps: [{fields: []}]",
+        "spec.ingressDeny[0].icmps",
     );
 }
 

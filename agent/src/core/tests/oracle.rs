@@ -52,7 +52,18 @@ pub(super) const SPECS: &[&str] = &[
     "endpointSelector: {}\n  egress:\n  - toEntities: [all]\n  egressDeny:\n  - toEntities: [world]\n    toPorts: [{ports: [{port: 443, protocol: TCP}]}]",
     "endpointSelector: {}\n  egress:\n  - toPorts: [{ports: [{port: 443, protocol: TCP}]}]\n  ingress: [{}]",
     "endpointSelector: {matchLabels: {app: web}}\n  egress:\n  - toFQDNs: [{matchPattern: '*'}]\n  - toCIDR: [0.0.0.0/0]\n    toPorts: [{ports: [{port: 53, protocol: UDP}]}]",
+    "endpointSelector: {}\n  ingressDeny:\n  - fromCIDR: [1.1.1.0/24]\n  enableDefaultDeny: {ingress: false}",
+    "endpointSelector: {matchLabels: {app: web}}\n  ingress:\n  - fromCIDRSet: [{cidr: 1.1.0.0/16, except: [1.1.1.0/25]}]\n  - fromCIDR: [1.1.1.2/32]\n    icmps: [{fields: [{type: 8}]}]",
+    "endpointSelector: {}\n  ingress:\n  - fromEntities: [host, world]\n  ingressDeny:\n  - fromEntities: [world]\n    toPorts: [{ports: [{port: 443, protocol: TCP}]}]",
+    "endpointSelector: {}\n  ingress:\n  - fromEntities: [cluster]\n  ingressDeny:\n  - icmps: [{fields: [{type: EchoRequest, family: IPv4}]}]",
+    "endpointSelector: {matchLabels: {app: db}}\n  egress:\n  - icmps: [{fields: [{type: 8}, {type: 128, family: IPv6}]}]\n  - toEntities: [host]\n  egressDeny:\n  - toEntities: [cluster]\n    toPorts: [{ports: [{port: 80, protocol: TCP}]}]",
+    "endpointSelector: {}\n  ingressDeny:\n  - fromEntities: [host]\n    toPorts: [{ports: [{port: 80, protocol: TCP}]}]\n  - fromCIDRSet: [{cidr: 1.1.0.0/16, except: [1.1.1.0/24]}]",
+    "endpointSelector: {matchLabels: {app: web}}\n  ingress:\n  - fromEntities: [all]\n    icmps: [{fields: [{type: 3}]}]\n  enableDefaultDeny: {ingress: true, egress: true}",
+    "endpointSelector: {}\n  ingress:\n  - fromEntities: [remote-node, none]\n  enableDefaultDeny: {ingress: false}",
 ];
+
+/// The node itself.
+const NODE: &str = "10.0.0.1";
 
 /// Always there, so that answers are believed.
 const DNS: &str = "endpointSelector: {}\n  egress:\n  - toCIDR: [10.9.0.53/32]\n    toPorts: [{ports: [{port: 53}], rules: {dns: [{matchPattern: '*'}]}}]\n  enableDefaultDeny: {egress: false}";
@@ -66,7 +77,7 @@ const ADDRESSES: &[&str] = &[
     "2.2.2.2",
     "10.0.0.9",
 ];
-const PORTS: &[(u8, u16)] = &[(6, 443), (6, 450), (6, 80), (17, 53)];
+const PORTS: &[(u8, u16)] = &[(6, 443), (6, 450), (6, 80), (17, 53), (1, 8), (1, 3)];
 
 #[derive(Clone, Debug)]
 pub(super) enum Act {
@@ -105,6 +116,14 @@ pub(super) struct World {
     pairs: BTreeMap<(usize, IpAddr), BootTime>,
 }
 
+fn node_addresses() -> Event {
+    Event::NodeAddresses(vec![NODE.parse().unwrap()])
+}
+
+fn is_node(address: IpAddr) -> bool {
+    address == NODE.parse::<IpAddr>().unwrap()
+}
+
 fn labels(web: bool) -> LabelSet {
     let app = if web { "k8s:app=web" } else { "k8s:app=db" };
     LabelSet::parse(&[app, "k8s:io.kubernetes.pod.namespace=default"]).unwrap()
@@ -121,6 +140,7 @@ impl World {
     pub(super) fn new() -> Self {
         let mut node = Node::with(config(), Restored::default(), MemoryDatapath::default());
         node.begin();
+        node.event(node_addresses());
         let dns = document("dns", DNS);
         node.event(Event::Policies(SourceEvent::Apply(dns.clone())));
         node.endpoint(spec("7", 7, "app=web"));
@@ -202,6 +222,7 @@ impl World {
 
     /// Tells another run of the agent what the sources say.
     pub(super) fn replay(&self, node: &mut Node) {
+        node.event(node_addresses());
         for document in self.policies.values() {
             node.event(Event::Policies(SourceEvent::Apply(document.clone())));
         }
@@ -322,6 +343,9 @@ impl World {
             Fate::Proxied
         } else if !fates.is_empty() || !sides.iter().any(|side| side.default_deny) {
             Fate::Passed
+        } else if direction == INGRESS && is_node(remote) {
+            // What the node itself sends needs no rule.
+            Fate::Passed
         } else {
             Fate::Dropped
         }
@@ -329,21 +353,25 @@ impl World {
 
     fn selects(&self, selector: &Selector, remote: IpAddr) -> bool {
         let local = self.local(remote);
+        let outside = local.is_none() && !is_node(remote);
         match selector {
             Selector::Labels(labels) => local.is_some_and(|own| labels.matches(&own)),
             Selector::Cidr(cidr) => {
-                local.is_none()
+                outside
                     && cidr.prefix.contains(&remote)
                     && !cidr.except.iter().any(|except| except.contains(&remote))
             }
             Selector::Fqdn(fqdn) => {
                 let live = self.pairs.keys().filter(|(_, address)| *address == remote);
-                local.is_none()
+                outside
                     && live
                         .clone()
                         .any(|(n, _)| matcher(fqdn).matches(&Fqdn::normalise(NAMES[*n])))
             }
-            Selector::Entity(Entity::World) => local.is_none(),
+            Selector::Entity(Entity::World) => outside,
+            Selector::Entity(Entity::Cluster) => !outside,
+            Selector::Entity(Entity::Host) => is_node(remote),
+            Selector::Entity(Entity::RemoteNode | Entity::None) => false,
             Selector::Entity(other) => panic!("{other:?} is not in the test's policies"),
         }
     }
@@ -360,15 +388,22 @@ fn matcher(selector: &FqdnSelector) -> SelectorMatcher {
 /// A packet of an endpoint.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Question {
-    endpoint: EndpointId,
-    remote: IpAddr,
-    direction: u8,
-    protocol: u8,
-    port: u16,
+    pub(super) endpoint: EndpointId,
+    pub(super) remote: IpAddr,
+    pub(super) direction: u8,
+    pub(super) protocol: u8,
+    pub(super) port: u16,
 }
 
 fn remotes() -> impl Iterator<Item = IpAddr> {
-    let local = ["10.0.0.7", "10.0.0.8", "10.9.0.53", "9.9.9.9", "1.1.9.9"];
+    let local = [
+        "10.0.0.7",
+        "10.0.0.8",
+        "10.9.0.53",
+        "9.9.9.9",
+        "1.1.9.9",
+        NODE,
+    ];
     ADDRESSES
         .iter()
         .chain(&local.map(|a| a))
@@ -461,7 +496,7 @@ fn identity(datapath: &MemoryDatapath, address: IpAddr) -> IdentityId {
         .map_or(IdentityId::WORLD_IPV4, |(_, id)| IdentityId(id))
 }
 
-fn fate(datapath: &MemoryDatapath, question: Question) -> Option<Fate> {
+pub(super) fn fate(datapath: &MemoryDatapath, question: Question) -> Option<Fate> {
     let map = datapath.policy.get(&question.endpoint)?;
     let lookup = |id: u32| {
         let entries = map.iter().filter(move |(key, _)| key.sec_label == id);

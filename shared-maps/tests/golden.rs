@@ -7,9 +7,10 @@
 use shared_maps::{
     Be16,
     conntrack::{self, CtKey4, CtKey6, CtValue},
+    endpoint::{self, EndpointConfig},
     event::{Counter, Event, Reason},
     fragment::{FragmentKey, FragmentValue},
-    ipcache::{self, IpcacheKey, IpcacheValue},
+    ipcache::{self, IpcacheKey, IpcacheValue, IpcacheValueV1},
     lxc::{self, LxcKey, LxcValue, pack_mac},
     policy::{self, PolicyKey, PolicyValue},
     policystats::{PolicyStatsKey, PolicyStatsValue},
@@ -122,6 +123,71 @@ fn ipcache_value() {
     golden(
         tunnelled,
         &["e8030000", "c0000201", ZERO12, "0000", "03", "02"],
+    );
+}
+
+#[test]
+fn ipcache_value_of_the_older_map() {
+    let value = IpcacheValueV1 {
+        sec_identity: 16_777_217,
+        ..IpcacheValueV1::default()
+    };
+    golden(value, &["01000001", "00000000", "0000", "00", "00"]);
+    let tunnelled = IpcacheValueV1 {
+        sec_identity: 1000,
+        tunnel_endpoint: [192, 0, 2, 1],
+        key: 3,
+        flags: ipcache::FLAG_SKIP_TUNNEL,
+        ..IpcacheValueV1::default()
+    };
+    golden(tunnelled, &["e8030000", "c0000201", "0000", "03", "01"]);
+}
+
+#[test]
+fn what_the_programs_of_an_endpoint_are_told() {
+    let dual = EndpointConfig {
+        identity: 1000,
+        ifindex: 0x0102,
+        ipv6: POD6,
+        ipv4: POD4,
+        id: 0x1234,
+        mac: [0x0a, 0x58, 0x0a, 0x00, 0x01, 0x05],
+        flags: endpoint::HAS_IPV4 | endpoint::HAS_IPV6 | endpoint::DUAL_STACK,
+        pad: [0; 3],
+    };
+    golden(
+        dual,
+        &[
+            "e8030000",
+            "02010000",
+            POD6_HEX,
+            "0a000105",
+            "3412",
+            "0a580a000105",
+            "07",
+            "000000",
+        ],
+    );
+    let ipv4_only = EndpointConfig {
+        identity: 256,
+        ipv4: POD4,
+        id: 1,
+        flags: endpoint::HAS_IPV4,
+        ..EndpointConfig::default()
+    };
+    let no_ipv6 = "00".repeat(16);
+    golden(
+        ipv4_only,
+        &[
+            "00010000",
+            "00000000",
+            &no_ipv6,
+            "0a000105",
+            "0100",
+            "000000000000",
+            "01",
+            "000000",
+        ],
     );
 }
 

@@ -8,7 +8,10 @@ use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
+use holdfast_agent::datapath::events::Counters;
 use serde_json::Value;
+use shared_maps::event::Reason;
+use shared_maps::user::Globals;
 
 use crate::config;
 use crate::lab::Lab;
@@ -335,6 +338,13 @@ impl Lab {
             .arg(self.bpf_root());
         let text = shell::finish(&mut command)?;
         serde_json::from_str(&text).with_context(|| format!("JSON of {arguments:?}: {text}"))
+    }
+
+    /// Packets that the datapath counted for a reason, straight from its map.
+    pub fn counted(&self, reason: Reason) -> Result<u64> {
+        let counters = Counters::open(&Globals::new(self.bpf_root()))?.read()?;
+        let counter = counters.into_iter().find(|(of, _)| *of == reason);
+        Ok(counter.context("no such counter")?.1.packets)
     }
 
     /// Value of a metric (sum over its label sets that contain `labels`), 0 if absent.

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use parking_lot::Mutex;
+use socket2::{Domain, Protocol, Socket, Type};
 
 use crate::dns::probe::{Query, Reply};
 use crate::netns::Netns;
@@ -91,6 +92,33 @@ impl Pod {
         })?
     }
 
+    /// Sends one ICMP echo request and waits for its reply.
+    pub fn ping(&self, to: IpAddr, limit: Duration) -> Result<()> {
+        self.netns
+            .sysctl(&[("net.ipv4.ping_group_range", "0 2147483647")])?;
+        self.netns.enter(|| -> Result<()> {
+            let (domain, protocol, request, reply) = match to {
+                IpAddr::V4(_) => (Domain::IPV4, Protocol::ICMPV4, 8, 0),
+                IpAddr::V6(_) => (Domain::IPV6, Protocol::ICMPV6, 128, 129),
+            };
+            // The kernel fills in checksum and identifier, and gives us our replies only.
+            let socket = Socket::new(domain, Type::DGRAM, Some(protocol))?;
+            socket.set_read_timeout(Some(limit))?;
+            socket.connect(&SocketAddr::new(to, 0).into())?;
+            socket.send(&[request, 0, 0, 0, 0, 0, 0, 1, b'h', b'i'])?;
+            let mut answer = [0; 64];
+            let length = (&socket)
+                .read(&mut answer)
+                .with_context(|| format!("echo reply from {to}"))?;
+            ensure!(
+                length == 10 && answer[0] == reply,
+                "wrong reply from {to}: {:?}",
+                answer.get(..length)
+            );
+            Ok(())
+        })?
+    }
+
     /// Opens a connection that talks without pause until it is dropped.
     pub fn stream(&self, to: SocketAddr) -> Result<Stream> {
         Stream::start(self.connect(to, FIRST_SYN)?)
@@ -98,12 +126,66 @@ impl Pod {
 
     /// Sends datagrams to an echo without pause until [`Datagrams::finish`].
     pub fn datagrams(&self, to: SocketAddr) -> Result<Datagrams> {
+        Datagrams::start(self.socket_towards(to)?, to)
+    }
+
+    /// Sends datagrams as fast as it can until [`Flood::finish`].
+    pub fn flood(&self, to: SocketAddr) -> Result<Flood> {
+        Ok(Flood::start(self.socket_towards(to)?, to))
+    }
+
+    fn socket_towards(&self, to: SocketAddr) -> Result<UdpSocket> {
         let any: IpAddr = match to {
             SocketAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
             SocketAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
         };
-        let socket = self.netns.enter(|| UdpSocket::bind((any, 0)))??;
-        Datagrams::start(socket, to)
+        Ok(self.netns.enter(|| UdpSocket::bind((any, 0)))??)
+    }
+}
+
+/// Datagrams as fast as one thread sends them, nobody waiting for an answer:
+/// the shortest gap of the datapath lets some of them through.
+#[derive(Debug)]
+pub struct Flood {
+    stop: Arc<AtomicBool>,
+    thread: Option<JoinHandle<u64>>,
+}
+
+impl Flood {
+    /// Sends until [`Flood::finish`].
+    fn start(socket: UdpSocket, to: SocketAddr) -> Self {
+        let stop = Arc::new(AtomicBool::new(false));
+        let s = stop.clone();
+        let thread = std::thread::spawn(move || {
+            let mut sent = 0;
+            while !s.load(Ordering::Relaxed) {
+                for _ in 0..8 {
+                    sent += u64::from(socket.send_to(b"flood", to).is_ok());
+                }
+                std::thread::sleep(Duration::from_micros(100));
+            }
+            sent
+        });
+        Self {
+            stop,
+            thread: Some(thread),
+        }
+    }
+
+    /// Stops, and gives the number sent.
+    pub fn finish(mut self) -> u64 {
+        self.stop.store(true, Ordering::Relaxed);
+        let thread = self.thread.take().map(JoinHandle::join);
+        thread.and_then(Result::ok).unwrap_or_default()
+    }
+}
+
+impl Drop for Flood {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
     }
 }
 

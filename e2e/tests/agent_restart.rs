@@ -2,9 +2,11 @@
 //! what was learned while it was away opens when it is back.
 use std::time::Duration;
 
+use anyhow::ensure;
 use holdfast_e2e::lab::{DNS4, UDP_PORT, at, web4, web6};
-use holdfast_e2e::policy::{CLIENT, good_names};
+use holdfast_e2e::policy::{CLIENT, WEB, dns, egress, good_names, names};
 use holdfast_e2e::{AgentOptions, Query, eventually, with_lab};
+use shared_maps::event::Reason;
 
 #[test]
 fn a_restart_changes_no_identity_and_cuts_no_stream() {
@@ -69,5 +71,40 @@ fn a_restart_changes_no_identity_and_cuts_no_stream() {
         assert_eq!(echoed, 0, "a closed address answered meanwhile");
         assert_eq!(lab.web.visits(at(web4(12), UDP_PORT)), 0);
         Ok(())
+    });
+}
+
+/// Programs are replaced in place and outlive the agent: not one packet of a
+/// flood finds the pod without.
+#[test]
+fn a_pod_is_never_without_its_programs() {
+    with_lab(|lab| {
+        let rules = dns("*.good.test") + &names("*.good.test");
+        lab.write_policy("client.yaml", &egress("client", "client", &rules))?;
+        let programs = lab.start(&good_names())?;
+        let closed = [web4(12), web6(12)].map(|web| at(web, UDP_PORT));
+        let before = lab.counted(Reason::PolicyDenied)?;
+        let floods = [lab.a.flood(closed[0])?, lab.a.flood(closed[1])?];
+
+        programs.agent.kill_9()?;
+        let agent = lab.start_agent(&AgentOptions::default())?;
+        // Other labels are another identity, which is put into new programs.
+        for labels in [CLIENT, WEB, CLIENT] {
+            lab.add_endpoint(&lab.a, labels)?;
+        }
+        agent.terminate(Duration::from_secs(10))?;
+        let _agent = lab.start_agent(&AgentOptions::default())?;
+        lab.endpoint_id(&lab.a)?;
+
+        let sent: u64 = floods.map(holdfast_e2e::pod::Flood::finish).iter().sum();
+        assert!(sent > 1000, "{sent} datagrams are no flood");
+        for closed in closed {
+            assert_eq!(lab.web.visits(closed), 0, "{closed} was reached");
+        }
+        eventually("all were denied", Duration::from_secs(5), || {
+            let denied = lab.counted(Reason::PolicyDenied)? - before;
+            ensure!(denied >= sent, "{sent} sent, {denied} denied by a program");
+            Ok(())
+        })
     });
 }

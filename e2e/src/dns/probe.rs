@@ -143,7 +143,8 @@ impl Query {
         Ok(answer)
     }
 
-    fn encode(&self, id: u16) -> Result<Vec<u8>> {
+    /// Its bytes on the wire (over TCP a length goes before them).
+    pub fn encode(&self, id: u16) -> Result<Vec<u8>> {
         let mut message = Message::new(id, MessageType::Query, OpCode::Query);
         message.metadata.recursion_desired = true;
         message.add_query(Question::query(Name::from_ascii(&self.name)?, self.rtype));

@@ -22,6 +22,8 @@ use shared_maps::event::Reason;
 const DNS: [&str; 2] = ["198.51.100.53", "2001:db8:53::53"];
 const PREFIXES: &str = "\"203.0.113.0/24\", \"2001:db8:113::/64\"";
 
+const PORT: &str = "[{ports: [{port: \"8080\", protocol: TCP}]}]";
+
 /// Host number and port of what the pod tries, in both families; host 53 is
 /// the DNS server, over UDP and TCP. The columns of every table of fates.
 const TRIED: [(u16, u16); 8] = [
@@ -40,28 +42,25 @@ type Fates = &'static str;
 
 const NOTHING: Fates = "dddddddd";
 const EVERYTHING: Fates = "pppppppp";
-const FIRST: Fates = "rddpdpdd";
-const FIRST_LEARNED: Fates = "rdppdpdd";
-const SECOND: Fates = "rddpdddp";
+const FIRST: Fates = "rpdpdppd";
+const FIRST_LEARNED: Fates = "rpppdppd";
+const SECOND: Fates = "rpdppddp";
 const OTHER_LABELS: Fates = "dddpdpdp";
 
-/// Names of `good.test`; port 8080 of the network but for one host.
-fn policy(denied: u16, with_names: bool) -> String {
-    let [v4, v6] = web(denied);
-    let mut rules = dns_to(
-        "*.good.test",
-        &DNS.map(|dns| prefix(dns.parse().expect("const")))
-            .each_ref()
-            .map(String::as_str),
-    );
+/// Names of `good.test`; port 8080 of the network. All of the DNS server, but
+/// its port 53 by the proxy; all of one host but its port 8080.
+fn policy(host: u16, with_names: bool) -> String {
+    let servers = DNS.map(|server| prefix(server.parse().expect("constant")));
+    let [v4, v6] = web(host).map(prefix);
+    let mut rules = dns_to("*.good.test", &servers.each_ref().map(String::as_str));
     if with_names {
         rules += &names("*.good.test");
     }
+    let [dns4, dns6] = servers;
     rules += &format!(
-        "- toCIDR: [{PREFIXES}]\n  toPorts: [{{ports: [{{port: \"8080\", protocol: TCP}}]}}]\n\
-         egressDeny:\n- toCIDR: [\"{}\", \"{}\"]\n",
-        prefix(v4),
-        prefix(v6)
+        "- toCIDR: [\"{dns4}\", \"{dns6}\", \"{v4}\", \"{v6}\"]\n\
+         - toCIDR: [{PREFIXES}]\n  toPorts: {PORT}\n\
+         egressDeny:\n- toCIDR: [\"{v4}\", \"{v6}\"]\n  toPorts: {PORT}\n"
     );
     egress("rules", "web", &rules)
 }
@@ -240,13 +239,8 @@ fn between_two_steps_nothing_opens_or_closes_too_early() {
         node.event(Event::StreamUp(StreamId(1)), NOTHING, NOTHING)?;
         node.event(Event::Policies(SourceEvent::Init), NOTHING, NOTHING)?;
         node.event(Event::Endpoints(SourceEvent::Init), NOTHING, NOTHING)?;
-        let other = egress(
-            "other",
-            "other",
-            &format!(
-                "- toCIDR: [{PREFIXES}]\n  toPorts: [{{ports: [{{port: \"8080\", protocol: TCP}}]}}]\n"
-            ),
-        );
+        let other = format!("- toCIDR: [{PREFIXES}]\n  toPorts: {PORT}\n");
+        let other = egress("other", "other", &other);
         node.policy(&other, NOTHING, NOTHING)?;
         node.policy(&policy(0x13, true), NOTHING, NOTHING)?;
         node.endpoint("web", NOTHING, NOTHING)?;
@@ -256,7 +250,7 @@ fn between_two_steps_nothing_opens_or_closes_too_early() {
 
         // A name gives an address of the allowed prefix an identity of its own.
         node.learn("www.good.test", 0x10, FIRST, FIRST_LEARNED)?;
-        // And one to a denied address.
+        // And one to an address that is denied in part.
         node.learn("denied.good.test", 0x13, FIRST_LEARNED, FIRST_LEARNED)?;
         // Names go, the deny moves to another host.
         node.policy(&policy(0x11, false), FIRST_LEARNED, SECOND)?;
@@ -271,6 +265,7 @@ fn between_two_steps_nothing_opens_or_closes_too_early() {
         let delete = Event::Policies(SourceEvent::Delete(key));
         node.event(delete, OTHER_LABELS, EVERYTHING)?;
         node.policy(&other, EVERYTHING, OTHER_LABELS)?;
+        node.endpoint("web", OTHER_LABELS, FIRST)?;
 
         for kind in [
             "deny",

@@ -271,6 +271,8 @@ impl State {
                     self.work.insert(id);
                 } else if let Some(endpoint) = self.leaving.get_mut(&id) {
                     endpoint.attached = before;
+                } else {
+                    self.orphans.insert(id);
                 }
             }
         }
@@ -317,6 +319,11 @@ impl State {
         let spent: Vec<_> = spent.map(|(id, _)| *id).collect();
         for id in spent {
             self.leaving.remove(&id);
+        }
+        let (leaving, orphans) = (&self.leaving, &self.orphans);
+        let held = self.endpoints.held();
+        let free = held.filter(|id| !leaving.contains_key(id) && !orphans.contains(id));
+        for id in free.collect::<Vec<_>>() {
             self.endpoints.free(id);
         }
     }

@@ -241,9 +241,13 @@ impl State {
     /// Takes an endpoint out of the model; what the datapath has of it goes with the next
     /// flush.
     pub(super) fn remove_endpoint(&mut self, id: EndpointId) {
-        let Some(endpoint) = self.endpoints.remove(id) else {
+        let Some(mut endpoint) = self.endpoints.remove(id) else {
             return;
         };
+        if endpoint.since == BootTime(0) && endpoint.attached.is_none() {
+            // The run before may have attached programs: they must not outlive the endpoint.
+            endpoint.attached = Some(endpoint.attachment());
+        }
         for address in endpoint.addresses() {
             self.ipcache
                 .unclaim(IpNet::from(address), &Owner::Endpoint(id));

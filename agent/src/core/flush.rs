@@ -502,6 +502,7 @@ impl State {
         let mut orphans = std::mem::take(&mut self.orphans);
         orphans.retain(|id| self.endpoints.get(*id).is_none());
         for id in orphans {
+            self.step(plan, Step::Detach(id), Undo::Attached(id, None));
             self.step(plan, Step::RemovePolicyMap(id), Undo::RemovedMap(id));
         }
     }

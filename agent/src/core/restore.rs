@@ -183,7 +183,10 @@ impl State {
                 && self.endpoints.get(file.id).is_none();
             self.restore_endpoint(&file, map, alive);
         }
-        self.orphans.extend(maps.into_keys());
+        for id in maps.into_keys() {
+            self.endpoints.hold(id);
+            self.orphans.insert(id);
+        }
     }
 
     fn restore_endpoint(

@@ -1,5 +1,6 @@
 //! The core on a datapath in memory.
 
+mod cuts;
 mod failures;
 mod ingress;
 mod limits;

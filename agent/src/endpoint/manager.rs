@@ -1,7 +1,7 @@
 //! All endpoints: by number, by key and by address; numbers are reused oldest first.
 
 use std::{
-    collections::{BTreeMap, HashMap, VecDeque},
+    collections::{BTreeMap, BTreeSet, HashMap, VecDeque},
     net::IpAddr,
 };
 
@@ -23,6 +23,8 @@ pub struct Endpoints {
 struct Numbers {
     last: u16,
     freed: VecDeque<EndpointId>,
+    /// Not of an endpoint any more, and something is left of it.
+    held: BTreeSet<EndpointId>,
 }
 
 impl Endpoints {
@@ -31,15 +33,28 @@ impl Endpoints {
         while let Some(next) = self.numbers.last.checked_add(1) {
             self.numbers.last = next;
             let id = EndpointId(next);
-            if !self.by_id.contains_key(&id) && !self.numbers.freed.contains(&id) {
+            let numbers = &self.numbers;
+            let used = self.by_id.contains_key(&id) || numbers.held.contains(&id);
+            if !used && !numbers.freed.contains(&id) {
                 return Some(id);
             }
         }
         self.numbers.freed.pop_front()
     }
 
+    /// A number must not be used: a run before left something under it.
+    pub fn hold(&mut self, id: EndpointId) {
+        self.numbers.held.insert(id);
+    }
+
+    /// Numbers that [`Endpoints::hold`] or [`Endpoints::remove`] keep from being used.
+    pub fn held(&self) -> impl Iterator<Item = EndpointId> {
+        self.numbers.held.iter().copied()
+    }
+
     /// A number may be used again: nothing of its endpoint is left.
     pub fn free(&mut self, id: EndpointId) {
+        self.numbers.held.remove(&id);
         if !self.numbers.freed.contains(&id) {
             self.numbers.freed.push_back(id);
         }
@@ -48,6 +63,7 @@ impl Endpoints {
     /// Adds an endpoint.
     pub fn insert(&mut self, endpoint: Endpoint) {
         let id = endpoint.id;
+        self.numbers.held.remove(&id);
         self.by_key.insert(endpoint.spec.key.clone(), id);
         for address in endpoint.addresses() {
             self.by_address.insert(address, id);
@@ -58,6 +74,7 @@ impl Endpoints {
     /// Takes an endpoint out; its number is not free yet.
     pub fn remove(&mut self, id: EndpointId) -> Option<Endpoint> {
         let endpoint = self.by_id.remove(&id)?;
+        self.numbers.held.insert(id);
         self.by_key.remove(&endpoint.spec.key);
         for address in endpoint.addresses() {
             self.by_address.remove(&address);

@@ -33,8 +33,8 @@ use crate::{
     selector::selector::{Entity, FqdnSelector, Selector},
 };
 
-/// What happens to a packet.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// What happens to a packet, the closest first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Fate {
     Dropped,
     Proxied,
@@ -156,27 +156,10 @@ impl World {
     /// Puts an act through; the states on the way are checked.
     pub(super) fn act(&mut self, act: &Act) {
         let event = match act {
-            Act::Policy(slot, spec) => {
-                let name = format!("p{slot}");
-                let document = document(&name, SPECS[*spec]);
-                self.policies.insert(name, document.clone());
-                Event::Policies(SourceEvent::Apply(document))
-            }
-            Act::Drop(slot) => {
-                self.policies.remove(&format!("p{slot}"));
-                Event::Policies(SourceEvent::Delete(format!(
-                    "CiliumNetworkPolicy/default/p{slot}"
-                )))
-            }
-            Act::Endpoint(host, web) => {
-                self.endpoints.insert(*host, *web);
-                let app = if *web { "app=web" } else { "app=db" };
-                Event::Endpoints(SourceEvent::Apply(spec(&host.to_string(), *host, app)))
-            }
-            Act::Gone(host) => {
-                self.endpoints.remove(host);
-                Event::Endpoints(SourceEvent::Delete(host.to_string()))
-            }
+            Act::Policy(slot, spec) => self.document(&format!("p{slot}"), Some(SPECS[*spec])),
+            Act::Drop(slot) => self.document(&format!("p{slot}"), None),
+            Act::Endpoint(host, web) => self.host(*host, Some(*web)),
+            Act::Gone(host) => self.host(*host, None),
             Act::Learn(name, address) => {
                 let text = ADDRESSES[*address];
                 let local = self
@@ -218,6 +201,36 @@ impl World {
         let before = self.node.datapath.clone();
         self.node.event(event);
         check_way(&before, &self.node.datapath);
+    }
+
+    /// A document comes, changes (`Some`) or goes.
+    pub(super) fn document(&mut self, name: &str, spec: Option<&str>) -> Event {
+        Event::Policies(match spec {
+            Some(spec) => {
+                let document = document(name, spec);
+                self.policies.insert(name.to_owned(), document.clone());
+                SourceEvent::Apply(document)
+            }
+            None => {
+                self.policies.remove(name);
+                SourceEvent::Delete(format!("CiliumNetworkPolicy/default/{name}"))
+            }
+        })
+    }
+
+    /// An endpoint comes, with app=web if `Some(true)`, or goes.
+    pub(super) fn host(&mut self, host: u8, web: Option<bool>) -> Event {
+        Event::Endpoints(match web {
+            Some(web) => {
+                self.endpoints.insert(host, web);
+                let app = if web { "app=web" } else { "app=db" };
+                SourceEvent::Apply(spec(&host.to_string(), host, app))
+            }
+            None => {
+                self.endpoints.remove(&host);
+                SourceEvent::Delete(host.to_string())
+            }
+        })
     }
 
     /// Tells another run of the agent what the sources say.
@@ -412,7 +425,7 @@ fn remotes() -> impl Iterator<Item = IpAddr> {
         .into_iter()
 }
 
-fn questions(before: &MemoryDatapath, after: &MemoryDatapath) -> Vec<Question> {
+pub(super) fn questions(before: &MemoryDatapath, after: &MemoryDatapath) -> Vec<Question> {
     let both = before
         .policy
         .keys()
@@ -441,37 +454,43 @@ fn questions(before: &MemoryDatapath, after: &MemoryDatapath) -> Vec<Question> {
     found
 }
 
-/// No state between two steps passes what is dropped before and after, cuts what passes
-/// before and after, or lets by the proxy what goes through it before and after.
+/// What becomes of packets before and after a plan.
+pub(super) struct Ends(Vec<(Question, Fate, Fate)>);
+
+impl Ends {
+    pub(super) fn new(before: &MemoryDatapath, after: &MemoryDatapath) -> Self {
+        let ends = questions(before, after).into_iter();
+        let ends = ends.filter_map(|q| Some((q, fate(before, q)?, fate(after, q)?)));
+        Self(ends.collect())
+    }
+
+    /// A state between is no more open and no more closed than both ends: it neither passes
+    /// what is dropped before and after, nor cuts what passes before and after, nor lets by
+    /// the proxy what one of them sends through it and the other does not pass either.
+    pub(super) fn judge(&self, state: &MemoryDatapath, at: &dyn std::fmt::Debug) {
+        for (question, was, will) in &self.0 {
+            let Some(is) = fate(state, *question) else {
+                continue;
+            };
+            assert!(
+                (was.min(will)..=was.max(will)).contains(&&is),
+                "{question:?}: {was:?} then {is:?} then {will:?} at {at:?}"
+            );
+        }
+    }
+}
+
+/// Every state between two steps is sound.
 pub(super) fn check_way(before: &MemoryDatapath, after: &MemoryDatapath) {
     let steps = after.log.iter().skip(before.log.len());
-    let questions = questions(before, after);
-    let fate = |datapath: &MemoryDatapath, question: &Question| fate(datapath, *question);
-    let ends: Vec<_> = questions
-        .iter()
-        .map(|q| (*q, fate(before, q), fate(after, q)))
-        .collect();
+    let ends = Ends::new(before, after);
     let mut state = MemoryDatapath {
         log: Vec::new(),
         ..before.clone()
     };
     for step in steps {
         state.apply(step).unwrap();
-        for (question, was, will) in &ends {
-            let is = fate(&state, question);
-            if let (Some(was), Some(will), Some(is)) = (was, will, is) {
-                let sound = match (was, will) {
-                    (Fate::Dropped, Fate::Dropped) => is == Fate::Dropped,
-                    (Fate::Proxied, Fate::Proxied) => is == Fate::Proxied,
-                    (Fate::Dropped, _) | (_, Fate::Dropped) => true,
-                    _ => is != Fate::Dropped,
-                };
-                assert!(
-                    sound,
-                    "{question:?}: {was:?} then {is:?} then {will:?} at {step:?}"
-                );
-            }
-        }
+        ends.judge(&state, step);
     }
 }
 

@@ -53,7 +53,7 @@ pub(super) fn left_behind(datapath: &MemoryDatapath, interfaces: &[u32]) -> Rest
     }
 }
 
-fn again(node: &Node, config: CoreConfig, interfaces: &[u32]) -> Node {
+pub(super) fn again(node: &Node, config: CoreConfig, interfaces: &[u32]) -> Node {
     let restored = left_behind(&node.datapath, interfaces);
     let restored = Restored {
         now: node.now.plus_secs(2),
@@ -128,6 +128,69 @@ fn what_is_left_of_a_dead_interface_goes_first() {
     node.policy(WEB);
     node.sync();
     assert!(node.datapath.policy.is_empty() && node.datapath.files.is_empty());
+}
+
+#[test]
+fn a_new_endpoint_does_not_get_a_number_of_which_something_is_left() {
+    let usual = Node::usual();
+    let old = usual.id();
+    for damaged in [false, true] {
+        let mut left = Node {
+            core: crate::core::Core::new(CoreConfig::default(), Restored::default()),
+            datapath: usual.datapath.clone(),
+            now: usual.now,
+            effects: Vec::new(),
+        };
+        if damaged {
+            left.datapath.files.clear();
+        }
+        let mut node = again(&left, CoreConfig::default(), &[108]);
+        node.begin();
+        node.policy(WEB);
+        node.endpoint(spec("db", 8, "app=db"));
+        node.sync();
+        let [place] = node.core.places().try_into().unwrap();
+        assert_ne!(place.id, old);
+        let datapath = &node.datapath;
+        assert!(datapath.policy.keys().eq([&place.id]));
+        assert!(datapath.files.keys().eq([&place.id]));
+        assert!(datapath.attached.keys().eq([&place.id]));
+        assert!(
+            datapath
+                .lxc
+                .values()
+                .all(|value| value.lxc_id == place.id.0)
+        );
+    }
+}
+
+#[test]
+fn programs_do_not_outlive_an_endpoint_that_went_while_away() {
+    let usual = Node::usual();
+    let mut node = again(&usual, CoreConfig::default(), &[107]);
+    node.begin();
+    node.policy(WEB);
+    assert_eq!(node.datapath.attached.len(), 1, "not before the sync");
+    node.sync();
+    assert!(node.datapath.attached.is_empty(), "it was not listed again");
+    // Its file was damaged and set aside: another number, other programs.
+    let mut damaged = usual;
+    damaged.datapath.files.clear();
+    let mut node = again(&damaged, CoreConfig::default(), &[107]);
+    node.begin();
+    node.policy(WEB);
+    node.endpoint(spec("web", 7, "app=web"));
+    node.datapath.fail = Some(|step| matches!(step, Step::Detach(_)));
+    node.sync();
+    assert_eq!(node.datapath.attached.len(), 2, "the old ones go again");
+    node.datapath.fail = None;
+    node.tick(node.now.plus_secs(2));
+    let maps = node.datapath.policy.keys();
+    assert!(
+        maps.eq(node.datapath.attached.keys()),
+        "{:?}",
+        node.datapath.attached
+    );
 }
 
 #[test]
@@ -220,7 +283,7 @@ proptest! {
 }
 
 /// The agent starts again and hears of everything.
-fn restarted(world: &World) -> Node {
+pub(super) fn restarted(world: &World) -> Node {
     let mut node = again(&world.node, config(), &[107, 108, 109]);
     node.begin();
     let start = node.datapath.clone();

@@ -57,6 +57,14 @@ fn endpoints_identities_and_policy_show_the_documented_bytes() {
             );
         }
 
+        // The node's own addresses: nothing but the flag.
+        let node4 = joined(&[&[10, 77, 0, 1], &[0; 12], &[1, 0, 0, 0]]);
+        let own = joined(&[&[0; 8], &1_u32.to_ne_bytes(), &[0; 36]]);
+        ensure!(
+            lxc.get(&node4) == Some(&own),
+            "the node's address: {lxc:02x?}"
+        );
+
         // cilium_ipcache_v2: prefix length, 0, 0, family, address; identity, tunnel, …
         shape(lab, "cilium_ipcache_v2", "lpm_trie", 24, 24, 512_000, 0x81)?;
         let ipcache = dump(lab, "cilium_ipcache_v2")?;
@@ -66,6 +74,17 @@ fn endpoints_identities_and_policy_show_the_documented_bytes() {
             &[203, 0, 113, 10],
             &[0; 12],
         ]);
+        let host = joined(&[
+            &64_u32.to_ne_bytes(),
+            &[0, 0, 0, 1],
+            &[10, 77, 0, 1],
+            &[0; 12],
+        ]);
+        let is_host = joined(&[&1_u32.to_ne_bytes(), &[0; 20]]);
+        ensure!(
+            ipcache.get(&host) == Some(&is_host),
+            "the node's address: {ipcache:02x?}"
+        );
         let std::net::IpAddr::V6(web) = web6(10) else {
             unreachable!()
         };

@@ -162,6 +162,13 @@ impl Kernel {
         Globals::new(&self.root.0)
     }
 
+    /// Runs packets through the programs of another endpoint from now on; its
+    /// policy map must be there.
+    pub fn reload(&mut self, attachment: &Attachment) -> Result<()> {
+        self.programs = self.datapath.programs().load(attachment)?;
+        Ok(())
+    }
+
     /// The agent's datapath below this root.
     pub fn datapath(&mut self) -> &mut KernelDatapath {
         &mut self.datapath

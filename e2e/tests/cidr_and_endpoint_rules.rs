@@ -1,10 +1,14 @@
 //! CIDR, deny and endpoint rules beside FQDN rules that overlap them
 //! (CFP-28427, "Are overlapping … handled correctly?").
+use std::time::Duration;
+
 use hickory_proto::op::ResponseCode;
-use holdfast_e2e::lab::{DNS4, OTHER_DNS4, at, other4, web4};
+use holdfast_e2e::lab::{DNS4, OTHER_DNS4, UDP_PORT, at, other4, web4, web6};
 use holdfast_e2e::policy::{CLIENT, dns, dns_to, egress, names};
 use holdfast_e2e::web::Web;
 use holdfast_e2e::{Query, with_lab};
+
+const SOON: Duration = Duration::from_secs(5);
 
 const RULES: &str = r#"- toFQDNs: [{matchName: www.good.test}]
   toPorts: [{ports: [{port: "443", protocol: TCP}]}]
@@ -89,6 +93,62 @@ fn overlapping_rules_add_up() {
         lab.a.expect_open(at(lab.b.v6.into(), 80))?;
         lab.a.expect_closed(at(lab.b.v4.into(), 443))?;
         lab.a.expect_closed(at(lab.b.v6.into(), 443))?;
+        Ok(())
+    });
+}
+
+const PORTS: &str = r#"- toCIDR: ["2001:db8:113::a/128", "2001:db8:113::10/124"]
+  toPorts: [{ports: [{port: "8080", protocol: TCP}, {port: "7777", protocol: UDP}]}]
+- toCIDRSet: [{cidr: "203.0.113.0/24", except: ["203.0.113.12/31"]}]
+  toPorts: [{ports: [{port: "81", endPort: 1000, protocol: TCP}, {port: "7000", endPort: 7776, protocol: UDP}]}]
+egressDeny:
+- toCIDR: ["2001:db8:113::11/128", "203.0.113.14/32"]
+  toPorts: [{ports: [{port: "400", endPort: 8080, protocol: TCP}]}]
+"#;
+
+/// Prefixes of IPv6, and ranges of ports with their edges.
+#[test]
+fn prefixes_of_ipv6_and_port_ranges() {
+    with_lab(|lab| {
+        let _programs = lab.start(&egress("ports", "web", PORTS))?;
+        // The world listens at the edges of both ranges as well.
+        let edges = [81, 1000, 1001];
+        let world: Vec<_> = (10..=14).map(web4).collect();
+        let _tcp = Web::start(&lab.world, &[], &edges, &[])?;
+        let udp = Web::start(&lab.world, &world, &[], &[6999, 7000, 7776])?;
+
+        // By their number: 10 is listed, 16 and 17 are in the /124, 11 is neither.
+        lab.a.expect_open(at(web6(10), 8080))?;
+        lab.a.expect_open(at(web6(16), 8080))?;
+        lab.a.datagram(at(web6(16), UDP_PORT), SOON)?;
+        lab.a.expect_closed(at(web6(10), 80))?;
+        lab.a.expect_closed(at(web6(11), 8080))?;
+        lab.a.expect_closed(at(web6(15), 8080))?;
+        // Denied by a range; the allowed datagrams stay.
+        lab.a.expect_closed(at(web6(17), 8080))?;
+        lab.a.datagram(at(web6(17), UDP_PORT), SOON)?;
+
+        for port in [81, 443, 1000] {
+            lab.a.expect_open(at(web4(10), port))?;
+        }
+        for port in [80, 1001, 8080] {
+            lab.a.expect_closed(at(web4(10), port))?;
+        }
+        for port in [7000, 7776] {
+            lab.a.datagram(at(web4(11), port), SOON)?;
+        }
+        for port in [6999, UDP_PORT] {
+            let short = Duration::from_millis(300);
+            assert!(lab.a.datagram(at(web4(11), port), short).is_err(), "{port}");
+            let visits = udp.visits(at(web4(11), port)) + lab.web.visits(at(web4(11), port));
+            assert_eq!(visits, 0, "port {port}");
+        }
+        // In the hole of the prefix, and denied from port 400 on.
+        lab.a.expect_closed(at(web4(12), 443))?;
+        lab.a.expect_closed(at(web4(13), 443))?;
+        lab.a.expect_open(at(web4(14), 81))?;
+        lab.a.expect_closed(at(web4(14), 443))?;
+        lab.a.expect_closed(at(web4(14), 1000))?;
         Ok(())
     });
 }

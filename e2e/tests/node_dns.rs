@@ -3,7 +3,7 @@ use std::time::Duration;
 
 use hickory_proto::op::ResponseCode;
 use holdfast_e2e::dns::server::DnsServer;
-use holdfast_e2e::lab::{NODE4, at, web4};
+use holdfast_e2e::lab::{NODE4, NODE6, at, web4, web6};
 use holdfast_e2e::policy::{egress, names};
 use holdfast_e2e::{Query, SdpOptions, with_lab};
 
@@ -16,35 +16,53 @@ const TO_HOST: &str = r#"- toEntities: [host]
 #[test]
 fn a_server_on_the_node_is_asked_through_the_proxy_only() {
     with_lab(|lab| {
-        lab.zone.set("www.good.test", &[web4(10)], 60);
+        lab.zone.set("www.good.test", &[web4(10), web6(10)], 60);
         lab.zone.set("www.bad.test", &[web4(11)], 60);
-        let _server = DnsServer::start(&lab.node, &[NODE4], &lab.zone)?;
+        let servers = [NODE4, NODE6];
+        let _server = DnsServer::start(&lab.node, &servers, &lab.zone)?;
         let policy = egress(
             "node-dns",
             "web",
             &(TO_HOST.to_owned() + &names("*.good.test")),
         );
         let programs = lab.start(&policy)?;
-        let good = Query::a("www.good.test", NODE4);
-        let bad = Query::a("www.bad.test", NODE4);
-        for query in [good.clone(), good.clone().tcp()] {
-            lab.a.ask(&query)?.expect(web4(10))?;
+        for server in servers {
+            let good = Query::a("www.good.test", server);
+            let bad = Query::a("www.bad.test", server);
+            for query in [good.clone(), good.tcp()] {
+                lab.a.ask(&query)?.expect(web4(10))?;
+            }
+            for query in [bad.clone(), bad.tcp()] {
+                lab.a.ask(&query)?.expect_code(ResponseCode::Refused)?;
+            }
         }
-        for query in [bad.clone(), bad.tcp()] {
-            lab.a.ask(&query)?.expect_code(ResponseCode::Refused)?;
-        }
+        assert_eq!(lab.zone.asked("www.bad.test"), 0);
         lab.a.expect_open(at(web4(10), 80))?;
+        lab.a.expect_closed(at(web6(10), 80))?;
+        lab.a
+            .ask(&Query::aaaa("www.good.test", NODE6))?
+            .expect(web6(10))?;
+        lab.a.expect_open(at(web6(10), 80))?;
 
         // Without a proxy the node's own server must not answer past it.
         programs.sdp.kill_9()?;
         let asked = lab.zone.asked("www.good.test");
-        let quick = good.clone().within(Duration::from_millis(500));
-        assert!(lab.a.ask(&quick).is_err(), "answered past the proxy");
-        assert!(lab.a.ask(&quick.tcp()).is_err(), "answered past the proxy");
+        for server in servers {
+            let quick = Query::a("www.good.test", server).within(Duration::from_millis(500));
+            assert!(lab.a.ask(&quick).is_err(), "{server} answered past it");
+            assert!(
+                lab.a.ask(&quick.tcp()).is_err(),
+                "{server} answered past it"
+            );
+        }
         assert_eq!(lab.zone.asked("www.good.test"), asked);
 
         let _sdp = lab.start_sdp(&SdpOptions::new("two", 9971))?;
-        lab.a.ask(&good)?.expect(web4(10))?;
+        for server in servers {
+            lab.a
+                .ask(&Query::a("www.good.test", server))?
+                .expect(web4(10))?;
+        }
         Ok(())
     });
 }

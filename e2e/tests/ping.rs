@@ -1,7 +1,7 @@
 //! ICMP echo: answered where policy allows, dropped and counted where not.
 use std::time::Duration;
 
-use holdfast_e2e::lab::{DNS4, NODE4, web4, web6};
+use holdfast_e2e::lab::{DNS4, NODE4, NODE6, web4, web6};
 use holdfast_e2e::policy::{CLIENT, dns, egress, names};
 use holdfast_e2e::{Query, with_lab};
 use shared_maps::event::Reason;
@@ -34,7 +34,7 @@ fn echoes_follow_the_policy() {
             lab.b.v4.into(),
             lab.b.v6.into(),
             NODE4,
-            "2001:db8:53::1".parse()?,
+            NODE6,
         ] {
             lab.a.ping(to, SOON)?;
         }

@@ -2,10 +2,11 @@
 //! cut, what it gives opens, and a document that cannot be read changes nothing.
 use std::time::Duration;
 
+use anyhow::{Result, ensure};
 use hickory_proto::op::ResponseCode;
 use holdfast_e2e::lab::{DNS4, at, web4};
 use holdfast_e2e::policy::{dns, egress, good_names, names};
-use holdfast_e2e::{Query, eventually, until, with_lab};
+use holdfast_e2e::{Lab, Query, SdpOptions, eventually, until, with_lab};
 
 const SOON: Duration = Duration::from_secs(10);
 
@@ -61,6 +62,62 @@ fn changes_take_effect_on_live_programs() {
         lab.a
             .ask(&Query::a("any.other.test", DNS4))?
             .expect_code(ResponseCode::NXDomain)?;
+        Ok(())
+    });
+}
+
+/// Queries enough that each of two proxies gets some of them.
+fn many(lab: &Lab, query: &Query, code: ResponseCode) -> Result<()> {
+    for _ in 0..40 {
+        let got = lab.a.ask(query)?.code();
+        ensure!(got == code, "{got}, not {code}");
+    }
+    Ok(())
+}
+
+#[test]
+fn two_proxies_change_together() {
+    with_lab(|lab| {
+        lab.zone.set("www.good.test", &[web4(10)], 600);
+        lab.zone.set("www.new.test", &[web4(11)], 600);
+        let _programs = lab.start(&good_names())?;
+        let two = SdpOptions::new("two", 9971);
+        let second = lab.start_sdp(&two)?;
+        lab.connected("two")?;
+        let good = Query::a("www.good.test", DNS4);
+        let new = Query::a("www.new.test", DNS4);
+        many(lab, &good, ResponseCode::NoError)?;
+        many(lab, &new, ResponseCode::Refused)?;
+        let stream = lab.a.stream(at(web4(10), 80))?;
+
+        let only_new = egress(
+            "good-names",
+            "web",
+            &(dns("*.new.test") + &names("*.new.test")),
+        );
+        lab.write_policy("web.yaml", &only_new)?;
+        eventually("the old name is refused by both", SOON, || {
+            many(lab, &good, ResponseCode::Refused)
+        })?;
+        many(lab, &new, ResponseCode::NoError)?;
+        lab.a.expect_open(at(web4(11), 80))?;
+        stream.expect_cut(SOON)?;
+        let asked = lab.zone.asked("www.good.test");
+
+        // The one that was not there for the next change hears of it when it is back.
+        second.kill_9()?;
+        lab.write_policy("web.yaml", &good_names())?;
+        eventually("the name is back", SOON, || {
+            many(lab, &good, ResponseCode::NoError)
+        })?;
+        assert!(lab.zone.asked("www.good.test") > asked);
+        let _second = lab.start_sdp(&two)?;
+        lab.connected("two")?;
+        many(lab, &new, ResponseCode::Refused)?;
+        for port in [9961, 9971] {
+            let served = lab.metric(port, "holdfast_dns_queries_total", "")?;
+            assert!(served > 0.0, "the proxy on {port} was never asked");
+        }
         Ok(())
     });
 }

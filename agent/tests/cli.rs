@@ -1,0 +1,204 @@
+//! The command line: exit codes, and errors that name what is wrong.
+
+use std::{
+    fs,
+    process::{Command, Output},
+};
+
+const POLICY: &str = "apiVersion: cilium.io/v2
+kind: CiliumNetworkPolicy
+metadata: {name: web, namespace: default}
+spec:
+  endpointSelector: {matchLabels: {app: web}}
+  egress:
+  - toFQDNs: [{matchPattern: \"*.good.test\"}]
+";
+
+fn run(arguments: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_holdfast-agent"))
+        .args(arguments)
+        .env_clear()
+        .output()
+        .expect("holdfast-agent runs")
+}
+
+/// What it said on standard error.
+fn fails(code: i32, arguments: &[&str], names: &str) -> String {
+    let output = run(arguments);
+    let error = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(code), "{arguments:?}: {error}");
+    assert!(
+        error.contains(names),
+        "{arguments:?} does not name {names}: {error}"
+    );
+    error
+}
+
+#[test]
+fn wrong_usage_ends_with_2_and_names_the_flag() {
+    fails(2, &[], "Usage: holdfast-agent");
+    fails(2, &["no-such-verb"], "no-such-verb");
+    fails(2, &["run", "--no-such-flag"], "--no-such-flag");
+    fails(2, &["status", "-o", "yaml"], "--output");
+    fails(2, &["endpoint", "get", "70000"], "70000");
+    fails(
+        2,
+        &["endpoint", "add", "--labels", "k8s:app=web"],
+        "--netns",
+    );
+    fails(2, &["endpoint", "add", "--netns", "pod1"], "--labels");
+    fails(
+        2,
+        &[
+            "endpoint", "add", "--netns", "pod1", "--pid", "1", "--labels", "a:b=c",
+        ],
+        "--pid",
+    );
+    fails(2, &["ip", "get", "www.good.test"], "www.good.test");
+    fails(2, &["policy", "validate"], "<FILES>");
+}
+
+/// None of these may come as far as touching the node.
+#[test]
+fn a_wrong_setting_ends_with_2_and_is_named() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let state = dir.path().join("state");
+    let state = state.to_str().expect("UTF-8");
+    for (setting, names) in [
+        ("--tofqdns-min-ttl=soon", "--tofqdns-min-ttl"),
+        ("--tofqdns-proxy-port=0", "--tofqdns-proxy-port"),
+        ("--tofqdns-proxy-port=65536", "--tofqdns-proxy-port"),
+        ("--metrics-address=somewhere", "--metrics-address"),
+        ("--policy-dir=/nowhere", "/nowhere"),
+        ("--endpoint-dir=/nowhere", "--endpoint-dir"),
+        ("--conntrack-gc-interval=1ms", "--conntrack-gc-interval"),
+        ("--tofqdns-dns-reject-response-code=maybe", "refused"),
+        ("--log=a=b=c", "--log"),
+    ] {
+        fails(2, &["run", "--state-dir", state, setting], names);
+    }
+    fails(
+        2,
+        &[
+            "run",
+            "--state-dir",
+            state,
+            "--enable-ipv4=false",
+            "--enable-ipv6=false",
+        ],
+        "--enable-ipv4",
+    );
+    assert!(!dir.path().join("state").exists(), "the node was touched");
+}
+
+#[test]
+fn asking_an_agent_that_is_not_there_ends_with_1_and_says_so_in_one_line() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let socket = dir.path().join("none.sock");
+    let socket = socket.to_str().expect("UTF-8");
+    for verb in [
+        &["status"][..],
+        &["endpoint", "list"],
+        &["endpoint", "get", "1"],
+        &[
+            "endpoint",
+            "add",
+            "--netns",
+            "pod1",
+            "--labels",
+            "k8s:app=web",
+        ],
+        &["endpoint", "remove", "1"],
+        &["policy", "get"],
+        &["identity", "list"],
+        &["identity", "get", "256"],
+        &["ip", "list"],
+        &["ip", "get", "10.0.0.1"],
+        &["selectors", "list"],
+        &["fqdn", "cache", "list"],
+        &["fqdn", "cache", "clean"],
+        &["fqdn", "names"],
+        &["observe"],
+    ] {
+        for form in ["table", "json"] {
+            let arguments = [verb, &["--admin-socket", socket, "-o", form]].concat();
+            let error = fails(1, &arguments, "no agent answers on");
+            for part in [
+                socket,
+                "No such file",
+                "holdfast-agent run",
+                "--admin-socket",
+            ] {
+                assert!(error.contains(part), "{verb:?} lacks {part}: {error}");
+            }
+            assert_eq!(error.lines().count(), 1, "{verb:?}: {error}");
+            assert!(run(&arguments).stdout.is_empty(), "{verb:?} says something");
+        }
+    }
+}
+
+#[test]
+fn maps_that_are_not_there_end_with_1_and_are_named() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let root = dir.path().to_str().expect("UTF-8");
+    for (verb, map) in [
+        (&["lxc", "list"][..], "cilium_lxc"),
+        (&["ipcache", "list"], "cilium_ipcache_v2"),
+        (&["policy", "list", "7"], "cilium_policy_v2_00007"),
+        (&["ct", "list"], "cilium_ct4_global"),
+    ] {
+        let arguments = [&["bpf"][..], verb, &["--bpf-root", root]].concat();
+        let error = fails(1, &arguments, map);
+        assert!(error.contains(root), "{error}");
+    }
+}
+
+#[test]
+fn policies_are_checked_without_an_agent() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let write = |name: &str, text: &str| {
+        let path = dir.path().join(name);
+        fs::write(&path, text).expect("written");
+        path.to_str().expect("UTF-8").to_owned()
+    };
+    let good = write("good.yaml", POLICY);
+    let bad = write("bad.yaml", &POLICY.replace("matchPattern", "matchPatern"));
+    let none = write("none.yaml", "");
+
+    let output = run(&["policy", "validate", &good]);
+    assert_eq!(output.status.code(), Some(0));
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(text.contains("web") && text.contains("valid"), "{text}");
+
+    let output = run(&["policy", "validate", &good, &bad, "-o", "json"]);
+    assert_eq!(output.status.code(), Some(1));
+    let checked: Vec<serde_json::Value> =
+        serde_json::from_slice(&output.stdout).expect("JSON, although one is refused");
+    let valid = |file: usize| checked[file]["documents"][0]["valid"].clone();
+    assert_eq!((valid(0), valid(1)), (true.into(), false.into()));
+    let error = checked[1]["documents"][0]["error"].to_string();
+    assert!(error.contains("matchPatern"), "{error}");
+
+    fails(1, &["policy", "validate", &none], "none.yaml");
+    fails(1, &["policy", "validate", "/nowhere.yaml"], "/nowhere.yaml");
+}
+
+#[test]
+fn help_teaches() {
+    let output = run(&["--help"]);
+    assert_eq!(output.status.code(), Some(0));
+    let text = String::from_utf8_lossy(&output.stdout);
+    for part in [
+        "Exit codes: 0 fine, 1 failed, 2 usage",
+        "endpoint",
+        "observe",
+    ] {
+        assert!(text.contains(part), "--help lacks {part}");
+    }
+    let output = run(&["run", "--help"]);
+    let text = String::from_utf8_lossy(&output.stdout);
+    for part in ["--tofqdns-proxy-port", "default: 10094"] {
+        assert!(text.contains(part), "run --help lacks {part}");
+    }
+    assert_eq!(run(&["--version"]).status.code(), Some(0));
+}

@@ -1,0 +1,283 @@
+//! The core's plans on the real kernel, one step at a time: between any two
+//! steps nothing passes that is denied before and after, and nothing is cut
+//! that is allowed before and after.
+use std::net::IpAddr;
+
+use anyhow::{Context, Result, ensure};
+use holdfast_agent::core::event::{EndpointSpec, MappingEvent, SourceEvent, StreamId};
+use holdfast_agent::core::{Core, CoreConfig, Event, Restored};
+use holdfast_agent::datapath::plan::{Attachment, Datapath as _, Step};
+use holdfast_agent::policy::parse::parse_documents;
+use holdfast_e2e::kernel::{Kernel, MAC, POD4, POD6, attachment, with_kernel};
+use holdfast_e2e::packet::{Packet, SYN, tcp, udp};
+use holdfast_e2e::policy::{dns_to, egress, names};
+use holdfast_e2e::shell;
+use holdfast_sdp::mapping::{BootTime, EndpointInstance, Mapping};
+use holdfast_sdp::name::Fqdn;
+use holdfast_sdp::policy::rule::Transport;
+use nix::net::if_::if_nametoindex;
+use shared_maps::EndpointId;
+use shared_maps::event::Reason;
+
+const DNS: [&str; 2] = ["198.51.100.53", "2001:db8:53::53"];
+const PREFIXES: &str = "\"203.0.113.0/24\", \"2001:db8:113::/64\"";
+
+const PORT: &str = "[{ports: [{port: \"8080\", protocol: TCP}]}]";
+
+/// Host number and port of what the pod tries, in both families; host 53 is
+/// the DNS server, over UDP and TCP. The columns of every table of fates.
+const TRIED: [(u16, u16); 8] = [
+    (53, 53),
+    (53, 443),
+    (0x10, 80),
+    (0x10, 8080),
+    (0x11, 80),
+    (0x11, 8080),
+    (0x13, 80),
+    (0x13, 8080),
+];
+
+/// What becomes of each: proxied, passed or dropped.
+type Fates = &'static str;
+
+const NOTHING: Fates = "dddddddd";
+const EVERYTHING: Fates = "pppppppp";
+const FIRST: Fates = "rpdpdppd";
+const FIRST_LEARNED: Fates = "rpppdppd";
+const SECOND: Fates = "rpdppddp";
+const OTHER_LABELS: Fates = "dddpdpdp";
+
+/// Names of `good.test`; port 8080 of the network. All of the DNS server, but
+/// its port 53 by the proxy; all of one host but its port 8080.
+fn policy(host: u16, with_names: bool) -> String {
+    let servers = DNS.map(|server| prefix(server.parse().expect("constant")));
+    let [v4, v6] = web(host).map(prefix);
+    let mut rules = dns_to("*.good.test", &servers.each_ref().map(String::as_str));
+    if with_names {
+        rules += &names("*.good.test");
+    }
+    let [dns4, dns6] = servers;
+    rules += &format!(
+        "- toCIDR: [\"{dns4}\", \"{dns6}\", \"{v4}\", \"{v6}\"]\n\
+         - toCIDR: [{PREFIXES}]\n  toPorts: {PORT}\n\
+         egressDeny:\n- toCIDR: [\"{v4}\", \"{v6}\"]\n  toPorts: {PORT}\n"
+    );
+    egress("rules", "web", &rules)
+}
+
+fn prefix(address: IpAddr) -> String {
+    format!("{address}/{}", if address.is_ipv4() { 32 } else { 128 })
+}
+
+fn web(host: u16) -> [IpAddr; 2] {
+    let last = u8::try_from(host).expect("small");
+    [
+        IpAddr::from([203, 0, 113, last]),
+        IpAddr::from([0x2001, 0xdb8, 0x113, 0, 0, 0, 0, host]),
+    ]
+}
+
+struct Plumbing<'k> {
+    kernel: &'k mut Kernel,
+    core: Core,
+    now: BootTime,
+    ifindex: u32,
+    endpoint: Option<EndpointId>,
+    /// Kinds of steps that were taken with packets after them.
+    checked: Vec<&'static str>,
+}
+
+impl<'k> Plumbing<'k> {
+    fn new(kernel: &'k mut Kernel) -> Result<Self> {
+        shell::run("ip", &["link", "add", "hf0", "type", "veth", "peer", "hf1"])?;
+        let now = BootTime(0).plus_secs(1000);
+        let restored = Restored {
+            now,
+            ..Restored::default()
+        };
+        let config = CoreConfig {
+            max_deferred_deletes: 0,
+            ..CoreConfig::default()
+        };
+        Ok(Self {
+            kernel,
+            core: Core::new(config, restored),
+            now,
+            ifindex: if_nametoindex("hf0")?,
+            endpoint: None,
+            checked: Vec::new(),
+        })
+    }
+
+    /// One event; after each of its steps every fate is the one of `before` or of `after`.
+    fn event(&mut self, event: Event, before: Fates, after: Fates) -> Result<()> {
+        let plan = self.core.plan(self.now, event);
+        for (number, step) in plan.steps.iter().enumerate() {
+            self.kernel.datapath().apply(step)?;
+            match step {
+                Step::CreatePolicyMap(id) if self.endpoint.is_none() => {
+                    self.endpoint = Some(*id);
+                    self.kernel.reload(&Attachment {
+                        endpoint: *id,
+                        ..attachment(self.ifindex)
+                    })?;
+                }
+                Step::Attach(attachment) => self.kernel.reload(attachment)?,
+                _ => {}
+            }
+            if self.endpoint.is_some() {
+                self.check(before, after)
+                    .with_context(|| format!("after step {number}, {step:?}"))?;
+                self.checked.push(kind(step));
+            }
+        }
+        self.core.commit(self.now, plan, &[]);
+        if self.endpoint.is_some() {
+            self.check(after, after).context("at the end")?;
+        }
+        Ok(())
+    }
+
+    fn check(&mut self, before: Fates, after: Fates) -> Result<()> {
+        for (column, (host, port)) in TRIED.into_iter().enumerate() {
+            let wanted = [before, after].map(|fates| fates.as_bytes()[column]);
+            for v6 in [false, true] {
+                let family = usize::from(v6);
+                let pod = [POD4, POD6][family];
+                let to = match host {
+                    53 => DNS[family].parse()?,
+                    host => web(host)[family],
+                };
+                let transports = [tcp(4000, port, SYN), udp(4000, port)];
+                let tried = if port == 53 { 2 } else { 1 };
+                for transport in transports.into_iter().take(tried) {
+                    let verdict = self.kernel.send(&Packet::new(pod, to, transport).frame())?;
+                    let fate = match (verdict.pass, verdict.reason) {
+                        (true, Reason::Redirected) => b'r',
+                        (true, _) => b'p',
+                        (false, _) => b'd',
+                    };
+                    ensure!(
+                        wanted.contains(&fate),
+                        "{to} port {port}: {verdict:?}, wanted one of {:?}",
+                        wanted.map(char::from)
+                    );
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn policy(&mut self, text: &str, before: Fates, after: Fates) -> Result<()> {
+        for document in parse_documents(text, "test") {
+            let event = Event::Policies(SourceEvent::Apply(document?));
+            self.event(event, before, after)?;
+        }
+        Ok(())
+    }
+
+    fn endpoint(&mut self, app: &str, before: Fates, after: Fates) -> Result<()> {
+        let spec = EndpointSpec {
+            key: "pod".to_owned(),
+            labels: vec![
+                format!("k8s:app={app}"),
+                "k8s:io.kubernetes.pod.namespace=default".to_owned(),
+            ],
+            ifindex: self.ifindex,
+            ifname: "hf0".to_owned(),
+            addresses: vec![POD4, POD6],
+            mac: MAC,
+            node_mac: MAC,
+            netns: "pod".to_owned(),
+        };
+        self.event(Event::Endpoints(SourceEvent::Apply(spec)), before, after)
+    }
+
+    fn learn(&mut self, name: &str, host: u16, before: Fates, after: Fates) -> Result<()> {
+        let mapping = Mapping {
+            endpoint: EndpointInstance {
+                id: self.endpoint.context("no endpoint yet")?,
+                client: POD4,
+                ifindex: self.ifindex,
+            },
+            name: Fqdn::normalise(name),
+            addresses: web(host).to_vec(),
+            ttl: 60,
+            seen_at: self.now,
+            rcode: 0,
+            server: format!("{}:53", DNS[0]).parse()?,
+            transport: Transport::Udp,
+            replayed: false,
+        };
+        let event = MappingEvent {
+            stream: StreamId(1),
+            sequence: 1,
+            mapping,
+        };
+        self.event(Event::Mappings(vec![event]), before, after)
+    }
+}
+
+fn kind(step: &Step) -> &'static str {
+    match step {
+        Step::SetPolicy(_, _, value) if value.is_deny() => "deny",
+        Step::SetPolicy(_, _, value) if value.proxy_port.get() != 0 => "redirect",
+        Step::SetPolicy(..) => "allow",
+        Step::UnsetPolicy(..) => "policy removed",
+        Step::SetLxc(..) => "lxc",
+        Step::SetIpcache(..) => "ipcache",
+        Step::UnsetIpcache(..) => "ipcache removed",
+        Step::Attach(_) => "attach",
+        _ => "files",
+    }
+}
+
+#[test]
+fn between_two_steps_nothing_opens_or_closes_too_early() {
+    with_kernel(|kernel| {
+        let mut node = Plumbing::new(kernel)?;
+        node.event(Event::StreamUp(StreamId(1)), NOTHING, NOTHING)?;
+        node.event(Event::Policies(SourceEvent::Init), NOTHING, NOTHING)?;
+        node.event(Event::Endpoints(SourceEvent::Init), NOTHING, NOTHING)?;
+        let other = format!("- toCIDR: [{PREFIXES}]\n  toPorts: {PORT}\n");
+        let other = egress("other", "other", &other);
+        node.policy(&other, NOTHING, NOTHING)?;
+        node.policy(&policy(0x13, true), NOTHING, NOTHING)?;
+        node.endpoint("web", NOTHING, NOTHING)?;
+        node.event(Event::Policies(SourceEvent::InitDone), NOTHING, NOTHING)?;
+        // All of it at once: maps, rules, identities, programs.
+        node.event(Event::Endpoints(SourceEvent::InitDone), NOTHING, FIRST)?;
+
+        // A name gives an address of the allowed prefix an identity of its own.
+        node.learn("www.good.test", 0x10, FIRST, FIRST_LEARNED)?;
+        // And one to an address that is denied in part.
+        node.learn("denied.good.test", 0x13, FIRST_LEARNED, FIRST_LEARNED)?;
+        // Names go, the deny moves to another host.
+        node.policy(&policy(0x11, false), FIRST_LEARNED, SECOND)?;
+        node.policy(&policy(0x13, true), SECOND, FIRST_LEARNED)?;
+        // Expired: the prefix's own identity is back.
+        node.now = node.now.plus_secs(1000);
+        node.event(Event::Tick, FIRST_LEARNED, FIRST)?;
+        // Another identity, other rules, new programs.
+        node.endpoint("other", FIRST, OTHER_LABELS)?;
+        // No policy, and policy again.
+        let key = parse_documents(&other, "test").remove(0)?.key;
+        let delete = Event::Policies(SourceEvent::Delete(key));
+        node.event(delete, OTHER_LABELS, EVERYTHING)?;
+        node.policy(&other, EVERYTHING, OTHER_LABELS)?;
+        node.endpoint("web", OTHER_LABELS, FIRST)?;
+
+        for kind in [
+            "deny",
+            "redirect",
+            "allow",
+            "policy removed",
+            "lxc",
+            "ipcache",
+            "attach",
+        ] {
+            ensure!(node.checked.contains(&kind), "no step of kind {kind}");
+        }
+        Ok(())
+    });
+}

@@ -222,6 +222,7 @@ impl Agent {
                 endpoints,
                 damaged: damaged.len(),
                 maps,
+                builtin: builtin.as_ref().map(|proxy| proxy.stats().clone()),
             };
             tasks.spawn(health.serve(listener, tasks.clone(), stop.clone()));
         }

@@ -131,7 +131,9 @@ impl BuiltinProxy {
     pub fn describe(&self) -> String {
         match self.listeners.lock().as_ref().map(Listeners::steering) {
             None => "stopped".to_owned(),
-            Some(SteeringStatus::Unavailable(why)) => format!("running, not steered: {why}"),
+            Some(SteeringStatus::Unavailable(why) | SteeringStatus::Full(why)) => {
+                format!("running, not steered: {why}")
+            }
             Some(_) => "running".to_owned(),
         }
     }

@@ -2,6 +2,7 @@
 
 use std::{convert::Infallible, io, net::SocketAddr, sync::Arc, time::Duration};
 
+use holdfast_sdp::proxy::stats::Stats;
 use http_body_util::Full;
 use hyper::{
     Request, Response, StatusCode, body::Bytes, header::CONTENT_TYPE, service::service_fn,
@@ -39,6 +40,8 @@ pub struct Health {
     pub damaged: usize,
     /// Pinned maps, for the datapath's counters.
     pub maps: Globals,
+    /// Counters of the built-in proxy, where one runs.
+    pub builtin: Option<Stats>,
 }
 
 /// Binds the address, or says which flag to change.
@@ -135,7 +138,7 @@ impl Health {
                 .unwrap_or_default(),
             unresolved: self.endpoints.unresolved().len(),
         };
-        match metrics::text(scrape, &self.proxies) {
+        match metrics::text(scrape, &self.proxies, self.builtin.as_ref()) {
             Ok(text) => answer(StatusCode::OK, OPENMETRICS, text),
             Err(_) => answer(
                 StatusCode::INTERNAL_SERVER_ERROR,

@@ -3,6 +3,7 @@
 //! Values of the core are read when they are asked for: counting costs the
 //! core nothing in between.
 
+use holdfast_sdp::proxy::stats::Stats;
 use prometheus_client::{
     encoding::{DescriptorEncoder, EncodeMetric as _},
     metrics::{counter::ConstCounter, gauge::ConstGauge},
@@ -33,8 +34,13 @@ impl prometheus_client::collector::Collector for Sample {
     }
 }
 
-/// Makes a scrape's text.
-pub fn text(scrape: Scrape, proxies: &Proxies) -> Result<String, std::fmt::Error> {
+/// Makes a scrape's text, with the built-in proxy's counters under the names that those of a
+/// standalone proxy have.
+pub fn text(
+    scrape: Scrape,
+    proxies: &Proxies,
+    builtin: Option<&Stats>,
+) -> Result<String, std::fmt::Error> {
     let sample = Sample {
         streams: proxies.views().into_iter().map(|view| view.kind).collect(),
         nacks: proxies.nacks(),
@@ -43,6 +49,9 @@ pub fn text(scrape: Scrape, proxies: &Proxies) -> Result<String, std::fmt::Error
     };
     let mut registry = prometheus_client::registry::Registry::with_prefix("holdfast");
     registry.register_collector(Box::new(sample));
+    if let Some(stats) = builtin {
+        stats.register(&mut registry);
+    }
     let mut text = String::new();
     prometheus_client::encoding::text::encode(&mut text, &registry)?;
     Ok(text)
@@ -332,7 +341,7 @@ mod tests {
                 },
             )],
         };
-        let text = text(scrape, &Proxies::default()).unwrap();
+        let text = text(scrape, &Proxies::default(), None).unwrap();
         for line in [
             "holdfast_endpoint 3",
             "holdfast_agent_ready 1",

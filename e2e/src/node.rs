@@ -23,7 +23,8 @@ use crate::wait::eventually;
 
 /// Until a program must be ready: generous, for a busy machine.
 const READY: Duration = Duration::from_secs(20);
-const AGENT_METRICS: u16 = 9962;
+/// Port of the agent's metrics.
+pub const AGENT_METRICS: u16 = 9962;
 
 /// How to start the agent.
 #[derive(Clone, Debug, Default)]

@@ -203,6 +203,14 @@ fn a_corrupt_endpoint_file_costs_only_itself() {
             sdp.log().contains("ep_config.json"),
             "the file is not named"
         );
+        let damaged = lab.metric(9971, "holdfast_damaged_files", "")?;
+        ensure!(damaged == 1.0, "the proxy counts {damaged} damaged files");
+        let skipped = lab.sdp_json("two", &["status"])?;
+        let skipped = skipped.get("skipped_files").context("skipped_files")?;
+        ensure!(
+            skipped.to_string().contains(&file.display().to_string()),
+            "{skipped}"
+        );
         let refused = Query::a("www.good.test", DNS4).within(Duration::from_millis(800));
         ensure!(
             lab.a
@@ -213,6 +221,7 @@ fn a_corrupt_endpoint_file_costs_only_itself() {
 
         // The agent writes it again from policy.
         let _agent = lab.start_agent(&AgentOptions::default())?;
+        says_damaged(lab, &file)?;
         lab.proxies_in_step()?;
         eventually("the endpoint is served again", SOON, || {
             lab.a
@@ -242,8 +251,10 @@ fn a_corrupt_checkpoint_costs_numbers_only() {
         let kept = lab.a.datagrams(at(web4(10), UDP_PORT))?;
         let shut = lab.a.datagrams(at(web4(11), UDP_PORT))?;
         programs.agent.kill_9()?;
-        truncate(&state.join("local_allocator_state.json"))?;
+        let checkpoint = state.join("local_allocator_state.json");
+        truncate(&checkpoint)?;
         let agent = lab.start_agent(&AgentOptions::default())?;
+        says_damaged(lab, &checkpoint)?;
         ensure!(
             agent.log().contains("local_allocator_state.json"),
             "the file is not named"
@@ -261,6 +272,26 @@ fn a_corrupt_checkpoint_costs_numbers_only() {
         ensure!(echoed == 0, "a closed address answered meanwhile");
         lab.a.expect_open(at(web4(10), 80))
     });
+}
+
+/// The agent counts one damaged file, and `status` names it and where it is now.
+fn says_damaged(lab: &Lab, file: &Path) -> Result<()> {
+    let counted = lab.metric(9962, "holdfast_restore_damaged_files", "")?;
+    ensure!(counted == 1.0, "the agent counts {counted} damaged files");
+    let status = lab.agent_json(&["status"])?;
+    let aside = format!("{}.corrupt", file.display());
+    for field in ["damaged_files", "problems"] {
+        let listed = status.get(field).context("field")?.to_string();
+        ensure!(listed.contains(&aside), "{field} lacks {aside}: {listed}");
+    }
+    ensure!(Path::new(&aside).exists(), "{aside} is not there");
+    let text = lab.agent(&["status"])?;
+    ensure!(
+        text.lines()
+            .any(|line| line.starts_with("PROBLEM") && line.contains(&aside)),
+        "{text}"
+    );
+    Ok(())
 }
 
 /// Cuts a file off in the middle.

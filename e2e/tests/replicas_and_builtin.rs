@@ -5,6 +5,7 @@ use std::time::Duration;
 use anyhow::{Result, ensure};
 use holdfast_e2e::lab::{DNS4, web4};
 use holdfast_e2e::load::Load;
+use holdfast_e2e::node::AGENT_METRICS;
 use holdfast_e2e::policy::{WEB, good_names};
 use holdfast_e2e::{AgentOptions, Lab, Query, SdpOptions, eventually, with_lab};
 use nix::sys::signal::Signal;
@@ -17,6 +18,7 @@ fn replicas_share_and_replace_one_another() {
         let _agent = lab.start_agent(&AgentOptions::default().with_builtin())?;
         lab.add_endpoint(&lab.a, WEB)?;
         all_answered(lab, 50)?;
+        ensure!(served(lab, AGENT_METRICS)? >= 50.0, "nobody counted them");
 
         let one = lab.start_sdp(&SdpOptions::new("one", 9971))?;
         let two = lab.start_sdp(&SdpOptions::new("two", 9972))?;

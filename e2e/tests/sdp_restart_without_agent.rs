@@ -2,10 +2,12 @@
 //! lies on disk and in the maps, also one that never asked.
 use std::time::Duration;
 
+use anyhow::{Context, ensure};
 use hickory_proto::op::ResponseCode;
 use holdfast_e2e::lab::{DNS4, DNS6, at, web4, web6};
 use holdfast_e2e::policy::{CLIENT, dns, egress, good_names, names};
 use holdfast_e2e::{Query, SdpOptions, with_lab};
+use serde_json::json;
 
 #[test]
 fn a_proxy_starts_without_an_agent() {
@@ -27,6 +29,15 @@ fn a_proxy_starts_without_an_agent() {
         programs.agent.kill_9()?;
         programs.sdp.terminate(Duration::from_secs(15))?;
         let _sdp = lab.start_sdp(&SdpOptions::new("two", 9971))?;
+        let status = lab.sdp_json("two", &["status"])?;
+        let agent = status.get("agent").context("agent")?;
+        ensure!(
+            agent.get("rules") == Some(&json!({"from": "disk", "endpoints": 2}))
+                && agent.get("connection") == Some(&json!(null)),
+            "{status}"
+        );
+        let (_, probed) = lab.http(9971, "/readyz")?;
+        ensure!(probed.contains("from disk, of 2 endpoints"), "{probed}");
         for server in [DNS4, DNS6] {
             for tcp in [false, true] {
                 let over = |query: Query| if tcp { query.tcp() } else { query };

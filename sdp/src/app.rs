@@ -8,7 +8,7 @@ use std::{
 
 use anyhow::Context;
 use parking_lot::Mutex;
-use shared_maps::steering;
+use shared_maps::{steering, user::Globals};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{
@@ -59,8 +59,8 @@ pub struct Shared {
     pub stats: Stats,
     /// Endpoints' files that were not used.
     pub skipped_files: Mutex<Vec<Skipped>>,
-    /// How packets are steered to this process, in words.
-    pub steering: Mutex<String>,
+    /// How packets are steered to this process.
+    pub steering: Mutex<SteeringStatus>,
     /// When the process started.
     pub started: Instant,
 }
@@ -109,6 +109,8 @@ async fn serve(config: Config) -> anyhow::Result<()> {
         shared.stats.clone(),
     ));
     let listeners = Listeners::start(&proxy, sockets, &tokio::runtime::Handle::current())?;
+    *shared.steering.lock() = listeners.steering();
+    note_steering(&shared);
     shared.ready.unblock(Need::Listeners);
     watch_steering(&shared, &listeners).await;
     shared.ready.block(Need::Staying, "leaving");
@@ -137,7 +139,7 @@ impl Shared {
             drain: Drain::default(),
             stats: Stats::default(),
             skipped_files: Mutex::default(),
-            steering: Mutex::new("not joined yet".to_owned()),
+            steering: Mutex::new(SteeringStatus::Unavailable("not joined yet".to_owned())),
             started: Instant::now(),
             config,
         }
@@ -215,6 +217,17 @@ fn note_maps(ready: &Readiness, maps: &PinnedMaps) {
     }
 }
 
+/// Where slots are pinned, who has none gets no packets.
+fn note_steering(shared: &Shared) {
+    let slots = Globals::new(&shared.config.bpf_root).path(steering::SLOTS_NAME);
+    match &*shared.steering.lock() {
+        SteeringStatus::Unavailable(why) if slots.exists() => {
+            shared.ready.block(Need::Steering, why.clone());
+        }
+        _ => shared.ready.unblock(Need::Steering),
+    }
+}
+
 /// Puts the rules on disk in force, unless the agent has sent its own.
 fn restore_rules(shared: &Shared) {
     let _writing = shared.board.writing_rules();
@@ -222,7 +235,9 @@ fn restore_rules(shared: &Shared) {
         return;
     }
     let found = restore::load(&shared.config.state_dir, |ip| shared.maps.lxc_entry(ip));
-    for skipped in &found.skipped {
+    // Asked again while there are no rules: what was said is not said again.
+    let news = *shared.skipped_files.lock() != found.skipped;
+    for skipped in found.skipped.iter().filter(|_| news) {
         let path = skipped.path.display();
         if skipped.damaged {
             tracing::error!(%path, reason = skipped.reason, "file skipped");
@@ -234,7 +249,9 @@ fn restore_rules(shared: &Shared) {
     for error in &errors {
         tracing::error!(%error, "a restored rule allows nothing");
     }
-    tracing::info!(endpoints = found.rules.len(), "rules restored from disk");
+    if !found.rules.is_empty() {
+        tracing::info!(endpoints = found.rules.len(), "rules restored from disk");
+    }
     shared.board.rules_from_disk(found.rules.len());
     *shared.skipped_files.lock() = found.skipped;
 }
@@ -265,7 +282,12 @@ async fn keep_house(shared: Arc<Shared>, stop: CancellationToken) {
         if shared.maps.refresh() == Change::Reopened {
             tracing::info!(maps = ?shared.maps.status(), "pinned maps changed");
             restore_rules(&shared);
+        } else if shared.ready.is_missing(Need::Rules) {
+            // The agent makes the maps before it writes the first endpoint's file.
+            restore_rules(&shared);
         }
+        // First: maps that appear are there for both.
+        note_steering(&shared);
         note_maps(&shared.ready, &shared.maps);
         shared.sink.tick(BootTime::now());
     }
@@ -276,18 +298,12 @@ async fn watch_steering(shared: &Shared, listeners: &Listeners) {
     let mut beat = tokio::time::interval(REFRESH);
     loop {
         tokio::select! {
-            _ = beat.tick() => *shared.steering.lock() = steering_text(&listeners.steering()),
+            _ = beat.tick() => {
+                *shared.steering.lock() = listeners.steering();
+                note_steering(shared);
+            }
             () = shared.drain.leaving() => return,
         }
-    }
-}
-
-fn steering_text(status: &SteeringStatus) -> String {
-    match status {
-        SteeringStatus::Off => "off".to_owned(),
-        SteeringStatus::Unavailable(why) => format!("by the kernel's hash: {why}"),
-        SteeringStatus::Joined(slots) => format!("slots {slots:?}"),
-        SteeringStatus::Left => "left".to_owned(),
     }
 }
 

@@ -203,6 +203,8 @@ pub enum SteeringStatus {
     Off,
     /// The maps are not pinned, or another trouble: the kernel's hash spreads the load.
     Unavailable(String),
+    /// Live replicas have every slot: they serve, and one that leaves makes room.
+    Full(String),
     /// These slots are ours.
     Joined(Vec<u32>),
     /// Slots were given up.

@@ -13,6 +13,8 @@ pub enum Need {
     Rules,
     /// The pinned maps, or the agent's tables in their place.
     Endpoints,
+    /// A slot, where the datapath steers packets by slots: without one none comes here.
+    Steering,
     /// Not leaving.
     Staying,
 }
@@ -23,6 +25,7 @@ impl fmt::Display for Need {
             Self::Listeners => "listeners",
             Self::Rules => "rules",
             Self::Endpoints => "endpoints",
+            Self::Steering => "steering",
             Self::Staying => "staying",
         })
     }

@@ -38,7 +38,7 @@ pub struct Restored {
 }
 
 /// A file that was not used.
-#[derive(Clone, Debug, serde::Serialize, serde::Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Skipped {
     /// Which.
     pub path: PathBuf,

@@ -25,7 +25,8 @@ use shared_maps::{
 
 use crate::listener::{SteeringConfig, SteeringStatus};
 
-/// How often a member that is out tries to join, and one that is in looks whether the pins are still the same.
+/// How often a member that is in looks whether the pins are still the same. One that is out
+/// tries to join with every beat: until it is in, packets for it may be dropped.
 const RECHECK: Duration = Duration::from_secs(1);
 /// A slot silent for longer may be taken: well after packets ceased to go there.
 const TAKEN_AFTER_NS: u64 = 3 * HEARTBEAT_DEAD_NS;
@@ -128,9 +129,9 @@ impl Member {
         if now >= self.next_check {
             self.next_check = now + RECHECK;
             self.check_pins();
-            if self.place.is_none() {
-                self.join();
-            }
+        }
+        if self.place.is_none() {
+            self.join();
         }
         if let Some(place) = &mut self.place
             && let Err(why) = place.beat()
@@ -161,6 +162,7 @@ impl Member {
                 *self.status.lock() = SteeringStatus::Joined(vec![place.number]);
                 self.place = Some(place);
             }
+            Err(e @ JoinError::NoSlot) => *self.status.lock() = SteeringStatus::Full(e.to_string()),
             Err(e) => *self.status.lock() = SteeringStatus::Unavailable(e.to_string()),
         }
     }

@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 use crate::{
     app::Shared,
     link::board::{LinkStatus, RulesOrigin},
+    listener::SteeringStatus,
     mapping::sink::SinkStatus,
     maps::MapsStatus,
     proxy::stats::{AnswerResult, Label, QueryResult},
@@ -93,7 +94,7 @@ impl Status {
             endpoints_with_rules: shared.policy.load().len(),
             maps: shared.maps.status(),
             mappings: shared.sink.status(),
-            steering: shared.steering.lock().clone(),
+            steering: steering_text(&shared.steering.lock()),
             skipped_files: shared.skipped_files.lock().clone(),
             journal: "memory only".to_owned(),
             queries: counted::<QueryResult>(|label| shared.stats.queries.get(label)),
@@ -183,6 +184,16 @@ fn counted<L: Label>(get: impl Fn(L) -> u64) -> Vec<Counted> {
         })
         .filter(|counted| counted.count > 0)
         .collect()
+}
+
+fn steering_text(status: &SteeringStatus) -> String {
+    match status {
+        SteeringStatus::Off => "off".to_owned(),
+        SteeringStatus::Unavailable(why) => format!("by the kernel's hash: {why}"),
+        SteeringStatus::Full(why) => format!("none: {why}"),
+        SteeringStatus::Joined(slots) => format!("slots {slots:?}"),
+        SteeringStatus::Left => "left".to_owned(),
+    }
 }
 
 fn agent_text(agent: &LinkStatus) -> String {

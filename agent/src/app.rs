@@ -22,7 +22,7 @@ use crate::{
     core::{Core, CoreConfig, Event, event::SourceEvent},
     datapath::{
         files::StateFiles,
-        kernel::{KernelConfig, KernelDatapath, MapSizes},
+        kernel::{KernelConfig, KernelDatapath},
         plan::Datapath,
         routing,
     },
@@ -48,8 +48,6 @@ use crate::{
 const CILIUM_SOCKET: &str = "/var/run/cilium/cilium.sock";
 /// How long tasks may take to end.
 const GRACE: Duration = Duration::from_secs(5);
-/// After the first sync, restored identities are held this long at most.
-const GRACE_ONCE_SYNCED: Duration = Duration::from_secs(30);
 
 /// Runs until SIGTERM or SIGINT. The datapath stays attached.
 pub async fn run(config: Config) -> Result<()> {
@@ -63,7 +61,7 @@ pub async fn run(config: Config) -> Result<()> {
         bpf_root: config.bpf_root.clone(),
         ipv4: config.ipv4,
         ipv6: config.ipv6,
-        sizes: MapSizes::default(),
+        sizes: config.map_sizes,
     };
     let datapath = Box::new(KernelDatapath::prepare(&kernel, Box::new(files.clone()))?);
     routing::install(config.ipv4, config.ipv6).await?;
@@ -274,7 +272,9 @@ fn core_config(config: &Config, epoch: &Epoch) -> CoreConfig {
         max_ips_per_name: config.max_ips_per_hostname,
         max_deferred_deletes: config.max_deferred_connection_deletes,
         idle_grace: config.idle_connection_grace,
-        restore_grace: config.identity_restore_grace.min(GRACE_ONCE_SYNCED),
+        restore_grace: config.identity_restore_grace,
+        preallocate_identities: config.preallocate_identities,
+        max_ips_per_restored_rule: config.max_ips_per_restored_rule,
         ..CoreConfig::default()
     }
 }
@@ -430,7 +430,35 @@ fn refuse_beside_cilium(bpf_root: &Path) -> Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use clap::Parser as _;
+
     use super::*;
+    use crate::config::{Cli, Command};
+
+    #[test]
+    fn the_core_gets_what_the_flags_say() {
+        let line = [
+            "holdfast-agent",
+            "run",
+            "--identity-restore-grace-period=10m",
+            "--tofqdns-preallocate-identities=false",
+            "--dns-max-ips-per-restored-rule=7",
+            "--tofqdns-endpoint-max-ip-per-hostname=8",
+        ];
+        let Command::Run(args) = Cli::try_parse_from(line).unwrap().command else {
+            panic!("not run");
+        };
+        let epoch = Epoch {
+            boot_id: "b".to_owned(),
+            start: 3,
+        };
+        let core = core_config(&Config::try_from(*args).unwrap(), &epoch);
+        assert_eq!(core.restore_grace, Duration::from_secs(600));
+        assert!(!core.preallocate_identities);
+        assert_eq!(core.max_ips_per_restored_rule, 7);
+        assert_eq!(core.max_ips_per_name, 8);
+        assert_eq!((core.boot_id.as_str(), core.start), ("b", 3));
+    }
 
     #[test]
     fn a_floor_is_rounded_up_to_seconds() {

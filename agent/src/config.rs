@@ -3,9 +3,14 @@
 pub mod args;
 pub mod duration;
 
-use std::{net::SocketAddr, path::PathBuf, time::Duration};
+use std::{net::SocketAddr, ops::RangeInclusive, path::PathBuf, time::Duration};
 
 pub use args::{Cli, ClientArgs, Command, RunArgs};
+
+use crate::datapath::kernel::MapSizes;
+
+/// Entries that a conntrack map may have; Cilium's bounds.
+const CONNTRACK_ENTRIES: RangeInclusive<u32> = 1 << 10..=1 << 24;
 
 /// Response code for names that policy does not allow.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
@@ -71,8 +76,14 @@ pub struct Config {
     pub ipv4: bool,
     /// IPv6 is on.
     pub ipv6: bool,
-    /// How long restored identities are kept that nothing uses yet.
+    /// Give FQDN selectors their identity before an address is known.
+    pub preallocate_identities: bool,
+    /// Most server addresses listed per restored rule.
+    pub max_ips_per_restored_rule: usize,
+    /// How long after the first sync restored identities are kept that nothing asks for.
     pub identity_restore_grace: Duration,
+    /// Sizes of maps that are not there yet.
+    pub map_sizes: MapSizes,
     /// Between two looks into the conntrack maps.
     pub conntrack_gc_interval: Duration,
 }
@@ -130,6 +141,24 @@ impl TryFrom<RunArgs> for Config {
                 reason: "must be at least 10ms".to_owned(),
             });
         }
+        let conntrack = |flag, entries: u32| {
+            if CONNTRACK_ENTRIES.contains(&entries) {
+                return Ok(entries);
+            }
+            Err(ConfigError {
+                flag,
+                reason: format!(
+                    "{entries} is not from {} to {}",
+                    CONNTRACK_ENTRIES.start(),
+                    CONNTRACK_ENTRIES.end()
+                ),
+            })
+        };
+        let map_sizes = MapSizes {
+            conntrack_tcp: conntrack("bpf-ct-global-tcp-max", args.bpf_ct_global_tcp_max)?,
+            conntrack_any: conntrack("bpf-ct-global-any-max", args.bpf_ct_global_any_max)?,
+            ..MapSizes::default()
+        };
         let metrics_address = match args.metrics_address.as_str() {
             "" | "off" => None,
             text => Some(parse_address(text)?),
@@ -158,7 +187,10 @@ impl TryFrom<RunArgs> for Config {
             reject_code: args.tofqdns_dns_reject_response_code,
             ipv4: args.enable_ipv4,
             ipv6: args.enable_ipv6,
+            preallocate_identities: args.tofqdns_preallocate_identities,
+            max_ips_per_restored_rule: args.dns_max_ips_per_restored_rule,
             identity_restore_grace: args.identity_restore_grace_period,
+            map_sizes,
             conntrack_gc_interval: args.conntrack_gc_interval,
         })
     }
@@ -202,6 +234,32 @@ mod tests {
         assert_eq!(config.response_max_delay, Duration::from_millis(100));
         assert_eq!(config.fqdndata_port, None);
         assert!(config.ipv4 && config.ipv6);
+        assert_eq!(config.map_sizes, MapSizes::default());
+        assert_eq!(config.identity_restore_grace, Duration::from_secs(30));
+    }
+
+    #[test]
+    fn conntrack_sizes_are_taken_within_bounds() {
+        let config = run(&[
+            "--bpf-ct-global-tcp-max=524288",
+            "--bpf-ct-global-any-max=1024",
+        ])
+        .unwrap();
+        let sizes = MapSizes {
+            conntrack_tcp: 524_288,
+            conntrack_any: 1024,
+            ..MapSizes::default()
+        };
+        assert_eq!(config.map_sizes, sizes);
+        for (flag, entries) in [
+            ("bpf-ct-global-tcp-max", "1023"),
+            ("bpf-ct-global-tcp-max", "16777217"),
+            ("bpf-ct-global-any-max", "0"),
+        ] {
+            let error = run(&[&format!("--{flag}={entries}")]).unwrap_err();
+            assert_eq!(error.flag, flag);
+            assert!(error.to_string().contains("1024 to 16777216"), "{error}");
+        }
     }
 
     #[test]

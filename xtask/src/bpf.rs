@@ -29,11 +29,10 @@ const NOT_SOURCES: [&str; 2] = ["shared-maps/src/user.rs", "shared-maps/src/user
 pub(crate) fn build(check: bool) -> Result<()> {
     let root = workspace::root();
     let sources = hash_sources(root)?;
-    let toolchain = Toolchain::find();
     if check {
-        return compare(root, sources, toolchain);
+        return compare(root, sources);
     }
-    let Some(toolchain) = toolchain else {
+    let Some(toolchain) = Toolchain::find() else {
         bail!("no eBPF toolchain: run `cargo xtask setup --only bpf`");
     };
     let object = compile(root, toolchain)?;
@@ -45,20 +44,19 @@ pub(crate) fn build(check: bool) -> Result<()> {
     Ok(())
 }
 
-fn compare(root: &Path, sources: u64, toolchain: Option<Toolchain>) -> Result<()> {
+fn compare(root: &Path, sources: u64) -> Result<()> {
     let stamp = fs::read_to_string(root.join(STAMP)).with_context(|| STAMP.to_owned())?;
     if !stamp.starts_with(&format!("sources {sources:016x}\n")) {
         bail!("{OBJECT} is older than its sources: run `cargo xtask bpf` and commit the result");
     }
-    let Some(toolchain) = toolchain else {
-        println!("no eBPF toolchain here: only the sources' hash was compared");
+    let same =
+        |toolchain: &Toolchain| versions(*toolchain).is_ok_and(|text| stamp.ends_with(&text));
+    let Some(toolchain) = Toolchain::usable().find(same) else {
+        println!(
+            "the stamp's eBPF toolchain is not installed: only the sources' hash was compared"
+        );
         return Ok(());
     };
-    let same = versions(toolchain).is_ok_and(|versions| stamp.ends_with(&versions));
-    if !same {
-        println!("another eBPF toolchain than the stamp's: only the sources' hash was compared");
-        return Ok(());
-    }
     let committed = root.join(OBJECT);
     let built = compile(root, toolchain)?;
     let same_length = fs::metadata(&committed)?.len() == fs::metadata(&built)?.len();

@@ -7,6 +7,7 @@
 //! ```
 
 mod bpf;
+mod linker;
 mod lint;
 mod play;
 mod process;

@@ -2,7 +2,7 @@
 
 mod deny;
 mod ebpf;
-mod packages;
+pub(crate) mod packages;
 
 use std::fs;
 

@@ -1,14 +1,15 @@
 //! The toolchain that builds the eBPF programs.
 //!
 //! Building `core` for `bpfel-unknown-none` needs the standard library's
-//! sources. A rustup nightly with `rust-src` has them; where none is
-//! installed, Debian's `rustc-web` with `rust-web-src` does as well.
+//! sources. A rustup toolchain with `rust-src` has them; where none is
+//! installed, Debian's `rustc-web` with `rust-web-src` does as well. And the
+//! linker must be built against the LLVM of the compiler.
 
 use std::{path::PathBuf, process::Command};
 
 use anyhow::{Context as _, Result};
 
-use crate::process;
+use crate::{linker, process};
 
 /// Debian's compiler; rustup's stays first on PATH and is untouched.
 const DEBIAN_RUSTC: &str = "/usr/bin/rustc";
@@ -19,22 +20,63 @@ const DEBIAN_CARGO: &str = "/usr/bin/cargo";
 pub(crate) enum Toolchain {
     /// rustup's `nightly` with `rust-src`.
     Nightly,
+    /// The one that builds everything else (`rust-toolchain.toml`), with `rust-src`.
+    Active,
     /// Debian's rustc-web, cargo-web and rust-web-src.
     Debian,
 }
 
+/// The most wanted first.
+const ORDER: [Toolchain; 3] = [Toolchain::Nightly, Toolchain::Active, Toolchain::Debian];
+
+/// What the choice depends on.
+trait Probe {
+    /// Major version of LLVM of a toolchain that has the sources; none if it
+    /// is not installed or lacks them.
+    fn llvm(&self, toolchain: Toolchain) -> Option<u32>;
+    /// Whether bpf-linker is there, or can be built, for this LLVM.
+    fn can_link(&self, llvm: u32) -> bool;
+}
+
+struct Machine;
+
+impl Probe for Machine {
+    fn llvm(&self, toolchain: Toolchain) -> Option<u32> {
+        if !toolchain.has_sources() {
+            return None;
+        }
+        toolchain.llvm_major().ok()
+    }
+
+    fn can_link(&self, llvm: u32) -> bool {
+        linker::is_there(llvm) || linker::can_be_built(llvm)
+    }
+}
+
+fn usable(probe: &impl Probe) -> impl Iterator<Item = Toolchain> {
+    ORDER.into_iter().filter(|toolchain| {
+        probe
+            .llvm(*toolchain)
+            .is_some_and(|llvm| probe.can_link(llvm))
+    })
+}
+
 impl Toolchain {
-    /// The one that is installed; a nightly is preferred.
+    /// The first that is installed with sources and has, or can have, a linker.
     pub(crate) fn find() -> Option<Self> {
-        [Self::Nightly, Self::Debian]
-            .into_iter()
-            .find(|toolchain| toolchain.has_sources())
+        Self::usable().next()
+    }
+
+    /// All of these, the most wanted first.
+    pub(crate) fn usable() -> impl Iterator<Item = Self> {
+        usable(&Machine)
     }
 
     /// In words.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Nightly => "rustup's nightly with rust-src",
+            Self::Active => "the workspace's own toolchain with rust-src",
             Self::Debian => "Debian's rustc-web with rust-web-src",
         }
     }
@@ -45,6 +87,11 @@ impl Toolchain {
             Self::Nightly => {
                 let mut cargo = process::command("rustup", &["run", "nightly", "cargo"]);
                 cargo.env_remove("RUSTUP_TOOLCHAIN").env_remove("RUSTC");
+                cargo
+            }
+            Self::Active => {
+                let mut cargo = process::command("cargo", &[]);
+                cargo.env_remove("RUSTC").env("RUSTC_BOOTSTRAP", "1");
                 cargo
             }
             Self::Debian => {
@@ -80,7 +127,8 @@ impl Toolchain {
         Ok(PathBuf::from(sysroot.trim()))
     }
 
-    fn has_sources(self) -> bool {
+    /// Whether it is installed with the sources of its standard library.
+    pub(crate) fn has_sources(self) -> bool {
         self.sysroot().is_ok_and(|sysroot| {
             sysroot
                 .join("lib/rustlib/src/rust/library/core/src/lib.rs")
@@ -91,9 +139,14 @@ impl Toolchain {
     fn rustc(self, args: &[&str]) -> Command {
         let mut rustc = match self {
             Self::Nightly => process::command("rustup", &["run", "nightly", "rustc"]),
+            // The one that cargo chose for us: the proxy reads RUSTUP_TOOLCHAIN.
+            Self::Active => process::command("rustc", &[]),
             Self::Debian => process::command(DEBIAN_RUSTC, &[]),
         };
-        rustc.env_remove("RUSTUP_TOOLCHAIN").args(args);
+        if self != Self::Active {
+            rustc.env_remove("RUSTUP_TOOLCHAIN");
+        }
+        rustc.args(args);
         rustc
     }
 }
@@ -112,6 +165,47 @@ fn llvm_major(version: &str) -> Option<u32> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// LLVM of each toolchain in [`ORDER`], and those that can be linked.
+    struct Has([Option<u32>; 3], &'static [u32]);
+
+    impl Probe for Has {
+        fn llvm(&self, toolchain: Toolchain) -> Option<u32> {
+            ORDER
+                .into_iter()
+                .zip(self.0)
+                .find(|(of, _)| *of == toolchain)?
+                .1
+        }
+
+        fn can_link(&self, llvm: u32) -> bool {
+            self.1.contains(&llvm)
+        }
+    }
+
+    #[test]
+    fn the_first_that_has_sources_and_a_linker_is_chosen() {
+        let all = [Some(23), Some(22), Some(21)];
+        for (has, wanted) in [
+            (Has(all, &[21, 22, 23]), Some(Toolchain::Nightly)),
+            // Debian has no LLVM as new as the nightly's.
+            (Has(all, &[21, 22]), Some(Toolchain::Active)),
+            (Has(all, &[21]), Some(Toolchain::Debian)),
+            (Has(all, &[]), None),
+            // No rust-src.
+            (
+                Has([None, Some(22), Some(21)], &[21, 22]),
+                Some(Toolchain::Active),
+            ),
+            (
+                Has([None, None, Some(21)], &[21, 22]),
+                Some(Toolchain::Debian),
+            ),
+            (Has([None, None, None], &[21, 22]), None),
+        ] {
+            assert_eq!(usable(&has).next(), wanted, "{:?} {:?}", has.0, has.1);
+        }
+    }
 
     #[test]
     fn llvm_major_is_read_from_rustc() {

@@ -9,6 +9,7 @@ use std::{net::IpAddr, path::PathBuf, time::Duration};
 use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum};
 
 use super::{RejectCode, duration};
+use crate::datapath::kernel::MapSizes;
 
 /// Default of `--admin-socket`.
 pub const ADMIN_SOCKET: &str = "/run/holdfast/agent-admin.sock";
@@ -340,6 +341,18 @@ pub struct RunArgs {
         env = "HOLDFAST_TOFQDNS_MAX_DEFERRED_CONNECTION_DELETES"
     )]
     pub tofqdns_max_deferred_connection_deletes: usize,
+    /// Give each name in policy its identity before an address of it is known
+    #[arg(long, default_value_t = true, num_args = 0..=1, default_missing_value = "true",
+          require_equals = true, action = ArgAction::Set,
+          env = "HOLDFAST_TOFQDNS_PREALLOCATE_IDENTITIES")]
+    pub tofqdns_preallocate_identities: bool,
+    /// Most server addresses listed per rule in DNSRulesV2 of ep_config.json
+    #[arg(
+        long,
+        default_value_t = 1000,
+        env = "HOLDFAST_DNS_MAX_IPS_PER_RESTORED_RULE"
+    )]
+    pub dns_max_ips_per_restored_rule: usize,
     /// DNS response code for names that are not allowed
     #[arg(long, value_enum, default_value_t = RejectCode::Refused,
           env = "HOLDFAST_TOFQDNS_DNS_REJECT_RESPONSE_CODE")]
@@ -352,10 +365,21 @@ pub struct RunArgs {
     #[arg(long, default_value_t = true, num_args = 0..=1, default_missing_value = "true",
           require_equals = true, action = ArgAction::Set, env = "HOLDFAST_ENABLE_IPV6")]
     pub enable_ipv6: bool,
-    /// How long restored identities are kept that nothing uses yet
-    #[arg(long, value_parser = duration::parse, default_value = "10m",
+    /// How long after a start identities and labels of the run before are kept that nothing
+    /// asks for; it counts from when policies and endpoints were read once, none goes before
+    #[arg(long, value_parser = duration::parse, default_value = "30s",
           env = "HOLDFAST_IDENTITY_RESTORE_GRACE_PERIOD")]
     pub identity_restore_grace_period: Duration,
+    /// Entries of each conntrack map of TCP (1024 to 16777216; Cilium: 524288), of maps that are
+    /// not there yet. Each takes about 160 bytes at once
+    #[arg(long, value_name = "ENTRIES", default_value_t = MapSizes::default().conntrack_tcp,
+          env = "HOLDFAST_BPF_CT_GLOBAL_TCP_MAX")]
+    pub bpf_ct_global_tcp_max: u32,
+    /// Entries of each conntrack map of everything else (1024 to 16777216; Cilium: 262144), of
+    /// maps that are not there yet
+    #[arg(long, value_name = "ENTRIES", default_value_t = MapSizes::default().conntrack_any,
+          env = "HOLDFAST_BPF_CT_GLOBAL_ANY_MAX")]
+    pub bpf_ct_global_any_max: u32,
     /// Between two looks for live connections
     #[arg(long, value_parser = duration::parse, default_value = "30s",
           env = "HOLDFAST_CONNTRACK_GC_INTERVAL")]

@@ -43,7 +43,8 @@ pub struct MapSizes {
 
 impl Default for MapSizes {
     /// Cilium's defaults, but conntrack of a size for nodes of some gigabytes:
-    /// these maps are allocated whole, and the four take about 80 MiB.
+    /// these maps are allocated whole, and the four take about 80 MiB (Cilium's
+    /// sizes: 240 MiB).
     fn default() -> Self {
         Self {
             ipcache: ipcache::MAX_ENTRIES,
@@ -257,7 +258,17 @@ fn make_maps(globals: &Globals, sizes: MapSizes) -> Result<LocalMaps, MapError> 
         entries: u32,
         flags: u32,
     ) -> Result<Map<K, V>, MapError> {
-        Map::open_or_create(&globals.path(name), kind, entries, flags)
+        let map = Map::open_or_create(&globals.path(name), kind, entries, flags)?;
+        if map.max_entries() != entries {
+            tracing::warn!(
+                map = name,
+                has = map.max_entries(),
+                wanted = entries,
+                "the map of an earlier run stays, with its entries; a new size takes effect \
+                 after a reboot, or when its pin is removed while no agent runs"
+            );
+        }
+        Ok(map)
     }
 
     let g = globals;

@@ -6,7 +6,7 @@ use holdfast_agent::{
     datapath::files::StateFiles,
     restore::{self, Found, RestoreError},
 };
-use shared_maps::user::ipcache_key;
+use shared_maps::{EndpointId, user::ipcache_key};
 
 use crate::lab::{Lab, mapping, pod, policy};
 
@@ -77,7 +77,14 @@ async fn damaged_files_are_set_aside_and_the_start_goes_on() {
     lab.sync(vec![policy("*.example.com")], vec![pod()]).await;
     let snapshot = lab.core.snapshot().await.unwrap();
     assert_eq!(snapshot.endpoints.len(), 1);
+    let anew = snapshot.endpoints[0].id;
+    let config = state.join(anew.to_string()).join("ep_config.json");
     assert!(config.exists(), "written anew");
+    // Under a number of which nothing is left; what the old one had is gone.
+    assert_ne!(u32::from(anew), endpoint);
+    let memory = lab.datapath.memory.lock();
+    assert!(memory.policy.keys().eq([&EndpointId(anew)]));
+    assert!(memory.attached.keys().eq([&EndpointId(anew)]));
 }
 
 #[test]

@@ -1,7 +1,8 @@
 //! Markdown that points at something must point at something that is there.
 //!
 //! Links to files of this repository, and code references in the form
-//! `` `sdp/src/proxy.rs` `` or `` `sdp/src/proxy.rs::Proxy::answer` ``.
+//! `` `sdp/src/proxy.rs` `` or `` `sdp/src/proxy.rs::Proxy::answer` ``; and
+//! README.md names every command that `.ci/run` calls.
 
 use std::{
     fs,
@@ -11,6 +12,9 @@ use std::{
 use anyhow::Result;
 
 use crate::workspace;
+
+/// Pages of the guide, which mdBook renders.
+const BOOK: &str = "docs/src";
 
 /// Everything that points nowhere, one line each.
 pub(super) fn problems() -> Result<Vec<String>> {
@@ -24,10 +28,16 @@ pub(super) fn problems() -> Result<Vec<String>> {
             let mut tell =
                 |what: String| problems.push(format!("{}:{number}: {what}", file.display()));
             for target in link_targets(line) {
-                if let Some(path) = local(&file, target)
-                    && !workspace::root().join(&path).exists()
-                {
+                let Some(path) = local(&file, target) else {
+                    continue;
+                };
+                if !workspace::root().join(&path).exists() {
                     tell(format!("link to {}, which is not there", path.display()));
+                } else if leaves_the_book(&file, &path) {
+                    tell(format!(
+                        "link to {}, which the rendered book does not have: name it without a link",
+                        path.display()
+                    ));
                 }
             }
             for span in code_spans(line) {
@@ -37,7 +47,31 @@ pub(super) fn problems() -> Result<Vec<String>> {
             }
         }
     }
+    let readme = fs::read_to_string(workspace::root().join("README.md"))?;
+    let ci = fs::read_to_string(workspace::root().join(".ci/run"))?;
+    problems.extend(
+        missing_commands(&readme, &ci)
+            .map(|command| format!("README.md does not name `{command}`, which .ci/run calls")),
+    );
     Ok(problems)
+}
+
+/// Pages of the guide are rendered without the rest of the repository.
+fn leaves_the_book(document: &Path, target: &Path) -> bool {
+    document.starts_with(BOOK) && !target.starts_with(BOOK)
+}
+
+/// Commands of the script that are no line of the document.
+fn missing_commands<'a>(readme: &'a str, ci: &'a str) -> impl Iterator<Item = &'a str> {
+    let named = |command: &str| {
+        readme
+            .lines()
+            .any(|line| line.split('#').next().unwrap_or_default().trim() == command)
+    };
+    ci.lines()
+        .map(str::trim)
+        .filter(|line| line.starts_with("cargo "))
+        .filter(move |command| !named(command))
 }
 
 /// Targets of `[text](target)`.
@@ -127,6 +161,25 @@ mod tests {
         assert_eq!(path("../../README.md"), Some("README.md".into()));
         assert_eq!(path("https://example.org/"), None);
         assert_eq!(path("#here"), None);
+    }
+
+    #[test]
+    fn the_guide_links_to_itself_only() {
+        let page = Path::new("docs/src/maps.md");
+        assert!(!leaves_the_book(page, Path::new("docs/src/grpc.md")));
+        assert!(leaves_the_book(page, Path::new("docs/design/README.md")));
+        assert!(!leaves_the_book(
+            Path::new("README.md"),
+            Path::new("docs/src/maps.md")
+        ));
+    }
+
+    #[test]
+    fn commands_of_ci_are_lines_of_the_readme() {
+        let readme = "```sh\ncargo xtask setup   # why\n```\n`cargo xtask lint`\n";
+        let ci = "set -e\ncargo xtask setup\ncargo xtask lint\n";
+        let missing: Vec<_> = missing_commands(readme, ci).collect();
+        assert_eq!(missing, ["cargo xtask lint"]);
     }
 
     #[test]

@@ -7,9 +7,9 @@ use super::{
     packages::{self, Package},
     step,
 };
-use crate::{process, toolchain::Toolchain};
+use crate::{linker, process, toolchain::Toolchain};
 
-const BPF_LINKER: &str = "0.13.0";
+const BPF_LINKER: &str = linker::VERSION;
 
 const DEBIAN: &[Package] = &[
     Package {
@@ -24,25 +24,13 @@ const DEBIAN: &[Package] = &[
         name: "rust-web-src",
         why: "sources of `core`, built for the eBPF target",
     },
-    Package {
-        name: "g++",
-        why: "links bpf-linker with LLVM",
-    },
 ];
 
 /// Finds or installs compiler and linker.
 pub(super) fn install() -> Result<()> {
-    if Toolchain::find().is_none() {
-        packages::install(DEBIAN).context(
-            "no rustup nightly with rust-src is installed, and Debian's rustc-web cannot be: \
-             either `rustup toolchain install nightly --component rust-src`, or mend the above \
-             (rustc-web conflicts with Debian's own rustc and rustup packages: remove these)",
-        )?;
-    }
-    let Some(toolchain) = Toolchain::find() else {
-        bail!(
-            "the packages are installed, but `/usr/bin/rustc --print sysroot` has no library sources: reinstall rust-web-src"
-        );
+    let toolchain = match Toolchain::find() {
+        Some(toolchain) => toolchain,
+        None => debian()?,
     };
     step(
         &format!("eBPF compiler: {}", toolchain.name()),
@@ -51,31 +39,48 @@ pub(super) fn install() -> Result<()> {
     linker(toolchain)
 }
 
+fn debian() -> Result<Toolchain> {
+    packages::install(DEBIAN).context(
+        "no rustup toolchain has both rust-src and an LLVM that Debian packages, and Debian's \
+         rustc-web cannot be installed: either `rustup component add rust-src`, or mend the above \
+         (rustc-web conflicts with Debian's own rustc and rustup packages: remove these)",
+    )?;
+    if !Toolchain::Debian.has_sources() {
+        bail!(
+            "the packages are installed, but `/usr/bin/rustc --print sysroot` has no library sources: reinstall rust-web-src"
+        );
+    }
+    Ok(Toolchain::Debian)
+}
+
 fn linker(toolchain: Toolchain) -> Result<()> {
-    let found = process::output(process::command("bpf-linker", &["--version"])).unwrap_or_default();
-    if found.split_whitespace().nth(1) == Some(BPF_LINKER) {
+    let major = toolchain.llvm_major()?;
+    if linker::is_there(major) {
         step(
             &format!("bpf-linker {BPF_LINKER} is there"),
             "links eBPF programs",
         );
         return Ok(());
     }
-    let major = toolchain.llvm_major()?;
-    let dev = format!("llvm-{major}-dev");
+    let dev = linker::dev_package(major);
     let prefix = format!("/usr/lib/llvm-{major}");
-    if !packages::is_installed(&dev) {
-        let package = [Package {
+    let needed = [
+        Package {
             name: dev.clone().leak(),
             why: "LLVM of the compiler's own version, for bpf-linker",
-        }];
-        packages::install(&package).with_context(|| {
-            format!(
-                "the eBPF compiler ({}) needs bpf-linker {BPF_LINKER} built against LLVM {major}: \
-                 provide {dev}, or put a released bpf-linker {BPF_LINKER} on PATH",
-                toolchain.name()
-            )
-        })?;
-    }
+        },
+        Package {
+            name: "g++",
+            why: "links bpf-linker with LLVM",
+        },
+    ];
+    packages::install(&needed).with_context(|| {
+        format!(
+            "the eBPF compiler ({}) needs bpf-linker {BPF_LINKER} built against LLVM {major}: \
+             provide {dev} and g++, or put a released bpf-linker {BPF_LINKER} on PATH",
+            toolchain.name()
+        )
+    })?;
     step(
         &format!("build bpf-linker {BPF_LINKER} against LLVM {major}"),
         "links eBPF programs; about a minute",

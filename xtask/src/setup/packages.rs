@@ -105,7 +105,17 @@ pub(super) fn install(packages: &[Package]) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn is_installed(package: &str) -> bool {
+/// Whether the package lists of this machine have it.
+pub(crate) fn is_available(package: &str) -> bool {
+    let policy = process::command("apt-cache", &["policy", package]);
+    process::output(policy)
+        .unwrap_or_default()
+        .lines()
+        .find_map(|line| line.trim().strip_prefix("Candidate: "))
+        .is_some_and(|candidate| candidate != "(none)")
+}
+
+pub(crate) fn is_installed(package: &str) -> bool {
     process::output(process::command(
         "dpkg-query",
         &["-W", "-f", "${db:Status-Abbrev}", package],

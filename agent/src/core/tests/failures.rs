@@ -74,6 +74,53 @@ fn no_identity_is_used_that_is_not_on_disk() {
     assert!(node.datapath.attached.len() == 1);
 }
 
+/// Pattern of the names that rules published by the last event allow; none if it published
+/// none.
+fn published(node: &Node) -> Option<String> {
+    let rules = node.effects.iter().find_map(|effect| match effect {
+        Effect::Rules(update) => Some(update),
+        _ => None,
+    })?;
+    let port = rules.changed.first()?.rules.ports.first()?;
+    Some(format!("{:?}", port.rules))
+}
+
+#[test]
+fn rules_wait_for_two_failing_plans_and_no_longer() {
+    let narrower = WEB.replace(
+        r#"dns: [{matchPattern: "*"}]"#,
+        "dns: [{matchName: a.test}]",
+    ) + "  - toCIDR: [20.0.0.0/24]\n";
+    let again = narrower
+        .replace("a.test", "b.test")
+        .replace("20.0.0", "20.1.0");
+    let mut node = Node::usual();
+    // Two that fail publish nothing, the third does; after a success it counts anew.
+    for (text, name) in [(&narrower, "a.test"), (&again, "b.test")] {
+        node.datapath.fail = Some(|step| matches!(step, Step::SetPolicy(..)));
+        node.policy(text);
+        assert_eq!(published(&node), None, "the first fails");
+        node.tick(node.now.plus_secs(2));
+        assert_eq!(published(&node), None, "the second fails");
+        node.tick(node.now.plus_secs(2));
+        let rules = published(&node).expect("the third fails");
+        assert!(rules.contains(name), "{rules}");
+        node.datapath.fail = None;
+        node.tick(node.now.plus_secs(2));
+        assert_eq!(published(&node), None, "it is published");
+    }
+    // One that fails and one that succeeds: published then.
+    node.datapath.fail = Some(|step| matches!(step, Step::SetPolicy(..)));
+    node.policy(&narrower);
+    assert_eq!(published(&node), None);
+    node.datapath.fail = None;
+    node.tick(node.now.plus_secs(2));
+    assert!(published(&node).unwrap().contains("a.test"));
+    // One that succeeds: published at once.
+    node.policy(&again);
+    assert!(published(&node).unwrap().contains("b.test"));
+}
+
 #[test]
 fn an_endpoint_is_not_plumbed_without_its_file() {
     let mut node = started(CoreConfig::default());

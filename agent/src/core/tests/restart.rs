@@ -118,6 +118,25 @@ fn a_policy_that_went_while_away_goes_at_the_sync_and_not_before() {
 }
 
 #[test]
+fn what_nobody_asks_for_again_goes_after_the_grace() {
+    let config = CoreConfig {
+        restore_grace: std::time::Duration::from_secs(600),
+        ..CoreConfig::default()
+    };
+    let mut node = again(&Node::usual(), config, &[107]);
+    node.begin();
+    node.endpoint(spec("web", 7, "app=web"));
+    node.tick(node.now.plus_secs(1000));
+    node.sync();
+    let synced = node.now;
+    node.tick(synced.plus_secs(599));
+    assert!(node.identity("10.9.0.53").is_some());
+    assert_eq!(node.core.next_deadline(), Some(synced.plus_secs(600)));
+    node.tick(synced.plus_secs(600));
+    assert!(node.identity("10.9.0.53").is_none());
+}
+
+#[test]
 fn what_is_left_of_a_dead_interface_goes_first() {
     let node = Node::usual();
     assert!(node.identity("10.0.0.7").is_some());

@@ -1,0 +1,61 @@
+//! `bpf-linker`: whether the installed one serves, and what building it takes.
+
+use crate::{process, setup::packages};
+
+/// The version that builds the committed object.
+pub(crate) const VERSION: &str = "0.13.0";
+
+/// Debian's package of an LLVM to build against.
+pub(crate) fn dev_package(llvm: u32) -> String {
+    format!("llvm-{llvm}-dev")
+}
+
+/// Whether the right version is on PATH and reads what this LLVM writes. A
+/// linker with LLVM inside does not say which; released ones bundle a new one.
+pub(crate) fn is_there(llvm: u32) -> bool {
+    let version = process::command("bpf-linker", &["--version"]);
+    let version = process::output(version).unwrap_or_default();
+    if version.split_whitespace().nth(1) != Some(VERSION) {
+        return false;
+    }
+    let libraries = process::command("sh", &["-c", "ldd \"$(command -v bpf-linker)\""]);
+    let libraries = process::output(libraries).unwrap_or_default();
+    serves(&libraries, llvm)
+}
+
+/// Whether this LLVM's headers are installed, or a package has them.
+pub(crate) fn can_be_built(llvm: u32) -> bool {
+    let package = dev_package(llvm);
+    packages::is_installed(&package) || packages::is_available(&package)
+}
+
+/// LLVM reads what older ones wrote, never what newer ones did.
+fn serves(libraries: &str, llvm: u32) -> bool {
+    linked_llvm(libraries).is_none_or(|linked| linked >= llvm)
+}
+
+/// Reads `libLLVM.so.22.1` or `libLLVM-17.so.1` out of what `ldd` says.
+fn linked_llvm(libraries: &str) -> Option<u32> {
+    let (_, rest) = libraries.split_once("libLLVM")?;
+    let rest = rest.strip_prefix(".so.").or(rest.strip_prefix('-'))?;
+    rest.split(|c: char| !c.is_ascii_digit())
+        .next()?
+        .parse()
+        .ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_older_llvm_does_not_serve() {
+        let new = "\tlibLLVM.so.22.1 => /usr/lib/llvm-22/lib/libLLVM.so.22.1 (0x0)\n";
+        let old = "\tlibc.so.6 => /lib/libc.so.6\n\tlibLLVM-17.so.1 => /usr/lib/libLLVM-17.so.1\n";
+        assert_eq!(linked_llvm(new), Some(22));
+        assert_eq!(linked_llvm(old), Some(17));
+        assert!(serves(new, 22) && serves(new, 21) && !serves(new, 23));
+        assert!(!serves(old, 22));
+        assert!(serves("\tstatically linked\n", 23));
+    }
+}

@@ -63,7 +63,7 @@ fn known(lab: &Lab, row: u8, count: u16) -> Vec<(String, IpAddr)> {
         .map(|n| {
             let [high, low] = n.to_be_bytes();
             let address = IpAddr::V4(Ipv4Addr::new(100, 64 + row, high, low));
-            let name = format!("n{n}.r{row}-release.good.test");
+            let name = format!("n{n}-r{row}.good.test");
             lab.zone.set(&name, &[address], 600);
             (name, address)
         })

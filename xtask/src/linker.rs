@@ -1,9 +1,14 @@
 //! `bpf-linker`: whether the installed one serves, and what building it takes.
 
+use std::ops::RangeInclusive;
+
 use crate::{process, setup::packages};
 
 /// The version that builds the committed object.
 pub(crate) const VERSION: &str = "0.13.0";
+
+/// Major versions of LLVM that this version can be built against.
+pub(crate) const LLVMS: RangeInclusive<u32> = 21..=23;
 
 /// Debian's package of an LLVM to build against.
 pub(crate) fn dev_package(llvm: u32) -> String {
@@ -23,10 +28,10 @@ pub(crate) fn is_there(llvm: u32) -> bool {
     serves(&libraries, llvm)
 }
 
-/// Whether this LLVM's headers are installed, or a package has them.
+/// Whether it can be built against this LLVM, and its headers can be had.
 pub(crate) fn can_be_built(llvm: u32) -> bool {
     let package = dev_package(llvm);
-    packages::is_installed(&package) || packages::is_available(&package)
+    LLVMS.contains(&llvm) && (packages::is_installed(&package) || packages::is_available(&package))
 }
 
 /// LLVM reads what older ones wrote, never what newer ones did.

@@ -50,6 +50,10 @@ fn debian() -> Result<Toolchain> {
             "the packages are installed, but `/usr/bin/rustc --print sysroot` has no library sources: reinstall rust-web-src"
         );
     }
+    // Debian 12's first rustc-web is too old; its security updates are not.
+    if !linker::LLVMS.contains(&Toolchain::Debian.llvm_major()?) {
+        packages::newest(&DEBIAN.iter().collect::<Vec<_>>())?;
+    }
     Ok(Toolchain::Debian)
 }
 
@@ -61,6 +65,16 @@ fn linker(toolchain: Toolchain) -> Result<()> {
             "links eBPF programs",
         );
         return Ok(());
+    }
+    if !linker::LLVMS.contains(&major) {
+        bail!(
+            "{} is built with LLVM {major}, and bpf-linker {BPF_LINKER} takes LLVM {} to {}. \
+             Debian's security updates have a newer compiler: put `bookworm-security` among the \
+             package sources, then say `cargo xtask setup` again",
+            toolchain.name(),
+            linker::LLVMS.start(),
+            linker::LLVMS.end(),
+        );
     }
     let dev = linker::dev_package(major);
     let prefix = format!("/usr/lib/llvm-{major}");

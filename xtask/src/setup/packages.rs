@@ -71,8 +71,13 @@ pub(super) fn install(packages: &[Package]) -> Result<()> {
         );
         return Ok(());
     }
+    newest(&missing)
+}
+
+/// Installs them, or brings those that are installed up to date.
+pub(super) fn newest(packages: &[&Package]) -> Result<()> {
     if !process::installed("apt-get") {
-        let names: Vec<&str> = missing.iter().map(|package| package.name).collect();
+        let names: Vec<&str> = packages.iter().map(|package| package.name).collect();
         bail!(
             "this is no Debian system (no apt-get); install what corresponds to these packages \
              of Debian 12 by hand, then say `cargo xtask demo` or `test` again: {}",
@@ -80,13 +85,13 @@ pub(super) fn install(packages: &[Package]) -> Result<()> {
         );
     }
     process::require_root("installing packages")?;
-    for package in &missing {
+    for package in packages {
         step(&format!("install {}", package.name), package.why);
     }
     apt_get(&["update", "-qq"])
         .context("`apt-get update`: is the network up and /etc/apt/sources.list right?")?;
     let _services = ServicesStayOff::new()?;
-    for package in &missing {
+    for package in packages {
         // One by one, so that the failing package is the one named.
         apt_get(&[
             "install",

@@ -252,11 +252,14 @@ impl LinkSink {
             max_delay: self.max_delay,
         };
         let (release, counter) = state.learn(mapping, on_realised, at, &self.stats);
+        // What nobody waits for goes out when the sender looks next: waking it
+        // for each leased answer would cost more than the answer.
+        let urgent = release == Release::Held || state.flushing;
         drop(state);
         counter.add(1);
         self.stats.late.add(late);
         call(calls);
-        if release != Release::AgentAway {
+        if urgent {
             self.work.notify_one();
         }
         release

@@ -10,6 +10,7 @@ use crate::{
     listener::SteeringStatus,
     mapping::sink::SinkStatus,
     maps::MapsStatus,
+    privileges::Privileges,
     proxy::stats::{AnswerResult, Label, QueryResult},
     restore::Skipped,
 };
@@ -43,6 +44,8 @@ pub struct Status {
     pub mappings: SinkStatus,
     /// How packets are steered to this proxy.
     pub steering: String,
+    /// What the process may still do.
+    pub privileges: Privileges,
     /// Endpoints' files that were not used at the start.
     pub skipped_files: Vec<Skipped>,
     /// Where mappings that are not durable are kept.
@@ -95,6 +98,7 @@ impl Status {
             maps: shared.maps.status(),
             mappings: shared.sink.status(),
             steering: steering_text(&shared.steering.lock()),
+            privileges: shared.privileges.clone(),
             skipped_files: shared.skipped_files.lock().clone(),
             journal: "memory only".to_owned(),
             queries: counted::<QueryResult>(|label| shared.stats.queries.get(label)),
@@ -146,6 +150,7 @@ impl Status {
         );
         let _ = writeln!(out, "  journal     {}", self.journal);
         let _ = writeln!(out, "  steering    {}", self.steering);
+        let _ = writeln!(out, "  privileges  {}", self.privileges.text());
         let _ = writeln!(
             out,
             "  listening   127.0.0.1 and ::1, port {}",

@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     app::Shared,
+    journal::JournalStatus,
     link::board::{LinkStatus, RulesOrigin},
     listener::SteeringStatus,
     mapping::sink::SinkStatus,
@@ -49,7 +50,7 @@ pub struct Status {
     /// Endpoints' files that were not used at the start.
     pub skipped_files: Vec<Skipped>,
     /// Where mappings that are not durable are kept.
-    pub journal: String,
+    pub journal: JournalStatus,
     /// Queries by outcome; outcomes that did not occur are left out.
     pub queries: Vec<Counted>,
     /// Answers by outcome.
@@ -100,7 +101,7 @@ impl Status {
             steering: steering_text(&shared.steering.lock()),
             privileges: shared.privileges.clone(),
             skipped_files: shared.skipped_files.lock().clone(),
-            journal: "memory only".to_owned(),
+            journal: shared.journal.status(),
             queries: counted::<QueryResult>(|label| shared.stats.queries.get(label)),
             answers: counted::<AnswerResult>(|label| shared.stats.answers.get(label)),
         }
@@ -148,7 +149,7 @@ impl Status {
                 ""
             }
         );
-        let _ = writeln!(out, "  journal     {}", self.journal);
+        let _ = writeln!(out, "  journal     {}", self.journal.text());
         let _ = writeln!(out, "  steering    {}", self.steering);
         let _ = writeln!(out, "  privileges  {}", self.privileges.text());
         let _ = writeln!(

@@ -25,7 +25,7 @@ use crate::{
 mod assembly;
 mod backoff;
 pub mod board;
-mod convert;
+pub mod convert;
 mod fqdndata;
 mod mapping_stream;
 mod native;

@@ -3,7 +3,7 @@
 mod control;
 mod held;
 mod replies;
-mod tcp;
+pub mod tcp;
 mod udp;
 
 use std::{

@@ -7,6 +7,7 @@
 //! ```
 
 mod bpf;
+mod fuzz;
 mod linker;
 mod lint;
 mod play;
@@ -16,7 +17,7 @@ mod test;
 mod toolchain;
 mod workspace;
 
-use std::process::ExitCode;
+use std::{process::ExitCode, time::Duration};
 
 use anyhow::Result;
 use clap::{Parser, Subcommand};
@@ -67,6 +68,14 @@ enum Task {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         args: Vec<String>,
     },
+    /// Feed random input to every reader of bytes that others write (needs a nightly compiler)
+    Fuzz {
+        /// Only this fuzzer
+        target: Option<String>,
+        /// For so long each
+        #[arg(long, default_value_t = 60)]
+        seconds: u64,
+    },
     /// Build the committed eBPF object anew
     Bpf {
         /// Build and compare with the committed object, change nothing
@@ -93,6 +102,11 @@ fn run(task: Task) -> Result<()> {
         Task::Test { tier, filter } => test::run(tier, filter.as_deref()),
         Task::Demo { keep } => play::demo(keep),
         Task::Bench { name, args } => play::bench(&name, &args),
+        Task::Fuzz { target, seconds } => {
+            let failed = fuzz::run(target.as_deref(), Duration::from_secs(seconds))?.failed;
+            anyhow::ensure!(failed.is_empty(), "found something: {}", failed.join(", "));
+            Ok(())
+        }
         Task::Bpf { check } => bpf::build(check),
     }
 }

@@ -14,13 +14,16 @@ use anyhow::{Context as _, Result, bail};
 use clap::ValueEnum;
 use serde_json::Value;
 
-use crate::{process, setup, workspace};
+use crate::{fuzz, process, setup, workspace};
 use tally::Tally;
 
 /// A test program that runs longer hangs: it is ended and counts as failed.
 const E2E_LIMIT: Duration = Duration::from_secs(10 * 60);
 /// The same for the long runs.
 const NIGHTLY_LIMIT: Duration = Duration::from_secs(2 * 60 * 60);
+
+/// How long each fuzzer runs.
+const FUZZ_FOR: Duration = Duration::from_secs(60);
 
 /// What a test needs, and how long it takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -31,7 +34,7 @@ pub(crate) enum Tier {
     Kernel,
     /// Root: whole nodes in network namespaces, minutes
     Netns,
-    /// Root: what is marked `#[ignore]`, hours
+    /// Root: every fuzzer for a minute, and what is marked `#[ignore]`, hours
     Nightly,
 }
 
@@ -51,7 +54,12 @@ pub(crate) fn run(tier: Option<Tier>, filter: Option<&str>) -> Result<()> {
         let start = Instant::now();
         let tally = match tier {
             Tier::Unit => unit(filter)?,
-            Tier::Kernel | Tier::Netns | Tier::Nightly => e2e(tier, filter)?,
+            Tier::Kernel | Tier::Netns => e2e(tier, filter)?,
+            Tier::Nightly => {
+                let mut tally = fuzzers()?;
+                tally.add(&e2e(tier, filter)?);
+                tally
+            }
         };
         lines.push(format!(
             "{tier:<7?} {tally} in {} s",
@@ -87,6 +95,20 @@ fn unit(filter: Option<&str>) -> Result<Tally> {
     let mut command = process::command("cargo", &["test", "--locked", "--no-fail-fast"]);
     command.args(filter);
     observe("cargo test", command, None)
+}
+
+/// Every fuzzer for [`FUZZ_FOR`]; one that finds something counts as a failure.
+fn fuzzers() -> Result<Tally> {
+    heading("fuzzers");
+    let findings = fuzz::run(None, FUZZ_FOR)?;
+    let mut tally = Tally {
+        passed: u64::try_from(findings.clean.len())?,
+        ..Tally::default()
+    };
+    for name in findings.failed {
+        tally.fail(format!("fuzzer {name}"));
+    }
+    Ok(tally)
 }
 
 /// Tests of `e2e`, one program after another: each makes namespaces and pins of its own.

@@ -24,21 +24,44 @@ use crate::{
 
 /// Why rules cannot be taken; refuses their whole revision.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub(super) enum RulesError {
+pub enum RulesError {
+    /// Number of an endpoint.
     #[error("endpoint {0} is out of range 0..=65535")]
     Endpoint(u32),
+    /// Port of a rule.
     #[error("endpoint {endpoint}: port {port} is out of range 1..=65535")]
-    Port { endpoint: u16, port: u32 },
+    Port {
+        /// Endpoint.
+        endpoint: u16,
+        /// Port.
+        port: u32,
+    },
+    /// Protocol of a rule.
     #[error("endpoint {endpoint}: protocol {protocol} is neither 6 (TCP) nor 17 (UDP)")]
-    Protocol { endpoint: u16, protocol: u32 },
+    Protocol {
+        /// Endpoint.
+        endpoint: u16,
+        /// Protocol.
+        protocol: u32,
+    },
+    /// A name with both or neither.
     #[error(
         "endpoint {endpoint}, selector {selector:?}: a name needs exactly one of match_name and match_pattern"
     )]
-    Name { endpoint: u16, selector: String },
+    Name {
+        /// Endpoint.
+        endpoint: u16,
+        /// Text of the selector.
+        selector: String,
+    },
+    /// A name or pattern that is none.
     #[error("endpoint {endpoint}, selector {selector:?}: {reason}")]
     Pattern {
+        /// Endpoint.
         endpoint: u16,
+        /// Text of the selector.
         selector: String,
+        /// Why.
         reason: String,
     },
 }
@@ -57,7 +80,8 @@ pub(super) fn epoch_out(epoch: &Epoch) -> wire::AgentEpoch {
     }
 }
 
-pub(super) fn rules(from: wire::EndpointDnsRules) -> Result<RulesOf, RulesError> {
+/// Reads one endpoint's rules.
+pub fn rules(from: wire::EndpointDnsRules) -> Result<RulesOf, RulesError> {
     let endpoint = endpoint_id(from.endpoint_id)?;
     let ports = from
         .ports

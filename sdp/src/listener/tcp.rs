@@ -1,7 +1,7 @@
 //! TCP listeners: one task per listener, one per connection (RFC 7766, RFC 9210).
 
 mod connection;
-mod frames;
+pub mod frames;
 mod upstream;
 
 use std::{

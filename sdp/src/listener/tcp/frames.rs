@@ -9,7 +9,7 @@ const READ: usize = 16 * 1024;
 
 /// Bytes that came and are not yet whole messages.
 #[derive(Debug, Default)]
-pub(super) struct FrameReader {
+pub struct FrameReader {
     buffer: Vec<u8>,
     taken: usize,
 }
@@ -28,12 +28,7 @@ pub(super) enum Read {
 impl FrameReader {
     /// Reads what there is, without waiting.
     pub(super) fn fill(&mut self, stream: &TcpStream) -> io::Result<Read> {
-        if self.taken > 0 {
-            self.buffer.drain(..self.taken);
-            self.taken = 0;
-        }
-        self.buffer.reserve(READ);
-        match stream.try_read_buf(&mut self.buffer) {
+        match stream.try_read_buf(self.room()) {
             Ok(0) => Ok(Read::End),
             Ok(_) => Ok(Read::Some),
             Err(e) if e.kind() == io::ErrorKind::WouldBlock => Ok(Read::Nothing),
@@ -41,8 +36,18 @@ impl FrameReader {
         }
     }
 
+    /// Where bytes that came are appended.
+    pub fn room(&mut self) -> &mut Vec<u8> {
+        if self.taken > 0 {
+            self.buffer.drain(..self.taken);
+            self.taken = 0;
+        }
+        self.buffer.reserve(READ);
+        &mut self.buffer
+    }
+
     /// Moves the next whole message into `into`.
-    pub(super) fn take(&mut self, into: &mut Vec<u8>) -> bool {
+    pub fn take(&mut self, into: &mut Vec<u8>) -> bool {
         let rest = self.buffer.get(self.taken..).unwrap_or_default();
         let Some((length, body)) = rest.split_first_chunk::<2>() else {
             return false;
@@ -58,7 +63,7 @@ impl FrameReader {
     }
 
     /// Whether part of a message is there.
-    pub(super) fn is_partial(&self) -> bool {
+    pub fn is_partial(&self) -> bool {
         self.taken < self.buffer.len()
     }
 }

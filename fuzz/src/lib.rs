@@ -1,0 +1,208 @@
+//! What is fuzzed: every reader of bytes that others write.
+//!
+//! Each function takes any bytes, must not panic, and checks what has to hold
+//! of the result. `targets/` wraps them for `cargo fuzz`; `tests/replay.rs`
+//! runs them over the kept inputs with every test run.
+
+mod stage;
+
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+
+use fqdn_proto::native as wire;
+use hickory_proto::{op::Message, serialize::binary::BinDecodable as _};
+use holdfast_agent::{grpc, policy::parse::parse_documents};
+use holdfast_sdp::{
+    journal::ledger::Ledger,
+    link::convert,
+    listener::tcp::frames::FrameReader,
+    mapping::BootTime,
+    name::Fqdn,
+    pattern::{Pattern, restored},
+    policy::rule::{NameRule, NameRules},
+    proxy::{Arrival, Asked, Outcome},
+    restore,
+    wire::answer,
+};
+use prost::Message as _;
+
+use stage::Stage;
+
+/// A function that is fuzzed.
+pub type Target = fn(&[u8]);
+
+/// All of them by name, which is also that of the directory of kept inputs.
+pub const TARGETS: [(&str, Target); 8] = [
+    ("query", query),
+    ("frames", frames),
+    ("answer", answer),
+    ("ep_config", ep_config),
+    ("journal", journal),
+    ("grpc", grpc),
+    ("pattern", pattern),
+    ("policy", policy),
+];
+
+const BOOT: &str = "11111111-2222-3333-4444-555555555555";
+const SERVER: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::new(192, 0, 2, 53)), 53);
+
+/// A datagram from a pod, through the whole main path.
+pub fn query(data: &[u8]) {
+    let stage = Stage::new();
+    let mut own = Vec::new();
+    let from = Arrival {
+        client: SocketAddr::from(([10, 0, 0, 1], 40_000)),
+        server: SERVER,
+        transport: holdfast_sdp::policy::rule::Transport::Udp,
+    };
+    match stage.proxy.query(data, &from, &mut own) {
+        Outcome::Forward(forward) => {
+            assert!(own.is_empty(), "a query that goes on has no answer of ours");
+            assert!(
+                data.windows(forward.question.len())
+                    .any(|w| w == forward.question)
+            );
+        }
+        Outcome::Reply => {
+            assert_eq!(own.get(..2), data.get(..2), "the id is echoed");
+            assert!(
+                own.get(2).is_some_and(|flags| flags & 0x80 != 0),
+                "QR is set"
+            );
+            let read = Message::from_bytes(&own);
+            assert!(
+                read.is_ok(),
+                "another decoder cannot read {own:02x?}: {read:?}"
+            );
+        }
+        Outcome::Ignore => assert!(own.is_empty()),
+    }
+}
+
+/// A client's TCP stream, cut where the first byte says.
+pub fn frames(data: &[u8]) {
+    let Some((cut, stream)) = data.split_first() else {
+        return;
+    };
+    let mut whole = FrameReader::default();
+    whole.room().extend_from_slice(stream);
+    let mut pieces = FrameReader::default();
+    let mut of_pieces = Vec::new();
+    let mut message = Vec::new();
+    for piece in stream.chunks(usize::from(*cut).max(1)) {
+        pieces.room().extend_from_slice(piece);
+        while pieces.take(&mut message) {
+            of_pieces.push(message.clone());
+        }
+    }
+    let mut of_whole = Vec::new();
+    while whole.take(&mut message) {
+        of_whole.push(message.clone());
+    }
+    assert_eq!(of_pieces, of_whole, "how a stream is cut changes nothing");
+    assert_eq!(pieces.is_partial(), whole.is_partial());
+    let taken: usize = of_whole.iter().map(|m| m.len() + 2).sum();
+    assert_eq!(whole.is_partial(), taken < stream.len());
+}
+
+/// A datagram from a server.
+pub fn answer(data: &[u8]) {
+    let question = b"\x03www\x04good\x04test\0\0\x01\0\x01";
+    let _ours = answer::answers(data, question);
+    if let Ok(reading) = answer::read(data)
+        && let Some(learned) = &reading.learned
+    {
+        assert!(!learned.addresses.is_empty());
+        for address in &learned.addresses {
+            let octets = match address {
+                IpAddr::V4(ip) => ip.octets().to_vec(),
+                IpAddr::V6(ip) => ip.octets().to_vec(),
+            };
+            assert!(
+                data.windows(octets.len()).any(|w| w == octets),
+                "{address} is not in it"
+            );
+        }
+    }
+    let stage = Stage::new();
+    let asked = Asked {
+        question,
+        endpoint: stage.endpoint,
+        server: SERVER,
+        transport: holdfast_sdp::policy::rule::Transport::Udp,
+    };
+    stage
+        .proxy
+        .answer(&asked, data, BootTime(1), || Box::new(|_| {}));
+}
+
+/// An endpoint's file.
+pub fn ep_config(data: &[u8]) {
+    let _file_or_error = restore::file::parse(data, BOOT);
+}
+
+/// A journal that another process left.
+pub fn journal(data: &[u8]) {
+    let Ok((ledger, _torn)) = Ledger::read(data, BOOT, 64) else {
+        return;
+    };
+    let image = ledger.image(BOOT, BootTime(0));
+    let (again, torn) = Ledger::read(&image, BOOT, 64).expect("what is written can be read");
+    assert!(!torn, "what is written is whole");
+    assert_eq!(sorted(&again), sorted(&ledger));
+}
+
+fn sorted(ledger: &Ledger) -> Vec<String> {
+    let all = ledger.mappings(BootTime(0)).into_iter();
+    let mut all: Vec<String> = all.map(|written| format!("{written:?}")).collect();
+    all.sort_unstable();
+    all
+}
+
+/// Messages of the native service, at both ends.
+pub fn grpc(data: &[u8]) {
+    if let Ok(message) = wire::FqdnMapping::decode(data)
+        && let Some(mapping) = grpc::convert::mapping(&message)
+    {
+        assert!(!mapping.addresses.is_empty());
+        assert_eq!(mapping.addresses.len(), message.addresses.len());
+    }
+    if let Ok(message) = wire::EndpointDnsRules::decode(data) {
+        let ports = message.ports.len();
+        if let Ok(rules) = convert::rules(message) {
+            assert_eq!(rules.rules.ports.len(), ports);
+            let stage = Stage::new();
+            let _errors = stage.policy.apply(&[rules], &[]);
+        }
+    }
+}
+
+/// A pattern, a restored rule, and names to match.
+pub fn pattern(data: &[u8]) {
+    let text = String::from_utf8_lossy(data);
+    let (pattern, name) = text.split_once('\n').unwrap_or((&text, "www.good.test."));
+    let name = Fqdn::normalise(name);
+    for rule in [
+        NameRule::Pattern(pattern.to_owned()),
+        NameRule::Name(pattern.to_owned()),
+    ] {
+        if let Ok(parsed) = Pattern::parse(&rule) {
+            let again = Pattern::parse(&parsed.to_rule()).expect("what is printed can be read");
+            assert_eq!(parsed.matches(name.as_str()), again.matches(name.as_str()));
+        }
+    }
+    if let NameRules::All = restored::names_of(pattern) {
+        assert!(
+            pattern.is_empty() || pattern.contains("(?:)"),
+            "{pattern:?} is not everything"
+        );
+    }
+}
+
+/// A policy file.
+pub fn policy(data: &[u8]) {
+    for document in parse_documents(&String::from_utf8_lossy(data), "fuzz.yaml") {
+        if let Err(error) = document {
+            assert!(error.to_string().contains("fuzz.yaml"), "{error}");
+        }
+    }
+}

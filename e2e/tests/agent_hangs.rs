@@ -41,6 +41,10 @@ fn a_stopped_agent_is_served_past_and_told_later() {
             .expect_code(ResponseCode::Refused)?;
         lab.a.expect_open(at(web4(10), 80))?;
         lab.a.expect_closed(at(web4(11), 80))?;
+        let late = lab.metric(9961, "holdfast_dns_answers_total", "result=\"late\"")?;
+        ensure!(late == 3.0, "three answers waited in vain, not {late}");
+        ensure!(lab.metric(9961, "holdfast_agent_hung", "")? == 1.0);
+        ensure!(lab.metric(9961, "holdfast_mapping_agent_hung_total", "")? == 4.0);
         let held = lab.metric(9961, "holdfast_mapping_held_total", "")?;
         lab.a
             .ask(&Query::a("n17.good.test", DNS4))?

@@ -31,6 +31,9 @@ const IN_FLIGHT: usize = 65_536;
 const REFRESH_AFTER: Duration = Duration::from_millis(500);
 /// How long after the response max delay a held answer counts as late.
 const GIVE_UP_AFTER: Duration = Duration::from_millis(20);
+/// How much earlier a listener may have begun to count: the answer after the last late one
+/// must not be held any more.
+const LISTENER_AHEAD: Duration = Duration::from_millis(5);
 /// How often what has ended is dropped; until then it only takes room.
 const EXPIRE_EVERY: Duration = Duration::from_secs(10);
 /// Mappings per batch, and replays among them while live ones wait.
@@ -64,6 +67,8 @@ pub(super) struct State {
     pub(super) held: BTreeMap<u64, (BootTime, OnRealised)>,
     pub(super) revoked: Vec<u64>,
     pub(super) late_in_a_row: u32,
+    /// The last sequence that counted as late.
+    pub(super) late_until: u64,
     pub(super) flushing: bool,
     pub(super) expired_at: BootTime,
 }
@@ -109,6 +114,7 @@ impl State {
             held: BTreeMap::new(),
             revoked: Vec::new(),
             late_in_a_row: 0,
+            late_until: 0,
             flushing: false,
             expired_at: BootTime::default(),
         }
@@ -398,7 +404,15 @@ impl State {
         // The listener has its own, exact timer; this one only keeps the count.
         let bound = nanos(max_delay).saturating_add(nanos(GIVE_UP_AFTER));
         let over = |since: BootTime| now.0.saturating_sub(since.0) > bound;
+        let is_late = nanos(max_delay).saturating_sub(nanos(LISTENER_AHEAD));
         let mut late = 0;
+        for (sequence, (since, _)) in self.held.range(self.late_until + 1..) {
+            if now.0.saturating_sub(since.0) < is_late {
+                break;
+            }
+            self.late_until = *sequence;
+            late += 1;
+        }
         while self.live.front().is_some_and(|waiting| over(waiting.since))
             && let Some(waiting) = self.live.pop_front()
         {
@@ -411,7 +425,6 @@ impl State {
                 break;
             }
             calls.push((first.remove().1, Realised::AgentAway));
-            late += 1;
         }
         self.late_in_a_row = self
             .late_in_a_row

@@ -87,7 +87,7 @@ impl Lab {
     /// Waits until none lacks one, `limit` at most: exceptions are for a while.
     pub fn audit_settled(&self, zone: &str, limit: Duration) -> Result<()> {
         eventually("every answer's addresses are in the ipcache", limit, || {
-            let missing = self.unplumbed(zone, Some(self.identities()?))?;
+            let missing = self.unplumbed(zone, Some(&self.identities()?))?;
             ensure!(missing.is_empty(), "{missing:?} lack an entry");
             Ok(())
         })
@@ -97,7 +97,7 @@ impl Lab {
     fn unplumbed(
         &self,
         zone: &str,
-        labels: Option<BTreeMap<u64, String>>,
+        labels: Option<&BTreeMap<u64, String>>,
     ) -> Result<BTreeSet<(String, IpAddr)>> {
         // Answers first: what is heard while the map is read may not be in it yet.
         let answers: Vec<Answer> = [&self.a, &self.b]
@@ -111,7 +111,7 @@ impl Lab {
                 let identity = entries.get(&address);
                 let plumbed = identity.is_some_and(|identity| {
                     *identity >= LOCAL
-                        && labels.as_ref().is_none_or(|labels| {
+                        && labels.is_none_or(|labels| {
                             labels
                                 .get(identity)
                                 .is_some_and(|labels| labels.contains("fqdn:"))

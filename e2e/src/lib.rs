@@ -12,16 +12,19 @@
 pub mod bench;
 pub mod config;
 pub mod dns;
+pub mod ha;
 pub mod kernel;
 pub mod lab;
 pub mod load;
 pub mod netns;
 pub mod node;
+pub mod nsd;
 pub mod packet;
 pub mod pod;
 pub mod policy;
 pub mod process;
 pub mod shell;
+pub mod traffic;
 pub mod wait;
 pub mod web;
 

@@ -228,11 +228,14 @@ impl MappingSink for LinkSink {
         let mut state = self.state.lock();
         let late = state.expire_held(now, self.max_delay, &mut calls);
         let (release, counter) = state.learn(mapping, on_realised, now, &self.stats);
+        // What nobody waits for goes out when the sender looks next: waking it
+        // for each leased answer would cost more than the answer.
+        let urgent = release == Release::Held || state.flushing;
         drop(state);
         counter.add(1);
         self.stats.late.add(late);
         call(calls);
-        if release != Release::AgentAway {
+        if urgent {
             self.work.notify_one();
         }
         release

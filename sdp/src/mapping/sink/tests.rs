@@ -83,6 +83,26 @@ fn a_leased_pair_is_released_at_once_and_still_sent() {
 }
 
 #[test]
+fn only_what_somebody_waits_for_wakes_the_sender() {
+    let woken = |sink: &LinkSink| {
+        let mut context = std::task::Context::from_waker(std::task::Waker::noop());
+        std::pin::pin!(sink.has_work())
+            .poll(&mut context)
+            .is_ready()
+    };
+    let (sink, seen) = (sink(), Seen::default());
+    sink.agent_up(epoch(1), None);
+    sink.rules_applied(epoch(1), 4);
+    assert!(woken(&sink));
+    assert_eq!(learn(&sink, "a.", &seen), Release::Held);
+    assert!(woken(&sink));
+    let batch = sink.next_batch(BootTime::now());
+    sink.results(vec![realised(batch.mappings[0].sequence, Some(90), 4)]);
+    assert_eq!(learn(&sink, "a.", &seen), Release::Leased);
+    assert!(!woken(&sink));
+}
+
+#[test]
 fn a_lease_counts_only_for_its_epoch_revision_and_time() {
     let (sink, seen) = (sink(), Seen::default());
     sink.agent_up(epoch(1), None);

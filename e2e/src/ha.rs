@@ -3,6 +3,7 @@
 //! at full size, the tests `ha_*` in a short form.
 
 mod agent;
+mod calibration;
 mod failures;
 mod replicas;
 mod stage;
@@ -77,6 +78,8 @@ impl Size {
 pub enum Act {
     /// Nothing: what the load itself loses.
     Calm,
+    /// What the load must see: no replica for a while, then refusals.
+    Broken,
     /// Agent killed and started again.
     AgentKilled,
     /// Agent ended and started again, as an upgrade does.
@@ -167,6 +170,7 @@ impl From<&Counts> for Tally {
 /// Promises of the design, in words.
 const NONE_LOST: &str = "none lost, none wrong";
 const LOST_AT_ONCE: &str = "lost only what it had, nothing sent later than 1 s after";
+const COUNTED: &str = "what is brought about is counted, as lost and as wrong";
 const FIRST_ANSWER: &str = "first right answer within 250 ms of exec";
 
 impl Row {
@@ -207,6 +211,7 @@ impl Act {
     pub fn name(self) -> &'static str {
         match self {
             Self::Calm => "nothing is done",
+            Self::Broken => "calibration",
             Self::AgentKilled => "R1 agent killed",
             Self::AgentRestarted => "R1 agent restarted",
             Self::AgentCrashes => "R1 agent crash loop",
@@ -227,6 +232,7 @@ impl Act {
         let start = Instant::now();
         let played = match self {
             Self::Calm => replicas::calm(&stage),
+            Self::Broken => calibration::broken(&stage),
             Self::AgentKilled => agent::killed(&stage),
             Self::AgentRestarted => agent::restarted(&stage),
             Self::AgentCrashes => agent::crash_loop(&stage),
@@ -239,7 +245,10 @@ impl Act {
             Self::Killed => failures::killed(&stage),
             Self::Stopped => failures::stopped(&stage),
         };
-        if played.as_ref().map_or(true, |rows| rows.iter().any(|row| !row.holds)) {
+        if played
+            .as_ref()
+            .map_or(true, |rows| rows.iter().any(|row| !row.holds))
+        {
             stage.lab.print_logs();
         }
         let mut rows = played?;

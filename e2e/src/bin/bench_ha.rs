@@ -31,7 +31,8 @@ struct Options {
 }
 
 /// What is played, under which redirect.
-const PLAYED: [(Act, Redirect); 18] = [
+const PLAYED: [(Act, Redirect); 19] = [
+    (Act::Broken, Redirect::Own),
     (Act::Calm, Redirect::Own),
     (Act::AgentKilled, Redirect::Own),
     (Act::AgentRestarted, Redirect::Own),
@@ -62,7 +63,12 @@ fn main() -> Result<()> {
     size.previous = options.previous.clone();
     size.udp_rate = options.udp_rate.unwrap_or(size.udp_rate);
     size.tcp_rate = options.tcp_rate.unwrap_or(size.tcp_rate);
-    let wanted = |name: &str| options.filter.as_ref().is_none_or(|f| name.contains(f.as_str()));
+    let wanted = |name: &str| {
+        options
+            .filter
+            .as_ref()
+            .is_none_or(|f| name.contains(f.as_str()))
+    };
     let mut rows = Vec::new();
     let mut failed = Vec::new();
     for (act, redirect) in PLAYED {
@@ -86,7 +92,10 @@ fn main() -> Result<()> {
     }
     report(&options, &rows)?;
     ensure!(failed.is_empty(), "broken: {}", failed.join("; "));
-    ensure!(!rows.is_empty(), "nothing played: no name contains the filter");
+    ensure!(
+        !rows.is_empty(),
+        "nothing played: no name contains the filter"
+    );
     Ok(())
 }
 

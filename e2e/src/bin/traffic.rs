@@ -6,6 +6,8 @@ use holdfast_e2e::traffic;
 
 fn main() -> Result<()> {
     let mut arguments = std::env::args().skip(1);
-    let spec = arguments.next().context("one argument: what to send, as JSON")?;
+    let spec = arguments
+        .next()
+        .context("one argument: what to send, as JSON")?;
     traffic::serve(&serde_json::from_str(&spec)?)
 }

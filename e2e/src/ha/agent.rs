@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use anyhow::Result;
 
-use super::stage::{LEAVES, Stage};
 use super::Row;
+use super::stage::{LEAVES, Stage};
 use crate::node::AgentOptions;
 use crate::process::Program;
 
@@ -57,10 +57,7 @@ pub(super) fn flipped(stage: &Stage) -> Result<Vec<Row>> {
     })
 }
 
-fn under_load(
-    stage: &Stage,
-    blow: impl Fn(Program, u32) -> Result<Program>,
-) -> Result<Vec<Row>> {
+fn under_load(stage: &Stage, blow: impl Fn(Program, u32) -> Result<Program>) -> Result<Vec<Row>> {
     let mut agent = stage.agent(&AgentOptions::default())?;
     let _replica = stage.replica(1)?;
     let load = stage.load()?;

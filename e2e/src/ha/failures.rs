@@ -37,10 +37,7 @@ pub(super) fn stopped(stage: &Stage) -> Result<Vec<Row>> {
     Ok(vec![row(&times, &report)])
 }
 
-fn under_load(
-    stage: &Stage,
-    blow: impl Fn(Program) -> Result<()>,
-) -> Result<(Vec<u64>, Report)> {
+fn under_load(stage: &Stage, blow: impl Fn(Program) -> Result<()>) -> Result<(Vec<u64>, Report)> {
     let _agent = stage.agent(&AgentOptions::default())?;
     let mut replicas = [stage.replica(0)?, stage.replica(1)?];
     let load = stage.load()?;

@@ -35,11 +35,24 @@ pub(super) fn rolled_versions(stage: &Stage) -> Result<Vec<Row>> {
 
 /// Where no steering maps are, the kernel's hash spreads the load.
 pub(super) fn without_maps(stage: &Stage) -> Result<Vec<Row>> {
-    ensure!(stage.redirect == Redirect::Tproxy, "our redirect needs the maps");
+    ensure!(
+        stage.redirect == Redirect::Tproxy,
+        "our redirect needs the maps"
+    );
     let _agent = stage.agent(&AgentOptions::default())?;
     stage.remove_steering()?;
-    stage.lab.node.sysctl(&[("net.ipv4.tcp_migrate_req", "1")])?;
+    stage
+        .lab
+        .node
+        .sysctl(&[("net.ipv4.tcp_migrate_req", "1")])?;
     let replicas = [surge(stage, 0, None)?, surge(stage, 1, None)?];
+    let status = stage.lab.sdp_json(&replica_name(0), &["status"])?;
+    let says = |what: &str| status.pointer(&format!("/steering/{what}")).cloned();
+    ensure!(
+        says("replacement_loses_nothing") == Some(true.into())
+            && says("failed_are_bypassed") == Some(false.into()),
+        "status does not say what holds without steering: {status}"
+    );
     roll(stage, replicas, None)
 }
 
@@ -50,7 +63,10 @@ fn roll(stage: &Stage, mut replicas: [Program; 2], other: Option<&Path>) -> Resu
         let next = surge(stage, round + 2, other)?;
         let [oldest, newest] = replicas;
         let status = oldest.terminate(LEAVES)?;
-        ensure!(status.success(), "a replica that was told to leave: {status}");
+        ensure!(
+            status.success(),
+            "a replica that was told to leave: {status}"
+        );
         replicas = [newest, next];
     }
     let report = load.finish()?;
@@ -65,7 +81,9 @@ fn roll(stage: &Stage, mut replicas: [Program; 2], other: Option<&Path>) -> Resu
 
 fn surge(stage: &Stage, number: u32, other: Option<&Path>) -> Result<Program> {
     let mut options = replica(number);
-    options.program = other.filter(|_| number.is_multiple_of(2)).map(Path::to_owned);
+    options.program = other
+        .filter(|_| number.is_multiple_of(2))
+        .map(Path::to_owned);
     let next = stage.lab.start_sdp(&options)?;
     stage.lab.connected(&replica_name(number))?;
     Ok(next)
@@ -79,7 +97,10 @@ fn outsider(stage: &Stage) -> Result<Program> {
     for map in [lxc::NAME, ipcache::NAME] {
         let (from, to) = (stage.lab.pin(map), pins.join(map));
         let show = |path: &Path| path.display().to_string();
-        shell::run("bpftool", &["map", "pin", "pinned", &show(&from), &show(&to)])?;
+        shell::run(
+            "bpftool",
+            &["map", "pin", "pinned", &show(&from), &show(&to)],
+        )?;
     }
     let options = SdpOptions {
         bpf_root: Some(root),
@@ -90,17 +111,19 @@ fn outsider(stage: &Stage) -> Result<Program> {
 
 /// Ended first and then started anew: meanwhile the other one has it all.
 pub(super) fn beside_other(stage: &Stage) -> Result<Vec<Row>> {
-    ensure!(stage.redirect == Redirect::Tproxy, "our redirect asks members only");
+    ensure!(
+        stage.redirect == Redirect::Tproxy,
+        "our redirect asks members only"
+    );
     let _agent = stage.agent(&AgentOptions::default())?;
-    stage.lab.node.sysctl(&[("net.ipv4.tcp_migrate_req", "1")])?;
+    stage
+        .lab
+        .node
+        .sysctl(&[("net.ipv4.tcp_migrate_req", "1")])?;
     let _other = outsider(stage)?;
     stage.lab.connected("outsider")?;
     let mut own = stage.replica(0)?;
-    let asked = || {
-        stage
-            .lab
-            .metric(9969, "holdfast_dns_queries_total", "")
-    };
+    let asked = || stage.lab.metric(9969, "holdfast_dns_queries_total", "");
     let load = stage.load()?;
     let before = asked()?;
     load.flows()?;
@@ -108,7 +131,10 @@ pub(super) fn beside_other(stage: &Stage) -> Result<Vec<Row>> {
     for round in 0..stage.size.blows {
         load.flows()?;
         let status = own.terminate(LEAVES)?;
-        ensure!(status.success(), "a replica that was told to leave: {status}");
+        ensure!(
+            status.success(),
+            "a replica that was told to leave: {status}"
+        );
         load.flows()?;
         own = stage.replica(round + 1)?;
     }

@@ -87,9 +87,7 @@ impl Stage {
             zone::ZONE,
             &zone::zone_file(&NAMES),
         )?;
-        let servers = [format!("{SERVER4}/32"), format!("{SERVER6}/128")];
-        let servers = [servers[0].as_str(), servers[1].as_str()];
-        let rules = dns_to("*.good.test", &servers) + &names("*.good.test");
+        let rules = dns_rules("*.good.test") + &names("*.good.test");
         lab.write_policy("web.yaml", &egress("good-names", "web", &rules))?;
         if redirect == Redirect::Tproxy {
             let rules = format!(
@@ -97,7 +95,7 @@ impl Stage {
                  meta mark & 0xf00 == 0x200 meta nfproto ipv4 meta l4proto {{ tcp, udp }} \
                  tproxy ip to 127.0.0.1:{PROXY_PORT} accept\n\
                  meta mark & 0xf00 == 0x200 meta nfproto ipv6 meta l4proto {{ tcp, udp }} \
-                 tproxy ip6 to [::1]:{PROXY_PORT} accept\n}} }}\n"
+                 tproxy ip6 to [::1]:{PROXY_PORT} accept\n}}\n}}\n"
             );
             shell::feed(lab.node.command("nft").args(["-f", "-"]), &rules)?;
         }
@@ -160,11 +158,20 @@ impl Stage {
 
     /// Takes the steering program and its maps away, as where no BPF is at hand.
     pub(super) fn remove_steering(&self) -> Result<()> {
-        let link = self.lab.bpf_root().join(shared_maps::pin::LINKS).join(LINK_NAME);
+        let link = self
+            .lab
+            .bpf_root()
+            .join(shared_maps::pin::LINKS)
+            .join(LINK_NAME);
         for pin in [link, self.lab.pin(SLOTS_NAME), self.lab.pin(SOCKS_NAME)] {
             std::fs::remove_file(pin)?;
         }
         Ok(())
+    }
+
+    /// DNS to the servers under load.
+    pub(super) fn rules(&self, pattern: &str) -> String {
+        dns_rules(pattern)
     }
 
     pub(super) fn clients(&self) -> impl Iterator<Item = &Pod> {
@@ -182,10 +189,19 @@ impl Running<'_> {
     /// Ends it, not before its time.
     pub(super) fn finish(self) -> Result<Report> {
         self.flows()?;
-        let left = self.stage.size.at_least.saturating_sub(self.since.elapsed());
+        let left = self
+            .stage
+            .size
+            .at_least
+            .saturating_sub(self.since.elapsed());
         std::thread::sleep(left);
         self.traffic.finish()
     }
+}
+
+fn dns_rules(pattern: &str) -> String {
+    let servers = [format!("{SERVER4}/32"), format!("{SERVER6}/128")];
+    dns_to(pattern, &[servers[0].as_str(), servers[1].as_str()])
 }
 
 /// Options of replica `number`, with a name and a metrics port of its own.

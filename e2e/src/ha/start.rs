@@ -109,13 +109,17 @@ fn move_server(stage: &Stage, pod: &Pod) -> Result<DnsServer> {
                  \x20 - ports: [{port: \"53\", protocol: ANY}]\n\
                  \x20   rules: {dns: [{matchPattern: \"*.good.test\"}]}\n";
     lab.write_policy("server.yaml", &egress("server", "web", rules))?;
+    // Another one with its labels: the identity outlives the old address.
+    let sibling = stage.clients().nth(2).context("a third pod")?;
+    lab.add_endpoint(sibling, SERVER_LABELS)?;
     let before = lab.add_endpoint(pod, SERVER_LABELS)?;
     let identity = |id: u64| -> Result<Value> {
         let listing = lab.agent_json(&["endpoint", "list"])?;
         let all = listing.as_array().context("a list")?;
         let own = all.iter().find(|e| e.get("id") == Some(&id.into()));
         let own = own.and_then(|e| e.get("identity"));
-        own.cloned().with_context(|| format!("no identity: {listing}"))
+        own.cloned()
+            .with_context(|| format!("no identity: {listing}"))
     };
     let identity_before = identity(before)?;
     lab.agent(&["endpoint", "remove", &before.to_string()])?;

@@ -42,7 +42,9 @@ pub fn v4(number: u32) -> Ipv4Addr {
 
 /// Its IPv6 address, 2001:db8:64::/96.
 pub fn v6(number: u32) -> Ipv6Addr {
-    Ipv6Addr::from_bits(Ipv6Addr::new(0x2001, 0xdb8, 0x64, 0, 0, 0, 0, 0).to_bits() + u128::from(number))
+    Ipv6Addr::from_bits(
+        Ipv6Addr::new(0x2001, 0xdb8, 0x64, 0, 0, 0, 0, 0).to_bits() + u128::from(number),
+    )
 }
 
 /// The zone as a master file.
@@ -51,7 +53,12 @@ pub fn zone_file(names: &Names) -> String {
         "$ORIGIN {ZONE}.\n$TTL 600\n@ IN SOA ns hostmaster 1 3600 600 86400 60\n@ IN NS ns\nns IN A 192.0.2.2\n"
     );
     for number in 0..names.all {
-        let _ = writeln!(zone, "n{number} IN A {}\nn{number} IN AAAA {}", v4(number), v6(number));
+        let _ = writeln!(
+            zone,
+            "n{number} IN A {}\nn{number} IN AAAA {}",
+            v4(number),
+            v6(number)
+        );
     }
     zone
 }
@@ -100,7 +107,13 @@ impl Asked {
             let bytes = answer.get(at..at + 2)?.try_into().ok()?;
             Some(u16::from_be_bytes(bytes))
         };
-        let of = || format!("{} (type {})", name(self.name), if self.v6 { 28 } else { 1 });
+        let of = || {
+            format!(
+                "{} (type {})",
+                name(self.name),
+                if self.v6 { 28 } else { 1 }
+            )
+        };
         let (Some(id), Some(flags), Some(questions), Some(answers)) =
             (field(0), field(2), field(4), field(6))
         else {
@@ -110,7 +123,11 @@ impl Asked {
             return Err(format!("{}: not an answer to it", of()));
         }
         if flags & 0xf != 0 || answers != 1 {
-            return Err(format!("{}: rcode {}, {answers} records", of(), flags & 0xf));
+            return Err(format!(
+                "{}: rcode {}, {answers} records",
+                of(),
+                flags & 0xf
+            ));
         }
         let end = HEADER + question.len();
         if answer.get(HEADER..end) != Some(&question) {
@@ -172,7 +189,10 @@ mod tests {
             assert!(answered(&asked, |m| m.answers.clear()).is_err());
             let refused = hickory_proto::op::ResponseCode::Refused;
             assert!(answered(&asked, |m| m.metadata.response_code = refused).is_err());
-            let other = Asked { name: 12, ..asked.clone() };
+            let other = Asked {
+                name: 12,
+                ..asked.clone()
+            };
             let mut bytes = Vec::new();
             other.write(&mut bytes);
             let question = Message::from_vec(&bytes).unwrap().queries;

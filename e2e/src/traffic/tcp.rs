@@ -128,13 +128,19 @@ impl Sender {
             self.on_time(stopped.is_some());
             let sent = self.counts.sent.wrapping_sub(told.0);
             common.sent.fetch_add(sent, Ordering::Relaxed);
-            common.right.fetch_add(self.counts.right - told.1, Ordering::Relaxed);
+            common
+                .right
+                .fetch_add(self.counts.right - told.1, Ordering::Relaxed);
             told = (self.counts.sent, self.counts.right);
         }
         for connection in self.connections.iter().flatten() {
             if connection.asked.is_some() {
                 let server = connection.server;
-                let what = if connection.connecting { "connection" } else { "answer" };
+                let what = if connection.connecting {
+                    "connection"
+                } else {
+                    "answer"
+                };
                 let lost = || format!("no {what} from {server} over TCP");
                 self.counts.lost(connection.sent_at, lost);
             }
@@ -207,7 +213,8 @@ impl Sender {
                     Ok(()) => self.counts.right(connection.sent_at),
                     Err(why) => {
                         let server = connection.server;
-                        self.counts.wrong(|| format!("from {server} over TCP: {why}"));
+                        self.counts
+                            .wrong(|| format!("from {server} over TCP: {why}"));
                     }
                 },
             }
@@ -249,8 +256,13 @@ impl Sender {
         };
         let server = connection.server;
         if connection.asked.is_some() {
-            let when = if connection.connecting { "connecting" } else { "asking" };
-            let why = || format!("{server} over TCP, {when}: {error}");
+            let when = if connection.connecting {
+                "connecting"
+            } else {
+                "asking"
+            };
+            let kind = if connection.lasting { "lasting" } else { "new" };
+            let why = || format!("{server} over TCP, {when} ({kind} connection): {error}");
             self.counts.lost(connection.sent_at, why);
         }
         if connection.lasting {

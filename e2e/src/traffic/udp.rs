@@ -132,8 +132,12 @@ impl Sender {
             for lane in 0..self.lanes.len() {
                 self.receive(lane);
             }
-            common.sent.fetch_add(self.counts.sent - told.0, Ordering::Relaxed);
-            common.right.fetch_add(self.counts.right - told.1, Ordering::Relaxed);
+            common
+                .sent
+                .fetch_add(self.counts.sent - told.0, Ordering::Relaxed);
+            common
+                .right
+                .fetch_add(self.counts.right - told.1, Ordering::Relaxed);
             told = (self.counts.sent, self.counts.right);
         }
         let mut ports = 0;
@@ -180,7 +184,9 @@ impl Sender {
             None => lane.open += 1,
         }
         lane.next = (lane.next + 1) % PORTS;
-        lane.used = lane.used.max(if lane.next == 0 { PORTS } else { lane.next });
+        lane.used = lane
+            .used
+            .max(if lane.next == 0 { PORTS } else { lane.next });
     }
 
     fn receive(&mut self, number: usize) {
@@ -206,14 +212,16 @@ impl Sender {
             };
             let Some(flight) = place.take() else {
                 self.counts.stray += 1;
-                self.counts.sample(|| format!("an answer to port {} that asked nothing", port(2)));
+                self.counts
+                    .sample(|| format!("an answer to port {} that asked nothing", port(2)));
                 continue;
             };
             lane.open -= 1;
             let (source, server) = (port(0), lane.server);
             if from.ip() != server || source != DNS {
                 let from = from.ip();
-                self.counts.wrong(|| format!("an answer from {from}, port {source}"));
+                self.counts
+                    .wrong(|| format!("an answer from {from}, port {source}"));
                 continue;
             }
             match flight.asked.check(message) {
@@ -226,12 +234,8 @@ impl Sender {
 
 fn raw(own: IpAddr) -> Result<UdpSocket> {
     let address = SocketAddr::new(own, 0);
-    let socket = Socket::new(
-        Domain::for_address(address),
-        Type::RAW,
-        Some(Protocol::UDP),
-    )
-    .context("a raw socket (this needs root)")?;
+    let socket = Socket::new(Domain::for_address(address), Type::RAW, Some(Protocol::UDP))
+        .context("a raw socket (this needs root)")?;
     socket.bind(&address.into())?;
     socket.set_nonblocking(true)?;
     setsockopt(&socket, RcvBufForce, &RECEIVE_BUFFER).context("a large receive buffer")?;

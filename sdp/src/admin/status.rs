@@ -4,10 +4,10 @@ use std::fmt::Write as _;
 
 use serde::{Deserialize, Serialize};
 
+use super::steering::Steering;
 use crate::{
     app::Shared,
     link::board::{LinkStatus, RulesOrigin},
-    listener::SteeringStatus,
     mapping::sink::SinkStatus,
     maps::MapsStatus,
     proxy::stats::{AnswerResult, Label, QueryResult},
@@ -42,7 +42,7 @@ pub struct Status {
     /// Mappings and leases.
     pub mappings: SinkStatus,
     /// How packets are steered to this proxy.
-    pub steering: String,
+    pub steering: Steering,
     /// Endpoints' files that were not used at the start.
     pub skipped_files: Vec<Skipped>,
     /// Where mappings that are not durable are kept.
@@ -94,7 +94,7 @@ impl Status {
             endpoints_with_rules: shared.policy.load().len(),
             maps: shared.maps.status(),
             mappings: shared.sink.status(),
-            steering: steering_text(&shared.steering.lock()),
+            steering: Steering::of(&shared.steering.lock()),
             skipped_files: shared.skipped_files.lock().clone(),
             journal: "memory only".to_owned(),
             queries: counted::<QueryResult>(|label| shared.stats.queries.get(label)),
@@ -145,7 +145,7 @@ impl Status {
             }
         );
         let _ = writeln!(out, "  journal     {}", self.journal);
-        let _ = writeln!(out, "  steering    {}", self.steering);
+        let _ = writeln!(out, "  steering    {}", self.steering.text);
         let _ = writeln!(
             out,
             "  listening   127.0.0.1 and ::1, port {}",
@@ -184,16 +184,6 @@ fn counted<L: Label>(get: impl Fn(L) -> u64) -> Vec<Counted> {
         })
         .filter(|counted| counted.count > 0)
         .collect()
-}
-
-fn steering_text(status: &SteeringStatus) -> String {
-    match status {
-        SteeringStatus::Off => "off".to_owned(),
-        SteeringStatus::Unavailable(why) => format!("by the kernel's hash: {why}"),
-        SteeringStatus::Full(why) => format!("none: {why}"),
-        SteeringStatus::Joined(slots) => format!("slots {slots:?}"),
-        SteeringStatus::Left => "left".to_owned(),
-    }
 }
 
 fn agent_text(agent: &LinkStatus) -> String {

@@ -160,7 +160,7 @@ fn option(code: u16, data: &[u8], out: &mut Vec<u8>) {
 mod tests {
     use hickory_proto::op::{Message, ResponseCode};
 
-    use super::{EDE_PROHIBITED, to_query, to_unfit};
+    use super::{EDE_BLOCKED, EDE_PROHIBITED, to_query, to_unfit};
     use crate::wire::{
         Rcode, put_u16,
         query::{
@@ -203,6 +203,18 @@ mod tests {
             assert_eq!(message.authorities.len(), 1);
             assert!(message.edns.is_none());
         }
+    }
+
+    #[test]
+    fn the_longest_fits_into_a_datagram_without_edns() {
+        let name = [&"a".repeat(63)[..]; 3].join(".") + "." + &"b".repeat(61);
+        let cookie = [&[0, 10, 0, 40][..], &[7; 40]].concat();
+        let bytes = with_edns(plain(1, &name, 1), &cookie);
+        let query = Query::decode(&bytes).unwrap();
+        let mut out = Vec::new();
+        to_query(&query, Rcode::NxDomain, Some(EDE_BLOCKED), &mut out);
+        assert!(out.len() <= 512, "{}", out.len());
+        assert!(out.ends_with(&cookie));
     }
 
     #[test]

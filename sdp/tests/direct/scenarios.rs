@@ -9,7 +9,7 @@ mod stage;
 
 use std::{collections::HashMap, fs, path::PathBuf, time::Duration};
 
-use hickory_proto::{op::Message, rr::RecordType};
+use hickory_proto::{op::Message, rr::RData};
 use holdfast_sdp::{
     mapping::{OnRealised, Realised},
     proxy::RejectCode,
@@ -407,14 +407,17 @@ fn check_own(own: &Own, asked: &Asked, got: &[u8]) -> Result<(), String> {
         .strip_prefix(head.as_slice())
         .and_then(|rest| rest.strip_suffix(tail.as_slice()))
         .ok_or_else(|| format!("got {got_told}, wanted {}", told(&head)))?;
-    if middle.is_empty() != !own.soa {
+    if middle.is_empty() == own.soa {
         return Err(format!("SOA: got {got_told}"));
     }
     let message = Message::from_vec(got).map_err(|e| format!("undecodable: {e}: {got_told}"))?;
-    let soa = message
-        .authorities
-        .iter()
-        .all(|record| record.record_type() == RecordType::SOA && record.ttl > 0);
-    soa.then_some(())
-        .ok_or_else(|| format!("no SOA with a TTL: {got_told}"))
+    for record in &message.authorities {
+        let RData::SOA(soa) = &record.data else {
+            return Err(format!("no SOA: {got_told}"));
+        };
+        if record.ttl == 0 || soa.minimum != record.ttl {
+            return Err(format!("TTL of the SOA and its minimum: {got_told}"));
+        }
+    }
+    Ok(())
 }

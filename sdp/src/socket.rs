@@ -38,7 +38,7 @@ impl<T> Step<T> for io::Result<T> {
     }
 }
 
-/// A UDP socket for redirected (or, without `transparent`, plain) queries.
+/// A UDP socket for redirected (or, without `transparent`, plain) queries, not bound yet.
 pub(crate) fn udp_listener(at: SocketAddr, transparent: bool) -> Result<OwnedFd, SocketError> {
     let socket = open(at, Type::DGRAM)?;
     shared_port(&socket)?;
@@ -54,20 +54,30 @@ pub(crate) fn udp_listener(at: SocketAddr, transparent: bool) -> Result<OwnedFd,
             .step("cannot set the receive buffer")?;
     }
     sys::count_overflow(&socket).step("cannot count overflows (SO_RXQ_OVFL)")?;
-    socket.bind(&SockAddr::from(at)).step("cannot bind UDP")?;
     Ok(socket.into())
 }
 
-/// A TCP listener for redirected (or plain) connections.
+/// Binds what [`udp_listener`] made.
+pub(crate) fn bind_udp(socket: &OwnedFd, at: SocketAddr) -> Result<(), SocketError> {
+    socket2::SockRef::from(socket)
+        .bind(&SockAddr::from(at))
+        .step("cannot bind UDP")
+}
+
+/// A TCP socket for redirected (or plain) connections, not bound yet.
 pub(crate) fn tcp_listener(at: SocketAddr, transparent: bool) -> Result<Socket, SocketError> {
     let socket = open(at, Type::STREAM)?;
     shared_port(&socket)?;
     if transparent {
         make_transparent(&socket, at)?;
     }
-    socket.bind(&SockAddr::from(at)).step("cannot bind TCP")?;
-    socket.listen(BACKLOG).step("cannot listen on TCP")?;
     Ok(socket)
+}
+
+/// Binds what [`tcp_listener`] made, and listens.
+pub(crate) fn listen(socket: &Socket, at: SocketAddr) -> Result<(), SocketError> {
+    socket.bind(&SockAddr::from(at)).step("cannot bind TCP")?;
+    socket.listen(BACKLOG).step("cannot listen on TCP")
 }
 
 /// A socket that sends answers from `port` of any address: source addresses are given per packet.

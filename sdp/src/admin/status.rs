@@ -11,6 +11,7 @@ use crate::{
     link::board::{LinkStatus, RulesOrigin},
     mapping::sink::SinkStatus,
     maps::MapsStatus,
+    privileges::Privileges,
     proxy::stats::{AnswerResult, Label, QueryResult},
     restore::Skipped,
 };
@@ -44,6 +45,8 @@ pub struct Status {
     pub mappings: SinkStatus,
     /// How packets are steered to this proxy.
     pub steering: Steering,
+    /// What the process may still do.
+    pub privileges: Privileges,
     /// Endpoints' files that were not used at the start.
     pub skipped_files: Vec<Skipped>,
     /// Where mappings that are not durable are kept.
@@ -96,6 +99,7 @@ impl Status {
             maps: shared.maps.status(),
             mappings: shared.sink.status(),
             steering: Steering::of(&shared.steering.lock()),
+            privileges: shared.privileges.clone(),
             skipped_files: shared.skipped_files.lock().clone(),
             journal: shared.journal.status(),
             queries: counted::<QueryResult>(|label| shared.stats.queries.get(label)),
@@ -147,6 +151,7 @@ impl Status {
         );
         let _ = writeln!(out, "  journal     {}", self.journal.text());
         let _ = writeln!(out, "  steering    {}", self.steering.text);
+        let _ = writeln!(out, "  privileges  {}", self.privileges.text());
         let _ = writeln!(
             out,
             "  listening   127.0.0.1 and ::1, port {}",

@@ -11,6 +11,7 @@ use std::{
     os::fd::OwnedFd,
 };
 
+use nix::sys::socket::{setsockopt, sockopt};
 use shared_maps::{IdentityId, mark};
 use socket2::{Domain, Protocol, SockAddr, SockFilter, Socket, Type};
 
@@ -133,6 +134,14 @@ pub(crate) fn udp_upstream(
 ) -> Result<OwnedFd, SocketError> {
     let socket = open(server, Type::DGRAM)?;
     set_mark(&socket, identity)?;
+    let reported = if server.is_ipv6() {
+        setsockopt(&socket, sockopt::Ipv6RecvErr, &true)
+    } else {
+        setsockopt(&socket, sockopt::Ipv4RecvErr, &true)
+    };
+    reported
+        .map_err(io::Error::from)
+        .step("cannot ask for ICMP errors (IP_RECVERR)")?;
     socket
         .connect(&SockAddr::from(server))
         .step("cannot connect to the server")?;

@@ -4,6 +4,7 @@
 //! answers, judge each, send what results in batches.
 
 mod answers;
+mod errors;
 mod queries;
 
 use std::{
@@ -134,7 +135,7 @@ impl Worker {
                     TOKEN_WAKE => self.release_realised(),
                     token => match usize::try_from(TOKEN_LISTENER - token) {
                         Ok(listener) if listener < self.listeners.len() => self.queries(listener),
-                        _ => self.answers(Key::from_u64(token)),
+                        _ => self.server_event(*event),
                     },
                 }
             }

@@ -323,7 +323,8 @@ impl Connection {
         let stats = self.shared.proxy.stats();
         stats.in_flight.down();
         stats.queries.inc(QueryResult::UpstreamError);
-        self.servfail(flight);
+        reply::unreachable(flight.kept, &flight.question, &mut self.own);
+        self.out.push(&self.own);
     }
 
     fn servfail(&mut self, flight: &Flight) {

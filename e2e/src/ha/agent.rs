@@ -67,6 +67,17 @@ fn under_load(stage: &Stage, blow: impl Fn(Program, u32) -> Result<Program>) -> 
     }
     load.flows()?;
     let report = load.finish()?;
-    let note = format!("{} times", stage.size.blows);
+    let timeouts = stage
+        .lab
+        .metric(9971, "holdfast_dns_upstream_timeouts_total", "")?;
+    let overflow = stage
+        .lab
+        .metric(9971, "holdfast_dns_receive_overflow_total", "")?;
+    let note = format!(
+        "{} times; {}; {timeouts} queries that the server did not answer, {overflow} lost in a \
+         full queue",
+        stage.size.blows,
+        stage.drops()?
+    );
     Ok(vec![Row::none_lost(String::new(), &report, note)])
 }

@@ -4,8 +4,9 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
+use holdfast_agent::datapath::events::Counters;
 use shared_maps::steering::{LINK_NAME, SLOTS_NAME, SOCKS_NAME};
-use shared_maps::user::monotonic_ns;
+use shared_maps::user::{Globals, monotonic_ns};
 
 use super::Size;
 use crate::dns::probe::Query;
@@ -167,6 +168,20 @@ impl Stage {
             std::fs::remove_file(pin)?;
         }
         Ok(())
+    }
+
+    /// Packets that the datapath dropped, by reason.
+    pub(super) fn drops(&self) -> Result<String> {
+        let counters = Counters::open(&Globals::new(self.lab.bpf_root()))?.read()?;
+        let drops: Vec<String> = counters
+            .into_iter()
+            .filter(|(reason, counter)| reason.is_drop() && counter.packets > 0)
+            .map(|(reason, counter)| format!("{} {}", counter.packets, reason.as_str()))
+            .collect();
+        Ok(match drops.as_slice() {
+            [] => "no packet dropped".to_owned(),
+            drops => format!("dropped packets: {}", drops.join(", ")),
+        })
     }
 
     /// DNS to the servers under load.

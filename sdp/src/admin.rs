@@ -22,6 +22,7 @@ pub mod explain;
 pub mod policy;
 mod server;
 pub mod status;
+pub mod steering;
 
 pub use server::Doors;
 

@@ -13,7 +13,7 @@ use shared_maps::{steering, user::Globals};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{
-    admin::{Admin, Doors},
+    admin::{self, Admin, Doors},
     config::{self, Config},
     drain::Drain,
     journal::Journal,
@@ -343,6 +343,13 @@ async fn watch_steering(shared: &Shared, listeners: &Listeners) {
 
 async fn leave(shared: &Shared, listeners: Listeners) {
     let limit = shared.config.drain_timeout;
+    let slots = matches!(*shared.steering.lock(), SteeringStatus::Joined(_));
+    if !slots && !admin::steering::connections_migrate() {
+        tracing::warn!(
+            "leaving without steering: TCP connections not accepted yet may be reset; set \
+             net.ipv4.tcp_migrate_req=1"
+        );
+    }
     let work = async {
         let report = listeners.drain(limit).await;
         if report.abandoned > 0 || report.cut > 0 {

@@ -358,6 +358,11 @@ impl Listeners {
         for worker in &self.workers {
             worker.control.drain();
         }
+        // While a slot still points to them, the listeners get new connections.
+        let all_left = |workers: &[Running]| workers.iter().all(|w| w.control.has_left());
+        while !all_left(&self.workers) && Instant::now() < deadline {
+            tokio::time::sleep(control::Leaving::LOOK).await;
+        }
         self.tcp.drain();
         let all_done = |workers: &[Running]| workers.iter().all(|w| w.control.is_done());
         while !all_done(&self.workers) && Instant::now() < deadline {

@@ -11,6 +11,7 @@ mod fuzz;
 mod linker;
 mod lint;
 mod play;
+mod previous;
 mod process;
 mod setup;
 mod test;

@@ -4,11 +4,11 @@ use std::fmt::Write as _;
 
 use serde::{Deserialize, Serialize};
 
+use super::steering::Steering;
 use crate::{
     app::Shared,
     journal::JournalStatus,
     link::board::{LinkStatus, RulesOrigin},
-    listener::SteeringStatus,
     mapping::sink::SinkStatus,
     maps::MapsStatus,
     privileges::Privileges,
@@ -44,7 +44,7 @@ pub struct Status {
     /// Mappings and leases.
     pub mappings: SinkStatus,
     /// How packets are steered to this proxy.
-    pub steering: String,
+    pub steering: Steering,
     /// What the process may still do.
     pub privileges: Privileges,
     /// Endpoints' files that were not used at the start.
@@ -98,7 +98,7 @@ impl Status {
             endpoints_with_rules: shared.policy.load().len(),
             maps: shared.maps.status(),
             mappings: shared.sink.status(),
-            steering: steering_text(&shared.steering.lock()),
+            steering: Steering::of(&shared.steering.lock()),
             privileges: shared.privileges.clone(),
             skipped_files: shared.skipped_files.lock().clone(),
             journal: shared.journal.status(),
@@ -150,7 +150,7 @@ impl Status {
             }
         );
         let _ = writeln!(out, "  journal     {}", self.journal.text());
-        let _ = writeln!(out, "  steering    {}", self.steering);
+        let _ = writeln!(out, "  steering    {}", self.steering.text);
         let _ = writeln!(out, "  privileges  {}", self.privileges.text());
         let _ = writeln!(
             out,
@@ -190,16 +190,6 @@ fn counted<L: Label>(get: impl Fn(L) -> u64) -> Vec<Counted> {
         })
         .filter(|counted| counted.count > 0)
         .collect()
-}
-
-fn steering_text(status: &SteeringStatus) -> String {
-    match status {
-        SteeringStatus::Off => "off".to_owned(),
-        SteeringStatus::Unavailable(why) => format!("by the kernel's hash: {why}"),
-        SteeringStatus::Full(why) => format!("none: {why}"),
-        SteeringStatus::Joined(slots) => format!("slots {slots:?}"),
-        SteeringStatus::Left => "left".to_owned(),
-    }
 }
 
 fn agent_text(agent: &LinkStatus) -> String {

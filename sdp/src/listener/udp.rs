@@ -210,6 +210,7 @@ impl Worker {
                     tracing::warn!(error = %e, "a listener that drains still gets new queries");
                 }
             }
+            self.control.leave();
         }
         let leaving = self.leaving.get_or_insert_with(|| Leaving::new(now));
         leaving.is_quiet(now) && self.upstream.in_flight() == 0 && self.held.len() == 0

@@ -1,10 +1,18 @@
 //! What the network says of queries that it could not deliver.
 
-use nix::sys::{
-    epoll::{EpollEvent, EpollFlags},
-    socket::{MsgFlags, recv},
+use std::{
+    io::IoSliceMut,
+    os::fd::{AsRawFd as _, OwnedFd},
 };
-use std::os::fd::AsRawFd as _;
+
+use nix::{
+    cmsg_space,
+    errno::Errno,
+    sys::{
+        epoll::{EpollEvent, EpollFlags},
+        socket::{ControlMessageOwned, MsgFlags, recvmsg},
+    },
+};
 
 use super::Worker;
 use crate::{
@@ -37,12 +45,11 @@ impl Worker {
             let Some(fd) = self.upstream.fd(socket) else {
                 return;
             };
-            let flags = MsgFlags::MSG_ERRQUEUE | MsgFlags::MSG_DONTWAIT;
-            let Ok(length) = recv(fd.as_raw_fd(), &mut query, flags) else {
+            let Ok((length, is_final)) = take_error(fd, &mut query) else {
                 return;
             };
             let query = query.get(..length).unwrap_or_default();
-            if let Some(flight) = self.upstream.undelivered(socket, query) {
+            if is_final && let Some(flight) = self.upstream.undelivered(socket, query) {
                 self.unreachable(&flight);
                 self.upstream.recycle(flight);
             }
@@ -62,4 +69,24 @@ impl Worker {
             self.send_own(flight.server, *client);
         }
     }
+}
+
+/// Takes one error from a socket: how long the query is that it brought back, and whether the
+/// server is out of reach. It is not where the query was too long for the path: the kernel knows
+/// the path now and will send the client's repetition in fragments.
+fn take_error(socket: &OwnedFd, query: &mut [u8]) -> nix::Result<(usize, bool)> {
+    let mut control = cmsg_space!(libc::sock_extended_err, libc::sockaddr_in6);
+    let mut parts = [IoSliceMut::new(query)];
+    let flags = MsgFlags::MSG_ERRQUEUE | MsgFlags::MSG_DONTWAIT;
+    let error = recvmsg::<()>(socket.as_raw_fd(), &mut parts, Some(&mut control), flags)?;
+    let is_final = error.cmsgs()?.any(|message| match message {
+        ControlMessageOwned::Ipv4RecvErr(error, _) | ControlMessageOwned::Ipv6RecvErr(error, _) => {
+            i32::try_from(error.ee_errno).is_ok_and(|number| {
+                let unreachable = [Errno::ECONNREFUSED, Errno::EHOSTUNREACH, Errno::ENETUNREACH];
+                unreachable.contains(&Errno::from_raw(number))
+            })
+        }
+        _ => false,
+    });
+    Ok((error.bytes, is_final))
 }

@@ -12,6 +12,7 @@ use crate::{
         BootTime, Mapping, OnRealised, Realised, Refusal, Release,
         kept::{Kept, Key},
         lease::LeaseTable,
+        repeat,
     },
     name::Fqdn,
     proxy::stats::Count,
@@ -145,7 +146,8 @@ impl State {
     }
 
     /// The rule of release: every pair is leased in this epoch, under the rules
-    /// that this proxy applies or later ones, until the client may forget it.
+    /// that this proxy applies or later ones, until the client may forget it,
+    /// also if it gets the same answer again without our being told.
     fn is_leased(&self, mapping: &Mapping, now: BootTime) -> bool {
         let Some((epoch, revision)) = &self.rules else {
             return false;
@@ -153,7 +155,8 @@ impl State {
         if self.agent.as_ref() != Some(epoch) {
             return false;
         }
-        let until = now.plus_secs(mapping.ttl.max(self.min_ttl).into());
+        let again = now.plus(repeat::WITHIN);
+        let until = again.plus_secs(mapping.ttl.max(self.min_ttl).into());
         self.leases
             .covers(&mapping.name, &mapping.addresses, until, *revision)
     }

@@ -9,6 +9,7 @@
 //!
 //! Needs root. A missing privilege is a failure, never a skipped test.
 
+pub mod audit;
 pub mod bench;
 pub mod config;
 pub mod dns;

@@ -171,9 +171,11 @@ impl Lab {
             .arg("--admin-socket")
             .arg(self.sdp_admin(&options.name));
         command.arg(format!("--metrics-address=127.0.0.1:{}", options.metrics));
-        command
-            .arg("--journal-dir")
-            .arg(self.directory().join("journal"));
+        if !options.flags.iter().any(|f| f.starts_with("--journal-dir")) {
+            command
+                .arg("--journal-dir")
+                .arg(self.directory().join("journal"));
+        }
         command.args(&options.flags);
         Ok(command)
     }

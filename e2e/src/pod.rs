@@ -11,6 +11,7 @@ use anyhow::{Context, Result, bail, ensure};
 use parking_lot::Mutex;
 use socket2::{Domain, Protocol, Socket, Type};
 
+use crate::audit::Heard;
 use crate::dns::probe::{Query, Reply};
 use crate::netns::Netns;
 use crate::wait::until;
@@ -35,12 +36,16 @@ pub struct Pod {
     pub v6: Ipv6Addr,
     /// Name of the node's end of its veth pair.
     pub host_side: String,
+    /// Answers it got by [`Pod::ask`].
+    pub heard: Heard,
 }
 
 impl Pod {
     /// Sends a query from inside.
     pub fn ask(&self, query: &Query) -> Result<Reply> {
-        self.netns.enter(|| query.send())?
+        let reply = self.netns.enter(|| query.send())??;
+        self.heard.note(&reply);
+        Ok(reply)
     }
 
     /// Connects from inside; fails after `limit`.

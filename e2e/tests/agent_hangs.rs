@@ -50,6 +50,9 @@ fn a_stopped_agent_is_served_past_and_told_later() {
             "an answer was held for an agent that hangs"
         );
 
+        let missing = lab.audit("good.test", &[9961])?;
+        ensure!(missing == 7, "{missing} of 7 addresses are closed");
+
         programs.agent.signal(Signal::SIGCONT)?;
         for n in 11..17 {
             eventually("what was learned meanwhile opens", SOON, || {
@@ -64,6 +67,7 @@ fn a_stopped_agent_is_served_past_and_told_later() {
         lab.a
             .ask(&Query::a("n17.good.test", DNS4))?
             .expect(web4(17))?;
-        lab.a.expect_open(at(web4(17), 80))
+        lab.a.expect_open(at(web4(17), 80))?;
+        lab.audit_settled("good.test", Duration::from_secs(2))
     });
 }

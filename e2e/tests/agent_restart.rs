@@ -50,11 +50,8 @@ fn a_restart_changes_no_identity_and_cuts_no_stream() {
         }
         lab.a.expect_open(at(web4(10), 80))?;
         lab.a.expect_open(at(web6(10), 80))?;
-        eventually(
-            "learned while away, open now",
-            Duration::from_secs(5),
-            || lab.a.expect_open(at(web4(11), 80)),
-        )?;
+        lab.audit_settled("good.test", Duration::from_secs(2))?;
+        lab.a.expect_open(at(web4(11), 80))?;
 
         // Asked to end, it leaves everything in force as well.
         agent.terminate(Duration::from_secs(10))?;

@@ -34,6 +34,7 @@ fn the_answer_opens_its_addresses() {
                 assert_eq!(lab.web.visits(at(address, 443)), 0);
             }
         }
+        assert_eq!(lab.audit("good.test", &[9961])?, 0);
         Ok(())
     });
 }

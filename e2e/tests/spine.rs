@@ -36,6 +36,7 @@ fn a_query_opens_its_answer_and_outlives_the_agent() {
         lab.a.ask(&good)?.expect(web4(10))?;
         lab.a.expect_open(at(web4(10), 80))?;
         lab.a.ask(&bad)?.expect_code(ResponseCode::Refused)?;
+        assert_eq!(lab.audit("good.test", &[9971])?, 0, "in the map all along");
         Ok(())
     });
 }

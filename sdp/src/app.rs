@@ -15,6 +15,7 @@ use crate::{
     admin::Admin,
     config::{self, Config},
     drain::Drain,
+    journal::Journal,
     link::{Link, board::Board},
     listener::{
         ListenConfig, ListenError, Listeners, SocketOptions, Sockets, SteeringConfig,
@@ -49,6 +50,8 @@ pub struct Shared {
     pub policy: Arc<PolicyHandle>,
     /// Where mappings go.
     pub sink: Arc<LinkSink>,
+    /// Where those go that no agent has made durable.
+    pub journal: Arc<Journal>,
     /// How the link to the agent stands.
     pub board: Arc<Board>,
     /// What is missing for being ready.
@@ -93,6 +96,12 @@ async fn serve(config: Config) -> anyhow::Result<()> {
         }
     });
 
+    let sink = Arc::clone(&shared.sink);
+    shared
+        .journal
+        .start(&config.journal_dir, &config.name, move |written| {
+            sink.adopt(&written);
+        });
     let admin = Admin::start(&shared)?;
     restore_rules(&shared);
     let stop = CancellationToken::new();
@@ -130,10 +139,14 @@ impl Shared {
         );
         let maps = PinnedMaps::open(&config.bpf_root, config.ipv4 && config.ipv6);
         note_maps(&ready, &maps);
+        let journal = Arc::new(Journal::default());
+        let (min_ttl, max_delay) = (config.min_ttl, config.response_max_delay);
+        let sink = LinkSink::with_journal(min_ttl, max_delay, Arc::clone(&journal));
         Self {
             maps: Arc::new(maps),
             policy: Arc::new(PolicyHandle::new()),
-            sink: Arc::new(LinkSink::new(config.min_ttl, config.response_max_delay)),
+            sink: Arc::new(sink),
+            journal,
             board: Arc::new(Board::new(ready.clone())),
             ready,
             drain: Drain::default(),
@@ -322,6 +335,7 @@ async fn leave(shared: &Shared, listeners: Listeners) {
         if unanswered > 0 {
             tracing::warn!(unanswered, "the agent answers nothing: not waited for");
         }
+        shared.journal.close().await;
     };
     if shared.drain.within(limit, work).await {
         tracing::info!("left");

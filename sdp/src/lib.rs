@@ -15,6 +15,7 @@ pub mod app;
 mod arena;
 pub mod config;
 pub mod drain;
+pub mod journal;
 pub mod link;
 pub mod listener;
 pub mod mapping;

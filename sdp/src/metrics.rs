@@ -102,6 +102,41 @@ impl Metrics {
         ] {
             registry.register(name, help, count.clone());
         }
+        let journal = shared.journal.stats();
+        for (name, help, count) in [
+            (
+                "journal_adopted_files",
+                "Journals of other processes taken up",
+                &journal.adopted_files,
+            ),
+            (
+                "journal_adopted_pairs",
+                "Pairs in journals taken up",
+                &journal.adopted_pairs,
+            ),
+            (
+                "journal_torn_files",
+                "Journals that ended in half a record",
+                &journal.torn,
+            ),
+            (
+                "journal_damaged_files",
+                "Journals set aside",
+                &journal.damaged,
+            ),
+            (
+                "journal_errors",
+                "Writes to journals that failed",
+                &journal.errors,
+            ),
+            (
+                "journal_skipped",
+                "Notes not taken as too many waited for the disk",
+                &journal.skipped,
+            ),
+        ] {
+            registry.register(name, help, count.clone());
+        }
         registry.register_collector(Box::new(Levels {
             shared: Arc::clone(shared),
         }));
@@ -126,6 +161,7 @@ impl Collector for Levels {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
         let shared = &self.shared;
         let sink = shared.sink.status();
+        let journal = shared.journal.status();
         let damaged = shared
             .skipped_files
             .lock()
@@ -169,6 +205,26 @@ impl Collector for Levels {
                 "agent_hung",
                 "1 while the agent counts as hung",
                 usize::from(sink.agent_hung),
+            ),
+            (
+                "journal_pairs",
+                "Pairs that no agent has made durable",
+                journal.pairs,
+            ),
+            (
+                "journal_bytes",
+                "Length of the journal",
+                usize::try_from(journal.bytes).unwrap_or(usize::MAX),
+            ),
+            (
+                "journal_dropped",
+                "Pairs dropped as the journal held too many",
+                usize::try_from(journal.dropped).unwrap_or(usize::MAX),
+            ),
+            (
+                "journal_memory_only",
+                "1 while mappings are in memory only",
+                usize::from(journal.memory_only.is_some()),
             ),
             (
                 "damaged_files",

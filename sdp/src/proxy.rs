@@ -52,6 +52,8 @@ pub struct ProxyConfig {
     pub max_delay: Duration,
     /// How long a query waits for its server at most.
     pub timeout: Duration,
+    /// A TCP connection on which nothing happens for so long is closed (RFC 7766, 6.2.3).
+    pub tcp_idle: Duration,
     /// Queries in flight at most, all workers and endpoints together.
     pub in_flight: usize,
     /// Whether servers may be at a loopback address (tests; a loop is possible then).
@@ -65,6 +67,7 @@ impl Default for ProxyConfig {
             reject: RejectCode::Refused,
             max_delay: Duration::from_millis(100),
             timeout: Duration::from_secs(10),
+            tcp_idle: Duration::from_secs(10),
             in_flight: 65_536,
             loopback_servers: false,
         }
@@ -313,16 +316,18 @@ impl Proxy {
 
     fn refuse<'a>(&self, query: &Query<'_>, why: QueryResult, own: &mut Vec<u8>) -> Outcome<'a> {
         let by_policy = matches!(why, QueryResult::DeniedName | QueryResult::DeniedServer);
-        let code = match self.config.reject {
-            RejectCode::NameError if by_policy => Rcode::NxDomain,
-            _ => Rcode::Refused,
-        };
         let extended = if by_policy {
             reply::EDE_BLOCKED
         } else {
             reply::EDE_PROHIBITED
         };
-        reply::to_query(query, code, Some(extended), own);
+        let (code, extended) = match self.config.reject {
+            // Whatever else is wrong: it is for the client to ask in a way we know.
+            _ if query.edns.as_ref().is_some_and(|e| e.version > 0) => (Rcode::BadVers, None),
+            RejectCode::NameError if by_policy => (Rcode::NxDomain, Some(extended)),
+            _ => (Rcode::Refused, Some(extended)),
+        };
+        reply::to_query(query, code, extended, own);
         self.outcome(why, Outcome::Reply)
     }
 

@@ -5,6 +5,7 @@ pub mod edns;
 pub mod labels;
 pub mod query;
 pub mod reply;
+pub mod transfer;
 
 /// Size of the header, bytes.
 pub const HEADER_LEN: usize = 12;
@@ -50,10 +51,12 @@ pub enum Rcode {
     NotImp,
     /// Policy.
     Refused,
+    /// EDNS of a version that we do not know (RFC 6891, 9).
+    BadVers,
 }
 
 impl Rcode {
-    /// Number (RFC 1035, 4.1.1).
+    /// Number; its upper bits go into the OPT record (RFC 1035, 4.1.1; RFC 6891, 6.1.3).
     pub const fn number(self) -> u16 {
         match self {
             Self::FormErr => 1,
@@ -61,6 +64,7 @@ impl Rcode {
             Self::NxDomain => 3,
             Self::NotImp => 4,
             Self::Refused => 5,
+            Self::BadVers => 16,
         }
     }
 }

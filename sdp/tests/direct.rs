@@ -4,6 +4,9 @@
 #[cfg(test)]
 #[path = "direct/bench.rs"]
 mod bench;
+#[cfg(test)]
+#[path = "direct/scenarios.rs"]
+mod scenarios;
 #[path = "direct/tcp.rs"]
 mod tcp;
 #[path = "direct/udp.rs"]

@@ -9,9 +9,11 @@ use hickory_proto::op::ResponseCode;
 use holdfast_e2e::lab::{DNS4, DNS6, at, web4, web6};
 use holdfast_e2e::load::Load;
 use holdfast_e2e::policy::good_names;
-use holdfast_e2e::{AgentOptions, Lab, Program, Programs, Query, SdpOptions, eventually};
+use holdfast_e2e::{AgentOptions, Lab, Program, Programs, Query, SdpOptions};
 
 const LIMIT: Duration = Duration::from_secs(15);
+/// From when the agent is ready.
+const OPENS: Duration = Duration::from_secs(2);
 const ROLLS: u16 = 3;
 
 /// Plays Holdfast's story in network namespaces and checks each step.
@@ -107,13 +109,16 @@ fn play(story: &Story, lab: &Lab) -> Result<(Program, Program)> {
         .expect(web4(11))?;
     lab.a.expect_closed(at(web4(11), 80))?;
     story.checked("a name nobody knew is answered; its address stays closed for now");
+    one.kill_9()?;
+    let one = lab.start_sdp(&SdpOptions::new("two", 9972))?;
+    lab.a.ask(&good)?.expect(web4(10))?;
+    story.checked("that proxy is killed as well; the next one takes up its journal");
 
     story.chapter("The agent comes back");
     let agent = lab.start_agent(&AgentOptions::default())?;
-    eventually("the late name opens", LIMIT, || {
-        lab.a.expect_open(at(web4(11), 80))
-    })?;
-    story.checked("what was learned while it was away is open");
+    lab.audit_settled("good.test", OPENS)?;
+    lab.a.expect_open(at(web4(11), 80))?;
+    story.checked("what two dead proxies learned while it was away is open");
     let now = lab.identities()?;
     ensure!(
         now == identities,

@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     app::Shared,
+    journal::JournalStatus,
     link::board::{LinkStatus, RulesOrigin},
     listener::SteeringStatus,
     mapping::sink::SinkStatus,
@@ -46,7 +47,7 @@ pub struct Status {
     /// Endpoints' files that were not used at the start.
     pub skipped_files: Vec<Skipped>,
     /// Where mappings that are not durable are kept.
-    pub journal: String,
+    pub journal: JournalStatus,
     /// Queries by outcome; outcomes that did not occur are left out.
     pub queries: Vec<Counted>,
     /// Answers by outcome.
@@ -96,7 +97,7 @@ impl Status {
             mappings: shared.sink.status(),
             steering: steering_text(&shared.steering.lock()),
             skipped_files: shared.skipped_files.lock().clone(),
-            journal: "memory only".to_owned(),
+            journal: shared.journal.status(),
             queries: counted::<QueryResult>(|label| shared.stats.queries.get(label)),
             answers: counted::<AnswerResult>(|label| shared.stats.answers.get(label)),
         }
@@ -144,7 +145,7 @@ impl Status {
                 ""
             }
         );
-        let _ = writeln!(out, "  journal     {}", self.journal);
+        let _ = writeln!(out, "  journal     {}", self.journal.text());
         let _ = writeln!(out, "  steering    {}", self.steering);
         let _ = writeln!(
             out,

@@ -150,7 +150,7 @@ settings! {
     /// Where /metrics, /healthz and /readyz are served; instances may share it; "off" for none [default: :9961]
     #[arg(long, value_name = "[HOST]:PORT")]
     metrics_address: MetricsAddress = "HOLDFAST_METRICS_ADDRESS",
-    /// Directory for mappings that the agent has not made durable yet; not written yet, they are kept in memory [default: /var/lib/holdfast/sdp]
+    /// Directory for mappings that the agent has not made durable yet, shared by all instances [default: /var/lib/holdfast/sdp]
     #[arg(long, value_name = "DIR")]
     journal_dir: PathBuf = "HOLDFAST_JOURNAL_DIR",
     /// How long leaving may take at most [default: 10s]

@@ -17,8 +17,26 @@ const UNSETTLED_SECS: u64 = 300;
 /// How often a pair that the agent could not take yet is sent again.
 const TRIES: u8 = 30;
 
+/// While an agent is there, what is on a disk may fall behind by this part of the TTL: only if
+/// both processes are killed at once is that time lost.
+const BEHIND: u64 = 8;
+
+/// The same while none is there: answers within a second are written once.
+const BEHIND_AWAY: u64 = 1_000_000_000;
+
 /// A name that an endpoint asked for.
 pub type Key = (EndpointInstance, Fqdn);
+
+/// What of a mapping is on no disk yet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Unwritten {
+    /// Nothing worth a write.
+    Nothing,
+    /// Pairs that last longer than a disk says.
+    Longer,
+    /// A pair that no disk knows.
+    Pair,
+}
 
 /// The table.
 #[derive(Debug)]
@@ -45,6 +63,8 @@ struct Pair {
     expires: BootTime,
     settled: bool,
     tries: u8,
+    /// Until when a disk, the agent's or the journal's, says that it counts.
+    written: BootTime,
 }
 
 impl Pair {
@@ -70,6 +90,16 @@ impl Kept {
 
     /// Keeps a mapping's pairs; `min_ttl` is the floor of TTLs, seconds.
     pub fn keep(&mut self, mapping: &Mapping, min_ttl: u32) {
+        self.keep_written(mapping, min_ttl, BootTime(0));
+    }
+
+    /// Keeps what a journal says already; `min_ttl` as for [`Self::keep`].
+    pub fn take_over(&mut self, mapping: &Mapping, min_ttl: u32) {
+        let until = mapping.seen_at.plus_secs(mapping.ttl.max(min_ttl).into());
+        self.keep_written(mapping, min_ttl, until);
+    }
+
+    fn keep_written(&mut self, mapping: &Mapping, min_ttl: u32, written: BootTime) {
         let expires = mapping.seen_at.plus_secs(mapping.ttl.max(min_ttl).into());
         let asked = self.names.entry(mapping.name.clone()).or_default();
         let name = asked.entry(mapping.endpoint).or_insert_with(|| KeptName {
@@ -87,9 +117,13 @@ impl Kept {
                 expires,
                 settled: false,
                 tries: 0,
+                written,
             };
             match name.pairs.iter_mut().find(|pair| pair.address == *address) {
-                Some(pair) if pair.expires <= expires => *pair = fresh,
+                Some(pair) if pair.expires <= expires => {
+                    let written = pair.written.max(fresh.written);
+                    *pair = Pair { written, ..fresh };
+                }
                 Some(_) => {}
                 None => {
                     name.pairs.push(fresh);
@@ -102,6 +136,55 @@ impl Kept {
         }
     }
 
+    /// What of a mapping just kept is worth a write; from now on it counts as written.
+    pub fn to_write(&mut self, mapping: &Mapping, away: bool) -> Unwritten {
+        let Some(asked) = self.names.get_mut(&mapping.name) else {
+            return Unwritten::Nothing;
+        };
+        let Some(name) = asked.get_mut(&mapping.endpoint) else {
+            return Unwritten::Nothing;
+        };
+        let mut found = Unwritten::Nothing;
+        let own = |pair: &&mut Pair| mapping.addresses.contains(&pair.address);
+        for pair in name.pairs.iter_mut().filter(own) {
+            let lasts = pair.expires.0.saturating_sub(pair.seen_at.0);
+            let slack = if away { BEHIND_AWAY } else { lasts / BEHIND };
+            if pair.written == BootTime(0) {
+                found = Unwritten::Pair;
+            } else if pair.written.0.saturating_add(slack) < pair.expires.0 {
+                found = match found {
+                    Unwritten::Pair => Unwritten::Pair,
+                    _ => Unwritten::Longer,
+                };
+            }
+        }
+        if found != Unwritten::Nothing {
+            for pair in name.pairs.iter_mut().filter(own) {
+                pair.written = pair.written.max(pair.expires);
+            }
+        }
+        found
+    }
+
+    /// Everything that no agent has made durable and that lasts longer than a disk says; from
+    /// now on it counts as written. With each, for how many seconds it counts.
+    pub fn all_to_write(&mut self, now: BootTime) -> Vec<(Mapping, u32)> {
+        let mut found = Vec::new();
+        for key in self.keys(false) {
+            let Some(name) = self.name_mut(&key) else {
+                continue;
+            };
+            let behind = |pair: &Pair| !pair.settled && pair.written < pair.expires;
+            if name.pairs.iter().any(behind) {
+                for pair in &mut name.pairs {
+                    pair.written = pair.written.max(pair.expires);
+                }
+                found.extend(self.unexpired(&key, now));
+            }
+        }
+        found
+    }
+
     /// The agent has made these pairs durable, as seen at `seen_at`.
     pub fn settle(&mut self, key: &Key, addresses: &[IpAddr], seen_at: BootTime) {
         let Some(name) = self.name_mut(key) else {
@@ -110,8 +193,16 @@ impl Kept {
         for pair in &mut name.pairs {
             if pair.seen_at <= seen_at && addresses.contains(&pair.address) {
                 pair.settled = true;
+                pair.written = pair.expires;
             }
         }
+    }
+
+    /// Lets go of pairs that the agent has made durable, as seen at `seen_at`.
+    pub fn drop_settled(&mut self, key: &Key, addresses: &[IpAddr], seen_at: BootTime) {
+        self.retain_pairs(key, |pair| {
+            pair.seen_at > seen_at || !addresses.contains(&pair.address)
+        });
     }
 
     /// The agent will never take these pairs.
@@ -196,7 +287,7 @@ impl Kept {
     }
 
     /// Drops the sixteenth that ends soonest, so that the next ones are cheap.
-    fn shrink(&mut self) {
+    pub fn shrink(&mut self) {
         let mut ends: Vec<_> = self
             .all()
             .flat_map(|(_, _, name)| name.pairs.iter().map(Pair::until))
@@ -224,30 +315,41 @@ impl Kept {
 
     /// A name's pairs as mappings to send again: one per instant and TTL.
     pub fn replay(&self, key: &Key, now: BootTime) -> Vec<Mapping> {
+        let found = self.unexpired(key, now).into_iter();
+        found.map(|(mapping, _)| mapping).collect()
+    }
+
+    /// A name's pairs as mappings, and for how many seconds from `seen_at` each counts.
+    pub fn unexpired(&self, key: &Key, now: BootTime) -> Vec<(Mapping, u32)> {
         let Some(name) = self.name(key) else {
             return Vec::new();
         };
-        let mut mappings: Vec<Mapping> = Vec::new();
+        let mut found: Vec<(Mapping, u32)> = Vec::new();
         for pair in name.pairs.iter().filter(|pair| pair.until() > now) {
-            match mappings
+            let lasts = pair.expires.0.saturating_sub(pair.seen_at.0) / 1_000_000_000;
+            let lasts = u32::try_from(lasts).unwrap_or(u32::MAX);
+            match found
                 .iter_mut()
-                .find(|m| m.seen_at == pair.seen_at && m.ttl == pair.ttl)
+                .find(|(m, l)| m.seen_at == pair.seen_at && m.ttl == pair.ttl && *l == lasts)
             {
-                Some(mapping) => mapping.addresses.push(pair.address),
-                None => mappings.push(Mapping {
-                    endpoint: key.0,
-                    name: key.1.clone(),
-                    addresses: vec![pair.address],
-                    ttl: pair.ttl,
-                    seen_at: pair.seen_at,
-                    rcode: 0,
-                    server: name.server,
-                    transport: name.transport,
-                    replayed: true,
-                }),
+                Some((mapping, _)) => mapping.addresses.push(pair.address),
+                None => {
+                    let mapping = Mapping {
+                        endpoint: key.0,
+                        name: key.1.clone(),
+                        addresses: vec![pair.address],
+                        ttl: pair.ttl,
+                        seen_at: pair.seen_at,
+                        rcode: 0,
+                        server: name.server,
+                        transport: name.transport,
+                        replayed: true,
+                    };
+                    found.push((mapping, lasts));
+                }
             }
         }
-        mappings
+        found
     }
 
     /// Number of pairs kept.

@@ -14,7 +14,10 @@ mod state;
 
 use std::{
     net::IpAddr,
-    sync::atomic::{AtomicU64, Ordering},
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
     time::Duration,
 };
 
@@ -25,7 +28,10 @@ pub use exchange::{Batch, Epoch, Outcome, Outgoing, SinkStats, SinkStatus};
 
 use self::state::{Calls, State, call};
 use super::{BootTime, Mapping, MappingSink, OnRealised, Realised, Release};
-use crate::name::Fqdn;
+use crate::{
+    journal::{Journal, Written},
+    name::Fqdn,
+};
 
 /// Held answers in a row without a result in time that make the agent count as hung.
 const HUNG_AFTER: u32 = 3;
@@ -47,8 +53,13 @@ impl LinkSink {
     /// `min_ttl`: floor of TTLs in seconds until an agent says its own;
     /// `max_delay`: how long an answer is held at most.
     pub fn new(min_ttl: u32, max_delay: Duration) -> Self {
+        Self::with_journal(min_ttl, max_delay, Arc::default())
+    }
+
+    /// The same, with a journal for what no agent has made durable.
+    pub fn with_journal(min_ttl: u32, max_delay: Duration, journal: Arc<Journal>) -> Self {
         Self {
-            state: Mutex::new(State::new(min_ttl)),
+            state: Mutex::new(State::new(min_ttl, journal)),
             leases_version: AtomicU64::new(0),
             work: Notify::new(),
             stats: SinkStats::default(),
@@ -97,7 +108,9 @@ impl LinkSink {
     /// revocation could reach us).
     pub fn agent_down(&self) {
         let mut state = self.state.lock();
-        state.agent = None;
+        if state.agent.take().is_some() {
+            state.write_rest(BootTime::now());
+        }
         state.leases.clear();
         self.leases_changed();
         state.refreshes.clear();
@@ -202,6 +215,16 @@ impl LinkSink {
         self.work.notify_one();
     }
 
+    /// Takes up what another proxy's journal says; it is in ours already.
+    pub fn adopt(&self, written: &[Written]) {
+        let mut state = self.state.lock();
+        for (mapping, lasts) in written {
+            state.adopt(mapping, *lasts);
+        }
+        drop(state);
+        self.work.notify_one();
+    }
+
     /// For a process that is leaving: from now on nothing waits to be sent
     /// together. Ends when the agent has answered everything, is away, hangs,
     /// or has answered nothing for `silent`; says how much it left unanswered.
@@ -238,13 +261,17 @@ impl LinkSink {
     }
 }
 
-impl MappingSink for LinkSink {
-    fn learn(&self, mapping: Mapping, on_realised: OnRealised) -> Release {
-        let now = BootTime::now();
+impl LinkSink {
+    /// [`MappingSink::learn`] at a given instant.
+    pub fn learn_at(&self, mapping: Mapping, on_realised: OnRealised, now: BootTime) -> Release {
         let mut calls = Calls::new();
         let mut state = self.state.lock();
         let late = state.expire_held(now, self.max_delay, &mut calls);
-        let (release, counter) = state.learn(mapping, on_realised, now, &self.stats);
+        let at = state::Moment {
+            now,
+            max_delay: self.max_delay,
+        };
+        let (release, counter) = state.learn(mapping, on_realised, at, &self.stats);
         // What nobody waits for goes out when the sender looks next: waking it
         // for each leased answer would cost more than the answer.
         let urgent = release == Release::Held || state.flushing;
@@ -256,6 +283,12 @@ impl MappingSink for LinkSink {
             self.work.notify_one();
         }
         release
+    }
+}
+
+impl MappingSink for LinkSink {
+    fn learn(&self, mapping: Mapping, on_realised: OnRealised) -> Release {
+        self.learn_at(mapping, on_realised, BootTime::now())
     }
 
     fn leases_version(&self) -> Option<u64> {

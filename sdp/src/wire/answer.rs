@@ -19,17 +19,29 @@ const MAX_CHAIN: usize = 32;
 /// must guess. A server that cannot read or will not serve a query may leave
 /// the question out, but only with an error code.
 pub fn answers(message: &[u8], asked: &[u8]) -> bool {
+    answers_if(message, asked, <[u8]>::eq)
+}
+
+/// [`answers`] where nobody can forge: over TCP a server may lose the name's case (RFC 4343).
+pub fn answers_in_any_case(message: &[u8], asked: &[u8]) -> bool {
+    answers_if(message, asked, <[u8]>::eq_ignore_ascii_case)
+}
+
+fn answers_if(message: &[u8], asked: &[u8], same: impl Fn(&[u8], &[u8]) -> bool) -> bool {
     let Some(header) = Header::read(message) else {
         return false;
     };
-    if !header.is_response() {
+    if !header.is_response() || header.opcode() != 0 {
         return false;
     }
     match header.questions {
         0 => header.rcode() != 0 && header.answers == 0,
-        1 => message
-            .get(HEADER_LEN..)
-            .is_some_and(|body| body.starts_with(asked)),
+        1 => {
+            let (name, kind) = asked.split_at(asked.len().saturating_sub(4));
+            let body = message.get(HEADER_LEN..).unwrap_or_default();
+            body.split_at_checked(name.len())
+                .is_some_and(|(theirs, rest)| same(theirs, name) && rest.starts_with(kind))
+        }
         _ => false,
     }
 }
@@ -76,8 +88,8 @@ pub fn read(message: &[u8]) -> Result<Reading, Malformed> {
         }
     }
     let rest = usize::from(header.authorities) + usize::from(header.additionals);
-    let hop_by_hop = match edns::find(message, at, rest) {
-        Some((edns, _)) => edns.filter(Edns::has_keepalive),
+    let edns = match edns::find(message, at, rest) {
+        Some((edns, _)) => edns,
         None if truncated => None,
         None => return Err(Malformed),
     };
@@ -86,13 +98,14 @@ pub fn read(message: &[u8]) -> Result<Reading, Malformed> {
         start,
         end: at,
     };
-    let learned = match header.rcode() {
-        0 if at > start && header.questions == 1 => section.learn()?,
+    let extended_rcode = edns.as_ref().map_or(0, |e| e.extended_rcode);
+    let learned = match (extended_rcode, header.rcode()) {
+        (0, 0) if at > start && header.questions == 1 => section.learn()?,
         _ => None,
     };
     Ok(Reading {
         learned,
-        hop_by_hop,
+        hop_by_hop: edns.filter(Edns::has_keepalive),
     })
 }
 

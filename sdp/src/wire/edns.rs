@@ -2,10 +2,14 @@
 
 use std::ops::Range;
 
-use super::{Record, TYPE_OPT, put_u16, u16_at};
+use super::{HEADER_LEN, Header, Record, TYPE_OPT, labels, put_u16, u16_at};
 
 /// Option EDNS TCP keepalive (RFC 7828): between two hops only.
 const OPTION_TCP_KEEPALIVE: u16 = 11;
+/// Option COOKIE (RFC 7873).
+pub(super) const OPTION_COOKIE: u16 = 10;
+/// Length of a cookie that a server had a part in, bytes (RFC 7873, 4).
+const FULL_COOKIE: std::ops::RangeInclusive<usize> = 16..=40;
 /// Flag DO in the extended flags (RFC 3225).
 const FLAG_DNSSEC_OK: u32 = 0x8000;
 
@@ -18,56 +22,76 @@ pub struct Edns {
     pub dnssec_ok: bool,
     /// EDNS version.
     pub version: u8,
-    /// Where the TCP keepalive option lies, header included.
-    keepalive: Option<Range<usize>>,
-    /// Where the data of the record starts.
-    data: usize,
+    /// Upper eight bits of the response code.
+    pub extended_rcode: u8,
+    has_keepalive: bool,
+    /// Where the data of a cookie that a server had a part in lies.
+    cookie: Option<Range<usize>>,
+    /// Where the data of the record lies.
+    data: Range<usize>,
 }
 
 impl Edns {
     /// Of an OPT record. `None` if its options do not fill its data.
     pub(super) fn of(message: &[u8], record: &Record) -> Option<Self> {
-        let end = record.data + record.data_len;
-        let mut keepalive = None;
-        let mut at = record.data;
-        while at < end {
+        let data = record.data..record.data + record.data_len;
+        let mut has_keepalive = false;
+        let mut cookie = None;
+        let mut at = data.start;
+        while at < data.end {
             let code = u16_at(message, at)?;
-            let next = at + 4 + usize::from(u16_at(message, at + 2)?);
-            if next > end {
+            let option = at + 4..at + 4 + usize::from(u16_at(message, at + 2)?);
+            if option.end > data.end {
                 return None;
             }
-            if code == OPTION_TCP_KEEPALIVE {
-                keepalive.get_or_insert(at..next);
+            at = option.end;
+            has_keepalive |= code == OPTION_TCP_KEEPALIVE;
+            if code == OPTION_COOKIE && FULL_COOKIE.contains(&option.len()) {
+                cookie.get_or_insert(option);
             }
-            at = next;
         }
-        let [_, version, ..] = record.ttl.to_be_bytes();
+        let [extended_rcode, version, ..] = record.ttl.to_be_bytes();
         Some(Self {
             udp_size: record.class,
             dnssec_ok: record.ttl & FLAG_DNSSEC_OK != 0,
             version,
-            keepalive,
-            data: record.data,
+            extended_rcode,
+            has_keepalive,
+            cookie,
+            data,
         })
     }
 
     /// Whether [`Self::strip_keepalive`] would change anything.
     pub fn has_keepalive(&self) -> bool {
-        self.keepalive.is_some()
+        self.has_keepalive
     }
 
-    /// Takes the TCP keepalive option out of `message`, which this was read from.
+    /// The cookie in `message`, which this was read from, if a server had a part in it.
+    pub(super) fn cookie<'a>(&self, message: &'a [u8]) -> Option<&'a [u8]> {
+        message.get(self.cookie.clone()?)
+    }
+
+    /// Takes TCP keepalive options out of `message`, which this was read from.
     pub fn strip_keepalive(&self, message: &mut Vec<u8>) {
-        let Some(option) = self.keepalive.clone() else {
-            return;
-        };
-        let length_at = self.data - 2;
-        let removed = option.len();
-        if let Some(length) = u16_at(message, length_at)
-            && let Ok(removed) = u16::try_from(removed)
+        let mut at = self.data.start;
+        let mut end = self.data.end;
+        while at < end
+            && let (Some(code), Some(length)) = (u16_at(message, at), u16_at(message, at + 2))
         {
-            put_u16(message, length_at, length.saturating_sub(removed));
-            message.drain(option);
+            let next = at + 4 + usize::from(length);
+            if next > end || end > message.len() {
+                return;
+            }
+            if code == OPTION_TCP_KEEPALIVE {
+                message.drain(at..next);
+                end -= next - at;
+            } else {
+                at = next;
+            }
+        }
+        if let Ok(length) = u16::try_from(end - self.data.start) {
+            put_u16(message, self.data.start - 2, length);
         }
     }
 }
@@ -88,4 +112,22 @@ pub(super) fn find(message: &[u8], mut at: usize, count: usize) -> Option<(Optio
         at = next;
     }
     Some((edns, at))
+}
+
+/// The flag DO of a message that may be broken, if there is an OPT record to be found:
+/// who sends one gets one back, whatever is wrong (RFC 6891, 7).
+pub(super) fn anywhere(message: &[u8]) -> Option<bool> {
+    let header = Header::read(message)?;
+    let mut at = HEADER_LEN;
+    for _ in 0..header.questions {
+        at = labels::skip_plain(message, at)? + 4;
+    }
+    loop {
+        let fixed = labels::skip(message, at)?;
+        if u16_at(message, fixed)? == TYPE_OPT {
+            let flags = u16_at(message, fixed + 6)?;
+            return Some(u32::from(flags) & FLAG_DNSSEC_OK != 0);
+        }
+        (_, at) = Record::read(message, at)?;
+    }
 }

@@ -2,7 +2,7 @@
 
 use super::{
     FLAG_CHECKING_DISABLED, FLAG_RECURSION_DESIRED, FLAG_RESPONSE, HEADER_LEN, Header, MASK_OPCODE,
-    Rcode, TYPE_OPT, TYPE_SOA, labels, query::Query,
+    MASK_RCODE, Rcode, TYPE_OPT, TYPE_SOA, edns, labels, query::Query,
 };
 
 /// Extended DNS error Blocked: the operator's own policy forbids the name (RFC 8914, 4.16).
@@ -18,7 +18,9 @@ const OPTION_EDE: u16 = 15;
 const NEGATIVE_TTL: u32 = 5;
 
 /// Answers `query` with `code`: question echoed, EDNS answered with EDNS, and,
-/// if the client knows EDNS, the extended error.
+/// if the client knows EDNS, the extended error. A cookie that a server had a part in comes
+/// back as it is, because a client that expects one drops an answer without
+/// (RFC 7873, 5.3).
 pub fn to_query(query: &Query<'_>, code: Rcode, extended_error: Option<u16>, out: &mut Vec<u8>) {
     out.clear();
     header(query.header, code, out);
@@ -30,12 +32,14 @@ pub fn to_query(query: &Query<'_>, code: Rcode, extended_error: Option<u16>, out
     }
     if let Some(edns) = &query.edns {
         count(out, 10, 1);
-        opt(edns.dnssec_ok, extended_error, out);
+        let cookie = edns.cookie(query.message);
+        opt(edns.dnssec_ok, code, extended_error, cookie, out);
     }
 }
 
 /// Answers something with a header that is no query to judge. The question is
-/// echoed if it can be read. Nothing is written if there is no header.
+/// echoed if it can be read; EDNS is answered with EDNS if it can be found
+/// (RFC 6891, 6.1.1 and 7). Nothing is written if there is no header.
 pub fn to_unfit(message: &[u8], code: Rcode, out: &mut Vec<u8>) {
     out.clear();
     let Some(received) = Header::read(message) else {
@@ -49,6 +53,10 @@ pub fn to_unfit(message: &[u8], code: Rcode, out: &mut Vec<u8>) {
     if let Some(question) = question {
         count(out, 4, 1);
         out.extend_from_slice(question);
+    }
+    if let Some(dnssec_ok) = edns::anywhere(message) {
+        count(out, 10, 1);
+        opt(dnssec_ok, code, None, None, out);
     }
 }
 
@@ -80,13 +88,13 @@ pub fn to_kept(kept: Kept, question: &[u8], code: Rcode, out: &mut Vec<u8>) {
     out.extend_from_slice(question);
     if let Some(dnssec_ok) = edns {
         count(out, 10, 1);
-        opt(dnssec_ok, None, out);
+        opt(dnssec_ok, code, None, None, out);
     }
 }
 
 fn header(received: Header, code: Rcode, out: &mut Vec<u8>) {
     let kept = MASK_OPCODE | FLAG_RECURSION_DESIRED | FLAG_CHECKING_DISABLED;
-    let flags = FLAG_RESPONSE | (received.flags & kept) | code.number();
+    let flags = FLAG_RESPONSE | (received.flags & kept) | (code.number() & MASK_RCODE);
     out.extend_from_slice(&received.id.to_be_bytes());
     out.extend_from_slice(&flags.to_be_bytes());
     out.extend_from_slice(&[0; 8]);
@@ -115,27 +123,44 @@ fn soa(query: &Query<'_>, out: &mut Vec<u8>) {
     }
 }
 
-fn opt(dnssec_ok: bool, extended_error: Option<u16>, out: &mut Vec<u8>) {
+fn opt(
+    dnssec_ok: bool,
+    code: Rcode,
+    extended_error: Option<u16>,
+    cookie: Option<&[u8]>,
+    out: &mut Vec<u8>,
+) {
     out.push(0);
     out.extend_from_slice(&TYPE_OPT.to_be_bytes());
     out.extend_from_slice(&UDP_SIZE.to_be_bytes());
-    out.extend_from_slice(&[0, 0, if dnssec_ok { 0x80 } else { 0 }, 0]);
-    match extended_error {
-        None => out.extend_from_slice(&[0, 0]),
-        Some(code) => {
-            out.extend_from_slice(&6_u16.to_be_bytes());
-            out.extend_from_slice(&OPTION_EDE.to_be_bytes());
-            out.extend_from_slice(&2_u16.to_be_bytes());
-            out.extend_from_slice(&code.to_be_bytes());
-        }
+    let [_, extended_code] = (code.number() >> 4).to_be_bytes();
+    let flags = if dnssec_ok { 0x80 } else { 0 };
+    out.extend_from_slice(&[extended_code, 0, flags, 0]);
+    let length_at = out.len();
+    out.extend_from_slice(&[0, 0]);
+    if let Some(code) = extended_error {
+        option(OPTION_EDE, &code.to_be_bytes(), out);
     }
+    if let Some(cookie) = cookie {
+        option(edns::OPTION_COOKIE, cookie, out);
+    }
+    let length = u16::try_from(out.len() - length_at - 2).unwrap_or(0);
+    super::put_u16(out, length_at, length);
+}
+
+fn option(code: u16, data: &[u8], out: &mut Vec<u8>) {
+    // Never longer than a cookie.
+    let length = u16::try_from(data.len()).unwrap_or(0);
+    out.extend_from_slice(&code.to_be_bytes());
+    out.extend_from_slice(&length.to_be_bytes());
+    out.extend_from_slice(data);
 }
 
 #[cfg(test)]
 mod tests {
     use hickory_proto::op::{Message, ResponseCode};
 
-    use super::{EDE_PROHIBITED, to_query, to_unfit};
+    use super::{EDE_BLOCKED, EDE_PROHIBITED, to_query, to_unfit};
     use crate::wire::{
         Rcode, put_u16,
         query::{
@@ -178,6 +203,18 @@ mod tests {
             assert_eq!(message.authorities.len(), 1);
             assert!(message.edns.is_none());
         }
+    }
+
+    #[test]
+    fn the_longest_fits_into_a_datagram_without_edns() {
+        let name = [&"a".repeat(63)[..]; 3].join(".") + "." + &"b".repeat(61);
+        let cookie = [&[0, 10, 0, 40][..], &[7; 40]].concat();
+        let bytes = with_edns(plain(1, &name, 1), &cookie);
+        let query = Query::decode(&bytes).unwrap();
+        let mut out = Vec::new();
+        to_query(&query, Rcode::NxDomain, Some(EDE_BLOCKED), &mut out);
+        assert!(out.len() <= 512, "{}", out.len());
+        assert!(out.ends_with(&cookie));
     }
 
     #[test]

@@ -101,6 +101,8 @@ pub(crate) struct Options {
     pub(crate) workers: usize,
     pub(crate) config: ProxyConfig,
     pub(crate) unknown: Option<IpAddr>,
+    /// Patterns allowed besides `*.good.example` and `exact.example`.
+    pub(crate) allow: Vec<String>,
 }
 
 impl Default for Options {
@@ -116,6 +118,7 @@ impl Default for Options {
             workers: 1,
             config,
             unknown: None,
+            allow: Vec::new(),
         }
     }
 }
@@ -139,16 +142,16 @@ impl Bench {
             workers,
             config,
             unknown,
+            allow,
         } = options;
         let localhost: IpAddr = if v6 {
             Ipv6Addr::LOCALHOST.into()
         } else {
             Ipv4Addr::LOCALHOST.into()
         };
-        let server = UdpSocket::bind((localhost, 0)).unwrap();
+        let (server, tcp_server) = server(localhost);
         server.set_read_timeout(Some(PATIENCE)).unwrap();
         let server_address = server.local_addr().unwrap();
-        let tcp_server = TcpListener::bind(server_address).unwrap();
         let sockets = Sockets::bind(&ListenConfig {
             port: 0,
             ipv4: !v6,
@@ -162,7 +165,7 @@ impl Bench {
         })
         .unwrap();
         let policy = Arc::new(PolicyHandle::new());
-        let errors = policy.replace_all(&[rules(server_address.port())]);
+        let errors = policy.replace_all(&[rules(server_address.port(), allow)]);
         assert!(errors.is_empty());
         let sink = Arc::new(Sink::default());
         let stats = Stats::default();
@@ -233,11 +236,23 @@ impl Bench {
     }
 }
 
-fn rules(port: u16) -> RulesOf {
-    let names = vec![
+/// UDP and TCP on one port that is free for both.
+fn server(ip: IpAddr) -> (UdpSocket, TcpListener) {
+    for _ in 0..64 {
+        let udp = UdpSocket::bind((ip, 0)).unwrap();
+        if let Ok(tcp) = TcpListener::bind(udp.local_addr().unwrap()) {
+            return (udp, tcp);
+        }
+    }
+    panic!("no port is free for UDP and TCP");
+}
+
+fn rules(port: u16, allow: Vec<String>) -> RulesOf {
+    let mut names = vec![
         NameRule::Pattern("*.good.example".to_owned()),
         NameRule::Name("exact.example".to_owned()),
     ];
+    names.extend(allow.into_iter().map(NameRule::Pattern));
     let at = |transport| PortRules {
         port,
         transport,

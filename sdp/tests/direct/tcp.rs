@@ -1,6 +1,10 @@
 //! Queries over TCP.
 
-use std::{io::Write, net::TcpStream, time::Duration};
+use std::{
+    io::{Read, Write},
+    net::TcpStream,
+    time::Duration,
+};
 
 use hickory_proto::{op::ResponseCode, rr::RecordType};
 use holdfast_sdp::{
@@ -64,6 +68,19 @@ fn a_query_in_pieces_is_put_together() {
         rcode(&receive_frame(&client).unwrap()),
         ResponseCode::Refused
     );
+}
+
+#[test]
+fn length_and_message_leave_together() {
+    let bench = Bench::new(Options::default());
+    let mut client = bench.tcp_client();
+    let message = query(1, "a.good.example", RecordType::A);
+    send_frames(&client, &[&message]);
+    let mut server = bench.tcp_at_server();
+    let mut bytes = [0; 512];
+    assert_eq!(server.read(&mut bytes).unwrap(), 2 + message.len());
+    send_frames(&client, &[&query(1, "bad.example", RecordType::A)]);
+    assert!(client.read(&mut bytes).unwrap() > 2);
 }
 
 #[test]

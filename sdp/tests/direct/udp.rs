@@ -1,6 +1,6 @@
 //! Queries over UDP.
 
-use std::time::Duration;
+use std::{collections::HashSet, time::Duration};
 
 use hickory_proto::{
     op::{Message, ResponseCode},
@@ -178,6 +178,24 @@ fn forged_answers_are_ignored() {
     assert_eq!(bench.stats.answers.get(AnswerResult::Unexpected), 3);
     assert_eq!(bench.sink.next().0.addresses.len(), 1);
     assert!(bench.sink.is_empty());
+}
+
+#[test]
+fn ports_and_ids_are_spread() {
+    let bench = Bench::new(Options::default());
+    let client = bench.client();
+    let (mut ports, mut ids) = (HashSet::new(), HashSet::new());
+    for id in 0..64 {
+        let name = format!("x{id}.good.example");
+        client.send(&query(id, &name, RecordType::A)).unwrap();
+        let (asked, from) = bench.at_server();
+        ports.insert(from.port());
+        ids.insert([asked[0], asked[1]]);
+    }
+    assert!(ports.len() > 1, "one port for all");
+    assert!(ids.len() > 60, "ids come again");
+    let high: HashSet<_> = ids.iter().map(|id| id[0]).collect();
+    assert!(high.len() > 16, "ids are close together");
 }
 
 #[test]

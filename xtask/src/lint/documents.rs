@@ -1,8 +1,9 @@
 //! Markdown that points at something must point at something that is there.
 //!
-//! Links to files of this repository, and code references in the form
-//! `` `sdp/src/proxy.rs` `` or `` `sdp/src/proxy.rs::Proxy::answer` ``; and
-//! README.md names every command that `.ci/run` calls.
+//! Links to files of this repository, code references in the form
+//! `` `sdp/src/proxy.rs` `` or `` `sdp/src/proxy.rs::Proxy::answer` ``, and cases of
+//! scenarios, `` `tcp.txt::name of the case` ``. README.md names every command that
+//! `.ci/run` calls, and docs/rfc.md a test for every duty that is met.
 
 use std::{
     fs,
@@ -15,6 +16,11 @@ use crate::workspace;
 
 /// Pages of the guide, which mdBook renders.
 const BOOK: &str = "docs/src";
+
+/// Cases of what proxy, client and server say.
+const SCENARIOS: &str = "sdp/tests/scenarios";
+/// Duties by standard, and what shows that they are met.
+const DUTIES: &str = "docs/rfc.md";
 
 /// Everything that points nowhere, one line each.
 pub(super) fn problems() -> Result<Vec<String>> {
@@ -41,9 +47,14 @@ pub(super) fn problems() -> Result<Vec<String>> {
                 }
             }
             for span in code_spans(line) {
-                if let Some(problem) = code_reference(span) {
+                if let Some(problem) = code_reference(span).or_else(|| scenario(span)) {
                     tell(problem);
                 }
+            }
+            if file == Path::new(DUTIES)
+                && let Some(problem) = duty(line)
+            {
+                tell(problem);
             }
         }
     }
@@ -126,6 +137,37 @@ fn code_reference(span: &str) -> Option<String> {
     }
 }
 
+/// What is wrong with a span that names a case of a scenario; none if it names none.
+fn scenario(span: &str) -> Option<String> {
+    let (stem, case) = span.split_once(".txt::")?;
+    let file = format!("{SCENARIOS}/{stem}.txt");
+    let Ok(text) = fs::read_to_string(workspace::root().join(&file)) else {
+        return Some(format!("`{file}` is not there"));
+    };
+    let is_there = text
+        .lines()
+        .any(|line| line.strip_prefix("case ").map(str::trim) == Some(case));
+    (!is_there).then(|| format!("`{file}` has no case `{case}`"))
+}
+
+/// What is wrong with a row of duties: section, duty, whether it is held, tests.
+fn duty(line: &str) -> Option<String> {
+    let cells: Vec<&str> = line.strip_prefix("| ")?.split(" | ").collect();
+    let [_, _, held, tests] = cells[..] else {
+        return Some("a row has not four cells".to_owned());
+    };
+    let is_test = tests.contains("::");
+    match held {
+        "Held" => None,
+        _ if held.starts_with("not met: ") || held.starts_with("not ours: ") => None,
+        _ if !held.starts_with("met") => Some(format!(
+            "`{held}` is neither met, nor not met or not ours: why"
+        )),
+        _ if !is_test => Some("met, and no test shows it".to_owned()),
+        _ => None,
+    }
+}
+
 /// Whether Rust source defines an item, field-like variant or macro of that name.
 fn defines(text: &str, name: &str) -> bool {
     [
@@ -180,6 +222,29 @@ mod tests {
         let ci = "set -e\ncargo xtask setup\ncargo xtask lint\n";
         let missing: Vec<_> = missing_commands(readme, ci).collect();
         assert_eq!(missing, ["cargo xtask lint"]);
+    }
+
+    #[test]
+    fn cases_are_checked_by_name() {
+        assert_eq!(
+            scenario("edns.txt::an unknown version is the server's to answer"),
+            None
+        );
+        assert!(scenario("edns.txt::an unknown").is_some());
+        assert!(scenario("gone.txt::a").is_some());
+        assert_eq!(scenario("notes.txt"), None);
+    }
+
+    #[test]
+    fn a_duty_that_is_met_has_a_test() {
+        assert_eq!(duty("| Section | Duty | Held | Shown by |"), None);
+        assert_eq!(duty("| 1 | a | met: b | `x.txt::y` |"), None);
+        assert_eq!(duty("| 1 | a | not met: b | |"), None);
+        assert_eq!(duty("Text."), None);
+        assert!(duty("| 1 | a | met | |").is_some());
+        assert!(duty("| 1 | a | not met | |").is_some());
+        assert!(duty("| 1 | a | perhaps | `x.txt::y` |").is_some());
+        assert!(duty("| 1 | a | met |").is_some());
     }
 
     #[test]

@@ -44,6 +44,18 @@ pub(super) const LAB: &[Package] = &[
         why: "kdig: queries over kept TCP connections",
     },
     Package {
+        name: "musl-tools",
+        why: "musl-gcc: a stub resolver of containers, in tests",
+    },
+    Package {
+        name: "python3-dnspython",
+        why: "a resolver of Python programs, in tests",
+    },
+    Package {
+        name: "python3-pycares",
+        why: "c-ares: the resolver of curl and Envoy, in tests",
+    },
+    Package {
         name: "dnsperf",
         why: "load for benchmarks",
     },

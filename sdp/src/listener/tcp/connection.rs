@@ -31,6 +31,7 @@ use crate::{
         Header, Rcode, answer,
         reply::{self, Kept},
         set_id,
+        transfer::Transfer,
     },
 };
 
@@ -38,8 +39,6 @@ use crate::{
 const MAX_WAITING: usize = 64;
 /// Bytes of answers that may wait for the client before no more queries are read.
 const MAX_OUT: usize = 256 * 1024;
-/// A connection on which nothing happens for so long is closed (RFC 7766, 6.2.3).
-const IDLE: Duration = Duration::from_secs(10);
 /// While draining, a client that has just connected still gets to ask its first query.
 const FIRST_QUERY: Duration = Duration::from_millis(500);
 /// Reads that may bring nothing to answer before a drain takes leave of a client.
@@ -58,6 +57,20 @@ struct Flight {
     identity: IdentityId,
     sent_at: Instant,
     resent: bool,
+    /// If its answer is many messages.
+    transfer: Option<Transfer>,
+}
+
+impl Flight {
+    fn is_answered_by(&self, message: &[u8]) -> bool {
+        answer::answers_in_any_case(message, &self.question)
+            || self.transfer.is_some_and(|t| t.continues(message))
+    }
+
+    /// Whether the client has got part of its answer.
+    fn has_begun(&self) -> bool {
+        self.transfer.is_some_and(Transfer::has_begun)
+    }
 }
 
 /// One connection.
@@ -284,6 +297,7 @@ impl Connection {
             identity: query.identity,
             sent_at: self.now,
             resent: false,
+            transfer: Transfer::of(query.question),
         };
         stats.in_flight.up();
         self.send(id, flight);
@@ -341,7 +355,11 @@ impl Connection {
     /// The server closed: what it left unanswered is asked once more (RFC 7766, 6.2.4).
     fn send_again(&mut self) {
         for (id, mut flight) in std::mem::take(&mut self.flights) {
-            if flight.resent {
+            if flight.has_begun() {
+                // The client cannot be told but by closing.
+                self.shared.proxy.stats().in_flight.down();
+                self.ended = true;
+            } else if flight.resent {
                 self.fail(&flight);
             } else {
                 flight.resent = true;
@@ -356,8 +374,13 @@ impl Connection {
         let asked = Header::read(message).map(|h| h.id).filter(|id| {
             self.flights
                 .get(id)
-                .is_some_and(|f| answer::answers(message, &f.question))
+                .is_some_and(|f| f.is_answered_by(message))
         });
+        if let Some(id) = asked
+            && self.transfer(id, message)
+        {
+            return;
+        }
         let Some(flight) = asked.and_then(|id| self.flights.remove(&id)) else {
             stats.answers.inc(AnswerResult::Unexpected);
             return;
@@ -402,6 +425,34 @@ impl Connection {
         }
     }
 
+    /// Passes a message of a zone transfer on, if the query asked for one. It teaches
+    /// nothing, and so none is held: the messages must stay in order.
+    fn transfer(&mut self, id: u16, message: &mut Vec<u8>) -> bool {
+        let Some(flight) = self.flights.get_mut(&id) else {
+            return false;
+        };
+        let Some(transfer) = &mut flight.transfer else {
+            return false;
+        };
+        let is_over = transfer.take(message);
+        flight.sent_at = self.now;
+        self.last_activity = self.now;
+        set_id(message, flight.kept.id);
+        let stats = self.shared.proxy.stats();
+        if is_over {
+            self.flights.remove(&id);
+            stats.in_flight.down();
+        }
+        stats.answers.inc(AnswerResult::Released);
+        if let Ok(reading) = answer::read(message)
+            && let Some(edns) = reading.hop_by_hop
+        {
+            edns.strip_keepalive(message);
+        }
+        self.out.push(message);
+        true
+    }
+
     fn release(&mut self, key: u64, realised: Realised) {
         if let Some(held) = self.held.remove(&key) {
             let result = match realised {
@@ -432,15 +483,16 @@ impl Connection {
             .map(|(_, since)| *since + config.max_delay);
         let draining = self.shared.draining.is_cancelled();
         let partial = self.reader.is_partial();
-        let idle = idle_until(self.first_query, draining, partial, self.last_activity);
+        let idle = self.last_activity + config.tcp_idle;
+        let idle = idle_until(self.first_query, draining, partial, idle);
         flights.chain(held).min().unwrap_or(idle)
     }
 
     fn on_time(&mut self) -> Result<(), Over> {
         let now = self.now;
-        let (timeout, max_delay) = {
+        let (timeout, max_delay, idle) = {
             let config = self.shared.proxy.config();
-            (config.timeout, config.max_delay)
+            (config.timeout, config.max_delay, config.tcp_idle)
         };
         let late = self
             .held
@@ -453,12 +505,12 @@ impl Connection {
             let waits = now.duration_since(flight.sent_at) < timeout;
             if !waits {
                 stats.in_flight.down();
-                stats.upstream_timeouts.add(1);
+                stats.upstream_timeouts.add(u64::from(!flight.has_begun()));
             }
             waits
         });
         let waiting = !self.flights.is_empty() || !self.held.is_empty();
-        if !waiting && now.duration_since(self.last_activity) >= IDLE {
+        if !waiting && now.duration_since(self.last_activity) >= idle {
             let unsent = self.out.len() > 0;
             return Err(if unsent { Over::Cut } else { Over::Done });
         }
@@ -487,11 +539,9 @@ fn idle_until(
     first_query: Option<Instant>,
     draining: bool,
     partial: bool,
-    last_activity: Instant,
+    idle: Instant,
 ) -> Instant {
-    first_query
-        .filter(|_| draining && !partial)
-        .unwrap_or(last_activity + IDLE)
+    first_query.filter(|_| draining && !partial).unwrap_or(idle)
 }
 
 #[cfg(test)]
@@ -502,10 +552,11 @@ mod tests {
     fn part_of_a_first_query_is_not_looked_at_again_before_the_idle_limit() {
         let opened = Instant::now();
         let first_query = Some(opened + FIRST_QUERY);
-        let until = |draining, partial| idle_until(first_query, draining, partial, opened);
+        let idle = opened + 20 * FIRST_QUERY;
+        let until = |draining, partial| idle_until(first_query, draining, partial, idle);
         assert_eq!(until(true, false), opened + FIRST_QUERY);
-        assert_eq!(until(true, true), opened + IDLE);
-        assert_eq!(until(false, false), opened + IDLE);
-        assert_eq!(idle_until(None, true, false, opened), opened + IDLE);
+        assert_eq!(until(true, true), idle);
+        assert_eq!(until(false, false), idle);
+        assert_eq!(idle_until(None, true, false, idle), idle);
     }
 }

@@ -3,14 +3,16 @@
 use std::{
     collections::{BTreeMap, HashMap, VecDeque},
     net::IpAddr,
+    sync::Arc,
     time::Duration,
 };
 
 use super::{Batch, Epoch, HUNG_AFTER, Outcome, Outgoing, SinkStats};
 use crate::{
+    journal::{Journal, Note},
     mapping::{
         BootTime, Mapping, OnRealised, Realised, Refusal, Release,
-        kept::{Kept, Key},
+        kept::{Kept, Key, Unwritten},
         lease::LeaseTable,
         repeat,
     },
@@ -36,7 +38,15 @@ const EXPIRE_EVERY: Duration = Duration::from_secs(10);
 const BATCH: usize = 512;
 pub(super) const REPLAYS_BESIDE_LIVE: usize = 64;
 
+/// When something happens, and how long an answer may be held from then on.
+#[derive(Clone, Copy)]
+pub(super) struct Moment {
+    pub(super) now: BootTime,
+    pub(super) max_delay: Duration,
+}
+
 pub(super) struct State {
+    pub(super) journal: Arc<Journal>,
     pub(super) kept: Kept,
     pub(super) leases: LeaseTable,
     pub(super) min_ttl: u32,
@@ -80,8 +90,9 @@ pub(super) struct InFlight {
 pub(super) type Calls = Vec<(OnRealised, Realised)>;
 
 impl State {
-    pub(super) fn new(min_ttl: u32) -> Self {
+    pub(super) fn new(min_ttl: u32, journal: Arc<Journal>) -> Self {
         Self {
+            journal,
             kept: Kept::new(KEPT),
             leases: LeaseTable::default(),
             min_ttl,
@@ -118,31 +129,74 @@ impl State {
         &mut self,
         mapping: Mapping,
         on_realised: OnRealised,
-        now: BootTime,
+        at: Moment,
         stats: &'s SinkStats,
     ) -> (Release, &'s Count) {
+        let now = at.now;
+        let hangs = self.late_in_a_row >= HUNG_AFTER;
+        let away = self.agent.is_none() || hangs;
         self.kept.keep(&mapping, self.min_ttl);
-        if self.agent.is_none() {
-            return (Release::AgentAway, &stats.agent_away);
+        let unwritten = self.kept.to_write(&mapping, away);
+        let note = (unwritten != Unwritten::Nothing).then(|| self.learned(&mapping));
+        if !away {
+            note.into_iter().for_each(|note| self.journal.note(note));
+            if self.is_leased(&mapping, now) {
+                self.refresh(mapping, now);
+                return (Release::Leased, &stats.leased);
+            }
+            if self.live.len() >= HELD {
+                self.refresh(mapping, now);
+                return (Release::AgentAway, &stats.queue_full);
+            }
+            self.live.push_back(Waiting {
+                mapping,
+                since: now,
+                on_realised,
+            });
+            return (Release::Held, &stats.held);
         }
-        if self.is_leased(&mapping, now) {
+        let counter = if self.agent.is_none() {
+            &stats.agent_away
+        } else if self.is_leased(&mapping, now) {
+            note.into_iter().for_each(|note| self.journal.note(note));
             self.refresh(mapping, now);
             return (Release::Leased, &stats.leased);
-        }
-        if self.late_in_a_row >= HUNG_AFTER {
+        } else {
             self.refresh(mapping, now);
-            return (Release::AgentAway, &stats.agent_hung);
+            &stats.agent_hung
+        };
+        let Some(note) = note else {
+            return (Release::AgentAway, counter);
+        };
+        // What only this process knows is written before the client knows it.
+        if unwritten == Unwritten::Pair && self.journal.may_wait(now, at.max_delay) {
+            return match self.journal.note_first(note, on_realised) {
+                Ok(()) => (Release::Held, counter),
+                Err(_) => (Release::AgentAway, counter),
+            };
         }
-        if self.live.len() >= HELD {
-            self.refresh(mapping, now);
-            return (Release::AgentAway, &stats.queue_full);
+        self.journal.note(note);
+        (Release::AgentAway, counter)
+    }
+
+    fn learned(&self, mapping: &Mapping) -> Note {
+        Note::Learned(mapping.clone(), mapping.ttl.max(self.min_ttl))
+    }
+
+    /// The agent went: what a disk may have been behind with is written now.
+    pub(super) fn write_rest(&mut self, now: BootTime) {
+        for (mapping, lasts) in self.kept.all_to_write(now) {
+            self.journal.note(Note::Learned(mapping, lasts));
         }
-        self.live.push_back(Waiting {
-            mapping,
-            since: now,
-            on_realised,
-        });
-        (Release::Held, &stats.held)
+    }
+
+    /// Keeps what another proxy's journal said, and tells the agent.
+    pub(super) fn adopt(&mut self, mapping: &Mapping, lasts: u32) {
+        self.kept.take_over(mapping, lasts);
+        if self.agent.is_some() {
+            let key = (mapping.endpoint, mapping.name.clone());
+            self.replays.push_back(key);
+        }
     }
 
     /// The rule of release: every pair is leased in this epoch, under the rules
@@ -254,7 +308,7 @@ impl State {
             return false;
         };
         if outcome.realised && outcome.durable {
-            self.kept.settle(&sent.key, &sent.addresses, sent.seen_at);
+            self.settled(sent);
         }
         true
     }
@@ -281,7 +335,7 @@ impl State {
                     .grant(&sent.key.1, &sent.addresses, end, outcome.revision);
             }
             if outcome.durable {
-                self.kept.settle(&sent.key, &sent.addresses, sent.seen_at);
+                self.settled(sent);
             } else {
                 self.undurable.insert(outcome.sequence, sent);
                 if self.undurable.len() > IN_FLIGHT {
@@ -292,16 +346,23 @@ impl State {
             match outcome.refusal {
                 Refusal::NotAllowed | Refusal::Invalid => {
                     self.kept.forget(&sent.key, &sent.addresses);
+                    self.journal.note(Note::Forgotten(sent.key, sent.addresses));
                 }
                 Refusal::EndpointUnknown | Refusal::RateLimited => {
                     if self.kept.retry(&sent.key) {
-                        self.retries.push(sent.key.clone());
+                        self.retries.push(sent.key);
                     }
                 }
                 Refusal::NotRealised => {}
             }
         }
         true
+    }
+
+    fn settled(&mut self, sent: InFlight) {
+        self.kept.settle(&sent.key, &sent.addresses, sent.seen_at);
+        self.journal
+            .note(Note::Settled(sent.key, sent.addresses, sent.seen_at));
     }
 
     /// Forgets pairs: without a name all, without addresses all of the name.
@@ -311,6 +372,8 @@ impl State {
         let every = name.is_none() || addresses.is_empty();
         self.leases.revoke(name, addresses);
         self.kept.revoke(name, addresses);
+        self.journal
+            .note(Note::Revoked(name.cloned(), addresses.to_vec()));
         self.refreshes.retain(|key, mapping| {
             if !named(&key.1) {
                 return true;
@@ -322,6 +385,9 @@ impl State {
         });
         for waiting in self.live.iter().filter(|w| named(&w.mapping.name)) {
             self.kept.keep(&waiting.mapping, self.min_ttl);
+            if self.kept.to_write(&waiting.mapping, false) != Unwritten::Nothing {
+                self.journal.note(self.learned(&waiting.mapping));
+            }
         }
     }
 

@@ -1,0 +1,138 @@
+//! The audit of promise R6: the addresses of every released answer are in the
+//! ipcache, or a proxy counted why not.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use parking_lot::Mutex;
+use serde_json::Value;
+
+use crate::dns::probe::Reply;
+use crate::lab::Lab;
+use crate::wait::eventually;
+
+/// Identities of CIDR and FQDN label sets are numbered from here.
+const LOCAL: u64 = 1 << 24;
+/// What a proxy counts when it releases an answer that the agent has not plumbed.
+const EXCUSES: [&str; 4] = ["agent_away", "late", "not_realised", "held_full"];
+
+/// Answers that a pod got.
+#[derive(Clone, Debug, Default)]
+pub struct Heard(Arc<Mutex<Vec<Answer>>>);
+
+#[derive(Clone, Debug)]
+struct Answer {
+    name: String,
+    addresses: Vec<IpAddr>,
+    until: Instant,
+}
+
+impl Heard {
+    /// Notes an answer.
+    pub fn note(&self, reply: &Reply) {
+        let Some(question) = reply.message.queries.first() else {
+            return;
+        };
+        let ttl = reply.message.answers.iter().map(|record| record.ttl).min();
+        let answer = Answer {
+            name: question.name().to_ascii().to_ascii_lowercase(),
+            addresses: reply.addresses(),
+            until: Instant::now() + Duration::from_secs(ttl.unwrap_or(0).into()),
+        };
+        if !answer.addresses.is_empty() {
+            self.0.lock().push(answer);
+        }
+    }
+
+    /// Forgets all of them: what policy meant by them has changed.
+    pub fn forget(&self) {
+        self.0.lock().clear();
+    }
+
+    fn valid(&self, below: &str) -> Vec<Answer> {
+        let now = Instant::now();
+        let answers = self.0.lock();
+        let valid = answers.iter().filter(|answer| {
+            answer.until > now && answer.name.trim_end_matches('.').ends_with(below)
+        });
+        valid.cloned().collect()
+    }
+}
+
+impl Lab {
+    /// Fails if more addresses of answers that pods got for names below `zone`, and that are
+    /// still valid, lack an ipcache entry of an FQDN identity than the proxies with these
+    /// metrics ports count as released unplumbed. Returns how many lack one.
+    pub fn audit(&self, zone: &str, proxies: &[u16]) -> Result<usize> {
+        let missing = self.unplumbed(zone)?;
+        let mut excused = 0.0;
+        for port in proxies {
+            for excuse in EXCUSES {
+                let label = format!("result=\"{excuse}\"");
+                excused += self.metric(*port, "holdfast_dns_answers_total", &label)?;
+            }
+        }
+        let number = f64::from(u32::try_from(missing.len())?);
+        ensure!(
+            number <= excused,
+            "{missing:?} lack an entry, the proxies count {excused} exceptions"
+        );
+        Ok(missing.len())
+    }
+
+    /// Waits until none lacks one, `limit` at most: exceptions are for a while.
+    pub fn audit_settled(&self, zone: &str, limit: Duration) -> Result<()> {
+        eventually("every answer's addresses are in the ipcache", limit, || {
+            let missing = self.unplumbed(zone)?;
+            ensure!(missing.is_empty(), "{missing:?} lack an entry");
+            Ok(())
+        })
+    }
+
+    /// Names and addresses that pods were told and that no FQDN identity has.
+    fn unplumbed(&self, zone: &str) -> Result<BTreeSet<(String, IpAddr)>> {
+        // Answers first: what is heard while the map is read may not be in it yet.
+        let answers: Vec<Answer> = [&self.a, &self.b]
+            .iter()
+            .flat_map(|pod| pod.heard.valid(zone))
+            .collect();
+        let labels = self.identities().ok();
+        let entries = self.ipcache()?;
+        let mut missing = BTreeSet::new();
+        for answer in answers {
+            for address in answer.addresses {
+                let identity = entries.get(&address);
+                let plumbed = identity.is_some_and(|identity| {
+                    *identity >= LOCAL
+                        && labels.as_ref().is_none_or(|labels| {
+                            labels
+                                .get(identity)
+                                .is_some_and(|labels| labels.contains("fqdn:"))
+                        })
+                });
+                if !plumbed {
+                    missing.insert((answer.name.clone(), address));
+                }
+            }
+        }
+        Ok(missing)
+    }
+
+    /// Identities of single addresses, straight from the map.
+    pub fn ipcache(&self) -> Result<BTreeMap<IpAddr, u64>> {
+        let listing = self.bpf_json(&["ipcache", "list"])?;
+        let lines = listing.as_array().context("no list")?;
+        let entry = |line: &Value| {
+            let prefix = line.get("prefix")?.as_str()?;
+            let (address, length) = prefix.split_once('/')?;
+            let address: IpAddr = address.parse().ok()?;
+            let whole = if address.is_ipv4() { "32" } else { "128" };
+            let identity = line.get("identity")?.as_u64()?;
+            (length == whole).then_some((address, identity))
+        };
+        Ok(lines.iter().filter_map(entry).collect())
+    }
+}

@@ -1,0 +1,230 @@
+//! What was learned while the agent was away opens when it is back, although the
+//! proxy that learned it was killed, replaced or left meanwhile.
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use holdfast_e2e::lab::{DNS4, DNS6, at, web4, web6};
+use holdfast_e2e::policy::good_names;
+use holdfast_e2e::{AgentOptions, Lab, Query, SdpOptions, eventually, shell, with_lab};
+use serde_json::Value;
+
+/// R5: from when the agent is ready.
+const OPENS: Duration = Duration::from_secs(2);
+const SOON: Duration = Duration::from_secs(10);
+const ZONE: &str = "good.test";
+
+fn names(lab: &Lab) {
+    for n in 10..18 {
+        lab.zone
+            .set(&format!("n{n}.{ZONE}"), &[web4(n), web6(n)], 600);
+    }
+}
+
+fn learn(lab: &Lab, n: u8) -> Result<()> {
+    let name = format!("n{n}.{ZONE}");
+    lab.a.ask(&Query::a(&name, DNS4))?.expect(web4(n))?;
+    lab.a
+        .ask(&Query::aaaa(&name, DNS6).tcp())?
+        .expect(web6(n))?;
+    Ok(())
+}
+
+fn journal(lab: &Lab, proxy: &str) -> Result<Value> {
+    let status = lab.sdp_json(proxy, &["status"])?;
+    status.get("journal").cloned().context("no journal")
+}
+
+fn number(journal: &Value, key: &str) -> Result<u64> {
+    journal
+        .get(key)
+        .and_then(Value::as_u64)
+        .context("no number")
+}
+
+/// A proxy of this name takes up what others left.
+fn takes_up(lab: &Lab, proxy: &str, pairs: u64) -> Result<()> {
+    eventually("it takes up what was left", SOON, || {
+        let journal = journal(lab, proxy)?;
+        ensure!(number(&journal, "adopted_pairs")? >= pairs, "{journal}");
+        Ok(())
+    })
+}
+
+fn files(lab: &Lab) -> Result<Vec<String>> {
+    let entries = std::fs::read_dir(lab.directory().join("journal"))?;
+    entries
+        .map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned()))
+        .collect()
+}
+
+#[test]
+fn a_proxy_killed_meanwhile_has_written_it_down() {
+    with_lab(|lab| {
+        names(lab);
+        let programs = lab.start(&good_names())?;
+        learn(lab, 10)?;
+        programs.agent.kill_9()?;
+        learn(lab, 11)?;
+        // Whoever has the answer may rely on it: no time passes in between.
+        programs.sdp.kill_9()?;
+        ensure!(files(lab)?.len() == 1, "{:?}", files(lab)?);
+        let sdp = lab.start_sdp(&SdpOptions::new("two", 9971))?;
+        takes_up(lab, "two", 2)?;
+        lab.a.expect_closed(at(web4(11), 80))?;
+        learn(lab, 12)?;
+        sdp.kill_9()?;
+        let _sdp = lab.start_sdp(&SdpOptions::new("three", 9972))?;
+        takes_up(lab, "three", 4)?;
+
+        let agent = lab.start_agent(&AgentOptions::default())?;
+        lab.audit_settled(ZONE, OPENS)?;
+        for n in [11, 12] {
+            lab.a.expect_open(at(web4(n), 80))?;
+            lab.a.expect_open(at(web6(n), 80))?;
+        }
+
+        // Once more, for what the first run learned only now.
+        agent.kill_9()?;
+        learn(lab, 13)?;
+        let agent = lab.start_agent(&AgentOptions::default())?;
+        agent.kill_9()?;
+        learn(lab, 14)?;
+        let _agent = lab.start_agent(&AgentOptions::default())?;
+        lab.audit_settled(ZONE, OPENS)?;
+        eventually("durable: the journal is empty", SOON, || {
+            let journal = journal(lab, "three")?;
+            ensure!(number(&journal, "pairs")? == 0, "{journal}");
+            Ok(())
+        })
+    });
+}
+
+#[test]
+fn another_proxy_takes_it_up_while_it_runs() {
+    with_lab(|lab| {
+        names(lab);
+        let programs = lab.start(&good_names())?;
+        programs.agent.kill_9()?;
+        learn(lab, 11)?;
+        let other = lab.start_sdp(&SdpOptions::new("two", 9971))?;
+        ensure!(
+            files(lab)?.len() == 2,
+            "each has its own: {:?}",
+            files(lab)?
+        );
+        programs.sdp.kill_9()?;
+        takes_up(lab, "two", 2)?;
+
+        // One that leaves in order hands over as well.
+        learn(lab, 12)?;
+        other.terminate(SOON)?;
+        ensure!(files(lab)?.len() == 1, "{:?}", files(lab)?);
+        let last = lab.start_sdp(&SdpOptions::new("three", 9972))?;
+        takes_up(lab, "three", 4)?;
+
+        let _agent = lab.start_agent(&AgentOptions::default())?;
+        lab.audit_settled(ZONE, OPENS)?;
+        lab.a.expect_open(at(web4(11), 80))?;
+        lab.a.expect_open(at(web6(12), 80))?;
+        eventually("durable: the journal is empty", SOON, || {
+            ensure!(number(&journal(lab, "three")?, "pairs")? == 0);
+            Ok(())
+        })?;
+        last.terminate(SOON)?;
+        ensure!(
+            files(lab)?.is_empty(),
+            "nothing to hand over: {:?}",
+            files(lab)?
+        );
+        Ok(())
+    });
+}
+
+/// A small file system for the journal, gone when dropped.
+struct Disk(String);
+
+impl Disk {
+    fn mount(lab: &Lab) -> Result<Self> {
+        let at = lab.directory().join("journal").display().to_string();
+        shell::run("mount", &["-t", "tmpfs", "-o", "size=64k", "journal", &at])?;
+        Ok(Self(at))
+    }
+}
+
+impl Drop for Disk {
+    fn drop(&mut self) {
+        // The lab's directory could not be removed otherwise.
+        let _ = shell::run("umount", &["--lazy", &self.0]);
+    }
+}
+
+#[test]
+fn a_full_disk_costs_no_answer_and_is_said() {
+    with_lab(|lab| {
+        names(lab);
+        let disk = Disk::mount(lab)?;
+        let programs = lab.start(&good_names())?;
+        programs.agent.kill_9()?;
+        learn(lab, 11)?;
+        let ballast = format!("{}/ballast", disk.0);
+        // Fails for want of room: that is what it is for.
+        let _ = std::fs::write(&ballast, vec![1; 128 << 10]);
+        // The page that the file has already takes some more of them.
+        for n in 0..100 {
+            let name = format!("m{n}.{ZONE}");
+            lab.zone.set(&name, &[web4(12)], 600);
+            lab.a.ask(&Query::a(&name, DNS4))?.expect(web4(12))?;
+        }
+        let full = journal(lab, "one")?;
+        ensure!(number(&full, "errors")? > 0, "{full}");
+        ensure!(
+            full.get("memory_only").is_some_and(Value::is_string),
+            "{full}"
+        );
+        ensure!(lab.metric(9961, "holdfast_journal_memory_only", "")? == 1.0);
+        ensure!(lab.metric(9961, "holdfast_journal_errors_total", "")? > 0.0);
+
+        std::fs::remove_file(&ballast)?;
+        eventually("it is written again", SOON, || {
+            let now = journal(lab, "one")?;
+            ensure!(now.get("memory_only").is_some_and(Value::is_null), "{now}");
+            Ok(())
+        })?;
+        programs.sdp.kill_9()?;
+        let _sdp = lab.start_sdp(&SdpOptions::new("two", 9971))?;
+        takes_up(lab, "two", 102)?;
+        let _agent = lab.start_agent(&AgentOptions::default())?;
+        lab.audit_settled(ZONE, OPENS)
+    });
+}
+
+#[test]
+fn without_a_directory_everything_else_works() {
+    with_lab(|lab| {
+        names(lab);
+        std::fs::write(lab.directory().join("file"), b"")?;
+        let programs = lab.start(&good_names())?;
+        learn(lab, 10)?;
+        programs.sdp.terminate(SOON)?;
+        let dir = lab.directory().join("file/below");
+        let other = SdpOptions::new("two", 9971).flag(&format!("--journal-dir={}", dir.display()));
+        let _sdp = lab.start_sdp(&other)?;
+        let journal = journal(lab, "two")?;
+        ensure!(
+            journal
+                .get("memory_only")
+                .and_then(Value::as_str)
+                .is_some_and(|why| why.contains("file/below")),
+            "{journal}"
+        );
+        lab.connected("two")?;
+        learn(lab, 11)?;
+        lab.a.expect_open(at(web4(11), 80))?;
+        programs.agent.kill_9()?;
+        learn(lab, 12)?;
+        let _agent = lab.start_agent(&AgentOptions::default())?;
+        lab.audit_settled(ZONE, OPENS)?;
+        ensure!(lab.audit(ZONE, &[9971])? == 0);
+        Ok(())
+    });
+}

@@ -1,0 +1,312 @@
+//! The journal: pairs that no agent has made durable, in a file that outlives this
+//! process, for whichever proxy of the node comes across it.
+//!
+//! ```text
+//!  mapping::sink ─ note ─► queue ─► writer's thread ─► own file (locked)
+//!        ▲                             │ looks for files without a lock
+//!        └──────────── adopt ──────────┘ takes them up, removes them
+//! ```
+//! Reasons and guarantees: docs/design/0007-journal.md.
+
+mod file;
+pub mod ledger;
+pub mod record;
+mod writer;
+
+use std::{
+    io,
+    path::{Path, PathBuf},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use parking_lot::{Condvar, Mutex};
+
+pub use self::ledger::{Note, Written};
+use self::writer::Writer;
+use crate::{
+    mapping::{BootTime, OnRealised},
+    proxy::stats::Count,
+};
+
+/// Notes that wait for the thread at most.
+const QUEUE: usize = 65_536;
+/// Answers that wait for their write at most; above, they are released first.
+const WAITING: usize = 16_384;
+/// Notes for which nobody waits are written together after this long.
+const TOGETHER: Duration = Duration::from_millis(20);
+const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
+
+/// Hand-over to the thread that writes.
+#[derive(Debug)]
+pub struct Journal {
+    queue: Mutex<Queue>,
+    wake: Condvar,
+    /// Answers may wait for their write.
+    works: AtomicBool,
+    /// Since when the thread is at the disk; 0 = it is not.
+    busy_since: AtomicU64,
+    closed: AtomicBool,
+    shown: Mutex<JournalStatus>,
+    stats: JournalStats,
+}
+
+#[derive(Default)]
+struct Queue {
+    notes: Vec<Note>,
+    waiting: Vec<OnRealised>,
+    closing: bool,
+}
+
+impl std::fmt::Debug for Queue {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Queue")
+            .field("notes", &self.notes.len())
+            .field("waiting", &self.waiting.len())
+            .field("closing", &self.closing)
+            .finish()
+    }
+}
+
+/// Counters of the journal.
+#[derive(Clone, Debug, Default)]
+pub struct JournalStats {
+    /// Files of other processes taken up.
+    pub adopted_files: Count,
+    /// Pairs in them.
+    pub adopted_pairs: Count,
+    /// Files that ended in half a record.
+    pub torn: Count,
+    /// Files set aside because they made no sense.
+    pub damaged: Count,
+    /// Writes, or what else is done with files, that failed.
+    pub errors: Count,
+    /// Notes not taken because too many waited for the disk.
+    pub skipped: Count,
+}
+
+/// How the journal stands.
+#[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub struct JournalStatus {
+    /// The file, if there is one.
+    pub path: Option<String>,
+    /// Why pairs are in memory only, if they are.
+    pub memory_only: Option<String>,
+    /// Pairs that no agent has made durable.
+    pub pairs: usize,
+    /// Length of the file, bytes.
+    pub bytes: u64,
+    /// Files of other processes taken up.
+    pub adopted_files: u64,
+    /// Pairs in them.
+    pub adopted_pairs: u64,
+    /// Pairs or notes dropped because there were too many.
+    pub dropped: u64,
+    /// Writes that failed.
+    pub errors: u64,
+    /// Files that this release cannot read, and why.
+    pub refused: Vec<String>,
+}
+
+impl Default for Journal {
+    fn default() -> Self {
+        let shown = JournalStatus {
+            memory_only: Some("not opened yet".to_owned()),
+            ..JournalStatus::default()
+        };
+        Self {
+            queue: Mutex::default(),
+            wake: Condvar::new(),
+            works: AtomicBool::new(false),
+            busy_since: AtomicU64::new(0),
+            closed: AtomicBool::new(true),
+            shown: Mutex::new(shown),
+            stats: JournalStats::default(),
+        }
+    }
+}
+
+impl Journal {
+    /// Starts the thread: a file in `dir` called after `name`; what others left there goes to
+    /// `adopt`, which must not wait.
+    pub fn start(
+        self: &Arc<Self>,
+        dir: &Path,
+        name: &str,
+        adopt: impl Fn(Vec<Written>) + Send + 'static,
+    ) {
+        let boot_id = match std::fs::read_to_string(BOOT_ID) {
+            Ok(text) => text.trim().to_owned(),
+            Err(error) => return self.fails(BOOT_ID, &error),
+        };
+        self.start_in_boot(dir.to_owned(), name, boot_id, Box::new(adopt));
+    }
+
+    fn start_in_boot(
+        self: &Arc<Self>,
+        dir: PathBuf,
+        name: &str,
+        boot_id: String,
+        adopt: writer::Adopt,
+    ) {
+        let writer = Writer::new(dir, name.to_owned(), boot_id, adopt);
+        self.closed.store(false, Ordering::Release);
+        let journal = Arc::clone(self);
+        let thread = std::thread::Builder::new().name("journal".to_owned());
+        let spawned = thread.spawn(move || {
+            writer.run(&journal);
+            journal.works.store(false, Ordering::Release);
+            journal.closed.store(true, Ordering::Release);
+        });
+        if let Err(error) = spawned {
+            self.closed.store(true, Ordering::Release);
+            self.fails("a thread", &error);
+        }
+    }
+
+    /// Has something written soon.
+    pub fn note(&self, note: Note) {
+        let mut queue = self.queue.lock();
+        if self.closed.load(Ordering::Acquire) {
+            return;
+        }
+        // What is closed again must not be opened by a file.
+        if queue.notes.len() >= QUEUE && !matches!(note, Note::Revoked(..)) {
+            drop(queue);
+            self.stats.skipped.add(1);
+            return;
+        }
+        queue.notes.push(note);
+        if queue.notes.len() == 1 {
+            self.wake.notify_one();
+        }
+    }
+
+    /// Whether an answer may wait for its write: the file can be written, and the disk takes it.
+    pub fn may_wait(&self, now: BootTime, max_delay: Duration) -> bool {
+        let since = self.busy_since.load(Ordering::Acquire);
+        self.works.load(Ordering::Acquire) && (since == 0 || BootTime(since).plus(max_delay) > now)
+    }
+
+    /// Has something written at once, and `done` called then. Gives `done` back if too many wait.
+    pub fn note_first(&self, note: Note, done: OnRealised) -> Result<(), OnRealised> {
+        let mut queue = self.queue.lock();
+        let full = queue.waiting.len() >= WAITING || queue.notes.len() >= QUEUE;
+        if full || queue.closing || self.closed.load(Ordering::Acquire) {
+            drop(queue);
+            self.note(note);
+            return Err(done);
+        }
+        queue.notes.push(note);
+        queue.waiting.push(done);
+        self.wake.notify_one();
+        Ok(())
+    }
+
+    /// Has everything written and the file closed: removed if it says nothing, else left to
+    /// whoever comes across it.
+    pub async fn close(&self) {
+        self.queue.lock().closing = true;
+        self.wake.notify_one();
+        while !self.closed.load(Ordering::Acquire) {
+            tokio::time::sleep(Duration::from_millis(2)).await;
+        }
+    }
+
+    /// How it stands.
+    pub fn status(&self) -> JournalStatus {
+        let mut status = self.shown.lock().clone();
+        status.adopted_files = self.stats.adopted_files.get();
+        status.adopted_pairs = self.stats.adopted_pairs.get();
+        status.errors = self.stats.errors.get();
+        status.dropped += self.stats.skipped.get();
+        status
+    }
+
+    /// Counters.
+    pub fn stats(&self) -> &JournalStats {
+        &self.stats
+    }
+
+    /// The thread's: waits for notes, `limit` at most. Notes, who waits for them, whether it
+    /// is time to end.
+    fn wait(&self, limit: Duration) -> (Vec<Note>, Vec<OnRealised>, bool) {
+        self.busy_since.store(0, Ordering::Release);
+        let mut queue = self.queue.lock();
+        if queue.notes.is_empty() && !queue.closing {
+            self.wake.wait_for(&mut queue, limit);
+        }
+        if queue.waiting.is_empty() && !queue.notes.is_empty() && !queue.closing {
+            self.wake.wait_for(&mut queue, TOGETHER);
+        }
+        let taken = std::mem::take(&mut *queue);
+        queue.closing = taken.closing;
+        drop(queue);
+        self.busy_since.store(BootTime::now().0, Ordering::Release);
+        (taken.notes, taken.waiting, taken.closing)
+    }
+
+    fn works(&self) {
+        self.works.store(true, Ordering::Release);
+        self.shown.lock().memory_only = None;
+    }
+
+    fn fails(&self, place: &str, error: &io::Error) {
+        self.works.store(false, Ordering::Release);
+        self.stats.errors.add(1);
+        let why = format!("{place}: {error}");
+        let before = self.shown.lock().memory_only.replace(why.clone());
+        if before.as_ref() != Some(&why) {
+            tracing::warn!(why, "no journal: mappings are in memory only");
+        }
+    }
+
+    fn refused(&self, refused: &[String]) {
+        let before = std::mem::replace(&mut self.shown.lock().refused, refused.to_vec());
+        for text in refused.iter().filter(|text| !before.contains(text)) {
+            tracing::warn!("a journal is left alone: {text}");
+        }
+    }
+
+    fn report(&self, file: Option<(&Path, u64)>, pairs: usize, dropped: u64) {
+        let mut shown = self.shown.lock();
+        let path = file.map(|(path, _)| path);
+        // Asked after every batch: the text is made once.
+        if shown.path.as_deref().map(Path::new) != path {
+            shown.path = path.map(|path| path.display().to_string());
+        }
+        shown.bytes = file.map_or(0, |(_, bytes)| bytes);
+        shown.pairs = pairs;
+        shown.dropped = dropped;
+    }
+}
+
+impl JournalStatus {
+    /// For people.
+    pub fn text(&self) -> String {
+        let place = match (&self.memory_only, &self.path) {
+            (Some(why), _) => format!("memory only ({why})"),
+            (None, path) => path.clone().unwrap_or_default(),
+        };
+        let mut text = format!("{place}: {} pairs, {} bytes", self.pairs, self.bytes);
+        for (number, what) in [
+            (self.adopted_files, "files of others taken up"),
+            (self.dropped, "dropped"),
+            (self.errors, "errors"),
+        ] {
+            if number > 0 {
+                text.push_str(&format!(", {number} {what}"));
+            }
+        }
+        for refused in &self.refused {
+            text.push_str(&format!("; left alone: {refused}"));
+        }
+        text
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,181 @@
+//! Journal files: one's own, and those whose writer is gone.
+//!
+//! A file belongs to who holds its lock (`flock`), which the kernel gives back when
+//! the process ends, however it ends. Nothing is ever synced to the disk: a killed
+//! process leaves what it wrote in the page cache, and what a crash of the machine
+//! takes is of a boot that nobody asks about any more.
+
+use std::{
+    fs::{self, DirBuilder, File, OpenOptions},
+    io::{self, Read, Write},
+    os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt},
+    path::{Path, PathBuf},
+};
+
+use super::record::HEADER;
+
+/// Ending of journal files.
+const ENDING: &str = "journal";
+/// Ending while a file is being made.
+const NEW: &str = "new";
+/// Files longer than this are no journals of ours, bytes.
+const MAX_FILE: u64 = 256 << 20;
+
+/// A locked file that this process appends to.
+#[derive(Debug)]
+pub(super) struct OwnFile {
+    path: PathBuf,
+    file: File,
+    len: u64,
+}
+
+impl OwnFile {
+    /// Makes the directory, if need be, and in it a file called after `name` with `image` in it.
+    pub(super) fn create(dir: &Path, name: &str, image: &[u8]) -> io::Result<Self> {
+        DirBuilder::new().recursive(true).mode(0o700).create(dir)?;
+        let path = dir.join(format!("{name}.{}.{ENDING}", std::process::id()));
+        let file = Self::put(&path, image)?;
+        let len = u64::try_from(image.len()).unwrap_or(u64::MAX);
+        Ok(Self { path, file, len })
+    }
+
+    /// Puts a locked file with `image` in it at `path`: nobody sees it unlocked or half written.
+    fn put(path: &Path, image: &[u8]) -> io::Result<File> {
+        let new = path.with_extension(NEW);
+        let mut file = OpenOptions::new()
+            .append(true)
+            .create(true)
+            .mode(0o600)
+            .open(&new)?;
+        let outcome = lock(&file)
+            .and_then(|()| file.set_len(0))
+            .and_then(|()| file.write_all(image))
+            .and_then(|()| fs::rename(&new, path));
+        if let Err(error) = outcome {
+            let _gone_or_not = fs::remove_file(&new);
+            return Err(error);
+        }
+        Ok(file)
+    }
+
+    /// Replaces what the file says.
+    pub(super) fn replace(&mut self, image: &[u8]) -> io::Result<()> {
+        self.file = Self::put(&self.path, image)?;
+        self.len = u64::try_from(image.len()).unwrap_or(u64::MAX);
+        Ok(())
+    }
+
+    /// Appends records. After an error the file says what it said before.
+    pub(super) fn append(&mut self, records: &[u8]) -> io::Result<()> {
+        if let Err(error) = self.file.write_all(records) {
+            // Half a record would hide those that follow it.
+            self.file.set_len(self.len)?;
+            return Err(error);
+        }
+        self.len += u64::try_from(records.len()).unwrap_or(u64::MAX);
+        Ok(())
+    }
+
+    /// Forgets every record.
+    pub(super) fn clear(&mut self) -> io::Result<()> {
+        let header = u64::try_from(HEADER).unwrap_or(u64::MAX);
+        if self.len > header {
+            self.file.set_len(header)?;
+            self.len = header;
+        }
+        Ok(())
+    }
+
+    /// Whether somebody removed or replaced it.
+    pub(super) fn is_lost(&self) -> bool {
+        !is_at(&self.file, &self.path)
+    }
+
+    pub(super) fn len(&self) -> u64 {
+        self.len
+    }
+
+    pub(super) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Takes it away.
+    pub(super) fn remove(self) -> io::Result<()> {
+        fs::remove_file(&self.path)
+    }
+}
+
+/// A file whose writer is gone, locked by us.
+#[derive(Debug)]
+pub(super) struct Orphan {
+    path: PathBuf,
+    file: File,
+}
+
+impl Orphan {
+    /// Every file in `dir` that nobody holds, but for `own`.
+    pub(super) fn find(dir: &Path, own: Option<&Path>) -> io::Result<Vec<Self>> {
+        let mut found = Vec::new();
+        for entry in fs::read_dir(dir)? {
+            let path = entry?.path();
+            if own == Some(&path) {
+                continue;
+            }
+            match path.extension().and_then(|ending| ending.to_str()) {
+                Some(ENDING) => found.extend(Self::open(&path)),
+                // Left by a process that was killed while it made it.
+                Some(NEW) => {
+                    if let Some(left) = Self::open(&path) {
+                        left.remove()?;
+                    }
+                }
+                _ => {}
+            }
+        }
+        Ok(found)
+    }
+
+    fn open(path: &Path) -> Option<Self> {
+        let file = File::open(path).ok()?;
+        // Between opening and locking another one may have taken it up and removed it.
+        (lock(&file).is_ok() && is_at(&file, path)).then(|| Self {
+            path: path.to_owned(),
+            file,
+        })
+    }
+
+    pub(super) fn bytes(&self) -> io::Result<Vec<u8>> {
+        let mut bytes = Vec::new();
+        (&self.file).take(MAX_FILE).read_to_end(&mut bytes)?;
+        Ok(bytes)
+    }
+
+    pub(super) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    pub(super) fn remove(&self) -> io::Result<()> {
+        if is_at(&self.file, &self.path) {
+            fs::remove_file(&self.path)?;
+        }
+        Ok(())
+    }
+
+    /// Puts it out of the way of others, for a person to look at.
+    pub(super) fn set_aside(&self) -> io::Result<()> {
+        let mut path = self.path.clone().into_os_string();
+        path.push(".corrupt");
+        fs::rename(&self.path, path)
+    }
+}
+
+fn lock(file: &File) -> io::Result<()> {
+    file.try_lock().map_err(io::Error::from)
+}
+
+fn is_at(file: &File, path: &Path) -> bool {
+    match (file.metadata(), fs::metadata(path)) {
+        (Ok(one), Ok(other)) => one.ino() == other.ino() && one.dev() == other.dev(),
+        _ => false,
+    }
+}

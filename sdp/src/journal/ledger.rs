@@ -1,0 +1,226 @@
+//! What a journal holds: pairs that no agent has made durable. Pure; what goes to
+//! the file is given back as bytes.
+
+use std::net::IpAddr;
+
+use super::record::{self, HeaderError, Record};
+use crate::{
+    mapping::{
+        BootTime, Mapping,
+        kept::{Kept, Key},
+    },
+    name::Fqdn,
+};
+
+/// What the journal is told.
+#[derive(Clone, Debug)]
+pub enum Note {
+    /// No agent has made it durable; it counts this many seconds from `seen_at`.
+    Learned(Mapping, u32),
+    /// The agent's disk has these pairs, as seen at this instant.
+    Settled(Key, Vec<IpAddr>, BootTime),
+    /// The agent will never take these pairs.
+    Forgotten(Key, Vec<IpAddr>),
+    /// The agent takes these back: without a name all, without addresses all of the name.
+    Revoked(Option<Fqdn>, Vec<IpAddr>),
+}
+
+/// A mapping out of a journal, and for how many seconds from `seen_at` it counts.
+pub type Written = (Mapping, u32);
+
+/// The pairs.
+#[derive(Debug)]
+pub struct Ledger {
+    pairs: Kept,
+}
+
+impl Ledger {
+    /// Holds `limit` pairs at most; those that end soonest go first.
+    pub fn new(limit: usize) -> Self {
+        Self {
+            pairs: Kept::new(limit),
+        }
+    }
+
+    /// Takes a note; appends to `out` what the file must say of it.
+    ///
+    /// That a pair is durable is not written: telling it to an agent once more does no harm.
+    /// That one was revoked is: telling it again would open what was closed.
+    pub fn take(&mut self, note: &Note, out: &mut Vec<u8>) {
+        match note {
+            Note::Learned(mapping, lasts) => {
+                self.pairs.keep(mapping, *lasts);
+                record::put_learned(out, mapping, *lasts);
+            }
+            Note::Settled(key, addresses, seen_at) => {
+                self.pairs.drop_settled(key, addresses, *seen_at);
+            }
+            Note::Forgotten(key, addresses) => self.pairs.forget(key, addresses),
+            Note::Revoked(name, addresses) => {
+                self.pairs.revoke(name.as_ref(), addresses);
+                record::put_revoked(out, name.as_ref(), addresses);
+            }
+        }
+    }
+
+    /// Reads a file; the second says whether it ended in bytes that are no record.
+    pub fn read(bytes: &[u8], boot_id: &str, limit: usize) -> Result<(Self, bool), HeaderError> {
+        let mut records = record::read(bytes, boot_id)?;
+        let mut ledger = Self::new(limit);
+        for record in records.by_ref() {
+            match record {
+                Record::Learned(mapping, lasts) => ledger.pairs.keep(&mapping, lasts),
+                Record::Revoked(name, addresses) => {
+                    ledger.pairs.revoke(name.as_ref(), &addresses);
+                }
+            }
+        }
+        Ok((ledger, records.is_torn()))
+    }
+
+    /// A whole file that says no more than it must.
+    pub fn image(&self, boot_id: &str, now: BootTime) -> Vec<u8> {
+        let mut out = record::header(boot_id);
+        for (mapping, lasts) in self.mappings(now) {
+            record::put_learned(&mut out, &mapping, lasts);
+        }
+        out
+    }
+
+    /// What it holds and what has not ended.
+    pub fn mappings(&self, now: BootTime) -> Vec<Written> {
+        let keys = self.pairs.keys(true).into_iter();
+        keys.flat_map(|key| self.pairs.unexpired(&key, now))
+            .collect()
+    }
+
+    /// Lets go of what has ended.
+    pub fn expire(&mut self, now: BootTime) {
+        self.pairs.expire(now);
+    }
+
+    /// Lets go of the sixteenth that ends soonest.
+    pub fn shrink(&mut self) {
+        if !self.pairs.is_empty() {
+            self.pairs.shrink();
+        }
+    }
+
+    /// Number of pairs.
+    pub fn len(&self) -> usize {
+        self.pairs.len()
+    }
+
+    /// Whether it holds nothing.
+    pub fn is_empty(&self) -> bool {
+        self.pairs.is_empty()
+    }
+
+    /// Pairs dropped because there were too many.
+    pub fn dropped(&self) -> u64 {
+        self.pairs.dropped()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::mapping::kept::tests::mapping;
+
+    const BOOT: &str = "0d3f1c9e-53a1-4c0e-9d52-0123456789ab";
+
+    fn at(secs: u64) -> BootTime {
+        BootTime(0).plus_secs(secs)
+    }
+
+    fn learned(name: &str, addresses: &[u8], seen: u64) -> Note {
+        Note::Learned(mapping(name, addresses, 60, seen), 60)
+    }
+
+    /// A ledger and the file that was appended to along with it.
+    fn written(notes: &[Note]) -> (Ledger, Vec<u8>) {
+        let mut ledger = Ledger::new(1000);
+        let mut file = ledger.image(BOOT, at(0));
+        for note in notes {
+            ledger.take(note, &mut file);
+        }
+        (ledger, file)
+    }
+
+    fn names(ledger: &Ledger) -> Vec<String> {
+        let all = ledger.mappings(at(11)).into_iter();
+        let mut all: Vec<_> = all
+            .map(|(m, _)| format!("{} {:?}", m.name.as_str(), m.addresses))
+            .collect();
+        all.sort();
+        all
+    }
+
+    #[test]
+    fn a_file_says_what_its_writer_held() {
+        let (ledger, file) = written(&[
+            learned("a.", &[1, 2], 10),
+            learned("b.", &[3], 10),
+            Note::Revoked(Some(Fqdn::normalise("a.")), vec![[192, 0, 2, 1].into()]),
+            learned("c.", &[4], 10),
+        ]);
+        let (read, torn) = Ledger::read(&file, BOOT, 1000).unwrap();
+        assert!(!torn);
+        assert_eq!(names(&read), names(&ledger));
+        assert_eq!(read.len(), 3);
+        let image = ledger.image(BOOT, at(11));
+        assert!(image.len() < file.len());
+        assert_eq!(
+            names(&Ledger::read(&image, BOOT, 1000).unwrap().0),
+            names(&ledger)
+        );
+    }
+
+    #[test]
+    fn a_revocation_comes_before_what_is_learned_after_it() {
+        let (_, file) = written(&[
+            learned("a.", &[1], 10),
+            Note::Revoked(None, vec![]),
+            learned("a.", &[2], 10),
+        ]);
+        let (read, _) = Ledger::read(&file, BOOT, 1000).unwrap();
+        let [(only, 60)] = &read.mappings(at(11))[..] else {
+            panic!("{read:?}");
+        };
+        assert_eq!(only.addresses, [IpAddr::from([192, 0, 2, 2])]);
+        assert!(only.replayed);
+    }
+
+    #[test]
+    fn what_is_durable_goes_unless_it_was_seen_again() {
+        let key = |note: &Note| match note {
+            Note::Learned(m, _) => (m.endpoint, m.name.clone()),
+            _ => unreachable!(),
+        };
+        let (a, b) = (learned("a.", &[1], 10), learned("b.", &[1], 10));
+        let addresses = vec![[192, 0, 2, 1].into()];
+        let (mut ledger, mut file) = written(&[a.clone(), b.clone(), learned("b.", &[1], 20)]);
+        for note in [&a, &b] {
+            ledger.take(
+                &Note::Settled(key(note), addresses.clone(), at(10)),
+                &mut file,
+            );
+        }
+        assert_eq!(names(&ledger), ["b. [192.0.2.1]"]);
+        ledger.take(&Note::Forgotten(key(&b), addresses), &mut file);
+        assert!(ledger.is_empty());
+    }
+
+    #[test]
+    fn beyond_its_limit_the_soonest_to_end_go_and_are_counted() {
+        let mut ledger = Ledger::new(160);
+        let mut out = Vec::new();
+        for n in 0..200u32 {
+            let note = Note::Learned(mapping(&format!("n{n}."), &[1], 9, 0), 1000 - n);
+            ledger.take(&note, &mut out);
+        }
+        assert!(ledger.len() <= 160);
+        assert_eq!(ledger.dropped() + u64::try_from(ledger.len()).unwrap(), 200);
+        assert!(names(&ledger).iter().any(|name| name.starts_with("n0. ")));
+    }
+}

@@ -1,0 +1,235 @@
+//! Journals of several processes in one directory. A process that is killed is one
+//! whose file lies there and is not locked: a copy.
+
+use std::{
+    fs,
+    sync::mpsc,
+    time::{Duration, Instant},
+};
+
+use super::{ledger::Ledger, *};
+use crate::mapping::kept::tests::mapping;
+
+const BOOT: &str = "0d3f1c9e-53a1-4c0e-9d52-0123456789ab";
+
+/// A journal, and what it took up.
+struct Process {
+    journal: Arc<Journal>,
+    adopted: mpsc::Receiver<Written>,
+}
+
+fn start(dir: &Path, name: &str) -> Process {
+    let journal = Arc::new(Journal::default());
+    let (sender, adopted) = mpsc::channel();
+    let adopt = move |written: Vec<Written>| {
+        for one in written {
+            let _gone = sender.send(one);
+        }
+    };
+    journal.start_in_boot(dir.to_owned(), name, BOOT.to_owned(), Box::new(adopt));
+    Process { journal, adopted }
+}
+
+fn soon(what: &str, check: impl Fn() -> bool) {
+    let end = Instant::now() + Duration::from_secs(20);
+    while !check() {
+        assert!(Instant::now() < end, "not within 20 s: {what}");
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+fn learned(name: &str) -> Note {
+    let mut mapping = mapping(name, &[1], 600, 0);
+    mapping.seen_at = BootTime::now();
+    Note::Learned(mapping, 600)
+}
+
+fn key(note: &Note) -> crate::mapping::kept::Key {
+    match note {
+        Note::Learned(mapping, _) => (mapping.endpoint, mapping.name.clone()),
+        _ => panic!("{note:?}"),
+    }
+}
+
+fn addresses() -> Vec<std::net::IpAddr> {
+    vec![[192, 0, 2, 1].into()]
+}
+
+impl Process {
+    /// Has a note written and waits until it is.
+    fn write(&self, note: Note) {
+        soon("it works", || {
+            self.journal
+                .may_wait(BootTime::now(), Duration::from_secs(9))
+        });
+        let (sender, done) = mpsc::channel();
+        let waits = self
+            .journal
+            .note_first(note, Box::new(move |_| sender.send(()).unwrap()));
+        assert!(waits.is_ok());
+        done.recv_timeout(Duration::from_secs(20)).unwrap();
+    }
+
+    fn file(&self) -> PathBuf {
+        self.journal.status().path.unwrap().into()
+    }
+
+    /// The name of the next mapping taken up.
+    fn adopts(&self) -> String {
+        let (mapping, lasts) = self.adopted.recv_timeout(Duration::from_secs(20)).unwrap();
+        assert!(mapping.replayed);
+        assert_eq!(lasts, 600);
+        mapping.name.as_str().to_owned()
+    }
+}
+
+fn files(dir: &Path) -> Vec<String> {
+    let entries = fs::read_dir(dir).unwrap();
+    let mut names: Vec<_> = entries
+        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+        .collect();
+    names.sort();
+    names
+}
+
+#[tokio::test]
+async fn what_a_killed_process_wrote_is_taken_up_and_written_first() {
+    let dir = tempfile::tempdir().unwrap();
+    let one = start(dir.path(), "one");
+    one.write(learned("a."));
+    let killed = dir.path().join("killed.9.journal");
+    fs::copy(one.file(), dir.path().join("copy")).unwrap();
+    fs::rename(dir.path().join("copy"), &killed).unwrap();
+    assert_eq!(one.adopts(), "a.", "a live process takes it up");
+    soon("it is removed", || !killed.exists());
+    assert_eq!(one.journal.status().adopted_pairs, 1);
+
+    let other = start(dir.path(), "two");
+    soon("it has a file", || other.journal.status().path.is_some());
+    one.journal.close().await;
+    assert_eq!(other.adopts(), "a.", "what a process left behind in order");
+    soon("it is removed", || !one.file().exists());
+    let text = fs::read(other.file()).unwrap();
+    let (ledger, torn) = Ledger::read(&text, BOOT, 100).unwrap();
+    assert!(!torn);
+    assert_eq!(ledger.len(), 1, "the next one would find it again");
+}
+
+#[tokio::test]
+async fn half_a_record_costs_nothing_but_itself() {
+    let dir = tempfile::tempdir().unwrap();
+    let one = start(dir.path(), "one");
+    one.write(learned("a."));
+    one.write(learned("b."));
+    let bytes = fs::read(one.file()).unwrap();
+    one.journal.close().await;
+    fs::remove_file(one.file()).unwrap();
+    fs::write(dir.path().join("k.journal"), &bytes[..bytes.len() - 3]).unwrap();
+    let two = start(dir.path(), "two");
+    assert_eq!(two.adopts(), "a.");
+    soon("it is counted", || two.journal.stats().torn.get() == 1);
+    two.journal.close().await;
+    assert!(two.adopted.try_recv().is_err());
+}
+
+#[tokio::test]
+async fn nobody_takes_what_is_in_use_and_an_empty_one_goes() {
+    let dir = tempfile::tempdir().unwrap();
+    let (one, two) = (start(dir.path(), "one"), start(dir.path(), "two"));
+    one.write(learned("a."));
+    two.write(learned("b."));
+    let note = learned("a.");
+    let seen = BootTime::now();
+    one.journal
+        .note(Note::Settled(key(&note), addresses(), seen));
+    soon("it is let go", || one.journal.status().pairs == 0);
+    soon("the file is cleared", || {
+        fs::metadata(one.file()).unwrap().len() == u64::try_from(record::HEADER).unwrap()
+    });
+    one.journal.close().await;
+    assert_eq!(files(dir.path()).len(), 1, "an empty journal is removed");
+    two.journal.close().await;
+    assert_eq!(files(dir.path()).len(), 1, "one that is not stays");
+    assert!(one.adopted.try_recv().is_err() && two.adopted.try_recv().is_err());
+}
+
+#[tokio::test]
+async fn files_that_mean_nothing_here_are_told_apart() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = |name: &str| dir.path().join(name);
+    let other_boot = "ffffffff-53a1-4c0e-9d52-0123456789ab";
+    fs::write(path("old.journal"), record::header(other_boot)).unwrap();
+    fs::write(path("bad.journal"), b"no journal").unwrap();
+    fs::write(path("half.new"), b"").unwrap();
+    fs::write(path("note.txt"), b"not ours").unwrap();
+    let mut newer = record::header(BOOT);
+    newer[8] = 7;
+    fs::write(path("newer.journal"), &newer).unwrap();
+    let one = start(dir.path(), "one");
+    soon("looked at", || !one.journal.status().refused.is_empty());
+    let status = one.journal.status();
+    assert!(status.refused[0].contains("newer.journal") && status.refused[0].contains("version 7"));
+    assert!(status.text().contains("newer.journal"));
+    soon("the rest is done", || {
+        let left = files(dir.path());
+        left.len() == 4
+            && ["bad.journal.corrupt", "newer.journal", "note.txt"]
+                .iter()
+                .all(|name| left.contains(&(*name).to_owned()))
+    });
+    assert_eq!(one.journal.stats().damaged.get(), 1);
+    assert_eq!(fs::read(path("newer.journal")).unwrap(), newer);
+    one.journal.close().await;
+}
+
+#[tokio::test]
+async fn a_directory_that_cannot_be_written_leaves_it_in_memory() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("file");
+    fs::write(&file, b"").unwrap();
+    let one = start(&file.join("below"), "one");
+    soon("it is said", || one.journal.status().errors > 0);
+    one.journal.note(learned("a."));
+    soon("it is counted", || one.journal.status().pairs == 1);
+    assert!(
+        !one.journal
+            .may_wait(BootTime::now(), Duration::from_secs(9))
+    );
+    let status = one.journal.status();
+    let why = status.memory_only.clone().unwrap();
+    assert!(why.contains("file/below"), "{why}");
+    assert!(status.text().contains("memory only"), "{status:?}");
+    fs::remove_file(&file).unwrap();
+    soon("it is tried again", || {
+        one.journal.status().memory_only.is_none()
+    });
+    let bytes = fs::read(one.file()).unwrap();
+    assert_eq!(Ledger::read(&bytes, BOOT, 9).unwrap().0.len(), 1);
+    one.journal.close().await;
+}
+
+#[tokio::test]
+async fn the_file_stays_small_and_comes_back() {
+    let dir = tempfile::tempdir().unwrap();
+    let one = start(dir.path(), "one");
+    one.write(learned("kept."));
+    for n in 0..20_000 {
+        let note = learned(&format!("name-number-{}.test.", n % 500));
+        let settled = Note::Settled(key(&note), addresses(), BootTime::now());
+        one.journal.note(note);
+        one.journal.note(settled);
+        if n % 1000 == 0 {
+            one.write(learned("kept."));
+        }
+    }
+    one.write(learned("kept."));
+    assert_eq!(one.journal.status().pairs, 1);
+    assert_eq!(one.journal.status().dropped, 0);
+    let length = fs::metadata(one.file()).unwrap().len();
+    assert!(length < 600 << 10, "{length} bytes");
+    fs::remove_file(one.file()).unwrap();
+    soon("it is written anew", || one.file().exists());
+    let bytes = fs::read(one.file()).unwrap();
+    assert_eq!(Ledger::read(&bytes, BOOT, 9).unwrap().0.len(), 1);
+    one.journal.close().await;
+}

@@ -31,6 +31,7 @@ pub(crate) fn bench(name: &str, args: &[String]) -> Result<()> {
         );
     }
     setup::lab()?;
+    setup::bench()?;
     build_programs(&["--release"])?;
     let program = workspace::target_dir()?.join("release").join(&bin);
     let mut bench = process::command(&program.to_string_lossy(), &[]);

@@ -35,8 +35,8 @@ pub fn throughput(
         .collect();
     ensure!(!queries.is_empty(), "{} is empty", names.display());
     let (_, hard) = getrlimit(Resource::RLIMIT_NOFILE)?;
-    let wanted = u64::from(ports) + 1000;
-    setrlimit(Resource::RLIMIT_NOFILE, wanted, hard.max(wanted)).context("descriptors")?;
+    setrlimit(Resource::RLIMIT_NOFILE, hard, hard)?;
+    let ports = ports.min(allowed()?);
     let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?;
     let sockets = (0..ports)
         .map(|n| -> Result<UdpSocket> {
@@ -53,6 +53,12 @@ pub fn throughput(
         result: Throughput::default(),
     }
     .load(&queries, &epoll, Duration::from_secs(seconds.into()))
+}
+
+/// Most source ports that this process may have descriptors for.
+pub fn allowed() -> Result<u16> {
+    let (_, hard) = getrlimit(Resource::RLIMIT_NOFILE)?;
+    Ok(u16::try_from(hard.saturating_sub(1000)).unwrap_or(u16::MAX))
 }
 
 struct Run {

@@ -78,6 +78,13 @@ fn main() -> Result<()> {
         programs: &programs,
         options: &options,
     };
+    if options.ports > ports::allowed()? {
+        println!(
+            "{} source ports instead of {}: the hard limit of descriptors allows no more",
+            ports::allowed()?,
+            options.ports
+        );
+    }
     let resident = usage::resident(programs.sdp.id())?;
     let wanted: Vec<&paths::Path> = wanted
         .into_iter()
@@ -136,7 +143,7 @@ impl Bench<'_> {
     fn measure(&self, path: &'static paths::Path, fresh: &Path) -> Result<Measured> {
         let process = match path.way {
             Way::Proxy | Way::ProxyMany => Some(self.programs.sdp.id()),
-            way => self.servers.process(way),
+            way => self.servers.process(way, path.kind == Kind::Ipv6),
         };
         let mut measured = Measured {
             path,

@@ -48,8 +48,6 @@ pub(crate) enum Kind {
     Ipv6,
     /// UDP from tens of thousands of source ports.
     ManyPorts,
-    /// One query per TCP connection.
-    TcpEach,
     /// Many queries on each TCP connection.
     TcpPipelined,
 }
@@ -67,7 +65,7 @@ const fn path(name: &'static str, way: Way, kind: Kind) -> Path {
 }
 
 /// In the order of one round: what is compared stands together.
-pub(crate) const PATHS: [Path; 19] = [
+pub(crate) const PATHS: [Path; 16] = [
     path("direct", Way::Direct, Kind::Main),
     path("raw_forwarder", Way::Raw, Kind::Main),
     path("sdp", Way::Proxy, Kind::Main),
@@ -78,12 +76,9 @@ pub(crate) const PATHS: [Path; 19] = [
     path("direct_ipv6", Way::Direct, Kind::Ipv6),
     path("raw_forwarder_ipv6", Way::Raw, Kind::Ipv6),
     path("sdp_ipv6", Way::Proxy, Kind::Ipv6),
-    path("direct_50k_ports", Way::Direct, Kind::ManyPorts),
-    path("raw_forwarder_50k_ports", Way::Raw, Kind::ManyPorts),
-    path("sdp_50k_ports", Way::Proxy, Kind::ManyPorts),
-    path("direct_tcp_each", Way::Direct, Kind::TcpEach),
-    path("raw_forwarder_tcp_each", Way::RawTcp, Kind::TcpEach),
-    path("sdp_tcp_each", Way::Proxy, Kind::TcpEach),
+    path("direct_many_ports", Way::Direct, Kind::ManyPorts),
+    path("raw_forwarder_many_ports", Way::Raw, Kind::ManyPorts),
+    path("sdp_many_ports", Way::Proxy, Kind::ManyPorts),
     path("direct_tcp_pipelined", Way::Direct, Kind::TcpPipelined),
     path(
         "raw_forwarder_tcp_pipelined",
@@ -109,7 +104,7 @@ impl Path {
 
     /// Whether queries go over TCP.
     pub(crate) fn is_tcp(&self) -> bool {
-        matches!(self.kind, Kind::TcpEach | Kind::TcpPipelined)
+        self.kind == Kind::TcpPipelined
     }
 
     /// Who asks.
@@ -127,7 +122,6 @@ impl Path {
         command.arg(format!("-s{}", to.ip()));
         command.arg(format!("-p{}", to.port()));
         match self.kind {
-            Kind::TcpEach => command.args(["-mtcp", "-Onum-queries-per-conn=1"]),
             Kind::TcpPipelined => command.arg("-mtcp"),
             _ => &mut command,
         };

@@ -20,7 +20,7 @@ pub(crate) struct Measured {
 }
 
 /// Ratios of queries per second: name, of which, over which.
-const RATIOS: [(&str, &str, &str); 12] = [
+const RATIOS: [(&str, &str, &str); 10] = [
     ("sdp_over_raw_forwarder", "sdp", "raw_forwarder"),
     ("sdp_over_direct", "sdp", "direct"),
     ("sdp_over_dnsdist", "sdp", "dnsdist"),
@@ -32,24 +32,14 @@ const RATIOS: [(&str, &str, &str); 12] = [
     ),
     ("sdp_over_direct_ipv6", "sdp_ipv6", "direct_ipv6"),
     (
-        "sdp_over_raw_forwarder_50k_ports",
-        "sdp_50k_ports",
-        "raw_forwarder_50k_ports",
+        "sdp_over_raw_forwarder_many_ports",
+        "sdp_many_ports",
+        "raw_forwarder_many_ports",
     ),
     (
-        "sdp_over_direct_50k_ports",
-        "sdp_50k_ports",
-        "direct_50k_ports",
-    ),
-    (
-        "sdp_over_raw_forwarder_tcp_each",
-        "sdp_tcp_each",
-        "raw_forwarder_tcp_each",
-    ),
-    (
-        "sdp_over_direct_tcp_each",
-        "sdp_tcp_each",
-        "direct_tcp_each",
+        "sdp_over_direct_many_ports",
+        "sdp_many_ports",
+        "direct_many_ports",
     ),
     (
         "sdp_over_raw_forwarder_tcp_pipelined",

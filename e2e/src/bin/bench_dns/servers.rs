@@ -18,7 +18,7 @@ pub(crate) const SERVER6: IpAddr = IpAddr::V6(Ipv6Addr::new(0x2001, 0xdb8, 0x53,
 pub(crate) struct Servers {
     _nsd: Program,
     raw: Program,
-    _raw6: Program,
+    raw6: Program,
     raw_tcp: Program,
     dnsdist: Option<Program>,
 }
@@ -52,7 +52,7 @@ impl Servers {
         Ok(Self {
             _nsd: start_nsd(lab, names)?,
             raw: raw("raw", FORWARDER, SERVER, &[])?,
-            _raw6: raw("raw6", FORWARDER6, SERVER6, &[])?,
+            raw6: raw("raw6", FORWARDER6, SERVER6, &[])?,
             raw_tcp: raw("raw-tcp", FORWARDER, SERVER, &["tcp"])?,
             dnsdist: start_dnsdist(lab)?,
         })
@@ -64,8 +64,9 @@ impl Servers {
     }
 
     /// Who stands in the way, if one process does.
-    pub(crate) fn process(&self, way: Way) -> Option<u32> {
+    pub(crate) fn process(&self, way: Way, ipv6: bool) -> Option<u32> {
         match way {
+            Way::Raw if ipv6 => Some(self.raw6.id()),
             Way::Raw => Some(self.raw.id()),
             Way::RawTcp => Some(self.raw_tcp.id()),
             Way::Dnsdist => self.dnsdist.as_ref().map(Program::id),

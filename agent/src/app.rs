@@ -62,6 +62,7 @@ pub async fn run(config: Config) -> Result<()> {
         ipv4: config.ipv4,
         ipv6: config.ipv6,
         sizes: config.map_sizes,
+        sdp_group: config.sdp_group,
     };
     let datapath = Box::new(KernelDatapath::prepare(&kernel, Box::new(files.clone()))?);
     routing::install(config.ipv4, config.ipv6).await?;
@@ -121,7 +122,7 @@ impl Agent {
         } = parts;
         let epoch = Epoch::begin(files.dir())?;
         let sdp_listener =
-            peer::bind(&config.sdp_socket, config.sdp_socket_group).context("--sdp-socket")?;
+            peer::bind(&config.sdp_socket, Some(config.sdp_group)).context("--sdp-socket")?;
         let admin_listener = peer::bind(&config.admin_socket, None).context("--admin-socket")?;
         let metrics_listener = match config.metrics_address {
             Some(address) => Some(health::bind(address).await.map_err(anyhow::Error::msg)?),
@@ -190,7 +191,7 @@ impl Agent {
             rim_stop.clone(),
         );
         let allowed = Allowed {
-            group: config.sdp_socket_group,
+            group: Some(config.sdp_group),
         };
         tasks.spawn(native.serve(sdp_listener, allowed));
         if let Some(listener) = fqdndata_listener {

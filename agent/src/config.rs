@@ -47,7 +47,7 @@ pub struct Config {
     /// Socket of the native gRPC service.
     pub sdp_socket: PathBuf,
     /// Group that may connect to it beside root.
-    pub sdp_socket_group: Option<u32>,
+    pub sdp_group: u32,
     /// Socket of the admin interface.
     pub admin_socket: PathBuf,
     /// Address of metrics and health; `None` = off.
@@ -169,7 +169,7 @@ impl TryFrom<RunArgs> for Config {
             policy_dir: args.policy_dir,
             endpoint_dir: args.endpoint_dir,
             sdp_socket: args.sdp_socket,
-            sdp_socket_group: args.sdp_socket_group,
+            sdp_group: args.sdp_group,
             admin_socket: args.admin_socket,
             metrics_address,
             proxy_port: args.tofqdns_proxy_port,

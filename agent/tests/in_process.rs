@@ -8,6 +8,8 @@ mod admin;
 mod fqdndata;
 #[path = "in_process/lab.rs"]
 mod lab;
+#[path = "in_process/liar.rs"]
+mod liar;
 #[path = "in_process/native.rs"]
 mod native;
 #[path = "in_process/policy_dir.rs"]

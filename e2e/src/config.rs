@@ -9,6 +9,11 @@ pub fn keep() -> bool {
     variable("HOLDFAST_KEEP").is_some_and(|value| value != "0")
 }
 
+/// `holdfast-sdp` of the previous version (`HOLDFAST_PREVIOUS_SDP`).
+pub fn previous_sdp() -> Option<PathBuf> {
+    variable("HOLDFAST_PREVIOUS_SDP").map(PathBuf::from)
+}
+
 /// Path of a program under test: `HOLDFAST_BIN_DIR`, or the directory this
 /// program was built into.
 pub fn program(name: &str) -> Result<PathBuf> {

@@ -134,6 +134,13 @@ impl Lab {
         })
     }
 
+    /// A further pod, whose address ends in `host`. The lab does not keep it.
+    pub fn add_pod(&self, name: &str, host: u8) -> Result<Pod> {
+        let pod = connect_pod(&self.node, &self.name, name, host)?;
+        pod.netns.settled()?;
+        Ok(pod)
+    }
+
     /// Directory of everything the programs write.
     pub fn directory(&self) -> &Path {
         &self.directory

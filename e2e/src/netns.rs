@@ -39,6 +39,14 @@ impl Netns {
         Ok(netns)
     }
 
+    /// One that another process made, and deletes.
+    pub fn existing(name: &str) -> Self {
+        Self {
+            name: name.to_owned(),
+            keep: true,
+        }
+    }
+
     /// Its name, as `ip netns` knows it.
     pub fn name(&self) -> &str {
         &self.name

@@ -44,6 +44,10 @@ pub struct SdpOptions {
     pub metrics: u16,
     /// Whether it is told of the agent's native socket.
     pub native: bool,
+    /// Another build of it than this one's.
+    pub program: Option<PathBuf>,
+    /// Another BPF root than the lab's.
+    pub bpf_root: Option<PathBuf>,
     /// Further flags.
     pub flags: Vec<String>,
 }
@@ -71,6 +75,8 @@ impl SdpOptions {
             name: name.to_owned(),
             metrics,
             native: true,
+            program: None,
+            bpf_root: None,
             flags: Vec::new(),
         }
     }
@@ -153,12 +159,15 @@ impl Lab {
 
     /// Command line of a standalone proxy.
     pub fn sdp_command(&self, options: &SdpOptions) -> Result<Command> {
-        let mut command = self
-            .node
-            .command(path(config::program("holdfast-sdp")?)?.as_str());
+        let program = match &options.program {
+            Some(program) => program.clone(),
+            None => config::program("holdfast-sdp")?,
+        };
+        let mut command = self.node.command(path(program)?.as_str());
         command.env("NO_COLOR", "1");
         command.env("HOLDFAST_LOG_LEVEL", "info,holdfast_sdp=debug");
-        command.arg("--bpf-root").arg(self.bpf_root());
+        let bpf_root = options.bpf_root.as_deref().unwrap_or(self.bpf_root());
+        command.arg("--bpf-root").arg(bpf_root);
         command
             .arg("--state-dir")
             .arg(self.directory().join("state"));

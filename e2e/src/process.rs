@@ -5,11 +5,14 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
 use crate::wait::eventually;
+
+/// Until a program must have stopped.
+const STOPS: Duration = Duration::from_secs(10);
 
 /// A running child; killed and reaped when dropped.
 #[derive(Debug)]
@@ -63,10 +66,22 @@ impl Program {
         Ok(())
     }
 
-    /// Sends a signal.
+    /// Sends a signal. After SIGSTOP no thread of it runs any more.
     pub fn signal(&self, signal: Signal) -> Result<()> {
         let pid = i32::try_from(self.child.id()).context("pid")?;
-        kill(Pid::from_raw(pid), signal).with_context(|| format!("{signal} to {}", self.name))
+        kill(Pid::from_raw(pid), signal).with_context(|| format!("{signal} to {}", self.name))?;
+        if signal == Signal::SIGSTOP {
+            // The call returns before the last thread has stopped.
+            eventually(&format!("{} stops", self.name), STOPS, || {
+                for task in std::fs::read_dir(format!("/proc/{pid}/task"))? {
+                    let stat = std::fs::read_to_string(task?.path().join("stat"))?;
+                    let (_, state) = stat.rsplit_once(") ").context("no state")?;
+                    ensure!(state.starts_with('T'), "a thread is in state {state}");
+                }
+                Ok(())
+            })?;
+        }
+        Ok(())
     }
 
     /// Ends it at once, as a crash would.

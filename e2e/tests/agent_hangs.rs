@@ -2,15 +2,19 @@
 //! them in a row and then none, until it answers again.
 use std::time::Duration;
 
-use anyhow::ensure;
+use anyhow::{Result, ensure};
 use hickory_proto::op::ResponseCode;
 use holdfast_e2e::lab::{DNS4, at, web4};
 use holdfast_e2e::policy::good_names;
-use holdfast_e2e::{Query, eventually, with_lab};
+use holdfast_e2e::{Lab, Query, eventually, with_lab};
 use nix::sys::signal::Signal;
 use serde_json::Value;
 
 const SOON: Duration = Duration::from_secs(10);
+
+fn late(lab: &Lab) -> Result<f64> {
+    lab.metric(9961, "holdfast_dns_answers_total", "result=\"late\"")
+}
 
 #[test]
 fn a_stopped_agent_is_served_past_and_told_later() {
@@ -22,6 +26,7 @@ fn a_stopped_agent_is_served_past_and_told_later() {
         lab.a
             .ask(&Query::a("n10.good.test", DNS4))?
             .expect(web4(10))?;
+        let before = late(lab)?;
         programs.agent.signal(Signal::SIGSTOP)?;
         for n in 11..17 {
             lab.a
@@ -41,6 +46,15 @@ fn a_stopped_agent_is_served_past_and_told_later() {
             .expect_code(ResponseCode::Refused)?;
         lab.a.expect_open(at(web4(10), 80))?;
         lab.a.expect_closed(at(web4(11), 80))?;
+        let waited = late(lab)? - before;
+        // On a busy machine the fourth may come before the third's time is noted.
+        ensure!((3.0..=4.0).contains(&waited), "{waited} waited in vain");
+        let past = lab.metric(9961, "holdfast_mapping_agent_hung_total", "")?;
+        ensure!(
+            waited + past == 7.0,
+            "{waited} late, {past} released past it"
+        );
+        ensure!(lab.metric(9961, "holdfast_agent_hung", "")? == 1.0);
         let held = lab.metric(9961, "holdfast_mapping_held_total", "")?;
         lab.a
             .ask(&Query::a("n17.good.test", DNS4))?

@@ -6,7 +6,7 @@ use anyhow::ensure;
 use hickory_proto::op::ResponseCode;
 use holdfast_e2e::dns::zone::Manner;
 use holdfast_e2e::lab::{DNS4, DNS6, at, web4};
-use holdfast_e2e::policy::good_names;
+use holdfast_e2e::policy::{dns_to, egress, good_names};
 use holdfast_e2e::{Query, with_lab};
 
 const SLOW: Duration = Duration::from_millis(700);
@@ -87,5 +87,24 @@ fn bad_answers_stop_at_the_proxy() {
             Ok(())
         })?;
         lab.a.expect_open(at(web4(13), 80))
+    });
+}
+
+/// Addresses of the world at which nobody serves DNS.
+const CLOSED: [&str; 2] = ["192.0.2.2", "2001:db8:53::2"];
+
+#[test]
+fn a_server_whose_port_is_closed_is_said_to_fail_at_once() {
+    with_lab(|lab| {
+        let prefixes = ["192.0.2.2/32", "2001:db8:53::2/128"];
+        let policy = egress("closed", "web", &dns_to("*.good.test", &prefixes));
+        let _programs = lab.start(&policy)?;
+        for server in CLOSED {
+            let query = Query::a("www.good.test", server.parse()?).within(SLOW);
+            for query in [query.clone(), query.clone().tcp(), query] {
+                lab.a.ask(&query)?.expect_code(ResponseCode::ServFail)?;
+            }
+        }
+        Ok(())
     });
 }

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
 use holdfast_e2e::eventually;
-use holdfast_e2e::kernel::node::{FOREVER, MANY, NODE4, SOON, with_node};
+use holdfast_e2e::kernel::node::{FOREVER, MANY, NODE4, Node, SOON, with_node};
 use holdfast_e2e::kernel::{PEER4, PEER6, POD4, POD6, PROXY_PORT};
 use shared_maps::policy::{EGRESS, INGRESS};
 use shared_maps::steering::{KIND_FALLBACK, KIND_FREE, KIND_SDP, Slot, socket_index};
@@ -206,5 +206,27 @@ fn silent_slots_serve_when_none_is_live() {
         node.set(1, KIND_FALLBACK, FOREVER)?;
         assert_eq!(node.ask(PEER4, [&a, &b])?, [0, MANY]);
         Ok(())
+    });
+}
+
+/// Connections whose half-open state the node does not keep (as under a flood
+/// of SYNs): their last packet looks for a listener anew.
+#[test]
+fn connections_made_with_syn_cookies_are_steered() {
+    with_node(|node| {
+        // The kernel gives this one to each namespace, for both families; 2: always.
+        std::fs::write("/proc/sys/net/ipv4/tcp_syncookies", "2")?;
+        let (a, b) = (node.proxy(1, KIND_SDP)?, node.proxy(5, KIND_SDP)?);
+        let check = |node: &mut Node<'_>| -> Result<()> {
+            for server in [PEER4, PEER6] {
+                let got = node.connect(server, [&a, &b])?;
+                assert_eq!(got.iter().sum::<u16>(), MANY);
+                assert!(got.iter().all(|n| *n > MANY / 5), "{got:?}");
+            }
+            Ok(())
+        };
+        check(node)?;
+        node.tproxy()?;
+        check(node)
     });
 }

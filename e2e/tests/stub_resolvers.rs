@@ -13,6 +13,8 @@ use holdfast_e2e::{AgentOptions, Lab, Program, SdpOptions, shell, with_lab};
 
 /// Addresses of the name whose answer fits no datagram.
 const MANY: u8 = 60;
+/// Addresses of one whose answer fits a datagram, but no packet.
+const LARGE: u8 = 250;
 
 /// What a program said, and how it ended.
 #[derive(Debug)]
@@ -75,6 +77,7 @@ fn start(lab: &Lab, options: &SdpOptions) -> Result<[Program; 2]> {
     lab.zone.set("v4.good.test", &[web4(12)], 60);
     lab.zone.set("www.bad.test", &[web4(11), web6(11)], 60);
     lab.zone.set("many.good.test", &many(), 60);
+    lab.zone.set("large.good.test", &hosts(LARGE), 60);
     lab.zone.manner("many.good.test", Manner::Truncated);
     lab.write_policy("web.yaml", &good_names())?;
     let agent = lab.start_agent(&AgentOptions::default())?;
@@ -84,7 +87,11 @@ fn start(lab: &Lab, options: &SdpOptions) -> Result<[Program; 2]> {
 }
 
 fn many() -> Vec<IpAddr> {
-    (1..=MANY)
+    hosts(MANY)
+}
+
+fn hosts(count: u8) -> Vec<IpAddr> {
+    (1..=count)
         .map(|host| Ipv4Addr::new(198, 18, 0, host).into())
         .collect()
 }
@@ -141,6 +148,9 @@ fn dig() {
             let refused = dig(&[cookie, "www.bad.test", "A"])?;
             refused.expect_text("COOKIE: 01020304050607081112131415161718 (good)")?;
             dig(&["+edns=1", "+noednsneg", "www.bad.test"])?.expect_text("status: BADVERS")?;
+            // Some 4,000 bytes, in fragments on their way to the proxy and from it.
+            let large = dig(&["+bufsize=8192", "+ignore", "large.good.test", "A"])?;
+            large.expect_text(&format!("ANSWER: {LARGE},"))?;
             let whole = dig(&["many.good.test", "A"])?;
             whole.expect_text("Truncated, retrying in TCP mode")?;
             whole.expect_text(&format!("ANSWER: {MANY},"))?;

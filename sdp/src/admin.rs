@@ -22,8 +22,9 @@ pub mod explain;
 pub mod policy;
 mod server;
 pub mod status;
+pub mod steering;
 
-use server::Doors;
+pub use server::Doors;
 
 /// Questions are small.
 const LARGEST_BODY: usize = 64 << 10;
@@ -66,9 +67,8 @@ pub struct Admin {
 }
 
 impl Admin {
-    /// Opens both sockets and serves them.
-    pub fn start(shared: &Arc<Shared>) -> Result<Self, AdminError> {
-        let doors = Doors::open(&shared.config)?;
+    /// Serves both sockets.
+    pub fn start(doors: Doors, shared: &Arc<Shared>) -> Result<Self, AdminError> {
         let stop = CancellationToken::new();
         let desk = Arc::new(Desk {
             metrics: Metrics::new(shared),

@@ -2,6 +2,7 @@
 
 use std::{
     io,
+    path::Path,
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -12,18 +13,19 @@ use shared_maps::{steering, user::Globals};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{
-    admin::Admin,
+    admin::{self, Admin, Doors},
     config::{self, Config},
     drain::Drain,
     journal::Journal,
     link::{Link, board::Board},
     listener::{
-        ListenConfig, ListenError, Listeners, SocketOptions, Sockets, SteeringConfig,
-        SteeringStatus,
+        ListenConfig, ListenError, Listeners, SocketOptions, SteeringConfig, SteeringStatus,
+        Unbound,
     },
     mapping::{BootTime, sink::LinkSink},
     maps::{Change, PinnedMaps, REFRESH},
     policy::table::PolicyHandle,
+    privileges::{Privileges, Sandbox},
     proxy::{Proxy, ProxyConfig, RejectCode, Stats},
     ready::{Need, Readiness},
     restore::{self, Skipped},
@@ -64,32 +66,38 @@ pub struct Shared {
     pub skipped_files: Mutex<Vec<Skipped>>,
     /// How packets are steered to this process.
     pub steering: Mutex<SteeringStatus>,
+    /// What the process may still do.
+    pub privileges: Privileges,
     /// When the process started.
     pub started: Instant,
 }
 
 /// Runs until it was told to leave and has left.
 pub fn run(config: Config) -> anyhow::Result<()> {
+    // What only root may make comes first, threads last: they inherit what is left.
+    let doors = Doors::open(&config)?;
+    let sockets = Unbound::open(&listen_config(&config)).map_err(|e| explain_bind(&e, &config))?;
+    let privileges = sandbox(&config).enter()?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(RUNTIME_THREADS)
         .thread_name("sdp-rim")
         .enable_all()
         .build()
         .context("cannot start the runtime")?;
-    let outcome = runtime.block_on(serve(config));
+    let shared = Arc::new(Shared::new(config, privileges));
+    let outcome = runtime.block_on(serve(&shared, doors, sockets));
     runtime.shutdown_timeout(Duration::from_millis(200));
     outcome
 }
 
-async fn serve(config: Config) -> anyhow::Result<()> {
-    let shared = Arc::new(Shared::new(config));
+async fn serve(shared: &Arc<Shared>, doors: Doors, sockets: Unbound) -> anyhow::Result<()> {
     let config = &shared.config;
     tracing::info!(name = config.name, port = config.proxy_port, "starting");
     for warning in &config.warnings {
         tracing::warn!("{warning}");
     }
     let tasks = TaskTracker::new();
-    let signals = Arc::clone(&shared);
+    let signals = Arc::clone(shared);
     tasks.spawn(async move {
         if let Err(error) = signals.drain.follow_signals().await {
             tracing::error!(%error, "cannot follow signals");
@@ -102,14 +110,14 @@ async fn serve(config: Config) -> anyhow::Result<()> {
         .start(&config.journal_dir, &config.name, move |written| {
             sink.adopt(&written);
         });
-    let admin = Admin::start(&shared)?;
-    restore_rules(&shared);
+    let admin = Admin::start(doors, shared)?;
+    restore_rules(shared);
     let stop = CancellationToken::new();
-    tasks.spawn(keep_house(Arc::clone(&shared), stop.clone()));
-    tasks.spawn(link(&shared).run(stop.clone()));
-    first_rules(&shared).await;
+    tasks.spawn(keep_house(Arc::clone(shared), stop.clone()));
+    tasks.spawn(link(shared).run(stop.clone()));
+    first_rules(shared).await;
 
-    let sockets = Sockets::bind(&listen_config(config)).map_err(|e| explain_bind(&e, config))?;
+    let sockets = sockets.bind().map_err(|e| explain_bind(&e, config))?;
     let proxy = Arc::new(Proxy::new(
         proxy_config(config),
         Arc::clone(&shared.maps) as _,
@@ -119,18 +127,18 @@ async fn serve(config: Config) -> anyhow::Result<()> {
     ));
     let listeners = Listeners::start(&proxy, sockets, &tokio::runtime::Handle::current())?;
     *shared.steering.lock() = listeners.steering();
-    note_steering(&shared);
+    note_steering(shared);
     shared.ready.unblock(Need::Listeners);
-    watch_steering(&shared, &listeners).await;
+    watch_steering(shared, &listeners).await;
     shared.ready.block(Need::Staying, "leaving");
-    leave(&shared, listeners).await;
+    leave(shared, listeners).await;
     stop.cancel();
     drop(admin);
     Ok(())
 }
 
 impl Shared {
-    fn new(config: Config) -> Self {
+    fn new(config: Config, privileges: Privileges) -> Self {
         let ready = Readiness::default();
         ready.block(Need::Listeners, "not bound yet");
         ready.block(
@@ -153,9 +161,22 @@ impl Shared {
             stats: Stats::default(),
             skipped_files: Mutex::default(),
             steering: Mutex::new(SteeringStatus::Unavailable("not joined yet".to_owned())),
+            privileges,
             started: Instant::now(),
             config,
         }
+    }
+}
+
+fn sandbox(config: &Config) -> Sandbox {
+    let admin = config.admin_socket.parent().map(Path::to_owned);
+    Sandbox {
+        user: config.user,
+        readable: vec![config.state_dir.clone(), config.bpf_root.clone()],
+        writable: admin
+            .into_iter()
+            .chain([config.journal_dir.clone()])
+            .collect(),
     }
 }
 
@@ -322,6 +343,13 @@ async fn watch_steering(shared: &Shared, listeners: &Listeners) {
 
 async fn leave(shared: &Shared, listeners: Listeners) {
     let limit = shared.config.drain_timeout;
+    let slots = matches!(*shared.steering.lock(), SteeringStatus::Joined(_));
+    if !slots && !admin::steering::connections_migrate() {
+        tracing::warn!(
+            "leaving without steering: TCP connections not accepted yet may be reset; set \
+             net.ipv4.tcp_migrate_req=1"
+        );
+    }
     let work = async {
         let report = listeners.drain(limit).await;
         if report.abandoned > 0 || report.cut > 0 {

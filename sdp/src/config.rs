@@ -14,6 +14,8 @@ use args::Settings;
 pub use args::{AgentAddress, LogFormat, MetricsAddress, RejectCode};
 use file::FileError;
 
+use crate::privileges::RunAs;
+
 /// Default proxy port.
 pub const PROXY_PORT: u16 = 10094;
 /// Default port of the FQDNData service.
@@ -59,6 +61,8 @@ pub struct Config {
     pub min_ttl: u32,
     /// Most queries in flight.
     pub concurrency_limit: Option<NonZeroUsize>,
+    /// As whom to run.
+    pub user: RunAs,
     /// Serve IPv4.
     pub ipv4: bool,
     /// Serve IPv6.
@@ -153,6 +157,7 @@ impl Config {
             concurrency_limit: s
                 .dnsproxy_concurrency_limit
                 .and_then(|n| NonZeroUsize::new(usize::try_from(n).unwrap_or(usize::MAX))),
+            user: s.user.unwrap_or_default(),
             ipv4,
             ipv6,
             workers: s.workers.map_or_else(default_workers, usize::from),

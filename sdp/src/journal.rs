@@ -47,6 +47,8 @@ pub struct Journal {
     wake: Condvar,
     /// Answers may wait for their write.
     works: AtomicBool,
+    /// Answers wait, or what they wait for is being written.
+    pending: AtomicBool,
     /// Since when the thread is at the disk; 0 = it is not.
     busy_since: AtomicU64,
     closed: AtomicBool,
@@ -121,6 +123,7 @@ impl Default for Journal {
             queue: Mutex::default(),
             wake: Condvar::new(),
             works: AtomicBool::new(false),
+            pending: AtomicBool::new(false),
             busy_since: AtomicU64::new(0),
             closed: AtomicBool::new(true),
             shown: Mutex::new(shown),
@@ -202,6 +205,23 @@ impl Journal {
         }
         queue.notes.push(note);
         queue.waiting.push(done);
+        self.pending.store(true, Ordering::Release);
+        self.wake.notify_one();
+        Ok(())
+    }
+
+    /// Has `done` called once what was handed over by [`Self::note_first`] is written. Gives
+    /// it back if it is.
+    pub fn wait_behind(&self, done: OnRealised) -> Result<(), OnRealised> {
+        if !self.pending.load(Ordering::Acquire) {
+            return Err(done);
+        }
+        let mut queue = self.queue.lock();
+        let over = queue.waiting.len() >= WAITING || queue.closing;
+        if over || !self.pending.load(Ordering::Acquire) {
+            return Err(done);
+        }
+        queue.waiting.push(done);
         self.wake.notify_one();
         Ok(())
     }
@@ -231,22 +251,38 @@ impl Journal {
         &self.stats
     }
 
-    /// The thread's: waits for notes, `limit` at most. Notes, who waits for them, whether it
-    /// is time to end.
-    fn wait(&self, limit: Duration) -> (Vec<Note>, Vec<OnRealised>, bool) {
+    /// From now on somebody takes notes with [`Self::take`], and can write them.
+    pub fn attend(&self) {
+        self.closed.store(false, Ordering::Release);
+        self.works();
+    }
+
+    /// Takes the notes, and who waits for them to be written; then [`Self::written`].
+    pub fn take(&self) -> (Vec<Note>, Vec<OnRealised>) {
+        let mut queue = self.queue.lock();
+        let notes = std::mem::take(&mut queue.notes);
+        (notes, std::mem::take(&mut queue.waiting))
+    }
+
+    /// What was taken is written.
+    pub fn written(&self) {
+        let queue = self.queue.lock();
+        self.pending
+            .store(!queue.waiting.is_empty(), Ordering::Release);
+    }
+
+    /// The thread's: waits for notes, `limit` at most. Whether it is time to end.
+    fn wait(&self, limit: Duration) -> bool {
         self.busy_since.store(0, Ordering::Release);
         let mut queue = self.queue.lock();
-        if queue.notes.is_empty() && !queue.closing {
+        if queue.notes.is_empty() && queue.waiting.is_empty() && !queue.closing {
             self.wake.wait_for(&mut queue, limit);
         }
         if queue.waiting.is_empty() && !queue.notes.is_empty() && !queue.closing {
             self.wake.wait_for(&mut queue, TOGETHER);
         }
-        let taken = std::mem::take(&mut *queue);
-        queue.closing = taken.closing;
-        drop(queue);
         self.busy_since.store(BootTime::now().0, Ordering::Release);
-        (taken.notes, taken.waiting, taken.closing)
+        queue.closing
     }
 
     fn works(&self) {

@@ -24,6 +24,7 @@ pub mod metrics;
 pub mod name;
 pub mod pattern;
 pub mod policy;
+pub mod privileges;
 pub mod proxy;
 pub mod ready;
 pub mod resolve;

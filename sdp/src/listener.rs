@@ -88,7 +88,15 @@ pub enum ListenError {
     NoFamily,
 }
 
-/// Bound sockets that nobody reads yet. Bind as root, start after privileges are dropped.
+/// Sockets that are made but have no port yet. Sockets of one port must be made
+/// by one user, so these are made before privileges are dropped.
+#[derive(Debug)]
+pub struct Unbound {
+    config: ListenConfig,
+    workers: Vec<WorkerSockets>,
+}
+
+/// Bound sockets that nobody reads yet.
 #[derive(Debug)]
 pub struct Sockets {
     config: ListenConfig,
@@ -106,56 +114,75 @@ struct WorkerSockets {
 /// Ports tried where the kernel may choose and a chosen one is taken for another socket.
 const PORT_TRIES: usize = 16;
 
-impl Sockets {
-    /// Binds all sockets, and raises the process's limit on open descriptors to what it may be.
-    pub fn bind(config: &ListenConfig) -> Result<Self, ListenError> {
+impl Unbound {
+    /// Makes all sockets, and raises the process's limit on open descriptors to what it may be.
+    pub fn open(config: &ListenConfig) -> Result<Self, ListenError> {
         if !config.ipv4 && !config.ipv6 {
             return Err(ListenError::NoFamily);
         }
         socket::raise_descriptor_limit();
-        let mut tries = if config.port == 0 { PORT_TRIES } else { 1 };
-        loop {
-            tries -= 1;
-            match Self::bind_all(config) {
-                Err(_) if tries > 0 => {}
-                Err(e) => return Err(e),
-                Ok((port, workers)) => {
-                    return Ok(Self {
-                        config: config.clone(),
-                        port,
-                        workers,
-                    });
-                }
-            }
-        }
-    }
-
-    fn bind_all(config: &ListenConfig) -> Result<(u16, Vec<WorkerSockets>), ListenError> {
         let transparent = config.options == SocketOptions::Transparent;
-        let mut port = config.port;
-        let mut workers = Vec::new();
-        for _ in 0..config.workers.max(1) {
+        let worker = || -> Result<WorkerSockets, ListenError> {
             let mut sockets = WorkerSockets::default();
-            let v4 = config.ipv4.then_some(IpAddr::V4(Ipv4Addr::LOCALHOST));
-            let v6 = config.ipv6.then_some(IpAddr::V6(Ipv6Addr::LOCALHOST));
-            for ip in [v4, v6].into_iter().flatten() {
-                let at = SocketAddr::new(ip, port);
+            for ip in config.addresses() {
+                let at = SocketAddr::new(ip, config.port);
                 let tcp = socket::tcp_listener(at, transparent).map_err(|e| failed(at, e))?;
-                if port == 0 {
-                    port = tcp
-                        .local_addr()
-                        .ok()
-                        .and_then(|a| a.as_socket())
-                        .map_or(0, |a| a.port());
-                }
-                let at = SocketAddr::new(ip, port);
                 let udp = socket::udp_listener(at, transparent).map_err(|e| failed(at, e))?;
                 sockets.tcp.push((tcp, ip.is_ipv6()));
                 sockets.udp.push((udp, ip.is_ipv6()));
             }
-            workers.push(sockets);
+            Ok(sockets)
+        };
+        let workers = (0..config.workers.max(1)).map(|_| worker());
+        Ok(Self {
+            config: config.clone(),
+            workers: workers.collect::<Result<_, _>>()?,
+        })
+    }
+
+    /// Binds them: from now on queries wait in them.
+    pub fn bind(self) -> Result<Sockets, ListenError> {
+        let mut port = self.config.port;
+        for sockets in &self.workers {
+            let both = sockets.tcp.iter().zip(&sockets.udp);
+            for (ip, ((tcp, _), (udp, _))) in self.config.addresses().zip(both) {
+                let at = SocketAddr::new(ip, port);
+                socket::listen(tcp, at).map_err(|e| failed(at, e))?;
+                if port == 0 {
+                    let bound = tcp.local_addr().ok().and_then(|a| a.as_socket());
+                    port = bound.map_or(0, |a| a.port());
+                }
+                let at = SocketAddr::new(ip, port);
+                socket::bind_udp(udp, at).map_err(|e| failed(at, e))?;
+            }
         }
-        Ok((port, workers))
+        Ok(Sockets {
+            config: self.config,
+            port,
+            workers: self.workers,
+        })
+    }
+}
+
+impl ListenConfig {
+    fn addresses(&self) -> impl Iterator<Item = IpAddr> {
+        let v4 = self.ipv4.then_some(IpAddr::V4(Ipv4Addr::LOCALHOST));
+        let v6 = self.ipv6.then_some(IpAddr::V6(Ipv6Addr::LOCALHOST));
+        v4.into_iter().chain(v6)
+    }
+}
+
+impl Sockets {
+    /// Makes and binds all sockets.
+    pub fn bind(config: &ListenConfig) -> Result<Self, ListenError> {
+        let mut tries = if config.port == 0 { PORT_TRIES } else { 1 };
+        loop {
+            tries -= 1;
+            match Unbound::open(config)?.bind() {
+                Err(_) if tries > 0 => {}
+                outcome => return outcome,
+            }
+        }
     }
 
     /// Port they are bound to.
@@ -330,6 +357,11 @@ impl Listeners {
         let deadline = Instant::now() + limit;
         for worker in &self.workers {
             worker.control.drain();
+        }
+        // While a slot still points to them, the listeners get new connections.
+        let all_left = |workers: &[Running]| workers.iter().all(|w| w.control.has_left());
+        while !all_left(&self.workers) && Instant::now() < deadline {
+            tokio::time::sleep(control::Leaving::LOOK).await;
         }
         self.tcp.drain();
         let all_done = |workers: &[Running]| workers.iter().all(|w| w.control.is_done());

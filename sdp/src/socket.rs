@@ -11,6 +11,7 @@ use std::{
     os::fd::OwnedFd,
 };
 
+use nix::sys::socket::{setsockopt, sockopt};
 use shared_maps::{IdentityId, mark};
 use socket2::{Domain, Protocol, SockAddr, SockFilter, Socket, Type};
 
@@ -38,7 +39,7 @@ impl<T> Step<T> for io::Result<T> {
     }
 }
 
-/// A UDP socket for redirected (or, without `transparent`, plain) queries.
+/// A UDP socket for redirected (or, without `transparent`, plain) queries, not bound yet.
 pub(crate) fn udp_listener(at: SocketAddr, transparent: bool) -> Result<OwnedFd, SocketError> {
     let socket = open(at, Type::DGRAM)?;
     shared_port(&socket)?;
@@ -54,20 +55,30 @@ pub(crate) fn udp_listener(at: SocketAddr, transparent: bool) -> Result<OwnedFd,
             .step("cannot set the receive buffer")?;
     }
     sys::count_overflow(&socket).step("cannot count overflows (SO_RXQ_OVFL)")?;
-    socket.bind(&SockAddr::from(at)).step("cannot bind UDP")?;
     Ok(socket.into())
 }
 
-/// A TCP listener for redirected (or plain) connections.
+/// Binds what [`udp_listener`] made.
+pub(crate) fn bind_udp(socket: &OwnedFd, at: SocketAddr) -> Result<(), SocketError> {
+    socket2::SockRef::from(socket)
+        .bind(&SockAddr::from(at))
+        .step("cannot bind UDP")
+}
+
+/// A TCP socket for redirected (or plain) connections, not bound yet.
 pub(crate) fn tcp_listener(at: SocketAddr, transparent: bool) -> Result<Socket, SocketError> {
     let socket = open(at, Type::STREAM)?;
     shared_port(&socket)?;
     if transparent {
         make_transparent(&socket, at)?;
     }
-    socket.bind(&SockAddr::from(at)).step("cannot bind TCP")?;
-    socket.listen(BACKLOG).step("cannot listen on TCP")?;
     Ok(socket)
+}
+
+/// Binds what [`tcp_listener`] made, and listens.
+pub(crate) fn listen(socket: &Socket, at: SocketAddr) -> Result<(), SocketError> {
+    socket.bind(&SockAddr::from(at)).step("cannot bind TCP")?;
+    socket.listen(BACKLOG).step("cannot listen on TCP")
 }
 
 /// A socket that sends answers from `port` of any address: source addresses are given per packet.
@@ -123,6 +134,14 @@ pub(crate) fn udp_upstream(
 ) -> Result<OwnedFd, SocketError> {
     let socket = open(server, Type::DGRAM)?;
     set_mark(&socket, identity)?;
+    let reported = if server.is_ipv6() {
+        setsockopt(&socket, sockopt::Ipv6RecvErr, &true)
+    } else {
+        setsockopt(&socket, sockopt::Ipv4RecvErr, &true)
+    };
+    reported
+        .map_err(io::Error::from)
+        .step("cannot ask for ICMP errors (IP_RECVERR)")?;
     socket
         .connect(&SockAddr::from(server))
         .step("cannot connect to the server")?;

@@ -193,7 +193,10 @@ impl Member {
                 break;
             }
         }
-        let number = number.ok_or(JoinError::NoSlot)?;
+        let number = match number {
+            Some(number) => number,
+            None => self.orphan(&slots, &socks)?.ok_or(JoinError::NoSlot)?,
+        };
         let mut bits = 0;
         for (index, fd) in self.sockets.in_order() {
             socks.set(
@@ -218,6 +221,24 @@ impl Member {
         })
     }
 
+    /// A slot whose sockets are gone: its owner was killed a moment ago, and the kernel took them
+    /// away. Without this, replicas that start and die quickly would use all slots up.
+    fn orphan(&self, slots: &Slots, socks: &Socks) -> Result<Option<u32>, MapError> {
+        for candidate in 0..SLOTS.min(slots.max_entries()) {
+            let slot = slots.get(&candidate)?.unwrap_or_default();
+            let mut sockets = self.sockets.in_order();
+            let Some((index, fd)) = sockets.find(|(index, _)| slot.sockets & (1 << index) != 0)
+            else {
+                continue;
+            };
+            let place = candidate * SOCKS_PER_SLOT + index;
+            if socks.add(&place, &fd.as_raw_fd().cast_unsigned())? {
+                return Ok(Some(candidate));
+            }
+        }
+        Ok(None)
+    }
+
     /// Gives a place up whose pins were replaced: nobody looks there any more.
     fn check_pins(&mut self) {
         let Some(place) = &self.place else {
@@ -234,17 +255,29 @@ impl Member {
 
 impl Place {
     fn beat(&mut self) -> Result<(), String> {
-        let found = self.slots.get(&self.number).map_err(|e| e.to_string())?;
-        if found != Some(self.record) {
-            return Err(format!(
+        let taken = || {
+            format!(
                 "slot {} was taken while this replica was silent",
                 self.number
-            ));
+            )
+        };
+        let looked_at = monotonic_ns();
+        let found = self.slots.get(&self.number).map_err(|e| e.to_string())?;
+        if found != Some(self.record) {
+            return Err(taken());
         }
-        self.record.heartbeat = monotonic_ns();
+        let mut record = self.record;
+        record.heartbeat = monotonic_ns();
         self.slots
-            .set(&self.number, &self.record)
-            .map_err(|e| e.to_string())
+            .set(&self.number, &record)
+            .map_err(|e| e.to_string())?;
+        // Stopped between look and write, for as long as it takes to lose the slot: our
+        // heartbeat now stands beside another's sockets. Left alone, the slot is free soon.
+        if monotonic_ns().saturating_sub(looked_at) > TAKEN_AFTER_NS {
+            return Err(taken());
+        }
+        self.record = record;
+        Ok(())
     }
 
     fn vacate(self) {

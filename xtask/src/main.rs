@@ -10,6 +10,7 @@ mod bpf;
 mod linker;
 mod lint;
 mod play;
+mod previous;
 mod process;
 mod setup;
 mod test;

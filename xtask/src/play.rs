@@ -2,7 +2,10 @@
 
 use anyhow::{Context as _, Result, bail};
 
-use crate::{process, setup, workspace};
+use crate::{previous, process, setup, workspace};
+
+/// The benchmark that replaces replicas of this version by those of the previous one.
+const PLAYS_VERSIONS: &str = "bench_ha";
 
 /// Builds everything and plays the story.
 pub(crate) fn demo(keep: bool) -> Result<()> {
@@ -32,11 +35,25 @@ pub(crate) fn bench(name: &str, args: &[String]) -> Result<()> {
     }
     setup::lab()?;
     setup::bench()?;
+    let mut args = args.to_vec();
+    if bin == PLAYS_VERSIONS && !args.iter().any(|arg| arg.starts_with("--previous=")) {
+        let reference = take_value(&mut args, "--previous-ref");
+        let previous = previous::build(reference.as_deref(), previous::Profile::Release)?;
+        args.push(format!("--previous={}", previous.display()));
+    }
     build_programs(&["--release"])?;
     let program = workspace::target_dir()?.join("release").join(&bin);
     let mut bench = process::command(&program.to_string_lossy(), &[]);
     bench.args(args);
     process::run(bench)
+}
+
+/// Takes `flag=value` out of `args`.
+fn take_value(args: &mut Vec<String>, flag: &str) -> Option<String> {
+    let value = |arg: &String| Some(arg.strip_prefix(flag)?.strip_prefix('=')?.to_owned());
+    let found = args.iter().find_map(value);
+    args.retain(|arg| value(arg).is_none());
+    found
 }
 
 fn build_programs(profile: &[&str]) -> Result<()> {

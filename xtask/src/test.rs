@@ -14,13 +14,16 @@ use anyhow::{Context as _, Result, bail};
 use clap::ValueEnum;
 use serde_json::Value;
 
-use crate::{process, setup, workspace};
+use crate::{previous, process, setup, workspace};
 use tally::Tally;
 
 /// A test program that runs longer hangs: it is ended and counts as failed.
 const E2E_LIMIT: Duration = Duration::from_secs(10 * 60);
 /// The same for the long runs.
 const NIGHTLY_LIMIT: Duration = Duration::from_secs(2 * 60 * 60);
+
+/// Where the tests of `e2e` find the previous version's `holdfast-sdp`.
+const PREVIOUS: &str = "HOLDFAST_PREVIOUS_SDP";
 
 /// What a test needs, and how long it takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -96,6 +99,17 @@ fn e2e(tier: Tier, filter: Option<&str>) -> Result<Tally> {
         Tier::Nightly => "nightly",
         Tier::Unit | Tier::Netns => "netns",
     });
+    // Before the programs of today: it is built in the same place.
+    let previous = match tier {
+        Tier::Netns => match previous::build(None, previous::Profile::Debug) {
+            Ok(previous) => Some(previous),
+            Err(error) => {
+                println!("not tested against the previous version: {error:#}");
+                None
+            }
+        },
+        _ => None,
+    };
     let mut total = Tally::default();
     for program in test_programs()? {
         let of_kernel = program.name.starts_with("kernel_");
@@ -105,6 +119,9 @@ fn e2e(tier: Tier, filter: Option<&str>) -> Result<Tally> {
         println!("\n{}", program.name);
         let mut command = process::command(&program.path.to_string_lossy(), &["--test-threads=1"]);
         command.current_dir(workspace::root().join("e2e"));
+        if let Some(previous) = &previous {
+            command.env(PREVIOUS, previous);
+        }
         if tier == Tier::Nightly {
             command.arg("--ignored");
         }

@@ -279,9 +279,10 @@ pub struct RunArgs {
         env = "HOLDFAST_SDP_SOCKET"
     )]
     pub sdp_socket: PathBuf,
-    /// Number of a group whose processes may connect to it, beside root
-    #[arg(long, value_name = "GID", env = "HOLDFAST_SDP_SOCKET_GROUP")]
-    pub sdp_socket_group: Option<u32>,
+    /// Number of the proxies' group: beside root it may connect to that socket,
+    /// read endpoints and identities, and take steering slots
+    #[arg(long, value_name = "GID", default_value_t = holdfast_sdp::privileges::DEFAULT_ID, env = "HOLDFAST_SDP_GROUP")]
+    pub sdp_group: u32,
     /// Unix socket of the admin interface (root only)
     #[arg(long, default_value = ADMIN_SOCKET, env = "HOLDFAST_ADMIN_SOCKET")]
     pub admin_socket: PathBuf,

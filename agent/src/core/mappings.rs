@@ -116,10 +116,11 @@ impl State {
         let ttl = mapping.ttl.min(MAX_TTL).max(self.config.min_ttl);
         let seen = mapping.seen_at.min(self.now);
         let mut expires = seen.plus_secs(u64::from(ttl));
-        if mapping.replayed {
+        let lease_end = expires.plus(self.config.lease_slack);
+        // An agent that hung finds live ones that have waited for it as replays do.
+        if mapping.replayed || lease_end <= self.now {
             expires = expires.max(self.now.plus_secs(AWAY));
         }
-        let lease_end = seen.plus_secs(u64::from(ttl)).plus(self.config.lease_slack);
         let mut leased =
             self.streams.contains(&event.stream) && lease_end > self.now && !self.is_crowded();
         let mut left_out = mapping.addresses.len().saturating_sub(TAKEN_ADDRESSES);
@@ -338,7 +339,8 @@ impl State {
         // honoured, whether their revocation is under way or comes later.
         let now = self.now;
         self.departed.retain(|_, until| *until > now);
-        if let Some(until) = self.promised.remove(&stream)
+        let promised = self.promised.remove(&stream);
+        if let Some(until) = promised.map(|until| until.plus_secs(AFTER_LEASE))
             && until > now
         {
             self.departed.insert(stream, until);

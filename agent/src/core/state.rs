@@ -77,7 +77,7 @@ pub(super) struct State {
     pub buckets: HashMap<StreamId, Bucket>,
     /// When the last lease given to a stream ends.
     pub promised: BTreeMap<StreamId, BootTime>,
-    /// Streams that closed, until the last of their leases ends.
+    /// Streams that closed, until the last of their leases has ended and what comes after it.
     pub departed: BTreeMap<StreamId, BootTime>,
     pub revocations: BTreeMap<u64, PendingRevocation>,
     pub next_revocation: u64,

@@ -4,6 +4,8 @@ mod cuts;
 mod failures;
 mod ingress;
 mod limits;
+mod merge;
+mod model;
 mod oracle;
 mod overlaps;
 mod restart;

@@ -3,6 +3,7 @@
 use std::{
     collections::HashMap,
     fs, io,
+    os::unix::fs::PermissionsExt as _,
     path::{Path, PathBuf},
 };
 
@@ -67,6 +68,8 @@ pub struct KernelConfig {
     pub ipv6: bool,
     /// Sizes of maps that do not exist yet.
     pub sizes: MapSizes,
+    /// Group of the proxies: it may read what they read and write what they write.
+    pub sdp_group: u32,
 }
 
 /// Why the kernel datapath cannot be set up.
@@ -79,6 +82,14 @@ pub enum SetUpError {
     #[error("{path}: {source}", path = .path.display())]
     Directory {
         /// The directory.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// A pin could not be opened to the proxies.
+    #[error("{path}: giving it to --sdp-group: {source}", path = .path.display())]
+    Share {
+        /// The pin.
         path: PathBuf,
         /// Why.
         source: io::Error,
@@ -113,6 +124,7 @@ impl KernelDatapath {
         let globals = Globals::new(&config.bpf_root);
         make_dirs(&config.bpf_root, &globals)?;
         let (lxc, ipcache) = make_maps(&globals, config.sizes)?;
+        share(&globals, config.sdp_group)?;
         let programs = Programs::new(&globals, config.ipv4 && config.ipv6);
         programs.steer()?;
         Ok(Self {
@@ -244,6 +256,22 @@ fn make_dirs(root: &Path, globals: &Globals) -> Result<(), SetUpError> {
     Ok(())
 }
 
+/// Lets the proxies' group read endpoints and identities, and take steering slots.
+fn share(globals: &Globals, group: u32) -> Result<(), SetUpError> {
+    for (name, mode) in [
+        (lxc::NAME, 0o640),
+        (ipcache::NAME, 0o640),
+        (steering::SLOTS_NAME, 0o660),
+        (steering::SOCKS_NAME, 0o660),
+    ] {
+        let path = globals.path(name);
+        std::os::unix::fs::chown(&path, None, Some(group))
+            .and_then(|()| fs::set_permissions(&path, fs::Permissions::from_mode(mode)))
+            .map_err(|source| SetUpError::Share { path, source })?;
+    }
+    Ok(())
+}
+
 type LocalMaps = (Map<LxcKey, LxcValue>, Map<IpcacheKey, IpcacheValue>);
 
 /// Makes what is missing and checks what is there. The ring buffer has no
@@ -323,6 +351,7 @@ mod tests {
             ipv4: true,
             ipv6: true,
             sizes: MapSizes::default(),
+            sdp_group: 0,
         };
         let error = KernelDatapath::prepare(&config, Box::new(NoFiles))
             .err()

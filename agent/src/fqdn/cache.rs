@@ -128,7 +128,7 @@ impl NameCache {
     }
 
     /// Learns one address. True if the pair is new on the node. Merging is commutative: the
-    /// later expiry and the later lease win.
+    /// later expiry and the later lease win; of two that expire at once the one seen last.
     pub fn learn(&mut self, answer: &Answer<'_>) -> bool {
         let Answer {
             endpoint,
@@ -151,10 +151,9 @@ impl NameCache {
         };
         if let Some(lookup) = addresses.get_mut(&address) {
             owned = true;
-            if answer.expires > lookup.expires {
-                (lookup.seen, lookup.expires, lookup.ttl) =
-                    (answer.seen, answer.expires, answer.ttl);
-            }
+            let before = (lookup.expires, lookup.seen, lookup.ttl);
+            let later = before.max((answer.expires, answer.seen, answer.ttl));
+            (lookup.expires, lookup.seen, lookup.ttl) = later;
         } else {
             let lookup = Lookup {
                 seen: answer.seen,

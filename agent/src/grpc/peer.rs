@@ -63,7 +63,7 @@ pub fn bind(path: &Path, group: Option<u32>) -> Result<UnixListener, SocketError
         if group.is_some() {
             nix::unistd::chown(dir, None, group)
                 .map_err(io::Error::from)
-                .map_err(failed(dir, "giving the directory to --sdp-socket-group"))?;
+                .map_err(failed(dir, "giving the directory to --sdp-group"))?;
         }
     }
     match std::os::unix::net::UnixStream::connect(path) {
@@ -80,7 +80,7 @@ pub fn bind(path: &Path, group: Option<u32>) -> Result<UnixListener, SocketError
     if group.is_some() {
         nix::unistd::chown(path, None, group)
             .map_err(io::Error::from)
-            .map_err(failed(path, "giving the socket to --sdp-socket-group"))?;
+            .map_err(failed(path, "giving the socket to --sdp-group"))?;
     }
     Ok(listener)
 }
@@ -126,7 +126,7 @@ impl Checked {
             return Err(io::Error::new(
                 io::ErrorKind::PermissionDenied,
                 format!(
-                    "uid {} gid {} may not connect: run it as root, or in the group of --sdp-socket-group",
+                    "uid {} gid {} may not connect: run it as root, or in the group of --sdp-group",
                     credentials.uid(),
                     credentials.gid()
                 ),

@@ -30,7 +30,7 @@ const CONNECTION_LIMIT: Duration = Duration::from_secs(60);
 
 /// Both sockets, bound.
 #[derive(Debug)]
-pub(super) struct Doors {
+pub struct Doors {
     admin: std::os::unix::net::UnixListener,
     path: PathBuf,
     metrics: Option<std::net::TcpListener>,
@@ -38,7 +38,7 @@ pub(super) struct Doors {
 
 impl Doors {
     /// Binds both.
-    pub(super) fn open(config: &Config) -> Result<Self, AdminError> {
+    pub fn open(config: &Config) -> Result<Self, AdminError> {
         let path = config.admin_socket.clone();
         let admin = bind_unix(&path)?;
         let metrics = bind_metrics(config).inspect_err(|_| remove(&path))?;

@@ -4,13 +4,14 @@ use std::fmt::Write as _;
 
 use serde::{Deserialize, Serialize};
 
+use super::steering::Steering;
 use crate::{
     app::Shared,
     journal::JournalStatus,
     link::board::{LinkStatus, RulesOrigin},
-    listener::SteeringStatus,
     mapping::sink::SinkStatus,
     maps::MapsStatus,
+    privileges::Privileges,
     proxy::stats::{AnswerResult, Label, QueryResult},
     restore::Skipped,
 };
@@ -43,7 +44,9 @@ pub struct Status {
     /// Mappings and leases.
     pub mappings: SinkStatus,
     /// How packets are steered to this proxy.
-    pub steering: String,
+    pub steering: Steering,
+    /// What the process may still do.
+    pub privileges: Privileges,
     /// Endpoints' files that were not used at the start.
     pub skipped_files: Vec<Skipped>,
     /// Where mappings that are not durable are kept.
@@ -95,7 +98,8 @@ impl Status {
             endpoints_with_rules: shared.policy.load().len(),
             maps: shared.maps.status(),
             mappings: shared.sink.status(),
-            steering: steering_text(&shared.steering.lock()),
+            steering: Steering::of(&shared.steering.lock()),
+            privileges: shared.privileges.clone(),
             skipped_files: shared.skipped_files.lock().clone(),
             journal: shared.journal.status(),
             queries: counted::<QueryResult>(|label| shared.stats.queries.get(label)),
@@ -146,7 +150,8 @@ impl Status {
             }
         );
         let _ = writeln!(out, "  journal     {}", self.journal.text());
-        let _ = writeln!(out, "  steering    {}", self.steering);
+        let _ = writeln!(out, "  steering    {}", self.steering.text);
+        let _ = writeln!(out, "  privileges  {}", self.privileges.text());
         let _ = writeln!(
             out,
             "  listening   127.0.0.1 and ::1, port {}",
@@ -185,16 +190,6 @@ fn counted<L: Label>(get: impl Fn(L) -> u64) -> Vec<Counted> {
         })
         .filter(|counted| counted.count > 0)
         .collect()
-}
-
-fn steering_text(status: &SteeringStatus) -> String {
-    match status {
-        SteeringStatus::Off => "off".to_owned(),
-        SteeringStatus::Unavailable(why) => format!("by the kernel's hash: {why}"),
-        SteeringStatus::Full(why) => format!("none: {why}"),
-        SteeringStatus::Joined(slots) => format!("slots {slots:?}"),
-        SteeringStatus::Left => "left".to_owned(),
-    }
 }
 
 fn agent_text(agent: &LinkStatus) -> String {

@@ -4,6 +4,8 @@ use std::{fmt, net::IpAddr, path::PathBuf, str::FromStr, time::Duration};
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
+use crate::privileges::RunAs;
+
 const LONG_ABOUT: &str = "\
 Holdfast's standalone DNS proxy.
 
@@ -168,6 +170,9 @@ settings! {
     /// Most queries in flight at once; 0 leaves it to the memory limits [default: 0]
     #[arg(long, value_name = "N")]
     dnsproxy_concurrency_limit: u32 = "HOLDFAST_DNSPROXY_CONCURRENCY_LIMIT",
+    /// As whom to run once what needs root is open: UID, UID:GID, or root to keep all privileges; the agent opens its socket and pins to this group [default: 10094:10094]
+    #[arg(long, value_name = "USER")]
+    user: RunAs = "HOLDFAST_USER",
     /// Serve IPv4 [default: true]
     #[arg(long, value_name = "BOOL", num_args = 0..=1, default_missing_value = "true", require_equals = true)]
     enable_ipv4: bool = "HOLDFAST_ENABLE_IPV4",

@@ -17,7 +17,7 @@ use crate::{
 pub enum Note {
     /// No agent has made it durable; it counts this many seconds from `seen_at`.
     Learned(Mapping, u32),
-    /// The agent's disk has these pairs, as seen at this instant.
+    /// The agent's disk has these pairs until this instant.
     Settled(Key, Vec<IpAddr>, BootTime),
     /// The agent will never take these pairs.
     Forgotten(Key, Vec<IpAddr>),
@@ -52,8 +52,8 @@ impl Ledger {
                 self.pairs.keep(mapping, *lasts);
                 record::put_learned(out, mapping, *lasts);
             }
-            Note::Settled(key, addresses, seen_at) => {
-                self.pairs.drop_settled(key, addresses, *seen_at);
+            Note::Settled(key, addresses, until) => {
+                self.pairs.drop_settled(key, addresses, *until);
             }
             Note::Forgotten(key, addresses) => self.pairs.forget(key, addresses),
             Note::Revoked(name, addresses) => {
@@ -202,7 +202,7 @@ mod tests {
         let (mut ledger, mut file) = written(&[a.clone(), b.clone(), learned("b.", &[1], 20)]);
         for note in [&a, &b] {
             ledger.take(
-                &Note::Settled(key(note), addresses.clone(), at(10)),
+                &Note::Settled(key(note), addresses.clone(), at(70)),
                 &mut file,
             );
         }

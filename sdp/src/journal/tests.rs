@@ -139,9 +139,9 @@ async fn nobody_takes_what_is_in_use_and_an_empty_one_goes() {
     one.write(learned("a."));
     two.write(learned("b."));
     let note = learned("a.");
-    let seen = BootTime::now();
+    let until = BootTime::now().plus_secs(600);
     one.journal
-        .note(Note::Settled(key(&note), addresses(), seen));
+        .note(Note::Settled(key(&note), addresses(), until));
     soon("it is let go", || one.journal.status().pairs == 0);
     soon("the file is cleared", || {
         fs::metadata(one.file()).unwrap().len() == u64::try_from(record::HEADER).unwrap()
@@ -215,7 +215,7 @@ async fn the_file_stays_small_and_comes_back() {
     one.write(learned("kept."));
     for n in 0..20_000 {
         let note = learned(&format!("name-number-{}.test.", n % 500));
-        let settled = Note::Settled(key(&note), addresses(), BootTime::now());
+        let settled = Note::Settled(key(&note), addresses(), BootTime::now().plus_secs(600));
         one.journal.note(note);
         one.journal.note(settled);
         if n % 1000 == 0 {

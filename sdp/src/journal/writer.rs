@@ -66,8 +66,10 @@ impl Writer {
     pub(super) fn run(mut self, journal: &Journal) {
         loop {
             self.look_after(journal, BootTime::now());
-            let (notes, waiting, closing) = journal.wait(LOOK);
+            let closing = journal.wait(LOOK);
+            let (notes, waiting) = journal.take();
             self.write(journal, &notes, BootTime::now());
+            journal.written();
             for done in waiting {
                 done(Realised::AgentAway);
             }

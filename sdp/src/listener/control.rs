@@ -18,6 +18,8 @@ pub(super) struct Control {
     /// Held answers whose fate is known. Bounded by the number of held answers.
     realised: Mutex<Vec<(Key, Realised)>>,
     draining: AtomicBool,
+    /// Set by the worker when nothing new is steered to it any more.
+    left: AtomicBool,
     stop: AtomicBool,
     /// Set by the worker when it is through; the count of what it gave up.
     done: AtomicBool,
@@ -31,6 +33,7 @@ impl Control {
             wake: EventFd::from_flags(flags)?,
             realised: Mutex::new(Vec::new()),
             draining: AtomicBool::new(false),
+            left: AtomicBool::new(false),
             stop: AtomicBool::new(false),
             done: AtomicBool::new(false),
             abandoned: AtomicU64::new(0),
@@ -75,6 +78,15 @@ impl Control {
         self.draining.load(Ordering::Acquire)
     }
 
+    /// The worker gave its slot up.
+    pub(super) fn leave(&self) {
+        self.left.store(true, Ordering::Release);
+    }
+
+    pub(super) fn has_left(&self) -> bool {
+        self.left.load(Ordering::Acquire) || self.is_done()
+    }
+
     pub(super) fn is_stopped(&self) -> bool {
         self.stop.load(Ordering::Acquire)
     }
@@ -110,6 +122,8 @@ impl Leaving {
     const SETTLE: Duration = Duration::from_millis(50);
     /// Silence after which the queue counts as empty.
     const SILENCE: Duration = Duration::from_millis(30);
+    /// How often a drain looks whether slots were given up.
+    pub(super) const LOOK: Duration = Duration::from_millis(1);
     /// How often to look.
     pub(super) const TICK: Duration = Duration::from_millis(10);
 

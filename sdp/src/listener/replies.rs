@@ -173,6 +173,12 @@ fn send_raw<'a>(
     unsent
 }
 
+/// Whether an error may be what the network said of an earlier datagram.
+fn is_of_another(error: io::ErrorKind) -> bool {
+    use io::ErrorKind::{ConnectionRefused, HostUnreachable, NetworkUnreachable};
+    [ConnectionRefused, HostUnreachable, NetworkUnreachable].contains(&error)
+}
+
 /// Sends all datagrams, going on past those that fail. Says how many failed.
 ///
 /// A connected socket reports an ICMP error of an earlier datagram on the next
@@ -194,7 +200,7 @@ pub(super) fn send_all<'a>(
                 datagrams.nth(sent - 1);
                 retried = false;
             }
-            Err(e) if e.kind() == io::ErrorKind::ConnectionRefused && !retried => retried = true,
+            Err(e) if is_of_another(e.kind()) && !retried => retried = true,
             Err(_) => {
                 failed(at);
                 failures += 1;

@@ -4,6 +4,7 @@
 //! answers, judge each, send what results in batches.
 
 mod answers;
+mod errors;
 mod queries;
 
 use std::{
@@ -152,7 +153,7 @@ impl Worker {
                     TOKEN_WAKE => self.release_realised(),
                     token => match usize::try_from(TOKEN_LISTENER - token) {
                         Ok(listener) if listener < self.listeners.len() => self.queries(listener),
-                        _ => self.answers(Key::from_u64(token)),
+                        _ => self.server_event(*event),
                     },
                 }
             }
@@ -228,6 +229,7 @@ impl Worker {
                     tracing::warn!(error = %e, "a listener that drains still gets new queries");
                 }
             }
+            self.control.leave();
         }
         let leaving = self.leaving.get_or_insert_with(|| Leaving::new(now));
         leaving.is_quiet(now) && self.upstream.in_flight() == 0 && self.held.len() == 0

@@ -168,7 +168,7 @@ impl Kept {
 
     /// Everything that no agent has made durable and that lasts longer than a disk says; from
     /// now on it counts as written. With each, for how many seconds it counts.
-    pub fn all_to_write(&mut self, now: BootTime) -> Vec<(Mapping, u32)> {
+    pub fn all_to_write(&mut self) -> Vec<(Mapping, u32)> {
         let mut found = Vec::new();
         for key in self.keys(false) {
             let Some(name) = self.name_mut(&key) else {
@@ -179,29 +179,29 @@ impl Kept {
                 for pair in &mut name.pairs {
                     pair.written = pair.written.max(pair.expires);
                 }
-                found.extend(self.unexpired(&key, now));
+                found.extend(self.unexpired(&key, BootTime(0)));
             }
         }
         found
     }
 
-    /// The agent has made these pairs durable, as seen at `seen_at`.
-    pub fn settle(&mut self, key: &Key, addresses: &[IpAddr], seen_at: BootTime) {
+    /// The agent has made these pairs durable until `until`.
+    pub fn settle(&mut self, key: &Key, addresses: &[IpAddr], until: BootTime) {
         let Some(name) = self.name_mut(key) else {
             return;
         };
         for pair in &mut name.pairs {
-            if pair.seen_at <= seen_at && addresses.contains(&pair.address) {
+            if pair.expires <= until && addresses.contains(&pair.address) {
                 pair.settled = true;
                 pair.written = pair.expires;
             }
         }
     }
 
-    /// Lets go of pairs that the agent has made durable, as seen at `seen_at`.
-    pub fn drop_settled(&mut self, key: &Key, addresses: &[IpAddr], seen_at: BootTime) {
+    /// Lets go of pairs that the agent has made durable until `until`.
+    pub fn drop_settled(&mut self, key: &Key, addresses: &[IpAddr], until: BootTime) {
         self.retain_pairs(key, |pair| {
-            pair.seen_at > seen_at || !addresses.contains(&pair.address)
+            pair.expires > until || !addresses.contains(&pair.address)
         });
     }
 
@@ -321,11 +321,26 @@ impl Kept {
 
     /// A name's pairs as mappings, and for how many seconds from `seen_at` each counts.
     pub fn unexpired(&self, key: &Key, now: BootTime) -> Vec<(Mapping, u32)> {
+        self.mappings(key, |pair| pair.until() > now)
+    }
+
+    /// What an endpoint has learned of a name since an agent last made it durable.
+    pub fn unsettled(&self, key: &Key) -> Vec<Mapping> {
+        let found = self.mappings(key, |pair| !pair.settled).into_iter();
+        found
+            .map(|(mapping, _)| Mapping {
+                replayed: false,
+                ..mapping
+            })
+            .collect()
+    }
+
+    fn mappings(&self, key: &Key, which: impl Fn(&Pair) -> bool) -> Vec<(Mapping, u32)> {
         let Some(name) = self.name(key) else {
             return Vec::new();
         };
         let mut found: Vec<(Mapping, u32)> = Vec::new();
-        for pair in name.pairs.iter().filter(|pair| pair.until() > now) {
+        for pair in name.pairs.iter().filter(|pair| which(pair)) {
             let lasts = pair.expires.0.saturating_sub(pair.seen_at.0) / 1_000_000_000;
             let lasts = u32::try_from(lasts).unwrap_or(u32::MAX);
             match found
@@ -429,7 +444,7 @@ pub(crate) mod tests {
         let (a, b) = (mapping("a.", &[1], 10, 0), mapping("b.", &[1], 10, 0));
         kept.keep(&a, 0);
         kept.keep(&b, 0);
-        kept.settle(&key(&b), &b.addresses, at(0));
+        kept.settle(&key(&b), &b.addresses, at(10));
         assert_eq!(kept.keys(false), [key(&a)]);
         assert_eq!(kept.keys(true).len(), 2);
         kept.expire(at(11));
@@ -443,7 +458,7 @@ pub(crate) mod tests {
         let mut kept = Kept::new(100);
         let a = mapping("a.", &[1], 1, 0);
         kept.keep(&a, 3600);
-        kept.settle(&key(&a), &a.addresses, at(0));
+        kept.settle(&key(&a), &a.addresses, at(3600));
         kept.expire(at(3599));
         assert_eq!(kept.len(), 1);
     }

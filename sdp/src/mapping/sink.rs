@@ -109,7 +109,7 @@ impl LinkSink {
     pub fn agent_down(&self) {
         let mut state = self.state.lock();
         if state.agent.take().is_some() {
-            state.write_rest(BootTime::now());
+            state.write_rest();
         }
         state.leases.clear();
         self.leases_changed();

@@ -23,7 +23,7 @@ use crate::{
     mapping::EndpointInstance,
     proxy::Forward,
     socket,
-    wire::{Header, answer, reply::Kept},
+    wire::{HEADER_LEN, Header, answer, reply::Kept},
 };
 
 /// Sockets per server and identity.
@@ -277,6 +277,19 @@ impl UdpUpstream {
         if !answer::answers(message, &self.flights.get(flight)?.question) {
             return None;
         }
+        self.remove(flight)
+    }
+
+    /// The query that came back from `socket` undelivered; it is no longer in flight. The
+    /// network may have cut it short, but id and question are there.
+    pub(crate) fn undelivered(&mut self, socket: Key, query: &[u8]) -> Option<Flight> {
+        let header = Header::read(query).filter(|h| !h.is_response())?;
+        let flight = *self.sockets.get(socket)?.waiting.get(&header.id)?;
+        let question = &self.flights.get(flight)?.question;
+        query
+            .get(HEADER_LEN..)?
+            .starts_with(question)
+            .then_some(())?;
         self.remove(flight)
     }
 

@@ -35,7 +35,7 @@ fn answers_if(message: &[u8], asked: &[u8], same: impl Fn(&[u8], &[u8]) -> bool)
         return false;
     }
     match header.questions {
-        0 => header.rcode() != 0 && header.answers == 0,
+        0 => header.answers == 0 && (header.rcode() != 0 || is_extended_error(message, header)),
         1 => {
             let (name, kind) = asked.split_at(asked.len().saturating_sub(4));
             let body = message.get(HEADER_LEN..).unwrap_or_default();
@@ -44,6 +44,14 @@ fn answers_if(message: &[u8], asked: &[u8], same: impl Fn(&[u8], &[u8]) -> bool)
         }
         _ => false,
     }
+}
+
+/// Whether the code is in the OPT record alone, as BADVERS is (RFC 6891, 6.1.3).
+fn is_extended_error(message: &[u8], header: Header) -> bool {
+    let rest = usize::from(header.authorities) + usize::from(header.additionals);
+    edns::find(message, HEADER_LEN, rest)
+        .and_then(|(edns, _)| edns)
+        .is_some_and(|edns| edns.extended_rcode != 0)
 }
 
 /// What an answer says of its question's name.

@@ -9,6 +9,8 @@ use super::{
 pub const EDE_BLOCKED: u16 = 15;
 /// Extended DNS error Prohibited: the client may not ask here (RFC 8914, 4.19).
 pub const EDE_PROHIBITED: u16 = 18;
+/// Extended DNS error Network Error (RFC 8914, 4.24).
+pub const EDE_NETWORK: u16 = 23;
 
 /// UDP payload size that our OPT records announce, bytes.
 const UDP_SIZE: u16 = 1232;
@@ -73,6 +75,21 @@ pub struct Kept {
 
 /// Answers a query of which only this and its question was kept.
 pub fn to_kept(kept: Kept, question: &[u8], code: Rcode, out: &mut Vec<u8>) {
+    to_kept_because(kept, question, code, None, out);
+}
+
+/// Answers a query whose server is out of reach.
+pub fn unreachable(kept: Kept, question: &[u8], out: &mut Vec<u8>) {
+    to_kept_because(kept, question, Rcode::ServFail, Some(EDE_NETWORK), out);
+}
+
+fn to_kept_because(
+    kept: Kept,
+    question: &[u8],
+    code: Rcode,
+    extended_error: Option<u16>,
+    out: &mut Vec<u8>,
+) {
     out.clear();
     let Kept { id, flags, edns } = kept;
     let kept = Header {
@@ -88,7 +105,7 @@ pub fn to_kept(kept: Kept, question: &[u8], code: Rcode, out: &mut Vec<u8>) {
     out.extend_from_slice(question);
     if let Some(dnssec_ok) = edns {
         count(out, 10, 1);
-        opt(dnssec_ok, code, None, None, out);
+        opt(dnssec_ok, code, extended_error, None, out);
     }
 }
 

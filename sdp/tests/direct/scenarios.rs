@@ -185,6 +185,7 @@ impl Play {
             }
             Step::Ask(ask) => self.ask(ask),
             Step::Server(label, deed) => self.serve(label, deed),
+            Step::Port { open } => self.stage.port(*open),
             Step::Expect(label, expected) => self.expect(label, expected),
             Step::Learned(None) if self.stage.bench.sink.is_empty() => Ok(()),
             Step::Learned(None) => Err("something was learned".to_owned()),

@@ -1,6 +1,7 @@
 //! Queries over TCP.
 
 use std::{
+    collections::VecDeque,
     io::{Read, Write},
     net::TcpStream,
     time::Duration,
@@ -68,6 +69,31 @@ fn a_query_in_pieces_is_put_together() {
         rcode(&receive_frame(&client).unwrap()),
         ResponseCode::Refused
     );
+}
+
+#[test]
+fn more_queries_than_may_wait_are_read_as_others_are_answered() {
+    let bench = Bench::new(Options::default());
+    let client = bench.tcp_client();
+    let queries: Vec<_> = (0..200)
+        .map(|id| query(id, &format!("x{id}.good.example"), RecordType::A))
+        .collect();
+    let all: Vec<_> = queries.iter().map(Vec::as_slice).collect();
+    send_frames(&client, &all);
+    let server = bench.tcp_at_server();
+    // As many as wait at once, and then one for each that is answered.
+    let mut waiting: VecDeque<_> = (0..64).map(|_| receive_frame(&server).unwrap()).collect();
+    for id in 0..200_u16 {
+        let asked = waiting.pop_front().unwrap();
+        send_frames(&server, &[&answer(&asked, &["192.0.2.1"])]);
+        let answered = receive_frame(&client).unwrap();
+        assert_eq!(answered[..2], id.to_be_bytes());
+        assert_eq!(answered[2..12], answer(&asked, &["192.0.2.1"])[2..12]);
+        if id < 200 - 64 {
+            waiting.push_back(receive_frame(&server).unwrap());
+        }
+    }
+    assert_eq!(bench.stats.in_flight.get(), 0);
 }
 
 #[test]

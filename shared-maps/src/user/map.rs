@@ -273,6 +273,19 @@ impl<K: Record, V: Record> Map<K, V> {
         })
     }
 
+    /// Inserts unless the key is there; says whether it was inserted.
+    pub fn add(&self, key: &K, value: &V) -> Result<bool, MapError> {
+        if self.kind.is_per_cpu() {
+            return Err(self.wrong_kind("BPF_MAP_UPDATE_ELEM"));
+        }
+        match sys::add(self.fd.as_fd(), key.as_bytes(), value.as_bytes()) {
+            Err(e) if e.raw_os_error() == Some(libc::ENOSPC) => Err(MapError::Full {
+                map: self.name.clone(),
+            }),
+            added => added.map_err(|e| failed("BPF_MAP_UPDATE_ELEM", self.name.clone(), e)),
+        }
+    }
+
     /// Removes; says whether there was such a key.
     pub fn remove(&self, key: &K) -> Result<bool, MapError> {
         sys::delete(self.fd.as_fd(), key.as_bytes())

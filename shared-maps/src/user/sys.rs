@@ -15,6 +15,8 @@ const BPF_OBJ_PIN: libc::c_long = 6;
 const BPF_OBJ_GET: libc::c_long = 7;
 const BPF_OBJ_GET_INFO_BY_FD: libc::c_long = 15;
 
+/// `BPF_NOEXIST`: an update that must not replace.
+const BPF_NOEXIST: u64 = 1;
 /// `BPF_F_RDONLY`: the descriptor may only read.
 pub(super) const BPF_F_RDONLY: u32 = 1 << 3;
 
@@ -175,6 +177,15 @@ pub(super) fn update(fd: BorrowedFd<'_>, key: &[u8], value: &[u8], flags: u64) -
         ..ElementAttr::default()
     };
     bpf(BPF_MAP_UPDATE_ELEM, &mut attr).map(drop)
+}
+
+/// Sizes as for [`update`]; says whether the key was absent and is there now.
+pub(super) fn add(fd: BorrowedFd<'_>, key: &[u8], value: &[u8]) -> io::Result<bool> {
+    match update(fd, key, value, BPF_NOEXIST) {
+        Ok(()) => Ok(true),
+        Err(e) if e.raw_os_error() == Some(libc::EEXIST) => Ok(false),
+        Err(e) => Err(e),
+    }
 }
 
 /// `key` must be of the map's size, which [`super::Map`] checked.

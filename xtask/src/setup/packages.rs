@@ -44,6 +44,10 @@ pub(super) const LAB: &[Package] = &[
         why: "kdig: queries over kept TCP connections",
     },
     Package {
+        name: "gcc",
+        why: "musl-gcc calls it, and Rust to link",
+    },
+    Package {
         name: "musl-tools",
         why: "musl-gcc: a stub resolver of containers, in tests",
     },

@@ -101,7 +101,7 @@ pub(super) fn acts() -> impl Strategy<Value = Vec<Act>> {
     prop::collection::vec(act, 1..25)
 }
 
-fn document(name: &str, spec: &str) -> PolicyDocument {
+pub(super) fn document(name: &str, spec: &str) -> PolicyDocument {
     let text = format!(
         "apiVersion: cilium.io/v2\nkind: CiliumNetworkPolicy\nmetadata: {{name: {name}}}\nspec:\n  {spec}"
     );
@@ -390,7 +390,7 @@ impl World {
     }
 }
 
-fn matcher(selector: &FqdnSelector) -> SelectorMatcher {
+pub(super) fn matcher(selector: &FqdnSelector) -> SelectorMatcher {
     let rule = match selector {
         FqdnSelector::Name(text) => NameRule::Name(text.clone()),
         FqdnSelector::Pattern(text) => NameRule::Pattern(text.clone()),

@@ -323,7 +323,8 @@ impl Connection {
         let stats = self.shared.proxy.stats();
         stats.in_flight.down();
         stats.queries.inc(QueryResult::UpstreamError);
-        self.servfail(flight);
+        reply::unreachable(flight.kept, &flight.question, &mut self.own);
+        self.out.push(&self.own);
     }
 
     fn servfail(&mut self, flight: &Flight) {
@@ -519,6 +520,11 @@ impl Connection {
     }
 
     fn close(&mut self, over: &Over) {
+        if matches!(over, Over::Done) && !self.ended {
+            // A query that comes between the last look and the closing is answered with a
+            // reset. The end goes before it: so the client sees that nobody read that query.
+            let _ = socket2::SockRef::from(&self.stream).shutdown(std::net::Shutdown::Write);
+        }
         let stats = self.shared.proxy.stats();
         let unanswered = self.has_work();
         for _ in 0..self.flights.len() {

@@ -1,7 +1,7 @@
 //! What the sink knows, and what it decides: pure, under the sink's lock.
 
 use std::{
-    collections::{BTreeMap, HashMap, VecDeque},
+    collections::{BTreeMap, HashSet, VecDeque},
     net::IpAddr,
     sync::Arc,
     time::Duration,
@@ -32,6 +32,9 @@ const IN_FLIGHT: usize = 65_536;
 const REFRESH_AFTER: Duration = Duration::from_millis(500);
 /// How long after the response max delay a held answer counts as late.
 const GIVE_UP_AFTER: Duration = Duration::from_millis(20);
+/// How much earlier a listener may have begun to count: the answer after the last late one
+/// must not be held any more.
+const LISTENER_AHEAD: Duration = Duration::from_millis(5);
 /// How often what has ended is dropped; until then it only takes room.
 const EXPIRE_EVERY: Duration = Duration::from_secs(10);
 /// Mappings per batch, and replays among them while live ones wait.
@@ -55,7 +58,7 @@ pub(super) struct State {
     pub(super) rules: Option<(Epoch, u64)>,
     pub(super) next_sequence: u64,
     pub(super) live: VecDeque<Waiting>,
-    pub(super) refreshes: HashMap<Key, Mapping>,
+    pub(super) refreshes: HashSet<Key>,
     pub(super) refresh_since: Option<BootTime>,
     pub(super) replays: VecDeque<Key>,
     pub(super) retries: Vec<Key>,
@@ -65,6 +68,8 @@ pub(super) struct State {
     pub(super) held: BTreeMap<u64, (BootTime, OnRealised)>,
     pub(super) revoked: Vec<u64>,
     pub(super) late_in_a_row: u32,
+    /// The last sequence that counted as late.
+    pub(super) late_until: u64,
     pub(super) flushing: bool,
     pub(super) expired_at: BootTime,
 }
@@ -84,7 +89,8 @@ enum Wait {
 pub(super) struct InFlight {
     pub(super) key: Key,
     pub(super) addresses: Vec<IpAddr>,
-    pub(super) seen_at: BootTime,
+    /// Until when it counts.
+    pub(super) until: BootTime,
 }
 
 pub(super) type Calls = Vec<(OnRealised, Realised)>;
@@ -101,7 +107,7 @@ impl State {
             rules: None,
             next_sequence: 1,
             live: VecDeque::new(),
-            refreshes: HashMap::new(),
+            refreshes: HashSet::new(),
             refresh_since: None,
             replays: VecDeque::new(),
             retries: Vec::new(),
@@ -110,6 +116,7 @@ impl State {
             held: BTreeMap::new(),
             revoked: Vec::new(),
             late_in_a_row: 0,
+            late_until: 0,
             flushing: false,
             expired_at: BootTime::default(),
         }
@@ -141,11 +148,11 @@ impl State {
         if !away {
             note.into_iter().for_each(|note| self.journal.note(note));
             if self.is_leased(&mapping, now) {
-                self.refresh(mapping, now);
+                self.refresh(&mapping, now);
                 return (Release::Leased, &stats.leased);
             }
             if self.live.len() >= HELD {
-                self.refresh(mapping, now);
+                self.refresh(&mapping, now);
                 return (Release::AgentAway, &stats.queue_full);
             }
             self.live.push_back(Waiting {
@@ -159,24 +166,29 @@ impl State {
             &stats.agent_away
         } else if self.is_leased(&mapping, now) {
             note.into_iter().for_each(|note| self.journal.note(note));
-            self.refresh(mapping, now);
+            self.refresh(&mapping, now);
             return (Release::Leased, &stats.leased);
         } else {
-            self.refresh(mapping, now);
+            self.refresh(&mapping, now);
             &stats.agent_hung
         };
-        let Some(note) = note else {
-            return (Release::AgentAway, counter);
-        };
         // What only this process knows is written before the client knows it.
-        if unwritten == Unwritten::Pair && self.journal.may_wait(now, at.max_delay) {
-            return match self.journal.note_first(note, on_realised) {
-                Ok(()) => (Release::Held, counter),
-                Err(_) => (Release::AgentAway, counter),
-            };
-        }
-        self.journal.note(note);
-        (Release::AgentAway, counter)
+        let may_wait = self.journal.may_wait(now, at.max_delay);
+        let waits = match note {
+            Some(note) if may_wait && unwritten == Unwritten::Pair => {
+                self.journal.note_first(note, on_realised).is_ok()
+            }
+            note => {
+                note.into_iter().for_each(|note| self.journal.note(note));
+                may_wait && self.journal.wait_behind(on_realised).is_ok()
+            }
+        };
+        let release = if waits {
+            Release::Held
+        } else {
+            Release::AgentAway
+        };
+        (release, counter)
     }
 
     fn learned(&self, mapping: &Mapping) -> Note {
@@ -184,8 +196,8 @@ impl State {
     }
 
     /// The agent went: what a disk may have been behind with is written now.
-    pub(super) fn write_rest(&mut self, now: BootTime) {
-        for (mapping, lasts) in self.kept.all_to_write(now) {
+    pub(super) fn write_rest(&mut self) {
+        for (mapping, lasts) in self.kept.all_to_write() {
             self.journal.note(Note::Learned(mapping, lasts));
         }
     }
@@ -215,26 +227,17 @@ impl State {
             .covers(&mapping.name, &mapping.addresses, until, *revision)
     }
 
-    fn refresh(&mut self, mapping: Mapping, now: BootTime) {
-        let key = (mapping.endpoint, mapping.name.clone());
+    /// Has what is kept of the name sent soon: of two answers the longer one counts, address
+    /// by address, whichever came last.
+    fn refresh(&mut self, mapping: &Mapping, now: BootTime) {
         let full = self.refreshes.len() >= REFRESHES;
-        match self.refreshes.get_mut(&key) {
-            // Another set of addresses must not push the first out of the queue.
-            Some(queued) => {
-                for address in &mapping.addresses {
-                    if !queued.addresses.contains(address) {
-                        queued.addresses.push(*address);
-                    }
-                }
-                queued.ttl = queued.ttl.min(mapping.ttl);
-                queued.seen_at = mapping.seen_at;
-            }
-            None if !full => {
-                self.refreshes.insert(key, mapping);
-                self.refresh_since.get_or_insert(now);
-            }
-            // It is kept, and goes out with the next replay.
-            None => {}
+        // Where there is no room it is kept, and goes out with the next replay.
+        if !full
+            && self
+                .refreshes
+                .insert((mapping.endpoint, mapping.name.clone()))
+        {
+            self.refresh_since.get_or_insert(now);
         }
     }
 
@@ -256,8 +259,10 @@ impl State {
         });
         if due {
             self.refresh_since = None;
-            for mapping in std::mem::take(&mut self.refreshes).into_values() {
-                batch.mappings.push(self.send(mapping, Wait::Nobody));
+            for key in std::mem::take(&mut self.refreshes) {
+                for mapping in self.kept.unsettled(&key) {
+                    batch.mappings.push(self.send(mapping, Wait::Nobody));
+                }
             }
         }
         let room = if batch.mappings.is_empty() {
@@ -287,7 +292,9 @@ impl State {
             InFlight {
                 key: (mapping.endpoint, mapping.name.clone()),
                 addresses: mapping.addresses.clone(),
-                seen_at: mapping.seen_at,
+                until: mapping
+                    .seen_at
+                    .plus_secs(mapping.ttl.max(self.min_ttl).into()),
             },
         );
         if self.in_flight.len() > IN_FLIGHT {
@@ -360,29 +367,19 @@ impl State {
     }
 
     fn settled(&mut self, sent: InFlight) {
-        self.kept.settle(&sent.key, &sent.addresses, sent.seen_at);
+        self.kept.settle(&sent.key, &sent.addresses, sent.until);
         self.journal
-            .note(Note::Settled(sent.key, sent.addresses, sent.seen_at));
+            .note(Note::Settled(sent.key, sent.addresses, sent.until));
     }
 
     /// Forgets pairs: without a name all, without addresses all of the name.
     /// Keys in the queues of what is sent again find nothing then.
     pub(super) fn revoke(&mut self, name: Option<&Fqdn>, addresses: &[IpAddr]) {
         let named = |of: &Fqdn| name.is_none_or(|name| name == of);
-        let every = name.is_none() || addresses.is_empty();
         self.leases.revoke(name, addresses);
         self.kept.revoke(name, addresses);
         self.journal
             .note(Note::Revoked(name.cloned(), addresses.to_vec()));
-        self.refreshes.retain(|key, mapping| {
-            if !named(&key.1) {
-                return true;
-            }
-            mapping
-                .addresses
-                .retain(|a| !every && !addresses.contains(a));
-            !mapping.addresses.is_empty()
-        });
         for waiting in self.live.iter().filter(|w| named(&w.mapping.name)) {
             self.kept.keep(&waiting.mapping, self.min_ttl);
             if self.kept.to_write(&waiting.mapping, false) != Unwritten::Nothing {
@@ -401,12 +398,20 @@ impl State {
         // The listener has its own, exact timer; this one only keeps the count.
         let bound = nanos(max_delay).saturating_add(nanos(GIVE_UP_AFTER));
         let over = |since: BootTime| now.0.saturating_sub(since.0) > bound;
+        let is_late = nanos(max_delay).saturating_sub(nanos(LISTENER_AHEAD));
         let mut late = 0;
+        for (sequence, (since, _)) in self.held.range(self.late_until + 1..) {
+            if now.0.saturating_sub(since.0) < is_late {
+                break;
+            }
+            self.late_until = *sequence;
+            late += 1;
+        }
         while self.live.front().is_some_and(|waiting| over(waiting.since))
             && let Some(waiting) = self.live.pop_front()
         {
             calls.push((waiting.on_realised, Realised::AgentAway));
-            self.refresh(waiting.mapping, now);
+            self.refresh(&waiting.mapping, now);
             late += 1;
         }
         while let Some(first) = self.held.first_entry() {
@@ -414,7 +419,6 @@ impl State {
                 break;
             }
             calls.push((first.remove().1, Realised::AgentAway));
-            late += 1;
         }
         self.late_in_a_row = self
             .late_in_a_row

@@ -27,6 +27,10 @@ pub(crate) enum Step {
     Expect(String, Expected),
     Learned(Option<Learned>),
     Counted(Counter, u64),
+    /// The server's UDP port is closed, or open again.
+    Port {
+        open: bool,
+    },
     /// Upstream TCP connections so far.
     Connections(usize),
     /// A client closes its TCP connection for good, or for sending only.
@@ -226,7 +230,13 @@ fn step(mut words: Words<'_>) -> Result<Step, String> {
         "ask" => Step::Ask(ask(&mut words)?),
         "server" => {
             let label = words.label();
-            let deed = match words.next("what the server does")? {
+            let word = words.next("what the server does")?;
+            if let "gone" | "back" = word {
+                words.end()?;
+                let open = word == "back";
+                return Ok(Step::Port { open });
+            }
+            let deed = match word {
                 "hears" => Deed::Hears,
                 "closes" => Deed::Closes,
                 "answers" => Deed::Answers(Box::new(answer(&mut words)?)),

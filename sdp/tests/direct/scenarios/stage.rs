@@ -214,6 +214,19 @@ impl Stage {
         }
     }
 
+    /// Closes the server's UDP port, or opens it again.
+    pub(super) fn port(&mut self, open: bool) -> Result<(), String> {
+        let (ip, port) = (
+            self.bench.server_address.ip(),
+            self.bench.server_address.port(),
+        );
+        self.bench.server = other((ip, if open { port } else { 0 }).into())?;
+        self.bench
+            .server
+            .set_nonblocking(true)
+            .map_err(said("binding"))
+    }
+
     /// The server closes the connection that a query came on.
     pub(super) fn close(&mut self, on: From) -> Result<(), String> {
         let From::Tcp(number) = on else {

@@ -1,0 +1,164 @@
+//! Leases, expiry, changes of policy, restarts of the agent and failover of proxies in any
+//! order: real state machines on both sides, a scheduler that decides who goes on, maps in
+//! memory.
+//!
+//! At every instant:
+//! - an answer goes out only if its addresses have the labels that policy gives its name, or
+//!   if the proxy counts it as released unplumbed;
+//! - nothing goes before lease end + 5 s, but for what its holders gave back.
+//!
+//! Once everything has come to rest, every answer that is still valid is plumbed, whoever was
+//! killed in between; and when all has expired, nothing is left.
+
+mod proxy;
+mod world;
+
+use proptest::prelude::*;
+use shared_maps::EndpointId;
+
+use self::world::{Fate, World};
+
+const NAMES: [&str; 3] = ["www.cilium.io.", "dev.cilium.io.", "ebpf.io."];
+const TTLS: [u32; 4] = [1, 20, 60, 600];
+const SPECS: [&str; 4] = [
+    "endpointSelector: {matchLabels: {app: web}}\n  egress:\n  - toFQDNs: [{matchPattern: '*.cilium.io'}]",
+    "endpointSelector: {matchLabels: {app: web}}\n  egress:\n  - toFQDNs: [{matchName: www.cilium.io}]\n    toPorts: [{ports: [{port: '443', protocol: TCP}]}]",
+    "endpointSelector: {}\n  egress:\n  - toFQDNs: [{matchPattern: '*'}]",
+    "endpointSelector: {}\n  egress:\n  - toCIDR: [1.1.1.0/24]",
+];
+/// Proxies at once.
+const PROXIES: usize = 2;
+
+#[derive(Clone, Copy, Debug)]
+enum Act {
+    /// A server answers a pod: proxy, name, addresses (a set of bits), TTL.
+    Answer(usize, usize, u8, usize),
+    Send(usize),
+    /// The agent takes everything that one proxy has sent.
+    Run(usize),
+    /// A proxy takes one message.
+    Deliver(usize),
+    Connect(usize),
+    /// kill -9, perhaps within a write.
+    KillProxy(usize, bool),
+    Drain(usize),
+    Adopt(usize),
+    KillAgent,
+    StartAgent,
+    Sync,
+    Policy(usize, Option<usize>),
+    Clean(usize),
+    /// Milliseconds.
+    Wait(u64),
+    /// Everybody does what there is to do.
+    Settle,
+}
+
+fn acts() -> impl Strategy<Value = Vec<Act>> {
+    let proxy = 0..PROXIES;
+    let act = prop_oneof![
+        10 => (proxy.clone(), 0..NAMES.len(), 1u8..16, 0..TTLS.len())
+            .prop_map(|(p, n, a, t)| Act::Answer(p, n, a, t)),
+        6 => proxy.clone().prop_map(Act::Send),
+        6 => proxy.clone().prop_map(Act::Run),
+        8 => proxy.clone().prop_map(Act::Deliver),
+        3 => proxy.clone().prop_map(Act::Connect),
+        2 => (proxy.clone(), any::<bool>()).prop_map(|(p, torn)| Act::KillProxy(p, torn)),
+        1 => proxy.clone().prop_map(Act::Drain),
+        2 => proxy.prop_map(Act::Adopt),
+        2 => Just(Act::KillAgent),
+        2 => Just(Act::StartAgent),
+        3 => Just(Act::Sync),
+        2 => (0usize..2, prop::option::of(0..SPECS.len())).prop_map(|(slot, s)| Act::Policy(slot, s)),
+        1 => (0..NAMES.len()).prop_map(Act::Clean),
+        2 => (1u64..300).prop_map(Act::Wait),
+        3 => (300u64..100_000).prop_map(Act::Wait),
+        3 => Just(Act::Settle),
+    ];
+    prop::collection::vec(act, 1..60)
+}
+
+fn play(acts: &[Act]) {
+    let mut world = World::new();
+    for act in acts {
+        world.act(*act);
+    }
+    world.check_end();
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 128, max_shrink_iters: 2000, ..ProptestConfig::default() })]
+
+    #[test]
+    fn nothing_is_lost_whoever_fails(acts in acts()) {
+        play(&acts);
+    }
+}
+
+#[test]
+fn an_answer_goes_once_it_is_plumbed() {
+    let mut world = World::new();
+    world.act(Act::Answer(0, 0, 1, 2));
+    assert!(matches!(world.answers[0].fate, Fate::Held(_)));
+    world.act(Act::Settle);
+    assert!(matches!(world.answers[0].fate, Fate::Released(_)));
+    world.act(Act::Answer(0, 0, 1, 2));
+    assert!(matches!(world.answers[1].fate, Fate::Released(_)), "leased");
+    assert_eq!(
+        world.node.datapath.policy.keys().next(),
+        Some(&EndpointId(1))
+    );
+    world.check_end();
+}
+
+#[test]
+fn what_two_dead_proxies_learned_without_an_agent_is_not_lost() {
+    let mut world = World::new();
+    world.act(Act::KillAgent);
+    world.act(Act::Wait(10));
+    world.act(Act::Answer(0, 0, 1, 3));
+    assert!(
+        matches!(world.answers[0].fate, Fate::Held(_)),
+        "not written yet"
+    );
+    world.act(Act::Wait(1));
+    assert!(matches!(world.answers[0].fate, Fate::Released(_)));
+    world.act(Act::KillProxy(0, true));
+    world.act(Act::Adopt(1));
+    world.act(Act::KillProxy(1, true));
+    world.check_end();
+    assert_eq!(world.orphans.len(), 0);
+}
+
+#[test]
+fn the_lease_of_a_dead_proxy_is_honoured_to_its_end_and_what_comes_after() {
+    play(&[
+        Act::Answer(0, 0, 2, 0),
+        Act::Answer(1, 0, 6, 3),
+        Act::Settle,
+        Act::KillProxy(0, false),
+        Act::Wait(61_000),
+        Act::Clean(0),
+    ]);
+}
+
+#[test]
+fn a_shorter_answer_does_not_hide_a_longer_one() {
+    play(&[
+        Act::Answer(1, 1, 1, 3),
+        Act::Answer(1, 1, 1, 0),
+        Act::Wait(5552),
+        Act::Wait(52448),
+    ]);
+}
+
+#[test]
+fn an_answer_waits_for_the_write_that_another_one_caused() {
+    play(&[
+        Act::KillAgent,
+        Act::Wait(1),
+        Act::Answer(0, 1, 15, 3),
+        Act::Answer(0, 1, 1, 1),
+        Act::KillProxy(0, true),
+    ]);
+}

@@ -1,0 +1,176 @@
+//! A standalone proxy without sockets: the real sink and journal, a listener that only
+//! holds and releases, a file in memory, and both directions of its stream.
+
+use std::{collections::VecDeque, sync::Arc, time::Duration};
+
+use holdfast_sdp::{
+    journal::{Journal, ledger::Ledger},
+    mapping::{
+        BootTime, Mapping, Realised, Release,
+        sink::{Epoch, LinkSink, Outcome, Outgoing},
+    },
+};
+use parking_lot::Mutex;
+
+use crate::core::event::{MappingOutcome, Revocation, StreamId};
+
+/// Boot of the journal files.
+pub(super) const BOOT: &str = "00000000-0000-4000-8000-000000000001";
+/// Response max delay.
+pub(super) const MAX_DELAY: Duration = Duration::from_millis(100);
+const PAIRS: usize = 1000;
+
+/// To the agent.
+#[derive(Debug)]
+pub(super) enum Up {
+    Mapping(Outgoing),
+    Ack(u64),
+}
+
+/// From the agent.
+#[derive(Debug)]
+pub(super) enum Down {
+    Outcome(MappingOutcome),
+    Revoke(Revocation),
+    Rules(Epoch, u64),
+    Closed,
+}
+
+/// An answer's number, and what became of its mapping.
+type Told = Arc<Mutex<Vec<(usize, Realised)>>>;
+
+#[derive(Debug)]
+pub(super) struct Proxy {
+    pub(super) sink: Arc<LinkSink>,
+    journal: Arc<Journal>,
+    ledger: Ledger,
+    file: Vec<u8>,
+    told: Told,
+    pub(super) stream: Option<StreamId>,
+    pub(super) up: VecDeque<Up>,
+    pub(super) down: VecDeque<Down>,
+}
+
+impl Proxy {
+    pub(super) fn start(now: BootTime) -> Self {
+        let journal = Arc::new(Journal::default());
+        journal.attend();
+        let ledger = Ledger::new(PAIRS);
+        Self {
+            sink: Arc::new(LinkSink::with_journal(0, MAX_DELAY, Arc::clone(&journal))),
+            file: ledger.image(BOOT, now),
+            journal,
+            ledger,
+            told: Told::default(),
+            stream: None,
+            up: VecDeque::new(),
+            down: VecDeque::new(),
+        }
+    }
+
+    /// Learns from answer number `answer`.
+    pub(super) fn learn(&self, answer: usize, mapping: Mapping, now: BootTime) -> Release {
+        let told = Arc::clone(&self.told);
+        let done = Box::new(move |realised| told.lock().push((answer, realised)));
+        self.sink.learn_at(mapping, done, now)
+    }
+
+    /// Held answers whose fate is known.
+    pub(super) fn told(&self) -> Vec<(usize, Realised)> {
+        std::mem::take(&mut self.told.lock())
+    }
+
+    /// What the sink has to say goes onto the stream.
+    pub(super) fn send(&mut self, now: BootTime) {
+        if self.stream.is_some() {
+            let batch = self.sink.next_batch(now);
+            self.up.extend(batch.revoked.into_iter().map(Up::Ack));
+            self.up.extend(batch.mappings.into_iter().map(Up::Mapping));
+        }
+    }
+
+    /// Takes one message of the agent; gives back a revocation that it carried out.
+    pub(super) fn deliver(&mut self) -> Option<Revocation> {
+        match self.down.pop_front()? {
+            Down::Outcome(outcome) => self.sink.results(vec![translate(&outcome)]),
+            Down::Rules(epoch, revision) => self.sink.rules_applied(epoch, revision),
+            Down::Revoke(revocation) => {
+                let (name, addresses) = (&revocation.name, &revocation.addresses);
+                self.sink.revoke(revocation.id, Some(name), addresses);
+                return Some(revocation);
+            }
+            Down::Closed => self.disconnect(),
+        }
+        None
+    }
+
+    /// The stream is gone; what is on its way is lost.
+    pub(super) fn disconnect(&mut self) {
+        self.stream = None;
+        self.up.clear();
+        self.sink.agent_down();
+    }
+
+    /// The writer's thread has its turn; with `torn` it is killed within its last write.
+    pub(super) fn write(&mut self, now: BootTime, torn: bool) {
+        let (notes, waiting) = self.journal.take();
+        let mut records = Vec::new();
+        for note in &notes {
+            self.ledger.take(note, &mut records);
+        }
+        if self.ledger.is_empty() {
+            self.file = self.ledger.image(BOOT, now);
+            records.clear();
+        }
+        self.file.extend(&records);
+        if torn && !waiting.is_empty() {
+            self.file.truncate(self.file.len() - records.len().min(3));
+            return;
+        }
+        self.journal.written();
+        for done in waiting {
+            done(Realised::AgentAway);
+        }
+    }
+
+    /// Takes up the file of another one.
+    pub(super) fn adopt(&mut self, file: &[u8], now: BootTime) {
+        let (left, _torn) = Ledger::read(file, BOOT, PAIRS).expect("a file of this boot");
+        let mappings = left.mappings(now);
+        for (mapping, lasts) in &mappings {
+            let note = holdfast_sdp::journal::Note::Learned(mapping.clone(), *lasts);
+            self.ledger.take(&note, &mut self.file);
+        }
+        self.sink.adopt(&mappings);
+    }
+
+    /// What it leaves behind.
+    pub(super) fn file(self) -> Vec<u8> {
+        self.file
+    }
+
+    /// Pairs in its journal.
+    pub(super) fn journalled(&self) -> usize {
+        self.ledger.len()
+    }
+
+    pub(super) fn expire(&mut self, now: BootTime) {
+        self.sink.tick(now);
+        self.ledger.expire(now);
+    }
+}
+
+fn translate(outcome: &MappingOutcome) -> Outcome {
+    let refusal = match outcome.realised {
+        Realised::No(refusal) => refusal,
+        Realised::Yes | Realised::AgentAway => holdfast_sdp::mapping::Refusal::NotRealised,
+    };
+    Outcome {
+        sequence: outcome.sequence,
+        realised: outcome.realised == Realised::Yes,
+        durable: outcome.durable,
+        lease_end: (outcome.lease_end > 0).then_some(BootTime(outcome.lease_end)),
+        revision: outcome.revision,
+        refusal,
+    }
+}

@@ -1,0 +1,526 @@
+//! What the scheduler moves, and what must hold of it.
+
+mod checks;
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::IpAddr,
+    time::Duration,
+};
+
+use holdfast_sdp::{
+    mapping::{BootTime, EndpointInstance, Mapping, Realised, Release, sink::Epoch},
+    name::Fqdn,
+    policy::rule::Transport,
+};
+
+use super::{
+    super::{
+        oracle::document,
+        restart::again,
+        scenario::{Node, spec},
+    },
+    Act, NAMES, PROXIES, SPECS, TTLS,
+    proxy::{self, Down, MAX_DELAY, Proxy, Up},
+};
+use crate::{
+    core::{
+        CoreConfig, Effect, Event, Restored,
+        event::{CleanNames, MappingEvent, SourceEvent, StreamId},
+    },
+    datapath::memory::MemoryDatapath,
+    policy::parse::PolicyDocument,
+};
+
+const ADDRESSES: [[u8; 4]; 4] = [[1, 1, 1, 1], [1, 1, 1, 2], [2, 2, 2, 2], [3, 3, 3, 3]];
+const DNS: &str = "endpointSelector: {}\n  egress:\n  - toCIDR: [10.9.0.53/32]\n    toPorts: [{ports: [{port: 53}], rules: {dns: [{matchPattern: '*'}]}}]";
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Fate {
+    /// Since when.
+    Held(BootTime),
+    /// When.
+    Released(BootTime),
+    /// The proxy died with it.
+    Lost,
+    /// Somebody asked for its name to be forgotten.
+    Cleaned,
+}
+
+#[derive(Debug)]
+pub(super) struct Answer {
+    name: usize,
+    addresses: Vec<IpAddr>,
+    ttl: u32,
+    proxy: u64,
+    pub(super) fate: Fate,
+    /// A proxy was killed since: up to an eighth of its life, and a second, may be forgotten.
+    shaken: bool,
+}
+
+pub(super) struct World {
+    now: BootTime,
+    /// Of the agent that runs, or of the one that ran last.
+    pub(super) node: Node,
+    agent: bool,
+    synced: bool,
+    start: u64,
+    published: Option<u64>,
+    /// As the sources have them, and as the agent last heard.
+    documents: BTreeMap<usize, PolicyDocument>,
+    applied: BTreeMap<usize, PolicyDocument>,
+    proxies: [(u64, Proxy); PROXIES],
+    next_proxy: u64,
+    next_stream: u64,
+    pub(super) orphans: Vec<Vec<u8>>,
+    pub(super) answers: Vec<Answer>,
+    /// Names that somebody asked to be forgotten. A journal may hold what was seen before that
+    /// with a longer life than what was seen after it: then both are refused.
+    cleaned: BTreeSet<usize>,
+    /// Names and addresses of what is on its way, by stream and sequence.
+    sent: BTreeMap<(StreamId, u64), (Fqdn, Vec<IpAddr>)>,
+    /// Lease ends by stream, name and address.
+    promises: BTreeMap<(StreamId, Fqdn, IpAddr), BootTime>,
+    revocations: BTreeMap<u64, (Fqdn, Vec<IpAddr>)>,
+}
+
+fn config(start: u64) -> CoreConfig {
+    CoreConfig {
+        start,
+        max_deferred_deletes: 0,
+        ..CoreConfig::default()
+    }
+}
+
+impl World {
+    pub(super) fn new() -> Self {
+        let node = Node::with(config(1), Restored::default(), MemoryDatapath::default());
+        let now = node.now;
+        let dns = document("dns", DNS);
+        let names = document("p0", SPECS[0]);
+        let mut world = Self {
+            now,
+            node,
+            agent: true,
+            synced: false,
+            start: 1,
+            published: None,
+            documents: [(9, dns), (0, names)].into(),
+            applied: BTreeMap::new(),
+            proxies: [(1, Proxy::start(now)), (2, Proxy::start(now))],
+            next_proxy: 3,
+            next_stream: 1,
+            orphans: Vec::new(),
+            answers: Vec::new(),
+            cleaned: BTreeSet::new(),
+            sent: BTreeMap::new(),
+            promises: BTreeMap::new(),
+            revocations: BTreeMap::new(),
+        };
+        world.act(Act::Sync);
+        for proxy in 0..PROXIES {
+            world.act(Act::Connect(proxy));
+        }
+        world.act(Act::Settle);
+        world
+    }
+
+    pub(super) fn act(&mut self, act: Act) {
+        // No two things happen at one instant.
+        self.now = self.now.plus(Duration::from_micros(1));
+        match act {
+            Act::Answer(..) | Act::KillProxy(..) => {}
+            // Writing takes milliseconds: what nobody waits for is on disk by now.
+            _ => (0..PROXIES).for_each(|proxy| self.write(proxy)),
+        }
+        match act {
+            Act::Answer(proxy, name, addresses, ttl) => self.answer(proxy, name, addresses, ttl),
+            Act::Send(proxy) => self.proxies[proxy].1.send(self.now),
+            Act::Run(proxy) => self.run(proxy),
+            Act::Deliver(proxy) => self.deliver(proxy),
+            Act::Connect(proxy) => self.connect(proxy),
+            Act::KillProxy(proxy, torn) => self.kill_proxy(proxy, torn),
+            Act::Drain(proxy) => self.drain(proxy),
+            Act::Adopt(proxy) => {
+                if let Some(file) = self.orphans.pop() {
+                    self.proxies[proxy].1.adopt(&file, self.now);
+                }
+            }
+            Act::KillAgent => self.kill_agent(),
+            Act::StartAgent => self.start_agent(),
+            Act::Sync => self.sync(),
+            Act::Policy(slot, spec) => self.policy(slot, spec),
+            Act::Clean(name) => self.clean(name),
+            Act::Wait(millis) => self.wait(Duration::from_millis(millis)),
+            Act::Settle => self.settle(),
+        }
+        (0..PROXIES).for_each(|proxy| self.release(proxy));
+        self.check_promises();
+    }
+
+    fn answer(&mut self, proxy: usize, name: usize, addresses: u8, ttl: usize) {
+        let chosen = ADDRESSES.iter().enumerate();
+        let chosen = chosen.filter(|(bit, _)| addresses & (1 << bit) != 0);
+        let addresses: Vec<IpAddr> = chosen.map(|(_, octets)| IpAddr::from(*octets)).collect();
+        let endpoint = *self.node.datapath.policy.keys().next().unwrap();
+        let mapping = Mapping {
+            endpoint: EndpointInstance {
+                id: endpoint,
+                client: "10.0.0.7".parse().unwrap(),
+                ifindex: 107,
+            },
+            name: Fqdn::normalise(NAMES[name]),
+            addresses: addresses.clone(),
+            ttl: TTLS[ttl],
+            seen_at: self.now,
+            rcode: 0,
+            server: "10.9.0.53:53".parse().unwrap(),
+            transport: Transport::Udp,
+            replayed: false,
+        };
+        let number = self.answers.len();
+        let (id, proxy) = &self.proxies[proxy];
+        self.answers.push(Answer {
+            name,
+            addresses,
+            ttl: TTLS[ttl],
+            proxy: *id,
+            fate: Fate::Held(self.now),
+            shaken: false,
+        });
+        match proxy.learn(number, mapping, self.now) {
+            Release::Held => {}
+            Release::Leased => self.goes(number, false),
+            Release::AgentAway => self.goes(number, true),
+        }
+    }
+
+    /// An answer goes to its client.
+    fn goes(&mut self, number: usize, excused: bool) {
+        let answer = &mut self.answers[number];
+        if !matches!(answer.fate, Fate::Held(_)) {
+            return;
+        }
+        answer.fate = Fate::Released(self.now);
+        let answer = &self.answers[number];
+        if !excused {
+            for address in &answer.addresses {
+                self.check_labels(answer.name, *address, "it was released");
+            }
+        }
+    }
+
+    /// Held answers whose fate is known, or whose time is over.
+    fn release(&mut self, proxy: usize) {
+        let (id, proxy) = &self.proxies[proxy];
+        let (id, told) = (*id, proxy.told());
+        for (number, realised) in told {
+            self.goes(number, realised != Realised::Yes);
+        }
+        let now = self.now;
+        let late = |answer: &Answer| matches!(answer.fate, Fate::Held(since) if since.plus(MAX_DELAY) <= now);
+        let late: Vec<usize> = (0..self.answers.len())
+            .filter(|n| self.answers[*n].proxy == id && late(&self.answers[*n]))
+            .collect();
+        for number in late {
+            if let Fate::Held(since) = self.answers[number].fate {
+                self.answers[number].fate = Fate::Released(since.plus(MAX_DELAY));
+            }
+        }
+    }
+
+    fn write(&mut self, proxy: usize) {
+        let now = self.now;
+        self.proxies[proxy].1.write(now, false);
+        self.release(proxy);
+    }
+
+    /// The agent takes an event, and what follows goes onto the streams.
+    fn event(&mut self, event: Event) {
+        self.node.now = self.now;
+        self.node.event(event);
+        self.effects();
+    }
+
+    fn effects(&mut self) {
+        for effect in std::mem::take(&mut self.node.effects) {
+            match effect {
+                Effect::Outcome(outcome) => {
+                    let sent = self.sent.get(&(outcome.stream, outcome.sequence)).cloned();
+                    let (name, addresses) = sent.expect("a result of something sent");
+                    for address in addresses {
+                        // The second result grants nothing.
+                        if outcome.lease_end > 0 && !outcome.durable {
+                            let key = (outcome.stream, name.clone(), address);
+                            let end = self.promises.entry(key).or_default();
+                            *end = (*end).max(BootTime(outcome.lease_end));
+                        }
+                    }
+                    self.down(outcome.stream, || Down::Outcome(outcome.clone()));
+                }
+                Effect::Rules(rules) => self.published = Some(rules.revision),
+                Effect::SnapshotReady => {}
+                Effect::Revoke(revocation) => {
+                    let what = (revocation.name.clone(), revocation.addresses.clone());
+                    self.revocations.insert(revocation.id, what);
+                    for stream in revocation.streams.clone() {
+                        self.down(stream, || Down::Revoke(revocation.clone()));
+                    }
+                }
+            }
+        }
+        if let Some(revision) = self.published {
+            let epoch = self.epoch();
+            for (_, proxy) in &mut self.proxies {
+                let known = proxy.down.iter().rev().find_map(|down| match down {
+                    Down::Rules(_, revision) => Some(*revision),
+                    _ => None,
+                });
+                let has = known.or(proxy.sink.rules_revision());
+                if proxy.stream.is_some() && (has != Some(revision) || known.is_none()) {
+                    proxy.down.push_back(Down::Rules(epoch.clone(), revision));
+                }
+            }
+        }
+    }
+
+    fn down(&mut self, stream: StreamId, message: impl Fn() -> Down) {
+        for (_, proxy) in &mut self.proxies {
+            if proxy.stream == Some(stream) {
+                proxy.down.push_back(message());
+            }
+        }
+    }
+
+    fn epoch(&self) -> Epoch {
+        Epoch {
+            boot_id: proxy::BOOT.to_owned(),
+            start: self.start,
+        }
+    }
+
+    fn run(&mut self, proxy: usize) {
+        let proxy = &mut self.proxies[proxy].1;
+        let (Some(stream), true) = (proxy.stream, self.agent) else {
+            return;
+        };
+        let mut mappings = Vec::new();
+        for up in std::mem::take(&mut proxy.up) {
+            match up {
+                Up::Mapping(out) => {
+                    let what = (out.mapping.name.clone(), out.mapping.addresses.clone());
+                    self.sent.insert((stream, out.sequence), what);
+                    mappings.push(MappingEvent {
+                        stream,
+                        sequence: out.sequence,
+                        mapping: out.mapping,
+                    });
+                }
+                Up::Ack(id) => {
+                    self.event(Event::Mappings(std::mem::take(&mut mappings)));
+                    if let Some((name, addresses)) = self.revocations.get(&id).cloned() {
+                        for address in addresses {
+                            self.promises.remove(&(stream, name.clone(), address));
+                        }
+                    }
+                    self.event(Event::RevokeAcked { stream, id });
+                }
+            }
+        }
+        if !mappings.is_empty() {
+            self.event(Event::Mappings(mappings));
+        }
+    }
+
+    fn deliver(&mut self, proxy: usize) {
+        if let Some(revocation) = self.proxies[proxy].1.deliver() {
+            let id = self.proxies[proxy].0;
+            for answer in &mut self.answers {
+                let same = Fqdn::normalise(NAMES[answer.name]) == revocation.name;
+                if same && answer.proxy == id && matches!(answer.fate, Fate::Released(_)) {
+                    answer.fate = Fate::Cleaned;
+                }
+            }
+        }
+    }
+
+    fn connect(&mut self, proxy: usize) {
+        if !self.agent || self.proxies[proxy].1.stream.is_some() {
+            return;
+        }
+        let stream = StreamId(self.next_stream);
+        self.next_stream += 1;
+        let epoch = self.epoch();
+        let proxy = &mut self.proxies[proxy].1;
+        proxy.down.clear();
+        proxy.stream = Some(stream);
+        proxy.sink.agent_up(epoch.clone(), Some(0));
+        self.event(Event::StreamUp(stream));
+    }
+
+    fn kill_proxy(&mut self, slot: usize, torn: bool) {
+        let fresh = Proxy::start(self.now);
+        let now = self.now;
+        self.proxies[slot].1.write(now, torn);
+        if !torn {
+            self.release(slot);
+        }
+        let id = std::mem::replace(&mut self.proxies[slot].0, self.next_proxy);
+        self.next_proxy += 1;
+        let killed = std::mem::replace(&mut self.proxies[slot].1, fresh);
+        for answer in &mut self.answers {
+            answer.shaken = true;
+            if answer.proxy == id && matches!(answer.fate, Fate::Held(_)) {
+                answer.fate = Fate::Lost;
+            }
+        }
+        self.gone(&killed);
+        self.orphans.push(killed.file());
+    }
+
+    fn gone(&mut self, proxy: &Proxy) {
+        if let Some(stream) = proxy.stream
+            && self.agent
+        {
+            self.event(Event::StreamDown(stream));
+        }
+    }
+
+    /// Leaves in order: held answers get their time, then the journal is handed over.
+    fn drain(&mut self, slot: usize) {
+        self.wait(MAX_DELAY);
+        self.release(slot);
+        self.write(slot);
+        self.kill_proxy(slot, false);
+    }
+
+    fn kill_agent(&mut self) {
+        if !self.agent {
+            return;
+        }
+        self.agent = false;
+        self.synced = false;
+        self.published = None;
+        self.promises.clear();
+        self.revocations.clear();
+        for (_, proxy) in &mut self.proxies {
+            if proxy.stream.is_some() {
+                proxy.down.push_back(Down::Closed);
+            }
+        }
+    }
+
+    fn start_agent(&mut self) {
+        if self.agent {
+            return;
+        }
+        self.hear_the_end();
+        self.start += 1;
+        self.node.now = self.now;
+        self.node = again(&self.node, config(self.start), &[107]);
+        self.now = self.node.now;
+        self.agent = true;
+        self.synced = false;
+    }
+
+    /// Proxies notice at once that a connection was closed, whatever else they have to do.
+    fn hear_the_end(&mut self) {
+        for proxy in 0..PROXIES {
+            let closed = |down: &Down| matches!(down, Down::Closed);
+            while self.proxies[proxy].1.down.iter().any(closed) {
+                self.deliver(proxy);
+            }
+            self.write(proxy);
+        }
+    }
+
+    fn sync(&mut self) {
+        if !self.agent || self.synced {
+            return;
+        }
+        self.synced = true;
+        self.applied = self.documents.clone();
+        self.event(Event::Policies(SourceEvent::Init));
+        self.event(Event::Endpoints(SourceEvent::Init));
+        for document in self.documents.clone().into_values() {
+            self.event(Event::Policies(SourceEvent::Apply(document)));
+        }
+        self.event(Event::Endpoints(SourceEvent::Apply(spec(
+            "web", 7, "app=web",
+        ))));
+        self.event(Event::Policies(SourceEvent::InitDone));
+        self.event(Event::Endpoints(SourceEvent::InitDone));
+    }
+
+    fn policy(&mut self, slot: usize, spec: Option<usize>) {
+        let event = match spec {
+            Some(spec) => {
+                let document = document(&format!("p{slot}"), SPECS[spec]);
+                self.documents.insert(slot, document.clone());
+                SourceEvent::Apply(document)
+            }
+            None => {
+                self.documents.remove(&slot);
+                SourceEvent::Delete(format!("CiliumNetworkPolicy/default/p{slot}"))
+            }
+        };
+        if self.agent && self.synced {
+            self.applied = self.documents.clone();
+            self.event(Event::Policies(event));
+        }
+    }
+
+    fn clean(&mut self, name: usize) {
+        if !self.agent || !self.synced {
+            return;
+        }
+        self.cleaned.insert(name);
+        for answer in &mut self.answers {
+            if answer.name == name {
+                answer.fate = match answer.fate {
+                    Fate::Released(_) => Fate::Cleaned,
+                    fate => fate,
+                };
+            }
+        }
+        let pattern = NAMES[name].trim_end_matches('.').to_owned();
+        self.event(Event::CleanNames(CleanNames {
+            pattern: Some(pattern),
+            endpoint: None,
+        }));
+    }
+
+    fn wait(&mut self, time: Duration) {
+        self.hear_the_end();
+        let until = self.now.plus(time);
+        while self.agent
+            && let Some(at) = self.node.core.next_deadline()
+            && at <= until
+        {
+            self.now = self.now.max(at);
+            self.event(Event::Tick);
+            self.check_promises();
+        }
+        self.now = until;
+        for proxy in 0..PROXIES {
+            self.release(proxy);
+            self.proxies[proxy].1.expire(self.now);
+            self.release(proxy);
+        }
+    }
+
+    /// Until nobody has anything to do.
+    fn settle(&mut self) {
+        for _ in 0..20 {
+            for proxy in 0..PROXIES {
+                self.write(proxy);
+                self.proxies[proxy].1.send(self.now);
+                self.run(proxy);
+                while !self.proxies[proxy].1.down.is_empty() {
+                    self.deliver(proxy);
+                    self.release(proxy);
+                }
+            }
+        }
+    }
+}

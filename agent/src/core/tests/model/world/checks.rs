@@ -1,0 +1,128 @@
+//! What must hold at every instant, and once everything has come to rest.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::IpAddr,
+};
+
+use holdfast_sdp::name::Fqdn;
+use shared_maps::{IdentityId, ipcache::IpcacheKey};
+
+use super::{
+    super::{super::oracle::matcher, Act, NAMES, PROXIES},
+    Fate, World,
+};
+use crate::{identity::checkpoint, labels::FQDN, selector::selector::Selector};
+
+impl World {
+    /// Everybody is there again and has a few seconds.
+    fn come_to_rest(&mut self) {
+        self.start_agent();
+        self.act(Act::Sync);
+        for proxy in 0..PROXIES {
+            self.act(Act::Connect(proxy));
+        }
+        while !self.orphans.is_empty() {
+            self.act(Act::Adopt(0));
+        }
+        for _ in 0..8 {
+            self.act(Act::Settle);
+            self.act(Act::Wait(1000));
+        }
+        self.act(Act::Settle);
+    }
+
+    pub(in super::super) fn check_end(&mut self) {
+        self.come_to_rest();
+        for answer in &self.answers {
+            let Fate::Released(at) = answer.fate else {
+                assert_ne!(answer.fate, Fate::Held(self.now), "it is held for ever");
+                continue;
+            };
+            if self.next_proxy > 3 && self.cleaned.contains(&answer.name) {
+                continue;
+            }
+            let life = u64::from(answer.ttl);
+            let life = if answer.shaken {
+                (life - life / 8).saturating_sub(2)
+            } else {
+                life
+            };
+            if at.plus_secs(life) > self.now {
+                for address in &answer.addresses {
+                    self.check_labels(answer.name, *address, "it is valid");
+                }
+            }
+        }
+        // TTL, slack or what a journal adds, and what comes after a lease.
+        self.act(Act::Wait(1_000_000));
+        self.act(Act::Settle);
+        self.act(Act::Wait(100_000));
+        let known = self.known();
+        for (key, value) in &self.node.datapath.ipcache {
+            let labels = known.get(&IdentityId(value.sec_identity));
+            let left = labels.is_some_and(|all| all.iter().any(|l| l.starts_with(FQDN)));
+            assert!(!left, "{key:?} still has {labels:?}");
+        }
+        for (_, proxy) in &self.proxies {
+            assert_eq!(proxy.sink.status().kept, 0);
+            assert_eq!(proxy.journalled(), 0);
+        }
+    }
+
+    /// Labels of the identities that are on disk.
+    fn known(&self) -> BTreeMap<IdentityId, BTreeSet<String>> {
+        let text = self.node.datapath.checkpoint.as_deref().unwrap_or("[]");
+        let all = checkpoint::parse_local(text).unwrap().into_iter();
+        all.map(|(id, labels)| (id, labels.texts().into_iter().collect()))
+            .collect()
+    }
+
+    /// Labels that the policy which the agent heard of gives to a name.
+    fn wanted(&self, name: &Fqdn) -> BTreeSet<String> {
+        let rules = self.applied.values().flat_map(|document| &document.rules);
+        let selectors = rules.flat_map(|rule| rule.selectors());
+        let mut wanted = BTreeSet::new();
+        for selector in selectors {
+            if let Selector::Fqdn(fqdn) = selector
+                && matcher(fqdn).matches(name)
+            {
+                wanted.insert(fqdn.label().to_string());
+            }
+        }
+        wanted
+    }
+
+    pub(super) fn check_labels(&self, name: usize, address: IpAddr, why: &str) {
+        self.check_pair(&Fqdn::normalise(NAMES[name]), address, why);
+    }
+
+    fn check_pair(&self, name: &Fqdn, address: IpAddr, why: &str) {
+        let wanted = self.wanted(name);
+        if wanted.is_empty() {
+            return;
+        }
+        let IpAddr::V4(v4) = address else { return };
+        let entry = self
+            .node
+            .datapath
+            .ipcache
+            .get(&IpcacheKey::v4(v4.octets(), 32));
+        let known = self.known();
+        let has = entry.and_then(|value| known.get(&IdentityId(value.sec_identity)));
+        assert!(
+            has.is_some_and(|has| has.is_superset(&wanted)),
+            "{address} of {name:?} lacks {wanted:?}, has {has:?}, although {why}"
+        );
+    }
+
+    pub(super) fn check_promises(&mut self) {
+        let now = self.now;
+        self.promises.retain(|_, end| end.plus_secs(5) > now);
+        if self.agent && self.synced {
+            for (_, name, address) in self.promises.keys() {
+                self.check_pair(name, *address, "it is under a lease");
+            }
+        }
+    }
+}

@@ -1,0 +1,265 @@
+//! The promises R1 to R4 under load: what is done to agent and proxies, and
+//! what became of every query meanwhile. `cargo xtask bench ha` runs all of it
+//! at full size, the tests `ha_*` in a short form.
+
+mod agent;
+mod calibration;
+mod failures;
+mod replicas;
+mod stage;
+mod start;
+
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use anyhow::Result;
+use serde::Serialize;
+
+pub use self::stage::{Redirect, Stage};
+use crate::traffic::{Counts, Report};
+
+/// How much load, and how often each thing is done.
+#[derive(Clone, Debug)]
+pub struct Size {
+    /// UDP queries per second.
+    pub udp_rate: u32,
+    /// TCP connections per second with one query each.
+    pub tcp_rate: u32,
+    /// Lasting TCP connections per pod and server.
+    pub lasting: u32,
+    /// Shortest run: so that the source ports are many.
+    pub at_least: Duration,
+    /// Between two blows, and before the first and after the last.
+    pub pause: Duration,
+    /// Replacements of a replica.
+    pub rolls: u32,
+    /// Kills, restarts and the like.
+    pub blows: u32,
+    /// Starts that are timed; the best one counts.
+    pub starts: u32,
+    /// The previous version's proxy, if it is at hand.
+    pub previous: Option<PathBuf>,
+}
+
+impl Size {
+    /// For a test: seconds, and programs built for debugging.
+    pub fn short() -> Self {
+        Self {
+            udp_rate: 600,
+            tcp_rate: 40,
+            lasting: 1,
+            at_least: Duration::ZERO,
+            pause: Duration::from_millis(400),
+            rolls: 3,
+            blows: 2,
+            starts: 3,
+            previous: None,
+        }
+    }
+
+    /// For the benchmark: the load that the promises name.
+    pub fn full() -> Self {
+        Self {
+            udp_rate: 5500,
+            tcp_rate: 200,
+            lasting: 2,
+            at_least: Duration::from_secs(12),
+            pause: Duration::from_millis(800),
+            rolls: 10,
+            blows: 5,
+            starts: 5,
+            previous: None,
+        }
+    }
+}
+
+/// What is done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Act {
+    /// Nothing: what the load itself loses.
+    Calm,
+    /// What the load must see: no replica for a while, then refusals.
+    Broken,
+    /// Agent killed and started again.
+    AgentKilled,
+    /// Agent ended and started again, as an upgrade does.
+    AgentRestarted,
+    /// Agent killed while it starts, again and again.
+    AgentCrashes,
+    /// Agent restarted with and without its built-in proxy.
+    BuiltinFlipped,
+    /// Proxy started while the agent is down.
+    ColdStart,
+    /// One replica of two replaced, the new one first.
+    Rolled,
+    /// The same, between the previous version and this one.
+    RolledVersions,
+    /// The only replica ended and started anew beside a proxy that takes part in no steering,
+    /// as Cilium's built-in one.
+    RolledBesideOther,
+    /// Replicas replaced where no steering maps are.
+    RolledWithoutMaps,
+    /// One replica of two killed.
+    Killed,
+    /// One replica of two stopped.
+    Stopped,
+}
+
+/// One row of the table.
+#[derive(Clone, Debug, Serialize)]
+pub struct Row {
+    /// What was done, and under which redirect.
+    pub name: String,
+    /// What was promised.
+    pub promise: &'static str,
+    /// Queries.
+    pub sent: u64,
+    /// Answered rightly.
+    pub right: u64,
+    /// Answered wrongly.
+    pub wrong: u64,
+    /// Not answered.
+    pub lost: u64,
+    /// Whether the promise held.
+    pub holds: bool,
+    /// More about it.
+    pub note: String,
+    /// Of `sent`, over UDP.
+    pub udp: Tally,
+    /// Of `sent`, over TCP.
+    pub tcp: Tally,
+    /// Pairs of pod and UDP source port.
+    pub source_ports: u64,
+    /// Some of what went wrong.
+    pub samples: Vec<String>,
+}
+
+/// What became of the queries over one transport.
+#[derive(Clone, Copy, Debug, Default, Serialize)]
+pub struct Tally {
+    /// Queries.
+    pub sent: u64,
+    /// Answered rightly.
+    pub right: u64,
+    /// Answered wrongly.
+    pub wrong: u64,
+    /// Not answered.
+    pub lost: u64,
+    /// Lasting connections closed between two queries.
+    pub reopened: u64,
+    /// Queries that met such a closing halfway.
+    pub crossed: u64,
+    /// Longest time to a right answer, milliseconds.
+    pub slowest_ms: u64,
+}
+
+impl From<&Counts> for Tally {
+    fn from(of: &Counts) -> Self {
+        Self {
+            sent: of.sent,
+            right: of.right,
+            wrong: of.wrong,
+            lost: of.lost,
+            reopened: of.reopened,
+            crossed: of.crossed,
+            slowest_ms: of.slowest_ms,
+        }
+    }
+}
+
+/// Promises of the design, in words.
+const NONE_LOST: &str = "none lost, none wrong";
+const LOST_AT_ONCE: &str = "lost only what it had, nothing sent later than 1 s after";
+const COUNTED: &str = "what is brought about is counted, as lost and as wrong";
+const FIRST_ANSWER: &str = "first right answer within 250 ms of exec";
+
+impl Row {
+    /// A row of which none may be lost.
+    fn none_lost(name: String, report: &Report, note: String) -> Self {
+        let total = report.total();
+        let holds = total.lost == 0 && total.wrong == 0 && total.right > 0;
+        Self::new(name, NONE_LOST, report, holds, note)
+    }
+
+    fn new(
+        name: String,
+        promise: &'static str,
+        report: &Report,
+        holds: bool,
+        note: String,
+    ) -> Self {
+        let total = report.total();
+        Self {
+            name,
+            promise,
+            sent: total.sent,
+            right: total.right,
+            wrong: total.wrong,
+            lost: total.lost,
+            holds,
+            note,
+            udp: (&report.udp).into(),
+            tcp: (&report.tcp).into(),
+            source_ports: report.source_ports,
+            samples: total.samples,
+        }
+    }
+}
+
+impl Act {
+    /// Which promise it is about, and in short what is done.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Calm => "nothing is done",
+            Self::Broken => "calibration",
+            Self::AgentKilled => "R1 agent killed",
+            Self::AgentRestarted => "R1 agent restarted",
+            Self::AgentCrashes => "R1 agent crash loop",
+            Self::BuiltinFlipped => "R1 built-in proxy flipped",
+            Self::ColdStart => "R2 start without agent",
+            Self::Rolled => "R3 rolling replacement",
+            Self::RolledVersions => "R3 rolling, previous version",
+            Self::RolledBesideOther => "R3 restart beside another proxy",
+            Self::RolledWithoutMaps => "R3 rolling without steering maps",
+            Self::Killed => "R4 replica killed",
+            Self::Stopped => "R4 replica stopped",
+        }
+    }
+
+    /// Plays it in a lab of its own.
+    pub fn play(self, redirect: Redirect, size: &Size) -> Result<Vec<Row>> {
+        let stage = Stage::new(redirect, size)?;
+        let start = Instant::now();
+        let played = match self {
+            Self::Calm => replicas::calm(&stage),
+            Self::Broken => calibration::broken(&stage),
+            Self::AgentKilled => agent::killed(&stage),
+            Self::AgentRestarted => agent::restarted(&stage),
+            Self::AgentCrashes => agent::crash_loop(&stage),
+            Self::BuiltinFlipped => agent::flipped(&stage),
+            Self::ColdStart => start::cold(&stage),
+            Self::Rolled => replicas::rolled(&stage, None),
+            Self::RolledVersions => replicas::rolled_versions(&stage),
+            Self::RolledBesideOther => replicas::beside_other(&stage),
+            Self::RolledWithoutMaps => replicas::without_maps(&stage),
+            Self::Killed => failures::killed(&stage),
+            Self::Stopped => failures::stopped(&stage),
+        };
+        if played
+            .as_ref()
+            .map_or(true, |rows| rows.iter().any(|row| !row.holds))
+        {
+            stage.lab.print_logs();
+        }
+        let mut rows = played?;
+        let name = format!("{}, {}", self.name(), redirect.name());
+        for row in &mut rows {
+            row.name = match row.name.as_str() {
+                "" => name.clone(),
+                part => format!("{name}: {part}"),
+            };
+        }
+        eprintln!("{name}: {:.0} s", start.elapsed().as_secs_f32());
+        Ok(rows)
+    }
+}

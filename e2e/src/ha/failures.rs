@@ -1,0 +1,80 @@
+//! R4: one replica of two dies or hangs.
+
+use std::time::Duration;
+
+use anyhow::Result;
+use nix::sys::signal::Signal;
+
+use super::stage::{Stage, now};
+use super::{LOST_AT_ONCE, Row};
+use crate::node::AgentOptions;
+use crate::process::Program;
+use crate::traffic::Report;
+
+/// From here on nothing more may be lost.
+const OVER: u64 = 1_000_000_000;
+/// What the replica had queued or in flight was sent no longer before.
+const HAD: u64 = 500_000_000;
+
+/// Killed, and another one started.
+pub(super) fn killed(stage: &Stage) -> Result<Vec<Row>> {
+    let (times, report) = under_load(stage, |victim| {
+        victim.kill_9()?;
+        std::thread::sleep(Duration::from_millis(1500));
+        Ok(())
+    })?;
+    Ok(vec![row(&times, &report)])
+}
+
+/// Stopped; ended after a while, so that it answers nothing late.
+pub(super) fn stopped(stage: &Stage) -> Result<Vec<Row>> {
+    let (times, report) = under_load(stage, |victim| {
+        victim.signal(Signal::SIGSTOP)?;
+        // Longer than it takes until its slots may be taken.
+        std::thread::sleep(Duration::from_millis(3000));
+        victim.kill_9()
+    })?;
+    Ok(vec![row(&times, &report)])
+}
+
+fn under_load(stage: &Stage, blow: impl Fn(Program) -> Result<()>) -> Result<(Vec<u64>, Report)> {
+    let _agent = stage.agent(&AgentOptions::default())?;
+    let mut replicas = [stage.replica(0)?, stage.replica(1)?];
+    let load = stage.load()?;
+    let mut times = Vec::new();
+    for round in 0..stage.size.blows {
+        load.flows()?;
+        let [victim, other] = replicas;
+        times.push(now());
+        blow(victim)?;
+        replicas = [other, stage.replica(round + 2)?];
+    }
+    Ok((times, load.finish()?))
+}
+
+/// Holds if every lost query was sent between shortly before a blow and a second after.
+fn row(times: &[u64], report: &Report) -> Row {
+    let total = report.total();
+    let excused = |sent: &u64| {
+        times
+            .iter()
+            .any(|blow| *sent + HAD >= *blow && *sent <= *blow + OVER)
+    };
+    let late = total.lost_at.iter().filter(|sent| !excused(sent)).count();
+    let last = total
+        .lost_at
+        .iter()
+        .filter_map(|sent| {
+            let blows = times.iter().filter(|blow| *blow <= sent);
+            blows.map(|blow| (sent - blow) / 1_000_000).min()
+        })
+        .filter(|after| *after <= OVER / 1_000_000)
+        .max()
+        .unwrap_or(0);
+    let note = format!(
+        "{} blows; last loss sent {last} ms after one; {late} outside of the second",
+        times.len()
+    );
+    let holds = total.wrong == 0 && late == 0 && total.right > 0;
+    Row::new(String::new(), LOST_AT_ONCE, report, holds, note)
+}

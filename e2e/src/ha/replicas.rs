@@ -1,0 +1,153 @@
+//! R3: replicas replace one another.
+
+use std::path::Path;
+
+use anyhow::{Context as _, Result, ensure};
+use shared_maps::{ipcache, lxc};
+
+use super::stage::{LEAVES, Stage, replica, replica_name};
+use super::{Redirect, Row};
+use crate::node::{AgentOptions, SdpOptions};
+use crate::process::Program;
+use crate::shell;
+
+/// Two replicas, and nothing is done to them.
+pub(super) fn calm(stage: &Stage) -> Result<Vec<Row>> {
+    let _agent = stage.agent(&AgentOptions::default())?;
+    let _replicas = [stage.replica(0)?, stage.replica(1)?];
+    let report = stage.load()?.finish()?;
+    Ok(vec![Row::none_lost(String::new(), &report, String::new())])
+}
+
+/// One replica of two replaced after the other; every other one by `other`, if there is one.
+pub(super) fn rolled(stage: &Stage, other: Option<&Path>) -> Result<Vec<Row>> {
+    let _agent = stage.agent(&AgentOptions::default())?;
+    let replicas = [surge(stage, 0, other)?, surge(stage, 1, other)?];
+    roll(stage, replicas, other)
+}
+
+/// The same between the previous version and this one.
+pub(super) fn rolled_versions(stage: &Stage) -> Result<Vec<Row>> {
+    let previous = stage.size.previous.as_deref();
+    let previous = previous.context("the previous version's holdfast-sdp is not at hand")?;
+    rolled(stage, Some(previous))
+}
+
+/// Where no steering maps are, the kernel's hash spreads the load.
+pub(super) fn without_maps(stage: &Stage) -> Result<Vec<Row>> {
+    ensure!(
+        stage.redirect == Redirect::Tproxy,
+        "our redirect needs the maps"
+    );
+    let _agent = stage.agent(&AgentOptions::default())?;
+    stage.remove_steering()?;
+    stage
+        .lab
+        .node
+        .sysctl(&[("net.ipv4.tcp_migrate_req", "1")])?;
+    let replicas = [surge(stage, 0, None)?, surge(stage, 1, None)?];
+    let status = stage.lab.sdp_json(&replica_name(0), &["status"])?;
+    let says = |what: &str| status.pointer(&format!("/steering/{what}")).cloned();
+    ensure!(
+        says("replacement_loses_nothing") == Some(true.into())
+            && says("failed_are_bypassed") == Some(false.into()),
+        "status does not say what holds without steering: {status}"
+    );
+    roll(stage, replicas, None)
+}
+
+fn roll(stage: &Stage, mut replicas: [Program; 2], other: Option<&Path>) -> Result<Vec<Row>> {
+    let load = stage.load()?;
+    for round in 0..stage.size.rolls {
+        load.flows()?;
+        let next = surge(stage, round + 2, other)?;
+        let [oldest, newest] = replicas;
+        let status = oldest.terminate(LEAVES)?;
+        ensure!(
+            status.success(),
+            "a replica that was told to leave: {status}"
+        );
+        replicas = [newest, next];
+    }
+    let report = load.finish()?;
+    let closed = report.tcp.reopened;
+    let crossed = report.tcp.crossed;
+    let note = format!(
+        "{} replacements; {closed} lasting connections closed, {crossed} queries met that",
+        stage.size.rolls
+    );
+    Ok(vec![Row::none_lost(String::new(), &report, note)])
+}
+
+fn surge(stage: &Stage, number: u32, other: Option<&Path>) -> Result<Program> {
+    let mut options = replica(number);
+    options.program = other
+        .filter(|_| number.is_multiple_of(2))
+        .map(Path::to_owned);
+    let next = stage.lab.start_sdp(&options)?;
+    stage.lab.connected(&replica_name(number))?;
+    Ok(next)
+}
+
+/// A proxy of the same port that holds no slot: it sees none of the steering maps.
+fn outsider(stage: &Stage) -> Result<Program> {
+    let root = stage.lab.bpf_root().join("outsider");
+    let pins = root.join(shared_maps::pin::GLOBALS);
+    std::fs::create_dir_all(&pins)?;
+    for map in [lxc::NAME, ipcache::NAME] {
+        let (from, to) = (stage.lab.pin(map), pins.join(map));
+        let show = |path: &Path| path.display().to_string();
+        shell::run(
+            "bpftool",
+            &["map", "pin", "pinned", &show(&from), &show(&to)],
+        )?;
+    }
+    let options = SdpOptions {
+        bpf_root: Some(root),
+        ..SdpOptions::new("outsider", 9969)
+    };
+    stage.lab.start_sdp(&options)
+}
+
+/// Ended first and then started anew: meanwhile the other one has it all.
+pub(super) fn beside_other(stage: &Stage) -> Result<Vec<Row>> {
+    ensure!(
+        stage.redirect == Redirect::Tproxy,
+        "our redirect asks members only"
+    );
+    let _agent = stage.agent(&AgentOptions::default())?;
+    stage
+        .lab
+        .node
+        .sysctl(&[("net.ipv4.tcp_migrate_req", "1")])?;
+    let _other = outsider(stage)?;
+    stage.lab.connected("outsider")?;
+    let mut own = stage.replica(0)?;
+    let asked = || stage.lab.metric(9969, "holdfast_dns_queries_total", "");
+    let load = stage.load()?;
+    let before = asked()?;
+    load.flows()?;
+    let steered = asked()?;
+    for round in 0..stage.size.blows {
+        load.flows()?;
+        let status = own.terminate(LEAVES)?;
+        ensure!(
+            status.success(),
+            "a replica that was told to leave: {status}"
+        );
+        load.flows()?;
+        own = stage.replica(round + 1)?;
+    }
+    let report = load.finish()?;
+    let got = asked()?;
+    let note = format!(
+        "{} restarts; the other proxy got {} queries before, {} in all",
+        stage.size.blows,
+        steered - before,
+        got - before
+    );
+    let mut row = Row::none_lost(String::new(), &report, note);
+    // Lasting connections that hung on it stay there: what counts is that nothing new came.
+    row.holds &= steered == before && got > steered;
+    Ok(vec![row])
+}

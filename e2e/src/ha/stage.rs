@@ -1,0 +1,235 @@
+//! A lab with four client pods, a fast DNS server, and a way of redirecting.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::time::{Duration, Instant};
+
+use anyhow::Result;
+use holdfast_agent::datapath::events::Counters;
+use shared_maps::steering::{LINK_NAME, SLOTS_NAME, SOCKS_NAME};
+use shared_maps::user::{Globals, monotonic_ns};
+
+use super::Size;
+use crate::dns::probe::Query;
+use crate::lab::Lab;
+use crate::node::{AgentOptions, SdpOptions};
+use crate::pod::Pod;
+use crate::policy::{WEB, dns_to, egress, names};
+use crate::process::Program;
+use crate::traffic::names::{self as zone, Names};
+use crate::traffic::{Client, Report, Spec, Traffic};
+use crate::wait::eventually;
+use crate::{nsd, shell};
+
+/// The DNS server under load.
+pub(super) const SERVER4: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 2));
+/// The same, IPv6.
+pub(super) const SERVER6: IpAddr = IpAddr::V6(Ipv6Addr::new(0x2001, 0xdb8, 0x53, 0, 0, 0, 0, 2));
+/// Port of every proxy.
+const PROXY_PORT: u16 = 10_094;
+/// Longest wait for a program to end that was told to.
+pub(super) const LEAVES: Duration = Duration::from_secs(15);
+/// How long answers are waited for.
+const PATIENCE: Duration = Duration::from_secs(5);
+const NAMES: Names = Names {
+    hot: 500,
+    all: 20_000,
+    others_percent: 5,
+};
+
+/// How packets get to the proxies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Redirect {
+    /// Marked by our programs, routed to local delivery.
+    Own,
+    /// Marked by our programs, then TPROXY by nftables: Cilium's default way.
+    Tproxy,
+}
+
+impl Redirect {
+    /// In short.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Own => "own redirect",
+            Self::Tproxy => "TPROXY",
+        }
+    }
+}
+
+/// Everything but agent and proxies, which the acts start.
+#[derive(Debug)]
+pub struct Stage {
+    _nsd: Program,
+    pods: [Pod; 2],
+    /// The lab.
+    pub lab: Lab,
+    pub(super) size: Size,
+    pub(super) redirect: Redirect,
+}
+
+/// Load that runs, with what is needed to end it.
+pub(super) struct Running<'s> {
+    traffic: Traffic,
+    stage: &'s Stage,
+    since: Instant,
+}
+
+impl Stage {
+    /// Makes it.
+    pub fn new(redirect: Redirect, size: &Size) -> Result<Self> {
+        let lab = Lab::new()?;
+        let pods = [lab.add_pod("c", 13)?, lab.add_pod("d", 14)?];
+        // Each TCP query leaves a port in TIME_WAIT, here and there.
+        for netns in [&lab.node, &lab.world] {
+            netns.sysctl(&[("net.ipv4.ip_local_port_range", "12000 65000")])?;
+        }
+        let nsd = nsd::start(
+            &lab,
+            &[SERVER4, SERVER6],
+            zone::ZONE,
+            &zone::zone_file(&NAMES),
+        )?;
+        let rules = dns_rules("*.good.test") + &names("*.good.test");
+        lab.write_policy("web.yaml", &egress("good-names", "web", &rules))?;
+        if redirect == Redirect::Tproxy {
+            let rules = format!(
+                "table inet proxy {{ chain pre {{ type filter hook prerouting priority mangle;\n\
+                 meta mark & 0xf00 == 0x200 meta nfproto ipv4 meta l4proto {{ tcp, udp }} \
+                 tproxy ip to 127.0.0.1:{PROXY_PORT} accept\n\
+                 meta mark & 0xf00 == 0x200 meta nfproto ipv6 meta l4proto {{ tcp, udp }} \
+                 tproxy ip6 to [::1]:{PROXY_PORT} accept\n}}\n}}\n"
+            );
+            shell::feed(lab.node.command("nft").args(["-f", "-"]), &rules)?;
+        }
+        Ok(Self {
+            _nsd: nsd,
+            pods,
+            lab,
+            size: size.clone(),
+            redirect,
+        })
+    }
+
+    /// Starts the agent and puts every pod under its care.
+    pub(super) fn agent(&self, options: &AgentOptions) -> Result<Program> {
+        let agent = self.lab.start_agent(options)?;
+        for pod in self.clients() {
+            self.lab.add_endpoint(pod, WEB)?;
+        }
+        Ok(agent)
+    }
+
+    /// Starts a replica, ready and with the rules in force.
+    pub(super) fn replica(&self, number: u32) -> Result<Program> {
+        let replica = self.lab.start_sdp(&replica(number))?;
+        self.lab.connected(&replica_name(number))?;
+        Ok(replica)
+    }
+
+    /// Starts the load, and waits until it flows.
+    pub(super) fn load(&self) -> Result<Running<'_>> {
+        for pod in self.clients() {
+            for server in [SERVER4, SERVER6] {
+                for query in [
+                    Query::a(&zone::name(0), server),
+                    Query::a(&zone::name(0), server).tcp(),
+                ] {
+                    eventually("a first answer", LEAVES, || {
+                        pod.ask(&query)?.expect(zone::v4(0).into())
+                    })?;
+                }
+            }
+        }
+        let spec = Spec {
+            clients: self.clients().map(Client::of).collect(),
+            servers: vec![SERVER4, SERVER6],
+            udp_rate: self.size.udp_rate,
+            tcp_rate: self.size.tcp_rate,
+            lasting: self.size.lasting,
+            names: NAMES,
+            patience: PATIENCE,
+        };
+        let running = Running {
+            traffic: Traffic::start(&spec)?,
+            stage: self,
+            since: Instant::now(),
+        };
+        running.traffic.flows(u64::from(self.size.udp_rate / 4))?;
+        Ok(running)
+    }
+
+    /// Takes the steering program and its maps away, as where no BPF is at hand.
+    pub(super) fn remove_steering(&self) -> Result<()> {
+        let link = self
+            .lab
+            .bpf_root()
+            .join(shared_maps::pin::LINKS)
+            .join(LINK_NAME);
+        for pin in [link, self.lab.pin(SLOTS_NAME), self.lab.pin(SOCKS_NAME)] {
+            std::fs::remove_file(pin)?;
+        }
+        Ok(())
+    }
+
+    /// Packets that the datapath dropped, by reason.
+    pub(super) fn drops(&self) -> Result<String> {
+        let counters = Counters::open(&Globals::new(self.lab.bpf_root()))?.read()?;
+        let drops: Vec<String> = counters
+            .into_iter()
+            .filter(|(reason, counter)| reason.is_drop() && counter.packets > 0)
+            .map(|(reason, counter)| format!("{} {}", counter.packets, reason.as_str()))
+            .collect();
+        Ok(match drops.as_slice() {
+            [] => "no packet dropped".to_owned(),
+            drops => format!("dropped packets: {}", drops.join(", ")),
+        })
+    }
+
+    /// DNS to the servers under load.
+    pub(super) fn rules(&self, pattern: &str) -> String {
+        dns_rules(pattern)
+    }
+
+    pub(super) fn clients(&self) -> impl Iterator<Item = &Pod> {
+        [&self.lab.a, &self.lab.b].into_iter().chain(&self.pods)
+    }
+}
+
+impl Running<'_> {
+    /// Lets it flow for a moment: a pause, and until further answers came.
+    pub(super) fn flows(&self) -> Result<()> {
+        std::thread::sleep(self.stage.size.pause);
+        self.traffic.flows(u64::from(self.stage.size.udp_rate / 4))
+    }
+
+    /// Ends it, not before its time.
+    pub(super) fn finish(self) -> Result<Report> {
+        self.flows()?;
+        let left = self
+            .stage
+            .size
+            .at_least
+            .saturating_sub(self.since.elapsed());
+        std::thread::sleep(left);
+        self.traffic.finish()
+    }
+}
+
+fn dns_rules(pattern: &str) -> String {
+    let servers = [format!("{SERVER4}/32"), format!("{SERVER6}/128")];
+    dns_to(pattern, &[servers[0].as_str(), servers[1].as_str()])
+}
+
+/// Options of replica `number`, with a name and a metrics port of its own.
+pub(super) fn replica(number: u32) -> SdpOptions {
+    let port = u16::try_from(number % 100).unwrap_or(0);
+    SdpOptions::new(&replica_name(number), 9970 + port)
+}
+
+pub(super) fn replica_name(number: u32) -> String {
+    format!("replica{number}")
+}
+
+/// Now, on the clock of the load's times.
+pub(super) fn now() -> u64 {
+    monotonic_ns()
+}

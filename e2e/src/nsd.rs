@@ -1,0 +1,34 @@
+//! NSD as the lab's DNS server under load.
+
+use std::net::IpAddr;
+
+use anyhow::Result;
+
+use crate::lab::Lab;
+use crate::process::Program;
+
+/// Connections at once: those of four pods, and what a drain leaves behind.
+const TCP_CONNECTIONS: u32 = 2000;
+
+/// Serves one zone on port 53 of addresses of the world.
+pub fn start(lab: &Lab, addresses: &[IpAddr], zone: &str, records: &str) -> Result<Program> {
+    let directory = lab.directory().join("nsd");
+    std::fs::create_dir_all(&directory)?;
+    std::fs::write(directory.join(zone), records)?;
+    let dir = directory.display();
+    let listen: String = addresses
+        .iter()
+        .map(|address| format!("  ip-address: {address}\n"))
+        .collect();
+    let configuration = format!(
+        "server:\n{listen}  username: \"\"\n  chroot: \"\"\n  zonesdir: {dir}\n  database: \"\"\n\
+         \x20 pidfile: \"\"\n  xfrdfile: {dir}/xfrd\n  zonelistfile: {dir}/zones\n  server-count: 1\n\
+         \x20 tcp-count: {TCP_CONNECTIONS}\n  rrl-ratelimit: 0\n  rrl-whitelist-ratelimit: 0\n\
+         remote-control:\n  control-enable: no\nzone:\n  name: {zone}\n  zonefile: {zone}\n"
+    );
+    let file = directory.join("nsd.conf");
+    std::fs::write(&file, configuration)?;
+    let mut command = lab.world.command("nsd");
+    command.arg("-d").arg("-c").arg(&file);
+    Program::start("nsd", command, &lab.directory().join("log/nsd.log"))
+}

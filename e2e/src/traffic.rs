@@ -1,0 +1,353 @@
+//! Open-loop DNS load from several pods, in a process of its own: so many
+//! queries per second whatever becomes of them, none repeated, each accounted
+//! for as right, wrong or lost.
+//!
+//! UDP queries leave through raw sockets, each from the next source port, so
+//! that 50,000 ports need no 50,000 sockets. TCP connections are real: most ask
+//! one query and close, some stay and ask again and again.
+
+pub mod names;
+mod tcp;
+mod udp;
+
+use std::io::{BufRead as _, BufReader, Write as _};
+use std::net::IpAddr;
+use std::process::{Child, ChildStdin, Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, ensure};
+use parking_lot::Mutex;
+use serde::{Deserialize, Serialize};
+use shared_maps::user::monotonic_ns;
+
+use crate::netns::Netns;
+use crate::pod::Pod;
+use crate::wait::until;
+use crate::{config, traffic::names::Names};
+
+/// How often the process tells how far it is.
+const PROGRESS: Duration = Duration::from_millis(100);
+/// Lost queries whose time of sending is kept.
+const LOST_KEPT: usize = 200_000;
+/// Failures that are described in words.
+const SAMPLES: usize = 12;
+
+/// What to send.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Spec {
+    /// Pods that send.
+    pub clients: Vec<Client>,
+    /// Servers that are asked in turn, port 53: one per family at most.
+    pub servers: Vec<IpAddr>,
+    /// UDP queries per second, of all pods together.
+    pub udp_rate: u32,
+    /// TCP connections per second with one query each, of all pods together.
+    pub tcp_rate: u32,
+    /// TCP connections per pod and server that stay.
+    pub lasting: u32,
+    /// What is asked.
+    pub names: Names,
+    /// How long answers are waited for at the end.
+    pub patience: Duration,
+}
+
+/// A pod that sends.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Client {
+    /// Name of its network namespace.
+    pub netns: String,
+    /// Its addresses: one per family at most.
+    pub addresses: Vec<IpAddr>,
+}
+
+impl Client {
+    /// The pod as a sender.
+    pub fn of(pod: &Pod) -> Self {
+        Self {
+            netns: pod.netns.name().to_owned(),
+            addresses: vec![pod.v4.into(), pod.v6.into()],
+        }
+    }
+}
+
+/// What became of the queries of one transport.
+/// `sent` = `right` + `wrong` + `lost` once all is over.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Counts {
+    /// Queries sent. Over TCP, a connection that did not come about counts as one.
+    pub sent: u64,
+    /// Answered with the zone's address, from the server's address, to the right port and id.
+    pub right: u64,
+    /// Answered otherwise.
+    pub wrong: u64,
+    /// Not answered.
+    pub lost: u64,
+    /// Answers that nobody waited for (any more), or that came twice.
+    pub stray: u64,
+    /// Lasting connections that the proxy closed between two queries.
+    pub reopened: u64,
+    /// Queries on a lasting connection that met its closing halfway: it was closed before they
+    /// arrived. The client sends such a query again (RFC 7766, 6.2.4); not among `sent`.
+    pub crossed: u64,
+    /// When lost queries were sent, CLOCK_MONOTONIC, nanoseconds.
+    pub lost_at: Vec<u64>,
+    /// Longest time to a right answer, milliseconds.
+    pub slowest_ms: u64,
+    /// Some of what went wrong, in words.
+    pub samples: Vec<String>,
+}
+
+impl Counts {
+    /// Both together.
+    pub fn plus(&self, other: &Self) -> Self {
+        let joined = |a: &[_], b: &[_]| -> Vec<u64> { a.iter().chain(b).copied().collect() };
+        let mut samples = self.samples.clone();
+        samples.extend(other.samples.iter().cloned());
+        samples.truncate(SAMPLES);
+        Self {
+            sent: self.sent + other.sent,
+            right: self.right + other.right,
+            wrong: self.wrong + other.wrong,
+            lost: self.lost + other.lost,
+            stray: self.stray + other.stray,
+            reopened: self.reopened + other.reopened,
+            crossed: self.crossed + other.crossed,
+            lost_at: joined(&self.lost_at, &other.lost_at),
+            slowest_ms: self.slowest_ms.max(other.slowest_ms),
+            samples,
+        }
+    }
+
+    fn right(&mut self, sent_at: u64) {
+        self.right += 1;
+        let took = monotonic_ns().saturating_sub(sent_at) / 1_000_000;
+        self.slowest_ms = self.slowest_ms.max(took);
+    }
+
+    fn wrong(&mut self, why: impl FnOnce() -> String) {
+        self.wrong += 1;
+        self.sample(why);
+    }
+
+    fn lost(&mut self, sent_at: u64, why: impl FnOnce() -> String) {
+        self.lost += 1;
+        if self.lost_at.len() < LOST_KEPT {
+            self.lost_at.push(sent_at);
+        }
+        self.sample(why);
+    }
+
+    fn sample(&mut self, why: impl FnOnce() -> String) {
+        if self.samples.len() < SAMPLES {
+            self.samples.push(why());
+        }
+    }
+}
+
+/// The account of a whole run.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct Report {
+    /// Over UDP.
+    pub udp: Counts,
+    /// Over TCP.
+    pub tcp: Counts,
+    /// Pairs of pod address and UDP source port that were used.
+    pub source_ports: u64,
+    /// How long queries were sent, seconds.
+    pub seconds: f64,
+}
+
+impl Report {
+    /// UDP and TCP together.
+    pub fn total(&self) -> Counts {
+        self.udp.plus(&self.tcp)
+    }
+}
+
+/// How far a run is.
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
+pub struct Progress {
+    /// Queries sent so far.
+    pub sent: u64,
+    /// Right answers so far.
+    pub right: u64,
+}
+
+/// A line that the process prints.
+#[derive(Debug, Serialize, Deserialize)]
+enum Line {
+    Progress(Progress),
+    Report(Box<Report>),
+}
+
+/// One pod's part of a rate.
+#[derive(Clone, Copy, Debug)]
+struct Pace {
+    per_second: u32,
+    among: usize,
+}
+
+impl Pace {
+    /// How many are due after this time.
+    fn due(self, since: Instant) -> u64 {
+        let all = since.elapsed().as_micros() * u128::from(self.per_second) / 1_000_000;
+        u64::try_from(all).unwrap_or(u64::MAX) / (self.among.max(1) as u64)
+    }
+}
+
+/// Shared by the senders.
+#[derive(Debug, Default)]
+struct Common {
+    /// Send no more, wait for what is on its way.
+    stop: AtomicBool,
+    sent: AtomicU64,
+    right: AtomicU64,
+}
+
+/// The load process: sends until its standard input is closed, then prints its account.
+pub fn serve(spec: &Spec) -> Result<()> {
+    let common = Arc::new(Common::default());
+    let until_closed = Arc::clone(&common);
+    std::thread::spawn(move || {
+        let _ = std::io::stdin().lines().last();
+        until_closed.stop.store(true, Ordering::Release);
+    });
+    let report = run(spec, &common, |progress| print(&Line::Progress(progress)))?;
+    print(&Line::Report(Box::new(report)));
+    Ok(())
+}
+
+fn print(line: &Line) {
+    let text = serde_json::to_string(line).unwrap_or_default();
+    // Nobody reads any more: nobody wants to know.
+    let _ = writeln!(std::io::stdout(), "{text}");
+}
+
+fn run(spec: &Spec, common: &Arc<Common>, tell: impl Fn(Progress)) -> Result<Report> {
+    let report = Arc::new(Mutex::new(Report::default()));
+    let mut threads: Vec<JoinHandle<()>> = Vec::new();
+    let start = Instant::now();
+    for number in 0..spec.clients.len() {
+        let udp = udp::Sender::new(spec, number)?;
+        let tcp = tcp::Sender::new(spec, number)?;
+        let netns = Netns::existing(&spec.clients[number].netns);
+        let (common_udp, into) = (Arc::clone(common), Arc::clone(&report));
+        threads.push(std::thread::spawn(move || {
+            let (counts, ports) = udp.run(&common_udp);
+            let mut report = into.lock();
+            report.udp = report.udp.plus(&counts);
+            report.source_ports += ports;
+        }));
+        let (common, into) = (Arc::clone(common), Arc::clone(&report));
+        threads.push(netns.spawn(move || {
+            let counts = tcp.run(&common);
+            let mut report = into.lock();
+            report.tcp = report.tcp.plus(&counts);
+        })?);
+    }
+    let mut seconds = 0.0;
+    while threads.iter().any(|thread| !thread.is_finished()) {
+        if !common.stop.load(Ordering::Acquire) {
+            seconds = start.elapsed().as_secs_f64();
+        }
+        tell(Progress {
+            sent: common.sent.load(Ordering::Relaxed),
+            right: common.right.load(Ordering::Relaxed),
+        });
+        std::thread::sleep(PROGRESS);
+    }
+    for thread in threads {
+        ensure!(thread.join().is_ok(), "a sender panicked");
+    }
+    let mut report = report.lock().clone();
+    report.seconds = seconds;
+    Ok(report)
+}
+
+/// A running load process; ended when dropped.
+#[derive(Debug)]
+pub struct Traffic {
+    child: Child,
+    input: Option<ChildStdin>,
+    progress: Arc<Mutex<Progress>>,
+    reader: Option<JoinHandle<Option<Report>>>,
+    patience: Duration,
+}
+
+impl Traffic {
+    /// Starts to send.
+    pub fn start(spec: &Spec) -> Result<Self> {
+        let mut child = Command::new(config::program("traffic")?)
+            .arg(serde_json::to_string(spec)?)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .context("start the load")?;
+        let output = BufReader::new(child.stdout.take().context("the output is piped")?);
+        let progress = Arc::new(Mutex::new(Progress::default()));
+        let told = Arc::clone(&progress);
+        let reader = std::thread::spawn(move || {
+            for line in output.lines().map_while(Result::ok) {
+                match serde_json::from_str(&line) {
+                    Ok(Line::Progress(now)) => *told.lock() = now,
+                    Ok(Line::Report(report)) => return Some(*report),
+                    Err(error) => eprintln!("the load says {line}: {error}"),
+                }
+            }
+            None
+        });
+        Ok(Self {
+            input: child.stdin.take(),
+            child,
+            progress,
+            reader: Some(reader),
+            patience: spec.patience,
+        })
+    }
+
+    /// How far it is.
+    pub fn progress(&self) -> Progress {
+        *self.progress.lock()
+    }
+
+    /// Waits for `more` further right answers.
+    pub fn flows(&self, more: u64) -> Result<()> {
+        let wanted = self.progress().right + more;
+        until("queries are answered", Duration::from_secs(20), || {
+            self.progress().right >= wanted
+        })
+    }
+
+    /// Lets it send for this long.
+    pub fn lasts(&self, duration: Duration) {
+        std::thread::sleep(duration);
+    }
+
+    /// Stops sending, waits for what is on its way, and takes the account.
+    pub fn finish(mut self) -> Result<Report> {
+        drop(self.input.take());
+        let reader = self.reader.take().context("the account is taken once")?;
+        let limit = self.patience + Duration::from_secs(20);
+        until("the load ends", limit, || reader.is_finished())?;
+        let report = reader.join().ok().flatten();
+        let report = report.context("the load ended without an account")?;
+        for (name, of) in [("UDP", &report.udp), ("TCP", &report.tcp)] {
+            ensure!(
+                of.sent == of.right + of.wrong + of.lost,
+                "the account does not close: {name} {of:?}"
+            );
+        }
+        Ok(report)
+    }
+}
+
+impl Drop for Traffic {
+    fn drop(&mut self) {
+        // Fails only where it has ended already.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}

@@ -1,0 +1,118 @@
+//! The promises R1 to R4 in a short form: what `cargo xtask bench ha` plays
+//! at full size.
+use anyhow::{Result, ensure};
+use holdfast_e2e::ha::{Act, Redirect, Size};
+use holdfast_e2e::{SdpOptions, config, with_lab};
+
+fn holds(act: Act, redirect: Redirect) {
+    holds_at(act, redirect, &Size::short());
+}
+
+fn holds_at(act: Act, redirect: Redirect, size: &Size) {
+    let rows = act.play(redirect, size).unwrap_or_else(|e| panic!("{e:#}"));
+    assert!(!rows.is_empty());
+    for row in rows {
+        assert!(row.holds, "{row:#?}");
+        println!(
+            "{}: {} sent, {} lost; {}",
+            row.name, row.sent, row.lost, row.note
+        );
+    }
+}
+
+#[test]
+fn the_load_sees_what_is_lost_and_what_is_wrong() {
+    holds(Act::Broken, Redirect::Own);
+}
+
+#[test]
+fn r1_an_agent_killed_loses_no_query() {
+    holds(Act::AgentKilled, Redirect::Own);
+}
+
+#[test]
+fn r1_an_agent_restarted_loses_no_query() {
+    holds(Act::AgentRestarted, Redirect::Own);
+}
+
+#[test]
+fn r1_an_agent_in_a_crash_loop_loses_no_query() {
+    holds(Act::AgentCrashes, Redirect::Own);
+}
+
+#[test]
+fn r1_the_builtin_proxy_comes_and_goes_without_loss() {
+    holds(Act::BuiltinFlipped, Redirect::Own);
+    holds(Act::BuiltinFlipped, Redirect::Tproxy);
+}
+
+#[test]
+fn r2_a_proxy_answers_at_once_without_an_agent() {
+    holds(Act::ColdStart, Redirect::Own);
+    holds(Act::ColdStart, Redirect::Tproxy);
+}
+
+#[test]
+fn r3_replicas_replace_one_another_without_loss() {
+    holds(Act::Rolled, Redirect::Own);
+    holds(Act::Rolled, Redirect::Tproxy);
+}
+
+#[test]
+fn r3_the_previous_version_and_this_one_replace_one_another_without_loss() {
+    let previous = config::previous_sdp();
+    if previous.is_none() {
+        println!("not played: HOLDFAST_PREVIOUS_SDP names no holdfast-sdp of the previous version");
+        return;
+    }
+    let size = Size {
+        previous,
+        ..Size::short()
+    };
+    holds_at(Act::RolledVersions, Redirect::Own, &size);
+}
+
+#[test]
+fn r3_a_proxy_without_slots_takes_over_while_the_only_replica_restarts() {
+    holds(Act::RolledBesideOther, Redirect::Tproxy);
+}
+
+#[test]
+fn r3_replicas_replace_one_another_without_steering_maps() {
+    holds(Act::RolledWithoutMaps, Redirect::Tproxy);
+}
+
+#[test]
+fn r4_a_killed_replica_loses_only_what_it_had() {
+    holds(Act::Killed, Redirect::Own);
+    holds(Act::Killed, Redirect::Tproxy);
+}
+
+#[test]
+fn r4_a_stopped_replica_is_bypassed_within_a_second() {
+    holds(Act::Stopped, Redirect::Own);
+    holds(Act::Stopped, Redirect::Tproxy);
+}
+
+/// More than there are slots, each killed as soon as it is ready.
+#[test]
+fn replicas_that_die_quickly_do_not_use_the_slots_up() {
+    with_lab(|lab| {
+        let _agent = lab.start_agent(&Default::default())?;
+        for round in 0..12 {
+            let options = SdpOptions::new(&format!("brief{round}"), 9970).flag("--workers=4");
+            // Only one with a slot is ready.
+            let replica = lab.start_sdp(&options)?;
+            let slots = joined(lab, &options.name)?;
+            ensure!(slots == 4, "{slots} slots in round {round}");
+            replica.kill_9()?;
+        }
+        Ok(())
+    });
+}
+
+fn joined(lab: &holdfast_e2e::Lab, name: &str) -> Result<usize> {
+    let status = lab.sdp_json(name, &["status"])?;
+    let slots = status.pointer("/steering/slots").and_then(|s| s.as_array());
+    Ok(slots.map_or(0, Vec::len))
+}

@@ -1,0 +1,83 @@
+//! `status`: how packets find this proxy, and what follows when one leaves or hangs.
+
+use std::fs;
+
+use serde::{Deserialize, Serialize};
+
+use crate::listener::SteeringStatus;
+
+/// Whether connections that a closing listener has not accepted yet go to another one.
+const MIGRATE: &str = "/proc/sys/net/ipv4/tcp_migrate_req";
+
+/// Steering, for people and programs.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Steering {
+    /// Slots that are ours; empty where the kernel's hash spreads packets.
+    pub slots: Vec<u32>,
+    /// Whether a replica that leaves beside another one loses nothing.
+    pub replacement_loses_nothing: bool,
+    /// Whether a replica that hangs or was killed gets nothing new.
+    pub failed_are_bypassed: bool,
+    /// In words.
+    pub text: String,
+}
+
+impl Steering {
+    /// Takes stock.
+    pub(super) fn of(status: &SteeringStatus) -> Self {
+        Self::judge(status, connections_migrate())
+    }
+
+    fn judge(status: &SteeringStatus, migrates: bool) -> Self {
+        let (slots, replacement, failed, text) = match status {
+            SteeringStatus::Joined(slots) => {
+                (slots.clone(), true, true, format!("slots {slots:?}"))
+            }
+            SteeringStatus::Unavailable(why) => {
+                let mut text = format!(
+                    "none: {why}; the kernel's hash spreads queries over all proxies of the \
+                     port, one that hangs keeps its share of them"
+                );
+                if !migrates {
+                    text.push_str(
+                        "; one that leaves resets TCP connections it has not accepted yet, \
+                         because net.ipv4.tcp_migrate_req is 0: set it to 1",
+                    );
+                }
+                (Vec::new(), migrates, false, text)
+            }
+            SteeringStatus::Full(why) => (Vec::new(), true, true, format!("none: {why}")),
+            SteeringStatus::Off => (Vec::new(), migrates, false, "off".to_owned()),
+            SteeringStatus::Left => (Vec::new(), true, true, "left".to_owned()),
+        };
+        Self {
+            slots,
+            replacement_loses_nothing: replacement,
+            failed_are_bypassed: failed,
+            text,
+        }
+    }
+}
+
+/// Whether the kernel gives connections of a closing listener to another one of its group.
+pub(crate) fn connections_migrate() -> bool {
+    fs::read_to_string(MIGRATE).is_ok_and(|value| value.trim() != "0")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn without_slots_it_says_what_does_not_hold() {
+        let none = SteeringStatus::Unavailable("no pins".to_owned());
+        let off = Steering::judge(&none, false);
+        assert!(!off.replacement_loses_nothing && !off.failed_are_bypassed);
+        assert!(off.text.contains("no pins") && off.text.contains("tcp_migrate_req"));
+        let on = Steering::judge(&none, true);
+        assert!(on.replacement_loses_nothing && !on.failed_are_bypassed);
+        assert!(!on.text.contains("tcp_migrate_req"));
+        let joined = Steering::judge(&SteeringStatus::Joined(vec![3]), false);
+        assert!(joined.replacement_loses_nothing && joined.failed_are_bypassed);
+    }
+}

@@ -1,0 +1,208 @@
+//! What the process may do once its sockets exist: an ordinary user, few
+//! capabilities, few files, few system calls.
+//!
+//! [`Sandbox::enter`] belongs before the first thread: credentials,
+//! capabilities and Landlock are per thread, and threads inherit them. Sockets
+//! that share a port with root's must be *made* before (the kernel compares
+//! who made them), binding may come later.
+
+mod calls;
+mod capabilities;
+mod files;
+
+use std::{
+    fmt, fs, io,
+    os::unix::fs::PermissionsExt,
+    path::{Path, PathBuf},
+    str::FromStr,
+};
+
+use nix::unistd::{Gid, Uid};
+use serde::{Deserialize, Serialize};
+
+/// User and group of a proxy that was started as root, and the group to which
+/// the agent opens what the proxy needs.
+pub const DEFAULT_ID: u32 = 10094;
+
+/// As whom to run once everything that needs root is open.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RunAs {
+    /// As started, without any restriction.
+    Unchanged,
+    /// As this user and group.
+    User {
+        /// Number of the user.
+        uid: u32,
+        /// Number of the group.
+        gid: u32,
+    },
+}
+
+impl Default for RunAs {
+    fn default() -> Self {
+        Self::User {
+            uid: DEFAULT_ID,
+            gid: DEFAULT_ID,
+        }
+    }
+}
+
+impl FromStr for RunAs {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        if text == "root" {
+            return Ok(Self::Unchanged);
+        }
+        let wrong = || format!("{text:?} is no user: write UID, UID:GID, or root to stay root");
+        let (uid, gid) = text.split_once(':').unwrap_or((text, text));
+        let uid = uid.parse().map_err(|_| wrong())?;
+        let gid = gid.parse().map_err(|_| wrong())?;
+        if uid == 0 {
+            return Err(format!("{text:?}: to stay root, write root"));
+        }
+        Ok(Self::User { uid, gid })
+    }
+}
+
+impl fmt::Display for RunAs {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Unchanged => f.write_str("root"),
+            Self::User { uid, gid } => write!(f, "{uid}:{gid}"),
+        }
+    }
+}
+
+/// Why the process cannot be restricted.
+#[derive(Debug, thiserror::Error)]
+#[error("--user {user}: {what}: {reason}; `--user root` runs without these restrictions")]
+pub struct PrivilegeError {
+    user: RunAs,
+    what: String,
+    reason: String,
+}
+
+/// The restrictions to come.
+#[derive(Clone, Debug, Default)]
+pub struct Sandbox {
+    /// As whom.
+    pub user: RunAs,
+    /// Directories whose files it reads later.
+    pub readable: Vec<PathBuf>,
+    /// Directories in which it makes, writes and removes files; made if they
+    /// are not there, and given to the user.
+    pub writable: Vec<PathBuf>,
+}
+
+/// What is in force.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Privileges {
+    /// Effective user.
+    pub uid: u32,
+    /// Effective group.
+    pub gid: u32,
+    /// Effective capabilities, by the kernel's names.
+    pub capabilities: Vec<String>,
+    /// Whether Landlock limits which files can be opened; none if nothing was asked for.
+    pub files: Option<bool>,
+    /// Whether system calls that it never needs fail.
+    pub calls: bool,
+}
+
+impl Privileges {
+    /// In one line.
+    pub fn text(&self) -> String {
+        let capabilities = if self.capabilities.is_empty() {
+            "no capabilities".to_owned()
+        } else {
+            self.capabilities.join(" ")
+        };
+        let files = match self.files {
+            None => "not restricted",
+            Some(true) => "only its own files",
+            Some(false) => "all files (this kernel has no Landlock)",
+        };
+        let calls = if self.calls { "filtered" } else { "all" };
+        format!(
+            "uid {} gid {}, {capabilities}, {files}, system calls {calls}",
+            self.uid, self.gid
+        )
+    }
+}
+
+impl Sandbox {
+    /// Restricts the calling thread and those it starts. A process that was
+    /// not started as root keeps its user and gets the other restrictions.
+    pub fn enter(&self) -> Result<Privileges, PrivilegeError> {
+        let RunAs::User { uid, gid } = self.user else {
+            return Ok(in_force(None, false));
+        };
+        let failed = |what: &str, reason: &dyn fmt::Display| PrivilegeError {
+            user: self.user,
+            what: what.to_owned(),
+            reason: reason.to_string(),
+        };
+        let as_root = Uid::effective().is_root();
+        let (user, group) = (Uid::from_raw(uid), Gid::from_raw(gid));
+        for dir in &self.writable {
+            let owner = as_root.then_some((user, group));
+            if let Err(error) = prepare(dir, owner) {
+                // Who needs the directory says what its absence costs.
+                tracing::warn!(dir = %dir.display(), %error, "cannot be prepared");
+            }
+        }
+        if as_root {
+            capabilities::become_user(user, group)
+                .map_err(|e| failed("cannot change to it", &e))?;
+        }
+        nix::sys::prctl::set_no_new_privs().map_err(|e| failed("cannot set no_new_privs", &e))?;
+        let files = files::restrict(&self.readable, &self.writable)
+            .map_err(|e| failed("cannot restrict files", &e))?;
+        calls::restrict().map_err(|e| failed("cannot filter system calls", &e))?;
+        Ok(in_force(Some(files), true))
+    }
+}
+
+/// Makes a directory that only the user and its group may enter, or gives one
+/// that is there to the user.
+fn prepare(dir: &Path, owner: Option<(Uid, Gid)>) -> io::Result<()> {
+    if !dir.exists() {
+        fs::create_dir_all(dir)?;
+        fs::set_permissions(dir, fs::Permissions::from_mode(0o750))?;
+    }
+    if let Some((user, group)) = owner {
+        nix::unistd::chown(dir, Some(user), Some(group))?;
+    }
+    Ok(())
+}
+
+fn in_force(files: Option<bool>, calls: bool) -> Privileges {
+    Privileges {
+        uid: Uid::effective().as_raw(),
+        gid: Gid::effective().as_raw(),
+        capabilities: capabilities::effective(),
+        files,
+        calls,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn users_are_numbers_or_root() {
+        let user = |uid, gid| Ok(RunAs::User { uid, gid });
+        assert_eq!("1000".parse(), user(1000, 1000));
+        assert_eq!("1000:5".parse(), user(1000, 5));
+        assert_eq!("root".parse(), Ok(RunAs::Unchanged));
+        for bad in ["", "0", "0:5", "nobody", "1:", "-1"] {
+            assert!(bad.parse::<RunAs>().is_err(), "{bad:?} was taken");
+        }
+        for text in ["10094:10094", "root"] {
+            let parsed: RunAs = text.parse().expect("a user");
+            assert_eq!(parsed.to_string(), text);
+        }
+    }
+}

@@ -1,0 +1,68 @@
+//! Which files the process can still open (Landlock, landlock(7)).
+
+use std::path::{Path, PathBuf};
+
+use landlock::{
+    ABI, Access, AccessFs, BitFlags, CompatLevel, Compatible, PathBeneath, PathFd, Ruleset,
+    RulesetAttr, RulesetCreated, RulesetCreatedAttr, RulesetError, RulesetStatus, Scope,
+};
+
+/// The newest set of rights we know; an older kernel enforces those it has.
+const RIGHTS: ABI = ABI::V6;
+
+/// What the libraries read: kernel settings, and how names of hosts are resolved.
+const SYSTEM: [&str; 9] = [
+    "/proc/sys",
+    "/etc/hosts",
+    "/etc/host.conf",
+    "/etc/nsswitch.conf",
+    "/etc/resolv.conf",
+    "/etc/gai.conf",
+    "/etc/ld.so.cache",
+    "/lib",
+    "/usr/lib",
+];
+
+/// Restricts the thread. False: the kernel has no Landlock.
+pub(super) fn restrict(readable: &[PathBuf], writable: &[PathBuf]) -> Result<bool, RulesetError> {
+    let read = AccessFs::ReadFile | AccessFs::ReadDir;
+    let write = read
+        | AccessFs::WriteFile
+        | AccessFs::Truncate
+        | AccessFs::MakeReg
+        | AccessFs::MakeSock
+        | AccessFs::RemoveFile;
+    let mut rules = Ruleset::default()
+        .set_compatibility(CompatLevel::BestEffort)
+        .handle_access(AccessFs::from_all(RIGHTS))?
+        .scope(Scope::from_all(RIGHTS))?
+        .create()?;
+    for path in SYSTEM.iter().map(Path::new) {
+        rules = allow(rules, path, read)?;
+    }
+    for path in readable {
+        rules = allow(rules, path, read)?;
+    }
+    for path in writable {
+        rules = allow(rules, path, write)?;
+    }
+    let status = rules.restrict_self()?;
+    Ok(status.ruleset != RulesetStatus::NotEnforced)
+}
+
+/// What is not there cannot be opened later either.
+fn allow(
+    rules: RulesetCreated,
+    path: &Path,
+    rights: BitFlags<AccessFs>,
+) -> Result<RulesetCreated, RulesetError> {
+    let Ok(found) = PathFd::new(path) else {
+        return Ok(rules);
+    };
+    let rights = if path.is_dir() {
+        rights
+    } else {
+        rights & AccessFs::from_file(RIGHTS)
+    };
+    rules.add_rule(PathBeneath::new(found, rights))
+}

@@ -1,0 +1,102 @@
+//! The previous version's `holdfast-sdp`, which replicas of this one replace:
+//! built from the commit that `e2e/previous` names.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::Stdio,
+};
+
+use anyhow::{Context as _, Result, bail};
+
+use crate::{process, workspace};
+
+/// Names the last commit that passed all tests.
+const FILE: &str = "e2e/previous";
+const PROGRAM: &str = "holdfast-sdp";
+
+/// Which build of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Profile {
+    Debug,
+    Release,
+}
+
+impl Profile {
+    fn directory(self) -> &'static str {
+        match self {
+            Self::Debug => "debug",
+            Self::Release => "release",
+        }
+    }
+}
+
+/// Builds it, unless that was done before; says where it is.
+///
+/// `reference`: another commit than the file names.
+pub(crate) fn build(reference: Option<&str>, profile: Profile) -> Result<PathBuf> {
+    let commit = commit(reference)?;
+    let target = workspace::target_dir()?;
+    let home = target.join("previous").join(&commit);
+    let kept = home.join(profile.directory()).join(PROGRAM);
+    if kept.exists() {
+        return Ok(kept);
+    }
+    let source = home.join("source");
+    if !source.exists() {
+        unpack(&commit, &source)?;
+    }
+    println!("{PROGRAM} of {commit}, the previous version:");
+    let mut build = process::command("cargo", &["build", "--locked", "-p", PROGRAM, "--bins"]);
+    if profile == Profile::Release {
+        build.arg("--release");
+    }
+    // Where this version is built: dependencies need no second build.
+    build.arg("--target-dir").arg(&target);
+    build.current_dir(&source);
+    process::run(build).with_context(|| format!("the previous version, {commit}"))?;
+    let built = target.join(profile.directory()).join(PROGRAM);
+    fs::create_dir_all(home.join(profile.directory()))?;
+    fs::copy(&built, &kept).with_context(|| format!("copy {}", built.display()))?;
+    // What is there now is not this version's: the next build must put that back.
+    fs::remove_file(&built)?;
+    Ok(kept)
+}
+
+fn commit(reference: Option<&str>) -> Result<String> {
+    let named = match reference {
+        Some(reference) => reference.to_owned(),
+        None => fs::read_to_string(workspace::root().join(FILE))
+            .with_context(|| format!("cannot read {FILE}"))?,
+    };
+    let named = named.trim();
+    let mut git = process::command("git", &["rev-parse", "--verify", "--quiet"]);
+    git.arg(format!("{named}^{{commit}}"));
+    let Ok(commit) = process::output(git) else {
+        bail!(
+            "commit {named} of the previous version is not in this clone: fetch it (a shallow \
+             clone lacks it: git fetch --unshallow), or name another one in {FILE}"
+        );
+    };
+    Ok(commit.trim().to_owned())
+}
+
+fn unpack(commit: &str, to: &Path) -> Result<()> {
+    let part = to.with_extension("part");
+    if part.exists() {
+        fs::remove_dir_all(&part)?;
+    }
+    fs::create_dir_all(&part)?;
+    let mut archive = process::command("git", &["archive", commit])
+        .stdout(Stdio::piped())
+        .spawn()
+        .context("cannot start git")?;
+    let mut tar = process::command("tar", &["-x", "-C"]);
+    tar.arg(&part);
+    tar.stdin(archive.stdout.take().context("the output is piped")?);
+    process::run(tar)?;
+    if !archive.wait()?.success() {
+        bail!("git archive {commit} failed");
+    }
+    Ok(fs::rename(&part, to)?)
+}

@@ -208,13 +208,10 @@ fn default_state_dir() -> PathBuf {
     }
 }
 
-/// The kernel does more than half of a query's work on whichever CPU the packet
-/// comes in, and a worker with more to do at once needs fewer system calls. Two
-/// replicas must find slots ([`MAX_WORKERS`]) side by side.
+/// One per CPU, but few enough that replicas find slots ([`MAX_WORKERS`]) side by side.
 fn default_workers() -> usize {
     std::thread::available_parallelism()
         .map_or(1, NonZeroUsize::get)
-        .div_ceil(2)
         .min(MAX_WORKERS / 4)
 }
 

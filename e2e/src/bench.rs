@@ -1,4 +1,8 @@
-//! One run of dnsperf and what its report says.
+//! One run of a load and what it says: dnsperf's report, or that of our own
+//! load from many source ports.
+
+pub mod ports;
+pub mod usage;
 
 use std::path::Path;
 use std::process::Command;
@@ -12,6 +16,8 @@ use crate::shell;
 pub struct Throughput {
     /// Answers per second.
     pub qps: f64,
+    /// Answers.
+    pub answered: u64,
     /// Queries without an answer.
     pub lost: u64,
     /// Answers that were not NOERROR.
@@ -29,7 +35,7 @@ pub struct Latency {
     pub lost: u64,
 }
 
-/// As many queries as the path carries, from `sockets` source ports.
+/// As many queries as the path carries, from `sockets` source ports or connections.
 pub fn throughput(
     mut dnsperf: Command,
     names: &Path,
@@ -62,13 +68,20 @@ pub fn throughput(
         .context("queries per second")?;
     Ok(Throughput {
         qps,
+        answered: completed,
         lost: count(&report, "Queries lost:")?,
         wrong: completed.saturating_sub(good),
     })
 }
 
-/// Times of single queries at a steady `rate` per second.
-pub fn latency(mut dnsperf: Command, names: &Path, rate: u32, seconds: u32) -> Result<Latency> {
+/// Times of single queries at a steady `rate` per second: over and over for
+/// `seconds`, or without these each name once.
+pub fn latency(
+    mut dnsperf: Command,
+    names: &Path,
+    rate: u32,
+    seconds: Option<u32>,
+) -> Result<Latency> {
     dnsperf.args([
         "-T1",
         "-c20",
@@ -77,9 +90,10 @@ pub fn latency(mut dnsperf: Command, names: &Path, rate: u32, seconds: u32) -> R
         "-O",
         "suppress=timeout,unexpected",
     ]);
+    let end = seconds.map_or("-n1".to_owned(), |seconds| format!("-l{seconds}"));
     dnsperf
         .arg(format!("-Q{rate}"))
-        .arg(format!("-l{seconds}"))
+        .arg(end)
         .arg("-d")
         .arg(names);
     let report = shell::finish(&mut dnsperf)?;

@@ -116,5 +116,53 @@ fn policy(c: &mut Criterion) {
     });
 }
 
-criterion_group!(benches, wire, policy);
+fn matcher(c: &mut Criterion) {
+    for rules in [10, 1_000, 100_000] {
+        let names = (0..rules / 2).flat_map(|n| {
+            [
+                NameRule::Name(format!("host-{n}.example.org")),
+                NameRule::Pattern(format!("*.team-{n}.example.com")),
+            ]
+        });
+        let rule = SelectorRule {
+            selector: "kube-dns".to_owned(),
+            servers: Servers::Any,
+            names: NameRules::Names(names.collect()),
+        };
+        let ports = vec![PortRules {
+            port: 53,
+            transport: Transport::Udp,
+            rules: vec![rule],
+        }];
+        let handle = PolicyHandle::new();
+        let endpoint = EndpointId(1);
+        let rules_of = RulesOf {
+            endpoint,
+            rules: EndpointRules { ports },
+        };
+        handle.apply(&[rules_of], &[]);
+        for (what, name) in [
+            ("exact", format!("host-{}.example.org.", rules / 2 - 1)),
+            (
+                "wildcard",
+                format!("www.team-{}.example.com.", rules / 2 - 1),
+            ),
+            ("denied", "www.elsewhere.example.".to_owned()),
+        ] {
+            let question = Question {
+                endpoint,
+                port: 53,
+                transport: Transport::Udp,
+                server: IdentityId(1053),
+                address: IpAddr::V4(Ipv4Addr::LOCALHOST),
+                name: &name,
+            };
+            c.bench_function(&format!("matcher/{rules} rules/{what}"), |b| {
+                b.iter(|| handle.load().check(black_box(&question)))
+            });
+        }
+    }
+}
+
+criterion_group!(benches, wire, policy, matcher);
 criterion_main!(benches);

@@ -208,10 +208,11 @@ fn default_state_dir() -> PathBuf {
     }
 }
 
+/// One per CPU, but few enough that replicas find slots ([`MAX_WORKERS`]) side by side.
 fn default_workers() -> usize {
     std::thread::available_parallelism()
         .map_or(1, NonZeroUsize::get)
-        .min(MAX_WORKERS)
+        .min(MAX_WORKERS / 4)
 }
 
 fn is_instance_name(name: &str) -> bool {

@@ -2,6 +2,7 @@
 
 pub mod kept;
 pub mod lease;
+pub mod repeat;
 pub mod sink;
 
 use std::{
@@ -117,4 +118,11 @@ pub trait MappingSink: Send + Sync + 'static {
     /// Takes a mapping. `on_realised` is called only after [`Release::Held`].
     /// Must not block.
     fn learn(&self, mapping: Mapping, on_realised: OnRealised) -> Release;
+
+    /// Changes whenever an answer that was [`Release::Leased`] may be so no more.
+    /// While it stays, the same answer is leased for another
+    /// [`repeat::WITHIN`] and need not be told again. `None`: tell always.
+    fn leases_version(&self) -> Option<u64> {
+        None
+    }
 }

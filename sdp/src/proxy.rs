@@ -21,7 +21,7 @@ use crate::{
         table::{PolicyHandle, Question},
         verdict::{DenyReason, Verdict},
     },
-    resolve::{Resolver, Who},
+    resolve::{Looked, Resolver, Who},
     wire::{
         Rcode, answer,
         edns::Edns,
@@ -192,6 +192,17 @@ impl Proxy {
     ///
     /// An answer of our own is written to `own`.
     pub fn query<'a>(&self, message: &'a [u8], from: &Arrival, own: &mut Vec<u8>) -> Outcome<'a> {
+        self.query_of_batch(message, from, &mut Looked::default(), own)
+    }
+
+    /// As [`Self::query`], for one of several that came together.
+    pub fn query_of_batch<'a>(
+        &self,
+        message: &'a [u8],
+        from: &Arrival,
+        looked: &mut Looked,
+        own: &mut Vec<u8>,
+    ) -> Outcome<'a> {
         let query = match Query::decode(message) {
             Ok(query) => query,
             Err(Unfit::Ignore) => return self.outcome(QueryResult::Ignored, Outcome::Ignore),
@@ -203,7 +214,7 @@ impl Proxy {
         if self.leads_back(from.server) {
             return self.refuse(&query, QueryResult::Loop, own);
         }
-        let (id, identity, ifindex) = match self.resolver.who(from.client.ip()) {
+        let (id, identity, ifindex) = match looked.who(&*self.resolver, from.client.ip()) {
             Who::Endpoint {
                 id,
                 identity,
@@ -216,7 +227,7 @@ impl Proxy {
             endpoint: id,
             port: from.server.port(),
             transport: from.transport,
-            server: self.resolver.whom(from.server.ip()),
+            server: looked.whom(&*self.resolver, from.server.ip()),
             address: from.server.ip(),
             name: query.name.as_str(),
         });

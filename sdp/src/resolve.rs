@@ -22,6 +22,42 @@ pub enum Who {
     Unknown,
 }
 
+/// What a resolver said of the addresses in one batch of queries: datagrams that
+/// came together are judged by one look each, and the next batch looks again.
+#[derive(Debug, Default)]
+pub struct Looked {
+    who: Vec<(IpAddr, Who)>,
+    whom: Vec<(IpAddr, IdentityId)>,
+}
+
+impl Looked {
+    /// Forgets it all: another batch begins.
+    pub fn clear(&mut self) {
+        self.who.clear();
+        self.whom.clear();
+    }
+
+    /// As [`Resolver::who`].
+    pub fn who(&mut self, resolver: &dyn Resolver, client: IpAddr) -> Who {
+        once(&mut self.who, client, || resolver.who(client))
+    }
+
+    /// As [`Resolver::whom`].
+    pub fn whom(&mut self, resolver: &dyn Resolver, server: IpAddr) -> IdentityId {
+        once(&mut self.whom, server, || resolver.whom(server))
+    }
+}
+
+fn once<T: Copy>(known: &mut Vec<(IpAddr, T)>, ip: IpAddr, look: impl FnOnce() -> T) -> T {
+    // Newest first: neighbours in a batch often are of one pod.
+    if let Some((_, found)) = known.iter().rev().find(|(of, _)| *of == ip) {
+        return *found;
+    }
+    let found = look();
+    known.push((ip, found));
+    found
+}
+
 /// Turns addresses into endpoints and identities. Called on every query, from
 /// every worker: must not block.
 pub trait Resolver: Send + Sync + 'static {

@@ -34,6 +34,7 @@ pub(crate) fn bench(name: &str, args: &[String]) -> Result<()> {
         );
     }
     setup::lab()?;
+    setup::bench()?;
     let mut args = args.to_vec();
     if bin == PLAYS_VERSIONS && !args.iter().any(|arg| arg.starts_with("--previous=")) {
         let reference = take_value(&mut args, "--previous-ref");

@@ -45,6 +45,11 @@ pub(crate) fn lab() -> Result<()> {
     bpffs()
 }
 
+/// What benchmarks need besides.
+pub(crate) fn bench() -> Result<()> {
+    packages::install(packages::BENCH)
+}
+
 /// Says in one line what a step does and why.
 fn step(what: &str, why: &str) {
     println!("setup: {what} ({why})");

@@ -55,9 +55,10 @@ impl State {
         removals.sort_unstable_by_key(|prefix| (prefix.prefix_len(), *prefix));
         moves.extend(removals);
         let mut rest = moves.as_slice();
+        let mut deferred = Removals::new();
         loop {
             let (chunk, later) = rest.split_at(rest.len().min(CHUNK));
-            self.round(plan, chunk);
+            self.round(plan, chunk, &mut deferred);
             rest = later;
             if rest.is_empty() {
                 break;
@@ -65,8 +66,9 @@ impl State {
         }
         // What idle identities left behind is work of its own.
         while self.has_work() {
-            self.round(plan, &[]);
+            self.round(plan, &[], &mut deferred);
         }
+        self.plan_removals(plan, deferred);
     }
 
     /// Whether an endpoint lacks entries that its map would take.
@@ -76,7 +78,7 @@ impl State {
             .any(|e| !e.behind.is_none() && e.problem.is_none())
     }
 
-    fn round(&mut self, plan: &mut Plan, prefixes: &[IpNet]) {
+    fn round(&mut self, plan: &mut Plan, prefixes: &[IpNet], deferred: &mut Removals) {
         for prefix in prefixes {
             self.resolve(*prefix);
         }
@@ -100,7 +102,15 @@ impl State {
             self.forget_identity(id);
         }
         self.sweep_policy(&mut removals);
-        self.plan_removals(plan, removals);
+        removals.append(deferred);
+        // After a restart an identity is known again only when the chunk comes that resolves a
+        // prefix of its: until then the datapath may use it.
+        let (now, later) = removals.into_iter().partition(|(_, key, _)| {
+            let peer = IdentityId(key.sec_label);
+            self.selectors.labels(peer).is_some() || !self.ipcache.is_in_force(peer)
+        });
+        *deferred = later;
+        self.plan_removals(plan, now);
         let endpoints = &self.endpoints;
         self.work.retain(|id| {
             endpoints.get(*id).is_some_and(|endpoint| {
@@ -353,6 +363,7 @@ impl State {
     }
 
     fn plan_removals(&mut self, plan: &mut Plan, mut removals: Removals) {
+        removals.retain(|(id, key, _)| !self.wants(*id, key));
         removals.sort_by_key(|(id, key, value)| (*id, 2 - set_order(value), *key));
         for (id, key, value) in removals {
             self.step(
@@ -374,6 +385,15 @@ impl State {
                 }
             }
         }
+    }
+
+    /// Whether the endpoint's policy has this entry.
+    fn wants(&self, id: EndpointId, key: &PolicyKey) -> bool {
+        self.endpoints
+            .get(id)
+            .and_then(|endpoint| self.subjects.get(&endpoint.identity))
+            .and_then(|subject| subject.entries.get(&IdentityId(key.sec_label)))
+            .is_some_and(|entries| entries.contains_key(key))
     }
 
     /// Plans `cilium_lxc`: what shall be there first, what shall not be later.

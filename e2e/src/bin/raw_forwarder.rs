@@ -1,34 +1,37 @@
-//! A UDP forwarder that only moves datagrams: the most one thread can do on
-//! the benchmark's machine. It swaps the two id bytes to find the asker again
-//! and looks at nothing else.
+//! A forwarder that only moves datagrams, or the bytes of connections: the most
+//! one thread can do on the benchmark's machine. Over UDP it swaps the two id
+//! bytes to find the asker again and looks at nothing else.
 //!
-//! `raw_forwarder LISTEN SERVER`, both `address:port`, IPv4.
+//! `raw_forwarder LISTEN SERVER [tcp]`, both `address:port` of one family.
 
 use std::io::{IoSlice, IoSliceMut};
-use std::net::{SocketAddrV4, UdpSocket};
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::os::fd::{AsFd, AsRawFd};
 
 use anyhow::{Context, Result};
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use nix::sys::socket::{MsgFlags, MultiHeaders, SockaddrIn, recvmmsg, sendmmsg};
+use nix::sys::socket::{
+    MsgFlags, MultiHeaders, SockaddrIn, SockaddrIn6, SockaddrLike, recvmmsg, sendmmsg,
+};
+use tokio::net::{TcpListener, TcpStream};
 
 const BATCH: usize = 64;
 const LARGEST: usize = 4096;
 
 /// Who asked, by the id we gave the query.
-type Asked = Vec<Option<([u8; 2], SockaddrIn)>>;
+type Asked<A> = Vec<Option<([u8; 2], A)>>;
 
 /// One batch of datagrams.
-struct Batch {
+struct Batch<A> {
     buffers: Vec<[u8; LARGEST]>,
     /// Length and source.
-    got: Vec<(usize, Option<SockaddrIn>)>,
+    got: Vec<(usize, Option<A>)>,
 }
 
 fn main() -> Result<()> {
     let mut arguments = std::env::args().skip(1);
-    let mut address = |what| -> Result<SocketAddrV4> {
+    let mut address = |what| -> Result<SocketAddr> {
         arguments
             .next()
             .with_context(|| format!("{what} is missing"))?
@@ -36,19 +39,49 @@ fn main() -> Result<()> {
             .context(what)
     };
     let (listen, server) = (address("LISTEN")?, address("SERVER")?);
+    if arguments.next().as_deref() == Some("tcp") {
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_io()
+            .build()?;
+        return runtime.block_on(forward_connections(listen, server));
+    }
     let clients = UdpSocket::bind(listen).with_context(|| format!("bind {listen}"))?;
-    let upstream = UdpSocket::bind(("0.0.0.0", 0))?;
+    let any = match server {
+        SocketAddr::V4(_) => SocketAddr::from((Ipv4Addr::UNSPECIFIED, 0)),
+        SocketAddr::V6(_) => SocketAddr::from((Ipv6Addr::UNSPECIFIED, 0)),
+    };
+    let upstream = UdpSocket::bind(any)?;
     upstream.connect(server)?;
     for socket in [&clients, &upstream] {
         let socket = socket2::SockRef::from(socket);
         socket.set_recv_buffer_size(4 << 20)?;
         socket.set_send_buffer_size(4 << 20)?;
     }
-    forward(&clients, &upstream)
+    match server {
+        SocketAddr::V4(_) => forward::<SockaddrIn>(&clients, &upstream),
+        SocketAddr::V6(_) => forward::<SockaddrIn6>(&clients, &upstream),
+    }
 }
 
-fn forward(clients: &UdpSocket, upstream: &UdpSocket) -> Result<()> {
-    let mut asked: Asked = vec![None; 1 << 16];
+async fn forward_connections(listen: SocketAddr, server: SocketAddr) -> Result<()> {
+    let listener = TcpListener::bind(listen).await?;
+    let mut connections = tokio::task::JoinSet::new();
+    loop {
+        let (mut client, _) = listener.accept().await?;
+        while connections.try_join_next().is_some() {}
+        connections.spawn(async move {
+            // Whatever goes wrong ends this connection only.
+            if let Ok(mut upstream) = TcpStream::connect(server).await {
+                let _ = client.set_nodelay(true);
+                let _ = upstream.set_nodelay(true);
+                let _ = tokio::io::copy_bidirectional(&mut client, &mut upstream).await;
+            }
+        });
+    }
+}
+
+fn forward<A: SockaddrLike + Copy>(clients: &UdpSocket, upstream: &UdpSocket) -> Result<()> {
+    let mut asked: Asked<A> = vec![None; 1 << 16];
     let mut next: u16 = 0;
     let mut batch = Batch {
         buffers: vec![[0; LARGEST]; BATCH],
@@ -93,10 +126,10 @@ fn forward(clients: &UdpSocket, upstream: &UdpSocket) -> Result<()> {
     }
 }
 
-impl Batch {
+impl<A: SockaddrLike + Copy> Batch<A> {
     fn receive(&mut self, socket: &UdpSocket) -> Result<()> {
         self.got.clear();
-        let mut headers = MultiHeaders::<SockaddrIn>::preallocate(BATCH, None);
+        let mut headers = MultiHeaders::<A>::preallocate(BATCH, None);
         let mut slices: Vec<[IoSliceMut<'_>; 1]> = self
             .buffers
             .iter_mut()
@@ -132,7 +165,7 @@ impl Batch {
         if slices.is_empty() {
             return;
         }
-        let mut headers = MultiHeaders::<SockaddrIn>::preallocate(slices.len(), None);
+        let mut headers = MultiHeaders::<A>::preallocate(slices.len(), None);
         let _ = sendmmsg(
             socket.as_raw_fd(),
             &mut headers,

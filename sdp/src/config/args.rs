@@ -179,7 +179,7 @@ settings! {
     /// Serve IPv6 [default: true]
     #[arg(long, value_name = "BOOL", num_args = 0..=1, default_missing_value = "true", require_equals = true)]
     enable_ipv6: bool = "HOLDFAST_ENABLE_IPV6",
-    /// Threads that serve queries [default: number of CPUs]
+    /// Threads that serve queries [default: number of CPUs, 4 at most]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=16))]
     workers: u16 = "HOLDFAST_WORKERS",
     /// Port of a Cilium agent's FQDNData service on this node, where --agent-address says nothing [default: 10095]

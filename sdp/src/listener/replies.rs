@@ -11,7 +11,10 @@ use std::{
 use rand::Rng;
 
 use super::SocketOptions;
-use crate::socket::{self, SocketError, sys, sys::Datagram};
+use crate::socket::{
+    self, SocketError,
+    sys::{Datagram, SendBatch},
+};
 
 /// Reply sockets per worker at most: one per family and server port.
 const MAX_SENDERS: usize = 64;
@@ -22,6 +25,7 @@ const TRIES: usize = 4;
 pub(super) struct Replies {
     transparent: bool,
     senders: HashMap<(bool, u16), Sender>,
+    batch: SendBatch,
     /// A datagram with its UDP header, for raw senders.
     framed: Vec<u8>,
 }
@@ -47,17 +51,18 @@ impl Replies {
         Self {
             transparent: options == SocketOptions::Transparent,
             senders: HashMap::new(),
+            batch: SendBatch::new(),
             framed: Vec::new(),
         }
     }
 
-    /// Sends `answers` (bytes, client), all from `server`. Says how many were sent.
+    /// Sends `answers` (bytes, client), all from `server`. Says how many could not be sent.
     ///
     /// `listener` is the socket that queries came to: the sender where sockets are not transparent.
     pub(super) fn send<'a>(
         &mut self,
         server: SocketAddr,
-        answers: impl Iterator<Item = (&'a [u8], SocketAddr)>,
+        answers: impl Iterator<Item = (&'a [u8], SocketAddr)> + Clone,
         listener: &OwnedFd,
         now: Instant,
     ) -> Result<usize, SocketError> {
@@ -69,25 +74,15 @@ impl Replies {
             (listener, Kind::Bound)
         };
         if kind == Kind::Raw {
-            return Ok(send_raw(socket, server, answers, &mut self.framed));
+            let batch = &mut self.batch;
+            return Ok(send_raw(batch, socket, server, answers, &mut self.framed));
         }
-        let empty = Datagram {
-            bytes: &[],
-            to: None,
-            source: None,
-        };
-        let mut batch = [empty; sys::BATCH];
-        let mut len = 0;
-        for (slot, (bytes, client)) in batch.iter_mut().zip(answers) {
-            *slot = Datagram {
-                bytes,
-                to: Some(client),
-                source,
-            };
-            len += 1;
-        }
-        let batch = batch.get(..len).unwrap_or_default();
-        Ok(len - send_all(socket, batch, |_| {}))
+        let datagrams = answers.map(|(bytes, client)| Datagram {
+            bytes,
+            to: Some(client),
+            source,
+        });
+        Ok(send_all(&mut self.batch, socket, datagrams, |_| {}))
     }
 }
 
@@ -140,16 +135,18 @@ fn open(ipv6: bool, port: u16) -> Result<(OwnedFd, Kind), SocketError> {
     }
 }
 
-/// Sends each answer with a UDP header of our own. Says how many were sent.
+/// Sends each answer with a UDP header of our own. Says how many could not be sent.
 fn send_raw<'a>(
+    batch: &mut SendBatch,
     socket: &OwnedFd,
     server: SocketAddr,
     answers: impl Iterator<Item = (&'a [u8], SocketAddr)>,
     framed: &mut Vec<u8>,
 ) -> usize {
-    let mut sent = 0;
+    let mut unsent = 0;
     for (bytes, client) in answers {
         let Ok(length) = u16::try_from(bytes.len() + 8) else {
+            unsent += 1;
             continue;
         };
         framed.clear();
@@ -171,9 +168,9 @@ fn send_raw<'a>(
             to: Some(to),
             source: Some(server.ip()),
         };
-        sent += 1 - send_all(socket, &[datagram], |_| {});
+        unsent += send_all(batch, socket, std::iter::once(datagram), |_| {});
     }
-    sent
+    unsent
 }
 
 /// Whether an error may be what the network said of an earlier datagram.
@@ -186,18 +183,21 @@ fn is_of_another(error: io::ErrorKind) -> bool {
 ///
 /// A connected socket reports an ICMP error of an earlier datagram on the next
 /// one: that one is tried again.
-pub(super) fn send_all(
+pub(super) fn send_all<'a>(
+    batch: &mut SendBatch,
     socket: &OwnedFd,
-    datagrams: &[Datagram<'_>],
+    mut datagrams: impl Iterator<Item = Datagram<'a>> + Clone,
     mut failed: impl FnMut(usize),
 ) -> usize {
     let mut at = 0;
     let mut failures = 0;
     let mut retried = false;
-    while let Some(rest) = datagrams.get(at..).filter(|r| !r.is_empty()) {
-        match sys::send(socket, rest) {
+    while datagrams.clone().next().is_some() {
+        match batch.send(socket, datagrams.clone()) {
             Ok(sent) => {
-                at += sent.max(1);
+                let sent = sent.max(1);
+                at += sent;
+                datagrams.nth(sent - 1);
                 retried = false;
             }
             Err(e) if is_of_another(e.kind()) && !retried => retried = true,
@@ -205,6 +205,7 @@ pub(super) fn send_all(
                 failed(at);
                 failures += 1;
                 at += 1;
+                datagrams.next();
                 retried = false;
             }
         }

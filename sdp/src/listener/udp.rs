@@ -25,14 +25,15 @@ use super::{
 };
 use crate::{
     arena::Key,
-    mapping::Realised,
+    mapping::{Realised, repeat::Repeats},
     proxy::{Proxy, stats::AnswerResult},
+    resolve::Looked,
     socket::{
         self,
-        sys::{BATCH, RecvBatch},
+        sys::{BATCH, RecvBatch, SendBatch},
     },
     steering::Member,
-    upstream::udp::UdpUpstream,
+    upstream::udp::{Placed, UdpUpstream},
 };
 
 /// Batches taken from one socket before the others get their turn.
@@ -60,7 +61,18 @@ pub(super) struct Worker {
     options: SocketOptions,
     epoll: Epoll,
     listeners: Vec<Listener>,
-    recv: RecvBatch,
+    /// Of clients.
+    queries: RecvBatch,
+    /// Of servers.
+    answers: RecvBatch,
+    /// To servers.
+    send: SendBatch,
+    looked: Looked,
+    repeats: Repeats,
+    /// Queries of a batch that are to be sent on, and where they lie in it.
+    placed: Vec<(Placed, usize)>,
+    /// Answers of a batch that are released, and who to.
+    released: Vec<(usize, SocketAddr)>,
     upstream: UdpUpstream,
     replies: Replies,
     held: Held,
@@ -106,7 +118,13 @@ impl Worker {
             options,
             epoll,
             listeners,
-            recv: RecvBatch::new(),
+            queries: RecvBatch::addressed(),
+            answers: RecvBatch::connected(),
+            send: SendBatch::new(),
+            looked: Looked::default(),
+            repeats: Repeats::new(),
+            placed: Vec::with_capacity(BATCH),
+            released: Vec::with_capacity(BATCH),
             realised: Vec::new(),
             own: Vec::new(),
             member,
@@ -161,20 +179,21 @@ impl Worker {
     fn send_own(&mut self, server: SocketAddr, client: SocketAddr) {
         let one = std::iter::once((self.own.as_slice(), client));
         let listener = listener_for(&self.listeners, client);
-        let sent = self.replies.send(server, one, listener, self.now);
-        self.count_unsent(1, sent);
+        let unsent = self.replies.send(server, one, listener, self.now);
+        self.count_unsent(1, unsent);
     }
 
-    fn count_unsent(&self, wanted: usize, sent: Result<usize, socket::SocketError>) {
-        let sent = sent.unwrap_or_else(|e| {
+    /// `unsent` of `wanted` answers.
+    fn count_unsent(&self, wanted: usize, unsent: Result<usize, socket::SocketError>) {
+        let unsent = unsent.unwrap_or_else(|e| {
             tracing::warn!(error = %e, "answers cannot be sent");
-            0
+            wanted
         });
-        let unsent = u64::try_from(wanted.saturating_sub(sent)).unwrap_or(u64::MAX);
-        self.proxy
-            .stats()
-            .answers
-            .add(AnswerResult::SendFailed, unsent);
+        if unsent > 0 {
+            let unsent = u64::try_from(unsent).unwrap_or(u64::MAX);
+            let answers = &self.proxy.stats().answers;
+            answers.add(AnswerResult::SendFailed, unsent);
+        }
     }
 
     /// Everything that is due.

@@ -12,7 +12,14 @@
 mod exchange;
 mod state;
 
-use std::{net::IpAddr, sync::Arc, time::Duration};
+use std::{
+    net::IpAddr,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
 
 use parking_lot::Mutex;
 use tokio::sync::Notify;
@@ -35,6 +42,8 @@ const LOOK: Duration = Duration::from_millis(10);
 /// See the module.
 pub struct LinkSink {
     state: Mutex<State>,
+    /// Changed under the lock of `state`, before what changed is told to anyone.
+    leases_version: AtomicU64,
     work: Notify,
     stats: SinkStats,
     max_delay: Duration,
@@ -51,6 +60,7 @@ impl LinkSink {
     pub fn with_journal(min_ttl: u32, max_delay: Duration, journal: Arc<Journal>) -> Self {
         Self {
             state: Mutex::new(State::new(min_ttl, journal)),
+            leases_version: AtomicU64::new(0),
             work: Notify::new(),
             stats: SinkStats::default(),
             max_delay,
@@ -81,6 +91,7 @@ impl LinkSink {
         let mut state = self.state.lock();
         let all = state.last_agent.as_ref() != Some(&epoch);
         state.leases.clear();
+        self.leases_changed();
         state.replays = state.kept.keys(all).into();
         state.retries.clear();
         state.last_agent = Some(epoch.clone());
@@ -101,6 +112,7 @@ impl LinkSink {
             state.write_rest();
         }
         state.leases.clear();
+        self.leases_changed();
         state.refreshes.clear();
         state.refresh_since = None;
         state.replays.clear();
@@ -121,7 +133,9 @@ impl LinkSink {
 
     /// Rules of this revision are in force: older leases do not count any more.
     pub fn rules_applied(&self, epoch: Epoch, revision: u64) {
-        self.state.lock().rules = Some((epoch, revision));
+        let mut state = self.state.lock();
+        state.rules = Some((epoch, revision));
+        self.leases_changed();
     }
 
     /// Revision of the rules by which leases are judged.
@@ -180,6 +194,7 @@ impl LinkSink {
     pub fn revoke(&self, id: u64, name: Option<&Fqdn>, addresses: &[IpAddr]) {
         let mut state = self.state.lock();
         state.revoke(name, addresses);
+        self.leases_changed();
         state.revoked.push(id);
         drop(state);
         self.stats.revocations.add(1);
@@ -231,6 +246,11 @@ impl LinkSink {
         left
     }
 
+    /// Some lease, or what it is judged by, is not what it was.
+    fn leases_changed(&self) {
+        self.leases_version.fetch_add(1, Ordering::Release);
+    }
+
     /// Mappings that the agent has not answered yet; 0 if it is away or hangs.
     fn unanswered(&self) -> usize {
         let state = self.state.lock();
@@ -269,6 +289,10 @@ impl LinkSink {
 impl MappingSink for LinkSink {
     fn learn(&self, mapping: Mapping, on_realised: OnRealised) -> Release {
         self.learn_at(mapping, on_realised, BootTime::now())
+    }
+
+    fn leases_version(&self) -> Option<u64> {
+        Some(self.leases_version.load(Ordering::Acquire))
     }
 }
 

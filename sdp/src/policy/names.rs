@@ -3,11 +3,9 @@
 //! A snapshot consists of shards that are shared until they change: adding one
 //! name copies one shard, not the whole.
 
-use std::{
-    collections::{HashMap, hash_map::RandomState},
-    hash::BuildHasher,
-    sync::Arc,
-};
+use std::{collections::HashMap, hash::BuildHasher, sync::Arc};
+
+use foldhash::quality::RandomState;
 
 /// Number of a name in one snapshot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -15,7 +13,7 @@ pub(super) struct NameId(u32);
 
 const SHARDS: usize = 256;
 
-type Shard = HashMap<Arc<str>, NameId>;
+type Shard = HashMap<Arc<str>, NameId, RandomState>;
 
 /// Immutable: name → number.
 #[derive(Clone, Debug)]
@@ -28,7 +26,7 @@ impl Default for Names {
     fn default() -> Self {
         let empty = Arc::new(Shard::default());
         Self {
-            hasher: RandomState::new(),
+            hasher: RandomState::default(),
             shards: vec![empty; SHARDS],
         }
     }

@@ -1,14 +1,15 @@
 //! The one door to `recvmmsg(2)`, `sendmmsg(2)`, their control messages, and socket options that no crate wraps.
 
 use std::{
-    io, mem,
+    io,
+    mem::{self, offset_of},
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6},
     os::fd::{AsFd, AsRawFd},
     ptr,
 };
 
 /// Datagrams per system call.
-pub(crate) const BATCH: usize = 32;
+pub(crate) const BATCH: usize = 64;
 /// Room for one datagram, bytes: more than any UDP payload. Pages that are never written cost nothing.
 const ROOM: usize = 65_536;
 /// Distance of two rooms. Not a power of two, so that their first lines fall into different cache sets.
@@ -39,134 +40,166 @@ unsafe impl Zeroed for libc::mmsghdr {}
 // SAFETY: integers only.
 unsafe impl Zeroed for libc::sockaddr_storage {}
 
-/// Buffers for one `recvmmsg(2)`.
+/// Buffers for one `recvmmsg(2)`, with its headers made once: only what the
+/// kernel wrote into them is set back.
 pub(crate) struct RecvBatch {
     data: Vec<u8>,
     names: Vec<libc::sockaddr_storage>,
     controls: Vec<Control>,
-    lengths: [usize; BATCH],
-    original: [Option<SocketAddr>; BATCH],
-    from: [Option<SocketAddr>; BATCH],
-    /// The kernel's count of datagrams dropped on this socket so far, if it told.
-    pub(crate) overflow: Option<u32>,
+    /// Points into `data`.
+    _iovecs: Vec<libc::iovec>,
+    /// Point into the four above, none of which ever grows.
+    headers: Vec<libc::mmsghdr>,
+    received: usize,
 }
 
+// SAFETY: the pointers in it lead to memory that it owns itself.
+unsafe impl Send for RecvBatch {}
+
 impl RecvBatch {
-    pub(crate) fn new() -> Self {
+    /// For sockets where each datagram may be of another sender, to another destination.
+    pub(crate) fn addressed() -> Self {
+        Self::new(BATCH)
+    }
+
+    /// For connected sockets: [`Self::from`] and [`Self::original`] know nothing.
+    pub(crate) fn connected() -> Self {
+        Self::new(0)
+    }
+
+    fn new(addressed: usize) -> Self {
+        let mut data = vec![0_u8; BATCH * STRIDE];
+        let mut names = vec![libc::sockaddr_storage::zeroed(); addressed];
+        let mut controls = vec![EMPTY_CONTROL; addressed];
+        let mut iovecs: Vec<libc::iovec> = (0..BATCH)
+            .map(|at| libc::iovec {
+                iov_base: data.as_mut_ptr().wrapping_add(at * STRIDE).cast(),
+                iov_len: ROOM,
+            })
+            .collect();
+        let mut headers = vec![libc::mmsghdr::zeroed(); BATCH];
+        for (at, header) in headers.iter_mut().enumerate() {
+            header.msg_hdr.msg_iov = iovecs.as_mut_ptr().wrapping_add(at);
+            header.msg_hdr.msg_iovlen = 1;
+            if at < addressed {
+                header.msg_hdr.msg_name = names.as_mut_ptr().wrapping_add(at).cast();
+                header.msg_hdr.msg_namelen = NAME_LEN;
+                header.msg_hdr.msg_control = controls.as_mut_ptr().wrapping_add(at).cast();
+                header.msg_hdr.msg_controllen = CONTROL;
+            }
+        }
         Self {
-            data: vec![0; BATCH * STRIDE],
-            names: (0..BATCH)
-                .map(|_| libc::sockaddr_storage::zeroed())
-                .collect(),
-            controls: vec![EMPTY_CONTROL; BATCH],
-            lengths: [0; BATCH],
-            original: [None; BATCH],
-            from: [None; BATCH],
-            overflow: None,
+            data,
+            names,
+            controls,
+            _iovecs: iovecs,
+            headers,
+            received: 0,
         }
     }
 
     /// Receives what is there, at most [`BATCH`] datagrams, without waiting.
     pub(crate) fn recv(&mut self, socket: &impl AsFd) -> io::Result<usize> {
-        let mut iovecs = [libc::iovec {
-            iov_base: ptr::null_mut(),
-            iov_len: 0,
-        }; BATCH];
-        let mut headers = [libc::mmsghdr::zeroed(); BATCH];
-        let rooms = self.data.chunks_exact_mut(STRIDE);
-        let parts = rooms.zip(&mut self.names).zip(&mut self.controls);
-        for (((room, name), control), (iovec, header)) in
-            parts.zip(iovecs.iter_mut().zip(&mut headers))
-        {
-            iovec.iov_base = room.as_mut_ptr().cast();
-            iovec.iov_len = ROOM;
-            header.msg_hdr.msg_name = ptr::from_mut(name).cast();
-            header.msg_hdr.msg_namelen = NAME_LEN;
-            header.msg_hdr.msg_iov = ptr::from_mut(iovec);
-            header.msg_hdr.msg_iovlen = 1;
-            header.msg_hdr.msg_control = control.0.as_mut_ptr().cast();
-            header.msg_hdr.msg_controllen = CONTROL;
+        for header in self.headers.iter_mut().take(self.received) {
+            if !header.msg_hdr.msg_name.is_null() {
+                header.msg_hdr.msg_namelen = NAME_LEN;
+                header.msg_hdr.msg_controllen = CONTROL;
+            }
         }
-        // SAFETY: every header points at buffers of `self` and of this frame, of the lengths
-        // given, which outlive the call and which nothing else touches meanwhile.
+        self.received = 0;
+        // SAFETY: every header points at buffers that `self` owns, of the lengths given, which
+        // were never moved and which nothing else touches meanwhile.
         let received = unsafe {
             libc::recvmmsg(
                 socket.as_fd().as_raw_fd(),
-                headers.as_mut_ptr(),
+                self.headers.as_mut_ptr(),
                 BATCH_LEN,
                 libc::MSG_DONTWAIT,
                 ptr::null_mut(),
             )
         };
-        let received = usize::try_from(received).map_err(|_| io::Error::last_os_error())?;
-        self.overflow = None;
-        for (at, header) in headers.iter().enumerate().take(received) {
-            self.lengths[at] = usize::try_from(header.msg_len).unwrap_or(0).min(ROOM);
-            self.from[at] = self.names.get(at).and_then(address);
-            self.original[at] = None;
-            self.read_control(at, &header.msg_hdr);
-        }
-        Ok(received)
+        self.received = usize::try_from(received).map_err(|_| io::Error::last_os_error())?;
+        Ok(self.received)
     }
 
-    fn read_control(&mut self, at: usize, header: &libc::msghdr) {
-        // SAFETY: the kernel filled `header`, whose control buffer belongs to `self` and is alive;
-        // the CMSG macros stay within `msg_controllen`. Data is copied out unaligned, and only
-        // after its length was checked.
+    /// The first control message of datagram `at` that `wanted` takes.
+    fn control<T>(&self, at: usize, wanted: impl Fn(i32, i32, &[u8]) -> Option<T>) -> Option<T> {
+        let header = &self.headers.get(at).filter(|_| at < self.controls.len())?;
+        // SAFETY: the kernel filled the header, whose control buffer belongs to `self` and is
+        // alive; the CMSG macros stay within `msg_controllen`, and the data is what its head says.
         unsafe {
-            let mut cmsg = libc::CMSG_FIRSTHDR(header);
+            let mut cmsg = libc::CMSG_FIRSTHDR(&raw const header.msg_hdr);
             while let Some(head) = cmsg.as_ref() {
                 let data = libc::CMSG_DATA(cmsg);
                 let len = head
                     .cmsg_len
                     .saturating_sub(data.offset_from_unsigned(cmsg.cast()));
-                match (head.cmsg_level, head.cmsg_type) {
-                    (libc::SOL_IP, libc::IP_ORIGDSTADDR)
-                        if len >= size_of::<libc::sockaddr_in>() =>
-                    {
-                        let raw = data.cast::<libc::sockaddr_in>().read_unaligned();
-                        self.original[at] = Some(v4(&raw));
-                    }
-                    (libc::SOL_IPV6, libc::IPV6_ORIGDSTADDR)
-                        if len >= size_of::<libc::sockaddr_in6>() =>
-                    {
-                        let raw = data.cast::<libc::sockaddr_in6>().read_unaligned();
-                        self.original[at] = Some(v6(&raw));
-                    }
-                    (libc::SOL_SOCKET, libc::SO_RXQ_OVFL) if len >= size_of::<u32>() => {
-                        self.overflow = Some(data.cast::<u32>().read_unaligned());
-                    }
-                    _ => {}
+                let found = wanted(
+                    head.cmsg_level,
+                    head.cmsg_type,
+                    std::slice::from_raw_parts(data, len),
+                );
+                if found.is_some() {
+                    return found;
                 }
-                cmsg = libc::CMSG_NXTHDR(header, cmsg);
+                cmsg = libc::CMSG_NXTHDR(&raw const header.msg_hdr, cmsg);
             }
         }
+        None
     }
 
     /// The bytes of datagram `at`.
     pub(crate) fn bytes(&self, at: usize) -> &[u8] {
-        let len = self.lengths.get(at).copied().unwrap_or(0);
         self.data
-            .get(at * STRIDE..at * STRIDE + len)
+            .get(at * STRIDE..at * STRIDE + self.len(at))
             .unwrap_or_default()
     }
 
     /// The bytes of datagram `at`, to change in place.
     pub(crate) fn bytes_mut(&mut self, at: usize) -> &mut [u8] {
-        let len = self.lengths.get(at).copied().unwrap_or(0);
+        let len = self.len(at);
         self.data
             .get_mut(at * STRIDE..at * STRIDE + len)
             .unwrap_or_default()
     }
 
+    fn len(&self, at: usize) -> usize {
+        let header = self.headers.get(at).filter(|_| at < self.received);
+        header.map_or(0, |h| usize::try_from(h.msg_len).unwrap_or(0).min(ROOM))
+    }
+
     /// Who sent datagram `at`.
     pub(crate) fn from(&self, at: usize) -> Option<SocketAddr> {
-        self.from.get(at).copied().flatten()
+        let name = self.names.get(at).filter(|_| at < self.received)?;
+        address(name)
     }
 
     /// Where datagram `at` was sent to before it was redirected.
     pub(crate) fn original(&self, at: usize) -> Option<SocketAddr> {
-        self.original.get(at).copied().flatten()
+        self.control(at, |level, kind, data| match (level, kind) {
+            (libc::SOL_IP, libc::IP_ORIGDSTADDR) => {
+                let ip =
+                    Ipv4Addr::from(*field::<4>(data, offset_of!(libc::sockaddr_in, sin_addr))?);
+                let port = *field(data, offset_of!(libc::sockaddr_in, sin_port))?;
+                Some(SocketAddr::from((ip, u16::from_be_bytes(port))))
+            }
+            (libc::SOL_IPV6, libc::IPV6_ORIGDSTADDR) => {
+                let ip = field::<16>(data, offset_of!(libc::sockaddr_in6, sin6_addr))?;
+                let port = *field(data, offset_of!(libc::sockaddr_in6, sin6_port))?;
+                let scope = *field(data, offset_of!(libc::sockaddr_in6, sin6_scope_id))?;
+                let (port, scope) = (u16::from_be_bytes(port), u32::from_ne_bytes(scope));
+                Some(SocketAddrV6::new(Ipv6Addr::from(*ip), port, 0, scope).into())
+            }
+            _ => None,
+        })
+    }
+
+    /// The kernel's count of datagrams dropped on the socket so far, if it told.
+    pub(crate) fn overflow(&self) -> Option<u32> {
+        self.control(self.received.checked_sub(1)?, |level, kind, data| {
+            let told = (level, kind) == (libc::SOL_SOCKET, libc::SO_RXQ_OVFL);
+            told.then(|| data.first_chunk().map(|raw| u32::from_ne_bytes(*raw)))?
+        })
     }
 }
 
@@ -180,53 +213,78 @@ pub(crate) struct Datagram<'a> {
     pub(crate) source: Option<IpAddr>,
 }
 
-/// Sends datagrams in one system call. Says how many were sent: fewer than
-/// given if one failed, an error if the first did.
-pub(crate) fn send(socket: &impl AsFd, datagrams: &[Datagram<'_>]) -> io::Result<usize> {
-    let mut iovecs = [libc::iovec {
-        iov_base: ptr::null_mut(),
-        iov_len: 0,
-    }; BATCH];
-    let mut headers = [libc::mmsghdr::zeroed(); BATCH];
-    let mut names = [libc::sockaddr_storage::zeroed(); BATCH];
-    let mut controls = [EMPTY_CONTROL; BATCH];
-    let slots = iovecs
-        .iter_mut()
-        .zip(&mut headers)
-        .zip(&mut names)
-        .zip(&mut controls);
-    let mut count = 0;
-    for (datagram, (((iovec, header), name), control)) in datagrams.iter().zip(slots) {
-        iovec.iov_base = datagram.bytes.as_ptr().cast_mut().cast();
-        iovec.iov_len = datagram.bytes.len();
-        header.msg_hdr.msg_iov = ptr::from_mut(iovec);
-        header.msg_hdr.msg_iovlen = 1;
-        if let Some(to) = datagram.to {
-            header.msg_hdr.msg_namelen = put_address(name, to);
-            header.msg_hdr.msg_name = ptr::from_mut(name).cast();
+/// Room for what one `sendmmsg(2)` is told, so that it is not cleared for each.
+pub(crate) struct SendBatch {
+    iovecs: Vec<libc::iovec>,
+    headers: Vec<libc::mmsghdr>,
+    names: Vec<libc::sockaddr_storage>,
+    controls: Vec<Control>,
+}
+
+// SAFETY: its pointers are written before each use, and only the kernel follows them.
+unsafe impl Send for SendBatch {}
+
+impl SendBatch {
+    pub(crate) fn new() -> Self {
+        let nothing = libc::iovec {
+            iov_base: ptr::null_mut(),
+            iov_len: 0,
+        };
+        Self {
+            iovecs: vec![nothing; BATCH],
+            headers: vec![libc::mmsghdr::zeroed(); BATCH],
+            names: vec![libc::sockaddr_storage::zeroed(); BATCH],
+            controls: vec![EMPTY_CONTROL; BATCH],
         }
-        if let Some(source) = datagram.source {
-            header.msg_hdr.msg_control = control.0.as_mut_ptr().cast();
-            header.msg_hdr.msg_controllen = put_source(control, source);
-        }
-        count += 1;
     }
-    // SAFETY: every header points at the datagrams' bytes, which the kernel only reads, and at
-    // arrays of this frame; all outlive the call.
-    let sent = unsafe {
-        libc::sendmmsg(
-            socket.as_fd().as_raw_fd(),
-            headers.as_mut_ptr(),
-            count,
-            libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL,
-        )
-    };
-    usize::try_from(sent).map_err(|_| io::Error::last_os_error())
+
+    /// Sends datagrams, [`BATCH`] at most, in one system call. Says how many were
+    /// sent: fewer than given if one failed, an error if the first did.
+    pub(crate) fn send<'a>(
+        &mut self,
+        socket: &impl AsFd,
+        datagrams: impl Iterator<Item = Datagram<'a>>,
+    ) -> io::Result<usize> {
+        let slots = self
+            .iovecs
+            .iter_mut()
+            .zip(&mut self.headers)
+            .zip(&mut self.names)
+            .zip(&mut self.controls);
+        let mut count = 0;
+        for ((((iovec, header), name), control), datagram) in slots.zip(datagrams) {
+            iovec.iov_base = datagram.bytes.as_ptr().cast_mut().cast();
+            iovec.iov_len = datagram.bytes.len();
+            *header = libc::mmsghdr::zeroed();
+            header.msg_hdr.msg_iov = ptr::from_mut(iovec);
+            header.msg_hdr.msg_iovlen = 1;
+            if let Some(to) = datagram.to {
+                header.msg_hdr.msg_namelen = put_address(name, to);
+                header.msg_hdr.msg_name = ptr::from_mut(name).cast();
+            }
+            if let Some(source) = datagram.source {
+                header.msg_hdr.msg_control = control.0.as_mut_ptr().cast();
+                header.msg_hdr.msg_controllen = put_source(control, source);
+            }
+            count += 1;
+        }
+        // SAFETY: the first `count` headers point at the datagrams' bytes, which the kernel only
+        // reads, and at memory that `self` owns; all outlive the call.
+        let sent = unsafe {
+            libc::sendmmsg(
+                socket.as_fd().as_raw_fd(),
+                self.headers.as_mut_ptr(),
+                count,
+                libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL,
+            )
+        };
+        usize::try_from(sent).map_err(|_| io::Error::last_os_error())
+    }
 }
 
 #[expect(clippy::cast_possible_truncation, reason = "128 bytes")]
 const NAME_LEN: libc::socklen_t = size_of::<libc::sockaddr_storage>() as libc::socklen_t;
-#[expect(clippy::cast_possible_truncation, reason = "32")]
+#[expect(clippy::cast_possible_truncation, reason = "64")]
 const BATCH_LEN: libc::c_uint = BATCH as libc::c_uint;
 
 fn address(storage: &libc::sockaddr_storage) -> Option<SocketAddr> {
@@ -237,6 +295,10 @@ fn address(storage: &libc::sockaddr_storage) -> Option<SocketAddr> {
         libc::AF_INET6 => Some(v6(unsafe { &*ptr::from_ref(storage).cast() })),
         _ => None,
     }
+}
+
+fn field<const LEN: usize>(data: &[u8], at: usize) -> Option<&[u8; LEN]> {
+    data.get(at..)?.first_chunk()
 }
 
 fn v4(raw: &libc::sockaddr_in) -> SocketAddr {
@@ -393,7 +455,7 @@ pub(super) fn count_overflow(socket: &impl AsFd) -> io::Result<()> {
 mod tests {
     use std::net::{IpAddr, Ipv4Addr, UdpSocket};
 
-    use super::{Datagram, RecvBatch, send};
+    use super::{Datagram, RecvBatch, SendBatch};
 
     #[test]
     fn datagrams_of_every_size_in_one_batch() {
@@ -410,11 +472,16 @@ mod tests {
             };
             let all: [&[u8]; 3] = [b"", b"abc", &big];
             for bytes in all {
-                assert_eq!(send(from, &[out(bytes)]).unwrap(), 1);
+                assert_eq!(
+                    SendBatch::new()
+                        .send(from, [out(bytes)].into_iter())
+                        .unwrap(),
+                    1
+                );
             }
             to.set_nonblocking(false).unwrap();
             to.peek_from(&mut [0]).unwrap();
-            let mut batch = RecvBatch::new();
+            let mut batch = RecvBatch::addressed();
             assert_eq!(batch.recv(to).unwrap(), 3);
             for (at, bytes) in all.iter().enumerate() {
                 assert_eq!(batch.bytes(at), *bytes);
@@ -433,7 +500,10 @@ mod tests {
             to: Some(to.local_addr().unwrap()),
             source: Some(source),
         };
-        assert_eq!(send(&any, &[datagram]).unwrap(), 1);
+        assert_eq!(
+            SendBatch::new().send(&any, [datagram].into_iter()).unwrap(),
+            1
+        );
         let (_, from) = to.recv_from(&mut [0; 8]).unwrap();
         assert_eq!(from.ip(), source);
     }

@@ -1,17 +1,19 @@
 //! One worker's UDP sockets to servers, and the queries in flight on them.
 //!
 //! Per server and client identity there are a few connected sockets, each with
-//! a random source port; every query takes one of them and an id at random, so
-//! that a forger must guess both (RFC 5452). Sockets are replaced after a while.
+//! a random source port; every batch of queries takes one of them at random and
+//! every query an id, so that a forger must guess both (RFC 5452). Sockets are
+//! replaced after a while.
 
 use std::{
-    collections::{HashMap, VecDeque, hash_map::RandomState},
+    collections::{HashMap, VecDeque},
     hash::BuildHasher,
     net::SocketAddr,
     os::fd::OwnedFd,
     time::{Duration, Instant},
 };
 
+use foldhash::quality::RandomState;
 use nix::sys::epoll::{Epoll, EpollEvent, EpollFlags};
 use rand::{Rng, SeedableRng, rngs::StdRng};
 use shared_maps::{EndpointId, IdentityId};
@@ -99,7 +101,7 @@ pub(crate) enum PlaceError {
 struct UpSocket {
     fd: OwnedFd,
     server: ServerKey,
-    waiting: HashMap<u16, Key>,
+    waiting: HashMap<u16, Key, RandomState>,
     born: Instant,
     used: Instant,
     queries: u32,
@@ -116,12 +118,14 @@ struct ServerKey {
 /// All of one worker's.
 pub(crate) struct UdpUpstream {
     sockets: Arena<UpSocket>,
-    servers: HashMap<ServerKey, [Option<Key>; SPREAD]>,
+    servers: HashMap<ServerKey, [Option<Key>; SPREAD], RandomState>,
+    /// Which of a server's sockets the queries of this batch take.
+    spread: usize,
     flights: Arena<Flight>,
     /// The latest query of each fingerprint.
-    latest: HashMap<u64, Key>,
+    latest: HashMap<u64, Key, RandomState>,
     hasher: RandomState,
-    per_endpoint: HashMap<EndpointId, usize>,
+    per_endpoint: HashMap<EndpointId, usize, RandomState>,
     deadlines: VecDeque<(Instant, Key)>,
     spare: Vec<Vec<u8>>,
     random: StdRng,
@@ -135,11 +139,12 @@ impl UdpUpstream {
     pub(crate) fn new(marked: bool, limit: usize, timeout: Duration) -> Self {
         Self {
             sockets: Arena::default(),
-            servers: HashMap::new(),
+            servers: HashMap::default(),
+            spread: 0,
             flights: Arena::default(),
-            latest: HashMap::new(),
-            hasher: RandomState::new(),
-            per_endpoint: HashMap::new(),
+            latest: HashMap::default(),
+            hasher: RandomState::default(),
+            per_endpoint: HashMap::default(),
             deadlines: VecDeque::new(),
             spare: Vec::new(),
             random: StdRng::from_os_rng(),
@@ -152,6 +157,12 @@ impl UdpUpstream {
     /// Queries in flight.
     pub(crate) fn in_flight(&self) -> usize {
         self.flights.len()
+    }
+
+    /// Queries from now on take another socket, at random: those of one batch go
+    /// out in one system call.
+    pub(crate) fn next_batch(&mut self) {
+        self.spread = self.random.random_range(0..SPREAD);
     }
 
     /// Finds a socket and an id for a query, or the same query in flight: two
@@ -356,7 +367,7 @@ impl UdpUpstream {
         now: Instant,
         epoll: &Epoll,
     ) -> Result<Key, PlaceError> {
-        let at = self.random.random_range(0..SPREAD);
+        let at = self.spread;
         let present = self
             .servers
             .get(&server)
@@ -376,7 +387,7 @@ impl UdpUpstream {
         let key = self.sockets.insert(UpSocket {
             fd,
             server,
-            waiting: HashMap::new(),
+            waiting: HashMap::default(),
             born: now,
             used: now,
             queries: 0,

@@ -56,6 +56,7 @@ impl Resolver for Everyone {
 #[derive(Default)]
 pub(crate) struct Sink {
     say: Mutex<Option<Release>>,
+    version: Mutex<Option<u64>>,
     told: Mutex<Vec<(Mapping, Option<OnRealised>)>>,
     changed: Condvar,
 }
@@ -64,6 +65,11 @@ impl Sink {
     /// What to say from now on; `Leased` at first.
     pub(crate) fn say(&self, release: Release) {
         *self.say.lock() = Some(release);
+    }
+
+    /// Version of the leases from now on; none at first, so that every answer is told.
+    pub(crate) fn set_leases_version(&self, version: u64) {
+        *self.version.lock() = Some(version);
     }
 
     /// Waits for the next mapping.
@@ -79,6 +85,11 @@ impl Sink {
         told.remove(0)
     }
 
+    /// Mappings that were learned and not taken.
+    pub(crate) fn len(&self) -> usize {
+        self.told.lock().len()
+    }
+
     /// Whether nothing was learned that was not taken.
     pub(crate) fn is_empty(&self) -> bool {
         self.told.lock().is_empty()
@@ -92,6 +103,10 @@ impl MappingSink for Sink {
         self.told.lock().push((mapping, callback));
         self.changed.notify_all();
         release
+    }
+
+    fn leases_version(&self) -> Option<u64> {
+        *self.version.lock()
     }
 }
 

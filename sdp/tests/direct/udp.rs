@@ -474,3 +474,32 @@ fn answer_or_echo(asked: &[u8]) -> Vec<u8> {
     echo[2] |= 0x80;
     echo
 }
+
+#[test]
+fn a_leased_answer_that_comes_again_is_told_anew_only_when_leases_changed() {
+    let bench = Bench::new(Options::default());
+    bench.sink.set_leases_version(1);
+    let ask = || {
+        let client = bench.client();
+        let sent = query(5, "a.good.example", RecordType::A);
+        client.send(&sent).unwrap();
+        let forwarded = bench.serve("192.0.2.1");
+        let mut expected = answer(&forwarded, &["192.0.2.1"]);
+        expected[..2].copy_from_slice(&sent[..2]);
+        assert_eq!(receive(&client), expected);
+    };
+    let times = 50;
+    (0..times).for_each(|_| ask());
+    let told = bench.sink.len();
+    assert!((1..times).contains(&told), "told {told} times of {times}");
+    for version in 2..5 {
+        let before = bench.sink.len();
+        bench.sink.set_leases_version(version);
+        ask();
+        assert_eq!(bench.sink.len(), before + 1);
+    }
+    assert_eq!(
+        bench.stats.answers.get(AnswerResult::Released),
+        u64::try_from(times).unwrap() + 3
+    );
+}

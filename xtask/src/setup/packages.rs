@@ -73,6 +73,12 @@ pub(super) const LAB: &[Package] = &[
     },
 ];
 
+/// What only the benchmarks compare with.
+pub(super) const BENCH: &[Package] = &[Package {
+    name: "dnsdist",
+    why: "a forwarder to compare with, in `bench dns`",
+}];
+
 /// Installs those of `packages` that are missing.
 pub(super) fn install(packages: &[Package]) -> Result<()> {
     let missing: Vec<&Package> = packages

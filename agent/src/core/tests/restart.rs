@@ -105,6 +105,40 @@ fn numbers_and_names_survive() {
 }
 
 #[test]
+fn policy_of_an_identity_whose_prefix_is_looked_at_last_is_not_cut() {
+    const BLOCK: &str = "\
+apiVersion: cilium.io/v2
+kind: CiliumNetworkPolicy
+metadata: {name: block, namespace: default}
+spec:
+  endpointSelector: {matchLabels: {app: web}}
+  egress:
+  - toCIDR: [192.0.2.0/24]
+";
+    let mut node = Node::usual();
+    node.policy(BLOCK);
+    // More than one chunk of longer prefixes, which come first.
+    for n in 0..600 {
+        node.learn(
+            &format!("n{n}.cilium.io"),
+            &[&format!("10.9.{}.{}", n / 200, n % 200)],
+        );
+    }
+    let before = node.datapath.clone();
+    assert!(before.ipcache.len() > 600);
+    let mut node = again(&node, CoreConfig::default(), &[107]);
+    node.begin();
+    node.policy(WEB);
+    node.policy(BLOCK);
+    node.endpoint(spec("web", 7, "app=web"));
+    node.sync();
+    assert_eq!(node.datapath.policy, before.policy);
+    let cut = |step: &Step| matches!(step, Step::UnsetPolicy(..) | Step::UnsetIpcache(_));
+    let cuts: Vec<&Step> = node.datapath.log.iter().filter(|s| cut(s)).collect();
+    assert!(cuts.is_empty(), "{cuts:?}");
+}
+
+#[test]
 fn a_policy_that_went_while_away_goes_at_the_sync_and_not_before() {
     let node = Node::usual();
     let mut node = again(&node, CoreConfig::default(), &[107]);

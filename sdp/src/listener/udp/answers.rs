@@ -21,47 +21,66 @@ impl Worker {
             let Some(fd) = self.upstream.fd(socket) else {
                 return;
             };
-            let received = match self.recv.recv(fd) {
+            let received = match self.answers.recv(fd) {
                 Ok(received) => received,
                 // An ICMP error: reading it took it away, and the others wait on.
                 Err(e) if e.kind() == io::ErrorKind::ConnectionRefused => continue,
                 Err(_) => return,
             };
-            let mut now_out: [Option<(usize, SocketAddr)>; BATCH] = [None; BATCH];
-            let mut sender = None;
-            for (at, out) in (0..received).zip(&mut now_out) {
-                let Some(flight) = self.upstream.answered(socket, self.recv.bytes(at)) else {
+            let now = BootTime::now();
+            let mut released = std::mem::take(&mut self.released);
+            let mut server = None;
+            for at in 0..received {
+                let Some(flight) = self.upstream.answered(socket, self.answers.bytes(at)) else {
                     self.proxy.stats().answers.inc(AnswerResult::Unexpected);
                     continue;
                 };
-                if self.answer(at, &flight) {
-                    *out = Some((at, flight.client));
-                    sender = Some((flight.server, flight.client));
+                if self.answer(at, &flight, now) {
+                    released.push((at, flight.client));
+                    server = Some(flight.server);
                 }
                 self.upstream.recycle(flight);
             }
-            if let Some((server, client)) = sender {
-                let out = now_out.iter().flatten();
-                let wanted = out.clone().count();
-                let answers = out.map(|(at, client)| (self.recv.bytes(*at), *client));
-                let listener = listener_for(&self.listeners, client);
-                let sent = self.replies.send(server, answers, listener, self.now);
-                self.count_unsent(wanted, sent);
+            if let Some(server) = server {
+                let answers = released.iter();
+                let answers = answers.map(|(at, client)| (self.answers.bytes(*at), *client));
+                let listener = listener_for(&self.listeners, server);
+                let unsent = self.replies.send(server, answers, listener, self.now);
+                self.count_unsent(released.len(), unsent);
             }
+            released.clear();
+            self.released = released;
             if received < BATCH {
                 return;
             }
         }
     }
 
-    /// Learns from one answer. Whether it is to be sent now, as it lies in the batch.
-    fn answer(&mut self, at: usize, flight: &Flight) -> bool {
+    /// Takes in one answer. Whether it is to be sent now, as it lies in the batch.
+    fn answer(&mut self, at: usize, flight: &Flight, now: BootTime) -> bool {
         let stats = self.proxy.stats();
         stats.in_flight.down();
         stats
             .upstream_time
             .observe(self.now.duration_since(flight.sent_at));
-        set_id(self.recv.bytes_mut(at), flight.kept.id);
+        set_id(self.answers.bytes_mut(at), flight.kept.id);
+        // Of before the sink is asked: what changes while it decides counts.
+        let version = self.proxy.sink().leases_version();
+        let message = self.answers.bytes(at);
+        let print = self.repeats.print(flight.endpoint, flight.server, message);
+        if flight.joined.is_empty() && self.repeats.is_leased(print, version, now) {
+            stats.answers.inc(AnswerResult::Released);
+            return true;
+        }
+        let to_send = self.learn(at, flight, now);
+        if to_send == Some(AnswerResult::Released) {
+            self.repeats.leased(print, version, now);
+        }
+        to_send.is_some()
+    }
+
+    /// Learns from one answer. How it was counted, if it is to be sent now as it lies in the batch.
+    fn learn(&mut self, at: usize, flight: &Flight, now: BootTime) -> Option<AnswerResult> {
         let asked = Asked {
             question: &flight.question,
             endpoint: flight.endpoint,
@@ -71,17 +90,15 @@ impl Worker {
         let mut place = None;
         let has_room = self.held.has_room();
         let (held, control) = (&mut self.held, &self.control);
-        let answered = self
-            .proxy
-            .answer(&asked, self.recv.bytes(at), BootTime::now(), || {
-                if !has_room {
-                    return Box::new(|_| {});
-                }
-                let key = held.reserve();
-                place = Some(key);
-                let control = Arc::clone(control);
-                Box::new(move |realised| control.realised(key, realised))
-            });
+        let answered = self.proxy.answer(&asked, self.answers.bytes(at), now, || {
+            if !has_room {
+                return Box::new(|_| {});
+            }
+            let key = held.reserve();
+            place = Some(key);
+            let control = Arc::clone(control);
+            Box::new(move |realised| control.realised(key, realised))
+        });
         let copy = |recv: &RecvBatch| {
             let mut bytes = recv.bytes(at).to_vec();
             if let Some(edns) = &answered.hop_by_hop {
@@ -89,9 +106,9 @@ impl Worker {
             }
             bytes
         };
-        match (answered.fate, place) {
+        let result = match (answered.fate, place) {
             (Fate::Hold, Some(key)) => {
-                let bytes = copy(&self.recv);
+                let bytes = copy(&self.answers);
                 let Flight { client, server, .. } = *flight;
                 let joined = flight.joined.clone();
                 self.held.hold(
@@ -105,36 +122,34 @@ impl Worker {
                     },
                 );
                 self.proxy.stats().held.up();
-                return false;
+                return None;
             }
             (Fate::Malformed, _) => {
                 self.proxy.stats().answers.inc(AnswerResult::Malformed);
                 self.servfail(flight);
-                return false;
+                return None;
             }
-            (fate, place) => {
+            (Fate::Release(result), place) => {
                 if let Some(key) = place {
                     self.held.take(key);
                 }
-                let result = match fate {
-                    Fate::Release(result) => result,
-                    Fate::Hold | Fate::Malformed => AnswerResult::HeldFull,
-                };
-                let answers = u64::try_from(1 + flight.joined.len()).unwrap_or(1);
-                self.proxy.stats().answers.add(result, answers);
+                result
             }
-        }
+            (Fate::Hold, None) => AnswerResult::HeldFull,
+        };
+        let answers = u64::try_from(1 + flight.joined.len()).unwrap_or(1);
+        self.proxy.stats().answers.add(result, answers);
         for Joined { client, kept } in &flight.joined {
-            self.own = copy(&self.recv);
+            self.own = copy(&self.answers);
             set_id(&mut self.own, kept.id);
             self.send_own(flight.server, *client);
         }
         if answered.hop_by_hop.is_some() {
-            self.own = copy(&self.recv);
+            self.own = copy(&self.answers);
             self.send_own(flight.server, flight.client);
-            return false;
+            return None;
         }
-        true
+        Some(result)
     }
 
     /// Releases held answers whose fate has become known.
@@ -172,7 +187,7 @@ impl Worker {
     fn send_held(&mut self, answer: &HeldAnswer, client: SocketAddr) {
         let one = std::iter::once((answer.bytes.as_slice(), client));
         let listener = listener_for(&self.listeners, client);
-        let sent = self.replies.send(answer.server, one, listener, self.now);
-        self.count_unsent(1, sent);
+        let unsent = self.replies.send(answer.server, one, listener, self.now);
+        self.count_unsent(1, unsent);
     }
 }

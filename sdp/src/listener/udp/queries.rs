@@ -21,31 +21,23 @@ impl Worker {
                 return;
             };
             // Any error but "nothing there" concerns an earlier datagram; the socket goes on.
-            let Ok(received) = self.recv.recv(fd) else {
+            let Ok(received) = self.queries.recv(fd) else {
                 return;
             };
             if let Some(leaving) = &mut self.leaving {
                 leaving.packet(self.now);
             }
             self.count_overflow(listener);
-            let mut placed: [Option<(Placed, usize)>; BATCH] = [None; BATCH];
-            let mut count = 0;
-            for at in 0..received {
-                if let Some(found) = self.query(at)
-                    && let Some(slot) = placed.get_mut(count)
-                {
-                    *slot = Some((found, at));
-                    count += 1;
-                }
-            }
-            let placed = placed.get_mut(..count).unwrap_or_default();
-            placed.sort_unstable_by_key(|p| p.map(|(p, _)| p.socket));
-            let same_socket = |a: &Option<(Placed, usize)>, b: &Option<(Placed, usize)>| {
-                a.map(|(p, _)| p.socket) == b.map(|(p, _)| p.socket)
-            };
-            for group in placed.chunk_by(same_socket) {
+            self.looked.clear();
+            self.upstream.next_batch();
+            let mut placed = std::mem::take(&mut self.placed);
+            placed.extend((0..received).filter_map(|at| Some((self.query(at)?, at))));
+            placed.sort_unstable_by_key(|(placed, _)| placed.socket);
+            for group in placed.chunk_by(|(a, _), (b, _)| a.socket == b.socket) {
                 self.forward(group);
             }
+            placed.clear();
+            self.placed = placed;
             if received < BATCH {
                 return;
             }
@@ -57,10 +49,10 @@ impl Worker {
         let stats = self.proxy.stats();
         stats.transports.inc(Protocol::Udp);
         let server = match self.options {
-            SocketOptions::Transparent => self.recv.original(at),
+            SocketOptions::Transparent => self.queries.original(at),
             SocketOptions::Plain { server } => Some(server),
         };
-        let (Some(client), Some(server)) = (self.recv.from(at), server) else {
+        let (Some(client), Some(server)) = (self.queries.from(at), server) else {
             stats.queries.inc(QueryResult::NoDestination);
             return None;
         };
@@ -69,17 +61,15 @@ impl Worker {
             server,
             transport: Transport::Udp,
         };
-        match self
-            .proxy
-            .query(self.recv.bytes(at), &arrival, &mut self.own)
-        {
+        let message = self.queries.bytes(at);
+        let (looked, own) = (&mut self.looked, &mut self.own);
+        match self.proxy.query_of_batch(message, &arrival, looked, own) {
             Outcome::Ignore => None,
             Outcome::Reply => {
                 self.send_own(server, client);
                 None
             }
             Outcome::Forward(query) => {
-                let message = self.recv.bytes(at);
                 let route = (client, server);
                 let place = self
                     .upstream
@@ -101,47 +91,36 @@ impl Worker {
                 self.proxy.stats().in_flight.up();
                 if let Some(edns) = query.hop_by_hop {
                     self.own.clear();
-                    self.own.extend_from_slice(self.recv.bytes(at));
+                    self.own.extend_from_slice(message);
                     edns.strip_keepalive(&mut self.own);
                     set_id(&mut self.own, placed.id);
                     self.forward_own(placed);
                     return None;
                 }
-                set_id(self.recv.bytes_mut(at), placed.id);
+                set_id(self.queries.bytes_mut(at), placed.id);
                 Some(placed)
             }
         }
     }
 
     /// Sends a group of queries that share a socket.
-    fn forward(&mut self, group: &[Option<(Placed, usize)>]) {
-        let empty = Datagram {
-            bytes: &[],
+    fn forward(&mut self, group: &[(Placed, usize)]) {
+        let Some(socket) = group.first().and_then(|(p, _)| self.upstream.fd(p.socket)) else {
+            return;
+        };
+        let datagrams = group.iter().map(|(_, at)| Datagram {
+            bytes: self.queries.bytes(*at),
             to: None,
             source: None,
-        };
-        let mut batch = [empty; BATCH];
-        let mut len = 0;
-        let mut socket = None;
-        for (slot, (placed, at)) in batch.iter_mut().zip(group.iter().flatten()) {
-            *slot = Datagram {
-                bytes: self.recv.bytes(*at),
-                to: None,
-                source: None,
-            };
-            socket = self.upstream.fd(placed.socket);
-            len += 1;
-        }
-        let mut failed = [socket.is_none(); BATCH];
-        if let Some(socket) = socket {
-            send_all(socket, batch.get(..len).unwrap_or_default(), |at| {
-                if let Some(failed) = failed.get_mut(at) {
-                    *failed = true;
-                }
-            });
-        }
-        for ((placed, _), failed) in group.iter().flatten().zip(failed) {
-            if failed {
+        });
+        let mut failed = [false; BATCH];
+        let failures = send_all(&mut self.send, socket, datagrams, |at| {
+            if let Some(failed) = failed.get_mut(at) {
+                *failed = true;
+            }
+        });
+        if failures > 0 {
+            for ((placed, _), _) in group.iter().zip(failed).filter(|(_, failed)| *failed) {
                 self.give_up(*placed);
             }
         }
@@ -155,7 +134,8 @@ impl Worker {
             source: None,
         };
         let socket = self.upstream.fd(placed.socket);
-        if socket.is_some_and(|socket| send_all(socket, &[datagram], |_| {}) > 0) {
+        let one = std::iter::once(datagram);
+        if socket.is_some_and(|socket| send_all(&mut self.send, socket, one, |_| {}) > 0) {
             self.give_up(placed);
         }
     }
@@ -195,7 +175,8 @@ impl Worker {
     }
 
     fn count_overflow(&mut self, listener: usize) {
-        let (Some(total), Some(listener)) = (self.recv.overflow, self.listeners.get_mut(listener))
+        let (Some(total), Some(listener)) =
+            (self.queries.overflow(), self.listeners.get_mut(listener))
         else {
             return;
         };

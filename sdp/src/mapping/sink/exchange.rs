@@ -61,7 +61,8 @@ impl Batch {
 /// Counters of the sink.
 #[derive(Clone, Debug, Default)]
 pub struct SinkStats {
-    /// Answers released because each pair was leased.
+    /// Answers released because each pair was leased; the same again within
+    /// [`crate::mapping::repeat::WITHIN`] is not counted here.
     pub leased: Count,
     /// Answers held for a result.
     pub held: Count,

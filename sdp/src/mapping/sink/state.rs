@@ -14,6 +14,7 @@ use crate::{
         BootTime, Mapping, OnRealised, Realised, Refusal, Release,
         kept::{Kept, Key, Unwritten},
         lease::LeaseTable,
+        repeat,
     },
     name::Fqdn,
     proxy::stats::Count,
@@ -211,7 +212,8 @@ impl State {
     }
 
     /// The rule of release: every pair is leased in this epoch, under the rules
-    /// that this proxy applies or later ones, until the client may forget it.
+    /// that this proxy applies or later ones, until the client may forget it,
+    /// also if it gets the same answer again without our being told.
     fn is_leased(&self, mapping: &Mapping, now: BootTime) -> bool {
         let Some((epoch, revision)) = &self.rules else {
             return false;
@@ -219,7 +221,8 @@ impl State {
         if self.agent.as_ref() != Some(epoch) {
             return false;
         }
-        let until = now.plus_secs(mapping.ttl.max(self.min_ttl).into());
+        let again = now.plus(repeat::WITHIN);
+        let until = again.plus_secs(mapping.ttl.max(self.min_ttl).into());
         self.leases
             .covers(&mapping.name, &mapping.addresses, until, *revision)
     }

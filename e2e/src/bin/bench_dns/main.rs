@@ -1,0 +1,240 @@
+//! `cargo xtask bench dns`: the server asked directly, through forwarders that
+//! only move datagrams or bytes, through dnsdist, and through the proxy; in
+//! interleaved rounds in one lab, dnsperf (and a load of our own) as client, NSD
+//! as server.
+
+mod paths;
+mod report;
+mod servers;
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Result, ensure};
+use clap::Parser;
+use holdfast_e2e::bench::{Latency, Throughput, latency, ports, throughput, usage};
+use holdfast_e2e::policy::{dns_to, egress};
+use holdfast_e2e::{Lab, Programs, Query, eventually};
+
+use self::paths::{Kind, PATHS, PORT, PORT_MANY, Way};
+use self::report::Measured;
+use self::servers::{SERVER, SERVER6, Servers};
+
+const PATTERNS: u32 = 100;
+const PATTERNS_MANY: u32 = 10_000;
+const NAMES: u32 = 1000;
+/// Seconds of steady load per path and round.
+const STEADY: u32 = 2;
+
+/// DNS throughput and latency: direct, forwarders, standalone proxy.
+#[derive(Debug, Parser)]
+struct Options {
+    /// Interleaved rounds
+    #[arg(long, default_value_t = 3)]
+    rounds: u32,
+    /// Seconds of full load per path and round
+    #[arg(long, default_value_t = 4)]
+    seconds: u32,
+    /// Source ports
+    #[arg(long, default_value_t = 20)]
+    sockets: u32,
+    /// Source ports of the rows with many
+    #[arg(long, default_value_t = 50_000, value_parser = clap::value_parser!(u16).range(1000..=55_000))]
+    ports: u16,
+    /// Queries per second while latency is measured
+    #[arg(long, default_value_t = 1000)]
+    rate: u32,
+    /// Only these paths [default: all]
+    #[arg(long, value_delimiter = ',')]
+    paths: Vec<String>,
+    /// Threads of the proxy [default: its own default]
+    #[arg(long)]
+    workers: Option<u16>,
+    /// Where the figures go
+    #[arg(long, default_value = "target/bench/dns.json")]
+    json: PathBuf,
+}
+
+fn main() -> Result<()> {
+    let options = Options::parse();
+    let wanted: Vec<&paths::Path> = PATHS
+        .iter()
+        .filter(|path| options.paths.is_empty() || options.paths.iter().any(|p| p == path.name))
+        .collect();
+    ensure!(
+        options.paths.is_empty() || wanted.len() == options.paths.len(),
+        "--paths: there are {}",
+        PATHS.map(|path| path.name).join(", ")
+    );
+    let lab = Lab::new()?;
+    let fresh = fresh_names(options.rounds * options.rate * STEADY);
+    let servers = Servers::start(&lab, known_names().chain(fresh.iter().cloned()))?;
+    // Pod a is asked through the proxy; pod b is nobody's endpoint.
+    let programs = start_proxy(&lab, options.workers)?;
+    let bench = Bench {
+        names: write_names(&lab, "names", &mut known_names())?,
+        lab: &lab,
+        servers: &servers,
+        programs: &programs,
+        options: &options,
+    };
+    if options.ports > ports::allowed()? {
+        println!(
+            "{} source ports instead of {}: the hard limit of descriptors allows no more",
+            ports::allowed()?,
+            options.ports
+        );
+    }
+    let resident = usage::resident(programs.sdp.id())?;
+    let wanted: Vec<&paths::Path> = wanted
+        .into_iter()
+        .filter(|path| servers.has(path.way))
+        .collect();
+    for path in &wanted {
+        bench.warm_up(path)?;
+    }
+    let mut measured = Vec::new();
+    for round in 0..options.rounds {
+        let of_round = options.rate * STEADY;
+        let fresh = fresh.iter().skip((round * of_round) as usize);
+        let mut fresh = fresh.take(of_round as usize).cloned();
+        let fresh = write_names(&lab, &format!("fresh-{round}"), &mut fresh)?;
+        for path in &wanted {
+            let one = bench.measure(path, &fresh)?;
+            println!("round {} {one}", round + 1);
+            measured.push(one);
+        }
+    }
+    report::print_and_write(&options.json, options.rounds, &measured, resident)
+}
+
+/// Everything a measurement needs.
+struct Bench<'a> {
+    lab: &'a Lab,
+    servers: &'a Servers,
+    programs: &'a Programs,
+    options: &'a Options,
+    names: PathBuf,
+}
+
+impl Bench<'_> {
+    /// Waits until the path works, and asks every name once: measured is the
+    /// state in which they are known.
+    fn warm_up(&self, path: &paths::Path) -> Result<()> {
+        let to = path.address();
+        let pod = path.pod(self.lab);
+        eventually(path.name, Duration::from_secs(10), || {
+            let query = Query::a("n0.p0.bench.test", to.ip()).port(to.port());
+            let reply = pod.ask(&if path.is_tcp() { query.tcp() } else { query })?;
+            ensure!(
+                reply.addresses().len() == 1,
+                "{} {:?}",
+                reply.code(),
+                reply.addresses()
+            );
+            Ok(())
+        })?;
+        if path.kind != Kind::New {
+            throughput(path.dnsperf(self.lab), &self.names, self.options.sockets, 1)?;
+        }
+        Ok(())
+    }
+
+    fn measure(&self, path: &'static paths::Path, fresh: &Path) -> Result<Measured> {
+        let process = match path.way {
+            Way::Proxy | Way::ProxyMany => Some(self.programs.sdp.id()),
+            way => self.servers.process(way, path.kind == Kind::Ipv6),
+        };
+        let mut measured = Measured {
+            path,
+            full: None,
+            steady: None,
+            cpu: None,
+        };
+        if path.kind != Kind::New {
+            let before = process.map(usage::cpu_time).transpose()?;
+            let full = self.full(path)?;
+            let after = process.map(usage::cpu_time).transpose()?;
+            measured.cpu = before.zip(after).map(|(before, after)| {
+                (after - before) / u32::try_from(full.answered.max(1)).unwrap_or(u32::MAX)
+            });
+            measured.full = Some(full);
+        }
+        measured.steady = self.steady(path, fresh)?;
+        Ok(measured)
+    }
+
+    fn full(&self, path: &paths::Path) -> Result<Throughput> {
+        let (names, seconds) = (&self.names, self.options.seconds);
+        if path.kind == Kind::ManyPorts {
+            let pod = path.pod(self.lab);
+            let (own, to, ports) = (pod.v4.into(), path.address(), self.options.ports);
+            return pod
+                .netns
+                .enter(|| ports::throughput(own, to, ports, names, seconds))?;
+        }
+        throughput(path.dnsperf(self.lab), names, self.options.sockets, seconds)
+    }
+
+    fn steady(&self, path: &paths::Path, fresh: &Path) -> Result<Option<Latency>> {
+        let rate = self.options.rate;
+        let (names, seconds) = match path.kind {
+            Kind::Main => (self.names.as_path(), Some(STEADY)),
+            Kind::New => (fresh, None),
+            _ => return Ok(None),
+        };
+        latency(path.dnsperf(self.lab), names, rate, seconds).map(Some)
+    }
+}
+
+fn start_proxy(lab: &Lab, workers: Option<u16>) -> Result<Programs> {
+    lab.write_policy("web.yaml", &policy())?;
+    let agent = lab.start_agent(&holdfast_e2e::AgentOptions::default())?;
+    let mut options = holdfast_e2e::SdpOptions::default();
+    if let Some(workers) = workers {
+        options = options.flag(&format!("--workers={workers}"));
+    }
+    let sdp = lab.start_sdp(&options)?;
+    lab.add_endpoint(&lab.a, holdfast_e2e::policy::WEB)?;
+    Ok(Programs { agent, sdp })
+}
+
+/// On the usual port 100 patterns, on another one 10,000; each name fits one.
+fn policy() -> String {
+    let list = |count| {
+        let patterns: Vec<String> = (0..count)
+            .map(|p| format!("{{matchPattern: \"*.p{p}.bench.test\"}}"))
+            .collect();
+        patterns.join(", ")
+    };
+    let any = "{matchPattern: \"PATTERNS\"}";
+    let rule = dns_to(
+        "PATTERNS",
+        &[&format!("{SERVER}/32"), &format!("{SERVER6}/128")],
+    );
+    let port = |port: u16| format!("\"{port}\"");
+    let few = rule.replace(any, &list(PATTERNS));
+    let many = rule
+        .replace(any, &list(PATTERNS_MANY))
+        .replace(&port(PORT), &port(PORT_MANY));
+    let learned = format!("- toFQDNs: [{}]\n", list(PATTERNS));
+    egress("bench", "web", &(few + &many + &learned))
+}
+
+fn known_names() -> impl Iterator<Item = String> {
+    (0..NAMES).map(|n| format!("n{n}.p{}.bench.test", n % PATTERNS))
+}
+
+/// Names that are asked once.
+fn fresh_names(count: u32) -> Vec<String> {
+    (0..count)
+        .map(|n| format!("f{n}.p{}.bench.test", n % PATTERNS))
+        .collect()
+}
+
+fn write_names(lab: &Lab, file: &str, names: &mut dyn Iterator<Item = String>) -> Result<PathBuf> {
+    let path = lab.directory().join(file);
+    let lines: String = names.map(|name| format!("{name} A\n")).collect();
+    std::fs::write(&path, lines)?;
+    Ok(path)
+}

@@ -1,0 +1,130 @@
+//! The ways from a pod to the server that are compared.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::process::Command;
+
+use holdfast_e2e::{Lab, Pod};
+
+use crate::servers::{SERVER, SERVER6};
+
+/// The server's port, with 100 patterns in the proxy's policy.
+pub(crate) const PORT: u16 = 53;
+/// The server's other port, with 10,000 patterns.
+pub(crate) const PORT_MANY: u16 = 5353;
+/// Where forwarders listen.
+pub(crate) const FORWARDER: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 77, 0, 1));
+/// The same, IPv6.
+pub(crate) const FORWARDER6: IpAddr = IpAddr::V6(Ipv6Addr::new(0xfd77, 0, 0, 0, 0, 0, 0, 1));
+/// Port of the raw forwarder, UDP and TCP.
+pub(crate) const RAW_PORT: u16 = 5300;
+/// Port of dnsdist.
+pub(crate) const DNSDIST_PORT: u16 = 5301;
+
+/// Who stands between.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Way {
+    /// Nobody.
+    Direct,
+    /// A forwarder that only moves datagrams.
+    Raw,
+    /// One that only moves the bytes of connections.
+    RawTcp,
+    /// dnsdist as a plain forwarder.
+    Dnsdist,
+    /// The proxy, 100 patterns.
+    Proxy,
+    /// The proxy, 10,000 patterns.
+    ProxyMany,
+}
+
+/// What the load is like.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// UDP, IPv4, few source ports; also latency at a steady rate.
+    Main,
+    /// Only latency at a steady rate, of names never asked before.
+    New,
+    /// UDP over IPv6.
+    Ipv6,
+    /// UDP from tens of thousands of source ports.
+    ManyPorts,
+    /// Many queries on each TCP connection.
+    TcpPipelined,
+}
+
+/// One row.
+#[derive(Debug)]
+pub(crate) struct Path {
+    pub(crate) name: &'static str,
+    pub(crate) way: Way,
+    pub(crate) kind: Kind,
+}
+
+const fn path(name: &'static str, way: Way, kind: Kind) -> Path {
+    Path { name, way, kind }
+}
+
+/// In the order of one round: what is compared stands together.
+pub(crate) const PATHS: [Path; 16] = [
+    path("direct", Way::Direct, Kind::Main),
+    path("raw_forwarder", Way::Raw, Kind::Main),
+    path("sdp", Way::Proxy, Kind::Main),
+    path("sdp_10000_patterns", Way::ProxyMany, Kind::Main),
+    path("dnsdist", Way::Dnsdist, Kind::Main),
+    path("direct_new_names", Way::Direct, Kind::New),
+    path("sdp_new_names", Way::Proxy, Kind::New),
+    path("direct_ipv6", Way::Direct, Kind::Ipv6),
+    path("raw_forwarder_ipv6", Way::Raw, Kind::Ipv6),
+    path("sdp_ipv6", Way::Proxy, Kind::Ipv6),
+    path("direct_many_ports", Way::Direct, Kind::ManyPorts),
+    path("raw_forwarder_many_ports", Way::Raw, Kind::ManyPorts),
+    path("sdp_many_ports", Way::Proxy, Kind::ManyPorts),
+    path("direct_tcp_pipelined", Way::Direct, Kind::TcpPipelined),
+    path(
+        "raw_forwarder_tcp_pipelined",
+        Way::RawTcp,
+        Kind::TcpPipelined,
+    ),
+    path("sdp_tcp_pipelined", Way::Proxy, Kind::TcpPipelined),
+];
+
+impl Path {
+    /// Where the pod sends its queries.
+    pub(crate) fn address(&self) -> SocketAddr {
+        let v6 = self.kind == Kind::Ipv6;
+        let server = if v6 { SERVER6 } else { SERVER };
+        let forwarder = if v6 { FORWARDER6 } else { FORWARDER };
+        match self.way {
+            Way::Direct | Way::Proxy => SocketAddr::new(server, PORT),
+            Way::ProxyMany => SocketAddr::new(server, PORT_MANY),
+            Way::Raw | Way::RawTcp => SocketAddr::new(forwarder, RAW_PORT),
+            Way::Dnsdist => SocketAddr::new(forwarder, DNSDIST_PORT),
+        }
+    }
+
+    /// Whether queries go over TCP.
+    pub(crate) fn is_tcp(&self) -> bool {
+        self.kind == Kind::TcpPipelined
+    }
+
+    /// Who asks.
+    pub(crate) fn pod<'a>(&self, lab: &'a Lab) -> &'a Pod {
+        match self.way {
+            Way::Proxy | Way::ProxyMany => &lab.a,
+            _ => &lab.b,
+        }
+    }
+
+    /// The load, up to the options that say how much.
+    pub(crate) fn dnsperf(&self, lab: &Lab) -> Command {
+        let to = self.address();
+        let mut command = self.pod(lab).netns.command("dnsperf");
+        command.arg(format!("-s{}", to.ip()));
+        command.arg(format!("-p{}", to.port()));
+        match self.kind {
+            Kind::TcpPipelined => command.arg("-mtcp"),
+            _ => &mut command,
+        };
+        command
+    }
+}

@@ -1,0 +1,106 @@
+//! Answers that were released under a lease a moment ago: the same bytes again
+//! go out without being read, and without telling the sink.
+
+use std::{hash::BuildHasher, net::SocketAddr, time::Duration};
+
+use foldhash::quality::RandomState;
+
+use super::{BootTime, EndpointInstance};
+
+/// For how long the sink need not hear of the same answer again. By so much
+/// what is kept for the agent can be behind the last answer.
+pub const WITHIN: Duration = Duration::from_millis(250);
+
+/// Answers that one worker remembers; two in the same place push each other out.
+const PLACES: usize = 4096;
+
+/// One worker's.
+#[derive(Debug)]
+pub(crate) struct Repeats {
+    hasher: RandomState,
+    places: Vec<Place>,
+}
+
+/// What is known of an answer.
+#[derive(Clone, Copy, Debug, Default)]
+struct Place {
+    print: u64,
+    version: u64,
+    until: BootTime,
+}
+
+/// Stands for an answer of one server to one endpoint, id aside. Two that differ
+/// have the same once in 2^64; the second would then go out unlearnt.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Print(u64);
+
+impl Repeats {
+    pub(crate) fn new() -> Self {
+        Self {
+            hasher: RandomState::default(),
+            places: vec![Place::default(); PLACES],
+        }
+    }
+
+    pub(crate) fn print(
+        &self,
+        endpoint: EndpointInstance,
+        server: SocketAddr,
+        message: &[u8],
+    ) -> Print {
+        let but_id = message.get(2..).unwrap_or_default();
+        Print(self.hasher.hash_one((endpoint, server, but_id)))
+    }
+
+    /// Whether the answer was leased less than [`WITHIN`] ago, and no lease was taken back since.
+    pub(crate) fn is_leased(&self, print: Print, version: Option<u64>, now: BootTime) -> bool {
+        self.places.get(place(print)).is_some_and(|place| {
+            place.print == print.0 && Some(place.version) == version && now < place.until
+        })
+    }
+
+    /// Notes that an answer was leased; `version` is of before the sink was asked.
+    pub(crate) fn leased(&mut self, print: Print, version: Option<u64>, now: BootTime) {
+        let (Some(version), Some(place)) = (version, self.places.get_mut(place(print))) else {
+            return;
+        };
+        *place = Place {
+            print: print.0,
+            version,
+            until: now.plus(WITHIN),
+        };
+    }
+}
+
+fn place(print: Print) -> usize {
+    usize::try_from(print.0 % PLACES as u64).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::mapping::kept::tests::mapping;
+
+    #[test]
+    fn only_the_same_answer_soon_and_under_the_same_leases_is_a_repeat() {
+        let of = mapping("a.", &[1], 60, 1);
+        let (endpoint, server) = (of.endpoint, of.server);
+        let mut repeats = Repeats::new();
+        let print = repeats.print(endpoint, server, b"\x01\x02answer");
+        let now = BootTime(1_000);
+        assert!(!repeats.is_leased(print, Some(7), now));
+        repeats.leased(print, Some(7), now);
+        assert!(repeats.is_leased(print, Some(7), now));
+        assert!(!repeats.is_leased(print, Some(8), now), "leases changed");
+        assert!(!repeats.is_leased(print, None, now));
+        assert!(!repeats.is_leased(print, Some(7), now.plus(WITHIN)));
+
+        assert_eq!(print, repeats.print(endpoint, server, b"\x03\x04answer"));
+        assert_ne!(print, repeats.print(endpoint, server, b"\x01\x02Answer"));
+        let other = EndpointInstance {
+            ifindex: endpoint.ifindex + 1,
+            ..endpoint
+        };
+        assert_ne!(print, repeats.print(other, server, b"\x01\x02answer"));
+    }
+}

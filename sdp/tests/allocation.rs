@@ -1,0 +1,61 @@
+//! A query whose answer is leased costs no allocation, from socket to socket.
+//!
+//! A program of its own: it counts what every thread of the process allocates.
+
+#[cfg(test)]
+#[allow(dead_code, unreachable_pub, reason = "shared with other tests")]
+#[path = "direct/bench.rs"]
+mod bench;
+
+use std::{alloc::System, time::Instant};
+
+use bench::{Bench, Options, PATIENCE, answer, query};
+use hickory_proto::rr::RecordType;
+use stats_alloc::{INSTRUMENTED_SYSTEM, Region, StatsAlloc};
+
+#[global_allocator]
+static ALLOCATOR: &StatsAlloc<System> = &INSTRUMENTED_SYSTEM;
+
+const NAMES: u8 = 20;
+
+#[test]
+fn leased_answers_pass_without_allocation() {
+    let bench = Bench::new(Options::default());
+    bench.sink.set_leases_version(1);
+    let client = bench.client();
+    let pairs: Vec<(Vec<u8>, Vec<u8>)> = (0..NAMES)
+        .map(|n| {
+            let query = query(7, &format!("n{n}.good.example"), RecordType::A);
+            let answer = answer(&query, &[&format!("192.0.2.{n}")]);
+            (query, answer)
+        })
+        .collect();
+    let mut buffer = [0; 512];
+    let mut round = |pairs: &[(Vec<u8>, Vec<u8>)]| {
+        for (query, answer) in pairs {
+            client.send(query).unwrap();
+            let (_, from) = bench.server.recv_from(&mut buffer).unwrap();
+            let mut reply = [0; 512];
+            let reply = &mut reply[..answer.len()];
+            reply.copy_from_slice(answer);
+            reply[..2].copy_from_slice(&buffer[..2]);
+            bench.server.send_to(reply, from).unwrap();
+            let length = client.recv(&mut buffer).unwrap();
+            assert_eq!(&buffer[..length], &answer[..]);
+        }
+    };
+    // All four sockets are open, all tables as large as they get.
+    (0..50).for_each(|_| round(&pairs));
+    // Now and then an answer is told anew, which allocates: look for a round without.
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        let (told, region) = (bench.sink.len(), Region::new(ALLOCATOR));
+        round(&pairs);
+        let change = region.change();
+        if bench.sink.len() == told {
+            assert_eq!(change.allocations + change.reallocations, 0, "{change:?}");
+            break;
+        }
+        assert!(Instant::now() < deadline, "no round of leased answers only");
+    }
+}

@@ -172,9 +172,9 @@ fn served_from_agent(lab: &Lab) -> Result<()> {
     ensure!(status.pointer("/ready") == Some(&true.into()), "{status}");
     ensure!(
         status
-            .pointer("/steering")
-            .and_then(|s| s.as_str())
-            .is_some_and(|s| s.contains("slot")),
+            .pointer("/steering/slots")
+            .and_then(|slots| slots.as_array())
+            .is_some_and(|slots| !slots.is_empty()),
         "{status}"
     );
     Ok(())

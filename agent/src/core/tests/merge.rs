@@ -81,7 +81,9 @@ type Lookup = (BootTime, BootTime, u32);
 #[derive(Debug, PartialEq)]
 struct Outcome {
     lookups: BTreeMap<(u16, Fqdn, IpAddr), Lookup>,
-    zombies: BTreeMap<(u16, IpAddr), (BTreeSet<Fqdn>, BootTime)>,
+    /// Without since when: of several names, and of one that came and went, it is the latest
+    /// expiry that was noticed, and only delays the pass that lets go.
+    zombies: BTreeMap<(u16, IpAddr), BTreeSet<Fqdn>>,
     pairs: BTreeMap<(Fqdn, IpAddr), (u32, BootTime)>,
     labels: BTreeMap<String, Vec<String>>,
 }
@@ -97,8 +99,7 @@ fn outcome(node: &Node) -> Outcome {
             }
         }
         for (address, zombie) in &of.zombies {
-            let value = (zombie.names.clone(), zombie.delete_pending);
-            zombies.insert((id.0, *address), value);
+            zombies.insert((id.0, *address), zombie.names.clone());
         }
     }
     let pairs = names.names().flat_map(|(name, entry)| {

@@ -28,9 +28,11 @@ pub(super) fn broken(stage: &Stage) -> Result<Vec<Row>> {
         .write_policy("web.yaml", &egress("good-names", "web", &allowed))?;
     let report = load.finish()?;
     next.terminate(LEAVES)?;
+    // The client's kernel repeats a SYN, so that TCP may lose nothing in so short a time.
     let both = [&report.udp, &report.tcp]
         .iter()
-        .all(|counts| counts.right > 0 && counts.wrong > 0 && counts.lost > 0);
+        .all(|counts| counts.right > 0 && counts.wrong > 0)
+        && report.udp.lost > 0;
     Ok(vec![Row::new(
         String::new(),
         COUNTED,

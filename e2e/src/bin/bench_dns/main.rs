@@ -44,8 +44,12 @@ struct Options {
     /// Queries per second while latency is measured
     #[arg(long, default_value_t = 1000)]
     rate: u32,
-    /// Only these paths [default: all]
-    #[arg(long, value_delimiter = ',')]
+    /// These paths; "all" for every one, which takes some minutes
+    #[arg(
+        long,
+        value_delimiter = ',',
+        default_value = "direct,raw_forwarder,sdp,sdp_10000_patterns"
+    )]
     paths: Vec<String>,
     /// Threads of the proxy [default: its own default]
     #[arg(long)]
@@ -59,11 +63,11 @@ fn main() -> Result<()> {
     let options = Options::parse();
     let wanted: Vec<&paths::Path> = PATHS
         .iter()
-        .filter(|path| options.paths.is_empty() || options.paths.iter().any(|p| p == path.name))
+        .filter(|path| options.paths.iter().any(|p| p == path.name || p == "all"))
         .collect();
     ensure!(
-        options.paths.is_empty() || wanted.len() == options.paths.len(),
-        "--paths: there are {}",
+        options.paths == ["all"] || wanted.len() == options.paths.len(),
+        "--paths: there are all, {}",
         PATHS.map(|path| path.name).join(", ")
     );
     let lab = Lab::new()?;

@@ -8,12 +8,12 @@ use std::{
 
 use nix::fcntl::{Flock, FlockArg};
 use serde::{Deserialize, Serialize};
+use shared_maps::user::{BOOT_ID, boot_id};
 
 use crate::datapath::files::write_atomic;
 
 const LOCK_FILE: &str = "agent.lock";
 const EPOCH_FILE: &str = "epoch.json";
-const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 const VERSION: u32 = 1;
 
 /// One run of the agent: what leases were granted under.
@@ -115,13 +115,10 @@ impl Epoch {
     /// Counts this start in `state`. A damaged file counts as that of an
     /// earlier boot, with a start number that no lease of this boot can have.
     pub fn begin(state: &Path) -> Result<Self, StateDirError> {
-        let boot_id = fs::read_to_string(BOOT_ID)
-            .map_err(|source| StateDirError::File {
-                path: PathBuf::from(BOOT_ID),
-                source,
-            })?
-            .trim()
-            .to_owned();
+        let boot_id = boot_id().map_err(|source| StateDirError::File {
+            path: PathBuf::from(BOOT_ID),
+            source,
+        })?;
         Self::begin_on(state, boot_id)
     }
 

@@ -60,11 +60,12 @@ pub fn cidr(prefix: &str) -> String {
 
 /// The usual policy of pod a: names below `good.test`, asked and reached.
 pub fn good_names() -> String {
-    egress(
-        "good-names",
-        "web",
-        &(dns("*.good.test") + &names("*.good.test")),
-    )
+    only_names("*.good.test")
+}
+
+/// The same for the names of another pattern, in place of them.
+pub fn only_names(pattern: &str) -> String {
+    egress("good-names", "web", &(dns(pattern) + &names(pattern)))
 }
 
 fn indent(rules: &str) -> String {

@@ -20,7 +20,7 @@ use shared_maps::{
     ipcache::{IpcacheKey, IpcacheValue, IpcacheValueV1},
     lxc,
     lxc::{FLAG_HOST, LxcKey, LxcValue},
-    user::{Globals, Map, MapKind, ipcache_key, lxc_key},
+    user::{Globals, Map, MapKind, boot_id, ipcache_key, lxc_key},
 };
 
 const POD: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 1, 0, 7));
@@ -209,11 +209,11 @@ fn without_an_agent_it_explains_from_disk_and_maps_and_leaves_when_told() -> Res
     place
         .ipcache()
         .set(&ipcache_key(SERVER, 32), &identity(500))?;
-    let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id")?;
+    let boot = boot_id()?;
     let rule = r#"{"selector":"dns","any_server":false,"servers":[500],"names":[{"match_pattern":"*.good.test"}]}"#;
     let rules = format!(
         r#"{{"version":1,"boot_id":"{}","start":1,"revision":1,"ports":[{{"port":53,"protocol":17,"rules":[{rule}]}}]}}"#,
-        boot.trim()
+        boot
     );
     let text = format!(
         r#"{{"ID":7,"IPv4":"{POD}","IfIndex":12,"SecLabel":{{"id":300}},"HoldfastDNSRules":{rules}}}"#

@@ -24,6 +24,7 @@ use std::{
 };
 
 use parking_lot::{Condvar, Mutex};
+use shared_maps::user::{BOOT_ID, boot_id};
 
 pub use self::ledger::{Note, Written};
 use self::writer::Writer;
@@ -38,7 +39,6 @@ const QUEUE: usize = 65_536;
 const WAITING: usize = 16_384;
 /// Notes for which nobody waits are written together after this long.
 const TOGETHER: Duration = Duration::from_millis(20);
-const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 
 /// Hand-over to the thread that writes.
 #[derive(Debug)]
@@ -141,8 +141,8 @@ impl Journal {
         name: &str,
         adopt: impl Fn(Vec<Written>) + Send + 'static,
     ) {
-        let boot_id = match std::fs::read_to_string(BOOT_ID) {
-            Ok(text) => text.trim().to_owned(),
+        let boot_id = match boot_id() {
+            Ok(boot_id) => boot_id,
             Err(error) => return self.fails(BOOT_ID, &error),
         };
         self.start_in_boot(dir.to_owned(), name, boot_id, Box::new(adopt));

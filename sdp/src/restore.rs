@@ -26,7 +26,6 @@ use file::{EndpointFile, FileError};
 pub const FILE_NAME: &str = "ep_config.json";
 /// Files are small; a larger one is not ours.
 const LARGEST: u64 = 64 << 20;
-const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 
 /// What was found on disk.
 #[derive(Debug, Default)]
@@ -72,7 +71,7 @@ enum SkipReason {
 
 /// Reads every endpoint's file below `<state_dir>/state`. `lxc` looks an address up in `cilium_lxc`.
 pub fn load(state_dir: &Path, lxc: impl Fn(IpAddr) -> Option<LxcValue>) -> Restored {
-    let boot_id = fs::read_to_string(BOOT_ID).unwrap_or_default();
+    let boot_id = shared_maps::user::boot_id().unwrap_or_default();
     let state = state_dir.join("state");
     let directories = match directories(&state) {
         Ok(directories) => directories,
@@ -95,7 +94,7 @@ pub fn load(state_dir: &Path, lxc: impl Fn(IpAddr) -> Option<LxcValue>) -> Resto
         // The finished directory first; those of a build that was cut short only without it.
         for directory in candidates {
             let path = directory.join(FILE_NAME);
-            match read(&path, id, boot_id.trim(), &lxc) {
+            match read(&path, id, &boot_id, &lxc) {
                 Ok(rules) => {
                     restored.rules.extend(rules);
                     break;

@@ -4,12 +4,14 @@
 //! were checked when it was opened; a mismatch is an error that names the map
 //! and both layouts. All system calls are in `sys`.
 
+mod boot;
 mod error;
 mod map;
 mod record;
 mod sys;
 mod tables;
 
+pub use boot::{BOOT_ID, boot_id};
 pub use error::MapError;
 pub use map::{Access, Entries, Map, MapKind, MapSpec, possible_cpus};
 pub use record::Record;

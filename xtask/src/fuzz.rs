@@ -7,9 +7,14 @@ use std::{fs, time::Duration};
 
 use anyhow::{Context as _, Result, bail};
 
-use crate::{process, workspace};
+use crate::{process, setup::CargoTool, workspace};
 
-const CARGO_FUZZ: &str = "0.13.2";
+const CARGO_FUZZ: CargoTool = CargoTool {
+    package: "cargo-fuzz",
+    verb: "fuzz",
+    version: "0.13.2",
+    why: "builds and runs the fuzzers",
+};
 const PACKAGE: &str = "holdfast-fuzz";
 
 /// Which fuzzers found nothing, and which something.
@@ -76,11 +81,5 @@ fn tools() -> Result<()> {
     if !process::succeeds(nightly) {
         bail!("fuzzing needs a nightly compiler: `rustup toolchain install nightly`");
     }
-    if process::installed("cargo-fuzz") {
-        return Ok(());
-    }
-    let version = ["--version", CARGO_FUZZ, "--locked"];
-    let mut install = process::command("cargo", &["install", "cargo-fuzz"]);
-    install.args(version);
-    process::run(install).context("installing cargo-fuzz")
+    CARGO_FUZZ.install()
 }

@@ -1,12 +1,13 @@
 //! `cargo xtask setup`: what a fresh Debian 12 lacks. Each step says what it does and why.
 
-mod deny;
+mod cargo_tool;
 mod ebpf;
 pub(crate) mod packages;
 
 use std::fs;
 
 use anyhow::{Context as _, Result, bail};
+pub(crate) use cargo_tool::CargoTool;
 use clap::ValueEnum;
 
 use crate::process;
@@ -32,7 +33,7 @@ pub(crate) fn run(only: Option<Part>) -> Result<()> {
         ebpf::install()?;
     }
     if wanted(Part::Lint) {
-        deny::install()?;
+        cargo_tool::CARGO_DENY.install()?;
     }
     Ok(())
 }

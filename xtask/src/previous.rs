@@ -51,15 +51,18 @@ pub(crate) fn build(reference: Option<&str>, profile: Profile) -> Result<PathBuf
     if profile == Profile::Release {
         build.arg("--release");
     }
-    // Where this version is built: dependencies need no second build.
-    build.arg("--target-dir").arg(&target);
+    // A directory of its own: cargo tells members of two workspaces apart by their place
+    // within them only, and would take the previous version's for this one's.
+    let scratch = home.join("target");
+    build.arg("--target-dir").arg(&scratch);
     build.current_dir(&source);
     process::run(build).with_context(|| format!("the previous version, {commit}"))?;
-    let built = target.join(profile.directory()).join(PROGRAM);
+    let built = scratch.join(profile.directory()).join(PROGRAM);
     fs::create_dir_all(home.join(profile.directory()))?;
-    fs::copy(&built, &kept).with_context(|| format!("copy {}", built.display()))?;
-    // What is there now is not this version's: the next build must put that back.
-    fs::remove_file(&built)?;
+    let part = kept.with_extension("part");
+    fs::copy(&built, &part).with_context(|| format!("copy {}", built.display()))?;
+    fs::rename(&part, &kept)?;
+    fs::remove_dir_all(&scratch)?;
     Ok(kept)
 }
 

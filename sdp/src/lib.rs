@@ -30,7 +30,7 @@ pub mod ready;
 pub mod resolve;
 pub mod restore;
 mod socket;
-mod steering;
+pub mod steering;
 pub mod telemetry;
 mod upstream;
 pub mod wire;

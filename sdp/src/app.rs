@@ -29,6 +29,7 @@ use crate::{
     proxy::{Proxy, ProxyConfig, RejectCode, Stats},
     ready::{Need, Readiness},
     restore::{self, Skipped},
+    troubles::Troubles,
 };
 
 /// Client TCP connections at most.
@@ -68,12 +69,16 @@ pub struct Shared {
     pub steering: Mutex<SteeringStatus>,
     /// What the process may still do.
     pub privileges: Privileges,
+    /// Warnings and errors of late.
+    pub troubles: Troubles,
     /// When the process started.
     pub started: Instant,
 }
 
 /// Runs until it was told to leave and has left.
-pub fn run(config: Config) -> anyhow::Result<()> {
+///
+/// `troubles`: what the log remembers, for `status`.
+pub fn run(config: Config, troubles: Troubles) -> anyhow::Result<()> {
     // What only root may make comes first, threads last: they inherit what is left.
     let doors = Doors::open(&config)?;
     let sockets = Unbound::open(&listen_config(&config)).map_err(|e| explain_bind(&e, &config))?;
@@ -84,7 +89,7 @@ pub fn run(config: Config) -> anyhow::Result<()> {
         .enable_all()
         .build()
         .context("cannot start the runtime")?;
-    let shared = Arc::new(Shared::new(config, privileges));
+    let shared = Arc::new(Shared::new(config, privileges, troubles));
     let outcome = runtime.block_on(serve(&shared, doors, sockets));
     runtime.shutdown_timeout(Duration::from_millis(200));
     outcome
@@ -138,7 +143,7 @@ async fn serve(shared: &Arc<Shared>, doors: Doors, sockets: Unbound) -> anyhow::
 }
 
 impl Shared {
-    fn new(config: Config, privileges: Privileges) -> Self {
+    fn new(config: Config, privileges: Privileges, troubles: Troubles) -> Self {
         let ready = Readiness::default();
         ready.block(Need::Listeners, "not bound yet");
         ready.block(
@@ -162,6 +167,7 @@ impl Shared {
             skipped_files: Mutex::default(),
             steering: Mutex::new(SteeringStatus::Unavailable("not joined yet".to_owned())),
             privileges,
+            troubles,
             started: Instant::now(),
             config,
         }
@@ -349,6 +355,9 @@ async fn leave(shared: &Shared, listeners: Listeners) {
             "leaving without steering: TCP connections not accepted yet may be reset; set \
              net.ipv4.tcp_migrate_req=1"
         );
+    }
+    if slots {
+        *shared.steering.lock() = SteeringStatus::Left;
     }
     let work = async {
         let report = listeners.drain(limit).await;

@@ -1,7 +1,7 @@
 //! The proxy's configuration: every default, and how the sources are merged.
 
 use std::{
-    net::SocketAddr,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
     num::NonZeroUsize,
     path::{Path, PathBuf},
     time::Duration,
@@ -165,6 +165,15 @@ impl Config {
             log_format: s.log_format.unwrap_or(LogFormat::Text),
             warnings: Vec::new(),
         })
+    }
+
+    /// Addresses of the listeners.
+    pub fn listeners(&self) -> Vec<SocketAddr> {
+        let v4 = self.ipv4.then_some(IpAddr::V4(Ipv4Addr::LOCALHOST));
+        let v6 = self.ipv6.then_some(IpAddr::V6(Ipv6Addr::LOCALHOST));
+        let both = v4.into_iter().chain(v6);
+        both.map(|ip| SocketAddr::new(ip, self.proxy_port))
+            .collect()
     }
 
     /// Addresses to bind for metrics, best first; empty if they are off.

@@ -32,5 +32,7 @@ pub mod restore;
 mod socket;
 mod steering;
 pub mod telemetry;
+pub mod troubles;
 mod upstream;
+pub mod wall_time;
 pub mod wire;

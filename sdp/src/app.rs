@@ -14,7 +14,7 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{
     admin::{self, Admin, Doors},
-    config::{self, Config},
+    config::{self, Config, SteeringMode},
     drain::Drain,
     journal::Journal,
     link::{Link, board::Board},
@@ -29,6 +29,7 @@ use crate::{
     proxy::{Proxy, ProxyConfig, RejectCode, Stats},
     ready::{Need, Readiness},
     restore::{self, Skipped},
+    steering::program,
     troubles::Troubles,
 };
 
@@ -82,6 +83,7 @@ pub fn run(config: Config, troubles: Troubles) -> anyhow::Result<()> {
     // What only root may make comes first, threads last: they inherit what is left.
     let doors = Doors::open(&config)?;
     let sockets = Unbound::open(&listen_config(&config)).map_err(|e| explain_bind(&e, &config))?;
+    provide_steering(&config);
     let privileges = sandbox(&config).enter()?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(RUNTIME_THREADS)
@@ -174,6 +176,21 @@ impl Shared {
     }
 }
 
+/// Beneath another agent nobody else loads the program. Without it the proxy serves too.
+fn provide_steering(config: &Config) {
+    if config.steering == SteeringMode::Off || !nix::unistd::Uid::effective().is_root() {
+        return;
+    }
+    let globals = Globals::new(&config.bpf_root);
+    if let Err(error) = program::provide(&globals, config.user.group()) {
+        tracing::warn!(
+            %error,
+            "no steering: the kernel's hash spreads queries over the proxies of the port \
+             (--steering=off says that this is meant)"
+        );
+    }
+}
+
 fn sandbox(config: &Config) -> Sandbox {
     let admin = config.admin_socket.parent().map(Path::to_owned);
     Sandbox {
@@ -205,7 +222,7 @@ fn listen_config(config: &Config) -> ListenConfig {
         ipv6: config.ipv6,
         workers: config.workers,
         options: SocketOptions::Transparent,
-        steering: Some(SteeringConfig {
+        steering: (config.steering == SteeringMode::Auto).then(|| SteeringConfig {
             bpf_root: config.bpf_root.clone(),
             kind: steering::KIND_SDP,
         }),

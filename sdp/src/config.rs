@@ -11,7 +11,7 @@ pub mod args;
 pub mod file;
 
 use args::Settings;
-pub use args::{AgentAddress, LogFormat, MetricsAddress, RejectCode};
+pub use args::{AgentAddress, LogFormat, MetricsAddress, RejectCode, SteeringMode};
 use file::FileError;
 
 use crate::privileges::RunAs;
@@ -63,6 +63,8 @@ pub struct Config {
     pub concurrency_limit: Option<NonZeroUsize>,
     /// As whom to run.
     pub user: RunAs,
+    /// Which proxy gets a query.
+    pub steering: SteeringMode,
     /// Serve IPv4.
     pub ipv4: bool,
     /// Serve IPv6.
@@ -158,6 +160,7 @@ impl Config {
                 .dnsproxy_concurrency_limit
                 .and_then(|n| NonZeroUsize::new(usize::try_from(n).unwrap_or(usize::MAX))),
             user: s.user.unwrap_or_default(),
+            steering: s.steering.unwrap_or(SteeringMode::Auto),
             ipv4,
             ipv6,
             workers: s.workers.map_or_else(default_workers, usize::from),

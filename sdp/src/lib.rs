@@ -30,7 +30,7 @@ pub mod ready;
 pub mod resolve;
 pub mod restore;
 mod socket;
-mod steering;
+pub mod steering;
 pub mod telemetry;
 pub mod troubles;
 mod upstream;

@@ -32,25 +32,26 @@ impl Steering {
     }
 
     fn judge(status: &SteeringStatus, migrates: bool) -> Self {
+        let without = |mut text: String| {
+            text.push_str(
+                "; the kernel's hash spreads queries over all proxies of the port, one that \
+                 hangs keeps its share of them",
+            );
+            if !migrates {
+                text.push_str(
+                    "; one that leaves resets TCP connections it has not accepted yet, because \
+                     net.ipv4.tcp_migrate_req is 0: set it to 1",
+                );
+            }
+            (Vec::new(), migrates, false, text)
+        };
         let (slots, replacement, failed, text) = match status {
             SteeringStatus::Joined(slots) => {
                 (slots.clone(), true, true, format!("on: slots {slots:?}"))
             }
-            SteeringStatus::Unavailable(why) => {
-                let mut text = format!(
-                    "none: {why}; the kernel's hash spreads queries over all proxies of the \
-                     port, one that hangs keeps its share of them"
-                );
-                if !migrates {
-                    text.push_str(
-                        "; one that leaves resets TCP connections it has not accepted yet, \
-                         because net.ipv4.tcp_migrate_req is 0: set it to 1",
-                    );
-                }
-                (Vec::new(), migrates, false, text)
-            }
+            SteeringStatus::Unavailable(why) => without(format!("none: {why}")),
             SteeringStatus::Full(why) => (Vec::new(), true, true, format!("none: {why}")),
-            SteeringStatus::Off => (Vec::new(), migrates, false, "off".to_owned()),
+            SteeringStatus::Off => without("off".to_owned()),
             SteeringStatus::Left => (
                 Vec::new(),
                 true,

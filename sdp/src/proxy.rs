@@ -1,6 +1,7 @@
 //! The main path: from a query to its answer, free of sockets.
 
 pub mod stats;
+mod stopwatch;
 
 use std::{
     net::{IpAddr, SocketAddr},
@@ -12,7 +13,10 @@ use shared_maps::IdentityId;
 
 pub use stats::Stats;
 
-use self::stats::{AnswerResult, QueryResult};
+use self::{
+    stats::{AnswerResult, QueryResult},
+    stopwatch::Stopwatch,
+};
 use crate::{
     mapping::{BootTime, EndpointInstance, Mapping, MappingSink, OnRealised, Release},
     name::NameBuf,
@@ -203,6 +207,7 @@ impl Proxy {
         looked: &mut Looked,
         own: &mut Vec<u8>,
     ) -> Outcome<'a> {
+        let timed = Stopwatch::of(message);
         let query = match Query::decode(message) {
             Ok(query) => query,
             Err(Unfit::Ignore) => return self.outcome(QueryResult::Ignored, Outcome::Ignore),
@@ -223,14 +228,19 @@ impl Proxy {
             Who::Host => return self.refuse(&query, QueryResult::HostSource, own),
             Who::Unknown => return self.refuse(&query, QueryResult::UnknownSource, own),
         };
-        let verdict = self.policy.load().check(&Question {
+        let question = Question {
             endpoint: id,
             port: from.server.port(),
             transport: from.transport,
             server: looked.whom(&*self.resolver, from.server.ip()),
             address: from.server.ip(),
             name: query.name.as_str(),
-        });
+        };
+        let judging = timed.as_ref().map(Stopwatch::lap);
+        let verdict = self.policy.load().check(&question);
+        if let (Some(timed), Some(judging)) = (timed, judging) {
+            timed.observe(&judging, verdict == Verdict::Allow, &self.stats.stages);
+        }
         if let Verdict::Deny(reason) = verdict {
             return self.refuse(&query, QueryResult::of_denied(reason), own);
         }

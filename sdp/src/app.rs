@@ -29,6 +29,7 @@ use crate::{
     proxy::{Proxy, ProxyConfig, RejectCode, Stats},
     ready::{Need, Readiness},
     restore::{self, Skipped},
+    transparent::Transparent,
 };
 
 /// Client TCP connections at most.
@@ -64,6 +65,8 @@ pub struct Shared {
     pub stats: Stats,
     /// Endpoints' files that were not used.
     pub skipped_files: Mutex<Vec<Skipped>>,
+    /// Under whose address servers are asked.
+    pub transparent: Transparent,
     /// How packets are steered to this process.
     pub steering: Mutex<SteeringStatus>,
     /// What the process may still do.
@@ -113,13 +116,14 @@ async fn serve(shared: &Arc<Shared>, doors: Doors, sockets: Unbound) -> anyhow::
     let admin = Admin::start(doors, shared)?;
     restore_rules(shared);
     let stop = CancellationToken::new();
+    shared.transparent.look(&config.bpf_root);
     tasks.spawn(keep_house(Arc::clone(shared), stop.clone()));
     tasks.spawn(link(shared).run(stop.clone()));
     first_rules(shared).await;
 
     let sockets = sockets.bind().map_err(|e| explain_bind(&e, config))?;
     let proxy = Arc::new(Proxy::new(
-        proxy_config(config),
+        proxy_config(shared),
         Arc::clone(&shared.maps) as _,
         Arc::clone(&shared.policy),
         Arc::clone(&shared.sink) as _,
@@ -160,6 +164,7 @@ impl Shared {
             drain: Drain::default(),
             stats: Stats::default(),
             skipped_files: Mutex::default(),
+            transparent: Transparent::new(config.transparent),
             steering: Mutex::new(SteeringStatus::Unavailable("not joined yet".to_owned())),
             privileges,
             started: Instant::now(),
@@ -207,7 +212,8 @@ fn listen_config(config: &Config) -> ListenConfig {
     }
 }
 
-fn proxy_config(config: &Config) -> ProxyConfig {
+fn proxy_config(shared: &Shared) -> ProxyConfig {
+    let config = &shared.config;
     let defaults = ProxyConfig::default();
     ProxyConfig {
         port: config.proxy_port,
@@ -219,6 +225,7 @@ fn proxy_config(config: &Config) -> ProxyConfig {
         in_flight: config
             .concurrency_limit
             .map_or(defaults.in_flight, |limit| limit.get()),
+        transparent: shared.transparent.clone(),
         ..defaults
     }
 }
@@ -323,6 +330,10 @@ async fn keep_house(shared: Arc<Shared>, stop: CancellationToken) {
         // First: maps that appear are there for both.
         note_steering(&shared);
         note_maps(&shared.ready, &shared.maps);
+        if shared.transparent.look(&shared.config.bpf_root) {
+            let mode = shared.transparent.mode().as_str();
+            tracing::warn!(mode, "transparent mode changed with the agent's datapath");
+        }
         shared.sink.tick(BootTime::now());
     }
 }

@@ -61,6 +61,8 @@ pub struct Config {
     pub min_ttl: u32,
     /// Most queries in flight.
     pub concurrency_limit: Option<NonZeroUsize>,
+    /// Ask servers under pods' addresses.
+    pub transparent: bool,
     /// As whom to run.
     pub user: RunAs,
     /// Serve IPv4.
@@ -157,6 +159,7 @@ impl Config {
             concurrency_limit: s
                 .dnsproxy_concurrency_limit
                 .and_then(|n| NonZeroUsize::new(usize::try_from(n).unwrap_or(usize::MAX))),
+            transparent: s.dnsproxy_enable_transparent_mode.unwrap_or(false),
             user: s.user.unwrap_or_default(),
             ipv4,
             ipv6,

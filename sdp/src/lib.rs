@@ -32,5 +32,6 @@ pub mod restore;
 mod socket;
 mod steering;
 pub mod telemetry;
+pub mod transparent;
 mod upstream;
 pub mod wire;

@@ -8,7 +8,7 @@ use std::{
 };
 
 use anyhow::{Context as _, Result, bail};
-use holdfast_sdp::{mapping::BootTime, policy::rule::RulesOf};
+use holdfast_sdp::{mapping::BootTime, policy::rule::RulesOf, wall_time};
 use shared_maps::{pin, user::Globals};
 use tokio::{
     net::TcpListener,
@@ -301,17 +301,7 @@ pub(crate) fn seconds(duration: Duration) -> u32 {
 
 /// Unix time at CLOCK_BOOTTIME 0.
 fn boot_unix_ns() -> u64 {
-    #[expect(
-        clippy::disallowed_methods,
-        reason = "files carry wall time; the core is given the difference once"
-    )]
-    let now = std::time::SystemTime::now();
-    let unix = now
-        .duration_since(std::time::UNIX_EPOCH)
-        .unwrap_or_default();
-    u64::try_from(unix.as_nanos())
-        .unwrap_or(u64::MAX)
-        .saturating_sub(BootTime::now().0)
+    wall_time::now().saturating_sub(BootTime::now().0)
 }
 
 fn restored_rules(found: &Found) -> Vec<RulesOf> {

@@ -14,7 +14,7 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{
     admin::{self, Admin, Doors},
-    config::{self, Config},
+    config::{self, Config, SteeringMode},
     drain::Drain,
     journal::Journal,
     link::{Link, board::Board},
@@ -29,7 +29,9 @@ use crate::{
     proxy::{Proxy, ProxyConfig, RejectCode, Stats},
     ready::{Need, Readiness},
     restore::{self, Skipped},
+    steering::program,
     transparent::Transparent,
+    troubles::Troubles,
 };
 
 /// Client TCP connections at most.
@@ -71,15 +73,20 @@ pub struct Shared {
     pub steering: Mutex<SteeringStatus>,
     /// What the process may still do.
     pub privileges: Privileges,
+    /// Warnings and errors of late.
+    pub troubles: Troubles,
     /// When the process started.
     pub started: Instant,
 }
 
 /// Runs until it was told to leave and has left.
-pub fn run(config: Config) -> anyhow::Result<()> {
+///
+/// `troubles`: what the log remembers, for `status`.
+pub fn run(config: Config, troubles: Troubles) -> anyhow::Result<()> {
     // What only root may make comes first, threads last: they inherit what is left.
     let doors = Doors::open(&config)?;
     let sockets = Unbound::open(&listen_config(&config)).map_err(|e| explain_bind(&e, &config))?;
+    provide_steering(&config);
     let privileges = sandbox(&config).enter()?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(RUNTIME_THREADS)
@@ -87,7 +94,7 @@ pub fn run(config: Config) -> anyhow::Result<()> {
         .enable_all()
         .build()
         .context("cannot start the runtime")?;
-    let shared = Arc::new(Shared::new(config, privileges));
+    let shared = Arc::new(Shared::new(config, privileges, troubles));
     let outcome = runtime.block_on(serve(&shared, doors, sockets));
     runtime.shutdown_timeout(Duration::from_millis(200));
     outcome
@@ -142,7 +149,7 @@ async fn serve(shared: &Arc<Shared>, doors: Doors, sockets: Unbound) -> anyhow::
 }
 
 impl Shared {
-    fn new(config: Config, privileges: Privileges) -> Self {
+    fn new(config: Config, privileges: Privileges, troubles: Troubles) -> Self {
         let ready = Readiness::default();
         ready.block(Need::Listeners, "not bound yet");
         ready.block(
@@ -167,9 +174,25 @@ impl Shared {
             transparent: Transparent::new(config.transparent),
             steering: Mutex::new(SteeringStatus::Unavailable("not joined yet".to_owned())),
             privileges,
+            troubles,
             started: Instant::now(),
             config,
         }
+    }
+}
+
+/// Beneath another agent nobody else loads the program. Without it the proxy serves too.
+fn provide_steering(config: &Config) {
+    if config.steering == SteeringMode::Off || !nix::unistd::Uid::effective().is_root() {
+        return;
+    }
+    let globals = Globals::new(&config.bpf_root);
+    if let Err(error) = program::provide(&globals, config.user.group()) {
+        tracing::warn!(
+            %error,
+            "no steering: the kernel's hash spreads queries over the proxies of the port \
+             (--steering=off says that this is meant)"
+        );
     }
 }
 
@@ -204,7 +227,7 @@ fn listen_config(config: &Config) -> ListenConfig {
         ipv6: config.ipv6,
         workers: config.workers,
         options: SocketOptions::Transparent,
-        steering: Some(SteeringConfig {
+        steering: (config.steering == SteeringMode::Auto).then(|| SteeringConfig {
             bpf_root: config.bpf_root.clone(),
             kind: steering::KIND_SDP,
         }),
@@ -360,6 +383,9 @@ async fn leave(shared: &Shared, listeners: Listeners) {
             "leaving without steering: TCP connections not accepted yet may be reset; set \
              net.ipv4.tcp_migrate_req=1"
         );
+    }
+    if slots {
+        *shared.steering.lock() = SteeringStatus::Left;
     }
     let work = async {
         let report = listeners.drain(limit).await;

@@ -18,7 +18,7 @@ use std::{
 };
 
 use nix::errno::Errno;
-use shared_maps::pin;
+use shared_maps::{fragment, pin, user::Globals};
 
 use crate::proxy::stats::Fallback;
 
@@ -53,7 +53,8 @@ impl Transparent {
     /// answers back: an agent that was not told of the mode does not. Says whether that changed.
     pub fn look(&self, bpf_root: &Path) -> bool {
         let blocked = self.wanted
-            && bpf_root.join(pin::LINKS).is_dir()
+            // What only holdfast-agent makes.
+            && Globals::new(bpf_root).path(fragment::NAME).exists()
             && !bpf_root.join(pin::TRANSPARENT).is_dir();
         self.blocked.swap(blocked, Ordering::Relaxed) != blocked
     }
@@ -106,7 +107,9 @@ mod tests {
         // Another agent's datapath: it is for its operator to know.
         assert!(!on.look(root.path()));
         assert_eq!((on.mode(), off.mode()), (Mode::On, Mode::Off));
-        fs::create_dir_all(root.path().join(pin::LINKS)).unwrap();
+        let globals = Globals::new(root.path());
+        fs::create_dir_all(globals.dir()).unwrap();
+        fs::write(globals.path(fragment::NAME), "").unwrap();
         assert!(on.look(root.path()) && !on.look(root.path()));
         assert!(!off.look(root.path()));
         assert_eq!((on.mode(), off.mode()), (Mode::Blocked, Mode::Off));

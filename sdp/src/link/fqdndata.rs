@@ -146,6 +146,7 @@ impl Rules<'_> {
             acks.send(ack)
                 .await
                 .map_err(|_| SessionError::Closed { what: STREAM })?;
+            self.link.board.acked(self.states);
             state = loop {
                 tokio::select! {
                     next = next(&mut states) => break next?,

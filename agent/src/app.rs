@@ -22,6 +22,7 @@ use crate::{
     core::{Core, CoreConfig, Event, event::SourceEvent},
     datapath::{
         files::StateFiles,
+        interfaces::Interfaces,
         kernel::{KernelConfig, KernelDatapath},
         plan::Datapath,
         routing,
@@ -62,10 +63,19 @@ pub async fn run(config: Config) -> Result<()> {
         ipv4: config.ipv4,
         ipv6: config.ipv6,
         sizes: config.map_sizes,
+        transparent: config.transparent,
         sdp_group: config.sdp_group,
     };
     let datapath = Box::new(KernelDatapath::prepare(&kernel, Box::new(files.clone()))?);
     routing::install(config.ipv4, config.ipv6).await?;
+    let interfaces = if config.transparent {
+        let mut interfaces = Interfaces::new(datapath.programs().clone(), maps.clone());
+        interfaces.refresh().await.context("transparent mode")?;
+        Some(interfaces)
+    } else {
+        Interfaces::clear(&maps)?;
+        None
+    };
     let agent = Agent::start(
         config,
         Parts {
@@ -76,6 +86,9 @@ pub async fn run(config: Config) -> Result<()> {
         },
     )
     .await?;
+    if let Some(interfaces) = interfaces {
+        agent.tasks.spawn(interfaces.run(agent.stop.clone()));
+    }
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
     tokio::select! {

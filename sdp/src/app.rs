@@ -30,6 +30,7 @@ use crate::{
     ready::{Need, Readiness},
     restore::{self, Skipped},
     steering::program,
+    transparent::Transparent,
     troubles::Troubles,
 };
 
@@ -66,6 +67,8 @@ pub struct Shared {
     pub stats: Stats,
     /// Endpoints' files that were not used.
     pub skipped_files: Mutex<Vec<Skipped>>,
+    /// Under whose address servers are asked.
+    pub transparent: Transparent,
     /// How packets are steered to this process.
     pub steering: Mutex<SteeringStatus>,
     /// What the process may still do.
@@ -120,13 +123,14 @@ async fn serve(shared: &Arc<Shared>, doors: Doors, sockets: Unbound) -> anyhow::
     let admin = Admin::start(doors, shared)?;
     restore_rules(shared);
     let stop = CancellationToken::new();
+    shared.transparent.look(&config.bpf_root);
     tasks.spawn(keep_house(Arc::clone(shared), stop.clone()));
     tasks.spawn(link(shared).run(stop.clone()));
     first_rules(shared).await;
 
     let sockets = sockets.bind().map_err(|e| explain_bind(&e, config))?;
     let proxy = Arc::new(Proxy::new(
-        proxy_config(config),
+        proxy_config(shared),
         Arc::clone(&shared.maps) as _,
         Arc::clone(&shared.policy),
         Arc::clone(&shared.sink) as _,
@@ -172,6 +176,7 @@ impl Shared {
             drain: Drain::default(),
             stats: Stats::default(),
             skipped_files: Mutex::default(),
+            transparent: Transparent::new(config.transparent),
             steering: Mutex::new(SteeringStatus::Unavailable("not joined yet".to_owned())),
             privileges,
             troubles,
@@ -235,7 +240,8 @@ fn listen_config(config: &Config) -> ListenConfig {
     }
 }
 
-fn proxy_config(config: &Config) -> ProxyConfig {
+fn proxy_config(shared: &Shared) -> ProxyConfig {
+    let config = &shared.config;
     let defaults = ProxyConfig::default();
     ProxyConfig {
         port: config.proxy_port,
@@ -247,6 +253,7 @@ fn proxy_config(config: &Config) -> ProxyConfig {
         in_flight: config
             .concurrency_limit
             .map_or(defaults.in_flight, |limit| limit.get()),
+        transparent: shared.transparent.clone(),
         ..defaults
     }
 }
@@ -351,6 +358,10 @@ async fn keep_house(shared: Arc<Shared>, stop: CancellationToken) {
         // First: maps that appear are there for both.
         note_steering(&shared);
         note_maps(&shared.ready, &shared.maps);
+        if shared.transparent.look(&shared.config.bpf_root) {
+            let mode = shared.transparent.mode().as_str();
+            tracing::warn!(mode, "transparent mode changed with the agent's datapath");
+        }
         shared.sink.tick(BootTime::now());
     }
 }

@@ -61,6 +61,8 @@ pub struct Config {
     pub min_ttl: u32,
     /// Most queries in flight.
     pub concurrency_limit: Option<NonZeroUsize>,
+    /// Ask servers under pods' addresses.
+    pub transparent: bool,
     /// As whom to run.
     pub user: RunAs,
     /// Which proxy gets a query.
@@ -159,6 +161,7 @@ impl Config {
             concurrency_limit: s
                 .dnsproxy_concurrency_limit
                 .and_then(|n| NonZeroUsize::new(usize::try_from(n).unwrap_or(usize::MAX))),
+            transparent: s.dnsproxy_enable_transparent_mode.unwrap_or(false),
             user: s.user.unwrap_or_default(),
             steering: s.steering.unwrap_or(SteeringMode::Auto),
             ipv4,

@@ -32,6 +32,7 @@ pub mod restore;
 mod socket;
 pub mod steering;
 pub mod telemetry;
+pub mod transparent;
 pub mod troubles;
 mod upstream;
 pub mod wall_time;

@@ -97,6 +97,7 @@ pub const fn reason(reason: Reason) -> &'static str {
         Reason::Reply => "A reply to a known connection, or an ICMP error about one.",
         Reason::Redirected => "A DNS query, handed to the proxy.",
         Reason::LinkLocal => "Neighbour discovery, ARP and their like.",
+        Reason::Returned => "A DNS server's answer to a proxy that asked under the pod's address.",
         Reason::PolicyDenied => "No policy entry allows it.",
         Reason::PolicyDeny => "A policy entry denies it.",
         Reason::SpoofedSource => "The source address is not the endpoint's own.",

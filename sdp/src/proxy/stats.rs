@@ -15,7 +15,7 @@ use prometheus_client::{
 use self::cells::Cells;
 pub use self::{
     histogram::{STAGE_MEANINGS, Stage, Stages},
-    labels::{AnswerResult, Label, Meanings, Protocol, QueryResult, meanings},
+    labels::{AnswerResult, Fallback, Label, Meanings, Protocol, QueryResult, meanings},
 };
 
 /// One counter per label value.
@@ -145,6 +145,8 @@ pub struct Stats {
     pub answers: Counters<AnswerResult>,
     /// Queries by transport.
     pub transports: Counters<Protocol>,
+    /// Sockets under a pod's address that could not be had (queries: no return path).
+    pub fallbacks: Counters<Fallback>,
     /// Queries that no server answered within the timeout.
     pub upstream_timeouts: Count,
     /// Queries not sent on because the same was in flight; its answer went to them, too.
@@ -182,6 +184,12 @@ impl Stats {
             "dns_transport_queries",
             "Queries of clients by transport",
             self.transports.clone(),
+        );
+        registry.register(
+            "dns_transparent_fallbacks",
+            "Sockets to DNS servers that got the node's address instead of the pod's in transparent mode; \
+             with reason no_return_path, queries",
+            self.fallbacks.clone(),
         );
         registry.register(
             "dns_upstream_timeouts",
@@ -240,6 +248,7 @@ impl Stats {
         of::<QueryResult>("dns_queries")
             .chain(of::<AnswerResult>("dns_answers"))
             .chain(of::<Protocol>("dns_transport_queries"))
+            .chain(of::<Fallback>("dns_transparent_fallbacks"))
             .chain(stages)
             .collect()
     }

@@ -90,6 +90,22 @@ label! {
 }
 
 label! {
+    /// Why a server was not asked under the pod's address although transparent mode is on.
+    Fallback = "reason" {
+        /// No port of the pod's address is free.
+        NoPort => "no_port",
+        /// As many sockets as there may be are busy.
+        TooManySockets => "too_many_sockets",
+        /// The kernel does not let us.
+        NotPermitted => "not_permitted",
+        /// The agent's datapath would not bring the answers back.
+        NoReturnPath => "no_return_path",
+        /// The kernel refused it otherwise.
+        Other => "other",
+    }
+}
+
+label! {
     /// Transport of a query.
     Protocol = "protocol" {
         /// UDP.

@@ -93,6 +93,8 @@ label! {
         HeldFull => "held_full",
         /// Turned into SERVFAIL: could not be decoded.
         Malformed => "malformed",
+        /// Turned into SERVFAIL: the agent rejected its mapping.
+        Rejected => "rejected",
         /// Ignored: id or question is none that we asked.
         Unexpected => "unexpected",
         /// Could not be sent to the client.

@@ -455,12 +455,12 @@ impl Connection {
     }
 
     fn release(&mut self, key: u64, realised: Realised) {
-        if let Some(held) = self.held.remove(&key) {
-            let result = match realised {
-                Realised::Yes => AnswerResult::Realised,
-                Realised::No(_) => AnswerResult::NotRealised,
-                Realised::AgentAway => AnswerResult::AgentAway,
-            };
+        if let Some(mut held) = self.held.remove(&key) {
+            let result = AnswerResult::of(realised);
+            if result == AnswerResult::Rejected {
+                reply::to_unfit(&held.0, Rcode::ServFail, &mut self.own);
+                held.0.clone_from(&self.own);
+            }
             self.send_held(held, result);
         }
         self.take_queries();

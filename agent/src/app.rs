@@ -8,7 +8,7 @@ use std::{
 };
 
 use anyhow::{Context as _, Result, bail};
-use holdfast_sdp::{mapping::BootTime, policy::rule::RulesOf};
+use holdfast_sdp::{mapping::BootTime, policy::rule::RulesOf, wall_time};
 use shared_maps::{pin, user::Globals};
 use tokio::{
     net::TcpListener,
@@ -22,6 +22,7 @@ use crate::{
     core::{Core, CoreConfig, Event, event::SourceEvent},
     datapath::{
         files::StateFiles,
+        interfaces::Interfaces,
         kernel::{KernelConfig, KernelDatapath},
         plan::Datapath,
         routing,
@@ -62,10 +63,19 @@ pub async fn run(config: Config) -> Result<()> {
         ipv4: config.ipv4,
         ipv6: config.ipv6,
         sizes: config.map_sizes,
+        transparent: config.transparent,
         sdp_group: config.sdp_group,
     };
     let datapath = Box::new(KernelDatapath::prepare(&kernel, Box::new(files.clone()))?);
     routing::install(config.ipv4, config.ipv6).await?;
+    let interfaces = if config.transparent {
+        let mut interfaces = Interfaces::new(datapath.programs().clone(), maps.clone());
+        interfaces.refresh().await.context("transparent mode")?;
+        Some(interfaces)
+    } else {
+        Interfaces::clear(&maps)?;
+        None
+    };
     let agent = Agent::start(
         config,
         Parts {
@@ -76,6 +86,9 @@ pub async fn run(config: Config) -> Result<()> {
         },
     )
     .await?;
+    if let Some(interfaces) = interfaces {
+        agent.tasks.spawn(interfaces.run(agent.stop.clone()));
+    }
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
     tokio::select! {
@@ -288,17 +301,7 @@ pub(crate) fn seconds(duration: Duration) -> u32 {
 
 /// Unix time at CLOCK_BOOTTIME 0.
 fn boot_unix_ns() -> u64 {
-    #[expect(
-        clippy::disallowed_methods,
-        reason = "files carry wall time; the core is given the difference once"
-    )]
-    let now = std::time::SystemTime::now();
-    let unix = now
-        .duration_since(std::time::UNIX_EPOCH)
-        .unwrap_or_default();
-    u64::try_from(unix.as_nanos())
-        .unwrap_or(u64::MAX)
-        .saturating_sub(BootTime::now().0)
+    wall_time::now().saturating_sub(BootTime::now().0)
 }
 
 fn restored_rules(found: &Found) -> Vec<RulesOf> {

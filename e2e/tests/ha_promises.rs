@@ -94,6 +94,12 @@ fn r4_a_stopped_replica_is_bypassed_within_a_second() {
     holds(Act::Stopped, Redirect::Tproxy);
 }
 
+#[test]
+fn proxies_bring_steering_where_the_agent_has_none() {
+    holds(Act::Rolled, Redirect::Alone);
+    holds(Act::Stopped, Redirect::Alone);
+}
+
 /// More than there are slots, each killed as soon as it is ready.
 #[test]
 fn replicas_that_die_quickly_do_not_use_the_slots_up() {

@@ -12,7 +12,7 @@ use shared_maps::IdentityId;
 
 pub use stats::Stats;
 
-use self::stats::{AnswerResult, QueryResult};
+use self::stats::{AnswerResult, Fallback, QueryResult};
 use crate::{
     mapping::{
         BootTime, EndpointInstance, Mapping, MappingSink, OnRealised, Realised, Refusal, Release,
@@ -24,6 +24,7 @@ use crate::{
         verdict::{DenyReason, Verdict},
     },
     resolve::{Looked, Resolver, Who},
+    transparent::{Mode, Transparent},
     wire::{
         Rcode, answer,
         edns::Edns,
@@ -58,6 +59,8 @@ pub struct ProxyConfig {
     pub tcp_idle: Duration,
     /// Queries in flight at most, all workers and endpoints together.
     pub in_flight: usize,
+    /// Whether servers are asked under the address of the pod that asks.
+    pub transparent: Transparent,
     /// Whether servers may be at a loopback address (tests; a loop is possible then).
     pub loopback_servers: bool,
 }
@@ -71,6 +74,7 @@ impl Default for ProxyConfig {
             timeout: Duration::from_secs(10),
             tcp_idle: Duration::from_secs(10),
             in_flight: 65_536,
+            transparent: Transparent::default(),
             loopback_servers: false,
         }
     }
@@ -111,6 +115,8 @@ pub struct Forward<'a> {
     pub endpoint: EndpointInstance,
     /// Identity of who asks: goes into the mark.
     pub identity: IdentityId,
+    /// The address to ask under, if not the node's.
+    pub source: Option<IpAddr>,
 }
 
 /// A question that was sent on.
@@ -237,11 +243,12 @@ impl Proxy {
             Who::Host => return self.refuse(&query, QueryResult::HostSource, own),
             Who::Unknown => return self.refuse(&query, QueryResult::UnknownSource, own),
         };
+        let whom = looked.whom(&*self.resolver, from.server.ip());
         let verdict = self.policy.load().check(&Question {
             endpoint: id,
             port: from.server.port(),
             transport: from.transport,
-            server: looked.whom(&*self.resolver, from.server.ip()),
+            server: whom,
             address: from.server.ip(),
             name: query.name.as_str(),
         });
@@ -265,6 +272,7 @@ impl Proxy {
                 hop_by_hop: query.edns.filter(Edns::has_keepalive),
                 endpoint,
                 identity,
+                source: self.source(from.client.ip(), whom),
             }),
         )
     }
@@ -311,6 +319,20 @@ impl Proxy {
         Answered {
             fate,
             hop_by_hop: reading.hop_by_hop,
+        }
+    }
+
+    /// The address to ask `server` under on behalf of `client`, if not the node's. What the
+    /// node answers itself comes from an address of its own, and the stack takes nothing like
+    /// that from an interface.
+    fn source(&self, client: IpAddr, server: IdentityId) -> Option<IpAddr> {
+        match self.config.transparent.mode() {
+            Mode::On => (server != IdentityId::HOST).then_some(client),
+            Mode::Off => None,
+            Mode::Blocked => {
+                self.stats.fallbacks.inc(Fallback::NoReturnPath);
+                None
+            }
         }
     }
 

@@ -22,8 +22,9 @@ pub(super) fn calm(stage: &Stage) -> Result<Vec<Row>> {
 /// One replica of two replaced after the other; every other one by `other`, if there is one.
 pub(super) fn rolled(stage: &Stage, other: Option<&Path>) -> Result<Vec<Row>> {
     let _agent = stage.agent(&AgentOptions::default())?;
-    let replicas = [surge(stage, 0, other)?, surge(stage, 1, other)?];
-    roll(stage, replicas, other)
+    let start = |stage: &Stage, number| surge(stage, number, other);
+    let replicas = [start(stage, 0)?, start(stage, 1)?];
+    roll(stage, replicas, start)
 }
 
 /// The same between the previous version and this one.
@@ -45,7 +46,7 @@ pub(super) fn without_maps(stage: &Stage) -> Result<Vec<Row>> {
         .lab
         .node
         .sysctl(&[("net.ipv4.tcp_migrate_req", "1")])?;
-    let replicas = [surge(stage, 0, None)?, surge(stage, 1, None)?];
+    let replicas = [unsteered(stage, 0)?, unsteered(stage, 1)?];
     let status = stage.lab.sdp_json(&replica_name(0), &["status"])?;
     let says = |what: &str| status.pointer(&format!("/steering/{what}")).cloned();
     ensure!(
@@ -53,14 +54,18 @@ pub(super) fn without_maps(stage: &Stage) -> Result<Vec<Row>> {
             && says("failed_are_bypassed") == Some(false.into()),
         "status does not say what holds without steering: {status}"
     );
-    roll(stage, replicas, None)
+    roll(stage, replicas, unsteered)
 }
 
-fn roll(stage: &Stage, mut replicas: [Program; 2], other: Option<&Path>) -> Result<Vec<Row>> {
+fn roll(
+    stage: &Stage,
+    mut replicas: [Program; 2],
+    start: impl Fn(&Stage, u32) -> Result<Program>,
+) -> Result<Vec<Row>> {
     let load = stage.load()?;
     for round in 0..stage.size.rolls {
         load.flows()?;
-        let next = surge(stage, round + 2, other)?;
+        let next = start(stage, round + 2)?;
         let [oldest, newest] = replicas;
         let status = oldest.terminate(LEAVES)?;
         ensure!(
@@ -89,6 +94,14 @@ fn surge(stage: &Stage, number: u32, other: Option<&Path>) -> Result<Program> {
     Ok(next)
 }
 
+fn unsteered(stage: &Stage, number: u32) -> Result<Program> {
+    let next = stage
+        .lab
+        .start_sdp(&replica(number).flag("--steering=off"))?;
+    stage.lab.connected(&replica_name(number))?;
+    Ok(next)
+}
+
 /// A proxy of the same port that holds no slot: it sees none of the steering maps.
 fn outsider(stage: &Stage) -> Result<Program> {
     let root = stage.lab.bpf_root().join("outsider");
@@ -104,7 +117,7 @@ fn outsider(stage: &Stage) -> Result<Program> {
     }
     let options = SdpOptions {
         bpf_root: Some(root),
-        ..SdpOptions::new("outsider", 9969)
+        ..SdpOptions::new("outsider", 9969).flag("--steering=off")
     };
     stage.lab.start_sdp(&options)
 }

@@ -43,6 +43,8 @@ pub enum Redirect {
     Own,
     /// Marked by our programs, then TPROXY by nftables: Cilium's default way.
     Tproxy,
+    /// The same, beneath an agent that steers nothing: the proxies bring program and maps.
+    Alone,
 }
 
 impl Redirect {
@@ -51,6 +53,7 @@ impl Redirect {
         match self {
             Self::Own => "own redirect",
             Self::Tproxy => "TPROXY",
+            Self::Alone => "TPROXY, proxies alone",
         }
     }
 }
@@ -90,7 +93,7 @@ impl Stage {
         )?;
         let rules = dns_rules("*.good.test") + &names("*.good.test");
         lab.write_policy("web.yaml", &egress("good-names", "web", &rules))?;
-        if redirect == Redirect::Tproxy {
+        if redirect != Redirect::Own {
             let rules = format!(
                 "table inet proxy {{ chain pre {{ type filter hook prerouting priority mangle;\n\
                  meta mark & 0xf00 == 0x200 meta nfproto ipv4 meta l4proto {{ tcp, udp }} \
@@ -112,6 +115,9 @@ impl Stage {
     /// Starts the agent and puts every pod under its care.
     pub(super) fn agent(&self, options: &AgentOptions) -> Result<Program> {
         let agent = self.lab.start_agent(options)?;
+        if self.redirect == Redirect::Alone {
+            self.remove_steering()?;
+        }
         for pod in self.clients() {
             self.lab.add_endpoint(pod, WEB)?;
         }

@@ -170,9 +170,15 @@ settings! {
     /// Most queries in flight at once; 0 leaves it to the memory limits [default: 0]
     #[arg(long, value_name = "N")]
     dnsproxy_concurrency_limit: u32 = "HOLDFAST_DNSPROXY_CONCURRENCY_LIMIT",
+    /// Ask DNS servers under the address of the pod that asks, not the node's; the agent must be told the same [default: false]
+    #[arg(long, value_name = "BOOL", num_args = 0..=1, default_missing_value = "true", require_equals = true)]
+    dnsproxy_enable_transparent_mode: bool = "HOLDFAST_DNSPROXY_ENABLE_TRANSPARENT_MODE",
     /// As whom to run once what needs root is open: UID, UID:GID, or root to keep all privileges; the agent opens its socket and pins to this group [default: 10094:10094]
     #[arg(long, value_name = "USER")]
     user: RunAs = "HOLDFAST_USER",
+    /// Which proxy of the node gets a query: auto (slots, which leave out proxies that hang or leave; loads the program for it where nobody has) or off (the kernel's hash) [default: auto]
+    #[arg(long, value_name = "HOW", value_enum)]
+    steering: SteeringMode = "HOLDFAST_STEERING",
     /// Serve IPv4 [default: true]
     #[arg(long, value_name = "BOOL", num_args = 0..=1, default_missing_value = "true", require_equals = true)]
     enable_ipv4: bool = "HOLDFAST_ENABLE_IPV4",
@@ -207,6 +213,15 @@ pub enum RejectCode {
     /// Rcode 3.
     #[value(name = "nameError", alias = "nxdomain")]
     NameError,
+}
+
+/// Which proxy gets a query.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum SteeringMode {
+    /// The owner of a slot; without program and maps, whom the kernel's hash says.
+    Auto,
+    /// Whom the kernel's hash says.
+    Off,
 }
 
 /// Form of the log.

@@ -131,6 +131,7 @@ async fn follow(
         acks.send(ack)
             .await
             .map_err(|_| SessionError::Closed { what: STREAM })?;
+        rules.link.board.acked(rules.states);
         state = loop {
             tokio::select! {
                 next = next(&mut states) => break next?,

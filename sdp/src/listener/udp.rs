@@ -110,7 +110,12 @@ impl Worker {
         let marked = options == SocketOptions::Transparent;
         let now = Instant::now();
         Ok(Self {
-            upstream: UdpUpstream::new(marked, limit, proxy.config().timeout),
+            upstream: UdpUpstream::new(
+                marked,
+                limit,
+                proxy.config().timeout,
+                proxy.stats().fallbacks.clone(),
+            ),
             replies: Replies::new(options),
             held: Held::new(proxy.config().max_delay),
             proxy,

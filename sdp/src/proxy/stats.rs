@@ -103,6 +103,22 @@ label! {
 }
 
 label! {
+    /// Why a server was not asked under the pod's address although transparent mode is on.
+    Fallback = "reason" {
+        /// No port of the pod's address is free.
+        NoPort => "no_port",
+        /// As many sockets as there may be are busy.
+        TooManySockets => "too_many_sockets",
+        /// The kernel does not let us.
+        NotPermitted => "not_permitted",
+        /// The agent's datapath would not bring the answers back.
+        NoReturnPath => "no_return_path",
+        /// The kernel refused it otherwise.
+        Other => "other",
+    }
+}
+
+label! {
     /// Transport of a query.
     Protocol = "protocol" {
         /// UDP.
@@ -280,6 +296,8 @@ pub struct Stats {
     pub answers: Counters<AnswerResult>,
     /// Queries by transport.
     pub transports: Counters<Protocol>,
+    /// Sockets under a pod's address that could not be had (queries: no return path).
+    pub fallbacks: Counters<Fallback>,
     /// Queries that no server answered within the timeout.
     pub upstream_timeouts: Count,
     /// Queries not sent on because the same was in flight; its answer went to them, too.
@@ -309,6 +327,11 @@ impl Stats {
             "dns_transport_queries",
             "Queries by transport",
             self.transports.clone(),
+        );
+        registry.register(
+            "dns_transparent_fallbacks",
+            "Times a server was asked under the node's address in transparent mode",
+            self.fallbacks.clone(),
         );
         registry.register(
             "dns_upstream_timeouts",

@@ -8,7 +8,6 @@ use std::{
 };
 
 use rand::Rng;
-use shared_maps::IdentityId;
 use tokio::{
     net::TcpStream,
     sync::mpsc::{Receiver, Sender, channel},
@@ -17,7 +16,7 @@ use tokio::{
 use super::{
     Shared,
     frames::{FrameReader, FrameWriter, Read},
-    upstream::{Happened, TcpUpstream},
+    upstream::{Behalf, Happened, TcpUpstream},
 };
 use crate::{
     listener::SocketOptions,
@@ -54,7 +53,7 @@ struct Flight {
     message: Vec<u8>,
     question: Vec<u8>,
     endpoint: EndpointInstance,
-    identity: IdentityId,
+    behalf: Behalf,
     sent_at: Instant,
     resent: bool,
     /// If its answer is many messages.
@@ -120,6 +119,7 @@ impl Connection {
         let (to_us, realised) = channel(MAX_WAITING);
         // Only delays are lost if the kernel refuses.
         let _ = stream.set_nodelay(true);
+        let upstream = TcpUpstream::new(server, shared.proxy.stats().fallbacks.clone());
         Self {
             shared,
             stream,
@@ -127,7 +127,7 @@ impl Connection {
             server,
             reader: FrameReader::default(),
             out: FrameWriter::default(),
-            upstream: TcpUpstream::new(server),
+            upstream,
             flights: HashMap::new(),
             held: HashMap::new(),
             next_held: 0,
@@ -289,12 +289,16 @@ impl Connection {
             edns.strip_keepalive(&mut message);
         }
         set_id(&mut message, id);
+        let marked = self.shared.options == SocketOptions::Transparent;
         let flight = Flight {
             kept: query.kept,
             message,
             question: query.question.to_vec(),
             endpoint: query.endpoint,
-            identity: query.identity,
+            behalf: Behalf {
+                identity: marked.then_some(query.identity),
+                source: query.source,
+            },
             sent_at: self.now,
             resent: false,
             transfer: Transfer::of(query.question),
@@ -304,11 +308,7 @@ impl Connection {
     }
 
     fn send(&mut self, id: u16, flight: Flight) {
-        let marked = self.shared.options == SocketOptions::Transparent;
-        match self
-            .upstream
-            .send(&flight.message, marked.then_some(flight.identity))
-        {
+        match self.upstream.send(&flight.message, flight.behalf) {
             Ok(()) => {
                 self.flights.insert(id, flight);
             }

@@ -103,8 +103,8 @@ pub fn run(config: Config, troubles: Troubles) -> anyhow::Result<()> {
 async fn serve(shared: &Arc<Shared>, doors: Doors, sockets: Unbound) -> anyhow::Result<()> {
     let config = &shared.config;
     tracing::info!(name = config.name, port = config.proxy_port, "starting");
-    for warning in &config.warnings {
-        tracing::warn!("{warning}");
+    for note in &config.notes {
+        tracing::info!("{note}");
     }
     let tasks = TaskTracker::new();
     let signals = Arc::clone(shared);

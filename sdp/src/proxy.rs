@@ -18,7 +18,9 @@ use self::{
     stopwatch::Stopwatch,
 };
 use crate::{
-    mapping::{BootTime, EndpointInstance, Mapping, MappingSink, OnRealised, Release},
+    mapping::{
+        BootTime, EndpointInstance, Mapping, MappingSink, OnRealised, Realised, Refusal, Release,
+    },
     name::NameBuf,
     policy::{
         rule::Transport,
@@ -167,6 +169,18 @@ impl QueryResult {
             DenyReason::NoRules | DenyReason::NoRulesForPort => Self::DeniedNoRules,
             DenyReason::ServerNotSelected => Self::DeniedServer,
             DenyReason::NameNotAllowed => Self::DeniedName,
+        }
+    }
+}
+
+impl AnswerResult {
+    /// Of an answer that was held.
+    pub(crate) fn of(realised: Realised) -> Self {
+        match realised {
+            Realised::Yes => Self::Realised,
+            Realised::No(Refusal::Rejected) => Self::Rejected,
+            Realised::No(_) => Self::NotRealised,
+            Realised::AgentAway => Self::AgentAway,
         }
     }
 }

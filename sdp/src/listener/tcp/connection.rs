@@ -469,12 +469,12 @@ impl Connection {
     }
 
     fn release(&mut self, key: u64, realised: Realised) {
-        if let Some(held) = self.held.remove(&key) {
-            let result = match realised {
-                Realised::Yes => AnswerResult::Realised,
-                Realised::No(_) => AnswerResult::NotRealised,
-                Realised::AgentAway => AnswerResult::AgentAway,
-            };
+        if let Some(mut held) = self.held.remove(&key) {
+            let result = AnswerResult::of(realised);
+            if result == AnswerResult::Rejected {
+                reply::to_unfit(&held.message, Rcode::ServFail, &mut self.own);
+                held.message.clone_from(&self.own);
+            }
             self.send_held(&held, result);
         }
         self.take_queries();

@@ -6,7 +6,7 @@ use super::{BATCH, ROUNDS, Worker, listener_for};
 use crate::{
     arena::Key,
     listener::held::HeldAnswer,
-    mapping::{BootTime, Realised},
+    mapping::BootTime,
     policy::rule::Transport,
     proxy::{
         Asked, Fate,
@@ -14,7 +14,7 @@ use crate::{
     },
     socket::sys::RecvBatch,
     upstream::udp::{Flight, Joined},
-    wire::set_id,
+    wire::{Rcode, reply, set_id},
 };
 
 impl Worker {
@@ -164,12 +164,14 @@ impl Worker {
         let mut realised = std::mem::take(&mut self.realised);
         self.control.take_realised(&mut realised);
         for (key, realised) in realised.drain(..) {
-            if let Some(answer) = self.held.take(key) {
-                let result = match realised {
-                    Realised::Yes => AnswerResult::Realised,
-                    Realised::No(_) => AnswerResult::NotRealised,
-                    Realised::AgentAway => AnswerResult::AgentAway,
-                };
+            if let Some(mut answer) = self.held.take(key) {
+                let result = AnswerResult::of(realised);
+                if result == AnswerResult::Rejected {
+                    let mut own = std::mem::take(&mut self.own);
+                    reply::to_unfit(&answer.bytes, Rcode::ServFail, &mut own);
+                    answer.bytes.clone_from(&own);
+                    self.own = own;
+                }
                 self.release(answer, result);
             }
         }

@@ -82,6 +82,8 @@ label! {
         HeldFull => "held_full",
         /// Turned into SERVFAIL: it could not be read.
         Malformed => "malformed",
+        /// Turned into SERVFAIL: the agent rejected its addresses.
+        Rejected => "rejected",
         /// Ignored: it answers nothing that was asked.
         Unexpected => "unexpected",
         /// Could not be sent to the client.

@@ -63,10 +63,11 @@ impl Metrics {
     }
 }
 
-fn counts(shared: &Shared) -> [(&'static str, &'static str, &Count); 20] {
+fn counts(shared: &Shared) -> [(&'static str, &'static str, &Count); 23] {
     let link = shared.board.stats();
     let sink = shared.sink.stats();
     let journal = shared.journal.stats();
+    let log = &shared.query_log_stats;
     [
         (
             "agent_connection_errors",
@@ -169,6 +170,21 @@ fn counts(shared: &Shared) -> [(&'static str, &'static str, &Count); 20] {
             "journal_skipped",
             "Pairs not written to the journal because too many waited for the disk",
             &journal.skipped,
+        ),
+        (
+            "query_log_lines",
+            "Lines written to the query log",
+            &log.lines,
+        ),
+        (
+            "query_log_dropped",
+            "Lines missing in the query log: it could not be written, or not fast enough",
+            &log.dropped,
+        ),
+        (
+            "query_log_errors",
+            "Failed attempts to write or open the query log",
+            &log.errors,
         ),
     ]
 }

@@ -101,9 +101,12 @@ label! {
 }
 
 label! {
-    /// Why a server was not asked under the pod's address although transparent mode is on.
+    /// Why a server was asked otherwise than transparent mode would have it: but for the
+    /// first, under the node's address.
     Fallback = "reason" {
-        /// No port of the pod's address is free.
+        /// The kernel's range of ports was used up; another port of the pod's address was free.
+        OtherPort => "other_port",
+        /// No port of the pod's address was found free.
         NoPort => "no_port",
         /// As many sockets as there may be are busy.
         TooManySockets => "too_many_sockets",
@@ -294,7 +297,7 @@ pub struct Stats {
     pub answers: Counters<AnswerResult>,
     /// Queries by transport.
     pub transports: Counters<Protocol>,
-    /// Sockets under a pod's address that could not be had (queries: no return path).
+    /// Sockets that could not be had as transparent mode wants them; queries without a return path.
     pub fallbacks: Counters<Fallback>,
     /// Queries that no server answered within the timeout.
     pub upstream_timeouts: Count,
@@ -328,7 +331,7 @@ impl Stats {
         );
         registry.register(
             "dns_transparent_fallbacks",
-            "Times a server was asked under the node's address in transparent mode",
+            "Times a server was asked otherwise than transparent mode would have it",
             self.fallbacks.clone(),
         );
         registry.register(

@@ -103,8 +103,8 @@ pub fn run(config: Config, troubles: Troubles) -> anyhow::Result<()> {
 async fn serve(shared: &Arc<Shared>, doors: Doors, sockets: Unbound) -> anyhow::Result<()> {
     let config = &shared.config;
     tracing::info!(name = config.name, port = config.proxy_port, "starting");
-    for warning in &config.warnings {
-        tracing::warn!("{warning}");
+    for note in &config.notes {
+        tracing::info!("{note}");
     }
     let tasks = TaskTracker::new();
     let signals = Arc::clone(shared);
@@ -149,6 +149,11 @@ async fn serve(shared: &Arc<Shared>, doors: Doors, sockets: Unbound) -> anyhow::
 }
 
 impl Shared {
+    /// Of a proxy that does not run.
+    pub(crate) fn idle(config: Config) -> Self {
+        Self::new(config, Privileges::default(), Troubles::default())
+    }
+
     fn new(config: Config, privileges: Privileges, troubles: Troubles) -> Self {
         let ready = Readiness::default();
         ready.block(Need::Listeners, "not bound yet");

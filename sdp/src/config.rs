@@ -77,8 +77,8 @@ pub struct Config {
     pub log_level: String,
     /// Form of the log.
     pub log_format: LogFormat,
-    /// What was odd in the sources, for the log.
-    pub warnings: Vec<String>,
+    /// What of the sources was not used, for the log.
+    pub notes: Vec<String>,
 }
 
 /// Why there is no configuration; all of these end the program with code 2.
@@ -105,7 +105,7 @@ pub enum ConfigError {
 impl Config {
     /// Merges flags and environment (`given`) with the files they name, and fills in defaults.
     pub fn resolve(given: Settings) -> Result<Self, ConfigError> {
-        let mut warnings = Vec::new();
+        let mut notes = Vec::new();
         let (config, config_dir) = (given.config.clone(), given.config_dir.clone());
         let mut merged = given;
         if let Some(path) = config {
@@ -115,10 +115,16 @@ impl Config {
         if let Some(dir) = config_dir {
             let found = file::read_dir(&dir)?;
             merged = merged.or(found.settings);
-            warnings.extend(found.warnings);
+            if !found.ignored.is_empty() {
+                notes.push(format!(
+                    "--config-dir {}: keys of other programs, ignored: {}",
+                    dir.display(),
+                    found.ignored.join(", ")
+                ));
+            }
         }
         let mut config = Self::with_defaults(merged)?;
-        config.warnings = warnings;
+        config.notes = notes;
         Ok(config)
     }
 
@@ -169,7 +175,7 @@ impl Config {
             workers: s.workers.map_or_else(default_workers, usize::from),
             log_level: s.log_level.unwrap_or_else(|| "info".into()),
             log_format: s.log_format.unwrap_or(LogFormat::Text),
-            warnings: Vec::new(),
+            notes: Vec::new(),
         })
     }
 

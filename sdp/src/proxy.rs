@@ -1,6 +1,7 @@
 //! The main path: from a query to its answer, free of sockets.
 
 pub mod stats;
+mod stopwatch;
 
 use std::{
     net::{IpAddr, SocketAddr},
@@ -12,9 +13,14 @@ use shared_maps::IdentityId;
 
 pub use stats::Stats;
 
-use self::stats::{AnswerResult, Fallback, QueryResult};
+use self::{
+    stats::{AnswerResult, Fallback, QueryResult},
+    stopwatch::Stopwatch,
+};
 use crate::{
-    mapping::{BootTime, EndpointInstance, Mapping, MappingSink, OnRealised, Release},
+    mapping::{
+        BootTime, EndpointInstance, Mapping, MappingSink, OnRealised, Realised, Refusal, Release,
+    },
     name::NameBuf,
     policy::{
         rule::Transport,
@@ -167,6 +173,18 @@ impl QueryResult {
     }
 }
 
+impl AnswerResult {
+    /// Of an answer that was held.
+    pub(crate) fn of(realised: Realised) -> Self {
+        match realised {
+            Realised::Yes => Self::Realised,
+            Realised::No(Refusal::Rejected) => Self::Rejected,
+            Realised::No(_) => Self::NotRealised,
+            Realised::AgentAway => Self::AgentAway,
+        }
+    }
+}
+
 /// Judges queries and learns from answers. Shared by all workers.
 pub struct Proxy {
     config: ProxyConfig,
@@ -209,6 +227,7 @@ impl Proxy {
         looked: &mut Looked,
         own: &mut Vec<u8>,
     ) -> Outcome<'a> {
+        let timed = Stopwatch::of(message);
         let query = match Query::decode(message) {
             Ok(query) => query,
             Err(Unfit::Ignore) => return self.outcome(QueryResult::Ignored, Outcome::Ignore),
@@ -230,14 +249,19 @@ impl Proxy {
             Who::Unknown => return self.refuse(&query, QueryResult::UnknownSource, own),
         };
         let whom = looked.whom(&*self.resolver, from.server.ip());
-        let verdict = self.policy.load().check(&Question {
+        let question = Question {
             endpoint: id,
             port: from.server.port(),
             transport: from.transport,
             server: whom,
             address: from.server.ip(),
             name: query.name.as_str(),
-        });
+        };
+        let judging = timed.as_ref().map(Stopwatch::lap);
+        let verdict = self.policy.load().check(&question);
+        if let (Some(timed), Some(judging)) = (timed, judging) {
+            timed.observe(&judging, verdict == Verdict::Allow, &self.stats.stages);
+        }
         if let Verdict::Deny(reason) = verdict {
             return self.refuse(&query, QueryResult::of_denied(reason), own);
         }

@@ -162,7 +162,7 @@ settings! {
     #[arg(long, value_name = "TIME")]
     tofqdns_proxy_response_max_delay: Span = "HOLDFAST_TOFQDNS_PROXY_RESPONSE_MAX_DELAY",
     /// How a query that policy forbids is answered [default: refused]
-    #[arg(long, value_name = "HOW", value_enum)]
+    #[arg(long, value_name = "HOW", value_enum, ignore_case = true)]
     tofqdns_dns_reject_response_code: RejectCode = "HOLDFAST_TOFQDNS_DNS_REJECT_RESPONSE_CODE",
     /// Least time an address counts as learned; the agent's own value wins while it is connected [default: 0s]
     #[arg(long, value_name = "TIME")]
@@ -200,7 +200,7 @@ settings! {
     /// YAML file with any of these settings; an unknown key is an error
     #[arg(long, value_name = "FILE")]
     config: PathBuf = "HOLDFAST_CONFIG",
-    /// Directory with one file per setting, as a mounted ConfigMap; an unknown key is a warning
+    /// Directory with one file per setting, as a mounted ConfigMap, Cilium's included; unknown keys are ignored and named in the log
     #[arg(long, value_name = "DIR")]
     config_dir: PathBuf = "HOLDFAST_CONFIG_DIR",
 }
@@ -233,7 +233,7 @@ pub enum LogFormat {
     Json,
 }
 
-/// A length of time: `100ms`, `10s`, `5m`, `1h30m`; a bare number is seconds.
+/// A length of time as Go writes it: `100ms`, `1.5s`, `5m`, `1h30m`; a bare number is seconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Span(pub Duration);
 
@@ -254,23 +254,45 @@ impl FromStr for Span {
         while !rest.is_empty() {
             let digits = rest.bytes().take_while(u8::is_ascii_digit).count();
             let (number, tail) = rest.split_at(digits);
-            let unit_len = tail.bytes().take_while(u8::is_ascii_alphabetic).count();
+            let decimals = tail.strip_prefix('.').map_or(0, |tail| {
+                1 + tail.bytes().take_while(u8::is_ascii_digit).count()
+            });
+            let (fraction, tail) = tail.split_at(decimals);
+            let unit_len = tail
+                .find(|c: char| !c.is_alphabetic())
+                .unwrap_or(tail.len());
             let (unit, tail) = tail.split_at(unit_len);
-            let number: u64 = number.parse().map_err(|_| wrong())?;
-            let part = match unit {
-                "ms" => Some(Duration::from_millis(number)),
-                "s" => Some(Duration::from_secs(number)),
-                "m" => number.checked_mul(60).map(Duration::from_secs),
-                "h" => number.checked_mul(3600).map(Duration::from_secs),
-                _ => None,
+            let unit = match unit {
+                "ns" => 1,
+                "us" | "µs" => 1_000,
+                "ms" => 1_000_000,
+                "s" => 1_000_000_000,
+                "m" => 60_000_000_000,
+                "h" => 3_600_000_000_000,
+                _ => return Err(wrong()),
             };
-            total = part
-                .and_then(|part| total.checked_add(part))
-                .ok_or_else(wrong)?;
+            let whole: u64 = number.parse().map_err(|_| wrong())?;
+            let nanos = whole.checked_mul(unit).ok_or_else(wrong)?;
+            let part = Duration::from_nanos(nanos) + part_of(fraction, unit).ok_or_else(wrong)?;
+            total = total.checked_add(part).ok_or_else(wrong)?;
             rest = tail;
         }
         Ok(Self(total))
     }
+}
+
+/// `.5` of a unit of so many nanoseconds.
+fn part_of(fraction: &str, unit: u64) -> Option<Duration> {
+    let Some(digits) = fraction.strip_prefix('.') else {
+        return Some(Duration::ZERO);
+    };
+    let mut nanos = 0;
+    let mut unit = unit;
+    for digit in digits.bytes() {
+        unit /= 10;
+        nanos += unit * u64::from(digit - b'0');
+    }
+    (!digits.is_empty()).then_some(Duration::from_nanos(nanos))
 }
 
 /// Where an agent may be found.
@@ -359,7 +381,21 @@ mod tests {
         assert_eq!(ms("1h30m"), Ok(5_400_000));
         assert_eq!(ms("1m0s"), Ok(60_000));
         assert_eq!(ms("7"), Ok(7_000));
-        for bad in ["", "s", "10 s", "5d", "-1s", "1.5s"] {
+        assert_eq!(ms("1.5s"), Ok(1_500));
+        assert_eq!(ms("2500us"), Ok(2));
+        assert_eq!(ms("0.25h"), Ok(900_000));
+        for bad in [
+            "",
+            "s",
+            "10 s",
+            "5d",
+            "-1s",
+            "1.s",
+            "1.",
+            ".5s",
+            "1.5",
+            "300000000h",
+        ] {
             assert!(ms(bad).is_err(), "{bad:?} was taken");
         }
     }

@@ -153,6 +153,11 @@ async fn serve(shared: &Arc<Shared>, doors: Doors, sockets: Unbound) -> anyhow::
 }
 
 impl Shared {
+    /// Of a proxy that does not run.
+    pub(crate) fn idle(config: Config) -> Self {
+        Self::new(config, Privileges::default(), Troubles::default())
+    }
+
     fn new(config: Config, privileges: Privileges, troubles: Troubles) -> Self {
         let ready = Readiness::default();
         ready.block(Need::Listeners, "not bound yet");

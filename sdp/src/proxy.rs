@@ -2,6 +2,7 @@
 
 mod notices;
 pub mod stats;
+mod stopwatch;
 
 use std::{
     net::{IpAddr, SocketAddr},
@@ -13,7 +14,10 @@ use shared_maps::IdentityId;
 
 pub use stats::Stats;
 
-use self::stats::{AnswerResult, Fallback, QueryResult};
+use self::{
+    stats::{AnswerResult, Fallback, QueryResult},
+    stopwatch::Stopwatch,
+};
 use crate::{
     mapping::{
         BootTime, EndpointInstance, Mapping, MappingSink, OnRealised, Realised, Refusal, Release,
@@ -241,6 +245,7 @@ impl Proxy {
         looked: &mut Looked,
         own: &mut Vec<u8>,
     ) -> Outcome<'a> {
+        let timed = Stopwatch::of(message);
         let began = self.notices.is_wanted().then(Instant::now);
         let query = match Query::decode(message) {
             Ok(query) => query,
@@ -263,16 +268,21 @@ impl Proxy {
             Who::Unknown => return self.refuse(&query, QueryResult::UnknownSource, own),
         };
         let whom = looked.whom(&*self.resolver, from.server.ip());
-        let asking = began.map(|_| Instant::now());
-        let verdict = self.policy.load().check(&Question {
+        let question = Question {
             endpoint: id,
             port: from.server.port(),
             transport: from.transport,
             server: whom,
             address: from.server.ip(),
             name: query.name.as_str(),
-        });
+        };
+        let judging = timed.as_ref().map(Stopwatch::lap);
+        let asking = began.map(|_| Instant::now());
+        let verdict = self.policy.load().check(&question);
         let policy_check = asking.map_or(Duration::ZERO, |since| since.elapsed());
+        if let (Some(timed), Some(judging)) = (timed, judging) {
+            timed.observe(&judging, verdict == Verdict::Allow, &self.stats.stages);
+        }
         if let Some(began) = began {
             let is_allowed = verdict == Verdict::Allow;
             self.notice_query(&query, from, is_allowed, (began, policy_check));

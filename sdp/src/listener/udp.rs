@@ -27,7 +27,10 @@ use crate::{
     arena::Key,
     mapping::{Realised, repeat::Repeats},
     notice::Failure,
-    proxy::{Proxy, stats::AnswerResult},
+    proxy::{
+        Proxy,
+        stats::{AnswerResult, Stage},
+    },
     resolve::Looked,
     socket::{
         self,
@@ -211,6 +214,8 @@ impl Worker {
             self.proxy.stats().in_flight.down();
             self.proxy.stats().upstream_timeouts.add(1);
             self.notice_failure(&flight, Failure::Timeout);
+            let took = self.now.duration_since(flight.sent_at);
+            self.proxy.stats().stages.observe(Stage::TotalTimeout, took);
             self.upstream.recycle(flight);
         }
         if self.now >= self.next_sweep {

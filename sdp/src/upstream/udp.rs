@@ -26,7 +26,7 @@ use crate::{
         Asked, Forward,
         stats::{Counters, Fallback},
     },
-    socket,
+    socket, transparent,
     wire::{HEADER_LEN, Header, answer, reply::Kept},
 };
 
@@ -437,7 +437,7 @@ impl UdpUpstream {
             self.retire(key);
         }
         self.make_room(server.source.is_some())?;
-        let fd = socket::udp_upstream(server.server, server.identity, server.source)?;
+        let fd = self.open(server)?;
         let key = self.sockets.insert(UpSocket {
             fd,
             server,
@@ -463,6 +463,28 @@ impl UdpUpstream {
             *slot = Some(key);
         }
         Ok(key)
+    }
+
+    fn open(&mut self, key: ServerKey) -> Result<OwnedFd, socket::SocketError> {
+        let ServerKey {
+            server, identity, ..
+        } = key;
+        let Some(source) = key.source else {
+            return socket::udp_upstream(server, identity, None);
+        };
+        let mut taken = None;
+        for port in transparent::ports(&mut self.random) {
+            match socket::udp_upstream(server, identity, Some(SocketAddr::new(source, port))) {
+                Err(e) if Fallback::of(&e.source) == Fallback::NoPort => taken = Some(e),
+                opened => {
+                    if taken.is_some() && opened.is_ok() {
+                        self.fallbacks.inc(Fallback::OtherPort);
+                    }
+                    return opened;
+                }
+            }
+        }
+        Err(taken.expect("at least one port was tried"))
     }
 
     /// If there are as many as may be, closes the one that was unused for longest, if any is idle.

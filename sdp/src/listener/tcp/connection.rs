@@ -26,7 +26,7 @@ use crate::{
     policy::rule::Transport,
     proxy::{
         Arrival, Asked, Fate, Outcome,
-        stats::{AnswerResult, Protocol, QueryResult},
+        stats::{AnswerResult, Protocol, QueryResult, Stage},
     },
     wire::{Header, Rcode, answer, reply, set_id, transfer::Transfer},
 };
@@ -43,6 +43,15 @@ const LAST_LOOKS: usize = 16;
 /// what is in them, and its timers stand still meanwhile.
 const TURN: usize = 64;
 
+/// An answer that waits for the agent.
+struct Held {
+    message: Vec<u8>,
+    /// When the query came.
+    asked: Instant,
+    /// When the answer came.
+    since: Instant,
+}
+
 /// One connection.
 pub(super) struct Connection {
     shared: Arc<Shared>,
@@ -53,8 +62,8 @@ pub(super) struct Connection {
     out: FrameWriter,
     upstream: TcpUpstream,
     flights: HashMap<u16, Flight>,
-    /// Answers that wait for the agent, with when they came.
-    held: HashMap<u64, (Vec<u8>, Instant)>,
+    /// Answers that wait for the agent.
+    held: HashMap<u64, Held>,
     next_held: u64,
     to_us: Sender<(u64, Realised)>,
     realised: Receiver<(u64, Realised)>,
@@ -374,9 +383,8 @@ impl Connection {
         };
         self.last_activity = self.now;
         stats.in_flight.down();
-        stats
-            .upstream_time
-            .observe(self.now.duration_since(flight.sent_at));
+        let took = self.now.duration_since(flight.sent_at);
+        stats.stages.observe(Stage::Upstream, took);
         set_id(message, flight.kept.id);
         let asked = flight.asked((self.client, self.server), self.now);
         let key = self.next_held;
@@ -393,11 +401,17 @@ impl Connection {
         }
         match answered.fate {
             Fate::Hold => {
-                self.held.insert(key, (message.clone(), self.now));
+                let held = Held {
+                    message: message.clone(),
+                    asked: flight.sent_at,
+                    since: self.now,
+                };
+                self.held.insert(key, held);
                 stats.held.up();
             }
             Fate::Release(result) => {
                 stats.answers.inc(result);
+                stats.stages.observe(Stage::Total, took);
                 self.out.push(message);
             }
             Fate::Malformed => {
@@ -439,30 +453,30 @@ impl Connection {
         if let Some(mut held) = self.held.remove(&key) {
             let result = AnswerResult::of(realised);
             if result == AnswerResult::Rejected {
-                reply::to_unfit(&held.0, Rcode::ServFail, &mut self.own);
-                held.0.clone_from(&self.own);
+                reply::to_unfit(&held.message, Rcode::ServFail, &mut self.own);
+                held.message.clone_from(&self.own);
             }
-            self.send_held(held, result);
+            self.send_held(&held, result);
         }
         self.take_queries();
     }
 
-    fn send_held(&mut self, (message, since): (Vec<u8>, Instant), result: AnswerResult) {
+    fn send_held(&mut self, held: &Held, result: AnswerResult) {
         let stats = self.shared.proxy.stats();
         stats.held.down();
-        stats.held_time.observe(self.now.duration_since(since));
+        let waited = self.now.duration_since(held.since);
+        stats.stages.observe(Stage::Dataplane, waited);
+        let took = self.now.duration_since(held.asked);
+        stats.stages.observe(Stage::Total, took);
         stats.answers.inc(result);
-        self.out.push(&message);
+        self.out.push(&held.message);
         self.last_activity = self.now;
     }
 
     fn deadline(&self) -> Instant {
         let config = self.shared.proxy.config();
         let flights = self.flights.values().map(|f| f.sent_at + config.timeout);
-        let held = self
-            .held
-            .values()
-            .map(|(_, since)| *since + config.max_delay);
+        let held = self.held.values().map(|held| held.since + config.max_delay);
         let draining = self.shared.draining.is_cancelled();
         let partial = self.reader.is_partial();
         let idle = self.last_activity + config.tcp_idle;
@@ -478,9 +492,9 @@ impl Connection {
         };
         let late = self
             .held
-            .extract_if(|_, (_, since)| now.duration_since(*since) >= max_delay);
+            .extract_if(|_, held| now.duration_since(held.since) >= max_delay);
         for (_, held) in late.collect::<Vec<_>>() {
-            self.send_held(held, AnswerResult::Late);
+            self.send_held(&held, AnswerResult::Late);
         }
         let proxy = &self.shared.proxy;
         let stats = proxy.stats();
@@ -490,7 +504,11 @@ impl Connection {
             if !waits {
                 proxy.notice_failure(&flight.asked(ends, now), Failure::Timeout);
                 stats.in_flight.down();
-                stats.upstream_timeouts.add(u64::from(!flight.has_begun()));
+                if !flight.has_begun() {
+                    stats.upstream_timeouts.add(1);
+                    let took = now.duration_since(flight.sent_at);
+                    stats.stages.observe(Stage::TotalTimeout, took);
+                }
             }
             waits
         });

@@ -7,7 +7,10 @@ use crate::{
     arena::Key,
     listener::held::HeldAnswer,
     mapping::BootTime,
-    proxy::{Fate, stats::AnswerResult},
+    proxy::{
+        Fate,
+        stats::{AnswerResult, Stage},
+    },
     socket::sys::RecvBatch,
     upstream::udp::{Flight, Joined},
     wire::{Rcode, reply, set_id},
@@ -59,9 +62,8 @@ impl Worker {
     fn answer(&mut self, at: usize, flight: &Flight, now: BootTime) -> bool {
         let stats = self.proxy.stats();
         stats.in_flight.down();
-        stats
-            .upstream_time
-            .observe(self.now.duration_since(flight.sent_at));
+        let took = self.now.duration_since(flight.sent_at);
+        stats.stages.observe(Stage::Upstream, took);
         set_id(self.answers.bytes_mut(at), flight.kept.id);
         // Of before the sink is asked: what changes while it decides counts.
         let version = self.proxy.sink().leases_version();
@@ -69,6 +71,7 @@ impl Worker {
         let print = self.repeats.print(flight.endpoint, flight.server, message);
         if flight.joined.is_empty() && self.repeats.is_leased(print, version, now) {
             stats.answers.inc(AnswerResult::Released);
+            stats.stages.observe(Stage::Total, took);
             return true;
         }
         let to_send = self.learn(at, flight, now);
@@ -116,6 +119,7 @@ impl Worker {
                         client,
                         server,
                         joined,
+                        asked: flight.sent_at,
                         since: self.now,
                     },
                 );
@@ -136,7 +140,10 @@ impl Worker {
             (Fate::Hold, None) => AnswerResult::HeldFull,
         };
         let answers = u64::try_from(1 + flight.joined.len()).unwrap_or(1);
-        self.proxy.stats().answers.add(result, answers);
+        let stats = self.proxy.stats();
+        stats.answers.add(result, answers);
+        let took = self.now.duration_since(flight.sent_at);
+        stats.stages.observe(Stage::Total, took);
         for Joined { client, kept } in &flight.joined {
             self.own = copy(&self.answers);
             set_id(&mut self.own, kept.id);
@@ -172,9 +179,10 @@ impl Worker {
     pub(super) fn release(&mut self, mut answer: HeldAnswer, result: AnswerResult) {
         let stats = self.proxy.stats();
         stats.held.down();
-        stats
-            .held_time
-            .observe(self.now.duration_since(answer.since));
+        let waited = self.now.duration_since(answer.since);
+        stats.stages.observe(Stage::Dataplane, waited);
+        let took = self.now.duration_since(answer.asked);
+        stats.stages.observe(Stage::Total, took);
         let answers = u64::try_from(1 + answer.joined.len()).unwrap_or(1);
         stats.answers.add(result, answers);
         self.send_held(&answer, answer.client);

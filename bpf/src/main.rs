@@ -1,13 +1,17 @@
-//! The eBPF programs of Holdfast.
+//! The eBPF programs of an endpoint.
 //!
 //! ```text
 //!  pod ──► from_pod ──► stack ──► (marked: local delivery) ──► steer ──► a proxy's socket
 //!  pod ◄── to_pod  ◄── stack ◄── proxy's answer, other traffic
+//!                        ▲
+//!                     to_proxy ◄── other interfaces: an answer to a query that a proxy
+//!                                  sent under a pod's address is marked for local delivery
 //! ```
 //!
 //! `from_pod` and `to_pod` are loaded once per endpoint, with the endpoint's
-//! constants in [`config`] and its own policy map; `steer` once per network
-//! namespace. Every other map is shared through its pin.
+//! constants in [`config`] and its own policy map; `to_proxy` once per kind of
+//! interface. Every other map is shared through its pin. `steer` is an object
+//! of its own (steer.rs).
 #![no_std]
 #![no_main]
 #![expect(
@@ -28,13 +32,10 @@ mod neighbour;
 mod packet;
 mod policy;
 mod redirect;
-mod steer;
 mod to_pod;
+mod transparent;
 
-use aya_ebpf::{
-    macros::{classifier, sk_lookup},
-    programs::{SkLookupContext, TcContext},
-};
+use aya_ebpf::{macros::classifier, programs::TcContext};
 
 /// Packets that the pod sends: TCX ingress of its host-side interface.
 #[classifier]
@@ -48,10 +49,10 @@ pub fn to_pod(ctx: TcContext) -> i32 {
     to_pod::run(&ctx)
 }
 
-/// Picks the proxy's socket for redirected packets: on the node's network namespace.
-#[sk_lookup]
-pub fn steer(ctx: SkLookupContext) -> u32 {
-    steer::run(&ctx)
+/// Packets from outside: TCX ingress of an interface that is no pod's.
+#[classifier]
+pub fn to_proxy(ctx: TcContext) -> i32 {
+    transparent::run(&ctx)
 }
 
 #[panic_handler]

@@ -2,10 +2,7 @@
 
 use aya_ebpf::{
     macros::map,
-    maps::{
-        Array, HashMap, LpmTrie, LruHashMap, LruPerCpuHashMap, PerCpuArray, RingBuf, SockMap,
-        lpm_trie::Key,
-    },
+    maps::{HashMap, LpmTrie, LruHashMap, LruPerCpuHashMap, PerCpuArray, RingBuf, lpm_trie::Key},
 };
 use shared_maps::{
     conntrack::{self, CtKey4, CtKey6, CtValue},
@@ -16,7 +13,6 @@ use shared_maps::{
     policy::{self, PolicyKey, PolicyValue},
     policystats::{self, PolicyStatsKey, PolicyStatsValue},
     redirect::{self, RedirectKey, RedirectValue},
-    steering::{self, SOCKS_PER_SLOT, Slot},
 };
 
 use crate::packet::Packet;
@@ -65,12 +61,6 @@ pub(crate) static FRAGMENTS: LruHashMap<FragmentKey, FragmentValue> =
 pub(crate) static REDIRECTS: LruHashMap<RedirectKey, RedirectValue> =
     LruHashMap::pinned(redirect::MAX_ENTRIES, 0);
 
-#[map(name = "hf_steer_slots_v1")]
-pub(crate) static SLOTS: Array<Slot> = Array::pinned(steering::SLOTS, 0);
-
-#[map(name = "hf_steer_socks_v1")]
-pub(crate) static SOCKS: SockMap = SockMap::pinned(steering::SLOTS * SOCKS_PER_SLOT, 0);
-
 #[map(name = "hf_events_v1")]
 pub(crate) static EVENTS: RingBuf = RingBuf::pinned(event::RING_BYTES, 0);
 
@@ -87,19 +77,6 @@ pub(crate) static BUDGET: PerCpuArray<Budget> = PerCpuArray::with_max_entries(ev
 pub(crate) struct Budget {
     pub(crate) second: u64,
     pub(crate) used: u64,
-}
-
-/// Where `steer` compares slots; not pinned.
-#[map(name = "RANKS")]
-pub(crate) static RANKS: PerCpuArray<Ranks> = PerCpuArray::with_max_entries(1, 0);
-
-/// Ranks of slots: the one at hand, the best so far, and what it must be below.
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub(crate) struct Ranks {
-    pub(crate) rank: u32,
-    pub(crate) best: u32,
-    pub(crate) below: u32,
 }
 
 /// Where packets are parsed into; not pinned. The verifier knows nothing of

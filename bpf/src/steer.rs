@@ -1,8 +1,23 @@
-//! Which proxy's socket gets a redirected packet.
+//! `steer`: which proxy's socket gets a redirected packet.
+//!
+//! An object of its own: it needs none of the endpoints' maps, so that a proxy
+//! beneath another agent can load it without touching that agent's.
+#![no_std]
+#![no_main]
+#![expect(
+    missing_docs,
+    unreachable_pub,
+    reason = "the macros of aya-ebpf wrap the entry points in public functions of their own"
+)]
+
+#[expect(dead_code, reason = "the programs of an endpoint use the rest")]
+mod address;
+mod slots;
 
 use aya_ebpf::{
     bindings::{BPF_SK_LOOKUP_F_NO_REUSEPORT, bpf_sk_lookup},
     helpers::bpf_ktime_get_ns,
+    macros::sk_lookup,
     programs::SkLookupContext,
 };
 use shared_maps::{
@@ -13,10 +28,11 @@ use shared_maps::{
 
 use crate::{
     address::Address,
-    maps::{RANKS, REDIRECTS, Ranks, SLOTS, SOCKS},
-    packet::{TCP, UDP},
+    slots::{RANKS, REDIRECTS, Ranks, SLOTS, SOCKS},
 };
 
+const TCP: u32 = 6;
+const UDP: u32 = 17;
 const AF_INET: u32 = 2;
 const AF_INET6: u32 = 10;
 /// `SK_PASS`.
@@ -30,9 +46,10 @@ const ATTEMPTS: u32 = 8;
 const SLOT_MASK: u32 = SLOT_COUNT - 1;
 const _: () = assert!(SLOT_COUNT.is_power_of_two());
 
-#[inline(always)]
-pub(crate) fn run(ctx: &SkLookupContext) -> u32 {
-    match choose(ctx) {
+/// On the node's network namespace.
+#[sk_lookup]
+pub fn steer(ctx: SkLookupContext) -> u32 {
+    match choose(&ctx) {
         // The packet still has its first destination: passed on, it would
         // reach a server of the node itself, past the proxy.
         Some(Choice::Nobody) => SK_DROP,
@@ -66,8 +83,8 @@ fn choose(ctx: &SkLookupContext) -> Option<Choice> {
             (&raw const (*at).remote_port).read_volatile(),
         )
     };
-    let tcp = protocol == u32::from(TCP);
-    if !tcp && protocol != u32::from(UDP) {
+    let tcp = protocol == TCP;
+    if !tcp && protocol != UDP {
         return None;
     }
     let v6 = family == AF_INET6;
@@ -210,3 +227,13 @@ fn mix(mut hash: u32) -> u32 {
     hash = hash.wrapping_mul(0xc2b2_ae35);
     hash ^ (hash >> 16)
 }
+
+#[panic_handler]
+fn panic(_info: &core::panic::PanicInfo<'_>) -> ! {
+    loop {}
+}
+
+/// Helpers such as `bpf_ktime_get_ns` are for GPL-compatible programs only.
+#[unsafe(link_section = "license")]
+#[unsafe(no_mangle)]
+static LICENSE: [u8; 13] = *b"Dual MIT/GPL\0";

@@ -14,7 +14,7 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{
     admin::{self, Admin, Doors},
-    config::{self, Config},
+    config::{self, Config, SteeringMode},
     drain::Drain,
     journal::Journal,
     link::{Link, board::Board},
@@ -29,6 +29,9 @@ use crate::{
     proxy::{Proxy, ProxyConfig, RejectCode, Stats},
     ready::{Need, Readiness},
     restore::{self, Skipped},
+    steering::program,
+    transparent::Transparent,
+    troubles::Troubles,
 };
 
 /// Client TCP connections at most.
@@ -64,19 +67,26 @@ pub struct Shared {
     pub stats: Stats,
     /// Endpoints' files that were not used.
     pub skipped_files: Mutex<Vec<Skipped>>,
+    /// Under whose address servers are asked.
+    pub transparent: Transparent,
     /// How packets are steered to this process.
     pub steering: Mutex<SteeringStatus>,
     /// What the process may still do.
     pub privileges: Privileges,
+    /// Warnings and errors of late.
+    pub troubles: Troubles,
     /// When the process started.
     pub started: Instant,
 }
 
 /// Runs until it was told to leave and has left.
-pub fn run(config: Config) -> anyhow::Result<()> {
+///
+/// `troubles`: what the log remembers, for `status`.
+pub fn run(config: Config, troubles: Troubles) -> anyhow::Result<()> {
     // What only root may make comes first, threads last: they inherit what is left.
     let doors = Doors::open(&config)?;
     let sockets = Unbound::open(&listen_config(&config)).map_err(|e| explain_bind(&e, &config))?;
+    provide_steering(&config);
     let privileges = sandbox(&config).enter()?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(RUNTIME_THREADS)
@@ -84,7 +94,7 @@ pub fn run(config: Config) -> anyhow::Result<()> {
         .enable_all()
         .build()
         .context("cannot start the runtime")?;
-    let shared = Arc::new(Shared::new(config, privileges));
+    let shared = Arc::new(Shared::new(config, privileges, troubles));
     let outcome = runtime.block_on(serve(&shared, doors, sockets));
     runtime.shutdown_timeout(Duration::from_millis(200));
     outcome
@@ -93,8 +103,8 @@ pub fn run(config: Config) -> anyhow::Result<()> {
 async fn serve(shared: &Arc<Shared>, doors: Doors, sockets: Unbound) -> anyhow::Result<()> {
     let config = &shared.config;
     tracing::info!(name = config.name, port = config.proxy_port, "starting");
-    for warning in &config.warnings {
-        tracing::warn!("{warning}");
+    for note in &config.notes {
+        tracing::info!("{note}");
     }
     let tasks = TaskTracker::new();
     let signals = Arc::clone(shared);
@@ -113,13 +123,14 @@ async fn serve(shared: &Arc<Shared>, doors: Doors, sockets: Unbound) -> anyhow::
     let admin = Admin::start(doors, shared)?;
     restore_rules(shared);
     let stop = CancellationToken::new();
+    shared.transparent.look(&config.bpf_root);
     tasks.spawn(keep_house(Arc::clone(shared), stop.clone()));
     tasks.spawn(link(shared).run(stop.clone()));
     first_rules(shared).await;
 
     let sockets = sockets.bind().map_err(|e| explain_bind(&e, config))?;
     let proxy = Arc::new(Proxy::new(
-        proxy_config(config),
+        proxy_config(shared),
         Arc::clone(&shared.maps) as _,
         Arc::clone(&shared.policy),
         Arc::clone(&shared.sink) as _,
@@ -138,7 +149,12 @@ async fn serve(shared: &Arc<Shared>, doors: Doors, sockets: Unbound) -> anyhow::
 }
 
 impl Shared {
-    fn new(config: Config, privileges: Privileges) -> Self {
+    /// Of a proxy that does not run.
+    pub(crate) fn idle(config: Config) -> Self {
+        Self::new(config, Privileges::default(), Troubles::default())
+    }
+
+    fn new(config: Config, privileges: Privileges, troubles: Troubles) -> Self {
         let ready = Readiness::default();
         ready.block(Need::Listeners, "not bound yet");
         ready.block(
@@ -160,11 +176,28 @@ impl Shared {
             drain: Drain::default(),
             stats: Stats::default(),
             skipped_files: Mutex::default(),
+            transparent: Transparent::new(config.transparent),
             steering: Mutex::new(SteeringStatus::Unavailable("not joined yet".to_owned())),
             privileges,
+            troubles,
             started: Instant::now(),
             config,
         }
+    }
+}
+
+/// Beneath another agent nobody else loads the program. Without it the proxy serves too.
+fn provide_steering(config: &Config) {
+    if config.steering == SteeringMode::Off || !nix::unistd::Uid::effective().is_root() {
+        return;
+    }
+    let globals = Globals::new(&config.bpf_root);
+    if let Err(error) = program::provide(&globals, config.user.group()) {
+        tracing::warn!(
+            %error,
+            "no steering: the kernel's hash spreads queries over the proxies of the port \
+             (--steering=off says that this is meant)"
+        );
     }
 }
 
@@ -199,7 +232,7 @@ fn listen_config(config: &Config) -> ListenConfig {
         ipv6: config.ipv6,
         workers: config.workers,
         options: SocketOptions::Transparent,
-        steering: Some(SteeringConfig {
+        steering: (config.steering == SteeringMode::Auto).then(|| SteeringConfig {
             bpf_root: config.bpf_root.clone(),
             kind: steering::KIND_SDP,
         }),
@@ -207,7 +240,8 @@ fn listen_config(config: &Config) -> ListenConfig {
     }
 }
 
-fn proxy_config(config: &Config) -> ProxyConfig {
+fn proxy_config(shared: &Shared) -> ProxyConfig {
+    let config = &shared.config;
     let defaults = ProxyConfig::default();
     ProxyConfig {
         port: config.proxy_port,
@@ -219,6 +253,7 @@ fn proxy_config(config: &Config) -> ProxyConfig {
         in_flight: config
             .concurrency_limit
             .map_or(defaults.in_flight, |limit| limit.get()),
+        transparent: shared.transparent.clone(),
         ..defaults
     }
 }
@@ -323,6 +358,10 @@ async fn keep_house(shared: Arc<Shared>, stop: CancellationToken) {
         // First: maps that appear are there for both.
         note_steering(&shared);
         note_maps(&shared.ready, &shared.maps);
+        if shared.transparent.look(&shared.config.bpf_root) {
+            let mode = shared.transparent.mode().as_str();
+            tracing::warn!(mode, "transparent mode changed with the agent's datapath");
+        }
         shared.sink.tick(BootTime::now());
     }
 }
@@ -349,6 +388,9 @@ async fn leave(shared: &Shared, listeners: Listeners) {
             "leaving without steering: TCP connections not accepted yet may be reset; set \
              net.ipv4.tcp_migrate_req=1"
         );
+    }
+    if slots {
+        *shared.steering.lock() = SteeringStatus::Left;
     }
     let work = async {
         let report = listeners.drain(limit).await;

@@ -96,6 +96,9 @@ pub enum Refusal {
     RateLimited,
     /// The datapath could not take it: map full, identities exhausted.
     NotRealised,
+    /// The agent wants the client to get SERVFAIL: only those say so that have no other word
+    /// for it (FQDNData).
+    Rejected,
 }
 
 /// Called once, from any thread, when a held mapping's fate is known.

@@ -38,6 +38,16 @@ pub enum RunAs {
     },
 }
 
+impl RunAs {
+    /// Number of the group.
+    pub fn group(self) -> u32 {
+        match self {
+            Self::Unchanged => Gid::effective().as_raw(),
+            Self::User { gid, .. } => gid,
+        }
+    }
+}
+
 impl Default for RunAs {
     fn default() -> Self {
         Self::User {

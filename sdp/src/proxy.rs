@@ -1,6 +1,7 @@
 //! The main path: from a query to its answer, free of sockets.
 
 pub mod stats;
+mod stopwatch;
 
 use std::{
     net::{IpAddr, SocketAddr},
@@ -12,9 +13,14 @@ use shared_maps::IdentityId;
 
 pub use stats::Stats;
 
-use self::stats::{AnswerResult, QueryResult};
+use self::{
+    stats::{AnswerResult, Fallback, QueryResult},
+    stopwatch::Stopwatch,
+};
 use crate::{
-    mapping::{BootTime, EndpointInstance, Mapping, MappingSink, OnRealised, Release},
+    mapping::{
+        BootTime, EndpointInstance, Mapping, MappingSink, OnRealised, Realised, Refusal, Release,
+    },
     name::NameBuf,
     policy::{
         rule::Transport,
@@ -22,6 +28,7 @@ use crate::{
         verdict::{DenyReason, Verdict},
     },
     resolve::{Looked, Resolver, Who},
+    transparent::{Mode, Transparent},
     wire::{
         Rcode, answer,
         edns::Edns,
@@ -56,6 +63,8 @@ pub struct ProxyConfig {
     pub tcp_idle: Duration,
     /// Queries in flight at most, all workers and endpoints together.
     pub in_flight: usize,
+    /// Whether servers are asked under the address of the pod that asks.
+    pub transparent: Transparent,
     /// Whether servers may be at a loopback address (tests; a loop is possible then).
     pub loopback_servers: bool,
 }
@@ -69,6 +78,7 @@ impl Default for ProxyConfig {
             timeout: Duration::from_secs(10),
             tcp_idle: Duration::from_secs(10),
             in_flight: 65_536,
+            transparent: Transparent::default(),
             loopback_servers: false,
         }
     }
@@ -109,6 +119,8 @@ pub struct Forward<'a> {
     pub endpoint: EndpointInstance,
     /// Identity of who asks: goes into the mark.
     pub identity: IdentityId,
+    /// The address to ask under, if not the node's.
+    pub source: Option<IpAddr>,
 }
 
 /// A question that was sent on.
@@ -161,6 +173,18 @@ impl QueryResult {
     }
 }
 
+impl AnswerResult {
+    /// Of an answer that was held.
+    pub(crate) fn of(realised: Realised) -> Self {
+        match realised {
+            Realised::Yes => Self::Realised,
+            Realised::No(Refusal::Rejected) => Self::Rejected,
+            Realised::No(_) => Self::NotRealised,
+            Realised::AgentAway => Self::AgentAway,
+        }
+    }
+}
+
 /// Judges queries and learns from answers. Shared by all workers.
 pub struct Proxy {
     config: ProxyConfig,
@@ -203,6 +227,7 @@ impl Proxy {
         looked: &mut Looked,
         own: &mut Vec<u8>,
     ) -> Outcome<'a> {
+        let timed = Stopwatch::of(message);
         let query = match Query::decode(message) {
             Ok(query) => query,
             Err(Unfit::Ignore) => return self.outcome(QueryResult::Ignored, Outcome::Ignore),
@@ -223,14 +248,20 @@ impl Proxy {
             Who::Host => return self.refuse(&query, QueryResult::HostSource, own),
             Who::Unknown => return self.refuse(&query, QueryResult::UnknownSource, own),
         };
-        let verdict = self.policy.load().check(&Question {
+        let whom = looked.whom(&*self.resolver, from.server.ip());
+        let question = Question {
             endpoint: id,
             port: from.server.port(),
             transport: from.transport,
-            server: looked.whom(&*self.resolver, from.server.ip()),
+            server: whom,
             address: from.server.ip(),
             name: query.name.as_str(),
-        });
+        };
+        let judging = timed.as_ref().map(Stopwatch::lap);
+        let verdict = self.policy.load().check(&question);
+        if let (Some(timed), Some(judging)) = (timed, judging) {
+            timed.observe(&judging, verdict == Verdict::Allow, &self.stats.stages);
+        }
         if let Verdict::Deny(reason) = verdict {
             return self.refuse(&query, QueryResult::of_denied(reason), own);
         }
@@ -251,6 +282,7 @@ impl Proxy {
                 hop_by_hop: query.edns.filter(Edns::has_keepalive),
                 endpoint,
                 identity,
+                source: self.source(from.client.ip(), whom),
             }),
         )
     }
@@ -297,6 +329,20 @@ impl Proxy {
         Answered {
             fate,
             hop_by_hop: reading.hop_by_hop,
+        }
+    }
+
+    /// The address to ask `server` under on behalf of `client`, if not the node's. What the
+    /// node answers itself comes from an address of its own, and the stack takes nothing like
+    /// that from an interface.
+    fn source(&self, client: IpAddr, server: IdentityId) -> Option<IpAddr> {
+        match self.config.transparent.mode() {
+            Mode::On => (server != IdentityId::HOST).then_some(client),
+            Mode::Off => None,
+            Mode::Blocked => {
+                self.stats.fallbacks.inc(Fallback::NoReturnPath);
+                None
+            }
         }
     }
 

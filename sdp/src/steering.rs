@@ -5,6 +5,8 @@
 //! appear late are joined, replaced ones joined again, and a slot that was
 //! taken away while we slept is given up for another.
 
+pub mod program;
+
 use std::{
     fs::File,
     io,

@@ -243,7 +243,7 @@ async fn serves_from_a_cilium_agents_state_alone() {
     assert_eq!(sent.source_identity, 400);
     let told = learn(&link, "unknown.b.com");
     until("refused", || {
-        *told.lock() == Some(Realised::No(Refusal::NotRealised))
+        *told.lock() == Some(Realised::No(Refusal::EndpointUnknown))
     })
     .await;
     stop.cancel();

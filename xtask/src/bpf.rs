@@ -1,8 +1,8 @@
-//! `cargo xtask bpf`: builds the eBPF programs into the committed object.
+//! `cargo xtask bpf`: builds the eBPF programs into the committed objects.
 //!
-//! The agent embeds `bpf/prebuilt/holdfast-bpf.o`, so that nobody needs the
-//! eBPF toolchain to build or test it. Next to it lies a stamp: a hash of the
-//! sources that it was built from, and the compilers that built it.
+//! The agent and the proxy embed `bpf/prebuilt/*.o`, so that nobody needs the
+//! eBPF toolchain to build or test them. Next to them lies a stamp: a hash of the
+//! sources that they were built from, and the compilers that built them.
 
 use std::{
     env, fs,
@@ -14,17 +14,19 @@ use anyhow::{Context as _, Result, bail};
 
 use crate::{process, toolchain::Toolchain, workspace};
 
-const OBJECT: &str = "bpf/prebuilt/holdfast-bpf.o";
+/// Programs of an endpoint, and steering.
+const OBJECTS: [&str; 2] = ["holdfast-bpf", "holdfast-steer"];
+const PREBUILT: &str = "bpf/prebuilt";
 const STAMP: &str = "bpf/prebuilt/holdfast-bpf.stamp";
-const BUILT: &str = "target/bpf/bpfel-unknown-none/release/holdfast-bpf";
-/// What the object depends on, besides the pinned dependencies.
+const BUILT: &str = "target/bpf/bpfel-unknown-none/release";
+/// What the objects depend on, besides the pinned dependencies.
 const SOURCES: [&str; 3] = ["bpf/Cargo.toml", "bpf/src", "shared-maps/src"];
-/// Not compiled into the object.
+/// Not compiled into the objects.
 const NOT_SOURCES: [&str; 2] = ["shared-maps/src/user.rs", "shared-maps/src/user"];
 
-/// Builds the object and its stamp; with `check`, compares with the committed ones instead.
+/// Builds the objects and their stamp; with `check`, compares with the committed ones instead.
 ///
-/// A check needs no toolchain to notice sources newer than the object; the
+/// A check needs no toolchain to notice sources newer than the objects; the
 /// bytes are compared where the very toolchain of the stamp is installed.
 pub(crate) fn build(check: bool) -> Result<()> {
     let root = workspace::root();
@@ -35,19 +37,22 @@ pub(crate) fn build(check: bool) -> Result<()> {
     let Some(toolchain) = Toolchain::find() else {
         bail!("no eBPF toolchain: run `cargo xtask setup --only bpf`");
     };
-    let object = compile(root, toolchain)?;
+    compile(root, toolchain)?;
     let stamp = format!("sources {sources:016x}\n{}", versions(toolchain)?);
-    fs::create_dir_all(root.join("bpf/prebuilt"))?;
-    fs::copy(object, root.join(OBJECT)).with_context(|| OBJECT.to_owned())?;
+    fs::create_dir_all(root.join(PREBUILT))?;
+    for object in OBJECTS {
+        let to = committed(root, object);
+        fs::copy(stripped(root, object), &to).with_context(|| to.display().to_string())?;
+    }
     fs::write(root.join(STAMP), stamp).with_context(|| STAMP.to_owned())?;
-    println!("wrote {OBJECT} and {STAMP}");
+    println!("wrote {} to {PREBUILT}", OBJECTS.join(" and "));
     Ok(())
 }
 
 fn compare(root: &Path, sources: u64) -> Result<()> {
     let stamp = fs::read_to_string(root.join(STAMP)).with_context(|| STAMP.to_owned())?;
     if !stamp.starts_with(&format!("sources {sources:016x}\n")) {
-        bail!("{OBJECT} is older than its sources: run `cargo xtask bpf` and commit the result");
+        bail!("{PREBUILT} is older than its sources: run `cargo xtask bpf` and commit the result");
     }
     let same =
         |toolchain: &Toolchain| versions(*toolchain).is_ok_and(|text| stamp.ends_with(&text));
@@ -57,17 +62,30 @@ fn compare(root: &Path, sources: u64) -> Result<()> {
         );
         return Ok(());
     };
-    let committed = root.join(OBJECT);
-    let built = compile(root, toolchain)?;
-    let same_length = fs::metadata(&committed)?.len() == fs::metadata(&built)?.len();
-    if !same_length
-        || without_types(root, toolchain, &committed)? != without_types(root, toolchain, &built)?
-    {
-        bail!(
-            "{OBJECT} is not what its sources build: run `cargo xtask bpf` and commit the result"
-        );
+    compile(root, toolchain)?;
+    for object in OBJECTS {
+        let (committed, built) = (committed(root, object), stripped(root, object));
+        let same_length = fs::metadata(&committed)?.len() == fs::metadata(&built)?.len();
+        if !same_length
+            || without_types(root, toolchain, &committed)?
+                != without_types(root, toolchain, &built)?
+        {
+            bail!(
+                "{} is not what its sources build: run `cargo xtask bpf` and commit the result",
+                committed.display()
+            );
+        }
     }
     Ok(())
+}
+
+fn committed(root: &Path, object: &str) -> PathBuf {
+    root.join(PREBUILT).join(object).with_extension("o")
+}
+
+/// Where [`compile`] leaves an object.
+fn stripped(root: &Path, object: &str) -> PathBuf {
+    root.join("target/bpf").join(object).with_extension("o")
 }
 
 /// An object's bytes but for the section `.BTF`: the compiler orders forward
@@ -90,8 +108,8 @@ fn objcopy(toolchain: Toolchain) -> Result<PathBuf> {
     })
 }
 
-/// Builds and strips the object; where it lies.
-fn compile(root: &Path, toolchain: Toolchain) -> Result<PathBuf> {
+/// Builds and strips the objects.
+fn compile(root: &Path, toolchain: Toolchain) -> Result<()> {
     let mut cargo = toolchain.cargo();
     cargo.current_dir(root).args([
         "build",
@@ -115,14 +133,15 @@ fn compile(root: &Path, toolchain: Toolchain) -> Result<PathBuf> {
     process::run(cargo)?;
 
     // BTF stays, DWARF goes: it is four fifths of the file and nobody reads it.
-    let stripped = root.join("target/bpf/holdfast-bpf.o");
-    let mut objcopy = Command::new(objcopy(toolchain)?);
-    objcopy
-        .current_dir(root)
-        .args(["--strip-debug", BUILT])
-        .arg(&stripped);
-    process::run(objcopy)?;
-    Ok(stripped)
+    for object in OBJECTS {
+        let mut objcopy = Command::new(objcopy(toolchain)?);
+        objcopy
+            .arg("--strip-debug")
+            .arg(root.join(BUILT).join(object))
+            .arg(stripped(root, object));
+        process::run(objcopy)?;
+    }
+    Ok(())
 }
 
 /// Keeps this machine's paths out of the object.

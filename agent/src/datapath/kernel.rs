@@ -7,6 +7,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use holdfast_sdp::steering::program::{self, SteerError};
 use nix::sys::statfs::{BPF_FS_MAGIC, statfs};
 use shared_maps::{
     EndpointId,
@@ -17,8 +18,6 @@ use shared_maps::{
     lxc::{self, LxcKey, LxcValue},
     policy::{self, PolicyKey, PolicyValue},
     policystats::{self, PolicyStatsKey, PolicyStatsValue},
-    redirect::{self, RedirectKey, RedirectValue},
-    steering::{self, Slot},
     user::{Access, Globals, Map, MapError, MapKind, Record, possible_cpus},
 };
 
@@ -68,6 +67,8 @@ pub struct KernelConfig {
     pub ipv6: bool,
     /// Sizes of maps that do not exist yet.
     pub sizes: MapSizes,
+    /// Whether proxies send queries under pods' addresses.
+    pub transparent: bool,
     /// Group of the proxies: it may read what they read and write what they write.
     pub sdp_group: u32,
 }
@@ -100,6 +101,9 @@ pub enum SetUpError {
     /// A program could not be loaded or attached.
     #[error(transparent)]
     Program(#[from] ProgramError),
+    /// Steering could not be set up.
+    #[error("steering: {0}")]
+    Steering(#[from] SteerError),
 }
 
 /// The kernel: maps, programs and, through another datapath, the files.
@@ -125,8 +129,8 @@ impl KernelDatapath {
         make_dirs(&config.bpf_root, &globals)?;
         let (lxc, ipcache) = make_maps(&globals, config.sizes)?;
         share(&globals, config.sdp_group)?;
-        let programs = Programs::new(&globals, config.ipv4 && config.ipv6);
-        programs.steer()?;
+        let programs = Programs::new(&globals, config.ipv4 && config.ipv6, config.transparent);
+        program::replace(&globals)?;
         Ok(Self {
             globals,
             sizes: config.sizes,
@@ -258,18 +262,13 @@ fn make_dirs(root: &Path, globals: &Globals) -> Result<(), SetUpError> {
 
 /// Lets the proxies' group read endpoints and identities, and take steering slots.
 fn share(globals: &Globals, group: u32) -> Result<(), SetUpError> {
-    for (name, mode) in [
-        (lxc::NAME, 0o640),
-        (ipcache::NAME, 0o640),
-        (steering::SLOTS_NAME, 0o660),
-        (steering::SOCKS_NAME, 0o660),
-    ] {
+    for name in [lxc::NAME, ipcache::NAME] {
         let path = globals.path(name);
         std::os::unix::fs::chown(&path, None, Some(group))
-            .and_then(|()| fs::set_permissions(&path, fs::Permissions::from_mode(mode)))
+            .and_then(|()| fs::set_permissions(&path, fs::Permissions::from_mode(0o640)))
             .map_err(|source| SetUpError::Share { path, source })?;
     }
-    Ok(())
+    Ok(program::share(globals, group)?)
 }
 
 type LocalMaps = (Map<LxcKey, LxcValue>, Map<IpcacheKey, IpcacheValue>);
@@ -277,7 +276,7 @@ type LocalMaps = (Map<LxcKey, LxcValue>, Map<IpcacheKey, IpcacheValue>);
 /// Makes what is missing and checks what is there. The ring buffer has no
 /// keys: the program loader makes it.
 fn make_maps(globals: &Globals, sizes: MapSizes) -> Result<LocalMaps, MapError> {
-    use MapKind::{Array, Hash, LpmTrie, LruHash, LruPerCpuHash, PerCpuArray};
+    use MapKind::{Hash, LpmTrie, LruHash, LruPerCpuHash, PerCpuArray};
 
     fn make<K: Record, V: Record>(
         globals: &Globals,
@@ -313,12 +312,8 @@ fn make_maps(globals: &Globals, sizes: MapSizes) -> Result<LocalMaps, MapError> 
         policystats::FLAGS,
     )?;
     make::<FragmentKey, FragmentValue>(g, fragment::NAME, LruHash, fragment::MAX_ENTRIES, 0)?;
-    make::<RedirectKey, RedirectValue>(g, redirect::NAME, LruHash, redirect::MAX_ENTRIES, 0)?;
     make::<u32, Counter>(g, event::COUNTERS_NAME, PerCpuArray, event::COUNTERS, 0)?;
-    make::<u32, Slot>(g, steering::SLOTS_NAME, Array, steering::SLOTS, 0)?;
-    let sockets = steering::SLOTS * steering::SOCKS_PER_SLOT;
-    // The value of a sockmap is a descriptor on update, a cookie on lookup.
-    make::<u32, u32>(g, steering::SOCKS_NAME, MapKind::SockMap, sockets, 0)?;
+    program::make_maps(g)?;
     let lxc = make(g, lxc::NAME, Hash, lxc::MAX_ENTRIES, lxc::FLAGS)?;
     let ipcache = make(g, ipcache::NAME, LpmTrie, sizes.ipcache, ipcache::FLAGS)?;
     Ok((lxc, ipcache))
@@ -351,6 +346,7 @@ mod tests {
             ipv4: true,
             ipv6: true,
             sizes: MapSizes::default(),
+            transparent: false,
             sdp_group: 0,
         };
         let error = KernelDatapath::prepare(&config, Box::new(NoFiles))

@@ -3,41 +3,42 @@
 //! ```text
 //!  <bpf-root>/holdfast/links/<endpoint>/from_pod_<ifindex>   TCX ingress
 //!                                       to_pod_<ifindex>     TCX egress
-//!  <bpf-root>/holdfast/links/hf_steer_link_v1                sk_lookup
+//!  <bpf-root>/holdfast/links/to_proxy/to_proxy_<ifindex>    TCX ingress
 //! ```
 //! A link outlives the agent through its pin. A restart loads new programs and
 //! puts them into the old links: no packet passes unjudged meanwhile.
 
 use std::{
-    fmt, fs, io,
+    fs, io,
     path::{Path, PathBuf},
 };
 
 use aya::{
     Ebpf, EbpfLoader, include_bytes_aligned,
     programs::{
-        LinkOrder, SchedClassifier, SkLookup, TcAttachType,
+        LinkOrder, SchedClassifier, TcAttachType,
         links::{FdLink, PinnedLink},
         tc::{SchedClassifierLink, TcAttachOptions},
     },
 };
+use holdfast_sdp::steering::program::{self as steering, tail};
 use nix::net::if_::if_indextoname;
 use shared_maps::{
     EndpointId,
-    endpoint::{DUAL_STACK, EndpointConfig, GLOBAL, HAS_IPV4, HAS_IPV6},
-    pin, steering,
+    endpoint::{
+        DUAL_STACK, EndpointConfig, GLOBAL, HAS_IPV4, HAS_IPV6, NO_LINK_HEADER, TRANSPARENT,
+    },
+    pin,
     user::{Globals, Record},
 };
 
-use super::plan::Attachment;
+use super::{interfaces::Begin, plan::Attachment};
 
 /// The programs, built by `cargo xtask bpf`.
 static OBJECT: &[u8] = include_bytes_aligned!("../../../bpf/prebuilt/holdfast-bpf.o");
 
 /// The policy map's name in the object.
 const POLICY: &str = "POLICY";
-/// Longest part of a verifier log that goes into an error, characters, from its end.
-const LOG_TAIL: usize = 1200;
 
 /// Why programs could not be loaded, attached or detached.
 #[derive(Debug, thiserror::Error)]
@@ -89,50 +90,31 @@ const HOOKS: [Hook; 2] = [
     },
 ];
 
+/// On interfaces that are no pod's.
+const TO_PROXY: Hook = Hook {
+    program: "to_proxy",
+    direction: TcAttachType::Ingress,
+};
+
 /// Loads and attaches programs below one BPF root.
 #[derive(Clone, Debug)]
 pub struct Programs {
     globals: Globals,
     links: PathBuf,
     dual_stack: bool,
+    transparent: bool,
 }
 
 impl Programs {
-    /// Below the root of `globals`; `dual_stack` is whether the node has both families.
-    pub fn new(globals: &Globals, dual_stack: bool) -> Self {
+    /// Below the root of `globals`; `dual_stack` is whether the node has both families,
+    /// `transparent` whether proxies send queries under pods' addresses.
+    pub fn new(globals: &Globals, dual_stack: bool, transparent: bool) -> Self {
         Self {
             globals: globals.clone(),
             links: globals.root().join(pin::LINKS),
             dual_stack,
+            transparent,
         }
-    }
-
-    /// Puts the steering program on this process's network namespace, in
-    /// place of an earlier one if there is one.
-    pub fn steer(&self) -> Result<(), ProgramError> {
-        const NAME: &str = "steer";
-        let mut ebpf = EbpfLoader::new()
-            .default_map_pin_directory(self.globals.dir())
-            .load(OBJECT)
-            .map_err(|error| load(NAME, &error))?;
-        let program: &mut SkLookup = program(&mut ebpf, NAME)?;
-        program.load().map_err(|error| load(NAME, &error))?;
-        // Of this thread: a test may have put it into a namespace of its own.
-        let place = "/proc/thread-self/ns/net";
-        let attach = |error: &dyn std::error::Error| ProgramError::Attach {
-            program: NAME,
-            place: place.to_owned(),
-            reason: tail(error),
-        };
-        let netns = fs::File::open(place).map_err(|error| attach(&error))?;
-        let id = program.attach(netns).map_err(|error| attach(&error))?;
-        let link: FdLink = program
-            .take_link(id)
-            .map_err(|error| attach(&error))?
-            .into();
-        // Both programs run until the new pin replaces the old one: they
-        // select alike, and the later selection holds.
-        pin_over(link, &self.links.join(steering::LINK_NAME))
     }
 
     /// Loads an endpoint's programs without attaching them. Its policy map is there already.
@@ -165,6 +147,35 @@ impl Programs {
         self.forget_other_interfaces(&dir, attachment.ifindex)
     }
 
+    /// Loads `to_proxy` for interfaces whose packets begin like this.
+    pub(super) fn load_to_proxy(&self, begin: Begin) -> Result<Ebpf, ProgramError> {
+        let config = EndpointConfig {
+            flags: match begin {
+                Begin::Ethernet => 0,
+                Begin::Ip => NO_LINK_HEADER,
+            },
+            ..EndpointConfig::default()
+        };
+        let name = TO_PROXY.program;
+        let mut ebpf = EbpfLoader::new()
+            .default_map_pin_directory(self.globals.dir())
+            .override_global(GLOBAL, config.as_bytes(), true)
+            .load(OBJECT)
+            .map_err(|error| load(name, &error))?;
+        let loaded: &mut SchedClassifier = program(&mut ebpf, name)?;
+        loaded.load().map_err(|error| load(name, &error))?;
+        Ok(ebpf)
+    }
+
+    /// Attaches what [`Self::load_to_proxy`] has loaded, by the link pinned at `path`.
+    pub(super) fn attach_to_proxy(
+        ebpf: &mut Ebpf,
+        ifindex: u32,
+        path: &Path,
+    ) -> Result<(), ProgramError> {
+        put(program(ebpf, TO_PROXY.program)?, TO_PROXY, ifindex, path)
+    }
+
     /// Detaches an endpoint's programs. Packets then pass unjudged.
     pub fn detach(&self, endpoint: EndpointId) -> Result<(), ProgramError> {
         let dir = self.dir(endpoint);
@@ -194,6 +205,7 @@ impl Programs {
             (attachment.ipv4.is_some(), HAS_IPV4),
             (attachment.ipv6.is_some(), HAS_IPV6),
             (self.dual_stack, DUAL_STACK),
+            (self.transparent, TRANSPARENT),
         ] {
             if has {
                 flags |= flag;
@@ -258,7 +270,12 @@ fn put(
         .attach_with_options(
             &name,
             hook.direction,
-            TcAttachOptions::TcxOrder(LinkOrder::default()),
+            // Before others, whose verdict may end the chain.
+            TcAttachOptions::TcxOrder(if hook.program == TO_PROXY.program {
+                LinkOrder::first()
+            } else {
+                LinkOrder::default()
+            }),
         )
         .map_err(|error| attach(place(), &error))?;
     let link = program
@@ -297,13 +314,10 @@ fn is_dead(error: &aya::programs::ProgramError) -> bool {
 
 /// Pins a link in place of what is pinned at `path`, which is let go only then.
 fn pin_over(link: FdLink, path: &Path) -> Result<(), ProgramError> {
-    let mut next = path.as_os_str().to_owned();
-    next.push("_next");
-    let next = PathBuf::from(next);
-    // One that was left here halfway goes last too: the new link is attached already.
-    remove(&next)?;
-    link.pin(&next).map_err(|error| pinned(&next, &error))?;
-    fs::rename(&next, path).map_err(|error| pinned(path, &error))
+    steering::pin_over(link, path).map_err(|reason| ProgramError::Pin {
+        path: path.to_owned(),
+        reason,
+    })
 }
 
 fn program<'a, P>(ebpf: &'a mut Ebpf, name: &'static str) -> Result<&'a mut P, ProgramError>
@@ -338,27 +352,4 @@ fn pinned(path: &Path, error: &dyn std::error::Error) -> ProgramError {
         path: path.to_owned(),
         reason: tail(error),
     }
-}
-
-/// An error with its causes; of a long one (a verifier log) the end.
-fn tail(error: &dyn std::error::Error) -> String {
-    struct Chain<'a>(&'a dyn std::error::Error);
-    impl fmt::Display for Chain<'_> {
-        fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-            write!(f, "{}", self.0)?;
-            let mut source = self.0.source();
-            while let Some(error) = source {
-                write!(f, ": {error}")?;
-                source = error.source();
-            }
-            Ok(())
-        }
-    }
-    let text = Chain(error).to_string();
-    let length = text.chars().count();
-    if length <= LOG_TAIL {
-        return text;
-    }
-    let end: String = text.chars().skip(length - LOG_TAIL).collect();
-    format!("...{end}")
 }

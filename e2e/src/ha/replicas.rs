@@ -5,15 +5,15 @@ use std::path::Path;
 use anyhow::{Context as _, Result, ensure};
 use shared_maps::{ipcache, lxc};
 
-use super::stage::{LEAVES, Stage, replica, replica_name};
+use super::stage::{LEAVES, Stage, replica_name};
 use super::{Redirect, Row};
-use crate::node::{AgentOptions, SdpOptions};
+use crate::node::SdpOptions;
 use crate::process::Program;
 use crate::shell;
 
 /// Two replicas, and nothing is done to them.
 pub(super) fn calm(stage: &Stage) -> Result<Vec<Row>> {
-    let _agent = stage.agent(&AgentOptions::default())?;
+    let _agent = stage.agent(&stage.agent_options())?;
     let _replicas = [stage.replica(0)?, stage.replica(1)?];
     let report = stage.load()?.finish()?;
     Ok(vec![Row::none_lost(String::new(), &report, String::new())])
@@ -21,9 +21,10 @@ pub(super) fn calm(stage: &Stage) -> Result<Vec<Row>> {
 
 /// One replica of two replaced after the other; every other one by `other`, if there is one.
 pub(super) fn rolled(stage: &Stage, other: Option<&Path>) -> Result<Vec<Row>> {
-    let _agent = stage.agent(&AgentOptions::default())?;
-    let replicas = [surge(stage, 0, other)?, surge(stage, 1, other)?];
-    roll(stage, replicas, other)
+    let _agent = stage.agent(&stage.agent_options())?;
+    let start = |stage: &Stage, number| surge(stage, number, other);
+    let replicas = [start(stage, 0)?, start(stage, 1)?];
+    roll(stage, replicas, start)
 }
 
 /// The same between the previous version and this one.
@@ -39,13 +40,13 @@ pub(super) fn without_maps(stage: &Stage) -> Result<Vec<Row>> {
         stage.redirect == Redirect::Tproxy,
         "our redirect needs the maps"
     );
-    let _agent = stage.agent(&AgentOptions::default())?;
+    let _agent = stage.agent(&stage.agent_options())?;
     stage.remove_steering()?;
     stage
         .lab
         .node
         .sysctl(&[("net.ipv4.tcp_migrate_req", "1")])?;
-    let replicas = [surge(stage, 0, None)?, surge(stage, 1, None)?];
+    let replicas = [unsteered(stage, 0)?, unsteered(stage, 1)?];
     let status = stage.lab.sdp_json(&replica_name(0), &["status"])?;
     let says = |what: &str| status.pointer(&format!("/steering/{what}")).cloned();
     ensure!(
@@ -53,14 +54,18 @@ pub(super) fn without_maps(stage: &Stage) -> Result<Vec<Row>> {
             && says("failed_are_bypassed") == Some(false.into()),
         "status does not say what holds without steering: {status}"
     );
-    roll(stage, replicas, None)
+    roll(stage, replicas, unsteered)
 }
 
-fn roll(stage: &Stage, mut replicas: [Program; 2], other: Option<&Path>) -> Result<Vec<Row>> {
+fn roll(
+    stage: &Stage,
+    mut replicas: [Program; 2],
+    start: impl Fn(&Stage, u32) -> Result<Program>,
+) -> Result<Vec<Row>> {
     let load = stage.load()?;
     for round in 0..stage.size.rolls {
         load.flows()?;
-        let next = surge(stage, round + 2, other)?;
+        let next = start(stage, round + 2)?;
         let [oldest, newest] = replicas;
         let status = oldest.terminate(LEAVES)?;
         ensure!(
@@ -80,11 +85,19 @@ fn roll(stage: &Stage, mut replicas: [Program; 2], other: Option<&Path>) -> Resu
 }
 
 fn surge(stage: &Stage, number: u32, other: Option<&Path>) -> Result<Program> {
-    let mut options = replica(number);
+    let mut options = stage.sdp_options(number);
     options.program = other
         .filter(|_| number.is_multiple_of(2))
         .map(Path::to_owned);
     let next = stage.lab.start_sdp(&options)?;
+    stage.lab.connected(&replica_name(number))?;
+    Ok(next)
+}
+
+fn unsteered(stage: &Stage, number: u32) -> Result<Program> {
+    let next = stage
+        .lab
+        .start_sdp(&stage.sdp_options(number).flag("--steering=off"))?;
     stage.lab.connected(&replica_name(number))?;
     Ok(next)
 }
@@ -104,7 +117,7 @@ fn outsider(stage: &Stage) -> Result<Program> {
     }
     let options = SdpOptions {
         bpf_root: Some(root),
-        ..SdpOptions::new("outsider", 9969)
+        ..SdpOptions::new("outsider", 9969).flag("--steering=off")
     };
     stage.lab.start_sdp(&options)
 }
@@ -115,7 +128,7 @@ pub(super) fn beside_other(stage: &Stage) -> Result<Vec<Row>> {
         stage.redirect == Redirect::Tproxy,
         "our redirect asks members only"
     );
-    let _agent = stage.agent(&AgentOptions::default())?;
+    let _agent = stage.agent(&stage.agent_options())?;
     stage
         .lab
         .node

@@ -12,6 +12,9 @@ const MIGRATE: &str = "/proc/sys/net/ipv4/tcp_migrate_req";
 /// Steering, for people and programs.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Steering {
+    /// Whether slots decide which packets come here.
+    #[serde(default)]
+    pub on: bool,
     /// Slots that are ours; empty where the kernel's hash spreads packets.
     pub slots: Vec<u32>,
     /// Whether a replica that leaves beside another one loses nothing.
@@ -29,28 +32,35 @@ impl Steering {
     }
 
     fn judge(status: &SteeringStatus, migrates: bool) -> Self {
+        let without = |mut text: String| {
+            text.push_str(
+                "; the kernel's hash spreads queries over all proxies of the port, one that \
+                 hangs keeps its share of them",
+            );
+            if !migrates {
+                text.push_str(
+                    "; one that leaves resets TCP connections it has not accepted yet, because \
+                     net.ipv4.tcp_migrate_req is 0: set it to 1",
+                );
+            }
+            (Vec::new(), migrates, false, text)
+        };
         let (slots, replacement, failed, text) = match status {
             SteeringStatus::Joined(slots) => {
-                (slots.clone(), true, true, format!("slots {slots:?}"))
+                (slots.clone(), true, true, format!("on: slots {slots:?}"))
             }
-            SteeringStatus::Unavailable(why) => {
-                let mut text = format!(
-                    "none: {why}; the kernel's hash spreads queries over all proxies of the \
-                     port, one that hangs keeps its share of them"
-                );
-                if !migrates {
-                    text.push_str(
-                        "; one that leaves resets TCP connections it has not accepted yet, \
-                         because net.ipv4.tcp_migrate_req is 0: set it to 1",
-                    );
-                }
-                (Vec::new(), migrates, false, text)
-            }
+            SteeringStatus::Unavailable(why) => without(format!("none: {why}")),
             SteeringStatus::Full(why) => (Vec::new(), true, true, format!("none: {why}")),
-            SteeringStatus::Off => (Vec::new(), migrates, false, "off".to_owned()),
-            SteeringStatus::Left => (Vec::new(), true, true, "left".to_owned()),
+            SteeringStatus::Off => without("off".to_owned()),
+            SteeringStatus::Left => (
+                Vec::new(),
+                true,
+                true,
+                "left: the slots were given up".to_owned(),
+            ),
         };
         Self {
+            on: matches!(status, SteeringStatus::Joined(_)),
             slots,
             replacement_loses_nothing: replacement,
             failed_are_bypassed: failed,

@@ -22,6 +22,9 @@ pub(super) struct HeldAnswer {
     pub(super) server: SocketAddr,
     /// Who else asked the same.
     pub(super) joined: Vec<Joined>,
+    /// When the query came.
+    pub(super) asked: Instant,
+    /// When the answer came.
     pub(super) since: Instant,
 }
 

@@ -26,7 +26,10 @@ use super::{
 use crate::{
     arena::Key,
     mapping::{Realised, repeat::Repeats},
-    proxy::{Proxy, stats::AnswerResult},
+    proxy::{
+        Proxy,
+        stats::{AnswerResult, Stage},
+    },
     resolve::Looked,
     socket::{
         self,
@@ -110,7 +113,12 @@ impl Worker {
         let marked = options == SocketOptions::Transparent;
         let now = Instant::now();
         Ok(Self {
-            upstream: UdpUpstream::new(marked, limit, proxy.config().timeout),
+            upstream: UdpUpstream::new(
+                marked,
+                limit,
+                proxy.config().timeout,
+                proxy.stats().fallbacks.clone(),
+            ),
             replies: Replies::new(options),
             held: Held::new(proxy.config().max_delay),
             proxy,
@@ -204,6 +212,8 @@ impl Worker {
         while let Some(flight) = self.upstream.expired(self.now) {
             self.proxy.stats().in_flight.down();
             self.proxy.stats().upstream_timeouts.add(1);
+            let took = self.now.duration_since(flight.sent_at);
+            self.proxy.stats().stages.observe(Stage::TotalTimeout, took);
             self.upstream.recycle(flight);
         }
         if self.now >= self.next_sweep {

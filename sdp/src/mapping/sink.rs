@@ -154,12 +154,17 @@ impl LinkSink {
 
     /// What to send now.
     pub fn next_batch(&self, now: BootTime) -> Batch {
+        self.next_batch_with(now, usize::MAX)
+    }
+
+    /// The same, with about as many replays as said, at most.
+    pub fn next_batch_with(&self, now: BootTime, replays: usize) -> Batch {
         let mut state = self.state.lock();
         if state.agent.is_none() {
             return Batch::default();
         }
-        let batch = state.next_batch(now, &self.stats);
-        let more = !state.live.is_empty() || !state.replays.is_empty();
+        let batch = state.next_batch(now, replays, &self.stats);
+        let more = !state.live.is_empty() || (replays > 0 && !state.replays.is_empty());
         drop(state);
         if more {
             self.work.notify_one();

@@ -50,11 +50,16 @@ pub(in crate::link) fn state(from: wire::PolicyState) -> State {
         let ports = endpoints.entry(EndpointId(id)).or_default();
         let names = names(&row.dns_pattern, id, &mut state.odd);
         for (at, servers) in servers(&row.dns_servers, id, &mut state.odd) {
-            ports.entry(at).or_default().push(SelectorRule {
+            let rule = SelectorRule {
                 selector: "FQDNData".to_owned(),
                 servers: Servers::Identities(servers),
                 names: names.clone(),
-            });
+            };
+            // A row comes once for each address of the endpoint.
+            let rules = ports.entry(at).or_default();
+            if !rules.contains(&rule) {
+                rules.push(rule);
+            }
         }
     }
     state.rules = endpoints

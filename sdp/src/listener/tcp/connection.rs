@@ -8,7 +8,6 @@ use std::{
 };
 
 use rand::Rng;
-use shared_maps::IdentityId;
 use tokio::{
     net::TcpStream,
     sync::mpsc::{Receiver, Sender, channel},
@@ -17,7 +16,7 @@ use tokio::{
 use super::{
     Shared,
     frames::{FrameReader, FrameWriter, Read},
-    upstream::{Happened, TcpUpstream},
+    upstream::{Behalf, Happened, TcpUpstream},
 };
 use crate::{
     listener::SocketOptions,
@@ -25,7 +24,7 @@ use crate::{
     policy::rule::Transport,
     proxy::{
         Arrival, Asked, Fate, Outcome,
-        stats::{AnswerResult, Protocol, QueryResult},
+        stats::{AnswerResult, Protocol, QueryResult, Stage},
     },
     wire::{
         Header, Rcode, answer,
@@ -54,7 +53,7 @@ struct Flight {
     message: Vec<u8>,
     question: Vec<u8>,
     endpoint: EndpointInstance,
-    identity: IdentityId,
+    behalf: Behalf,
     sent_at: Instant,
     resent: bool,
     /// If its answer is many messages.
@@ -73,6 +72,15 @@ impl Flight {
     }
 }
 
+/// An answer that waits for the agent.
+struct Held {
+    message: Vec<u8>,
+    /// When the query came.
+    asked: Instant,
+    /// When the answer came.
+    since: Instant,
+}
+
 /// One connection.
 pub(super) struct Connection {
     shared: Arc<Shared>,
@@ -83,8 +91,8 @@ pub(super) struct Connection {
     out: FrameWriter,
     upstream: TcpUpstream,
     flights: HashMap<u16, Flight>,
-    /// Answers that wait for the agent, with when they came.
-    held: HashMap<u64, (Vec<u8>, Instant)>,
+    /// Answers that wait for the agent.
+    held: HashMap<u64, Held>,
     next_held: u64,
     to_us: Sender<(u64, Realised)>,
     realised: Receiver<(u64, Realised)>,
@@ -120,6 +128,7 @@ impl Connection {
         let (to_us, realised) = channel(MAX_WAITING);
         // Only delays are lost if the kernel refuses.
         let _ = stream.set_nodelay(true);
+        let upstream = TcpUpstream::new(server, shared.proxy.stats().fallbacks.clone());
         Self {
             shared,
             stream,
@@ -127,7 +136,7 @@ impl Connection {
             server,
             reader: FrameReader::default(),
             out: FrameWriter::default(),
-            upstream: TcpUpstream::new(server),
+            upstream,
             flights: HashMap::new(),
             held: HashMap::new(),
             next_held: 0,
@@ -289,12 +298,16 @@ impl Connection {
             edns.strip_keepalive(&mut message);
         }
         set_id(&mut message, id);
+        let marked = self.shared.options == SocketOptions::Transparent;
         let flight = Flight {
             kept: query.kept,
             message,
             question: query.question.to_vec(),
             endpoint: query.endpoint,
-            identity: query.identity,
+            behalf: Behalf {
+                identity: marked.then_some(query.identity),
+                source: query.source,
+            },
             sent_at: self.now,
             resent: false,
             transfer: Transfer::of(query.question),
@@ -304,11 +317,7 @@ impl Connection {
     }
 
     fn send(&mut self, id: u16, flight: Flight) {
-        let marked = self.shared.options == SocketOptions::Transparent;
-        match self
-            .upstream
-            .send(&flight.message, marked.then_some(flight.identity))
-        {
+        match self.upstream.send(&flight.message, flight.behalf) {
             Ok(()) => {
                 self.flights.insert(id, flight);
             }
@@ -388,9 +397,8 @@ impl Connection {
         };
         self.last_activity = self.now;
         stats.in_flight.down();
-        stats
-            .upstream_time
-            .observe(self.now.duration_since(flight.sent_at));
+        let took = self.now.duration_since(flight.sent_at);
+        stats.stages.observe(Stage::Upstream, took);
         set_id(message, flight.kept.id);
         let asked = Asked {
             question: &flight.question,
@@ -412,11 +420,17 @@ impl Connection {
         }
         match answered.fate {
             Fate::Hold => {
-                self.held.insert(key, (message.clone(), self.now));
+                let held = Held {
+                    message: message.clone(),
+                    asked: flight.sent_at,
+                    since: self.now,
+                };
+                self.held.insert(key, held);
                 stats.held.up();
             }
             Fate::Release(result) => {
                 stats.answers.inc(result);
+                stats.stages.observe(Stage::Total, took);
                 self.out.push(message);
             }
             Fate::Malformed => {
@@ -455,33 +469,33 @@ impl Connection {
     }
 
     fn release(&mut self, key: u64, realised: Realised) {
-        if let Some(held) = self.held.remove(&key) {
-            let result = match realised {
-                Realised::Yes => AnswerResult::Realised,
-                Realised::No(_) => AnswerResult::NotRealised,
-                Realised::AgentAway => AnswerResult::AgentAway,
-            };
-            self.send_held(held, result);
+        if let Some(mut held) = self.held.remove(&key) {
+            let result = AnswerResult::of(realised);
+            if result == AnswerResult::Rejected {
+                reply::to_unfit(&held.message, Rcode::ServFail, &mut self.own);
+                held.message.clone_from(&self.own);
+            }
+            self.send_held(&held, result);
         }
         self.take_queries();
     }
 
-    fn send_held(&mut self, (message, since): (Vec<u8>, Instant), result: AnswerResult) {
+    fn send_held(&mut self, held: &Held, result: AnswerResult) {
         let stats = self.shared.proxy.stats();
         stats.held.down();
-        stats.held_time.observe(self.now.duration_since(since));
+        let waited = self.now.duration_since(held.since);
+        stats.stages.observe(Stage::Dataplane, waited);
+        let took = self.now.duration_since(held.asked);
+        stats.stages.observe(Stage::Total, took);
         stats.answers.inc(result);
-        self.out.push(&message);
+        self.out.push(&held.message);
         self.last_activity = self.now;
     }
 
     fn deadline(&self) -> Instant {
         let config = self.shared.proxy.config();
         let flights = self.flights.values().map(|f| f.sent_at + config.timeout);
-        let held = self
-            .held
-            .values()
-            .map(|(_, since)| *since + config.max_delay);
+        let held = self.held.values().map(|held| held.since + config.max_delay);
         let draining = self.shared.draining.is_cancelled();
         let partial = self.reader.is_partial();
         let idle = self.last_activity + config.tcp_idle;
@@ -497,16 +511,20 @@ impl Connection {
         };
         let late = self
             .held
-            .extract_if(|_, (_, since)| now.duration_since(*since) >= max_delay);
+            .extract_if(|_, held| now.duration_since(held.since) >= max_delay);
         for (_, held) in late.collect::<Vec<_>>() {
-            self.send_held(held, AnswerResult::Late);
+            self.send_held(&held, AnswerResult::Late);
         }
         let stats = self.shared.proxy.stats();
         self.flights.retain(|_, flight| {
             let waits = now.duration_since(flight.sent_at) < timeout;
             if !waits {
                 stats.in_flight.down();
-                stats.upstream_timeouts.add(u64::from(!flight.has_begun()));
+                if !flight.has_begun() {
+                    stats.upstream_timeouts.add(1);
+                    let took = now.duration_since(flight.sent_at);
+                    stats.stages.observe(Stage::TotalTimeout, took);
+                }
             }
             waits
         });

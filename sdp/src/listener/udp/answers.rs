@@ -6,12 +6,15 @@ use super::{BATCH, ROUNDS, Worker, listener_for};
 use crate::{
     arena::Key,
     listener::held::HeldAnswer,
-    mapping::{BootTime, Realised},
+    mapping::BootTime,
     policy::rule::Transport,
-    proxy::{Asked, Fate, stats::AnswerResult},
+    proxy::{
+        Asked, Fate,
+        stats::{AnswerResult, Stage},
+    },
     socket::sys::RecvBatch,
     upstream::udp::{Flight, Joined},
-    wire::set_id,
+    wire::{Rcode, reply, set_id},
 };
 
 impl Worker {
@@ -60,9 +63,8 @@ impl Worker {
     fn answer(&mut self, at: usize, flight: &Flight, now: BootTime) -> bool {
         let stats = self.proxy.stats();
         stats.in_flight.down();
-        stats
-            .upstream_time
-            .observe(self.now.duration_since(flight.sent_at));
+        let took = self.now.duration_since(flight.sent_at);
+        stats.stages.observe(Stage::Upstream, took);
         set_id(self.answers.bytes_mut(at), flight.kept.id);
         // Of before the sink is asked: what changes while it decides counts.
         let version = self.proxy.sink().leases_version();
@@ -70,6 +72,7 @@ impl Worker {
         let print = self.repeats.print(flight.endpoint, flight.server, message);
         if flight.joined.is_empty() && self.repeats.is_leased(print, version, now) {
             stats.answers.inc(AnswerResult::Released);
+            stats.stages.observe(Stage::Total, took);
             return true;
         }
         let to_send = self.learn(at, flight, now);
@@ -118,6 +121,7 @@ impl Worker {
                         client,
                         server,
                         joined,
+                        asked: flight.sent_at,
                         since: self.now,
                     },
                 );
@@ -138,7 +142,10 @@ impl Worker {
             (Fate::Hold, None) => AnswerResult::HeldFull,
         };
         let answers = u64::try_from(1 + flight.joined.len()).unwrap_or(1);
-        self.proxy.stats().answers.add(result, answers);
+        let stats = self.proxy.stats();
+        stats.answers.add(result, answers);
+        let took = self.now.duration_since(flight.sent_at);
+        stats.stages.observe(Stage::Total, took);
         for Joined { client, kept } in &flight.joined {
             self.own = copy(&self.answers);
             set_id(&mut self.own, kept.id);
@@ -157,12 +164,14 @@ impl Worker {
         let mut realised = std::mem::take(&mut self.realised);
         self.control.take_realised(&mut realised);
         for (key, realised) in realised.drain(..) {
-            if let Some(answer) = self.held.take(key) {
-                let result = match realised {
-                    Realised::Yes => AnswerResult::Realised,
-                    Realised::No(_) => AnswerResult::NotRealised,
-                    Realised::AgentAway => AnswerResult::AgentAway,
-                };
+            if let Some(mut answer) = self.held.take(key) {
+                let result = AnswerResult::of(realised);
+                if result == AnswerResult::Rejected {
+                    let mut own = std::mem::take(&mut self.own);
+                    reply::to_unfit(&answer.bytes, Rcode::ServFail, &mut own);
+                    answer.bytes.clone_from(&own);
+                    self.own = own;
+                }
                 self.release(answer, result);
             }
         }
@@ -172,9 +181,10 @@ impl Worker {
     pub(super) fn release(&mut self, mut answer: HeldAnswer, result: AnswerResult) {
         let stats = self.proxy.stats();
         stats.held.down();
-        stats
-            .held_time
-            .observe(self.now.duration_since(answer.since));
+        let waited = self.now.duration_since(answer.since);
+        stats.stages.observe(Stage::Dataplane, waited);
+        let took = self.now.duration_since(answer.asked);
+        stats.stages.observe(Stage::Total, took);
         let answers = u64::try_from(1 + answer.joined.len()).unwrap_or(1);
         stats.answers.add(result, answers);
         self.send_held(&answer, answer.client);

@@ -241,7 +241,8 @@ impl State {
         }
     }
 
-    pub(super) fn next_batch(&mut self, now: BootTime, stats: &SinkStats) -> Batch {
+    /// Replays are as many as fit beside what else there is, and `most` at most.
+    pub(super) fn next_batch(&mut self, now: BootTime, most: usize, stats: &SinkStats) -> Batch {
         let mut batch = Batch {
             revoked: std::mem::take(&mut self.revoked),
             ..Batch::default()
@@ -271,7 +272,7 @@ impl State {
             REPLAYS_BESIDE_LIVE
         };
         let mut sent = 0;
-        while sent < room
+        while sent < room.min(most)
             && let Some(key) = self.replays.pop_front()
         {
             for mapping in self.kept.replay(&key, now) {
@@ -351,7 +352,7 @@ impl State {
             }
         } else {
             match outcome.refusal {
-                Refusal::NotAllowed | Refusal::Invalid => {
+                Refusal::NotAllowed | Refusal::Invalid | Refusal::Rejected => {
                     self.kept.forget(&sent.key, &sent.addresses);
                     self.journal.note(Note::Forgotten(sent.key, sent.addresses));
                 }

@@ -1,0 +1,34 @@
+//! The maps that `steer` reads, by the name under which they are pinned.
+
+use aya_ebpf::{
+    macros::map,
+    maps::{Array, LruHashMap, PerCpuArray, SockMap},
+};
+use shared_maps::{
+    redirect::{self, RedirectKey, RedirectValue},
+    steering::{self, SOCKS_PER_SLOT, Slot},
+};
+
+/// Written by `from_pod`.
+#[map(name = "hf_redirect_v1")]
+pub(crate) static REDIRECTS: LruHashMap<RedirectKey, RedirectValue> =
+    LruHashMap::pinned(redirect::MAX_ENTRIES, 0);
+
+#[map(name = "hf_steer_slots_v1")]
+pub(crate) static SLOTS: Array<Slot> = Array::pinned(steering::SLOTS, 0);
+
+#[map(name = "hf_steer_socks_v1")]
+pub(crate) static SOCKS: SockMap = SockMap::pinned(steering::SLOTS * SOCKS_PER_SLOT, 0);
+
+/// Where slots are compared; not pinned.
+#[map(name = "RANKS")]
+pub(crate) static RANKS: PerCpuArray<Ranks> = PerCpuArray::with_max_entries(1, 0);
+
+/// Ranks of slots: the one at hand, the best so far, and what it must be below.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(crate) struct Ranks {
+    pub(crate) rank: u32,
+    pub(crate) best: u32,
+    pub(crate) below: u32,
+}

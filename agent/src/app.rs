@@ -13,6 +13,7 @@ use shared_maps::{pin, user::Globals};
 use tokio::{
     net::TcpListener,
     signal::unix::{SignalKind, signal},
+    sync::watch,
 };
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
@@ -39,7 +40,7 @@ use crate::{
     health::{self, Health},
     liveness, node,
     policy::source::dir::PolicyDir,
-    proxies::Proxies,
+    proxies::{Proxies, RulesTable},
     restore::{self, Found},
     runner::{self, CoreHandle, CoreThread},
     watched_dir::WatchedDir,
@@ -53,6 +54,7 @@ const GRACE: Duration = Duration::from_secs(5);
 /// Runs until SIGTERM or SIGINT. The datapath stays attached.
 pub async fn run(config: Config) -> Result<()> {
     let lock = StateDirLock::take(&config.state_dir)?;
+    let bpf_root = config.bpf_root.clone();
     refuse_beside_cilium(&config.bpf_root)?;
     let files = StateFiles::open(&config.state())
         .with_context(|| format!("--state-dir {}", config.state_dir.display()))?;
@@ -73,7 +75,7 @@ pub async fn run(config: Config) -> Result<()> {
         interfaces.refresh().await.context("transparent mode")?;
         Some(interfaces)
     } else {
-        Interfaces::clear(&maps)?;
+        Interfaces::withdraw(&maps)?;
         None
     };
     let agent = Agent::start(
@@ -86,9 +88,13 @@ pub async fn run(config: Config) -> Result<()> {
         },
     )
     .await?;
-    if let Some(interfaces) = interfaces {
-        agent.tasks.spawn(interfaces.run(agent.stop.clone()));
-    }
+    let stop = agent.stop.clone();
+    match interfaces {
+        Some(interfaces) => agent.tasks.spawn(interfaces.run(agent.rules.clone(), stop)),
+        None => agent
+            .tasks
+            .spawn(Interfaces::clear(Globals::new(&bpf_root), stop)),
+    };
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
     tokio::select! {
@@ -117,6 +123,7 @@ pub struct Parts {
 /// A running agent.
 pub struct Agent {
     core: CoreHandle,
+    rules: watch::Receiver<Arc<RulesTable>>,
     thread: CoreThread,
     builtin: Option<Arc<BuiltinProxy>>,
     tasks: TaskTracker,
@@ -217,6 +224,7 @@ impl Agent {
             );
             tasks.spawn(service.await.serve(listener));
         }
+        let rules = proxies.watch_rules();
         let events = Events::default();
         tasks.spawn(events.clone().follow(maps.clone(), stop.clone()));
         let admin = Admin {
@@ -242,6 +250,7 @@ impl Agent {
         }
         Ok(Self {
             core,
+            rules,
             thread,
             builtin,
             tasks,

@@ -24,6 +24,7 @@ use crate::{
     },
     mapping::{BootTime, sink::LinkSink},
     maps::{Change, PinnedMaps, REFRESH},
+    notice::Notices,
     policy::table::PolicyHandle,
     privileges::{Privileges, Sandbox},
     proxy::{Proxy, ProxyConfig, RejectCode, Stats},
@@ -58,6 +59,8 @@ pub struct Shared {
     pub sink: Arc<LinkSink>,
     /// Where those go that no agent has made durable.
     pub journal: Arc<Journal>,
+    /// What an agent of Cilium wants to hear besides.
+    pub notices: Arc<Notices>,
     /// How the link to the agent stands.
     pub board: Arc<Board>,
     /// What is missing for being ready.
@@ -143,7 +146,10 @@ async fn serve(shared: &Arc<Shared>, doors: Doors, sockets: Unbound) -> anyhow::
         Arc::clone(&shared.sink) as _,
         shared.stats.clone(),
     );
-    let proxy = Arc::new(proxy.with_query_log(shared.query_log.clone()));
+    let proxy = proxy
+        .with_notices(Arc::clone(&shared.notices))
+        .with_query_log(shared.query_log.clone());
+    let proxy = Arc::new(proxy);
     let listeners = Listeners::start(&proxy, sockets, &tokio::runtime::Handle::current())?;
     *shared.steering.lock() = listeners.steering();
     note_steering(shared);
@@ -190,6 +196,7 @@ impl Shared {
             policy: Arc::new(PolicyHandle::new()),
             sink: Arc::new(sink),
             journal,
+            notices: Arc::default(),
             board: Arc::new(Board::new(ready.clone())),
             ready,
             drain: Drain::default(),
@@ -268,6 +275,7 @@ fn link(shared: &Shared) -> Link {
         policy: Arc::clone(&shared.policy),
         sink: Arc::clone(&shared.sink),
         maps: Arc::clone(&shared.maps),
+        notices: Arc::clone(&shared.notices),
         board: Arc::clone(&shared.board),
     }
 }

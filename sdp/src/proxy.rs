@@ -1,5 +1,6 @@
 //! The main path: from a query to its answer, free of sockets.
 
+mod notices;
 pub mod stats;
 mod stopwatch;
 
@@ -22,6 +23,7 @@ use crate::{
         BootTime, EndpointInstance, Mapping, MappingSink, OnRealised, Realised, Refusal, Release,
     },
     name::NameBuf,
+    notice::{Failure, Notices},
     policy::{
         rule::Transport,
         table::{PolicyHandle, Question},
@@ -125,6 +127,8 @@ pub struct Forward<'a> {
     pub source: Option<IpAddr>,
     /// For the query log, if it wants this query.
     pub logged: Option<Box<Entry>>,
+    /// How long asking policy took, if that was measured ([`crate::notice`]).
+    pub policy_check: Duration,
 }
 
 /// A question that was sent on.
@@ -134,10 +138,16 @@ pub struct Asked<'a> {
     pub question: &'a [u8],
     /// Who asked.
     pub endpoint: EndpointInstance,
+    /// From where.
+    pub client: SocketAddr,
     /// Server it was sent to.
     pub server: SocketAddr,
     /// Transport.
     pub transport: Transport,
+    /// As in [`Forward`].
+    pub policy_check: Duration,
+    /// Since it was sent on.
+    pub waited: Duration,
 }
 
 /// What is to be done with an answer.
@@ -223,6 +233,7 @@ pub struct Proxy {
     sink: Arc<dyn MappingSink>,
     stats: Stats,
     query_log: Option<Arc<QueryLog>>,
+    notices: Arc<Notices>,
 }
 
 impl Proxy {
@@ -240,8 +251,15 @@ impl Proxy {
             policy,
             sink,
             stats,
+            notices: Arc::default(),
             query_log: None,
         }
+    }
+
+    /// Tells `notices` of every query and answer while somebody listens there.
+    #[must_use]
+    pub fn with_notices(self, notices: Arc<Notices>) -> Self {
+        Self { notices, ..self }
     }
 
     /// The same, with a query log.
@@ -266,6 +284,7 @@ impl Proxy {
         own: &mut Vec<u8>,
     ) -> Outcome<'a> {
         let timed = Stopwatch::of(message);
+        let began = self.notices.is_wanted().then(Instant::now);
         let query = match Query::decode(message) {
             Ok(query) => query,
             Err(Unfit::Ignore) => return self.outcome(QueryResult::Ignored, Outcome::Ignore),
@@ -305,10 +324,16 @@ impl Proxy {
             name: query.name.as_str(),
         };
         let judging = timed.as_ref().map(Stopwatch::lap);
+        let asking = began.map(|_| Instant::now());
         let table = self.policy.load();
         let verdict = table.check(&question);
+        let policy_check = asking.map_or(Duration::ZERO, |since| since.elapsed());
         if let (Some(timed), Some(judging)) = (timed, judging) {
             timed.observe(&judging, verdict == Verdict::Allow, &self.stats.stages);
+        }
+        if let Some(began) = began {
+            let is_allowed = verdict == Verdict::Allow;
+            self.notice_query(&query, from, is_allowed, (began, policy_check));
         }
         if let Verdict::Deny(reason) = verdict {
             let asker = asker(Some((id, identity)), Some(whom));
@@ -338,6 +363,7 @@ impl Proxy {
                 identity,
                 source: self.source(from.client.ip(), whom),
                 logged,
+                policy_check,
             }),
         )
     }
@@ -354,12 +380,14 @@ impl Proxy {
         on_realised: impl FnOnce() -> OnRealised,
     ) -> Answered {
         let Ok(reading) = answer::read(message) else {
+            self.notice_failure(asked, Failure::Undecodable);
             return Answered {
                 fate: Fate::Malformed,
                 hop_by_hop: None,
             };
         };
         let mut name = NameBuf::default();
+        let notice = self.answer_notice(asked, message, reading.learned.as_ref());
         let fate = match reading.learned {
             Some(learned) if labels::read(asked.question, 0, &mut name).is_some() => {
                 let mapping = Mapping {
@@ -373,13 +401,19 @@ impl Proxy {
                     transport: asked.transport,
                     replayed: false,
                 };
-                match self.sink.learn(mapping, on_realised()) {
+                let notice = notice.map(Box::new);
+                match self.sink.learn_noticed(mapping, notice, on_realised()) {
                     Release::Leased => Fate::Release(AnswerResult::Released),
                     Release::AgentAway => Fate::Release(AnswerResult::AgentAway),
                     Release::Held => Fate::Hold,
                 }
             }
-            _ => Fate::Release(AnswerResult::Released),
+            _ => {
+                notice
+                    .into_iter()
+                    .for_each(|notice| self.notices.put(notice));
+                Fate::Release(AnswerResult::Released)
+            }
         };
         Answered {
             fate,

@@ -127,12 +127,12 @@ pub(crate) fn raw_reply(ipv6: bool) -> Result<OwnedFd, SocketError> {
     Ok(socket.into())
 }
 
-/// A UDP socket connected to `server` from a port that the kernel picks at random; of
-/// `source`, which need not be an address of the node, or of the address that the route has.
+/// A UDP socket connected to `server`, from `source`, which need not be an address of the
+/// node (port 0: the kernel picks one at random), or from the address that the route has.
 pub(crate) fn udp_upstream(
     server: SocketAddr,
     identity: Option<IdentityId>,
-    source: Option<IpAddr>,
+    source: Option<SocketAddr>,
 ) -> Result<OwnedFd, SocketError> {
     let socket = open(server, Type::DGRAM)?;
     set_mark(&socket, identity)?;
@@ -155,12 +155,12 @@ pub(crate) fn udp_upstream(
 pub(crate) fn tcp_upstream(
     server: SocketAddr,
     identity: Option<IdentityId>,
-    source: Option<IpAddr>,
+    source: Option<SocketAddr>,
 ) -> Result<Socket, SocketError> {
     let socket = open(server, Type::STREAM)?;
     set_mark(&socket, identity)?;
     // The port is chosen when it connects: one per server is taken, not one for all.
-    if source.is_some() {
+    if source.is_some_and(|source| source.port() == 0) {
         setsockopt(&socket, sockopt::IpBindAddressNoPort, &true)
             .map_err(io::Error::from)
             .step("cannot set IP_BIND_ADDRESS_NO_PORT")?;
@@ -217,7 +217,7 @@ fn shared_port(socket: &Socket) -> Result<(), SocketError> {
     socket.set_reuse_port(true).step("cannot set SO_REUSEPORT")
 }
 
-fn bind_source(socket: &Socket, source: Option<IpAddr>) -> Result<(), SocketError> {
+fn bind_source(socket: &Socket, source: Option<SocketAddr>) -> Result<(), SocketError> {
     let Some(source) = source else {
         return Ok(());
     };
@@ -228,7 +228,7 @@ fn bind_source(socket: &Socket, source: Option<IpAddr>) -> Result<(), SocketErro
     };
     made.step("cannot make a socket transparent (needs CAP_NET_ADMIN or CAP_NET_RAW)")?;
     socket
-        .bind(&SockAddr::from(SocketAddr::new(source, 0)))
+        .bind(&SockAddr::from(source))
         .step("cannot bind to the pod's address")
 }
 

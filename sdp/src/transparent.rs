@@ -18,9 +18,21 @@ use std::{
 };
 
 use nix::errno::Errno;
+use rand::Rng;
 use shared_maps::{fragment, pin, user::Globals};
 
 use crate::proxy::stats::Fallback;
+
+/// Ports tried.
+pub(crate) const TRIES: usize = 9;
+
+/// Ports to ask from: the kernel's choice; where that is none, some from anywhere.
+pub(crate) fn ports(random: &mut impl Rng) -> [u16; TRIES] {
+    std::array::from_fn(|n| match n {
+        0 => 0,
+        _ => random.random_range(1024..=u16::MAX),
+    })
+}
 
 /// Whether the mode is wanted, and whether answers would come back.
 #[derive(Clone, Debug, Default)]

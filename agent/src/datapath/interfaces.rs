@@ -1,15 +1,15 @@
 //! `to_proxy` on every interface that is no pod's, for transparent mode.
 //!
 //! ```text
-//!  <bpf-root>/holdfast/links/transparent/to_proxy_<ifindex>   TCX ingress
+//!  <bpf-root>/holdfast/links/to_proxy/to_proxy_<ifindex>   TCX ingress
+//!             holdfast/transparent                        says so to the proxies
 //! ```
-//! While the directory is there, proxies of this node may send queries under
-//! pods' addresses ([`shared_maps::pin::TRANSPARENT`]).
 
 use std::{
     collections::{BTreeMap, BTreeSet},
     fs, io,
     path::PathBuf,
+    sync::Arc,
     time::Duration,
 };
 
@@ -19,13 +19,18 @@ use shared_maps::{
     pin,
     user::{Access, Globals, MapError},
 };
+use tokio::sync::watch;
 use tokio_stream::StreamExt as _;
 use tokio_util::sync::CancellationToken;
 
 use super::program::{ProgramError, Programs};
+use crate::proxies::RulesTable;
 
 /// How long a new interface may be without the program.
 const INTERVAL: Duration = Duration::from_secs(1);
+/// How long answers are brought to proxies that were told to ask for none: they look
+/// once a second, and a query waits for its answer no longer than ten.
+const LAST_ANSWERS: Duration = Duration::from_secs(15);
 /// Beginning of the links' names.
 const PREFIX: &str = "to_proxy_";
 
@@ -105,23 +110,46 @@ impl Interfaces {
         }
     }
 
-    /// Takes the program off every interface, and proxies off their transparent mode.
-    pub fn clear(globals: &Globals) -> Result<(), InterfacesError> {
-        let dir = directory(globals);
-        match fs::remove_dir_all(&dir) {
-            Err(source) if source.kind() != io::ErrorKind::NotFound => {
-                Err(InterfacesError::Directory { path: dir, source })
-            }
-            _ => Ok(()),
+    /// Tells proxies to ask under the node's address again.
+    pub fn withdraw(globals: &Globals) -> Result<(), InterfacesError> {
+        remove(globals.root().join(pin::TRANSPARENT))
+    }
+
+    /// Takes the program off every interface, once nothing can come for a proxy any more.
+    pub async fn clear(globals: Globals, stop: CancellationToken) {
+        let dir = directory(&globals);
+        if !dir.exists() {
+            return;
+        }
+        tokio::select! {
+            () = tokio::time::sleep(LAST_ANSWERS) => {}
+            () = stop.cancelled() => return,
+        }
+        if let Err(error) = remove(dir) {
+            tracing::warn!(%error, "links of transparent mode stay");
         }
     }
 
-    /// Looks after interfaces until stopped.
-    pub async fn run(mut self, stop: CancellationToken) {
+    /// Looks after interfaces until stopped. Proxies are told once `rules` are ready: the
+    /// programs of all endpoints know of the mode then.
+    pub async fn run(
+        mut self,
+        mut rules: watch::Receiver<Arc<RulesTable>>,
+        stop: CancellationToken,
+    ) {
         let mut ticker = tokio::time::interval(INTERVAL);
+        let mut told = false;
         loop {
             tokio::select! {
                 _ = ticker.tick() => {}
+                ready = rules.wait_for(|rules| rules.ready), if !told => {
+                    told = true;
+                    let ready = ready.is_ok();
+                    if ready && let Err(error) = make(self.globals.root().join(pin::TRANSPARENT)) {
+                        tracing::error!(%error, "proxies are not told of transparent mode");
+                    }
+                    continue;
+                }
                 () = stop.cancelled() => return,
             }
             if let Err(error) = self.refresh().await {
@@ -134,10 +162,7 @@ impl Interfaces {
     /// become a pod's or are gone. One that refuses the program does not hold up the others.
     pub async fn refresh(&mut self) -> Result<(), InterfacesError> {
         let dir = directory(&self.globals);
-        fs::create_dir_all(&dir).map_err(|source| InterfacesError::Directory {
-            path: dir.clone(),
-            source,
-        })?;
+        make(dir.clone())?;
         let wanted = self.wanted().await?;
         for (ifindex, begin) in &wanted {
             if self.attached.contains(ifindex) {
@@ -192,7 +217,20 @@ impl Interfaces {
 }
 
 fn directory(globals: &Globals) -> PathBuf {
-    globals.root().join(pin::TRANSPARENT)
+    globals.root().join(pin::TO_PROXY_LINKS)
+}
+
+fn make(path: PathBuf) -> Result<(), InterfacesError> {
+    fs::create_dir_all(&path).map_err(|source| InterfacesError::Directory { path, source })
+}
+
+fn remove(path: PathBuf) -> Result<(), InterfacesError> {
+    match fs::remove_dir_all(&path) {
+        Err(source) if source.kind() != io::ErrorKind::NotFound => {
+            Err(InterfacesError::Directory { path, source })
+        }
+        _ => Ok(()),
+    }
 }
 
 /// Removes links of interfaces that are not wanted.

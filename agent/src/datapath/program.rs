@@ -3,7 +3,7 @@
 //! ```text
 //!  <bpf-root>/holdfast/links/<endpoint>/from_pod_<ifindex>   TCX ingress
 //!                                       to_pod_<ifindex>     TCX egress
-//!  <bpf-root>/holdfast/links/transparent/to_proxy_<ifindex>  TCX ingress
+//!  <bpf-root>/holdfast/links/to_proxy/to_proxy_<ifindex>    TCX ingress
 //! ```
 //! A link outlives the agent through its pin. A restart loads new programs and
 //! puts them into the old links: no packet passes unjudged meanwhile.

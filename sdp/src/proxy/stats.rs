@@ -145,7 +145,7 @@ pub struct Stats {
     pub answers: Counters<AnswerResult>,
     /// Queries by transport.
     pub transports: Counters<Protocol>,
-    /// Sockets under a pod's address that could not be had (queries: no return path).
+    /// Sockets that could not be had as transparent mode wants them; queries without a return path.
     pub fallbacks: Counters<Fallback>,
     /// Queries that no server answered within the timeout.
     pub upstream_timeouts: Count,
@@ -187,8 +187,8 @@ impl Stats {
         );
         registry.register(
             "dns_transparent_fallbacks",
-            "Sockets to DNS servers that got the node's address instead of the pod's in transparent mode; \
-             with reason no_return_path, queries",
+            "Sockets to DNS servers that could not be had as transparent mode wants them, by what \
+             came instead and why; with reason no_return_path, queries",
             self.fallbacks.clone(),
         );
         registry.register(

@@ -21,12 +21,13 @@ use shared_maps::{EndpointId, IdentityId};
 use crate::{
     arena::{Arena, Key},
     mapping::EndpointInstance,
+    policy::rule::Transport,
     proxy::{
-        Forward,
+        Asked, Forward,
         stats::{Counters, Fallback},
     },
     query_log::{Entries, Entry},
-    socket,
+    socket, transparent,
     wire::{HEADER_LEN, Header, answer, reply::Kept},
 };
 
@@ -61,6 +62,8 @@ pub(crate) struct Flight {
     /// Question as sent.
     pub(crate) question: Vec<u8>,
     pub(crate) sent_at: Instant,
+    /// As in [`Forward`].
+    policy_check: Duration,
     /// Who else asked the same.
     pub(crate) joined: Vec<Joined>,
     /// For the query log: of the first query, and of those that joined it.
@@ -68,6 +71,21 @@ pub(crate) struct Flight {
     fingerprint: u64,
     socket: Key,
     id: u16,
+}
+
+impl Flight {
+    /// The question, as `client` asked it.
+    pub(crate) fn asked(&self, client: SocketAddr, now: Instant) -> Asked<'_> {
+        Asked {
+            question: &self.question,
+            endpoint: self.endpoint,
+            client,
+            server: self.server,
+            transport: Transport::Udp,
+            policy_check: self.policy_check,
+            waited: now.duration_since(self.sent_at),
+        }
+    }
 }
 
 /// A query that was not sent because the same one was in flight.
@@ -231,6 +249,7 @@ impl UdpUpstream {
             kept: query.kept,
             question,
             sent_at: now,
+            policy_check: query.policy_check,
             joined: Vec::new(),
             logged: Vec::new(),
             fingerprint,
@@ -427,7 +446,7 @@ impl UdpUpstream {
             self.retire(key);
         }
         self.make_room(server.source.is_some())?;
-        let fd = socket::udp_upstream(server.server, server.identity, server.source)?;
+        let fd = self.open(server)?;
         let key = self.sockets.insert(UpSocket {
             fd,
             server,
@@ -453,6 +472,28 @@ impl UdpUpstream {
             *slot = Some(key);
         }
         Ok(key)
+    }
+
+    fn open(&mut self, key: ServerKey) -> Result<OwnedFd, socket::SocketError> {
+        let ServerKey {
+            server, identity, ..
+        } = key;
+        let Some(source) = key.source else {
+            return socket::udp_upstream(server, identity, None);
+        };
+        let mut taken = None;
+        for port in transparent::ports(&mut self.random) {
+            match socket::udp_upstream(server, identity, Some(SocketAddr::new(source, port))) {
+                Err(e) if Fallback::of(&e.source) == Fallback::NoPort => taken = Some(e),
+                opened => {
+                    if taken.is_some() && opened.is_ok() {
+                        self.fallbacks.inc(Fallback::OtherPort);
+                    }
+                    return opened;
+                }
+            }
+        }
+        Err(taken.expect("at least one port was tried"))
     }
 
     /// If there are as many as may be, closes the one that was unused for longest, if any is idle.

@@ -22,6 +22,7 @@ use super::{
 use crate::{
     listener::SocketOptions,
     mapping::{BootTime, Realised},
+    notice::Failure,
     policy::rule::Transport,
     proxy::{
         Arrival, Asked, Fate, Outcome,
@@ -247,6 +248,16 @@ impl Connection {
             stats.in_flight.get() >= u64::try_from(proxy.config().in_flight).unwrap_or(u64::MAX);
         if full {
             stats.queries.inc(QueryResult::Shed);
+            let asked = Asked {
+                question: query.question,
+                endpoint: query.endpoint,
+                client,
+                server,
+                transport: Transport::Tcp,
+                policy_check: query.policy_check,
+                waited: Duration::ZERO,
+            };
+            proxy.notice_failure(&asked, Failure::Overload);
             let code = Rcode::ServFail;
             if let Some(entry) = query.logged.take() {
                 proxy.log(entry, End::own(QueryResult::Shed.text(), code), self.now);
@@ -274,6 +285,7 @@ impl Connection {
                 source: query.source,
             },
             sent_at: self.now,
+            policy_check: query.policy_check,
             resent: false,
             logged: query.logged.take(),
             transfer: Transfer::of(query.question),
@@ -302,6 +314,10 @@ impl Connection {
     }
 
     fn fail(&mut self, mut flight: Flight) {
+        let asked = flight.asked((self.client, self.server), self.now);
+        self.shared
+            .proxy
+            .notice_failure(&asked, Failure::Unreachable);
         let result = QueryResult::UpstreamError.text();
         self.log(&mut flight.logged, End::own(result, Rcode::ServFail));
         let stats = self.shared.proxy.stats();
@@ -376,12 +392,7 @@ impl Connection {
         let took = self.now.duration_since(flight.sent_at);
         stats.stages.observe(Stage::Upstream, took);
         set_id(message, flight.kept.id);
-        let asked = Asked {
-            question: &flight.question,
-            endpoint: flight.endpoint,
-            server: self.server,
-            transport: Transport::Tcp,
-        };
+        let asked = flight.asked((self.client, self.server), self.now);
         let key = self.next_held;
         self.next_held += 1;
         let to_us = self.to_us.clone();
@@ -502,9 +513,11 @@ impl Connection {
         }
         let proxy = &self.shared.proxy;
         let stats = proxy.stats();
+        let ends = (self.client, self.server);
         self.flights.retain(|_, flight| {
             let waits = now.duration_since(flight.sent_at) < timeout;
             if !waits {
+                proxy.notice_failure(&flight.asked(ends, now), Failure::Timeout);
                 stats.in_flight.down();
                 if !flight.has_begun() {
                     stats.upstream_timeouts.add(1);

@@ -1,10 +1,15 @@
-//! Queries of a connection that wait: for their server, then for the agent.
+//! Queries of one connection that wait: for their server, then for the agent.
 
-use std::time::Instant;
+use std::{
+    net::SocketAddr,
+    time::{Duration, Instant},
+};
 
 use super::upstream::Behalf;
 use crate::{
     mapping::EndpointInstance,
+    policy::rule::Transport,
+    proxy::Asked,
     query_log::Entry,
     wire::{answer, reply::Kept, transfer::Transfer},
 };
@@ -18,6 +23,7 @@ pub(super) struct Flight {
     pub(super) endpoint: EndpointInstance,
     pub(super) behalf: Behalf,
     pub(super) sent_at: Instant,
+    pub(super) policy_check: Duration,
     pub(super) resent: bool,
     /// For the query log.
     pub(super) logged: Option<Box<Entry>>,
@@ -29,6 +35,22 @@ impl Flight {
     pub(super) fn is_answered_by(&self, message: &[u8]) -> bool {
         answer::answers_in_any_case(message, &self.question)
             || self.transfer.is_some_and(|t| t.continues(message))
+    }
+
+    pub(super) fn asked(
+        &self,
+        (client, server): (SocketAddr, SocketAddr),
+        now: Instant,
+    ) -> Asked<'_> {
+        Asked {
+            question: &self.question,
+            endpoint: self.endpoint,
+            client,
+            server,
+            transport: Transport::Tcp,
+            policy_check: self.policy_check,
+            waited: now.duration_since(self.sent_at),
+        }
     }
 
     /// Whether the client has got part of its answer.

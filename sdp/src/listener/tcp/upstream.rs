@@ -13,7 +13,7 @@ use tokio::net::{TcpSocket, TcpStream};
 use super::frames::{FrameReader, FrameWriter, Read};
 use crate::{
     proxy::stats::{Counters, Fallback},
-    socket,
+    socket, transparent,
 };
 
 type Connecting = Pin<Box<dyn Future<Output = io::Result<TcpStream>> + Send>>;
@@ -120,25 +120,41 @@ async fn connect(
     on: Behalf,
     fallbacks: Counters<Fallback>,
 ) -> io::Result<TcpStream> {
-    let from = |source| {
-        let socket = socket::tcp_upstream(server, on.identity, source).map_err(|e| e.source)?;
-        Ok::<_, io::Error>(TcpSocket::from_std_stream(socket.into()))
-    };
-    if on.source.is_some() {
-        let connected = match from(on.source) {
-            Ok(socket) => socket.connect(server).await,
-            Err(error) => Err(error),
-        };
-        match connected {
-            // Of the server or the way to it: the same from any address.
-            Err(error) if !is_of_server(&error) => fallbacks.inc(Fallback::of(&error)),
-            connected => return connected,
+    if let Some(source) = on.source {
+        let ports = transparent::ports(&mut rand::rng());
+        for (tried, port) in ports.into_iter().enumerate() {
+            let from = SocketAddr::new(source, port);
+            let reason = match connect_from(server, on.identity, Some(from)).await {
+                Err(error) if !is_of_server(&error) => Fallback::of(&error),
+                connected => {
+                    if tried > 0 {
+                        fallbacks.inc(Fallback::OtherPort);
+                    }
+                    return connected;
+                }
+            };
+            if reason != Fallback::NoPort || tried + 1 == transparent::TRIES {
+                fallbacks.inc(reason);
+                break;
+            }
         }
     }
-    from(None)?.connect(server).await
+    connect_from(server, on.identity, None).await
 }
 
-/// Whether a connection failed for a reason that lies outside of this node.
+async fn connect_from(
+    server: SocketAddr,
+    identity: Option<IdentityId>,
+    source: Option<SocketAddr>,
+) -> io::Result<TcpStream> {
+    let socket = socket::tcp_upstream(server, identity, source).map_err(|e| e.source)?;
+    TcpSocket::from_std_stream(socket.into())
+        .connect(server)
+        .await
+}
+
+/// Whether a connection failed for a reason that lies outside of this node: it would from
+/// any address.
 fn is_of_server(error: &io::Error) -> bool {
     use io::ErrorKind as Kind;
     matches!(

@@ -1,11 +1,14 @@
 //! A worker's way from clients to servers.
 
+use std::time::Duration;
+
 use super::{BATCH, Listener, ROUNDS, Worker};
 use crate::{
     listener::{SocketOptions, replies::send_all},
+    notice::Failure,
     policy::rule::Transport,
     proxy::{
-        Arrival, Outcome,
+        Arrival, Asked, Outcome,
         stats::{Label as _, Protocol, QueryResult},
     },
     query_log::{End, Entries},
@@ -88,7 +91,17 @@ impl Worker {
                     Err(error) => {
                         let code = Rcode::ServFail;
                         reply::to_kept(query.kept, query.question, code, &mut self.own);
-                        let result = self.not_sent(&error);
+                        let (result, failure) = self.not_sent(&error);
+                        let asked = Asked {
+                            question: query.question,
+                            endpoint: query.endpoint,
+                            client,
+                            server,
+                            transport: Transport::Udp,
+                            policy_check: query.policy_check,
+                            waited: Duration::ZERO,
+                        };
+                        self.proxy.notice_failure(&asked, failure);
                         if let Some(entry) = logged {
                             self.proxy
                                 .log(entry, End::own(result.text(), code), self.now);
@@ -161,6 +174,7 @@ impl Worker {
         self.log(&mut flight.logged, End::own(result, Rcode::ServFail));
         self.proxy.stats().in_flight.down();
         self.proxy.stats().queries.inc(QueryResult::UpstreamError);
+        self.notice_failure(&flight, Failure::Unreachable);
         self.servfail(&flight);
         self.upstream.recycle(flight);
     }
@@ -177,16 +191,16 @@ impl Worker {
         }
     }
 
-    fn not_sent(&self, error: &PlaceError) -> QueryResult {
-        let result = match error {
-            PlaceError::Full => QueryResult::Shed,
+    fn not_sent(&self, error: &PlaceError) -> (QueryResult, Failure) {
+        let (result, failure) = match error {
+            PlaceError::Full => (QueryResult::Shed, Failure::Overload),
             PlaceError::Socket(e) => {
                 tracing::debug!(error = %e, "no upstream socket");
-                QueryResult::UpstreamError
+                (QueryResult::UpstreamError, Failure::Unreachable)
             }
         };
         self.proxy.stats().queries.inc(result);
-        result
+        (result, failure)
     }
 
     /// Ends the query log's entries of a query.

@@ -92,11 +92,14 @@ label! {
 }
 
 label! {
-    /// Why a server was not asked under the pod's address although transparent mode is on.
+    /// Why a server was asked otherwise than transparent mode would have it: but for the
+    /// first, under the node's address.
     Fallback = "reason" {
-        /// No port of the pod's address is free.
+        /// Asked under the pod's address all the same, from a port outside of the kernel's range.
+        OtherPort => "other_port",
+        /// No port of the pod's address was found free.
         NoPort => "no_port",
-        /// As many sockets as there may be are busy.
+        /// As many sockets as there may be were busy.
         TooManySockets => "too_many_sockets",
         /// The kernel does not let us.
         NotPermitted => "not_permitted",

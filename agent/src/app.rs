@@ -8,11 +8,12 @@ use std::{
 };
 
 use anyhow::{Context as _, Result, bail};
-use holdfast_sdp::{mapping::BootTime, policy::rule::RulesOf};
+use holdfast_sdp::{mapping::BootTime, policy::rule::RulesOf, wall_time};
 use shared_maps::{pin, user::Globals};
 use tokio::{
     net::TcpListener,
     signal::unix::{SignalKind, signal},
+    sync::watch,
 };
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
@@ -22,6 +23,7 @@ use crate::{
     core::{Core, CoreConfig, Event, event::SourceEvent},
     datapath::{
         files::StateFiles,
+        interfaces::Interfaces,
         kernel::{KernelConfig, KernelDatapath},
         plan::Datapath,
         routing,
@@ -38,7 +40,7 @@ use crate::{
     health::{self, Health},
     liveness, node,
     policy::source::dir::PolicyDir,
-    proxies::Proxies,
+    proxies::{Proxies, RulesTable},
     restore::{self, Found},
     runner::{self, CoreHandle, CoreThread},
     watched_dir::WatchedDir,
@@ -52,6 +54,7 @@ const GRACE: Duration = Duration::from_secs(5);
 /// Runs until SIGTERM or SIGINT. The datapath stays attached.
 pub async fn run(config: Config) -> Result<()> {
     let lock = StateDirLock::take(&config.state_dir)?;
+    let bpf_root = config.bpf_root.clone();
     refuse_beside_cilium(&config.bpf_root)?;
     let files = StateFiles::open(&config.state())
         .with_context(|| format!("--state-dir {}", config.state_dir.display()))?;
@@ -62,10 +65,19 @@ pub async fn run(config: Config) -> Result<()> {
         ipv4: config.ipv4,
         ipv6: config.ipv6,
         sizes: config.map_sizes,
+        transparent: config.transparent,
         sdp_group: config.sdp_group,
     };
     let datapath = Box::new(KernelDatapath::prepare(&kernel, Box::new(files.clone()))?);
     routing::install(config.ipv4, config.ipv6).await?;
+    let interfaces = if config.transparent {
+        let mut interfaces = Interfaces::new(datapath.programs().clone(), maps.clone());
+        interfaces.refresh().await.context("transparent mode")?;
+        Some(interfaces)
+    } else {
+        Interfaces::withdraw(&maps)?;
+        None
+    };
     let agent = Agent::start(
         config,
         Parts {
@@ -76,6 +88,13 @@ pub async fn run(config: Config) -> Result<()> {
         },
     )
     .await?;
+    let stop = agent.stop.clone();
+    match interfaces {
+        Some(interfaces) => agent.tasks.spawn(interfaces.run(agent.rules.clone(), stop)),
+        None => agent
+            .tasks
+            .spawn(Interfaces::clear(Globals::new(&bpf_root), stop)),
+    };
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
     tokio::select! {
@@ -104,6 +123,7 @@ pub struct Parts {
 /// A running agent.
 pub struct Agent {
     core: CoreHandle,
+    rules: watch::Receiver<Arc<RulesTable>>,
     thread: CoreThread,
     builtin: Option<Arc<BuiltinProxy>>,
     tasks: TaskTracker,
@@ -204,6 +224,7 @@ impl Agent {
             );
             tasks.spawn(service.await.serve(listener));
         }
+        let rules = proxies.watch_rules();
         let events = Events::default();
         tasks.spawn(events.clone().follow(maps.clone(), stop.clone()));
         let admin = Admin {
@@ -229,6 +250,7 @@ impl Agent {
         }
         Ok(Self {
             core,
+            rules,
             thread,
             builtin,
             tasks,
@@ -288,17 +310,7 @@ pub(crate) fn seconds(duration: Duration) -> u32 {
 
 /// Unix time at CLOCK_BOOTTIME 0.
 fn boot_unix_ns() -> u64 {
-    #[expect(
-        clippy::disallowed_methods,
-        reason = "files carry wall time; the core is given the difference once"
-    )]
-    let now = std::time::SystemTime::now();
-    let unix = now
-        .duration_since(std::time::UNIX_EPOCH)
-        .unwrap_or_default();
-    u64::try_from(unix.as_nanos())
-        .unwrap_or(u64::MAX)
-        .saturating_sub(BootTime::now().0)
+    wall_time::now().saturating_sub(BootTime::now().0)
 }
 
 fn restored_rules(found: &Found) -> Vec<RulesOf> {

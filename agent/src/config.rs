@@ -72,6 +72,8 @@ pub struct Config {
     pub max_deferred_connection_deletes: usize,
     /// Code for names that are not allowed.
     pub reject_code: RejectCode,
+    /// Proxies ask servers under pods' addresses.
+    pub transparent: bool,
     /// IPv4 is on.
     pub ipv4: bool,
     /// IPv6 is on.
@@ -185,6 +187,7 @@ impl TryFrom<RunArgs> for Config {
             max_ips_per_hostname: args.tofqdns_endpoint_max_ip_per_hostname,
             max_deferred_connection_deletes: args.tofqdns_max_deferred_connection_deletes,
             reject_code: args.tofqdns_dns_reject_response_code,
+            transparent: args.dnsproxy_enable_transparent_mode,
             ipv4: args.enable_ipv4,
             ipv6: args.enable_ipv6,
             preallocate_identities: args.tofqdns_preallocate_identities,

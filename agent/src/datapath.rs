@@ -2,6 +2,7 @@
 
 pub mod events;
 pub mod files;
+pub mod interfaces;
 pub mod kernel;
 pub mod memory;
 pub mod plan;

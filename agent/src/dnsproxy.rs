@@ -18,6 +18,7 @@ use holdfast_sdp::{
     maps::{PinnedMaps, REFRESH},
     policy::{rule::RulesOf, table::PolicyHandle},
     proxy::{Proxy, ProxyConfig, RejectCode, Stats},
+    transparent::Transparent,
 };
 use parking_lot::Mutex;
 use shared_maps::steering;
@@ -96,6 +97,7 @@ impl BuiltinProxy {
                     config::RejectCode::NameError => RejectCode::NameError,
                 },
                 max_delay: config.response_max_delay,
+                transparent: Transparent::new(config.transparent),
                 ..ProxyConfig::default()
             },
             Arc::clone(&maps) as _,

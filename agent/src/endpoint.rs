@@ -9,4 +9,3 @@ pub mod discover;
 pub mod endpoint;
 pub mod manager;
 pub mod source;
-pub mod wall_time;

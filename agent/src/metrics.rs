@@ -3,10 +3,13 @@
 //! Values of the core are read when they are asked for: counting costs the
 //! core nothing in between.
 
+pub mod meanings;
+
 use holdfast_sdp::proxy::stats::Stats;
 use prometheus_client::{
     encoding::{DescriptorEncoder, EncodeMetric as _},
     metrics::{counter::ConstCounter, gauge::ConstGauge},
+    registry::Unit,
 };
 
 use shared_maps::event::{Counter, Reason};
@@ -45,6 +48,8 @@ pub fn text(
         streams: proxies.views().into_iter().map(|view| view.kind).collect(),
         nacks: proxies.nacks(),
         closed_slow: proxies.closed_slow(),
+        unreadable: proxies.unreadable(),
+        oversized: proxies.oversized(),
         scrape,
     };
     let mut registry = prometheus_client::registry::Registry::with_prefix("holdfast");
@@ -63,6 +68,8 @@ struct Sample {
     streams: Vec<String>,
     nacks: u64,
     closed_slow: u64,
+    unreadable: u64,
+    oversized: u64,
 }
 
 impl Sample {
@@ -72,22 +79,22 @@ impl Sample {
         let mut out = Writer { encoder };
         out.labelled(
             "agent",
-            "The agent's version",
+            "1, with the agent's version",
             &[(&[("version", env!("CARGO_PKG_VERSION"))], 1)],
         )?;
         out.gauge(
             "agent_ready",
-            "1 when rules are given to proxies",
+            "1 when policy and endpoints are known and DNS rules are given to proxies",
             u64::from(self.scrape.ready),
         )?;
         out.gauge(
             "endpoint",
-            "Endpoints of this node",
+            "Endpoints (pods) of this node",
             count(summary.endpoints),
         )?;
         out.gauge(
             "endpoint_unresolved",
-            "Endpoint documents that are not in force",
+            "Documents about endpoints that are not in force; `holdfast-agent status` says why",
             count(self.scrape.unresolved),
         )?;
         out.gauge(
@@ -97,22 +104,22 @@ impl Sample {
         )?;
         out.gauge(
             "policy_refused",
-            "Policy documents refused",
+            "Policy documents refused; the last good version of each stays in force",
             count(summary.policies_rejected),
         )?;
         out.gauge(
             "policy_max_revision",
-            "Revision of the policy",
+            "Revision of the policy, raised by every change",
             summary.revision,
         )?;
         out.gauge(
             "policy_published_revision",
-            "Revision last given to proxies",
+            "Revision of the DNS rules last given to proxies; behind policy_max_revision while maps are written",
             summary.published_revision,
         )?;
         out.labelled(
             "identity",
-            "Identities allocated",
+            "Security identities in use",
             &[
                 (&[("type", "endpoint")], count(summary.endpoint_identities)),
                 (&[("type", "local")], count(summary.local_identities)),
@@ -120,32 +127,32 @@ impl Sample {
         )?;
         out.gauge(
             "ipcache_entries",
-            "Prefixes in the ipcache",
+            "Prefixes (addresses among them) that have an identity in the ipcache map",
             count(summary.ipcache_entries),
         )?;
         out.gauge(
             "ipcache_max_entries",
-            "Prefixes it can hold",
+            "Prefixes that the ipcache map can hold",
             count(summary.ipcache_max),
         )?;
         out.gauge(
             "fqdn_selectors",
-            "Selectors registered",
+            "Selectors of policy rules",
             count(summary.selectors),
         )?;
         out.gauge(
             "fqdn_active_ips",
-            "Learned addresses",
+            "Learned triples of endpoint, name and address whose TTL has not run out",
             count(summary.names_live),
         )?;
         out.gauge(
             "fqdn_alive_zombie_connections",
-            "Expired addresses kept for connections",
+            "Expired addresses kept open for connections that are alive",
             count(summary.names_zombies),
         )?;
         out.counters(
             "fqdn_mappings",
-            "Mappings from proxies by what became of them",
+            "Names with addresses told by proxies, by what became of them",
             &[
                 ("outcome", "realised", counters.mappings_realised),
                 (
@@ -154,19 +161,23 @@ impl Sample {
                     counters.mappings_endpoint_unknown,
                 ),
                 ("outcome", "not_allowed", counters.mappings_not_allowed),
-                ("outcome", "invalid", counters.mappings_invalid),
+                (
+                    "outcome",
+                    "invalid",
+                    counters.mappings_invalid + self.unreadable,
+                ),
                 ("outcome", "rate_limited", counters.mappings_rate_limited),
                 ("outcome", "not_realised", counters.mappings_not_realised),
             ],
         )?;
         out.counter(
             "fqdn_pairs_left_out",
-            "Addresses not learned: too many in a mapping or at an endpoint",
+            "Addresses not learned because a name had too many of them, or an endpoint",
             counters.pairs_left_out,
         )?;
         out.counters(
             "bpf_map_writes",
-            "Map writes planned",
+            "Writes to maps",
             &[
                 ("map", "ipcache", counters.ipcache_writes),
                 ("map", "policy", counters.policy_writes),
@@ -174,33 +185,33 @@ impl Sample {
         )?;
         out.counter(
             "datapath_step_failures",
-            "Steps not realised",
+            "Map writes, file writes and the like that failed; what was in force before stays",
             counters.step_failures,
         )?;
         out.gauge(
             "datapath_pending_steps",
-            "Failed steps that wait to be tried again",
+            "Failed steps that wait now to be tried again",
             count(summary.pending_steps),
         )?;
         out.counter(
             "identity_exhausted",
-            "Label sets that got no identity",
+            "Sets of labels that got no identity because all numbers were in use",
             counters.identity_exhausted,
         )?;
         out.counter(
             "fqdn_pairs_removed",
-            "Pairs (name, address) removed",
+            "Pairs of name and address that were closed again",
             counters.pairs_removed,
         )?;
         out.counter(
             "fqdn_lease_revocations",
-            "Leases revoked",
+            "Promises to proxies to keep a pair open that were taken back before their end",
             counters.revocations,
         )?;
         let of_kind = |kind: &str| count(self.streams.iter().filter(|k| *k == kind).count());
         out.labelled(
             "proxy_streams",
-            "Connected proxies by stream",
+            "Proxies connected now, by the stream they have open",
             &[
                 (&[("kind", "mappings")], of_kind("mappings")),
                 (&[("kind", "rules")], of_kind("rules")),
@@ -210,13 +221,18 @@ impl Sample {
         )?;
         out.counter(
             "proxy_rules_refused",
-            "Revisions that a proxy refused",
+            "Revisions of DNS rules that a proxy refused",
             self.nacks,
         )?;
         out.counter(
             "proxy_streams_closed_slow",
-            "Streams closed because results were not fetched",
+            "Streams of proxies closed because they did not read what was sent",
             self.closed_slow,
+        )?;
+        out.counter(
+            "fqdndata_snapshots_too_large",
+            "Snapshots not sent: larger than a proxy of that service can receive",
+            self.oversized,
         )?;
         let packets = |wanted: fn(Reason) -> bool, value: Value| {
             let of_kind = self
@@ -234,28 +250,32 @@ impl Sample {
             |r: Reason| !r.is_drop() && !matches!(r, Reason::EventLost | Reason::ConntrackFull);
         out.counters(
             "drop_count",
-            "Packets dropped",
+            "Packets of endpoints that were dropped, by reason",
             &packets(Reason::is_drop, number),
         )?;
         out.counters(
             "drop_bytes",
-            "Bytes of packets dropped",
+            "Bytes of packets of endpoints that were dropped, by reason",
             &packets(Reason::is_drop, bytes),
         )?;
-        out.counters("forward_count", "Packets passed", &packets(passed, number))?;
+        out.counters(
+            "forward_count",
+            "Packets of endpoints that passed, by why",
+            &packets(passed, number),
+        )?;
         out.counters(
             "forward_bytes",
-            "Bytes of packets passed",
+            "Bytes of packets of endpoints that passed, by why",
             &packets(passed, bytes),
         )?;
         out.counters(
             "datapath_troubles",
-            "What the datapath could not do",
+            "What the datapath could not do, though the packet passed",
             &packets(trouble, number),
         )?;
         out.gauge(
             "restore_damaged_files",
-            "Files found damaged at the start",
+            "Files found damaged at the start and set aside",
             count(self.scrape.damaged),
         )
     }
@@ -306,7 +326,11 @@ impl Writer<'_, '_> {
         values: &[(&'static str, &'static str, u64)],
     ) -> Result<(), std::fmt::Error> {
         use prometheus_client::metrics::MetricType::Counter;
-        let mut family = self.encoder.encode_descriptor(name, help, None, Counter)?;
+        let (name, unit) = match name.strip_suffix("_bytes") {
+            Some(name) => (name, Some(&Unit::Bytes)),
+            None => (name, None),
+        };
+        let mut family = self.encoder.encode_descriptor(name, help, unit, Counter)?;
         for (label, word, value) in values {
             let labels = [(*label, *word)];
             ConstCounter::new(*value).encode(family.encode_family(&labels)?)?;

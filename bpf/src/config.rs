@@ -1,9 +1,11 @@
 //! The endpoint's constants, set by the loader.
 
 use aya_ebpf::Global;
-use shared_maps::endpoint::{DUAL_STACK, EndpointConfig, HAS_IPV4, HAS_IPV6};
+use shared_maps::endpoint::{
+    DUAL_STACK, EndpointConfig, HAS_IPV4, HAS_IPV6, NO_LINK_HEADER, TRANSPARENT,
+};
 
-use crate::address::Address;
+use crate::{address::Address, packet::ETH_LEN};
 
 #[unsafe(no_mangle)]
 static ENDPOINT: Global<EndpointConfig> = Global::new(EndpointConfig {
@@ -45,6 +47,22 @@ pub(crate) fn ifindex() -> u32 {
 #[inline(always)]
 pub(crate) fn dual_stack() -> bool {
     field!(flags) & DUAL_STACK != 0
+}
+
+/// Whether proxies send queries under pods' addresses.
+#[inline(always)]
+pub(crate) fn transparent() -> bool {
+    field!(flags) & TRANSPARENT != 0
+}
+
+/// Length of the link-layer header of the interface.
+#[inline(always)]
+pub(crate) fn link_header() -> u32 {
+    if field!(flags) & NO_LINK_HEADER != 0 {
+        0
+    } else {
+        ETH_LEN
+    }
 }
 
 #[inline(always)]

@@ -16,7 +16,7 @@ use crate::{
     maps::{self, SCRATCH},
     neighbour,
     packet::{ETH_LEN, ETH_P_ARP, ETH_P_IP, ETH_P_IPV6, Fragment, Packet, ether_type, parse_ip},
-    policy, redirect,
+    policy, redirect, transparent,
 };
 
 /// `TCX_PASS`: on to the stack.
@@ -94,16 +94,19 @@ fn judge(ctx: &TcContext, packet: &mut Packet, trace: &mut Trace) -> Result<Reas
     }
 
     if packet.fragment == Fragment::Later {
-        let mark = fragment::follow(packet, EGRESS)?;
-        ctx.set_mark(mark);
-        return Ok(if mark == 0 {
-            Reason::Allowed
-        } else {
-            Reason::Redirected
+        let set = fragment::follow(packet, EGRESS)?;
+        ctx.set_mark(set);
+        return Ok(match set {
+            0 => Reason::Allowed,
+            mark::MAGIC_TO_PROXY => Reason::Returned,
+            _ => Reason::Redirected,
         });
     }
     let verdict = judge_flow(ctx, packet, trace);
     let mark = match verdict {
+        Ok((0, _)) if config::transparent() && transparent::is_for_proxy(ctx, packet) => {
+            (mark::MAGIC_TO_PROXY, Reason::Returned)
+        }
         Ok(mark) => mark,
         Err(reason) => {
             if packet.fragment == Fragment::First {

@@ -30,6 +30,21 @@ pub(crate) fn is_error(packet: &Packet) -> bool {
     }
 }
 
+/// The packet that an ICMP error quotes, if it is the start of one.
+#[inline(always)]
+pub(crate) fn quoted<'a>(ctx: &TcContext, packet: &Packet) -> Option<&'a Packet> {
+    let scratch = SCRATCH.get_ptr_mut(0)?;
+    // SAFETY: the value is this CPU's own, and `packet` is its other field.
+    let quoted = unsafe { &mut (*scratch).quoted };
+    quoted.reset(packet.len);
+    if parse_ip(ctx, packet.l4 + HEADER_LEN, packet.family, true, quoted).is_err()
+        || quoted.fragment == Fragment::Later
+    {
+        return None;
+    }
+    Some(quoted)
+}
+
 /// Whether an ICMP error quotes a packet of a live connection of the endpoint.
 ///
 /// `from_pod`: the pod complains about a packet that it received; else
@@ -37,17 +52,9 @@ pub(crate) fn is_error(packet: &Packet) -> bool {
 /// nobody but this node (`local`) ever saw.
 #[inline(never)]
 pub(crate) fn is_related(ctx: &TcContext, packet: &Packet, from_pod: bool, local: bool) -> bool {
-    let Some(scratch) = SCRATCH.get_ptr_mut(0) else {
+    let Some(quoted) = quoted(ctx, packet) else {
         return false;
     };
-    // SAFETY: the value is this CPU's own, and `packet` is its other field.
-    let quoted = unsafe { &mut (*scratch).quoted };
-    quoted.reset(packet.len);
-    if parse_ip(ctx, packet.l4 + HEADER_LEN, packet.family, true, quoted).is_err()
-        || quoted.fragment == Fragment::Later
-    {
-        return false;
-    }
     let meant_for_sender = if from_pod {
         quoted.daddr.is(packet.saddr) && quoted.saddr.is(packet.daddr)
     } else {

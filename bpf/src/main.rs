@@ -3,11 +3,15 @@
 //! ```text
 //!  pod ──► from_pod ──► stack ──► (marked: local delivery) ──► steer ──► a proxy's socket
 //!  pod ◄── to_pod  ◄── stack ◄── proxy's answer, other traffic
+//!                        ▲
+//!                     to_proxy ◄── other interfaces: an answer to a query that a proxy
+//!                                  sent under a pod's address is marked for local delivery
 //! ```
 //!
 //! `from_pod` and `to_pod` are loaded once per endpoint, with the endpoint's
-//! constants in [`config`] and its own policy map. Every other map is shared
-//! through its pin. `steer` is an object of its own (steer.rs).
+//! constants in [`config`] and its own policy map; `to_proxy` once per kind of
+//! interface. Every other map is shared through its pin. `steer` is an object
+//! of its own (steer.rs).
 #![no_std]
 #![no_main]
 #![expect(
@@ -29,6 +33,7 @@ mod packet;
 mod policy;
 mod redirect;
 mod to_pod;
+mod transparent;
 
 use aya_ebpf::{macros::classifier, programs::TcContext};
 
@@ -42,6 +47,12 @@ pub fn from_pod(ctx: TcContext) -> i32 {
 #[classifier]
 pub fn to_pod(ctx: TcContext) -> i32 {
     to_pod::run(&ctx)
+}
+
+/// Packets from outside: TCX ingress of an interface that is no pod's.
+#[classifier]
+pub fn to_proxy(ctx: TcContext) -> i32 {
+    transparent::run(&ctx)
 }
 
 #[panic_handler]

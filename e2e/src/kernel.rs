@@ -325,6 +325,7 @@ pub fn config(root: &Path, dual: bool) -> KernelConfig {
             policy_stats: 1024,
             ..MapSizes::default()
         },
+        transparent: false,
         sdp_group: 0,
     }
 }

@@ -311,7 +311,7 @@ fn proxy(asked: &mut Asked<'_>, id: u64) {
             "connected to",
             "from the agent",
             "slots",
-            "port 10094",
+            "127.0.0.1:10094",
         ],
         &[
             json!({"name": "one", "ready": true, "missing": [], "proxy_port": 10094}),

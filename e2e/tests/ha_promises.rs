@@ -100,6 +100,16 @@ fn proxies_bring_steering_where_the_agent_has_none() {
     holds(Act::Stopped, Redirect::Alone);
 }
 
+#[test]
+fn transparent_mode_keeps_the_promises() {
+    holds(Act::AgentKilled, Redirect::Transparent);
+    holds(Act::AgentCrashes, Redirect::Transparent);
+    holds(Act::BuiltinFlipped, Redirect::Transparent);
+    holds(Act::ColdStart, Redirect::Transparent);
+    holds(Act::Rolled, Redirect::Transparent);
+    holds(Act::Killed, Redirect::Transparent);
+}
+
 /// More than there are slots, each killed as soon as it is ready.
 #[test]
 fn replicas_that_die_quickly_do_not_use_the_slots_up() {

@@ -10,6 +10,8 @@
 #[allow(missing_docs, unreachable_pub, clippy::all, clippy::pedantic, reason = "generated code")]
 pub mod native;
 
+pub mod later;
+
 /// The service of Cilium agents (`proto/standalonednsproxy/fqdndata.proto`).
 #[rustfmt::skip]
 #[path = "gen/standalonednsproxy.rs"]

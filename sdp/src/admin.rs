@@ -20,6 +20,7 @@ use crate::{app::Shared, metrics::Metrics};
 pub mod client;
 pub mod explain;
 pub mod policy;
+pub mod replicas;
 mod server;
 pub mod status;
 pub mod steering;

@@ -24,12 +24,16 @@ use crate::{
     },
     mapping::{BootTime, sink::LinkSink},
     maps::{Change, PinnedMaps, REFRESH},
+    notice::Notices,
     policy::table::PolicyHandle,
     privileges::{Privileges, Sandbox},
     proxy::{Proxy, ProxyConfig, RejectCode, Stats},
+    query_log::{QueryLog, QueryLogConfig, QueryLogStats, Target, Which},
     ready::{Need, Readiness},
     restore::{self, Skipped},
     steering::program,
+    transparent::Transparent,
+    troubles::Troubles,
 };
 
 /// Client TCP connections at most.
@@ -55,6 +59,8 @@ pub struct Shared {
     pub sink: Arc<LinkSink>,
     /// Where those go that no agent has made durable.
     pub journal: Arc<Journal>,
+    /// What an agent of Cilium wants to hear besides.
+    pub notices: Arc<Notices>,
     /// How the link to the agent stands.
     pub board: Arc<Board>,
     /// What is missing for being ready.
@@ -65,28 +71,40 @@ pub struct Shared {
     pub stats: Stats,
     /// Endpoints' files that were not used.
     pub skipped_files: Mutex<Vec<Skipped>>,
+    /// Under whose address servers are asked.
+    pub transparent: Transparent,
     /// How packets are steered to this process.
     pub steering: Mutex<SteeringStatus>,
     /// What the process may still do.
     pub privileges: Privileges,
+    /// Warnings and errors of late.
+    pub troubles: Troubles,
+    /// The query log, if it is on.
+    pub query_log: Option<Arc<QueryLog>>,
+    /// Its counters, on or off.
+    pub query_log_stats: QueryLogStats,
     /// When the process started.
     pub started: Instant,
 }
 
 /// Runs until it was told to leave and has left.
-pub fn run(config: Config) -> anyhow::Result<()> {
+///
+/// `troubles`: what the log remembers, for `status`.
+pub fn run(config: Config, troubles: Troubles) -> anyhow::Result<()> {
     // What only root may make comes first, threads last: they inherit what is left.
     let doors = Doors::open(&config)?;
     let sockets = Unbound::open(&listen_config(&config)).map_err(|e| explain_bind(&e, &config))?;
     provide_steering(&config);
     let privileges = sandbox(&config).enter()?;
+    // As the user it becomes: what works now works when the file is opened anew.
+    let query_log = open_query_log(&config)?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(RUNTIME_THREADS)
         .thread_name("sdp-rim")
         .enable_all()
         .build()
         .context("cannot start the runtime")?;
-    let shared = Arc::new(Shared::new(config, privileges));
+    let shared = Arc::new(Shared::new(config, privileges, troubles, query_log));
     let outcome = runtime.block_on(serve(&shared, doors, sockets));
     runtime.shutdown_timeout(Duration::from_millis(200));
     outcome
@@ -95,8 +113,8 @@ pub fn run(config: Config) -> anyhow::Result<()> {
 async fn serve(shared: &Arc<Shared>, doors: Doors, sockets: Unbound) -> anyhow::Result<()> {
     let config = &shared.config;
     tracing::info!(name = config.name, port = config.proxy_port, "starting");
-    for warning in &config.warnings {
-        tracing::warn!("{warning}");
+    for note in &config.notes {
+        tracing::info!("{note}");
     }
     let tasks = TaskTracker::new();
     let signals = Arc::clone(shared);
@@ -115,18 +133,23 @@ async fn serve(shared: &Arc<Shared>, doors: Doors, sockets: Unbound) -> anyhow::
     let admin = Admin::start(doors, shared)?;
     restore_rules(shared);
     let stop = CancellationToken::new();
+    shared.transparent.look(&config.bpf_root);
     tasks.spawn(keep_house(Arc::clone(shared), stop.clone()));
     tasks.spawn(link(shared).run(stop.clone()));
     first_rules(shared).await;
 
     let sockets = sockets.bind().map_err(|e| explain_bind(&e, config))?;
-    let proxy = Arc::new(Proxy::new(
-        proxy_config(config),
+    let proxy = Proxy::new(
+        proxy_config(shared),
         Arc::clone(&shared.maps) as _,
         Arc::clone(&shared.policy),
         Arc::clone(&shared.sink) as _,
         shared.stats.clone(),
-    ));
+    );
+    let proxy = proxy
+        .with_notices(Arc::clone(&shared.notices))
+        .with_query_log(shared.query_log.clone());
+    let proxy = Arc::new(proxy);
     let listeners = Listeners::start(&proxy, sockets, &tokio::runtime::Handle::current())?;
     *shared.steering.lock() = listeners.steering();
     note_steering(shared);
@@ -140,7 +163,23 @@ async fn serve(shared: &Arc<Shared>, doors: Doors, sockets: Unbound) -> anyhow::
 }
 
 impl Shared {
-    fn new(config: Config, privileges: Privileges) -> Self {
+    /// Of a proxy that does not run.
+    pub(crate) fn idle(config: Config) -> Self {
+        let none = QueryLogStats::default();
+        Self::new(
+            config,
+            Privileges::default(),
+            Troubles::default(),
+            (None, none),
+        )
+    }
+
+    fn new(
+        config: Config,
+        privileges: Privileges,
+        troubles: Troubles,
+        query_log: (Option<Arc<QueryLog>>, QueryLogStats),
+    ) -> Self {
         let ready = Readiness::default();
         ready.block(Need::Listeners, "not bound yet");
         ready.block(
@@ -157,13 +196,18 @@ impl Shared {
             policy: Arc::new(PolicyHandle::new()),
             sink: Arc::new(sink),
             journal,
+            notices: Arc::default(),
             board: Arc::new(Board::new(ready.clone())),
             ready,
             drain: Drain::default(),
             stats: Stats::default(),
             skipped_files: Mutex::default(),
+            transparent: Transparent::new(config.transparent),
             steering: Mutex::new(SteeringStatus::Unavailable("not joined yet".to_owned())),
             privileges,
+            troubles,
+            query_log: query_log.0,
+            query_log_stats: query_log.1,
             started: Instant::now(),
             config,
         }
@@ -187,7 +231,18 @@ fn provide_steering(config: &Config) {
 
 fn sandbox(config: &Config) -> Sandbox {
     let admin = config.admin_socket.parent().map(Path::to_owned);
+    let log = match &config.query_log {
+        QueryLogConfig {
+            which: Which::Off, ..
+        } => None,
+        QueryLogConfig {
+            target: Target::File(path),
+            ..
+        } => path.parent().map(Path::to_owned),
+        _ => None,
+    };
     Sandbox {
+        appendable: log.into_iter().collect(),
         user: config.user,
         readable: vec![config.state_dir.clone(), config.bpf_root.clone()],
         writable: admin
@@ -195,6 +250,21 @@ fn sandbox(config: &Config) -> Sandbox {
             .chain([config.journal_dir.clone()])
             .collect(),
     }
+}
+
+fn open_query_log(config: &Config) -> anyhow::Result<(Option<Arc<QueryLog>>, QueryLogStats)> {
+    let stats = QueryLogStats::default();
+    if config.query_log.which == Which::Off {
+        return Ok((None, stats));
+    }
+    let log = QueryLog::open(&config.query_log, &stats).with_context(|| {
+        format!(
+            "--query-log-file: the user that the proxy runs as (--user {}) must be able to make \
+             files there: give it a directory of its own",
+            config.user
+        )
+    })?;
+    Ok((Some(Arc::new(log)), stats))
 }
 
 fn link(shared: &Shared) -> Link {
@@ -205,6 +275,7 @@ fn link(shared: &Shared) -> Link {
         policy: Arc::clone(&shared.policy),
         sink: Arc::clone(&shared.sink),
         maps: Arc::clone(&shared.maps),
+        notices: Arc::clone(&shared.notices),
         board: Arc::clone(&shared.board),
     }
 }
@@ -224,7 +295,8 @@ fn listen_config(config: &Config) -> ListenConfig {
     }
 }
 
-fn proxy_config(config: &Config) -> ProxyConfig {
+fn proxy_config(shared: &Shared) -> ProxyConfig {
+    let config = &shared.config;
     let defaults = ProxyConfig::default();
     ProxyConfig {
         port: config.proxy_port,
@@ -236,6 +308,7 @@ fn proxy_config(config: &Config) -> ProxyConfig {
         in_flight: config
             .concurrency_limit
             .map_or(defaults.in_flight, |limit| limit.get()),
+        transparent: shared.transparent.clone(),
         ..defaults
     }
 }
@@ -340,6 +413,10 @@ async fn keep_house(shared: Arc<Shared>, stop: CancellationToken) {
         // First: maps that appear are there for both.
         note_steering(&shared);
         note_maps(&shared.ready, &shared.maps);
+        if shared.transparent.look(&shared.config.bpf_root) {
+            let mode = shared.transparent.mode().as_str();
+            tracing::warn!(mode, "transparent mode changed with the agent's datapath");
+        }
         shared.sink.tick(BootTime::now());
     }
 }
@@ -367,6 +444,9 @@ async fn leave(shared: &Shared, listeners: Listeners) {
              net.ipv4.tcp_migrate_req=1"
         );
     }
+    if slots {
+        *shared.steering.lock() = SteeringStatus::Left;
+    }
     let work = async {
         let report = listeners.drain(limit).await;
         if report.abandoned > 0 || report.cut > 0 {
@@ -379,6 +459,9 @@ async fn leave(shared: &Shared, listeners: Listeners) {
         let unanswered = shared.sink.finish(SILENT).await;
         if unanswered > 0 {
             tracing::warn!(unanswered, "the agent answers nothing: not waited for");
+        }
+        if let Some(log) = &shared.query_log {
+            log.close().await;
         }
         shared.journal.close().await;
     };

@@ -1,7 +1,7 @@
 //! The proxy's configuration: every default, and how the sources are merged.
 
 use std::{
-    net::SocketAddr,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
     num::NonZeroUsize,
     path::{Path, PathBuf},
     time::Duration,
@@ -14,7 +14,7 @@ use args::Settings;
 pub use args::{AgentAddress, LogFormat, MetricsAddress, RejectCode, SteeringMode};
 use file::FileError;
 
-use crate::privileges::RunAs;
+use crate::{privileges::RunAs, query_log::QueryLogConfig};
 
 /// Default proxy port.
 pub const PROXY_PORT: u16 = 10094;
@@ -61,6 +61,8 @@ pub struct Config {
     pub min_ttl: u32,
     /// Most queries in flight.
     pub concurrency_limit: Option<NonZeroUsize>,
+    /// Ask servers under pods' addresses.
+    pub transparent: bool,
     /// As whom to run.
     pub user: RunAs,
     /// Which proxy gets a query.
@@ -71,12 +73,14 @@ pub struct Config {
     pub ipv6: bool,
     /// Serving threads.
     pub workers: usize,
+    /// The query log.
+    pub query_log: QueryLogConfig,
     /// Filter of the log.
     pub log_level: String,
     /// Form of the log.
     pub log_format: LogFormat,
-    /// What was odd in the sources, for the log.
-    pub warnings: Vec<String>,
+    /// What of the sources was not used, for the log.
+    pub notes: Vec<String>,
 }
 
 /// Why there is no configuration; all of these end the program with code 2.
@@ -103,7 +107,7 @@ pub enum ConfigError {
 impl Config {
     /// Merges flags and environment (`given`) with the files they name, and fills in defaults.
     pub fn resolve(given: Settings) -> Result<Self, ConfigError> {
-        let mut warnings = Vec::new();
+        let mut notes = Vec::new();
         let (config, config_dir) = (given.config.clone(), given.config_dir.clone());
         let mut merged = given;
         if let Some(path) = config {
@@ -113,10 +117,16 @@ impl Config {
         if let Some(dir) = config_dir {
             let found = file::read_dir(&dir)?;
             merged = merged.or(found.settings);
-            warnings.extend(found.warnings);
+            if !found.ignored.is_empty() {
+                notes.push(format!(
+                    "--config-dir {}: keys of other programs, ignored: {}",
+                    dir.display(),
+                    found.ignored.join(", ")
+                ));
+            }
         }
         let mut config = Self::with_defaults(merged)?;
-        config.warnings = warnings;
+        config.notes = notes;
         Ok(config)
     }
 
@@ -159,15 +169,30 @@ impl Config {
             concurrency_limit: s
                 .dnsproxy_concurrency_limit
                 .and_then(|n| NonZeroUsize::new(usize::try_from(n).unwrap_or(usize::MAX))),
+            transparent: s.dnsproxy_enable_transparent_mode.unwrap_or(false),
             user: s.user.unwrap_or_default(),
             steering: s.steering.unwrap_or(SteeringMode::Auto),
             ipv4,
             ipv6,
             workers: s.workers.map_or_else(default_workers, usize::from),
+            query_log: QueryLogConfig {
+                which: s.query_log.unwrap_or_default(),
+                target: s.query_log_file.unwrap_or_default(),
+                sample: s.query_log_sample.unwrap_or_default(),
+            },
             log_level: s.log_level.unwrap_or_else(|| "info".into()),
             log_format: s.log_format.unwrap_or(LogFormat::Text),
-            warnings: Vec::new(),
+            notes: Vec::new(),
         })
+    }
+
+    /// Addresses of the listeners.
+    pub fn listeners(&self) -> Vec<SocketAddr> {
+        let v4 = self.ipv4.then_some(IpAddr::V4(Ipv4Addr::LOCALHOST));
+        let v6 = self.ipv6.then_some(IpAddr::V6(Ipv6Addr::LOCALHOST));
+        let both = v4.into_iter().chain(v6);
+        both.map(|ip| SocketAddr::new(ip, self.proxy_port))
+            .collect()
     }
 
     /// Addresses to bind for metrics, best first; empty if they are off.

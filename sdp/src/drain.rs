@@ -1,7 +1,10 @@
 //! Leaving in two phases: stop taking work and finish what is in flight; then,
 //! at the deadline or at the second signal, end at once.
 
-use std::time::Duration;
+use std::{
+    sync::{Arc, OnceLock},
+    time::{Duration, Instant},
+};
 
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
@@ -11,6 +14,7 @@ use tokio_util::sync::CancellationToken;
 pub struct Drain {
     leave: CancellationToken,
     force: CancellationToken,
+    begun: Arc<OnceLock<Instant>>,
 }
 
 /// Who asked to leave.
@@ -28,12 +32,14 @@ impl Drain {
         if self.leave.is_cancelled() {
             return Asked::Again;
         }
+        self.begun.get_or_init(Instant::now);
         self.leave.cancel();
         Asked::Begun
     }
 
     /// Begins the second phase.
     pub fn force(&self) {
+        self.begun.get_or_init(Instant::now);
         self.leave.cancel();
         self.force.cancel();
     }
@@ -41,6 +47,11 @@ impl Drain {
     /// Whether the first phase began.
     pub fn is_leaving(&self) -> bool {
         self.leave.is_cancelled()
+    }
+
+    /// When the first phase began.
+    pub fn begun(&self) -> Option<Instant> {
+        self.begun.get().copied()
     }
 
     /// Waits for the first phase.

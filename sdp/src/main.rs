@@ -24,10 +24,11 @@ fn main() -> ExitCode {
         Ok(config) => config,
         Err(error) => return fail(USAGE, &error),
     };
-    if let Err(error) = telemetry::init(&config.log_level, config.log_format) {
-        return fail(USAGE, &error);
-    }
-    match app::run(config) {
+    let troubles = match telemetry::init(&config.log_level, config.log_format) {
+        Ok(troubles) => troubles,
+        Err(error) => return fail(USAGE, &error),
+    };
+    match app::run(config, troubles) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => fail(FAILED, &format!("{error:#}")),
     }

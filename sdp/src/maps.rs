@@ -321,7 +321,11 @@ impl AgentTables {
         }
     }
 
+    /// A local endpoint is whom it is said to be, whatever prefix covers it.
     fn whom(&self, server: IpAddr) -> Option<IdentityId> {
+        if let Some((_, identity)) = self.endpoints.get(&server) {
+            return Some(*identity);
+        }
         self.lengths.iter().rev().find_map(|len| {
             let prefix = IpNet::new(server, *len).ok()?.trunc();
             self.prefixes.get(&prefix).copied()
@@ -365,6 +369,7 @@ mod tests {
         assert_eq!(maps.whom(IpAddr::from([10, 1, 1, 1])), IdentityId(400));
         assert_eq!(maps.whom(IpAddr::from([10, 9, 1, 1])), IdentityId(500));
         assert_eq!(maps.whom(IpAddr::from([11, 9, 1, 1])), IdentityId::WORLD);
+        assert_eq!(maps.whom(client), IdentityId(300), "a pod that serves");
         assert_eq!(maps.problem(), None);
     }
 }

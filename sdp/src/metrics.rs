@@ -5,11 +5,15 @@ use std::{fmt, sync::Arc};
 use prometheus_client::{
     collector::Collector,
     encoding::{DescriptorEncoder, EncodeMetric as _, text},
-    metrics::{gauge::ConstGauge, info::Info},
-    registry::Registry,
+    metrics::{counter::ConstCounter, gauge::ConstGauge, info::Info},
+    registry::{Registry, Unit},
 };
 
-use crate::app::Shared;
+use crate::{
+    app::Shared,
+    config::{Config, ConfigError, args::Settings},
+    proxy::stats::Count,
+};
 
 /// Prefix of every name.
 const PREFIX: &str = "holdfast";
@@ -29,112 +33,8 @@ impl Metrics {
             ("name", shared.config.name.clone()),
             ("version", env!("CARGO_PKG_VERSION").to_owned()),
         ]);
-        registry.register("sdp", "The instance that answered this scrape", who);
-        let link = shared.board.stats();
-        for (name, help, count) in [
-            (
-                "agent_connection_errors",
-                "Attempts that found no agent",
-                &link.connection_errors,
-            ),
-            ("agent_sessions", "Sessions with an agent", &link.sessions),
-            (
-                "dns_rules_applied",
-                "Revisions of rules put in force",
-                &link.rules_applied,
-            ),
-            (
-                "retrieve_dns_rules_errors",
-                "Revisions of rules refused",
-                &link.rules_refused,
-            ),
-        ] {
-            registry.register(name, help, count.clone());
-        }
-        let sink = shared.sink.stats();
-        for (name, help, count) in [
-            (
-                "mapping_leased",
-                "Answers released because each pair was leased",
-                &sink.leased,
-            ),
-            (
-                "mapping_held",
-                "Answers held until the agent had plumbed them",
-                &sink.held,
-            ),
-            (
-                "mapping_agent_away",
-                "Answers released without an agent",
-                &sink.agent_away,
-            ),
-            (
-                "mapping_agent_hung",
-                "Answers released past a hung agent",
-                &sink.agent_hung,
-            ),
-            (
-                "mapping_queue_full",
-                "Answers released as too many were held",
-                &sink.queue_full,
-            ),
-            (
-                "mapping_late",
-                "Held answers without a result in time",
-                &sink.late,
-            ),
-            (
-                "mapping_realised",
-                "Mappings the agent has plumbed",
-                &sink.realised,
-            ),
-            (
-                "fqdn_mapping_sync_errors",
-                "Mappings refused or not plumbed",
-                &sink.refused,
-            ),
-            ("mapping_replayed", "Mappings sent again", &sink.replayed),
-            (
-                "mapping_revocations",
-                "Leases taken back",
-                &sink.revocations,
-            ),
-        ] {
-            registry.register(name, help, count.clone());
-        }
-        let journal = shared.journal.stats();
-        for (name, help, count) in [
-            (
-                "journal_adopted_files",
-                "Journals of other processes taken up",
-                &journal.adopted_files,
-            ),
-            (
-                "journal_adopted_pairs",
-                "Pairs in journals taken up",
-                &journal.adopted_pairs,
-            ),
-            (
-                "journal_torn_files",
-                "Journals that ended in half a record",
-                &journal.torn,
-            ),
-            (
-                "journal_damaged_files",
-                "Journals set aside",
-                &journal.damaged,
-            ),
-            (
-                "journal_errors",
-                "Writes to journals that failed",
-                &journal.errors,
-            ),
-            (
-                "journal_skipped",
-                "Notes not taken as too many waited for the disk",
-                &journal.skipped,
-            ),
-        ] {
+        registry.register("sdp", "The proxy that answered this scrape", who);
+        for (name, help, count) in counts(shared) {
             registry.register(name, help, count.clone());
         }
         registry.register_collector(Box::new(Levels {
@@ -143,12 +43,161 @@ impl Metrics {
         Self { registry }
     }
 
+    /// Those of a proxy that has done nothing yet, for the documentation.
+    pub fn blank() -> Result<Self, ConfigError> {
+        let settings = Settings {
+            name: Some("sdp".to_owned()),
+            bpf_root: Some("/nonexistent".into()),
+            ..Settings::default()
+        };
+        Ok(Self::new(&Arc::new(Shared::idle(Config::resolve(
+            settings,
+        )?))))
+    }
+
     /// The text of a scrape.
     pub fn text(&self) -> Result<String, fmt::Error> {
         let mut out = String::new();
         text::encode(&mut out, &self.registry)?;
         Ok(out)
     }
+}
+
+fn counts(shared: &Shared) -> [(&'static str, &'static str, &Count); 25] {
+    let link = shared.board.stats();
+    let sink = shared.sink.stats();
+    let notices = shared.notices.stats();
+    let journal = shared.journal.stats();
+    let log = &shared.query_log_stats;
+    [
+        (
+            "agent_connection_errors",
+            "Attempts to reach an agent, at each of its addresses, that found none",
+            &link.connection_errors,
+        ),
+        (
+            "agent_sessions",
+            "Sessions with an agent; more than one means that it was lost in between",
+            &link.sessions,
+        ),
+        (
+            "dns_rules_applied",
+            "Revisions of DNS rules from the agent that were put in force",
+            &link.rules_applied,
+        ),
+        (
+            "retrieve_dns_rules_errors",
+            "Revisions of DNS rules from the agent that were refused; the ones before stay in force",
+            &link.rules_refused,
+        ),
+        (
+            "mapping_leased",
+            "Answers released at once because the agent had promised to keep each address open; \
+             the same answer again within a second is not counted",
+            &sink.leased,
+        ),
+        (
+            "mapping_held",
+            "Answers that had to wait until the agent had opened the way to their addresses",
+            &sink.held,
+        ),
+        (
+            "mapping_agent_away",
+            "Answers released without an agent; their addresses open when it is back",
+            &sink.agent_away,
+        ),
+        (
+            "mapping_agent_hung",
+            "Answers released past an agent that did not answer three times in a row",
+            &sink.agent_hung,
+        ),
+        (
+            "mapping_queue_full",
+            "Answers released before their addresses were open because too many waited for the agent",
+            &sink.queue_full,
+        ),
+        (
+            "mapping_late",
+            "Answers for which the agent took longer than the response max delay: released, \
+             their addresses open a moment later",
+            &sink.late,
+        ),
+        (
+            "mapping_realised",
+            "Names with addresses that the agent has opened the way to",
+            &sink.realised,
+        ),
+        (
+            "fqdn_mapping_sync_errors",
+            "Names with addresses that the agent refused or could not open the way to",
+            &sink.refused,
+        ),
+        (
+            "mapping_replayed",
+            "Names with addresses sent again to an agent that came back",
+            &sink.replayed,
+        ),
+        (
+            "mapping_revocations",
+            "Promises to keep an address open that the agent took back",
+            &sink.revocations,
+        ),
+        (
+            "agent_notices",
+            "Queries, answers and failures told to a Cilium agent for its log and metrics",
+            &notices.told,
+        ),
+        (
+            "agent_notices_dropped",
+            "The same, not told because too many waited for the agent",
+            &notices.dropped,
+        ),
+        (
+            "journal_adopted_files",
+            "Journals of ended proxies that were taken up",
+            &journal.adopted_files,
+        ),
+        (
+            "journal_adopted_pairs",
+            "Pairs of name and address in journals that were taken up",
+            &journal.adopted_pairs,
+        ),
+        (
+            "journal_torn_files",
+            "Journals that ended in half a record: their proxy was killed while it wrote",
+            &journal.torn,
+        ),
+        (
+            "journal_damaged_files",
+            "Journals set aside because they make no sense",
+            &journal.damaged,
+        ),
+        (
+            "journal_errors",
+            "Operations on journals that failed: a full disk, a directory that cannot be written",
+            &journal.errors,
+        ),
+        (
+            "journal_skipped",
+            "Pairs not written to the journal because too many waited for the disk",
+            &journal.skipped,
+        ),
+        (
+            "query_log_lines",
+            "Lines written to the query log",
+            &log.lines,
+        ),
+        (
+            "query_log_dropped",
+            "Lines missing in the query log: it could not be written, or not fast enough",
+            &log.dropped,
+        ),
+        (
+            "query_log_errors",
+            "Failed attempts to write or open the query log",
+            &log.errors,
+        ),
+    ]
 }
 
 /// What is looked up when it is asked for.
@@ -168,73 +217,98 @@ impl Collector for Levels {
             .iter()
             .filter(|file| file.damaged)
             .count();
-        for (name, help, level) in [
-            (
-                "sdp_ready",
-                "1 when nothing is missing",
-                usize::from(shared.ready.is_ready()),
-            ),
-            (
-                "agent_connected",
-                "1 while a session with an agent is up",
-                usize::from(shared.board.status().connection.is_some()),
-            ),
-            (
-                "dns_rule_endpoints",
-                "Endpoints with DNS rules",
-                shared.policy.load().len(),
-            ),
-            (
-                "mapping_kept",
-                "Pairs kept for an agent that comes back",
-                sink.kept,
-            ),
+        let mut gauge = |name, help, unit: Option<&Unit>, level: usize| {
+            let gauge = ConstGauge::new(i64::try_from(level).unwrap_or(i64::MAX));
+            let metric = encoder.encode_descriptor(name, help, unit, gauge.metric_type())?;
+            gauge.encode(metric)
+        };
+        gauge(
+            "sdp_ready",
+            "1 when nothing is missing that it needs to serve; /readyz says what is",
+            None,
+            usize::from(shared.ready.is_ready()),
+        )?;
+        gauge(
+            "agent_connected",
+            "1 while a session with an agent is up",
+            None,
+            usize::from(shared.board.status().connection.is_some()),
+        )?;
+        gauge(
+            "agent_hung",
+            "1 while answers do not wait for the agent because it did not answer three times in a row",
+            None,
+            usize::from(sink.agent_hung),
+        )?;
+        gauge(
+            "dns_rule_endpoints",
+            "Endpoints that have DNS rules; queries of all others are refused",
+            None,
+            shared.policy.load().len(),
+        )?;
+        gauge(
+            "mapping_kept",
+            "Pairs of name and address kept for an agent that comes back",
+            None,
+            sink.kept,
+        )?;
+        gauge(
+            "mapping_leases",
+            "Pairs of name and address that the agent has promised to keep open",
+            None,
+            sink.leases,
+        )?;
+        gauge(
+            "mapping_queued",
+            "Names with addresses that were not sent to the agent yet",
+            None,
+            sink.queued,
+        )?;
+        gauge(
+            "mapping_in_flight",
+            "Names with addresses sent to the agent that it has not answered yet",
+            None,
+            sink.in_flight,
+        )?;
+        gauge(
+            "journal_pairs",
+            "Pairs of name and address that no agent has made durable",
+            None,
+            journal.pairs,
+        )?;
+        gauge(
+            "journal",
+            "Length of the journal",
+            Some(&Unit::Bytes),
+            usize::try_from(journal.bytes).unwrap_or(usize::MAX),
+        )?;
+        gauge(
+            "journal_memory_only",
+            "1 while the journal cannot be written: pairs are lost if this proxy is killed",
+            None,
+            usize::from(journal.memory_only.is_some()),
+        )?;
+        gauge(
+            "damaged_files",
+            "Files of endpoints that could not be read at the start",
+            None,
+            damaged,
+        )?;
+        for (name, help, count) in [
             (
                 "mapping_dropped",
-                "Pairs dropped as too many were kept",
-                usize::try_from(sink.dropped).unwrap_or(usize::MAX),
-            ),
-            ("mapping_leases", "Pairs with a lease", sink.leases),
-            ("mapping_queued", "Mappings not sent yet", sink.queued),
-            (
-                "mapping_in_flight",
-                "Mappings without a result yet",
-                sink.in_flight,
-            ),
-            (
-                "agent_hung",
-                "1 while the agent counts as hung",
-                usize::from(sink.agent_hung),
-            ),
-            (
-                "journal_pairs",
-                "Pairs that no agent has made durable",
-                journal.pairs,
-            ),
-            (
-                "journal_bytes",
-                "Length of the journal",
-                usize::try_from(journal.bytes).unwrap_or(usize::MAX),
+                "Pairs of name and address forgotten because too many were kept",
+                sink.dropped,
             ),
             (
                 "journal_dropped",
-                "Pairs dropped as the journal held too many",
-                usize::try_from(journal.dropped).unwrap_or(usize::MAX),
-            ),
-            (
-                "journal_memory_only",
-                "1 while mappings are in memory only",
-                usize::from(journal.memory_only.is_some()),
-            ),
-            (
-                "damaged_files",
-                "Endpoints' files that could not be read",
-                damaged,
+                "Pairs of name and address not in the journal because it held too many, or too many waited for the disk",
+                journal.dropped,
             ),
         ] {
-            let gauge = ConstGauge::new(i64::try_from(level).unwrap_or(i64::MAX));
-            let metric = encoder.encode_descriptor(name, help, None, gauge.metric_type())?;
-            gauge.encode(metric)?;
+            let counter = ConstCounter::new(count);
+            let metric = encoder.encode_descriptor(name, help, None, counter.metric_type())?;
+            counter.encode(metric)?;
         }
         Ok(())
     }

@@ -127,13 +127,16 @@ pub(crate) fn raw_reply(ipv6: bool) -> Result<OwnedFd, SocketError> {
     Ok(socket.into())
 }
 
-/// A UDP socket connected to `server` from a port that the kernel picks at random.
+/// A UDP socket connected to `server`, from `source`, which need not be an address of the
+/// node (port 0: the kernel picks one at random), or from the address that the route has.
 pub(crate) fn udp_upstream(
     server: SocketAddr,
     identity: Option<IdentityId>,
+    source: Option<SocketAddr>,
 ) -> Result<OwnedFd, SocketError> {
     let socket = open(server, Type::DGRAM)?;
     set_mark(&socket, identity)?;
+    bind_source(&socket, source)?;
     let reported = if server.is_ipv6() {
         setsockopt(&socket, sockopt::Ipv6RecvErr, &true)
     } else {
@@ -148,13 +151,21 @@ pub(crate) fn udp_upstream(
     Ok(socket.into())
 }
 
-/// An unconnected TCP socket for a connection to `server`.
+/// An unconnected TCP socket for a connection to `server`; `source` as in [`udp_upstream`].
 pub(crate) fn tcp_upstream(
     server: SocketAddr,
     identity: Option<IdentityId>,
+    source: Option<SocketAddr>,
 ) -> Result<Socket, SocketError> {
     let socket = open(server, Type::STREAM)?;
     set_mark(&socket, identity)?;
+    // The port is chosen when it connects: one per server is taken, not one for all.
+    if source.is_some_and(|source| source.port() == 0) {
+        setsockopt(&socket, sockopt::IpBindAddressNoPort, &true)
+            .map_err(io::Error::from)
+            .step("cannot set IP_BIND_ADDRESS_NO_PORT")?;
+    }
+    bind_source(&socket, source)?;
     socket
         .set_tcp_nodelay(true)
         .step("cannot set TCP_NODELAY")?;
@@ -204,6 +215,21 @@ fn shared_port(socket: &Socket) -> Result<(), SocketError> {
         .set_reuse_address(true)
         .step("cannot set SO_REUSEADDR")?;
     socket.set_reuse_port(true).step("cannot set SO_REUSEPORT")
+}
+
+fn bind_source(socket: &Socket, source: Option<SocketAddr>) -> Result<(), SocketError> {
+    let Some(source) = source else {
+        return Ok(());
+    };
+    let made = if source.is_ipv6() {
+        socket.set_ip_transparent_v6(true)
+    } else {
+        socket.set_ip_transparent_v4(true)
+    };
+    made.step("cannot make a socket transparent (needs CAP_NET_ADMIN or CAP_NET_RAW)")?;
+    socket
+        .bind(&SockAddr::from(source))
+        .step("cannot bind to the pod's address")
 }
 
 fn make_transparent(socket: &Socket, at: SocketAddr) -> Result<(), SocketError> {

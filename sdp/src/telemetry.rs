@@ -1,8 +1,10 @@
 //! The log: one subscriber, set up once by the binary.
 
-use tracing_subscriber::{EnvFilter, layer::SubscriberExt, util::SubscriberInitExt};
+use tracing_subscriber::{
+    EnvFilter, Layer, filter::LevelFilter, layer::SubscriberExt, util::SubscriberInitExt,
+};
 
-use crate::config::LogFormat;
+use crate::{config::LogFormat, troubles::Troubles};
 
 /// Why the log could not be set up.
 #[derive(Debug, thiserror::Error)]
@@ -18,21 +20,28 @@ pub enum TelemetryError {
 }
 
 /// Sends the log to standard error, in `format`, as far as `filter` lets it.
-pub fn init(filter: &str, format: LogFormat) -> Result<(), TelemetryError> {
+/// Warnings and errors are remembered, whatever it lets through.
+pub fn init(filter: &str, format: LogFormat) -> Result<Troubles, TelemetryError> {
     let parsed = EnvFilter::try_new(filter).map_err(|e| TelemetryError::Filter {
         filter: filter.to_owned(),
         reason: e.to_string(),
     })?;
     let lines = tracing_subscriber::fmt::layer().with_writer(std::io::stderr);
-    let registry = tracing_subscriber::registry().with(parsed);
+    let troubles = Troubles::default();
+    let remembered = troubles.clone().with_filter(LevelFilter::WARN);
+    let registry = tracing_subscriber::registry().with(remembered);
     let done = match format {
-        LogFormat::Text => registry
-            .with(lines.with_target(false).with_ansi(false))
-            .try_init(),
-        LogFormat::Json => registry.with(lines.json().flatten_event(true)).try_init(),
+        LogFormat::Text => {
+            let lines = lines.with_target(false).with_ansi(false);
+            registry.with(lines.with_filter(parsed)).try_init()
+        }
+        LogFormat::Json => {
+            let lines = lines.json().flatten_event(true);
+            registry.with(lines.with_filter(parsed)).try_init()
+        }
     };
     if done.is_err() {
         tracing::debug!("a log subscriber was already there");
     }
-    Ok(())
+    Ok(troubles)
 }

@@ -180,6 +180,7 @@ fn link_to(address: AgentAddress, dir: &tempfile::TempDir) -> Link {
         policy: Arc::new(PolicyHandle::new()),
         sink: Arc::new(LinkSink::new(0, Duration::from_millis(100))),
         maps: Arc::new(PinnedMaps::open(dir.path(), true)),
+        notices: Arc::default(),
         board: Arc::new(Board::new(Readiness::default())),
     }
 }
@@ -243,7 +244,7 @@ async fn serves_from_a_cilium_agents_state_alone() {
     assert_eq!(sent.source_identity, 400);
     let told = learn(&link, "unknown.b.com");
     until("refused", || {
-        *told.lock() == Some(Realised::No(Refusal::NotRealised))
+        *told.lock() == Some(Realised::No(Refusal::EndpointUnknown))
     })
     .await;
     stop.cancel();

@@ -13,6 +13,10 @@ pub const HAS_IPV6: u8 = 2;
 /// Flag: the node has both families, so that what the ipcache does not know
 /// is world-ipv4 or world-ipv6 rather than world.
 pub const DUAL_STACK: u8 = 4;
+/// Flag: proxies send queries under pods' addresses.
+pub const TRANSPARENT: u8 = 8;
+/// Flag, of `to_proxy`: packets of the interface begin with their IP header.
+pub const NO_LINK_HEADER: u8 = 16;
 
 /// The endpoint a program serves.
 #[repr(C)]
@@ -30,7 +34,7 @@ pub struct EndpointConfig {
     pub id: u16,
     /// MAC of the pod's interface; all zero: not known, not checked.
     pub mac: [u8; 6],
-    /// [`HAS_IPV4`], [`HAS_IPV6`], [`DUAL_STACK`].
+    /// [`HAS_IPV4`], [`HAS_IPV6`], [`DUAL_STACK`], [`TRANSPARENT`], [`NO_LINK_HEADER`].
     pub flags: u8,
     /// Zero.
     pub pad: [u8; 3],

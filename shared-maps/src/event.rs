@@ -33,6 +33,8 @@ pub enum Reason {
     Redirected = 2,
     /// Passed: neighbour discovery, ARP and their like.
     LinkLocal = 3,
+    /// To a proxy's socket: an answer to what it sent under the pod's address.
+    Returned = 4,
     /// Dropped: no policy entry allows it.
     PolicyDenied = 16,
     /// Dropped: a policy entry denies it.
@@ -59,11 +61,12 @@ pub enum Reason {
 
 impl Reason {
     /// Every reason.
-    pub const ALL: [Self; 15] = [
+    pub const ALL: [Self; 16] = [
         Self::Allowed,
         Self::Reply,
         Self::Redirected,
         Self::LinkLocal,
+        Self::Returned,
         Self::PolicyDenied,
         Self::PolicyDeny,
         Self::SpoofedSource,
@@ -84,6 +87,7 @@ impl Reason {
             Self::Reply => "reply",
             Self::Redirected => "redirected",
             Self::LinkLocal => "link_local",
+            Self::Returned => "returned",
             Self::PolicyDenied => "policy_denied",
             Self::PolicyDeny => "policy_deny",
             Self::SpoofedSource => "spoofed_source",

@@ -6,3 +6,8 @@ pub const BPF_ROOT: &str = "/sys/fs/bpf";
 pub const GLOBALS: &str = "tc/globals";
 /// Directory of our program links, below the root: one sub-directory per endpoint id.
 pub const LINKS: &str = "holdfast/links";
+/// Directory of the links of `to_proxy`, below the root.
+pub const TO_PROXY_LINKS: &str = "holdfast/links/to_proxy";
+/// Below the root: there while the datapath brings answers to pods' addresses to
+/// the proxies that wait for them. Of the directory only its being there counts.
+pub const TRANSPARENT: &str = "holdfast/transparent";

@@ -7,6 +7,7 @@
 //! ```
 
 mod bpf;
+mod docs;
 mod fuzz;
 mod linker;
 mod lint;
@@ -77,6 +78,8 @@ enum Task {
         #[arg(long, default_value_t = 60)]
         seconds: u64,
     },
+    /// Write the pages that come from code anew: docs/src/metrics.md
+    Docs,
     /// Build the committed eBPF object anew
     Bpf {
         /// Build and compare with the committed object, change nothing
@@ -108,6 +111,7 @@ fn run(task: Task) -> Result<()> {
             anyhow::ensure!(failed.is_empty(), "found something: {}", failed.join(", "));
             Ok(())
         }
+        Task::Docs => docs::write(),
         Task::Bpf { check } => bpf::build(check),
     }
 }

@@ -85,7 +85,7 @@ impl State {
         let counter = match refusal {
             Refusal::EndpointUnknown => &mut self.counters.mappings_endpoint_unknown,
             Refusal::NotAllowed => &mut self.counters.mappings_not_allowed,
-            Refusal::Invalid => &mut self.counters.mappings_invalid,
+            Refusal::Invalid | Refusal::Rejected => &mut self.counters.mappings_invalid,
             Refusal::RateLimited => &mut self.counters.mappings_rate_limited,
             Refusal::NotRealised => &mut self.counters.mappings_not_realised,
         };

@@ -67,6 +67,8 @@ pub struct KernelConfig {
     pub ipv6: bool,
     /// Sizes of maps that do not exist yet.
     pub sizes: MapSizes,
+    /// Whether proxies send queries under pods' addresses.
+    pub transparent: bool,
     /// Group of the proxies: it may read what they read and write what they write.
     pub sdp_group: u32,
 }
@@ -127,7 +129,7 @@ impl KernelDatapath {
         make_dirs(&config.bpf_root, &globals)?;
         let (lxc, ipcache) = make_maps(&globals, config.sizes)?;
         share(&globals, config.sdp_group)?;
-        let programs = Programs::new(&globals, config.ipv4 && config.ipv6);
+        let programs = Programs::new(&globals, config.ipv4 && config.ipv6, config.transparent);
         program::replace(&globals)?;
         Ok(Self {
             globals,
@@ -344,6 +346,7 @@ mod tests {
             ipv4: true,
             ipv6: true,
             sizes: MapSizes::default(),
+            transparent: false,
             sdp_group: 0,
         };
         let error = KernelDatapath::prepare(&config, Box::new(NoFiles))

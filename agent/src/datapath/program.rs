@@ -3,6 +3,7 @@
 //! ```text
 //!  <bpf-root>/holdfast/links/<endpoint>/from_pod_<ifindex>   TCX ingress
 //!                                       to_pod_<ifindex>     TCX egress
+//!  <bpf-root>/holdfast/links/to_proxy/to_proxy_<ifindex>    TCX ingress
 //! ```
 //! A link outlives the agent through its pin. A restart loads new programs and
 //! puts them into the old links: no packet passes unjudged meanwhile.
@@ -24,12 +25,14 @@ use holdfast_sdp::steering::program::{self as steering, tail};
 use nix::net::if_::if_indextoname;
 use shared_maps::{
     EndpointId,
-    endpoint::{DUAL_STACK, EndpointConfig, GLOBAL, HAS_IPV4, HAS_IPV6},
+    endpoint::{
+        DUAL_STACK, EndpointConfig, GLOBAL, HAS_IPV4, HAS_IPV6, NO_LINK_HEADER, TRANSPARENT,
+    },
     pin,
     user::{Globals, Record},
 };
 
-use super::plan::Attachment;
+use super::{interfaces::Begin, plan::Attachment};
 
 /// The programs, built by `cargo xtask bpf`.
 static OBJECT: &[u8] = include_bytes_aligned!("../../../bpf/prebuilt/holdfast-bpf.o");
@@ -87,21 +90,30 @@ const HOOKS: [Hook; 2] = [
     },
 ];
 
+/// On interfaces that are no pod's.
+const TO_PROXY: Hook = Hook {
+    program: "to_proxy",
+    direction: TcAttachType::Ingress,
+};
+
 /// Loads and attaches programs below one BPF root.
 #[derive(Clone, Debug)]
 pub struct Programs {
     globals: Globals,
     links: PathBuf,
     dual_stack: bool,
+    transparent: bool,
 }
 
 impl Programs {
-    /// Below the root of `globals`; `dual_stack` is whether the node has both families.
-    pub fn new(globals: &Globals, dual_stack: bool) -> Self {
+    /// Below the root of `globals`; `dual_stack` is whether the node has both families,
+    /// `transparent` whether proxies send queries under pods' addresses.
+    pub fn new(globals: &Globals, dual_stack: bool, transparent: bool) -> Self {
         Self {
             globals: globals.clone(),
             links: globals.root().join(pin::LINKS),
             dual_stack,
+            transparent,
         }
     }
 
@@ -135,6 +147,35 @@ impl Programs {
         self.forget_other_interfaces(&dir, attachment.ifindex)
     }
 
+    /// Loads `to_proxy` for interfaces whose packets begin like this.
+    pub(super) fn load_to_proxy(&self, begin: Begin) -> Result<Ebpf, ProgramError> {
+        let config = EndpointConfig {
+            flags: match begin {
+                Begin::Ethernet => 0,
+                Begin::Ip => NO_LINK_HEADER,
+            },
+            ..EndpointConfig::default()
+        };
+        let name = TO_PROXY.program;
+        let mut ebpf = EbpfLoader::new()
+            .default_map_pin_directory(self.globals.dir())
+            .override_global(GLOBAL, config.as_bytes(), true)
+            .load(OBJECT)
+            .map_err(|error| load(name, &error))?;
+        let loaded: &mut SchedClassifier = program(&mut ebpf, name)?;
+        loaded.load().map_err(|error| load(name, &error))?;
+        Ok(ebpf)
+    }
+
+    /// Attaches what [`Self::load_to_proxy`] has loaded, by the link pinned at `path`.
+    pub(super) fn attach_to_proxy(
+        ebpf: &mut Ebpf,
+        ifindex: u32,
+        path: &Path,
+    ) -> Result<(), ProgramError> {
+        put(program(ebpf, TO_PROXY.program)?, TO_PROXY, ifindex, path)
+    }
+
     /// Detaches an endpoint's programs. Packets then pass unjudged.
     pub fn detach(&self, endpoint: EndpointId) -> Result<(), ProgramError> {
         let dir = self.dir(endpoint);
@@ -164,6 +205,7 @@ impl Programs {
             (attachment.ipv4.is_some(), HAS_IPV4),
             (attachment.ipv6.is_some(), HAS_IPV6),
             (self.dual_stack, DUAL_STACK),
+            (self.transparent, TRANSPARENT),
         ] {
             if has {
                 flags |= flag;
@@ -228,7 +270,12 @@ fn put(
         .attach_with_options(
             &name,
             hook.direction,
-            TcAttachOptions::TcxOrder(LinkOrder::default()),
+            // Before others, whose verdict may end the chain.
+            TcAttachOptions::TcxOrder(if hook.program == TO_PROXY.program {
+                LinkOrder::first()
+            } else {
+                LinkOrder::default()
+            }),
         )
         .map_err(|error| attach(place(), &error))?;
     let link = program

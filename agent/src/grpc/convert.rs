@@ -90,7 +90,7 @@ pub fn result(outcome: &MappingOutcome) -> MappingResult {
         Realised::Yes => MappingRefusal::Unspecified,
         Realised::No(Refusal::EndpointUnknown) => MappingRefusal::EndpointUnknown,
         Realised::No(Refusal::NotAllowed) => MappingRefusal::NotAllowed,
-        Realised::No(Refusal::Invalid) => MappingRefusal::Invalid,
+        Realised::No(Refusal::Invalid | Refusal::Rejected) => MappingRefusal::Invalid,
         Realised::No(Refusal::RateLimited) => MappingRefusal::RateLimited,
         Realised::No(Refusal::NotRealised) | Realised::AgentAway => MappingRefusal::NotRealised,
     };

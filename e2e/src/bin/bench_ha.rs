@@ -31,7 +31,7 @@ struct Options {
 }
 
 /// What is played, under which redirect.
-const PLAYED: [(Act, Redirect); 21] = [
+const PLAYED: [(Act, Redirect); 25] = [
     (Act::Broken, Redirect::Own),
     (Act::Calm, Redirect::Own),
     (Act::AgentKilled, Redirect::Own),
@@ -51,6 +51,10 @@ const PLAYED: [(Act, Redirect); 21] = [
     (Act::RolledWithoutMaps, Redirect::Tproxy),
     (Act::Killed, Redirect::Tproxy),
     (Act::Stopped, Redirect::Tproxy),
+    (Act::AgentKilled, Redirect::Transparent),
+    (Act::BuiltinFlipped, Redirect::Transparent),
+    (Act::Rolled, Redirect::Transparent),
+    (Act::Killed, Redirect::Transparent),
     (Act::Rolled, Redirect::Alone),
     (Act::Stopped, Redirect::Alone),
 ];

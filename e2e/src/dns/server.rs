@@ -1,5 +1,6 @@
 //! The lab's DNS server: UDP and TCP on chosen addresses of one namespace.
 
+use std::collections::BTreeSet;
 use std::io::{ErrorKind, Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::sync::Arc;
@@ -8,6 +9,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
+use parking_lot::Mutex;
 
 use crate::dns::zone::Zone;
 use crate::netns::Netns;
@@ -20,6 +22,17 @@ const TICK: Duration = Duration::from_millis(50);
 pub struct DnsServer {
     stop: Arc<AtomicBool>,
     threads: Vec<JoinHandle<()>>,
+    askers: Askers,
+}
+
+/// Addresses that queries came from, as a server's log would have them.
+#[derive(Clone, Debug, Default)]
+struct Askers(Arc<Mutex<BTreeSet<IpAddr>>>);
+
+impl Askers {
+    fn note(&self, from: SocketAddr) {
+        self.0.lock().insert(from.ip());
+    }
 }
 
 impl DnsServer {
@@ -27,6 +40,7 @@ impl DnsServer {
     pub fn start(netns: &Netns, addresses: &[IpAddr], zone: &Zone) -> Result<Self> {
         let stop = Arc::new(AtomicBool::new(false));
         let mut threads = Vec::new();
+        let askers = Askers::default();
         for address in addresses {
             let at = SocketAddr::new(*address, 53);
             let (udp, tcp) = netns.enter(|| -> Result<_> {
@@ -36,14 +50,23 @@ impl DnsServer {
             })??;
             udp.set_read_timeout(Some(TICK))?;
             tcp.set_nonblocking(true)?;
-            let (z, s) = (zone.clone(), stop.clone());
+            let (z, s, a) = (zone.clone(), stop.clone(), askers.clone());
             threads.push(std::thread::spawn(move || {
-                serve_udp(&Arc::new(udp), &z, &s)
+                serve_udp(&Arc::new(udp), &z, &s, &a)
             }));
-            let (z, s) = (zone.clone(), stop.clone());
-            threads.push(std::thread::spawn(move || serve_tcp(&tcp, &z, &s)));
+            let (z, s, a) = (zone.clone(), stop.clone(), askers.clone());
+            threads.push(std::thread::spawn(move || serve_tcp(&tcp, &z, &s, &a)));
         }
-        Ok(Self { stop, threads })
+        Ok(Self {
+            stop,
+            threads,
+            askers,
+        })
+    }
+
+    /// Addresses that queries came from since this was asked last.
+    pub fn take_askers(&self) -> BTreeSet<IpAddr> {
+        std::mem::take(&mut *self.askers.0.lock())
     }
 }
 
@@ -56,12 +79,13 @@ impl Drop for DnsServer {
     }
 }
 
-fn serve_udp(socket: &Arc<UdpSocket>, zone: &Zone, stop: &AtomicBool) {
+fn serve_udp(socket: &Arc<UdpSocket>, zone: &Zone, stop: &AtomicBool, askers: &Askers) {
     let mut buffer = vec![0; 65_535];
     while !stop.load(Ordering::Relaxed) {
         let Ok((length, peer)) = socket.recv_from(&mut buffer) else {
             continue;
         };
+        askers.note(peer);
         let Some(response) = buffer
             .get(..length)
             .and_then(|query| zone.respond(query, false))
@@ -80,10 +104,11 @@ fn serve_udp(socket: &Arc<UdpSocket>, zone: &Zone, stop: &AtomicBool) {
     }
 }
 
-fn serve_tcp(listener: &TcpListener, zone: &Zone, stop: &Arc<AtomicBool>) {
+fn serve_tcp(listener: &TcpListener, zone: &Zone, stop: &Arc<AtomicBool>, askers: &Askers) {
     while !stop.load(Ordering::Relaxed) {
         match listener.accept() {
-            Ok((stream, _)) => {
+            Ok((stream, peer)) => {
+                askers.note(peer);
                 let (zone, stop) = (zone.clone(), stop.clone());
                 std::thread::spawn(move || {
                     let _ = serve_stream(stream, &zone, &stop);

@@ -18,7 +18,7 @@ pub(super) fn killed(stage: &Stage) -> Result<Vec<Row>> {
         agent.kill_9()?;
         // Away for a moment, so that answers come that nobody learns from.
         std::thread::sleep(stage.size.pause);
-        stage.lab.start_agent(&AgentOptions::default())
+        stage.lab.start_agent(&stage.agent_options())
     })
 }
 
@@ -26,7 +26,7 @@ pub(super) fn killed(stage: &Stage) -> Result<Vec<Row>> {
 pub(super) fn restarted(stage: &Stage) -> Result<Vec<Row>> {
     under_load(stage, |agent, _| {
         agent.terminate(LEAVES)?;
-        stage.lab.start_agent(&AgentOptions::default())
+        stage.lab.start_agent(&stage.agent_options())
     })
 }
 
@@ -35,13 +35,13 @@ pub(super) fn crash_loop(stage: &Stage) -> Result<Vec<Row>> {
     under_load(stage, |agent, round| {
         agent.kill_9()?;
         for life in LIVES {
-            let command = stage.lab.agent_command(&AgentOptions::default())?;
+            let command = stage.lab.agent_command(&stage.agent_options())?;
             let log = stage.lab.directory().join("log/agent.log");
             let short = Program::start("holdfast-agent", command, &log)?;
             std::thread::sleep(Duration::from_millis(life + 7 * u64::from(round)));
             short.kill_9()?;
         }
-        stage.lab.start_agent(&AgentOptions::default())
+        stage.lab.start_agent(&stage.agent_options())
     })
 }
 
@@ -52,13 +52,13 @@ pub(super) fn flipped(stage: &Stage) -> Result<Vec<Row>> {
         let builtin = round.is_multiple_of(2);
         stage.lab.start_agent(&AgentOptions {
             builtin,
-            ..AgentOptions::default()
+            ..stage.agent_options()
         })
     })
 }
 
 fn under_load(stage: &Stage, blow: impl Fn(Program, u32) -> Result<Program>) -> Result<Vec<Row>> {
-    let mut agent = stage.agent(&AgentOptions::default())?;
+    let mut agent = stage.agent(&stage.agent_options())?;
     let _replica = stage.replica(1)?;
     let load = stage.load()?;
     for round in 0..stage.size.blows {

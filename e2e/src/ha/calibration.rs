@@ -4,12 +4,11 @@ use anyhow::Result;
 
 use super::stage::{LEAVES, Stage};
 use super::{COUNTED, Row};
-use crate::node::AgentOptions;
 use crate::policy::{egress, names};
 
 /// The only replica dies, and no other is there; then policy takes the names away.
 pub(super) fn broken(stage: &Stage) -> Result<Vec<Row>> {
-    let _agent = stage.agent(&AgentOptions::default())?;
+    let _agent = stage.agent(&stage.agent_options())?;
     let only = stage.replica(0)?;
     let load = stage.load()?;
     only.kill_9()?;

@@ -7,7 +7,6 @@ use nix::sys::signal::Signal;
 
 use super::stage::{Stage, now};
 use super::{LOST_AT_ONCE, Row};
-use crate::node::AgentOptions;
 use crate::process::Program;
 use crate::traffic::Report;
 
@@ -38,7 +37,7 @@ pub(super) fn stopped(stage: &Stage) -> Result<Vec<Row>> {
 }
 
 fn under_load(stage: &Stage, blow: impl Fn(Program) -> Result<()>) -> Result<(Vec<u64>, Report)> {
-    let _agent = stage.agent(&AgentOptions::default())?;
+    let _agent = stage.agent(&stage.agent_options())?;
     let mut replicas = [stage.replica(0)?, stage.replica(1)?];
     let load = stage.load()?;
     let mut times = Vec::new();

@@ -5,15 +5,15 @@ use std::path::Path;
 use anyhow::{Context as _, Result, ensure};
 use shared_maps::{ipcache, lxc};
 
-use super::stage::{LEAVES, Stage, replica, replica_name};
+use super::stage::{LEAVES, Stage, replica_name};
 use super::{Redirect, Row};
-use crate::node::{AgentOptions, SdpOptions};
+use crate::node::SdpOptions;
 use crate::process::Program;
 use crate::shell;
 
 /// Two replicas, and nothing is done to them.
 pub(super) fn calm(stage: &Stage) -> Result<Vec<Row>> {
-    let _agent = stage.agent(&AgentOptions::default())?;
+    let _agent = stage.agent(&stage.agent_options())?;
     let _replicas = [stage.replica(0)?, stage.replica(1)?];
     let report = stage.load()?.finish()?;
     Ok(vec![Row::none_lost(String::new(), &report, String::new())])
@@ -21,7 +21,7 @@ pub(super) fn calm(stage: &Stage) -> Result<Vec<Row>> {
 
 /// One replica of two replaced after the other; every other one by `other`, if there is one.
 pub(super) fn rolled(stage: &Stage, other: Option<&Path>) -> Result<Vec<Row>> {
-    let _agent = stage.agent(&AgentOptions::default())?;
+    let _agent = stage.agent(&stage.agent_options())?;
     let start = |stage: &Stage, number| surge(stage, number, other);
     let replicas = [start(stage, 0)?, start(stage, 1)?];
     roll(stage, replicas, start)
@@ -40,7 +40,7 @@ pub(super) fn without_maps(stage: &Stage) -> Result<Vec<Row>> {
         stage.redirect == Redirect::Tproxy,
         "our redirect needs the maps"
     );
-    let _agent = stage.agent(&AgentOptions::default())?;
+    let _agent = stage.agent(&stage.agent_options())?;
     stage.remove_steering()?;
     stage
         .lab
@@ -85,7 +85,7 @@ fn roll(
 }
 
 fn surge(stage: &Stage, number: u32, other: Option<&Path>) -> Result<Program> {
-    let mut options = replica(number);
+    let mut options = stage.sdp_options(number);
     options.program = other
         .filter(|_| number.is_multiple_of(2))
         .map(Path::to_owned);
@@ -97,7 +97,7 @@ fn surge(stage: &Stage, number: u32, other: Option<&Path>) -> Result<Program> {
 fn unsteered(stage: &Stage, number: u32) -> Result<Program> {
     let next = stage
         .lab
-        .start_sdp(&replica(number).flag("--steering=off"))?;
+        .start_sdp(&stage.sdp_options(number).flag("--steering=off"))?;
     stage.lab.connected(&replica_name(number))?;
     Ok(next)
 }
@@ -128,7 +128,7 @@ pub(super) fn beside_other(stage: &Stage) -> Result<Vec<Row>> {
         stage.redirect == Redirect::Tproxy,
         "our redirect asks members only"
     );
-    let _agent = stage.agent(&AgentOptions::default())?;
+    let _agent = stage.agent(&stage.agent_options())?;
     stage
         .lab
         .node

@@ -30,6 +30,7 @@ const PROXY_PORT: u16 = 10_094;
 pub(super) const LEAVES: Duration = Duration::from_secs(15);
 /// How long answers are waited for.
 const PATIENCE: Duration = Duration::from_secs(5);
+const TRANSPARENT: &str = "--dnsproxy-enable-transparent-mode";
 const NAMES: Names = Names {
     hot: 500,
     all: 20_000,
@@ -41,6 +42,8 @@ const NAMES: Names = Names {
 pub enum Redirect {
     /// Marked by our programs, routed to local delivery.
     Own,
+    /// The same, and servers are asked under the pods' addresses.
+    Transparent,
     /// Marked by our programs, then TPROXY by nftables: Cilium's default way.
     Tproxy,
     /// The same, beneath an agent that steers nothing: the proxies bring program and maps.
@@ -52,6 +55,7 @@ impl Redirect {
     pub fn name(self) -> &'static str {
         match self {
             Self::Own => "own redirect",
+            Self::Transparent => "own redirect, transparent",
             Self::Tproxy => "TPROXY",
             Self::Alone => "TPROXY, proxies alone",
         }
@@ -93,7 +97,7 @@ impl Stage {
         )?;
         let rules = dns_rules("*.good.test") + &names("*.good.test");
         lab.write_policy("web.yaml", &egress("good-names", "web", &rules))?;
-        if redirect != Redirect::Own {
+        if matches!(redirect, Redirect::Tproxy | Redirect::Alone) {
             let rules = format!(
                 "table inet proxy {{ chain pre {{ type filter hook prerouting priority mangle;\n\
                  meta mark & 0xf00 == 0x200 meta nfproto ipv4 meta l4proto {{ tcp, udp }} \
@@ -126,9 +130,27 @@ impl Stage {
 
     /// Starts a replica, ready and with the rules in force.
     pub(super) fn replica(&self, number: u32) -> Result<Program> {
-        let replica = self.lab.start_sdp(&replica(number))?;
+        let replica = self.lab.start_sdp(&self.sdp_options(number))?;
         self.lab.connected(&replica_name(number))?;
         Ok(replica)
+    }
+
+    /// Options of the agent here.
+    pub(super) fn agent_options(&self) -> AgentOptions {
+        match self.redirect {
+            Redirect::Transparent => AgentOptions::default().flag(TRANSPARENT),
+            _ => AgentOptions::default(),
+        }
+    }
+
+    /// Options of replica `number` here, with a name and a metrics port of its own.
+    pub(super) fn sdp_options(&self, number: u32) -> SdpOptions {
+        let port = u16::try_from(number % 100).unwrap_or(0);
+        let options = SdpOptions::new(&replica_name(number), 9970 + port);
+        match self.redirect {
+            Redirect::Transparent => options.flag(TRANSPARENT),
+            _ => options,
+        }
     }
 
     /// Starts the load, and waits until it flows.
@@ -223,12 +245,6 @@ impl Running<'_> {
 fn dns_rules(pattern: &str) -> String {
     let servers = [format!("{SERVER4}/32"), format!("{SERVER6}/128")];
     dns_to(pattern, &[servers[0].as_str(), servers[1].as_str()])
-}
-
-/// Options of replica `number`, with a name and a metrics port of its own.
-pub(super) fn replica(number: u32) -> SdpOptions {
-    let port = u16::try_from(number % 100).unwrap_or(0);
-    SdpOptions::new(&replica_name(number), 9970 + port)
 }
 
 pub(super) fn replica_name(number: u32) -> String {

@@ -6,12 +6,11 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, ensure};
 use serde_json::Value;
 
-use super::stage::{LEAVES, SERVER4, Stage, replica};
+use super::stage::{LEAVES, SERVER4, Stage};
 use super::{FIRST_ANSWER, Row, Tally};
 use crate::dns::probe::Query;
 use crate::dns::server::DnsServer;
 use crate::netns::Netns;
-use crate::node::AgentOptions;
 use crate::pod::Pod;
 use crate::policy::{WEB, egress};
 use crate::process::Program;
@@ -31,7 +30,7 @@ const MOVED_NAME: &str = "moved.good.test";
 /// did, and a DNS server whose pod has another address now.
 pub(super) fn cold(stage: &Stage) -> Result<Vec<Row>> {
     let lab = &stage.lab;
-    let agent = lab.start_agent(&AgentOptions::default())?;
+    let agent = lab.start_agent(&stage.agent_options())?;
     let first = stage.replica(0)?;
     lab.add_endpoint(&lab.a, WEB)?;
     lab.add_endpoint(&lab.b, WEB)?;
@@ -156,7 +155,7 @@ fn first_answer(
     query: &Query,
     address: IpAddr,
 ) -> Result<(Duration, u64)> {
-    let options = replica(number);
+    let options = stage.sdp_options(number);
     let command = stage.lab.sdp_command(&options)?;
     let log = stage
         .lab

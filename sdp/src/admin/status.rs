@@ -1,22 +1,32 @@
-//! `status`: how a proxy is doing.
+//! `status`: how a proxy is doing. The shape is for programs, too: docs/src/observing.md says
+//! which fields stay, and golden files show all of them.
 
-use std::fmt::Write as _;
+mod text;
+
+use std::{net::SocketAddr, time::Instant};
 
 use serde::{Deserialize, Serialize};
 
-use super::steering::Steering;
+pub use self::text::rules_text;
+use super::{
+    replicas::{self, Replica},
+    steering::Steering,
+};
 use crate::{
     app::Shared,
     journal::JournalStatus,
-    link::board::{LinkStatus, RulesOrigin},
+    link::board::LinkStatus,
     mapping::sink::SinkStatus,
     maps::MapsStatus,
     privileges::Privileges,
     proxy::stats::{AnswerResult, Label, QueryResult},
+    query_log::QueryLogStatus,
     restore::Skipped,
+    troubles::Trouble,
 };
 
-/// Everything about one proxy.
+/// Everything about one proxy. Fields that came later have defaults: a command of this
+/// release asks proxies of the one before, too.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Status {
     /// Instance name.
@@ -33,8 +43,20 @@ pub struct Status {
     pub missing: Vec<Missing>,
     /// Whether it is on its way out.
     pub leaving: bool,
+    /// How leaving goes.
+    #[serde(default)]
+    pub drain: Draining,
     /// Port of the listeners.
     pub proxy_port: u16,
+    /// Addresses of the listeners, UDP and TCP each.
+    #[serde(default)]
+    pub listeners: Vec<SocketAddr>,
+    /// Threads that serve UDP.
+    #[serde(default)]
+    pub workers: usize,
+    /// What is under way.
+    #[serde(default)]
+    pub work: Work,
     /// Link to the agent.
     pub agent: LinkStatus,
     /// Endpoints that have DNS rules.
@@ -45,16 +67,44 @@ pub struct Status {
     pub mappings: SinkStatus,
     /// How packets are steered to this proxy.
     pub steering: Steering,
+    /// Every proxy of this node that has steering slots.
+    #[serde(default)]
+    pub replicas: Vec<Replica>,
     /// What the process may still do.
     pub privileges: Privileges,
     /// Endpoints' files that were not used at the start.
     pub skipped_files: Vec<Skipped>,
     /// Where mappings that are not durable are kept.
     pub journal: JournalStatus,
+    /// The query log, if it is on.
+    pub query_log: Option<QueryLogStatus>,
     /// Queries by outcome; outcomes that did not occur are left out.
     pub queries: Vec<Counted>,
     /// Answers by outcome.
     pub answers: Vec<Counted>,
+    /// Warnings and errors of late, the latest first.
+    #[serde(default)]
+    pub troubles: Vec<Trouble>,
+}
+
+/// How leaving goes.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct Draining {
+    /// Since it began, milliseconds; none while the proxy stays.
+    pub since_ms: Option<u64>,
+    /// How long it may take, milliseconds.
+    pub limit_ms: u64,
+}
+
+/// What is under way.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct Work {
+    /// Queries that wait for their server.
+    pub in_flight: u64,
+    /// Answers that wait for the agent.
+    pub held: u64,
+    /// TCP connections of clients.
+    pub tcp_connections: u64,
 }
 
 /// Something that is missing for being ready.
@@ -93,92 +143,40 @@ impl Status {
                 })
                 .collect(),
             leaving: shared.drain.is_leaving(),
+            drain: Draining {
+                since_ms: shared
+                    .drain
+                    .begun()
+                    .map(|begun| millis(Instant::now().saturating_duration_since(begun))),
+                limit_ms: millis(shared.config.drain_timeout),
+            },
             proxy_port: shared.config.proxy_port,
+            listeners: shared.config.listeners(),
+            workers: shared.config.workers,
+            work: Work {
+                in_flight: shared.stats.in_flight.get(),
+                held: shared.stats.held.get(),
+                tcp_connections: shared.stats.tcp_connections.get(),
+            },
             agent: shared.board.status(),
             endpoints_with_rules: shared.policy.load().len(),
             maps: shared.maps.status(),
             mappings: shared.sink.status(),
             steering: Steering::of(&shared.steering.lock()),
+            replicas: replicas::replicas(&shared.config.bpf_root),
             privileges: shared.privileges.clone(),
             skipped_files: shared.skipped_files.lock().clone(),
             journal: shared.journal.status(),
+            query_log: shared.query_log.as_ref().map(|log| log.status()),
             queries: counted::<QueryResult>(|label| shared.stats.queries.get(label)),
             answers: counted::<AnswerResult>(|label| shared.stats.answers.get(label)),
+            troubles: shared.troubles.list(),
         }
     }
+}
 
-    /// For people.
-    pub fn text(&self) -> String {
-        let mut out = String::new();
-        let state = match (self.leaving, self.ready) {
-            (true, _) => "leaving",
-            (false, true) => "ready",
-            (false, false) => "not ready",
-        };
-        let _ = writeln!(
-            out,
-            "{} ({}, pid {}, up {}s): {state}",
-            self.name, self.version, self.pid, self.uptime_seconds
-        );
-        for missing in &self.missing {
-            let _ = writeln!(out, "  missing     {}: {}", missing.need, missing.reason);
-        }
-        let _ = writeln!(out, "  agent       {}", agent_text(&self.agent));
-        if let Some(refused) = &self.agent.refused_rules {
-            let _ = writeln!(out, "  refused     {refused}");
-        }
-        let _ = writeln!(
-            out,
-            "  rules       {} ({} endpoints)",
-            rules_text(&self.agent.rules),
-            self.endpoints_with_rules
-        );
-        let _ = writeln!(out, "  maps        {}", maps_text(&self.maps));
-        let m = &self.mappings;
-        let _ = writeln!(
-            out,
-            "  mappings    {} kept, {} leased, {} queued, {} in flight, {} dropped{}",
-            m.kept,
-            m.leases,
-            m.queued,
-            m.in_flight,
-            m.dropped,
-            if m.agent_hung {
-                "; the agent hangs"
-            } else {
-                ""
-            }
-        );
-        let _ = writeln!(out, "  journal     {}", self.journal.text());
-        let _ = writeln!(out, "  steering    {}", self.steering.text);
-        let _ = writeln!(out, "  privileges  {}", self.privileges.text());
-        let _ = writeln!(
-            out,
-            "  listening   127.0.0.1 and ::1, port {}",
-            self.proxy_port
-        );
-        for (what, counts) in [("queries", &self.queries), ("answers", &self.answers)] {
-            let all: Vec<_> = counts
-                .iter()
-                .map(|c| format!("{} {}", c.count, c.result))
-                .collect();
-            let text = if all.is_empty() {
-                "none".to_owned()
-            } else {
-                all.join(", ")
-            };
-            let _ = writeln!(out, "  {what}     {text}");
-        }
-        for skipped in &self.skipped_files {
-            let _ = writeln!(
-                out,
-                "  skipped     {}: {}",
-                skipped.path.display(),
-                skipped.reason
-            );
-        }
-        out
-    }
+fn millis(span: std::time::Duration) -> u64 {
+    u64::try_from(span.as_millis()).unwrap_or(u64::MAX)
 }
 
 fn counted<L: Label>(get: impl Fn(L) -> u64) -> Vec<Counted> {
@@ -192,47 +190,5 @@ fn counted<L: Label>(get: impl Fn(L) -> u64) -> Vec<Counted> {
         .collect()
 }
 
-fn agent_text(agent: &LinkStatus) -> String {
-    match (&agent.connection, &agent.last_error) {
-        (Some(connection), _) => {
-            let mut text = format!(
-                "connected to {} (version {}, start {})",
-                connection.address, connection.agent_version, connection.epoch.start
-            );
-            if let Some(port) = connection.other_proxy_port {
-                let _ = write!(text, "; it redirects to port {port}, which is not ours");
-            }
-            text
-        }
-        (None, Some(error)) => format!("away: {error}"),
-        (None, None) => "away".to_owned(),
-    }
-}
-
-/// Where rules come from, in words.
-pub fn rules_text(rules: &RulesOrigin) -> String {
-    match rules {
-        RulesOrigin::Nowhere => "none".to_owned(),
-        RulesOrigin::Disk { endpoints } => format!("from disk, of {endpoints} endpoints"),
-        RulesOrigin::Agent { epoch, revision } => {
-            format!(
-                "from the agent, revision {revision} of its start {}",
-                epoch.start
-            )
-        }
-    }
-}
-
-fn maps_text(maps: &MapsStatus) -> String {
-    let mut parts = vec![format!("below {}", maps.root)];
-    match (&maps.lxc_problem, &maps.ipcache) {
-        (None, Some(ipcache)) => parts.push(format!("cilium_lxc and {ipcache} open")),
-        (None, None) => parts.push("cilium_lxc open".to_owned()),
-        (Some(problem), _) => parts.push(problem.clone()),
-    }
-    parts.extend(maps.ipcache_problem.clone());
-    if maps.agent_tables {
-        parts.push("the agent's tables serve in place of missing maps".to_owned());
-    }
-    parts.join("; ")
-}
+#[cfg(test)]
+mod tests;

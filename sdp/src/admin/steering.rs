@@ -12,6 +12,9 @@ const MIGRATE: &str = "/proc/sys/net/ipv4/tcp_migrate_req";
 /// Steering, for people and programs.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Steering {
+    /// Whether slots decide which packets come here.
+    #[serde(default)]
+    pub on: bool,
     /// Slots that are ours; empty where the kernel's hash spreads packets.
     pub slots: Vec<u32>,
     /// Whether a replica that leaves beside another one loses nothing.
@@ -44,14 +47,20 @@ impl Steering {
         };
         let (slots, replacement, failed, text) = match status {
             SteeringStatus::Joined(slots) => {
-                (slots.clone(), true, true, format!("slots {slots:?}"))
+                (slots.clone(), true, true, format!("on: slots {slots:?}"))
             }
             SteeringStatus::Unavailable(why) => without(format!("none: {why}")),
             SteeringStatus::Full(why) => (Vec::new(), true, true, format!("none: {why}")),
             SteeringStatus::Off => without("off".to_owned()),
-            SteeringStatus::Left => (Vec::new(), true, true, "left".to_owned()),
+            SteeringStatus::Left => (
+                Vec::new(),
+                true,
+                true,
+                "left: the slots were given up".to_owned(),
+            ),
         };
         Self {
+            on: matches!(status, SteeringStatus::Joined(_)),
             slots,
             replacement_loses_nothing: replacement,
             failed_are_bypassed: failed,

@@ -4,7 +4,10 @@ use std::{fmt, net::IpAddr, path::PathBuf, str::FromStr, time::Duration};
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
-use crate::privileges::RunAs;
+use crate::{
+    privileges::RunAs,
+    query_log::{Sample, Target, Which},
+};
 
 const LONG_ABOUT: &str = "\
 Holdfast's standalone DNS proxy.
@@ -162,7 +165,7 @@ settings! {
     #[arg(long, value_name = "TIME")]
     tofqdns_proxy_response_max_delay: Span = "HOLDFAST_TOFQDNS_PROXY_RESPONSE_MAX_DELAY",
     /// How a query that policy forbids is answered [default: refused]
-    #[arg(long, value_name = "HOW", value_enum)]
+    #[arg(long, value_name = "HOW", value_enum, ignore_case = true)]
     tofqdns_dns_reject_response_code: RejectCode = "HOLDFAST_TOFQDNS_DNS_REJECT_RESPONSE_CODE",
     /// Least time an address counts as learned; the agent's own value wins while it is connected [default: 0s]
     #[arg(long, value_name = "TIME")]
@@ -170,6 +173,9 @@ settings! {
     /// Most queries in flight at once; 0 leaves it to the memory limits [default: 0]
     #[arg(long, value_name = "N")]
     dnsproxy_concurrency_limit: u32 = "HOLDFAST_DNSPROXY_CONCURRENCY_LIMIT",
+    /// Ask DNS servers under the address of the pod that asks, not the node's; the agent must be told the same [default: false]
+    #[arg(long, value_name = "BOOL", num_args = 0..=1, default_missing_value = "true", require_equals = true)]
+    dnsproxy_enable_transparent_mode: bool = "HOLDFAST_DNSPROXY_ENABLE_TRANSPARENT_MODE",
     /// As whom to run once what needs root is open: UID, UID:GID, or root to keep all privileges; the agent opens its socket and pins to this group [default: 10094:10094]
     #[arg(long, value_name = "USER")]
     user: RunAs = "HOLDFAST_USER",
@@ -194,10 +200,19 @@ settings! {
     /// Form of the log [default: text]
     #[arg(long, value_name = "FORM", value_enum)]
     log_format: LogFormat = "HOLDFAST_LOG_FORMAT",
+    /// Which queries are logged, one JSON object a line: off, denied, or all that are judged [default: off]
+    #[arg(long, value_name = "WHICH", value_enum)]
+    query_log: Which = "HOLDFAST_QUERY_LOG",
+    /// Where the query log goes: stdout, stderr or the path of a file, which may be moved away while it is written [default: stdout]
+    #[arg(long, value_name = "WHERE")]
+    query_log_file: Target = "HOLDFAST_QUERY_LOG_FILE",
+    /// Share of the queries that is logged, such as 1/100 [default: 1]
+    #[arg(long, value_name = "1/N")]
+    query_log_sample: Sample = "HOLDFAST_QUERY_LOG_SAMPLE",
     /// YAML file with any of these settings; an unknown key is an error
     #[arg(long, value_name = "FILE")]
     config: PathBuf = "HOLDFAST_CONFIG",
-    /// Directory with one file per setting, as a mounted ConfigMap; an unknown key is a warning
+    /// Directory with one file per setting, as a mounted ConfigMap, Cilium's included; unknown keys are ignored and named in the log
     #[arg(long, value_name = "DIR")]
     config_dir: PathBuf = "HOLDFAST_CONFIG_DIR",
 }
@@ -230,7 +245,7 @@ pub enum LogFormat {
     Json,
 }
 
-/// A length of time: `100ms`, `10s`, `5m`, `1h30m`; a bare number is seconds.
+/// A length of time as Go writes it: `100ms`, `1.5s`, `5m`, `1h30m`; a bare number is seconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Span(pub Duration);
 
@@ -251,23 +266,45 @@ impl FromStr for Span {
         while !rest.is_empty() {
             let digits = rest.bytes().take_while(u8::is_ascii_digit).count();
             let (number, tail) = rest.split_at(digits);
-            let unit_len = tail.bytes().take_while(u8::is_ascii_alphabetic).count();
+            let decimals = tail.strip_prefix('.').map_or(0, |tail| {
+                1 + tail.bytes().take_while(u8::is_ascii_digit).count()
+            });
+            let (fraction, tail) = tail.split_at(decimals);
+            let unit_len = tail
+                .find(|c: char| !c.is_alphabetic())
+                .unwrap_or(tail.len());
             let (unit, tail) = tail.split_at(unit_len);
-            let number: u64 = number.parse().map_err(|_| wrong())?;
-            let part = match unit {
-                "ms" => Some(Duration::from_millis(number)),
-                "s" => Some(Duration::from_secs(number)),
-                "m" => number.checked_mul(60).map(Duration::from_secs),
-                "h" => number.checked_mul(3600).map(Duration::from_secs),
-                _ => None,
+            let unit = match unit {
+                "ns" => 1,
+                "us" | "µs" => 1_000,
+                "ms" => 1_000_000,
+                "s" => 1_000_000_000,
+                "m" => 60_000_000_000,
+                "h" => 3_600_000_000_000,
+                _ => return Err(wrong()),
             };
-            total = part
-                .and_then(|part| total.checked_add(part))
-                .ok_or_else(wrong)?;
+            let whole: u64 = number.parse().map_err(|_| wrong())?;
+            let nanos = whole.checked_mul(unit).ok_or_else(wrong)?;
+            let part = Duration::from_nanos(nanos) + part_of(fraction, unit).ok_or_else(wrong)?;
+            total = total.checked_add(part).ok_or_else(wrong)?;
             rest = tail;
         }
         Ok(Self(total))
     }
+}
+
+/// `.5` of a unit of so many nanoseconds.
+fn part_of(fraction: &str, unit: u64) -> Option<Duration> {
+    let Some(digits) = fraction.strip_prefix('.') else {
+        return Some(Duration::ZERO);
+    };
+    let mut nanos = 0;
+    let mut unit = unit;
+    for digit in digits.bytes() {
+        unit /= 10;
+        nanos += unit * u64::from(digit - b'0');
+    }
+    (!digits.is_empty()).then_some(Duration::from_nanos(nanos))
 }
 
 /// Where an agent may be found.
@@ -356,7 +393,21 @@ mod tests {
         assert_eq!(ms("1h30m"), Ok(5_400_000));
         assert_eq!(ms("1m0s"), Ok(60_000));
         assert_eq!(ms("7"), Ok(7_000));
-        for bad in ["", "s", "10 s", "5d", "-1s", "1.5s"] {
+        assert_eq!(ms("1.5s"), Ok(1_500));
+        assert_eq!(ms("2500us"), Ok(2));
+        assert_eq!(ms("0.25h"), Ok(900_000));
+        for bad in [
+            "",
+            "s",
+            "10 s",
+            "5d",
+            "-1s",
+            "1.s",
+            "1.",
+            ".5s",
+            "1.5",
+            "300000000h",
+        ] {
             assert!(ms(bad).is_err(), "{bad:?} was taken");
         }
     }

@@ -14,13 +14,27 @@ use serde_yaml_ng::Value;
 
 use super::args::{Cli, Settings};
 
-/// Keys of Cilium's `standalone-dns-proxy-config` that need nothing done here.
+/// Keys of Cilium that need nothing done here: answers pass as they are, nothing of this
+/// proxy is locked by name or compiled per rule, sockets are not lingered on.
 const ACCEPTED: &[&str] = &[
-    "enable-l7-proxy",
     "tofqdns-enable-dns-compression",
     "dns-max-ips-per-restored-rule",
     "dnsproxy-concurrency-processing-grace-period",
+    "dnsproxy-lock-count",
+    "dnsproxy-lock-timeout",
+    "dnsproxy-socket-linger-timeout",
+    "dnsproxy-insecure-skip-transparent-mode-check",
+    "fqdn-regex-compile-lru-size",
     "metrics-sampling-interval",
+    "shell-sock-path",
+];
+/// Keys without which Cilium's own proxy does not start.
+const SWITCHES: &[&str] = &["enable-standalone-dns-proxy", "enable-l7-proxy"];
+/// Keys that Cilium calls otherwise.
+const RENAMED: &[(&str, &str)] = &[
+    ("sdp-prometheus-serve-addr", "metrics-address"),
+    // Of a chart before the first release.
+    ("tofqdns-server-port", "standalone-dns-proxy-server-port"),
 ];
 
 /// Why a configuration file was not taken.
@@ -63,7 +77,7 @@ pub enum FileError {
         reason: String,
     },
     /// Cilium's switch for this proxy is off.
-    #[error("{path} says false: this proxy is switched off (set enable-standalone-dns-proxy to true, or do not run it)", path = .0.display())]
+    #[error("{path} says false: this proxy is switched off (set it to true, or do not run the proxy)", path = .0.display())]
     SwitchedOff(PathBuf),
 }
 
@@ -72,8 +86,8 @@ pub enum FileError {
 pub struct FromFile {
     /// The settings.
     pub settings: Settings,
-    /// For the log, once there is one.
-    pub warnings: Vec<String>,
+    /// Keys of other programs.
+    pub ignored: Vec<String>,
 }
 
 /// Reads `--config`.
@@ -127,7 +141,7 @@ fn parse_yaml(path: &Path, text: &str) -> Result<FromFile, FileError> {
     }
     Ok(FromFile {
         settings,
-        warnings: Vec::new(),
+        ignored: Vec::new(),
     })
 }
 
@@ -158,27 +172,61 @@ pub fn read_dir(dir: &Path) -> Result<FromFile, FileError> {
     Ok(found)
 }
 
+/// `key` of a ConfigMap, written for Go programs. An empty value is as good as none.
 fn take_key(found: &mut FromFile, path: &Path, key: &str, text: &str) -> Result<(), FileError> {
-    let (key, text) = match key {
-        "enable-standalone-dns-proxy" if text == "false" => {
-            return Err(FileError::SwitchedOff(path.to_owned()));
-        }
-        "enable-standalone-dns-proxy" => return Ok(()),
-        "debug" if text == "true" => ("log-level", "debug"),
-        "debug" => return Ok(()),
-        "sdp-prometheus-serve-addr" => ("metrics-address", text),
-        key if ACCEPTED.contains(&key) => return Ok(()),
-        key => (key, text),
-    };
-    if !is_setting(key) {
-        found
-            .warnings
-            .push(format!("{}: unknown key, ignored", path.display()));
+    if ACCEPTED.contains(&key) || text.is_empty() {
         return Ok(());
     }
-    let one = one_setting(path, key, text)?;
+    if SWITCHES.contains(&key) {
+        return match is_true(path, key, text)? {
+            true => Ok(()),
+            false => Err(FileError::SwitchedOff(path.to_owned())),
+        };
+    }
+    let renamed = RENAMED.iter().find(|(theirs, _)| *theirs == key);
+    let (key, text) = match key {
+        "debug" if is_true(path, key, text)? => ("log-level", "debug"),
+        "debug" => return Ok(()),
+        key => (renamed.map_or(key, |(_, ours)| ours), text),
+    };
+    if !is_setting(key) {
+        found.ignored.push(key.to_owned());
+        return Ok(());
+    }
+    let text = match go_bool(text) {
+        Some(value) if takes_bool(key) => value.to_string(),
+        _ => text.to_owned(),
+    };
+    let one = one_setting(path, key, &text)?;
     found.settings = std::mem::take(&mut found.settings).or(one);
     Ok(())
+}
+
+fn is_true(path: &Path, key: &str, text: &str) -> Result<bool, FileError> {
+    go_bool(text).ok_or_else(|| FileError::Value {
+        path: path.to_owned(),
+        key: key.to_owned(),
+        reason: format!("{text:?} is neither true nor false"),
+    })
+}
+
+/// As strconv.ParseBool of Go reads it.
+fn go_bool(text: &str) -> Option<bool> {
+    match text {
+        "1" | "t" | "T" | "true" | "TRUE" | "True" => Some(true),
+        "0" | "f" | "F" | "false" | "FALSE" | "False" => Some(false),
+        _ => None,
+    }
+}
+
+fn takes_bool(key: &str) -> bool {
+    Cli::command()
+        .get_arguments()
+        .find(|arg| arg.get_long() == Some(key))
+        .is_some_and(|arg| {
+            let values = arg.get_possible_values();
+            values.iter().any(|value| value.get_name() == "true")
+        })
 }
 
 fn scalar(value: &Value) -> Option<String> {
@@ -216,7 +264,10 @@ fn one_setting(path: &Path, key: &str, text: &str) -> Result<Settings, FileError
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
+    use crate::config::args::{MetricsAddress, RejectCode};
 
     #[test]
     fn yaml_takes_plain_values_and_lists() {
@@ -248,32 +299,102 @@ mod tests {
         assert!(error("config: x\n").contains("unknown key"));
     }
 
-    #[test]
-    fn a_cilium_config_map_is_taken_as_it_is() {
+    fn config_map(keys: &[(&str, &str)]) -> tempfile::TempDir {
         let dir = tempfile::tempdir().unwrap();
-        for (key, value) in [
-            ("enable-l7-proxy", "true"),
-            ("debug", "false"),
-            ("enable-standalone-dns-proxy", "true"),
-            ("enable-ipv4", "true"),
-            ("enable-ipv6", "false"),
-            ("standalone-dns-proxy-server-port", "10095"),
-            ("tofqdns-proxy-port", "10094"),
-            ("tofqdns-enable-dns-compression", "true"),
-            ("never-heard-of", "1"),
-        ] {
+        for (key, value) in keys {
             fs::write(dir.path().join(key), value).unwrap();
         }
+        dir
+    }
+
+    /// What the chart writes, and what clusters of all sizes put beside it.
+    const CILIUMS: &[(&str, &str)] = &[
+        ("debug", "False"),
+        ("enable-ipv4", "true"),
+        ("enable-ipv6", "0"),
+        ("enable-l7-proxy", "true"),
+        ("enable-standalone-dns-proxy", "True"),
+        ("standalone-dns-proxy-server-port", "10195"),
+        ("tofqdns-proxy-port", "10194\n"),
+        ("tofqdns-enable-dns-compression", "true"),
+        ("tofqdns-dns-reject-response-code", "nameerror"),
+        ("tofqdns-proxy-response-max-delay", "0.25s"),
+        ("tofqdns-min-ttl", "3600"),
+        ("dnsproxy-concurrency-limit", "1000"),
+        ("dnsproxy-concurrency-processing-grace-period", "0s"),
+        ("dnsproxy-lock-count", "131"),
+        ("dnsproxy-lock-timeout", "500ms"),
+        ("dnsproxy-socket-linger-timeout", "10"),
+        ("dns-max-ips-per-restored-rule", "1000"),
+        ("fqdn-regex-compile-lru-size", "1024"),
+        ("metrics-sampling-interval", "5m"),
+        ("sdp-prometheus-serve-addr", ":9971"),
+        ("cluster-name", "default"),
+        ("cluster-id", "0"),
+        ("bpf-policy-map-max", "16384"),
+        ("custom-cni-conf", ""),
+        ("identity-allocation-mode", "crd"),
+        ("kube-proxy-replacement", "true"),
+    ];
+
+    #[test]
+    fn a_cilium_config_map_is_taken_as_it_is() {
+        let dir = config_map(CILIUMS);
         fs::create_dir(dir.path().join("..data")).unwrap();
         let found = read_dir(dir.path()).unwrap();
-        assert_eq!(found.settings.standalone_dns_proxy_server_port, Some(10095));
-        assert_eq!(found.settings.enable_ipv6, Some(false));
-        assert_eq!(found.warnings.len(), 1, "{:?}", found.warnings);
-        assert!(found.warnings[0].contains("never-heard-of"));
-        fs::write(dir.path().join("enable-standalone-dns-proxy"), "false").unwrap();
-        assert!(matches!(
-            read_dir(dir.path()),
-            Err(FileError::SwitchedOff(_))
-        ));
+        let settings = found.settings;
+        assert_eq!(settings.standalone_dns_proxy_server_port, Some(10195));
+        assert_eq!(settings.tofqdns_proxy_port, Some(10194));
+        assert_eq!(settings.enable_ipv4, Some(true));
+        assert_eq!(settings.enable_ipv6, Some(false));
+        assert_eq!(settings.log_level, None);
+        assert_eq!(
+            settings.metrics_address,
+            Some(MetricsAddress::AnyHost(9971))
+        );
+        assert_eq!(
+            settings.tofqdns_dns_reject_response_code,
+            Some(RejectCode::NameError)
+        );
+        let delay = settings.tofqdns_proxy_response_max_delay.unwrap();
+        assert_eq!(delay.0, Duration::from_millis(250));
+        assert_eq!(settings.tofqdns_min_ttl.unwrap().0.as_secs(), 3600);
+        assert_eq!(settings.dnsproxy_concurrency_limit, Some(1000));
+        let theirs = [
+            "bpf-policy-map-max",
+            "cluster-id",
+            "cluster-name",
+            "identity-allocation-mode",
+            "kube-proxy-replacement",
+        ];
+        assert_eq!(found.ignored, theirs);
+    }
+
+    #[test]
+    fn a_bad_value_is_named_by_its_file() {
+        for (key, value) in [
+            ("tofqdns-proxy-port", "many"),
+            ("tofqdns-proxy-port", "0"),
+            ("enable-ipv6", "yes"),
+            ("enable-l7-proxy", "on"),
+            ("debug", "2"),
+            ("tofqdns-dns-reject-response-code", "drop"),
+            ("sdp-prometheus-serve-addr", "9961"),
+        ] {
+            let dir = config_map(&[(key, value)]);
+            let error = read_dir(dir.path()).unwrap_err().to_string();
+            let file = dir.path().join(key);
+            assert!(error.contains(&file.display().to_string()), "{error}");
+            assert!(error.contains(value), "{error}");
+        }
+    }
+
+    #[test]
+    fn either_switch_turns_it_off() {
+        for key in SWITCHES {
+            let dir = config_map(&[(key, "false")]);
+            let off = read_dir(dir.path());
+            assert!(matches!(off, Err(FileError::SwitchedOff(_))), "{off:?}");
+        }
     }
 }

@@ -65,6 +65,8 @@ pub struct LinkStatus {
     pub sessions: u64,
     /// Where the rules in force come from.
     pub rules: RulesOrigin,
+    /// The last revision that was acknowledged in this session.
+    pub acked_revision: Option<u64>,
     /// The last revision that was refused, and why.
     pub refused_rules: Option<String>,
 }
@@ -146,6 +148,11 @@ impl Board {
         self.stats.rules_refused.add(1);
     }
 
+    /// The agent was told that the revision is in force.
+    pub(super) fn acked(&self, revision: u64) {
+        self.status.lock().acked_revision = Some(revision);
+    }
+
     pub(super) fn sessions(&self) -> u64 {
         self.status.lock().sessions
     }
@@ -154,6 +161,7 @@ impl Board {
         let mut status = self.status.lock();
         status.connection = Some(connection);
         status.last_error = None;
+        status.acked_revision = None;
         status.sessions += 1;
         drop(status);
         self.stats.sessions.add(1);
@@ -162,6 +170,7 @@ impl Board {
     pub(super) fn disconnected(&self, reason: &str) {
         let mut status = self.status.lock();
         status.connection = None;
+        status.acked_revision = None;
         status.last_error = Some(reason.to_owned());
     }
 

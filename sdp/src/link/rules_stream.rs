@@ -34,9 +34,13 @@ pub(super) async fn run(link: &Link, client: &mut Client) -> Result<Never, Sessi
             continue;
         };
         let ack = apply(link, complete);
+        let acked = ack.nack.is_empty().then_some(ack.revision);
         acks.send(ack)
             .await
             .map_err(|_| SessionError::Closed { what: CALL })?;
+        if let Some(revision) = acked {
+            link.board.acked(revision);
+        }
     }
 }
 

@@ -8,7 +8,7 @@
 use std::{
     collections::{HashMap, VecDeque},
     hash::BuildHasher,
-    net::SocketAddr,
+    net::{IpAddr, SocketAddr},
     os::fd::OwnedFd,
     time::{Duration, Instant},
 };
@@ -21,15 +21,22 @@ use shared_maps::{EndpointId, IdentityId};
 use crate::{
     arena::{Arena, Key},
     mapping::EndpointInstance,
-    proxy::Forward,
-    socket,
+    policy::rule::Transport,
+    proxy::{
+        Asked, Forward,
+        stats::{Counters, Fallback},
+    },
+    query_log::{Entries, Entry},
+    socket, transparent,
     wire::{HEADER_LEN, Header, answer, reply::Kept},
 };
 
 /// Sockets per server and identity.
 const SPREAD: usize = 4;
-/// Sockets per worker at most.
+/// Sockets per worker at most, of the node's address.
 const MAX_SOCKETS: usize = 512;
+/// The same, of pods' addresses.
+const MAX_TRANSPARENT: usize = 2048;
 /// Queries after which a socket is replaced.
 const MAX_QUERIES: u32 = 10_000;
 /// Age at which a socket is replaced.
@@ -55,11 +62,30 @@ pub(crate) struct Flight {
     /// Question as sent.
     pub(crate) question: Vec<u8>,
     pub(crate) sent_at: Instant,
+    /// As in [`Forward`].
+    policy_check: Duration,
     /// Who else asked the same.
     pub(crate) joined: Vec<Joined>,
+    /// For the query log: of the first query, and of those that joined it.
+    pub(crate) logged: Entries,
     fingerprint: u64,
     socket: Key,
     id: u16,
+}
+
+impl Flight {
+    /// The question, as `client` asked it.
+    pub(crate) fn asked(&self, client: SocketAddr, now: Instant) -> Asked<'_> {
+        Asked {
+            question: &self.question,
+            endpoint: self.endpoint,
+            client,
+            server: self.server,
+            transport: Transport::Udp,
+            policy_check: self.policy_check,
+            waited: now.duration_since(self.sent_at),
+        }
+    }
 }
 
 /// A query that was not sent because the same one was in flight.
@@ -75,7 +101,7 @@ pub(crate) enum Place {
     /// It is to be sent.
     New(Placed),
     /// It waits for the answer to the same query in flight.
-    Joined,
+    Joined(Key),
 }
 
 /// Where a query was placed.
@@ -113,6 +139,8 @@ struct UpSocket {
 struct ServerKey {
     server: SocketAddr,
     identity: Option<IdentityId>,
+    /// If not the node's.
+    source: Option<IpAddr>,
 }
 
 /// All of one worker's.
@@ -132,11 +160,17 @@ pub(crate) struct UdpUpstream {
     marked: bool,
     limit: usize,
     timeout: Duration,
+    fallbacks: Counters<Fallback>,
 }
 
 impl UdpUpstream {
     /// `marked`: whether packets carry the client's identity. `limit`: queries in flight at most.
-    pub(crate) fn new(marked: bool, limit: usize, timeout: Duration) -> Self {
+    pub(crate) fn new(
+        marked: bool,
+        limit: usize,
+        timeout: Duration,
+        fallbacks: Counters<Fallback>,
+    ) -> Self {
         Self {
             sockets: Arena::default(),
             servers: HashMap::default(),
@@ -151,6 +185,7 @@ impl UdpUpstream {
             marked,
             limit,
             timeout,
+            fallbacks,
         }
     }
 
@@ -179,8 +214,8 @@ impl UdpUpstream {
         let fingerprint = self
             .hasher
             .hash_one((message.get(2..), server, query.endpoint));
-        if self.join(fingerprint, query, (client, server), now) {
-            return Ok(Place::Joined);
+        if let Some(flight) = self.join(fingerprint, query, (client, server), now) {
+            return Ok(Place::Joined(flight));
         }
         // An endpoint may have as many in flight as there is room left for all:
         // alone it gets half, and the more compete, the less each.
@@ -193,7 +228,7 @@ impl UdpUpstream {
             return Err(PlaceError::Full);
         }
         let identity = self.marked.then_some(query.identity);
-        let key = self.socket_for(ServerKey { server, identity }, now, epoll)?;
+        let key = self.socket_under(query.source, server, identity, now, epoll)?;
         let Some(socket) = self.sockets.get_mut(key) else {
             return Err(PlaceError::Full);
         };
@@ -214,7 +249,9 @@ impl UdpUpstream {
             kept: query.kept,
             question,
             sent_at: now,
+            policy_check: query.policy_check,
             joined: Vec::new(),
+            logged: Vec::new(),
             fingerprint,
             socket: key,
             id,
@@ -238,11 +275,9 @@ impl UdpUpstream {
         query: &Forward<'_>,
         (client, server): (SocketAddr, SocketAddr),
         now: Instant,
-    ) -> bool {
-        let same = self.latest.get(&fingerprint).copied();
-        let Some(flight) = same.and_then(|key| self.flights.get_mut(key)) else {
-            return false;
-        };
+    ) -> Option<Key> {
+        let key = self.latest.get(&fingerprint).copied()?;
+        let flight = self.flights.get_mut(key)?;
         let joined = Joined {
             client,
             kept: query.kept,
@@ -262,7 +297,14 @@ impl UdpUpstream {
         if fits {
             flight.joined.push(joined);
         }
-        fits
+        fits.then_some(key)
+    }
+
+    /// Has the query log's entry kept with a query in flight until it ends.
+    pub(crate) fn log(&mut self, flight: Key, entry: Box<Entry>) {
+        if let Some(flight) = self.flights.get_mut(flight) {
+            flight.logged.push(entry);
+        }
     }
 
     /// The descriptor of a socket.
@@ -361,6 +403,29 @@ impl UdpUpstream {
         }
     }
 
+    /// A socket under `source`; where none can be had, under the node's address.
+    fn socket_under(
+        &mut self,
+        source: Option<IpAddr>,
+        server: SocketAddr,
+        identity: Option<IdentityId>,
+        now: Instant,
+        epoll: &Epoll,
+    ) -> Result<Key, PlaceError> {
+        let of = |source| ServerKey {
+            server,
+            identity,
+            source,
+        };
+        let reason = match self.socket_for(of(source), now, epoll) {
+            Err(PlaceError::Full) if source.is_some() => Fallback::TooManySockets,
+            Err(PlaceError::Socket(error)) if source.is_some() => Fallback::of(&error.source),
+            found => return found,
+        };
+        self.fallbacks.inc(reason);
+        self.socket_for(of(None), now, epoll)
+    }
+
     fn socket_for(
         &mut self,
         server: ServerKey,
@@ -380,10 +445,8 @@ impl UdpUpstream {
             }
             self.retire(key);
         }
-        if self.sockets.len() >= MAX_SOCKETS {
-            self.make_room()?;
-        }
-        let fd = socket::udp_upstream(server.server, server.identity)?;
+        self.make_room(server.source.is_some())?;
+        let fd = self.open(server)?;
         let key = self.sockets.insert(UpSocket {
             fd,
             server,
@@ -411,9 +474,41 @@ impl UdpUpstream {
         Ok(key)
     }
 
-    /// Closes the socket that was unused for longest, if any is idle.
-    fn make_room(&mut self) -> Result<(), PlaceError> {
-        let idle = self.sockets.iter().filter(|(_, s)| s.waiting.is_empty());
+    fn open(&mut self, key: ServerKey) -> Result<OwnedFd, socket::SocketError> {
+        let ServerKey {
+            server, identity, ..
+        } = key;
+        let Some(source) = key.source else {
+            return socket::udp_upstream(server, identity, None);
+        };
+        let mut taken = None;
+        for port in transparent::ports(&mut self.random) {
+            match socket::udp_upstream(server, identity, Some(SocketAddr::new(source, port))) {
+                Err(e) if Fallback::of(&e.source) == Fallback::NoPort => taken = Some(e),
+                opened => {
+                    if taken.is_some() && opened.is_ok() {
+                        self.fallbacks.inc(Fallback::OtherPort);
+                    }
+                    return opened;
+                }
+            }
+        }
+        Err(taken.expect("at least one port was tried"))
+    }
+
+    /// If there are as many as may be, closes the one that was unused for longest, if any is idle.
+    fn make_room(&mut self, transparent: bool) -> Result<(), PlaceError> {
+        let alike = |socket: &UpSocket| socket.server.source.is_some() == transparent;
+        let most = if transparent {
+            MAX_TRANSPARENT
+        } else {
+            MAX_SOCKETS
+        };
+        if self.sockets.iter().filter(|(_, s)| alike(s)).count() < most {
+            return Ok(());
+        }
+        let idle = self.sockets.iter();
+        let idle = idle.filter(|(_, s)| alike(s) && s.waiting.is_empty());
         match idle.min_by_key(|(_, s)| s.used).map(|(key, _)| key) {
             Some(key) => {
                 self.close(key);

@@ -5,7 +5,7 @@ use std::{
     net::IpAddr,
 };
 
-use holdfast_sdp::name::Fqdn;
+use holdfast_sdp::{name::Fqdn, wall_time};
 use serde::{Deserialize, Serialize};
 use shared_maps::{EndpointId, IdentityId};
 
@@ -14,7 +14,6 @@ use super::{
     rules::{self, OwnRules, RulesV2},
 };
 use crate::{
-    endpoint::wall_time,
     identity::checkpoint::{LabelMap, spell, unspell},
     labels::{LabelSet, NAMESPACE_KEY},
 };

@@ -8,7 +8,6 @@ use std::{
 };
 
 use rand::Rng;
-use shared_maps::IdentityId;
 use tokio::{
     net::TcpStream,
     sync::mpsc::{Receiver, Sender, channel},
@@ -16,23 +15,21 @@ use tokio::{
 
 use super::{
     Shared,
+    flight::{Flight, Held},
     frames::{FrameReader, FrameWriter, Read},
-    upstream::{Happened, TcpUpstream},
+    upstream::{Behalf, Happened, TcpUpstream},
 };
 use crate::{
     listener::SocketOptions,
-    mapping::{BootTime, EndpointInstance, Realised},
+    mapping::{BootTime, Realised},
+    notice::Failure,
     policy::rule::Transport,
     proxy::{
         Arrival, Asked, Fate, Outcome,
-        stats::{AnswerResult, Protocol, QueryResult},
+        stats::{AnswerResult, Label as _, Protocol, QueryResult, Stage},
     },
-    wire::{
-        Header, Rcode, answer,
-        reply::{self, Kept},
-        set_id,
-        transfer::Transfer,
-    },
+    query_log::{End, Entry},
+    wire::{Header, Rcode, answer, reply, set_id, transfer::Transfer},
 };
 
 /// Queries of one connection that wait at once, for the server or the agent.
@@ -47,32 +44,6 @@ const LAST_LOOKS: usize = 16;
 /// what is in them, and its timers stand still meanwhile.
 const TURN: usize = 64;
 
-/// A query in flight.
-struct Flight {
-    kept: Kept,
-    /// As sent upstream: kept to be sent again if the server closes the connection.
-    message: Vec<u8>,
-    question: Vec<u8>,
-    endpoint: EndpointInstance,
-    identity: IdentityId,
-    sent_at: Instant,
-    resent: bool,
-    /// If its answer is many messages.
-    transfer: Option<Transfer>,
-}
-
-impl Flight {
-    fn is_answered_by(&self, message: &[u8]) -> bool {
-        answer::answers_in_any_case(message, &self.question)
-            || self.transfer.is_some_and(|t| t.continues(message))
-    }
-
-    /// Whether the client has got part of its answer.
-    fn has_begun(&self) -> bool {
-        self.transfer.is_some_and(Transfer::has_begun)
-    }
-}
-
 /// One connection.
 pub(super) struct Connection {
     shared: Arc<Shared>,
@@ -83,8 +54,8 @@ pub(super) struct Connection {
     out: FrameWriter,
     upstream: TcpUpstream,
     flights: HashMap<u16, Flight>,
-    /// Answers that wait for the agent, with when they came.
-    held: HashMap<u64, (Vec<u8>, Instant)>,
+    /// Answers that wait for the agent.
+    held: HashMap<u64, Held>,
     next_held: u64,
     to_us: Sender<(u64, Realised)>,
     realised: Receiver<(u64, Realised)>,
@@ -120,6 +91,7 @@ impl Connection {
         let (to_us, realised) = channel(MAX_WAITING);
         // Only delays are lost if the kernel refuses.
         let _ = stream.set_nodelay(true);
+        let upstream = TcpUpstream::new(server, shared.proxy.stats().fallbacks.clone());
         Self {
             shared,
             stream,
@@ -127,7 +99,7 @@ impl Connection {
             server,
             reader: FrameReader::default(),
             out: FrameWriter::default(),
-            upstream: TcpUpstream::new(server),
+            upstream,
             flights: HashMap::new(),
             held: HashMap::new(),
             next_held: 0,
@@ -267,7 +239,7 @@ impl Connection {
             server,
             transport: Transport::Tcp,
         };
-        let query = match proxy.query(message, &arrival, &mut self.own) {
+        let mut query = match proxy.query(message, &arrival, &mut self.own) {
             Outcome::Ignore => return,
             Outcome::Reply => return self.out.push(&self.own),
             Outcome::Forward(query) => query,
@@ -276,7 +248,20 @@ impl Connection {
             stats.in_flight.get() >= u64::try_from(proxy.config().in_flight).unwrap_or(u64::MAX);
         if full {
             stats.queries.inc(QueryResult::Shed);
+            let asked = Asked {
+                question: query.question,
+                endpoint: query.endpoint,
+                client,
+                server,
+                transport: Transport::Tcp,
+                policy_check: query.policy_check,
+                waited: Duration::ZERO,
+            };
+            proxy.notice_failure(&asked, Failure::Overload);
             let code = Rcode::ServFail;
+            if let Some(entry) = query.logged.take() {
+                proxy.log(entry, End::own(QueryResult::Shed.text(), code), self.now);
+            }
             reply::to_kept(query.kept, query.question, code, &mut self.own);
             return self.out.push(&self.own);
         }
@@ -289,14 +274,20 @@ impl Connection {
             edns.strip_keepalive(&mut message);
         }
         set_id(&mut message, id);
+        let marked = self.shared.options == SocketOptions::Transparent;
         let flight = Flight {
             kept: query.kept,
             message,
             question: query.question.to_vec(),
             endpoint: query.endpoint,
-            identity: query.identity,
+            behalf: Behalf {
+                identity: marked.then_some(query.identity),
+                source: query.source,
+            },
             sent_at: self.now,
+            policy_check: query.policy_check,
             resent: false,
+            logged: query.logged.take(),
             transfer: Transfer::of(query.question),
         };
         stats.in_flight.up();
@@ -304,22 +295,31 @@ impl Connection {
     }
 
     fn send(&mut self, id: u16, flight: Flight) {
-        let marked = self.shared.options == SocketOptions::Transparent;
-        match self
-            .upstream
-            .send(&flight.message, marked.then_some(flight.identity))
-        {
+        match self.upstream.send(&flight.message, flight.behalf) {
             Ok(()) => {
                 self.flights.insert(id, flight);
             }
             Err(error) => {
                 tracing::debug!(%error, "no upstream connection");
-                self.fail(&flight);
+                self.fail(flight);
             }
         }
     }
 
-    fn fail(&mut self, flight: &Flight) {
+    /// Ends the query log's entry of a query, if it has one.
+    fn log(&self, entry: &mut Option<Box<Entry>>, end: End) {
+        if let Some(entry) = entry.take() {
+            self.shared.proxy.log(entry, end, self.now);
+        }
+    }
+
+    fn fail(&mut self, mut flight: Flight) {
+        let asked = flight.asked((self.client, self.server), self.now);
+        self.shared
+            .proxy
+            .notice_failure(&asked, Failure::Unreachable);
+        let result = QueryResult::UpstreamError.text();
+        self.log(&mut flight.logged, End::own(result, Rcode::ServFail));
         let stats = self.shared.proxy.stats();
         stats.in_flight.down();
         stats.queries.inc(QueryResult::UpstreamError);
@@ -359,9 +359,10 @@ impl Connection {
             if flight.has_begun() {
                 // The client cannot be told but by closing.
                 self.shared.proxy.stats().in_flight.down();
+                self.log(&mut flight.logged, End::unanswered("cut"));
                 self.ended = true;
             } else if flight.resent {
-                self.fail(&flight);
+                self.fail(flight);
             } else {
                 flight.resent = true;
                 self.send(id, flight);
@@ -382,22 +383,16 @@ impl Connection {
         {
             return;
         }
-        let Some(flight) = asked.and_then(|id| self.flights.remove(&id)) else {
+        let Some(mut flight) = asked.and_then(|id| self.flights.remove(&id)) else {
             stats.answers.inc(AnswerResult::Unexpected);
             return;
         };
         self.last_activity = self.now;
         stats.in_flight.down();
-        stats
-            .upstream_time
-            .observe(self.now.duration_since(flight.sent_at));
+        let took = self.now.duration_since(flight.sent_at);
+        stats.stages.observe(Stage::Upstream, took);
         set_id(message, flight.kept.id);
-        let asked = Asked {
-            question: &flight.question,
-            endpoint: flight.endpoint,
-            server: self.server,
-            transport: Transport::Tcp,
-        };
+        let asked = flight.asked((self.client, self.server), self.now);
         let key = self.next_held;
         self.next_held += 1;
         let to_us = self.to_us.clone();
@@ -412,15 +407,25 @@ impl Connection {
         }
         match answered.fate {
             Fate::Hold => {
-                self.held.insert(key, (message.clone(), self.now));
+                let held = Held {
+                    message: message.clone(),
+                    logged: flight.logged.take(),
+                    asked: flight.sent_at,
+                    since: self.now,
+                };
+                self.held.insert(key, held);
                 stats.held.up();
             }
             Fate::Release(result) => {
                 stats.answers.inc(result);
+                stats.stages.observe(Stage::Total, took);
+                self.log(&mut flight.logged, End::sent(result.text(), message));
                 self.out.push(message);
             }
             Fate::Malformed => {
                 stats.answers.inc(AnswerResult::Malformed);
+                let result = AnswerResult::Malformed.text();
+                self.log(&mut flight.logged, End::own(result, Rcode::ServFail));
                 self.servfail(&flight);
             }
         }
@@ -441,7 +446,10 @@ impl Connection {
         set_id(message, flight.kept.id);
         let stats = self.shared.proxy.stats();
         if is_over {
-            self.flights.remove(&id);
+            if let Some(mut flight) = self.flights.remove(&id) {
+                let result = AnswerResult::Released.text();
+                self.log(&mut flight.logged, End::sent(result, message));
+            }
             stats.in_flight.down();
         }
         stats.answers.inc(AnswerResult::Released);
@@ -455,33 +463,35 @@ impl Connection {
     }
 
     fn release(&mut self, key: u64, realised: Realised) {
-        if let Some(held) = self.held.remove(&key) {
-            let result = match realised {
-                Realised::Yes => AnswerResult::Realised,
-                Realised::No(_) => AnswerResult::NotRealised,
-                Realised::AgentAway => AnswerResult::AgentAway,
-            };
+        if let Some(mut held) = self.held.remove(&key) {
+            let result = AnswerResult::of(realised);
+            if result == AnswerResult::Rejected {
+                reply::to_unfit(&held.message, Rcode::ServFail, &mut self.own);
+                held.message.clone_from(&self.own);
+            }
             self.send_held(held, result);
         }
         self.take_queries();
     }
 
-    fn send_held(&mut self, (message, since): (Vec<u8>, Instant), result: AnswerResult) {
+    fn send_held(&mut self, mut held: Held, result: AnswerResult) {
         let stats = self.shared.proxy.stats();
         stats.held.down();
-        stats.held_time.observe(self.now.duration_since(since));
+        let waited = self.now.duration_since(held.since);
+        stats.stages.observe(Stage::Dataplane, waited);
+        let took = self.now.duration_since(held.asked);
+        stats.stages.observe(Stage::Total, took);
         stats.answers.inc(result);
-        self.out.push(&message);
+        let end = End::sent(result.text(), &held.message).held(waited);
+        self.log(&mut held.logged, end);
+        self.out.push(&held.message);
         self.last_activity = self.now;
     }
 
     fn deadline(&self) -> Instant {
         let config = self.shared.proxy.config();
         let flights = self.flights.values().map(|f| f.sent_at + config.timeout);
-        let held = self
-            .held
-            .values()
-            .map(|(_, since)| *since + config.max_delay);
+        let held = self.held.values().map(|held| held.since + config.max_delay);
         let draining = self.shared.draining.is_cancelled();
         let partial = self.reader.is_partial();
         let idle = self.last_activity + config.tcp_idle;
@@ -497,16 +507,26 @@ impl Connection {
         };
         let late = self
             .held
-            .extract_if(|_, (_, since)| now.duration_since(*since) >= max_delay);
+            .extract_if(|_, held| now.duration_since(held.since) >= max_delay);
         for (_, held) in late.collect::<Vec<_>>() {
             self.send_held(held, AnswerResult::Late);
         }
-        let stats = self.shared.proxy.stats();
+        let proxy = &self.shared.proxy;
+        let stats = proxy.stats();
+        let ends = (self.client, self.server);
         self.flights.retain(|_, flight| {
             let waits = now.duration_since(flight.sent_at) < timeout;
             if !waits {
+                proxy.notice_failure(&flight.asked(ends, now), Failure::Timeout);
                 stats.in_flight.down();
-                stats.upstream_timeouts.add(u64::from(!flight.has_begun()));
+                if !flight.has_begun() {
+                    stats.upstream_timeouts.add(1);
+                    let took = now.duration_since(flight.sent_at);
+                    stats.stages.observe(Stage::TotalTimeout, took);
+                }
+                if let Some(entry) = flight.logged.take() {
+                    proxy.log(entry, End::unanswered("timeout"), now);
+                }
             }
             waits
         });
@@ -527,11 +547,17 @@ impl Connection {
         }
         let stats = self.shared.proxy.stats();
         let unanswered = self.has_work();
-        for _ in 0..self.flights.len() {
+        let flights = self.flights.values_mut().map(|flight| {
             stats.in_flight.down();
-        }
-        for _ in 0..self.held.len() {
+            &mut flight.logged
+        });
+        let held = self.held.values_mut().map(|held| {
             stats.held.down();
+            &mut held.logged
+        });
+        for entry in flights.chain(held).filter_map(Option::take) {
+            let end = End::unanswered("cut");
+            self.shared.proxy.log(entry, end, self.now);
         }
         if matches!(over, Over::Cut) && unanswered && self.shared.stop.is_cancelled() {
             self.shared.cut.fetch_add(1, Ordering::AcqRel);

@@ -1,12 +1,20 @@
 //! A client connection's own connection to its server, opened when first needed.
 
-use std::{future::Future, io, net::SocketAddr, pin::Pin};
+use std::{
+    future::Future,
+    io,
+    net::{IpAddr, SocketAddr},
+    pin::Pin,
+};
 
 use shared_maps::IdentityId;
 use tokio::net::{TcpSocket, TcpStream};
 
 use super::frames::{FrameReader, FrameWriter, Read};
-use crate::socket;
+use crate::{
+    proxy::stats::{Counters, Fallback},
+    socket, transparent,
+};
 
 type Connecting = Pin<Box<dyn Future<Output = io::Result<TcpStream>> + Send>>;
 
@@ -17,6 +25,16 @@ pub(super) struct TcpUpstream {
     stream: Option<TcpStream>,
     pub(super) reader: FrameReader,
     out: FrameWriter,
+    fallbacks: Counters<Fallback>,
+}
+
+/// Who a connection is made for.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Behalf {
+    /// Identity for the mark.
+    pub(super) identity: Option<IdentityId>,
+    /// Address to connect from, if not the node's.
+    pub(super) source: Option<IpAddr>,
 }
 
 /// What happened on it.
@@ -31,25 +49,24 @@ pub(super) enum Happened {
 }
 
 impl TcpUpstream {
-    pub(super) fn new(server: SocketAddr) -> Self {
+    pub(super) fn new(server: SocketAddr, fallbacks: Counters<Fallback>) -> Self {
         Self {
             server,
             connecting: None,
             stream: None,
             reader: FrameReader::default(),
             out: FrameWriter::default(),
+            fallbacks,
         }
     }
 
     /// Sends a message, connecting if need be.
-    pub(super) fn send(&mut self, message: &[u8], identity: Option<IdentityId>) -> io::Result<()> {
+    pub(super) fn send(&mut self, message: &[u8], on: Behalf) -> io::Result<()> {
         if self.stream.is_none() && self.connecting.is_none() {
             self.reader = FrameReader::default();
             self.out.clear();
-            let socket = socket::tcp_upstream(self.server, identity).map_err(|e| e.source)?;
-            let socket = TcpSocket::from_std_stream(socket.into());
-            let server = self.server;
-            self.connecting = Some(Box::pin(socket.connect(server)));
+            let connecting = connect(self.server, on, self.fallbacks.clone());
+            self.connecting = Some(Box::pin(connecting));
         }
         self.out.push(message);
         Ok(())
@@ -95,4 +112,58 @@ impl TcpUpstream {
         self.out.clear();
         Happened::Lost(error)
     }
+}
+
+/// Connects, from the pod's address if that is wanted and can be had.
+async fn connect(
+    server: SocketAddr,
+    on: Behalf,
+    fallbacks: Counters<Fallback>,
+) -> io::Result<TcpStream> {
+    if let Some(source) = on.source {
+        let ports = transparent::ports(&mut rand::rng());
+        for (tried, port) in ports.into_iter().enumerate() {
+            let from = SocketAddr::new(source, port);
+            let reason = match connect_from(server, on.identity, Some(from)).await {
+                Err(error) if !is_of_server(&error) => Fallback::of(&error),
+                connected => {
+                    if tried > 0 {
+                        fallbacks.inc(Fallback::OtherPort);
+                    }
+                    return connected;
+                }
+            };
+            if reason != Fallback::NoPort || tried + 1 == transparent::TRIES {
+                fallbacks.inc(reason);
+                break;
+            }
+        }
+    }
+    connect_from(server, on.identity, None).await
+}
+
+async fn connect_from(
+    server: SocketAddr,
+    identity: Option<IdentityId>,
+    source: Option<SocketAddr>,
+) -> io::Result<TcpStream> {
+    let socket = socket::tcp_upstream(server, identity, source).map_err(|e| e.source)?;
+    TcpSocket::from_std_stream(socket.into())
+        .connect(server)
+        .await
+}
+
+/// Whether a connection failed for a reason that lies outside of this node: it would from
+/// any address.
+fn is_of_server(error: &io::Error) -> bool {
+    use io::ErrorKind as Kind;
+    matches!(
+        error.kind(),
+        Kind::ConnectionRefused
+            | Kind::ConnectionReset
+            | Kind::ConnectionAborted
+            | Kind::TimedOut
+            | Kind::HostUnreachable
+            | Kind::NetworkUnreachable
+    )
 }

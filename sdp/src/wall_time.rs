@@ -1,9 +1,21 @@
-//! Wall time in files: nanoseconds of Unix time as RFC 3339 text, and back.
+//! Wall time in files and for people: nanoseconds of Unix time as RFC 3339 text, and back.
 
-use std::fmt::Write as _;
+use std::{
+    fmt::Write as _,
+    time::{SystemTime, UNIX_EPOCH},
+};
 
 const SECOND: u64 = 1_000_000_000;
 const DAY: u64 = 86_400;
+
+/// Now, nanoseconds of Unix time; before 1970 it is 0. For people and files only: it jumps.
+#[expect(clippy::disallowed_methods, reason = "the edge at which it is taken")]
+pub fn now() -> u64 {
+    let since = SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .unwrap_or_default();
+    u64::try_from(since.as_nanos()).unwrap_or(u64::MAX)
+}
 
 /// `2024-02-29T12:00:00.000000001Z` (RFC 3339, 5.6).
 pub fn render(unix_ns: u64) -> String {

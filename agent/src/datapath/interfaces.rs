@@ -1,0 +1,253 @@
+//! `to_proxy` on every interface that is no pod's, for transparent mode.
+//!
+//! ```text
+//!  <bpf-root>/holdfast/links/to_proxy/to_proxy_<ifindex>   TCX ingress
+//!             holdfast/transparent                        says so to the proxies
+//! ```
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs, io,
+    path::PathBuf,
+    sync::Arc,
+    time::Duration,
+};
+
+use aya::Ebpf;
+use rtnetlink::packet_route::link::LinkLayerType;
+use shared_maps::{
+    pin,
+    user::{Access, Globals, MapError},
+};
+use tokio::sync::watch;
+use tokio_stream::StreamExt as _;
+use tokio_util::sync::CancellationToken;
+
+use super::program::{ProgramError, Programs};
+use crate::proxies::RulesTable;
+
+/// How long a new interface may be without the program.
+const INTERVAL: Duration = Duration::from_secs(1);
+/// How long answers are brought to proxies that were told to ask for none: they look
+/// once a second, and a query waits for its answer no longer than ten.
+const LAST_ANSWERS: Duration = Duration::from_secs(15);
+/// Beginning of the links' names.
+const PREFIX: &str = "to_proxy_";
+
+/// Why the interfaces could not be looked after.
+#[derive(Debug, thiserror::Error)]
+pub enum InterfacesError {
+    /// No netlink socket.
+    #[error("netlink: {0}")]
+    Socket(#[from] io::Error),
+    /// The kernel does not say which interfaces there are.
+    #[error("listing interfaces: {0}")]
+    List(#[from] rtnetlink::Error),
+    /// Which of them are pods'.
+    #[error(transparent)]
+    Map(#[from] MapError),
+    /// The directory of the links.
+    #[error("{path}: {source}", path = .path.display())]
+    Directory {
+        /// The directory.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// The program.
+    #[error(transparent)]
+    Program(#[from] ProgramError),
+}
+
+/// Where packets of an interface begin.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Begin {
+    /// With an Ethernet header.
+    Ethernet,
+    /// With the IP header.
+    Ip,
+}
+
+impl Begin {
+    /// None: a kind of interface that carries nothing to pods.
+    fn of(kind: LinkLayerType) -> Option<Self> {
+        use LinkLayerType as Kind;
+        match kind {
+            Kind::Ether => Some(Self::Ethernet),
+            Kind::None
+            | Kind::Void
+            | Kind::Rawip
+            | Kind::Ppp
+            | Kind::Tunnel
+            | Kind::Tunnel6
+            | Kind::Sit
+            | Kind::Ipgre
+            | Kind::Ip6gre => Some(Self::Ip),
+            _ => None,
+        }
+    }
+}
+
+/// The interfaces that have the program.
+pub struct Interfaces {
+    programs: Programs,
+    globals: Globals,
+    loaded: BTreeMap<Begin, Ebpf>,
+    attached: BTreeSet<u32>,
+    /// Interfaces whose trouble was told.
+    told: BTreeSet<u32>,
+}
+
+impl Interfaces {
+    /// Below the root of `globals`; nothing is attached yet.
+    pub fn new(programs: Programs, globals: Globals) -> Self {
+        Self {
+            programs,
+            globals,
+            loaded: BTreeMap::new(),
+            attached: BTreeSet::new(),
+            told: BTreeSet::new(),
+        }
+    }
+
+    /// Tells proxies to ask under the node's address again.
+    pub fn withdraw(globals: &Globals) -> Result<(), InterfacesError> {
+        remove(globals.root().join(pin::TRANSPARENT))
+    }
+
+    /// Takes the program off every interface, once nothing can come for a proxy any more.
+    pub async fn clear(globals: Globals, stop: CancellationToken) {
+        let dir = directory(&globals);
+        if !dir.exists() {
+            return;
+        }
+        tokio::select! {
+            () = tokio::time::sleep(LAST_ANSWERS) => {}
+            () = stop.cancelled() => return,
+        }
+        if let Err(error) = remove(dir) {
+            tracing::warn!(%error, "links of transparent mode stay");
+        }
+    }
+
+    /// Looks after interfaces until stopped. Proxies are told once `rules` are ready: the
+    /// programs of all endpoints know of the mode then.
+    pub async fn run(
+        mut self,
+        mut rules: watch::Receiver<Arc<RulesTable>>,
+        stop: CancellationToken,
+    ) {
+        let mut ticker = tokio::time::interval(INTERVAL);
+        let mut told = false;
+        loop {
+            tokio::select! {
+                _ = ticker.tick() => {}
+                ready = rules.wait_for(|rules| rules.ready), if !told => {
+                    told = true;
+                    let ready = ready.is_ok();
+                    if ready && let Err(error) = make(self.globals.root().join(pin::TRANSPARENT)) {
+                        tracing::error!(%error, "proxies are not told of transparent mode");
+                    }
+                    continue;
+                }
+                () = stop.cancelled() => return,
+            }
+            if let Err(error) = self.refresh().await {
+                tracing::warn!(%error, "transparent mode: interfaces are not looked after");
+            }
+        }
+    }
+
+    /// Attaches the program where it is missing, and takes it from interfaces that have
+    /// become a pod's or are gone. One that refuses the program does not hold up the others.
+    pub async fn refresh(&mut self) -> Result<(), InterfacesError> {
+        let dir = directory(&self.globals);
+        make(dir.clone())?;
+        let wanted = self.wanted().await?;
+        for (ifindex, begin) in &wanted {
+            if self.attached.contains(ifindex) {
+                continue;
+            }
+            let program = match self.loaded.entry(*begin) {
+                std::collections::btree_map::Entry::Occupied(entry) => entry.into_mut(),
+                std::collections::btree_map::Entry::Vacant(entry) => {
+                    entry.insert(self.programs.load_to_proxy(*begin)?)
+                }
+            };
+            let path = dir.join(format!("{PREFIX}{ifindex}"));
+            match Programs::attach_to_proxy(program, *ifindex, &path) {
+                Ok(()) => {
+                    tracing::debug!(ifindex, "answers for proxies are taken from the interface");
+                    self.attached.insert(*ifindex);
+                    self.told.remove(ifindex);
+                }
+                Err(error) if self.told.insert(*ifindex) => {
+                    tracing::warn!(%error, "transparent mode: answers that come in here are lost");
+                }
+                Err(_) => {}
+            }
+        }
+        self.attached.retain(|ifindex| wanted.contains_key(ifindex));
+        self.told.retain(|ifindex| wanted.contains_key(ifindex));
+        forget(&dir, &wanted)
+    }
+
+    /// Every interface but loopback and the pods'.
+    async fn wanted(&self) -> Result<BTreeMap<u32, Begin>, InterfacesError> {
+        let (connection, handle, _messages) = rtnetlink::new_connection()?;
+        let list = async {
+            let mut found = BTreeMap::new();
+            let mut links = std::pin::pin!(handle.link().get().execute());
+            while let Some(link) = links.try_next().await? {
+                if let Some(begin) = Begin::of(link.header.link_layer_type) {
+                    found.insert(link.header.index, begin);
+                }
+            }
+            Ok::<_, rtnetlink::Error>(found)
+        };
+        let mut found = tokio::select! {
+            found = list => found?,
+            () = connection => return Err(io::Error::from(io::ErrorKind::BrokenPipe).into()),
+        };
+        for (_, endpoint) in self.globals.lxc(Access::ReadOnly)?.entries()?.found {
+            found.remove(&endpoint.ifindex);
+        }
+        Ok(found)
+    }
+}
+
+fn directory(globals: &Globals) -> PathBuf {
+    globals.root().join(pin::TO_PROXY_LINKS)
+}
+
+fn make(path: PathBuf) -> Result<(), InterfacesError> {
+    fs::create_dir_all(&path).map_err(|source| InterfacesError::Directory { path, source })
+}
+
+fn remove(path: PathBuf) -> Result<(), InterfacesError> {
+    match fs::remove_dir_all(&path) {
+        Err(source) if source.kind() != io::ErrorKind::NotFound => {
+            Err(InterfacesError::Directory { path, source })
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Removes links of interfaces that are not wanted.
+fn forget(dir: &PathBuf, wanted: &BTreeMap<u32, Begin>) -> Result<(), InterfacesError> {
+    let failed = |source| InterfacesError::Directory {
+        path: dir.clone(),
+        source,
+    };
+    for entry in fs::read_dir(dir).map_err(failed)? {
+        let entry = entry.map_err(failed)?;
+        let name = entry.file_name();
+        let ifindex = name
+            .to_str()
+            .and_then(|name| name.strip_prefix(PREFIX)?.parse().ok());
+        if ifindex.is_some_and(|ifindex: u32| !wanted.contains_key(&ifindex)) {
+            fs::remove_file(entry.path()).map_err(failed)?;
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,115 @@
+//! What label values mean, for the documentation.
+
+use shared_maps::event::Reason;
+
+/// What the values of labels mean: metric, label, value, meaning.
+pub const LABELS: [[&str; 4]; 14] = [
+    [
+        "identity",
+        "type",
+        "endpoint",
+        "Of endpoints: 256 to 65535.",
+    ],
+    [
+        "identity",
+        "type",
+        "local",
+        "Of label sets of addresses: blocks and names in policy.",
+    ],
+    [
+        "fqdn_mappings",
+        "outcome",
+        "realised",
+        "Opened, or nothing was to be opened.",
+    ],
+    [
+        "fqdn_mappings",
+        "outcome",
+        "endpoint_unknown",
+        "Refused: there is no such endpoint, or it is younger than the answer.",
+    ],
+    [
+        "fqdn_mappings",
+        "outcome",
+        "not_allowed",
+        "Refused: the endpoint's DNS policy does not allow the name at this server.",
+    ],
+    [
+        "fqdn_mappings",
+        "outcome",
+        "invalid",
+        "Refused: a field is out of range.",
+    ],
+    [
+        "fqdn_mappings",
+        "outcome",
+        "rate_limited",
+        "Refused: too many from one proxy.",
+    ],
+    [
+        "fqdn_mappings",
+        "outcome",
+        "not_realised",
+        "Not opened: a map is full, identities are exhausted, or a write failed.",
+    ],
+    [
+        "bpf_map_writes",
+        "map",
+        "ipcache",
+        "Which identity a prefix has.",
+    ],
+    [
+        "bpf_map_writes",
+        "map",
+        "policy",
+        "Which identities an endpoint may talk to.",
+    ],
+    [
+        "proxy_streams",
+        "kind",
+        "mappings",
+        "Native service: names and addresses.",
+    ],
+    [
+        "proxy_streams",
+        "kind",
+        "rules",
+        "Native service: DNS rules.",
+    ],
+    [
+        "proxy_streams",
+        "kind",
+        "builtin",
+        "The proxy in this process.",
+    ],
+    [
+        "proxy_streams",
+        "kind",
+        "fqdndata",
+        "FQDNData, as Cilium's proxy speaks it.",
+    ],
+];
+
+/// What a value of the label `reason` means.
+pub const fn reason(reason: Reason) -> &'static str {
+    match reason {
+        Reason::Allowed => "Policy allows it.",
+        Reason::Reply => "A reply to a known connection, or an ICMP error about one.",
+        Reason::Redirected => "A DNS query, handed to the proxy.",
+        Reason::LinkLocal => "Neighbour discovery, ARP and their like.",
+        Reason::Returned => "A DNS server's answer to a proxy that asked under the pod's address.",
+        Reason::PolicyDenied => "No policy entry allows it.",
+        Reason::PolicyDeny => "A policy entry denies it.",
+        Reason::SpoofedSource => "The source address is not the endpoint's own.",
+        Reason::Malformed => "Headers are malformed, or longer than can be read.",
+        Reason::FragmentUnknown => "A fragment whose first fragment was not seen.",
+        Reason::Loopback => "From a pod to 127.0.0.0/8 or ::1.",
+        Reason::UnknownProtocol => "Neither IP nor ARP.",
+        Reason::ForgedAnswer => "Claims to be an answer of the proxy, which did not send it.",
+        Reason::RedirectFull => {
+            "A DNS query; the note that steers it to the proxy could not be made."
+        }
+        Reason::EventLost => "An event found no room in the ring buffer: `observe` misses it.",
+        Reason::ConntrackFull => "A connection found no room in the conntrack map.",
+    }
+}

@@ -1,0 +1,267 @@
+//! docs/src/metrics.md is what the programs say of their metrics:
+//! `cargo xtask docs` writes it anew. What other pages name is on it.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt::Write as _,
+    fs,
+    path::{Path, PathBuf},
+};
+
+use holdfast_agent::{
+    core::snapshot::Summary,
+    metrics::{self, Scrape, meanings},
+    proxies::Proxies,
+};
+use holdfast_sdp::{metrics::Metrics, proxy::Stats};
+use shared_maps::event::{Counter, Reason};
+
+const PREFIX: &str = "holdfast_";
+const HEAD: &str = "\
+# Metrics
+
+<!-- Written by `cargo xtask docs` from the programs themselves. -->
+
+Prometheus text (OpenMetrics) on `/metrics`: holdfast-sdp on port 9961 of every
+address, holdfast-agent on 127.0.0.1:9962 (`--metrics-address` of each). A
+histogram has the endings `_bucket`, `_sum` and `_count`. Labels have no other
+values than those listed: names and addresses are never among them.
+
+[Troubleshooting](troubleshooting.md) says which one to look at,
+[Operating](operating.md) which to alert on.
+";
+
+/// One metric as a scrape shows it.
+#[derive(Debug, Default)]
+struct Family {
+    name: String,
+    kind: String,
+    unit: String,
+    help: String,
+    labels: BTreeMap<String, Vec<String>>,
+}
+
+/// Families in the order of the scrape.
+fn families(scrape: &str) -> Vec<Family> {
+    let mut all: Vec<Family> = Vec::new();
+    for line in scrape.lines() {
+        if let Some(rest) = line.strip_prefix("# ") {
+            let mut words = rest.splitn(3, ' ');
+            let (Some(what), Some(name), text) = (words.next(), words.next(), words.next()) else {
+                continue;
+            };
+            if all.last().is_none_or(|family| family.name != name) {
+                let name = name.to_owned();
+                all.push(Family {
+                    name,
+                    ..Family::default()
+                });
+            }
+            let family = all.last_mut().expect("one was pushed");
+            let text = text.unwrap_or_default().to_owned();
+            match what {
+                "HELP" => family.help = text,
+                "TYPE" => family.kind = text,
+                "UNIT" => family.unit = text,
+                _ => panic!("{line}"),
+            }
+        } else if let Some((_, labels)) = line.split_once('{') {
+            let family = all.last_mut().expect("a family before its values");
+            let labels = labels.split_once('}').expect("labels end").0;
+            for label in labels.split(',') {
+                let (label, value) = label.split_once('=').expect("label=value");
+                let value = value.trim_matches('"').to_owned();
+                let values = family.labels.entry(label.to_owned()).or_default();
+                if label != "le" && !values.contains(&value) {
+                    values.push(value);
+                }
+            }
+        }
+    }
+    all
+}
+
+fn sdp() -> Vec<Family> {
+    let metrics = Metrics::blank().expect("a configuration of defaults");
+    families(&metrics.text().expect("text"))
+}
+
+fn agent() -> Vec<Family> {
+    let scrape = Scrape {
+        summary: Summary::default(),
+        ready: false,
+        damaged: 0,
+        unresolved: 0,
+        packets: Reason::ALL
+            .map(|reason| (reason, Counter::default()))
+            .into(),
+    };
+    families(&metrics::text(scrape, &Proxies::default(), None).expect("text"))
+}
+
+impl Family {
+    /// As samples and queries name it.
+    fn exposed(&self) -> String {
+        match self.kind.as_str() {
+            "counter" => format!("{}_total", self.name),
+            "info" => format!("{}_info", self.name),
+            _ => self.name.clone(),
+        }
+    }
+
+    fn labels(&self) -> impl Iterator<Item = (&String, &Vec<String>)> {
+        self.labels.iter().filter(|(label, _)| *label != "le")
+    }
+}
+
+fn meaning(family: &Family, label: &str, value: &str) -> Option<String> {
+    // The unit is part of the name there.
+    let short = family.name.strip_prefix(PREFIX)?;
+    let unit = format!("_{}", family.unit);
+    let short = short.strip_suffix(&unit).unwrap_or(short);
+    let all = Stats::meanings().into_iter().chain(meanings::LABELS);
+    let told = all
+        .filter(|[metric, of, ..]| *metric == short && *of == label)
+        .find(|[.., of, _]| *of == value);
+    let reason = || {
+        let is_reason = label == "reason";
+        let of_value = |reason: &&Reason| is_reason && reason.as_str() == value;
+        Some(meanings::reason(*Reason::ALL.iter().find(of_value)?))
+    };
+    told.map(|[.., meaning]| meaning)
+        .or_else(reason)
+        .map(str::to_owned)
+}
+
+fn table(out: &mut String, families: &[Family]) {
+    out.push_str("| Name | Type | Unit | Labels | Meaning |\n|---|---|---|---|---|\n");
+    for family in families {
+        let labels: Vec<_> = family
+            .labels()
+            .map(|(label, _)| format!("`{label}`"))
+            .collect();
+        let help = family.help.trim_end_matches('.');
+        assert!(
+            help.len() > 10 && !help.contains('|'),
+            "{}: {help:?}",
+            family.name
+        );
+        let _ = writeln!(
+            out,
+            "| `{}` | {} | {} | {} | {help} |",
+            family.exposed(),
+            family.kind,
+            family.unit,
+            labels.join(", ")
+        );
+    }
+    // Those that have the same labels are told together.
+    let mut told: Vec<(&String, &Vec<String>, Vec<&Family>)> = Vec::new();
+    for family in families {
+        for (label, values) in family.labels() {
+            if matches!(label.as_str(), "version" | "name") {
+                continue;
+            }
+            let of_reasons = |of: &Family| meaning(of, label, &values[0]);
+            let same = told.iter_mut().find(|(l, v, of)| {
+                (*l, *v) == (label, values) && of_reasons(of[0]) == of_reasons(family)
+            });
+            match same {
+                Some((.., of)) => of.push(family),
+                None => told.push((label, values, vec![family])),
+            }
+        }
+    }
+    for (label, values, of) in told {
+        let names: Vec<_> = of.iter().map(|f| format!("`{}`", f.exposed())).collect();
+        let _ = writeln!(out, "\n`{label}` of {}:\n", names.join(" and "));
+        for value in values {
+            let meaning = meaning(of[0], label, value)
+                .unwrap_or_else(|| panic!("what does {label}={value:?} of {} mean?", of[0].name));
+            let _ = writeln!(out, "- `{value}`: {meaning}");
+        }
+    }
+}
+
+fn page() -> String {
+    let mut out = HEAD.to_owned();
+    out.push_str("\n## holdfast-sdp\n\n");
+    table(&mut out, &sdp());
+    out.push_str(
+        "\n## holdfast-agent\n\nWhile its built-in proxy runs, also the `holdfast_dns_…` and \
+         `holdfast_proxy_…`\nmetrics above that say what became of queries and answers.\n\n",
+    );
+    table(&mut out, &agent());
+    out
+}
+
+fn docs() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/src")
+}
+
+#[test]
+#[expect(clippy::disallowed_methods, reason = "a switch of this test only")]
+fn the_page_says_what_the_programs_say() {
+    let (path, page) = (docs().join("metrics.md"), page());
+    if std::env::var_os("HOLDFAST_BLESS").is_some() {
+        fs::write(&path, &page).expect("the page can be written");
+    }
+    let current = fs::read_to_string(&path).unwrap_or_default();
+    assert!(
+        current == page,
+        "docs/src/metrics.md is out of date: cargo xtask docs"
+    );
+}
+
+#[test]
+fn no_two_metrics_of_a_program_share_a_name() {
+    for families in [sdp(), agent()] {
+        let names: BTreeSet<_> = families.iter().map(|family| &family.name).collect();
+        assert_eq!(names.len(), families.len(), "{families:#?}");
+        assert!(
+            names.iter().all(|name| name.starts_with(PREFIX)),
+            "{names:?}"
+        );
+    }
+}
+
+/// Words of a text that look like metrics; crates (`holdfast_sdp::…`) are not meant.
+fn named(text: &str) -> impl Iterator<Item = &str> {
+    text.match_indices(PREFIX).filter_map(|(at, _)| {
+        let rest = text.get(at..)?;
+        let is_part = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_';
+        let end = rest.find(|c| !is_part(c)).unwrap_or(rest.len());
+        let (name, after) = rest.split_at_checked(end)?;
+        (!after.starts_with("::") && !name.ends_with('_')).then_some(name)
+    })
+}
+
+#[test]
+fn metrics_that_documents_name_exist() {
+    let mut known = BTreeSet::new();
+    for family in sdp().into_iter().chain(agent()) {
+        match family.kind.as_str() {
+            "histogram" => known.extend(
+                ["_bucket", "_sum", "_count", ""].map(|ending| format!("{}{ending}", family.name)),
+            ),
+            _ => known.extend([family.exposed()]),
+        }
+    }
+    let mut seen = 0;
+    for entry in fs::read_dir(docs()).expect("docs/src") {
+        let path = entry.expect("an entry").path();
+        let is_page = path.extension().is_some_and(|extension| extension == "md");
+        if is_page && !path.ends_with("metrics.md") {
+            let text = fs::read_to_string(&path).expect("a page");
+            for name in named(&text) {
+                assert!(
+                    known.contains(name),
+                    "{}: {name} is no metric",
+                    path.display()
+                );
+                seen += 1;
+            }
+        }
+    }
+    assert!(seen > 10, "{seen} names found: does the search work?");
+}

@@ -1,0 +1,240 @@
+//! Answers to queries that a proxy sent under a pod's address.
+//!
+//! They are addressed to the pod, but the socket that waits for them is on
+//! this node. The stack would find that socket before it routes, and drop a
+//! packet that has a socket and is to be forwarded; so the packet is marked
+//! before, and the rule for packets to the proxy delivers it here.
+
+use aya_ebpf::{
+    bindings::bpf_sock,
+    helpers::{bpf_sk_fullsock, bpf_sk_lookup_udp, bpf_sk_release, bpf_skc_lookup_tcp},
+    programs::TcContext,
+};
+use shared_maps::{
+    Be16, FAMILY_IPV4, FAMILY_IPV6,
+    event::Reason,
+    lxc::{FLAG_HOST, LxcKey},
+    mark,
+    policy::INGRESS,
+    redirect::RedirectKey,
+};
+
+use crate::{
+    address::Address,
+    config, events, fragment, icmp,
+    maps::{LXC, REDIRECTS, SCRATCH},
+    packet::{ETH_P_IP, ETH_P_IPV6, Fragment, Packet, TCP, UDP, ether_type, parse_ip},
+};
+
+/// `TCX_NEXT`: other programs of the interface decide.
+const NEXT: i32 = -1;
+/// `TCP_ESTABLISHED`: of a UDP socket, that it is connected.
+const ESTABLISHED: u32 = 1;
+/// `TCP_TIME_WAIT`.
+const TIME_WAIT: u32 = 6;
+/// `TCP_LISTEN`.
+const LISTEN: u32 = 10;
+/// `BPF_F_CURRENT_NETNS`: of the interface.
+const THIS_NETNS: u64 = u64::MAX;
+
+/// Packets from outside the node: TCX ingress of an interface that is no pod's.
+#[inline(always)]
+pub(crate) fn run(ctx: &TcContext) -> i32 {
+    let Some(scratch) = SCRATCH.get_ptr_mut(0) else {
+        return NEXT;
+    };
+    // SAFETY: the value is this CPU's own until the program ends.
+    let packet = unsafe { &mut (*scratch).packet };
+    packet.reset(ctx.len());
+    if is_answer(ctx, packet) {
+        ctx.set_mark(mark::MAGIC_TO_PROXY);
+        events::count(Reason::Returned, packet.len);
+    }
+    NEXT
+}
+
+#[inline(always)]
+fn is_answer(ctx: &TcContext, packet: &mut Packet) -> bool {
+    let family = match ether_type(ctx) {
+        Ok(ETH_P_IP) => FAMILY_IPV4,
+        Ok(ETH_P_IPV6) => FAMILY_IPV6,
+        _ => return false,
+    };
+    if parse_ip(ctx, config::link_header(), family, false, packet).is_err() {
+        return false;
+    }
+    if packet.fragment == Fragment::Later {
+        return fragment::follow(packet, INGRESS).is_ok();
+    }
+    let is_answer = is_for_proxy(ctx, packet);
+    if is_answer && packet.fragment == Fragment::First {
+        fragment::remember(packet, INGRESS, mark::MAGIC_TO_PROXY, true);
+    }
+    is_answer
+}
+
+/// Whether a packet belongs to a flow that a proxy of this node opened under
+/// the address of the pod that it is addressed to: the pod's packets to that
+/// server go to the proxy, and the proxy's socket of just this flow is there.
+/// Also an ICMP error about such a flow.
+#[inline(never)]
+pub(crate) fn is_for_proxy(ctx: &TcContext, packet: &Packet) -> bool {
+    let key = LxcKey {
+        ip: packet.daddr.bytes(),
+        family: packet.family,
+        key: 0,
+        cluster_id: 0,
+    };
+    // SAFETY: the map is not preallocated, values stay until the grace period.
+    let Some(pod) = (unsafe { LXC.get(key) }) else {
+        return false;
+    };
+    if pod.flags & FLAG_HOST != 0 {
+        return false;
+    }
+    if icmp::is_error(packet) {
+        // The packet that came back went the other way.
+        let Some(quoted) = icmp::quoted(ctx, packet) else {
+            return false;
+        };
+        return quoted.saddr.is(packet.daddr)
+            && has_socket(ctx, quoted.protocol, pod.ifindex, &Flow::sent(quoted));
+    }
+    has_socket(ctx, packet.protocol, pod.ifindex, &Flow::received(packet))
+}
+
+/// A flow as seen from this node. Ports in network order.
+struct Flow {
+    family: u8,
+    remote: Address,
+    local: Address,
+    remote_port: u16,
+    local_port: u16,
+}
+
+impl Flow {
+    #[inline(always)]
+    fn received(packet: &Packet) -> Self {
+        Self {
+            family: packet.family,
+            remote: packet.saddr,
+            local: packet.daddr,
+            remote_port: packet.sport,
+            local_port: packet.dport,
+        }
+    }
+
+    #[inline(always)]
+    fn sent(packet: &Packet) -> Self {
+        Self {
+            family: packet.family,
+            remote: packet.daddr,
+            local: packet.saddr,
+            remote_port: packet.dport,
+            local_port: packet.sport,
+        }
+    }
+}
+
+#[inline(always)]
+fn has_socket(ctx: &TcContext, protocol: u8, ifindex: u32, flow: &Flow) -> bool {
+    if protocol != TCP && protocol != UDP {
+        return false;
+    }
+    let key = RedirectKey {
+        daddr: flow.remote.bytes(),
+        ifindex,
+        dport: Be16::from_wire(flow.remote_port),
+        protocol,
+        family: flow.family,
+    };
+    if REDIRECTS.get_ptr(key).is_none() {
+        return false;
+    }
+    if protocol == TCP {
+        has_tcp_socket(ctx, flow)
+    } else {
+        has_udp_socket(ctx, flow)
+    }
+}
+
+/// `struct bpf_sock_tuple` and how long it is; the source is outside.
+#[inline(always)]
+fn tuple(flow: &Flow) -> ([u32; 9], u32) {
+    let ports = u32::from_ne_bytes({
+        let [a, b] = flow.remote_port.to_ne_bytes();
+        let [c, d] = flow.local_port.to_ne_bytes();
+        [a, b, c, d]
+    });
+    let (r, l) = (flow.remote.0, flow.local.0);
+    if flow.family == FAMILY_IPV4 {
+        ([r[0], l[0], ports, 0, 0, 0, 0, 0, 0], 12)
+    } else {
+        ([r[0], r[1], r[2], r[3], l[0], l[1], l[2], l[3], ports], 36)
+    }
+}
+
+/// Whether the socket found for a flow is a proxy's, and of this flow: all
+/// others that could be found have no peer.
+#[inline(always)]
+fn has_udp_socket(ctx: &TcContext, flow: &Flow) -> bool {
+    let (mut tuple, size) = tuple(flow);
+    // SAFETY: the context is valid for the run of the program, and the tuple as
+    // long as it is said to be.
+    let socket = unsafe {
+        bpf_sk_lookup_udp(
+            ctx.skb.skb.cast(),
+            (&raw mut tuple).cast(),
+            size,
+            THIS_NETNS,
+            0,
+        )
+    };
+    if socket.is_null() {
+        return false;
+    }
+    // SAFETY: not null, held until it is released; each field is read by
+    // itself, as the verifier wants it.
+    unsafe {
+        let state = (&raw const (*socket).state).read_volatile();
+        let set = (&raw const (*socket).mark).read_volatile();
+        bpf_sk_release(socket.cast());
+        state == ESTABLISHED && mark::magic(set) == mark::MAGIC_FROM_EGRESS_PROXY
+    }
+}
+
+/// As [`has_udp_socket`]. A closed connection that still waits for the last
+/// segments has no mark any more; but under an address that is not the node's
+/// own there are none but transparent ones.
+#[inline(always)]
+fn has_tcp_socket(ctx: &TcContext, flow: &Flow) -> bool {
+    let (mut tuple, size) = tuple(flow);
+    // SAFETY: as in `has_udp_socket`.
+    let socket: *mut bpf_sock = unsafe {
+        bpf_skc_lookup_tcp(
+            ctx.skb.skb.cast(),
+            (&raw mut tuple).cast(),
+            size,
+            THIS_NETNS,
+            0,
+        )
+    };
+    if socket.is_null() {
+        return false;
+    }
+    // SAFETY: as in `has_udp_socket`.
+    unsafe {
+        let state = (&raw const (*socket).state).read_volatile();
+        let full = bpf_sk_fullsock(socket);
+        let set = if full.is_null() {
+            0
+        } else {
+            (&raw const (*full).mark).read_volatile()
+        };
+        bpf_sk_release(socket.cast());
+        if state == TIME_WAIT {
+            return true;
+        }
+        state != LISTEN && mark::magic(set) == mark::MAGIC_FROM_EGRESS_PROXY
+    }
+}

@@ -1,0 +1,211 @@
+//! A stand-in for a Cilium agent (1.19 and later): its FQDNData service with the
+//! habits that a client must live with, and the node that it would have set up.
+//!
+//! ```text
+//!  holdfast-sdp ──HTTP/2──► keepalive (counts pings, sends its own) ──► service
+//!                                                                         │
+//!  test ── world: endpoints, rules, prefixes ─────────────────────────────┘
+//!       ◄─ seen: acks, mappings, what a client must not do
+//! ```
+
+pub mod keepalive;
+pub mod place;
+mod service;
+pub mod world;
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use fqdn_proto::fqdndata as wire;
+use parking_lot::Mutex;
+use tokio::net::TcpListener;
+use tokio::sync::{mpsc, watch};
+use tokio_stream::wrappers::ReceiverStream;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+use tonic::Code;
+use tonic::transport::Server;
+use wire::fqdn_data_server::FqdnDataServer;
+
+use self::keepalive::Timing;
+use self::service::Service;
+use self::world::World;
+use crate::netns::Netns;
+
+/// Port of the service.
+pub const PORT: u16 = 10095;
+/// Connections at once.
+const CONNECTIONS: usize = 16;
+
+/// How the agent behaves.
+#[derive(Clone, Debug)]
+pub struct Manner {
+    /// Its keepalive and what it takes of the client's.
+    pub timing: Timing,
+    /// Between two snapshots of one stream.
+    pub pause: Duration,
+    /// What mappings of names that begin with this text are answered with.
+    pub errors: Vec<(&'static str, Code)>,
+    /// How long it takes to plumb an address.
+    pub plumbing: Duration,
+}
+
+impl Default for Manner {
+    fn default() -> Self {
+        Self {
+            timing: Timing::default(),
+            pause: Duration::from_secs(1),
+            errors: Vec::new(),
+            plumbing: Duration::from_millis(1),
+        }
+    }
+}
+
+/// What the agent has seen.
+#[derive(Clone, Debug, Default)]
+pub struct Seen {
+    /// Connections taken.
+    pub connections: u64,
+    /// Snapshots sent.
+    pub states: u64,
+    /// Bytes of the largest snapshot.
+    pub largest_state: usize,
+    /// Their acknowledgements.
+    pub acks: Vec<wire::PolicyStateResponse>,
+    /// Every mapping and notice, in order.
+    pub mappings: Vec<wire::FqdnMapping>,
+    /// What the real agent would have choked on or logged as an error.
+    pub violations: Vec<String>,
+    /// Pings of the client.
+    pub client_pings: u64,
+    /// Connections ended because of too many of them.
+    pub too_many_pings: u64,
+    /// Pings of ours that were answered.
+    pub answered_pings: u64,
+    /// Connections ended because one was not.
+    pub unanswered_pings: u64,
+}
+
+impl Seen {
+    /// Responses with addresses for a name (final dot included).
+    pub fn learned(&self, name: &str) -> Vec<wire::FqdnMapping> {
+        let of_name = self.mappings.iter().filter(|m| m.fqdn == name);
+        of_name.filter(|m| service::teaches(m)).cloned().collect()
+    }
+}
+
+#[derive(Clone, Debug)]
+struct Shared {
+    world: watch::Receiver<World>,
+    seen: Arc<Mutex<Seen>>,
+    manner: Manner,
+}
+
+/// A running agent; gone, as a crashed one, when dropped.
+#[derive(Debug)]
+pub struct CiliumAgent {
+    world: watch::Sender<World>,
+    seen: Arc<Mutex<Seen>>,
+    stop: CancellationToken,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl CiliumAgent {
+    /// Starts one in `netns` at its port of 127.0.0.1.
+    pub fn start(netns: &Netns, world: World, manner: Manner) -> Result<Self> {
+        Self::start_at(
+            netns,
+            SocketAddr::from(([127, 0, 0, 1], PORT)),
+            world,
+            manner,
+        )
+    }
+
+    /// Starts one at another address.
+    pub fn start_at(netns: &Netns, at: SocketAddr, world: World, manner: Manner) -> Result<Self> {
+        let (sender, receiver) = watch::channel(world);
+        let seen = Arc::<Mutex<Seen>>::default();
+        let stop = CancellationToken::new();
+        let shared = Shared {
+            world: receiver,
+            seen: seen.clone(),
+            manner,
+        };
+        // Bound here, so that a port in use fails the test and not a thread.
+        let listener = netns.enter(|| std::net::TcpListener::bind(at))?;
+        let listener = listener.with_context(|| format!("bind {at}"))?;
+        listener.set_nonblocking(true)?;
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()?;
+        let stopped = stop.clone();
+        let thread = std::thread::spawn(move || {
+            if let Err(error) = runtime.block_on(serve(listener, shared, stopped)) {
+                eprintln!("the stand-in agent ended: {error:#}");
+            }
+        });
+        Ok(Self {
+            world: sender,
+            seen,
+            stop,
+            thread: Some(thread),
+        })
+    }
+
+    /// Changes endpoints, rules or prefixes: a snapshot follows.
+    pub fn change(&self, change: impl FnOnce(&mut World)) {
+        self.world.send_modify(change);
+    }
+
+    /// What it has seen so far.
+    pub fn seen(&self) -> Seen {
+        self.seen.lock().clone()
+    }
+}
+
+impl Drop for CiliumAgent {
+    fn drop(&mut self) {
+        self.stop.cancel();
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+async fn serve(
+    listener: std::net::TcpListener,
+    shared: Shared,
+    stop: CancellationToken,
+) -> Result<()> {
+    let listener = TcpListener::from_std(listener)?;
+    let tasks = TaskTracker::new();
+    let (connections, incoming) = mpsc::channel(CONNECTIONS);
+    let service = FqdnDataServer::new(Service::new(shared.clone(), tasks.clone()));
+    let server = Server::builder()
+        .add_service(service)
+        .serve_with_incoming(ReceiverStream::new(incoming));
+    tokio::pin!(server);
+    loop {
+        tokio::select! {
+            () = stop.cancelled() => return Ok(()),
+            ended = &mut server => return Ok(ended?),
+            accepted = listener.accept() => {
+                let (stream, _) = accepted?;
+                // As Go's listeners do.
+                stream.set_nodelay(true)?;
+                shared.seen.lock().connections += 1;
+                let (ours, theirs) = tokio::io::duplex(1 << 20);
+                tasks.spawn(keepalive::watch(
+                    stream,
+                    ours,
+                    shared.manner.timing,
+                    shared.seen.clone(),
+                ));
+                connections.send(Ok::<_, std::io::Error>(theirs)).await?;
+            }
+        }
+    }
+}

@@ -1,0 +1,131 @@
+//! What the agent knows, and the snapshot it makes of it: always the whole.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+
+use fqdn_proto::fqdndata as wire;
+use ipnet::IpNet;
+
+/// UDP and TCP, as IP numbers them.
+const PROTOCOLS: [u32; 2] = [17, 6];
+
+/// An endpoint of the node.
+#[derive(Clone, Debug)]
+pub struct Endpoint {
+    /// Number.
+    pub id: u16,
+    /// Identity.
+    pub identity: u32,
+    /// Addresses, in the order of their text.
+    pub addresses: Vec<IpAddr>,
+}
+
+/// One DNS rule of an identity.
+#[derive(Clone, Debug)]
+pub struct Rule {
+    /// Patterns and names; none allows all.
+    pub patterns: Vec<String>,
+    /// Identities of the servers; port 53, UDP and TCP.
+    pub servers: Vec<u32>,
+}
+
+impl Rule {
+    /// Allows `patterns` at the server identity `server`.
+    pub fn new(server: u32, patterns: &[&str]) -> Self {
+        Self {
+            patterns: patterns.iter().map(|p| (*p).to_owned()).collect(),
+            servers: vec![server],
+        }
+    }
+}
+
+/// Everything that goes into a snapshot.
+#[derive(Clone, Debug, Default)]
+pub struct World {
+    /// Endpoints of the node.
+    pub endpoints: Vec<Endpoint>,
+    /// Rules by identity.
+    pub rules: BTreeMap<u32, Vec<Rule>>,
+    /// Prefixes and their identities, those of endpoints not among them.
+    pub prefixes: Vec<(IpNet, u32)>,
+}
+
+impl World {
+    /// The endpoint that has an address.
+    pub fn endpoint_of(&self, address: IpAddr) -> Option<&Endpoint> {
+        let has = |endpoint: &&Endpoint| endpoint.addresses.contains(&address);
+        self.endpoints.iter().find(has)
+    }
+
+    /// The snapshot, as Cilium's agent puts it together: rules come once for
+    /// each address of an endpoint, each identity with all its prefixes.
+    pub(super) fn snapshot(&self, request_id: String) -> wire::PolicyState {
+        let mut policies = Vec::new();
+        let mut endpoints: BTreeMap<u32, Vec<wire::EndpointInfo>> = BTreeMap::new();
+        let mut prefixes: BTreeMap<u32, Vec<Vec<u8>>> = BTreeMap::new();
+        for endpoint in &self.endpoints {
+            endpoints
+                .entry(endpoint.identity)
+                .or_default()
+                .push(wire::EndpointInfo {
+                    id: endpoint.id.into(),
+                    ip: endpoint.addresses.iter().map(|ip| raw(*ip)).collect(),
+                });
+            for address in &endpoint.addresses {
+                let prefix = binary(IpNet::from(*address));
+                prefixes.entry(endpoint.identity).or_default().push(prefix);
+                for rule in self.rules.get(&endpoint.identity).into_iter().flatten() {
+                    policies.push(policy(endpoint.id, rule));
+                }
+            }
+        }
+        for (prefix, identity) in &self.prefixes {
+            prefixes.entry(*identity).or_default().push(binary(*prefix));
+        }
+        let endpoints = endpoints.into_iter().map(|(identity, endpoint_info)| {
+            wire::IdentityToEndpointMapping {
+                identity,
+                endpoint_info,
+            }
+        });
+        let prefixes = prefixes
+            .into_iter()
+            .map(|(identity, prefix)| wire::IdentityToPrefixMapping { identity, prefix });
+        wire::PolicyState {
+            egress_l7_dns_policy: policies,
+            request_id,
+            identity_to_endpoint_mapping: endpoints.collect(),
+            identity_to_prefix_mapping: prefixes.collect(),
+        }
+    }
+}
+
+fn policy(endpoint: u16, rule: &Rule) -> wire::DnsPolicy {
+    let server = |identity: u32, protocol| wire::DnsServer {
+        dns_server_identity: identity,
+        dns_server_port: 53,
+        dns_server_proto: protocol,
+    };
+    let servers = rule
+        .servers
+        .iter()
+        .flat_map(|identity| PROTOCOLS.map(|protocol| server(*identity, protocol)));
+    wire::DnsPolicy {
+        source_endpoint_id: endpoint.into(),
+        dns_pattern: rule.patterns.clone(),
+        dns_servers: servers.collect(),
+    }
+}
+
+fn raw(address: IpAddr) -> Vec<u8> {
+    match address {
+        IpAddr::V4(v4) => v4.octets().to_vec(),
+        IpAddr::V6(v6) => v6.octets().to_vec(),
+    }
+}
+
+fn binary(prefix: IpNet) -> Vec<u8> {
+    let mut bytes = raw(prefix.addr());
+    bytes.push(prefix.prefix_len());
+    bytes
+}

@@ -1,0 +1,447 @@
+//! Transparent mode: servers see the pod that asks, and answers find the proxy.
+use std::collections::BTreeSet;
+use std::net::{IpAddr, Ipv4Addr};
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use hickory_proto::op::ResponseCode;
+use holdfast_e2e::cilium::world::{Rule, World};
+use holdfast_e2e::cilium::{CiliumAgent, Manner, place};
+use holdfast_e2e::dns::server::DnsServer;
+use holdfast_e2e::lab::{DNS4, DNS6, NODE4, NODE6, OTHER_DNS4, at, web4};
+use holdfast_e2e::packet::{Packet, udp};
+use holdfast_e2e::policy::{WEB, dns_to, egress, good_names, names};
+use holdfast_e2e::{
+    AgentOptions, Lab, Pod, Programs, Query, SdpOptions, eventually, shell, with_lab,
+};
+use shared_maps::event::Reason;
+use socket2::{Domain, Protocol, Socket, Type};
+
+const FLAG: &str = "--dnsproxy-enable-transparent-mode";
+const FALLBACKS: &str = "holdfast_dns_transparent_fallbacks_total";
+const SDP_METRICS: u16 = 9961;
+const LIMIT: Duration = Duration::from_secs(10);
+/// Longer than any answer of the lab takes.
+const NO_ANSWER: Duration = Duration::from_millis(500);
+
+/// Agent and proxy in transparent mode, pod a under `policy`.
+fn start_with(lab: &Lab, policy: &str) -> Result<Programs> {
+    lab.write_policy("web.yaml", policy)?;
+    let agent = lab.start_agent(&AgentOptions::default().flag(FLAG))?;
+    let sdp = lab.start_sdp(&SdpOptions::default().flag(FLAG))?;
+    lab.add_endpoint(&lab.a, WEB)?;
+    Ok(Programs { agent, sdp })
+}
+
+fn start(lab: &Lab) -> Result<Programs> {
+    lab.zone.set("www.good.test", &[web4(10)], 60);
+    start_with(lab, &good_names())
+}
+
+/// DNS queries to pods that are servers.
+fn dns_to_pods() -> String {
+    dns_to("*.good.test", &[]).replace("toCIDR: []", "toEndpoints: [{matchLabels: {app: dns}}]")
+}
+
+/// Over UDP and TCP.
+fn both(name: &str, server: IpAddr) -> [Query; 2] {
+    let query = Query::a(name, server);
+    [query.clone(), query.tcp()]
+}
+
+fn askers<const N: usize>(all: [IpAddr; N]) -> BTreeSet<IpAddr> {
+    all.into()
+}
+
+fn fallbacks(lab: &Lab, reason: &str) -> Result<f64> {
+    lab.metric(SDP_METRICS, FALLBACKS, reason)
+}
+
+#[test]
+fn servers_outside_see_the_pod() {
+    with_lab(|lab| {
+        let _programs = start(lab)?;
+        for (server, pod) in [(DNS4, lab.a.v4.into()), (DNS6, lab.a.v6.into())] {
+            for query in both("www.good.test", server) {
+                for _ in 0..20 {
+                    lab.a.ask(&query)?.expect(web4(10))?;
+                }
+                assert_eq!(lab.dns.take_askers(), askers([pod]), "{query:?}");
+            }
+        }
+        lab.a.expect_open(at(web4(10), 80))?;
+        assert!(lab.counted(Reason::Returned)? >= 80);
+        assert_eq!(lab.counted(Reason::ForgedAnswer)?, 0);
+        assert_eq!(fallbacks(lab, "")?, 0.0);
+        // Connections end properly on both sides, though the last segments come when the
+        // proxy's socket is closed.
+        eventually("the server's connections end", LIMIT, || {
+            let open = lab.world.run("ss", &["-Htan", "state", "last-ack"])?;
+            ensure!(open.is_empty(), "{open}");
+            Ok(())
+        })
+    });
+}
+
+const SERVER_IN: &str = r#"apiVersion: cilium.io/v2
+kind: CiliumNetworkPolicy
+metadata: {name: dns-in, namespace: default}
+spec:
+  endpointSelector: {matchLabels: {app: dns}}
+  ingress:
+  - fromEndpoints: [{matchLabels: {app: web}}]
+    toPorts: [{ports: [{port: "53", protocol: ANY}]}]
+"#;
+
+#[test]
+fn a_server_on_the_same_node_sees_the_pod_and_its_policy_judges_it() {
+    with_lab(|lab| {
+        let c = lab.add_pod("c", 13)?;
+        let servers: [IpAddr; 2] = [lab.b.v4.into(), lab.b.v6.into()];
+        let dns = DnsServer::start(&lab.b.netns, &servers, &lab.zone)?;
+        let label = |app: &str| WEB.replace("app=web", &format!("app={app}"));
+        let rules = dns_to("*.good.test", &[])
+            .replace("toCIDR: []", "toEndpoints: [{matchLabels: {app: dns}}]")
+            + &names("*.good.test");
+        lab.zone.set("www.good.test", &[web4(10)], 60);
+        lab.write_policy("in.yaml", SERVER_IN)?;
+        lab.write_policy("other.yaml", &egress("other", "other", &rules))?;
+        let _programs = start_with(lab, &egress("web", "web", &rules))?;
+        lab.add_endpoint(&lab.b, &label("dns"))?;
+        lab.add_endpoint(&c, &label("other"))?;
+
+        for (server, pod) in servers.into_iter().zip([lab.a.v4.into(), lab.a.v6.into()]) {
+            for query in both("www.good.test", server) {
+                for _ in 0..5 {
+                    lab.a.ask(&query)?.expect(web4(10))?;
+                }
+                assert_eq!(dns.take_askers(), askers([pod]), "{query:?}");
+                // Its own rules let it ask; the server's do not let it in.
+                let denied = lab.counted(Reason::PolicyDenied)?;
+                let asked = lab.zone.asked("www.good.test");
+                // Of a datagram the kernel tells the proxy that it was dropped.
+                if let Ok(reply) = c.ask(&query.clone().within(NO_ANSWER)) {
+                    reply.expect_code(ResponseCode::ServFail)?;
+                }
+                assert_eq!(lab.zone.asked("www.good.test"), asked);
+                assert!(lab.counted(Reason::PolicyDenied)? > denied);
+            }
+            c.ask(&Query::a("www.bad.test", server))?
+                .expect_code(ResponseCode::Refused)?;
+        }
+        lab.a.expect_open(at(web4(10), 80))?;
+        assert_eq!(fallbacks(lab, "")?, 0.0);
+
+        // The server's own connections go on, and those to it that no proxy opened.
+        lab.b.expect_open(at(web4(11), 80))
+    });
+}
+
+#[test]
+fn large_answers_come_in_fragments() {
+    with_lab(|lab| {
+        let many: Vec<IpAddr> = (1..=200)
+            .map(|host| Ipv4Addr::new(203, 0, 113, host).into())
+            .collect();
+        lab.zone.set("many.good.test", &many, 60);
+        let servers: [IpAddr; 2] = [lab.b.v4.into(), lab.b.v6.into()];
+        let _dns = DnsServer::start(&lab.b.netns, &servers, &lab.zone)?;
+        let rules = dns_to("*.good.test", &["192.0.2.53/32", "2001:db8:53::53/128"]);
+        let _programs = start_with(lab, &egress("web", "web", &(rules + &dns_to_pods())))?;
+        lab.add_endpoint(&lab.b, &WEB.replace("app=web", "app=dns"))?;
+        for server in [DNS4, DNS6, servers[0], servers[1]] {
+            for _ in 0..10 {
+                let reply = lab.a.ask(&Query::a("many.good.test", server).edns())?;
+                ensure!(reply.addresses().len() == 200, "{server}: {reply:?}");
+            }
+        }
+        assert_eq!(fallbacks(lab, "")?, 0.0);
+        Ok(())
+    });
+}
+
+#[test]
+fn many_pods_ask_at_once() {
+    with_lab(|lab| {
+        let rules = good_names();
+        let more: Vec<Pod> = (0..16)
+            .map(|n| lab.add_pod(&format!("m{n}"), 40 + n))
+            .collect::<Result<_>>()?;
+        let _programs = start_with(lab, &rules)?;
+        for pod in &more {
+            lab.add_endpoint(pod, WEB)?;
+        }
+        for n in 0..40 {
+            lab.zone.set(&format!("n{n}.good.test"), &[web4(10)], 60);
+        }
+        lab.dns.take_askers();
+        std::thread::scope(|scope| {
+            let asking: Vec<_> = more
+                .iter()
+                .map(|pod| {
+                    scope.spawn(move || -> Result<()> {
+                        for n in 0..40 {
+                            let server = if n % 2 == 0 { DNS4 } else { DNS6 };
+                            let query = Query::a(&format!("n{n}.good.test"), server);
+                            let query = if n % 5 == 0 { query.tcp() } else { query };
+                            pod.ask(&query)?.expect(web4(10))?;
+                        }
+                        Ok(())
+                    })
+                })
+                .collect();
+            asking
+                .into_iter()
+                .try_for_each(|asking| asking.join().expect("it does not panic"))
+        })?;
+        let seen = more.iter().flat_map(|pod| [pod.v4.into(), pod.v6.into()]);
+        assert_eq!(lab.dns.take_askers(), seen.collect());
+        assert_eq!(fallbacks(lab, "")?, 0.0);
+        Ok(())
+    });
+}
+
+/// Takes ports of pod a's address, as if proxies had used them up.
+fn take_ports(lab: &Lab, ports: std::ops::RangeInclusive<u16>) -> Result<Vec<Socket>> {
+    lab.node.enter(|| {
+        let mut taken = Vec::new();
+        for ip in [IpAddr::from(lab.a.v4), lab.a.v6.into()] {
+            let domain = Domain::for_address(at(ip, 0));
+            for port in ports.clone() {
+                for (kind, protocol) in
+                    [(Type::DGRAM, Protocol::UDP), (Type::STREAM, Protocol::TCP)]
+                {
+                    let socket = Socket::new(domain, kind, Some(protocol))?;
+                    if ip.is_ipv4() {
+                        socket.set_ip_transparent_v4(true)?;
+                    } else {
+                        socket.set_ip_transparent_v6(true)?;
+                    }
+                    socket
+                        .bind(&at(ip, port).into())
+                        .with_context(|| format!("{ip} {port}"))?;
+                    taken.push(socket);
+                }
+            }
+        }
+        Ok(taken)
+    })?
+}
+
+#[test]
+fn a_port_that_is_taken_costs_no_query() {
+    with_lab(|lab| {
+        let _programs = start(lab)?;
+        let range = |ports| lab.node.sysctl(&[("net.ipv4.ip_local_port_range", ports)]);
+        let _taken = take_ports(lab, 41000..=41003)?;
+        for (server, pod) in [(DNS4, lab.a.v4.into()), (DNS6, lab.a.v6.into())] {
+            for query in both("www.good.test", server) {
+                let before = fallbacks(lab, "other_port")?;
+                range("41000 41003")?;
+                for _ in 0..3 {
+                    lab.a.ask(&query)?.expect(web4(10))?;
+                }
+                // Others need ports, too.
+                range("32768 60999")?;
+                assert_eq!(lab.dns.take_askers(), askers([pod]), "{query:?}");
+                assert!(fallbacks(lab, "other_port")? > before, "{query:?}");
+            }
+        }
+        assert_eq!(fallbacks(lab, "")?, fallbacks(lab, "other_port")?);
+        Ok(())
+    });
+}
+
+#[test]
+fn where_the_pod_s_address_cannot_be_used_the_node_asks_and_it_is_counted() {
+    with_lab(|lab| {
+        let _programs = start(lab)?;
+        for (family, pod) in [("-4", lab.a.v4.to_string()), ("-6", lab.a.v6.to_string())] {
+            let rule = [family, "rule", "add", "from", &pod, "iif", "lo", "prohibit"];
+            lab.node.run("ip", &rule)?;
+        }
+        for (server, node) in [(DNS4, NODE4), (DNS6, NODE6)] {
+            for query in both("www.good.test", server) {
+                let before = fallbacks(lab, "not_permitted")?;
+                for _ in 0..3 {
+                    lab.a.ask(&query)?.expect(web4(10))?;
+                }
+                assert_eq!(lab.dns.take_askers(), askers([node]), "{query:?}");
+                assert!(fallbacks(lab, "not_permitted")? > before, "{query:?}");
+            }
+        }
+        Ok(())
+    });
+}
+
+#[test]
+fn beside_an_agent_that_was_not_told_the_node_asks() {
+    with_lab(|lab| {
+        lab.zone.set("www.good.test", &[web4(10)], 60);
+        lab.write_policy("web.yaml", &good_names())?;
+        let agent = lab.start_agent(&AgentOptions::default())?;
+        let _sdp = lab.start_sdp(&SdpOptions::default().flag(FLAG))?;
+        lab.add_endpoint(&lab.a, WEB)?;
+        let ask = |from: IpAddr| -> Result<()> {
+            for query in both("www.good.test", DNS4) {
+                lab.a.ask(&query)?.expect(web4(10))?;
+                let seen = lab.dns.take_askers();
+                ensure!(seen == askers([from]), "{query:?}: {seen:?}");
+            }
+            Ok(())
+        };
+        ask(NODE4)?;
+        assert!(fallbacks(lab, "no_return_path")? >= 2.0);
+        // Both ways while the proxy runs.
+        agent.kill_9()?;
+        let agent = lab.start_agent(&AgentOptions::default().flag(FLAG))?;
+        eventually("the pod's address is used", LIMIT, || ask(lab.a.v4.into()))?;
+        agent.kill_9()?;
+        ask(lab.a.v4.into())?;
+        let _agent = lab.start_agent(&AgentOptions::default())?;
+        eventually("the node's address is used", LIMIT, || ask(NODE4))
+    });
+}
+
+#[test]
+fn the_network_s_complaints_reach_the_proxy() {
+    with_lab(|lab| {
+        // 192.0.2.2 and 2001:db8:53::2 are the world's own addresses, without a DNS server.
+        let silent: [IpAddr; 2] = ["192.0.2.2".parse()?, "2001:db8:53::2".parse()?];
+        let rules = dns_to("*.good.test", &["192.0.2.2/32", "2001:db8:53::2/128"]);
+        let _programs = start_with(lab, &egress("web", "web", &(rules + &dns_to_pods())))?;
+        lab.add_endpoint(&lab.b, &WEB.replace("app=web", "app=dns"))?;
+        for server in [silent[0], silent[1], lab.b.v4.into(), lab.b.v6.into()] {
+            for query in both("www.good.test", server) {
+                lab.a
+                    .ask(&query)?
+                    .expect_code(ResponseCode::ServFail)
+                    .with_context(|| format!("{query:?}"))?;
+            }
+        }
+        assert_eq!(fallbacks(lab, "")?, 0.0);
+        Ok(())
+    });
+}
+
+/// The ports that the proxy asks `server` from.
+fn ports(lab: &Lab, server: IpAddr) -> Result<Vec<u16>> {
+    let sockets = lab.node.run("ss", &["-Hnua", "dst", &server.to_string()])?;
+    let own = |line: &str| -> Option<u16> {
+        let local = line.split_whitespace().nth(3)?;
+        local.rsplit(':').next()?.parse().ok()
+    };
+    Ok(sockets.lines().filter_map(own).collect())
+}
+
+#[test]
+fn only_answers_of_the_proxy_s_own_flows_come_to_it() {
+    with_lab(|lab| {
+        let _programs = start(lab)?;
+        for _ in 0..20 {
+            lab.a
+                .ask(&Query::a("www.good.test", DNS4))?
+                .expect(web4(10))?;
+        }
+        let ports = ports(lab, DNS4)?;
+        let port = *ports.first().context("no socket of the proxy's")?;
+        let pod = IpAddr::from(lab.a.v4);
+        // Only IPv4 lets a process write headers.
+        let send = |from: IpAddr, sport, to: IpAddr, dport| -> Result<()> {
+            let packet = Packet::new(from, to, udp(sport, dport)).ip();
+            lab.world.enter(|| -> Result<()> {
+                let raw = Socket::new(Domain::IPV4, Type::RAW, Some(Protocol::from(255)))?;
+                raw.send_to(&packet, &at(to, 0).into())?;
+                Ok(())
+            })?
+        };
+        let counts = || -> Result<[u64; 3]> {
+            Ok([
+                lab.counted(Reason::Returned)?,
+                lab.counted(Reason::ForgedAnswer)?,
+                lab.counted(Reason::Allowed)?,
+            ])
+        };
+        let free = (50_000..).find(|p| !ports.contains(p)).context("no port")?;
+        let [returned, forged, allowed] = counts()?;
+        // Of the server: to the flow, and to what is no flow.
+        send(DNS4, 53, pod, port)?;
+        send(DNS4, 53, pod, free)?;
+        // Of others, and of another port of the server.
+        send(OTHER_DNS4, 53, pod, port)?;
+        send(DNS4, 5300, pod, port)?;
+        eventually("the packets are counted", LIMIT, || {
+            let now = counts()?;
+            ensure!(now[..2] == [returned + 1, forged + 1], "{now:?}");
+            ensure!(now[2] >= allowed + 2, "{now:?}");
+            Ok(())
+        })?;
+        // What came on the flow is no DNS message.
+        let unexpected = lab.metric(SDP_METRICS, "holdfast_dns_answers_total", "unexpected")?;
+        assert_eq!(unexpected, 1.0);
+        lab.a
+            .ask(&Query::a("www.good.test", DNS4))?
+            .expect(web4(10))?;
+        Ok(())
+    });
+}
+
+/// Of Cilium's iptables rules the one that brings answers to transparent sockets.
+const CILIUM_RULE: &str = "table inet answers { chain pre {
+    type filter hook prerouting priority mangle - 1;
+    iifname != lo meta mark & 0xf00 != { 0xe00, 0xf00, 0x800 } meta l4proto { tcp, udp } \
+        socket transparent 1 meta mark set 0x200
+}
+}
+";
+
+#[test]
+fn beneath_cilium_its_rule_brings_answers_back() {
+    const POD: u32 = 41_001;
+    const SERVER: u32 = 41_053;
+    with_lab(|lab| {
+        let many: Vec<IpAddr> = (1..=200)
+            .map(|host| Ipv4Addr::new(203, 0, 113, host).into())
+            .collect();
+        lab.zone.set("www.good.test", &[web4(10)], 60);
+        lab.zone.set("many.good.test", &many, 60);
+        let world = World {
+            endpoints: vec![place::endpoint(&lab.a, POD)],
+            rules: [(POD, vec![Rule::new(SERVER, &["*.good.test"])])].into(),
+            prefixes: vec![(DNS4.into(), SERVER), (DNS6.into(), SERVER)],
+        };
+        let _agent = CiliumAgent::start(&lab.node, world, Manner::default())?;
+        place::redirect(lab)?;
+        let keys = lab.directory().join("config");
+        let flags = [
+            ("dnsproxy-enable-transparent-mode", "true"),
+            ("standalone-dns-proxy-server-port", "10095"),
+        ];
+        place::mount_config_map(&keys, &flags)?;
+        let options = SdpOptions {
+            native: false,
+            ..SdpOptions::default()
+        };
+        let _sdp = lab.start_sdp(&options.flag(&format!("--config-dir={}", keys.display())))?;
+
+        // Another name: a question that waits for its answer is not sent again at once.
+        let unheard = lab
+            .a
+            .ask(&Query::a("lost.good.test", DNS4).within(NO_ANSWER));
+        assert!(unheard.is_err(), "{unheard:?} without the rule");
+        shell::feed(lab.node.command("nft").args(["-f", "-"]), CILIUM_RULE)?;
+        lab.dns.take_askers();
+        for (server, pod) in [(DNS4, lab.a.v4.into()), (DNS6, lab.a.v6.into())] {
+            for query in both("www.good.test", server) {
+                for _ in 0..5 {
+                    lab.a.ask(&query)?.expect(web4(10))?;
+                }
+            }
+            let reply = lab.a.ask(&Query::a("many.good.test", server).edns())?;
+            ensure!(reply.addresses().len() == 200, "{server}: {reply:?}");
+            assert_eq!(lab.dns.take_askers(), askers([pod]));
+        }
+        assert_eq!(fallbacks(lab, "")?, 0.0);
+        Ok(())
+    });
+}

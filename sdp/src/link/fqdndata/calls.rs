@@ -1,0 +1,275 @@
+//! Mappings to a Cilium agent, one unary call each, opened in the order of what they tell.
+//!
+//! The agent answers a call when it has plumbed the addresses. Answers that pods
+//! wait for have most of the calls; what is sent again has few, so that nobody
+//! waits behind it.
+
+use std::{collections::VecDeque, future::poll_fn, pin::Pin, task::Poll, time::Duration};
+
+use fqdn_proto::fqdndata as wire;
+use shared_maps::IdentityId;
+use tokio::{
+    task::JoinSet,
+    time::{interval, timeout},
+};
+use tonic::{Code, Status};
+
+use super::{Client, broken, convert};
+use crate::{
+    link::{Link, SessionError, native::Never},
+    mapping::{
+        BootTime, Refusal,
+        sink::{Outcome, Outgoing},
+    },
+    resolve::{Resolver, Who},
+};
+
+const UPDATE: &str = "UpdateMappingRequest";
+/// Calls about answers that pods wait for, at once.
+const LIVE: usize = 64;
+/// Calls about what nobody waits for, at once.
+const REPLAYS: usize = 16;
+/// Notices at once.
+const NOTICES: usize = 16;
+/// A call the agent does not answer; the answer it is about was released long ago.
+const CALL_WITHIN: Duration = Duration::from_secs(5);
+const LOOK: Duration = Duration::from_millis(100);
+
+/// What a call told the agent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Told {
+    /// A mapping that a pod waits for.
+    Live(u64),
+    /// A mapping that nobody waits for.
+    Replay(u64),
+    /// What happened, for its log.
+    Notice,
+}
+
+/// What came back; `None`: nothing in time.
+type Came = Option<Result<wire::ResponseCode, Status>>;
+type Call = Pin<Box<dyn Future<Output = Came> + Send>>;
+
+/// Sends until the session is over.
+pub(super) async fn send(link: &Link, client: Client) -> Result<Never, SessionError> {
+    let mut sender = Sender {
+        link,
+        client,
+        calls: JoinSet::new(),
+        live: 0,
+        replays: 0,
+        notices: 0,
+        waiting: VecDeque::new(),
+        again: VecDeque::new(),
+    };
+    let mut look = interval(LOOK);
+    let _listening = link.notices.listen();
+    loop {
+        sender.open().await;
+        tokio::select! {
+            Some(done) = sender.calls.join_next(), if !sender.calls.is_empty() => {
+                let (told, came) =
+                    done.map_err(|error| SessionError::Protocol(error.to_string()))?;
+                sender.done(told, came)?;
+            }
+            () = link.sink.has_work() => {}
+            () = link.notices.has_work() => {}
+            _ = look.tick() => {}
+        }
+    }
+}
+
+struct Sender<'l> {
+    link: &'l Link,
+    client: Client,
+    calls: JoinSet<(Told, Came)>,
+    live: usize,
+    replays: usize,
+    notices: usize,
+    /// Taken from the sink, not called yet.
+    waiting: VecDeque<Outgoing>,
+    again: VecDeque<Outgoing>,
+}
+
+impl Sender<'_> {
+    /// Opens as many calls as there is room for.
+    async fn open(&mut self) {
+        // First: a query is told of before its answer.
+        while self.notices < NOTICES
+            && let Some(notice) = self.link.notices.take()
+        {
+            self.notices += 1;
+            self.link.notices.stats().told.add(1);
+            let call = self.call(convert::notice_out(&notice));
+            self.start(Told::Notice, call).await;
+        }
+        loop {
+            while self.live < LIVE
+                && let Some(out) = self.waiting.pop_front()
+            {
+                self.live += 1;
+                let call = self.mapping(&out);
+                self.start(Told::Live(out.sequence), call).await;
+            }
+            while self.replays < REPLAYS
+                && let Some(out) = self.again.pop_front()
+            {
+                self.replays += 1;
+                let call = self.mapping(&out);
+                self.start(Told::Replay(out.sequence), call).await;
+            }
+            if !self.waiting.is_empty() {
+                return;
+            }
+            let room = REPLAYS.saturating_sub(self.replays + self.again.len());
+            let batch = self.link.sink.next_batch_with(BootTime::now(), room);
+            if batch.mappings.is_empty() {
+                return;
+            }
+            for out in batch.mappings {
+                if out.leased || out.mapping.replayed {
+                    self.again.push_back(out);
+                } else {
+                    self.waiting.push_back(out);
+                }
+            }
+            if self.live >= LIVE && self.replays >= REPLAYS {
+                return;
+            }
+        }
+    }
+
+    /// Polled once here, so that calls are opened in this order: tasks start in any.
+    async fn start(&mut self, told: Told, mut call: Call) {
+        let first = poll_fn(|context| Poll::Ready(call.as_mut().poll(context))).await;
+        self.calls.spawn(async move {
+            let came = match first {
+                Poll::Ready(came) => came,
+                Poll::Pending => call.await,
+            };
+            (told, came)
+        });
+    }
+
+    fn mapping(&self, out: &Outgoing) -> Call {
+        if let Some(notice) = &out.notice {
+            return self.call(convert::notice_out(notice));
+        }
+        let (maps, mapping) = (&self.link.maps, &out.mapping);
+        let identity = match maps.who(mapping.endpoint.client) {
+            Who::Endpoint { identity, .. } => identity,
+            Who::Host | Who::Unknown => IdentityId::UNKNOWN,
+        };
+        let server = maps.whom(mapping.server.ip());
+        self.call(convert::mapping_out(
+            mapping,
+            identity,
+            server,
+            BootTime::now(),
+        ))
+    }
+
+    fn call(&self, message: wire::FqdnMapping) -> Call {
+        let mut client = self.client.clone();
+        Box::pin(async move {
+            let response = timeout(CALL_WITHIN, client.update_mapping_request(message));
+            let response = response.await.ok()?;
+            Some(response.map(|response| response.into_inner().response()))
+        })
+    }
+
+    fn done(&mut self, told: Told, came: Came) -> Result<(), SessionError> {
+        let sequence = match told {
+            Told::Live(sequence) => {
+                self.live -= 1;
+                sequence
+            }
+            Told::Replay(sequence) => {
+                self.replays -= 1;
+                sequence
+            }
+            Told::Notice => {
+                self.notices -= 1;
+                if let Some(Err(status)) = came {
+                    tracing::debug!(%status, "notice not taken");
+                }
+                return Ok(());
+            }
+        };
+        let outcome = came.map(|came| outcome(sequence, came)).transpose()?;
+        self.link.sink.results(outcome.into_iter().collect());
+        Ok(())
+    }
+}
+
+/// What became of a mapping; an error ends the session.
+fn outcome(
+    sequence: u64,
+    came: Result<wire::ResponseCode, Status>,
+) -> Result<Outcome, SessionError> {
+    let refusal = match came {
+        Ok(wire::ResponseCode::NoError) => None,
+        Ok(wire::ResponseCode::ErrorEndpointNotFound) => Some(Refusal::EndpointUnknown),
+        Ok(_) => Some(Refusal::NotRealised),
+        Err(status) => Some(refusal(status)?),
+    };
+    Ok(Outcome {
+        sequence,
+        realised: refusal.is_none(),
+        // It keeps what it took in files of its own.
+        durable: refusal.is_none(),
+        lease_end: None,
+        revision: 0,
+        refusal: refusal.unwrap_or(Refusal::NotRealised),
+    })
+}
+
+/// What an error says: that the connection is of no use, that the agent has
+/// trouble (an answer is released, and told again), or that it rejects the
+/// mapping. Cilium's agent says UNKNOWN for whatever its handler minds, an
+/// endpoint that it has not restored yet included.
+fn refusal(status: Status) -> Result<Refusal, SessionError> {
+    match status.code() {
+        Code::Unavailable | Code::Unimplemented => Err(broken(UPDATE, status)),
+        Code::Unknown
+        | Code::Internal
+        | Code::Cancelled
+        | Code::DeadlineExceeded
+        | Code::ResourceExhausted => {
+            tracing::debug!(%status, "mapping not taken");
+            Ok(Refusal::EndpointUnknown)
+        }
+        _ => {
+            tracing::warn!(%status, "mapping rejected");
+            Ok(Refusal::Rejected)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn codes_release_reject_or_end_the_session() {
+        let of = |code| refusal(Status::new(code, "x")).ok();
+        for code in [
+            Code::Unknown,
+            Code::Internal,
+            Code::Cancelled,
+            Code::DeadlineExceeded,
+        ] {
+            assert_eq!(of(code), Some(Refusal::EndpointUnknown), "{code}");
+        }
+        for code in [
+            Code::InvalidArgument,
+            Code::PermissionDenied,
+            Code::FailedPrecondition,
+        ] {
+            assert_eq!(of(code), Some(Refusal::Rejected), "{code}");
+        }
+        for code in [Code::Unavailable, Code::Unimplemented] {
+            assert_eq!(of(code), None, "{code}");
+        }
+    }
+}

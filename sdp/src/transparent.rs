@@ -1,0 +1,132 @@
+//! Transparent mode: servers are asked under the address of the pod that asks.
+//!
+//! ```text
+//!  pod 10.0.0.5:40000 ─► proxy ─► 10.0.0.5:51234 ─► server
+//!                          ▲                           │
+//!                          └── marked by the datapath ◄┘ to 10.0.0.5:51234
+//! ```
+//! Ports are the kernel's choice and not the pod's own: all that the pod sends
+//! to the server comes here, so no flow of its own can be mistaken for ours.
+
+use std::{
+    io,
+    path::Path,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+};
+
+use nix::errno::Errno;
+use rand::Rng;
+use shared_maps::{fragment, pin, user::Globals};
+
+use crate::proxy::stats::Fallback;
+
+/// Ports tried.
+pub(crate) const TRIES: usize = 9;
+
+/// Ports to ask from: the kernel's choice; where that is none, some from anywhere.
+pub(crate) fn ports(random: &mut impl Rng) -> [u16; TRIES] {
+    std::array::from_fn(|n| match n {
+        0 => 0,
+        _ => random.random_range(1024..=u16::MAX),
+    })
+}
+
+/// Whether the mode is wanted, and whether answers would come back.
+#[derive(Clone, Debug, Default)]
+pub struct Transparent {
+    wanted: bool,
+    blocked: Arc<AtomicBool>,
+}
+
+/// How the mode stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mode {
+    /// Not wanted.
+    Off,
+    /// On.
+    On,
+    /// Wanted, but the datapath of this node would bring the answers to the pods.
+    Blocked,
+}
+
+impl Transparent {
+    /// As wanted; answers are taken to come back.
+    pub fn new(wanted: bool) -> Self {
+        Self {
+            wanted,
+            blocked: Arc::default(),
+        }
+    }
+
+    /// Looks whether the datapath below `bpf_root`, if it is holdfast-agent's, brings
+    /// answers back: an agent that was not told of the mode does not. Says whether that changed.
+    pub fn look(&self, bpf_root: &Path) -> bool {
+        let blocked = self.wanted
+            // What only holdfast-agent makes.
+            && Globals::new(bpf_root).path(fragment::NAME).exists()
+            && !bpf_root.join(pin::TRANSPARENT).is_dir();
+        self.blocked.swap(blocked, Ordering::Relaxed) != blocked
+    }
+
+    /// How it stands.
+    pub fn mode(&self) -> Mode {
+        match (self.wanted, self.blocked.load(Ordering::Relaxed)) {
+            (false, _) => Mode::Off,
+            (true, false) => Mode::On,
+            (true, true) => Mode::Blocked,
+        }
+    }
+}
+
+impl Mode {
+    /// For status.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Off => "off",
+            Self::On => "on",
+            Self::Blocked => "blocked",
+        }
+    }
+}
+
+impl Fallback {
+    /// Why a socket under a pod's address could not be had.
+    pub(crate) fn of(error: &io::Error) -> Self {
+        match error.raw_os_error().map(Errno::from_raw) {
+            Some(Errno::EADDRINUSE | Errno::EADDRNOTAVAIL | Errno::EAGAIN) => Self::NoPort,
+            Some(Errno::EMFILE | Errno::ENFILE | Errno::ENOBUFS | Errno::ENOMEM) => {
+                Self::TooManySockets
+            }
+            Some(Errno::EPERM | Errno::EACCES) => Self::NotPermitted,
+            _ => Self::Other,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    #[test]
+    fn an_agent_that_was_not_told_blocks_it() {
+        let root = tempfile::tempdir().unwrap();
+        let (on, off) = (Transparent::new(true), Transparent::new(false));
+        // Another agent's datapath: it is for its operator to know.
+        assert!(!on.look(root.path()));
+        assert_eq!((on.mode(), off.mode()), (Mode::On, Mode::Off));
+        let globals = Globals::new(root.path());
+        fs::create_dir_all(globals.dir()).unwrap();
+        fs::write(globals.path(fragment::NAME), "").unwrap();
+        assert!(on.look(root.path()) && !on.look(root.path()));
+        assert!(!off.look(root.path()));
+        assert_eq!((on.mode(), off.mode()), (Mode::Blocked, Mode::Off));
+        fs::create_dir_all(root.path().join(pin::TRANSPARENT)).unwrap();
+        assert!(on.clone().look(root.path()));
+        assert_eq!(on.mode(), Mode::On);
+    }
+}

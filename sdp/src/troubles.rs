@@ -1,0 +1,201 @@
+//! Warnings and errors of late, each once with how often it came: what `status` shows of the log.
+
+use std::{
+    fmt::{self, Write as _},
+    sync::Arc,
+};
+
+use parking_lot::Mutex;
+use serde::{Deserialize, Serialize};
+use tracing::{
+    Event, Level, Subscriber,
+    field::{Field, Visit},
+};
+use tracing_subscriber::layer::{Context, Layer};
+
+use crate::wall_time;
+
+/// Different ones remembered at most; the one not seen for longest makes room.
+const MOST: usize = 16;
+/// Longest text kept, bytes.
+const LONGEST: usize = 400;
+
+/// Times are told to the millisecond; nanoseconds.
+const MILLISECOND: u64 = 1_000_000;
+
+/// One trouble.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Trouble {
+    /// `error` or `warn`.
+    pub level: String,
+    /// What the log said, with its fields.
+    pub text: String,
+    /// How often.
+    pub count: u64,
+    /// When first, RFC 3339.
+    pub first: String,
+    /// When last, RFC 3339.
+    pub last: String,
+}
+
+/// A layer of the log that remembers. Clones are one.
+#[derive(Clone, Debug, Default)]
+pub struct Troubles(Arc<Mutex<Vec<Seen>>>);
+
+/// A trouble; times in nanoseconds of Unix time.
+#[derive(Debug)]
+struct Seen {
+    level: Level,
+    text: String,
+    count: u64,
+    first: u64,
+    last: u64,
+}
+
+impl Troubles {
+    /// The latest first.
+    pub fn list(&self) -> Vec<Trouble> {
+        let time = |at: u64| wall_time::render(at / MILLISECOND * MILLISECOND);
+        let seen = self.0.lock();
+        let latest_first = seen.iter().rev();
+        latest_first
+            .map(|seen| Trouble {
+                level: seen.level.as_str().to_ascii_lowercase(),
+                text: seen.text.clone(),
+                count: seen.count,
+                first: time(seen.first),
+                last: time(seen.last),
+            })
+            .collect()
+    }
+
+    fn note(&self, level: Level, text: String, now: u64) {
+        let mut all = self.0.lock();
+        let known = all
+            .iter()
+            .position(|seen| seen.level == level && seen.text == text);
+        let seen = match known {
+            Some(at) => {
+                let mut seen = all.remove(at);
+                seen.count += 1;
+                seen.last = now;
+                seen
+            }
+            None => Seen {
+                level,
+                text,
+                count: 1,
+                first: now,
+                last: now,
+            },
+        };
+        if all.len() >= MOST {
+            all.remove(0);
+        }
+        all.push(seen);
+    }
+}
+
+impl<S: Subscriber> Layer<S> for Troubles {
+    fn on_event(&self, event: &Event<'_>, _: Context<'_, S>) {
+        let mut words = Words::default();
+        event.record(&mut words);
+        self.note(*event.metadata().level(), words.text(), wall_time::now());
+    }
+}
+
+/// Message and fields of an event.
+#[derive(Default)]
+struct Words {
+    message: String,
+    fields: String,
+}
+
+impl Words {
+    fn text(self) -> String {
+        let all = match self.fields.is_empty() {
+            true => self.message,
+            false => format!("{} ({})", self.message, self.fields),
+        };
+        // It goes to terminals: what a peer sent must not steer them.
+        let mut text = String::new();
+        for c in all.chars() {
+            if text.len() >= LONGEST {
+                text.push('…');
+                break;
+            }
+            match c.is_control() {
+                true => text.extend(c.escape_default()),
+                false => text.push(c),
+            }
+        }
+        text
+    }
+}
+
+impl Visit for Words {
+    fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
+        // Writing to a string cannot fail.
+        let _ = if field.name() == "message" {
+            write!(self.message, "{value:?}")
+        } else {
+            let comma = if self.fields.is_empty() { "" } else { ", " };
+            write!(self.fields, "{comma}{}={value:?}", field.name())
+        };
+    }
+
+    fn record_str(&mut self, field: &Field, value: &str) {
+        self.record_debug(field, &format_args!("{value}"));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tracing_subscriber::{filter::LevelFilter, layer::SubscriberExt};
+
+    use super::*;
+
+    #[test]
+    fn what_repeats_is_counted_and_the_oldest_makes_room() {
+        let troubles = Troubles::default();
+        let at = |second: u64| second * 1_000_000_000;
+        troubles.note(Level::WARN, "twice".to_owned(), at(1));
+        for second in 2..=u64::try_from(MOST).expect("few") {
+            troubles.note(Level::ERROR, format!("other {second}"), at(second));
+        }
+        troubles.note(Level::WARN, "twice".to_owned(), at(100));
+        troubles.note(Level::ERROR, "one more".to_owned(), at(101));
+        let all = troubles.list();
+        assert_eq!(all.len(), MOST);
+        assert_eq!(all[0].text, "one more");
+        let twice = Trouble {
+            level: "warn".to_owned(),
+            text: "twice".to_owned(),
+            count: 2,
+            first: "1970-01-01T00:00:01Z".to_owned(),
+            last: "1970-01-01T00:01:40Z".to_owned(),
+        };
+        assert_eq!(all[1], twice);
+        assert!(all.iter().all(|trouble| trouble.text != "other 2"));
+    }
+
+    #[test]
+    fn the_log_is_remembered_from_warnings_on() {
+        let troubles = Troubles::default();
+        let layer = troubles.clone().with_filter(LevelFilter::WARN);
+        let registry = tracing_subscriber::registry().with(layer);
+        tracing::subscriber::with_default(registry, || {
+            tracing::info!("nothing wrong");
+            tracing::warn!(port = 53, error = %"a\u{1b}[2Jb", "odd");
+            tracing::error!(why = "because", "{}", "x".repeat(2 * LONGEST));
+        });
+        let all = troubles.list();
+        assert_eq!(all.len(), 2);
+        assert_eq!(all[1].text, r"odd (port=53, error=a\u{1b}[2Jb)");
+        assert_eq!(
+            (all[1].level.as_str(), all[0].level.as_str()),
+            ("warn", "error")
+        );
+        assert!(all[0].text.len() < LONGEST + 8, "{}", all[0].text.len());
+    }
+}

@@ -1,6 +1,8 @@
 //! The proxy beneath a Cilium agent: a stand-in that insists on what the real one
 //! insists on, the chart's ConfigMap, TPROXY, and whatever is mounted or not.
+use std::fs::Permissions;
 use std::net::IpAddr;
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
@@ -11,7 +13,7 @@ use holdfast_e2e::cilium::world::{Rule, World};
 use holdfast_e2e::cilium::{CiliumAgent, Manner, PORT, keepalive::Timing, place};
 use holdfast_e2e::dns::zone;
 use holdfast_e2e::lab::{DNS4, DNS6, Lab, web4, web6};
-use holdfast_e2e::{Pod, Program, Query, SdpOptions, eventually, until, with_lab};
+use holdfast_e2e::{Pod, Program, Query, SdpOptions, config, eventually, until, with_lab};
 use shared_maps::ipcache;
 use tonic::Code;
 use tonic::transport::Endpoint;
@@ -270,6 +272,40 @@ fn starts_from_files_and_maps_while_the_agent_is_away() {
     });
 }
 
+/// A container as Cilium's chart makes it: two capabilities, nothing mounted.
+#[test]
+fn the_charts_capabilities_suffice() {
+    with_lab(|lab| {
+        lab.zone.set("www.good.test", &[web4(10), web6(10)], 600);
+        place::redirect(lab)?;
+        let wrapper = lab.directory().join("with-the-charts-capabilities");
+        let program = config::program("holdfast-sdp")?;
+        let script = format!(
+            "#!/bin/sh\nexec setpriv --bounding-set=-all,+net_admin,+net_raw {} \"$@\"\n",
+            program.display()
+        );
+        std::fs::write(&wrapper, script)?;
+        std::fs::set_permissions(&wrapper, Permissions::from_mode(0o755))?;
+        let agent = CiliumAgent::start(&lab.node, world(lab), hurried())?;
+        let mut options = options(lab, "one")?;
+        options.program = Some(wrapper);
+        options.bpf_root = Some(lab.directory().join("no-bpf"));
+        let (sdp, _) = first_answer(lab, &options, &Query::a("www.good.test", DNS4))?;
+        ensure!(
+            sdp.log().contains("answers go out raw"),
+            "too many capabilities"
+        );
+        for server in [DNS4, DNS6] {
+            for tcp in [false, true] {
+                let over = |query: Query| if tcp { query.tcp() } else { query };
+                let aaaa = over(Query::aaaa("www.good.test", server));
+                lab.a.ask(&aaaa)?.expect(web6(10))?;
+            }
+        }
+        expect_no_offence(&agent)
+    });
+}
+
 /// Maps where they are, tables where they are not; rules of an agent replace files.
 #[test]
 fn maps_and_tables_mix() {
@@ -517,5 +553,52 @@ fn the_stand_in_sends_a_client_away_that_pings() {
                 .await?
             })
         })?
+    });
+}
+
+/// The agent's own timing, for ten minutes: silence, single queries, bursts, changes.
+#[test]
+#[ignore = "nightly: takes ten minutes"]
+fn nobody_is_sent_away_in_ten_minutes() {
+    with_lab(|lab| {
+        lab.zone.set("www.good.test", &[web4(10)], 1);
+        place::redirect(lab)?;
+        let agent = CiliumAgent::start(&lab.node, world(lab), Manner::default())?;
+        let good = Query::a("www.good.test", DNS4);
+        let (_sdp, _) = first_answer(lab, &options(lab, "one")?, &good)?;
+        let start = Instant::now();
+        let mut round = 0_u32;
+        while start.elapsed() < Duration::from_secs(600) {
+            round += 1;
+            for _ in 0..[1, 0, 200][usize::try_from(round % 3)?] {
+                lab.a.ask(&good)?.expect(web4(10))?;
+            }
+            if round.is_multiple_of(4) {
+                agent.change(|world| {
+                    let rule = Rule::new(SERVER, &[&format!("n{round}.good.test")]);
+                    world.rules.insert(CLIENT, vec![rule]);
+                });
+            }
+            // Silences shorter and longer than those after which the agent pings.
+            let pings = agent.seen().answered_pings;
+            let silent = Duration::from_secs(u64::from(round * 7 % 17));
+            let until = Instant::now() + silent;
+            while Instant::now() < until {
+                std::thread::sleep(Duration::from_millis(100));
+            }
+            if silent > Duration::from_secs(7) {
+                ensure!(agent.seen().answered_pings > pings, "no ping in {silent:?}");
+            }
+            expect_no_offence(&agent)?;
+        }
+        let seen = agent.seen();
+        println!(
+            "{} pings answered, {} snapshots, {} calls",
+            seen.answered_pings,
+            seen.states,
+            seen.mappings.len()
+        );
+        ensure!(seen.connections == 1, "{} connections", seen.connections);
+        Ok(())
     });
 }

@@ -21,6 +21,7 @@ use crate::{
     privileges::Privileges,
     proxy::stats::{AnswerResult, Label, QueryResult},
     restore::Skipped,
+    transparent::Mode,
     troubles::Trouble,
 };
 
@@ -69,6 +70,9 @@ pub struct Status {
     /// Every proxy of this node that has steering slots.
     #[serde(default)]
     pub replicas: Vec<Replica>,
+    /// Under whose address servers are asked.
+    #[serde(default)]
+    pub transparent: Mode,
     /// What the process may still do.
     pub privileges: Privileges,
     /// Endpoints' files that were not used at the start.
@@ -161,6 +165,7 @@ impl Status {
             mappings: shared.sink.status(),
             steering: Steering::of(&shared.steering.lock()),
             replicas: replicas::replicas(&shared.config.bpf_root),
+            transparent: shared.transparent.mode(),
             privileges: shared.privileges.clone(),
             skipped_files: shared.skipped_files.lock().clone(),
             journal: shared.journal.status(),

@@ -30,6 +30,12 @@ const RATIOS: [(&str, &str, &str); 10] = [
         "sdp_ipv6",
         "raw_forwarder_ipv6",
     ),
+    ("transparent_over_sdp", "sdp_transparent", "sdp"),
+    (
+        "transparent_over_sdp_tcp_pipelined",
+        "sdp_transparent_tcp_pipelined",
+        "sdp_tcp_pipelined",
+    ),
     ("sdp_over_direct_ipv6", "sdp_ipv6", "direct_ipv6"),
     (
         "sdp_over_raw_forwarder_many_ports",

@@ -6,6 +6,7 @@ use super::{Counted, Status};
 use crate::{
     link::board::{LinkStatus, RulesOrigin, Service},
     maps::MapsStatus,
+    transparent::Mode,
     troubles::Trouble,
 };
 
@@ -55,6 +56,9 @@ impl Status {
                 "skipped",
                 format_args!("{}: {}", skipped.path.display(), skipped.reason),
             );
+        }
+        if self.transparent != Mode::Off {
+            page.line("transparent", self.transparent.text());
         }
         page.line("maps", maps_text(&self.maps));
         page.line("mappings", self.mappings());

@@ -19,6 +19,7 @@ mod flush;
 mod mappings;
 pub mod plan;
 mod policies;
+mod relabel;
 mod restore;
 mod rules;
 pub mod snapshot;
@@ -192,6 +193,7 @@ impl State {
         }
         self.revision = self.revision.max(1);
         self.restore_until = Some(self.now.plus(self.config.restore_grace));
+        self.relabel(plan);
         self.flush(plan);
         self.settle_rules();
         self.learn_early();
@@ -228,8 +230,7 @@ impl State {
                         .extend(unsaved.into_iter().map(|(_, undurable)| undurable));
                     endpoint.filed = before;
                     endpoint.filed_rules = None;
-                    endpoint.file_due = Some(later);
-                    self.files_due.insert((later, id));
+                    self.file_at(id, later);
                     self.work.insert(id);
                 }
             }

@@ -48,6 +48,8 @@ pub fn text(
         streams: proxies.views().into_iter().map(|view| view.kind).collect(),
         nacks: proxies.nacks(),
         closed_slow: proxies.closed_slow(),
+        unreadable: proxies.unreadable(),
+        oversized: proxies.oversized(),
         scrape,
     };
     let mut registry = prometheus_client::registry::Registry::with_prefix("holdfast");
@@ -66,6 +68,8 @@ struct Sample {
     streams: Vec<String>,
     nacks: u64,
     closed_slow: u64,
+    unreadable: u64,
+    oversized: u64,
 }
 
 impl Sample {
@@ -157,7 +161,11 @@ impl Sample {
                     counters.mappings_endpoint_unknown,
                 ),
                 ("outcome", "not_allowed", counters.mappings_not_allowed),
-                ("outcome", "invalid", counters.mappings_invalid),
+                (
+                    "outcome",
+                    "invalid",
+                    counters.mappings_invalid + self.unreadable,
+                ),
                 ("outcome", "rate_limited", counters.mappings_rate_limited),
                 ("outcome", "not_realised", counters.mappings_not_realised),
             ],
@@ -220,6 +228,11 @@ impl Sample {
             "proxy_streams_closed_slow",
             "Streams of proxies closed because they did not read what was sent",
             self.closed_slow,
+        )?;
+        out.counter(
+            "fqdndata_snapshots_too_large",
+            "Snapshots not sent: larger than a proxy of that service can receive",
+            self.oversized,
         )?;
         let packets = |wanted: fn(Reason) -> bool, value: Value| {
             let of_kind = self

@@ -147,8 +147,11 @@ struct Shared {
     results: Mutex<BTreeMap<StreamId, mpsc::Sender<ToStream>>>,
     views: Mutex<BTreeMap<StreamId, ProxyView>>,
     next: AtomicU64,
+    changes: watch::Sender<u64>,
     closed_slow: AtomicU64,
     nacks: AtomicU64,
+    unreadable: AtomicU64,
+    oversized: AtomicU64,
 }
 
 impl Default for Proxies {
@@ -159,8 +162,11 @@ impl Default for Proxies {
                 results: Mutex::default(),
                 views: Mutex::default(),
                 next: AtomicU64::new(1),
+                changes: watch::Sender::new(0),
                 closed_slow: AtomicU64::new(0),
                 nacks: AtomicU64::new(0),
+                unreadable: AtomicU64::new(0),
+                oversized: AtomicU64::new(0),
             }),
         }
     }
@@ -170,6 +176,18 @@ impl Proxies {
     /// Rules as they change.
     pub fn watch_rules(&self) -> watch::Receiver<Arc<RulesTable>> {
         self.shared.rules.subscribe()
+    }
+
+    /// Counts what changed of endpoints, identities and prefixes.
+    pub fn watch_changes(&self) -> watch::Receiver<u64> {
+        self.shared.changes.subscribe()
+    }
+
+    /// Endpoints, identities or prefixes may have changed.
+    pub fn changed(&self) {
+        self.shared
+            .changes
+            .send_modify(|number| *number = number.wrapping_add(1));
     }
 
     /// Enters a stream that gets results. They end when it is too slow.
@@ -215,6 +233,26 @@ impl Proxies {
     /// Revisions that a proxy refused.
     pub fn nacks(&self) -> u64 {
         self.shared.nacks.load(Ordering::Relaxed)
+    }
+
+    /// Counts mappings that could not be read.
+    pub fn add_unreadable(&self, number: u64) {
+        self.shared.unreadable.fetch_add(number, Ordering::Relaxed);
+    }
+
+    /// Mappings that could not be read.
+    pub fn unreadable(&self) -> u64 {
+        self.shared.unreadable.load(Ordering::Relaxed)
+    }
+
+    /// Counts a snapshot that is larger than a proxy can receive.
+    pub fn add_oversized(&self) {
+        self.shared.oversized.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Snapshots that were larger than a proxy can receive.
+    pub fn oversized(&self) -> u64 {
+        self.shared.oversized.load(Ordering::Relaxed)
     }
 
     /// New rules from the core.
@@ -277,6 +315,11 @@ impl StreamGuard {
     /// Number of the stream.
     pub fn id(&self) -> StreamId {
         self.id
+    }
+
+    /// The registry it is in.
+    pub fn proxies(&self) -> &Proxies {
+        &self.proxies
     }
 
     /// Notes what was sent.

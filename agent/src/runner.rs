@@ -20,7 +20,7 @@ use crate::{
         event::{Effect, Event},
         snapshot::{Snapshot, Summary},
     },
-    datapath::plan::Datapath,
+    datapath::plan::{Datapath, Step},
     proxies::Proxies,
 };
 
@@ -240,7 +240,15 @@ impl Runner {
     }
 
     fn step(&mut self, event: Event) {
+        let by_source = matches!(
+            event,
+            Event::Policies(_) | Event::Endpoints(_) | Event::NodeAddresses(_)
+        );
         let plan = self.core.plan(BootTime::now(), event);
+        let writes_files_only = plan
+            .steps
+            .iter()
+            .all(|step| matches!(step, Step::WriteEndpoint(..)));
         let failures = plan.apply(&mut *self.datapath);
         for (index, error) in failures.iter().take(LOGGED) {
             let step = plan.steps.get(*index).map(|step| format!("{step:.0?}"));
@@ -257,6 +265,10 @@ impl Runner {
             );
         }
         let effects = self.core.commit(BootTime::now(), plan, &failures);
+        if by_source || !writes_files_only {
+            // Before the rules that lean on it.
+            self.proxies.changed();
+        }
         self.publish(effects);
     }
 

@@ -4,6 +4,8 @@
 
 #[path = "in_process/admin.rs"]
 mod admin;
+#[path = "in_process/cilium_proxy.rs"]
+mod cilium_proxy;
 #[path = "in_process/fqdndata.rs"]
 mod fqdndata;
 #[path = "in_process/lab.rs"]

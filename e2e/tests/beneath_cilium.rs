@@ -5,9 +5,11 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
+use fqdn_proto::fqdndata::{FqdnMapping, MetricsData, ProxyErrorType};
 use hickory_proto::op::ResponseCode;
 use holdfast_e2e::cilium::world::{Rule, World};
 use holdfast_e2e::cilium::{CiliumAgent, Manner, PORT, keepalive::Timing, place};
+use holdfast_e2e::dns::zone;
 use holdfast_e2e::lab::{DNS4, DNS6, Lab, web4, web6};
 use holdfast_e2e::{Pod, Program, Query, SdpOptions, eventually, until, with_lab};
 use shared_maps::ipcache;
@@ -309,6 +311,109 @@ fn maps_and_tables_mix() {
         })?;
         expect_no_offence(&agent)
     });
+}
+
+/// For the agent's log and metrics: the query, then the answer, whatever it says.
+#[test]
+fn the_agent_hears_of_every_query_and_answer() {
+    with_lab(|lab| {
+        lab.zone.set("www.good.test", &[web4(10)], 600);
+        lab.zone.set("target.good.test", &[web4(11)], 60);
+        lab.zone.alias("alias.good.test", "target.good.test", 30);
+        lab.zone.set("silent.good.test", &[web4(12)], 600);
+        lab.zone.manner("silent.good.test", zone::Manner::Lost);
+        place::redirect(lab)?;
+        let agent = CiliumAgent::start(&lab.node, world(lab), hurried())?;
+        let good = Query::a("www.good.test", DNS4);
+        let (_sdp, _) = first_answer(lab, &options(lab, "one")?, &good)?;
+        let told = |name: &str, tcp: bool, many: usize| {
+            let wanted = if tcp { "tcp" } else { "udp" };
+            eventually("told", 2 * SOON, || {
+                let seen = agent.seen().mappings.into_iter();
+                let of_name: Vec<_> = seen
+                    .filter(|m| m.fqdn == name && metrics(m).protocol == wanted)
+                    .collect();
+                ensure!(of_name.len() >= many, "only {of_name:?}");
+                ensure!(of_name.len() == many, "too many: {of_name:?}");
+                Ok(of_name)
+            })
+        };
+
+        for (tcp, server) in [(false, DNS4), (true, DNS6)] {
+            let over = |query: Query| if tcp { query.tcp() } else { query };
+            lab.a
+                .ask(&over(Query::a("alias.good.test", server)))?
+                .expect(web4(11))?;
+            let [query, answer] = &told("alias.good.test.", tcp, 2)?[..] else {
+                unreachable!("two of them")
+            };
+            for (one, is_response) in [(query, false), (answer, true)] {
+                let metrics = metrics(one);
+                let details = metrics.dns_response_data.as_ref().context("details")?;
+                ensure!(details.is_response == is_response, "{one:?}");
+                ensure!(details.qtypes == [1], "{one:?}");
+                let own: IpAddr = if tcp {
+                    lab.a.v6.into()
+                } else {
+                    lab.a.v4.into()
+                };
+                ensure!(one.source_ip == own.to_string().into_bytes(), "{one:?}");
+                ensure!((1..=65_535).contains(&metrics.source_port), "{one:?}");
+                let at = std::net::SocketAddr::new(server, 53).to_string();
+                ensure!(metrics.server_addr == at, "{one:?}");
+                ensure!((one.source_identity, metrics.server_identity) == (WEB, SERVER));
+                ensure!(
+                    metrics.allowed && metrics.error_message.is_empty(),
+                    "{one:?}"
+                );
+                let stats = metrics.processing_stats.as_ref().context("stats")?;
+                ensure!(stats.processing > 0 && stats.policy_check > 0, "{one:?}");
+                ensure!((stats.upstream > 0) == is_response, "{one:?}");
+                ensure!(stats.total == stats.processing + stats.upstream, "{one:?}");
+            }
+            ensure!(query.record_ip.is_empty() && answer.record_ip == [b"203.0.113.11"]);
+            ensure!(answer.ttl == 30, "{answer:?}");
+            let details = metrics(answer).dns_response_data.context("details")?;
+            ensure!(details.cnames == ["target.good.test."], "{details:?}");
+            ensure!(details.answer_types == [5, 1], "{details:?}");
+
+            // Nothing to learn: told all the same.
+            let none = over(Query::a("none.good.test", server));
+            lab.a.ask(&none)?.expect_code(ResponseCode::NXDomain)?;
+            let [_, answer] = &told("none.good.test.", tcp, 2)?[..] else {
+                unreachable!("two of them")
+            };
+            ensure!(
+                answer.response_code == 3 && answer.record_ip.is_empty(),
+                "{answer:?}"
+            );
+
+            let bad = over(Query::a("www.bad.test", server));
+            lab.a.ask(&bad)?.expect_code(ResponseCode::Refused)?;
+            let denied = &told("www.bad.test.", tcp, 1)?[0];
+            ensure!(!metrics(denied).allowed, "{denied:?}");
+        }
+
+        let unanswered = Query::a("silent.good.test", DNS4).within(Duration::from_millis(100));
+        lab.a.ask(&unanswered).expect_err("a silent server");
+        let [query, timeout] = &told("silent.good.test.", false, 2)?[..] else {
+            unreachable!("two of them")
+        };
+        ensure!(
+            metrics(query).error_type() == ProxyErrorType::None,
+            "{query:?}"
+        );
+        ensure!(
+            metrics(timeout).error_type() == ProxyErrorType::Timeout,
+            "{timeout:?}"
+        );
+        ensure!(!metrics(timeout).error_message.is_empty(), "{timeout:?}");
+        expect_no_offence(&agent)
+    });
+}
+
+fn metrics(mapping: &FqdnMapping) -> MetricsData {
+    mapping.metrics_data.clone().unwrap_or_default()
 }
 
 #[test]

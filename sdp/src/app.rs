@@ -24,6 +24,7 @@ use crate::{
     },
     mapping::{BootTime, sink::LinkSink},
     maps::{Change, PinnedMaps, REFRESH},
+    notice::Notices,
     policy::table::PolicyHandle,
     privileges::{Privileges, Sandbox},
     proxy::{Proxy, ProxyConfig, RejectCode, Stats},
@@ -57,6 +58,8 @@ pub struct Shared {
     pub sink: Arc<LinkSink>,
     /// Where those go that no agent has made durable.
     pub journal: Arc<Journal>,
+    /// What an agent of Cilium wants to hear besides.
+    pub notices: Arc<Notices>,
     /// How the link to the agent stands.
     pub board: Arc<Board>,
     /// What is missing for being ready.
@@ -131,13 +134,14 @@ async fn serve(shared: &Arc<Shared>, doors: Doors, sockets: Unbound) -> anyhow::
     first_rules(shared).await;
 
     let sockets = sockets.bind().map_err(|e| explain_bind(&e, config))?;
-    let proxy = Arc::new(Proxy::new(
+    let proxy = Proxy::new(
         proxy_config(shared),
         Arc::clone(&shared.maps) as _,
         Arc::clone(&shared.policy),
         Arc::clone(&shared.sink) as _,
         shared.stats.clone(),
-    ));
+    );
+    let proxy = Arc::new(proxy.with_notices(Arc::clone(&shared.notices)));
     let listeners = Listeners::start(&proxy, sockets, &tokio::runtime::Handle::current())?;
     *shared.steering.lock() = listeners.steering();
     note_steering(shared);
@@ -173,6 +177,7 @@ impl Shared {
             policy: Arc::new(PolicyHandle::new()),
             sink: Arc::new(sink),
             journal,
+            notices: Arc::default(),
             board: Arc::new(Board::new(ready.clone())),
             ready,
             drain: Drain::default(),
@@ -223,6 +228,7 @@ fn link(shared: &Shared) -> Link {
         policy: Arc::clone(&shared.policy),
         sink: Arc::clone(&shared.sink),
         maps: Arc::clone(&shared.maps),
+        notices: Arc::clone(&shared.notices),
         board: Arc::clone(&shared.board),
     }
 }

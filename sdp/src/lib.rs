@@ -22,6 +22,7 @@ pub mod mapping;
 pub mod maps;
 pub mod metrics;
 pub mod name;
+pub mod notice;
 pub mod pattern;
 pub mod policy;
 pub mod privileges;

@@ -63,9 +63,10 @@ impl Metrics {
     }
 }
 
-fn counts(shared: &Shared) -> [(&'static str, &'static str, &Count); 20] {
+fn counts(shared: &Shared) -> [(&'static str, &'static str, &Count); 22] {
     let link = shared.board.stats();
     let sink = shared.sink.stats();
+    let notices = shared.notices.stats();
     let journal = shared.journal.stats();
     [
         (
@@ -139,6 +140,16 @@ fn counts(shared: &Shared) -> [(&'static str, &'static str, &Count); 20] {
             "mapping_revocations",
             "Promises to keep an address open that the agent took back",
             &sink.revocations,
+        ),
+        (
+            "agent_notices",
+            "Queries, answers and failures told to a Cilium agent for its log and metrics",
+            &notices.told,
+        ),
+        (
+            "agent_notices_dropped",
+            "The same, not told because too many waited for the agent",
+            &notices.dropped,
         ),
         (
             "journal_adopted_files",

@@ -1,12 +1,13 @@
 //! The main path: from a query to its answer, free of sockets.
 
+mod notices;
 pub mod stats;
 mod stopwatch;
 
 use std::{
     net::{IpAddr, SocketAddr},
     sync::Arc,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use shared_maps::IdentityId;
@@ -22,6 +23,7 @@ use crate::{
         BootTime, EndpointInstance, Mapping, MappingSink, OnRealised, Realised, Refusal, Release,
     },
     name::NameBuf,
+    notice::{Failure, Notices},
     policy::{
         rule::Transport,
         table::{PolicyHandle, Question},
@@ -121,6 +123,8 @@ pub struct Forward<'a> {
     pub identity: IdentityId,
     /// The address to ask under, if not the node's.
     pub source: Option<IpAddr>,
+    /// How long asking policy took, if that was measured ([`crate::notice`]).
+    pub policy_check: Duration,
 }
 
 /// A question that was sent on.
@@ -130,10 +134,16 @@ pub struct Asked<'a> {
     pub question: &'a [u8],
     /// Who asked.
     pub endpoint: EndpointInstance,
+    /// From where.
+    pub client: SocketAddr,
     /// Server it was sent to.
     pub server: SocketAddr,
     /// Transport.
     pub transport: Transport,
+    /// As in [`Forward`].
+    pub policy_check: Duration,
+    /// Since it was sent on.
+    pub waited: Duration,
 }
 
 /// What is to be done with an answer.
@@ -192,6 +202,7 @@ pub struct Proxy {
     policy: Arc<PolicyHandle>,
     sink: Arc<dyn MappingSink>,
     stats: Stats,
+    notices: Arc<Notices>,
 }
 
 impl Proxy {
@@ -209,7 +220,14 @@ impl Proxy {
             policy,
             sink,
             stats,
+            notices: Arc::default(),
         }
+    }
+
+    /// Tells `notices` of every query and answer while somebody listens there.
+    #[must_use]
+    pub fn with_notices(self, notices: Arc<Notices>) -> Self {
+        Self { notices, ..self }
     }
 
     /// Judges what a client sent: may it go on to its server?
@@ -228,6 +246,7 @@ impl Proxy {
         own: &mut Vec<u8>,
     ) -> Outcome<'a> {
         let timed = Stopwatch::of(message);
+        let began = self.notices.is_wanted().then(Instant::now);
         let query = match Query::decode(message) {
             Ok(query) => query,
             Err(Unfit::Ignore) => return self.outcome(QueryResult::Ignored, Outcome::Ignore),
@@ -258,9 +277,15 @@ impl Proxy {
             name: query.name.as_str(),
         };
         let judging = timed.as_ref().map(Stopwatch::lap);
+        let asking = began.map(|_| Instant::now());
         let verdict = self.policy.load().check(&question);
+        let policy_check = asking.map_or(Duration::ZERO, |since| since.elapsed());
         if let (Some(timed), Some(judging)) = (timed, judging) {
             timed.observe(&judging, verdict == Verdict::Allow, &self.stats.stages);
+        }
+        if let Some(began) = began {
+            let is_allowed = verdict == Verdict::Allow;
+            self.notice_query(&query, from, is_allowed, (began, policy_check));
         }
         if let Verdict::Deny(reason) = verdict {
             return self.refuse(&query, QueryResult::of_denied(reason), own);
@@ -283,6 +308,7 @@ impl Proxy {
                 endpoint,
                 identity,
                 source: self.source(from.client.ip(), whom),
+                policy_check,
             }),
         )
     }
@@ -299,12 +325,14 @@ impl Proxy {
         on_realised: impl FnOnce() -> OnRealised,
     ) -> Answered {
         let Ok(reading) = answer::read(message) else {
+            self.notice_failure(asked, Failure::Undecodable);
             return Answered {
                 fate: Fate::Malformed,
                 hop_by_hop: None,
             };
         };
         let mut name = NameBuf::default();
+        let notice = self.answer_notice(asked, message, reading.learned.as_ref());
         let fate = match reading.learned {
             Some(learned) if labels::read(asked.question, 0, &mut name).is_some() => {
                 let mapping = Mapping {
@@ -318,13 +346,19 @@ impl Proxy {
                     transport: asked.transport,
                     replayed: false,
                 };
-                match self.sink.learn(mapping, on_realised()) {
+                let notice = notice.map(Box::new);
+                match self.sink.learn_noticed(mapping, notice, on_realised()) {
                     Release::Leased => Fate::Release(AnswerResult::Released),
                     Release::AgentAway => Fate::Release(AnswerResult::AgentAway),
                     Release::Held => Fate::Hold,
                 }
             }
-            _ => Fate::Release(AnswerResult::Released),
+            _ => {
+                notice
+                    .into_iter()
+                    .for_each(|notice| self.notices.put(notice));
+                Fate::Release(AnswerResult::Released)
+            }
         };
         Answered {
             fate,

@@ -1,7 +1,8 @@
 //! Who is where, for proxies that cannot read the maps.
 
-use std::net::IpAddr;
+use std::{collections::BTreeSet, net::IpAddr};
 
+use holdfast_sdp::policy::rule::Transport;
 use ipnet::IpNet;
 use shared_maps::{EndpointId, IdentityId};
 
@@ -16,9 +17,15 @@ pub struct Directory {
     pub places: Vec<Place>,
     /// Allocated identities by number, reserved ones left out.
     pub identities: Vec<IdentityId>,
+    /// Endpoints, ports and transports for which files of the run before had rules: a proxy
+    /// may have them still.
+    pub former: BTreeSet<RuleKey>,
     /// Prefixes with the identity that the datapath has, else shall have.
     pub prefixes: Vec<(IpNet, IdentityId)>,
 }
+
+/// What a proxy knows rules by: endpoint, port of its servers, transport.
+pub type RuleKey = (EndpointId, u16, Transport);
 
 /// Where one endpoint is.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -58,6 +65,7 @@ impl State {
         Directory {
             places: self.places(),
             identities,
+            former: self.former_rules.clone(),
             prefixes,
         }
     }

@@ -230,10 +230,8 @@ impl State {
             self.join_subject(identity, labels, id);
             self.pods.release(before);
         }
-        if let Some(endpoint) = self.endpoints.get_mut(id)
-            && !confirmed
-        {
-            endpoint.file_due = Some(self.now);
+        if !confirmed {
+            self.file_at(id, self.now);
         }
         self.claim_addresses(id);
     }

@@ -31,7 +31,7 @@ use crate::{
 };
 
 /// Prefixes that one round moves: while it lasts, old and new identities both exist.
-const CHUNK: usize = 512;
+pub(super) const CHUNK: usize = 512;
 
 /// Removals of policy entries, kept for the end of a round.
 type Removals = Vec<(EndpointId, PolicyKey, PolicyValue)>;
@@ -123,7 +123,7 @@ impl State {
     }
 
     /// Gives a prefix the identity of its labels.
-    fn resolve(&mut self, prefix: IpNet) {
+    pub(super) fn resolve(&mut self, prefix: IpNet) {
         let Some(metadata) = self.ipcache.get(prefix) else {
             return;
         };
@@ -212,7 +212,7 @@ impl State {
         }
     }
 
-    fn checkpoint(&mut self, plan: &mut Plan) {
+    pub(super) fn checkpoint(&mut self, plan: &mut Plan) {
         if std::mem::take(&mut self.checkpoint_due.local) {
             let kept = self.local.kept();
             let text = checkpoint::render_local(kept.iter().map(|(id, labels)| (*id, labels)));
@@ -437,7 +437,7 @@ impl State {
         endpoint.is_none_or(|endpoint| endpoint.policy_map.is_some() && endpoint.filed)
     }
 
-    fn plan_ipcache(
+    pub(super) fn plan_ipcache(
         &mut self,
         plan: &mut Plan,
         prefixes: &[IpNet],
@@ -529,7 +529,7 @@ impl State {
 }
 
 /// Order in which entries are set; they are removed in the reverse.
-fn set_order(value: &PolicyValue) -> u8 {
+pub(super) fn set_order(value: &PolicyValue) -> u8 {
     if value.is_deny() {
         0
     } else if value.proxy_port != shared_maps::Be16::ZERO {

@@ -12,6 +12,7 @@ use shared_maps::{EndpointId, IdentityId, lxc::FLAG_HOST};
 
 use super::{
     config::{CoreConfig, Restored},
+    directory::RuleKey,
     event::EndpointSpec,
     plan::Plan,
     snapshot::Counters,
@@ -108,6 +109,7 @@ impl State {
             pending_steps: 0,
             restore_until: None,
             restored_prefixes: Vec::new(),
+            former_rules: former_rules(&restored),
             undo: Vec::new(),
             outcomes: Vec::new(),
             revoke: Vec::new(),
@@ -309,6 +311,16 @@ impl State {
         self.pods.release_withheld();
         self.flush(plan);
     }
+}
+
+fn former_rules(restored: &Restored) -> BTreeSet<RuleKey> {
+    let files = restored.endpoints.iter();
+    let rules = files.filter_map(|file| Some((file.id, &file.rules.as_ref()?.rules)));
+    let keys = rules.flat_map(|(id, rules)| {
+        let ports = rules.ports.iter();
+        ports.map(move |port| (id, port.port, port.transport))
+    });
+    keys.collect()
 }
 
 /// The checkpoint, and for numbers that it lacks the blocks' own labels ("withhold and request",

@@ -41,9 +41,16 @@ impl State {
         {
             let soon = BootTime(now.0.saturating_add(FILE_GATHER));
             let interval = FILE_INTERVAL + held / FILE_PAIRS;
-            endpoint.file_due = Some(soon.max(endpoint.filed_at.plus_secs(interval)));
-            let due = endpoint.file_due;
-            self.files_due.extend(due.map(|due| (due, id)));
+            let due = soon.max(endpoint.filed_at.plus_secs(interval));
+            self.file_at(id, due);
+        }
+    }
+
+    /// An endpoint's file is due at this time.
+    pub(super) fn file_at(&mut self, id: EndpointId, due: BootTime) {
+        if let Some(endpoint) = self.endpoints.get_mut(id) {
+            endpoint.file_due = Some(due);
+            self.files_due.insert((due, id));
         }
     }
 

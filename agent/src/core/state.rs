@@ -108,6 +108,8 @@ pub(super) struct State {
     pub pending_steps: usize,
     pub restore_until: Option<BootTime>,
     pub restored_prefixes: Vec<IpNet>,
+    /// Rules in the files of the run before.
+    pub former_rules: BTreeSet<super::directory::RuleKey>,
     pub undo: Vec<Undo>,
     pub outcomes: Vec<Outcome>,
     pub revoke: Vec<super::event::Revocation>,

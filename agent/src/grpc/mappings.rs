@@ -82,6 +82,8 @@ async fn take(
                 }
             }
             if !refused.is_empty() {
+                let number = u64::try_from(refused.len()).unwrap_or(u64::MAX);
+                guard.proxies().add_unreadable(number);
                 let results = MappingResults { results: refused };
                 let message = MappingDown {
                     kind: Some(Down::Results(results)),

@@ -155,6 +155,15 @@ impl Ipcache {
         self.realised
     }
 
+    /// Identity that the datapath has for the addresses of `prefix` now; none if it has no
+    /// entry that covers them.
+    pub fn in_force_at(&self, prefix: IpNet) -> Option<IdentityId> {
+        let covering = self.prefixes.covering(prefix).into_iter().rev();
+        covering
+            .filter_map(|(_, metadata)| metadata.realised)
+            .next()
+    }
+
     /// Whether the datapath maps any prefix to the identity.
     pub fn is_in_force(&self, identity: IdentityId) -> bool {
         self.in_force.contains_key(&identity)

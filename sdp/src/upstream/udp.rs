@@ -21,8 +21,9 @@ use shared_maps::{EndpointId, IdentityId};
 use crate::{
     arena::{Arena, Key},
     mapping::EndpointInstance,
+    policy::rule::Transport,
     proxy::{
-        Forward,
+        Asked, Forward,
         stats::{Counters, Fallback},
     },
     socket, transparent,
@@ -60,11 +61,28 @@ pub(crate) struct Flight {
     /// Question as sent.
     pub(crate) question: Vec<u8>,
     pub(crate) sent_at: Instant,
+    /// As in [`Forward`].
+    policy_check: Duration,
     /// Who else asked the same.
     pub(crate) joined: Vec<Joined>,
     fingerprint: u64,
     socket: Key,
     id: u16,
+}
+
+impl Flight {
+    /// The question, as `client` asked it.
+    pub(crate) fn asked(&self, client: SocketAddr, now: Instant) -> Asked<'_> {
+        Asked {
+            question: &self.question,
+            endpoint: self.endpoint,
+            client,
+            server: self.server,
+            transport: Transport::Udp,
+            policy_check: self.policy_check,
+            waited: now.duration_since(self.sent_at),
+        }
+    }
 }
 
 /// A query that was not sent because the same one was in flight.
@@ -228,6 +246,7 @@ impl UdpUpstream {
             kept: query.kept,
             question,
             sent_at: now,
+            policy_check: query.policy_check,
             joined: Vec::new(),
             fingerprint,
             socket: key,

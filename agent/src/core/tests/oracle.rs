@@ -494,13 +494,20 @@ pub(super) fn check_way(before: &MemoryDatapath, after: &MemoryDatapath) {
     }
 }
 
+/// A packet of the pod at an address, whatever its endpoint's number.
+pub(super) type Packet = (IpAddr, IpAddr, u8, u8, u16);
+
 /// What happens to every packet in question.
-pub(super) fn fates(datapath: &MemoryDatapath) -> Vec<(Question, Option<Fate>)> {
-    let questions = questions(datapath, datapath);
-    questions
-        .into_iter()
-        .map(|question| (question, fate(datapath, question)))
-        .collect()
+pub(super) fn fates(datapath: &MemoryDatapath) -> BTreeMap<Packet, Option<Fate>> {
+    let questions = questions(datapath, datapath).into_iter();
+    let fates = questions.map(|q| {
+        let attached = datapath.attached.get(&q.endpoint);
+        let own = attached.and_then(|attachment| attachment.ipv4);
+        let own = IpAddr::V4(own.expect("its programs are attached"));
+        let packet = (own, q.remote, q.direction, q.protocol, q.port);
+        (packet, fate(datapath, q))
+    });
+    fates.collect()
 }
 
 fn identity(datapath: &MemoryDatapath, address: IpAddr) -> IdentityId {

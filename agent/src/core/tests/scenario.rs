@@ -232,6 +232,17 @@ fn what_was_learned_becomes_durable() {
 }
 
 #[test]
+fn what_an_endpoint_learns_under_new_labels_becomes_durable() {
+    let mut node = Node::usual();
+    let mut relabelled = spec("web", 7, "app=web");
+    relabelled.labels.push("k8s:tier=front".to_owned());
+    node.endpoint(relabelled);
+    node.learn("www.cilium.io", &["1.1.1.1"]);
+    node.tick(node.now.plus_secs(6));
+    assert!(node.datapath.files[&node.id()].contains("www.cilium.io."));
+}
+
+#[test]
 fn a_pair_goes_once_lease_and_use_are_over() {
     let mut node = Node::with(
         CoreConfig {

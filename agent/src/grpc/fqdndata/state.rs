@@ -6,18 +6,24 @@ use fqdn_proto::fqdndata::{
     DnsPolicy, DnsServer, EndpointInfo, IdentityToEndpointMapping, IdentityToPrefixMapping,
     PolicyState,
 };
-use holdfast_sdp::policy::rule::{NameRule, NameRules, SelectorRule, Servers, Transport};
-use shared_maps::{EndpointId, IdentityId};
+use holdfast_sdp::{
+    mapping::BootTime,
+    policy::rule::{NameRule, NameRules, SelectorRule, Servers},
+};
+use ipnet::IpNet;
+use shared_maps::IdentityId;
 
-use crate::{core::Directory, grpc::convert, proxies::RulesTable};
+use super::given::{At, Given};
+use crate::{
+    core::{Directory, directory::RuleKey},
+    grpc::convert,
+    proxies::RulesTable,
+};
 
 /// A name that nothing matches.
 const NOTHING: &str = ".";
 /// Reserved identities: a rule for any server names them all.
 const RESERVED: std::ops::RangeInclusive<u32> = IdentityId::HOST.0..=IdentityId::WORLD_IPV6.0;
-
-/// What the client keys its rules by.
-pub(super) type RuleKey = (EndpointId, u16, Transport);
 
 /// Whether two states say the same, whatever their request ids.
 pub(super) fn same(one: &PolicyState, other: &PolicyState) -> bool {
@@ -26,36 +32,72 @@ pub(super) fn same(one: &PolicyState, other: &PolicyState) -> bool {
         && one.identity_to_prefix_mapping == other.identity_to_prefix_mapping
 }
 
-/// Builds the message. `known`: keys this client was given before; those
-/// without rules now get one that nothing matches.
+/// Builds the message. Rules that `given` has and that are no more get one that nothing
+/// matches.
 pub(super) fn build(
     table: &RulesTable,
     directory: &Directory,
-    known: &mut BTreeSet<RuleKey>,
+    given: &mut Given,
+    now: BootTime,
 ) -> PolicyState {
     let every: Vec<u32> = RESERVED
         .chain(directory.identities.iter().map(|id| id.0))
         .collect();
     let mut policies = Vec::new();
-    let mut now = BTreeSet::new();
+    let mut current = BTreeSet::new();
     for (endpoint, rules) in &table.endpoints {
         for port in &rules.ports {
             let key = (*endpoint, port.port, port.transport);
-            now.insert(key);
+            current.insert(key);
             if port.rules.is_empty() {
                 policies.push(nothing(key));
             }
             policies.extend(port.rules.iter().map(|rule| policy(key, rule, &every)));
         }
     }
-    policies.extend(known.difference(&now).map(|key| nothing(*key)));
-    known.extend(now);
+    policies.extend(
+        given
+            .rules(now, &current, directory)
+            .into_iter()
+            .map(nothing),
+    );
     PolicyState {
         egress_l7_dns_policy: policies,
         request_id: String::new(),
-        identity_to_endpoint_mapping: endpoints(directory),
-        identity_to_prefix_mapping: prefixes(directory),
+        identity_to_endpoint_mapping: endpoints(&given.addresses(now, directory)),
+        identity_to_prefix_mapping: prefixes(&directory.prefixes),
     }
+}
+
+/// Leaves out the prefixes that decide nothing: those that every rule treats as it does the
+/// next shorter one that is listed. A node has some dozens of others, whatever it learned.
+pub(super) fn shrink(state: &mut PolicyState, directory: &Directory) {
+    let mut named_by: BTreeMap<u32, Vec<usize>> = BTreeMap::new();
+    for (n, policy) in state.egress_l7_dns_policy.iter().enumerate() {
+        for server in &policy.dns_servers {
+            let rules = named_by.entry(server.dns_server_identity).or_default();
+            if rules.last() != Some(&n) {
+                rules.push(n);
+            }
+        }
+    }
+    let nobody = Vec::new();
+    let mut all = directory.prefixes.clone();
+    all.sort_unstable_by_key(|(prefix, _)| (prefix.network(), prefix.prefix_len()));
+    let mut above: Vec<(IpNet, &Vec<usize>)> = Vec::new();
+    let mut kept = Vec::new();
+    for (prefix, identity) in all {
+        while above.pop_if(|(top, _)| !top.contains(&prefix)).is_some() {}
+        let rules = named_by.get(&identity.0).unwrap_or(&nobody);
+        if above
+            .last()
+            .is_none_or(|(_, inherited)| *inherited != rules)
+        {
+            above.push((prefix, rules));
+            kept.push((prefix, identity));
+        }
+    }
+    state.identity_to_prefix_mapping = prefixes(&kept);
 }
 
 fn policy(key: RuleKey, rule: &SelectorRule, every: &[u32]) -> DnsPolicy {
@@ -108,14 +150,14 @@ fn server((_, port, transport): RuleKey, identity: u32) -> DnsServer {
 }
 
 /// One entry per address: the client finds no endpoint by the second address of an entry.
-fn endpoints(directory: &Directory) -> Vec<IdentityToEndpointMapping> {
+fn endpoints(addresses: &[At]) -> Vec<IdentityToEndpointMapping> {
     let mut by_identity: BTreeMap<u32, Vec<EndpointInfo>> = BTreeMap::new();
-    for place in &directory.places {
-        let infos = by_identity.entry(place.identity.0).or_default();
-        infos.extend(place.addresses.iter().map(|ip| EndpointInfo {
-            id: place.id.0.into(),
-            ip: vec![convert::octets(*ip)],
-        }));
+    for (address, endpoint, identity) in addresses {
+        let infos = by_identity.entry(identity.0).or_default();
+        infos.push(EndpointInfo {
+            id: endpoint.0.into(),
+            ip: vec![convert::octets(*address)],
+        });
     }
     by_identity
         .into_iter()
@@ -126,9 +168,9 @@ fn endpoints(directory: &Directory) -> Vec<IdentityToEndpointMapping> {
         .collect()
 }
 
-fn prefixes(directory: &Directory) -> Vec<IdentityToPrefixMapping> {
+fn prefixes(prefixes: &[(IpNet, IdentityId)]) -> Vec<IdentityToPrefixMapping> {
     let mut by_identity: BTreeMap<u32, Vec<Vec<u8>>> = BTreeMap::new();
-    for (prefix, identity) in &directory.prefixes {
+    for (prefix, identity) in prefixes {
         let mut bytes = convert::octets(prefix.network());
         bytes.push(prefix.prefix_len());
         by_identity.entry(identity.0).or_default().push(bytes);
@@ -140,96 +182,5 @@ fn prefixes(directory: &Directory) -> Vec<IdentityToPrefixMapping> {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::sync::Arc;
-
-    use holdfast_sdp::policy::rule::{EndpointRules, PortRules};
-
-    use super::*;
-    use crate::core::Place;
-
-    fn table(servers: Servers, names: NameRules) -> RulesTable {
-        let rules = EndpointRules {
-            ports: vec![PortRules {
-                port: 53,
-                transport: Transport::Udp,
-                rules: vec![SelectorRule {
-                    selector: "s".to_owned(),
-                    servers,
-                    names,
-                }],
-            }],
-        };
-        RulesTable {
-            revision: 1,
-            ready: true,
-            endpoints: [(EndpointId(7), Arc::new(rules))].into(),
-        }
-    }
-
-    fn directory() -> Directory {
-        Directory {
-            places: vec![Place {
-                id: EndpointId(7),
-                identity: IdentityId(256),
-                ifindex: 3,
-                addresses: vec!["10.0.0.2".parse().unwrap(), "fd00::2".parse().unwrap()],
-            }],
-            identities: vec![IdentityId(256)],
-            prefixes: vec![("10.0.0.2/32".parse().unwrap(), IdentityId(256))],
-        }
-    }
-
-    #[test]
-    fn any_server_names_every_identity() {
-        let state = build(
-            &table(Servers::Any, NameRules::All),
-            &directory(),
-            &mut BTreeSet::new(),
-        );
-        let policy = &state.egress_l7_dns_policy[0];
-        let identities: Vec<u32> = policy
-            .dns_servers
-            .iter()
-            .map(|server| server.dns_server_identity)
-            .collect();
-        assert_eq!(identities, [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 256]);
-        assert!(policy.dns_pattern.is_empty());
-    }
-
-    #[test]
-    fn each_address_has_an_entry_of_its_own() {
-        let state = build(&RulesTable::default(), &directory(), &mut BTreeSet::new());
-        let infos = &state.identity_to_endpoint_mapping[0].endpoint_info;
-        assert_eq!(infos.len(), 2);
-        assert!(infos.iter().all(|info| info.id == 7 && info.ip.len() == 1));
-        assert_eq!(
-            state.identity_to_prefix_mapping[0].prefix,
-            [vec![10, 0, 0, 2, 32]]
-        );
-    }
-
-    #[test]
-    fn rules_that_vanish_are_revoked_by_name() {
-        let mut known = BTreeSet::new();
-        build(
-            &table(Servers::Any, NameRules::All),
-            &directory(),
-            &mut known,
-        );
-        let state = build(&RulesTable::default(), &directory(), &mut known);
-        let [policy] = state.egress_l7_dns_policy.as_slice() else {
-            panic!("{state:?}");
-        };
-        assert_eq!(policy.dns_pattern, ["."]);
-        assert_eq!(policy.dns_servers[0].dns_server_identity, 0);
-        assert_eq!(policy.dns_servers[0].dns_server_port, 53);
-    }
-
-    #[test]
-    fn no_names_is_not_every_name() {
-        let rules = table(Servers::Any, NameRules::Names(Vec::new()));
-        let state = build(&rules, &directory(), &mut BTreeSet::new());
-        assert_eq!(state.egress_l7_dns_policy[0].dns_pattern, ["."]);
-    }
-}
+#[path = "state_tests.rs"]
+mod tests;

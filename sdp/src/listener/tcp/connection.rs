@@ -15,23 +15,20 @@ use tokio::{
 
 use super::{
     Shared,
+    flight::Flight,
     frames::{FrameReader, FrameWriter, Read},
     upstream::{Behalf, Happened, TcpUpstream},
 };
 use crate::{
     listener::SocketOptions,
-    mapping::{BootTime, EndpointInstance, Realised},
+    mapping::{BootTime, Realised},
+    notice::Failure,
     policy::rule::Transport,
     proxy::{
         Arrival, Asked, Fate, Outcome,
         stats::{AnswerResult, Protocol, QueryResult, Stage},
     },
-    wire::{
-        Header, Rcode, answer,
-        reply::{self, Kept},
-        set_id,
-        transfer::Transfer,
-    },
+    wire::{Header, Rcode, answer, reply, set_id, transfer::Transfer},
 };
 
 /// Queries of one connection that wait at once, for the server or the agent.
@@ -45,32 +42,6 @@ const LAST_LOOKS: usize = 16;
 /// Messages after which others get their turn. The runtime counts reads, not
 /// what is in them, and its timers stand still meanwhile.
 const TURN: usize = 64;
-
-/// A query in flight.
-struct Flight {
-    kept: Kept,
-    /// As sent upstream: kept to be sent again if the server closes the connection.
-    message: Vec<u8>,
-    question: Vec<u8>,
-    endpoint: EndpointInstance,
-    behalf: Behalf,
-    sent_at: Instant,
-    resent: bool,
-    /// If its answer is many messages.
-    transfer: Option<Transfer>,
-}
-
-impl Flight {
-    fn is_answered_by(&self, message: &[u8]) -> bool {
-        answer::answers_in_any_case(message, &self.question)
-            || self.transfer.is_some_and(|t| t.continues(message))
-    }
-
-    /// Whether the client has got part of its answer.
-    fn has_begun(&self) -> bool {
-        self.transfer.is_some_and(Transfer::has_begun)
-    }
-}
 
 /// An answer that waits for the agent.
 struct Held {
@@ -285,6 +256,16 @@ impl Connection {
             stats.in_flight.get() >= u64::try_from(proxy.config().in_flight).unwrap_or(u64::MAX);
         if full {
             stats.queries.inc(QueryResult::Shed);
+            let asked = Asked {
+                question: query.question,
+                endpoint: query.endpoint,
+                client,
+                server,
+                transport: Transport::Tcp,
+                policy_check: query.policy_check,
+                waited: Duration::ZERO,
+            };
+            proxy.notice_failure(&asked, Failure::Overload);
             let code = Rcode::ServFail;
             reply::to_kept(query.kept, query.question, code, &mut self.own);
             return self.out.push(&self.own);
@@ -309,6 +290,7 @@ impl Connection {
                 source: query.source,
             },
             sent_at: self.now,
+            policy_check: query.policy_check,
             resent: false,
             transfer: Transfer::of(query.question),
         };
@@ -329,6 +311,10 @@ impl Connection {
     }
 
     fn fail(&mut self, flight: &Flight) {
+        let asked = flight.asked((self.client, self.server), self.now);
+        self.shared
+            .proxy
+            .notice_failure(&asked, Failure::Unreachable);
         let stats = self.shared.proxy.stats();
         stats.in_flight.down();
         stats.queries.inc(QueryResult::UpstreamError);
@@ -400,12 +386,7 @@ impl Connection {
         let took = self.now.duration_since(flight.sent_at);
         stats.stages.observe(Stage::Upstream, took);
         set_id(message, flight.kept.id);
-        let asked = Asked {
-            question: &flight.question,
-            endpoint: flight.endpoint,
-            server: self.server,
-            transport: Transport::Tcp,
-        };
+        let asked = flight.asked((self.client, self.server), self.now);
         let key = self.next_held;
         self.next_held += 1;
         let to_us = self.to_us.clone();
@@ -515,10 +496,13 @@ impl Connection {
         for (_, held) in late.collect::<Vec<_>>() {
             self.send_held(&held, AnswerResult::Late);
         }
-        let stats = self.shared.proxy.stats();
+        let proxy = &self.shared.proxy;
+        let stats = proxy.stats();
+        let ends = (self.client, self.server);
         self.flights.retain(|_, flight| {
             let waits = now.duration_since(flight.sent_at) < timeout;
             if !waits {
+                proxy.notice_failure(&flight.asked(ends, now), Failure::Timeout);
                 stats.in_flight.down();
                 if !flight.has_begun() {
                     stats.upstream_timeouts.add(1);

@@ -7,9 +7,8 @@ use crate::{
     arena::Key,
     listener::held::HeldAnswer,
     mapping::BootTime,
-    policy::rule::Transport,
     proxy::{
-        Asked, Fate,
+        Fate,
         stats::{AnswerResult, Stage},
     },
     socket::sys::RecvBatch,
@@ -84,12 +83,7 @@ impl Worker {
 
     /// Learns from one answer. How it was counted, if it is to be sent now as it lies in the batch.
     fn learn(&mut self, at: usize, flight: &Flight, now: BootTime) -> Option<AnswerResult> {
-        let asked = Asked {
-            question: &flight.question,
-            endpoint: flight.endpoint,
-            server: flight.server,
-            transport: Transport::Udp,
-        };
+        let asked = flight.asked(flight.client, self.now);
         let mut place = None;
         let has_room = self.held.has_room();
         let (held, control) = (&mut self.held, &self.control);
@@ -102,6 +96,10 @@ impl Worker {
             let control = Arc::clone(control);
             Box::new(move |realised| control.realised(key, realised))
         });
+        for joined in &flight.joined {
+            let asked = flight.asked(joined.client, self.now);
+            self.proxy.notice_joined(&asked, self.answers.bytes(at));
+        }
         let copy = |recv: &RecvBatch| {
             let mut bytes = recv.bytes(at).to_vec();
             if let Some(edns) = &answered.hop_by_hop {

@@ -17,6 +17,7 @@ use nix::{
 use super::Worker;
 use crate::{
     arena::Key,
+    notice::Failure,
     proxy::stats::QueryResult,
     upstream::udp::{Flight, Joined},
     wire::reply,
@@ -60,6 +61,7 @@ impl Worker {
     fn unreachable(&mut self, flight: &Flight) {
         self.proxy.stats().in_flight.down();
         self.proxy.stats().queries.inc(QueryResult::UpstreamError);
+        self.notice_failure(flight, Failure::Unreachable);
         let first = Joined {
             client: flight.client,
             kept: flight.kept,

@@ -1,11 +1,14 @@
 //! A worker's way from clients to servers.
 
+use std::time::Duration;
+
 use super::{BATCH, Listener, ROUNDS, Worker};
 use crate::{
     listener::{SocketOptions, replies::send_all},
+    notice::Failure,
     policy::rule::Transport,
     proxy::{
-        Arrival, Outcome,
+        Arrival, Asked, Outcome,
         stats::{Protocol, QueryResult},
     },
     socket::sys::Datagram,
@@ -83,7 +86,17 @@ impl Worker {
                     Err(error) => {
                         let code = Rcode::ServFail;
                         reply::to_kept(query.kept, query.question, code, &mut self.own);
-                        self.not_sent(&error);
+                        let failure = self.not_sent(&error);
+                        let asked = Asked {
+                            question: query.question,
+                            endpoint: query.endpoint,
+                            client,
+                            server,
+                            transport: Transport::Udp,
+                            policy_check: query.policy_check,
+                            waited: Duration::ZERO,
+                        };
+                        self.proxy.notice_failure(&asked, failure);
                         self.send_own(server, client);
                         return None;
                     }
@@ -147,6 +160,7 @@ impl Worker {
         };
         self.proxy.stats().in_flight.down();
         self.proxy.stats().queries.inc(QueryResult::UpstreamError);
+        self.notice_failure(&flight, Failure::Unreachable);
         self.servfail(&flight);
         self.upstream.recycle(flight);
     }
@@ -163,15 +177,16 @@ impl Worker {
         }
     }
 
-    fn not_sent(&self, error: &PlaceError) {
-        let result = match error {
-            PlaceError::Full => QueryResult::Shed,
+    fn not_sent(&self, error: &PlaceError) -> Failure {
+        let (result, failure) = match error {
+            PlaceError::Full => (QueryResult::Shed, Failure::Overload),
             PlaceError::Socket(e) => {
                 tracing::debug!(error = %e, "no upstream socket");
-                QueryResult::UpstreamError
+                (QueryResult::UpstreamError, Failure::Unreachable)
             }
         };
         self.proxy.stats().queries.inc(result);
+        failure
     }
 
     fn count_overflow(&mut self, listener: usize) {

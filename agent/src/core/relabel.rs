@@ -1,0 +1,177 @@
+//! After a restart: labels before rules.
+//!
+//! A change of policy goes in three phases ([`super::policies`]): labels of new selectors
+//! under the old rules, the rules, labels that nobody asks for any more. A policy that changed
+//! while the agent was away must go the same way, or an address whose identity changes meets
+//! the new policy of its old identity: open for a moment although neither policy lets it
+//! pass. The old rules are gone, but their verdicts are in the policy maps: an identity that
+//! no prefix has yet gets the entries of the one that its addresses have. The grace of
+//! restored labels is the third phase.
+
+use std::collections::BTreeSet;
+
+use ipnet::IpNet;
+use shared_maps::{
+    EndpointId, FAMILY_IPV4, FAMILY_IPV6, IdentityId,
+    policy::{PolicyKey, PolicyValue},
+};
+
+use super::{
+    flush::{CHUNK, set_order},
+    plan::Plan,
+    state::{State, Undo},
+};
+use crate::{datapath::plan::Step, endpoint::endpoint::Endpoint, policy::compute::Entries};
+
+/// An entry: what it shall be, and what it is.
+type Change = (
+    EndpointId,
+    PolicyKey,
+    Option<PolicyValue>,
+    Option<PolicyValue>,
+);
+
+impl State {
+    /// Moves what shall have another identity under the policy that is in force. Only what
+    /// labels decide: endpoints and the node have their identity whatever policy asks for.
+    pub(super) fn relabel(&mut self, plan: &mut Plan) {
+        let mapped = |endpoint: &Endpoint| endpoint.policy_map.is_some();
+        if !self.endpoints.iter().any(mapped) && !self.leaving.values().any(mapped) {
+            // Nobody is under a policy yet.
+            return;
+        }
+        let dirty = self.ipcache.take_dirty();
+        let decided_by_labels = |prefix: &IpNet| {
+            self.ipcache
+                .get(*prefix)
+                .is_some_and(|m| !m.is_unclaimed() && m.identity().is_none())
+        };
+        let (mut moves, rest): (Vec<_>, Vec<_>) = dirty.into_iter().partition(decided_by_labels);
+        for prefix in rest {
+            self.ipcache.mark(prefix);
+        }
+        moves.sort_unstable_by_key(|prefix| (u8::MAX - prefix.prefix_len(), *prefix));
+        for chunk in moves.chunks(CHUNK) {
+            for prefix in chunk {
+                self.resolve(*prefix);
+            }
+            self.checkpoint(plan);
+            let (ready, later) = self.inherit_policy(plan, chunk);
+            self.plan_ipcache(plan, &ready, &BTreeSet::new());
+            for prefix in later {
+                self.ipcache.mark(prefix);
+            }
+        }
+    }
+
+    /// Gives identities that come into force the entries of those they take over from. Gives
+    /// the prefixes that may move, and those whose entries would not fit: they move with
+    /// the new policy.
+    fn inherit_policy(&mut self, plan: &mut Plan, chunk: &[IpNet]) -> (Vec<IpNet>, Vec<IpNet>) {
+        let (mut ready, mut later) = (Vec::new(), Vec::new());
+        let (mut taken_over, mut left) = (BTreeSet::new(), BTreeSet::new());
+        for prefix in chunk.iter().copied() {
+            let Some(metadata) = self.ipcache.get(prefix) else {
+                continue;
+            };
+            let Some(wanted) = metadata.desired else {
+                continue;
+            };
+            if metadata.realised == Some(wanted) {
+                continue;
+            }
+            if left.contains(&wanted) {
+                later.push(prefix);
+                continue;
+            }
+            if !self.ipcache.is_in_force(wanted) && !taken_over.contains(&wanted) {
+                let Some(changes) = self.inherited(wanted, self.in_force_at(prefix)) else {
+                    left.insert(wanted);
+                    later.push(prefix);
+                    continue;
+                };
+                taken_over.insert(wanted);
+                self.plan_inherited(plan, changes);
+            }
+            ready.push(prefix);
+        }
+        (ready, later)
+    }
+
+    fn in_force_at(&self, prefix: IpNet) -> IdentityId {
+        let family = match prefix {
+            IpNet::V4(_) => FAMILY_IPV4,
+            IpNet::V6(_) => FAMILY_IPV6,
+        };
+        let dual = self.config.enable_ipv4 && self.config.enable_ipv6;
+        let world = IdentityId::world_of(family, dual);
+        self.ipcache.in_force_at(prefix).unwrap_or(world)
+    }
+
+    /// What has to change for `wanted` to have the policy of `was`; none if a map has no room
+    /// for it.
+    fn inherited(&self, wanted: IdentityId, was: IdentityId) -> Option<Vec<Change>> {
+        let nothing = Entries::new();
+        let mut changes = Vec::new();
+        for endpoint in self.endpoints.iter().chain(self.leaving.values()) {
+            let Some(map) = &endpoint.policy_map else {
+                continue;
+            };
+            let has = map.get(&wanted).unwrap_or(&nothing);
+            let shall: Entries = map
+                .get(&was)
+                .unwrap_or(&nothing)
+                .iter()
+                .map(|(key, value)| (of_identity(key, wanted), *value))
+                .collect();
+            // Left of a run that was cut short, or of a selector without addresses.
+            let gone = has.iter().filter(|(key, _)| !shall.contains_key(key));
+            changes.extend(gone.map(|(key, old)| (endpoint.id, *key, None, Some(*old))));
+            let mut added = 0;
+            for (key, value) in &shall {
+                let old = has.get(key);
+                added += usize::from(old.is_none());
+                if old != Some(value) {
+                    changes.push((endpoint.id, *key, Some(*value), old.copied()));
+                }
+            }
+            if endpoint.policy_entries() + added > self.config.policy_map_max {
+                return None;
+            }
+        }
+        changes.sort_by_key(|(id, key, value, _)| (*id, value.as_ref().map(set_order), *key));
+        Some(changes)
+    }
+
+    fn plan_inherited(&mut self, plan: &mut Plan, changes: Vec<Change>) {
+        for (id, key, value, old) in changes {
+            let step = match value {
+                Some(value) => Step::SetPolicy(id, key, value),
+                None => Step::UnsetPolicy(id, key),
+            };
+            self.step(plan, step, Undo::Policy(id, key, old));
+            let endpoint = match self.leaving.get_mut(&id) {
+                Some(leaving) => Some(leaving),
+                None => self.endpoints.get_mut(id),
+            };
+            let Some(map) = endpoint.and_then(|endpoint| endpoint.policy_map.as_mut()) else {
+                continue;
+            };
+            let entries = map.entry(IdentityId(key.sec_label)).or_default();
+            match value {
+                Some(value) => entries.insert(key, value),
+                None => entries.remove(&key),
+            };
+            if entries.is_empty() {
+                map.remove(&IdentityId(key.sec_label));
+            }
+        }
+    }
+}
+
+fn of_identity(key: &PolicyKey, identity: IdentityId) -> PolicyKey {
+    PolicyKey {
+        sec_label: identity.0,
+        ..*key
+    }
+}

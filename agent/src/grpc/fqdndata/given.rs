@@ -1,0 +1,84 @@
+//! What the proxies of this service were given. They are told the whole state each time and
+//! yet forget no rule that is absent from it, whatever connection it came by; and a query from
+//! an address that they know no endpoint for can end them.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::IpAddr,
+};
+
+use holdfast_sdp::mapping::BootTime;
+use shared_maps::{EndpointId, IdentityId};
+
+use crate::core::{Directory, directory::RuleKey};
+
+/// How long rules of an endpoint that went are revoked, seconds: longer than a proxy is away
+/// and comes back as the same process.
+const REVOKED: u64 = 600;
+/// How long the address of an endpoint that went is known, seconds: queries of it may wait in
+/// a proxy's socket.
+const LINGERS: u64 = 10;
+
+/// What was given, by any connection.
+#[derive(Debug, Default)]
+pub(super) struct Given {
+    /// Since when their endpoint is gone; none = it is there.
+    rules: BTreeMap<RuleKey, Option<BootTime>>,
+    addresses: BTreeMap<IpAddr, Seen>,
+    /// What the run before gave was taken over.
+    seeded: bool,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Seen {
+    endpoint: EndpointId,
+    identity: IdentityId,
+    gone: Option<BootTime>,
+}
+
+/// An address with its endpoint.
+pub(super) type At = (IpAddr, EndpointId, IdentityId);
+
+impl Given {
+    /// Notes the rules that are given now; gives those to be revoked.
+    pub(super) fn rules(
+        &mut self,
+        now: BootTime,
+        current: &BTreeSet<RuleKey>,
+        directory: &Directory,
+    ) -> Vec<RuleKey> {
+        let former = (!std::mem::replace(&mut self.seeded, true)).then_some(&directory.former);
+        for key in former.into_iter().flatten().chain(current) {
+            self.rules.insert(*key, None);
+        }
+        let there: BTreeSet<EndpointId> = directory.places.iter().map(|place| place.id).collect();
+        self.rules.retain(|(endpoint, ..), gone| {
+            *gone = (!there.contains(endpoint)).then(|| gone.unwrap_or(now));
+            gone.is_none_or(|gone| gone.plus_secs(REVOKED) > now)
+        });
+        let gone = self.rules.keys().filter(|key| !current.contains(*key));
+        gone.copied().collect()
+    }
+
+    /// Notes the addresses of endpoints; gives them, and those that went a moment ago.
+    pub(super) fn addresses(&mut self, now: BootTime, directory: &Directory) -> Vec<At> {
+        for seen in self.addresses.values_mut() {
+            seen.gone.get_or_insert(now);
+        }
+        for place in &directory.places {
+            let seen = Seen {
+                endpoint: place.id,
+                identity: place.identity,
+                gone: None,
+            };
+            let addresses = place.addresses.iter();
+            self.addresses
+                .extend(addresses.map(|address| (*address, seen)));
+        }
+        self.addresses
+            .retain(|_, seen| seen.gone.is_none_or(|gone| gone.plus_secs(LINGERS) > now));
+        let all = self.addresses.iter();
+        all.map(|(address, seen)| (*address, seen.endpoint, seen.identity))
+            .collect()
+    }
+}

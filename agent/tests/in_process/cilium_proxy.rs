@@ -1,0 +1,287 @@
+//! A stand-in that treats this agent's FQDNData service as Cilium's standalone proxy does:
+//! it acknowledges without a request id, finds endpoints by the first address of an entry
+//! only, ends at a query from an address without an endpoint, forgets no rule that vanished,
+//! takes a batch with a pattern that it cannot compile as a whole or not at all, has no rule
+//! where no server is listed, receives 4 MiB at most, asks a silent connection for a sign of
+//! life and gives it a second.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::{IpAddr, SocketAddr},
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
+
+use fqdn_proto::fqdndata::{
+    FqdnMapping, PolicyState, PolicyStateResponse, ResponseCode, fqdn_data_client::FqdnDataClient,
+};
+use holdfast_sdp::{name::Fqdn, pattern::SelectorMatcher, policy::rule::NameRule};
+use ipnet::IpNet;
+use parking_lot::Mutex;
+use prost::Message as _;
+use tokio::{
+    io::{AsyncReadExt as _, AsyncWriteExt as _},
+    net::{TcpListener, TcpStream},
+    sync::mpsc,
+    time::{Instant, sleep, timeout},
+};
+use tokio_stream::wrappers::ReceiverStream;
+use tokio_util::task::TaskTracker;
+use tonic::{
+    Streaming,
+    transport::{Channel, Endpoint},
+};
+
+use crate::lab::PATIENCE;
+
+/// What grpc-go receives unless told otherwise.
+const RECEIVES: usize = 4 << 20;
+/// How long a silent connection has for its sign of life.
+const SIGN_OF_LIFE: Duration = Duration::from_secs(1);
+
+/// Port rules of one endpoint: servers by identity, names.
+type Rules = Vec<(BTreeSet<u32>, Names)>;
+
+/// No list = every name.
+#[derive(Debug)]
+struct Names(Option<Vec<SelectorMatcher>>);
+
+/// What the process remembers, whatever connection it came by.
+#[derive(Debug, Default)]
+pub(crate) struct Memory {
+    rules: BTreeMap<(u16, u32, u32), Rules>,
+    endpoints: BTreeMap<IpAddr, u16>,
+    prefixes: Vec<(IpNet, u32)>,
+    /// Size of the last state.
+    pub(crate) size: usize,
+}
+
+impl Memory {
+    fn apply(&mut self, state: &PolicyState) {
+        self.size = state.encoded_len();
+        assert!(self.size < RECEIVES);
+        let mut batch: BTreeMap<(u16, u32, u32), Rules> = BTreeMap::new();
+        for policy in &state.egress_l7_dns_policy {
+            let endpoint = u16::try_from(policy.source_endpoint_id).expect("16 bits");
+            let mut by_port: BTreeMap<(u32, u32), BTreeSet<u32>> = BTreeMap::new();
+            for server in &policy.dns_servers {
+                let port = (server.dns_server_port, server.dns_server_proto);
+                by_port
+                    .entry(port)
+                    .or_default()
+                    .insert(server.dns_server_identity);
+            }
+            for ((port, protocol), servers) in by_port {
+                let compile = |pattern: &String| {
+                    SelectorMatcher::compile(&NameRule::Pattern(pattern.clone()))
+                        .unwrap_or_else(|error| panic!("the batch is reverted: {error}"))
+                };
+                let patterns = &policy.dns_pattern;
+                let names = (!patterns.is_empty()).then(|| patterns.iter().map(compile).collect());
+                let rules = batch.entry((endpoint, port, protocol)).or_default();
+                rules.push((servers, Names(names)));
+            }
+        }
+        // What is absent stays.
+        self.rules.extend(batch);
+        self.endpoints.clear();
+        for info in state
+            .identity_to_endpoint_mapping
+            .iter()
+            .flat_map(|m| &m.endpoint_info)
+        {
+            let first = address(info.ip.first().expect("an address"));
+            let id = u16::try_from(info.id).expect("16 bits");
+            self.endpoints.insert(first, id);
+        }
+        let prefixes = state.identity_to_prefix_mapping.iter();
+        let prefixes = prefixes.flat_map(|m| m.prefix.iter().map(|bytes| (bytes, m.identity)));
+        self.prefixes = prefixes
+            .map(|(bytes, identity)| {
+                let (len, octets) = bytes.split_last().unwrap();
+                (IpNet::new(address(octets), *len).unwrap(), identity)
+            })
+            .collect();
+    }
+
+    /// Whether it would forward a pod's query; with an unknown source it dies.
+    pub(crate) fn allows(&self, client: &str, server: &str, protocol: u32, name: &str) -> bool {
+        let client: IpAddr = client.parse().unwrap();
+        let server: IpAddr = server.parse().unwrap();
+        let endpoint = self.endpoints.get(&client);
+        let endpoint = endpoint.unwrap_or_else(|| panic!("nil endpoint of {client}: it ended"));
+        let covering = self
+            .prefixes
+            .iter()
+            .filter(|(net, _)| net.contains(&server));
+        let identity = covering.max_by_key(|(net, _)| net.prefix_len());
+        let identity = identity.map_or(2, |(_, identity)| *identity);
+        let name = Fqdn::normalise(name);
+        let rules = self.rules.get(&(*endpoint, 53, protocol)).into_iter();
+        rules.flatten().any(|(servers, Names(names))| {
+            let named = names
+                .as_ref()
+                .is_none_or(|names| names.iter().any(|one| one.matches(&name)));
+            servers.contains(&identity) && named
+        })
+    }
+
+    /// Whether it knows the address.
+    pub(crate) fn knows(&self, client: &str) -> bool {
+        self.endpoints.contains_key(&client.parse().unwrap())
+    }
+
+    /// Prefixes that it was told.
+    pub(crate) fn prefixes(&self) -> usize {
+        self.prefixes.len()
+    }
+}
+
+fn address(octets: &[u8]) -> IpAddr {
+    match octets.len() {
+        4 => <[u8; 4]>::try_from(octets).unwrap().into(),
+        16 => <[u8; 16]>::try_from(octets).unwrap().into(),
+        other => panic!("an address of {other} bytes"),
+    }
+}
+
+/// The process.
+pub(crate) struct CiliumProxy {
+    pub(crate) memory: Memory,
+    link: Link,
+}
+
+struct Link {
+    client: FqdnDataClient<Channel>,
+    states: Streaming<PolicyState>,
+    acks: mpsc::Sender<PolicyStateResponse>,
+    pings: Arc<AtomicUsize>,
+}
+
+impl CiliumProxy {
+    /// Connects for the first time.
+    pub(crate) async fn start(agent: SocketAddr) -> Self {
+        Self {
+            memory: Memory::default(),
+            link: connect(agent).await,
+        }
+    }
+
+    /// Loses its connection and gets another.
+    pub(crate) async fn reconnect(self, agent: SocketAddr) -> Self {
+        let memory = self.memory;
+        drop(self.link);
+        let link = connect(agent).await;
+        Self { memory, link }
+    }
+
+    /// Takes one state and acknowledges it.
+    async fn take(&mut self) {
+        let state = self.link.states.message().await.unwrap();
+        let state = state.expect("the agent keeps the stream");
+        assert!(!state.request_id.is_empty());
+        self.memory.apply(&state);
+        let ack = PolicyStateResponse {
+            response: ResponseCode::NoError.into(),
+            request_id: String::new(),
+        };
+        self.link.acks.send(ack).await.unwrap();
+    }
+
+    /// Takes states until this holds.
+    pub(crate) async fn until(&mut self, what: &str, wanted: impl Fn(&Memory) -> bool) {
+        let deadline = Instant::now() + PATIENCE;
+        while !wanted(&self.memory) {
+            let left = deadline.saturating_duration_since(Instant::now());
+            let taken = timeout(left, self.take()).await;
+            assert!(taken.is_ok(), "{what} does not come: {:?}", self.memory);
+        }
+    }
+
+    /// Waits until the agent pinged so often.
+    pub(crate) async fn pinged(&self, times: usize) {
+        let enough = async {
+            while self.link.pings.load(Ordering::Relaxed) < times {
+                sleep(Duration::from_millis(20)).await;
+            }
+        };
+        timeout(PATIENCE, enough).await.expect("pings of the agent");
+    }
+
+    /// Reports an answer.
+    pub(crate) async fn report(&mut self, answer: FqdnMapping) -> Result<(), tonic::Status> {
+        let answered = self.link.client.update_mapping_request(answer).await;
+        answered.map(|_| ())
+    }
+}
+
+/// By way of a relay that counts the pings of the agent.
+async fn connect(agent: SocketAddr) -> Link {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let pings = Arc::new(AtomicUsize::new(0));
+    let counted = Arc::clone(&pings);
+    let relays = TaskTracker::new();
+    relays.spawn(async move {
+        let (down, _) = listener.accept().await.unwrap();
+        let up = TcpStream::connect(agent).await.unwrap();
+        relay(down, up, counted).await;
+    });
+    let channel = Endpoint::from_shared(format!("http://{address}"))
+        .unwrap()
+        .http2_keep_alive_interval(Duration::from_millis(500))
+        .keep_alive_timeout(SIGN_OF_LIFE)
+        .keep_alive_while_idle(true);
+    let client = FqdnDataClient::new(channel.connect().await.unwrap());
+    let mut client = client.max_decoding_message_size(RECEIVES);
+    let (acks, requests) = mpsc::channel(1);
+    let states = client
+        .stream_policy_state(ReceiverStream::new(requests))
+        .await;
+    Link {
+        states: states.unwrap().into_inner(),
+        client,
+        acks,
+        pings,
+    }
+}
+
+async fn relay(down: TcpStream, up: TcpStream, pings: Arc<AtomicUsize>) {
+    let (mut from_client, to_client) = down.into_split();
+    let (mut from_agent, mut to_agent) = up.into_split();
+    let to_client = Mutex::new(to_client);
+    let requests = async {
+        let _closed = tokio::io::copy(&mut from_client, &mut to_agent).await;
+    };
+    let answers = async {
+        let mut to_client = to_client.into_inner();
+        let mut frames = Vec::new();
+        let mut buffer = vec![0; 64 << 10];
+        while let Ok(read @ 1..) = from_agent.read(&mut buffer).await {
+            let bytes = &buffer[..read];
+            if to_client.write_all(bytes).await.is_err() {
+                return;
+            }
+            frames.extend_from_slice(bytes);
+            // Frame header: length, type, flags, stream (RFC 9113, 4.1); 6 is PING, flag 1 ACK.
+            while let Some(header) = frames.first_chunk::<9>() {
+                let [a, b, c, kind, flags, ..] = *header;
+                let whole = 9 + u32::from_be_bytes([0, a, b, c]) as usize;
+                if frames.len() < whole {
+                    break;
+                }
+                if kind == 6 && flags & 1 == 0 {
+                    pings.fetch_add(1, Ordering::Relaxed);
+                }
+                frames.drain(..whole);
+            }
+        }
+    };
+    tokio::select! {
+        () = requests => {}
+        () = answers => {}
+    }
+}

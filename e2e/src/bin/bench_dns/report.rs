@@ -20,7 +20,7 @@ pub(crate) struct Measured {
 }
 
 /// Ratios of queries per second: name, of which, over which.
-const RATIOS: [(&str, &str, &str); 10] = [
+const RATIOS: [(&str, &str, &str); 12] = [
     ("sdp_over_raw_forwarder", "sdp", "raw_forwarder"),
     ("sdp_over_direct", "sdp", "direct"),
     ("sdp_over_dnsdist", "sdp", "dnsdist"),

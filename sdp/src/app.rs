@@ -28,6 +28,7 @@ use crate::{
     policy::table::PolicyHandle,
     privileges::{Privileges, Sandbox},
     proxy::{Proxy, ProxyConfig, RejectCode, Stats},
+    query_log::{QueryLog, QueryLogConfig, QueryLogStats, Target, Which},
     ready::{Need, Readiness},
     restore::{self, Skipped},
     steering::program,
@@ -78,6 +79,10 @@ pub struct Shared {
     pub privileges: Privileges,
     /// Warnings and errors of late.
     pub troubles: Troubles,
+    /// The query log, if it is on.
+    pub query_log: Option<Arc<QueryLog>>,
+    /// Its counters, on or off.
+    pub query_log_stats: QueryLogStats,
     /// When the process started.
     pub started: Instant,
 }
@@ -91,13 +96,15 @@ pub fn run(config: Config, troubles: Troubles) -> anyhow::Result<()> {
     let sockets = Unbound::open(&listen_config(&config)).map_err(|e| explain_bind(&e, &config))?;
     provide_steering(&config);
     let privileges = sandbox(&config).enter()?;
+    // As the user it becomes: what works now works when the file is opened anew.
+    let query_log = open_query_log(&config)?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(RUNTIME_THREADS)
         .thread_name("sdp-rim")
         .enable_all()
         .build()
         .context("cannot start the runtime")?;
-    let shared = Arc::new(Shared::new(config, privileges, troubles));
+    let shared = Arc::new(Shared::new(config, privileges, troubles, query_log));
     let outcome = runtime.block_on(serve(&shared, doors, sockets));
     runtime.shutdown_timeout(Duration::from_millis(200));
     outcome
@@ -141,7 +148,10 @@ async fn serve(shared: &Arc<Shared>, doors: Doors, sockets: Unbound) -> anyhow::
         Arc::clone(&shared.sink) as _,
         shared.stats.clone(),
     );
-    let proxy = Arc::new(proxy.with_notices(Arc::clone(&shared.notices)));
+    let proxy = proxy
+        .with_notices(Arc::clone(&shared.notices))
+        .with_query_log(shared.query_log.clone());
+    let proxy = Arc::new(proxy);
     let listeners = Listeners::start(&proxy, sockets, &tokio::runtime::Handle::current())?;
     *shared.steering.lock() = listeners.steering();
     note_steering(shared);
@@ -157,10 +167,21 @@ async fn serve(shared: &Arc<Shared>, doors: Doors, sockets: Unbound) -> anyhow::
 impl Shared {
     /// Of a proxy that does not run.
     pub(crate) fn idle(config: Config) -> Self {
-        Self::new(config, Privileges::default(), Troubles::default())
+        let none = QueryLogStats::default();
+        Self::new(
+            config,
+            Privileges::default(),
+            Troubles::default(),
+            (None, none),
+        )
     }
 
-    fn new(config: Config, privileges: Privileges, troubles: Troubles) -> Self {
+    fn new(
+        config: Config,
+        privileges: Privileges,
+        troubles: Troubles,
+        query_log: (Option<Arc<QueryLog>>, QueryLogStats),
+    ) -> Self {
         let ready = Readiness::default();
         ready.block(Need::Listeners, "not bound yet");
         ready.block(
@@ -187,6 +208,8 @@ impl Shared {
             steering: Mutex::new(SteeringStatus::Unavailable("not joined yet".to_owned())),
             privileges,
             troubles,
+            query_log: query_log.0,
+            query_log_stats: query_log.1,
             started: Instant::now(),
             config,
         }
@@ -210,7 +233,18 @@ fn provide_steering(config: &Config) {
 
 fn sandbox(config: &Config) -> Sandbox {
     let admin = config.admin_socket.parent().map(Path::to_owned);
+    let log = match &config.query_log {
+        QueryLogConfig {
+            which: Which::Off, ..
+        } => None,
+        QueryLogConfig {
+            target: Target::File(path),
+            ..
+        } => path.parent().map(Path::to_owned),
+        _ => None,
+    };
     Sandbox {
+        appendable: log.into_iter().collect(),
         user: config.user,
         readable: vec![config.state_dir.clone(), config.bpf_root.clone()],
         writable: admin
@@ -218,6 +252,21 @@ fn sandbox(config: &Config) -> Sandbox {
             .chain([config.journal_dir.clone()])
             .collect(),
     }
+}
+
+fn open_query_log(config: &Config) -> anyhow::Result<(Option<Arc<QueryLog>>, QueryLogStats)> {
+    let stats = QueryLogStats::default();
+    if config.query_log.which == Which::Off {
+        return Ok((None, stats));
+    }
+    let log = QueryLog::open(&config.query_log, &stats).with_context(|| {
+        format!(
+            "--query-log-file: the user that the proxy runs as (--user {}) must be able to make \
+             files there: give it a directory of its own",
+            config.user
+        )
+    })?;
+    Ok((Some(Arc::new(log)), stats))
 }
 
 fn link(shared: &Shared) -> Link {
@@ -411,6 +460,9 @@ async fn leave(shared: &Shared, listeners: Listeners) {
         let unanswered = shared.sink.finish(SILENT).await;
         if unanswered > 0 {
             tracing::warn!(unanswered, "the agent answers nothing: not waited for");
+        }
+        if let Some(log) = &shared.query_log {
+            log.close().await;
         }
         shared.journal.close().await;
     };

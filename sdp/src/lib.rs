@@ -27,6 +27,7 @@ pub mod pattern;
 pub mod policy;
 pub mod privileges;
 pub mod proxy;
+pub mod query_log;
 pub mod ready;
 pub mod resolve;
 pub mod restore;

@@ -63,11 +63,12 @@ impl Metrics {
     }
 }
 
-fn counts(shared: &Shared) -> [(&'static str, &'static str, &Count); 22] {
+fn counts(shared: &Shared) -> [(&'static str, &'static str, &Count); 25] {
     let link = shared.board.stats();
     let sink = shared.sink.stats();
     let notices = shared.notices.stats();
     let journal = shared.journal.stats();
+    let log = &shared.query_log_stats;
     [
         (
             "agent_connection_errors",
@@ -180,6 +181,21 @@ fn counts(shared: &Shared) -> [(&'static str, &'static str, &Count); 22] {
             "journal_skipped",
             "Pairs not written to the journal because too many waited for the disk",
             &journal.skipped,
+        ),
+        (
+            "query_log_lines",
+            "Lines written to the query log",
+            &log.lines,
+        ),
+        (
+            "query_log_dropped",
+            "Lines missing in the query log: it could not be written, or not fast enough",
+            &log.dropped,
+        ),
+        (
+            "query_log_errors",
+            "Failed attempts to write or open the query log",
+            &log.errors,
         ),
     ]
 }

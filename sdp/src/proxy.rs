@@ -10,12 +10,12 @@ use std::{
     time::{Duration, Instant},
 };
 
-use shared_maps::IdentityId;
+use shared_maps::{EndpointId, IdentityId};
 
 pub use stats::Stats;
 
 use self::{
-    stats::{AnswerResult, Fallback, QueryResult},
+    stats::{AnswerResult, Fallback, Label as _, QueryResult},
     stopwatch::Stopwatch,
 };
 use crate::{
@@ -29,8 +29,10 @@ use crate::{
         table::{PolicyHandle, Question},
         verdict::{DenyReason, Verdict},
     },
+    query_log::{End, Entry, QueryLog},
     resolve::{Looked, Resolver, Who},
     transparent::{Mode, Transparent},
+    wall_time,
     wire::{
         Rcode, answer,
         edns::Edns,
@@ -98,7 +100,7 @@ pub struct Arrival {
 }
 
 /// What is to be done with a query.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub enum Outcome<'a> {
     /// Send it on.
     Forward(Forward<'a>),
@@ -109,7 +111,7 @@ pub enum Outcome<'a> {
 }
 
 /// A query that is to be sent on.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub struct Forward<'a> {
     /// The client's message id, flags and EDNS.
     pub kept: Kept,
@@ -123,6 +125,8 @@ pub struct Forward<'a> {
     pub identity: IdentityId,
     /// The address to ask under, if not the node's.
     pub source: Option<IpAddr>,
+    /// For the query log, if it wants this query.
+    pub logged: Option<Box<Entry>>,
     /// How long asking policy took, if that was measured ([`crate::notice`]).
     pub policy_check: Duration,
 }
@@ -195,6 +199,32 @@ impl AnswerResult {
     }
 }
 
+/// What the query log tells of who asks and who is asked.
+struct Asker<'a> {
+    from: &'a Arrival,
+    endpoint: Option<(EndpointId, IdentityId)>,
+    server: Option<IdentityId>,
+}
+
+impl Asker<'_> {
+    fn entry(&self, query: &Query<'_>, rule: Option<(String, String)>) -> Entry {
+        Entry {
+            time: wall_time::now(),
+            asked: Instant::now(),
+            endpoint: self.endpoint.map(|(id, identity)| (id.0, identity.0)),
+            pod: self.from.client.ip(),
+            name: query.name.as_str().to_owned(),
+            qtype: query.qtype,
+            transport: self.from.transport,
+            allowed: true,
+            server: self.from.server,
+            server_identity: self.server.map(|identity| identity.0),
+            rule,
+            end: End::default(),
+        }
+    }
+}
+
 /// Judges queries and learns from answers. Shared by all workers.
 pub struct Proxy {
     config: ProxyConfig,
@@ -202,6 +232,7 @@ pub struct Proxy {
     policy: Arc<PolicyHandle>,
     sink: Arc<dyn MappingSink>,
     stats: Stats,
+    query_log: Option<Arc<QueryLog>>,
     notices: Arc<Notices>,
 }
 
@@ -221,6 +252,7 @@ impl Proxy {
             sink,
             stats,
             notices: Arc::default(),
+            query_log: None,
         }
     }
 
@@ -228,6 +260,12 @@ impl Proxy {
     #[must_use]
     pub fn with_notices(self, notices: Arc<Notices>) -> Self {
         Self { notices, ..self }
+    }
+
+    /// The same, with a query log.
+    #[must_use]
+    pub fn with_query_log(self, query_log: Option<Arc<QueryLog>>) -> Self {
+        Self { query_log, ..self }
     }
 
     /// Judges what a client sent: may it go on to its server?
@@ -255,8 +293,13 @@ impl Proxy {
                 return self.outcome(QueryResult::of_unfit(code), Outcome::Reply);
             }
         };
+        let asker = |endpoint, server| Asker {
+            from,
+            endpoint,
+            server,
+        };
         if self.leads_back(from.server) {
-            return self.refuse(&query, QueryResult::Loop, own);
+            return self.refuse(&query, QueryResult::Loop, &asker(None, None), own);
         }
         let (id, identity, ifindex) = match looked.who(&*self.resolver, from.client.ip()) {
             Who::Endpoint {
@@ -264,8 +307,12 @@ impl Proxy {
                 identity,
                 ifindex,
             } => (id, identity, ifindex),
-            Who::Host => return self.refuse(&query, QueryResult::HostSource, own),
-            Who::Unknown => return self.refuse(&query, QueryResult::UnknownSource, own),
+            Who::Host => {
+                return self.refuse(&query, QueryResult::HostSource, &asker(None, None), own);
+            }
+            Who::Unknown => {
+                return self.refuse(&query, QueryResult::UnknownSource, &asker(None, None), own);
+            }
         };
         let whom = looked.whom(&*self.resolver, from.server.ip());
         let question = Question {
@@ -278,7 +325,8 @@ impl Proxy {
         };
         let judging = timed.as_ref().map(Stopwatch::lap);
         let asking = began.map(|_| Instant::now());
-        let verdict = self.policy.load().check(&question);
+        let table = self.policy.load();
+        let verdict = table.check(&question);
         let policy_check = asking.map_or(Duration::ZERO, |since| since.elapsed());
         if let (Some(timed), Some(judging)) = (timed, judging) {
             timed.observe(&judging, verdict == Verdict::Allow, &self.stats.stages);
@@ -288,8 +336,14 @@ impl Proxy {
             self.notice_query(&query, from, is_allowed, (began, policy_check));
         }
         if let Verdict::Deny(reason) = verdict {
-            return self.refuse(&query, QueryResult::of_denied(reason), own);
+            let asker = asker(Some((id, identity)), Some(whom));
+            return self.refuse(&query, QueryResult::of_denied(reason), &asker, own);
         }
+        let logged = self.query_log.as_ref().filter(|log| log.takes(true));
+        let logged = logged.map(|_| {
+            let asker = asker(Some((id, identity)), Some(whom));
+            Box::new(asker.entry(&query, table.matched(&question)))
+        });
         let endpoint = EndpointInstance {
             id,
             client: from.client.ip(),
@@ -308,6 +362,7 @@ impl Proxy {
                 endpoint,
                 identity,
                 source: self.source(from.client.ip(), whom),
+                logged,
                 policy_check,
             }),
         )
@@ -394,7 +449,13 @@ impl Proxy {
             || (ip.is_loopback() && !self.config.loopback_servers)
     }
 
-    fn refuse<'a>(&self, query: &Query<'_>, why: QueryResult, own: &mut Vec<u8>) -> Outcome<'a> {
+    fn refuse<'a>(
+        &self,
+        query: &Query<'_>,
+        why: QueryResult,
+        asker: &Asker<'_>,
+        own: &mut Vec<u8>,
+    ) -> Outcome<'a> {
         let by_policy = matches!(why, QueryResult::DeniedName | QueryResult::DeniedServer);
         let extended = if by_policy {
             reply::EDE_BLOCKED
@@ -408,12 +469,29 @@ impl Proxy {
             _ => (Rcode::Refused, Some(extended)),
         };
         reply::to_query(query, code, extended, own);
+        if let Some(log) = &self.query_log
+            && log.takes(false)
+        {
+            let mut entry = asker.entry(query, None);
+            entry.allowed = false;
+            entry.end = End::own(why.text(), code);
+            log.submit(Box::new(entry));
+        }
         self.outcome(why, Outcome::Reply)
     }
 
     fn outcome<'a>(&self, result: QueryResult, outcome: Outcome<'a>) -> Outcome<'a> {
         self.stats.queries.inc(result);
         outcome
+    }
+
+    /// Ends an entry of the query log: `end` is told of the query, now.
+    pub(crate) fn log(&self, mut entry: Box<Entry>, end: End, now: Instant) {
+        if let Some(log) = &self.query_log {
+            let took = now.saturating_duration_since(entry.asked);
+            entry.end = End { took, ..end };
+            log.submit(entry);
+        }
     }
 
     /// Settings.

@@ -20,6 +20,7 @@ use crate::{
     maps::MapsStatus,
     privileges::Privileges,
     proxy::stats::{AnswerResult, Label, QueryResult},
+    query_log::QueryLogStatus,
     restore::Skipped,
     transparent::Mode,
     troubles::Trouble,
@@ -79,6 +80,8 @@ pub struct Status {
     pub skipped_files: Vec<Skipped>,
     /// Where mappings that are not durable are kept.
     pub journal: JournalStatus,
+    /// The query log, if it is on.
+    pub query_log: Option<QueryLogStatus>,
     /// Queries by outcome; outcomes that did not occur are left out.
     pub queries: Vec<Counted>,
     /// Answers by outcome.
@@ -169,6 +172,7 @@ impl Status {
             privileges: shared.privileges.clone(),
             skipped_files: shared.skipped_files.lock().clone(),
             journal: shared.journal.status(),
+            query_log: shared.query_log.as_ref().map(|log| log.status()),
             queries: counted::<QueryResult>(|label| shared.stats.queries.get(label)),
             answers: counted::<AnswerResult>(|label| shared.stats.answers.get(label)),
             troubles: shared.troubles.list(),

@@ -31,6 +31,7 @@ use crate::{
         Proxy,
         stats::{AnswerResult, Stage},
     },
+    query_log::End,
     resolve::Looked,
     socket::{
         self,
@@ -210,7 +211,8 @@ impl Worker {
         while let Some(answer) = self.held.expired(self.now) {
             self.release(answer, AnswerResult::Late);
         }
-        while let Some(flight) = self.upstream.expired(self.now) {
+        while let Some(mut flight) = self.upstream.expired(self.now) {
+            self.log(&mut flight.logged, End::unanswered("timeout"));
             self.proxy.stats().in_flight.down();
             self.proxy.stats().upstream_timeouts.add(1);
             self.notice_failure(&flight, Failure::Timeout);

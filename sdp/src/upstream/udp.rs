@@ -26,6 +26,7 @@ use crate::{
         Asked, Forward,
         stats::{Counters, Fallback},
     },
+    query_log::{Entries, Entry},
     socket, transparent,
     wire::{HEADER_LEN, Header, answer, reply::Kept},
 };
@@ -65,6 +66,8 @@ pub(crate) struct Flight {
     policy_check: Duration,
     /// Who else asked the same.
     pub(crate) joined: Vec<Joined>,
+    /// For the query log: of the first query, and of those that joined it.
+    pub(crate) logged: Entries,
     fingerprint: u64,
     socket: Key,
     id: u16,
@@ -98,7 +101,7 @@ pub(crate) enum Place {
     /// It is to be sent.
     New(Placed),
     /// It waits for the answer to the same query in flight.
-    Joined,
+    Joined(Key),
 }
 
 /// Where a query was placed.
@@ -211,8 +214,8 @@ impl UdpUpstream {
         let fingerprint = self
             .hasher
             .hash_one((message.get(2..), server, query.endpoint));
-        if self.join(fingerprint, query, (client, server), now) {
-            return Ok(Place::Joined);
+        if let Some(flight) = self.join(fingerprint, query, (client, server), now) {
+            return Ok(Place::Joined(flight));
         }
         // An endpoint may have as many in flight as there is room left for all:
         // alone it gets half, and the more compete, the less each.
@@ -248,6 +251,7 @@ impl UdpUpstream {
             sent_at: now,
             policy_check: query.policy_check,
             joined: Vec::new(),
+            logged: Vec::new(),
             fingerprint,
             socket: key,
             id,
@@ -271,11 +275,9 @@ impl UdpUpstream {
         query: &Forward<'_>,
         (client, server): (SocketAddr, SocketAddr),
         now: Instant,
-    ) -> bool {
-        let same = self.latest.get(&fingerprint).copied();
-        let Some(flight) = same.and_then(|key| self.flights.get_mut(key)) else {
-            return false;
-        };
+    ) -> Option<Key> {
+        let key = self.latest.get(&fingerprint).copied()?;
+        let flight = self.flights.get_mut(key)?;
         let joined = Joined {
             client,
             kept: query.kept,
@@ -295,7 +297,14 @@ impl UdpUpstream {
         if fits {
             flight.joined.push(joined);
         }
-        fits
+        fits.then_some(key)
+    }
+
+    /// Has the query log's entry kept with a query in flight until it ends.
+    pub(crate) fn log(&mut self, flight: Key, entry: Box<Entry>) {
+        if let Some(flight) = self.flights.get_mut(flight) {
+            flight.logged.push(entry);
+        }
     }
 
     /// The descriptor of a socket.

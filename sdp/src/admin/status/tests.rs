@@ -112,6 +112,7 @@ fn healthy() -> Status {
             bytes: 901,
             ..JournalStatus::default()
         },
+        query_log: None,
         queries: counted(&[("forwarded", 120_417), ("denied_name", 93)]),
         answers: counted(&[("released", 119_800), ("realised", 602), ("late", 3)]),
         troubles: Vec::new(),
@@ -160,6 +161,14 @@ fn troubled() -> Status {
     }];
     status.journal.memory_only = Some("/var/lib/holdfast/sdp: No space left on device".to_owned());
     status.journal.errors = 9;
+    status.query_log = Some(QueryLogStatus {
+        which: "denied".to_owned(),
+        target: "/var/log/holdfast/queries.log".to_owned(),
+        one_in: 100,
+        lines: 4,
+        dropped: 2,
+        problem: Some("No space left on device (os error 28)".to_owned()),
+    });
     status.queries = Vec::new();
     status.answers = Vec::new();
     status.troubles = vec![

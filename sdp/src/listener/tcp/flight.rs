@@ -1,4 +1,4 @@
-//! A query of one connection that waits for its server.
+//! Queries of one connection that wait: for their server, then for the agent.
 
 use std::{
     net::SocketAddr,
@@ -10,6 +10,7 @@ use crate::{
     mapping::EndpointInstance,
     policy::rule::Transport,
     proxy::Asked,
+    query_log::Entry,
     wire::{answer, reply::Kept, transfer::Transfer},
 };
 
@@ -24,6 +25,8 @@ pub(super) struct Flight {
     pub(super) sent_at: Instant,
     pub(super) policy_check: Duration,
     pub(super) resent: bool,
+    /// For the query log.
+    pub(super) logged: Option<Box<Entry>>,
     /// If its answer is many messages.
     pub(super) transfer: Option<Transfer>,
 }
@@ -54,4 +57,15 @@ impl Flight {
     pub(super) fn has_begun(&self) -> bool {
         self.transfer.is_some_and(Transfer::has_begun)
     }
+}
+
+/// An answer that waits for the agent.
+pub(super) struct Held {
+    pub(super) message: Vec<u8>,
+    /// For the query log.
+    pub(super) logged: Option<Box<Entry>>,
+    /// When the query came.
+    pub(super) asked: Instant,
+    /// When the answer came.
+    pub(super) since: Instant,
 }

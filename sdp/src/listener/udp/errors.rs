@@ -18,9 +18,10 @@ use super::Worker;
 use crate::{
     arena::Key,
     notice::Failure,
-    proxy::stats::QueryResult,
+    proxy::stats::{Label as _, QueryResult},
+    query_log::End,
     upstream::udp::{Flight, Joined},
-    wire::reply,
+    wire::{Rcode, reply},
 };
 
 /// Errors taken from one socket before others get their turn.
@@ -50,8 +51,10 @@ impl Worker {
                 return;
             };
             let query = query.get(..length).unwrap_or_default();
-            if is_final && let Some(flight) = self.upstream.undelivered(socket, query) {
+            if is_final && let Some(mut flight) = self.upstream.undelivered(socket, query) {
                 self.unreachable(&flight);
+                let result = QueryResult::UpstreamError.text();
+                self.log(&mut flight.logged, End::own(result, Rcode::ServFail));
                 self.upstream.recycle(flight);
             }
         }

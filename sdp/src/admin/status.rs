@@ -57,7 +57,7 @@ pub struct Status {
     pub workers: usize,
     /// What is under way.
     #[serde(default)]
-    pub work: Work,
+    pub under_way: Work,
     /// Link to the agent.
     pub agent: LinkStatus,
     /// Endpoints that have DNS rules.
@@ -157,7 +157,7 @@ impl Status {
             proxy_port: shared.config.proxy_port,
             listeners: shared.config.listeners(),
             workers: shared.config.workers,
-            work: Work {
+            under_way: Work {
                 in_flight: shared.stats.in_flight.get(),
                 held: shared.stats.held.get(),
                 tcp_connections: shared.stats.tcp_connections.get(),

@@ -53,7 +53,7 @@ fn healthy() -> Status {
             ([0, 0, 0, 0, 0, 0, 0, 1], 10094).into(),
         ],
         workers: 2,
-        work: Work {
+        under_way: Work {
             in_flight: 12,
             held: 1,
             tcp_connections: 3,

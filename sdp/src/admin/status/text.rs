@@ -117,7 +117,7 @@ impl Status {
     }
 
     fn under_way(&self) -> String {
-        let work = &self.work;
+        let work = &self.under_way;
         format!(
             "{} queries in flight, {} answers held, {} TCP connections",
             work.in_flight, work.held, work.tcp_connections

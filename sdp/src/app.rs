@@ -133,7 +133,9 @@ async fn serve(shared: &Arc<Shared>, doors: Doors, sockets: Unbound) -> anyhow::
     let admin = Admin::start(doors, shared)?;
     restore_rules(shared);
     let stop = CancellationToken::new();
-    shared.transparent.look(&config.bpf_root);
+    if shared.transparent.look(&config.bpf_root) {
+        tracing::warn!("transparent mode: {}", shared.transparent.mode().text());
+    }
     tasks.spawn(keep_house(Arc::clone(shared), stop.clone()));
     tasks.spawn(link(shared).run(stop.clone()));
     first_rules(shared).await;
@@ -414,8 +416,7 @@ async fn keep_house(shared: Arc<Shared>, stop: CancellationToken) {
         note_steering(&shared);
         note_maps(&shared.ready, &shared.maps);
         if shared.transparent.look(&shared.config.bpf_root) {
-            let mode = shared.transparent.mode().as_str();
-            tracing::warn!(mode, "transparent mode changed with the agent's datapath");
+            tracing::warn!("transparent mode: {}", shared.transparent.mode().text());
         }
         shared.sink.tick(BootTime::now());
     }

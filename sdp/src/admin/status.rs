@@ -22,6 +22,7 @@ use crate::{
     proxy::stats::{AnswerResult, Label, QueryResult},
     query_log::QueryLogStatus,
     restore::Skipped,
+    transparent::Mode,
     troubles::Trouble,
 };
 
@@ -56,7 +57,7 @@ pub struct Status {
     pub workers: usize,
     /// What is under way.
     #[serde(default)]
-    pub work: Work,
+    pub under_way: Work,
     /// Link to the agent.
     pub agent: LinkStatus,
     /// Endpoints that have DNS rules.
@@ -70,6 +71,9 @@ pub struct Status {
     /// Every proxy of this node that has steering slots.
     #[serde(default)]
     pub replicas: Vec<Replica>,
+    /// Under whose address servers are asked.
+    #[serde(default)]
+    pub transparent: Mode,
     /// What the process may still do.
     pub privileges: Privileges,
     /// Endpoints' files that were not used at the start.
@@ -153,7 +157,7 @@ impl Status {
             proxy_port: shared.config.proxy_port,
             listeners: shared.config.listeners(),
             workers: shared.config.workers,
-            work: Work {
+            under_way: Work {
                 in_flight: shared.stats.in_flight.get(),
                 held: shared.stats.held.get(),
                 tcp_connections: shared.stats.tcp_connections.get(),
@@ -164,6 +168,7 @@ impl Status {
             mappings: shared.sink.status(),
             steering: Steering::of(&shared.steering.lock()),
             replicas: replicas::replicas(&shared.config.bpf_root),
+            transparent: shared.transparent.mode(),
             privileges: shared.privileges.clone(),
             skipped_files: shared.skipped_files.lock().clone(),
             journal: shared.journal.status(),

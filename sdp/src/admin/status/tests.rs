@@ -53,7 +53,7 @@ fn healthy() -> Status {
             ([0, 0, 0, 0, 0, 0, 0, 1], 10094).into(),
         ],
         workers: 2,
-        work: Work {
+        under_way: Work {
             in_flight: 12,
             held: 1,
             tcp_connections: 3,
@@ -97,6 +97,7 @@ fn healthy() -> Status {
             replica(4500, &[2], 1_900),
             replica(4600, &[3], 120),
         ],
+        transparent: Mode::Off,
         privileges: Privileges {
             uid: 10094,
             gid: 10094,
@@ -144,6 +145,7 @@ fn troubled() -> Status {
     status.maps.lxc_problem = Some("cilium_lxc is not pinned".to_owned());
     status.mappings.agent_hung = true;
     status.replicas = Vec::new();
+    status.transparent = Mode::Blocked;
     let why = "/sys/fs/bpf/tc/globals/hf_steer_slots_v1 is not there".to_owned();
     status.steering = Steering {
         on: false,

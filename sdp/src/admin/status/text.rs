@@ -7,6 +7,7 @@ use crate::{
     link::board::{LinkStatus, RulesOrigin, Service},
     maps::MapsStatus,
     query_log::QueryLogStatus,
+    transparent::Mode,
     troubles::Trouble,
 };
 
@@ -56,6 +57,9 @@ impl Status {
                 "skipped",
                 format_args!("{}: {}", skipped.path.display(), skipped.reason),
             );
+        }
+        if self.transparent != Mode::Off {
+            page.line("transparent", self.transparent.text());
         }
         page.line("maps", maps_text(&self.maps));
         page.line("mappings", self.mappings());
@@ -113,7 +117,7 @@ impl Status {
     }
 
     fn under_way(&self) -> String {
-        let work = &self.work;
+        let work = &self.under_way;
         format!(
             "{} queries in flight, {} answers held, {} TCP connections",
             work.in_flight, work.held, work.tcp_connections

@@ -3,7 +3,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
 use holdfast_e2e::lab::{DNS4, web4};
-use holdfast_e2e::policy::good_names;
+use holdfast_e2e::policy::{WEB, good_names};
 use holdfast_e2e::{Lab, Query, SdpOptions, eventually, until, with_lab};
 use nix::sys::signal::Signal;
 use shared_maps::steering::{HEARTBEAT_DEAD_NS, SLOTS_NAME, Slot};
@@ -34,18 +34,21 @@ fn silent_ns(slot: &Slot) -> u64 {
 #[test]
 fn a_slot_taken_from_a_sleeper_stays_taken_when_it_wakes() {
     with_lab(|lab| {
-        let programs = lab.start(&good_names())?;
-        programs.sdp.kill_9()?;
+        let _agent = lab.start_agent(&Default::default())?;
+        lab.add_endpoint(&lab.a, WEB)?;
+        lab.write_policy("web.yaml", &good_names())?;
         lab.zone.set("www.good.test", &[web4(10)], 600);
         let sleeper = lab.start_sdp(&replica(0))?;
         let first = slots_of(lab, "r0")?;
         ensure!(first == [0], "not the first free slot: {first:?}");
+        lab.connected("r0")?;
         sleeper.signal(Signal::SIGSTOP)?;
         until("its slot may be taken", SOON, || {
             slot(lab, 0).is_ok_and(|slot| silent_ns(&slot) > 3 * HEARTBEAT_DEAD_NS)
         })?;
         let taker = lab.start_sdp(&replica(1))?;
         ensure!(slots_of(lab, "r1")? == [0], "the silent slot was not taken");
+        lab.connected("r1")?;
         sleeper.signal(Signal::SIGCONT)?;
         eventually("the sleeper has a slot again", SOON, || {
             let own = slots_of(lab, "r0")?;

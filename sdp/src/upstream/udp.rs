@@ -3,7 +3,9 @@
 //! Per server and client identity there are a few connected sockets, each with
 //! a random source port; every batch of queries takes one of them at random and
 //! every query an id, so that a forger must guess both (RFC 5452). Sockets are
-//! replaced after a while.
+//! replaced after a while. More are opened where more is in flight than the
+//! sockets' buffers have room for: a worker that gets no CPU for a moment loses
+//! no answer.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -31,8 +33,12 @@ use crate::{
     wire::{HEADER_LEN, Header, answer, reply::Kept},
 };
 
-/// Sockets per server and identity.
+/// Sockets per server and identity from which each batch takes one at random.
 const SPREAD: usize = 4;
+/// The same, with those that are opened while the others wait for [`ROOM`] answers each.
+const MOST: usize = 32;
+/// Answers that a socket's receive buffer takes, should they all come while we do not run.
+const ROOM: usize = 128;
 /// Sockets per worker at most, of the node's address.
 const MAX_SOCKETS: usize = 512;
 /// The same, of pods' addresses.
@@ -146,7 +152,7 @@ struct ServerKey {
 /// All of one worker's.
 pub(crate) struct UdpUpstream {
     sockets: Arena<UpSocket>,
-    servers: HashMap<ServerKey, [Option<Key>; SPREAD], RandomState>,
+    servers: HashMap<ServerKey, Vec<Option<Key>>, RandomState>,
     /// Which of a server's sockets the queries of this batch take.
     spread: usize,
     flights: Arena<Flight>,
@@ -432,11 +438,8 @@ impl UdpUpstream {
         now: Instant,
         epoll: &Epoll,
     ) -> Result<Key, PlaceError> {
-        let at = self.spread;
-        let present = self
-            .servers
-            .get(&server)
-            .and_then(|s| s.get(at).copied().flatten());
+        let at = self.position(server);
+        let present = self.at(server, at);
         if let Some(key) = present
             && let Some(socket) = self.sockets.get_mut(key)
         {
@@ -445,6 +448,38 @@ impl UdpUpstream {
             }
             self.retire(key);
         }
+        match self.open_at(server, at, now, epoll) {
+            // Better one that waits for many answers than none.
+            Err(PlaceError::Full) if at != self.spread => {
+                self.at(server, self.spread).ok_or(PlaceError::Full)
+            }
+            opened => opened,
+        }
+    }
+
+    /// Which of a server's sockets the next query takes.
+    fn position(&self, server: ServerKey) -> usize {
+        let has_room = |at: &usize| {
+            let socket = self.at(server, *at).and_then(|key| self.sockets.get(key));
+            socket.is_none_or(|socket| socket.waiting.len() < ROOM)
+        };
+        if has_room(&self.spread) {
+            return self.spread;
+        }
+        (0..MOST).find(has_room).unwrap_or(self.spread)
+    }
+
+    fn at(&self, server: ServerKey, at: usize) -> Option<Key> {
+        self.servers.get(&server)?.get(at).copied().flatten()
+    }
+
+    fn open_at(
+        &mut self,
+        server: ServerKey,
+        at: usize,
+        now: Instant,
+        epoll: &Epoll,
+    ) -> Result<Key, PlaceError> {
         self.make_room(server.source.is_some())?;
         let fd = self.open(server)?;
         let key = self.sockets.insert(UpSocket {
@@ -468,8 +503,12 @@ impl UdpUpstream {
                 .into());
             }
         }
-        if let Some(slot) = self.servers.entry(server).or_default().get_mut(at) {
-            *slot = Some(key);
+        let own = self.servers.entry(server).or_default();
+        if own.len() <= at {
+            own.resize(at + 1, None);
+        }
+        if let Some(place) = own.get_mut(at) {
+            *place = Some(key);
         }
         Ok(key)
     }

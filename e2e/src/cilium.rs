@@ -11,6 +11,7 @@
 pub mod keepalive;
 pub mod place;
 mod service;
+pub mod stage;
 pub mod world;
 
 use std::net::SocketAddr;

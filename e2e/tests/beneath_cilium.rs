@@ -1,111 +1,18 @@
-//! The proxy beneath a Cilium agent: a stand-in that insists on what the real one
-//! insists on, the chart's ConfigMap, TPROXY, and whatever is mounted or not.
-use std::net::IpAddr;
-use std::path::PathBuf;
-use std::time::{Duration, Instant};
+//! The proxy beneath a Cilium agent: the chart's ConfigMap, TPROXY, and whatever is
+//! mounted or not.
+use std::fs::Permissions;
+use std::os::unix::fs::PermissionsExt as _;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, ensure};
 use hickory_proto::op::ResponseCode;
-use holdfast_e2e::cilium::world::{Rule, World};
-use holdfast_e2e::cilium::{CiliumAgent, Manner, PORT, keepalive::Timing, place};
-use holdfast_e2e::lab::{DNS4, DNS6, Lab, web4, web6};
-use holdfast_e2e::{Pod, Program, Query, SdpOptions, eventually, until, with_lab};
+use holdfast_e2e::cilium::stage::{
+    SERVER, SOON, WEB, ask, expect_no_offence, first_answer, hurried, options, world,
+};
+use holdfast_e2e::cilium::world::Rule;
+use holdfast_e2e::cilium::{CiliumAgent, place};
+use holdfast_e2e::lab::{DNS4, DNS6, web4, web6};
+use holdfast_e2e::{Query, config, eventually, until, with_lab};
 use shared_maps::ipcache;
-use tonic::Code;
-use tonic::transport::Endpoint;
-
-const SOON: Duration = Duration::from_secs(15);
-const WEB: u32 = 41_001;
-const CLIENT: u32 = 41_002;
-const SERVER: u32 = 41_053;
-
-/// What Cilium's chart writes, and some keys of the agent that clusters add.
-const CONFIG_MAP: &[(&str, &str)] = &[
-    ("debug", "false"),
-    ("enable-ipv4", "true"),
-    ("enable-ipv6", "true"),
-    ("enable-l7-proxy", "true"),
-    ("enable-standalone-dns-proxy", "true"),
-    ("standalone-dns-proxy-server-port", "10095"),
-    ("tofqdns-proxy-port", "10094"),
-    ("tofqdns-enable-dns-compression", "true"),
-    ("tofqdns-min-ttl", "0"),
-    ("dnsproxy-lock-count", "131"),
-    ("cluster-name", "default"),
-];
-
-fn world(lab: &Lab) -> World {
-    World {
-        endpoints: vec![
-            place::endpoint(&lab.a, WEB),
-            place::endpoint(&lab.b, CLIENT),
-        ],
-        rules: [(WEB, vec![Rule::new(SERVER, &["*.good.test"])])].into(),
-        prefixes: vec![
-            (DNS4.into(), SERVER),
-            (DNS6.into(), SERVER),
-            ("0.0.0.0/0".parse().expect("a prefix"), 9),
-            ("::/0".parse().expect("a prefix"), 10),
-        ],
-    }
-}
-
-fn hurried() -> Manner {
-    Manner {
-        timing: Timing::hurried(20),
-        pause: Duration::from_millis(50),
-        ..Manner::default()
-    }
-}
-
-/// The proxy as the chart starts it: a ConfigMap, and no word of an agent's address.
-fn options(lab: &Lab, name: &str) -> Result<SdpOptions> {
-    let keys = lab.directory().join(format!("config-{name}"));
-    place::mount_config_map(&keys, CONFIG_MAP)?;
-    let sdp = SdpOptions {
-        native: false,
-        ..SdpOptions::new(name, 9971)
-    };
-    Ok(sdp.flag(&format!("--config-dir={}", keys.display())))
-}
-
-fn ask(pod: &Pod, name: &str, server: IpAddr) -> Result<holdfast_e2e::Reply> {
-    pod.ask(&Query::a(name, server))
-}
-
-/// Starts a proxy and says how long its first right answer took.
-fn first_answer(lab: &Lab, options: &SdpOptions, query: &Query) -> Result<(Program, Duration)> {
-    let command = lab.sdp_command(options)?;
-    let log: PathBuf = lab
-        .directory()
-        .join(format!("log/sdp-{}.log", options.name));
-    let start = Instant::now();
-    let mut sdp = Program::start("holdfast-sdp", command, &log)?;
-    let hasty = query.clone().within(Duration::from_millis(20));
-    eventually("a first right answer", SOON, || {
-        sdp.check_alive()?;
-        lab.a.ask(&hasty)?.expect(web4(10))
-    })?;
-    Ok((sdp, start.elapsed()))
-}
-
-fn expect_no_offence(agent: &CiliumAgent) -> Result<()> {
-    let seen = agent.seen();
-    ensure!(seen.violations.is_empty(), "{:?}", seen.violations);
-    ensure!(
-        (
-            seen.client_pings,
-            seen.too_many_pings,
-            seen.unanswered_pings
-        ) == (0, 0, 0),
-        "pings of the client: {}, sent away: {}, pings unanswered: {}",
-        seen.client_pings,
-        seen.too_many_pings,
-        seen.unanswered_pings
-    );
-    ensure!(seen.acks.len() as u64 <= seen.states, "too many acks");
-    Ok(())
-}
 
 #[test]
 fn lives_on_the_agents_tables_alone() {
@@ -268,6 +175,40 @@ fn starts_from_files_and_maps_while_the_agent_is_away() {
     });
 }
 
+/// A container as Cilium's chart makes it: two capabilities, nothing mounted.
+#[test]
+fn the_charts_capabilities_suffice() {
+    with_lab(|lab| {
+        lab.zone.set("www.good.test", &[web4(10), web6(10)], 600);
+        place::redirect(lab)?;
+        let wrapper = lab.directory().join("with-the-charts-capabilities");
+        let program = config::program("holdfast-sdp")?;
+        let script = format!(
+            "#!/bin/sh\nexec setpriv --bounding-set=-all,+net_admin,+net_raw {} \"$@\"\n",
+            program.display()
+        );
+        std::fs::write(&wrapper, script)?;
+        std::fs::set_permissions(&wrapper, Permissions::from_mode(0o755))?;
+        let agent = CiliumAgent::start(&lab.node, world(lab), hurried())?;
+        let mut options = options(lab, "one")?;
+        options.program = Some(wrapper);
+        options.bpf_root = Some(lab.directory().join("no-bpf"));
+        let (sdp, _) = first_answer(lab, &options, &Query::a("www.good.test", DNS4))?;
+        ensure!(
+            sdp.log().contains("answers go out raw"),
+            "too many capabilities"
+        );
+        for server in [DNS4, DNS6] {
+            for tcp in [false, true] {
+                let over = |query: Query| if tcp { query.tcp() } else { query };
+                let aaaa = over(Query::aaaa("www.good.test", server));
+                lab.a.ask(&aaaa)?.expect(web6(10))?;
+            }
+        }
+        expect_no_offence(&agent)
+    });
+}
+
 /// Maps where they are, tables where they are not; rules of an agent replace files.
 #[test]
 fn maps_and_tables_mix() {
@@ -295,7 +236,7 @@ fn maps_and_tables_mix() {
             "{status}"
         );
         // A map that appears later is used.
-        let mut other = self::world(lab);
+        let mut other = holdfast_e2e::cilium::stage::world(lab);
         other
             .prefixes
             .retain(|(prefix, _)| prefix.prefix_len() == 0);
@@ -308,109 +249,5 @@ fn maps_and_tables_mix() {
             ask(&lab.a, "www.good.test", DNS4)?.expect(web4(10))
         })?;
         expect_no_offence(&agent)
-    });
-}
-
-#[test]
-fn error_codes_release_or_reject() {
-    with_lab(|lab| {
-        for name in ["www", "unknown", "internal", "denied"] {
-            lab.zone.set(&format!("{name}.good.test"), &[web4(10)], 600);
-        }
-        place::redirect(lab)?;
-        let manner = Manner {
-            errors: vec![
-                ("unknown", Code::Unknown),
-                ("internal", Code::Internal),
-                ("denied", Code::PermissionDenied),
-            ],
-            ..hurried()
-        };
-        let agent = CiliumAgent::start(&lab.node, world(lab), manner)?;
-        let good = Query::a("www.good.test", DNS4);
-        let (_sdp, _) = first_answer(lab, &options(lab, "one")?, &good)?;
-        for tcp in [false, true] {
-            let over = |name: &str| {
-                let query = Query::a(name, DNS4).edns();
-                if tcp { query.tcp() } else { query }
-            };
-            for name in ["unknown.good.test", "internal.good.test"] {
-                lab.a.ask(&over(name))?.expect(web4(10))?;
-            }
-            let reply = lab.a.ask(&over("denied.good.test"))?;
-            reply.expect_code(ResponseCode::ServFail)?;
-        }
-        expect_no_offence(&agent)
-    });
-}
-
-#[test]
-fn a_snapshot_of_a_large_cluster_is_taken() {
-    with_lab(|lab| {
-        lab.zone.set("www.good.test", &[web4(10)], 600);
-        place::redirect(lab)?;
-        let mut world = world(lab);
-        for number in 0..1_200_000_u32 {
-            let [_, b, c, d] = number.to_be_bytes();
-            let prefix = IpAddr::from([100 + b, c, d, 0]);
-            let identity = 256 + number % 50_000;
-            world
-                .prefixes
-                .push((ipnet::IpNet::new(prefix, 24)?, identity));
-            let v6 = IpAddr::from([
-                0xfd00,
-                1,
-                0,
-                0,
-                0,
-                0,
-                u16::from(b),
-                u16::from_be_bytes([c, d]),
-            ]);
-            world.prefixes.push((v6.into(), identity));
-        }
-        let agent = CiliumAgent::start(&lab.node, world, hurried())?;
-        let good = Query::a("www.good.test", DNS4);
-        let (_sdp, took) = first_answer(lab, &options(lab, "one")?, &good)?;
-        let size = agent.seen().largest_state;
-        println!("first right answer after {took:?}, snapshot of {size} bytes");
-        ensure!(size > 20 << 20, "only {size} bytes");
-        expect_no_offence(&agent)
-    });
-}
-
-#[test]
-fn the_agent_may_listen_on_ipv6_alone() {
-    with_lab(|lab| {
-        lab.zone.set("www.good.test", &[web4(10)], 600);
-        place::redirect(lab)?;
-        let at = std::net::SocketAddr::from(([0, 0, 0, 0, 0, 0, 0, 1], PORT));
-        let agent = CiliumAgent::start_at(&lab.node, at, world(lab), hurried())?;
-        let good = Query::a("www.good.test", DNS4);
-        let (_sdp, _) = first_answer(lab, &options(lab, "one")?, &good)?;
-        expect_no_offence(&agent)
-    });
-}
-
-/// What the other tests rest on: such a client would have been noticed.
-#[test]
-fn the_stand_in_sends_a_client_away_that_pings() {
-    with_lab(|lab| {
-        let agent = CiliumAgent::start(&lab.node, world(lab), hurried())?;
-        lab.node.enter(|| -> Result<()> {
-            let runtime = tokio::runtime::Builder::new_current_thread()
-                .enable_all()
-                .build()?;
-            runtime.block_on(async {
-                let pinging = Endpoint::from_static("http://127.0.0.1:10095")
-                    .http2_keep_alive_interval(Duration::from_millis(50))
-                    .keep_alive_while_idle(true);
-                let _channel = pinging.connect().await?;
-                tokio::task::spawn_blocking(move || {
-                    until("sent away", SOON, || agent.seen().too_many_pings > 0)
-                })
-                .await?
-            })
-        })?
     });
 }

@@ -82,14 +82,14 @@ fn status_tells_of_replicas_agent_troubles_and_drain() {
         let silent = Query::a("lost.good.test", DNS4).within(Duration::from_millis(300));
         ensure!(lab.a.ask(&silent).is_err(), "the server is not silent");
         ensure!(
-            field(&of_one(lab)?, "/work/in_flight")? == 1,
+            field(&of_one(lab)?, "/under_way/in_flight")? == 1,
             "not waited for"
         );
         programs.sdp.signal(Signal::SIGTERM)?;
         eventually("the drain is shown", SOON, || {
             let status = of_one(lab)?;
             ensure!(field(&status, "/drain/since_ms")?.is_u64(), "{status}");
-            ensure!(field(&status, "/work/in_flight")? == 1, "{status}");
+            ensure!(field(&status, "/under_way/in_flight")? == 1, "{status}");
             ensure!(field(&status, "/steering/on")? == false, "{status}");
             Ok(())
         })

@@ -1,6 +1,8 @@
 //! Transparent mode: servers see the pod that asks, and answers find the proxy.
 use std::collections::BTreeSet;
-use std::net::{IpAddr, Ipv4Addr};
+use std::io::{Read as _, Write as _};
+use std::net::{IpAddr, Ipv4Addr, TcpListener};
+use std::process::Stdio;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
@@ -8,6 +10,7 @@ use hickory_proto::op::ResponseCode;
 use holdfast_e2e::cilium::world::{Rule, World};
 use holdfast_e2e::cilium::{CiliumAgent, Manner, place};
 use holdfast_e2e::dns::server::DnsServer;
+use holdfast_e2e::dns::zone::Zone;
 use holdfast_e2e::lab::{DNS4, DNS6, NODE4, NODE6, OTHER_DNS4, at, web4};
 use holdfast_e2e::packet::{Packet, udp};
 use holdfast_e2e::policy::{WEB, dns_to, egress, good_names, names};
@@ -73,9 +76,44 @@ fn servers_outside_see_the_pod() {
         assert!(lab.counted(Reason::Returned)? >= 80);
         assert_eq!(lab.counted(Reason::ForgedAnswer)?, 0);
         assert_eq!(fallbacks(lab, "")?, 0.0);
-        // Connections end properly on both sides, though the last segments come when the
-        // proxy's socket is closed.
-        eventually("the server's connections end", LIMIT, || {
+        Ok(())
+    });
+}
+
+/// Answers one query on one connection, and closes it well after its client did.
+fn close_late(listener: &TcpListener, zone: &Zone) -> Result<()> {
+    let (mut stream, _) = listener.accept()?;
+    let mut length = [0; 2];
+    stream.read_exact(&mut length)?;
+    let mut query = vec![0; usize::from(u16::from_be_bytes(length))];
+    stream.read_exact(&mut query)?;
+    let answer = zone.respond(&query, true).context("no answer")?.bytes;
+    stream.write_all(&u16::try_from(answer.len())?.to_be_bytes())?;
+    stream.write_all(&answer)?;
+    ensure!(stream.read(&mut length)? == 0, "a further query");
+    // Until the client's side has gone from its socket to the memory of it.
+    std::thread::sleep(Duration::from_millis(200));
+    Ok(())
+}
+
+#[test]
+fn the_last_segments_of_a_connection_find_it_closed() {
+    with_lab(|lab| {
+        let servers: [IpAddr; 2] = ["192.0.2.2".parse()?, "2001:db8:53::2".parse()?];
+        lab.zone.set("www.good.test", &[web4(10)], 60);
+        let rules = dns_to("*.good.test", &["192.0.2.2/32", "2001:db8:53::2/128"]);
+        let _programs = start_with(lab, &egress("web", "web", &rules))?;
+        for server in servers {
+            let listener = lab.world.enter(|| TcpListener::bind(at(server, 53)))??;
+            std::thread::scope(|scope| {
+                let served = scope.spawn(|| close_late(&listener, &lab.zone));
+                lab.a
+                    .ask(&Query::a("www.good.test", server).tcp())?
+                    .expect(web4(10))?;
+                served.join().expect("it does not panic")
+            })?;
+        }
+        eventually("both ends are closed", LIMIT, || {
             let open = lab.world.run("ss", &["-Htan", "state", "last-ack"])?;
             ensure!(open.is_empty(), "{open}");
             Ok(())
@@ -291,6 +329,7 @@ fn beside_an_agent_that_was_not_told_the_node_asks() {
             Ok(())
         };
         ask(NODE4)?;
+        assert_eq!(lab.sdp_json("one", &["status"])?["transparent"], "blocked");
         assert!(fallbacks(lab, "no_return_path")? >= 2.0);
         // Both ways while the proxy runs.
         agent.kill_9()?;
@@ -382,6 +421,44 @@ fn only_answers_of_the_proxy_s_own_flows_come_to_it() {
         lab.a
             .ask(&Query::a("www.good.test", DNS4))?
             .expect(web4(10))?;
+        Ok(())
+    });
+}
+
+#[test]
+fn answers_come_through_an_interface_without_link_layer_as_well() {
+    with_lab(|lab| {
+        let _programs = start(lab)?;
+        lab.a
+            .ask(&Query::a("www.good.test", DNS4))?
+            .expect(web4(10))?;
+        let port = *ports(lab, DNS4)?.first().context("no socket")?;
+        let mut tunnel = lab
+            .node
+            .command("/usr/bin/python3")
+            .args(["-c", include_str!("transparent/tun.py"), "tun0"])
+            .stdin(Stdio::piped())
+            .spawn()?;
+        eventually("the agent has seen the tunnel", LIMIT, || {
+            let link = lab.node.run("ip", &["-o", "link", "show", "dev", "tun0"])?;
+            let number = link.split(':').next().unwrap_or_default().trim();
+            let pins = lab.bpf_root().join(shared_maps::pin::TO_PROXY_LINKS);
+            let pin = pins.join(format!("to_proxy_{number}"));
+            ensure!(pin.exists(), "no {}", pin.display());
+            Ok(())
+        })?;
+        let returned = lab.counted(Reason::Returned)?;
+        let packet = Packet::new(DNS4, lab.a.v4.into(), udp(53, port)).ip();
+        let line: String = packet.iter().map(|byte| format!("{byte:02x}")).collect();
+        let mut lines = tunnel.stdin.take().context("no pipe")?;
+        writeln!(lines, "{line}")?;
+        eventually("the answer is counted", LIMIT, || {
+            let now = lab.counted(Reason::Returned)?;
+            ensure!(now == returned + 1, "{now}");
+            Ok(())
+        })?;
+        drop(lines);
+        ensure!(tunnel.wait()?.success());
         Ok(())
     });
 }

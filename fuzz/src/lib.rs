@@ -7,6 +7,7 @@
 mod stage;
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::time::Duration;
 
 use fqdn_proto::native as wire;
 use hickory_proto::{op::Message, serialize::binary::BinDecodable as _};
@@ -127,8 +128,11 @@ pub fn answer(data: &[u8]) {
     let asked = Asked {
         question,
         endpoint: stage.endpoint,
+        client: (stage.endpoint.client, 4711).into(),
         server: SERVER,
         transport: holdfast_sdp::policy::rule::Transport::Udp,
+        policy_check: Duration::ZERO,
+        waited: Duration::ZERO,
     };
     stage
         .proxy

@@ -24,9 +24,11 @@ use crate::{
     },
     mapping::{BootTime, sink::LinkSink},
     maps::{Change, PinnedMaps, REFRESH},
+    notice::Notices,
     policy::table::PolicyHandle,
     privileges::{Privileges, Sandbox},
     proxy::{Proxy, ProxyConfig, RejectCode, Stats},
+    query_log::{QueryLog, QueryLogConfig, QueryLogStats, Target, Which},
     ready::{Need, Readiness},
     restore::{self, Skipped},
     steering::program,
@@ -57,6 +59,8 @@ pub struct Shared {
     pub sink: Arc<LinkSink>,
     /// Where those go that no agent has made durable.
     pub journal: Arc<Journal>,
+    /// What an agent of Cilium wants to hear besides.
+    pub notices: Arc<Notices>,
     /// How the link to the agent stands.
     pub board: Arc<Board>,
     /// What is missing for being ready.
@@ -75,6 +79,10 @@ pub struct Shared {
     pub privileges: Privileges,
     /// Warnings and errors of late.
     pub troubles: Troubles,
+    /// The query log, if it is on.
+    pub query_log: Option<Arc<QueryLog>>,
+    /// Its counters, on or off.
+    pub query_log_stats: QueryLogStats,
     /// When the process started.
     pub started: Instant,
 }
@@ -88,13 +96,15 @@ pub fn run(config: Config, troubles: Troubles) -> anyhow::Result<()> {
     let sockets = Unbound::open(&listen_config(&config)).map_err(|e| explain_bind(&e, &config))?;
     provide_steering(&config);
     let privileges = sandbox(&config).enter()?;
+    // As the user it becomes: what works now works when the file is opened anew.
+    let query_log = open_query_log(&config)?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(RUNTIME_THREADS)
         .thread_name("sdp-rim")
         .enable_all()
         .build()
         .context("cannot start the runtime")?;
-    let shared = Arc::new(Shared::new(config, privileges, troubles));
+    let shared = Arc::new(Shared::new(config, privileges, troubles, query_log));
     let outcome = runtime.block_on(serve(&shared, doors, sockets));
     runtime.shutdown_timeout(Duration::from_millis(200));
     outcome
@@ -123,19 +133,25 @@ async fn serve(shared: &Arc<Shared>, doors: Doors, sockets: Unbound) -> anyhow::
     let admin = Admin::start(doors, shared)?;
     restore_rules(shared);
     let stop = CancellationToken::new();
-    shared.transparent.look(&config.bpf_root);
+    if shared.transparent.look(&config.bpf_root) {
+        tracing::warn!("transparent mode: {}", shared.transparent.mode().text());
+    }
     tasks.spawn(keep_house(Arc::clone(shared), stop.clone()));
     tasks.spawn(link(shared).run(stop.clone()));
     first_rules(shared).await;
 
     let sockets = sockets.bind().map_err(|e| explain_bind(&e, config))?;
-    let proxy = Arc::new(Proxy::new(
+    let proxy = Proxy::new(
         proxy_config(shared),
         Arc::clone(&shared.maps) as _,
         Arc::clone(&shared.policy),
         Arc::clone(&shared.sink) as _,
         shared.stats.clone(),
-    ));
+    );
+    let proxy = proxy
+        .with_notices(Arc::clone(&shared.notices))
+        .with_query_log(shared.query_log.clone());
+    let proxy = Arc::new(proxy);
     let listeners = Listeners::start(&proxy, sockets, &tokio::runtime::Handle::current())?;
     *shared.steering.lock() = listeners.steering();
     note_steering(shared);
@@ -151,10 +167,21 @@ async fn serve(shared: &Arc<Shared>, doors: Doors, sockets: Unbound) -> anyhow::
 impl Shared {
     /// Of a proxy that does not run.
     pub(crate) fn idle(config: Config) -> Self {
-        Self::new(config, Privileges::default(), Troubles::default())
+        let none = QueryLogStats::default();
+        Self::new(
+            config,
+            Privileges::default(),
+            Troubles::default(),
+            (None, none),
+        )
     }
 
-    fn new(config: Config, privileges: Privileges, troubles: Troubles) -> Self {
+    fn new(
+        config: Config,
+        privileges: Privileges,
+        troubles: Troubles,
+        query_log: (Option<Arc<QueryLog>>, QueryLogStats),
+    ) -> Self {
         let ready = Readiness::default();
         ready.block(Need::Listeners, "not bound yet");
         ready.block(
@@ -171,6 +198,7 @@ impl Shared {
             policy: Arc::new(PolicyHandle::new()),
             sink: Arc::new(sink),
             journal,
+            notices: Arc::default(),
             board: Arc::new(Board::new(ready.clone())),
             ready,
             drain: Drain::default(),
@@ -180,6 +208,8 @@ impl Shared {
             steering: Mutex::new(SteeringStatus::Unavailable("not joined yet".to_owned())),
             privileges,
             troubles,
+            query_log: query_log.0,
+            query_log_stats: query_log.1,
             started: Instant::now(),
             config,
         }
@@ -203,7 +233,18 @@ fn provide_steering(config: &Config) {
 
 fn sandbox(config: &Config) -> Sandbox {
     let admin = config.admin_socket.parent().map(Path::to_owned);
+    let log = match &config.query_log {
+        QueryLogConfig {
+            which: Which::Off, ..
+        } => None,
+        QueryLogConfig {
+            target: Target::File(path),
+            ..
+        } => path.parent().map(Path::to_owned),
+        _ => None,
+    };
     Sandbox {
+        appendable: log.into_iter().collect(),
         user: config.user,
         readable: vec![config.state_dir.clone(), config.bpf_root.clone()],
         writable: admin
@@ -211,6 +252,21 @@ fn sandbox(config: &Config) -> Sandbox {
             .chain([config.journal_dir.clone()])
             .collect(),
     }
+}
+
+fn open_query_log(config: &Config) -> anyhow::Result<(Option<Arc<QueryLog>>, QueryLogStats)> {
+    let stats = QueryLogStats::default();
+    if config.query_log.which == Which::Off {
+        return Ok((None, stats));
+    }
+    let log = QueryLog::open(&config.query_log, &stats).with_context(|| {
+        format!(
+            "--query-log-file: the user that the proxy runs as (--user {}) must be able to make \
+             files there: give it a directory of its own",
+            config.user
+        )
+    })?;
+    Ok((Some(Arc::new(log)), stats))
 }
 
 fn link(shared: &Shared) -> Link {
@@ -221,6 +277,7 @@ fn link(shared: &Shared) -> Link {
         policy: Arc::clone(&shared.policy),
         sink: Arc::clone(&shared.sink),
         maps: Arc::clone(&shared.maps),
+        notices: Arc::clone(&shared.notices),
         board: Arc::clone(&shared.board),
     }
 }
@@ -359,8 +416,7 @@ async fn keep_house(shared: Arc<Shared>, stop: CancellationToken) {
         note_steering(&shared);
         note_maps(&shared.ready, &shared.maps);
         if shared.transparent.look(&shared.config.bpf_root) {
-            let mode = shared.transparent.mode().as_str();
-            tracing::warn!(mode, "transparent mode changed with the agent's datapath");
+            tracing::warn!("transparent mode: {}", shared.transparent.mode().text());
         }
         shared.sink.tick(BootTime::now());
     }
@@ -404,6 +460,9 @@ async fn leave(shared: &Shared, listeners: Listeners) {
         let unanswered = shared.sink.finish(SILENT).await;
         if unanswered > 0 {
             tracing::warn!(unanswered, "the agent answers nothing: not waited for");
+        }
+        if let Some(log) = &shared.query_log {
+            log.close().await;
         }
         shared.journal.close().await;
     };

@@ -14,7 +14,7 @@ use args::Settings;
 pub use args::{AgentAddress, LogFormat, MetricsAddress, RejectCode, SteeringMode};
 use file::FileError;
 
-use crate::privileges::RunAs;
+use crate::{privileges::RunAs, query_log::QueryLogConfig};
 
 /// Default proxy port.
 pub const PROXY_PORT: u16 = 10094;
@@ -73,6 +73,8 @@ pub struct Config {
     pub ipv6: bool,
     /// Serving threads.
     pub workers: usize,
+    /// The query log.
+    pub query_log: QueryLogConfig,
     /// Filter of the log.
     pub log_level: String,
     /// Form of the log.
@@ -173,6 +175,11 @@ impl Config {
             ipv4,
             ipv6,
             workers: s.workers.map_or_else(default_workers, usize::from),
+            query_log: QueryLogConfig {
+                which: s.query_log.unwrap_or_default(),
+                target: s.query_log_file.unwrap_or_default(),
+                sample: s.query_log_sample.unwrap_or_default(),
+            },
             log_level: s.log_level.unwrap_or_else(|| "info".into()),
             log_format: s.log_format.unwrap_or(LogFormat::Text),
             notes: Vec::new(),

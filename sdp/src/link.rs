@@ -19,7 +19,8 @@ use tokio_util::sync::CancellationToken;
 use tonic::transport::{Channel, Endpoint, Uri};
 
 use crate::{
-    config::AgentAddress, mapping::sink::LinkSink, maps::PinnedMaps, policy::table::PolicyHandle,
+    config::AgentAddress, mapping::sink::LinkSink, maps::PinnedMaps, notice::Notices,
+    policy::table::PolicyHandle,
 };
 
 mod assembly;
@@ -55,6 +56,8 @@ pub struct Link {
     pub sink: Arc<LinkSink>,
     /// Where a Cilium agent's tables go.
     pub maps: Arc<PinnedMaps>,
+    /// What an agent of Cilium wants to hear besides.
+    pub notices: Arc<Notices>,
     /// How the link stands.
     pub board: Arc<Board>,
 }

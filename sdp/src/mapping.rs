@@ -12,7 +12,7 @@ use std::{
 
 use shared_maps::EndpointId;
 
-use crate::{name::Fqdn, policy::rule::Transport};
+use crate::{name::Fqdn, notice::Notice, policy::rule::Transport};
 
 /// An instant of CLOCK_BOOTTIME, nanoseconds: both processes share this clock.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -121,6 +121,17 @@ pub trait MappingSink: Send + Sync + 'static {
     /// Takes a mapping. `on_realised` is called only after [`Release::Held`].
     /// Must not block.
     fn learn(&self, mapping: Mapping, on_realised: OnRealised) -> Release;
+
+    /// The same, with what else the agent may want to hear of the answer.
+    fn learn_noticed(
+        &self,
+        mapping: Mapping,
+        notice: Option<Box<Notice>>,
+        on_realised: OnRealised,
+    ) -> Release {
+        let _ = notice;
+        self.learn(mapping, on_realised)
+    }
 
     /// Changes whenever an answer that was [`Release::Leased`] may be so no more.
     /// While it stays, the same answer is leased for another

@@ -63,10 +63,12 @@ impl Metrics {
     }
 }
 
-fn counts(shared: &Shared) -> [(&'static str, &'static str, &Count); 20] {
+fn counts(shared: &Shared) -> [(&'static str, &'static str, &Count); 25] {
     let link = shared.board.stats();
     let sink = shared.sink.stats();
+    let notices = shared.notices.stats();
     let journal = shared.journal.stats();
+    let log = &shared.query_log_stats;
     [
         (
             "agent_connection_errors",
@@ -141,6 +143,16 @@ fn counts(shared: &Shared) -> [(&'static str, &'static str, &Count); 20] {
             &sink.revocations,
         ),
         (
+            "agent_notices",
+            "Queries, answers and failures told to a Cilium agent for its log and metrics",
+            &notices.told,
+        ),
+        (
+            "agent_notices_dropped",
+            "The same, not told because too many waited for the agent",
+            &notices.dropped,
+        ),
+        (
             "journal_adopted_files",
             "Journals of ended proxies that were taken up",
             &journal.adopted_files,
@@ -169,6 +181,21 @@ fn counts(shared: &Shared) -> [(&'static str, &'static str, &Count); 20] {
             "journal_skipped",
             "Pairs not written to the journal because too many waited for the disk",
             &journal.skipped,
+        ),
+        (
+            "query_log_lines",
+            "Lines written to the query log",
+            &log.lines,
+        ),
+        (
+            "query_log_dropped",
+            "Lines missing in the query log: it could not be written, or not fast enough",
+            &log.dropped,
+        ),
+        (
+            "query_log_errors",
+            "Failed attempts to write or open the query log",
+            &log.errors,
         ),
     ]
 }

@@ -103,6 +103,9 @@ pub struct Sandbox {
     /// Directories in which it makes, writes and removes files; made if they
     /// are not there, and given to the user.
     pub writable: Vec<PathBuf>,
+    /// Directories in which it makes files and appends to them; made and given to the user only
+    /// if they are not there: they may be others'.
+    pub appendable: Vec<PathBuf>,
 }
 
 /// What is in force.
@@ -155,7 +158,8 @@ impl Sandbox {
         };
         let as_root = Uid::effective().is_root();
         let (user, group) = (Uid::from_raw(uid), Gid::from_raw(gid));
-        for dir in &self.writable {
+        let missing = self.appendable.iter().filter(|dir| !dir.exists());
+        for dir in self.writable.iter().chain(missing) {
             let owner = as_root.then_some((user, group));
             if let Err(error) = prepare(dir, owner) {
                 // Who needs the directory says what its absence costs.
@@ -167,7 +171,7 @@ impl Sandbox {
                 .map_err(|e| failed("cannot change to it", &e))?;
         }
         nix::sys::prctl::set_no_new_privs().map_err(|e| failed("cannot set no_new_privs", &e))?;
-        let files = files::restrict(&self.readable, &self.writable)
+        let files = files::restrict(&self.readable, &self.writable, &self.appendable)
             .map_err(|e| failed("cannot restrict files", &e))?;
         calls::restrict().map_err(|e| failed("cannot filter system calls", &e))?;
         Ok(in_force(Some(files), true))

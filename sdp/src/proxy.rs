@@ -1,20 +1,21 @@
 //! The main path: from a query to its answer, free of sockets.
 
+mod notices;
 pub mod stats;
 mod stopwatch;
 
 use std::{
     net::{IpAddr, SocketAddr},
     sync::Arc,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
-use shared_maps::IdentityId;
+use shared_maps::{EndpointId, IdentityId};
 
 pub use stats::Stats;
 
 use self::{
-    stats::{AnswerResult, Fallback, QueryResult},
+    stats::{AnswerResult, Fallback, Label as _, QueryResult},
     stopwatch::Stopwatch,
 };
 use crate::{
@@ -22,13 +23,16 @@ use crate::{
         BootTime, EndpointInstance, Mapping, MappingSink, OnRealised, Realised, Refusal, Release,
     },
     name::NameBuf,
+    notice::{Failure, Notices},
     policy::{
         rule::Transport,
         table::{PolicyHandle, Question},
         verdict::{DenyReason, Verdict},
     },
+    query_log::{End, Entry, QueryLog},
     resolve::{Looked, Resolver, Who},
     transparent::{Mode, Transparent},
+    wall_time,
     wire::{
         Rcode, answer,
         edns::Edns,
@@ -96,7 +100,7 @@ pub struct Arrival {
 }
 
 /// What is to be done with a query.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub enum Outcome<'a> {
     /// Send it on.
     Forward(Forward<'a>),
@@ -107,7 +111,7 @@ pub enum Outcome<'a> {
 }
 
 /// A query that is to be sent on.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub struct Forward<'a> {
     /// The client's message id, flags and EDNS.
     pub kept: Kept,
@@ -121,6 +125,10 @@ pub struct Forward<'a> {
     pub identity: IdentityId,
     /// The address to ask under, if not the node's.
     pub source: Option<IpAddr>,
+    /// For the query log, if it wants this query.
+    pub logged: Option<Box<Entry>>,
+    /// How long asking policy took, if that was measured ([`crate::notice`]).
+    pub policy_check: Duration,
 }
 
 /// A question that was sent on.
@@ -130,10 +138,16 @@ pub struct Asked<'a> {
     pub question: &'a [u8],
     /// Who asked.
     pub endpoint: EndpointInstance,
+    /// From where.
+    pub client: SocketAddr,
     /// Server it was sent to.
     pub server: SocketAddr,
     /// Transport.
     pub transport: Transport,
+    /// As in [`Forward`].
+    pub policy_check: Duration,
+    /// Since it was sent on.
+    pub waited: Duration,
 }
 
 /// What is to be done with an answer.
@@ -185,6 +199,32 @@ impl AnswerResult {
     }
 }
 
+/// What the query log tells of who asks and who is asked.
+struct Asker<'a> {
+    from: &'a Arrival,
+    endpoint: Option<(EndpointId, IdentityId)>,
+    server: Option<IdentityId>,
+}
+
+impl Asker<'_> {
+    fn entry(&self, query: &Query<'_>, rule: Option<(String, String)>) -> Entry {
+        Entry {
+            time: wall_time::now(),
+            asked: Instant::now(),
+            endpoint: self.endpoint.map(|(id, identity)| (id.0, identity.0)),
+            pod: self.from.client.ip(),
+            name: query.name.as_str().to_owned(),
+            qtype: query.qtype,
+            transport: self.from.transport,
+            allowed: true,
+            server: self.from.server,
+            server_identity: self.server.map(|identity| identity.0),
+            rule,
+            end: End::default(),
+        }
+    }
+}
+
 /// Judges queries and learns from answers. Shared by all workers.
 pub struct Proxy {
     config: ProxyConfig,
@@ -192,6 +232,8 @@ pub struct Proxy {
     policy: Arc<PolicyHandle>,
     sink: Arc<dyn MappingSink>,
     stats: Stats,
+    query_log: Option<Arc<QueryLog>>,
+    notices: Arc<Notices>,
 }
 
 impl Proxy {
@@ -209,7 +251,21 @@ impl Proxy {
             policy,
             sink,
             stats,
+            notices: Arc::default(),
+            query_log: None,
         }
+    }
+
+    /// Tells `notices` of every query and answer while somebody listens there.
+    #[must_use]
+    pub fn with_notices(self, notices: Arc<Notices>) -> Self {
+        Self { notices, ..self }
+    }
+
+    /// The same, with a query log.
+    #[must_use]
+    pub fn with_query_log(self, query_log: Option<Arc<QueryLog>>) -> Self {
+        Self { query_log, ..self }
     }
 
     /// Judges what a client sent: may it go on to its server?
@@ -228,6 +284,7 @@ impl Proxy {
         own: &mut Vec<u8>,
     ) -> Outcome<'a> {
         let timed = Stopwatch::of(message);
+        let began = self.notices.is_wanted().then(Instant::now);
         let query = match Query::decode(message) {
             Ok(query) => query,
             Err(Unfit::Ignore) => return self.outcome(QueryResult::Ignored, Outcome::Ignore),
@@ -236,8 +293,13 @@ impl Proxy {
                 return self.outcome(QueryResult::of_unfit(code), Outcome::Reply);
             }
         };
+        let asker = |endpoint, server| Asker {
+            from,
+            endpoint,
+            server,
+        };
         if self.leads_back(from.server) {
-            return self.refuse(&query, QueryResult::Loop, own);
+            return self.refuse(&query, QueryResult::Loop, &asker(None, None), own);
         }
         let (id, identity, ifindex) = match looked.who(&*self.resolver, from.client.ip()) {
             Who::Endpoint {
@@ -245,8 +307,12 @@ impl Proxy {
                 identity,
                 ifindex,
             } => (id, identity, ifindex),
-            Who::Host => return self.refuse(&query, QueryResult::HostSource, own),
-            Who::Unknown => return self.refuse(&query, QueryResult::UnknownSource, own),
+            Who::Host => {
+                return self.refuse(&query, QueryResult::HostSource, &asker(None, None), own);
+            }
+            Who::Unknown => {
+                return self.refuse(&query, QueryResult::UnknownSource, &asker(None, None), own);
+            }
         };
         let whom = looked.whom(&*self.resolver, from.server.ip());
         let question = Question {
@@ -258,13 +324,26 @@ impl Proxy {
             name: query.name.as_str(),
         };
         let judging = timed.as_ref().map(Stopwatch::lap);
-        let verdict = self.policy.load().check(&question);
+        let asking = began.map(|_| Instant::now());
+        let table = self.policy.load();
+        let verdict = table.check(&question);
+        let policy_check = asking.map_or(Duration::ZERO, |since| since.elapsed());
         if let (Some(timed), Some(judging)) = (timed, judging) {
             timed.observe(&judging, verdict == Verdict::Allow, &self.stats.stages);
         }
-        if let Verdict::Deny(reason) = verdict {
-            return self.refuse(&query, QueryResult::of_denied(reason), own);
+        if let Some(began) = began {
+            let is_allowed = verdict == Verdict::Allow;
+            self.notice_query(&query, from, is_allowed, (began, policy_check));
         }
+        if let Verdict::Deny(reason) = verdict {
+            let asker = asker(Some((id, identity)), Some(whom));
+            return self.refuse(&query, QueryResult::of_denied(reason), &asker, own);
+        }
+        let logged = self.query_log.as_ref().filter(|log| log.takes(true));
+        let logged = logged.map(|_| {
+            let asker = asker(Some((id, identity)), Some(whom));
+            Box::new(asker.entry(&query, table.matched(&question)))
+        });
         let endpoint = EndpointInstance {
             id,
             client: from.client.ip(),
@@ -283,6 +362,8 @@ impl Proxy {
                 endpoint,
                 identity,
                 source: self.source(from.client.ip(), whom),
+                logged,
+                policy_check,
             }),
         )
     }
@@ -299,12 +380,14 @@ impl Proxy {
         on_realised: impl FnOnce() -> OnRealised,
     ) -> Answered {
         let Ok(reading) = answer::read(message) else {
+            self.notice_failure(asked, Failure::Undecodable);
             return Answered {
                 fate: Fate::Malformed,
                 hop_by_hop: None,
             };
         };
         let mut name = NameBuf::default();
+        let notice = self.answer_notice(asked, message, reading.learned.as_ref());
         let fate = match reading.learned {
             Some(learned) if labels::read(asked.question, 0, &mut name).is_some() => {
                 let mapping = Mapping {
@@ -318,13 +401,19 @@ impl Proxy {
                     transport: asked.transport,
                     replayed: false,
                 };
-                match self.sink.learn(mapping, on_realised()) {
+                let notice = notice.map(Box::new);
+                match self.sink.learn_noticed(mapping, notice, on_realised()) {
                     Release::Leased => Fate::Release(AnswerResult::Released),
                     Release::AgentAway => Fate::Release(AnswerResult::AgentAway),
                     Release::Held => Fate::Hold,
                 }
             }
-            _ => Fate::Release(AnswerResult::Released),
+            _ => {
+                notice
+                    .into_iter()
+                    .for_each(|notice| self.notices.put(notice));
+                Fate::Release(AnswerResult::Released)
+            }
         };
         Answered {
             fate,
@@ -360,7 +449,13 @@ impl Proxy {
             || (ip.is_loopback() && !self.config.loopback_servers)
     }
 
-    fn refuse<'a>(&self, query: &Query<'_>, why: QueryResult, own: &mut Vec<u8>) -> Outcome<'a> {
+    fn refuse<'a>(
+        &self,
+        query: &Query<'_>,
+        why: QueryResult,
+        asker: &Asker<'_>,
+        own: &mut Vec<u8>,
+    ) -> Outcome<'a> {
         let by_policy = matches!(why, QueryResult::DeniedName | QueryResult::DeniedServer);
         let extended = if by_policy {
             reply::EDE_BLOCKED
@@ -374,12 +469,29 @@ impl Proxy {
             _ => (Rcode::Refused, Some(extended)),
         };
         reply::to_query(query, code, extended, own);
+        if let Some(log) = &self.query_log
+            && log.takes(false)
+        {
+            let mut entry = asker.entry(query, None);
+            entry.allowed = false;
+            entry.end = End::own(why.text(), code);
+            log.submit(Box::new(entry));
+        }
         self.outcome(why, Outcome::Reply)
     }
 
     fn outcome<'a>(&self, result: QueryResult, outcome: Outcome<'a>) -> Outcome<'a> {
         self.stats.queries.inc(result);
         outcome
+    }
+
+    /// Ends an entry of the query log: `end` is told of the query, now.
+    pub(crate) fn log(&self, mut entry: Box<Entry>, end: End, now: Instant) {
+        if let Some(log) = &self.query_log {
+            let took = now.saturating_duration_since(entry.asked);
+            entry.end = End { took, ..end };
+            log.submit(entry);
+        }
     }
 
     /// Settings.

@@ -137,6 +137,10 @@ pub(crate) fn udp_upstream(
     let socket = open(server, Type::DGRAM)?;
     set_mark(&socket, identity)?;
     bind_source(&socket, source)?;
+    // As much as an ordinary user may have: the kernel cuts it down to net.core.rmem_max.
+    socket
+        .set_recv_buffer_size(RECEIVE_BUFFER)
+        .step("cannot set the receive buffer")?;
     let reported = if server.is_ipv6() {
         setsockopt(&socket, sockopt::Ipv6RecvErr, &true)
     } else {

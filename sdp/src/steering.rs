@@ -138,6 +138,7 @@ impl Member {
         if let Some(place) = &mut self.place
             && let Err(why) = place.beat()
         {
+            tracing::warn!(%why, "a worker is out of steering, and joins again");
             self.place = None;
             *self.status.lock() = SteeringStatus::Unavailable(why);
         }

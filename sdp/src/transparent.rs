@@ -19,6 +19,7 @@ use std::{
 
 use nix::errno::Errno;
 use rand::Rng;
+use serde::{Deserialize, Serialize};
 use shared_maps::{fragment, pin, user::Globals};
 
 use crate::proxy::stats::Fallback;
@@ -42,9 +43,11 @@ pub struct Transparent {
 }
 
 /// How the mode stands.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Mode {
     /// Not wanted.
+    #[default]
     Off,
     /// On.
     On,
@@ -82,12 +85,15 @@ impl Transparent {
 }
 
 impl Mode {
-    /// For status.
-    pub const fn as_str(self) -> &'static str {
+    /// For people.
+    pub const fn text(self) -> &'static str {
         match self {
             Self::Off => "off",
-            Self::On => "on",
-            Self::Blocked => "blocked",
+            Self::On => "servers are asked under pods' addresses",
+            Self::Blocked => {
+                "blocked: servers are asked under the node's address, as holdfast-agent has not \
+                 made its datapath bring answers back (the same flag there)"
+            }
         }
     }
 }

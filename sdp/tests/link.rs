@@ -214,6 +214,7 @@ impl Proxy {
             policy: Arc::new(PolicyHandle::new()),
             sink: Arc::new(LinkSink::new(0, Duration::from_millis(100))),
             maps: Arc::new(PinnedMaps::open(dir.path(), true)),
+            notices: Arc::default(),
             board: Arc::new(Board::new(ready.clone())),
         };
         let (stop, tasks) = (CancellationToken::new(), TaskTracker::new());

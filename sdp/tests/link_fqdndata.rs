@@ -180,6 +180,7 @@ fn link_to(address: AgentAddress, dir: &tempfile::TempDir) -> Link {
         policy: Arc::new(PolicyHandle::new()),
         sink: Arc::new(LinkSink::new(0, Duration::from_millis(100))),
         maps: Arc::new(PinnedMaps::open(dir.path(), true)),
+        notices: Arc::default(),
         board: Arc::new(Board::new(Readiness::default())),
     }
 }

@@ -40,6 +40,7 @@ struct Options {
 fn main() -> Result<()> {
     let options = Options::parse();
     let privileges = Sandbox {
+        appendable: Vec::new(),
         user: options.user,
         readable: vec![options.readable.clone(), options.bpf_root.clone()],
         writable: vec![options.writable.clone()],

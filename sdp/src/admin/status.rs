@@ -20,7 +20,9 @@ use crate::{
     maps::MapsStatus,
     privileges::Privileges,
     proxy::stats::{AnswerResult, Label, QueryResult},
+    query_log::QueryLogStatus,
     restore::Skipped,
+    transparent::Mode,
     troubles::Trouble,
 };
 
@@ -55,7 +57,7 @@ pub struct Status {
     pub workers: usize,
     /// What is under way.
     #[serde(default)]
-    pub work: Work,
+    pub under_way: Work,
     /// Link to the agent.
     pub agent: LinkStatus,
     /// Endpoints that have DNS rules.
@@ -69,12 +71,17 @@ pub struct Status {
     /// Every proxy of this node that has steering slots.
     #[serde(default)]
     pub replicas: Vec<Replica>,
+    /// Under whose address servers are asked.
+    #[serde(default)]
+    pub transparent: Mode,
     /// What the process may still do.
     pub privileges: Privileges,
     /// Endpoints' files that were not used at the start.
     pub skipped_files: Vec<Skipped>,
     /// Where mappings that are not durable are kept.
     pub journal: JournalStatus,
+    /// The query log, if it is on.
+    pub query_log: Option<QueryLogStatus>,
     /// Queries by outcome; outcomes that did not occur are left out.
     pub queries: Vec<Counted>,
     /// Answers by outcome.
@@ -150,7 +157,7 @@ impl Status {
             proxy_port: shared.config.proxy_port,
             listeners: shared.config.listeners(),
             workers: shared.config.workers,
-            work: Work {
+            under_way: Work {
                 in_flight: shared.stats.in_flight.get(),
                 held: shared.stats.held.get(),
                 tcp_connections: shared.stats.tcp_connections.get(),
@@ -161,9 +168,11 @@ impl Status {
             mappings: shared.sink.status(),
             steering: Steering::of(&shared.steering.lock()),
             replicas: replicas::replicas(&shared.config.bpf_root),
+            transparent: shared.transparent.mode(),
             privileges: shared.privileges.clone(),
             skipped_files: shared.skipped_files.lock().clone(),
             journal: shared.journal.status(),
+            query_log: shared.query_log.as_ref().map(|log| log.status()),
             queries: counted::<QueryResult>(|label| shared.stats.queries.get(label)),
             answers: counted::<AnswerResult>(|label| shared.stats.answers.get(label)),
             troubles: shared.troubles.list(),

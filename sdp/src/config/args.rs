@@ -4,7 +4,10 @@ use std::{fmt, net::IpAddr, path::PathBuf, str::FromStr, time::Duration};
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
-use crate::privileges::RunAs;
+use crate::{
+    privileges::RunAs,
+    query_log::{Sample, Target, Which},
+};
 
 const LONG_ABOUT: &str = "\
 Holdfast's standalone DNS proxy.
@@ -197,6 +200,15 @@ settings! {
     /// Form of the log [default: text]
     #[arg(long, value_name = "FORM", value_enum)]
     log_format: LogFormat = "HOLDFAST_LOG_FORMAT",
+    /// Which queries are logged, one JSON object a line: off, denied, or all that are judged [default: off]
+    #[arg(long, value_name = "WHICH", value_enum)]
+    query_log: Which = "HOLDFAST_QUERY_LOG",
+    /// Where the query log goes: stdout, stderr or the path of a file, which may be moved away while it is written [default: stdout]
+    #[arg(long, value_name = "WHERE")]
+    query_log_file: Target = "HOLDFAST_QUERY_LOG_FILE",
+    /// Share of the queries that is logged, such as 1/100 [default: 1]
+    #[arg(long, value_name = "1/N")]
+    query_log_sample: Sample = "HOLDFAST_QUERY_LOG_SAMPLE",
     /// YAML file with any of these settings; an unknown key is an error
     #[arg(long, value_name = "FILE")]
     config: PathBuf = "HOLDFAST_CONFIG",

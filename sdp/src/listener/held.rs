@@ -8,6 +8,7 @@ use std::{
 
 use crate::{
     arena::{Arena, Key},
+    query_log::Entries,
     upstream::udp::Joined,
 };
 
@@ -22,6 +23,8 @@ pub(super) struct HeldAnswer {
     pub(super) server: SocketAddr,
     /// Who else asked the same.
     pub(super) joined: Vec<Joined>,
+    /// For the query log.
+    pub(super) logged: Entries,
     /// When the query came.
     pub(super) asked: Instant,
     /// When the answer came.

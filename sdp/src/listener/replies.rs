@@ -122,6 +122,11 @@ fn open(ipv6: bool, port: u16) -> Result<(OwnedFd, Kind), SocketError> {
         tries -= 1;
         match socket::udp_reply(ipv6, port, rand::rng().random_range(1..u16::MAX)) {
             Ok(fd) => return Ok((fd, Kind::Bound)),
+            // Cilium's chart gives its proxy no capability for ports below 1024.
+            Err(error) if error.source.kind() == io::ErrorKind::PermissionDenied => {
+                tracing::info!(port, "the port may not be bound: answers go out raw");
+                return Ok((socket::raw_reply(ipv6)?, Kind::Raw));
+            }
             Err(_) if tries > 0 => {}
             Err(error) if error.source.kind() == io::ErrorKind::AddrInUse => {
                 tracing::info!(

@@ -1,6 +1,7 @@
 //! TCP listeners: one task per listener, one per connection (RFC 7766, RFC 9210).
 
 mod connection;
+mod flight;
 pub mod frames;
 mod upstream;
 

@@ -26,17 +26,19 @@ use super::{
 use crate::{
     arena::Key,
     mapping::{Realised, repeat::Repeats},
+    notice::Failure,
     proxy::{
         Proxy,
         stats::{AnswerResult, Stage},
     },
+    query_log::End,
     resolve::Looked,
     socket::{
         self,
         sys::{BATCH, RecvBatch, SendBatch},
     },
     steering::Member,
-    upstream::udp::{Placed, UdpUpstream},
+    upstream::udp::{Flight, Placed, UdpUpstream},
 };
 
 /// Batches taken from one socket before the others get their turn.
@@ -209,9 +211,11 @@ impl Worker {
         while let Some(answer) = self.held.expired(self.now) {
             self.release(answer, AnswerResult::Late);
         }
-        while let Some(flight) = self.upstream.expired(self.now) {
+        while let Some(mut flight) = self.upstream.expired(self.now) {
+            self.log(&mut flight.logged, End::unanswered("timeout"));
             self.proxy.stats().in_flight.down();
             self.proxy.stats().upstream_timeouts.add(1);
+            self.notice_failure(&flight, Failure::Timeout);
             let took = self.now.duration_since(flight.sent_at);
             self.proxy.stats().stages.observe(Stage::TotalTimeout, took);
             self.upstream.recycle(flight);
@@ -222,6 +226,15 @@ impl Worker {
         }
         if let Some(member) = &mut self.member {
             member.beat(self.now);
+        }
+    }
+
+    /// Tells that all who asked will have no answer.
+    fn notice_failure(&self, flight: &Flight, failure: Failure) {
+        let others = flight.joined.iter().map(|joined| joined.client);
+        for client in std::iter::once(flight.client).chain(others) {
+            let asked = flight.asked(client, self.now);
+            self.proxy.notice_failure(&asked, failure);
         }
     }
 

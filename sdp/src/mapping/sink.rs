@@ -31,6 +31,7 @@ use super::{BootTime, Mapping, MappingSink, OnRealised, Realised, Release};
 use crate::{
     journal::{Journal, Written},
     name::Fqdn,
+    notice::Notice,
 };
 
 /// Held answers in a row without a result in time that make the agent count as hung.
@@ -192,6 +193,11 @@ impl LinkSink {
         call(calls);
     }
 
+    /// The agent let a mapping go without a result. That is no sign of life.
+    pub fn no_result(&self, sequence: u64) {
+        self.state.lock().no_result(sequence);
+    }
+
     /// Takes leases back, forgets the pairs, and queues the acknowledgement.
     ///
     /// Nothing that was learnt before goes out any more: it would open again
@@ -269,6 +275,15 @@ impl LinkSink {
 impl LinkSink {
     /// [`MappingSink::learn`] at a given instant.
     pub fn learn_at(&self, mapping: Mapping, on_realised: OnRealised, now: BootTime) -> Release {
+        self.take((mapping, None), on_realised, now)
+    }
+
+    fn take(
+        &self,
+        learned: (Mapping, Option<Box<Notice>>),
+        on_realised: OnRealised,
+        now: BootTime,
+    ) -> Release {
         let mut calls = Calls::new();
         let mut state = self.state.lock();
         let late = state.expire_held(now, self.max_delay, &mut calls);
@@ -276,7 +291,7 @@ impl LinkSink {
             now,
             max_delay: self.max_delay,
         };
-        let (release, counter) = state.learn(mapping, on_realised, at, &self.stats);
+        let (release, counter) = state.learn(learned, on_realised, at, &self.stats);
         // What nobody waits for goes out when the sender looks next: waking it
         // for each leased answer would cost more than the answer.
         let urgent = release == Release::Held || state.flushing;
@@ -294,6 +309,15 @@ impl LinkSink {
 impl MappingSink for LinkSink {
     fn learn(&self, mapping: Mapping, on_realised: OnRealised) -> Release {
         self.learn_at(mapping, on_realised, BootTime::now())
+    }
+
+    fn learn_noticed(
+        &self,
+        mapping: Mapping,
+        notice: Option<Box<Notice>>,
+        on_realised: OnRealised,
+    ) -> Release {
+        self.take((mapping, notice), on_realised, BootTime::now())
     }
 
     fn leases_version(&self) -> Option<u64> {

@@ -63,18 +63,46 @@ impl Matcher {
                 .any(|e| e.regex.is_match(name.as_bytes()))
     }
 
+    /// The rule that allows `name`, as policies spell it.
+    pub(super) fn which(&self, names: &Names, name: &str) -> Option<String> {
+        if self.all {
+            return Some("*".to_owned());
+        }
+        if holds(&self.exact, names, name) {
+            return Some(name.to_owned());
+        }
+        if let Some(rest) = one_label(name).filter(|rest| holds(&self.one_label, names, rest)) {
+            return Some(format!("*.{rest}"));
+        }
+        if let Some(suffix) = self.suffix(names, name) {
+            return Some(format!("**.{suffix}"));
+        }
+        let glob = self.globs.iter().find(|glob| glob.matches(name));
+        let expression = || {
+            let mut all = self.expressions.iter();
+            all.find(|e| e.regex.is_match(name.as_bytes()))
+        };
+        glob.map(|glob| glob.to_string())
+            .or_else(|| Some(expression()?.text.clone()))
+    }
+
     fn matches_labels(&self, names: &Names, name: &str) -> bool {
+        self.suffix(names, name).is_some()
+    }
+
+    /// The suffix of `**.suffix` that `name` has.
+    fn suffix<'n>(&self, names: &Names, name: &'n str) -> Option<&'n str> {
         let mut rest = name;
         while let Some(after) = one_label(rest) {
             if after.len() + 1 == rest.len() {
-                return false; // an empty label
+                return None; // an empty label
             }
             if holds(&self.labels, names, after) {
-                return true;
+                return Some(after);
             }
             rest = after;
         }
-        false
+        None
     }
 }
 

@@ -76,6 +76,19 @@ impl PolicyTable {
         Verdict::Deny(reason)
     }
 
+    /// The rule that allows a query: its selector, and the name or pattern. For people.
+    pub fn matched(&self, question: &Question<'_>) -> Option<(String, String)> {
+        let ports = self.endpoints.get(question.endpoint)?.ports.iter();
+        ports
+            .filter(|p| p.port == question.port && p.transport == question.transport)
+            .flat_map(|port| &port.rules)
+            .filter(|rule| rule.servers.select(question.server, question.address))
+            .find_map(|rule| {
+                let pattern = rule.names.which(&self.names, question.name)?;
+                Some((rule.selector.to_string(), pattern))
+            })
+    }
+
     /// Number of endpoints that have rules.
     pub fn len(&self) -> usize {
         self.endpoints.len

@@ -60,14 +60,57 @@ fn ask(
     transport: Transport,
     name: &str,
 ) -> Verdict {
-    handle.load().check(&Question {
+    let question = Question {
         endpoint: EndpointId(endpoint),
         port,
         transport,
         server,
         address: ADDRESS,
         name,
-    })
+    };
+    let table = handle.load();
+    let verdict = table.check(&question);
+    let matched = table.matched(&question);
+    assert_eq!(matched.is_some(), verdict == Verdict::Allow, "{question:?}");
+    verdict
+}
+
+#[test]
+fn the_rule_that_allows_is_named_as_policies_spell_it() {
+    let handle = PolicyHandle::new();
+    let patterns = ["www.a.test", "*.b.test", "**.c.test", "x*y.d.test"];
+    let regex = NameRules::Regex("^(e|f)[.]test[.]$".to_owned());
+    let rules = vec![
+        (Some(D1), names(&patterns)),
+        (Some(D2), regex),
+        (Some(D3), NameRules::All),
+    ];
+    let errors = handle.replace_all(&[of(1, vec![port(53, Transport::Udp, rules)])]);
+    assert_eq!(errors, []);
+    let table = handle.load();
+    let matched = |server, name| {
+        table.matched(&Question {
+            endpoint: EndpointId(1),
+            port: 53,
+            transport: Transport::Udp,
+            server,
+            address: ADDRESS,
+            name,
+        })
+    };
+    for (server, name, pattern) in [
+        (D1, "www.a.test.", Some("www.a.test.")),
+        (D1, "any.b.test.", Some("*.b.test.")),
+        (D1, "any.of.c.test.", Some("**.c.test.")),
+        (D1, "x-y.d.test.", Some("x*y.d.test.")),
+        (D1, "e.test.", None),
+        (D2, "e.test.", Some("^(e|f)[.]test[.]$")),
+        (D3, "whatever.", Some("*")),
+        (D4, "www.a.test.", None),
+    ] {
+        let expected = pattern.map(|p| (format!("{:?}", Some(server)), p.to_owned()));
+        assert_eq!(matched(server, name), expected, "{name}");
+    }
 }
 
 #[test]

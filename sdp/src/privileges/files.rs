@@ -24,7 +24,11 @@ const SYSTEM: [&str; 9] = [
 ];
 
 /// Restricts the thread. False: the kernel has no Landlock.
-pub(super) fn restrict(readable: &[PathBuf], writable: &[PathBuf]) -> Result<bool, RulesetError> {
+pub(super) fn restrict(
+    readable: &[PathBuf],
+    writable: &[PathBuf],
+    appendable: &[PathBuf],
+) -> Result<bool, RulesetError> {
     let read = AccessFs::ReadFile | AccessFs::ReadDir;
     let write = read
         | AccessFs::WriteFile
@@ -45,6 +49,9 @@ pub(super) fn restrict(readable: &[PathBuf], writable: &[PathBuf]) -> Result<boo
     }
     for path in writable {
         rules = allow(rules, path, write)?;
+    }
+    for path in appendable {
+        rules = allow(rules, path, AccessFs::WriteFile | AccessFs::MakeReg)?;
     }
     let status = rules.restrict_self()?;
     Ok(status.ruleset != RulesetStatus::NotEnforced)

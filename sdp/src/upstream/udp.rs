@@ -3,7 +3,9 @@
 //! Per server and client identity there are a few connected sockets, each with
 //! a random source port; every batch of queries takes one of them at random and
 //! every query an id, so that a forger must guess both (RFC 5452). Sockets are
-//! replaced after a while.
+//! replaced after a while. More are opened where more is in flight than the
+//! sockets' buffers have room for: a worker that gets no CPU for a moment loses
+//! no answer.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -21,16 +23,22 @@ use shared_maps::{EndpointId, IdentityId};
 use crate::{
     arena::{Arena, Key},
     mapping::EndpointInstance,
+    policy::rule::Transport,
     proxy::{
-        Forward,
+        Asked, Forward,
         stats::{Counters, Fallback},
     },
+    query_log::{Entries, Entry},
     socket, transparent,
     wire::{HEADER_LEN, Header, answer, reply::Kept},
 };
 
-/// Sockets per server and identity.
+/// Sockets per server and identity from which each batch takes one at random.
 const SPREAD: usize = 4;
+/// The same, with those that are opened while the others wait for [`ROOM`] answers each.
+const MOST: usize = 32;
+/// Answers that a socket's receive buffer takes, should they all come while we do not run.
+const ROOM: usize = 128;
 /// Sockets per worker at most, of the node's address.
 const MAX_SOCKETS: usize = 512;
 /// The same, of pods' addresses.
@@ -60,11 +68,30 @@ pub(crate) struct Flight {
     /// Question as sent.
     pub(crate) question: Vec<u8>,
     pub(crate) sent_at: Instant,
+    /// As in [`Forward`].
+    policy_check: Duration,
     /// Who else asked the same.
     pub(crate) joined: Vec<Joined>,
+    /// For the query log: of the first query, and of those that joined it.
+    pub(crate) logged: Entries,
     fingerprint: u64,
     socket: Key,
     id: u16,
+}
+
+impl Flight {
+    /// The question, as `client` asked it.
+    pub(crate) fn asked(&self, client: SocketAddr, now: Instant) -> Asked<'_> {
+        Asked {
+            question: &self.question,
+            endpoint: self.endpoint,
+            client,
+            server: self.server,
+            transport: Transport::Udp,
+            policy_check: self.policy_check,
+            waited: now.duration_since(self.sent_at),
+        }
+    }
 }
 
 /// A query that was not sent because the same one was in flight.
@@ -80,7 +107,7 @@ pub(crate) enum Place {
     /// It is to be sent.
     New(Placed),
     /// It waits for the answer to the same query in flight.
-    Joined,
+    Joined(Key),
 }
 
 /// Where a query was placed.
@@ -125,7 +152,7 @@ struct ServerKey {
 /// All of one worker's.
 pub(crate) struct UdpUpstream {
     sockets: Arena<UpSocket>,
-    servers: HashMap<ServerKey, [Option<Key>; SPREAD], RandomState>,
+    servers: HashMap<ServerKey, Vec<Option<Key>>, RandomState>,
     /// Which of a server's sockets the queries of this batch take.
     spread: usize,
     flights: Arena<Flight>,
@@ -193,8 +220,8 @@ impl UdpUpstream {
         let fingerprint = self
             .hasher
             .hash_one((message.get(2..), server, query.endpoint));
-        if self.join(fingerprint, query, (client, server), now) {
-            return Ok(Place::Joined);
+        if let Some(flight) = self.join(fingerprint, query, (client, server), now) {
+            return Ok(Place::Joined(flight));
         }
         // An endpoint may have as many in flight as there is room left for all:
         // alone it gets half, and the more compete, the less each.
@@ -228,7 +255,9 @@ impl UdpUpstream {
             kept: query.kept,
             question,
             sent_at: now,
+            policy_check: query.policy_check,
             joined: Vec::new(),
+            logged: Vec::new(),
             fingerprint,
             socket: key,
             id,
@@ -252,11 +281,9 @@ impl UdpUpstream {
         query: &Forward<'_>,
         (client, server): (SocketAddr, SocketAddr),
         now: Instant,
-    ) -> bool {
-        let same = self.latest.get(&fingerprint).copied();
-        let Some(flight) = same.and_then(|key| self.flights.get_mut(key)) else {
-            return false;
-        };
+    ) -> Option<Key> {
+        let key = self.latest.get(&fingerprint).copied()?;
+        let flight = self.flights.get_mut(key)?;
         let joined = Joined {
             client,
             kept: query.kept,
@@ -276,7 +303,14 @@ impl UdpUpstream {
         if fits {
             flight.joined.push(joined);
         }
-        fits
+        fits.then_some(key)
+    }
+
+    /// Has the query log's entry kept with a query in flight until it ends.
+    pub(crate) fn log(&mut self, flight: Key, entry: Box<Entry>) {
+        if let Some(flight) = self.flights.get_mut(flight) {
+            flight.logged.push(entry);
+        }
     }
 
     /// The descriptor of a socket.
@@ -404,11 +438,8 @@ impl UdpUpstream {
         now: Instant,
         epoll: &Epoll,
     ) -> Result<Key, PlaceError> {
-        let at = self.spread;
-        let present = self
-            .servers
-            .get(&server)
-            .and_then(|s| s.get(at).copied().flatten());
+        let at = self.position(server);
+        let present = self.at(server, at);
         if let Some(key) = present
             && let Some(socket) = self.sockets.get_mut(key)
         {
@@ -417,6 +448,38 @@ impl UdpUpstream {
             }
             self.retire(key);
         }
+        match self.open_at(server, at, now, epoll) {
+            // Better one that waits for many answers than none.
+            Err(PlaceError::Full) if at != self.spread => {
+                self.at(server, self.spread).ok_or(PlaceError::Full)
+            }
+            opened => opened,
+        }
+    }
+
+    /// Which of a server's sockets the next query takes.
+    fn position(&self, server: ServerKey) -> usize {
+        let has_room = |at: &usize| {
+            let socket = self.at(server, *at).and_then(|key| self.sockets.get(key));
+            socket.is_none_or(|socket| socket.waiting.len() < ROOM)
+        };
+        if has_room(&self.spread) {
+            return self.spread;
+        }
+        (0..MOST).find(has_room).unwrap_or(self.spread)
+    }
+
+    fn at(&self, server: ServerKey, at: usize) -> Option<Key> {
+        self.servers.get(&server)?.get(at).copied().flatten()
+    }
+
+    fn open_at(
+        &mut self,
+        server: ServerKey,
+        at: usize,
+        now: Instant,
+        epoll: &Epoll,
+    ) -> Result<Key, PlaceError> {
         self.make_room(server.source.is_some())?;
         let fd = self.open(server)?;
         let key = self.sockets.insert(UpSocket {
@@ -440,8 +503,12 @@ impl UdpUpstream {
                 .into());
             }
         }
-        if let Some(slot) = self.servers.entry(server).or_default().get_mut(at) {
-            *slot = Some(key);
+        let own = self.servers.entry(server).or_default();
+        if own.len() <= at {
+            own.resize(at + 1, None);
+        }
+        if let Some(place) = own.get_mut(at) {
+            *place = Some(key);
         }
         Ok(key)
     }

@@ -9,6 +9,7 @@ use super::{
     CLASS_IN, FLAG_TRUNCATED, HEADER_LEN, Header, Record, TYPE_A, TYPE_AAAA, TYPE_CNAME, edns,
     edns::Edns, labels, u16_at,
 };
+use crate::name::NameBuf;
 
 /// Longest CNAME chain that is followed.
 const MAX_CHAIN: usize = 32;
@@ -215,6 +216,51 @@ fn ttl(record: &Record) -> u32 {
     }
 }
 
+/// Records of an answer section that are told at most.
+const MAX_TOLD: usize = 128;
+
+/// What the answer section of a message holds, for logs.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Told {
+    /// Response code.
+    pub rcode: u8,
+    /// Least TTL of addresses and aliases, if there are any, seconds.
+    pub ttl: Option<u32>,
+    /// What aliases lead to, in order.
+    pub cnames: Vec<String>,
+    /// Types of the records, in order.
+    pub types: Vec<u16>,
+}
+
+/// Reads the answer section of a message, as far as it can be read.
+pub fn section(message: &[u8]) -> Option<Told> {
+    let header = Header::read(message)?;
+    let mut told = Told {
+        rcode: u8::try_from(header.rcode()).unwrap_or(u8::MAX),
+        ..Told::default()
+    };
+    let mut at = match header.questions {
+        0 => HEADER_LEN,
+        _ => labels::skip_plain(message, HEADER_LEN)? + 4,
+    };
+    for _ in 0..usize::from(header.answers).min(MAX_TOLD) {
+        let Some((record, next)) = Record::read(message, at) else {
+            break;
+        };
+        told.types.push(record.rtype);
+        let mut target = NameBuf::default();
+        if record.rtype == TYPE_CNAME && labels::read(message, record.data, &mut target).is_some() {
+            told.cnames.push(target.as_str().to_owned());
+        }
+        if [TYPE_A, TYPE_AAAA, TYPE_CNAME].contains(&record.rtype) {
+            let ttl = ttl(&record);
+            told.ttl = Some(told.ttl.map_or(ttl, |least| least.min(ttl)));
+        }
+        at = next;
+    }
+    Some(told)
+}
+
 /// Type and class of the question of a message, for logs.
 pub fn question_type(message: &[u8]) -> Option<u16> {
     u16_at(message, labels::skip_plain(message, HEADER_LEN)?)
@@ -222,7 +268,7 @@ pub fn question_type(message: &[u8]) -> Option<u16> {
 
 #[cfg(test)]
 mod tests {
-    use super::{MAX_CHAIN, Malformed, answers, read};
+    use super::{MAX_CHAIN, Malformed, answers, read, section};
     use crate::wire::{labels::steps, put_u16, query::tests::plain};
 
     struct Builder(Vec<u8>, u16);
@@ -268,6 +314,18 @@ mod tests {
             .record(CDN, 1, 90, &[192, 0, 2, 2]);
         let expected = (vec!["192.0.2.1".to_owned(), "192.0.2.2".to_owned()], 30);
         assert_eq!(learned(&built), Some(expected));
+    }
+
+    #[test]
+    fn what_is_told_of_a_section() {
+        let built = Builder::to("a")
+            .record(Q, 5, 30, b"\x03cdn\x01y\x00")
+            .record(CDN, 16, 1, b"")
+            .record(CDN, 1, 60, &[192, 0, 2, 1]);
+        let told = section(&built.0).unwrap();
+        assert_eq!((told.rcode, told.ttl), (0, Some(30)));
+        assert_eq!(told.cnames, ["cdn.y."]);
+        assert_eq!(told.types, [5, 16, 1]);
     }
 
     #[test]

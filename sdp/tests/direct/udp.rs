@@ -1,6 +1,9 @@
 //! Queries over UDP.
 
-use std::{collections::HashSet, time::Duration};
+use std::{
+    collections::{HashMap, HashSet},
+    time::Duration,
+};
 
 use hickory_proto::{
     op::{Message, ResponseCode},
@@ -196,6 +199,22 @@ fn ports_and_ids_are_spread() {
     assert!(ids.len() > 60, "ids come again");
     let high: HashSet<_> = ids.iter().map(|id| id[0]).collect();
     assert!(high.len() > 16, "ids are close together");
+}
+
+/// Answers that all come at once must find room in the sockets' buffers.
+#[test]
+fn many_queries_in_flight_take_more_sockets() {
+    let bench = Bench::new(Options::default());
+    let client = bench.client();
+    let mut in_flight: HashMap<u16, usize> = HashMap::new();
+    for id in 0..700 {
+        let name = format!("x{id}.good.example");
+        client.send(&query(id, &name, RecordType::A)).unwrap();
+        let (_, from) = bench.at_server();
+        *in_flight.entry(from.port()).or_default() += 1;
+    }
+    assert!(in_flight.len() > 4, "{in_flight:?}");
+    assert!(in_flight.values().all(|n| *n <= 128), "{in_flight:?}");
 }
 
 #[test]

@@ -15,6 +15,7 @@ use clap::Parser;
 use holdfast_e2e::bench::{Latency, Throughput, latency, ports, throughput, usage};
 use holdfast_e2e::policy::{dns_to, egress};
 use holdfast_e2e::{Lab, Programs, Query, eventually};
+use shared_maps::pin;
 
 use self::paths::{Kind, PATHS, PORT, PORT_MANY, Way};
 use self::report::Measured;
@@ -74,13 +75,15 @@ fn main() -> Result<()> {
     let fresh = fresh_names(options.rounds * options.rate * STEADY);
     let servers = Servers::start(&lab, known_names().chain(fresh.iter().cloned()))?;
     // Pod a is asked through the proxy; pod b is nobody's endpoint.
-    let programs = start_proxy(&lab, options.workers)?;
+    let transparent = wanted.iter().any(|p| p.way == Way::ProxyTransparent);
+    let programs = start_proxy(&lab, options.workers, transparent)?;
     let bench = Bench {
         names: write_names(&lab, "names", &mut known_names())?,
         lab: &lab,
         servers: &servers,
         programs: &programs,
         options: &options,
+        transparent,
     };
     if options.ports > ports::allowed()? {
         println!(
@@ -119,12 +122,15 @@ struct Bench<'a> {
     programs: &'a Programs,
     options: &'a Options,
     names: PathBuf,
+    /// Whether the proxy can be switched to transparent mode.
+    transparent: bool,
 }
 
 impl Bench<'_> {
     /// Waits until the path works, and asks every name once: measured is the
     /// state in which they are known.
     fn warm_up(&self, path: &paths::Path) -> Result<()> {
+        self.switch(path.way)?;
         let to = path.address();
         let pod = path.pod(self.lab);
         eventually(path.name, Duration::from_secs(10), || {
@@ -145,8 +151,9 @@ impl Bench<'_> {
     }
 
     fn measure(&self, path: &'static paths::Path, fresh: &Path) -> Result<Measured> {
+        self.switch(path.way)?;
         let process = match path.way {
-            Way::Proxy | Way::ProxyMany => Some(self.programs.sdp.id()),
+            way if way.is_proxy() => Some(self.programs.sdp.id()),
             way => self.servers.process(way, path.kind == Kind::Ipv6),
         };
         let mut measured = Measured {
@@ -166,6 +173,26 @@ impl Bench<'_> {
         }
         measured.steady = self.steady(path, fresh)?;
         Ok(measured)
+    }
+
+    /// Has the proxy ask under the address that the path wants, by what the agent would do.
+    fn switch(&self, way: Way) -> Result<()> {
+        if !self.transparent || !way.is_proxy() {
+            return Ok(());
+        }
+        let wanted = way == Way::ProxyTransparent;
+        let said = self.lab.bpf_root().join(pin::TRANSPARENT);
+        match wanted {
+            true => std::fs::create_dir_all(said)?,
+            false if said.exists() => std::fs::remove_dir(said)?,
+            false => {}
+        }
+        let mode = if wanted { "on" } else { "blocked" };
+        eventually("the proxy knows", Duration::from_secs(10), || {
+            let status = self.lab.sdp_json("one", &["status"])?;
+            ensure!(status["transparent"] == mode, "{}", status["transparent"]);
+            Ok(())
+        })
     }
 
     fn full(&self, path: &paths::Path) -> Result<Throughput> {
@@ -191,10 +218,18 @@ impl Bench<'_> {
     }
 }
 
-fn start_proxy(lab: &Lab, workers: Option<u16>) -> Result<Programs> {
+fn start_proxy(lab: &Lab, workers: Option<u16>, transparent: bool) -> Result<Programs> {
+    const FLAG: &str = "--dnsproxy-enable-transparent-mode";
     lab.write_policy("web.yaml", &policy())?;
-    let agent = lab.start_agent(&holdfast_e2e::AgentOptions::default())?;
+    let mut options = holdfast_e2e::AgentOptions::default();
+    if transparent {
+        options = options.flag(FLAG);
+    }
+    let agent = lab.start_agent(&options)?;
     let mut options = holdfast_e2e::SdpOptions::default();
+    if transparent {
+        options = options.flag(FLAG);
+    }
     if let Some(workers) = workers {
         options = options.flag(&format!("--workers={workers}"));
     }

@@ -35,6 +35,15 @@ pub(crate) enum Way {
     Proxy,
     /// The proxy, 10,000 patterns.
     ProxyMany,
+    /// The proxy in transparent mode, 100 patterns.
+    ProxyTransparent,
+}
+
+impl Way {
+    /// Whether holdfast-sdp stands between.
+    pub(crate) fn is_proxy(self) -> bool {
+        matches!(self, Self::Proxy | Self::ProxyMany | Self::ProxyTransparent)
+    }
 }
 
 /// What the load is like.
@@ -65,11 +74,12 @@ const fn path(name: &'static str, way: Way, kind: Kind) -> Path {
 }
 
 /// In the order of one round: what is compared stands together.
-pub(crate) const PATHS: [Path; 16] = [
+pub(crate) const PATHS: [Path; 18] = [
     path("direct", Way::Direct, Kind::Main),
     path("raw_forwarder", Way::Raw, Kind::Main),
     path("sdp", Way::Proxy, Kind::Main),
     path("sdp_10000_patterns", Way::ProxyMany, Kind::Main),
+    path("sdp_transparent", Way::ProxyTransparent, Kind::Main),
     path("dnsdist", Way::Dnsdist, Kind::Main),
     path("direct_new_names", Way::Direct, Kind::New),
     path("sdp_new_names", Way::Proxy, Kind::New),
@@ -86,6 +96,11 @@ pub(crate) const PATHS: [Path; 16] = [
         Kind::TcpPipelined,
     ),
     path("sdp_tcp_pipelined", Way::Proxy, Kind::TcpPipelined),
+    path(
+        "sdp_transparent_tcp_pipelined",
+        Way::ProxyTransparent,
+        Kind::TcpPipelined,
+    ),
 ];
 
 impl Path {
@@ -95,7 +110,7 @@ impl Path {
         let server = if v6 { SERVER6 } else { SERVER };
         let forwarder = if v6 { FORWARDER6 } else { FORWARDER };
         match self.way {
-            Way::Direct | Way::Proxy => SocketAddr::new(server, PORT),
+            Way::Direct | Way::Proxy | Way::ProxyTransparent => SocketAddr::new(server, PORT),
             Way::ProxyMany => SocketAddr::new(server, PORT_MANY),
             Way::Raw | Way::RawTcp => SocketAddr::new(forwarder, RAW_PORT),
             Way::Dnsdist => SocketAddr::new(forwarder, DNSDIST_PORT),
@@ -110,7 +125,7 @@ impl Path {
     /// Who asks.
     pub(crate) fn pod<'a>(&self, lab: &'a Lab) -> &'a Pod {
         match self.way {
-            Way::Proxy | Way::ProxyMany => &lab.a,
+            way if way.is_proxy() => &lab.a,
             _ => &lab.b,
         }
     }

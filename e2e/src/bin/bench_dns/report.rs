@@ -20,7 +20,7 @@ pub(crate) struct Measured {
 }
 
 /// Ratios of queries per second: name, of which, over which.
-const RATIOS: [(&str, &str, &str); 10] = [
+const RATIOS: [(&str, &str, &str); 12] = [
     ("sdp_over_raw_forwarder", "sdp", "raw_forwarder"),
     ("sdp_over_direct", "sdp", "direct"),
     ("sdp_over_dnsdist", "sdp", "dnsdist"),
@@ -29,6 +29,12 @@ const RATIOS: [(&str, &str, &str); 10] = [
         "sdp_over_raw_forwarder_ipv6",
         "sdp_ipv6",
         "raw_forwarder_ipv6",
+    ),
+    ("transparent_over_sdp", "sdp_transparent", "sdp"),
+    (
+        "transparent_over_sdp_tcp_pipelined",
+        "sdp_transparent_tcp_pipelined",
+        "sdp_tcp_pipelined",
     ),
     ("sdp_over_direct_ipv6", "sdp_ipv6", "direct_ipv6"),
     (

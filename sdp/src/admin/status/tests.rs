@@ -53,7 +53,7 @@ fn healthy() -> Status {
             ([0, 0, 0, 0, 0, 0, 0, 1], 10094).into(),
         ],
         workers: 2,
-        work: Work {
+        under_way: Work {
             in_flight: 12,
             held: 1,
             tcp_connections: 3,
@@ -97,6 +97,7 @@ fn healthy() -> Status {
             replica(4500, &[2], 1_900),
             replica(4600, &[3], 120),
         ],
+        transparent: Mode::Off,
         privileges: Privileges {
             uid: 10094,
             gid: 10094,
@@ -111,6 +112,7 @@ fn healthy() -> Status {
             bytes: 901,
             ..JournalStatus::default()
         },
+        query_log: None,
         queries: counted(&[("forwarded", 120_417), ("denied_name", 93)]),
         answers: counted(&[("released", 119_800), ("realised", 602), ("late", 3)]),
         troubles: Vec::new(),
@@ -143,6 +145,7 @@ fn troubled() -> Status {
     status.maps.lxc_problem = Some("cilium_lxc is not pinned".to_owned());
     status.mappings.agent_hung = true;
     status.replicas = Vec::new();
+    status.transparent = Mode::Blocked;
     let why = "/sys/fs/bpf/tc/globals/hf_steer_slots_v1 is not there".to_owned();
     status.steering = Steering {
         on: false,
@@ -158,6 +161,14 @@ fn troubled() -> Status {
     }];
     status.journal.memory_only = Some("/var/lib/holdfast/sdp: No space left on device".to_owned());
     status.journal.errors = 9;
+    status.query_log = Some(QueryLogStatus {
+        which: "denied".to_owned(),
+        target: "/var/log/holdfast/queries.log".to_owned(),
+        one_in: 100,
+        lines: 4,
+        dropped: 2,
+        problem: Some("No space left on device (os error 28)".to_owned()),
+    });
     status.queries = Vec::new();
     status.answers = Vec::new();
     status.troubles = vec![

@@ -6,6 +6,8 @@ use super::{Counted, Status};
 use crate::{
     link::board::{LinkStatus, RulesOrigin, Service},
     maps::MapsStatus,
+    query_log::QueryLogStatus,
+    transparent::Mode,
     troubles::Trouble,
 };
 
@@ -56,6 +58,9 @@ impl Status {
                 format_args!("{}: {}", skipped.path.display(), skipped.reason),
             );
         }
+        if self.transparent != Mode::Off {
+            page.line("transparent", self.transparent.text());
+        }
         page.line("maps", maps_text(&self.maps));
         page.line("mappings", self.mappings());
         page.line("journal", self.journal.text());
@@ -63,6 +68,9 @@ impl Status {
         page.line("under way", self.under_way());
         page.line("queries", counts(&self.queries));
         page.line("answers", counts(&self.answers));
+        if let Some(log) = &self.query_log {
+            page.line("query log", query_log_text(log));
+        }
         self.tell_troubles(&mut page);
         page.0
     }
@@ -109,7 +117,7 @@ impl Status {
     }
 
     fn under_way(&self) -> String {
-        let work = &self.work;
+        let work = &self.under_way;
         format!(
             "{} queries in flight, {} answers held, {} TCP connections",
             work.in_flight, work.held, work.tcp_connections
@@ -128,6 +136,20 @@ impl Status {
             page.line("trouble", format_args!("and {more} more (-o json)"));
         }
     }
+}
+
+fn query_log_text(log: &QueryLogStatus) -> String {
+    let mut text = format!(
+        "{} queries to {}: {} lines, {} dropped",
+        log.which, log.target, log.lines, log.dropped
+    );
+    if log.one_in > 1 {
+        let _ = write!(text, "; one in {}", log.one_in);
+    }
+    if let Some(problem) = &log.problem {
+        let _ = write!(text, "; {problem}");
+    }
+    text
 }
 
 fn trouble_text(trouble: &Trouble) -> String {

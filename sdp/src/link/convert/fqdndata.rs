@@ -5,6 +5,7 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     net::IpAddr,
+    time::Duration,
 };
 
 use fqdn_proto::fqdndata as wire;
@@ -14,6 +15,7 @@ use shared_maps::{EndpointId, IdentityId};
 use crate::{
     mapping::{BootTime, Mapping},
     maps::AgentTables,
+    notice::{Event, Failure, Notice, Times},
     pattern,
     policy::rule::{
         EndpointRules, NameRule, NameRules, PortRules, RulesOf, SelectorRule, Servers, Transport,
@@ -182,14 +184,70 @@ pub(in crate::link) fn mapping_out(
             }),
             server_addr: mapping.server.to_string(),
             server_identity: server.0,
-            protocol: match mapping.transport {
-                Transport::Udp => "udp",
-                Transport::Tcp => "tcp",
-            }
-            .to_owned(),
+            protocol: protocol(mapping.transport).to_owned(),
             allowed: true,
             ..wire::MetricsData::default()
         }),
+    }
+}
+
+/// A notice, as the agent counts and logs it. It is a response that teaches only
+/// with addresses.
+pub(in crate::link) fn notice_out(notice: &Notice) -> wire::FqdnMapping {
+    let (failure, content) = match &notice.event {
+        Event::Query => (None, None),
+        Event::Failed(failure) => (Some(*failure), None),
+        Event::Answer(content) => (None, Some(content)),
+    };
+    let error = match failure {
+        None => wire::ProxyErrorType::None,
+        Some(Failure::Timeout) => wire::ProxyErrorType::Timeout,
+        Some(Failure::Overload) => wire::ProxyErrorType::SemaphoreFailed,
+        Some(Failure::Unreachable | Failure::Undecodable) => wire::ProxyErrorType::Proxy,
+    };
+    let types = content.map(|content| content.types.iter().copied().map(u32::from));
+    wire::FqdnMapping {
+        fqdn: notice.name.as_str().to_owned(),
+        record_ip: content.map_or_else(Vec::new, |c| c.addresses.iter().map(text).collect()),
+        ttl: content.map_or(0, |content| content.ttl),
+        source_identity: notice.identity.0,
+        source_ip: text(&notice.client.ip()),
+        response_code: content.map_or(0, |content| content.rcode.into()),
+        metrics_data: Some(wire::MetricsData {
+            processing_stats: Some(stats(&notice.times)),
+            dns_response_data: Some(wire::DnsResponseData {
+                is_response: content.is_some(),
+                cnames: content.map_or_else(Vec::new, |content| content.cnames.clone()),
+                qtypes: vec![notice.qtype.into()],
+                answer_types: types.map_or_else(Vec::new, Iterator::collect),
+            }),
+            source_port: notice.client.port().into(),
+            server_addr: notice.server.to_string(),
+            server_identity: notice.server_identity.0,
+            protocol: protocol(notice.transport).to_owned(),
+            allowed: notice.allowed,
+            error_message: failure.map_or_else(String::new, |failure| failure.to_string()),
+            error_type: error.into(),
+        }),
+    }
+}
+
+/// Nobody waits for a place to be free: one who finds none is answered at once.
+fn stats(times: &Times) -> wire::ProcessingStats {
+    let nanos = |span: Duration| i64::try_from(span.as_nanos()).unwrap_or(i64::MAX);
+    wire::ProcessingStats {
+        total: nanos(times.processing + times.upstream),
+        processing: nanos(times.processing),
+        upstream: nanos(times.upstream),
+        semaphore_acquire: 0,
+        policy_check: nanos(times.policy_check),
+    }
+}
+
+fn protocol(transport: Transport) -> &'static str {
+    match transport {
+        Transport::Udp => "udp",
+        Transport::Tcp => "tcp",
     }
 }
 
@@ -213,6 +271,7 @@ mod tests {
     use crate::{
         mapping::kept::tests::mapping,
         maps::PinnedMaps,
+        notice::Content,
         resolve::{Resolver, Who},
     };
 
@@ -313,6 +372,57 @@ mod tests {
         let metrics = out.metrics_data.unwrap();
         assert!(metrics.allowed && metrics.dns_response_data.unwrap().is_response);
         assert_eq!(metrics.server_addr, "10.0.0.53:53");
+    }
+
+    #[test]
+    fn a_notice_fills_every_field() {
+        let notice = |event| notice_out(&crate::notice::tests::notice(event));
+        let query = notice(Event::Query);
+        let metrics = query.metrics_data.unwrap();
+        let details = metrics.dns_response_data.unwrap();
+        assert!(!details.is_response && metrics.allowed);
+        assert_eq!(details.qtypes, [1]);
+        assert_eq!(
+            (query.source_identity, &query.source_ip[..]),
+            (400, &b"10.0.0.7"[..])
+        );
+        assert_eq!((metrics.source_port, metrics.server_identity), (4711, 500));
+        assert_eq!(
+            (metrics.server_addr.as_str(), metrics.protocol.as_str()),
+            ("10.0.0.53:53", "tcp")
+        );
+        assert_eq!(metrics.error_message, "");
+
+        let failed = notice(Event::Failed(Failure::Timeout));
+        let metrics = failed.metrics_data.unwrap();
+        assert_eq!(metrics.error_type(), wire::ProxyErrorType::Timeout);
+        assert!(!metrics.error_message.is_empty());
+
+        let answer = notice(Event::Answer(Content {
+            rcode: 0,
+            addresses: vec![IpAddr::from([192, 0, 2, 1])],
+            ttl: 30,
+            cnames: vec!["b.com.".into()],
+            types: vec![5, 1],
+        }));
+        assert_eq!((answer.ttl, answer.record_ip.len()), (30, 1));
+        let metrics = answer.metrics_data.unwrap();
+        let stats = metrics.processing_stats.unwrap();
+        assert_eq!(
+            (
+                stats.total,
+                stats.processing,
+                stats.upstream,
+                stats.policy_check
+            ),
+            (43, 3, 40, 2)
+        );
+        let details = metrics.dns_response_data.unwrap();
+        assert!(details.is_response);
+        assert_eq!(
+            (details.cnames, details.answer_types),
+            (vec!["b.com.".into()], vec![5, 1])
+        );
     }
 
     #[test]

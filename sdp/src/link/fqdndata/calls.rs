@@ -29,6 +29,8 @@ const UPDATE: &str = "UpdateMappingRequest";
 const LIVE: usize = 64;
 /// Calls about what nobody waits for, at once.
 const REPLAYS: usize = 16;
+/// Notices at once.
+const NOTICES: usize = 16;
 /// A call the agent does not answer; the answer it is about was released long ago.
 const CALL_WITHIN: Duration = Duration::from_secs(5);
 const LOOK: Duration = Duration::from_millis(100);
@@ -40,6 +42,8 @@ enum Told {
     Live(u64),
     /// A mapping that nobody waits for.
     Replay(u64),
+    /// What happened, for its log.
+    Notice,
 }
 
 /// What came back; `None`: nothing in time.
@@ -54,10 +58,12 @@ pub(super) async fn send(link: &Link, client: Client) -> Result<Never, SessionEr
         calls: JoinSet::new(),
         live: 0,
         replays: 0,
+        notices: 0,
         waiting: VecDeque::new(),
         again: VecDeque::new(),
     };
     let mut look = interval(LOOK);
+    let _listening = link.notices.listen();
     loop {
         sender.open().await;
         tokio::select! {
@@ -67,6 +73,7 @@ pub(super) async fn send(link: &Link, client: Client) -> Result<Never, SessionEr
                 sender.done(told, came)?;
             }
             () = link.sink.has_work() => {}
+            () = link.notices.has_work() => {}
             _ = look.tick() => {}
         }
     }
@@ -78,6 +85,7 @@ struct Sender<'l> {
     calls: JoinSet<(Told, Came)>,
     live: usize,
     replays: usize,
+    notices: usize,
     /// Taken from the sink, not called yet.
     waiting: VecDeque<Outgoing>,
     again: VecDeque<Outgoing>,
@@ -86,6 +94,15 @@ struct Sender<'l> {
 impl Sender<'_> {
     /// Opens as many calls as there is room for.
     async fn open(&mut self) {
+        // First: a query is told of before its answer.
+        while self.notices < NOTICES
+            && let Some(notice) = self.link.notices.take()
+        {
+            self.notices += 1;
+            self.link.notices.stats().told.add(1);
+            let call = self.call(convert::notice_out(&notice));
+            self.start(Told::Notice, call).await;
+        }
         loop {
             while self.live < LIVE
                 && let Some(out) = self.waiting.pop_front()
@@ -135,6 +152,9 @@ impl Sender<'_> {
     }
 
     fn mapping(&self, out: &Outgoing) -> Call {
+        if let Some(notice) = &out.notice {
+            return self.call(convert::notice_out(notice));
+        }
         let (maps, mapping) = (&self.link.maps, &out.mapping);
         let identity = match maps.who(mapping.endpoint.client) {
             Who::Endpoint { identity, .. } => identity,
@@ -168,9 +188,18 @@ impl Sender<'_> {
                 self.replays -= 1;
                 sequence
             }
+            Told::Notice => {
+                self.notices -= 1;
+                if let Some(Err(status)) = came {
+                    tracing::debug!(%status, "notice not taken");
+                }
+                return Ok(());
+            }
         };
-        let outcome = came.map(|came| outcome(sequence, came)).transpose()?;
-        self.link.sink.results(outcome.into_iter().collect());
+        match came {
+            Some(came) => self.link.sink.results(vec![outcome(sequence, came)?]),
+            None => self.link.sink.no_result(sequence),
+        }
         Ok(())
     }
 }

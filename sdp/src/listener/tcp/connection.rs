@@ -15,23 +15,21 @@ use tokio::{
 
 use super::{
     Shared,
+    flight::{Flight, Held},
     frames::{FrameReader, FrameWriter, Read},
     upstream::{Behalf, Happened, TcpUpstream},
 };
 use crate::{
     listener::SocketOptions,
-    mapping::{BootTime, EndpointInstance, Realised},
+    mapping::{BootTime, Realised},
+    notice::Failure,
     policy::rule::Transport,
     proxy::{
         Arrival, Asked, Fate, Outcome,
-        stats::{AnswerResult, Protocol, QueryResult, Stage},
+        stats::{AnswerResult, Label as _, Protocol, QueryResult, Stage},
     },
-    wire::{
-        Header, Rcode, answer,
-        reply::{self, Kept},
-        set_id,
-        transfer::Transfer,
-    },
+    query_log::{End, Entry},
+    wire::{Header, Rcode, answer, reply, set_id, transfer::Transfer},
 };
 
 /// Queries of one connection that wait at once, for the server or the agent.
@@ -45,41 +43,6 @@ const LAST_LOOKS: usize = 16;
 /// Messages after which others get their turn. The runtime counts reads, not
 /// what is in them, and its timers stand still meanwhile.
 const TURN: usize = 64;
-
-/// A query in flight.
-struct Flight {
-    kept: Kept,
-    /// As sent upstream: kept to be sent again if the server closes the connection.
-    message: Vec<u8>,
-    question: Vec<u8>,
-    endpoint: EndpointInstance,
-    behalf: Behalf,
-    sent_at: Instant,
-    resent: bool,
-    /// If its answer is many messages.
-    transfer: Option<Transfer>,
-}
-
-impl Flight {
-    fn is_answered_by(&self, message: &[u8]) -> bool {
-        answer::answers_in_any_case(message, &self.question)
-            || self.transfer.is_some_and(|t| t.continues(message))
-    }
-
-    /// Whether the client has got part of its answer.
-    fn has_begun(&self) -> bool {
-        self.transfer.is_some_and(Transfer::has_begun)
-    }
-}
-
-/// An answer that waits for the agent.
-struct Held {
-    message: Vec<u8>,
-    /// When the query came.
-    asked: Instant,
-    /// When the answer came.
-    since: Instant,
-}
 
 /// One connection.
 pub(super) struct Connection {
@@ -276,7 +239,7 @@ impl Connection {
             server,
             transport: Transport::Tcp,
         };
-        let query = match proxy.query(message, &arrival, &mut self.own) {
+        let mut query = match proxy.query(message, &arrival, &mut self.own) {
             Outcome::Ignore => return,
             Outcome::Reply => return self.out.push(&self.own),
             Outcome::Forward(query) => query,
@@ -285,7 +248,20 @@ impl Connection {
             stats.in_flight.get() >= u64::try_from(proxy.config().in_flight).unwrap_or(u64::MAX);
         if full {
             stats.queries.inc(QueryResult::Shed);
+            let asked = Asked {
+                question: query.question,
+                endpoint: query.endpoint,
+                client,
+                server,
+                transport: Transport::Tcp,
+                policy_check: query.policy_check,
+                waited: Duration::ZERO,
+            };
+            proxy.notice_failure(&asked, Failure::Overload);
             let code = Rcode::ServFail;
+            if let Some(entry) = query.logged.take() {
+                proxy.log(entry, End::own(QueryResult::Shed.text(), code), self.now);
+            }
             reply::to_kept(query.kept, query.question, code, &mut self.own);
             return self.out.push(&self.own);
         }
@@ -309,7 +285,9 @@ impl Connection {
                 source: query.source,
             },
             sent_at: self.now,
+            policy_check: query.policy_check,
             resent: false,
+            logged: query.logged.take(),
             transfer: Transfer::of(query.question),
         };
         stats.in_flight.up();
@@ -323,12 +301,25 @@ impl Connection {
             }
             Err(error) => {
                 tracing::debug!(%error, "no upstream connection");
-                self.fail(&flight);
+                self.fail(flight);
             }
         }
     }
 
-    fn fail(&mut self, flight: &Flight) {
+    /// Ends the query log's entry of a query, if it has one.
+    fn log(&self, entry: &mut Option<Box<Entry>>, end: End) {
+        if let Some(entry) = entry.take() {
+            self.shared.proxy.log(entry, end, self.now);
+        }
+    }
+
+    fn fail(&mut self, mut flight: Flight) {
+        let asked = flight.asked((self.client, self.server), self.now);
+        self.shared
+            .proxy
+            .notice_failure(&asked, Failure::Unreachable);
+        let result = QueryResult::UpstreamError.text();
+        self.log(&mut flight.logged, End::own(result, Rcode::ServFail));
         let stats = self.shared.proxy.stats();
         stats.in_flight.down();
         stats.queries.inc(QueryResult::UpstreamError);
@@ -368,9 +359,10 @@ impl Connection {
             if flight.has_begun() {
                 // The client cannot be told but by closing.
                 self.shared.proxy.stats().in_flight.down();
+                self.log(&mut flight.logged, End::unanswered("cut"));
                 self.ended = true;
             } else if flight.resent {
-                self.fail(&flight);
+                self.fail(flight);
             } else {
                 flight.resent = true;
                 self.send(id, flight);
@@ -391,7 +383,7 @@ impl Connection {
         {
             return;
         }
-        let Some(flight) = asked.and_then(|id| self.flights.remove(&id)) else {
+        let Some(mut flight) = asked.and_then(|id| self.flights.remove(&id)) else {
             stats.answers.inc(AnswerResult::Unexpected);
             return;
         };
@@ -400,12 +392,7 @@ impl Connection {
         let took = self.now.duration_since(flight.sent_at);
         stats.stages.observe(Stage::Upstream, took);
         set_id(message, flight.kept.id);
-        let asked = Asked {
-            question: &flight.question,
-            endpoint: flight.endpoint,
-            server: self.server,
-            transport: Transport::Tcp,
-        };
+        let asked = flight.asked((self.client, self.server), self.now);
         let key = self.next_held;
         self.next_held += 1;
         let to_us = self.to_us.clone();
@@ -422,6 +409,7 @@ impl Connection {
             Fate::Hold => {
                 let held = Held {
                     message: message.clone(),
+                    logged: flight.logged.take(),
                     asked: flight.sent_at,
                     since: self.now,
                 };
@@ -431,10 +419,13 @@ impl Connection {
             Fate::Release(result) => {
                 stats.answers.inc(result);
                 stats.stages.observe(Stage::Total, took);
+                self.log(&mut flight.logged, End::sent(result.text(), message));
                 self.out.push(message);
             }
             Fate::Malformed => {
                 stats.answers.inc(AnswerResult::Malformed);
+                let result = AnswerResult::Malformed.text();
+                self.log(&mut flight.logged, End::own(result, Rcode::ServFail));
                 self.servfail(&flight);
             }
         }
@@ -455,7 +446,10 @@ impl Connection {
         set_id(message, flight.kept.id);
         let stats = self.shared.proxy.stats();
         if is_over {
-            self.flights.remove(&id);
+            if let Some(mut flight) = self.flights.remove(&id) {
+                let result = AnswerResult::Released.text();
+                self.log(&mut flight.logged, End::sent(result, message));
+            }
             stats.in_flight.down();
         }
         stats.answers.inc(AnswerResult::Released);
@@ -475,12 +469,12 @@ impl Connection {
                 reply::to_unfit(&held.message, Rcode::ServFail, &mut self.own);
                 held.message.clone_from(&self.own);
             }
-            self.send_held(&held, result);
+            self.send_held(held, result);
         }
         self.take_queries();
     }
 
-    fn send_held(&mut self, held: &Held, result: AnswerResult) {
+    fn send_held(&mut self, mut held: Held, result: AnswerResult) {
         let stats = self.shared.proxy.stats();
         stats.held.down();
         let waited = self.now.duration_since(held.since);
@@ -488,6 +482,8 @@ impl Connection {
         let took = self.now.duration_since(held.asked);
         stats.stages.observe(Stage::Total, took);
         stats.answers.inc(result);
+        let end = End::sent(result.text(), &held.message).held(waited);
+        self.log(&mut held.logged, end);
         self.out.push(&held.message);
         self.last_activity = self.now;
     }
@@ -513,17 +509,23 @@ impl Connection {
             .held
             .extract_if(|_, held| now.duration_since(held.since) >= max_delay);
         for (_, held) in late.collect::<Vec<_>>() {
-            self.send_held(&held, AnswerResult::Late);
+            self.send_held(held, AnswerResult::Late);
         }
-        let stats = self.shared.proxy.stats();
+        let proxy = &self.shared.proxy;
+        let stats = proxy.stats();
+        let ends = (self.client, self.server);
         self.flights.retain(|_, flight| {
             let waits = now.duration_since(flight.sent_at) < timeout;
             if !waits {
+                proxy.notice_failure(&flight.asked(ends, now), Failure::Timeout);
                 stats.in_flight.down();
                 if !flight.has_begun() {
                     stats.upstream_timeouts.add(1);
                     let took = now.duration_since(flight.sent_at);
                     stats.stages.observe(Stage::TotalTimeout, took);
+                }
+                if let Some(entry) = flight.logged.take() {
+                    proxy.log(entry, End::unanswered("timeout"), now);
                 }
             }
             waits
@@ -545,11 +547,17 @@ impl Connection {
         }
         let stats = self.shared.proxy.stats();
         let unanswered = self.has_work();
-        for _ in 0..self.flights.len() {
+        let flights = self.flights.values_mut().map(|flight| {
             stats.in_flight.down();
-        }
-        for _ in 0..self.held.len() {
+            &mut flight.logged
+        });
+        let held = self.held.values_mut().map(|held| {
             stats.held.down();
+            &mut held.logged
+        });
+        for entry in flights.chain(held).filter_map(Option::take) {
+            let end = End::unanswered("cut");
+            self.shared.proxy.log(entry, end, self.now);
         }
         if matches!(over, Over::Cut) && unanswered && self.shared.stop.is_cancelled() {
             self.shared.cut.fetch_add(1, Ordering::AcqRel);

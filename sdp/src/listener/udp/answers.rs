@@ -7,11 +7,11 @@ use crate::{
     arena::Key,
     listener::held::HeldAnswer,
     mapping::BootTime,
-    policy::rule::Transport,
     proxy::{
-        Asked, Fate,
-        stats::{AnswerResult, Stage},
+        Fate,
+        stats::{AnswerResult, Label as _, Stage},
     },
+    query_log::End,
     socket::sys::RecvBatch,
     upstream::udp::{Flight, Joined},
     wire::{Rcode, reply, set_id},
@@ -34,11 +34,12 @@ impl Worker {
             let mut released = std::mem::take(&mut self.released);
             let mut server = None;
             for at in 0..received {
-                let Some(flight) = self.upstream.answered(socket, self.answers.bytes(at)) else {
+                let Some(mut flight) = self.upstream.answered(socket, self.answers.bytes(at))
+                else {
                     self.proxy.stats().answers.inc(AnswerResult::Unexpected);
                     continue;
                 };
-                if self.answer(at, &flight, now) {
+                if self.answer(at, &mut flight, now) {
                     released.push((at, flight.client));
                     server = Some(flight.server);
                 }
@@ -60,7 +61,7 @@ impl Worker {
     }
 
     /// Takes in one answer. Whether it is to be sent now, as it lies in the batch.
-    fn answer(&mut self, at: usize, flight: &Flight, now: BootTime) -> bool {
+    fn answer(&mut self, at: usize, flight: &mut Flight, now: BootTime) -> bool {
         let stats = self.proxy.stats();
         stats.in_flight.down();
         let took = self.now.duration_since(flight.sent_at);
@@ -73,6 +74,7 @@ impl Worker {
         if flight.joined.is_empty() && self.repeats.is_leased(print, version, now) {
             stats.answers.inc(AnswerResult::Released);
             stats.stages.observe(Stage::Total, took);
+            self.log_sent(at, flight, AnswerResult::Released);
             return true;
         }
         let to_send = self.learn(at, flight, now);
@@ -83,13 +85,8 @@ impl Worker {
     }
 
     /// Learns from one answer. How it was counted, if it is to be sent now as it lies in the batch.
-    fn learn(&mut self, at: usize, flight: &Flight, now: BootTime) -> Option<AnswerResult> {
-        let asked = Asked {
-            question: &flight.question,
-            endpoint: flight.endpoint,
-            server: flight.server,
-            transport: Transport::Udp,
-        };
+    fn learn(&mut self, at: usize, flight: &mut Flight, now: BootTime) -> Option<AnswerResult> {
+        let asked = flight.asked(flight.client, self.now);
         let mut place = None;
         let has_room = self.held.has_room();
         let (held, control) = (&mut self.held, &self.control);
@@ -102,6 +99,10 @@ impl Worker {
             let control = Arc::clone(control);
             Box::new(move |realised| control.realised(key, realised))
         });
+        for joined in &flight.joined {
+            let asked = flight.asked(joined.client, self.now);
+            self.proxy.notice_joined(&asked, self.answers.bytes(at));
+        }
         let copy = |recv: &RecvBatch| {
             let mut bytes = recv.bytes(at).to_vec();
             if let Some(edns) = &answered.hop_by_hop {
@@ -121,6 +122,7 @@ impl Worker {
                         client,
                         server,
                         joined,
+                        logged: std::mem::take(&mut flight.logged),
                         asked: flight.sent_at,
                         since: self.now,
                     },
@@ -131,6 +133,8 @@ impl Worker {
             (Fate::Malformed, _) => {
                 self.proxy.stats().answers.inc(AnswerResult::Malformed);
                 self.servfail(flight);
+                let result = AnswerResult::Malformed.text();
+                self.log(&mut flight.logged, End::own(result, Rcode::ServFail));
                 return None;
             }
             (Fate::Release(result), place) => {
@@ -146,6 +150,7 @@ impl Worker {
         stats.answers.add(result, answers);
         let took = self.now.duration_since(flight.sent_at);
         stats.stages.observe(Stage::Total, took);
+        self.log_sent(at, flight, result);
         for Joined { client, kept } in &flight.joined {
             self.own = copy(&self.answers);
             set_id(&mut self.own, kept.id);
@@ -157,6 +162,14 @@ impl Worker {
             return None;
         }
         Some(result)
+    }
+
+    /// Ends the query log's entries of an answer that is released as it lies in the batch.
+    fn log_sent(&self, at: usize, flight: &mut Flight, result: AnswerResult) {
+        if !flight.logged.is_empty() {
+            let end = End::sent(result.text(), self.answers.bytes(at));
+            self.log(&mut flight.logged, end);
+        }
     }
 
     /// Releases held answers whose fate has become known.
@@ -187,6 +200,10 @@ impl Worker {
         stats.stages.observe(Stage::Total, took);
         let answers = u64::try_from(1 + answer.joined.len()).unwrap_or(1);
         stats.answers.add(result, answers);
+        if !answer.logged.is_empty() {
+            let end = End::sent(result.text(), &answer.bytes).held(waited);
+            self.log(&mut answer.logged, end);
+        }
         self.send_held(&answer, answer.client);
         for Joined { client, kept } in std::mem::take(&mut answer.joined) {
             set_id(&mut answer.bytes, kept.id);

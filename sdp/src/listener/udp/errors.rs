@@ -17,9 +17,11 @@ use nix::{
 use super::Worker;
 use crate::{
     arena::Key,
-    proxy::stats::QueryResult,
+    notice::Failure,
+    proxy::stats::{Label as _, QueryResult},
+    query_log::End,
     upstream::udp::{Flight, Joined},
-    wire::reply,
+    wire::{Rcode, reply},
 };
 
 /// Errors taken from one socket before others get their turn.
@@ -49,8 +51,10 @@ impl Worker {
                 return;
             };
             let query = query.get(..length).unwrap_or_default();
-            if is_final && let Some(flight) = self.upstream.undelivered(socket, query) {
+            if is_final && let Some(mut flight) = self.upstream.undelivered(socket, query) {
                 self.unreachable(&flight);
+                let result = QueryResult::UpstreamError.text();
+                self.log(&mut flight.logged, End::own(result, Rcode::ServFail));
                 self.upstream.recycle(flight);
             }
         }
@@ -60,6 +64,7 @@ impl Worker {
     fn unreachable(&mut self, flight: &Flight) {
         self.proxy.stats().in_flight.down();
         self.proxy.stats().queries.inc(QueryResult::UpstreamError);
+        self.notice_failure(flight, Failure::Unreachable);
         let first = Joined {
             client: flight.client,
             kept: flight.kept,

@@ -1,13 +1,17 @@
 //! A worker's way from clients to servers.
 
+use std::time::Duration;
+
 use super::{BATCH, Listener, ROUNDS, Worker};
 use crate::{
     listener::{SocketOptions, replies::send_all},
+    notice::Failure,
     policy::rule::Transport,
     proxy::{
-        Arrival, Outcome,
-        stats::{Protocol, QueryResult},
+        Arrival, Asked, Outcome,
+        stats::{Label as _, Protocol, QueryResult},
     },
+    query_log::{End, Entries},
     socket::sys::Datagram,
     upstream::udp::{Flight, Joined, Place, PlaceError, Placed},
     wire::{Rcode, reply, set_id},
@@ -69,25 +73,46 @@ impl Worker {
                 self.send_own(server, client);
                 None
             }
-            Outcome::Forward(query) => {
+            Outcome::Forward(mut query) => {
+                let logged = query.logged.take();
                 let route = (client, server);
                 let place = self
                     .upstream
                     .place(&query, message, route, self.now, &self.epoll);
                 let placed = match place {
                     Ok(Place::New(placed)) => placed,
-                    Ok(Place::Joined) => {
+                    Ok(Place::Joined(flight)) => {
                         self.proxy.stats().joined.add(1);
+                        if let Some(entry) = logged {
+                            self.upstream.log(flight, entry);
+                        }
                         return None;
                     }
                     Err(error) => {
                         let code = Rcode::ServFail;
                         reply::to_kept(query.kept, query.question, code, &mut self.own);
-                        self.not_sent(&error);
+                        let (result, failure) = self.not_sent(&error);
+                        let asked = Asked {
+                            question: query.question,
+                            endpoint: query.endpoint,
+                            client,
+                            server,
+                            transport: Transport::Udp,
+                            policy_check: query.policy_check,
+                            waited: Duration::ZERO,
+                        };
+                        self.proxy.notice_failure(&asked, failure);
+                        if let Some(entry) = logged {
+                            self.proxy
+                                .log(entry, End::own(result.text(), code), self.now);
+                        }
                         self.send_own(server, client);
                         return None;
                     }
                 };
+                if let Some(entry) = logged {
+                    self.upstream.log(placed.flight, entry);
+                }
                 self.proxy.stats().in_flight.up();
                 if let Some(edns) = query.hop_by_hop {
                     self.own.clear();
@@ -142,11 +167,14 @@ impl Worker {
 
     /// Answers SERVFAIL to a query that could not be sent.
     pub(super) fn give_up(&mut self, placed: Placed) {
-        let Some(flight) = self.upstream.remove(placed.flight) else {
+        let Some(mut flight) = self.upstream.remove(placed.flight) else {
             return;
         };
+        let result = QueryResult::UpstreamError.text();
+        self.log(&mut flight.logged, End::own(result, Rcode::ServFail));
         self.proxy.stats().in_flight.down();
         self.proxy.stats().queries.inc(QueryResult::UpstreamError);
+        self.notice_failure(&flight, Failure::Unreachable);
         self.servfail(&flight);
         self.upstream.recycle(flight);
     }
@@ -163,15 +191,23 @@ impl Worker {
         }
     }
 
-    fn not_sent(&self, error: &PlaceError) {
-        let result = match error {
-            PlaceError::Full => QueryResult::Shed,
+    fn not_sent(&self, error: &PlaceError) -> (QueryResult, Failure) {
+        let (result, failure) = match error {
+            PlaceError::Full => (QueryResult::Shed, Failure::Overload),
             PlaceError::Socket(e) => {
                 tracing::debug!(error = %e, "no upstream socket");
-                QueryResult::UpstreamError
+                (QueryResult::UpstreamError, Failure::Unreachable)
             }
         };
         self.proxy.stats().queries.inc(result);
+        (result, failure)
+    }
+
+    /// Ends the query log's entries of a query.
+    pub(super) fn log(&self, entries: &mut Entries, end: End) {
+        for entry in entries.drain(..) {
+            self.proxy.log(entry, end, self.now);
+        }
     }
 
     fn count_overflow(&mut self, listener: usize) {

@@ -2,6 +2,7 @@
 
 use crate::{
     mapping::{BootTime, Mapping, Refusal},
+    notice::Notice,
     proxy::stats::Count,
 };
 
@@ -40,6 +41,8 @@ pub struct Outgoing {
     pub mapping: Mapping,
     /// Nobody waits for the result.
     pub leased: bool,
+    /// What else there is to say of the answer it is from.
+    pub notice: Option<Box<Notice>>,
 }
 
 /// What to send next.

@@ -17,6 +17,7 @@ use crate::{
         repeat,
     },
     name::Fqdn,
+    notice::Notice,
     proxy::stats::Count,
 };
 
@@ -76,6 +77,7 @@ pub(super) struct State {
 
 pub(super) struct Waiting {
     pub(super) mapping: Mapping,
+    pub(super) notice: Option<Box<Notice>>,
     pub(super) since: BootTime,
     pub(super) on_realised: OnRealised,
 }
@@ -134,7 +136,7 @@ impl State {
 
     pub(super) fn learn<'s>(
         &mut self,
-        mapping: Mapping,
+        (mapping, notice): (Mapping, Option<Box<Notice>>),
         on_realised: OnRealised,
         at: Moment,
         stats: &'s SinkStats,
@@ -157,6 +159,7 @@ impl State {
             }
             self.live.push_back(Waiting {
                 mapping,
+                notice,
                 since: now,
                 on_realised,
             });
@@ -250,7 +253,8 @@ impl State {
         while batch.mappings.len() < BATCH
             && let Some(waiting) = self.live.pop_front()
         {
-            let out = self.send(waiting.mapping, Wait::Held);
+            let mut out = self.send(waiting.mapping, Wait::Held);
+            out.notice = waiting.notice;
             self.held
                 .insert(out.sequence, (waiting.since, waiting.on_realised));
             batch.mappings.push(out);
@@ -305,6 +309,7 @@ impl State {
             sequence,
             mapping,
             leased,
+            notice: None,
         }
     }
 
@@ -365,6 +370,15 @@ impl State {
             }
         }
         true
+    }
+
+    /// No result will come of a sequence: what it told is told again.
+    pub(super) fn no_result(&mut self, sequence: u64) {
+        if let Some(sent) = self.in_flight.remove(&sequence)
+            && self.kept.retry(&sent.key)
+        {
+            self.retries.push(sent.key);
+        }
     }
 
     fn settled(&mut self, sent: InFlight) {

@@ -1,0 +1,114 @@
+//! What the tests beneath a stand-in agent begin with.
+
+use std::net::IpAddr;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, ensure};
+
+use super::keepalive::Timing;
+use super::world::{Rule, World};
+use super::{CiliumAgent, Manner, place};
+use crate::lab::{DNS4, DNS6, Lab, web4};
+use crate::{Pod, Program, Query, SdpOptions, eventually};
+
+/// For what takes no time, on a busy machine.
+pub const SOON: Duration = Duration::from_secs(15);
+/// Identity of pod a.
+pub const WEB: u32 = 41_001;
+/// Identity of pod b.
+pub const CLIENT: u32 = 41_002;
+/// Identity of the DNS server.
+pub const SERVER: u32 = 41_053;
+
+/// What Cilium's chart writes, and some keys of the agent that clusters add.
+const CONFIG_MAP: &[(&str, &str)] = &[
+    ("debug", "false"),
+    ("enable-ipv4", "true"),
+    ("enable-ipv6", "true"),
+    ("enable-l7-proxy", "true"),
+    ("enable-standalone-dns-proxy", "true"),
+    ("standalone-dns-proxy-server-port", "10095"),
+    ("tofqdns-proxy-port", "10094"),
+    ("tofqdns-enable-dns-compression", "true"),
+    ("tofqdns-min-ttl", "0"),
+    ("dnsproxy-lock-count", "131"),
+    ("cluster-name", "default"),
+];
+
+/// Both pods; pod a may ask for `*.good.test`.
+pub fn world(lab: &Lab) -> World {
+    World {
+        endpoints: vec![
+            place::endpoint(&lab.a, WEB),
+            place::endpoint(&lab.b, CLIENT),
+        ],
+        rules: [(WEB, vec![Rule::new(SERVER, &["*.good.test"])])].into(),
+        prefixes: vec![
+            (DNS4.into(), SERVER),
+            (DNS6.into(), SERVER),
+            ("0.0.0.0/0".parse().expect("a prefix"), 9),
+            ("::/0".parse().expect("a prefix"), 10),
+        ],
+    }
+}
+
+/// An agent with less patience than Cilium's, so that a test sees it soon.
+pub fn hurried() -> Manner {
+    Manner {
+        timing: Timing::hurried(20),
+        pause: Duration::from_millis(50),
+        ..Manner::default()
+    }
+}
+
+/// The proxy as the chart starts it: a ConfigMap, and no word of an agent's address.
+pub fn options(lab: &Lab, name: &str) -> Result<SdpOptions> {
+    let keys = lab.directory().join(format!("config-{name}"));
+    place::mount_config_map(&keys, CONFIG_MAP)?;
+    let sdp = SdpOptions {
+        native: false,
+        ..SdpOptions::new(name, 9971)
+    };
+    Ok(sdp.flag(&format!("--config-dir={}", keys.display())))
+}
+
+/// Asks for an A record over UDP.
+pub fn ask(pod: &Pod, name: &str, server: IpAddr) -> Result<crate::Reply> {
+    pod.ask(&Query::a(name, server))
+}
+
+/// Starts a proxy and says how long its first right answer took.
+pub fn first_answer(lab: &Lab, options: &SdpOptions, query: &Query) -> Result<(Program, Duration)> {
+    let command = lab.sdp_command(options)?;
+    let log: PathBuf = lab
+        .directory()
+        .join(format!("log/sdp-{}.log", options.name));
+    let start = Instant::now();
+    let mut sdp = Program::start("holdfast-sdp", command, &log)?;
+    let hasty = query.clone().within(Duration::from_millis(20));
+    eventually("a first right answer", SOON, || {
+        sdp.check_alive()?;
+        lab.a.ask(&hasty)?.expect(web4(10))
+    })?;
+    Ok((sdp, start.elapsed()))
+}
+
+/// Fails if the client did what the agent would not have suffered.
+pub fn expect_no_offence(agent: &CiliumAgent) -> Result<()> {
+    let seen = agent.seen();
+    ensure!(seen.violations.is_empty(), "{:?}", seen.violations);
+    ensure!(
+        (
+            seen.client_pings,
+            seen.too_many_pings,
+            seen.unanswered_pings
+        ) == (0, 0, 0),
+        "pings of the client: {}, sent away: {}, pings unanswered: {}",
+        seen.client_pings,
+        seen.too_many_pings,
+        seen.unanswered_pings
+    );
+    ensure!(seen.acks.len() as u64 <= seen.states, "too many acks");
+    Ok(())
+}

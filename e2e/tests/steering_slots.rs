@@ -1,0 +1,69 @@
+//! Who holds a slot: a replica that sleeps loses its own to another, and finds a new one.
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, ensure};
+use holdfast_e2e::lab::{DNS4, web4};
+use holdfast_e2e::policy::good_names;
+use holdfast_e2e::{Lab, Query, SdpOptions, eventually, until, with_lab};
+use nix::sys::signal::Signal;
+use shared_maps::steering::{HEARTBEAT_DEAD_NS, SLOTS_NAME, Slot};
+use shared_maps::user::{Access, Map, MapKind, monotonic_ns};
+
+const SOON: Duration = Duration::from_secs(10);
+
+fn replica(number: u16) -> SdpOptions {
+    SdpOptions::new(&format!("r{number}"), 9970 + number).flag("--workers=1")
+}
+
+fn slots_of(lab: &Lab, name: &str) -> Result<Vec<u64>> {
+    let status = lab.sdp_json(name, &["status"])?;
+    let slots = status.pointer("/steering/slots");
+    let slots = slots.and_then(|s| s.as_array()).context("no slots")?;
+    Ok(slots.iter().filter_map(serde_json::Value::as_u64).collect())
+}
+
+fn slot(lab: &Lab, number: u32) -> Result<Slot> {
+    let map = Map::<u32, Slot>::open(&lab.pin(SLOTS_NAME), MapKind::Array, Access::ReadOnly)?;
+    map.get(&number)?.context("no such slot")
+}
+
+fn silent_ns(slot: &Slot) -> u64 {
+    monotonic_ns().saturating_sub(slot.heartbeat)
+}
+
+#[test]
+fn a_slot_taken_from_a_sleeper_stays_taken_when_it_wakes() {
+    with_lab(|lab| {
+        let programs = lab.start(&good_names())?;
+        programs.sdp.kill_9()?;
+        lab.zone.set("www.good.test", &[web4(10)], 600);
+        let sleeper = lab.start_sdp(&replica(0))?;
+        let first = slots_of(lab, "r0")?;
+        ensure!(first == [0], "not the first free slot: {first:?}");
+        sleeper.signal(Signal::SIGSTOP)?;
+        until("its slot may be taken", SOON, || {
+            slot(lab, 0).is_ok_and(|slot| silent_ns(&slot) > 3 * HEARTBEAT_DEAD_NS)
+        })?;
+        let taker = lab.start_sdp(&replica(1))?;
+        ensure!(slots_of(lab, "r1")? == [0], "the silent slot was not taken");
+        sleeper.signal(Signal::SIGCONT)?;
+        eventually("the sleeper has a slot again", SOON, || {
+            let own = slots_of(lab, "r0")?;
+            ensure!(own.len() == 1 && own != [0], "slots {own:?}");
+            Ok(())
+        })?;
+        let taken = slot(lab, 0)?;
+        ensure!(taken.owner == taker.id(), "slot 0 is {taken:?}");
+        ensure!(silent_ns(&taken) < HEARTBEAT_DEAD_NS, "slot 0 is silent");
+        // Either slot leads to its own sockets: from 64 ports both replicas are asked, and answer.
+        for _ in 0..64 {
+            let answer = lab.a.ask(&Query::a("www.good.test", DNS4))?;
+            answer.expect(web4(10))?;
+        }
+        for metrics in [9970, 9971] {
+            let asked = lab.metric(metrics, "holdfast_dns_queries_total", "")?;
+            ensure!(asked > 0.0, "the replica at {metrics} was not asked");
+        }
+        Ok(())
+    });
+}

@@ -1,0 +1,287 @@
+//! The query log: one JSON object a line for queries that were judged, off by default.
+//!
+//! ```text
+//!  workers, TCP tasks ─ submit ─► bounded queue ─► thread `query-log` ─► file, stdout or stderr
+//!                          └ full: dropped, counted, and the log says how many
+//! ```
+//! A thread that serves never waits here: where the writer cannot keep up, lines are lost.
+
+mod line;
+mod output;
+mod settings;
+
+use std::{
+    io,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+        mpsc::{Receiver, RecvTimeoutError, SyncSender, TryRecvError, TrySendError, sync_channel},
+    },
+    thread::JoinHandle,
+    time::{Duration, Instant},
+};
+
+use parking_lot::Mutex;
+use serde::{Deserialize, Serialize};
+
+use self::{line::Line, output::Output};
+pub use self::{
+    line::{End, Entry},
+    settings::{Sample, Target, Which},
+};
+use crate::{proxy::stats::Count, wall_time};
+
+/// Lines that wait for the writer at most.
+const QUEUE: usize = 8192;
+/// Lines written with one call at most.
+const BATCH: usize = 128;
+/// How often the writer looks whether lines were dropped while none came.
+const LOOK: Duration = Duration::from_secs(1);
+/// How long leaving waits for a writer that is stuck, in a pipe that nobody reads.
+const STUCK: Duration = Duration::from_secs(1);
+
+/// Entries of queries that get one answer.
+pub type Entries = Vec<Box<Entry>>;
+
+/// What is logged, and where.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct QueryLogConfig {
+    /// Which queries.
+    pub which: Which,
+    /// Where to.
+    pub target: Target,
+    /// How many of them.
+    pub sample: Sample,
+}
+
+/// Counters of the query log.
+#[derive(Clone, Debug, Default)]
+pub struct QueryLogStats {
+    /// Lines written.
+    pub lines: Count,
+    /// Lines lost: the queue was full, or the write failed.
+    pub dropped: Count,
+    /// Writes, and openings after the first, that failed.
+    pub errors: Count,
+}
+
+/// How the query log stands.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct QueryLogStatus {
+    /// `denied` or `all`.
+    pub which: String,
+    /// `stdout`, `stderr` or a path.
+    pub target: String,
+    /// One in so many.
+    pub one_in: u32,
+    /// Lines written.
+    pub lines: u64,
+    /// Lines lost.
+    pub dropped: u64,
+    /// What failed last, if it was the last thing that was tried.
+    pub problem: Option<String>,
+}
+
+/// The way into the log. It exists only where one is wanted.
+#[derive(Debug)]
+pub struct QueryLog {
+    config: QueryLogConfig,
+    /// Queries so far, for sampling.
+    seen: AtomicU64,
+    /// Lines that found the queue full and of which the log does not tell yet.
+    untold: Arc<AtomicU64>,
+    queue: SyncSender<Message>,
+    closing: Arc<AtomicBool>,
+    problem: Arc<Mutex<Option<String>>>,
+    stats: QueryLogStats,
+    writer: Mutex<Option<JoinHandle<()>>>,
+}
+
+#[derive(Debug)]
+enum Message {
+    Line(Box<Entry>),
+    Close,
+}
+
+impl QueryLog {
+    /// Opens what is written to and starts the thread.
+    pub fn open(config: &QueryLogConfig, stats: &QueryLogStats) -> io::Result<Self> {
+        let output = Output::open(config.target.clone())?;
+        Self::start(config, stats, output, QUEUE)
+    }
+
+    fn start(
+        config: &QueryLogConfig,
+        stats: &QueryLogStats,
+        output: Output,
+        room: usize,
+    ) -> io::Result<Self> {
+        let (queue, lines) = sync_channel(room);
+        let log = Self {
+            config: config.clone(),
+            seen: AtomicU64::new(0),
+            untold: Arc::default(),
+            queue,
+            closing: Arc::default(),
+            problem: Arc::default(),
+            stats: stats.clone(),
+            writer: Mutex::new(None),
+        };
+        let writer = Writer {
+            lines,
+            output,
+            buffer: Vec::new(),
+            waiting: 0,
+            one_in: config.sample.one_in(),
+            untold: Arc::clone(&log.untold),
+            closing: Arc::clone(&log.closing),
+            problem: Arc::clone(&log.problem),
+            stats: stats.clone(),
+        };
+        let thread = std::thread::Builder::new().name("query-log".to_owned());
+        *log.writer.lock() = Some(thread.spawn(move || writer.run())?);
+        Ok(log)
+    }
+
+    /// Whether a query of this verdict is to be logged; asked once per query.
+    pub fn takes(&self, allowed: bool) -> bool {
+        let wanted = match self.config.which {
+            Which::All => true,
+            Which::Denied => !allowed,
+            Which::Off => false,
+        };
+        let one_in = u64::from(self.config.sample.one_in());
+        wanted
+            && (one_in == 1
+                || self
+                    .seen
+                    .fetch_add(1, Ordering::Relaxed)
+                    .is_multiple_of(one_in))
+    }
+
+    /// Has an entry written, unless too many wait already.
+    pub fn submit(&self, entry: Box<Entry>) {
+        let sent = self.queue.try_send(Message::Line(entry));
+        if let Err(TrySendError::Full(_) | TrySendError::Disconnected(_)) = sent {
+            self.untold.fetch_add(1, Ordering::Relaxed);
+            self.stats.dropped.add(1);
+        }
+    }
+
+    /// How it stands.
+    pub fn status(&self) -> QueryLogStatus {
+        QueryLogStatus {
+            which: self.config.which.as_str().to_owned(),
+            target: self.config.target.to_string(),
+            one_in: self.config.sample.one_in(),
+            lines: self.stats.lines.get(),
+            dropped: self.stats.dropped.get(),
+            problem: self.problem.lock().clone(),
+        }
+    }
+
+    /// Writes what waits, and ends the thread. One that is stuck is left to the end of the process.
+    pub async fn close(&self) {
+        self.closing.store(true, Ordering::Release);
+        // If it is full, the writer is awake and looks at the flag next.
+        let _ = self.queue.try_send(Message::Close);
+        let Some(writer) = self.writer.lock().take() else {
+            return;
+        };
+        let ended = async {
+            while !writer.is_finished() {
+                tokio::time::sleep(Duration::from_millis(2)).await;
+            }
+        };
+        if tokio::time::timeout(STUCK, ended).await.is_err() {
+            tracing::warn!("the query log takes no more lines: what waits is lost");
+        }
+    }
+}
+
+/// The thread's side.
+struct Writer {
+    lines: Receiver<Message>,
+    output: Output,
+    buffer: Vec<u8>,
+    /// Lines in the buffer.
+    waiting: u64,
+    one_in: u32,
+    untold: Arc<AtomicU64>,
+    closing: Arc<AtomicBool>,
+    problem: Arc<Mutex<Option<String>>>,
+    stats: QueryLogStats,
+}
+
+impl Writer {
+    fn run(mut self) {
+        loop {
+            let mut over = match self.lines.recv_timeout(LOOK) {
+                Ok(message) => self.take(message),
+                Err(RecvTimeoutError::Timeout) => false,
+                Err(RecvTimeoutError::Disconnected) => true,
+            };
+            for _ in 1..BATCH {
+                match self.lines.try_recv() {
+                    Ok(message) => over |= self.take(message),
+                    Err(TryRecvError::Empty) => {
+                        over |= self.closing.load(Ordering::Acquire);
+                        break;
+                    }
+                    Err(TryRecvError::Disconnected) => break,
+                }
+            }
+            self.tell_dropped();
+            self.flush(Instant::now());
+            if over {
+                return;
+            }
+        }
+    }
+
+    /// Whether it was the last.
+    fn take(&mut self, message: Message) -> bool {
+        match message {
+            Message::Line(entry) => {
+                Line::of(&entry, self.one_in).write(&mut self.buffer);
+                self.waiting += 1;
+                false
+            }
+            Message::Close => true,
+        }
+    }
+
+    fn tell_dropped(&mut self) {
+        let dropped = self.untold.swap(0, Ordering::Relaxed);
+        if dropped > 0 {
+            line::dropped(wall_time::now(), dropped, &mut self.buffer);
+        }
+    }
+
+    fn flush(&mut self, now: Instant) {
+        let lines = std::mem::take(&mut self.waiting);
+        if self.buffer.is_empty() {
+            return;
+        }
+        let (written, reopened) = self.output.write(&self.buffer, now);
+        self.buffer.clear();
+        match &written {
+            Ok(()) => self.stats.lines.add(lines),
+            Err(_) => {
+                self.untold.fetch_add(lines, Ordering::Relaxed);
+                self.stats.dropped.add(lines);
+            }
+        }
+        let problem = written.and(reopened).err().map(|error| error.to_string());
+        if let Some(why) = &problem {
+            self.stats.errors.add(1);
+            if self.problem.lock().as_ref() != Some(why) {
+                tracing::warn!(why, "trouble with the query log");
+            }
+        }
+        *self.problem.lock() = problem;
+    }
+}
+
+#[cfg(test)]
+mod tests;

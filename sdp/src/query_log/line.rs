@@ -1,0 +1,232 @@
+//! One line: what is known of a query when it is judged, and how it ended.
+
+use std::{
+    borrow::Cow,
+    net::{IpAddr, SocketAddr},
+    time::{Duration, Instant},
+};
+
+use serde::Serialize;
+
+use crate::{
+    policy::rule::Transport,
+    wall_time,
+    wire::{Header, Rcode},
+};
+
+/// A query that is to be logged.
+#[derive(Clone, Debug)]
+pub struct Entry {
+    /// When it was judged, nanoseconds of Unix time.
+    pub time: u64,
+    /// The same instant.
+    pub asked: Instant,
+    /// Who asked: number and identity, if known.
+    pub endpoint: Option<(u16, u32)>,
+    /// Address it came from.
+    pub pod: IpAddr,
+    /// Name as policy sees it: lower case, odd bytes as `\DDD`.
+    pub name: String,
+    /// Type asked for.
+    pub qtype: u16,
+    /// Transport.
+    pub transport: Transport,
+    /// Whether policy allows it.
+    pub allowed: bool,
+    /// Server it was meant for.
+    pub server: SocketAddr,
+    /// Identity of the server, if it was looked up.
+    pub server_identity: Option<u32>,
+    /// Selector and pattern of the rule that allows it.
+    pub rule: Option<(String, String)>,
+    /// How it ended.
+    pub end: End,
+}
+
+/// How a query ended.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct End {
+    /// In a word, of those that metrics use.
+    pub result: &'static str,
+    /// Code of the answer that the client got, if it got one.
+    pub rcode: Option<u16>,
+    /// Records in its answer section.
+    pub answers: u16,
+    /// From the query to the answer's release.
+    pub took: Duration,
+    /// How much of it the answer waited for the agent.
+    pub held: Duration,
+}
+
+impl End {
+    /// Of `message`, sent to the client.
+    pub fn sent(result: &'static str, message: &[u8]) -> Self {
+        let header = Header::read(message);
+        Self {
+            result,
+            rcode: header.map(|header| header.flags & 0xf),
+            answers: header.map_or(0, |header| header.answers),
+            ..Self::default()
+        }
+    }
+
+    /// Of an answer of our own.
+    pub fn own(result: &'static str, code: Rcode) -> Self {
+        Self {
+            result,
+            rcode: Some(code.number()),
+            ..Self::default()
+        }
+    }
+
+    /// Without an answer.
+    pub fn unanswered(result: &'static str) -> Self {
+        Self {
+            result,
+            ..Self::default()
+        }
+    }
+
+    /// After waiting so long for the agent.
+    #[must_use]
+    pub fn held(self, held: Duration) -> Self {
+        Self { held, ..self }
+    }
+}
+
+/// As it is written. Absent fields are left out.
+#[derive(Debug, Serialize)]
+pub(super) struct Line<'a> {
+    time: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    endpoint: Option<u16>,
+    pod: IpAddr,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    identity: Option<u32>,
+    name: &'a str,
+    #[serde(rename = "type")]
+    qtype: Cow<'static, str>,
+    protocol: &'static str,
+    verdict: &'static str,
+    server: IpAddr,
+    port: u16,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    server_identity: Option<u32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    selector: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    rule: Option<&'a str>,
+    result: &'static str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    rcode: Option<Cow<'static, str>>,
+    answers: u16,
+    latency_us: u64,
+    held_us: u64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    one_in: Option<u32>,
+}
+
+impl<'a> Line<'a> {
+    pub(super) fn of(entry: &'a Entry, one_in: u32) -> Self {
+        let rule = entry.rule.as_ref();
+        Self {
+            time: wall_time::render(entry.time),
+            endpoint: entry.endpoint.map(|(id, _)| id),
+            pod: entry.pod,
+            identity: entry.endpoint.map(|(_, identity)| identity),
+            name: &entry.name,
+            qtype: type_name(entry.qtype),
+            protocol: match entry.transport {
+                Transport::Udp => "udp",
+                Transport::Tcp => "tcp",
+            },
+            verdict: if entry.allowed { "allowed" } else { "denied" },
+            server: entry.server.ip(),
+            port: entry.server.port(),
+            server_identity: entry.server_identity,
+            selector: rule.map(|(selector, _)| selector.as_str()),
+            rule: rule.map(|(_, pattern)| pattern.as_str()),
+            result: entry.end.result,
+            rcode: entry.end.rcode.map(code_name),
+            answers: entry.end.answers,
+            latency_us: micros(entry.end.took),
+            held_us: micros(entry.end.held),
+            one_in: (one_in > 1).then_some(one_in),
+        }
+    }
+
+    pub(super) fn write(&self, to: &mut Vec<u8>) {
+        put(self, to);
+    }
+}
+
+/// The line that says how many are missing.
+pub(super) fn dropped(time: u64, dropped: u64, to: &mut Vec<u8>) {
+    #[derive(Serialize)]
+    struct Dropped {
+        time: String,
+        dropped: u64,
+    }
+    let time = wall_time::render(time);
+    put(&Dropped { time, dropped }, to);
+}
+
+/// JSON escapes whatever would end the line, or the string in it.
+fn put(line: &impl Serialize, to: &mut Vec<u8>) {
+    let begin = to.len();
+    match serde_json::to_writer(&mut *to, line) {
+        Ok(()) => to.push(b'\n'),
+        // Nothing of these can fail; half a line would be worse than none.
+        Err(_) => to.truncate(begin),
+    }
+}
+
+fn micros(span: Duration) -> u64 {
+    u64::try_from(span.as_micros()).unwrap_or(u64::MAX)
+}
+
+/// As in zone files; unknown ones by RFC 3597, 5.
+fn type_name(qtype: u16) -> Cow<'static, str> {
+    Cow::Borrowed(match qtype {
+        1 => "A",
+        2 => "NS",
+        5 => "CNAME",
+        6 => "SOA",
+        12 => "PTR",
+        13 => "HINFO",
+        15 => "MX",
+        16 => "TXT",
+        28 => "AAAA",
+        33 => "SRV",
+        35 => "NAPTR",
+        39 => "DNAME",
+        43 => "DS",
+        46 => "RRSIG",
+        47 => "NSEC",
+        48 => "DNSKEY",
+        52 => "TLSA",
+        64 => "SVCB",
+        65 => "HTTPS",
+        251 => "IXFR",
+        252 => "AXFR",
+        255 => "ANY",
+        257 => "CAA",
+        other => return Cow::Owned(format!("TYPE{other}")),
+    })
+}
+
+fn code_name(code: u16) -> Cow<'static, str> {
+    Cow::Borrowed(match code {
+        0 => "NOERROR",
+        1 => "FORMERR",
+        2 => "SERVFAIL",
+        3 => "NXDOMAIN",
+        4 => "NOTIMP",
+        5 => "REFUSED",
+        6 => "YXDOMAIN",
+        9 => "NOTAUTH",
+        10 => "NOTZONE",
+        16 => "BADVERS",
+        other => return Cow::Owned(format!("RCODE{other}")),
+    })
+}

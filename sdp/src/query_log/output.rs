@@ -1,0 +1,105 @@
+//! Where lines are written, and the file that is rotated beneath us.
+
+use std::{
+    fs::{File, OpenOptions},
+    io,
+    os::unix::fs::{MetadataExt as _, OpenOptionsExt as _},
+    path::{Path, PathBuf},
+    time::{Duration, Instant},
+};
+
+use super::Target;
+
+/// A file that was moved or removed is noticed within this time.
+const LOOK: Duration = Duration::from_secs(1);
+
+/// See the module.
+#[derive(Debug)]
+pub(super) struct Output {
+    sink: Sink,
+    /// A write broke off: what comes next begins a new line.
+    torn: bool,
+}
+
+#[derive(Debug)]
+enum Sink {
+    Stdout,
+    Stderr,
+    File {
+        file: File,
+        path: PathBuf,
+        looked: Option<Instant>,
+    },
+}
+
+impl Output {
+    pub(super) fn open(target: Target) -> io::Result<Self> {
+        let sink = match target {
+            Target::Stdout => Sink::Stdout,
+            Target::Stderr => Sink::Stderr,
+            Target::File(path) => Sink::File {
+                file: open(&path)?,
+                path,
+                looked: None,
+            },
+        };
+        Ok(Self { sink, torn: false })
+    }
+
+    /// Writes whole lines: whether that went well, and whether the file, if it was moved, could
+    /// be opened anew. If not, lines go on to the moved one.
+    pub(super) fn write(&mut self, lines: &[u8], now: Instant) -> (io::Result<()>, io::Result<()>) {
+        let opened = self.follow(now);
+        let mend: &[u8] = if self.torn { b"\n" } else { b"" };
+        let written = match &mut self.sink {
+            Sink::Stdout => put(&mut io::stdout().lock(), mend, lines),
+            Sink::Stderr => put(&mut io::stderr().lock(), mend, lines),
+            Sink::File { file, .. } => put(file, mend, lines),
+        };
+        self.torn = written.is_err();
+        (written, opened)
+    }
+
+    fn follow(&mut self, now: Instant) -> io::Result<()> {
+        let Sink::File { file, path, looked } = &mut self.sink else {
+            return Ok(());
+        };
+        if looked.is_some_and(|looked| now.saturating_duration_since(looked) < LOOK) {
+            return Ok(());
+        }
+        *looked = Some(now);
+        let ours = file.metadata()?;
+        let same = std::fs::metadata(&*path)
+            .is_ok_and(|there| (there.dev(), there.ino()) == (ours.dev(), ours.ino()));
+        if !same {
+            *file = open(path)?;
+            self.torn = false;
+        }
+        Ok(())
+    }
+}
+
+fn put(to: &mut impl io::Write, mend: &[u8], lines: &[u8]) -> io::Result<()> {
+    to.write_all(mend)?;
+    to.write_all(lines)?;
+    to.flush()
+}
+
+fn open(path: &Path) -> io::Result<File> {
+    let named = |error: io::Error| {
+        let kind = error.kind();
+        io::Error::new(kind, format!("{}: {error}", path.display()))
+    };
+    let file = OpenOptions::new()
+        .append(true)
+        .create(true)
+        .mode(0o640)
+        // A pipe without a reader must not hold us up.
+        .custom_flags(libc::O_NONBLOCK)
+        .open(path)
+        .map_err(named)?;
+    if !file.metadata()?.is_file() {
+        return Err(named(io::Error::other("not a regular file")));
+    }
+    Ok(file)
+}

@@ -1,0 +1,95 @@
+//! The words of `--query-log…`.
+
+use std::{fmt, path::PathBuf, str::FromStr};
+
+use clap::ValueEnum;
+
+/// Which queries are logged.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum Which {
+    /// None.
+    #[default]
+    Off,
+    /// Those that are refused.
+    Denied,
+    /// Those that are refused, and those that are sent on.
+    All,
+}
+
+impl Which {
+    /// The word.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Off => "off",
+            Self::Denied => "denied",
+            Self::All => "all",
+        }
+    }
+}
+
+/// Where lines go.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Target {
+    /// Standard output.
+    #[default]
+    Stdout,
+    /// Standard error, among the lines of the program's own log.
+    Stderr,
+    /// A file, appended to.
+    File(PathBuf),
+}
+
+impl FromStr for Target {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "stdout" | "-" => Ok(Self::Stdout),
+            "stderr" => Ok(Self::Stderr),
+            path if path.starts_with('/') => Ok(Self::File(path.into())),
+            _ => Err(format!(
+                "{text:?} is neither stdout, stderr nor an absolute path"
+            )),
+        }
+    }
+}
+
+impl fmt::Display for Target {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Stdout => f.write_str("stdout"),
+            Self::Stderr => f.write_str("stderr"),
+            Self::File(path) => path.display().fmt(f),
+        }
+    }
+}
+
+/// One query in so many.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Sample(u32);
+
+impl Sample {
+    /// The number, at least 1.
+    pub const fn one_in(self) -> u32 {
+        self.0
+    }
+}
+
+impl Default for Sample {
+    fn default() -> Self {
+        Self(1)
+    }
+}
+
+impl FromStr for Sample {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let wrong = || format!("{text:?} is no share: write 1/N, such as 1/100");
+        let number = text.strip_prefix("1/").or((text == "1").then_some("1"));
+        match number.ok_or_else(wrong)?.parse() {
+            Ok(0) | Err(_) => Err(wrong()),
+            Ok(n) => Ok(Self(n)),
+        }
+    }
+}

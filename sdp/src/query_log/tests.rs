@@ -1,0 +1,203 @@
+//! The log against a file: format, hostile names, sampling, a full queue, rotation.
+
+use std::{fs, net::Ipv4Addr, path::Path};
+
+use serde_json::Value;
+
+use super::*;
+use crate::{
+    policy::rule::Transport,
+    wire::{Rcode, query::Query},
+};
+
+fn entry(name: &str) -> Entry {
+    Entry {
+        time: 1_709_208_000_123_456_000,
+        asked: Instant::now(),
+        endpoint: Some((7, 12_345)),
+        pod: Ipv4Addr::new(10, 0, 1, 5).into(),
+        name: name.to_owned(),
+        qtype: 28,
+        transport: Transport::Tcp,
+        allowed: true,
+        server: ([10, 0, 0, 10], 53).into(),
+        server_identity: Some(1053),
+        rule: Some(("k8s:app=dns".to_owned(), "*.example.com.".to_owned())),
+        end: End {
+            result: "realised",
+            rcode: Some(0),
+            answers: 2,
+            took: Duration::from_micros(2500),
+            held: Duration::from_micros(700),
+        },
+    }
+}
+
+fn lines(path: &Path) -> Vec<Value> {
+    let text = fs::read_to_string(path).expect("the log");
+    let all = text.lines().map(serde_json::from_str);
+    all.collect::<Result<_, _>>().expect("a JSON object a line")
+}
+
+fn config(path: &Path, sample: &str) -> QueryLogConfig {
+    QueryLogConfig {
+        which: Which::All,
+        target: Target::File(path.to_owned()),
+        sample: sample.parse().expect("a share"),
+    }
+}
+
+fn close(log: &QueryLog) {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_time()
+        .build();
+    runtime.expect("a runtime").block_on(log.close());
+}
+
+#[test]
+fn lines_are_as_documented() {
+    let mut shown = Vec::new();
+    Line::of(&entry("www.example.com."), 1).write(&mut shown);
+    let denied = Entry {
+        endpoint: None,
+        qtype: 65_280,
+        transport: Transport::Udp,
+        allowed: false,
+        server_identity: None,
+        rule: None,
+        end: End::own("unknown_source", Rcode::Refused),
+        ..entry(".")
+    };
+    Line::of(&denied, 100).write(&mut shown);
+    dropped_line(&mut shown);
+    let golden = include_str!("../../tests/data/query-log.jsonl");
+    assert_eq!(String::from_utf8(shown).expect("UTF-8"), golden);
+}
+
+fn dropped_line(to: &mut Vec<u8>) {
+    line::dropped(1_709_208_001_000_000_000, 17, to);
+}
+
+#[test]
+fn bytes_of_a_name_neither_end_the_line_nor_the_string() {
+    let label = b"a\n\",\"verdict\":\"allowed\x00\x1b\xff\\";
+    let mut query = vec![0, 1, 1, 0, 0, 1, 0, 0, 0, 0, 0, 0];
+    query.push(u8::try_from(label.len()).expect("short"));
+    query.extend_from_slice(label);
+    query.extend_from_slice(&[0, 0, 1, 0, 1]);
+    let name = Query::decode(&query).expect("a query").name;
+    let mut shown = Vec::new();
+    Line::of(&entry(name.as_str()), 1).write(&mut shown);
+    let printable = |byte: &u8| (0x20..0x7f).contains(byte);
+    let (end, line) = shown.split_last().expect("a line");
+    assert!(*end == b'\n' && line.iter().all(printable), "{shown:?}");
+    let back: Value = serde_json::from_slice(line).expect("JSON");
+    assert_eq!(back["name"], name.as_str());
+    assert_eq!(back["verdict"], "allowed");
+    assert!(name.as_str().contains("\\010"), "{}", name.as_str());
+}
+
+#[test]
+fn one_in_so_many_is_taken_and_denied_leaves_the_allowed_out() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let mut config = config(&dir.path().join("q.log"), "1/10");
+    let stats = QueryLogStats::default();
+    let log = QueryLog::open(&config, &stats).expect("a log");
+    assert_eq!((0..1000).filter(|_| log.takes(true)).count(), 100);
+    config.which = Which::Denied;
+    let log = QueryLog::open(&config, &stats).expect("a log");
+    assert_eq!((0..1000).filter(|_| log.takes(true)).count(), 0);
+    assert_eq!((0..1000).filter(|_| log.takes(false)).count(), 100);
+    for bad in ["", "0", "1/0", "2/3", "1/x", "10"] {
+        assert!(bad.parse::<Sample>().is_err(), "{bad:?} was taken");
+    }
+    for bad in ["", "queries.log", "Stdout"] {
+        assert!(bad.parse::<Target>().is_err(), "{bad:?} was taken");
+    }
+}
+
+#[test]
+fn what_waits_is_written_at_the_end() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let path = dir.path().join("q.log");
+    let stats = QueryLogStats::default();
+    let log = QueryLog::open(&config(&path, "1"), &stats).expect("a log");
+    for n in 0..1000 {
+        log.submit(Box::new(entry(&format!("n{n}."))));
+    }
+    close(&log);
+    let lines = lines(&path);
+    assert_eq!(lines.len(), 1000);
+    assert_eq!(lines[999]["name"], "n999.");
+    assert_eq!((stats.lines.get(), stats.dropped.get()), (1000, 0));
+    // Nobody takes it any more: counted, not waited for.
+    log.submit(Box::new(entry("late.")));
+    assert_eq!(stats.dropped.get(), 1);
+}
+
+#[test]
+fn a_full_queue_drops_counts_and_says_so() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let path = dir.path().join("q.log");
+    let (queue, receiver) = sync_channel(2);
+    let stats = QueryLogStats::default();
+    let config = config(&path, "1");
+    let log = QueryLog {
+        config: config.clone(),
+        seen: AtomicU64::new(0),
+        untold: Arc::default(),
+        queue,
+        closing: Arc::default(),
+        problem: Arc::default(),
+        stats: stats.clone(),
+        writer: Mutex::new(None),
+    };
+    for n in 0..5 {
+        log.submit(Box::new(entry(&format!("n{n}."))));
+    }
+    assert_eq!(stats.dropped.get(), 3);
+    let writer = Writer {
+        lines: receiver,
+        output: Output::open(config.target).expect("a file"),
+        buffer: Vec::new(),
+        waiting: 0,
+        one_in: 1,
+        untold: Arc::clone(&log.untold),
+        closing: Arc::clone(&log.closing),
+        problem: Arc::clone(&log.problem),
+        stats: stats.clone(),
+    };
+    log.closing.store(true, Ordering::Release);
+    writer.run();
+    let lines = lines(&path);
+    assert_eq!(lines.len(), 3, "{lines:?}");
+    assert_eq!(lines[1]["name"], "n1.");
+    assert_eq!(lines[2]["dropped"], 3);
+    assert_eq!(stats.lines.get(), 2);
+}
+
+#[test]
+fn a_file_that_is_moved_is_opened_anew_and_kept_if_that_fails() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let place = dir.path().join("logs");
+    fs::create_dir(&place).expect("a directory");
+    let (path, moved) = (place.join("q.log"), dir.path().join("q.log.1"));
+    let now = Instant::now();
+    let at = |seconds| now + Duration::from_secs(seconds);
+    let mut output = Output::open(Target::File(path.clone())).expect("a file");
+    let mut write = |text: &str, now| output.write(text.as_bytes(), now);
+    write("one\n", at(0)).0.expect("written");
+    fs::rename(&path, &moved).expect("moved");
+    // Within a second the old one still gets lines: none is lost.
+    write("two\n", now).0.expect("written");
+    write("three\n", at(2)).1.expect("opened anew");
+    assert_eq!(fs::read_to_string(&moved).expect("moved"), "one\ntwo\n");
+    assert_eq!(fs::read_to_string(&path).expect("new"), "three\n");
+    let second = dir.path().join("q.log.2");
+    fs::rename(&path, &second).expect("moved");
+    fs::remove_dir(&place).expect("removed");
+    let (written, opened) = write("four\n", at(4));
+    written.expect("written");
+    assert!(opened.is_err());
+    assert_eq!(fs::read_to_string(&second).expect("moved"), "three\nfour\n");
+}

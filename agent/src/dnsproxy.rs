@@ -22,14 +22,13 @@ use holdfast_sdp::{
 };
 use parking_lot::Mutex;
 use shared_maps::steering;
-use tokio::sync::mpsc;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{
     config::{self, Config},
     core::event::{Event, MappingEvent},
     epoch::Epoch,
-    proxies::{Proxies, RulesTable, StreamGuard, StreamKind, ToStream},
+    proxies::{Proxies, Results, RulesTable, StreamGuard, StreamKind, ToStream},
     runner::CoreHandle,
 };
 
@@ -166,7 +165,7 @@ struct Connected {
 }
 
 impl Connected {
-    async fn run(self, mut results: mpsc::Receiver<ToStream>) {
+    async fn run(self, mut results: Results) {
         let epoch = sink::Epoch {
             boot_id: self.ports.epoch.boot_id.clone(),
             start: self.ports.epoch.start,

@@ -17,12 +17,16 @@ use holdfast_sdp::policy::rule::{EndpointRules, RulesOf};
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use shared_maps::EndpointId;
-use tokio::sync::{mpsc, watch};
+use tokio::sync::watch;
 
+mod results;
+
+pub use self::results::Results;
+use self::results::{Mailbox, mailbox};
 use crate::core::event::{MappingOutcome, Revocation, RulesUpdate, StreamId};
 
-/// Messages that may wait for one mapping stream.
-const STREAM_QUEUE: usize = 1024;
+/// Streams at a time: beyond, new ones are turned away.
+const MAX_STREAMS: usize = 256;
 
 /// DNS rules of all endpoints at one revision.
 #[derive(Clone, Debug, Default)]
@@ -144,7 +148,7 @@ pub struct Proxies {
 #[derive(Debug)]
 struct Shared {
     rules: watch::Sender<Arc<RulesTable>>,
-    results: Mutex<BTreeMap<StreamId, mpsc::Sender<ToStream>>>,
+    results: Mutex<BTreeMap<StreamId, Mailbox>>,
     views: Mutex<BTreeMap<StreamId, ProxyView>>,
     next: AtomicU64,
     changes: watch::Sender<u64>,
@@ -196,11 +200,11 @@ impl Proxies {
         kind: StreamKind,
         instance: &str,
         pid: Option<i32>,
-    ) -> (StreamGuard, mpsc::Receiver<ToStream>) {
+    ) -> (StreamGuard, Results) {
         let guard = self.open(kind, instance, pid);
-        let (sender, receiver) = mpsc::channel(STREAM_QUEUE);
-        self.shared.results.lock().insert(guard.id, sender);
-        (guard, receiver)
+        let (mailbox, results) = mailbox();
+        self.shared.results.lock().insert(guard.id, mailbox);
+        (guard, results)
     }
 
     /// Enters a stream for `status`.
@@ -218,6 +222,11 @@ impl Proxies {
             id,
             proxies: self.clone(),
         }
+    }
+
+    /// Whether no further stream is taken.
+    pub fn is_crowded(&self) -> bool {
+        self.shared.views.lock().len() >= MAX_STREAMS
     }
 
     /// Connected proxies.
@@ -289,10 +298,10 @@ impl Proxies {
 
     fn send(&self, stream: StreamId, message: ToStream) {
         let mut results = self.shared.results.lock();
-        let Some(sender) = results.get(&stream) else {
+        let Some(mailbox) = results.get(&stream) else {
             return;
         };
-        if sender.try_send(message).is_err() {
+        if !mailbox.put(message) {
             // Its receiver ends, and with it the stream.
             results.remove(&stream);
             self.shared.closed_slow.fetch_add(1, Ordering::Relaxed);
@@ -401,8 +410,8 @@ mod tests {
         assert_eq!(delta.removed, [EndpointId(2)]);
     }
 
-    #[test]
-    fn a_stream_that_fetches_nothing_is_closed_and_others_go_on() {
+    #[tokio::test]
+    async fn a_stream_that_fetches_nothing_is_closed_and_others_go_on() {
         let proxies = Proxies::default();
         let (slow, mut slow_results) = proxies.open_results(StreamKind::Mappings, "slow", None);
         let (good, mut good_results) = proxies.open_results(StreamKind::Mappings, "good", None);
@@ -414,17 +423,17 @@ mod tests {
             lease_end: 0,
             revision: 1,
         };
-        let total = STREAM_QUEUE as u64 + 1;
+        let queue = results::STREAM_QUEUE;
+        let total = queue as u64 + 1;
         for sequence in 0..total {
             proxies.outcomes(vec![outcome(&slow, sequence), outcome(&good, sequence)]);
-            assert!(good_results.try_recv().is_ok());
+            assert!(good_results.recv().await.is_some());
         }
         assert_eq!(proxies.closed_slow(), 1);
         let mut left = 0;
-        while slow_results.try_recv().is_ok() {
+        while slow_results.recv().await.is_some() {
             left += 1;
         }
-        assert_eq!(left, STREAM_QUEUE);
-        assert!(slow_results.is_closed());
+        assert_eq!(left, queue, "and then it ends");
     }
 }

@@ -6,11 +6,11 @@
 //! ```
 //! Whoever sends waits when the channel is full: a flood slows its sender only.
 
-use std::{io, thread, time::Duration};
+use std::{io, sync::Arc, thread, time::Duration};
 
 use holdfast_sdp::mapping::BootTime;
 use tokio::{
-    sync::{mpsc, oneshot},
+    sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot},
     time::timeout,
 };
 
@@ -26,6 +26,9 @@ use crate::{
 
 /// Events that may wait: at this depth senders wait.
 const QUEUE: usize = 1024;
+/// What the mappings among them may weigh ([`weight`]): some 16,000 of them, or the addresses
+/// of 128 of the largest.
+const ROOM: u32 = 1 << 19;
 /// Mappings of several batches are planned together up to this many.
 const BATCH: usize = 4096;
 /// Failed steps of one plan that are logged one by one.
@@ -34,7 +37,8 @@ const LOGGED: usize = 10;
 const PATIENCE: Duration = Duration::from_secs(10);
 
 enum Input {
-    Event(Event),
+    /// With the room it takes in the queue.
+    Event(Event, Option<OwnedSemaphorePermit>),
     Snapshot(oneshot::Sender<Snapshot>),
     Summary(oneshot::Sender<Summary>),
     Directory(oneshot::Sender<Directory>),
@@ -59,21 +63,46 @@ pub enum CoreAway {
 #[derive(Clone, Debug)]
 pub struct CoreHandle {
     inputs: mpsc::Sender<Input>,
+    room: Arc<Semaphore>,
+}
+
+/// What a queued event costs: an address 17 bytes or so, a mapping as much as 32 of them.
+fn weight(event: &Event) -> u32 {
+    let Event::Mappings(mappings) = event else {
+        return 0;
+    };
+    let addresses = mappings.iter().map(|event| event.mapping.addresses.len());
+    let weight = mappings.len() * 32 + addresses.sum::<usize>();
+    // What the queue never has room for would never pass.
+    u32::try_from(weight).unwrap_or(ROOM).min(ROOM)
 }
 
 impl CoreHandle {
-    /// Tells the core something. Waits while its queue is full.
+    /// Tells the core something. Waits while its queue is full; whoever sends mappings waits
+    /// behind those that came before, one batch of each.
     pub async fn tell(&self, event: Event) -> Result<(), CoreAway> {
+        let weight = weight(&event);
+        let room = if weight > 0 {
+            let room = Arc::clone(&self.room).acquire_many_owned(weight).await;
+            Some(room.map_err(|_| CoreAway::Stopped)?)
+        } else {
+            None
+        };
         self.inputs
-            .send(Input::Event(event))
+            .send(Input::Event(event, room))
             .await
             .map_err(|_| CoreAway::Stopped)
+    }
+
+    /// Whether mappings have to wait before they are queued.
+    pub fn is_full(&self) -> bool {
+        self.room.available_permits() == 0 || self.inputs.capacity() == 0
     }
 
     /// As [`Self::tell`], from a thread that may block.
     pub fn tell_blocking(&self, event: Event) -> Result<(), CoreAway> {
         self.inputs
-            .blocking_send(Input::Event(event))
+            .blocking_send(Input::Event(event, None))
             .map_err(|_| CoreAway::Stopped)
     }
 
@@ -159,6 +188,7 @@ pub fn start(
         .spawn(move || runtime.block_on(runner.run()))?;
     let handle = CoreHandle {
         inputs: sender.clone(),
+        room: Arc::new(Semaphore::new(ROOM as usize)),
     };
     Ok((
         handle,
@@ -195,7 +225,7 @@ impl Runner {
             let mut mappings = Vec::new();
             for input in batch.drain(..) {
                 match input {
-                    Input::Event(Event::Mappings(more)) => {
+                    Input::Event(Event::Mappings(more), _room) => {
                         mappings.extend(more);
                         if mappings.len() < BATCH {
                             continue;
@@ -208,7 +238,7 @@ impl Runner {
                             self.step(Event::Mappings(std::mem::take(&mut mappings)));
                         }
                         match other {
-                            Input::Event(event) => self.step(event),
+                            Input::Event(event, _room) => self.step(event),
                             Input::Snapshot(answer) => {
                                 let _gone = answer.send(self.core.snapshot());
                             }

@@ -6,6 +6,8 @@
 mod admin;
 #[path = "in_process/cilium_proxy.rs"]
 mod cilium_proxy;
+#[path = "in_process/flood.rs"]
+mod flood;
 #[path = "in_process/fqdndata.rs"]
 mod fqdndata;
 #[path = "in_process/lab.rs"]

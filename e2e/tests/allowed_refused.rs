@@ -40,6 +40,7 @@ fn names_are_judged_over_every_transport() {
         for open in [web4(10), web6(10), web4(12)] {
             lab.a.expect_open(at(open, 80))?;
         }
+        assert_eq!(lab.audit("good.test", &[9961])?, 0);
         for closed in [web4(11), web6(11)] {
             lab.a.expect_closed(at(closed, 80))?;
         }

@@ -37,6 +37,8 @@ fn rules_and_mappings_cross_fqdndata() {
             .ask(&Query::a("next.good.test", DNS4))?
             .expect(web4(11))?;
         lab.a.expect_open(at(web4(11), 80))?;
+        lab.audit("good.test", &[9961])?;
+        lab.audit_settled("good.test", SOON)?;
 
         // A policy change comes the same way.
         lab.write_policy("more.yaml", &egress("more", "web", &dns("*.more.test")))?;
@@ -54,11 +56,13 @@ fn rules_and_mappings_cross_fqdndata() {
             .ask(&Query::a("www.bad.test", DNS4))?
             .expect_code(ResponseCode::Refused)?;
 
+        lab.audit_settled("good.test", SOON)?;
         agent.kill_9()?;
         lab.a.ask(&good)?.expect(web4(10))?;
         lab.a
             .ask(&Query::a("www.bad.test", DNS4))?
             .expect_code(ResponseCode::Refused)?;
+        lab.audit("good.test", &[9961])?;
         Ok(())
     });
 }

@@ -21,6 +21,7 @@ fn changes_take_effect_on_live_programs() {
         lab.a.ask(&good)?.expect(web4(10))?;
         lab.a.ask(&new)?.expect_code(ResponseCode::Refused)?;
         let stream = lab.a.stream(at(web4(10), 80))?;
+        assert_eq!(lab.audit("good.test", &[9961])?, 0);
 
         let only_new = only_names("*.new.test");
         lab.write_policy("web.yaml", &only_new)?;
@@ -31,6 +32,7 @@ fn changes_take_effect_on_live_programs() {
         lab.a.expect_open(at(web4(11), 80))?;
         stream.expect_cut(SOON)?;
         lab.a.expect_closed(at(web4(10), 80))?;
+        assert_eq!(lab.audit("new.test", &[9961])?, 0);
 
         // Not readable: the last good version stays in force, and it is said.
         lab.write_policy("web.yaml", &only_new.replace("egress:", "egres:"))?;
@@ -48,6 +50,7 @@ fn changes_take_effect_on_live_programs() {
             lab.a.ask(&good)?.expect(web4(10))
         })?;
         lab.a.expect_open(at(web4(10), 80))?;
+        assert_eq!(lab.audit(".test", &[9961])?, 0);
 
         // No policy selects the pod any more: everything is open.
         lab.remove_policy("more.yaml")?;
@@ -85,6 +88,8 @@ fn two_proxies_change_together() {
         many(lab, &good, ResponseCode::NoError)?;
         many(lab, &new, ResponseCode::Refused)?;
         let stream = lab.a.stream(at(web4(10), 80))?;
+        lab.audit("good.test", &[9961, 9971])?;
+        lab.audit_settled("good.test", SOON)?;
 
         lab.write_policy("web.yaml", &only_names("*.new.test"))?;
         eventually("the old name is refused by both", SOON, || {
@@ -93,6 +98,8 @@ fn two_proxies_change_together() {
         many(lab, &new, ResponseCode::NoError)?;
         lab.a.expect_open(at(web4(11), 80))?;
         stream.expect_cut(SOON)?;
+        lab.audit("new.test", &[9961, 9971])?;
+        lab.audit_settled("new.test", SOON)?;
         let asked = lab.zone.asked("www.good.test");
 
         // The one that was not there for the next change hears of it when it is back.

@@ -47,6 +47,7 @@ fn replicas_share_and_replace_one_another() {
         two.terminate(Duration::from_secs(15))?;
         load.flows(100)?;
         load.finish()?;
+        lab.audit_settled("good.test", Duration::from_secs(5))?;
 
         // A killed one is left out as soon as its heartbeat is old.
         let two = lab.start_sdp(&SdpOptions::new("two", 9972))?;
@@ -93,7 +94,8 @@ fn replicas_share_and_replace_one_another() {
 
         // The last one gone, the built-in proxy takes over.
         one.terminate(Duration::from_secs(15))?;
-        all_answered(lab, 100)
+        all_answered(lab, 100)?;
+        lab.audit_settled("good.test", Duration::from_secs(5))
     });
 }
 

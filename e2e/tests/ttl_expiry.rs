@@ -26,6 +26,7 @@ fn expiry_closes_unless_a_connection_lives() {
         ] {
             lab.a.ask(&Query::a(name, DNS4))?.expect(web4(address))?;
         }
+        assert_eq!(lab.audit("good.test", &[9961])?, 0);
         let stream = lab.a.stream(at(web4(11), 80))?;
 
         gone(lab, web4(10), Duration::from_secs(30))?;
@@ -44,6 +45,7 @@ fn expiry_closes_unless_a_connection_lives() {
         drop(stream);
         gone(lab, web4(11), Duration::from_secs(60))?;
         lab.a.expect_closed(at(web4(11), 80))?;
+        assert_eq!(lab.audit("long.good.test", &[9961])?, 0);
         Ok(())
     });
 }

@@ -35,7 +35,7 @@ use crate::{
         Directory, Place,
         event::{Event, MappingEvent},
     },
-    proxies::{Proxies, RulesTable, StreamGuard, StreamKind, ToStream},
+    proxies::{Proxies, Results, RulesTable, StreamGuard, StreamKind, ToStream},
     runner::{CoreAway, CoreHandle},
 };
 
@@ -182,7 +182,7 @@ impl FqdnDataService {
         }
     }
 
-    async fn dispatch(self, mut results: mpsc::Receiver<ToStream>) {
+    async fn dispatch(self, mut results: Results) {
         loop {
             let message = tokio::select! {
                 message = results.recv() => message,
@@ -379,6 +379,9 @@ impl FqdnData for FqdnDataService {
         &self,
         request: Request<Streaming<PolicyStateResponse>>,
     ) -> Result<Response<Self::StreamPolicyStateStream>, Status> {
+        if self.proxies.is_crowded() {
+            return Err(Status::unavailable("too many streams; close some"));
+        }
         let (sender, receiver) = mpsc::channel(1);
         self.tasks
             .spawn(self.clone().stream(request.into_inner(), sender));

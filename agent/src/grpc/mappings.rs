@@ -11,7 +11,7 @@ use super::convert;
 use crate::{
     core::event::{Event, MappingEvent},
     epoch::Epoch,
-    proxies::{StreamGuard, ToStream},
+    proxies::{Results, StreamGuard, ToStream},
     runner::CoreHandle,
 };
 
@@ -23,7 +23,7 @@ pub(super) async fn serve(
     core: CoreHandle,
     epoch: Epoch,
     guard: StreamGuard,
-    mut results: mpsc::Receiver<ToStream>,
+    mut results: Results,
     mut requests: Streaming<MappingUp>,
     answers: Answers,
     stop: CancellationToken,

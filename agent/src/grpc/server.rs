@@ -68,6 +68,13 @@ impl Native {
         }
     }
 
+    fn has_room(&self) -> Result<(), Status> {
+        if self.proxies.is_crowded() {
+            return Err(Status::resource_exhausted("too many streams; close some"));
+        }
+        Ok(())
+    }
+
     /// Serves connections of `listener` until stopped.
     pub async fn serve(self, listener: UnixListener, allowed: Allowed) {
         let (sender, incoming) = mpsc::channel::<std::io::Result<Checked>>(ACCEPTED);
@@ -160,6 +167,7 @@ impl FqdnPolicy for Native {
         &self,
         request: Request<Streaming<MappingUp>>,
     ) -> Result<Response<Self::UpdateMappingsStream>, Status> {
+        self.has_room()?;
         let peer = peer(&request);
         let (guard, results) =
             self.proxies
@@ -183,6 +191,7 @@ impl FqdnPolicy for Native {
         &self,
         request: Request<Streaming<RulesAck>>,
     ) -> Result<Response<Self::UpdateDNSRulesStream>, Status> {
+        self.has_room()?;
         let peer = peer(&request);
         let guard = self
             .proxies

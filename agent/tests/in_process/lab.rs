@@ -203,16 +203,21 @@ impl Lab {
 
     /// A mapping stream, past its first message.
     pub(crate) async fn mappings(&self) -> Mappings {
+        self.try_mappings().await.unwrap()
+    }
+
+    /// A mapping stream, if the agent takes it.
+    pub(crate) async fn try_mappings(&self) -> Result<Mappings, tonic::Status> {
         let (sender, requests) = mpsc::channel(16);
         let mut client = self.connect().await;
         let answer = client.update_mappings(ReceiverStream::new(requests));
-        let mut answers = answer.await.unwrap().into_inner();
-        let first = answers.message().await.unwrap().unwrap();
+        let mut answers = answer.await?.into_inner();
+        let first = answers.message().await?.unwrap();
         let Some(mapping_down::Kind::Epoch(epoch)) = first.kind else {
             panic!("{first:?}");
         };
         assert_eq!(epoch.start, self.epoch.start);
-        Mappings { sender, answers }
+        Ok(Mappings { sender, answers })
     }
 
     /// Number of the only endpoint.
@@ -239,6 +244,7 @@ fn wrap<T>(events: impl Iterator<Item = SourceEvent<T>>) -> Vec<SourceEvent<T>> 
 }
 
 /// One mapping stream.
+#[derive(Debug)]
 pub(crate) struct Mappings {
     sender: mpsc::Sender<MappingUp>,
     answers: Streaming<MappingDown>,
@@ -247,11 +253,14 @@ pub(crate) struct Mappings {
 impl Mappings {
     /// Sends one batch.
     pub(crate) async fn send(&self, mappings: Vec<FqdnMapping>) {
+        assert!(self.offer(mappings).await);
+    }
+
+    /// Sends one batch; false if the stream is closed.
+    pub(crate) async fn offer(&self, mappings: Vec<FqdnMapping>) -> bool {
         let kind = mapping_up::Kind::Batch(MappingBatch { mappings });
-        self.sender
-            .send(MappingUp { kind: Some(kind) })
-            .await
-            .unwrap();
+        let sent = self.sender.send(MappingUp { kind: Some(kind) });
+        sent.await.is_ok()
     }
 
     /// The first result for `sequence`.

@@ -193,6 +193,11 @@ impl LinkSink {
         call(calls);
     }
 
+    /// The agent let a mapping go without a result. That is no sign of life.
+    pub fn no_result(&self, sequence: u64) {
+        self.state.lock().no_result(sequence);
+    }
+
     /// Takes leases back, forgets the pairs, and queues the acknowledgement.
     ///
     /// Nothing that was learnt before goes out any more: it would open again

@@ -7,6 +7,9 @@
 //!   if the proxy counts it as released unplumbed;
 //! - nothing goes before lease end + 5 s, but for what its holders gave back.
 //!
+//! Both as long as maps take what is written: while they do not, policy that proxies have
+//! (`docs/design/0004-rules-after-failures.md`) may be ahead of them.
+//!
 //! Once everything has come to rest, every answer that is still valid is plumbed, whoever was
 //! killed in between; and when all has expired, nothing is left.
 
@@ -48,6 +51,10 @@ enum Act {
     Sync,
     Policy(usize, Option<usize>),
     Clean(usize),
+    /// Another endpoint under the same policies comes or goes.
+    Other(bool),
+    /// Writes to the ipcache fail from now on, or to policy maps, or none does.
+    Fail(usize),
     /// Milliseconds.
     Wait(u64),
     /// Everybody does what there is to do.
@@ -71,6 +78,8 @@ fn acts() -> impl Strategy<Value = Vec<Act>> {
         3 => Just(Act::Sync),
         2 => (0usize..2, prop::option::of(0..SPECS.len())).prop_map(|(slot, s)| Act::Policy(slot, s)),
         1 => (0..NAMES.len()).prop_map(Act::Clean),
+        2 => any::<bool>().prop_map(Act::Other),
+        1 => (0..world::FAILURES.len()).prop_map(Act::Fail),
         2 => (1u64..300).prop_map(Act::Wait),
         3 => (300u64..100_000).prop_map(Act::Wait),
         3 => Just(Act::Settle),

@@ -196,8 +196,10 @@ impl Sender<'_> {
                 return Ok(());
             }
         };
-        let outcome = came.map(|came| outcome(sequence, came)).transpose()?;
-        self.link.sink.results(outcome.into_iter().collect());
+        match came {
+            Some(came) => self.link.sink.results(vec![outcome(sequence, came)?]),
+            None => self.link.sink.no_result(sequence),
+        }
         Ok(())
     }
 }

@@ -372,6 +372,15 @@ impl State {
         true
     }
 
+    /// No result will come of a sequence: what it told is told again.
+    pub(super) fn no_result(&mut self, sequence: u64) {
+        if let Some(sent) = self.in_flight.remove(&sequence)
+            && self.kept.retry(&sent.key)
+        {
+            self.retries.push(sent.key);
+        }
+    }
+
     fn settled(&mut self, sent: InFlight) {
         self.kept.settle(&sent.key, &sent.addresses, sent.until);
         self.journal

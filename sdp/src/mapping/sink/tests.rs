@@ -319,6 +319,28 @@ fn refusals_are_passed_on_and_retried_where_it_helps() {
     assert_eq!(sink.status().kept, 1);
 }
 
+#[test]
+fn what_gets_no_result_is_told_again_and_counts_as_silence() {
+    let (sink, seen) = (LinkSink::new(0, Duration::from_millis(1)), Seen::default());
+    sink.agent_up(epoch(1), None);
+    let mut sequences = Vec::new();
+    for name in ["a.", "b.", "c."] {
+        learn(&sink, name, &seen);
+        sequences.push(sink.next_batch(BootTime::now()).mappings[0].sequence);
+    }
+    let later = BootTime::now().plus_secs(1);
+    sink.tick(later);
+    assert!(sink.status().agent_hung);
+    for sequence in sequences {
+        sink.no_result(sequence);
+    }
+    assert!(sink.status().agent_hung, "a result that does not come");
+    sink.tick(later);
+    let again = sink.next_batch(later).mappings;
+    assert_eq!(again.len(), 3);
+    assert!(again.iter().all(|out| out.mapping.replayed));
+}
+
 /// A sink with a journal in a directory, and that journal.
 fn journalled(dir: &std::path::Path) -> (Arc<LinkSink>, Arc<crate::journal::Journal>) {
     let journal = Arc::new(crate::journal::Journal::default());

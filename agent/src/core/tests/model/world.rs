@@ -28,12 +28,23 @@ use crate::{
         CoreConfig, Effect, Event, Restored,
         event::{CleanNames, MappingEvent, SourceEvent, StreamId},
     },
-    datapath::memory::MemoryDatapath,
+    datapath::{memory::MemoryDatapath, plan::Step},
     policy::parse::PolicyDocument,
 };
 
 const ADDRESSES: [[u8; 4]; 4] = [[1, 1, 1, 1], [1, 1, 1, 2], [2, 2, 2, 2], [3, 3, 3, 3]];
 const DNS: &str = "endpointSelector: {}\n  egress:\n  - toCIDR: [10.9.0.53/32]\n    toPorts: [{ports: [{port: 53}], rules: {dns: [{matchPattern: '*'}]}}]";
+
+/// Whether a step fails.
+type Fails = fn(&Step) -> bool;
+
+/// What may fail; the last: nothing.
+pub(super) const FAILURES: [Option<Fails>; 4] = [
+    Some(|step| matches!(step, Step::SetIpcache(..))),
+    Some(|step| matches!(step, Step::SetPolicy(..))),
+    Some(|step| matches!(step, Step::UnsetIpcache(_) | Step::UnsetPolicy(..))),
+    None,
+];
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Fate {
@@ -64,6 +75,10 @@ pub(super) struct World {
     pub(super) node: Node,
     agent: bool,
     synced: bool,
+    /// The other endpoint is there.
+    other: bool,
+    /// Maps may lack what was written since some writes failed.
+    troubled: bool,
     start: u64,
     published: Option<u64>,
     /// As the sources have them, and as the agent last heard.
@@ -103,6 +118,8 @@ impl World {
             node,
             agent: true,
             synced: false,
+            other: false,
+            troubled: false,
             start: 1,
             published: None,
             documents: [(9, dns), (0, names)].into(),
@@ -151,6 +168,11 @@ impl World {
             Act::Sync => self.sync(),
             Act::Policy(slot, spec) => self.policy(slot, spec),
             Act::Clean(name) => self.clean(name),
+            Act::Other(there) => self.other(there),
+            Act::Fail(what) => {
+                self.node.datapath.fail = FAILURES[what];
+                self.troubled |= self.node.datapath.fail.is_some();
+            }
             Act::Wait(millis) => self.wait(Duration::from_millis(millis)),
             Act::Settle => self.settle(),
         }
@@ -162,7 +184,8 @@ impl World {
         let chosen = ADDRESSES.iter().enumerate();
         let chosen = chosen.filter(|(bit, _)| addresses & (1 << bit) != 0);
         let addresses: Vec<IpAddr> = chosen.map(|(_, octets)| IpAddr::from(*octets)).collect();
-        let endpoint = *self.node.datapath.policy.keys().next().unwrap();
+        // The first that came, whatever came since.
+        let endpoint = shared_maps::EndpointId(1);
         let mapping = Mapping {
             endpoint: EndpointInstance {
                 id: endpoint,
@@ -417,7 +440,7 @@ impl World {
         self.hear_the_end();
         self.start += 1;
         self.node.now = self.now;
-        self.node = again(&self.node, config(self.start), &[107]);
+        self.node = again(&self.node, config(self.start), &[107, 108]);
         self.now = self.node.now;
         self.agent = true;
         self.synced = false;
@@ -448,6 +471,11 @@ impl World {
         self.event(Event::Endpoints(SourceEvent::Apply(spec(
             "web", 7, "app=web",
         ))));
+        if self.other {
+            self.event(Event::Endpoints(SourceEvent::Apply(spec(
+                "other", 8, "app=web",
+            ))));
+        }
         self.event(Event::Policies(SourceEvent::InitDone));
         self.event(Event::Endpoints(SourceEvent::InitDone));
     }
@@ -467,6 +495,17 @@ impl World {
         if self.agent && self.synced {
             self.applied = self.documents.clone();
             self.event(Event::Policies(event));
+        }
+    }
+
+    fn other(&mut self, there: bool) {
+        self.other = there;
+        if self.agent && self.synced {
+            self.event(Event::Endpoints(if there {
+                SourceEvent::Apply(spec("other", 8, "app=web"))
+            } else {
+                SourceEvent::Delete("other".to_owned())
+            }));
         }
     }
 

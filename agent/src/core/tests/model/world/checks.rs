@@ -17,6 +17,7 @@ use crate::{identity::checkpoint, labels::FQDN, selector::selector::Selector};
 impl World {
     /// Everybody is there again and has a few seconds.
     fn come_to_rest(&mut self) {
+        self.act(Act::Fail(super::FAILURES.len() - 1));
         self.start_agent();
         self.act(Act::Sync);
         for proxy in 0..PROXIES {
@@ -30,6 +31,7 @@ impl World {
             self.act(Act::Wait(1000));
         }
         self.act(Act::Settle);
+        self.troubled = false;
     }
 
     pub(in super::super) fn check_end(&mut self) {
@@ -94,6 +96,9 @@ impl World {
     }
 
     pub(super) fn check_labels(&self, name: usize, address: IpAddr, why: &str) {
+        if self.troubled {
+            return;
+        }
         self.check_pair(&Fqdn::normalise(NAMES[name]), address, why);
     }
 
@@ -119,7 +124,7 @@ impl World {
     pub(super) fn check_promises(&mut self) {
         let now = self.now;
         self.promises.retain(|_, end| end.plus_secs(5) > now);
-        if self.agent && self.synced {
+        if self.agent && self.synced && !self.troubled {
             for (_, name, address) in self.promises.keys() {
                 self.check_pair(name, *address, "it is under a lease");
             }

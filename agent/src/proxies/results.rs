@@ -1,0 +1,91 @@
+//! What one mapping stream is owed: bounded in messages and in results.
+
+use std::sync::{
+    Arc,
+    atomic::{AtomicUsize, Ordering},
+};
+
+use tokio::sync::mpsc;
+
+use super::ToStream;
+
+/// Messages that may wait for one mapping stream.
+pub(super) const STREAM_QUEUE: usize = 1024;
+/// Results in them, some 15 MiB: files of several endpoints may make as many durable at once.
+pub(super) const STREAM_RESULTS: usize = 262_144;
+
+/// The core's end; never waits.
+#[derive(Debug)]
+pub(super) struct Mailbox {
+    sender: mpsc::Sender<ToStream>,
+    waiting: Arc<AtomicUsize>,
+}
+
+/// The stream's end.
+#[derive(Debug)]
+pub struct Results {
+    receiver: mpsc::Receiver<ToStream>,
+    waiting: Arc<AtomicUsize>,
+}
+
+pub(super) fn mailbox() -> (Mailbox, Results) {
+    let (sender, receiver) = mpsc::channel(STREAM_QUEUE);
+    let waiting = Arc::new(AtomicUsize::new(0));
+    let results = Results {
+        receiver,
+        waiting: Arc::clone(&waiting),
+    };
+    (Mailbox { sender, waiting }, results)
+}
+
+impl Mailbox {
+    /// False if the stream has fetched too little, or is gone.
+    pub(super) fn put(&self, message: ToStream) -> bool {
+        let number = results_in(&message);
+        let waiting = self.waiting.fetch_add(number, Ordering::Relaxed);
+        waiting + number <= STREAM_RESULTS && self.sender.try_send(message).is_ok()
+    }
+}
+
+impl Results {
+    /// The next message; none once the stream has to end.
+    pub async fn recv(&mut self) -> Option<ToStream> {
+        let message = self.receiver.recv().await?;
+        self.waiting
+            .fetch_sub(results_in(&message), Ordering::Relaxed);
+        Some(message)
+    }
+}
+
+fn results_in(message: &ToStream) -> usize {
+    match message {
+        ToStream::Outcomes(outcomes) => outcomes.len(),
+        ToStream::Revoke(_) => 1,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use holdfast_sdp::mapping::Realised;
+
+    use super::*;
+    use crate::core::event::{MappingOutcome, StreamId};
+
+    #[tokio::test]
+    async fn results_are_bounded_however_few_messages_they_come_in() {
+        let outcome = MappingOutcome {
+            stream: StreamId(1),
+            sequence: 1,
+            realised: Realised::Yes,
+            durable: false,
+            lease_end: 0,
+            revision: 1,
+        };
+        let half = ToStream::Outcomes(vec![outcome; STREAM_RESULTS / 2]);
+        let (mailbox, mut results) = mailbox();
+        assert!(mailbox.put(half.clone()) && mailbox.put(half.clone()));
+        results.recv().await.unwrap();
+        assert!(mailbox.put(half.clone()), "there is room again");
+        assert!(!mailbox.put(half));
+    }
+}

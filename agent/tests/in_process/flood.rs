@@ -1,0 +1,131 @@
+//! A client that sends without end and fetches nothing: what it has sent waits with it, not
+//! in the agent, and the others are served.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
+
+use fqdn_proto::native::MappingRefusal;
+use tokio::{
+    sync::oneshot,
+    time::{sleep, timeout},
+};
+use tokio_util::task::TaskTracker;
+
+use crate::lab::{Lab, PATIENCE, mapping, pod, policy};
+
+/// Mappings in each of its batches.
+const BATCH: usize = 4096;
+/// Batches that the agent's queue and the connection's buffers may hold; more than a
+/// thousand would fit the queue if only events were counted.
+const HELD: usize = 32;
+
+async fn eventually(what: &str, wanted: impl Fn() -> bool) {
+    let held = async {
+        while !wanted() {
+            sleep(Duration::from_millis(10)).await;
+        }
+    };
+    timeout(PATIENCE, held).await.expect(what);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_flood_waits_with_its_sender_and_stalls_nobody() {
+    let lab = Lab::start();
+    lab.sync(vec![policy("*.example.com")], vec![pod()]).await;
+    let endpoint = lab.endpoint().await;
+    let mut good = lab.mappings().await;
+    let bad = lab.mappings().await;
+    let sent = Arc::new(AtomicUsize::new(0));
+    let tasks = TaskTracker::new();
+    let shared = Arc::clone(&lab.datapath.memory);
+    let (locked, is_locked) = oneshot::channel();
+    let stalled = tasks.spawn_blocking({
+        let (core, stop) = (lab.core.clone(), lab.stop.clone());
+        move || {
+            let _maps = shared.lock();
+            locked.send(()).unwrap();
+            while !core.is_full() && !stop.is_cancelled() {
+                std::thread::sleep(Duration::from_millis(10));
+            }
+        }
+    });
+    is_locked.await.unwrap();
+    // The core waits for its maps: the queue fills.
+    good.send(vec![mapping(
+        endpoint,
+        1,
+        "good1.example.com.",
+        [192, 0, 2, 9],
+    )])
+    .await;
+    tasks.spawn({
+        let (sent, stop) = (Arc::clone(&sent), lab.stop.clone());
+        async move {
+            let flood = async {
+                for sequence in 1.. {
+                    let one = mapping(999, sequence, "www.example.com.", [192, 0, 2, 1]);
+                    if !bad.offer(vec![one; BATCH]).await {
+                        return;
+                    }
+                    sent.fetch_add(1, Ordering::Relaxed);
+                }
+            };
+            tokio::select! {
+                () = flood => {}
+                () = stop.cancelled() => {}
+            }
+        }
+    });
+    timeout(PATIENCE, stalled)
+        .await
+        .expect("it is full")
+        .unwrap();
+    let held = sent.load(Ordering::Relaxed);
+    assert!(held <= HELD, "{held} batches were taken by a stalled agent");
+
+    for sequence in 1..=5 {
+        let result = good.result(sequence).await;
+        assert_eq!(result.refusal, i32::from(MappingRefusal::Unspecified));
+        let (sequence, name) = (sequence + 1, "more.example.com.");
+        good.send(vec![mapping(endpoint, sequence, name, [192, 0, 2, 9])])
+            .await;
+    }
+    lab.stop.cancel();
+    tasks.close();
+    tasks.wait().await;
+}
+
+#[tokio::test]
+async fn what_cannot_be_read_is_refused_and_counted() {
+    let lab = Lab::start();
+    lab.sync(vec![policy("*.example.com")], vec![pod()]).await;
+    let mut stream = lab.mappings().await;
+    let mut nonsense = mapping(lab.endpoint().await, 1, "www.example.com.", [192, 0, 2, 9]);
+    nonsense.addresses = vec![vec![1, 2, 3]];
+    stream.send(vec![nonsense]).await;
+    let result = stream.result(1).await;
+    assert_eq!(result.refusal, i32::from(MappingRefusal::Invalid));
+    assert_eq!(lab.proxies.unreadable(), 1);
+}
+
+#[tokio::test]
+async fn streams_without_end_are_turned_away() {
+    let lab = Lab::start();
+    lab.sync(vec![policy("*.example.com")], vec![pod()]).await;
+    let mut streams = Vec::new();
+    while !lab.proxies.is_crowded() {
+        assert!(streams.len() < 1000, "no bound");
+        streams.push(lab.mappings().await);
+    }
+    let refused = lab.try_mappings().await.unwrap_err();
+    assert_eq!(refused.code(), tonic::Code::ResourceExhausted);
+    streams.pop();
+    let proxies = lab.proxies.clone();
+    eventually("its place is free", || !proxies.is_crowded()).await;
+    lab.mappings().await;
+}

@@ -4,6 +4,7 @@ use std::fs;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::os::fd::AsRawFd as _;
 use std::process::Command;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use anyhow::{Result, ensure};
@@ -27,6 +28,9 @@ pub const SOON: Duration = Duration::from_secs(5);
 /// A heartbeat of a slot that is alive for as long as the test runs.
 pub const FOREVER: u64 = u64::MAX;
 
+/// Nodes so far: each one's pod has a name of its own.
+static COUNT: AtomicU32 = AtomicU32::new(0);
+
 /// A node with one pod, and proxies on it.
 pub struct Node<'k> {
     kernel: &'k mut Kernel,
@@ -48,7 +52,8 @@ pub fn with_node(test: impl FnOnce(&mut Node<'_>) -> Result<()> + Send) {
     with_kernel(|kernel| {
         // The kernel gives a sysctl of its own to each namespace.
         fs::write("/proc/sys/net/ipv6/conf/default/accept_dad", "0")?;
-        let pod = Netns::create(format!("hf-steer-{}", std::process::id()))?;
+        let number = COUNT.fetch_add(1, Ordering::Relaxed);
+        let pod = Netns::create(format!("hf-steer-{}-{number}", std::process::id()))?;
         let mac = MAC.map(|byte| format!("{byte:02x}")).join(":");
         ip("link set lo up")?;
         let peer = format!("peer name eth0 address {mac} netns {}", pod.name());

@@ -204,7 +204,7 @@ impl Shared {
             drain: Drain::default(),
             stats: Stats::default(),
             skipped_files: Mutex::default(),
-            transparent: Transparent::new(config.transparent),
+            transparent: Transparent::new(config.transparent, config.transparent_outside),
             steering: Mutex::new(SteeringStatus::Unavailable("not joined yet".to_owned())),
             privileges,
             troubles,

@@ -63,6 +63,8 @@ pub struct Config {
     pub concurrency_limit: Option<NonZeroUsize>,
     /// Ask servers under pods' addresses.
     pub transparent: bool,
+    /// Those outside of the cluster, too.
+    pub transparent_outside: bool,
     /// As whom to run.
     pub user: RunAs,
     /// Which proxy gets a query.
@@ -170,6 +172,7 @@ impl Config {
                 .dnsproxy_concurrency_limit
                 .and_then(|n| NonZeroUsize::new(usize::try_from(n).unwrap_or(usize::MAX))),
             transparent: s.dnsproxy_enable_transparent_mode.unwrap_or(false),
+            transparent_outside: s.transparent_mode_outside_cluster.unwrap_or(false),
             user: s.user.unwrap_or_default(),
             steering: s.steering.unwrap_or(SteeringMode::Auto),
             ipv4,

@@ -421,12 +421,13 @@ impl Proxy {
         }
     }
 
-    /// The address to ask `server` under on behalf of `client`, if not the node's. What the
-    /// node answers itself comes from an address of its own, and the stack takes nothing like
-    /// that from an interface.
+    /// The address to ask `server` under on behalf of `client`, if not the node's.
     fn source(&self, client: IpAddr, server: IdentityId) -> Option<IpAddr> {
+        if !self.config.transparent.is_for(server) {
+            return None;
+        }
         match self.config.transparent.mode() {
-            Mode::On => (server != IdentityId::HOST).then_some(client),
+            Mode::On => Some(client),
             Mode::Off => None,
             Mode::Blocked => {
                 self.stats.fallbacks.inc(Fallback::NoReturnPath);

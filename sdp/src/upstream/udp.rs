@@ -25,7 +25,7 @@ use crate::{
     mapping::EndpointInstance,
     policy::rule::Transport,
     proxy::{
-        Asked, Forward,
+        Asked, Forward, Identities,
         stats::{Counters, Fallback},
     },
     query_log::{Entries, Entry},
@@ -69,6 +69,8 @@ pub(crate) struct Flight {
     pub(crate) question: Vec<u8>,
     pub(crate) sent_at: Instant,
     /// As in [`Forward`].
+    identities: Identities,
+    /// As in [`Forward`].
     policy_check: Duration,
     /// Who else asked the same.
     pub(crate) joined: Vec<Joined>,
@@ -88,6 +90,7 @@ impl Flight {
             client,
             server: self.server,
             transport: Transport::Udp,
+            identities: self.identities,
             policy_check: self.policy_check,
             waited: now.duration_since(self.sent_at),
         }
@@ -233,7 +236,7 @@ impl UdpUpstream {
         if own >= self.limit.saturating_sub(self.flights.len()) {
             return Err(PlaceError::Full);
         }
-        let identity = self.marked.then_some(query.identity);
+        let identity = self.marked.then_some(query.identities.client);
         let key = self.socket_under(query.source, server, identity, now, epoll)?;
         let Some(socket) = self.sockets.get_mut(key) else {
             return Err(PlaceError::Full);
@@ -255,6 +258,7 @@ impl UdpUpstream {
             kept: query.kept,
             question,
             sent_at: now,
+            identities: query.identities,
             policy_check: query.policy_check,
             joined: Vec::new(),
             logged: Vec::new(),
@@ -384,6 +388,13 @@ impl UdpUpstream {
             self.deadlines.pop_front();
         }
         None
+    }
+
+    /// Takes a query out of flight, whichever.
+    pub(crate) fn any(&mut self) -> Option<Flight> {
+        self.next_deadline()?;
+        let (_, flight) = self.deadlines.pop_front()?;
+        self.remove(flight)
     }
 
     /// Takes out a query whose time is over, if there is one.

@@ -399,12 +399,8 @@ impl UdpUpstream {
 
     /// Takes out a query whose time is over, if there is one.
     pub(crate) fn expired(&mut self, now: Instant) -> Option<Flight> {
-        let deadline = self.next_deadline()?;
-        if deadline > now {
-            return None;
-        }
-        let (_, flight) = self.deadlines.pop_front()?;
-        self.remove(flight)
+        let is_over = self.next_deadline()? <= now;
+        is_over.then(|| self.any()).flatten()
     }
 
     /// Closes sockets that were idle for long.

@@ -1,6 +1,7 @@
 //! One run of a load and what it says: dnsperf's report, or that of our own
-//! load from many source ports.
+//! loads from many source ports and with a connection per query.
 
+pub mod connections;
 pub mod ports;
 pub mod usage;
 
@@ -110,6 +111,17 @@ pub fn latency(
         p99_ms: percentile(&times, 99) * 1e3,
         lost: count(&report, "Queries lost:")?,
     })
+}
+
+/// A query for the IPv4 address of `name`, id 0.
+fn query(name: &str) -> Vec<u8> {
+    let mut message = vec![0, 0, 1, 0, 0, 1, 0, 0, 0, 0, 0, 0];
+    for label in name.split('.').filter(|label| !label.is_empty()) {
+        message.push(u8::try_from(label.len()).unwrap_or(63));
+        message.extend_from_slice(label.as_bytes());
+    }
+    message.extend_from_slice(&[0, 0, 1, 0, 1]);
+    message
 }
 
 /// Middle of some values; 0 of none.

@@ -215,7 +215,8 @@ pub fn admin_socket_of(name: &str) -> PathBuf {
     Path::new(ADMIN_DIR).join(format!("{name}.sock"))
 }
 
-/// A port given by Cilium's key means a Cilium agent: its service is tried first.
+/// Our agent's socket first: where there is none, that costs nothing. Cilium's key says at which
+/// port its own agent serves.
 fn default_agents(port: Option<u16>) -> Vec<AgentAddress> {
     let native = AgentAddress::Unix(AGENT_SOCKET.into());
     let fqdndata = |port| {

@@ -1,26 +1,33 @@
 //! Load from tens of thousands of source ports, which dnsperf cannot do: one
-//! thread, one socket per port, each with one query at a time.
+//! thread and one raw socket; each port has one query at a time.
 
 use std::fs::read_to_string;
+use std::io::ErrorKind;
 use std::net::{IpAddr, SocketAddr, UdpSocket};
+use std::os::fd::AsFd as _;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, ensure};
-use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags};
-use nix::sys::resource::{Resource, getrlimit, setrlimit};
+use anyhow::{Context as _, Result, ensure};
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::socket::{setsockopt, sockopt::RcvBufForce};
+use socket2::{Domain, Protocol, Socket, Type};
 
-use super::Throughput;
+use super::{Throughput, query};
 
-/// First port; all lie above the well-known and below what others may pick.
+/// First port; all lie above the well-known ones.
 const FIRST: u16 = 10_000;
 /// Queries without an answer at once.
 const WINDOW: usize = 200;
 /// A query without an answer for so long is lost.
 const PATIENCE: Duration = Duration::from_secs(1);
+/// Holds all answers that can be on their way.
+const RECEIVE_BUFFER: usize = 4 << 20;
+const IP_HEADER: usize = 20;
+const UDP_HEADER: usize = 8;
 
 /// As many queries for `names` (a file as dnsperf reads it) as the path to
-/// `server` carries. Must run in the network namespace of `own`.
+/// `server` carries, over IPv4. Must run in the network namespace of `own`, as root.
 pub fn throughput(
     own: IpAddr,
     server: SocketAddr,
@@ -28,63 +35,52 @@ pub fn throughput(
     names: &Path,
     seconds: u32,
 ) -> Result<Throughput> {
+    ensure!(own.is_ipv4() && server.is_ipv4(), "IPv4 only");
     let queries: Vec<Vec<u8>> = read_to_string(names)?
         .lines()
         .filter_map(|line| line.split(' ').next())
         .map(query)
         .collect();
     ensure!(!queries.is_empty(), "{} is empty", names.display());
-    let (_, hard) = getrlimit(Resource::RLIMIT_NOFILE)?;
-    setrlimit(Resource::RLIMIT_NOFILE, hard, hard)?;
-    let ports = ports.min(allowed()?);
-    let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?;
-    let sockets = (0..ports)
-        .map(|n| -> Result<UdpSocket> {
-            let socket = UdpSocket::bind((own, FIRST + n)).context("a source port")?;
-            socket.connect(server)?;
-            socket.set_nonblocking(true)?;
-            epoll.add(&socket, EpollEvent::new(EpollFlags::EPOLLIN, n.into()))?;
-            Ok(socket)
-        })
-        .collect::<Result<Vec<_>>>()?;
+    let socket = Socket::new(Domain::IPV4, Type::RAW, Some(Protocol::UDP))
+        .context("a raw socket (this needs root)")?;
+    socket.bind(&SocketAddr::new(own, 0).into())?;
+    socket.set_nonblocking(true)?;
+    setsockopt(&socket, RcvBufForce, &RECEIVE_BUFFER).context("a large receive buffer")?;
     Run {
-        sockets: sockets.into_iter().map(|s| (s, None)).collect(),
+        socket: socket.into(),
+        server,
+        since: vec![None; ports.into()],
         waiting: 0,
         result: Throughput::default(),
     }
-    .load(&queries, &epoll, Duration::from_secs(seconds.into()))
-}
-
-/// Most source ports that this process may have descriptors for.
-pub fn allowed() -> Result<u16> {
-    let (_, hard) = getrlimit(Resource::RLIMIT_NOFILE)?;
-    Ok(u16::try_from(hard.saturating_sub(1000)).unwrap_or(u16::MAX))
+    .load(&queries, Duration::from_secs(seconds.into()))
 }
 
 struct Run {
-    /// Sockets, and since when each waits for an answer.
-    sockets: Vec<(UdpSocket, Option<Instant>)>,
+    socket: UdpSocket,
+    server: SocketAddr,
+    /// By port: since when it waits for an answer.
+    since: Vec<Option<Instant>>,
     waiting: usize,
     result: Throughput,
 }
 
 impl Run {
-    fn load(mut self, queries: &[Vec<u8>], epoll: &Epoll, time: Duration) -> Result<Throughput> {
-        let mut events = [EpollEvent::empty(); WINDOW];
+    fn load(mut self, queries: &[Vec<u8>], time: Duration) -> Result<Throughput> {
         let (mut next, mut queries) = (0, queries.iter().cycle());
         let start = Instant::now();
         let mut now = start;
         while now.duration_since(start) < time {
             while self.waiting < WINDOW {
                 let Some(query) = queries.next() else { break };
-                self.ask(next % self.sockets.len(), query, now);
+                self.ask(next % self.since.len(), query, now)?;
                 next += 1;
             }
-            let count = epoll.wait(&mut events, 100_u16)?;
+            let mut readable = [PollFd::new(self.socket.as_fd(), PollFlags::POLLIN)];
+            let count = poll(&mut readable, PollTimeout::from(100u8))?;
             now = Instant::now();
-            for event in events.iter().take(count) {
-                self.answer(usize::try_from(event.data())?);
-            }
+            while self.answer()? {}
             if count == 0 {
                 self.give_up(now);
             }
@@ -94,52 +90,59 @@ impl Run {
         Ok(self.result)
     }
 
-    fn ask(&mut self, at: usize, query: &[u8], now: Instant) {
-        let Some((socket, since)) = self.sockets.get_mut(at) else {
-            return;
-        };
+    fn ask(&mut self, at: usize, query: &[u8], now: Instant) -> Result<()> {
         // One that waits still, after all others had their turn, has lost its query.
-        if since.replace(now).is_some() {
+        if self.since[at].replace(now).is_some() {
             self.result.lost += 1;
         } else {
             self.waiting += 1;
         }
-        // What is not sent is not answered, and so counted.
-        let _ = socket.send(query);
+        let from = FIRST + u16::try_from(at)?;
+        let length = u16::try_from(UDP_HEADER + query.len())?;
+        let mut packet = Vec::with_capacity(length.into());
+        // Over IPv4 the checksum may be left out (RFC 768).
+        for field in [from, self.server.port(), length, 0] {
+            packet.extend_from_slice(&field.to_be_bytes());
+        }
+        packet.extend_from_slice(query);
+        // The port of a raw socket's destination is none. What is not sent is
+        // not answered, and so counted.
+        let to = SocketAddr::new(self.server.ip(), 0);
+        let _ = self.socket.send_to(&packet, to);
+        Ok(())
     }
 
-    fn answer(&mut self, at: usize) {
-        let mut answer = [0; 512];
-        let Some((socket, since)) = self.sockets.get_mut(at) else {
-            return;
+    /// Takes one packet; whether there was one.
+    fn answer(&mut self) -> Result<bool> {
+        let mut buffer = [0; 2048];
+        let (length, from) = match self.socket.recv_from(&mut buffer) {
+            Ok(received) => received,
+            Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(false),
+            Err(error) => return Err(error.into()),
         };
-        if socket.recv(&mut answer).is_ok() && since.take().is_some() {
+        let packet = buffer.get(IP_HEADER..length).unwrap_or_default();
+        let [s1, s2, d1, d2, _, _, _, _, _, _, _, code, ..] = packet else {
+            return Ok(true);
+        };
+        let source = SocketAddr::new(from.ip(), u16::from_be_bytes([*s1, *s2]));
+        let at = u16::from_be_bytes([*d1, *d2]).checked_sub(FIRST);
+        let since = at.and_then(|at| self.since.get_mut(usize::from(at)));
+        if source == self.server && since.and_then(Option::take).is_some() {
             self.waiting -= 1;
             self.result.answered += 1;
-            let [_, _, _, code, ..] = answer;
             self.result.wrong += u64::from(code & 0xf != 0);
         }
+        Ok(true)
     }
 
     fn give_up(&mut self, now: Instant) {
         let lost = |since: &Option<Instant>| since.is_some_and(|t| now - t >= PATIENCE);
-        for (_, since) in self.sockets.iter_mut().filter(|(_, since)| lost(since)) {
+        for since in self.since.iter_mut().filter(|since| lost(since)) {
             *since = None;
             self.waiting -= 1;
             self.result.lost += 1;
         }
     }
-}
-
-/// A query for the IPv4 address of `name`, id 0: the port tells answers apart.
-fn query(name: &str) -> Vec<u8> {
-    let mut message = vec![0, 0, 1, 0, 0, 1, 0, 0, 0, 0, 0, 0];
-    for label in name.split('.').filter(|label| !label.is_empty()) {
-        message.push(u8::try_from(label.len()).unwrap_or(63));
-        message.extend_from_slice(label.as_bytes());
-    }
-    message.extend_from_slice(&[0, 0, 1, 0, 1]);
-    message
 }
 
 #[cfg(test)]

@@ -25,7 +25,7 @@ use crate::{
     mapping::EndpointInstance,
     policy::rule::Transport,
     proxy::{
-        Asked, Forward,
+        Asked, Forward, Identities,
         stats::{Counters, Fallback},
     },
     query_log::{Entries, Entry},
@@ -63,6 +63,8 @@ pub(crate) struct Flight {
     pub(crate) question: Vec<u8>,
     pub(crate) sent_at: Instant,
     /// As in [`Forward`].
+    identities: Identities,
+    /// As in [`Forward`].
     policy_check: Duration,
     /// Who else asked the same.
     pub(crate) joined: Vec<Joined>,
@@ -82,6 +84,7 @@ impl Flight {
             client,
             server: self.server,
             transport: Transport::Udp,
+            identities: self.identities,
             policy_check: self.policy_check,
             waited: now.duration_since(self.sent_at),
         }
@@ -208,7 +211,7 @@ impl UdpUpstream {
         if own >= self.limit.saturating_sub(self.flights.len()) {
             return Err(PlaceError::Full);
         }
-        let identity = self.marked.then_some(query.identity);
+        let identity = self.marked.then_some(query.identities.client);
         let of = |source| ServerKey {
             server,
             identity,
@@ -235,6 +238,7 @@ impl UdpUpstream {
             kept: query.kept,
             question,
             sent_at: now,
+            identities: query.identities,
             policy_check: query.policy_check,
             joined: Vec::new(),
             logged: Vec::new(),
@@ -366,14 +370,17 @@ impl UdpUpstream {
         None
     }
 
-    /// Takes out a query whose time is over, if there is one.
-    pub(crate) fn expired(&mut self, now: Instant) -> Option<Flight> {
-        let deadline = self.next_deadline()?;
-        if deadline > now {
-            return None;
-        }
+    /// Takes a query out of flight, whichever.
+    pub(crate) fn any(&mut self) -> Option<Flight> {
+        self.next_deadline()?;
         let (_, flight) = self.deadlines.pop_front()?;
         self.remove(flight)
+    }
+
+    /// Takes out a query whose time is over, if there is one.
+    pub(crate) fn expired(&mut self, now: Instant) -> Option<Flight> {
+        let is_over = self.next_deadline()? <= now;
+        is_over.then(|| self.any()).flatten()
     }
 
     /// Closes sockets that were idle for long.

@@ -59,6 +59,8 @@ pub(crate) enum Kind {
     ManyPorts,
     /// Many queries on each TCP connection.
     TcpPipelined,
+    /// One query on each TCP connection.
+    TcpSingle,
 }
 
 /// One row.
@@ -74,7 +76,7 @@ const fn path(name: &'static str, way: Way, kind: Kind) -> Path {
 }
 
 /// In the order of one round: what is compared stands together.
-pub(crate) const PATHS: [Path; 18] = [
+pub(crate) const PATHS: [Path; 21] = [
     path("direct", Way::Direct, Kind::Main),
     path("raw_forwarder", Way::Raw, Kind::Main),
     path("sdp", Way::Proxy, Kind::Main),
@@ -101,6 +103,9 @@ pub(crate) const PATHS: [Path; 18] = [
         Way::ProxyTransparent,
         Kind::TcpPipelined,
     ),
+    path("direct_tcp_single", Way::Direct, Kind::TcpSingle),
+    path("raw_forwarder_tcp_single", Way::RawTcp, Kind::TcpSingle),
+    path("sdp_tcp_single", Way::Proxy, Kind::TcpSingle),
 ];
 
 impl Path {
@@ -119,7 +124,7 @@ impl Path {
 
     /// Whether queries go over TCP.
     pub(crate) fn is_tcp(&self) -> bool {
-        self.kind == Kind::TcpPipelined
+        matches!(self.kind, Kind::TcpPipelined | Kind::TcpSingle)
     }
 
     /// Who asks.
@@ -136,10 +141,9 @@ impl Path {
         let mut command = self.pod(lab).netns.command("dnsperf");
         command.arg(format!("-s{}", to.ip()));
         command.arg(format!("-p{}", to.port()));
-        match self.kind {
-            Kind::TcpPipelined => command.arg("-mtcp"),
-            _ => &mut command,
-        };
+        if self.is_tcp() {
+            command.arg("-mtcp");
+        }
         command
     }
 }

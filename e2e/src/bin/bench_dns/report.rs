@@ -20,7 +20,7 @@ pub(crate) struct Measured {
 }
 
 /// Ratios of queries per second: name, of which, over which.
-const RATIOS: [(&str, &str, &str); 12] = [
+const RATIOS: [(&str, &str, &str); 14] = [
     ("sdp_over_raw_forwarder", "sdp", "raw_forwarder"),
     ("sdp_over_direct", "sdp", "direct"),
     ("sdp_over_dnsdist", "sdp", "dnsdist"),
@@ -56,6 +56,16 @@ const RATIOS: [(&str, &str, &str); 12] = [
         "sdp_over_direct_tcp_pipelined",
         "sdp_tcp_pipelined",
         "direct_tcp_pipelined",
+    ),
+    (
+        "sdp_over_raw_forwarder_tcp_single",
+        "sdp_tcp_single",
+        "raw_forwarder_tcp_single",
+    ),
+    (
+        "sdp_over_direct_tcp_single",
+        "sdp_tcp_single",
+        "direct_tcp_single",
     ),
 ];
 

@@ -88,7 +88,7 @@ impl UdpUpstream {
         }
         match self.open_at((server, opener), at, now, epoll) {
             // Better one that is old or waits for many answers than none.
-            Err(PlaceError::Full) => self.any(server).ok_or(PlaceError::Full),
+            Err(PlaceError::Full) => self.any_to(server).ok_or(PlaceError::Full),
             opened => {
                 if let (Ok(_), Some(old)) = (&opened, old) {
                     self.retire(old);
@@ -114,7 +114,7 @@ impl UdpUpstream {
         self.servers.get(&server)?.get(at).copied().flatten()
     }
 
-    fn any(&self, server: ServerKey) -> Option<Key> {
+    fn any_to(&self, server: ServerKey) -> Option<Key> {
         let all = self.servers.get(&server)?;
         self.at(server, self.spread)
             .or_else(|| all.iter().copied().flatten().next())

@@ -45,7 +45,10 @@ impl Worker {
                 client,
                 ifindex: id.into(),
             },
-            identity: IdentityId(id.into()),
+            identities: Identities {
+                client: IdentityId(id.into()),
+                server: IdentityId(1053),
+            },
             source: None,
             logged: None,
             policy_check: Duration::ZERO,

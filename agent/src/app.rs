@@ -72,7 +72,12 @@ pub async fn run(config: Config) -> Result<()> {
     routing::install(config.ipv4, config.ipv6).await?;
     let interfaces = if config.transparent {
         let mut interfaces = Interfaces::new(datapath.programs().clone(), maps.clone());
-        interfaces.refresh().await.context("transparent mode")?;
+        match interfaces.refresh().await {
+            Err(error) if error.is_passing() => {
+                tracing::warn!(%error, "transparent mode: interfaces are looked after later");
+            }
+            looked_after => looked_after.context("transparent mode")?,
+        }
         Some(interfaces)
     } else {
         Interfaces::withdraw(&maps)?;

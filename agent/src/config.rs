@@ -74,6 +74,8 @@ pub struct Config {
     pub reject_code: RejectCode,
     /// Proxies ask servers under pods' addresses.
     pub transparent: bool,
+    /// Those outside of the cluster, too (the built-in proxy).
+    pub transparent_outside: bool,
     /// IPv4 is on.
     pub ipv4: bool,
     /// IPv6 is on.
@@ -188,6 +190,7 @@ impl TryFrom<RunArgs> for Config {
             max_deferred_connection_deletes: args.tofqdns_max_deferred_connection_deletes,
             reject_code: args.tofqdns_dns_reject_response_code,
             transparent: args.dnsproxy_enable_transparent_mode,
+            transparent_outside: args.transparent_mode_outside_cluster,
             ipv4: args.enable_ipv4,
             ipv6: args.enable_ipv6,
             preallocate_identities: args.tofqdns_preallocate_identities,

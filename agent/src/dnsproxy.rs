@@ -4,7 +4,7 @@
 //! mappings go to the core without a socket in between. In steering it is the
 //! fallback: standalone proxies come first.
 
-use std::{sync::Arc, time::Duration};
+use std::{path::PathBuf, sync::Arc, time::Duration};
 
 use holdfast_sdp::{
     listener::{
@@ -88,6 +88,14 @@ impl BuiltinProxy {
         let min_ttl = crate::app::seconds(config.min_ttl);
         let sink = Arc::new(LinkSink::new(min_ttl, config.response_max_delay));
         let stats = Stats::default();
+        let transparent = Transparent::new(config.transparent, config.transparent_outside);
+        let house = House {
+            maps: Arc::clone(&maps),
+            sink: Arc::clone(&sink),
+            transparent: transparent.clone(),
+            bpf_root: config.bpf_root.clone(),
+        };
+        house.look_at_datapath();
         let proxy = Arc::new(Proxy::new(
             ProxyConfig {
                 port: config.proxy_port,
@@ -96,10 +104,10 @@ impl BuiltinProxy {
                     config::RejectCode::NameError => RejectCode::NameError,
                 },
                 max_delay: config.response_max_delay,
-                transparent: Transparent::new(config.transparent),
+                transparent,
                 ..ProxyConfig::default()
             },
-            Arc::clone(&maps) as _,
+            maps as _,
             Arc::clone(&policy),
             Arc::clone(&sink) as _,
             stats.clone(),
@@ -110,12 +118,12 @@ impl BuiltinProxy {
         let connected = Connected {
             ports,
             guard,
-            sink: Arc::clone(&sink),
+            sink,
             policy,
             stop: stop.clone(),
         };
         tasks.spawn(connected.run(results));
-        tasks.spawn(keep_house(maps, sink, stop.clone()));
+        tasks.spawn(house.keep(stop.clone()));
         let listeners = Listeners::start(&proxy, sockets, &tokio::runtime::Handle::current())?;
         Ok(Arc::new(Self {
             listeners: Mutex::new(Some(listeners)),
@@ -314,16 +322,35 @@ fn put_in_force(
     }
 }
 
-async fn keep_house(maps: Arc<PinnedMaps>, sink: Arc<LinkSink>, stop: CancellationToken) {
-    let mut beat = tokio::time::interval(REFRESH);
-    beat.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-    loop {
-        tokio::select! {
-            _ = beat.tick() => {}
-            () = stop.cancelled() => return,
+/// What is to be seen to now and then.
+struct House {
+    maps: Arc<PinnedMaps>,
+    sink: Arc<LinkSink>,
+    transparent: Transparent,
+    bpf_root: PathBuf,
+}
+
+impl House {
+    async fn keep(self, stop: CancellationToken) {
+        let mut beat = tokio::time::interval(REFRESH);
+        beat.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        loop {
+            tokio::select! {
+                _ = beat.tick() => {}
+                () = stop.cancelled() => return,
+            }
+            let _change = self.maps.refresh();
+            self.look_at_datapath();
+            self.sink.tick(BootTime::now());
         }
-        let _change = maps.refresh();
-        sink.tick(BootTime::now());
+    }
+
+    /// Answers to pods' addresses come back only once every endpoint's programs know of the mode.
+    fn look_at_datapath(&self) {
+        if self.transparent.look(&self.bpf_root) {
+            let mode = self.transparent.mode();
+            tracing::info!(?mode, "transparent mode of the built-in proxy");
+        }
     }
 }
 
@@ -334,9 +361,40 @@ mod tests {
         sync::atomic::{AtomicBool, Ordering},
     };
 
-    use shared_maps::EndpointId;
+    use holdfast_sdp::transparent::Mode;
+    use shared_maps::{EndpointId, fragment, pin, user::Globals};
 
     use super::*;
+
+    #[tokio::test]
+    async fn pods_addresses_are_used_only_while_the_datapath_says_so() {
+        let root = tempfile::tempdir().unwrap();
+        let globals = Globals::new(root.path());
+        std::fs::create_dir_all(globals.dir()).unwrap();
+        std::fs::write(globals.path(fragment::NAME), "").unwrap();
+        let transparent = Transparent::new(true, false);
+        let house = House {
+            maps: Arc::new(PinnedMaps::open(root.path(), false)),
+            sink: Arc::new(LinkSink::new(0, Duration::ZERO)),
+            transparent: transparent.clone(),
+            bpf_root: root.path().to_owned(),
+        };
+        let stop = CancellationToken::new();
+        let until = async |mode| {
+            while transparent.mode() != mode {
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+        };
+        let looked_on = async {
+            until(Mode::Blocked).await;
+            std::fs::create_dir_all(root.path().join(pin::TRANSPARENT)).unwrap();
+            until(Mode::On).await;
+            stop.cancel();
+        };
+        let kept = async { tokio::join!(house.keep(stop.clone()), looked_on) };
+        let limit = Duration::from_secs(20);
+        tokio::time::timeout(limit, kept).await.expect("it looks");
+    }
 
     /// Looks on from another thread: whoever sees a table must already find its
     /// revision in the sink, or a lease of older rules would release an answer.

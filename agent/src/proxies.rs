@@ -25,7 +25,8 @@ pub use self::results::Results;
 use self::results::{Mailbox, mailbox};
 use crate::core::event::{MappingOutcome, Revocation, RulesUpdate, StreamId};
 
-/// Streams at a time: beyond, new ones are turned away.
+/// Streams of one kind at a time: beyond, new ones are turned away. Those who may open one
+/// kind do not shut out those of another.
 const MAX_STREAMS: usize = 256;
 
 /// DNS rules of all endpoints at one revision.
@@ -145,11 +146,13 @@ pub struct Proxies {
     shared: Arc<Shared>,
 }
 
+type Views = BTreeMap<StreamId, (StreamKind, ProxyView)>;
+
 #[derive(Debug)]
 struct Shared {
     rules: watch::Sender<Arc<RulesTable>>,
     results: Mutex<BTreeMap<StreamId, Mailbox>>,
-    views: Mutex<BTreeMap<StreamId, ProxyView>>,
+    views: Mutex<Views>,
     next: AtomicU64,
     changes: watch::Sender<u64>,
     closed_slow: AtomicU64,
@@ -194,21 +197,46 @@ impl Proxies {
             .send_modify(|number| *number = number.wrapping_add(1));
     }
 
-    /// Enters a stream that gets results. They end when it is too slow.
+    /// Enters a stream of this process that gets results. They end when it is too slow.
     pub fn open_results(
         &self,
         kind: StreamKind,
         instance: &str,
         pid: Option<i32>,
     ) -> (StreamGuard, Results) {
-        let guard = self.open(kind, instance, pid);
-        let (mailbox, results) = mailbox();
-        self.shared.results.lock().insert(guard.id, mailbox);
+        let guard = self.enter(&mut self.shared.views.lock(), kind, instance, pid);
+        let results = self.results_of(&guard);
         (guard, results)
     }
 
-    /// Enters a stream for `status`.
-    pub fn open(&self, kind: StreamKind, instance: &str, pid: Option<i32>) -> StreamGuard {
+    /// Enters a proxy's stream, if another of its kind may be there.
+    pub fn admit(&self, kind: StreamKind, instance: &str, pid: Option<i32>) -> Option<StreamGuard> {
+        let mut views = self.shared.views.lock();
+        if of_kind(&views, kind) >= MAX_STREAMS {
+            return None;
+        }
+        Some(self.enter(&mut views, kind, instance, pid))
+    }
+
+    /// As [`Self::admit`], with results. They end when it is too slow.
+    pub fn admit_results(
+        &self,
+        kind: StreamKind,
+        instance: &str,
+        pid: Option<i32>,
+    ) -> Option<(StreamGuard, Results)> {
+        let guard = self.admit(kind, instance, pid)?;
+        let results = self.results_of(&guard);
+        Some((guard, results))
+    }
+
+    fn enter(
+        &self,
+        views: &mut Views,
+        kind: StreamKind,
+        instance: &str,
+        pid: Option<i32>,
+    ) -> StreamGuard {
         let id = StreamId(self.shared.next.fetch_add(1, Ordering::Relaxed));
         let view = ProxyView {
             stream: id.0,
@@ -217,21 +245,28 @@ impl Proxies {
             pid,
             ..ProxyView::default()
         };
-        self.shared.views.lock().insert(id, view);
+        views.insert(id, (kind, view));
         StreamGuard {
             id,
             proxies: self.clone(),
         }
     }
 
-    /// Whether no further stream is taken.
-    pub fn is_crowded(&self) -> bool {
-        self.shared.views.lock().len() >= MAX_STREAMS
+    fn results_of(&self, guard: &StreamGuard) -> Results {
+        let (mailbox, results) = mailbox();
+        self.shared.results.lock().insert(guard.id, mailbox);
+        results
+    }
+
+    /// Whether no further stream of this kind is taken.
+    pub fn is_crowded(&self, kind: StreamKind) -> bool {
+        of_kind(&self.shared.views.lock(), kind) >= MAX_STREAMS
     }
 
     /// Connected proxies.
     pub fn views(&self) -> Vec<ProxyView> {
-        self.shared.views.lock().values().cloned().collect()
+        let views = self.shared.views.lock();
+        views.values().map(|(_, view)| view.clone()).collect()
     }
 
     /// Streams closed because they did not fetch their results.
@@ -351,7 +386,7 @@ impl StreamGuard {
     }
 
     fn change(&self, change: impl FnOnce(&mut ProxyView)) {
-        if let Some(view) = self.proxies.shared.views.lock().get_mut(&self.id) {
+        if let Some((_, view)) = self.proxies.shared.views.lock().get_mut(&self.id) {
             change(view);
         }
     }
@@ -362,6 +397,10 @@ impl Drop for StreamGuard {
         self.proxies.shared.results.lock().remove(&self.id);
         self.proxies.shared.views.lock().remove(&self.id);
     }
+}
+
+fn of_kind(views: &Views, kind: StreamKind) -> usize {
+    views.values().filter(|(is, _)| *is == kind).count()
 }
 
 #[cfg(test)]
@@ -408,6 +447,20 @@ mod tests {
         let delta = watch.borrow().since(&first);
         assert_eq!(delta.changed, [(EndpointId(1), Arc::new(rules(54)))]);
         assert_eq!(delta.removed, [EndpointId(2)]);
+    }
+
+    #[test]
+    fn streams_of_one_kind_do_not_shut_out_another() {
+        let proxies = Proxies::default();
+        let admit = |kind| proxies.admit(kind, "x", None);
+        let guards: Vec<_> = std::iter::from_fn(|| admit(StreamKind::FqdnData))
+            .take(1000)
+            .collect();
+        assert!(guards.len() < 1000, "no bound");
+        assert!(proxies.is_crowded(StreamKind::FqdnData));
+        assert!(admit(StreamKind::Mappings).is_some() && admit(StreamKind::Rules).is_some());
+        drop(guards);
+        assert!(admit(StreamKind::FqdnData).is_some());
     }
 
     #[tokio::test]

@@ -103,12 +103,14 @@ struct Shared {
     world: watch::Receiver<World>,
     seen: Arc<Mutex<Seen>>,
     manner: Manner,
+    hung: watch::Receiver<bool>,
 }
 
 /// A running agent; gone, as a crashed one, when dropped.
 #[derive(Debug)]
 pub struct CiliumAgent {
     world: watch::Sender<World>,
+    hung: watch::Sender<bool>,
     seen: Arc<Mutex<Seen>>,
     stop: CancellationToken,
     thread: Option<JoinHandle<()>>,
@@ -128,12 +130,14 @@ impl CiliumAgent {
     /// Starts one at another address.
     pub fn start_at(netns: &Netns, at: SocketAddr, world: World, manner: Manner) -> Result<Self> {
         let (sender, receiver) = watch::channel(world);
+        let (hung, hangs) = watch::channel(false);
         let seen = Arc::<Mutex<Seen>>::default();
         let stop = CancellationToken::new();
         let shared = Shared {
             world: receiver,
             seen: seen.clone(),
             manner,
+            hung: hangs,
         };
         // Bound here, so that a port in use fails the test and not a thread.
         let listener = netns.enter(|| std::net::TcpListener::bind(at))?;
@@ -150,6 +154,7 @@ impl CiliumAgent {
         });
         Ok(Self {
             world: sender,
+            hung,
             seen,
             stop,
             thread: Some(thread),
@@ -159,6 +164,11 @@ impl CiliumAgent {
     /// Changes endpoints, rules or prefixes: a snapshot follows.
     pub fn change(&self, change: impl FnOnce(&mut World)) {
         self.world.send_modify(change);
+    }
+
+    /// Whether mappings get no answer from now on.
+    pub fn hang(&self, hangs: bool) {
+        self.hung.send_replace(hangs);
     }
 
     /// What it has seen so far.

@@ -2,17 +2,20 @@
 //! mounted or not.
 use std::fs::Permissions;
 use std::os::unix::fs::PermissionsExt as _;
+use std::time::{Duration, Instant};
 
-use anyhow::{Context, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use hickory_proto::op::ResponseCode;
 use holdfast_e2e::cilium::stage::{
-    SERVER, SOON, WEB, ask, expect_no_offence, first_answer, hurried, options, world,
+    SERVER, SOON, WEB, ask, expect_no_offence, expect_prompt, first_answer, hurried, options, world,
 };
 use holdfast_e2e::cilium::world::Rule;
 use holdfast_e2e::cilium::{CiliumAgent, place};
 use holdfast_e2e::lab::{DNS4, DNS6, web4, web6};
 use holdfast_e2e::{Query, config, eventually, until, with_lab};
+use serde_json::Value;
 use shared_maps::ipcache;
+use shared_maps::steering::{LINK_NAME, SLOTS_NAME, SOCKS_NAME};
 
 #[test]
 fn lives_on_the_agents_tables_alone() {
@@ -24,6 +27,7 @@ fn lives_on_the_agents_tables_alone() {
         let good = Query::a("www.good.test", DNS4);
         let (_sdp, took) = first_answer(lab, &options(lab, "one")?, &good)?;
         println!("agent up, nothing mounted: first right answer after {took:?}");
+        expect_prompt(took)?;
 
         let learned = agent.seen().learned("www.good.test.");
         let first = learned.first().context("a mapping")?;
@@ -131,6 +135,101 @@ fn a_returned_agent_gets_what_it_missed() {
     });
 }
 
+/// It takes mappings and answers nothing: what is to be told stays one word per name, however
+/// long it lasts, and is told afterwards.
+#[test]
+fn an_agent_that_never_answers_costs_neither_memory_nor_mappings() {
+    with_lab(|lab| {
+        lab.zone.set("www.good.test", &[web4(10)], 600);
+        let names: Vec<String> = (0..40).map(|n| format!("n{n}.good.test")).collect();
+        for name in &names {
+            lab.zone.set(name, &[web4(11)], 600);
+        }
+        place::redirect(lab)?;
+        let agent = CiliumAgent::start(&lab.node, world(lab), hurried())?;
+        let good = Query::a("www.good.test", DNS4);
+        let (_sdp, _) = first_answer(lab, &options(lab, "one")?, &good)?;
+        agent.hang(true);
+        // Longer than a call may take, and many times as long as refreshes are gathered.
+        let until = Instant::now() + Duration::from_secs(7);
+        while Instant::now() < until {
+            for name in &names {
+                ask(&lab.a, name, DNS4)?.expect(web4(11))?;
+            }
+        }
+        let waiting = || -> Result<(bool, u64)> {
+            let status = lab.sdp_json("one", &["status"])?;
+            let of = |field| status.pointer(&format!("/mappings/{field}"));
+            let many = ["queued", "in_flight"].map(|field| of(field).and_then(Value::as_u64));
+            let [Some(queued), Some(in_flight)] = many else {
+                bail!("{status}");
+            };
+            let hung = of("agent_hung").and_then(Value::as_bool);
+            Ok((hung.context("agent_hung")?, queued + in_flight))
+        };
+        let (hung, many) = waiting()?;
+        ensure!(hung, "does not count as hung");
+        // Each name may wait to be told, to be told again, and for a result, twice.
+        ensure!(many <= 4 * 40, "{many} mappings wait");
+        let errors = lab.metric(9971, "holdfast_fqdn_mapping_sync_errors_total", "")?;
+        ensure!(errors > 0.0, "calls without a result are not counted");
+
+        agent.hang(false);
+        eventually("all is told", SOON, || {
+            let (hung, many) = waiting()?;
+            ensure!(!hung && many == 0, "hung: {hung}, {many} mappings wait");
+            Ok(())
+        })?;
+        for name in &names {
+            ensure!(
+                !agent.seen().learned(&format!("{name}.")).is_empty(),
+                "{name}"
+            );
+        }
+        expect_no_offence(&agent)
+    });
+}
+
+/// No agent of ours is there: the proxy brings the program itself, and says how it stands.
+#[test]
+fn steering_is_what_the_status_says() {
+    with_lab(|lab| {
+        lab.zone.set("www.good.test", &[web4(10)], 600);
+        place::redirect(lab)?;
+        let agent = CiliumAgent::start(&lab.node, world(lab), hurried())?;
+        let good = Query::a("www.good.test", DNS4);
+        let link = lab.bpf_root().join(shared_maps::pin::LINKS).join(LINK_NAME);
+        let steers = |name: &str, on: bool| {
+            eventually("steering", SOON, || {
+                let status = lab.sdp_json(name, &["status"])?;
+                let said = status.pointer("/steering/on");
+                ensure!(said == Some(&on.into()), "{status}");
+                ensure!(status.get("ready") == Some(&true.into()), "{status}");
+                Ok(())
+            })
+        };
+        let maps = [lab.pin(SLOTS_NAME), lab.pin(SOCKS_NAME)];
+        let lost: [&[_]; 2] = [std::slice::from_ref(&link), &maps];
+        for (number, pins) in lost.iter().enumerate() {
+            let name = format!("replica-{number}");
+            let (sdp, _) = first_answer(lab, &options(lab, &name)?, &good)?;
+            steers(&name, true)?;
+            for pin in *pins {
+                std::fs::remove_file(pin)?;
+            }
+            if number == 0 {
+                steers(&name, false)?;
+                lab.a.ask(&good)?.expect(web4(10))?;
+            }
+            sdp.terminate(SOON)?;
+        }
+        let (_sdp, _) = first_answer(lab, &options(lab, "last")?, &good)?;
+        steers("last", true)?;
+        ensure!(link.exists() && lab.pin(SLOTS_NAME).exists());
+        expect_no_offence(&agent)
+    });
+}
+
 #[test]
 fn starts_from_files_and_maps_while_the_agent_is_away() {
     with_lab(|lab| {
@@ -160,6 +259,7 @@ fn starts_from_files_and_maps_while_the_agent_is_away() {
             let name = format!("replica-{number}");
             let (sdp, took) = first_answer(lab, &options(lab, &name)?, &good)?;
             println!("agent away, {mounted}: first right answer after {took:?}");
+            expect_prompt(took)?;
             for server in [DNS4, DNS6] {
                 ask(&lab.a, "www.good.test", server)?.expect(web4(10))?;
                 for pod in [&lab.a, &lab.b] {
@@ -223,12 +323,11 @@ fn maps_and_tables_mix() {
             endpoint.addresses.rotate_left(1);
             endpoint.addresses.truncate(1);
         }
-        place::write_file(lab, &lab.a, &world.endpoints[0], "(?:)", &[])
-            .expect_err("an endpoint without its IPv4 address is no pod of the lab");
         let agent = CiliumAgent::start(&lab.node, world, hurried())?;
         let good = Query::a("www.good.test", DNS4);
         let (_sdp, took) = first_answer(lab, &options(lab, "one")?, &good)?;
         println!("agent up, cilium_lxc mounted: first right answer after {took:?}");
+        expect_prompt(took)?;
         ask(&lab.a, "www.more.test", DNS4)?.expect_code(ResponseCode::Refused)?;
         let status = lab.sdp_json("one", &["status"])?;
         ensure!(

@@ -1,5 +1,6 @@
 //! What goes between the proxy and a Cilium agent: a stand-in that insists on what
 //! the real one insists on.
+use std::cell::RefCell;
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
@@ -30,7 +31,10 @@ fn the_agent_hears_of_every_query_and_answer() {
         let agent = CiliumAgent::start(&lab.node, world(lab), hurried())?;
         let good = Query::a("www.good.test", DNS4);
         let (_sdp, _) = first_answer(lab, &options(lab, "one")?, &good)?;
+        let expected = RefCell::new(Vec::new());
         let told = |name: &str, tcp: bool, many: usize| {
+            let all = (name.to_owned(), tcp, many);
+            expected.borrow_mut().push(all);
             let wanted = if tcp { "tcp" } else { "udp" };
             eventually("told", 2 * SOON, || {
                 let seen = agent.seen().mappings.into_iter();
@@ -112,6 +116,10 @@ fn the_agent_hears_of_every_query_and_answer() {
             "{timeout:?}"
         );
         ensure!(!metrics(timeout).error_message.is_empty(), "{timeout:?}");
+        // Nothing came after what was waited for.
+        for (name, tcp, many) in expected.take() {
+            told(&name, tcp, many)?;
+        }
         expect_no_offence(&agent)
     });
 }
@@ -149,6 +157,45 @@ fn error_codes_release_or_reject() {
             let reply = lab.a.ask(&over("denied.good.test"))?;
             reply.expect_code(ResponseCode::ServFail)?;
         }
+        expect_no_offence(&agent)
+    });
+}
+
+/// Each snapshot says everything again, what makes no sense too.
+#[test]
+fn a_rule_that_makes_no_sense_is_told_once() {
+    with_lab(|lab| {
+        lab.zone.set("www.good.test", &[web4(10)], 600);
+        place::redirect(lab)?;
+        let mut world = world(lab);
+        let odd = Rule::new(SERVER, &["*.good.test", "no name at all"]);
+        world.rules.insert(WEB, vec![odd]);
+        let agent = CiliumAgent::start(&lab.node, world, hurried())?;
+        let good = Query::a("www.good.test", DNS4);
+        let (sdp, _) = first_answer(lab, &options(lab, "one")?, &good)?;
+        for number in 1..4 {
+            let before = agent.seen().acks.len();
+            agent.change(|world| {
+                let rule = Rule::new(SERVER, &[&format!("n{number}.good.test")]);
+                world.rules.insert(CLIENT, vec![rule]);
+            });
+            until("it is acknowledged", SOON, || {
+                agent.seen().acks.len() > before
+            })?;
+        }
+        let said = sdp
+            .log()
+            .matches("a rule of the agent allows nothing")
+            .count();
+        ensure!(said == 1, "said {said} times");
+        let counted = lab.metric(9971, "holdfast_retrieve_dns_rules_errors_total", "")?;
+        ensure!(counted == 1.0, "counted as {counted}");
+        let status = lab.sdp_json("one", &["status"])?;
+        let refused = status.pointer("/agent/refused_rules");
+        let refused = refused
+            .and_then(|text| text.as_str())
+            .context("nothing is refused")?;
+        ensure!(refused.contains("no name at all"), "{refused}");
         expect_no_offence(&agent)
     });
 }

@@ -3,6 +3,7 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::path::PathBuf;
 use std::process::Command;
+use std::sync::Barrier;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
@@ -12,10 +13,12 @@ use holdfast_agent::datapath::kernel::KernelDatapath;
 use holdfast_agent::datapath::plan::{Datapath, Step, StepError};
 use holdfast_e2e::kernel::{ENDPOINT, attachment, config, with_kernel};
 use holdfast_e2e::until;
+use holdfast_sdp::steering::program;
+use nix::fcntl::{Flock, FlockArg};
 use nix::net::if_::if_nametoindex;
 use shared_maps::pin;
 use shared_maps::policy::{EGRESS, PolicyKey, PolicyValue};
-use shared_maps::steering::LINK_NAME;
+use shared_maps::steering::{LINK_NAME, SLOTS_NAME, SOCKS_NAME};
 use shared_maps::user::{Map, MapKind};
 
 struct NoFiles;
@@ -128,6 +131,62 @@ fn a_dead_link_is_replaced_under_its_own_pin() {
         assert_eq!(attached("hf0")?.len(), 2);
         assert!(!left.exists());
         assert_eq!(fs::read_dir(&dir)?.count(), 2);
+        Ok(())
+    });
+}
+
+/// As a proxy beneath another agent begins.
+#[test]
+fn steering_is_provided_where_something_is_missing() {
+    with_kernel(|k| {
+        let globals = &k.globals();
+        let link = program::link_pin(globals);
+        let steers = || -> Result<u32> {
+            let link = FdLink::from(PinnedLink::from_pin(&link)?);
+            Ok(link.info()?.program_id())
+        };
+        let first = steers()?;
+        program::provide(globals, 0)?;
+        assert_eq!(steers()?, first, "all is there: it stays");
+
+        for name in [SLOTS_NAME, SOCKS_NAME] {
+            fs::remove_file(globals.path(name))?;
+        }
+        program::provide(globals, 0)?;
+        let second = steers()?;
+        assert_ne!(second, first, "it looked at maps that nobody finds");
+        program::provide(globals, 0)?;
+        assert_eq!(steers()?, second);
+
+        fs::remove_file(&link)?;
+        // Whoever may open the directory can lock it.
+        let dir = fs::File::open(globals.root().join(pin::LINKS))?;
+        let _locked = Flock::lock(dir, FlockArg::LockExclusive).map_err(|(_, errno)| errno)?;
+        program::provide(globals, 0)?;
+        steers()?;
+        Ok(())
+    });
+}
+
+#[test]
+fn processes_that_make_a_map_at_once_get_the_same() {
+    with_kernel(|k| {
+        let start = Barrier::new(8);
+        for round in 0..20 {
+            let path = k.globals().path(&format!("hf_test_{round}"));
+            let make = || {
+                start.wait();
+                Map::<u32, u32>::open_or_create(&path, MapKind::Hash, 4, 0).map(|map| map.id())
+            };
+            let ids: BTreeSet<u32> = std::thread::scope(|scope| {
+                let makers: Vec<_> = (0..8).map(|_| scope.spawn(make)).collect();
+                let ids = makers
+                    .into_iter()
+                    .map(|maker| maker.join().expect("no panic"));
+                ids.collect::<Result<_, _>>()
+            })?;
+            assert_eq!(ids.len(), 1);
+        }
         Ok(())
     });
 }

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use hickory_proto::op::ResponseCode;
+use holdfast_e2e::dns::zone;
 use holdfast_e2e::lab::{DNS4, web4};
 use holdfast_e2e::policy::{WEB, good_names};
 use holdfast_e2e::{AgentOptions, Query, SdpOptions, eventually, with_lab};
@@ -34,11 +35,14 @@ fn what_pods_ask_is_logged_and_the_file_may_be_moved() {
     with_lab(|lab| {
         lab.zone.set("www.good.test", &[web4(10)], 600);
         lab.zone.set("last.good.test", &[web4(11)], 600);
+        lab.zone.set("lost.good.test", &[web4(12)], 600);
+        lab.zone.manner("lost.good.test", zone::Manner::Lost);
         lab.write_policy("web.yaml", &good_names())?;
         let _agent = lab.start_agent(&AgentOptions::default())?;
         let log = lab.directory().join("queries/log.jsonl");
         let options = SdpOptions::default()
             .flag("--query-log=all")
+            .flag("--drain-timeout=1s")
             .flag(&format!("--query-log-file={}", log.display()));
         let sdp = lab.start_sdp(&options)?;
         let id = lab.add_endpoint(&lab.a, WEB)?;
@@ -91,10 +95,17 @@ fn what_pods_ask_is_logged_and_the_file_may_be_moved() {
         ensure!(lab.metric(9961, "holdfast_query_log_errors_total", "")? == 0.0);
         ensure!(lab.metric(9961, "holdfast_query_log_dropped_total", "")? == 0.0);
         ask("last.good.test")?.expect(web4(11))?;
+        let lost = Query::a("lost.good.test", DNS4).within(Duration::from_millis(100));
+        lab.a.ask(&lost).expect_err("a silent server");
         let left = sdp.terminate(SOON)?;
         ensure!(left.success(), "{left}");
         let last = about(&log, "last.good.test.")?;
         ensure!(last.len() == 1, "{last:?}");
+        let [cut] = &about(&log, "lost.good.test.")?[..] else {
+            anyhow::bail!("the query that was under way is not logged once");
+        };
+        expect(cut, &json!({"result": "cut", "answers": 0}))?;
+        ensure!(cut.get("rcode").is_none(), "{cut}");
         Ok(())
     });
 }

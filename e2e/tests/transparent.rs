@@ -2,7 +2,6 @@
 use std::collections::BTreeSet;
 use std::io::{Read as _, Write as _};
 use std::net::{IpAddr, Ipv4Addr, TcpListener};
-use std::process::Stdio;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
@@ -11,27 +10,43 @@ use holdfast_e2e::cilium::world::{Rule, World};
 use holdfast_e2e::cilium::{CiliumAgent, Manner, place};
 use holdfast_e2e::dns::server::DnsServer;
 use holdfast_e2e::dns::zone::Zone;
-use holdfast_e2e::lab::{DNS4, DNS6, NODE4, NODE6, OTHER_DNS4, at, web4};
-use holdfast_e2e::packet::{Packet, udp};
+use holdfast_e2e::lab::{DNS4, DNS6, NODE4, NODE6, at, web4};
 use holdfast_e2e::policy::{WEB, dns_to, egress, good_names, names};
 use holdfast_e2e::{
-    AgentOptions, Lab, Pod, Programs, Query, SdpOptions, eventually, shell, with_lab,
+    AgentOptions, Lab, Netns, Pod, Programs, Query, SdpOptions, eventually, shell, with_lab,
 };
 use shared_maps::event::Reason;
 use socket2::{Domain, Protocol, Socket, Type};
 
+#[path = "transparent/return_path.rs"]
+mod return_path;
+
 const FLAG: &str = "--dnsproxy-enable-transparent-mode";
+/// The lab's servers in the world are outside of the cluster.
+const OUTSIDE: &str = "--transparent-mode-outside-cluster";
 const FALLBACKS: &str = "holdfast_dns_transparent_fallbacks_total";
 const SDP_METRICS: u16 = 9961;
 const LIMIT: Duration = Duration::from_secs(10);
 /// Longer than any answer of the lab takes.
 const NO_ANSWER: Duration = Duration::from_millis(500);
 
-/// Agent and proxy in transparent mode, pod a under `policy`.
+/// Agent and proxy in transparent mode, also for servers outside, pod a under `policy`.
 fn start_with(lab: &Lab, policy: &str) -> Result<Programs> {
+    let sdp = SdpOptions::default().flag(FLAG).flag(OUTSIDE);
+    let agent = AgentOptions::default().flag(FLAG).flag(OUTSIDE);
+    start_as(lab, policy, &agent, &sdp)
+}
+
+/// The same, but servers outside do not see the pod.
+fn start_inside(lab: &Lab, policy: &str) -> Result<Programs> {
+    let sdp = SdpOptions::default().flag(FLAG);
+    start_as(lab, policy, &AgentOptions::default().flag(FLAG), &sdp)
+}
+
+fn start_as(lab: &Lab, policy: &str, agent: &AgentOptions, sdp: &SdpOptions) -> Result<Programs> {
     lab.write_policy("web.yaml", policy)?;
-    let agent = lab.start_agent(&AgentOptions::default().flag(FLAG))?;
-    let sdp = lab.start_sdp(&SdpOptions::default().flag(FLAG))?;
+    let agent = lab.start_agent(agent)?;
+    let sdp = lab.start_sdp(sdp)?;
     lab.add_endpoint(&lab.a, WEB)?;
     Ok(Programs { agent, sdp })
 }
@@ -61,7 +76,7 @@ fn fallbacks(lab: &Lab, reason: &str) -> Result<f64> {
 }
 
 #[test]
-fn servers_outside_see_the_pod() {
+fn servers_outside_see_the_pod_where_that_is_wanted() {
     with_lab(|lab| {
         let _programs = start(lab)?;
         for (server, pod) in [(DNS4, lab.a.v4.into()), (DNS6, lab.a.v6.into())] {
@@ -80,9 +95,38 @@ fn servers_outside_see_the_pod() {
     });
 }
 
+/// As nodes do where the network does not know pods' addresses.
+const MASQUERADE: &str = "table inet pods { chain post {
+    type nat hook postrouting priority srcnat;
+    ip saddr 10.77.0.0/24 ip daddr != 10.77.0.0/24 masquerade
+    ip6 saddr fd77::/64 ip6 daddr != fd77::/64 masquerade
+}
+}
+";
+
+#[test]
+fn servers_outside_answer_where_the_node_masquerades_pods() {
+    with_lab(|lab| {
+        shell::feed(lab.node.command("nft").args(["-f", "-"]), MASQUERADE)?;
+        lab.zone.set("www.good.test", &[web4(10)], 60);
+        let _programs = start_inside(lab, &good_names())?;
+        for (server, node) in [(DNS4, NODE4), (DNS6, NODE6)] {
+            for query in both("www.good.test", server) {
+                for _ in 0..5 {
+                    lab.a.ask(&query)?.expect(web4(10))?;
+                }
+                assert_eq!(lab.dns.take_askers(), askers([node]), "{query:?}");
+            }
+        }
+        lab.a.expect_open(at(web4(10), 80))?;
+        assert_eq!(fallbacks(lab, "")?, 0.0);
+        Ok(())
+    });
+}
+
 /// Answers one query on one connection, and closes it well after its client did.
-fn close_late(listener: &TcpListener, zone: &Zone) -> Result<()> {
-    let (mut stream, _) = listener.accept()?;
+fn close_late(listener: &TcpListener, zone: &Zone, node: &Netns) -> Result<()> {
+    let (mut stream, client) = listener.accept()?;
     let mut length = [0; 2];
     stream.read_exact(&mut length)?;
     let mut query = vec![0; usize::from(u16::from_be_bytes(length))];
@@ -91,9 +135,19 @@ fn close_late(listener: &TcpListener, zone: &Zone) -> Result<()> {
     stream.write_all(&u16::try_from(answer.len())?.to_be_bytes())?;
     stream.write_all(&answer)?;
     ensure!(stream.read(&mut length)? == 0, "a further query");
-    // Until the client's side has gone from its socket to the memory of it.
-    std::thread::sleep(Duration::from_millis(200));
-    Ok(())
+    eventually(
+        "the client's socket has gone to the memory of it",
+        LIMIT,
+        || {
+            let port = format!(":{}", client.port());
+            let left = node.run(
+                "ss",
+                &["-Htano", "state", "fin-wait-2", "sport", "=", &port],
+            )?;
+            ensure!(left.contains("timewait"), "{left:?}");
+            Ok(())
+        },
+    )
 }
 
 #[test]
@@ -106,7 +160,7 @@ fn the_last_segments_of_a_connection_find_it_closed() {
         for server in servers {
             let listener = lab.world.enter(|| TcpListener::bind(at(server, 53)))??;
             std::thread::scope(|scope| {
-                let served = scope.spawn(|| close_late(&listener, &lab.zone));
+                let served = scope.spawn(|| close_late(&listener, &lab.zone, &lab.node));
                 lab.a
                     .ask(&Query::a("www.good.test", server).tcp())?
                     .expect(web4(10))?;
@@ -144,7 +198,7 @@ fn a_server_on_the_same_node_sees_the_pod_and_its_policy_judges_it() {
         lab.zone.set("www.good.test", &[web4(10)], 60);
         lab.write_policy("in.yaml", SERVER_IN)?;
         lab.write_policy("other.yaml", &egress("other", "other", &rules))?;
-        let _programs = start_with(lab, &egress("web", "web", &rules))?;
+        let _programs = start_inside(lab, &egress("web", "web", &rules))?;
         lab.add_endpoint(&lab.b, &label("dns"))?;
         lab.add_endpoint(&c, &label("other"))?;
 
@@ -318,7 +372,7 @@ fn beside_an_agent_that_was_not_told_the_node_asks() {
         lab.zone.set("www.good.test", &[web4(10)], 60);
         lab.write_policy("web.yaml", &good_names())?;
         let agent = lab.start_agent(&AgentOptions::default())?;
-        let _sdp = lab.start_sdp(&SdpOptions::default().flag(FLAG))?;
+        let _sdp = lab.start_sdp(&SdpOptions::default().flag(FLAG).flag(OUTSIDE))?;
         lab.add_endpoint(&lab.a, WEB)?;
         let ask = |from: IpAddr| -> Result<()> {
             for query in both("www.good.test", DNS4) {
@@ -359,106 +413,6 @@ fn the_network_s_complaints_reach_the_proxy() {
             }
         }
         assert_eq!(fallbacks(lab, "")?, 0.0);
-        Ok(())
-    });
-}
-
-/// The ports that the proxy asks `server` from.
-fn ports(lab: &Lab, server: IpAddr) -> Result<Vec<u16>> {
-    let sockets = lab.node.run("ss", &["-Hnua", "dst", &server.to_string()])?;
-    let own = |line: &str| -> Option<u16> {
-        let local = line.split_whitespace().nth(3)?;
-        local.rsplit(':').next()?.parse().ok()
-    };
-    Ok(sockets.lines().filter_map(own).collect())
-}
-
-#[test]
-fn only_answers_of_the_proxy_s_own_flows_come_to_it() {
-    with_lab(|lab| {
-        let _programs = start(lab)?;
-        for _ in 0..20 {
-            lab.a
-                .ask(&Query::a("www.good.test", DNS4))?
-                .expect(web4(10))?;
-        }
-        let ports = ports(lab, DNS4)?;
-        let port = *ports.first().context("no socket of the proxy's")?;
-        let pod = IpAddr::from(lab.a.v4);
-        // Only IPv4 lets a process write headers.
-        let send = |from: IpAddr, sport, to: IpAddr, dport| -> Result<()> {
-            let packet = Packet::new(from, to, udp(sport, dport)).ip();
-            lab.world.enter(|| -> Result<()> {
-                let raw = Socket::new(Domain::IPV4, Type::RAW, Some(Protocol::from(255)))?;
-                raw.send_to(&packet, &at(to, 0).into())?;
-                Ok(())
-            })?
-        };
-        let counts = || -> Result<[u64; 3]> {
-            Ok([
-                lab.counted(Reason::Returned)?,
-                lab.counted(Reason::ForgedAnswer)?,
-                lab.counted(Reason::Allowed)?,
-            ])
-        };
-        let free = (50_000..).find(|p| !ports.contains(p)).context("no port")?;
-        let [returned, forged, allowed] = counts()?;
-        // Of the server: to the flow, and to what is no flow.
-        send(DNS4, 53, pod, port)?;
-        send(DNS4, 53, pod, free)?;
-        // Of others, and of another port of the server.
-        send(OTHER_DNS4, 53, pod, port)?;
-        send(DNS4, 5300, pod, port)?;
-        eventually("the packets are counted", LIMIT, || {
-            let now = counts()?;
-            ensure!(now[..2] == [returned + 1, forged + 1], "{now:?}");
-            ensure!(now[2] >= allowed + 2, "{now:?}");
-            Ok(())
-        })?;
-        // What came on the flow is no DNS message.
-        let unexpected = lab.metric(SDP_METRICS, "holdfast_dns_answers_total", "unexpected")?;
-        assert_eq!(unexpected, 1.0);
-        lab.a
-            .ask(&Query::a("www.good.test", DNS4))?
-            .expect(web4(10))?;
-        Ok(())
-    });
-}
-
-#[test]
-fn answers_come_through_an_interface_without_link_layer_as_well() {
-    with_lab(|lab| {
-        let _programs = start(lab)?;
-        lab.a
-            .ask(&Query::a("www.good.test", DNS4))?
-            .expect(web4(10))?;
-        let port = *ports(lab, DNS4)?.first().context("no socket")?;
-        let mut tunnel = lab
-            .node
-            .command("/usr/bin/python3")
-            .args(["-c", include_str!("transparent/tun.py"), "tun0"])
-            .stdin(Stdio::piped())
-            .spawn()?;
-        eventually("the agent has seen the tunnel", LIMIT, || {
-            let link = lab.node.run("ip", &["-o", "link", "show", "dev", "tun0"])?;
-            let number = link.split(':').next().unwrap_or_default().trim();
-            let pins = lab.bpf_root().join(shared_maps::pin::TO_PROXY_LINKS);
-            let pin = pins.join(format!("to_proxy_{number}"));
-            ensure!(pin.exists(), "no {}", pin.display());
-            Ok(())
-        })?;
-        let returned = lab.counted(Reason::Returned)?;
-        let packet = Packet::new(DNS4, lab.a.v4.into(), udp(53, port)).ip();
-        let line: String = packet.iter().map(|byte| format!("{byte:02x}")).collect();
-        let mut lines = tunnel.stdin.take().context("no pipe")?;
-        writeln!(lines, "{line}")?;
-        eventually("the answer is counted", LIMIT, || {
-            let now = lab.counted(Reason::Returned)?;
-            ensure!(now == returned + 1, "{now}");
-            Ok(())
-        })?;
-        drop(lines);
-        ensure!(tunnel.wait()?.success());
         Ok(())
     });
 }

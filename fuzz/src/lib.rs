@@ -20,11 +20,12 @@ use holdfast_sdp::{
     name::Fqdn,
     pattern::{Pattern, restored},
     policy::rule::{NameRule, NameRules},
-    proxy::{Arrival, Asked, Outcome},
+    proxy::{Arrival, Asked, Identities, Outcome},
     restore,
     wire::answer,
 };
 use prost::Message as _;
+use shared_maps::IdentityId;
 
 use stage::Stage;
 
@@ -131,6 +132,10 @@ pub fn answer(data: &[u8]) {
         client: (stage.endpoint.client, 4711).into(),
         server: SERVER,
         transport: holdfast_sdp::policy::rule::Transport::Udp,
+        identities: Identities {
+            client: IdentityId(256),
+            server: IdentityId::UNKNOWN,
+        },
         policy_check: Duration::ZERO,
         waited: Duration::ZERO,
     };

@@ -45,6 +45,8 @@ const RUNTIME_THREADS: usize = 2;
 const FIRST_RULES_WITHIN: Duration = Duration::from_secs(1);
 /// While leaving, an agent that answers nothing for so long is not waited for.
 const SILENT: Duration = Duration::from_secs(2);
+/// How long the last lines may take.
+const CLOSING: Duration = Duration::from_secs(1);
 
 /// What every part of the process may look at.
 #[derive(Debug)]
@@ -204,7 +206,7 @@ impl Shared {
             drain: Drain::default(),
             stats: Stats::default(),
             skipped_files: Mutex::default(),
-            transparent: Transparent::new(config.transparent),
+            transparent: Transparent::new(config.transparent, config.transparent_outside),
             steering: Mutex::new(SteeringStatus::Unavailable("not joined yet".to_owned())),
             privileges,
             troubles,
@@ -259,13 +261,7 @@ fn open_query_log(config: &Config) -> anyhow::Result<(Option<Arc<QueryLog>>, Que
     if config.query_log.which == Which::Off {
         return Ok((None, stats));
     }
-    let log = QueryLog::open(&config.query_log, &stats).with_context(|| {
-        format!(
-            "--query-log-file: the user that the proxy runs as (--user {}) must be able to make \
-             files there: give it a directory of its own",
-            config.user
-        )
-    })?;
+    let log = QueryLog::open(&config.query_log, &stats).context("cannot start the query log")?;
     Ok((Some(Arc::new(log)), stats))
 }
 
@@ -343,11 +339,11 @@ fn note_maps(ready: &Readiness, maps: &PinnedMaps) {
     }
 }
 
-/// Where slots are pinned, who has none gets no packets.
+/// Where a program steers, who has no slot gets no packets.
 fn note_steering(shared: &Shared) {
-    let slots = Globals::new(&shared.config.bpf_root).path(steering::SLOTS_NAME);
+    let program = program::link_pin(&Globals::new(&shared.config.bpf_root));
     match &*shared.steering.lock() {
-        SteeringStatus::Unavailable(why) if slots.exists() => {
+        SteeringStatus::Unavailable(why) if program.exists() => {
             shared.ready.block(Need::Steering, why.clone());
         }
         _ => shared.ready.unblock(Need::Steering),
@@ -461,12 +457,16 @@ async fn leave(shared: &Shared, listeners: Listeners) {
         if unanswered > 0 {
             tracing::warn!(unanswered, "the agent answers nothing: not waited for");
         }
+    };
+    let done = shared.drain.within(limit, work).await;
+    // Done or not, what is known by now is written; the journal first, for a log may be stuck.
+    let close = async {
+        shared.journal.close().await;
         if let Some(log) = &shared.query_log {
             log.close().await;
         }
-        shared.journal.close().await;
     };
-    if shared.drain.within(limit, work).await {
+    if shared.drain.within(CLOSING, close).await && done {
         tracing::info!("left");
     } else {
         tracing::warn!(limit = ?limit, "ended before all was done");

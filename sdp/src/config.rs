@@ -63,6 +63,8 @@ pub struct Config {
     pub concurrency_limit: Option<NonZeroUsize>,
     /// Ask servers under pods' addresses.
     pub transparent: bool,
+    /// Those outside of the cluster, too.
+    pub transparent_outside: bool,
     /// As whom to run.
     pub user: RunAs,
     /// Which proxy gets a query.
@@ -170,6 +172,7 @@ impl Config {
                 .dnsproxy_concurrency_limit
                 .and_then(|n| NonZeroUsize::new(usize::try_from(n).unwrap_or(usize::MAX))),
             transparent: s.dnsproxy_enable_transparent_mode.unwrap_or(false),
+            transparent_outside: s.transparent_mode_outside_cluster.unwrap_or(false),
             user: s.user.unwrap_or_default(),
             steering: s.steering.unwrap_or(SteeringMode::Auto),
             ipv4,
@@ -212,7 +215,8 @@ pub fn admin_socket_of(name: &str) -> PathBuf {
     Path::new(ADMIN_DIR).join(format!("{name}.sock"))
 }
 
-/// A port given by Cilium's key means a Cilium agent: its service is tried first.
+/// Our agent's socket first: where there is none, that costs nothing. Cilium's key says at which
+/// port its own agent serves.
 fn default_agents(port: Option<u16>) -> Vec<AgentAddress> {
     let native = AgentAddress::Unix(AGENT_SOCKET.into());
     let fqdndata = |port| {

@@ -87,7 +87,8 @@ fn counts(shared: &Shared) -> [(&'static str, &'static str, &Count); 25] {
         ),
         (
             "retrieve_dns_rules_errors",
-            "Revisions of DNS rules from the agent that were refused; the ones before stay in force",
+            "Revisions of DNS rules from the agent that were refused; the ones before stay in \
+             force. With FQDNData also those of which single rows allow nothing",
             &link.rules_refused,
         ),
         (
@@ -129,7 +130,8 @@ fn counts(shared: &Shared) -> [(&'static str, &'static str, &Count); 25] {
         ),
         (
             "fqdn_mapping_sync_errors",
-            "Names with addresses that the agent refused or could not open the way to",
+            "Names with addresses that the agent refused, could not open the way to or, with \
+             FQDNData, did not answer within 5 s",
             &sink.refused,
         ),
         (

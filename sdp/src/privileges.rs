@@ -149,6 +149,7 @@ impl Sandbox {
     /// not started as root keeps its user and gets the other restrictions.
     pub fn enter(&self) -> Result<Privileges, PrivilegeError> {
         let RunAs::User { uid, gid } = self.user else {
+            self.prepare(None);
             return Ok(in_force(None, false));
         };
         let failed = |what: &str, reason: &dyn fmt::Display| PrivilegeError {
@@ -158,14 +159,7 @@ impl Sandbox {
         };
         let as_root = Uid::effective().is_root();
         let (user, group) = (Uid::from_raw(uid), Gid::from_raw(gid));
-        let missing = self.appendable.iter().filter(|dir| !dir.exists());
-        for dir in self.writable.iter().chain(missing) {
-            let owner = as_root.then_some((user, group));
-            if let Err(error) = prepare(dir, owner) {
-                // Who needs the directory says what its absence costs.
-                tracing::warn!(dir = %dir.display(), %error, "cannot be prepared");
-            }
-        }
+        self.prepare(as_root.then_some((user, group)));
         if as_root {
             capabilities::become_user(user, group)
                 .map_err(|e| failed("cannot change to it", &e))?;
@@ -175,6 +169,16 @@ impl Sandbox {
             .map_err(|e| failed("cannot restrict files", &e))?;
         calls::restrict().map_err(|e| failed("cannot filter system calls", &e))?;
         Ok(in_force(Some(files), true))
+    }
+
+    fn prepare(&self, owner: Option<(Uid, Gid)>) {
+        let missing = self.appendable.iter().filter(|dir| !dir.exists());
+        for dir in self.writable.iter().chain(missing) {
+            if let Err(error) = prepare(dir, owner) {
+                // Who needs the directory says what its absence costs.
+                tracing::warn!(dir = %dir.display(), %error, "cannot be prepared");
+            }
+        }
     }
 }
 
@@ -204,6 +208,20 @@ fn in_force(files: Option<bool>, calls: bool) -> Privileges {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn who_stays_root_gets_its_directories_too() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let (journal, log) = (dir.path().join("a/journal"), dir.path().join("log"));
+        let sandbox = Sandbox {
+            user: RunAs::Unchanged,
+            writable: vec![journal.clone()],
+            appendable: vec![log.clone()],
+            ..Sandbox::default()
+        };
+        sandbox.enter().expect("no restriction");
+        assert!(journal.is_dir() && log.is_dir());
+    }
 
     #[test]
     fn users_are_numbers_or_root() {

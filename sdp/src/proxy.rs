@@ -121,14 +121,23 @@ pub struct Forward<'a> {
     pub hop_by_hop: Option<Edns>,
     /// Who asks.
     pub endpoint: EndpointInstance,
-    /// Identity of who asks: goes into the mark.
-    pub identity: IdentityId,
+    /// Of both sides; that of who asks goes into the mark.
+    pub identities: Identities,
     /// The address to ask under, if not the node's.
     pub source: Option<IpAddr>,
     /// For the query log, if it wants this query.
     pub logged: Option<Box<Entry>>,
     /// How long asking policy took, if that was measured ([`crate::notice`]).
     pub policy_check: Duration,
+}
+
+/// Identities, as they were when the query came.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Identities {
+    /// Of who asks.
+    pub client: IdentityId,
+    /// Of the server.
+    pub server: IdentityId,
 }
 
 /// A question that was sent on.
@@ -144,6 +153,8 @@ pub struct Asked<'a> {
     pub server: SocketAddr,
     /// Transport.
     pub transport: Transport,
+    /// As in [`Forward`].
+    pub identities: Identities,
     /// As in [`Forward`].
     pub policy_check: Duration,
     /// Since it was sent on.
@@ -331,9 +342,14 @@ impl Proxy {
         if let (Some(timed), Some(judging)) = (timed, judging) {
             timed.observe(&judging, verdict == Verdict::Allow, &self.stats.stages);
         }
+        let identities = Identities {
+            client: identity,
+            server: whom,
+        };
         if let Some(began) = began {
             let is_allowed = verdict == Verdict::Allow;
-            self.notice_query(&query, from, is_allowed, (began, policy_check));
+            let times = (began, policy_check);
+            self.notice_query(&query, (from, identities), is_allowed, times);
         }
         if let Verdict::Deny(reason) = verdict {
             let asker = asker(Some((id, identity)), Some(whom));
@@ -360,7 +376,7 @@ impl Proxy {
                 question: query.question(),
                 hop_by_hop: query.edns.filter(Edns::has_keepalive),
                 endpoint,
-                identity,
+                identities,
                 source: self.source(from.client.ip(), whom),
                 logged,
                 policy_check,
@@ -421,12 +437,13 @@ impl Proxy {
         }
     }
 
-    /// The address to ask `server` under on behalf of `client`, if not the node's. What the
-    /// node answers itself comes from an address of its own, and the stack takes nothing like
-    /// that from an interface.
+    /// The address to ask `server` under on behalf of `client`, if not the node's.
     fn source(&self, client: IpAddr, server: IdentityId) -> Option<IpAddr> {
+        if !self.config.transparent.is_for(server) {
+            return None;
+        }
         match self.config.transparent.mode() {
-            Mode::On => (server != IdentityId::HOST).then_some(client),
+            Mode::On => Some(client),
             Mode::Off => None,
             Mode::Blocked => {
                 self.stats.fallbacks.inc(Fallback::NoReturnPath);

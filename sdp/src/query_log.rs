@@ -22,6 +22,7 @@ use std::{
 };
 
 use parking_lot::Mutex;
+use rand::Rng as _;
 use serde::{Deserialize, Serialize};
 
 use self::{line::Line, output::Output};
@@ -86,8 +87,6 @@ pub struct QueryLogStatus {
 #[derive(Debug)]
 pub struct QueryLog {
     config: QueryLogConfig,
-    /// Queries so far, for sampling.
-    seen: AtomicU64,
     /// Lines that found the queue full and of which the log does not tell yet.
     untold: Arc<AtomicU64>,
     queue: SyncSender<Message>,
@@ -104,26 +103,35 @@ enum Message {
 }
 
 impl QueryLog {
-    /// Opens what is written to and starts the thread.
+    /// Opens what is written to and starts the thread. A file that cannot be opened is tried
+    /// again with what is to be written; lines until then are lost.
     pub fn open(config: &QueryLogConfig, stats: &QueryLogStats) -> io::Result<Self> {
-        let output = Output::open(config.target.clone())?;
+        let output = Output::new(config.target.clone());
         Self::start(config, stats, output, QUEUE)
     }
 
     fn start(
         config: &QueryLogConfig,
         stats: &QueryLogStats,
-        output: Output,
+        mut output: Output,
         room: usize,
     ) -> io::Result<Self> {
+        let problem = output.follow(Instant::now()).err();
+        if let Some(error) = &problem {
+            stats.errors.add(1);
+            tracing::error!(
+                %error,
+                "no query log: the user that the proxy runs as must be able to make files there, \
+                 so give it a directory of its own; tried again"
+            );
+        }
         let (queue, lines) = sync_channel(room);
         let log = Self {
             config: config.clone(),
-            seen: AtomicU64::new(0),
             untold: Arc::default(),
             queue,
             closing: Arc::default(),
-            problem: Arc::default(),
+            problem: Arc::new(Mutex::new(problem.map(|error| error.to_string()))),
             stats: stats.clone(),
             writer: Mutex::new(None),
         };
@@ -132,6 +140,7 @@ impl QueryLog {
             output,
             buffer: Vec::new(),
             waiting: 0,
+            telling: 0,
             one_in: config.sample.one_in(),
             untold: Arc::clone(&log.untold),
             closing: Arc::clone(&log.closing),
@@ -143,20 +152,16 @@ impl QueryLog {
         Ok(log)
     }
 
-    /// Whether a query of this verdict is to be logged; asked once per query.
+    /// Whether a query of this verdict is to be logged; asked once per query. At random: queries
+    /// come in pairs (A and AAAA), and every other one would always be of the same kind.
     pub fn takes(&self, allowed: bool) -> bool {
         let wanted = match self.config.which {
             Which::All => true,
             Which::Denied => !allowed,
             Which::Off => false,
         };
-        let one_in = u64::from(self.config.sample.one_in());
-        wanted
-            && (one_in == 1
-                || self
-                    .seen
-                    .fetch_add(1, Ordering::Relaxed)
-                    .is_multiple_of(one_in))
+        let one_in = self.config.sample.one_in();
+        wanted && (one_in == 1 || rand::rng().random_ratio(1, one_in))
     }
 
     /// Has an entry written, unless too many wait already.
@@ -206,6 +211,8 @@ struct Writer {
     buffer: Vec<u8>,
     /// Lines in the buffer.
     waiting: u64,
+    /// How many lost ones the buffer tells of.
+    telling: u64,
     one_in: u32,
     untold: Arc<AtomicU64>,
     closing: Arc<AtomicBool>,
@@ -255,11 +262,13 @@ impl Writer {
         let dropped = self.untold.swap(0, Ordering::Relaxed);
         if dropped > 0 {
             line::dropped(wall_time::now(), dropped, &mut self.buffer);
+            self.telling = dropped;
         }
     }
 
     fn flush(&mut self, now: Instant) {
         let lines = std::mem::take(&mut self.waiting);
+        let told = std::mem::take(&mut self.telling);
         if self.buffer.is_empty() {
             return;
         }
@@ -268,7 +277,7 @@ impl Writer {
         match &written {
             Ok(()) => self.stats.lines.add(lines),
             Err(_) => {
-                self.untold.fetch_add(lines, Ordering::Relaxed);
+                self.untold.fetch_add(lines + told, Ordering::Relaxed);
                 self.stats.dropped.add(lines);
             }
         }

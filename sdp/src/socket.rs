@@ -225,24 +225,24 @@ fn bind_source(socket: &Socket, source: Option<SocketAddr>) -> Result<(), Socket
     let Some(source) = source else {
         return Ok(());
     };
-    let made = if source.is_ipv6() {
-        socket.set_ip_transparent_v6(true)
-    } else {
-        socket.set_ip_transparent_v4(true)
-    };
-    made.step("cannot make a socket transparent (needs CAP_NET_ADMIN or CAP_NET_RAW)")?;
+    allow_any_source(socket, source)?;
     socket
         .bind(&SockAddr::from(source))
         .step("cannot bind to the pod's address")
 }
 
-fn make_transparent(socket: &Socket, at: SocketAddr) -> Result<(), SocketError> {
-    let made = if at.is_ipv6() {
+/// Lets it be bound to an address of the family of `of` that is not the node's own.
+fn allow_any_source(socket: &Socket, of: SocketAddr) -> Result<(), SocketError> {
+    let made = if of.is_ipv6() {
         socket.set_ip_transparent_v6(true)
     } else {
         socket.set_ip_transparent_v4(true)
     };
-    made.step("cannot make a socket transparent (needs CAP_NET_ADMIN or CAP_NET_RAW)")?;
+    made.step("cannot make a socket transparent (needs CAP_NET_ADMIN or CAP_NET_RAW)")
+}
+
+fn make_transparent(socket: &Socket, at: SocketAddr) -> Result<(), SocketError> {
+    allow_any_source(socket, at)?;
     socket
         .set_mark(mark::MAGIC_FROM_EGRESS_PROXY)
         .step("cannot mark a socket (needs CAP_NET_ADMIN or CAP_NET_RAW)")

@@ -11,6 +11,7 @@ use std::{
     fs::File,
     io,
     os::fd::{AsRawFd, OwnedFd},
+    path::PathBuf,
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -92,6 +93,8 @@ enum JoinError {
     NoSlot,
     #[error("cannot lock {path}: {source}")]
     Lock { path: String, source: io::Error },
+    #[error("no program steers: {path} is not there", path = .0.display())]
+    NoProgram(PathBuf),
 }
 
 impl Member {
@@ -173,6 +176,7 @@ impl Member {
     fn try_join(&self) -> Result<Place, JoinError> {
         let globals = Globals::new(&self.config.bpf_root);
         let slots = Slots::open(&globals.path(SLOTS_NAME), MapKind::Array, Access::ReadWrite)?;
+        program_is_there(&globals)?;
         let socks = Socks::open(
             &globals.path(SOCKS_NAME),
             MapKind::SockMap,
@@ -242,17 +246,28 @@ impl Member {
         Ok(None)
     }
 
-    /// Gives a place up whose pins were replaced: nobody looks there any more.
+    /// Gives a place up whose pins were replaced or went: nobody looks there any more.
     fn check_pins(&mut self) {
         let Some(place) = &self.place else {
             return;
         };
-        let path = Globals::new(&self.config.bpf_root).path(SLOTS_NAME);
+        let globals = Globals::new(&self.config.bpf_root);
+        let path = globals.path(SLOTS_NAME);
         let same = Slots::open(&path, MapKind::Array, Access::ReadWrite)
-            .is_ok_and(|pinned| pinned.id() == place.slots.id());
+            .is_ok_and(|pinned| pinned.id() == place.slots.id())
+            && program_is_there(&globals).is_ok();
         if !same && let Some(place) = self.place.take() {
             place.vacate();
         }
+    }
+}
+
+/// Maps alone steer nothing. A pin that we may not look at counts as there.
+fn program_is_there(globals: &Globals) -> Result<(), JoinError> {
+    let path = program::link_pin(globals);
+    match path.try_exists() {
+        Ok(false) => Err(JoinError::NoProgram(path)),
+        Ok(true) | Err(_) => Ok(()),
     }
 }
 

@@ -7,6 +7,10 @@
 //! ```
 //! Ports are the kernel's choice and not the pod's own: all that the pod sends
 //! to the server comes here, so no flow of its own can be mistaken for ours.
+//!
+//! An answer must come from the address that was asked to the one that asked. Outside of the
+//! cluster the node may translate either (masquerading, Services), and undoes that only after
+//! the datapath has seen the answer: such servers are asked under the node's address.
 
 use std::{
     io,
@@ -20,7 +24,7 @@ use std::{
 use nix::errno::Errno;
 use rand::Rng;
 use serde::{Deserialize, Serialize};
-use shared_maps::{fragment, pin, user::Globals};
+use shared_maps::{IdentityId, fragment, pin, user::Globals};
 
 use crate::proxy::stats::Fallback;
 
@@ -39,6 +43,7 @@ pub(crate) fn ports(random: &mut impl Rng) -> [u16; TRIES] {
 #[derive(Clone, Debug, Default)]
 pub struct Transparent {
     wanted: bool,
+    outside: bool,
     blocked: Arc<AtomicBool>,
 }
 
@@ -56,12 +61,23 @@ pub enum Mode {
 }
 
 impl Transparent {
-    /// As wanted; answers are taken to come back.
-    pub fn new(wanted: bool) -> Self {
+    /// As wanted, `outside` for servers outside of the cluster, too; answers are taken to
+    /// come back.
+    pub fn new(wanted: bool, outside: bool) -> Self {
         Self {
             wanted,
+            outside,
             blocked: Arc::default(),
         }
+    }
+
+    /// Whether a server of this identity is one that may see the pod. What the node answers
+    /// itself comes from an address of its own, and the stack takes nothing like that from an
+    /// interface.
+    pub fn is_for(&self, server: IdentityId) -> bool {
+        let is_outside =
+            server == IdentityId::UNKNOWN || server.is_world() || server.is_local_scope();
+        self.wanted && server != IdentityId::HOST && (self.outside || !is_outside)
     }
 
     /// Looks whether the datapath below `bpf_root`, if it is holdfast-agent's, brings
@@ -119,9 +135,45 @@ mod tests {
     use super::*;
 
     #[test]
+    fn servers_that_the_node_may_translate_do_not_see_the_pod() {
+        let [off, inside, all] = [(false, true), (true, false), (true, true)]
+            .map(|(wanted, outside)| Transparent::new(wanted, outside));
+        let outside = [
+            IdentityId::UNKNOWN,
+            IdentityId::WORLD,
+            IdentityId::WORLD_IPV4,
+            IdentityId::WORLD_IPV6,
+            IdentityId::LOCAL_MIN,
+            IdentityId::LOCAL_MAX,
+        ];
+        let cluster = [
+            IdentityId::ENDPOINT_MIN,
+            IdentityId(41_053),
+            // Of another cluster of a mesh.
+            IdentityId(0x0003_0100),
+            IdentityId::REMOTE_NODE,
+        ];
+        for server in outside {
+            assert_eq!(
+                [&off, &inside, &all].map(|mode| mode.is_for(server)),
+                [false, false, true],
+                "{server}"
+            );
+        }
+        for server in cluster {
+            assert!(inside.is_for(server) && all.is_for(server), "{server}");
+            assert!(!off.is_for(server));
+        }
+        assert!(!all.is_for(IdentityId::HOST));
+    }
+
+    #[test]
     fn an_agent_that_was_not_told_blocks_it() {
         let root = tempfile::tempdir().unwrap();
-        let (on, off) = (Transparent::new(true), Transparent::new(false));
+        let (on, off) = (
+            Transparent::new(true, false),
+            Transparent::new(false, false),
+        );
         // Another agent's datapath: it is for its operator to know.
         assert!(!on.look(root.path()));
         assert_eq!((on.mode(), off.mode()), (Mode::On, Mode::Off));

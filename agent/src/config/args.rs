@@ -358,12 +358,19 @@ pub struct RunArgs {
     #[arg(long, value_enum, default_value_t = RejectCode::Refused,
           env = "HOLDFAST_TOFQDNS_DNS_REJECT_RESPONSE_CODE")]
     pub tofqdns_dns_reject_response_code: RejectCode,
-    /// Let proxies ask DNS servers under the address of the pod that asks: the datapath then
-    /// brings the answers to them. For the built-in proxy; standalone ones have the same flag
+    /// Let proxies ask DNS servers in the cluster under the address of the pod that asks: the
+    /// datapath then brings the answers to them. For the built-in proxy; standalone ones have the same flag
     #[arg(long, default_value_t = false, num_args = 0..=1, default_missing_value = "true",
           require_equals = true, action = ArgAction::Set,
           env = "HOLDFAST_DNSPROXY_ENABLE_TRANSPARENT_MODE")]
     pub dnsproxy_enable_transparent_mode: bool,
+    /// In transparent mode, the built-in proxy asks servers outside of the cluster under the
+    /// pod's address, too: no answer comes where the node masquerades pods or translates the
+    /// server's address. Standalone proxies have the same flag
+    #[arg(long, default_value_t = false, num_args = 0..=1, default_missing_value = "true",
+          require_equals = true, action = ArgAction::Set,
+          env = "HOLDFAST_TRANSPARENT_MODE_OUTSIDE_CLUSTER")]
+    pub transparent_mode_outside_cluster: bool,
     /// IPv4
     #[arg(long, default_value_t = true, num_args = 0..=1, default_missing_value = "true",
           require_equals = true, action = ArgAction::Set, env = "HOLDFAST_ENABLE_IPV4")]

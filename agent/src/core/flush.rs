@@ -31,7 +31,7 @@ use crate::{
 };
 
 /// Prefixes that one round moves: while it lasts, old and new identities both exist.
-pub(super) const CHUNK: usize = 512;
+const CHUNK: usize = 512;
 
 /// Removals of policy entries, kept for the end of a round.
 type Removals = Vec<(EndpointId, PolicyKey, PolicyValue)>;

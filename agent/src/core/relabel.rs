@@ -5,10 +5,10 @@
 //! while the agent was away must go the same way, or an address whose identity changes meets
 //! the new policy of its old identity: open for a moment although neither policy lets it
 //! pass. The old rules are gone, but their verdicts are in the policy maps: an identity that
-//! no prefix has yet gets the entries of the one that its addresses have. The grace of
-//! restored labels is the third phase.
+//! no prefix has yet gets the entries of the one that its addresses have, if that is one. The
+//! grace of restored labels is the third phase.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use ipnet::IpNet;
 use shared_maps::{
@@ -17,7 +17,7 @@ use shared_maps::{
 };
 
 use super::{
-    flush::{CHUNK, set_order},
+    flush::set_order,
     plan::Plan,
     state::{State, Undo},
 };
@@ -51,51 +51,55 @@ impl State {
             self.ipcache.mark(prefix);
         }
         moves.sort_unstable_by_key(|prefix| (u8::MAX - prefix.prefix_len(), *prefix));
-        for chunk in moves.chunks(CHUNK) {
-            for prefix in chunk {
-                self.resolve(*prefix);
+        for prefix in &moves {
+            self.resolve(*prefix);
+        }
+        self.checkpoint(plan);
+        let left = self.give_policy(plan, &moves);
+        let (mut ready, mut later) = (Vec::new(), Vec::new());
+        for prefix in moves {
+            match self.ipcache.get(prefix).and_then(|m| m.desired) {
+                Some(wanted) if left.contains(&wanted) => later.push(prefix),
+                Some(_) => ready.push(prefix),
+                None => {}
             }
-            self.checkpoint(plan);
-            let (ready, later) = self.inherit_policy(plan, chunk);
-            self.plan_ipcache(plan, &ready, &BTreeSet::new());
-            for prefix in later {
-                self.ipcache.mark(prefix);
-            }
+        }
+        self.plan_ipcache(plan, &ready, &BTreeSet::new());
+        for prefix in later {
+            self.ipcache.mark(prefix);
         }
     }
 
-    /// Gives identities that come into force the entries of those they take over from. Gives
-    /// the prefixes that may move, and those whose entries would not fit: they move with
-    /// the new policy.
-    fn inherit_policy(&mut self, plan: &mut Plan, chunk: &[IpNet]) -> (Vec<IpNet>, Vec<IpNet>) {
-        let (mut ready, mut later) = (Vec::new(), Vec::new());
-        let (mut taken_over, mut left) = (BTreeSet::new(), BTreeSet::new());
-        for prefix in chunk.iter().copied() {
+    /// Gives identities that come into force the entries of the one they take over from. One
+    /// that takes over from several gets those of the new policy, which each of its prefixes
+    /// then meets with one write: what the first had is not for the others. Gives the
+    /// identities whose entries would not fit: their prefixes move with the new policy.
+    fn give_policy(&mut self, plan: &mut Plan, moves: &[IpNet]) -> BTreeSet<IdentityId> {
+        let mut takes_over: BTreeMap<IdentityId, Option<IdentityId>> = BTreeMap::new();
+        for prefix in moves.iter().copied() {
             let Some(metadata) = self.ipcache.get(prefix) else {
                 continue;
             };
-            let Some(wanted) = metadata.desired else {
+            let wanted = metadata.desired.filter(|id| metadata.realised != Some(*id));
+            let Some(wanted) = wanted.filter(|id| !self.ipcache.is_in_force(*id)) else {
                 continue;
             };
-            if metadata.realised == Some(wanted) {
-                continue;
+            let was = Some(self.in_force_at(prefix));
+            let one = takes_over.entry(wanted).or_insert(was);
+            if *one != was {
+                *one = None;
             }
-            if left.contains(&wanted) {
-                later.push(prefix);
-                continue;
-            }
-            if !self.ipcache.is_in_force(wanted) && !taken_over.contains(&wanted) {
-                let Some(changes) = self.inherited(wanted, self.in_force_at(prefix)) else {
-                    left.insert(wanted);
-                    later.push(prefix);
-                    continue;
-                };
-                taken_over.insert(wanted);
-                self.plan_inherited(plan, changes);
-            }
-            ready.push(prefix);
         }
-        (ready, later)
+        let mut left = BTreeSet::new();
+        for (wanted, was) in takes_over {
+            match self.taken_over(wanted, was) {
+                Some(changes) => self.plan_taken_over(plan, changes),
+                None => {
+                    left.insert(wanted);
+                }
+            }
+        }
+        left
     }
 
     fn in_force_at(&self, prefix: IpNet) -> IdentityId {
@@ -108,9 +112,9 @@ impl State {
         self.ipcache.in_force_at(prefix).unwrap_or(world)
     }
 
-    /// What has to change for `wanted` to have the policy of `was`; none if a map has no room
-    /// for it.
-    fn inherited(&self, wanted: IdentityId, was: IdentityId) -> Option<Vec<Change>> {
+    /// What has to change for `wanted` to have the policy of `was`, or else the new one; none
+    /// if a map has no room for it.
+    fn taken_over(&self, wanted: IdentityId, was: Option<IdentityId>) -> Option<Vec<Change>> {
         let nothing = Entries::new();
         let mut changes = Vec::new();
         for endpoint in self.endpoints.iter().chain(self.leaving.values()) {
@@ -118,8 +122,14 @@ impl State {
                 continue;
             };
             let has = map.get(&wanted).unwrap_or(&nothing);
-            let shall: Entries = map
-                .get(&was)
+            let source = match was {
+                Some(was) => map.get(&was),
+                None => self
+                    .subjects
+                    .get(&endpoint.identity)
+                    .and_then(|subject| subject.entries.get(&wanted)),
+            };
+            let shall: Entries = source
                 .unwrap_or(&nothing)
                 .iter()
                 .map(|(key, value)| (of_identity(key, wanted), *value))
@@ -143,7 +153,7 @@ impl State {
         Some(changes)
     }
 
-    fn plan_inherited(&mut self, plan: &mut Plan, changes: Vec<Change>) {
+    fn plan_taken_over(&mut self, plan: &mut Plan, changes: Vec<Change>) {
         for (id, key, value, old) in changes {
             let step = match value {
                 Some(value) => Step::SetPolicy(id, key, value),

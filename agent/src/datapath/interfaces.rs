@@ -59,6 +59,13 @@ pub enum InterfacesError {
     Program(#[from] ProgramError),
 }
 
+impl InterfacesError {
+    /// Whether the same may succeed a moment later.
+    pub fn is_passing(&self) -> bool {
+        matches!(self, Self::Socket(_) | Self::List(_))
+    }
+}
+
 /// Where packets of an interface begin.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Begin {
@@ -93,9 +100,8 @@ pub struct Interfaces {
     programs: Programs,
     globals: Globals,
     loaded: BTreeMap<Begin, Ebpf>,
-    attached: BTreeSet<u32>,
     /// Interfaces whose trouble was told.
-    told: BTreeSet<u32>,
+    warned: BTreeSet<u32>,
 }
 
 impl Interfaces {
@@ -105,8 +111,7 @@ impl Interfaces {
             programs,
             globals,
             loaded: BTreeMap::new(),
-            attached: BTreeSet::new(),
-            told: BTreeSet::new(),
+            warned: BTreeSet::new(),
         }
     }
 
@@ -130,44 +135,50 @@ impl Interfaces {
         }
     }
 
-    /// Looks after interfaces until stopped. Proxies are told once `rules` are ready: the
-    /// programs of all endpoints know of the mode then.
+    /// Looks after interfaces until stopped. Proxies are told once `rules` are ready, so that
+    /// the programs of all endpoints know of the mode, and the interfaces were looked after.
     pub async fn run(
         mut self,
         mut rules: watch::Receiver<Arc<RulesTable>>,
         stop: CancellationToken,
     ) {
         let mut ticker = tokio::time::interval(INTERVAL);
-        let mut told = false;
+        let (mut is_ready, mut is_told) = (false, false);
         loop {
             tokio::select! {
                 _ = ticker.tick() => {}
-                ready = rules.wait_for(|rules| rules.ready), if !told => {
-                    told = true;
-                    let ready = ready.is_ok();
-                    if ready && let Err(error) = make(self.globals.root().join(pin::TRANSPARENT)) {
-                        tracing::error!(%error, "proxies are not told of transparent mode");
-                    }
-                    continue;
-                }
+                ready = rules.wait_for(|rules| rules.ready), if !is_ready => match ready {
+                    Ok(_) => is_ready = true,
+                    // The core is gone, and with it soon the agent.
+                    Err(_) => return,
+                },
                 () = stop.cancelled() => return,
             }
             if let Err(error) = self.refresh().await {
                 tracing::warn!(%error, "transparent mode: interfaces are not looked after");
+                continue;
+            }
+            if is_ready && !is_told {
+                match make(self.globals.root().join(pin::TRANSPARENT)) {
+                    Ok(()) => is_told = true,
+                    Err(error) => {
+                        tracing::error!(%error, "proxies are not told of transparent mode");
+                    }
+                }
             }
         }
     }
 
     /// Attaches the program where it is missing, and takes it from interfaces that have
     /// become a pod's or are gone. One that refuses the program does not hold up the others.
+    ///
+    /// Every link is tried: an interface may have been made anew under its number, or the
+    /// link detached by force.
     pub async fn refresh(&mut self) -> Result<(), InterfacesError> {
         let dir = directory(&self.globals);
         make(dir.clone())?;
         let wanted = self.wanted().await?;
         for (ifindex, begin) in &wanted {
-            if self.attached.contains(ifindex) {
-                continue;
-            }
             let program = match self.loaded.entry(*begin) {
                 std::collections::btree_map::Entry::Occupied(entry) => entry.into_mut(),
                 std::collections::btree_map::Entry::Vacant(entry) => {
@@ -177,18 +188,15 @@ impl Interfaces {
             let path = dir.join(format!("{PREFIX}{ifindex}"));
             match Programs::attach_to_proxy(program, *ifindex, &path) {
                 Ok(()) => {
-                    tracing::debug!(ifindex, "answers for proxies are taken from the interface");
-                    self.attached.insert(*ifindex);
-                    self.told.remove(ifindex);
+                    self.warned.remove(ifindex);
                 }
-                Err(error) if self.told.insert(*ifindex) => {
+                Err(error) if self.warned.insert(*ifindex) => {
                     tracing::warn!(%error, "transparent mode: answers that come in here are lost");
                 }
                 Err(_) => {}
             }
         }
-        self.attached.retain(|ifindex| wanted.contains_key(ifindex));
-        self.told.retain(|ifindex| wanted.contains_key(ifindex));
+        self.warned.retain(|ifindex| wanted.contains_key(ifindex));
         forget(&dir, &wanted)
     }
 

@@ -249,7 +249,11 @@ fn put(
 ) -> Result<(), ProgramError> {
     if let Some(old) = pinned_link(path)? {
         match program.attach_to_link(old) {
-            Ok(_) => return Ok(()),
+            Ok(id) => {
+                // The pin holds it; a descriptor of ours would keep it when the pin goes.
+                let _held = program.take_link(id);
+                return Ok(());
+            }
             Err(error) if is_dead(&error) => {
                 tracing::debug!(pin = %path.display(), "the old link's interface is gone");
             }

@@ -9,33 +9,31 @@
 
 mod given;
 mod mapping;
+mod reports;
 mod state;
 
-use std::{collections::BTreeMap, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 
 use fqdn_proto::fqdndata::{
     FqdnMapping, PolicyState, PolicyStateResponse, ResponseCode, UpdateMappingResponse,
     fqdn_data_server::{FqdnData, FqdnDataServer},
 };
-use holdfast_sdp::mapping::{BootTime, Realised};
+use holdfast_sdp::mapping::BootTime;
 use parking_lot::Mutex;
 use prost::Message as _;
 use tokio::{
     net::TcpListener,
-    sync::{mpsc, oneshot, watch},
-    time::{sleep, timeout},
+    sync::{Mutex as AsyncMutex, mpsc, watch},
+    time::{Instant, sleep, sleep_until},
 };
-use tokio_stream::wrappers::{ReceiverStream, TcpListenerStream};
+use tokio_stream::wrappers::ReceiverStream;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
-use tonic::{Request, Response, Status, Streaming};
+use tonic::{Request, Response, Status, Streaming, transport::server::TcpIncoming};
 
-use self::given::Given;
+use self::{given::Given, reports::Reports};
 use crate::{
-    core::{
-        Directory, Place,
-        event::{Event, MappingEvent},
-    },
-    proxies::{Proxies, Results, RulesTable, StreamGuard, StreamKind, ToStream},
+    core::Directory,
+    proxies::{Proxies, RulesTable, StreamGuard, StreamKind},
     runner::{CoreAway, CoreHandle},
 };
 
@@ -51,11 +49,9 @@ const MAX_REQUEST: usize = 1 << 20;
 /// Requests of one connection at a time.
 const MAX_STREAMS: u32 = 256;
 /// Looks until rules and directory are of one time, while much is learned.
-const TRIES: usize = 5;
-/// Requests of all connections that may wait for their result.
-const MAX_WAITING: usize = 16_384;
-/// How long the result of a mapping may take beyond the response max delay.
-const MARGIN: Duration = Duration::from_millis(50);
+const TRIES: usize = 2;
+/// Directories in the time between two snapshots, whatever number of streams there is.
+const DIRECTORIES: u32 = 2;
 
 /// How the service treats its clients.
 #[derive(Clone, Copy, Debug)]
@@ -83,54 +79,21 @@ impl Default for Manners {
 pub struct FqdnDataService {
     manners: Manners,
     given: Arc<Mutex<Given>>,
-    directory: Arc<Mutex<Option<Seen>>>,
+    directory: Arc<AsyncMutex<Option<Seen>>>,
     core: CoreHandle,
     proxies: Proxies,
-    waiting: Arc<Waiting>,
-    places: Arc<Mutex<Option<Known>>>,
-    guard: Arc<StreamGuard>,
-    max_delay: Duration,
+    reports: Arc<Reports>,
     tasks: TaskTracker,
     stop: CancellationToken,
 }
 
-/// Requests without a result yet.
-#[derive(Debug, Default)]
-struct Waiting(Mutex<(u64, BTreeMap<u64, oneshot::Sender<Realised>>)>);
-
-impl Waiting {
-    /// Enters a request; none if too many wait.
-    fn enter(self: &Arc<Self>) -> Option<(Waiter, oneshot::Receiver<Realised>)> {
-        let mut waiting = self.0.lock();
-        if waiting.1.len() >= MAX_WAITING {
-            return None;
-        }
-        waiting.0 += 1;
-        let sequence = waiting.0;
-        let (sender, receiver) = oneshot::channel();
-        waiting.1.insert(sequence, sender);
-        let waiting = Arc::clone(self);
-        Some((Waiter { sequence, waiting }, receiver))
-    }
+/// The directory, after how many changes, and when it was asked for.
+#[derive(Clone, Debug)]
+struct Seen {
+    change: u64,
+    at: Instant,
+    directory: Arc<Directory>,
 }
-
-/// A request that waits; its client may give up at any time.
-struct Waiter {
-    sequence: u64,
-    waiting: Arc<Waiting>,
-}
-
-impl Drop for Waiter {
-    fn drop(&mut self) {
-        self.waiting.0.lock().1.remove(&self.sequence);
-    }
-}
-
-/// The directory, and after how many changes.
-type Seen = (u64, Arc<Directory>);
-
-/// The endpoints and until when they are taken for current.
-type Known = (BootTime, Arc<Vec<Place>>);
 
 impl FqdnDataService {
     /// With what it serves from; its tasks run on `tasks` until `stop`.
@@ -141,24 +104,25 @@ impl FqdnDataService {
         tasks: TaskTracker,
         stop: CancellationToken,
     ) -> Self {
-        let (guard, results) = proxies.open_results(StreamKind::FqdnData, "fqdndata", None);
-        let _stopped = core.tell(Event::StreamUp(guard.id())).await;
-        let service = Self {
+        let (reports, results) = Reports::start(core.clone(), proxies.clone(), max_delay).await;
+        let reports = Arc::new(reports);
+        let (dispatching, stopped) = (Arc::clone(&reports), stop.clone());
+        tasks.spawn(async move {
+            tokio::select! {
+                () = dispatching.dispatch(results) => {}
+                () = stopped.cancelled() => {}
+            }
+        });
+        Self {
             manners: Manners::default(),
             given: Arc::default(),
             directory: Arc::default(),
             core,
             proxies,
-            waiting: Arc::default(),
-            places: Arc::default(),
-            guard: Arc::new(guard),
-            max_delay,
+            reports,
             tasks,
             stop,
-        };
-        let dispatching = service.clone();
-        service.tasks.spawn(dispatching.dispatch(results));
-        service
+        }
     }
 
     /// With other manners.
@@ -170,56 +134,26 @@ impl FqdnDataService {
     /// Serves connections of `listener` until stopped.
     pub async fn serve(self, listener: TcpListener) {
         let stop = self.stop.clone();
+        // Answers wait for each small message of these connections.
+        let incoming = TcpIncoming::from(listener).with_nodelay(Some(true));
         let served = tonic::transport::Server::builder()
             .http2_keepalive_interval(Some(self.manners.ping))
             .http2_keepalive_timeout(Some(PING))
             .max_concurrent_streams(Some(MAX_STREAMS))
             .add_service(FqdnDataServer::new(self).max_decoding_message_size(MAX_REQUEST))
-            .serve_with_incoming_shutdown(TcpListenerStream::new(listener), stop.cancelled_owned())
+            .serve_with_incoming_shutdown(incoming, stop.cancelled_owned())
             .await;
         if let Err(error) = served {
             tracing::error!(%error, "the FQDNData server ended");
         }
     }
 
-    async fn dispatch(self, mut results: Results) {
-        loop {
-            let message = tokio::select! {
-                message = results.recv() => message,
-                () = self.stop.cancelled() => return,
-            };
-            match message {
-                Some(ToStream::Outcomes(outcomes)) => {
-                    let mut waiting = self.waiting.0.lock();
-                    for outcome in outcomes {
-                        if let Some(waiter) = waiting.1.remove(&outcome.sequence) {
-                            let _gone = waiter.send(outcome.realised);
-                        }
-                    }
-                }
-                // These clients hold no leases.
-                Some(ToStream::Revoke(revocation)) => {
-                    let event = Event::RevokeAcked {
-                        stream: self.guard.id(),
-                        id: revocation.id,
-                    };
-                    if self.core.tell(event).await.is_err() {
-                        return;
-                    }
-                }
-                None => return,
-            }
-        }
-    }
-
     async fn stream(
         self,
+        view: StreamGuard,
         mut acks: Streaming<PolicyStateResponse>,
         out: mpsc::Sender<Result<PolicyState, Status>>,
     ) {
-        let view = self
-            .proxies
-            .open(StreamKind::FqdnData, "fqdndata-rules", None);
         let mut rules = self.proxies.watch_rules();
         let mut changes = self.proxies.watch_changes();
         let mut sent: Option<PolicyState> = None;
@@ -275,12 +209,12 @@ impl FqdnDataService {
         let mut tries = 0;
         loop {
             let change = *changes.borrow_and_update();
-            let directory = self.directory(change).await?;
+            let seen = self.directory(change).await?;
             let table = Arc::clone(&rules.borrow_and_update());
             tries += 1;
             // Rules come after the change that they lean on.
-            if *changes.borrow() == change || tries == TRIES {
-                return Ok((table, directory));
+            if *changes.borrow() == seen.change || tries == TRIES {
+                return Ok((table, seen.directory));
             }
         }
     }
@@ -313,61 +247,25 @@ impl FqdnDataService {
         Some(state)
     }
 
-    /// Who is where, asked for once per change whatever number of streams there is.
-    async fn directory(&self, change: u64) -> Result<Arc<Directory>, CoreAway> {
-        if let Some((known, directory)) = &*self.directory.lock()
-            && *known == change
-        {
-            return Ok(Arc::clone(directory));
+    /// Who is where after this change, or a later one. One stream asks, the others share: a
+    /// directory costs the core as much as there are prefixes.
+    async fn directory(&self, change: u64) -> Result<Seen, CoreAway> {
+        let mut last = self.directory.lock().await;
+        if let Some(seen) = &*last {
+            if seen.change >= change {
+                return Ok(seen.clone());
+            }
+            sleep_until(seen.at + self.manners.pace / DIRECTORIES).await;
         }
+        let (change, at) = (*self.proxies.watch_changes().borrow(), Instant::now());
         let directory = Arc::new(self.core.directory().await?);
-        *self.directory.lock() = Some((change, Arc::clone(&directory)));
-        Ok(directory)
-    }
-
-    /// Endpoints as they were at most a second ago: asking per answer would hold it up twice.
-    async fn places(&self) -> Result<Arc<Vec<Place>>, CoreAway> {
-        let now = BootTime::now();
-        if let Some((until, places)) = &*self.places.lock()
-            && *until > now
-        {
-            return Ok(Arc::clone(places));
-        }
-        let places = Arc::new(self.core.places().await?);
-        *self.places.lock() = Some((now.plus(PACE), Arc::clone(&places)));
-        Ok(places)
-    }
-
-    async fn learn(&self, request: FqdnMapping) -> Result<(), Status> {
-        if !mapping::is_answer(&request) {
-            return Ok(());
-        }
-        let places = self
-            .places()
-            .await
-            .map_err(|away| Status::unavailable(away.to_string()))?;
-        let Some(mapping) = mapping::read(&request, &places)? else {
-            return Ok(());
+        let seen = Seen {
+            change,
+            at,
+            directory,
         };
-        let Some((waiter, receiver)) = self.waiting.enter() else {
-            return Err(Status::unavailable("too many answers wait for the agent"));
-        };
-        let event = MappingEvent {
-            stream: self.guard.id(),
-            sequence: waiter.sequence,
-            mapping,
-        };
-        let told = self.core.tell(Event::Mappings(vec![event])).await;
-        let outcome = match told {
-            Ok(()) => timeout(self.max_delay + MARGIN, receiver).await,
-            Err(away) => return Err(Status::unavailable(away.to_string())),
-        };
-        drop(waiter);
-        match outcome {
-            Ok(Ok(Realised::Yes)) => Ok(()),
-            Ok(Ok(realised)) => Err(Status::unknown(format!("not realised: {realised:?}"))),
-            Ok(Err(_)) | Err(_) => Err(Status::unavailable("not realised in time")),
-        }
+        *last = Some(seen.clone());
+        Ok(seen)
     }
 }
 
@@ -379,12 +277,13 @@ impl FqdnData for FqdnDataService {
         &self,
         request: Request<Streaming<PolicyStateResponse>>,
     ) -> Result<Response<Self::StreamPolicyStateStream>, Status> {
-        if self.proxies.is_crowded() {
-            return Err(Status::unavailable("too many streams; close some"));
-        }
+        let view = self
+            .proxies
+            .admit(StreamKind::FqdnData, "fqdndata-rules", None)
+            .ok_or_else(|| Status::unavailable("too many streams; close some"))?;
         let (sender, receiver) = mpsc::channel(1);
         self.tasks
-            .spawn(self.clone().stream(request.into_inner(), sender));
+            .spawn(self.clone().stream(view, request.into_inner(), sender));
         Ok(Response::new(ReceiverStream::new(receiver)))
     }
 
@@ -392,7 +291,7 @@ impl FqdnData for FqdnDataService {
         &self,
         request: Request<FqdnMapping>,
     ) -> Result<Response<UpdateMappingResponse>, Status> {
-        self.learn(request.into_inner()).await?;
+        self.reports.learn(&request.into_inner()).await?;
         Ok(Response::new(UpdateMappingResponse {
             response: ResponseCode::NoError.into(),
         }))

@@ -68,13 +68,6 @@ impl Native {
         }
     }
 
-    fn has_room(&self) -> Result<(), Status> {
-        if self.proxies.is_crowded() {
-            return Err(Status::resource_exhausted("too many streams; close some"));
-        }
-        Ok(())
-    }
-
     /// Serves connections of `listener` until stopped.
     pub async fn serve(self, listener: UnixListener, allowed: Allowed) {
         let (sender, incoming) = mpsc::channel::<std::io::Result<Checked>>(ACCEPTED);
@@ -134,6 +127,10 @@ fn peer<T>(request: &Request<T>) -> Peer {
         .unwrap_or_default()
 }
 
+fn crowded() -> Status {
+    Status::resource_exhausted("too many streams; close some")
+}
+
 #[tonic::async_trait]
 impl FqdnPolicy for Native {
     async fn hello(
@@ -167,11 +164,11 @@ impl FqdnPolicy for Native {
         &self,
         request: Request<Streaming<MappingUp>>,
     ) -> Result<Response<Self::UpdateMappingsStream>, Status> {
-        self.has_room()?;
         let peer = peer(&request);
-        let (guard, results) =
-            self.proxies
-                .open_results(StreamKind::Mappings, &peer.instance(), peer.pid);
+        let (guard, results) = self
+            .proxies
+            .admit_results(StreamKind::Mappings, &peer.instance(), peer.pid)
+            .ok_or_else(crowded)?;
         let (sender, receiver) = mpsc::channel(IN_FLIGHT);
         self.tasks.spawn(mappings::serve(
             self.core.clone(),
@@ -191,11 +188,11 @@ impl FqdnPolicy for Native {
         &self,
         request: Request<Streaming<RulesAck>>,
     ) -> Result<Response<Self::UpdateDNSRulesStream>, Status> {
-        self.has_room()?;
         let peer = peer(&request);
         let guard = self
             .proxies
-            .open(StreamKind::Rules, &peer.instance(), peer.pid);
+            .admit(StreamKind::Rules, &peer.instance(), peer.pid)
+            .ok_or_else(crowded)?;
         let (sender, receiver) = mpsc::channel(IN_FLIGHT);
         self.tasks.spawn(rules::serve(
             self.about.epoch.clone(),

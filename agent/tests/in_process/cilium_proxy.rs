@@ -180,10 +180,20 @@ impl CiliumProxy {
 
     /// Takes one state and acknowledges it.
     async fn take(&mut self) {
+        self.hear().await;
+        self.acknowledge().await;
+    }
+
+    /// Takes one state.
+    pub(crate) async fn hear(&mut self) {
         let state = self.link.states.message().await.unwrap();
         let state = state.expect("the agent keeps the stream");
         assert!(!state.request_id.is_empty());
         self.memory.apply(&state);
+    }
+
+    /// Acknowledges the state before.
+    pub(crate) async fn acknowledge(&mut self) {
         let ack = PolicyStateResponse {
             response: ResponseCode::NoError.into(),
             request_id: String::new(),

@@ -10,6 +10,7 @@ use std::{
 };
 
 use fqdn_proto::native::MappingRefusal;
+use holdfast_agent::proxies::StreamKind;
 use tokio::{
     sync::oneshot,
     time::{sleep, timeout},
@@ -118,7 +119,7 @@ async fn streams_without_end_are_turned_away() {
     let lab = Lab::start();
     lab.sync(vec![policy("*.example.com")], vec![pod()]).await;
     let mut streams = Vec::new();
-    while !lab.proxies.is_crowded() {
+    while !lab.proxies.is_crowded(StreamKind::Mappings) {
         assert!(streams.len() < 1000, "no bound");
         streams.push(lab.mappings().await);
     }
@@ -126,6 +127,9 @@ async fn streams_without_end_are_turned_away() {
     assert_eq!(refused.code(), tonic::Code::ResourceExhausted);
     streams.pop();
     let proxies = lab.proxies.clone();
-    eventually("its place is free", || !proxies.is_crowded()).await;
+    eventually("its place is free", || {
+        !proxies.is_crowded(StreamKind::Mappings)
+    })
+    .await;
     lab.mappings().await;
 }

@@ -1,6 +1,6 @@
 //! Cilium's service against a real core.
 
-use std::{net::SocketAddr, time::Duration};
+use std::{net::SocketAddr, sync::Arc, time::Duration};
 
 use fqdn_proto::fqdndata::{
     DnsResponseData, FqdnMapping, MetricsData, fqdn_data_client::FqdnDataClient,
@@ -8,13 +8,18 @@ use fqdn_proto::fqdndata::{
 use holdfast_agent::{
     core::{
         Event,
-        event::{EndpointSpec, SourceEvent},
+        event::{EndpointSpec, MappingOutcome, SourceEvent, StreamId},
     },
     grpc::fqdndata::{FqdnDataService, Manners},
     policy::parse::{PolicyDocument, parse_documents},
 };
+use holdfast_sdp::mapping::Realised;
 use shared_maps::user::ipcache_key;
-use tokio::{net::TcpListener, time::timeout};
+use tokio::{
+    net::TcpListener,
+    sync::oneshot,
+    time::{sleep, timeout},
+};
 use tonic::Code;
 
 use crate::{
@@ -37,12 +42,16 @@ fn brisk() -> Manners {
 }
 
 async fn serve(lab: &Lab, manners: Manners) -> SocketAddr {
+    serve_within(lab, manners, Duration::from_secs(5)).await
+}
+
+async fn serve_within(lab: &Lab, manners: Manners, max_delay: Duration) -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     let service = FqdnDataService::start(
         lab.core.clone(),
         lab.proxies.clone(),
-        Duration::from_secs(5),
+        max_delay,
         lab.tasks.clone(),
         lab.stop.clone(),
     );
@@ -233,11 +242,58 @@ async fn a_state_that_is_too_large_even_so_is_counted() {
     lab.sync(vec![policy("*.example.com")], vec![pod()]).await;
     let counted = async {
         while lab.proxies.oversized() == 0 {
-            tokio::time::sleep(Duration::from_millis(10)).await;
+            sleep(Duration::from_millis(10)).await;
         }
     };
     timeout(PATIENCE, counted).await.unwrap();
     assert!(!proxy.memory.knows("10.0.0.2"), "it keeps what it has");
+}
+
+#[tokio::test]
+async fn proxies_are_served_side_by_side_and_one_that_never_acknowledges_gets_no_more() {
+    let lab = Lab::start();
+    let agent = serve(&lab, brisk()).await;
+    let mut silent = CiliumProxy::start(agent).await;
+    let mut one = CiliumProxy::start(agent).await;
+    let mut two = CiliumProxy::start(agent).await;
+    lab.sync(vec![policy("*.example.com")], vec![pod()]).await;
+    timeout(PATIENCE, silent.hear()).await.unwrap();
+    for proxy in [&mut one, &mut two] {
+        proxy.until("the first state", is_open).await;
+    }
+    for domain in ["org", "net"] {
+        set_policy(&lab, &format!("*.example.{domain}")).await;
+        let name = format!("www.example.{domain}.");
+        for proxy in [&mut one, &mut two] {
+            proxy
+                .until("the change", |memory| asks(memory, &name))
+                .await;
+        }
+    }
+    let reported = tokio::join!(
+        one.report(answer("www.example.net.")),
+        two.report(answer("api.example.net."))
+    );
+    reported.0.unwrap();
+    reported.1.unwrap();
+
+    silent.acknowledge().await;
+    timeout(PATIENCE, silent.hear()).await.unwrap();
+    let current = |memory: &Memory| asks(memory, "www.example.net.");
+    assert!(current(&silent.memory), "what was between was not sent");
+    drop(silent);
+    let streams = || {
+        let views = lab.proxies.views().into_iter();
+        views
+            .filter(|view| view.instance == "fqdndata-rules")
+            .count()
+    };
+    let gone = async {
+        while streams() > 2 {
+            sleep(Duration::from_millis(10)).await;
+        }
+    };
+    timeout(PATIENCE, gone).await.expect("its place is free");
 }
 
 fn answer(name: &str) -> FqdnMapping {
@@ -283,4 +339,97 @@ async fn a_mapping_is_realised_before_it_is_answered() {
     stranger.source_ip = b"10.9.9.9".to_vec();
     let refused = client.update_mapping_request(stranger).await.unwrap_err();
     assert_eq!(refused.code(), Code::Unknown);
+}
+
+#[tokio::test]
+async fn what_a_pod_learns_as_soon_as_it_is_there_is_realised() {
+    let lab = Lab::start();
+    let agent = serve(&lab, brisk()).await;
+    let mut client = FqdnDataClient::connect(format!("http://{agent}"))
+        .await
+        .unwrap();
+    lab.sync(vec![policy("*.example.com")], vec![pod()]).await;
+    client
+        .update_mapping_request(answer("www.example.com."))
+        .await
+        .unwrap();
+    let mut of_new = answer("new.example.com.");
+    of_new.source_ip = b"10.0.0.3".to_vec();
+    let new = EndpointSpec {
+        labels: pod().labels,
+        ..bystander()
+    };
+    // It comes, and another comes in its place.
+    for ifindex in [43, 44] {
+        let spec = EndpointSpec {
+            ifindex,
+            ..new.clone()
+        };
+        for event in [
+            SourceEvent::Delete(spec.key.clone()),
+            SourceEvent::Apply(spec),
+        ] {
+            lab.core.tell(Event::Endpoints(event)).await.unwrap();
+        }
+        client.update_mapping_request(of_new.clone()).await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn a_call_ends_in_time_whatever_the_core_waits_for() {
+    let lab = Lab::start();
+    let agent = serve_within(&lab, brisk(), Duration::from_millis(100)).await;
+    let mut client = FqdnDataClient::connect(format!("http://{agent}"))
+        .await
+        .unwrap();
+    lab.sync(vec![policy("*.example.com")], vec![pod()]).await;
+    let shared = Arc::clone(&lab.datapath.memory);
+    let (locked, is_locked) = oneshot::channel();
+    let (release, released) = oneshot::channel::<()>();
+    lab.tasks.spawn_blocking(move || {
+        let _maps = shared.lock();
+        locked.send(()).unwrap();
+        let _over = released.blocking_recv();
+    });
+    is_locked.await.unwrap();
+    set_policy(&lab, "*.example.org").await;
+    let call = client.update_mapping_request(answer("www.example.com."));
+    let refused = timeout(PATIENCE, call).await.unwrap().unwrap_err();
+    assert_eq!(refused.code(), Code::Unavailable);
+    assert_eq!(refused.message(), "not realised in time");
+    release.send(()).unwrap();
+}
+
+#[tokio::test]
+async fn calls_have_results_again_after_they_were_not_fetched() {
+    let lab = Lab::start();
+    let agent = serve(&lab, brisk()).await;
+    let mut client = FqdnDataClient::connect(format!("http://{agent}"))
+        .await
+        .unwrap();
+    lab.sync(vec![policy("*.example.com")], vec![pod()]).await;
+    client
+        .update_mapping_request(answer("www.example.com."))
+        .await
+        .unwrap();
+    let views = lab.proxies.views();
+    let shared = views.iter().find(|view| view.instance == "fqdndata");
+    let outcome = MappingOutcome {
+        stream: StreamId(shared.unwrap().stream),
+        sequence: u64::MAX,
+        realised: Realised::Yes,
+        durable: true,
+        lease_end: 0,
+        revision: 1,
+    };
+    // Nothing else runs on this thread meanwhile.
+    for _ in 0..100_000 {
+        lab.proxies.outcomes(vec![outcome.clone()]);
+    }
+    assert_eq!(lab.proxies.closed_slow(), 1);
+    let realised = async {
+        let call = answer("api.example.com.");
+        while client.update_mapping_request(call.clone()).await.is_err() {}
+    };
+    timeout(PATIENCE, realised).await.expect("it goes on");
 }

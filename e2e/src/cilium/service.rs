@@ -68,6 +68,8 @@ impl FqdnData for Service {
             .iter()
             .find(|(prefix, _)| mapping.fqdn.starts_with(prefix));
         self.shared.seen.lock().mappings.push(mapping);
+        // If the agent is gone, so is the answer.
+        let _ = self.shared.hung.clone().wait_for(|hung| !hung).await;
         if let Some((_, code)) = rejected {
             return Err(Status::new(*code, "as the test wants it"));
         }
@@ -138,7 +140,8 @@ async fn states(
     loop {
         number += 1;
         let world = shared.world.borrow_and_update().clone();
-        let state = world.snapshot(format!("request-{number}"));
+        let id = format!("request-{number}");
+        let state = world.snapshot(id.clone());
         {
             let mut seen = shared.seen.lock();
             seen.states += 1;
@@ -147,7 +150,13 @@ async fn states(
         down.send(Ok(state)).await.ok()?;
         // Without a limit, as the real one: a client that does not answer gets nothing more.
         let ack = acks.next().await?.ok()?;
-        shared.seen.lock().acks.push(ack);
+        {
+            let mut seen = shared.seen.lock();
+            if ack.request_id != id || ack.response() != wire::ResponseCode::NoError {
+                seen.violations.push(format!("answer to {id}: {ack:?}"));
+            }
+            seen.acks.push(ack);
+        }
         // A second answer would be taken for that of the next snapshot.
         if let Ok(Some(Ok(ack))) = timeout(Duration::from_millis(1), acks.next()).await {
             let said = format!("two acknowledgements of one snapshot: {ack:?}");

@@ -31,6 +31,8 @@ pub(super) const LEAVES: Duration = Duration::from_secs(15);
 /// How long answers are waited for.
 const PATIENCE: Duration = Duration::from_secs(5);
 const TRANSPARENT: &str = "--dnsproxy-enable-transparent-mode";
+/// The lab's servers are outside of the cluster.
+const OUTSIDE: &str = "--transparent-mode-outside-cluster";
 const NAMES: Names = Names {
     hot: 500,
     all: 20_000,
@@ -138,7 +140,7 @@ impl Stage {
     /// Options of the agent here.
     pub(super) fn agent_options(&self) -> AgentOptions {
         match self.redirect {
-            Redirect::Transparent => AgentOptions::default().flag(TRANSPARENT),
+            Redirect::Transparent => AgentOptions::default().flag(TRANSPARENT).flag(OUTSIDE),
             _ => AgentOptions::default(),
         }
     }
@@ -148,7 +150,7 @@ impl Stage {
         let port = u16::try_from(number % 100).unwrap_or(0);
         let options = SdpOptions::new(&replica_name(number), 9970 + port);
         match self.redirect {
-            Redirect::Transparent => options.flag(TRANSPARENT),
+            Redirect::Transparent => options.flag(TRANSPARENT).flag(OUTSIDE),
             _ => options,
         }
     }

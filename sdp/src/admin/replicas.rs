@@ -25,8 +25,8 @@ pub struct Replica {
     pub live: bool,
 }
 
-/// Every owner of a slot; empty where there are no steering maps.
-pub(super) fn replicas(bpf_root: &Path) -> Vec<Replica> {
+/// Every owner of a slot; empty where there are no steering maps. `own`: slots of this process.
+pub(super) fn replicas(bpf_root: &Path, own: &[u32]) -> Vec<Replica> {
     let path = Globals::new(bpf_root).path(SLOTS_NAME);
     let Ok(slots) = Map::<u32, Slot>::open(&path, MapKind::Array, Access::ReadOnly) else {
         return Vec::new();
@@ -35,15 +35,23 @@ pub(super) fn replicas(bpf_root: &Path) -> Vec<Replica> {
         let slot = slots.get(&number).ok().flatten()?;
         Some((number, slot))
     });
-    group(all, std::process::id(), monotonic_ns())
+    group(all, (own, std::process::id()), monotonic_ns())
 }
 
-fn group(slots: impl Iterator<Item = (u32, Slot)>, this: u32, now: u64) -> Vec<Replica> {
+/// Containers with PID namespaces of their own may all be process 1: a number alone does not
+/// tell which one is this.
+fn group(
+    slots: impl Iterator<Item = (u32, Slot)>,
+    (own, this): (&[u32], u32),
+    now: u64,
+) -> Vec<Replica> {
     let mut replicas: Vec<Replica> = Vec::new();
     for (number, slot) in slots.filter(|(_, slot)| slot.kind != KIND_FREE) {
         let silent = now.saturating_sub(slot.heartbeat);
         let fallback = slot.kind == KIND_FALLBACK;
-        let same = |r: &&mut Replica| r.pid == slot.owner && r.fallback == fallback;
+        let is_this = slot.owner == this && own.contains(&number);
+        let same =
+            |r: &&mut Replica| (r.pid, r.is_this, r.fallback) == (slot.owner, is_this, fallback);
         let silent_ms = silent / 1_000_000;
         let live = silent <= HEARTBEAT_DEAD_NS;
         match replicas.iter_mut().find(same) {
@@ -54,7 +62,7 @@ fn group(slots: impl Iterator<Item = (u32, Slot)>, this: u32, now: u64) -> Vec<R
             }
             None => replicas.push(Replica {
                 pid: slot.owner,
-                is_this: slot.owner == this,
+                is_this,
                 fallback,
                 slots: vec![number],
                 silent_ms,
@@ -105,7 +113,7 @@ mod tests {
             slot(KIND_SDP, 7, now - 1_000_000),
             slot(KIND_FALLBACK, 6, now),
         ];
-        let replicas = group((0..).zip(slots), 7, now);
+        let replicas = group((0..).zip(slots), (&[0, 3], 7), now);
         let shown: Vec<_> = replicas.iter().map(Replica::text).collect();
         assert_eq!(
             shown,
@@ -116,5 +124,24 @@ mod tests {
             ]
         );
         assert_eq!(replicas.iter().map(|r| r.silent_ms).max(), Some(2000));
+    }
+
+    #[test]
+    fn two_that_are_process_1_in_their_containers_are_two() {
+        let slot = |heartbeat| Slot {
+            heartbeat,
+            kind: KIND_SDP,
+            owner: 1,
+            ..Slot::default()
+        };
+        let now = 10_000_000_000;
+        let slots = [slot(now - 2_000_000_000), slot(now)];
+        let replicas = group((0..).zip(slots), (&[1], 1), now);
+        let shown: Vec<_> = replicas
+            .iter()
+            .map(|r| (&r.slots[..], r.is_this, r.live))
+            .collect();
+        let expected = [(&[0][..], false, false), (&[1][..], true, true)];
+        assert_eq!(shown, expected);
     }
 }

@@ -133,6 +133,7 @@ impl Status {
     /// Takes stock.
     pub fn of(shared: &Shared) -> Self {
         let missing = shared.ready.missing();
+        let steering = Steering::of(&shared.steering.lock());
         Self {
             name: shared.config.name.clone(),
             version: env!("CARGO_PKG_VERSION").to_owned(),
@@ -166,8 +167,8 @@ impl Status {
             endpoints_with_rules: shared.policy.load().len(),
             maps: shared.maps.status(),
             mappings: shared.sink.status(),
-            steering: Steering::of(&shared.steering.lock()),
-            replicas: replicas::replicas(&shared.config.bpf_root),
+            replicas: replicas::replicas(&shared.config.bpf_root, &steering.slots),
+            steering,
             transparent: shared.transparent.mode(),
             privileges: shared.privileges.clone(),
             skipped_files: shared.skipped_files.lock().clone(),

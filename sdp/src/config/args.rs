@@ -173,9 +173,12 @@ settings! {
     /// Most queries in flight at once; 0 leaves it to the memory limits [default: 0]
     #[arg(long, value_name = "N")]
     dnsproxy_concurrency_limit: u32 = "HOLDFAST_DNSPROXY_CONCURRENCY_LIMIT",
-    /// Ask DNS servers under the address of the pod that asks, not the node's; the agent must be told the same [default: false]
+    /// Ask DNS servers in the cluster under the address of the pod that asks, not the node's; the agent must be told the same [default: false]
     #[arg(long, value_name = "BOOL", num_args = 0..=1, default_missing_value = "true", require_equals = true)]
     dnsproxy_enable_transparent_mode: bool = "HOLDFAST_DNSPROXY_ENABLE_TRANSPARENT_MODE",
+    /// In transparent mode, ask servers outside of the cluster under the pod's address, too: no answer comes where the node masquerades pods or translates the server's address [default: false]
+    #[arg(long, value_name = "BOOL", num_args = 0..=1, default_missing_value = "true", require_equals = true)]
+    transparent_mode_outside_cluster: bool = "HOLDFAST_TRANSPARENT_MODE_OUTSIDE_CLUSTER",
     /// As whom to run once what needs root is open: UID, UID:GID, or root to keep all privileges; the agent opens its socket and pins to this group [default: 10094:10094]
     #[arg(long, value_name = "USER")]
     user: RunAs = "HOLDFAST_USER",

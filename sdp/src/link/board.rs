@@ -80,7 +80,7 @@ pub struct LinkStats {
     pub sessions: Count,
     /// Revisions of rules applied.
     pub rules_applied: Count,
-    /// Revisions of rules refused.
+    /// Revisions of rules refused, whole or in part.
     pub rules_refused: Count,
 }
 
@@ -143,9 +143,15 @@ impl Board {
         self.ready.unblock(Need::Rules);
     }
 
+    /// A revision was refused, whole or in part.
     pub(super) fn rules_refused(&self, revision: u64, reason: &str) {
-        self.status.lock().refused_rules = Some(format!("revision {revision}: {reason}"));
+        self.rules_refused_still(revision, reason);
         self.stats.rules_refused.add(1);
+    }
+
+    /// The same as the revision before it, for the same reason.
+    pub(super) fn rules_refused_still(&self, revision: u64, reason: &str) {
+        self.status.lock().refused_rules = Some(format!("revision {revision}: {reason}"));
     }
 
     /// The agent was told that the revision is in force.

@@ -16,7 +16,7 @@ use fqdn_proto::{
 use shared_maps::EndpointId;
 use tokio::{
     sync::mpsc,
-    task::spawn_blocking,
+    task::{JoinError, spawn_blocking},
     time::{Instant, sleep_until, timeout},
 };
 use tokio_stream::wrappers::ReceiverStream;
@@ -87,6 +87,7 @@ async fn begin(
         states: 0,
         named: BTreeSet::new(),
         latest: Vec::new(),
+        odd: BTreeSet::new(),
     };
     tokio::select! {
         ended = follow(rules, states, first, acks) => ended,
@@ -124,9 +125,7 @@ async fn follow(
     loop {
         // Not on this thread: the agent waits one second for an answer to its ping.
         let taken = spawn_blocking(move || rules.take(state, graceful));
-        let (ack, back) = taken
-            .await
-            .map_err(|error| SessionError::Protocol(error.to_string()))??;
+        let (ack, back) = taken.await.map_err(|error| broke_off(&error))??;
         rules = back;
         acks.send(ack)
             .await
@@ -137,11 +136,15 @@ async fn follow(
                 next = next(&mut states) => break next?,
                 () = sleep_until(grace_over), if graceful => {
                     graceful = false;
-                    rules.retire();
+                    rules = spawn_blocking(move || rules.retire()).await.map_err(|error| broke_off(&error))?;
                 }
             }
         };
     }
+}
+
+fn broke_off(error: &JoinError) -> SessionError {
+    SessionError::Protocol(error.to_string())
 }
 
 struct Rules {
@@ -151,6 +154,8 @@ struct Rules {
     /// Endpoints that a state of this session has named.
     named: BTreeSet<EndpointId>,
     latest: Vec<RulesOf>,
+    /// What could not be used of the last state.
+    odd: BTreeSet<String>,
 }
 
 impl Rules {
@@ -160,13 +165,13 @@ impl Rules {
         state: State,
         graceful: bool,
     ) -> Result<(wire::PolicyStateResponse, Self), SessionError> {
-        let undecodable = |error| SessionError::Protocol(format!("a state: {error}"));
-        let mut state = state.decode().map_err(undecodable)?;
+        let mut state = state.decode().map_err(|error| {
+            let error = format!("a state: {error}");
+            self.link.board.rules_refused(self.states + 1, &error);
+            SessionError::Protocol(error)
+        })?;
         let ack = convert::ack(std::mem::take(&mut state.request_id));
         let state = convert::state(state);
-        for odd in &state.odd {
-            tracing::warn!(%odd, "a rule of the agent allows nothing");
-        }
         self.states += 1;
         let link = &self.link;
         let writing = link.board.writing_rules();
@@ -191,14 +196,34 @@ impl Rules {
         self.latest = if graceful { state.rules } else { Vec::new() };
         link.board.rules_from_agent(self.epoch.clone(), self.states);
         drop(writing);
+        self.note_odd(state.odd.into_iter().collect());
         Ok((ack, self))
     }
 
+    /// Says what of a state allows nothing, if that is news: each state holds it all again.
+    fn note_odd(&mut self, odd: BTreeSet<String>) {
+        let board = &self.link.board;
+        for odd in odd.difference(&self.odd) {
+            tracing::warn!(%odd, "a rule of the agent allows nothing");
+        }
+        if let Some(first) = odd.first() {
+            let what = format!("{} rows allow nothing; {first}", odd.len());
+            if odd == self.odd {
+                board.rules_refused_still(self.states, &what);
+            } else {
+                board.rules_refused(self.states, &what);
+            }
+        }
+        self.odd = odd;
+    }
+
     /// What no state has named is gone.
-    fn retire(&mut self) {
-        let _writing = self.link.board.writing_rules();
+    fn retire(mut self) -> Self {
+        let writing = self.link.board.writing_rules();
         self.link
             .policy
             .replace_all(&std::mem::take(&mut self.latest));
+        drop(writing);
+        self
     }
 }

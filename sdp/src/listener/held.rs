@@ -86,6 +86,13 @@ impl Held {
         None
     }
 
+    /// Takes an answer out, whichever.
+    pub(super) fn any(&mut self) -> Option<HeldAnswer> {
+        self.next_deadline()?;
+        let (_, key) = self.deadlines.pop_front()?;
+        self.take(key)
+    }
+
     /// Takes out an answer that waited long enough, if there is one.
     pub(super) fn expired(&mut self, now: Instant) -> Option<HeldAnswer> {
         let deadline = self.next_deadline()?;

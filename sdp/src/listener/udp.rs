@@ -176,13 +176,23 @@ impl Worker {
             member.leave();
         }
         let left = self.upstream.in_flight() + self.held.len();
-        for _ in 0..self.upstream.in_flight() {
-            self.proxy.stats().in_flight.down();
+        self.abandon();
+        self.control.finish(u64::try_from(left).unwrap_or(u64::MAX));
+    }
+
+    /// Ends what is not done when the time to leave is over.
+    fn abandon(&mut self) {
+        let stats = self.proxy.stats();
+        while let Some(mut flight) = self.upstream.any() {
+            stats.in_flight.down();
+            self.log(&mut flight.logged, End::unanswered("cut"));
         }
         for _ in 0..self.held.len() {
-            self.proxy.stats().held.down();
+            stats.held.down();
         }
-        self.control.finish(u64::try_from(left).unwrap_or(u64::MAX));
+        while let Some(mut answer) = self.held.any() {
+            self.log(&mut answer.logged, End::unanswered("cut"));
+        }
     }
 
     /// Sends the answer in `own`.

@@ -93,7 +93,10 @@ impl LinkSink {
         let all = state.last_agent.as_ref() != Some(&epoch);
         state.leases.clear();
         self.leases_changed();
-        state.replays = state.kept.keys(all).into();
+        state.replays.clear();
+        for key in state.kept.keys(all) {
+            state.replays.push(key);
+        }
         state.retries.clear();
         state.last_agent = Some(epoch.clone());
         state.agent = Some(epoch);
@@ -158,14 +161,14 @@ impl LinkSink {
         self.next_batch_with(now, usize::MAX)
     }
 
-    /// The same, with about as many replays as said, at most.
+    /// The same, with about as many replays as said, at most; with 0 only what somebody waits for.
     pub fn next_batch_with(&self, now: BootTime, replays: usize) -> Batch {
         let mut state = self.state.lock();
         if state.agent.is_none() {
             return Batch::default();
         }
         let batch = state.next_batch(now, replays, &self.stats);
-        let more = !state.live.is_empty() || (replays > 0 && !state.replays.is_empty());
+        let more = !state.live.is_empty() || (replays > 0 && state.replays.len() > 0);
         drop(state);
         if more {
             self.work.notify_one();
@@ -195,7 +198,9 @@ impl LinkSink {
 
     /// The agent let a mapping go without a result. That is no sign of life.
     pub fn no_result(&self, sequence: u64) {
-        self.state.lock().no_result(sequence);
+        if self.state.lock().no_result(sequence) {
+            self.stats.refused.add(1);
+        }
     }
 
     /// Takes leases back, forgets the pairs, and queues the acknowledgement.
@@ -218,7 +223,9 @@ impl LinkSink {
         let mut state = self.state.lock();
         state.expire(now);
         let retries = std::mem::take(&mut state.retries);
-        state.replays.extend(retries);
+        for key in retries {
+            state.replays.push(key);
+        }
         let late = state.expire_held(now, self.max_delay, &mut calls);
         drop(state);
         self.stats.late.add(late);

@@ -2,13 +2,10 @@
 
 use std::time::{Duration, Instant};
 
-use shared_maps::IdentityId;
-
-use super::{Arrival, Asked, Proxy};
+use super::{Arrival, Asked, Identities, Proxy};
 use crate::{
     name::{Fqdn, NameBuf},
     notice::{Content, Event, Failure, Notice, Times},
-    resolve::Who,
     wire::{
         answer::{self, Learned},
         labels,
@@ -22,7 +19,7 @@ impl Proxy {
     pub(super) fn notice_query(
         &self,
         query: &Query<'_>,
-        from: &Arrival,
+        (from, identities): (&Arrival, Identities),
         allowed: bool,
         (began, policy_check): (Instant, Duration),
     ) {
@@ -32,7 +29,12 @@ impl Proxy {
             ..Times::default()
         };
         let name = query.name.to_fqdn();
-        let notice = self.notice(*from, (name, query.qtype), times, Event::Query);
+        let notice = notice(
+            (*from, identities),
+            (name, query.qtype),
+            times,
+            Event::Query,
+        );
         self.notices.put(Notice { allowed, ..notice });
     }
 
@@ -47,7 +49,7 @@ impl Proxy {
             upstream: asked.waited,
         };
         if let Some(subject) = subject(asked) {
-            let notice = self.notice(arrival(asked), subject, times, Event::Failed(failure));
+            let notice = notice(parties(asked), subject, times, Event::Failed(failure));
             self.notices.put(notice);
         }
     }
@@ -81,7 +83,7 @@ impl Proxy {
             upstream: asked.waited,
         };
         let event = Event::Answer(content);
-        Some(self.notice(arrival(asked), subject(asked)?, times, event))
+        Some(notice(parties(asked), subject(asked)?, times, event))
     }
 
     /// An answer goes to another client, too, that had asked the same.
@@ -94,39 +96,35 @@ impl Proxy {
             self.notices.put(notice);
         }
     }
+}
 
-    fn notice(
-        &self,
-        from: Arrival,
-        (name, qtype): (Fqdn, u16),
-        times: Times,
-        event: Event,
-    ) -> Notice {
-        let identity = match self.resolver.who(from.client.ip()) {
-            Who::Endpoint { identity, .. } => identity,
-            Who::Host | Who::Unknown => IdentityId::UNKNOWN,
-        };
-        Notice {
-            name,
-            qtype,
-            client: from.client,
-            identity,
-            server: from.server,
-            server_identity: self.resolver.whom(from.server.ip()),
-            transport: from.transport,
-            allowed: true,
-            times,
-            event,
-        }
+fn notice(
+    (from, identities): (Arrival, Identities),
+    (name, qtype): (Fqdn, u16),
+    times: Times,
+    event: Event,
+) -> Notice {
+    Notice {
+        name,
+        qtype,
+        client: from.client,
+        identity: identities.client,
+        server: from.server,
+        server_identity: identities.server,
+        transport: from.transport,
+        allowed: true,
+        times,
+        event,
     }
 }
 
-fn arrival(asked: &Asked<'_>) -> Arrival {
-    Arrival {
+fn parties(asked: &Asked<'_>) -> (Arrival, Identities) {
+    let arrival = Arrival {
         client: asked.client,
         server: asked.server,
         transport: asked.transport,
-    }
+    };
+    (arrival, asked.identities)
 }
 
 /// Name and type of the question.

@@ -26,24 +26,26 @@ enum Sink {
     Stdout,
     Stderr,
     File {
-        file: File,
+        /// Or why it is not open.
+        file: Result<File, String>,
         path: PathBuf,
         looked: Option<Instant>,
     },
 }
 
 impl Output {
-    pub(super) fn open(target: Target) -> io::Result<Self> {
+    /// A file is not open yet.
+    pub(super) fn new(target: Target) -> Self {
         let sink = match target {
             Target::Stdout => Sink::Stdout,
             Target::Stderr => Sink::Stderr,
             Target::File(path) => Sink::File {
-                file: open(&path)?,
+                file: Err("not opened yet".to_owned()),
                 path,
                 looked: None,
             },
         };
-        Ok(Self { sink, torn: false })
+        Self { sink, torn: false }
     }
 
     /// Writes whole lines: whether that went well, and whether the file, if it was moved, could
@@ -54,13 +56,17 @@ impl Output {
         let written = match &mut self.sink {
             Sink::Stdout => put(&mut io::stdout().lock(), mend, lines),
             Sink::Stderr => put(&mut io::stderr().lock(), mend, lines),
-            Sink::File { file, .. } => put(file, mend, lines),
+            Sink::File { file: Ok(file), .. } => put(file, mend, lines),
+            Sink::File { file: Err(why), .. } => {
+                return (Err(io::Error::other(why.clone())), Ok(()));
+            }
         };
         self.torn = written.is_err();
         (written, opened)
     }
 
-    fn follow(&mut self, now: Instant) -> io::Result<()> {
+    /// Opens the file if it is not open, or not the one of this name any more; looks now and then.
+    pub(super) fn follow(&mut self, now: Instant) -> io::Result<()> {
         let Sink::File { file, path, looked } = &mut self.sink else {
             return Ok(());
         };
@@ -68,14 +74,29 @@ impl Output {
             return Ok(());
         }
         *looked = Some(now);
-        let ours = file.metadata()?;
-        let same = std::fs::metadata(&*path)
-            .is_ok_and(|there| (there.dev(), there.ino()) == (ours.dev(), ours.ino()));
-        if !same {
-            *file = open(path)?;
-            self.torn = false;
+        let same = match file {
+            Ok(file) => {
+                let ours = file.metadata()?;
+                std::fs::symlink_metadata(&*path)
+                    .is_ok_and(|there| (there.dev(), there.ino()) == (ours.dev(), ours.ino()))
+            }
+            Err(_) => false,
+        };
+        if same {
+            return Ok(());
         }
-        Ok(())
+        match (open(path), file) {
+            (Ok(opened), file) => {
+                *file = Ok(opened);
+                self.torn = false;
+                Ok(())
+            }
+            (Err(error), Ok(_)) => Err(error),
+            (Err(error), Err(why)) => {
+                *why = error.to_string();
+                Err(error)
+            }
+        }
     }
 }
 
@@ -94,10 +115,14 @@ fn open(path: &Path) -> io::Result<File> {
         .append(true)
         .create(true)
         .mode(0o640)
-        // A pipe without a reader must not hold us up.
-        .custom_flags(libc::O_NONBLOCK)
+        // A pipe without a reader must not hold us up, and who may write to the directory must
+        // not send us elsewhere.
+        .custom_flags(libc::O_NONBLOCK | libc::O_NOFOLLOW)
         .open(path)
-        .map_err(named)?;
+        .map_err(|error| match error.raw_os_error() {
+            Some(libc::ELOOP) => named(io::Error::other("a symbolic link")),
+            _ => named(error),
+        })?;
     if !file.metadata()?.is_file() {
         return Err(named(io::Error::other("not a regular file")));
     }

@@ -1,6 +1,10 @@
 //! The words of `--query-log…`.
 
-use std::{fmt, path::PathBuf, str::FromStr};
+use std::{
+    fmt,
+    path::{Component, Path, PathBuf},
+    str::FromStr,
+};
 
 use clap::ValueEnum;
 
@@ -46,7 +50,17 @@ impl FromStr for Target {
         match text {
             "stdout" | "-" => Ok(Self::Stdout),
             "stderr" => Ok(Self::Stderr),
-            path if path.starts_with('/') => Ok(Self::File(path.into())),
+            path if path.starts_with('/') => {
+                let path = PathBuf::from(path);
+                let climbs = path.components().any(|part| part == Component::ParentDir);
+                // The proxy may write into the directory for good.
+                if climbs || path.parent().is_none_or(|dir| dir == Path::new("/")) {
+                    return Err(format!(
+                        "{text:?} is not in a directory of its own: name one, without .."
+                    ));
+                }
+                Ok(Self::File(path))
+            }
             _ => Err(format!(
                 "{text:?} is neither stdout, stderr nor an absolute path"
             )),

@@ -103,15 +103,30 @@ fn one_in_so_many_is_taken_and_denied_leaves_the_allowed_out() {
     let mut config = config(&dir.path().join("q.log"), "1/10");
     let stats = QueryLogStats::default();
     let log = QueryLog::open(&config, &stats).expect("a log");
-    assert_eq!((0..1000).filter(|_| log.takes(true)).count(), 100);
+    let taken: Vec<u32> = (0..20_000).filter(|_| log.takes(true)).collect();
+    // Far outside of these there is nothing in the life of a test: one in ten of each kind.
+    let of_a = taken.iter().filter(|n| n.is_multiple_of(2)).count();
+    let of_aaaa = taken.len() - of_a;
+    assert!((700..1300).contains(&of_a), "{of_a}");
+    assert!((700..1300).contains(&of_aaaa), "{of_aaaa}");
     config.which = Which::Denied;
     let log = QueryLog::open(&config, &stats).expect("a log");
     assert_eq!((0..1000).filter(|_| log.takes(true)).count(), 0);
-    assert_eq!((0..1000).filter(|_| log.takes(false)).count(), 100);
+    assert!((0..1000).any(|_| log.takes(false)));
     for bad in ["", "0", "1/0", "2/3", "1/x", "10"] {
         assert!(bad.parse::<Sample>().is_err(), "{bad:?} was taken");
     }
-    for bad in ["", "queries.log", "Stdout"] {
+    for bad in [
+        "",
+        "queries.log",
+        "Stdout",
+        "/",
+        "/queries.log",
+        "//queries.log",
+        "/./queries.log",
+        "/logs/../queries.log",
+        "/logs/..",
+    ] {
         assert!(bad.parse::<Target>().is_err(), "{bad:?} was taken");
     }
 }
@@ -144,7 +159,6 @@ fn a_full_queue_drops_counts_and_says_so() {
     let config = config(&path, "1");
     let log = QueryLog {
         config: config.clone(),
-        seen: AtomicU64::new(0),
         untold: Arc::default(),
         queue,
         closing: Arc::default(),
@@ -158,9 +172,10 @@ fn a_full_queue_drops_counts_and_says_so() {
     assert_eq!(stats.dropped.get(), 3);
     let writer = Writer {
         lines: receiver,
-        output: Output::open(config.target).expect("a file"),
+        output: Output::new(config.target),
         buffer: Vec::new(),
         waiting: 0,
+        telling: 0,
         one_in: 1,
         untold: Arc::clone(&log.untold),
         closing: Arc::clone(&log.closing),
@@ -184,7 +199,7 @@ fn a_file_that_is_moved_is_opened_anew_and_kept_if_that_fails() {
     let (path, moved) = (place.join("q.log"), dir.path().join("q.log.1"));
     let now = Instant::now();
     let at = |seconds| now + Duration::from_secs(seconds);
-    let mut output = Output::open(Target::File(path.clone())).expect("a file");
+    let mut output = Output::new(Target::File(path.clone()));
     let mut write = |text: &str, now| output.write(text.as_bytes(), now);
     write("one\n", at(0)).0.expect("written");
     fs::rename(&path, &moved).expect("moved");
@@ -200,4 +215,51 @@ fn a_file_that_is_moved_is_opened_anew_and_kept_if_that_fails() {
     written.expect("written");
     assert!(opened.is_err());
     assert_eq!(fs::read_to_string(&second).expect("moved"), "three\nfour\n");
+}
+
+#[test]
+fn a_file_that_cannot_be_opened_is_tried_again_and_the_loss_told() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let place = dir.path().join("logs");
+    let path = place.join("q.log");
+    let stats = QueryLogStats::default();
+    let log = QueryLog::open(&config(&path, "1"), &stats).expect("a log");
+    let problem = log.status().problem.expect("a problem");
+    assert!(problem.contains("q.log"), "{problem}");
+    let end = Instant::now() + Duration::from_secs(20);
+    let soon = |what: &str, is: &dyn Fn() -> bool| {
+        while !is() {
+            assert!(Instant::now() < end, "not within 20 s: {what}");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    };
+    for n in 0..3 {
+        log.submit(Box::new(entry(&format!("n{n}."))));
+    }
+    soon("lines are lost", &|| stats.dropped.get() == 3);
+    // The writer tries to tell of them meanwhile, in vain: they are not forgotten.
+    let tried = stats.errors.get();
+    soon("it tried again", &|| stats.errors.get() > tried);
+    assert_eq!(log.status().problem, Some(problem));
+    fs::create_dir(&place).expect("a directory");
+    soon("it is opened", &|| log.status().problem.is_none());
+    log.submit(Box::new(entry("last.")));
+    close(&log);
+    let lines = lines(&path);
+    assert_eq!(lines[0]["dropped"], 3);
+    assert_eq!(lines.last().expect("a line")["name"], "last.");
+    assert_eq!((stats.lines.get(), stats.dropped.get()), (1, 3));
+}
+
+#[test]
+fn a_symbolic_link_is_not_followed() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let (path, other) = (dir.path().join("q.log"), dir.path().join("other"));
+    fs::write(&other, "").expect("a file");
+    std::os::unix::fs::symlink(&other, &path).expect("a link");
+    let mut output = Output::new(Target::File(path));
+    let error = output.follow(Instant::now()).expect_err("a link");
+    assert!(error.to_string().contains("symbolic link"), "{error}");
+    assert!(output.write(b"x\n", Instant::now()).0.is_err());
+    assert_eq!(fs::read(&other).expect("a file"), b"");
 }

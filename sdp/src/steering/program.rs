@@ -1,7 +1,7 @@
 //! The program that steers, and its maps: loaded by whoever comes first.
 //!
-//! holdfast-agent puts its own in place of whatever is there; a proxy beneath
-//! another agent only where nothing is. Maps and link outlive both by their
+//! holdfast-agent puts its own in place of whatever is there; a proxy only what
+//! is not holdfast-agent's. Maps and link outlive both by their
 //! pins, so that replicas of any age meet in the same slots.
 
 use std::{
@@ -9,15 +9,24 @@ use std::{
     fmt, fs, io,
     os::unix::fs::PermissionsExt,
     path::{Path, PathBuf},
+    thread::sleep,
+    time::{Duration, Instant},
 };
 
 use aya::{
-    EbpfLoader, include_bytes_aligned,
-    programs::{SkLookup, links::FdLink},
+    Ebpf, EbpfLoader, include_bytes_aligned,
+    programs::{
+        SkLookup,
+        links::{FdLink, PinnedLink},
+        loaded_programs,
+    },
 };
-use nix::fcntl::{Flock, FlockArg};
+use nix::{
+    errno::Errno,
+    fcntl::{Flock, FlockArg},
+};
 use shared_maps::{
-    pin,
+    fragment, pin,
     redirect::{self, RedirectKey, RedirectValue},
     steering::{LINK_NAME, SLOTS, SLOTS_NAME, SOCKS_NAME, SOCKS_PER_SLOT, Slot},
     user::{Globals, Map, MapError, MapKind},
@@ -30,6 +39,9 @@ const NAME: &str = "steer";
 const NETNS: &str = "/proc/thread-self/ns/net";
 /// Longest part of a verifier log that goes into an error, characters, from its end.
 const LOG_TAIL: usize = 1200;
+/// Longer than loading the program takes: who holds the lock for longer does not load.
+const LOCKED_FOR: Duration = Duration::from_secs(2);
+const LOOK_AGAIN: Duration = Duration::from_millis(20);
 
 /// Why nothing steers.
 #[derive(Debug, thiserror::Error)]
@@ -60,51 +72,116 @@ pub enum SteerError {
 
 /// Makes what is missing of maps and program, and opens the slots to `group`. Needs root.
 ///
-/// What another process pinned stays: all versions of a map's name have one layout.
+/// Maps that another process pinned stay: all versions of a name have one layout. A program
+/// stays if it has these maps, and is holdfast-agent's or the same as this one.
 pub fn provide(globals: &Globals, group: u32) -> Result<(), SteerError> {
     let links = globals.root().join(pin::LINKS);
     for path in [globals.dir(), links.clone()] {
         fs::create_dir_all(&path).map_err(|source| SteerError::Files { path, source })?;
     }
     let _locked = lock(globals)?;
-    if links.join(LINK_NAME).exists() {
+    let pins = [SLOTS_NAME, SOCKS_NAME].map(|name| globals.path(name));
+    let complete = pins.iter().all(|pin| pin.exists()) && link_pin(globals).exists();
+    match mend(globals, group) {
+        // A container may not be allowed what whoever made them was.
+        Err(error) if complete => {
+            tracing::info!(%error, "steering stays as it was found");
+            Ok(())
+        }
+        mended => mended,
+    }
+}
+
+fn mend(globals: &Globals, group: u32) -> Result<(), SteerError> {
+    let maps = ids_of_maps(globals)?;
+    share(globals, group)?;
+    let mut ebpf = load(globals)?;
+    let ours = steer(&mut ebpf)?;
+    let path = link_pin(globals);
+    // Only our agent makes this map.
+    let agents = globals.path(fragment::NAME).exists();
+    let stays = path.exists()
+        && is_good(&path, (ours, maps), agents).unwrap_or_else(|error| {
+            tracing::info!(%error, path = %path.display(), "what steers cannot be told");
+            agents
+        });
+    if stays {
         return Ok(());
     }
-    make_maps(globals)?;
-    share(globals, group)?;
-    attach(globals)
+    attach(globals, ours)
+}
+
+/// Where the program's link is pinned: while it is there, packets are steered.
+pub fn link_pin(globals: &Globals) -> PathBuf {
+    globals.root().join(pin::LINKS).join(LINK_NAME)
+}
+
+/// Whether the program of the link pinned at `path` has these maps and, unless any code will do,
+/// the code of `ours`.
+fn is_good(
+    path: &Path,
+    (ours, maps): (&SkLookup, [u32; 3]),
+    any_code: bool,
+) -> Result<bool, Box<dyn Error>> {
+    let link = FdLink::from(PinnedLink::from_pin(path)?);
+    let of = link.info()?.program_id();
+    let pinned = loaded_programs().find(|info| info.as_ref().is_ok_and(|info| info.id() == of));
+    let pinned = pinned.ok_or("no such program")??;
+    let has = pinned.map_ids()?.unwrap_or_default();
+    let same_code = any_code || pinned.tag() == ours.info()?.tag();
+    Ok(same_code && maps.iter().all(|id| has.contains(id)))
 }
 
 /// Puts the program on this thread's network namespace, in place of an earlier one if there is
 /// one. The maps must be there.
 pub fn replace(globals: &Globals) -> Result<(), SteerError> {
     let _locked = lock(globals)?;
-    attach(globals)
+    let mut ebpf = load(globals)?;
+    attach(globals, steer(&mut ebpf)?)
 }
 
-/// Processes that start together must not pin one over the other.
-fn lock(globals: &Globals) -> Result<Flock<fs::File>, SteerError> {
+/// Processes that start together should not pin one over the other. None if somebody keeps the
+/// lock: whoever may open the directory can, and must not keep others from starting.
+fn lock(globals: &Globals) -> Result<Option<Flock<fs::File>>, SteerError> {
     let path = globals.root().join(pin::LINKS);
     let failed = |source| SteerError::Files {
         path: path.clone(),
         source,
     };
-    let dir = fs::File::open(&path).map_err(failed)?;
-    Flock::lock(dir, FlockArg::LockExclusive).map_err(|(_, errno)| failed(errno.into()))
+    let mut dir = fs::File::open(&path).map_err(failed)?;
+    let until = Instant::now() + LOCKED_FOR;
+    loop {
+        dir = match Flock::lock(dir, FlockArg::LockExclusiveNonblock) {
+            Ok(locked) => return Ok(Some(locked)),
+            Err((dir, Errno::EWOULDBLOCK | Errno::EINTR)) => dir,
+            Err((_, errno)) => return Err(failed(errno.into())),
+        };
+        if Instant::now() >= until {
+            tracing::warn!(path = %path.display(), "somebody keeps this locked: not waited for");
+            return Ok(None);
+        }
+        sleep(LOOK_AGAIN);
+    }
 }
 
 /// Makes and pins the maps of steering that are not there yet.
 pub fn make_maps(globals: &Globals) -> Result<(), MapError> {
+    ids_of_maps(globals).map(|_| ())
+}
+
+/// The same; their numbers.
+fn ids_of_maps(globals: &Globals) -> Result<[u32; 3], MapError> {
     let entries = redirect::MAX_ENTRIES;
     let path = globals.path(redirect::NAME);
-    Map::<RedirectKey, RedirectValue>::open_or_create(&path, MapKind::LruHash, entries, 0)?;
+    let redirect =
+        Map::<RedirectKey, RedirectValue>::open_or_create(&path, MapKind::LruHash, entries, 0)?;
     let path = globals.path(SLOTS_NAME);
-    Map::<u32, Slot>::open_or_create(&path, MapKind::Array, SLOTS, 0)?;
+    let slots = Map::<u32, Slot>::open_or_create(&path, MapKind::Array, SLOTS, 0)?;
     // The value of a sockmap is a descriptor on update, a cookie on lookup.
     let path = globals.path(SOCKS_NAME);
     let sockets = SLOTS * SOCKS_PER_SLOT;
-    Map::<u32, u32>::open_or_create(&path, MapKind::SockMap, sockets, 0)?;
-    Ok(())
+    let socks = Map::<u32, u32>::open_or_create(&path, MapKind::SockMap, sockets, 0)?;
+    Ok([redirect.id(), slots.id(), socks.id()])
 }
 
 /// Lets the proxies' group take slots.
@@ -118,17 +195,29 @@ pub fn share(globals: &Globals, group: u32) -> Result<(), SteerError> {
     Ok(())
 }
 
-fn attach(globals: &Globals) -> Result<(), SteerError> {
-    let refused = |error: &dyn Error| SteerError::Program(tail(error));
-    let mut ebpf = EbpfLoader::new()
+fn refused(error: &dyn Error) -> SteerError {
+    SteerError::Program(tail(error))
+}
+
+/// Reads the object; its maps are the pinned ones.
+fn load(globals: &Globals) -> Result<Ebpf, SteerError> {
+    EbpfLoader::new()
         .default_map_pin_directory(globals.dir())
         .load(OBJECT)
-        .map_err(|error| refused(&error))?;
+        .map_err(|error| refused(&error))
+}
+
+/// The program, loaded into the kernel.
+fn steer(ebpf: &mut Ebpf) -> Result<&mut SkLookup, SteerError> {
     let program: &mut SkLookup = ebpf
         .program_mut(NAME)
         .and_then(|program| program.try_into().ok())
         .ok_or_else(|| SteerError::Program("not in the embedded object".to_owned()))?;
     program.load().map_err(|error| refused(&error))?;
+    Ok(program)
+}
+
+fn attach(globals: &Globals, program: &mut SkLookup) -> Result<(), SteerError> {
     let netns = fs::File::open(NETNS).map_err(|source| SteerError::Files {
         path: NETNS.into(),
         source,
@@ -137,7 +226,7 @@ fn attach(globals: &Globals) -> Result<(), SteerError> {
     let link = program.take_link(id).map_err(|error| refused(&error))?;
     // Both programs run until the new pin replaces the old one: they
     // select alike, and the later selection holds.
-    let path = globals.root().join(pin::LINKS).join(LINK_NAME);
+    let path = link_pin(globals);
     pin_over(link.into(), &path).map_err(|reason| SteerError::Pin { path, reason })
 }
 

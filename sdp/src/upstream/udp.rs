@@ -10,43 +10,37 @@
 use std::{
     collections::{HashMap, VecDeque},
     hash::BuildHasher,
-    net::{IpAddr, SocketAddr},
+    net::SocketAddr,
     os::fd::OwnedFd,
     time::{Duration, Instant},
 };
 
 use foldhash::quality::RandomState;
-use nix::sys::epoll::{Epoll, EpollEvent, EpollFlags};
+use nix::sys::epoll::Epoll;
 use rand::{Rng, SeedableRng, rngs::StdRng};
-use shared_maps::{EndpointId, IdentityId};
+use shared_maps::EndpointId;
 
 use crate::{
     arena::{Arena, Key},
     mapping::EndpointInstance,
     policy::rule::Transport,
     proxy::{
-        Asked, Forward,
+        Asked, Forward, Identities,
         stats::{Counters, Fallback},
     },
     query_log::{Entries, Entry},
-    socket, transparent,
+    socket,
     wire::{HEADER_LEN, Header, answer, reply::Kept},
 };
 
+mod sockets;
+#[cfg(test)]
+mod tests;
+
+use sockets::{ServerKey, UpSocket};
+
 /// Sockets per server and identity from which each batch takes one at random.
 const SPREAD: usize = 4;
-/// The same, with those that are opened while the others wait for [`ROOM`] answers each.
-const MOST: usize = 32;
-/// Answers that a socket's receive buffer takes, should they all come while we do not run.
-const ROOM: usize = 128;
-/// Sockets per worker at most, of the node's address.
-const MAX_SOCKETS: usize = 512;
-/// The same, of pods' addresses.
-const MAX_TRANSPARENT: usize = 2048;
-/// Queries after which a socket is replaced.
-const MAX_QUERIES: u32 = 10_000;
-/// Age at which a socket is replaced.
-const MAX_AGE: Duration = Duration::from_secs(60);
 /// An idle socket is closed after this.
 const MAX_IDLE: Duration = Duration::from_secs(30);
 /// Queries in flight per socket at most: ids must stay hard to guess.
@@ -69,6 +63,8 @@ pub(crate) struct Flight {
     pub(crate) question: Vec<u8>,
     pub(crate) sent_at: Instant,
     /// As in [`Forward`].
+    identities: Identities,
+    /// As in [`Forward`].
     policy_check: Duration,
     /// Who else asked the same.
     pub(crate) joined: Vec<Joined>,
@@ -88,6 +84,7 @@ impl Flight {
             client,
             server: self.server,
             transport: Transport::Udp,
+            identities: self.identities,
             policy_check: self.policy_check,
             waited: now.duration_since(self.sent_at),
         }
@@ -128,25 +125,6 @@ pub(crate) enum PlaceError {
     /// No socket to the server.
     #[error(transparent)]
     Socket(#[from] socket::SocketError),
-}
-
-struct UpSocket {
-    fd: OwnedFd,
-    server: ServerKey,
-    waiting: HashMap<u16, Key, RandomState>,
-    born: Instant,
-    used: Instant,
-    queries: u32,
-    /// Takes no new queries; closed when nothing waits.
-    retired: bool,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-struct ServerKey {
-    server: SocketAddr,
-    identity: Option<IdentityId>,
-    /// If not the node's.
-    source: Option<IpAddr>,
 }
 
 /// All of one worker's.
@@ -233,8 +211,13 @@ impl UdpUpstream {
         if own >= self.limit.saturating_sub(self.flights.len()) {
             return Err(PlaceError::Full);
         }
-        let identity = self.marked.then_some(query.identity);
-        let key = self.socket_under(query.source, server, identity, now, epoll)?;
+        let identity = self.marked.then_some(query.identities.client);
+        let of = |source| ServerKey {
+            server,
+            identity,
+            source,
+        };
+        let key = self.socket_under(query.source, of, query.endpoint.id, now, epoll)?;
         let Some(socket) = self.sockets.get_mut(key) else {
             return Err(PlaceError::Full);
         };
@@ -255,6 +238,7 @@ impl UdpUpstream {
             kept: query.kept,
             question,
             sent_at: now,
+            identities: query.identities,
             policy_check: query.policy_check,
             joined: Vec::new(),
             logged: Vec::new(),
@@ -386,14 +370,17 @@ impl UdpUpstream {
         None
     }
 
-    /// Takes out a query whose time is over, if there is one.
-    pub(crate) fn expired(&mut self, now: Instant) -> Option<Flight> {
-        let deadline = self.next_deadline()?;
-        if deadline > now {
-            return None;
-        }
+    /// Takes a query out of flight, whichever.
+    pub(crate) fn any(&mut self) -> Option<Flight> {
+        self.next_deadline()?;
         let (_, flight) = self.deadlines.pop_front()?;
         self.remove(flight)
+    }
+
+    /// Takes out a query whose time is over, if there is one.
+    pub(crate) fn expired(&mut self, now: Instant) -> Option<Flight> {
+        let is_over = self.next_deadline()? <= now;
+        is_over.then(|| self.any()).flatten()
     }
 
     /// Closes sockets that were idle for long.
@@ -406,185 +393,6 @@ impl UdpUpstream {
             .collect();
         for key in idle {
             self.close(key);
-        }
-    }
-
-    /// A socket under `source`; where none can be had, under the node's address.
-    fn socket_under(
-        &mut self,
-        source: Option<IpAddr>,
-        server: SocketAddr,
-        identity: Option<IdentityId>,
-        now: Instant,
-        epoll: &Epoll,
-    ) -> Result<Key, PlaceError> {
-        let of = |source| ServerKey {
-            server,
-            identity,
-            source,
-        };
-        let reason = match self.socket_for(of(source), now, epoll) {
-            Err(PlaceError::Full) if source.is_some() => Fallback::TooManySockets,
-            Err(PlaceError::Socket(error)) if source.is_some() => Fallback::of(&error.source),
-            found => return found,
-        };
-        self.fallbacks.inc(reason);
-        self.socket_for(of(None), now, epoll)
-    }
-
-    fn socket_for(
-        &mut self,
-        server: ServerKey,
-        now: Instant,
-        epoll: &Epoll,
-    ) -> Result<Key, PlaceError> {
-        let at = self.position(server);
-        let present = self.at(server, at);
-        if let Some(key) = present
-            && let Some(socket) = self.sockets.get_mut(key)
-        {
-            if socket.queries < MAX_QUERIES && now.duration_since(socket.born) < MAX_AGE {
-                return Ok(key);
-            }
-            self.retire(key);
-        }
-        match self.open_at(server, at, now, epoll) {
-            // Better one that waits for many answers than none.
-            Err(PlaceError::Full) if at != self.spread => {
-                self.at(server, self.spread).ok_or(PlaceError::Full)
-            }
-            opened => opened,
-        }
-    }
-
-    /// Which of a server's sockets the next query takes.
-    fn position(&self, server: ServerKey) -> usize {
-        let has_room = |at: &usize| {
-            let socket = self.at(server, *at).and_then(|key| self.sockets.get(key));
-            socket.is_none_or(|socket| socket.waiting.len() < ROOM)
-        };
-        if has_room(&self.spread) {
-            return self.spread;
-        }
-        (0..MOST).find(has_room).unwrap_or(self.spread)
-    }
-
-    fn at(&self, server: ServerKey, at: usize) -> Option<Key> {
-        self.servers.get(&server)?.get(at).copied().flatten()
-    }
-
-    fn open_at(
-        &mut self,
-        server: ServerKey,
-        at: usize,
-        now: Instant,
-        epoll: &Epoll,
-    ) -> Result<Key, PlaceError> {
-        self.make_room(server.source.is_some())?;
-        let fd = self.open(server)?;
-        let key = self.sockets.insert(UpSocket {
-            fd,
-            server,
-            waiting: HashMap::default(),
-            born: now,
-            used: now,
-            queries: 0,
-            retired: false,
-        });
-        if let Some(socket) = self.sockets.get(key) {
-            let event = EpollEvent::new(EpollFlags::EPOLLIN, key.to_u64());
-            if let Err(e) = epoll.add(&socket.fd, event) {
-                self.sockets.remove(key);
-                let what = "cannot watch a socket (epoll)";
-                return Err(socket::SocketError {
-                    what,
-                    source: e.into(),
-                }
-                .into());
-            }
-        }
-        let own = self.servers.entry(server).or_default();
-        if own.len() <= at {
-            own.resize(at + 1, None);
-        }
-        if let Some(place) = own.get_mut(at) {
-            *place = Some(key);
-        }
-        Ok(key)
-    }
-
-    fn open(&mut self, key: ServerKey) -> Result<OwnedFd, socket::SocketError> {
-        let ServerKey {
-            server, identity, ..
-        } = key;
-        let Some(source) = key.source else {
-            return socket::udp_upstream(server, identity, None);
-        };
-        let mut taken = None;
-        for port in transparent::ports(&mut self.random) {
-            match socket::udp_upstream(server, identity, Some(SocketAddr::new(source, port))) {
-                Err(e) if Fallback::of(&e.source) == Fallback::NoPort => taken = Some(e),
-                opened => {
-                    if taken.is_some() && opened.is_ok() {
-                        self.fallbacks.inc(Fallback::OtherPort);
-                    }
-                    return opened;
-                }
-            }
-        }
-        Err(taken.expect("at least one port was tried"))
-    }
-
-    /// If there are as many as may be, closes the one that was unused for longest, if any is idle.
-    fn make_room(&mut self, transparent: bool) -> Result<(), PlaceError> {
-        let alike = |socket: &UpSocket| socket.server.source.is_some() == transparent;
-        let most = if transparent {
-            MAX_TRANSPARENT
-        } else {
-            MAX_SOCKETS
-        };
-        if self.sockets.iter().filter(|(_, s)| alike(s)).count() < most {
-            return Ok(());
-        }
-        let idle = self.sockets.iter();
-        let idle = idle.filter(|(_, s)| alike(s) && s.waiting.is_empty());
-        match idle.min_by_key(|(_, s)| s.used).map(|(key, _)| key) {
-            Some(key) => {
-                self.close(key);
-                Ok(())
-            }
-            None => Err(PlaceError::Full),
-        }
-    }
-
-    fn retire(&mut self, key: Key) {
-        self.forget(key);
-        let Some(socket) = self.sockets.get_mut(key) else {
-            return;
-        };
-        socket.retired = true;
-        if socket.waiting.is_empty() {
-            self.sockets.remove(key);
-        }
-    }
-
-    fn close(&mut self, key: Key) {
-        self.forget(key);
-        self.sockets.remove(key);
-    }
-
-    /// No new query finds the socket.
-    fn forget(&mut self, key: Key) {
-        let Some(server) = self.sockets.get(key).map(|s| s.server) else {
-            return;
-        };
-        if let Some(spread) = self.servers.get_mut(&server) {
-            for slot in spread.iter_mut().filter(|s| **s == Some(key)) {
-                *slot = None;
-            }
-            if spread.iter().all(Option::is_none) {
-                self.servers.remove(&server);
-            }
         }
     }
 }

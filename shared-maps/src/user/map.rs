@@ -170,9 +170,14 @@ impl<K: Record, V: Record> Map<K, V> {
             .unwrap_or_default();
         let mut map = Self::create(&name, kind, max_entries, flags)?;
         map.name = path.display().to_string();
-        sys::pin(map.fd.as_fd(), &c_path(path)?)
-            .map_err(|e| failed("BPF_OBJ_PIN", map.name.clone(), e))?;
-        Ok(map)
+        match sys::pin(map.fd.as_fd(), &c_path(path)?) {
+            Ok(()) => Ok(map),
+            // Another process made it meanwhile.
+            Err(e) if e.kind() == io::ErrorKind::AlreadyExists => {
+                Self::open(path, kind, Access::ReadWrite)
+            }
+            Err(e) => Err(failed("BPF_OBJ_PIN", map.name, e)),
+        }
     }
 
     fn from_fd(fd: OwnedFd, path: PathBuf, kind: MapKind) -> Result<Self, MapError> {

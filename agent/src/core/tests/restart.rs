@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 
 use proptest::prelude::*;
+use shared_maps::IdentityId;
 
 use super::{
     oracle::{Act, World, acts, check_way, config, fates},
@@ -362,6 +363,60 @@ fn a_policy_that_changed_while_away_comes_after_its_labels() {
         vec![Policy(3, 7), Policy(0, 5), Endpoint(8, false), Policy(3, 2)],
     ] {
         killed(&acts, 0.0);
+    }
+}
+
+/// Two identities of names become one selector's, and nobody knows what their numbers meant.
+#[test]
+fn a_policy_that_changed_while_away_with_the_checkpoint_opens_nothing_else() {
+    let web = |peers: &str| format!("endpointSelector: {{matchLabels: {{app: web}}}}\n  {peers}");
+    let mut world = World::new();
+    for (slot, peers) in [
+        ("a", "egress:\n  - toFQDNs: [{matchName: www.cilium.io}]"),
+        (
+            "b",
+            "egress:\n  - toFQDNs: [{matchName: dev.cilium.io}]\n    toPorts: [{ports: [{port: 80, protocol: TCP}]}]",
+        ),
+    ] {
+        let event = world.document(slot, Some(&web(peers)));
+        world.node.event(event);
+    }
+    for (name, address) in [(0, 0), (1, 4)] {
+        world.act(&Act::Learn(name, address));
+    }
+    world.node.tick(world.node.now.plus_secs(6));
+    world.document("a", Some(&web("egress:\n  - toFQDNs: [{matchPattern: '*.cilium.io'}]\n    toPorts: [{ports: [{port: 450, protocol: TCP}]}]")));
+    world.document("b", None);
+    for lost in [false, true] {
+        if lost {
+            world.node.datapath.checkpoint = None;
+        }
+        let node = restarted(&world);
+        assert_ne!(node.identity("1.1.1.1"), None);
+        assert_ne!(node.identity("2.2.2.2"), None);
+    }
+}
+
+/// One was the node's and one the world's, and both are a name's now.
+#[test]
+fn what_one_address_had_is_not_for_another_that_gets_the_same_identity() {
+    const BEFORE: &str = "endpointSelector: {}\n  egress:\n  - toEntities: [host]";
+    const AFTER: &str = "endpointSelector: {}\n  egress:\n  - toFQDNs: [{matchPattern: '*.cilium.io'}]\n    toPorts: [{ports: [{port: 443, protocol: TCP}]}]";
+    for (own, other) in [("1.1.1.1", "2.2.2.2"), ("2.2.2.2", "1.1.1.1")] {
+        let mut world = World::new();
+        let event = world.document("p0", Some(BEFORE));
+        world.node.event(event);
+        world.node.learn("www.cilium.io", &[own, other]);
+        let addresses = ["10.0.0.1", own].map(|address| address.parse().unwrap());
+        world.node.event(Event::NodeAddresses(addresses.to_vec()));
+        world.node.tick(world.node.now.plus_secs(6));
+        assert_eq!(world.node.identity(own), Some(IdentityId::HOST));
+        assert_eq!(world.node.identity(other), None);
+        world.document("p0", Some(AFTER));
+        let node = restarted(&world);
+        assert_ne!(node.identity(own), Some(IdentityId::HOST));
+        assert_eq!(node.identity(own), node.identity(other));
+        assert!(node.identity(own).is_some());
     }
 }
 

@@ -28,15 +28,18 @@ pub(super) fn is_answer(request: &FqdnMapping) -> bool {
         && !timed_out
 }
 
-/// Reads it; `None` if no address of it can be used. An unknown client is an
-/// error that this service's clients take as "the agent has a problem".
-pub(super) fn read(request: &FqdnMapping, places: &[Place]) -> Result<Option<Mapping>, Status> {
-    let client =
-        text(&request.source_ip).ok_or_else(|| Status::unknown("source_ip is no address"))?;
-    let place = places
-        .iter()
-        .find(|place| place.addresses.contains(&client))
-        .ok_or_else(|| Status::unknown(format!("no endpoint has the address {client}")))?;
+/// Who asked.
+pub(super) fn client(request: &FqdnMapping) -> Result<IpAddr, Status> {
+    text(&request.source_ip).ok_or_else(|| Status::unknown("source_ip is no address"))
+}
+
+/// Reads it as an answer to `client`, who is at `place`; `None` if no address of it can be
+/// used.
+pub(super) fn read(
+    request: &FqdnMapping,
+    client: IpAddr,
+    place: &Place,
+) -> Result<Option<Mapping>, Status> {
     let addresses: Vec<IpAddr> = request.record_ip.iter().filter_map(|ip| text(ip)).collect();
     let metrics = request.metrics_data.clone().unwrap_or_default();
     let transport = match metrics.protocol.as_str() {
@@ -109,14 +112,17 @@ mod tests {
 
     #[test]
     fn reads_text_addresses_and_leaves_nonsense_out() {
-        let mapping = read(&request(), &[place()]).unwrap().unwrap();
+        let client = client(&request()).unwrap();
+        let mapping = read(&request(), client, &place()).unwrap().unwrap();
         assert_eq!(mapping.addresses, [IpAddr::from([192, 0, 2, 1])]);
         assert_eq!(mapping.endpoint.ifindex, 3);
     }
 
     #[test]
-    fn an_unknown_client_is_status_unknown() {
-        let status = read(&request(), &[]).unwrap_err();
+    fn a_client_without_an_address_is_status_unknown() {
+        let mut request = request();
+        request.source_ip = b"pod".to_vec();
+        let status = client(&request).unwrap_err();
         assert_eq!(status.code(), tonic::Code::Unknown);
     }
 

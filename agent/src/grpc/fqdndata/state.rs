@@ -71,6 +71,7 @@ pub(super) fn build(
 
 /// Leaves out the prefixes that decide nothing: those that every rule treats as it does the
 /// next shorter one that is listed. A node has some dozens of others, whatever it learned.
+/// Then servers of identities that no listed prefix has decide nothing either.
 pub(super) fn shrink(state: &mut PolicyState, directory: &Directory) {
     let mut named_by: BTreeMap<u32, Vec<usize>> = BTreeMap::new();
     for (n, policy) in state.egress_l7_dns_policy.iter().enumerate() {
@@ -98,6 +99,20 @@ pub(super) fn shrink(state: &mut PolicyState, directory: &Directory) {
         }
     }
     state.identity_to_prefix_mapping = prefixes(&kept);
+    let listed: BTreeSet<u32> = kept.iter().map(|(_, id)| id.0).chain(RESERVED).collect();
+    for policy in &mut state.egress_l7_dns_policy {
+        let first = policy.dns_servers.first().cloned();
+        policy
+            .dns_servers
+            .retain(|server| listed.contains(&server.dns_server_identity));
+        if let Some(first) = first.filter(|_| policy.dns_servers.is_empty()) {
+            // Without a server it would be no rule, and what was there before would stay.
+            policy.dns_servers.push(DnsServer {
+                dns_server_identity: 0,
+                ..first
+            });
+        }
+    }
 }
 
 fn policy(key: RuleKey, rule: &SelectorRule, every: &[u32]) -> DnsPolicy {

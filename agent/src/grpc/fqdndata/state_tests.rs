@@ -207,3 +207,37 @@ fn what_is_left_out_changes_no_verdict() {
         .sum();
     assert_eq!(left, 4, "{state:?}");
 }
+
+#[test]
+fn servers_that_no_prefix_has_are_left_out_and_revocations_stay() {
+    let net = |n: u32| IpNet::from(IpAddr::from((0x0900_0000 + n).to_be_bytes()));
+    let learned = (0..1000).map(|n| IdentityId(16_777_217 + n));
+    let mut prefixes: Vec<_> = (0..1000).map(net).zip(learned.clone()).collect();
+    prefixes.push(("0.0.0.0/0".parse().unwrap(), IdentityId(9)));
+    let directory = Directory {
+        identities: learned.clone().collect(),
+        prefixes,
+        former: [(EndpointId(7), 54, Transport::Udp)].into(),
+        ..directory()
+    };
+    let only = |ids: Vec<IdentityId>| {
+        let servers = Servers::Identities(ids.into_iter().collect());
+        table(servers, NameRules::All)
+    };
+    for (table, left) in [
+        (table(Servers::Any, NameRules::All), 10),
+        // What it selects has no prefix at all.
+        (only(vec![IdentityId(20_000_000)]), 1),
+    ] {
+        let mut state = fresh(&table, &directory);
+        shrink(&mut state, &directory);
+        let [rule, revoked] = state.egress_l7_dns_policy.as_slice() else {
+            panic!("{state:?}");
+        };
+        assert_eq!(rule.dns_servers.len(), left);
+        assert!(rule.dns_servers.iter().all(|s| s.dns_server_port == 53));
+        assert_eq!(revoked.dns_servers.len(), 1);
+        assert_eq!(revoked.dns_servers[0].dns_server_identity, 0);
+        assert_eq!(revoked.dns_servers[0].dns_server_port, 54);
+    }
+}

@@ -222,15 +222,16 @@ impl Bench<'_> {
 
 fn start_proxy(lab: &Lab, workers: Option<u16>, transparent: bool) -> Result<Programs> {
     const FLAG: &str = "--dnsproxy-enable-transparent-mode";
+    const OUTSIDE: &str = "--transparent-mode-outside-cluster";
     lab.write_policy("web.yaml", &policy())?;
     let mut options = holdfast_e2e::AgentOptions::default();
     if transparent {
-        options = options.flag(FLAG);
+        options = options.flag(FLAG).flag(OUTSIDE);
     }
     let agent = lab.start_agent(&options)?;
     let mut options = holdfast_e2e::SdpOptions::default();
     if transparent {
-        options = options.flag(FLAG);
+        options = options.flag(FLAG).flag(OUTSIDE);
     }
     if let Some(workers) = workers {
         options = options.flag(&format!("--workers={workers}"));

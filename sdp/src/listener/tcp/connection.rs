@@ -254,6 +254,7 @@ impl Connection {
                 client,
                 server,
                 transport: Transport::Tcp,
+                identities: query.identities,
                 policy_check: query.policy_check,
                 waited: Duration::ZERO,
             };
@@ -281,10 +282,11 @@ impl Connection {
             question: query.question.to_vec(),
             endpoint: query.endpoint,
             behalf: Behalf {
-                identity: marked.then_some(query.identity),
+                identity: marked.then_some(query.identities.client),
                 source: query.source,
             },
             sent_at: self.now,
+            identities: query.identities,
             policy_check: query.policy_check,
             resent: false,
             logged: query.logged.take(),

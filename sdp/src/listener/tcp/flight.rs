@@ -9,7 +9,7 @@ use super::upstream::Behalf;
 use crate::{
     mapping::EndpointInstance,
     policy::rule::Transport,
-    proxy::Asked,
+    proxy::{Asked, Identities},
     query_log::Entry,
     wire::{answer, reply::Kept, transfer::Transfer},
 };
@@ -23,6 +23,7 @@ pub(super) struct Flight {
     pub(super) endpoint: EndpointInstance,
     pub(super) behalf: Behalf,
     pub(super) sent_at: Instant,
+    pub(super) identities: Identities,
     pub(super) policy_check: Duration,
     pub(super) resent: bool,
     /// For the query log.
@@ -48,6 +49,7 @@ impl Flight {
             client,
             server,
             transport: Transport::Tcp,
+            identities: self.identities,
             policy_check: self.policy_check,
             waited: now.duration_since(self.sent_at),
         }

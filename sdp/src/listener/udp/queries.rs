@@ -98,6 +98,7 @@ impl Worker {
                             client,
                             server,
                             transport: Transport::Udp,
+                            identities: query.identities,
                             policy_check: query.policy_check,
                             waited: Duration::ZERO,
                         };

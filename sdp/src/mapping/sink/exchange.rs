@@ -79,7 +79,7 @@ pub struct SinkStats {
     pub late: Count,
     /// Mappings realised.
     pub realised: Count,
-    /// Mappings refused or not realised.
+    /// Mappings refused, not realised, or without a result.
     pub refused: Count,
     /// Mappings sent again from the table.
     pub replayed: Count,

@@ -61,7 +61,7 @@ pub(super) struct State {
     pub(super) live: VecDeque<Waiting>,
     pub(super) refreshes: HashSet<Key>,
     pub(super) refresh_since: Option<BootTime>,
-    pub(super) replays: VecDeque<Key>,
+    pub(super) replays: Replays,
     pub(super) retries: Vec<Key>,
     pub(super) in_flight: BTreeMap<u64, InFlight>,
     /// Realised, and not on the agent's disk yet: nobody waits for these.
@@ -73,6 +73,36 @@ pub(super) struct State {
     pub(super) late_until: u64,
     pub(super) flushing: bool,
     pub(super) expired_at: BootTime,
+}
+
+/// Names to send again, in order, each once: one of several mappings would come to be as many.
+#[derive(Default)]
+pub(super) struct Replays {
+    order: VecDeque<Key>,
+    queued: HashSet<Key>,
+}
+
+impl Replays {
+    pub(super) fn push(&mut self, key: Key) {
+        if self.queued.insert(key.clone()) {
+            self.order.push_back(key);
+        }
+    }
+
+    fn pop(&mut self) -> Option<Key> {
+        let key = self.order.pop_front()?;
+        self.queued.remove(&key);
+        Some(key)
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.order.len()
+    }
+
+    pub(super) fn clear(&mut self) {
+        self.order.clear();
+        self.queued.clear();
+    }
 }
 
 pub(super) struct Waiting {
@@ -111,7 +141,7 @@ impl State {
             live: VecDeque::new(),
             refreshes: HashSet::new(),
             refresh_since: None,
-            replays: VecDeque::new(),
+            replays: Replays::default(),
             retries: Vec::new(),
             in_flight: BTreeMap::new(),
             undurable: BTreeMap::new(),
@@ -210,7 +240,7 @@ impl State {
         self.kept.take_over(mapping, lasts);
         if self.agent.is_some() {
             let key = (mapping.endpoint, mapping.name.clone());
-            self.replays.push_back(key);
+            self.replays.push(key);
         }
     }
 
@@ -244,7 +274,8 @@ impl State {
         }
     }
 
-    /// Replays are as many as fit beside what else there is, and `most` at most.
+    /// Replays are as many as fit beside what else there is, and `most` at most. With 0 what
+    /// nobody waits for stays here, name by name.
     pub(super) fn next_batch(&mut self, now: BootTime, most: usize, stats: &SinkStats) -> Batch {
         let mut batch = Batch {
             revoked: std::mem::take(&mut self.revoked),
@@ -262,7 +293,7 @@ impl State {
         let due = self.refresh_since.is_some_and(|since| {
             self.flushing || now.0.saturating_sub(since.0) >= nanos(REFRESH_AFTER)
         });
-        if due {
+        if due && most > 0 {
             self.refresh_since = None;
             for key in std::mem::take(&mut self.refreshes) {
                 for mapping in self.kept.unsettled(&key) {
@@ -277,7 +308,7 @@ impl State {
         };
         let mut sent = 0;
         while sent < room.min(most)
-            && let Some(key) = self.replays.pop_front()
+            && let Some(key) = self.replays.pop()
         {
             for mapping in self.kept.replay(&key, now) {
                 batch.mappings.push(self.send(mapping, Wait::Nobody));
@@ -372,13 +403,14 @@ impl State {
         true
     }
 
-    /// No result will come of a sequence: what it told is told again.
-    pub(super) fn no_result(&mut self, sequence: u64) {
-        if let Some(sent) = self.in_flight.remove(&sequence)
-            && self.kept.retry(&sent.key)
-        {
-            self.retries.push(sent.key);
-        }
+    /// No result will come of a sequence: what it told is told again, for as long as it is
+    /// kept. The agent did not say that it cannot take it. False if nothing waited for one.
+    pub(super) fn no_result(&mut self, sequence: u64) -> bool {
+        let Some(sent) = self.in_flight.remove(&sequence) else {
+            return false;
+        };
+        self.retries.push(sent.key);
+        true
     }
 
     fn settled(&mut self, sent: InFlight) {

@@ -341,6 +341,80 @@ fn what_gets_no_result_is_told_again_and_counts_as_silence() {
     assert!(again.iter().all(|out| out.mapping.replayed));
 }
 
+/// A hung agent of Cilium: each call runs out of time, and few are open at once.
+#[test]
+fn what_nobody_waits_for_stays_with_the_sink_until_there_is_room() {
+    let (sink, seen) = (LinkSink::new(0, Duration::from_millis(1)), Seen::default());
+    sink.agent_up(epoch(1), None);
+    for name in ["a.", "b.", "c."] {
+        learn(&sink, name, &seen);
+    }
+    assert_eq!(sink.next_batch_with(BootTime::now(), 16).mappings.len(), 3);
+    let later = BootTime::now().plus_secs(1);
+    sink.tick(later);
+    assert!(sink.status().agent_hung);
+    let names: Vec<String> = (0..100).map(|n| format!("n{n}.")).collect();
+    for second in 1..10 {
+        for name in &names {
+            let mapping = Mapping {
+                seen_at: later,
+                ..mapping(name, &[1], 30, 0)
+            };
+            let now = later.plus_secs(second);
+            assert_eq!(
+                sink.learn_at(mapping, Box::new(|_| {}), now),
+                Release::AgentAway
+            );
+            assert!(sink.next_batch_with(now.plus_secs(1), 0).is_empty());
+        }
+    }
+    let status = sink.status();
+    assert_eq!((status.queued, status.in_flight), (100, 3));
+    let sent = sink.next_batch_with(later.plus_secs(20), 16).mappings;
+    assert_eq!(sent.len(), 100, "each once");
+}
+
+#[test]
+fn silence_does_not_use_a_pairs_tries_up() {
+    let (sink, seen) = (sink(), Seen::default());
+    sink.agent_up(epoch(1), None);
+    learn(&sink, "a.", &seen);
+    let mut now = BootTime::now();
+    for call in 0..64 {
+        let sent = sink.next_batch_with(now, 16).mappings;
+        assert_eq!(sent.len(), 1, "call {call}");
+        sink.no_result(sent[0].sequence);
+        now = now.plus_secs(5);
+        sink.tick(now);
+    }
+    // Longer than its TTL and what is added to it there.
+    now = now.plus_secs(60);
+    sink.tick(now);
+    assert!(sink.next_batch_with(now, 16).is_empty());
+    assert_eq!(sink.status().kept, 0);
+}
+
+#[test]
+fn a_name_of_several_answers_is_queued_once() {
+    let (sink, now) = (sink(), BootTime::now());
+    sink.agent_up(epoch(1), None);
+    for (address, ttl) in [(1, 300), (2, 400), (3, 500)] {
+        let mapping = Mapping {
+            seen_at: now,
+            ..mapping("a.", &[address], ttl, 0)
+        };
+        sink.learn_at(mapping, Box::new(|_| {}), now);
+    }
+    for _ in 0..5 {
+        let sent = sink.next_batch_with(now, 16).mappings;
+        assert_eq!(sent.len(), 3);
+        for out in sent {
+            sink.no_result(out.sequence);
+        }
+        sink.tick(now);
+    }
+}
+
 /// A sink with a journal in a directory, and that journal.
 fn journalled(dir: &std::path::Path) -> (Arc<LinkSink>, Arc<crate::journal::Journal>) {
     let journal = Arc::new(crate::journal::Journal::default());

@@ -1,0 +1,254 @@
+//! Answers that the proxies of this service report: each call waits for what becomes of its
+//! answer. All calls share one stream of results.
+
+use std::{collections::BTreeMap, net::IpAddr, sync::Arc, time::Duration};
+
+use fqdn_proto::fqdndata::FqdnMapping;
+use holdfast_sdp::mapping::{BootTime, Realised, Refusal};
+use parking_lot::Mutex;
+use tokio::{
+    sync::{mpsc, oneshot},
+    time::timeout,
+};
+use tonic::Status;
+
+use super::mapping;
+use crate::{
+    core::{
+        Place,
+        event::{Event, MappingEvent, StreamId},
+    },
+    proxies::{Proxies, Results, StreamGuard, StreamKind, ToStream},
+    runner::{CoreAway, CoreHandle},
+};
+
+/// Calls that may wait for their result.
+const MAX_WAITING: usize = 16_384;
+/// How long a call may take beyond the response max delay.
+const MARGIN: Duration = Duration::from_millis(50);
+/// How long endpoints are taken to be where they were, seconds: asking per answer would hold
+/// it up twice.
+const CURRENT: u64 = 1;
+/// Revocations whose acknowledgement may wait for the core.
+const ACKS: usize = 1024;
+
+/// Calls, and what they need.
+#[derive(Debug)]
+pub(super) struct Reports {
+    core: CoreHandle,
+    proxies: Proxies,
+    stream: Mutex<StreamGuard>,
+    waiting: Waiting,
+    places: Mutex<Option<Known>>,
+    max_delay: Duration,
+}
+
+/// Calls without a result yet.
+#[derive(Debug, Default)]
+struct Waiting(Mutex<(u64, BTreeMap<u64, oneshot::Sender<Realised>>)>);
+
+impl Waiting {
+    /// Enters a call; none if too many wait.
+    fn enter(&self) -> Option<(Waiter<'_>, oneshot::Receiver<Realised>)> {
+        let mut waiting = self.0.lock();
+        if waiting.1.len() >= MAX_WAITING {
+            return None;
+        }
+        waiting.0 += 1;
+        let sequence = waiting.0;
+        let (sender, receiver) = oneshot::channel();
+        waiting.1.insert(sequence, sender);
+        let waiter = Waiter {
+            sequence,
+            waiting: self,
+        };
+        Some((waiter, receiver))
+    }
+}
+
+/// A call that waits; its client may give up at any time.
+struct Waiter<'a> {
+    sequence: u64,
+    waiting: &'a Waiting,
+}
+
+impl Drop for Waiter<'_> {
+    fn drop(&mut self) {
+        self.waiting.0.lock().1.remove(&self.sequence);
+    }
+}
+
+/// The endpoints, and when they were asked for.
+type Known = (BootTime, Arc<Vec<Place>>);
+
+impl Reports {
+    /// With the results that [`Self::dispatch`] takes.
+    pub(super) async fn start(
+        core: CoreHandle,
+        proxies: Proxies,
+        max_delay: Duration,
+    ) -> (Self, Results) {
+        let (guard, results) = open(&proxies);
+        let _stopped = core.tell(Event::StreamUp(guard.id())).await;
+        let reports = Self {
+            core,
+            proxies,
+            stream: Mutex::new(guard),
+            waiting: Waiting::default(),
+            places: Mutex::default(),
+            max_delay,
+        };
+        (reports, results)
+    }
+
+    /// Passes results on until the core stops.
+    pub(super) async fn dispatch(&self, mut results: Results) {
+        let (acks, mut due) = mpsc::channel(ACKS);
+        let passing_on = async {
+            loop {
+                self.pass_on(&mut results, &acks).await;
+                tracing::error!(
+                    "fell behind with results for FQDNData clients: their calls under way fail"
+                );
+                match self.reopen().await {
+                    Ok(opened) => results = opened,
+                    Err(_stopped) => return,
+                }
+            }
+        };
+        // The core must not wait for results to be fetched, nor they for the core.
+        let acknowledging = async {
+            while let Some(ack) = due.recv().await {
+                if self.core.tell(ack).await.is_err() {
+                    return;
+                }
+            }
+        };
+        tokio::select! {
+            () = passing_on => {}
+            () = acknowledging => {}
+        }
+    }
+
+    /// Returns when the registry closed the stream.
+    async fn pass_on(&self, results: &mut Results, acks: &mpsc::Sender<Event>) {
+        while let Some(message) = results.recv().await {
+            match message {
+                ToStream::Outcomes(outcomes) => {
+                    let mut waiting = self.waiting.0.lock();
+                    for outcome in outcomes {
+                        if let Some(waiter) = waiting.1.remove(&outcome.sequence) {
+                            let _gone = waiter.send(outcome.realised);
+                        }
+                    }
+                }
+                // These clients hold no leases. One that is not acknowledged ends in time.
+                ToStream::Revoke(revocation) => {
+                    let _full = acks.try_send(Event::RevokeAcked {
+                        stream: self.stream(),
+                        id: revocation.id,
+                    });
+                }
+            }
+        }
+    }
+
+    async fn reopen(&self) -> Result<Results, CoreAway> {
+        let (guard, results) = open(&self.proxies);
+        let after = guard.id();
+        let before = std::mem::replace(&mut *self.stream.lock(), guard);
+        self.waiting.0.lock().1.clear();
+        for event in [Event::StreamDown(before.id()), Event::StreamUp(after)] {
+            self.core.tell(event).await?;
+        }
+        Ok(results)
+    }
+
+    fn stream(&self) -> StreamId {
+        self.stream.lock().id()
+    }
+
+    /// Has the core learn an answer. Ends within the response max delay, or little more.
+    pub(super) async fn learn(&self, request: &FqdnMapping) -> Result<(), Status> {
+        if !mapping::is_answer(request) {
+            return Ok(());
+        }
+        timeout(self.max_delay + MARGIN, self.report(request))
+            .await
+            .map_err(|_| Status::unavailable("not realised in time"))?
+    }
+
+    async fn report(&self, request: &FqdnMapping) -> Result<(), Status> {
+        let client = mapping::client(request)?;
+        let begun = BootTime::now();
+        let oldest = BootTime(begun.0.saturating_sub(CURRENT * 1_000_000_000));
+        let (asked, places) = self.places(oldest).await?;
+        let mut realised = self.realise(request, client, &places).await?;
+        if realised == Realised::No(Refusal::EndpointUnknown) && asked < begun {
+            // The client may be newer than what was known.
+            let (_, places) = self.places(BootTime::now()).await?;
+            realised = self.realise(request, client, &places).await?;
+        }
+        match realised {
+            Realised::Yes => Ok(()),
+            Realised::No(Refusal::EndpointUnknown) => Err(Status::unknown(format!(
+                "no endpoint has the address {client}"
+            ))),
+            other => Err(Status::unknown(format!("not realised: {other:?}"))),
+        }
+    }
+
+    async fn realise(
+        &self,
+        request: &FqdnMapping,
+        client: IpAddr,
+        places: &[Place],
+    ) -> Result<Realised, Status> {
+        let place = places
+            .iter()
+            .find(|place| place.addresses.contains(&client));
+        let Some(place) = place else {
+            return Ok(Realised::No(Refusal::EndpointUnknown));
+        };
+        let Some(mapping) = mapping::read(request, client, place)? else {
+            return Ok(Realised::Yes);
+        };
+        let Some((waiter, result)) = self.waiting.enter() else {
+            return Err(Status::unavailable("too many answers wait for the agent"));
+        };
+        let event = MappingEvent {
+            stream: self.stream(),
+            sequence: waiter.sequence,
+            mapping,
+        };
+        self.core
+            .tell(Event::Mappings(vec![event]))
+            .await
+            .map_err(away)?;
+        result
+            .await
+            .map_err(|_| Status::unavailable("the agent fell behind with results"))
+    }
+
+    /// Endpoints as they were at `since` or later.
+    async fn places(&self, since: BootTime) -> Result<Known, Status> {
+        if let Some(known) = &*self.places.lock()
+            && known.0 >= since
+        {
+            return Ok(known.clone());
+        }
+        let asked = BootTime::now();
+        let places = self.core.places().await.map_err(away)?;
+        let known = (asked, Arc::new(places));
+        *self.places.lock() = Some(known.clone());
+        Ok(known)
+    }
+}
+
+fn open(proxies: &Proxies) -> (StreamGuard, Results) {
+    proxies.open_results(StreamKind::FqdnData, "fqdndata", None)
+}
+
+fn away(away: CoreAway) -> Status {
+    Status::unavailable(away.to_string())
+}

@@ -1,0 +1,253 @@
+//! The sockets themselves: which one a query takes, when another is opened, and who may open it.
+
+use std::{
+    collections::HashMap,
+    net::{IpAddr, SocketAddr},
+    os::fd::OwnedFd,
+    time::{Duration, Instant},
+};
+
+use foldhash::quality::RandomState;
+use nix::sys::epoll::{Epoll, EpollEvent, EpollFlags};
+use shared_maps::{EndpointId, IdentityId};
+
+use super::{PlaceError, UdpUpstream};
+use crate::{arena::Key, proxy::stats::Fallback, socket, transparent};
+
+/// Sockets per server and identity at most, with those that are opened while the others wait
+/// for [`ROOM`] answers each.
+const MOST: usize = 32;
+/// Answers that a socket's receive buffer takes, should they all come while we do not run.
+const ROOM: usize = 128;
+/// Sockets per worker at most, of the node's address. Of those that wait for answers an
+/// endpoint may open as many as there is room left: silent servers stop who asks them.
+const MAX_SOCKETS: usize = 512;
+/// The same, of pods' addresses.
+const MAX_TRANSPARENT: usize = 2048;
+/// Queries after which a socket is replaced.
+const MAX_QUERIES: u32 = 10_000;
+/// Age at which a socket is replaced.
+const MAX_AGE: Duration = Duration::from_secs(60);
+
+/// A socket to a server, and what waits for answers there.
+pub(super) struct UpSocket {
+    pub(super) fd: OwnedFd,
+    pub(super) server: ServerKey,
+    pub(super) opener: EndpointId,
+    pub(super) waiting: HashMap<u16, Key, RandomState>,
+    pub(super) born: Instant,
+    pub(super) used: Instant,
+    pub(super) queries: u32,
+    /// Takes no new queries; closed when nothing waits.
+    pub(super) retired: bool,
+}
+
+/// Who is asked, and as whom.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) struct ServerKey {
+    pub(super) server: SocketAddr,
+    pub(super) identity: Option<IdentityId>,
+    /// If not the node's.
+    pub(super) source: Option<IpAddr>,
+}
+
+impl UdpUpstream {
+    /// A socket under `source`; where none can be had, under the node's address.
+    pub(super) fn socket_under(
+        &mut self,
+        source: Option<IpAddr>,
+        of: impl Fn(Option<IpAddr>) -> ServerKey,
+        opener: EndpointId,
+        now: Instant,
+        epoll: &Epoll,
+    ) -> Result<Key, PlaceError> {
+        let reason = match self.socket_for(of(source), opener, now, epoll) {
+            Err(PlaceError::Full) if source.is_some() => Fallback::TooManySockets,
+            Err(PlaceError::Socket(error)) if source.is_some() => Fallback::of(&error.source),
+            found => return found,
+        };
+        self.fallbacks.inc(reason);
+        self.socket_for(of(None), opener, now, epoll)
+    }
+
+    fn socket_for(
+        &mut self,
+        server: ServerKey,
+        opener: EndpointId,
+        now: Instant,
+        epoll: &Epoll,
+    ) -> Result<Key, PlaceError> {
+        let at = self.position(server);
+        let old = self.at(server, at);
+        if let Some(key) = old
+            && let Some(socket) = self.sockets.get(key)
+            && socket.queries < MAX_QUERIES
+            && now.duration_since(socket.born) < MAX_AGE
+        {
+            return Ok(key);
+        }
+        match self.open_at((server, opener), at, now, epoll) {
+            // Better one that is old or waits for many answers than none.
+            Err(PlaceError::Full) => self.any_to(server).ok_or(PlaceError::Full),
+            opened => {
+                if let (Ok(_), Some(old)) = (&opened, old) {
+                    self.retire(old);
+                }
+                opened
+            }
+        }
+    }
+
+    /// Which of a server's sockets the next query takes.
+    fn position(&self, server: ServerKey) -> usize {
+        let has_room = |at: &usize| {
+            let socket = self.at(server, *at).and_then(|key| self.sockets.get(key));
+            socket.is_none_or(|socket| socket.waiting.len() < ROOM)
+        };
+        if has_room(&self.spread) {
+            return self.spread;
+        }
+        (0..MOST).find(has_room).unwrap_or(self.spread)
+    }
+
+    fn at(&self, server: ServerKey, at: usize) -> Option<Key> {
+        self.servers.get(&server)?.get(at).copied().flatten()
+    }
+
+    fn any_to(&self, server: ServerKey) -> Option<Key> {
+        let all = self.servers.get(&server)?;
+        self.at(server, self.spread)
+            .or_else(|| all.iter().copied().flatten().next())
+    }
+
+    fn open_at(
+        &mut self,
+        (server, opener): (ServerKey, EndpointId),
+        at: usize,
+        now: Instant,
+        epoll: &Epoll,
+    ) -> Result<Key, PlaceError> {
+        self.make_room(server.source.is_some(), opener)?;
+        let fd = self.open(server)?;
+        let key = self.sockets.insert(UpSocket {
+            fd,
+            server,
+            opener,
+            waiting: HashMap::default(),
+            born: now,
+            used: now,
+            queries: 0,
+            retired: false,
+        });
+        if let Some(socket) = self.sockets.get(key) {
+            let event = EpollEvent::new(EpollFlags::EPOLLIN, key.to_u64());
+            if let Err(e) = epoll.add(&socket.fd, event) {
+                self.sockets.remove(key);
+                let what = "cannot watch a socket (epoll)";
+                return Err(socket::SocketError {
+                    what,
+                    source: e.into(),
+                }
+                .into());
+            }
+        }
+        let own = self.servers.entry(server).or_default();
+        if own.len() <= at {
+            own.resize(at + 1, None);
+        }
+        if let Some(place) = own.get_mut(at) {
+            *place = Some(key);
+        }
+        Ok(key)
+    }
+
+    fn open(&mut self, key: ServerKey) -> Result<OwnedFd, socket::SocketError> {
+        let ServerKey {
+            server, identity, ..
+        } = key;
+        let Some(source) = key.source else {
+            return socket::udp_upstream(server, identity, None);
+        };
+        let is_taken = |e: &socket::SocketError| Fallback::of(&e.source) == Fallback::NoPort;
+        let at = |port| socket::udp_upstream(server, identity, Some(SocketAddr::new(source, port)));
+        let [first, others @ ..] = transparent::ports(&mut self.random);
+        let refused = match at(first) {
+            Err(e) if is_taken(&e) => e,
+            opened => return opened,
+        };
+        for port in others {
+            match at(port) {
+                Err(e) if is_taken(&e) => {}
+                opened => {
+                    if opened.is_ok() {
+                        self.fallbacks.inc(Fallback::OtherPort);
+                    }
+                    return opened;
+                }
+            }
+        }
+        Err(refused)
+    }
+
+    /// Whether `opener` may open one more. If there are as many as may be, the one that was
+    /// idle for longest is closed.
+    fn make_room(&mut self, transparent: bool, opener: EndpointId) -> Result<(), PlaceError> {
+        let most = if transparent {
+            MAX_TRANSPARENT
+        } else {
+            MAX_SOCKETS
+        };
+        let (mut waiting, mut own) = (0, 0);
+        let (mut all, mut idle) = (0, None::<(Instant, Key)>);
+        let alike = |socket: &UpSocket| socket.server.source.is_some() == transparent;
+        for (key, socket) in self.sockets.iter().filter(|(_, s)| alike(s)) {
+            all += 1;
+            if !socket.waiting.is_empty() {
+                waiting += 1;
+                own += usize::from(socket.opener == opener);
+            } else if idle.is_none_or(|(used, _)| socket.used < used) {
+                idle = Some((socket.used, key));
+            }
+        }
+        if own >= most.saturating_sub(waiting) {
+            return Err(PlaceError::Full);
+        }
+        if all >= most
+            && let Some((_, key)) = idle
+        {
+            self.close(key);
+        }
+        Ok(())
+    }
+
+    fn retire(&mut self, key: Key) {
+        self.forget(key);
+        let Some(socket) = self.sockets.get_mut(key) else {
+            return;
+        };
+        socket.retired = true;
+        if socket.waiting.is_empty() {
+            self.sockets.remove(key);
+        }
+    }
+
+    pub(super) fn close(&mut self, key: Key) {
+        self.forget(key);
+        self.sockets.remove(key);
+    }
+
+    /// No new query finds the socket.
+    fn forget(&mut self, key: Key) {
+        let Some(server) = self.sockets.get(key).map(|s| s.server) else {
+            return;
+        };
+        if let Some(spread) = self.servers.get_mut(&server) {
+            for slot in spread.iter_mut().filter(|s| **s == Some(key)) {
+                *slot = None;
+            }
+            if spread.iter().all(Option::is_none) {
+                self.servers.remove(&server);
+            }
+        }
+    }
+}

@@ -1,0 +1,97 @@
+//! Who may open how many sockets.
+
+use std::net::IpAddr;
+
+use nix::sys::epoll::EpollCreateFlags;
+use shared_maps::IdentityId;
+
+use super::*;
+
+const TIMEOUT: Duration = Duration::from_secs(100);
+
+struct Worker {
+    upstream: UdpUpstream,
+    epoll: Epoll,
+    now: Instant,
+    asked: u16,
+}
+
+impl Worker {
+    fn new() -> Self {
+        Self {
+            upstream: UdpUpstream::new(false, 65_536, TIMEOUT, Counters::default()),
+            epoll: Epoll::new(EpollCreateFlags::empty()).unwrap(),
+            now: Instant::now(),
+            asked: 0,
+        }
+    }
+
+    /// Endpoint `id` asks a server by its number, something new; nothing is sent.
+    fn ask(&mut self, id: u16, server: u16) -> Result<Place, PlaceError> {
+        let client = IpAddr::from([10, 0, 0, 1]);
+        self.asked += 1;
+        let [high, low] = self.asked.to_be_bytes();
+        let message = [&[0; HEADER_LEN][..], &[2, high, low, 0, 0, 1, 0, 1]].concat();
+        let query = Forward {
+            kept: Kept {
+                id: 1,
+                flags: 0,
+                edns: None,
+            },
+            question: &message[HEADER_LEN..],
+            hop_by_hop: None,
+            endpoint: EndpointInstance {
+                id: EndpointId(id),
+                client,
+                ifindex: id.into(),
+            },
+            identities: Identities {
+                client: IdentityId(id.into()),
+                server: IdentityId(1053),
+            },
+            source: None,
+            logged: None,
+            policy_check: Duration::ZERO,
+        };
+        let ends = ((client, 40_000).into(), ([127, 0, 0, 1], server).into());
+        self.upstream
+            .place(&query, &message, ends, self.now, &self.epoll)
+    }
+
+    /// Endpoint `id` asks silent servers from `first` on until it may not; how many.
+    fn ask_all(&mut self, id: u16, first: u16) -> u16 {
+        let refused = (first..first + 1000).find(|server| match self.ask(id, *server) {
+            Ok(_) => false,
+            Err(PlaceError::Full) => true,
+            Err(error) => panic!("{error}"),
+        });
+        refused.expect("there is a limit") - first
+    }
+}
+
+#[test]
+fn silent_servers_stop_who_asks_them_and_nobody_else() {
+    let mut worker = Worker::new();
+    let one = worker.ask_all(1, 2000);
+    for id in 2..6 {
+        for server in 0..4 {
+            let placed = worker.ask(id, 5000 + 10 * id + server);
+            assert!(placed.is_ok(), "endpoint {id}: {placed:?}");
+        }
+    }
+    assert!(matches!(worker.ask(1, 4000), Err(PlaceError::Full)));
+    // Once nothing waits there is as much room as before, whatever sockets are open.
+    worker.now += TIMEOUT;
+    while worker.upstream.expired(worker.now).is_some() {}
+    assert_eq!(worker.ask_all(2, 10_000), one);
+}
+
+#[test]
+fn where_no_socket_can_be_had_one_that_is_old_goes_on() {
+    let mut worker = Worker::new();
+    let last = 2000 + worker.ask_all(1, 2000) - 1;
+    worker.now += TIMEOUT - Duration::from_secs(1);
+    assert!(matches!(worker.ask(1, 4000), Err(PlaceError::Full)));
+    let placed = worker.ask(1, last);
+    assert!(matches!(placed, Ok(Place::New(_))), "{placed:?}");
+}

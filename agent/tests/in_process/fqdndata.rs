@@ -11,7 +11,7 @@ use holdfast_agent::{
         event::{EndpointSpec, MappingOutcome, SourceEvent, StreamId},
     },
     grpc::fqdndata::{FqdnDataService, Manners},
-    policy::parse::{PolicyDocument, parse_documents},
+    policy::parse::PolicyDocument,
 };
 use holdfast_sdp::mapping::Realised;
 use shared_maps::user::ipcache_key;
@@ -20,11 +20,11 @@ use tokio::{
     sync::oneshot,
     time::{sleep, timeout},
 };
-use tonic::Code;
+use tonic::{Code, transport::Channel};
 
 use crate::{
     cilium_proxy::{CiliumProxy, Memory},
-    lab::{Lab, PATIENCE, pod, policy},
+    lab::{Lab, PATIENCE, pod, policy, policy_with},
 };
 
 const UDP: u32 = 17;
@@ -82,23 +82,11 @@ fn bystander() -> EndpointSpec {
 /// Learned addresses are open on one port, which is not that of DNS: no DNS rule tells them
 /// from the rest of the world.
 fn narrow(pattern: &str) -> PolicyDocument {
-    let text = format!(
-        r#"
-apiVersion: cilium.io/v2
-kind: CiliumClusterwideNetworkPolicy
-metadata: {{name: web}}
-spec:
-  endpointSelector: {{matchLabels: {{app: web}}}}
-  egress:
-  - toEntities: [world]
-    toPorts:
-    - ports: [{{port: "53", protocol: UDP}}]
-      rules: {{dns: [{{matchPattern: "{pattern}"}}]}}
-  - toFQDNs: [{{matchPattern: "*.example.com"}}]
-    toPorts: [{{ports: [{{port: "443", protocol: TCP}}]}}]
-"#
-    );
-    parse_documents(&text, "test").pop().unwrap().unwrap()
+    policy_with(
+        pattern,
+        "{toFQDNs: [{matchPattern: \"*.example.com\"}], \
+         toPorts: [{ports: [{port: \"443\", protocol: TCP}]}]}",
+    )
 }
 
 async fn set_policy(lab: &Lab, pattern: &str) {
@@ -315,13 +303,17 @@ fn answer(name: &str) -> FqdnMapping {
     }
 }
 
+async fn client_of(agent: SocketAddr) -> FqdnDataClient<Channel> {
+    FqdnDataClient::connect(format!("http://{agent}"))
+        .await
+        .unwrap()
+}
+
 #[tokio::test]
 async fn a_mapping_is_realised_before_it_is_answered() {
     let lab = Lab::start();
     let agent = serve(&lab, brisk()).await;
-    let mut client = FqdnDataClient::connect(format!("http://{agent}"))
-        .await
-        .unwrap();
+    let mut client = client_of(agent).await;
     lab.sync(vec![policy("*.example.com")], vec![pod()]).await;
     client
         .update_mapping_request(answer("www.example.com."))
@@ -345,9 +337,7 @@ async fn a_mapping_is_realised_before_it_is_answered() {
 async fn what_a_pod_learns_as_soon_as_it_is_there_is_realised() {
     let lab = Lab::start();
     let agent = serve(&lab, brisk()).await;
-    let mut client = FqdnDataClient::connect(format!("http://{agent}"))
-        .await
-        .unwrap();
+    let mut client = client_of(agent).await;
     lab.sync(vec![policy("*.example.com")], vec![pod()]).await;
     client
         .update_mapping_request(answer("www.example.com."))
@@ -379,9 +369,7 @@ async fn what_a_pod_learns_as_soon_as_it_is_there_is_realised() {
 async fn a_call_ends_in_time_whatever_the_core_waits_for() {
     let lab = Lab::start();
     let agent = serve_within(&lab, brisk(), Duration::from_millis(100)).await;
-    let mut client = FqdnDataClient::connect(format!("http://{agent}"))
-        .await
-        .unwrap();
+    let mut client = client_of(agent).await;
     lab.sync(vec![policy("*.example.com")], vec![pod()]).await;
     let shared = Arc::clone(&lab.datapath.memory);
     let (locked, is_locked) = oneshot::channel();
@@ -404,9 +392,7 @@ async fn a_call_ends_in_time_whatever_the_core_waits_for() {
 async fn calls_have_results_again_after_they_were_not_fetched() {
     let lab = Lab::start();
     let agent = serve(&lab, brisk()).await;
-    let mut client = FqdnDataClient::connect(format!("http://{agent}"))
-        .await
-        .unwrap();
+    let mut client = client_of(agent).await;
     lab.sync(vec![policy("*.example.com")], vec![pod()]).await;
     client
         .update_mapping_request(answer("www.example.com."))

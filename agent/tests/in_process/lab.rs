@@ -41,8 +41,16 @@ use tonic::{
 /// Longest that anything in these tests may take.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
 
-/// Policy of endpoints with the label `app=web`.
+/// Policy of endpoints with the label `app=web`: they may ask for and reach `pattern`.
 pub(crate) fn policy(pattern: &str) -> PolicyDocument {
+    policy_with(
+        pattern,
+        &format!("toFQDNs: [{{matchPattern: \"{pattern}\"}}]"),
+    )
+}
+
+/// The same endpoints may ask for `pattern`, and reach what `rule` says.
+pub(crate) fn policy_with(pattern: &str, rule: &str) -> PolicyDocument {
     let text = format!(
         r#"
 apiVersion: cilium.io/v2
@@ -55,7 +63,7 @@ spec:
     toPorts:
     - ports: [{{port: "53", protocol: UDP}}]
       rules: {{dns: [{{matchPattern: "{pattern}"}}]}}
-  - toFQDNs: [{{matchPattern: "{pattern}"}}]
+  - {rule}
 "#
     );
     parse_documents(&text, "test").pop().unwrap().unwrap()

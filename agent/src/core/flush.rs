@@ -137,7 +137,9 @@ impl State {
             let labels = self.ipcache.labels(prefix);
             if let Some(reserved) = reserved(&labels) {
                 self.ipcache.desire(prefix, Some(reserved), false);
-            } else if let Some(identity) = self.acquire_local(&labels) {
+            } else if let Some(identity) =
+                self.acquire_as(&labels, self.requested.get(&prefix).copied())
+            {
                 self.ipcache.desire(prefix, Some(identity), true);
             } else {
                 self.ipcache.leave_unresolved(prefix);
@@ -153,13 +155,17 @@ impl State {
 
     /// Identity of labels of addresses outside; none if there is no number for it.
     pub(super) fn acquire_local(&mut self, labels: &LabelSet) -> Option<IdentityId> {
+        self.acquire_as(labels, None)
+    }
+
+    fn acquire_as(&mut self, labels: &LabelSet, request: Option<IdentityId>) -> Option<IdentityId> {
         let has_name = labels.iter().any(|label| label.source() == FQDN);
         let breaker = self.config.max_fqdn_identities.filter(|_| has_name);
         if breaker.is_some_and(|max| self.fqdn_identities >= max) && !self.local.knows(labels) {
             self.counters.identity_exhausted += 1;
             return None;
         }
-        let Ok(acquired) = self.local.acquire(labels) else {
+        let Ok(acquired) = self.local.acquire_as(labels, request) else {
             self.counters.identity_exhausted += 1;
             return None;
         };

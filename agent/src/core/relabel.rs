@@ -21,7 +21,9 @@ use super::{
     plan::Plan,
     state::{State, Undo},
 };
-use crate::{datapath::plan::Step, endpoint::endpoint::Endpoint, policy::compute::Entries};
+use crate::{
+    datapath::plan::Step, endpoint::endpoint::Endpoint, labels::LabelSet, policy::compute::Entries,
+};
 
 /// An entry: what it shall be, and what it is.
 type Change = (
@@ -51,6 +53,7 @@ impl State {
             self.ipcache.mark(prefix);
         }
         moves.sort_unstable_by_key(|prefix| (u8::MAX - prefix.prefix_len(), *prefix));
+        self.drop_contested();
         for prefix in &moves {
             self.resolve(*prefix);
         }
@@ -68,6 +71,21 @@ impl State {
         for prefix in later {
             self.ipcache.mark(prefix);
         }
+    }
+
+    /// A number asked for by prefixes whose labels differ now goes to none of them: what one of
+    /// them has in force would for a moment be the other's.
+    fn drop_contested(&mut self) {
+        let mut asked: BTreeMap<IdentityId, Option<LabelSet>> = BTreeMap::new();
+        for (prefix, id) in &self.requested {
+            let labels = Some(self.ipcache.labels(*prefix));
+            let one = asked.entry(*id).or_insert_with(|| labels.clone());
+            if *one != labels {
+                *one = None;
+            }
+        }
+        self.requested
+            .retain(|_, id| asked.get(id).is_some_and(Option::is_some));
     }
 
     /// Gives identities that come into force the entries of the one they take over from. One

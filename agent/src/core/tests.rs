@@ -11,3 +11,4 @@ mod overlaps;
 mod reconcile;
 mod restart;
 mod scenario;
+mod upgrade;

@@ -27,6 +27,7 @@ mod rules;
 pub mod snapshot;
 mod state;
 mod view;
+pub mod why;
 
 pub use config::{CoreConfig, Restored};
 pub use directory::{Directory, Place};

@@ -308,6 +308,7 @@ fn core_config(config: &Config, epoch: &Epoch) -> CoreConfig {
         max_ips_per_restored_rule: config.max_ips_per_restored_rule,
         policy_map_max: usize::try_from(config.map_sizes.policy).unwrap_or(usize::MAX),
         ipcache_max: usize::try_from(config.map_sizes.ipcache).unwrap_or(usize::MAX),
+        reconcile_interval: config.reconcile_interval,
         ..CoreConfig::default()
     }
 }

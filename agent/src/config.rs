@@ -98,6 +98,8 @@ pub struct Config {
     pub map_sizes: MapSizes,
     /// Between two looks into the conntrack maps.
     pub conntrack_gc_interval: Duration,
+    /// Between two passes that compare the maps with what they should hold.
+    pub reconcile_interval: Duration,
 }
 
 impl Config {
@@ -147,11 +149,16 @@ impl TryFrom<RunArgs> for Config {
                 });
             }
         }
-        if args.conntrack_gc_interval < Duration::from_millis(10) {
-            return Err(ConfigError {
-                flag: "conntrack-gc-interval",
-                reason: "must be at least 10ms".to_owned(),
-            });
+        for (flag, interval) in [
+            ("conntrack-gc-interval", args.conntrack_gc_interval),
+            ("reconcile-interval", args.reconcile_interval),
+        ] {
+            if interval < Duration::from_millis(10) {
+                return Err(ConfigError {
+                    flag,
+                    reason: "must be at least 10ms".to_owned(),
+                });
+            }
         }
         let size = |flag, entries: u32, range: RangeInclusive<u32>| {
             if range.contains(&entries) {
@@ -215,6 +222,7 @@ impl TryFrom<RunArgs> for Config {
             identity_restore_grace: args.identity_restore_grace_period,
             map_sizes,
             conntrack_gc_interval: args.conntrack_gc_interval,
+            reconcile_interval: args.reconcile_interval,
         })
     }
 }

@@ -210,6 +210,11 @@ impl Metadata {
         claimed.min().map(|(_, id)| id)
     }
 
+    /// Labels that an owner gave.
+    pub fn labels_by(&self, owner: &Owner) -> Option<&LabelSet> {
+        self.labels.get(owner)
+    }
+
     /// Distinct label sets of all owners, those of the most trusted source first.
     pub fn labels(&self) -> impl Iterator<Item = &LabelSet> {
         self.sets.iter().map(|((_, labels), _)| labels)

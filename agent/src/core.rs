@@ -10,12 +10,14 @@ use std::collections::BTreeSet;
 
 use holdfast_sdp::mapping::BootTime;
 
+mod breaker;
 mod clean;
 pub mod config;
 pub mod directory;
 mod endpoints;
 pub mod event;
 mod flush;
+mod identities;
 mod mappings;
 pub mod plan;
 mod policies;
@@ -134,7 +136,7 @@ impl Core {
         let revocations = std::mem::take(&mut state.revoke);
         effects.extend(revocations.into_iter().map(Effect::Revoke));
         effects.append(&mut state.publish(!failed.is_empty()));
-        if !failed.is_empty() || !state.unresolved.is_empty() {
+        if !(failed.is_empty() && state.unresolved.is_empty() && state.limited.is_empty()) {
             state.retry_at.get_or_insert(state.now.plus_secs(RETRY));
         }
         effects
@@ -250,6 +252,7 @@ impl State {
         for prefix in std::mem::take(&mut self.unresolved) {
             self.ipcache.mark(prefix);
         }
+        self.retry_limited();
     }
 
     /// A step failed: the datapath has what it had before.

@@ -48,7 +48,7 @@ pub struct CoreConfig {
     pub ipcache_max: usize,
     /// Give every FQDN selector its identity before any address is known.
     pub preallocate_identities: bool,
-    /// Most identities that may carry an fqdn label; none = no circuit breaker.
+    /// Most identities that answers may give an fqdn label; none = no circuit breaker.
     pub max_fqdn_identities: Option<usize>,
     /// Addresses in mappings per second that one stream may send on average; ten times as
     /// many at once.

@@ -1,8 +1,11 @@
 //! The core on a datapath in memory.
 
+mod breaker;
+mod chunks;
 mod cuts;
 mod failures;
 mod ingress;
+mod labels_model;
 mod limits;
 mod merge;
 mod model;

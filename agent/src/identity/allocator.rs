@@ -116,8 +116,8 @@ impl NodeLocal {
         labels: &LabelSet,
         request: Option<IdentityId>,
     ) -> Result<Acquired, Exhausted> {
-        let known = self.ids.contains_key(labels) || self.withheld_ids.contains_key(labels);
-        let Some(id) = request.filter(|id| !known && self.withheld.contains_key(id)) else {
+        let Some(id) = request.filter(|id| !self.knows(labels) && self.withheld.contains_key(id))
+        else {
             return self.acquire(labels);
         };
         self.unhold(id);
@@ -138,9 +138,9 @@ impl NodeLocal {
         self.slots.insert(id, slot);
     }
 
-    /// Whether these labels have a number already.
+    /// Whether these labels have a number, or had one before the restart.
     pub fn knows(&self, labels: &LabelSet) -> bool {
-        self.ids.contains_key(labels)
+        self.ids.contains_key(labels) || self.withheld_ids.contains_key(labels)
     }
 
     fn free_number(&mut self) -> Option<IdentityId> {

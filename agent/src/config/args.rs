@@ -472,6 +472,10 @@ pub struct RunArgs {
     #[arg(long, value_parser = duration::parse, default_value = "30s",
           env = "HOLDFAST_CONNTRACK_GC_INTERVAL")]
     pub conntrack_gc_interval: Duration,
+    /// Between two passes that compare the maps with what they should hold
+    #[arg(long, value_parser = duration::parse, default_value = "30s",
+          env = "HOLDFAST_RECONCILE_INTERVAL")]
+    pub reconcile_interval: Duration,
     /// Log as JSON lines
     #[arg(long, default_value_t = false)]
     pub log_json: bool,

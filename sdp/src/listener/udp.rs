@@ -130,7 +130,7 @@ impl Worker {
             listeners,
             queries: RecvBatch::addressed(),
             answers: RecvBatch::connected(),
-            send: SendBatch::new(),
+            send: SendBatch::segmenting(),
             looked: Looked::default(),
             repeats: Repeats::new(),
             placed: Vec::with_capacity(BATCH),

@@ -31,6 +31,7 @@ impl Worker {
             if let Some(leaving) = &mut self.leaving {
                 leaving.packet(self.now);
             }
+            self.taken += received;
             self.count_overflow(listener);
             self.looked.clear();
             self.upstream.next_batch();

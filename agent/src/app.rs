@@ -238,6 +238,7 @@ impl Agent {
             endpoints: Arc::clone(&endpoints),
             epoch,
             events,
+            maps: Globals::new(&config.bpf_root),
             builtin: describe(builtin.clone()),
             damaged: Arc::clone(&damaged),
         };

@@ -25,6 +25,7 @@ mod rules;
 pub mod snapshot;
 mod state;
 mod view;
+pub mod why;
 
 pub use config::{CoreConfig, Restored};
 pub use directory::{Directory, Place};

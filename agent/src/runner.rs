@@ -36,6 +36,9 @@ const LOGGED: usize = 10;
 /// Longest that a reader waits for a snapshot.
 const PATIENCE: Duration = Duration::from_secs(10);
 
+/// Looks at the core on its own thread.
+type Look = Box<dyn FnOnce(&Core) + Send>;
+
 enum Input {
     /// With the room it takes in the queue.
     Event(Event, Option<OwnedSemaphorePermit>),
@@ -43,6 +46,7 @@ enum Input {
     Summary(oneshot::Sender<Summary>),
     Directory(oneshot::Sender<Directory>),
     Places(oneshot::Sender<Vec<Place>>),
+    Look(Look),
     Stop,
 }
 
@@ -128,6 +132,18 @@ impl CoreHandle {
     pub async fn places(&self) -> Result<Vec<Place>, CoreAway> {
         let (sender, receiver) = oneshot::channel();
         self.ask(Input::Places(sender), receiver).await
+    }
+
+    /// Has `look` look at the core between two events; it holds up everything else.
+    pub async fn look<T: Send + 'static>(
+        &self,
+        look: impl FnOnce(&Core) -> T + Send + 'static,
+    ) -> Result<T, CoreAway> {
+        let (sender, receiver) = oneshot::channel();
+        let look = move |core: &Core| {
+            let _gone = sender.send(look(core));
+        };
+        self.ask(Input::Look(Box::new(look)), receiver).await
     }
 
     /// Returns when the core's thread has ended.
@@ -251,6 +267,7 @@ impl Runner {
                             Input::Places(answer) => {
                                 let _gone = answer.send(self.core.places());
                             }
+                            Input::Look(look) => look(&self.core),
                             Input::Stop => return,
                         }
                     }

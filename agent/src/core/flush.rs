@@ -127,6 +127,7 @@ impl State {
         let Some(metadata) = self.ipcache.get(prefix) else {
             return;
         };
+        self.counters.prefixes_resolved += 1;
         let before = metadata.desired.filter(|_| metadata.held);
         if metadata.is_unclaimed() {
             self.ipcache.desire(prefix, None, false);

@@ -1,4 +1,4 @@
-//! A datapath in memory, for tests: the same maps, no kernel.
+//! A datapath in memory, for tests and benchmarks: the same maps, no kernel.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -30,6 +30,8 @@ pub struct MemoryDatapath {
     pub endpoint_checkpoint: Option<String>,
     /// Every step carried out.
     pub log: Vec<Step>,
+    /// Steps are not kept in `log`.
+    pub forgetful: bool,
     /// Fails those steps for which this says so.
     pub fail: Option<fn(&Step) -> bool>,
 }
@@ -41,7 +43,9 @@ impl Datapath for MemoryDatapath {
                 map: "memory".to_owned(),
             }));
         }
-        self.log.push(step.clone());
+        if !self.forgetful {
+            self.log.push(step.clone());
+        }
         match step {
             Step::Checkpoint(text) => self.checkpoint = Some(text.clone()),
             Step::CheckpointEndpoints(text) => self.endpoint_checkpoint = Some(text.clone()),

@@ -327,6 +327,7 @@ mod tests {
             dns: None,
         });
         PeerRule {
+            path: "spec.egress[0]".into(),
             deny,
             peers: Peers::Any,
             ports: ports.collect(),

@@ -1,0 +1,90 @@
+//! `cargo xtask bench agent`: what the agent's core costs at scale. Fails where P3 or P4
+//! (design: what must hold) is broken.
+
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+
+use anyhow::{Context, Result, ensure};
+use clap::Parser;
+
+mod names;
+mod node;
+mod prefixes;
+mod report;
+mod selectors;
+
+use report::{Figure, Report};
+
+/// Names, prefixes, selectors and rules at scale.
+#[derive(Debug, Parser)]
+struct Options {
+    /// Only workloads whose name contains this
+    filter: Option<String>,
+    /// A tenth of each
+    #[arg(long)]
+    short: bool,
+    /// Run this one workload and print its figures as JSON
+    #[arg(long, hide = true)]
+    part: Option<String>,
+    /// Where the figures go
+    #[arg(long, default_value = "target/bench/agent.json")]
+    json: PathBuf,
+}
+
+/// A workload: its name, and what it measures at a size of 1 or 10 (whole) tenths.
+type Workload = (&'static str, fn(usize) -> Result<Vec<Figure>>);
+
+const WORKLOADS: [Workload; 7] = [
+    ("names-update", |tenths| names::update_rounds(10 * tenths)),
+    ("names-expire", |tenths| {
+        names::update_and_expire(100 * tenths)
+    }),
+    ("names-churn", |tenths| names::churn(3_000 * tenths)),
+    ("prefixes-table", |tenths| prefixes::table(100_000 * tenths)),
+    ("prefixes-learned", |tenths| {
+        prefixes::learned(100_000 * tenths)
+    }),
+    ("selectors", |tenths| selectors::cache(1_000 * tenths)),
+    ("rules", |tenths| {
+        selectors::regeneration(25 * tenths, 100 * tenths)
+    }),
+];
+
+fn main() -> Result<()> {
+    let options = Options::parse();
+    if let Some(part) = &options.part {
+        return run_part(part, &options);
+    }
+    let mut report = Report::default();
+    for (name, _) in WORKLOADS {
+        let wanted = options.filter.as_ref();
+        if wanted.is_none_or(|filter| name.contains(filter.as_str())) {
+            // In a process of its own: memory that another let go of is not measured.
+            report.add(in_process(name, options.short)?);
+        }
+    }
+    report.write(&options.json)?;
+    println!("written to {}", options.json.display());
+    let broken = report.broken();
+    ensure!(broken.is_empty(), "broken: {}", broken.join(", "));
+    Ok(())
+}
+
+fn in_process(name: &str, short: bool) -> Result<Vec<Figure>> {
+    let mut command = Command::new(std::env::current_exe()?);
+    command.arg("--part").arg(name);
+    if short {
+        command.arg("--short");
+    }
+    let output = command.stderr(Stdio::inherit()).output()?;
+    ensure!(output.status.success(), "{name}: {}", output.status);
+    serde_json::from_slice(&output.stdout).with_context(|| name.to_owned())
+}
+
+fn run_part(part: &str, options: &Options) -> Result<()> {
+    let tenths = if options.short { 1 } else { 10 };
+    let workload = WORKLOADS.iter().find(|(name, _)| *name == part);
+    let (_, run) = workload.with_context(|| format!("there is no workload {part}"))?;
+    println!("{}", serde_json::to_string(&run(tenths)?)?);
+    Ok(())
+}

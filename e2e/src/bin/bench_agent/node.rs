@@ -1,0 +1,193 @@
+//! A core with a datapath in memory and a clock that is told the time.
+
+use std::net::{IpAddr, Ipv4Addr};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use holdfast_agent::core::event::{EndpointSpec, MappingEvent, SourceEvent, StreamId};
+use holdfast_agent::core::snapshot::Counters;
+use holdfast_agent::core::{Core, CoreConfig, Effect, Event, Restored};
+use holdfast_agent::datapath::memory::MemoryDatapath;
+use holdfast_agent::policy::parse::{PolicyDocument, parse_documents};
+use holdfast_sdp::mapping::{BootTime, EndpointInstance, Mapping, Realised};
+use holdfast_sdp::name::Fqdn;
+use holdfast_sdp::policy::rule::Transport;
+use shared_maps::EndpointId;
+
+/// Address of the DNS server in every policy.
+pub(crate) const DNS: &str = "192.0.2.53";
+const STREAM: StreamId = StreamId(1);
+/// Interface of the first endpoint.
+const FIRST_INTERFACE: u32 = 100;
+
+/// The core and what it writes to.
+pub(crate) struct Node {
+    pub(crate) core: Core,
+    datapath: MemoryDatapath,
+    pub(crate) now: BootTime,
+    sequence: u64,
+    endpoints: Vec<EndpointId>,
+}
+
+/// What an event cost.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Cost {
+    pub(crate) time: Duration,
+    pub(crate) realised: u64,
+}
+
+/// Settings with room for the workloads, leases and limits as they are by default.
+pub(crate) fn config() -> CoreConfig {
+    CoreConfig {
+        enable_ipv6: false,
+        mapping_rate: u32::MAX / 16,
+        ipcache_max: 1 << 21,
+        max_pairs_per_endpoint: 1 << 21,
+        ..CoreConfig::default()
+    }
+}
+
+impl Node {
+    /// A synced core: these documents, and one endpoint for each list of labels.
+    pub(crate) fn start(
+        config: CoreConfig,
+        policies: &[PolicyDocument],
+        endpoints: &[Vec<String>],
+    ) -> Result<Self> {
+        let now = BootTime(0).plus_secs(1000);
+        let restored = Restored {
+            now,
+            ..Restored::default()
+        };
+        let datapath = MemoryDatapath {
+            forgetful: true,
+            ..MemoryDatapath::default()
+        };
+        let mut node = Self {
+            core: Core::new(config, restored),
+            datapath,
+            now,
+            sequence: 0,
+            endpoints: Vec::new(),
+        };
+        node.event(Event::StreamUp(STREAM));
+        node.event(Event::Policies(SourceEvent::Init));
+        for document in policies {
+            node.event(Event::Policies(SourceEvent::Apply(document.clone())));
+        }
+        node.event(Event::Policies(SourceEvent::InitDone));
+        node.event(Event::Endpoints(SourceEvent::Init));
+        for (index, labels) in (0..).zip(endpoints) {
+            let spec = spec(index, labels.clone());
+            node.event(Event::Endpoints(SourceEvent::Apply(spec)));
+        }
+        node.event(Event::Endpoints(SourceEvent::InitDone));
+        node.endpoints = node.core.places().iter().map(|place| place.id).collect();
+        ensure!(node.endpoints.len() == endpoints.len(), "endpoints refused");
+        let snapshot = node.core.snapshot();
+        let problem = snapshot.endpoints.iter().find_map(|e| e.problem.as_ref());
+        ensure!(problem.is_none(), "{problem:?}");
+        ensure!(snapshot.rejected.is_empty(), "{:?}", snapshot.rejected);
+        Ok(node)
+    }
+
+    /// Carries one event through: plan, steps, commit.
+    pub(crate) fn event(&mut self, event: Event) -> Cost {
+        let start = Instant::now();
+        let plan = self.core.plan(self.now, event);
+        let failures = plan.apply(&mut self.datapath);
+        let effects = self.core.commit(self.now, plan, &failures);
+        let time = start.elapsed();
+        let realised = effects.iter().filter(|effect| match effect {
+            Effect::Outcome(outcome) => outcome.realised == Realised::Yes && !outcome.durable,
+            _ => false,
+        });
+        Cost {
+            time,
+            realised: realised.count() as u64,
+        }
+    }
+
+    /// An answer to one of the endpoints, by its place in the list.
+    pub(crate) fn answer(
+        &mut self,
+        endpoint: usize,
+        name: &str,
+        addresses: Vec<IpAddr>,
+        ttl: u32,
+    ) -> Result<MappingEvent> {
+        let index = endpoint % self.endpoints.len();
+        let id = *self.endpoints.get(index).context("no endpoint")?;
+        self.sequence += 1;
+        let place = u32::try_from(index)?;
+        Ok(MappingEvent {
+            stream: STREAM,
+            sequence: self.sequence,
+            mapping: Mapping {
+                endpoint: EndpointInstance {
+                    id,
+                    client: client(place),
+                    ifindex: FIRST_INTERFACE + place,
+                },
+                name: Fqdn::normalise(name),
+                addresses,
+                ttl,
+                seen_at: self.now,
+                rcode: 0,
+                server: format!("{DNS}:53").parse()?,
+                transport: Transport::Udp,
+                replayed: false,
+            },
+        })
+    }
+
+    /// Counters so far.
+    pub(crate) fn counters(&self) -> Counters {
+        self.core.summary().counters
+    }
+
+    /// Local identities allocated.
+    pub(crate) fn identities(&self) -> u64 {
+        self.core.summary().local_identities as u64
+    }
+
+    /// Puts a document in force, or a new version of it.
+    pub(crate) fn apply(&mut self, document: &PolicyDocument) -> Cost {
+        self.event(Event::Policies(SourceEvent::Apply(document.clone())))
+    }
+}
+
+/// Reads one policy document.
+pub(crate) fn document(text: &str) -> Result<PolicyDocument> {
+    let mut found = parse_documents(text, "bench");
+    ensure!(found.len() == 1, "{} documents", found.len());
+    Ok(found.remove(0)?)
+}
+
+/// Labels of a pod `app: web`, and one of its own for each number.
+pub(crate) fn web(number: Option<usize>) -> Vec<String> {
+    let mut labels = vec![
+        "k8s:app=web".to_owned(),
+        "k8s:io.kubernetes.pod.namespace=default".to_owned(),
+    ];
+    labels.extend(number.map(|number| format!("k8s:pod=p{number}")));
+    labels
+}
+
+fn client(index: u32) -> IpAddr {
+    IpAddr::V4(Ipv4Addr::from_bits(0xac10_0000 + index + 1))
+}
+
+fn spec(index: u32, labels: Vec<String>) -> EndpointSpec {
+    let [a, b, c, d] = index.to_be_bytes();
+    EndpointSpec {
+        key: format!("pod{index}"),
+        labels,
+        ifindex: FIRST_INTERFACE + index,
+        ifname: format!("lxc{index}"),
+        addresses: vec![client(index)],
+        mac: [2, 0, a, b, c, d],
+        node_mac: [2, 1, a, b, c, d],
+        netns: format!("pod{index}"),
+    }
+}

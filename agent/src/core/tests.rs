@@ -3,6 +3,7 @@
 mod cuts;
 mod failures;
 mod ingress;
+mod kept_later;
 mod limits;
 mod merge;
 mod model;

@@ -52,7 +52,7 @@ const CILIUM_SOCKET: &str = "/var/run/cilium/cilium.sock";
 const GRACE: Duration = Duration::from_secs(5);
 
 /// Runs until SIGTERM or SIGINT. The datapath stays attached.
-pub async fn run(config: Config) -> Result<()> {
+pub async fn run(mut config: Config) -> Result<()> {
     let lock = StateDirLock::take(&config.state_dir)?;
     let bpf_root = config.bpf_root.clone();
     refuse_beside_cilium(&config.bpf_root)?;
@@ -76,6 +76,7 @@ pub async fn run(config: Config) -> Result<()> {
     };
     let written = LaterFiles::start(files.clone(), told).context("starting the files' thread")?;
     let datapath = Box::new(KernelDatapath::prepare(&kernel, Box::new(written))?);
+    config.map_sizes.ipcache = datapath.ipcache_max();
     routing::install(config.ipv4, config.ipv6).await?;
     let interfaces = if config.transparent {
         let mut interfaces = Interfaces::new(datapath.programs().clone(), maps.clone());
@@ -315,7 +316,11 @@ fn core_config(config: &Config, epoch: &Epoch) -> CoreConfig {
         idle_grace: config.idle_connection_grace,
         restore_grace: config.identity_restore_grace,
         preallocate_identities: config.preallocate_identities,
+        max_fqdn_identities: config.max_fqdn_identities,
         max_ips_per_restored_rule: config.max_ips_per_restored_rule,
+        policy_map_max: usize::try_from(config.map_sizes.policy).unwrap_or(usize::MAX),
+        ipcache_max: usize::try_from(config.map_sizes.ipcache).unwrap_or(usize::MAX),
+        reconcile_interval: config.reconcile_interval,
         ..CoreConfig::default()
     }
 }

@@ -10,15 +10,18 @@ use std::collections::BTreeSet;
 
 use holdfast_sdp::mapping::BootTime;
 
+mod breaker;
 mod clean;
 pub mod config;
 pub mod directory;
 mod endpoints;
 pub mod event;
 mod flush;
+mod identities;
 mod mappings;
 pub mod plan;
 mod policies;
+mod reconcile;
 mod relabel;
 mod restore;
 mod rules;
@@ -34,7 +37,10 @@ pub use plan::Plan;
 pub use snapshot::{Snapshot, Summary};
 
 use self::state::{State, Undo};
-use crate::datapath::plan::{Step, StepError};
+use crate::datapath::{
+    look::{Look, Sight},
+    plan::{Step, StepError},
+};
 
 /// How long to wait before failed steps are tried again, seconds.
 const RETRY: u64 = 1;
@@ -135,7 +141,7 @@ impl Core {
         let revocations = std::mem::take(&mut state.revoke);
         effects.extend(revocations.into_iter().map(Effect::Revoke));
         effects.append(&mut state.publish(!failed.is_empty()));
-        if !failed.is_empty() || !state.unresolved.is_empty() {
+        if !(failed.is_empty() && state.unresolved.is_empty() && state.limited.is_empty()) {
             state.retry_at.get_or_insert(state.now.plus_secs(RETRY));
         }
         effects
@@ -158,6 +164,24 @@ impl Core {
         ];
         let file = file.filter(|_| state.sync.done);
         times.into_iter().chain([file]).flatten().min()
+    }
+
+    /// When [`Core::look`] is due next; none before the sources are synced.
+    pub fn look_due(&self) -> Option<BootTime> {
+        self.state.look_due()
+    }
+
+    /// Where to look now, to compare the datapath with the model; none if it is not the time.
+    /// Followed by [`Core::seen`] before anything else.
+    pub fn look(&mut self, now: BootTime) -> Option<Look> {
+        self.state.now = now.max(self.state.now);
+        self.state.look()
+    }
+
+    /// Takes what was seen, none if the look failed. Gives the number of differences: the next
+    /// plan puts them right.
+    pub fn seen(&mut self, sight: Option<Sight>) -> u64 {
+        self.state.seen(sight)
     }
 
     /// Everything, as plain data.
@@ -214,6 +238,7 @@ impl State {
         for prefix in std::mem::take(&mut self.unresolved) {
             self.ipcache.mark(prefix);
         }
+        self.retry_limited();
     }
 
     /// A step failed: the datapath has what it had before.

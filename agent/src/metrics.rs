@@ -126,6 +126,16 @@ impl Sample {
             ],
         )?;
         out.gauge(
+            "identity_fqdn",
+            "Local identities with the label of a name: what --tofqdns-max-identities limits",
+            count(summary.fqdn_identities),
+        )?;
+        out.gauge(
+            "identity_limited_addresses",
+            "Addresses that have the identity of some of their names only, because of --tofqdns-max-identities",
+            count(summary.addresses_limited),
+        )?;
+        out.gauge(
             "ipcache_entries",
             "Prefixes (addresses among them) that have an identity in the ipcache map",
             count(summary.ipcache_entries),
@@ -199,6 +209,16 @@ impl Sample {
             counters.identity_exhausted,
         )?;
         out.counter(
+            "identity_limited",
+            "Times that an address got the identity of some of its names only: the circuit breaker",
+            counters.identities_limited,
+        )?;
+        out.counter(
+            "ipcache_prefixes_resolved",
+            "Prefixes whose labels were worked out: of a change the prefix and those within it",
+            counters.prefixes_resolved,
+        )?;
+        out.counter(
             "fqdn_pairs_removed",
             "Pairs of name and address that were closed again",
             counters.pairs_removed,
@@ -207,6 +227,27 @@ impl Sample {
             "fqdn_lease_revocations",
             "Promises to proxies to keep a pair open that were taken back before their end",
             counters.revocations,
+        )?;
+        let reconciled = &counters.reconciled;
+        out.counter(
+            "reconcile_passes",
+            "Passes that compared the maps with what they should hold",
+            reconciled.passes,
+        )?;
+        out.counters(
+            "reconcile_differences",
+            "What such a pass found otherwise than it should be, and put right; stays 0 unless something else writes the maps",
+            &[
+                ("part", "ipcache", reconciled.ipcache),
+                ("part", "policy", reconciled.policy),
+                ("part", "lxc", reconciled.lxc),
+                ("part", "names", reconciled.names),
+            ],
+        )?;
+        out.counter(
+            "reconcile_failures",
+            "Looks into a map that failed in such a pass",
+            reconciled.failures,
         )?;
         let of_kind = |kind: &str| count(self.streams.iter().filter(|k| *k == kind).count());
         out.labelled(

@@ -230,6 +230,7 @@ impl Runner {
         let mut batch = Vec::new();
         loop {
             let deadline = self.core.next_deadline();
+            let deadline = deadline.into_iter().chain(self.core.look_due()).min();
             let wait =
                 deadline.map(|at| Duration::from_nanos(at.0.saturating_sub(BootTime::now().0)));
             let received = match wait {
@@ -286,6 +287,29 @@ impl Runner {
             {
                 self.step(Event::Tick);
             }
+            self.reconcile();
+        }
+    }
+
+    /// Looks at a little of the datapath, if it is the time.
+    fn reconcile(&mut self) {
+        let Some(look) = self.core.look(BootTime::now()) else {
+            return;
+        };
+        let sight = self.datapath.look(&look);
+        if let Err(error) = &sight {
+            tracing::warn!(%error, "a map could not be compared with what it should hold");
+        }
+        let differences = self.core.seen(sight.ok());
+        if differences > 0 {
+            let of = format!("{look:.0?}");
+            let of = of.split_once('(').map_or(of.as_str(), |(head, _)| head);
+            tracing::warn!(
+                differences,
+                look = of,
+                "the datapath is not as it should be: mended"
+            );
+            self.step(Event::Tick);
         }
     }
 

@@ -48,7 +48,7 @@ pub struct CoreConfig {
     pub ipcache_max: usize,
     /// Give every FQDN selector its identity before any address is known.
     pub preallocate_identities: bool,
-    /// Most identities that may carry an fqdn label; none = no circuit breaker.
+    /// Most identities that answers may give an fqdn label; none = no circuit breaker.
     pub max_fqdn_identities: Option<usize>,
     /// Addresses in mappings per second that one stream may send on average; ten times as
     /// many at once.
@@ -60,6 +60,8 @@ pub struct CoreConfig {
     pub names_kept_later: bool,
     /// Addresses listed per selector in the restored rules of `ep_config.json`.
     pub max_ips_per_restored_rule: usize,
+    /// Between two passes that compare the datapath with the model.
+    pub reconcile_interval: Duration,
 }
 
 impl Default for CoreConfig {
@@ -85,6 +87,7 @@ impl Default for CoreConfig {
             mapping_rate: 20_000,
             names_kept_later: false,
             max_ips_per_restored_rule: 1000,
+            reconcile_interval: Duration::from_secs(30),
         }
     }
 }

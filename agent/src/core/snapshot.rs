@@ -40,6 +40,12 @@ pub struct Summary {
     pub policies_rejected: usize,
     /// Local identities allocated.
     pub local_identities: usize,
+    /// Those of them with the label of a name.
+    pub fqdn_identities: usize,
+    /// Most of them, if they are limited.
+    pub fqdn_identities_max: Option<usize>,
+    /// Addresses that have the identity of some of their names only, because of that.
+    pub addresses_limited: usize,
     /// Endpoint identities allocated.
     pub endpoint_identities: usize,
     /// Prefixes in the ipcache.
@@ -88,12 +94,33 @@ pub struct Counters {
     pub policy_writes: u64,
     /// Steps that failed.
     pub step_failures: u64,
-    /// Label sets that got no identity: numbers exhausted or the circuit breaker open.
+    /// Label sets that got no identity: numbers exhausted.
     pub identity_exhausted: u64,
+    /// Addresses that got the identity of some of their names only: circuit breaker.
+    pub identities_limited: u64,
     /// Pairs removed.
     pub pairs_removed: u64,
     /// Leases revoked.
     pub revocations: u64,
+    /// What comparing the datapath with the model found.
+    pub reconciled: Reconciled,
+}
+
+/// What comparing the datapath with the model found ([`crate::core::Core::look`]).
+#[derive(Clone, Debug, Default, Serialize, Deserialize, PartialEq)]
+pub struct Reconciled {
+    /// Passes over everything.
+    pub passes: u64,
+    /// Looks into a map that failed.
+    pub failures: u64,
+    /// Entries of the ipcache that were wrong, missing or nobody's.
+    pub ipcache: u64,
+    /// Entries of policy maps.
+    pub policy: u64,
+    /// Entries of `cilium_lxc`.
+    pub lxc: u64,
+    /// Names of which an address did not carry the labels that it should.
+    pub names: u64,
 }
 
 /// One endpoint.

@@ -1,13 +1,17 @@
 //! The core on a datapath in memory.
 
+mod breaker;
+mod chunks;
 mod cuts;
 mod failures;
 mod ingress;
 mod kept_later;
+mod labels_model;
 mod limits;
 mod merge;
 mod model;
 mod oracle;
 mod overlaps;
+mod reconcile;
 mod restart;
 mod scenario;

@@ -22,6 +22,7 @@ use shared_maps::{
 };
 
 use super::{
+    look::{BATCH, Look, Sight},
     plan::{Datapath, Step, StepError},
     program::{ProgramError, Programs},
 };
@@ -29,6 +30,8 @@ use super::{
 /// Sizes of the maps, entries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MapSizes {
+    /// `cilium_lxc`.
+    pub lxc: u32,
     /// `cilium_ipcache_v2`.
     pub ipcache: u32,
     /// Each endpoint's policy map.
@@ -47,6 +50,7 @@ impl Default for MapSizes {
     /// sizes: 240 MiB).
     fn default() -> Self {
         Self {
+            lxc: lxc::MAX_ENTRIES,
             ipcache: ipcache::MAX_ENTRIES,
             policy: policy::MAX_ENTRIES,
             policy_stats: policystats::MAX_ENTRIES,
@@ -140,6 +144,11 @@ impl KernelDatapath {
             programs,
             files,
         })
+    }
+
+    /// Entries that the ipcache takes: that of an earlier run keeps its size.
+    pub fn ipcache_max(&self) -> u32 {
+        self.ipcache.max_entries()
     }
 
     /// The programs below this root.
@@ -243,6 +252,33 @@ impl Datapath for KernelDatapath {
             }
         }
     }
+
+    fn look(&mut self, look: &Look) -> Result<Sight, StepError> {
+        Ok(match look {
+            Look::IpcacheAfter(key) => Sight::Ipcache(after(&self.ipcache, key.as_ref())?),
+            Look::IpcacheAt(keys) => Sight::Ipcache(at(&self.ipcache, keys)?),
+            Look::PolicyAfter(endpoint, key) => {
+                Sight::Policy(*endpoint, after(self.policy(*endpoint)?, key.as_ref())?)
+            }
+            Look::PolicyAt(endpoint, keys) => {
+                Sight::Policy(*endpoint, at(self.policy(*endpoint)?, keys)?)
+            }
+            Look::LxcAfter(key) => Sight::Lxc(after(&self.lxc, key.as_ref())?),
+            Look::LxcAt(keys) => Sight::Lxc(at(&self.lxc, keys)?),
+        })
+    }
+}
+
+fn after<K: Record, V: Record>(
+    map: &Map<K, V>,
+    key: Option<&K>,
+) -> Result<Vec<(K, Option<V>)>, MapError> {
+    let entries = map.entries_after(key, BATCH)?;
+    Ok(entries.into_iter().map(|(k, v)| (k, Some(v))).collect())
+}
+
+fn at<K: Record, V: Record>(map: &Map<K, V>, keys: &[K]) -> Result<Vec<(K, Option<V>)>, MapError> {
+    keys.iter().map(|key| Ok((*key, map.get(key)?))).collect()
 }
 
 fn make_dirs(root: &Path, globals: &Globals) -> Result<(), SetUpError> {
@@ -315,7 +351,7 @@ fn make_maps(globals: &Globals, sizes: MapSizes) -> Result<LocalMaps, MapError> 
     make::<FragmentKey, FragmentValue>(g, fragment::NAME, LruHash, fragment::MAX_ENTRIES, 0)?;
     make::<u32, Counter>(g, event::COUNTERS_NAME, PerCpuArray, event::COUNTERS, 0)?;
     program::make_maps(g)?;
-    let lxc = make(g, lxc::NAME, Hash, lxc::MAX_ENTRIES, lxc::FLAGS)?;
+    let lxc = make(g, lxc::NAME, Hash, sizes.lxc, lxc::FLAGS)?;
     let ipcache = make(g, ipcache::NAME, LpmTrie, sizes.ipcache, ipcache::FLAGS)?;
     Ok((lxc, ipcache))
 }

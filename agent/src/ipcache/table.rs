@@ -198,6 +198,11 @@ impl Ipcache {
         found
     }
 
+    /// At most `limit` prefixes after this one.
+    pub fn after(&self, prefix: Option<IpNet>, limit: usize) -> Vec<(IpNet, &Metadata)> {
+        self.prefixes.after(prefix, limit)
+    }
+
     /// Calls `visit` for every prefix.
     pub fn for_each(&self, visit: impl FnMut(IpNet, &Metadata)) {
         self.prefixes.for_each(visit);

@@ -248,6 +248,16 @@ impl Admin {
                 summary.ipcache_entries, summary.ipcache_max
             ));
         }
+        if summary.addresses_limited > 0 {
+            problems.push(format!(
+                "circuit breaker: {} addresses have the identity of some of their names only, as \
+                 {} identities of names are in use (--tofqdns-max-identities {}); use fewer \
+                 overlapping names in policy, or raise the limit",
+                summary.addresses_limited,
+                summary.fqdn_identities,
+                summary.fqdn_identities_max.unwrap_or_default(),
+            ));
+        }
         if !learning(&proxies) {
             problems.push(
                 "no DNS proxy is connected and none is built in: names of restricted endpoints are \

@@ -54,6 +54,8 @@ pub struct Endpoint {
     pub file_due: Option<BootTime>,
     /// Results to repeat once the file is written.
     pub undurable: Vec<Undurable>,
+    /// Those whose names are being written, and the number of that write.
+    pub keeping: Option<(u64, Vec<Undurable>)>,
     /// Why its policy is not in force.
     pub problem: Option<String>,
     /// Revision its policy map realises.

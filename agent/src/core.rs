@@ -88,6 +88,11 @@ impl Core {
             Event::StreamDown(stream) => state.on_stream_down(&mut plan, stream),
             Event::RevokeAcked { stream, id } => state.on_revoke_acked(&mut plan, stream, id),
             Event::CleanNames(clean) => state.on_clean(&mut plan, &clean),
+            Event::NamesKept {
+                endpoint,
+                number,
+                done,
+            } => state.on_names_kept(endpoint, number, done),
             Event::Tick => {}
         }
         state.sync_up(&mut plan);
@@ -279,6 +284,7 @@ impl State {
                     self.work.insert(id);
                 }
             }
+            Undo::Names(id, number) => self.on_names_kept(id, number, false),
             Undo::RemovedFile(id) => {
                 if let Some(endpoint) = self.leaving.get_mut(&id) {
                     endpoint.filed = true;

@@ -111,6 +111,7 @@ impl State {
             rules_stale: true,
             unpublished: false,
             files_due: BTreeSet::new(),
+            names_kept: 0,
             durable: Vec::new(),
             retry_at: None,
             failed_in_a_row: 0,

@@ -111,6 +111,8 @@ pub(super) struct State {
     /// Rules differ from the published ones.
     pub unpublished: bool,
     pub files_due: BTreeSet<(BootTime, EndpointId)>,
+    /// Number of the last `Step::KeepNames`.
+    pub names_kept: u64,
     /// Results to repeat once the plan that writes their endpoint's file is committed.
     pub durable: Vec<(EndpointId, Undurable)>,
     pub retry_at: Option<BootTime>,
@@ -180,6 +182,8 @@ pub(super) enum Undo {
     Checkpoint,
     /// Whether there was a file before.
     File(EndpointId, bool),
+    /// Number of the step.
+    Names(EndpointId, u64),
     RemovedFile(EndpointId),
     CreatedMap(EndpointId),
     RemovedMap(EndpointId),

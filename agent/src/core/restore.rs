@@ -26,7 +26,10 @@ use crate::{
         manager::Endpoints,
     },
     fqdn::cache::{Answer, Limits, NameCache},
-    identity::allocator::{Allocator as _, NodeLocal},
+    identity::{
+        allocator::{Allocator as _, NodeLocal},
+        checkpoint::LocalFile,
+    },
     ipcache::{
         metadata::{Claim, Owner},
         resolve::{World, cidr_label, cidr_of},
@@ -63,6 +66,7 @@ impl State {
             sync: Sync::default(),
             ipcache: Ipcache::new(dual),
             local: NodeLocal::local(local.clone()),
+            local_file: LocalFile::default(),
             pods: Box::new(NodeLocal::endpoints(pods)),
             fqdn_identities: 0,
             selectors: SelectorCache::default(),

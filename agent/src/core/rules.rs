@@ -100,9 +100,10 @@ impl State {
             .map(|s| Arc::clone(&s.dns));
         let rules = rules.unwrap_or_default();
         let file = self.file_of(endpoint, &rules);
+        let filed = endpoint.filed;
         let servers = self.server_addresses(&rules);
         let text = config_file::render(&file, &servers, self.config.max_ips_per_restored_rule);
-        let undo = Undo::File(id, endpoint.filed);
+        let undo = Undo::File(id, filed);
         self.step(plan, Step::WriteEndpoint(id, text), undo);
         let now = self.now;
         if let Some(endpoint) = self.endpoints.get_mut(id) {
@@ -169,8 +170,8 @@ impl State {
         }
     }
 
-    /// Where the servers of these rules are. Costs a walk over the ipcache if there are any.
-    fn server_addresses(&self, rules: &EndpointRules) -> ServerAddresses {
+    /// Where the servers of these rules are, as far as a file lists them.
+    fn server_addresses(&mut self, rules: &EndpointRules) -> ServerAddresses {
         let all = rules.ports.iter().flat_map(|port| &port.rules);
         let ids: BTreeSet<IdentityId> = all
             .filter_map(|rule| match &rule.servers {
@@ -182,7 +183,8 @@ impl State {
             .collect();
         let mut found = ServerAddresses::new();
         if !ids.is_empty() {
-            for (prefix, id) in self.ipcache.prefixes_of(&ids) {
+            let limit = self.config.max_ips_per_restored_rule;
+            for (prefix, id) in self.ipcache.prefixes_of(&ids, limit) {
                 found.entry(id).or_default().push(prefix);
             }
         }

@@ -1,5 +1,7 @@
 //! Documents that are read, and refusals with the field they name.
 
+use std::sync::Arc;
+
 use super::*;
 use crate::{
     policy::rule::{Direction, DnsNames, PeerRule, Peers, PortRule, Protocol},
@@ -95,18 +97,18 @@ spec:
     assert!(matches!(&list[0], Selector::Cidr(c) if c.except.len() == 1));
 }
 
-fn peer(deny: bool, peers: Peers, ports: &[(Protocol, u16, u16)]) -> PeerRule {
+fn peer(deny: bool, peers: Peers, ports: &[(Protocol, u16, u16)]) -> Arc<PeerRule> {
     let ports = ports.iter().map(|(protocol, first, last)| PortRule {
         protocol: *protocol,
         first: *first,
         last: *last,
         dns: None,
     });
-    PeerRule {
+    Arc::new(PeerRule {
         deny,
         peers,
         ports: ports.collect(),
-    }
+    })
 }
 
 fn block(prefix: &str, except: &[&str]) -> Selector {

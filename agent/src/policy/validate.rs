@@ -4,6 +4,8 @@ mod field;
 mod labels;
 mod ports;
 
+use std::sync::Arc;
+
 use holdfast_sdp::{pattern, policy::rule::NameRule};
 use serde_json::Value;
 
@@ -118,7 +120,8 @@ pub fn rule(path: &str, value: &Value, scope: &Scope) -> Checked<Rule> {
             let path = format!("{path}.{field}");
             for (n, item) in list(&path, map.get(field))?.iter().enumerate() {
                 let path = format!("{path}[{n}]");
-                peers.extend(peer_rule(&path, item, &section(egress, is_deny), scope)?);
+                let rule = peer_rule(&path, item, &section(egress, is_deny), scope)?;
+                peers.extend(rule.map(Arc::new));
             }
         }
         let has = |field| matches!(map.get(field), Some(Value::Array(items)) if !items.is_empty());
@@ -326,7 +329,7 @@ pub fn warnings(rules: &[Rule]) -> Vec<String> {
     let by_name = egress().any(|rule| {
         matches!(&rule.peers, Peers::Selectors(list) if list.iter().any(|s| matches!(s, Selector::Fqdn(_))))
     });
-    let dns = |rule: &&PeerRule| rule.ports.iter().any(|port| port.dns.is_some());
+    let dns = |rule: &&Arc<PeerRule>| rule.ports.iter().any(|port| port.dns.is_some());
     if by_name && !egress().any(|rule| dns(&rule)) {
         found.push(
             "toFQDNs without any DNS rule: addresses are learned only from DNS answers that pass \

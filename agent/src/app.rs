@@ -238,6 +238,7 @@ impl Agent {
             endpoints: Arc::clone(&endpoints),
             epoch,
             events,
+            maps: Globals::new(&config.bpf_root),
             builtin: describe(builtin.clone()),
             damaged: Arc::clone(&damaged),
         };
@@ -303,6 +304,7 @@ fn core_config(config: &Config, epoch: &Epoch) -> CoreConfig {
         restore_grace: config.identity_restore_grace,
         preallocate_identities: config.preallocate_identities,
         max_ips_per_restored_rule: config.max_ips_per_restored_rule,
+        reconcile_interval: config.reconcile_interval,
         ..CoreConfig::default()
     }
 }

@@ -6,6 +6,7 @@ pub mod observe;
 pub mod policy;
 pub mod show;
 pub mod table;
+pub mod why;
 
 use anyhow::{Result, bail};
 
@@ -49,6 +50,7 @@ pub async fn run(command: Command) -> Result<()> {
         Command::Fqdn(command) => fqdn(command).await,
         Command::Bpf(command) => bpf::run(&command),
         Command::Observe(args) => observe::run(&args).await,
+        Command::Why(args) => why::run(&args).await,
     }
 }
 

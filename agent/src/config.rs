@@ -90,6 +90,8 @@ pub struct Config {
     pub map_sizes: MapSizes,
     /// Between two looks into the conntrack maps.
     pub conntrack_gc_interval: Duration,
+    /// Between two passes that compare the maps with what they should hold.
+    pub reconcile_interval: Duration,
 }
 
 impl Config {
@@ -139,11 +141,16 @@ impl TryFrom<RunArgs> for Config {
                 });
             }
         }
-        if args.conntrack_gc_interval < Duration::from_millis(10) {
-            return Err(ConfigError {
-                flag: "conntrack-gc-interval",
-                reason: "must be at least 10ms".to_owned(),
-            });
+        for (flag, interval) in [
+            ("conntrack-gc-interval", args.conntrack_gc_interval),
+            ("reconcile-interval", args.reconcile_interval),
+        ] {
+            if interval < Duration::from_millis(10) {
+                return Err(ConfigError {
+                    flag,
+                    reason: "must be at least 10ms".to_owned(),
+                });
+            }
         }
         let conntrack = |flag, entries: u32| {
             if CONNTRACK_ENTRIES.contains(&entries) {
@@ -198,6 +205,7 @@ impl TryFrom<RunArgs> for Config {
             identity_restore_grace: args.identity_restore_grace_period,
             map_sizes,
             conntrack_gc_interval: args.conntrack_gc_interval,
+            reconcile_interval: args.reconcile_interval,
         })
     }
 }

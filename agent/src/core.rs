@@ -19,12 +19,14 @@ mod flush;
 mod mappings;
 pub mod plan;
 mod policies;
+mod reconcile;
 mod relabel;
 mod restore;
 mod rules;
 pub mod snapshot;
 mod state;
 mod view;
+pub mod why;
 
 pub use config::{CoreConfig, Restored};
 pub use directory::{Directory, Place};
@@ -33,7 +35,10 @@ pub use plan::Plan;
 pub use snapshot::{Snapshot, Summary};
 
 use self::state::{State, Undo};
-use crate::datapath::plan::{Step, StepError};
+use crate::datapath::{
+    look::{Look, Sight},
+    plan::{Step, StepError},
+};
 
 /// How long to wait before failed steps are tried again, seconds.
 const RETRY: u64 = 1;
@@ -152,6 +157,24 @@ impl Core {
         ];
         let file = file.filter(|_| state.sync.done);
         times.into_iter().chain([file]).flatten().min()
+    }
+
+    /// When [`Core::look`] is due next; none before the sources are synced.
+    pub fn look_due(&self) -> Option<BootTime> {
+        self.state.look_due()
+    }
+
+    /// Where to look now, to compare the datapath with the model; none if it is not the time.
+    /// Followed by [`Core::seen`] before anything else.
+    pub fn look(&mut self, now: BootTime) -> Option<Look> {
+        self.state.now = now.max(self.state.now);
+        self.state.look()
+    }
+
+    /// Takes what was seen, none if the look failed. Gives the number of differences: the next
+    /// plan puts them right.
+    pub fn seen(&mut self, sight: Option<Sight>) -> u64 {
+        self.state.seen(sight)
     }
 
     /// Everything, as plain data.

@@ -4,6 +4,7 @@ pub mod events;
 pub mod files;
 pub mod interfaces;
 pub mod kernel;
+pub mod look;
 pub mod memory;
 pub mod plan;
 pub mod program;

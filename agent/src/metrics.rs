@@ -208,6 +208,27 @@ impl Sample {
             "Promises to proxies to keep a pair open that were taken back before their end",
             counters.revocations,
         )?;
+        let reconciled = &counters.reconciled;
+        out.counter(
+            "reconcile_passes",
+            "Passes that compared the maps with what they should hold",
+            reconciled.passes,
+        )?;
+        out.counters(
+            "reconcile_differences",
+            "What such a pass found otherwise than it should be, and put right; stays 0 unless something else writes the maps",
+            &[
+                ("part", "ipcache", reconciled.ipcache),
+                ("part", "policy", reconciled.policy),
+                ("part", "lxc", reconciled.lxc),
+                ("part", "names", reconciled.names),
+            ],
+        )?;
+        out.counter(
+            "reconcile_failures",
+            "Looks into a map that failed in such a pass",
+            reconciled.failures,
+        )?;
         let of_kind = |kind: &str| count(self.streams.iter().filter(|k| *k == kind).count());
         out.labelled(
             "proxy_streams",

@@ -12,4 +12,5 @@ pub mod parse;
 pub mod repository;
 pub mod rule;
 pub mod source;
+pub mod trace;
 pub mod validate;

@@ -36,6 +36,9 @@ const LOGGED: usize = 10;
 /// Longest that a reader waits for a snapshot.
 const PATIENCE: Duration = Duration::from_secs(10);
 
+/// Looks at the core on its own thread.
+type Look = Box<dyn FnOnce(&Core) + Send>;
+
 enum Input {
     /// With the room it takes in the queue.
     Event(Event, Option<OwnedSemaphorePermit>),
@@ -43,6 +46,7 @@ enum Input {
     Summary(oneshot::Sender<Summary>),
     Directory(oneshot::Sender<Directory>),
     Places(oneshot::Sender<Vec<Place>>),
+    Look(Look),
     Stop,
 }
 
@@ -130,6 +134,18 @@ impl CoreHandle {
         self.ask(Input::Places(sender), receiver).await
     }
 
+    /// Has `look` look at the core between two events; it holds up everything else.
+    pub async fn look<T: Send + 'static>(
+        &self,
+        look: impl FnOnce(&Core) -> T + Send + 'static,
+    ) -> Result<T, CoreAway> {
+        let (sender, receiver) = oneshot::channel();
+        let look = move |core: &Core| {
+            let _gone = sender.send(look(core));
+        };
+        self.ask(Input::Look(Box::new(look)), receiver).await
+    }
+
     /// Returns when the core's thread has ended.
     pub async fn closed(&self) {
         self.inputs.closed().await;
@@ -211,6 +227,7 @@ impl Runner {
         let mut batch = Vec::new();
         loop {
             let deadline = self.core.next_deadline();
+            let deadline = deadline.into_iter().chain(self.core.look_due()).min();
             let wait =
                 deadline.map(|at| Duration::from_nanos(at.0.saturating_sub(BootTime::now().0)));
             let received = match wait {
@@ -251,6 +268,7 @@ impl Runner {
                             Input::Places(answer) => {
                                 let _gone = answer.send(self.core.places());
                             }
+                            Input::Look(look) => look(&self.core),
                             Input::Stop => return,
                         }
                     }
@@ -266,6 +284,29 @@ impl Runner {
             {
                 self.step(Event::Tick);
             }
+            self.reconcile();
+        }
+    }
+
+    /// Looks at a little of the datapath, if it is the time.
+    fn reconcile(&mut self) {
+        let Some(look) = self.core.look(BootTime::now()) else {
+            return;
+        };
+        let sight = self.datapath.look(&look);
+        if let Err(error) = &sight {
+            tracing::warn!(%error, "a map could not be compared with what it should hold");
+        }
+        let differences = self.core.seen(sight.ok());
+        if differences > 0 {
+            let of = format!("{look:.0?}");
+            let of = of.split_once('(').map_or(of.as_str(), |(head, _)| head);
+            tracing::warn!(
+                differences,
+                look = of,
+                "the datapath is not as it should be: mended"
+            );
+            self.step(Event::Tick);
         }
     }
 

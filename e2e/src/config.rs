@@ -14,6 +14,12 @@ pub fn previous_sdp() -> Option<PathBuf> {
     variable("HOLDFAST_PREVIOUS_SDP").map(PathBuf::from)
 }
 
+/// Where random choices come from: `HOLDFAST_SEED`, or the clock.
+pub fn seed() -> u64 {
+    let given = variable("HOLDFAST_SEED").and_then(|seed| seed.parse().ok());
+    given.unwrap_or_else(rand::random)
+}
+
 /// Path of a program under test: `HOLDFAST_BIN_DIR`, or the directory this
 /// program was built into.
 pub fn program(name: &str) -> Result<PathBuf> {

@@ -9,6 +9,7 @@ use anyhow::{Context, Result, ensure};
 
 use crate::dns::server::DnsServer;
 use crate::dns::zone::Zone;
+use crate::mended::Mended;
 use crate::netns::Netns;
 use crate::pod::Pod;
 use crate::web::Web;
@@ -69,6 +70,8 @@ pub struct Lab {
     pub a: Pod,
     /// The second pod.
     pub b: Pod,
+    /// What agents of this lab had to mend.
+    pub mended: Mended,
     name: String,
     directory: PathBuf,
     bpf_root: PathBuf,
@@ -127,6 +130,7 @@ impl Lab {
             world,
             a,
             b,
+            mended: Mended::default(),
             name,
             directory,
             bpf_root,
@@ -247,7 +251,10 @@ impl Drop for Lab {
 pub fn with_lab(test: impl FnOnce(&Lab) -> Result<()>) {
     let mut lab = Lab::new().unwrap_or_else(|error| panic!("no lab: {error:#}"));
     let keep = std::mem::replace(&mut lab.keep, false);
-    let outcome = catch_unwind(AssertUnwindSafe(|| test(&lab)));
+    let outcome = catch_unwind(AssertUnwindSafe(|| {
+        test(&lab)?;
+        lab.mended.check()
+    }));
     if matches!(outcome, Ok(Ok(()))) {
         return;
     }

@@ -15,6 +15,8 @@ use shared_maps::user::Globals;
 
 use crate::config;
 use crate::lab::Lab;
+use crate::mended::LastLook;
+use crate::netns::Netns;
 use crate::pod::Pod;
 use crate::policy::WEB;
 use crate::process::Program;
@@ -142,6 +144,7 @@ impl Lab {
         command.arg("--admin-socket").arg(self.agent_socket());
         command.arg(format!("--metrics-address=127.0.0.1:{AGENT_METRICS}"));
         command.arg("--conntrack-gc-interval=500ms");
+        command.arg("--reconcile-interval=50ms");
         if !options.builtin {
             command.arg("--disable-builtin-dns-proxy");
         }
@@ -154,6 +157,7 @@ impl Lab {
         let log = self.directory().join("log/agent.log");
         let mut agent = Program::start("holdfast-agent", self.agent_command(options)?, &log)?;
         self.wait_ready(&mut agent, AGENT_METRICS)?;
+        agent.look_last(LastLook::new(&self.node, AGENT_METRICS, &self.mended));
         Ok(agent)
     }
 
@@ -374,20 +378,7 @@ impl Lab {
 
     /// Gets a page from the node's loopback: status code and body.
     pub fn http(&self, port: u16, page: &str) -> Result<(u16, String)> {
-        self.node.enter(|| -> Result<_> {
-            let to = SocketAddr::from(([127, 0, 0, 1], port));
-            let mut stream = TcpStream::connect_timeout(&to, Duration::from_secs(1))?;
-            stream.set_read_timeout(Some(Duration::from_secs(2)))?;
-            write!(
-                stream,
-                "GET {page} HTTP/1.1\r\nHost: node\r\nConnection: close\r\n\r\n"
-            )?;
-            let mut text = String::new();
-            stream.read_to_string(&mut text)?;
-            let (head, body) = text.split_once("\r\n\r\n").context("no HTTP answer")?;
-            let code = head.split(' ').nth(1).context("no HTTP status")?.parse()?;
-            Ok((code, body.to_owned()))
-        })?
+        http(&self.node, port, page)
     }
 
     /// Socket of the native gRPC service.
@@ -421,6 +412,24 @@ impl Lab {
         })?;
         ended.map_or(Ok(()), Err)
     }
+}
+
+/// Gets a page from a namespace's loopback: status code and body.
+pub fn http(node: &Netns, port: u16, page: &str) -> Result<(u16, String)> {
+    node.enter(|| -> Result<_> {
+        let to = SocketAddr::from(([127, 0, 0, 1], port));
+        let mut stream = TcpStream::connect_timeout(&to, Duration::from_secs(1))?;
+        stream.set_read_timeout(Some(Duration::from_secs(2)))?;
+        write!(
+            stream,
+            "GET {page} HTTP/1.1\r\nHost: node\r\nConnection: close\r\n\r\n"
+        )?;
+        let mut text = String::new();
+        stream.read_to_string(&mut text)?;
+        let (head, body) = text.split_once("\r\n\r\n").context("no HTTP answer")?;
+        let code = head.split(' ').nth(1).context("no HTTP status")?.parse()?;
+        Ok((code, body.to_owned()))
+    })?
 }
 
 fn path(path: PathBuf) -> Result<String> {

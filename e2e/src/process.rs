@@ -9,6 +9,7 @@ use anyhow::{Context, Result, bail, ensure};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
+use crate::mended::LastLook;
 use crate::wait::eventually;
 
 /// Until a program must have stopped.
@@ -20,6 +21,7 @@ pub struct Program {
     name: String,
     child: Child,
     log: PathBuf,
+    last_look: Option<LastLook>,
 }
 
 impl Program {
@@ -40,7 +42,20 @@ impl Program {
             name: name.to_owned(),
             child,
             log: log.to_owned(),
+            last_look: None,
         })
+    }
+
+    /// Has it looked at before it ends.
+    pub fn look_last(&mut self, look: LastLook) {
+        self.last_look = Some(look);
+    }
+
+    /// Looks at it now, and no more before it ends.
+    pub fn look_now(&mut self) {
+        if let Some(look) = self.last_look.take() {
+            look.now();
+        }
     }
 
     /// Process id.
@@ -86,6 +101,7 @@ impl Program {
 
     /// Ends it at once, as a crash would.
     pub fn kill_9(mut self) -> Result<()> {
+        self.look_now();
         self.child.kill()?;
         self.child.wait()?;
         Ok(())
@@ -93,6 +109,7 @@ impl Program {
 
     /// Asks it to end and waits.
     pub fn terminate(mut self, limit: Duration) -> Result<ExitStatus> {
+        self.look_now();
         self.signal(Signal::SIGTERM)?;
         self.wait(limit)
     }
@@ -108,6 +125,11 @@ impl Program {
 
 impl Drop for Program {
     fn drop(&mut self) {
+        if let Some(look) = self.last_look.take()
+            && matches!(self.child.try_wait(), Ok(None))
+        {
+            look.whole();
+        }
         // Fails only where it has ended already.
         let _ = self.child.kill();
         let _ = self.child.wait();

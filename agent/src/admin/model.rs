@@ -3,7 +3,10 @@
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    core::snapshot::{PolicyView, RejectedView, Summary},
+    core::{
+        snapshot::{PolicyView, RejectedView, Summary},
+        why::RuleView,
+    },
     endpoint::source::Unresolved,
     proxies::ProxyView,
 };
@@ -63,4 +66,58 @@ pub struct Done {
 pub struct Failed {
     /// Why, with the remedy.
     pub error: String,
+}
+
+/// `/v1/why`: may an endpoint talk to a name or an address, and what makes it so?
+#[derive(Clone, Debug, Default, Serialize, Deserialize, PartialEq, Eq)]
+pub struct Why {
+    /// The endpoint's number.
+    pub endpoint: u16,
+    /// Its key.
+    pub key: String,
+    /// `egress`: the endpoint sends; `ingress`: it receives.
+    pub direction: String,
+    /// The name or address on the other side.
+    pub target: String,
+    /// Destination port and protocol, for example `443/TCP`; none = any.
+    pub port: Option<String>,
+    /// Whether packets pass: at each address of the target, by the maps of the kernel.
+    pub allowed: bool,
+    /// Why, in one line.
+    pub verdict: String,
+    /// The way from the policy to the kernel's map entry.
+    pub hops: Vec<Hop>,
+    /// Rules that decide.
+    pub rules: Vec<RuleView>,
+}
+
+/// One thing that was looked for.
+#[derive(Clone, Debug, Default, Serialize, Deserialize, PartialEq, Eq)]
+pub struct Hop {
+    /// `endpoint`, `policy`, `dns`, `selector`, `names`, `ipcache`, `identity`, `policy-map` or
+    /// `receiver`.
+    pub hop: String,
+    /// The address it is about, where the target has several things to look at.
+    pub address: Option<String>,
+    /// Whether it is there.
+    pub state: HopState,
+    /// What was found, and where.
+    pub text: String,
+    /// What to do about it.
+    pub remedy: Option<String>,
+}
+
+/// Whether a hop is there.
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize, PartialEq, Eq)]
+#[serde(rename_all = "lowercase")]
+pub enum HopState {
+    /// It is there.
+    #[default]
+    Found,
+    /// It is not there, and nothing is lost by it.
+    Absent,
+    /// It is not there, and that closes the way.
+    Missing,
+    /// It could not be looked at.
+    Unknown,
 }

@@ -12,17 +12,22 @@ use hyper::{
 };
 use hyper_util::rt::TokioIo;
 use serde::Serialize;
+use shared_maps::user::Globals;
 use tokio::net::UnixListener;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
-use super::model::{Done, EpochView, Failed, Policies, Status};
+use super::{
+    model::{Done, EpochView, Failed, Policies, Status, Why},
+    why::{self, Question, WhyError},
+};
 use crate::{
     core::{Event, event::CleanNames, snapshot::EndpointView},
     endpoint::source::{EndpointBook, EndpointDocument, EndpointError},
     epoch::Epoch,
     events::Events,
     grpc::peer::{Allowed, Checked},
-    proxies::Proxies,
+    policy::trace::{Port, Way},
+    proxies::{Proxies, ProxyView},
     runner::{CoreAway, CoreHandle},
 };
 
@@ -47,6 +52,8 @@ pub struct Admin {
     pub epoch: Epoch,
     /// Packets that the datapath reported.
     pub events: Events,
+    /// The pinned maps.
+    pub maps: Globals,
     /// How the proxy in this process stands.
     pub builtin: Arc<dyn Fn() -> String + Send + Sync>,
     /// Files found damaged at the start.
@@ -81,6 +88,18 @@ impl From<EndpointError> for Refusal {
             EndpointError::NotAdded(_) => StatusCode::NOT_FOUND,
             EndpointError::Taken { .. } => StatusCode::CONFLICT,
             _ => StatusCode::UNPROCESSABLE_ENTITY,
+        };
+        Self::new(status, error.to_string())
+    }
+}
+
+impl From<WhyError> for Refusal {
+    fn from(error: WhyError) -> Self {
+        let status = match &error {
+            WhyError::Away(_) => StatusCode::SERVICE_UNAVAILABLE,
+            WhyError::NoEndpoint(_) => StatusCode::NOT_FOUND,
+            WhyError::Ambiguous { .. } | WhyError::IngressName => StatusCode::BAD_REQUEST,
+            WhyError::Cut(_) => StatusCode::INTERNAL_SERVER_ERROR,
         };
         Self::new(status, error.to_string())
     }
@@ -164,6 +183,7 @@ impl Admin {
                 let wait = Duration::from_secs(number("wait").unwrap_or(0).min(LONG_POLL));
                 render(&self.events.after(number("after").unwrap_or(0), wait).await)
             }
+            "/v1/why" if get => render(&self.why(query.as_deref()).await?),
             "/v1/endpoints" if method == Method::POST => {
                 let document = body(request).await?;
                 render(&self.add(document).await?)
@@ -221,13 +241,7 @@ impl Admin {
                 summary.ipcache_entries, summary.ipcache_max
             ));
         }
-        let learning = proxies.iter().any(|proxy| match proxy.kind.as_str() {
-            "mappings" | "builtin" => true,
-            // The service's own entry is there without any client.
-            "fqdndata" => proxy.acked_revision > 0,
-            _ => false,
-        });
-        if !learning {
+        if !learning(&proxies) {
             problems.push(
                 "no DNS proxy is connected and none is built in: names of restricted endpoints are \
                  resolved by whatever proxy runs on its own, and nothing is learned"
@@ -249,6 +263,29 @@ impl Admin {
             damaged_files: (*self.damaged).clone(),
             problems,
         })
+    }
+
+    async fn why(&self, query: Option<&str>) -> Result<Why, Refusal> {
+        let bad = |error: String| Refusal::new(StatusCode::BAD_REQUEST, error);
+        let wanted = |name: &str| {
+            let found = parameter(query, name);
+            found.ok_or_else(|| bad(format!("parameter {name} is missing")))
+        };
+        let port = parameter(query, "port");
+        let port = port.map(|text| text.parse::<Port>()).transpose();
+        let way = match parameter(query, "direction").as_deref() {
+            None | Some("egress") => Way::Egress,
+            Some("ingress") => Way::Ingress,
+            Some(other) => return Err(bad(format!("direction {other} is not known"))),
+        };
+        let question = Question {
+            endpoint: wanted("endpoint")?,
+            target: why::target(&wanted("target")?),
+            port: port.map_err(|error| bad(error.to_string()))?,
+            way,
+        };
+        let learning = learning(&self.proxies.views());
+        Ok(why::answer(&self.core, &self.maps, learning, question).await?)
     }
 
     /// Adds an endpoint and waits until the datapath enforces its policy.
@@ -335,6 +372,16 @@ impl Admin {
             ),
         })
     }
+}
+
+/// Whether a proxy tells the agent what it learns.
+fn learning(proxies: &[ProxyView]) -> bool {
+    proxies.iter().any(|proxy| match proxy.kind.as_str() {
+        "mappings" | "builtin" => true,
+        // The service's own entry is there without any client.
+        "fqdndata" => proxy.acked_revision > 0,
+        _ => false,
+    })
 }
 
 fn nanoseconds(duration: Duration) -> u64 {

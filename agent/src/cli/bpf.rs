@@ -15,7 +15,10 @@ use shared_maps::{
 };
 
 use super::{show::print, table::render};
-use crate::config::args::{BpfArgs, BpfCommand, BpfList, BpfPolicy};
+use crate::{
+    config::args::{BpfArgs, BpfCommand, BpfList, BpfPolicy},
+    policy::trace::{port_range, protocol_name},
+};
 
 /// Carries out a `bpf` command.
 pub fn run(command: &BpfCommand) -> Result<()> {
@@ -141,8 +144,8 @@ fn policy(endpoint: u16, args: &BpfArgs) -> Result<()> {
                 "ingress"
             },
             identity: key.sec_label,
-            protocol: protocol(key.protocol),
-            port: port(key.dport.get(), key.lpm_len()),
+            protocol: protocol_name(key.protocol),
+            port: port_range(key.dport.get(), key.lpm_len()),
             verdict: match (value.is_deny(), value.proxy_port.get()) {
                 (true, _) => "deny",
                 (false, 0) => "allow",
@@ -184,28 +187,6 @@ fn policy(endpoint: u16, args: &BpfArgs) -> Result<()> {
             &rows,
         )
     })
-}
-
-/// A port whose low bits may be wild: `lpm_len` counts eight bits of protocol first.
-fn port(port: u16, lpm_len: u8) -> String {
-    match lpm_len.saturating_sub(8).min(16) {
-        0 => "any".to_owned(),
-        16 => port.to_string(),
-        bits => format!("{port}-{}", port | (u16::MAX >> bits)),
-    }
-}
-
-/// Name of an IP protocol.
-pub(super) fn protocol(number: u8) -> String {
-    match number {
-        0 => "any".to_owned(),
-        1 => "ICMP".to_owned(),
-        6 => "TCP".to_owned(),
-        17 => "UDP".to_owned(),
-        58 => "ICMPv6".to_owned(),
-        132 => "SCTP".to_owned(),
-        n => n.to_string(),
-    }
 }
 
 #[derive(Serialize)]
@@ -315,7 +296,7 @@ fn read<K: CtKey>(maps: &Globals, name: &str, lines: &mut Vec<CtLine>) -> Result
     for (key, value) in map.entries()?.found {
         let (from, from_port, to, to_port, number, flags) = key.parts();
         lines.push(CtLine {
-            protocol: protocol(number),
+            protocol: protocol_name(number),
             direction: match flags {
                 f if f & RELATED != 0 => "related",
                 f if f & DIR_IN != 0 => "in",
@@ -345,16 +326,4 @@ fn address(family: u8, ip: [u8; 16]) -> IpAddr {
 fn mac(word: u64) -> String {
     let [a, b, c, d, e, f, ..] = word.to_le_bytes();
     format!("{a:02x}:{b:02x}:{c:02x}:{d:02x}:{e:02x}:{f:02x}")
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn wild_port_bits_show_as_a_range() {
-        assert_eq!(port(0, 0), "any");
-        assert_eq!(port(53, 24), "53");
-        assert_eq!(port(8080, 20), "8080-8095");
-    }
 }

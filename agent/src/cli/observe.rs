@@ -4,10 +4,11 @@ use std::io::Write as _;
 
 use anyhow::Result;
 
-use super::{bpf::protocol, client::Client};
+use super::client::Client;
 use crate::{
     config::args::ObserveArgs,
     events::{PacketView, Packets},
+    policy::trace::protocol_name,
 };
 
 /// Prints what the agent kept; with `--follow` goes on as packets come.
@@ -50,7 +51,7 @@ fn line(packet: &PacketView) -> String {
         packet.endpoint,
         packet.direction,
         packet.reason,
-        protocol(packet.protocol),
+        protocol_name(packet.protocol),
         packet.source,
         packet.destination,
         packet.remote_identity,

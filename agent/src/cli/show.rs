@@ -10,7 +10,7 @@ use super::table::{list, maybe, render};
 use crate::{
     admin::model::{Policies, Status},
     config::args::Output,
-    core::snapshot::{EndpointView, IdentityView, IpcacheView, NameView, SelectorView},
+    core::snapshot::{EndpointView, IdentityView, IpcacheView, NameView, Reconciled, SelectorView},
 };
 
 /// Prints `value` as asked. A reader that closed the pipe is no error.
@@ -101,6 +101,7 @@ pub fn status(status: &Status) -> String {
                 counters.step_failures, summary.pending_steps
             ),
         ),
+        ("Reconciler", reconciler(&counters.reconciled)),
         ("Built-in DNS proxy", status.builtin_dns_proxy.clone()),
     ];
     rows.extend(
@@ -139,6 +140,21 @@ pub fn status(status: &Status) -> String {
         ));
     }
     text
+}
+
+fn reconciler(found: &Reconciled) -> String {
+    let differences = match found.differences() {
+        0 => "nothing to mend".to_owned(),
+        _ => format!(
+            "mended: {} ipcache, {} policy, {} endpoint entries, {} names",
+            found.ipcache, found.policy, found.lxc, found.names
+        ),
+    };
+    let failures = match found.failures {
+        0 => String::new(),
+        failures => format!("; {failures} looks failed"),
+    };
+    format!("{} passes, {differences}{failures}", found.passes)
 }
 
 /// `endpoint list`

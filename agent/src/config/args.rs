@@ -4,12 +4,15 @@
     reason = "flattened fields take the texts of what they flatten"
 )]
 
-use std::{net::IpAddr, path::PathBuf, time::Duration};
+use std::{net::IpAddr, path::PathBuf, str::FromStr, time::Duration};
 
 use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum};
 
 use super::{RejectCode, duration};
-use crate::datapath::kernel::MapSizes;
+use crate::{
+    datapath::kernel::MapSizes,
+    policy::trace::{Port, PortError},
+};
 
 /// Default of `--admin-socket`.
 pub const ADMIN_SOCKET: &str = "/run/holdfast/agent-admin.sock";
@@ -60,6 +63,8 @@ pub enum Command {
     Bpf(BpfCommand),
     /// What the datapath dropped and forwarded
     Observe(ObserveArgs),
+    /// May an endpoint talk to a name or an address, and what makes it so? Exit 1 if not
+    Why(WhyArgs),
 }
 
 /// How to reach the agent and how to print.
@@ -257,6 +262,54 @@ pub struct ObserveArgs {
     pub client: ClientArgs,
 }
 
+/// `why`
+#[derive(Debug, Args)]
+pub struct WhyArgs {
+    /// Number, key, name or address of the endpoint
+    pub endpoint: String,
+    /// Name or address, with a port or without: www.example.com:443, 203.0.113.7:53/UDP,
+    /// [2001:db8::1]:443/TCP
+    pub target: WhyTarget,
+    /// The other way: may the endpoint receive from the target at this port of its own?
+    #[arg(long)]
+    pub ingress: bool,
+    #[command(flatten)]
+    pub client: ClientArgs,
+}
+
+/// The other side of `why`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct WhyTarget {
+    /// Name or address.
+    pub host: String,
+    /// Port.
+    pub port: Option<Port>,
+}
+
+impl FromStr for WhyTarget {
+    type Err = PortError;
+
+    fn from_str(text: &str) -> Result<Self, PortError> {
+        let bare = |host: &str| Self {
+            host: host.to_owned(),
+            port: None,
+        };
+        if text.parse::<IpAddr>().is_ok() {
+            return Ok(bare(text));
+        }
+        match text.rsplit_once(':') {
+            Some((host, port)) => Ok(Self {
+                host: host
+                    .trim_start_matches('[')
+                    .trim_end_matches(']')
+                    .to_owned(),
+                port: Some(port.parse()?),
+            }),
+            None => Ok(bare(text.trim_start_matches('[').trim_end_matches(']'))),
+        }
+    }
+}
+
 /// `run`
 #[derive(Debug, Args)]
 pub struct RunArgs {
@@ -398,6 +451,10 @@ pub struct RunArgs {
     #[arg(long, value_parser = duration::parse, default_value = "30s",
           env = "HOLDFAST_CONNTRACK_GC_INTERVAL")]
     pub conntrack_gc_interval: Duration,
+    /// Between two passes that compare the maps with what they should hold
+    #[arg(long, value_parser = duration::parse, default_value = "30s",
+          env = "HOLDFAST_RECONCILE_INTERVAL")]
+    pub reconcile_interval: Duration,
     /// Log as JSON lines
     #[arg(long, default_value_t = false)]
     pub log_json: bool,

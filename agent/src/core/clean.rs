@@ -8,9 +8,11 @@ use holdfast_sdp::{
     pattern::SelectorMatcher,
     policy::rule::NameRule,
 };
+use ipnet::IpNet;
 use shared_maps::EndpointId;
 
 use super::{event::CleanNames, plan::Plan, state::State};
+use crate::ipcache::metadata::Owner;
 
 /// Cleanings remembered; the oldest are forgotten.
 const REMEMBERED: usize = 64;
@@ -81,6 +83,8 @@ impl State {
         }
         let mut revoke: BTreeMap<_, Vec<IpAddr>> = Default::default();
         for (id, name, address) in forget {
+            // What a restart kept of the address goes too.
+            self.ipcache.unclaim(IpNet::from(address), &Owner::Restored);
             let gone = self.names.forget(id, &name, address, self.now);
             self.unlabel(gone.into_iter().collect());
             let pair = self

@@ -55,6 +55,8 @@ pub struct CoreConfig {
     pub mapping_rate: u32,
     /// Addresses listed per selector in the restored rules of `ep_config.json`.
     pub max_ips_per_restored_rule: usize,
+    /// Between two passes that compare the datapath with the model.
+    pub reconcile_interval: Duration,
 }
 
 impl Default for CoreConfig {
@@ -79,6 +81,7 @@ impl Default for CoreConfig {
             max_fqdn_identities: None,
             mapping_rate: 20_000,
             max_ips_per_restored_rule: 1000,
+            reconcile_interval: Duration::from_secs(30),
         }
     }
 }

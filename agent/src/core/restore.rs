@@ -114,6 +114,7 @@ impl State {
             restore_until: None,
             restored_prefixes: Vec::new(),
             former_rules: former_rules(&restored),
+            pass: super::reconcile::Pass::default(),
             undo: Vec::new(),
             outcomes: Vec::new(),
             revoke: Vec::new(),

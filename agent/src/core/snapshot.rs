@@ -94,6 +94,25 @@ pub struct Counters {
     pub pairs_removed: u64,
     /// Leases revoked.
     pub revocations: u64,
+    /// What comparing the datapath with the model found.
+    pub reconciled: Reconciled,
+}
+
+/// What comparing the datapath with the model found ([`crate::core::Core::look`]).
+#[derive(Clone, Debug, Default, Serialize, Deserialize, PartialEq)]
+pub struct Reconciled {
+    /// Passes over everything.
+    pub passes: u64,
+    /// Looks into a map that failed.
+    pub failures: u64,
+    /// Entries of the ipcache that were wrong, missing or nobody's.
+    pub ipcache: u64,
+    /// Entries of policy maps.
+    pub policy: u64,
+    /// Entries of `cilium_lxc`.
+    pub lxc: u64,
+    /// Names of which an address did not carry the labels that it should.
+    pub names: u64,
 }
 
 /// One endpoint.

@@ -116,6 +116,7 @@ pub(super) struct State {
     pub restored_prefixes: Vec<IpNet>,
     /// Rules in the files of the run before.
     pub former_rules: BTreeSet<super::directory::RuleKey>,
+    pub pass: super::reconcile::Pass,
     pub undo: Vec<Undo>,
     pub outcomes: Vec<Outcome>,
     pub revoke: Vec<super::event::Revocation>,

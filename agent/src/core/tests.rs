@@ -8,5 +8,6 @@ mod merge;
 mod model;
 mod oracle;
 mod overlaps;
+mod reconcile;
 mod restart;
 mod scenario;

@@ -1,6 +1,11 @@
 //! The state as plain data.
 
-use holdfast_sdp::policy::rule::{EndpointRules, NameRule, NameRules, Servers, Transport};
+use std::net::IpAddr;
+
+use holdfast_sdp::{
+    name::Fqdn,
+    policy::rule::{EndpointRules, NameRule, NameRules, Servers, Transport},
+};
 
 use super::{
     snapshot::{
@@ -76,7 +81,7 @@ impl State {
         }
     }
 
-    fn endpoint(&self, endpoint: &Endpoint) -> EndpointView {
+    pub(super) fn endpoint(&self, endpoint: &Endpoint) -> EndpointView {
         let subject = self.subjects.get(&endpoint.identity);
         EndpointView {
             id: endpoint.id.0,
@@ -134,9 +139,17 @@ impl State {
     }
 
     fn name_views(&self) -> Vec<NameView> {
+        self.name_views_where(|_, _| true)
+    }
+
+    /// Learned addresses that `wanted` asks for.
+    pub(super) fn name_views_where(
+        &self,
+        wanted: impl Fn(&Fqdn, &IpAddr) -> bool,
+    ) -> Vec<NameView> {
         let mut found = Vec::new();
         for (id, names) in self.names.endpoints() {
-            let lease = |name: &_, address: &_| {
+            let lease = |name: &Fqdn, address: &IpAddr| {
                 let pair = self
                     .names
                     .name(name)
@@ -144,7 +157,9 @@ impl State {
                 pair.map_or(0, |pair| pair.lease_end.0)
             };
             for (name, addresses) in &names.names {
-                found.extend(addresses.iter().map(|(address, lookup)| NameView {
+                let addresses = addresses.iter();
+                let addresses = addresses.filter(|(address, _)| wanted(name, address));
+                found.extend(addresses.map(|(address, lookup)| NameView {
                     endpoint: id.0,
                     name: name.as_str().to_owned(),
                     address: address.to_string(),
@@ -156,7 +171,8 @@ impl State {
                 }));
             }
             for (address, zombie) in &names.zombies {
-                found.extend(zombie.names.iter().map(|name| NameView {
+                let names = zombie.names.iter().filter(|name| wanted(name, address));
+                found.extend(names.map(|name| NameView {
                     endpoint: id.0,
                     name: name.as_str().to_owned(),
                     address: address.to_string(),
@@ -195,7 +211,7 @@ impl State {
     }
 }
 
-fn dns_views(rules: &EndpointRules) -> Vec<DnsRulesView> {
+pub(super) fn dns_views(rules: &EndpointRules) -> Vec<DnsRulesView> {
     let mut found = Vec::new();
     for port in &rules.ports {
         let protocol = match port.transport {

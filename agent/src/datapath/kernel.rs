@@ -22,6 +22,7 @@ use shared_maps::{
 };
 
 use super::{
+    look::{BATCH, Look, Sight},
     plan::{Datapath, Step, StepError},
     program::{ProgramError, Programs},
 };
@@ -242,6 +243,33 @@ impl Datapath for KernelDatapath {
             }
         }
     }
+
+    fn look(&mut self, look: &Look) -> Result<Sight, StepError> {
+        Ok(match look {
+            Look::IpcacheAfter(key) => Sight::Ipcache(after(&self.ipcache, key.as_ref())?),
+            Look::IpcacheAt(keys) => Sight::Ipcache(at(&self.ipcache, keys)?),
+            Look::PolicyAfter(endpoint, key) => {
+                Sight::Policy(*endpoint, after(self.policy(*endpoint)?, key.as_ref())?)
+            }
+            Look::PolicyAt(endpoint, keys) => {
+                Sight::Policy(*endpoint, at(self.policy(*endpoint)?, keys)?)
+            }
+            Look::LxcAfter(key) => Sight::Lxc(after(&self.lxc, key.as_ref())?),
+            Look::LxcAt(keys) => Sight::Lxc(at(&self.lxc, keys)?),
+        })
+    }
+}
+
+fn after<K: Record, V: Record>(
+    map: &Map<K, V>,
+    key: Option<&K>,
+) -> Result<Vec<(K, Option<V>)>, MapError> {
+    let entries = map.entries_after(key, BATCH)?;
+    Ok(entries.into_iter().map(|(k, v)| (k, Some(v))).collect())
+}
+
+fn at<K: Record, V: Record>(map: &Map<K, V>, keys: &[K]) -> Result<Vec<(K, Option<V>)>, MapError> {
+    keys.iter().map(|key| Ok((*key, map.get(key)?))).collect()
 }
 
 fn make_dirs(root: &Path, globals: &Globals) -> Result<(), SetUpError> {

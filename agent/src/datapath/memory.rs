@@ -7,9 +7,14 @@ use shared_maps::{
     ipcache::{IpcacheKey, IpcacheValue},
     lxc::{LxcKey, LxcValue},
     policy::{PolicyKey, PolicyValue},
+    user::Record,
 };
 
-use super::plan::{Attachment, Datapath, Step, StepError};
+use super::{
+    look::{BATCH, Look, Sight},
+    plan::{Attachment, Datapath, Step, StepError},
+};
+use crate::ipcache::table::prefix_of;
 
 /// Maps and files in memory, with failures on demand.
 #[derive(Debug, Default, Clone)]
@@ -95,6 +100,54 @@ impl Datapath for MemoryDatapath {
         }
         Ok(())
     }
+
+    fn look(&mut self, look: &Look) -> Result<Sight, StepError> {
+        let policy = |id: &EndpointId| self.policy.get(id).ok_or_else(|| no_map(*id));
+        Ok(match look {
+            Look::IpcacheAfter(key) => Sight::Ipcache(after(self.ipcache.iter(), key.as_ref())),
+            Look::IpcacheAt(keys) => {
+                let find = |key: &IpcacheKey| (*key, self.covering(key));
+                Sight::Ipcache(keys.iter().map(find).collect())
+            }
+            Look::PolicyAfter(id, key) => {
+                Sight::Policy(*id, after(policy(id)?.iter(), key.as_ref()))
+            }
+            Look::PolicyAt(id, keys) => {
+                let map = policy(id)?;
+                let find = |key: &PolicyKey| (*key, map.get(key).copied());
+                Sight::Policy(*id, keys.iter().map(find).collect())
+            }
+            Look::LxcAfter(key) => Sight::Lxc(after(self.lxc.iter(), key.as_ref())),
+            Look::LxcAt(keys) => {
+                let find = |key: &LxcKey| (*key, self.lxc.get(key).copied());
+                Sight::Lxc(keys.iter().map(find).collect())
+            }
+        })
+    }
+}
+
+impl MemoryDatapath {
+    /// The entry of the longest prefix that covers the key's.
+    fn covering(&self, key: &IpcacheKey) -> Option<IpcacheValue> {
+        let wanted = prefix_of(key)?;
+        let covers = |(key, value): (&IpcacheKey, &IpcacheValue)| {
+            let prefix = prefix_of(key).filter(|prefix| prefix.contains(&wanted))?;
+            Some((prefix.prefix_len(), *value))
+        };
+        let found = self.ipcache.iter().filter_map(covers);
+        found.max_by_key(|(len, _)| *len).map(|(_, value)| value)
+    }
+}
+
+fn after<'a, K: Record, V: Copy + 'a>(
+    entries: impl Iterator<Item = (&'a K, &'a V)>,
+    key: Option<&K>,
+) -> Vec<(K, Option<V>)> {
+    let later = entries.filter(|(k, _)| key.is_none_or(|key| k.as_bytes() > key.as_bytes()));
+    let mut found: Vec<_> = later.map(|(k, v)| (*k, Some(*v))).collect();
+    found.sort_unstable_by(|(one, _), (other, _)| one.as_bytes().cmp(other.as_bytes()));
+    found.truncate(BATCH);
+    found
 }
 
 fn no_map(endpoint: EndpointId) -> StepError {

@@ -12,6 +12,8 @@ use shared_maps::{
     policy::{PolicyKey, PolicyValue},
 };
 
+use super::look::{Look, Sight};
+
 /// One step. Steps run in order; a failed one is reported and the rest go on.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Step {
@@ -94,4 +96,9 @@ pub enum StepError {
 pub trait Datapath: Send {
     /// Carries out one step.
     fn apply(&mut self, step: &Step) -> Result<(), StepError>;
+
+    /// Looks at what is there. One without maps sees nothing.
+    fn look(&mut self, _look: &Look) -> Result<Sight, StepError> {
+        Ok(Sight::Nothing)
+    }
 }

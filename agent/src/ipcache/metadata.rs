@@ -172,6 +172,11 @@ impl Metadata {
         claimed.min().map(|(_, id)| id)
     }
 
+    /// Labels that an owner gave.
+    pub fn labels_by(&self, owner: &Owner) -> Option<&LabelSet> {
+        self.labels.get(owner)
+    }
+
     /// Distinct label sets of all owners.
     pub fn labels(&self) -> impl Iterator<Item = &LabelSet> {
         self.sets.iter().map(|(labels, _)| labels)

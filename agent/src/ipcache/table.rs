@@ -185,10 +185,14 @@ impl Ipcache {
 
     /// Identity of an address: longest prefix that has one.
     pub fn identity_of(&self, address: IpAddr) -> Option<IdentityId> {
-        let found = self
-            .prefixes
-            .longest(address, |metadata| metadata.desired.is_some());
-        found.and_then(|(_, metadata)| metadata.desired)
+        self.longest(address)
+            .and_then(|(_, metadata)| metadata.desired)
+    }
+
+    /// Longest prefix of an address that shall have an identity.
+    pub fn longest(&self, address: IpAddr) -> Option<(IpNet, &Metadata)> {
+        self.prefixes
+            .longest(address, |metadata| metadata.desired.is_some())
     }
 
     /// Whether an address is claimed as the node's or a local endpoint's.
@@ -230,6 +234,11 @@ impl Ipcache {
             }
         });
         self.watched.extend(new);
+    }
+
+    /// At most `limit` prefixes after this one.
+    pub fn after(&self, prefix: Option<IpNet>, limit: usize) -> Vec<(IpNet, &Metadata)> {
+        self.prefixes.after(prefix, limit)
     }
 
     /// Calls `visit` for every prefix.

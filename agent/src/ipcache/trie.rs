@@ -98,6 +98,27 @@ impl<T> PrefixMap<T> {
         found
     }
 
+    /// At most `limit` prefixes after this one, IPv4 first, each family in order of its bits.
+    pub fn after(&self, prefix: Option<IpNet>, limit: usize) -> Vec<(IpNet, &T)> {
+        let mut found = Vec::new();
+        for family in [IpNet::V4(Ipv4Net::default()), IpNet::V6(Ipv6Net::default())] {
+            let at = match (prefix, family) {
+                (Some(IpNet::V6(_)), IpNet::V4(_)) => continue,
+                (Some(prefix @ IpNet::V4(_)), IpNet::V4(_))
+                | (Some(prefix @ IpNet::V6(_)), IpNet::V6(_)) => Some(spell(prefix)),
+                _ => None,
+            };
+            self.tree(family).after(at, |bits, len, value| {
+                let room = found.len() < limit;
+                if room {
+                    found.push((read(family, bits, len), value));
+                }
+                room
+            });
+        }
+        found
+    }
+
     /// Calls `visit` for every prefix.
     pub fn for_each(&self, mut visit: impl FnMut(IpNet, &T)) {
         let v4 = IpNet::V4(Ipv4Net::default());
@@ -341,6 +362,29 @@ impl<T> Tree<T> {
             stack.extend(node.children.iter().rev().filter(|child| **child != NONE));
         }
     }
+
+    /// Visits what comes after a prefix, there or not, until `visit` says that it is enough.
+    fn after<'a>(
+        &'a self,
+        from: Option<(u128, u8)>,
+        mut visit: impl FnMut(u128, u8, &'a T) -> bool,
+    ) {
+        let mut stack = vec![0];
+        while let Some(at) = stack.pop() {
+            let node = self.node(at);
+            let last = node.bits | !mask(u128::MAX, node.len);
+            if from.is_some_and(|(bits, _)| last < bits) {
+                continue;
+            }
+            let later = from.is_none_or(|from| (node.bits, node.len) > from);
+            if let Some(value) = node.value.as_ref().filter(|_| later)
+                && !visit(node.bits, node.len, value)
+            {
+                return;
+            }
+            stack.extend(node.children.iter().rev().filter(|child| **child != NONE));
+        }
+    }
 }
 
 /// Bit number `at` (0 = first) as an index.
@@ -455,6 +499,13 @@ mod tests {
             for (prefix, value) in &plain {
                 prop_assert_eq!(trie.get(*prefix), Some(value));
             }
+            let order = |prefix: &IpNet| (prefix.addr().is_ipv6(), spell(*prefix));
+            let mut later: Vec<_> = plain.keys().copied().filter(|p| order(p) > order(&ask)).collect();
+            later.sort_by_key(order);
+            later.truncate(7);
+            let after: Vec<_> = trie.after(Some(ask), 7).into_iter().map(|(p, _)| p).collect();
+            prop_assert_eq!(after, later);
+            prop_assert_eq!(trie.after(None, 100).len(), plain.len());
         }
     }
 }

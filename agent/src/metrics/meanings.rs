@@ -3,7 +3,7 @@
 use shared_maps::event::Reason;
 
 /// What the values of labels mean: metric, label, value, meaning.
-pub const LABELS: [[&str; 4]; 14] = [
+pub const LABELS: [[&str; 4]; 18] = [
     [
         "identity",
         "type",
@@ -63,6 +63,30 @@ pub const LABELS: [[&str; 4]; 14] = [
         "map",
         "policy",
         "Which identities an endpoint may talk to.",
+    ],
+    [
+        "reconcile_differences",
+        "part",
+        "ipcache",
+        "An entry of the ipcache was wrong, missing or nobody's.",
+    ],
+    [
+        "reconcile_differences",
+        "part",
+        "policy",
+        "The same of a policy map.",
+    ],
+    [
+        "reconcile_differences",
+        "part",
+        "lxc",
+        "The same of the map of endpoints.",
+    ],
+    [
+        "reconcile_differences",
+        "part",
+        "names",
+        "An address of a name lacked the name's labels: a fault of the agent.",
     ],
     [
         "proxy_streams",

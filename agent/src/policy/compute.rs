@@ -423,6 +423,7 @@ mod tests {
             dns: None,
         });
         PeerRule {
+            path: "spec.egress[0]".into(),
             deny,
             peers: Peers::Any,
             ports: ports.collect(),

@@ -105,10 +105,19 @@ fn peer(deny: bool, peers: Peers, ports: &[(Protocol, u16, u16)]) -> Arc<PeerRul
         dns: None,
     });
     Arc::new(PeerRule {
+        path: "".into(),
         deny,
         peers,
         ports: ports.collect(),
     })
+}
+
+fn without_paths(direction: &Direction) -> Direction {
+    let mut direction = direction.clone();
+    for rule in &mut direction.peers {
+        Arc::make_mut(rule).path = "".into();
+    }
+    direction
 }
 
 fn block(prefix: &str, except: &[&str]) -> Selector {
@@ -196,12 +205,14 @@ enableDefaultDeny: {ingress: false}
             peer(false, Peers::Selectors(vec![]), &[]),
         ],
     };
-    assert_eq!(rule.ingress, ingress);
+    assert_eq!(without_paths(&rule.ingress), ingress);
     let egress = Direction {
         default_deny: true,
         peers: vec![peer(true, entity(&[Entity::WorldIpv6]), &[])],
     };
-    assert_eq!(rule.egress, egress);
+    assert_eq!(without_paths(&rule.egress), egress);
+    let paths: Vec<&str> = rule.ingress.peers.iter().map(|rule| &*rule.path).collect();
+    assert_eq!(paths[2..4], ["spec.ingressDeny[2]", "spec.ingress[0]"]);
 }
 
 #[test]

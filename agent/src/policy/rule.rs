@@ -1,6 +1,6 @@
 //! Validated rules: what a policy document says, free of its syntax.
 
-use std::sync::Arc;
+use std::{fmt, sync::Arc};
 
 use holdfast_sdp::policy::rule::NameRule;
 
@@ -29,6 +29,8 @@ pub struct Direction {
 /// Peers, and ports of the destination.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PeerRule {
+    /// Where its document says so, for example `spec.egress[0]`.
+    pub path: Arc<str>,
     /// Denies instead of allowing.
     pub deny: bool,
     /// Who is on the other side.
@@ -95,6 +97,25 @@ impl Protocol {
             Self::Sctp => &[132],
             Self::Icmp => &[1],
             Self::Icmpv6 => &[58],
+        }
+    }
+}
+
+impl fmt::Display for PortRule {
+    /// `TCP 80`, `UDP 7000-7010`, `ICMP type 8`, `ANY any port`.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let protocol = match self.protocol {
+            Protocol::Any => "ANY",
+            Protocol::Tcp => "TCP",
+            Protocol::Udp => "UDP",
+            Protocol::Sctp => "SCTP",
+            Protocol::Icmp => return write!(f, "ICMP type {}", self.first),
+            Protocol::Icmpv6 => return write!(f, "ICMPv6 type {}", self.first),
+        };
+        match (self.first, self.last) {
+            (0, u16::MAX) => write!(f, "{protocol} any port"),
+            (first, last) if first == last => write!(f, "{protocol} {first}"),
+            (first, last) => write!(f, "{protocol} {first}-{last}"),
         }
     }
 }

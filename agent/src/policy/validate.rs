@@ -196,6 +196,7 @@ fn peer_rule(
         return Ok(None);
     }
     Ok(Some(PeerRule {
+        path: path.into(),
         deny: section.deny,
         peers: peers.unwrap_or(Peers::Any),
         ports: ports.unwrap_or_default(),

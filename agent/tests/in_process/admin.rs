@@ -14,6 +14,8 @@ use holdfast_agent::{
     grpc::peer,
 };
 
+use shared_maps::user::Globals;
+
 use crate::lab::{Lab, mapping, pod, policy};
 
 fn serve(lab: &Lab) -> Client {
@@ -26,6 +28,7 @@ fn serve(lab: &Lab) -> Client {
         endpoints,
         epoch: lab.epoch.clone(),
         events: Events::default(),
+        maps: Globals::new(lab.dir.path()),
         builtin: Arc::new(|| "disabled".to_owned()),
         damaged: Arc::new(vec!["a file is damaged".to_owned()]),
     };

@@ -13,6 +13,7 @@ use holdfast_agent::{
     },
     datapath::{
         files::StateFiles,
+        look::{Look, Sight},
         memory::MemoryDatapath,
         plan::{Datapath, Step, StepError},
     },
@@ -96,6 +97,10 @@ impl Datapath for Shared {
             done?;
         }
         self.memory.lock().apply(step)
+    }
+
+    fn look(&mut self, look: &Look) -> Result<Sight, StepError> {
+        self.memory.lock().look(look)
     }
 }
 

@@ -337,6 +337,30 @@ impl<K: Record, V: Record> Map<K, V> {
         })
     }
 
+    /// At most `limit` entries after this key in the map's own order; from the start again if
+    /// the key is gone. Fewer than `limit`: the end was reached.
+    pub fn entries_after(&self, after: Option<&K>, limit: usize) -> Result<Vec<(K, V)>, MapError> {
+        let mut found = Vec::new();
+        let mut at = after.copied();
+        while found.len() < limit {
+            let mut next = K::default();
+            let more = sys::next_key(
+                self.fd.as_fd(),
+                at.as_ref().map(Record::as_bytes),
+                bytes_mut(&mut next),
+            )
+            .map_err(|e| failed("BPF_MAP_GET_NEXT_KEY", self.name.clone(), e))?;
+            if !more {
+                break;
+            }
+            if let Some(value) = self.get_exact(&next)? {
+                found.push((next, value));
+            }
+            at = Some(next);
+        }
+        Ok(found)
+    }
+
     fn get_exact(&self, key: &K) -> Result<Option<V>, MapError> {
         self.get(key)
     }

@@ -132,6 +132,7 @@ fn labels(web: bool) -> LabelSet {
 pub(super) fn config() -> CoreConfig {
     CoreConfig {
         max_deferred_deletes: 0,
+        reconcile_interval: std::time::Duration::ZERO,
         ..CoreConfig::default()
     }
 }

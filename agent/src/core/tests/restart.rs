@@ -10,7 +10,10 @@ use super::{
     scenario::{Node, WEB, spec},
 };
 use crate::{
-    core::{CoreConfig, Event, Restored, event::SourceEvent},
+    core::{
+        CoreConfig, Event, Restored,
+        event::{CleanNames, SourceEvent},
+    },
     datapath::{
         memory::MemoryDatapath,
         plan::{Datapath as _, Step},
@@ -169,6 +172,21 @@ fn what_nobody_asks_for_again_goes_after_the_grace() {
     assert_eq!(node.core.next_deadline(), Some(synced.plus_secs(600)));
     node.tick(synced.plus_secs(600));
     assert!(node.identity("10.9.0.53").is_none());
+}
+
+#[test]
+fn what_is_cleaned_after_a_restart_is_closed_at_once() {
+    let mut node = Node::usual();
+    node.learn("www.cilium.io", &["1.1.1.1"]);
+    node.tick(node.now.plus_secs(6));
+    let mut node = again(&node, CoreConfig::default(), &[107]);
+    node.begin();
+    node.policy(WEB);
+    node.endpoint(spec("web", 7, "app=web"));
+    node.sync();
+    assert!(node.identity("1.1.1.1").is_some());
+    node.event(Event::CleanNames(CleanNames::default()));
+    assert_eq!(node.identity("1.1.1.1"), None);
 }
 
 #[test]

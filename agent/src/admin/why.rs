@@ -1,0 +1,302 @@
+//! `why`: the model's half from the core, the kernel's half from the pinned maps, and the walk
+//! along both.
+
+mod walk;
+
+use std::net::IpAddr;
+
+use holdfast_sdp::{mapping::BootTime, name::Fqdn};
+use shared_maps::{
+    EndpointId, IdentityId,
+    policy::{EGRESS, INGRESS, PolicyKey, PolicyValue},
+    user::{Access, Globals, MapError, ipcache_key, lxc_key},
+};
+
+use self::walk::Walk;
+use super::model::Why;
+use crate::{
+    core::why::{AddressFound, Findings, PeerFound, Target},
+    policy::{
+        compute::decide,
+        trace::{Port, Way},
+    },
+    runner::{CoreAway, CoreHandle},
+};
+
+/// A question of `why`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Question {
+    /// Number, key, part of the key, or address of the endpoint.
+    pub endpoint: String,
+    /// The other side.
+    pub target: Target,
+    /// Destination port; none = which ports are open?
+    pub port: Option<Port>,
+    /// Who sends.
+    pub way: Way,
+}
+
+/// Why there is no answer.
+#[derive(Debug, thiserror::Error)]
+pub enum WhyError {
+    /// The core does not answer.
+    #[error(transparent)]
+    Away(#[from] CoreAway),
+    /// Nobody is called so.
+    #[error(
+        "there is no endpoint {0}: give its number, key, name or address; `endpoint list` shows them"
+    )]
+    NoEndpoint(String),
+    /// Several are.
+    #[error("{text} may mean {}: give the number", .found.join(" or "))]
+    Ambiguous {
+        /// What was asked for.
+        text: String,
+        /// `number (key)` of each.
+        found: Vec<String>,
+    },
+    /// Names mean nothing to ingress.
+    #[error("ingress policy knows no names: give the sender's address")]
+    IngressName,
+    /// A map could not be read for a reason of this process.
+    #[error("reading the maps was cut short: {0}")]
+    Cut(#[from] tokio::task::JoinError),
+}
+
+/// What the kernel has, or why it cannot be read.
+pub type Read<T> = Result<T, String>;
+
+/// An address, with endpoint and identity that `cilium_lxc` has for it.
+type LxcRead = (IpAddr, Option<(u16, u32)>);
+
+/// What the kernel has on one address of the target.
+#[derive(Clone, Debug)]
+struct AddressRead {
+    /// Identity of the longest entry of the ipcache; none = no entry.
+    ipcache: Read<Option<u32>>,
+    /// What a packet's own look-up of the identity gives.
+    identity: IdentityId,
+    peer: PeerFound,
+    entries: Read<Entries>,
+    /// The endpoint that has the address: its side of the matter.
+    receiver: Option<Receiver>,
+}
+
+#[derive(Clone, Debug)]
+struct Receiver {
+    endpoint: EndpointId,
+    peer: PeerFound,
+    entries: Read<Entries>,
+}
+
+/// What an endpoint's policy map says of an identity.
+#[derive(Clone, Debug, Default)]
+struct Entries {
+    /// The entry that decides for the port asked for.
+    decides: Option<(PolicyKey, PolicyValue)>,
+    /// Without a port: what passes, each with its own port.
+    open: Vec<(PolicyKey, PolicyValue)>,
+}
+
+/// Answers a question. `learning`: a DNS proxy tells the agent what it learns.
+pub async fn answer(
+    core: &CoreHandle,
+    maps: &Globals,
+    learning: bool,
+    question: Question,
+) -> Result<Why, WhyError> {
+    if question.way == Way::Ingress && matches!(question.target, Target::Name(_)) {
+        return Err(WhyError::IngressName);
+    }
+    let text = question.endpoint.clone();
+    let mut called = core.look(move |core| core.endpoints_called(&text)).await?;
+    let endpoint = match (called.pop(), called.is_empty()) {
+        (Some((id, _)), true) => id,
+        (None, _) => return Err(WhyError::NoEndpoint(question.endpoint)),
+        (Some(last), false) => {
+            called.push(last);
+            return Err(WhyError::Ambiguous {
+                text: question.endpoint,
+                found: called
+                    .iter()
+                    .map(|(id, key)| format!("{id} ({key})"))
+                    .collect(),
+            });
+        }
+    };
+    let target = question.target.clone();
+    let found = core
+        .look(move |core| core.findings(endpoint, &target))
+        .await?;
+    let Some(found) = found else {
+        return Err(WhyError::NoEndpoint(question.endpoint));
+    };
+    let mut read = Vec::new();
+    for address in &found.addresses {
+        read.push(address_read(core, maps, &question, &found, address).await?);
+    }
+    let own = found.endpoint.ipv4.iter().chain(&found.endpoint.ipv6);
+    let own: Vec<IpAddr> = own.filter_map(|ip| ip.parse().ok()).collect();
+    let maps = maps.clone();
+    let lxc = tokio::task::spawn_blocking(move || lxc_of(&maps, &own)).await?;
+    Ok(Walk {
+        question: &question,
+        found: &found,
+        lxc: &lxc,
+        read: &read,
+        learning,
+        now: BootTime::now(),
+    }
+    .why())
+}
+
+async fn address_read(
+    core: &CoreHandle,
+    maps: &Globals,
+    question: &Question,
+    found: &Findings,
+    address: &AddressFound,
+) -> Result<AddressRead, WhyError> {
+    let endpoint = EndpointId(found.endpoint.id);
+    let (way, port) = (question.way, question.port);
+    let ip = address.address;
+    let pins = maps.clone();
+    let ipcache = tokio::task::spawn_blocking(move || ipcache_of(&pins, ip)).await?;
+    let world = IdentityId(address.world);
+    let identity = match &ipcache {
+        Ok(found) => found.map_or(world, IdentityId),
+        // The next best is what the kernel was given.
+        Err(_) => address.given.map_or(world, IdentityId),
+    };
+    let peer = core
+        .look(move |core| core.peer(endpoint, way, identity, port))
+        .await?;
+    let pins = maps.clone();
+    let entries =
+        tokio::task::spawn_blocking(move || entries_of(&pins, endpoint, way, identity, port))
+            .await?;
+    let receiver = match address.endpoint {
+        Some(other) if way == Way::Egress && other != endpoint => {
+            let own = IdentityId(found.endpoint.identity);
+            let peer = core
+                .look(move |core| core.peer(other, Way::Ingress, own, port))
+                .await?;
+            let pins = maps.clone();
+            let entries = tokio::task::spawn_blocking(move || {
+                entries_of(&pins, other, Way::Ingress, own, port)
+            })
+            .await?;
+            Some(Receiver {
+                endpoint: other,
+                peer,
+                entries,
+            })
+        }
+        _ => None,
+    };
+    Ok(AddressRead {
+        ipcache,
+        identity,
+        peer,
+        entries,
+        receiver,
+    })
+}
+
+/// Endpoint and identity of each address in `cilium_lxc`.
+fn lxc_of(maps: &Globals, addresses: &[IpAddr]) -> Read<Vec<LxcRead>> {
+    let map = maps.lxc(Access::ReadOnly).map_err(|e| text(&e))?;
+    let read = |address: &IpAddr| {
+        let value = map.get(&lxc_key(*address)).map_err(|e| text(&e))?;
+        Ok((*address, value.map(|value| (value.lxc_id, value.sec_id))))
+    };
+    addresses.iter().map(read).collect()
+}
+
+fn ipcache_of(maps: &Globals, address: IpAddr) -> Read<Option<u32>> {
+    let map = maps.ipcache(Access::ReadOnly).map_err(|e| text(&e))?;
+    let len = if address.is_ipv4() { 32 } else { 128 };
+    let value = map.get(&ipcache_key(address, len)).map_err(|e| text(&e))?;
+    Ok(value.map(|value| value.sec_identity))
+}
+
+fn entries_of(
+    maps: &Globals,
+    endpoint: EndpointId,
+    way: Way,
+    identity: IdentityId,
+    port: Option<Port>,
+) -> Read<Entries> {
+    let map = maps
+        .policy(endpoint, Access::ReadOnly)
+        .map_err(|e| text(&e))?;
+    let direction = match way {
+        Way::Egress => EGRESS,
+        Way::Ingress => INGRESS,
+    };
+    let verdict = |port: Port| -> Read<Option<(PolicyKey, PolicyValue)>> {
+        let look = |identity: u32| {
+            let asked = PolicyKey::new(identity, direction, port.protocol, port.number, 16);
+            let value = map.get(&asked).map_err(|e| text(&e))?;
+            Ok::<_, String>(value.map(|value| (matched(asked, value), value)))
+        };
+        let (own, any) = (look(identity.0)?, look(0)?);
+        let pick = |id: u32| if id == identity.0 { &own } else { &any };
+        let winner = decide(|id| pick(id).as_ref().map(|(k, v)| (k, v)), identity);
+        Ok(winner.map(|(key, value)| (*key, *value)))
+    };
+    if let Some(port) = port {
+        let decides = verdict(port)?;
+        return Ok(Entries {
+            decides,
+            open: Vec::new(),
+        });
+    }
+    let mut all = map.entries().map_err(|e| text(&e))?.found;
+    all.retain(|(key, value)| {
+        key.egress == direction
+            && (key.sec_label == identity.0 || key.sec_label == 0)
+            && !value.is_deny()
+    });
+    all.sort_unstable_by_key(|(key, _)| (key.protocol, key.dport.get(), key.sec_label));
+    let mut open = Vec::new();
+    for (key, value) in all {
+        let port = Port {
+            protocol: key.protocol,
+            number: key.dport.get(),
+        };
+        if verdict(port)?.is_some_and(|(_, winner)| !winner.is_deny()) {
+            open.push((key, value));
+        }
+    }
+    open.dedup_by_key(|(key, _)| (key.protocol, key.dport.get(), key.lpm_len()));
+    Ok(Entries {
+        decides: None,
+        open,
+    })
+}
+
+/// The key that a look-up found: its length is in the value.
+fn matched(asked: PolicyKey, value: PolicyValue) -> PolicyKey {
+    let len = value.flags >> shared_maps::policy::FLAG_LPM_SHIFT;
+    let bits = len.saturating_sub(8).min(16);
+    let protocol = if len < 8 { 0 } else { asked.protocol };
+    let mask = u16::MAX.checked_shl(u32::from(16 - bits)).unwrap_or(0);
+    let port = asked.dport.get() & mask;
+    PolicyKey::new(asked.sec_label, asked.egress, protocol, port, bits)
+}
+
+fn text(error: &MapError) -> String {
+    error.to_string()
+}
+
+/// Reads the target: an address, else a name.
+pub fn target(text: &str) -> Target {
+    match text.parse() {
+        Ok(address) => Target::Address(address),
+        Err(_) => Target::Name(Fqdn::normalise(text)),
+    }
+}
+
+#[cfg(test)]
+mod tests;

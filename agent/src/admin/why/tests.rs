@@ -1,0 +1,273 @@
+//! The words of the walk, and the JSON that programs read.
+
+use holdfast_sdp::mapping::BootTime;
+use shared_maps::{
+    EndpointId, IdentityId,
+    policy::{EGRESS, PolicyKey, PolicyValue},
+};
+
+use super::{AddressRead, Entries, Question, Receiver, matched, target, walk::Walk};
+use crate::{
+    admin::model::{HopState, Why},
+    cli::why::text,
+    core::{
+        snapshot::{DnsRulesView, EndpointView, NameView},
+        why::{AddressFound, Findings, PeerFound, RuleView},
+    },
+    policy::trace::{Port, Verdict, Way},
+};
+
+const IDENTITY: IdentityId = IdentityId(16_777_217);
+const HTTPS: Port = Port {
+    protocol: 6,
+    number: 443,
+};
+
+fn rule() -> RuleView {
+    RuleView {
+        document: "CiliumNetworkPolicy/shop/web".to_owned(),
+        rule: "spec.egress[1]".to_owned(),
+        says: "allow".to_owned(),
+        selector: Some("fqdn:*.example.com".to_owned()),
+        ports: vec!["TCP 443".to_owned()],
+    }
+}
+
+/// All is well.
+fn found() -> Findings {
+    Findings {
+        endpoint: EndpointView {
+            id: 7,
+            key: "web.yaml/web".to_owned(),
+            identity: 300,
+            labels: vec!["k8s:app=web".to_owned()],
+            ipv4: Some("10.0.0.7".to_owned()),
+            state: "ready".to_owned(),
+            egress_enforced: true,
+            policies: vec!["CiliumNetworkPolicy/shop/web".to_owned()],
+            policy_revision: 3,
+            dns_rules: vec![DnsRulesView::default()],
+            ..EndpointView::default()
+        },
+        attached: true,
+        wanted_revision: 3,
+        dns: vec![DnsRulesView {
+            port: 53,
+            protocol: "UDP".to_owned(),
+            selector: "any:k8s-app=kube-dns".to_owned(),
+            servers: Some(vec![310]),
+            names: None,
+        }],
+        by_name: vec![rule()],
+        names: vec![NameView {
+            endpoint: 7,
+            name: "www.example.com.".to_owned(),
+            address: "192.0.2.1".to_owned(),
+            source: "lookup".to_owned(),
+            ttl: 60,
+            expires_at: 42_000_000_000,
+            ..NameView::default()
+        }],
+        elsewhere: Vec::new(),
+        addresses: vec![AddressFound {
+            address: [192, 0, 2, 1].into(),
+            prefix: Some("192.0.2.1/32".to_owned()),
+            owners: vec!["fqdn-name-manager/www.example.com.".to_owned()],
+            wanted: IDENTITY.0,
+            given: Some(IDENTITY.0),
+            unresolved: false,
+            world: 9,
+            endpoint: None,
+        }],
+    }
+}
+
+fn read() -> AddressRead {
+    let key = PolicyKey::new(IDENTITY.0, EGRESS, 6, 443, 16);
+    AddressRead {
+        ipcache: Ok(Some(IDENTITY.0)),
+        identity: IDENTITY,
+        peer: PeerFound {
+            labels: Some(vec![
+                "fqdn:*.example.com".to_owned(),
+                "reserved:world-ipv4".to_owned(),
+            ]),
+            verdict: Some(Verdict::Allowed),
+            by: vec![rule()],
+            about: vec![rule()],
+        },
+        entries: Ok(Entries {
+            decides: Some((key, PolicyValue::allow(key))),
+            open: Vec::new(),
+        }),
+        receiver: None,
+    }
+}
+
+fn why(found: &Findings, read: &[AddressRead], learning: bool) -> Why {
+    let question = Question {
+        endpoint: "7".to_owned(),
+        target: target("WWW.example.com"),
+        port: Some(HTTPS),
+        way: Way::Egress,
+    };
+    let lxc = Ok(vec![([10, 0, 0, 7].into(), Some((7, 300)))]);
+    Walk {
+        question: &question,
+        found,
+        lxc: &lxc,
+        read,
+        learning,
+        now: BootTime(0),
+    }
+    .why()
+}
+
+#[track_caller]
+fn missing(why: &Why, hop: &str, says: &str) {
+    assert!(!why.allowed, "{why:#?}");
+    let first = why.hops.iter().find(|hop| hop.state == HopState::Missing);
+    let first = first.expect("something is missing");
+    assert_eq!(first.hop, hop, "{}", text(why));
+    let all = format!("{}; {:?}; {}", first.text, first.remedy, why.verdict);
+    assert!(all.contains(says), "{all}");
+}
+
+/// The fields are documented in docs/src/why.md; new ones may be added.
+#[test]
+fn programs_read_the_same_for_ever() {
+    let why = why(&found(), &[read()], true);
+    let golden = include_str!("../../../tests/data/why.json");
+    let golden: serde_json::Value = serde_json::from_str(golden).unwrap();
+    assert_eq!(
+        serde_json::to_value(&why).unwrap(),
+        golden,
+        "{}",
+        serde_json::to_string_pretty(&why).unwrap()
+    );
+    let text = text(&why);
+    assert!(!text.contains("MISSING"), "{text}");
+    assert!(text.ends_with(
+        "allowed: 192.0.2.1: passes: allowed by CiliumNetworkPolicy/shop/web spec.egress[1] \
+         (fqdn:*.example.com; TCP 443)\n"
+    ));
+}
+
+#[test]
+fn each_thing_that_lacks_is_said() {
+    let read = read();
+    let all = std::slice::from_ref(&read);
+    let mut lacks = found();
+    lacks.wanted_revision = 4;
+    let behind = why(&lacks, all, true);
+    assert!(behind.allowed, "by the map in force: {behind:#?}");
+    assert_eq!(behind.hops[1].state, HopState::Missing);
+
+    let mut lacks = found();
+    lacks.dns[0].servers = Some(Vec::new());
+    missing(&why(&lacks, all, true), "dns", "selects nobody now");
+
+    let mut lacks = found();
+    lacks.names.clear();
+    lacks.addresses.clear();
+    missing(&why(&lacks, &[], false), "names", "holdfast-sdp");
+    lacks.by_name.clear();
+    missing(&why(&lacks, &[], true), "selector", "toFQDNs");
+
+    let mut full = read.clone();
+    full.ipcache = Ok(None);
+    let mut lacks = found();
+    lacks.addresses[0].given = None;
+    full.identity = IdentityId(9);
+    full.entries = Ok(Entries::default());
+    missing(
+        &why(&lacks, &[full], true),
+        "ipcache",
+        "holdfast-agent status",
+    );
+
+    let mut breaker = found();
+    breaker.addresses[0].unresolved = true;
+    breaker.addresses[0].wanted = 9;
+    let mut world = read.clone();
+    world.entries = Ok(Entries::default());
+    missing(&why(&breaker, &[world], true), "ipcache", "used up");
+
+    let mut stranger = read.clone();
+    stranger.peer = PeerFound::default();
+    stranger.entries = Ok(Entries::default());
+    missing(&why(&found(), &[stranger], true), "identity", "of nobody");
+}
+
+#[test]
+fn a_map_that_cannot_be_read_is_no_allowance() {
+    let mut blind = read();
+    blind.ipcache = Err("no such map".to_owned());
+    blind.entries = Err("no such map".to_owned());
+    let why = why(&found(), &[blind], true);
+    assert!(!why.allowed);
+    let unknown = why.hops.iter().filter(|hop| hop.state == HopState::Unknown);
+    assert_eq!(unknown.count(), 2);
+    assert!(why.verdict.contains("cannot be read"), "{}", why.verdict);
+}
+
+#[test]
+fn every_address_counts_and_so_does_the_receiver() {
+    let mut two = found();
+    let mut second = two.addresses[0].clone();
+    second.address = [192, 0, 2, 2].into();
+    two.addresses.push(second);
+    let mut closed = read();
+    closed.entries = Ok(Entries::default());
+    let half = why(&two, &[read(), closed.clone()], true);
+    missing(
+        &half,
+        "policy-map",
+        "192.0.2.2: dropped: the kernel's map is not as policy says",
+    );
+
+    let mut received = read();
+    received.receiver = Some(Receiver {
+        endpoint: EndpointId(8),
+        peer: PeerFound {
+            verdict: Some(Verdict::NoRule),
+            ..PeerFound::default()
+        },
+        entries: Ok(Entries::default()),
+    });
+    let refused = why(&found(), &[received], true);
+    missing(
+        &refused,
+        "receiver",
+        "endpoint 8 drops it: no rule allows it",
+    );
+}
+
+#[test]
+fn nothing_restricted_needs_nothing() {
+    let mut free = found();
+    free.endpoint.egress_enforced = false;
+    free.endpoint.policies.clear();
+    free.endpoint.dns_rules.clear();
+    free.dns.clear();
+    free.by_name.clear();
+    free.names.clear();
+    free.addresses.clear();
+    let why = why(&free, &[], true);
+    assert!(why.allowed, "{why:#?}");
+    assert!(!text(&why).contains("MISSING"), "{}", text(&why));
+}
+
+#[test]
+fn a_look_up_tells_which_key_it_found() {
+    for (protocol, port, bits) in [(6, 8080, 12), (6, 443, 16), (17, 0, 0), (0, 0, 0)] {
+        let key = PolicyKey::new(300, EGRESS, protocol, port, bits);
+        let asked = PolicyKey::new(300, EGRESS, protocol.max(6), port | 3, 16);
+        let asked = if bits == 16 {
+            PolicyKey::new(300, EGRESS, 6, 443, 16)
+        } else {
+            asked
+        };
+        assert_eq!(matched(asked, PolicyValue::allow(key)), key);
+    }
+}

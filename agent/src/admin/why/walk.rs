@@ -1,0 +1,186 @@
+//! The walk itself: each hop in words, from what was found. Pure, so that its words are tested.
+
+mod asking;
+mod reaching;
+
+use std::net::IpAddr;
+
+use holdfast_sdp::mapping::BootTime;
+
+use super::{AddressRead, LxcRead, Question, Read};
+use crate::{
+    admin::model::{Hop, HopState, Why},
+    core::why::{Findings, RuleView, Target},
+    policy::trace::Way,
+};
+
+/// Everything that was found.
+pub(super) struct Walk<'a> {
+    pub question: &'a Question,
+    pub found: &'a Findings,
+    pub lxc: &'a Read<Vec<LxcRead>>,
+    pub read: &'a [AddressRead],
+    /// A DNS proxy tells the agent what it learns.
+    pub learning: bool,
+    pub now: BootTime,
+}
+
+/// What becomes of packets to one address.
+struct End {
+    passes: Option<bool>,
+    text: String,
+}
+
+const STATUS: &str = "`holdfast-agent status` and the log say what could not be written";
+
+impl Walk<'_> {
+    pub(super) fn why(&self) -> Why {
+        let mut hops = vec![self.endpoint(), self.policy()];
+        let name = match &self.question.target {
+            Target::Name(name) => Some(name.as_str().trim_end_matches('.')),
+            Target::Address(_) => None,
+        };
+        let dns = name.and_then(|name| self.dns(name));
+        let asks = dns
+            .as_ref()
+            .is_none_or(|hop| hop.state != HopState::Missing);
+        hops.extend(dns);
+        let early = hops.len();
+        hops.extend(name.map(|name| self.selector(name)));
+        hops.push(self.names(name));
+        let late = hops.len();
+        let mut ends = Vec::new();
+        for (found, read) in self.found.addresses.iter().zip(self.read) {
+            let mut way = vec![
+                self.ipcache(found, read),
+                self.identity(found, read),
+                self.policy_map(found, read),
+            ];
+            way.extend(read.receiver.as_ref().map(|r| self.receiver(found, r)));
+            let end = self.end(found, read, first_missing(&way));
+            if end.passes == Some(true) {
+                calm(&mut way);
+            }
+            only_first_remedy(&mut way);
+            hops.append(&mut way);
+            ends.push(end);
+        }
+        let free = self.restricted().is_none();
+        let opens = ends.iter().all(|end| end.passes == Some(true));
+        let allowed = asks && if ends.is_empty() { free } else { opens };
+        let middle = hops.get_mut(early..late).unwrap_or_default();
+        if allowed {
+            calm(middle);
+        } else if !asks {
+            middle.iter_mut().for_each(|hop| hop.remedy = None);
+        }
+        Why {
+            endpoint: self.found.endpoint.id,
+            key: self.found.endpoint.key.clone(),
+            direction: self.direction().to_owned(),
+            target: match &self.question.target {
+                Target::Name(_) => name.unwrap_or_default().to_owned(),
+                Target::Address(address) => address.to_string(),
+            },
+            port: self.question.port.map(|port| port.to_string()),
+            allowed,
+            verdict: self.verdict(asks, allowed, &ends, &hops),
+            rules: self.rules(),
+            hops,
+        }
+    }
+
+    fn direction(&self) -> &'static str {
+        match self.question.way {
+            Way::Egress => "egress",
+            Way::Ingress => "ingress",
+        }
+    }
+
+    /// Documents that restrict the direction; none if it is not restricted.
+    fn restricted(&self) -> Option<&[String]> {
+        let endpoint = &self.found.endpoint;
+        let enforced = match self.question.way {
+            Way::Egress => endpoint.egress_enforced,
+            Way::Ingress => endpoint.ingress_enforced,
+        };
+        enforced.then_some(endpoint.policies.as_slice())
+    }
+
+    fn verdict(&self, asks: bool, allowed: bool, ends: &[End], hops: &[Hop]) -> String {
+        let mut missing = hops.iter().filter(|hop| hop.state == HopState::Missing);
+        let wrong = ends.iter().find(|end| end.passes != Some(true));
+        match (asks, allowed, wrong, ends.first()) {
+            (false, ..) => missing
+                .find(|hop| hop.hop == "dns")
+                .map(|hop| hop.text.clone())
+                .unwrap_or_default(),
+            (_, true, _, Some(end)) if ends.len() == 1 => end.text.clone(),
+            (_, true, _, Some(_)) => {
+                let texts: Vec<&str> = ends.iter().map(|end| end.text.as_str()).collect();
+                texts.join("; ")
+            }
+            (_, true, ..) => format!("{} is not restricted", self.direction()),
+            (_, false, Some(end), _) => end.text.clone(),
+            (_, false, None, _) => missing
+                .find(|hop| matches!(hop.hop.as_str(), "selector" | "names"))
+                .map(|hop| hop.text.clone())
+                .unwrap_or_default(),
+        }
+    }
+
+    fn rules(&self) -> Vec<RuleView> {
+        let mut rules: Vec<RuleView> = Vec::new();
+        let receivers = self.read.iter().filter_map(|read| read.receiver.as_ref());
+        let peers = self.read.iter().map(|read| &read.peer);
+        for rule in peers
+            .chain(receivers.map(|receiver| &receiver.peer))
+            .flat_map(|peer| &peer.by)
+        {
+            if !rules.contains(rule) {
+                rules.push(rule.clone());
+            }
+        }
+        rules
+    }
+}
+
+fn hop(name: &str, address: Option<IpAddr>, state: HopState, text: String, remedy: &str) -> Hop {
+    Hop {
+        hop: name.to_owned(),
+        address: address.map(|address| address.to_string()),
+        state,
+        text,
+        remedy: (!remedy.is_empty()).then(|| remedy.to_owned()),
+    }
+}
+
+/// Nothing is lost by what these hops lack.
+fn calm(hops: &mut [Hop]) {
+    let missing = hops.iter_mut();
+    for hop in missing.filter(|hop| hop.state == HopState::Missing) {
+        hop.state = HopState::Absent;
+        hop.remedy = None;
+    }
+}
+
+fn first_missing(hops: &[Hop]) -> Option<&Hop> {
+    hops.iter().find(|hop| hop.state == HopState::Missing)
+}
+
+/// What is missing after the first may well be there once that one is.
+fn only_first_remedy(hops: &mut [Hop]) {
+    let missing = hops.iter_mut();
+    let missing = missing.filter(|hop| hop.state == HopState::Missing);
+    missing.skip(1).for_each(|hop| hop.remedy = None);
+}
+
+fn rule_of(rule: &RuleView) -> String {
+    let selector = rule.selector.as_deref().unwrap_or("everyone");
+    let ports = if rule.ports.is_empty() {
+        "every port".to_owned()
+    } else {
+        rule.ports.join(", ")
+    };
+    format!("{} {} ({selector}; {ports})", rule.document, rule.rule)
+}

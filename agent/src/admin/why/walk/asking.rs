@@ -1,0 +1,189 @@
+//! From the endpoint to the addresses it knows.
+
+use super::{STATUS, Walk, hop, rule_of};
+use crate::{
+    admin::model::{Hop, HopState},
+    core::snapshot::NameView,
+};
+
+impl Walk<'_> {
+    pub(super) fn endpoint(&self) -> Hop {
+        let endpoint = &self.found.endpoint;
+        let who = format!(
+            "{} ({}), identity {}, {}",
+            endpoint.id,
+            endpoint.key,
+            endpoint.identity,
+            endpoint.labels.join(",")
+        );
+        let hop = |state, text: String, remedy: &str| hop("endpoint", None, state, text, remedy);
+        let lxc = match self.lxc {
+            Ok(lxc) => lxc,
+            Err(why) => return hop(HopState::Unknown, format!("{who}; {why}"), ""),
+        };
+        let wanted = (endpoint.id, endpoint.identity);
+        if let Some((address, has)) = lxc.iter().find(|(_, has)| *has != Some(wanted)) {
+            let has = match has {
+                Some((id, identity)) => format!("as endpoint {id}, identity {identity}"),
+                None => "not at all".to_owned(),
+            };
+            let text = format!("{who}; cilium_lxc has {address} {has}");
+            return hop(HopState::Missing, text, STATUS);
+        }
+        if let Some(problem) = &endpoint.problem {
+            let text = format!("{who}; its policy is not in force: {problem}");
+            return hop(HopState::Missing, text, STATUS);
+        }
+        if !self.found.attached {
+            let text = format!("{who}; no program is attached to {}", endpoint.ifname);
+            return hop(HopState::Missing, text, STATUS);
+        }
+        let text = format!("{who}; cilium_lxc agrees");
+        hop(HopState::Found, text, "")
+    }
+
+    pub(super) fn policy(&self) -> Hop {
+        let endpoint = &self.found.endpoint;
+        let text = match self.restricted() {
+            Some(documents) => format!(
+                "{} is restricted; documents about this endpoint: {}",
+                self.direction(),
+                documents.join(", ")
+            ),
+            None if endpoint.policies.is_empty() => {
+                "no document is about this endpoint: nothing is restricted".to_owned()
+            }
+            None => format!(
+                "no document restricts {}: what no rule denies passes",
+                self.direction()
+            ),
+        };
+        let behind = endpoint.policy_revision < self.found.wanted_revision;
+        if behind {
+            let text = format!(
+                "{text}; its policy map realises revision {}, not {} yet",
+                endpoint.policy_revision, self.found.wanted_revision
+            );
+            return hop("policy", None, HopState::Missing, text, STATUS);
+        }
+        hop("policy", None, HopState::Found, text, "")
+    }
+
+    /// Whether the endpoint may ask for the name; none where that does not matter.
+    pub(super) fn dns(&self, name: &str) -> Option<Hop> {
+        let hop = |state, text: String, remedy: &str| Some(hop("dns", None, state, text, remedy));
+        let restricted = self.restricted().is_some();
+        if self.found.endpoint.dns_rules.is_empty() {
+            let text = "no DNS rule is about this endpoint: no answer of its queries is learned";
+            let remedy = "add an egress rule to its DNS servers with toPorts.rules.dns";
+            // Without a restriction, nothing needs to be learned.
+            return if restricted && self.found.names.is_empty() {
+                hop(HopState::Missing, text.to_owned(), remedy)
+            } else {
+                hop(HopState::Absent, text.to_owned(), "")
+            };
+        }
+        let mut servers: Vec<String> = Vec::new();
+        for rule in &self.found.dns {
+            let nobody = rule.servers.as_ref().is_some_and(Vec::is_empty);
+            let nobody = if nobody {
+                ", which selects nobody now"
+            } else {
+                ""
+            };
+            let server = format!("{}{nobody}", rule.selector);
+            if !servers.contains(&server) {
+                servers.push(server);
+            }
+        }
+        let usable = self.found.dns.iter();
+        let usable = usable.filter(|rule| rule.servers.as_ref().is_none_or(|ids| !ids.is_empty()));
+        let mut ports: Vec<String> = usable
+            .map(|rule| format!("{}/{}", rule.port, rule.protocol))
+            .collect();
+        ports.sort_unstable();
+        ports.dedup();
+        if !ports.is_empty() {
+            let text = format!(
+                "it may ask for the name at {} ({})",
+                servers.join(", "),
+                ports.join(", ")
+            );
+            return hop(HopState::Found, text, "");
+        }
+        if servers.is_empty() {
+            let text = format!("no DNS rule lets it ask for {name}: its queries are refused");
+            let remedy = "add the name (matchName or matchPattern) to toPorts.rules.dns of the \
+                          egress rule to its DNS servers";
+            return hop(HopState::Missing, text, remedy);
+        }
+        let text = format!("it may ask for the name at {}", servers.join(", "));
+        let remedy = "is the DNS server's label or block right? `selectors list` shows whom each \
+                      selector selects";
+        hop(HopState::Missing, text, remedy)
+    }
+
+    pub(super) fn selector(&self, name: &str) -> Hop {
+        let by_name = &self.found.by_name;
+        let found = by_name.iter().map(rule_of).collect::<Vec<_>>().join("; ");
+        if by_name.is_empty() {
+            let text = format!("no toFQDNs rule of its policy selects {name}");
+            let remedy = "add the name (matchName or matchPattern) to toFQDNs of an egress rule";
+            return hop("selector", None, HopState::Missing, text, remedy);
+        }
+        hop("selector", None, HopState::Found, found, "")
+    }
+
+    pub(super) fn names(&self, name: Option<&str>) -> Hop {
+        let left = |at: u64| at.saturating_sub(self.now.0) / 1_000_000_000;
+        let hop = |state, text: String, remedy: &str| hop("names", None, state, text, remedy);
+        let Some(name) = name else {
+            let mut names: Vec<String> = self
+                .found
+                .names
+                .iter()
+                .map(|view| {
+                    let name = view.name.trim_end_matches('.');
+                    format!("{name} (endpoint {})", view.endpoint)
+                })
+                .collect();
+            names.dedup();
+            return if names.is_empty() {
+                let text = "no name is known for the address".to_owned();
+                hop(HopState::Absent, text, "")
+            } else {
+                hop(
+                    HopState::Found,
+                    format!("known as {}", names.join(", ")),
+                    "",
+                )
+            };
+        };
+        let known = |view: &NameView| match view.source.as_str() {
+            "connection" => format!("{} (expired, kept for a connection)", view.address),
+            _ if view.expires_at <= self.now.0 => format!("{} (expired)", view.address),
+            _ => format!("{} ({} s left)", view.address, left(view.expires_at)),
+        };
+        let list = |views: &[NameView]| views.iter().map(known).collect::<Vec<_>>().join(", ");
+        if !self.found.names.is_empty() {
+            let text = format!("this endpoint learned {}", list(&self.found.names));
+            return hop(HopState::Found, text, "");
+        }
+        if !self.found.elsewhere.is_empty() {
+            let text = format!(
+                "this endpoint learned no address of {name}; others of the node did: {}",
+                list(&self.found.elsewhere)
+            );
+            return hop(HopState::Absent, text, "");
+        }
+        let text = format!("no address of {name} was learned, or its TTL ran out");
+        if !self.learning {
+            let remedy = "no DNS proxy is connected to this agent: start holdfast-sdp, or drop \
+                          --disable-builtin-dns-proxy";
+            return hop(HopState::Missing, text, remedy);
+        }
+        let remedy = "ask for the name from the pod once more; if that changes nothing, \
+                      `holdfast-sdp explain` says what becomes of the query";
+        hop(HopState::Missing, text, remedy)
+    }
+}

@@ -1,0 +1,299 @@
+//! From an address to the entry of the policy map that decides.
+
+use std::net::IpAddr;
+
+use shared_maps::policy::{PolicyKey, PolicyValue};
+
+use super::{End, STATUS, Walk, hop, rule_of};
+use crate::{
+    admin::{
+        model::{Hop, HopState},
+        why::{AddressRead, Entries, Read, Receiver},
+    },
+    core::why::{AddressFound, PeerFound},
+    policy::trace::{Port, Verdict, Way, port_range, protocol_name},
+};
+
+impl Walk<'_> {
+    pub(super) fn ipcache(&self, found: &AddressFound, read: &AddressRead) -> Hop {
+        let at = found.address;
+        let hop = |state, text: String, remedy: &str| hop("ipcache", Some(at), state, text, remedy);
+        let shall = match &found.prefix {
+            Some(prefix) => format!(
+                "{} by {prefix} of {}",
+                found.wanted,
+                found.owners.join(", ")
+            ),
+            None => format!("{}, the world", found.world),
+        };
+        let has = match &read.ipcache {
+            Ok(has) => has.unwrap_or(found.world),
+            Err(why) => {
+                let text = format!("{why}; the agent wants identity {shall}");
+                return hop(HopState::Unknown, text, "");
+            }
+        };
+        let wanted = if found.prefix.is_some() {
+            found.wanted
+        } else {
+            found.world
+        };
+        if found.unresolved {
+            let text = format!(
+                "cilium_ipcache_v2 has identity {has}, older than the address's labels: they got \
+                 no identity"
+            );
+            let remedy = "local identities are used up or their number is capped: `status`";
+            return hop(HopState::Missing, text, remedy);
+        }
+        if has == wanted {
+            let text = format!("cilium_ipcache_v2 has identity {shall}");
+            return hop(HopState::Found, text, "");
+        }
+        let text = format!("cilium_ipcache_v2 has identity {has}; it shall have {shall}");
+        let remedy = if found.given == Some(wanted) {
+            "the entry was written, and is gone: another program changes the map"
+        } else {
+            STATUS
+        };
+        hop(HopState::Missing, text, remedy)
+    }
+
+    pub(super) fn identity(&self, found: &AddressFound, read: &AddressRead) -> Hop {
+        let at = Some(found.address);
+        let Some(labels) = &read.peer.labels else {
+            let text = format!(
+                "{} is of nobody: the agent has no labels for it",
+                read.identity
+            );
+            let remedy = "the map's entry is of an earlier run, or of another program";
+            return hop("identity", at, HopState::Missing, text, remedy);
+        };
+        let mut selectors: Vec<&str> = Vec::new();
+        for rule in &read.peer.about {
+            let selector = rule.selector.as_deref().unwrap_or("everyone");
+            if !selectors.contains(&selector) {
+                selectors.push(selector);
+            }
+        }
+        let text = format!("{} is {}", read.identity, labels.join(","));
+        if selectors.is_empty() && self.restricted().is_some() {
+            let text = format!("{text}; no selector of the policy selects it");
+            let remedy = match self.question.way {
+                Way::Egress => {
+                    "add an egress rule about it: by name, toCIDR, toEntities or toEndpoints"
+                }
+                Way::Ingress => {
+                    "add an ingress rule about it: fromCIDR, fromEntities or fromEndpoints"
+                }
+            };
+            return hop("identity", at, HopState::Missing, text, remedy);
+        }
+        let text = match selectors.as_slice() {
+            [] => text,
+            list => format!("{text}; selected by {}", list.join(", ")),
+        };
+        hop("identity", at, HopState::Found, text, "")
+    }
+
+    pub(super) fn policy_map(&self, found: &AddressFound, read: &AddressRead) -> Hop {
+        let map = format!("cilium_policy_v2_{:05}", self.found.endpoint.id);
+        let peer = format!("identity {}", read.identity);
+        self.entries(
+            ("policy-map", found.address),
+            &map,
+            &peer,
+            &read.peer,
+            &read.entries,
+        )
+    }
+
+    pub(super) fn receiver(&self, found: &AddressFound, receiver: &Receiver) -> Hop {
+        let map = format!("cilium_policy_v2_{:05} (ingress)", receiver.endpoint.0);
+        let peer = format!("identity {}", self.found.endpoint.identity);
+        self.entries(
+            ("receiver", found.address),
+            &map,
+            &peer,
+            &receiver.peer,
+            &receiver.entries,
+        )
+    }
+
+    fn entries(
+        &self,
+        (name, at): (&str, IpAddr),
+        map: &str,
+        peer: &str,
+        policy: &PeerFound,
+        entries: &Read<Entries>,
+    ) -> Hop {
+        let hop = |state, text: String, remedy: &str| hop(name, Some(at), state, text, remedy);
+        let entries = match entries {
+            Ok(entries) => entries,
+            Err(why) => return hop(HopState::Unknown, why.clone(), ""),
+        };
+        let Some(port) = self.question.port else {
+            return if entries.open.is_empty() {
+                let text = format!("{map} lets nothing pass for {peer}");
+                hop(HopState::Missing, text, &self.remedy(policy, None))
+            } else {
+                let open = open_ports(&entries.open).join(", ");
+                hop(
+                    HopState::Found,
+                    format!("{map} lets pass for {peer}: {open}"),
+                    "",
+                )
+            };
+        };
+        let shall = policy.verdict.is_none_or(Verdict::passes);
+        match &entries.decides {
+            None => {
+                let text = format!("{map} has no entry for {peer} and {port}");
+                let remedy = if shall {
+                    "policy allows it: the entry is not written yet, or another program removed it; "
+                        .to_owned()
+                        + STATUS
+                } else {
+                    self.remedy(policy, Some(port))
+                };
+                hop(HopState::Missing, text, &remedy)
+            }
+            Some((key, value)) if value.is_deny() => {
+                let text = format!("{map} denies: {}", entry(*key, *value));
+                let remedy = if shall {
+                    "policy does not deny it: ".to_owned() + STATUS
+                } else {
+                    String::new()
+                };
+                hop(HopState::Missing, text, &remedy)
+            }
+            Some((key, value)) => {
+                let mut text = format!("{map} lets it pass: {}", entry(*key, *value));
+                if !shall {
+                    text.push_str("; policy does not: ");
+                    text.push_str(STATUS);
+                }
+                hop(HopState::Found, text, "")
+            }
+        }
+    }
+
+    /// What would open a port that no rule opens.
+    fn remedy(&self, policy: &PeerFound, port: Option<Port>) -> String {
+        let allows = policy.about.iter().filter(|rule| rule.says != "deny");
+        let allows: Vec<String> = allows.map(rule_of).collect();
+        match (allows.is_empty(), port) {
+            (false, Some(port)) => format!(
+                "rules about it name other ports: {}; add {} to one of them",
+                allows.join("; "),
+                port
+            ),
+            _ => "no rule is about it: add one".to_owned(),
+        }
+    }
+
+    pub(super) fn end(
+        &self,
+        found: &AddressFound,
+        read: &AddressRead,
+        missing: Option<&Hop>,
+    ) -> End {
+        let at = found.address;
+        let (sends, by) = self.passes(&read.entries, &read.peer);
+        let by = match missing {
+            Some(hop) if hop.hop == "ipcache" => hop.text.clone(),
+            _ => by,
+        };
+        let text = match sends {
+            None => format!("{at}: its policy map cannot be read"),
+            Some(false) => format!("{at}: dropped: {by}"),
+            Some(true) => format!("{at}: passes: {by}"),
+        };
+        let Some(receiver) = read.receiver.as_ref().filter(|_| sends == Some(true)) else {
+            return End {
+                passes: sends,
+                text,
+            };
+        };
+        let (passes, by) = self.passes(&receiver.entries, &receiver.peer);
+        let text = match passes {
+            Some(true) => text,
+            Some(false) => format!("{at}: endpoint {} drops it: {by}", receiver.endpoint.0),
+            None => format!("{at}: the receiver's policy map cannot be read"),
+        };
+        End { passes, text }
+    }
+
+    /// Whether the kernel's map lets pass, and why.
+    fn passes(&self, entries: &Read<Entries>, policy: &PeerFound) -> (Option<bool>, String) {
+        let Ok(entries) = entries else {
+            return (None, String::new());
+        };
+        let passes = match self.question.port {
+            None => !entries.open.is_empty(),
+            Some(_) => entries
+                .decides
+                .as_ref()
+                .is_some_and(|(_, value)| !value.is_deny()),
+        };
+        let rules: Vec<String> = policy.by.iter().map(rule_of).collect();
+        let rules = rules.join("; ");
+        let text = match policy.verdict {
+            None if passes => open_ports(&entries.open).join(", "),
+            None => "no rule opens a port to it".to_owned(),
+            Some(verdict) if verdict.passes() != passes => {
+                format!(
+                    "the kernel's map is not as policy says ({})",
+                    said(verdict, &rules)
+                )
+            }
+            Some(verdict) => said(verdict, &rules),
+        };
+        (Some(passes), text)
+    }
+}
+
+fn said(verdict: Verdict, rules: &str) -> String {
+    match verdict {
+        Verdict::Allowed => format!("allowed by {rules}"),
+        Verdict::Proxied => format!("through the DNS proxy by {rules}"),
+        Verdict::Denied => format!("denied by {rules}"),
+        Verdict::NoRule => "no rule allows it".to_owned(),
+        Verdict::NotRestricted => "no rule denies it, and nothing else is restricted".to_owned(),
+        Verdict::FromNode => "the node itself needs no rule".to_owned(),
+    }
+}
+
+fn entry(key: PolicyKey, value: PolicyValue) -> String {
+    let peer = match key.sec_label {
+        0 => "anyone".to_owned(),
+        id => format!("identity {id}"),
+    };
+    let through = match value.proxy_port.get() {
+        0 => String::new(),
+        port => format!(", to the DNS proxy at port {port}"),
+    };
+    format!("{peer}, {}{through}", ports(key))
+}
+
+fn ports(key: PolicyKey) -> String {
+    match key.protocol {
+        0 => "everything".to_owned(),
+        number => format!(
+            "{}/{}",
+            port_range(key.dport.get(), key.lpm_len()),
+            protocol_name(number)
+        ),
+    }
+}
+
+fn open_ports(open: &[(PolicyKey, PolicyValue)]) -> Vec<String> {
+    let text = |(key, value): &(PolicyKey, PolicyValue)| match value.proxy_port.get() {
+        0 => ports(*key),
+        _ => format!("{} through the DNS proxy", ports(*key)),
+    };
+    let mut texts: Vec<String> = open.iter().map(text).collect();
+    texts.dedup();
+    texts
+}

@@ -1,0 +1,355 @@
+//! Comparing the datapath with the model while the agent runs: what differs is put right by the
+//! next plan, and counted. In the usual course of things the count stays 0.
+//!
+//! A pass looks at [`BATCH`] entries at a time, with a pause after each, on the thread that
+//! also writes: what it sees is of one instant. Each map is walked, which finds what is wrong or
+//! nobody's, then asked for what the model has, which finds what is missing. The names are
+//! checked on the way: every address that a selected name has must carry its labels (CFP-28427,
+//! "IP Labels Lifecycle").
+
+use std::{net::IpAddr, ops::Bound, time::Duration};
+
+use holdfast_sdp::{mapping::BootTime, name::Fqdn};
+use ipnet::IpNet;
+use shared_maps::{
+    EndpointId, IdentityId,
+    ipcache::{IpcacheKey, IpcacheValue},
+    lxc::{LxcKey, LxcValue},
+    policy::{PolicyKey, PolicyValue},
+};
+
+use super::{snapshot::Reconciled, state::State};
+use crate::{
+    datapath::look::{BATCH, Look, Sight},
+    endpoint::endpoint::{Endpoint, lxc_address},
+    ipcache::{
+        metadata::{Claim, Owner},
+        table::{key_of, prefix_of},
+    },
+    labels::LabelSet,
+};
+
+/// Between two looks of a pass: a look takes less than a millisecond.
+const PAUSE: Duration = Duration::from_millis(10);
+/// A walk begins anew when the entry it stands on is removed: beyond twice what there is, and
+/// these, it is given up until the next pass.
+const PATIENCE: usize = 4096;
+
+/// How far a pass is.
+#[derive(Debug, Default)]
+pub(super) struct Pass {
+    stage: Stage,
+    /// When the next look is due.
+    due: BootTime,
+    /// Entries that the walk under way has seen.
+    walked: usize,
+    /// Names checked in this pass; none = all were.
+    names: Option<usize>,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+enum Stage {
+    /// Between two passes.
+    #[default]
+    Rest,
+    Ipcache(Option<IpcacheKey>),
+    IpcacheModel(Option<IpNet>),
+    Lxc(Option<LxcKey>),
+    LxcModel(usize),
+    Policy(EndpointId, Option<PolicyKey>),
+    PolicyModel(EndpointId, Option<PolicyKey>),
+    /// Maps are through, names are not.
+    Names,
+}
+
+impl State {
+    /// When the next look is due; none before the sources are synced.
+    pub(super) fn look_due(&self) -> Option<BootTime> {
+        self.sync.done.then_some(self.pass.due)
+    }
+
+    /// Where to look now; none if it is not the time.
+    pub(super) fn look(&mut self) -> Option<Look> {
+        if !self.sync.done || self.pass.due > self.now {
+            return None;
+        }
+        if matches!(self.pass.stage, Stage::Rest) {
+            self.pass.names = Some(0);
+            self.go_to(Stage::Ipcache(None));
+        }
+        Some(match self.pass.stage {
+            Stage::Ipcache(after) => Look::IpcacheAfter(after),
+            Stage::IpcacheModel(after) => {
+                let prefixes = self.ipcache.after(after, BATCH);
+                let there = prefixes.iter().filter(|(_, m)| m.realised.is_some());
+                Look::IpcacheAt(there.map(|(prefix, _)| key_of(*prefix)).collect())
+            }
+            Stage::LxcModel(from) => {
+                let keys = self.lxc.keys().skip(from).take(BATCH);
+                Look::LxcAt(keys.copied().collect())
+            }
+            Stage::Policy(id, after) => Look::PolicyAfter(id, after),
+            Stage::PolicyModel(id, after) => Look::PolicyAt(id, self.entries_after(id, after)),
+            Stage::Lxc(after) => Look::LxcAfter(after),
+            Stage::Rest | Stage::Names => Look::LxcAt(Vec::new()),
+        })
+    }
+
+    /// Takes what was seen, or that nothing could be. Gives the number of differences; the next
+    /// plan puts them right.
+    pub(super) fn seen(&mut self, sight: Option<Sight>) -> u64 {
+        let before = self.counters.reconciled.differences();
+        let more = match sight {
+            None => {
+                self.counters.reconciled.failures += 1;
+                false
+            }
+            Some(Sight::Nothing) => false,
+            Some(Sight::Ipcache(entries)) => self.seen_ipcache(&entries),
+            Some(Sight::Policy(id, entries)) => self.seen_policy(id, &entries),
+            Some(Sight::Lxc(entries)) => self.seen_lxc(&entries),
+        };
+        if !more {
+            self.go_to(self.stage_after());
+        }
+        self.check_names();
+        if self.pass.names.is_none() && matches!(self.pass.stage, Stage::Names) {
+            self.counters.reconciled.passes += 1;
+            self.go_to(Stage::Rest);
+        }
+        let pause = match self.pass.stage {
+            Stage::Rest => self.config.reconcile_interval,
+            _ => PAUSE,
+        };
+        self.pass.due = self.now.plus(pause);
+        self.counters.reconciled.differences() - before
+    }
+
+    fn go_to(&mut self, stage: Stage) {
+        self.pass.stage = stage;
+        self.pass.walked = 0;
+    }
+
+    fn stage_after(&self) -> Stage {
+        let policies_after = |id: EndpointId| {
+            let mapped = self.endpoints.iter().filter(|e| e.policy_map.is_some());
+            let next = mapped.map(|e| e.id).filter(|next| *next > id).min();
+            next.map_or(Stage::Names, |id| Stage::Policy(id, None))
+        };
+        match self.pass.stage {
+            Stage::Rest | Stage::Names => self.pass.stage,
+            Stage::Ipcache(_) => Stage::IpcacheModel(None),
+            Stage::IpcacheModel(_) => Stage::Lxc(None),
+            Stage::Lxc(_) => Stage::LxcModel(0),
+            Stage::LxcModel(_) => policies_after(EndpointId(0)),
+            Stage::Policy(id, _) => Stage::PolicyModel(id, None),
+            Stage::PolicyModel(id, _) => policies_after(id),
+        }
+    }
+
+    /// Whether a walk that saw so much more goes on.
+    fn goes_on(&mut self, seen: usize, known: usize) -> bool {
+        self.pass.walked += seen;
+        seen >= BATCH && self.pass.walked <= 2 * known + PATIENCE
+    }
+
+    fn seen_ipcache(&mut self, entries: &[(IpcacheKey, Option<IpcacheValue>)]) -> bool {
+        match self.pass.stage {
+            Stage::Ipcache(_) => {
+                for (key, value) in entries {
+                    if let Some(prefix) = prefix_of(key)
+                        && let Some(value) = value
+                    {
+                        self.compare_prefix(prefix.trunc(), value);
+                    }
+                }
+                let last = entries.last().map(|(key, _)| *key);
+                self.pass.stage = Stage::Ipcache(last);
+                self.goes_on(entries.len(), self.ipcache.realised())
+            }
+            Stage::IpcacheModel(after) => {
+                for (key, value) in entries {
+                    let Some(prefix) = prefix_of(key) else {
+                        continue;
+                    };
+                    let has = value.map(|value| IdentityId(value.sec_identity));
+                    let told = self.ipcache.get(prefix).and_then(|m| m.realised);
+                    if told.is_some() && told != has {
+                        self.counters.reconciled.ipcache += 1;
+                        self.ipcache.realise(prefix, None);
+                        self.ipcache.mark(prefix);
+                    }
+                }
+                let prefixes = self.ipcache.after(after, BATCH);
+                let last = prefixes.last().map(|(prefix, _)| *prefix);
+                let more = prefixes.len() >= BATCH;
+                self.pass.stage = Stage::IpcacheModel(last);
+                more
+            }
+            _ => false,
+        }
+    }
+
+    fn compare_prefix(&mut self, prefix: IpNet, value: &IpcacheValue) {
+        let has = IdentityId(value.sec_identity);
+        let told = self.ipcache.get(prefix).and_then(|m| m.realised);
+        let written = IpcacheValue {
+            sec_identity: has.0,
+            ..IpcacheValue::default()
+        };
+        if told == Some(has) && *value == written {
+            return;
+        }
+        self.counters.reconciled.ipcache += 1;
+        // With the right identity and something else besides, it has to be written anew.
+        let rewrite = told == Some(has);
+        self.ipcache.realise(prefix, (!rewrite).then_some(has));
+        self.ipcache.mark(prefix);
+    }
+
+    fn seen_lxc(&mut self, entries: &[(LxcKey, Option<LxcValue>)]) -> bool {
+        for (key, value) in entries {
+            let Some(address) = lxc_address(key) else {
+                continue;
+            };
+            if self.lxc.get(key) == value.as_ref() {
+                continue;
+            }
+            self.counters.reconciled.lxc += 1;
+            match value {
+                Some(value) => self.lxc.insert(*key, *value),
+                None => self.lxc.remove(key),
+            };
+            self.lxc_dirty.insert(address);
+        }
+        match self.pass.stage {
+            Stage::Lxc(_) => {
+                let last = entries.last().map(|(key, _)| *key);
+                self.pass.stage = Stage::Lxc(last);
+                self.goes_on(entries.len(), self.lxc.len())
+            }
+            Stage::LxcModel(from) => {
+                self.pass.stage = Stage::LxcModel(from + BATCH);
+                entries.len() >= BATCH
+            }
+            _ => false,
+        }
+    }
+
+    fn seen_policy(
+        &mut self,
+        id: EndpointId,
+        entries: &[(PolicyKey, Option<PolicyValue>)],
+    ) -> bool {
+        let Some(endpoint) = self.endpoints.get_mut(id) else {
+            return false;
+        };
+        let Some(map) = &mut endpoint.policy_map else {
+            return false;
+        };
+        let mut differing = Vec::new();
+        for (key, value) in entries {
+            let peer = IdentityId(key.sec_label);
+            let told = map.get(&peer).and_then(|entries| entries.get(key));
+            if told == value.as_ref() {
+                continue;
+            }
+            differing.push(peer);
+            let known = map.entry(peer).or_default();
+            match value {
+                Some(value) => known.insert(*key, *value),
+                None => known.remove(key),
+            };
+            if known.is_empty() {
+                map.remove(&peer);
+            }
+        }
+        if !differing.is_empty() {
+            self.counters.reconciled.policy += differing.len() as u64;
+            endpoint.behind.add(differing);
+            self.work.insert(id);
+        }
+        let known = endpoint.policy_entries();
+        let last = entries.last().map(|(key, _)| *key);
+        match self.pass.stage {
+            Stage::Policy(..) => {
+                self.pass.stage = Stage::Policy(id, last);
+                self.goes_on(entries.len(), known)
+            }
+            Stage::PolicyModel(..) => {
+                self.pass.stage = Stage::PolicyModel(id, last);
+                entries.len() >= BATCH
+            }
+            _ => false,
+        }
+    }
+
+    fn entries_after(&self, id: EndpointId, after: Option<PolicyKey>) -> Vec<PolicyKey> {
+        let map = self
+            .endpoints
+            .get(id)
+            .and_then(|e: &Endpoint| e.policy_map.as_ref());
+        let from = after.map_or(Bound::Unbounded, |key| {
+            Bound::Included(IdentityId(key.sec_label))
+        });
+        let peers = map
+            .into_iter()
+            .flat_map(|map| map.range((from, Bound::Unbounded)));
+        let keys = peers.flat_map(|(_, entries)| entries.keys());
+        let later = |key: &&PolicyKey| {
+            after.is_none_or(|after| (key.sec_label, **key) > (after.sec_label, after))
+        };
+        keys.filter(later).take(BATCH).copied().collect()
+    }
+
+    /// The next names: their labels are what selectors give them, and each of their addresses
+    /// carries these.
+    fn check_names(&mut self) {
+        let Some(from) = self.pass.names else {
+            return;
+        };
+        let mut wrong: Vec<(Fqdn, Option<LabelSet>)> = Vec::new();
+        let mut checked = 0;
+        for (name, entry) in self.names.names().skip(from).take(BATCH) {
+            checked += 1;
+            let labels = self.name_selectors.labels_of(name);
+            let owner = Owner::Name(name.clone());
+            let carries = |address: &IpAddr| {
+                let metadata = self.ipcache.get(IpNet::from(*address));
+                metadata.and_then(|m| m.labels_by(&owner)) == labels.as_ref()
+            };
+            if entry.labels != labels || !entry.pairs.keys().all(carries) {
+                wrong.push((name.clone(), labels));
+            }
+        }
+        for (name, labels) in wrong {
+            self.counters.reconciled.names += 1;
+            self.label_again(&name, labels.as_ref());
+        }
+        self.pass.names = (checked >= BATCH).then_some(from + BATCH);
+    }
+
+    fn label_again(&mut self, name: &Fqdn, labels: Option<&LabelSet>) {
+        let Some(entry) = self.names.name_mut(name) else {
+            return;
+        };
+        entry.labels = labels.cloned();
+        for address in entry.pairs.keys() {
+            let (prefix, owner) = (IpNet::from(*address), Owner::Name(name.clone()));
+            match labels {
+                Some(labels) => {
+                    self.ipcache
+                        .claim(prefix, owner, Claim::Labels(labels.clone()));
+                }
+                None => self.ipcache.unclaim(prefix, &owner),
+            }
+        }
+    }
+}
+
+impl Reconciled {
+    /// All differences so far.
+    pub fn differences(&self) -> u64 {
+        self.ipcache + self.policy + self.lxc + self.names
+    }
+}

@@ -1,0 +1,237 @@
+//! Maps that something else wrote are put right and counted; those that only the agent writes
+//! are always found as they should be.
+
+use proptest::prelude::*;
+use shared_maps::{
+    EndpointId, IdentityId,
+    ipcache::{IpcacheKey, IpcacheValue},
+    lxc::{LxcKey, LxcValue},
+    policy::{EGRESS, PolicyKey, PolicyValue},
+};
+
+use super::{
+    oracle::{World, acts},
+    scenario::Node,
+};
+use crate::{
+    core::snapshot::Reconciled,
+    datapath::{
+        look::{BATCH, Sight},
+        memory::MemoryDatapath,
+        plan::Datapath as _,
+    },
+};
+
+/// One whole pass, and what it found until now.
+fn pass(node: &mut Node) -> Reconciled {
+    let before = counted(node).passes;
+    for _ in 0..10_000 {
+        node.now = node.now.max(node.core.look_due().unwrap());
+        let look = node.core.look(node.now).unwrap();
+        let sight = node.datapath.look(&look).unwrap();
+        if node.core.seen(Some(sight)) > 0 {
+            node.tick(node.now);
+        }
+        if counted(node).passes > before {
+            return counted(node);
+        }
+    }
+    panic!("a pass does not end");
+}
+
+fn counted(node: &Node) -> Reconciled {
+    node.core.summary().counters.reconciled
+}
+
+fn maps(datapath: &MemoryDatapath) -> impl PartialEq + std::fmt::Debug + use<> {
+    (
+        datapath.ipcache.clone(),
+        datapath.policy.clone(),
+        datapath.lxc.clone(),
+    )
+}
+
+#[test]
+fn what_something_else_wrote_is_mended_and_counted() {
+    let mut node = Node::usual();
+    node.learn("www.cilium.io", &["1.1.1.1", "1.1.1.2"]);
+    let before = maps(&node.datapath);
+    assert_eq!(pass(&mut node).differences(), 0);
+    let (id, name) = (node.id(), node.identity("1.1.1.1").unwrap());
+    let ipcache = &mut node.datapath.ipcache;
+    // Wrong, missing, nobody's, right but for a flag.
+    let world = IpcacheValue {
+        sec_identity: IdentityId::WORLD.0,
+        ..IpcacheValue::default()
+    };
+    ipcache.insert(IpcacheKey::v4([1, 1, 1, 1], 32), world);
+    ipcache.remove(&IpcacheKey::v4([1, 1, 1, 2], 32)).unwrap();
+    let open = IpcacheValue {
+        sec_identity: name.0,
+        ..IpcacheValue::default()
+    };
+    ipcache.insert(IpcacheKey::v4([6, 6, 6, 0], 24), open);
+    let pod = ipcache.get_mut(&IpcacheKey::v4([10, 0, 0, 7], 32)).unwrap();
+    pod.flags = 1;
+    let policy = node.datapath.policy.get_mut(&id).unwrap();
+    let allowed = PolicyKey::new(name.0, EGRESS, 6, 443, 16);
+    policy.remove(&allowed).unwrap();
+    let any = PolicyKey::new(IdentityId::WORLD_IPV4.0, EGRESS, 0, 0, 0);
+    policy.insert(any, PolicyValue::allow(any));
+    node.datapath
+        .lxc
+        .remove(&LxcKey::v4([10, 0, 0, 7]))
+        .unwrap();
+    let nobody = LxcValue {
+        lxc_id: 99,
+        ..LxcValue::default()
+    };
+    node.datapath.lxc.insert(LxcKey::v4([10, 0, 0, 99]), nobody);
+    let found = pass(&mut node);
+    assert_eq!(maps(&node.datapath), before);
+    assert_eq!(
+        (found.ipcache, found.policy, found.lxc, found.names),
+        (4, 2, 2, 0)
+    );
+    assert_eq!(pass(&mut node).differences(), found.differences());
+}
+
+#[test]
+fn nothing_is_looked_at_before_the_sources_are_synced() {
+    let mut node = Node::new();
+    node.begin();
+    assert_eq!(node.core.look_due(), None);
+    assert_eq!(node.core.look(node.now.plus_secs(1000)), None);
+}
+
+#[test]
+fn a_look_that_fails_is_counted_and_the_pass_goes_on() {
+    let mut node = Node::usual();
+    for _ in 0..100 {
+        node.now = node.core.look_due().unwrap();
+        node.core.look(node.now).unwrap();
+        assert_eq!(node.core.seen(None), 0);
+    }
+    let counted = counted(&node);
+    assert!(counted.passes > 5 && counted.failures == 100, "{counted:?}");
+}
+
+/// The kernel begins a walk anew when the entry it stands on is removed.
+#[test]
+fn a_walk_that_is_sent_back_for_ever_ends() {
+    let mut node = Node::usual();
+    let entries = |n: usize| {
+        let host = u8::try_from(n % 200).unwrap();
+        (IpcacheKey::v4([10, 9, 0, 53], 32), host)
+    };
+    let same = node.datapath.ipcache[&entries(0).0];
+    let again: Vec<_> = (0..BATCH).map(|n| (entries(n).0, Some(same))).collect();
+    for _ in 0..100 {
+        node.now = node.core.look_due().unwrap();
+        let look = node.core.look(node.now).unwrap();
+        if !matches!(look, crate::datapath::look::Look::IpcacheAfter(_)) {
+            return;
+        }
+        node.core.seen(Some(Sight::Ipcache(again.clone())));
+    }
+    panic!("the walk goes on");
+}
+
+#[test]
+fn a_map_of_many_batches_is_compared_whole() {
+    let mut node = Node::usual();
+    let addresses: Vec<String> = (0..1000)
+        .map(|n| format!("9.9.{}.{}", n / 200, n % 200))
+        .collect();
+    for part in addresses.chunks(500) {
+        let addresses: Vec<&str> = part.iter().map(String::as_str).collect();
+        node.learn("www.cilium.io", &addresses);
+    }
+    let before = maps(&node.datapath);
+    assert_eq!(pass(&mut node).differences(), 0);
+    node.datapath
+        .ipcache
+        .retain(|key, _| key.ip[0] != 9 || key.ip[3] % 3 > 0);
+    let found = pass(&mut node);
+    assert_eq!(found.ipcache, 335);
+    assert_eq!(maps(&node.datapath), before);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 20, failure_persistence: None, ..ProptestConfig::default() })]
+    #[test]
+    fn what_the_agent_wrote_is_as_it_should_be(acts in acts()) {
+        let mut world = World::new();
+        for act in &acts {
+            world.act(act);
+            let found = pass(&mut world.node);
+            prop_assert_eq!(found.differences(), 0, "{:?} after {:?}", found, act);
+        }
+    }
+
+    #[test]
+    fn whatever_is_written_besides_is_put_right(
+        acts in acts(),
+        scribbles in prop::collection::vec((any::<prop::sample::Index>(), 0u8..6), 1..8),
+    ) {
+        let mut world = World::new();
+        for act in &acts {
+            world.act(act);
+        }
+        let node = &mut world.node;
+        pass(node);
+        // Nothing else shall happen meanwhile.
+        let soon = node.now.plus_secs(2);
+        prop_assume!(node.core.next_deadline().is_none_or(|at| at > soon));
+        let before = maps(&node.datapath);
+        for (at, how) in &scribbles {
+            scribble(&mut node.datapath, at, *how);
+        }
+        let differs = maps(&node.datapath) != before;
+        let found = pass(node);
+        prop_assert_eq!(maps(&node.datapath), before, "{:?}", found);
+        prop_assert!(!differs || found.differences() > 0);
+    }
+}
+
+fn scribble(datapath: &mut MemoryDatapath, at: &prop::sample::Index, how: u8) {
+    let mut keys: Vec<IpcacheKey> = datapath.ipcache.keys().copied().collect();
+    keys.sort_unstable();
+    let numbers: Vec<u32> = datapath.ipcache.values().map(|v| v.sec_identity).collect();
+    let number = at.get(&numbers);
+    let value = IpcacheValue {
+        sec_identity: *number,
+        ..IpcacheValue::default()
+    };
+    match how {
+        0 => {
+            datapath.ipcache.remove(at.get(&keys));
+        }
+        1 => {
+            datapath.ipcache.insert(*at.get(&keys), value);
+        }
+        2 => {
+            let [one, two, ..] = at.index(60_000).to_be_bytes();
+            datapath
+                .ipcache
+                .insert(IpcacheKey::v4([7, one, two, 0], 24), value);
+        }
+        _ => {
+            let ids: Vec<EndpointId> = datapath.policy.keys().copied().collect();
+            if ids.is_empty() {
+                return;
+            }
+            let map = datapath.policy.get_mut(at.get(&ids)).unwrap();
+            let keys: Vec<PolicyKey> = map.keys().copied().collect();
+            let new = PolicyKey::new(*number, EGRESS, 6, 1000, 16);
+            match (how, keys.is_empty()) {
+                (3, false) => map.remove(at.get(&keys)),
+                (4, false) => {
+                    let key = *at.get(&keys);
+                    map.insert(key, PolicyValue::deny(key))
+                }
+                _ => map.insert(new, PolicyValue::allow(new)),
+            };
+        }
+    }
+}

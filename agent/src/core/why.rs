@@ -1,0 +1,305 @@
+//! What the model knows about one question: may this endpoint talk to that name or address?
+//!
+//! The other half, what the kernel has, is read by [`crate::admin::why`].
+
+use std::net::IpAddr;
+
+use holdfast_sdp::{name::Fqdn, pattern::Pattern, policy::rule::NameRules};
+use ipnet::IpNet;
+use serde::{Deserialize, Serialize};
+use shared_maps::{EndpointId, FAMILY_IPV4, FAMILY_IPV6, IdentityId};
+
+use super::{
+    Core,
+    snapshot::{DnsRulesView, EndpointView, NameView},
+    state::State,
+};
+use crate::{
+    endpoint::endpoint::Endpoint,
+    labels::LabelSet,
+    policy::{
+        model::{EndpointPolicy, Side, SideRule},
+        rule::Peers,
+        trace::{self, Match, Port, Verdict, Way},
+    },
+    selector::selector::{FqdnSelector, Selector, Subject},
+};
+
+/// The other side of a question.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Target {
+    /// A DNS name.
+    Name(Fqdn),
+    /// An address.
+    Address(IpAddr),
+}
+
+/// A policy rule, as people find it in its document.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RuleView {
+    /// Key of the document.
+    pub document: String,
+    /// Where the document says it, for example `spec.egress[0]`.
+    pub rule: String,
+    /// `allow`, `deny` or `dns` (through the DNS proxy).
+    pub says: String,
+    /// The selector of it that is meant; none = the rule is about everyone.
+    pub selector: Option<String>,
+    /// Ports; empty = all.
+    pub ports: Vec<String>,
+}
+
+/// What the model has on an endpoint and a target.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Findings {
+    /// The endpoint.
+    pub endpoint: EndpointView,
+    /// Its programs are attached, as far as planned.
+    pub attached: bool,
+    /// Revision that its policy map shall have.
+    pub wanted_revision: u64,
+    /// DNS rules that let it ask for the name.
+    pub dns: Vec<DnsRulesView>,
+    /// Rules whose name selectors match the name.
+    pub by_name: Vec<RuleView>,
+    /// Of a name: its addresses that this endpoint learned. Of an address: its names, whoever
+    /// learned them.
+    pub names: Vec<NameView>,
+    /// Addresses of the name that only others learned.
+    pub elsewhere: Vec<NameView>,
+    /// Each address in question.
+    pub addresses: Vec<AddressFound>,
+}
+
+/// What the model has on an address.
+#[derive(Clone, Debug, PartialEq)]
+pub struct AddressFound {
+    /// The address.
+    pub address: IpAddr,
+    /// The longest prefix that shall have an identity.
+    pub prefix: Option<String>,
+    /// Who gave that prefix its labels.
+    pub owners: Vec<String>,
+    /// The identity it shall have; 0 = none.
+    pub wanted: u32,
+    /// The identity that the datapath was given; none = no entry.
+    pub given: Option<u32>,
+    /// Its labels got no identity.
+    pub unresolved: bool,
+    /// What the kernel takes it for where no entry covers it.
+    pub world: u32,
+    /// The endpoint of this node that has it.
+    pub endpoint: Option<EndpointId>,
+}
+
+/// What the model has on an identity as a peer of an endpoint.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct PeerFound {
+    /// Its labels; none if the agent does not know it.
+    pub labels: Option<Vec<String>>,
+    /// Whether policy lets the packet pass; none if no port was asked for.
+    pub verdict: Option<Verdict>,
+    /// Rules that make the verdict.
+    pub by: Vec<RuleView>,
+    /// Rules about the identity, whatever the port.
+    pub about: Vec<RuleView>,
+}
+
+impl Core {
+    /// Endpoints that a person may mean: by number, key, a part of the key, or address.
+    pub fn endpoints_called(&self, text: &str) -> Vec<(EndpointId, String)> {
+        let state = &self.state;
+        let all = || state.endpoints.iter();
+        let address: Option<IpAddr> = text.parse().ok();
+        let exact = |endpoint: &&Endpoint| {
+            endpoint.id.0.to_string() == text
+                || endpoint.spec.key == text
+                || address.is_some_and(|wanted| endpoint.addresses().any(|own| own == wanted))
+        };
+        let part = |endpoint: &&Endpoint| endpoint.spec.key.split('/').any(|part| part == text);
+        let mut found: Vec<&Endpoint> = all().filter(exact).collect();
+        if found.is_empty() {
+            found = all().filter(part).collect();
+        }
+        let found = found.into_iter();
+        found.map(|e| (e.id, e.spec.key.clone())).collect()
+    }
+
+    /// What the model has on an endpoint and a target; none if there is no such endpoint.
+    pub fn findings(&self, endpoint: EndpointId, target: &Target) -> Option<Findings> {
+        let state = &self.state;
+        let endpoint = state.endpoints.get(endpoint)?;
+        let subject = state.subjects.get(&endpoint.identity);
+        let mut findings = Findings {
+            endpoint: state.endpoint(endpoint),
+            attached: endpoint.attached.is_some(),
+            wanted_revision: subject.map_or(0, |subject| subject.revision),
+            ..Findings::default()
+        };
+        match target {
+            Target::Name(name) => {
+                if let Some(subject) = subject {
+                    findings.dns = state.dns_rules_for(&subject.dns, name);
+                    findings.by_name = rules_by_name(&subject.policy, name);
+                }
+                (findings.names, findings.elsewhere) = state
+                    .addresses_of(name)
+                    .into_iter()
+                    .partition(|view| view.endpoint == endpoint.id.0);
+                let own: Vec<&String> = findings.names.iter().map(|view| &view.address).collect();
+                findings
+                    .elsewhere
+                    .retain(|view| !own.contains(&&view.address));
+            }
+            Target::Address(address) => findings.names = state.names_of(*address),
+        }
+        let mut addresses: Vec<IpAddr> = match target {
+            Target::Address(address) => vec![*address],
+            Target::Name(_) => {
+                let known = findings.names.iter().chain(&findings.elsewhere);
+                known.filter_map(|view| view.address.parse().ok()).collect()
+            }
+        };
+        addresses.sort_unstable();
+        addresses.dedup();
+        findings.addresses = addresses.into_iter().map(|ip| state.address(ip)).collect();
+        Some(findings)
+    }
+
+    /// What the model has on an identity as a peer of an endpoint.
+    pub fn peer(
+        &self,
+        endpoint: EndpointId,
+        way: Way,
+        peer: IdentityId,
+        port: Option<Port>,
+    ) -> PeerFound {
+        let state = &self.state;
+        let labels = state.selectors.labels(peer).cloned();
+        let policy = state
+            .endpoints
+            .get(endpoint)
+            .and_then(|endpoint| state.subjects.get(&endpoint.identity))
+            .map(|subject| &subject.policy);
+        let Some(policy) = policy else {
+            return PeerFound::default();
+        };
+        let side = side_of(policy, way);
+        let known = labels.as_ref().map(LabelSet::texts);
+        let subject = Subject::new(peer, labels.unwrap_or_else(|| LabelSet::new(Vec::new())));
+        let decision = port.map(|port| trace::judge(side, way, &subject, port));
+        PeerFound {
+            labels: known,
+            verdict: decision.as_ref().map(|decision| decision.verdict),
+            by: decision.iter().flat_map(|d| &d.by).map(view).collect(),
+            about: trace::about(side, &subject).iter().map(view).collect(),
+        }
+    }
+}
+
+/// One side of a policy.
+pub fn side_of(policy: &EndpointPolicy, way: Way) -> &Side {
+    match way {
+        Way::Egress => &policy.egress,
+        Way::Ingress => &policy.ingress,
+    }
+}
+
+/// A match, for people.
+pub fn view(found: &Match<'_>) -> RuleView {
+    rule_view(found.rule, found.selector)
+}
+
+fn rule_view(rule: &SideRule, selector: Option<&Selector>) -> RuleView {
+    let ports = &rule.rule.ports;
+    let says = match (rule.rule.deny, ports.iter().any(|port| port.dns.is_some())) {
+        (true, _) => "deny",
+        (false, true) => "dns",
+        (false, false) => "allow",
+    };
+    RuleView {
+        document: rule.document.to_string(),
+        rule: rule.rule.path.to_string(),
+        says: says.to_owned(),
+        selector: selector.map(ToString::to_string),
+        ports: ports.iter().map(ToString::to_string).collect(),
+    }
+}
+
+fn rules_by_name(policy: &EndpointPolicy, name: &Fqdn) -> Vec<RuleView> {
+    let mut found = Vec::new();
+    for rule in &policy.egress.rules {
+        let Peers::Selectors(list) = &rule.rule.peers else {
+            continue;
+        };
+        let matching = list.iter().find(|selector| match selector {
+            Selector::Fqdn(fqdn) => selects(fqdn, name),
+            _ => false,
+        });
+        found.extend(matching.map(|selector| rule_view(rule, Some(selector))));
+    }
+    found
+}
+
+fn selects(selector: &FqdnSelector, name: &Fqdn) -> bool {
+    let mut probe = crate::fqdn::names::NameSelectors::default();
+    probe
+        .add(selector)
+        .is_some_and(|matcher| matcher.matches(name))
+}
+
+impl State {
+    fn dns_rules_for(
+        &self,
+        rules: &holdfast_sdp::policy::rule::EndpointRules,
+        name: &Fqdn,
+    ) -> Vec<DnsRulesView> {
+        let mut matching = rules.clone();
+        for port in &mut matching.ports {
+            port.rules.retain(|rule| match &rule.names {
+                NameRules::All => true,
+                NameRules::Names(list) => list.iter().any(|rule| {
+                    Pattern::parse(rule).is_ok_and(|pattern| pattern.matches(name.as_str()))
+                }),
+                NameRules::Regex(_) => false,
+            });
+        }
+        super::view::dns_views(&matching)
+    }
+
+    fn addresses_of(&self, name: &Fqdn) -> Vec<NameView> {
+        let mut found = self.name_views_where(|known, _| known == name);
+        found.sort_by(|one, other| one.address.cmp(&other.address));
+        found
+    }
+
+    fn names_of(&self, address: IpAddr) -> Vec<NameView> {
+        self.name_views_where(|_, known| *known == address)
+    }
+
+    fn address(&self, address: IpAddr) -> AddressFound {
+        let host = IpNet::from(address);
+        let family = match address {
+            IpAddr::V4(_) => FAMILY_IPV4,
+            IpAddr::V6(_) => FAMILY_IPV6,
+        };
+        let dual = self.config.enable_ipv4 && self.config.enable_ipv6;
+        let longest = self.ipcache.longest(address);
+        let (prefix, metadata) = match longest {
+            Some((prefix, metadata)) => (Some(prefix), Some(metadata)),
+            None => (None, None),
+        };
+        AddressFound {
+            address,
+            prefix: prefix.map(|prefix| prefix.to_string()),
+            owners: metadata
+                .map(|metadata| metadata.owners().iter().map(ToString::to_string).collect())
+                .unwrap_or_default(),
+            wanted: metadata.and_then(|m| m.desired).map_or(0, |id| id.0),
+            given: self.ipcache.in_force_at(host).map(|id| id.0),
+            unresolved: metadata.is_some_and(|metadata| metadata.unresolved),
+            world: IdentityId::world_of(family, dual).0,
+            endpoint: self.endpoints.by_address(address),
+        }
+    }
+}

@@ -1,0 +1,215 @@
+//! What the rules say of one packet, and which of them say it.
+
+use std::{fmt, str::FromStr};
+
+use super::{
+    model::{Side, SideRule},
+    rule::{Peers, PortRule},
+};
+use crate::selector::selector::{Selector, Subject};
+
+/// One direction of an endpoint's traffic with a peer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Way {
+    /// The endpoint sends.
+    Egress,
+    /// The endpoint receives.
+    Ingress,
+}
+
+/// IP protocol and destination port (ICMP: type).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Port {
+    /// IP protocol number.
+    pub protocol: u8,
+    /// Port, or ICMP type.
+    pub number: u16,
+}
+
+impl fmt::Display for Port {
+    /// `443/TCP`.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.number, protocol_name(self.protocol))
+    }
+}
+
+/// A text that is no port.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("`{0}` is no port: write for example 443, 443/TCP, 53/UDP or 8/ICMP (the type)")]
+pub struct PortError(String);
+
+impl FromStr for Port {
+    type Err = PortError;
+
+    /// Reads `443` (TCP), `53/UDP`, `8/ICMP`.
+    fn from_str(text: &str) -> Result<Self, PortError> {
+        let error = || PortError(text.to_owned());
+        let (number, protocol) = text.split_once('/').unwrap_or((text, "TCP"));
+        let protocol = match protocol.to_ascii_uppercase().as_str() {
+            "TCP" => 6,
+            "UDP" => 17,
+            "SCTP" => 132,
+            "ICMP" => 1,
+            "ICMPV6" => 58,
+            _ => return Err(error()),
+        };
+        let number = number.parse().map_err(|_| error())?;
+        if number == 0 && !matches!(protocol, 1 | 58) {
+            return Err(error());
+        }
+        Ok(Self { protocol, number })
+    }
+}
+
+/// Name of an IP protocol.
+pub fn protocol_name(number: u8) -> String {
+    match number {
+        0 => "any".to_owned(),
+        1 => "ICMP".to_owned(),
+        6 => "TCP".to_owned(),
+        17 => "UDP".to_owned(),
+        58 => "ICMPv6".to_owned(),
+        132 => "SCTP".to_owned(),
+        n => n.to_string(),
+    }
+}
+
+/// A port of a policy map whose low bits may be wild: `lpm_len` counts eight bits of protocol
+/// first.
+pub fn port_range(port: u16, lpm_len: u8) -> String {
+    match lpm_len.saturating_sub(8).min(16) {
+        0 => "any".to_owned(),
+        16 => port.to_string(),
+        bits => format!("{port}-{}", port | (u16::MAX >> bits)),
+    }
+}
+
+/// What becomes of a packet by policy.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// A rule allows it.
+    Allowed,
+    /// A DNS rule sends it through the proxy.
+    Proxied,
+    /// A deny rule drops it.
+    Denied,
+    /// No rule allows it, and the direction is restricted.
+    NoRule,
+    /// No rule is about it, and the direction is not restricted.
+    NotRestricted,
+    /// From the node itself, which needs no rule.
+    FromNode,
+}
+
+impl Verdict {
+    /// Whether the packet passes, if only to the proxy.
+    pub const fn passes(self) -> bool {
+        !matches!(self, Self::Denied | Self::NoRule)
+    }
+}
+
+/// A rule that is about a peer.
+#[derive(Clone, Copy, Debug)]
+pub struct Match<'a> {
+    /// The rule.
+    pub rule: &'a SideRule,
+    /// Its first selector that selects the peer; none = it is about everyone.
+    pub selector: Option<&'a Selector>,
+}
+
+/// A verdict, and the rules that make it.
+#[derive(Clone, Debug)]
+pub struct Decision<'a> {
+    /// The verdict.
+    pub verdict: Verdict,
+    /// Rules that agree with it; empty where it comes of there being none.
+    pub by: Vec<Match<'a>>,
+}
+
+/// Rules of a direction that are about a peer, whatever the port.
+pub fn about<'a>(side: &'a Side, peer: &Subject) -> Vec<Match<'a>> {
+    let rules = side.rules.iter();
+    rules
+        .filter_map(|rule| match &rule.rule.peers {
+            Peers::Any => Some(Match {
+                rule,
+                selector: None,
+            }),
+            Peers::Selectors(list) => {
+                let selector = list.iter().find(|selector| selector.matches(peer))?;
+                Some(Match {
+                    rule,
+                    selector: Some(selector),
+                })
+            }
+        })
+        .collect()
+}
+
+impl Match<'_> {
+    /// Whether it is about this port.
+    pub fn covers(&self, port: Port) -> bool {
+        let ports = &self.rule.rule.ports;
+        ports.is_empty() || self.ports_at(port).next().is_some()
+    }
+
+    fn ports_at(&self, port: Port) -> impl Iterator<Item = &PortRule> {
+        let ports = self.rule.rule.ports.iter();
+        ports.filter(move |rule| rule.covers(port.protocol, port.number))
+    }
+
+    fn proxies(&self, port: Port) -> bool {
+        self.ports_at(port).any(|rule| rule.dns.is_some())
+    }
+}
+
+/// Judges one packet: a deny beats all, a DNS rule beats a plain allow
+/// ([`super::compute`] renders the same).
+pub fn judge<'a>(side: &'a Side, way: Way, peer: &Subject, port: Port) -> Decision<'a> {
+    let mut matches = about(side, peer);
+    matches.retain(|found| found.covers(port));
+    let denies = |found: &Match<'_>| found.rule.rule.deny;
+    let proxies = |found: &Match<'_>| found.proxies(port);
+    let verdict = if matches.iter().any(denies) {
+        matches.retain(denies);
+        Verdict::Denied
+    } else if matches.iter().any(proxies) {
+        matches.retain(proxies);
+        Verdict::Proxied
+    } else if !matches.is_empty() {
+        Verdict::Allowed
+    } else if !side.enforced {
+        Verdict::NotRestricted
+    } else if way == Way::Ingress && peer.id == shared_maps::IdentityId::HOST {
+        Verdict::FromNode
+    } else {
+        Verdict::NoRule
+    };
+    Decision {
+        verdict,
+        by: matches,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn wild_port_bits_show_as_a_range() {
+        assert_eq!(port_range(0, 0), "any");
+        assert_eq!(port_range(53, 24), "53");
+        assert_eq!(port_range(8080, 20), "8080-8095");
+    }
+
+    #[test]
+    fn ports_read_back() {
+        for text in ["443/TCP", "53/UDP", "9/SCTP", "0/ICMP", "128/ICMPv6"] {
+            assert_eq!(text.parse::<Port>().unwrap().to_string(), text);
+        }
+        assert_eq!("443".parse::<Port>().unwrap().to_string(), "443/TCP");
+        for text in ["", "0", "70000", "443/HTTP", "http", "443/TCP/UDP"] {
+            assert!(text.parse::<Port>().is_err(), "{text}");
+        }
+    }
+}

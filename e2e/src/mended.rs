@@ -1,0 +1,117 @@
+//! The agent's reconciler finds nothing to mend: read before each agent of a lab ends, so that
+//! every scenario shows it.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, ensure};
+use parking_lot::Mutex;
+
+use crate::netns::Netns;
+use crate::node::http;
+
+/// Until a pass has ended that began now: with the lab's interval it takes a fraction of this.
+const PASS: Duration = Duration::from_secs(5);
+
+/// What agents had to mend although nothing but them wrote the maps.
+#[derive(Clone, Debug, Default)]
+pub struct Mended {
+    found: Arc<Mutex<Vec<String>>>,
+    expected: Arc<AtomicBool>,
+}
+
+impl Mended {
+    /// From now on the test itself writes the maps.
+    pub fn expect(&self) {
+        self.expected.store(true, Ordering::Relaxed);
+    }
+
+    /// Fails if an agent mended what it should not have had to.
+    pub fn check(&self) -> Result<()> {
+        let found = self.found.lock();
+        ensure!(found.is_empty(), "the reconciler: {}", found.join("; "));
+        Ok(())
+    }
+}
+
+/// Looks at an agent that is about to end.
+#[derive(Debug)]
+pub struct LastLook {
+    node: Netns,
+    port: u16,
+    mended: Mended,
+}
+
+impl LastLook {
+    /// At the metrics of an agent on `node`.
+    pub fn new(node: &Netns, port: u16, mended: &Mended) -> Self {
+        Self {
+            node: Netns::existing(node.name()),
+            port,
+            mended: mended.clone(),
+        }
+    }
+
+    /// Reads what was found so far. An agent that does not answer tells nothing.
+    pub fn now(self) {
+        if let Ok(page) = self.page() {
+            self.note(&page);
+        }
+    }
+
+    /// Reads what was found after a whole pass more.
+    pub fn whole(self) {
+        let Ok(first) = self.page() else {
+            return;
+        };
+        let deadline = Instant::now() + PASS;
+        // The pass under way may have gone by what is wrong now.
+        let wanted = passes(&first) + 2.0;
+        let mut page = first;
+        while passes(&page) < wanted {
+            if Instant::now() > deadline {
+                self.add("no pass in five seconds".to_owned());
+                break;
+            }
+            std::thread::sleep(Duration::from_millis(10));
+            page = match self.page() {
+                Ok(page) => page,
+                Err(_) => break,
+            };
+        }
+        self.note(&page);
+    }
+
+    fn note(&self, page: &str) {
+        let differences = sum(page, "holdfast_reconcile_differences_total");
+        let failures = sum(page, "holdfast_reconcile_failures_total");
+        if differences + failures > 0.0 {
+            let lines = page.lines().filter(|l| l.starts_with("holdfast_reconcile"));
+            self.add(lines.collect::<Vec<_>>().join(", "));
+        }
+    }
+
+    fn add(&self, text: String) {
+        if !self.mended.expected.load(Ordering::Relaxed) {
+            self.mended.found.lock().push(text);
+        }
+    }
+
+    fn page(&self) -> Result<String> {
+        let (code, body) = http(&self.node, self.port, "/metrics")?;
+        ensure!(code == 200, "{code}: {body}");
+        Ok(body)
+    }
+}
+
+fn passes(page: &str) -> f64 {
+    sum(page, "holdfast_reconcile_passes_total")
+}
+
+fn sum(page: &str, name: &str) -> f64 {
+    let lines = page.lines().filter(|line| line.starts_with(name));
+    lines
+        .filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok())
+        .sum()
+}

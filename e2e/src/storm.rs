@@ -1,0 +1,275 @@
+//! Kills of the agent at random moments, while names are asked, policy is edited and endpoints
+//! come and go: what must not be noticed, watched all the time.
+
+mod blows;
+mod probe;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use parking_lot::Mutex;
+use rand::rngs::StdRng;
+use rand::{Rng as _, SeedableRng as _};
+use shared_maps::ipcache::{IpcacheKey, IpcacheValue};
+use shared_maps::user::{Access, Globals, Map};
+
+use self::blows::Blow;
+pub use self::probe::Probe;
+use crate::lab::{DNS4, Lab, UDP_PORT, at, other4, web4, web6};
+use crate::pod::{Pod, Stream};
+use crate::policy::{CLIENT, cidr, dns, egress, names};
+use crate::{AgentOptions, Program, Query, SdpOptions, eventually};
+
+/// The name that is always open.
+const STEADY: &str = "steady.good.test";
+/// Until what was learned while the agent was away is open.
+const BACK: Duration = Duration::from_secs(5);
+/// Blocks that an edit of the churning policy brings, and as many that it takes away.
+const BLOCKS: u8 = 250;
+
+/// What a storm was like.
+#[derive(Debug, Default)]
+pub struct Outcome {
+    /// Kills of an agent that was ready, and of one that was starting.
+    pub kills: u32,
+    /// Of them, those that left a map half written.
+    pub within_plan: u32,
+    /// Of them, those within five seconds of a new name's confirmation.
+    pub after_ack: u32,
+    /// New connections and datagrams to open addresses: each of them answered.
+    pub allowed: u64,
+    /// Datagrams and connections tried to closed addresses: none came through.
+    pub denied: u64,
+    /// Names asked by the load: each answered.
+    pub asked: u64,
+}
+
+/// A lab in a storm.
+pub struct Storm<'l> {
+    lab: &'l Lab,
+    rng: StdRng,
+    agent: Option<Program>,
+    guest: Pod,
+    guest_there: bool,
+    /// Which of two sets of blocks the churning policy has.
+    odd: bool,
+    /// Pod a's policy names the steady name besides.
+    named: bool,
+    ipcache: Map<IpcacheKey, IpcacheValue>,
+    outcome: Outcome,
+}
+
+/// Kills the agent `kills` times; every moment and choice comes from `seed`.
+pub fn play(lab: &Lab, seed: u64, kills: u32) -> Result<Outcome> {
+    lab.zone.set(STEADY, &[web4(10)], 600);
+    lab.zone.set("six.good.test", &[web6(10)], 600);
+    write_web(lab, false)?;
+    write_churn(lab, false)?;
+    let agent = lab.start_agent(&AgentOptions::default())?;
+    let _sdp = lab.start_sdp(&SdpOptions::default())?;
+    lab.add_endpoint(&lab.a, crate::policy::WEB)?;
+    lab.add_endpoint(&lab.b, CLIENT)?;
+    for pod in [&lab.a, &lab.b] {
+        pod.ask(&Query::a(STEADY, DNS4))?.expect(web4(10))?;
+        pod.ask(&Query::aaaa("six.good.test", DNS4))?
+            .expect(web6(10))?;
+    }
+    let mut storm = Storm {
+        lab,
+        rng: StdRng::seed_from_u64(seed),
+        agent: Some(agent),
+        guest: lab.add_pod("guest", 13)?,
+        guest_there: false,
+        odd: false,
+        named: false,
+        ipcache: Globals::new(lab.bpf_root()).ipcache(Access::ReadWrite)?,
+        outcome: Outcome::default(),
+    };
+    let open = [
+        Probe::open(&lab.a, web4(10))?,
+        Probe::open(&lab.a, web6(10))?,
+        Probe::open(&lab.b, web4(10))?,
+    ];
+    let closed_at = [web4(12), web6(12), other4(10)];
+    let closed = closed_at.map(|address| Probe::closed(&lab.a, address));
+    let streams = [
+        lab.a.stream(at(web4(10), 80))?,
+        lab.a.stream(at(web6(10), 80))?,
+        lab.b.stream(at(web4(10), 80))?,
+    ];
+    let load = Load::default();
+    std::thread::scope(|scope| -> Result<()> {
+        scope.spawn(|| load.run(&lab.b, lab));
+        let played = storm.rounds(kills, &streams, &load);
+        load.stop.store(true, Ordering::Relaxed);
+        played
+    })?;
+    storm.outcome.asked = load.finish()?;
+    for probe in open {
+        storm.outcome.allowed += probe.finish()?;
+    }
+    for probe in closed {
+        storm.outcome.denied += probe?.finish()?;
+    }
+    for address in closed_at {
+        for port in [UDP_PORT, 80] {
+            let visits = lab.web.visits(at(address, port));
+            ensure!(
+                visits == 0,
+                "{address} port {port} was reached {visits} times"
+            );
+        }
+    }
+    drop(storm.agent.take());
+    Ok(storm.outcome)
+}
+
+impl Storm<'_> {
+    fn rounds(&mut self, kills: u32, streams: &[Stream], load: &Load) -> Result<()> {
+        let mut round = 0;
+        while self.outcome.kills < kills {
+            let blow = Blow::choose(round, &mut self.rng);
+            let start = Instant::now();
+            self.round(round, &blow, streams)
+                .with_context(|| format!("round {round}, {blow:?}"))?;
+            load.check()?;
+            eprintln!(
+                "round {round}: {blow:?}, {:.1} s",
+                start.elapsed().as_secs_f32()
+            );
+            round += 1;
+        }
+        Ok(())
+    }
+
+    fn round(&mut self, number: u32, blow: &Blow, streams: &[Stream]) -> Result<()> {
+        // A name that no agent has met, confirmed just before.
+        let fresh = [web4(11), web6(11), web4(14), web6(14), web4(15), web6(15)];
+        let fresh = *fresh.get(number as usize % fresh.len()).context("fresh")?;
+        let name = format!("k{number}.good.test");
+        self.lab.zone.set(&name, &[fresh], 600);
+        let before = self.numbers()?;
+        let query = match fresh {
+            IpAddr::V4(_) => Query::a(&name, DNS4),
+            IpAddr::V6(_) => Query::aaaa(&name, DNS4),
+        };
+        self.agent.as_mut().context("no agent")?.look_now();
+        self.lab.a.ask(&query)?.expect(fresh)?;
+        let probe = Probe::open(&self.lab.a, fresh)?;
+        self.strike(blow)?;
+        let away = self.rng.random_range(0..400);
+        std::thread::sleep(Duration::from_millis(away));
+        self.agent = Some(self.lab.start_agent(&AgentOptions::default())?);
+
+        let after = self.numbers()?;
+        for (labels, number) in &before {
+            let now = after.get(labels);
+            ensure!(
+                now.is_none_or(|now| now == number),
+                "{labels} had number {number}, has {now:?}"
+            );
+        }
+        let kept = before.keys().filter(|labels| after.contains_key(*labels));
+        let kept: BTreeSet<&String> = kept.collect();
+        for part in ["app=web", "app=client", "fqdn:*.good.test"] {
+            ensure!(
+                kept.iter().any(|labels| labels.contains(part)),
+                "no {part} is left"
+            );
+        }
+        for stream in streams {
+            stream.expect_alive()?;
+        }
+        self.lab.connected("one")?;
+        self.settle_guest()?;
+        self.lab.audit_settled("good.test", BACK)?;
+        self.outcome.allowed += probe.finish()?;
+        self.forget(&name, fresh)
+    }
+
+    /// Closes the address again, for a later round.
+    fn forget(&mut self, name: &str, address: IpAddr) -> Result<()> {
+        self.lab
+            .agent(&["fqdn", "cache", "clean", "--matchpattern", name])?;
+        self.lab.a.heard.forget();
+        eventually("a forgotten address is closed", BACK, || {
+            ensure!(!self.lab.ipcache()?.contains_key(&address), "{address}");
+            Ok(())
+        })
+    }
+
+    /// Identities by label set, straight from the agent.
+    fn numbers(&self) -> Result<BTreeMap<String, u64>> {
+        let identities = self.lab.identities()?;
+        Ok(identities
+            .into_iter()
+            .map(|(id, labels)| (labels, id))
+            .collect())
+    }
+}
+
+/// Pod a's policy: names below `good.test`, perhaps with one of them named once more, which
+/// gives its addresses another identity.
+fn write_web(lab: &Lab, named: bool) -> Result<()> {
+    let more = if named { names(STEADY) } else { String::new() };
+    let rules = dns("*.good.test") + &names("*.good.test") + &more;
+    lab.write_policy("web.yaml", &egress("web", "web", &rules))
+}
+
+/// Pod b's policy: the same names, and blocks of one of two sets.
+fn write_churn(lab: &Lab, odd: bool) -> Result<()> {
+    let blocks: String = (0..BLOCKS)
+        .map(|n| cidr(&format!("{}/32", block(n, odd))))
+        .collect();
+    let rules = dns("*.good.test") + &names("*.good.test") + &blocks;
+    lab.write_policy("churn.yaml", &egress("churn", "client", &rules))
+}
+
+fn block(number: u8, odd: bool) -> IpAddr {
+    IpAddr::from([10, 100, u8::from(odd), number])
+}
+
+/// Names asked without pause: each must be answered, whatever becomes of the agent.
+#[derive(Default)]
+struct Load {
+    stop: AtomicBool,
+    asked: Mutex<u64>,
+    failed: Mutex<Option<String>>,
+}
+
+impl Load {
+    fn run(&self, pod: &Pod, lab: &Lab) {
+        let mut number = 0;
+        while !self.stop.load(Ordering::Relaxed) {
+            let name = format!("l{}.good.test", number % 500);
+            lab.zone.set(&name, &[web4(10)], 600);
+            let asked = pod
+                .ask(&Query::a(&name, DNS4).within(Duration::from_secs(5)))
+                .and_then(|reply| reply.expect(web4(10)));
+            match asked {
+                Ok(_) => *self.asked.lock() += 1,
+                Err(error) => {
+                    *self.failed.lock() = Some(format!("{name}: {error:#}"));
+                    return;
+                }
+            }
+            number += 1;
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    fn check(&self) -> Result<()> {
+        match &*self.failed.lock() {
+            Some(error) => Err(anyhow::anyhow!("the load: {error}")),
+            None => Ok(()),
+        }
+    }
+
+    fn finish(self) -> Result<u64> {
+        self.check()?;
+        Ok(*self.asked.lock())
+    }
+}

@@ -1,0 +1,155 @@
+//! When the agent is killed.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result};
+use nix::sys::signal::Signal;
+use rand::Rng as _;
+use rand::rngs::StdRng;
+
+use super::{BLOCKS, Storm, block, write_churn, write_web};
+use crate::policy::CLIENT;
+use crate::process::Program;
+use crate::{AgentOptions, eventually};
+
+/// Identities of CIDR label sets are numbered from here.
+const LOCAL: u32 = 1 << 24;
+/// Until a policy that was edited is being carried out.
+const NOTICED: Duration = Duration::from_secs(10);
+const SOON: Duration = Duration::from_secs(20);
+
+/// What the agent is doing when it is killed.
+#[derive(Debug)]
+pub(super) enum Blow {
+    /// It confirmed a new name so many milliseconds ago.
+    AfterAck(u64),
+    /// It writes the blocks of a policy, and has come to this one.
+    WithinPlan(u8),
+    /// A selector came or went so many milliseconds ago: addresses get other identities.
+    Relabelling(u64),
+    /// An endpoint comes or goes since so many milliseconds.
+    Endpoint(u64),
+    /// It was killed, and has started anew so many milliseconds ago.
+    Starting(u64),
+}
+
+impl Blow {
+    /// Each kind in turn, the moment at random.
+    pub(super) fn choose(round: u32, rng: &mut StdRng) -> Self {
+        match round % 5 {
+            0 => {
+                let most = if rng.random_bool(0.2) { 5000 } else { 400 };
+                Self::AfterAck(rng.random_range(0..most))
+            }
+            1 => Self::WithinPlan(rng.random_range(0..BLOCKS - 10)),
+            2 => Self::Relabelling(rng.random_range(0..120)),
+            3 => Self::Endpoint(rng.random_range(0..400)),
+            _ => Self::Starting(rng.random_range(0..500)),
+        }
+    }
+}
+
+impl Storm<'_> {
+    pub(super) fn strike(&mut self, blow: &Blow) -> Result<()> {
+        let ms = Duration::from_millis;
+        self.outcome.after_ack += 1;
+        match blow {
+            Blow::AfterAck(after) => {
+                std::thread::sleep(ms(*after));
+                self.kill()
+            }
+            Blow::WithinPlan(at) => self.within_plan(*at),
+            Blow::Relabelling(after) => {
+                self.named = !self.named;
+                write_web(self.lab, self.named)?;
+                std::thread::sleep(ms(*after));
+                self.kill()
+            }
+            Blow::Endpoint(after) => self.endpoint(ms(*after)),
+            Blow::Starting(after) => {
+                self.kill()?;
+                let log = self.lab.directory().join("log/agent.log");
+                let command = self.lab.agent_command(&AgentOptions::default())?;
+                let starting = Program::start("holdfast-agent", command, &log)?;
+                std::thread::sleep(ms(*after));
+                self.outcome.kills += 1;
+                starting.kill_9()
+            }
+        }
+    }
+
+    fn kill(&mut self) -> Result<()> {
+        self.outcome.kills += 1;
+        self.agent.take().context("no agent")?.kill_9()
+    }
+
+    /// Replaces all blocks, and kills once one of the new ones is in the ipcache.
+    fn within_plan(&mut self, at: u8) -> Result<()> {
+        self.odd = !self.odd;
+        let odd = self.odd;
+        write_churn(self.lab, odd)?;
+        let deadline = Instant::now() + NOTICED;
+        while !self.is_there(at, odd)? && Instant::now() < deadline {
+            std::hint::spin_loop();
+        }
+        let agent = self.agent.take().context("no agent")?;
+        // No map is written any more once all of its threads stand still.
+        agent.signal(Signal::SIGSTOP)?;
+        // The new blocks come in order, then the old ones go in order.
+        let whole = self.is_there(BLOCKS - 1, odd)? && !self.is_there(BLOCKS - 1, !odd)?;
+        self.outcome.within_plan += u32::from(!whole);
+        self.outcome.kills += 1;
+        agent.kill_9()
+    }
+
+    fn is_there(&self, number: u8, odd: bool) -> Result<bool> {
+        let key = shared_maps::user::ipcache_key(block(number, odd), 32);
+        let value = self.ipcache.get(&key)?;
+        Ok(value.is_some_and(|value| value.sec_identity >= LOCAL))
+    }
+
+    /// The guest comes or goes, and the agent may not live to tell.
+    fn endpoint(&mut self, after: Duration) -> Result<()> {
+        self.guest_there = !self.guest_there;
+        let (lab, there) = (self.lab, self.guest_there);
+        let (guest, key) = self.guest_names();
+        let agent = self.agent.take().context("no agent")?;
+        self.outcome.kills += 1;
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                // The agent may be gone before it answers.
+                let _ = lab.agent(&arguments(&guest, &key, there));
+            });
+            std::thread::sleep(after);
+            agent.kill_9()
+        })
+    }
+
+    fn guest_names(&self) -> (String, String) {
+        let guest = self.guest.netns.name().to_owned();
+        let key = format!("cli/{guest}/eth0");
+        (guest, key)
+    }
+
+    /// Whatever became of the last command: once more, to its end.
+    pub(super) fn settle_guest(&mut self) -> Result<()> {
+        let (guest, key) = self.guest_names();
+        eventually("the guest is as it shall be", SOON, || {
+            let listed = self.lab.agent(&["endpoint", "list", "-o", "json"])?;
+            if listed.contains(&key) != self.guest_there {
+                self.lab.agent(&arguments(&guest, &key, self.guest_there))?;
+            }
+            Ok(())
+        })
+    }
+}
+
+fn arguments<'a>(guest: &'a str, key: &'a str, there: bool) -> Vec<&'a str> {
+    if there {
+        vec![
+            "endpoint", "add", "--netns", guest, "--ifname", "eth0", "--labels", CLIENT,
+        ]
+    } else {
+        vec!["endpoint", "remove", key]
+    }
+}

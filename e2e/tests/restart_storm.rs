@@ -1,0 +1,29 @@
+//! kill -9 of the agent at random moments, within plans, just after a confirmation and while it
+//! starts, under load, edits of policy and endpoints that come and go: nobody notices.
+use anyhow::{Result, ensure};
+use holdfast_e2e::{config, storm, with_lab};
+
+fn play(kills: u32) {
+    with_lab(|lab| -> Result<()> {
+        let seed = config::seed();
+        eprintln!("HOLDFAST_SEED={seed} plays the same");
+        let outcome = storm::play(lab, seed, kills)?;
+        eprintln!("{outcome:?}");
+        ensure!(outcome.kills >= kills, "{outcome:?}");
+        ensure!(outcome.within_plan >= kills / 10, "{outcome:?}");
+        ensure!(outcome.allowed > 0 && outcome.denied > 0, "{outcome:?}");
+        ensure!(outcome.asked > 0, "{outcome:?}");
+        Ok(())
+    });
+}
+
+#[test]
+fn ten_kills_are_not_noticed() {
+    play(10);
+}
+
+#[test]
+#[ignore = "nightly: a quarter of an hour"]
+fn two_hundred_kills_are_not_noticed() {
+    play(200);
+}

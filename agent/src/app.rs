@@ -22,7 +22,7 @@ use crate::{
     config::Config,
     core::{Core, CoreConfig, Event, event::SourceEvent},
     datapath::{
-        files::StateFiles,
+        files::{StateFiles, later::LaterFiles},
         interfaces::Interfaces,
         kernel::{KernelConfig, KernelDatapath},
         plan::Datapath,
@@ -42,7 +42,7 @@ use crate::{
     policy::source::dir::PolicyDir,
     proxies::{Proxies, RulesTable},
     restore::{self, Found},
-    runner::{self, CoreHandle, CoreThread},
+    runner::{self, CoreHandle, CoreThread, Inbox},
     watched_dir::WatchedDir,
 };
 
@@ -52,7 +52,7 @@ const CILIUM_SOCKET: &str = "/var/run/cilium/cilium.sock";
 const GRACE: Duration = Duration::from_secs(5);
 
 /// Runs until SIGTERM or SIGINT. The datapath stays attached.
-pub async fn run(config: Config) -> Result<()> {
+pub async fn run(mut config: Config) -> Result<()> {
     let lock = StateDirLock::take(&config.state_dir)?;
     let bpf_root = config.bpf_root.clone();
     refuse_beside_cilium(&config.bpf_root)?;
@@ -68,7 +68,15 @@ pub async fn run(config: Config) -> Result<()> {
         transparent: config.transparent,
         sdp_group: config.sdp_group,
     };
-    let datapath = Box::new(KernelDatapath::prepare(&kernel, Box::new(files.clone()))?);
+    let channel = runner::channel();
+    let core = channel.0.clone();
+    let told = move |event| {
+        // The core ends before this does: nobody needs to know then.
+        let _gone = core.tell_blocking(event);
+    };
+    let written = LaterFiles::start(files.clone(), told).context("starting the files' thread")?;
+    let datapath = Box::new(KernelDatapath::prepare(&kernel, Box::new(written))?);
+    config.map_sizes.ipcache = datapath.ipcache_max();
     routing::install(config.ipv4, config.ipv6).await?;
     let interfaces = if config.transparent {
         let mut interfaces = Interfaces::new(datapath.programs().clone(), maps.clone());
@@ -90,6 +98,7 @@ pub async fn run(config: Config) -> Result<()> {
             maps,
             found,
             datapath,
+            channel,
         },
     )
     .await?;
@@ -123,6 +132,8 @@ pub struct Parts {
     pub found: Found,
     /// Where steps go.
     pub datapath: Box<dyn Datapath>,
+    /// Where events come in.
+    pub channel: (CoreHandle, Inbox),
 }
 
 /// A running agent.
@@ -144,6 +155,7 @@ impl Agent {
             maps,
             found,
             datapath,
+            channel,
         } = parts;
         let epoch = Epoch::begin(files.dir())?;
         let sdp_listener =
@@ -165,8 +177,8 @@ impl Agent {
         let damaged = Arc::new(found.damaged);
         let proxies = Proxies::default();
         let core = Core::new(core_config(&config, &epoch), found.restored);
-        let (core, thread) =
-            runner::start(core, datapath, proxies.clone()).context("starting the core's thread")?;
+        let (core, thread) = runner::start(channel, core, datapath, proxies.clone())
+            .context("starting the core's thread")?;
         let tasks = TaskTracker::new();
         let stop = CancellationToken::new();
         let rim_stop = CancellationToken::new();
@@ -290,6 +302,7 @@ impl Agent {
 
 fn core_config(config: &Config, epoch: &Epoch) -> CoreConfig {
     CoreConfig {
+        names_kept_later: true,
         boot_id: epoch.boot_id.clone(),
         start: epoch.start,
         boot_unix_ns: boot_unix_ns(),
@@ -303,7 +316,10 @@ fn core_config(config: &Config, epoch: &Epoch) -> CoreConfig {
         idle_grace: config.idle_connection_grace,
         restore_grace: config.identity_restore_grace,
         preallocate_identities: config.preallocate_identities,
+        max_fqdn_identities: config.max_fqdn_identities,
         max_ips_per_restored_rule: config.max_ips_per_restored_rule,
+        policy_map_max: usize::try_from(config.map_sizes.policy).unwrap_or(usize::MAX),
+        ipcache_max: usize::try_from(config.map_sizes.ipcache).unwrap_or(usize::MAX),
         reconcile_interval: config.reconcile_interval,
         ..CoreConfig::default()
     }

@@ -11,6 +11,12 @@ use crate::datapath::kernel::MapSizes;
 
 /// Entries that a conntrack map may have; Cilium's bounds.
 const CONNTRACK_ENTRIES: RangeInclusive<u32> = 1 << 10..=1 << 24;
+/// Prefixes that the ipcache may take: at least the node's own, the world's and some blocks.
+const IPCACHE_ENTRIES: RangeInclusive<u32> = 64..=1 << 24;
+/// Addresses that `cilium_lxc` may take: at least one endpoint's; Cilium's size at most.
+const LXC_ENTRIES: RangeInclusive<u32> = 2..=65535;
+/// Entries that a policy map may have; Cilium's bounds.
+const POLICY_ENTRIES: RangeInclusive<u32> = 256..=65536;
 
 /// Response code for names that policy does not allow.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
@@ -82,6 +88,8 @@ pub struct Config {
     pub ipv6: bool,
     /// Give FQDN selectors their identity before an address is known.
     pub preallocate_identities: bool,
+    /// Most identities that answers may give the label of a name; none = any number.
+    pub max_fqdn_identities: Option<usize>,
     /// Most server addresses listed per restored rule.
     pub max_ips_per_restored_rule: usize,
     /// How long after the first sync restored identities are kept that nothing asks for.
@@ -152,22 +160,30 @@ impl TryFrom<RunArgs> for Config {
                 });
             }
         }
-        let conntrack = |flag, entries: u32| {
-            if CONNTRACK_ENTRIES.contains(&entries) {
+        let size = |flag, entries: u32, range: RangeInclusive<u32>| {
+            if range.contains(&entries) {
                 return Ok(entries);
             }
             Err(ConfigError {
                 flag,
-                reason: format!(
-                    "{entries} is not from {} to {}",
-                    CONNTRACK_ENTRIES.start(),
-                    CONNTRACK_ENTRIES.end()
-                ),
+                reason: format!("{entries} is not from {} to {}", range.start(), range.end()),
             })
         };
+        let (tcp, any) = (args.bpf_ct_global_tcp_max, args.bpf_ct_global_any_max);
         let map_sizes = MapSizes {
-            conntrack_tcp: conntrack("bpf-ct-global-tcp-max", args.bpf_ct_global_tcp_max)?,
-            conntrack_any: conntrack("bpf-ct-global-any-max", args.bpf_ct_global_any_max)?,
+            conntrack_tcp: size("bpf-ct-global-tcp-max", tcp, CONNTRACK_ENTRIES)?,
+            conntrack_any: size("bpf-ct-global-any-max", any, CONNTRACK_ENTRIES)?,
+            ipcache: size(
+                "bpf-ipcache-map-max",
+                args.bpf_ipcache_map_max,
+                IPCACHE_ENTRIES,
+            )?,
+            lxc: size("bpf-lxc-map-max", args.bpf_lxc_map_max, LXC_ENTRIES)?,
+            policy: size(
+                "bpf-policy-map-max",
+                args.bpf_policy_map_max,
+                POLICY_ENTRIES,
+            )?,
             ..MapSizes::default()
         };
         let metrics_address = match args.metrics_address.as_str() {
@@ -201,6 +217,7 @@ impl TryFrom<RunArgs> for Config {
             ipv4: args.enable_ipv4,
             ipv6: args.enable_ipv6,
             preallocate_identities: args.tofqdns_preallocate_identities,
+            max_fqdn_identities: args.tofqdns_max_identities,
             max_ips_per_restored_rule: args.dns_max_ips_per_restored_rule,
             identity_restore_grace: args.identity_restore_grace_period,
             map_sizes,

@@ -10,12 +10,14 @@ use std::collections::BTreeSet;
 
 use holdfast_sdp::mapping::BootTime;
 
+mod breaker;
 mod clean;
 pub mod config;
 pub mod directory;
 mod endpoints;
 pub mod event;
 mod flush;
+mod identities;
 mod mappings;
 pub mod plan;
 mod policies;
@@ -86,6 +88,11 @@ impl Core {
             Event::StreamDown(stream) => state.on_stream_down(&mut plan, stream),
             Event::RevokeAcked { stream, id } => state.on_revoke_acked(&mut plan, stream, id),
             Event::CleanNames(clean) => state.on_clean(&mut plan, &clean),
+            Event::NamesKept {
+                endpoint,
+                number,
+                done,
+            } => state.on_names_kept(endpoint, number, done),
             Event::Tick => {}
         }
         state.sync_up(&mut plan);
@@ -134,7 +141,7 @@ impl Core {
         let revocations = std::mem::take(&mut state.revoke);
         effects.extend(revocations.into_iter().map(Effect::Revoke));
         effects.append(&mut state.publish(!failed.is_empty()));
-        if !failed.is_empty() || !state.unresolved.is_empty() {
+        if !(failed.is_empty() && state.unresolved.is_empty() && state.limited.is_empty()) {
             state.retry_at.get_or_insert(state.now.plus_secs(RETRY));
         }
         effects
@@ -231,6 +238,7 @@ impl State {
         for prefix in std::mem::take(&mut self.unresolved) {
             self.ipcache.mark(prefix);
         }
+        self.retry_limited();
     }
 
     /// A step failed: the datapath has what it had before.
@@ -257,6 +265,7 @@ impl State {
                     self.work.insert(id);
                 }
             }
+            Undo::Names(id, number) => self.on_names_kept(id, number, false),
             Undo::RemovedFile(id) => {
                 if let Some(endpoint) = self.leaving.get_mut(&id) {
                     endpoint.filed = true;

@@ -4,6 +4,8 @@ use std::{borrow::Borrow, fmt, sync::Arc};
 
 /// Source of labels that policy and identities treat specially: CIDR blocks.
 pub const CIDR: &str = "cidr";
+/// Source of labels of named groups of CIDR blocks.
+pub const CIDR_GROUP: &str = "cidrgroup";
 /// Source of labels that name an FQDN selector.
 pub const FQDN: &str = "fqdn";
 /// Source of the reserved labels (`reserved:world`, …).
@@ -52,6 +54,18 @@ impl Label {
     /// Key.
     pub fn key(&self) -> &str {
         &self.key
+    }
+
+    /// Whether it is the reserved label `key`.
+    pub fn is_reserved(&self, key: &str) -> bool {
+        &*self.source == RESERVED && &*self.key == key
+    }
+
+    /// Whether it says that something is outside, of whichever family.
+    pub fn is_world(&self) -> bool {
+        ["world", "world-ipv4", "world-ipv6"]
+            .iter()
+            .any(|key| self.is_reserved(key))
     }
 
     /// Value, empty if it has none.
@@ -111,8 +125,7 @@ impl LabelSet {
 
     /// Whether it has the reserved label `key`.
     pub fn has_reserved(&self, key: &str) -> bool {
-        self.iter()
-            .any(|label| label.source() == RESERVED && label.key() == key)
+        self.iter().any(|label| label.is_reserved(key))
     }
 
     /// The labels as texts.

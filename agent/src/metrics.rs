@@ -126,6 +126,16 @@ impl Sample {
             ],
         )?;
         out.gauge(
+            "identity_fqdn",
+            "Local identities with the label of a name: what --tofqdns-max-identities limits",
+            count(summary.fqdn_identities),
+        )?;
+        out.gauge(
+            "identity_limited_addresses",
+            "Addresses that have the identity of some of their names only, because of --tofqdns-max-identities",
+            count(summary.addresses_limited),
+        )?;
+        out.gauge(
             "ipcache_entries",
             "Prefixes (addresses among them) that have an identity in the ipcache map",
             count(summary.ipcache_entries),
@@ -197,6 +207,16 @@ impl Sample {
             "identity_exhausted",
             "Sets of labels that got no identity because all numbers were in use",
             counters.identity_exhausted,
+        )?;
+        out.counter(
+            "identity_limited",
+            "Times that an address got the identity of some of its names only: the circuit breaker",
+            counters.identities_limited,
+        )?;
+        out.counter(
+            "ipcache_prefixes_resolved",
+            "Prefixes whose labels were worked out: of a change the prefix and those within it",
+            counters.prefixes_resolved,
         )?;
         out.counter(
             "fqdn_pairs_removed",

@@ -64,8 +64,14 @@ pub fn status(status: &Status) -> String {
         (
             "Identities",
             format!(
-                "{} of endpoints, {} local",
-                summary.endpoint_identities, summary.local_identities
+                "{} of endpoints, {} local, {} of them of names{}",
+                summary.endpoint_identities,
+                summary.local_identities,
+                summary.fqdn_identities,
+                summary
+                    .fqdn_identities_max
+                    .map(|max| format!(" (limit {max})"))
+                    .unwrap_or_default()
             ),
         ),
         (

@@ -143,6 +143,27 @@ pub enum PolicyCommand {
         #[arg(short, long, value_enum, default_value_t = Output::Table)]
         output: Output,
     },
+    /// What policy says of a packet, and by which rules; exit 1 if it is dropped
+    Trace(TraceArgs),
+}
+
+/// `policy trace`
+#[derive(Debug, Args)]
+pub struct TraceArgs {
+    /// Who sends: labels (k8s:app=web,k8s:tier=front), or an endpoint of the running agent
+    #[arg(long)]
+    pub from: String,
+    /// Who receives: labels, an address, a DNS name, or an endpoint of the running agent
+    #[arg(long)]
+    pub to: String,
+    /// Destination port: 443, 443/TCP, 53/UDP, 8/ICMP (the type)
+    #[arg(long)]
+    pub port: Port,
+    /// Judge by these files alone, without an agent; may be repeated
+    #[arg(long = "policy-file", value_name = "FILE")]
+    pub policy_files: Vec<PathBuf>,
+    #[command(flatten)]
+    pub client: ClientArgs,
 }
 
 /// `identity …`
@@ -267,8 +288,8 @@ pub struct ObserveArgs {
 pub struct WhyArgs {
     /// Number, key, name or address of the endpoint
     pub endpoint: String,
-    /// Name or address, with a port or without: www.example.com:443, 203.0.113.7:53/UDP,
-    /// [2001:db8::1]:443/TCP
+    /// Name or address, with a port or without: www.example.com:443, 203.0.113.7:53/UDP; an IPv6
+    /// address with a port stands in brackets
     pub target: WhyTarget,
     /// The other way: may the endpoint receive from the target at this port of its own?
     #[arg(long)]
@@ -400,6 +421,14 @@ pub struct RunArgs {
           require_equals = true, action = ArgAction::Set,
           env = "HOLDFAST_TOFQDNS_PREALLOCATE_IDENTITIES")]
     pub tofqdns_preallocate_identities: bool,
+    /// Circuit breaker: with this many identities of names, an address that more of policy's
+    /// names share gets the identity of some of them only; off unless given
+    #[arg(
+        long,
+        value_name = "IDENTITIES",
+        env = "HOLDFAST_TOFQDNS_MAX_IDENTITIES"
+    )]
+    pub tofqdns_max_identities: Option<usize>,
     /// Most server addresses listed per rule in DNSRulesV2 of ep_config.json
     #[arg(
         long,
@@ -447,6 +476,18 @@ pub struct RunArgs {
     #[arg(long, value_name = "ENTRIES", default_value_t = MapSizes::default().conntrack_any,
           env = "HOLDFAST_BPF_CT_GLOBAL_ANY_MAX")]
     pub bpf_ct_global_any_max: u32,
+    /// Prefixes that the ipcache takes (64 to 16777216), if it is not there yet
+    #[arg(long, value_name = "ENTRIES", default_value_t = MapSizes::default().ipcache,
+          env = "HOLDFAST_BPF_IPCACHE_MAP_MAX")]
+    pub bpf_ipcache_map_max: u32,
+    /// Addresses of endpoints that cilium_lxc takes (2 to 65535), if it is not there yet
+    #[arg(long, value_name = "ENTRIES", default_value_t = MapSizes::default().lxc,
+          env = "HOLDFAST_BPF_LXC_MAP_MAX")]
+    pub bpf_lxc_map_max: u32,
+    /// Entries of each endpoint's policy map (256 to 65536), of maps that are not there yet
+    #[arg(long, value_name = "ENTRIES", default_value_t = MapSizes::default().policy,
+          env = "HOLDFAST_BPF_POLICY_MAP_MAX")]
+    pub bpf_policy_map_max: u32,
     /// Between two looks for live connections
     #[arg(long, value_parser = duration::parse, default_value = "30s",
           env = "HOLDFAST_CONNTRACK_GC_INTERVAL")]

@@ -48,11 +48,16 @@ pub struct CoreConfig {
     pub ipcache_max: usize,
     /// Give every FQDN selector its identity before any address is known.
     pub preallocate_identities: bool,
-    /// Most identities that may carry an fqdn label; none = no circuit breaker.
+    /// Most identities that answers may give an fqdn label; none = no circuit breaker.
     pub max_fqdn_identities: Option<usize>,
     /// Addresses in mappings per second that one stream may send on average; ten times as
     /// many at once.
     pub mapping_rate: u32,
+    /// Files are written for names alone while the core goes on ([`Step::KeepNames`]): a slow
+    /// disk holds no answer up.
+    ///
+    /// [`Step::KeepNames`]: crate::datapath::plan::Step::KeepNames
+    pub names_kept_later: bool,
     /// Addresses listed per selector in the restored rules of `ep_config.json`.
     pub max_ips_per_restored_rule: usize,
     /// Between two passes that compare the datapath with the model.
@@ -80,6 +85,7 @@ impl Default for CoreConfig {
             preallocate_identities: true,
             max_fqdn_identities: None,
             mapping_rate: 20_000,
+            names_kept_later: false,
             max_ips_per_restored_rule: 1000,
             reconcile_interval: Duration::from_secs(30),
         }

@@ -26,12 +26,11 @@ use crate::{
     endpoint::endpoint::{Behind, lxc_key},
     identity::{allocator::Allocator as _, checkpoint},
     ipcache::table::key_of,
-    labels::{FQDN, LabelSet, RESERVED},
     policy::compute,
 };
 
 /// Prefixes that one round moves: while it lasts, old and new identities both exist.
-const CHUNK: usize = 512;
+pub(super) const CHUNK: usize = 512;
 
 /// Removals of policy entries, kept for the end of a round.
 type Removals = Vec<(EndpointId, PolicyKey, PolicyValue)>;
@@ -120,97 +119,6 @@ impl State {
                     || endpoint.attached.as_ref() != Some(&endpoint.attachment())
             })
         });
-    }
-
-    /// Gives a prefix the identity of its labels.
-    pub(super) fn resolve(&mut self, prefix: IpNet) {
-        let Some(metadata) = self.ipcache.get(prefix) else {
-            return;
-        };
-        self.counters.prefixes_resolved += 1;
-        let before = metadata.desired.filter(|_| metadata.held);
-        if metadata.is_unclaimed() {
-            self.ipcache.desire(prefix, None, false);
-        } else if let Some(identity) = metadata.identity() {
-            self.ipcache.desire(prefix, Some(identity), false);
-        } else {
-            let labels = self.ipcache.labels(prefix);
-            if let Some(reserved) = reserved(&labels) {
-                self.ipcache.desire(prefix, Some(reserved), false);
-            } else if let Some(identity) = self.acquire_local(&labels) {
-                self.ipcache.desire(prefix, Some(identity), true);
-            } else {
-                self.ipcache.leave_unresolved(prefix);
-                self.unresolved.insert(prefix);
-                return;
-            }
-        }
-        self.unresolved.remove(&prefix);
-        if let Some(before) = before {
-            self.local.release(before);
-        }
-    }
-
-    /// Identity of labels of addresses outside; none if there is no number for it.
-    pub(super) fn acquire_local(&mut self, labels: &LabelSet) -> Option<IdentityId> {
-        let has_name = labels.iter().any(|label| label.source() == FQDN);
-        let breaker = self.config.max_fqdn_identities.filter(|_| has_name);
-        if breaker.is_some_and(|max| self.fqdn_identities >= max) && !self.local.knows(labels) {
-            self.counters.identity_exhausted += 1;
-            return None;
-        }
-        let Ok(acquired) = self.local.acquire(labels) else {
-            self.counters.identity_exhausted += 1;
-            return None;
-        };
-        if acquired.new {
-            self.fqdn_identities += usize::from(has_name);
-            self.introduce(acquired.id, labels.clone());
-        }
-        if acquired.fresh {
-            self.checkpoint_due.local = true;
-            self.checkpoint_due.fresh.insert(acquired.id);
-        }
-        Some(acquired.id)
-    }
-
-    /// A new identity: policy maps have to know it.
-    pub(super) fn introduce(&mut self, identity: IdentityId, labels: LabelSet) {
-        let selectors = self.selectors.add_identity(identity, labels);
-        self.reselect(&selectors, identity);
-    }
-
-    fn forget_identity(&mut self, identity: IdentityId) {
-        if let Some(labels) = self.selectors.labels(identity).cloned() {
-            if labels.iter().any(|label| label.source() == FQDN) {
-                self.fqdn_identities -= 1;
-            }
-            self.forgotten.push((identity, labels));
-        }
-        let selectors = self.selectors.remove_identity(identity);
-        self.reselect(&selectors, identity);
-    }
-
-    /// Takes up again what the plan forgot and a prefix has still, because its step failed:
-    /// policy of that identity follows what changes until the prefix has another.
-    pub(super) fn revive_identities(&mut self) {
-        for (identity, labels) in std::mem::take(&mut self.forgotten) {
-            if !self.ipcache.is_in_force(identity) {
-                continue;
-            }
-            let revived = if identity.is_local_scope() {
-                self.checkpoint_due.local = true;
-                self.local.revive(identity, labels.clone())
-            } else {
-                self.checkpoint_due.endpoints = true;
-                self.pods.revive(identity, labels.clone())
-            };
-            if revived {
-                let has_name = labels.iter().any(|label| label.source() == FQDN);
-                self.fqdn_identities += usize::from(has_name);
-                self.introduce(identity, labels);
-            }
-        }
     }
 
     pub(super) fn checkpoint(&mut self, plan: &mut Plan) {
@@ -542,24 +450,4 @@ pub(super) fn set_order(value: &PolicyValue) -> u8 {
     } else {
         2
     }
-}
-
-/// The reserved identity of exactly these labels.
-fn reserved(labels: &LabelSet) -> Option<IdentityId> {
-    let [label] = labels.as_slice() else {
-        return None;
-    };
-    if label.source() != RESERVED {
-        return None;
-    }
-    Some(match label.key() {
-        "host" => IdentityId::HOST,
-        "world" => IdentityId::WORLD,
-        "world-ipv4" => IdentityId::WORLD_IPV4,
-        "world-ipv6" => IdentityId::WORLD_IPV6,
-        "remote-node" => IdentityId::REMOTE_NODE,
-        "health" => IdentityId::HEALTH,
-        "ingress" => IdentityId::INGRESS,
-        _ => return None,
-    })
 }

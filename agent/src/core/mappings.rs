@@ -331,9 +331,10 @@ impl State {
         self.streams.remove(&stream);
         self.buckets.remove(&stream);
         for endpoint in self.endpoints.iter_mut() {
-            endpoint
-                .undurable
-                .retain(|undurable| undurable.stream != stream);
+            let keeping = endpoint.keeping.as_mut().map(|(_, results)| results);
+            for results in keeping.into_iter().chain([&mut endpoint.undurable]) {
+                results.retain(|undurable| undurable.stream != stream);
+            }
         }
         // Its proxy may not know yet, and may still answer under the leases it has: they are
         // honoured, whether their revocation is under way or comes later.

@@ -8,7 +8,7 @@
 //! no prefix has yet gets the entries of the one that its addresses have, if that is one. The
 //! grace of restored labels is the third phase.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use ipnet::IpNet;
 use shared_maps::{
@@ -17,11 +17,13 @@ use shared_maps::{
 };
 
 use super::{
-    flush::set_order,
+    flush::{CHUNK, set_order},
     plan::Plan,
     state::{State, Undo},
 };
-use crate::{datapath::plan::Step, endpoint::endpoint::Endpoint, policy::compute::Entries};
+use crate::{
+    datapath::plan::Step, endpoint::endpoint::Endpoint, labels::LabelSet, policy::compute::Entries,
+};
 
 /// An entry: what it shall be, and what it is.
 type Change = (
@@ -51,13 +53,45 @@ impl State {
             self.ipcache.mark(prefix);
         }
         moves.sort_unstable_by_key(|prefix| (u8::MAX - prefix.prefix_len(), *prefix));
-        for prefix in &moves {
+        let takes_over = self.takes_over(&moves);
+        let mut given = BTreeSet::new();
+        for chunk in moves.chunks(CHUNK) {
+            self.relabel_chunk(plan, chunk, &takes_over, &mut given);
+        }
+    }
+
+    /// What each label set takes over from, by where the addresses of its prefixes are now; none
+    /// if they are in several places.
+    fn takes_over(&self, moves: &[IpNet]) -> HashMap<LabelSet, Option<IdentityId>> {
+        let mut found = HashMap::new();
+        for prefix in moves.iter().copied() {
+            let was = Some(self.in_force_at(prefix));
+            let one = found.entry(self.ipcache.labels(prefix)).or_insert(was);
+            if *one != was {
+                *one = None;
+            }
+        }
+        found
+    }
+
+    fn relabel_chunk(
+        &mut self,
+        plan: &mut Plan,
+        chunk: &[IpNet],
+        takes_over: &HashMap<LabelSet, Option<IdentityId>>,
+        given: &mut BTreeSet<IdentityId>,
+    ) {
+        let had: BTreeSet<IdentityId> = chunk
+            .iter()
+            .filter_map(|prefix| self.ipcache.get(*prefix)?.realised)
+            .collect();
+        for prefix in chunk {
             self.resolve(*prefix);
         }
         self.checkpoint(plan);
-        let left = self.give_policy(plan, &moves);
+        let left = self.give_policy(plan, chunk, takes_over, given);
         let (mut ready, mut later) = (Vec::new(), Vec::new());
-        for prefix in moves {
+        for prefix in chunk.iter().copied() {
             match self.ipcache.get(prefix).and_then(|m| m.desired) {
                 Some(wanted) if left.contains(&wanted) => later.push(prefix),
                 Some(_) => ready.push(prefix),
@@ -68,15 +102,27 @@ impl State {
         for prefix in later {
             self.ipcache.mark(prefix);
         }
+        let gone = had
+            .into_iter()
+            .filter(|id| !self.ipcache.is_in_force(*id) && self.selectors.labels(*id).is_none());
+        for id in gone.collect::<Vec<_>>() {
+            self.drop_policy(plan, id);
+        }
     }
 
     /// Gives identities that come into force the entries of the one they take over from. One
     /// that takes over from several gets those of the new policy, which each of its prefixes
     /// then meets with one write: what the first had is not for the others. Gives the
     /// identities whose entries would not fit: their prefixes move with the new policy.
-    fn give_policy(&mut self, plan: &mut Plan, moves: &[IpNet]) -> BTreeSet<IdentityId> {
-        let mut takes_over: BTreeMap<IdentityId, Option<IdentityId>> = BTreeMap::new();
-        for prefix in moves.iter().copied() {
+    fn give_policy(
+        &mut self,
+        plan: &mut Plan,
+        chunk: &[IpNet],
+        takes_over: &HashMap<LabelSet, Option<IdentityId>>,
+        given: &mut BTreeSet<IdentityId>,
+    ) -> BTreeSet<IdentityId> {
+        let mut coming: BTreeMap<IdentityId, Option<IdentityId>> = BTreeMap::new();
+        for prefix in chunk.iter().copied() {
             let Some(metadata) = self.ipcache.get(prefix) else {
                 continue;
             };
@@ -84,22 +130,44 @@ impl State {
             let Some(wanted) = wanted.filter(|id| !self.ipcache.is_in_force(*id)) else {
                 continue;
             };
-            let was = Some(self.in_force_at(prefix));
-            let one = takes_over.entry(wanted).or_insert(was);
-            if *one != was {
-                *one = None;
-            }
+            // Labels of a part, of the circuit breaker, take over from nobody.
+            let was = takes_over.get(&self.ipcache.labels(prefix));
+            coming.insert(wanted, was.copied().flatten());
         }
         let mut left = BTreeSet::new();
-        for (wanted, was) in takes_over {
+        for (wanted, was) in coming {
+            if given.contains(&wanted) {
+                continue;
+            }
             match self.taken_over(wanted, was) {
-                Some(changes) => self.plan_taken_over(plan, changes),
+                Some(changes) => {
+                    self.plan_taken_over(plan, changes);
+                    given.insert(wanted);
+                }
                 None => {
                     left.insert(wanted);
                 }
             }
         }
         left
+    }
+
+    /// Removes the entries of an identity that no prefix has and nothing asks for.
+    fn drop_policy(&mut self, plan: &mut Plan, id: IdentityId) {
+        let mut changes = Vec::new();
+        for endpoint in self.endpoints.iter().chain(self.leaving.values()) {
+            let entries = endpoint.policy_map.iter().filter_map(|map| map.get(&id));
+            changes.extend(
+                entries
+                    .flatten()
+                    .map(|(key, old)| (endpoint.id, *key, None, Some(*old))),
+            );
+        }
+        // The reverse of how they are set.
+        changes.sort_by_key(|(id, key, _, old): &Change| {
+            (*id, std::cmp::Reverse(old.as_ref().map(set_order)), *key)
+        });
+        self.plan_taken_over(plan, changes);
     }
 
     fn in_force_at(&self, prefix: IpNet) -> IdentityId {

@@ -29,6 +29,7 @@ use crate::{
     identity::{
         allocator::{Allocator as _, NodeLocal},
         checkpoint::LocalFile,
+        scopes::LocalScopes,
     },
     ipcache::{
         metadata::{Claim, Owner},
@@ -65,13 +66,18 @@ impl State {
             now: restored.now,
             sync: Sync::default(),
             ipcache: Ipcache::new(dual),
-            local: NodeLocal::local(local.clone()),
+            local: LocalScopes::new(local.clone()),
             local_file: LocalFile::default(),
             pods: Box::new(NodeLocal::endpoints(pods)),
-            fqdn_identities: 0,
+            fqdn_identities: BTreeSet::new(),
+            fqdn_changes: 0,
+            limited: BTreeSet::new(),
+            limited_queue: VecDeque::new(),
+            limited_seen: 0,
             selectors: SelectorCache::default(),
             names: NameCache::new(limits),
             name_selectors: Default::default(),
+            host_labels: BTreeMap::new(),
             preallocated: BTreeMap::new(),
             blocks: BTreeMap::new(),
             repository: Default::default(),
@@ -107,6 +113,7 @@ impl State {
             rules_stale: true,
             unpublished: false,
             files_due: BTreeSet::new(),
+            names_kept: 0,
             durable: Vec::new(),
             retry_at: None,
             failed_in_a_row: 0,
@@ -171,8 +178,10 @@ impl State {
             if let Some(labels) = labels.get(&identity) {
                 let own: Vec<Label> = labels
                     .iter()
-                    // A block's label that flowed down will flow down again.
+                    // A block's label that flowed down will flow down again, as will the
+                    // world's, which may be another if families were switched on or off.
                     .filter(|l| l.source() != CIDR || cidr_of(l) == Some(prefix))
+                    .filter(|l| !l.is_world())
                     .cloned()
                     .collect();
                 let own = Claim::Labels(LabelSet::new(own));

@@ -40,6 +40,12 @@ pub struct Summary {
     pub policies_rejected: usize,
     /// Local identities allocated.
     pub local_identities: usize,
+    /// Those of them with the label of a name.
+    pub fqdn_identities: usize,
+    /// Most of them, if they are limited.
+    pub fqdn_identities_max: Option<usize>,
+    /// Addresses that have the identity of some of their names only, because of that.
+    pub addresses_limited: usize,
     /// Endpoint identities allocated.
     pub endpoint_identities: usize,
     /// Prefixes in the ipcache.
@@ -88,8 +94,10 @@ pub struct Counters {
     pub policy_writes: u64,
     /// Steps that failed.
     pub step_failures: u64,
-    /// Label sets that got no identity: numbers exhausted or the circuit breaker open.
+    /// Label sets that got no identity: numbers exhausted.
     pub identity_exhausted: u64,
+    /// Addresses that got the identity of some of their names only: circuit breaker.
+    pub identities_limited: u64,
     /// Pairs removed.
     pub pairs_removed: u64,
     /// Leases revoked.

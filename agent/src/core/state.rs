@@ -29,10 +29,7 @@ use crate::{
         manager::Endpoints,
     },
     fqdn::{cache::NameCache, names::NameSelectors},
-    identity::{
-        allocator::{Allocator, NodeLocal},
-        checkpoint::LocalFile,
-    },
+    identity::{allocator::Allocator, checkpoint::LocalFile, scopes::LocalScopes},
     ipcache::table::Ipcache,
     labels::LabelSet,
     policy::{
@@ -51,14 +48,24 @@ pub(super) struct State {
     pub now: BootTime,
     pub sync: Sync,
     pub ipcache: Ipcache,
-    pub local: NodeLocal,
+    pub local: LocalScopes,
     pub local_file: LocalFile,
     pub pods: Box<dyn Allocator>,
-    /// Local identities with an fqdn label, for the circuit breaker.
-    pub fqdn_identities: usize,
+    /// Identities with an fqdn label, for the circuit breaker ([`super::breaker`]).
+    pub fqdn_identities: BTreeSet<IdentityId>,
+    /// How often one came or went.
+    pub fqdn_changes: u64,
+    /// Prefixes that have the identity of some of their names only.
+    pub limited: BTreeSet<IpNet>,
+    /// Those of them to look at again, and the changes that they know of.
+    pub limited_queue: VecDeque<IpNet>,
+    pub limited_seen: u64,
     pub selectors: SelectorCache,
     pub names: NameCache,
     pub name_selectors: NameSelectors,
+    /// Labels of the node's addresses that have more than the host's own: all of them are the
+    /// host identity's.
+    pub host_labels: BTreeMap<IpNet, LabelSet>,
     /// Identities held for FQDN selectors.
     pub preallocated: BTreeMap<FqdnSelector, Vec<IdentityId>>,
     /// Times that policy asks for a block's label.
@@ -107,6 +114,8 @@ pub(super) struct State {
     /// Rules differ from the published ones.
     pub unpublished: bool,
     pub files_due: BTreeSet<(BootTime, EndpointId)>,
+    /// Number of the last `Step::KeepNames`.
+    pub names_kept: u64,
     /// Results to repeat once the plan that writes their endpoint's file is committed.
     pub durable: Vec<(EndpointId, Undurable)>,
     pub retry_at: Option<BootTime>,
@@ -172,6 +181,8 @@ pub(super) enum Undo {
     Checkpoint,
     /// Whether there was a file before.
     File(EndpointId, bool),
+    /// Number of the step.
+    Names(EndpointId, u64),
     RemovedFile(EndpointId),
     CreatedMap(EndpointId),
     RemovedMap(EndpointId),

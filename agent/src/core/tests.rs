@@ -1,8 +1,12 @@
 //! The core on a datapath in memory.
 
+mod breaker;
+mod chunks;
 mod cuts;
 mod failures;
 mod ingress;
+mod kept_later;
+mod labels_model;
 mod limits;
 mod merge;
 mod model;

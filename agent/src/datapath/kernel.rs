@@ -30,6 +30,8 @@ use super::{
 /// Sizes of the maps, entries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MapSizes {
+    /// `cilium_lxc`.
+    pub lxc: u32,
     /// `cilium_ipcache_v2`.
     pub ipcache: u32,
     /// Each endpoint's policy map.
@@ -48,6 +50,7 @@ impl Default for MapSizes {
     /// sizes: 240 MiB).
     fn default() -> Self {
         Self {
+            lxc: lxc::MAX_ENTRIES,
             ipcache: ipcache::MAX_ENTRIES,
             policy: policy::MAX_ENTRIES,
             policy_stats: policystats::MAX_ENTRIES,
@@ -143,6 +146,11 @@ impl KernelDatapath {
         })
     }
 
+    /// Entries that the ipcache takes: that of an earlier run keeps its size.
+    pub fn ipcache_max(&self) -> u32 {
+        self.ipcache.max_entries()
+    }
+
     /// The programs below this root.
     pub fn programs(&self) -> &Programs {
         &self.programs
@@ -207,6 +215,7 @@ impl Datapath for KernelDatapath {
             Step::Checkpoint(_)
             | Step::CheckpointEndpoints(_)
             | Step::WriteEndpoint(..)
+            | Step::KeepNames(..)
             | Step::RemoveEndpoint(_) => self.files.apply(step),
             Step::CreatePolicyMap(endpoint) => Ok(self.create_policy_map(*endpoint)?),
             Step::RemovePolicyMap(endpoint) => self.remove_policy_map(*endpoint),
@@ -342,7 +351,7 @@ fn make_maps(globals: &Globals, sizes: MapSizes) -> Result<LocalMaps, MapError> 
     make::<FragmentKey, FragmentValue>(g, fragment::NAME, LruHash, fragment::MAX_ENTRIES, 0)?;
     make::<u32, Counter>(g, event::COUNTERS_NAME, PerCpuArray, event::COUNTERS, 0)?;
     program::make_maps(g)?;
-    let lxc = make(g, lxc::NAME, Hash, lxc::MAX_ENTRIES, lxc::FLAGS)?;
+    let lxc = make(g, lxc::NAME, Hash, sizes.lxc, lxc::FLAGS)?;
     let ipcache = make(g, ipcache::NAME, LpmTrie, sizes.ipcache, ipcache::FLAGS)?;
     Ok((lxc, ipcache))
 }

@@ -109,9 +109,9 @@ impl NodeLocal {
         Self::new(IdentityId::ENDPOINT_MIN, IdentityId::ENDPOINT_MAX, restored)
     }
 
-    /// Whether these labels have a number already.
+    /// Whether these labels have a number, or had one before the restart.
     pub fn knows(&self, labels: &LabelSet) -> bool {
-        self.ids.contains_key(labels)
+        self.ids.contains_key(labels) || self.withheld_ids.contains_key(labels)
     }
 
     fn free_number(&mut self) -> Option<IdentityId> {

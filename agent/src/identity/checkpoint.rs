@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use serde::{Deserialize, Serialize};
 use shared_maps::IdentityId;
 
+use super::scopes::is_remote_node;
 use crate::labels::{Label, LabelSet};
 
 /// Version of `endpoint_identities.json` that this program writes.
@@ -85,10 +86,13 @@ fn spell_entry(id: IdentityId, labels: &LabelSet) -> String {
     serde_json::to_string(&entry(id, labels)).expect("maps with string keys render as JSON")
 }
 
-/// Reads `local_allocator_state.json`. Numbers of other scopes are left out.
+/// Reads `local_allocator_state.json`: the scopes 0x01 (outside) and 0x02 (other nodes). Numbers
+/// of other scopes are left out.
 pub fn parse_local(text: &str) -> Result<Vec<(IdentityId, LabelSet)>, CheckpointError> {
     let entries: Vec<Entry> = serde_json::from_str(text)?;
-    Ok(read(entries, IdentityId::is_local_scope))
+    Ok(read(entries, |id| {
+        id.is_local_scope() || is_remote_node(id)
+    }))
 }
 
 /// Renders `endpoint_identities.json`.
@@ -176,9 +180,11 @@ mod tests {
     #[test]
     fn reads_ciliums_file() {
         let text = r#"[{"id":16777217,"labels":{"cidr:10.0.0.0/8":{"key":"10.0.0.0/8","source":"cidr"}}},
-            {"id":33554433,"labels":{"remote-node":{"key":"remote-node","source":"reserved"}}}]"#;
+            {"id":33554433,"labels":{"remote-node":{"key":"remote-node","source":"reserved"}}},
+            {"id":300,"labels":{"app":{"key":"app","value":"web","source":"k8s"}}}]"#;
         let read = parse_local(text).unwrap();
-        assert_eq!(read.len(), 1);
+        assert_eq!(read.len(), 2);
+        assert_eq!(read[1].0, IdentityId(33_554_433));
         assert_eq!(read[0].1.texts(), ["cidr:10.0.0.0/8"]);
     }
 

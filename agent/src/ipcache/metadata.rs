@@ -1,13 +1,31 @@
 //! What is known about one prefix, per owner.
 
-use std::{collections::HashMap, fmt};
+use std::{collections::HashMap, fmt, sync::Arc};
 
 use holdfast_sdp::name::Fqdn;
 use shared_maps::{EndpointId, IdentityId};
 
 use crate::labels::LabelSet;
 
-/// Who gave a prefix its labels (or its identity).
+/// Where an owner has its knowledge from, the most trusted first: of two values of one label
+/// the former's counts (Cilium `pkg/source`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Source {
+    /// Where the API server is.
+    KubeApiserver,
+    /// The node itself.
+    Local,
+    /// Objects that people write.
+    CustomResource,
+    /// The cluster.
+    Kubernetes,
+    /// Worked out from policy and answers.
+    Generated,
+    /// An earlier run.
+    Restored,
+}
+
+/// Who gave a prefix its labels (or its identity): the "resource" of Cilium's metadata.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Owner {
     /// The name manager, for one name (CFP-28427, "IP Labels Lifecycle").
@@ -20,8 +38,22 @@ pub enum Owner {
     Node,
     /// A local endpoint's address.
     Endpoint(EndpointId),
+    /// An object of another source, by its name there.
+    Object(Source, Arc<str>),
     /// An earlier run, until the restore grace ends.
     Restored,
+}
+
+impl Owner {
+    /// Where it has its knowledge from.
+    pub const fn source(&self) -> Source {
+        match self {
+            Self::Name(_) | Self::Policy => Source::Generated,
+            Self::World | Self::Node | Self::Endpoint(_) => Source::Local,
+            Self::Object(source, _) => *source,
+            Self::Restored => Source::Restored,
+        }
+    }
 }
 
 impl fmt::Display for Owner {
@@ -32,6 +64,7 @@ impl fmt::Display for Owner {
             Self::World => f.write_str("world"),
             Self::Node => f.write_str("node"),
             Self::Endpoint(id) => write!(f, "endpoint/{id}"),
+            Self::Object(_, name) => f.write_str(name),
             Self::Restored => f.write_str("restored"),
         }
     }
@@ -50,9 +83,9 @@ pub enum Claim {
 #[derive(Clone, Debug, Default)]
 pub struct Metadata {
     labels: HashMap<Owner, LabelSet>,
-    /// Distinct label sets, and how many owners say each. Names that the same selectors
-    /// match say the same: a shared address has many owners and few sets.
-    sets: Vec<(LabelSet, usize)>,
+    /// Distinct label sets by source, sorted, and how many owners say each. Names that the same
+    /// selectors match say the same: a shared address has many owners and few sets.
+    sets: Vec<((Source, LabelSet), usize)>,
     /// Of the node and of endpoints: one or two.
     identities: Vec<(Owner, IdentityId)>,
     /// Identity it shall have; none = no entry.
@@ -72,13 +105,14 @@ impl Metadata {
     pub fn set(&mut self, owner: Owner, claim: Claim) -> bool {
         match claim {
             Claim::Labels(labels) => {
+                let source = owner.source();
                 let mut changed = self.unset_identity(&owner);
                 match self.labels.insert(owner, labels.clone()) {
                     Some(old) if old == labels => return changed,
-                    Some(old) => changed |= self.unsay(&old),
+                    Some(old) => changed |= self.unsay(source, old),
                     None => {}
                 }
-                self.say(labels) || changed
+                self.say(source, labels) || changed
             }
             Claim::Identity(id) => {
                 let changed = self.unset_labels(&owner);
@@ -108,7 +142,7 @@ impl Metadata {
 
     fn unset_labels(&mut self, owner: &Owner) -> bool {
         let old = self.labels.remove(owner);
-        old.is_some_and(|old| self.unsay(&old))
+        old.is_some_and(|old| self.unsay(owner.source(), old))
     }
 
     fn unset_identity(&mut self, owner: &Owner) -> bool {
@@ -118,22 +152,26 @@ impl Metadata {
     }
 
     /// One owner more says this. True if none did before.
-    fn say(&mut self, labels: LabelSet) -> bool {
-        match self.sets.iter_mut().find(|(known, _)| *known == labels) {
-            Some((_, owners)) => {
-                *owners += 1;
+    fn say(&mut self, source: Source, labels: LabelSet) -> bool {
+        let said = (source, labels);
+        match self.sets.binary_search_by(|(known, _)| known.cmp(&said)) {
+            Ok(at) => {
+                if let Some((_, owners)) = self.sets.get_mut(at) {
+                    *owners += 1;
+                }
                 false
             }
-            None => {
-                self.sets.push((labels, 1));
+            Err(at) => {
+                self.sets.insert(at, (said, 1));
                 true
             }
         }
     }
 
     /// One owner less says this. True if none does any more.
-    fn unsay(&mut self, labels: &LabelSet) -> bool {
-        let Some(at) = self.sets.iter().position(|(known, _)| known == labels) else {
+    fn unsay(&mut self, source: Source, labels: LabelSet) -> bool {
+        let said = (source, labels);
+        let Ok(at) = self.sets.binary_search_by(|(known, _)| known.cmp(&said)) else {
             return false;
         };
         let Some((_, owners)) = self.sets.get_mut(at) else {
@@ -177,9 +215,9 @@ impl Metadata {
         self.labels.get(owner)
     }
 
-    /// Distinct label sets of all owners.
+    /// Distinct label sets of all owners, those of the most trusted source first.
     pub fn labels(&self) -> impl Iterator<Item = &LabelSet> {
-        self.sets.iter().map(|(labels, _)| labels)
+        self.sets.iter().map(|((_, labels), _)| labels)
     }
 }
 

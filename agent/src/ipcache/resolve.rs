@@ -2,8 +2,13 @@
 
 use ipnet::IpNet;
 
+use shared_maps::IdentityId;
+
 use super::{metadata::Metadata, trie::PrefixMap};
-use crate::labels::{CIDR, FQDN, Label, LabelSet, RESERVED};
+use crate::labels::{CIDR, CIDR_GROUP, FQDN, Label, LabelSet, RESERVED};
+
+/// Reserved labels of what is inside the cluster without being a pod.
+const INSIDE: [&str; 4] = ["host", "remote-node", "health", "ingress"];
 
 /// The world labels of a node with these families.
 #[derive(Clone, Debug)]
@@ -69,42 +74,42 @@ pub fn cidr_of(label: &Label) -> Option<IpNet> {
         .or_else(|| label.key().replace('-', ":").parse().ok())
 }
 
-/// Labels that decide the identity of `prefix` (`Cilium pkg/ipcache/metadata.go`,
-/// resolveLabels; CFP-28427 proposals 1 and 2): the union of all owners' labels; from covering
-/// prefixes, longest first, those whose source and key are not there yet; of CIDR labels only
-/// the longest; the world label of the family.
+/// Labels that decide the identity of `prefix` (Cilium `pkg/ipcache/metadata.go`, resolveLabels;
+/// CFP-28427, proposals 1 and 2):
+///
+/// 1. all owners' labels; of two values of one label the more trusted source's;
+/// 2. from covering prefixes, longest first, labels whose source and key are not there yet, but
+///    of CIDR labels only the longest;
+/// 3. inside the cluster neither world nor blocks nor names: nobody reaches the node by putting
+///    its address into a DNS answer;
+/// 4. outside the world label of the family, and the prefix's own CIDR label if there is nothing
+///    else.
 pub fn labels(map: &PrefixMap<Metadata>, prefix: IpNet, world: &World) -> LabelSet {
     let mut found: Vec<Label> = Vec::with_capacity(4);
     let mut cidr = false;
     for (at, metadata) in map.covering(prefix).into_iter().rev() {
-        let own = at == prefix;
-        let inherited_from = found.len();
+        if at == prefix && metadata.identity() == Some(IdentityId::HOST) {
+            found.push(Label::new(RESERVED, "host", ""));
+        }
         for label in metadata.labels().flat_map(LabelSet::iter) {
             let is_cidr = label.source() == CIDR;
             if is_cidr && cidr {
                 continue;
             }
-            let known = if own { found.len() } else { inherited_from };
-            let present = found.iter().take(known).any(|other| {
-                other.source() == label.source()
-                    && other.key() == label.key()
-                    && (!own || other.value() == label.value())
-            });
-            if !present && !found.contains(label) {
+            let same =
+                |other: &Label| other.source() == label.source() && other.key() == label.key();
+            if !found.iter().any(same) {
                 found.push(label.clone());
                 cidr |= is_cidr;
             }
         }
     }
-    if found
-        .iter()
-        .any(|l| l.source() == RESERVED && l.key() == "host")
-    {
-        found.retain(|l| {
-            let world = l.source() == RESERVED && l.key().starts_with("world");
-            !world && !matches!(l.source(), CIDR | FQDN)
+    let is_inside = |label: &Label| INSIDE.iter().any(|key| label.is_reserved(key));
+    if found.iter().any(is_inside) {
+        found.retain(|label| {
+            !label.is_world() && !matches!(label.source(), CIDR | CIDR_GROUP | FQDN)
         });
-    } else if found.iter().all(is_outside) {
+    } else {
         if found.is_empty() {
             found.extend(cidr_label(prefix));
         }
@@ -115,17 +120,10 @@ pub fn labels(map: &PrefixMap<Metadata>, prefix: IpNet, world: &World) -> LabelS
     LabelSet::new(found)
 }
 
-/// Whether a label says nothing that would place its prefix inside the cluster.
-fn is_outside(label: &Label) -> bool {
-    label.source() != RESERVED
-        || label.key().starts_with("world")
-        || label.key() == "kube-apiserver"
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ipcache::metadata::{Claim, Owner};
+    use crate::ipcache::metadata::{Claim, Owner, Source};
 
     fn net(text: &str) -> IpNet {
         text.parse().unwrap()
@@ -189,6 +187,121 @@ mod tests {
         put(&mut map, "10.0.0.1/32", Owner::Node, &["reserved:host"]);
         let labels = labels(&map, net("10.0.0.1/32"), &World::new(false));
         assert_eq!(labels.texts(), ["reserved:host"]);
+    }
+
+    #[test]
+    fn of_two_values_the_more_trusted_sources_counts() {
+        let mut map = PrefixMap::default();
+        let object = |source| Owner::Object(source, "o".into());
+        let says = [
+            (object(Source::Kubernetes), "k8s:zone=b"),
+            (object(Source::CustomResource), "k8s:zone=c"),
+            (Owner::Restored, "k8s:zone=a"),
+        ];
+        for (owner, label) in &says {
+            put(&mut map, "10.0.0.0/8", owner.clone(), &[label]);
+        }
+        let zone = |map: &PrefixMap<Metadata>| {
+            labels(map, net("10.0.0.0/8"), &World::new(false))
+                .texts()
+                .remove(0)
+        };
+        assert_eq!(zone(&map), "k8s:zone=c");
+        map.entry(net("10.0.0.0/8"))
+            .unset(&object(Source::CustomResource));
+        assert_eq!(zone(&map), "k8s:zone=b");
+        map.entry(net("10.0.0.0/8"))
+            .unset(&object(Source::Kubernetes));
+        assert_eq!(zone(&map), "k8s:zone=a");
+    }
+
+    #[test]
+    fn groups_of_blocks_add_up_and_blocks_do_not() {
+        let mut map = PrefixMap::default();
+        let group = |name: &str| Owner::Object(Source::CustomResource, name.into());
+        for (prefix, name) in [("10.0.0.0/8", "wide"), ("10.1.0.0/16", "narrow")] {
+            put(
+                &mut map,
+                prefix,
+                group(name),
+                &[&format!("cidrgroup:{name}")],
+            );
+            put(
+                &mut map,
+                prefix,
+                Owner::Policy,
+                &[&format!("cidr:{prefix}")],
+            );
+        }
+        put(&mut map, "10.1.1.1/32", Owner::Restored, &["fqdn:a.test"]);
+        let labels = labels(&map, net("10.1.1.1/32"), &World::new(true));
+        assert_eq!(
+            labels.texts(),
+            [
+                "cidr:10.1.0.0/16",
+                "cidrgroup:narrow",
+                "cidrgroup:wide",
+                "fqdn:a.test",
+                "reserved:world-ipv4"
+            ]
+        );
+    }
+
+    #[test]
+    fn what_is_inside_is_neither_world_nor_blocks_nor_names() {
+        for inside in INSIDE {
+            let mut map = PrefixMap::default();
+            let label = format!("reserved:{inside}");
+            put(&mut map, "0.0.0.0/0", Owner::World, &["reserved:world"]);
+            put(&mut map, "10.0.0.0/8", Owner::Policy, &["cidr:10.0.0.0/8"]);
+            let group = Owner::Object(Source::CustomResource, "g".into());
+            put(&mut map, "10.0.0.0/8", group, &["cidrgroup:g"]);
+            put(&mut map, "10.0.0.1/32", Owner::Restored, &["fqdn:a.test"]);
+            let nodes = Owner::Object(Source::Kubernetes, "nodes".into());
+            put(&mut map, "10.0.0.1/32", nodes, &[&label]);
+            let labels = labels(&map, net("10.0.0.1/32"), &World::new(false));
+            assert_eq!(labels.texts(), [label]);
+        }
+    }
+
+    #[test]
+    fn an_api_server_is_outside_unless_it_is_on_a_node() {
+        let mut map = PrefixMap::default();
+        let api = Owner::Object(Source::KubeApiserver, "api".into());
+        let nodes = Owner::Object(Source::Kubernetes, "nodes".into());
+        let world = World::new(true);
+        for prefix in ["10.0.0.1/32", "2001:db8::1/128"] {
+            put(&mut map, prefix, api.clone(), &["reserved:kube-apiserver"]);
+        }
+        let outside = labels(&map, net("2001:db8::1/128"), &world);
+        assert_eq!(
+            outside.texts(),
+            ["reserved:kube-apiserver", "reserved:world-ipv6"]
+        );
+        put(&mut map, "10.0.0.1/32", nodes, &["reserved:remote-node"]);
+        let node = labels(&map, net("10.0.0.1/32"), &world);
+        assert_eq!(
+            node.texts(),
+            ["reserved:kube-apiserver", "reserved:remote-node"]
+        );
+        let ours = Claim::Identity(IdentityId::HOST);
+        map.entry(net("10.0.0.1/32")).set(Owner::Node, ours);
+        let ours = labels(&map, net("10.0.0.1/32"), &world);
+        assert!(ours.has_reserved("host") && ours.has_reserved("kube-apiserver"));
+    }
+
+    #[test]
+    fn each_family_has_its_world() {
+        let map = PrefixMap::default();
+        let texts = |prefix: &str, dual| labels(&map, net(prefix), &World::new(dual)).texts();
+        assert_eq!(texts("0.0.0.0/0", true), ["reserved:world-ipv4"]);
+        assert_eq!(texts("::/0", true), ["reserved:world-ipv6"]);
+        assert_eq!(texts("::/0", false), ["reserved:world"]);
+        // A prefix of which nothing is known is a block.
+        assert_eq!(
+            texts("10.0.0.0/8", false),
+            ["cidr:10.0.0.0/8", "reserved:world"]
+        );
     }
 
     #[test]

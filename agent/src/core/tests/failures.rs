@@ -167,21 +167,6 @@ fn a_policy_that_does_not_fit_leaves_the_old_one_whole() {
     assert_ne!(node.datapath.policy, before);
 }
 
-#[test]
-fn the_circuit_breaker_limits_identities_with_names() {
-    let config = CoreConfig {
-        max_fqdn_identities: Some(0),
-        preallocate_identities: false,
-        ..CoreConfig::default()
-    };
-    let mut node = started(config);
-    node.policy(WEB);
-    node.endpoint(spec("web", 7, "app=web"));
-    node.sync();
-    let (_, outcome) = node.learn("www.cilium.io", &["1.1.1.1"]);
-    assert_eq!(outcome.realised, Realised::No(Refusal::NotRealised));
-}
-
 const TWO_NAMES: &str = r#"
 apiVersion: cilium.io/v2
 kind: CiliumNetworkPolicy

@@ -1,12 +1,21 @@
 //! The questions on overlaps of CFP-28427, and what a change touches.
 
+use std::collections::BTreeSet;
+
 use holdfast_sdp::mapping::{BootTime, Mapping, Realised, Refusal};
+
+use shared_maps::{
+    IdentityId,
+    policy::{EGRESS, PolicyKey},
+};
 
 use super::scenario::{Node, mapping, spec};
 use crate::{
     core::event::StreamId,
     core::{Event, event::SourceEvent},
     datapath::plan::Step,
+    ipcache::metadata::{Claim, Owner, Source},
+    labels::LabelSet,
 };
 
 fn node(spec_text: &str) -> Node {
@@ -102,6 +111,131 @@ fn names_and_blocks() {
     let id = node.identity("52.58.254.253").unwrap().0;
     assert!(selected(&node, "cidr:52.58.254.0/24").contains(&id));
     assert!(selected(&node, "fqdn:*.cilium.io").contains(&id));
+}
+
+/// CFP-28427, proposal 2: one label of a block each, and the broad selector selects both.
+#[test]
+fn blocks_within_blocks() {
+    let node = node("  - toCIDR: [192.168.0.0/24]\n  - toCIDR: [192.168.0.0/25]");
+    let of = |prefix: &str| {
+        let snapshot = node.core.snapshot();
+        let view = snapshot.ipcache.iter().find(|view| view.prefix == prefix);
+        let id = view.unwrap().identity;
+        let identity = snapshot.identities.iter().find(|view| view.id == id);
+        (id, identity.unwrap().labels.clone())
+    };
+    let (broad, labels) = of("192.168.0.0/24");
+    assert_eq!(labels, ["cidr:192.168.0.0/24", "reserved:world-ipv4"]);
+    let (narrow, labels) = of("192.168.0.0/25");
+    assert_eq!(labels, ["cidr:192.168.0.0/25", "reserved:world-ipv4"]);
+    assert_eq!(
+        BTreeSet::from_iter(selected(&node, "cidr:192.168.0.0/24")),
+        BTreeSet::from([broad, narrow])
+    );
+    assert_eq!(selected(&node, "cidr:192.168.0.0/25"), [narrow]);
+}
+
+/// CFP-28427, "IP Labels Lifecycle": two names of one address, each with its own owner. A
+/// selector that goes takes the label of its names only.
+#[test]
+fn a_selector_that_goes_leaves_the_labels_of_others() {
+    let both = "  - toFQDNs: [{matchPattern: '*.com'}, {matchPattern: '*.io'}]";
+    let mut node = node(both);
+    node.learn("ebpf.com", &["1.2.3.4"]);
+    node.learn("cilium.io", &["1.2.3.4"]);
+    assert_eq!(labels(&node, "1.2.3.4"), ["fqdn:*.com", "fqdn:*.io"]);
+    let snapshot = node.core.snapshot();
+    let owners = |address: &str| {
+        let mut views = snapshot.ipcache.iter();
+        views
+            .find(|view| view.prefix == address)
+            .unwrap()
+            .owners
+            .clone()
+    };
+    assert_eq!(
+        owners("1.2.3.4/32"),
+        [
+            "fqdn-name-manager/cilium.io.",
+            "fqdn-name-manager/ebpf.com."
+        ]
+    );
+    let dns = "  - toCIDR: [10.9.0.53/32]\n    toPorts: [{ports: [{port: 53}], rules: {dns: [{matchPattern: '*'}]}}]";
+    let policy = |rules: &str| {
+        format!(
+            "apiVersion: cilium.io/v2\nkind: CiliumNetworkPolicy\nmetadata: {{name: p}}\nspec:\n  endpointSelector: {{}}\n  egress:\n{dns}\n{rules}"
+        )
+    };
+    node.policy(&policy("  - toFQDNs: [{matchPattern: '*.com'}]"));
+    assert_eq!(labels(&node, "1.2.3.4"), ["fqdn:*.com"]);
+    // A selector that comes labels what is known already.
+    node.policy(&policy(both));
+    assert_eq!(labels(&node, "1.2.3.4"), ["fqdn:*.com", "fqdn:*.io"]);
+    node.policy(&policy(""));
+    assert_eq!(node.identity("1.2.3.4"), None);
+}
+
+/// CFP-28427, "FQDN identity pre-allocation".
+#[test]
+fn a_selector_has_its_identity_before_its_first_address() {
+    let mut node = node("  - toFQDNs: [{matchPattern: '*.cilium.io'}]");
+    let ahead = selected(&node, "fqdn:*.cilium.io");
+    assert_eq!(ahead.len(), 2, "one of each family");
+    let before = node.core.summary().counters;
+    let addresses = ["1.1.1.1", "2001:db8::1"];
+    node.learn("www.cilium.io", &addresses);
+    let after = node.core.summary().counters;
+    assert_eq!(after.policy_writes, before.policy_writes);
+    assert_eq!(after.ipcache_writes, before.ipcache_writes + 2);
+    let names = node.core.snapshot().ipcache.into_iter();
+    let names = names.filter(|view| view.owners == ["fqdn-name-manager/www.cilium.io."]);
+    assert_eq!(
+        names.map(|view| view.identity).collect::<BTreeSet<_>>(),
+        ahead.into_iter().collect()
+    );
+}
+
+/// CFP-28427, "Lifecycle" of labels that flow down.
+#[test]
+fn a_change_of_a_block_looks_at_what_is_within_and_at_nothing_else() {
+    let rules = "  - toFQDNs: [{matchPattern: '*.io'}]";
+    let mut node = node(rules);
+    for n in 0..200 {
+        let inside = if n < 10 { "10.1.0" } else { "10.2.0" };
+        node.learn(&format!("n{n}.io"), &[&format!("{inside}.{n}")]);
+    }
+    let resolved = |node: &Node| node.core.summary().counters.prefixes_resolved;
+    let before = resolved(&node);
+    node.policy(
+        "apiVersion: cilium.io/v2\nkind: CiliumNetworkPolicy\nmetadata: {name: block}\nspec:\n  endpointSelector: {}\n  egress:\n  - toCIDR: [10.1.0.0/16]",
+    );
+    assert_eq!(resolved(&node), before + 11, "the block and ten addresses");
+    assert_eq!(labels(&node, "10.1.0.9"), ["cidr:10.1.0.0/16", "fqdn:*.io"]);
+}
+
+/// The host has one identity, with the labels of all its addresses.
+#[test]
+fn an_api_server_on_this_node_is_the_host() {
+    let mut node = node("  - toEntities: [kube-apiserver]");
+    node.event(Event::NodeAddresses(vec!["10.0.0.1".parse().unwrap()]));
+    assert_eq!(selected(&node, "entity:kube-apiserver"), [7]);
+    let api = || Owner::Object(Source::KubeApiserver, "api".into());
+    let label = LabelSet::parse(&["reserved:kube-apiserver"]).unwrap();
+    let address = "10.0.0.1/32".parse().unwrap();
+    let ipcache = &mut node.core.state.ipcache;
+    ipcache.claim(address, api(), Claim::Labels(label));
+    node.event(Event::Tick);
+    assert_eq!(node.identity("10.0.0.1"), Some(IdentityId::HOST));
+    assert_eq!(selected(&node, "entity:kube-apiserver"), [1, 7]);
+    let to_host = |node: &Node| {
+        let map = &node.datapath.policy[&node.id()];
+        map.contains_key(&PolicyKey::new(1, EGRESS, 0, 0, 0))
+    };
+    assert!(to_host(&node));
+    node.core.state.ipcache.unclaim(address, &api());
+    node.event(Event::Tick);
+    assert_eq!(selected(&node, "entity:kube-apiserver"), [7]);
+    assert!(!to_host(&node));
 }
 
 #[test]

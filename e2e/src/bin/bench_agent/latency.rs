@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use holdfast_agent::core::event::{EndpointSpec, SourceEvent};
 use holdfast_agent::core::{Core, CoreConfig, Event, Restored};
-use holdfast_agent::datapath::files::StateFiles;
+use holdfast_agent::datapath::files::{StateFiles, later::LaterFiles};
 use holdfast_agent::datapath::kernel::{KernelConfig, KernelDatapath, MapSizes};
 use holdfast_agent::epoch::Epoch;
 use holdfast_agent::grpc::peer::{self, Allowed};
@@ -253,10 +253,17 @@ fn agent(
         transparent: false,
         sdp_group: 0,
     };
+    let channel = runner::channel();
+    let told = channel.0.clone();
+    let told = move |event| {
+        let _gone = told.tell_blocking(event);
+    };
+    let files = LaterFiles::start(files, told)?;
     let datapath = KernelDatapath::prepare(&kernel, Box::new(files))?;
     let config = CoreConfig {
         boot_id: epoch.boot_id.clone(),
         start: epoch.start,
+        names_kept_later: true,
         enable_ipv6: false,
         ..CoreConfig::default()
     };
@@ -266,7 +273,7 @@ fn agent(
     };
     let proxies = Proxies::default();
     let core = Core::new(config, restored);
-    let (core, thread) = runner::start(core, Box::new(datapath), proxies.clone())?;
+    let (core, thread) = runner::start(channel, core, Box::new(datapath), proxies.clone())?;
     let about = About {
         epoch,
         proxy_port: 10094,

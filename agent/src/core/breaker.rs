@@ -1,0 +1,112 @@
+//! The circuit breaker on identities of names (CFP-28427, "Circuit breakers?").
+//!
+//! Whoever answers the pods' queries decides which names share an address, and so how many
+//! combinations of FQDN selectors get an identity. Once `--tofqdns-max-identities` have one, a
+//! combination that none has yet gets none:
+//!
+//! - an address gets the labels of some of its names: those of the largest combination that has
+//!   an identity and takes from the address nothing that it has;
+//! - where there is no such combination, an address keeps what it has, a new one gets the label
+//!   of one of its selectors.
+//!
+//! Whatever else its labels say (blocks, and so what denies) is always in force. A single
+//! selector's identity, and combinations in force that get a block's label, come from policy and
+//! not from answers: they are never refused. Mappings of such an address count as not realised
+//! and get no lease. What has to wait is tried again when an identity of names has come or gone.
+
+use ipnet::IpNet;
+
+use super::state::State;
+use crate::{
+    identity::allocator::Allocator as _,
+    labels::{FQDN, Label, LabelSet},
+};
+
+/// Prefixes that one retry looks at: each costs a look at every identity of names.
+const RETRIED: usize = 512;
+
+fn is_name(label: &&Label) -> bool {
+    label.source() == FQDN
+}
+
+/// Whether each of `some` is one of `all`.
+fn within<'a>(mut some: impl Iterator<Item = &'a Label>, all: &LabelSet) -> bool {
+    some.all(|label| all.as_slice().binary_search(label).is_ok())
+}
+
+impl State {
+    /// Labels that a prefix gets instead of `labels`, if the breaker refuses these an identity.
+    pub(super) fn part_of(&self, prefix: IpNet, labels: &LabelSet) -> Option<LabelSet> {
+        let max = self.config.max_fqdn_identities?;
+        let limited = self.fqdn_identities.len() >= max
+            && labels.iter().filter(is_name).count() > 1
+            && !self.local.knows(labels);
+        if !limited {
+            return None;
+        }
+        let metadata = self.ipcache.get(prefix);
+        let held = metadata.and_then(|m| m.desired.filter(|_| m.held));
+        let has = held.and_then(|id| self.local.labels(id));
+        let part = self.nearest(labels, has).unwrap_or_else(|| {
+            let others = labels.iter().filter(|label| !is_name(label));
+            let mut names: Vec<&Label> = has
+                .iter()
+                .flat_map(|has| has.iter().filter(is_name))
+                .collect();
+            if names.is_empty() {
+                names.extend(labels.iter().find(is_name));
+            }
+            LabelSet::new(others.chain(names).cloned().collect())
+        });
+        Some(part).filter(|part| part != labels)
+    }
+
+    /// Notes whether a prefix has the labels of some of its names only.
+    pub(super) fn note_limited(&mut self, prefix: IpNet, in_part: bool) {
+        if !in_part {
+            self.limited.remove(&prefix);
+            return;
+        }
+        self.ipcache.leave_unresolved(prefix);
+        if self.limited.insert(prefix) {
+            self.counters.identities_limited += 1;
+        }
+    }
+
+    /// The largest known combination of these names, with all other labels, that has every
+    /// label of theirs that the prefix has.
+    fn nearest(&self, labels: &LabelSet, has: Option<&LabelSet>) -> Option<LabelSet> {
+        let others = labels.iter().filter(|label| !is_name(label)).count();
+        let kept = |known: &LabelSet| {
+            let has = has.into_iter().flat_map(LabelSet::iter);
+            within(
+                has.filter(|label| within([*label].into_iter(), labels)),
+                known,
+            )
+        };
+        let known = self.fqdn_identities.iter().rev();
+        let known = known
+            .filter_map(|id| self.local.labels(*id))
+            .filter(|known| {
+                known.iter().filter(|label| !is_name(label)).count() == others
+                    && within(known.iter(), labels)
+                    && kept(known)
+            });
+        known.max_by_key(|known| known.as_slice().len()).cloned()
+    }
+
+    /// Looks again at prefixes that wait, some at a time, once an identity of names has come or
+    /// gone.
+    pub(super) fn retry_limited(&mut self) {
+        if self.limited_queue.is_empty() && self.limited_seen != self.fqdn_changes {
+            self.limited_seen = self.fqdn_changes;
+            self.limited_queue.extend(&self.limited);
+        }
+        let some = self.limited_queue.len().min(RETRIED);
+        for prefix in self.limited_queue.drain(..some) {
+            if self.limited.contains(&prefix) {
+                self.ipcache.mark(prefix);
+            }
+        }
+    }
+}

@@ -1,0 +1,164 @@
+//! The circuit breaker on identities of names: what is open stays open.
+
+use holdfast_sdp::mapping::{Realised, Refusal};
+use shared_maps::policy::{EGRESS, PolicyKey};
+
+use super::scenario::{Node, spec};
+use crate::{
+    core::{CoreConfig, Event, Restored, event::CleanNames},
+    datapath::memory::MemoryDatapath,
+};
+
+const NOT_REALISED: Realised = Realised::No(Refusal::NotRealised);
+
+fn policy(rules: &str) -> String {
+    format!(
+        "apiVersion: cilium.io/v2\nkind: CiliumNetworkPolicy\nmetadata: {{name: p}}\nspec:\n  endpointSelector: {{}}\n  egress:\n  - toCIDR: [10.9.0.53/32]\n    toPorts: [{{ports: [{{port: 53}}], rules: {{dns: [{{matchPattern: '*'}}]}}}}]\n  - toFQDNs: [{{matchName: a.test}}]\n    toPorts: [{{ports: [{{port: '1', protocol: TCP}}]}}]\n  - toFQDNs: [{{matchName: b.test}}]\n    toPorts: [{{ports: [{{port: '2', protocol: TCP}}]}}]\n  - toFQDNs: [{{matchName: c.test}}]\n    toPorts: [{{ports: [{{port: '3', protocol: TCP}}]}}]\n{rules}"
+    )
+}
+
+/// A node with three names in policy; `max` identities of names, three of which (of one family)
+/// are the selectors' own.
+fn node(max: usize) -> Node {
+    let config = CoreConfig {
+        max_fqdn_identities: Some(max),
+        max_deferred_deletes: 0,
+        enable_ipv6: false,
+        ..CoreConfig::default()
+    };
+    let mut node = Node::with(config, Restored::default(), MemoryDatapath::default());
+    node.begin();
+    node.policy(&policy(""));
+    node.endpoint(spec("web", 7, "app=web"));
+    node.sync();
+    node
+}
+
+fn learn(node: &mut Node, name: &str, address: &str) -> Realised {
+    let (_, outcome) = node.learn(name, &[address]);
+    assert!(outcome.realised == Realised::Yes || outcome.lease_end == 0);
+    outcome.realised
+}
+
+/// Ports of the three names that are open at an address.
+fn open(node: &Node, address: &str) -> Vec<u16> {
+    let Some(identity) = node.identity(address) else {
+        return Vec::new();
+    };
+    let map = &node.datapath.policy[&node.id()];
+    let is_open = |port: &u16| map.contains_key(&PolicyKey::new(identity.0, EGRESS, 6, *port, 16));
+    [1, 2, 3].into_iter().filter(is_open).collect()
+}
+
+fn limited(node: &Node) -> usize {
+    node.core.summary().addresses_limited
+}
+
+fn clean(node: &mut Node, name: &str) {
+    let before = node.core.summary().counters.revocations;
+    node.event(Event::CleanNames(CleanNames {
+        pattern: Some(name.to_owned()),
+        endpoint: None,
+    }));
+    for id in before..node.core.summary().counters.revocations {
+        let stream = crate::core::event::StreamId(1);
+        node.event(Event::RevokeAcked { stream, id: id + 1 });
+    }
+}
+
+#[test]
+fn one_name_is_never_limited() {
+    let mut node = node(0);
+    assert_eq!(learn(&mut node, "a.test", "1.1.1.1"), Realised::Yes);
+    assert_eq!(open(&node, "1.1.1.1"), [1]);
+    assert_eq!(limited(&node), 0);
+}
+
+#[test]
+fn an_address_keeps_what_it_has_and_gets_no_more() {
+    let mut node = node(3);
+    learn(&mut node, "b.test", "1.1.1.1");
+    assert_eq!(learn(&mut node, "a.test", "1.1.1.1"), NOT_REALISED);
+    assert_eq!(open(&node, "1.1.1.1"), [2]);
+    assert_eq!(limited(&node), 1);
+    // The same again is the same address.
+    learn(&mut node, "a.test", "1.1.1.1");
+    let summary = node.core.summary();
+    assert_eq!(summary.counters.identities_limited, 1);
+    assert_eq!(summary.fqdn_identities, 3);
+    // Others go on.
+    assert_eq!(learn(&mut node, "a.test", "1.1.1.2"), Realised::Yes);
+}
+
+#[test]
+fn a_combination_that_has_an_identity_is_no_new_one() {
+    let mut node = node(4);
+    for (name, address) in [("a.test", "1.1.1.1"), ("b.test", "1.1.1.1")] {
+        assert_eq!(learn(&mut node, name, address), Realised::Yes);
+    }
+    // The limit is reached: known ones go on, and the nearest of them is taken for others.
+    for (name, address) in [("a.test", "1.1.1.2"), ("b.test", "1.1.1.2")] {
+        assert_eq!(learn(&mut node, name, address), Realised::Yes);
+    }
+    assert_eq!(node.identity("1.1.1.1"), node.identity("1.1.1.2"));
+    assert_eq!(learn(&mut node, "c.test", "1.1.1.2"), NOT_REALISED);
+    assert_eq!(open(&node, "1.1.1.2"), [1, 2]);
+    learn(&mut node, "c.test", "1.1.1.3");
+    assert_eq!(learn(&mut node, "a.test", "1.1.1.3"), NOT_REALISED);
+    // {a, b} would take c away.
+    assert_eq!(learn(&mut node, "b.test", "1.1.1.3"), NOT_REALISED);
+    assert_eq!(open(&node, "1.1.1.3"), [3]);
+}
+
+#[test]
+fn a_name_that_goes_stays_open_while_what_is_left_has_no_identity() {
+    let mut node = node(4);
+    for name in ["a.test", "b.test", "c.test"] {
+        learn(&mut node, name, "1.1.1.1");
+    }
+    // Only the first two found room; so they do once more after the third is gone.
+    assert_eq!(open(&node, "1.1.1.1"), [1, 2]);
+    clean(&mut node, "c.test");
+    assert_eq!((open(&node, "1.1.1.1"), limited(&node)), (vec![1, 2], 0));
+    clean(&mut node, "b.test");
+    assert_eq!((open(&node, "1.1.1.1"), limited(&node)), (vec![1], 0));
+}
+
+#[test]
+fn what_waits_follows_once_there_is_room() {
+    let mut node = node(4);
+    for name in ["a.test", "b.test"] {
+        learn(&mut node, name, "1.1.1.1");
+    }
+    for name in ["c.test", "b.test"] {
+        learn(&mut node, name, "1.1.1.2");
+    }
+    assert_eq!((open(&node, "1.1.1.2"), limited(&node)), (vec![3], 1));
+    clean(&mut node, "a.test");
+    node.tick(node.now.plus_secs(2));
+    assert_eq!((open(&node, "1.1.1.2"), limited(&node)), (vec![2, 3], 0));
+    assert_eq!(
+        node.core.next_deadline().map(|at| at > node.now),
+        Some(true)
+    );
+}
+
+#[test]
+fn what_denies_is_never_limited() {
+    let mut node = node(4);
+    for name in ["a.test", "b.test"] {
+        learn(&mut node, name, "1.1.1.1");
+    }
+    for name in ["b.test", "c.test"] {
+        learn(&mut node, name, "1.1.1.2");
+    }
+    let deny = "  egressDeny:\n  - toCIDR: [1.1.1.0/24]\n    toPorts: [{ports: [{port: '2', protocol: TCP}]}]\n";
+    node.policy(&policy(deny));
+    let denied = |address: &str| {
+        let identity = node.identity(address).unwrap();
+        let key = PolicyKey::new(identity.0, EGRESS, 6, 2, 16);
+        node.datapath.policy[&node.id()][&key].is_deny()
+    };
+    assert!(denied("1.1.1.1") && denied("1.1.1.2"));
+    assert_eq!(open(&node, "1.1.1.1"), [1, 2], "with port 2 denied");
+}

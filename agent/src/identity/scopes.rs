@@ -1,0 +1,177 @@
+//! Identities of what is no pod, in two scopes of numbers: other nodes, and everything outside.
+
+use shared_maps::{
+    IdentityId,
+    identity::{SCOPE_MASK, SCOPE_REMOTE_NODE},
+};
+
+use super::allocator::{Acquired, Allocator, Exhausted, NodeLocal};
+use crate::labels::LabelSet;
+
+/// Whether a number is of the scope of other nodes.
+pub const fn is_remote_node(id: IdentityId) -> bool {
+    id.0 & SCOPE_MASK == SCOPE_REMOTE_NODE
+}
+
+/// The reserved identity of exactly these labels.
+pub fn reserved(labels: &LabelSet) -> Option<IdentityId> {
+    let is_api_server = labels.has_reserved("kube-apiserver");
+    match labels.as_slice() {
+        [_, _] if is_api_server && labels.has_reserved("remote-node") => {
+            Some(IdentityId::KUBE_APISERVER)
+        }
+        [label] => [
+            ("host", IdentityId::HOST),
+            ("world", IdentityId::WORLD),
+            ("world-ipv4", IdentityId::WORLD_IPV4),
+            ("world-ipv6", IdentityId::WORLD_IPV6),
+            ("remote-node", IdentityId::REMOTE_NODE),
+            ("health", IdentityId::HEALTH),
+            ("ingress", IdentityId::INGRESS),
+            ("unmanaged", IdentityId::UNMANAGED),
+            ("init", IdentityId::INIT),
+        ]
+        .into_iter()
+        .find(|(key, _)| label.is_reserved(key))
+        .map(|(_, id)| id),
+        _ => None,
+    }
+}
+
+/// Allocates what [`reserved`] has no number for (Cilium `pkg/identity`, ScopeForLabels): 0x02
+/// for labels of other nodes, 0x01 for all others.
+#[derive(Debug)]
+pub struct LocalScopes {
+    outside: NodeLocal,
+    nodes: NodeLocal,
+}
+
+impl LocalScopes {
+    /// `restored` keep their label sets.
+    pub fn new(restored: Vec<(IdentityId, LabelSet)>) -> Self {
+        let (nodes, outside) = restored
+            .into_iter()
+            .partition(|(id, _)| is_remote_node(*id));
+        let (min, max) = (SCOPE_REMOTE_NODE + 1, SCOPE_REMOTE_NODE | !SCOPE_MASK);
+        Self {
+            outside: NodeLocal::local(outside),
+            nodes: NodeLocal::new(IdentityId(min), IdentityId(max), nodes),
+        }
+    }
+
+    fn of_labels(&self, labels: &LabelSet) -> &NodeLocal {
+        if labels.has_reserved("remote-node") {
+            &self.nodes
+        } else {
+            &self.outside
+        }
+    }
+
+    fn of_id(&mut self, id: IdentityId) -> &mut NodeLocal {
+        if is_remote_node(id) {
+            &mut self.nodes
+        } else {
+            &mut self.outside
+        }
+    }
+
+    /// Whether these labels have a number, or had one before the restart.
+    pub fn knows(&self, labels: &LabelSet) -> bool {
+        self.of_labels(labels).knows(labels)
+    }
+}
+
+impl Allocator for LocalScopes {
+    fn acquire(&mut self, labels: &LabelSet) -> Result<Acquired, Exhausted> {
+        if labels.has_reserved("remote-node") {
+            self.nodes.acquire(labels)
+        } else {
+            self.outside.acquire(labels)
+        }
+    }
+
+    fn release(&mut self, id: IdentityId) {
+        self.of_id(id).release(id);
+    }
+
+    fn sweep(&mut self, in_force: &dyn Fn(IdentityId) -> bool) -> Vec<IdentityId> {
+        let mut swept = self.outside.sweep(in_force);
+        swept.extend(self.nodes.sweep(in_force));
+        swept
+    }
+
+    fn revive(&mut self, id: IdentityId, labels: LabelSet) -> bool {
+        self.of_id(id).revive(id, labels)
+    }
+
+    fn labels(&self, id: IdentityId) -> Option<&LabelSet> {
+        self.outside.labels(id).or_else(|| self.nodes.labels(id))
+    }
+
+    fn kept(&self) -> Vec<(IdentityId, LabelSet)> {
+        let mut kept = self.outside.kept();
+        kept.extend(self.nodes.kept());
+        kept
+    }
+
+    fn allocated(&self) -> Vec<(IdentityId, LabelSet, usize)> {
+        let mut allocated = self.outside.allocated();
+        allocated.extend(self.nodes.allocated());
+        allocated
+    }
+
+    fn len(&self) -> usize {
+        self.outside.len() + self.nodes.len()
+    }
+
+    fn release_withheld(&mut self) {
+        self.outside.release_withheld();
+        self.nodes.release_withheld();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn set(texts: &[&str]) -> LabelSet {
+        LabelSet::parse(texts).unwrap()
+    }
+
+    #[test]
+    fn reserved_numbers_are_for_exactly_their_labels() {
+        let number = |texts: &[&str]| reserved(&set(texts)).map(|id| id.0);
+        assert_eq!(number(&["reserved:world-ipv4"]), Some(9));
+        assert_eq!(number(&["reserved:remote-node"]), Some(6));
+        let api_server = ["reserved:remote-node", "reserved:kube-apiserver"];
+        assert_eq!(number(&api_server), Some(7));
+        assert_eq!(number(&["reserved:kube-apiserver"]), None);
+        assert_eq!(number(&["reserved:world", "fqdn:a"]), None);
+        assert_eq!(number(&["fqdn:world"]), None);
+        assert_eq!(number(&[]), None);
+    }
+
+    #[test]
+    fn other_nodes_are_numbered_apart_and_keep_their_numbers() {
+        let node = set(&["k8s:zone=a", "reserved:remote-node"]);
+        let outside = set(&[
+            "cidr:192.0.2.1/32",
+            "reserved:kube-apiserver",
+            "reserved:world",
+        ]);
+        let mut scopes = LocalScopes::new(Vec::new());
+        assert_eq!(scopes.acquire(&node).unwrap().id, IdentityId(0x0200_0001));
+        assert_eq!(
+            scopes.acquire(&outside).unwrap().id,
+            IdentityId(0x0100_0001)
+        );
+        let mut again = LocalScopes::new(scopes.kept());
+        let other = set(&["k8s:zone=b", "reserved:remote-node"]);
+        assert_eq!(again.acquire(&other).unwrap().id, IdentityId(0x0200_0002));
+        let known = again.acquire(&node).unwrap();
+        assert_eq!((known.id, known.fresh), (IdentityId(0x0200_0001), false));
+        again.release(known.id);
+        assert_eq!(again.sweep(&|_| false), [known.id]);
+        assert_eq!(again.labels(IdentityId(0x0200_0002)), Some(&other));
+    }
+}

@@ -168,6 +168,7 @@ impl State {
             file_due: None,
             undurable: Vec::new(),
             problem: None,
+            unplaced: None,
             policy_revision: 0,
         });
         self.work.insert(id);

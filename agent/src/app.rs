@@ -22,7 +22,7 @@ use crate::{
     config::Config,
     core::{Core, CoreConfig, Event, event::SourceEvent},
     datapath::{
-        files::StateFiles,
+        files::{StateFiles, later::LaterFiles},
         interfaces::Interfaces,
         kernel::{KernelConfig, KernelDatapath},
         plan::Datapath,
@@ -42,7 +42,7 @@ use crate::{
     policy::source::dir::PolicyDir,
     proxies::{Proxies, RulesTable},
     restore::{self, Found},
-    runner::{self, CoreHandle, CoreThread},
+    runner::{self, CoreHandle, CoreThread, Inbox},
     watched_dir::WatchedDir,
 };
 
@@ -68,7 +68,14 @@ pub async fn run(mut config: Config) -> Result<()> {
         transparent: config.transparent,
         sdp_group: config.sdp_group,
     };
-    let datapath = Box::new(KernelDatapath::prepare(&kernel, Box::new(files.clone()))?);
+    let channel = runner::channel();
+    let core = channel.0.clone();
+    let told = move |event| {
+        // The core ends before this does: nobody needs to know then.
+        let _gone = core.tell_blocking(event);
+    };
+    let written = LaterFiles::start(files.clone(), told).context("starting the files' thread")?;
+    let datapath = Box::new(KernelDatapath::prepare(&kernel, Box::new(written))?);
     config.map_sizes.ipcache = datapath.ipcache_max();
     routing::install(config.ipv4, config.ipv6).await?;
     let interfaces = if config.transparent {
@@ -91,6 +98,7 @@ pub async fn run(mut config: Config) -> Result<()> {
             maps,
             found,
             datapath,
+            channel,
         },
     )
     .await?;
@@ -124,6 +132,8 @@ pub struct Parts {
     pub found: Found,
     /// Where steps go.
     pub datapath: Box<dyn Datapath>,
+    /// Where events come in.
+    pub channel: (CoreHandle, Inbox),
 }
 
 /// A running agent.
@@ -145,6 +155,7 @@ impl Agent {
             maps,
             found,
             datapath,
+            channel,
         } = parts;
         let epoch = Epoch::begin(files.dir())?;
         let sdp_listener =
@@ -166,8 +177,8 @@ impl Agent {
         let damaged = Arc::new(found.damaged);
         let proxies = Proxies::default();
         let core = Core::new(core_config(&config, &epoch), found.restored);
-        let (core, thread) =
-            runner::start(core, datapath, proxies.clone()).context("starting the core's thread")?;
+        let (core, thread) = runner::start(channel, core, datapath, proxies.clone())
+            .context("starting the core's thread")?;
         let tasks = TaskTracker::new();
         let stop = CancellationToken::new();
         let rim_stop = CancellationToken::new();
@@ -291,6 +302,7 @@ impl Agent {
 
 fn core_config(config: &Config, epoch: &Epoch) -> CoreConfig {
     CoreConfig {
+        names_kept_later: true,
         boot_id: epoch.boot_id.clone(),
         start: epoch.start,
         boot_unix_ns: boot_unix_ns(),

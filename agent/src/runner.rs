@@ -183,13 +183,24 @@ impl CoreThread {
     }
 }
 
+/// Where the core's events come in.
+#[derive(Debug)]
+pub struct Inbox(mpsc::Receiver<Input>);
+
+/// A way to a core that is yet to start: what comes meanwhile waits.
+pub fn channel() -> (CoreHandle, Inbox) {
+    let (inputs, inbox) = mpsc::channel(QUEUE);
+    let room = Arc::new(Semaphore::new(ROOM as usize));
+    (CoreHandle { inputs, room }, Inbox(inbox))
+}
+
 /// Starts the core on a thread of its own.
 pub fn start(
+    (handle, Inbox(inputs)): (CoreHandle, Inbox),
     core: Core,
     datapath: Box<dyn Datapath>,
     proxies: Proxies,
 ) -> io::Result<(CoreHandle, CoreThread)> {
-    let (sender, inputs) = mpsc::channel(QUEUE);
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_time()
         .build()?;
@@ -202,24 +213,16 @@ pub fn start(
     let thread = thread::Builder::new()
         .name("core".to_owned())
         .spawn(move || runtime.block_on(runner.run()))?;
-    let handle = CoreHandle {
-        inputs: sender.clone(),
-        room: Arc::new(Semaphore::new(ROOM as usize)),
-    };
-    Ok((
-        handle,
-        CoreThread {
-            inputs: sender,
-            thread,
-        },
-    ))
+    let inputs = handle.inputs.clone();
+    Ok((handle, CoreThread { inputs, thread }))
 }
 
 struct Runner {
     core: Core,
+    /// Gone before the datapath, whose thread may wait to be heard.
+    inputs: mpsc::Receiver<Input>,
     datapath: Box<dyn Datapath>,
     proxies: Proxies,
-    inputs: mpsc::Receiver<Input>,
 }
 
 impl Runner {
@@ -319,7 +322,7 @@ impl Runner {
         let writes_files_only = plan
             .steps
             .iter()
-            .all(|step| matches!(step, Step::WriteEndpoint(..)));
+            .all(|step| matches!(step, Step::WriteEndpoint(..) | Step::KeepNames(..)));
         let failures = plan.apply(&mut *self.datapath);
         for (index, error) in failures.iter().take(LOGGED) {
             let step = plan.steps.get(*index).map(|step| format!("{step:.0?}"));

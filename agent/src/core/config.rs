@@ -53,6 +53,11 @@ pub struct CoreConfig {
     /// Addresses in mappings per second that one stream may send on average; ten times as
     /// many at once.
     pub mapping_rate: u32,
+    /// Files are written for names alone while the core goes on ([`Step::KeepNames`]): a slow
+    /// disk holds no answer up.
+    ///
+    /// [`Step::KeepNames`]: crate::datapath::plan::Step::KeepNames
+    pub names_kept_later: bool,
     /// Addresses listed per selector in the restored rules of `ep_config.json`.
     pub max_ips_per_restored_rule: usize,
     /// Between two passes that compare the datapath with the model.
@@ -80,6 +85,7 @@ impl Default for CoreConfig {
             preallocate_identities: true,
             max_fqdn_identities: None,
             mapping_rate: 20_000,
+            names_kept_later: false,
             max_ips_per_restored_rule: 1000,
             reconcile_interval: Duration::from_secs(30),
         }
@@ -99,6 +105,9 @@ pub struct Restored {
     pub endpoints: Vec<EndpointFile>,
     /// Dump of the ipcache.
     pub ipcache: Vec<(IpcacheKey, IpcacheValue)>,
+    /// Dump of the ipcache of an older release, if there is none of this one: numbers to ask
+    /// for again, in no map that programs of this release read.
+    pub older_ipcache: Vec<(IpcacheKey, IdentityId)>,
     /// Dump of `cilium_lxc`.
     pub lxc: Vec<(LxcKey, LxcValue)>,
     /// Dumps of the policy maps that are pinned.

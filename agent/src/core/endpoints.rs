@@ -167,6 +167,7 @@ impl State {
             filed_at: BootTime(0),
             file_due: None,
             undurable: Vec::new(),
+            keeping: None,
             problem: None,
             unplaced: None,
             policy_revision: 0,

@@ -47,6 +47,15 @@ pub enum Event {
     },
     /// Forget learned names (administrator).
     CleanNames(CleanNames),
+    /// What became of a [`crate::datapath::plan::Step::KeepNames`] after its plan.
+    NamesKept {
+        /// The endpoint.
+        endpoint: EndpointId,
+        /// Number of the step.
+        number: u64,
+        /// Whether the file is on disk.
+        done: bool,
+    },
     /// [`crate::core::Core::next_deadline`] passed.
     Tick,
 }

@@ -109,6 +109,14 @@ impl State {
     fn learn(&mut self, event: &MappingEvent) {
         let mapping = &event.mapping;
         if let Err(refusal) = self.check(mapping) {
+            if refusal == Refusal::NotAllowed && mapping.replayed && self.was_cleaned(mapping) {
+                // Cleaned before the proxy told it again: nothing else closes what a restart
+                // kept of it.
+                for address in &mapping.addresses {
+                    self.ipcache
+                        .unclaim(IpNet::from(*address), &Owner::Restored);
+                }
+            }
             self.refuse(event, refusal);
             return;
         }
@@ -331,9 +339,10 @@ impl State {
         self.streams.remove(&stream);
         self.buckets.remove(&stream);
         for endpoint in self.endpoints.iter_mut() {
-            endpoint
-                .undurable
-                .retain(|undurable| undurable.stream != stream);
+            let keeping = endpoint.keeping.as_mut().map(|(_, results)| results);
+            for results in keeping.into_iter().chain([&mut endpoint.undurable]) {
+                results.retain(|undurable| undurable.stream != stream);
+            }
         }
         // Its proxy may not know yet, and may still answer under the leases it has: they are
         // honoured, whether their revocation is under way or comes later.

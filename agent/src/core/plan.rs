@@ -71,6 +71,7 @@ impl Fallen {
                 }
             }
             Step::UnsetPolicy(..)
+            | Step::KeepNames(..)
             | Step::RemoveEndpoint(_)
             | Step::RemovePolicyMap(_)
             | Step::Attach(_)

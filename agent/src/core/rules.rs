@@ -9,6 +9,7 @@ use holdfast_sdp::{
 use shared_maps::{EndpointId, IdentityId};
 
 use super::{
+    RETRY,
     event::{Effect, MappingOutcome, RulesUpdate},
     plan::Plan,
     state::{State, Undo},
@@ -84,8 +85,58 @@ impl State {
                 .get(id)
                 .is_some_and(|e| e.policy_map.is_some());
             if exists {
-                self.file(plan, id);
+                self.file_names(plan, id);
             }
+        }
+    }
+
+    /// Plans the write of an endpoint's file, later if it is for names alone.
+    fn file_names(&mut self, plan: &mut Plan, id: EndpointId) {
+        let Some(endpoint) = self.endpoints.get(id) else {
+            return;
+        };
+        let rules = self.subjects.get(&endpoint.identity).map(|s| &s.dns);
+        let for_names_alone = endpoint.filed && rules == endpoint.filed_rules.as_ref();
+        if !for_names_alone || !self.config.names_kept_later {
+            self.file(plan, id);
+        } else if endpoint.keeping.is_some() {
+            // A disk that takes so long gets the next one when it is done.
+            self.file_at(id, BootTime(self.now.0.saturating_add(FILE_GATHER)));
+        } else {
+            self.names_kept += 1;
+            let number = self.names_kept;
+            let text = self.file_text(endpoint);
+            self.step(
+                plan,
+                Step::KeepNames(id, number, text),
+                Undo::Names(id, number),
+            );
+            let now = self.now;
+            if let Some(endpoint) = self.endpoints.get_mut(id) {
+                endpoint.filed_at = now;
+                endpoint.file_due = None;
+                endpoint.keeping = Some((number, std::mem::take(&mut endpoint.undurable)));
+            }
+        }
+    }
+
+    /// What became of a write that the core did not wait for. One that another write of the
+    /// same file has overtaken is of no interest.
+    pub(super) fn on_names_kept(&mut self, id: EndpointId, number: u64, done: bool) {
+        let later = self.now.plus_secs(RETRY);
+        let Some(endpoint) = self.endpoints.get_mut(id) else {
+            return;
+        };
+        let Some((_, mut results)) = endpoint.keeping.take_if(|(which, _)| *which == number) else {
+            return;
+        };
+        if done {
+            let results = results.into_iter().map(|undurable| (id, undurable));
+            self.durable.extend(results);
+        } else {
+            results.append(&mut endpoint.undurable);
+            endpoint.undurable = results;
+            self.file_at(id, later);
         }
     }
 
@@ -99,9 +150,7 @@ impl State {
             .get(&endpoint.identity)
             .map(|s| Arc::clone(&s.dns));
         let rules = rules.unwrap_or_default();
-        let file = self.file_of(endpoint, &rules);
-        let servers = self.server_addresses(&rules);
-        let text = config_file::render(&file, &servers, self.config.max_ips_per_restored_rule);
+        let text = self.file_text(endpoint);
         let undo = Undo::File(id, endpoint.filed);
         self.step(plan, Step::WriteEndpoint(id, text), undo);
         let now = self.now;
@@ -110,13 +159,20 @@ impl State {
             endpoint.filed_rules = Some(rules);
             endpoint.filed_at = now;
             endpoint.file_due = None;
-            self.durable.extend(
-                endpoint
-                    .undurable
-                    .drain(..)
-                    .map(|undurable| (id, undurable)),
-            );
+            let keeping = endpoint.keeping.take().map(|(_, results)| results);
+            let results = keeping.into_iter().flatten();
+            let results = results.chain(endpoint.undurable.drain(..));
+            self.durable
+                .extend(results.map(|undurable| (id, undurable)));
         }
+    }
+
+    fn file_text(&self, endpoint: &Endpoint) -> String {
+        let rules = self.subjects.get(&endpoint.identity);
+        let rules = rules.map(|s| Arc::clone(&s.dns)).unwrap_or_default();
+        let file = self.file_of(endpoint, &rules);
+        let servers = self.server_addresses(&rules);
+        config_file::render(&file, &servers, self.config.max_ips_per_restored_rule)
     }
 
     fn file_of(&self, endpoint: &Endpoint, rules: &Arc<EndpointRules>) -> EndpointFile {

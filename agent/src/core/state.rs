@@ -111,13 +111,19 @@ pub(super) struct State {
     /// Rules differ from the published ones.
     pub unpublished: bool,
     pub files_due: BTreeSet<(BootTime, EndpointId)>,
+    /// Number of the last `Step::KeepNames`.
+    pub names_kept: u64,
     /// Results to repeat once the plan that writes their endpoint's file is committed.
     pub durable: Vec<(EndpointId, Undurable)>,
     pub retry_at: Option<BootTime>,
     pub failed_in_a_row: u32,
     pub pending_steps: usize,
+    /// Why a step failed, and when it is tried again.
+    pub trouble: Option<(BootTime, String)>,
     pub restore_until: Option<BootTime>,
     pub restored_prefixes: Vec<IpNet>,
+    /// Numbers that prefixes had before the start and no checkpoint knows.
+    pub requested: BTreeMap<IpNet, IdentityId>,
     /// Rules in the files of the run before.
     pub former_rules: BTreeSet<super::directory::RuleKey>,
     pub pass: super::reconcile::Pass,
@@ -176,6 +182,8 @@ pub(super) enum Undo {
     Checkpoint,
     /// Whether there was a file before.
     File(EndpointId, bool),
+    /// Number of the step.
+    Names(EndpointId, u64),
     RemovedFile(EndpointId),
     CreatedMap(EndpointId),
     RemovedMap(EndpointId),

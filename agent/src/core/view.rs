@@ -44,6 +44,7 @@ impl State {
             pairs: self.names.pairs(),
             pending_steps: self.pending_steps,
             endpoint_problems: self.endpoint_problems(),
+            trouble: self.trouble.as_ref().map(|(_, text)| text.clone()),
             counters: self.counters.clone(),
         }
     }

@@ -3,6 +3,8 @@
 //! A file is written whole to a temporary name, synced, renamed, and the
 //! directory synced: after a crash there is the old file or the new one.
 
+pub mod later;
+
 use std::{
     fs::{self, File, OpenOptions},
     io::{self, Write as _},
@@ -66,7 +68,9 @@ impl StateFiles {
         match step {
             Step::Checkpoint(text) => Some(written(&self.checkpoint(), text)),
             Step::CheckpointEndpoints(text) => Some(written(&self.endpoint_checkpoint(), text)),
-            Step::WriteEndpoint(endpoint, text) => Some(self.write_endpoint(*endpoint, text)),
+            Step::WriteEndpoint(endpoint, text) | Step::KeepNames(endpoint, _, text) => {
+                Some(self.write_endpoint(*endpoint, text))
+            }
             Step::RemoveEndpoint(endpoint) => Some(self.remove_endpoint(*endpoint)),
             _ => None,
         }

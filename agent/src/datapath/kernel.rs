@@ -215,6 +215,7 @@ impl Datapath for KernelDatapath {
             Step::Checkpoint(_)
             | Step::CheckpointEndpoints(_)
             | Step::WriteEndpoint(..)
+            | Step::KeepNames(..)
             | Step::RemoveEndpoint(_) => self.files.apply(step),
             Step::CreatePolicyMap(endpoint) => Ok(self.create_policy_map(*endpoint)?),
             Step::RemovePolicyMap(endpoint) => self.remove_policy_map(*endpoint),

@@ -54,7 +54,7 @@ impl Datapath for MemoryDatapath {
         match step {
             Step::Checkpoint(text) => self.checkpoint = Some(text.clone()),
             Step::CheckpointEndpoints(text) => self.endpoint_checkpoint = Some(text.clone()),
-            Step::WriteEndpoint(id, text) => {
+            Step::WriteEndpoint(id, text) | Step::KeepNames(id, _, text) => {
                 self.files.insert(*id, text.clone());
             }
             Step::RemoveEndpoint(id) => {

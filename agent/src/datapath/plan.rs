@@ -24,6 +24,10 @@ pub enum Step {
     CheckpointEndpoints(String),
     /// Write an endpoint's `ep_config.json`.
     WriteEndpoint(EndpointId, String),
+    /// Write an endpoint's `ep_config.json` for names alone: it may be done after the plan,
+    /// and [`crate::core::Event::NamesKept`] of this number says so. A later step about the
+    /// same file comes after it.
+    KeepNames(EndpointId, u64, String),
     /// Remove an endpoint's directory.
     RemoveEndpoint(EndpointId),
     /// Make (or open) an endpoint's policy map.

@@ -54,6 +54,8 @@ pub struct Endpoint {
     pub file_due: Option<BootTime>,
     /// Results to repeat once the file is written.
     pub undurable: Vec<Undurable>,
+    /// Those whose names are being written, and the number of that write.
+    pub keeping: Option<(u64, Vec<Undurable>)>,
     /// Why its policy is not in force.
     pub problem: Option<String>,
     /// Why its address is not in `cilium_lxc`, or its programs are not attached.
@@ -172,13 +174,14 @@ pub fn lxc_address(key: &LxcKey) -> Option<IpAddr> {
 
 /// Labels of an endpoint; without a namespace it is in [`DEFAULT_NAMESPACE`].
 pub fn labels_of(spec: &EndpointSpec) -> Result<LabelSet, LabelError> {
-    let mut labels: Vec<Label> = spec
-        .labels
-        .iter()
-        .map(|text| Label::parse(text))
-        .collect::<Result<_, _>>()?;
+    let labels = spec.labels.iter().map(|text| Label::parse(text));
+    Ok(in_namespace(labels.collect::<Result<_, _>>()?))
+}
+
+/// Labels of an endpoint; without a namespace it is in [`DEFAULT_NAMESPACE`].
+pub fn in_namespace(mut labels: Vec<Label>) -> LabelSet {
     if !labels.iter().any(|label| label.key() == NAMESPACE_KEY) {
         labels.push(Label::new(K8S, NAMESPACE_KEY, DEFAULT_NAMESPACE));
     }
-    Ok(LabelSet::new(labels))
+    LabelSet::new(labels)
 }

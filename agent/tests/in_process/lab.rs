@@ -153,8 +153,13 @@ impl Lab {
         };
         let proxies = Proxies::default();
         let core = Core::new(config, restored);
-        let (core, thread) =
-            runner::start(core, Box::new(datapath.clone()), proxies.clone()).unwrap();
+        let (core, thread) = runner::start(
+            runner::channel(),
+            core,
+            Box::new(datapath.clone()),
+            proxies.clone(),
+        )
+        .unwrap();
         let tasks = TaskTracker::new();
         let stop = CancellationToken::new();
         let socket = dir

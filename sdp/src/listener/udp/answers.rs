@@ -30,6 +30,7 @@ impl Worker {
                 Err(e) if e.kind() == io::ErrorKind::ConnectionRefused => continue,
                 Err(_) => return,
             };
+            self.taken += received;
             let now = BootTime::now();
             let mut released = std::mem::take(&mut self.released);
             let mut server = None;

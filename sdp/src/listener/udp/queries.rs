@@ -31,12 +31,17 @@ impl Worker {
             if let Some(leaving) = &mut self.leaving {
                 leaving.packet(self.now);
             }
+            self.taken += received;
             self.count_overflow(listener);
             self.looked.clear();
             self.upstream.next_batch();
             let mut placed = std::mem::take(&mut self.placed);
             placed.extend((0..received).filter_map(|at| Some((self.query(at)?, at))));
-            placed.sort_unstable_by_key(|(placed, _)| placed.socket);
+            // Those of one size go out as one message.
+            let queries = &self.queries;
+            placed.sort_unstable_by_key(|(placed, at)| {
+                (placed.socket, queries.bytes(*at).len(), *at)
+            });
             for group in placed.chunk_by(|(a, _), (b, _)| a.socket == b.socket) {
                 self.forward(group);
             }

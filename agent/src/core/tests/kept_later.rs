@@ -1,0 +1,120 @@
+//! Names written while the core goes on: durable once they are told to be on disk.
+
+use shared_maps::EndpointId;
+
+use super::scenario::{Node, WEB, spec};
+use crate::{
+    core::{CoreConfig, Effect, Event, Restored},
+    datapath::{memory::MemoryDatapath, plan::Step},
+};
+
+fn usual() -> Node {
+    let config = CoreConfig {
+        names_kept_later: true,
+        ..CoreConfig::default()
+    };
+    let mut node = Node::with(config, Restored::default(), MemoryDatapath::default());
+    node.begin();
+    node.policy(WEB);
+    node.endpoint(spec("web", 7, "app=web"));
+    node.sync();
+    node
+}
+
+/// Learns, and lets the write fall due: its number.
+fn write(node: &mut Node, name: &str) -> u64 {
+    node.learn(name, &["1.1.1.1"]);
+    let due = node.core.next_deadline().unwrap();
+    let steps = node.tick(due);
+    let [Step::KeepNames(_, number, text)] = steps.as_slice() else {
+        panic!("{steps:?}");
+    };
+    assert!(text.contains(name), "{text}");
+    assert_eq!(durable(node), 0);
+    *number
+}
+
+fn told(node: &mut Node, endpoint: EndpointId, number: u64, done: bool) {
+    node.event(Event::NamesKept {
+        endpoint,
+        number,
+        done,
+    });
+}
+
+/// Results of the last event that say so.
+fn durable(node: &Node) -> usize {
+    let is = |effect: &&Effect| matches!(effect, Effect::Outcome(outcome) if outcome.durable);
+    node.effects.iter().filter(is).count()
+}
+
+#[test]
+fn a_result_is_durable_once_its_write_is_told_to_be_done() {
+    let mut node = usual();
+    let id = node.id();
+    let number = write(&mut node, "www.cilium.io.");
+    told(&mut node, id, number, true);
+    assert_eq!(durable(&node), 1);
+    told(&mut node, id, number, true);
+    assert_eq!(durable(&node), 0);
+}
+
+#[test]
+fn a_failed_write_is_repeated_with_its_results() {
+    let mut node = usual();
+    let id = node.id();
+    let number = write(&mut node, "www.cilium.io.");
+    told(&mut node, id, number, false);
+    assert_eq!(durable(&node), 0);
+    let steps = node.tick(node.now.plus_secs(1));
+    let [Step::KeepNames(_, again, _)] = steps.as_slice() else {
+        panic!("{steps:?}");
+    };
+    assert_ne!(*again, number);
+    told(&mut node, id, *again, true);
+    assert_eq!(durable(&node), 1);
+}
+
+#[test]
+fn one_write_at_a_time() {
+    let mut node = usual();
+    let id = node.id();
+    let number = write(&mut node, "www.cilium.io.");
+    node.learn("sub.cilium.io", &["2.2.2.2"]);
+    let steps = node.tick(node.now.plus_secs(10));
+    assert!(steps.is_empty(), "{steps:?}");
+    told(&mut node, id, number, true);
+    let steps = node.tick(node.now.plus_secs(1));
+    assert!(
+        matches!(steps.as_slice(), [Step::KeepNames(_, _, text)] if text.contains("sub.cilium.io.")),
+        "{steps:?}"
+    );
+}
+
+#[test]
+fn a_write_for_new_rules_does_not_wait_and_makes_all_durable() {
+    let mut node = usual();
+    let id = node.id();
+    let number = write(&mut node, "www.cilium.io.");
+    let steps = node.policy(&WEB.replace("matchPattern: \"*\"", "matchPattern: \"*.cilium.io\""));
+    assert!(
+        steps
+            .iter()
+            .any(|step| matches!(step, Step::WriteEndpoint(..))),
+        "{steps:?}"
+    );
+    assert_eq!(durable(&node), 1);
+    // The next one under way, word of the one that was overtaken makes nothing durable.
+    let next = {
+        node.learn("sub.cilium.io", &["2.2.2.2"]);
+        let steps = node.tick(node.now.plus_secs(10));
+        let [Step::KeepNames(_, next, _)] = steps.as_slice() else {
+            panic!("{steps:?}");
+        };
+        *next
+    };
+    told(&mut node, id, number, true);
+    assert_eq!(durable(&node), 0);
+    told(&mut node, id, next, true);
+    assert_eq!(durable(&node), 1);
+}

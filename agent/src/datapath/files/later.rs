@@ -1,0 +1,229 @@
+//! The state directory with a thread of its own for what the core need not wait for.
+//!
+//! Names learned are written every few seconds, and a sync takes as long as the disk
+//! pleases: an answer with a new address must not wait for it.
+
+use std::{
+    collections::VecDeque,
+    io,
+    sync::Arc,
+    thread::{self, JoinHandle},
+};
+
+use parking_lot::{Condvar, Mutex};
+use shared_maps::EndpointId;
+
+use super::StateFiles;
+use crate::{
+    core::Event,
+    datapath::plan::{Datapath, Step, StepError},
+};
+
+/// Writes the state directory; [`Step::KeepNames`] later, everything else at once.
+pub struct LaterFiles {
+    files: StateFiles,
+    queue: Arc<Queue>,
+    thread: Option<JoinHandle<()>>,
+}
+
+#[derive(Default)]
+struct Queue {
+    waiting: Mutex<Waiting>,
+    /// Something was queued, or done, or is to stop.
+    changed: Condvar,
+}
+
+/// At most one write per endpoint: the core asks for the next when it heard of the last.
+#[derive(Default)]
+struct Waiting {
+    writes: VecDeque<Write>,
+    /// Whose file is being written.
+    busy: Option<EndpointId>,
+    stopped: bool,
+}
+
+struct Write {
+    endpoint: EndpointId,
+    number: u64,
+    step: Step,
+}
+
+impl LaterFiles {
+    /// `told` gets an [`Event::NamesKept`] after each write, on the thread that wrote.
+    pub fn start(files: StateFiles, told: impl Fn(Event) + Send + 'static) -> io::Result<Self> {
+        let queue = Arc::new(Queue::default());
+        let (taken, written) = (Arc::clone(&queue), files.clone());
+        let thread = thread::Builder::new()
+            .name("files".to_owned())
+            .spawn(move || {
+                while let Some(write) = taken.next() {
+                    let done = written.carry_out(&write.step).unwrap_or(Ok(()));
+                    if let Err(error) = &done {
+                        tracing::warn!(%error, "learned names could not be written; tried again");
+                    }
+                    // Before it tells: whoever waits for it must not wait for the core too.
+                    taken.finish();
+                    told(Event::NamesKept {
+                        endpoint: write.endpoint,
+                        number: write.number,
+                        done: done.is_ok(),
+                    });
+                }
+            })?;
+        Ok(Self {
+            files,
+            queue,
+            thread: Some(thread),
+        })
+    }
+}
+
+impl Queue {
+    fn put(&self, write: Write) {
+        self.waiting.lock().writes.push_back(write);
+        self.changed.notify_all();
+    }
+
+    /// The next write; none when all are done and no more will come.
+    fn next(&self) -> Option<Write> {
+        let mut waiting = self.waiting.lock();
+        loop {
+            if let Some(write) = waiting.writes.pop_front() {
+                waiting.busy = Some(write.endpoint);
+                return Some(write);
+            }
+            if waiting.stopped {
+                return None;
+            }
+            self.changed.wait(&mut waiting);
+        }
+    }
+
+    fn finish(&self) {
+        self.waiting.lock().busy = None;
+        self.changed.notify_all();
+    }
+
+    /// Drops what is queued for an endpoint, and waits for what is being written.
+    fn overtake(&self, endpoint: EndpointId) {
+        let mut waiting = self.waiting.lock();
+        waiting.writes.retain(|write| write.endpoint != endpoint);
+        while waiting.busy == Some(endpoint) {
+            self.changed.wait(&mut waiting);
+        }
+    }
+
+    fn stop(&self) {
+        self.waiting.lock().stopped = true;
+        self.changed.notify_all();
+    }
+}
+
+impl Datapath for LaterFiles {
+    fn apply(&mut self, step: &Step) -> Result<(), StepError> {
+        match step {
+            Step::KeepNames(endpoint, number, _) => {
+                self.queue.put(Write {
+                    endpoint: *endpoint,
+                    number: *number,
+                    step: step.clone(),
+                });
+                return Ok(());
+            }
+            Step::WriteEndpoint(endpoint, _) | Step::RemoveEndpoint(endpoint) => {
+                self.queue.overtake(*endpoint);
+            }
+            _ => {}
+        }
+        self.files.apply(step)
+    }
+}
+
+/// What is queued is written.
+impl Drop for LaterFiles {
+    fn drop(&mut self) {
+        self.queue.stop();
+        if let Some(Err(_)) = self.thread.take().map(JoinHandle::join) {
+            tracing::error!("the files' thread ended by a panic");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{fs, sync::mpsc};
+
+    use super::*;
+
+    fn kept(number: u64, text: &str) -> Step {
+        Step::KeepNames(EndpointId(7), number, text.to_owned())
+    }
+
+    #[test]
+    fn what_is_kept_later_is_told_and_written_before_the_end() {
+        let dir = tempfile::tempdir().unwrap();
+        let state = StateFiles::open(dir.path()).unwrap();
+        let file = state
+            .endpoint_dir(EndpointId(7))
+            .join(super::super::ENDPOINT_FILE);
+        let (sender, told) = mpsc::channel();
+        let mut files = LaterFiles::start(state, move |event| sender.send(event).unwrap()).unwrap();
+        files.apply(&kept(1, "one")).unwrap();
+        let Event::NamesKept { number, done, .. } = told.recv().unwrap() else {
+            panic!("another event");
+        };
+        assert_eq!((number, done), (1, true));
+        assert_eq!(fs::read(&file).unwrap(), b"one");
+        files.apply(&kept(2, "two")).unwrap();
+        drop(files);
+        assert_eq!(fs::read(&file).unwrap(), b"two");
+    }
+
+    #[test]
+    fn a_failed_write_is_told() {
+        let dir = tempfile::tempdir().unwrap();
+        let state = StateFiles::open(dir.path()).unwrap();
+        // A file in the directory's place.
+        fs::write(state.endpoint_dir(EndpointId(7)), "").unwrap();
+        let (sender, told) = mpsc::channel();
+        let mut files = LaterFiles::start(state, move |event| sender.send(event).unwrap()).unwrap();
+        files.apply(&kept(1, "one")).unwrap();
+        let event = told.recv().unwrap();
+        assert!(
+            matches!(event, Event::NamesKept { done: false, .. }),
+            "{event:?}"
+        );
+    }
+
+    #[test]
+    fn a_write_for_now_comes_after_those_for_later() {
+        let dir = tempfile::tempdir().unwrap();
+        let state = StateFiles::open(dir.path()).unwrap();
+        let file = state
+            .endpoint_dir(EndpointId(7))
+            .join(super::super::ENDPOINT_FILE);
+        // The thread stands in the first telling: the other writes wait in the queue.
+        let (go, wait) = mpsc::channel::<()>();
+        let (sender, told) = mpsc::channel();
+        let mut files = LaterFiles::start(state, move |event| {
+            sender.send(event).unwrap();
+            let _gone = wait.recv();
+        })
+        .unwrap();
+        files.apply(&kept(1, "one")).unwrap();
+        told.recv().unwrap();
+        files.apply(&kept(2, "two")).unwrap();
+        files
+            .apply(&Step::WriteEndpoint(EndpointId(7), "now".to_owned()))
+            .unwrap();
+        assert_eq!(fs::read(&file).unwrap(), b"now");
+        files.apply(&kept(3, "three")).unwrap();
+        files.apply(&Step::RemoveEndpoint(EndpointId(7))).unwrap();
+        drop(go);
+        drop(files);
+        assert!(
+            !file.exists(),
+            "a write of before the removal came after it"
+        );
+    }
+}

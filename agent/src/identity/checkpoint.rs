@@ -1,6 +1,6 @@
 //! The two files that keep identity numbers across restarts.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap, HashSet};
 
 use serde::{Deserialize, Serialize};
 use shared_maps::IdentityId;
@@ -71,9 +71,42 @@ pub enum CheckpointError {
 }
 
 /// Renders `local_allocator_state.json`: an array in Cilium's format, which has no version.
-pub fn render_local<'a>(entries: impl Iterator<Item = (IdentityId, &'a LabelSet)>) -> String {
-    let entries: Vec<Entry> = entries.map(|(id, labels)| entry(id, labels)).collect();
-    serde_json::to_string(&entries).expect("maps with string keys render as JSON")
+///
+/// Each time the whole of it, as often as there are new identities: entries are kept.
+#[derive(Debug, Default)]
+pub struct LocalFile {
+    entries: HashMap<IdentityId, (LabelSet, String)>,
+}
+
+impl LocalFile {
+    /// The file with these identities.
+    pub fn render(&mut self, kept: &[(IdentityId, LabelSet)]) -> String {
+        let mut text = String::from("[");
+        for (id, labels) in kept {
+            let known = self.entries.get(id).filter(|(known, _)| known == labels);
+            if known.is_none() {
+                self.entries
+                    .insert(*id, (labels.clone(), spell_entry(*id, labels)));
+            }
+            if let Some((_, entry)) = self.entries.get(id) {
+                text.reserve(entry.len() + 1);
+                if text.len() > 1 {
+                    text.push(',');
+                }
+                text.push_str(entry);
+            }
+        }
+        text.push(']');
+        if self.entries.len() > 2 * kept.len() + 64 {
+            let kept: HashSet<IdentityId> = kept.iter().map(|(id, _)| *id).collect();
+            self.entries.retain(|id, _| kept.contains(id));
+        }
+        text
+    }
+}
+
+fn spell_entry(id: IdentityId, labels: &LabelSet) -> String {
+    serde_json::to_string(&entry(id, labels)).expect("maps with string keys render as JSON")
 }
 
 /// Reads `local_allocator_state.json`: the scopes 0x01 (outside) and 0x02 (other nodes). Numbers
@@ -165,8 +198,12 @@ mod tests {
         let labels = LabelSet::parse(&["fqdn:*.cilium.io", "reserved:world-ipv4"]).unwrap();
         let pod = LabelSet::parse(&["k8s:app=web"]).unwrap();
         let local = vec![(IdentityId::LOCAL_MIN, labels)];
-        let text = render_local(local.iter().map(|(id, labels)| (*id, labels)));
-        assert_eq!(parse_local(&text).unwrap(), local);
+        let mut file = LocalFile::default();
+        assert_eq!(parse_local(&file.render(&local)).unwrap(), local);
+        // The number is another label set's now.
+        let local = vec![(IdentityId::LOCAL_MIN, pod.clone())];
+        assert_eq!(parse_local(&file.render(&local)).unwrap(), local);
+        assert_eq!(file.render(&[]), "[]");
         let pods = vec![(IdentityId(256), pod)];
         let text = render_endpoints(pods.iter().map(|(id, labels)| (*id, labels)));
         assert_eq!(parse_endpoints(&text).unwrap(), pods);

@@ -45,7 +45,10 @@ mod tests {
 
     #[test]
     fn each_set_takes_the_steps_that_it_lacks() {
-        let steps: [Migrate; 2] = [|labels| with(labels, "two"), |labels| with(labels, "three")];
+        let steps: [Migrate; 2] = [
+            |labels| with(&labels, "two"),
+            |labels| with(labels, "three"),
+        ];
         let old = || LabelSet::parse(&["k8s:one"]).unwrap();
         let texts = |from| migrate_by(&steps, from, old()).texts();
         assert_eq!(texts(1), ["k8s:one", "k8s:three", "k8s:two"]);
@@ -53,7 +56,7 @@ mod tests {
         assert_eq!(texts(3), ["k8s:one"]);
     }
 
-    fn with(labels: LabelSet, key: &str) -> LabelSet {
+    fn with(labels: &LabelSet, key: &str) -> LabelSet {
         let all = labels.iter().cloned();
         LabelSet::new(all.chain([Label::new("k8s", key, "")]).collect())
     }

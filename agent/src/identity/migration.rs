@@ -47,7 +47,7 @@ mod tests {
     fn each_set_takes_the_steps_that_it_lacks() {
         let steps: [Migrate; 2] = [
             |labels| with(&labels, "two"),
-            |labels| with(labels, "three"),
+            |labels| with(&labels, "three"),
         ];
         let old = || LabelSet::parse(&["k8s:one"]).unwrap();
         let texts = |from| migrate_by(&steps, from, old()).texts();

@@ -13,6 +13,7 @@ use holdfast_sdp::mapping::BootTime;
 mod breaker;
 mod clean;
 pub mod config;
+mod describe;
 pub mod directory;
 mod endpoints;
 pub mod event;

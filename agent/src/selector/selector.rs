@@ -7,7 +7,7 @@ use shared_maps::IdentityId;
 
 use crate::{
     ipcache::resolve::cidr_of,
-    labels::{FQDN, Label, LabelSet, RESERVED},
+    labels::{CIDR_GROUP, FQDN, Label, LabelSet, RESERVED},
 };
 
 /// Selects identities.
@@ -17,6 +17,8 @@ pub enum Selector {
     Labels(LabelSelector),
     /// By block of addresses outside.
     Cidr(CidrSelector),
+    /// By group of blocks.
+    Group(GroupSelector),
     /// By DNS name.
     Fqdn(FqdnSelector),
     /// By role.
@@ -30,6 +32,38 @@ pub struct CidrSelector {
     pub prefix: IpNet,
     /// Parts left out.
     pub except: BTreeSet<IpNet>,
+}
+
+/// Groups of blocks, without parts of them.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct GroupSelector {
+    /// Labels that a group gives its blocks, all of source [`CIDR_GROUP`].
+    pub labels: LabelSelector,
+    /// Parts left out.
+    pub except: BTreeSet<IpNet>,
+}
+
+/// The label that blocks of the group called `name` have (Cilium's spelling).
+pub fn group_label(name: &str) -> Label {
+    Label::new(CIDR_GROUP, &format!("{GROUP_NAME}{name}"), "")
+}
+
+/// Key of [`group_label`] before the group's name.
+const GROUP_NAME: &str = "io.cilium.policy.cidrgroupname/";
+
+impl GroupSelector {
+    /// The group that it asks for by name, if it does.
+    pub fn name(&self) -> Option<&str> {
+        let mut keys = self.labels.requirements.iter().map(|r| r.key.as_str());
+        keys.find_map(|key| key.strip_prefix(GROUP_NAME))
+    }
+
+    fn matches(&self, subject: &Subject) -> bool {
+        let in_group = |label: &Label| label.source() == CIDR_GROUP;
+        subject.labels.iter().any(in_group)
+            && self.labels.matches(&subject.labels)
+            && !subject.is_in(&self.except)
+    }
 }
 
 /// A name or a pattern of names, spelt as in the policy: the spelling is the label.
@@ -230,6 +264,12 @@ impl Subject {
             .any(|key| self.labels.has_reserved(key))
     }
 
+    /// Whether its block is within one of these.
+    fn is_in(&self, parts: &BTreeSet<IpNet>) -> bool {
+        self.cidr
+            .is_some_and(|cidr| parts.iter().any(|part| part.contains(&cidr)))
+    }
+
     fn is_world_of(&self, prefix: IpNet) -> bool {
         let family = if matches!(prefix, IpNet::V4(_)) {
             "world-ipv4"
@@ -259,11 +299,9 @@ impl Selector {
                     || (selector.prefix.prefix_len() == 0
                         && subject.is_world_of(selector.prefix)
                         && subject.cidr.is_none_or(|c| same_family(c, selector.prefix)));
-                inside
-                    && !subject
-                        .cidr
-                        .is_some_and(|c| selector.except.iter().any(|e| e.contains(&c)))
+                inside && !subject.is_in(&selector.except)
             }
+            Self::Group(selector) => selector.matches(subject),
             Self::Fqdn(selector) => subject
                 .labels
                 .iter()
@@ -281,11 +319,12 @@ impl Selector {
         }
     }
 
-    /// `labels`, `cidr`, `fqdn` or `entity`.
+    /// `labels`, `cidr`, `cidrgroup`, `fqdn` or `entity`.
     pub const fn kind(&self) -> &'static str {
         match self {
             Self::Labels(_) => "labels",
             Self::Cidr(_) => "cidr",
+            Self::Group(_) => "cidrgroup",
             Self::Fqdn(_) => "fqdn",
             Self::Entity(_) => "entity",
         }
@@ -305,6 +344,19 @@ impl fmt::Display for Selector {
             Self::Labels(selector) => write!(f, "{selector}"),
             Self::Cidr(selector) => {
                 write!(f, "cidr:{}", selector.prefix)?;
+                for except in &selector.except {
+                    write!(f, " except {except}")?;
+                }
+                Ok(())
+            }
+            Self::Group(selector) => {
+                match selector.name() {
+                    Some(name) => write!(f, "cidrgroup:{name}")?,
+                    None if selector.labels.requirements.is_empty() => {
+                        f.write_str("cidrgroup:<every group>")?;
+                    }
+                    None => write!(f, "{}", selector.labels)?,
+                }
                 for except in &selector.except {
                     write!(f, " except {except}")?;
                 }

@@ -9,6 +9,7 @@
 use std::collections::BTreeSet;
 
 use holdfast_sdp::mapping::BootTime;
+use shared_maps::EndpointId;
 
 mod breaker;
 mod clean;
@@ -121,11 +122,12 @@ impl Core {
             matches!(step, Step::Checkpoint(_) | Step::CheckpointEndpoints(_))
                 && failed.contains(&n)
         });
+        state.note_placed(&plan, failures);
         if !checkpointed {
             state.checkpoint_due.fresh.extend(plan.fresh);
         }
         state.counters.step_failures += failed.len() as u64;
-        state.pending_steps = failed.len();
+        state.note_trouble(failures);
         let undo = std::mem::take(&mut state.undo);
         for (_, undo) in undo
             .into_iter()
@@ -225,9 +227,28 @@ impl State {
         self.revision = self.revision.max(1);
         self.restore_until = Some(self.now.plus(self.config.restore_grace));
         self.relabel(plan);
+        self.preallocate_early();
         self.flush(plan);
         self.settle_rules();
         self.learn_early();
+    }
+
+    /// What fails now stays told until it was tried again.
+    fn note_trouble(&mut self, failures: &[(usize, StepError)]) {
+        let cause = failures
+            .iter()
+            .find(|(_, error)| !matches!(error, StepError::Skipped));
+        if let Some((_, error)) = cause.or(failures.first()) {
+            self.pending_steps = failures.len();
+            self.trouble = Some((self.now.plus_secs(RETRY), error.to_string()));
+        } else if self
+            .trouble
+            .as_ref()
+            .is_none_or(|(until, _)| *until <= self.now)
+        {
+            self.pending_steps = 0;
+            self.trouble = None;
+        }
     }
 
     /// Marks what failed to be planned once more.
@@ -308,6 +329,29 @@ impl State {
                 } else {
                     self.orphans.insert(id);
                 }
+            }
+        }
+    }
+
+    /// Notes which endpoints have their address in `cilium_lxc` and their programs attached.
+    fn note_placed(&mut self, plan: &Plan, failures: &[(usize, StepError)]) {
+        let of = |step: &Step| match step {
+            Step::SetLxc(_, value) => Some(EndpointId(value.lxc_id)),
+            Step::Attach(attachment) => Some(attachment.endpoint),
+            _ => None,
+        };
+        let placed = plan.steps.iter().filter_map(of);
+        for id in placed.collect::<BTreeSet<_>>() {
+            if let Some(endpoint) = self.endpoints.get_mut(id) {
+                endpoint.unplaced = None;
+            }
+        }
+        for (index, error) in failures {
+            let id = plan.steps.get(*index).and_then(of);
+            if let Some(endpoint) = id.and_then(|id| self.endpoints.get_mut(id)) {
+                endpoint.unplaced.get_or_insert_with(|| {
+                    format!("{error}: without it nothing restricts this endpoint")
+                });
             }
         }
     }

@@ -234,8 +234,9 @@ impl Admin {
         }
         problems.extend(self.core.look(|core| core.policy_warnings()).await?);
         if summary.pending_steps > 0 {
+            let why = summary.trouble.as_deref().unwrap_or("see the log");
             problems.push(format!(
-                "{} changes could not be made in the datapath and are tried again: see the log",
+                "{} changes could not be made and are tried again; what was in force stays: {why}",
                 summary.pending_steps
             ));
         }
@@ -244,6 +245,7 @@ impl Admin {
                 .iter()
                 .map(|u| format!("endpoint {}: {}", u.key, u.reason)),
         );
+        problems.extend(summary.endpoint_problems.iter().cloned());
         problems.extend(self.damaged.iter().cloned());
         problems.extend(proxies.iter().filter_map(|proxy| {
             proxy
@@ -252,8 +254,13 @@ impl Admin {
                 .map(|why| format!("proxy {} refused {why}", proxy.instance))
         }));
         if summary.ipcache_entries * 10 >= summary.ipcache_max * 9 && summary.ipcache_max > 0 {
+            let how = if summary.ipcache_entries < summary.ipcache_max {
+                "nearly full"
+            } else {
+                "full, and further addresses stay closed"
+            };
             problems.push(format!(
-                "ipcache is nearly full: {} of {}",
+                "ipcache is {how}: {} of {} entries (--bpf-ipcache-map-max)",
                 summary.ipcache_entries, summary.ipcache_max
             ));
         }

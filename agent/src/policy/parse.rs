@@ -1,6 +1,6 @@
 //! Policy documents (YAML or JSON, several in one text) into validated rules.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use ipnet::IpNet;
 use serde::Deserialize as _;
@@ -32,6 +32,8 @@ pub struct PolicyDocument {
 pub struct CidrGroup {
     /// Labels of its blocks.
     pub labels: LabelSet,
+    /// Its own labels.
+    pub own: BTreeMap<String, String>,
     /// The blocks.
     pub prefixes: BTreeSet<IpNet>,
 }

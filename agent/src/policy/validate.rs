@@ -4,8 +4,10 @@ mod field;
 mod labels;
 mod ports;
 
+use std::sync::Arc;
+
 use holdfast_sdp::{pattern, policy::rule::NameRule};
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::Value;
 
@@ -19,10 +21,10 @@ use super::{
     rule::{Direction, PeerRule, Peers, Rule},
 };
 use crate::{
-    labels::{CIDR_GROUP, Label, LabelSet, NAMESPACE_KEY},
+    labels::{CIDR_GROUP, NAMESPACE_KEY},
     selector::selector::{
         CidrSelector, Entity, FqdnSelector, GroupSelector, LabelSelector, Operator, Requirement,
-        Selector, group_label,
+        Selector, group_label, labels_of_blocks,
     },
 };
 
@@ -135,7 +137,8 @@ pub fn rule(path: &str, value: &Value, scope: &Scope) -> Checked<Rule> {
             let path = format!("{path}.{field}");
             for (n, item) in list(&path, map.get(field))?.iter().enumerate() {
                 let path = format!("{path}[{n}]");
-                peers.extend(peer_rule(&path, item, &section(egress, is_deny), scope)?);
+                let rule = peer_rule(&path, item, &section(egress, is_deny), scope)?;
+                peers.extend(rule.map(Arc::new));
             }
         }
         let has = |field| matches!(map.get(field), Some(Value::Array(items)) if !items.is_empty());
@@ -312,7 +315,7 @@ pub fn group(value: &Value) -> Checked<CidrGroup> {
     let null = Value::Null;
     let metadata = value.get("metadata").unwrap_or(&null);
     let name = metadata.get("name").and_then(Value::as_str);
-    let mut labels = vec![group_label(name.unwrap_or_default())];
+    let mut own = BTreeMap::new();
     if let Some(more) = metadata.get("labels") {
         let Some(more) = more.as_object() else {
             return Err(Fault::new(
@@ -323,7 +326,7 @@ pub fn group(value: &Value) -> Checked<CidrGroup> {
         };
         for (key, value) in more {
             let value = text(&format!("metadata.labels.{key}"), value)?;
-            labels.push(Label::new(CIDR_GROUP, key, value));
+            own.insert(key.clone(), value.to_owned());
         }
     }
     let Some(spec) = value.get("spec") else {
@@ -340,7 +343,8 @@ pub fn group(value: &Value) -> Checked<CidrGroup> {
         prefixes.insert(prefix(&format!("spec.externalCIDRs[{n}]"), item)?);
     }
     Ok(CidrGroup {
-        labels: LabelSet::new(labels),
+        labels: labels_of_blocks(name.unwrap_or_default(), &own),
+        own,
         prefixes,
     })
 }

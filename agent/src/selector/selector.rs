@@ -1,6 +1,9 @@
 //! One selector: labels, a CIDR block, a DNS name or an entity.
 
-use std::{collections::BTreeSet, fmt};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt,
+};
 
 use ipnet::IpNet;
 use shared_maps::IdentityId;
@@ -37,7 +40,7 @@ pub struct CidrSelector {
 /// Groups of blocks, without parts of them.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct GroupSelector {
-    /// Labels that a group gives its blocks, all of source [`CIDR_GROUP`].
+    /// Labels of a group, all of source [`CIDR_GROUP`]; its name is among them ([`group_label`]).
     pub labels: LabelSelector,
     /// Parts left out.
     pub except: BTreeSet<IpNet>,
@@ -50,18 +53,53 @@ pub fn group_label(name: &str) -> Label {
 
 /// Key of [`group_label`] before the group's name.
 const GROUP_NAME: &str = "io.cilium.policy.cidrgroupname/";
+/// Key of a label that a block has of one of its group's labels, before `group/key:value`:
+/// groups that overlap may give one key several values, and each label of a set has its own key.
+const GROUP_LABEL: &str = "holdfast.cidrgrouplabel/";
+
+/// Labels that blocks of a group have.
+pub fn labels_of_blocks(name: &str, labels: &BTreeMap<String, String>) -> LabelSet {
+    let own = labels.iter().map(|(key, value)| {
+        Label::new(
+            CIDR_GROUP,
+            &format!("{GROUP_LABEL}{name}/{key}:{value}"),
+            "",
+        )
+    });
+    LabelSet::new(own.chain([group_label(name)]).collect())
+}
+
+/// Labels of a group, as a [`GroupSelector`] sees them.
+fn labels_of_group(name: &str, block: &LabelSet) -> LabelSet {
+    let keys = block.iter().filter(|label| label.source() == CIDR_GROUP);
+    let own = keys.filter_map(|label| {
+        let (group, text) = label.key().strip_prefix(GROUP_LABEL)?.split_once('/')?;
+        let (key, value) = text.rsplit_once(':')?;
+        (group == name).then(|| Label::new(CIDR_GROUP, key, value))
+    });
+    LabelSet::new(own.chain([group_label(name)]).collect())
+}
 
 impl GroupSelector {
     /// The group that it asks for by name, if it does.
     pub fn name(&self) -> Option<&str> {
-        let mut keys = self.labels.requirements.iter().map(|r| r.key.as_str());
-        keys.find_map(|key| key.strip_prefix(GROUP_NAME))
+        self.key()?.strip_prefix(GROUP_NAME)
+    }
+
+    /// Key of the label of that group's blocks.
+    pub(super) fn key(&self) -> Option<&str> {
+        let mut named = self.labels.requirements.iter();
+        let named = named.find(|requirement| {
+            requirement.operator == Operator::Exists && requirement.key.starts_with(GROUP_NAME)
+        });
+        named.map(|requirement| requirement.key.as_str())
     }
 
     fn matches(&self, subject: &Subject) -> bool {
-        let in_group = |label: &Label| label.source() == CIDR_GROUP;
-        subject.labels.iter().any(in_group)
-            && self.labels.matches(&subject.labels)
+        let labels = &subject.labels;
+        let groups = labels.iter().filter(|label| label.source() == CIDR_GROUP);
+        let mut groups = groups.filter_map(|label| label.key().strip_prefix(GROUP_NAME));
+        groups.any(|name| self.labels.matches(&labels_of_group(name, labels)))
             && !subject.is_in(&self.except)
     }
 }
@@ -248,7 +286,7 @@ pub struct Subject {
     pub id: IdentityId,
     /// Labels.
     pub labels: LabelSet,
-    cidr: Option<IpNet>,
+    pub(super) cidr: Option<IpNet>,
 }
 
 impl Subject {
@@ -459,6 +497,36 @@ mod tests {
             &["cidr:10.0.0.0/8", "reserved:world-ipv4"]
         )));
         assert!(!all.matches(&subject(300, &["k8s:app=web"])));
+    }
+
+    #[test]
+    fn groups_that_overlap_are_judged_one_by_one() {
+        let labels = |name: &str, zone: &str| {
+            let labels = [("zone".to_owned(), zone.to_owned())].into();
+            labels_of_blocks(name, &labels).texts()
+        };
+        let mut both = labels("near", "a");
+        both.extend(labels("far", "b"));
+        both.push("reserved:world-ipv4".to_owned());
+        let both = Subject::new(IdentityId(1 << 24), LabelSet::parse(&both).unwrap());
+        let group = |key: &str, operator: Operator| {
+            let requirements = [Requirement::new(&format!("cidrgroup:{key}"), operator)].into();
+            let labels = LabelSelector { requirements };
+            let except = BTreeSet::new();
+            Selector::Group(GroupSelector { labels, except })
+        };
+        let values = |text: &str| [text.to_owned()].into();
+        assert!(group("zone", Operator::In(values("a"))).matches(&both));
+        assert!(group("zone", Operator::In(values("b"))).matches(&both));
+        assert!(group("zone", Operator::NotIn(values("b"))).matches(&both));
+        assert!(!group("zone", Operator::In(values("c"))).matches(&both));
+        assert!(!group("zone", Operator::DoesNotExist).matches(&both));
+        let everyone = Selector::Group(GroupSelector {
+            labels: LabelSelector::default(),
+            except: BTreeSet::new(),
+        });
+        assert!(everyone.matches(&both));
+        assert!(!everyone.matches(&subject(9, &["reserved:world-ipv4"])));
     }
 
     #[test]

@@ -24,20 +24,20 @@ use crate::{
     core::{CoreConfig, Event, Restored, event::SourceEvent},
     datapath::{memory::MemoryDatapath, plan::Datapath as _},
     ipcache::table::prefix_of,
-    labels::LabelSet,
+    labels::{CIDR_GROUP, Label, LabelSet},
     policy::{
         compute::{decide, longest},
         parse::{PolicyDocument, group_key, parse_documents},
         rule::{Direction, Peers},
         trace::{Port, Verdict, Way},
     },
-    selector::selector::{Entity, FqdnSelector, Selector},
+    selector::selector::{Entity, FqdnSelector, Selector, group_label},
 };
 
 mod language;
 
-use self::language::GROUPS;
 pub(super) use self::language::SPECS;
+use self::language::{ADDRESSES, GROUPS, NAMES, PORTS};
 
 /// What happens to a packet, the closest first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -52,17 +52,6 @@ const NODE: &str = "10.0.0.1";
 
 /// Always there, so that answers are believed.
 const DNS: &str = "endpointSelector: {}\n  egress:\n  - toCIDR: [10.9.0.53/32]\n    toPorts: [{ports: [{port: 53}], rules: {dns: [{matchPattern: '*'}]}}]\n  enableDefaultDeny: {egress: false}";
-
-const NAMES: &[&str] = &["www.cilium.io", "dev.cilium.io", "ebpf.io"];
-const ADDRESSES: &[&str] = &[
-    "1.1.1.1",
-    "1.1.1.2",
-    "1.1.1.200",
-    "1.1.2.1",
-    "2.2.2.2",
-    "10.0.0.9",
-];
-const PORTS: &[(u8, u16)] = &[(6, 443), (6, 450), (6, 80), (17, 53), (1, 8), (1, 3)];
 
 #[derive(Clone, Debug)]
 pub(super) enum Act {
@@ -410,14 +399,17 @@ impl World {
                     let blocks = document.group.iter().flat_map(|group| &group.prefixes);
                     blocks.into_iter().any(|block| block.contains(&remote))
                 };
-                let documents = self.policies.values().filter(holds);
-                let labels = documents.flat_map(|document| &document.group);
-                let labels: Vec<_> = labels
-                    .flat_map(|group| group.labels.iter().cloned())
-                    .collect();
+                let selected = |document: &&PolicyDocument| {
+                    let own = document.group.iter().flat_map(|group| &group.own);
+                    let own = own.map(|(key, value)| Label::new(CIDR_GROUP, key, value));
+                    let name = document.key.rsplit('/').next().map(group_label);
+                    group
+                        .labels
+                        .matches(&LabelSet::new(own.chain(name).collect()))
+                };
+                let mut documents = self.policies.values().filter(holds);
                 outside
-                    && !labels.is_empty()
-                    && group.labels.matches(&LabelSet::new(labels))
+                    && documents.any(|document| selected(&document))
                     && !group.except.iter().any(|except| except.contains(&remote))
             }
             Selector::Fqdn(fqdn) => {

@@ -38,3 +38,16 @@ pub(super) const GROUPS: &[(&str, &str)] = &[
     ("{zone: a}", "[1.1.0.0/16, 1.1.1.2/32, 10.0.0.0/24]"),
     ("{}", "[0.0.0.0/0, '::/0']"),
 ];
+
+pub(super) const NAMES: &[&str] = &["www.cilium.io", "dev.cilium.io", "ebpf.io"];
+
+pub(super) const ADDRESSES: &[&str] = &[
+    "1.1.1.1",
+    "1.1.1.2",
+    "1.1.1.200",
+    "1.1.2.1",
+    "2.2.2.2",
+    "10.0.0.9",
+];
+
+pub(super) const PORTS: &[(u8, u16)] = &[(6, 443), (6, 450), (6, 80), (17, 53), (1, 8), (1, 3)];

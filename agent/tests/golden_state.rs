@@ -1,6 +1,8 @@
 //! State files of each version that was ever released are read; those of today are what the
 //! newest directory holds. A change of a format needs a new directory, and a reader of the old.
 
+#![expect(clippy::unwrap_used, reason = "a test: what is not there fails it")]
+
 use std::{
     collections::{BTreeMap, BTreeSet},
     fs,
@@ -116,12 +118,11 @@ fn today() -> BTreeMap<&'static str, String> {
         vec!["10.9.0.53/32".parse().unwrap()],
     )]);
     let (local, pods) = (local(), pods());
-    let local = local.iter().map(|(id, labels)| (*id, labels));
     let pods = pods.iter().map(|(id, labels)| (*id, labels));
     [
         (
             "local_allocator_state.json",
-            checkpoint::render_local(local),
+            checkpoint::LocalFile::default().render(&local),
         ),
         (
             "endpoint_identities.json",

@@ -1,8 +1,9 @@
 //! Which selectors may select an identity, and which identities a selector, without asking
 //! each one: both are kept on shelves by what they have in common.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::BTreeSet;
 
+use foldhash::HashMap;
 use ipnet::IpNet;
 
 use super::selector::{Operator, Selector, Subject};
@@ -23,8 +24,8 @@ pub(super) struct Shelves<T> {
 impl<T> Default for Shelves<T> {
     fn default() -> Self {
         Self {
-            keys: HashMap::new(),
-            values: HashMap::new(),
+            keys: HashMap::default(),
+            values: HashMap::default(),
             blocks: PrefixMap::default(),
             rest: BTreeSet::new(),
         }

@@ -1,7 +1,8 @@
 //! FQDN selectors by name: which of them match, found without asking each one.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::BTreeSet;
 
+use foldhash::HashMap;
 use holdfast_sdp::{
     name::Fqdn,
     pattern::{SelectorKey, SelectorMatcher},

@@ -1,10 +1,8 @@
 //! Prefix → identity: what it shall be, and what the datapath has.
 
-use std::{
-    collections::{BTreeSet, HashMap},
-    net::IpAddr,
-};
+use std::{collections::BTreeSet, net::IpAddr};
 
+use foldhash::HashMap;
 use ipnet::IpNet;
 use shared_maps::{FAMILY_IPV6, IdentityId, ipcache::IpcacheKey};
 
@@ -39,8 +37,8 @@ impl Ipcache {
             dirty: Vec::new(),
             world: World::new(dual_stack),
             realised: 0,
-            in_force: HashMap::new(),
-            watched: HashMap::new(),
+            in_force: HashMap::default(),
+            watched: HashMap::default(),
         }
     }
 
@@ -52,8 +50,14 @@ impl Ipcache {
     /// Sets what `owner` says of `prefix`.
     pub fn claim(&mut self, prefix: IpNet, owner: Owner, claim: Claim) {
         let prefix = prefix.trunc();
-        if self.prefixes.entry(prefix).set(owner, claim) {
+        let metadata = self.prefixes.entry(prefix);
+        if !metadata.set(owner, claim) {
+            return;
+        }
+        if prefix.prefix_len() < prefix.max_prefix_len() {
             self.touch(prefix);
+        } else if !std::mem::replace(&mut metadata.dirty, true) {
+            self.dirty.push(prefix);
         }
     }
 
@@ -129,7 +133,9 @@ impl Ipcache {
                 prefixes.insert(prefix);
             }
         }
-        self.forget_spent(prefix);
+        if metadata.is_spent() {
+            self.prefixes.remove(prefix);
+        }
     }
 
     /// Its labels got no identity: what it had stays.
@@ -141,7 +147,11 @@ impl Ipcache {
 
     /// Notes what the datapath has.
     pub fn realise(&mut self, prefix: IpNet, identity: Option<IdentityId>) {
-        let before = std::mem::replace(&mut self.prefixes.entry(prefix).realised, identity);
+        let metadata = self.prefixes.entry(prefix);
+        let before = std::mem::replace(&mut metadata.realised, identity);
+        if metadata.is_spent() {
+            self.prefixes.remove(prefix);
+        }
         if let Some(identity) = identity {
             self.realised += 1;
             *self.in_force.entry(identity).or_default() += 1;
@@ -154,13 +164,6 @@ impl Ipcache {
                     self.in_force.remove(&before);
                 }
             }
-        }
-        self.forget_spent(prefix);
-    }
-
-    fn forget_spent(&mut self, prefix: IpNet) {
-        if self.prefixes.get(prefix).is_some_and(Metadata::is_spent) {
-            self.prefixes.remove(prefix);
         }
     }
 

@@ -1,10 +1,11 @@
 //! Registered selectors and the identities each selects, kept up to date.
 
 use std::{
-    collections::{BTreeMap, BTreeSet, HashMap},
+    collections::{BTreeMap, BTreeSet},
     sync::Arc,
 };
 
+use foldhash::HashMap;
 use shared_maps::IdentityId;
 
 use super::{

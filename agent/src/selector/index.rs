@@ -1,8 +1,9 @@
 //! Which selectors may select an identity, and which identities a selector, without asking
 //! each one: both are kept on shelves by what they have in common.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::BTreeSet;
 
+use foldhash::HashMap;
 use ipnet::IpNet;
 
 use super::selector::{Operator, Selector, Subject};
@@ -23,8 +24,8 @@ pub(super) struct Shelves<T> {
 impl<T> Default for Shelves<T> {
     fn default() -> Self {
         Self {
-            keys: HashMap::new(),
-            values: HashMap::new(),
+            keys: HashMap::default(),
+            values: HashMap::default(),
             blocks: PrefixMap::default(),
             rest: BTreeSet::new(),
         }
@@ -60,6 +61,7 @@ fn asked(selector: &Selector) -> Vec<Clue<'_>> {
                 .min_by_key(|clues: &Vec<_>| clues.iter().any(|c| matches!(c, Clue::Key(_))))
                 .unwrap_or_else(|| vec![Clue::Anything])
         }
+        Selector::Group(group) => vec![group.key().map_or(Clue::Anything, Clue::Key)],
         Selector::Cidr(_) | Selector::Entity(_) => vec![Clue::Anything],
     }
 }

@@ -226,9 +226,11 @@ impl State {
         }
         self.revision = self.revision.max(1);
         self.restore_until = Some(self.now.plus(self.config.restore_grace));
+        self.await_names();
         self.relabel(plan);
         self.preallocate_early();
         self.flush(plan);
+        self.fqdn_awaited.clear();
         self.settle_rules();
         self.learn_early();
     }

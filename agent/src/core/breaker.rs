@@ -5,14 +5,23 @@
 //! combination that none has yet gets none:
 //!
 //! - an address gets the labels of some of its names: those of the largest combination that has
-//!   an identity and takes from the address nothing that it has;
-//! - where there is no such combination, an address keeps what it has, a new one gets the label
-//!   of one of its selectors.
+//!   an identity and takes from the address nothing that it has and shall have;
+//! - where there is no such combination, an address keeps what it has of that, a new one gets the
+//!   label of one of its selectors.
 //!
-//! Whatever else its labels say (blocks, and so what denies) is always in force. A single
-//! selector's identity, and combinations in force that get a block's label, come from policy and
-//! not from answers: they are never refused. Mappings of such an address count as not realised
-//! and get no lease. What has to wait is tried again when an identity of names has come or gone.
+//! Whatever else its labels say (blocks, and so what denies) is always in force, and no label
+//! outlives its name. A single selector's identity, and combinations in force that get a block's
+//! label, come from policy and not from answers: they are never refused. Nor is what is left of
+//! a combination when a name goes: it replaces one in use. Mappings of such an address count as
+//! not realised and get no lease. What has to wait is tried again when an identity of names has
+//! come or gone.
+//!
+//! After a restart an address has what the ipcache says; identities that are in force there and
+//! those of single selectors count before anything has asked for them again. Where the
+//! checkpoint is lost, what an address has is unknown: it takes up its number with the labels
+//! of all its names.
+
+use std::collections::BTreeSet;
 
 use ipnet::IpNet;
 
@@ -38,7 +47,7 @@ impl State {
     /// Labels that a prefix gets instead of `labels`, if the breaker refuses these an identity.
     pub(super) fn part_of(&self, prefix: IpNet, labels: &LabelSet) -> Option<LabelSet> {
         let max = self.config.max_fqdn_identities?;
-        let limited = self.fqdn_identities.len() >= max
+        let limited = self.fqdn_identities.len() + self.fqdn_awaited.len() >= max
             && labels.iter().filter(is_name).count() > 1
             && !self.local.knows(labels);
         if !limited {
@@ -46,12 +55,20 @@ impl State {
         }
         let metadata = self.ipcache.get(prefix);
         let held = metadata.and_then(|m| m.desired.filter(|_| m.held));
-        let has = held.and_then(|id| self.local.labels(id));
+        let requested = self.requested.get(&prefix);
+        if held.is_none() && requested.is_some_and(|id| self.local.withheld_labels(*id).is_some()) {
+            return None;
+        }
+        let has = held.or_else(|| metadata?.realised).and_then(|id| {
+            let now = self.local.labels(id);
+            now.or_else(|| self.local.withheld_labels(id))
+        });
         let part = self.nearest(labels, has).unwrap_or_else(|| {
             let others = labels.iter().filter(|label| !is_name(label));
             let mut names: Vec<&Label> = has
                 .iter()
                 .flat_map(|has| has.iter().filter(is_name))
+                .filter(|name| within([*name].into_iter(), labels))
                 .collect();
             if names.is_empty() {
                 names.extend(labels.iter().find(is_name));
@@ -59,6 +76,19 @@ impl State {
             LabelSet::new(others.chain(names).cloned().collect())
         });
         Some(part).filter(|part| part != labels)
+    }
+
+    /// At the sync: label sets with names that will have an identity once everything is resolved,
+    /// whatever answers say.
+    pub(super) fn await_names(&mut self) {
+        let withheld = self.local.withheld();
+        let in_force = withheld.filter(|(id, labels)| {
+            labels.iter().any(|label| is_name(&label)) && self.ipcache.is_in_force(*id)
+        });
+        let mut awaited: BTreeSet<LabelSet> = in_force.map(|(_, labels)| labels.clone()).collect();
+        let selectors = self.preallocated.keys();
+        awaited.extend(selectors.flat_map(|selector| self.labels_alone(selector)));
+        self.fqdn_awaited = awaited;
     }
 
     /// Notes whether a prefix has the labels of some of its names only.

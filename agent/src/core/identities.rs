@@ -97,6 +97,7 @@ impl State {
     pub(super) fn introduce(&mut self, identity: IdentityId, labels: LabelSet) {
         if labels.iter().any(|label| label.source() == FQDN) {
             self.fqdn_changes += u64::from(self.fqdn_identities.insert(identity));
+            self.fqdn_awaited.remove(&labels);
         }
         let selectors = self.selectors.add_identity(identity, labels);
         self.reselect(&selectors, identity);

@@ -331,19 +331,27 @@ impl State {
             self.preallocated.insert(selector.clone(), Vec::new());
             return;
         }
+        let alone = self.labels_alone(selector);
+        let held = alone.iter().filter_map(|labels| self.acquire_local(labels));
+        let held = held.collect();
+        self.preallocated.insert(selector.clone(), held);
+    }
+
+    /// Labels of addresses that only this selector selects, of each family.
+    pub(super) fn labels_alone(&self, selector: &FqdnSelector) -> Vec<LabelSet> {
         let families = [
             (self.config.enable_ipv4, "0.0.0.0/0"),
             (self.config.enable_ipv6, "::/0"),
         ];
-        let mut held = Vec::new();
-        for (_, all) in families.into_iter().filter(|(enabled, _)| *enabled) {
+        let enabled = families.into_iter().filter(|(enabled, _)| *enabled);
+        let labels = enabled.map(|(_, all)| {
             let all: IpNet = all.parse().expect("a constant prefix");
-            let labels = vec![selector.label(), self.ipcache.world().label(all).clone()];
-            if let Some(id) = self.acquire_local(&LabelSet::new(labels)) {
-                held.push(id);
-            }
-        }
-        self.preallocated.insert(selector.clone(), held);
+            LabelSet::new(vec![
+                selector.label(),
+                self.ipcache.world().label(all).clone(),
+            ])
+        });
+        labels.collect()
     }
 
     /// Takes labels off pairs that nothing keeps any more.

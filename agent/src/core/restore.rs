@@ -70,6 +70,7 @@ impl State {
             local_file: LocalFile::default(),
             pods: Box::new(NodeLocal::endpoints(pods)),
             fqdn_identities: BTreeSet::new(),
+            fqdn_awaited: BTreeSet::new(),
             fqdn_changes: 0,
             limited: BTreeSet::new(),
             limited_queue: VecDeque::new(),

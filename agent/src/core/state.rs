@@ -53,6 +53,8 @@ pub(super) struct State {
     pub pods: Box<dyn Allocator>,
     /// Identities with an fqdn label, for the circuit breaker ([`super::breaker`]).
     pub fqdn_identities: BTreeSet<IdentityId>,
+    /// At the sync: labels of those that are still to come.
+    pub fqdn_awaited: BTreeSet<LabelSet>,
     /// How often one came or went.
     pub fqdn_changes: u64,
     /// Prefixes that have the identity of some of their names only.

@@ -78,6 +78,8 @@ pub struct AddressFound {
     pub given: Option<u32>,
     /// Its labels got no identity.
     pub unresolved: bool,
+    /// The circuit breaker gave it the identity of some of its names only.
+    pub limited: bool,
     /// What the kernel takes it for where no entry covers it.
     pub world: u32,
     /// The endpoint of this node that has it.
@@ -335,6 +337,7 @@ impl State {
             wanted: metadata.and_then(|m| m.desired).map_or(0, |id| id.0),
             given: self.ipcache.in_force_at(host).map(|id| id.0),
             unresolved: metadata.is_some_and(|metadata| metadata.unresolved),
+            limited: prefix.is_some_and(|prefix| self.limited.contains(&prefix)),
             world: IdentityId::world_of(family, dual).0,
             endpoint: self.endpoints.by_address(address),
         }

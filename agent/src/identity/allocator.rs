@@ -144,6 +144,16 @@ impl NodeLocal {
         self.ids.contains_key(labels) || self.withheld_ids.contains_key(labels)
     }
 
+    /// Labels that a number had before the restart, while it is held for them.
+    pub fn withheld_labels(&self, id: IdentityId) -> Option<&LabelSet> {
+        self.withheld.get(&id)
+    }
+
+    /// Every number that is held for what had it before the restart.
+    pub fn withheld(&self) -> impl Iterator<Item = (IdentityId, &LabelSet)> {
+        self.withheld.iter().map(|(id, labels)| (*id, labels))
+    }
+
     fn free_number(&mut self) -> Option<IdentityId> {
         let taken = |id: IdentityId| self.slots.contains_key(&id);
         let span = self.max - self.min + 1;

@@ -92,6 +92,17 @@ impl LocalScopes {
     pub fn knows(&self, labels: &LabelSet) -> bool {
         self.of_labels(labels).knows(labels)
     }
+
+    /// As [`NodeLocal::withheld_labels`].
+    pub fn withheld_labels(&self, id: IdentityId) -> Option<&LabelSet> {
+        let outside = self.outside.withheld_labels(id);
+        outside.or_else(|| self.nodes.withheld_labels(id))
+    }
+
+    /// As [`NodeLocal::withheld`].
+    pub fn withheld(&self) -> impl Iterator<Item = (IdentityId, &LabelSet)> {
+        self.outside.withheld().chain(self.nodes.withheld())
+    }
 }
 
 impl Allocator for LocalScopes {

@@ -76,6 +76,7 @@ fn found() -> Findings {
             wanted: IDENTITY.0,
             given: Some(IDENTITY.0),
             unresolved: false,
+            limited: false,
             world: 9,
             endpoint: None,
         }],
@@ -186,12 +187,19 @@ fn each_thing_that_lacks_is_said() {
         "holdfast-agent status",
     );
 
+    let mut exhausted = found();
+    exhausted.addresses[0].unresolved = true;
+    exhausted.addresses[0].wanted = 9;
+    let mut closed = read.clone();
+    closed.entries = Ok(Entries::default());
+    let closed = [closed];
+    missing(&why(&exhausted, &closed, true), "ipcache", "used up");
+
     let mut breaker = found();
     breaker.addresses[0].unresolved = true;
-    breaker.addresses[0].wanted = 9;
-    let mut world = read.clone();
-    world.entries = Ok(Entries::default());
-    missing(&why(&breaker, &[world], true), "ipcache", "used up");
+    breaker.addresses[0].limited = true;
+    let remedy = "--tofqdns-max-identities";
+    missing(&why(&breaker, &closed, true), "ipcache", remedy);
 
     let mut stranger = read.clone();
     stranger.peer = PeerFound::default();

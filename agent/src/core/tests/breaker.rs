@@ -3,7 +3,10 @@
 use holdfast_sdp::mapping::{Realised, Refusal};
 use shared_maps::policy::{EGRESS, PolicyKey};
 
-use super::scenario::{Node, spec};
+use super::{
+    restart::again,
+    scenario::{Node, spec},
+};
 use crate::{
     core::{CoreConfig, Event, Restored, event::CleanNames},
     datapath::memory::MemoryDatapath,
@@ -17,16 +20,20 @@ fn policy(rules: &str) -> String {
     )
 }
 
-/// A node with three names in policy; `max` identities of names, three of which (of one family)
-/// are the selectors' own.
-fn node(max: usize) -> Node {
-    let config = CoreConfig {
+fn config(max: usize) -> CoreConfig {
+    CoreConfig {
         max_fqdn_identities: Some(max),
         max_deferred_deletes: 0,
         enable_ipv6: false,
+        restore_grace: std::time::Duration::from_secs(10),
         ..CoreConfig::default()
-    };
-    let mut node = Node::with(config, Restored::default(), MemoryDatapath::default());
+    }
+}
+
+/// A node with three names in policy; `max` identities of names, three of which (of one family)
+/// are the selectors' own.
+fn node(max: usize) -> Node {
+    let mut node = Node::with(config(max), Restored::default(), MemoryDatapath::default());
     node.begin();
     node.policy(&policy(""));
     node.endpoint(spec("web", 7, "app=web"));
@@ -111,17 +118,100 @@ fn a_combination_that_has_an_identity_is_no_new_one() {
 }
 
 #[test]
-fn a_name_that_goes_stays_open_while_what_is_left_has_no_identity() {
-    let mut node = node(4);
+fn a_name_that_goes_closes_though_what_is_left_has_no_identity() {
+    let mut node = node(5);
     for name in ["a.test", "b.test", "c.test"] {
-        learn(&mut node, name, "1.1.1.1");
+        assert_eq!(learn(&mut node, name, "1.1.1.1"), Realised::Yes);
     }
-    // Only the first two found room; so they do once more after the third is gone.
-    assert_eq!(open(&node, "1.1.1.1"), [1, 2]);
-    clean(&mut node, "c.test");
-    assert_eq!((open(&node, "1.1.1.1"), limited(&node)), (vec![1, 2], 0));
+    for name in ["b.test", "c.test"] {
+        assert_eq!(learn(&mut node, name, "1.1.1.2"), Realised::Yes);
+    }
+    // {a, c} is of nobody, and the limit is reached.
+    assert_eq!(node.core.summary().fqdn_identities, 5);
     clean(&mut node, "b.test");
-    assert_eq!((open(&node, "1.1.1.1"), limited(&node)), (vec![1], 0));
+    assert_eq!((open(&node, "1.1.1.1"), limited(&node)), (vec![1, 3], 0));
+    assert_eq!(open(&node, "1.1.1.2"), [3]);
+}
+
+/// Kills the agent and starts it again with what it left, the same policy and endpoint.
+fn restart(node: &mut Node, max: usize, checkpoint: bool) {
+    // Names are on disk.
+    node.tick(node.now.plus_secs(6));
+    if !checkpoint {
+        node.datapath.checkpoint = None;
+    }
+    *node = again(node, config(max), &[107]);
+    node.begin();
+    node.policy(&policy(""));
+    node.endpoint(spec("web", 7, "app=web"));
+    node.sync();
+}
+
+/// Four identities of names: three alone, {a, b}; and 1.1.1.3 has {c} of {a, b, c}.
+fn at_the_limit() -> Node {
+    let mut node = node(4);
+    for name in ["a.test", "b.test"] {
+        assert_eq!(learn(&mut node, name, "1.1.1.1"), Realised::Yes);
+    }
+    for name in ["c.test", "a.test", "b.test"] {
+        learn(&mut node, name, "1.1.1.3");
+    }
+    assert_eq!((open(&node, "1.1.1.3"), limited(&node)), (vec![3], 1));
+    node
+}
+
+#[test]
+fn a_restart_takes_nothing_from_a_limited_address() {
+    let mut node = at_the_limit();
+    // Resolved before it: each has an identity again, and so {a, b} may be taken for it.
+    for (name, address) in [
+        ("a.test", "1.1.0.1"),
+        ("b.test", "1.1.0.2"),
+        ("c.test", "1.1.0.3"),
+    ] {
+        assert_eq!(learn(&mut node, name, address), Realised::Yes);
+    }
+    let before = node.datapath.clone();
+    restart(&mut node, 4, true);
+    assert_eq!((open(&node, "1.1.1.3"), limited(&node)), (vec![3], 1));
+    assert_eq!(node.datapath.ipcache, before.ipcache);
+    assert_eq!(node.datapath.policy, before.policy);
+}
+
+#[test]
+fn a_limited_address_keeps_what_only_the_run_before_gave_a_number() {
+    let mut node = at_the_limit();
+    let before = node.datapath.clone();
+    // With a lower limit nothing that has its identity loses it.
+    restart(&mut node, 1, true);
+    assert_eq!(node.datapath.ipcache, before.ipcache);
+    assert_eq!(node.datapath.policy, before.policy);
+}
+
+#[test]
+fn what_is_in_force_counts_before_it_is_asked_for_again() {
+    let mut node = at_the_limit();
+    restart(&mut node, 4, true);
+    let summary = node.core.summary();
+    assert_eq!((summary.fqdn_identities, limited(&node)), (4, 1));
+    assert_eq!(open(&node, "1.1.1.3"), [3]);
+}
+
+#[test]
+fn a_lost_checkpoint_closes_nothing() {
+    let mut node = at_the_limit();
+    let had = node.identity("1.1.1.1");
+    restart(&mut node, 0, false);
+    assert_eq!(
+        (open(&node, "1.1.1.1"), node.identity("1.1.1.1")),
+        (vec![1, 2], had)
+    );
+    assert!(open(&node, "1.1.1.3").contains(&3));
+    // Nor does the end of the grace, when the labels of the blocks go.
+    for secs in [1, 20] {
+        node.tick(node.now.plus_secs(secs));
+        assert_eq!(open(&node, "1.1.1.1"), [1, 2]);
+    }
 }
 
 #[test]

@@ -38,12 +38,20 @@ impl Walk<'_> {
         } else {
             found.world
         };
-        if found.unresolved {
+        if found.limited && has == wanted {
+            let text = format!(
+                "cilium_ipcache_v2 has identity {shall}, of some of the address's names only: \
+                 their combination got no identity of its own (circuit breaker)"
+            );
+            let remedy = "fewer overlapping names in policy, or a higher --tofqdns-max-identities";
+            return hop(HopState::Missing, text, remedy);
+        }
+        if found.unresolved && !found.limited {
             let text = format!(
                 "cilium_ipcache_v2 has identity {has}, older than the address's labels: they got \
                  no identity"
             );
-            let remedy = "local identities are used up or their number is capped: `status`";
+            let remedy = "local identities are used up: `status`";
             return hop(HopState::Missing, text, remedy);
         }
         if has == wanted {

@@ -347,7 +347,7 @@ async fn list(
 fn specs(count: usize) -> Result<Vec<EndpointSpec>> {
     let mut commands = String::from("link set lo up\n");
     for n in 0..count {
-        commands += &format!("link add lxc{n} type dummy\n");
+        commands += &format!("link add lxc{n} type veth peer name pod{n}\n");
     }
     shell::feed(Command::new("ip").args(["-batch", "-"]), &commands)?;
     (0..count)

@@ -6,6 +6,7 @@ pub mod observe;
 pub mod policy;
 pub mod show;
 pub mod table;
+pub mod trace;
 pub mod why;
 
 use anyhow::{Result, bail};
@@ -40,6 +41,7 @@ pub async fn run(command: Command) -> Result<()> {
         Command::Policy(PolicyCommand::Validate { files, output }) => {
             policy::validate(&files, output)
         }
+        Command::Policy(PolicyCommand::Trace(args)) => trace::run(&args).await,
         Command::Identity(command) => identity(command).await,
         Command::Ip(command) => ip(command).await,
         Command::Selectors(SelectorsCommand::List(args)) => {

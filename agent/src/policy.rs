@@ -6,7 +6,9 @@
 //!                                                        └─► compute: DNS rules
 //! ```
 
+pub mod ask;
 pub mod compute;
+pub mod footgun;
 pub mod model;
 pub mod parse;
 pub mod repository;

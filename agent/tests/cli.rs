@@ -56,6 +56,9 @@ fn wrong_usage_ends_with_2_and_names_the_flag() {
     );
     fails(2, &["ip", "get", "www.good.test"], "www.good.test");
     fails(2, &["policy", "validate"], "<FILES>");
+    fails(2, &["why", "1"], "<TARGET>");
+    fails(2, &["why", "1", "www.good.test:http"], "no port");
+    fails(2, &["policy", "trace", "--from=a:b", "--to=b"], "--port");
 }
 
 /// None of these may come as far as touching the node.
@@ -119,6 +122,14 @@ fn asking_an_agent_that_is_not_there_ends_with_1_and_says_so_in_one_line() {
         &["fqdn", "cache", "clean"],
         &["fqdn", "names"],
         &["observe"],
+        &["why", "1", "www.good.test:443"],
+        &[
+            "policy",
+            "trace",
+            "--from=k8s:app=web",
+            "--to=192.0.2.1",
+            "--port=443",
+        ],
     ] {
         for form in ["table", "json"] {
             let arguments = [verb, &["--admin-socket", socket, "-o", form]].concat();
@@ -181,6 +192,50 @@ fn policies_are_checked_without_an_agent() {
 
     fails(1, &["policy", "validate", &none], "none.yaml");
     fails(1, &["policy", "validate", "/nowhere.yaml"], "/nowhere.yaml");
+}
+
+#[test]
+fn packets_are_traced_without_an_agent() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let file = dir.path().join("web.yaml");
+    let rules = "  - toCIDR: [192.0.2.53/32]\n    toPorts: [{ports: [{port: \"53\"}], rules: {dns: [{matchPattern: \"*\"}]}}]\n";
+    fs::write(&file, format!("{POLICY}{rules}")).expect("written");
+    let file = file.to_str().expect("UTF-8");
+    let trace = |from: &str, to: &str, form: &[&str]| {
+        let flags = [
+            "--from",
+            from,
+            "--to",
+            to,
+            "--port=443",
+            "--policy-file",
+            file,
+        ];
+        run(&[&["policy", "trace"], &flags[..], form].concat())
+    };
+    let open = trace("k8s:app=web", "www.good.test", &[]);
+    let text = String::from_utf8_lossy(&open.stdout).into_owned();
+    assert_eq!(open.status.code(), Some(0), "{text}");
+    let by = "allowed by CiliumNetworkPolicy/default/web spec.egress[0] (fqdn:*.good.test";
+    assert!(text.contains(by) && text.ends_with("\nallowed\n"), "{text}");
+    let shut = trace("k8s:app=web", "192.0.2.1", &["-o", "json"]);
+    assert_eq!(shut.status.code(), Some(1));
+    let shut: serde_json::Value = serde_json::from_slice(&shut.stdout).expect("JSON");
+    assert_eq!(shut["steps"][0]["verdict"], "no-rule");
+    let error = trace("web", "192.0.2.1", &[]);
+    assert!(String::from_utf8_lossy(&error.stderr).contains("give labels"));
+    fails(
+        1,
+        &[
+            "policy",
+            "trace",
+            "--from=a:b",
+            "--to=a:c",
+            "--port=1",
+            "--policy-file=/nowhere.yaml",
+        ],
+        "/nowhere.yaml",
+    );
 }
 
 #[test]

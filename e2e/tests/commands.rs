@@ -263,6 +263,33 @@ fn documents(asked: &mut Asked<'_>) -> Result<()> {
             json!({"endpoints": [lab.endpoint_id(&lab.a)?]}),
         ],
     );
+    let web = lab.endpoint_id(&lab.a)?.to_string();
+    for (from, to) in [
+        (web.as_str(), "www.good.test"),
+        (holdfast_e2e::policy::WEB, "203.0.113.10"),
+    ] {
+        asked.ask(
+            AGENT,
+            &["policy", "trace", "--from", from, "--to", to, "--port=80"],
+            &["allowed by CiliumNetworkPolicy/default/good-names spec.egress[1]"],
+            &[
+                json!({"allowed": true}),
+                json!({"step": "egress", "passes": true}),
+            ],
+        );
+    }
+    asked.fails(
+        AGENT,
+        &[
+            "policy",
+            "trace",
+            "--from",
+            &web,
+            "--to=203.0.113.11",
+            "--port=80",
+        ],
+        "no rule is about it",
+    );
     let file = |name: &str, text: &str| -> Result<String> {
         let path = lab.directory().join(name);
         std::fs::write(&path, text)?;

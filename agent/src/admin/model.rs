@@ -3,11 +3,9 @@
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    core::{
-        snapshot::{PolicyView, RejectedView, Summary},
-        why::RuleView,
-    },
+    core::snapshot::{PolicyView, RejectedView, Summary},
     endpoint::source::Unresolved,
+    policy::trace::RuleView,
     proxies::ProxyView,
 };
 

@@ -26,7 +26,10 @@ use crate::{
     epoch::Epoch,
     events::Events,
     grpc::peer::{Allowed, Checked},
-    policy::trace::{Port, Way},
+    policy::{
+        ask::Trace,
+        trace::{Port, Way},
+    },
     proxies::{Proxies, ProxyView},
     runner::{CoreAway, CoreHandle},
 };
@@ -98,7 +101,9 @@ impl From<WhyError> for Refusal {
         let status = match &error {
             WhyError::Away(_) => StatusCode::SERVICE_UNAVAILABLE,
             WhyError::NoEndpoint(_) => StatusCode::NOT_FOUND,
-            WhyError::Ambiguous { .. } | WhyError::IngressName => StatusCode::BAD_REQUEST,
+            WhyError::Ambiguous { .. } | WhyError::IngressName | WhyError::Label(_) => {
+                StatusCode::BAD_REQUEST
+            }
             WhyError::Cut(_) => StatusCode::INTERNAL_SERVER_ERROR,
         };
         Self::new(status, error.to_string())
@@ -183,6 +188,7 @@ impl Admin {
                 let wait = Duration::from_secs(number("wait").unwrap_or(0).min(LONG_POLL));
                 render(&self.events.after(number("after").unwrap_or(0), wait).await)
             }
+            "/v1/trace" if get => render(&self.trace(query.as_deref()).await?),
             "/v1/why" if get => render(&self.why(query.as_deref()).await?),
             "/v1/endpoints" if method == Method::POST => {
                 let document = body(request).await?;
@@ -217,6 +223,7 @@ impl Admin {
                 summary.policies_rejected
             ));
         }
+        problems.extend(self.core.look(|core| core.policy_warnings()).await?);
         if summary.pending_steps > 0 {
             problems.push(format!(
                 "{} changes could not be made in the datapath and are tried again: see the log",
@@ -273,6 +280,18 @@ impl Admin {
             damaged_files: (*self.damaged).clone(),
             problems,
         })
+    }
+
+    async fn trace(&self, query: Option<&str>) -> Result<Trace, Refusal> {
+        let bad = |error: String| Refusal::new(StatusCode::BAD_REQUEST, error);
+        let wanted = |name: &str| {
+            let found = parameter(query, name);
+            found.ok_or_else(|| bad(format!("parameter {name} is missing")))
+        };
+        let port = wanted("port")?.parse::<Port>();
+        let port = port.map_err(|error| bad(error.to_string()))?;
+        let (from, to) = (wanted("from")?, wanted("to")?);
+        Ok(why::trace(&self.core, &from, &to, port).await?)
     }
 
     async fn why(&self, query: Option<&str>) -> Result<Why, Refusal> {

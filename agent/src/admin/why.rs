@@ -16,7 +16,9 @@ use self::walk::Walk;
 use super::model::Why;
 use crate::{
     core::why::{AddressFound, Findings, PeerFound, Target},
+    labels::LabelError,
     policy::{
+        ask::{self, Party, To, Trace},
         compute::decide,
         trace::{Port, Way},
     },
@@ -58,6 +60,9 @@ pub enum WhyError {
     /// Names mean nothing to ingress.
     #[error("ingress policy knows no names: give the sender's address")]
     IngressName,
+    /// Labels that cannot be read.
+    #[error(transparent)]
+    Label(#[from] LabelError),
     /// A map could not be read for a reason of this process.
     #[error("reading the maps was cut short: {0}")]
     Cut(#[from] tokio::task::JoinError),
@@ -108,21 +113,9 @@ pub async fn answer(
     if question.way == Way::Ingress && matches!(question.target, Target::Name(_)) {
         return Err(WhyError::IngressName);
     }
-    let text = question.endpoint.clone();
-    let mut called = core.look(move |core| core.endpoints_called(&text)).await?;
-    let endpoint = match (called.pop(), called.is_empty()) {
-        (Some((id, _)), true) => id,
-        (None, _) => return Err(WhyError::NoEndpoint(question.endpoint)),
-        (Some(last), false) => {
-            called.push(last);
-            return Err(WhyError::Ambiguous {
-                text: question.endpoint,
-                found: called
-                    .iter()
-                    .map(|(id, key)| format!("{id} ({key})"))
-                    .collect(),
-            });
-        }
+    let endpoint = called(core, &question.endpoint).await?;
+    let Some(endpoint) = endpoint else {
+        return Err(WhyError::NoEndpoint(question.endpoint));
     };
     let target = question.target.clone();
     let found = core
@@ -148,6 +141,51 @@ pub async fn answer(
         now: BootTime::now(),
     }
     .why())
+}
+
+/// The endpoint that is called so, if there is one.
+async fn called(core: &CoreHandle, text: &str) -> Result<Option<EndpointId>, WhyError> {
+    let wanted = text.to_owned();
+    let called = core.look(move |core| core.endpoints_called(&wanted));
+    match called.await?.as_slice() {
+        [] => Ok(None),
+        [(id, _)] => Ok(Some(*id)),
+        several => Err(WhyError::Ambiguous {
+            text: text.to_owned(),
+            found: several
+                .iter()
+                .map(|(id, key)| format!("{id} ({key})"))
+                .collect(),
+        }),
+    }
+}
+
+/// What the documents in force say of a packet. Who sends: labels, or an endpoint; who
+/// receives: these, an address or a DNS name.
+pub async fn trace(core: &CoreHandle, from: &str, to: &str, port: Port) -> Result<Trace, WhyError> {
+    let endpoint = async |text: &str| match called(core, text).await? {
+        Some(id) => Ok::<_, WhyError>(core.look(move |core| core.labels_of(id)).await?),
+        None => Ok(None),
+    };
+    let sender = match Party::parse(from)? {
+        Party::Labels(labels) => labels,
+        Party::Address(_) | Party::Name(_) => endpoint(from)
+            .await?
+            .ok_or_else(|| WhyError::NoEndpoint(from.to_owned()))?,
+    };
+    let (receiver, known) = match Party::parse(to)? {
+        Party::Labels(labels) => (To::Labels(labels), None),
+        Party::Address(address) => {
+            let known = core.look(move |core| core.subject_at(address)).await?;
+            (To::Address(address), known)
+        }
+        Party::Name(name) => match endpoint(to).await? {
+            Some(labels) => (To::Labels(labels), None),
+            None => (To::Name(Fqdn::normalise(&name)), None),
+        },
+    };
+    let repository = core.look(|core| core.repository()).await?;
+    Ok(ask::trace(&repository, &sender, &receiver, port, known))
 }
 
 async fn address_read(

@@ -6,7 +6,13 @@ use anyhow::{Context as _, Result, bail};
 use serde::Serialize;
 
 use super::show::print;
-use crate::{config::args::Output, policy::parse::parse_documents};
+use crate::{
+    config::args::Output,
+    policy::{
+        footgun,
+        parse::{PolicyDocument, parse_documents},
+    },
+};
 
 #[derive(Serialize)]
 struct Checked {
@@ -25,19 +31,26 @@ struct Document {
 
 /// Reads `files`; fails if a document of any is refused, or if one holds none.
 pub fn validate(files: &[PathBuf], output: Output) -> Result<()> {
-    let mut all = Vec::new();
+    let mut read = Vec::new();
     for file in files {
         let text = std::fs::read_to_string(file)
             .with_context(|| format!("{} cannot be read", file.display()))?;
         let name = file.display().to_string();
-        let documents = parse_documents(&text, &name)
-            .into_iter()
+        let documents = parse_documents(&text, &name);
+        read.push((name, documents));
+    }
+    let good = read.iter().flat_map(|(_, documents)| documents).flatten();
+    let good: Vec<&PolicyDocument> = good.collect();
+    let mut all = Vec::new();
+    for (name, documents) in &read {
+        let documents = documents
+            .iter()
             .map(|document| match document {
                 Ok(document) => Document {
-                    key: Some(document.key),
+                    key: Some(document.key.clone()),
                     valid: true,
                     error: None,
-                    warnings: document.warnings,
+                    warnings: warnings(document, &good),
                 },
                 Err(error) => Document {
                     key: error.key.clone(),
@@ -48,7 +61,7 @@ pub fn validate(files: &[PathBuf], output: Output) -> Result<()> {
             })
             .collect();
         all.push(Checked {
-            file: name,
+            file: name.clone(),
             documents,
         });
     }
@@ -85,4 +98,9 @@ pub fn validate(files: &[PathBuf], output: Output) -> Result<()> {
         bail!("{refused} documents are refused");
     }
     Ok(())
+}
+
+fn warnings(document: &PolicyDocument, all: &[&PolicyDocument]) -> Vec<String> {
+    let own = document.warnings.iter().cloned();
+    own.chain(footgun::unlearned_in(document, all)).collect()
 }

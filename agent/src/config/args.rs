@@ -143,6 +143,27 @@ pub enum PolicyCommand {
         #[arg(short, long, value_enum, default_value_t = Output::Table)]
         output: Output,
     },
+    /// What policy says of a packet, and by which rules; exit 1 if it is dropped
+    Trace(TraceArgs),
+}
+
+/// `policy trace`
+#[derive(Debug, Args)]
+pub struct TraceArgs {
+    /// Who sends: labels (k8s:app=web,k8s:tier=front), or an endpoint of the running agent
+    #[arg(long)]
+    pub from: String,
+    /// Who receives: labels, an address, a DNS name, or an endpoint of the running agent
+    #[arg(long)]
+    pub to: String,
+    /// Destination port: 443, 443/TCP, 53/UDP, 8/ICMP (the type)
+    #[arg(long)]
+    pub port: Port,
+    /// Judge by these files alone, without an agent; may be repeated
+    #[arg(long = "policy-file", value_name = "FILE")]
+    pub policy_files: Vec<PathBuf>,
+    #[command(flatten)]
+    pub client: ClientArgs,
 }
 
 /// `identity …`
@@ -267,8 +288,8 @@ pub struct ObserveArgs {
 pub struct WhyArgs {
     /// Number, key, name or address of the endpoint
     pub endpoint: String,
-    /// Name or address, with a port or without: www.example.com:443, 203.0.113.7:53/UDP,
-    /// [2001:db8::1]:443/TCP
+    /// Name or address, with a port or without: www.example.com:443, 203.0.113.7:53/UDP; an IPv6
+    /// address with a port stands in brackets
     pub target: WhyTarget,
     /// The other way: may the endpoint receive from the target at this port of its own?
     #[arg(long)]

@@ -6,7 +6,6 @@ use std::net::IpAddr;
 
 use holdfast_sdp::{name::Fqdn, pattern::Pattern, policy::rule::NameRules};
 use ipnet::IpNet;
-use serde::{Deserialize, Serialize};
 use shared_maps::{EndpointId, FAMILY_IPV4, FAMILY_IPV6, IdentityId};
 
 use super::{
@@ -18,12 +17,19 @@ use crate::{
     endpoint::endpoint::Endpoint,
     labels::LabelSet,
     policy::{
-        model::{EndpointPolicy, Side, SideRule},
+        footgun,
+        model::{EndpointPolicy, Side},
+        repository::Repository,
         rule::Peers,
-        trace::{self, Match, Port, Verdict, Way},
+        trace::{self, Match, Port, RuleView, Verdict, Way},
     },
     selector::selector::{FqdnSelector, Selector, Subject},
 };
+
+/// Endpoints that a warning names.
+const NAMED: usize = 5;
+/// Warnings given at once.
+const WARNINGS: usize = 50;
 
 /// The other side of a question.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -32,21 +38,6 @@ pub enum Target {
     Name(Fqdn),
     /// An address.
     Address(IpAddr),
-}
-
-/// A policy rule, as people find it in its document.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct RuleView {
-    /// Key of the document.
-    pub document: String,
-    /// Where the document says it, for example `spec.egress[0]`.
-    pub rule: String,
-    /// `allow`, `deny` or `dns` (through the DNS proxy).
-    pub says: String,
-    /// The selector of it that is meant; none = the rule is about everyone.
-    pub selector: Option<String>,
-    /// Ports; empty = all.
-    pub ports: Vec<String>,
 }
 
 /// What the model has on an endpoint and a target.
@@ -191,9 +182,60 @@ impl Core {
         PeerFound {
             labels: known,
             verdict: decision.as_ref().map(|decision| decision.verdict),
-            by: decision.iter().flat_map(|d| &d.by).map(view).collect(),
-            about: trace::about(side, &subject).iter().map(view).collect(),
+            by: decision
+                .iter()
+                .flat_map(|d| &d.by)
+                .map(RuleView::of)
+                .collect(),
+            about: trace::about(side, &subject)
+                .iter()
+                .map(RuleView::of)
+                .collect(),
         }
+    }
+}
+
+impl Core {
+    /// The documents in force.
+    pub fn repository(&self) -> Repository {
+        self.state.repository.clone()
+    }
+
+    /// Policies that are valid and do not do what their authors think, in words.
+    pub fn policy_warnings(&self) -> Vec<String> {
+        let state = &self.state;
+        let documents = state.repository.iter().flat_map(|document| {
+            let warnings = document.warnings.iter();
+            warnings.map(move |warning| format!("policy {}: {warning}", document.key))
+        });
+        let unlearned = state.subjects.values().filter_map(|subject| {
+            let text = footgun::unlearned(&subject.policy)?;
+            let ids = subject
+                .endpoints
+                .iter()
+                .take(NAMED)
+                .map(|id| id.0.to_string());
+            let more = match subject.endpoints.len().saturating_sub(NAMED) {
+                0 => String::new(),
+                more => format!(" and {more} more"),
+            };
+            let ids: Vec<String> = ids.collect();
+            Some(format!("endpoint {}{more}: {text}", ids.join(", ")))
+        });
+        documents.chain(unlearned).take(WARNINGS).collect()
+    }
+
+    /// Labels of an endpoint.
+    pub fn labels_of(&self, endpoint: EndpointId) -> Option<LabelSet> {
+        let endpoint = self.state.endpoints.get(endpoint)?;
+        Some(endpoint.labels.clone())
+    }
+
+    /// What selectors see at an address; none if it has no identity.
+    pub fn subject_at(&self, address: IpAddr) -> Option<Subject> {
+        let identity = self.state.ipcache.identity_of(address)?;
+        let labels = self.state.selectors.labels(identity)?;
+        Some(Subject::new(identity, labels.clone()))
     }
 }
 
@@ -202,27 +244,6 @@ pub fn side_of(policy: &EndpointPolicy, way: Way) -> &Side {
     match way {
         Way::Egress => &policy.egress,
         Way::Ingress => &policy.ingress,
-    }
-}
-
-/// A match, for people.
-pub fn view(found: &Match<'_>) -> RuleView {
-    rule_view(found.rule, found.selector)
-}
-
-fn rule_view(rule: &SideRule, selector: Option<&Selector>) -> RuleView {
-    let ports = &rule.rule.ports;
-    let says = match (rule.rule.deny, ports.iter().any(|port| port.dns.is_some())) {
-        (true, _) => "deny",
-        (false, true) => "dns",
-        (false, false) => "allow",
-    };
-    RuleView {
-        document: rule.document.to_string(),
-        rule: rule.rule.path.to_string(),
-        says: says.to_owned(),
-        selector: selector.map(ToString::to_string),
-        ports: ports.iter().map(ToString::to_string).collect(),
     }
 }
 
@@ -236,7 +257,12 @@ fn rules_by_name(policy: &EndpointPolicy, name: &Fqdn) -> Vec<RuleView> {
             Selector::Fqdn(fqdn) => selects(fqdn, name),
             _ => false,
         });
-        found.extend(matching.map(|selector| rule_view(rule, Some(selector))));
+        found.extend(matching.map(|selector| {
+            RuleView::of(&Match {
+                rule,
+                selector: Some(selector),
+            })
+        }));
     }
     found
 }

@@ -167,13 +167,14 @@ pub fn lxc_address(key: &LxcKey) -> Option<IpAddr> {
 
 /// Labels of an endpoint; without a namespace it is in [`DEFAULT_NAMESPACE`].
 pub fn labels_of(spec: &EndpointSpec) -> Result<LabelSet, LabelError> {
-    let mut labels: Vec<Label> = spec
-        .labels
-        .iter()
-        .map(|text| Label::parse(text))
-        .collect::<Result<_, _>>()?;
+    let labels = spec.labels.iter().map(|text| Label::parse(text));
+    Ok(in_namespace(labels.collect::<Result<_, _>>()?))
+}
+
+/// Labels of an endpoint; without a namespace it is in [`DEFAULT_NAMESPACE`].
+pub fn in_namespace(mut labels: Vec<Label>) -> LabelSet {
     if !labels.iter().any(|label| label.key() == NAMESPACE_KEY) {
         labels.push(Label::new(K8S, NAMESPACE_KEY, DEFAULT_NAMESPACE));
     }
-    Ok(LabelSet::new(labels))
+    LabelSet::new(labels)
 }

@@ -1,8 +1,12 @@
 //! Documents that are read, and refusals with the field they name.
 
+use std::sync::Arc;
+
 use super::*;
 use crate::{
+    labels::LabelSet,
     policy::rule::{Direction, DnsNames, PeerRule, Peers, PortRule, Protocol},
+    policy::{footgun, model::EndpointPolicy, repository::Repository},
     selector::selector::{CidrSelector, Entity, Selector},
 };
 
@@ -242,6 +246,7 @@ fn refuses_with_the_field_and_what_to_do() {
         "spec.nodeSelector",
     );
     refused("endpointSelector: {}\negres: []", "spec.egres");
+    refused("endpointSelector: {}\nlog: {value: x}", "spec.log");
     refused("endpointSelector: {}\negress: {}", "spec.egress");
     refused(
         "endpointSelector: {}\negress:\n- toFQDNs:\n  - {matchName: a.b, matchPattern: \"*.b\"}",
@@ -365,13 +370,45 @@ fn refuses_whole_documents() {
 
 #[test]
 fn warns_of_names_nobody_learns_and_of_servers_anyone_may_be() {
-    let document =
-        with_spec("endpointSelector: {}\negress:\n- toFQDNs: [{matchName: a.b}]").unwrap();
+    let unlearned = |documents: &[PolicyDocument]| {
+        let all: Vec<&PolicyDocument> = documents.iter().collect();
+        footgun::unlearned_in(all[0], &all)
+    };
+    let names = |subject: &str| {
+        let spec = format!("endpointSelector: {subject}\negress:\n- toFQDNs: [{{matchName: a.b}}]");
+        with_spec(&spec).unwrap()
+    };
+    let dns = |subject: &str| {
+        let rules = "rules: {dns: [{matchPattern: \"*\"}]}";
+        let spec = format!(
+            "endpointSelector: {subject}\negress:\n- toCIDR: [10.0.0.53/32]\n  toPorts:\n  - ports: [{{port: 53}}]\n    {rules}"
+        );
+        with_spec(&spec).unwrap()
+    };
+    let web = "{matchLabels: {app: web}}";
+    let warned = unlearned(&[names(web)]).unwrap();
     assert!(
-        document.warnings[0].contains("without any DNS rule"),
-        "{:?}",
-        document.warnings
+        warned.starts_with("spec.egress[0]: toFQDNs without any DNS rule"),
+        "{warned}"
     );
+    assert!(unlearned(&[names(web), dns("{matchLabels: {app: db}}")]).is_some());
+    assert_eq!(unlearned(&[names(web), dns(web)]), None);
+    assert_eq!(unlearned(&[names(web), dns("{}")]), None);
+    let labels = LabelSet::parse(&["k8s:app=web", "k8s:io.kubernetes.pod.namespace=default"]);
+    let of = |documents: &[PolicyDocument]| {
+        let mut repository = Repository::default();
+        for (n, document) in documents.iter().enumerate() {
+            let key = n.to_string();
+            repository.insert(Arc::new(PolicyDocument {
+                key,
+                ..document.clone()
+            }));
+        }
+        footgun::unlearned(&EndpointPolicy::of(labels.as_ref().unwrap(), &repository))
+    };
+    assert!(of(&[names(web)]).unwrap().contains("0 spec.egress[0]"));
+    assert_eq!(of(&[names(web), dns("{}")]), None);
+    assert!(of(&[names(web), dns("{matchLabels: {app: db}}")]).is_some());
     let document = with_spec(
         "endpointSelector: {}\negress:\n- toPorts:\n  - ports: [{port: 53}]\n    rules: {dns: [{matchPattern: \"*\"}]}",
     )

@@ -6,7 +6,7 @@ use super::parse::PolicyDocument;
 use crate::labels::LabelSet;
 
 /// Documents by key.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct Repository {
     documents: BTreeMap<String, Arc<PolicyDocument>>,
 }

@@ -2,6 +2,8 @@
 
 use std::{fmt, str::FromStr};
 
+use serde::{Deserialize, Serialize};
+
 use super::{
     model::{Side, SideRule},
     rule::{Peers, PortRule},
@@ -124,6 +126,54 @@ pub struct Decision<'a> {
     pub verdict: Verdict,
     /// Rules that agree with it; empty where it comes of there being none.
     pub by: Vec<Match<'a>>,
+}
+
+/// A policy rule, as people find it in its document.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RuleView {
+    /// Key of the document.
+    pub document: String,
+    /// Where the document says it, for example `spec.egress[0]`.
+    pub rule: String,
+    /// `allow`, `deny` or `dns` (through the DNS proxy).
+    pub says: String,
+    /// The selector of it that is meant; none = the rule is about everyone.
+    pub selector: Option<String>,
+    /// Ports; empty = all.
+    pub ports: Vec<String>,
+}
+
+impl RuleView {
+    /// A match, for people.
+    pub fn of(found: &Match<'_>) -> Self {
+        let rule = &found.rule.rule;
+        let dns = rule.ports.iter().any(|port| port.dns.is_some());
+        let says = match (rule.deny, dns) {
+            (true, _) => "deny",
+            (false, true) => "dns",
+            (false, false) => "allow",
+        };
+        Self {
+            document: found.rule.document.to_string(),
+            rule: rule.path.to_string(),
+            says: says.to_owned(),
+            selector: found.selector.map(ToString::to_string),
+            ports: rule.ports.iter().map(ToString::to_string).collect(),
+        }
+    }
+}
+
+impl fmt::Display for RuleView {
+    /// `CiliumNetworkPolicy/shop/web spec.egress[1] (fqdn:*.example.com; TCP 443)`.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let selector = self.selector.as_deref().unwrap_or("everyone");
+        write!(f, "{} {} ({selector}; ", self.document, self.rule)?;
+        if self.ports.is_empty() {
+            f.write_str("every port)")
+        } else {
+            write!(f, "{})", self.ports.join(", "))
+        }
+    }
 }
 
 /// Rules of a direction that are about a peer, whatever the port.

@@ -112,6 +112,14 @@ pub fn rule(path: &str, value: &Value, scope: &Scope) -> Checked<Rule> {
         return Err(Fault::new(&selector_path, "is missing", remedy));
     };
     let subject = subject(&selector_path, selector, scope)?;
+    if map.contains_key("log") {
+        let remedy = "remove it: `observe` and `why` name the rule of a packet";
+        return Err(Fault::new(
+            &format!("{path}.log"),
+            "log is not supported",
+            remedy,
+        ));
+    }
     let direction = |egress: bool, allow: &str, deny: &str, flag: &str| {
         let mut peers = Vec::new();
         for (field, is_deny) in [(deny, true), (allow, false)] {
@@ -323,24 +331,14 @@ fn name_rule(path: &str, value: &Value, make: fn(String) -> NameRule) -> Checked
 /// What the author of these rules should know although they are valid.
 pub fn warnings(rules: &[Rule]) -> Vec<String> {
     let mut found = Vec::new();
-    let egress = || rules.iter().flat_map(|rule| &rule.egress.peers);
-    let by_name = egress().any(|rule| {
-        matches!(&rule.peers, Peers::Selectors(list) if list.iter().any(|s| matches!(s, Selector::Fqdn(_))))
-    });
-    let dns = |rule: &&PeerRule| rule.ports.iter().any(|port| port.dns.is_some());
-    if by_name && !egress().any(|rule| dns(&rule)) {
-        found.push(
-            "toFQDNs without any DNS rule: addresses are learned only from DNS answers that pass \
-             the proxy; add an egress rule to the DNS servers with toPorts.rules.dns"
-                .to_owned(),
-        );
-    }
-    if egress().filter(dns).any(|rule| is_anyone(&rule.peers)) {
-        found.push(
-            "a DNS rule allows any server: whoever runs one can give any address an allowed \
-             name; restrict the rule with toEndpoints or toCIDR to servers you trust"
-                .to_owned(),
-        );
+    for rule in rules.iter().flat_map(|rule| &rule.egress.peers) {
+        if rule.ports.iter().any(|port| port.dns.is_some()) && is_anyone(&rule.peers) {
+            found.push(format!(
+                "{}: a DNS rule allows any server: whoever runs one can give any address an \
+                 allowed name; restrict the rule with toEndpoints or toCIDR to servers you trust",
+                rule.path
+            ));
+        }
     }
     found
 }

@@ -61,6 +61,25 @@ async fn dumps_show_what_is_in_force() {
 }
 
 #[tokio::test]
+async fn names_that_nobody_learns_are_a_problem() {
+    let lab = Lab::start();
+    let client = serve(&lab);
+    let mut named = policy("*.example.com");
+    named.rules[0]
+        .egress
+        .peers
+        .retain(|rule| rule.ports.iter().all(|port| port.dns.is_none()));
+    lab.sync(vec![named], vec![pod()]).await;
+    let status: Status = client.get("/v1/status").await.unwrap();
+    let said = |part: &str| status.problems.iter().any(|problem| problem.contains(part));
+    assert!(
+        said("without any DNS rule") && said("endpoint 1:"),
+        "{:?}",
+        status.problems
+    );
+}
+
+#[tokio::test]
 async fn cleaning_a_name_takes_its_address_out() {
     let lab = Lab::start();
     let client = serve(&lab);

@@ -12,9 +12,9 @@ use crate::{
     cli::why::text,
     core::{
         snapshot::{DnsRulesView, EndpointView, NameView},
-        why::{AddressFound, Findings, PeerFound, RuleView},
+        why::{AddressFound, Findings, PeerFound},
     },
-    policy::trace::{Port, Verdict, Way},
+    policy::trace::{Port, RuleView, Verdict, Way},
 };
 
 const IDENTITY: IdentityId = IdentityId(16_777_217);

@@ -10,8 +10,8 @@ use holdfast_sdp::mapping::BootTime;
 use super::{AddressRead, LxcRead, Question, Read};
 use crate::{
     admin::model::{Hop, HopState, Why},
-    core::why::{Findings, RuleView, Target},
-    policy::trace::Way,
+    core::why::{Findings, Target},
+    policy::trace::{RuleView, Way},
 };
 
 /// Everything that was found.
@@ -173,14 +173,4 @@ fn only_first_remedy(hops: &mut [Hop]) {
     let missing = hops.iter_mut();
     let missing = missing.filter(|hop| hop.state == HopState::Missing);
     missing.skip(1).for_each(|hop| hop.remedy = None);
-}
-
-fn rule_of(rule: &RuleView) -> String {
-    let selector = rule.selector.as_deref().unwrap_or("everyone");
-    let ports = if rule.ports.is_empty() {
-        "every port".to_owned()
-    } else {
-        rule.ports.join(", ")
-    };
-    format!("{} {} ({selector}; {ports})", rule.document, rule.rule)
 }

@@ -1,6 +1,6 @@
 //! From the endpoint to the addresses it knows.
 
-use super::{STATUS, Walk, hop, rule_of};
+use super::{STATUS, Walk, hop};
 use crate::{
     admin::model::{Hop, HopState},
     core::snapshot::NameView,
@@ -125,7 +125,11 @@ impl Walk<'_> {
 
     pub(super) fn selector(&self, name: &str) -> Hop {
         let by_name = &self.found.by_name;
-        let found = by_name.iter().map(rule_of).collect::<Vec<_>>().join("; ");
+        let found = by_name
+            .iter()
+            .map(ToString::to_string)
+            .collect::<Vec<_>>()
+            .join("; ");
         if by_name.is_empty() {
             let text = format!("no toFQDNs rule of its policy selects {name}");
             let remedy = "add the name (matchName or matchPattern) to toFQDNs of an egress rule";

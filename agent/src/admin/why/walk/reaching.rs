@@ -4,7 +4,7 @@ use std::net::IpAddr;
 
 use shared_maps::policy::{PolicyKey, PolicyValue};
 
-use super::{End, STATUS, Walk, hop, rule_of};
+use super::{End, STATUS, Walk, hop};
 use crate::{
     admin::{
         model::{Hop, HopState},
@@ -182,7 +182,7 @@ impl Walk<'_> {
     /// What would open a port that no rule opens.
     fn remedy(&self, policy: &PeerFound, port: Option<Port>) -> String {
         let allows = policy.about.iter().filter(|rule| rule.says != "deny");
-        let allows: Vec<String> = allows.map(rule_of).collect();
+        let allows: Vec<String> = allows.map(ToString::to_string).collect();
         match (allows.is_empty(), port) {
             (false, Some(port)) => format!(
                 "rules about it name other ports: {}; add {} to one of them",
@@ -237,7 +237,7 @@ impl Walk<'_> {
                 .as_ref()
                 .is_some_and(|(_, value)| !value.is_deny()),
         };
-        let rules: Vec<String> = policy.by.iter().map(rule_of).collect();
+        let rules: Vec<String> = policy.by.iter().map(ToString::to_string).collect();
         let rules = rules.join("; ");
         let text = match policy.verdict {
             None if passes => open_ports(&entries.open).join(", "),

@@ -1,0 +1,108 @@
+//! `policy trace`: by the running agent's policies, or by files.
+
+use anyhow::{Context as _, Result, bail};
+use holdfast_sdp::name::Fqdn;
+
+use super::{client::Client, show::print};
+use crate::{
+    admin::server::encode,
+    config::args::TraceArgs,
+    policy::{
+        ask::{self, Party, Step, To, Trace},
+        parse::parse_documents,
+        repository::Repository,
+    },
+};
+
+/// Asks and prints; fails if the packet is dropped.
+pub async fn run(args: &TraceArgs) -> Result<()> {
+    let trace = if args.policy_files.is_empty() {
+        let path = format!(
+            "/v1/trace?from={}&to={}&port={}",
+            encode(&args.from),
+            encode(&args.to),
+            encode(&args.port.to_string())
+        );
+        Client::new(&args.client.admin_socket).get(&path).await?
+    } else {
+        by_files(args)?
+    };
+    print(args.client.output, &trace, text)?;
+    if trace.allowed {
+        Ok(())
+    } else {
+        bail!("not allowed")
+    }
+}
+
+fn by_files(args: &TraceArgs) -> Result<Trace> {
+    let mut repository = Repository::default();
+    for file in &args.policy_files {
+        let text = std::fs::read_to_string(file)
+            .with_context(|| format!("{} cannot be read", file.display()))?;
+        for document in parse_documents(&text, &file.display().to_string()) {
+            let document = document?;
+            let key = document.key.clone();
+            if repository.insert(document.into()).is_some() {
+                bail!(
+                    "{}: {key} is there twice; rename or remove one",
+                    file.display()
+                );
+            }
+        }
+    }
+    let Party::Labels(from) = Party::parse(&args.from)? else {
+        bail!(
+            "--from {}: without an agent, give labels, for example k8s:app=web",
+            args.from
+        );
+    };
+    let to = match Party::parse(&args.to)? {
+        Party::Labels(labels) => To::Labels(labels),
+        Party::Address(address) => To::Address(address),
+        Party::Name(name) => To::Name(Fqdn::normalise(&name)),
+    };
+    Ok(ask::trace(&repository, &from, &to, args.port, None))
+}
+
+/// As people read it.
+pub fn text(trace: &Trace) -> String {
+    let mut text = format!("{} to {}, {}\n", trace.from.join(","), trace.to, trace.port);
+    for step in &trace.steps {
+        line(&mut text, step);
+    }
+    text.push_str(if trace.allowed {
+        "allowed\n"
+    } else {
+        "not allowed\n"
+    });
+    text
+}
+
+fn line(text: &mut String, step: &Step) {
+    let state = if step.passes { "ok" } else { "DROPPED" };
+    let peer = match (step.step.as_str(), step.peer.is_empty()) {
+        (_, true) => String::new(),
+        ("ingress", _) => format!("from {}: ", step.peer.join(",")),
+        _ => format!("to {}: ", step.peer.join(",")),
+    };
+    let by = |rules: &[crate::policy::trace::RuleView]| {
+        let rules: Vec<String> = rules.iter().map(ToString::to_string).collect();
+        rules.join("; ")
+    };
+    let said = match (step.step.as_str(), step.verdict.as_str()) {
+        ("dns", "proxied") => format!("it may ask for the name by {}", by(&step.rules)),
+        ("dns", _) => "no DNS rule lets it ask for the name: nothing is learned".to_owned(),
+        (_, "allowed") => format!("allowed by {}", by(&step.rules)),
+        (_, "proxied") => format!("through the DNS proxy by {}", by(&step.rules)),
+        (_, "denied") => format!("denied by {}", by(&step.rules)),
+        (_, "not-restricted") => "not restricted".to_owned(),
+        (_, "from-node") => "the node itself needs no rule".to_owned(),
+        _ if step.other_ports.is_empty() => "no rule is about it".to_owned(),
+        _ => format!(
+            "no rule for this port; for others {}",
+            by(&step.other_ports)
+        ),
+    };
+    text.push_str(&format!("  {state:7}  {:8} {peer}{said}\n", step.step));
+}

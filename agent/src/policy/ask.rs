@@ -1,0 +1,304 @@
+//! `policy trace`: what documents say of one party that sends to another. Pure: needs neither
+//! endpoints nor a datapath.
+
+use std::net::IpAddr;
+
+use holdfast_sdp::{name::Fqdn, pattern::Pattern};
+use ipnet::IpNet;
+use serde::{Deserialize, Serialize};
+use shared_maps::IdentityId;
+
+use super::{
+    model::EndpointPolicy,
+    repository::Repository,
+    rule::{DnsNames, Peers, Rule},
+    trace::{self, Match, Port, RuleView, Verdict, Way},
+};
+use crate::{
+    endpoint::endpoint::in_namespace,
+    fqdn::names::NameSelectors,
+    ipcache::{
+        metadata::{Claim, Owner},
+        resolve::cidr_label,
+        table::Ipcache,
+    },
+    labels::{Label, LabelError, LabelSet, RESERVED},
+    selector::selector::{Selector, Subject},
+};
+
+/// Who receives.
+#[derive(Clone, Debug)]
+pub enum To {
+    /// Endpoints with these labels, or what a reserved label names.
+    Labels(LabelSet),
+    /// An address outside.
+    Address(IpAddr),
+    /// Any address outside that was learned for a name.
+    Name(Fqdn),
+}
+
+/// The answer of `policy trace`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Trace {
+    /// Labels of the sender.
+    pub from: Vec<String>,
+    /// The receiver, as it was asked for.
+    pub to: String,
+    /// Destination port.
+    pub port: String,
+    /// Whether all steps pass.
+    pub allowed: bool,
+    /// What has to pass.
+    pub steps: Vec<Step>,
+}
+
+/// One thing that has to pass.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Step {
+    /// `dns`: the sender may ask for the name; `egress`: it may send; `ingress`: the receiver
+    /// may receive.
+    pub step: String,
+    /// Labels of the other side.
+    pub peer: Vec<String>,
+    /// `allowed`, `proxied`, `denied`, `no-rule`, `not-restricted` or `from-node`.
+    pub verdict: String,
+    /// Whether it passes.
+    pub passes: bool,
+    /// Rules that decide.
+    pub rules: Vec<RuleView>,
+    /// Rules about the other side that are not about this port.
+    pub other_ports: Vec<RuleView>,
+}
+
+/// Labels that addresses and names have by these documents alone.
+#[derive(Debug)]
+pub struct Outside {
+    ipcache: Ipcache,
+    names: NameSelectors,
+}
+
+impl Outside {
+    /// By the blocks and names that the documents ask for.
+    pub fn of(repository: &Repository) -> Self {
+        let mut ipcache = Ipcache::new(true);
+        let mut names = NameSelectors::default();
+        for all in ["0.0.0.0/0", "::/0"] {
+            let all: IpNet = all.parse().expect("a constant prefix");
+            let labels = LabelSet::new(vec![ipcache.world().label(all).clone()]);
+            ipcache.claim(all, Owner::World, Claim::Labels(labels));
+        }
+        let mut block = |prefix: IpNet| {
+            if let Some(label) = cidr_label(prefix) {
+                let labels = LabelSet::new(vec![label]);
+                ipcache.claim(prefix, Owner::Policy, Claim::Labels(labels));
+            }
+        };
+        let rules = repository.iter().flat_map(|document| &document.rules);
+        for selector in rules.flat_map(Rule::selectors) {
+            match selector {
+                Selector::Cidr(cidr) => {
+                    cidr.except
+                        .iter()
+                        .chain([&cidr.prefix])
+                        .copied()
+                        .for_each(&mut block);
+                }
+                Selector::Fqdn(fqdn) => {
+                    names.add(fqdn);
+                }
+                Selector::Labels(_) | Selector::Entity(_) => {}
+            }
+        }
+        Self { ipcache, names }
+    }
+
+    fn address(&self, address: IpAddr) -> Subject {
+        outside(self.ipcache.labels(IpNet::from(address)))
+    }
+
+    /// An address of each family.
+    fn name(&self, name: &Fqdn) -> Vec<Subject> {
+        let of = |all: &str| {
+            let all: IpNet = all.parse().expect("a constant prefix");
+            let selected = self.names.labels_of(name);
+            let mut labels = selected.map_or(Vec::new(), |labels| labels.as_slice().to_vec());
+            labels.push(self.ipcache.world().label(all).clone());
+            outside(LabelSet::new(labels))
+        };
+        vec![of("0.0.0.0/0"), of("::/0")]
+    }
+}
+
+fn outside(labels: LabelSet) -> Subject {
+    let world = labels.as_slice().len() == 1;
+    let id = match (world, labels.has_reserved("world-ipv4")) {
+        (true, true) => IdentityId::WORLD_IPV4,
+        (true, false) => IdentityId::WORLD_IPV6,
+        (false, _) => IdentityId::LOCAL_MIN,
+    };
+    Subject::new(id, labels)
+}
+
+/// An endpoint, or what the reserved label names.
+fn inside(labels: &LabelSet) -> Subject {
+    let reserved = |(key, id): (&str, IdentityId)| labels.has_reserved(key).then_some(id);
+    let known = [
+        ("kube-apiserver", IdentityId::KUBE_APISERVER),
+        ("host", IdentityId::HOST),
+        ("remote-node", IdentityId::REMOTE_NODE),
+        ("health", IdentityId::HEALTH),
+        ("init", IdentityId::INIT),
+        ("unmanaged", IdentityId::UNMANAGED),
+        ("ingress", IdentityId::INGRESS),
+        ("world-ipv4", IdentityId::WORLD_IPV4),
+        ("world-ipv6", IdentityId::WORLD_IPV6),
+        ("world", IdentityId::WORLD),
+    ];
+    let id = known.into_iter().find_map(reserved);
+    Subject::new(id.unwrap_or(IdentityId::ENDPOINT_MIN), labels.clone())
+}
+
+/// Traces a packet of `from`. `known` has the labels of the address where an agent knows them.
+pub fn trace(
+    repository: &Repository,
+    from: &LabelSet,
+    to: &To,
+    port: Port,
+    known: Option<Subject>,
+) -> Trace {
+    let policy = EndpointPolicy::of(from, repository);
+    let outside = Outside::of(repository);
+    let mut steps = Vec::new();
+    let peers = match (to, known) {
+        (_, Some(subject)) => vec![subject],
+        (To::Labels(labels), None) => vec![inside(labels)],
+        (To::Address(address), None) => vec![outside.address(*address)],
+        (To::Name(name), None) => {
+            steps.extend(asking(&policy, name));
+            outside.name(name)
+        }
+    };
+    let alike = |peer: &Subject, other: &Subject| {
+        let one = trace::judge(&policy.egress, Way::Egress, peer, port).verdict;
+        one == trace::judge(&policy.egress, Way::Egress, other, port).verdict
+    };
+    let same = matches!(peers.as_slice(), [one, other] if alike(one, other));
+    for peer in peers.iter().take(if same { 1 } else { usize::MAX }) {
+        steps.push(step("egress", &policy, Way::Egress, peer, port));
+    }
+    let receivers = peers.iter().filter(|peer| peer.id.is_endpoint());
+    for receiver in receivers {
+        let theirs = EndpointPolicy::of(&receiver.labels, repository);
+        steps.push(step("ingress", &theirs, Way::Ingress, &inside(from), port));
+    }
+    Trace {
+        from: from.texts(),
+        to: match to {
+            To::Labels(labels) => labels.texts().join(","),
+            To::Address(address) => address.to_string(),
+            To::Name(name) => name.as_str().trim_end_matches('.').to_owned(),
+        },
+        port: port.to_string(),
+        allowed: steps.iter().all(|step| step.passes),
+        steps,
+    }
+}
+
+fn step(name: &str, policy: &EndpointPolicy, way: Way, peer: &Subject, port: Port) -> Step {
+    let side = match way {
+        Way::Egress => &policy.egress,
+        Way::Ingress => &policy.ingress,
+    };
+    let decision = trace::judge(side, way, peer, port);
+    let about = trace::about(side, peer);
+    let others = about.iter().filter(|found| !found.covers(port));
+    Step {
+        step: name.to_owned(),
+        peer: peer.labels.texts(),
+        verdict: word(decision.verdict).to_owned(),
+        passes: decision.verdict.passes(),
+        rules: decision.by.iter().map(RuleView::of).collect(),
+        other_ports: others.map(RuleView::of).collect(),
+    }
+}
+
+/// Whether the sender may ask DNS servers for the name.
+fn asking(policy: &EndpointPolicy, name: &Fqdn) -> Option<Step> {
+    if !policy.egress.enforced {
+        return None;
+    }
+    let allows = |names: &DnsNames| match names {
+        DnsNames::All => true,
+        DnsNames::Names(list) => list
+            .iter()
+            .any(|rule| Pattern::parse(rule).is_ok_and(|pattern| pattern.matches(name.as_str()))),
+    };
+    let rules = policy.egress.rules.iter().filter(|rule| !rule.rule.deny);
+    let rules = rules.filter(|rule| {
+        let names = rule.rule.ports.iter().filter_map(|port| port.dns.as_ref());
+        names.into_iter().any(allows)
+    });
+    let rules: Vec<RuleView> = rules
+        .map(|rule| {
+            let selector = match &rule.rule.peers {
+                Peers::Any => None,
+                Peers::Selectors(list) => list.first(),
+            };
+            RuleView::of(&Match { rule, selector })
+        })
+        .collect();
+    let passes = !rules.is_empty();
+    Some(Step {
+        step: "dns".to_owned(),
+        peer: Vec::new(),
+        verdict: if passes { "proxied" } else { "no-rule" }.to_owned(),
+        passes,
+        rules,
+        other_ports: Vec::new(),
+    })
+}
+
+fn word(verdict: Verdict) -> &'static str {
+    match verdict {
+        Verdict::Allowed => "allowed",
+        Verdict::Proxied => "proxied",
+        Verdict::Denied => "denied",
+        Verdict::NoRule => "no-rule",
+        Verdict::NotRestricted => "not-restricted",
+        Verdict::FromNode => "from-node",
+    }
+}
+
+/// A text that says who sends or receives.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Party {
+    /// Labels. Those of an endpoint name its namespace, `default` if the text does not.
+    Labels(LabelSet),
+    /// An address.
+    Address(IpAddr),
+    /// A name of whatever kind: an endpoint's, or a DNS name.
+    Name(String),
+}
+
+impl Party {
+    /// Reads `k8s:app=web,k8s:tier=front`, `reserved:host`, an address or a name.
+    pub fn parse(text: &str) -> Result<Self, LabelError> {
+        if let Ok(address) = text.parse() {
+            return Ok(Self::Address(address));
+        }
+        if !text.contains(['=', ':']) {
+            return Ok(Self::Name(text.to_owned()));
+        }
+        let labels = text.split(',').map(Label::parse);
+        let labels: Vec<Label> = labels.collect::<Result<_, _>>()?;
+        let reserved = labels.iter().any(|label| label.source() == RESERVED);
+        Ok(Self::Labels(if reserved {
+            LabelSet::new(labels)
+        } else {
+            in_namespace(labels)
+        }))
+    }
+}
+
+#[cfg(test)]
+mod tests;

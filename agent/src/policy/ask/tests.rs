@@ -1,0 +1,137 @@
+//! What documents say of a packet, and the JSON that programs read.
+
+use super::*;
+use crate::policy::parse::parse_documents;
+
+const POLICY: &str = r#"
+apiVersion: cilium.io/v2
+kind: CiliumNetworkPolicy
+metadata: {name: web, namespace: shop}
+spec:
+  endpointSelector: {matchLabels: {app: web}}
+  egress:
+  - toEndpoints: [{matchLabels: {k8s-app: kube-dns, "k8s:io.kubernetes.pod.namespace": kube-system}}]
+    toPorts: [{ports: [{port: "53"}], rules: {dns: [{matchPattern: "*.example.com"}]}}]
+  - toFQDNs: [{matchPattern: "*.example.com"}, {matchName: example.org}]
+    toPorts: [{ports: [{port: "443", protocol: TCP}]}]
+  - toCIDRSet: [{cidr: 10.0.0.0/8, except: [10.1.0.0/16]}]
+  - toEndpoints: [{matchLabels: {app: db}}]
+  - toEntities: [kube-apiserver]
+  egressDeny:
+  - toEntities: [world]
+    toPorts: [{ports: [{port: "25", protocol: TCP}]}]
+---
+apiVersion: cilium.io/v2
+kind: CiliumNetworkPolicy
+metadata: {name: db, namespace: shop}
+spec:
+  endpointSelector: {matchLabels: {app: db}}
+  ingress:
+  - fromEndpoints: [{matchLabels: {app: web}}]
+    toPorts: [{ports: [{port: "5432", protocol: TCP}]}]
+"#;
+
+fn ask(from: &str, to: &str, port: &str) -> Trace {
+    let mut repository = Repository::default();
+    for document in parse_documents(POLICY, "test") {
+        repository.insert(document.unwrap().into());
+    }
+    let Party::Labels(from) = Party::parse(from).unwrap() else {
+        panic!("{from} are no labels")
+    };
+    let to = match Party::parse(to).unwrap() {
+        Party::Labels(labels) => To::Labels(labels),
+        Party::Address(address) => To::Address(address),
+        Party::Name(name) => To::Name(Fqdn::normalise(&name)),
+    };
+    trace(&repository, &from, &to, port.parse().unwrap(), None)
+}
+
+const WEB: &str = "k8s:app=web,k8s:io.kubernetes.pod.namespace=shop";
+const DB: &str = "k8s:app=db,k8s:io.kubernetes.pod.namespace=shop";
+const DNS: &str = "k8s:k8s-app=kube-dns,k8s:io.kubernetes.pod.namespace=kube-system";
+
+/// The step that decides: the first that does not pass, else the last.
+fn decides(trace: &Trace) -> &Step {
+    let dropped = trace.steps.iter().find(|step| !step.passes);
+    dropped.or(trace.steps.last()).unwrap()
+}
+
+#[test]
+fn each_kind_of_receiver_is_judged() {
+    for (to, port, step, verdict, rule) in [
+        (
+            "www.example.com",
+            "443",
+            "egress",
+            "allowed",
+            "spec.egress[1]",
+        ),
+        ("www.example.com", "80", "egress", "no-rule", ""),
+        (
+            "www.example.com",
+            "25",
+            "egress",
+            "denied",
+            "spec.egressDeny[0]",
+        ),
+        ("example.org", "443", "dns", "no-rule", ""),
+        ("other.net", "443", "dns", "no-rule", ""),
+        ("10.2.3.4", "443", "egress", "allowed", "spec.egress[2]"),
+        ("10.2.3.4", "25", "egress", "denied", "spec.egressDeny[0]"),
+        ("10.1.3.4", "443", "egress", "no-rule", ""),
+        ("192.0.2.1", "443", "egress", "no-rule", ""),
+        (
+            "2001:db8::1",
+            "25",
+            "egress",
+            "denied",
+            "spec.egressDeny[0]",
+        ),
+        (DNS, "53/UDP", "ingress", "not-restricted", ""),
+        (DNS, "54/UDP", "egress", "no-rule", ""),
+        (DB, "5432", "ingress", "allowed", "spec.ingress[0]"),
+        (DB, "80", "ingress", "no-rule", ""),
+        (
+            "reserved:kube-apiserver",
+            "443",
+            "egress",
+            "allowed",
+            "spec.egress[4]",
+        ),
+        ("reserved:host", "443", "egress", "no-rule", ""),
+    ] {
+        let trace = ask(WEB, to, port);
+        let by = decides(&trace);
+        let rules: Vec<&str> = by.rules.iter().map(|rule| rule.rule.as_str()).collect();
+        let found = (by.step.as_str(), by.verdict.as_str(), rules.join(","));
+        assert_eq!(found, (step, verdict, rule.to_owned()), "{to} {port}");
+        assert_eq!(trace.allowed, by.passes);
+    }
+    assert_eq!(
+        decides(&ask(WEB, "www.example.com", "80"))
+            .other_ports
+            .len(),
+        2
+    );
+    let nobody = ask("k8s:app=other", "192.0.2.1", "443");
+    assert_eq!((nobody.allowed, nobody.steps.len()), (true, 1));
+    assert_eq!(nobody.from[1], "k8s:io.kubernetes.pod.namespace=default");
+    let proxied = ask(WEB, DNS, "53/TCP");
+    assert_eq!(proxied.steps[0].verdict, "proxied");
+}
+
+/// The fields are documented in docs/src/policy.md; new ones may be added.
+#[test]
+fn programs_read_the_same_for_ever() {
+    let trace = ask(WEB, "www.example.com", "443/TCP");
+    let golden = include_str!("../../../tests/data/trace.json");
+    let golden: serde_json::Value = serde_json::from_str(golden).unwrap();
+    let found = serde_json::to_value(&trace).unwrap();
+    assert_eq!(
+        found,
+        golden,
+        "{}",
+        serde_json::to_string_pretty(&found).unwrap()
+    );
+}

@@ -124,7 +124,7 @@ impl Core {
             state.checkpoint_due.fresh.extend(plan.fresh);
         }
         state.counters.step_failures += failed.len() as u64;
-        state.pending_steps = failed.len();
+        state.note_trouble(failures);
         let undo = std::mem::take(&mut state.undo);
         for (_, undo) in undo
             .into_iter()
@@ -224,9 +224,28 @@ impl State {
         self.revision = self.revision.max(1);
         self.restore_until = Some(self.now.plus(self.config.restore_grace));
         self.relabel(plan);
+        self.preallocate_early();
         self.flush(plan);
         self.settle_rules();
         self.learn_early();
+    }
+
+    /// What fails now stays told until it was tried again.
+    fn note_trouble(&mut self, failures: &[(usize, StepError)]) {
+        let cause = failures
+            .iter()
+            .find(|(_, error)| !matches!(error, StepError::Skipped));
+        if let Some((_, error)) = cause.or(failures.first()) {
+            self.pending_steps = failures.len();
+            self.trouble = Some((self.now.plus_secs(RETRY), error.to_string()));
+        } else if self
+            .trouble
+            .as_ref()
+            .is_none_or(|(until, _)| *until <= self.now)
+        {
+            self.pending_steps = 0;
+            self.trouble = None;
+        }
     }
 
     /// Marks what failed to be planned once more.

@@ -97,9 +97,14 @@ impl StateDirLock {
             }
             Err((_, errno)) => return Err(failed(errno.into())),
         };
-        file.set_len(0).map_err(failed)?;
-        file.rewind().map_err(failed)?;
-        writeln!(file, "{}", std::process::id()).map_err(failed)?;
+        let noted = file
+            .set_len(0)
+            .and_then(|()| file.rewind())
+            .and_then(|()| writeln!(file, "{}", std::process::id()));
+        if let Err(error) = noted {
+            // The lock is held all the same.
+            tracing::warn!(path = %path.display(), %error, "no process id in the lock file");
+        }
         Ok(Self { _file: file })
     }
 }
@@ -112,8 +117,8 @@ struct EpochFile {
 }
 
 impl Epoch {
-    /// Counts this start in `state`. A damaged file counts as that of an
-    /// earlier boot, with a start number that no lease of this boot can have.
+    /// Counts this start in `state`. After a damaged file, or on a full disk, it gets a start
+    /// number that no lease of this boot can have.
     pub fn begin(state: &Path) -> Result<Self, StateDirError> {
         let boot_id = boot_id().map_err(|source| StateDirError::File {
             path: PathBuf::from(BOOT_ID),
@@ -128,7 +133,7 @@ impl Epoch {
             path: path.clone(),
             source,
         };
-        let start = match fs::read(&path) {
+        let mut start = match fs::read(&path) {
             Err(e) if e.kind() == io::ErrorKind::NotFound => 1,
             Err(e) => return Err(failed(e)),
             Ok(bytes) => match serde_json::from_slice::<EpochFile>(&bytes) {
@@ -152,9 +157,23 @@ impl Epoch {
             start,
         };
         let text = serde_json::to_vec(&file).map_err(|e| failed(e.into()))?;
-        write_atomic(&path, &text).map_err(failed)?;
+        match write_atomic(&path, &text) {
+            Err(e) if is_full(&e) => {
+                tracing::error!(path = %path.display(), error = %e, "this start is not counted on disk; make room in --state-dir: nothing that is new can be opened");
+                start = shared_maps::user::boottime_ns();
+            }
+            written => written.map_err(failed)?,
+        }
         Ok(Self { boot_id, start })
     }
+}
+
+/// Whether the disk, or what its user may have of it, is full.
+fn is_full(error: &io::Error) -> bool {
+    matches!(
+        error.kind(),
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded
+    )
 }
 
 #[cfg(test)]

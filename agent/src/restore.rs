@@ -178,6 +178,10 @@ fn set_aside(
 fn read_maps(maps: &Globals, restored: &mut Restored) -> Result<(), RestoreError> {
     if let Some(map) = there(maps.ipcache(Access::ReadOnly))? {
         restored.ipcache = whole("ipcache", map.entries()?);
+    } else if let Some(map) = there(maps.ipcache_v1(Access::ReadOnly))? {
+        let entries = whole("older ipcache", map.entries()?).into_iter();
+        let entries = entries.map(|(key, value)| (key, IdentityId(value.sec_identity)));
+        restored.older_ipcache = entries.collect();
     }
     if let Some(map) = there(maps.lxc(Access::ReadOnly))? {
         restored.lxc = whole("lxc", map.entries()?);

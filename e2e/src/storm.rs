@@ -21,12 +21,13 @@ pub use self::probe::Probe;
 use crate::lab::{DNS4, Lab, UDP_PORT, at, other4, web4, web6};
 use crate::pod::{Pod, Stream};
 use crate::policy::{CLIENT, cidr, dns, egress, names};
-use crate::{AgentOptions, Program, Query, SdpOptions, eventually};
+use crate::web::Web;
+use crate::{AgentOptions, Program, Query, SdpOptions};
 
 /// The name that is always open.
 const STEADY: &str = "steady.good.test";
 /// Until what was learned while the agent was away is open.
-const BACK: Duration = Duration::from_secs(5);
+const BACK: Duration = Duration::from_secs(10);
 /// Blocks that an edit of the churning policy brings, and as many that it takes away.
 const BLOCKS: u8 = 250;
 
@@ -147,9 +148,12 @@ impl Storm<'_> {
 
     fn round(&mut self, number: u32, blow: &Blow, streams: &[Stream]) -> Result<()> {
         // A name that no agent has met, confirmed just before.
-        let fresh = [web4(11), web6(11), web4(14), web6(14), web4(15), web6(15)];
-        let fresh = *fresh.get(number as usize % fresh.len()).context("fresh")?;
+        let fresh = fresh(number)?;
         let name = format!("k{number}.good.test");
+        self.lab
+            .world
+            .batch(&format!("address add {fresh} dev lo"))?;
+        let _echo = Web::start(&self.lab.world, &[fresh], &[], &[UDP_PORT])?;
         self.lab.zone.set(&name, &[fresh], 600);
         let before = self.numbers()?;
         let query = match fresh {
@@ -187,18 +191,7 @@ impl Storm<'_> {
         self.settle_guest()?;
         self.lab.audit_settled("good.test", BACK)?;
         self.outcome.allowed += probe.finish()?;
-        self.forget(&name, fresh)
-    }
-
-    /// Closes the address again, for a later round.
-    fn forget(&mut self, name: &str, address: IpAddr) -> Result<()> {
-        self.lab
-            .agent(&["fqdn", "cache", "clean", "--matchpattern", name])?;
-        self.lab.a.heard.forget();
-        eventually("a forgotten address is closed", BACK, || {
-            ensure!(!self.lab.ipcache()?.contains_key(&address), "{address}");
-            Ok(())
-        })
+        Ok(())
     }
 
     /// Identities by label set, straight from the agent.
@@ -226,6 +219,21 @@ fn write_churn(lab: &Lab, odd: bool) -> Result<()> {
         .collect();
     let rules = dns("*.good.test") + &names("*.good.test") + &blocks;
     lab.write_policy("churn.yaml", &egress("churn", "client", &rules))
+}
+
+/// An address of its own for each round's name.
+fn fresh(round: u32) -> Result<IpAddr> {
+    let host = u8::try_from(round / 2)?;
+    Ok(if round % 2 == 0 {
+        IpAddr::from([
+            203,
+            0,
+            113,
+            host.checked_add(20).context("too many rounds")?,
+        ])
+    } else {
+        IpAddr::from([0x2001, 0xdb8, 0x113, 0, 0, 0, 1, u16::from(host)])
+    })
 }
 
 fn block(number: u8, odd: bool) -> IpAddr {

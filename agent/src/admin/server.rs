@@ -225,8 +225,9 @@ impl Admin {
         }
         problems.extend(self.core.look(|core| core.policy_warnings()).await?);
         if summary.pending_steps > 0 {
+            let why = summary.trouble.as_deref().unwrap_or("see the log");
             problems.push(format!(
-                "{} changes could not be made in the datapath and are tried again: see the log",
+                "{} changes could not be made and are tried again; what was in force stays: {why}",
                 summary.pending_steps
             ));
         }

@@ -105,6 +105,9 @@ pub struct Restored {
     pub endpoints: Vec<EndpointFile>,
     /// Dump of the ipcache.
     pub ipcache: Vec<(IpcacheKey, IpcacheValue)>,
+    /// Dump of the ipcache of an older release, if there is none of this one: numbers to ask
+    /// for again, in no map that programs of this release read.
+    pub older_ipcache: Vec<(IpcacheKey, IdentityId)>,
     /// Dump of `cilium_lxc`.
     pub lxc: Vec<(LxcKey, LxcValue)>,
     /// Dumps of the policy maps that are pinned.

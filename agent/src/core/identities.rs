@@ -34,7 +34,10 @@ impl State {
                 self.ipcache.desire(prefix, Some(reserved), false);
             } else {
                 let part = self.part_of(prefix, &labels);
-                let Some(identity) = self.acquire_local(part.as_ref().unwrap_or(&labels)) else {
+                let request = self.requested.get(&prefix).filter(|_| part.is_none());
+                let request = request.copied();
+                let labels = part.as_ref().unwrap_or(&labels);
+                let Some(identity) = self.acquire_as(labels, request) else {
                     self.ipcache.leave_unresolved(prefix);
                     self.unresolved.insert(prefix);
                     return;
@@ -72,7 +75,11 @@ impl State {
 
     /// Identity of labels of addresses outside; none if there is no number for it.
     pub(super) fn acquire_local(&mut self, labels: &LabelSet) -> Option<IdentityId> {
-        let Ok(acquired) = self.local.acquire(labels) else {
+        self.acquire_as(labels, None)
+    }
+
+    fn acquire_as(&mut self, labels: &LabelSet, request: Option<IdentityId>) -> Option<IdentityId> {
+        let Ok(acquired) = self.local.acquire_as(labels, request) else {
             self.counters.identity_exhausted += 1;
             return None;
         };

@@ -109,6 +109,14 @@ impl State {
     fn learn(&mut self, event: &MappingEvent) {
         let mapping = &event.mapping;
         if let Err(refusal) = self.check(mapping) {
+            if refusal == Refusal::NotAllowed && mapping.replayed && self.was_cleaned(mapping) {
+                // Cleaned before the proxy told it again: nothing else closes what a restart
+                // kept of it.
+                for address in &mapping.addresses {
+                    self.ipcache
+                        .unclaim(IpNet::from(*address), &Owner::Restored);
+                }
+            }
             self.refuse(event, refusal);
             return;
         }

@@ -260,8 +260,21 @@ impl State {
         }
     }
 
+    /// Gives selectors their identities that came before prefixes could ask for the numbers
+    /// which they had.
+    pub(super) fn preallocate_early(&mut self) {
+        let selectors: Vec<FqdnSelector> = self.preallocated.keys().cloned().collect();
+        for selector in selectors {
+            self.preallocate(&selector);
+        }
+    }
+
     fn preallocate(&mut self, selector: &FqdnSelector) {
         if !self.config.preallocate_identities {
+            return;
+        }
+        if !self.sync.done {
+            self.preallocated.insert(selector.clone(), Vec::new());
             return;
         }
         let families = [

@@ -77,6 +77,15 @@ impl State {
             self.pass.names = Some(0);
             self.go_to(Stage::Ipcache(None));
         }
+        // Its endpoint may have gone since.
+        while let Stage::Policy(id, _) | Stage::PolicyModel(id, _) = self.pass.stage
+            && self
+                .endpoints
+                .get(id)
+                .is_none_or(|e| e.policy_map.is_none())
+        {
+            self.go_to(self.policies_after(id));
+        }
         Some(match self.pass.stage {
             Stage::Ipcache(after) => Look::IpcacheAfter(after),
             Stage::IpcacheModel(after) => {
@@ -130,20 +139,21 @@ impl State {
         self.pass.walked = 0;
     }
 
+    fn policies_after(&self, id: EndpointId) -> Stage {
+        let mapped = self.endpoints.iter().filter(|e| e.policy_map.is_some());
+        let next = mapped.map(|e| e.id).filter(|next| *next > id).min();
+        next.map_or(Stage::Names, |id| Stage::Policy(id, None))
+    }
+
     fn stage_after(&self) -> Stage {
-        let policies_after = |id: EndpointId| {
-            let mapped = self.endpoints.iter().filter(|e| e.policy_map.is_some());
-            let next = mapped.map(|e| e.id).filter(|next| *next > id).min();
-            next.map_or(Stage::Names, |id| Stage::Policy(id, None))
-        };
         match self.pass.stage {
             Stage::Rest | Stage::Names => self.pass.stage,
             Stage::Ipcache(_) => Stage::IpcacheModel(None),
             Stage::IpcacheModel(_) => Stage::Lxc(None),
             Stage::Lxc(_) => Stage::LxcModel(0),
-            Stage::LxcModel(_) => policies_after(EndpointId(0)),
+            Stage::LxcModel(_) => self.policies_after(EndpointId(0)),
             Stage::Policy(id, _) => Stage::PolicyModel(id, None),
-            Stage::PolicyModel(id, _) => policies_after(id),
+            Stage::PolicyModel(id, _) => self.policies_after(id),
         }
     }
 

@@ -53,6 +53,7 @@ impl State {
             self.ipcache.mark(prefix);
         }
         moves.sort_unstable_by_key(|prefix| (u8::MAX - prefix.prefix_len(), *prefix));
+        self.drop_contested();
         let takes_over = self.takes_over(&moves);
         let mut given = BTreeSet::new();
         for chunk in moves.chunks(CHUNK) {
@@ -108,6 +109,21 @@ impl State {
         for id in gone.collect::<Vec<_>>() {
             self.drop_policy(plan, id);
         }
+    }
+
+    /// A number asked for by prefixes whose labels differ now goes to none of them: what one of
+    /// them has in force would for a moment be the other's.
+    fn drop_contested(&mut self) {
+        let mut asked: BTreeMap<IdentityId, Option<LabelSet>> = BTreeMap::new();
+        for (prefix, id) in &self.requested {
+            let labels = Some(self.ipcache.labels(*prefix));
+            let one = asked.entry(*id).or_insert_with(|| labels.clone());
+            if *one != labels {
+                *one = None;
+            }
+        }
+        self.requested
+            .retain(|_, id| asked.get(id).is_some_and(Option::is_some));
     }
 
     /// Gives identities that come into force the entries of the one they take over from. One

@@ -54,7 +54,7 @@ impl State {
                 pods.push((file.identity, file.labels.clone()));
             }
         }
-        let local = restored_local(&restored, &World::new(dual));
+        let (local, requested) = restored_local(&restored, &World::new(dual));
         let limits = Limits {
             per_name: config.max_ips_per_name,
             per_endpoint: config.max_pairs_per_endpoint,
@@ -116,8 +116,10 @@ impl State {
             retry_at: None,
             failed_in_a_row: 0,
             pending_steps: 0,
+            trouble: None,
             restore_until: None,
             restored_prefixes: Vec::new(),
+            requested,
             former_rules: former_rules(&restored),
             pass: super::reconcile::Pass::default(),
             undo: Vec::new(),
@@ -167,25 +169,31 @@ impl State {
         let labels: BTreeMap<IdentityId, &LabelSet> =
             local.iter().map(|(id, labels)| (*id, labels)).collect();
         for (key, value) in &restored.ipcache {
-            let Some(prefix) = prefix_of(key) else {
+            if let Some(prefix) = prefix_of(key) {
+                let identity = IdentityId(value.sec_identity);
+                self.ipcache.realise(prefix, Some(identity));
+                self.ipcache.mark(prefix);
+            }
+        }
+        let mut asked = BTreeSet::new();
+        let again = self.requested.values().filter(|id| !asked.insert(**id));
+        let shared: BTreeSet<IdentityId> = again.copied().collect();
+        for (prefix, identity) in numbers(&restored) {
+            let Some(labels) = labels.get(&identity) else {
                 continue;
             };
-            let identity = IdentityId(value.sec_identity);
-            self.ipcache.realise(prefix, Some(identity));
-            self.ipcache.mark(prefix);
-            if let Some(labels) = labels.get(&identity) {
-                let own: Vec<Label> = labels
-                    .iter()
-                    // A block's label that flowed down will flow down again, as will the
-                    // world's, which may be another if families were switched on or off.
-                    .filter(|l| l.source() != CIDR || cidr_of(l) == Some(prefix))
-                    .filter(|l| !l.is_world())
-                    .cloned()
-                    .collect();
-                let own = Claim::Labels(LabelSet::new(own));
-                self.ipcache.claim(prefix, Owner::Restored, own);
-                self.restored_prefixes.push(prefix);
-            }
+            let own: Vec<Label> = labels
+                .iter()
+                // A block's label that flowed down will flow down again, as will the
+                // world's, which may be another if families were switched on or off.
+                .filter(|l| l.source() != CIDR || cidr_of(l) == Some(prefix))
+                .filter(|l| l.source() != CIDR || !shared.contains(&identity))
+                .filter(|l| !l.is_world())
+                .cloned()
+                .collect();
+            let own = Claim::Labels(LabelSet::new(own));
+            self.ipcache.claim(prefix, Owner::Restored, own);
+            self.restored_prefixes.push(prefix);
         }
         self.lxc_dirty
             .extend(restored.lxc.iter().filter_map(|(key, _)| lxc_address(key)));
@@ -319,6 +327,7 @@ impl State {
         for prefix in std::mem::take(&mut self.restored_prefixes) {
             self.ipcache.unclaim(prefix, &Owner::Restored);
         }
+        self.requested.clear();
         self.local.release_withheld();
         self.pods.release_withheld();
         self.flush(plan);
@@ -335,20 +344,30 @@ fn former_rules(restored: &Restored) -> BTreeSet<RuleKey> {
     keys.collect()
 }
 
+/// What prefixes had before the start.
+fn numbers(restored: &Restored) -> impl Iterator<Item = (IpNet, IdentityId)> {
+    let ipcache = restored.ipcache.iter();
+    let ipcache = ipcache.map(|(key, value)| (key, IdentityId(value.sec_identity)));
+    let older = restored.older_ipcache.iter().map(|(key, id)| (key, *id));
+    ipcache
+        .chain(older)
+        .filter_map(|(key, id)| Some((prefix_of(key)?, id)))
+}
+
+type Numbered = (Vec<(IdentityId, LabelSet)>, BTreeMap<IpNet, IdentityId>);
+
 /// The checkpoint, and for numbers that it lacks the blocks' own labels ("withhold and request",
-/// CFP-28427): a block that alone has a number asks for it again; one that many blocks share is
-/// never asked for, only kept from meaning something else meanwhile.
-fn restored_local(restored: &Restored, world: &World) -> Vec<(IdentityId, LabelSet)> {
+/// CFP-28427), so that they mean nothing else meanwhile; and which prefix asks for which of
+/// them.
+fn restored_local(restored: &Restored, world: &World) -> Numbered {
     let mut found = restored.local_identities.clone();
     let known: BTreeSet<IdentityId> = found.iter().map(|(id, _)| *id).collect();
     let mut prefixes: BTreeMap<IdentityId, Vec<IpNet>> = BTreeMap::new();
-    for (key, value) in &restored.ipcache {
-        let id = IdentityId(value.sec_identity);
-        if let Some(prefix) = prefix_of(key)
-            && id.is_local_scope()
-            && !known.contains(&id)
-        {
+    let mut requested = BTreeMap::new();
+    for (prefix, id) in numbers(restored) {
+        if id.is_local_scope() && !known.contains(&id) {
             prefixes.entry(id).or_default().push(prefix);
+            requested.insert(prefix, id);
         }
     }
     for (id, prefixes) in prefixes {
@@ -359,5 +378,5 @@ fn restored_local(restored: &Restored, world: &World) -> Vec<(IdentityId, LabelS
             found.push((id, LabelSet::new(labels)));
         }
     }
-    found
+    (found, requested)
 }

@@ -64,6 +64,9 @@ pub struct Summary {
     pub pairs: usize,
     /// Steps that failed and are waiting to be tried again.
     pub pending_steps: usize,
+    /// Why the first of them failed.
+    #[serde(default)]
+    pub trouble: Option<String>,
     /// Counters since the start.
     pub counters: Counters,
 }

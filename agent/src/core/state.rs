@@ -118,8 +118,12 @@ pub(super) struct State {
     pub retry_at: Option<BootTime>,
     pub failed_in_a_row: u32,
     pub pending_steps: usize,
+    /// Why a step failed, and when it is tried again.
+    pub trouble: Option<(BootTime, String)>,
     pub restore_until: Option<BootTime>,
     pub restored_prefixes: Vec<IpNet>,
+    /// Numbers that prefixes had before the start and no checkpoint knows.
+    pub requested: BTreeMap<IpNet, IdentityId>,
     /// Rules in the files of the run before.
     pub former_rules: BTreeSet<super::directory::RuleKey>,
     pub pass: super::reconcile::Pass,

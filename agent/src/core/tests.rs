@@ -15,3 +15,4 @@ mod overlaps;
 mod reconcile;
 mod restart;
 mod scenario;
+mod upgrade;

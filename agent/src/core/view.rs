@@ -40,6 +40,7 @@ impl State {
             names_zombies: self.names.zombies(),
             pairs: self.names.pairs(),
             pending_steps: self.pending_steps,
+            trouble: self.trouble.as_ref().map(|(_, text)| text.clone()),
             counters: self.counters.clone(),
         }
     }

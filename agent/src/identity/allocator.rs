@@ -109,6 +109,35 @@ impl NodeLocal {
         Self::new(IdentityId::ENDPOINT_MIN, IdentityId::ENDPOINT_MAX, restored)
     }
 
+    /// As [`Allocator::acquire`]; labels that have no number, now or before a restart, get
+    /// `request` if it is withheld.
+    pub fn acquire_as(
+        &mut self,
+        labels: &LabelSet,
+        request: Option<IdentityId>,
+    ) -> Result<Acquired, Exhausted> {
+        let Some(id) = request.filter(|id| !self.knows(labels) && self.withheld.contains_key(id))
+        else {
+            return self.acquire(labels);
+        };
+        self.unhold(id);
+        self.allot(labels, id);
+        Ok(Acquired {
+            id,
+            new: true,
+            fresh: true,
+        })
+    }
+
+    fn allot(&mut self, labels: &LabelSet, id: IdentityId) {
+        self.ids.insert(labels.clone(), id);
+        let slot = Slot {
+            labels: labels.clone(),
+            references: 1,
+        };
+        self.slots.insert(id, slot);
+    }
+
     /// Whether these labels have a number, or had one before the restart.
     pub fn knows(&self, labels: &LabelSet) -> bool {
         self.ids.contains_key(labels) || self.withheld_ids.contains_key(labels)
@@ -172,14 +201,7 @@ impl Allocator for NodeLocal {
                 (self.free_number().ok_or(exhausted)?, true)
             }
         };
-        self.ids.insert(labels.clone(), id);
-        self.slots.insert(
-            id,
-            Slot {
-                labels: labels.clone(),
-                references: 1,
-            },
-        );
+        self.allot(labels, id);
         Ok(Acquired {
             id,
             new: true,
@@ -317,6 +339,30 @@ mod tests {
                 fresh: false
             }
         );
+    }
+
+    #[test]
+    fn a_number_is_had_on_request_while_it_is_withheld_and_its_labels_are_new() {
+        let held = |n: u32| {
+            (
+                IdentityId(16_777_217 + n),
+                set(&format!("cidr:10.0.0.{n}/32")),
+            )
+        };
+        let mut allocator = NodeLocal::local((0..3).map(held).collect());
+        let mut ask = |labels: &str, n: u32| {
+            let request = Some(IdentityId(16_777_217 + n));
+            allocator.acquire_as(&set(labels), request).unwrap().id.0 - 16_777_217
+        };
+        assert_eq!(ask("fqdn:a", 1), 1);
+        assert_eq!(ask("fqdn:a", 2), 1, "labels have one number");
+        assert_eq!(
+            ask("cidr:10.0.0.0/32", 2),
+            0,
+            "their own of before goes first"
+        );
+        assert!(ask("fqdn:b", 1) > 2, "it is taken");
+        assert!(ask("fqdn:c", 9) > 2, "nobody held it");
     }
 
     #[test]

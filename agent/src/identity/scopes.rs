@@ -75,6 +75,19 @@ impl LocalScopes {
         }
     }
 
+    /// As [`NodeLocal::acquire_as`].
+    pub fn acquire_as(
+        &mut self,
+        labels: &LabelSet,
+        request: Option<IdentityId>,
+    ) -> Result<Acquired, Exhausted> {
+        if labels.has_reserved("remote-node") {
+            self.nodes.acquire_as(labels, request)
+        } else {
+            self.outside.acquire_as(labels, request)
+        }
+    }
+
     /// Whether these labels have a number, or had one before the restart.
     pub fn knows(&self, labels: &LabelSet) -> bool {
         self.of_labels(labels).knows(labels)

@@ -11,10 +11,10 @@ use shared_maps::{
 
 use super::{
     oracle::{World, acts},
-    scenario::Node,
+    scenario::{Node, spec},
 };
 use crate::{
-    core::snapshot::Reconciled,
+    core::{Event, event::SourceEvent, snapshot::Reconciled},
     datapath::{
         look::{BATCH, Sight},
         memory::MemoryDatapath,
@@ -114,6 +114,23 @@ fn a_look_that_fails_is_counted_and_the_pass_goes_on() {
     }
     let counted = counted(&node);
     assert!(counted.passes > 5 && counted.failures == 100, "{counted:?}");
+}
+
+#[test]
+fn an_endpoint_that_goes_while_a_pass_is_under_way_is_not_looked_for() {
+    let mut node = Node::usual();
+    node.endpoint(spec("other", 8, "app=web"));
+    for looks in 0..20 {
+        node.endpoint(spec("gone", 9, "app=web"));
+        for _ in 0..looks {
+            node.now = node.core.look_due().unwrap();
+            let look = node.core.look(node.now).unwrap();
+            let sight = node.datapath.look(&look).unwrap();
+            node.core.seen(Some(sight));
+        }
+        node.event(Event::Endpoints(SourceEvent::Delete("gone".to_owned())));
+        assert_eq!(pass(&mut node).differences(), 0);
+    }
 }
 
 /// The kernel begins a walk anew when the entry it stands on is removed.

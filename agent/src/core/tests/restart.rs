@@ -2,12 +2,13 @@
 
 use std::collections::BTreeSet;
 
+use holdfast_sdp::mapping::Realised;
 use proptest::prelude::*;
 use shared_maps::IdentityId;
 
 use super::{
     oracle::{Act, World, acts, check_way, config, fates},
-    scenario::{Node, WEB, spec},
+    scenario::{Node, WEB, mapping, spec},
 };
 use crate::{
     core::{
@@ -43,6 +44,7 @@ pub(super) fn left_behind(datapath: &MemoryDatapath, interfaces: &[u32]) -> Rest
             .iter()
             .map(|(key, value)| (*key, *value))
             .collect(),
+        older_ipcache: Vec::new(),
         lxc: datapath
             .lxc
             .iter()
@@ -186,6 +188,28 @@ fn what_is_cleaned_after_a_restart_is_closed_at_once() {
     node.sync();
     assert!(node.identity("1.1.1.1").is_some());
     node.event(Event::CleanNames(CleanNames::default()));
+    assert_eq!(node.identity("1.1.1.1"), None);
+}
+
+#[test]
+fn what_is_cleaned_before_a_proxy_tells_it_again_is_closed_then() {
+    let mut node = Node::usual();
+    // Confirmed, and not on disk yet.
+    node.learn("www.cilium.io", &["1.1.1.1"]);
+    let mut told = mapping(&node, "www.cilium.io", &["1.1.1.1"]);
+    let mut node = again(&node, CoreConfig::default(), &[107]);
+    node.begin();
+    node.policy(WEB);
+    node.endpoint(spec("web", 7, "app=web"));
+    node.sync();
+    node.event(Event::CleanNames(CleanNames::default()));
+    assert!(
+        node.identity("1.1.1.1").is_some(),
+        "nobody knows whose it is"
+    );
+    told.replayed = true;
+    let (_, outcome) = node.mapping(told);
+    assert_ne!(outcome.realised, Realised::Yes);
     assert_eq!(node.identity("1.1.1.1"), None);
 }
 

@@ -1,0 +1,129 @@
+//! A state directory without room: what is in force stays, also across a restart; what is new
+//! waits, and `status` says for what.
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use holdfast_e2e::lab::{DNS4, UDP_PORT, at, other4, web4};
+use holdfast_e2e::policy::{cidr, dns, egress, good_names, names};
+use holdfast_e2e::{AgentOptions, Lab, Query, eventually, shell, with_lab};
+
+const SOON: Duration = Duration::from_secs(10);
+
+/// A small disk in place of the state directory; unmounted when dropped.
+struct SmallDisk(PathBuf);
+
+impl SmallDisk {
+    fn at(path: &Path) -> Result<Self> {
+        let text = path.display().to_string();
+        shell::run("mount", &["-t", "tmpfs", "-o", "size=256k", "tmpfs", &text])?;
+        Ok(Self(path.to_owned()))
+    }
+
+    fn filler(&self) -> PathBuf {
+        self.0.join("filler")
+    }
+
+    fn fill(&self) -> Result<()> {
+        let full = std::fs::write(self.filler(), vec![0; 1 << 20]);
+        let error = full.err().context("the disk is larger than it should be")?;
+        ensure!(error.kind() == std::io::ErrorKind::StorageFull, "{error}");
+        Ok(())
+    }
+
+    fn empty(&self) -> Result<()> {
+        Ok(std::fs::remove_file(self.filler())?)
+    }
+}
+
+impl Drop for SmallDisk {
+    fn drop(&mut self) {
+        let path = self.0.display().to_string();
+        // Lazily: a program of a failed test may still have a file open.
+        if let Err(error) = shell::run("umount", &["-l", &path]) {
+            eprintln!("left behind: {path}: {error:#}");
+        }
+    }
+}
+
+/// `status` names the file, and that there is no room.
+fn says_full(lab: &Lab, file: &str) -> Result<()> {
+    eventually(&format!("the full disk is told, with {file}"), SOON, || {
+        let status = lab.agent_json(&["status"])?;
+        let problems = status.get("problems").context("problems")?.to_string();
+        ensure!(problems.contains("No space left"), "{problems}");
+        ensure!(problems.contains(file), "{problems}");
+        Ok(())
+    })
+}
+
+#[test]
+fn a_full_disk_costs_what_is_new_until_there_is_room() {
+    with_lab(|lab| {
+        let disk = SmallDisk::at(&lab.directory().join("state"))?;
+        lab.zone.set("www.good.test", &[web4(10)], 600);
+        lab.zone.set("new.good.test", &[web4(11)], 600);
+        let programs = lab.start(&good_names())?;
+        lab.a
+            .ask(&Query::a("www.good.test", DNS4))?
+            .expect(web4(10))?;
+        let file = format!("{}/ep_config.json", lab.endpoint_id(&lab.a)?);
+        let on_disk = |name: &str| -> Result<()> {
+            eventually(&format!("{name} is on disk"), SOON, || {
+                let path = lab.directory().join("state/state").join(&file);
+                let text = std::fs::read_to_string(&path)?;
+                ensure!(text.contains(name), "not yet");
+                Ok(())
+            })
+        };
+        on_disk("www.good.test")?;
+        let identities = lab.identities()?;
+        let stream = lab.a.stream(at(web4(10), 80))?;
+        let kept = lab.a.datagrams(at(web4(10), UDP_PORT))?;
+        let shut = lab.a.datagrams(at(web4(12), UDP_PORT))?;
+
+        disk.fill()?;
+        lab.a
+            .ask(&Query::a("new.good.test", DNS4))?
+            .expect(web4(11))?;
+        lab.a.expect_open(at(web4(11), 80))?;
+        says_full(lab, &file)?;
+        // An identity that is not on disk is in no map: the address stays closed.
+        let rules = dns("*.good.test") + &names("*.good.test") + &cidr("198.51.100.10/32");
+        lab.write_policy("web.yaml", &egress("good-names", "web", &rules))?;
+        says_full(lab, "local_allocator_state.json")?;
+        lab.a.expect_closed(at(other4(10), 80))?;
+
+        programs.agent.kill_9()?;
+        let agent = lab.start_agent(&AgentOptions::default())?;
+        ensure!(agent.log().contains("make room in --state-dir"), "not said");
+        says_full(lab, "local_allocator_state.json")?;
+        let after = lab.identities()?;
+        for (id, labels) in &identities {
+            ensure!(after.get(id) == Some(labels), "{id} was {labels}");
+        }
+        lab.a.expect_open(at(web4(10), 80))?;
+        lab.a.expect_closed(at(other4(10), 80))?;
+        lab.connected("one")?;
+        lab.audit_settled("good.test", SOON)?;
+        lab.a.expect_open(at(web4(11), 80))?;
+
+        disk.empty()?;
+        eventually("the block opens", SOON, || {
+            lab.a.expect_open(at(other4(10), 80))
+        })?;
+        on_disk("new.good.test")?;
+        eventually("no problem is left", SOON, || {
+            let status = lab.agent_json(&["status"])?;
+            let problems = status.get("problems").context("problems")?.to_string();
+            ensure!(problems == "[]", "{problems}");
+            Ok(())
+        })?;
+        stream.expect_alive()?;
+        let (sent, echoed) = kept.finish();
+        ensure!(echoed == sent, "{echoed} of {sent} datagrams came back");
+        let (_, echoed) = shut.finish();
+        ensure!(echoed == 0, "a closed address answered");
+        Ok(())
+    });
+}

@@ -9,6 +9,7 @@
 use std::collections::BTreeSet;
 
 use holdfast_sdp::mapping::BootTime;
+use shared_maps::EndpointId;
 
 mod breaker;
 mod clean;
@@ -120,6 +121,7 @@ impl Core {
             matches!(step, Step::Checkpoint(_) | Step::CheckpointEndpoints(_))
                 && failed.contains(&n)
         });
+        state.note_placed(&plan, failures);
         if !checkpointed {
             state.checkpoint_due.fresh.extend(plan.fresh);
         }
@@ -326,6 +328,29 @@ impl State {
                 } else {
                     self.orphans.insert(id);
                 }
+            }
+        }
+    }
+
+    /// Notes which endpoints have their address in `cilium_lxc` and their programs attached.
+    fn note_placed(&mut self, plan: &Plan, failures: &[(usize, StepError)]) {
+        let of = |step: &Step| match step {
+            Step::SetLxc(_, value) => Some(EndpointId(value.lxc_id)),
+            Step::Attach(attachment) => Some(attachment.endpoint),
+            _ => None,
+        };
+        let placed = plan.steps.iter().filter_map(of);
+        for id in placed.collect::<BTreeSet<_>>() {
+            if let Some(endpoint) = self.endpoints.get_mut(id) {
+                endpoint.unplaced = None;
+            }
+        }
+        for (index, error) in failures {
+            let id = plan.steps.get(*index).and_then(of);
+            if let Some(endpoint) = id.and_then(|id| self.endpoints.get_mut(id)) {
+                endpoint.unplaced.get_or_insert_with(|| {
+                    format!("{error}: without it nothing restricts this endpoint")
+                });
             }
         }
     }

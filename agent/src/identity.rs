@@ -2,4 +2,5 @@
 
 pub mod allocator;
 pub mod checkpoint;
+pub mod migration;
 pub mod scopes;

@@ -1,6 +1,7 @@
 //! The ipcache: which labels a prefix has, and so which identity.
 
 pub mod metadata;
+mod owners;
 pub mod resolve;
 pub mod table;
 pub mod trie;

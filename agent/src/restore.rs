@@ -130,10 +130,12 @@ fn identities(
     };
     match parse(&text) {
         Ok(identities) => Ok(identities),
-        Err(error @ CheckpointError::Newer(_)) => Err(RestoreError::Newer {
-            path: path.to_owned(),
-            reason: error.to_string(),
-        }),
+        Err(error @ (CheckpointError::Newer(_) | CheckpointError::NewerLogic(_))) => {
+            Err(RestoreError::Newer {
+                path: path.to_owned(),
+                reason: error.to_string(),
+            })
+        }
         Err(error) => {
             set_aside(path, &error, found)?;
             Ok(Vec::new())

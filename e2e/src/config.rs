@@ -14,6 +14,11 @@ pub fn previous_sdp() -> Option<PathBuf> {
     variable("HOLDFAST_PREVIOUS_SDP").map(PathBuf::from)
 }
 
+/// `holdfast-agent` of the previous version (`HOLDFAST_PREVIOUS_AGENT`).
+pub fn previous_agent() -> Option<PathBuf> {
+    variable("HOLDFAST_PREVIOUS_AGENT").map(PathBuf::from)
+}
+
 /// Where random choices come from: `HOLDFAST_SEED`, or the clock.
 pub fn seed() -> u64 {
     let given = variable("HOLDFAST_SEED").and_then(|seed| seed.parse().ok());

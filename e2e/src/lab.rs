@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use anyhow::{Context, Result, ensure};
+use parking_lot::Mutex;
 
 use crate::dns::server::DnsServer;
 use crate::dns::zone::Zone;
@@ -72,6 +73,8 @@ pub struct Lab {
     pub b: Pod,
     /// What agents of this lab had to mend.
     pub mended: Mended,
+    /// Client of the agent started last, if it is of another build than this one's.
+    pub(crate) client: Mutex<Option<PathBuf>>,
     name: String,
     directory: PathBuf,
     bpf_root: PathBuf,
@@ -131,6 +134,7 @@ impl Lab {
             a,
             b,
             mended: Mended::default(),
+            client: Mutex::default(),
             name,
             directory,
             bpf_root,

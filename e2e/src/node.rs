@@ -33,6 +33,8 @@ pub const AGENT_METRICS: u16 = 9962;
 pub struct AgentOptions {
     /// With the built-in DNS proxy.
     pub builtin: bool,
+    /// Another build of it than this one's, which may not know the newest flags.
+    pub program: Option<PathBuf>,
     /// Further flags.
     pub flags: Vec<String>,
 }
@@ -123,9 +125,11 @@ impl Lab {
 
     /// Command line of the agent.
     pub fn agent_command(&self, options: &AgentOptions) -> Result<Command> {
-        let mut command = self
-            .node
-            .command(path(config::program("holdfast-agent")?)?.as_str());
+        let program = match &options.program {
+            Some(program) => program.clone(),
+            None => config::program("holdfast-agent")?,
+        };
+        let mut command = self.node.command(path(program)?.as_str());
         command.env("NO_COLOR", "1");
         command.env(
             "HOLDFAST_LOG",
@@ -144,7 +148,9 @@ impl Lab {
         command.arg("--admin-socket").arg(self.agent_socket());
         command.arg(format!("--metrics-address=127.0.0.1:{AGENT_METRICS}"));
         command.arg("--conntrack-gc-interval=500ms");
-        command.arg("--reconcile-interval=50ms");
+        if options.program.is_none() {
+            command.arg("--reconcile-interval=50ms");
+        }
         if !options.builtin {
             command.arg("--disable-builtin-dns-proxy");
         }
@@ -157,7 +163,10 @@ impl Lab {
         let log = self.directory().join("log/agent.log");
         let mut agent = Program::start("holdfast-agent", self.agent_command(options)?, &log)?;
         self.wait_ready(&mut agent, AGENT_METRICS)?;
-        agent.look_last(LastLook::new(&self.node, AGENT_METRICS, &self.mended));
+        if options.program.is_none() {
+            agent.look_last(LastLook::new(&self.node, AGENT_METRICS, &self.mended));
+        }
+        *self.client.lock() = options.program.clone();
         Ok(agent)
     }
 
@@ -313,9 +322,12 @@ impl Lab {
 
     /// Runs a client verb of the agent.
     pub fn agent(&self, arguments: &[&str]) -> Result<String> {
-        let mut command = self
-            .node
-            .command(path(config::program("holdfast-agent")?)?.as_str());
+        let of_same_build = self.client.lock().clone();
+        let program = match of_same_build {
+            Some(program) => program,
+            None => config::program("holdfast-agent")?,
+        };
+        let mut command = self.node.command(path(program)?.as_str());
         command
             .args(arguments)
             .arg("--admin-socket")

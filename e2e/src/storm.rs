@@ -22,7 +22,7 @@ use crate::lab::{DNS4, Lab, UDP_PORT, at, other4, web4, web6};
 use crate::pod::{Pod, Stream};
 use crate::policy::{CLIENT, cidr, dns, egress, names};
 use crate::web::Web;
-use crate::{AgentOptions, Program, Query, SdpOptions};
+use crate::{AgentOptions, Program, Query, SdpOptions, eventually};
 
 /// The name that is always open.
 const STEADY: &str = "steady.good.test";
@@ -153,7 +153,10 @@ impl Storm<'_> {
         self.lab
             .world
             .batch(&format!("address add {fresh} dev lo"))?;
-        let _echo = Web::start(&self.lab.world, &[fresh], &[], &[UDP_PORT])?;
+        // The kernel makes an address usable from a work queue that all namespaces share.
+        let _echo = eventually("the address can be used", BACK, || {
+            Web::start(&self.lab.world, &[fresh], &[], &[UDP_PORT])
+        })?;
         self.lab.zone.set(&name, &[fresh], 600);
         let before = self.numbers()?;
         let query = match fresh {
@@ -224,7 +227,7 @@ fn write_churn(lab: &Lab, odd: bool) -> Result<()> {
 /// An address of its own for each round's name.
 fn fresh(round: u32) -> Result<IpAddr> {
     let host = u8::try_from(round / 2)?;
-    Ok(if round % 2 == 0 {
+    Ok(if round.is_multiple_of(2) {
         IpAddr::from([
             203,
             0,

@@ -1,6 +1,7 @@
 //! The core's plans on the real kernel, one step at a time: between any two
 //! steps nothing passes that is denied before and after, and nothing is cut
 //! that is allowed before and after.
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
 use anyhow::{Context, Result, ensure};
@@ -18,6 +19,8 @@ use holdfast_sdp::policy::rule::Transport;
 use nix::net::if_::if_nametoindex;
 use shared_maps::EndpointId;
 use shared_maps::event::Reason;
+use shared_maps::policy::PolicyKey;
+use shared_maps::user::Access;
 
 const DNS: [&str; 2] = ["198.51.100.53", "2001:db8:53::53"];
 const PREFIXES: &str = "\"203.0.113.0/24\", \"2001:db8:113::/64\"";
@@ -75,6 +78,13 @@ fn web(host: u16) -> [IpAddr; 2] {
         IpAddr::from([203, 0, 113, last]),
         IpAddr::from([0x2001, 0xdb8, 0x113, 0, 0, 0, 0, host]),
     ]
+}
+
+/// Identities that prefixes have, and the policy of each identity.
+#[derive(Default)]
+struct Sight {
+    used: BTreeSet<u32>,
+    known: BTreeMap<u32, BTreeSet<(PolicyKey, u32)>>,
 }
 
 struct Plumbing<'k> {
@@ -168,6 +178,67 @@ impl<'k> Plumbing<'k> {
         Ok(())
     }
 
+    /// From nothing to all of these policies at once: maps, rules, identities, programs.
+    fn begin(&mut self, policies: &[&str]) -> Result<()> {
+        self.event(Event::StreamUp(StreamId(1)), NOTHING, NOTHING)?;
+        self.event(Event::Policies(SourceEvent::Init), NOTHING, NOTHING)?;
+        self.event(Event::Endpoints(SourceEvent::Init), NOTHING, NOTHING)?;
+        for text in policies {
+            self.policy(text, NOTHING, NOTHING)?;
+        }
+        self.endpoint("web", NOTHING, NOTHING)?;
+        self.event(Event::Policies(SourceEvent::InitDone), NOTHING, NOTHING)?;
+        self.event(Event::Endpoints(SourceEvent::InitDone), NOTHING, FIRST)
+    }
+
+    /// What the maps say now.
+    fn look(&self) -> Result<Sight> {
+        let globals = self.kernel.globals();
+        let endpoint = self.endpoint.context("no endpoint yet")?;
+        let mut sight = Sight::default();
+        for (_, value) in globals.ipcache(Access::ReadOnly)?.entries()?.found {
+            sight.used.insert(value.sec_identity);
+        }
+        for (key, value) in globals.policy(endpoint, Access::ReadOnly)?.entries()?.found {
+            let known = sight.known.entry(key.sec_label).or_default();
+            known.insert((key, value.precedence));
+        }
+        Ok(sight)
+    }
+
+    /// One event that changes no rule; between any two of its steps the policy map has all of an
+    /// identity that a prefix has. Gives how often it had one that no prefix had yet, or had any
+    /// more.
+    fn ordered(&mut self, event: Event) -> Result<(usize, usize)> {
+        let plan = self.core.plan(self.now, event);
+        let mut way = vec![self.look()?];
+        for step in &plan.steps {
+            self.kernel.datapath().apply(step)?;
+            way.push(self.look()?);
+        }
+        self.core.commit(self.now, plan, &[]);
+        let (first, last) = (&way[0], &way[way.len() - 1]);
+        let (mut early, mut late) = (0, 0);
+        for (number, sight) in way.iter().enumerate() {
+            for id in &sight.used {
+                let whole = if first.used.contains(id) { first } else { last };
+                ensure!(
+                    sight.known.get(id) == whole.known.get(id),
+                    "after {number} steps: {id} is in use, its policy is {:?}, not {:?}",
+                    sight.known.get(id),
+                    whole.known.get(id)
+                );
+            }
+            let unused = |of: &Sight| {
+                let ids = of.used.iter().filter(|id| !sight.used.contains(id));
+                ids.filter(|id| sight.known.contains_key(id)).count()
+            };
+            early += unused(last);
+            late += unused(first);
+        }
+        Ok((early, late))
+    }
+
     fn policy(&mut self, text: &str, before: Fates, after: Fates) -> Result<()> {
         for document in parse_documents(text, "test") {
             let event = Event::Policies(SourceEvent::Apply(document?));
@@ -194,6 +265,11 @@ impl<'k> Plumbing<'k> {
     }
 
     fn learn(&mut self, name: &str, host: u16, before: Fates, after: Fates) -> Result<()> {
+        let event = self.learned(name, host)?;
+        self.event(event, before, after)
+    }
+
+    fn learned(&self, name: &str, host: u16) -> Result<Event> {
         let mapping = Mapping {
             endpoint: EndpointInstance {
                 id: self.endpoint.context("no endpoint yet")?,
@@ -214,7 +290,7 @@ impl<'k> Plumbing<'k> {
             sequence: 1,
             mapping,
         };
-        self.event(Event::Mappings(vec![event]), before, after)
+        Ok(Event::Mappings(vec![event]))
     }
 }
 
@@ -236,17 +312,9 @@ fn kind(step: &Step) -> &'static str {
 fn between_two_steps_nothing_opens_or_closes_too_early() {
     with_kernel(|kernel| {
         let mut node = Plumbing::new(kernel)?;
-        node.event(Event::StreamUp(StreamId(1)), NOTHING, NOTHING)?;
-        node.event(Event::Policies(SourceEvent::Init), NOTHING, NOTHING)?;
-        node.event(Event::Endpoints(SourceEvent::Init), NOTHING, NOTHING)?;
         let other = format!("- toCIDR: [{PREFIXES}]\n  toPorts: {PORT}\n");
         let other = egress("other", "other", &other);
-        node.policy(&other, NOTHING, NOTHING)?;
-        node.policy(&policy(0x13, true), NOTHING, NOTHING)?;
-        node.endpoint("web", NOTHING, NOTHING)?;
-        node.event(Event::Policies(SourceEvent::InitDone), NOTHING, NOTHING)?;
-        // All of it at once: maps, rules, identities, programs.
-        node.event(Event::Endpoints(SourceEvent::InitDone), NOTHING, FIRST)?;
+        node.begin(&[&other, &policy(0x13, true)])?;
 
         // A name gives an address of the allowed prefix an identity of its own.
         node.learn("www.good.test", 0x10, FIRST, FIRST_LEARNED)?;
@@ -278,6 +346,28 @@ fn between_two_steps_nothing_opens_or_closes_too_early() {
         ] {
             ensure!(node.checked.contains(&kind), "no step of kind {kind}");
         }
+        Ok(())
+    });
+}
+
+#[test]
+fn the_policy_map_knows_an_identity_before_a_prefix_has_it_and_until_none_has() {
+    with_kernel(|kernel| {
+        let mut node = Plumbing::new(kernel)?;
+        node.begin(&[&policy(0x13, true)])?;
+        for (name, host) in [("www.good.test", 0x10), ("denied.good.test", 0x13)] {
+            let event = node.learned(name, host)?;
+            let (early, _) = node.ordered(event)?;
+            ensure!(early > 0, "{name}: no identity came");
+        }
+        // One more address with known labels: nothing but the prefix.
+        let event = node.learned("other.good.test", 0x11)?;
+        let before = node.look()?;
+        node.ordered(event)?;
+        ensure!(node.look()?.known == before.known, "the policy map changed");
+        node.now = node.now.plus_secs(1000);
+        let (_, late) = node.ordered(Event::Tick)?;
+        ensure!(late > 0, "no identity went");
         Ok(())
     });
 }

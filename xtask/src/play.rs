@@ -39,7 +39,7 @@ pub(crate) fn bench(name: &str, args: &[String]) -> Result<()> {
     if bin == PLAYS_VERSIONS && !args.iter().any(|arg| arg.starts_with("--previous=")) {
         let reference = take_value(&mut args, "--previous-ref");
         let previous = previous::build(reference.as_deref(), previous::Profile::Release)?;
-        args.push(format!("--previous={}", previous.display()));
+        args.push(format!("--previous={}", previous.sdp.display()));
     }
     build_programs(&["--release"])?;
     let program = workspace::target_dir()?.join("release").join(&bin);

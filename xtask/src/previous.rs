@@ -1,5 +1,5 @@
-//! The previous version's `holdfast-sdp`, which replicas of this one replace:
-//! built from the commit that `e2e/previous` names.
+//! The previous version's programs, which those of this one replace: built from the commit that
+//! `e2e/previous` names.
 
 use std::{
     fs,
@@ -13,7 +13,10 @@ use crate::{process, workspace};
 
 /// Names the last commit that passed all tests.
 const FILE: &str = "e2e/previous";
-const PROGRAM: &str = "holdfast-sdp";
+/// The programs, which have their packages' names.
+const PROGRAMS: [&str; 2] = [SDP, AGENT];
+const SDP: &str = "holdfast-sdp";
+const AGENT: &str = "holdfast-agent";
 
 /// Which build of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,23 +34,38 @@ impl Profile {
     }
 }
 
-/// Builds it, unless that was done before; says where it is.
+/// Where they are.
+#[derive(Debug)]
+pub(crate) struct Previous {
+    pub(crate) sdp: PathBuf,
+    pub(crate) agent: PathBuf,
+}
+
+/// Builds them, unless that was done before; says where they are.
 ///
 /// `reference`: another commit than the file names.
-pub(crate) fn build(reference: Option<&str>, profile: Profile) -> Result<PathBuf> {
+pub(crate) fn build(reference: Option<&str>, profile: Profile) -> Result<Previous> {
     let commit = commit(reference)?;
     let target = workspace::target_dir()?;
     let home = target.join("previous").join(&commit);
-    let kept = home.join(profile.directory()).join(PROGRAM);
-    if kept.exists() {
-        return Ok(kept);
+    let kept = home.join(profile.directory());
+    let previous = Previous {
+        sdp: kept.join(SDP),
+        agent: kept.join(AGENT),
+    };
+    if PROGRAMS.iter().all(|program| kept.join(program).exists()) {
+        return Ok(previous);
     }
     let source = home.join("source");
     if !source.exists() {
         unpack(&commit, &source)?;
     }
-    println!("{PROGRAM} of {commit}, the previous version:");
-    let mut build = process::command("cargo", &["build", "--locked", "-p", PROGRAM, "--bins"]);
+    println!(
+        "{} of {commit}, the previous version:",
+        PROGRAMS.join(" and ")
+    );
+    let mut build = process::command("cargo", &["build", "--locked", "--bins"]);
+    build.args(PROGRAMS.iter().flat_map(|program| ["-p", program]));
     if profile == Profile::Release {
         build.arg("--release");
     }
@@ -57,13 +75,15 @@ pub(crate) fn build(reference: Option<&str>, profile: Profile) -> Result<PathBuf
     build.arg("--target-dir").arg(&scratch);
     build.current_dir(&source);
     process::run(build).with_context(|| format!("the previous version, {commit}"))?;
-    let built = scratch.join(profile.directory()).join(PROGRAM);
-    fs::create_dir_all(home.join(profile.directory()))?;
-    let part = kept.with_extension("part");
-    fs::copy(&built, &part).with_context(|| format!("copy {}", built.display()))?;
-    fs::rename(&part, &kept)?;
+    fs::create_dir_all(&kept)?;
+    for program in PROGRAMS {
+        let built = scratch.join(profile.directory()).join(program);
+        let part = kept.join(program).with_extension("part");
+        fs::copy(&built, &part).with_context(|| format!("copy {}", built.display()))?;
+        fs::rename(&part, kept.join(program))?;
+    }
     fs::remove_dir_all(&scratch)?;
-    Ok(kept)
+    Ok(previous)
 }
 
 fn commit(reference: Option<&str>) -> Result<String> {

@@ -24,8 +24,9 @@ const NIGHTLY_LIMIT: Duration = Duration::from_secs(2 * 60 * 60);
 
 /// How long each fuzzer runs.
 const FUZZ_FOR: Duration = Duration::from_secs(60);
-/// Where the tests of `e2e` find the previous version's `holdfast-sdp`.
-const PREVIOUS: &str = "HOLDFAST_PREVIOUS_SDP";
+/// Where the tests of `e2e` find the previous version's programs.
+const PREVIOUS_SDP: &str = "HOLDFAST_PREVIOUS_SDP";
+const PREVIOUS_AGENT: &str = "HOLDFAST_PREVIOUS_AGENT";
 
 /// What a test needs, and how long it takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -141,7 +142,8 @@ fn e2e(tier: Tier, filter: Option<&str>) -> Result<Tally> {
         let mut command = process::command(&program.path.to_string_lossy(), &["--test-threads=1"]);
         command.current_dir(workspace::root().join("e2e"));
         if let Some(previous) = &previous {
-            command.env(PREVIOUS, previous);
+            command.env(PREVIOUS_SDP, &previous.sdp);
+            command.env(PREVIOUS_AGENT, &previous.agent);
         }
         if tier == Tier::Nightly {
             command.arg("--ignored");

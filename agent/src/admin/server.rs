@@ -236,6 +236,7 @@ impl Admin {
                 .iter()
                 .map(|u| format!("endpoint {}: {}", u.key, u.reason)),
         );
+        problems.extend(summary.endpoint_problems.iter().cloned());
         problems.extend(self.damaged.iter().cloned());
         problems.extend(proxies.iter().filter_map(|proxy| {
             proxy
@@ -244,8 +245,13 @@ impl Admin {
                 .map(|why| format!("proxy {} refused {why}", proxy.instance))
         }));
         if summary.ipcache_entries * 10 >= summary.ipcache_max * 9 && summary.ipcache_max > 0 {
+            let how = if summary.ipcache_entries < summary.ipcache_max {
+                "nearly full"
+            } else {
+                "full, and further addresses stay closed"
+            };
             problems.push(format!(
-                "ipcache is nearly full: {} of {}",
+                "ipcache is {how}: {} of {} entries (--bpf-ipcache-map-max)",
                 summary.ipcache_entries, summary.ipcache_max
             ));
         }

@@ -169,6 +169,7 @@ impl State {
             undurable: Vec::new(),
             keeping: None,
             problem: None,
+            unplaced: None,
             policy_revision: 0,
         });
         self.work.insert(id);

@@ -124,7 +124,7 @@ impl State {
     pub(super) fn checkpoint(&mut self, plan: &mut Plan) {
         if std::mem::take(&mut self.checkpoint_due.local) {
             let kept = self.local.kept();
-            let text = checkpoint::render_local(kept.iter().map(|(id, labels)| (*id, labels)));
+            let text = self.local_file.render(&kept);
             self.step(plan, Step::Checkpoint(text), Undo::Checkpoint);
         }
         if std::mem::take(&mut self.checkpoint_due.endpoints) {
@@ -168,12 +168,16 @@ impl State {
         let Some(endpoint) = self.endpoints.get(id) else {
             return;
         };
-        if endpoint.behind.is_none() && !is_new {
-            return;
-        }
         let Some(subject) = self.subjects.get(&endpoint.identity) else {
             return;
         };
+        if endpoint.behind.is_none() && !is_new {
+            let revision = subject.revision;
+            if let Some(endpoint) = self.endpoints.get_mut(id) {
+                endpoint.policy_revision = revision;
+            }
+            return;
+        }
         let empty = std::collections::BTreeMap::new();
         let map = endpoint.policy_map.as_ref().unwrap_or(&empty);
         let peers: BTreeSet<IdentityId> = match &endpoint.behind {

@@ -40,7 +40,8 @@ impl Plan {
 struct Fallen {
     checkpoint: bool,
     ipcache: bool,
-    lxc: bool,
+    lxc: BTreeSet<EndpointId>,
+    lxc_left: bool,
     files: BTreeSet<EndpointId>,
     maps: BTreeSet<EndpointId>,
     denies: BTreeSet<EndpointId>,
@@ -52,7 +53,10 @@ impl Fallen {
         match step {
             Step::Checkpoint(_) | Step::CheckpointEndpoints(_) => self.checkpoint = true,
             Step::SetIpcache(..) | Step::UnsetIpcache(_) => self.ipcache = true,
-            Step::SetLxc(..) | Step::UnsetLxc(_) => self.lxc = true,
+            Step::SetLxc(_, value) => {
+                self.lxc.insert(EndpointId(value.lxc_id));
+            }
+            Step::UnsetLxc(_) => self.lxc_left = true,
             Step::CreatePolicyMap(endpoint) => {
                 self.maps.insert(*endpoint);
             }
@@ -95,12 +99,12 @@ impl Fallen {
                     || self.maps.contains(&endpoint)
             }
             Step::Attach(attachment) => {
-                self.lxc
+                self.lxc.contains(&attachment.endpoint)
                     || self.maps.contains(&attachment.endpoint)
                     || unsaved(attachment.identity.0)
             }
             Step::UnsetPolicy(endpoint, ..) => self.ipcache || self.maps.contains(endpoint),
-            Step::RemoveEndpoint(_) => self.lxc,
+            Step::RemoveEndpoint(_) => self.lxc_left,
             _ => false,
         }
     }

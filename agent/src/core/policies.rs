@@ -3,12 +3,16 @@
 
 use std::{collections::BTreeSet, sync::Arc};
 
+use holdfast_sdp::{name::Fqdn, pattern::SelectorKey};
 use ipnet::IpNet;
 use shared_maps::IdentityId;
 
-use super::{event::SourceEvent, plan::Plan, state::State};
+use super::{
+    event::SourceEvent,
+    plan::Plan,
+    state::{State, Subject},
+};
 use crate::{
-    endpoint::endpoint::Behind,
     fqdn::cache::NamePair,
     identity::allocator::Allocator as _,
     ipcache::{
@@ -17,13 +21,16 @@ use crate::{
     },
     labels::LabelSet,
     policy::{
-        compute,
+        compute::{DnsScope, RuleIndex},
         model::EndpointPolicy,
         parse::PolicyDocument,
         repository::is_about,
-        rule::{Peers, Rule},
+        rule::Rule,
     },
-    selector::selector::{FqdnSelector, Selector},
+    selector::{
+        cache::SelectorId,
+        selector::{FqdnSelector, Selector},
+    },
 };
 
 impl State {
@@ -75,7 +82,7 @@ impl State {
             .filter(|(_, subject)| about(&subject.labels));
         let subjects: Vec<IdentityId> = subjects.map(|(id, _)| *id).collect();
         for identity in subjects {
-            self.compute_subject(identity);
+            self.change_subject(identity, key, new.map(|document| &**document));
         }
         self.flush(plan);
         // 3: labels nobody asks for any more.
@@ -85,70 +92,91 @@ impl State {
         self.flush(plan);
     }
 
-    /// Computes a subject's policy anew, whole.
+    /// Computes the policy of a new subject.
     pub(super) fn compute_subject(&mut self, identity: IdentityId) {
         let Some(subject) = self.subjects.get_mut(&identity) else {
             return;
         };
         subject.policy = EndpointPolicy::of(&subject.labels, &self.repository);
-        subject.selectors.clear();
-        let mut identities = BTreeSet::from([IdentityId::UNKNOWN, IdentityId::HOST]);
-        let sides = [&subject.policy.egress, &subject.policy.ingress];
-        for rule in sides.iter().flat_map(|side| &side.rules) {
-            let Peers::Selectors(list) = &rule.rule.peers else {
-                continue;
-            };
-            for id in list
-                .iter()
-                .filter_map(|selector| self.selectors.id_of(selector))
-            {
-                subject.selectors.insert(id);
-                identities.extend(self.selectors.selections(id).into_iter().flatten());
-            }
+        subject.rules = RuleIndex::of(&subject.policy, &self.selectors);
+        let mut peers = BTreeSet::from([IdentityId::UNKNOWN, IdentityId::HOST]);
+        for id in subject.rules.selectors() {
+            peers.extend(self.selectors.selections(id).into_iter().flatten());
         }
-        let dns = compute::dns_selectors(&subject.policy);
-        subject.dns_selectors = dns
-            .into_iter()
-            .filter_map(|selector| self.selectors.id_of(selector))
-            .collect();
+        subject.dns_scope = DnsScope::of(&subject.policy, &self.selectors);
         subject.dns_dirty = true;
-        subject.revision = self.revision;
-        subject.entries.clear();
-        for peer in identities {
-            let entries = compute::entries(
-                &subject.policy,
-                peer,
-                &self.selectors,
-                self.config.proxy_port,
-            );
-            if !entries.is_empty() {
+        self.render(identity, peers);
+    }
+
+    /// A document that has a say in a subject's policy changed.
+    fn change_subject(
+        &mut self,
+        identity: IdentityId,
+        key: &str,
+        document: Option<&PolicyDocument>,
+    ) {
+        let Some(subject) = self.subjects.get_mut(&identity) else {
+            return;
+        };
+        let change = subject.policy.put(key, &subject.labels, document);
+        subject.rules.follow(&change, &self.selectors);
+        let mut peers = BTreeSet::from([IdentityId::UNKNOWN, IdentityId::HOST]);
+        for selector in change.rules().flat_map(|rule| rule.selectors()) {
+            let id = self.selectors.id_of(selector);
+            let selections = id.and_then(|id| self.selectors.selections(id));
+            peers.extend(selections.into_iter().flatten());
+        }
+        let egress = change.egress.added.iter().chain(&change.egress.removed);
+        if egress.clone().any(|rule| subject.dns_scope.is_in(rule)) {
+            subject.dns_scope = DnsScope::of(&subject.policy, &self.selectors);
+            subject.dns_dirty = true;
+        }
+        self.render(identity, peers);
+    }
+
+    /// Renders a subject's entries for some peers; its endpoints get what differs.
+    fn render(&mut self, identity: IdentityId, peers: BTreeSet<IdentityId>) {
+        let Some(subject) = self.subjects.get_mut(&identity) else {
+            return;
+        };
+        let port = self.config.proxy_port;
+        let mut changed = Vec::new();
+        for peer in peers {
+            let entries = subject
+                .rules
+                .entries(&subject.policy, peer, &self.selectors, port);
+            let same = match subject.entries.get(&peer) {
+                Some(before) => *before == entries,
+                None => entries.is_empty(),
+            };
+            if same {
+                continue;
+            }
+            changed.push(peer);
+            if entries.is_empty() {
+                subject.entries.remove(&peer);
+            } else {
                 subject.entries.insert(peer, entries);
             }
         }
+        subject.revision = self.revision;
         for endpoint in &subject.endpoints {
             if let Some(endpoint) = self.endpoints.get_mut(*endpoint) {
-                endpoint.behind = Behind::All;
+                endpoint.behind.add(changed.iter().copied());
                 self.work.insert(endpoint.id);
             }
         }
     }
 
     /// Selections of these selectors changed by one identity.
-    pub(super) fn reselect(
-        &mut self,
-        selectors: &[crate::selector::cache::SelectorId],
-        peer: IdentityId,
-    ) {
+    pub(super) fn reselect(&mut self, selectors: &[SelectorId], peer: IdentityId) {
         if selectors.is_empty() {
             return;
         }
-        for subject in self.subjects.values_mut() {
-            let uses = |set: &BTreeSet<_>| selectors.iter().any(|selector| set.contains(selector));
-            if !uses(&subject.selectors) {
-                continue;
-            }
-            subject.dns_dirty |= uses(&subject.dns_selectors);
-            let entries = compute::entries(
+        let using = |subject: &&mut Subject| subject.rules.uses(selectors);
+        for subject in self.subjects.values_mut().filter(using) {
+            subject.dns_dirty |= subject.dns_scope.uses(selectors);
+            let entries = subject.rules.entries(
                 &subject.policy,
                 peer,
                 &self.selectors,
@@ -234,13 +262,12 @@ impl State {
         let Some(matcher) = probe.add(selector) else {
             return;
         };
-        let matching: Vec<_> = self
-            .names
-            .names()
-            .map(|(name, _)| name)
-            .filter(|n| matcher.matches(n))
-            .cloned()
-            .collect();
+        let matching: Vec<Fqdn> = if let SelectorKey::Exact(name) = matcher.key() {
+            vec![Fqdn::normalise(name)]
+        } else {
+            let names = self.names.names().map(|(name, _)| name);
+            names.filter(|n| matcher.matches(n)).cloned().collect()
+        };
         for name in matching {
             let labels = self.name_selectors.labels_of(&name);
             let Some(entry) = self.names.name_mut(&name) else {

@@ -28,6 +28,7 @@ use crate::{
     fqdn::cache::{Answer, Limits, NameCache},
     identity::{
         allocator::{Allocator as _, NodeLocal},
+        checkpoint::LocalFile,
         scopes::LocalScopes,
     },
     ipcache::{
@@ -66,6 +67,7 @@ impl State {
             sync: Sync::default(),
             ipcache: Ipcache::new(dual),
             local: LocalScopes::new(local.clone()),
+            local_file: LocalFile::default(),
             pods: Box::new(NodeLocal::endpoints(pods)),
             fqdn_identities: BTreeSet::new(),
             fqdn_changes: 0,

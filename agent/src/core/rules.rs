@@ -105,7 +105,7 @@ impl State {
         } else {
             self.names_kept += 1;
             let number = self.names_kept;
-            let text = self.file_text(endpoint);
+            let text = self.file_text(id);
             self.step(
                 plan,
                 Step::KeepNames(id, number, text),
@@ -150,8 +150,9 @@ impl State {
             .get(&endpoint.identity)
             .map(|s| Arc::clone(&s.dns));
         let rules = rules.unwrap_or_default();
-        let text = self.file_text(endpoint);
-        let undo = Undo::File(id, endpoint.filed);
+        let filed = endpoint.filed;
+        let text = self.file_text(id);
+        let undo = Undo::File(id, filed);
         self.step(plan, Step::WriteEndpoint(id, text), undo);
         let now = self.now;
         if let Some(endpoint) = self.endpoints.get_mut(id) {
@@ -167,7 +168,10 @@ impl State {
         }
     }
 
-    fn file_text(&self, endpoint: &Endpoint) -> String {
+    fn file_text(&mut self, id: EndpointId) -> String {
+        let Some(endpoint) = self.endpoints.get(id) else {
+            return String::new();
+        };
         let rules = self.subjects.get(&endpoint.identity);
         let rules = rules.map(|s| Arc::clone(&s.dns)).unwrap_or_default();
         let file = self.file_of(endpoint, &rules);
@@ -225,8 +229,8 @@ impl State {
         }
     }
 
-    /// Where the servers of these rules are. Costs a walk over the ipcache if there are any.
-    fn server_addresses(&self, rules: &EndpointRules) -> ServerAddresses {
+    /// Where the servers of these rules are, as far as a file lists them.
+    fn server_addresses(&mut self, rules: &EndpointRules) -> ServerAddresses {
         let all = rules.ports.iter().flat_map(|port| &port.rules);
         let ids: BTreeSet<IdentityId> = all
             .filter_map(|rule| match &rule.servers {
@@ -238,7 +242,8 @@ impl State {
             .collect();
         let mut found = ServerAddresses::new();
         if !ids.is_empty() {
-            for (prefix, id) in self.ipcache.prefixes_of(&ids) {
+            let limit = self.config.max_ips_per_restored_rule;
+            for (prefix, id) in self.ipcache.prefixes_of(&ids, limit) {
                 found.entry(id).or_default().push(prefix);
             }
         }

@@ -64,6 +64,8 @@ pub struct Summary {
     pub pairs: usize,
     /// Steps that failed and are waiting to be tried again.
     pub pending_steps: usize,
+    /// Endpoints whose policy or programs are not in force, and why; the first few.
+    pub endpoint_problems: Vec<String>,
     /// Why the first of them failed.
     #[serde(default)]
     pub trouble: Option<String>,

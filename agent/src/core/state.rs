@@ -29,14 +29,16 @@ use crate::{
         manager::Endpoints,
     },
     fqdn::{cache::NameCache, names::NameSelectors},
-    identity::{allocator::Allocator, scopes::LocalScopes},
+    identity::{allocator::Allocator, checkpoint::LocalFile, scopes::LocalScopes},
     ipcache::table::Ipcache,
     labels::LabelSet,
-    policy::{compute::Entries, model::EndpointPolicy, parse::PolicyError, repository::Repository},
-    selector::{
-        cache::{SelectorCache, SelectorId},
-        selector::FqdnSelector,
+    policy::{
+        compute::{DnsScope, Entries, RuleIndex},
+        model::EndpointPolicy,
+        parse::PolicyError,
+        repository::Repository,
     },
+    selector::{cache::SelectorCache, selector::FqdnSelector},
 };
 
 /// Everything the core holds.
@@ -47,6 +49,7 @@ pub(super) struct State {
     pub sync: Sync,
     pub ipcache: Ipcache,
     pub local: LocalScopes,
+    pub local_file: LocalFile,
     pub pods: Box<dyn Allocator>,
     /// Identities with an fqdn label, for the circuit breaker ([`super::breaker`]).
     pub fqdn_identities: BTreeSet<IdentityId>,
@@ -167,8 +170,8 @@ pub(super) struct CheckpointDue {
 pub(super) struct Subject {
     pub labels: LabelSet,
     pub policy: EndpointPolicy,
-    pub selectors: BTreeSet<SelectorId>,
-    pub dns_selectors: BTreeSet<SelectorId>,
+    pub rules: RuleIndex,
+    pub dns_scope: DnsScope,
     pub entries: BTreeMap<IdentityId, Entries>,
     pub dns: Arc<EndpointRules>,
     pub dns_dirty: bool,
@@ -246,8 +249,8 @@ impl State {
             vacant.insert(Subject {
                 labels: labels.clone(),
                 policy: EndpointPolicy::default(),
-                selectors: BTreeSet::new(),
-                dns_selectors: BTreeSet::new(),
+                rules: RuleIndex::default(),
+                dns_scope: DnsScope::default(),
                 entries: BTreeMap::new(),
                 dns: Arc::default(),
                 dns_dirty: false,

@@ -18,6 +18,9 @@ use crate::{
     endpoint::endpoint::Endpoint, identity::allocator::Allocator as _, policy::repository::is_about,
 };
 
+/// Endpoints whose problem a summary spells out.
+const MAX_PROBLEMS: usize = 8;
+
 impl State {
     pub(super) fn summary(&self) -> Summary {
         Summary {
@@ -40,6 +43,7 @@ impl State {
             names_zombies: self.names.zombies(),
             pairs: self.names.pairs(),
             pending_steps: self.pending_steps,
+            endpoint_problems: self.endpoint_problems(),
             trouble: self.trouble.as_ref().map(|(_, text)| text.clone()),
             counters: self.counters.clone(),
         }
@@ -85,6 +89,17 @@ impl State {
         }
     }
 
+    fn endpoint_problems(&self) -> Vec<String> {
+        let problems = self.endpoints.iter().filter_map(|endpoint| {
+            let why = endpoint.why_not()?;
+            Some(format!(
+                "endpoint {} ({}): {why}",
+                endpoint.id, endpoint.spec.key
+            ))
+        });
+        problems.take(MAX_PROBLEMS).collect()
+    }
+
     pub(super) fn endpoint(&self, endpoint: &Endpoint) -> EndpointView {
         let subject = self.subjects.get(&endpoint.identity);
         EndpointView {
@@ -111,7 +126,7 @@ impl State {
             policy_entries: endpoint.policy_entries(),
             policy_revision: endpoint.policy_revision,
             dns_rules: subject.map(|s| dns_views(&s.dns)).unwrap_or_default(),
-            problem: endpoint.problem.clone(),
+            problem: endpoint.why_not().cloned(),
         }
     }
 

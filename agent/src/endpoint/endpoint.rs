@@ -58,6 +58,8 @@ pub struct Endpoint {
     pub keeping: Option<(u64, Vec<Undurable>)>,
     /// Why its policy is not in force.
     pub problem: Option<String>,
+    /// Why its address is not in `cilium_lxc`, or its programs are not attached.
+    pub unplaced: Option<String>,
     /// Revision its policy map realises.
     pub policy_revision: u64,
 }
@@ -105,6 +107,11 @@ pub struct Undurable {
 }
 
 impl Endpoint {
+    /// Why what its source and policy say is not in force.
+    pub fn why_not(&self) -> Option<&String> {
+        self.problem.as_ref().or(self.unplaced.as_ref())
+    }
+
     /// Its addresses.
     pub fn addresses(&self) -> impl Iterator<Item = IpAddr> {
         let v4 = self.ipv4.map(IpAddr::V4).into_iter();

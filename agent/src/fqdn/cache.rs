@@ -5,10 +5,11 @@ mod limits;
 
 use std::{
     cmp::Reverse,
-    collections::{BTreeMap, BTreeSet, BinaryHeap, HashMap},
+    collections::{BTreeMap, BTreeSet, BinaryHeap},
     net::IpAddr,
 };
 
+use foldhash::HashMap;
 use holdfast_sdp::{mapping::BootTime, name::Fqdn};
 use shared_maps::EndpointId;
 
@@ -115,7 +116,7 @@ impl NameCache {
         Self {
             limits,
             endpoints: BTreeMap::new(),
-            names: HashMap::new(),
+            names: HashMap::default(),
             due: BinaryHeap::new(),
             passes: Passes::default(),
             live: 0,

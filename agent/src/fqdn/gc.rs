@@ -1,11 +1,12 @@
 //! When an expired address that connections may still use is let go (`cilium-compat` 7).
 
 use std::{
-    collections::{BTreeSet, HashMap, HashSet},
+    collections::{BTreeSet, HashSet},
     net::IpAddr,
     time::Duration,
 };
 
+use foldhash::HashMap;
 use holdfast_sdp::{mapping::BootTime, name::Fqdn};
 
 /// An expired address of one endpoint.
@@ -46,7 +47,7 @@ pub fn dead(
     idle_grace: Duration,
     per_name: usize,
 ) -> Vec<IpAddr> {
-    let mut alive_names: HashMap<&Fqdn, usize> = HashMap::new();
+    let mut alive_names: HashMap<&Fqdn, usize> = HashMap::default();
     let mut dead = Vec::new();
     for (address, zombie) in zombies {
         if is_dead(zombie, passes, idle_grace) {
@@ -166,10 +167,12 @@ mod tests {
             count: 9,
             last: BootTime(500),
         };
-        let zombies = HashMap::from([(one, zombie("a", 0, 100)), (other, zombie("a", 900, 100))]);
+        let zombies =
+            HashMap::from_iter([(one, zombie("a", 0, 100)), (other, zombie("a", 900, 100))]);
         assert!(dead(&zombies, passes, Duration::ZERO, 10).is_empty());
         assert_eq!(dead(&zombies, passes, Duration::ZERO, 1), [one]);
-        let zombies = HashMap::from([(one, zombie("a", 0, 100)), (other, zombie("b", 900, 100))]);
+        let zombies =
+            HashMap::from_iter([(one, zombie("a", 0, 100)), (other, zombie("b", 900, 100))]);
         assert_eq!(dead(&zombies, passes, Duration::ZERO, 10), [one]);
     }
 
@@ -177,7 +180,8 @@ mod tests {
     fn the_least_valuable_go_beyond_the_limit() {
         let one: IpAddr = "1.1.1.1".parse().unwrap();
         let other: IpAddr = "2.2.2.2".parse().unwrap();
-        let zombies = HashMap::from([(one, zombie("a", 5, 100)), (other, zombie("b", 0, 200))]);
+        let zombies =
+            HashMap::from_iter([(one, zombie("a", 5, 100)), (other, zombie("b", 0, 200))]);
         assert_eq!(beyond_limit(&zombies, 1), HashSet::from([other]));
         assert!(beyond_limit(&zombies, 2).is_empty());
     }

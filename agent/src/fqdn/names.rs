@@ -1,7 +1,8 @@
 //! FQDN selectors by name: which of them match, found without asking each one.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::BTreeSet;
 
+use foldhash::HashMap;
 use holdfast_sdp::{
     name::Fqdn,
     pattern::{SelectorKey, SelectorMatcher},
@@ -61,11 +62,21 @@ impl NameSelectors {
             FqdnSelector::Pattern(text) => NameRule::Pattern(text.clone()),
         };
         let matcher = SelectorMatcher::compile(&rule).ok()?;
-        self.shelf(&matcher)
-            .retain(|entry| entry.selector != *selector);
-        self.exact.retain(|_, entries| !entries.is_empty());
-        self.one_label.retain(|_, entries| !entries.is_empty());
-        self.labels.retain(|_, entries| !entries.is_empty());
+        let (shelves, key) = match matcher.key() {
+            SelectorKey::Exact(name) => (&mut self.exact, name),
+            SelectorKey::OneLabel(suffix) => (&mut self.one_label, suffix),
+            SelectorKey::Labels(suffix) => (&mut self.labels, suffix),
+            SelectorKey::Scan => {
+                self.scan.retain(|entry| entry.selector != *selector);
+                return Some(matcher);
+            }
+        };
+        if let Some(entries) = shelves.get_mut(key) {
+            entries.retain(|entry| entry.selector != *selector);
+            if entries.is_empty() {
+                shelves.remove(key);
+            }
+        }
         Some(matcher)
     }
 

@@ -1,7 +1,8 @@
 //! Identity by label set: reference-counted numbers of one scope.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet};
 
+use foldhash::HashMap;
 use shared_maps::IdentityId;
 
 use crate::labels::LabelSet;
@@ -91,7 +92,7 @@ impl NodeLocal {
             min: min.0,
             max: max.0,
             next: min.0,
-            ids: HashMap::new(),
+            ids: HashMap::default(),
             slots: BTreeMap::new(),
             idle: BTreeSet::new(),
             withheld,

@@ -1,11 +1,14 @@
 //! The two files that keep identity numbers across restarts.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap, HashSet};
 
 use serde::{Deserialize, Serialize};
 use shared_maps::IdentityId;
 
-use super::scopes::is_remote_node;
+use super::{
+    migration::{LABEL_LOGIC, migrate},
+    scopes::is_remote_node,
+};
 use crate::labels::{Label, LabelSet};
 
 /// Version of `endpoint_identities.json` that this program writes.
@@ -16,6 +19,21 @@ const VERSION: u64 = 1;
 struct Entry {
     id: u32,
     labels: LabelMap,
+    /// Version of the logic that made the labels; absent: the first, and Cilium's.
+    #[serde(default = "first_logic", skip_serializing_if = "is_first_logic")]
+    logic: u64,
+}
+
+const fn first_logic() -> u64 {
+    1
+}
+
+#[expect(
+    clippy::trivially_copy_pass_by_ref,
+    reason = "the signature that serde wants"
+)]
+const fn is_first_logic(logic: &u64) -> bool {
+    *logic == 1
 }
 
 /// Labels of a file, by key.
@@ -45,21 +63,57 @@ pub enum CheckpointError {
     /// Written by a newer version.
     #[error("identity checkpoint has version {0}, this program knows up to {VERSION}: upgrade it")]
     Newer(u64),
+    /// Labelled by a newer version's logic.
+    #[error(
+        "identity checkpoint has labels of logic {0}, this program knows up to {LABEL_LOGIC}: upgrade it"
+    )]
+    NewerLogic(u64),
 }
 
 /// Renders `local_allocator_state.json`: an array in Cilium's format, which has no version.
-pub fn render_local<'a>(entries: impl Iterator<Item = (IdentityId, &'a LabelSet)>) -> String {
-    let entries: Vec<Entry> = entries.map(|(id, labels)| entry(id, labels)).collect();
-    serde_json::to_string(&entries).expect("maps with string keys render as JSON")
+///
+/// Each time the whole of it, as often as there are new identities: entries are kept.
+#[derive(Debug, Default)]
+pub struct LocalFile {
+    entries: HashMap<IdentityId, (LabelSet, String)>,
+}
+
+impl LocalFile {
+    /// The file with these identities.
+    pub fn render(&mut self, kept: &[(IdentityId, LabelSet)]) -> String {
+        let mut text = String::from("[");
+        for (id, labels) in kept {
+            let known = self.entries.get(id).filter(|(known, _)| known == labels);
+            if known.is_none() {
+                self.entries
+                    .insert(*id, (labels.clone(), spell_entry(*id, labels)));
+            }
+            if let Some((_, entry)) = self.entries.get(id) {
+                text.reserve(entry.len() + 1);
+                if text.len() > 1 {
+                    text.push(',');
+                }
+                text.push_str(entry);
+            }
+        }
+        text.push(']');
+        if self.entries.len() > 2 * kept.len() + 64 {
+            let kept: HashSet<IdentityId> = kept.iter().map(|(id, _)| *id).collect();
+            self.entries.retain(|id, _| kept.contains(id));
+        }
+        text
+    }
+}
+
+fn spell_entry(id: IdentityId, labels: &LabelSet) -> String {
+    serde_json::to_string(&entry(id, labels)).expect("maps with string keys render as JSON")
 }
 
 /// Reads `local_allocator_state.json`: the scopes 0x01 (outside) and 0x02 (other nodes). Numbers
 /// of other scopes are left out.
 pub fn parse_local(text: &str) -> Result<Vec<(IdentityId, LabelSet)>, CheckpointError> {
     let entries: Vec<Entry> = serde_json::from_str(text)?;
-    Ok(read(entries, |id| {
-        id.is_local_scope() || is_remote_node(id)
-    }))
+    read(entries, |id| id.is_local_scope() || is_remote_node(id))
 }
 
 /// Renders `endpoint_identities.json`.
@@ -78,13 +132,14 @@ pub fn parse_endpoints(text: &str) -> Result<Vec<(IdentityId, LabelSet)>, Checkp
     if document.version > VERSION {
         return Err(CheckpointError::Newer(document.version));
     }
-    Ok(read(document.identities, IdentityId::is_endpoint))
+    read(document.identities, IdentityId::is_endpoint)
 }
 
 fn entry(id: IdentityId, labels: &LabelSet) -> Entry {
     Entry {
         id: id.0,
         labels: spell(labels),
+        logic: LABEL_LOGIC,
     }
 }
 
@@ -115,13 +170,23 @@ pub(crate) fn unspell(map: &LabelMap) -> LabelSet {
     LabelSet::new(labels.collect())
 }
 
-fn read(entries: Vec<Entry>, keep: impl Fn(IdentityId) -> bool) -> Vec<(IdentityId, LabelSet)> {
-    let entries = entries
+type Identities = Vec<(IdentityId, LabelSet)>;
+
+fn read(
+    entries: Vec<Entry>,
+    keep: impl Fn(IdentityId) -> bool,
+) -> Result<Identities, CheckpointError> {
+    let kept = entries
         .into_iter()
         .filter(|entry| keep(IdentityId(entry.id)));
-    entries
-        .map(|entry| (IdentityId(entry.id), unspell(&entry.labels)))
-        .collect()
+    kept.map(|entry| {
+        if entry.logic > LABEL_LOGIC {
+            return Err(CheckpointError::NewerLogic(entry.logic));
+        }
+        let labels = migrate(entry.logic, unspell(&entry.labels));
+        Ok((IdentityId(entry.id), labels))
+    })
+    .collect()
 }
 
 #[cfg(test)]
@@ -133,8 +198,12 @@ mod tests {
         let labels = LabelSet::parse(&["fqdn:*.cilium.io", "reserved:world-ipv4"]).unwrap();
         let pod = LabelSet::parse(&["k8s:app=web"]).unwrap();
         let local = vec![(IdentityId::LOCAL_MIN, labels)];
-        let text = render_local(local.iter().map(|(id, labels)| (*id, labels)));
-        assert_eq!(parse_local(&text).unwrap(), local);
+        let mut file = LocalFile::default();
+        assert_eq!(parse_local(&file.render(&local)).unwrap(), local);
+        // The number is another label set's now.
+        let local = vec![(IdentityId::LOCAL_MIN, pod.clone())];
+        assert_eq!(parse_local(&file.render(&local)).unwrap(), local);
+        assert_eq!(file.render(&[]), "[]");
         let pods = vec![(IdentityId(256), pod)];
         let text = render_endpoints(pods.iter().map(|(id, labels)| (*id, labels)));
         assert_eq!(parse_endpoints(&text).unwrap(), pods);
@@ -149,6 +218,13 @@ mod tests {
         assert_eq!(read.len(), 2);
         assert_eq!(read[1].0, IdentityId(33_554_433));
         assert_eq!(read[0].1.texts(), ["cidr:10.0.0.0/8"]);
+    }
+
+    #[test]
+    fn labels_of_a_newer_logic_are_refused_by_name() {
+        let text = r#"[{"id":16777217,"labels":{},"logic":2}]"#;
+        let error = parse_local(text).unwrap_err();
+        assert!(matches!(error, CheckpointError::NewerLogic(2)), "{error}");
     }
 
     #[test]

@@ -1,10 +1,11 @@
 //! What is known about one prefix, per owner.
 
-use std::{collections::HashMap, fmt, sync::Arc};
+use std::{fmt, sync::Arc};
 
 use holdfast_sdp::name::Fqdn;
 use shared_maps::{EndpointId, IdentityId};
 
+use super::owners::ByOwner;
 use crate::labels::LabelSet;
 
 /// Where an owner has its knowledge from, the most trusted first: of two values of one label
@@ -82,7 +83,7 @@ pub enum Claim {
 /// Everything about one prefix.
 #[derive(Clone, Debug, Default)]
 pub struct Metadata {
-    labels: HashMap<Owner, LabelSet>,
+    labels: ByOwner,
     /// Distinct label sets by source, sorted, and how many owners say each. Names that the same
     /// selectors match say the same: a shared address has many owners and few sets.
     sets: Vec<((Source, LabelSet), usize)>,
@@ -162,6 +163,9 @@ impl Metadata {
                 false
             }
             Err(at) => {
+                if self.sets.is_empty() {
+                    self.sets.reserve_exact(1);
+                }
                 self.sets.insert(at, (said, 1));
                 true
             }
@@ -198,7 +202,7 @@ impl Metadata {
     /// The owners, sorted.
     pub fn owners(&self) -> Vec<&Owner> {
         let outright = self.identities.iter().map(|(owner, _)| owner);
-        let mut owners: Vec<&Owner> = self.labels.keys().chain(outright).collect();
+        let mut owners: Vec<&Owner> = self.labels.owners().chain(outright).collect();
         owners.sort_unstable();
         owners
     }

@@ -1,10 +1,8 @@
 //! Prefix → identity: what it shall be, and what the datapath has.
 
-use std::{
-    collections::{BTreeSet, HashMap},
-    net::IpAddr,
-};
+use std::{collections::BTreeSet, net::IpAddr};
 
+use foldhash::HashMap;
 use ipnet::IpNet;
 use shared_maps::{FAMILY_IPV6, IdentityId, ipcache::IpcacheKey};
 
@@ -24,7 +22,12 @@ pub struct Ipcache {
     realised: usize,
     /// Prefixes that the datapath maps to an identity.
     in_force: HashMap<IdentityId, usize>,
+    /// Prefixes of the identities that somebody asks for.
+    watched: HashMap<IdentityId, BTreeSet<IpNet>>,
 }
+
+/// Identities are forgotten that nobody asks for, once there are so many more of them.
+const WATCHED: usize = 1024;
 
 impl Ipcache {
     /// Empty; `dual_stack` decides the world labels.
@@ -34,7 +37,8 @@ impl Ipcache {
             dirty: Vec::new(),
             world: World::new(dual_stack),
             realised: 0,
-            in_force: HashMap::new(),
+            in_force: HashMap::default(),
+            watched: HashMap::default(),
         }
     }
 
@@ -46,8 +50,14 @@ impl Ipcache {
     /// Sets what `owner` says of `prefix`.
     pub fn claim(&mut self, prefix: IpNet, owner: Owner, claim: Claim) {
         let prefix = prefix.trunc();
-        if self.prefixes.entry(prefix).set(owner, claim) {
+        let metadata = self.prefixes.entry(prefix);
+        if !metadata.set(owner, claim) {
+            return;
+        }
+        if prefix.prefix_len() < prefix.max_prefix_len() {
             self.touch(prefix);
+        } else if !std::mem::replace(&mut metadata.dirty, true) {
+            self.dirty.push(prefix);
         }
     }
 
@@ -112,10 +122,20 @@ impl Ipcache {
     /// Sets the identity a prefix shall have.
     pub fn desire(&mut self, prefix: IpNet, identity: Option<IdentityId>, held: bool) {
         let metadata = self.prefixes.entry(prefix);
-        metadata.desired = identity;
+        let before = std::mem::replace(&mut metadata.desired, identity);
         metadata.held = held;
         metadata.unresolved = false;
-        self.forget_spent(prefix);
+        if before != identity {
+            if let Some(prefixes) = before.and_then(|id| self.watched.get_mut(&id)) {
+                prefixes.remove(&prefix);
+            }
+            if let Some(prefixes) = identity.and_then(|id| self.watched.get_mut(&id)) {
+                prefixes.insert(prefix);
+            }
+        }
+        if metadata.is_spent() {
+            self.prefixes.remove(prefix);
+        }
     }
 
     /// Its labels got no identity: what it had stays.
@@ -127,7 +147,11 @@ impl Ipcache {
 
     /// Notes what the datapath has.
     pub fn realise(&mut self, prefix: IpNet, identity: Option<IdentityId>) {
-        let before = std::mem::replace(&mut self.prefixes.entry(prefix).realised, identity);
+        let metadata = self.prefixes.entry(prefix);
+        let before = std::mem::replace(&mut metadata.realised, identity);
+        if metadata.is_spent() {
+            self.prefixes.remove(prefix);
+        }
         if let Some(identity) = identity {
             self.realised += 1;
             *self.in_force.entry(identity).or_default() += 1;
@@ -140,13 +164,6 @@ impl Ipcache {
                     self.in_force.remove(&before);
                 }
             }
-        }
-        self.forget_spent(prefix);
-    }
-
-    fn forget_spent(&mut self, prefix: IpNet) {
-        if self.prefixes.get(prefix).is_some_and(Metadata::is_spent) {
-            self.prefixes.remove(prefix);
         }
     }
 
@@ -187,15 +204,39 @@ impl Ipcache {
             .is_some_and(|metadata| metadata.identity().is_some())
     }
 
-    /// Prefixes that have one of these identities.
-    pub fn prefixes_of(&self, identities: &BTreeSet<IdentityId>) -> Vec<(IpNet, IdentityId)> {
+    /// Prefixes that shall have one of these identities, at most `limit` of each. The first
+    /// question for an identity costs a walk over all prefixes.
+    pub fn prefixes_of(
+        &mut self,
+        identities: &BTreeSet<IdentityId>,
+        limit: usize,
+    ) -> Vec<(IpNet, IdentityId)> {
+        if identities.iter().any(|id| !self.watched.contains_key(id)) {
+            self.watch(identities);
+        }
         let mut found = Vec::new();
+        for id in identities {
+            let prefixes = self.watched.get(id).into_iter().flatten().take(limit);
+            found.extend(prefixes.map(|prefix| (*prefix, *id)));
+        }
+        found
+    }
+
+    fn watch(&mut self, identities: &BTreeSet<IdentityId>) {
+        if self.watched.len() > WATCHED {
+            self.watched.retain(|id, _| identities.contains(id));
+        }
+        let new = identities
+            .iter()
+            .filter(|id| !self.watched.contains_key(id));
+        let mut new: HashMap<IdentityId, BTreeSet<IpNet>> =
+            new.map(|id| (*id, BTreeSet::new())).collect();
         self.prefixes.for_each(|prefix, metadata| {
-            if let Some(id) = metadata.desired.filter(|id| identities.contains(id)) {
-                found.push((prefix, id));
+            if let Some(prefixes) = metadata.desired.and_then(|id| new.get_mut(&id)) {
+                prefixes.insert(prefix);
             }
         });
-        found
+        self.watched.extend(new);
     }
 
     /// At most `limit` prefixes after this one.
@@ -258,6 +299,23 @@ mod tests {
         );
         ipcache.claim(net("10.0.0.0/8"), Owner::Policy, label("k8s:x=2"));
         assert!(ipcache.is_settled());
+    }
+
+    #[test]
+    fn prefixes_of_an_identity_are_followed() {
+        let mut ipcache = Ipcache::new(false);
+        let (one, other) = (IdentityId(1 << 24), IdentityId(1 << 24 | 1));
+        ipcache.desire(net("10.0.0.1/32"), Some(one), true);
+        ipcache.desire(net("10.0.0.2/32"), Some(other), true);
+        let ask = |ipcache: &mut Ipcache, id| ipcache.prefixes_of(&[id].into(), 8);
+        assert_eq!(ask(&mut ipcache, one), [(net("10.0.0.1/32"), one)]);
+        ipcache.desire(net("10.0.0.3/32"), Some(one), true);
+        ipcache.desire(net("10.0.0.1/32"), Some(other), true);
+        assert_eq!(ask(&mut ipcache, one), [(net("10.0.0.3/32"), one)]);
+        assert_eq!(ask(&mut ipcache, other).len(), 2);
+        ipcache.desire(net("10.0.0.2/32"), None, false);
+        assert_eq!(ask(&mut ipcache, other), [(net("10.0.0.1/32"), other)]);
+        assert_eq!(ipcache.prefixes_of(&[one, other].into(), 0), []);
     }
 
     #[test]

@@ -26,7 +26,7 @@ impl<T> Default for PrefixMap<T> {
 impl<T> PrefixMap<T> {
     /// Number of prefixes.
     pub fn len(&self) -> usize {
-        self.v4.values + self.v6.values
+        self.v4.values() + self.v6.values()
     }
 
     /// Whether there is none.
@@ -165,19 +165,22 @@ fn read(like: IpNet, bits: u128, len: u8) -> IpNet {
     }
 }
 
+/// Small: on the way to a value a dozen of them are read.
 #[derive(Debug)]
-struct Node<T> {
+struct Node {
     bits: u128,
     children: [u32; 2],
+    /// Place of its value.
+    value: u32,
     len: u8,
-    value: Option<T>,
 }
 
 #[derive(Debug)]
 struct Tree<T> {
-    nodes: Vec<Node<T>>,
+    nodes: Vec<Node>,
     free: Vec<u32>,
-    values: usize,
+    slots: Vec<Option<T>>,
+    free_slots: Vec<u32>,
 }
 
 impl<T> Tree<T> {
@@ -186,20 +189,29 @@ impl<T> Tree<T> {
             bits: 0,
             children: [NONE; 2],
             len: 0,
-            value: None,
+            value: NONE,
         };
         Self {
             nodes: vec![root],
             free: Vec::new(),
-            values: 0,
+            slots: Vec::new(),
+            free_slots: Vec::new(),
         }
     }
 
-    fn node(&self, at: u32) -> &Node<T> {
+    fn values(&self) -> usize {
+        self.slots.len() - self.free_slots.len()
+    }
+
+    fn value(&self, node: &Node) -> Option<&T> {
+        self.slots.get(node.value as usize)?.as_ref()
+    }
+
+    fn node(&self, at: u32) -> &Node {
         &self.nodes[at as usize]
     }
 
-    fn node_mut(&mut self, at: u32) -> &mut Node<T> {
+    fn node_mut(&mut self, at: u32) -> &mut Node {
         &mut self.nodes[at as usize]
     }
 
@@ -221,12 +233,13 @@ impl<T> Tree<T> {
     }
 
     fn get(&self, bits: u128, len: u8) -> Option<&T> {
-        self.node(self.find(bits, len)?).value.as_ref()
+        self.value(self.node(self.find(bits, len)?))
     }
 
     fn get_mut(&mut self, bits: u128, len: u8) -> Option<&mut T> {
         let at = self.find(bits, len)?;
-        self.node_mut(at).value.as_mut()
+        let slot = self.node(at).value;
+        self.slots.get_mut(slot as usize)?.as_mut()
     }
 
     fn add(&mut self, bits: u128, len: u8, children: [u32; 2]) -> u32 {
@@ -234,7 +247,7 @@ impl<T> Tree<T> {
             bits,
             children,
             len,
-            value: None,
+            value: NONE,
         };
         if let Some(at) = self.free.pop() {
             *self.node_mut(at) = node;
@@ -278,10 +291,15 @@ impl<T> Tree<T> {
         T: Default,
     {
         let at = self.place(bits, len);
-        if self.node(at).value.is_none() {
-            self.values += 1;
+        let mut slot = self.node(at).value;
+        if slot == NONE {
+            slot = self.free_slots.pop().unwrap_or_else(|| {
+                self.slots.push(None);
+                u32::try_from(self.slots.len() - 1).expect("fewer than 2^32 prefixes fit in memory")
+            });
+            self.node_mut(at).value = slot;
         }
-        self.node_mut(at).value.get_or_insert_default()
+        self.slots[slot as usize].get_or_insert_default()
     }
 
     fn remove(&mut self, bits: u128, len: u8) -> Option<T> {
@@ -296,8 +314,9 @@ impl<T> Tree<T> {
         if self.node(at).len != len {
             return None;
         }
-        let value = self.node_mut(at).value.take()?;
-        self.values -= 1;
+        let slot = std::mem::replace(&mut self.node_mut(at).value, NONE);
+        let value = self.slots.get_mut(slot as usize)?.take()?;
+        self.free_slots.push(slot);
         if self.splice(parent, at) && parent != NONE {
             self.splice(grandparent, parent);
         }
@@ -307,7 +326,7 @@ impl<T> Tree<T> {
     /// Takes a node without value out if it has fewer than two children.
     fn splice(&mut self, parent: u32, at: u32) -> bool {
         let node = self.node(at);
-        if parent == NONE || node.value.is_some() {
+        if parent == NONE || node.value != NONE {
             return false;
         }
         let only = match node.children {
@@ -328,7 +347,7 @@ impl<T> Tree<T> {
             if node.len > len || !covers(node.bits, node.len, bits) {
                 return;
             }
-            if let Some(value) = &node.value {
+            if let Some(value) = self.value(node) {
                 visit(node.bits, node.len, value);
             }
             if node.len == len {
@@ -356,7 +375,7 @@ impl<T> Tree<T> {
         let mut stack = vec![at];
         while let Some(at) = stack.pop() {
             let node = self.node(at);
-            if let Some(value) = &node.value {
+            if let Some(value) = self.value(node) {
                 visit(node.bits, node.len, value);
             }
             stack.extend(node.children.iter().rev().filter(|child| **child != NONE));
@@ -377,7 +396,7 @@ impl<T> Tree<T> {
                 continue;
             }
             let later = from.is_none_or(|from| (node.bits, node.len) > from);
-            if let Some(value) = node.value.as_ref().filter(|_| later)
+            if let Some(value) = self.value(node).filter(|_| later)
                 && !visit(node.bits, node.len, value)
             {
                 return;

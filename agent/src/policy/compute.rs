@@ -8,7 +8,10 @@
 //! | none, direction enforced | none: dropped |
 //! | none, direction not enforced | allow of identity 0 |
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap},
+    sync::Arc,
+};
 
 use holdfast_sdp::policy::rule::{
     EndpointRules, NameRules, PortRules, SelectorRule, Servers, Transport,
@@ -19,45 +22,122 @@ use shared_maps::{
 };
 
 use super::{
-    model::{EndpointPolicy, Side},
+    model::{Change, EndpointPolicy, Side},
     rule::{DnsNames, PeerRule, Peers, PortRule},
 };
-use crate::selector::{cache::SelectorCache, selector::Selector};
+use crate::selector::cache::{SelectorCache, SelectorId};
 
 /// Entries of one identity.
 pub type Entries = BTreeMap<PolicyKey, PolicyValue>;
 
-/// Renders the entries of one identity; [`IdentityId::UNKNOWN`] gives those for everyone.
-pub fn entries(
-    policy: &EndpointPolicy,
-    identity: IdentityId,
-    selectors: &SelectorCache,
-    proxy_port: u16,
-) -> Entries {
-    let selecting = selectors.selecting(identity);
-    let mut found = Entries::new();
-    for (direction, side) in [(EGRESS, &policy.egress), (INGRESS, &policy.ingress)] {
-        let mut drafts = Entries::new();
-        for rule in &side.rules {
-            if is_meant(&rule.rule.peers, identity, &selecting) {
-                draft(&mut drafts, &rule.rule, identity, direction, proxy_port);
-            }
-        }
-        let everything = PolicyKey::new(identity.0, direction, 0, 0, 0);
-        let open = identity == IdentityId::UNKNOWN && !side.enforced;
-        let host = identity == IdentityId::HOST && direction == INGRESS && side.enforced;
-        if open || host {
-            put(&mut drafts, everything, PolicyValue::allow(everything));
-        }
-        found.extend(without_covered(&drafts));
-    }
-    found
+/// The rules of a policy by the selectors they use: what concerns an identity is found
+/// without reading the rest.
+#[derive(Debug, Default)]
+pub struct RuleIndex {
+    by_selector: HashMap<SelectorId, Vec<Indexed>>,
+    any: Vec<Indexed>,
 }
 
-fn is_meant(peers: &Peers, identity: IdentityId, selecting: &[&Selector]) -> bool {
-    match peers {
-        Peers::Any => identity == IdentityId::UNKNOWN,
-        Peers::Selectors(list) => selecting.iter().any(|selector| list.contains(selector)),
+type Indexed = (u8, Arc<PeerRule>);
+
+impl RuleIndex {
+    /// Of all rules of a policy; their selectors are registered.
+    pub fn of(policy: &EndpointPolicy, selectors: &SelectorCache) -> Self {
+        let mut index = Self::default();
+        for (direction, side) in [(EGRESS, &policy.egress), (INGRESS, &policy.ingress)] {
+            for rule in &side.rules {
+                index.add(direction, &rule.rule, selectors);
+            }
+        }
+        index
+    }
+
+    /// Follows a change of the policy; the selectors of both versions are registered.
+    pub fn follow(&mut self, change: &Change, selectors: &SelectorCache) {
+        for (direction, side) in [(EGRESS, &change.egress), (INGRESS, &change.ingress)] {
+            for rule in &side.removed {
+                self.remove(direction, rule, selectors);
+            }
+            for rule in &side.added {
+                self.add(direction, rule, selectors);
+            }
+        }
+    }
+
+    fn add(&mut self, direction: u8, rule: &Arc<PeerRule>, selectors: &SelectorCache) {
+        let indexed = || (direction, Arc::clone(rule));
+        if rule.peers == Peers::Any {
+            self.any.push(indexed());
+        }
+        for id in rule.selectors().filter_map(|s| selectors.id_of(s)) {
+            self.by_selector.entry(id).or_default().push(indexed());
+        }
+    }
+
+    fn remove(&mut self, direction: u8, rule: &Arc<PeerRule>, selectors: &SelectorCache) {
+        // One of those that are equal: which one makes no difference.
+        let take = |list: &mut Vec<Indexed>| {
+            let at = list.iter().position(|(d, r)| *d == direction && r == rule);
+            at.map(|at| list.swap_remove(at));
+        };
+        if rule.peers == Peers::Any {
+            take(&mut self.any);
+        }
+        for id in rule.selectors().filter_map(|s| selectors.id_of(s)) {
+            if let Some(list) = self.by_selector.get_mut(&id) {
+                take(list);
+                if list.is_empty() {
+                    self.by_selector.remove(&id);
+                }
+            }
+        }
+    }
+
+    /// Selectors that rules use.
+    pub fn selectors(&self) -> impl Iterator<Item = SelectorId> {
+        self.by_selector.keys().copied()
+    }
+
+    /// Whether a rule uses one of these selectors.
+    pub fn uses(&self, selectors: &[SelectorId]) -> bool {
+        selectors.iter().any(|id| self.by_selector.contains_key(id))
+    }
+
+    /// Renders the entries of one identity; [`IdentityId::UNKNOWN`] gives those for everyone.
+    pub fn entries(
+        &self,
+        policy: &EndpointPolicy,
+        identity: IdentityId,
+        selectors: &SelectorCache,
+        proxy_port: u16,
+    ) -> Entries {
+        let everyone = identity == IdentityId::UNKNOWN;
+        let any = self.any.iter().filter(|_| everyone);
+        let selecting = selectors.selecting_ids(identity);
+        let selected = selecting.filter_map(|id| self.by_selector.get(&id));
+        let (mut egress, mut ingress) = (Entries::new(), Entries::new());
+        for (direction, rule) in any.chain(selected.flatten()) {
+            let drafts = if *direction == EGRESS {
+                &mut egress
+            } else {
+                &mut ingress
+            };
+            draft(drafts, rule, identity, *direction, proxy_port);
+        }
+        let mut found = Entries::new();
+        for (direction, side, mut drafts) in [
+            (EGRESS, &policy.egress, egress),
+            (INGRESS, &policy.ingress, ingress),
+        ] {
+            let everything = PolicyKey::new(identity.0, direction, 0, 0, 0);
+            let open = everyone && !side.enforced;
+            let host = identity == IdentityId::HOST && direction == INGRESS && side.enforced;
+            if open || host {
+                put(&mut drafts, everything, PolicyValue::allow(everything));
+            }
+            found.extend(without_covered(&drafts));
+        }
+        found
     }
 }
 
@@ -165,18 +245,8 @@ pub fn dns_rules(policy: &EndpointPolicy, selectors: &SelectorCache) -> Endpoint
         }
     }
     for ((port, transport), rules) in &mut ports {
-        for rule in side
-            .rules
-            .iter()
-            .map(|rule| &rule.rule)
-            .filter(|rule| !rule.deny)
-        {
-            let plain = rule.ports.is_empty()
-                || rule
-                    .ports
-                    .iter()
-                    .any(|p| p.dns.is_none() && p.covers(transport.number(), *port));
-            if plain {
+        for rule in allows(side) {
+            if is_plain(rule, *port, *transport) {
                 add_rules(rules, &rule.peers, &NameRules::All, selectors);
             }
         }
@@ -193,14 +263,20 @@ pub fn dns_rules(policy: &EndpointPolicy, selectors: &SelectorCache) -> Endpoint
     }
 }
 
+fn allows(side: &Side) -> impl Iterator<Item = &PeerRule> {
+    let rules = side.rules.iter().map(|rule| &*rule.rule);
+    rules.filter(|rule| !rule.deny)
+}
+
+/// Whether a rule allows DNS at this port whatever the name.
+fn is_plain(rule: &PeerRule, port: u16, transport: Transport) -> bool {
+    let mut ports = rule.ports.iter();
+    rule.ports.is_empty() || ports.any(|p| p.dns.is_none() && p.covers(transport.number(), port))
+}
+
 /// Port rules with DNS names among the allows of a direction.
 fn dns_ports(side: &Side) -> impl Iterator<Item = (&PeerRule, &PortRule, &DnsNames)> {
-    let allows = side
-        .rules
-        .iter()
-        .map(|rule| &rule.rule)
-        .filter(|rule| !rule.deny);
-    allows.flat_map(|rule| {
+    allows(side).flat_map(|rule| {
         let ports = rule.ports.iter();
         ports.filter_map(move |port| port.dns.as_ref().map(|names| (rule, port, names)))
     })
@@ -245,23 +321,43 @@ fn add_rules(
     }
 }
 
-/// Selectors whose selections the DNS rules list.
-pub fn dns_selectors(policy: &EndpointPolicy) -> BTreeSet<&Selector> {
-    if dns_ports(&policy.egress).next().is_none() {
-        return BTreeSet::new();
+/// Which rules have a say in DNS.
+#[derive(Debug, Default)]
+pub struct DnsScope {
+    /// Ports at which queries are judged.
+    ports: BTreeSet<(u16, Transport)>,
+    /// Selectors whose selections the DNS rules list.
+    selectors: BTreeSet<SelectorId>,
+}
+
+impl DnsScope {
+    /// Of a policy whose selectors are registered.
+    pub fn of(policy: &EndpointPolicy, selectors: &SelectorCache) -> Self {
+        let ports = dns_ports(&policy.egress).flat_map(|(_, port, _)| {
+            let transports = [Transport::Udp, Transport::Tcp].into_iter();
+            transports.map(|transport| (port.first, transport))
+        });
+        let mut scope = Self {
+            ports: ports.collect(),
+            selectors: BTreeSet::new(),
+        };
+        let rules = allows(&policy.egress).filter(|rule| scope.is_in(rule));
+        let used = rules.flat_map(PeerRule::selectors);
+        scope.selectors = used.filter_map(|s| selectors.id_of(s)).collect();
+        scope
     }
-    let allows = policy
-        .egress
-        .rules
-        .iter()
-        .map(|rule| &rule.rule)
-        .filter(|rule| !rule.deny);
-    allows
-        .flat_map(|rule| match &rule.peers {
-            Peers::Any => [].iter(),
-            Peers::Selectors(list) => list.iter(),
-        })
-        .collect()
+
+    /// Whether a rule has a say.
+    pub fn is_in(&self, rule: &PeerRule) -> bool {
+        let names = || rule.ports.iter().any(|port| port.dns.is_some());
+        let mut ports = self.ports.iter();
+        !rule.deny && (names() || ports.any(|(port, transport)| is_plain(rule, *port, *transport)))
+    }
+
+    /// Whether one of these selectors decides which servers are meant.
+    pub fn uses(&self, selectors: &[SelectorId]) -> bool {
+        selectors.iter().any(|id| self.selectors.contains(id))
+    }
 }
 
 /// What the kernel makes of a map (`shared_maps::policy`, `cilium-compat` 1.3): the entry that
@@ -337,10 +433,11 @@ mod tests {
     fn policy(rules: Vec<PeerRule>) -> EndpointPolicy {
         let rules = rules.into_iter().map(|rule| super::super::model::SideRule {
             document: "d".into(),
-            rule,
+            rule: Arc::new(rule),
         });
         let egress = Side {
             enforced: true,
+            enforcers: vec!["d".into()],
             rules: rules.collect(),
         };
         EndpointPolicy {
@@ -349,13 +446,19 @@ mod tests {
         }
     }
 
+    fn everyone(policy: &EndpointPolicy) -> Entries {
+        let selectors = SelectorCache::default();
+        let index = RuleIndex::of(policy, &selectors);
+        index.entries(policy, IdentityId::UNKNOWN, &selectors, 1)
+    }
+
     #[test]
     fn a_narrow_allow_does_not_pierce_a_broad_deny() {
         let policy = policy(vec![
             allow(&[(443, 443)], false),
             allow(&[(0, 65535)], true),
         ]);
-        let entries = entries(&policy, IdentityId::UNKNOWN, &SelectorCache::default(), 1);
+        let entries = everyone(&policy);
         let egress: Vec<_> = entries
             .iter()
             .filter(|(key, _)| key.egress == EGRESS)
@@ -370,7 +473,7 @@ mod tests {
             allow(&[(0, 65535)], false),
             allow(&[(443, 443)], true),
         ]);
-        let entries = entries(&policy, IdentityId::UNKNOWN, &SelectorCache::default(), 1);
+        let entries = everyone(&policy);
         let verdict = |port| {
             let lookup = |id| {
                 longest(

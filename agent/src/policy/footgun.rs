@@ -43,7 +43,7 @@ pub fn unlearned(policy: &EndpointPolicy) -> Option<String> {
 /// The same for documents without endpoints: one that has rules by name, while none of them
 /// has a DNS rule for the same endpoints, as far as can be told without their labels.
 pub fn unlearned_in(document: &PolicyDocument, all: &[&PolicyDocument]) -> Option<String> {
-    let by_name = |rule: &&Rule| rule.egress.peers.iter().any(is_by_name);
+    let by_name = |rule: &&Rule| rule.egress.peers.iter().any(|rule| is_by_name(rule));
     let may_share = |one: &Rule, other: &Rule| {
         one.subject == other.subject
             || one
@@ -56,7 +56,7 @@ pub fn unlearned_in(document: &PolicyDocument, all: &[&PolicyDocument]) -> Optio
                 .is_subset(&one.subject.requirements)
     };
     let rules = || all.iter().flat_map(|document| &document.rules);
-    let dns = || rules().filter(|rule| rule.egress.peers.iter().any(is_dns));
+    let dns = || rules().filter(|rule| rule.egress.peers.iter().any(|rule| is_dns(rule)));
     let mut named = document.rules.iter().filter(by_name);
     let lacks = named.find(|rule| !dns().any(|other| may_share(rule, other)))?;
     let path = lacks.egress.peers.iter().find(|rule| is_by_name(rule))?;

@@ -3,9 +3,10 @@
 //! A value of its own; policy map entries and DNS rules are renderings of it
 //! ([`super::compute`]).
 
-use std::sync::Arc;
+use std::{ops::Range, sync::Arc};
 
 use super::{
+    parse::PolicyDocument,
     repository::Repository,
     rule::{Direction, PeerRule, Rule},
 };
@@ -18,7 +19,7 @@ pub struct EndpointPolicy {
     pub egress: Side,
     /// What they may receive.
     pub ingress: Side,
-    /// Documents that had a say.
+    /// Documents that had a say, sorted.
     pub documents: Vec<String>,
 }
 
@@ -27,7 +28,9 @@ pub struct EndpointPolicy {
 pub struct Side {
     /// What no rule allows is denied.
     pub enforced: bool,
-    /// Rules in force; a deny beats every allow.
+    /// Documents that say so, sorted.
+    pub enforcers: Vec<Arc<str>>,
+    /// Rules in force, by document; a deny beats every allow.
     pub rules: Vec<SideRule>,
 }
 
@@ -37,7 +40,25 @@ pub struct SideRule {
     /// Document it comes from.
     pub document: Arc<str>,
     /// What it says.
-    pub rule: PeerRule,
+    pub rule: Arc<PeerRule>,
+}
+
+/// Rules that came and went.
+#[derive(Clone, Debug, Default)]
+pub struct Change {
+    /// New in what may be sent.
+    pub egress: SideChange,
+    /// New in what may be received.
+    pub ingress: SideChange,
+}
+
+/// Rules of one direction that came and went.
+#[derive(Clone, Debug, Default)]
+pub struct SideChange {
+    /// Not there before.
+    pub added: Vec<Arc<PeerRule>>,
+    /// Not there any more.
+    pub removed: Vec<Arc<PeerRule>>,
 }
 
 impl EndpointPolicy {
@@ -45,36 +66,99 @@ impl EndpointPolicy {
     pub fn of(labels: &LabelSet, repository: &Repository) -> Self {
         let mut policy = Self::default();
         for document in repository.iter() {
-            let key: Arc<str> = document.key.as_str().into();
-            let mut has_say = false;
-            for rule in document
-                .rules
-                .iter()
-                .filter(|rule| rule.subject.matches(labels))
-            {
-                policy.add(rule, &key);
-                has_say = true;
-            }
-            if has_say {
-                policy.documents.push(document.key.clone());
-            }
+            policy.put(&document.key, labels, Some(document));
         }
         policy
     }
 
-    fn add(&mut self, rule: &Rule, document: &Arc<str>) {
-        self.egress.add(&rule.egress, document);
-        self.ingress.add(&rule.ingress, document);
+    /// Puts a version of a document in the place of the one before; none = it is gone.
+    pub fn put(
+        &mut self,
+        key: &str,
+        labels: &LabelSet,
+        document: Option<&PolicyDocument>,
+    ) -> Change {
+        let rules = document.into_iter().flat_map(|document| &document.rules);
+        let rules: Vec<&Rule> = rules.filter(|rule| rule.subject.matches(labels)).collect();
+        let at = self.documents.partition_point(|known| known.as_str() < key);
+        let known = self.documents.get(at).is_some_and(|known| known == key);
+        match (known, rules.is_empty()) {
+            (true, true) => drop(self.documents.remove(at)),
+            (false, false) => self.documents.insert(at, key.to_owned()),
+            (true, false) => {}
+            (false, true) => return Change::default(),
+        }
+        let key: Arc<str> = key.into();
+        Change {
+            egress: self.egress.put(&key, rules.iter().map(|rule| &rule.egress)),
+            ingress: self
+                .ingress
+                .put(&key, rules.iter().map(|rule| &rule.ingress)),
+        }
     }
 }
 
 impl Side {
-    fn add(&mut self, direction: &Direction, document: &Arc<str>) {
-        self.enforced |= direction.default_deny;
-        self.rules
-            .extend(direction.peers.iter().map(|rule| SideRule {
+    fn put<'a>(
+        &mut self,
+        document: &Arc<str>,
+        new: impl Iterator<Item = &'a Direction> + Clone,
+    ) -> SideChange {
+        let enforces = new.clone().any(|direction| direction.default_deny);
+        let at = self.enforcers.partition_point(|known| known < document);
+        match (self.enforcers.get(at) == Some(document), enforces) {
+            (true, false) => drop(self.enforcers.remove(at)),
+            (false, true) => self.enforcers.insert(at, Arc::clone(document)),
+            _ => {}
+        }
+        self.enforced = !self.enforcers.is_empty();
+        let new: Vec<&Arc<PeerRule>> = new.flat_map(|direction| &direction.peers).collect();
+        let (old, new) = self.differing(document, &new);
+        let added: Vec<Arc<PeerRule>> = new.iter().map(|rule| Arc::clone(rule)).collect();
+        let removed = self.rules.splice(
+            old,
+            added.iter().map(|rule| SideRule {
                 document: Arc::clone(document),
-                rule: rule.clone(),
-            }));
+                rule: Arc::clone(rule),
+            }),
+        );
+        let removed = removed.map(|rule| rule.rule).collect();
+        SideChange { added, removed }
+    }
+
+    /// Where the rules of a document are, but for those with which its new version begins and
+    /// ends too; and the new version without these.
+    fn differing<'r, 'a>(
+        &self,
+        document: &Arc<str>,
+        mut new: &'r [&'a Arc<PeerRule>],
+    ) -> (Range<usize>, &'r [&'a Arc<PeerRule>]) {
+        let mut first = self.rules.partition_point(|rule| rule.document < *document);
+        let mut end = self
+            .rules
+            .partition_point(|rule| rule.document <= *document);
+        while let (Some(old), Some((next, rest))) = (self.rules.get(first..end), new.split_first())
+            && old.first().is_some_and(|old| old.rule == **next)
+        {
+            first += 1;
+            new = rest;
+        }
+        while let (Some(old), Some((last, rest))) = (self.rules.get(first..end), new.split_last())
+            && old.last().is_some_and(|old| old.rule == **last)
+        {
+            end -= 1;
+            new = rest;
+        }
+        (first..end, new)
+    }
+}
+
+impl Change {
+    /// Every rule that came or went.
+    pub fn rules(&self) -> impl Iterator<Item = &Arc<PeerRule>> {
+        let sides = [&self.egress, &self.ingress];
+        sides
+            .into_iter()
+            .flat_map(|side| side.added.iter().chain(&side.removed))
     }
 }

@@ -99,25 +99,25 @@ spec:
     assert!(matches!(&list[0], Selector::Cidr(c) if c.except.len() == 1));
 }
 
-fn peer(deny: bool, peers: Peers, ports: &[(Protocol, u16, u16)]) -> PeerRule {
+fn peer(deny: bool, peers: Peers, ports: &[(Protocol, u16, u16)]) -> Arc<PeerRule> {
     let ports = ports.iter().map(|(protocol, first, last)| PortRule {
         protocol: *protocol,
         first: *first,
         last: *last,
         dns: None,
     });
-    PeerRule {
+    Arc::new(PeerRule {
         path: "".into(),
         deny,
         peers,
         ports: ports.collect(),
-    }
+    })
 }
 
 fn without_paths(direction: &Direction) -> Direction {
     let mut direction = direction.clone();
     for rule in &mut direction.peers {
-        rule.path = "".into();
+        Arc::make_mut(rule).path = "".into();
     }
     direction
 }

@@ -23,7 +23,7 @@ pub struct Direction {
     /// What no rule allows is denied.
     pub default_deny: bool,
     /// Allowed and denied peers.
-    pub peers: Vec<PeerRule>,
+    pub peers: Vec<Arc<PeerRule>>,
 }
 
 /// Peers, and ports of the destination.
@@ -139,9 +139,16 @@ impl Rule {
             .peers
             .iter()
             .chain(&self.ingress.peers)
-            .flat_map(|rule| match &rule.peers {
-                Peers::Any => [].iter(),
-                Peers::Selectors(selectors) => selectors.iter(),
-            })
+            .flat_map(|rule| rule.selectors())
+    }
+}
+
+impl PeerRule {
+    /// Selectors of its peers.
+    pub fn selectors(&self) -> std::slice::Iter<'_, Selector> {
+        match &self.peers {
+            Peers::Any => [].iter(),
+            Peers::Selectors(selectors) => selectors.iter(),
+        }
     }
 }

@@ -4,6 +4,8 @@ mod field;
 mod labels;
 mod ports;
 
+use std::sync::Arc;
+
 use holdfast_sdp::{pattern, policy::rule::NameRule};
 use serde_json::Value;
 
@@ -126,7 +128,8 @@ pub fn rule(path: &str, value: &Value, scope: &Scope) -> Checked<Rule> {
             let path = format!("{path}.{field}");
             for (n, item) in list(&path, map.get(field))?.iter().enumerate() {
                 let path = format!("{path}[{n}]");
-                peers.extend(peer_rule(&path, item, &section(egress, is_deny), scope)?);
+                let rule = peer_rule(&path, item, &section(egress, is_deny), scope)?;
+                peers.extend(rule.map(Arc::new));
             }
         }
         let has = |field| matches!(map.get(field), Some(Value::Array(items)) if !items.is_empty());

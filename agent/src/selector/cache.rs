@@ -1,13 +1,17 @@
 //! Registered selectors and the identities each selects, kept up to date.
 
 use std::{
-    collections::{BTreeMap, BTreeSet, HashMap},
+    collections::{BTreeMap, BTreeSet},
     sync::Arc,
 };
 
+use foldhash::HashMap;
 use shared_maps::IdentityId;
 
-use super::selector::{Selector, Subject};
+use super::{
+    index::Shelves,
+    selector::{Selector, Subject},
+};
 use crate::labels::LabelSet;
 
 /// Number of a registered selector.
@@ -22,6 +26,8 @@ pub struct SelectorCache {
     identities: BTreeMap<IdentityId, Subject>,
     /// Selectors that select an identity.
     selecting: BTreeMap<IdentityId, BTreeSet<SelectorId>>,
+    selector_shelves: Shelves<SelectorId>,
+    identity_shelves: Shelves<IdentityId>,
     next: u32,
 }
 
@@ -48,11 +54,18 @@ impl SelectorCache {
         let id = SelectorId(self.next);
         self.next = self.next.wrapping_add(1);
         let selector = Arc::new(selector.clone());
-        let selections = self
-            .identities
-            .values()
-            .filter(|subject| selector.matches(subject));
-        let selections: BTreeSet<IdentityId> = selections.map(|subject| subject.id).collect();
+        let selects = |subject: &&Subject| selector.matches(subject);
+        let selections: BTreeSet<IdentityId> = match self.identity_shelves.identities(&selector) {
+            Some(some) => {
+                let some = some.iter().filter_map(|id| self.identities.get(id));
+                some.filter(selects).map(|subject| subject.id).collect()
+            }
+            None => {
+                let all = self.identities.values();
+                all.filter(selects).map(|subject| subject.id).collect()
+            }
+        };
+        self.selector_shelves.put_selector(&selector, id);
         for identity in &selections {
             self.selecting.entry(*identity).or_default().insert(id);
         }
@@ -87,6 +100,7 @@ impl SelectorCache {
         }
         self.entries.remove(&id);
         self.ids.remove(selector);
+        self.selector_shelves.take_selector(selector, id);
         true
     }
 
@@ -99,11 +113,18 @@ impl SelectorCache {
     pub fn add_identity(&mut self, id: IdentityId, labels: LabelSet) -> Vec<SelectorId> {
         let subject = Subject::new(id, labels);
         let mut selected_by = Vec::new();
-        for (selector, entry) in &mut self.entries {
-            if entry.selector.matches(&subject) && entry.selections.insert(id) {
-                selected_by.push(*selector);
+        for selector in self.selector_shelves.selectors(&subject) {
+            if let Some(entry) = self.entries.get_mut(&selector)
+                && entry.selector.matches(&subject)
+                && entry.selections.insert(id)
+            {
+                selected_by.push(selector);
             }
         }
+        if let Some(former) = self.identities.get(&id) {
+            self.identity_shelves.take_identity(former, id);
+        }
+        self.identity_shelves.put_identity(&subject, id);
         self.identities.insert(id, subject);
         self.selecting
             .insert(id, selected_by.iter().copied().collect());
@@ -112,7 +133,9 @@ impl SelectorCache {
 
     /// An identity is gone: gives the selectors that selected it.
     pub fn remove_identity(&mut self, id: IdentityId) -> Vec<SelectorId> {
-        self.identities.remove(&id);
+        if let Some(subject) = self.identities.remove(&id) {
+            self.identity_shelves.take_identity(&subject, id);
+        }
         let selecting = self.selecting.remove(&id).unwrap_or_default();
         for selector in &selecting {
             if let Some(entry) = self.entries.get_mut(selector) {
@@ -127,6 +150,11 @@ impl SelectorCache {
         let ids = self.selecting.get(&id).into_iter().flatten();
         let entries = ids.filter_map(|id| self.entries.get(id));
         entries.map(|entry| &*entry.selector).collect()
+    }
+
+    /// Numbers of the selectors that select an identity.
+    pub fn selecting_ids(&self, id: IdentityId) -> impl Iterator<Item = SelectorId> {
+        self.selecting.get(&id).into_iter().flatten().copied()
     }
 
     /// Whether the selector selects the identity.
@@ -164,8 +192,12 @@ impl SelectorCache {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
-    use crate::selector::selector::FqdnSelector;
+    use crate::selector::selector::{
+        CidrSelector, Entity, FqdnSelector, LabelSelector, Operator, Requirement,
+    };
 
     fn fqdn(text: &str) -> Selector {
         Selector::Fqdn(FqdnSelector::Pattern(text.to_owned()))
@@ -195,5 +227,84 @@ mod tests {
         assert!(!cache.unregister(&fqdn("a")));
         assert!(cache.unregister(&fqdn("a")));
         assert!(cache.is_empty());
+    }
+
+    const LABELS: [&str; 9] = [
+        "k8s:app=web",
+        "k8s:app=db",
+        "any:app=web",
+        "k8s:tier",
+        "fqdn:app",
+        "fqdn:www.cilium.io",
+        "cidr:10.0.0.0/8",
+        "cidr:10.1.0.0/16",
+        "reserved:world-ipv4",
+    ];
+
+    fn some_selector() -> impl Strategy<Value = Selector> {
+        let values = prop::collection::btree_set(prop::sample::select(vec!["web", "db", ""]), 0..3);
+        let operator = values.prop_flat_map(|values| {
+            let values: BTreeSet<String> = values.into_iter().map(str::to_owned).collect();
+            prop::sample::select(vec![
+                Operator::In(values.clone()),
+                Operator::NotIn(values),
+                Operator::Exists,
+                Operator::DoesNotExist,
+            ])
+        });
+        let key = prop::sample::select(vec!["app", "k8s:app", "tier", "reserved:world-ipv4"]);
+        let requirement = (key, operator).prop_map(|(key, op)| Requirement::new(key, op));
+        let labels = prop::collection::btree_set(requirement, 0..3);
+        let block = prop::sample::select(vec!["0.0.0.0/0", "10.0.0.0/8", "10.1.0.0/16", "::/0"]);
+        prop_oneof![
+            labels.prop_map(|requirements| Selector::Labels(LabelSelector { requirements })),
+            block.prop_map(|prefix| Selector::Cidr(CidrSelector {
+                prefix: prefix.parse().unwrap(),
+                except: BTreeSet::new(),
+            })),
+            prop::sample::select(vec!["app", "www.cilium.io"]).prop_map(fqdn),
+            Just(Selector::Entity(Entity::World)),
+            Just(Selector::Entity(Entity::Cluster)),
+        ]
+    }
+
+    proptest! {
+        /// What the shelves leave out would not have been selected.
+        #[test]
+        fn selects_as_if_each_selector_were_asked_of_each_identity(
+            acts in prop::collection::vec(
+                (some_selector(), 0u32..6, prop::sample::subsequence(LABELS.to_vec(), 0..5), 0..4),
+                1..40,
+            ),
+        ) {
+            let mut cache = SelectorCache::default();
+            let mut identities = BTreeMap::new();
+            for (selector, number, labels, act) in acts {
+                // Of a pod, or of addresses outside.
+                let id = IdentityId(if number < 3 { 300 + number } else { 1 << 24 | number });
+                match act {
+                    0 => {
+                        cache.unregister(&selector);
+                    }
+                    1 => {
+                        cache.remove_identity(id);
+                        identities.remove(&id);
+                    }
+                    2 if !identities.contains_key(&id) => {
+                        let labels = LabelSet::parse(&labels).unwrap();
+                        cache.add_identity(id, labels.clone());
+                        identities.insert(id, Subject::new(id, labels));
+                    }
+                    _ => {
+                        cache.register(&selector);
+                    }
+                }
+                for (_, entry) in cache.entries() {
+                    let selected = identities.values().filter(|s| entry.selector.matches(s));
+                    let selected: BTreeSet<_> = selected.map(|subject| subject.id).collect();
+                    prop_assert_eq!(&entry.selections, &selected, "{}", entry.selector);
+                }
+            }
+        }
     }
 }

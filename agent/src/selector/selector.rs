@@ -214,7 +214,7 @@ pub struct Subject {
     pub id: IdentityId,
     /// Labels.
     pub labels: LabelSet,
-    cidr: Option<IpNet>,
+    pub(super) cidr: Option<IpNet>,
 }
 
 impl Subject {

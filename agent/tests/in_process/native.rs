@@ -244,3 +244,92 @@ async fn a_proxy_that_reads_nothing_does_not_hold_another_up() {
     let specs: Vec<EndpointSpec> = vec![pod()];
     assert_eq!(lab.core.summary().await.unwrap().endpoints, specs.len());
 }
+
+async fn apply(lab: &Lab, pattern: &str) {
+    let document = SourceEvent::Apply(policy(pattern));
+    lab.core.tell(Event::Policies(document)).await.unwrap();
+}
+
+/// Waits until a rules stream for each of these acknowledged revisions is shown, and no other.
+async fn acknowledged(lab: &Lab, mut wanted: Vec<(u64, bool)>) {
+    wanted.sort_unstable();
+    let shown = || {
+        let views = lab.proxies.views();
+        let rules = views.iter().filter(|view| view.kind == "rules");
+        let mut shown: Vec<_> = rules
+            .map(|view| (view.acked_revision, view.nack.is_some()))
+            .collect();
+        shown.sort_unstable();
+        shown
+    };
+    let reached = async {
+        while shown() != wanted {
+            tokio::task::yield_now().await;
+        }
+    };
+    let reached = timeout(PATIENCE, reached).await;
+    assert!(reached.is_ok(), "{:?}, not {wanted:?}", shown());
+}
+
+#[tokio::test]
+async fn each_stream_has_its_own_revision_and_none_waits_for_another() {
+    let lab = Lab::start();
+    let mut good = Rules::open(&lab).await;
+    let mut refusing = Rules::open(&lab).await;
+    let mut silent = Rules::open(&lab).await;
+    lab.sync(vec![policy("*.example.com")], vec![pod()]).await;
+    let (first, _) = good.snapshot().await;
+    for stream in [&mut refusing, &mut silent] {
+        assert_eq!(stream.snapshot().await.0, first);
+    }
+    good.answer(first, "").await;
+    refusing.answer(first, "").await;
+    acknowledged(&lab, vec![(first, false), (first, false), (0, false)]).await;
+
+    apply(&lab, "*.example.org").await;
+    let (second, ..) = good.delta().await;
+    good.answer(second, "").await;
+    assert_eq!(refusing.delta().await.0, second);
+    refusing.answer(second, "no room").await;
+    acknowledged(&lab, vec![(second, false), (first, true), (0, false)]).await;
+
+    // The one that refused starts anew, the others go on; so it is heard again.
+    apply(&lab, "*.example.net").await;
+    let (third, ..) = good.delta().await;
+    good.answer(third, "").await;
+    assert_eq!(refusing.snapshot().await.0, third);
+    refusing.answer(third, "").await;
+    acknowledged(&lab, vec![(third, false), (third, false), (0, false)]).await;
+    assert_eq!(silent.delta().await.0, second);
+}
+
+#[tokio::test]
+async fn after_a_restart_all_wait_for_the_sync_and_get_a_snapshot_at_once() {
+    let lab = Lab::start();
+    lab.sync(vec![policy("*.example.com")], vec![pod()]).await;
+    let endpoint = lab.endpoint().await;
+    let (dir, memory) = lab.stop().await;
+    let lab = Lab::start_in(dir, memory);
+    let mut streams = Vec::new();
+    for _ in 0..3 {
+        streams.push(Rules::open(&lab).await);
+    }
+    lab.core
+        .tell(Event::Policies(SourceEvent::Init))
+        .await
+        .unwrap();
+    apply(&lab, "*.example.org").await;
+    lab.core.summary().await.unwrap();
+    // Endpoints of the run before are known, and still nothing is told of them.
+    assert_eq!(lab.core.snapshot().await.unwrap().endpoints.len(), 1);
+    assert!(!lab.proxies.watch_rules().borrow().ready);
+    lab.sync(vec![policy("*.example.org")], vec![pod()]).await;
+    for stream in &mut streams {
+        let (_, endpoints) = stream.snapshot().await;
+        let [rules] = endpoints.as_slice() else {
+            panic!("{endpoints:?}");
+        };
+        assert_eq!(rules.endpoint_id, endpoint);
+        assert_eq!(patterns(rules), ["*.example.org"]);
+    }
+}

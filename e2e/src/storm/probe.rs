@@ -38,7 +38,7 @@ impl Probe {
     /// Every datagram must be echoed, and every first SYN must open its connection.
     pub fn open(pod: &Pod, address: IpAddr) -> Result<Self> {
         Self::start(pod, move |number| {
-            if number % TCP_EVERY == 0 {
+            if number.is_multiple_of(TCP_EVERY) {
                 connect(at(address, 80))
             } else {
                 datagram(at(address, UDP_PORT))
@@ -49,7 +49,7 @@ impl Probe {
     /// Nothing may come through: the servers count who came ([`crate::web::Web::visits`]).
     pub fn closed(pod: &Pod, address: IpAddr) -> Result<Self> {
         Self::start(pod, move |number| {
-            if number % TCP_EVERY == 0 {
+            if number.is_multiple_of(TCP_EVERY) {
                 syn(at(address, 80))
             } else {
                 Ok(socket(at(address, UDP_PORT)).map(|socket| drop(socket.send(b"closed")))?)

@@ -138,6 +138,27 @@ fn an_endpoint_is_not_plumbed_without_its_file() {
 }
 
 #[test]
+fn one_endpoint_without_room_in_lxc_keeps_no_other_from_its_programs() {
+    let mut node = started(CoreConfig::default());
+    node.policy(WEB);
+    node.datapath.fail = Some(|step| matches!(step, Step::SetLxc(_, value) if value.lxc_id == 1));
+    node.endpoint(spec("one", 7, "app=web"));
+    node.endpoint(spec("two", 8, "app=web"));
+    node.sync();
+    let attached: Vec<u16> = node.datapath.attached.keys().map(|id| id.0).collect();
+    assert_eq!(attached, [2]);
+    let problems = node.core.summary().endpoint_problems;
+    assert!(
+        matches!(problems.as_slice(), [one] if one.contains("(one): map")),
+        "{problems:?}"
+    );
+    node.datapath.fail = None;
+    node.tick(node.now.plus_secs(1));
+    assert_eq!(node.datapath.attached.len(), 2);
+    assert!(node.core.summary().endpoint_problems.is_empty());
+}
+
+#[test]
 fn a_policy_that_does_not_fit_leaves_the_old_one_whole() {
     let mut node = started(CoreConfig {
         policy_map_max: 12,

@@ -9,22 +9,32 @@ use shared_maps::{
     policy::{EGRESS, PolicyKey},
 };
 
-use super::scenario::{Node, mapping, spec};
+use super::{
+    restart::left_behind,
+    scenario::{Node, mapping, spec},
+};
 use crate::{
     core::event::StreamId,
-    core::{Event, event::SourceEvent},
-    datapath::plan::Step,
+    core::{CoreConfig, Event, event::SourceEvent},
+    datapath::{
+        memory::MemoryDatapath,
+        plan::{Datapath as _, Step},
+    },
     ipcache::metadata::{Claim, Owner, Source},
     labels::LabelSet,
 };
 
-fn node(spec_text: &str) -> Node {
+fn policy(rules: &str) -> String {
+    format!(
+        "apiVersion: cilium.io/v2\nkind: CiliumNetworkPolicy\nmetadata: {{name: p}}\nspec:\n  endpointSelector: {{}}\n  egress:\n  - toCIDR: [10.9.0.53/32]\n    toPorts: [{{ports: [{{port: 53}}], rules: {{dns: [{{matchPattern: '*'}}]}}}}]\n{rules}"
+    )
+}
+
+fn node(rules: &str) -> Node {
     let mut node = Node::new();
     node.event(Event::StreamUp(StreamId(1)));
     node.begin();
-    node.policy(&format!(
-        "apiVersion: cilium.io/v2\nkind: CiliumNetworkPolicy\nmetadata: {{name: p}}\nspec:\n  endpointSelector: {{}}\n  egress:\n  - toCIDR: [10.9.0.53/32]\n    toPorts: [{{ports: [{{port: 53}}], rules: {{dns: [{{matchPattern: '*'}}]}}}}]\n{spec_text}"
-    ));
+    node.policy(&policy(rules));
     node.endpoint(spec("web", 7, "app=web"));
     node.sync();
     node
@@ -160,12 +170,6 @@ fn a_selector_that_goes_leaves_the_labels_of_others() {
             "fqdn-name-manager/ebpf.com."
         ]
     );
-    let dns = "  - toCIDR: [10.9.0.53/32]\n    toPorts: [{ports: [{port: 53}], rules: {dns: [{matchPattern: '*'}]}}]";
-    let policy = |rules: &str| {
-        format!(
-            "apiVersion: cilium.io/v2\nkind: CiliumNetworkPolicy\nmetadata: {{name: p}}\nspec:\n  endpointSelector: {{}}\n  egress:\n{dns}\n{rules}"
-        )
-    };
     node.policy(&policy("  - toFQDNs: [{matchPattern: '*.com'}]"));
     assert_eq!(labels(&node, "1.2.3.4"), ["fqdn:*.com"]);
     // A selector that comes labels what is known already.
@@ -340,4 +344,55 @@ fn an_endpoint_that_goes_leaves_nothing() {
     assert!(order.is_sorted(), "{order:?}");
     assert!(node.datapath.lxc.is_empty() && node.datapath.files.is_empty());
     assert!(node.datapath.policy.is_empty() && node.datapath.attached.is_empty());
+}
+
+/// CFP-28427, the example of "identity restoration on restart": an address comes back with fewer
+/// names than it had; what the broader selector opens is open all along.
+#[test]
+fn an_address_that_comes_back_with_fewer_names_is_not_dropped() {
+    let rules = "  - toFQDNs: [{matchPattern: '*'}]\n    toPorts: [{ports: [{port: '443', protocol: TCP}]}]\n  - toFQDNs: [{matchName: one.one.one.one}]";
+    let mut node = node(rules);
+    node.learn("one.one.one.one", &["1.1.1.1"]);
+    node.learn("dns.test", &["1.1.1.1"]);
+    let both = node.identity("1.1.1.1");
+    node.tick(node.now.plus_secs(20));
+    let mut restored = left_behind(&node.datapath, &[107]);
+    for file in &mut restored.endpoints {
+        file.history
+            .retain(|entry| entry.name.as_str() == "dns.test.");
+    }
+    restored.now = node.now.plus_secs(2);
+    let mut again = Node::with(CoreConfig::default(), restored, node.datapath.clone());
+    again.begin();
+    again.policy(&policy(rules));
+    again.endpoint(spec("web", 7, "app=web"));
+    let is_open = |node: &Node| {
+        let identity = node.identity("1.1.1.1").expect("it has an entry");
+        let key = PolicyKey::new(identity.0, EGRESS, 6, 443, 16);
+        let everything = PolicyKey::new(identity.0, EGRESS, 0, 0, 0);
+        let map = &node.datapath.policy[&node.id()];
+        map.contains_key(&key) || map.contains_key(&everything)
+    };
+    again.sync();
+    assert_eq!(
+        again.identity("1.1.1.1"),
+        both,
+        "as long as the grace lasts"
+    );
+    // After each step of what follows.
+    let synced = again.now;
+    let before = again.datapath.clone();
+    again.tick(synced.plus_secs(30));
+    assert_ne!(again.identity("1.1.1.1"), both);
+    assert_eq!(labels(&again, "1.1.1.1"), ["fqdn:*"]);
+    assert!(is_open(&again));
+    let steps = again.datapath.log[before.log.len()..].to_vec();
+    again.datapath = MemoryDatapath {
+        log: Vec::new(),
+        ..before
+    };
+    for step in steps {
+        again.datapath.apply(&step).unwrap();
+        assert!(is_open(&again), "after {step:?}");
+    }
 }

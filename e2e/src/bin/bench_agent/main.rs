@@ -7,8 +7,8 @@ use std::process::{Command, Stdio};
 use anyhow::{Context, Result, ensure};
 use clap::Parser;
 
+mod latency;
 mod names;
-mod node;
 mod prefixes;
 mod report;
 mod selectors;
@@ -34,7 +34,7 @@ struct Options {
 /// A workload: its name, and what it measures at a size of 1 or 10 (whole) tenths.
 type Workload = (&'static str, fn(usize) -> Result<Vec<Figure>>);
 
-const WORKLOADS: [Workload; 7] = [
+const WORKLOADS: [Workload; 8] = [
     ("names-update", |tenths| names::update_rounds(10 * tenths)),
     ("names-expire", |tenths| {
         names::update_and_expire(100 * tenths)
@@ -47,6 +47,9 @@ const WORKLOADS: [Workload; 7] = [
     ("selectors", |tenths| selectors::cache(1_000 * tenths)),
     ("rules", |tenths| {
         selectors::regeneration(25 * tenths, 100 * tenths)
+    }),
+    ("kernel", |tenths| {
+        latency::realised(25 * tenths, 100 * tenths, 200 * tenths)
     }),
 ];
 

@@ -9,8 +9,8 @@ use holdfast_agent::core::{CoreConfig, Event};
 use holdfast_agent::policy::parse::PolicyDocument;
 use holdfast_e2e::policy::{dns_to, egress};
 
-use crate::node::{Cost, DNS, Node, config, document, web};
 use crate::report::Figure;
+use holdfast_e2e::in_memory::{Cost, DNS, Node, config, document, web};
 
 /// Selectors come in pairs of this many.
 const PAIRS: usize = 1000;

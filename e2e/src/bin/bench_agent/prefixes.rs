@@ -13,8 +13,8 @@ use holdfast_e2e::policy::{cidr, dns_to, egress};
 use ipnet::IpNet;
 
 use crate::names::per;
-use crate::node::{DNS, Node, config, document, web};
 use crate::report::Figure;
+use holdfast_e2e::in_memory::{DNS, Node, config, document, web};
 
 /// Addresses in one answer.
 const ANSWER: usize = 1000;

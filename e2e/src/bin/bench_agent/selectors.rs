@@ -9,11 +9,13 @@ use holdfast_agent::policy::parse::PolicyDocument;
 use holdfast_e2e::policy::{dns_to, egress};
 
 use crate::names::per;
-use crate::node::{Cost, DNS, Node, config, document, web};
 use crate::report::Figure;
+use holdfast_e2e::in_memory::{Cost, DNS, Node, config, document, web};
 
 /// Rules of one document.
 const DOCUMENT: usize = 100;
+/// First number of the rules of the document that changes.
+const CHANGING: usize = 20_000;
 /// Changes that a figure is the mean of.
 const CHANGES: usize = 20;
 
@@ -33,7 +35,7 @@ fn rule(number: usize, version: usize) -> String {
 }
 
 /// Documents with these rules for pods `app: web`; the first may ask for every name.
-fn documents(rules: usize) -> Result<Vec<PolicyDocument>> {
+pub(crate) fn documents(rules: usize) -> Result<Vec<PolicyDocument>> {
     let mut found = Vec::new();
     for first in (0..rules).step_by(DOCUMENT) {
         found.push(part(first, rules, 0)?);
@@ -52,6 +54,16 @@ fn part(first: usize, rules: usize, version: usize) -> Result<PolicyDocument> {
         text += &rule(number, if number == first { version } else { 0 });
     }
     document(&egress(&format!("rules-{first}"), "web", &text))
+}
+
+/// A document of which one rule is another in each version.
+pub(crate) fn changing(number: usize, version: usize) -> Result<PolicyDocument> {
+    let mut text = String::new();
+    for other in 0..DOCUMENT {
+        let version = if other == DOCUMENT / 2 { version } else { 0 };
+        text += &rule(CHANGING + other / 10 * 10 + number, version);
+    }
+    document(&egress("changes", "web", &text))
 }
 
 /// As many selectors as identities, all of them of one endpoint.
@@ -124,19 +136,11 @@ pub(crate) fn regeneration(endpoints: usize, rules: usize) -> Result<Vec<Figure>
     );
     let mut figures = vec![first];
     for (name, number) in [("rules: a name changes", 0), ("rules: a block changes", 5)] {
-        // The rule that changes is the first of its document.
-        let document = |version: usize| -> Result<PolicyDocument> {
-            let mut text = rule(number, version);
-            for number in rules..rules + DOCUMENT - 1 {
-                text += &rule(number, 0);
-            }
-            super::node::document(&egress("changes", "web", &text))
-        };
-        node.apply(&document(0)?);
+        node.apply(&changing(number, 0)?);
         let before = node.counters();
         let mut time = Duration::ZERO;
         for version in 1..=CHANGES {
-            let document = document(version)?;
+            let document = changing(number, version)?;
             node.now = node.now.plus_secs(1);
             time += node.apply(&document).time;
         }

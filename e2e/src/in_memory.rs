@@ -1,4 +1,5 @@
-//! A core with a datapath in memory and a clock that is told the time.
+//! The agent's core with a datapath in memory and a clock that is told the time: for
+//! benchmarks and soaks, which compress hours into seconds.
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::time::{Duration, Instant};
@@ -15,29 +16,35 @@ use holdfast_sdp::policy::rule::Transport;
 use shared_maps::EndpointId;
 
 /// Address of the DNS server in every policy.
-pub(crate) const DNS: &str = "192.0.2.53";
+pub const DNS: &str = "192.0.2.53";
 const STREAM: StreamId = StreamId(1);
 /// Interface of the first endpoint.
 const FIRST_INTERFACE: u32 = 100;
 
 /// The core and what it writes to.
-pub(crate) struct Node {
-    pub(crate) core: Core,
-    datapath: MemoryDatapath,
-    pub(crate) now: BootTime,
+#[derive(Debug)]
+pub struct Node {
+    /// The core.
+    pub core: Core,
+    /// What it writes to.
+    pub datapath: MemoryDatapath,
+    /// The time it is told.
+    pub now: BootTime,
     sequence: u64,
     endpoints: Vec<EndpointId>,
 }
 
 /// What an event cost.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Cost {
-    pub(crate) time: Duration,
-    pub(crate) realised: u64,
+pub struct Cost {
+    /// Plan, steps and commit.
+    pub time: Duration,
+    /// Mappings in it that were realised.
+    pub realised: u64,
 }
 
 /// Settings with room for the workloads, leases and limits as they are by default.
-pub(crate) fn config() -> CoreConfig {
+pub fn config() -> CoreConfig {
     CoreConfig {
         enable_ipv6: false,
         mapping_rate: u32::MAX / 16,
@@ -47,9 +54,17 @@ pub(crate) fn config() -> CoreConfig {
     }
 }
 
+/// The product's own settings, with one family.
+pub fn config_by_default() -> CoreConfig {
+    CoreConfig {
+        enable_ipv6: false,
+        ..CoreConfig::default()
+    }
+}
+
 impl Node {
     /// A synced core: these documents, and one endpoint for each list of labels.
-    pub(crate) fn start(
+    pub fn start(
         config: CoreConfig,
         policies: &[PolicyDocument],
         endpoints: &[Vec<String>],
@@ -92,7 +107,7 @@ impl Node {
     }
 
     /// Carries one event through: plan, steps, commit.
-    pub(crate) fn event(&mut self, event: Event) -> Cost {
+    pub fn event(&mut self, event: Event) -> Cost {
         let start = Instant::now();
         let plan = self.core.plan(self.now, event);
         let failures = plan.apply(&mut self.datapath);
@@ -109,7 +124,7 @@ impl Node {
     }
 
     /// An answer to one of the endpoints, by its place in the list.
-    pub(crate) fn answer(
+    pub fn answer(
         &mut self,
         endpoint: usize,
         name: &str,
@@ -142,30 +157,30 @@ impl Node {
     }
 
     /// Counters so far.
-    pub(crate) fn counters(&self) -> Counters {
+    pub fn counters(&self) -> Counters {
         self.core.summary().counters
     }
 
     /// Local identities allocated.
-    pub(crate) fn identities(&self) -> u64 {
+    pub fn identities(&self) -> u64 {
         self.core.summary().local_identities as u64
     }
 
     /// Puts a document in force, or a new version of it.
-    pub(crate) fn apply(&mut self, document: &PolicyDocument) -> Cost {
+    pub fn apply(&mut self, document: &PolicyDocument) -> Cost {
         self.event(Event::Policies(SourceEvent::Apply(document.clone())))
     }
 }
 
 /// Reads one policy document.
-pub(crate) fn document(text: &str) -> Result<PolicyDocument> {
+pub fn document(text: &str) -> Result<PolicyDocument> {
     let mut found = parse_documents(text, "bench");
     ensure!(found.len() == 1, "{} documents", found.len());
     Ok(found.remove(0)?)
 }
 
 /// Labels of a pod `app: web`, and one of its own for each number.
-pub(crate) fn web(number: Option<usize>) -> Vec<String> {
+pub fn web(number: Option<usize>) -> Vec<String> {
     let mut labels = vec![
         "k8s:app=web".to_owned(),
         "k8s:io.kubernetes.pod.namespace=default".to_owned(),
@@ -174,7 +189,8 @@ pub(crate) fn web(number: Option<usize>) -> Vec<String> {
     labels
 }
 
-fn client(index: u32) -> IpAddr {
+/// Address of an endpoint, by its place in the list.
+pub fn client(index: u32) -> IpAddr {
     IpAddr::V4(Ipv4Addr::from_bits(0xac10_0000 + index + 1))
 }
 

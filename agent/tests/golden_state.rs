@@ -1,0 +1,194 @@
+//! State files of each version that was ever released are read; those of today are what the
+//! newest directory holds. A change of a format needs a new directory, and a reader of the old.
+
+#![expect(clippy::unwrap_used, reason = "a test: what is not there fails it")]
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs,
+    path::{Path, PathBuf},
+};
+
+use holdfast_agent::{
+    datapath::files::StateFiles,
+    endpoint::{
+        config_file::{self, EndpointFile, HistoryEntry, RulesInFile, ZombieEntry},
+        source::{EndpointBook, cli::CliFile},
+    },
+    epoch::Epoch,
+    identity::checkpoint,
+    labels::LabelSet,
+    restore::{self, Found},
+};
+use holdfast_sdp::{
+    name::Fqdn,
+    policy::rule::{
+        EndpointRules, NameRule, NameRules, PortRules, SelectorRule, Servers, Transport,
+    },
+};
+use shared_maps::{EndpointId, IdentityId};
+
+/// The newest directory.
+const NEWEST: &str = "state-1";
+
+fn golden() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden")
+}
+
+fn labels(texts: &[&str]) -> LabelSet {
+    LabelSet::parse(texts).unwrap()
+}
+
+fn local() -> Vec<(IdentityId, LabelSet)> {
+    vec![
+        (
+            IdentityId(16_777_217),
+            labels(&["cidr:10.0.0.0/8", "reserved:world-ipv4"]),
+        ),
+        (
+            IdentityId(16_777_219),
+            labels(&[
+                "fqdn:*.cilium.io",
+                "fqdn:www.cilium.io",
+                "reserved:world-ipv4",
+            ]),
+        ),
+    ]
+}
+
+fn pods() -> Vec<(IdentityId, LabelSet)> {
+    let web = labels(&["k8s:app=web", "k8s:io.kubernetes.pod.namespace=shop"]);
+    vec![(IdentityId(256), web)]
+}
+
+fn endpoint() -> EndpointFile {
+    let rule = SelectorRule {
+        selector: "cidr:10.9.0.53/32".into(),
+        servers: Servers::Identities(BTreeSet::from([IdentityId(16_777_217)])),
+        names: NameRules::Names(vec![
+            NameRule::Name("www.cilium.io".into()),
+            NameRule::Pattern("*.cilium.io".into()),
+        ]),
+    };
+    let ports = [Transport::Udp, Transport::Tcp].map(|transport| PortRules {
+        port: 53,
+        transport,
+        rules: vec![rule.clone()],
+    });
+    EndpointFile {
+        id: EndpointId(7),
+        key: "cli/pod1/eth0".into(),
+        identity: IdentityId(256),
+        labels: pods().remove(0).1,
+        ipv4: Some("10.0.0.7".parse().unwrap()),
+        ipv6: Some("fd00::7".parse().unwrap()),
+        ifindex: 12,
+        ifname: "lxc7".into(),
+        mac: [2, 0, 0, 0, 0, 7],
+        node_mac: [2, 0, 0, 0, 0, 8],
+        netns: "/run/netns/pod1".into(),
+        history: vec![HistoryEntry {
+            name: Fqdn::normalise("www.cilium.io"),
+            lookup: 1_700_000_000_000_000_001,
+            expires: 1_700_000_060_000_000_001,
+            ttl: 60,
+            addresses: vec!["1.1.1.1".parse().unwrap(), "2001:db8::1".parse().unwrap()],
+        }],
+        zombies: vec![ZombieEntry {
+            address: "2.2.2.2".parse().unwrap(),
+            names: vec![Fqdn::normalise("www.cilium.io")],
+            alive_at: 1_700_000_030_000_000_000,
+            delete_pending_at: 1_700_000_000_000_000_000,
+        }],
+        rules: Some(RulesInFile {
+            boot_id: "3e3b8d8c-0000-4000-8000-000000000000".into(),
+            start: 3,
+            revision: 9,
+            rules: EndpointRules {
+                ports: ports.to_vec(),
+            },
+        }),
+    }
+}
+
+/// Files of today, by their place below the state directory.
+fn today() -> BTreeMap<&'static str, String> {
+    let servers = BTreeMap::from([(
+        IdentityId(16_777_217),
+        vec!["10.9.0.53/32".parse().unwrap()],
+    )]);
+    let (local, pods) = (local(), pods());
+    let pods = pods.iter().map(|(id, labels)| (*id, labels));
+    [
+        (
+            "local_allocator_state.json",
+            checkpoint::LocalFile::default().render(&local),
+        ),
+        (
+            "endpoint_identities.json",
+            checkpoint::render_endpoints(pods),
+        ),
+        (
+            "7/ep_config.json",
+            config_file::render(&endpoint(), &servers, 1000),
+        ),
+    ]
+    .into()
+}
+
+#[test]
+#[expect(clippy::disallowed_methods, reason = "a switch of this test only")]
+fn files_of_today_are_those_of_the_newest_directory() {
+    for (name, text) in today() {
+        let path = golden().join(NEWEST).join(name);
+        if std::env::var_os("HOLDFAST_BLESS").is_some() {
+            fs::write(&path, &text).unwrap();
+        }
+        let kept = fs::read_to_string(&path).unwrap();
+        assert!(
+            kept == text,
+            "{name} is written otherwise than in {NEWEST}: read both, and keep the new one in a \
+             directory of its own\n{text}"
+        );
+    }
+}
+
+/// A copy, so that nothing is set aside in the tree.
+fn copy(from: &Path, to: &Path) {
+    fs::create_dir_all(to).unwrap();
+    for entry in fs::read_dir(from).unwrap() {
+        let entry = entry.unwrap();
+        let target = to.join(entry.file_name());
+        if entry.file_type().unwrap().is_dir() {
+            copy(&entry.path(), &target);
+        } else {
+            fs::copy(entry.path(), target).unwrap();
+        }
+    }
+}
+
+#[test]
+fn files_of_every_version_are_read() {
+    let mut versions = 0;
+    for version in fs::read_dir(golden()).unwrap() {
+        let version = version.unwrap().path();
+        let dir = tempfile::tempdir().unwrap();
+        let state = dir.path().join("state");
+        copy(&version, &state);
+        let files = StateFiles::open(&state).unwrap();
+        let mut found = Found::default();
+        restore::read_files(&files, &mut found).unwrap();
+        assert!(found.damaged.is_empty(), "{version:?}: {:?}", found.damaged);
+        assert_eq!(found.restored.local_identities, local(), "{version:?}");
+        assert_eq!(found.restored.endpoint_identities, pods(), "{version:?}");
+        assert_eq!(found.restored.endpoints, [endpoint()], "{version:?}");
+        // Another boot: counted afresh.
+        assert_eq!(Epoch::begin(&state).unwrap().start, 1, "{version:?}");
+        let book = EndpointBook::open(None, CliFile::in_dir(&state), |_| {}).unwrap();
+        book.list();
+        let added: Vec<String> = book.unresolved().into_iter().map(|u| u.key).collect();
+        assert_eq!(added, ["cli/no-such-namespace/eth0"], "{version:?}");
+        versions += 1;
+    }
+    assert!(versions > 0);
+}

@@ -1,0 +1,74 @@
+//! An address changes its identity under traffic, and no packet is lost: policy maps know the
+//! new one before the ipcache has it, and the old one until it is gone from there.
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use holdfast_e2e::lab::{DNS4, UDP_PORT, at, web4};
+use holdfast_e2e::policy::{cidr, egress, good_names, names};
+use holdfast_e2e::{Lab, Query, until, with_lab};
+use shared_maps::event::Reason;
+
+const SOON: Duration = Duration::from_secs(10);
+const CHANGES: u8 = 6;
+
+fn identity(lab: &Lab) -> Result<u64> {
+    let all = lab.ipcache()?;
+    all.get(&web4(10)).copied().context("it has no entry")
+}
+
+/// Waits for another identity than `before`.
+fn changed(lab: &Lab, before: u64) -> Result<u64> {
+    until("another identity", SOON, || {
+        identity(lab).is_ok_and(|now| now != before)
+    })?;
+    identity(lab)
+}
+
+#[test]
+fn no_packet_is_lost_while_an_identity_changes() {
+    with_lab(|lab| {
+        lab.zone.set("www.good.test", &[web4(10)], 600);
+        for n in 0..CHANGES {
+            lab.zone.set(&format!("n{n}.good.test"), &[web4(10)], 600);
+        }
+        let _programs = lab.start(&good_names())?;
+        lab.a
+            .ask(&Query::a("www.good.test", DNS4))?
+            .expect(web4(10))?;
+        let stream = lab.a.stream(at(web4(10), 80))?;
+        let datagrams = lab.a.datagrams(at(web4(10), UDP_PORT))?;
+        let dropped = lab.counted(Reason::PolicyDenied)?;
+        let mut now = identity(lab)?;
+        // Each name has a selector of its own: one label more with each answer.
+        let each: String = (0..CHANGES)
+            .map(|n| names(&format!("n{n}.good.test")))
+            .collect();
+        lab.write_policy("each.yaml", &egress("each", "web", &each))?;
+        until("the selectors are known", SOON, || {
+            lab.agent(&["selectors", "list"])
+                .is_ok_and(|text| text.contains("n0.good.test"))
+        })?;
+        for n in 0..CHANGES {
+            lab.a
+                .ask(&Query::a(&format!("n{n}.good.test"), DNS4))?
+                .expect(web4(10))?;
+            now = changed(lab, now)?;
+        }
+        // A block's label, and all selectors of one document away at once.
+        lab.write_policy(
+            "block.yaml",
+            &egress("block", "web", &cidr("203.0.113.0/24")),
+        )?;
+        now = changed(lab, now)?;
+        lab.remove_policy("each.yaml")?;
+        now = changed(lab, now)?;
+        lab.remove_policy("block.yaml")?;
+        changed(lab, now)?;
+        let (sent, echoed) = datagrams.finish();
+        ensure!(sent > 50, "{sent} sent");
+        ensure!(sent == echoed, "{sent} sent, {echoed} came back");
+        stream.expect_alive()?;
+        assert_eq!(lab.counted(Reason::PolicyDenied)?, dropped);
+        Ok(())
+    });
+}

@@ -14,6 +14,7 @@ use shared_maps::EndpointId;
 mod breaker;
 mod clean;
 pub mod config;
+mod describe;
 pub mod directory;
 mod endpoints;
 pub mod event;

@@ -30,8 +30,11 @@ pub async fn run(command: Command) -> Result<()> {
     match command {
         Command::Run(_) => Ok(()),
         Command::Status(args) => {
-            let status: Status = Client::new(&args.admin_socket).get("/v1/status").await?;
-            print(args.output, &status, show::status)
+            let client = Client::new(&args.client.admin_socket);
+            let status: Status = client.get("/v1/status").await?;
+            print(args.client.output, &status, |status| {
+                show::status(status, args.verbose)
+            })
         }
         Command::Endpoint(command) => endpoint(command).await,
         Command::Policy(PolicyCommand::Get(args)) => {

@@ -277,6 +277,7 @@ impl Connected {
                 .ok()?;
         }
         if !batch.mappings.is_empty() {
+            self.guard.took(batch.mappings.len());
             let events = batch
                 .mappings
                 .into_iter()

@@ -2,7 +2,7 @@
 
 use std::{
     collections::VecDeque,
-    net::{IpAddr, Ipv4Addr, Ipv6Addr},
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
     sync::Arc,
     time::Duration,
 };
@@ -18,7 +18,10 @@ use shared_maps::{
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
-use crate::datapath::events::EventReader;
+use crate::{
+    datapath::events::EventReader,
+    policy::trace::{Port, RuleView},
+};
 
 /// Records kept.
 const KEPT: usize = 4096;
@@ -48,6 +51,52 @@ pub struct PacketView {
     pub remote_identity: u32,
     /// Bytes.
     pub length: u32,
+    /// Identity of the endpoint; 0 = it is gone.
+    #[serde(default)]
+    pub identity: u32,
+    /// Key of the endpoint.
+    #[serde(default)]
+    pub key: String,
+    /// Names that the endpoint learned the remote address for.
+    #[serde(default)]
+    pub names: Vec<String>,
+    /// Rules that decide, by the policy in force when this was asked for. Without any: no rule
+    /// allows it, or nothing is restricted, or policy has no say.
+    #[serde(default)]
+    pub rules: Vec<RuleView>,
+}
+
+impl PacketView {
+    /// The address of the remote side.
+    pub fn remote(&self) -> Option<IpAddr> {
+        let text = if self.direction == "egress" {
+            &self.destination
+        } else {
+            &self.source
+        };
+        Some(text.parse::<SocketAddr>().ok()?.ip())
+    }
+
+    /// The destination port, of protocols whose packets name it.
+    pub fn port(&self) -> Option<Port> {
+        let destination: SocketAddr = self.destination.parse().ok()?;
+        // An ICMP type is not in the record.
+        matches!(self.protocol, 6 | 17 | 132).then(|| Port {
+            protocol: self.protocol,
+            number: destination.port(),
+        })
+    }
+
+    /// Whether policy decided.
+    pub fn is_judged(&self) -> bool {
+        let judged = [
+            Reason::Allowed,
+            Reason::Redirected,
+            Reason::PolicyDenied,
+            Reason::PolicyDeny,
+        ];
+        judged.iter().any(|reason| reason.as_str() == self.reason)
+    }
 }
 
 /// `/v1/events`
@@ -173,6 +222,7 @@ fn view(event: &Event) -> PacketView {
         destination: end(event.daddr, event.dport.get()),
         remote_identity: event.remote_identity,
         length: event.len,
+        ..PacketView::default()
     }
 }
 

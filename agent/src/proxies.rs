@@ -111,6 +111,9 @@ pub struct ProxyView {
     pub sent_revision: u64,
     /// Revision acknowledged last (rules).
     pub acked_revision: u64,
+    /// Mappings of it that have no result yet: at most as many answers are held for them.
+    #[serde(default)]
+    pub waiting: u64,
     /// Why the proxy refused the revision it was sent last.
     pub nack: Option<String>,
 }
@@ -320,6 +323,11 @@ impl Proxies {
             by_stream.entry(outcome.stream).or_default().push(outcome);
         }
         for (stream, outcomes) in by_stream {
+            // A second result says that the first is on disk.
+            let first = outcomes.iter().filter(|outcome| !outcome.durable).count() as u64;
+            if let Some((_, view)) = self.shared.views.lock().get_mut(&stream) {
+                view.waiting = view.waiting.saturating_sub(first);
+            }
             self.send(stream, ToStream::Outcomes(outcomes));
         }
     }
@@ -364,6 +372,11 @@ impl StreamGuard {
     /// The registry it is in.
     pub fn proxies(&self) -> &Proxies {
         &self.proxies
+    }
+
+    /// Notes mappings that are owed a result.
+    pub fn took(&self, mappings: usize) {
+        self.change(|view| view.waiting += mappings as u64);
     }
 
     /// Notes what was sent.

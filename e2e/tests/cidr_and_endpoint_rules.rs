@@ -6,7 +6,7 @@ use hickory_proto::op::ResponseCode;
 use holdfast_e2e::lab::{DNS4, OTHER_DNS4, UDP_PORT, at, other4, web4, web6};
 use holdfast_e2e::policy::{CLIENT, dns, dns_to, egress, names};
 use holdfast_e2e::web::Web;
-use holdfast_e2e::{Query, with_lab};
+use holdfast_e2e::{Query, eventually, with_lab};
 
 const SOON: Duration = Duration::from_secs(5);
 
@@ -150,5 +150,66 @@ fn prefixes_of_ipv6_and_port_ranges() {
         lab.a.expect_closed(at(web4(14), 443))?;
         lab.a.expect_closed(at(web4(14), 1000))?;
         Ok(())
+    });
+}
+
+/// A rule follows the group of blocks that it names, without being written anew.
+#[test]
+fn a_group_of_blocks_may_change_beneath_its_rules() {
+    const RULES: &str = r#"- toCIDRSet: [{cidrGroupRef: partners, except: ["203.0.113.11/32"]}]
+  toPorts: [{ports: [{port: "80", protocol: TCP}]}]
+- toCIDRSet: [{cidrGroupSelector: {matchLabels: {zone: far}}}]
+  toPorts: [{ports: [{port: "443", protocol: TCP}]}]
+"#;
+    let group = |name: &str, zone: &str, blocks: &str| {
+        format!(
+            "apiVersion: cilium.io/v2alpha1\nkind: CiliumCIDRGroup\n\
+             metadata: {{name: {name}, labels: {{zone: {zone}}}}}\n\
+             spec: {{externalCIDRs: [{blocks}]}}\n"
+        )
+    };
+    with_lab(|lab| {
+        let _programs = lab.start(&egress("groups", "web", RULES))?;
+        let status = lab.agent_json(&["status"])?;
+        assert!(
+            status["problems"]
+                .to_string()
+                .contains("no CiliumCIDRGroup partners")
+        );
+        lab.a.expect_closed(at(web4(10), 80))?;
+        lab.write_policy(
+            "partners.yaml",
+            &group("partners", "near", "203.0.113.0/24"),
+        )?;
+        eventually("the group opens", SOON, || {
+            lab.a.expect_open(at(web4(10), 80))
+        })?;
+        lab.a.expect_closed(at(web4(11), 80))?;
+        lab.a.expect_closed(at(web4(10), 443))?;
+        lab.a.expect_closed(at(other4(10), 80))?;
+        let stream = lab.a.stream(at(web4(10), 80))?;
+        lab.write_policy(
+            "far.yaml",
+            &group("far", "far", "198.51.100.0/24, 203.0.113.12"),
+        )?;
+        eventually("its labels open, too", SOON, || {
+            lab.a.expect_open(at(other4(10), 443))
+        })?;
+        lab.a.expect_open(at(web4(12), 443))?;
+        lab.a.expect_open(at(web4(12), 80))?;
+        stream.expect_alive()?;
+        lab.write_policy("partners.yaml", &group("partners", "near", "198.51.100.10"))?;
+        eventually("the group moves", SOON, || {
+            lab.a.expect_open(at(other4(10), 80))
+        })?;
+        lab.a.expect_open(at(other4(10), 443))?;
+        stream.expect_cut(SOON)?;
+        lab.a.expect_closed(at(web4(10), 80))?;
+        lab.a.expect_closed(at(web4(12), 80))?;
+        lab.remove_policy("partners.yaml")?;
+        eventually("the group closes", SOON, || {
+            lab.a.expect_closed(at(other4(10), 80))
+        })?;
+        lab.a.expect_open(at(other4(10), 443))
     });
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use holdfast_e2e::lab::{DNS4, UDP_PORT, at, web4};
 use holdfast_e2e::policy::{cidr, egress, good_names, names};
-use holdfast_e2e::{Lab, Query, until, with_lab};
+use holdfast_e2e::{AgentOptions, Lab, Query, until, with_lab};
 use shared_maps::event::Reason;
 
 const SOON: Duration = Duration::from_secs(10);
@@ -70,5 +70,49 @@ fn no_packet_is_lost_while_an_identity_changes() {
         stream.expect_alive()?;
         assert_eq!(lab.counted(Reason::PolicyDenied)?, dropped);
         Ok(())
+    });
+}
+
+/// As `--tofqdns-max-identities` says (docs/src/identities.md): nothing that is open closes, and
+/// what more a shared address would open does not.
+#[test]
+fn the_circuit_breaker_cuts_nothing_and_is_told() {
+    with_lab(|lab| {
+        lab.zone.set("www.good.test", &[web4(10)], 600);
+        lab.zone.set("both.good.test", &[web4(10)], 600);
+        lab.zone.set("alone.good.test", &[web4(11)], 600);
+        // Both selectors' own identities, of both families.
+        let options = AgentOptions::default().flag("--tofqdns-max-identities=4");
+        let second = "- toFQDNs: [{matchName: both.good.test}]\n  toPorts: [{ports: [{port: \"8080\", protocol: TCP}]}]\n";
+        lab.write_policy("second.yaml", &egress("second", "web", second))?;
+        let _programs = lab.start_with(&good_names(), &options)?;
+        lab.a
+            .ask(&Query::a("www.good.test", DNS4))?
+            .expect(web4(10))?;
+        let stream = lab.a.stream(at(web4(10), 80))?;
+        let before = identity(lab)?;
+        lab.a
+            .ask(&Query::a("both.good.test", DNS4))?
+            .expect(web4(10))?;
+        ensure!(identity(lab)? == before, "it has another identity");
+        stream.expect_alive()?;
+        lab.a.expect_open(at(web4(10), 80))?;
+        lab.a.expect_closed(at(web4(10), 8080))?;
+        lab.a
+            .ask(&Query::a("alone.good.test", DNS4))?
+            .expect(web4(11))?;
+        lab.a.expect_open(at(web4(11), 80))?;
+        let text = lab.agent(&["status"])?;
+        ensure!(text.contains("circuit breaker: 1 addresses"), "{text}");
+        let metric = |name: &str| lab.metric(9962, name, "");
+        assert_eq!(metric("holdfast_identity_limited_addresses")?, 1.0);
+        assert_eq!(metric("holdfast_identity_limited_total")?, 1.0);
+        assert_eq!(metric("holdfast_identity_fqdn")?, 4.0);
+        // One selector less, and nothing is limited any more.
+        lab.remove_policy("second.yaml")?;
+        until("nothing is limited", SOON, || {
+            metric("holdfast_identity_limited_addresses").is_ok_and(|now| now == 0.0)
+        })?;
+        stream.expect_alive()
     });
 }

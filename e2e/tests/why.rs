@@ -165,11 +165,35 @@ fn why_names_the_hop_that_is_broken() {
             "identity",
             &["reserved:world-ipv4", "no selector"],
         )?;
+        traced(lab, &id)?;
         learned(lab, &id, &want)?;
         rules(lab, &id, &want)?;
         receivers(lab, &id)?;
         unknown(lab, &id)
     });
+}
+
+/// `policy trace` says the same of policy, by endpoint, labels, names and addresses.
+fn traced(lab: &Lab, id: &str) -> Result<()> {
+    for (from, to) in [(id, NAME), (WEB, "203.0.113.10")] {
+        let trace = ["policy", "trace", "--from", from, "--to", to, "--port=80"];
+        let by = "allowed by CiliumNetworkPolicy/default/good-names spec.egress[1]";
+        let said = lab.agent(&trace)?;
+        ensure!(said.contains(by) && said.ends_with("\nallowed\n"), "{said}");
+        let json = lab.agent_json(&trace)?;
+        ensure!(json.get("allowed") == Some(&json!(true)), "{json}");
+    }
+    let shut = [
+        "policy",
+        "trace",
+        "--from",
+        id,
+        "--to=203.0.113.11",
+        "--port=80",
+    ];
+    let error = lab.agent(&shut).err().context("it is not dropped")?;
+    ensure!(format!("{error:#}").contains("not allowed"), "{error:#}");
+    Ok(())
 }
 
 /// What the kernel has is taken away beneath the agent.

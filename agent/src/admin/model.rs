@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    core::snapshot::{PolicyView, RejectedView, Summary},
+    core::snapshot::{LimitView, PolicyView, RejectedView, Summary},
     endpoint::source::Unresolved,
     policy::trace::RuleView,
     proxies::ProxyView,
@@ -32,6 +32,8 @@ pub struct Status {
     pub damaged_files: Vec<String>,
     /// What somebody should look at, in words; empty if all is well.
     pub problems: Vec<String>,
+    /// How far limits are used up.
+    pub limits: Vec<LimitView>,
 }
 
 /// One run of the agent.

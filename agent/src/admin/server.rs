@@ -21,7 +21,7 @@ use super::{
     why::{self, Question, WhyError},
 };
 use crate::{
-    core::{Event, event::CleanNames, snapshot::EndpointView},
+    core::{Core, Event, event::CleanNames, snapshot::EndpointView},
     endpoint::source::{EndpointBook, EndpointDocument, EndpointError},
     epoch::Epoch,
     events::Events,
@@ -186,7 +186,16 @@ impl Admin {
             "/v1/events" if get => {
                 let number = |name| parameter(query.as_deref(), name).and_then(|n| n.parse().ok());
                 let wait = Duration::from_secs(number("wait").unwrap_or(0).min(LONG_POLL));
-                render(&self.events.after(number("after").unwrap_or(0), wait).await)
+                let mut found = self.events.after(number("after").unwrap_or(0), wait).await;
+                if !found.packets.is_empty() {
+                    let mut packets = std::mem::take(&mut found.packets);
+                    let describe = move |core: &Core| {
+                        core.describe(&mut packets);
+                        packets
+                    };
+                    found.packets = self.core.look(describe).await?;
+                }
+                render(&found)
             }
             "/v1/trace" if get => render(&self.trace(query.as_deref()).await?),
             "/v1/why" if get => render(&self.why(query.as_deref()).await?),
@@ -272,6 +281,7 @@ impl Admin {
                     .to_owned(),
             );
         }
+        let limits = self.core.look(Core::limits).await?;
         Ok(Status {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             pid: std::process::id(),
@@ -286,6 +296,7 @@ impl Admin {
             endpoints_unresolved: unresolved,
             damaged_files: (*self.damaged).clone(),
             problems,
+            limits,
         })
     }
 

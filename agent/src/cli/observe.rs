@@ -46,15 +46,25 @@ pub async fn run(args: &ObserveArgs) -> Result<()> {
 fn line(packet: &PacketView) -> String {
     let seconds = packet.time / 1_000_000_000;
     let micros = packet.time % 1_000_000_000 / 1000;
-    format!(
-        "{seconds}.{micros:06} endpoint {} {} {}: {} {} -> {} (remote identity {}, {} bytes)",
+    let mut text = format!(
+        "{seconds}.{micros:06} endpoint {} {} {}: {} {} -> {} (identity {}, remote {}, {} bytes)",
         packet.endpoint,
         packet.direction,
         packet.reason,
         protocol_name(packet.protocol),
         packet.source,
         packet.destination,
+        packet.identity,
         packet.remote_identity,
         packet.length,
-    )
+    );
+    if !packet.names.is_empty() {
+        text.push_str(&format!(" {}", packet.names.join(",")));
+    }
+    if let Some(rule) = packet.rules.first() {
+        text.push_str(&format!(" by {rule}"));
+    } else if packet.dropped && packet.is_judged() {
+        text.push_str(" no rule allows it");
+    }
+    text
 }

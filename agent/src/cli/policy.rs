@@ -10,7 +10,7 @@ use crate::{
     config::args::Output,
     policy::{
         footgun,
-        parse::{PolicyDocument, parse_documents},
+        parse::{PolicyDocument, group_key, parse_documents},
     },
 };
 
@@ -102,5 +102,12 @@ pub fn validate(files: &[PathBuf], output: Output) -> Result<()> {
 
 fn warnings(document: &PolicyDocument, all: &[&PolicyDocument]) -> Vec<String> {
     let own = document.warnings.iter().cloned();
-    own.chain(footgun::unlearned_in(document, all)).collect()
+    let missing = footgun::groups(document).into_iter().filter(|name| {
+        let key = group_key(name);
+        !all.iter().any(|other| other.key == key)
+    });
+    let missing = missing.map(|name| format!("these files have no CiliumCIDRGroup {name}"));
+    own.chain(footgun::unlearned_in(document, all))
+        .chain(missing)
+        .collect()
 }

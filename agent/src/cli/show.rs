@@ -34,7 +34,7 @@ pub fn print<T: Serialize + ?Sized>(
 }
 
 /// `status`
-pub fn status(status: &Status) -> String {
+pub fn status(status: &Status, verbose: bool) -> String {
     let summary = &status.summary;
     let counters = &summary.counters;
     let mut rows = vec![
@@ -135,15 +135,31 @@ pub fn status(status: &Status) -> String {
                 maybe(proxy.pid.as_ref()),
                 proxy.sent_revision.to_string(),
                 proxy.acked_revision.to_string(),
+                proxy.waiting.to_string(),
             ]
         })
         .collect();
     if !proxies.is_empty() {
         text.push('\n');
         text.push_str(&render(
-            &["PROXY", "STREAM", "PID", "SENT", "ACKED"],
+            &["PROXY", "STREAM", "PID", "SENT", "ACKED", "WAITING"],
             &proxies,
         ));
+    }
+    if verbose {
+        let limits: Vec<Vec<String>> = status
+            .limits
+            .iter()
+            .map(|limit| {
+                vec![
+                    limit.what.clone(),
+                    limit.used.to_string(),
+                    maybe(limit.most.as_ref()),
+                ]
+            })
+            .collect();
+        text.push('\n');
+        text.push_str(&render(&["LIMIT", "IN USE", "MOST"], &limits));
     }
     text
 }

@@ -39,7 +39,7 @@ pub enum Command {
     /// Run the agent: keep the datapath in step with policy, endpoints and names
     Run(Box<RunArgs>),
     /// How the running agent is, and what it could not do
-    Status(ClientArgs),
+    Status(StatusArgs),
     /// Endpoints of this node
     #[command(subcommand)]
     Endpoint(EndpointCommand),
@@ -76,6 +76,16 @@ pub struct ClientArgs {
     /// Format of the output
     #[arg(short, long, value_enum, default_value_t = Output::Table)]
     pub output: Output,
+}
+
+/// `status`
+#[derive(Clone, Debug, Args)]
+pub struct StatusArgs {
+    /// Also each proxy's answers under way, and how far limits are used up
+    #[arg(short, long)]
+    pub verbose: bool,
+    #[command(flatten)]
+    pub client: ClientArgs,
 }
 
 /// Format of the output.

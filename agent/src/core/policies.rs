@@ -16,7 +16,7 @@ use crate::{
     fqdn::cache::NamePair,
     identity::allocator::Allocator as _,
     ipcache::{
-        metadata::{Claim, Owner},
+        metadata::{Claim, Owner, Source},
         resolve::cidr_label,
     },
     labels::LabelSet,
@@ -65,6 +65,15 @@ impl State {
         for selector in new.iter().flat_map(|d| &d.rules).flat_map(Rule::selectors) {
             self.register(selector);
         }
+        let group = |document: Option<&Arc<PolicyDocument>>| document.and_then(|d| d.group.clone());
+        let (old_group, new_group) = (group(old.as_ref()), group(new));
+        let owner = Owner::Object(Source::CustomResource, key.into());
+        if let Some(group) = &new_group {
+            for prefix in &group.prefixes {
+                let labels = Claim::Labels(group.labels.clone());
+                self.ipcache.claim(*prefix, owner.clone(), labels);
+            }
+        }
         self.flush(plan);
         // 2: the rules.
         match new {
@@ -88,6 +97,14 @@ impl State {
         // 3: labels nobody asks for any more.
         for selector in old.iter().flat_map(|d| &d.rules).flat_map(Rule::selectors) {
             self.unregister(selector);
+        }
+        let kept = |prefix: &&IpNet| {
+            let new = new_group.as_ref();
+            new.is_some_and(|group| group.prefixes.contains(*prefix))
+        };
+        let left = old_group.iter().flat_map(|group| &group.prefixes);
+        for prefix in left.filter(|prefix| !kept(prefix)) {
+            self.ipcache.unclaim(*prefix, &owner);
         }
         self.flush(plan);
     }
@@ -212,6 +229,11 @@ impl State {
                 self.relabel_names(fqdn);
                 self.preallocate(fqdn);
             }
+            Selector::Group(group) => {
+                for prefix in &group.except {
+                    self.ask_block(*prefix);
+                }
+            }
             Selector::Labels(_) | Selector::Entity(_) => {}
         }
     }
@@ -231,6 +253,11 @@ impl State {
                 self.relabel_names(fqdn);
                 for id in self.preallocated.remove(fqdn).unwrap_or_default() {
                     self.local.release(id);
+                }
+            }
+            Selector::Group(group) => {
+                for prefix in &group.except {
+                    self.drop_block(*prefix);
                 }
             }
             Selector::Labels(_) | Selector::Entity(_) => {}
@@ -270,21 +297,26 @@ impl State {
         };
         for name in matching {
             let labels = self.name_selectors.labels_of(&name);
-            let Some(entry) = self.names.name_mut(&name) else {
-                continue;
-            };
-            entry.labels.clone_from(&labels);
-            for address in entry.pairs.keys() {
-                let (prefix, owner) = (IpNet::from(*address), Owner::Name(name.clone()));
-                match &labels {
-                    Some(labels) => {
-                        self.ipcache
-                            .claim(prefix, owner, Claim::Labels(labels.clone()));
-                    }
-                    None => self.ipcache.unclaim(prefix, &owner),
+            self.label_name(&name, labels);
+        }
+    }
+
+    /// Gives all addresses of a name these labels of its, or none.
+    pub(super) fn label_name(&mut self, name: &Fqdn, labels: Option<LabelSet>) {
+        let Some(entry) = self.names.name_mut(name) else {
+            return;
+        };
+        for address in entry.pairs.keys() {
+            let (prefix, owner) = (IpNet::from(*address), Owner::Name(name.clone()));
+            match &labels {
+                Some(labels) => {
+                    self.ipcache
+                        .claim(prefix, owner, Claim::Labels(labels.clone()));
                 }
+                None => self.ipcache.unclaim(prefix, &owner),
             }
         }
+        entry.labels = labels;
     }
 
     /// Gives selectors their identities that came before prefixes could ask for the numbers

@@ -73,6 +73,17 @@ pub struct Summary {
     pub counters: Counters,
 }
 
+/// A limit, and how much of it is used.
+#[derive(Clone, Debug, Default, Serialize, Deserialize, PartialEq, Eq)]
+pub struct LimitView {
+    /// Of what.
+    pub what: String,
+    /// In use now.
+    pub used: usize,
+    /// The limit; none = not limited.
+    pub most: Option<usize>,
+}
+
 /// Counters since the start.
 #[derive(Clone, Debug, Default, Serialize, Deserialize, PartialEq)]
 pub struct Counters {

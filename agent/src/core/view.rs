@@ -2,27 +2,98 @@
 
 use std::net::IpAddr;
 
+use shared_maps::IdentityId;
+
 use holdfast_sdp::{
     name::Fqdn,
     policy::rule::{EndpointRules, NameRule, NameRules, Servers, Transport},
 };
 
 use super::{
+    Core,
     snapshot::{
-        DnsRulesView, EndpointView, IdentityView, IpcacheView, NameView, PolicyView, RejectedView,
-        SelectorView, Snapshot, Summary,
+        DnsRulesView, EndpointView, IdentityView, IpcacheView, LimitView, NameView, PolicyView,
+        RejectedView, SelectorView, Snapshot, Summary,
     },
     state::State,
 };
 use crate::{
-    endpoint::endpoint::Endpoint, identity::allocator::Allocator as _, policy::repository::is_about,
+    endpoint::endpoint::Endpoint, fqdn::cache::EndpointNames, identity::allocator::Allocator as _,
+    policy::repository::is_about,
 };
 
 /// Endpoints whose problem a summary spells out.
 const MAX_PROBLEMS: usize = 8;
 
+impl Core {
+    /// How far limits are used up; of what each endpoint has its own, the one that uses most.
+    pub fn limits(&self) -> Vec<LimitView> {
+        let state = &self.state;
+        let config = &state.config;
+        let of_endpoints = |used: fn(&Endpoint) -> usize| {
+            let endpoints = state.endpoints.iter().map(used);
+            endpoints.max().unwrap_or_default()
+        };
+        let of_names = |used: fn(&EndpointNames) -> usize| {
+            let endpoints = state.names.endpoints().map(|(_, names)| used(names));
+            endpoints.max().unwrap_or_default()
+        };
+        let limit = |what: &str, used, most| LimitView {
+            what: what.to_owned(),
+            used,
+            most,
+        };
+        let numbers =
+            |first: IdentityId, last: IdentityId| usize::try_from(last.0 - first.0 + 1).ok();
+        vec![
+            limit(
+                "ipcache entries",
+                state.ipcache.realised(),
+                Some(config.ipcache_max),
+            ),
+            limit(
+                "policy map entries of an endpoint",
+                of_endpoints(Endpoint::policy_entries),
+                Some(config.policy_map_max),
+            ),
+            limit(
+                "identities of addresses",
+                state.local.len(),
+                numbers(IdentityId::LOCAL_MIN, IdentityId::LOCAL_MAX),
+            ),
+            limit(
+                "identities of names",
+                state.fqdn_identities.len(),
+                config.max_fqdn_identities,
+            ),
+            limit(
+                "identities of endpoints",
+                state.pods.len(),
+                numbers(IdentityId::ENDPOINT_MIN, IdentityId::ENDPOINT_MAX),
+            ),
+            limit(
+                "endpoints",
+                state.endpoints.len(),
+                Some(usize::from(u16::MAX)),
+            ),
+            limit(
+                "addresses of names of an endpoint",
+                of_names(|names| names.held),
+                Some(config.max_pairs_per_endpoint),
+            ),
+            limit(
+                "addresses of an endpoint kept for connections",
+                of_names(|names| names.zombies.len()),
+                Some(config.max_deferred_deletes),
+            ),
+        ]
+    }
+}
+
 impl State {
     pub(super) fn summary(&self) -> Summary {
+        let unwritten = || self.endpoints.iter().filter_map(|e| e.unwritten.as_ref());
+        let trouble = self.trouble.as_ref().map(|(_, text)| text);
         Summary {
             revision: self.revision,
             published_revision: self.published_revision,
@@ -42,9 +113,9 @@ impl State {
             names_live: self.names.live(),
             names_zombies: self.names.zombies(),
             pairs: self.names.pairs(),
-            pending_steps: self.pending_steps,
+            pending_steps: self.pending_steps + unwritten().count(),
             endpoint_problems: self.endpoint_problems(),
-            trouble: self.trouble.as_ref().map(|(_, text)| text.clone()),
+            trouble: trouble.or(unwritten().next()).cloned(),
             counters: self.counters.clone(),
         }
     }

@@ -19,6 +19,7 @@ use crate::{
     policy::{
         footgun,
         model::{EndpointPolicy, Side},
+        parse::group_key,
         repository::Repository,
         rule::Peers,
         trace::{self, Match, Port, RuleView, Verdict, Way},
@@ -222,7 +223,17 @@ impl Core {
             let ids: Vec<String> = ids.collect();
             Some(format!("endpoint {}{more}: {text}", ids.join(", ")))
         });
-        documents.chain(unlearned).take(WARNINGS).collect()
+        let missing = state.repository.iter().flat_map(|document| {
+            footgun::groups(document)
+                .into_iter()
+                .filter(|name| state.repository.get(&group_key(name)).is_none())
+                .map(|name| {
+                    let key = &document.key;
+                    format!("policy {key}: there is no CiliumCIDRGroup {name}: it selects nothing")
+                })
+        });
+        let all = documents.chain(unlearned).chain(missing);
+        all.take(WARNINGS).collect()
     }
 
     /// Labels of an endpoint.

@@ -91,6 +91,7 @@ async fn take(
                 answers.send(Ok(message)).await.ok()?;
             }
             if !events.is_empty() {
+                guard.took(events.len());
                 core.tell(Event::Mappings(events)).await.ok()?;
             }
         }

@@ -7,7 +7,7 @@
 //! what is older is brought up to date when it is read. The number goes along; maps and policy
 //! follow from it as they do on any restart.
 //!
-//! To change the logic: raise [`LABEL_LOGIC`], add one step to [`STEPS`], and keep a golden
+//! To change the logic: raise [`LABEL_LOGIC`], add one step to `STEPS`, and keep a golden
 //! directory of the version before (`agent/tests/golden`).
 
 use crate::labels::LabelSet;

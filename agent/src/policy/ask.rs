@@ -18,7 +18,7 @@ use crate::{
     endpoint::endpoint::in_namespace,
     fqdn::names::NameSelectors,
     ipcache::{
-        metadata::{Claim, Owner},
+        metadata::{Claim, Owner, Source},
         resolve::cidr_label,
         table::Ipcache,
     },
@@ -106,7 +106,16 @@ impl Outside {
                 Selector::Fqdn(fqdn) => {
                     names.add(fqdn);
                 }
+                Selector::Group(group) => group.except.iter().copied().for_each(&mut block),
                 Selector::Labels(_) | Selector::Entity(_) => {}
+            }
+        }
+        for document in repository.iter() {
+            if let Some(group) = &document.group {
+                for prefix in &group.prefixes {
+                    let owner = Owner::Object(Source::CustomResource, document.key.as_str().into());
+                    ipcache.claim(*prefix, owner, Claim::Labels(group.labels.clone()));
+                }
             }
         }
         Self { ipcache, names }

@@ -40,6 +40,16 @@ pub fn unlearned(policy: &EndpointPolicy) -> Option<String> {
     ))
 }
 
+/// Groups that a document's rules ask for by name.
+pub fn groups(document: &PolicyDocument) -> BTreeSet<&str> {
+    let selectors = document.rules.iter().flat_map(Rule::selectors);
+    let named = selectors.filter_map(|selector| match selector {
+        Selector::Group(group) => group.name(),
+        _ => None,
+    });
+    named.collect()
+}
+
 /// The same for documents without endpoints: one that has rules by name, while none of them
 /// has a DNS rule for the same endpoints, as far as can be told without their labels.
 pub fn unlearned_in(document: &PolicyDocument, all: &[&PolicyDocument]) -> Option<String> {

@@ -1,12 +1,16 @@
 //! Policy documents (YAML or JSON, several in one text) into validated rules.
 
+use std::collections::{BTreeMap, BTreeSet};
+
+use ipnet::IpNet;
 use serde::Deserialize as _;
 use serde_json::Value;
 
 use super::{
     rule::Rule,
-    validate::{Fault, Scope, rule, warnings},
+    validate::{Fault, Scope, group, rule, warnings},
 };
+use crate::labels::LabelSet;
 
 /// A policy document that was read without error.
 #[derive(Clone, Debug, PartialEq)]
@@ -19,7 +23,27 @@ pub struct PolicyDocument {
     pub warnings: Vec<String>,
     /// Its rules.
     pub rules: Vec<Rule>,
+    /// Blocks that rules of other documents name.
+    pub group: Option<CidrGroup>,
 }
+
+/// A `CiliumCIDRGroup`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CidrGroup {
+    /// Labels of its blocks.
+    pub labels: LabelSet,
+    /// Its own labels.
+    pub own: BTreeMap<String, String>,
+    /// The blocks.
+    pub prefixes: BTreeSet<IpNet>,
+}
+
+/// Key of the group called `name`.
+pub fn group_key(name: &str) -> String {
+    format!("{GROUP_KIND}/{name}")
+}
+
+const GROUP_KIND: &str = "CiliumCIDRGroup";
 
 /// A policy document that is refused, and why.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -86,6 +110,16 @@ fn read(value: &Value, source: &str, found: &mut Vec<Result<PolicyDocument, Poli
 fn document(value: &Value, source: &str) -> Result<PolicyDocument, (Option<String>, Fault)> {
     let (key, scope) = head(value).map_err(|fault| (None, fault))?;
     let with_key = |fault| (Some(key.clone()), fault);
+    if key.starts_with(GROUP_KIND) {
+        let group = group(value).map_err(with_key)?;
+        return Ok(PolicyDocument {
+            key,
+            source: source.to_owned(),
+            warnings: Vec::new(),
+            rules: Vec::new(),
+            group: Some(group),
+        });
+    }
     let mut rules = Vec::new();
     match (value.get("spec"), value.get("specs")) {
         (Some(spec), None) => rules.push(rule("spec", spec, &scope).map_err(with_key)?),
@@ -109,6 +143,7 @@ fn document(value: &Value, source: &str) -> Result<PolicyDocument, (Option<Strin
         source: source.to_owned(),
         warnings,
         rules,
+        group: None,
     })
 }
 
@@ -128,7 +163,8 @@ fn head(value: &Value) -> Result<(String, Scope), Fault> {
     }
     let text = |field: &str| map.get(field).and_then(Value::as_str).unwrap_or_default();
     let kind = text("kind");
-    if text("apiVersion") != "cilium.io/v2" {
+    let old_group = kind == GROUP_KIND && text("apiVersion") == "cilium.io/v2alpha1";
+    if text("apiVersion") != "cilium.io/v2" && !old_group {
         let reason = format!("is `{}`", text("apiVersion"));
         return Err(Fault::new(
             "apiVersion",
@@ -164,10 +200,11 @@ fn head(value: &Value) -> Result<(String, Scope), Fault> {
             }
             Ok((format!("{kind}/{name}"), Scope { namespace: None }))
         }
+        GROUP_KIND => Ok((group_key(name), Scope { namespace: None })),
         other => Err(Fault::new(
             "kind",
             &format!("`{other}` is not supported"),
-            "use CiliumNetworkPolicy or CiliumClusterwideNetworkPolicy",
+            "use CiliumNetworkPolicy, CiliumClusterwideNetworkPolicy or CiliumCIDRGroup",
         )),
     }
 }

@@ -218,6 +218,128 @@ enableDefaultDeny: {ingress: false}
 }
 
 #[test]
+fn reads_groups_of_blocks_and_rules_about_them() {
+    let group = |metadata: &str, spec: &str| {
+        one(&format!(
+            "apiVersion: cilium.io/v2alpha1\nkind: CiliumCIDRGroup\nmetadata: {metadata}\nspec: {spec}"
+        ))
+    };
+    let found = group(
+        "{name: partners, labels: {zone: a}}",
+        "{externalCIDRs: [192.0.2.7, 10.0.0.0/8, 'fd00::/8']}",
+    )
+    .unwrap();
+    assert_eq!(found.key, "CiliumCIDRGroup/partners");
+    let blocks = found.group.unwrap();
+    assert_eq!(
+        blocks.labels.texts(),
+        [
+            "cidrgroup:holdfast.cidrgrouplabel/partners/zone:a",
+            "cidrgroup:io.cilium.policy.cidrgroupname/partners",
+        ]
+    );
+    assert_eq!(blocks.prefixes.len(), 3);
+    let error = group("{name: g}", "{externalCIDRs: [ten]}").unwrap_err();
+    assert_eq!(error.field, "spec.externalCIDRs[0]");
+    let error = group("{name: g}", "{cidrs: []}").unwrap_err();
+    assert_eq!(error.field, "spec.cidrs");
+    let error = group("{name: g, labels: {a: 1}}", "{}").unwrap_err();
+    assert_eq!(error.field, "metadata.labels.a");
+
+    let rules = with_spec(
+        "endpointSelector: {}\negress:\n- toCIDRSet:\n  - {cidrGroupRef: partners, except: [10.1.0.0/16]}\n  - cidrGroupSelector: {matchLabels: {zone: a}}",
+    )
+    .unwrap();
+    let selectors: Vec<String> = rules.rules[0]
+        .selectors()
+        .map(ToString::to_string)
+        .collect();
+    assert_eq!(
+        selectors,
+        ["cidrgroup:partners except 10.1.0.0/16", "cidrgroup:zone=a"]
+    );
+    assert_eq!(
+        footgun::groups(&rules).into_iter().collect::<Vec<_>>(),
+        ["partners"]
+    );
+    refused(
+        "endpointSelector: {}\negress:\n- toCIDRSet: [{cidr: 10.0.0.0/8, cidrGroupRef: g}]",
+        "spec.egress[0].toCIDRSet[0]",
+    );
+    refused(
+        "endpointSelector: {}\negress:\n- toCIDRSet: [{except: [10.0.0.0/8]}]",
+        "spec.egress[0].toCIDRSet[0]",
+    );
+}
+
+/// What other agents know and this one does not: refused by name, never ignored.
+#[test]
+fn refuses_what_is_not_supported_by_name() {
+    let sections = [
+        ("egress", "toServices"),
+        ("egress", "toGroups"),
+        ("egress", "toNodes"),
+        ("egress", "toRequires"),
+        ("egress", "authentication"),
+        ("ingress", "fromGroups"),
+        ("ingress", "fromNodes"),
+        ("ingress", "fromRequires"),
+        ("ingress", "authentication"),
+        ("egressDeny", "toServices"),
+        ("ingressDeny", "fromNodes"),
+    ];
+    let field = |spec: String, path: String| {
+        let error = with_spec(&spec).unwrap_err();
+        assert_eq!(error.field, path);
+        assert!(error.reason.ends_with("is not supported"), "{error}");
+    };
+    for (section, name) in sections {
+        field(
+            format!("endpointSelector: {{}}\n{section}:\n- {{{name}: []}}"),
+            format!("spec.{section}[0].{name}"),
+        );
+    }
+    for name in [
+        "terminatingTLS",
+        "originatingTLS",
+        "serverNames",
+        "listener",
+    ] {
+        field(
+            format!(
+                "endpointSelector: {{}}\negress:\n- toPorts: [{{ports: [{{port: 80}}], {name}: {{}}}}]"
+            ),
+            format!("spec.egress[0].toPorts[0].{name}"),
+        );
+    }
+    for name in ["http", "kafka", "l7", "l7proto"] {
+        for section in ["egress", "ingress"] {
+            field(
+                format!(
+                    "endpointSelector: {{}}\n{section}:\n- toPorts: [{{ports: [{{port: 80}}], rules: {{{name}: []}}}}]"
+                ),
+                format!("spec.{section}[0].toPorts[0].rules.{name}"),
+            );
+        }
+    }
+    for kind in [
+        "NetworkPolicy",
+        "CiliumEgressGatewayPolicy",
+        "CiliumLocalRedirectPolicy",
+    ] {
+        let text = format!("apiVersion: cilium.io/v2\nkind: {kind}\nmetadata: {{name: a}}");
+        let error = one(&text).unwrap_err();
+        assert_eq!(error.reason, format!("`{kind}` is not supported"));
+    }
+    let protocols =
+        "endpointSelector: {}\negress:\n- toPorts: [{ports: [{port: 1, protocol: VRRP}]}]";
+    field(
+        protocols.to_owned(),
+        "spec.egress[0].toPorts[0].ports[0].protocol".to_owned(),
+    );
+}
+
+#[test]
 fn default_deny_follows_the_rules_unless_it_is_set() {
     let both = |spec: &str| {
         let document = with_spec(&format!("endpointSelector: {{}}\n{spec}")).unwrap();

@@ -7,18 +7,27 @@ mod ports;
 use std::sync::Arc;
 
 use holdfast_sdp::{pattern, policy::rule::NameRule};
+use std::collections::{BTreeMap, BTreeSet};
+
 use serde_json::Value;
 
 use self::{
     field::{boolean, list, object, prefix, text},
-    labels::{peer_labels, subject},
+    labels::{group_labels, peer_labels, subject},
     ports::ports_of,
 };
-use super::rule::{Direction, PeerRule, Peers, Rule};
-use crate::{
-    labels::NAMESPACE_KEY,
-    selector::selector::{CidrSelector, Entity, FqdnSelector, Selector},
+use super::{
+    parse::CidrGroup,
+    rule::{Direction, PeerRule, Peers, Rule},
 };
+use crate::{
+    labels::{CIDR_GROUP, NAMESPACE_KEY},
+    selector::selector::{
+        CidrSelector, Entity, FqdnSelector, GroupSelector, LabelSelector, Operator, Requirement,
+        Selector, group_label, labels_of_blocks,
+    },
+};
+
 /// What is wrong with a field.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Fault {
@@ -260,32 +269,84 @@ fn peers_of(
 }
 
 fn cidr_set(path: &str, value: &Value) -> Checked<Selector> {
-    let unsupported = ["cidrGroupRef", "cidrGroupSelector"];
-    let map = object(path, value, &["cidr", "except"], &unsupported)?;
-    let Some(cidr) = map.get("cidr") else {
-        return Err(Fault::new(
-            &format!("{path}.cidr"),
-            "is missing",
-            "add a block",
-        ));
+    let known = ["cidr", "cidrGroupRef", "cidrGroupSelector", "except"];
+    let map = object(path, value, &known, &[])?;
+    let mut named = known.iter().filter(|field| **field != "except");
+    let mut named = named.by_ref().filter(|field| map.contains_key(**field));
+    let (Some(field), None) = (named.next(), named.next()) else {
+        let reason = "has not exactly one of cidr, cidrGroupRef and cidrGroupSelector";
+        return Err(Fault::new(path, reason, "name one block, or one group"));
     };
-    let prefix = prefix(&format!("{path}.cidr"), cidr)?;
-    let mut except = std::collections::BTreeSet::new();
+    let mut except = BTreeSet::new();
     let except_path = format!("{path}.except");
     for (n, item) in list(&except_path, map.get("except"))?.iter().enumerate() {
-        let path = format!("{except_path}[{n}]");
-        let part = self::prefix(&path, item)?;
-        if !prefix.contains(&part) {
-            let reason = format!("{part} is not inside {prefix}");
-            return Err(Fault::new(
-                &path,
-                &reason,
-                "name a part of the block, or remove it",
-            ));
-        }
-        except.insert(part);
+        except.insert(prefix(&format!("{except_path}[{n}]"), item)?);
     }
-    Ok(Selector::Cidr(CidrSelector { prefix, except }))
+    let field_path = format!("{path}.{field}");
+    let value = map.get(*field).unwrap_or(&Value::Null);
+    let labels = match *field {
+        "cidr" => {
+            let prefix = prefix(&field_path, value)?;
+            for (n, part) in except.iter().enumerate() {
+                if !prefix.contains(part) {
+                    return Err(Fault::new(
+                        &format!("{except_path}[{n}]"),
+                        &format!("{part} is not inside {prefix}"),
+                        "name a part of the block, or remove it",
+                    ));
+                }
+            }
+            return Ok(Selector::Cidr(CidrSelector { prefix, except }));
+        }
+        "cidrGroupRef" => {
+            let name = group_label(text(&field_path, value)?);
+            let named = Requirement::new(&format!("{CIDR_GROUP}:{}", name.key()), Operator::Exists);
+            LabelSelector {
+                requirements: [named].into(),
+            }
+        }
+        _ => group_labels(&field_path, value)?,
+    };
+    Ok(Selector::Group(GroupSelector { labels, except }))
+}
+
+/// Checks a `CiliumCIDRGroup`.
+pub fn group(value: &Value) -> Checked<CidrGroup> {
+    let null = Value::Null;
+    let metadata = value.get("metadata").unwrap_or(&null);
+    let name = metadata.get("name").and_then(Value::as_str);
+    let mut own = BTreeMap::new();
+    if let Some(more) = metadata.get("labels") {
+        let Some(more) = more.as_object() else {
+            return Err(Fault::new(
+                "metadata.labels",
+                "is no mapping",
+                "write key: value pairs",
+            ));
+        };
+        for (key, value) in more {
+            let value = text(&format!("metadata.labels.{key}"), value)?;
+            own.insert(key.clone(), value.to_owned());
+        }
+    }
+    let Some(spec) = value.get("spec") else {
+        return Err(Fault::new(
+            "spec",
+            "is missing",
+            "add spec with externalCIDRs",
+        ));
+    };
+    let spec = object("spec", spec, &["externalCIDRs"], &[])?;
+    let mut prefixes = BTreeSet::new();
+    let blocks = list("spec.externalCIDRs", spec.get("externalCIDRs"))?;
+    for (n, item) in blocks.iter().enumerate() {
+        prefixes.insert(prefix(&format!("spec.externalCIDRs[{n}]"), item)?);
+    }
+    Ok(CidrGroup {
+        labels: labels_of_blocks(name.unwrap_or_default(), &own),
+        own,
+        prefixes,
+    })
 }
 
 fn fqdn(path: &str, value: &Value) -> Checked<Selector> {
@@ -357,7 +418,7 @@ fn is_anyone(peers: &Peers) -> bool {
             .iter()
             .all(|requirement| requirement.key == NAMESPACE_KEY),
         Selector::Cidr(cidr) => cidr.prefix.prefix_len() == 0,
-        Selector::Fqdn(_) => false,
+        Selector::Group(_) | Selector::Fqdn(_) => false,
         Selector::Entity(entity) => matches!(
             entity,
             Entity::World | Entity::WorldIpv4 | Entity::WorldIpv6 | Entity::Cluster

@@ -61,6 +61,7 @@ fn asked(selector: &Selector) -> Vec<Clue<'_>> {
                 .min_by_key(|clues: &Vec<_>| clues.iter().any(|c| matches!(c, Clue::Key(_))))
                 .unwrap_or_else(|| vec![Clue::Anything])
         }
+        Selector::Group(group) => vec![group.key().map_or(Clue::Anything, Clue::Key)],
         Selector::Cidr(_) | Selector::Entity(_) => vec![Clue::Anything],
     }
 }

@@ -1,13 +1,16 @@
 //! One selector: labels, a CIDR block, a DNS name or an entity.
 
-use std::{collections::BTreeSet, fmt};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt,
+};
 
 use ipnet::IpNet;
 use shared_maps::IdentityId;
 
 use crate::{
     ipcache::resolve::cidr_of,
-    labels::{FQDN, Label, LabelSet, RESERVED},
+    labels::{CIDR_GROUP, FQDN, Label, LabelSet, RESERVED},
 };
 
 /// Selects identities.
@@ -17,6 +20,8 @@ pub enum Selector {
     Labels(LabelSelector),
     /// By block of addresses outside.
     Cidr(CidrSelector),
+    /// By group of blocks.
+    Group(GroupSelector),
     /// By DNS name.
     Fqdn(FqdnSelector),
     /// By role.
@@ -30,6 +35,73 @@ pub struct CidrSelector {
     pub prefix: IpNet,
     /// Parts left out.
     pub except: BTreeSet<IpNet>,
+}
+
+/// Groups of blocks, without parts of them.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct GroupSelector {
+    /// Labels of a group, all of source [`CIDR_GROUP`]; its name is among them ([`group_label`]).
+    pub labels: LabelSelector,
+    /// Parts left out.
+    pub except: BTreeSet<IpNet>,
+}
+
+/// The label that blocks of the group called `name` have (Cilium's spelling).
+pub fn group_label(name: &str) -> Label {
+    Label::new(CIDR_GROUP, &format!("{GROUP_NAME}{name}"), "")
+}
+
+/// Key of [`group_label`] before the group's name.
+const GROUP_NAME: &str = "io.cilium.policy.cidrgroupname/";
+/// Key of a label that a block has of one of its group's labels, before `group/key:value`:
+/// groups that overlap may give one key several values, and each label of a set has its own key.
+const GROUP_LABEL: &str = "holdfast.cidrgrouplabel/";
+
+/// Labels that blocks of a group have.
+pub fn labels_of_blocks(name: &str, labels: &BTreeMap<String, String>) -> LabelSet {
+    let own = labels.iter().map(|(key, value)| {
+        Label::new(
+            CIDR_GROUP,
+            &format!("{GROUP_LABEL}{name}/{key}:{value}"),
+            "",
+        )
+    });
+    LabelSet::new(own.chain([group_label(name)]).collect())
+}
+
+/// Labels of a group, as a [`GroupSelector`] sees them.
+fn labels_of_group(name: &str, block: &LabelSet) -> LabelSet {
+    let keys = block.iter().filter(|label| label.source() == CIDR_GROUP);
+    let own = keys.filter_map(|label| {
+        let (group, text) = label.key().strip_prefix(GROUP_LABEL)?.split_once('/')?;
+        let (key, value) = text.rsplit_once(':')?;
+        (group == name).then(|| Label::new(CIDR_GROUP, key, value))
+    });
+    LabelSet::new(own.chain([group_label(name)]).collect())
+}
+
+impl GroupSelector {
+    /// The group that it asks for by name, if it does.
+    pub fn name(&self) -> Option<&str> {
+        self.key()?.strip_prefix(GROUP_NAME)
+    }
+
+    /// Key of the label of that group's blocks.
+    pub(super) fn key(&self) -> Option<&str> {
+        let mut named = self.labels.requirements.iter();
+        let named = named.find(|requirement| {
+            requirement.operator == Operator::Exists && requirement.key.starts_with(GROUP_NAME)
+        });
+        named.map(|requirement| requirement.key.as_str())
+    }
+
+    fn matches(&self, subject: &Subject) -> bool {
+        let labels = &subject.labels;
+        let groups = labels.iter().filter(|label| label.source() == CIDR_GROUP);
+        let mut groups = groups.filter_map(|label| label.key().strip_prefix(GROUP_NAME));
+        groups.any(|name| self.labels.matches(&labels_of_group(name, labels)))
+            && !subject.is_in(&self.except)
+    }
 }
 
 /// A name or a pattern of names, spelt as in the policy: the spelling is the label.
@@ -230,6 +302,12 @@ impl Subject {
             .any(|key| self.labels.has_reserved(key))
     }
 
+    /// Whether its block is within one of these.
+    fn is_in(&self, parts: &BTreeSet<IpNet>) -> bool {
+        self.cidr
+            .is_some_and(|cidr| parts.iter().any(|part| part.contains(&cidr)))
+    }
+
     fn is_world_of(&self, prefix: IpNet) -> bool {
         let family = if matches!(prefix, IpNet::V4(_)) {
             "world-ipv4"
@@ -259,11 +337,9 @@ impl Selector {
                     || (selector.prefix.prefix_len() == 0
                         && subject.is_world_of(selector.prefix)
                         && subject.cidr.is_none_or(|c| same_family(c, selector.prefix)));
-                inside
-                    && !subject
-                        .cidr
-                        .is_some_and(|c| selector.except.iter().any(|e| e.contains(&c)))
+                inside && !subject.is_in(&selector.except)
             }
+            Self::Group(selector) => selector.matches(subject),
             Self::Fqdn(selector) => subject
                 .labels
                 .iter()
@@ -281,11 +357,12 @@ impl Selector {
         }
     }
 
-    /// `labels`, `cidr`, `fqdn` or `entity`.
+    /// `labels`, `cidr`, `cidrgroup`, `fqdn` or `entity`.
     pub const fn kind(&self) -> &'static str {
         match self {
             Self::Labels(_) => "labels",
             Self::Cidr(_) => "cidr",
+            Self::Group(_) => "cidrgroup",
             Self::Fqdn(_) => "fqdn",
             Self::Entity(_) => "entity",
         }
@@ -305,6 +382,19 @@ impl fmt::Display for Selector {
             Self::Labels(selector) => write!(f, "{selector}"),
             Self::Cidr(selector) => {
                 write!(f, "cidr:{}", selector.prefix)?;
+                for except in &selector.except {
+                    write!(f, " except {except}")?;
+                }
+                Ok(())
+            }
+            Self::Group(selector) => {
+                match selector.name() {
+                    Some(name) => write!(f, "cidrgroup:{name}")?,
+                    None if selector.labels.requirements.is_empty() => {
+                        f.write_str("cidrgroup:<every group>")?;
+                    }
+                    None => write!(f, "{}", selector.labels)?,
+                }
                 for except in &selector.except {
                     write!(f, " except {except}")?;
                 }
@@ -407,6 +497,36 @@ mod tests {
             &["cidr:10.0.0.0/8", "reserved:world-ipv4"]
         )));
         assert!(!all.matches(&subject(300, &["k8s:app=web"])));
+    }
+
+    #[test]
+    fn groups_that_overlap_are_judged_one_by_one() {
+        let labels = |name: &str, zone: &str| {
+            let labels = [("zone".to_owned(), zone.to_owned())].into();
+            labels_of_blocks(name, &labels).texts()
+        };
+        let mut both = labels("near", "a");
+        both.extend(labels("far", "b"));
+        both.push("reserved:world-ipv4".to_owned());
+        let both = Subject::new(IdentityId(1 << 24), LabelSet::parse(&both).unwrap());
+        let group = |key: &str, operator: Operator| {
+            let requirements = [Requirement::new(&format!("cidrgroup:{key}"), operator)].into();
+            let labels = LabelSelector { requirements };
+            let except = BTreeSet::new();
+            Selector::Group(GroupSelector { labels, except })
+        };
+        let values = |text: &str| [text.to_owned()].into();
+        assert!(group("zone", Operator::In(values("a"))).matches(&both));
+        assert!(group("zone", Operator::In(values("b"))).matches(&both));
+        assert!(group("zone", Operator::NotIn(values("b"))).matches(&both));
+        assert!(!group("zone", Operator::In(values("c"))).matches(&both));
+        assert!(!group("zone", Operator::DoesNotExist).matches(&both));
+        let everyone = Selector::Group(GroupSelector {
+            labels: LabelSelector::default(),
+            except: BTreeSet::new(),
+        });
+        assert!(everyone.matches(&both));
+        assert!(!everyone.matches(&subject(9, &["reserved:world-ipv4"])));
     }
 
     #[test]

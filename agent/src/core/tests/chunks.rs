@@ -10,11 +10,12 @@ use crate::{
     core::{
         CoreConfig, Restored,
         event::{MappingEvent, StreamId},
-        flush::CHUNK,
     },
     datapath::{memory::MemoryDatapath, plan::Datapath as _},
 };
 
+/// Prefixes of a chunk.
+const CHUNK: usize = 512;
 /// Names with an address and, as each is in policy by itself, an identity.
 const NAMES: usize = 1300;
 

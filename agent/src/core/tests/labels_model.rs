@@ -118,7 +118,7 @@ fn acts() -> impl Strategy<Value = Vec<Act>> {
             said,
         }
     });
-    prop::collection::vec(act, 1..24)
+    prop::collection::vec(act, 1..16)
 }
 
 /// What everybody says.

@@ -7,7 +7,9 @@
 //!   if the proxy counts it as released unplumbed;
 //! - nothing goes before lease end + 5 s, but for what its holders gave back.
 //!
-//! Both as long as maps take what is written: while they do not, policy that proxies have
+//! - where expired addresses are kept for connections: what one uses has its labels.
+//!
+//! All as long as maps take what is written: while they do not, policy that proxies have
 //! (`docs/design/0004-rules-after-failures.md`) may be ahead of them.
 //!
 //! Once everything has come to rest, every answer that is still valid is plumbed, whoever was
@@ -55,6 +57,10 @@ enum Act {
     Other(bool),
     /// Writes to the ipcache fail from now on, or to policy maps, or none does.
     Fail(usize),
+    /// The pod opens a connection to an address that it was told, or ends it.
+    Use(usize, bool),
+    /// The conntrack maps are looked at, to their end or not.
+    Pass(bool),
     /// Milliseconds.
     Wait(u64),
     /// Everybody does what there is to do.
@@ -80,6 +86,8 @@ fn acts() -> impl Strategy<Value = Vec<Act>> {
         1 => (0..NAMES.len()).prop_map(Act::Clean),
         2 => any::<bool>().prop_map(Act::Other),
         1 => (0..world::FAILURES.len()).prop_map(Act::Fail),
+        4 => (0usize..4, any::<bool>()).prop_map(|(a, on)| Act::Use(a, on)),
+        4 => any::<bool>().prop_map(Act::Pass),
         2 => (1u64..300).prop_map(Act::Wait),
         3 => (300u64..100_000).prop_map(Act::Wait),
         3 => Just(Act::Settle),
@@ -87,8 +95,30 @@ fn acts() -> impl Strategy<Value = Vec<Act>> {
     prop::collection::vec(act, 1..60)
 }
 
+/// What decides over addresses in use, and little else.
+fn uses() -> impl Strategy<Value = Vec<Act>> {
+    let act = prop_oneof![
+        6 => (0..NAMES.len(), 1u8..16, 0..TTLS.len()).prop_map(|(n, a, t)| Act::Answer(0, n, a, t)),
+        6 => Just(Act::Settle),
+        5 => (0usize..4).prop_map(|a| Act::Use(a, true)),
+        1 => (0usize..4).prop_map(|a| Act::Use(a, false)),
+        8 => Just(Act::Pass(true)),
+        1 => Just(Act::Pass(false)),
+        2 => (0usize..2, prop::option::of(0..SPECS.len())).prop_map(|(slot, s)| Act::Policy(slot, s)),
+        5 => (300u64..100_000).prop_map(Act::Wait),
+        1 => Just(Act::KillAgent),
+        2 => Just(Act::StartAgent),
+        2 => Just(Act::Sync),
+        2 => Just(Act::Connect(0)),
+    ];
+    prop::collection::vec(act, 40..120)
+}
+
 fn play(acts: &[Act]) {
-    let mut world = World::new();
+    play_in(World::new(), acts);
+}
+
+fn play_in(mut world: World, acts: &[Act]) {
     for act in acts {
         world.act(*act);
     }
@@ -102,6 +132,53 @@ proptest! {
     fn nothing_is_lost_whoever_fails(acts in acts()) {
         play(&acts);
     }
+
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 96, max_shrink_iters: 2000, ..ProptestConfig::default() })]
+
+    /// Expiry, passes over conntrack, look-ups, changes of selectors and restarts in any order:
+    /// what a connection uses stays open, and goes when nothing uses it.
+    #[test]
+    fn what_is_in_use_outlives_its_ttl(acts in uses()) {
+        play_in(World::with_zombies(), &acts);
+    }
+}
+
+#[test]
+fn a_connection_keeps_its_address_through_a_change_of_selectors() {
+    let acts = [
+        Act::Answer(0, 0, 1, 0),
+        Act::Settle,
+        Act::Use(0, true),
+        Act::Wait(90_000),
+        Act::Pass(true),
+        Act::Pass(true),
+        Act::Policy(0, Some(2)),
+        Act::Wait(1000),
+        Act::Pass(false),
+        Act::Policy(0, Some(0)),
+        Act::Pass(true),
+        Act::Pass(true),
+        Act::Wait(10_000),
+    ];
+    let mut world = World::with_zombies();
+    for act in acts {
+        world.act(act);
+    }
+    assert_eq!(world.uses().count(), 1);
+    assert!(world.node.identity("1.1.1.1").is_some());
+    for act in [
+        Act::Use(0, false),
+        Act::Pass(true),
+        Act::Pass(true),
+        Act::Wait(1),
+    ] {
+        world.act(act);
+    }
+    assert_eq!(world.node.identity("1.1.1.1"), None);
+    world.check_end();
 }
 
 #[test]

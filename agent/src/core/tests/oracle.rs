@@ -24,14 +24,20 @@ use crate::{
     core::{CoreConfig, Event, Restored, event::SourceEvent},
     datapath::{memory::MemoryDatapath, plan::Datapath as _},
     ipcache::table::prefix_of,
-    labels::LabelSet,
+    labels::{CIDR_GROUP, Label, LabelSet},
     policy::{
         compute::{decide, longest},
-        parse::{PolicyDocument, parse_documents},
+        parse::{PolicyDocument, group_key, parse_documents},
         rule::{Direction, Peers},
+        trace::{Port, Verdict, Way},
     },
-    selector::selector::{Entity, FqdnSelector, Selector},
+    selector::selector::{Entity, FqdnSelector, Selector, group_label},
 };
+
+mod language;
+
+pub(super) use self::language::SPECS;
+use self::language::{ADDRESSES, GROUPS, NAMES, PORTS};
 
 /// What happens to a packet, the closest first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -41,48 +47,17 @@ pub(super) enum Fate {
     Passed,
 }
 
-pub(super) const SPECS: &[&str] = &[
-    "endpointSelector: {matchLabels: {app: web}}\n  egress:\n  - toFQDNs: [{matchPattern: '*.cilium.io'}]",
-    "endpointSelector: {matchLabels: {app: web}}\n  egress:\n  - toFQDNs: [{matchName: www.cilium.io}]\n    toPorts: [{ports: [{port: 443, endPort: 450, protocol: TCP}]}]",
-    "endpointSelector: {}\n  egress:\n  - toCIDRSet: [{cidr: 1.1.0.0/16, except: [1.1.1.0/24]}]",
-    "endpointSelector: {}\n  egress:\n  - toCIDR: [1.1.1.0/25]\n  egressDeny:\n  - toCIDR: [1.1.1.2/32]\n    toPorts: [{ports: [{port: 443, protocol: TCP}]}]",
-    "endpointSelector: {matchLabels: {app: web}}\n  egressDeny:\n  - toCIDR: [1.1.1.0/24]\n  enableDefaultDeny: {egress: false}",
-    "endpointSelector: {}\n  egress:\n  - toEntities: [world]\n    toPorts: [{ports: [{port: 53}], rules: {dns: [{matchPattern: '*'}]}}]\n  - toEndpoints: [{matchLabels: {app: db}}]",
-    "endpointSelector: {matchLabels: {app: db}}\n  ingress:\n  - fromEndpoints: [{matchLabels: {app: web}}]\n    toPorts: [{ports: [{port: 443, protocol: TCP}]}]",
-    "endpointSelector: {}\n  egress:\n  - toEntities: [all]\n  egressDeny:\n  - toEntities: [world]\n    toPorts: [{ports: [{port: 443, protocol: TCP}]}]",
-    "endpointSelector: {}\n  egress:\n  - toPorts: [{ports: [{port: 443, protocol: TCP}]}]\n  ingress: [{}]",
-    "endpointSelector: {matchLabels: {app: web}}\n  egress:\n  - toFQDNs: [{matchPattern: '*'}]\n  - toCIDR: [0.0.0.0/0]\n    toPorts: [{ports: [{port: 53, protocol: UDP}]}]",
-    "endpointSelector: {}\n  ingressDeny:\n  - fromCIDR: [1.1.1.0/24]\n  enableDefaultDeny: {ingress: false}",
-    "endpointSelector: {matchLabels: {app: web}}\n  ingress:\n  - fromCIDRSet: [{cidr: 1.1.0.0/16, except: [1.1.1.0/25]}]\n  - fromCIDR: [1.1.1.2/32]\n    icmps: [{fields: [{type: 8}]}]",
-    "endpointSelector: {}\n  ingress:\n  - fromEntities: [host, world]\n  ingressDeny:\n  - fromEntities: [world]\n    toPorts: [{ports: [{port: 443, protocol: TCP}]}]",
-    "endpointSelector: {}\n  ingress:\n  - fromEntities: [cluster]\n  ingressDeny:\n  - icmps: [{fields: [{type: EchoRequest, family: IPv4}]}]",
-    "endpointSelector: {matchLabels: {app: db}}\n  egress:\n  - icmps: [{fields: [{type: 8}, {type: 128, family: IPv6}]}]\n  - toEntities: [host]\n  egressDeny:\n  - toEntities: [cluster]\n    toPorts: [{ports: [{port: 80, protocol: TCP}]}]",
-    "endpointSelector: {}\n  ingressDeny:\n  - fromEntities: [host]\n    toPorts: [{ports: [{port: 80, protocol: TCP}]}]\n  - fromCIDRSet: [{cidr: 1.1.0.0/16, except: [1.1.1.0/24]}]",
-    "endpointSelector: {matchLabels: {app: web}}\n  ingress:\n  - fromEntities: [all]\n    icmps: [{fields: [{type: 3}]}]\n  enableDefaultDeny: {ingress: true, egress: true}",
-    "endpointSelector: {}\n  ingress:\n  - fromEntities: [remote-node, none]\n  enableDefaultDeny: {ingress: false}",
-];
-
 /// The node itself.
 const NODE: &str = "10.0.0.1";
 
 /// Always there, so that answers are believed.
 const DNS: &str = "endpointSelector: {}\n  egress:\n  - toCIDR: [10.9.0.53/32]\n    toPorts: [{ports: [{port: 53}], rules: {dns: [{matchPattern: '*'}]}}]\n  enableDefaultDeny: {egress: false}";
 
-const NAMES: &[&str] = &["www.cilium.io", "dev.cilium.io", "ebpf.io"];
-const ADDRESSES: &[&str] = &[
-    "1.1.1.1",
-    "1.1.1.2",
-    "1.1.1.200",
-    "1.1.2.1",
-    "2.2.2.2",
-    "10.0.0.9",
-];
-const PORTS: &[(u8, u16)] = &[(6, 443), (6, 450), (6, 80), (17, 53), (1, 8), (1, 3)];
-
 #[derive(Clone, Debug)]
 pub(super) enum Act {
     Policy(u8, usize),
     Drop(u8),
+    Group(u8, Option<usize>),
     Endpoint(u8, bool),
     Gone(u8),
     Learn(usize, usize),
@@ -93,6 +68,7 @@ pub(super) fn acts() -> impl Strategy<Value = Vec<Act>> {
     let act = prop_oneof![
         4 => (0u8..4, 0..SPECS.len()).prop_map(|(slot, spec)| Act::Policy(slot, spec)),
         1 => (0u8..4).prop_map(Act::Drop),
+        2 => (0u8..2, prop::option::weighted(0.8, 0..GROUPS.len())).prop_map(|(slot, group)| Act::Group(slot, group)),
         2 => (7u8..10, any::<bool>()).prop_map(|(host, web)| Act::Endpoint(host, web)),
         1 => (8u8..10).prop_map(Act::Gone),
         4 => (0..NAMES.len(), 0..ADDRESSES.len()).prop_map(|(n, a)| Act::Learn(n, a)),
@@ -159,6 +135,7 @@ impl World {
         let event = match act {
             Act::Policy(slot, spec) => self.document(&format!("p{slot}"), Some(SPECS[*spec])),
             Act::Drop(slot) => self.document(&format!("p{slot}"), None),
+            Act::Group(slot, group) => self.group(&format!("g{slot}"), *group),
             Act::Endpoint(host, web) => self.host(*host, Some(*web)),
             Act::Gone(host) => self.host(*host, None),
             Act::Learn(name, address) => {
@@ -219,6 +196,25 @@ impl World {
         })
     }
 
+    /// A group of blocks comes, changes (`Some`) or goes.
+    fn group(&mut self, name: &str, group: Option<usize>) -> Event {
+        Event::Policies(match group {
+            Some(group) => {
+                let (labels, blocks) = GROUPS[group];
+                let text = format!(
+                    "apiVersion: cilium.io/v2\nkind: CiliumCIDRGroup\nmetadata: {{name: {name}, labels: {labels}}}\nspec: {{externalCIDRs: {blocks}}}"
+                );
+                let document = parse_documents(&text, "test").remove(0).unwrap();
+                self.policies.insert(name.to_owned(), document.clone());
+                SourceEvent::Apply(document)
+            }
+            None => {
+                self.policies.remove(name);
+                SourceEvent::Delete(group_key(name))
+            }
+        })
+    }
+
     /// An endpoint comes, with app=web if `Some(true)`, or goes.
     pub(super) fn host(&mut self, host: u8, web: Option<bool>) -> Event {
         Event::Endpoints(match web {
@@ -263,6 +259,7 @@ impl World {
                         let is = fate(&self.node.datapath, question).expect("it has a policy map");
                         let shall = self.verdict(host, remote, direction, protocol, port);
                         assert_eq!(is, shall, "endpoint {host}: {question:?}");
+                        assert_eq!(self.told(question), Some(shall), "told of {question:?}");
                     }
                 }
             }
@@ -271,6 +268,28 @@ impl World {
         for endpoint in &self.node.core.snapshot().endpoints {
             assert!(IdentityId(endpoint.identity).is_endpoint());
         }
+    }
+
+    /// What `why` says that policy says.
+    fn told(&self, question: Question) -> Option<Fate> {
+        let way = match question.direction {
+            EGRESS => Way::Egress,
+            _ => Way::Ingress,
+        };
+        let port = Port {
+            protocol: question.protocol,
+            number: question.port,
+        };
+        let peer = identity(&self.node.datapath, question.remote);
+        let found = self
+            .node
+            .core
+            .peer(question.endpoint, way, peer, Some(port));
+        Some(match found.verdict? {
+            Verdict::Denied | Verdict::NoRule => Fate::Dropped,
+            Verdict::Proxied => Fate::Proxied,
+            Verdict::Allowed | Verdict::NotRestricted | Verdict::FromNode => Fate::Passed,
+        })
     }
 
     /// name → IP live and selected ⇒ the ipcache has the IP with all its labels.
@@ -375,6 +394,24 @@ impl World {
                     && cidr.prefix.contains(&remote)
                     && !cidr.except.iter().any(|except| except.contains(&remote))
             }
+            Selector::Group(group) => {
+                let holds = |document: &&PolicyDocument| {
+                    let blocks = document.group.iter().flat_map(|group| &group.prefixes);
+                    blocks.into_iter().any(|block| block.contains(&remote))
+                };
+                let selected = |document: &&PolicyDocument| {
+                    let own = document.group.iter().flat_map(|group| &group.own);
+                    let own = own.map(|(key, value)| Label::new(CIDR_GROUP, key, value));
+                    let name = document.key.rsplit('/').next().map(group_label);
+                    group
+                        .labels
+                        .matches(&LabelSet::new(own.chain(name).collect()))
+                };
+                let mut documents = self.policies.values().filter(holds);
+                outside
+                    && documents.any(|document| selected(&document))
+                    && !group.except.iter().any(|except| except.contains(&remote))
+            }
             Selector::Fqdn(fqdn) => {
                 let live = self.pairs.keys().filter(|(_, address)| *address == remote);
                 outside
@@ -382,11 +419,11 @@ impl World {
                         .clone()
                         .any(|(n, _)| matcher(fqdn).matches(&Fqdn::normalise(NAMES[*n])))
             }
-            Selector::Entity(Entity::World) => outside,
+            Selector::Entity(Entity::World | Entity::WorldIpv4) => outside,
             Selector::Entity(Entity::Cluster) => !outside,
             Selector::Entity(Entity::Host) => is_node(remote),
-            Selector::Entity(Entity::RemoteNode | Entity::None) => false,
-            Selector::Entity(other) => panic!("{other:?} is not in the test's policies"),
+            // Nobody here is one of these.
+            Selector::Entity(_) => false,
         }
     }
 }

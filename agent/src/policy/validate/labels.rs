@@ -7,7 +7,7 @@ use super::{
     field::{list, object, text},
 };
 use crate::{
-    labels::{K8S, NAMESPACE_KEY, RESERVED},
+    labels::{CIDR_GROUP, K8S, NAMESPACE_KEY, RESERVED},
     selector::selector::{LabelSelector, Operator, Requirement},
 };
 
@@ -36,6 +36,20 @@ pub(super) fn peer_labels(path: &str, value: &Value, scope: &Scope) -> Checked<L
     if let (Some(namespace), false) = (&scope.namespace, elsewhere) {
         selector.requirements.insert(in_namespace(namespace));
     }
+    Ok(selector)
+}
+
+/// A selector of groups: keys are of the source of their labels.
+pub(super) fn group_labels(path: &str, value: &Value) -> Checked<LabelSelector> {
+    let mut selector = labels(path, value)?;
+    selector.requirements = selector
+        .requirements
+        .into_iter()
+        .map(|requirement| Requirement {
+            source: Some(CIDR_GROUP.to_owned()),
+            ..requirement
+        })
+        .collect();
     Ok(selector)
 }
 

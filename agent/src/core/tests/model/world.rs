@@ -1,6 +1,7 @@
 //! What the scheduler moves, and what must hold of it.
 
 mod checks;
+mod uses;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -97,19 +98,32 @@ pub(super) struct World {
     /// Lease ends by stream, name and address.
     promises: BTreeMap<(StreamId, Fqdn, IpAddr), BootTime>,
     revocations: BTreeMap<u64, (Fqdn, Vec<IpAddr>)>,
+    /// Expired addresses are kept for connections.
+    zombies: bool,
+    /// Name and address that each connection of the pod is about.
+    uses: BTreeSet<(usize, IpAddr)>,
 }
 
-fn config(start: u64) -> CoreConfig {
+fn config(start: u64, zombies: bool) -> CoreConfig {
     CoreConfig {
         start,
-        max_deferred_deletes: 0,
+        max_deferred_deletes: if zombies { 10_000 } else { 0 },
         ..CoreConfig::default()
     }
 }
 
 impl World {
     pub(super) fn new() -> Self {
-        let node = Node::with(config(1), Restored::default(), MemoryDatapath::default());
+        Self::start(false)
+    }
+
+    pub(super) fn with_zombies() -> Self {
+        Self::start(true)
+    }
+
+    fn start(zombies: bool) -> Self {
+        let config = config(1, zombies);
+        let node = Node::with(config, Restored::default(), MemoryDatapath::default());
         let now = node.now;
         let dns = document("dns", DNS);
         let names = document("p0", SPECS[0]);
@@ -133,6 +147,8 @@ impl World {
             sent: BTreeMap::new(),
             promises: BTreeMap::new(),
             revocations: BTreeMap::new(),
+            zombies,
+            uses: BTreeSet::new(),
         };
         world.act(Act::Sync);
         for proxy in 0..PROXIES {
@@ -173,11 +189,14 @@ impl World {
                 self.node.datapath.fail = FAILURES[what];
                 self.troubled |= self.node.datapath.fail.is_some();
             }
+            Act::Use(address, on) => self.connection(address, on),
+            Act::Pass(complete) => self.pass(complete),
             Act::Wait(millis) => self.wait(Duration::from_millis(millis)),
             Act::Settle => self.settle(),
         }
         (0..PROXIES).for_each(|proxy| self.release(proxy));
         self.check_promises();
+        self.check_uses();
     }
 
     fn answer(&mut self, proxy: usize, name: usize, addresses: u8, ttl: usize) {
@@ -423,6 +442,8 @@ impl World {
         }
         self.agent = false;
         self.synced = false;
+        // What was learned and expired within the seconds until a file is written is forgotten.
+        self.uses.clear();
         self.published = None;
         self.promises.clear();
         self.revocations.clear();
@@ -440,7 +461,7 @@ impl World {
         self.hear_the_end();
         self.start += 1;
         self.node.now = self.now;
-        self.node = again(&self.node, config(self.start), &[107, 108]);
+        self.node = again(&self.node, config(self.start, self.zombies), &[107, 108]);
         self.now = self.node.now;
         self.agent = true;
         self.synced = false;
@@ -514,6 +535,7 @@ impl World {
             return;
         }
         self.cleaned.insert(name);
+        self.uses.retain(|(of, _)| *of != name);
         for answer in &mut self.answers {
             if answer.name == name {
                 answer.fate = match answer.fate {
@@ -539,6 +561,7 @@ impl World {
             self.now = self.now.max(at);
             self.event(Event::Tick);
             self.check_promises();
+            self.check_uses();
         }
         self.now = until;
         for proxy in 0..PROXIES {

@@ -59,6 +59,11 @@ impl World {
         // TTL, slack or what a journal adds, and what comes after a lease.
         self.act(Act::Wait(1_000_000));
         self.act(Act::Settle);
+        self.uses.clear();
+        for _ in 0..3 {
+            self.act(Act::Pass(true));
+            self.act(Act::Wait(1000));
+        }
         self.act(Act::Wait(100_000));
         let known = self.known();
         for (key, value) in &self.node.datapath.ipcache {

@@ -93,8 +93,8 @@ impl Core {
             Event::NamesKept {
                 endpoint,
                 number,
-                done,
-            } => state.on_names_kept(endpoint, number, done),
+                failure,
+            } => state.on_names_kept(endpoint, number, failure),
             Event::Tick => {}
         }
         state.sync_up(&mut plan);
@@ -289,7 +289,9 @@ impl State {
                     self.work.insert(id);
                 }
             }
-            Undo::Names(id, number) => self.on_names_kept(id, number, false),
+            Undo::Names(id, number) => {
+                self.on_names_kept(id, number, Some("not begun".to_owned()));
+            }
             Undo::RemovedFile(id) => {
                 if let Some(endpoint) = self.leaving.get_mut(&id) {
                     endpoint.filed = true;

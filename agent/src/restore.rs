@@ -192,6 +192,8 @@ fn read_maps(maps: &Globals, restored: &mut Restored) -> Result<(), RestoreError
         if let Some(map) = there(maps.policy(endpoint, Access::ReadOnly))? {
             let entries: Vec<(PolicyKey, PolicyValue)> = whole("policy", map.entries()?);
             restored.policy_maps.push((endpoint, entries));
+            let size = usize::try_from(map.max_entries()).unwrap_or(usize::MAX);
+            restored.policy_map_sizes.insert(endpoint, size);
         }
     }
     Ok(())

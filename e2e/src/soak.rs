@@ -16,7 +16,8 @@ use crate::policy::{dns_to, egress};
 const ENDPOINTS: usize = 10;
 /// Addresses of a base name.
 const ADDRESSES: u32 = 16;
-/// Names that come to share one address within an hour; and addresses of one name.
+/// Names that come to share one address, all of them in twenty minutes; and addresses of one
+/// name. While new ones come, an address that is in use keeps those that expired.
 const SHARED: u32 = 10_000;
 /// Conntrack is read so often, seconds.
 const PASS: u64 = 30;
@@ -119,7 +120,7 @@ impl Soak {
             bucket.collect(),
             5,
         )?;
-        for n in fresh(SHARED, second) {
+        for n in fresh(3 * SHARED, second) {
             let name = format!("t{}.tenants.example.net", n % SHARED);
             answer(&mut self.node, 1, name, vec![address(0x4000_0000)], 300)?;
         }

@@ -1,6 +1,9 @@
 //! What the core is given at its start.
 
-use std::{collections::BTreeSet, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Duration,
+};
 
 use holdfast_sdp::mapping::BootTime;
 use shared_maps::{
@@ -112,6 +115,8 @@ pub struct Restored {
     pub lxc: Vec<(LxcKey, LxcValue)>,
     /// Dumps of the policy maps that are pinned.
     pub policy_maps: Vec<(EndpointId, Vec<(PolicyKey, PolicyValue)>)>,
+    /// What these maps take, where it is known: a map keeps the size that it was made with.
+    pub policy_map_sizes: BTreeMap<EndpointId, usize>,
     /// Indexes of the interfaces that exist now.
     pub interfaces: BTreeSet<u32>,
 }

@@ -127,6 +127,14 @@ impl State {
         }
     }
 
+    /// Entries that an endpoint's policy map takes.
+    pub(super) fn policy_map_max(&self, id: EndpointId) -> usize {
+        let flag = self.config.policy_map_max;
+        self.policy_map_sizes
+            .get(&id)
+            .map_or(flag, |size| flag.min(*size))
+    }
+
     /// Adds an endpoint to the model.
     pub(super) fn add_endpoint(
         &mut self,
@@ -143,6 +151,9 @@ impl State {
             self.endpoints.free(id);
             return;
         };
+        if !restored {
+            self.policy_map_sizes.remove(&id);
+        }
         let (mut ipv4, mut ipv6) = (None, None);
         for address in pick(&spec.addresses) {
             match address {
@@ -168,6 +179,7 @@ impl State {
             file_due: None,
             undurable: Vec::new(),
             keeping: None,
+            unwritten: None,
             problem: None,
             unplaced: None,
             policy_revision: 0,

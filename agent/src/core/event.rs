@@ -53,8 +53,8 @@ pub enum Event {
         endpoint: EndpointId,
         /// Number of the step.
         number: u64,
-        /// Whether the file is on disk.
-        done: bool,
+        /// Why the file is not on disk, if so.
+        failure: Option<String>,
     },
     /// [`crate::core::Core::next_deadline`] passed.
     Tick,

@@ -201,11 +201,12 @@ impl State {
         let added = sets.iter().filter(|(_, _, old)| old.is_none()).count();
         let needed = endpoint.policy_entries() + added;
         let revision = subject.revision;
-        if added > 0 && needed > self.config.policy_map_max {
+        let room = self.policy_map_max(id);
+        if added > 0 && needed > room {
             let problem = format!(
-                "its policy needs {needed} map entries at once, the map takes {}: the policy \
-                 before it stays in force; use fewer or broader rules",
-                self.config.policy_map_max
+                "its policy needs {needed} map entries at once, the map takes {room}: the policy \
+                 before it stays in force; use fewer or broader rules (a map keeps the size it \
+                 was made with: a larger --bpf-policy-map-max is for endpoints added later)"
             );
             blocked.extend(peers.iter().filter(|peer| {
                 sets.iter()

@@ -297,21 +297,26 @@ impl State {
         };
         for name in matching {
             let labels = self.name_selectors.labels_of(&name);
-            let Some(entry) = self.names.name_mut(&name) else {
-                continue;
-            };
-            entry.labels.clone_from(&labels);
-            for address in entry.pairs.keys() {
-                let (prefix, owner) = (IpNet::from(*address), Owner::Name(name.clone()));
-                match &labels {
-                    Some(labels) => {
-                        self.ipcache
-                            .claim(prefix, owner, Claim::Labels(labels.clone()));
-                    }
-                    None => self.ipcache.unclaim(prefix, &owner),
+            self.label_name(&name, labels);
+        }
+    }
+
+    /// Gives all addresses of a name these labels of its, or none.
+    pub(super) fn label_name(&mut self, name: &Fqdn, labels: Option<LabelSet>) {
+        let Some(entry) = self.names.name_mut(name) else {
+            return;
+        };
+        for address in entry.pairs.keys() {
+            let (prefix, owner) = (IpNet::from(*address), Owner::Name(name.clone()));
+            match &labels {
+                Some(labels) => {
+                    self.ipcache
+                        .claim(prefix, owner, Claim::Labels(labels.clone()));
                 }
+                None => self.ipcache.unclaim(prefix, &owner),
             }
         }
+        entry.labels = labels;
     }
 
     /// Gives selectors their identities that came before prefixes could ask for the numbers

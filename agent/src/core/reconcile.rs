@@ -23,7 +23,7 @@ use crate::{
     datapath::look::{BATCH, Look, Sight},
     endpoint::endpoint::{Endpoint, lxc_address},
     ipcache::{
-        metadata::{Claim, Owner},
+        metadata::Owner,
         table::{key_of, prefix_of},
     },
     labels::LabelSet,
@@ -43,8 +43,17 @@ pub(super) struct Pass {
     due: BootTime,
     /// Entries that the walk under way has seen.
     walked: usize,
-    /// Names checked in this pass; none = all were.
-    names: Option<usize>,
+    /// Where the check of names is; none = all were seen.
+    names: Option<NamesSeen>,
+}
+
+/// How many were seen in the order that the name cache has right now: what moves because
+/// something is added meanwhile is seen in another pass.
+#[derive(Clone, Copy, Debug, Default)]
+struct NamesSeen {
+    names: usize,
+    /// Of the next name.
+    addresses: usize,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -55,6 +64,7 @@ enum Stage {
     Ipcache(Option<IpcacheKey>),
     IpcacheModel(Option<IpNet>),
     Lxc(Option<LxcKey>),
+    /// How many were seen, as [`NamesSeen`].
     LxcModel(usize),
     Policy(EndpointId, Option<PolicyKey>),
     PolicyModel(EndpointId, Option<PolicyKey>),
@@ -74,7 +84,7 @@ impl State {
             return None;
         }
         if matches!(self.pass.stage, Stage::Rest) {
-            self.pass.names = Some(0);
+            self.pass.names = Some(NamesSeen::default());
             self.go_to(Stage::Ipcache(None));
         }
         // Its endpoint may have gone since.
@@ -100,7 +110,7 @@ impl State {
             Stage::Policy(id, after) => Look::PolicyAfter(id, after),
             Stage::PolicyModel(id, after) => Look::PolicyAt(id, self.entries_after(id, after)),
             Stage::Lxc(after) => Look::LxcAfter(after),
-            Stage::Rest | Stage::Names => Look::LxcAt(Vec::new()),
+            Stage::Rest | Stage::Names => Look::Nothing,
         })
     }
 
@@ -315,44 +325,42 @@ impl State {
     /// The next names: their labels are what selectors give them, and each of their addresses
     /// carries these.
     fn check_names(&mut self) {
-        let Some(from) = self.pass.names else {
+        let Some(mut at) = self.pass.names else {
             return;
         };
         let mut wrong: Vec<(Fqdn, Option<LabelSet>)> = Vec::new();
-        let mut checked = 0;
-        for (name, entry) in self.names.names().skip(from).take(BATCH) {
-            checked += 1;
+        let (mut room, mut more) = (BATCH, false);
+        for (name, entry) in self.names.names().skip(at.names) {
+            if room == 0 {
+                more = true;
+                break;
+            }
             let labels = self.name_selectors.labels_of(name);
             let owner = Owner::Name(name.clone());
             let carries = |address: &IpAddr| {
                 let metadata = self.ipcache.get(IpNet::from(*address));
                 metadata.and_then(|m| m.labels_by(&owner)) == labels.as_ref()
             };
-            if entry.labels != labels || !entry.pairs.keys().all(carries) {
+            let here = entry.pairs.keys().skip(at.addresses).take(room);
+            let looked = here.len();
+            if entry.labels != labels || !here.into_iter().all(carries) {
                 wrong.push((name.clone(), labels));
             }
+            room = room.saturating_sub(looked.max(1));
+            if at.addresses + looked < entry.pairs.len() {
+                at.addresses += looked;
+                more = true;
+                break;
+            }
+            at = NamesSeen {
+                names: at.names + 1,
+                addresses: 0,
+            };
         }
+        self.pass.names = more.then_some(at);
         for (name, labels) in wrong {
             self.counters.reconciled.names += 1;
-            self.label_again(&name, labels.as_ref());
-        }
-        self.pass.names = (checked >= BATCH).then_some(from + BATCH);
-    }
-
-    fn label_again(&mut self, name: &Fqdn, labels: Option<&LabelSet>) {
-        let Some(entry) = self.names.name_mut(name) else {
-            return;
-        };
-        entry.labels = labels.cloned();
-        for address in entry.pairs.keys() {
-            let (prefix, owner) = (IpNet::from(*address), Owner::Name(name.clone()));
-            match labels {
-                Some(labels) => {
-                    self.ipcache
-                        .claim(prefix, owner, Claim::Labels(labels.clone()));
-                }
-                None => self.ipcache.unclaim(prefix, &owner),
-            }
+            self.label_name(&name, labels);
         }
     }
 }

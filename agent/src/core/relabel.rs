@@ -229,7 +229,7 @@ impl State {
                     changes.push((endpoint.id, *key, Some(*value), old.copied()));
                 }
             }
-            if endpoint.policy_entries() + added > self.config.policy_map_max {
+            if endpoint.policy_entries() + added > self.policy_map_max(endpoint.id) {
                 return None;
             }
         }

@@ -115,6 +115,7 @@ impl State {
             unpublished: false,
             files_due: BTreeSet::new(),
             names_kept: 0,
+            policy_map_sizes: restored.policy_map_sizes.clone(),
             durable: Vec::new(),
             retry_at: None,
             failed_in_a_row: 0,

@@ -122,7 +122,7 @@ impl State {
 
     /// What became of a write that the core did not wait for. One that another write of the
     /// same file has overtaken is of no interest.
-    pub(super) fn on_names_kept(&mut self, id: EndpointId, number: u64, done: bool) {
+    pub(super) fn on_names_kept(&mut self, id: EndpointId, number: u64, failure: Option<String>) {
         let later = self.now.plus_secs(RETRY);
         let Some(endpoint) = self.endpoints.get_mut(id) else {
             return;
@@ -130,12 +130,15 @@ impl State {
         let Some((_, mut results)) = endpoint.keeping.take_if(|(which, _)| *which == number) else {
             return;
         };
-        if done {
+        let failed = failure.is_some();
+        endpoint.unwritten = failure;
+        if !failed {
             let results = results.into_iter().map(|undurable| (id, undurable));
             self.durable.extend(results);
         } else {
             results.append(&mut endpoint.undurable);
             endpoint.undurable = results;
+            self.counters.step_failures += 1;
             self.file_at(id, later);
         }
     }
@@ -157,6 +160,7 @@ impl State {
         let now = self.now;
         if let Some(endpoint) = self.endpoints.get_mut(id) {
             endpoint.filed = true;
+            endpoint.unwritten = None;
             endpoint.filed_rules = Some(rules);
             endpoint.filed_at = now;
             endpoint.file_due = None;

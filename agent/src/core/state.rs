@@ -116,6 +116,8 @@ pub(super) struct State {
     /// Rules differ from the published ones.
     pub unpublished: bool,
     pub files_due: BTreeSet<(BootTime, EndpointId)>,
+    /// What policy maps of an earlier run take.
+    pub policy_map_sizes: BTreeMap<EndpointId, usize>,
     /// Number of the last `Step::KeepNames`.
     pub names_kept: u64,
     /// Results to repeat once the plan that writes their endpoint's file is committed.

@@ -92,6 +92,8 @@ impl Core {
 
 impl State {
     pub(super) fn summary(&self) -> Summary {
+        let unwritten = || self.endpoints.iter().filter_map(|e| e.unwritten.as_ref());
+        let trouble = self.trouble.as_ref().map(|(_, text)| text);
         Summary {
             revision: self.revision,
             published_revision: self.published_revision,
@@ -111,9 +113,9 @@ impl State {
             names_live: self.names.live(),
             names_zombies: self.names.zombies(),
             pairs: self.names.pairs(),
-            pending_steps: self.pending_steps,
+            pending_steps: self.pending_steps + unwritten().count(),
             endpoint_problems: self.endpoint_problems(),
-            trouble: self.trouble.as_ref().map(|(_, text)| text.clone()),
+            trouble: trouble.or(unwritten().next()).cloned(),
             counters: self.counters.clone(),
         }
     }

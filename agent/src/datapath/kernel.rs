@@ -265,6 +265,7 @@ impl Datapath for KernelDatapath {
             }
             Look::LxcAfter(key) => Sight::Lxc(after(&self.lxc, key.as_ref())?),
             Look::LxcAt(keys) => Sight::Lxc(at(&self.lxc, keys)?),
+            Look::Nothing => Sight::Nothing,
         })
     }
 }

@@ -26,6 +26,8 @@ pub enum Look {
     LxcAfter(Option<LxcKey>),
     /// These of `cilium_lxc`.
     LxcAt(Vec<LxcKey>),
+    /// Nowhere: only the model is compared with itself.
+    Nothing,
 }
 
 /// What was seen: each key with its value, or with none if nothing matches it.
@@ -37,6 +39,6 @@ pub enum Sight {
     Policy(EndpointId, Vec<(PolicyKey, Option<PolicyValue>)>),
     /// Of `cilium_lxc`.
     Lxc(Vec<(LxcKey, Option<LxcValue>)>),
-    /// There is no such map.
+    /// Nothing was looked at.
     Nothing,
 }

@@ -122,6 +122,7 @@ impl Datapath for MemoryDatapath {
                 let find = |key: &LxcKey| (*key, self.lxc.get(key).copied());
                 Sight::Lxc(keys.iter().map(find).collect())
             }
+            Look::Nothing => Sight::Nothing,
         })
     }
 }

@@ -56,6 +56,8 @@ pub struct Endpoint {
     pub undurable: Vec<Undurable>,
     /// Those whose names are being written, and the number of that write.
     pub keeping: Option<(u64, Vec<Undurable>)>,
+    /// Why that write failed, until one succeeds.
+    pub unwritten: Option<String>,
     /// Why its policy is not in force.
     pub problem: Option<String>,
     /// Why its address is not in `cilium_lxc`, or its programs are not attached.

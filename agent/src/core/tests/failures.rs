@@ -7,7 +7,10 @@ use shared_maps::{
     policy::{EGRESS, PolicyKey},
 };
 
-use super::scenario::{Node, WEB, spec};
+use super::{
+    restart::left_behind,
+    scenario::{Node, WEB, spec},
+};
 use crate::{
     core::{CoreConfig, Effect, Restored},
     datapath::{memory::MemoryDatapath, plan::Step},
@@ -168,12 +171,7 @@ fn a_policy_that_does_not_fit_leaves_the_old_one_whole() {
     node.endpoint(spec("web", 7, "app=web"));
     node.sync();
     let before = node.datapath.policy.clone();
-    let many: Vec<String> = (1..40).map(|n| format!("20.0.{n}.0/24")).collect();
-    let big = format!(
-        "apiVersion: cilium.io/v2\nkind: CiliumNetworkPolicy\nmetadata: {{name: big}}\nspec:\n  endpointSelector: {{}}\n  egress:\n  - toCIDR: [{}]",
-        many.join(", ")
-    );
-    node.policy(&big);
+    node.policy(&big());
     assert_eq!(node.datapath.policy, before);
     let snapshot = node.core.snapshot();
     assert!(
@@ -183,9 +181,46 @@ fn a_policy_that_does_not_fit_leaves_the_old_one_whole() {
             .unwrap()
             .contains("map entries")
     );
-    node.policy(&big.replace(&many.join(", "), "20.0.0.0/24"));
+    node.policy(&big().replace(&blocks(), "20.0.0.0/24"));
     assert!(node.core.snapshot().endpoints[0].problem.is_none());
     assert_ne!(node.datapath.policy, before);
+}
+
+#[test]
+fn a_map_of_an_earlier_run_takes_what_it_was_made_for() {
+    let node = Node::usual();
+    let mut restored = left_behind(&node.datapath, &[107]);
+    restored.policy_map_sizes.insert(node.id(), 12);
+    let before = node.datapath.policy.clone();
+    let config = CoreConfig {
+        start: 2,
+        ..CoreConfig::default()
+    };
+    let mut node = Node::with(config, restored, node.datapath.clone());
+    node.begin();
+    node.policy(WEB);
+    node.endpoint(spec("web", 7, "app=web"));
+    node.sync();
+    node.policy(&big());
+    assert_eq!(node.datapath.policy, before);
+    // One that is new has a map of the size of now.
+    node.endpoint(spec("other", 8, "app=web"));
+    let snapshot = node.core.snapshot();
+    let problems = snapshot.endpoints.iter().map(|e| e.problem.is_some());
+    assert_eq!(problems.collect::<Vec<_>>(), [true, false]);
+}
+
+fn blocks() -> String {
+    let blocks: Vec<String> = (1..40).map(|n| format!("20.0.{n}.0/24")).collect();
+    blocks.join(", ")
+}
+
+/// Allows 39 blocks.
+fn big() -> String {
+    format!(
+        "apiVersion: cilium.io/v2\nkind: CiliumNetworkPolicy\nmetadata: {{name: big}}\nspec:\n  endpointSelector: {{}}\n  egress:\n  - toCIDR: [{}]",
+        blocks()
+    )
 }
 
 const TWO_NAMES: &str = r#"

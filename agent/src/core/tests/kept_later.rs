@@ -38,7 +38,7 @@ fn told(node: &mut Node, endpoint: EndpointId, number: u64, done: bool) {
     node.event(Event::NamesKept {
         endpoint,
         number,
-        done,
+        failure: (!done).then(|| "no room".to_owned()),
     });
 }
 
@@ -66,6 +66,9 @@ fn a_failed_write_is_repeated_with_its_results() {
     let number = write(&mut node, "www.cilium.io.");
     told(&mut node, id, number, false);
     assert_eq!(durable(&node), 0);
+    let summary = node.core.summary();
+    assert_eq!(summary.pending_steps, 1);
+    assert_eq!(summary.trouble.as_deref(), Some("no room"));
     let steps = node.tick(node.now.plus_secs(1));
     let [Step::KeepNames(_, again, _)] = steps.as_slice() else {
         panic!("{steps:?}");
@@ -73,6 +76,7 @@ fn a_failed_write_is_repeated_with_its_results() {
     assert_ne!(*again, number);
     told(&mut node, id, *again, true);
     assert_eq!(durable(&node), 1);
+    assert_eq!(node.core.summary().trouble, None);
 }
 
 #[test]

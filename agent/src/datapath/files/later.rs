@@ -4,7 +4,7 @@
 //! pleases: an answer with a new address must not wait for it.
 
 use std::{
-    collections::VecDeque,
+    collections::{BTreeSet, VecDeque},
     io,
     sync::Arc,
     thread::{self, JoinHandle},
@@ -56,17 +56,27 @@ impl LaterFiles {
         let thread = thread::Builder::new()
             .name("files".to_owned())
             .spawn(move || {
+                let mut failing = BTreeSet::new();
                 while let Some(write) = taken.next() {
                     let done = written.carry_out(&write.step).unwrap_or(Ok(()));
-                    if let Err(error) = &done {
-                        tracing::warn!(%error, "learned names could not be written; tried again");
+                    match &done {
+                        Ok(()) => {
+                            failing.remove(&write.endpoint);
+                        }
+                        Err(error) if failing.insert(write.endpoint) => {
+                            tracing::warn!(
+                                endpoint = write.endpoint.0, %error,
+                                "learned names could not be written; tried again every second"
+                            );
+                        }
+                        Err(_) => {}
                     }
                     // Before it tells: whoever waits for it must not wait for the core too.
                     taken.finish();
                     told(Event::NamesKept {
                         endpoint: write.endpoint,
                         number: write.number,
-                        done: done.is_ok(),
+                        failure: done.err().map(|error| error.to_string()),
                     });
                 }
             })?;
@@ -169,10 +179,13 @@ mod tests {
         let (sender, told) = mpsc::channel();
         let mut files = LaterFiles::start(state, move |event| sender.send(event).unwrap()).unwrap();
         files.apply(&kept(1, "one")).unwrap();
-        let Event::NamesKept { number, done, .. } = told.recv().unwrap() else {
+        let Event::NamesKept {
+            number, failure, ..
+        } = told.recv().unwrap()
+        else {
             panic!("another event");
         };
-        assert_eq!((number, done), (1, true));
+        assert_eq!((number, failure), (1, None));
         assert_eq!(fs::read(&file).unwrap(), b"one");
         files.apply(&kept(2, "two")).unwrap();
         drop(files);
@@ -189,10 +202,11 @@ mod tests {
         let mut files = LaterFiles::start(state, move |event| sender.send(event).unwrap()).unwrap();
         files.apply(&kept(1, "one")).unwrap();
         let event = told.recv().unwrap();
-        assert!(
-            matches!(event, Event::NamesKept { done: false, .. }),
-            "{event:?}"
-        );
+        let Event::NamesKept { failure, .. } = event else {
+            panic!("{event:?}");
+        };
+        let failure = failure.expect("a file is in the way");
+        assert!(failure.contains("/7"), "{failure}");
     }
 
     #[test]

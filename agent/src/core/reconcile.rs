@@ -3,7 +3,8 @@
 //!
 //! A pass looks at [`BATCH`] entries at a time, with a pause after each, on the thread that
 //! also writes: what it sees is of one instant. Each map is walked, which finds what is wrong or
-//! nobody's, then asked for what the model has, which finds what is missing. The names are
+//! nobody's, then asked for what the model has, which finds what is missing (unless the prefix
+//! around it has the same identity: then nobody can tell, and no verdict differs). The names are
 //! checked on the way: every address that a selected name has must carry its labels (CFP-28427,
 //! "IP Labels Lifecycle").
 

@@ -1,6 +1,8 @@
 //! Maps that something else wrote are put right and counted; those that only the agent writes
 //! are always found as they should be.
 
+use std::collections::BTreeMap;
+
 use proptest::prelude::*;
 use shared_maps::{
     EndpointId, IdentityId,
@@ -20,6 +22,7 @@ use crate::{
         memory::MemoryDatapath,
         plan::Datapath as _,
     },
+    ipcache::table::prefix_of,
 };
 
 /// One whole pass, and what it found until now.
@@ -43,12 +46,24 @@ fn counted(node: &Node) -> Reconciled {
     node.core.summary().counters.reconciled
 }
 
+/// The maps as the programs read them: an entry like the one around it changes no answer, and
+/// nobody can tell whether it is there.
 fn maps(datapath: &MemoryDatapath) -> impl PartialEq + std::fmt::Debug + use<> {
-    (
-        datapath.ipcache.clone(),
-        datapath.policy.clone(),
-        datapath.lxc.clone(),
-    )
+    let ipcache = &datapath.ipcache;
+    let around = |key: &IpcacheKey| {
+        let wanted = prefix_of(key).unwrap();
+        let wider = ipcache.iter().filter_map(|(other, value)| {
+            let prefix = prefix_of(other).unwrap();
+            (prefix.contains(&wanted) && prefix != wanted).then_some((prefix.prefix_len(), value))
+        });
+        wider.max_by_key(|(len, _)| *len).map(|(_, value)| value)
+    };
+    let told = ipcache
+        .iter()
+        .filter(|(key, value)| around(key) != Some(*value));
+    let told: BTreeMap<IpcacheKey, IpcacheValue> =
+        told.map(|(key, value)| (*key, *value)).collect();
+    (told, datapath.policy.clone(), datapath.lxc.clone())
 }
 
 #[test]

@@ -36,7 +36,7 @@ use crate::{
         resolve::{World, cidr_label, cidr_of},
         table::{Ipcache, key_of, prefix_of},
     },
-    labels::{CIDR, Label, LabelSet, RESERVED},
+    labels::{CIDR, CIDR_GROUP, Label, LabelSet, RESERVED},
     selector::cache::SelectorCache,
 };
 
@@ -193,6 +193,8 @@ impl State {
                 .filter(|l| l.source() != CIDR || cidr_of(l) == Some(prefix))
                 .filter(|l| l.source() != CIDR || !shared.contains(&identity))
                 .filter(|l| !l.is_world())
+                // Groups speak before anything is resolved: one that went keeps nothing open.
+                .filter(|l| l.source() != CIDR_GROUP)
                 .cloned()
                 .collect();
             let own = Claim::Labels(LabelSet::new(own));

@@ -357,6 +357,13 @@ proptest! {
     }
 }
 
+#[test]
+fn a_group_that_went_while_away_keeps_nothing_open() {
+    use Act::{Drop, Group, Policy};
+    let acts = [Policy(0, 18), Drop(1), Group(0, Some(2)), Group(0, None)];
+    killed(&acts, 0.0);
+}
+
 /// The agent is killed when this share of the last act's steps is done: the next run ends
 /// where one does that finds all of them done.
 fn killed(acts: &[Act], cut: f64) {

@@ -371,14 +371,7 @@ impl State {
         };
         let peer = shared_maps::IdentityId(key.sec_label);
         if let Some(map) = &mut endpoint.policy_map {
-            let entries = map.entry(peer).or_default();
-            match before {
-                Some(value) => entries.insert(key, value),
-                None => entries.remove(&key),
-            };
-            if entries.is_empty() {
-                map.remove(&peer);
-            }
+            map.put(key, before);
         }
         endpoint.behind.add([peer]);
         endpoint.policy_revision = 0;

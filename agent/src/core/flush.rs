@@ -23,7 +23,10 @@ use super::{
 };
 use crate::{
     datapath::plan::Step,
-    endpoint::endpoint::{Behind, lxc_key},
+    endpoint::{
+        endpoint::{Behind, lxc_key},
+        policy_map::PolicyMap,
+    },
     identity::{allocator::Allocator as _, checkpoint},
     ipcache::table::key_of,
     policy::compute,
@@ -178,17 +181,17 @@ impl State {
             }
             return;
         }
-        let empty = std::collections::BTreeMap::new();
+        let empty = PolicyMap::default();
         let map = endpoint.policy_map.as_ref().unwrap_or(&empty);
         let peers: BTreeSet<IdentityId> = match &endpoint.behind {
             Behind::Some(peers) if !is_new => peers.clone(),
-            _ => map.keys().chain(subject.entries.keys()).copied().collect(),
+            _ => map.peers().chain(subject.entries.keys().copied()).collect(),
         };
         let (mut sets, mut unsets) = (Vec::new(), Vec::new());
         let nothing = compute::Entries::new();
         for peer in &peers {
             let wanted = subject.entries.get(peer).unwrap_or(&nothing);
-            let has = map.get(peer).unwrap_or(&nothing);
+            let has = map.get(*peer).unwrap_or(&nothing);
             for (key, value) in wanted
                 .iter()
                 .filter(|(key, value)| has.get(key) != Some(value))
@@ -230,9 +233,7 @@ impl State {
             );
             if let Some(endpoint) = self.endpoints.get_mut(id) {
                 let map = endpoint.policy_map.get_or_insert_default();
-                map.entry(IdentityId(key.sec_label))
-                    .or_default()
-                    .insert(key, value);
+                map.put(key, Some(value));
             }
         }
         if let Some(endpoint) = self.endpoints.get_mut(id) {
@@ -265,7 +266,7 @@ impl State {
                 .filter(|peer| !subject.entries.contains_key(peer))
                 .collect();
             for peer in &gone {
-                let entries = map.get(peer).into_iter().flatten();
+                let entries = map.get(*peer).into_iter().flatten();
                 removals.extend(entries.map(|(key, value)| (endpoint.id, *key, *value)));
             }
             if let Behind::Some(peers) = &mut endpoint.behind {
@@ -289,14 +290,8 @@ impl State {
                 .endpoints
                 .get_mut(id)
                 .and_then(|e| e.policy_map.as_mut());
-            let peer = IdentityId(key.sec_label);
-            if let Some(map) = map
-                && let Some(entries) = map.get_mut(&peer)
-            {
-                entries.remove(&key);
-                if entries.is_empty() {
-                    map.remove(&peer);
-                }
+            if let Some(map) = map {
+                map.put(key, None);
             }
         }
     }

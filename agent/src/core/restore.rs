@@ -251,10 +251,7 @@ impl State {
             if let Some(map) = map {
                 let shadow = endpoint.policy_map.get_or_insert_default();
                 for (key, value) in map {
-                    shadow
-                        .entry(IdentityId(key.sec_label))
-                        .or_default()
-                        .insert(key, value);
+                    shadow.put(key, Some(value));
                 }
             }
         }
@@ -274,6 +271,7 @@ impl State {
                 self.names.learn(&Answer {
                     endpoint: file.id,
                     name: &entry.name,
+                    labels: None,
                     address,
                     seen: instant(entry.lookup).min(self.now),
                     ttl: entry.ttl,

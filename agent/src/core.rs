@@ -12,6 +12,7 @@ use holdfast_sdp::mapping::BootTime;
 use shared_maps::EndpointId;
 
 mod breaker;
+mod changes;
 mod clean;
 pub mod config;
 mod describe;
@@ -72,7 +73,11 @@ impl Core {
         }
         state.retry();
         match event {
-            Event::Policies(event) => state.on_policy(&mut plan, event),
+            Event::Policies(event) => {
+                state.on_policy(event);
+                state.change_policy(&mut plan);
+            }
+            Event::GoOn => state.change_policy(&mut plan),
             Event::PoliciesRejected(errors) => state.rejected = errors,
             Event::Endpoints(event) => state.on_endpoint(&mut plan, event),
             Event::NodeAddresses(addresses) => state.on_node_addresses(&mut plan, &addresses),
@@ -103,9 +108,17 @@ impl Core {
         state.end_revocations(&mut plan);
         state.end_restore(&mut plan);
         state.flush(&mut plan);
-        state.settle_rules();
+        if !state.is_halfway() {
+            state.settle_rules();
+        }
         state.plan_files(&mut plan);
         plan
+    }
+
+    /// Whether a change of policy has parts left: [`Event::GoOn`] is the next, and anything else
+    /// may come before it.
+    pub fn is_halfway(&self) -> bool {
+        self.state.is_halfway()
     }
 
     /// Takes the outcome of a plan: `failures` as [`Plan::apply`] returned them.
@@ -143,7 +156,9 @@ impl Core {
         state.free_numbers();
         let revocations = std::mem::take(&mut state.revoke);
         effects.extend(revocations.into_iter().map(Effect::Revoke));
-        effects.append(&mut state.publish(!failed.is_empty()));
+        if let Some(failed) = state.part_ended(!failed.is_empty()) {
+            effects.append(&mut state.publish(failed));
+        }
         if !(failed.is_empty() && state.unresolved.is_empty() && state.limited.is_empty()) {
             state.retry_at.get_or_insert(state.now.plus_secs(RETRY));
         }

@@ -94,7 +94,7 @@ impl State {
             realised: Realised::No(refusal),
             durable: false,
             lease_end: 0,
-            revision: self.revision,
+            revision: self.revision_in_force(),
         };
         let endpoint = event.mapping.endpoint.id;
         self.outcomes.push(Outcome {
@@ -178,7 +178,7 @@ impl State {
             realised: Realised::Yes,
             durable: false,
             lease_end: if leased { lease_end.0 } else { 0 },
-            revision: self.revision,
+            revision: self.revision_in_force(),
         };
         self.outcomes.push(Outcome {
             outcome,
@@ -285,7 +285,7 @@ impl State {
                 let lacks = asker.is_some_and(|e| !e.behind.is_none()) && !prefixes.is_empty();
                 if !lacks && prefixes.iter().all(|prefix| self.is_realised(*prefix)) {
                     self.counters.mappings_realised += 1;
-                    outcome.revision = self.revision;
+                    outcome.revision = self.revision_in_force();
                     if outcome.lease_end > 0 {
                         let until = self.promised.entry(outcome.stream).or_default();
                         *until = (*until).max(BootTime(outcome.lease_end));

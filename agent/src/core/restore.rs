@@ -11,6 +11,7 @@ use ipnet::IpNet;
 use shared_maps::{EndpointId, IdentityId, lxc::FLAG_HOST};
 
 use super::{
+    changes::Changes,
     config::{CoreConfig, Restored},
     directory::RuleKey,
     event::EndpointSpec,
@@ -104,6 +105,7 @@ impl State {
             cleaned: VecDeque::new(),
             forgotten: Vec::new(),
             checkpoint_due: CheckpointDue::default(),
+            changes: Changes::default(),
             revision: 0,
             published_revision: 0,
             published: BTreeMap::new(),
@@ -324,7 +326,7 @@ impl State {
 
     /// The grace after a restart is over.
     pub(super) fn end_restore(&mut self, plan: &mut Plan) {
-        if self.restore_until.is_none_or(|until| until > self.now) {
+        if self.restore_until.is_none_or(|until| until > self.now) || self.is_halfway() {
             return;
         }
         self.restore_until = None;

@@ -70,14 +70,7 @@ impl State {
             }
         }
         if std::mem::take(&mut self.rules_changed) {
-            let stale = self.endpoints.iter().filter(|endpoint| {
-                let rules = self
-                    .subjects
-                    .get(&endpoint.identity)
-                    .map(|subject| &subject.dns);
-                endpoint.filed && rules != endpoint.filed_rules.as_ref()
-            });
-            due.extend(stale.map(|endpoint| endpoint.id));
+            due.extend(self.with_other_rules());
         }
         for id in due {
             let exists = self
@@ -88,6 +81,16 @@ impl State {
                 self.file_names(plan, id);
             }
         }
+    }
+
+    /// Endpoints whose files have other rules than they.
+    pub(super) fn with_other_rules(&self) -> Vec<EndpointId> {
+        let stale = self.endpoints.iter().filter(|endpoint| {
+            let subject = self.subjects.get(&endpoint.identity);
+            let rules = subject.map(|subject| &subject.dns);
+            endpoint.filed && rules != endpoint.filed_rules.as_ref()
+        });
+        stale.map(|endpoint| endpoint.id).collect()
     }
 
     /// Plans the write of an endpoint's file, later if it is for names alone.
@@ -228,7 +231,7 @@ impl State {
             rules: Some(RulesInFile {
                 boot_id: self.config.boot_id.clone(),
                 start: self.config.start,
-                revision: self.revision,
+                revision: self.revision_in_force(),
                 rules: (**rules).clone(),
             }),
         }

@@ -36,7 +36,7 @@ pub struct Lookup {
 #[derive(Debug, Default)]
 pub struct EndpointNames {
     /// Valid addresses by name.
-    pub names: HashMap<Fqdn, BTreeMap<IpAddr, Lookup>>,
+    pub names: HashMap<Fqdn, HashMap<IpAddr, Lookup>>,
     /// Expired addresses that may be in use.
     pub zombies: HashMap<IpAddr, Zombie>,
     /// Pairs (name, address) among both.

@@ -7,7 +7,7 @@ use proptest::prelude::*;
 use shared_maps::IdentityId;
 
 use super::{
-    oracle::{Act, World, acts, check_way, config, fates},
+    oracle::{Act, World, acts, check_way, config, fates, parts},
     scenario::{Node, WEB, mapping, spec},
 };
 use crate::{
@@ -348,12 +348,12 @@ proptest! {
     }
 
     #[test]
-    fn killed_between_any_two_steps(acts in acts(), cut in 0.0f64..1.0) {
+    fn killed_between_any_two_steps(acts in acts(), cut in 0.0f64..1.0, part in parts()) {
         // What was not learned at all comes again from the proxy, not from the files.
         let end = acts.iter().rposition(|act| !matches!(act, Act::Learn(..)));
         let acts = end.map_or(&[][..], |end| &acts[..=end]);
         prop_assume!(!acts.is_empty());
-        killed(acts, cut);
+        killed(acts, cut, part);
     }
 }
 
@@ -361,14 +361,15 @@ proptest! {
 fn a_group_that_went_while_away_keeps_nothing_open() {
     use Act::{Drop, Group, Policy};
     let acts = [Policy(0, 18), Drop(1), Group(0, Some(2)), Group(0, None)];
-    killed(&acts, 0.0);
+    killed(&acts, 0.0, 1);
 }
 
 /// The agent is killed when this share of the last act's steps is done: the next run ends
 /// where one does that finds all of them done.
-fn killed(acts: &[Act], cut: f64) {
+fn killed(acts: &[Act], cut: f64, part: usize) {
     let (last, earlier) = acts.split_last().unwrap();
     let mut world = World::new();
+    world.node.in_parts(part);
     // A pair that only its lease keeps is not restored: leases end with the agent.
     let quick = |act: &Act| {
         if let Act::Wait(_) = act {
@@ -412,7 +413,7 @@ fn a_policy_that_changed_while_away_comes_after_its_labels() {
         vec![Policy(0, 8), Policy(1, 2), Policy(0, 11)],
         vec![Policy(3, 7), Policy(0, 5), Endpoint(8, false), Policy(3, 2)],
     ] {
-        killed(&acts, 0.0);
+        killed(&acts, 0.0, usize::MAX);
     }
 }
 
@@ -480,7 +481,7 @@ fn an_endpoint_may_come_back_under_another_number() {
         Gone(9),
         Endpoint(9, false),
     ];
-    killed(&acts, 0.0);
+    killed(&acts, 0.0, usize::MAX);
 }
 
 #[test]

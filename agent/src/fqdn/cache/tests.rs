@@ -183,7 +183,7 @@ fn what_an_endpoint_holds_is_counted() {
         let Some(names) = cache.endpoint(EP) else {
             return;
         };
-        let live: usize = names.names.values().map(BTreeMap::len).sum();
+        let live: usize = names.names.values().map(|all| all.len()).sum();
         let zombies: usize = names.zombies.values().map(|z| z.names.len()).sum();
         assert_eq!(names.held, live + zombies);
     };

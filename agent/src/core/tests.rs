@@ -5,6 +5,7 @@ mod chunks;
 mod cuts;
 mod failures;
 mod ingress;
+mod interleaved;
 mod kept_later;
 mod labels_model;
 mod limits;

@@ -25,10 +25,10 @@ const OLD: &str = "endpointSelector: {matchLabels: {app: web}}\n  egress:\n  - t
 const GONE: &str = "endpointSelector: {matchLabels: {app: web}}\n  egress:\n  - toCIDR: [9.9.9.0/24]\n  egressDeny:\n  - toCIDR: [9.9.9.9/32]";
 /// Comes: 1.1.1.1 gets two labels more; an allowed block with a denied part; a DNS server
 /// inside a block that is allowed; a deny of what is in use.
-const NEW: &str = "endpointSelector: {matchLabels: {app: web}}\n  egress:\n  - toFQDNs: [{matchName: www.cilium.io}]\n  - toCIDR: [1.1.0.0/16]\n    toPorts: [{ports: [{port: 443, endPort: 450, protocol: TCP}]}]\n  - toCIDR: [1.1.9.9/32]\n    toPorts: [{ports: [{port: 53}], rules: {dns: [{matchPattern: '*'}]}}]\n  - toCIDR: [1.1.9.0/24]\n  egressDeny:\n  - toCIDR: [1.1.2.0/24]\n  - toCIDR: [2.2.2.2/32]\n    toPorts: [{ports: [{port: 80, protocol: TCP}]}]";
+pub(super) const NEW: &str = "endpointSelector: {matchLabels: {app: web}}\n  egress:\n  - toFQDNs: [{matchName: www.cilium.io}]\n  - toCIDR: [1.1.0.0/16]\n    toPorts: [{ports: [{port: 443, endPort: 450, protocol: TCP}]}]\n  - toCIDR: [1.1.9.9/32]\n    toPorts: [{ports: [{port: 53}], rules: {dns: [{matchPattern: '*'}]}}]\n  - toCIDR: [1.1.9.0/24]\n  egressDeny:\n  - toCIDR: [1.1.2.0/24]\n  - toCIDR: [2.2.2.2/32]\n    toPorts: [{ports: [{port: 80, protocol: TCP}]}]";
 
 /// Endpoints 7 and 9 (web) under the old policy; 7 learned 1.1.1.1, which is on disk.
-fn old() -> World {
+pub(super) fn old() -> World {
     let mut world = World::new();
     for (name, text) in [("old", OLD), ("gone", GONE)] {
         let event = world.document(name, Some(text));
@@ -66,7 +66,7 @@ fn about_to_sync() -> World {
     world
 }
 
-fn publishes(effects: &[Effect]) -> bool {
+pub(super) fn publishes(effects: &[Effect]) -> bool {
     effects
         .iter()
         .any(|effect| matches!(effect, Effect::Rules(_)))
@@ -129,7 +129,7 @@ fn every_cut(before: fn() -> World, change: fn(&mut World) -> Event) -> Vec<Step
 }
 
 /// What the maps say, in labels: label sets that are new may have other numbers.
-fn meaning(datapath: &MemoryDatapath) -> BTreeSet<String> {
+pub(super) fn meaning(datapath: &MemoryDatapath) -> BTreeSet<String> {
     let local = checkpoint::parse_local(datapath.checkpoint.as_deref().unwrap()).unwrap();
     let labels: BTreeMap<u32, LabelSet> = local.into_iter().map(|(id, l)| (id.0, l)).collect();
     let named = |id: u32| match labels.get(&id) {

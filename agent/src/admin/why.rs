@@ -3,7 +3,7 @@
 
 mod walk;
 
-use std::net::IpAddr;
+use std::{collections::HashMap, net::IpAddr};
 
 use holdfast_sdp::{mapping::BootTime, name::Fqdn};
 use shared_maps::{
@@ -124,10 +124,14 @@ pub async fn answer(
     let Some(found) = found else {
         return Err(WhyError::NoEndpoint(question.endpoint));
     };
-    let mut read = Vec::new();
-    for address in &found.addresses {
-        read.push(address_read(core, maps, &question, &found, address).await?);
-    }
+    let mut reader = Reader {
+        core,
+        maps,
+        question: &question,
+        found: &found,
+        sides: HashMap::new(),
+    };
+    let read = reader.addresses().await?;
     let own = found.endpoint.ipv4.iter().chain(&found.endpoint.ipv6);
     let own: Vec<IpAddr> = own.filter_map(|ip| ip.parse().ok()).collect();
     let maps = maps.clone();
@@ -188,57 +192,87 @@ pub async fn trace(core: &CoreHandle, from: &str, to: &str, port: Port) -> Resul
     Ok(ask::trace(&repository, &sender, &receiver, port, known))
 }
 
-async fn address_read(
-    core: &CoreHandle,
-    maps: &Globals,
-    question: &Question,
-    found: &Findings,
-    address: &AddressFound,
-) -> Result<AddressRead, WhyError> {
-    let endpoint = EndpointId(found.endpoint.id);
-    let (way, port) = (question.way, question.port);
-    let ip = address.address;
-    let pins = maps.clone();
-    let ipcache = tokio::task::spawn_blocking(move || ipcache_of(&pins, ip)).await?;
-    let world = IdentityId(address.world);
-    let identity = match &ipcache {
-        Ok(found) => found.map_or(world, IdentityId),
-        // The next best is what the kernel was given.
-        Err(_) => address.given.map_or(world, IdentityId),
-    };
-    let peer = core
-        .look(move |core| core.peer(endpoint, way, identity, port))
-        .await?;
-    let pins = maps.clone();
-    let entries =
-        tokio::task::spawn_blocking(move || entries_of(&pins, endpoint, way, identity, port))
-            .await?;
-    let receiver = match address.endpoint {
-        Some(other) if way == Way::Egress && other != endpoint => {
-            let own = IdentityId(found.endpoint.identity);
-            let peer = core
-                .look(move |core| core.peer(other, Way::Ingress, own, port))
-                .await?;
-            let pins = maps.clone();
-            let entries = tokio::task::spawn_blocking(move || {
-                entries_of(&pins, other, Way::Ingress, own, port)
-            })
-            .await?;
-            Some(Receiver {
-                endpoint: other,
-                peer,
-                entries,
-            })
+/// Both halves of one side of the matter: model and policy map.
+type SideRead = (PeerFound, Read<Entries>);
+
+/// Reads what is asked of core and maps, of each identity once: a name may have a thousand
+/// addresses, and they have one.
+struct Reader<'a> {
+    core: &'a CoreHandle,
+    maps: &'a Globals,
+    question: &'a Question,
+    found: &'a Findings,
+    sides: HashMap<(EndpointId, Way, IdentityId), SideRead>,
+}
+
+impl Reader<'_> {
+    async fn addresses(&mut self) -> Result<Vec<AddressRead>, WhyError> {
+        let wanted: Vec<IpAddr> = self.found.addresses.iter().map(|a| a.address).collect();
+        let maps = self.maps.clone();
+        let entries = tokio::task::spawn_blocking(move || ipcache_of(&maps, &wanted)).await?;
+        let mut read = Vec::new();
+        for (address, ipcache) in self.found.addresses.iter().zip(entries) {
+            read.push(self.address(address, ipcache).await?);
         }
-        _ => None,
-    };
-    Ok(AddressRead {
-        ipcache,
-        identity,
-        peer,
-        entries,
-        receiver,
-    })
+        Ok(read)
+    }
+
+    async fn address(
+        &mut self,
+        address: &AddressFound,
+        ipcache: Read<Option<u32>>,
+    ) -> Result<AddressRead, WhyError> {
+        let endpoint = EndpointId(self.found.endpoint.id);
+        let way = self.question.way;
+        let world = IdentityId(address.world);
+        let identity = match &ipcache {
+            Ok(found) => found.map_or(world, IdentityId),
+            // The next best is what the kernel was given.
+            Err(_) => address.given.map_or(world, IdentityId),
+        };
+        let (peer, entries) = self.side(endpoint, way, identity).await?;
+        let receiver = match address.endpoint {
+            Some(other) if way == Way::Egress && other != endpoint => {
+                let own = IdentityId(self.found.endpoint.identity);
+                let (peer, entries) = self.side(other, Way::Ingress, own).await?;
+                Some(Receiver {
+                    endpoint: other,
+                    peer,
+                    entries,
+                })
+            }
+            _ => None,
+        };
+        Ok(AddressRead {
+            ipcache,
+            identity,
+            peer,
+            entries,
+            receiver,
+        })
+    }
+
+    async fn side(
+        &mut self,
+        endpoint: EndpointId,
+        way: Way,
+        identity: IdentityId,
+    ) -> Result<SideRead, WhyError> {
+        if let Some(known) = self.sides.get(&(endpoint, way, identity)) {
+            return Ok(known.clone());
+        }
+        let port = self.question.port;
+        let look = self
+            .core
+            .look(move |c| c.peer(endpoint, way, identity, port));
+        let peer = look.await?;
+        let maps = self.maps.clone();
+        let read = move || entries_of(&maps, endpoint, way, identity, port);
+        let entries = tokio::task::spawn_blocking(read).await?;
+        let side = (peer, entries);
+        self.sides.insert((endpoint, way, identity), side.clone());
+        Ok(side)
+    }
 }
 
 /// Endpoint and identity of each address in `cilium_lxc`.
@@ -251,11 +285,18 @@ fn lxc_of(maps: &Globals, addresses: &[IpAddr]) -> Read<Vec<LxcRead>> {
     addresses.iter().map(read).collect()
 }
 
-fn ipcache_of(maps: &Globals, address: IpAddr) -> Read<Option<u32>> {
-    let map = maps.ipcache(Access::ReadOnly).map_err(|e| text(&e))?;
-    let len = if address.is_ipv4() { 32 } else { 128 };
-    let value = map.get(&ipcache_key(address, len)).map_err(|e| text(&e))?;
-    Ok(value.map(|value| value.sec_identity))
+/// Identity of each address in the ipcache.
+fn ipcache_of(maps: &Globals, addresses: &[IpAddr]) -> Vec<Read<Option<u32>>> {
+    let map = match maps.ipcache(Access::ReadOnly) {
+        Ok(map) => map,
+        Err(e) => return vec![Err(text(&e)); addresses.len()],
+    };
+    let read = |address: &IpAddr| {
+        let len = if address.is_ipv4() { 32 } else { 128 };
+        let value = map.get(&ipcache_key(*address, len)).map_err(|e| text(&e))?;
+        Ok(value.map(|value| value.sec_identity))
+    };
+    addresses.iter().map(read).collect()
 }
 
 fn entries_of(

@@ -11,6 +11,12 @@ use shared_maps::EndpointId;
 
 use crate::policy::{parse::PolicyDocument, parse::PolicyError};
 
+/// Addresses one mapping may carry: as many A records as fit a message of 65,535 bytes.
+pub const MAX_ADDRESSES: usize = 4096;
+/// Length of a name, bytes: 255 octets, each at most four in presentation form (RFC 1035,
+/// 2.3.4 and 5.1).
+pub const MAX_NAME: usize = 1020;
+
 /// What the core is told.
 #[derive(Debug)]
 pub enum Event {

@@ -10,7 +10,7 @@ use ipnet::IpNet;
 use shared_maps::{EndpointId, FAMILY_IPV4, FAMILY_IPV6, IdentityId};
 
 use super::{
-    event::{MappingEvent, MappingOutcome, Revocation, StreamId},
+    event::{MAX_ADDRESSES, MAX_NAME, MappingEvent, MappingOutcome, Revocation, StreamId},
     plan::Plan,
     state::{Bucket, Outcome, PendingRevocation, State},
 };
@@ -24,8 +24,6 @@ use crate::{
 const MAX_TTL: u32 = 604_800;
 /// What a pair seen while the agent was away gets at least, seconds.
 const AWAY: u64 = 30;
-/// Addresses one mapping may carry: as many A records as fit a message of 65,535 bytes.
-const MAX_ADDRESSES: usize = 4096;
 /// Addresses of one mapping that are learned. Pools of servers have some dozens; a name
 /// holds no more than about as many at all (`max_ips_per_name`).
 const TAKEN_ADDRESSES: usize = 1024;
@@ -229,8 +227,7 @@ impl State {
             && !mapping.addresses.is_empty()
             && mapping.addresses.len() <= MAX_ADDRESSES
             && name.ends_with('.')
-            // 255 bytes, each at most four in presentation form (RFC 1035, 2.3.4 and 5.1).
-            && name.len() <= 1024;
+            && name.len() <= MAX_NAME;
         if !sound {
             return Err(Refusal::Invalid);
         }
@@ -254,15 +251,18 @@ impl State {
 
     /// Identity of an address, the world's if nothing else is known.
     pub(super) fn identity_of(&self, address: IpAddr) -> IdentityId {
-        let family = if address.is_ipv4() {
-            FAMILY_IPV4
-        } else {
-            FAMILY_IPV6
+        let world = self.world_of(address);
+        self.ipcache.identity_of(address).unwrap_or(world)
+    }
+
+    /// What the datapath takes an address for where no entry covers it.
+    pub(super) fn world_of(&self, address: IpAddr) -> IdentityId {
+        let family = match address {
+            IpAddr::V4(_) => FAMILY_IPV4,
+            IpAddr::V6(_) => FAMILY_IPV6,
         };
         let dual = self.config.enable_ipv4 && self.config.enable_ipv6;
-        self.ipcache
-            .identity_of(address)
-            .unwrap_or_else(|| IdentityId::world_of(family, dual))
+        IdentityId::world_of(family, dual)
     }
 
     /// Whether an address may carry a name's label: those of this node never do.

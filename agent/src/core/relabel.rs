@@ -12,7 +12,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use ipnet::IpNet;
 use shared_maps::{
-    EndpointId, FAMILY_IPV4, FAMILY_IPV6, IdentityId,
+    EndpointId, IdentityId,
     policy::{PolicyKey, PolicyValue},
 };
 
@@ -187,12 +187,7 @@ impl State {
     }
 
     fn in_force_at(&self, prefix: IpNet) -> IdentityId {
-        let family = match prefix {
-            IpNet::V4(_) => FAMILY_IPV4,
-            IpNet::V6(_) => FAMILY_IPV6,
-        };
-        let dual = self.config.enable_ipv4 && self.config.enable_ipv6;
-        let world = IdentityId::world_of(family, dual);
+        let world = self.world_of(prefix.addr());
         self.ipcache.in_force_at(prefix).unwrap_or(world)
     }
 

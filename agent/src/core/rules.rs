@@ -95,17 +95,17 @@ impl State {
         let Some(endpoint) = self.endpoints.get(id) else {
             return;
         };
-        let rules = self.subjects.get(&endpoint.identity).map(|s| &s.dns);
-        let for_names_alone = endpoint.filed && rules == endpoint.filed_rules.as_ref();
+        let rules = self.rules_of(endpoint);
+        let for_names_alone = endpoint.filed && endpoint.filed_rules.as_ref() == Some(&rules);
         if !for_names_alone || !self.config.names_kept_later {
             self.file(plan, id);
         } else if endpoint.keeping.is_some() {
             // A disk that takes so long gets the next one when it is done.
             self.file_at(id, BootTime(self.now.0.saturating_add(FILE_GATHER)));
         } else {
+            let text = self.file_text(id, &rules);
             self.names_kept += 1;
             let number = self.names_kept;
-            let text = self.file_text(id);
             self.step(
                 plan,
                 Step::KeepNames(id, number, text),
@@ -148,13 +148,9 @@ impl State {
         let Some(endpoint) = self.endpoints.get(id) else {
             return;
         };
-        let rules = self
-            .subjects
-            .get(&endpoint.identity)
-            .map(|s| Arc::clone(&s.dns));
-        let rules = rules.unwrap_or_default();
+        let rules = self.rules_of(endpoint);
         let filed = endpoint.filed;
-        let text = self.file_text(id);
+        let text = self.file_text(id, &rules);
         let undo = Undo::File(id, filed);
         self.step(plan, Step::WriteEndpoint(id, text), undo);
         let now = self.now;
@@ -172,14 +168,19 @@ impl State {
         }
     }
 
-    fn file_text(&mut self, id: EndpointId) -> String {
+    fn rules_of(&self, endpoint: &Endpoint) -> Arc<EndpointRules> {
+        let subject = self.subjects.get(&endpoint.identity);
+        subject
+            .map(|subject| Arc::clone(&subject.dns))
+            .unwrap_or_default()
+    }
+
+    fn file_text(&mut self, id: EndpointId, rules: &Arc<EndpointRules>) -> String {
+        let servers = self.server_addresses(rules);
         let Some(endpoint) = self.endpoints.get(id) else {
             return String::new();
         };
-        let rules = self.subjects.get(&endpoint.identity);
-        let rules = rules.map(|s| Arc::clone(&s.dns)).unwrap_or_default();
-        let file = self.file_of(endpoint, &rules);
-        let servers = self.server_addresses(&rules);
+        let file = self.file_of(endpoint, rules);
         config_file::render(&file, &servers, self.config.max_ips_per_restored_rule)
     }
 

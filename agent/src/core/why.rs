@@ -6,7 +6,7 @@ use std::net::IpAddr;
 
 use holdfast_sdp::{name::Fqdn, pattern::Pattern, policy::rule::NameRules};
 use ipnet::IpNet;
-use shared_maps::{EndpointId, FAMILY_IPV4, FAMILY_IPV6, IdentityId};
+use shared_maps::{EndpointId, IdentityId};
 
 use super::{
     Core,
@@ -318,11 +318,6 @@ impl State {
 
     fn address(&self, address: IpAddr) -> AddressFound {
         let host = IpNet::from(address);
-        let family = match address {
-            IpAddr::V4(_) => FAMILY_IPV4,
-            IpAddr::V6(_) => FAMILY_IPV6,
-        };
-        let dual = self.config.enable_ipv4 && self.config.enable_ipv6;
         let longest = self.ipcache.longest(address);
         let (prefix, metadata) = match longest {
             Some((prefix, metadata)) => (Some(prefix), Some(metadata)),
@@ -338,7 +333,7 @@ impl State {
             given: self.ipcache.in_force_at(host).map(|id| id.0),
             unresolved: metadata.is_some_and(|metadata| metadata.unresolved),
             limited: prefix.is_some_and(|prefix| self.limited.contains(&prefix)),
-            world: IdentityId::world_of(family, dual).0,
+            world: self.world_of(address).0,
             endpoint: self.endpoints.by_address(address),
         }
     }

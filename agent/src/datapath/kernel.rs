@@ -161,20 +161,6 @@ impl KernelDatapath {
         self.programs.attached()
     }
 
-    /// Endpoints that have a pinned policy map: of this run or an earlier one.
-    pub fn policy_maps(&self) -> io::Result<Vec<EndpointId>> {
-        let mut found = Vec::new();
-        for entry in fs::read_dir(self.globals.dir())? {
-            let name = entry?.file_name();
-            let id = name
-                .to_str()
-                .and_then(|name| name.strip_prefix(policy::NAME_PREFIX))
-                .and_then(|id| id.parse().ok());
-            found.extend(id.map(EndpointId));
-        }
-        Ok(found)
-    }
-
     fn policy(&mut self, endpoint: EndpointId) -> Result<&Map<PolicyKey, PolicyValue>, MapError> {
         use std::collections::hash_map::Entry;
         match self.policies.entry(endpoint) {

@@ -14,14 +14,9 @@ use holdfast_sdp::{
 use shared_maps::EndpointId;
 
 use crate::{
-    core::event::{MappingOutcome, Revocation},
+    core::event::{MAX_ADDRESSES, MAX_NAME, MappingOutcome, Revocation},
     epoch::Epoch,
 };
-
-/// Addresses of one mapping at most: a DNS message of 64 KiB holds fewer.
-const MAX_ADDRESSES: usize = 4096;
-/// Length of a name at most: 255 octets, each escaped as four characters.
-const MAX_NAME: usize = 1020;
 
 /// Reads a mapping; `None` if a field is out of range.
 pub fn mapping(message: &FqdnMapping) -> Option<Mapping> {

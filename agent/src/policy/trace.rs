@@ -11,7 +11,7 @@ use super::{
 use crate::selector::selector::{Selector, Subject};
 
 /// One direction of an endpoint's traffic with a peer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Way {
     /// The endpoint sends.
     Egress,

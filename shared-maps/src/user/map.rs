@@ -311,21 +311,14 @@ impl<K: Record, V: Record> Map<K, V> {
         let mut at: Option<K> = None;
         let limit = u64::from(self.max_entries).saturating_mul(4).max(1024);
         for _ in 0..limit {
-            let mut next = K::default();
-            let more = sys::next_key(
-                self.fd.as_fd(),
-                at.as_ref().map(Record::as_bytes),
-                bytes_mut(&mut next),
-            )
-            .map_err(|e| failed("BPF_MAP_GET_NEXT_KEY", self.name.clone(), e))?;
-            if !more {
+            let Some(next) = self.next_key(at.as_ref())? else {
                 return Ok(Entries {
                     found,
                     complete: true,
                 });
-            }
+            };
             if seen.insert(next)
-                && let Some(value) = self.get_exact(&next)?
+                && let Some(value) = self.get(&next)?
             {
                 found.push((next, value));
             }
@@ -343,17 +336,10 @@ impl<K: Record, V: Record> Map<K, V> {
         let mut found = Vec::new();
         let mut at = after.copied();
         while found.len() < limit {
-            let mut next = K::default();
-            let more = sys::next_key(
-                self.fd.as_fd(),
-                at.as_ref().map(Record::as_bytes),
-                bytes_mut(&mut next),
-            )
-            .map_err(|e| failed("BPF_MAP_GET_NEXT_KEY", self.name.clone(), e))?;
-            if !more {
+            let Some(next) = self.next_key(at.as_ref())? else {
                 break;
-            }
-            if let Some(value) = self.get_exact(&next)? {
+            };
+            if let Some(value) = self.get(&next)? {
                 found.push((next, value));
             }
             at = Some(next);
@@ -361,8 +347,12 @@ impl<K: Record, V: Record> Map<K, V> {
         Ok(found)
     }
 
-    fn get_exact(&self, key: &K) -> Result<Option<V>, MapError> {
-        self.get(key)
+    fn next_key(&self, at: Option<&K>) -> Result<Option<K>, MapError> {
+        let mut next = K::default();
+        let at = at.map(Record::as_bytes);
+        let more = sys::next_key(self.fd.as_fd(), at, bytes_mut(&mut next))
+            .map_err(|e| failed("BPF_MAP_GET_NEXT_KEY", self.name.clone(), e))?;
+        Ok(more.then_some(next))
     }
 }
 

@@ -1,5 +1,7 @@
 //! The words of the walk, and the JSON that programs read.
 
+use std::net::IpAddr;
+
 use holdfast_sdp::mapping::BootTime;
 use shared_maps::{
     EndpointId, IdentityId,
@@ -249,6 +251,27 @@ fn every_address_counts_and_so_does_the_receiver() {
         "receiver",
         "endpoint 8 drops it: no rule allows it",
     );
+}
+
+#[test]
+fn many_addresses_count_and_are_not_shown_one_by_one() {
+    let mut many = found();
+    let first = many.addresses[0].clone();
+    let address = |n: u16| AddressFound {
+        address: IpAddr::from([192, 0, n.to_be_bytes()[0], n.to_be_bytes()[1]]),
+        ..first.clone()
+    };
+    many.addresses = (0..1000).map(address).collect();
+    let mut all = vec![read(); 1000];
+    let open = why(&many, &all, true);
+    assert!(open.allowed);
+    assert!(open.hops.len() < 60, "{}", open.hops.len());
+    assert!(open.verdict.ends_with("; and 984 more"), "{}", open.verdict);
+    let last = open.hops.last().expect("hops");
+    assert_eq!(last.text, "packets to 984 more addresses pass");
+    all[999].entries = Ok(Entries::default());
+    let closed = why(&many, &all, true);
+    missing(&closed, "policy-map", "192.0.3.231: dropped");
 }
 
 #[test]

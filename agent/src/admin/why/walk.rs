@@ -25,6 +25,9 @@ pub(super) struct Walk<'a> {
     pub now: BootTime,
 }
 
+/// Addresses that pass, and that do not, shown one by one.
+const SHOWN: usize = 16;
+
 /// What becomes of packets to one address.
 struct End {
     passes: Option<bool>,
@@ -50,6 +53,7 @@ impl Walk<'_> {
         hops.push(self.names(name));
         let late = hops.len();
         let mut ends = Vec::new();
+        let (mut passing, mut failing) = (0, 0);
         for (found, read) in self.found.addresses.iter().zip(self.read) {
             let mut way = vec![
                 self.ipcache(found, read),
@@ -62,8 +66,23 @@ impl Walk<'_> {
                 calm(&mut way);
             }
             only_first_remedy(&mut way);
-            hops.append(&mut way);
+            let passes = end.passes == Some(true);
+            let alike = if passes { &mut passing } else { &mut failing };
+            *alike += 1;
+            if *alike <= SHOWN {
+                hops.append(&mut way);
+            }
             ends.push(end);
+        }
+        let more = [
+            (passing, HopState::Found, "pass"),
+            (failing, HopState::Missing, "do not pass, or it is unknown"),
+        ];
+        for (number, state, what) in more {
+            if let Some(more @ 1..) = number.checked_sub(SHOWN) {
+                let text = format!("packets to {more} more addresses {what}");
+                hops.push(hop("policy-map", None, state, text, ""));
+            }
         }
         let free = self.restricted().is_none();
         let opens = ends.iter().all(|end| end.passes == Some(true));
@@ -117,8 +136,12 @@ impl Walk<'_> {
                 .unwrap_or_default(),
             (_, true, _, Some(end)) if ends.len() == 1 => end.text.clone(),
             (_, true, _, Some(_)) => {
-                let texts: Vec<&str> = ends.iter().map(|end| end.text.as_str()).collect();
-                texts.join("; ")
+                let texts = ends.iter().take(SHOWN).map(|end| end.text.as_str());
+                let texts: Vec<&str> = texts.collect();
+                match ends.len().saturating_sub(SHOWN) {
+                    0 => texts.join("; "),
+                    more => format!("{}; and {more} more", texts.join("; ")),
+                }
             }
             (_, true, ..) => format!("{} is not restricted", self.direction()),
             (_, false, Some(end), _) => end.text.clone(),

@@ -7,10 +7,7 @@ use super::{
     restart::again,
     scenario::{Node, spec},
 };
-use crate::{
-    core::{CoreConfig, Event, Restored, event::CleanNames},
-    datapath::memory::MemoryDatapath,
-};
+use crate::core::{CoreConfig, Event, event::CleanNames};
 
 const NOT_REALISED: Realised = Realised::No(Refusal::NotRealised);
 
@@ -33,12 +30,7 @@ fn config(max: usize) -> CoreConfig {
 /// A node with three names in policy; `max` identities of names, three of which (of one family)
 /// are the selectors' own.
 fn node(max: usize) -> Node {
-    let mut node = Node::with(config(max), Restored::default(), MemoryDatapath::default());
-    node.begin();
-    node.policy(&policy(""));
-    node.endpoint(spec("web", 7, "app=web"));
-    node.sync();
-    node
+    Node::synced(config(max), &policy(""))
 }
 
 fn learn(node: &mut Node, name: &str, address: &str) -> Realised {

@@ -8,7 +8,7 @@ use super::{
 };
 use crate::{
     core::{
-        CoreConfig, Restored,
+        CoreConfig,
         event::{MappingEvent, StreamId},
     },
     datapath::{memory::MemoryDatapath, plan::Datapath as _},
@@ -48,11 +48,7 @@ fn config() -> CoreConfig {
 }
 
 fn node() -> Node {
-    let mut node = Node::with(config(), Restored::default(), MemoryDatapath::default());
-    node.begin();
-    node.policy(&each_name());
-    node.endpoint(spec("web", 7, "app=web"));
-    node.sync();
+    let mut node = Node::synced(config(), &each_name());
     let mapping = |n: usize| {
         let address = format!("20.0.{}.{}", n / 256, n % 256);
         MappingEvent {

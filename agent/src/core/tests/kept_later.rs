@@ -2,23 +2,17 @@
 
 use shared_maps::EndpointId;
 
-use super::scenario::{Node, WEB, spec};
+use super::scenario::{Node, WEB};
 use crate::{
-    core::{CoreConfig, Effect, Event, Restored},
-    datapath::{memory::MemoryDatapath, plan::Step},
+    core::{CoreConfig, Effect, Event},
+    datapath::plan::Step,
 };
 
 fn usual() -> Node {
-    let config = CoreConfig {
+    Node::usual_with(CoreConfig {
         names_kept_later: true,
         ..CoreConfig::default()
-    };
-    let mut node = Node::with(config, Restored::default(), MemoryDatapath::default());
-    node.begin();
-    node.policy(WEB);
-    node.endpoint(spec("web", 7, "app=web"));
-    node.sync();
-    node
+    })
 }
 
 /// Learns, and lets the write fall due: its number.

@@ -4,22 +4,10 @@ use std::{net::IpAddr, time::Duration};
 
 use holdfast_sdp::mapping::{BootTime, Realised, Refusal};
 
-use super::scenario::{Node, WEB, mapping, spec};
-use crate::{
-    core::{CoreConfig, Restored},
-    datapath::memory::MemoryDatapath,
-};
+use super::scenario::{Node, mapping};
+use crate::core::CoreConfig;
 
 const NOT_REALISED: Realised = Realised::No(Refusal::NotRealised);
-
-fn node(config: CoreConfig) -> Node {
-    let mut node = Node::with(config, Restored::default(), MemoryDatapath::default());
-    node.begin();
-    node.policy(WEB);
-    node.endpoint(spec("web", 7, "app=web"));
-    node.sync();
-    node
-}
 
 fn addresses(count: u32) -> Vec<String> {
     let address = |n: u32| IpAddr::from((0x0b00_0000 + n).to_be_bytes()).to_string();
@@ -35,7 +23,7 @@ fn learn(node: &mut Node, name: &str, count: u32) -> (Realised, u64) {
 
 #[test]
 fn the_rate_counts_addresses() {
-    let mut node = node(CoreConfig {
+    let mut node = Node::usual_with(CoreConfig {
         mapping_rate: 1,
         ..CoreConfig::default()
     });
@@ -51,7 +39,7 @@ fn the_rate_counts_addresses() {
 
 #[test]
 fn addresses_beyond_what_a_mapping_may_have_are_owned_up_to() {
-    let mut node = node(CoreConfig {
+    let mut node = Node::usual_with(CoreConfig {
         max_ips_per_name: 10_000,
         ..CoreConfig::default()
     });
@@ -65,7 +53,7 @@ fn addresses_beyond_what_a_mapping_may_have_are_owned_up_to() {
 
 #[test]
 fn an_endpoint_with_its_most_names_is_refused_more_and_keeps_what_it_has() {
-    let mut node = node(CoreConfig {
+    let mut node = Node::usual_with(CoreConfig {
         max_pairs_per_endpoint: 32,
         ..CoreConfig::default()
     });
@@ -86,7 +74,7 @@ fn an_endpoint_with_its_most_names_is_refused_more_and_keeps_what_it_has() {
 
 #[test]
 fn names_long_expired_of_one_address_in_use_shut_no_name_out() {
-    let mut node = node(CoreConfig {
+    let mut node = Node::usual_with(CoreConfig {
         max_pairs_per_endpoint: 32,
         ..CoreConfig::default()
     });
@@ -102,7 +90,7 @@ fn names_long_expired_of_one_address_in_use_shut_no_name_out() {
 
 #[test]
 fn the_last_room_of_the_node_is_given_without_leases() {
-    let mut node = node(CoreConfig {
+    let mut node = Node::usual_with(CoreConfig {
         ipcache_max: 64,
         ..CoreConfig::default()
     });
@@ -119,7 +107,7 @@ fn the_last_room_of_the_node_is_given_without_leases() {
 #[test]
 fn lease_and_restore_grace_are_exact() {
     let half = Duration::from_millis(500);
-    let mut node = node(CoreConfig {
+    let mut node = Node::usual_with(CoreConfig {
         lease_slack: half,
         restore_grace: half,
         ..CoreConfig::default()
@@ -132,7 +120,7 @@ fn lease_and_restore_grace_are_exact() {
 
 #[test]
 fn files_of_many_names_are_written_more_rarely() {
-    let mut node = node(CoreConfig::default());
+    let mut node = Node::usual_with(CoreConfig::default());
     for name in ["a", "b", "c"] {
         learn(&mut node, &format!("{name}.cilium.io"), 1000);
     }

@@ -99,9 +99,18 @@ impl Node {
 
     /// A synced node with the usual policy and one endpoint.
     pub(super) fn usual() -> Self {
-        let mut node = Self::new();
+        Self::usual_with(CoreConfig::default())
+    }
+
+    pub(super) fn usual_with(config: CoreConfig) -> Self {
+        Self::synced(config, WEB)
+    }
+
+    /// A synced node with a policy and one endpoint.
+    pub(super) fn synced(config: CoreConfig, policy: &str) -> Self {
+        let mut node = Self::with(config, Restored::default(), MemoryDatapath::default());
         node.begin();
-        node.policy(WEB);
+        node.policy(policy);
         node.endpoint(spec("web", 7, "app=web"));
         node.sync();
         node
@@ -244,18 +253,10 @@ fn what_an_endpoint_learns_under_new_labels_becomes_durable() {
 
 #[test]
 fn a_pair_goes_once_lease_and_use_are_over() {
-    let mut node = Node::with(
-        CoreConfig {
-            max_deferred_deletes: 0,
-            ..CoreConfig::default()
-        },
-        Restored::default(),
-        MemoryDatapath::default(),
-    );
-    node.begin();
-    node.policy(WEB);
-    node.endpoint(spec("web", 7, "app=web"));
-    node.sync();
+    let mut node = Node::usual_with(CoreConfig {
+        max_deferred_deletes: 0,
+        ..CoreConfig::default()
+    });
     let learned = node.now;
     node.learn("www.cilium.io", &["1.1.1.1"]);
     node.tick(learned.plus_secs(124));
@@ -313,15 +314,10 @@ fn believes_only_what_policy_allows_and_what_is_not_of_this_node() {
 
 #[test]
 fn one_stream_cannot_flood() {
-    let config = CoreConfig {
+    let mut node = Node::usual_with(CoreConfig {
         mapping_rate: 1,
         ..CoreConfig::default()
-    };
-    let mut node = Node::with(config, Restored::default(), MemoryDatapath::default());
-    node.begin();
-    node.policy(WEB);
-    node.endpoint(spec("web", 7, "app=web"));
-    node.sync();
+    });
     let results: Vec<_> = (0..11)
         .map(|_| node.learn("www.cilium.io", &["1.1.1.1"]).1.realised)
         .collect();

@@ -45,7 +45,7 @@ struct Waiting {
 struct Write {
     endpoint: EndpointId,
     number: u64,
-    step: Step,
+    text: String,
 }
 
 impl LaterFiles {
@@ -58,7 +58,7 @@ impl LaterFiles {
             .spawn(move || {
                 let mut failing = BTreeSet::new();
                 while let Some(write) = taken.next() {
-                    let done = written.carry_out(&write.step).unwrap_or(Ok(()));
+                    let done = written.write_endpoint(write.endpoint, &write.text);
                     match &done {
                         Ok(()) => {
                             failing.remove(&write.endpoint);
@@ -132,11 +132,11 @@ impl Queue {
 impl Datapath for LaterFiles {
     fn apply(&mut self, step: &Step) -> Result<(), StepError> {
         match step {
-            Step::KeepNames(endpoint, number, _) => {
+            Step::KeepNames(endpoint, number, text) => {
                 self.queue.put(Write {
                     endpoint: *endpoint,
                     number: *number,
-                    step: step.clone(),
+                    text: text.clone(),
                 });
                 return Ok(());
             }

@@ -1,6 +1,6 @@
 //! Leases, expiry, changes of policy, restarts of the agent and failover of proxies in any
 //! order: real state machines on both sides, a scheduler that decides who goes on, maps in
-//! memory. Changes of policy go in the smallest parts, and proxies are heard between them.
+//! memory. Changes of policy go in small parts, and proxies are heard between them.
 //!
 //! At every instant:
 //! - an answer goes out only if its addresses have the labels that policy gives its name, or

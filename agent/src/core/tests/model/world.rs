@@ -109,7 +109,7 @@ fn config(start: u64, zombies: bool) -> CoreConfig {
     CoreConfig {
         start,
         max_deferred_deletes: if zombies { 10_000 } else { 0 },
-        part: 1,
+        part: 8,
         ..CoreConfig::default()
     }
 }

@@ -177,7 +177,8 @@ impl Core {
         let times = [
             state.names.next_deadline(),
             state.retry_at,
-            state.restore_until,
+            // It waits for the end of a change of policy.
+            state.restore_until.filter(|_| !state.is_halfway()),
             revocation,
         ];
         let file = file.filter(|_| state.sync.done);

@@ -7,7 +7,7 @@ use proptest::prelude::*;
 use shared_maps::IdentityId;
 
 use super::{
-    oracle::{Act, World, acts, check_way, config, fates},
+    oracle::{Act, Pod, World, acts, check_way, config, fates},
     scenario::{Node, WEB, mapping, spec},
 };
 use crate::{
@@ -447,7 +447,12 @@ fn a_policy_that_changed_while_away_comes_after_its_labels() {
         vec![Policy(0, 0), Policy(2, 7), Policy(2, 10)],
         vec![Policy(0, 8), Policy(0, 10)],
         vec![Policy(0, 8), Policy(1, 2), Policy(0, 11)],
-        vec![Policy(3, 7), Policy(0, 5), Endpoint(8, false), Policy(3, 2)],
+        vec![
+            Policy(3, 7),
+            Policy(0, 5),
+            Endpoint(8, Pod::DB),
+            Policy(3, 2),
+        ],
     ] {
         killed(&acts, 0.0);
     }
@@ -511,11 +516,11 @@ fn what_one_address_had_is_not_for_another_that_gets_the_same_identity() {
 fn an_endpoint_may_come_back_under_another_number() {
     use Act::{Endpoint, Gone, Policy};
     let acts = [
-        Endpoint(9, false),
-        Endpoint(8, true),
+        Endpoint(9, Pod::DB),
+        Endpoint(8, Pod::WEB),
         Policy(0, 4),
         Gone(9),
-        Endpoint(9, false),
+        Endpoint(9, Pod::DB),
     ];
     killed(&acts, 0.0);
 }

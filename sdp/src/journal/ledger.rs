@@ -7,7 +7,7 @@ use super::record::{self, HeaderError, Record};
 use crate::{
     mapping::{
         BootTime, Mapping,
-        kept::{Kept, Key},
+        kept::{Kept, Key, Told},
     },
     name::Fqdn,
 };
@@ -17,10 +17,10 @@ use crate::{
 pub enum Note {
     /// No agent has made it durable; it counts this many seconds from `seen_at`.
     Learned(Mapping, u32),
-    /// The agent's disk has these pairs until this instant.
-    Settled(Key, Vec<IpAddr>, BootTime),
-    /// The agent will never take these pairs.
-    Forgotten(Key, Vec<IpAddr>),
+    /// The agent's disk has these pairs as far as told.
+    Settled(Key, Vec<IpAddr>, Told),
+    /// The agent will never take these pairs as told.
+    Forgotten(Key, Vec<IpAddr>, Told),
     /// The agent takes these back: without a name all, without addresses all of the name.
     Revoked(Option<Fqdn>, Vec<IpAddr>),
 }
@@ -52,10 +52,10 @@ impl Ledger {
                 self.pairs.keep(mapping, *lasts);
                 record::put_learned(out, mapping, *lasts);
             }
-            Note::Settled(key, addresses, until) => {
-                self.pairs.drop_settled(key, addresses, *until);
+            Note::Settled(key, addresses, told) => {
+                self.pairs.drop_settled(key, addresses, *told);
             }
-            Note::Forgotten(key, addresses) => self.pairs.forget(key, addresses),
+            Note::Forgotten(key, addresses, told) => self.pairs.forget(key, addresses, *told),
             Note::Revoked(name, addresses) => {
                 self.pairs.revoke(name.as_ref(), addresses);
                 record::put_revoked(out, name.as_ref(), addresses);
@@ -125,7 +125,7 @@ impl Ledger {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::mapping::kept::tests::mapping;
+    use crate::mapping::kept::tests::{mapping, told};
 
     const BOOT: &str = "0d3f1c9e-53a1-4c0e-9d52-0123456789ab";
 
@@ -202,12 +202,15 @@ mod tests {
         let (mut ledger, mut file) = written(&[a.clone(), b.clone(), learned("b.", &[1], 20)]);
         for note in [&a, &b] {
             ledger.take(
-                &Note::Settled(key(note), addresses.clone(), at(70)),
+                &Note::Settled(key(note), addresses.clone(), told(10, 70)),
                 &mut file,
             );
         }
         assert_eq!(names(&ledger), ["b. [192.0.2.1]"]);
-        ledger.take(&Note::Forgotten(key(&b), addresses), &mut file);
+        let refused = |told| Note::Forgotten(key(&b), addresses.clone(), told);
+        ledger.take(&refused(told(10, 70)), &mut file);
+        assert!(!ledger.is_empty(), "it was seen again");
+        ledger.take(&refused(told(20, 80)), &mut file);
         assert!(ledger.is_empty());
     }
 

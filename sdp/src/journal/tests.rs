@@ -8,7 +8,7 @@ use std::{
 };
 
 use super::{ledger::Ledger, *};
-use crate::mapping::kept::tests::mapping;
+use crate::mapping::kept::{Told, tests::mapping};
 
 const BOOT: &str = "0d3f1c9e-53a1-4c0e-9d52-0123456789ab";
 
@@ -42,6 +42,14 @@ fn learned(name: &str) -> Note {
     let mut mapping = mapping(name, &[1], 600, 0);
     mapping.seen_at = BootTime::now();
     Note::Learned(mapping, 600)
+}
+
+/// For as long as any of these tests.
+fn durable() -> Told {
+    Told {
+        seen: BootTime::now(),
+        until: BootTime::now().plus_secs(600),
+    }
 }
 
 fn key(note: &Note) -> crate::mapping::kept::Key {
@@ -139,9 +147,8 @@ async fn nobody_takes_what_is_in_use_and_an_empty_one_goes() {
     one.write(learned("a."));
     two.write(learned("b."));
     let note = learned("a.");
-    let until = BootTime::now().plus_secs(600);
     one.journal
-        .note(Note::Settled(key(&note), addresses(), until));
+        .note(Note::Settled(key(&note), addresses(), durable()));
     soon("it is let go", || one.journal.status().pairs == 0);
     soon("the file is cleared", || {
         fs::metadata(one.file()).unwrap().len() == u64::try_from(record::HEADER).unwrap()
@@ -215,7 +222,7 @@ async fn the_file_stays_small_and_comes_back() {
     one.write(learned("kept."));
     for n in 0..20_000 {
         let note = learned(&format!("name-number-{}.test.", n % 500));
-        let settled = Note::Settled(key(&note), addresses(), BootTime::now().plus_secs(600));
+        let settled = Note::Settled(key(&note), addresses(), durable());
         one.journal.note(note);
         one.journal.note(settled);
         if n % 1000 == 0 {

@@ -38,6 +38,35 @@ pub enum Unwritten {
     Pair,
 }
 
+/// Rounded up: what is told again must not end sooner.
+fn seconds_between(from: BootTime, to: BootTime) -> u32 {
+    let seconds = to.0.saturating_sub(from.0).div_ceil(1_000_000_000);
+    u32::try_from(seconds).unwrap_or(u32::MAX)
+}
+
+/// What an agent was told of pairs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Told {
+    /// When they were seen.
+    pub seen: BootTime,
+    /// Until when they count.
+    pub until: BootTime,
+}
+
+impl Told {
+    fn is_all_of(self, pair: &Pair) -> bool {
+        pair.expires <= self.until && pair.seen_at <= self.seen
+    }
+}
+
+/// Where a mapping comes from.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Source {
+    Answer,
+    Leased,
+    Journal,
+}
+
 /// The table.
 #[derive(Debug)]
 pub struct Kept {
@@ -58,6 +87,7 @@ struct KeptName {
 #[derive(Clone, Copy, Debug)]
 struct Pair {
     address: IpAddr,
+    /// Of the answer that came last, whichever lasts longest.
     seen_at: BootTime,
     ttl: u32,
     expires: BootTime,
@@ -65,9 +95,35 @@ struct Pair {
     tries: u8,
     /// Until when a disk, the agent's or the journal's, says that it counts.
     written: BootTime,
+    /// When it was seen as far as a disk knows.
+    seen_written: BootTime,
 }
 
 impl Pair {
+    /// Two answers are one that was seen when the last came and lasts as long as the longer: what
+    /// an agent forgot on purpose before the last one is open again because of it.
+    fn merged(self, fresh: Self) -> Self {
+        let (longer, shorter) = if self.expires <= fresh.expires {
+            (fresh, self)
+        } else {
+            (self, fresh)
+        };
+        let mut merged = longer;
+        if shorter.seen_at > longer.seen_at {
+            merged.seen_at = shorter.seen_at;
+            merged.ttl = seconds_between(merged.seen_at, merged.expires);
+        }
+        merged.settled &= fresh.settled;
+        merged.written = self.written.max(fresh.written);
+        merged.seen_written = self.seen_written.max(fresh.seen_written);
+        merged
+    }
+
+    /// From the last answer to the end, whole seconds.
+    fn lasts(&self) -> u32 {
+        seconds_between(self.seen_at, self.expires)
+    }
+
     fn until(&self) -> BootTime {
         if self.settled {
             self.expires
@@ -90,17 +146,25 @@ impl Kept {
 
     /// Keeps a mapping's pairs; `min_ttl` is the floor of TTLs, seconds.
     pub fn keep(&mut self, mapping: &Mapping, min_ttl: u32) {
-        self.keep_written(mapping, min_ttl, BootTime(0));
+        self.take(mapping, min_ttl, Source::Answer);
+    }
+
+    /// The same for an answer whose pairs the agent has promised to keep open for its time.
+    pub fn keep_leased(&mut self, mapping: &Mapping, min_ttl: u32) {
+        self.take(mapping, min_ttl, Source::Leased);
     }
 
     /// Keeps what a journal says already; `min_ttl` as for [`Self::keep`].
     pub fn take_over(&mut self, mapping: &Mapping, min_ttl: u32) {
-        let until = mapping.seen_at.plus_secs(mapping.ttl.max(min_ttl).into());
-        self.keep_written(mapping, min_ttl, until);
+        self.take(mapping, min_ttl, Source::Journal);
     }
 
-    fn keep_written(&mut self, mapping: &Mapping, min_ttl: u32, written: BootTime) {
+    fn take(&mut self, mapping: &Mapping, min_ttl: u32, source: Source) {
         let expires = mapping.seen_at.plus_secs(mapping.ttl.max(min_ttl).into());
+        let on_disk = |instant| match source {
+            Source::Journal => instant,
+            Source::Answer | Source::Leased => BootTime(0),
+        };
         let asked = self.names.entry(mapping.name.clone()).or_default();
         let name = asked.entry(mapping.endpoint).or_insert_with(|| KeptName {
             server: mapping.server,
@@ -117,14 +181,16 @@ impl Kept {
                 expires,
                 settled: false,
                 tries: 0,
-                written,
+                written: on_disk(expires),
+                seen_written: on_disk(mapping.seen_at),
             };
             match name.pairs.iter_mut().find(|pair| pair.address == *address) {
-                Some(pair) if pair.expires <= expires => {
-                    let written = pair.written.max(fresh.written);
-                    *pair = Pair { written, ..fresh };
+                Some(pair) => {
+                    // A promise covers what it outlasts: the agent need not hear of it.
+                    let settled = pair.expires > expires
+                        && (source == Source::Leased || pair.seen_at >= mapping.seen_at);
+                    *pair = pair.merged(Pair { settled, ..fresh });
                 }
-                Some(_) => {}
                 None => {
                     name.pairs.push(fresh);
                     self.pairs += 1;
@@ -149,9 +215,11 @@ impl Kept {
         for pair in name.pairs.iter_mut().filter(own) {
             let lasts = pair.expires.0.saturating_sub(pair.seen_at.0);
             let slack = if away { BEHIND_AWAY } else { lasts / BEHIND };
+            let behind = |written: BootTime, now: BootTime| written.0.saturating_add(slack) < now.0;
             if pair.written == BootTime(0) {
                 found = Unwritten::Pair;
-            } else if pair.written.0.saturating_add(slack) < pair.expires.0 {
+            } else if behind(pair.written, pair.expires) || behind(pair.seen_written, pair.seen_at)
+            {
                 found = match found {
                     Unwritten::Pair => Unwritten::Pair,
                     _ => Unwritten::Longer,
@@ -161,6 +229,7 @@ impl Kept {
         if found != Unwritten::Nothing {
             for pair in name.pairs.iter_mut().filter(own) {
                 pair.written = pair.written.max(pair.expires);
+                pair.seen_written = pair.seen_at;
             }
         }
         found
@@ -174,10 +243,13 @@ impl Kept {
             let Some(name) = self.name_mut(&key) else {
                 continue;
             };
-            let behind = |pair: &Pair| !pair.settled && pair.written < pair.expires;
+            let behind = |pair: &Pair| {
+                !pair.settled && (pair.written < pair.expires || pair.seen_written < pair.seen_at)
+            };
             if name.pairs.iter().any(behind) {
                 for pair in &mut name.pairs {
                     pair.written = pair.written.max(pair.expires);
+                    pair.seen_written = pair.seen_at;
                 }
                 found.extend(self.unexpired(&key, BootTime(0)));
             }
@@ -185,29 +257,32 @@ impl Kept {
         found
     }
 
-    /// The agent has made these pairs durable until `until`.
-    pub fn settle(&mut self, key: &Key, addresses: &[IpAddr], until: BootTime) {
+    /// The agent has made these pairs durable as far as told.
+    pub fn settle(&mut self, key: &Key, addresses: &[IpAddr], told: Told) {
         let Some(name) = self.name_mut(key) else {
             return;
         };
         for pair in &mut name.pairs {
-            if pair.expires <= until && addresses.contains(&pair.address) {
+            if told.is_all_of(pair) && addresses.contains(&pair.address) {
                 pair.settled = true;
                 pair.written = pair.expires;
+                pair.seen_written = pair.seen_at;
             }
         }
     }
 
-    /// Lets go of pairs that the agent has made durable until `until`.
-    pub fn drop_settled(&mut self, key: &Key, addresses: &[IpAddr], until: BootTime) {
+    /// Lets go of pairs that the agent has made durable as far as told.
+    pub fn drop_settled(&mut self, key: &Key, addresses: &[IpAddr], told: Told) {
         self.retain_pairs(key, |pair| {
-            pair.expires > until || !addresses.contains(&pair.address)
+            !(told.is_all_of(pair) && addresses.contains(&pair.address))
         });
     }
 
-    /// The agent will never take these pairs.
-    pub fn forget(&mut self, key: &Key, addresses: &[IpAddr]) {
-        self.retain_pairs(key, |pair| !addresses.contains(&pair.address));
+    /// The agent will never take these pairs as told; of those seen again since it may.
+    pub fn forget(&mut self, key: &Key, addresses: &[IpAddr], told: Told) {
+        self.retain_pairs(key, |pair| {
+            pair.seen_at > told.seen || !addresses.contains(&pair.address)
+        });
     }
 
     /// Whether it is worth sending these pairs again after the agent could not
@@ -341,8 +416,7 @@ impl Kept {
         };
         let mut found: Vec<(Mapping, u32)> = Vec::new();
         for pair in name.pairs.iter().filter(|pair| which(pair)) {
-            let lasts = pair.expires.0.saturating_sub(pair.seen_at.0) / 1_000_000_000;
-            let lasts = u32::try_from(lasts).unwrap_or(u32::MAX);
+            let lasts = pair.lasts();
             match found
                 .iter_mut()
                 .find(|(m, l)| m.seen_at == pair.seen_at && m.ttl == pair.ttl && *l == lasts)
@@ -384,127 +458,4 @@ impl Kept {
 }
 
 #[cfg(test)]
-pub(crate) mod tests {
-    use shared_maps::EndpointId;
-
-    use super::*;
-
-    pub(crate) fn mapping(name: &str, addresses: &[u8], ttl: u32, seen: u64) -> Mapping {
-        Mapping {
-            endpoint: EndpointInstance {
-                id: EndpointId(1),
-                client: IpAddr::from([10, 0, 0, 1]),
-                ifindex: 9,
-            },
-            name: Fqdn::normalise(name),
-            addresses: addresses
-                .iter()
-                .map(|last| IpAddr::from([192, 0, 2, *last]))
-                .collect(),
-            ttl,
-            seen_at: BootTime(0).plus_secs(seen),
-            rcode: 0,
-            server: SocketAddr::from(([10, 0, 0, 53], 53)),
-            transport: Transport::Udp,
-            replayed: false,
-        }
-    }
-
-    fn key(mapping: &Mapping) -> Key {
-        (mapping.endpoint, mapping.name.clone())
-    }
-
-    fn at(secs: u64) -> BootTime {
-        BootTime(0).plus_secs(secs)
-    }
-
-    #[test]
-    fn the_same_pair_is_kept_once_and_replayed_as_seen() {
-        let mut kept = Kept::new(100);
-        kept.keep(&mapping("a.", &[1, 2], 60, 10), 0);
-        let later = mapping("a.", &[2], 60, 20);
-        kept.keep(&later, 0);
-        assert_eq!(kept.len(), 2);
-        let mut replay = kept.replay(&key(&later), at(30));
-        replay.sort_by_key(|m| m.seen_at);
-        assert_eq!(replay.len(), 2);
-        assert_eq!(
-            (replay[0].seen_at, &replay[0].addresses[..]),
-            (at(10), &mapping("", &[1], 0, 0).addresses[..])
-        );
-        assert_eq!(
-            (replay[1].seen_at, replay[1].ttl, replay[1].replayed),
-            (at(20), 60, true)
-        );
-    }
-
-    #[test]
-    fn what_is_not_durable_outlives_its_ttl_for_a_while() {
-        let mut kept = Kept::new(100);
-        let (a, b) = (mapping("a.", &[1], 10, 0), mapping("b.", &[1], 10, 0));
-        kept.keep(&a, 0);
-        kept.keep(&b, 0);
-        kept.settle(&key(&b), &b.addresses, at(10));
-        assert_eq!(kept.keys(false), [key(&a)]);
-        assert_eq!(kept.keys(true).len(), 2);
-        kept.expire(at(11));
-        assert_eq!(kept.keys(true), [key(&a)]);
-        kept.expire(at(11 + UNSETTLED_SECS));
-        assert!(kept.is_empty());
-    }
-
-    #[test]
-    fn min_ttl_is_a_floor() {
-        let mut kept = Kept::new(100);
-        let a = mapping("a.", &[1], 1, 0);
-        kept.keep(&a, 3600);
-        kept.settle(&key(&a), &a.addresses, at(3600));
-        kept.expire(at(3599));
-        assert_eq!(kept.len(), 1);
-    }
-
-    #[test]
-    fn the_soonest_to_end_goes_first_when_full() {
-        let mut kept = Kept::new(160);
-        for n in 0..200u32 {
-            kept.keep(&mapping(&format!("n{n}."), &[1], 1000 - n, 0), 0);
-        }
-        assert!(kept.len() <= 160);
-        assert_eq!(kept.dropped() + u64::try_from(kept.len()).unwrap(), 200);
-        let first = key(&mapping("n0.", &[1], 0, 0));
-        assert!(kept.keys(true).contains(&first), "the longest-lived stays");
-    }
-
-    #[test]
-    fn a_revocation_takes_what_it_names_from_every_endpoint() {
-        let mut kept = Kept::new(100);
-        let (a, b) = (mapping("a.", &[1, 2], 60, 0), mapping("b.", &[1], 60, 0));
-        let mut of_another = a.clone();
-        of_another.endpoint.id = EndpointId(2);
-        for mapping in [&a, &b, &of_another] {
-            kept.keep(mapping, 0);
-        }
-        let first = a.addresses.get(..1).unwrap();
-        kept.revoke(Some(&a.name), first);
-        assert_eq!(kept.len(), 3);
-        for endpoint in [&a, &of_another] {
-            let replay = kept.replay(&key(endpoint), at(1));
-            assert_eq!(replay.len(), 1);
-            assert_eq!(replay[0].addresses, &a.addresses[1..]);
-        }
-        kept.revoke(Some(&a.name), &[]);
-        assert_eq!(kept.keys(true), [key(&b)]);
-        kept.revoke(None, &[]);
-        assert!(kept.is_empty());
-    }
-
-    #[test]
-    fn a_refused_pair_is_tried_a_bounded_number_of_times() {
-        let mut kept = Kept::new(10);
-        let a = mapping("a.", &[1], 60, 0);
-        kept.keep(&a, 0);
-        let tries = (0..1000).take_while(|_| kept.retry(&key(&a))).count();
-        assert_eq!(tries, usize::from(TRIES) - 1);
-        assert!(kept.is_empty());
-    }
-}
+pub(crate) mod tests;

@@ -83,7 +83,7 @@ fn acts() -> impl Strategy<Value = Vec<Act>> {
         2 => Just(Act::StartAgent),
         3 => Just(Act::Sync),
         2 => (0usize..2, prop::option::of(0..SPECS.len())).prop_map(|(slot, s)| Act::Policy(slot, s)),
-        1 => (0..NAMES.len()).prop_map(Act::Clean),
+        2 => (0..NAMES.len()).prop_map(Act::Clean),
         2 => any::<bool>().prop_map(Act::Other),
         1 => (0..world::FAILURES.len()).prop_map(Act::Fail),
         4 => (0usize..4, any::<bool>()).prop_map(|(a, on)| Act::Use(a, on)),
@@ -110,6 +110,7 @@ fn uses() -> impl Strategy<Value = Vec<Act>> {
         2 => Just(Act::StartAgent),
         2 => Just(Act::Sync),
         2 => Just(Act::Connect(0)),
+        1 => (0..NAMES.len()).prop_map(Act::Clean),
     ];
     prop::collection::vec(act, 40..120)
 }
@@ -247,4 +248,24 @@ fn an_answer_waits_for_the_write_that_another_one_caused() {
         Act::Answer(0, 1, 1, 1),
         Act::KillProxy(0, true),
     ]);
+}
+
+#[test]
+fn what_was_cleaned_and_asked_again_is_open_although_it_lasts_less_long() {
+    for killed in [false, true] {
+        let mut acts = vec![
+            Act::KillProxy(0, false),
+            Act::Answer(0, 0, 1, 3),
+            Act::Wait(1000),
+            Act::Clean(0),
+            // Longer than a journal may be behind.
+            Act::Wait(80_000),
+            Act::Answer(0, 0, 1, 2),
+            Act::Wait(10),
+        ];
+        if killed {
+            acts.extend([Act::KillProxy(0, false), Act::Adopt(1)]);
+        }
+        play(&acts);
+    }
 }

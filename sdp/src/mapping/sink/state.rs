@@ -12,7 +12,7 @@ use crate::{
     journal::{Journal, Note},
     mapping::{
         BootTime, Mapping, OnRealised, Realised, Refusal, Release,
-        kept::{Kept, Key, Unwritten},
+        kept::{Kept, Key, Told, Unwritten},
         lease::LeaseTable,
         repeat,
     },
@@ -121,8 +121,7 @@ enum Wait {
 pub(super) struct InFlight {
     pub(super) key: Key,
     pub(super) addresses: Vec<IpAddr>,
-    /// Until when it counts.
-    pub(super) until: BootTime,
+    pub(super) told: Told,
 }
 
 pub(super) type Calls = Vec<(OnRealised, Realised)>;
@@ -174,12 +173,17 @@ impl State {
         let now = at.now;
         let hangs = self.late_in_a_row >= HUNG_AFTER;
         let away = self.agent.is_none() || hangs;
-        self.kept.keep(&mapping, self.min_ttl);
+        let leased = self.is_leased(&mapping, now);
+        if leased {
+            self.kept.keep_leased(&mapping, self.min_ttl);
+        } else {
+            self.kept.keep(&mapping, self.min_ttl);
+        }
         let unwritten = self.kept.to_write(&mapping, away);
         let note = (unwritten != Unwritten::Nothing).then(|| self.learned(&mapping));
         if !away {
             note.into_iter().for_each(|note| self.journal.note(note));
-            if self.is_leased(&mapping, now) {
+            if leased {
                 self.refresh(&mapping, now);
                 return (Release::Leased, &stats.leased);
             }
@@ -197,7 +201,7 @@ impl State {
         }
         let counter = if self.agent.is_none() {
             &stats.agent_away
-        } else if self.is_leased(&mapping, now) {
+        } else if leased {
             note.into_iter().for_each(|note| self.journal.note(note));
             self.refresh(&mapping, now);
             return (Release::Leased, &stats.leased);
@@ -328,9 +332,12 @@ impl State {
             InFlight {
                 key: (mapping.endpoint, mapping.name.clone()),
                 addresses: mapping.addresses.clone(),
-                until: mapping
-                    .seen_at
-                    .plus_secs(mapping.ttl.max(self.min_ttl).into()),
+                told: Told {
+                    seen: mapping.seen_at,
+                    until: mapping
+                        .seen_at
+                        .plus_secs(mapping.ttl.max(self.min_ttl).into()),
+                },
             },
         );
         if self.in_flight.len() > IN_FLIGHT {
@@ -389,8 +396,9 @@ impl State {
         } else {
             match outcome.refusal {
                 Refusal::NotAllowed | Refusal::Invalid | Refusal::Rejected => {
-                    self.kept.forget(&sent.key, &sent.addresses);
-                    self.journal.note(Note::Forgotten(sent.key, sent.addresses));
+                    self.kept.forget(&sent.key, &sent.addresses, sent.told);
+                    self.journal
+                        .note(Note::Forgotten(sent.key, sent.addresses, sent.told));
                 }
                 Refusal::EndpointUnknown | Refusal::RateLimited => {
                     if self.kept.retry(&sent.key) {
@@ -414,9 +422,9 @@ impl State {
     }
 
     fn settled(&mut self, sent: InFlight) {
-        self.kept.settle(&sent.key, &sent.addresses, sent.until);
+        self.kept.settle(&sent.key, &sent.addresses, sent.told);
         self.journal
-            .note(Note::Settled(sent.key, sent.addresses, sent.until));
+            .note(Note::Settled(sent.key, sent.addresses, sent.told));
     }
 
     /// Forgets pairs: without a name all, without addresses all of the name.

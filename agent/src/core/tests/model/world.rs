@@ -90,9 +90,9 @@ pub(super) struct World {
     next_stream: u64,
     pub(super) orphans: Vec<Vec<u8>>,
     pub(super) answers: Vec<Answer>,
-    /// Names that somebody asked to be forgotten. A journal may hold what was seen before that
-    /// with a longer life than what was seen after it: then both are refused.
-    cleaned: BTreeSet<usize>,
+    /// When somebody last asked for a name to be forgotten. A journal may be behind with what
+    /// was seen after that: what it tells again is refused.
+    cleaned: BTreeMap<usize, BootTime>,
     /// Names and addresses of what is on its way, by stream and sequence.
     sent: BTreeMap<(StreamId, u64), (Fqdn, Vec<IpAddr>)>,
     /// Lease ends by stream, name and address.
@@ -143,7 +143,7 @@ impl World {
             next_stream: 1,
             orphans: Vec::new(),
             answers: Vec::new(),
-            cleaned: BTreeSet::new(),
+            cleaned: BTreeMap::new(),
             sent: BTreeMap::new(),
             promises: BTreeMap::new(),
             revocations: BTreeMap::new(),
@@ -534,7 +534,7 @@ impl World {
         if !self.agent || !self.synced {
             return;
         }
-        self.cleaned.insert(name);
+        self.cleaned.insert(name, self.now);
         self.uses.retain(|(of, _)| *of != name);
         for answer in &mut self.answers {
             if answer.name == name {

@@ -5,11 +5,11 @@ use std::{
     net::IpAddr,
 };
 
-use holdfast_sdp::name::Fqdn;
+use holdfast_sdp::{mapping::BootTime, name::Fqdn};
 use shared_maps::{IdentityId, ipcache::IpcacheKey};
 
 use super::{
-    super::{super::oracle::matcher, Act, NAMES, PROXIES},
+    super::{super::oracle::matcher, Act, NAMES, PROXIES, TTLS},
     Fate, World,
 };
 use crate::{identity::checkpoint, labels::FQDN, selector::selector::Selector};
@@ -41,7 +41,10 @@ impl World {
                 assert_ne!(answer.fate, Fate::Held(self.now), "it is held for ever");
                 continue;
             };
-            if self.next_proxy > 3 && self.cleaned.contains(&answer.name) {
+            // How far a journal may be behind: see `BEHIND` in the proxy.
+            let behind = |at: BootTime| at.plus_secs(u64::from(TTLS[3]) / 8 + 1);
+            let cleaned = self.cleaned.get(&answer.name);
+            if answer.shaken && cleaned.is_some_and(|cleaned| at <= behind(*cleaned)) {
                 continue;
             }
             let life = u64::from(answer.ttl);

@@ -1,0 +1,152 @@
+//! What is kept, and until when.
+
+use shared_maps::EndpointId;
+
+use super::*;
+
+pub(crate) fn mapping(name: &str, addresses: &[u8], ttl: u32, seen: u64) -> Mapping {
+    Mapping {
+        endpoint: EndpointInstance {
+            id: EndpointId(1),
+            client: IpAddr::from([10, 0, 0, 1]),
+            ifindex: 9,
+        },
+        name: Fqdn::normalise(name),
+        addresses: addresses
+            .iter()
+            .map(|last| IpAddr::from([192, 0, 2, *last]))
+            .collect(),
+        ttl,
+        seen_at: BootTime(0).plus_secs(seen),
+        rcode: 0,
+        server: SocketAddr::from(([10, 0, 0, 53], 53)),
+        transport: Transport::Udp,
+        replayed: false,
+    }
+}
+
+fn key(mapping: &Mapping) -> Key {
+    (mapping.endpoint, mapping.name.clone())
+}
+
+fn at(secs: u64) -> BootTime {
+    BootTime(0).plus_secs(secs)
+}
+
+pub(crate) fn told(seen: u64, until: u64) -> Told {
+    Told {
+        seen: at(seen),
+        until: at(until),
+    }
+}
+
+#[test]
+fn of_two_answers_the_last_one_and_the_longer_one_count() {
+    let (long, short) = (mapping("a.", &[1], 600, 10), mapping("a.", &[1], 20, 100));
+    for order in [[&long, &short], [&short, &long]] {
+        let mut kept = Kept::new(10);
+        order.into_iter().for_each(|mapping| kept.keep(mapping, 0));
+        let replay = kept.replay(&key(&long), at(101));
+        assert_eq!(replay.len(), 1);
+        assert_eq!((replay[0].seen_at, replay[0].ttl), (at(100), 510));
+        kept.settle(&key(&long), &long.addresses, told(10, 610));
+        assert_eq!(kept.keys(false).len(), 1, "the last one is on no disk");
+        kept.forget(&key(&long), &long.addresses, told(10, 610));
+        assert_eq!(kept.len(), 1, "the last one was not refused");
+        kept.settle(&key(&long), &long.addresses, told(100, 610));
+        kept.keep_leased(&mapping("a.", &[1], 5, 110), 0);
+        assert_eq!(kept.keys(false), [], "a promise covers it");
+        kept.keep(&mapping("a.", &[1], 5, 120), 0);
+        assert_eq!(kept.keys(false).len(), 1);
+    }
+}
+
+#[test]
+fn the_same_pair_is_kept_once_and_replayed_as_seen() {
+    let mut kept = Kept::new(100);
+    kept.keep(&mapping("a.", &[1, 2], 60, 10), 0);
+    let later = mapping("a.", &[2], 60, 20);
+    kept.keep(&later, 0);
+    assert_eq!(kept.len(), 2);
+    let mut replay = kept.replay(&key(&later), at(30));
+    replay.sort_by_key(|m| m.seen_at);
+    assert_eq!(replay.len(), 2);
+    assert_eq!(
+        (replay[0].seen_at, &replay[0].addresses[..]),
+        (at(10), &mapping("", &[1], 0, 0).addresses[..])
+    );
+    assert_eq!(
+        (replay[1].seen_at, replay[1].ttl, replay[1].replayed),
+        (at(20), 60, true)
+    );
+}
+
+#[test]
+fn what_is_not_durable_outlives_its_ttl_for_a_while() {
+    let mut kept = Kept::new(100);
+    let (a, b) = (mapping("a.", &[1], 10, 0), mapping("b.", &[1], 10, 0));
+    kept.keep(&a, 0);
+    kept.keep(&b, 0);
+    kept.settle(&key(&b), &b.addresses, told(0, 10));
+    assert_eq!(kept.keys(false), [key(&a)]);
+    assert_eq!(kept.keys(true).len(), 2);
+    kept.expire(at(11));
+    assert_eq!(kept.keys(true), [key(&a)]);
+    kept.expire(at(11 + UNSETTLED_SECS));
+    assert!(kept.is_empty());
+}
+
+#[test]
+fn min_ttl_is_a_floor() {
+    let mut kept = Kept::new(100);
+    let a = mapping("a.", &[1], 1, 0);
+    kept.keep(&a, 3600);
+    kept.settle(&key(&a), &a.addresses, told(0, 3600));
+    kept.expire(at(3599));
+    assert_eq!(kept.len(), 1);
+}
+
+#[test]
+fn the_soonest_to_end_goes_first_when_full() {
+    let mut kept = Kept::new(160);
+    for n in 0..200u32 {
+        kept.keep(&mapping(&format!("n{n}."), &[1], 1000 - n, 0), 0);
+    }
+    assert!(kept.len() <= 160);
+    assert_eq!(kept.dropped() + u64::try_from(kept.len()).unwrap(), 200);
+    let first = key(&mapping("n0.", &[1], 0, 0));
+    assert!(kept.keys(true).contains(&first), "the longest-lived stays");
+}
+
+#[test]
+fn a_revocation_takes_what_it_names_from_every_endpoint() {
+    let mut kept = Kept::new(100);
+    let (a, b) = (mapping("a.", &[1, 2], 60, 0), mapping("b.", &[1], 60, 0));
+    let mut of_another = a.clone();
+    of_another.endpoint.id = EndpointId(2);
+    for mapping in [&a, &b, &of_another] {
+        kept.keep(mapping, 0);
+    }
+    let first = a.addresses.get(..1).unwrap();
+    kept.revoke(Some(&a.name), first);
+    assert_eq!(kept.len(), 3);
+    for endpoint in [&a, &of_another] {
+        let replay = kept.replay(&key(endpoint), at(1));
+        assert_eq!(replay.len(), 1);
+        assert_eq!(replay[0].addresses, &a.addresses[1..]);
+    }
+    kept.revoke(Some(&a.name), &[]);
+    assert_eq!(kept.keys(true), [key(&b)]);
+    kept.revoke(None, &[]);
+    assert!(kept.is_empty());
+}
+
+#[test]
+fn a_refused_pair_is_tried_a_bounded_number_of_times() {
+    let mut kept = Kept::new(10);
+    let a = mapping("a.", &[1], 60, 0);
+    kept.keep(&a, 0);
+    let tries = (0..1000).take_while(|_| kept.retry(&key(&a))).count();
+    assert_eq!(tries, usize::from(TRIES) - 1);
+    assert!(kept.is_empty());
+}

@@ -91,6 +91,7 @@ async fn add(args: EndpointAddArgs) -> Result<()> {
         pid: args.pid,
         ifname: args.ifname,
         labels: args.labels,
+        named_ports: args.named_ports,
     };
     let client = Client::new(&args.client.admin_socket);
     let endpoint: EndpointView = client.post("/v1/endpoints", &document).await?;

@@ -26,6 +26,7 @@ pub mod ipcache;
 pub mod labels;
 pub mod liveness;
 pub mod metrics;
+pub mod named_port;
 pub mod node;
 pub mod policy;
 pub mod proxies;

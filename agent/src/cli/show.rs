@@ -230,6 +230,7 @@ pub fn endpoint(e: &EndpointView) -> String {
         ("Key", e.key.clone()),
         ("Identity", e.identity.to_string()),
         ("Labels", list(&e.labels)),
+        ("Ports", list(&e.named_ports)),
         (
             "Addresses",
             format!("{} {}", maybe(e.ipv4.as_ref()), maybe(e.ipv6.as_ref())),

@@ -7,6 +7,7 @@ use super::{client::Client, show::print};
 use crate::{
     admin::server::encode,
     config::args::TraceArgs,
+    named_port::NamedPorts,
     policy::{
         ask::{self, Party, Step, To, Trace},
         parse::parse_documents,
@@ -16,16 +17,17 @@ use crate::{
 
 /// Asks and prints; fails if the packet is dropped.
 pub async fn run(args: &TraceArgs) -> Result<()> {
+    let to = receiver(args)?;
     let trace = if args.policy_files.is_empty() {
         let path = format!(
             "/v1/trace?from={}&to={}&port={}",
             encode(&args.from),
-            encode(&args.to),
+            encode(&to),
             encode(&args.port.to_string())
         );
         Client::new(&args.client.admin_socket).get(&path).await?
     } else {
-        by_files(args)?
+        by_files(args, &to)?
     };
     print(args.client.output, &trace, text)?;
     if trace.allowed {
@@ -35,7 +37,25 @@ pub async fn run(args: &TraceArgs) -> Result<()> {
     }
 }
 
-fn by_files(args: &TraceArgs) -> Result<Trace> {
+/// Who receives, with the labels of its named ports.
+fn receiver(args: &TraceArgs) -> Result<String> {
+    if args.named_ports.is_empty() {
+        return Ok(args.to.clone());
+    }
+    if !matches!(Party::parse(&args.to)?, Party::Labels(_)) {
+        bail!(
+            "--named-port goes with labels: {} has its own, or none",
+            args.to
+        );
+    }
+    let named = NamedPorts::parse(&args.named_ports).context("--named-port")?;
+    let named = named.labels();
+    let labels = named.iter().map(ToString::to_string);
+    let labels: Vec<String> = [args.to.clone()].into_iter().chain(labels).collect();
+    Ok(labels.join(","))
+}
+
+fn by_files(args: &TraceArgs, to: &str) -> Result<Trace> {
     let mut repository = Repository::default();
     for file in &args.policy_files {
         let text = std::fs::read_to_string(file)
@@ -57,7 +77,7 @@ fn by_files(args: &TraceArgs) -> Result<Trace> {
             args.from
         );
     };
-    let to = match Party::parse(&args.to)? {
+    let to = match Party::parse(to)? {
         Party::Labels(labels) => To::Labels(labels),
         Party::Address(address) => To::Address(address),
         Party::Name(name) => To::Name(Fqdn::normalise(&name)),

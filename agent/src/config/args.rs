@@ -135,6 +135,13 @@ pub struct EndpointAddArgs {
     /// Labels, source:key[=value], separated by commas
     #[arg(long, value_delimiter = ',', required = true)]
     pub labels: Vec<String>,
+    /// A port that policies may call by a name: http=80/TCP; may be repeated
+    #[arg(
+        long = "named-port",
+        value_name = "NAME=PORT[/PROTOCOL]",
+        value_delimiter = ','
+    )]
+    pub named_ports: Vec<String>,
     #[command(flatten)]
     pub client: ClientArgs,
 }
@@ -169,6 +176,13 @@ pub struct TraceArgs {
     /// Destination port: 443, 443/TCP, 53/UDP, 8/ICMP (the type)
     #[arg(long)]
     pub port: Port,
+    /// A named port of the labels that receive: http=80/TCP; may be repeated
+    #[arg(
+        long = "named-port",
+        value_name = "NAME=PORT[/PROTOCOL]",
+        value_delimiter = ','
+    )]
+    pub named_ports: Vec<String>,
     /// Judge by these files alone, without an agent; may be repeated
     #[arg(long = "policy-file", value_name = "FILE")]
     pub policy_files: Vec<PathBuf>,

@@ -13,7 +13,7 @@ use shared_maps::{
     policy::{PolicyKey, PolicyValue},
 };
 
-use crate::{endpoint::config_file::EndpointFile, labels::LabelSet};
+use crate::{endpoint::config_file::EndpointFile, fqdn::cleaned::CleanedNames, labels::LabelSet};
 
 /// Settings of the core. [`CoreConfig::default`] holds the product's defaults.
 #[derive(Clone, Debug)]
@@ -104,6 +104,8 @@ pub struct Restored {
     pub local_identities: Vec<(IdentityId, LabelSet)>,
     /// `endpoint_identities.json` ([`crate::identity::checkpoint::parse_endpoints`]).
     pub endpoint_identities: Vec<(IdentityId, LabelSet)>,
+    /// `cleaned_names.json` ([`crate::fqdn::cleaned::parse`]).
+    pub cleaned: CleanedNames,
     /// Every readable `ep_config.json` ([`crate::endpoint::config_file::parse`]).
     pub endpoints: Vec<EndpointFile>,
     /// Dump of the ipcache.

@@ -26,7 +26,7 @@ use crate::{
     endpoint::endpoint::{Behind, lxc_key},
     identity::{allocator::Allocator as _, checkpoint},
     ipcache::table::key_of,
-    policy::compute,
+    policy::compute::{self, DnsScope},
 };
 
 /// Prefixes that one round moves: while it lasts, old and new identities both exist.
@@ -142,6 +142,9 @@ impl State {
             .filter(|subject| subject.dns_dirty)
         {
             subject.dns_dirty = false;
+            if subject.dns_scope.is_by_name() {
+                subject.dns_scope = DnsScope::of(&subject.policy, &self.selectors);
+            }
             let rules = compute::dns_rules(&subject.policy, &self.selectors);
             if *subject.dns != rules {
                 subject.dns = Arc::new(rules);

@@ -159,9 +159,13 @@ impl State {
         let port = self.config.proxy_port;
         let mut changed = Vec::new();
         for peer in peers {
-            let entries = subject
-                .rules
-                .entries(&subject.policy, peer, &self.selectors, port);
+            let entries = subject.rules.entries(
+                &subject.policy,
+                &subject.labels,
+                peer,
+                &self.selectors,
+                port,
+            );
             let same = match subject.entries.get(&peer) {
                 Some(before) => *before == entries,
                 None => entries.is_empty(),
@@ -195,6 +199,7 @@ impl State {
             subject.dns_dirty |= subject.dns_scope.uses(selectors);
             let entries = subject.rules.entries(
                 &subject.policy,
+                &subject.labels,
                 peer,
                 &self.selectors,
                 self.config.proxy_port,

@@ -102,6 +102,7 @@ impl State {
             early: Vec::new(),
             unresolved: BTreeSet::new(),
             cleaned: VecDeque::new(),
+            cleaned_due: false,
             forgotten: Vec::new(),
             checkpoint_due: CheckpointDue::default(),
             revision: 0,
@@ -134,6 +135,7 @@ impl State {
         };
         state.know_reserved();
         state.claim_world();
+        state.restore_cleaned(restored.cleaned.clone());
         state.restore(restored, &local);
         state
     }

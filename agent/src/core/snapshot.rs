@@ -150,6 +150,9 @@ pub struct EndpointView {
     pub identity: u32,
     /// Labels.
     pub labels: Vec<String>,
+    /// Its named ports, `name=port/protocol`.
+    #[serde(default)]
+    pub named_ports: Vec<String>,
     /// Address.
     pub ipv4: Option<String>,
     /// Address.

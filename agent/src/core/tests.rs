@@ -10,6 +10,7 @@ mod labels_model;
 mod limits;
 mod merge;
 mod model;
+mod named_ports;
 mod oracle;
 mod overlaps;
 mod reconcile;

@@ -19,7 +19,7 @@ use super::{
 };
 use crate::{
     endpoint::endpoint::Endpoint, fqdn::cache::EndpointNames, identity::allocator::Allocator as _,
-    policy::repository::is_about,
+    named_port::NamedPorts, policy::repository::is_about,
 };
 
 /// Endpoints whose problem a summary spells out.
@@ -178,6 +178,7 @@ impl State {
             key: endpoint.spec.key.clone(),
             identity: endpoint.identity.0,
             labels: endpoint.labels.texts(),
+            named_ports: NamedPorts::of(&endpoint.labels).texts(),
             ipv4: endpoint.ipv4.map(|ip| ip.to_string()),
             ipv6: endpoint.ipv6.map(|ip| ip.to_string()),
             ifindex: endpoint.spec.ifindex,

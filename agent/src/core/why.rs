@@ -170,18 +170,14 @@ impl Core {
     ) -> PeerFound {
         let state = &self.state;
         let labels = state.selectors.labels(peer).cloned();
-        let policy = state
-            .endpoints
-            .get(endpoint)
-            .and_then(|endpoint| state.subjects.get(&endpoint.identity))
-            .map(|subject| &subject.policy);
-        let Some(policy) = policy else {
+        let endpoint = state.endpoints.get(endpoint);
+        let Some(own) = endpoint.and_then(|endpoint| state.subjects.get(&endpoint.identity)) else {
             return PeerFound::default();
         };
-        let side = side_of(policy, way);
+        let side = side_of(&own.policy, way);
         let known = labels.as_ref().map(LabelSet::texts);
         let subject = Subject::new(peer, labels.unwrap_or_else(|| LabelSet::new(Vec::new())));
-        let decision = port.map(|port| trace::judge(side, way, &subject, port));
+        let decision = port.map(|port| trace::judge(side, way, &own.labels, &subject, port));
         PeerFound {
             labels: known,
             verdict: decision.as_ref().map(|decision| decision.verdict),
@@ -190,7 +186,7 @@ impl Core {
                 .flat_map(|d| &d.by)
                 .map(RuleView::of)
                 .collect(),
-            about: trace::about(side, &subject)
+            about: trace::about(side, way, &own.labels, &subject)
                 .iter()
                 .map(RuleView::of)
                 .collect(),
@@ -234,7 +230,10 @@ impl Core {
                     format!("policy {key}: there is no CiliumCIDRGroup {name}: it selects nothing")
                 })
         });
-        let all = documents.chain(unlearned).chain(missing);
+        let subjects = state.subjects.values();
+        let subjects = subjects.map(|subject| (&subject.policy, &subject.labels));
+        let unknown = footgun::unknown_ports(subjects, &state.selectors);
+        let all = documents.chain(unlearned).chain(missing).chain(unknown);
         all.take(WARNINGS).collect()
     }
 
@@ -274,6 +273,7 @@ fn rules_by_name(policy: &EndpointPolicy, name: &Fqdn) -> Vec<RuleView> {
             RuleView::of(&Match {
                 rule,
                 selector: Some(selector),
+                receiver: None,
             })
         }));
     }

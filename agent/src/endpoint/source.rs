@@ -11,7 +11,11 @@ use serde::{Deserialize, Serialize};
 
 use self::cli::{CliFile, CliFileError};
 use super::discover::{DiscoverError, Netns, discover};
-use crate::core::event::{EndpointSpec, SourceEvent};
+use crate::{
+    core::event::{EndpointSpec, SourceEvent},
+    labels::Label,
+    named_port::{NamedPortError, NamedPorts, is_label},
+};
 
 /// An endpoint as people write it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -28,6 +32,9 @@ pub struct EndpointDocument {
     pub ifname: String,
     /// Labels, `source:key[=value]`.
     pub labels: Vec<String>,
+    /// Ports that policies may call by a name, `name=port[/protocol]`.
+    #[serde(rename = "named-ports", default, skip_serializing_if = "Vec::is_empty")]
+    pub named_ports: Vec<String>,
 }
 
 fn eth0() -> String {
@@ -46,6 +53,12 @@ pub enum EndpointError {
     /// A label without a key.
     #[error("label {0:?} has no key; write source:key=value, for example k8s:app=web")]
     Label(String),
+    /// A label that says what `named-ports` is there to say.
+    #[error("label {0:?} is made of named-ports by the agent; name the ports there")]
+    MadeLabel(String),
+    /// A named port that cannot be read.
+    #[error("named-ports: {0}")]
+    NamedPort(#[from] NamedPortError),
     /// Another document has this interface.
     #[error("interface {ifname} of {netns} is already endpoint {other}; remove that one first")]
     Taken {
@@ -90,16 +103,22 @@ impl EndpointDocument {
             if key.split('=').next().is_none_or(str::is_empty) {
                 return Err(EndpointError::Label(label.clone()));
             }
+            if Label::parse(label).is_ok_and(|label| is_label(&label)) {
+                return Err(EndpointError::MadeLabel(label.clone()));
+            }
         }
+        NamedPorts::parse(&self.named_ports)?;
         self.namespace()
     }
 
     fn resolve(&self, key: &str) -> Result<EndpointSpec, EndpointError> {
         let netns = self.check()?;
         let found = discover(&netns, &self.ifname)?;
+        let named = NamedPorts::parse(&self.named_ports)?.labels();
+        let named = named.iter().map(ToString::to_string);
         Ok(EndpointSpec {
             key: key.to_owned(),
-            labels: self.labels.clone(),
+            labels: self.labels.iter().cloned().chain(named).collect(),
             ifindex: found.ifindex,
             ifname: found.ifname,
             addresses: found.addresses,

@@ -188,17 +188,18 @@ pub fn trace(
         }
     };
     let alike = |peer: &Subject, other: &Subject| {
-        let one = trace::judge(&policy.egress, Way::Egress, peer, port).verdict;
-        one == trace::judge(&policy.egress, Way::Egress, other, port).verdict
+        let one = trace::judge(&policy.egress, Way::Egress, from, peer, port).verdict;
+        one == trace::judge(&policy.egress, Way::Egress, from, other, port).verdict
     };
     let same = matches!(peers.as_slice(), [one, other] if alike(one, other));
     for peer in peers.iter().take(if same { 1 } else { usize::MAX }) {
-        steps.push(step("egress", &policy, Way::Egress, peer, port));
+        steps.push(step(&policy, Way::Egress, from, peer, port));
     }
     let receivers = peers.iter().filter(|peer| peer.id.is_endpoint());
     for receiver in receivers {
         let theirs = EndpointPolicy::of(&receiver.labels, repository);
-        steps.push(step("ingress", &theirs, Way::Ingress, &inside(from), port));
+        let (own, sender) = (&receiver.labels, inside(from));
+        steps.push(step(&theirs, Way::Ingress, own, &sender, port));
     }
     Trace {
         from: from.texts(),
@@ -213,13 +214,13 @@ pub fn trace(
     }
 }
 
-fn step(name: &str, policy: &EndpointPolicy, way: Way, peer: &Subject, port: Port) -> Step {
-    let side = match way {
-        Way::Egress => &policy.egress,
-        Way::Ingress => &policy.ingress,
+fn step(policy: &EndpointPolicy, way: Way, own: &LabelSet, peer: &Subject, port: Port) -> Step {
+    let (name, side) = match way {
+        Way::Egress => ("egress", &policy.egress),
+        Way::Ingress => ("ingress", &policy.ingress),
     };
-    let decision = trace::judge(side, way, peer, port);
-    let about = trace::about(side, peer);
+    let decision = trace::judge(side, way, own, peer, port);
+    let about = trace::about(side, way, own, peer);
     let others = about.iter().filter(|found| !found.covers(port));
     Step {
         step: name.to_owned(),
@@ -253,7 +254,11 @@ fn asking(policy: &EndpointPolicy, name: &Fqdn) -> Option<Step> {
                 Peers::Any => None,
                 Peers::Selectors(list) => list.first(),
             };
-            RuleView::of(&Match { rule, selector })
+            RuleView::of(&Match {
+                rule,
+                selector,
+                receiver: None,
+            })
         })
         .collect();
     let passes = !rules.is_empty();

@@ -8,24 +8,29 @@
 //! | none, direction enforced | none: dropped |
 //! | none, direction not enforced | allow of identity 0 |
 
+mod dns;
+
+pub use self::dns::{DnsScope, dns_rules};
+
 use std::{
-    collections::{BTreeMap, BTreeSet, HashMap},
+    collections::{BTreeMap, HashMap},
     sync::Arc,
 };
 
-use holdfast_sdp::policy::rule::{
-    EndpointRules, NameRules, PortRules, SelectorRule, Servers, Transport,
-};
+use holdfast_sdp::policy::rule::Transport;
 use shared_maps::{
     IdentityId,
     policy::{EGRESS, INGRESS, PolicyKey, PolicyValue},
 };
 
 use super::{
-    model::{Change, EndpointPolicy, Side},
-    rule::{DnsNames, PeerRule, Peers, PortRule},
+    model::{Change, EndpointPolicy},
+    rule::{PeerRule, Peers},
 };
-use crate::selector::cache::{SelectorCache, SelectorId};
+use crate::{
+    labels::LabelSet,
+    selector::cache::{SelectorCache, SelectorId},
+};
 
 /// Entries of one identity.
 pub type Entries = BTreeMap<PolicyKey, PolicyValue>;
@@ -104,9 +109,11 @@ impl RuleIndex {
     }
 
     /// Renders the entries of one identity; [`IdentityId::UNKNOWN`] gives those for everyone.
+    /// `own` labels are those of the endpoints that the policy is of.
     pub fn entries(
         &self,
         policy: &EndpointPolicy,
+        own: &LabelSet,
         identity: IdentityId,
         selectors: &SelectorCache,
         proxy_port: u16,
@@ -116,13 +123,14 @@ impl RuleIndex {
         let selecting = selectors.selecting_ids(identity);
         let selected = selecting.filter_map(|id| self.by_selector.get(&id));
         let (mut egress, mut ingress) = (Entries::new(), Entries::new());
+        let peer = selectors.labels(identity);
         for (direction, rule) in any.chain(selected.flatten()) {
-            let drafts = if *direction == EGRESS {
-                &mut egress
+            let (drafts, receiver) = if *direction == EGRESS {
+                (&mut egress, peer)
             } else {
-                &mut ingress
+                (&mut ingress, Some(own))
             };
-            draft(drafts, rule, identity, *direction, proxy_port);
+            draft(drafts, rule, receiver, identity, *direction, proxy_port);
         }
         let mut found = Entries::new();
         for (direction, side, mut drafts) in [
@@ -144,6 +152,7 @@ impl RuleIndex {
 fn draft(
     drafts: &mut Entries,
     rule: &PeerRule,
+    receiver: Option<&LabelSet>,
     identity: IdentityId,
     direction: u8,
     proxy_port: u16,
@@ -158,10 +167,10 @@ fn draft(
         put(drafts, key, value);
     }
     for port in &rule.ports {
-        for protocol in port.protocol.numbers() {
-            for (first, bits) in blocks(port.first, port.last) {
-                let key = PolicyKey::new(identity.0, direction, *protocol, first, bits);
-                let redirected = port.dns.is_some() && Transport::from_number(*protocol).is_some();
+        for (protocol, first, last) in port.at(receiver) {
+            for (first, bits) in blocks(first, last) {
+                let key = PolicyKey::new(identity.0, direction, protocol, first, bits);
+                let redirected = port.dns.is_some() && Transport::from_number(protocol).is_some();
                 let value = if rule.deny {
                     PolicyValue::deny(key)
                 } else if redirected {
@@ -230,136 +239,6 @@ pub fn blocks(first: u16, last: u16) -> Vec<(u16, u8)> {
     found
 }
 
-/// Renders the DNS rules. `denied` servers of the whole direction are not listed.
-pub fn dns_rules(policy: &EndpointPolicy, selectors: &SelectorCache) -> EndpointRules {
-    let side = &policy.egress;
-    let mut ports: BTreeMap<(u16, Transport), Vec<SelectorRule>> = BTreeMap::new();
-    for (rule, port, names) in dns_ports(side) {
-        for transport in [Transport::Udp, Transport::Tcp] {
-            if port.covers(transport.number(), port.first) {
-                let rules = ports.entry((port.first, transport)).or_default();
-                if let Some(names) = render_names(names) {
-                    add_rules(rules, &rule.peers, &names, selectors);
-                }
-            }
-        }
-    }
-    for ((port, transport), rules) in &mut ports {
-        for rule in allows(side) {
-            if is_plain(rule, *port, *transport) {
-                add_rules(rules, &rule.peers, &NameRules::All, selectors);
-            }
-        }
-    }
-    let ports = ports.into_iter().filter(|(_, rules)| !rules.is_empty());
-    EndpointRules {
-        ports: ports
-            .map(|((port, transport), rules)| PortRules {
-                port,
-                transport,
-                rules,
-            })
-            .collect(),
-    }
-}
-
-fn allows(side: &Side) -> impl Iterator<Item = &PeerRule> {
-    let rules = side.rules.iter().map(|rule| &*rule.rule);
-    rules.filter(|rule| !rule.deny)
-}
-
-/// Whether a rule allows DNS at this port whatever the name.
-fn is_plain(rule: &PeerRule, port: u16, transport: Transport) -> bool {
-    let mut ports = rule.ports.iter();
-    rule.ports.is_empty() || ports.any(|p| p.dns.is_none() && p.covers(transport.number(), port))
-}
-
-/// Port rules with DNS names among the allows of a direction.
-fn dns_ports(side: &Side) -> impl Iterator<Item = (&PeerRule, &PortRule, &DnsNames)> {
-    allows(side).flat_map(|rule| {
-        let ports = rule.ports.iter();
-        ports.filter_map(move |port| port.dns.as_ref().map(|names| (rule, port, names)))
-    })
-}
-
-/// Names as the proxy takes them; none if no name can match.
-fn render_names(names: &DnsNames) -> Option<NameRules> {
-    match names {
-        DnsNames::All => Some(NameRules::All),
-        DnsNames::Names(list) if list.is_empty() => None,
-        DnsNames::Names(list) => Some(NameRules::Names(list.clone())),
-    }
-}
-
-fn add_rules(
-    rules: &mut Vec<SelectorRule>,
-    peers: &Peers,
-    names: &NameRules,
-    selectors: &SelectorCache,
-) {
-    let mut add = |selector: String, servers: Servers| {
-        let rule = SelectorRule {
-            selector,
-            servers,
-            names: names.clone(),
-        };
-        if !rules.contains(&rule) {
-            rules.push(rule);
-        }
-    };
-    match peers {
-        Peers::Any => add("any server".to_owned(), Servers::Any),
-        Peers::Selectors(list) => {
-            for selector in list {
-                let ids = selectors
-                    .id_of(selector)
-                    .and_then(|id| selectors.selections(id));
-                let ids: BTreeSet<IdentityId> = ids.cloned().unwrap_or_default();
-                add(selector.to_string(), Servers::Identities(ids));
-            }
-        }
-    }
-}
-
-/// Which rules have a say in DNS.
-#[derive(Debug, Default)]
-pub struct DnsScope {
-    /// Ports at which queries are judged.
-    ports: BTreeSet<(u16, Transport)>,
-    /// Selectors whose selections the DNS rules list.
-    selectors: BTreeSet<SelectorId>,
-}
-
-impl DnsScope {
-    /// Of a policy whose selectors are registered.
-    pub fn of(policy: &EndpointPolicy, selectors: &SelectorCache) -> Self {
-        let ports = dns_ports(&policy.egress).flat_map(|(_, port, _)| {
-            let transports = [Transport::Udp, Transport::Tcp].into_iter();
-            transports.map(|transport| (port.first, transport))
-        });
-        let mut scope = Self {
-            ports: ports.collect(),
-            selectors: BTreeSet::new(),
-        };
-        let rules = allows(&policy.egress).filter(|rule| scope.is_in(rule));
-        let used = rules.flat_map(PeerRule::selectors);
-        scope.selectors = used.filter_map(|s| selectors.id_of(s)).collect();
-        scope
-    }
-
-    /// Whether a rule has a say.
-    pub fn is_in(&self, rule: &PeerRule) -> bool {
-        let names = || rule.ports.iter().any(|port| port.dns.is_some());
-        let mut ports = self.ports.iter();
-        !rule.deny && (names() || ports.any(|(port, transport)| is_plain(rule, *port, *transport)))
-    }
-
-    /// Whether one of these selectors decides which servers are meant.
-    pub fn uses(&self, selectors: &[SelectorId]) -> bool {
-        selectors.iter().any(|id| self.selectors.contains(id))
-    }
-}
-
 /// What the kernel makes of a map (`shared_maps::policy`, `cilium-compat` 1.3): the entry that
 /// decides, if any.
 pub fn decide<'a>(
@@ -396,7 +275,10 @@ pub fn longest<'a>(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::policy::rule::Protocol;
+    use crate::policy::{
+        model::Side,
+        rule::{PortRule, Ports, Protocol},
+    };
 
     #[test]
     fn ranges_become_few_blocks() {
@@ -418,8 +300,7 @@ mod tests {
     fn allow(ports: &[(u16, u16)], deny: bool) -> PeerRule {
         let ports = ports.iter().map(|(first, last)| PortRule {
             protocol: Protocol::Tcp,
-            first: *first,
-            last: *last,
+            ports: Ports::Range(*first, *last),
             dns: None,
         });
         PeerRule {
@@ -449,7 +330,8 @@ mod tests {
     fn everyone(policy: &EndpointPolicy) -> Entries {
         let selectors = SelectorCache::default();
         let index = RuleIndex::of(policy, &selectors);
-        index.entries(policy, IdentityId::UNKNOWN, &selectors, 1)
+        let own = LabelSet::new(Vec::new());
+        index.entries(policy, &own, IdentityId::UNKNOWN, &selectors, 1)
     }
 
     #[test]

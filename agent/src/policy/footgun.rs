@@ -1,13 +1,16 @@
 //! Policies that are valid and do not do what their author thinks.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::{
     model::{EndpointPolicy, SideRule},
     parse::PolicyDocument,
     rule::{PeerRule, Peers, Rule},
 };
-use crate::selector::selector::Selector;
+use crate::{
+    labels::LabelSet,
+    selector::{cache::SelectorCache, selector::Selector},
+};
 
 /// What names without DNS rules lack.
 const LEARNS_NOTHING: &str = "addresses are learned only from DNS answers that pass the proxy; \
@@ -38,6 +41,46 @@ pub fn unlearned(policy: &EndpointPolicy) -> Option<String> {
     Some(format!(
         "toFQDNs ({first}{more}) without any DNS rule: {LEARNS_NOTHING}"
     ))
+}
+
+/// Port names in rules of which no receiver has such a port: they select nothing. Of subjects,
+/// with their labels.
+pub fn unknown_ports<'a>(
+    subjects: impl Iterator<Item = (&'a EndpointPolicy, &'a LabelSet)>,
+    selectors: &SelectorCache,
+) -> Vec<String> {
+    let peers = |rule: &PeerRule| {
+        let ids = rule.selectors().filter_map(|s| selectors.id_of(s));
+        let ids = ids.filter_map(|id| selectors.selections(id)).flatten();
+        let labels = ids.filter_map(|id| selectors.labels(*id));
+        labels.cloned().collect::<Vec<_>>()
+    };
+    let mut known: BTreeMap<String, bool> = BTreeMap::new();
+    for (policy, own) in subjects {
+        let egress = policy.egress.rules.iter().map(|rule| (rule, true));
+        let ingress = policy.ingress.rules.iter().map(|rule| (rule, false));
+        for (SideRule { document, rule }, egress) in egress.chain(ingress) {
+            for port in &rule.ports {
+                let Some(name) = port.name() else { continue };
+                let receivers = if egress {
+                    peers(rule)
+                } else {
+                    vec![own.clone()]
+                };
+                let who = if egress { "it selects" } else { "it is about" };
+                let text = format!(
+                    "policy {document} {}: port name {name} is not known ({port}): no endpoint \
+                     {who} has it, and so it means nothing; `endpoint add --named-port` and \
+                     `named-ports` in endpoint documents name ports",
+                    rule.path
+                );
+                let has = |labels: &LabelSet| port.at(Some(labels)).next().is_some();
+                *known.entry(text).or_default() |= receivers.iter().any(has);
+            }
+        }
+    }
+    let unknown = known.into_iter().filter(|(_, known)| !known);
+    unknown.map(|(text, _)| text).collect()
 }
 
 /// Groups that a document's rules ask for by name.

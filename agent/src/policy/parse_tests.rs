@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::*;
 use crate::{
     labels::LabelSet,
-    policy::rule::{Direction, DnsNames, PeerRule, Peers, PortRule, Protocol},
+    policy::rule::{Direction, DnsNames, PeerRule, Peers, PortRule, Ports, Protocol},
     policy::{footgun, model::EndpointPolicy, repository::Repository},
     selector::selector::{CidrSelector, Entity, Selector},
 };
@@ -81,15 +81,12 @@ spec:
     assert!(egress.default_deny && !found[0].rules[0].ingress.default_deny);
     assert_eq!(egress.peers.len(), 2);
     let dns = &egress.peers[0].ports[0];
-    assert_eq!((dns.protocol, dns.first), (Protocol::Any, 53));
-    assert!(matches!(&dns.dns, Some(DnsNames::Names(names)) if names.len() == 2));
     assert_eq!(
-        (
-            egress.peers[1].ports[1].first,
-            egress.peers[1].ports[1].last
-        ),
-        (8000, 8100)
+        (dns.protocol, &dns.ports),
+        (Protocol::Any, &Ports::Range(53, 53))
     );
+    assert!(matches!(&dns.dns, Some(DnsNames::Names(names)) if names.len() == 2));
+    assert_eq!(egress.peers[1].ports[1].ports, Ports::Range(8000, 8100));
     assert_eq!(found[1].key, "CiliumClusterwideNetworkPolicy/deny");
     let egress = &found[1].rules[0].egress;
     assert!(!egress.default_deny && egress.peers[0].deny);
@@ -102,8 +99,7 @@ spec:
 fn peer(deny: bool, peers: Peers, ports: &[(Protocol, u16, u16)]) -> Arc<PeerRule> {
     let ports = ports.iter().map(|(protocol, first, last)| PortRule {
         protocol: *protocol,
-        first: *first,
-        last: *last,
+        ports: Ports::Range(*first, *last),
         dns: None,
     });
     Arc::new(PeerRule {
@@ -399,8 +395,16 @@ fn refuses_with_the_field_and_what_to_do() {
         "spec.egress[0].toCIDRSet[0].except[0]",
     );
     refused(
-        "endpointSelector: {}\negress:\n- toPorts:\n  - ports: [{port: http, protocol: TCP}]",
+        "endpointSelector: {}\negress:\n- toPorts:\n  - ports: [{port: http_, protocol: TCP}]",
         "spec.egress[0].toPorts[0].ports[0].port",
+    );
+    refused(
+        "endpointSelector: {}\ningress:\n- toPorts:\n  - ports: [{port: echo, protocol: ICMP}]",
+        "spec.ingress[0].toPorts[0].ports[0].port",
+    );
+    refused(
+        "endpointSelector: {}\ningress:\n- toPorts:\n  - ports: [{port: http, endPort: 80}]",
+        "spec.ingress[0].toPorts[0].ports[0].endPort",
     );
     refused(
         "endpointSelector: {}\negress:\n- toPorts:\n  - ports: [{port: 90, endPort: 80}]",

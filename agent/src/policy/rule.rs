@@ -4,7 +4,11 @@ use std::{fmt, sync::Arc};
 
 use holdfast_sdp::policy::rule::NameRule;
 
-use crate::selector::selector::{LabelSelector, Selector};
+use crate::{
+    labels::LabelSet,
+    named_port::{self, PortName},
+    selector::selector::{LabelSelector, Selector},
+};
 
 /// One rule of a document (`spec`, or an element of `specs`).
 #[derive(Clone, Debug, PartialEq)]
@@ -53,12 +57,19 @@ pub enum Peers {
 pub struct PortRule {
     /// Protocol.
     pub protocol: Protocol,
-    /// First port (ICMP: type).
-    pub first: u16,
-    /// Last port.
-    pub last: u16,
+    /// Which of it.
+    pub ports: Ports,
     /// Send it through the DNS proxy, which allows these names.
     pub dns: Option<DnsNames>,
+}
+
+/// Ports by number or by name.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Ports {
+    /// From the first to the last (ICMP: types).
+    Range(u16, u16),
+    /// The receiver's port of this name.
+    Named(PortName),
 }
 
 /// Names that DNS queries may ask for.
@@ -102,33 +113,65 @@ impl Protocol {
 }
 
 impl fmt::Display for PortRule {
-    /// `TCP 80`, `UDP 7000-7010`, `ICMP type 8`, `ANY any port`.
+    /// `TCP 80`, `UDP 7000-7010`, `TCP http`, `ICMP type 8`, `ANY any port`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let protocol = match self.protocol {
             Protocol::Any => "ANY",
             Protocol::Tcp => "TCP",
             Protocol::Udp => "UDP",
             Protocol::Sctp => "SCTP",
-            Protocol::Icmp => return write!(f, "ICMP type {}", self.first),
-            Protocol::Icmpv6 => return write!(f, "ICMPv6 type {}", self.first),
+            Protocol::Icmp => "ICMP type",
+            Protocol::Icmpv6 => "ICMPv6 type",
         };
-        match (self.first, self.last) {
-            (0, u16::MAX) => write!(f, "{protocol} any port"),
-            (first, last) if first == last => write!(f, "{protocol} {first}"),
-            (first, last) => write!(f, "{protocol} {first}-{last}"),
+        match &self.ports {
+            Ports::Range(0, u16::MAX) => write!(f, "{protocol} any port"),
+            Ports::Range(first, last) if first == last => write!(f, "{protocol} {first}"),
+            Ports::Range(first, last) => write!(f, "{protocol} {first}-{last}"),
+            Ports::Named(name) => write!(f, "{protocol} {name}"),
         }
     }
 }
 
 impl PortRule {
-    /// Whether it covers every port of its protocol.
-    pub const fn is_every_port(&self) -> bool {
-        self.first == 0 && self.last == u16::MAX
+    /// Protocol number, first and last port that it means where the receiver has these labels;
+    /// none where it names a port that the receiver does not have.
+    pub fn at(&self, receiver: Option<&LabelSet>) -> impl Iterator<Item = (u8, u16, u16)> {
+        let (range, only) = match &self.ports {
+            Ports::Range(first, last) => (Some((*first, *last)), None),
+            Ports::Named(name) => {
+                let place = receiver.and_then(|labels| named_port::find(labels, name));
+                let range = place.map(|place| (place.port, place.port));
+                (range, place.map(|place| place.protocol))
+            }
+        };
+        let numbers = self.protocol.numbers().iter().copied();
+        let numbers = numbers.filter(move |number| only.is_none_or(|only| only == *number));
+        numbers.filter_map(move |number| range.map(|(first, last)| (number, first, last)))
     }
 
-    /// Whether a packet of this protocol to this port is meant.
-    pub fn covers(&self, protocol: u8, port: u16) -> bool {
-        self.protocol.numbers().contains(&protocol) && (self.first..=self.last).contains(&port)
+    /// Whether a packet of this protocol to this port of the receiver is meant.
+    pub fn covers(&self, protocol: u8, port: u16, receiver: Option<&LabelSet>) -> bool {
+        self.at(receiver)
+            .any(|(number, first, last)| number == protocol && (first..=last).contains(&port))
+    }
+
+    /// The port name that it asks for, if it does.
+    pub const fn name(&self) -> Option<&PortName> {
+        match &self.ports {
+            Ports::Named(name) => Some(name),
+            Ports::Range(..) => None,
+        }
+    }
+
+    /// As people read it: what a name stands for at the receiver.
+    pub fn text_at(&self, receiver: Option<&LabelSet>) -> String {
+        match (self.name(), receiver) {
+            (Some(name), Some(_)) => match self.at(receiver).next() {
+                Some((_, port, _)) => format!("{self} ({port})"),
+                None => format!("{self} (port name {name} is not known)"),
+            },
+            _ => self.to_string(),
+        }
     }
 }
 

@@ -8,7 +8,10 @@ use super::{
     model::{Side, SideRule},
     rule::{Peers, PortRule},
 };
-use crate::selector::selector::{Selector, Subject};
+use crate::{
+    labels::LabelSet,
+    selector::selector::{Selector, Subject},
+};
 
 /// One direction of an endpoint's traffic with a peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -117,6 +120,8 @@ pub struct Match<'a> {
     pub rule: &'a SideRule,
     /// Its first selector that selects the peer; none = it is about everyone.
     pub selector: Option<&'a Selector>,
+    /// Labels of whoever receives, for names of ports; none = nobody in particular.
+    pub receiver: Option<&'a LabelSet>,
 }
 
 /// A verdict, and the rules that make it.
@@ -147,6 +152,7 @@ impl RuleView {
     /// A match, for people.
     pub fn of(found: &Match<'_>) -> Self {
         let rule = &found.rule.rule;
+        let ports = rule.ports.iter();
         let dns = rule.ports.iter().any(|port| port.dns.is_some());
         let says = match (rule.deny, dns) {
             (true, _) => "deny",
@@ -158,7 +164,7 @@ impl RuleView {
             rule: rule.path.to_string(),
             says: says.to_owned(),
             selector: found.selector.map(ToString::to_string),
-            ports: rule.ports.iter().map(ToString::to_string).collect(),
+            ports: ports.map(|port| port.text_at(found.receiver)).collect(),
         }
     }
 }
@@ -176,20 +182,27 @@ impl fmt::Display for RuleView {
     }
 }
 
-/// Rules of a direction that are about a peer, whatever the port.
-pub fn about<'a>(side: &'a Side, peer: &Subject) -> Vec<Match<'a>> {
+/// Rules of a direction that are about a peer, whatever the port. `own` labels are those of the
+/// endpoint whose rules they are.
+pub fn about<'a>(side: &'a Side, way: Way, own: &'a LabelSet, peer: &'a Subject) -> Vec<Match<'a>> {
+    let receiver = Some(match way {
+        Way::Egress => &peer.labels,
+        Way::Ingress => own,
+    });
     let rules = side.rules.iter();
     rules
         .filter_map(|rule| match &rule.rule.peers {
             Peers::Any => Some(Match {
                 rule,
                 selector: None,
+                receiver,
             }),
             Peers::Selectors(list) => {
                 let selector = list.iter().find(|selector| selector.matches(peer))?;
                 Some(Match {
                     rule,
                     selector: Some(selector),
+                    receiver,
                 })
             }
         })
@@ -205,7 +218,8 @@ impl Match<'_> {
 
     fn ports_at(&self, port: Port) -> impl Iterator<Item = &PortRule> {
         let ports = self.rule.rule.ports.iter();
-        ports.filter(move |rule| rule.covers(port.protocol, port.number))
+        let receiver = self.receiver;
+        ports.filter(move |rule| rule.covers(port.protocol, port.number, receiver))
     }
 
     fn proxies(&self, port: Port) -> bool {
@@ -215,8 +229,14 @@ impl Match<'_> {
 
 /// Judges one packet: a deny beats all, a DNS rule beats a plain allow
 /// ([`super::compute`] renders the same).
-pub fn judge<'a>(side: &'a Side, way: Way, peer: &Subject, port: Port) -> Decision<'a> {
-    let mut matches = about(side, peer);
+pub fn judge<'a>(
+    side: &'a Side,
+    way: Way,
+    own: &'a LabelSet,
+    peer: &'a Subject,
+    port: Port,
+) -> Decision<'a> {
+    let mut matches = about(side, way, own, peer);
     matches.retain(|found| found.covers(port));
     let denies = |found: &Match<'_>| found.rule.rule.deny;
     let proxies = |found: &Match<'_>| found.proxies(port);

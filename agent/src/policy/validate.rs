@@ -18,7 +18,7 @@ use self::{
 };
 use super::{
     parse::CidrGroup,
-    rule::{Direction, PeerRule, Peers, Rule},
+    rule::{Direction, PeerRule, Peers, PortRule, Rule},
 };
 use crate::{
     labels::{CIDR_GROUP, NAMESPACE_KEY},
@@ -137,8 +137,8 @@ pub fn rule(path: &str, value: &Value, scope: &Scope) -> Checked<Rule> {
             let path = format!("{path}.{field}");
             for (n, item) in list(&path, map.get(field))?.iter().enumerate() {
                 let path = format!("{path}[{n}]");
-                let rule = peer_rule(&path, item, &section(egress, is_deny), scope)?;
-                peers.extend(rule.map(Arc::new));
+                let rules = peer_rules(&path, item, &section(egress, is_deny), scope)?;
+                peers.extend(rules.into_iter().map(Arc::new));
             }
         }
         let has = |field| matches!(map.get(field), Some(Value::Array(items)) if !items.is_empty());
@@ -167,13 +167,14 @@ pub fn rule(path: &str, value: &Value, scope: &Scope) -> Checked<Rule> {
 }
 
 /// Checks an element of `egress`, `ingress`, `egressDeny` or `ingressDeny`; none if it is
-/// empty and so allows nothing.
-fn peer_rule(
+/// empty and so allows nothing, two if it means everyone's ports by number and endpoints' ports
+/// by name.
+fn peer_rules(
     path: &str,
     value: &Value,
     section: &Section,
     scope: &Scope,
-) -> Checked<Option<PeerRule>> {
+) -> Checked<Vec<PeerRule>> {
     let mut known = vec![
         section.cidr,
         section.cidr_set,
@@ -210,14 +211,27 @@ fn peer_rule(
     }
     let ports = ports_of(path, map, section)?;
     if peers.is_none() && ports.is_none() {
-        return Ok(None);
+        return Ok(Vec::new());
     }
-    Ok(Some(PeerRule {
+    let rule = |peers, ports| PeerRule {
         path: path.into(),
         deny: section.deny,
-        peers: peers.unwrap_or(Peers::Any),
-        ports: ports.unwrap_or_default(),
-    }))
+        peers,
+        ports,
+    };
+    let (peers, ports) = (peers.unwrap_or(Peers::Any), ports.unwrap_or_default());
+    let is_named = |port: &PortRule| port.name().is_some();
+    if !section.egress || peers != Peers::Any || !ports.iter().any(is_named) {
+        return Ok(vec![rule(peers, ports)]);
+    }
+    // Only endpoints have names for their ports, each its own.
+    let everyone = Peers::Selectors(vec![Selector::Labels(LabelSelector::default())]);
+    let (named, numbered): (Vec<_>, Vec<_>) = ports.into_iter().partition(is_named);
+    let mut rules = vec![rule(everyone, named)];
+    if !numbered.is_empty() {
+        rules.push(rule(peers, numbered));
+    }
+    Ok(rules)
 }
 
 fn peers_of(

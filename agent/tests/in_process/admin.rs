@@ -121,6 +121,7 @@ async fn what_cannot_be_done_is_said_with_the_remedy() {
         pid: None,
         ifname: "eth0".to_owned(),
         labels: vec!["k8s:app=web".to_owned()],
+        named_ports: Vec::new(),
     };
     let error = client
         .post::<EndpointView>("/v1/endpoints", &document)

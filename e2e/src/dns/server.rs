@@ -38,11 +38,16 @@ impl Askers {
 impl DnsServer {
     /// Serves `zone` on port 53 of each address.
     pub fn start(netns: &Netns, addresses: &[IpAddr], zone: &Zone) -> Result<Self> {
+        Self::start_on(netns, addresses, 53, zone)
+    }
+
+    /// The same on another port.
+    pub fn start_on(netns: &Netns, addresses: &[IpAddr], port: u16, zone: &Zone) -> Result<Self> {
         let stop = Arc::new(AtomicBool::new(false));
         let mut threads = Vec::new();
         let askers = Askers::default();
         for address in addresses {
-            let at = SocketAddr::new(*address, 53);
+            let at = SocketAddr::new(*address, port);
             let (udp, tcp) = netns.enter(|| -> Result<_> {
                 let udp = UdpSocket::bind(at).with_context(|| format!("bind {at}/udp"))?;
                 let tcp = TcpListener::bind(at).with_context(|| format!("bind {at}/tcp"))?;

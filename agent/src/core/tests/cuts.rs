@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use shared_maps::{EndpointId, IdentityId, lxc::FLAG_HOST, policy::PolicyKey};
 
 use super::{
-    oracle::{Act, Ends, Fate, World, config, fate, questions},
+    oracle::{Act, Ends, Fate, Pod, World, config, fate, questions},
     restart::{again, restarted},
 };
 use crate::{
@@ -34,7 +34,7 @@ fn old() -> World {
         let event = world.document(name, Some(text));
         world.node.event(event);
     }
-    let event = world.host(9, Some(true));
+    let event = world.host(9, Some(Pod::WEB));
     world.node.event(event);
     world.act(&Act::Learn(0, 0));
     world.node.tick(world.node.now.plus_secs(6));
@@ -47,7 +47,7 @@ fn about_to_sync() -> World {
     let mut world = old();
     world.document("new", Some(NEW));
     world.document("gone", None);
-    world.host(8, Some(true));
+    world.host(8, Some(Pod::WEB));
     world.host(9, None);
     world.node = again(&world.node, config(), &[107, 108, 109]);
     world.node.begin();
@@ -258,7 +258,7 @@ fn a_policy_that_changes() {
 
 #[test]
 fn an_endpoint_that_comes() {
-    every_cut(old, |world| world.host(8, Some(false)));
+    every_cut(old, |world| world.host(8, Some(Pod::DB)));
 }
 
 #[test]

@@ -26,7 +26,8 @@ use crate::{
     ipcache::table::prefix_of,
     labels::{CIDR_GROUP, Label, LabelSet},
     policy::{
-        compute::{decide, longest},
+        compute::{decide, dns_rules, longest},
+        model::EndpointPolicy,
         parse::{PolicyDocument, group_key, parse_documents},
         rule::{Direction, Peers},
         trace::{Port, Verdict, Way},
@@ -35,9 +36,10 @@ use crate::{
 };
 
 mod language;
+mod pod;
 
-pub(super) use self::language::SPECS;
-use self::language::{ADDRESSES, GROUPS, NAMES, PORTS};
+use self::language::{ADDRESSES, GROUPS, NAMES, NODE, PORTS, remotes};
+pub(super) use self::{language::SPECS, pod::Pod};
 
 /// What happens to a packet, the closest first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -47,9 +49,6 @@ pub(super) enum Fate {
     Passed,
 }
 
-/// The node itself.
-const NODE: &str = "10.0.0.1";
-
 /// Always there, so that answers are believed.
 const DNS: &str = "endpointSelector: {}\n  egress:\n  - toCIDR: [10.9.0.53/32]\n    toPorts: [{ports: [{port: 53}], rules: {dns: [{matchPattern: '*'}]}}]\n  enableDefaultDeny: {egress: false}";
 
@@ -58,7 +57,7 @@ pub(super) enum Act {
     Policy(u8, usize),
     Drop(u8),
     Group(u8, Option<usize>),
-    Endpoint(u8, bool),
+    Endpoint(u8, Pod),
     Gone(u8),
     Learn(usize, usize),
     Wait(u64),
@@ -69,7 +68,7 @@ pub(super) fn acts() -> impl Strategy<Value = Vec<Act>> {
         4 => (0u8..4, 0..SPECS.len()).prop_map(|(slot, spec)| Act::Policy(slot, spec)),
         1 => (0u8..4).prop_map(Act::Drop),
         2 => (0u8..2, prop::option::weighted(0.8, 0..GROUPS.len())).prop_map(|(slot, group)| Act::Group(slot, group)),
-        2 => (7u8..10, any::<bool>()).prop_map(|(host, web)| Act::Endpoint(host, web)),
+        2 => (7u8..10, pod::pod()).prop_map(|(host, pod)| Act::Endpoint(host, pod)),
         1 => (8u8..10).prop_map(Act::Gone),
         4 => (0..NAMES.len(), 0..ADDRESSES.len()).prop_map(|(n, a)| Act::Learn(n, a)),
         2 => (1u64..150).prop_map(Act::Wait),
@@ -88,7 +87,7 @@ pub(super) fn document(name: &str, spec: &str) -> PolicyDocument {
 pub(super) struct World {
     pub(super) node: Node,
     policies: BTreeMap<String, PolicyDocument>,
-    endpoints: BTreeMap<u8, bool>,
+    endpoints: BTreeMap<u8, Pod>,
     pairs: BTreeMap<(usize, IpAddr), BootTime>,
 }
 
@@ -98,11 +97,6 @@ fn node_addresses() -> Event {
 
 fn is_node(address: IpAddr) -> bool {
     address == NODE.parse::<IpAddr>().unwrap()
-}
-
-fn labels(web: bool) -> LabelSet {
-    let app = if web { "k8s:app=web" } else { "k8s:app=db" };
-    LabelSet::parse(&[app, "k8s:io.kubernetes.pod.namespace=default"]).unwrap()
 }
 
 pub(super) fn config() -> CoreConfig {
@@ -125,7 +119,7 @@ impl World {
         Self {
             node,
             policies: [("dns".to_owned(), dns)].into(),
-            endpoints: [(7, true)].into(),
+            endpoints: [(7, Pod::WEB)].into(),
             pairs: BTreeMap::new(),
         }
     }
@@ -136,7 +130,7 @@ impl World {
             Act::Policy(slot, spec) => self.document(&format!("p{slot}"), Some(SPECS[*spec])),
             Act::Drop(slot) => self.document(&format!("p{slot}"), None),
             Act::Group(slot, group) => self.group(&format!("g{slot}"), *group),
-            Act::Endpoint(host, web) => self.host(*host, Some(*web)),
+            Act::Endpoint(host, pod) => self.host(*host, Some(*pod)),
             Act::Gone(host) => self.host(*host, None),
             Act::Learn(name, address) => {
                 let text = ADDRESSES[*address];
@@ -215,13 +209,12 @@ impl World {
         })
     }
 
-    /// An endpoint comes, with app=web if `Some(true)`, or goes.
-    pub(super) fn host(&mut self, host: u8, web: Option<bool>) -> Event {
-        Event::Endpoints(match web {
-            Some(web) => {
-                self.endpoints.insert(host, web);
-                let app = if web { "app=web" } else { "app=db" };
-                SourceEvent::Apply(spec(&host.to_string(), host, app))
+    /// An endpoint comes, changes or goes.
+    pub(super) fn host(&mut self, host: u8, pod: Option<Pod>) -> Event {
+        Event::Endpoints(match pod {
+            Some(pod) => {
+                self.endpoints.insert(host, pod);
+                SourceEvent::Apply(pod.spec(host))
             }
             None => {
                 self.endpoints.remove(&host);
@@ -236,9 +229,8 @@ impl World {
         for document in self.policies.values() {
             node.event(Event::Policies(SourceEvent::Apply(document.clone())));
         }
-        for (host, web) in &self.endpoints {
-            let app = if *web { "app=web" } else { "app=db" };
-            node.endpoint(spec(&host.to_string(), *host, app));
+        for (host, pod) in &self.endpoints {
+            node.endpoint(pod.spec(*host));
         }
     }
 
@@ -265,6 +257,7 @@ impl World {
             }
         }
         self.check_names();
+        self.check_dns();
         for endpoint in &self.node.core.snapshot().endpoints {
             assert!(IdentityId(endpoint.identity).is_endpoint());
         }
@@ -290,6 +283,16 @@ impl World {
             Verdict::Proxied => Fate::Proxied,
             Verdict::Allowed | Verdict::NotRestricted | Verdict::FromNode => Fate::Passed,
         })
+    }
+
+    /// The proxies' rules are those of the policies read from scratch, but for identities that
+    /// went: these are left out next time.
+    fn check_dns(&self) {
+        let state = &self.node.core.state;
+        for subject in state.subjects.values().filter(|subject| !subject.dns_dirty) {
+            let policy = EndpointPolicy::of(&subject.labels, &state.repository);
+            assert_eq!(*subject.dns, dns_rules(&policy, &state.selectors));
+        }
     }
 
     /// name → IP live and selected ⇒ the ipcache has the IP with all its labels.
@@ -331,14 +334,20 @@ impl World {
         fqdn.collect()
     }
 
-    fn local(&self, address: IpAddr) -> Option<LabelSet> {
+    fn local(&self, address: IpAddr) -> Option<Pod> {
         let mut hosts = self.endpoints.iter();
         let found = hosts.find(|(host, _)| address == IpAddr::from([10, 0, 0, **host]));
-        found.map(|(_, web)| labels(*web))
+        found.map(|(_, pod)| *pod)
     }
 
     fn verdict(&self, host: u8, remote: IpAddr, direction: u8, protocol: u8, port: u16) -> Fate {
-        let own = labels(self.endpoints[&host]);
+        let pod = self.endpoints[&host];
+        let own = pod.labels();
+        let receiver = match direction {
+            EGRESS => self.local(remote),
+            _ => Some(pod),
+        };
+        let nobody = Pod::WEB;
         let rules = self.policies.values().flat_map(|document| &document.rules);
         let sides: Vec<&Direction> = rules
             .filter(|rule| rule.subject.matches(&own))
@@ -361,7 +370,7 @@ impl World {
             let ports: Vec<_> = rule
                 .ports
                 .iter()
-                .filter(|p| p.covers(protocol, port))
+                .filter(|p| receiver.unwrap_or(nobody).is_at(p, protocol, port))
                 .collect();
             if !meant || (ports.is_empty() && !rule.ports.is_empty()) {
                 continue;
@@ -388,7 +397,7 @@ impl World {
         let local = self.local(remote);
         let outside = local.is_none() && !is_node(remote);
         match selector {
-            Selector::Labels(labels) => local.is_some_and(|own| labels.matches(&own)),
+            Selector::Labels(selector) => local.is_some_and(|pod| selector.matches(&pod.labels())),
             Selector::Cidr(cidr) => {
                 outside
                     && cidr.prefix.contains(&remote)
@@ -444,23 +453,6 @@ pub(super) struct Question {
     pub(super) direction: u8,
     pub(super) protocol: u8,
     pub(super) port: u16,
-}
-
-fn remotes() -> impl Iterator<Item = IpAddr> {
-    let local = [
-        "10.0.0.7",
-        "10.0.0.8",
-        "10.9.0.53",
-        "9.9.9.9",
-        "1.1.9.9",
-        NODE,
-    ];
-    ADDRESSES
-        .iter()
-        .chain(&local.map(|a| a))
-        .map(|a| a.parse().unwrap())
-        .collect::<Vec<_>>()
-        .into_iter()
 }
 
 pub(super) fn questions(before: &MemoryDatapath, after: &MemoryDatapath) -> Vec<Question> {

@@ -20,6 +20,7 @@ use crate::{
         memory::MemoryDatapath,
         plan::{Datapath as _, Step},
     },
+    fqdn::cleaned,
     ipcache::metadata::{Claim, Owner, Source},
     labels::LabelSet,
 };
@@ -282,6 +283,28 @@ fn what_was_cleaned_is_not_told_again() {
         ..foo
     };
     assert_eq!(node.mapping(seen_since).1.realised, Realised::Yes);
+}
+
+#[test]
+fn cleanings_are_remembered_once_each_and_not_for_ever() {
+    let mut node = node("  - toFQDNs: [{matchPattern: '*.com'}]");
+    let clean = |node: &mut Node, pattern: Option<&str>| {
+        node.event(Event::CleanNames(crate::core::event::CleanNames {
+            pattern: pattern.map(str::to_owned),
+            endpoint: None,
+        }));
+        let text = node.datapath.cleaned.as_deref().unwrap();
+        cleaned::parse(text).unwrap().cleanings.len()
+    };
+    assert_eq!(clean(&mut node, Some("foo.com")), 1);
+    assert_eq!(clean(&mut node, Some("foo.com")), 1);
+    assert_eq!(clean(&mut node, Some("*.com")), 2);
+    assert_eq!(clean(&mut node, None), 1, "everything is more than these");
+    for n in 0..100 {
+        assert!(clean(&mut node, Some(&format!("name{n}.com"))) <= 64);
+    }
+    node.now = node.now.plus_secs(8 * 86_400);
+    assert_eq!(clean(&mut node, Some("foo.com")), 1);
 }
 
 #[test]

@@ -7,7 +7,7 @@ use proptest::prelude::*;
 use shared_maps::IdentityId;
 
 use super::{
-    oracle::{Act, World, acts, check_way, config, fates},
+    oracle::{Act, Pod, World, acts, check_way, config, fates},
     scenario::{Node, WEB, mapping, spec},
 };
 use crate::{
@@ -20,6 +20,7 @@ use crate::{
         plan::{Datapath as _, Step},
     },
     endpoint::config_file,
+    fqdn::cleaned,
     identity::checkpoint,
 };
 
@@ -30,10 +31,12 @@ pub(super) fn left_behind(datapath: &MemoryDatapath, interfaces: &[u32]) -> Rest
         .endpoint_checkpoint
         .as_deref()
         .map(checkpoint::parse_endpoints);
+    let cleaned = datapath.cleaned.as_deref().map(cleaned::parse);
     Restored {
         now: Default::default(),
         local_identities: local.transpose().unwrap().unwrap_or_default(),
         endpoint_identities: pods.transpose().unwrap().unwrap_or_default(),
+        cleaned: cleaned.transpose().unwrap().unwrap_or_default(),
         endpoints: datapath
             .files
             .values()
@@ -212,6 +215,40 @@ fn what_is_cleaned_before_a_proxy_tells_it_again_is_closed_then() {
     let (_, outcome) = node.mapping(told);
     assert_ne!(outcome.realised, Realised::Yes);
     assert_eq!(node.identity("1.1.1.1"), None);
+}
+
+#[test]
+fn what_was_cleaned_stays_so_through_restarts_of_one_boot() {
+    for boot in ["", "another"] {
+        let mut node = Node::usual();
+        node.learn("www.cilium.io", &["1.1.1.1"]);
+        let mut told = mapping(&node, "www.cilium.io", &["1.1.1.1"]);
+        told.replayed = true;
+        // No room on the disk at first: written when there is.
+        node.datapath.fail = Some(|step| matches!(step, Step::KeepCleaned(_)));
+        node.event(Event::CleanNames(CleanNames::default()));
+        node.datapath.fail = None;
+        node.tick(node.now.plus_secs(2));
+        // Killed before the proxy gave its lease back: the map still has it.
+        assert!(node.identity("1.1.1.1").is_some());
+        let config = CoreConfig {
+            boot_id: boot.to_owned(),
+            ..CoreConfig::default()
+        };
+        for start in 0..2 {
+            node = again(&node, config.clone(), &[107]);
+            node.begin();
+            node.policy(WEB);
+            node.endpoint(spec("web", 7, "app=web"));
+            node.sync();
+            let (_, outcome) = node.mapping(told.clone());
+            let open = outcome.realised == Realised::Yes;
+            assert_eq!(open, !boot.is_empty(), "start {start}");
+            assert_eq!(node.identity("1.1.1.1").is_some(), open, "start {start}");
+        }
+        let (_, again) = node.learn("www.cilium.io", &["1.1.1.1"]);
+        assert_eq!(again.realised, Realised::Yes, "asked again, it opens");
+    }
 }
 
 #[test]
@@ -410,7 +447,12 @@ fn a_policy_that_changed_while_away_comes_after_its_labels() {
         vec![Policy(0, 0), Policy(2, 7), Policy(2, 10)],
         vec![Policy(0, 8), Policy(0, 10)],
         vec![Policy(0, 8), Policy(1, 2), Policy(0, 11)],
-        vec![Policy(3, 7), Policy(0, 5), Endpoint(8, false), Policy(3, 2)],
+        vec![
+            Policy(3, 7),
+            Policy(0, 5),
+            Endpoint(8, Pod::DB),
+            Policy(3, 2),
+        ],
     ] {
         killed(&acts, 0.0);
     }
@@ -474,11 +516,11 @@ fn what_one_address_had_is_not_for_another_that_gets_the_same_identity() {
 fn an_endpoint_may_come_back_under_another_number() {
     use Act::{Endpoint, Gone, Policy};
     let acts = [
-        Endpoint(9, false),
-        Endpoint(8, true),
+        Endpoint(9, Pod::DB),
+        Endpoint(8, Pod::WEB),
         Policy(0, 4),
         Gone(9),
-        Endpoint(9, false),
+        Endpoint(9, Pod::DB),
     ];
     killed(&acts, 0.0);
 }

@@ -11,7 +11,8 @@ use serde::{Deserialize, Serialize};
 use super::EndpointDocument;
 use crate::{datapath::files::write_atomic, endpoint::discover::Netns};
 
-const VERSION: u32 = 1;
+/// Version of a file in which an endpoint has named ports; without any it is 1.
+const VERSION: u32 = 2;
 const PREFIX: &str = "cli/";
 
 /// Key of an endpoint added by command.
@@ -96,9 +97,11 @@ impl CliFile {
         &self,
         documents: impl Iterator<Item = (&'a String, &'a EndpointDocument)>,
     ) -> Result<(), CliFileError> {
+        let endpoints: BTreeMap<_, _> = documents.map(|(k, d)| (k.clone(), d.clone())).collect();
+        let named = endpoints.values().any(|d| !d.named_ports.is_empty());
         let content = Content {
-            version: VERSION,
-            endpoints: documents.map(|(k, d)| (k.clone(), d.clone())).collect(),
+            version: if named { VERSION } else { 1 },
+            endpoints,
         };
         serde_json::to_vec_pretty(&content)
             .map_err(io::Error::from)
@@ -124,10 +127,23 @@ mod tests {
             pid: None,
             ifname: "eth0".to_owned(),
             labels: vec!["k8s:app=web".to_owned()],
+            named_ports: Vec::new(),
         };
         let key = key(&Netns::Name("pod1".to_owned()), "eth0");
         file.write([(&key, &document)].into_iter()).unwrap();
         assert_eq!(file.read().unwrap()[&key], document);
+        let version = || {
+            let text = fs::read(&file.path).unwrap();
+            serde_json::from_slice::<Content>(&text).unwrap().version
+        };
+        assert_eq!(version(), 1);
+        let named = EndpointDocument {
+            named_ports: vec!["http=80/TCP".to_owned()],
+            ..document
+        };
+        file.write([(&key, &named)].into_iter()).unwrap();
+        assert_eq!(file.read().unwrap()[&key], named);
+        assert_eq!(version(), 2, "an older release must not drop the names");
         fs::write(&file.path, "{\"version\":1,").unwrap();
         assert!(file.read().unwrap().is_empty());
         assert!(dir.path().join("added_endpoints.json.corrupt").exists());

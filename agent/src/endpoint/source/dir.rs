@@ -67,6 +67,24 @@ mod tests {
     }
 
     #[test]
+    fn named_ports_are_checked() {
+        let read = |ports: &str| {
+            let text = format!("netns: pod1\nlabels: [k8s:app=a]\nnamed-ports: [{ports}]\n");
+            parse("dir/a.yaml", &text).remove(0).1
+        };
+        let good = read("http=80/TCP, dns=53/UDP").unwrap();
+        assert_eq!(good.named_ports, ["http=80/TCP", "dns=53/UDP"]);
+        let error = read("http=0").unwrap_err().to_string();
+        assert!(
+            error.contains("named-ports") && error.contains("http=0"),
+            "{error}"
+        );
+        let made = "netns: pod1\nlabels: ['gen:io.cilium.k8s.named-ports=http.TCP.80']\n";
+        let error = parse("dir/a.yaml", made).remove(0).1.unwrap_err();
+        assert!(matches!(error, EndpointError::MadeLabel(_)), "{error}");
+    }
+
+    #[test]
     fn unknown_fields_are_named() {
         let read = parse("dir/a.yaml", "netns: pod1\nlabel: [k8s:app=a]\n");
         let error = read[0].1.as_ref().unwrap_err().to_string();

@@ -32,8 +32,12 @@ spec:
 "#;
 
 fn ask(from: &str, to: &str, port: &str) -> Trace {
+    ask_by(POLICY, from, to, port)
+}
+
+fn ask_by(policy: &str, from: &str, to: &str, port: &str) -> Trace {
     let mut repository = Repository::default();
-    for document in parse_documents(POLICY, "test") {
+    for document in parse_documents(policy, "test") {
         repository.insert(document.unwrap().into());
     }
     let Party::Labels(from) = Party::parse(from).unwrap() else {
@@ -119,6 +123,22 @@ fn each_kind_of_receiver_is_judged() {
     assert_eq!(nobody.from[1], "k8s:io.kubernetes.pod.namespace=default");
     let proxied = ask(WEB, DNS, "53/TCP");
     assert_eq!(proxied.steps[0].verdict, "proxied");
+}
+
+#[test]
+fn port_names_are_those_of_the_receiver() {
+    let policy = POLICY.replace("5432", "pg");
+    let ask = |to: &str, port| ask_by(&policy, WEB, to, port);
+    let trace = ask(
+        &format!("{DB},gen:io.cilium.k8s.named-ports=pg.TCP.5433"),
+        "5433",
+    );
+    assert_eq!(decides(&trace).verdict, "allowed");
+    assert_eq!(decides(&trace).rules[0].ports, ["TCP pg (5433)"]);
+    let trace = ask(DB, "5432");
+    assert_eq!(decides(&trace).verdict, "no-rule");
+    let unknown = "TCP pg (port name pg is not known)";
+    assert_eq!(decides(&trace).other_ports[0].ports, [unknown]);
 }
 
 /// The fields are documented in docs/src/policy.md; new ones may be added.

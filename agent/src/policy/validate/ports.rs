@@ -8,7 +8,10 @@ use super::{
     field::{list, object, text},
     name_rule,
 };
-use crate::policy::rule::{DnsNames, PortRule, Protocol};
+use crate::{
+    named_port::PortName,
+    policy::rule::{DnsNames, PortRule, Ports, Protocol},
+};
 
 /// Ports and ICMP types; none if the rule names neither.
 pub(super) fn ports_of(
@@ -79,7 +82,7 @@ fn port_rules(path: &str, value: &Value, section: &Section) -> Checked<Vec<PortR
         let path = format!("{ports_path}[{n}]");
         let mut port = port(&path, item)?;
         if dns.is_some() {
-            if port.first != port.last {
+            if matches!(port.ports, Ports::Range(first, last) if first != last) {
                 let remedy = "list each DNS port by itself";
                 return Err(Fault::new(&path, "is a range with DNS rules", remedy));
             }
@@ -129,13 +132,33 @@ fn port(path: &str, value: &Value) -> Checked<PortRule> {
             "name a port; \"0\" means every port",
         ));
     };
-    let first = number(&port_path, first)?;
     let end_path = format!("{path}.endPort");
     let end = map
         .get("endPort")
         .map(|value| number(&end_path, value))
         .transpose()?;
-    let (first, last) = match (first, end.filter(|end| *end > 0)) {
+    let end = end.filter(|end| *end > 0);
+    if let Some(name) = port_name(&port_path, first)? {
+        if matches!(protocol, Protocol::Icmp | Protocol::Icmpv6) {
+            let remedy = "write the number of the type";
+            return Err(Fault::new(
+                &port_path,
+                "is a name, which ICMP types have not",
+                remedy,
+            ));
+        }
+        if end.is_some() {
+            let remedy = "remove it: a name is one port";
+            return Err(Fault::new(&end_path, "stands beside a port name", remedy));
+        }
+        return Ok(PortRule {
+            protocol,
+            ports: Ports::Named(name),
+            dns: None,
+        });
+    }
+    let first = number(&port_path, first)?;
+    let (first, last) = match (first, end) {
         (0, None) => (0, u16::MAX),
         (0, Some(_)) => {
             return Err(Fault::new(
@@ -156,20 +179,34 @@ fn port(path: &str, value: &Value) -> Checked<PortRule> {
     };
     Ok(PortRule {
         protocol,
-        first,
-        last,
+        ports: Ports::Range(first, last),
         dns: None,
     })
+}
+
+/// The name of a port; none if it is a number, or neither a number nor a text.
+fn port_name(path: &str, value: &Value) -> Checked<Option<PortName>> {
+    let Value::String(text) = value else {
+        return Ok(None);
+    };
+    if text.bytes().all(|b| b.is_ascii_digit()) {
+        return Ok(None);
+    }
+    match text.parse() {
+        Ok(name) => Ok(Some(name)),
+        Err(_) => Err(Fault::new(
+            path,
+            &format!("`{text}` is neither a number nor a port name"),
+            "write a number from 0 to 65535, or a name of at most 15 letters, digits and single \
+             dashes inside, at least one of them a letter",
+        )),
+    }
 }
 
 fn number(path: &str, value: &Value) -> Checked<u16> {
     let parsed = match value {
         Value::Number(number) => number.as_u64().and_then(|n| u16::try_from(n).ok()),
         Value::String(text) if text.bytes().all(|b| b.is_ascii_digit()) => text.parse().ok(),
-        Value::String(name) => {
-            let reason = format!("`{name}` is a named port, which is not supported");
-            return Err(Fault::new(path, &reason, "write its number"));
-        }
         _ => None,
     };
     parsed.ok_or_else(|| Fault::new(path, "is no port", "write a number from 0 to 65535"))
@@ -200,8 +237,7 @@ fn icmp_rules(path: &str, value: &Value) -> Checked<Vec<PortRule>> {
             let kind = icmp_type(&format!("{path}.type"), map.get("type"), protocol)?;
             found.push(PortRule {
                 protocol,
-                first: kind,
-                last: kind,
+                ports: Ports::Range(kind, kind),
                 dns: None,
             });
         }

@@ -1,5 +1,10 @@
 //! Policies in every corner of the language, and groups of blocks that they name.
 
+use std::net::IpAddr;
+
+/// The node itself.
+pub(super) const NODE: &str = "10.0.0.1";
+
 /// Rules of a policy.
 pub(in crate::core::tests) const SPECS: &[&str] = &[
     "endpointSelector: {matchLabels: {app: web}}\n  egress:\n  - toFQDNs: [{matchPattern: '*.cilium.io'}]",
@@ -27,7 +32,18 @@ pub(in crate::core::tests) const SPECS: &[&str] = &[
     "endpointSelector: {}\n  egress:\n  - toEndpoints: [{matchExpressions: [{key: app, operator: NotIn, values: [web]}]}]\n  - toEndpoints: [{matchLabels: {'k8s:io.kubernetes.pod.namespace': other}}]\n    toPorts: [{ports: [{port: 1, endPort: 60000, protocol: TCP}]}]",
     "endpointSelector: {matchLabels: {'any:app': db}}\n  egress:\n  - toEndpoints: [{matchExpressions: [{key: app, operator: Exists}, {key: gone, operator: DoesNotExist}]}]\n  egressDeny:\n  - toPorts: [{ports: [{port: 440, endPort: 449, protocol: TCP}, {port: 53, protocol: UDP}]}]",
     "endpointSelector: {}\n  egress:\n  - toEntities: [world-ipv4, world-ipv6, kube-apiserver, health]\n    toPorts: [{ports: [{port: 80, endPort: 443, protocol: TCP}]}]\n  ingress:\n  - fromEntities: [init, unmanaged, ingress]",
+    "endpointSelector: {}\n  ingress:\n  - toPorts: [{ports: [{port: http, protocol: TCP}, {port: '8'}]}]\n  egress:\n  - toEndpoints: [{matchLabels: {app: db}}]\n    toPorts: [{ports: [{port: http, protocol: TCP}]}]",
+    "endpointSelector: {matchLabels: {app: web}}\n  egress:\n  - toPorts: [{ports: [{port: http}, {port: '443', protocol: TCP}]}]\n  egressDeny:\n  - toEntities: [cluster]\n    toPorts: [{ports: [{port: dns, protocol: UDP}]}]\n  ingressDeny:\n  - fromEndpoints: [{}]\n    toPorts: [{ports: [{port: web, protocol: TCP}]}]",
+    "endpointSelector: {}\n  egress:\n  - toEndpoints: [{matchLabels: {app: db}}]\n    toPorts: [{ports: [{port: dns}], rules: {dns: [{matchName: ebpf.io}]}}]\n  - toEntities: [all]\n    toPorts: [{ports: [{port: Web, protocol: TCP}, {port: http, protocol: UDP}]}]",
     "endpointSelector: {}\n  egress: [{}]\n  ingress:\n  - fromCIDR: [0.0.0.0/0]\n  enableDefaultDeny: {egress: false, ingress: true}",
+];
+
+/// Named ports that an endpoint may have: name, protocol, port. One name means different ports.
+pub(in crate::core::tests) const NAMED: &[&[(&str, u8, u16)]] = &[
+    &[],
+    &[("http", 6, 80), ("dns", 17, 53)],
+    &[("http", 6, 443), ("dns", 6, 450)],
+    &[("http", 17, 53), ("dns", 17, 53), ("web", 6, 450)],
 ];
 
 /// Labels and blocks of a group.
@@ -51,3 +67,21 @@ pub(super) const ADDRESSES: &[&str] = &[
 ];
 
 pub(super) const PORTS: &[(u8, u16)] = &[(6, 443), (6, 450), (6, 80), (17, 53), (1, 8), (1, 3)];
+
+/// Addresses of the other side of packets.
+pub(super) fn remotes() -> impl Iterator<Item = IpAddr> {
+    let local = [
+        "10.0.0.7",
+        "10.0.0.8",
+        "10.9.0.53",
+        "9.9.9.9",
+        "1.1.9.9",
+        NODE,
+    ];
+    ADDRESSES
+        .iter()
+        .chain(&local.map(|a| a))
+        .map(|a| a.parse().unwrap())
+        .collect::<Vec<_>>()
+        .into_iter()
+}

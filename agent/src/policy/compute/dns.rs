@@ -1,0 +1,193 @@
+//! The rules that a proxy judges queries by.
+
+use std::collections::BTreeSet;
+
+use holdfast_sdp::policy::rule::{
+    EndpointRules, NameRules, PortRules, SelectorRule, Servers, Transport,
+};
+use shared_maps::IdentityId;
+
+use crate::{
+    labels::LabelSet,
+    policy::{
+        model::{EndpointPolicy, Side},
+        rule::{DnsNames, PeerRule, Peers, PortRule},
+    },
+    selector::{
+        cache::{SelectorCache, SelectorId},
+        selector::Selector,
+    },
+};
+
+/// Where queries are judged.
+type Place = (u16, Transport);
+
+/// Renders the DNS rules: by port, whom may be asked for what there.
+pub fn dns_rules(policy: &EndpointPolicy, selectors: &SelectorCache) -> EndpointRules {
+    let side = &policy.egress;
+    let ports = places(side, selectors).into_iter().map(|place| {
+        let mut rules = Vec::new();
+        for (rule, port, names) in dns_ports(side) {
+            if let Some(names) = render_names(names) {
+                let meant = |server: Option<&LabelSet>| is_at(port, place, server);
+                add_rules(&mut rules, rule, &names, selectors, meant);
+            }
+        }
+        for rule in allows(side) {
+            let meant = |server: Option<&LabelSet>| is_plain(rule, place, server);
+            add_rules(&mut rules, rule, &NameRules::All, selectors, meant);
+        }
+        let (port, transport) = place;
+        PortRules {
+            port,
+            transport,
+            rules,
+        }
+    });
+    EndpointRules {
+        ports: ports.filter(|port| !port.rules.is_empty()).collect(),
+    }
+}
+
+/// Ports that DNS rules are about; of a port by name, what it is at the servers there are.
+fn places(side: &Side, selectors: &SelectorCache) -> BTreeSet<Place> {
+    let mut found = BTreeSet::new();
+    for (rule, port, _) in dns_ports(side) {
+        let mut add = |server: Option<&LabelSet>| {
+            let at = port.at(server).filter_map(|(protocol, first, _)| {
+                Some((first, Transport::from_number(protocol)?))
+            });
+            found.extend(at);
+        };
+        if port.name().is_none() {
+            add(None);
+        } else {
+            let servers = rule.selectors().flat_map(|s| selected(s, selectors));
+            servers.for_each(|id| add(selectors.labels(id)));
+        }
+    }
+    found
+}
+
+fn selected<'a>(
+    selector: &Selector,
+    selectors: &'a SelectorCache,
+) -> impl Iterator<Item = IdentityId> + use<'a> {
+    let id = selectors.id_of(selector);
+    let ids = id.and_then(|id| selectors.selections(id));
+    ids.into_iter().flatten().copied()
+}
+
+fn allows(side: &Side) -> impl Iterator<Item = &PeerRule> {
+    let rules = side.rules.iter().map(|rule| &*rule.rule);
+    rules.filter(|rule| !rule.deny)
+}
+
+fn is_at(port: &PortRule, (number, transport): Place, server: Option<&LabelSet>) -> bool {
+    port.covers(transport.number(), number, server)
+}
+
+/// Whether a rule allows DNS at this port of a server whatever the name.
+fn is_plain(rule: &PeerRule, place: Place, server: Option<&LabelSet>) -> bool {
+    let mut ports = rule.ports.iter();
+    rule.ports.is_empty() || ports.any(|port| port.dns.is_none() && is_at(port, place, server))
+}
+
+/// Port rules with DNS names among the allows of a direction.
+fn dns_ports(side: &Side) -> impl Iterator<Item = (&PeerRule, &PortRule, &DnsNames)> {
+    allows(side).flat_map(|rule| {
+        let ports = rule.ports.iter();
+        ports.filter_map(move |port| port.dns.as_ref().map(|names| (rule, port, names)))
+    })
+}
+
+/// Names as the proxy takes them; none if no name can match.
+fn render_names(names: &DnsNames) -> Option<NameRules> {
+    match names {
+        DnsNames::All => Some(NameRules::All),
+        DnsNames::Names(list) if list.is_empty() => None,
+        DnsNames::Names(list) => Some(NameRules::Names(list.clone())),
+    }
+}
+
+/// Adds a rule about those of its servers that are `meant`, by their labels: only port names
+/// tell one from another.
+fn add_rules(
+    rules: &mut Vec<SelectorRule>,
+    rule: &PeerRule,
+    names: &NameRules,
+    selectors: &SelectorCache,
+    meant: impl Fn(Option<&LabelSet>) -> bool,
+) {
+    let by_number = meant(None);
+    let mut add = |selector: String, servers: Servers| {
+        let rule = SelectorRule {
+            selector,
+            servers,
+            names: names.clone(),
+        };
+        if !rules.contains(&rule) {
+            rules.push(rule);
+        }
+    };
+    match &rule.peers {
+        Peers::Any if by_number => add("any server".to_owned(), Servers::Any),
+        Peers::Any => {}
+        Peers::Selectors(list) => {
+            for selector in list {
+                let ids = selected(selector, selectors);
+                let ids = ids.filter(|id| by_number || meant(selectors.labels(*id)));
+                let ids: BTreeSet<IdentityId> = ids.collect();
+                if by_number || !ids.is_empty() {
+                    add(selector.to_string(), Servers::Identities(ids));
+                }
+            }
+        }
+    }
+}
+
+/// Which rules have a say in DNS.
+#[derive(Debug, Default)]
+pub struct DnsScope {
+    /// Ports at which queries are judged.
+    ports: BTreeSet<Place>,
+    /// Selectors whose selections the DNS rules list.
+    selectors: BTreeSet<SelectorId>,
+    /// Whether the ports depend on who the servers are.
+    by_name: bool,
+}
+
+impl DnsScope {
+    /// Of a policy whose selectors are registered.
+    pub fn of(policy: &EndpointPolicy, selectors: &SelectorCache) -> Self {
+        let side = &policy.egress;
+        let mut scope = Self {
+            ports: places(side, selectors),
+            selectors: BTreeSet::new(),
+            by_name: dns_ports(side).any(|(_, port, _)| port.name().is_some()),
+        };
+        let rules = allows(side).filter(|rule| scope.is_in(rule));
+        let used = rules.flat_map(PeerRule::selectors);
+        scope.selectors = used.filter_map(|s| selectors.id_of(s)).collect();
+        scope
+    }
+
+    /// Whether a rule has a say.
+    pub fn is_in(&self, rule: &PeerRule) -> bool {
+        let names = || rule.ports.iter().any(|port| port.dns.is_some());
+        // What a port name stands for depends on the servers.
+        let named = || rule.ports.iter().any(|port| port.name().is_some());
+        let mut ports = self.ports.iter();
+        !rule.deny && (names() || ports.any(|place| named() || is_plain(rule, *place, None)))
+    }
+
+    /// Whether one of these selectors decides which servers are meant.
+    pub fn uses(&self, selectors: &[SelectorId]) -> bool {
+        selectors.iter().any(|id| self.selectors.contains(id))
+    }
+
+    /// Whether it is another one once the servers are others.
+    pub const fn is_by_name(&self) -> bool {
+        self.by_name
+    }
+}

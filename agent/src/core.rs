@@ -107,6 +107,7 @@ impl Core {
         state.expire();
         state.end_revocations(&mut plan);
         state.end_restore(&mut plan);
+        state.keep_cleaned(&mut plan);
         state.flush(&mut plan);
         if !state.is_halfway() {
             state.settle_rules();
@@ -289,6 +290,7 @@ impl State {
                 self.checkpoint_due.local = true;
                 self.checkpoint_due.endpoints = true;
             }
+            Undo::Cleaned => self.cleaned_due = true,
             Undo::File(id, before) => {
                 let durable = std::mem::take(&mut self.durable);
                 let (unsaved, saved): (Vec<_>, _) = durable

@@ -21,6 +21,7 @@ use crate::{
     core::Restored,
     datapath::files::{ENDPOINT_FILE, StateFiles},
     endpoint::config_file::{self, FileError},
+    fqdn::cleaned::{self, CleanedError},
     identity::checkpoint::{self, CheckpointError},
     labels::LabelSet,
 };
@@ -88,6 +89,14 @@ pub fn read_files(files: &StateFiles, found: &mut Found) -> Result<(), RestoreEr
         checkpoint::parse_endpoints,
         found,
     )?;
+    if let Some(text) = text(&files.cleaned())? {
+        let path = files.cleaned();
+        match cleaned::parse(&text) {
+            Ok(names) => found.restored.cleaned = names,
+            Err(error @ CleanedError::Newer(_)) => return Err(newer(path, &error)),
+            Err(error) => set_aside(&path, &error, found)?,
+        }
+    }
     let dir = files.dir();
     let failed = |source| RestoreError::File {
         path: dir.to_owned(),
@@ -106,10 +115,7 @@ pub fn read_files(files: &StateFiles, found: &mut Found) -> Result<(), RestoreEr
         match config_file::parse(&text) {
             Ok(endpoint) => found.restored.endpoints.push(endpoint),
             Err(error @ FileError::Newer(_)) => {
-                return Err(RestoreError::Newer {
-                    path,
-                    reason: error.to_string(),
-                });
+                return Err(newer(path, &error));
             }
             Err(error) => set_aside(&path, &error, found)?,
         }
@@ -131,10 +137,7 @@ fn identities(
     match parse(&text) {
         Ok(identities) => Ok(identities),
         Err(error @ (CheckpointError::Newer(_) | CheckpointError::NewerLogic(_))) => {
-            Err(RestoreError::Newer {
-                path: path.to_owned(),
-                reason: error.to_string(),
-            })
+            Err(newer(path.to_owned(), &error))
         }
         Err(error) => {
             set_aside(path, &error, found)?;
@@ -152,6 +155,13 @@ fn text(path: &Path) -> Result<Option<String>, RestoreError> {
             path: path.to_owned(),
             source,
         }),
+    }
+}
+
+fn newer(path: PathBuf, error: &dyn std::error::Error) -> RestoreError {
+    RestoreError::Newer {
+        path,
+        reason: error.to_string(),
     }
 }
 

@@ -16,11 +16,13 @@ use holdfast_agent::{
         source::{EndpointBook, cli::CliFile},
     },
     epoch::Epoch,
+    fqdn::cleaned::{self, Cleaning},
     identity::checkpoint,
     labels::LabelSet,
     restore::{self, Found},
 };
 use holdfast_sdp::{
+    mapping::BootTime,
     name::Fqdn,
     policy::rule::{
         EndpointRules, NameRule, NameRules, PortRules, SelectorRule, Servers, Transport,
@@ -54,6 +56,20 @@ fn local() -> Vec<(IdentityId, LabelSet)> {
             ]),
         ),
     ]
+}
+
+fn cleanings() -> Vec<Cleaning> {
+    let of_all = Cleaning {
+        endpoint: None,
+        pattern: Some("*.cilium.io".to_owned()),
+        at: BootTime(7_000_000_001),
+    };
+    let of_one = Cleaning {
+        endpoint: Some(EndpointId(7)),
+        pattern: None,
+        at: BootTime(8_000_000_001),
+    };
+    vec![of_all, of_one]
 }
 
 fn pods() -> Vec<(IdentityId, LabelSet)> {
@@ -129,6 +145,10 @@ fn today() -> BTreeMap<&'static str, String> {
             checkpoint::render_endpoints(pods),
         ),
         (
+            "cleaned_names.json",
+            cleaned::render("b", cleanings().iter()),
+        ),
+        (
             "7/ep_config.json",
             config_file::render(&endpoint(), &servers, 1000),
         ),
@@ -182,6 +202,7 @@ fn files_of_every_version_are_read() {
         assert_eq!(found.restored.local_identities, local(), "{version:?}");
         assert_eq!(found.restored.endpoint_identities, pods(), "{version:?}");
         assert_eq!(found.restored.endpoints, [endpoint()], "{version:?}");
+        assert_eq!(found.restored.cleaned.cleanings, cleanings(), "{version:?}");
         // Another boot: counted afresh.
         assert_eq!(Epoch::begin(&state).unwrap().start, 1, "{version:?}");
         let book = EndpointBook::open(None, CliFile::in_dir(&state), |_| {}).unwrap();

@@ -10,7 +10,10 @@ use parking_lot::Mutex;
 
 use crate::netns::Netns;
 use crate::node::http;
+use crate::wait::eventually;
 
+/// Until an agent that runs has shown its metrics.
+const ANSWERS: Duration = Duration::from_secs(10);
 /// Until a pass has ended that began now: with the lab's interval it takes a fraction of this.
 const PASS: Duration = Duration::from_secs(5);
 
@@ -53,16 +56,16 @@ impl LastLook {
         }
     }
 
-    /// Reads what was found so far. An agent that does not answer tells nothing.
+    /// Reads what was found so far by an agent that runs.
     pub fn now(self) {
-        if let Ok(page) = self.page() {
+        if let Some(page) = self.answer() {
             self.note(&page);
         }
     }
 
     /// Reads what was found after a whole pass more.
     pub fn whole(self) {
-        let Ok(first) = self.page() else {
+        let Some(first) = self.answer() else {
             return;
         };
         let deadline = Instant::now() + PASS;
@@ -75,9 +78,9 @@ impl LastLook {
                 break;
             }
             std::thread::sleep(Duration::from_millis(10));
-            page = match self.page() {
-                Ok(page) => page,
-                Err(_) => break,
+            page = match self.answer() {
+                Some(page) => page,
+                None => break,
             };
         }
         self.note(&page);
@@ -96,6 +99,15 @@ impl LastLook {
         if !self.mended.expected.load(Ordering::Relaxed) {
             self.mended.found.lock().push(text);
         }
+    }
+
+    /// The page; that there is none is a finding, too: nobody knows what was mended.
+    fn answer(&self) -> Option<String> {
+        let page = eventually("its metrics", ANSWERS, || self.page());
+        if let Err(error) = &page {
+            self.add(format!("the agent runs and does not tell: {error:#}"));
+        }
+        page.ok()
     }
 
     fn page(&self) -> Result<String> {

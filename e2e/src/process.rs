@@ -51,11 +51,23 @@ impl Program {
         self.last_look = Some(look);
     }
 
-    /// Looks at it now, and no more before it ends.
+    /// Looks at it now, and no more before it ends. One that was stopped, or has ended, tells
+    /// nothing.
     pub fn look_now(&mut self) {
-        if let Some(look) = self.last_look.take() {
+        if let Some(look) = self.last_look.take()
+            && self.runs()
+        {
             look.now();
         }
+    }
+
+    fn runs(&mut self) -> bool {
+        let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.child.id()));
+        let stopped = stat.is_ok_and(|stat| {
+            let state = stat.rsplit_once(") ").map(|(_, state)| state);
+            state.is_some_and(|state| state.starts_with('T'))
+        });
+        !stopped && matches!(self.child.try_wait(), Ok(None))
     }
 
     /// Process id.
@@ -126,7 +138,7 @@ impl Program {
 impl Drop for Program {
     fn drop(&mut self) {
         if let Some(look) = self.last_look.take()
-            && matches!(self.child.try_wait(), Ok(None))
+            && self.runs()
         {
             look.whole();
         }

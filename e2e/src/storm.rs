@@ -38,8 +38,11 @@ pub struct Outcome {
     pub kills: u32,
     /// Of them, those that left a map half written.
     pub within_plan: u32,
-    /// Of them, those within five seconds of a new name's confirmation.
+    /// Of them, those within five seconds of the agent's confirmation of a new name, as measured
+    /// from the answer that it let go to the kill. One that was starting confirmed nothing.
     pub after_ack: u32,
+    /// The longest of these times.
+    pub longest_after_ack: Duration,
     /// New connections and datagrams to open addresses: each of them answered.
     pub allowed: u64,
     /// Datagrams and connections tried to closed addresses: none came through.
@@ -60,6 +63,8 @@ pub struct Storm<'l> {
     /// Pod a's policy names the steady name besides.
     named: bool,
     ipcache: Map<IpcacheKey, IpcacheValue>,
+    /// When the agent that runs last confirmed a new name.
+    confirmed: Option<Instant>,
     outcome: Outcome,
 }
 
@@ -87,6 +92,7 @@ pub fn play(lab: &Lab, seed: u64, kills: u32) -> Result<Outcome> {
         odd: false,
         named: false,
         ipcache: Globals::new(lab.bpf_root()).ipcache(Access::ReadWrite)?,
+        confirmed: None,
         outcome: Outcome::default(),
     };
     let open = [
@@ -138,8 +144,11 @@ impl Storm<'_> {
                 .with_context(|| format!("round {round}, {blow:?}"))?;
             load.check()?;
             eprintln!(
-                "round {round}: {blow:?}, {:.1} s",
-                start.elapsed().as_secs_f32()
+                "round {round}: {blow:?}, {:.1} s; of {} kills {} within 5 s of a confirmation, {} within a plan",
+                start.elapsed().as_secs_f32(),
+                self.outcome.kills,
+                self.outcome.after_ack,
+                self.outcome.within_plan,
             );
             round += 1;
         }
@@ -165,6 +174,8 @@ impl Storm<'_> {
         };
         self.agent.as_mut().context("no agent")?.look_now();
         self.lab.a.ask(&query)?.expect(fresh)?;
+        // What the proxy let go because the agent was late is no confirmation.
+        self.confirmed = self.is_labelled(fresh)?.then(Instant::now);
         let probe = Probe::open(&self.lab.a, fresh)?;
         self.strike(blow)?;
         let away = self.rng.random_range(0..400);

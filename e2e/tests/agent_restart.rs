@@ -6,6 +6,7 @@ use anyhow::ensure;
 use holdfast_e2e::lab::{DNS4, UDP_PORT, at, web4, web6};
 use holdfast_e2e::policy::{CLIENT, WEB, dns, egress, good_names, names};
 use holdfast_e2e::{AgentOptions, Query, eventually, with_lab};
+use nix::sys::signal::Signal;
 use shared_maps::event::Reason;
 
 #[test]
@@ -68,6 +69,37 @@ fn a_restart_changes_no_identity_and_cuts_no_stream() {
         assert_eq!(echoed, 0, "a closed address answered meanwhile");
         assert_eq!(lab.web.visits(at(web4(12), UDP_PORT)), 0);
         Ok(())
+    });
+}
+
+/// What was cleaned while a proxy could not hear of it is not opened by the proxy that tells it
+/// to the next agent, but by whoever asks again.
+#[test]
+fn what_was_cleaned_stays_closed_until_it_is_asked_again() {
+    with_lab(|lab| {
+        for (name, web) in [("old.good.test", web4(10)), ("other.good.test", web4(11))] {
+            lab.zone.set(name, &[web], 600);
+        }
+        let programs = lab.start(&good_names())?;
+        for (name, web) in [("old.good.test", web4(10)), ("other.good.test", web4(11))] {
+            lab.a.ask(&Query::a(name, DNS4))?.expect(web)?;
+        }
+        programs.sdp.signal(Signal::SIGSTOP)?;
+        let clean = ["fqdn", "cache", "clean", "--matchpattern", "old.*.test"];
+        let said = lab.agent(&clean)?;
+        ensure!(said.contains("forgot 1 of 2"), "{said}");
+        programs.agent.kill_9()?;
+        lab.a.expect_open(at(web4(10), 80))?;
+        programs.sdp.signal(Signal::SIGCONT)?;
+        let _agent = lab.start_agent(&AgentOptions::default())?;
+        eventually("it closes", Duration::from_secs(5), || {
+            lab.a.expect_closed(at(web4(10), 80))
+        })?;
+        lab.a.expect_open(at(web4(11), 80))?;
+        lab.a
+            .ask(&Query::a("old.good.test", DNS4))?
+            .expect(web4(10))?;
+        lab.a.expect_open(at(web4(10), 80))
     });
 }
 

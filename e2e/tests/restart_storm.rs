@@ -11,6 +11,7 @@ fn play(kills: u32) {
         eprintln!("{outcome:?}");
         ensure!(outcome.kills >= kills, "{outcome:?}");
         ensure!(outcome.within_plan >= kills / 10, "{outcome:?}");
+        ensure!(outcome.after_ack * 2 >= outcome.kills, "{outcome:?}");
         ensure!(outcome.allowed > 0 && outcome.denied > 0, "{outcome:?}");
         ensure!(outcome.asked > 0, "{outcome:?}");
         Ok(())

@@ -11,7 +11,7 @@
 //! and what is learned meanwhile counts for the revision of these.
 
 use std::{
-    collections::{BTreeSet, VecDeque},
+    collections::{BTreeMap, BTreeSet, VecDeque},
     sync::Arc,
 };
 
@@ -20,7 +20,8 @@ use shared_maps::{EndpointId, IdentityId};
 
 use super::{event::SourceEvent, flush::Removals, plan::Plan, state::State};
 use crate::{
-    ipcache::metadata::{Claim, Owner, Source},
+    ipcache::metadata::{Claim, Owner},
+    labels::LabelSet,
     policy::{parse::PolicyDocument, repository::is_about, rule::Rule},
     selector::selector::Selector,
 };
@@ -172,11 +173,10 @@ impl State {
         self.revision += 1;
         let stage = Stage::Labels(0);
         let moves = Moves::default();
-        let group = new.as_ref().and_then(|document| document.group.as_ref());
-        for prefix in group.into_iter().flat_map(|group| &group.prefixes) {
-            let labels = group.map(|group| Claim::Labels(group.labels.clone()));
-            if let Some(labels) = labels {
-                self.ipcache.claim(*prefix, owner(&key), labels);
+        if let Some((owner, labels)) = new.as_deref().map(|new| self.says(&key, new)) {
+            for (prefix, labels) in labels {
+                self.ipcache
+                    .claim(prefix, owner.clone(), Claim::Labels(labels));
             }
         }
         Some(Change {
@@ -190,6 +190,9 @@ impl State {
 
     /// Goes on as far as there is room, at most to the end of the stage. None at the last's.
     fn advance(&mut self, plan: &mut Plan, mut change: Change) -> Option<Change> {
+        if matches!(change.stage, Stage::Leftovers(0)) && change.moves.prefixes.is_empty() {
+            self.unclaim_blocks(&change);
+        }
         let next = match &mut change.stage {
             Stage::Labels(registered) => {
                 let all = self.each_selector(change.new.as_ref(), registered, Self::register);
@@ -202,9 +205,6 @@ impl State {
                 all.then_some(Stage::Leftovers(0))
             }
             Stage::Leftovers(unregistered) => {
-                if *unregistered == 0 && change.moves.prefixes.is_empty() {
-                    self.unclaim_group(&change.key, change.old.as_ref(), change.new.as_ref());
-                }
                 let all = self.each_selector(change.old.as_ref(), unregistered, Self::unregister);
                 if self.move_some(plan, &mut change.moves, all) {
                     self.changes.files = Files::Due;
@@ -314,22 +314,24 @@ impl State {
         left.endpoints.is_empty() && left.subjects.is_empty()
     }
 
-    fn unclaim_group(
-        &mut self,
-        key: &str,
-        old: Option<&Arc<PolicyDocument>>,
-        new: Option<&Arc<PolicyDocument>>,
-    ) {
-        let prefixes = |document: Option<&Arc<PolicyDocument>>| {
-            let group = document.and_then(|document| document.group.as_ref());
-            group
-                .map(|group| group.prefixes.clone())
-                .unwrap_or_default()
+    /// What a document says of blocks, and as whom.
+    fn says(&self, key: &str, document: &PolicyDocument) -> (Owner, BTreeMap<IpNet, LabelSet>) {
+        let (source, labels) = document.labels(self.config.node_name.as_deref());
+        (Owner::Object(source, key.into()), labels)
+    }
+
+    fn unclaim_blocks(&mut self, change: &Change) {
+        let Some(old) = change.old.as_deref() else {
+            return;
         };
-        let kept: BTreeSet<IpNet> = prefixes(new).into_iter().collect();
-        let old = prefixes(old).into_iter();
-        for prefix in old.filter(|prefix| !kept.contains(prefix)) {
-            self.ipcache.unclaim(prefix, &owner(key));
+        let (owner, old) = self.says(&change.key, old);
+        let new = change.new.as_deref().map(|new| self.says(&change.key, new));
+        let kept = |prefix: &&IpNet| {
+            let new = new.as_ref();
+            new.is_some_and(|(_, labels)| labels.contains_key(*prefix))
+        };
+        for prefix in old.keys().filter(|prefix| !kept(prefix)) {
+            self.ipcache.unclaim(*prefix, &owner);
         }
     }
 
@@ -359,9 +361,4 @@ impl State {
             self.changes.files = Files::Left(left);
         }
     }
-}
-
-/// Who claims the blocks of a group.
-fn owner(key: &str) -> Owner {
-    Owner::Object(Source::CustomResource, key.into())
 }

@@ -3,31 +3,45 @@
 use std::{collections::BTreeMap, net::IpAddr};
 
 use holdfast_sdp::{
-    mapping::{BootTime, Mapping},
-    name::Fqdn,
-    pattern::SelectorMatcher,
-    policy::rule::NameRule,
+    mapping::Mapping, name::Fqdn, pattern::SelectorMatcher, policy::rule::NameRule,
 };
 use ipnet::IpNet;
 use shared_maps::EndpointId;
 
-use super::{event::CleanNames, plan::Plan, state::State};
-use crate::ipcache::metadata::Owner;
+use super::{
+    event::CleanNames,
+    mappings::MAX_TTL,
+    plan::Plan,
+    state::{State, Undo},
+};
+use crate::{
+    datapath::plan::Step,
+    fqdn::cleaned::{self, CleanedNames, Cleaning},
+    ipcache::metadata::Owner,
+};
 
 /// Cleanings remembered; the oldest are forgotten.
 const REMEMBERED: usize = 64;
+/// For how long, seconds, beyond the longest TTL: by then no proxy tells what was seen before.
+const REMEMBERED_AFTER: u64 = 3600;
 
 /// What was cleaned: a proxy that was away meanwhile still has it, and would open it again.
 #[derive(Debug)]
 pub(super) struct Cleaned {
-    endpoint: Option<EndpointId>,
+    what: Cleaning,
     matcher: Option<SelectorMatcher>,
-    at: BootTime,
 }
 
 impl Cleaned {
+    /// None if the pattern is none: it matches nothing.
+    fn new(what: Cleaning) -> Option<Self> {
+        let compile = |text: &String| SelectorMatcher::compile(&NameRule::Pattern(text.clone()));
+        let matcher = what.pattern.as_ref().map(compile).transpose().ok()?;
+        Some(Self { what, matcher })
+    }
+
     fn is_of(&self, endpoint: EndpointId, name: &Fqdn) -> bool {
-        self.endpoint.is_none_or(|only| only == endpoint)
+        self.what.endpoint.is_none_or(|only| only == endpoint)
             && self
                 .matcher
                 .as_ref()
@@ -36,31 +50,70 @@ impl Cleaned {
 }
 
 impl State {
-    /// Whether what a proxy tells again was cleaned since it was seen.
+    /// Whether what a proxy tells was cleaned since it was seen.
     pub(super) fn was_cleaned(&self, mapping: &Mapping) -> bool {
-        self.cleaned.iter().any(|cleaned| {
-            mapping.seen_at <= cleaned.at && cleaned.is_of(mapping.endpoint.id, &mapping.name)
-        })
+        let since = self.cleaned.iter().rev();
+        since
+            .take_while(|cleaned| mapping.seen_at <= cleaned.what.at)
+            .any(|cleaned| cleaned.is_of(mapping.endpoint.id, &mapping.name))
+    }
+
+    /// What an earlier run was asked to forget.
+    pub(super) fn restore_cleaned(&mut self, names: CleanedNames) {
+        let mut cleanings = names.cleanings;
+        if names.boot_id != self.config.boot_id {
+            return;
+        }
+        cleanings.sort_by_key(|cleaning| cleaning.at);
+        for cleaning in cleanings {
+            self.remember_cleaned(Cleaned::new(cleaning));
+        }
+        self.cleaned_due = false;
+    }
+
+    fn remember_cleaned(&mut self, cleaned: Option<Cleaned>) {
+        let now = self.now;
+        let lasts = u64::from(MAX_TTL) + REMEMBERED_AFTER;
+        self.cleaned
+            .retain(|known| known.what.at.plus_secs(lasts) > now);
+        if let Some(cleaned) = cleaned {
+            let covers = |known: &Cleaned| {
+                let (new, old) = (&cleaned.what, &known.what);
+                (new.pattern.is_none() || new.pattern == old.pattern)
+                    && (new.endpoint.is_none() || new.endpoint == old.endpoint)
+            };
+            self.cleaned.retain(|known| !covers(known));
+            self.cleaned.push_back(cleaned);
+        }
+        if self.cleaned.len() > REMEMBERED {
+            self.cleaned.pop_front();
+        }
+        self.cleaned_due = true;
+    }
+
+    /// Has what was cleaned written, so that a restart does not forget it.
+    pub(super) fn keep_cleaned(&mut self, plan: &mut Plan) {
+        if std::mem::take(&mut self.cleaned_due) {
+            let cleanings = self.cleaned.iter().map(|cleaned| &cleaned.what);
+            let text = cleaned::render(&self.config.boot_id, cleanings);
+            self.step(plan, Step::KeepCleaned(text), Undo::Cleaned);
+        }
     }
 
     /// Forgets names: those under a lease once every stream dropped it, or it ended.
     pub(super) fn on_clean(&mut self, plan: &mut Plan, clean: &CleanNames) {
-        let matcher = match &clean.pattern {
-            None => None,
-            Some(text) => match SelectorMatcher::compile(&NameRule::Pattern(text.clone())) {
-                Ok(matcher) => Some(matcher),
-                // A pattern that is none matches nothing; the command line checks it first.
-                Err(_) => return,
-            },
-        };
-        let cleaned = Cleaned {
+        let cleaned = Cleaned::new(Cleaning {
             endpoint: clean.endpoint,
-            matcher,
+            pattern: clean.pattern.clone(),
             at: self.now,
+        });
+        // The command line checks the pattern first.
+        let Some(cleaned) = cleaned else {
+            return;
         };
         let mut forget = Vec::new();
         for (id, names) in self.names.endpoints() {
-            if cleaned.endpoint.is_some_and(|only| only != id) {
+            if cleaned.what.endpoint.is_some_and(|only| only != id) {
                 continue;
             }
             let live = names
@@ -77,10 +130,8 @@ impl State {
                 }
             }
         }
-        self.cleaned.push_back(cleaned);
-        if self.cleaned.len() > REMEMBERED {
-            self.cleaned.pop_front();
-        }
+        self.remember_cleaned(Some(cleaned));
+        self.keep_cleaned(plan);
         let mut revoke: BTreeMap<_, Vec<IpAddr>> = Default::default();
         for (id, name, address) in forget {
             // What a restart kept of the address goes too.
@@ -98,7 +149,7 @@ impl State {
                 pair.revoking = true;
                 revoke.entry(name).or_default().push(address);
             }
-            self.file_soon(id);
+            self.file_at(id, self.now);
         }
         for (name, addresses) in revoke {
             self.revoke_leases(name, addresses);

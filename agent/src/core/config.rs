@@ -13,7 +13,7 @@ use shared_maps::{
     policy::{PolicyKey, PolicyValue},
 };
 
-use crate::{endpoint::config_file::EndpointFile, labels::LabelSet};
+use crate::{endpoint::config_file::EndpointFile, fqdn::cleaned::CleanedNames, labels::LabelSet};
 
 /// Settings of the core. [`CoreConfig::default`] holds the product's defaults.
 #[derive(Clone, Debug)]
@@ -24,6 +24,8 @@ pub struct CoreConfig {
     pub start: u64,
     /// Unix time at CLOCK_BOOTTIME 0, nanoseconds: files carry wall time.
     pub boot_unix_ns: u64,
+    /// Name of this node, as objects of the cluster call it.
+    pub node_name: Option<String>,
     /// Port of the DNS proxy.
     pub proxy_port: u16,
     /// IPv4 is on.
@@ -76,6 +78,7 @@ impl Default for CoreConfig {
             boot_id: String::new(),
             start: 1,
             boot_unix_ns: 0,
+            node_name: None,
             proxy_port: 10094,
             enable_ipv4: true,
             enable_ipv6: true,
@@ -108,6 +111,8 @@ pub struct Restored {
     pub local_identities: Vec<(IdentityId, LabelSet)>,
     /// `endpoint_identities.json` ([`crate::identity::checkpoint::parse_endpoints`]).
     pub endpoint_identities: Vec<(IdentityId, LabelSet)>,
+    /// `cleaned_names.json` ([`crate::fqdn::cleaned::parse`]).
+    pub cleaned: CleanedNames,
     /// Every readable `ep_config.json` ([`crate::endpoint::config_file::parse`]).
     pub endpoints: Vec<EndpointFile>,
     /// Dump of the ipcache.

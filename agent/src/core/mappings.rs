@@ -21,7 +21,7 @@ use crate::{
 };
 
 /// Longest TTL that is believed, seconds: a week (RFC 8767, 4).
-const MAX_TTL: u32 = 604_800;
+pub(super) const MAX_TTL: u32 = 604_800;
 /// What a pair seen while the agent was away gets at least, seconds.
 const AWAY: u64 = 30;
 /// Addresses of one mapping that are learned. Pools of servers have some dozens; a name
@@ -120,7 +120,11 @@ impl State {
         }
         let endpoint = mapping.endpoint.id;
         let ttl = mapping.ttl.min(MAX_TTL).max(self.config.min_ttl);
-        let seen = mapping.seen_at.min(self.now);
+        let mut seen = mapping.seen_at.min(self.now);
+        if !mapping.replayed && self.was_cleaned(mapping) {
+            // Its client waits: it opens again, and stays open through a restart.
+            seen = self.now;
+        }
         let mut expires = seen.plus_secs(u64::from(ttl));
         let lease_end = expires.plus(self.config.lease_slack);
         // An agent that hung finds live ones that have waited for it as replays do.

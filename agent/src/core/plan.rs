@@ -72,6 +72,7 @@ impl Fallen {
             }
             Step::UnsetPolicy(..)
             | Step::KeepNames(..)
+            | Step::KeepCleaned(_)
             | Step::RemoveEndpoint(_)
             | Step::RemovePolicyMap(_)
             | Step::Attach(_)

@@ -103,6 +103,7 @@ impl State {
             early: Vec::new(),
             unresolved: BTreeSet::new(),
             cleaned: VecDeque::new(),
+            cleaned_due: false,
             forgotten: Vec::new(),
             checkpoint_due: CheckpointDue::default(),
             changes: Changes::default(),
@@ -136,6 +137,7 @@ impl State {
         };
         state.know_reserved();
         state.claim_world();
+        state.restore_cleaned(restored.cleaned.clone());
         state.restore(restored, &local);
         state
     }
@@ -194,9 +196,9 @@ impl State {
                 // world's, which may be another if families were switched on or off.
                 .filter(|l| l.source() != CIDR || cidr_of(l) == Some(prefix))
                 .filter(|l| l.source() != CIDR || !shared.contains(&identity))
-                .filter(|l| !l.is_world())
-                // Groups speak before anything is resolved: one that went keeps nothing open.
-                .filter(|l| l.source() != CIDR_GROUP)
+                // Documents and the node speak before anything is resolved: a group, a node or
+                // an API server that went keeps nothing open.
+                .filter(|l| !matches!(l.source(), CIDR_GROUP | RESERVED))
                 .cloned()
                 .collect();
             let own = Claim::Labels(LabelSet::new(own));

@@ -1,6 +1,6 @@
 //! DNS rules: into endpoints' files, and to the proxies once the datapath has their policy.
 
-use std::{collections::BTreeSet, sync::Arc};
+use std::{collections::BTreeSet, net::IpAddr, sync::Arc};
 
 use holdfast_sdp::{
     mapping::BootTime,
@@ -20,6 +20,7 @@ use crate::{
         self, EndpointFile, HistoryEntry, RulesInFile, ServerAddresses, ZombieEntry,
     },
     endpoint::endpoint::Endpoint,
+    fqdn::cache::Lookup,
 };
 
 /// Least time between two writes of an endpoint's file for names alone, seconds.
@@ -193,13 +194,21 @@ impl State {
         let mut zombies = Vec::new();
         if let Some(names) = self.names.endpoint(endpoint.id) {
             for (name, addresses) in &names.names {
-                for (address, lookup) in addresses {
+                // Addresses of one answer go together: most of them still are.
+                let same = |(_, one): &(&IpAddr, &Lookup), (_, other): &(&IpAddr, &Lookup)| {
+                    (one.seen, one.expires, one.ttl) == (other.seen, other.expires, other.ttl)
+                };
+                let addresses: Vec<_> = addresses.iter().collect();
+                for answer in addresses.chunk_by(same) {
+                    let Some((_, lookup)) = answer.first() else {
+                        continue;
+                    };
                     history.push(HistoryEntry {
                         name: name.clone(),
                         lookup: wall(lookup.seen),
                         expires: wall(lookup.expires),
                         ttl: lookup.ttl,
-                        addresses: vec![*address],
+                        addresses: answer.iter().map(|(address, _)| **address).collect(),
                     });
                 }
             }

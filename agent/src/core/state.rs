@@ -101,6 +101,8 @@ pub(super) struct State {
     pub unresolved: BTreeSet<IpNet>,
     /// What was asked to be forgotten, the newest last.
     pub cleaned: VecDeque<Cleaned>,
+    /// The file does not have it yet.
+    pub cleaned_due: bool,
     /// Identities that the plan under way forgot.
     pub forgotten: Vec<(IdentityId, LabelSet)>,
     pub checkpoint_due: CheckpointDue,
@@ -188,6 +190,7 @@ pub(super) struct Subject {
 #[derive(Debug)]
 pub(super) enum Undo {
     Checkpoint,
+    Cleaned,
     /// Whether there was a file before.
     File(EndpointId, bool),
     /// Number of the step.

@@ -22,6 +22,8 @@ pub const ENDPOINT_FILE: &str = "ep_config.json";
 pub const CHECKPOINT_FILE: &str = "local_allocator_state.json";
 /// Name of the checkpoint of endpoint identities.
 pub const ENDPOINT_CHECKPOINT_FILE: &str = "endpoint_identities.json";
+/// Name of what was asked to be forgotten.
+pub const CLEANED_FILE: &str = "cleaned_names.json";
 /// Ending of a temporary name; left over only by a crash.
 const TEMPORARY: &str = ".new";
 
@@ -63,11 +65,17 @@ impl StateFiles {
         self.dir.join(ENDPOINT_CHECKPOINT_FILE)
     }
 
+    /// Path of what was asked to be forgotten.
+    pub fn cleaned(&self) -> PathBuf {
+        self.dir.join(CLEANED_FILE)
+    }
+
     /// Carries out a step of files; `None` if the step is not about files.
     pub fn carry_out(&self, step: &Step) -> Option<Result<(), StepError>> {
         match step {
             Step::Checkpoint(text) => Some(written(&self.checkpoint(), text)),
             Step::CheckpointEndpoints(text) => Some(written(&self.endpoint_checkpoint(), text)),
+            Step::KeepCleaned(text) => Some(written(&self.cleaned(), text)),
             Step::WriteEndpoint(endpoint, text) | Step::KeepNames(endpoint, _, text) => {
                 Some(self.write_endpoint(*endpoint, text))
             }

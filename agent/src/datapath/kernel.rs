@@ -200,6 +200,7 @@ impl Datapath for KernelDatapath {
         match step {
             Step::Checkpoint(_)
             | Step::CheckpointEndpoints(_)
+            | Step::KeepCleaned(_)
             | Step::WriteEndpoint(..)
             | Step::KeepNames(..)
             | Step::RemoveEndpoint(_) => self.files.apply(step),

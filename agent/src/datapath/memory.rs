@@ -33,6 +33,8 @@ pub struct MemoryDatapath {
     pub checkpoint: Option<String>,
     /// `endpoint_identities.json`.
     pub endpoint_checkpoint: Option<String>,
+    /// `cleaned_names.json`.
+    pub cleaned: Option<String>,
     /// Every step carried out.
     pub log: Vec<Step>,
     /// Steps are not kept in `log`.
@@ -54,6 +56,7 @@ impl Datapath for MemoryDatapath {
         match step {
             Step::Checkpoint(text) => self.checkpoint = Some(text.clone()),
             Step::CheckpointEndpoints(text) => self.endpoint_checkpoint = Some(text.clone()),
+            Step::KeepCleaned(text) => self.cleaned = Some(text.clone()),
             Step::WriteEndpoint(id, text) | Step::KeepNames(id, _, text) => {
                 self.files.insert(*id, text.clone());
             }

@@ -28,6 +28,8 @@ pub enum Step {
     /// and [`crate::core::Event::NamesKept`] of this number says so. A later step about the
     /// same file comes after it.
     KeepNames(EndpointId, u64, String),
+    /// Write what was asked to be forgotten, as `cleaned_names.json` has it.
+    KeepCleaned(String),
     /// Remove an endpoint's directory.
     RemoveEndpoint(EndpointId),
     /// Make (or open) an endpoint's policy map.

@@ -1,5 +1,6 @@
 //! When the agent is killed.
 
+use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
@@ -17,6 +18,8 @@ const LOCAL: u32 = 1 << 24;
 /// Until a policy that was edited is being carried out.
 const NOTICED: Duration = Duration::from_secs(10);
 const SOON: Duration = Duration::from_secs(20);
+/// What counts as just confirmed.
+const JUST: Duration = Duration::from_secs(5);
 
 /// What the agent is doing when it is killed.
 #[derive(Debug)]
@@ -52,7 +55,6 @@ impl Blow {
 impl Storm<'_> {
     pub(super) fn strike(&mut self, blow: &Blow) -> Result<()> {
         let ms = Duration::from_millis;
-        self.outcome.after_ack += 1;
         match blow {
             Blow::AfterAck(after) => {
                 std::thread::sleep(ms(*after));
@@ -72,15 +74,26 @@ impl Storm<'_> {
                 let command = self.lab.agent_command(&AgentOptions::default())?;
                 let starting = Program::start("holdfast-agent", command, &log)?;
                 std::thread::sleep(ms(*after));
-                self.outcome.kills += 1;
+                self.killed_at(Instant::now());
                 starting.kill_9()
             }
         }
     }
 
     fn kill(&mut self) -> Result<()> {
+        let agent = self.agent.take().context("no agent")?;
+        self.killed_at(Instant::now());
+        agent.kill_9()
+    }
+
+    /// Counts a kill, and how long after a confirmation it came.
+    fn killed_at(&mut self, at: Instant) {
         self.outcome.kills += 1;
-        self.agent.take().context("no agent")?.kill_9()
+        let after = self.confirmed.take().map(|confirmed| at - confirmed);
+        if let Some(after) = after.filter(|after| *after <= JUST) {
+            self.outcome.after_ack += 1;
+            self.outcome.longest_after_ack = self.outcome.longest_after_ack.max(after);
+        }
     }
 
     /// Replaces all blocks, and kills once one of the new ones is in the ipcache.
@@ -95,15 +108,21 @@ impl Storm<'_> {
         let agent = self.agent.take().context("no agent")?;
         // No map is written any more once all of its threads stand still.
         agent.signal(Signal::SIGSTOP)?;
+        self.killed_at(Instant::now());
         // The new blocks come in order, then the old ones go in order.
         let whole = self.is_there(BLOCKS - 1, odd)? && !self.is_there(BLOCKS - 1, !odd)?;
         self.outcome.within_plan += u32::from(!whole);
-        self.outcome.kills += 1;
         agent.kill_9()
     }
 
     fn is_there(&self, number: u8, odd: bool) -> Result<bool> {
-        let key = shared_maps::user::ipcache_key(block(number, odd), 32);
+        self.is_labelled(block(number, odd))
+    }
+
+    /// Whether an address has an identity of its labels in the kernel's map.
+    pub(super) fn is_labelled(&self, address: IpAddr) -> Result<bool> {
+        let length = if address.is_ipv4() { 32 } else { 128 };
+        let key = shared_maps::user::ipcache_key(address, length);
         let value = self.ipcache.get(&key)?;
         Ok(value.is_some_and(|value| value.sec_identity >= LOCAL))
     }
@@ -114,15 +133,18 @@ impl Storm<'_> {
         let (lab, there) = (self.lab, self.guest_there);
         let (guest, key) = self.guest_names();
         let agent = self.agent.take().context("no agent")?;
-        self.outcome.kills += 1;
-        std::thread::scope(|scope| {
+        let at = std::thread::scope(|scope| -> Result<Instant> {
             scope.spawn(|| {
                 // The agent may be gone before it answers.
                 let _ = lab.agent(&arguments(&guest, &key, there));
             });
             std::thread::sleep(after);
-            agent.kill_9()
-        })
+            let at = Instant::now();
+            agent.kill_9()?;
+            Ok(at)
+        })?;
+        self.killed_at(at);
+        Ok(())
     }
 
     fn guest_names(&self) -> (String, String) {

@@ -399,6 +399,11 @@ impl Kept {
         self.mappings(key, |pair| pair.until() > now)
     }
 
+    /// Some of a name's pairs as mappings, and for how many seconds from `seen_at` each counts.
+    pub fn of(&self, key: &Key, which: impl Fn(&IpAddr) -> bool) -> Vec<(Mapping, u32)> {
+        self.mappings(key, |pair| which(&pair.address))
+    }
+
     /// What an endpoint has learned of a name since an agent last made it durable.
     pub fn unsettled(&self, key: &Key) -> Vec<Mapping> {
         let found = self.mappings(key, |pair| !pair.settled).into_iter();

@@ -273,3 +273,16 @@ fn what_was_cleaned_and_asked_again_is_open_although_it_lasts_less_long() {
         play(&acts);
     }
 }
+
+#[test]
+fn what_is_asked_while_its_lease_is_revoked_is_not_lost_with_the_agent() {
+    play(&[
+        Act::Answer(0, 0, 1, 0),
+        Act::Settle,
+        Act::Clean(0),
+        Act::Answer(0, 0, 1, 3),
+        Act::Send(0),
+        Act::KillAgent,
+        Act::Settle,
+    ]);
+}

@@ -20,6 +20,7 @@ use crate::{
         memory::MemoryDatapath,
         plan::{Datapath as _, Step},
     },
+    fqdn::cleaned,
     ipcache::metadata::{Claim, Owner, Source},
     labels::LabelSet,
 };
@@ -243,6 +244,23 @@ fn an_api_server_on_this_node_is_the_host() {
 }
 
 #[test]
+fn a_node_that_has_this_ones_address_under_another_name_is_told() {
+    let mut node = node("  - toEntities: [remote-node]");
+    node.event(Event::NodeAddresses(vec!["10.0.0.1".parse().unwrap()]));
+    let told = |node: &Node| {
+        let warnings = node.core.policy_warnings();
+        warnings
+            .iter()
+            .any(|text| text.contains("--node-name worker-1"))
+    };
+    let other = "apiVersion: cilium.io/v2\nkind: CiliumNode\nmetadata: {name: worker-1}\nspec: {addresses: [{type: InternalIP, ip: 10.0.0.2}]}";
+    node.policy(other);
+    assert!(!told(&node));
+    node.policy(&other.replace("10.0.0.2", "10.0.0.1"));
+    assert!(told(&node));
+}
+
+#[test]
 fn a_lease_is_revoked_before_its_pair_goes() {
     let mut node = node("  - toFQDNs: [{matchName: foo.com}]");
     node.learn("foo.com", &["1.1.1.1"]);
@@ -282,6 +300,28 @@ fn what_was_cleaned_is_not_told_again() {
         ..foo
     };
     assert_eq!(node.mapping(seen_since).1.realised, Realised::Yes);
+}
+
+#[test]
+fn cleanings_are_remembered_once_each_and_not_for_ever() {
+    let mut node = node("  - toFQDNs: [{matchPattern: '*.com'}]");
+    let clean = |node: &mut Node, pattern: Option<&str>| {
+        node.event(Event::CleanNames(crate::core::event::CleanNames {
+            pattern: pattern.map(str::to_owned),
+            endpoint: None,
+        }));
+        let text = node.datapath.cleaned.as_deref().unwrap();
+        cleaned::parse(text).unwrap().cleanings.len()
+    };
+    assert_eq!(clean(&mut node, Some("foo.com")), 1);
+    assert_eq!(clean(&mut node, Some("foo.com")), 1);
+    assert_eq!(clean(&mut node, Some("*.com")), 2);
+    assert_eq!(clean(&mut node, None), 1, "everything is more than these");
+    for n in 0..100 {
+        assert!(clean(&mut node, Some(&format!("name{n}.com"))) <= 64);
+    }
+    node.now = node.now.plus_secs(8 * 86_400);
+    assert_eq!(clean(&mut node, Some("foo.com")), 1);
 }
 
 #[test]

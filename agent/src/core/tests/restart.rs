@@ -20,6 +20,7 @@ use crate::{
         plan::{Datapath as _, Step},
     },
     endpoint::config_file,
+    fqdn::cleaned,
     identity::checkpoint,
 };
 
@@ -30,10 +31,12 @@ pub(super) fn left_behind(datapath: &MemoryDatapath, interfaces: &[u32]) -> Rest
         .endpoint_checkpoint
         .as_deref()
         .map(checkpoint::parse_endpoints);
+    let cleaned = datapath.cleaned.as_deref().map(cleaned::parse);
     Restored {
         now: Default::default(),
         local_identities: local.transpose().unwrap().unwrap_or_default(),
         endpoint_identities: pods.transpose().unwrap().unwrap_or_default(),
+        cleaned: cleaned.transpose().unwrap().unwrap_or_default(),
         endpoints: datapath
             .files
             .values()
@@ -215,6 +218,40 @@ fn what_is_cleaned_before_a_proxy_tells_it_again_is_closed_then() {
 }
 
 #[test]
+fn what_was_cleaned_stays_so_through_restarts_of_one_boot() {
+    for boot in ["", "another"] {
+        let mut node = Node::usual();
+        node.learn("www.cilium.io", &["1.1.1.1"]);
+        let mut told = mapping(&node, "www.cilium.io", &["1.1.1.1"]);
+        told.replayed = true;
+        // No room on the disk at first: written when there is.
+        node.datapath.fail = Some(|step| matches!(step, Step::KeepCleaned(_)));
+        node.event(Event::CleanNames(CleanNames::default()));
+        node.datapath.fail = None;
+        node.tick(node.now.plus_secs(2));
+        // Killed before the proxy gave its lease back: the map still has it.
+        assert!(node.identity("1.1.1.1").is_some());
+        let config = CoreConfig {
+            boot_id: boot.to_owned(),
+            ..CoreConfig::default()
+        };
+        for start in 0..2 {
+            node = again(&node, config.clone(), &[107]);
+            node.begin();
+            node.policy(WEB);
+            node.endpoint(spec("web", 7, "app=web"));
+            node.sync();
+            let (_, outcome) = node.mapping(told.clone());
+            let open = outcome.realised == Realised::Yes;
+            assert_eq!(open, !boot.is_empty(), "start {start}");
+            assert_eq!(node.identity("1.1.1.1").is_some(), open, "start {start}");
+        }
+        let (_, again) = node.learn("www.cilium.io", &["1.1.1.1"]);
+        assert_eq!(again.realised, Realised::Yes, "asked again, it opens");
+    }
+}
+
+#[test]
 fn what_is_left_of_a_dead_interface_goes_first() {
     let node = Node::usual();
     assert!(node.identity("10.0.0.7").is_some());
@@ -361,6 +398,20 @@ proptest! {
 fn a_group_that_went_while_away_keeps_nothing_open() {
     use Act::{Drop, Group, Policy};
     let acts = [Policy(0, 18), Drop(1), Group(0, Some(2)), Group(0, None)];
+    killed(&acts, 0.0, 1);
+}
+
+#[test]
+fn an_api_server_that_went_while_away_keeps_nothing_open() {
+    use Act::{ApiServers, Drop, Policy};
+    let mut specs = super::oracle::SPECS.iter();
+    let spec = specs.position(|spec| spec.contains("- toEntities: [kube-apiserver]\n"));
+    let acts = [
+        Policy(0, spec.unwrap()),
+        Drop(1),
+        ApiServers(3),
+        ApiServers(0),
+    ];
     killed(&acts, 0.0, 1);
 }
 

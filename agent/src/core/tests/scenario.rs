@@ -19,6 +19,7 @@ use crate::{
         event::{EndpointSpec, MappingEvent, MappingOutcome, SourceEvent, StreamId},
     },
     datapath::{memory::MemoryDatapath, plan::Step},
+    endpoint::config_file,
     policy::parse::parse_documents,
 };
 
@@ -273,6 +274,23 @@ fn what_an_endpoint_learns_under_new_labels_becomes_durable() {
     node.learn("www.cilium.io", &["1.1.1.1"]);
     node.tick(node.now.plus_secs(6));
     assert!(node.datapath.files[&node.id()].contains("www.cilium.io."));
+}
+
+#[test]
+fn a_file_has_the_addresses_of_an_answer_together() {
+    let mut node = Node::usual();
+    let history = |node: &Node| {
+        let text = &node.datapath.files[&node.id()];
+        let history = config_file::parse(text).unwrap().history;
+        let addresses = history.iter().map(|entry| entry.addresses.len());
+        addresses.collect::<Vec<_>>()
+    };
+    node.learn("www.cilium.io", &["1.1.1.1", "1.1.1.2", "1.1.1.3"]);
+    node.tick(node.now.plus_secs(6));
+    assert_eq!(history(&node), [3]);
+    node.learn("www.cilium.io", &["1.1.1.1"]);
+    node.tick(node.now.plus_secs(12));
+    assert_eq!(history(&node), [1, 2]);
 }
 
 #[test]

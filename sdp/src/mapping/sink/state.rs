@@ -122,6 +122,8 @@ pub(super) struct InFlight {
     pub(super) key: Key,
     pub(super) addresses: Vec<IpAddr>,
     pub(super) told: Told,
+    /// A client waited for it when it was sent.
+    waited: bool,
 }
 
 pub(super) type Calls = Vec<(OnRealised, Realised)>;
@@ -338,6 +340,7 @@ impl State {
                         .seen_at
                         .plus_secs(mapping.ttl.max(self.min_ttl).into()),
                 },
+                waited: wait == Wait::Held,
             },
         );
         if self.in_flight.len() > IN_FLIGHT {
@@ -431,14 +434,21 @@ impl State {
     /// Keys in the queues of what is sent again find nothing then.
     pub(super) fn revoke(&mut self, name: Option<&Fqdn>, addresses: &[IpAddr]) {
         let named = |of: &Fqdn| name.is_none_or(|name| name == of);
+        // Somebody waits for these; an agent that ends now has not taken them.
+        let sent = self.in_flight.values();
+        let sent = sent.filter(|sent| sent.waited && named(&sent.key.1));
+        let own = |sent: &InFlight| self.kept.of(&sent.key, |own| sent.addresses.contains(own));
+        let mut again: Vec<_> = sent.flat_map(own).collect();
         self.leases.revoke(name, addresses);
         self.kept.revoke(name, addresses);
         self.journal
             .note(Note::Revoked(name.cloned(), addresses.to_vec()));
-        for waiting in self.live.iter().filter(|w| named(&w.mapping.name)) {
-            self.kept.keep(&waiting.mapping, self.min_ttl);
-            if self.kept.to_write(&waiting.mapping, false) != Unwritten::Nothing {
-                self.journal.note(self.learned(&waiting.mapping));
+        let queued = self.live.iter().filter(|w| named(&w.mapping.name));
+        again.extend(queued.map(|w| (w.mapping.clone(), w.mapping.ttl.max(self.min_ttl))));
+        for (mapping, lasts) in again {
+            self.kept.keep(&mapping, lasts);
+            if self.kept.to_write(&mapping, false) != Unwritten::Nothing {
+                self.journal.note(Note::Learned(mapping, lasts));
             }
         }
     }

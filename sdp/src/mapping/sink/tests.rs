@@ -267,6 +267,19 @@ fn an_answer_that_is_held_outlives_a_revocation() {
     assert_eq!(sink.status().kept, 1);
 }
 
+#[test]
+fn an_answer_that_is_under_way_outlives_a_revocation() {
+    let (sink, seen) = (sink(), Seen::default());
+    sink.agent_up(epoch(1), None);
+    assert_eq!(learn(&sink, "a.", &seen), Release::Held);
+    assert_eq!(sink.next_batch(BootTime::now()).mappings.len(), 1);
+    sink.revoke(77, Some(&Fqdn::normalise("a.")), &[]);
+    // The agent ends before it takes it.
+    sink.agent_down();
+    sink.agent_up(epoch(2), None);
+    assert_eq!(sink.next_batch(BootTime::now()).mappings.len(), 1);
+}
+
 #[tokio::test]
 async fn leaving_does_not_wait_for_an_agent_that_answers_nothing() {
     let (sink, seen) = (sink(), Seen::default());

@@ -67,6 +67,9 @@ pub(super) struct Answer {
     ttl: u32,
     proxy: u64,
     pub(super) fate: Fate,
+    /// Its name was cleaned while it was held: an agent that heard of it opens it, and one that
+    /// starts afterwards does not.
+    between: bool,
     /// A proxy was killed since: up to an eighth of its life, and a second, may be forgotten.
     shaken: bool,
 }
@@ -236,6 +239,7 @@ impl World {
             ttl: TTLS[ttl],
             proxy: *id,
             fate: Fate::Held(self.now),
+            between: false,
             shaken: false,
         });
         match proxy.learn(number, mapping, self.now) {
@@ -528,6 +532,7 @@ impl World {
         self.uses.retain(|(of, _)| *of != name);
         for answer in &mut self.answers {
             if answer.name == name {
+                answer.between |= matches!(answer.fate, Fate::Held(_));
                 answer.fate = match answer.fate {
                     Fate::Released(_) => Fate::Cleaned,
                     fate => fate,

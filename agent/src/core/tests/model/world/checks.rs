@@ -47,6 +47,9 @@ impl World {
             if answer.shaken && cleaned.is_some_and(|cleaned| at <= behind(*cleaned)) {
                 continue;
             }
+            if answer.between && self.start > 1 {
+                continue;
+            }
             let life = u64::from(answer.ttl);
             let life = if answer.shaken {
                 (life - life / 8).saturating_sub(2)

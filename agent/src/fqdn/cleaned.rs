@@ -1,0 +1,132 @@
+//! What `fqdn cache clean` forgot, across restarts: a proxy that was away meanwhile would tell it
+//! again to an agent that knows nothing of it.
+
+use holdfast_sdp::mapping::BootTime;
+use serde::{Deserialize, Serialize};
+use shared_maps::EndpointId;
+
+/// Version of the file that this program writes.
+const VERSION: u32 = 1;
+
+/// Names asked to be forgotten, and when.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Cleaning {
+    /// Of one endpoint; none = of all.
+    pub endpoint: Option<EndpointId>,
+    /// Names that this pattern matches; none = all.
+    pub pattern: Option<String>,
+    /// What was seen until then is void.
+    pub at: BootTime,
+}
+
+/// What the file says.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct CleanedNames {
+    /// Boot whose clock the times are of: proxies remember nothing of another one.
+    pub boot_id: String,
+    /// In any order.
+    pub cleanings: Vec<Cleaning>,
+}
+
+/// What is wrong with the file.
+#[derive(Debug, thiserror::Error)]
+pub enum CleanedError {
+    /// Not JSON, or of another shape.
+    #[error(
+        "names that were cleaned: {0} (without the file, what a proxy still remembers of them opens again)"
+    )]
+    Json(#[from] serde_json::Error),
+    /// Written by a newer version.
+    #[error("names that were cleaned: version {0}, this program knows up to {VERSION}: upgrade it")]
+    Newer(u32),
+}
+
+#[derive(Serialize, Deserialize)]
+struct Document {
+    version: u32,
+    boot_id: String,
+    cleaned: Vec<Entry>,
+}
+
+#[derive(Serialize, Deserialize)]
+struct Entry {
+    /// Nanoseconds of CLOCK_BOOTTIME.
+    at: u64,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pattern: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    endpoint: Option<u16>,
+}
+
+/// Version alone: the rest of a later one may have any shape.
+#[derive(Deserialize)]
+struct Versioned {
+    version: u32,
+}
+
+/// Renders `cleaned_names.json`.
+pub fn render<'a>(boot_id: &str, cleanings: impl Iterator<Item = &'a Cleaning>) -> String {
+    let cleaned = cleanings.map(|cleaning| Entry {
+        at: cleaning.at.0,
+        pattern: cleaning.pattern.clone(),
+        endpoint: cleaning.endpoint.map(|id| id.0),
+    });
+    let document = Document {
+        version: VERSION,
+        boot_id: boot_id.to_owned(),
+        cleaned: cleaned.collect(),
+    };
+    serde_json::to_string_pretty(&document).expect("strings and numbers render as JSON")
+}
+
+/// Reads `cleaned_names.json`.
+pub fn parse(text: &str) -> Result<CleanedNames, CleanedError> {
+    let Versioned { version } = serde_json::from_str(text)?;
+    if version > VERSION {
+        return Err(CleanedError::Newer(version));
+    }
+    let document: Document = serde_json::from_str(text)?;
+    let cleaned = document.cleaned.into_iter().map(|entry| Cleaning {
+        endpoint: entry.endpoint.map(EndpointId),
+        pattern: entry.pattern,
+        at: BootTime(entry.at),
+    });
+    Ok(CleanedNames {
+        boot_id: document.boot_id,
+        cleanings: cleaned.collect(),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_written_is_read() {
+        let cleanings = [
+            Cleaning {
+                endpoint: None,
+                pattern: Some("*.cilium.io".to_owned()),
+                at: BootTime(7),
+            },
+            Cleaning {
+                endpoint: Some(EndpointId(3)),
+                pattern: None,
+                at: BootTime(9),
+            },
+        ];
+        let text = render("a", cleanings.iter());
+        let read = parse(&text).unwrap();
+        assert_eq!(
+            (read.boot_id.as_str(), &read.cleanings[..]),
+            ("a", &cleanings[..])
+        );
+    }
+
+    #[test]
+    fn a_later_version_is_refused_by_name_and_nonsense_is_damage() {
+        let later = parse(r#"{"version":2,"names":{}}"#);
+        assert!(matches!(later, Err(CleanedError::Newer(2))));
+        assert!(matches!(parse("{"), Err(CleanedError::Json(_))));
+    }
+}

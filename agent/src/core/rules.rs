@@ -198,7 +198,11 @@ impl State {
                 let same = |(_, one): &(&IpAddr, &Lookup), (_, other): &(&IpAddr, &Lookup)| {
                     (one.seen, one.expires, one.ttl) == (other.seen, other.expires, other.ttl)
                 };
-                let addresses: Vec<_> = addresses.iter().collect();
+                let mut addresses: Vec<_> = addresses.iter().collect();
+                addresses.sort_unstable_by_key(|(address, lookup)| {
+                    let seen = std::cmp::Reverse(lookup.seen);
+                    (seen, lookup.expires, lookup.ttl, **address)
+                });
                 for answer in addresses.chunk_by(same) {
                     let Some((_, lookup)) = answer.first() else {
                         continue;

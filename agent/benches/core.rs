@@ -99,13 +99,13 @@ fn trie(c: &mut Criterion) {
         );
     });
     let mut next = PREFIXES;
-    let fresh = || {
+    let mut fresh = || {
         next += 1;
         prefix(next)
     };
     c.bench_function("trie: insert into a million", |b| {
         b.iter_batched(
-            fresh,
+            &mut fresh,
             |prefix| *map.entry(prefix) = 1,
             BatchSize::SmallInput,
         );

@@ -309,6 +309,7 @@ fn core_config(config: &Config, epoch: &Epoch) -> CoreConfig {
         boot_id: epoch.boot_id.clone(),
         start: epoch.start,
         boot_unix_ns: boot_unix_ns(),
+        node_name: Some(config.node_name.clone()),
         proxy_port: config.proxy_port,
         enable_ipv4: config.ipv4,
         enable_ipv6: config.ipv6,

@@ -48,6 +48,8 @@ pub struct Config {
     pub state_dir: PathBuf,
     /// Directory of policy documents.
     pub policy_dir: Option<PathBuf>,
+    /// Name of this node.
+    pub node_name: String,
     /// Directory of endpoint documents.
     pub endpoint_dir: Option<PathBuf>,
     /// Socket of the native gRPC service.
@@ -196,6 +198,7 @@ impl TryFrom<RunArgs> for Config {
             bpf_root: args.bpf_root,
             state_dir: args.state_dir,
             policy_dir: args.policy_dir,
+            node_name: args.node_name.unwrap_or_else(host_name),
             endpoint_dir: args.endpoint_dir,
             sdp_socket: args.sdp_socket,
             sdp_group: args.sdp_group,
@@ -240,6 +243,13 @@ fn parse_address(text: &str) -> Result<SocketAddr, ConfigError> {
         flag: "metrics-address",
         reason: format!("{text:?} is neither ADDRESS:PORT nor :PORT (\"off\" turns it off)"),
     })
+}
+
+/// The host's name, as Kubernetes calls nodes unless told otherwise: in lower case.
+fn host_name() -> String {
+    let name = nix::sys::utsname::uname().ok();
+    let name = name.map(|name| name.nodename().to_string_lossy().to_lowercase());
+    name.unwrap_or_default()
 }
 
 #[cfg(test)]

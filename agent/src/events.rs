@@ -11,7 +11,7 @@ use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use shared_maps::{
     FAMILY_IPV4,
-    event::{Event, Reason},
+    event::{Event, HAS_ICMP_TYPE, Reason},
     policy::EGRESS,
     user::Globals,
 };
@@ -43,6 +43,9 @@ pub struct PacketView {
     pub dropped: bool,
     /// IP protocol number.
     pub protocol: u8,
+    /// ICMP type, of ICMP packets that have one.
+    #[serde(default)]
+    pub icmp_type: Option<u8>,
     /// Source address and port.
     pub source: String,
     /// Destination address and port.
@@ -77,13 +80,15 @@ impl PacketView {
         Some(text.parse::<SocketAddr>().ok()?.ip())
     }
 
-    /// The destination port, of protocols whose packets name it.
+    /// The destination port as policy has it, of protocols whose packets name it.
     pub fn port(&self) -> Option<Port> {
-        let destination: SocketAddr = self.destination.parse().ok()?;
-        // An ICMP type is not in the record.
-        matches!(self.protocol, 6 | 17 | 132).then(|| Port {
+        let number = match self.protocol {
+            6 | 17 | 132 => self.destination.parse::<SocketAddr>().ok()?.port(),
+            _ => u16::from(self.icmp_type?),
+        };
+        Some(Port {
             protocol: self.protocol,
-            number: destination.port(),
+            number,
         })
     }
 
@@ -218,6 +223,7 @@ fn view(event: &Event) -> PacketView {
         ),
         dropped: reason.is_some_and(Reason::is_drop),
         protocol: event.protocol,
+        icmp_type: (event.flags & HAS_ICMP_TYPE != 0).then_some(event.icmp_type),
         source: end(event.saddr, event.sport.get()),
         destination: end(event.daddr, event.dport.get()),
         remote_identity: event.remote_identity,

@@ -3,13 +3,13 @@
 use aya_ebpf::{bindings::BPF_RB_NO_WAKEUP, helpers::bpf_ktime_get_ns};
 use shared_maps::{
     Be16,
-    event::{Event, Reason},
+    event::{Event, HAS_ICMP_TYPE, Reason},
 };
 
 use crate::{
     config,
     maps::{BUDGET, COUNTERS, EVENTS},
-    packet::Packet,
+    packet::{Fragment, Packet},
 };
 
 /// Drop records per second, endpoint, reason and CPU.
@@ -67,6 +67,7 @@ pub(crate) fn record(packet: &Packet, reason: Reason, egress: u8, remote_identit
         count(Reason::EventLost, packet.len);
         return;
     };
+    let has_type = packet.is_icmp() && !matches!(packet.fragment, Fragment::Later);
     entry.write(Event {
         time: now,
         saddr: packet.saddr.bytes(),
@@ -81,7 +82,9 @@ pub(crate) fn record(packet: &Packet, reason: Reason, egress: u8, remote_identit
         family: packet.family,
         protocol: packet.protocol,
         egress,
-        pad: [0; 10],
+        flags: if has_type { HAS_ICMP_TYPE } else { 0 },
+        icmp_type: packet.icmp_type,
+        pad: [0; 8],
     });
     let wake = if EVENTS.query(AVAILABLE) >= WAKE_AT {
         0

@@ -1,9 +1,10 @@
 //! ICMP echo: answered where policy allows, dropped and counted where not.
 use std::time::Duration;
 
+use anyhow::{Context, ensure};
 use holdfast_e2e::lab::{DNS4, NODE4, NODE6, web4, web6};
 use holdfast_e2e::policy::{CLIENT, dns, egress, names};
-use holdfast_e2e::{Query, with_lab};
+use holdfast_e2e::{Query, eventually, with_lab};
 use shared_maps::event::Reason;
 
 const SOON: Duration = Duration::from_secs(5);
@@ -50,6 +51,29 @@ fn echoes_follow_the_policy() {
             let before = lab.counted(reason)?;
             assert!(lab.a.ping(to, REFUSED_AFTER).is_err(), "{to} answered");
             assert_eq!(lab.counted(reason)?, before + 1, "to {to}: {reason:?}");
+        }
+        // What was told of them names the rule by which each was judged.
+        for (to, kind, by) in [
+            (
+                web4(10),
+                "ICMP type 8",
+                "spec.egress[2] (cidr:203.0.113.10/32",
+            ),
+            (
+                lab.b.v6.into(),
+                "ICMPv6 type 128",
+                "spec.egress[3] (any:app=client",
+            ),
+            (web4(11), "ICMP type 8", "no rule allows it"),
+            (web6(13), "ICMPv6 type 128", "spec.egressDeny[0]"),
+        ] {
+            eventually("the echo is told", SOON, || {
+                let lines = lab.agent(&["observe"])?;
+                let told = |line: &&str| line.contains(kind) && line.contains(&to.to_string());
+                let line = lines.lines().find(told).context("not told yet")?;
+                ensure!(line.contains(by), "{line}");
+                Ok(())
+            })?;
         }
         // The other pod has no policy: what it sends out passes, and comes in here.
         for own in [lab.a.v4.into(), lab.a.v6.into()] {

@@ -139,6 +139,14 @@ pub struct Event {
     pub protocol: u8,
     /// [`crate::policy::EGRESS`] or [`crate::policy::INGRESS`].
     pub egress: u8,
+    /// [`HAS_ICMP_TYPE`], or 0.
+    pub flags: u8,
+    /// ICMP type.
+    pub icmp_type: u8,
     /// Zero.
-    pub pad: [u8; 10],
+    pub pad: [u8; 8],
 }
+
+/// In [`Event::flags`]: the packet is ICMP, and [`Event::icmp_type`] is its type. Programs of
+/// earlier releases did not say it.
+pub const HAS_ICMP_TYPE: u8 = 1;

@@ -49,7 +49,7 @@ layout!(RedirectValue, size 4, proxy_port @ 0, pad @ 2);
 layout!(Slot, size 24, heartbeat @ 0, kind @ 8, owner @ 12, sockets @ 16, proxy_port @ 20);
 layout!(Event, size 72, time @ 0, saddr @ 8, daddr @ 24, remote_identity @ 40, ifindex @ 44,
     len @ 48, sport @ 52, dport @ 54, endpoint @ 56, reason @ 58, family @ 59, protocol @ 60,
-    egress @ 61, pad @ 62);
+    egress @ 61, flags @ 62, icmp_type @ 63, pad @ 64);
 layout!(Counter, size 16, packets @ 0, bytes @ 8);
 layout!(EndpointConfig, size 40, identity @ 0, ifindex @ 4, ipv6 @ 8, ipv4 @ 24, id @ 28,
     mac @ 30, flags @ 36, pad @ 37);

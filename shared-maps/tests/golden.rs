@@ -8,7 +8,7 @@ use shared_maps::{
     Be16,
     conntrack::{self, CtKey4, CtKey6, CtValue},
     endpoint::{self, EndpointConfig},
-    event::{Counter, Event, Reason},
+    event::{Counter, Event, HAS_ICMP_TYPE, Reason},
     fragment::{FragmentKey, FragmentValue},
     ipcache::{self, IpcacheKey, IpcacheValue, IpcacheValueV1},
     lxc::{self, LxcKey, LxcValue, pack_mac},
@@ -391,7 +391,9 @@ fn events_and_counters() {
         family: shared_maps::FAMILY_IPV6,
         protocol: 6,
         egress: policy::EGRESS,
-        pad: [0; 10],
+        flags: HAS_ICMP_TYPE,
+        icmp_type: 129,
+        pad: [0; 8],
     };
     golden(
         event,
@@ -409,7 +411,9 @@ fn events_and_counters() {
             "02",
             "06",
             "01",
-            "00000000000000000000",
+            "01",
+            "81",
+            "0000000000000000",
         ],
     );
     golden(

@@ -46,8 +46,12 @@ pub async fn run(args: &ObserveArgs) -> Result<()> {
 fn line(packet: &PacketView) -> String {
     let seconds = packet.time / 1_000_000_000;
     let micros = packet.time % 1_000_000_000 / 1000;
+    let kind = packet
+        .icmp_type
+        .map(|kind| format!(" type {kind}"))
+        .unwrap_or_default();
     let mut text = format!(
-        "{seconds}.{micros:06} endpoint {} {} {}: {} {} -> {} (identity {}, remote {}, {} bytes)",
+        "{seconds}.{micros:06} endpoint {} {} {}: {}{kind} {} -> {} (identity {}, remote {}, {} bytes)",
         packet.endpoint,
         packet.direction,
         packet.reason,

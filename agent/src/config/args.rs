@@ -367,6 +367,9 @@ pub struct RunArgs {
     /// Watched directory of policy documents (YAML or JSON)
     #[arg(long, env = "HOLDFAST_POLICY_DIR")]
     pub policy_dir: Option<PathBuf>,
+    /// Name of this node, as CiliumNode documents call it; the host's name unless given
+    #[arg(long, value_name = "NAME", env = "HOLDFAST_NODE_NAME")]
+    pub node_name: Option<String>,
     /// Watched directory of endpoint documents (YAML or JSON)
     #[arg(long, env = "HOLDFAST_ENDPOINT_DIR")]
     pub endpoint_dir: Option<PathBuf>,

@@ -28,6 +28,8 @@ pub struct CoreConfig {
     pub start: u64,
     /// Unix time at CLOCK_BOOTTIME 0, nanoseconds: files carry wall time.
     pub boot_unix_ns: u64,
+    /// Name of this node, as objects of the cluster call it.
+    pub node_name: Option<String>,
     /// Port of the DNS proxy.
     pub proxy_port: u16,
     /// IPv4 is on.
@@ -77,6 +79,7 @@ impl Default for CoreConfig {
             boot_id: String::new(),
             start: 1,
             boot_unix_ns: 0,
+            node_name: None,
             proxy_port: 10094,
             enable_ipv4: true,
             enable_ipv6: true,

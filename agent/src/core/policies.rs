@@ -16,7 +16,7 @@ use crate::{
     fqdn::cache::NamePair,
     identity::allocator::Allocator as _,
     ipcache::{
-        metadata::{Claim, Owner, Source},
+        metadata::{Claim, Owner},
         resolve::cidr_label,
     },
     labels::LabelSet,
@@ -65,12 +65,15 @@ impl State {
         for selector in new.iter().flat_map(|d| &d.rules).flat_map(Rule::selectors) {
             self.register(selector);
         }
-        let group = |document: Option<&Arc<PolicyDocument>>| document.and_then(|d| d.group.clone());
-        let (old_group, new_group) = (group(old.as_ref()), group(new));
-        let owner = Owner::Object(Source::CustomResource, key.into());
-        if let Some(group) = &new_group {
-            for prefix in &group.prefixes {
-                let labels = Claim::Labels(group.labels.clone());
+        let own = self.config.node_name.as_deref();
+        let says = |document: &Arc<PolicyDocument>| {
+            let (source, labels) = document.labels(own);
+            (Owner::Object(source, key.into()), labels)
+        };
+        let (old_says, new_says) = (old.as_ref().map(says), new.map(says));
+        if let Some((owner, labels)) = &new_says {
+            for (prefix, labels) in labels {
+                let labels = Claim::Labels(labels.clone());
                 self.ipcache.claim(*prefix, owner.clone(), labels);
             }
         }
@@ -98,13 +101,12 @@ impl State {
         for selector in old.iter().flat_map(|d| &d.rules).flat_map(Rule::selectors) {
             self.unregister(selector);
         }
-        let kept = |prefix: &&IpNet| {
-            let new = new_group.as_ref();
-            new.is_some_and(|group| group.prefixes.contains(*prefix))
-        };
-        let left = old_group.iter().flat_map(|group| &group.prefixes);
-        for prefix in left.filter(|prefix| !kept(prefix)) {
-            self.ipcache.unclaim(*prefix, &owner);
+        if let Some((owner, labels)) = &old_says {
+            let kept = new_says.as_ref().map(|(_, labels)| labels);
+            let kept = |prefix: &&IpNet| kept.is_some_and(|labels| labels.contains_key(*prefix));
+            for prefix in labels.keys().filter(|prefix| !kept(prefix)) {
+                self.ipcache.unclaim(*prefix, owner);
+            }
         }
         self.flush(plan);
     }

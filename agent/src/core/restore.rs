@@ -198,9 +198,9 @@ impl State {
                 // world's, which may be another if families were switched on or off.
                 .filter(|l| l.source() != CIDR || cidr_of(l) == Some(prefix))
                 .filter(|l| l.source() != CIDR || !shared.contains(&identity))
-                .filter(|l| !l.is_world())
-                // Groups speak before anything is resolved: one that went keeps nothing open.
-                .filter(|l| l.source() != CIDR_GROUP)
+                // Documents and the node speak before anything is resolved: a group, a node or
+                // an API server that went keeps nothing open.
+                .filter(|l| !matches!(l.source(), CIDR_GROUP | RESERVED))
                 .cloned()
                 .collect();
             let own = Claim::Labels(LabelSet::new(own));

@@ -17,6 +17,7 @@ use crate::{
     endpoint::endpoint::Endpoint,
     labels::LabelSet,
     policy::{
+        cluster::ClusterObject,
         footgun,
         model::{EndpointPolicy, Side},
         parse::group_key,
@@ -230,10 +231,27 @@ impl Core {
                     format!("policy {key}: there is no CiliumCIDRGroup {name}: it selects nothing")
                 })
         });
+        let node = state.config.node_name.as_deref();
+        let unlike = state.repository.iter().filter_map(|document| {
+            let ClusterObject::Node(other) = document.cluster.as_deref()? else {
+                return None;
+            };
+            let shared = other.addresses.intersection(&state.node_addresses).next();
+            let shared = shared.filter(|_| node != Some(other.name.as_str()))?;
+            Some(format!(
+                "{} has {shared}, which is an address of this node: if it is this node, start \
+                 the agent with --node-name {}",
+                document.key, other.name
+            ))
+        });
         let subjects = state.subjects.values();
         let subjects = subjects.map(|subject| (&subject.policy, &subject.labels));
         let unknown = footgun::unknown_ports(subjects, &state.selectors);
-        let all = documents.chain(unlearned).chain(missing).chain(unknown);
+        let all = documents
+            .chain(unlearned)
+            .chain(missing)
+            .chain(unlike)
+            .chain(unknown);
         all.take(WARNINGS).collect()
     }
 

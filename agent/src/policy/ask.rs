@@ -17,8 +17,9 @@ use super::{
 use crate::{
     endpoint::endpoint::in_namespace,
     fqdn::names::NameSelectors,
+    identity::scopes::reserved,
     ipcache::{
-        metadata::{Claim, Owner, Source},
+        metadata::{Claim, Owner},
         resolve::cidr_label,
         table::Ipcache,
     },
@@ -111,11 +112,10 @@ impl Outside {
             }
         }
         for document in repository.iter() {
-            if let Some(group) = &document.group {
-                for prefix in &group.prefixes {
-                    let owner = Owner::Object(Source::CustomResource, document.key.as_str().into());
-                    ipcache.claim(*prefix, owner, Claim::Labels(group.labels.clone()));
-                }
+            let (source, labels) = document.labels(None);
+            for (prefix, labels) in labels {
+                let owner = Owner::Object(source, document.key.as_str().into());
+                ipcache.claim(prefix, owner, Claim::Labels(labels));
             }
         }
         Self { ipcache, names }
@@ -139,12 +139,7 @@ impl Outside {
 }
 
 fn outside(labels: LabelSet) -> Subject {
-    let world = labels.as_slice().len() == 1;
-    let id = match (world, labels.has_reserved("world-ipv4")) {
-        (true, true) => IdentityId::WORLD_IPV4,
-        (true, false) => IdentityId::WORLD_IPV6,
-        (false, _) => IdentityId::LOCAL_MIN,
-    };
+    let id = reserved(&labels).unwrap_or(IdentityId::LOCAL_MIN);
     Subject::new(id, labels)
 }
 

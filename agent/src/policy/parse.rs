@@ -7,10 +7,11 @@ use serde::Deserialize as _;
 use serde_json::Value;
 
 use super::{
+    cluster::{self, ClusterObject},
     rule::Rule,
     validate::{Fault, Scope, group, rule, warnings},
 };
-use crate::labels::LabelSet;
+use crate::{ipcache::metadata::Source, labels::LabelSet};
 
 /// A policy document that was read without error.
 #[derive(Clone, Debug, PartialEq)]
@@ -25,6 +26,25 @@ pub struct PolicyDocument {
     pub rules: Vec<Rule>,
     /// Blocks that rules of other documents name.
     pub group: Option<CidrGroup>,
+    /// Nodes or API servers.
+    pub cluster: Option<Box<ClusterObject>>,
+}
+
+impl PolicyDocument {
+    /// Labels that it gives to prefixes, and how far it is trusted. `own` is the name of this
+    /// node.
+    pub fn labels(&self, own: Option<&str>) -> (Source, BTreeMap<IpNet, LabelSet>) {
+        if let Some(object) = &self.cluster {
+            let labels = object.labels(own).into_iter();
+            let labels = labels.map(|(address, labels)| (IpNet::from(address), labels));
+            return (object.source(), labels.collect());
+        }
+        let blocks = self.group.iter().flat_map(|group| {
+            let prefixes = group.prefixes.iter();
+            prefixes.map(|prefix| (*prefix, group.labels.clone()))
+        });
+        (Source::CustomResource, blocks.collect())
+    }
 }
 
 /// A `CiliumCIDRGroup`.
@@ -108,17 +128,33 @@ fn read(value: &Value, source: &str, found: &mut Vec<Result<PolicyDocument, Poli
 }
 
 fn document(value: &Value, source: &str) -> Result<PolicyDocument, (Option<String>, Fault)> {
-    let (key, scope) = head(value).map_err(|fault| (None, fault))?;
+    let (kind, key, scope) = head(value).map_err(|fault| (None, fault))?;
     let with_key = |fault| (Some(key.clone()), fault);
-    if key.starts_with(GROUP_KIND) {
-        let group = group(value).map_err(with_key)?;
-        return Ok(PolicyDocument {
-            key,
-            source: source.to_owned(),
-            warnings: Vec::new(),
-            rules: Vec::new(),
-            group: Some(group),
-        });
+    let without_rules = |group, cluster| PolicyDocument {
+        key: key.clone(),
+        source: source.to_owned(),
+        warnings: Vec::new(),
+        rules: Vec::new(),
+        group,
+        cluster,
+    };
+    let mut parts = key.split('/').skip(1);
+    match kind {
+        Kind::Group => {
+            let group = group(value).map_err(with_key)?;
+            return Ok(without_rules(Some(group), None));
+        }
+        Kind::Node => {
+            let name = parts.next().unwrap_or_default();
+            let node = cluster::node(name, value).map_err(with_key)?;
+            return Ok(without_rules(None, Some(node.into())));
+        }
+        Kind::ApiServers => {
+            let namespace = parts.next().unwrap_or_default();
+            let servers = cluster::api_servers(namespace, value).map_err(with_key)?;
+            return Ok(without_rules(None, Some(servers.into())));
+        }
+        Kind::Policy => {}
     }
     let mut rules = Vec::new();
     match (value.get("spec"), value.get("specs")) {
@@ -144,11 +180,23 @@ fn document(value: &Value, source: &str) -> Result<PolicyDocument, (Option<Strin
         warnings,
         rules,
         group: None,
+        cluster: None,
     })
 }
 
+/// What a document is.
+enum Kind {
+    Policy,
+    Group,
+    Node,
+    ApiServers,
+}
+
+const NODE_KIND: &str = "CiliumNode";
+const SLICE_KIND: &str = "EndpointSlice";
+
 /// Reads kind and metadata: the document's key, and what its selectors may mean.
-fn head(value: &Value) -> Result<(String, Scope), Fault> {
+fn head(value: &Value) -> Result<(Kind, String, Scope), Fault> {
     let Some(map) = value.as_object() else {
         return Err(Fault::new(
             "document",
@@ -156,21 +204,33 @@ fn head(value: &Value) -> Result<(String, Scope), Fault> {
             "start it with apiVersion and kind",
         ));
     };
-    let known = ["apiVersion", "kind", "metadata", "spec", "specs", "status"];
+    let text = |field: &str| map.get(field).and_then(Value::as_str).unwrap_or_default();
+    let kind = text("kind");
+    let known: &[&str] = if kind == SLICE_KIND {
+        &[
+            "apiVersion",
+            "kind",
+            "metadata",
+            "addressType",
+            "endpoints",
+            "ports",
+        ]
+    } else {
+        &["apiVersion", "kind", "metadata", "spec", "specs", "status"]
+    };
     if let Some(other) = map.keys().find(|key| !known.contains(&key.as_str())) {
         let remedy = format!("remove it; known here are {}", known.join(", "));
         return Err(Fault::new(other, "is no known field", &remedy));
     }
-    let text = |field: &str| map.get(field).and_then(Value::as_str).unwrap_or_default();
-    let kind = text("kind");
     let old_group = kind == GROUP_KIND && text("apiVersion") == "cilium.io/v2alpha1";
-    if text("apiVersion") != "cilium.io/v2" && !old_group {
+    let version = match kind {
+        SLICE_KIND => "discovery.k8s.io/v1",
+        _ => "cilium.io/v2",
+    };
+    if text("apiVersion") != version && !old_group {
         let reason = format!("is `{}`", text("apiVersion"));
-        return Err(Fault::new(
-            "apiVersion",
-            &reason,
-            "write apiVersion: cilium.io/v2",
-        ));
+        let remedy = format!("write apiVersion: {version}");
+        return Err(Fault::new("apiVersion", &reason, &remedy));
     }
     let metadata = |field: &str| {
         let value = map
@@ -187,7 +247,7 @@ fn head(value: &Value) -> Result<(String, Scope), Fault> {
             let scope = Scope {
                 namespace: Some(namespace.to_owned()),
             };
-            Ok((format!("{kind}/{namespace}/{name}"), scope))
+            Ok((Kind::Policy, format!("{kind}/{namespace}/{name}"), scope))
         }
         "CiliumClusterwideNetworkPolicy" => {
             if metadata("namespace").is_some() {
@@ -198,13 +258,28 @@ fn head(value: &Value) -> Result<(String, Scope), Fault> {
                     remedy,
                 ));
             }
-            Ok((format!("{kind}/{name}"), Scope { namespace: None }))
+            let scope = Scope { namespace: None };
+            Ok((Kind::Policy, format!("{kind}/{name}"), scope))
         }
-        GROUP_KIND => Ok((group_key(name), Scope { namespace: None })),
+        GROUP_KIND => Ok((Kind::Group, group_key(name), Scope { namespace: None })),
+        NODE_KIND => {
+            let scope = Scope { namespace: None };
+            Ok((Kind::Node, format!("{kind}/{name}"), scope))
+        }
+        SLICE_KIND => {
+            let namespace = metadata("namespace").unwrap_or("default");
+            let scope = Scope { namespace: None };
+            Ok((
+                Kind::ApiServers,
+                format!("{kind}/{namespace}/{name}"),
+                scope,
+            ))
+        }
         other => Err(Fault::new(
             "kind",
             &format!("`{other}` is not supported"),
-            "use CiliumNetworkPolicy, CiliumClusterwideNetworkPolicy or CiliumCIDRGroup",
+            "use CiliumNetworkPolicy, CiliumClusterwideNetworkPolicy, CiliumCIDRGroup, CiliumNode \
+             or EndpointSlice",
         )),
     }
 }

@@ -11,8 +11,9 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::Value;
 
+pub(super) use self::field::{list, object, text};
 use self::{
-    field::{boolean, list, object, prefix, text},
+    field::{boolean, prefix},
     labels::{group_labels, peer_labels, subject},
     ports::ports_of,
 };
@@ -57,7 +58,7 @@ pub struct Scope {
     pub namespace: Option<String>,
 }
 
-type Checked<T> = Result<T, Fault>;
+pub(super) type Checked<T> = Result<T, Fault>;
 
 /// Direction of a section, with the names of its fields.
 struct Section {

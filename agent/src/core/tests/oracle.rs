@@ -12,7 +12,6 @@ use holdfast_sdp::{
     pattern::SelectorMatcher,
     policy::rule::NameRule,
 };
-use ipnet::IpNet;
 use proptest::prelude::*;
 use shared_maps::{
     EndpointId, IdentityId,
@@ -22,11 +21,10 @@ use shared_maps::{
 use super::scenario::{Node, mapping, spec};
 use crate::{
     core::{CoreConfig, Event, Restored, event::SourceEvent},
-    datapath::{memory::MemoryDatapath, plan::Datapath as _},
-    ipcache::table::prefix_of,
+    datapath::memory::MemoryDatapath,
     labels::{CIDR_GROUP, Label, LabelSet},
     policy::{
-        compute::{decide, dns_rules, longest},
+        compute::dns_rules,
         model::EndpointPolicy,
         parse::{PolicyDocument, group_key, parse_documents},
         rule::{Direction, Peers},
@@ -36,18 +34,16 @@ use crate::{
 };
 
 mod language;
+mod packets;
 mod pod;
 
-use self::language::{ADDRESSES, GROUPS, NAMES, NODE, PORTS, remotes};
-pub(super) use self::{language::SPECS, pod::Pod};
-
-/// What happens to a packet, the closest first.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Fate {
-    Dropped,
-    Proxied,
-    Passed,
-}
+use self::language::{ADDRESSES, CLUSTER, GROUPS, NAMES, NODE, PORTS, remotes};
+use self::packets::identity;
+pub(super) use self::{
+    language::SPECS,
+    packets::{Ends, Fate, Question, check_way, fate, fates, questions},
+    pod::Pod,
+};
 
 /// Always there, so that answers are believed.
 const DNS: &str = "endpointSelector: {}\n  egress:\n  - toCIDR: [10.9.0.53/32]\n    toPorts: [{ports: [{port: 53}], rules: {dns: [{matchPattern: '*'}]}}]\n  enableDefaultDeny: {egress: false}";
@@ -57,6 +53,8 @@ pub(super) enum Act {
     Policy(u8, usize),
     Drop(u8),
     Group(u8, Option<usize>),
+    Node(usize),
+    ApiServers(usize),
     Endpoint(u8, Pod),
     Gone(u8),
     Learn(usize, usize),
@@ -68,6 +66,8 @@ pub(super) fn acts() -> impl Strategy<Value = Vec<Act>> {
         4 => (0u8..4, 0..SPECS.len()).prop_map(|(slot, spec)| Act::Policy(slot, spec)),
         1 => (0u8..4).prop_map(Act::Drop),
         2 => (0u8..2, prop::option::weighted(0.8, 0..GROUPS.len())).prop_map(|(slot, group)| Act::Group(slot, group)),
+        1 => (0..CLUSTER.len()).prop_map(Act::Node),
+        1 => (0..CLUSTER.len()).prop_map(Act::ApiServers),
         2 => (7u8..10, pod::pod()).prop_map(|(host, pod)| Act::Endpoint(host, pod)),
         1 => (8u8..10).prop_map(Act::Gone),
         4 => (0..NAMES.len(), 0..ADDRESSES.len()).prop_map(|(n, a)| Act::Learn(n, a)),
@@ -88,11 +88,19 @@ pub(super) struct World {
     pub(super) node: Node,
     policies: BTreeMap<String, PolicyDocument>,
     endpoints: BTreeMap<u8, Pod>,
+    /// Addresses of the other node, and of the API servers: which of [`CLUSTER`].
+    nodes: usize,
+    api_servers: usize,
     pairs: BTreeMap<(usize, IpAddr), BootTime>,
 }
 
 fn node_addresses() -> Event {
     Event::NodeAddresses(vec![NODE.parse().unwrap()])
+}
+
+fn addresses(list: &str) -> impl Iterator<Item = IpAddr> {
+    let texts = list.split(',').filter(|text| !text.is_empty());
+    texts.map(|text| text.parse().unwrap())
 }
 
 fn is_node(address: IpAddr) -> bool {
@@ -120,6 +128,8 @@ impl World {
             node,
             policies: [("dns".to_owned(), dns)].into(),
             endpoints: [(7, Pod::WEB)].into(),
+            nodes: 0,
+            api_servers: 0,
             pairs: BTreeMap::new(),
         }
     }
@@ -130,6 +140,8 @@ impl World {
             Act::Policy(slot, spec) => self.document(&format!("p{slot}"), Some(SPECS[*spec])),
             Act::Drop(slot) => self.document(&format!("p{slot}"), None),
             Act::Group(slot, group) => self.group(&format!("g{slot}"), *group),
+            Act::Node(at) => self.node_at(*at),
+            Act::ApiServers(at) => self.api_servers_at(*at),
             Act::Endpoint(host, pod) => self.host(*host, Some(*pod)),
             Act::Gone(host) => self.host(*host, None),
             Act::Learn(name, address) => {
@@ -207,6 +219,35 @@ impl World {
                 SourceEvent::Delete(group_key(name))
             }
         })
+    }
+
+    /// Another node has these addresses now.
+    fn node_at(&mut self, at: usize) -> Event {
+        self.nodes = at;
+        let addresses = addresses(CLUSTER[at]).map(|a| format!("{{type: InternalIP, ip: {a}}}"));
+        let addresses: Vec<String> = addresses.collect();
+        let addresses = addresses.join(", ");
+        self.object(&format!("apiVersion: cilium.io/v2\nkind: CiliumNode\nmetadata: {{name: other}}\nspec: {{addresses: [{addresses}]}}"))
+    }
+
+    /// The API servers have these addresses now.
+    fn api_servers_at(&mut self, at: usize) -> Event {
+        self.api_servers = at;
+        let endpoints = addresses(CLUSTER[at]).map(|a| format!("{{addresses: [{a}]}}"));
+        let endpoints: Vec<String> = endpoints.collect();
+        let endpoints = endpoints.join(", ");
+        self.object(&format!("apiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\nmetadata: {{name: kubernetes, labels: {{kubernetes.io/service-name: kubernetes}}}}\nendpoints: [{endpoints}]"))
+    }
+
+    fn object(&mut self, text: &str) -> Event {
+        let document = parse_documents(text, "test").remove(0).unwrap();
+        self.policies.insert(document.key.clone(), document.clone());
+        Event::Policies(SourceEvent::Apply(document))
+    }
+
+    /// Whether an address is another node's.
+    fn is_other_node(&self, address: IpAddr) -> bool {
+        self.local(address).is_none() && addresses(CLUSTER[self.nodes]).any(|a| a == address)
     }
 
     /// An endpoint comes, changes or goes.
@@ -299,7 +340,7 @@ impl World {
     fn check_names(&self) {
         let snapshot = self.node.core.snapshot();
         for (name, address) in self.pairs.keys() {
-            if self.local(*address).is_some() {
+            if self.local(*address).is_some() || self.is_other_node(*address) {
                 continue;
             }
             let name = Fqdn::normalise(NAMES[*name]);
@@ -395,7 +436,8 @@ impl World {
 
     fn selects(&self, selector: &Selector, remote: IpAddr) -> bool {
         let local = self.local(remote);
-        let outside = local.is_none() && !is_node(remote);
+        let other = self.is_other_node(remote);
+        let outside = local.is_none() && !is_node(remote) && !other;
         match selector {
             Selector::Labels(selector) => local.is_some_and(|pod| selector.matches(&pod.labels())),
             Selector::Cidr(cidr) => {
@@ -431,6 +473,10 @@ impl World {
             Selector::Entity(Entity::World | Entity::WorldIpv4) => outside,
             Selector::Entity(Entity::Cluster) => !outside,
             Selector::Entity(Entity::Host) => is_node(remote),
+            Selector::Entity(Entity::RemoteNode) => other,
+            Selector::Entity(Entity::KubeApiserver) => {
+                local.is_none() && addresses(CLUSTER[self.api_servers]).any(|a| a == remote)
+            }
             // Nobody here is one of these.
             Selector::Entity(_) => false,
         }
@@ -443,132 +489,6 @@ pub(super) fn matcher(selector: &FqdnSelector) -> SelectorMatcher {
         FqdnSelector::Pattern(text) => NameRule::Pattern(text.clone()),
     };
     SelectorMatcher::compile(&rule).unwrap()
-}
-
-/// A packet of an endpoint.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Question {
-    pub(super) endpoint: EndpointId,
-    pub(super) remote: IpAddr,
-    pub(super) direction: u8,
-    pub(super) protocol: u8,
-    pub(super) port: u16,
-}
-
-pub(super) fn questions(before: &MemoryDatapath, after: &MemoryDatapath) -> Vec<Question> {
-    let both = before
-        .policy
-        .keys()
-        .filter(|id| after.policy.contains_key(*id));
-    let mut found = Vec::new();
-    for endpoint in both.copied() {
-        // What a pod sends to itself never leaves it.
-        let own = after
-            .attached
-            .get(&endpoint)
-            .and_then(|attachment| attachment.ipv4);
-        for remote in remotes().filter(|remote| own.map(IpAddr::V4) != Some(*remote)) {
-            for (protocol, port) in PORTS.iter().copied() {
-                for direction in [EGRESS, INGRESS] {
-                    found.push(Question {
-                        endpoint,
-                        remote,
-                        direction,
-                        protocol,
-                        port,
-                    });
-                }
-            }
-        }
-    }
-    found
-}
-
-/// What becomes of packets before and after a plan.
-pub(super) struct Ends(Vec<(Question, Fate, Fate)>);
-
-impl Ends {
-    pub(super) fn new(before: &MemoryDatapath, after: &MemoryDatapath) -> Self {
-        let ends = questions(before, after).into_iter();
-        let ends = ends.filter_map(|q| Some((q, fate(before, q)?, fate(after, q)?)));
-        Self(ends.collect())
-    }
-
-    /// A state between is no more open and no more closed than both ends: it neither passes
-    /// what is dropped before and after, nor cuts what passes before and after, nor lets by
-    /// the proxy what one of them sends through it and the other does not pass either.
-    pub(super) fn judge(&self, state: &MemoryDatapath, at: &dyn std::fmt::Debug) {
-        for (question, was, will) in &self.0 {
-            let Some(is) = fate(state, *question) else {
-                continue;
-            };
-            assert!(
-                (was.min(will)..=was.max(will)).contains(&&is),
-                "{question:?}: {was:?} then {is:?} then {will:?} at {at:?}"
-            );
-        }
-    }
-}
-
-/// Every state between two steps is sound.
-pub(super) fn check_way(before: &MemoryDatapath, after: &MemoryDatapath) {
-    let steps = after.log.iter().skip(before.log.len());
-    let ends = Ends::new(before, after);
-    let mut state = MemoryDatapath {
-        log: Vec::new(),
-        ..before.clone()
-    };
-    for step in steps {
-        state.apply(step).unwrap();
-        ends.judge(&state, step);
-    }
-}
-
-/// A packet of the pod at an address, whatever its endpoint's number.
-pub(super) type Packet = (IpAddr, IpAddr, u8, u8, u16);
-
-/// What happens to every packet in question.
-pub(super) fn fates(datapath: &MemoryDatapath) -> BTreeMap<Packet, Option<Fate>> {
-    let questions = questions(datapath, datapath).into_iter();
-    let fates = questions.map(|q| {
-        let attached = datapath.attached.get(&q.endpoint);
-        let own = attached.and_then(|attachment| attachment.ipv4);
-        let own = IpAddr::V4(own.expect("its programs are attached"));
-        let packet = (own, q.remote, q.direction, q.protocol, q.port);
-        (packet, fate(datapath, q))
-    });
-    fates.collect()
-}
-
-fn identity(datapath: &MemoryDatapath, address: IpAddr) -> IdentityId {
-    let covering = datapath.ipcache.iter().filter_map(|(key, value)| {
-        let prefix: IpNet = prefix_of(key)?;
-        prefix
-            .contains(&address)
-            .then_some((prefix.prefix_len(), value.sec_identity))
-    });
-    covering
-        .max()
-        .map_or(IdentityId::WORLD_IPV4, |(_, id)| IdentityId(id))
-}
-
-pub(super) fn fate(datapath: &MemoryDatapath, question: Question) -> Option<Fate> {
-    let map = datapath.policy.get(&question.endpoint)?;
-    let lookup = |id: u32| {
-        let entries = map.iter().filter(move |(key, _)| key.sec_label == id);
-        longest(
-            entries,
-            question.direction,
-            question.protocol,
-            question.port,
-        )
-    };
-    Some(match decide(lookup, identity(datapath, question.remote)) {
-        None => Fate::Dropped,
-        Some((_, value)) if value.is_deny() => Fate::Dropped,
-        Some((_, value)) if value.proxy_port.get() != 0 => Fate::Proxied,
-        Some(_) => Fate::Passed,
-    })
 }
 
 proptest! {

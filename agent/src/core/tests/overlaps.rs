@@ -244,6 +244,23 @@ fn an_api_server_on_this_node_is_the_host() {
 }
 
 #[test]
+fn a_node_that_has_this_ones_address_under_another_name_is_told() {
+    let mut node = node("  - toEntities: [remote-node]");
+    node.event(Event::NodeAddresses(vec!["10.0.0.1".parse().unwrap()]));
+    let told = |node: &Node| {
+        let warnings = node.core.policy_warnings();
+        warnings
+            .iter()
+            .any(|text| text.contains("--node-name worker-1"))
+    };
+    let other = "apiVersion: cilium.io/v2\nkind: CiliumNode\nmetadata: {name: worker-1}\nspec: {addresses: [{type: InternalIP, ip: 10.0.0.2}]}";
+    node.policy(other);
+    assert!(!told(&node));
+    node.policy(&other.replace("10.0.0.2", "10.0.0.1"));
+    assert!(told(&node));
+}
+
+#[test]
 fn a_lease_is_revoked_before_its_pair_goes() {
     let mut node = node("  - toFQDNs: [{matchName: foo.com}]");
     node.learn("foo.com", &["1.1.1.1"]);

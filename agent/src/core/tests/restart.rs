@@ -402,6 +402,20 @@ fn a_group_that_went_while_away_keeps_nothing_open() {
     killed(&acts, 0.0);
 }
 
+#[test]
+fn an_api_server_that_went_while_away_keeps_nothing_open() {
+    use Act::{ApiServers, Drop, Policy};
+    let mut specs = super::oracle::SPECS.iter();
+    let spec = specs.position(|spec| spec.contains("- toEntities: [kube-apiserver]\n"));
+    let acts = [
+        Policy(0, spec.unwrap()),
+        Drop(1),
+        ApiServers(3),
+        ApiServers(0),
+    ];
+    killed(&acts, 0.0);
+}
+
 /// The agent is killed when this share of the last act's steps is done: the next run ends
 /// where one does that finds all of them done.
 fn killed(acts: &[Act], cut: f64) {

@@ -5,7 +5,7 @@ use serde_json::{Map, Value};
 
 use super::{Checked, Fault};
 
-pub(super) fn object<'a>(
+pub(in crate::policy) fn object<'a>(
     path: &str,
     value: &'a Value,
     known: &[&str],
@@ -37,7 +37,7 @@ pub(super) fn object<'a>(
     Ok(map)
 }
 
-pub(super) fn list<'a>(path: &str, value: Option<&'a Value>) -> Checked<&'a [Value]> {
+pub(in crate::policy) fn list<'a>(path: &str, value: Option<&'a Value>) -> Checked<&'a [Value]> {
     match value {
         None | Some(Value::Null) => Ok(&[]),
         Some(Value::Array(items)) => Ok(items),
@@ -52,7 +52,7 @@ pub(super) fn list<'a>(path: &str, value: Option<&'a Value>) -> Checked<&'a [Val
     }
 }
 
-pub(super) fn text<'a>(path: &str, value: &'a Value) -> Checked<&'a str> {
+pub(in crate::policy) fn text<'a>(path: &str, value: &'a Value) -> Checked<&'a str> {
     value.as_str().ok_or_else(|| {
         let reason = format!("is {}, not a text", kind(value));
         Fault::new(path, &reason, "put it in quotes")

@@ -32,6 +32,8 @@ pub(in crate::core::tests) const SPECS: &[&str] = &[
     "endpointSelector: {}\n  egress:\n  - toEndpoints: [{matchExpressions: [{key: app, operator: NotIn, values: [web]}]}]\n  - toEndpoints: [{matchLabels: {'k8s:io.kubernetes.pod.namespace': other}}]\n    toPorts: [{ports: [{port: 1, endPort: 60000, protocol: TCP}]}]",
     "endpointSelector: {matchLabels: {'any:app': db}}\n  egress:\n  - toEndpoints: [{matchExpressions: [{key: app, operator: Exists}, {key: gone, operator: DoesNotExist}]}]\n  egressDeny:\n  - toPorts: [{ports: [{port: 440, endPort: 449, protocol: TCP}, {port: 53, protocol: UDP}]}]",
     "endpointSelector: {}\n  egress:\n  - toEntities: [world-ipv4, world-ipv6, kube-apiserver, health]\n    toPorts: [{ports: [{port: 80, endPort: 443, protocol: TCP}]}]\n  ingress:\n  - fromEntities: [init, unmanaged, ingress]",
+    "endpointSelector: {}\n  egress:\n  - toEntities: [remote-node]\n    toPorts: [{ports: [{port: 443, protocol: TCP}]}]\n  - toEntities: [kube-apiserver]\n  ingress:\n  - fromEntities: [cluster]",
+    "endpointSelector: {matchLabels: {app: web}}\n  egress:\n  - toEntities: [world, cluster]\n  egressDeny:\n  - toEntities: [remote-node]\n  - toEntities: [kube-apiserver]\n    toPorts: [{ports: [{port: 80, protocol: TCP}]}]\n  ingressDeny:\n  - fromEntities: [kube-apiserver]",
     "endpointSelector: {}\n  ingress:\n  - toPorts: [{ports: [{port: http, protocol: TCP}, {port: '8'}]}]\n  egress:\n  - toEndpoints: [{matchLabels: {app: db}}]\n    toPorts: [{ports: [{port: http, protocol: TCP}]}]",
     "endpointSelector: {matchLabels: {app: web}}\n  egress:\n  - toPorts: [{ports: [{port: http}, {port: '443', protocol: TCP}]}]\n  egressDeny:\n  - toEntities: [cluster]\n    toPorts: [{ports: [{port: dns, protocol: UDP}]}]\n  ingressDeny:\n  - fromEndpoints: [{}]\n    toPorts: [{ports: [{port: web, protocol: TCP}]}]",
     "endpointSelector: {}\n  egress:\n  - toEndpoints: [{matchLabels: {app: db}}]\n    toPorts: [{ports: [{port: dns}], rules: {dns: [{matchName: ebpf.io}]}}]\n  - toEntities: [all]\n    toPorts: [{ports: [{port: Web, protocol: TCP}, {port: http, protocol: UDP}]}]",
@@ -45,6 +47,9 @@ pub(in crate::core::tests) const NAMED: &[&[(&str, u8, u16)]] = &[
     &[("http", 6, 443), ("dns", 6, 450)],
     &[("http", 17, 53), ("dns", 17, 53), ("web", 6, 450)],
 ];
+
+/// Addresses of a node, or of the API servers.
+pub(super) const CLUSTER: &[&str] = &["", "9.9.9.9,1.1.1.2", "1.1.2.1,1.1.1.2", "2.2.2.2,10.0.0.9"];
 
 /// Labels and blocks of a group.
 pub(super) const GROUPS: &[(&str, &str)] = &[

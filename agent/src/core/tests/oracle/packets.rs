@@ -1,0 +1,153 @@
+//! What becomes of packets by the maps, and on the way from one state of them to another.
+
+use std::{collections::BTreeMap, net::IpAddr};
+
+use ipnet::IpNet;
+use shared_maps::{
+    EndpointId, IdentityId,
+    policy::{EGRESS, INGRESS},
+};
+
+use super::language::{PORTS, remotes};
+use crate::{
+    datapath::{memory::MemoryDatapath, plan::Datapath as _},
+    ipcache::table::prefix_of,
+    policy::compute::{decide, longest},
+};
+
+/// What happens to a packet, the closest first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(in crate::core::tests) enum Fate {
+    Dropped,
+    Proxied,
+    Passed,
+}
+
+/// A packet of an endpoint.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::core::tests) struct Question {
+    pub(in crate::core::tests) endpoint: EndpointId,
+    pub(in crate::core::tests) remote: IpAddr,
+    pub(in crate::core::tests) direction: u8,
+    pub(in crate::core::tests) protocol: u8,
+    pub(in crate::core::tests) port: u16,
+}
+
+pub(in crate::core::tests) fn questions(
+    before: &MemoryDatapath,
+    after: &MemoryDatapath,
+) -> Vec<Question> {
+    let both = before
+        .policy
+        .keys()
+        .filter(|id| after.policy.contains_key(*id));
+    let mut found = Vec::new();
+    for endpoint in both.copied() {
+        // What a pod sends to itself never leaves it.
+        let own = after
+            .attached
+            .get(&endpoint)
+            .and_then(|attachment| attachment.ipv4);
+        for remote in remotes().filter(|remote| own.map(IpAddr::V4) != Some(*remote)) {
+            for (protocol, port) in PORTS.iter().copied() {
+                for direction in [EGRESS, INGRESS] {
+                    found.push(Question {
+                        endpoint,
+                        remote,
+                        direction,
+                        protocol,
+                        port,
+                    });
+                }
+            }
+        }
+    }
+    found
+}
+
+/// What becomes of packets before and after a plan.
+pub(in crate::core::tests) struct Ends(Vec<(Question, Fate, Fate)>);
+
+impl Ends {
+    pub(in crate::core::tests) fn new(before: &MemoryDatapath, after: &MemoryDatapath) -> Self {
+        let ends = questions(before, after).into_iter();
+        let ends = ends.filter_map(|q| Some((q, fate(before, q)?, fate(after, q)?)));
+        Self(ends.collect())
+    }
+
+    /// A state between is no more open and no more closed than both ends: it neither passes
+    /// what is dropped before and after, nor cuts what passes before and after, nor lets by
+    /// the proxy what one of them sends through it and the other does not pass either.
+    pub(in crate::core::tests) fn judge(&self, state: &MemoryDatapath, at: &dyn std::fmt::Debug) {
+        for (question, was, will) in &self.0 {
+            let Some(is) = fate(state, *question) else {
+                continue;
+            };
+            assert!(
+                (was.min(will)..=was.max(will)).contains(&&is),
+                "{question:?}: {was:?} then {is:?} then {will:?} at {at:?}"
+            );
+        }
+    }
+}
+
+/// Every state between two steps is sound.
+pub(in crate::core::tests) fn check_way(before: &MemoryDatapath, after: &MemoryDatapath) {
+    let steps = after.log.iter().skip(before.log.len());
+    let ends = Ends::new(before, after);
+    let mut state = MemoryDatapath {
+        log: Vec::new(),
+        ..before.clone()
+    };
+    for step in steps {
+        state.apply(step).unwrap();
+        ends.judge(&state, step);
+    }
+}
+
+/// A packet of the pod at an address, whatever its endpoint's number.
+pub(in crate::core::tests) type Packet = (IpAddr, IpAddr, u8, u8, u16);
+
+/// What happens to every packet in question.
+pub(in crate::core::tests) fn fates(datapath: &MemoryDatapath) -> BTreeMap<Packet, Option<Fate>> {
+    let questions = questions(datapath, datapath).into_iter();
+    let fates = questions.map(|q| {
+        let attached = datapath.attached.get(&q.endpoint);
+        let own = attached.and_then(|attachment| attachment.ipv4);
+        let own = IpAddr::V4(own.expect("its programs are attached"));
+        let packet = (own, q.remote, q.direction, q.protocol, q.port);
+        (packet, fate(datapath, q))
+    });
+    fates.collect()
+}
+
+pub(super) fn identity(datapath: &MemoryDatapath, address: IpAddr) -> IdentityId {
+    let covering = datapath.ipcache.iter().filter_map(|(key, value)| {
+        let prefix: IpNet = prefix_of(key)?;
+        prefix
+            .contains(&address)
+            .then_some((prefix.prefix_len(), value.sec_identity))
+    });
+    covering
+        .max()
+        .map_or(IdentityId::WORLD_IPV4, |(_, id)| IdentityId(id))
+}
+
+pub(in crate::core::tests) fn fate(datapath: &MemoryDatapath, question: Question) -> Option<Fate> {
+    let map = datapath.policy.get(&question.endpoint)?;
+    let lookup = |id: u32| {
+        let entries = map.iter().filter(move |(key, _)| key.sec_label == id);
+        longest(
+            entries,
+            question.direction,
+            question.protocol,
+            question.port,
+        )
+    };
+    Some(match decide(lookup, identity(datapath, question.remote)) {
+        None => Fate::Dropped,
+        Some((_, value)) if value.is_deny() => Fate::Dropped,
+        Some((_, value)) if value.proxy_port.get() != 0 => Fate::Proxied,
+        Some(_) => Fate::Passed,
+    })
+}

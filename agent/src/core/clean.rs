@@ -20,7 +20,8 @@ use super::{
 use crate::{
     datapath::plan::Step,
     fqdn::cleaned::{self, CleanedNames, Cleaning},
-    ipcache::metadata::Owner,
+    ipcache::metadata::{Claim, Owner},
+    labels::{FQDN, Label, LabelSet},
 };
 
 /// Cleanings remembered; the oldest are forgotten.
@@ -149,7 +150,7 @@ impl State {
         self.remember_cleaned(Some(cleaned));
         self.keep_cleaned(plan);
         for (name, address) in known {
-            self.ipcache.unclaim(IpNet::from(address), &Owner::Restored);
+            self.forget_restored(&name, address);
             let gone = self.names.let_go(&name, address, self.now);
             self.unlabel(gone.into_iter().collect());
             if self.note_revoking(&name, address) {
@@ -158,7 +159,7 @@ impl State {
         }
         for (id, name, address) in forget {
             // What a restart kept of the address goes too.
-            self.ipcache.unclaim(IpNet::from(address), &Owner::Restored);
+            self.forget_restored(&name, address);
             let gone = self.names.forget(id, &name, address, self.now);
             self.unlabel(gone.into_iter().collect());
             if self.note_revoking(&name, address) {
@@ -171,6 +172,28 @@ impl State {
         }
         self.end_revocations(plan);
         self.flush(plan);
+    }
+
+    /// What a restart kept of an address goes as far as this name had a part in it: nobody knows
+    /// yet which other names it is kept for.
+    pub(super) fn forget_restored(&mut self, name: &Fqdn, address: IpAddr) {
+        let prefix = IpNet::from(address);
+        let metadata = self.ipcache.get(prefix);
+        let Some(kept) = metadata.and_then(|m| m.labels_by(&Owner::Restored)) else {
+            return;
+        };
+        let of_name = |label: &Label| {
+            let rule = NameRule::Pattern(label.key().to_owned());
+            label.source() == FQDN
+                && SelectorMatcher::compile(&rule).is_ok_and(|matcher| matcher.matches(name))
+        };
+        let left: Vec<Label> = kept.iter().filter(|l| !of_name(l)).cloned().collect();
+        if left.iter().any(|label| label.source() == FQDN) {
+            let left = Claim::Labels(LabelSet::new(left));
+            self.ipcache.claim(prefix, Owner::Restored, left);
+        } else {
+            self.ipcache.unclaim(prefix, &Owner::Restored);
+        }
     }
 
     /// True if the pair is under a lease alone, which must go first: no new one is given.

@@ -111,8 +111,7 @@ impl State {
                 // Cleaned before the proxy told it again: nothing else closes what a restart
                 // kept of it.
                 for address in &mapping.addresses {
-                    self.ipcache
-                        .unclaim(IpNet::from(*address), &Owner::Restored);
+                    self.forget_restored(&mapping.name, *address);
                 }
             }
             self.refuse(event, refusal);

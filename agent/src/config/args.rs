@@ -451,6 +451,10 @@ pub struct RunArgs {
         env = "HOLDFAST_TOFQDNS_MAX_DEFERRED_CONNECTION_DELETES"
     )]
     pub tofqdns_max_deferred_connection_deletes: usize,
+    /// File of names and addresses that are known at the start, before anybody asks: a JSON array
+    /// as Cilium dumps its DNS cache. What has expired is left out
+    #[arg(long, value_name = "FILE", env = "HOLDFAST_TOFQDNS_PRE_CACHE")]
+    pub tofqdns_pre_cache: Option<PathBuf>,
     /// Give each name in policy its identity before an address of it is known
     #[arg(long, default_value_t = true, num_args = 0..=1, default_missing_value = "true",
           require_equals = true, action = ArgAction::Set,

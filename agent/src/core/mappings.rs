@@ -270,7 +270,7 @@ impl State {
     }
 
     /// Whether an address may carry a name's label: those of this node never do.
-    fn is_plumbed(&self, address: IpAddr) -> bool {
+    pub(super) fn is_plumbed(&self, address: IpAddr) -> bool {
         let sound = match address {
             IpAddr::V4(v4) => self.config.enable_ipv4 && !v4.is_broadcast(),
             IpAddr::V6(v6) => {

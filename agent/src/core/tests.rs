@@ -6,6 +6,7 @@ mod cuts;
 mod failures;
 mod ingress;
 mod kept_later;
+mod known;
 mod labels_model;
 mod limits;
 mod merge;

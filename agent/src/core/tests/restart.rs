@@ -58,6 +58,7 @@ pub(super) fn left_behind(datapath: &MemoryDatapath, interfaces: &[u32]) -> Rest
             .iter()
             .map(|(id, map)| (*id, map.iter().map(|(key, value)| (*key, *value)).collect()))
             .collect(),
+        pre_cache: Vec::new(),
         policy_map_sizes: Default::default(),
         interfaces: interfaces.iter().copied().collect(),
     }

@@ -11,6 +11,7 @@ use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum};
 use super::{RejectCode, duration};
 use crate::{
     datapath::kernel::MapSizes,
+    named_port::{NamedPortError, NamedPorts},
     policy::trace::{Port, PortError},
 };
 
@@ -139,11 +140,17 @@ pub struct EndpointAddArgs {
     #[arg(
         long = "named-port",
         value_name = "NAME=PORT[/PROTOCOL]",
-        value_delimiter = ','
+        value_delimiter = ',',
+        value_parser = named_port
     )]
     pub named_ports: Vec<String>,
     #[command(flatten)]
     pub client: ClientArgs,
+}
+
+fn named_port(text: &str) -> Result<String, NamedPortError> {
+    NamedPorts::parse(&[text])?;
+    Ok(text.to_owned())
 }
 
 /// `policy …`
@@ -180,7 +187,8 @@ pub struct TraceArgs {
     #[arg(
         long = "named-port",
         value_name = "NAME=PORT[/PROTOCOL]",
-        value_delimiter = ','
+        value_delimiter = ',',
+        value_parser = named_port
     )]
     pub named_ports: Vec<String>,
     /// Judge by these files alone, without an agent; may be repeated

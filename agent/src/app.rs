@@ -59,7 +59,10 @@ pub async fn run(mut config: Config) -> Result<()> {
     let files = StateFiles::open(&config.state())
         .with_context(|| format!("--state-dir {}", config.state_dir.display()))?;
     let maps = Globals::new(&config.bpf_root);
-    let found = restore::read(&files, &maps, BootTime::now())?;
+    let mut found = restore::read(&files, &maps, BootTime::now())?;
+    if let Some(path) = &config.pre_cache {
+        found.read_pre_cache(path);
+    }
     let kernel = KernelConfig {
         bpf_root: config.bpf_root.clone(),
         ipv4: config.ipv4,

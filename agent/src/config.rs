@@ -66,6 +66,8 @@ pub struct Config {
     pub disable_builtin_dns_proxy: bool,
     /// Port of FQDNData on 127.0.0.1; `None` = off.
     pub fqdndata_port: Option<u16>,
+    /// File of names that are known before anybody asks.
+    pub pre_cache: Option<PathBuf>,
     /// Floor of TTLs.
     pub min_ttl: Duration,
     /// What a lease lasts beyond lookup + TTL.
@@ -208,6 +210,7 @@ impl TryFrom<RunArgs> for Config {
                 .enable_standalone_dns_proxy
                 .then_some(args.standalone_dns_proxy_server_port)
                 .filter(|port| *port != 0),
+            pre_cache: args.tofqdns_pre_cache,
             min_ttl: args.tofqdns_min_ttl,
             lease_slack: args.mapping_lease_slack,
             response_max_delay: args.tofqdns_proxy_response_max_delay,

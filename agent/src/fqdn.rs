@@ -4,3 +4,4 @@ pub mod cache;
 pub mod cleaned;
 pub mod gc;
 pub mod names;
+pub mod pre_cache;

@@ -21,7 +21,10 @@ use crate::{
     core::Restored,
     datapath::files::{ENDPOINT_FILE, StateFiles},
     endpoint::config_file::{self, FileError},
-    fqdn::cleaned::{self, CleanedError},
+    fqdn::{
+        cleaned::{self, CleanedError},
+        pre_cache,
+    },
     identity::checkpoint::{self, CheckpointError},
     labels::LabelSet,
 };
@@ -60,6 +63,20 @@ pub struct Found {
     pub restored: Restored,
     /// Damaged files with what is wrong with them.
     pub damaged: Vec<String>,
+}
+
+impl Found {
+    /// Reads `--tofqdns-pre-cache`. Whatever is wrong with it is told and does not stop the start:
+    /// names that were asked open all the same.
+    pub fn read_pre_cache(&mut self, path: &Path) {
+        let (known, error) = pre_cache::read(path);
+        self.restored.pre_cache = known;
+        if let Some(error) = error {
+            let text = format!("--tofqdns-pre-cache {} {error}", path.display());
+            tracing::error!("{text}");
+            self.damaged.push(text);
+        }
+    }
 }
 
 /// Reads everything.

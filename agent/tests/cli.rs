@@ -239,6 +239,42 @@ fn packets_are_traced_without_an_agent() {
 }
 
 #[test]
+fn named_ports_and_nodes_are_traced_without_an_agent() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let file = dir.path().join("web.yaml");
+    let rules = "  - toEndpoints: [{}]\n    toPorts: [{ports: [{port: https, protocol: TCP}]}]\n  - toEntities: [remote-node]\n";
+    let node = "---\napiVersion: cilium.io/v2\nkind: CiliumNode\nmetadata: {name: other}\nspec: {addresses: [{type: InternalIP, ip: 192.0.2.2}]}\n";
+    fs::write(&file, format!("{POLICY}{rules}{node}")).expect("written");
+    let file = file.to_str().expect("UTF-8");
+    let trace = |to: &str, flags: &[&str]| {
+        let question = ["--from=k8s:app=web", "--to", to, "--policy-file", file];
+        let output = run(&[&["policy", "trace"], &question[..], flags].concat());
+        let text = [output.stdout, output.stderr].concat();
+        let text = String::from_utf8_lossy(&text).into_owned();
+        (output.status.code(), text)
+    };
+    let named = ["--named-port", "https=8443", "--named-port", "dns=53/UDP"];
+    let at = |port| [&named[..], &["--port", port]].concat();
+    let (code, text) = trace("k8s:app=db", &at("8443"));
+    assert_eq!(code, Some(0), "{text}");
+    assert!(text.contains("TCP https (8443)"), "{text}");
+    let (code, text) = trace("k8s:app=db", &at("443"));
+    assert_eq!(code, Some(1), "{text}");
+    let (code, text) = trace("k8s:app=db", &["--port=443"]);
+    assert_eq!(code, Some(1), "{text}");
+    assert!(text.contains("port name https is not known"), "{text}");
+    let (code, text) = trace("192.0.2.2", &["--port=443"]);
+    assert_eq!(code, Some(0), "{text}");
+    assert!(text.contains("reserved:remote-node: allowed"), "{text}");
+    let (code, text) = trace("192.0.2.2", &at("443"));
+    assert_eq!(code, Some(1), "{text}");
+    assert!(text.contains("--named-port goes with labels"), "{text}");
+    let (code, text) = trace("k8s:app=db", &["--port=443", "--named-port=https"]);
+    assert_eq!(code, Some(2), "{text}");
+    assert!(text.contains("`https` is no named port"), "{text}");
+}
+
+#[test]
 fn help_teaches() {
     let output = run(&["--help"]);
     assert_eq!(output.status.code(), Some(0));

@@ -11,6 +11,7 @@ use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum};
 use super::{RejectCode, duration};
 use crate::{
     datapath::kernel::MapSizes,
+    named_port::{NamedPortError, NamedPorts},
     policy::trace::{Port, PortError},
 };
 
@@ -139,11 +140,17 @@ pub struct EndpointAddArgs {
     #[arg(
         long = "named-port",
         value_name = "NAME=PORT[/PROTOCOL]",
-        value_delimiter = ','
+        value_delimiter = ',',
+        value_parser = named_port
     )]
     pub named_ports: Vec<String>,
     #[command(flatten)]
     pub client: ClientArgs,
+}
+
+fn named_port(text: &str) -> Result<String, NamedPortError> {
+    NamedPorts::parse(&[text])?;
+    Ok(text.to_owned())
 }
 
 /// `policy …`
@@ -180,7 +187,8 @@ pub struct TraceArgs {
     #[arg(
         long = "named-port",
         value_name = "NAME=PORT[/PROTOCOL]",
-        value_delimiter = ','
+        value_delimiter = ',',
+        value_parser = named_port
     )]
     pub named_ports: Vec<String>,
     /// Judge by these files alone, without an agent; may be repeated
@@ -443,6 +451,10 @@ pub struct RunArgs {
         env = "HOLDFAST_TOFQDNS_MAX_DEFERRED_CONNECTION_DELETES"
     )]
     pub tofqdns_max_deferred_connection_deletes: usize,
+    /// File of names and addresses that are known at the start, before anybody asks: a JSON array
+    /// as Cilium dumps its DNS cache. What has expired is left out
+    #[arg(long, value_name = "FILE", env = "HOLDFAST_TOFQDNS_PRE_CACHE")]
+    pub tofqdns_pre_cache: Option<PathBuf>,
     /// Give each name in policy its identity before an address of it is known
     #[arg(long, default_value_t = true, num_args = 0..=1, default_missing_value = "true",
           require_equals = true, action = ArgAction::Set,

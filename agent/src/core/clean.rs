@@ -3,7 +3,10 @@
 use std::{collections::BTreeMap, net::IpAddr};
 
 use holdfast_sdp::{
-    mapping::Mapping, name::Fqdn, pattern::SelectorMatcher, policy::rule::NameRule,
+    mapping::{BootTime, Mapping},
+    name::Fqdn,
+    pattern::SelectorMatcher,
+    policy::rule::NameRule,
 };
 use ipnet::IpNet;
 use shared_maps::EndpointId;
@@ -17,7 +20,8 @@ use super::{
 use crate::{
     datapath::plan::Step,
     fqdn::cleaned::{self, CleanedNames, Cleaning},
-    ipcache::metadata::Owner,
+    ipcache::metadata::{Claim, Owner},
+    labels::{FQDN, Label, LabelSet},
 };
 
 /// Cleanings remembered; the oldest are forgotten.
@@ -41,11 +45,12 @@ impl Cleaned {
     }
 
     fn is_of(&self, endpoint: EndpointId, name: &Fqdn) -> bool {
-        self.what.endpoint.is_none_or(|only| only == endpoint)
-            && self
-                .matcher
-                .as_ref()
-                .is_none_or(|matcher| matcher.matches(name))
+        self.what.endpoint.is_none_or(|only| only == endpoint) && self.is_of_name(name)
+    }
+
+    fn is_of_name(&self, name: &Fqdn) -> bool {
+        let matcher = self.matcher.as_ref();
+        matcher.is_none_or(|matcher| matcher.matches(name))
     }
 }
 
@@ -56,6 +61,13 @@ impl State {
         since
             .take_while(|cleaned| mapping.seen_at <= cleaned.what.at)
             .any(|cleaned| cleaned.is_of(mapping.endpoint.id, &mapping.name))
+    }
+
+    /// Whether a name was cleaned on the whole node since then.
+    pub(super) fn was_cleaned_on_node(&self, name: &Fqdn, seen: BootTime) -> bool {
+        let of_all = self.cleaned.iter().filter(|c| c.what.endpoint.is_none());
+        let mut since = of_all.filter(|cleaned| seen <= cleaned.what.at);
+        since.any(|cleaned| cleaned.is_of_name(name))
     }
 
     /// What an earlier run was asked to forget.
@@ -130,23 +142,27 @@ impl State {
                 }
             }
         }
+        let mut revoke: BTreeMap<_, Vec<IpAddr>> = Default::default();
+        let known = match cleaned.what.endpoint {
+            Some(_) => Vec::new(),
+            None => self.names.forget_known(|name| cleaned.is_of_name(name)),
+        };
         self.remember_cleaned(Some(cleaned));
         self.keep_cleaned(plan);
-        let mut revoke: BTreeMap<_, Vec<IpAddr>> = Default::default();
+        for (name, address) in known {
+            self.forget_restored(&name, address);
+            let gone = self.names.let_go(&name, address, self.now);
+            self.unlabel(gone.into_iter().collect());
+            if self.note_revoking(&name, address) {
+                revoke.entry(name).or_default().push(address);
+            }
+        }
         for (id, name, address) in forget {
             // What a restart kept of the address goes too.
-            self.ipcache.unclaim(IpNet::from(address), &Owner::Restored);
+            self.forget_restored(&name, address);
             let gone = self.names.forget(id, &name, address, self.now);
             self.unlabel(gone.into_iter().collect());
-            let pair = self
-                .names
-                .name_mut(&name)
-                .and_then(|entry| entry.pairs.get_mut(&address));
-            if let Some(pair) = pair
-                && pair.owners == 0
-                && pair.lease_end > self.now
-            {
-                pair.revoking = true;
+            if self.note_revoking(&name, address) {
                 revoke.entry(name).or_default().push(address);
             }
             self.file_at(id, self.now);
@@ -156,5 +172,38 @@ impl State {
         }
         self.end_revocations(plan);
         self.flush(plan);
+    }
+
+    /// What a restart kept of an address goes as far as this name had a part in it: nobody knows
+    /// yet which other names it is kept for.
+    pub(super) fn forget_restored(&mut self, name: &Fqdn, address: IpAddr) {
+        let prefix = IpNet::from(address);
+        let metadata = self.ipcache.get(prefix);
+        let Some(kept) = metadata.and_then(|m| m.labels_by(&Owner::Restored)) else {
+            return;
+        };
+        let of_name = |label: &Label| {
+            let rule = NameRule::Pattern(label.key().to_owned());
+            label.source() == FQDN
+                && SelectorMatcher::compile(&rule).is_ok_and(|matcher| matcher.matches(name))
+        };
+        let left: Vec<Label> = kept.iter().filter(|l| !of_name(l)).cloned().collect();
+        if left.iter().any(|label| label.source() == FQDN) {
+            let left = Claim::Labels(LabelSet::new(left));
+            self.ipcache.claim(prefix, Owner::Restored, left);
+        } else {
+            self.ipcache.unclaim(prefix, &Owner::Restored);
+        }
+    }
+
+    /// True if the pair is under a lease alone, which must go first: no new one is given.
+    fn note_revoking(&mut self, name: &Fqdn, address: IpAddr) -> bool {
+        let now = self.now;
+        let pair = self
+            .names
+            .name_mut(name)
+            .and_then(|entry| entry.pairs.get_mut(&address));
+        let pair = pair.filter(|pair| pair.owners == 0 && pair.lease_end > now);
+        pair.map(|pair| pair.revoking = true).is_some()
     }
 }

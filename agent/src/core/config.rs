@@ -13,7 +13,11 @@ use shared_maps::{
     policy::{PolicyKey, PolicyValue},
 };
 
-use crate::{endpoint::config_file::EndpointFile, fqdn::cleaned::CleanedNames, labels::LabelSet};
+use crate::{
+    endpoint::config_file::EndpointFile,
+    fqdn::{cleaned::CleanedNames, pre_cache::PreCached},
+    labels::LabelSet,
+};
 
 /// Settings of the core. [`CoreConfig::default`] holds the product's defaults.
 #[derive(Clone, Debug)]
@@ -113,6 +117,8 @@ pub struct Restored {
     pub endpoint_identities: Vec<(IdentityId, LabelSet)>,
     /// `cleaned_names.json` ([`crate::fqdn::cleaned::parse`]).
     pub cleaned: CleanedNames,
+    /// `--tofqdns-pre-cache` ([`crate::fqdn::pre_cache::parse`]).
+    pub pre_cache: Vec<PreCached>,
     /// Every readable `ep_config.json` ([`crate::endpoint::config_file::parse`]).
     pub endpoints: Vec<EndpointFile>,
     /// Dump of the ipcache.

@@ -111,8 +111,7 @@ impl State {
                 // Cleaned before the proxy told it again: nothing else closes what a restart
                 // kept of it.
                 for address in &mapping.addresses {
-                    self.ipcache
-                        .unclaim(IpNet::from(*address), &Owner::Restored);
+                    self.forget_restored(&mapping.name, *address);
                 }
             }
             self.refuse(event, refusal);
@@ -258,7 +257,7 @@ impl State {
     }
 
     /// Whether an address may carry a name's label: those of this node never do.
-    fn is_plumbed(&self, address: IpAddr) -> bool {
+    pub(super) fn is_plumbed(&self, address: IpAddr) -> bool {
         let sound = match address {
             IpAddr::V4(v4) => self.config.enable_ipv4 && !v4.is_broadcast(),
             IpAddr::V6(v6) => {

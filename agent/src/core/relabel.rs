@@ -111,19 +111,28 @@ impl State {
         }
     }
 
-    /// A number asked for by prefixes whose labels differ now goes to none of them: what one of
-    /// them has in force would for a moment be the other's.
+    /// A number asked for by prefixes whose labels differ now goes to none of them, and a label
+    /// set whose prefixes ask for several numbers gets none of these: what one of them has in
+    /// force would for a moment be the other's.
     fn drop_contested(&mut self) {
-        let mut asked: BTreeMap<IdentityId, Option<LabelSet>> = BTreeMap::new();
+        let mut asking: BTreeMap<IdentityId, Option<LabelSet>> = BTreeMap::new();
+        let mut asked: HashMap<LabelSet, Option<IdentityId>> = HashMap::new();
         for (prefix, id) in &self.requested {
-            let labels = Some(self.ipcache.labels(*prefix));
-            let one = asked.entry(*id).or_insert_with(|| labels.clone());
-            if *one != labels {
+            let labels = self.ipcache.labels(*prefix);
+            let number = asked.entry(labels.clone()).or_insert(Some(*id));
+            if *number != Some(*id) {
+                *number = None;
+            }
+            let one = asking.entry(*id).or_insert_with(|| Some(labels.clone()));
+            if one.as_ref() != Some(&labels) {
                 *one = None;
             }
         }
-        self.requested
-            .retain(|_, id| asked.get(id).is_some_and(Option::is_some));
+        let agreed = |id: &IdentityId| {
+            let labels = asking.get(id)?.as_ref()?;
+            asked.get(labels).copied().flatten()
+        };
+        self.requested.retain(|_, id| agreed(id).is_some());
     }
 
     /// Gives identities that come into force the entries of the one they take over from. One

@@ -26,7 +26,10 @@ use crate::{
         endpoint::{lxc_address, lxc_key},
         manager::Endpoints,
     },
-    fqdn::cache::{Answer, Limits, NameCache},
+    fqdn::{
+        cache::{Answer, Limits, NameCache},
+        pre_cache::PreCached,
+    },
     identity::{
         allocator::{Allocator as _, NodeLocal},
         checkpoint::LocalFile,
@@ -138,6 +141,7 @@ impl State {
         state.know_reserved();
         state.claim_world();
         state.restore_cleaned(restored.cleaned.clone());
+        state.restore_pre_cached(&restored.pre_cache);
         state.restore(restored, &local);
         state
     }
@@ -264,6 +268,30 @@ impl State {
             return;
         }
         self.restore_names(file);
+    }
+
+    /// Names that are known before anybody asks. What was cleaned since they were looked up is
+    /// left out, as are addresses that no answer may label.
+    fn restore_pre_cached(&mut self, known: &[PreCached]) {
+        let boot = self.config.boot_unix_ns;
+        let instant = |unix: u64| BootTime(unix.saturating_sub(boot));
+        let (mut kept, mut left_out) = (0_usize, 0_usize);
+        for entry in known {
+            let until = instant(entry.expires);
+            let over =
+                until <= self.now || self.was_cleaned_on_node(&entry.name, instant(entry.lookup));
+            for address in entry.addresses.iter().copied() {
+                if over || !self.is_plumbed(address) {
+                    left_out += 1;
+                } else {
+                    self.names.know_until(&entry.name, address, until);
+                    kept += 1;
+                }
+            }
+        }
+        if !known.is_empty() {
+            tracing::info!(kept, left_out, "addresses of --tofqdns-pre-cache");
+        }
     }
 
     fn restore_names(&mut self, file: &EndpointFile) {

@@ -61,8 +61,18 @@ pub struct Pair {
     pub owners: u32,
     /// Until when it is promised to stay; 0 = no promise.
     pub lease_end: BootTime,
+    /// Until when it is known without anybody asking ([`super::pre_cache`]); 0 = it is not.
+    pub known_until: BootTime,
     /// No new promise: it is being revoked.
     pub revoking: bool,
+}
+
+impl Pair {
+    /// Until when it stays although no endpoint holds it.
+    fn kept_until(&self) -> BootTime {
+        let leased = (self.lease_end > BootTime(0)).then(|| self.lease_end.plus_secs(AFTER_LEASE));
+        self.known_until.max(leased.unwrap_or_default())
+    }
 }
 
 /// An answer to be learned.
@@ -259,8 +269,8 @@ impl NameCache {
         if pair.owners > 0 {
             return None;
         }
-        let until = pair.lease_end.plus_secs(AFTER_LEASE);
-        if pair.lease_end > BootTime(0) && until > now {
+        let until = pair.kept_until();
+        if until > now {
             self.due
                 .push(Reverse((until, Due::Lease(name.clone(), address))));
             return None;
@@ -478,6 +488,36 @@ impl NameCache {
         }
     }
 
+    /// Keeps a pair until then, whoever asks for it.
+    pub fn know_until(&mut self, name: &Fqdn, address: IpAddr, until: BootTime) {
+        let pairs = &mut self.names.entry(name.clone()).or_default().pairs;
+        self.pairs += usize::from(!pairs.contains_key(&address));
+        let pair = pairs.entry(address).or_default();
+        pair.known_until = pair.known_until.max(until);
+        let due = Due::Lease(name.clone(), address);
+        self.due.push(Reverse((pair.known_until, due)));
+    }
+
+    /// Forgets that these names were known whoever asks. Gives the pairs that no endpoint holds:
+    /// [`NameCache::let_go`] says whether they may go.
+    pub fn forget_known(&mut self, which: impl Fn(&Fqdn) -> bool) -> Vec<NamePair> {
+        let mut free = Vec::new();
+        for (name, entry) in self.names.iter_mut().filter(|(name, _)| which(name)) {
+            for (address, pair) in &mut entry.pairs {
+                let known = std::mem::take(&mut pair.known_until) > BootTime(0);
+                if known && pair.owners == 0 {
+                    free.push((name.clone(), *address));
+                }
+            }
+        }
+        free
+    }
+
+    /// Gives the pair, which is gone now, if nothing keeps it.
+    pub fn let_go(&mut self, name: &Fqdn, address: IpAddr, now: BootTime) -> Option<NamePair> {
+        self.drop_if_free(name, address, now)
+    }
+
     /// A name known on the node.
     pub fn name(&self, name: &Fqdn) -> Option<&NameEntry> {
         self.names.get(name)
@@ -539,7 +579,7 @@ impl NameCache {
         }
         for (name, entry) in &self.names {
             for (address, pair) in entry.pairs.iter().filter(|(_, pair)| pair.owners == 0) {
-                let until = pair.lease_end.plus_secs(AFTER_LEASE);
+                let until = pair.kept_until();
                 due.push(Reverse((until, Due::Lease(name.clone(), *address))));
             }
         }

@@ -49,11 +49,11 @@ pub fn unknown_ports<'a>(
     subjects: impl Iterator<Item = (&'a EndpointPolicy, &'a LabelSet)>,
     selectors: &SelectorCache,
 ) -> Vec<String> {
-    let peers = |rule: &PeerRule| {
+    let of_a_peer = |rule: &PeerRule, has: &dyn Fn(&LabelSet) -> bool| {
         let ids = rule.selectors().filter_map(|s| selectors.id_of(s));
         let ids = ids.filter_map(|id| selectors.selections(id)).flatten();
-        let labels = ids.filter_map(|id| selectors.labels(*id));
-        labels.cloned().collect::<Vec<_>>()
+        let mut labels = ids.filter_map(|id| selectors.labels(*id));
+        labels.any(has)
     };
     let mut known: BTreeMap<String, bool> = BTreeMap::new();
     for (policy, own) in subjects {
@@ -62,11 +62,6 @@ pub fn unknown_ports<'a>(
         for (SideRule { document, rule }, egress) in egress.chain(ingress) {
             for port in &rule.ports {
                 let Some(name) = port.name() else { continue };
-                let receivers = if egress {
-                    peers(rule)
-                } else {
-                    vec![own.clone()]
-                };
                 let who = if egress { "it selects" } else { "it is about" };
                 let text = format!(
                     "policy {document} {}: port name {name} is not known ({port}): no endpoint \
@@ -75,7 +70,19 @@ pub fn unknown_ports<'a>(
                     rule.path
                 );
                 let has = |labels: &LabelSet| port.at(Some(labels)).next().is_some();
-                *known.entry(text).or_default() |= receivers.iter().any(has);
+                match known.get(&text) {
+                    // A rule's peers are the same for every subject.
+                    Some(_) if egress => {}
+                    Some(true) => {}
+                    _ => {
+                        let found = if egress {
+                            of_a_peer(rule, &has)
+                        } else {
+                            has(own)
+                        };
+                        known.insert(text, found);
+                    }
+                }
             }
         }
     }

@@ -58,6 +58,7 @@ pub(super) fn left_behind(datapath: &MemoryDatapath, interfaces: &[u32]) -> Rest
             .iter()
             .map(|(id, map)| (*id, map.iter().map(|(key, value)| (*key, *value)).collect()))
             .collect(),
+        pre_cache: Vec::new(),
         policy_map_sizes: Default::default(),
         interfaces: interfaces.iter().copied().collect(),
     }
@@ -193,6 +194,40 @@ fn what_is_cleaned_after_a_restart_is_closed_at_once() {
     assert!(node.identity("1.1.1.1").is_some());
     node.event(Event::CleanNames(CleanNames::default()));
     assert_eq!(node.identity("1.1.1.1"), None);
+}
+
+#[test]
+fn what_is_cleaned_takes_no_other_name_from_its_address() {
+    const OTHER: &str = "\
+apiVersion: cilium.io/v2
+kind: CiliumNetworkPolicy
+metadata: {name: other}
+spec:
+  endpointSelector: {matchLabels: {app: web}}
+  egress:
+  - toFQDNs: [{matchName: ebpf.io}]
+";
+    let mut node = Node::usual();
+    node.policy(OTHER);
+    node.learn("www.cilium.io", &["1.1.1.1"]);
+    node.tick(node.now.plus_secs(6));
+    let numbers = |node: &Node| ["1.1.1.1", "1.1.1.2"].map(|address| node.identity(address));
+    // Confirmed, and not on disk yet.
+    node.learn("ebpf.io", &["1.1.1.1", "1.1.1.2"]);
+    let [both, one] = numbers(&node);
+    assert!(both.is_some() && one.is_some() && both != one);
+    let mut node = again(&node, CoreConfig::default(), &[107]);
+    node.begin();
+    node.policy(WEB);
+    node.policy(OTHER);
+    node.endpoint(spec("web", 7, "app=web"));
+    node.sync();
+    assert_eq!(numbers(&node), [both, one]);
+    node.event(Event::CleanNames(CleanNames {
+        pattern: Some("www.cilium.io".to_owned()),
+        endpoint: None,
+    }));
+    assert_eq!(numbers(&node), [one, one], "what it is kept for besides");
 }
 
 #[test]

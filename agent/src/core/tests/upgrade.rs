@@ -209,3 +209,37 @@ fn a_number_that_would_mean_two_things_goes_to_neither() {
     assert_ne!(node.identity("2.2.2.3"), Some(shared));
     check_way(&before, &node.datapath);
 }
+
+/// Two numbers whose meaning is lost mean one thing now: what one of them has in force is not
+/// for the other's addresses.
+#[test]
+fn two_numbers_that_would_mean_one_thing_do_not_lend_each_other_policy() {
+    let of = |names: &[(&str, u16)]| {
+        let rules = names.iter().map(|(selector, port)| {
+            format!("  - toFQDNs: [{selector}]\n    toPorts: [{{ports: [{{port: '{port}', protocol: TCP}}]}}]\n")
+        });
+        let dns = "  - toCIDR: [10.9.0.53/32]\n    toPorts: [{ports: [{port: '53', protocol: ANY}], rules: {dns: [{matchPattern: '*'}]}}]\n";
+        format!(
+            "apiVersion: cilium.io/v2\nkind: CiliumNetworkPolicy\nmetadata: {{name: web}}\nspec:\n  endpointSelector: {{matchLabels: {{app: web}}}}\n  egress:\n{dns}{}",
+            rules.collect::<String>()
+        )
+    };
+    let (www, dev) = ("{matchName: www.cilium.io}", "{matchName: dev.cilium.io}");
+    for ports in [(80, 443), (443, 80)] {
+        let mut node = Node::usual();
+        node.policy(&of(&[(www, ports.0), (dev, ports.1)]));
+        node.learn("www.cilium.io", &["1.1.1.1", "1.1.1.2"]);
+        node.learn("dev.cilium.io", &["2.2.2.1", "2.2.2.2"]);
+        node.tick(node.now.plus_secs(6));
+        node.datapath.checkpoint = None;
+        let before = node.datapath.clone();
+        assert_ne!(node.identity("1.1.1.1"), node.identity("2.2.2.1"));
+        let mut node = again(&node, CoreConfig::default(), &[107]);
+        node.begin();
+        node.policy(&of(&[("{matchPattern: '*.cilium.io'}", 443)]));
+        node.endpoint(spec("web", 7, "app=web"));
+        node.sync();
+        assert_eq!(node.identity("1.1.1.1"), node.identity("2.2.2.1"));
+        check_way(&before, &node.datapath);
+    }
+}

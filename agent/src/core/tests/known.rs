@@ -1,0 +1,95 @@
+//! Names that are known before anybody asks (`--tofqdns-pre-cache`).
+
+use holdfast_sdp::{mapping::BootTime, name::Fqdn};
+
+use super::{
+    restart::left_behind,
+    scenario::{Node, WEB, spec},
+};
+use crate::{
+    core::{CoreConfig, Event, Restored, event::CleanNames},
+    datapath::{memory::MemoryDatapath, plan::Step},
+    fqdn::pre_cache::PreCached,
+};
+
+fn known(name: &str, address: &str, expires: u64) -> PreCached {
+    PreCached {
+        name: Fqdn::normalise(name),
+        lookup: 0,
+        expires: expires * 1_000_000_000,
+        addresses: vec![address.parse().unwrap()],
+    }
+}
+
+/// A start with what is left in `datapath`, as far as the sources are synced.
+fn start(datapath: MemoryDatapath, secs: u64, pre_cache: &[PreCached]) -> Node {
+    let restored = Restored {
+        now: BootTime(0).plus_secs(secs),
+        pre_cache: pre_cache.to_vec(),
+        ..left_behind(&datapath, &[107])
+    };
+    let mut node = Node::with(CoreConfig::default(), restored, datapath);
+    node.begin();
+    node.policy(WEB);
+    node.endpoint(spec("web", 7, "app=web"));
+    node.sync();
+    node
+}
+
+#[test]
+fn it_is_open_unasked_until_it_expires() {
+    let entries = [
+        known("www.cilium.io", "1.1.1.1", 1400),
+        known("www.cilium.io", "1.1.1.2", 999),
+        known("www.cilium.io", "127.0.0.1", 1400),
+        known("other.test", "1.1.1.3", 1400),
+    ];
+    let mut node = start(MemoryDatapath::default(), 1000, &entries);
+    let open = node.identity("1.1.1.1");
+    assert!(open.is_some());
+    for closed in ["1.1.1.2", "127.0.0.1", "1.1.1.3"] {
+        assert_eq!(node.identity(closed), None, "{closed}");
+    }
+    let number = open.map(|id| id.0);
+    // The policy map has the identity before the address has it.
+    let at = |wanted: &dyn Fn(&Step) -> bool| node.datapath.log.iter().position(wanted);
+    let policy =
+        at(&|step| matches!(step, Step::SetPolicy(_, key, _) if Some(key.sec_label) == number));
+    let ipcache = at(
+        &|step| matches!(step, Step::SetIpcache(_, value) if Some(value.sec_identity) == number),
+    );
+    assert!(policy.unwrap() < ipcache.unwrap());
+    node.tick(BootTime(0).plus_secs(1399));
+    assert!(node.identity("1.1.1.1").is_some());
+    node.tick(BootTime(0).plus_secs(1400));
+    assert_eq!(node.identity("1.1.1.1"), None);
+}
+
+#[test]
+fn an_endpoint_that_asks_keeps_it_beyond() {
+    let entries = [known("www.cilium.io", "1.1.1.1", 1010)];
+    let mut node = start(MemoryDatapath::default(), 1000, &entries);
+    node.learn("www.cilium.io", &["1.1.1.1"]);
+    node.tick(node.now.plus_secs(20));
+    assert!(node.identity("1.1.1.1").is_some());
+}
+
+#[test]
+fn what_is_cleaned_closes_at_once_and_is_not_known_again() {
+    let entries = [
+        known("www.cilium.io", "1.1.1.1", 90_000),
+        known("dev.cilium.io", "1.1.1.2", 90_000),
+    ];
+    let mut node = start(MemoryDatapath::default(), 1000, &entries);
+    node.event(Event::CleanNames(CleanNames {
+        pattern: Some("www.cilium.io".to_owned()),
+        endpoint: None,
+    }));
+    assert_eq!(node.identity("1.1.1.1"), None);
+    assert!(node.identity("1.1.1.2").is_some());
+    let mut node = start(node.datapath.clone(), 1010, &entries);
+    // What was in the map at the kill is kept no longer than the grace.
+    node.tick(node.now.plus_secs(31));
+    assert_eq!(node.identity("1.1.1.1"), None);
+    assert!(node.identity("1.1.1.2").is_some());
+}

@@ -1,0 +1,171 @@
+//! Names that somebody says are known, before any endpoint asks (`--tofqdns-pre-cache`): a JSON
+//! array in the format of Cilium's DNS cache, as `DNSHistory` of an `ep_config.json` is.
+
+use std::{fs, net::IpAddr, path::Path};
+
+use holdfast_sdp::{name::Fqdn, wall_time};
+use serde::Deserialize;
+use serde_json::Value;
+
+/// Entries named in a complaint.
+const NAMED: usize = 3;
+
+/// Addresses of a name. Instants are nanoseconds of Unix time.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PreCached {
+    /// Name.
+    pub name: Fqdn,
+    /// When it was looked up; 0 = never said.
+    pub lookup: u64,
+    /// Until when it counts.
+    pub expires: u64,
+    /// Addresses.
+    pub addresses: Vec<IpAddr>,
+}
+
+/// What cannot be used of a file. What can be is used all the same.
+#[derive(Debug, thiserror::Error)]
+pub enum PreCacheError {
+    /// It cannot be read.
+    #[error("cannot be read: {0}; correct the flag or the file, and restart the agent")]
+    Read(#[from] std::io::Error),
+    /// Not JSON, or no array.
+    #[error(
+        "is no JSON array ({0}); nothing of it is used: write [{{\"fqdn\": …, \"expiration-time\": …, \"ips\": […]}}, …]"
+    )]
+    Json(#[from] serde_json::Error),
+    /// Some entries.
+    #[error("has entries that cannot be used: {}; the other {used} entries are used; correct these and restart the agent", .faults.join("; "))]
+    Entries {
+        /// The first of them, by number and name, with what is wrong.
+        faults: Vec<String>,
+        /// Entries without fault.
+        used: usize,
+    },
+}
+
+#[derive(Deserialize)]
+struct Entry {
+    fqdn: String,
+    #[serde(rename = "lookup-time", default)]
+    lookup: Option<String>,
+    #[serde(rename = "expiration-time")]
+    expires: String,
+    #[serde(default)]
+    ips: Option<Vec<IpAddr>>,
+}
+
+/// Reads a file: what can be used of it, and what is wrong with the rest.
+pub fn read(path: &Path) -> (Vec<PreCached>, Option<PreCacheError>) {
+    match fs::read(path) {
+        Ok(text) => parse(&text),
+        Err(error) => (Vec::new(), Some(error.into())),
+    }
+}
+
+/// The same of its text.
+pub fn parse(text: &[u8]) -> (Vec<PreCached>, Option<PreCacheError>) {
+    let entries: Vec<Value> = match serde_json::from_slice(text) {
+        Ok(entries) => entries,
+        Err(error) => return (Vec::new(), Some(error.into())),
+    };
+    let (mut found, mut faults, mut wrong) = (Vec::new(), Vec::new(), 0);
+    for (number, entry) in (1..).zip(entries) {
+        match parse_entry(&entry) {
+            Ok(entry) => found.push(entry),
+            Err(fault) => {
+                wrong += 1;
+                if faults.len() < NAMED {
+                    let name = entry.get("fqdn").and_then(Value::as_str);
+                    let name = name.map_or(String::new(), |name| format!(" ({name:?})"));
+                    faults.push(format!("entry {number}{name}: {fault}"));
+                }
+            }
+        }
+    }
+    if wrong > faults.len() {
+        faults.push(format!("and {} more", wrong - faults.len()));
+    }
+    let used = found.len();
+    let error = (wrong > 0).then_some(PreCacheError::Entries { faults, used });
+    (found, error)
+}
+
+fn parse_entry(entry: &Value) -> Result<PreCached, String> {
+    let entry = Entry::deserialize(entry).map_err(|error| error.to_string())?;
+    let instant = |field: &str, text: &str| {
+        wall_time::parse(text)
+            .ok_or_else(|| format!("{field} {text:?} is no time like 2026-01-31T12:00:00Z"))
+    };
+    let bare = entry.fqdn.trim_end_matches('.');
+    if bare.is_empty() || bare.len() > 253 {
+        return Err("fqdn is no DNS name".to_owned());
+    }
+    Ok(PreCached {
+        name: Fqdn::normalise(&entry.fqdn),
+        lookup: match entry.lookup.as_deref() {
+            None | Some("") => 0,
+            Some(text) => instant("lookup-time", text)?,
+        },
+        expires: instant("expiration-time", &entry.expires)?,
+        addresses: entry.ips.unwrap_or_default(),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_cilium_dumps_is_read() {
+        let text = br#"[
+            {"fqdn":"WWW.cilium.io.","lookup-time":"2026-11-22T01:00:00.5Z",
+             "expiration-time":"2026-11-22T02:00:00+01:00","ttl":3600,
+             "ips":["192.0.2.1","2001:db8::1"],"endpoint-id":7,"source":"lookup"},
+            {"fqdn":"ebpf.io","expiration-time":"1970-01-01T00:00:07Z","ips":null}
+        ]"#;
+        let (found, error) = parse(text);
+        assert!(error.is_none(), "{error:?}");
+        let [www, ebpf] = &found[..] else {
+            panic!("{found:?}")
+        };
+        assert_eq!(www.name.as_str(), "www.cilium.io.");
+        assert_eq!(
+            www.expires,
+            wall_time::parse("2026-11-22T01:00:00Z").unwrap()
+        );
+        assert_eq!(www.lookup - www.expires, 500_000_000);
+        assert_eq!(www.addresses.len(), 2);
+        assert_eq!((ebpf.lookup, ebpf.expires), (0, 7_000_000_000));
+        assert!(ebpf.addresses.is_empty());
+    }
+
+    #[test]
+    fn what_is_wrong_is_named_and_the_rest_is_used() {
+        let good = r#"{"fqdn":"a.test","expiration-time":"2026-01-01T00:00:00Z","ips":[]}"#;
+        let text = format!(
+            r#"[{good},{{"fqdn":"b.test","expiration-time":"soon"}},{{"ips":["192.0.2.1"]}},
+               {{"fqdn":".","expiration-time":"2026-01-01T00:00:00Z"}},7,
+               {{"fqdn":"c.test","expiration-time":"2026-01-01T00:00:00Z","ips":["192.0.2"]}}]"#
+        );
+        let (found, error) = parse(text.as_bytes());
+        assert_eq!(found.len(), 1);
+        let error = error.unwrap().to_string();
+        for part in [
+            "entry 2 (\"b.test\"): expiration-time \"soon\"",
+            "entry 3: missing field `fqdn`",
+            "entry 4 (\".\"): fqdn is no DNS name",
+            "and 2 more",
+            "the other 1 entries are used",
+        ] {
+            assert!(error.contains(part), "{part}: {error}");
+        }
+        for none in ["", "{}", "[", "\u{0}"] {
+            let (found, error) = parse(none.as_bytes());
+            assert!(found.is_empty());
+            assert!(matches!(error, Some(PreCacheError::Json(_))), "{none:?}");
+        }
+        let (_, error) = read(Path::new("/no/such/file"));
+        assert!(matches!(error, Some(PreCacheError::Read(_))));
+    }
+}

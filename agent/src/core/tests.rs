@@ -7,6 +7,7 @@ mod failures;
 mod ingress;
 mod interleaved;
 mod kept_later;
+mod killed;
 mod known;
 mod labels_model;
 mod limits;

@@ -1,13 +1,9 @@
 //! kill -9 and start again: nothing that was allowed is cut, nothing is renumbered.
 
-use std::collections::BTreeSet;
-
 use holdfast_sdp::mapping::Realised;
-use proptest::prelude::*;
-use shared_maps::IdentityId;
 
 use super::{
-    oracle::{Act, Pod, World, acts, check_way, config, fates, parts},
+    oracle::{World, check_way, config},
     scenario::{Node, WEB, mapping, spec},
 };
 use crate::{
@@ -15,10 +11,7 @@ use crate::{
         CoreConfig, Event, Restored,
         event::{CleanNames, SourceEvent},
     },
-    datapath::{
-        memory::MemoryDatapath,
-        plan::{Datapath as _, Step},
-    },
+    datapath::{memory::MemoryDatapath, plan::Step},
     endpoint::config_file,
     fqdn::cleaned,
     identity::checkpoint,
@@ -395,212 +388,6 @@ fn a_lost_checkpoint_gives_no_number_in_force_another_meaning() {
         texts.contains(&"cidr:1.1.1.1/32".to_owned()),
         "{shared} means {texts:?} while entries of the run before are in force"
     );
-}
-
-proptest! {
-    #![proptest_config(ProptestConfig { cases: 48, failure_persistence: None, ..ProptestConfig::default() })]
-    #[test]
-    fn a_restart_changes_no_map(acts in acts()) {
-        let mut world = World::new();
-        for act in &acts {
-            world.act(act);
-        }
-        // What was learned last reaches the files.
-        world.node.tick(world.node.now.plus_secs(6));
-        let before = world.node.datapath.clone();
-        let mut node = again(&world.node, config(), &[107, 108, 109]);
-        node.begin();
-        world.replay(&mut node);
-        node.sync();
-        prop_assert_eq!(&node.datapath.ipcache, &before.ipcache);
-        prop_assert_eq!(&node.datapath.policy, &before.policy);
-        prop_assert_eq!(&node.datapath.lxc, &before.lxc);
-        let ids: BTreeSet<_> = before.files.keys().collect();
-        prop_assert_eq!(node.datapath.files.keys().collect::<BTreeSet<_>>(), ids);
-    }
-
-    #[test]
-    fn killed_between_any_two_steps(acts in acts(), cut in 0.0f64..1.0, part in parts()) {
-        // What was not learned at all comes again from the proxy, not from the files.
-        let end = acts.iter().rposition(|act| !matches!(act, Act::Learn(..)));
-        let acts = end.map_or(&[][..], |end| &acts[..=end]);
-        prop_assume!(!acts.is_empty());
-        killed(acts, cut, part);
-    }
-}
-
-#[test]
-fn a_group_that_went_while_away_keeps_nothing_open() {
-    use Act::{Drop, Group, Policy};
-    let acts = [Policy(0, 18), Drop(1), Group(0, Some(2)), Group(0, None)];
-    killed(&acts, 0.0, 1);
-}
-
-#[test]
-fn an_api_server_that_went_while_away_keeps_nothing_open() {
-    use Act::{ApiServers, Drop, Policy};
-    let mut specs = super::oracle::SPECS.iter();
-    let spec = specs.position(|spec| spec.contains("- toEntities: [kube-apiserver]\n"));
-    let acts = [
-        Policy(0, spec.unwrap()),
-        Drop(1),
-        ApiServers(3),
-        ApiServers(0),
-    ];
-    killed(&acts, 0.0, 1);
-}
-
-/// The agent is killed when this share of the last act's steps is done: the next run ends
-/// where one does that finds all of them done.
-fn killed(acts: &[Act], cut: f64, part: usize) {
-    let (last, earlier) = acts.split_last().unwrap();
-    let mut world = World::new();
-    world.node.in_parts(part);
-    // A pair that only its lease keeps is not restored: leases end with the agent.
-    let quick = |act: &Act| {
-        if let Act::Wait(_) = act {
-            Act::Wait(1)
-        } else {
-            act.clone()
-        }
-    };
-    for act in earlier {
-        world.act(&quick(act));
-    }
-    world.node.tick(world.node.now.plus_secs(6));
-    let before = world.node.datapath.clone();
-    world.act(&quick(last));
-    let steps = world.node.datapath.log.split_off(before.log.len());
-    #[expect(
-        clippy::cast_possible_truncation,
-        clippy::cast_sign_loss,
-        clippy::cast_precision_loss,
-        reason = "a share of a small number"
-    )]
-    let done = (steps.len() as f64 * cut) as usize;
-    let mut cut_short = before;
-    for step in steps.iter().take(done) {
-        cut_short.apply(step).unwrap();
-    }
-    let whole = restarted(&world);
-    world.node.datapath = cut_short;
-    let mended = restarted(&world);
-    assert_eq!(fates(&mended.datapath), fates(&whole.datapath), "{acts:?}");
-}
-
-/// Rules that change while the agent is away meet addresses whose labels change with them.
-#[test]
-fn a_policy_that_changed_while_away_comes_after_its_labels() {
-    use Act::{Endpoint, Policy};
-    for acts in [
-        vec![Policy(0, 15), Policy(0, 11)],
-        vec![Policy(0, 0), Policy(2, 7), Policy(2, 10)],
-        vec![Policy(0, 8), Policy(0, 10)],
-        vec![Policy(0, 8), Policy(1, 2), Policy(0, 11)],
-        vec![
-            Policy(3, 7),
-            Policy(0, 5),
-            Endpoint(8, Pod::DB),
-            Policy(3, 2),
-        ],
-    ] {
-        killed(&acts, 0.0, usize::MAX);
-    }
-}
-
-/// Two identities of names become one selector's, and nobody knows what their numbers meant.
-#[test]
-fn a_policy_that_changed_while_away_with_the_checkpoint_opens_nothing_else() {
-    let web = |peers: &str| format!("endpointSelector: {{matchLabels: {{app: web}}}}\n  {peers}");
-    let mut world = World::new();
-    for (slot, peers) in [
-        ("a", "egress:\n  - toFQDNs: [{matchName: www.cilium.io}]"),
-        (
-            "b",
-            "egress:\n  - toFQDNs: [{matchName: dev.cilium.io}]\n    toPorts: [{ports: [{port: 80, protocol: TCP}]}]",
-        ),
-    ] {
-        let event = world.document(slot, Some(&web(peers)));
-        world.node.event(event);
-    }
-    for (name, address) in [(0, 0), (1, 4)] {
-        world.act(&Act::Learn(name, address));
-    }
-    world.node.tick(world.node.now.plus_secs(6));
-    world.document("a", Some(&web("egress:\n  - toFQDNs: [{matchPattern: '*.cilium.io'}]\n    toPorts: [{ports: [{port: 450, protocol: TCP}]}]")));
-    world.document("b", None);
-    for lost in [false, true] {
-        if lost {
-            world.node.datapath.checkpoint = None;
-        }
-        let node = restarted(&world);
-        assert_ne!(node.identity("1.1.1.1"), None);
-        assert_ne!(node.identity("2.2.2.2"), None);
-    }
-}
-
-/// One was the node's and one the world's, and both are a name's now.
-#[test]
-fn what_one_address_had_is_not_for_another_that_gets_the_same_identity() {
-    const BEFORE: &str = "endpointSelector: {}\n  egress:\n  - toEntities: [host]";
-    const AFTER: &str = "endpointSelector: {}\n  egress:\n  - toFQDNs: [{matchPattern: '*.cilium.io'}]\n    toPorts: [{ports: [{port: 443, protocol: TCP}]}]";
-    for (own, other) in [("1.1.1.1", "2.2.2.2"), ("2.2.2.2", "1.1.1.1")] {
-        let mut world = World::new();
-        let event = world.document("p0", Some(BEFORE));
-        world.node.event(event);
-        world.node.learn("www.cilium.io", &[own, other]);
-        let addresses = ["10.0.0.1", own].map(|address| address.parse().unwrap());
-        world.node.event(Event::NodeAddresses(addresses.to_vec()));
-        world.node.tick(world.node.now.plus_secs(6));
-        assert_eq!(world.node.identity(own), Some(IdentityId::HOST));
-        assert_eq!(world.node.identity(other), None);
-        world.document("p0", Some(AFTER));
-        let node = restarted(&world);
-        assert_ne!(node.identity(own), Some(IdentityId::HOST));
-        assert_eq!(node.identity(own), node.identity(other));
-        assert!(node.identity(own).is_some());
-    }
-}
-
-#[test]
-fn an_endpoint_may_come_back_under_another_number() {
-    use Act::{Endpoint, Gone, Policy};
-    let acts = [
-        Endpoint(9, Pod::DB),
-        Endpoint(8, Pod::WEB),
-        Policy(0, 4),
-        Gone(9),
-        Endpoint(9, Pod::DB),
-    ];
-    killed(&acts, 0.0, usize::MAX);
-}
-
-#[test]
-fn a_map_without_room_for_what_addresses_had_takes_the_new_policy_at_once() {
-    let mut world = World::new();
-    world.act(&Act::Policy(0, 8));
-    let full = world.node.datapath.policy.values().map(|map| map.len());
-    let full = full.max().unwrap();
-    world.document("p0", Some(super::oracle::SPECS[3]));
-    let mut fitting = 0;
-    for room in full..full + 16 {
-        let config = CoreConfig {
-            policy_map_max: room,
-            ..config()
-        };
-        let mut node = again(&world.node, config, &[107]);
-        node.begin();
-        world.replay(&mut node);
-        node.sync();
-        let endpoints = node.core.snapshot().endpoints;
-        if endpoints.iter().all(|endpoint| endpoint.problem.is_none()) {
-            fitting += 1;
-            let before = std::mem::replace(&mut world.node, node);
-            world.check_end();
-            world.node = before;
-        }
-    }
-    assert!((1..16).contains(&fitting), "{fitting} of 16 sizes suffice");
 }
 
 /// The agent starts again and hears of everything.

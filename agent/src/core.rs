@@ -12,6 +12,7 @@ use holdfast_sdp::mapping::BootTime;
 use shared_maps::EndpointId;
 
 mod breaker;
+mod changes;
 mod clean;
 pub mod config;
 mod describe;
@@ -72,7 +73,11 @@ impl Core {
         }
         state.retry();
         match event {
-            Event::Policies(event) => state.on_policy(&mut plan, event),
+            Event::Policies(event) => {
+                state.on_policy(event);
+                state.change_policy(&mut plan);
+            }
+            Event::GoOn => state.change_policy(&mut plan),
             Event::PoliciesRejected(errors) => state.rejected = errors,
             Event::Endpoints(event) => state.on_endpoint(&mut plan, event),
             Event::NodeAddresses(addresses) => state.on_node_addresses(&mut plan, &addresses),
@@ -104,9 +109,17 @@ impl Core {
         state.end_restore(&mut plan);
         state.keep_cleaned(&mut plan);
         state.flush(&mut plan);
-        state.settle_rules();
+        if !state.is_halfway() {
+            state.settle_rules();
+        }
         state.plan_files(&mut plan);
         plan
+    }
+
+    /// Whether a change of policy has parts left: [`Event::GoOn`] is the next, and anything else
+    /// may come before it.
+    pub fn is_halfway(&self) -> bool {
+        self.state.is_halfway()
     }
 
     /// Takes the outcome of a plan: `failures` as [`Plan::apply`] returned them.
@@ -144,7 +157,9 @@ impl Core {
         state.free_numbers();
         let revocations = std::mem::take(&mut state.revoke);
         effects.extend(revocations.into_iter().map(Effect::Revoke));
-        effects.append(&mut state.publish(!failed.is_empty()));
+        if let Some(failed) = state.part_ended(!failed.is_empty()) {
+            effects.append(&mut state.publish(failed));
+        }
         if !(failed.is_empty() && state.unresolved.is_empty() && state.limited.is_empty()) {
             state.retry_at.get_or_insert(state.now.plus_secs(RETRY));
         }
@@ -163,7 +178,8 @@ impl Core {
         let times = [
             state.names.next_deadline(),
             state.retry_at,
-            state.restore_until,
+            // It waits for the end of a change of policy.
+            state.restore_until.filter(|_| !state.is_halfway()),
             revocation,
         ];
         let file = file.filter(|_| state.sync.done);
@@ -373,14 +389,7 @@ impl State {
         };
         let peer = shared_maps::IdentityId(key.sec_label);
         if let Some(map) = &mut endpoint.policy_map {
-            let entries = map.entry(peer).or_default();
-            match before {
-                Some(value) => entries.insert(key, value),
-                None => entries.remove(&key),
-            };
-            if entries.is_empty() {
-                map.remove(&peer);
-            }
+            map.put(key, before);
         }
         endpoint.behind.add([peer]);
         endpoint.policy_revision = 0;

@@ -8,4 +8,5 @@ pub mod discover;
 )]
 pub mod endpoint;
 pub mod manager;
+pub mod policy_map;
 pub mod source;

@@ -1,10 +1,14 @@
 //! The core's own thread: events in, plans to the datapath, effects out.
 //!
 //! ```text
-//!  rim tasks ─► bounded channel ─► Core::plan ─► Plan::apply ─► Core::commit ─► Proxies
-//!                     ▲ snapshot requests           (system calls, files)
+//!  proxies' streams ─► bounded channel ─┐
+//!                                       ├─► Core::plan ─► Plan::apply ─► Core::commit ─► Proxies
+//!  other rim tasks ──► bounded channel ─┘                (system calls, files)
 //! ```
-//! Whoever sends waits when the channel is full: a flood slows its sender only.
+//! Whoever sends waits when its channel is full: a flood slows its sender only. What proxies
+//! tell goes first, between two parts of a change of policy too; all else is taken in order,
+//! one at a time, and waits for the end of such a change. Nothing overtakes what its sender
+//! told before as a proxy.
 
 use std::{io, sync::Arc, thread, time::Duration};
 
@@ -40,8 +44,7 @@ const PATIENCE: Duration = Duration::from_secs(10);
 type Look = Box<dyn FnOnce(&Core) + Send>;
 
 enum Input {
-    /// With the room it takes in the queue.
-    Event(Event, Option<OwnedSemaphorePermit>),
+    Event(Event),
     Snapshot(oneshot::Sender<Snapshot>),
     Summary(oneshot::Sender<Summary>),
     Directory(oneshot::Sender<Directory>),
@@ -63,9 +66,13 @@ pub enum CoreAway {
     Slow,
 }
 
+/// What a proxy's stream tells, with the room it takes in the queue.
+type Told = (Event, Option<OwnedSemaphorePermit>);
+
 /// Way to the core, for every task and thread.
 #[derive(Clone, Debug)]
 pub struct CoreHandle {
+    told: mpsc::Sender<Told>,
     inputs: mpsc::Sender<Input>,
     room: Arc<Semaphore>,
 }
@@ -81,6 +88,14 @@ fn weight(event: &Event) -> u32 {
     u32::try_from(weight).unwrap_or(ROOM).min(ROOM)
 }
 
+/// Whether it is what a proxy's stream tells: in the order of the stream, and soon.
+fn is_of_stream(event: &Event) -> bool {
+    matches!(
+        event,
+        Event::Mappings(_) | Event::StreamUp(_) | Event::StreamDown(_) | Event::RevokeAcked { .. }
+    )
+}
+
 impl CoreHandle {
     /// Tells the core something. Waits while its queue is full; whoever sends mappings waits
     /// behind those that came before, one batch of each.
@@ -92,22 +107,27 @@ impl CoreHandle {
         } else {
             None
         };
-        self.inputs
-            .send(Input::Event(event, room))
-            .await
-            .map_err(|_| CoreAway::Stopped)
+        if is_of_stream(&event) {
+            let told = self.told.send((event, room)).await;
+            return told.map_err(|_| CoreAway::Stopped);
+        }
+        let told = self.inputs.send(Input::Event(event)).await;
+        told.map_err(|_| CoreAway::Stopped)
     }
 
     /// Whether mappings have to wait before they are queued.
     pub fn is_full(&self) -> bool {
-        self.room.available_permits() == 0 || self.inputs.capacity() == 0
+        self.room.available_permits() == 0 || self.told.capacity() == 0
     }
 
     /// As [`Self::tell`], from a thread that may block.
     pub fn tell_blocking(&self, event: Event) -> Result<(), CoreAway> {
-        self.inputs
-            .blocking_send(Input::Event(event, None))
-            .map_err(|_| CoreAway::Stopped)
+        let told = if is_of_stream(&event) {
+            self.told.blocking_send((event, None)).is_ok()
+        } else {
+            self.inputs.blocking_send(Input::Event(event)).is_ok()
+        };
+        if told { Ok(()) } else { Err(CoreAway::Stopped) }
     }
 
     /// The whole state as plain data. Costs as much as there is state.
@@ -185,18 +205,27 @@ impl CoreThread {
 
 /// Where the core's events come in.
 #[derive(Debug)]
-pub struct Inbox(mpsc::Receiver<Input>);
+pub struct Inbox {
+    told: mpsc::Receiver<Told>,
+    inputs: mpsc::Receiver<Input>,
+}
 
 /// A way to a core that is yet to start: what comes meanwhile waits.
 pub fn channel() -> (CoreHandle, Inbox) {
-    let (inputs, inbox) = mpsc::channel(QUEUE);
+    let (told, hears) = mpsc::channel(QUEUE);
+    let (inputs, takes) = mpsc::channel(QUEUE);
     let room = Arc::new(Semaphore::new(ROOM as usize));
-    (CoreHandle { inputs, room }, Inbox(inbox))
+    let handle = CoreHandle { told, inputs, room };
+    let inbox = Inbox {
+        told: hears,
+        inputs: takes,
+    };
+    (handle, inbox)
 }
 
 /// Starts the core on a thread of its own.
 pub fn start(
-    (handle, Inbox(inputs)): (CoreHandle, Inbox),
+    (handle, inbox): (CoreHandle, Inbox),
     core: Core,
     datapath: Box<dyn Datapath>,
     proxies: Proxies,
@@ -208,7 +237,7 @@ pub fn start(
         core,
         datapath,
         proxies,
-        inputs,
+        inbox,
     };
     let thread = thread::Builder::new()
         .name("core".to_owned())
@@ -220,65 +249,21 @@ pub fn start(
 struct Runner {
     core: Core,
     /// Gone before the datapath, whose thread may wait to be heard.
-    inputs: mpsc::Receiver<Input>,
+    inbox: Inbox,
     datapath: Box<dyn Datapath>,
     proxies: Proxies,
 }
 
 impl Runner {
     async fn run(&mut self) {
-        let mut batch = Vec::new();
+        let mut told = Vec::new();
         loop {
-            let deadline = self.core.next_deadline();
-            let deadline = deadline.into_iter().chain(self.core.look_due()).min();
-            let wait =
-                deadline.map(|at| Duration::from_nanos(at.0.saturating_sub(BootTime::now().0)));
-            let received = match wait {
-                Some(wait) => timeout(wait, self.inputs.recv_many(&mut batch, BATCH))
-                    .await
-                    .ok(),
-                None => Some(self.inputs.recv_many(&mut batch, BATCH).await),
-            };
-            if received == Some(0) {
+            let input = self.wait(&mut told).await;
+            self.hear(told.drain(..));
+            if self.core.is_halfway() {
+                self.step(Event::GoOn);
+            } else if input.is_some_and(|input| !self.take(input)) {
                 return;
-            }
-            let mut mappings = Vec::new();
-            for input in batch.drain(..) {
-                match input {
-                    Input::Event(Event::Mappings(more), _room) => {
-                        mappings.extend(more);
-                        if mappings.len() < BATCH {
-                            continue;
-                        }
-                        self.step(Event::Mappings(std::mem::take(&mut mappings)));
-                    }
-                    other => {
-                        // Order between mappings and the rest is kept.
-                        if !mappings.is_empty() {
-                            self.step(Event::Mappings(std::mem::take(&mut mappings)));
-                        }
-                        match other {
-                            Input::Event(event, _room) => self.step(event),
-                            Input::Snapshot(answer) => {
-                                let _gone = answer.send(self.core.snapshot());
-                            }
-                            Input::Summary(answer) => {
-                                let _gone = answer.send(self.core.summary());
-                            }
-                            Input::Directory(answer) => {
-                                let _gone = answer.send(self.core.directory());
-                            }
-                            Input::Places(answer) => {
-                                let _gone = answer.send(self.core.places());
-                            }
-                            Input::Look(look) => look(&self.core),
-                            Input::Stop => return,
-                        }
-                    }
-                }
-            }
-            if !mappings.is_empty() {
-                self.step(Event::Mappings(mappings));
             }
             if self
                 .core
@@ -287,8 +272,96 @@ impl Runner {
             {
                 self.step(Event::Tick);
             }
-            self.reconcile();
+            if !self.core.is_halfway() {
+                self.reconcile();
+            }
         }
+    }
+
+    /// Waits until there is something to do. Fills `told`; gives an input unless a change of
+    /// policy is under way.
+    async fn wait(&mut self, told: &mut Vec<Told>) -> Option<Input> {
+        let mut input = None;
+        if !self.core.is_halfway() {
+            let deadline = self.core.next_deadline();
+            let deadline = deadline.into_iter().chain(self.core.look_due()).min();
+            let wait =
+                deadline.map(|at| Duration::from_nanos(at.0.saturating_sub(BootTime::now().0)));
+            let Inbox {
+                told: hears,
+                inputs,
+            } = &mut self.inbox;
+            let woken = async {
+                tokio::select! {
+                    Some(first) = hears.recv() => {
+                        told.push(first);
+                        None
+                    }
+                    // Nobody is left who could stop the core: that stops it.
+                    input = inputs.recv() => Some(input.unwrap_or(Input::Stop)),
+                }
+            };
+            input = match wait {
+                Some(wait) => timeout(wait, woken).await.unwrap_or_default(),
+                None => woken.await,
+            };
+        }
+        if input.is_none() && !self.core.is_halfway() {
+            input = self.inbox.inputs.try_recv().ok();
+        }
+        // All that was told before the input was.
+        while told.len() <= QUEUE
+            && let Ok(next) = self.inbox.told.try_recv()
+        {
+            told.push(next);
+        }
+        input
+    }
+
+    /// Takes what proxies tell, mappings of several batches at once.
+    fn hear(&mut self, told: impl Iterator<Item = Told>) {
+        let mut mappings = Vec::new();
+        for (event, _room) in told {
+            match event {
+                Event::Mappings(more) => {
+                    mappings.extend(more);
+                    if mappings.len() >= BATCH {
+                        self.step(Event::Mappings(std::mem::take(&mut mappings)));
+                    }
+                }
+                other => {
+                    if !mappings.is_empty() {
+                        self.step(Event::Mappings(std::mem::take(&mut mappings)));
+                    }
+                    self.step(other);
+                }
+            }
+        }
+        if !mappings.is_empty() {
+            self.step(Event::Mappings(mappings));
+        }
+    }
+
+    /// False if the core is to stop.
+    fn take(&mut self, input: Input) -> bool {
+        match input {
+            Input::Event(event) => self.step(event),
+            Input::Snapshot(answer) => {
+                let _gone = answer.send(self.core.snapshot());
+            }
+            Input::Summary(answer) => {
+                let _gone = answer.send(self.core.summary());
+            }
+            Input::Directory(answer) => {
+                let _gone = answer.send(self.core.directory());
+            }
+            Input::Places(answer) => {
+                let _gone = answer.send(self.core.places());
+            }
+            Input::Look(look) => look(&self.core),
+            Input::Stop => return false,
+        }
+        true
     }
 
     /// Looks at a little of the datapath, if it is the time.
@@ -314,7 +387,7 @@ impl Runner {
     fn step(&mut self, event: Event) {
         let by_source = matches!(
             event,
-            Event::Policies(_) | Event::Endpoints(_) | Event::NodeAddresses(_)
+            Event::Policies(_) | Event::GoOn | Event::Endpoints(_) | Event::NodeAddresses(_)
         );
         let plan = self.core.plan(BootTime::now(), event);
         let writes_files_only = plan

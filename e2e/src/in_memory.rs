@@ -37,8 +37,10 @@ pub struct Node {
 /// What an event cost.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Cost {
-    /// Plan, steps and commit.
+    /// Plans and commits; steps are the datapath's.
     pub time: Duration,
+    /// The longest of them, with its steps: so long another event may have to wait.
+    pub longest: Duration,
     /// Mappings in it that were realised.
     pub realised: u64,
 }
@@ -106,19 +108,33 @@ impl Node {
         Ok(node)
     }
 
-    /// Carries one event through: plan, steps, commit.
+    /// Carries one event through, and what follows of it.
     pub fn event(&mut self, event: Event) -> Cost {
+        let mut total = self.part(event);
+        while self.core.is_halfway() {
+            let cost = self.part(Event::GoOn);
+            total.time += cost.time;
+            total.longest = total.longest.max(cost.longest);
+        }
+        total
+    }
+
+    /// Carries one plan through: plan, steps, commit.
+    pub fn part(&mut self, event: Event) -> Cost {
         let start = Instant::now();
         let plan = self.core.plan(self.now, event);
+        let planned = start.elapsed();
         let failures = plan.apply(&mut self.datapath);
+        let applied = start.elapsed();
         let effects = self.core.commit(self.now, plan, &failures);
-        let time = start.elapsed();
+        let longest = start.elapsed();
         let realised = effects.iter().filter(|effect| match effect {
             Effect::Outcome(outcome) => outcome.realised == Realised::Yes && !outcome.durable,
             _ => false,
         });
         Cost {
-            time,
+            time: planned + (longest - applied),
+            longest,
             realised: realised.count() as u64,
         }
     }

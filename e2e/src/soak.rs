@@ -142,7 +142,7 @@ impl Soak {
 
     fn event(&mut self, event: Event) {
         let cost = self.node.event(event);
-        self.longest = self.longest.max(cost.time);
+        self.longest = self.longest.max(cost.longest);
         self.realised += cost.realised;
     }
 

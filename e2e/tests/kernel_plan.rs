@@ -107,6 +107,8 @@ impl<'k> Plumbing<'k> {
         };
         let config = CoreConfig {
             max_deferred_deletes: 0,
+            // Changes of policy one thing at a time.
+            part: 1,
             ..CoreConfig::default()
         };
         Ok(Self {
@@ -119,8 +121,20 @@ impl<'k> Plumbing<'k> {
         })
     }
 
-    /// One event; after each of its steps every fate is the one of `before` or of `after`.
+    /// One event, with all parts of it; after each step every fate is the one of `before` or of
+    /// `after`.
     fn event(&mut self, event: Event, before: Fates, after: Fates) -> Result<()> {
+        self.part(event, before, after)?;
+        while self.core.is_halfway() {
+            self.part(Event::GoOn, before, after)?;
+        }
+        if self.endpoint.is_some() {
+            self.check(after, after).context("at the end")?;
+        }
+        Ok(())
+    }
+
+    fn part(&mut self, event: Event, before: Fates, after: Fates) -> Result<()> {
         let plan = self.core.plan(self.now, event);
         for (number, step) in plan.steps.iter().enumerate() {
             self.kernel.datapath().apply(step)?;
@@ -142,9 +156,6 @@ impl<'k> Plumbing<'k> {
             }
         }
         self.core.commit(self.now, plan, &[]);
-        if self.endpoint.is_some() {
-            self.check(after, after).context("at the end")?;
-        }
         Ok(())
     }
 

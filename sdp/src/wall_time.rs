@@ -1,9 +1,6 @@
 //! Wall time in files and for people: nanoseconds of Unix time as RFC 3339 text, and back.
 
-use std::{
-    fmt::Write as _,
-    time::{SystemTime, UNIX_EPOCH},
-};
+use std::time::{SystemTime, UNIX_EPOCH};
 
 const SECOND: u64 = 1_000_000_000;
 const DAY: u64 = 86_400;
@@ -19,20 +16,54 @@ pub fn now() -> u64 {
 
 /// `2024-02-29T12:00:00.000000001Z` (RFC 3339, 5.6).
 pub fn render(unix_ns: u64) -> String {
-    let (seconds, nanos) = (unix_ns / SECOND, unix_ns % SECOND);
-    let (days, rest) = (seconds / DAY, seconds % DAY);
-    let (year, month, day) = civil(days);
-    let mut text = format!(
-        "{year:04}-{month:02}-{day:02}T{:02}:{:02}:{:02}",
-        rest / 3600,
-        rest / 60 % 60,
-        rest % 60
-    );
-    if nanos > 0 {
-        write!(text, ".{nanos:09}").expect("writing to a string cannot fail");
+    Text::of(unix_ns).as_str().to_owned()
+}
+
+/// An instant as [`render`] spells it, made without allocating: files have thousands.
+#[derive(Clone, Copy, Debug)]
+pub struct Text {
+    bytes: [u8; 30],
+    len: usize,
+}
+
+impl Text {
+    /// Spells an instant.
+    pub fn of(unix_ns: u64) -> Self {
+        let (seconds, nanos) = (unix_ns / SECOND, unix_ns % SECOND);
+        let (days, rest) = (seconds / DAY, seconds % DAY);
+        let (year, month, day) = civil(days);
+        let mut bytes = *b"0000-00-00T00:00:00.000000000Z";
+        for (range, value) in [
+            (0..4, year),
+            (5..7, month),
+            (8..10, day),
+            (11..13, rest / 3600),
+            (14..16, rest / 60 % 60),
+            (17..19, rest % 60),
+            (20..29, nanos),
+        ] {
+            digits(&mut bytes[range], value);
+        }
+        if nanos > 0 {
+            Self { bytes, len: 30 }
+        } else {
+            bytes[19] = b'Z';
+            Self { bytes, len: 20 }
+        }
     }
-    text.push('Z');
-    text
+
+    /// The text.
+    pub fn as_str(&self) -> &str {
+        std::str::from_utf8(&self.bytes[..self.len]).expect("only ASCII is put in")
+    }
+}
+
+/// Fills a field with a number, zeros in front.
+fn digits(field: &mut [u8], mut value: u64) {
+    for byte in field.iter_mut().rev() {
+        *byte = b'0' + u8::try_from(value % 10).expect("one digit");
+        value /= 10;
+    }
 }
 
 /// Reads RFC 3339; instants before 1970 (Go's zero time among them) are 0.

@@ -64,6 +64,8 @@ pub enum Event {
     },
     /// [`crate::core::Core::next_deadline`] passed.
     Tick,
+    /// [`crate::core::Core::is_halfway`]: the next part of a change of policy.
+    GoOn,
 }
 
 /// Which learned names to forget.

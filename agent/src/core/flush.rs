@@ -23,7 +23,10 @@ use super::{
 };
 use crate::{
     datapath::plan::Step,
-    endpoint::endpoint::{Behind, lxc_key},
+    endpoint::{
+        endpoint::{Behind, lxc_key},
+        policy_map::PolicyMap,
+    },
     identity::{allocator::Allocator as _, checkpoint},
     ipcache::table::key_of,
     policy::compute::{self, DnsScope},
@@ -33,7 +36,7 @@ use crate::{
 pub(super) const CHUNK: usize = 512;
 
 /// Removals of policy entries, kept for the end of a round.
-type Removals = Vec<(EndpointId, PolicyKey, PolicyValue)>;
+pub(super) type Removals = Vec<(EndpointId, PolicyKey, PolicyValue)>;
 
 impl State {
     /// Plans everything that changed, once the sources are synced.
@@ -41,33 +44,38 @@ impl State {
         if !self.sync.done {
             return;
         }
-        let mut moves = Vec::new();
-        let mut removals = Vec::new();
-        for prefix in self.ipcache.take_dirty() {
-            match self.ipcache.get(prefix) {
-                Some(metadata) if !metadata.is_unclaimed() => moves.push(prefix),
-                Some(_) => removals.push(prefix),
-                None => {}
-            }
-        }
-        moves.sort_unstable_by_key(|prefix| (u8::MAX - prefix.prefix_len(), *prefix));
-        removals.sort_unstable_by_key(|prefix| (prefix.prefix_len(), *prefix));
-        moves.extend(removals);
+        let mut moves = self.ipcache.take_dirty();
+        self.in_order(&mut moves);
         let mut rest = moves.as_slice();
         let mut deferred = Removals::new();
         loop {
-            let (chunk, later) = rest.split_at(rest.len().min(CHUNK));
-            self.round(plan, chunk, &mut deferred);
-            rest = later;
+            let done = self.round(plan, rest, &mut deferred, false);
+            rest = rest.get(done..).unwrap_or_default();
             if rest.is_empty() {
                 break;
             }
         }
         // What idle identities left behind is work of its own.
         while self.has_work() {
-            self.round(plan, &[], &mut deferred);
+            self.round(plan, &[], &mut deferred, false);
         }
         self.plan_removals(plan, deferred);
+    }
+
+    /// Puts prefixes in the order in which the ipcache follows: longest first, then what goes,
+    /// shortest first.
+    pub(super) fn in_order(&self, prefixes: &mut Vec<IpNet>) {
+        let mut goes = Vec::new();
+        prefixes.retain(|prefix| match self.ipcache.get(*prefix) {
+            Some(metadata) if metadata.is_unclaimed() => {
+                goes.push(*prefix);
+                false
+            }
+            known => known.is_some(),
+        });
+        prefixes.sort_unstable_by_key(|prefix| (u8::MAX - prefix.prefix_len(), *prefix));
+        goes.sort_unstable_by_key(|prefix| (prefix.prefix_len(), *prefix));
+        prefixes.append(&mut goes);
     }
 
     /// Whether an endpoint lacks entries that its map would take.
@@ -77,14 +85,30 @@ impl State {
             .any(|e| !e.behind.is_none() && e.problem.is_none())
     }
 
-    fn round(&mut self, plan: &mut Plan, prefixes: &[IpNet], deferred: &mut Removals) {
-        for prefix in prefixes {
+    /// Plans what is to be done and some of these prefixes: a chunk at most, fewer if they are
+    /// more than `part` of a change of policy takes. Gives how many.
+    pub(super) fn round(
+        &mut self,
+        plan: &mut Plan,
+        prefixes: &[IpNet],
+        deferred: &mut Removals,
+        part: bool,
+    ) -> usize {
+        let mut taken = 0;
+        for prefix in prefixes.iter().take(CHUNK) {
+            if part && taken > 0 && !self.has_room() {
+                break;
+            }
             self.resolve(*prefix);
+            taken += 1;
         }
+        let prefixes = prefixes.get(..taken).unwrap_or_default();
         self.checkpoint(plan);
         let mut removals = Removals::new();
         let mut blocked = BTreeSet::new();
-        self.refresh_dns();
+        if !self.is_halfway() {
+            self.refresh_dns();
+        }
         for id in self.work.clone() {
             self.plan_policy(plan, id, &mut removals, &mut blocked);
         }
@@ -119,6 +143,7 @@ impl State {
                     || endpoint.attached.as_ref() != Some(&endpoint.attachment())
             })
         });
+        taken
     }
 
     pub(super) fn checkpoint(&mut self, plan: &mut Plan) {
@@ -135,7 +160,7 @@ impl State {
         plan.fresh.append(&mut self.checkpoint_due.fresh);
     }
 
-    fn refresh_dns(&mut self) {
+    pub(super) fn refresh_dns(&mut self) {
         for subject in self
             .subjects
             .values_mut()
@@ -181,17 +206,17 @@ impl State {
             }
             return;
         }
-        let empty = std::collections::BTreeMap::new();
+        let empty = PolicyMap::default();
         let map = endpoint.policy_map.as_ref().unwrap_or(&empty);
         let peers: BTreeSet<IdentityId> = match &endpoint.behind {
             Behind::Some(peers) if !is_new => peers.clone(),
-            _ => map.keys().chain(subject.entries.keys()).copied().collect(),
+            _ => map.peers().chain(subject.entries.keys().copied()).collect(),
         };
         let (mut sets, mut unsets) = (Vec::new(), Vec::new());
         let nothing = compute::Entries::new();
         for peer in &peers {
             let wanted = subject.entries.get(peer).unwrap_or(&nothing);
-            let has = map.get(peer).unwrap_or(&nothing);
+            let has = map.get(*peer).unwrap_or(&nothing);
             for (key, value) in wanted
                 .iter()
                 .filter(|(key, value)| has.get(key) != Some(value))
@@ -233,9 +258,7 @@ impl State {
             );
             if let Some(endpoint) = self.endpoints.get_mut(id) {
                 let map = endpoint.policy_map.get_or_insert_default();
-                map.entry(IdentityId(key.sec_label))
-                    .or_default()
-                    .insert(key, value);
+                map.put(key, Some(value));
             }
         }
         if let Some(endpoint) = self.endpoints.get_mut(id) {
@@ -268,7 +291,7 @@ impl State {
                 .filter(|peer| !subject.entries.contains_key(peer))
                 .collect();
             for peer in &gone {
-                let entries = map.get(peer).into_iter().flatten();
+                let entries = map.get(*peer).into_iter().flatten();
                 removals.extend(entries.map(|(key, value)| (endpoint.id, *key, *value)));
             }
             if let Behind::Some(peers) = &mut endpoint.behind {
@@ -279,7 +302,7 @@ impl State {
         removals.dedup_by_key(|(id, key, _)| (*id, *key));
     }
 
-    fn plan_removals(&mut self, plan: &mut Plan, mut removals: Removals) {
+    pub(super) fn plan_removals(&mut self, plan: &mut Plan, mut removals: Removals) {
         removals.retain(|(id, key, _)| !self.wants(*id, key));
         removals.sort_by_key(|(id, key, value)| (*id, 2 - set_order(value), *key));
         for (id, key, value) in removals {
@@ -292,14 +315,8 @@ impl State {
                 .endpoints
                 .get_mut(id)
                 .and_then(|e| e.policy_map.as_mut());
-            let peer = IdentityId(key.sec_label);
-            if let Some(map) = map
-                && let Some(entries) = map.get_mut(&peer)
-            {
-                entries.remove(&key);
-                if entries.is_empty() {
-                    map.remove(&peer);
-                }
+            if let Some(map) = map {
+                map.put(key, None);
             }
         }
     }

@@ -3,7 +3,7 @@
 use ipnet::IpNet;
 use shared_maps::IdentityId;
 
-use super::state::State;
+use super::{changes::MARK, state::State};
 use crate::{
     identity::{allocator::Allocator as _, scopes::reserved},
     labels::{FQDN, Label, LabelSet, RESERVED},
@@ -16,6 +16,7 @@ impl State {
             return;
         };
         self.counters.prefixes_resolved += 1;
+        self.changes.spent += 1;
         let before = metadata.desired.filter(|_| metadata.held);
         let (mut labels_of_host, mut in_part) = (None, false);
         if metadata.is_unclaimed() {
@@ -47,8 +48,11 @@ impl State {
             }
         }
         self.unresolved.remove(&prefix);
-        if let Some(before) = before {
-            self.local.release(before);
+        if let Some(before) = before
+            && self.local.release(before)
+        {
+            // Endpoints' maps will have to forget it.
+            self.changes.spent += MARK * self.endpoints.len();
         }
         self.note_limited(prefix, in_part);
         self.note_host(prefix, labels_of_host);

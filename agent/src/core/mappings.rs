@@ -94,7 +94,7 @@ impl State {
             realised: Realised::No(refusal),
             durable: false,
             lease_end: 0,
-            revision: self.revision,
+            revision: self.revision_in_force(),
         };
         let endpoint = event.mapping.endpoint.id;
         self.outcomes.push(Outcome {
@@ -133,7 +133,11 @@ impl State {
         let mut leased =
             self.streams.contains(&event.stream) && lease_end > self.now && !self.is_crowded();
         let mut left_out = mapping.addresses.len().saturating_sub(TAKEN_ADDRESSES);
-        let mut prefixes = Vec::new();
+        let labels = match self.names.name(&mapping.name) {
+            Some(entry) => entry.labels.clone(),
+            None => self.name_selectors.labels_of(&mapping.name),
+        };
+        let mut prefixes = Vec::with_capacity(mapping.addresses.len().min(TAKEN_ADDRESSES));
         for address in mapping.addresses.iter().copied().take(TAKEN_ADDRESSES) {
             if !self.is_plumbed(address) {
                 continue;
@@ -145,38 +149,22 @@ impl State {
                 left_out += 1;
                 continue;
             }
-            leased &= !self.names.is_near_limit(endpoint, &mapping.name);
-            let known = self.names.name(&mapping.name);
-            let revoking = known
-                .and_then(|entry| entry.pairs.get(&address))
-                .is_some_and(|pair| pair.revoking);
-            leased &= !revoking;
-            let fresh_name = known.is_none();
-            self.names.learn(&Answer {
+            leased &= self.names.learn(&Answer {
                 endpoint,
                 name: &mapping.name,
+                labels: labels.as_ref(),
                 address,
                 seen,
                 ttl,
                 expires,
                 lease_end: if leased { lease_end } else { BootTime(0) },
             });
-            if fresh_name {
-                let labels = self.name_selectors.labels_of(&mapping.name);
-                if let Some(entry) = self.names.name_mut(&mapping.name) {
-                    entry.labels = labels;
-                }
-            }
-            let labels = self
-                .names
-                .name(&mapping.name)
-                .and_then(|entry| entry.labels.clone());
-            if let Some(labels) = labels {
+            if let Some(labels) = &labels {
                 let prefix = IpNet::from(address);
                 self.ipcache.claim(
                     prefix,
                     Owner::Name(mapping.name.clone()),
-                    Claim::Labels(labels),
+                    Claim::Labels(labels.clone()),
                 );
                 prefixes.push(prefix);
             }
@@ -193,7 +181,7 @@ impl State {
             realised: Realised::Yes,
             durable: false,
             lease_end: if leased { lease_end.0 } else { 0 },
-            revision: self.revision,
+            revision: self.revision_in_force(),
         };
         self.outcomes.push(Outcome {
             outcome,
@@ -300,7 +288,7 @@ impl State {
                 let lacks = asker.is_some_and(|e| !e.behind.is_none()) && !prefixes.is_empty();
                 if !lacks && prefixes.iter().all(|prefix| self.is_realised(*prefix)) {
                     self.counters.mappings_realised += 1;
-                    outcome.revision = self.revision;
+                    outcome.revision = self.revision_in_force();
                     if outcome.lease_end > 0 {
                         let until = self.promised.entry(outcome.stream).or_default();
                         *until = (*until).max(BootTime(outcome.lease_end));

@@ -1,15 +1,14 @@
 //! Policy documents come and go: labels before the rules that use them, rules before
 //! labels nobody uses any more.
 
-use std::{collections::BTreeSet, sync::Arc};
+use std::collections::BTreeSet;
 
 use holdfast_sdp::{name::Fqdn, pattern::SelectorKey};
 use ipnet::IpNet;
 use shared_maps::IdentityId;
 
 use super::{
-    event::SourceEvent,
-    plan::Plan,
+    changes::MARK,
     state::{State, Subject},
 };
 use crate::{
@@ -24,8 +23,6 @@ use crate::{
         compute::{DnsScope, RuleIndex},
         model::EndpointPolicy,
         parse::PolicyDocument,
-        repository::is_about,
-        rule::Rule,
     },
     selector::{
         cache::SelectorId,
@@ -34,83 +31,6 @@ use crate::{
 };
 
 impl State {
-    pub(super) fn on_policy(&mut self, plan: &mut Plan, event: SourceEvent<PolicyDocument>) {
-        match event {
-            SourceEvent::Init => self.sync.policies.seen = Some(BTreeSet::new()),
-            SourceEvent::Apply(document) => {
-                if let Some(seen) = &mut self.sync.policies.seen {
-                    seen.insert(document.key.clone());
-                }
-                self.replace_policy(plan, &document.key.clone(), Some(&Arc::new(document)));
-            }
-            SourceEvent::Delete(key) => self.replace_policy(plan, &key, None),
-            SourceEvent::InitDone => {
-                let seen = self.sync.policies.seen.take().unwrap_or_default();
-                let known: Vec<String> = self.repository.iter().map(|d| d.key.clone()).collect();
-                for key in known.iter().filter(|key| !seen.contains(*key)) {
-                    self.replace_policy(plan, key, None);
-                }
-                self.sync.policies.complete = true;
-            }
-        }
-    }
-
-    fn replace_policy(&mut self, plan: &mut Plan, key: &str, new: Option<&Arc<PolicyDocument>>) {
-        let old = self.repository.get(key).cloned();
-        if old.as_ref() == new {
-            return;
-        }
-        self.revision += 1;
-        // 1: labels of new selectors, which no rule asks for yet.
-        for selector in new.iter().flat_map(|d| &d.rules).flat_map(Rule::selectors) {
-            self.register(selector);
-        }
-        let own = self.config.node_name.as_deref();
-        let says = |document: &Arc<PolicyDocument>| {
-            let (source, labels) = document.labels(own);
-            (Owner::Object(source, key.into()), labels)
-        };
-        let (old_says, new_says) = (old.as_ref().map(says), new.map(says));
-        if let Some((owner, labels)) = &new_says {
-            for (prefix, labels) in labels {
-                let labels = Claim::Labels(labels.clone());
-                self.ipcache.claim(*prefix, owner.clone(), labels);
-            }
-        }
-        self.flush(plan);
-        // 2: the rules.
-        match new {
-            Some(document) => self.repository.insert(Arc::clone(document)),
-            None => self.repository.remove(key),
-        };
-        let about = |labels: &LabelSet| {
-            old.iter()
-                .chain(new)
-                .any(|document| is_about(document, labels))
-        };
-        let subjects = self
-            .subjects
-            .iter()
-            .filter(|(_, subject)| about(&subject.labels));
-        let subjects: Vec<IdentityId> = subjects.map(|(id, _)| *id).collect();
-        for identity in subjects {
-            self.change_subject(identity, key, new.map(|document| &**document));
-        }
-        self.flush(plan);
-        // 3: labels nobody asks for any more.
-        for selector in old.iter().flat_map(|d| &d.rules).flat_map(Rule::selectors) {
-            self.unregister(selector);
-        }
-        if let Some((owner, labels)) = &old_says {
-            let kept = new_says.as_ref().map(|(_, labels)| labels);
-            let kept = |prefix: &&IpNet| kept.is_some_and(|labels| labels.contains_key(*prefix));
-            for prefix in labels.keys().filter(|prefix| !kept(prefix)) {
-                self.ipcache.unclaim(*prefix, owner);
-            }
-        }
-        self.flush(plan);
-    }
-
     /// Computes the policy of a new subject.
     pub(super) fn compute_subject(&mut self, identity: IdentityId) {
         let Some(subject) = self.subjects.get_mut(&identity) else {
@@ -127,15 +47,16 @@ impl State {
         self.render(identity, peers);
     }
 
-    /// A document that has a say in a subject's policy changed.
-    fn change_subject(
+    /// A document that has a say in a subject's policy changed. Gives the identities whose
+    /// entries its endpoints' maps have to follow.
+    pub(super) fn change_subject(
         &mut self,
         identity: IdentityId,
         key: &str,
         document: Option<&PolicyDocument>,
-    ) {
+    ) -> Vec<IdentityId> {
         let Some(subject) = self.subjects.get_mut(&identity) else {
-            return;
+            return Vec::new();
         };
         let change = subject.policy.put(key, &subject.labels, document);
         subject.rules.follow(&change, &self.selectors);
@@ -150,13 +71,13 @@ impl State {
             subject.dns_scope = DnsScope::of(&subject.policy, &self.selectors);
             subject.dns_dirty = true;
         }
-        self.render(identity, peers);
+        self.render(identity, peers)
     }
 
-    /// Renders a subject's entries for some peers; its endpoints get what differs.
-    fn render(&mut self, identity: IdentityId, peers: BTreeSet<IdentityId>) {
+    /// Renders a subject's entries for some peers; gives those for which they differ.
+    fn render(&mut self, identity: IdentityId, peers: BTreeSet<IdentityId>) -> Vec<IdentityId> {
         let Some(subject) = self.subjects.get_mut(&identity) else {
-            return;
+            return Vec::new();
         };
         let port = self.config.proxy_port;
         let mut changed = Vec::new();
@@ -183,12 +104,7 @@ impl State {
             }
         }
         subject.revision = self.revision;
-        for endpoint in &subject.endpoints {
-            if let Some(endpoint) = self.endpoints.get_mut(*endpoint) {
-                endpoint.behind.add(changed.iter().copied());
-                self.work.insert(endpoint.id);
-            }
-        }
+        changed
     }
 
     /// Selections of these selectors changed by one identity.
@@ -217,10 +133,11 @@ impl State {
                     self.work.insert(endpoint.id);
                 }
             }
+            self.changes.spent += MARK * subject.endpoints.len();
         }
     }
 
-    fn register(&mut self, selector: &Selector) {
+    pub(super) fn register(&mut self, selector: &Selector) {
         let (_, new) = self.selectors.register(selector);
         if !new {
             return;
@@ -245,7 +162,7 @@ impl State {
         }
     }
 
-    fn unregister(&mut self, selector: &Selector) {
+    pub(super) fn unregister(&mut self, selector: &Selector) {
         if !self.selectors.unregister(selector) {
             return;
         }

@@ -271,19 +271,12 @@ impl State {
         let mut differing = Vec::new();
         for (key, value) in entries {
             let peer = IdentityId(key.sec_label);
-            let told = map.get(&peer).and_then(|entries| entries.get(key));
+            let told = map.get(peer).and_then(|entries| entries.get(key));
             if told == value.as_ref() {
                 continue;
             }
             differing.push(peer);
-            let known = map.entry(peer).or_default();
-            match value {
-                Some(value) => known.insert(*key, *value),
-                None => known.remove(key),
-            };
-            if known.is_empty() {
-                map.remove(&peer);
-            }
+            map.put(*key, *value);
         }
         if !differing.is_empty() {
             self.counters.reconciled.policy += differing.len() as u64;
@@ -316,7 +309,7 @@ impl State {
         let peers = map
             .into_iter()
             .flat_map(|map| map.range((from, Bound::Unbounded)));
-        let keys = peers.flat_map(|(_, entries)| entries.keys());
+        let keys = peers.flat_map(|entries| entries.keys());
         let later = |key: &&PolicyKey| {
             after.is_none_or(|after| (key.sec_label, **key) > (after.sec_label, after))
         };

@@ -181,7 +181,7 @@ impl State {
     fn drop_policy(&mut self, plan: &mut Plan, id: IdentityId) {
         let mut changes = Vec::new();
         for endpoint in self.endpoints.iter().chain(self.leaving.values()) {
-            let entries = endpoint.policy_map.iter().filter_map(|map| map.get(&id));
+            let entries = endpoint.policy_map.iter().filter_map(|map| map.get(id));
             changes.extend(
                 entries
                     .flatten()
@@ -209,9 +209,9 @@ impl State {
             let Some(map) = &endpoint.policy_map else {
                 continue;
             };
-            let has = map.get(&wanted).unwrap_or(&nothing);
+            let has = map.get(wanted).unwrap_or(&nothing);
             let source = match was {
-                Some(was) => map.get(&was),
+                Some(was) => map.get(was),
                 None => self
                     .subjects
                     .get(&endpoint.identity)
@@ -252,16 +252,8 @@ impl State {
                 Some(leaving) => Some(leaving),
                 None => self.endpoints.get_mut(id),
             };
-            let Some(map) = endpoint.and_then(|endpoint| endpoint.policy_map.as_mut()) else {
-                continue;
-            };
-            let entries = map.entry(IdentityId(key.sec_label)).or_default();
-            match value {
-                Some(value) => entries.insert(key, value),
-                None => entries.remove(&key),
-            };
-            if entries.is_empty() {
-                map.remove(&IdentityId(key.sec_label));
+            if let Some(map) = endpoint.and_then(|endpoint| endpoint.policy_map.as_mut()) {
+                map.put(key, value);
             }
         }
     }

@@ -11,6 +11,7 @@ use ipnet::IpNet;
 use shared_maps::{EndpointId, IdentityId, lxc::FLAG_HOST};
 
 use super::{
+    changes::Changes,
     config::{CoreConfig, Restored},
     directory::RuleKey,
     event::EndpointSpec,
@@ -108,6 +109,7 @@ impl State {
             cleaned_due: false,
             forgotten: Vec::new(),
             checkpoint_due: CheckpointDue::default(),
+            changes: Changes::default(),
             revision: 0,
             published_revision: 0,
             published: BTreeMap::new(),
@@ -257,10 +259,7 @@ impl State {
             if let Some(map) = map {
                 let shadow = endpoint.policy_map.get_or_insert_default();
                 for (key, value) in map {
-                    shadow
-                        .entry(IdentityId(key.sec_label))
-                        .or_default()
-                        .insert(key, value);
+                    shadow.put(key, Some(value));
                 }
             }
         }
@@ -304,6 +303,7 @@ impl State {
                 self.names.learn(&Answer {
                     endpoint: file.id,
                     name: &entry.name,
+                    labels: None,
                     address,
                     seen: instant(entry.lookup).min(self.now),
                     ttl: entry.ttl,
@@ -356,7 +356,7 @@ impl State {
 
     /// The grace after a restart is over.
     pub(super) fn end_restore(&mut self, plan: &mut Plan) {
-        if self.restore_until.is_none_or(|until| until > self.now) {
+        if self.restore_until.is_none_or(|until| until > self.now) || self.is_halfway() {
             return;
         }
         self.restore_until = None;

@@ -71,14 +71,7 @@ impl State {
             }
         }
         if std::mem::take(&mut self.rules_changed) {
-            let stale = self.endpoints.iter().filter(|endpoint| {
-                let rules = self
-                    .subjects
-                    .get(&endpoint.identity)
-                    .map(|subject| &subject.dns);
-                endpoint.filed && rules != endpoint.filed_rules.as_ref()
-            });
-            due.extend(stale.map(|endpoint| endpoint.id));
+            due.extend(self.with_other_rules());
         }
         for id in due {
             let exists = self
@@ -89,6 +82,16 @@ impl State {
                 self.file_names(plan, id);
             }
         }
+    }
+
+    /// Endpoints whose files have other rules than they.
+    pub(super) fn with_other_rules(&self) -> Vec<EndpointId> {
+        let stale = self.endpoints.iter().filter(|endpoint| {
+            let subject = self.subjects.get(&endpoint.identity);
+            let rules = subject.map(|subject| &subject.dns);
+            endpoint.filed && rules != endpoint.filed_rules.as_ref()
+        });
+        stale.map(|endpoint| endpoint.id).collect()
     }
 
     /// Plans the write of an endpoint's file, later if it is for names alone.
@@ -195,7 +198,11 @@ impl State {
                 let same = |(_, one): &(&IpAddr, &Lookup), (_, other): &(&IpAddr, &Lookup)| {
                     (one.seen, one.expires, one.ttl) == (other.seen, other.expires, other.ttl)
                 };
-                let addresses: Vec<_> = addresses.iter().collect();
+                let mut addresses: Vec<_> = addresses.iter().collect();
+                addresses.sort_unstable_by_key(|(address, lookup)| {
+                    let seen = std::cmp::Reverse(lookup.seen);
+                    (seen, lookup.expires, lookup.ttl, **address)
+                });
                 for answer in addresses.chunk_by(same) {
                     let Some((_, lookup)) = answer.first() else {
                         continue;
@@ -237,7 +244,7 @@ impl State {
             rules: Some(RulesInFile {
                 boot_id: self.config.boot_id.clone(),
                 start: self.config.start,
-                revision: self.revision,
+                revision: self.revision_in_force(),
                 rules: (**rules).clone(),
             }),
         }

@@ -106,6 +106,7 @@ pub(super) struct State {
     /// Identities that the plan under way forgot.
     pub forgotten: Vec<(IdentityId, LabelSet)>,
     pub checkpoint_due: CheckpointDue,
+    pub changes: super::changes::Changes,
     pub revision: u64,
     pub published_revision: u64,
     pub published: BTreeMap<EndpointId, Arc<EndpointRules>>,

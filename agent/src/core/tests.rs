@@ -5,6 +5,7 @@ mod chunks;
 mod cuts;
 mod failures;
 mod ingress;
+mod interleaved;
 mod kept_later;
 mod known;
 mod labels_model;

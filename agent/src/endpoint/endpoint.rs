@@ -1,7 +1,7 @@
 //! One endpoint: what its source says, and what the datapath has of it.
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::BTreeSet,
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
     sync::Arc,
 };
@@ -9,11 +9,11 @@ use std::{
 use holdfast_sdp::{mapping::BootTime, policy::rule::EndpointRules};
 use shared_maps::{EndpointId, IdentityId, lxc::LxcKey, lxc::LxcValue, lxc::pack_mac};
 
+use super::policy_map::PolicyMap;
 use crate::{
     core::event::{EndpointSpec, StreamId},
     datapath::plan::Attachment,
     labels::{K8S, Label, LabelError, LabelSet, NAMESPACE_KEY},
-    policy::compute::Entries,
 };
 
 /// Namespace of an endpoint whose labels name none.
@@ -38,8 +38,8 @@ pub struct Endpoint {
     pub since: BootTime,
     /// Known only from an earlier run so far.
     pub restored: bool,
-    /// Policy map as far as planned, by identity; none = there is no map.
-    pub policy_map: Option<BTreeMap<IdentityId, Entries>>,
+    /// Policy map as far as planned; none = there is no map.
+    pub policy_map: Option<PolicyMap>,
     /// Identities whose entries are not as they shall be.
     pub behind: Behind,
     /// Programs as far as planned.
@@ -149,11 +149,7 @@ impl Endpoint {
 
     /// Number of entries in its policy map.
     pub fn policy_entries(&self) -> usize {
-        self.policy_map
-            .iter()
-            .flat_map(BTreeMap::values)
-            .map(BTreeMap::len)
-            .sum()
+        self.policy_map.as_ref().map_or(0, PolicyMap::len)
     }
 }
 

@@ -36,7 +36,7 @@ pub struct Lookup {
 #[derive(Debug, Default)]
 pub struct EndpointNames {
     /// Valid addresses by name.
-    pub names: HashMap<Fqdn, BTreeMap<IpAddr, Lookup>>,
+    pub names: HashMap<Fqdn, HashMap<IpAddr, Lookup>>,
     /// Expired addresses that may be in use.
     pub zombies: HashMap<IpAddr, Zombie>,
     /// Pairs (name, address) among both.
@@ -82,6 +82,8 @@ pub struct Answer<'a> {
     pub endpoint: EndpointId,
     /// Name.
     pub name: &'a Fqdn,
+    /// Labels that its addresses carry, if the node does not know it yet.
+    pub labels: Option<&'a LabelSet>,
     /// Address.
     pub address: IpAddr,
     /// When the answer came.
@@ -90,7 +92,7 @@ pub struct Answer<'a> {
     pub ttl: u32,
     /// When it expires.
     pub expires: BootTime,
-    /// Lease end; 0 = none.
+    /// Lease end that it would have; 0 = none.
     pub lease_end: BootTime,
 }
 
@@ -138,7 +140,8 @@ impl NameCache {
         }
     }
 
-    /// Learns one address. True if the pair is new on the node. Merging is commutative: the
+    /// Learns one address. True if it has the lease that was asked for: none is given near a
+    /// limit of the endpoint, or while the pair's is being revoked. Merging is commutative: the
     /// later expiry and the later lease win; of two that expire at once the one seen last.
     pub fn learn(&mut self, answer: &Answer<'_>) -> bool {
         let Answer {
@@ -148,6 +151,7 @@ impl NameCache {
             ..
         } = *answer;
         let names = self.endpoints.entry(endpoint).or_default();
+        let mut leased = answer.lease_end > BootTime(0) && !names.is_near_limit(&self.limits);
         let mut owned = false;
         if let Some(zombie) = names.zombies.get_mut(&address) {
             owned = zombie.names.remove(name);
@@ -160,6 +164,7 @@ impl NameCache {
             Some(addresses) => addresses,
             None => names.names.entry(name.clone()).or_default(),
         };
+        leased &= addresses.len() < self.limits.per_name;
         if let Some(lookup) = addresses.get_mut(&address) {
             owned = true;
             let before = (lookup.expires, lookup.seen, lookup.ttl);
@@ -181,18 +186,25 @@ impl NameCache {
         let over = limits::is_over(addresses.len(), self.limits.per_name);
         let entry = match self.names.get_mut(name) {
             Some(entry) => entry,
-            None => self.names.entry(name.clone()).or_default(),
+            None => self.names.entry(name.clone()).or_insert(NameEntry {
+                labels: answer.labels.cloned(),
+                pairs: HashMap::default(),
+            }),
         };
-        let new = !entry.pairs.contains_key(&address);
-        self.pairs += usize::from(new);
-        let pair = entry.pairs.entry(address).or_default();
+        let pair = entry.pairs.entry(address).or_insert_with(|| {
+            self.pairs += 1;
+            Pair::default()
+        });
         pair.owners += u32::from(!owned);
-        pair.lease_end = pair.lease_end.max(answer.lease_end);
+        leased &= !pair.revoking;
+        if leased {
+            pair.lease_end = pair.lease_end.max(answer.lease_end);
+        }
         if over {
             self.evict(endpoint, name, answer.seen);
         }
         self.compact();
-        new
+        leased
     }
 
     /// Takes a lookup out of an endpoint's valid ones. True if the endpoint holds the address

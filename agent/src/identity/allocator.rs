@@ -12,8 +12,9 @@ use crate::labels::LabelSet;
 pub trait Allocator: std::fmt::Debug + Send {
     /// Identity of `labels`, with one reference more. `fresh` if no map may know it yet.
     fn acquire(&mut self, labels: &LabelSet) -> Result<Acquired, Exhausted>;
-    /// Gives one reference back. Without references an identity stays until [`Allocator::sweep`].
-    fn release(&mut self, id: IdentityId);
+    /// Gives one reference back; true if it was the last. Without references an identity stays
+    /// until [`Allocator::sweep`].
+    fn release(&mut self, id: IdentityId) -> bool;
     /// Frees identities without references, save those the datapath still has
     /// (`in_force`): they wait for a later sweep.
     fn sweep(&mut self, in_force: &dyn Fn(IdentityId) -> bool) -> Vec<IdentityId>;
@@ -220,14 +221,12 @@ impl Allocator for NodeLocal {
         })
     }
 
-    fn release(&mut self, id: IdentityId) {
+    fn release(&mut self, id: IdentityId) -> bool {
         let Some(slot) = self.slots.get_mut(&id) else {
-            return;
+            return false;
         };
         slot.references = slot.references.saturating_sub(1);
-        if slot.references == 0 {
-            self.idle.insert(id);
-        }
+        slot.references == 0 && self.idle.insert(id)
     }
 
     fn sweep(&mut self, in_force: &dyn Fn(IdentityId) -> bool) -> Vec<IdentityId> {

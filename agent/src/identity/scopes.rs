@@ -114,8 +114,8 @@ impl Allocator for LocalScopes {
         }
     }
 
-    fn release(&mut self, id: IdentityId) {
-        self.of_id(id).release(id);
+    fn release(&mut self, id: IdentityId) -> bool {
+        self.of_id(id).release(id)
     }
 
     fn sweep(&mut self, in_force: &dyn Fn(IdentityId) -> bool) -> Vec<IdentityId> {

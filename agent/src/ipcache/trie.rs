@@ -1,7 +1,10 @@
 //! A bitwise, path-compressed trie of prefixes: what changes at a prefix touches
 //! its descendants and nothing else.
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::{
+    cell::Cell,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr},
+};
 
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 
@@ -175,8 +178,24 @@ struct Node {
     len: u8,
 }
 
+/// A prefix that has a value, and the place of the value.
+#[derive(Clone, Copy, Debug, Default)]
+struct Last {
+    bits: u128,
+    len: u8,
+    slot: Option<u32>,
+}
+
+impl Last {
+    fn slot_of(&self, bits: u128, len: u8) -> Option<u32> {
+        self.slot.filter(|_| (self.bits, self.len) == (bits, len))
+    }
+}
+
 #[derive(Debug)]
 struct Tree<T> {
+    /// Where the prefix is that was asked for last: whoever asks for one often asks again.
+    last: Cell<Last>,
     nodes: Vec<Node>,
     free: Vec<u32>,
     slots: Vec<Option<T>>,
@@ -192,6 +211,7 @@ impl<T> Tree<T> {
             value: NONE,
         };
         Self {
+            last: Cell::default(),
             nodes: vec![root],
             free: Vec::new(),
             slots: Vec::new(),
@@ -215,7 +235,25 @@ impl<T> Tree<T> {
         &mut self.nodes[at as usize]
     }
 
+    /// Place of the value of exactly this prefix.
     fn find(&self, bits: u128, len: u8) -> Option<u32> {
+        let last = self.last.get().slot_of(bits, len);
+        if last.is_some() {
+            return last;
+        }
+        let slot = self.node(self.walk_to(bits, len)?).value;
+        self.note(bits, len, slot);
+        (slot != NONE).then_some(slot)
+    }
+
+    fn note(&self, bits: u128, len: u8, slot: u32) {
+        if slot != NONE {
+            let slot = Some(slot);
+            self.last.set(Last { bits, len, slot });
+        }
+    }
+
+    fn walk_to(&self, bits: u128, len: u8) -> Option<u32> {
         let mut at = 0;
         loop {
             let node = self.node(at);
@@ -233,12 +271,12 @@ impl<T> Tree<T> {
     }
 
     fn get(&self, bits: u128, len: u8) -> Option<&T> {
-        self.value(self.node(self.find(bits, len)?))
+        let slot = self.find(bits, len)?;
+        self.slots.get(slot as usize)?.as_ref()
     }
 
     fn get_mut(&mut self, bits: u128, len: u8) -> Option<&mut T> {
-        let at = self.find(bits, len)?;
-        let slot = self.node(at).value;
+        let slot = self.find(bits, len)?;
         self.slots.get_mut(slot as usize)?.as_mut()
     }
 
@@ -290,6 +328,9 @@ impl<T> Tree<T> {
     where
         T: Default,
     {
+        if let Some(slot) = self.last.get().slot_of(bits, len) {
+            return self.slots[slot as usize].get_or_insert_default();
+        }
         let at = self.place(bits, len);
         let mut slot = self.node(at).value;
         if slot == NONE {
@@ -299,6 +340,7 @@ impl<T> Tree<T> {
             });
             self.node_mut(at).value = slot;
         }
+        self.note(bits, len, slot);
         self.slots[slot as usize].get_or_insert_default()
     }
 
@@ -317,6 +359,7 @@ impl<T> Tree<T> {
         let slot = std::mem::replace(&mut self.node_mut(at).value, NONE);
         let value = self.slots.get_mut(slot as usize)?.take()?;
         self.free_slots.push(slot);
+        self.last.take();
         if self.splice(parent, at) && parent != NONE {
             self.splice(grandparent, parent);
         }

@@ -107,6 +107,7 @@ fn stays_within_a_chunk(before: &MemoryDatapath, after: &MemoryDatapath) {
 #[test]
 fn a_selector_that_renumbers_everything_takes_a_chunk_more() {
     let mut node = node();
+    node.in_parts(usize::MAX);
     let before = node.datapath.clone();
     node.policy(&all_names());
     stays_within_a_chunk(&before, &node.datapath);

@@ -25,10 +25,10 @@ const OLD: &str = "endpointSelector: {matchLabels: {app: web}}\n  egress:\n  - t
 const GONE: &str = "endpointSelector: {matchLabels: {app: web}}\n  egress:\n  - toCIDR: [9.9.9.0/24]\n  egressDeny:\n  - toCIDR: [9.9.9.9/32]";
 /// Comes: 1.1.1.1 gets two labels more; an allowed block with a denied part; a DNS server
 /// inside a block that is allowed; a deny of what is in use.
-const NEW: &str = "endpointSelector: {matchLabels: {app: web}}\n  egress:\n  - toFQDNs: [{matchName: www.cilium.io}]\n  - toCIDR: [1.1.0.0/16]\n    toPorts: [{ports: [{port: 443, endPort: 450, protocol: TCP}]}]\n  - toCIDR: [1.1.9.9/32]\n    toPorts: [{ports: [{port: 53}], rules: {dns: [{matchPattern: '*'}]}}]\n  - toCIDR: [1.1.9.0/24]\n  egressDeny:\n  - toCIDR: [1.1.2.0/24]\n  - toCIDR: [2.2.2.2/32]\n    toPorts: [{ports: [{port: 80, protocol: TCP}]}]";
+pub(super) const NEW: &str = "endpointSelector: {matchLabels: {app: web}}\n  egress:\n  - toFQDNs: [{matchName: www.cilium.io}]\n  - toCIDR: [1.1.0.0/16]\n    toPorts: [{ports: [{port: 443, endPort: 450, protocol: TCP}]}]\n  - toCIDR: [1.1.9.9/32]\n    toPorts: [{ports: [{port: 53}], rules: {dns: [{matchPattern: '*'}]}}]\n  - toCIDR: [1.1.9.0/24]\n  egressDeny:\n  - toCIDR: [1.1.2.0/24]\n  - toCIDR: [2.2.2.2/32]\n    toPorts: [{ports: [{port: 80, protocol: TCP}]}]";
 
 /// Endpoints 7 and 9 (web) under the old policy; 7 learned 1.1.1.1, which is on disk.
-fn old() -> World {
+pub(super) fn old() -> World {
     let mut world = World::new();
     for (name, text) in [("old", OLD), ("gone", GONE)] {
         let event = world.document(name, Some(text));
@@ -39,6 +39,13 @@ fn old() -> World {
     world.act(&Act::Learn(0, 0));
     world.node.tick(world.node.now.plus_secs(6));
     world.check_end();
+    world
+}
+
+/// The same, where the next change of policy is one plan for each endpoint and prefix.
+fn old_in_parts() -> World {
+    let mut world = old();
+    world.node.in_parts(1);
     world
 }
 
@@ -59,7 +66,7 @@ fn about_to_sync() -> World {
     world
 }
 
-fn publishes(effects: &[Effect]) -> bool {
+pub(super) fn publishes(effects: &[Effect]) -> bool {
     effects
         .iter()
         .any(|effect| matches!(effect, Effect::Rules(_)))
@@ -80,20 +87,31 @@ fn every_cut(before: fn() -> World, change: fn(&mut World) -> Event) -> Vec<Step
     uncut.tick(uncut.now.plus_secs(31));
     for cut in 0..=steps.len() {
         let mut world = before();
-        let event = change(&mut world);
-        let plan = world.node.core.plan(world.node.now, event);
-        assert_eq!(plan.steps, steps, "the plan is the same each time");
-        for step in plan.steps.iter().take(cut) {
-            world.node.datapath.apply(step).unwrap();
-        }
         let at = (cut, steps.get(cut.wrapping_sub(1)));
+        let (mut event, mut done) = (change(&mut world), 0);
+        let (plan, lost) = loop {
+            let plan = world.node.core.plan(world.node.now, event);
+            let here = &steps[done..done + plan.steps.len()];
+            assert_eq!(plan.steps, here, "the plan is the same each time");
+            let carried_out = plan.steps.len().min(cut - done);
+            for step in plan.steps.iter().take(carried_out) {
+                world.node.datapath.apply(step).unwrap();
+            }
+            done += carried_out;
+            let lost: Vec<_> = (carried_out..plan.steps.len())
+                .map(|n| (n, StepError::Skipped))
+                .collect();
+            if !lost.is_empty() || !world.node.core.is_halfway() {
+                break (plan, lost);
+            }
+            let effects = world.node.core.commit(world.node.now, plan, &lost);
+            assert!(!publishes(&effects), "{at:?}");
+            event = Event::GoOn;
+        };
         ends.judge(&world.node.datapath, &at);
         judge_comers_and_goers(&start, &world.node.datapath, &end, &at);
         judge_numbers(&world.node.datapath, &at);
         judge_lxc(&world.node.datapath, &at);
-        let lost: Vec<_> = (cut..steps.len())
-            .map(|n| (n, StepError::Skipped))
-            .collect();
         let effects = world.node.core.commit(world.node.now, plan, &lost);
         assert_eq!(publishes(&effects), lost.is_empty(), "{at:?}");
 
@@ -111,7 +129,7 @@ fn every_cut(before: fn() -> World, change: fn(&mut World) -> Event) -> Vec<Step
 }
 
 /// What the maps say, in labels: label sets that are new may have other numbers.
-fn meaning(datapath: &MemoryDatapath) -> BTreeSet<String> {
+pub(super) fn meaning(datapath: &MemoryDatapath) -> BTreeSet<String> {
     let local = checkpoint::parse_local(datapath.checkpoint.as_deref().unwrap()).unwrap();
     let labels: BTreeMap<u32, LabelSet> = local.into_iter().map(|(id, l)| (id.0, l)).collect();
     let named = |id: u32| match labels.get(&id) {
@@ -243,17 +261,23 @@ fn a_sync_at_which_everything_changed() {
 
 #[test]
 fn a_policy_that_comes() {
-    every_cut(old, |world| world.document("new", Some(NEW)));
+    for before in [old, old_in_parts] {
+        every_cut(before, |world| world.document("new", Some(NEW)));
+    }
 }
 
 #[test]
 fn a_policy_that_goes() {
-    every_cut(old, |world| world.document("gone", None));
+    for before in [old, old_in_parts] {
+        every_cut(before, |world| world.document("gone", None));
+    }
 }
 
 #[test]
 fn a_policy_that_changes() {
-    every_cut(old, |world| world.document("old", Some(NEW)));
+    for before in [old, old_in_parts] {
+        every_cut(before, |world| world.document("old", Some(NEW)));
+    }
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! Leases, expiry, changes of policy, restarts of the agent and failover of proxies in any
 //! order: real state machines on both sides, a scheduler that decides who goes on, maps in
-//! memory.
+//! memory. Changes of policy go in small parts, and proxies are heard between them.
 //!
 //! At every instant:
 //! - an answer goes out only if its addresses have the labels that policy gives its name, or
@@ -52,6 +52,8 @@ enum Act {
     StartAgent,
     Sync,
     Policy(usize, Option<usize>),
+    /// The next part of a change of policy.
+    GoOn,
     Clean(usize),
     /// Another endpoint under the same policies comes or goes.
     Other(bool),
@@ -83,6 +85,7 @@ fn acts() -> impl Strategy<Value = Vec<Act>> {
         2 => Just(Act::StartAgent),
         3 => Just(Act::Sync),
         2 => (0usize..2, prop::option::of(0..SPECS.len())).prop_map(|(slot, s)| Act::Policy(slot, s)),
+        3 => Just(Act::GoOn),
         2 => (0..NAMES.len()).prop_map(Act::Clean),
         2 => any::<bool>().prop_map(Act::Other),
         1 => (0..world::FAILURES.len()).prop_map(Act::Fail),
@@ -105,6 +108,7 @@ fn uses() -> impl Strategy<Value = Vec<Act>> {
         8 => Just(Act::Pass(true)),
         1 => Just(Act::Pass(false)),
         2 => (0usize..2, prop::option::of(0..SPECS.len())).prop_map(|(slot, s)| Act::Policy(slot, s)),
+        2 => Just(Act::GoOn),
         5 => (300u64..100_000).prop_map(Act::Wait),
         1 => Just(Act::KillAgent),
         2 => Just(Act::StartAgent),

@@ -76,6 +76,11 @@ pub(super) fn acts() -> impl Strategy<Value = Vec<Act>> {
     prop::collection::vec(act, 1..25)
 }
 
+/// What a part of a change of policy may cost: one thing at a time, some, everything.
+pub(super) fn parts() -> impl Strategy<Value = usize> {
+    prop::sample::select(vec![1, 20, usize::MAX])
+}
+
 pub(super) fn document(name: &str, spec: &str) -> PolicyDocument {
     let text = format!(
         "apiVersion: cilium.io/v2\nkind: CiliumNetworkPolicy\nmetadata: {{name: {name}}}\nspec:\n  {spec}"
@@ -494,8 +499,9 @@ pub(super) fn matcher(selector: &FqdnSelector) -> SelectorMatcher {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 48, failure_persistence: None, ..ProptestConfig::default() })]
     #[test]
-    fn every_history_ends_as_if_computed_from_scratch(acts in acts()) {
+    fn every_history_ends_as_if_computed_from_scratch(acts in acts(), part in parts()) {
         let mut world = World::new();
+        world.node.in_parts(part);
         for act in &acts {
             world.act(act);
             world.check_end();

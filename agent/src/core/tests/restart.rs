@@ -7,7 +7,7 @@ use proptest::prelude::*;
 use shared_maps::IdentityId;
 
 use super::{
-    oracle::{Act, Pod, World, acts, check_way, config, fates},
+    oracle::{Act, Pod, World, acts, check_way, config, fates, parts},
     scenario::{Node, WEB, mapping, spec},
 };
 use crate::{
@@ -420,12 +420,12 @@ proptest! {
     }
 
     #[test]
-    fn killed_between_any_two_steps(acts in acts(), cut in 0.0f64..1.0) {
+    fn killed_between_any_two_steps(acts in acts(), cut in 0.0f64..1.0, part in parts()) {
         // What was not learned at all comes again from the proxy, not from the files.
         let end = acts.iter().rposition(|act| !matches!(act, Act::Learn(..)));
         let acts = end.map_or(&[][..], |end| &acts[..=end]);
         prop_assume!(!acts.is_empty());
-        killed(acts, cut);
+        killed(acts, cut, part);
     }
 }
 
@@ -433,7 +433,7 @@ proptest! {
 fn a_group_that_went_while_away_keeps_nothing_open() {
     use Act::{Drop, Group, Policy};
     let acts = [Policy(0, 18), Drop(1), Group(0, Some(2)), Group(0, None)];
-    killed(&acts, 0.0);
+    killed(&acts, 0.0, 1);
 }
 
 #[test]
@@ -447,14 +447,15 @@ fn an_api_server_that_went_while_away_keeps_nothing_open() {
         ApiServers(3),
         ApiServers(0),
     ];
-    killed(&acts, 0.0);
+    killed(&acts, 0.0, 1);
 }
 
 /// The agent is killed when this share of the last act's steps is done: the next run ends
 /// where one does that finds all of them done.
-fn killed(acts: &[Act], cut: f64) {
+fn killed(acts: &[Act], cut: f64, part: usize) {
     let (last, earlier) = acts.split_last().unwrap();
     let mut world = World::new();
+    world.node.in_parts(part);
     // A pair that only its lease keeps is not restored: leases end with the agent.
     let quick = |act: &Act| {
         if let Act::Wait(_) = act {
@@ -503,7 +504,7 @@ fn a_policy_that_changed_while_away_comes_after_its_labels() {
             Policy(3, 2),
         ],
     ] {
-        killed(&acts, 0.0);
+        killed(&acts, 0.0, usize::MAX);
     }
 }
 
@@ -571,7 +572,7 @@ fn an_endpoint_may_come_back_under_another_number() {
         Gone(9),
         Endpoint(9, Pod::DB),
     ];
-    killed(&acts, 0.0);
+    killed(&acts, 0.0, usize::MAX);
 }
 
 #[test]

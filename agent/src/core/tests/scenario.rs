@@ -66,8 +66,32 @@ impl Node {
         }
     }
 
-    /// Carries one event through; gives the steps.
+    /// Carries one event through, with all parts of it; gives the steps.
     pub(super) fn event(&mut self, event: Event) -> Vec<Step> {
+        let mut steps = self.part(event);
+        steps.extend(self.rest());
+        steps
+    }
+
+    /// Ends a change of policy that is under way.
+    pub(super) fn rest(&mut self) -> Vec<Step> {
+        let mut steps = Vec::new();
+        while self.core.is_halfway() {
+            let mut effects = std::mem::take(&mut self.effects);
+            steps.extend(self.part(Event::GoOn));
+            effects.append(&mut self.effects);
+            self.effects = effects;
+        }
+        steps
+    }
+
+    /// Has changes of policy cut into parts of this size.
+    pub(super) fn in_parts(&mut self, size: usize) {
+        self.core.state.config.part = size;
+    }
+
+    /// Carries one plan through; gives the steps.
+    pub(super) fn part(&mut self, event: Event) -> Vec<Step> {
         let plan = self.core.plan(self.now, event);
         let steps = plan.steps.clone();
         let failures = plan.apply(&mut self.datapath);

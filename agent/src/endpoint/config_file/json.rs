@@ -6,7 +6,7 @@ use std::{
 };
 
 use holdfast_sdp::{name::Fqdn, wall_time};
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Serialize, Serializer};
 use shared_maps::{EndpointId, IdentityId};
 
 use super::{
@@ -18,8 +18,9 @@ use crate::{
     labels::{LabelSet, NAMESPACE_KEY},
 };
 
+/// With names as they are read, or as they are written ([`HistoryOut`]).
 #[derive(Serialize, Deserialize)]
-struct File {
+struct File<H> {
     #[serde(rename = "ID")]
     id: u16,
     #[serde(rename = "ContainerNetnsPath", default)]
@@ -47,7 +48,7 @@ struct File {
     )]
     rules_v2: Option<RulesV2>,
     #[serde(rename = "DNSHistory", default)]
-    history: Option<Vec<History>>,
+    history: Option<Vec<H>>,
     #[serde(rename = "DNSZombies", default)]
     zombies: Option<Zombies>,
     #[serde(rename = "K8sPodName", default)]
@@ -77,7 +78,7 @@ struct SecLabel {
     labels: Option<LabelMap>,
 }
 
-#[derive(Serialize, Deserialize)]
+#[derive(Default, Deserialize)]
 struct History {
     fqdn: String,
     #[serde(rename = "lookup-time", default)]
@@ -88,6 +89,22 @@ struct History {
     ttl: u32,
     #[serde(default)]
     ips: Vec<IpAddr>,
+}
+
+/// [`History`] as it is written: nothing is copied, for there may be a hundred thousand.
+#[derive(Serialize)]
+struct HistoryOut<'a> {
+    fqdn: &'a str,
+    #[serde(rename = "lookup-time", serialize_with = "instant_text")]
+    lookup: u64,
+    #[serde(rename = "expiration-time", serialize_with = "instant_text")]
+    expires: u64,
+    ttl: u32,
+    ips: &'a [IpAddr],
+}
+
+fn instant_text<S: Serializer>(unix_ns: &u64, to: S) -> Result<S::Ok, S::Error> {
+    to.serialize_str(wall_time::Text::of(*unix_ns).as_str())
 }
 
 #[derive(Default, Serialize, Deserialize)]
@@ -114,12 +131,12 @@ pub fn render(file: &EndpointFile, servers: &ServerAddresses, limit: usize) -> S
         .labels
         .iter()
         .find(|label| label.key() == NAMESPACE_KEY);
-    let history = file.history.iter().map(|entry| History {
-        fqdn: entry.name.as_str().to_owned(),
-        lookup: wall_time::render(entry.lookup),
-        expires: wall_time::render(entry.expires),
+    let history = file.history.iter().map(|entry| HistoryOut {
+        fqdn: entry.name.as_str(),
+        lookup: entry.lookup,
+        expires: entry.expires,
         ttl: entry.ttl,
-        ips: entry.addresses.clone(),
+        ips: &entry.addresses,
     });
     let zombies: BTreeMap<_, _> = file.zombies.iter().map(zombie_json).collect();
     let rules_v2 = file
@@ -178,7 +195,7 @@ fn zombie_json(entry: &ZombieEntry) -> (String, ZombieJson) {
 
 /// Reads an `ep_config.json`, this program's or Cilium's.
 pub fn parse(text: &str) -> Result<EndpointFile, FileError> {
-    let json: File = serde_json::from_str(text)?;
+    let json: File<History> = serde_json::from_str(text)?;
     let labels = json
         .identity
         .labels

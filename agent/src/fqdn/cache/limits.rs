@@ -37,23 +37,6 @@ pub(super) fn is_over(count: usize, limit: usize) -> bool {
 }
 
 impl NameCache {
-    /// Whether one more address of the name would be near or beyond a limit of the endpoint:
-    /// then no lease is given.
-    pub fn is_near_limit(&self, endpoint: EndpointId, name: &Fqdn) -> bool {
-        let Some(names) = self.endpoints.get(&endpoint) else {
-            return false;
-        };
-        let Limits {
-            per_name,
-            per_endpoint,
-            zombies,
-            ..
-        } = self.limits;
-        names.held >= per_endpoint - per_endpoint / SLACK
-            || (zombies > 0 && names.zombies.len() >= zombies)
-            || names.names.get(name).is_some_and(|a| a.len() >= per_name)
-    }
-
     /// Whether the endpoint may learn the pair; makes room if need be.
     ///
     /// Beyond the limit a new pair is refused and nothing live is evicted for it: otherwise
@@ -131,6 +114,17 @@ impl NameCache {
 }
 
 impl EndpointNames {
+    /// Whether one more address would be near or beyond a limit of the endpoint.
+    pub(super) fn is_near_limit(&self, limits: &Limits) -> bool {
+        let Limits {
+            per_endpoint,
+            zombies,
+            ..
+        } = *limits;
+        self.held >= per_endpoint - per_endpoint / SLACK
+            || (zombies > 0 && self.zombies.len() >= zombies)
+    }
+
     fn holds(&self, name: &Fqdn, address: IpAddr) -> bool {
         let valid = self
             .names

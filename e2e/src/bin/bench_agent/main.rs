@@ -35,7 +35,7 @@ struct Options {
 type Workload = (&'static str, fn(usize) -> Result<Vec<Figure>>);
 
 const WORKLOADS: [Workload; 8] = [
-    ("names-update", |tenths| names::update_rounds(10 * tenths)),
+    ("names-update", |tenths| names::update_rounds(100 * tenths)),
     ("names-expire", |tenths| {
         names::update_and_expire(100 * tenths)
     }),

@@ -138,11 +138,13 @@ pub(crate) fn regeneration(endpoints: usize, rules: usize) -> Result<Vec<Figure>
     for (name, number) in [("rules: a name changes", 0), ("rules: a block changes", 5)] {
         node.apply(&changing(number, 0)?);
         let before = node.counters();
-        let mut time = Duration::ZERO;
+        let (mut time, mut longest) = (Duration::ZERO, Duration::ZERO);
         for version in 1..=CHANGES {
             let document = changing(number, version)?;
             node.now = node.now.plus_secs(1);
-            time += node.apply(&document).time;
+            let cost = node.apply(&document);
+            time += cost.time;
+            longest = longest.max(cost.longest);
         }
         let after = node.counters();
         let changes = CHANGES as u64;
@@ -151,6 +153,8 @@ pub(crate) fn regeneration(endpoints: usize, rules: usize) -> Result<Vec<Figure>
             (after.ipcache_writes - before.ipcache_writes) / changes,
             (after.policy_writes - before.policy_writes) / changes,
         ));
+        let longest = longest.as_secs_f64() * 1e3;
+        figures.push(Figure::new(&format!("{name}: longest part"), "ms", longest));
     }
     let (time, ipcache, policy) = new_identities(&mut node, rules)?;
     figures.push(

@@ -1,5 +1,6 @@
 //! What the scheduler moves, and what must hold of it.
 
+mod changes;
 mod checks;
 mod uses;
 
@@ -111,6 +112,7 @@ fn config(start: u64, zombies: bool) -> CoreConfig {
     CoreConfig {
         start,
         max_deferred_deletes: if zombies { 10_000 } else { 0 },
+        part: 8,
         ..CoreConfig::default()
     }
 }
@@ -170,6 +172,11 @@ impl World {
             _ => (0..PROXIES).for_each(|proxy| self.write(proxy)),
         }
         match act {
+            Act::Clean(_) | Act::Policy(..) | Act::Other(_) | Act::Pass(_) => self.end_change(),
+            Act::Settle => self.end_change(),
+            _ => {}
+        }
+        match act {
             Act::Answer(proxy, name, addresses, ttl) => self.answer(proxy, name, addresses, ttl),
             Act::Send(proxy) => self.proxies[proxy].1.send(self.now),
             Act::Run(proxy) => self.run(proxy),
@@ -186,6 +193,7 @@ impl World {
             Act::StartAgent => self.start_agent(),
             Act::Sync => self.sync(),
             Act::Policy(slot, spec) => self.policy(slot, spec),
+            Act::GoOn => self.go_on(),
             Act::Clean(name) => self.clean(name),
             Act::Other(there) => self.other(there),
             Act::Fail(what) => {
@@ -284,7 +292,7 @@ impl World {
     /// The agent takes an event, and what follows goes onto the streams.
     fn event(&mut self, event: Event) {
         self.node.now = self.now;
-        self.node.event(event);
+        self.node.part(event);
         self.effects();
     }
 
@@ -503,24 +511,6 @@ impl World {
         }
         self.event(Event::Policies(SourceEvent::InitDone));
         self.event(Event::Endpoints(SourceEvent::InitDone));
-    }
-
-    fn policy(&mut self, slot: usize, spec: Option<usize>) {
-        let event = match spec {
-            Some(spec) => {
-                let document = document(&format!("p{slot}"), SPECS[spec]);
-                self.documents.insert(slot, document.clone());
-                SourceEvent::Apply(document)
-            }
-            None => {
-                self.documents.remove(&slot);
-                SourceEvent::Delete(format!("CiliumNetworkPolicy/default/p{slot}"))
-            }
-        };
-        if self.agent && self.synced {
-            self.applied = self.documents.clone();
-            self.event(Event::Policies(event));
-        }
     }
 
     fn other(&mut self, there: bool) {

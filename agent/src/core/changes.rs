@@ -1,0 +1,364 @@
+//! Changes of policy, cut into parts: between two of them the core takes what proxies tell it.
+//!
+//! 1. Labels of new selectors, under the rules that are in force.
+//! 2. The rules, endpoint by endpoint. Each is under the old ones or under the new ones, and
+//!    labels are those of both.
+//! 3. Labels that nobody asks for any more.
+//! 4. DNS rules into files.
+//!
+//! Each part is a plan of its own: what it plans for an endpoint is whole, and all that held
+//! before it holds after it. Until the last one is committed proxies keep the rules they have,
+//! and what is learned meanwhile counts for the revision of these.
+
+use std::{
+    collections::{BTreeMap, BTreeSet, VecDeque},
+    sync::Arc,
+};
+
+use ipnet::IpNet;
+use shared_maps::{EndpointId, IdentityId};
+
+use super::{event::SourceEvent, flush::Removals, plan::Plan, state::State};
+use crate::{
+    ipcache::metadata::{Claim, Owner},
+    labels::LabelSet,
+    policy::{parse::PolicyDocument, repository::is_about, rule::Rule},
+    selector::selector::Selector,
+};
+
+/// What work costs, in units of some ten microseconds ([`super::CoreConfig::part`]): an
+/// identity whose entries an endpoint's map has to follow.
+pub(super) const MARK: usize = 4;
+/// A selector that comes or goes.
+const SELECTOR: usize = 4;
+/// A subject whose rules are compared.
+const SUBJECT: usize = 4;
+/// A file.
+const FILE: usize = 100;
+
+/// Changes of policy that are not in force yet.
+#[derive(Debug, Default)]
+pub(super) struct Changes {
+    /// Keys of documents and their new versions; none = it goes.
+    waiting: VecDeque<(String, Option<Arc<PolicyDocument>>)>,
+    under_way: Option<Change>,
+    files: Files,
+    /// Revision of the rules that proxies have meanwhile.
+    before: Option<u64>,
+    /// A step failed.
+    failed: bool,
+    /// Work done since the part began, in units.
+    pub spent: usize,
+}
+
+/// The one under way.
+#[derive(Debug)]
+struct Change {
+    key: String,
+    old: Option<Arc<PolicyDocument>>,
+    new: Option<Arc<PolicyDocument>>,
+    stage: Stage,
+    moves: Moves,
+}
+
+#[derive(Debug)]
+enum Stage {
+    /// So many selectors are registered.
+    Labels(usize),
+    Rules(Behindhand),
+    /// So many selectors are unregistered.
+    Leftovers(usize),
+}
+
+/// Who is under the old rules.
+#[derive(Debug)]
+struct Behindhand {
+    subjects: Vec<IdentityId>,
+    /// Of the subject that was rendered last.
+    endpoints: Vec<EndpointId>,
+    /// Those whose entries differ for it.
+    peers: Vec<IdentityId>,
+}
+
+/// Prefixes that a stage resolves, in order.
+#[derive(Debug, Default)]
+struct Moves {
+    prefixes: Vec<IpNet>,
+    done: usize,
+    deferred: Removals,
+}
+
+/// Files of endpoints whose DNS rules changed.
+#[derive(Debug, Default)]
+enum Files {
+    #[default]
+    Written,
+    /// All rules are in the maps.
+    Due,
+    Left(Vec<EndpointId>),
+}
+
+impl State {
+    pub(super) fn on_policy(&mut self, event: SourceEvent<PolicyDocument>) {
+        match event {
+            SourceEvent::Init => self.sync.policies.seen = Some(BTreeSet::new()),
+            SourceEvent::Apply(document) => {
+                let key = document.key.clone();
+                if let Some(seen) = &mut self.sync.policies.seen {
+                    seen.insert(key.clone());
+                }
+                let change = (key, Some(Arc::new(document)));
+                self.changes.waiting.push_back(change);
+            }
+            SourceEvent::Delete(key) => self.changes.waiting.push_back((key, None)),
+            SourceEvent::InitDone => {
+                let seen = self.sync.policies.seen.take().unwrap_or_default();
+                let known = self.repository.iter().map(|document| &document.key);
+                let gone = known.filter(|key| !seen.contains(*key));
+                let gone = gone.map(|key| (key.clone(), None));
+                self.changes.waiting.extend(gone);
+                self.sync.policies.complete = true;
+            }
+        }
+    }
+
+    /// Whether a change of policy has parts left.
+    pub(super) fn is_halfway(&self) -> bool {
+        let changes = &self.changes;
+        changes.under_way.is_some()
+            || !changes.waiting.is_empty()
+            || !matches!(changes.files, Files::Written)
+    }
+
+    /// Revision that what is realised now counts for.
+    pub(super) fn revision_in_force(&self) -> u64 {
+        self.changes.before.unwrap_or(self.revision)
+    }
+
+    /// Notes how a plan ended. Gives whether a step of it, or of an earlier part, failed; none
+    /// while parts are left.
+    pub(super) fn part_ended(&mut self, failed: bool) -> Option<bool> {
+        if self.is_halfway() {
+            self.changes.failed |= failed;
+            return None;
+        }
+        Some(std::mem::take(&mut self.changes.failed) || failed)
+    }
+
+    /// Plans the next part; before the sync, when nothing is planned yet, all of it.
+    pub(super) fn change_policy(&mut self, plan: &mut Plan) {
+        self.changes.spent = 0;
+        while self.is_halfway() && self.has_room() {
+            if let Some(change) = self.changes.under_way.take() {
+                self.changes.under_way = self.advance(plan, change);
+            } else if let Some((key, new)) = self.changes.waiting.pop_front() {
+                self.changes.under_way = self.begin(key, new);
+            } else {
+                self.change_files(plan);
+            }
+        }
+    }
+
+    /// Whether the part under way may do more.
+    pub(super) fn has_room(&self) -> bool {
+        !self.sync.done || self.changes.spent < self.config.part
+    }
+
+    fn begin(&mut self, key: String, new: Option<Arc<PolicyDocument>>) -> Option<Change> {
+        let old = self.repository.get(&key).cloned();
+        if old == new {
+            return None;
+        }
+        self.changes.before.get_or_insert(self.revision);
+        self.revision += 1;
+        let stage = Stage::Labels(0);
+        let moves = Moves::default();
+        if let Some((owner, labels)) = new.as_deref().map(|new| self.says(&key, new)) {
+            for (prefix, labels) in labels {
+                self.ipcache
+                    .claim(prefix, owner.clone(), Claim::Labels(labels));
+            }
+        }
+        Some(Change {
+            key,
+            old,
+            new,
+            stage,
+            moves,
+        })
+    }
+
+    /// Goes on as far as there is room, at most to the end of the stage. None at the last's.
+    fn advance(&mut self, plan: &mut Plan, mut change: Change) -> Option<Change> {
+        if matches!(change.stage, Stage::Leftovers(0)) && change.moves.prefixes.is_empty() {
+            self.unclaim_blocks(&change);
+        }
+        let next = match &mut change.stage {
+            Stage::Labels(registered) => {
+                let all = self.each_selector(change.new.as_ref(), registered, Self::register);
+                let all = self.move_some(plan, &mut change.moves, all);
+                all.then(|| Stage::Rules(self.replace(&change)))
+            }
+            Stage::Rules(behindhand) => {
+                let new = change.new.as_deref();
+                let all = self.change_rules(plan, &change.key, new, behindhand);
+                all.then_some(Stage::Leftovers(0))
+            }
+            Stage::Leftovers(unregistered) => {
+                let all = self.each_selector(change.old.as_ref(), unregistered, Self::unregister);
+                if self.move_some(plan, &mut change.moves, all) {
+                    self.changes.files = Files::Due;
+                    return None;
+                }
+                None
+            }
+        };
+        if let Some(next) = next {
+            change.stage = next;
+        }
+        Some(change)
+    }
+
+    /// Has the selectors of a document come or go. True at the last.
+    fn each_selector(
+        &mut self,
+        document: Option<&Arc<PolicyDocument>>,
+        done: &mut usize,
+        each: fn(&mut Self, &Selector),
+    ) -> bool {
+        let rules = document.into_iter().flat_map(|document| &document.rules);
+        for selector in rules.flat_map(Rule::selectors).skip(*done) {
+            if !self.has_room() {
+                return false;
+            }
+            each(self, selector);
+            *done += 1;
+            self.changes.spent += SELECTOR;
+        }
+        true
+    }
+
+    /// Gives prefixes whose labels changed their identities, once all of these are known. True
+    /// if none is left.
+    fn move_some(&mut self, plan: &mut Plan, moves: &mut Moves, known: bool) -> bool {
+        if !self.sync.done {
+            return known;
+        }
+        let dirty = self.ipcache.take_dirty();
+        moves.prefixes.extend(dirty);
+        if !known {
+            return false;
+        }
+        if moves.done == 0 {
+            self.in_order(&mut moves.prefixes);
+        }
+        loop {
+            let left = moves.prefixes.get(moves.done..).unwrap_or_default();
+            moves.done += self.round(plan, left, &mut moves.deferred, true);
+            if moves.done >= moves.prefixes.len() {
+                let moves = std::mem::take(moves);
+                self.plan_removals(plan, moves.deferred);
+                return true;
+            }
+            if !self.has_room() {
+                return false;
+            }
+        }
+    }
+
+    /// Puts the new rules in the place of the old ones, which its subjects still have.
+    fn replace(&mut self, change: &Change) -> Behindhand {
+        match &change.new {
+            Some(document) => self.repository.insert(Arc::clone(document)),
+            None => self.repository.remove(&change.key),
+        };
+        let subjects = self.subjects.iter().rev().filter(|(_, subject)| {
+            let mut documents = change.old.iter().chain(&change.new);
+            documents.any(|document| is_about(document, &subject.labels))
+        });
+        Behindhand {
+            subjects: subjects.map(|(id, _)| *id).collect(),
+            endpoints: Vec::new(),
+            peers: Vec::new(),
+        }
+    }
+
+    /// True if nobody is left behind.
+    fn change_rules(
+        &mut self,
+        plan: &mut Plan,
+        key: &str,
+        new: Option<&PolicyDocument>,
+        left: &mut Behindhand,
+    ) -> bool {
+        while self.has_room() {
+            if let Some(id) = left.endpoints.pop() {
+                self.changes.spent += 1 + MARK * left.peers.len();
+                if let Some(endpoint) = self.endpoints.get_mut(id) {
+                    endpoint.behind.add(left.peers.iter().copied());
+                    self.work.insert(id);
+                }
+            } else if let Some(identity) = left.subjects.pop() {
+                left.peers = self.change_subject(identity, key, new);
+                self.changes.spent += SUBJECT + left.peers.len();
+                if let Some(subject) = self.subjects.get(&identity) {
+                    left.endpoints.extend(subject.endpoints.iter().rev());
+                }
+            } else {
+                break;
+            }
+        }
+        if self.sync.done {
+            self.round(plan, &[], &mut Removals::new(), true);
+        }
+        left.endpoints.is_empty() && left.subjects.is_empty()
+    }
+
+    /// What a document says of blocks, and as whom.
+    fn says(&self, key: &str, document: &PolicyDocument) -> (Owner, BTreeMap<IpNet, LabelSet>) {
+        let (source, labels) = document.labels(self.config.node_name.as_deref());
+        (Owner::Object(source, key.into()), labels)
+    }
+
+    fn unclaim_blocks(&mut self, change: &Change) {
+        let Some(old) = change.old.as_deref() else {
+            return;
+        };
+        let (owner, old) = self.says(&change.key, old);
+        let new = change.new.as_deref().map(|new| self.says(&change.key, new));
+        let kept = |prefix: &&IpNet| {
+            let new = new.as_ref();
+            new.is_some_and(|(_, labels)| labels.contains_key(*prefix))
+        };
+        for prefix in old.keys().filter(|prefix| !kept(prefix)) {
+            self.ipcache.unclaim(*prefix, &owner);
+        }
+    }
+
+    /// Renders DNS rules, and writes the files of endpoints that have others now.
+    fn change_files(&mut self, plan: &mut Plan) {
+        let mut left = match std::mem::take(&mut self.changes.files) {
+            Files::Left(left) => left,
+            Files::Written => Vec::new(),
+            Files::Due if !self.sync.done => Vec::new(),
+            Files::Due => {
+                self.refresh_dns();
+                self.with_other_rules()
+            }
+        };
+        while self.has_room()
+            && let Some(id) = left.pop()
+        {
+            self.changes.spent += FILE;
+            let endpoint = self.endpoints.get(id);
+            if endpoint.is_some_and(|endpoint| endpoint.policy_map.is_some()) {
+                self.file(plan, id);
+            }
+        }
+        if left.is_empty() {
+            self.changes.before = None;
+        } else {
+            self.changes.files = Files::Left(left);
+        }
+    }
+}

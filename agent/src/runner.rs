@@ -375,11 +375,9 @@ impl Runner {
         }
         let differences = self.core.seen(sight.ok());
         if differences > 0 {
-            let of = format!("{look:.0?}");
-            let of = of.split_once('(').map_or(of.as_str(), |(head, _)| head);
             tracing::warn!(
                 differences,
-                look = of,
+                of = look.name(),
                 "the datapath is not as it should be: mended"
             );
             self.step(Event::Tick);
@@ -398,12 +396,15 @@ impl Runner {
             .all(|step| matches!(step, Step::WriteEndpoint(..) | Step::KeepNames(..)));
         let failures = plan.apply(&mut *self.datapath);
         for (index, error) in failures.iter().take(LOGGED) {
-            let step = plan.steps.get(*index).map(|step| format!("{step:.0?}"));
-            let step = step.unwrap_or_default();
-            let step = step
-                .split_once("\"")
-                .map_or(step.as_str(), |(head, _)| head);
-            tracing::warn!(step, %error, "a step was not realised; what was in force stays");
+            let Some(step) = plan.steps.get(*index) else {
+                continue;
+            };
+            let endpoint = step.endpoint().map(|id| id.0);
+            let address = step.prefix().map(tracing::field::display);
+            tracing::warn!(
+                step = step.name(), endpoint, address, %error,
+                "a step was not realised; what was in force stays"
+            );
         }
         if failures.len() > LOGGED {
             tracing::warn!(

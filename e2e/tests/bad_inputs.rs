@@ -31,7 +31,7 @@ fn a_bad_document_is_named_and_the_last_good_one_stays() {
             ),
             (good.replace("*.good.test", "a{1,2}.x"), "a{1,2}.x"),
             (egress("good-names", "web", both), "matchPattern"),
-            (good.replace("\"80\"", "\"http-alt-name\""), "http-alt-name"),
+            (good.replace("\"80\"", "\"no_port!\""), "no_port!"),
             ("this: [is not".to_owned(), "web.yaml"),
         ];
         for (text, named) in cases {

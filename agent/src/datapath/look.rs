@@ -30,6 +30,18 @@ pub enum Look {
     Nothing,
 }
 
+impl Look {
+    /// Where it looks, for people.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::IpcacheAfter(_) | Self::IpcacheAt(_) => "ipcache",
+            Self::PolicyAfter(..) | Self::PolicyAt(..) => "policy map",
+            Self::LxcAfter(_) | Self::LxcAt(_) => "lxc",
+            Self::Nothing => "names",
+        }
+    }
+}
+
 /// What was seen: each key with its value, or with none if nothing matches it.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Sight {

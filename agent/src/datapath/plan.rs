@@ -5,6 +5,7 @@ use std::{
     path::PathBuf,
 };
 
+use ipnet::IpNet;
 use shared_maps::{
     EndpointId, IdentityId,
     ipcache::{IpcacheKey, IpcacheValue},
@@ -13,6 +14,7 @@ use shared_maps::{
 };
 
 use super::look::{Look, Sight};
+use crate::{endpoint::endpoint::lxc_address, ipcache::table::prefix_of};
 
 /// One step. Steps run in order; a failed one is reported and the rest go on.
 #[derive(Clone, Debug, PartialEq)]
@@ -52,6 +54,61 @@ pub enum Step {
     Attach(Attachment),
     /// Detach the endpoint's programs.
     Detach(EndpointId),
+}
+
+impl Step {
+    /// What it does, for people.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::Checkpoint(_) => "write the identities' checkpoint",
+            Self::CheckpointEndpoints(_) => "write the endpoints' identities",
+            Self::WriteEndpoint(..) => "write the endpoint's file",
+            Self::KeepNames(..) => "write the endpoint's names",
+            Self::KeepCleaned(_) => "write what was cleaned",
+            Self::RemoveEndpoint(_) => "remove the endpoint's directory",
+            Self::CreatePolicyMap(_) => "make the policy map",
+            Self::RemovePolicyMap(_) => "remove the policy map",
+            Self::SetPolicy(..) => "set a policy map's entry",
+            Self::UnsetPolicy(..) => "remove a policy map's entry",
+            Self::SetLxc(..) => "set the endpoint's address",
+            Self::UnsetLxc(_) => "remove an endpoint's address",
+            Self::SetIpcache(..) => "set an address in the ipcache",
+            Self::UnsetIpcache(_) => "remove an address from the ipcache",
+            Self::Attach(_) => "attach the programs",
+            Self::Detach(_) => "detach the programs",
+        }
+    }
+
+    /// The endpoint that it is about, if it is about one.
+    pub fn endpoint(&self) -> Option<EndpointId> {
+        match self {
+            Self::WriteEndpoint(id, _)
+            | Self::KeepNames(id, ..)
+            | Self::RemoveEndpoint(id)
+            | Self::CreatePolicyMap(id)
+            | Self::RemovePolicyMap(id)
+            | Self::SetPolicy(id, ..)
+            | Self::UnsetPolicy(id, _)
+            | Self::Detach(id) => Some(*id),
+            Self::SetLxc(_, value) => Some(EndpointId(value.lxc_id)),
+            Self::Attach(attachment) => Some(attachment.endpoint),
+            Self::Checkpoint(_)
+            | Self::CheckpointEndpoints(_)
+            | Self::KeepCleaned(_)
+            | Self::UnsetLxc(_)
+            | Self::SetIpcache(..)
+            | Self::UnsetIpcache(_) => None,
+        }
+    }
+
+    /// The address that it is about, if it is about one.
+    pub fn prefix(&self) -> Option<IpNet> {
+        match self {
+            Self::SetIpcache(key, _) | Self::UnsetIpcache(key) => prefix_of(key),
+            Self::SetLxc(key, _) | Self::UnsetLxc(key) => lxc_address(key).map(IpNet::from),
+            _ => None,
+        }
+    }
 }
 
 /// What the programs of one endpoint need to know.

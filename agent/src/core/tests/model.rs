@@ -138,6 +138,19 @@ proptest! {
         play(&acts);
     }
 
+    #[test]
+    fn what_was_cleaned_stays_closed_whoever_dies(
+        acts in acts(),
+        zombies in any::<bool>(),
+        proxy_dies in any::<bool>(),
+    ) {
+        let mut world = if zombies { World::with_zombies() } else { World::new() };
+        for act in &acts {
+            world.act(*act);
+        }
+        world.check_cleaned(proxy_dies);
+    }
+
 }
 
 proptest! {

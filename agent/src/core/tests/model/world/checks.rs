@@ -71,15 +71,39 @@ impl World {
             self.act(Act::Wait(1000));
         }
         self.act(Act::Wait(100_000));
+        self.check_no_names();
+        for (_, proxy) in &self.proxies {
+            assert_eq!(proxy.sink.status().kept, 0);
+            assert_eq!(proxy.journalled(), 0);
+        }
+    }
+
+    /// Somebody asks for all names to be forgotten; the agent is killed before it wrote that into
+    /// the endpoints' files, perhaps with a proxy, and nobody asks again.
+    pub(in super::super) fn check_cleaned(&mut self, proxy_dies: bool) {
+        self.come_to_rest();
+        let files = self.node.datapath.files.clone();
+        for name in 0..NAMES.len() {
+            self.act(Act::Clean(name));
+        }
+        self.act(Act::KillAgent);
+        self.node.datapath.files = files;
+        if proxy_dies {
+            self.act(Act::KillProxy(0, false));
+        }
+        self.come_to_rest();
+        // The grace.
+        self.act(Act::Wait(31_000));
+        self.check_no_names();
+    }
+
+    /// No address has the label of a name.
+    fn check_no_names(&self) {
         let known = self.known();
         for (key, value) in &self.node.datapath.ipcache {
             let labels = known.get(&IdentityId(value.sec_identity));
             let left = labels.is_some_and(|all| all.iter().any(|l| l.starts_with(FQDN)));
             assert!(!left, "{key:?} still has {labels:?}");
-        }
-        for (_, proxy) in &self.proxies {
-            assert_eq!(proxy.sink.status().kept, 0);
-            assert_eq!(proxy.journalled(), 0);
         }
     }
 

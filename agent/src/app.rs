@@ -80,6 +80,9 @@ pub async fn run(mut config: Config) -> Result<()> {
     let written = LaterFiles::start(files.clone(), told).context("starting the files' thread")?;
     let datapath = Box::new(KernelDatapath::prepare(&kernel, Box::new(written))?);
     config.map_sizes.ipcache = datapath.ipcache_max();
+    if let Some(path) = &config.pre_cache {
+        found.bound_pre_cache(path, config.map_sizes.ipcache);
+    }
     routing::install(config.ipv4, config.ipv6).await?;
     let interfaces = if config.transparent {
         let mut interfaces = Interfaces::new(datapath.programs().clone(), maps.clone());

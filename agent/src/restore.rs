@@ -10,7 +10,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use holdfast_sdp::mapping::BootTime;
+use holdfast_sdp::{mapping::BootTime, wall_time};
 use shared_maps::{
     EndpointId, IdentityId,
     policy::{self, PolicyKey, PolicyValue},
@@ -73,6 +73,24 @@ impl Found {
         self.restored.pre_cache = known;
         if let Some(error) = error {
             let text = format!("--tofqdns-pre-cache {} {error}", path.display());
+            tracing::error!("{text}");
+            self.damaged.push(text);
+        }
+    }
+
+    /// Leaves out what `--tofqdns-pre-cache` has beyond what an ipcache of `max` entries takes of
+    /// it, and tells how much that is.
+    pub fn bound_pre_cache(&mut self, path: &Path, max: u32) {
+        let max = usize::try_from(max).unwrap_or(usize::MAX);
+        let known = &mut self.restored.pre_cache;
+        let (most, left_out) = pre_cache::bound(known, wall_time::now(), max);
+        if left_out > 0 {
+            let text = format!(
+                "--tofqdns-pre-cache {} has {left_out} addresses more than the {most} that are taken \
+                 of it (a sixteenth of the ipcache): the last ones open when they are asked for; \
+                 shorten the file",
+                path.display()
+            );
             tracing::error!("{text}");
             self.damaged.push(text);
         }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use anyhow::{Result, ensure};
 use holdfast_e2e::lab::{DNS4, at, web4};
-use holdfast_e2e::policy::{CLIENT, dns, egress, good_names, names};
+use holdfast_e2e::policy::{WEB, dns, egress, good_names, names};
 use holdfast_e2e::{AgentOptions, Lab, Query, eventually, until, with_lab};
 
 const SOON: Duration = Duration::from_secs(15);
@@ -121,7 +121,7 @@ fn entries(lab: &Lab) -> Result<usize> {
 }
 
 #[test]
-fn an_endpoint_without_room_is_refused_and_others_go_on() {
+fn an_endpoint_without_room_is_closed_and_others_go_on() {
     let mut taken = 0;
     with_lab(|lab| {
         let _programs = lab.start(&good_names())?;
@@ -133,9 +133,9 @@ fn an_endpoint_without_room_is_refused_and_others_go_on() {
         let options = AgentOptions::default().flag(&format!("--bpf-lxc-map-max={taken}"));
         let _programs = lab.start_with(&good_names(), &options)?;
         assert_eq!(entries(lab)?, taken);
-        let error = lab
-            .add_endpoint(&lab.b, CLIENT)
-            .expect_err("there is no room");
+        lab.b.expect_open(at(web4(10), 80))?;
+        let error = lab.add_endpoint(&lab.b, WEB).expect_err("there is no room");
+        lab.b.expect_closed(at(web4(10), 80))?;
         ensure!(format!("{error:#}").contains("cilium_lxc"), "{error:#}");
         let text = problems(lab)?;
         ensure!(text.contains("cilium_lxc"), "{text}");

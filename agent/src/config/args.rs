@@ -452,7 +452,8 @@ pub struct RunArgs {
     )]
     pub tofqdns_max_deferred_connection_deletes: usize,
     /// File of names and addresses that are known at the start, before anybody asks: a JSON array
-    /// as Cilium dumps its DNS cache. What has expired is left out
+    /// as Cilium dumps its DNS cache. What has expired is left out, and what is more than a
+    /// sixteenth of the ipcache
     #[arg(long, value_name = "FILE", env = "HOLDFAST_TOFQDNS_PRE_CACHE")]
     pub tofqdns_pre_cache: Option<PathBuf>,
     /// Give each name in policy its identity before an address of it is known

@@ -45,6 +45,8 @@ pub(super) struct Changes {
     files: Files,
     /// Revision of the rules that proxies have meanwhile.
     before: Option<u64>,
+    /// Revision of the DNS rules that files get meanwhile, once these are rendered.
+    rendered: Option<u64>,
     /// A step failed.
     failed: bool,
     /// Work done since the part began, in units.
@@ -78,6 +80,7 @@ struct Behindhand {
     endpoints: Vec<EndpointId>,
     /// Those whose entries differ for it.
     peers: Vec<IdentityId>,
+    deferred: Removals,
 }
 
 /// Prefixes that a stage resolves, in order.
@@ -133,6 +136,12 @@ impl State {
     /// Revision that what is realised now counts for.
     pub(super) fn revision_in_force(&self) -> u64 {
         self.changes.before.unwrap_or(self.revision)
+    }
+
+    /// Revision of the rules that a file gets now.
+    pub(super) fn revision_in_files(&self) -> u64 {
+        let rendered = self.changes.rendered;
+        rendered.unwrap_or_else(|| self.revision_in_force())
     }
 
     /// Notes how a plan ended. Gives whether a step of it, or of an earlier part, failed; none
@@ -280,6 +289,7 @@ impl State {
             subjects: subjects.map(|(id, _)| *id).collect(),
             endpoints: Vec::new(),
             peers: Vec::new(),
+            deferred: Removals::new(),
         }
     }
 
@@ -309,9 +319,13 @@ impl State {
             }
         }
         if self.sync.done {
-            self.round(plan, &[], &mut Removals::new(), true);
+            self.round(plan, &[], &mut left.deferred, true);
         }
-        left.endpoints.is_empty() && left.subjects.is_empty()
+        let all = left.endpoints.is_empty() && left.subjects.is_empty();
+        if all {
+            self.plan_removals(plan, std::mem::take(&mut left.deferred));
+        }
+        all
     }
 
     /// What a document says of blocks, and as whom.
@@ -343,6 +357,7 @@ impl State {
             Files::Due if !self.sync.done => Vec::new(),
             Files::Due => {
                 self.refresh_dns();
+                self.changes.rendered = Some(self.revision);
                 self.with_other_rules()
             }
         };
@@ -357,6 +372,7 @@ impl State {
         }
         if left.is_empty() {
             self.changes.before = None;
+            self.changes.rendered = None;
         } else {
             self.changes.files = Files::Left(left);
         }

@@ -57,10 +57,15 @@ impl Cleaned {
 impl State {
     /// Whether what a proxy tells was cleaned since it was seen.
     pub(super) fn was_cleaned(&self, mapping: &Mapping) -> bool {
+        self.was_cleaned_of(mapping.endpoint.id, &mapping.name, mapping.seen_at)
+    }
+
+    /// Whether an endpoint's name was cleaned since then.
+    pub(super) fn was_cleaned_of(&self, endpoint: EndpointId, name: &Fqdn, seen: BootTime) -> bool {
         let since = self.cleaned.iter().rev();
         since
-            .take_while(|cleaned| mapping.seen_at <= cleaned.what.at)
-            .any(|cleaned| cleaned.is_of(mapping.endpoint.id, &mapping.name))
+            .take_while(|cleaned| seen <= cleaned.what.at)
+            .any(|cleaned| cleaned.is_of(endpoint, name))
     }
 
     /// Whether a name was cleaned on the whole node since then.
@@ -203,7 +208,11 @@ impl State {
             .names
             .name_mut(name)
             .and_then(|entry| entry.pairs.get_mut(&address));
-        let pair = pair.filter(|pair| pair.owners == 0 && pair.lease_end > now);
-        pair.map(|pair| pair.revoking = true).is_some()
+        if let Some(pair) = pair.filter(|pair| pair.owners == 0 && pair.lease_end > now) {
+            pair.revoking = true;
+            true
+        } else {
+            false
+        }
     }
 }

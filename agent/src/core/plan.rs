@@ -40,7 +40,6 @@ impl Plan {
 struct Fallen {
     checkpoint: bool,
     ipcache: bool,
-    lxc: BTreeSet<EndpointId>,
     lxc_left: bool,
     files: BTreeSet<EndpointId>,
     maps: BTreeSet<EndpointId>,
@@ -53,9 +52,6 @@ impl Fallen {
         match step {
             Step::Checkpoint(_) | Step::CheckpointEndpoints(_) => self.checkpoint = true,
             Step::SetIpcache(..) | Step::UnsetIpcache(_) => self.ipcache = true,
-            Step::SetLxc(_, value) => {
-                self.lxc.insert(EndpointId(value.lxc_id));
-            }
             Step::UnsetLxc(_) => self.lxc_left = true,
             Step::CreatePolicyMap(endpoint) => {
                 self.maps.insert(*endpoint);
@@ -70,7 +66,10 @@ impl Fallen {
                     self.denies.insert(*endpoint);
                 }
             }
-            Step::UnsetPolicy(..)
+            // Its programs know the endpoint without it: an endpoint that the map has no room
+            // for is held to its policy, and has no DNS.
+            Step::SetLxc(..)
+            | Step::UnsetPolicy(..)
             | Step::KeepNames(..)
             | Step::KeepCleaned(_)
             | Step::RemoveEndpoint(_)
@@ -100,9 +99,7 @@ impl Fallen {
                     || self.maps.contains(&endpoint)
             }
             Step::Attach(attachment) => {
-                self.lxc.contains(&attachment.endpoint)
-                    || self.maps.contains(&attachment.endpoint)
-                    || unsaved(attachment.identity.0)
+                self.maps.contains(&attachment.endpoint) || unsaved(attachment.identity.0)
             }
             Step::UnsetPolicy(endpoint, ..) => self.ipcache || self.maps.contains(endpoint),
             Step::RemoveEndpoint(_) => self.lxc_left,

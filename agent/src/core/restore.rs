@@ -294,18 +294,26 @@ impl State {
         }
     }
 
+    /// What a file has, but for what was cleaned since: it is written later than what was cleaned
+    /// is noted. Addresses are kept open until the end of the grace, as proxies may hold leases.
     fn restore_names(&mut self, file: &EndpointFile) {
         let boot = self.config.boot_unix_ns;
         let instant = |unix: u64| BootTime(unix.saturating_sub(boot));
         let at_least = self.now.plus_secs(AT_LEAST);
+        let mut cleaned = false;
         for entry in &file.history {
+            let seen = instant(entry.lookup).min(self.now);
+            if self.was_cleaned_of(file.id, &entry.name, seen) {
+                cleaned = true;
+                continue;
+            }
             for address in entry.addresses.iter().copied() {
                 self.names.learn(&Answer {
                     endpoint: file.id,
                     name: &entry.name,
                     labels: None,
                     address,
-                    seen: instant(entry.lookup).min(self.now),
+                    seen,
                     ttl: entry.ttl,
                     expires: instant(entry.expires).max(at_least),
                     lease_end: BootTime(0),
@@ -313,11 +321,19 @@ impl State {
             }
         }
         for entry in &file.zombies {
+            let (alive, pending) = (instant(entry.alive_at), instant(entry.delete_pending_at));
             for name in &entry.names {
-                let (alive, pending) = (instant(entry.alive_at), instant(entry.delete_pending_at));
+                // Nobody knows when it was looked up: no later than it expired.
+                if self.was_cleaned_of(file.id, name, pending) {
+                    cleaned = true;
+                    continue;
+                }
                 self.names
                     .restore_zombie(file.id, name, entry.address, alive, pending);
             }
+        }
+        if cleaned {
+            self.file_soon(file.id);
         }
     }
 

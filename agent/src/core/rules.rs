@@ -244,7 +244,7 @@ impl State {
             rules: Some(RulesInFile {
                 boot_id: self.config.boot_id.clone(),
                 start: self.config.start,
-                revision: self.revision_in_force(),
+                revision: self.revision_in_files(),
                 rules: (**rules).clone(),
             }),
         }

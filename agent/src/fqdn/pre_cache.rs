@@ -1,7 +1,7 @@
 //! Names that somebody says are known, before any endpoint asks (`--tofqdns-pre-cache`): a JSON
 //! array in the format of Cilium's DNS cache, as `DNSHistory` of an `ep_config.json` is.
 
-use std::{fs, net::IpAddr, path::Path};
+use std::{collections::HashSet, fs, net::IpAddr, path::Path};
 
 use holdfast_sdp::{name::Fqdn, wall_time};
 use serde::Deserialize;
@@ -9,6 +9,10 @@ use serde_json::Value;
 
 /// Entries named in a complaint.
 const NAMED: usize = 3;
+
+/// Share of the ipcache that names may take which nobody asked for: addresses that answers give
+/// need the rest, and without room there are no leases.
+const SHARE: usize = 16;
 
 /// Addresses of a name. Instants are nanoseconds of Unix time.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -91,6 +95,30 @@ pub fn parse(text: &[u8]) -> (Vec<PreCached>, Option<PreCacheError>) {
     (found, error)
 }
 
+/// Takes what expires after `now` (nanoseconds of Unix time), as many pairs of name and address as
+/// an ipcache of `ipcache_max` entries leaves to them. Gives how many that is, and how many of
+/// them are left out.
+pub fn bound(known: &mut Vec<PreCached>, now: u64, ipcache_max: usize) -> (usize, usize) {
+    let most = ipcache_max / SHARE;
+    let (mut taken, mut left_out) = (HashSet::new(), HashSet::new());
+    known.retain(|entry| entry.expires > now);
+    known.retain_mut(|entry| {
+        let name = &entry.name;
+        entry.addresses.retain(|address| {
+            let pair = (name.clone(), *address);
+            if taken.len() < most || taken.contains(&pair) {
+                taken.insert(pair);
+                true
+            } else {
+                left_out.insert(pair);
+                false
+            }
+        });
+        !entry.addresses.is_empty()
+    });
+    (most, left_out.len())
+}
+
 fn parse_entry(entry: &Value) -> Result<PreCached, String> {
     let entry = Entry::deserialize(entry).map_err(|error| error.to_string())?;
     let instant = |field: &str, text: &str| {
@@ -138,6 +166,33 @@ mod tests {
         assert_eq!(www.addresses.len(), 2);
         assert_eq!((ebpf.lookup, ebpf.expires), (0, 7_000_000_000));
         assert!(ebpf.addresses.is_empty());
+    }
+
+    #[test]
+    fn no_more_is_taken_than_its_share_of_the_ipcache() {
+        let entry = |name: &str, expires, addresses: &[u8]| PreCached {
+            name: Fqdn::normalise(name),
+            lookup: 0,
+            expires,
+            addresses: addresses.iter().map(|n| [192, 0, 2, *n].into()).collect(),
+        };
+        let mut known = vec![
+            entry("over.test", 5, &[1, 2]),
+            entry("a.test", 6, &[1, 2]),
+            entry("a.test", 7, &[2, 1]),
+            entry("b.test", 6, &[1, 2, 2]),
+            entry("c.test", 6, &[3]),
+            entry("a.test", 8, &[3, 2]),
+        ];
+        assert_eq!(bound(&mut known, 5, 50), (3, 3));
+        let taken = [
+            entry("a.test", 6, &[1, 2]),
+            entry("a.test", 7, &[2, 1]),
+            entry("b.test", 6, &[1]),
+            entry("a.test", 8, &[2]),
+        ];
+        assert_eq!(known, taken);
+        assert_eq!(bound(&mut known, 5, 50), (3, 0));
     }
 
     #[test]

@@ -280,6 +280,48 @@ fn what_was_cleaned_stays_so_through_restarts_of_one_boot() {
 }
 
 #[test]
+fn what_was_cleaned_stays_so_although_a_file_still_has_it() {
+    // Live, and a zombie.
+    for age in [6, 130] {
+        let mut node = Node::usual();
+        let named = |node: &Node| node.datapath.files[&node.id()].contains("www.cilium.io.");
+        let restarted = |node: &Node| {
+            let mut node = again(node, CoreConfig::default(), &[107]);
+            node.begin();
+            node.policy(WEB);
+            node.endpoint(spec("web", 7, "app=web"));
+            node.sync();
+            node.tick(node.now.plus_secs(6));
+            node
+        };
+        let learned = node.now;
+        node.learn("www.cilium.io", &["1.1.1.1"]);
+        node.tick(learned.plus_secs(age));
+        node.tick(learned.plus_secs(age + 6));
+        assert!(named(&node));
+        assert_eq!(node.core.summary().names_zombies > 0, age > 60);
+        let files = node.datapath.files.clone();
+        node.event(Event::CleanNames(CleanNames::default()));
+        // Killed before the file was written, which is later than that it is told.
+        node.datapath.files = files;
+        let mut node = restarted(&node);
+        assert!(!named(&node), "{age}");
+        node.tick(node.now.plus_secs(31));
+        assert_eq!(node.identity("1.1.1.1"), None, "{age}");
+        node.learn("www.cilium.io", &["1.1.1.1"]);
+        assert!(node.identity("1.1.1.1").is_some());
+        node.tick(node.now.plus_secs(age));
+        node.tick(node.now.plus_secs(6));
+        let mut node = restarted(&node);
+        node.tick(node.now.plus_secs(31));
+        assert!(
+            node.identity("1.1.1.1").is_some(),
+            "{age}: asked again since"
+        );
+    }
+}
+
+#[test]
 fn what_is_left_of_a_dead_interface_goes_first() {
     let node = Node::usual();
     assert!(node.identity("10.0.0.7").is_some());

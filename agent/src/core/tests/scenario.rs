@@ -294,6 +294,20 @@ fn a_file_has_the_addresses_of_an_answer_together() {
 }
 
 #[test]
+fn a_file_has_the_revision_of_its_rules() {
+    for part in [1, usize::MAX] {
+        let mut node = Node::usual();
+        node.in_parts(part);
+        node.policy(&WEB.replace(r#"matchPattern: "*"}"#, "matchName: www.cilium.io}"));
+        let text = &node.datapath.files[&node.id()];
+        assert!(text.contains("www.cilium.io"), "{text}");
+        let rules = config_file::parse(text).unwrap().rules.unwrap();
+        let published = node.core.summary().published_revision;
+        assert_eq!(rules.revision, published, "parts of {part}");
+    }
+}
+
+#[test]
 fn a_pair_goes_once_lease_and_use_are_over() {
     let mut node = Node::usual_with(CoreConfig {
         max_deferred_deletes: 0,

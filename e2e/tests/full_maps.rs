@@ -134,9 +134,7 @@ fn an_endpoint_without_room_is_closed_and_others_go_on() {
         let _programs = lab.start_with(&good_names(), &options)?;
         assert_eq!(entries(lab)?, taken);
         lab.b.expect_open(at(web4(10), 80))?;
-        let error = lab
-            .add_endpoint(&lab.b, WEB)
-            .expect_err("there is no room");
+        let error = lab.add_endpoint(&lab.b, WEB).expect_err("there is no room");
         lab.b.expect_closed(at(web4(10), 80))?;
         ensure!(format!("{error:#}").contains("cilium_lxc"), "{error:#}");
         let text = problems(lab)?;

@@ -1,11 +1,24 @@
 //! `cargo xtask demo` and `cargo xtask bench`: programs of `e2e` that people look at.
 
+use std::fs;
+
 use anyhow::{Context as _, Result, bail};
 
 use crate::{previous, process, setup, workspace};
 
 /// The benchmark that replaces replicas of this version by those of the previous one.
 const PLAYS_VERSIONS: &str = "bench_ha";
+
+/// The benchmark that also tells what criterion measures of the core's parts, if all is measured.
+const OF_THE_CORE: &str = "bench_agent";
+const PARTS: &[&str] = &[
+    "bench",
+    "--locked",
+    "--package",
+    "holdfast-agent",
+    "--bench",
+    "core",
+];
 
 /// Builds everything and plays the story.
 pub(crate) fn demo(keep: bool) -> Result<()> {
@@ -42,6 +55,15 @@ pub(crate) fn bench(name: &str, args: &[String]) -> Result<()> {
         args.push(format!("--previous={}", previous.sdp.display()));
     }
     build_programs(&["--release"])?;
+    if bin == OF_THE_CORE && args.is_empty() {
+        let criterion = workspace::target_dir()?.join("criterion");
+        if criterion.exists() {
+            // Of an earlier run, maybe with others.
+            fs::remove_dir_all(&criterion)?;
+        }
+        process::run(process::command("cargo", PARTS))?;
+        args.push(format!("--criterion={}", criterion.display()));
+    }
     let program = workspace::target_dir()?.join("release").join(&bin);
     let mut bench = process::command(&program.to_string_lossy(), &[]);
     bench.args(args);

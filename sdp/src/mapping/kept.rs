@@ -45,7 +45,7 @@ fn seconds_between(from: BootTime, to: BootTime) -> u32 {
 }
 
 /// What an agent was told of pairs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Told {
     /// When they were seen.
     pub seen: BootTime,
@@ -54,8 +54,11 @@ pub struct Told {
 }
 
 impl Told {
-    fn is_all_of(self, pair: &Pair) -> bool {
-        pair.expires <= self.until && pair.seen_at <= self.seen
+    fn and(self, other: Self) -> Self {
+        Self {
+            seen: self.seen.max(other.seen),
+            until: self.until.max(other.until),
+        }
     }
 }
 
@@ -91,7 +94,9 @@ struct Pair {
     seen_at: BootTime,
     ttl: u32,
     expires: BootTime,
-    settled: bool,
+    /// What an agent has made durable: the last and the longest of what it was told. An answer
+    /// is told as it came, so these may be of two.
+    durable: Told,
     tries: u8,
     /// Until when a disk, the agent's or the journal's, says that it counts.
     written: BootTime,
@@ -113,7 +118,7 @@ impl Pair {
             merged.seen_at = shorter.seen_at;
             merged.ttl = seconds_between(merged.seen_at, merged.expires);
         }
-        merged.settled &= fresh.settled;
+        merged.durable = self.durable.and(fresh.durable);
         merged.written = self.written.max(fresh.written);
         merged.seen_written = self.seen_written.max(fresh.seen_written);
         merged
@@ -124,8 +129,12 @@ impl Pair {
         seconds_between(self.seen_at, self.expires)
     }
 
+    fn is_settled(&self) -> bool {
+        self.expires <= self.durable.until && self.seen_at <= self.durable.seen
+    }
+
     fn until(&self) -> BootTime {
-        if self.settled {
+        if self.is_settled() {
             self.expires
         } else {
             self.expires.plus_secs(UNSETTLED_SECS)
@@ -179,7 +188,7 @@ impl Kept {
                 seen_at: mapping.seen_at,
                 ttl: mapping.ttl,
                 expires,
-                settled: false,
+                durable: Told::default(),
                 tries: 0,
                 written: on_disk(expires),
                 seen_written: on_disk(mapping.seen_at),
@@ -187,9 +196,10 @@ impl Kept {
             match name.pairs.iter_mut().find(|pair| pair.address == *address) {
                 Some(pair) => {
                     // A promise covers what it outlasts: the agent need not hear of it.
-                    let settled = pair.expires > expires
-                        && (source == Source::Leased || pair.seen_at >= mapping.seen_at);
-                    *pair = pair.merged(Pair { settled, ..fresh });
+                    if source == Source::Leased && pair.is_settled() {
+                        pair.durable.seen = pair.durable.seen.max(fresh.seen_at);
+                    }
+                    *pair = pair.merged(fresh);
                 }
                 None => {
                     name.pairs.push(fresh);
@@ -202,7 +212,8 @@ impl Kept {
         }
     }
 
-    /// What of a mapping just kept is worth a write; from now on it counts as written.
+    /// What of a mapping just kept is worth a write; from now on it counts as written. What the
+    /// agent's disk has is not: nobody would tell when the journal may let go of it.
     pub fn to_write(&mut self, mapping: &Mapping, away: bool) -> Unwritten {
         let Some(asked) = self.names.get_mut(&mapping.name) else {
             return Unwritten::Nothing;
@@ -211,7 +222,8 @@ impl Kept {
             return Unwritten::Nothing;
         };
         let mut found = Unwritten::Nothing;
-        let own = |pair: &&mut Pair| mapping.addresses.contains(&pair.address);
+        let own =
+            |pair: &&mut Pair| !pair.is_settled() && mapping.addresses.contains(&pair.address);
         for pair in name.pairs.iter_mut().filter(own) {
             let lasts = pair.expires.0.saturating_sub(pair.seen_at.0);
             let slack = if away { BEHIND_AWAY } else { lasts / BEHIND };
@@ -244,7 +256,8 @@ impl Kept {
                 continue;
             };
             let behind = |pair: &Pair| {
-                !pair.settled && (pair.written < pair.expires || pair.seen_written < pair.seen_at)
+                !pair.is_settled()
+                    && (pair.written < pair.expires || pair.seen_written < pair.seen_at)
             };
             if name.pairs.iter().any(behind) {
                 for pair in &mut name.pairs {
@@ -263,8 +276,11 @@ impl Kept {
             return;
         };
         for pair in &mut name.pairs {
-            if told.is_all_of(pair) && addresses.contains(&pair.address) {
-                pair.settled = true;
+            if !addresses.contains(&pair.address) {
+                continue;
+            }
+            pair.durable = pair.durable.and(told);
+            if pair.is_settled() {
                 pair.written = pair.expires;
                 pair.seen_written = pair.seen_at;
             }
@@ -273,8 +289,9 @@ impl Kept {
 
     /// Lets go of pairs that the agent has made durable as far as told.
     pub fn drop_settled(&mut self, key: &Key, addresses: &[IpAddr], told: Told) {
+        self.settle(key, addresses, told);
         self.retain_pairs(key, |pair| {
-            !(told.is_all_of(pair) && addresses.contains(&pair.address))
+            !(pair.is_settled() && addresses.contains(&pair.address))
         });
     }
 
@@ -383,7 +400,7 @@ impl Kept {
     /// Names to send again: those that no agent has made durable, or all.
     pub fn keys(&self, all: bool) -> Vec<Key> {
         self.all()
-            .filter(|(_, _, kept)| all || kept.pairs.iter().any(|pair| !pair.settled))
+            .filter(|(_, _, kept)| all || kept.pairs.iter().any(|pair| !pair.is_settled()))
             .map(|(name, by, _)| (*by, name.clone()))
             .collect()
     }
@@ -404,9 +421,20 @@ impl Kept {
         self.mappings(key, |pair| which(&pair.address))
     }
 
+    /// Those of a mapping's pairs that no agent has made durable.
+    pub fn undurable(&self, mapping: &Mapping) -> Vec<IpAddr> {
+        let asked = self.names.get(&mapping.name);
+        let pairs = asked.and_then(|asked| asked.get(&mapping.endpoint));
+        let pairs = pairs.into_iter().flat_map(|name| &name.pairs);
+        pairs
+            .filter(|pair| !pair.is_settled() && mapping.addresses.contains(&pair.address))
+            .map(|pair| pair.address)
+            .collect()
+    }
+
     /// What an endpoint has learned of a name since an agent last made it durable.
     pub fn unsettled(&self, key: &Key) -> Vec<Mapping> {
-        let found = self.mappings(key, |pair| !pair.settled).into_iter();
+        let found = self.mappings(key, |pair| !pair.is_settled()).into_iter();
         found
             .map(|(mapping, _)| Mapping {
                 replayed: false,

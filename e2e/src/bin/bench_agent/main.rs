@@ -9,6 +9,7 @@ use clap::Parser;
 
 mod latency;
 mod names;
+mod parts;
 mod prefixes;
 mod report;
 mod selectors;
@@ -26,6 +27,9 @@ struct Options {
     /// Run this one workload and print its figures as JSON
     #[arg(long, hide = true)]
     part: Option<String>,
+    /// Criterion's directory, for the figures of `cargo bench -p holdfast-agent`
+    #[arg(long)]
+    criterion: Option<PathBuf>,
     /// Where the figures go
     #[arg(long, default_value = "target/bench/agent.json")]
     json: PathBuf,
@@ -65,6 +69,9 @@ fn main() -> Result<()> {
             // In a process of its own: memory that another let go of is not measured.
             report.add(in_process(name, options.short)?);
         }
+    }
+    if let Some(criterion) = &options.criterion {
+        report.add(parts::figures(criterion)?);
     }
     report.write(&options.json)?;
     println!("written to {}", options.json.display());

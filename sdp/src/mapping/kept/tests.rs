@@ -62,6 +62,72 @@ fn of_two_answers_the_last_one_and_the_longer_one_count() {
 }
 
 #[test]
+fn what_is_durable_is_no_work_under_a_promise() {
+    let mut kept = Kept::new(10);
+    let long = mapping("a.", &[1], 600, 10);
+    kept.keep(&long, 0);
+    assert_eq!(kept.to_write(&long, false), Unwritten::Pair);
+    kept.settle(&key(&long), &long.addresses, told(10, 610));
+    for (seen, away) in [(100, false), (300, false), (500, true)] {
+        let again = mapping("a.", &[1], 600 - u32::try_from(seen).unwrap(), seen);
+        kept.keep_leased(&again, 0);
+        assert_eq!(kept.to_write(&again, away), Unwritten::Nothing, "{seen}");
+    }
+    let both = mapping("a.", &[1, 2], 5, 510);
+    kept.keep_leased(&both, 0);
+    assert_eq!(kept.to_write(&both, false), Unwritten::Pair);
+    assert_eq!(
+        kept.undurable(&both),
+        both.addresses[1..],
+        "the other is durable"
+    );
+}
+
+/// Without leases every answer is told as it came, also one that lasts less long.
+#[test]
+fn a_shorter_answer_that_is_durable_too_leaves_nothing_to_tell() {
+    let long = mapping("a.", &[1], 600, 10);
+    let shorter = [mapping("a.", &[1], 20, 100), mapping("a.", &[1], 18, 101)];
+    let addresses = &long.addresses;
+    let mut kept = Kept::new(10);
+    kept.keep(&long, 0);
+    kept.settle(&key(&long), addresses, told(10, 610));
+    kept.keep(&shorter[0], 0);
+    assert_eq!(kept.keys(false).len(), 1);
+    kept.settle(&key(&long), addresses, told(100, 120));
+    assert_eq!(kept.keys(false), []);
+    assert_eq!(kept.replay(&key(&long), at(609)).len(), 1);
+    kept.expire(at(611));
+    assert!(kept.is_empty());
+
+    // Both on their way at once, as the journal hears of them.
+    let mut ledger = Kept::new(10);
+    shorter.iter().for_each(|mapping| ledger.keep(mapping, 0));
+    ledger.drop_settled(&key(&long), addresses, told(100, 120));
+    assert_eq!(ledger.len(), 1);
+    ledger.drop_settled(&key(&long), addresses, told(101, 119));
+    assert!(ledger.is_empty());
+}
+
+/// Learned without an agent, cleaned there, asked again: only the last answer opens it.
+#[test]
+fn what_was_refused_and_asked_again_stays_to_be_told() {
+    let (long, short) = (mapping("a.", &[1], 600, 10), mapping("a.", &[1], 20, 100));
+    for durable_before in [false, true] {
+        let mut kept = Kept::new(10);
+        kept.keep(&long, 0);
+        if durable_before {
+            kept.settle(&key(&long), &long.addresses, told(10, 610));
+        }
+        kept.keep(&short, 0);
+        kept.forget(&key(&long), &long.addresses, told(10, 610));
+        assert_eq!(kept.unsettled(&key(&long))[0].seen_at, at(100));
+        kept.settle(&key(&long), &long.addresses, told(99, 700));
+        assert_eq!(kept.keys(false).len(), 1, "the last one is on no disk");
+    }
+}
+
+#[test]
 fn the_same_pair_is_kept_once_and_replayed_as_seen() {
     let mut kept = Kept::new(100);
     kept.keep(&mapping("a.", &[1, 2], 60, 10), 0);

@@ -231,7 +231,13 @@ impl State {
     }
 
     fn learned(&self, mapping: &Mapping) -> Note {
-        Note::Learned(mapping.clone(), mapping.ttl.max(self.min_ttl))
+        let lasts = mapping.ttl.max(self.min_ttl);
+        let addresses = self.kept.undurable(mapping);
+        let mapping = Mapping {
+            addresses,
+            ..mapping.clone()
+        };
+        Note::Learned(mapping, lasts)
     }
 
     /// The agent went: what a disk may have been behind with is written now.

@@ -161,6 +161,22 @@ fn a_lost_agent_releases_what_is_held_and_voids_leases() {
 }
 
 #[test]
+fn an_agent_without_leases_is_told_nothing_again_where_ttls_count_down() {
+    let sink = sink();
+    sink.agent_up(epoch(0), None);
+    for ttl in [600, 30, 20] {
+        let mapping = Mapping { ttl, ..live("a.") };
+        assert_eq!(sink.learn(mapping, Box::new(|_| {})), Release::Held);
+        let batch = sink.next_batch(BootTime::now());
+        assert_eq!(batch.mappings[0].mapping.ttl, ttl);
+        sink.results(vec![durable(batch.mappings[0].sequence, None, 0)]);
+    }
+    sink.agent_down();
+    sink.agent_up(epoch(0), None);
+    assert!(sink.next_batch(BootTime::now()).is_empty());
+}
+
+#[test]
 fn the_same_epoch_gets_only_what_is_not_durable_and_a_new_one_all() {
     let (sink, seen) = (sink(), Seen::default());
     sink.agent_up(epoch(1), None);

@@ -1,5 +1,5 @@
-//! Policy documents come and go: labels before the rules that use them, rules before
-//! labels nobody uses any more.
+//! What a change of policy does to subjects, selectors and labels; in which order, says
+//! [`super::changes`].
 
 use std::collections::BTreeSet;
 

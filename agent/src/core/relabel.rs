@@ -1,6 +1,6 @@
 //! After a restart: labels before rules.
 //!
-//! A change of policy goes in three phases ([`super::policies`]): labels of new selectors
+//! A change of policy goes in three phases ([`super::changes`]): labels of new selectors
 //! under the old rules, the rules, labels that nobody asks for any more. A policy that changed
 //! while the agent was away must go the same way, or an address whose identity changes meets
 //! the new policy of its old identity: open for a moment although neither policy lets it

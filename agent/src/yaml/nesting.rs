@@ -382,7 +382,7 @@ mod tests {
     }
 
     proptest! {
-        #![proptest_config(ProptestConfig { cases: 4000, ..ProptestConfig::default() })]
+        #![proptest_config(ProptestConfig { cases: 1000, ..ProptestConfig::default() })]
 
         /// A sequence may stand at its mapping's own column, and a pair in brackets without
         /// braces: of two levels that the reader finds, the scanner sees one at least.

@@ -410,6 +410,11 @@ impl Proxy {
         let notice = self.answer_notice(asked, message, reading.learned.as_ref());
         let fate = match reading.learned {
             Some(learned) if labels::read(asked.question, 0, &mut name).is_some() => {
+                let left_out = learned.left_out;
+                if left_out > 0 {
+                    let left_out = u64::try_from(left_out).unwrap_or(u64::MAX);
+                    self.stats.addresses_left_out.add(left_out);
+                }
                 let mapping = Mapping {
                     endpoint: asked.endpoint,
                     name: name.to_fqdn(),

@@ -157,6 +157,8 @@ pub struct Stats {
     pub upstream_timeouts: Count,
     /// Queries not sent on because the same was in flight; its answer went to them, too.
     pub joined: Count,
+    /// Addresses of answers beyond those that are learned of one.
+    pub addresses_left_out: Count,
     /// Datagrams the kernel dropped because a receive queue was full.
     pub receive_overflow: Count,
     /// Queries waiting for their server.
@@ -212,6 +214,12 @@ impl Stats {
             "Queries not sent on because the same query of the same pod was in flight; its \
              answer went to them, too",
             self.joined.clone(),
+        );
+        registry.register(
+            "dns_addresses_left_out",
+            "Addresses of answers that had more than 1,024: those beyond were not learned, so the \
+             pod got addresses that are not open",
+            self.addresses_left_out.clone(),
         );
         registry.register(
             "dns_receive_overflow",

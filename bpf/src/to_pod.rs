@@ -50,6 +50,13 @@ impl Origin {
         self.local && mark::magic(self.mark) == mark::MAGIC_FROM_EGRESS_PROXY
     }
 
+    /// An answer of the proxy: it carries no identity. A query that the proxy
+    /// sends carries that of the pod that asked.
+    #[inline(always)]
+    fn is_answer(self) -> bool {
+        self.is_proxy() && mark::identity_of(self.mark).0 == 0
+    }
+
     #[inline(always)]
     fn identity(self, packet: &Packet) -> u32 {
         if self.local {
@@ -144,11 +151,12 @@ fn judge_flow(ctx: &TcContext, packet: &Packet, trace: &mut Trace) -> Result<Rea
             }
             // The note may be evicted: then policy says where the pod's packets go.
             if note == Note::None && policy::redirects_replies_to(packet) {
-                if origin.is_proxy() {
+                if origin.is_answer() {
                     return Ok(Reason::Reply);
                 }
-                // A segment of a connection that the server opened is ingress policy's.
-                if packet.protocol == UDP {
+                // A segment of a connection that the server opened is ingress policy's,
+                // and so is a query of the proxy.
+                if packet.protocol == UDP && !origin.is_proxy() {
                     return Err(Reason::ForgedAnswer);
                 }
             }

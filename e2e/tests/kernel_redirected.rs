@@ -8,15 +8,15 @@ use holdfast_e2e::kernel::{
     attachment, with_kernel,
 };
 use holdfast_e2e::packet::{ACK, FIN, Packet, SYN, Transport, tcp, udp, unreachable};
-use shared_maps::Be16;
 use shared_maps::conntrack::{
     CtKey4, CtValue, DIR_OUT, FLAG_PROXY_REDIRECT, FLAG_SEEN_NON_SYN, LIFETIME_TCP,
 };
 use shared_maps::event::Reason;
-use shared_maps::mark::{MAGIC_FROM_EGRESS_PROXY, MAGIC_TO_PROXY, to_proxy};
+use shared_maps::mark::{self, MAGIC_FROM_EGRESS_PROXY, MAGIC_TO_PROXY, to_proxy};
 use shared_maps::policy::{EGRESS, INGRESS, PolicyKey, PolicyValue};
 use shared_maps::redirect::{self, RedirectKey, RedirectValue};
 use shared_maps::user::{MapKind, monotonic_ns};
+use shared_maps::{Be16, IdentityId};
 
 const TCP: u8 = 6;
 const UDP: u8 = 17;
@@ -135,6 +135,9 @@ fn answers_pass_although_every_note_was_evicted() {
             expect(k, &segment, PROXY, true, Reason::Reply)?;
             let other = frame(stranger, pod, udp(53, 4000));
             expect(k, &other, From::Outside, true, Reason::Allowed)?;
+            // A query of the proxy carries the identity of the pod that asks.
+            let query = From::Local(mark::from_proxy(IdentityId(3000)));
+            expect(k, &answer, query, true, Reason::Allowed)?;
         }
         Ok(())
     });

@@ -9,7 +9,7 @@ use std::{
 use serde::Deserialize as _;
 
 use super::{EndpointDocument, EndpointError};
-use crate::watched_dir;
+use crate::{watched_dir, yaml};
 
 const PREFIX: &str = "dir/";
 
@@ -41,18 +41,17 @@ pub(super) fn read(dir: &Path) -> io::Result<Listing> {
     let mut listing = Listing::default();
     for (name, text) in watched_dir::read(dir)? {
         let file = format!("{PREFIX}{name}");
-        let parsed = match text {
-            Ok(text) => parse(&file, &text),
-            Err(error) => Err(EndpointError::Parse(error.to_string())),
-        };
-        match parsed {
-            Ok((documents, None)) => listing.documents.extend(documents),
-            Ok((documents, Some((key, error)))) => {
+        match text {
+            Ok(text) => {
+                let (documents, ending) = parse(&file, &text);
                 listing.documents.extend(documents);
-                listing.documents.insert(key, Err(error));
-                listing.torn.insert(file);
+                if ending == Ending::Torn {
+                    listing.torn.insert(file);
+                }
             }
             Err(error) => {
+                let text = format!("{error}; {}", error.remedy());
+                let error = EndpointError::Parse(text);
                 listing.documents.insert(file.clone(), Err(error));
                 listing.torn.insert(file);
             }
@@ -61,35 +60,37 @@ pub(super) fn read(dir: &Path) -> io::Result<Listing> {
     Ok(listing)
 }
 
-type Keyed<T> = (String, T);
-type Parsed = (
-    Vec<Keyed<Result<EndpointDocument, EndpointError>>>,
-    Option<Keyed<EndpointError>>,
-);
+/// Whether all documents of a file are known.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Ending {
+    Whole,
+    Torn,
+}
 
-/// Documents of a text, and what ends it early.
-fn parse(file: &str, text: &str) -> Result<Parsed, EndpointError> {
+type Keyed = (String, Result<EndpointDocument, EndpointError>);
+
+fn parse(file: &str, text: &str) -> (Vec<Keyed>, Ending) {
     if text.trim().is_empty() {
-        let reason = "the file is empty; delete it to remove its endpoints";
-        return Err(EndpointError::Parse(reason.to_owned()));
+        let reason = "the file is empty; delete it to remove its endpoints".to_owned();
+        let error = EndpointError::Parse(reason);
+        return (vec![(file.to_owned(), Err(error))], Ending::Torn);
     }
     let mut documents = Vec::new();
-    for (index, document) in serde_yaml_ng::Deserializer::from_str(text).enumerate() {
+    let mut ending = Ending::Whole;
+    for (index, document) in yaml::documents(text).iter().enumerate() {
         let key = match index {
             0 => file.to_owned(),
             n => format!("{file}#{}", n + 1),
         };
-        // By way of the YAML value: a field of the wrong form costs its document, a syntax
-        // error costs all that follows it.
-        let value = match serde_yaml_ng::Value::deserialize(document) {
-            Ok(value) => value,
-            Err(error) => {
-                let error = EndpointError::Parse(error.to_string());
-                return Ok((documents, Some((key, error))));
+        let document = match document.value() {
+            Ok(value) => Option::<EndpointDocument>::deserialize(value)
+                .map_err(|error| EndpointError::Parse(error.to_string())),
+            Err(fault) => {
+                ending = Ending::Torn;
+                let text = format!("{fault}; {}", fault.remedy());
+                Err(EndpointError::Parse(text))
             }
         };
-        let document = serde_yaml_ng::from_value::<Option<EndpointDocument>>(value)
-            .map_err(|e| EndpointError::Parse(e.to_string()));
         match document {
             // An empty document, as after a closing `---`.
             Ok(None) => {}
@@ -100,16 +101,16 @@ fn parse(file: &str, text: &str) -> Result<Parsed, EndpointError> {
             Err(error) => documents.push((key, Err(error))),
         }
     }
-    Ok((documents, None))
+    (documents, ending)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn documents(text: &str) -> Vec<Keyed<Result<EndpointDocument, EndpointError>>> {
-        let (documents, torn) = parse("dir/a.yaml", text).unwrap();
-        assert!(torn.is_none(), "{torn:?}");
+    fn documents(text: &str) -> Vec<Keyed> {
+        let (documents, ending) = parse("dir/a.yaml", text);
+        assert_eq!(ending, Ending::Whole);
         documents
     }
 

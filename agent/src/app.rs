@@ -328,6 +328,7 @@ fn core_config(config: &Config, epoch: &Epoch) -> CoreConfig {
         restore_grace: config.identity_restore_grace,
         preallocate_identities: config.preallocate_identities,
         max_fqdn_identities: config.max_fqdn_identities,
+        refused_prefixes: config.refused_prefixes.clone(),
         max_ips_per_restored_rule: config.max_ips_per_restored_rule,
         policy_map_max: usize::try_from(config.map_sizes.policy).unwrap_or(usize::MAX),
         ipcache_max: usize::try_from(config.map_sizes.ipcache).unwrap_or(usize::MAX),
@@ -491,6 +492,8 @@ mod tests {
             "--tofqdns-preallocate-identities=false",
             "--dns-max-ips-per-restored-rule=7",
             "--tofqdns-endpoint-max-ip-per-hostname=8",
+            "--tofqdns-refuse-prefix=10.96.0.0/12,192.0.2.1",
+            "--tofqdns-refuse-prefix=fd00::/8",
         ];
         let Command::Run(args) = Cli::try_parse_from(line).unwrap().command else {
             panic!("not run");
@@ -502,6 +505,14 @@ mod tests {
         let core = core_config(&Config::try_from(*args).unwrap(), &epoch);
         assert_eq!(core.restore_grace, Duration::from_secs(600));
         assert!(!core.preallocate_identities);
+        let refused = |text: &str| {
+            core.refused_prefixes
+                .covering(text.parse().unwrap())
+                .is_some()
+        };
+        assert!(refused("10.100.0.1") && refused("192.0.2.1") && refused("fd00::1"));
+        assert!(!refused("169.254.169.254"));
+        assert_eq!(core.max_fqdn_identities, Some(8192));
         assert_eq!(core.max_ips_per_restored_rule, 7);
         assert_eq!(core.max_ips_per_name, 8);
         assert_eq!((core.boot_id.as_str(), core.start), ("b", 3));

@@ -25,6 +25,7 @@ mod mappings;
 pub mod plan;
 mod policies;
 mod reconcile;
+mod refused;
 mod relabel;
 mod restore;
 mod rules;

@@ -20,6 +20,7 @@ use super::{
     config::CoreConfig,
     event::{EndpointSpec, MappingEvent, MappingOutcome, StreamId},
     plan::Plan,
+    refused::RecentlyRefused,
     snapshot::Counters,
 };
 use crate::{
@@ -101,6 +102,8 @@ pub(super) struct State {
     /// Mappings that came before the sources were synced.
     pub early: Vec<MappingEvent>,
     pub unresolved: BTreeSet<IpNet>,
+    /// Addresses of answers that got no label lately.
+    pub refused: RecentlyRefused,
     /// What was asked to be forgotten, the newest last.
     pub cleaned: VecDeque<Cleaned>,
     /// The file does not have it yet.

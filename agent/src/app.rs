@@ -39,6 +39,7 @@ use crate::{
         server::{About, Native},
     },
     health::{self, Health},
+    lane::Lane,
     liveness, node,
     policy::source::dir::PolicyDir,
     proxies::{Proxies, RulesTable},
@@ -152,6 +153,8 @@ pub struct Agent {
     rules: watch::Receiver<Arc<RulesTable>>,
     thread: CoreThread,
     builtin: Option<Arc<BuiltinProxy>>,
+    /// Mapping and rules streams of proxies: clients of other services do not delay them.
+    streams: Lane,
     tasks: TaskTracker,
     stop: CancellationToken,
     rim_stop: CancellationToken,
@@ -240,7 +243,8 @@ impl Agent {
         let allowed = Allowed {
             group: Some(config.sdp_group),
         };
-        tasks.spawn(native.serve(sdp_listener, allowed));
+        let streams = Lane::start("streams").context("starting the thread of proxies' streams")?;
+        tasks.spawn_on(native.serve(sdp_listener, allowed), streams.handle());
         if let Some(listener) = fqdndata_listener {
             let service = FqdnDataService::start(
                 core.clone(),
@@ -281,6 +285,7 @@ impl Agent {
             rules,
             thread,
             builtin,
+            streams,
             tasks,
             stop,
             rim_stop,
@@ -306,6 +311,7 @@ impl Agent {
         {
             tracing::warn!("some tasks did not end in time");
         }
+        drop(self.streams);
         self.thread.stop().await;
     }
 }

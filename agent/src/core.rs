@@ -24,6 +24,7 @@ mod identities;
 mod mappings;
 pub mod plan;
 mod policies;
+mod rate;
 mod reconcile;
 mod refused;
 mod relabel;

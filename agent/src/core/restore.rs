@@ -6,7 +6,7 @@ use std::{
     net::IpAddr,
 };
 
-use holdfast_sdp::{mapping::BootTime, policy::table::PolicyHandle};
+use holdfast_sdp::{mapping::BootTime, policy::table::PolicyHandle, quota::Quota};
 use ipnet::IpNet;
 use shared_maps::{EndpointId, IdentityId, lxc::FLAG_HOST};
 
@@ -15,6 +15,7 @@ use super::{
     config::{CoreConfig, Restored},
     directory::RuleKey,
     event::EndpointSpec,
+    mappings::MAX_EARLY,
     plan::Plan,
     snapshot::Counters,
     state::{CheckpointDue, State, Sync, Undo},
@@ -99,12 +100,13 @@ impl State {
             lxc: restored.lxc.iter().copied().collect(),
             lxc_dirty: BTreeSet::new(),
             streams: BTreeSet::new(),
-            buckets: Default::default(),
+            rates: Default::default(),
             promised: BTreeMap::new(),
             departed: BTreeMap::new(),
             revocations: BTreeMap::new(),
             next_revocation: 1,
             early: Vec::new(),
+            early_shares: Quota::new(MAX_EARLY),
             unresolved: BTreeSet::new(),
             refused: Default::default(),
             cleaned: VecDeque::new(),

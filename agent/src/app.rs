@@ -45,6 +45,7 @@ use crate::{
         server::{About, Native},
     },
     health::{self, Health},
+    lane::Lane,
     liveness, node,
     policy::source::dir::PolicyDir,
     proxies::{Proxies, RulesTable},
@@ -160,6 +161,8 @@ pub struct Agent {
     rules: watch::Receiver<Arc<RulesTable>>,
     thread: CoreThread,
     builtin: Option<Arc<BuiltinProxy>>,
+    /// Mapping and rules streams of proxies: clients of other services do not delay them.
+    streams: Lane,
     tasks: TaskTracker,
     stop: CancellationToken,
     rim_stop: CancellationToken,
@@ -258,7 +261,8 @@ impl Agent {
         let allowed = Allowed {
             group: Some(config.sdp_group),
         };
-        tasks.spawn(native.serve(sdp_listener, allowed));
+        let streams = Lane::start("streams").context("starting the thread of proxies' streams")?;
+        tasks.spawn_on(native.serve(sdp_listener, allowed), streams.handle());
         if let Some(listener) = fqdndata_listener {
             let service = FqdnDataService::start(
                 core.clone(),
@@ -299,6 +303,7 @@ impl Agent {
             rules,
             thread,
             builtin,
+            streams,
             tasks,
             stop,
             rim_stop,
@@ -324,6 +329,7 @@ impl Agent {
         {
             tracing::warn!("some tasks did not end in time");
         }
+        drop(self.streams);
         self.thread.stop().await;
     }
 }
@@ -346,6 +352,7 @@ fn core_config(config: &Config, epoch: &Epoch) -> CoreConfig {
         restore_grace: config.identity_restore_grace,
         preallocate_identities: config.preallocate_identities,
         max_fqdn_identities: config.max_fqdn_identities,
+        refused_prefixes: config.refused_prefixes.clone(),
         max_ips_per_restored_rule: config.max_ips_per_restored_rule,
         policy_map_max: usize::try_from(config.map_sizes.policy).unwrap_or(usize::MAX),
         ipcache_max: usize::try_from(config.map_sizes.ipcache).unwrap_or(usize::MAX),
@@ -509,6 +516,8 @@ mod tests {
             "--tofqdns-preallocate-identities=false",
             "--dns-max-ips-per-restored-rule=7",
             "--tofqdns-endpoint-max-ip-per-hostname=8",
+            "--tofqdns-refuse-prefix=10.96.0.0/12,192.0.2.1",
+            "--tofqdns-refuse-prefix=fd00::/8",
         ];
         let Command::Run(args) = Cli::try_parse_from(line).unwrap().command else {
             panic!("not run");
@@ -520,6 +529,14 @@ mod tests {
         let core = core_config(&Config::try_from(*args).unwrap(), &epoch);
         assert_eq!(core.restore_grace, Duration::from_secs(600));
         assert!(!core.preallocate_identities);
+        let refused = |text: &str| {
+            core.refused_prefixes
+                .covering(text.parse().unwrap())
+                .is_some()
+        };
+        assert!(refused("10.100.0.1") && refused("192.0.2.1") && refused("fd00::1"));
+        assert!(!refused("169.254.169.254"));
+        assert_eq!(core.max_fqdn_identities, Some(8192));
         assert_eq!(core.max_ips_per_restored_rule, 7);
         assert_eq!(core.max_ips_per_name, 8);
         assert_eq!((core.boot_id.as_str(), core.start), ("b", 3));

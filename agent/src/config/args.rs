@@ -11,6 +11,7 @@ use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum};
 use super::{RejectCode, duration};
 use crate::{
     datapath::kernel::MapSizes,
+    fqdn::refused::{self, RefusedValue},
     labels::{Label, LabelError},
     named_port::{NamedPortError, NamedPorts},
     policy::trace::{Port, PortError},
@@ -499,6 +500,17 @@ pub struct RunArgs {
         env = "HOLDFAST_TOFQDNS_MAX_IDENTITIES"
     )]
     pub tofqdns_max_identities: MaxIdentities,
+    /// Prefix (or address) whose addresses get no label of a name, whatever answers say, so that the
+    /// owner of a name cannot open them (DNS rebinding); may be repeated. toCIDR rules open them as
+    /// before. Given prefixes replace the default; "none" refuses nothing, as Cilium does
+    #[arg(
+        long = "tofqdns-refuse-prefix",
+        value_name = "PREFIX",
+        value_delimiter = ',',
+        default_values = refused::DEFAULT,
+        env = "HOLDFAST_TOFQDNS_REFUSE_PREFIX"
+    )]
+    pub tofqdns_refuse_prefix: Vec<RefusedValue>,
     /// Most server addresses listed per rule in DNSRulesV2 of ep_config.json
     #[arg(
         long,

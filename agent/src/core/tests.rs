@@ -17,6 +17,7 @@ mod model;
 mod named_ports;
 mod oracle;
 mod overlaps;
+mod rebinding;
 mod reconcile;
 mod restart;
 mod scenario;

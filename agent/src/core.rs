@@ -26,6 +26,7 @@ pub mod plan;
 mod policies;
 mod rate;
 mod reconcile;
+mod refused;
 mod relabel;
 mod restore;
 mod rules;

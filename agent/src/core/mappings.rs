@@ -124,6 +124,11 @@ impl State {
         };
         let mut prefixes = Vec::with_capacity(mapping.addresses.len().min(TAKEN_ADDRESSES));
         for address in mapping.addresses.iter().copied().take(TAKEN_ADDRESSES) {
+            if self.config.refused_prefixes.covering(address).is_some() {
+                self.counters.addresses_refused += 1;
+                self.refused.note(&mapping.name, address);
+                continue;
+            }
             if !self.is_plumbed(address) {
                 continue;
             }
@@ -243,7 +248,8 @@ impl State {
         IdentityId::world_of(family, dual)
     }
 
-    /// Whether an address may carry a name's label: those of this node never do.
+    /// Whether an address may carry a name's label: those of this node never do, nor those of
+    /// refused prefixes.
     pub(super) fn is_plumbed(&self, address: IpAddr) -> bool {
         let sound = match address {
             IpAddr::V4(v4) => self.config.enable_ipv4 && !v4.is_broadcast(),
@@ -258,6 +264,7 @@ impl State {
             && !address.is_multicast()
             && !address.is_unspecified()
             && !self.ipcache.is_local(address)
+            && self.config.refused_prefixes.covering(address).is_none()
     }
 
     /// Fills in what became of the mappings once the plan ran.

@@ -22,6 +22,7 @@ use super::{
     event::{EndpointSpec, MappingEvent, MappingOutcome, StreamId},
     plan::Plan,
     rate::MappingRate,
+    refused::RecentlyRefused,
     snapshot::Counters,
 };
 use crate::{
@@ -105,6 +106,8 @@ pub(super) struct State {
     /// Each endpoint's share of them.
     pub early_shares: Quota<EndpointId>,
     pub unresolved: BTreeSet<IpNet>,
+    /// Addresses of answers that got no label lately.
+    pub refused: RecentlyRefused,
     /// What was asked to be forgotten, the newest last.
     pub cleaned: VecDeque<Cleaned>,
     /// The file does not have it yet.

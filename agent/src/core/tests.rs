@@ -4,6 +4,7 @@ mod breaker;
 mod chunks;
 mod cuts;
 mod failures;
+mod holders;
 mod ingress;
 mod interleaved;
 mod kept_later;

@@ -62,10 +62,9 @@ impl Native {
         tasks: TaskTracker,
         stop: CancellationToken,
     ) -> Self {
-        let holders = Holders::new(core.clone(), tasks.clone(), stop.clone());
         Self {
             about: Arc::new(about),
-            holders,
+            holders: Holders::default(),
             core,
             proxies,
             tasks,
@@ -77,6 +76,9 @@ impl Native {
     pub async fn serve(self, listener: UnixListener, allowed: Allowed) {
         let (sender, incoming) = mpsc::channel::<std::io::Result<Checked>>(ACCEPTED);
         let stop = self.stop.clone();
+        let holders = self.holders.clone();
+        self.tasks
+            .spawn(holders.run(self.core.clone(), stop.clone()));
         self.tasks.spawn({
             let stop = stop.clone();
             async move {

@@ -3,7 +3,7 @@
 use aya_ebpf::programs::TcContext;
 use shared_maps::{
     FAMILY_IPV4, FAMILY_IPV6, IdentityId,
-    conntrack::{DIR_IN, DIR_OUT},
+    conntrack::{DIR_IN, DIR_OUT, FLAG_PROXY_REDIRECT},
     event::Reason,
     mark,
     policy::EGRESS,
@@ -19,8 +19,10 @@ use crate::{
     policy, redirect, transparent,
 };
 
-/// `TCX_PASS`: on to the stack.
-pub(crate) const PASS: i32 = 0;
+/// `TCX_NEXT`: programs after ours at this interface run, then the stack.
+pub(crate) const NEXT: i32 = -1;
+/// `TCX_PASS`: on to the stack at once.
+const PASS: i32 = 0;
 /// `TCX_DROP`.
 pub(crate) const DROP: i32 = 2;
 
@@ -46,7 +48,8 @@ pub(crate) fn run(ctx: &TcContext) -> i32 {
     finish(packet, &trace, verdict, EGRESS)
 }
 
-/// Counts, records, and turns the verdict into the program's result.
+/// Counts, records, and turns the verdict into the program's result. A packet
+/// on its way to the proxy ends the chain: no other program may take it elsewhere.
 #[inline(always)]
 pub(crate) fn finish(
     packet: &Packet,
@@ -55,7 +58,8 @@ pub(crate) fn finish(
     egress: u8,
 ) -> i32 {
     let (reason, result) = match verdict {
-        Ok(reason) => (reason, PASS),
+        Ok(reason @ (Reason::Redirected | Reason::Returned)) => (reason, PASS),
+        Ok(reason) => (reason, NEXT),
         Err(reason) => (reason, DROP),
     };
     events::count(reason, packet.len);
@@ -135,14 +139,16 @@ fn judge_flow(
         }
     } else if !packet.is_syn() {
         let now = conntrack::now();
-        if let Some(value) = conntrack::find(packet, DIR_IN, As::Reply, now) {
+        if let Some(value) = conntrack::find(packet, DIR_IN, As::Reply, now)
+            && (conntrack::is_opened(value, packet)
+                || !policy::redirects(packet, identity_of_destination(packet)))
+        {
             conntrack::touch(value, packet, Side::Local, now);
             return Ok((0, Reason::Reply));
         }
     }
 
-    let identity = maps::identity_of(packet.daddr.bytes(), packet.family)
-        .unwrap_or(IdentityId::world_of(packet.family, config::dual_stack()).0);
+    let identity = identity_of_destination(packet);
     trace.remote_identity = identity;
     let judged = policy::judge(packet, identity, EGRESS);
     let proxy = judged.unwrap_or(0);
@@ -151,7 +157,12 @@ fn judge_flow(
     if !noted {
         return Err(Reason::RedirectFull);
     }
-    match conntrack::forward(packet, DIR_OUT, Side::Local, proxy != 0, config::identity()) {
+    let kind = if proxy == 0 {
+        0
+    } else {
+        FLAG_PROXY_REDIRECT
+    };
+    match conntrack::forward(packet, DIR_OUT, Side::Local, kind, config::identity()) {
         Forwarded::Known => {}
         Forwarded::New => trace.new = true,
         Forwarded::Full => events::count(Reason::ConntrackFull, packet.len),
@@ -161,4 +172,10 @@ fn judge_flow(
     } else {
         Ok((mark::to_proxy(u16::from_be(proxy)), Reason::Redirected))
     }
+}
+
+#[inline(always)]
+fn identity_of_destination(packet: &Packet) -> u32 {
+    maps::identity_of(packet.daddr.bytes(), packet.family)
+        .unwrap_or(IdentityId::world_of(packet.family, config::dual_stack()).0)
 }

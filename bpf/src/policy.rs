@@ -20,21 +20,8 @@ use crate::{
 /// highest precedence for the exact identity needs no second look.
 #[inline(never)]
 pub(crate) fn judge(packet: &Packet, identity: u32, egress: u8) -> Result<u16, Reason> {
-    let exact = lookup(packet, identity, egress);
-    let (label, entry) = match exact {
-        Some(entry) if entry.precedence == PRECEDENCE_DENY => (identity, entry),
-        _ => match (exact, lookup(packet, 0, egress)) {
-            (None, None) => return Err(Reason::PolicyDenied),
-            (Some(entry), None) => (identity, entry),
-            (None, Some(any)) => (0, any),
-            (Some(entry), Some(any)) => {
-                if beats(&any, &entry) {
-                    (0, any)
-                } else {
-                    (identity, entry)
-                }
-            }
-        },
+    let Some((label, entry)) = decide(packet, identity, egress) else {
+        return Err(Reason::PolicyDenied);
     };
     account(packet, label, egress, &entry);
     if entry.is_deny() {
@@ -45,6 +32,35 @@ pub(crate) fn judge(packet: &Packet, identity: u32, egress: u8) -> Result<u16, R
         return Err(Reason::PolicyDeny);
     }
     Ok(proxy)
+}
+
+/// Whether policy sends packets like this one of the pod to the proxy. Counts nothing.
+#[inline(never)]
+pub(crate) fn redirects(packet: &Packet, identity: u32) -> bool {
+    packet.is_redirectable()
+        && decide(packet, identity, EGRESS)
+            .is_some_and(|(_, entry)| !entry.is_deny() && entry.proxy_port.to_wire() != 0)
+}
+
+/// The entry that decides, with the identity that it is for.
+#[inline(always)]
+fn decide(packet: &Packet, identity: u32, egress: u8) -> Option<(u32, PolicyValue)> {
+    let exact = lookup(packet, identity, egress);
+    match exact {
+        Some(entry) if entry.precedence == PRECEDENCE_DENY => Some((identity, entry)),
+        _ => match (exact, lookup(packet, 0, egress)) {
+            (None, None) => None,
+            (Some(entry), None) => Some((identity, entry)),
+            (None, Some(any)) => Some((0, any)),
+            (Some(entry), Some(any)) => {
+                if beats(&any, &entry) {
+                    Some((0, any))
+                } else {
+                    Some((identity, entry))
+                }
+            }
+        },
+    }
 }
 
 #[inline(always)]

@@ -278,13 +278,15 @@ impl Kernel {
         })
     }
 
+    /// Packets of `reason` so far.
+    pub fn counted(&self, reason: Reason) -> Result<u64> {
+        let values = self.counters.get_per_cpu(&u32::from(reason as u8))?;
+        Ok(values.iter().flatten().map(|value| value.packets).sum())
+    }
+
     fn counts(&self) -> Result<Vec<u64>> {
-        let mut counts = Vec::new();
-        for reason in Reason::ALL {
-            let values = self.counters.get_per_cpu(&u32::from(reason as u8))?;
-            counts.push(values.iter().flatten().map(|value| value.packets).sum());
-        }
-        Ok(counts)
+        let all = Reason::ALL.into_iter();
+        all.map(|reason| self.counted(reason)).collect()
     }
 
     /// The redirect entry of a destination.

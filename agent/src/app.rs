@@ -25,6 +25,7 @@ use crate::{
         files::{StateFiles, later::LaterFiles},
         interfaces::Interfaces,
         kernel::{KernelConfig, KernelDatapath},
+        notrack,
         plan::Datapath,
         routing,
     },
@@ -84,6 +85,9 @@ pub async fn run(mut config: Config) -> Result<()> {
         found.bound_pre_cache(path, config.map_sizes.ipcache);
     }
     routing::install(config.ipv4, config.ipv6).await?;
+    if let Err(error) = notrack::install() {
+        tracing::error!(%error, "queries to addresses that this node translates time out");
+    }
     let interfaces = if config.transparent {
         let mut interfaces = Interfaces::new(datapath.programs().clone(), maps.clone());
         match interfaces.refresh().await {

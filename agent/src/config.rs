@@ -92,7 +92,7 @@ pub struct Config {
     pub ipv6: bool,
     /// Give FQDN selectors their identity before an address is known.
     pub preallocate_identities: bool,
-    /// Most identities that answers may give the label of a name; none = any number.
+    /// Most combinations of names that answers may give an identity; none = any number.
     pub max_fqdn_identities: Option<usize>,
     /// Most server addresses listed per restored rule.
     pub max_ips_per_restored_rule: usize,
@@ -223,7 +223,7 @@ impl TryFrom<RunArgs> for Config {
             ipv4: args.enable_ipv4,
             ipv6: args.enable_ipv6,
             preallocate_identities: args.tofqdns_preallocate_identities,
-            max_fqdn_identities: args.tofqdns_max_identities,
+            max_fqdn_identities: args.tofqdns_max_identities.0,
             max_ips_per_restored_rule: args.dns_max_ips_per_restored_rule,
             identity_restore_grace: args.identity_restore_grace_period,
             map_sizes,

@@ -127,8 +127,13 @@ impl Sample {
         )?;
         out.gauge(
             "identity_fqdn",
-            "Local identities with the label of a name: what --tofqdns-max-identities limits",
+            "Local identities with the label of a name",
             count(summary.fqdn_identities),
+        )?;
+        out.gauge(
+            "identity_fqdn_combinations",
+            "Local identities with the labels of several names' selectors: what --tofqdns-max-identities limits",
+            count(summary.fqdn_combinations),
         )?;
         out.gauge(
             "identity_limited_addresses",

@@ -4,9 +4,8 @@ use aya_ebpf::helpers::bpf_ktime_get_ns;
 use shared_maps::{
     Be16, FAMILY_IPV4,
     conntrack::{
-        CtKey4, CtKey6, CtValue, FLAG_FROM_PROXY, FLAG_PROXY_REDIRECT, FLAG_RX_CLOSING,
-        FLAG_SEEN_NON_SYN, FLAG_TX_CLOSING, LIFETIME_ANY, LIFETIME_CLOSE, LIFETIME_DNS_REDIRECT,
-        LIFETIME_SYN, LIFETIME_TCP,
+        CtKey4, CtKey6, CtValue, DIR_OUT, FLAG_FROM_PROXY, FLAG_PROXY_REDIRECT, FLAG_RX_CLOSING,
+        FLAG_SEEN_NON_SYN, FLAG_TX_CLOSING, LIFETIME_ANY, LIFETIME_CLOSE, LIFETIME_SYN, LIFETIME_TCP,
     },
 };
 
@@ -16,8 +15,7 @@ use crate::{
 };
 
 const CLOSED: u16 = FLAG_RX_CLOSING | FLAG_TX_CLOSING;
-
-/// Flags that [`forward`] is given.
+/// Who made the flow, and where it goes.
 const KIND: u16 = FLAG_PROXY_REDIRECT | FLAG_FROM_PROXY;
 
 /// Seconds of the clock that lifetimes are in.
@@ -97,7 +95,7 @@ pub(crate) fn find(packet: &Packet, direction: u8, role: As, now: u32) -> Option
     (unsafe { (*value).lifetime } >= now).then_some(value)
 }
 
-/// Whether the flow of `value` was redirected to the proxy.
+/// Whether a program of an earlier release redirected the flow of `value` to the proxy.
 #[inline(always)]
 pub(crate) fn is_redirected(value: *mut CtValue) -> bool {
     // SAFETY: as in `find`.
@@ -108,7 +106,7 @@ pub(crate) fn is_redirected(value: *mut CtValue) -> bool {
 /// the pod are replies also where policy redirects the way there. One TCP
 /// segment opens a connection only if it is a SYN, and one datagram opens none:
 /// a server could turn the pod's later queries into replies with it. Of
-/// datagrams only those of this node's proxy count.
+/// datagrams only queries of this node's proxy count.
 #[inline(always)]
 pub(crate) fn is_opened(value: *mut CtValue, packet: &Packet) -> bool {
     // SAFETY: as in `find`.
@@ -138,7 +136,7 @@ pub(crate) fn touch(value: *mut CtValue, packet: &Packet, side: Side, now: u32) 
             }
             tcp_state(&mut flags, packet, side, now, (*value).lifetime)
         } else {
-            now + any_lifetime(flags)
+            now + LIFETIME_ANY
         };
         if flags != (*value).flags {
             (*value).flags = flags;
@@ -146,15 +144,6 @@ pub(crate) fn touch(value: *mut CtValue, packet: &Packet, side: Side, now: u32) 
         if lifetime != (*value).lifetime {
             (*value).lifetime = lifetime;
         }
-    }
-}
-
-#[inline(always)]
-fn any_lifetime(flags: u16) -> u32 {
-    if flags & FLAG_PROXY_REDIRECT != 0 {
-        LIFETIME_DNS_REDIRECT
-    } else {
-        LIFETIME_ANY
     }
 }
 
@@ -184,6 +173,18 @@ fn tcp_state(flags: &mut u16, packet: &Packet, side: Side, now: u32, old: u32) -
     }
 }
 
+/// Ends the connection that the pod opened with `packet`, if there is one: what
+/// goes to the proxy from now on has none, and the server's direct answers are
+/// replies no longer.
+#[inline(always)]
+pub(crate) fn end(packet: &Packet) {
+    let value = entry(packet, DIR_OUT, As::Forward);
+    if !value.is_null() {
+        // SAFETY: as in `find`.
+        unsafe { (*value).lifetime = 0 };
+    }
+}
+
 /// What [`forward`] did.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Forwarded {
@@ -196,7 +197,7 @@ pub(crate) enum Forwarded {
 }
 
 /// Notes a forward packet that policy allows; makes the entry if there is none.
-/// `kind` is 0, `FLAG_PROXY_REDIRECT` or `FLAG_FROM_PROXY`.
+/// `kind` is 0 or `FLAG_FROM_PROXY`.
 #[inline(never)]
 pub(crate) fn forward(
     packet: &Packet,
@@ -235,7 +236,7 @@ pub(crate) fn forward(
     let lifetime = if packet.protocol == TCP {
         tcp_state(&mut flags, packet, side, now, 0)
     } else {
-        now + any_lifetime(flags)
+        now + LIFETIME_ANY
     };
     let (tx, rx) = match side {
         Side::Local => (packet.tcp_flags, 0),

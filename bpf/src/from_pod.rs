@@ -2,8 +2,8 @@
 
 use aya_ebpf::programs::TcContext;
 use shared_maps::{
-    FAMILY_IPV4, FAMILY_IPV6, IdentityId,
-    conntrack::{DIR_IN, DIR_OUT, FLAG_PROXY_REDIRECT},
+    FAMILY_IPV4, FAMILY_IPV6,
+    conntrack::{DIR_IN, DIR_OUT},
     event::Reason,
     mark,
     policy::EGRESS,
@@ -12,11 +12,12 @@ use shared_maps::{
 use crate::{
     config,
     conntrack::{self, As, Forwarded, Side},
-    events, fragment, icmp,
+    events, fragment,
+    icmp::{self, About},
     maps::{self, SCRATCH},
     neighbour,
     packet::{ETH_LEN, ETH_P_ARP, ETH_P_IP, ETH_P_IPV6, Fragment, Packet, ether_type, parse_ip},
-    policy, redirect, transparent,
+    policy, recent, redirect, transparent,
 };
 
 /// `TCX_NEXT`: programs after ours at this interface run, then the stack.
@@ -134,21 +135,23 @@ fn judge_flow(
     trace: &mut Trace,
 ) -> Result<(u32, Reason), Reason> {
     if icmp::is_error(packet) {
-        if icmp::is_related(ctx, packet, true, false) {
-            return Ok((0, Reason::Reply));
+        match icmp::of_pod(ctx, packet) {
+            About::Connection => return Ok((0, Reason::Reply)),
+            // The proxy sent what the pod complains about.
+            About::Redirected => return Ok((mark::MAGIC_TO_PROXY, Reason::Returned)),
+            About::Nothing => {}
         }
     } else if !packet.is_syn() {
         let now = conntrack::now();
         if let Some(value) = conntrack::find(packet, DIR_IN, As::Reply, now)
-            && (conntrack::is_opened(value, packet)
-                || !policy::redirects(packet, identity_of_destination(packet)))
+            && (conntrack::is_opened(value, packet) || !policy::redirects(packet))
         {
             conntrack::touch(value, packet, Side::Local, now);
             return Ok((0, Reason::Reply));
         }
     }
 
-    let identity = identity_of_destination(packet);
+    let identity = maps::identity_or_world(packet.daddr, packet.family);
     trace.remote_identity = identity;
     let judged = policy::judge(packet, identity, EGRESS);
     let proxy = judged.unwrap_or(0);
@@ -157,25 +160,16 @@ fn judge_flow(
     if !noted {
         return Err(Reason::RedirectFull);
     }
-    let kind = if proxy == 0 {
-        0
-    } else {
-        FLAG_PROXY_REDIRECT
-    };
-    match conntrack::forward(packet, DIR_OUT, Side::Local, kind, config::identity()) {
+    if proxy != 0 {
+        // `to_pod` recognises answers by the note: no connection entry is needed.
+        conntrack::end(packet);
+        trace.new = recent::is_new(packet);
+        return Ok((mark::to_proxy(u16::from_be(proxy)), Reason::Redirected));
+    }
+    match conntrack::forward(packet, DIR_OUT, Side::Local, 0, config::identity()) {
         Forwarded::Known => {}
         Forwarded::New => trace.new = true,
         Forwarded::Full => events::count(Reason::ConntrackFull, packet.len),
     }
-    if proxy == 0 {
-        Ok((0, Reason::Allowed))
-    } else {
-        Ok((mark::to_proxy(u16::from_be(proxy)), Reason::Redirected))
-    }
-}
-
-#[inline(always)]
-fn identity_of_destination(packet: &Packet) -> u32 {
-    maps::identity_of(packet.daddr.bytes(), packet.family)
-        .unwrap_or(IdentityId::world_of(packet.family, config::dual_stack()).0)
+    Ok((0, Reason::Allowed))
 }

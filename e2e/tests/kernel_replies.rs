@@ -42,7 +42,9 @@ fn an_unsolicited_datagram_of_a_dns_server_turns_no_query_into_a_reply() {
         k.redirect_dns()?;
         k.allow(0, INGRESS, 0, 0)?;
         for (pod, peer) in FAMILIES {
-            receives(k, "unsolicited", peer, pod, udp(53, 4000))?;
+            let unsolicited = Packet::new(peer, pod, udp(53, 4000)).frame();
+            let verdict = k.receive(&unsolicited, From::Outside)?;
+            assert_eq!(verdict.reason, Reason::ForgedAnswer, "{verdict:?}");
             for _ in 0..2 {
                 let reason = sends(k, "query", pod, peer, udp(4000, 53))?;
                 assert_eq!(reason, Reason::Redirected, "the query went past the proxy");

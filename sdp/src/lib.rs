@@ -28,6 +28,7 @@ pub mod policy;
 pub mod privileges;
 pub mod proxy;
 pub mod query_log;
+pub mod quota;
 pub mod ready;
 pub mod resolve;
 pub mod restore;

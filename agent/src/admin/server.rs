@@ -267,10 +267,10 @@ impl Admin {
         if summary.addresses_limited > 0 {
             problems.push(format!(
                 "circuit breaker: {} addresses have the identity of some of their names only, as \
-                 {} identities of names are in use (--tofqdns-max-identities {}); use fewer \
+                 {} combinations of names have an identity (--tofqdns-max-identities {}); use fewer \
                  overlapping names in policy, or raise the limit",
                 summary.addresses_limited,
-                summary.fqdn_identities,
+                summary.fqdn_combinations,
                 summary.fqdn_identities_max.unwrap_or_default(),
             ));
         }

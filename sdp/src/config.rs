@@ -154,9 +154,9 @@ impl Config {
             state_dir: s.state_dir.unwrap_or_else(default_state_dir),
             admin_socket: s.admin_socket.unwrap_or_else(|| admin_socket_of(&name)),
             name,
-            metrics: s
-                .metrics_address
-                .unwrap_or(MetricsAddress::AnyHost(METRICS_PORT)),
+            metrics: s.metrics_address.unwrap_or(MetricsAddress::At(
+                (Ipv4Addr::LOCALHOST, METRICS_PORT).into(),
+            )),
             journal_dir: s.journal_dir.unwrap_or_else(|| JOURNAL_DIR.into()),
             drain_timeout: s
                 .drain_timeout

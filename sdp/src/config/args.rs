@@ -152,7 +152,7 @@ settings! {
     /// Socket for status, explain, policy and drain [default: /run/holdfast/sdp/<name>.sock]
     #[arg(long, value_name = "PATH", global = true)]
     admin_socket: PathBuf = "HOLDFAST_ADMIN_SOCKET",
-    /// Where /metrics, /healthz and /readyz are served; instances may share it; "off" for none [default: :9961]
+    /// Where /metrics, /healthz and /readyz are served; instances may share it; ":PORT" for all addresses of the node, "off" for none [default: 127.0.0.1:9961]
     #[arg(long, value_name = "[HOST]:PORT")]
     metrics_address: MetricsAddress = "HOLDFAST_METRICS_ADDRESS",
     /// Directory for mappings that the agent has not made durable yet, shared by all instances [default: /var/lib/holdfast/sdp]

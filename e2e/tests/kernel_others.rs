@@ -42,7 +42,9 @@ fn programs_after_ours_see_allowed_packets_and_none_that_goes_to_the_proxy() {
             server.set_read_timeout(Some(SOON))?;
             let client = node.pod().enter(|| UdpSocket::bind((pod, 0)))??;
             client.send_to(b"before", (address, PORT))?;
-            server.recv(&mut [0; 64]).context("without the other program")?;
+            server
+                .recv(&mut [0; 64])
+                .context("without the other program")?;
             node.drop_after_us("ingress")?;
             let before = node.kernel().counted(Reason::Allowed)?;
             client.send_to(b"after", (address, PORT))?;
@@ -64,7 +66,9 @@ fn programs_after_ours_see_what_a_pod_is_sent() {
             client.set_read_timeout(Some(SOON))?;
             let server = UdpSocket::bind((address, 0))?;
             server.send_to(b"before", (pod, PORT))?;
-            client.recv(&mut [0; 64]).context("without the other program")?;
+            client
+                .recv(&mut [0; 64])
+                .context("without the other program")?;
             node.drop_after_us("egress")?;
             let before = node.kernel().counted(Reason::Allowed)?;
             server.send_to(b"after", (pod, PORT))?;

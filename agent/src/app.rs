@@ -8,7 +8,7 @@ use std::{
 };
 
 use anyhow::{Context as _, Result, bail};
-use holdfast_sdp::{mapping::BootTime, policy::rule::RulesOf, wall_time};
+use holdfast_sdp::{descriptors::Descriptors, mapping::BootTime, policy::rule::RulesOf, wall_time};
 use shared_maps::{pin, user::Globals};
 use tokio::{
     net::TcpListener,
@@ -20,7 +20,10 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use crate::{
     admin::server::Admin,
     config::Config,
-    core::{Core, CoreConfig, Event, event::SourceEvent},
+    core::{
+        Core, CoreConfig, Event,
+        event::{EndpointSpec, SourceEvent},
+    },
     datapath::{
         files::{StateFiles, later::LaterFiles},
         interfaces::Interfaces,
@@ -30,7 +33,10 @@ use crate::{
         routing,
     },
     dnsproxy::{BuiltinProxy, Ports},
-    endpoint::source::{EndpointBook, cli::CliFile},
+    endpoint::{
+        config_file::EndpointFile,
+        source::{EndpointBook, cli::CliFile},
+    },
     epoch::{Epoch, StateDirLock},
     events::Events,
     grpc::{
@@ -50,11 +56,14 @@ use crate::{
 
 /// Where a Cilium agent answers.
 const CILIUM_SOCKET: &str = "/var/run/cilium/cilium.sock";
+/// Between two looks whether endpoints are where they were found.
+const FOLLOW: Duration = Duration::from_millis(250);
 /// How long tasks may take to end.
 const GRACE: Duration = Duration::from_secs(5);
 
 /// Runs until SIGTERM or SIGINT. The datapath stays attached.
 pub async fn run(mut config: Config) -> Result<()> {
+    Descriptors::raise();
     let lock = StateDirLock::take(&config.state_dir)?;
     let bpf_root = config.bpf_root.clone();
     refuse_beside_cilium(&config.bpf_root)?;
@@ -187,6 +196,9 @@ impl Agent {
         };
 
         let restored_rules = restored_rules(&found);
+        let endpoint_files = found.restored.endpoints.iter();
+        let of_boot = endpoint_files.filter(|file| file.is_of_boot(&epoch.boot_id));
+        let restored_endpoints = of_boot.map(EndpointFile::spec).collect();
         let damaged = Arc::new(found.damaged);
         let proxies = Proxies::default();
         let core = Core::new(core_config(&config, &epoch), found.restored);
@@ -201,7 +213,14 @@ impl Agent {
         core.tell(Event::NodeAddresses(addresses.iter().copied().collect()))
             .await?;
         tasks.spawn(node::run(core.clone(), addresses, stop.clone()));
-        let endpoints = endpoint_source(&config, files.dir(), &core, &tasks, &stop)?;
+        let endpoints = endpoint_source(
+            &config,
+            files.dir(),
+            restored_endpoints,
+            &core,
+            &tasks,
+            &stop,
+        )?;
         policy_source(config.policy_dir.clone(), &core, &tasks, &stop);
         tasks.spawn(liveness::run(
             maps.clone(),
@@ -377,6 +396,7 @@ fn describe(builtin: Option<Arc<BuiltinProxy>>) -> Arc<dyn Fn() -> String + Send
 fn endpoint_source(
     config: &Config,
     state: &Path,
+    restored: Vec<EndpointSpec>,
     core: &CoreHandle,
     tasks: &TaskTracker,
     stop: &CancellationToken,
@@ -385,6 +405,7 @@ fn endpoint_source(
     let book = EndpointBook::open(
         config.endpoint_dir.clone(),
         CliFile::in_dir(state),
+        restored,
         move |event| {
             // A stopped core means that the agent is stopping: nothing is lost.
             let _stopped = told.tell_blocking(Event::Endpoints(event));
@@ -399,25 +420,23 @@ fn endpoint_source(
     let stop = stop.clone();
     tasks.spawn(async move {
         let dir = WatchedDir::new(&watched);
-        let mut first = true;
+        let mut changed = std::pin::pin!(dir.changed());
+        let mut look: fn(&EndpointBook) = EndpointBook::list;
         loop {
             let source = Arc::clone(&source);
-            let looked = tokio::task::spawn_blocking(move || {
-                if first {
-                    source.list();
-                } else {
-                    source.refresh();
-                }
-            });
+            let looked = tokio::task::spawn_blocking(move || look(&source));
             if looked.await.is_err() {
                 tracing::error!("reading the endpoints ended by a panic");
                 return;
             }
-            first = false;
-            tokio::select! {
-                () = dir.changed() => {}
+            look = tokio::select! {
+                () = &mut changed => {
+                    changed.set(dir.changed());
+                    EndpointBook::refresh
+                }
+                () = tokio::time::sleep(FOLLOW) => EndpointBook::follow,
                 () = stop.cancelled() => return,
-            }
+            };
         }
     });
     Ok(book)

@@ -14,7 +14,6 @@ use super::{
     changes::Changes,
     config::{CoreConfig, Restored},
     directory::RuleKey,
-    event::EndpointSpec,
     mappings::MAX_EARLY,
     plan::Plan,
     snapshot::Counters,
@@ -244,22 +243,10 @@ impl State {
         alive: bool,
     ) {
         let id = file.id;
-        let addresses = [file.ipv4.map(IpAddr::V4), file.ipv6.map(IpAddr::V6)];
-        let key = if file.key.is_empty() {
-            format!("restored/{id}")
-        } else {
-            file.key.clone()
-        };
-        let spec = EndpointSpec {
-            key,
-            labels: file.labels.texts(),
-            ifindex: file.ifindex,
-            ifname: file.ifname.clone(),
-            addresses: addresses.into_iter().flatten().collect(),
-            mac: file.mac,
-            node_mac: file.node_mac,
-            netns: file.netns.clone(),
-        };
+        let mut spec = file.spec();
+        if spec.key.is_empty() {
+            spec.key = format!("restored/{id}");
+        }
         self.add_endpoint(id, spec, &file.labels, BootTime(0), true);
         if let Some(endpoint) = self.endpoints.get_mut(id) {
             endpoint.filed = true;

@@ -272,6 +272,9 @@ pub struct PolicyView {
     pub endpoints: Vec<u16>,
 }
 
+/// [`RejectedView::source`] of an endpoint that the core cannot take.
+pub const ENDPOINT: &str = "endpoint";
+
 /// One refused document.
 #[derive(Clone, Debug, Default, Serialize, Deserialize, PartialEq)]
 pub struct RejectedView {

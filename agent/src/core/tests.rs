@@ -2,6 +2,7 @@
 
 mod breaker;
 mod chunks;
+mod claimed_addresses;
 mod cuts;
 mod failures;
 mod holders;

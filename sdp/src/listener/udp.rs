@@ -251,6 +251,7 @@ impl Worker {
         if !self.delayed.is_empty() {
             self.retry_delayed();
         }
+        self.upstream.renew(self.now, &self.epoll);
         if self.now >= self.next_sweep {
             self.next_sweep = self.now + SWEEP;
             self.upstream.sweep(self.now);

@@ -47,7 +47,9 @@ fn a_proxy_without_dac_override_starts_again_after_it_gave_root_up() {
             let mut sdp = start(lab, &["setpriv", CAPABILITIES])?;
             eventually("the pod gets an answer", SOON, || {
                 sdp.check_alive().with_context(|| format!("start {run}"))?;
-                lab.a.ask(&Query::a("www.good.test", DNS4))?.expect(web4(10))
+                lab.a
+                    .ask(&Query::a("www.good.test", DNS4))?
+                    .expect(web4(10))
             })?;
             sdp.terminate(SOON)?;
         }

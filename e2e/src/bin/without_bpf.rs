@@ -8,7 +8,9 @@ use seccompiler::{BpfProgram, SeccompAction, SeccompFilter};
 
 fn main() -> Result<()> {
     let mut arguments = std::env::args_os().skip(1);
-    let program = arguments.next().context("without_bpf PROGRAM [ARGUMENT…]")?;
+    let program = arguments
+        .next()
+        .context("without_bpf PROGRAM [ARGUMENT…]")?;
     let filter = SeccompFilter::new(
         [(libc::SYS_bpf, Vec::new())].into_iter().collect(),
         SeccompAction::Allow,

@@ -312,6 +312,7 @@ fn proxy_config(shared: &Shared) -> ProxyConfig {
         in_flight: config
             .concurrency_limit
             .map_or(defaults.in_flight, |limit| limit.get()),
+        in_flight_grace: config.concurrency_grace,
         transparent: shared.transparent.clone(),
         ..defaults
     }

@@ -67,6 +67,8 @@ pub struct ProxyConfig {
     pub tcp_idle: Duration,
     /// Queries in flight at most, all workers and endpoints together.
     pub in_flight: usize,
+    /// How long a query waits for a place in flight before it is refused.
+    pub in_flight_grace: Duration,
     /// Bytes of memory for messages on TCP connections, all together, beyond a small allowance
     /// of each.
     pub tcp_memory: usize,
@@ -85,6 +87,7 @@ impl Default for ProxyConfig {
             timeout: Duration::from_secs(10),
             tcp_idle: Duration::from_secs(10),
             in_flight: 65_536,
+            in_flight_grace: Duration::ZERO,
             tcp_memory: 64 << 20,
             transparent: Transparent::default(),
             loopback_servers: false,

@@ -21,6 +21,7 @@ use super::{
     upstream::TcpUpstream,
 };
 use crate::{
+    listener::delayed::{self, DelayedQuery},
     mapping::Realised,
     notice::Failure,
     proxy::stats::{AnswerResult, Stage},
@@ -60,6 +61,8 @@ pub(super) struct Connection {
     out: FrameWriter,
     upstream: TcpUpstream,
     waiting: Waiting,
+    /// A query for which there is no place in flight yet; no more are read meanwhile.
+    delayed: Option<DelayedQuery>,
     /// Memory that counts as the endpoint's share.
     memory: Seat,
     next_held: u64,
@@ -110,6 +113,7 @@ impl Connection {
             out: FrameWriter::default(),
             upstream,
             waiting: Waiting::default(),
+            delayed: None,
             next_held: 0,
             to_us,
             realised,
@@ -207,11 +211,12 @@ impl Connection {
     }
 
     fn has_work(&self) -> bool {
-        !self.waiting.is_empty() || self.out.len() > 0
+        !self.waiting.is_empty() || self.delayed.is_some() || self.out.len() > 0
     }
 
     fn may_read(&self) -> bool {
-        self.waiting.len() < MAX_WAITING
+        self.delayed.is_none()
+            && self.waiting.len() < MAX_WAITING
             && self.waiting.asked_bytes() < MAX_ASKED
             && self.has_room()
     }
@@ -291,10 +296,13 @@ impl Connection {
         if self.is_stalled() {
             return held.unwrap_or(idle).min(idle);
         }
+        let retry = self.delayed.as_ref();
+        let retry = retry.map(|query| query.until().min(self.now + delayed::RETRY));
         let draining = self.shared.draining.is_cancelled();
         let partial = self.reader.is_partial();
         let idle = idle_until(self.first_query, draining, partial, idle);
-        flights.into_iter().chain(held).min().unwrap_or(idle)
+        let all = flights.into_iter().chain(held).chain(retry);
+        all.min().unwrap_or(idle)
     }
 
     /// Whether nothing goes on before the client has read some of its answers.
@@ -315,7 +323,8 @@ impl Connection {
         if self.paused.is_none() {
             self.give_up();
         }
-        let waits = !self.waiting.is_empty() && !self.is_stalled();
+        let waits = !self.waiting.is_empty() || self.delayed.is_some();
+        let waits = waits && !self.is_stalled();
         if !waits && now.duration_since(self.last_activity) >= idle {
             let unsent = self.out.len() > 0;
             return Err(if unsent { Over::Cut } else { Over::Done });
@@ -350,6 +359,9 @@ impl Connection {
         }
         let unanswered = self.has_work();
         let proxy = Arc::clone(&self.shared.proxy);
+        if let Some(query) = self.delayed.take() {
+            query.act(|mut query, _| self.log(&mut query.logged, End::unanswered("cut")));
+        }
         for (_, mut flight) in self.waiting.remove_flights(|_| true) {
             proxy.stats().in_flight.down();
             self.log(&mut flight.logged, End::unanswered("cut"));

@@ -10,4 +10,5 @@ pub mod memory;
 pub mod notrack;
 pub mod plan;
 pub mod program;
+pub mod quota;
 pub mod routing;

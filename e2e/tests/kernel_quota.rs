@@ -145,7 +145,7 @@ fn answered_connections_outlast_a_flood_of_their_own_pod() {
         k.receive(&frame(PEER4, POD4, tcp(5000, 90, SYN)), From::Outside)?;
         k.send(&frame(POD4, PEER4, tcp(90, 5000, SYN | ACK)))?;
         k.receive(&frame(PEER4, POD4, tcp(5000, 90, ACK)), From::Outside)?;
-        for port in 10_000..12_000 {
+        for port in 10_000..19_000 {
             k.pass(&frame(POD4, PEER4, tcp(port, 80, SYN)))?;
             k.pass(&frame(POD4, PEER4, udp(port, 80)))?;
             k.receive(&frame(PEER4, POD4, tcp(port, 90, SYN)), From::Outside)?;

@@ -7,6 +7,7 @@
 use std::{path::PathBuf, sync::Arc, time::Duration};
 
 use holdfast_sdp::{
+    descriptors::Descriptors,
     listener::{
         ListenConfig, ListenError, Listeners, SocketOptions, Sockets, SteeringConfig,
         SteeringStatus,
@@ -81,7 +82,7 @@ impl BuiltinProxy {
                 bpf_root: config.bpf_root.clone(),
                 kind: steering::KIND_FALLBACK,
             }),
-            tcp_connections: TCP_CONNECTIONS,
+            tcp_connections: Descriptors::raise().tcp_connections(TCP_CONNECTIONS),
         })?;
         let maps = Arc::new(PinnedMaps::open(
             &config.bpf_root,
@@ -230,12 +231,12 @@ impl Connected {
                 }
             }
         }
+        // The sink drops its leases here: nothing is answered under them from now on.
         self.sink.agent_down();
-        let _stopped = self
-            .ports
-            .core
-            .tell(Event::StreamDown(self.guard.id()))
-            .await;
+        let stream = self.guard.id();
+        for event in [Event::StreamDown(stream), Event::HolderEnded(vec![stream])] {
+            let _stopped = self.ports.core.tell(event).await;
+        }
     }
 
     fn apply(

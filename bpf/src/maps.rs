@@ -135,6 +135,10 @@ pub(crate) struct Scratch {
     pub(crate) packet: Packet,
     /// The packet that an ICMP error quotes.
     pub(crate) quoted: Packet,
+    /// A connection that begins.
+    pub(crate) flow: Flow,
+    /// What a queue of [`crate::quota`] gives up.
+    pub(crate) displaced: [u64; 8],
 }
 
 /// Identity behind an address, if the ipcache knows it.

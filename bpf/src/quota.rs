@@ -1,6 +1,10 @@
 //! Each endpoint's quota of what endpoints share.
 
-use aya_ebpf::{Global, helpers::bpf_ktime_get_ns, maps::Queue};
+use aya_ebpf::{
+    Global,
+    helpers::{bpf_ktime_get_ns, bpf_map_pop_elem},
+    maps::Queue,
+};
 use shared_maps::{
     FAMILY_IPV6,
     event::{Counter, Reason},
@@ -9,7 +13,7 @@ use shared_maps::{
 
 use crate::{
     config, events,
-    maps::{HELD, PROXY_CLOCK, QUOTAS},
+    maps::{HELD, PROXY_CLOCK, QUOTAS, SCRATCH},
     packet::{Packet, TCP},
 };
 
@@ -48,12 +52,25 @@ pub(crate) fn admits_to_proxy(packet: &Packet) -> bool {
 /// Puts `item` at the end of an endpoint's queue. A full queue gives its oldest
 /// item to `displace` first. False if the item found no room all the same.
 #[inline(always)]
-pub(crate) fn admit<T>(queue: &Queue<T>, item: &T, displace: impl FnOnce(&T)) -> bool {
+pub(crate) fn admit<T>(queue: &'static Queue<T>, item: &T, displace: impl FnOnce(&T)) -> bool {
+    const {
+        assert!(size_of::<T>() <= size_of::<[u64; 8]>() && align_of::<T>() <= align_of::<u64>());
+    }
     if queue.push(item, 0).is_ok() {
         return true;
     }
-    if let Ok(Some(oldest)) = queue.pop() {
-        displace(&oldest);
+    let Some(scratch) = SCRATCH.get_ptr_mut(0) else {
+        return false;
+    };
+    // SAFETY: the value is this CPU's own, and large enough. `Queue` is a
+    // transparent wrapper around the map's definition, whose address stands for
+    // the map. What the helper fills in is a `T` that was pushed.
+    unsafe {
+        let oldest: *mut T = (&raw mut (*scratch).displaced).cast();
+        let map = core::ptr::from_ref(queue).cast_mut();
+        if bpf_map_pop_elem(map.cast(), oldest.cast()) == 0 {
+            displace(&*oldest);
+        }
     }
     queue.push(item, 0).is_ok()
 }

@@ -13,7 +13,7 @@ use shared_maps::{
 };
 
 use crate::{
-    maps::{CT_ANY4, CT_ANY6, CT_TCP4, CT_TCP6, UNANSWERED_IN, UNANSWERED_OUT},
+    maps::{CT_ANY4, CT_ANY6, CT_TCP4, CT_TCP6, SCRATCH, UNANSWERED_IN, UNANSWERED_OUT},
     packet::{Packet, TCP},
     quota,
 };
@@ -30,24 +30,25 @@ pub(crate) struct Flow {
 /// Makes room for the entry of a new connection and remembers it. False: it gets none.
 #[inline(never)]
 pub(crate) fn admit(packet: &Packet, direction: u8) -> bool {
-    let flow = Flow {
-        key: CtKey6 {
-            daddr: packet.saddr.bytes(),
-            saddr: packet.daddr.bytes(),
-            dport: Be16::from_wire(packet.dport),
-            sport: Be16::from_wire(packet.sport),
-            nexthdr: packet.protocol,
-            flags: direction,
-        },
-        family: packet.family,
-        pad: 0,
+    let Some(scratch) = SCRATCH.get_ptr_mut(0) else {
+        return false;
     };
-    let queue: &Queue<Flow> = if direction == DIR_OUT {
+    // SAFETY: the value is this CPU's own until the program ends.
+    let flow = unsafe { &mut (*scratch).flow };
+    flow.key.daddr = packet.saddr.bytes();
+    flow.key.saddr = packet.daddr.bytes();
+    flow.key.dport = Be16::from_wire(packet.dport);
+    flow.key.sport = Be16::from_wire(packet.sport);
+    flow.key.nexthdr = packet.protocol;
+    flow.key.flags = direction;
+    flow.family = packet.family;
+    flow.pad = 0;
+    let queue: &'static Queue<Flow> = if direction == DIR_OUT {
         &UNANSWERED_OUT
     } else {
         &UNANSWERED_IN
     };
-    quota::admit(queue, &flow, displace)
+    quota::admit(queue, flow, displace)
 }
 
 #[inline(never)]

@@ -342,7 +342,6 @@ fn default_deny_follows_the_rules_unless_it_is_set() {
         let rule = &document.rules[0];
         (rule.ingress.default_deny, rule.egress.default_deny)
     };
-    assert_eq!(both("description: nothing"), (false, false));
     assert_eq!(both("ingress:\n- {}"), (true, false));
     assert_eq!(both("ingressDeny:\n- fromEntities: [world]"), (true, false));
     assert_eq!(both("enableDefaultDeny: {ingress: true}"), (true, false));
@@ -551,4 +550,19 @@ fn an_empty_rule_denies_and_allows_nothing() {
     let document = with_spec("endpointSelector: {}\negress:\n- {}").unwrap();
     assert!(document.rules[0].egress.default_deny);
     assert!(document.rules[0].egress.peers.is_empty());
+}
+
+#[test]
+fn a_rule_that_says_nothing_is_refused() {
+    // As a file ends that was cut off behind its selector.
+    for rest in [
+        "",
+        "egress:",
+        "egress: []\ningress: []",
+        "description: nothing",
+    ] {
+        refused(&format!("endpointSelector: {{}}\n{rest}"), "spec");
+    }
+    with_spec("endpointSelector: {}\negress: [{}]").unwrap();
+    with_spec("endpointSelector: {}\nenableDefaultDeny: {egress: true}").unwrap();
 }

@@ -242,6 +242,7 @@ impl Worker {
             self.proxy.stats().stages.observe(Stage::TotalTimeout, took);
             self.upstream.recycle(flight);
         }
+        self.upstream.renew(self.now, &self.epoll);
         if self.now >= self.next_sweep {
             self.next_sweep = self.now + SWEEP;
             self.upstream.sweep(self.now);

@@ -6,6 +6,7 @@ mod claimed_addresses;
 mod cuts;
 mod failures;
 mod hold;
+mod holders;
 mod ingress;
 mod interleaved;
 mod kept_later;

@@ -197,7 +197,7 @@ fn large_answers_of_one_endpoint_cost_another_no_name_while_the_agent_is_away() 
     for name in &names {
         sink.learn(of(2, name), Box::new(|_| {}));
     }
-    // More than is kept, and more than twice what the journal holds.
+    // More than the journal holds.
     let large = |n: u32| {
         let address = |of: u32| IpAddr::from((0x0b00_0000 + of).to_be_bytes());
         Mapping {
@@ -206,10 +206,9 @@ fn large_answers_of_one_endpoint_cost_another_no_name_while_the_agent_is_away() 
             ..of(1, &format!("a{n}."))
         }
     };
-    for n in 0..220 {
+    for n in 0..120 {
         sink.learn(large(n), Box::new(|_| {}));
     }
-    assert!(sink.status().dropped > 0);
     let told = |sink: &LinkSink| {
         sink.agent_up(epoch(1), None);
         let mut told = std::collections::BTreeSet::new();
@@ -225,9 +224,7 @@ fn large_answers_of_one_endpoint_cost_another_no_name_while_the_agent_is_away() 
     };
     assert_eq!(told(&sink), 30);
 
-    soon("all is written", || {
-        journal.status().dropped > 0 && journal.take().0.is_empty()
-    });
+    soon("the journal is full", || journal.status().dropped > 0);
     let killed = tempfile::tempdir().unwrap();
     let path = killed.path().join("killed.journal");
     std::fs::copy(journal.status().path.unwrap(), path).unwrap();

@@ -235,3 +235,32 @@ fn large_answers_of_one_endpoint_cost_another_no_name_while_the_agent_is_away() 
     soon("by the sink", || next.status().kept >= 30);
     soon("with all names", || told(&next) == 30);
 }
+
+/// An agent that is back gets all that is kept, one pod's 200,000 pairs first.
+#[test]
+fn an_answer_waits_behind_few_of_the_names_that_are_sent_again() {
+    let sink = sink();
+    for n in 0..6000 {
+        sink.learn(of(1, &format!("a{n}.")), Box::new(|_| {}));
+    }
+    sink.agent_up(epoch(1), None);
+    let send_all = || {
+        let mut sent = Vec::new();
+        while let more = sink.next_batch(BootTime::now()).mappings
+            && !more.is_empty()
+        {
+            sent.extend(more);
+        }
+        sent
+    };
+    let mut told = 0;
+    for _ in 0..6 {
+        let sent = send_all();
+        assert!(sent.len() <= 3000, "{} without a result", sent.len());
+        told += sent.len();
+        let results = sent.iter().map(|out| realised(out.sequence, None, 1));
+        sink.results(results.collect());
+    }
+    assert_eq!(told, 6000);
+    assert_eq!(sink.status().in_flight, 0);
+}

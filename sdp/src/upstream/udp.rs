@@ -175,6 +175,11 @@ impl UdpUpstream {
         }
     }
 
+    /// Whether `holder` may have one more in flight.
+    pub(crate) fn has_place(&self, holder: Holder) -> bool {
+        self.quota.allows(holder, 1)
+    }
+
     /// Queries in flight.
     pub(crate) fn in_flight(&self) -> usize {
         self.flights.len()

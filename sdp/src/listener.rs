@@ -2,6 +2,7 @@
 
 mod control;
 mod held;
+pub mod hold;
 mod replies;
 pub mod tcp;
 mod udp;

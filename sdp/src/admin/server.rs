@@ -3,7 +3,6 @@
 use std::{
     fs, io,
     net::SocketAddr,
-    os::unix::fs::PermissionsExt,
     path::{Path, PathBuf},
     sync::Arc,
     time::Duration,
@@ -19,7 +18,7 @@ use tokio::{
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use super::{AdminError, Desk, Door};
-use crate::config::Config;
+use crate::{config::Config, unix_socket};
 
 /// Connections at once, per socket; more wait in the backlog.
 const CONNECTIONS: usize = 32;
@@ -152,7 +151,7 @@ fn bind_unix(path: &Path) -> Result<std::os::unix::net::UnixListener, AdminError
         other => other,
     };
     let listener = listener.map_err(failed)?;
-    fs::set_permissions(path, fs::Permissions::from_mode(0o660)).map_err(failed)?;
+    unix_socket::share(path, None).map_err(failed)?;
     listener.set_nonblocking(true).map_err(failed)?;
     Ok(listener)
 }

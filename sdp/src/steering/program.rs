@@ -9,8 +9,7 @@ use std::{
     fmt, fs, io,
     os::unix::fs::PermissionsExt,
     path::{Path, PathBuf},
-    thread::sleep,
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use aya::{
@@ -21,16 +20,15 @@ use aya::{
         loaded_programs,
     },
 };
-use nix::{
-    errno::Errno,
-    fcntl::{Flock, FlockArg},
-};
+use nix::fcntl::Flock;
 use shared_maps::{
     fragment, pin,
     redirect::{self, RedirectKey, RedirectValue},
     steering::{LINK_NAME, SLOTS, SLOTS_NAME, SOCKS_NAME, SOCKS_PER_SLOT, Slot},
     user::{Globals, Map, MapError, MapKind},
 };
+
+use crate::pins::{self, MayOpen, PinDirError};
 
 /// The program, built by `cargo xtask bpf`.
 static OBJECT: &[u8] = include_bytes_aligned!("../../../bpf/prebuilt/holdfast-steer.o");
@@ -41,7 +39,6 @@ const NETNS: &str = "/proc/thread-self/ns/net";
 const LOG_TAIL: usize = 1200;
 /// Longer than loading the program takes: who holds the lock for longer does not load.
 const LOCKED_FOR: Duration = Duration::from_secs(2);
-const LOOK_AGAIN: Duration = Duration::from_millis(20);
 
 /// Why nothing steers.
 #[derive(Debug, thiserror::Error)]
@@ -49,7 +46,10 @@ pub enum SteerError {
     /// A map is not what it should be, or cannot be made.
     #[error(transparent)]
     Map(#[from] MapError),
-    /// A directory of the BPF file system cannot be made, locked or given to the proxies' group.
+    /// A directory of the BPF file system cannot be used.
+    #[error(transparent)]
+    Directory(#[from] PinDirError),
+    /// A directory cannot be locked, or a pin not given to the proxies' group.
     #[error("{path}: {source}", path = .path.display())]
     Files {
         /// Which.
@@ -75,9 +75,8 @@ pub enum SteerError {
 /// Maps that another process pinned stay: all versions of a name have one layout. A program
 /// stays if it has these maps, and is holdfast-agent's or the same as this one.
 pub fn provide(globals: &Globals, group: u32) -> Result<(), SteerError> {
-    let links = globals.root().join(pin::LINKS);
-    for path in [globals.dir(), links.clone()] {
-        fs::create_dir_all(&path).map_err(|source| SteerError::Files { path, source })?;
+    for dir in [pin::GLOBALS, pin::LINKS] {
+        pins::make(globals.root(), dir, MayOpen::Everyone)?;
     }
     let _locked = lock(globals)?;
     let pins = [SLOTS_NAME, SOCKS_NAME].map(|name| globals.path(name));
@@ -140,28 +139,19 @@ pub fn replace(globals: &Globals) -> Result<(), SteerError> {
     attach(globals, steer(&mut ebpf)?)
 }
 
-/// Processes that start together should not pin one over the other. None if somebody keeps the
-/// lock: whoever may open the directory can, and must not keep others from starting.
+/// Keeps processes that start together from pinning one over the other. None if another process
+/// of root held the lock for longer than loading takes: it hangs, and must not hold up a start.
 fn lock(globals: &Globals) -> Result<Option<Flock<fs::File>>, SteerError> {
-    let path = globals.root().join(pin::LINKS);
-    let failed = |source| SteerError::Files {
+    let dir = pins::make(globals.root(), pin::PROGRAMS_LOCK, MayOpen::Owner)?;
+    let path = globals.root().join(pin::PROGRAMS_LOCK);
+    let locked = pins::lock(dir, LOCKED_FOR).map_err(|source| SteerError::Files {
         path: path.clone(),
         source,
-    };
-    let mut dir = fs::File::open(&path).map_err(failed)?;
-    let until = Instant::now() + LOCKED_FOR;
-    loop {
-        dir = match Flock::lock(dir, FlockArg::LockExclusiveNonblock) {
-            Ok(locked) => return Ok(Some(locked)),
-            Err((dir, Errno::EWOULDBLOCK | Errno::EINTR)) => dir,
-            Err((_, errno)) => return Err(failed(errno.into())),
-        };
-        if Instant::now() >= until {
-            tracing::warn!(path = %path.display(), "somebody keeps this locked: not waited for");
-            return Ok(None);
-        }
-        sleep(LOOK_AGAIN);
+    })?;
+    if locked.is_none() {
+        tracing::warn!(path = %path.display(), "the lock for loading the steering program is held by another process for too long; loading without it");
     }
+    Ok(locked)
 }
 
 /// Makes and pins the maps of steering that are not there yet.
@@ -186,6 +176,7 @@ fn ids_of_maps(globals: &Globals) -> Result<[u32; 3], MapError> {
 
 /// Lets the proxies' group take slots.
 pub fn share(globals: &Globals, group: u32) -> Result<(), SteerError> {
+    pins::make(globals.root(), pin::SLOTS_LOCK, MayOpen::Group(group))?;
     for name in [SLOTS_NAME, SOCKS_NAME] {
         let path = globals.path(name);
         std::os::unix::fs::chown(&path, None, Some(group))

@@ -26,6 +26,7 @@ use crate::{
         interfaces::Interfaces,
         kernel::{KernelConfig, KernelDatapath},
         plan::Datapath,
+        root::BpfRootLock,
         routing,
     },
     dnsproxy::{BuiltinProxy, Ports},
@@ -56,6 +57,7 @@ pub async fn run(mut config: Config) -> Result<()> {
     let lock = StateDirLock::take(&config.state_dir)?;
     let bpf_root = config.bpf_root.clone();
     refuse_beside_cilium(&config.bpf_root)?;
+    let root_lock = BpfRootLock::take(&config.bpf_root)?;
     let files = StateFiles::open(&config.state())
         .with_context(|| format!("--state-dir {}", config.state_dir.display()))?;
     let maps = Globals::new(&config.bpf_root);
@@ -124,7 +126,7 @@ pub async fn run(mut config: Config) -> Result<()> {
     }
     tracing::info!("stopping; programs and maps stay in place");
     agent.stop().await;
-    drop(lock);
+    drop((root_lock, lock));
     Ok(())
 }
 

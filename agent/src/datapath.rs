@@ -8,4 +8,5 @@ pub mod look;
 pub mod memory;
 pub mod plan;
 pub mod program;
+pub mod root;
 pub mod routing;

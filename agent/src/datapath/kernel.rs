@@ -1,14 +1,8 @@
 //! The kernel as a datapath: pinned maps, programs, links.
 
-use std::{
-    collections::HashMap,
-    fs, io,
-    os::unix::fs::PermissionsExt as _,
-    path::{Path, PathBuf},
-};
+use std::{collections::HashMap, fs, io, os::unix::fs::PermissionsExt as _, path::PathBuf};
 
 use holdfast_sdp::steering::program::{self, SteerError};
-use nix::sys::statfs::{BPF_FS_MAGIC, statfs};
 use shared_maps::{
     EndpointId,
     conntrack::{self, CtKey4, CtKey6, CtValue},
@@ -25,6 +19,7 @@ use super::{
     look::{BATCH, Look, Sight},
     plan::{Datapath, Step, StepError},
     program::{ProgramError, Programs},
+    root::{RootError, make_dirs},
 };
 
 /// Sizes of the maps, entries.
@@ -80,17 +75,9 @@ pub struct KernelConfig {
 /// Why the kernel datapath cannot be set up.
 #[derive(Debug, thiserror::Error)]
 pub enum SetUpError {
-    /// No BPF file system there.
-    #[error("{path} is not on a BPF file system: run `mount -t bpf bpf {path}` or set --bpf-root", path = .0.display())]
-    NotBpffs(PathBuf),
-    /// The directory cannot be used.
-    #[error("{path}: {source}", path = .path.display())]
-    Directory {
-        /// The directory.
-        path: PathBuf,
-        /// Why.
-        source: io::Error,
-    },
+    /// The BPF root cannot be used.
+    #[error(transparent)]
+    Root(#[from] RootError),
     /// A pin could not be opened to the proxies.
     #[error("{path}: giving it to --sdp-group: {source}", path = .path.display())]
     Share {
@@ -130,7 +117,7 @@ impl KernelDatapath {
     /// until [`Step::Attach`] replaces them.
     pub fn prepare(config: &KernelConfig, files: Box<dyn Datapath>) -> Result<Self, SetUpError> {
         let globals = Globals::new(&config.bpf_root);
-        make_dirs(&config.bpf_root, &globals)?;
+        make_dirs(&config.bpf_root)?;
         let (lxc, ipcache) = make_maps(&globals, config.sizes)?;
         share(&globals, config.sdp_group)?;
         let programs = Programs::new(&globals, config.ipv4 && config.ipv6, config.transparent);
@@ -269,22 +256,6 @@ fn at<K: Record, V: Record>(map: &Map<K, V>, keys: &[K]) -> Result<Vec<(K, Optio
     keys.iter().map(|key| Ok((*key, map.get(key)?))).collect()
 }
 
-fn make_dirs(root: &Path, globals: &Globals) -> Result<(), SetUpError> {
-    let on_bpffs = |path: &Path| {
-        path.ancestors()
-            .find_map(|path| statfs(path).ok())
-            .is_some_and(|info| info.filesystem_type() == BPF_FS_MAGIC)
-    };
-    if !on_bpffs(root) {
-        return Err(SetUpError::NotBpffs(root.to_owned()));
-    }
-    let links = root.join(shared_maps::pin::LINKS);
-    for path in [globals.dir(), links] {
-        fs::create_dir_all(&path).map_err(|source| SetUpError::Directory { path, source })?;
-    }
-    Ok(())
-}
-
 /// Lets the proxies' group read endpoints and identities, and take steering slots.
 fn share(globals: &Globals, group: u32) -> Result<(), SetUpError> {
     for name in [lxc::NAME, ipcache::NAME] {
@@ -351,32 +322,4 @@ fn policy_stats_entries(wanted: u32) -> u32 {
         .and_then(|cpus| u32::try_from(cpus).ok())
         .unwrap_or(1);
     (wanted / cpus).max(1) * cpus
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn elsewhere_than_bpffs_is_refused_with_the_remedy() {
-        struct NoFiles;
-        impl Datapath for NoFiles {
-            fn apply(&mut self, _step: &Step) -> Result<(), StepError> {
-                Ok(())
-            }
-        }
-        let dir = tempfile::tempdir().unwrap();
-        let config = KernelConfig {
-            bpf_root: dir.path().to_owned(),
-            ipv4: true,
-            ipv6: true,
-            sizes: MapSizes::default(),
-            transparent: false,
-            sdp_group: 0,
-        };
-        let error = KernelDatapath::prepare(&config, Box::new(NoFiles))
-            .err()
-            .unwrap();
-        assert!(error.to_string().contains("mount -t bpf"), "{error}");
-    }
 }

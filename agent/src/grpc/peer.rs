@@ -178,6 +178,8 @@ impl AsyncWrite for Checked {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::PermissionsExt as _;
+
     use super::*;
 
     #[test]

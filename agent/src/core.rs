@@ -24,6 +24,7 @@ mod identities;
 mod mappings;
 pub mod plan;
 mod policies;
+mod programs;
 mod reconcile;
 mod relabel;
 mod restore;

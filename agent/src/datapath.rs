@@ -10,3 +10,4 @@ pub mod plan;
 pub mod program;
 pub mod root;
 pub mod routing;
+pub mod upkeep;

@@ -76,12 +76,20 @@ enum Stage {
 impl State {
     /// When the next look is due; none before the sources are synced.
     pub(super) fn look_due(&self) -> Option<BootTime> {
-        self.sync.done.then_some(self.pass.due)
+        let due = self.pass.due.min(self.programs.due());
+        self.sync.done.then_some(due)
     }
 
-    /// Where to look now; none if it is not the time.
+    /// Where to look now; none if it is not the time. Programs go first: without them nothing
+    /// else counts.
     pub(super) fn look(&mut self) -> Option<Look> {
-        if !self.sync.done || self.pass.due > self.now {
+        if !self.sync.done {
+            return None;
+        }
+        if let Some(look) = self.look_at_programs() {
+            return Some(look);
+        }
+        if self.pass.due > self.now {
             return None;
         }
         if matches!(self.pass.stage, Stage::Rest) {
@@ -118,6 +126,10 @@ impl State {
     /// Takes what was seen, or that nothing could be. Gives the number of differences; the next
     /// plan puts them right.
     pub(super) fn seen(&mut self, sight: Option<Sight>) -> u64 {
+        let sight = match sight {
+            Some(Sight::Programs(faults)) => return self.seen_programs(&faults),
+            other => other,
+        };
         let before = self.counters.reconciled.differences();
         let more = match sight {
             None => {
@@ -128,6 +140,8 @@ impl State {
             Some(Sight::Ipcache(entries)) => self.seen_ipcache(&entries),
             Some(Sight::Policy(id, entries)) => self.seen_policy(id, &entries),
             Some(Sight::Lxc(entries)) => self.seen_lxc(&entries),
+            // Taken above.
+            Some(Sight::Programs(_)) => false,
         };
         if !more {
             self.go_to(self.stage_after());
@@ -362,6 +376,6 @@ impl State {
 impl Reconciled {
     /// All differences so far.
     pub fn differences(&self) -> u64 {
-        self.ipcache + self.policy + self.lxc + self.names
+        self.ipcache + self.policy + self.lxc + self.names + self.programs
     }
 }

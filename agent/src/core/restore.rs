@@ -132,6 +132,7 @@ impl State {
             requested,
             former_rules: former_rules(&restored),
             pass: super::reconcile::Pass::default(),
+            programs: super::programs::ProgramsPass::default(),
             undo: Vec::new(),
             outcomes: Vec::new(),
             revoke: Vec::new(),

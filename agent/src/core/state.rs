@@ -137,6 +137,7 @@ pub(super) struct State {
     /// Rules in the files of the run before.
     pub former_rules: BTreeSet<super::directory::RuleKey>,
     pub pass: super::reconcile::Pass,
+    pub programs: super::programs::ProgramsPass,
     pub undo: Vec<Undo>,
     pub outcomes: Vec<Outcome>,
     pub revoke: Vec<super::event::Revocation>,

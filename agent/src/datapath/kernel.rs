@@ -12,15 +12,34 @@ use shared_maps::{
     lxc::{self, LxcKey, LxcValue},
     policy::{self, PolicyKey, PolicyValue},
     policystats::{self, PolicyStatsKey, PolicyStatsValue},
+    redirect, steering,
     user::{Access, Globals, Map, MapError, MapKind, Record, possible_cpus},
 };
 
 use super::{
-    look::{BATCH, Look, Sight},
-    plan::{Datapath, Step, StepError},
+    look::{BATCH, Look, ProgramFault, Sight},
+    plan::{Attachment, Datapath, Step, StepError},
     program::{ProgramError, Programs},
     root::{RootError, make_dirs},
 };
+
+/// Maps that the programs of all endpoints share. A pin that goes missing would part endpoints
+/// attached later from those before.
+pub const SHARED_PINS: [&str; 13] = [
+    lxc::NAME,
+    ipcache::NAME,
+    conntrack::NAME_TCP4,
+    conntrack::NAME_ANY4,
+    conntrack::NAME_TCP6,
+    conntrack::NAME_ANY6,
+    policystats::NAME,
+    fragment::NAME,
+    event::COUNTERS_NAME,
+    event::NAME,
+    redirect::NAME,
+    steering::SLOTS_NAME,
+    steering::SOCKS_NAME,
+];
 
 /// Sizes of the maps, entries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -105,6 +124,10 @@ pub struct KernelDatapath {
     ipcache: Map<IpcacheKey, IpcacheValue>,
     policies: HashMap<EndpointId, Map<PolicyKey, PolicyValue>>,
     programs: Programs,
+    /// Numbers of the programs that this run attached.
+    attached: HashMap<EndpointId, [u32; 2]>,
+    /// Number of the steering program.
+    steering: u32,
     files: Box<dyn Datapath>,
 }
 
@@ -121,7 +144,7 @@ impl KernelDatapath {
         let (lxc, ipcache) = make_maps(&globals, config.sizes)?;
         share(&globals, config.sdp_group)?;
         let programs = Programs::new(&globals, config.ipv4 && config.ipv6, config.transparent);
-        program::replace(&globals)?;
+        let steering = program::replace(&globals)?;
         Ok(Self {
             globals,
             sizes: config.sizes,
@@ -129,8 +152,15 @@ impl KernelDatapath {
             ipcache,
             policies: HashMap::new(),
             programs,
+            attached: HashMap::new(),
+            steering,
             files,
         })
+    }
+
+    /// Number of the steering program.
+    pub fn steering(&self) -> u32 {
+        self.steering
     }
 
     /// Entries that the ipcache takes: that of an earlier run keeps its size.
@@ -168,6 +198,30 @@ impl KernelDatapath {
         )?;
         self.policies.insert(endpoint, map);
         Ok(())
+    }
+
+    /// Puts the pin of a policy map that is open back, so that programs are loaded with this map.
+    fn keep_policy_pin(&self, endpoint: EndpointId) -> Result<(), MapError> {
+        let path = self.globals.policy_path(endpoint);
+        match self.policies.get(&endpoint) {
+            Some(map) if !map.is_pinned(&path) => map.pin_again(&path),
+            _ => Ok(()),
+        }
+    }
+
+    fn program_faults(&self, wanted: &Attachment) -> Vec<ProgramFault> {
+        let id = wanted.endpoint;
+        let numbers = self.attached.get(&id).copied();
+        let mut faults = self.programs.faults(id, wanted.ifindex, numbers);
+        let path = self.globals.policy_path(id);
+        if self
+            .policies
+            .get(&id)
+            .is_some_and(|map| !map.is_pinned(&path))
+        {
+            faults.push(ProgramFault::PolicyPin);
+        }
+        faults
     }
 
     fn remove_policy_map(&mut self, endpoint: EndpointId) -> Result<(), StepError> {
@@ -209,14 +263,19 @@ impl Datapath for KernelDatapath {
                 Ok(())
             }
             Step::Attach(attachment) => {
-                self.programs
-                    .attach(attachment)
-                    .map_err(|error| StepError::Program {
-                        endpoint: attachment.endpoint,
-                        reason: error.to_string(),
-                    })
+                self.keep_policy_pin(attachment.endpoint)?;
+                let numbers =
+                    self.programs
+                        .attach(attachment)
+                        .map_err(|error| StepError::Program {
+                            endpoint: attachment.endpoint,
+                            reason: error.to_string(),
+                        })?;
+                self.attached.insert(attachment.endpoint, numbers);
+                Ok(())
             }
             Step::Detach(endpoint) => {
+                self.attached.remove(endpoint);
                 self.programs
                     .detach(*endpoint)
                     .map_err(|error| StepError::Program {
@@ -239,6 +298,10 @@ impl Datapath for KernelDatapath {
             }
             Look::LxcAfter(key) => Sight::Lxc(after(&self.lxc, key.as_ref())?),
             Look::LxcAt(keys) => Sight::Lxc(at(&self.lxc, keys)?),
+            Look::Programs(wanted) => {
+                let faults = |wanted: &Attachment| (wanted.endpoint, self.program_faults(wanted));
+                Sight::Programs(wanted.iter().map(faults).collect())
+            }
             Look::Nothing => Sight::Nothing,
         })
     }
@@ -257,7 +320,7 @@ fn at<K: Record, V: Record>(map: &Map<K, V>, keys: &[K]) -> Result<Vec<(K, Optio
 }
 
 /// Lets the proxies' group read endpoints and identities, and take steering slots.
-fn share(globals: &Globals, group: u32) -> Result<(), SetUpError> {
+pub(super) fn share(globals: &Globals, group: u32) -> Result<(), SetUpError> {
     for name in [lxc::NAME, ipcache::NAME] {
         let path = globals.path(name);
         std::os::unix::fs::chown(&path, None, Some(group))

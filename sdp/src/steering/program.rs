@@ -7,7 +7,7 @@
 use std::{
     error::Error,
     fmt, fs, io,
-    os::unix::fs::PermissionsExt,
+    os::unix::fs::{MetadataExt as _, PermissionsExt},
     path::{Path, PathBuf},
     time::Duration,
 };
@@ -16,7 +16,7 @@ use aya::{
     Ebpf, EbpfLoader, include_bytes_aligned,
     programs::{
         SkLookup,
-        links::{FdLink, PinnedLink},
+        links::{FdLink, PinnedLink as LinkPin},
         loaded_programs,
     },
 };
@@ -25,7 +25,7 @@ use shared_maps::{
     fragment, pin,
     redirect::{self, RedirectKey, RedirectValue},
     steering::{LINK_NAME, SLOTS, SLOTS_NAME, SOCKS_NAME, SOCKS_PER_SLOT, Slot},
-    user::{Globals, Map, MapError, MapKind},
+    user::{Globals, LinkPlace, Map, MapError, MapKind, PinnedLink},
 };
 
 use crate::pins::{self, MayOpen, PinDirError};
@@ -122,7 +122,7 @@ fn is_good(
     (ours, maps): (&SkLookup, [u32; 3]),
     any_code: bool,
 ) -> Result<bool, Box<dyn Error>> {
-    let link = FdLink::from(PinnedLink::from_pin(path)?);
+    let link = FdLink::from(LinkPin::from_pin(path)?);
     let of = link.info()?.program_id();
     let pinned = loaded_programs().find(|info| info.as_ref().is_ok_and(|info| info.id() == of));
     let pinned = pinned.ok_or("no such program")??;
@@ -132,11 +132,40 @@ fn is_good(
 }
 
 /// Puts the program on this thread's network namespace, in place of an earlier one if there is
-/// one. The maps must be there.
-pub fn replace(globals: &Globals) -> Result<(), SteerError> {
+/// one. The maps must be there. Gives the program's number.
+pub fn replace(globals: &Globals) -> Result<u32, SteerError> {
     let _locked = lock(globals)?;
     let mut ebpf = load(globals)?;
-    attach(globals, steer(&mut ebpf)?)
+    let program = steer(&mut ebpf)?;
+    attach(globals, program)?;
+    Ok(program.info().map_err(|error| refused(&error))?.id())
+}
+
+/// What is wrong about the program of this number, which [`replace`] put here; none if it steers.
+pub fn fault(globals: &Globals, program: u32) -> Option<String> {
+    let path = link_pin(globals);
+    let link = match PinnedLink::read(&path) {
+        Ok(Some(link)) => link,
+        Ok(None) => return Some(format!("the pin {} is gone", path.display())),
+        Err(error) => return Some(format!("pin {}: {error}", path.display())),
+    };
+    let own = fs::metadata(NETNS).map(|found| found.ino());
+    let place = link.place.map(|place| match place {
+        LinkPlace::Namespace(inode) => u64::from(inode),
+        LinkPlace::Interface(..) => 0,
+    });
+    if place.is_none() {
+        Some("its link was detached".to_owned())
+    } else if own.is_ok_and(|own| place != Some(own)) {
+        Some("its link is attached to another network namespace".to_owned())
+    } else if link.program != program {
+        Some(format!(
+            "its link holds program {}, not {program}",
+            link.program
+        ))
+    } else {
+        None
+    }
 }
 
 /// Keeps processes that start together from pinning one over the other. None if another process

@@ -135,8 +135,8 @@ impl HeldPin {
     }
 
     /// Whether this map still is what is pinned there.
-    pub fn is_pinned(&self) -> io::Result<bool> {
-        Ok(is_pinned(&self.path, self.id))
+    pub fn is_pinned(&self) -> bool {
+        is_pinned(&self.path, self.id)
     }
 
     /// Pins this map in place of what is there. Owner and mode of the new pin are the process's.

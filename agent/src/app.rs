@@ -25,9 +25,11 @@ use crate::{
         files::{StateFiles, later::LaterFiles},
         interfaces::Interfaces,
         kernel::{KernelConfig, KernelDatapath},
+        notrack,
         plan::Datapath,
         root::BpfRootLock,
         routing,
+        upkeep::{self, Conditions, Upkeep},
     },
     dnsproxy::{BuiltinProxy, Ports},
     endpoint::source::{EndpointBook, cli::CliFile},
@@ -86,6 +88,9 @@ pub async fn run(mut config: Config) -> Result<()> {
         found.bound_pre_cache(path, config.map_sizes.ipcache);
     }
     routing::install(config.ipv4, config.ipv6).await?;
+    if let Err(error) = notrack::install() {
+        tracing::error!(%error, "queries to addresses that this node translates time out");
+    }
     let interfaces = if config.transparent {
         let mut interfaces = Interfaces::new(datapath.programs().clone(), maps.clone());
         match interfaces.refresh().await {
@@ -99,6 +104,19 @@ pub async fn run(mut config: Config) -> Result<()> {
         Interfaces::withdraw(&maps)?;
         None
     };
+    let conditions = Conditions::default();
+    let upkeep = Upkeep::new(
+        upkeep::Node {
+            ipv4: config.ipv4,
+            ipv6: config.ipv6,
+            globals: maps.clone(),
+            sdp_group: config.sdp_group,
+            steering: datapath.steering(),
+            port: config.hold_proxy_port.then_some(config.proxy_port),
+        },
+        conditions.clone(),
+    );
+    let interval = config.reconcile_interval;
     let agent = Agent::start(
         config,
         Parts {
@@ -107,10 +125,12 @@ pub async fn run(mut config: Config) -> Result<()> {
             found,
             datapath,
             channel,
+            conditions,
         },
     )
     .await?;
     let stop = agent.stop.clone();
+    agent.tasks.spawn(upkeep.run(interval, stop.clone()));
     match interfaces {
         Some(interfaces) => agent.tasks.spawn(interfaces.run(agent.rules.clone(), stop)),
         None => agent
@@ -142,6 +162,8 @@ pub struct Parts {
     pub datapath: Box<dyn Datapath>,
     /// Where events come in.
     pub channel: (CoreHandle, Inbox),
+    /// How the node's part of the datapath is.
+    pub conditions: Conditions,
 }
 
 /// A running agent.
@@ -164,6 +186,7 @@ impl Agent {
             found,
             datapath,
             channel,
+            conditions,
         } = parts;
         let epoch = Epoch::begin(files.dir())?;
         let sdp_listener =
@@ -261,6 +284,7 @@ impl Agent {
             maps: Globals::new(&config.bpf_root),
             builtin: describe(builtin.clone()),
             damaged: Arc::clone(&damaged),
+            conditions: conditions.clone(),
         };
         tasks.spawn(admin.serve(admin_listener, tasks.clone(), stop.clone()));
         if let Some(listener) = metrics_listener {
@@ -271,6 +295,7 @@ impl Agent {
                 damaged: damaged.len(),
                 maps,
                 builtin: builtin.as_ref().map(|proxy| proxy.stats().clone()),
+                conditions,
             };
             tasks.spawn(health.serve(listener, tasks.clone(), stop.clone()));
         }

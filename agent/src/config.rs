@@ -86,13 +86,15 @@ pub struct Config {
     pub transparent: bool,
     /// Those outside of the cluster, too (the built-in proxy).
     pub transparent_outside: bool,
+    /// Keep the proxy port bound while no proxy runs.
+    pub hold_proxy_port: bool,
     /// IPv4 is on.
     pub ipv4: bool,
     /// IPv6 is on.
     pub ipv6: bool,
     /// Give FQDN selectors their identity before an address is known.
     pub preallocate_identities: bool,
-    /// Most identities that answers may give the label of a name; none = any number.
+    /// Most combinations of names that answers may give an identity; none = any number.
     pub max_fqdn_identities: Option<usize>,
     /// Most server addresses listed per restored rule.
     pub max_ips_per_restored_rule: usize,
@@ -220,10 +222,11 @@ impl TryFrom<RunArgs> for Config {
             reject_code: args.tofqdns_dns_reject_response_code,
             transparent: args.dnsproxy_enable_transparent_mode,
             transparent_outside: args.transparent_mode_outside_cluster,
+            hold_proxy_port: args.hold_proxy_port,
             ipv4: args.enable_ipv4,
             ipv6: args.enable_ipv6,
             preallocate_identities: args.tofqdns_preallocate_identities,
-            max_fqdn_identities: args.tofqdns_max_identities,
+            max_fqdn_identities: args.tofqdns_max_identities.0,
             max_ips_per_restored_rule: args.dns_max_ips_per_restored_rule,
             identity_restore_grace: args.identity_restore_grace_period,
             map_sizes,

@@ -34,3 +34,4 @@ pub mod restore;
 pub mod runner;
 pub mod selector;
 pub mod watched_dir;
+pub mod yaml;

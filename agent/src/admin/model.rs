@@ -34,6 +34,18 @@ pub struct Status {
     pub problems: Vec<String>,
     /// How far limits are used up.
     pub limits: Vec<LimitView>,
+    /// What was repaired of the node's part of the datapath.
+    #[serde(default)]
+    pub repairs: Vec<RepairsView>,
+}
+
+/// Repairs of a part of the datapath that something else had changed.
+#[derive(Clone, Debug, Default, Serialize, Deserialize, PartialEq, Eq)]
+pub struct RepairsView {
+    /// `routes`, `steering`, `pins` or `port`.
+    pub part: String,
+    /// Since the start.
+    pub repairs: u64,
 }
 
 /// One run of the agent.

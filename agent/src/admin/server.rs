@@ -22,6 +22,7 @@ use super::{
 };
 use crate::{
     core::{Core, Event, event::CleanNames, snapshot::EndpointView},
+    datapath::upkeep::{Conditions, Part},
     endpoint::source::{EndpointBook, EndpointDocument, EndpointError},
     epoch::Epoch,
     events::Events,
@@ -61,6 +62,8 @@ pub struct Admin {
     pub builtin: Arc<dyn Fn() -> String + Send + Sync>,
     /// Files found damaged at the start.
     pub damaged: Arc<Vec<String>>,
+    /// How the node's part of the datapath is.
+    pub conditions: Conditions,
 }
 
 /// An answer that is not 200.
@@ -245,6 +248,7 @@ impl Admin {
                 .iter()
                 .map(|u| format!("endpoint {}: {}", u.key, u.reason)),
         );
+        problems.extend(self.conditions.faults());
         problems.extend(summary.endpoint_problems.iter().cloned());
         problems.extend(self.damaged.iter().cloned());
         problems.extend(proxies.iter().filter_map(|proxy| {
@@ -267,10 +271,10 @@ impl Admin {
         if summary.addresses_limited > 0 {
             problems.push(format!(
                 "circuit breaker: {} addresses have the identity of some of their names only, as \
-                 {} identities of names are in use (--tofqdns-max-identities {}); use fewer \
+                 {} combinations of names have an identity (--tofqdns-max-identities {}); use fewer \
                  overlapping names in policy, or raise the limit",
                 summary.addresses_limited,
-                summary.fqdn_identities,
+                summary.fqdn_combinations,
                 summary.fqdn_identities_max.unwrap_or_default(),
             ));
         }
@@ -297,6 +301,7 @@ impl Admin {
             damaged_files: (*self.damaged).clone(),
             problems,
             limits,
+            repairs: Part::ALL.map(|part| self.conditions.repairs(part)).to_vec(),
         })
     }
 

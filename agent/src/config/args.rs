@@ -363,6 +363,24 @@ impl FromStr for WhyTarget {
     }
 }
 
+/// `--tofqdns-max-identities`: none = no limit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MaxIdentities(pub Option<usize>);
+
+impl FromStr for MaxIdentities {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "none" => Ok(Self(None)),
+            number => match number.parse() {
+                Ok(number) => Ok(Self(Some(number))),
+                Err(_) => Err("write a number, or none for no limit".to_owned()),
+            },
+        }
+    }
+}
+
 /// `run`
 #[derive(Debug, Args)]
 pub struct RunArgs {
@@ -461,14 +479,16 @@ pub struct RunArgs {
           require_equals = true, action = ArgAction::Set,
           env = "HOLDFAST_TOFQDNS_PREALLOCATE_IDENTITIES")]
     pub tofqdns_preallocate_identities: bool,
-    /// Circuit breaker: with this many identities of names, an address that more of policy's
-    /// names share gets the identity of some of them only; off unless given
+    /// Circuit breaker: once this many combinations of policy's names have an identity, an address
+    /// that others share gets the identity of some of them only; "none" for no limit. Identities
+    /// of single names do not count
     #[arg(
         long,
         value_name = "IDENTITIES",
+        default_value = "8192",
         env = "HOLDFAST_TOFQDNS_MAX_IDENTITIES"
     )]
-    pub tofqdns_max_identities: Option<usize>,
+    pub tofqdns_max_identities: MaxIdentities,
     /// Most server addresses listed per rule in DNSRulesV2 of ep_config.json
     #[arg(
         long,
@@ -493,6 +513,12 @@ pub struct RunArgs {
           require_equals = true, action = ArgAction::Set,
           env = "HOLDFAST_TRANSPARENT_MODE_OUTSIDE_CLUSTER")]
     pub transparent_mode_outside_cluster: bool,
+    /// Keep the proxy port bound while no proxy runs, so that no other user of the node can bind it
+    /// and keep proxies from starting. Proxies must then be started as root (they change their
+    /// user themselves); =false for proxies that another user starts
+    #[arg(long, default_value_t = true, num_args = 0..=1, default_missing_value = "true",
+          require_equals = true, action = ArgAction::Set, env = "HOLDFAST_HOLD_PROXY_PORT")]
+    pub hold_proxy_port: bool,
     /// IPv4
     #[arg(long, default_value_t = true, num_args = 0..=1, default_missing_value = "true",
           require_equals = true, action = ArgAction::Set, env = "HOLDFAST_ENABLE_IPV4")]
@@ -532,7 +558,8 @@ pub struct RunArgs {
     #[arg(long, value_parser = duration::parse, default_value = "30s",
           env = "HOLDFAST_CONNTRACK_GC_INTERVAL")]
     pub conntrack_gc_interval: Duration,
-    /// Between two passes that compare the maps with what they should hold
+    /// Between two passes that compare the maps with what they should hold. Programs, routes,
+    /// steering and pins are checked every two seconds, or as often as this if that is shorter
     #[arg(long, value_parser = duration::parse, default_value = "30s",
           env = "HOLDFAST_RECONCILE_INTERVAL")]
     pub reconcile_interval: Duration,

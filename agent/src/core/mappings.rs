@@ -218,7 +218,9 @@ impl State {
             && !mapping.addresses.is_empty()
             && mapping.addresses.len() <= MAX_ADDRESSES
             && name.ends_with('.')
-            && name.len() <= MAX_NAME;
+            && name.len() <= MAX_NAME
+            // In presentation form every other byte is escaped.
+            && name.bytes().all(|byte| matches!(byte, b' '..=b'~'));
         if !sound {
             return Err(Refusal::Invalid);
         }

@@ -74,6 +74,7 @@ impl State {
             local_file: LocalFile::default(),
             pods: Box::new(NodeLocal::endpoints(pods)),
             fqdn_identities: BTreeSet::new(),
+            fqdn_combinations: 0,
             fqdn_awaited: BTreeSet::new(),
             fqdn_changes: 0,
             limited: BTreeSet::new(),

@@ -42,7 +42,10 @@ pub struct Summary {
     pub local_identities: usize,
     /// Those of them with the label of a name.
     pub fqdn_identities: usize,
-    /// Most of them, if they are limited.
+    /// Those of them with the labels of several names' selectors.
+    #[serde(default)]
+    pub fqdn_combinations: usize,
+    /// Most combinations, if they are limited.
     pub fqdn_identities_max: Option<usize>,
     /// Addresses that have the identity of some of their names only, because of that.
     pub addresses_limited: usize,

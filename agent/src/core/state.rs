@@ -51,8 +51,10 @@ pub(super) struct State {
     pub local: LocalScopes,
     pub local_file: LocalFile,
     pub pods: Box<dyn Allocator>,
-    /// Identities with an fqdn label, for the circuit breaker ([`super::breaker`]).
+    /// Identities with an fqdn label.
     pub fqdn_identities: BTreeSet<IdentityId>,
+    /// Those of them with several, which the circuit breaker limits ([`super::breaker`]).
+    pub fqdn_combinations: usize,
     /// At the sync: labels of those that are still to come.
     pub fqdn_awaited: BTreeSet<LabelSet>,
     /// How often one came or went.

@@ -62,8 +62,8 @@ impl Core {
                 numbers(IdentityId::LOCAL_MIN, IdentityId::LOCAL_MAX),
             ),
             limit(
-                "identities of names",
-                state.fqdn_identities.len(),
+                "identities of names in combination",
+                state.fqdn_combinations,
                 config.max_fqdn_identities,
             ),
             limit(
@@ -103,6 +103,7 @@ impl State {
             policies_rejected: self.rejected.len(),
             local_identities: self.local.len(),
             fqdn_identities: self.fqdn_identities.len(),
+            fqdn_combinations: self.fqdn_combinations,
             fqdn_identities_max: self.config.max_fqdn_identities,
             addresses_limited: self.limited.len(),
             endpoint_identities: self.pods.len(),

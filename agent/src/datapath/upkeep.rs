@@ -12,6 +12,7 @@ use shared_maps::user::{Globals, HeldPin};
 use tokio_util::sync::CancellationToken;
 
 use super::{kernel, routing};
+use crate::admin::model::RepairsView;
 
 /// Between two checks: with the check itself and the repair well below five seconds.
 const INTERVAL: Duration = Duration::from_secs(2);
@@ -61,6 +62,14 @@ impl Conditions {
     /// How a part is.
     pub fn of(&self, part: Part) -> Condition {
         self.0.lock().get(&part).cloned().unwrap_or_default()
+    }
+
+    /// Repairs of a part, for `status`.
+    pub fn repairs(&self, part: Part) -> RepairsView {
+        RepairsView {
+            part: part.as_str().to_owned(),
+            repairs: self.of(part).repairs,
+        }
     }
 
     /// What is wrong now, in words.

@@ -51,7 +51,6 @@ fn found() -> Findings {
             dns_rules: vec![DnsRulesView::default()],
             ..EndpointView::default()
         },
-        attached: true,
         wanted_revision: 3,
         dns: vec![DnsRulesView {
             port: 53,
@@ -119,6 +118,7 @@ fn why(found: &Findings, read: &[AddressRead], learning: bool) -> Why {
         question: &question,
         found,
         lxc: &lxc,
+        programs: &[],
         read,
         learning,
         now: BootTime(0),

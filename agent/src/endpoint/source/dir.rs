@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, io, path::Path};
 use serde::Deserialize as _;
 
 use super::{EndpointDocument, EndpointError};
-use crate::watched_dir;
+use crate::{watched_dir, yaml};
 
 /// Documents by key `dir/<file>` (`dir/<file>#<n>` from the second of a file on).
 pub(super) fn read(
@@ -17,7 +17,8 @@ pub(super) fn read(
         match text {
             Ok(text) => documents.extend(parse(&key, &text)),
             Err(error) => {
-                documents.insert(key, Err(EndpointError::Parse(error.to_string())));
+                let text = format!("{error}; {}", error.remedy());
+                documents.insert(key, Err(EndpointError::Parse(text)));
             }
         }
     }
@@ -26,13 +27,18 @@ pub(super) fn read(
 
 fn parse(key: &str, text: &str) -> Vec<(String, Result<EndpointDocument, EndpointError>)> {
     let mut documents = Vec::new();
-    for (index, document) in serde_yaml_ng::Deserializer::from_str(text).enumerate() {
+    for (index, document) in yaml::documents(text).iter().enumerate() {
         let key = match index {
             0 => key.to_owned(),
             n => format!("{key}#{}", n + 1),
         };
-        let document = Option::<EndpointDocument>::deserialize(document)
-            .map_err(|e| EndpointError::Parse(e.to_string()));
+        let document = document
+            .value()
+            .map_err(|fault| EndpointError::Parse(format!("{fault}; {}", fault.remedy())))
+            .and_then(|value| {
+                Option::<EndpointDocument>::deserialize(value)
+                    .map_err(|e| EndpointError::Parse(e.to_string()))
+            });
         match document {
             // An empty document, as after a closing `---`.
             Ok(None) => {}
@@ -42,8 +48,6 @@ fn parse(key: &str, text: &str) -> Vec<(String, Result<EndpointDocument, Endpoin
             }
             Err(error) => {
                 documents.push((key, Err(error)));
-                // What follows a syntax error cannot be told apart from it.
-                break;
             }
         }
     }

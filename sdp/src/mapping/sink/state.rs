@@ -173,6 +173,7 @@ impl State {
         stats: &'s SinkStats,
     ) -> (Release, &'s Count) {
         let now = at.now;
+        let endpoint = mapping.endpoint;
         let hangs = self.late_in_a_row >= HUNG_AFTER;
         let away = self.agent.is_none() || hangs;
         let leased = self.is_leased(&mapping, now);
@@ -215,11 +216,11 @@ impl State {
         let may_wait = self.journal.may_wait(now, at.max_delay);
         let waits = match note {
             Some(note) if may_wait && unwritten == Unwritten::Pair => {
-                self.journal.note_first(note, on_realised).is_ok()
+                self.journal.note_first(endpoint, note, on_realised).is_ok()
             }
             note => {
                 note.into_iter().for_each(|note| self.journal.note(note));
-                may_wait && self.journal.wait_behind(on_realised).is_ok()
+                may_wait && self.journal.wait_behind(endpoint, on_realised).is_ok()
             }
         };
         let release = if waits {
@@ -391,8 +392,10 @@ impl State {
         };
         if outcome.realised {
             if let Some(end) = outcome.lease_end {
+                let (endpoint, name) = &sent.key;
+                let holder = (*endpoint).into();
                 self.leases
-                    .grant(&sent.key.1, &sent.addresses, end, outcome.revision);
+                    .grant(holder, name, &sent.addresses, end, outcome.revision);
             }
             if outcome.durable {
                 self.settled(sent);
@@ -410,7 +413,7 @@ impl State {
                         .note(Note::Forgotten(sent.key, sent.addresses, sent.told));
                 }
                 Refusal::EndpointUnknown | Refusal::RateLimited => {
-                    if self.kept.retry(&sent.key) {
+                    if self.kept.retry(&sent.key, &sent.addresses) {
                         self.retries.push(sent.key);
                     }
                 }
@@ -443,7 +446,7 @@ impl State {
         // Somebody waits for these; an agent that ends now has not taken them.
         let sent = self.in_flight.values();
         let sent = sent.filter(|sent| sent.waited && named(&sent.key.1));
-        let own = |sent: &InFlight| self.kept.of(&sent.key, |own| sent.addresses.contains(own));
+        let own = |sent: &InFlight| self.kept.of(&sent.key, &sent.addresses);
         let mut again: Vec<_> = sent.flat_map(own).collect();
         self.leases.revoke(name, addresses);
         self.kept.revoke(name, addresses);

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::{super::Refusal, state::REPLAYS_BESIDE_LIVE, *};
-use crate::mapping::kept::tests::mapping;
+use crate::mapping::{kept::tests::mapping, steps};
 
 type Seen = Arc<Mutex<Vec<Realised>>>;
 
@@ -535,4 +535,41 @@ fn a_revocation_reaches_the_journal() {
     soon("it is written", || journal.status().pairs == 1);
     sink.revoke(1, Some(&crate::name::Fqdn::normalise("a.")), &[]);
     soon("it is taken out", || journal.status().pairs == 0);
+}
+
+/// What all workers wait for while one of them holds the sink's lock.
+#[test]
+fn an_answer_costs_the_sink_a_few_steps_for_each_of_its_addresses() {
+    const ADDRESSES: u32 = 1024;
+    const ANSWERS: u32 = 40;
+    let dir = tempfile::tempdir().unwrap();
+    let (sink, _journal) = journalled(dir.path());
+    sink.agent_up(epoch(1), None);
+    sink.rules_applied(epoch(1), 1);
+    let answer = |n: u32| {
+        let address = |of: u32| IpAddr::from((0x0b00_0000 + n * ADDRESSES + of).to_be_bytes());
+        Mapping {
+            addresses: (0..ADDRESSES).map(address).collect(),
+            ..live("a.")
+        }
+    };
+    let most = |steps: usize| steps / usize::try_from(ADDRESSES).unwrap();
+    // One name with ever new addresses, and each of them twice: new, then under its lease.
+    for n in (0..ANSWERS).flat_map(|n| [n, n]) {
+        let before = steps::taken();
+        let release = sink.learn(answer(n), Box::new(|_| {}));
+        let learned = steps::taken() - before;
+        assert!(most(learned) <= 12, "{learned} steps to learn answer {n}");
+        if release == Release::Held {
+            let sequence = sink.next_batch(BootTime::now()).mappings[0].sequence;
+            let before = steps::taken();
+            sink.results(vec![
+                realised(sequence, Some(90), 1),
+                durable(sequence, Some(90), 1),
+            ]);
+            let granted = steps::taken() - before;
+            assert!(most(granted) <= 12, "{granted} steps to grant answer {n}");
+        }
+    }
+    assert_eq!(sink.stats().leased.get(), u64::from(ANSWERS));
 }

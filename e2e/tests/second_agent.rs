@@ -97,10 +97,8 @@ fn of_two_agents_that_start_in_the_same_moment_one_runs() {
             let start = |n: u32| other(lab, &format!("both-{round}-{n}"), lab.bpf_root(), &[]);
             let mut both = [start(1)?, start(2)?];
             eventually("one has ended and one runs", SOON, || {
-                let ended = both
-                    .iter_mut()
-                    .filter(|agent| agent.check_alive().is_err())
-                    .count();
+                let ended = both.iter_mut().map(|agent| agent.check_alive().is_err());
+                let ended = ended.filter(|ended| *ended).count();
                 let started = both
                     .iter()
                     .filter(|agent| agent.log().contains("agent starts"))

@@ -12,7 +12,9 @@ mod record;
 mod sys;
 mod tables;
 
-pub use attached::{Attached, Direction, HeldPin, LinkPlace, PinnedLink, program_name, tcx_chain};
+pub use attached::{
+    Attached, Direction, HeldPin, LinkPlace, PinnedLink, detach_pinned, program_name, tcx_chain,
+};
 pub use boot::{BOOT_ID, boot_id};
 pub use error::MapError;
 pub use map::{Access, Entries, Map, MapKind, MapSpec, possible_cpus};

@@ -26,6 +26,8 @@ pub(super) struct ProgramsPass {
     due: BootTime,
     /// The endpoint that was looked at last; none between two passes.
     after: Option<EndpointId>,
+    /// The look under way is one at programs.
+    under_way: bool,
     /// Endpoints whose programs were overtaken.
     contested: BTreeMap<EndpointId, Contest>,
 }
@@ -65,7 +67,13 @@ impl State {
             None => self.config.reconcile_interval.clamp(PAUSE, INTERVAL),
         };
         self.programs.due = self.now.plus(pause);
-        (!batch.is_empty()).then_some(Look::Programs(batch))
+        self.programs.under_way = !batch.is_empty();
+        self.programs.under_way.then_some(Look::Programs(batch))
+    }
+
+    /// Whether the look under way was one at programs; it ends here.
+    pub(super) fn end_look_at_programs(&mut self) -> bool {
+        std::mem::take(&mut self.programs.under_way)
     }
 
     /// Takes what is wrong about programs. Gives the number of faults that the next plan repairs.

@@ -126,22 +126,27 @@ impl State {
     /// Takes what was seen, or that nothing could be. Gives the number of differences; the next
     /// plan puts them right.
     pub(super) fn seen(&mut self, sight: Option<Sight>) -> u64 {
-        let sight = match sight {
-            Some(Sight::Programs(faults)) => return self.seen_programs(&faults),
-            other => other,
-        };
+        if self.end_look_at_programs() {
+            return match sight {
+                Some(Sight::Programs(faults)) => self.seen_programs(&faults),
+                // A datapath without programs.
+                Some(_) => 0,
+                None => {
+                    self.counters.reconciled.failures += 1;
+                    0
+                }
+            };
+        }
         let before = self.counters.reconciled.differences();
         let more = match sight {
             None => {
                 self.counters.reconciled.failures += 1;
                 false
             }
-            Some(Sight::Nothing) => false,
+            Some(Sight::Nothing | Sight::Programs(_)) => false,
             Some(Sight::Ipcache(entries)) => self.seen_ipcache(&entries),
             Some(Sight::Policy(id, entries)) => self.seen_policy(id, &entries),
             Some(Sight::Lxc(entries)) => self.seen_lxc(&entries),
-            // Taken above.
-            Some(Sight::Programs(_)) => false,
         };
         if !more {
             self.go_to(self.stage_after());

@@ -13,7 +13,7 @@ use std::{
 use rtnetlink::{
     Error, Handle, RouteMessageBuilder,
     packet_route::{
-        route::{RouteAttribute, RouteMessage, RouteProtocol, RouteScope, RouteType},
+        route::{RouteAttribute, RouteFlags, RouteMessage, RouteProtocol, RouteScope, RouteType},
         rule::{RuleAction, RuleAttribute},
     },
 };
@@ -136,6 +136,8 @@ async fn lookup(handle: &Handle, to: IpAddr) -> Result<(u32, RouteType), Error> 
             .destination_prefix(to, 128)
             .build(),
     };
+    // Otherwise IPv4 names the main table, whichever it was.
+    message.header.flags |= RouteFlags::LookupTable;
     message
         .attributes
         .push(RouteAttribute::Mark(MAGIC_TO_PROXY));

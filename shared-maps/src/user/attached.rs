@@ -89,6 +89,13 @@ impl PinnedLink {
     }
 }
 
+/// Takes the link pinned at `path` from where it is attached, as `bpftool link detach` does: the
+/// pin stays, and holds a link that does nothing.
+pub fn detach_pinned(path: &Path) -> io::Result<()> {
+    let fd = sys::open_pin(&c_path(path)?, 0)?;
+    sys::detach_link(fd.as_fd())
+}
+
 /// Programs of an interface's chain, in the order in which they run.
 pub fn tcx_chain(ifindex: u32, direction: Direction) -> io::Result<Vec<Attached>> {
     let found = sys::attached::<CHAIN>(ifindex, direction.attach_type())?;

@@ -16,6 +16,7 @@ const BPF_OBJ_GET: libc::c_long = 7;
 const BPF_PROG_GET_FD_BY_ID: libc::c_long = 13;
 const BPF_OBJ_GET_INFO_BY_FD: libc::c_long = 15;
 const BPF_PROG_QUERY: libc::c_long = 16;
+const BPF_LINK_DETACH: libc::c_long = 34;
 
 /// `BPF_NOEXIST`: an update that must not replace.
 const BPF_NOEXIST: u64 = 1;
@@ -123,7 +124,7 @@ struct QueryAttr {
     revision: u64,
 }
 
-/// `union bpf_attr` for opening an object by its number.
+/// `union bpf_attr` for opening an object by its number, and for detaching a link by its descriptor.
 #[repr(C)]
 #[derive(Default)]
 struct IdAttr {
@@ -214,6 +215,15 @@ pub(super) fn info<T: ObjectInfo>(fd: BorrowedFd<'_>) -> io::Result<T> {
     };
     bpf(BPF_OBJ_GET_INFO_BY_FD, &mut attr)?;
     Ok(info)
+}
+
+/// Takes a link from where it is attached; the link itself stays.
+pub(super) fn detach_link(fd: BorrowedFd<'_>) -> io::Result<()> {
+    let mut attr = IdAttr {
+        id: fd_number(fd),
+        ..IdAttr::default()
+    };
+    bpf(BPF_LINK_DETACH, &mut attr).map(drop)
 }
 
 /// Opens a program by its number.

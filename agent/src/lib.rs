@@ -24,6 +24,7 @@ pub mod health;
 pub mod identity;
 pub mod ipcache;
 pub mod labels;
+pub mod lane;
 pub mod liveness;
 pub mod metrics;
 pub mod named_port;

@@ -146,6 +146,11 @@ impl Sample {
             "Addresses that have the identity of some of their names only, because of --tofqdns-max-identities",
             count(summary.addresses_limited),
         )?;
+        out.counter(
+            "fqdn_refused_addresses",
+            "Addresses in answers that got no label of a name, because of --tofqdns-refuse-prefix",
+            counters.addresses_refused,
+        )?;
         out.gauge(
             "ipcache_entries",
             "Prefixes (addresses among them) that have an identity in the ipcache map",

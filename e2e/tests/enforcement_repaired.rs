@@ -8,6 +8,7 @@ use anyhow::{Context, Result, ensure};
 use aya::programs::tc::TcAttachOptions;
 use aya::programs::{LinkOrder, SchedClassifier, TcAttachType};
 use aya::{Ebpf, include_bytes_aligned};
+use holdfast_agent::datapath::notrack;
 use holdfast_e2e::lab::{DNS4, at, web4};
 use holdfast_e2e::node::AGENT_METRICS;
 use holdfast_e2e::policy::good_names;
@@ -282,9 +283,14 @@ fn routes_rules_and_forwarding_are_set_again() {
 }
 
 #[test]
-fn steering_that_something_removed_is_put_back() {
+fn steering_and_netfilter_rules_that_something_removed_are_put_back() {
     with_lab(|lab| {
         let (_programs, _id) = start(lab)?;
+        for _ in 0..2 {
+            repaired(lab, "netfilter", || {
+                Ok(lab.node.enter(notrack::remove)??)
+            })?;
+        }
         let pin = link_pin(&Globals::new(lab.bpf_root()));
         repaired(lab, "steering", || Ok(fs::remove_file(&pin)?))?;
         repaired(lab, "steering", || Ok(detach_pinned(&pin)?))?;

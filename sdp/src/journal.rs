@@ -62,6 +62,8 @@ struct Queue {
     noted: Quota,
     waiting: Vec<OnRealised>,
     waits: Quota,
+    /// The thread was woken since it last took notes.
+    woken: bool,
     closing: bool,
 }
 
@@ -72,6 +74,7 @@ impl Default for Queue {
             noted: Quota::new(QUEUE),
             waiting: Vec::new(),
             waits: Quota::new(WAITING),
+            woken: false,
             closing: false,
         }
     }
@@ -186,6 +189,13 @@ impl Journal {
 
     /// Has something written soon.
     pub fn note(&self, note: Note) {
+        self.note_later(note);
+        self.nudge();
+    }
+
+    /// Has something written once [`Self::nudge`] is called: waking the thread takes a system
+    /// call, which not each caller has the time for.
+    pub fn note_later(&self, note: Note) {
         let mut queue = self.queue.lock();
         if self.closed.load(Ordering::Acquire) {
             return;
@@ -200,7 +210,14 @@ impl Journal {
             return;
         }
         queue.notes.push(note);
-        if queue.notes.len() == 1 {
+    }
+
+    /// Wakes the thread if there are notes and it does not know yet.
+    pub fn nudge(&self) {
+        let mut queue = self.queue.lock();
+        if !queue.notes.is_empty() && !queue.woken {
+            queue.woken = true;
+            drop(queue);
             self.wake.notify_one();
         }
     }
@@ -292,6 +309,7 @@ impl Journal {
         let notes = std::mem::take(&mut queue.notes);
         queue.noted.clear();
         queue.waits.clear();
+        queue.woken = false;
         (notes, std::mem::take(&mut queue.waiting))
     }
 

@@ -42,7 +42,7 @@ pub struct Status {
 /// Repairs of a part of the datapath that something else had changed.
 #[derive(Clone, Debug, Default, Serialize, Deserialize, PartialEq, Eq)]
 pub struct RepairsView {
-    /// `routes`, `steering`, `pins` or `port`.
+    /// `routes`, `netfilter`, `steering`, `pins` or `port`.
     pub part: String,
     /// Since the start.
     pub repairs: u64,
@@ -106,7 +106,7 @@ pub struct Why {
 /// One thing that was looked for.
 #[derive(Clone, Debug, Default, Serialize, Deserialize, PartialEq, Eq)]
 pub struct Hop {
-    /// `endpoint`, `policy`, `dns`, `selector`, `names`, `ipcache`, `identity`, `policy-map` or
+    /// `endpoint`, `programs`, `policy`, `dns`, `selector`, `names`, `ipcache`, `identity`, `policy-map` or
     /// `receiver`.
     pub hop: String,
     /// The address it is about, where the target has several things to look at.

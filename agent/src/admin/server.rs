@@ -21,7 +21,11 @@ use super::{
     why::{self, Question, WhyError},
 };
 use crate::{
-    core::{Core, Event, event::CleanNames, snapshot::EndpointView},
+    core::{
+        Core, Event,
+        event::CleanNames,
+        snapshot::{ENDPOINT, EndpointView},
+    },
     datapath::upkeep::{Conditions, Part},
     endpoint::source::{EndpointBook, EndpointDocument, EndpointError},
     epoch::Epoch,
@@ -349,6 +353,18 @@ impl Admin {
         let deadline = BootTime::now().0 + nanoseconds(SETTLE);
         loop {
             let snapshot = self.core.snapshot().await?;
+            let refused = snapshot.rejected.into_iter().find(|refused| {
+                refused.source == ENDPOINT && refused.key.as_ref() == Some(&spec.key)
+            });
+            if let Some(refused) = refused {
+                return Err(Refusal::new(
+                    StatusCode::CONFLICT,
+                    format!(
+                        "endpoint {} is added, but not in force: {}",
+                        spec.key, refused.reason
+                    ),
+                ));
+            }
             let found = snapshot
                 .endpoints
                 .into_iter()

@@ -12,8 +12,8 @@ use holdfast_sdp::{
 use super::{
     Core,
     snapshot::{
-        DnsRulesView, EndpointView, IdentityView, IpcacheView, LimitView, NameView, PolicyView,
-        RejectedView, SelectorView, Snapshot, Summary,
+        DnsRulesView, ENDPOINT, EndpointView, IdentityView, IpcacheView, LimitView, NameView,
+        PolicyView, RejectedView, SelectorView, Snapshot, Summary,
     },
     state::State,
 };
@@ -141,7 +141,7 @@ impl State {
             reason: format!("{}: {}; {}", error.field, error.reason, error.remedy),
         });
         let waiting = self.waiting.values().map(|(spec, reason)| RejectedView {
-            source: "endpoint".to_owned(),
+            source: ENDPOINT.to_owned(),
             key: Some(spec.key.clone()),
             reason: reason.clone(),
         });
@@ -169,7 +169,10 @@ impl State {
                 endpoint.id, endpoint.spec.key
             ))
         });
-        problems.take(MAX_PROBLEMS).collect()
+        let waiting = self.waiting.values();
+        let waiting =
+            waiting.map(|(spec, why)| format!("endpoint {} is not in force: {why}", spec.key));
+        problems.chain(waiting).take(MAX_PROBLEMS).collect()
     }
 
     pub(super) fn endpoint(&self, endpoint: &Endpoint) -> EndpointView {

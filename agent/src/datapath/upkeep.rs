@@ -11,7 +11,7 @@ use parking_lot::Mutex;
 use shared_maps::user::{Globals, HeldPin};
 use tokio_util::sync::CancellationToken;
 
-use super::{kernel, routing};
+use super::{kernel, notrack, routing};
 use crate::admin::model::RepairsView;
 
 /// Between two checks: with the check itself and the repair well below five seconds.
@@ -22,6 +22,8 @@ const INTERVAL: Duration = Duration::from_secs(2);
 pub enum Part {
     /// Rules and routes that deliver redirected packets, and forwarding.
     Routes,
+    /// Rules of netfilter that keep redirected packets out of the node's NAT.
+    Netfilter,
     /// The program that steers packets to proxies.
     Steering,
     /// Pins of the maps that all endpoints share.
@@ -32,12 +34,19 @@ pub enum Part {
 
 impl Part {
     /// All of them.
-    pub const ALL: [Self; 4] = [Self::Routes, Self::Steering, Self::Pins, Self::Port];
+    pub const ALL: [Self; 5] = [
+        Self::Routes,
+        Self::Netfilter,
+        Self::Steering,
+        Self::Pins,
+        Self::Port,
+    ];
 
     /// Value of the label `part`.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Routes => "routes",
+            Self::Netfilter => "netfilter",
             Self::Steering => "steering",
             Self::Pins => "pins",
             Self::Port => "port",
@@ -175,6 +184,7 @@ impl Upkeep {
             }
             self.check_routes().await;
             let checked = tokio::task::spawn_blocking(move || {
+                self.check_netfilter();
                 self.check_steering();
                 self.check_pins();
                 self.check_port();
@@ -207,6 +217,27 @@ impl Upkeep {
             }
             Ok((_, left)) => self.conditions.is_broken(Part::Routes, left.join("; ")),
             Err(error) => self.conditions.is_broken(Part::Routes, error.to_string()),
+        }
+    }
+
+    fn check_netfilter(&self) {
+        let repair = || {
+            let Some(missing) = notrack::check()? else {
+                return Ok((None, None));
+            };
+            notrack::install()?;
+            Ok::<_, notrack::NotrackError>((Some(missing), notrack::check()?))
+        };
+        match repair() {
+            Ok((None, _)) => self.conditions.is_well(Part::Netfilter),
+            Ok((Some(missing), None)) => {
+                self.conditions
+                    .repaired(Part::Netfilter, &missing.to_string());
+            }
+            Ok((_, Some(left))) => self.conditions.is_broken(Part::Netfilter, left.to_string()),
+            Err(error) => self
+                .conditions
+                .is_broken(Part::Netfilter, error.to_string()),
         }
     }
 

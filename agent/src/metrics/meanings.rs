@@ -3,7 +3,7 @@
 use shared_maps::event::Reason;
 
 /// What the values of labels mean: metric, label, value, meaning.
-pub const LABELS: [[&str; 4]; 27] = [
+pub const LABELS: [[&str; 4]; 29] = [
     [
         "identity",
         "type",
@@ -103,6 +103,12 @@ pub const LABELS: [[&str; 4]; 27] = [
     [
         "reconcile_differences",
         "part",
+        "netfilter",
+        "The nftables table that keeps redirected packets out of the node's NAT was missing or changed.",
+    ],
+    [
+        "reconcile_differences",
+        "part",
         "steering",
         "The program that steers packets to proxies was missing or another.",
     ],
@@ -123,6 +129,12 @@ pub const LABELS: [[&str; 4]; 27] = [
         "part",
         "routes",
         "Redirected packets are not delivered to proxies: their queries are lost.",
+    ],
+    [
+        "datapath_broken",
+        "part",
+        "netfilter",
+        "Queries to an address that the node translates (a ClusterIP) time out.",
     ],
     [
         "datapath_broken",

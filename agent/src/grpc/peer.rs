@@ -2,7 +2,7 @@
 
 use std::{
     io,
-    os::unix::fs::DirBuilderExt as _,
+    os::{fd::OwnedFd, unix::fs::DirBuilderExt as _},
     path::{Path, PathBuf},
     pin::Pin,
     sync::{Arc, OnceLock},
@@ -10,6 +10,7 @@ use std::{
 };
 
 use holdfast_sdp::unix_socket;
+use nix::sys::socket::{getsockopt, sockopt};
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
     net::{UnixListener, UnixStream},
@@ -88,6 +89,8 @@ pub fn bind(path: &Path, group: Option<u32>) -> Result<UnixListener, SocketError
 pub struct Peer {
     /// Its process.
     pub pid: Option<i32>,
+    /// The same, as a descriptor that is readable once it ended.
+    pub process: Option<Arc<OwnedFd>>,
     instance: Arc<OnceLock<String>>,
 }
 
@@ -137,9 +140,18 @@ impl Checked {
             stream,
             peer: Peer {
                 pid: credentials.pid(),
+                process: None,
                 instance: Arc::default(),
             },
         })
+    }
+
+    /// With a descriptor of the process that connected.
+    pub fn with_process(mut self) -> Self {
+        // Without one nothing is known of its end.
+        let process = getsockopt(&self.stream, sockopt::PeerPidfd).ok();
+        self.peer.process = process.map(Arc::new);
+        self
     }
 }
 

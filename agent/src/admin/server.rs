@@ -28,7 +28,10 @@ use crate::{
         event::CleanNames,
         snapshot::{ENDPOINT, EndpointView},
     },
-    datapath::upkeep::{Conditions, Part},
+    datapath::{
+        quota,
+        upkeep::{Conditions, Part},
+    },
     endpoint::source::{EndpointBook, EndpointDocument, EndpointError},
     epoch::Epoch,
     events::Events,
@@ -294,6 +297,11 @@ impl Admin {
             );
         }
         let limits = self.core.look(Core::limits).await?;
+        let endpoints = self.core.look(Core::endpoint_keys).await?;
+        let quotas = quota::reached(&self.maps, endpoints).unwrap_or_else(|error| {
+            problems.push(format!("quotas of endpoints cannot be read: {error}"));
+            Vec::new()
+        });
         Ok(Status {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             pid: std::process::id(),
@@ -310,6 +318,7 @@ impl Admin {
             problems,
             limits,
             repairs: Part::ALL.map(|part| self.conditions.repairs(part)).to_vec(),
+            quotas,
         })
     }
 

@@ -138,7 +138,7 @@ pub async fn answer(
     let maps = maps.clone();
     let (id, ifindex) = (EndpointId(found.endpoint.id), found.endpoint.ifindex);
     let looked = tokio::task::spawn_blocking(move || {
-        let programs = Programs::new(&maps, false, false).faults(id, ifindex, None);
+        let programs = Programs::faults(&maps, id, ifindex, None);
         (lxc_of(&maps, &own), programs)
     });
     let (lxc, programs) = looked.await?;

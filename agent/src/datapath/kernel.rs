@@ -12,6 +12,7 @@ use shared_maps::{
     lxc::{self, LxcKey, LxcValue},
     policy::{self, PolicyKey, PolicyValue},
     policystats::{self, PolicyStatsKey, PolicyStatsValue},
+    quota::{self, Limit, QuotaKey},
     redirect, steering,
     user::{Access, Globals, Map, MapError, MapKind, Record, possible_cpus},
 };
@@ -19,13 +20,13 @@ use shared_maps::{
 use super::{
     look::{BATCH, Look, ProgramFault, Sight},
     plan::{Attachment, Datapath, Step, StepError},
-    program::{ProgramError, Programs},
+    program::{ProgramError, Programs, Quotas},
     root::{RootError, make_dirs},
 };
 
 /// Maps that the programs of all endpoints share. A pin that goes missing would part endpoints
 /// attached later from those before.
-pub const SHARED_PINS: [&str; 13] = [
+pub const SHARED_PINS: [&str; 15] = [
     lxc::NAME,
     ipcache::NAME,
     conntrack::NAME_TCP4,
@@ -39,6 +40,8 @@ pub const SHARED_PINS: [&str; 13] = [
     redirect::NAME,
     steering::SLOTS_NAME,
     steering::SOCKS_NAME,
+    quota::NAME,
+    quota::HELD_NAME,
 ];
 
 /// Sizes of the maps, entries.
@@ -74,6 +77,15 @@ impl Default for MapSizes {
     }
 }
 
+impl MapSizes {
+    /// Entries of connections that nobody answered yet that each endpoint may have, in each
+    /// direction: no more than a 32nd of a conntrack map, so that many endpoints together
+    /// displace no other endpoint's connections.
+    fn unanswered(self) -> u32 {
+        (self.conntrack_tcp.min(self.conntrack_any) / 32).clamp(32, 4096)
+    }
+}
+
 /// How the kernel datapath is set up.
 #[derive(Clone, Debug)]
 pub struct KernelConfig {
@@ -87,6 +99,9 @@ pub struct KernelConfig {
     pub sizes: MapSizes,
     /// Whether proxies send queries under pods' addresses.
     pub transparent: bool,
+    /// Datagrams and new connections per second that each endpoint may send to the DNS proxy;
+    /// 0: any number.
+    pub dns_quota: u32,
     /// Group of the proxies: it may read what they read and write what they write.
     pub sdp_group: u32,
 }
@@ -122,6 +137,8 @@ pub struct KernelDatapath {
     sizes: MapSizes,
     lxc: Map<LxcKey, LxcValue>,
     ipcache: Map<IpcacheKey, IpcacheValue>,
+    quotas: Map<QuotaKey, Counter>,
+    held: Map<u32, u32>,
     policies: HashMap<EndpointId, Map<PolicyKey, PolicyValue>>,
     programs: Programs,
     /// Numbers of the programs that this run attached.
@@ -143,13 +160,30 @@ impl KernelDatapath {
         make_dirs(&config.bpf_root)?;
         let (lxc, ipcache) = make_maps(&globals, config.sizes)?;
         share(&globals, config.sdp_group)?;
-        let programs = Programs::new(&globals, config.ipv4 && config.ipv6, config.transparent);
+        let quotas = Quotas {
+            dns_packets: config.dns_quota,
+            unanswered: config.sizes.unanswered(),
+        };
+        let dual_stack = config.ipv4 && config.ipv6;
+        let programs = Programs::new(&globals, dual_stack, config.transparent, quotas);
         let steering = program::replace(&globals)?;
         Ok(Self {
-            globals,
             sizes: config.sizes,
             lxc,
             ipcache,
+            quotas: Map::open_or_create(
+                &globals.path(quota::NAME),
+                MapKind::LruPerCpuHash,
+                quota::MAX_ENTRIES,
+                0,
+            )?,
+            held: Map::open_or_create(
+                &globals.path(quota::HELD_NAME),
+                MapKind::Array,
+                quota::HELD_ENTRIES,
+                0,
+            )?,
+            globals,
             policies: HashMap::new(),
             programs,
             attached: HashMap::new(),
@@ -212,7 +246,7 @@ impl KernelDatapath {
     fn program_faults(&self, wanted: &Attachment) -> Vec<ProgramFault> {
         let id = wanted.endpoint;
         let numbers = self.attached.get(&id).copied();
-        let mut faults = self.programs.faults(id, wanted.ifindex, numbers);
+        let mut faults = Programs::faults(&self.globals, id, wanted.ifindex, numbers);
         let path = self.globals.policy_path(id);
         if self
             .policies
@@ -226,6 +260,7 @@ impl KernelDatapath {
 
     fn remove_policy_map(&mut self, endpoint: EndpointId) -> Result<(), StepError> {
         self.policies.remove(&endpoint);
+        self.forget_quotas(endpoint)?;
         let path = self.globals.policy_path(endpoint);
         match fs::remove_file(&path) {
             Err(source) if source.kind() != io::ErrorKind::NotFound => {
@@ -233,6 +268,23 @@ impl KernelDatapath {
             }
             _ => Ok(()),
         }
+    }
+}
+
+impl KernelDatapath {
+    /// Another endpoint of the same number starts with quotas of its own.
+    fn forget_quotas(&self, endpoint: EndpointId) -> Result<(), MapError> {
+        for limit in Limit::ALL {
+            self.quotas.remove(&QuotaKey {
+                endpoint: endpoint.0,
+                limit: limit as u8,
+                pad: 0,
+            })?;
+        }
+        for map in 0..quota::HELD_MAPS {
+            self.held.set(&quota::held_index(endpoint.0, map), &0)?;
+        }
+        Ok(())
     }
 }
 

@@ -29,6 +29,7 @@ use shared_maps::{
         DUAL_STACK, EndpointConfig, GLOBAL, HAS_IPV4, HAS_IPV6, NO_LINK_HEADER, TRANSPARENT,
     },
     pin,
+    quota::PACKET_INTERVAL,
     user::{Direction, Globals, LinkPlace, PinnedLink, Record, program_name, tcx_chain},
 };
 
@@ -146,6 +147,27 @@ const TO_PROXY: Hook = Hook {
     direction: TcAttachType::Ingress,
 };
 
+/// What each endpoint may take of what endpoints share.
+#[derive(Clone, Copy, Debug)]
+pub struct Quotas {
+    /// Datagrams and new connections to the DNS proxy per second; 0: any number.
+    pub dns_packets: u32,
+    /// Connections that nobody answered yet, in each direction.
+    pub unanswered: u32,
+}
+
+impl Quotas {
+    /// Nanoseconds between two packets to the proxy; 0: no quota.
+    fn packet_interval(self) -> u32 {
+        1_000_000_000_u32
+            .checked_div(self.dns_packets)
+            .map_or(0, |interval| interval.max(1))
+    }
+}
+
+/// Queues of connections that nobody answered yet, in the object.
+const UNANSWERED: [&str; 2] = ["UNANSWERED_OUT", "UNANSWERED_IN"];
+
 /// Loads and attaches programs below one BPF root.
 #[derive(Clone, Debug)]
 pub struct Programs {
@@ -153,17 +175,19 @@ pub struct Programs {
     links: PathBuf,
     dual_stack: bool,
     transparent: bool,
+    quotas: Quotas,
 }
 
 impl Programs {
     /// Below the root of `globals`; `dual_stack` is whether the node has both families,
     /// `transparent` whether proxies send queries under pods' addresses.
-    pub fn new(globals: &Globals, dual_stack: bool, transparent: bool) -> Self {
+    pub fn new(globals: &Globals, dual_stack: bool, transparent: bool, quotas: Quotas) -> Self {
         Self {
             globals: globals.clone(),
             links: globals.root().join(pin::LINKS),
             dual_stack,
             transparent,
+            quotas,
         }
     }
 
@@ -171,12 +195,17 @@ impl Programs {
     pub fn load(&self, attachment: &Attachment) -> Result<Ebpf, ProgramError> {
         let config = self.config(attachment);
         let policy = self.globals.policy_path(attachment.endpoint);
-        let mut ebpf = EbpfLoader::new()
+        let interval = self.quotas.packet_interval().to_ne_bytes();
+        let mut loader = EbpfLoader::new();
+        loader
             .default_map_pin_directory(self.globals.dir())
             .map_pin_path(POLICY, policy)
             .override_global(GLOBAL, config.as_bytes(), true)
-            .load(OBJECT)
-            .map_err(|error| load("all", &error))?;
+            .override_global(PACKET_INTERVAL, &interval[..], true);
+        for queue in UNANSWERED {
+            loader.map_max_entries(queue, self.quotas.unanswered);
+        }
+        let mut ebpf = loader.load(OBJECT).map_err(|error| load("all", &error))?;
         for hook in HOOKS {
             let program: &mut SchedClassifier = program(&mut ebpf, hook.program)?;
             program.load().map_err(|error| load(hook.program, &error))?;
@@ -193,7 +222,7 @@ impl Programs {
         let mut numbers = [0; 2];
         for (hook, number) in HOOKS.into_iter().zip(&mut numbers) {
             let program: &mut SchedClassifier = program(&mut ebpf, hook.program)?;
-            let path = self.pin(attachment.endpoint, hook, attachment.ifindex);
+            let path = pin_of(&dir, hook, attachment.ifindex);
             put(program, hook, attachment.ifindex, &path)?;
             *number = program
                 .info()
@@ -207,15 +236,16 @@ impl Programs {
     /// What is wrong about an endpoint's programs, as the kernel has them. `numbers`: what
     /// [`Self::attach`] gave; without them any program of the right name will do.
     pub fn faults(
-        &self,
+        globals: &Globals,
         endpoint: EndpointId,
         ifindex: u32,
         numbers: Option<[u32; 2]>,
     ) -> Vec<ProgramFault> {
+        let dir = links_of(globals, endpoint);
         let mut faults = Vec::new();
         for (place, hook) in HOOKS.into_iter().enumerate() {
             let number = numbers.and_then(|numbers| numbers.get(place).copied());
-            let path = self.pin(endpoint, hook, ifindex);
+            let path = pin_of(&dir, hook, ifindex);
             match hook.fault(&path, ifindex, number) {
                 Ok(None) => {}
                 Ok(Some(fault)) => faults.push(fault),
@@ -229,11 +259,6 @@ impl Programs {
             }
         }
         faults
-    }
-
-    fn pin(&self, endpoint: EndpointId, hook: Hook, ifindex: u32) -> PathBuf {
-        self.dir(endpoint)
-            .join(format!("{}_{ifindex}", hook.program))
     }
 
     /// Loads `to_proxy` for interfaces whose packets begin like this.
@@ -285,7 +310,7 @@ impl Programs {
     }
 
     fn dir(&self, endpoint: EndpointId) -> PathBuf {
-        self.links.join(endpoint.0.to_string())
+        links_of(&self.globals, endpoint)
     }
 
     fn config(&self, attachment: &Attachment) -> EndpointConfig {
@@ -327,6 +352,16 @@ impl Programs {
         }
         Ok(())
     }
+}
+
+/// Directory of the links of an endpoint.
+fn links_of(globals: &Globals, endpoint: EndpointId) -> PathBuf {
+    let links = globals.root().join(pin::LINKS);
+    links.join(endpoint.0.to_string())
+}
+
+fn pin_of(dir: &Path, hook: Hook, ifindex: u32) -> PathBuf {
+    dir.join(format!("{}_{ifindex}", hook.program))
 }
 
 /// Puts a loaded program into the link pinned at `path`, or makes that link.

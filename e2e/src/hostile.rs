@@ -5,6 +5,7 @@
 //! loses nothing, whatever A does. `cargo xtask bench hostile` judges times.
 
 mod attack;
+mod away;
 mod measure;
 mod packets;
 mod stage;

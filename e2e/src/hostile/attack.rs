@@ -131,9 +131,9 @@ impl Attack {
             Self::UdpRefusedNames => udp_flood(size.of(40_000), SERVER, || fresh("refused.test")),
             Self::UdpUnanswered => udp_flood(size.of(20_000), SILENT, || fresh(ZONE)),
             Self::TcpFlood => (0..8).map(|_| Box::new(tcp_flood) as Thread).collect(),
-            Self::TcpSlow => held_connections(size.of(1_000), SERVER, Held::Slow),
-            Self::TcpUnread => held_connections(size.of(150), SERVER, Held::Unread),
-            Self::TcpUnanswered => held_connections(size.of(1_050), SILENT, Held::Unanswered),
+            Self::TcpSlow => held_connections(1_000, SERVER, Held::Slow),
+            Self::TcpUnread => held_connections(150, SERVER, Held::Unread),
+            Self::TcpUnanswered => held_connections(1_050, SILENT, Held::Unanswered),
             Self::TcpConnections => held_connections(size.of(10_000), SERVER, Held::Idle),
             Self::LargeAnswers => (0..2).map(|_| Box::new(large_answers) as Thread).collect(),
             Self::SynFlood => {
@@ -359,6 +359,28 @@ fn connect(server: IpAddr) -> Result<Socket> {
     socket.connect_timeout(&SocketAddr::new(server, DNS).into(), PATIENCE)?;
     socket.set_read_timeout(Some(PATIENCE))?;
     Ok(socket)
+}
+
+/// Asks over TCP for every name with 1,000 addresses, once; how many were answered.
+pub(super) fn ask_large_names(number: u32) -> u32 {
+    let mut answered = 0;
+    for name in 0..number {
+        let Ok(socket) = connect(SERVER) else {
+            continue;
+        };
+        let mut stream: TcpStream = socket.into();
+        let mut length = [0; 2];
+        let done = stream
+            .set_read_timeout(Some(Duration::from_secs(3)))
+            .and_then(|()| stream.write_all(&framed(&format!("large{name}.{ZONE}"))))
+            .and_then(|()| stream.read_exact(&mut length))
+            .and_then(|()| {
+                let mut answer = vec![0; usize::from(u16::from_be_bytes(length))];
+                stream.read_exact(&mut answer)
+            });
+        answered += u32::from(done.is_ok());
+    }
+    answered
 }
 
 /// A query for the IPv4 addresses of `name` with a random id.

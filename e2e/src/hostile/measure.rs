@@ -8,7 +8,7 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, ensure};
 use parking_lot::Mutex;
 
-use super::stage::{LOAD, MAX_DELAY, SERVER4, SERVER6, Stage};
+use super::stage::{LOAD, MAX_DELAY, PUSH_PORT, SERVER4, SERVER6, Stage};
 use super::{Attack, Row};
 use crate::dns::probe::Query;
 use crate::lab::at;
@@ -59,11 +59,10 @@ impl Stage {
         let name = self.next_name();
         let query = Query::a(&zone::name(name), SERVER4);
         self.lab.b.ask(&query)?.expect(zone::v4(name).into())?;
-        let mut stream = self
-            .lab
-            .b
-            .connect(at(zone::v4(name).into(), 80), FIRST_SYN)?;
+        let to = at(zone::v4(name).into(), PUSH_PORT);
+        let mut stream = self.lab.b.connect(to, FIRST_SYN)?;
         stream.set_read_timeout(Some(Duration::from_secs(3)))?;
+        let (mut server, _) = self.push.accept()?;
 
         let traffic = Traffic::start(&Spec {
             clients: vec![Client::of(&self.lab.b)],
@@ -93,11 +92,12 @@ impl Stage {
         row.b_late = fresh.late;
         row.samples = total.samples;
         row.samples.extend(fresh.samples);
-        let mut echo = [0; 5];
-        let echoed = stream
+        // The server speaks first: its packet passes by the connection's entry alone.
+        let mut heard = [0; 5];
+        let spoken = server
             .write_all(b"alive")
-            .and_then(|()| stream.read_exact(&mut echo));
-        row.b_stream_alive = echoed.is_ok() && &echo == b"alive";
+            .and_then(|()| stream.read_exact(&mut heard));
+        row.b_stream_alive = spoken.is_ok() && &heard == b"alive";
         self.sdp.check_alive()?;
         self.agent.check_alive()?;
         row.rss_mb = [peak_mb(self.sdp.id())?, peak_mb(self.agent.id())?];
@@ -158,7 +158,7 @@ impl Stage {
         Ok(took)
     }
 
-    fn next_name(&self) -> u32 {
+    pub(super) fn next_name(&self) -> u32 {
         self.fresh.fetch_add(1, Ordering::Relaxed)
     }
 }

@@ -36,7 +36,11 @@ const BIG: u32 = 4_000;
 /// The proxy's `--tofqdns-proxy-response-max-delay`. An answer that takes longer was released
 /// before its addresses were open.
 pub(super) const MAX_DELAY: Duration = Duration::from_secs(1);
+/// Names of the attacker with 1,000 addresses each.
+pub(super) const LARGE_NAMES: u32 = 64;
 const FIRST_ANSWER: Duration = Duration::from_secs(15);
+/// Port of the server that speaks first.
+pub(super) const PUSH_PORT: u16 = 8081;
 /// The proxy's metrics.
 pub(super) const SDP_METRICS: u16 = 9961;
 
@@ -48,6 +52,8 @@ pub struct Stage {
     pub(super) agent: Program,
     _servers: [Program; 2],
     _silent: (UdpSocket, TcpListener),
+    /// A server of B's that speaks first, on [`PUSH_PORT`].
+    pub(super) push: TcpListener,
     /// The lab; pod a attacks, pod b works.
     pub lab: Lab,
     pub(super) size: Size,
@@ -75,9 +81,11 @@ impl Stage {
             let udp = UdpSocket::bind((SILENT, 53))?;
             let tcp = TcpListener::bind((SILENT, 53))?;
             // Connections complete in the kernel; nobody accepts them.
-            nix::sys::socket::listen(&tcp, nix::sys::socket::Backlog::new(16_000)?)?;
+            socket2::SockRef::from(&tcp).listen(16_000)?;
             Ok((udp, tcp))
         })??;
+        let any = (Ipv6Addr::UNSPECIFIED, PUSH_PORT);
+        let push = lab.world.enter(|| TcpListener::bind(any))??;
         let load = Names {
             all: ALL_NAMES,
             ..LOAD
@@ -101,16 +109,12 @@ impl Stage {
             MAX_DELAY.as_millis()
         );
 
-        // Debug logs of a flood would measure the disk.
-        let mut command = lab.agent_command(&AgentOptions::default())?;
-        command.env("HOLDFAST_LOG", "info");
-        let log = lab.directory().join("log");
-        let mut agent = Program::start("holdfast-agent", command, &log.join("agent.log"))?;
-        lab.wait_ready(&mut agent, AGENT_METRICS)?;
+        let agent = start_agent(&lab)?;
         let options = SdpOptions::new("one", SDP_METRICS).flag(&delay);
         let mut command = lab.sdp_command(&options)?;
         command.env("HOLDFAST_LOG_LEVEL", "info");
-        let mut sdp = Program::start("holdfast-sdp", command, &log.join("sdp-one.log"))?;
+        let log = lab.directory().join("log/sdp-one.log");
+        let mut sdp = Program::start("holdfast-sdp", command, &log)?;
         lab.wait_ready(&mut sdp, SDP_METRICS)?;
         lab.add_endpoint(&lab.a, ATTACKER)?;
         lab.add_endpoint(&lab.b, WEB)?;
@@ -130,6 +134,7 @@ impl Stage {
             agent,
             _servers: servers,
             _silent: silent,
+            push,
             lab,
             size: size.clone(),
             fresh: AtomicU32::new(LOAD.all),
@@ -137,9 +142,25 @@ impl Stage {
     }
 }
 
+/// The agent, with a log that a flood does not fill.
+pub(super) fn start_agent(lab: &Lab) -> Result<Program> {
+    let mut command = lab.agent_command(&AgentOptions::default())?;
+    command.env("HOLDFAST_LOG", "info");
+    let log = lab.directory().join("log/agent.log");
+    let mut agent = Program::start("holdfast-agent", command, &log)?;
+    lab.wait_ready(&mut agent, AGENT_METRICS)?;
+    Ok(agent)
+}
+
 fn victim_rules() -> String {
     let servers = [format!("{SERVER4}/32"), format!("{SERVER6}/128")];
-    dns_to("*.good.test", &[servers[0].as_str(), servers[1].as_str()]) + &names("*.good.test")
+    dns_to("*.good.test", &[servers[0].as_str(), servers[1].as_str()])
+        + &names("*.good.test")
+        + &format!(
+            "- toFQDNs: [{{matchPattern: \"*.good.test\"}}]\n\
+             \x20 toPorts:\n\
+             \x20 - ports: [{{port: \"{PUSH_PORT}\", protocol: TCP}}]\n"
+        )
 }
 
 fn attacker_rules() -> String {
@@ -165,6 +186,12 @@ fn attacker_zone() -> String {
     for number in 0..BIG {
         let address = Ipv4Addr::from_bits(first + number);
         records.push_str(&format!("big IN A {address}\n"));
+    }
+    for name in 0..LARGE_NAMES {
+        for number in 0..1_000 {
+            let address = Ipv4Addr::from_bits(first + (name + 1) * 4_096 + number);
+            records.push_str(&format!("large{name} IN A {address}\n"));
+        }
     }
     records
 }

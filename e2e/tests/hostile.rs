@@ -13,7 +13,13 @@ fn plays(size: &Size) -> Result<()> {
     ensure!(quiet.losses().is_none(), "before any attack: {quiet:?}");
     let mut losses = Vec::new();
     for attack in Attack::ALL {
-        let row = stage.play(attack)?;
+        let row = match stage.play(attack) {
+            Ok(row) => row,
+            Err(error) => {
+                losses.push(format!("{}: {error:#}", attack.name()));
+                continue;
+            }
+        };
         println!(
             "{:<32} struck {:>7}  b sent {:>5} lost {} wrong {} fresh {} not open {} late {} p50 {:.1} p99 {:.1} ms, memory {:?} MiB",
             row.attack,

@@ -15,6 +15,7 @@ use crate::lab::at;
 use crate::pod::FIRST_SYN;
 use crate::traffic::names as zone;
 use crate::traffic::{Client, Spec, Traffic};
+use crate::wait::eventually;
 
 /// How long B waits for answers at the end.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -22,6 +23,8 @@ const PATIENCE: Duration = Duration::from_secs(5);
 const BEFORE: Duration = Duration::from_millis(500);
 /// The attack goes on this long before B is measured.
 const TAKES_HOLD: Duration = Duration::from_millis(500);
+/// Until the node is quiet after an attack, at the latest.
+const QUIET_AGAIN: Duration = Duration::from_secs(20);
 /// Described failures.
 const SAMPLES: usize = 8;
 
@@ -56,13 +59,22 @@ impl Stage {
             attack: attack.name().to_owned(),
             ..Row::default()
         };
-        let name = self.next_name();
-        let query = Query::a(&zone::name(name), SERVER4);
-        self.lab.b.ask(&query)?.expect(zone::v4(name).into())?;
-        let to = at(zone::v4(name).into(), PUSH_PORT);
-        let mut stream = self.lab.b.connect(to, FIRST_SYN)?;
+        // What the attack before left behind may take a moment to go.
+        let mut stream = eventually("B opens a connection", QUIET_AGAIN, || {
+            let name = self.next_name();
+            let query = Query::a(&zone::name(name), SERVER4);
+            self.lab.b.ask(&query)?.expect(zone::v4(name).into())?;
+            let to = at(zone::v4(name).into(), PUSH_PORT);
+            self.lab.b.connect(to, FIRST_SYN)
+        })?;
         stream.set_read_timeout(Some(Duration::from_secs(3)))?;
-        let (mut server, _) = self.push.accept()?;
+        let port = stream.local_addr()?.port();
+        let mut server = loop {
+            let (server, peer) = self.push.accept()?;
+            if peer.port() == port {
+                break server;
+            }
+        };
 
         let traffic = Traffic::start(&Spec {
             clients: vec![Client::of(&self.lab.b)],

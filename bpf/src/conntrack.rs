@@ -4,18 +4,20 @@ use aya_ebpf::helpers::bpf_ktime_get_ns;
 use shared_maps::{
     Be16, FAMILY_IPV4,
     conntrack::{
-        CtKey4, CtKey6, CtValue, FLAG_PROXY_REDIRECT, FLAG_RX_CLOSING, FLAG_SEEN_NON_SYN,
-        FLAG_TX_CLOSING, LIFETIME_ANY, LIFETIME_CLOSE, LIFETIME_DNS_REDIRECT, LIFETIME_SYN,
+        CtKey4, CtKey6, CtValue, DIR_OUT, FLAG_FROM_PROXY, FLAG_PROXY_REDIRECT, FLAG_RX_CLOSING,
+        FLAG_SEEN_NON_SYN, FLAG_TX_CLOSING, LIFETIME_ANY, LIFETIME_CLOSE, LIFETIME_SYN,
         LIFETIME_TCP,
     },
 };
 
 use crate::{
     maps::{CT_ANY4, CT_ANY6, CT_TCP4, CT_TCP6},
-    packet::{Packet, TCP, TCP_FIN, TCP_RST, TCP_SYN},
+    packet::{Packet, TCP, TCP_FIN, TCP_RST, TCP_SYN, UDP},
 };
 
 const CLOSED: u16 = FLAG_RX_CLOSING | FLAG_TX_CLOSING;
+/// Who made the flow, and where it goes.
+const KIND: u16 = FLAG_PROXY_REDIRECT | FLAG_FROM_PROXY;
 
 /// Seconds of the clock that lifetimes are in.
 #[inline(always)]
@@ -94,11 +96,27 @@ pub(crate) fn find(packet: &Packet, direction: u8, role: As, now: u32) -> Option
     (unsafe { (*value).lifetime } >= now).then_some(value)
 }
 
-/// Whether the flow of `value` was redirected to the proxy.
+/// Whether a program of an earlier release redirected the flow of `value` to the proxy.
 #[inline(always)]
 pub(crate) fn is_redirected(value: *mut CtValue) -> bool {
     // SAFETY: as in `find`.
     unsafe { (*value).flags & FLAG_PROXY_REDIRECT != 0 }
+}
+
+/// Whether the other side opened the connection of `value`, so that packets of
+/// the pod are replies also where policy redirects the way there. One TCP
+/// segment opens a connection only if it is a SYN, and one datagram opens none:
+/// a server could turn the pod's later queries into replies with it. Of
+/// datagrams only queries of this node's proxy count.
+#[inline(always)]
+pub(crate) fn is_opened(value: *mut CtValue, packet: &Packet) -> bool {
+    // SAFETY: as in `find`.
+    let (flags, seen) = unsafe { ((*value).flags, (*value).rx_flags_seen) };
+    match packet.protocol {
+        TCP => seen & TCP_SYN != 0,
+        UDP => flags & FLAG_FROM_PROXY != 0,
+        _ => true,
+    }
 }
 
 /// Notes a packet on its connection: counters, TCP state, lifetime.
@@ -119,7 +137,7 @@ pub(crate) fn touch(value: *mut CtValue, packet: &Packet, side: Side, now: u32) 
             }
             tcp_state(&mut flags, packet, side, now, (*value).lifetime)
         } else {
-            now + any_lifetime(flags)
+            now + LIFETIME_ANY
         };
         if flags != (*value).flags {
             (*value).flags = flags;
@@ -127,15 +145,6 @@ pub(crate) fn touch(value: *mut CtValue, packet: &Packet, side: Side, now: u32) 
         if lifetime != (*value).lifetime {
             (*value).lifetime = lifetime;
         }
-    }
-}
-
-#[inline(always)]
-fn any_lifetime(flags: u16) -> u32 {
-    if flags & FLAG_PROXY_REDIRECT != 0 {
-        LIFETIME_DNS_REDIRECT
-    } else {
-        LIFETIME_ANY
     }
 }
 
@@ -165,6 +174,18 @@ fn tcp_state(flags: &mut u16, packet: &Packet, side: Side, now: u32, old: u32) -
     }
 }
 
+/// Ends the connection that the pod opened with `packet`, if there is one: what
+/// goes to the proxy from now on has none, and the server's direct answers are
+/// replies no longer.
+#[inline(always)]
+pub(crate) fn end(packet: &Packet) {
+    let value = entry(packet, DIR_OUT, As::Forward);
+    if !value.is_null() {
+        // SAFETY: as in `find`.
+        unsafe { (*value).lifetime = 0 };
+    }
+}
+
 /// What [`forward`] did.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Forwarded {
@@ -177,16 +198,16 @@ pub(crate) enum Forwarded {
 }
 
 /// Notes a forward packet that policy allows; makes the entry if there is none.
+/// `kind` is 0 or `FLAG_FROM_PROXY`.
 #[inline(never)]
 pub(crate) fn forward(
     packet: &Packet,
     direction: u8,
     side: Side,
-    redirected: bool,
+    kind: u16,
     source_identity: u32,
 ) -> Forwarded {
     let now = now();
-    let redirect_flag = if redirected { FLAG_PROXY_REDIRECT } else { 0 };
     let value = entry(packet, direction, As::Forward);
     if !value.is_null() {
         // SAFETY: as in `find`.
@@ -195,13 +216,13 @@ pub(crate) fn forward(
             let ended = (*value).lifetime < now
                 || (packet.is_syn() && flags & (FLAG_RX_CLOSING | FLAG_TX_CLOSING) != 0);
             if ended {
-                (*value).flags = redirect_flag;
+                (*value).flags = kind;
                 (*value).tx_flags_seen = 0;
                 (*value).rx_flags_seen = 0;
                 (*value).packets = 0;
                 (*value).bytes = 0;
-            } else if flags & FLAG_PROXY_REDIRECT != redirect_flag {
-                (*value).flags = flags ^ FLAG_PROXY_REDIRECT;
+            } else if flags & KIND != kind {
+                (*value).flags = flags & !KIND | kind;
             }
             (*value).src_sec_id = source_identity;
             touch(value, packet, side, now);
@@ -212,11 +233,11 @@ pub(crate) fn forward(
             };
         }
     }
-    let mut flags = redirect_flag;
+    let mut flags = kind;
     let lifetime = if packet.protocol == TCP {
         tcp_state(&mut flags, packet, side, now, 0)
     } else {
-        now + any_lifetime(flags)
+        now + LIFETIME_ANY
     };
     let (tx, rx) = match side {
         Side::Local => (packet.tcp_flags, 0),

@@ -7,6 +7,17 @@ use shared_maps::{
 
 use crate::{address::Address, config, maps::REDIRECTS, packet::Packet};
 
+/// What is noted about the pod's packets to one server and port.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Note {
+    /// Nothing: they were never redirected, or the note was evicted.
+    None,
+    /// Policy redirected them once, and no longer does.
+    Former,
+    /// They go to the proxy.
+    Redirected,
+}
+
 #[inline(always)]
 fn key(packet: &Packet, server: Address, port: u16) -> RedirectKey {
     RedirectKey {
@@ -24,17 +35,16 @@ fn key(packet: &Packet, server: Address, port: u16) -> RedirectKey {
 #[inline(never)]
 pub(crate) fn set(packet: &Packet, proxy: u16) -> bool {
     let key = key(packet, packet.daddr, packet.dport);
-    let now = REDIRECTS.get_ptr(key);
-    if proxy == 0 {
-        if now.is_some() {
-            // Gone already is as good.
-            let _ = REDIRECTS.remove(key);
+    if let Some(value) = REDIRECTS.get_ptr_mut(key) {
+        // SAFETY: racing writers leave an old or a new port.
+        unsafe {
+            if (*value).proxy_port.to_wire() != proxy {
+                (*value).proxy_port = Be16::from_wire(proxy);
+            }
         }
         return true;
     }
-    // SAFETY: racing writers leave an old or a new port.
-    let same = now.is_some_and(|value| unsafe { (*value).proxy_port.to_wire() } == proxy);
-    if same {
+    if proxy == 0 {
         return true;
     }
     let value = RedirectValue {
@@ -44,11 +54,27 @@ pub(crate) fn set(packet: &Packet, proxy: u16) -> bool {
     REDIRECTS.insert(key, value, 0).is_ok()
 }
 
-/// Whether packets of the pod to the sender of `packet` go to the proxy.
+/// The note about the packet's sender.
+#[inline(always)]
+pub(crate) fn of_sender(packet: &Packet) -> Note {
+    look(packet, packet.saddr, packet.sport)
+}
+
+/// The note about the packet's destination.
+#[inline(always)]
+pub(crate) fn of_destination(packet: &Packet) -> Note {
+    look(packet, packet.daddr, packet.dport)
+}
+
 #[inline(never)]
-pub(crate) fn is_from_redirected(packet: &Packet) -> bool {
-    packet.is_redirectable()
-        && REDIRECTS
-            .get_ptr(key(packet, packet.saddr, packet.sport))
-            .is_some()
+fn look(packet: &Packet, server: Address, port: u16) -> Note {
+    if !packet.is_redirectable() {
+        return Note::None;
+    }
+    match REDIRECTS.get_ptr(key(packet, server, port)) {
+        None => Note::None,
+        // SAFETY: racing writers leave an old or a new port.
+        Some(value) if unsafe { (*value).proxy_port.to_wire() } == 0 => Note::Former,
+        Some(_) => Note::Redirected,
+    }
 }

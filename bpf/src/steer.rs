@@ -119,12 +119,13 @@ fn choose(ctx: &SkLookupContext) -> Option<Choice> {
         protocol: protocol as u8,
         family: if v6 { FAMILY_IPV6 } else { FAMILY_IPV4 },
     };
-    let (proxy_port, otherwise) = match REDIRECTS.get_ptr(key) {
-        Some(value) => {
-            // SAFETY: racing writers leave an old or a new port.
-            let port = u32::from(unsafe { (*value).proxy_port }.get());
-            (port, Choice::Nobody)
-        }
+    let noted = REDIRECTS
+        .get_ptr(key)
+        // SAFETY: racing writers leave an old or a new port.
+        .map(|value| u32::from(unsafe { (*value).proxy_port }.get()))
+        .filter(|proxy_port| *proxy_port != 0);
+    let (proxy_port, otherwise) = match noted {
+        Some(proxy_port) => (proxy_port, Choice::Nobody),
         // Redirected by TPROXY: the stack looks the proxy's own address up.
         None if (v6 && local.is_v6_loopback()) || (!v6 && local.is_v4_loopback()) => {
             (u32::from(port), Choice::LeftToHash)

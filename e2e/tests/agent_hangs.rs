@@ -3,7 +3,6 @@
 use std::time::Duration;
 
 use anyhow::{Result, ensure};
-use hickory_proto::op::ResponseCode;
 use holdfast_e2e::lab::{DNS4, at, web4};
 use holdfast_e2e::policy::good_names;
 use holdfast_e2e::{Lab, Query, eventually, with_lab};
@@ -43,7 +42,7 @@ fn a_stopped_agent_is_served_past_and_told_later() {
             .expect(web4(16))?;
         lab.a
             .ask(&Query::a("www.bad.test", DNS4))?
-            .expect_code(ResponseCode::Refused)?;
+            .expect_refused()?;
         lab.a.expect_open(at(web4(10), 80))?;
         lab.a.expect_closed(at(web4(11), 80))?;
         let waited = late(lab)? - before;

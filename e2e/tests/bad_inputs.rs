@@ -4,7 +4,6 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use hickory_proto::op::ResponseCode;
 use holdfast_e2e::lab::{DNS4, UDP_PORT, at, web4};
 use holdfast_e2e::policy::{CLIENT, WEB, dns, egress, good_names, names};
 use holdfast_e2e::{
@@ -48,7 +47,7 @@ fn a_bad_document_is_named_and_the_last_good_one_stays() {
             lab.a.expect_open(at(web4(10), 80))?;
             lab.a
                 .ask(&Query::a("www.bad.test", DNS4))?
-                .expect_code(ResponseCode::Refused)?;
+                .expect_refused()?;
             lab.write_policy("web.yaml", &good)?;
             until("the good document is taken again", SOON, || {
                 lab.agent_json(&["policy", "get"]).is_ok_and(|l| {
@@ -215,7 +214,7 @@ fn a_corrupt_endpoint_file_costs_only_itself() {
         ensure!(
             lab.a
                 .ask(&refused)
-                .map_or(true, |reply| reply.code() == ResponseCode::Refused),
+                .map_or(true, |reply| reply.expect_refused().is_ok()),
             "answered without rules"
         );
 

@@ -2,7 +2,6 @@
 //! (CFP-28427, "Are overlapping … handled correctly?").
 use std::time::Duration;
 
-use hickory_proto::op::ResponseCode;
 use holdfast_e2e::lab::{DNS4, OTHER_DNS4, UDP_PORT, at, other4, web4, web6};
 use holdfast_e2e::policy::{CLIENT, dns, dns_to, egress, names};
 use holdfast_e2e::web::Web;
@@ -43,10 +42,8 @@ fn overlapping_rules_add_up() {
         lab.a.ask(&other)?.expect(other4(14))?;
         for (name, server) in [("www.other.test", DNS4), ("www.good.test", OTHER_DNS4)] {
             let query = Query::a(name, server);
-            lab.a.ask(&query)?.expect_code(ResponseCode::Refused)?;
-            lab.a
-                .ask(&query.tcp())?
-                .expect_code(ResponseCode::Refused)?;
+            lab.a.ask(&query)?.expect_refused()?;
+            lab.a.ask(&query.tcp())?.expect_refused()?;
         }
 
         // By prefix alone.

@@ -2,7 +2,6 @@
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use hickory_proto::op::ResponseCode;
 use holdfast_e2e::lab::{DNS4, Lab, at, web4};
 use holdfast_e2e::policy::{CLIENT, WEB, cidr, egress, good_names};
 use holdfast_e2e::{AgentOptions, Pod, Query, SdpOptions, eventually, with_lab};
@@ -69,7 +68,7 @@ fn files_add_change_and_remove_endpoints() {
             .expect(web4(10))?;
         lab.a
             .ask(&Query::a("www.bad.test", DNS4))?
-            .expect_code(ResponseCode::Refused)?;
+            .expect_refused()?;
         lab.a.expect_open(at(web4(10), 80))?;
         lab.a.expect_closed(at(web4(11), 80))?;
         lab.b.expect_open(at(web4(11), 80))?;

@@ -1,7 +1,6 @@
 //! The proxy beneath an agent that is reached by Cilium's FQDNData service only.
 use std::time::Duration;
 
-use hickory_proto::op::ResponseCode;
 use holdfast_e2e::lab::{DNS4, DNS6, at, web4, web6};
 use holdfast_e2e::policy::{WEB, dns, egress, good_names};
 use holdfast_e2e::{AgentOptions, Query, SdpOptions, eventually, with_lab};
@@ -54,14 +53,14 @@ fn rules_and_mappings_cross_fqdndata() {
         lab.a.expect_open(at(web6(10), 80))?;
         lab.a
             .ask(&Query::a("www.bad.test", DNS4))?
-            .expect_code(ResponseCode::Refused)?;
+            .expect_refused()?;
 
         lab.audit_settled("good.test", SOON)?;
         agent.kill_9()?;
         lab.a.ask(&good)?.expect(web4(10))?;
         lab.a
             .ask(&Query::a("www.bad.test", DNS4))?
-            .expect_code(ResponseCode::Refused)?;
+            .expect_refused()?;
         lab.audit("good.test", &[9961])?;
         Ok(())
     });

@@ -1,5 +1,4 @@
 //! Queries larger than the link: fragments share the fate of their first one.
-use hickory_proto::op::ResponseCode;
 use holdfast_e2e::lab::{DNS4, DNS6, at, web4};
 use holdfast_e2e::policy::good_names;
 use holdfast_e2e::{Query, with_lab};
@@ -17,7 +16,7 @@ fn fragmented_queries_are_judged_and_answered() {
             }
             lab.a
                 .ask(&Query::a("www.bad.test", server).sized(4000))?
-                .expect_code(ResponseCode::Refused)?;
+                .expect_refused()?;
         }
         assert_eq!(lab.zone.asked("www.bad.test"), 0);
         lab.a.expect_open(at(web4(10), 80))?;

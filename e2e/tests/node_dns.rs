@@ -1,7 +1,6 @@
 //! A DNS server that listens on an address of the node itself.
 use std::time::Duration;
 
-use hickory_proto::op::ResponseCode;
 use holdfast_e2e::dns::server::DnsServer;
 use holdfast_e2e::lab::{NODE4, NODE6, at, web4, web6};
 use holdfast_e2e::policy::{egress, names};
@@ -33,7 +32,7 @@ fn a_server_on_the_node_is_asked_through_the_proxy_only() {
                 lab.a.ask(&query)?.expect(web4(10))?;
             }
             for query in [bad.clone(), bad.tcp()] {
-                lab.a.ask(&query)?.expect_code(ResponseCode::Refused)?;
+                lab.a.ask(&query)?.expect_refused()?;
             }
         }
         assert_eq!(lab.zone.asked("www.bad.test"), 0);

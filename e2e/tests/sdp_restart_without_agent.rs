@@ -3,7 +3,6 @@
 use std::time::Duration;
 
 use anyhow::{Context, ensure};
-use hickory_proto::op::ResponseCode;
 use holdfast_e2e::lab::{DNS4, DNS6, at, web4, web6};
 use holdfast_e2e::policy::{CLIENT, dns, egress, good_names, names};
 use holdfast_e2e::{Query, SdpOptions, with_lab};
@@ -44,9 +43,9 @@ fn a_proxy_starts_without_an_agent() {
                 let good = over(Query::a("www.good.test", server));
                 let client = over(Query::a("www.client.test", server));
                 lab.a.ask(&good)?.expect(web4(10))?;
-                lab.a.ask(&client)?.expect_code(ResponseCode::Refused)?;
+                lab.a.ask(&client)?.expect_refused()?;
                 lab.b.ask(&client)?.expect(web4(11))?;
-                lab.b.ask(&good)?.expect_code(ResponseCode::Refused)?;
+                lab.b.ask(&good)?.expect_refused()?;
             }
         }
         lab.a.expect_open(at(web4(10), 80))?;

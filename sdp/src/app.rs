@@ -13,8 +13,9 @@ use shared_maps::{steering, user::Globals};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{
-    admin::{self, Admin, Doors},
+    admin::{self, Admin, Doors, MetricsDoor},
     config::{self, Config, SteeringMode},
+    descriptors::Descriptors,
     drain::Drain,
     journal::Journal,
     link::{Link, board::Board},
@@ -38,7 +39,7 @@ use crate::{
 
 /// Client TCP connections at most.
 const TCP_CONNECTIONS: usize = 4096;
-/// Threads for TCP, the link to the agent and housekeeping; UDP has its own.
+/// Threads for TCP and housekeeping; UDP, the link to the agent and the journal have their own.
 const RUNTIME_THREADS: usize = 2;
 
 /// How long the first rules may hold up the listeners.
@@ -93,11 +94,14 @@ pub struct Shared {
 ///
 /// `troubles`: what the log remembers, for `status`.
 pub fn run(config: Config, troubles: Troubles) -> anyhow::Result<()> {
+    let descriptors = Descriptors::raise();
     // What only root may make comes first, threads last: they inherit what is left.
-    let doors = Doors::open(&config)?;
-    let sockets = Unbound::open(&listen_config(&config)).map_err(|e| explain_bind(&e, &config))?;
+    let metrics = MetricsDoor::open(&config)?;
+    let sockets = Unbound::open(&listen_config(&config, descriptors))
+        .map_err(|e| explain_bind(&e, &config))?;
     provide_steering(&config);
     let privileges = sandbox(&config).enter()?;
+    let doors = Doors::open(&config, metrics)?;
     // As the user it becomes: what works now works when the file is opened anew.
     let query_log = open_query_log(&config)?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
@@ -139,7 +143,9 @@ async fn serve(shared: &Arc<Shared>, doors: Doors, sockets: Unbound) -> anyhow::
         tracing::warn!("transparent mode: {}", shared.transparent.mode().text());
     }
     tasks.spawn(keep_house(Arc::clone(shared), stop.clone()));
-    tasks.spawn(link(shared).run(stop.clone()));
+    link(shared)
+        .start(stop.clone())
+        .context("cannot start the link's thread")?;
     first_rules(shared).await;
 
     let sockets = sockets.bind().map_err(|e| explain_bind(&e, config))?;
@@ -278,7 +284,7 @@ fn link(shared: &Shared) -> Link {
     }
 }
 
-fn listen_config(config: &Config) -> ListenConfig {
+fn listen_config(config: &Config, descriptors: Descriptors) -> ListenConfig {
     ListenConfig {
         port: config.proxy_port,
         ipv4: config.ipv4,
@@ -289,7 +295,7 @@ fn listen_config(config: &Config) -> ListenConfig {
             bpf_root: config.bpf_root.clone(),
             kind: steering::KIND_SDP,
         }),
-        tcp_connections: TCP_CONNECTIONS,
+        tcp_connections: descriptors.tcp_connections(TCP_CONNECTIONS),
     }
 }
 
@@ -306,6 +312,7 @@ fn proxy_config(shared: &Shared) -> ProxyConfig {
         in_flight: config
             .concurrency_limit
             .map_or(defaults.in_flight, |limit| limit.get()),
+        in_flight_grace: config.concurrency_grace,
         transparent: shared.transparent.clone(),
         ..defaults
     }

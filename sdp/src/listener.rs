@@ -1,7 +1,9 @@
 //! Sockets that clients talk to, and the workers behind them.
 
 mod control;
+mod delayed;
 mod held;
+mod in_flight;
 mod replies;
 pub mod tcp;
 mod udp;
@@ -19,7 +21,7 @@ use std::{
 use parking_lot::Mutex;
 use socket2::Socket;
 
-use self::{control::Control, tcp::TcpServer, udp::Worker};
+use self::{control::Control, in_flight::InFlight, tcp::TcpServer, udp::Worker};
 use crate::{
     proxy::Proxy,
     socket::{self, SocketError},
@@ -115,12 +117,11 @@ struct WorkerSockets {
 const PORT_TRIES: usize = 16;
 
 impl Unbound {
-    /// Makes all sockets, and raises the process's limit on open descriptors to what it may be.
+    /// Makes all sockets.
     pub fn open(config: &ListenConfig) -> Result<Self, ListenError> {
         if !config.ipv4 && !config.ipv6 {
             return Err(ListenError::NoFamily);
         }
-        socket::raise_descriptor_limit();
         let transparent = config.options == SocketOptions::Transparent;
         let worker = || -> Result<WorkerSockets, ListenError> {
             let mut sockets = WorkerSockets::default();
@@ -275,11 +276,12 @@ impl Listeners {
             port,
             workers,
         } = sockets;
-        let limit = proxy.config().in_flight.div_ceil(workers.len().max(1));
+        let all = proxy.stats().in_flight.clone();
+        let in_flight = InFlight::new(proxy.config().in_flight, workers.len(), all);
         let tcp = TcpServer::new(
             Arc::clone(proxy),
             config.options,
-            config.tcp_connections,
+            (config.tcp_connections, in_flight.clone()),
             runtime,
         );
         let mut running = Self {
@@ -313,7 +315,7 @@ impl Listeners {
                 Arc::clone(&control),
                 config.options,
                 sockets.udp,
-                limit,
+                in_flight.clone(),
                 member,
             )
             .map_err(ListenError::Worker)?;

@@ -34,8 +34,11 @@ pub const FLAG_RX_CLOSING: u16 = 1 << 0;
 pub const FLAG_TX_CLOSING: u16 = 1 << 1;
 /// Value flag: a segment other than the SYN was seen.
 pub const FLAG_SEEN_NON_SYN: u16 = 1 << 4;
-/// Value flag: the flow is redirected to a proxy.
+/// Value flag: the flow is redirected to a proxy. Our programs make no entry for
+/// such a flow; those of the first release did.
 pub const FLAG_PROXY_REDIRECT: u16 = 1 << 6;
+/// Value flag, of [`DIR_IN`]: a proxy of this node opened the flow (Cilium's `from_l7lb`).
+pub const FLAG_FROM_PROXY: u16 = 1 << 8;
 
 /// Life of an established TCP entry, seconds.
 pub const LIFETIME_TCP: u32 = 8000;
@@ -45,8 +48,6 @@ pub const LIFETIME_SYN: u32 = 60;
 pub const LIFETIME_CLOSE: u32 = 10;
 /// Life of other entries, seconds.
 pub const LIFETIME_ANY: u32 = 60;
-/// Life of redirected UDP DNS, seconds: 5,000 queries/s × 60 s would evict live flows.
-pub const LIFETIME_DNS_REDIRECT: u32 = 15;
 
 /// Key, IPv4. Packed: 14 bytes.
 #[repr(C, packed)]

@@ -17,11 +17,17 @@ use tokio::net::UnixListener;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use super::{
+    clean,
     model::{Done, EpochView, Failed, Policies, Status, Why},
     why::{self, Question, WhyError},
 };
 use crate::{
-    core::{Core, Event, event::CleanNames, snapshot::EndpointView},
+    core::{
+        Core, Event,
+        clean::Unrevoked,
+        event::CleanNames,
+        snapshot::{ENDPOINT, EndpointView},
+    },
     endpoint::source::{EndpointBook, EndpointDocument, EndpointError},
     epoch::Epoch,
     events::Events,
@@ -36,6 +42,8 @@ use crate::{
 
 /// Bytes of a request's body at most.
 const BODY: usize = 64 << 10;
+/// How long `fqdn cache clean` waits until proxies gave their leases back.
+const GIVE_BACK: Duration = Duration::from_secs(1);
 /// How long a change waits until the core has carried it out.
 const SETTLE: Duration = Duration::from_secs(5);
 /// Seconds that a question for events may wait.
@@ -267,10 +275,10 @@ impl Admin {
         if summary.addresses_limited > 0 {
             problems.push(format!(
                 "circuit breaker: {} addresses have the identity of some of their names only, as \
-                 {} identities of names are in use (--tofqdns-max-identities {}); use fewer \
+                 {} combinations of names have an identity (--tofqdns-max-identities {}); use fewer \
                  overlapping names in policy, or raise the limit",
                 summary.addresses_limited,
-                summary.fqdn_identities,
+                summary.fqdn_combinations,
                 summary.fqdn_identities_max.unwrap_or_default(),
             ));
         }
@@ -344,6 +352,18 @@ impl Admin {
         let deadline = BootTime::now().0 + nanoseconds(SETTLE);
         loop {
             let snapshot = self.core.snapshot().await?;
+            let refused = snapshot.rejected.into_iter().find(|refused| {
+                refused.source == ENDPOINT && refused.key.as_ref() == Some(&spec.key)
+            });
+            if let Some(refused) = refused {
+                return Err(Refusal::new(
+                    StatusCode::CONFLICT,
+                    format!(
+                        "endpoint {} is added, but not in force: {}",
+                        spec.key, refused.reason
+                    ),
+                ));
+            }
             let found = snapshot
                 .endpoints
                 .into_iter()
@@ -401,23 +421,38 @@ impl Admin {
         self.core.summary().await?;
         Ok(Done {
             message: format!("removed {removed}"),
+            ..Done::default()
         })
     }
 
     async fn clean(&self, pattern: Option<String>) -> Result<Done, Refusal> {
         let before = self.core.summary().await?.names_live;
         let clean = CleanNames {
-            pattern,
+            pattern: pattern.clone(),
             endpoint: None,
         };
         self.core.tell(Event::CleanNames(clean)).await?;
         let after = self.core.summary().await?.names_live;
-        Ok(Done {
-            message: format!(
-                "forgot {} of {before} learned addresses",
-                before.saturating_sub(after)
-            ),
-        })
+        let forgot = format!(
+            "forgot {} of {before} learned addresses",
+            before.saturating_sub(after)
+        );
+        let left = self.unrevoked(pattern).await?;
+        Ok(clean::done(forgot, &left, &self.proxies.views()))
+    }
+
+    /// What was cleaned and is still open, once proxies had time to give their leases back.
+    async fn unrevoked(&self, pattern: Option<String>) -> Result<Vec<Unrevoked>, CoreAway> {
+        let deadline = BootTime::now().0 + nanoseconds(GIVE_BACK);
+        loop {
+            let pattern = pattern.clone();
+            let look = move |core: &Core| core.unrevoked(pattern.as_deref());
+            let left = self.core.look(look).await?;
+            if left.is_empty() || BootTime::now().0 > deadline {
+                return Ok(left);
+            }
+            tokio::time::sleep(POLL).await;
+        }
     }
 }
 

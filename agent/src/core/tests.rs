@@ -2,8 +2,10 @@
 
 mod breaker;
 mod chunks;
+mod claimed_addresses;
 mod cuts;
 mod failures;
+mod holders;
 mod ingress;
 mod interleaved;
 mod kept_later;
@@ -16,6 +18,7 @@ mod model;
 mod named_ports;
 mod oracle;
 mod overlaps;
+mod rebinding;
 mod reconcile;
 mod restart;
 mod scenario;

@@ -3,6 +3,10 @@
 //! A thread of its own enters the namespace, asks rtnetlink and ends there: a
 //! thread that has changed its namespace never goes back to a pool.
 
+mod addresses;
+
+pub use self::addresses::{Claims, Known};
+
 use std::{
     fmt, fs, io,
     net::IpAddr,
@@ -18,6 +22,8 @@ use rtnetlink::packet_route::{
 };
 use serde::{Deserialize, Serialize};
 use tokio_stream::StreamExt as _;
+
+use self::addresses::{HostSide, routed_to};
 
 /// Directory of named network namespaces (`ip netns add`).
 const NETNS_DIR: &str = "/run/netns";
@@ -58,7 +64,7 @@ pub struct Discovered {
     pub ifindex: u32,
     /// Name of the host-side interface.
     pub ifname: String,
-    /// Addresses of the pod's interface without link-local ones, IPv4 first.
+    /// Addresses that count, IPv4 first: not all that the pod's interface has.
     pub addresses: Vec<IpAddr>,
     /// MAC of the pod's interface.
     pub mac: [u8; 6],
@@ -116,6 +122,20 @@ pub enum DiscoverError {
         /// The interface.
         ifname: String,
     },
+    /// The interface has addresses, and none of them counts.
+    #[error(
+        "no address of interface {ifname} of network namespace {netns} counts: this node routes none of {addresses} to {host}; add a route (`ip route add ADDRESS dev {host}`) and try again"
+    )]
+    NotRouted {
+        /// The namespace.
+        netns: Netns,
+        /// The interface.
+        ifname: String,
+        /// Its host side.
+        host: String,
+        /// Its addresses.
+        addresses: String,
+    },
     /// The kernel refused a request.
     #[error("rtnetlink in network namespace {netns}: {reason}")]
     Netlink {
@@ -126,9 +146,9 @@ pub enum DiscoverError {
     },
 }
 
-/// Finds the interface `ifname` of `netns` and its host side. Blocks for a few
-/// milliseconds: call it from a thread that may.
-pub fn discover(netns: &Netns, ifname: &str) -> Result<Discovered, DiscoverError> {
+/// Finds the interface `ifname` of `netns`, its host side, and which of its addresses count.
+/// Blocks for a few milliseconds: call it from a thread that may.
+pub fn discover(netns: &Netns, ifname: &str, claims: &Claims) -> Result<Discovered, DiscoverError> {
     if let Netns::Name(name) = netns
         && (name.is_empty() || name.contains('/') || name.starts_with('.'))
     {
@@ -139,23 +159,32 @@ pub fn discover(netns: &Netns, ifname: &str) -> Result<Discovered, DiscoverError
         let ifname = ifname.to_owned();
         async move |handle| pod_side(&handle, &netns, &ifname).await
     })?;
-    let (host, node_mac) = on_thread(netns, false, {
-        let netns = netns.clone();
-        let ifname = ifname.to_owned();
-        async move |handle| host_side(&handle, &netns, &ifname, inside.index, inside.peer).await
+    let host = on_thread(netns, false, {
+        let (netns, ifname) = (netns.clone(), ifname.to_owned());
+        let (claims, inside) = (claims.clone(), inside.clone());
+        async move |handle| host_side(&handle, &netns, &ifname, &inside, &claims).await
     })?;
-    if inside.addresses.is_empty() {
+    if host.candidates.is_empty() {
         return Err(DiscoverError::NoAddress {
             netns: netns.clone(),
             ifname: ifname.to_owned(),
         });
     }
+    if host.addresses.is_empty() {
+        let addresses: Vec<String> = host.candidates.iter().map(ToString::to_string).collect();
+        return Err(DiscoverError::NotRouted {
+            netns: netns.clone(),
+            ifname: ifname.to_owned(),
+            host: host.name,
+            addresses: addresses.join(", "),
+        });
+    }
     Ok(Discovered {
         ifindex: inside.peer,
-        ifname: host,
-        addresses: inside.addresses,
+        ifname: host.name,
+        addresses: host.addresses,
         mac: inside.mac,
-        node_mac,
+        node_mac: host.mac,
     })
 }
 
@@ -215,6 +244,7 @@ fn enter_netns(netns: &Netns) -> Result<(), DiscoverError> {
     })
 }
 
+#[derive(Clone)]
 struct PodSide {
     index: u32,
     peer: u32,
@@ -293,30 +323,57 @@ async fn pod_side(
     })
 }
 
+struct HostInterface {
+    name: String,
+    mac: [u8; 6],
+    /// Addresses that were looked at.
+    candidates: Vec<IpAddr>,
+    /// Those of them that count.
+    addresses: Vec<IpAddr>,
+}
+
 async fn host_side(
     handle: &rtnetlink::Handle,
     netns: &Netns,
     ifname: &str,
-    pod_index: u32,
-    peer: u32,
-) -> Result<(String, [u8; 6]), DiscoverError> {
+    inside: &PodSide,
+    claims: &Claims,
+) -> Result<HostInterface, DiscoverError> {
     let no_peer = || DiscoverError::NoPeer {
         netns: netns.clone(),
         ifname: ifname.to_owned(),
     };
-    let mut links = pin!(handle.link().get().match_index(peer).execute());
+    let mut links = pin!(handle.link().get().match_index(inside.peer).execute());
     let link = match links.next().await {
         Some(Ok(link)) => link,
         _ => return Err(no_peer()),
     };
     // Both ends point at each other; an index alone may be some other interface of that number.
-    if peer_of(&link) != Some(pod_index) {
+    if peer_of(&link) != Some(inside.index) {
         return Err(no_peer());
     }
-    Ok((
-        name_of(&link).ok_or_else(no_peer)?,
-        mac_of(&link).ok_or_else(no_peer)?,
-    ))
+    let is_port = |attribute: &LinkAttribute| matches!(attribute, LinkAttribute::Controller(_));
+    let side = if link.attributes.iter().any(is_port) {
+        HostSide::Port
+    } else {
+        HostSide::Routed
+    };
+    let candidates = claims.candidates(side, inside.peer, &inside.addresses);
+    let addresses = match side {
+        HostSide::Port => candidates.clone(),
+        HostSide::Routed => routed_to(handle, inside.peer, &candidates)
+            .await
+            .map_err(|error| DiscoverError::Netlink {
+                netns: netns.clone(),
+                reason: error.to_string(),
+            })?,
+    };
+    Ok(HostInterface {
+        name: name_of(&link).ok_or_else(no_peer)?,
+        mac: mac_of(&link).ok_or_else(no_peer)?,
+        candidates,
+        addresses,
+    })
 }
 
 fn name_of(link: &LinkMessage) -> Option<String> {
@@ -359,7 +416,12 @@ mod tests {
 
     #[test]
     fn a_missing_namespace_is_named_with_the_remedy() {
-        let error = discover(&Netns::Name("hf-none-such".to_owned()), "eth0").unwrap_err();
+        let error = discover(
+            &Netns::Name("hf-none-such".to_owned()),
+            "eth0",
+            &Claims::default(),
+        )
+        .unwrap_err();
         let text = error.to_string();
         assert!(
             text.contains("hf-none-such") && text.contains("ip netns list"),
@@ -370,7 +432,8 @@ mod tests {
     #[test]
     fn a_name_cannot_leave_the_directory() {
         for name in ["", "../../proc/1/ns/net", ".."] {
-            let error = discover(&Netns::Name(name.to_owned()), "eth0").unwrap_err();
+            let error =
+                discover(&Netns::Name(name.to_owned()), "eth0", &Claims::default()).unwrap_err();
             assert!(
                 matches!(error, DiscoverError::BadName(_)),
                 "{name:?}: {error}"

@@ -20,7 +20,9 @@ use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTime
 use super::{
     SocketOptions,
     control::{Control, Leaving},
+    delayed::{self, Delayed, Next},
     held::Held,
+    in_flight::InFlight,
     replies::Replies,
 };
 use crate::{
@@ -82,7 +84,9 @@ pub(super) struct Worker {
     /// Answers of a batch that are released, and who to.
     released: Vec<(usize, SocketAddr)>,
     upstream: UdpUpstream,
+    in_flight: InFlight,
     replies: Replies,
+    delayed: Delayed,
     held: Held,
     realised: Vec<(Key, Realised)>,
     /// Answers of our own and changed copies.
@@ -96,13 +100,13 @@ pub(super) struct Worker {
 }
 
 impl Worker {
-    /// `limit`: queries in flight at most.
+    /// `in_flight`: the limit that all workers and TCP divide.
     pub(super) fn new(
         proxy: Arc<Proxy>,
         control: Arc<Control>,
         options: SocketOptions,
         sockets: Vec<(OwnedFd, bool)>,
-        limit: usize,
+        in_flight: InFlight,
         member: Option<Member>,
     ) -> io::Result<Self> {
         let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?;
@@ -122,11 +126,13 @@ impl Worker {
         Ok(Self {
             upstream: UdpUpstream::new(
                 marked,
-                limit,
+                in_flight.udp_limit(),
                 proxy.config().timeout,
                 proxy.stats().fallbacks.clone(),
             ),
+            in_flight,
             replies: Replies::new(options),
+            delayed: Delayed::new(proxy.config().in_flight_grace),
             held: Held::new(proxy.config().max_delay),
             proxy,
             control,
@@ -184,13 +190,16 @@ impl Worker {
         if let Some(member) = &mut self.member {
             member.leave();
         }
-        let left = self.upstream.in_flight() + self.held.len();
+        let left = self.upstream.in_flight() + self.held.len() + self.delayed.len();
         self.abandon();
         self.control.finish(u64::try_from(left).unwrap_or(u64::MAX));
     }
 
     /// Ends what is not done when the time to leave is over.
     fn abandon(&mut self) {
+        while let Some((_, query)) = self.delayed.any() {
+            query.act(|mut query, _| self.log_cut(query.logged.take()));
+        }
         let stats = self.proxy.stats();
         while let Some(mut flight) = self.upstream.any() {
             stats.in_flight.down();
@@ -239,6 +248,10 @@ impl Worker {
             self.proxy.stats().stages.observe(Stage::TotalTimeout, took);
             self.upstream.recycle(flight);
         }
+        if !self.delayed.is_empty() {
+            self.retry_delayed();
+        }
+        self.upstream.renew(self.now, &self.epoll);
         if self.now >= self.next_sweep {
             self.next_sweep = self.now + SWEEP;
             self.upstream.sweep(self.now);
@@ -274,7 +287,8 @@ impl Worker {
             self.control.leave();
         }
         let leaving = self.leaving.get_or_insert_with(|| Leaving::new(now));
-        leaving.is_quiet(now) && self.upstream.in_flight() == 0 && self.held.len() == 0
+        let waits = !self.delayed.is_empty() || self.held.len() > 0;
+        leaving.is_quiet(now) && self.upstream.in_flight() == 0 && !waits
     }
 
     fn timeout(&mut self) -> EpollTimeout {
@@ -284,6 +298,7 @@ impl Worker {
             self.upstream.next_deadline(),
             self.member.as_ref().map(Member::next_beat),
             self.control.is_draining().then(|| self.now + Leaving::TICK),
+            (!self.delayed.is_empty()).then(|| self.now + delayed::RETRY),
         ];
         for due in due.into_iter().flatten() {
             next = next.min(due);

@@ -5,6 +5,8 @@ use std::sync::Arc;
 use super::{super::Refusal, state::REPLAYS_BESIDE_LIVE, *};
 use crate::mapping::kept::tests::mapping;
 
+mod shares;
+
 type Seen = Arc<Mutex<Vec<Realised>>>;
 
 fn epoch(start: u64) -> Epoch {
@@ -44,6 +46,18 @@ fn realised(sequence: u64, lease_secs: Option<u64>, revision: u64) -> Outcome {
     }
 }
 
+/// The link heard nothing by then, and the agent's answers are late.
+fn pass(sink: &LinkSink, now: BootTime) {
+    sink.heard_all(now);
+    sink.tick(now);
+}
+
+/// As a link with little room takes them.
+fn next_batch_with(sink: &LinkSink, now: BootTime, others: usize) -> Batch {
+    let live = usize::MAX;
+    sink.next_batch_in(now, Room { live, others })
+}
+
 /// What follows once the mapping is on the agent's disk.
 fn durable(sequence: u64, lease_secs: Option<u64>, revision: u64) -> Outcome {
     Outcome {
@@ -80,6 +94,47 @@ fn a_leased_pair_is_released_at_once_and_still_sent() {
     let batch = sink.next_batch(later);
     assert_eq!(batch.mappings.len(), 1, "refreshes of one name go together");
     assert!(batch.mappings[0].leased);
+}
+
+/// A lease ends within the hour. An answer that lasts a day is released under it, and the agent is
+/// asked for a new one in time, also where a resolver's TTL counts down and nothing else is new.
+#[test]
+fn the_lease_of_a_long_answer_is_renewed_before_it_is_too_short() {
+    const DAY: u64 = 86_400;
+    let (sink, seen) = (sink(), Seen::default());
+    sink.agent_up(epoch(1), None);
+    sink.rules_applied(epoch(1), 4);
+    let start = BootTime::now();
+    let at = |secs: u64| {
+        let mapping = Mapping {
+            seen_at: start.plus_secs(secs),
+            ttl: u32::try_from(DAY - secs).unwrap(),
+            ..live("a.")
+        };
+        let seen = Arc::clone(&seen);
+        let done = Box::new(move |realised| seen.lock().push(realised));
+        sink.learn_at(mapping, done, start.plus_secs(secs))
+    };
+    let granted = |sequence, secs: u64| Outcome {
+        durable: true,
+        lease_end: Some(start.plus_secs(secs + 3600)),
+        ..realised(sequence, None, 4)
+    };
+    assert_eq!(at(0), Release::Held);
+    let sent = sink.next_batch(start).mappings;
+    sink.results(vec![granted(sent[0].sequence, 0)]);
+    assert_eq!(at(10), Release::Leased);
+    assert!(
+        sink.next_batch(start.plus_secs(11)).is_empty(),
+        "nothing new"
+    );
+    assert_eq!(at(40), Release::Leased);
+    let sent = sink.next_batch(start.plus_secs(41)).mappings;
+    assert_eq!(sent.len(), 1, "the agent is asked again");
+    sink.results(vec![granted(sent[0].sequence, 41)]);
+    assert_eq!(at(90), Release::Leased);
+    // Nobody asked for a while: one answer waits.
+    assert_eq!(at(170), Release::Held);
 }
 
 #[test]
@@ -223,7 +278,7 @@ fn three_late_results_in_a_row_make_the_agent_hung_until_it_answers() {
     for n in 0..3 {
         assert_eq!(learn(&sink, &format!("n{n}."), &seen), Release::Held);
         sequence = sink.next_batch(BootTime::now()).mappings[0].sequence;
-        sink.tick(BootTime::now().plus_secs(1));
+        pass(&sink, BootTime::now().plus_secs(1));
     }
     assert!(sink.status().agent_hung);
     assert_eq!(learn(&sink, "x.", &seen), Release::AgentAway);
@@ -358,7 +413,7 @@ fn what_gets_no_result_is_told_again_and_counts_as_silence() {
         sequences.push(sink.next_batch(BootTime::now()).mappings[0].sequence);
     }
     let later = BootTime::now().plus_secs(1);
-    sink.tick(later);
+    pass(&sink, later);
     assert!(sink.status().agent_hung);
     for sequence in sequences {
         sink.no_result(sequence);
@@ -378,9 +433,12 @@ fn what_nobody_waits_for_stays_with_the_sink_until_there_is_room() {
     for name in ["a.", "b.", "c."] {
         learn(&sink, name, &seen);
     }
-    assert_eq!(sink.next_batch_with(BootTime::now(), 16).mappings.len(), 3);
+    assert_eq!(
+        next_batch_with(&sink, BootTime::now(), 16).mappings.len(),
+        3
+    );
     let later = BootTime::now().plus_secs(1);
-    sink.tick(later);
+    pass(&sink, later);
     assert!(sink.status().agent_hung);
     let names: Vec<String> = (0..100).map(|n| format!("n{n}.")).collect();
     for second in 1..10 {
@@ -394,13 +452,18 @@ fn what_nobody_waits_for_stays_with_the_sink_until_there_is_room() {
                 sink.learn_at(mapping, Box::new(|_| {}), now),
                 Release::AgentAway
             );
-            assert!(sink.next_batch_with(now.plus_secs(1), 0).is_empty());
+            assert!(next_batch_with(&sink, now.plus_secs(1), 0).is_empty());
         }
     }
     let status = sink.status();
     assert_eq!((status.queued, status.in_flight), (100, 3));
-    let sent = sink.next_batch_with(later.plus_secs(20), 16).mappings;
-    assert_eq!(sent.len(), 100, "each once");
+    let mut sent: Vec<_> = (0..20)
+        .flat_map(|_| next_batch_with(&sink, later.plus_secs(20), 16).mappings)
+        .map(|out| out.mapping.name)
+        .collect();
+    sent.sort();
+    sent.dedup();
+    assert_eq!((sent.len(), sink.status().queued), (100, 0), "each once");
 }
 
 #[test]
@@ -410,7 +473,7 @@ fn silence_does_not_use_a_pairs_tries_up() {
     learn(&sink, "a.", &seen);
     let mut now = BootTime::now();
     for call in 0..64 {
-        let sent = sink.next_batch_with(now, 16).mappings;
+        let sent = next_batch_with(&sink, now, 16).mappings;
         assert_eq!(sent.len(), 1, "call {call}");
         sink.no_result(sent[0].sequence);
         now = now.plus_secs(5);
@@ -419,7 +482,7 @@ fn silence_does_not_use_a_pairs_tries_up() {
     // Longer than its TTL and what is added to it there.
     now = now.plus_secs(60);
     sink.tick(now);
-    assert!(sink.next_batch_with(now, 16).is_empty());
+    assert!(next_batch_with(&sink, now, 16).is_empty());
     assert_eq!(sink.status().kept, 0);
 }
 
@@ -435,7 +498,7 @@ fn a_name_of_several_answers_is_queued_once() {
         sink.learn_at(mapping, Box::new(|_| {}), now);
     }
     for _ in 0..5 {
-        let sent = sink.next_batch_with(now, 16).mappings;
+        let sent = next_batch_with(&sink, now, 16).mappings;
         assert_eq!(sent.len(), 3);
         for out in sent {
             sink.no_result(out.sequence);

@@ -9,10 +9,10 @@ use std::{
 
 use foldhash::quality::RandomState;
 use nix::sys::epoll::{Epoll, EpollEvent, EpollFlags};
-use shared_maps::{EndpointId, IdentityId};
+use shared_maps::IdentityId;
 
 use super::{PlaceError, UdpUpstream};
-use crate::{arena::Key, proxy::stats::Fallback, socket, transparent};
+use crate::{arena::Key, proxy::stats::Fallback, quota::Holder, socket, transparent};
 
 /// Sockets per server and identity at most, with those that are opened while the others wait
 /// for [`ROOM`] answers each.
@@ -28,18 +28,34 @@ const MAX_TRANSPARENT: usize = 2048;
 const MAX_QUERIES: u32 = 10_000;
 /// Age at which a socket is replaced.
 const MAX_AGE: Duration = Duration::from_secs(60);
+/// From this many queries, or this age, on its successor is opened as soon as nothing is left to
+/// send: a query that opens it would wait for eight system calls.
+const QUERIES_AHEAD: u32 = MAX_QUERIES - MAX_QUERIES / 8;
+const AGE_AHEAD: Duration = Duration::from_secs(50);
 
 /// A socket to a server, and what waits for answers there.
 pub(super) struct UpSocket {
     pub(super) fd: OwnedFd,
     pub(super) server: ServerKey,
-    pub(super) opener: EndpointId,
+    pub(super) opener: Holder,
     pub(super) waiting: HashMap<u16, Key, RandomState>,
     pub(super) born: Instant,
     pub(super) used: Instant,
     pub(super) queries: u32,
+    /// Its successor is to be opened.
+    pub(super) aging: bool,
     /// Takes no new queries; closed when nothing waits.
     pub(super) retired: bool,
+}
+
+impl UpSocket {
+    /// Whether it is time to open its successor; says so once.
+    pub(super) fn begins_to_age(&mut self, now: Instant) -> bool {
+        let is_old = self.queries >= QUERIES_AHEAD || now.duration_since(self.born) >= AGE_AHEAD;
+        let begins = is_old && !self.aging;
+        self.aging |= is_old;
+        begins
+    }
 }
 
 /// Who is asked, and as whom.
@@ -57,7 +73,7 @@ impl UdpUpstream {
         &mut self,
         source: Option<IpAddr>,
         of: impl Fn(Option<IpAddr>) -> ServerKey,
-        opener: EndpointId,
+        opener: Holder,
         now: Instant,
         epoll: &Epoll,
     ) -> Result<Key, PlaceError> {
@@ -73,7 +89,7 @@ impl UdpUpstream {
     fn socket_for(
         &mut self,
         server: ServerKey,
-        opener: EndpointId,
+        opener: Holder,
         now: Instant,
         epoll: &Epoll,
     ) -> Result<Key, PlaceError> {
@@ -122,7 +138,7 @@ impl UdpUpstream {
 
     fn open_at(
         &mut self,
-        (server, opener): (ServerKey, EndpointId),
+        (server, opener): (ServerKey, Holder),
         at: usize,
         now: Instant,
         epoll: &Epoll,
@@ -137,6 +153,7 @@ impl UdpUpstream {
             born: now,
             used: now,
             queries: 0,
+            aging: false,
             retired: false,
         });
         if let Some(socket) = self.sockets.get(key) {
@@ -191,7 +208,7 @@ impl UdpUpstream {
 
     /// Whether `opener` may open one more. If there are as many as may be, the one that was
     /// idle for longest is closed.
-    fn make_room(&mut self, transparent: bool, opener: EndpointId) -> Result<(), PlaceError> {
+    fn make_room(&mut self, transparent: bool, opener: Holder) -> Result<(), PlaceError> {
         let most = if transparent {
             MAX_TRANSPARENT
         } else {
@@ -218,6 +235,23 @@ impl UdpUpstream {
             self.close(key);
         }
         Ok(())
+    }
+
+    /// Replaces one of the sockets that are soon too old. For when nothing is left to send.
+    pub(crate) fn renew(&mut self, now: Instant, epoll: &Epoll) {
+        let Some(old) = self.aging.pop() else { return };
+        let Some(socket) = self.sockets.get(old) else {
+            return;
+        };
+        let (server, opener) = (socket.server, socket.opener);
+        let own = self.servers.get(&server);
+        let Some(at) = own.and_then(|own| own.iter().position(|key| *key == Some(old))) else {
+            return;
+        };
+        // Where none can be had, the old one goes on until a query finds it too old.
+        if self.open_at((server, opener), at, now, epoll).is_ok() {
+            self.retire(old);
+        }
     }
 
     fn retire(&mut self, key: Key) {

@@ -2,10 +2,17 @@
 
 use shared_maps::{
     Be16,
+    quota::Limit,
     redirect::{RedirectKey, RedirectValue},
 };
 
-use crate::{address::Address, config, maps::REDIRECTS, packet::Packet};
+use crate::{
+    address::Address,
+    config,
+    maps::{REDIRECTS, SERVERS},
+    packet::Packet,
+    quota,
+};
 
 /// What is noted about the pod's packets to one server and port.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -51,7 +58,15 @@ pub(crate) fn set(packet: &Packet, proxy: u16) -> bool {
         proxy_port: Be16::from_wire(proxy),
         pad: 0,
     };
-    REDIRECTS.insert(key, value, 0).is_ok()
+    quota::admit(&SERVERS, &key, displace) && REDIRECTS.insert(key, value, 0).is_ok()
+}
+
+/// The next packet to the server makes its note again.
+#[inline(never)]
+fn displace(key: &RedirectKey) {
+    if REDIRECTS.remove(*key).is_ok() {
+        quota::displaced(Limit::Servers);
+    }
 }
 
 /// The note about the packet's sender.

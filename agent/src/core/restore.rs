@@ -101,7 +101,7 @@ impl State {
             streams: BTreeSet::new(),
             rates: Default::default(),
             promised: BTreeMap::new(),
-            holderless: BTreeSet::new(),
+            holderless: BTreeMap::new(),
             departed: BTreeMap::new(),
             revocations: BTreeMap::new(),
             next_revocation: 1,

@@ -25,7 +25,6 @@ impl Connection {
         let mut message = std::mem::take(&mut self.message);
         while self.may_read() && self.reader.take(&mut message) {
             self.last_activity = self.now;
-            self.first_query = None;
             self.taken += 1;
             self.query(&message);
         }

@@ -144,7 +144,13 @@ impl Stage {
 
 /// The agent, with a log that a flood does not fill.
 pub(super) fn start_agent(lab: &Lab) -> Result<Program> {
-    let mut command = lab.agent_command(&AgentOptions::default())?;
+    let mut options = AgentOptions::default();
+    if cfg!(debug_assertions) {
+        // A program built for debugging serves about a fifth of the queries, so that a fifth of
+        // the default quota stands for it.
+        options = options.flag("--endpoint-dns-quota=2000");
+    }
+    let mut command = lab.agent_command(&options)?;
     command.env("HOLDFAST_LOG", "info");
     let log = lab.directory().join("log/agent.log");
     let mut agent = Program::start("holdfast-agent", command, &log)?;

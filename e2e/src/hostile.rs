@@ -77,6 +77,8 @@ pub struct Row {
     pub b_p50_ms: f64,
     /// 99th percentile of the time to an answer, milliseconds.
     pub b_p99_ms: f64,
+    /// The same over UDP and over TCP alone.
+    pub b_p99_ms_by_transport: [f64; 2],
     /// Fresh names that pod B asked for and connected to.
     pub b_fresh: u64,
     /// Fresh names whose address did not accept the first SYN.

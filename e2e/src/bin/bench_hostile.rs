@@ -57,11 +57,13 @@ fn main() -> Result<()> {
             measured.quiet.push(stage.play(Attack::None)?);
             let row = stage.play(*attack)?;
             println!(
-                "round {} {:<32} p50 {:>7.2} p99 {:>8.2} ms, lost {}",
+                "round {} {:<32} p50 {:>7.2} p99 {:>8.2} ms (UDP {:.2}, TCP {:.2}), lost {}",
                 round + 1,
                 row.attack,
                 row.b_p50_ms,
                 row.b_p99_ms,
+                row.b_p99_ms_by_transport[0],
+                row.b_p99_ms_by_transport[1],
                 row.b_lost
             );
             measured.attacked.push(row);

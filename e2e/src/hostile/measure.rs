@@ -99,6 +99,8 @@ impl Stage {
         row.b_wrong = total.wrong;
         row.b_p50_ms = total.percentile_ms(50);
         row.b_p99_ms = total.percentile_ms(99);
+        row.b_p99_ms_by_transport =
+            [&report.udp, &report.tcp].map(|counts| counts.percentile_ms(99));
         row.b_fresh = fresh.asked;
         row.b_not_open = fresh.not_open;
         row.b_late = fresh.late;

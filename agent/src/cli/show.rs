@@ -10,7 +10,9 @@ use super::table::{list, maybe, render};
 use crate::{
     admin::model::{Policies, Status},
     config::args::Output,
-    core::snapshot::{EndpointView, IdentityView, IpcacheView, NameView, Reconciled, SelectorView},
+    core::snapshot::{
+        EndpointView, IdentityView, IpcacheView, NameView, Reconciled, SelectorView, Summary,
+    },
 };
 
 /// Prints `value` as asked. A reader that closed the pipe is no error.
@@ -53,7 +55,7 @@ pub fn status(status: &Status, verbose: bool) -> String {
                 "no: sources are not synced yet".to_owned()
             },
         ),
-        ("Endpoints", summary.endpoints.to_string()),
+        ("Endpoints", endpoint_counts(summary)),
         (
             "Policies",
             format!(
@@ -184,6 +186,23 @@ pub fn status(status: &Status, verbose: bool) -> String {
     text
 }
 
+fn endpoint_counts(summary: &Summary) -> String {
+    if summary.endpoints_unrestricted == 0 {
+        return summary.endpoints.to_string();
+    }
+    let more = if summary.unrestricted.len() < summary.endpoints_unrestricted {
+        ", …"
+    } else {
+        ""
+    };
+    format!(
+        "{}, {} of them unrestricted: {}{more}",
+        summary.endpoints,
+        summary.endpoints_unrestricted,
+        summary.unrestricted.join(", ")
+    )
+}
+
 fn reconciler(found: &Reconciled) -> String {
     let differences = match found.differences() {
         0 => "nothing to mend".to_owned(),
@@ -238,9 +257,23 @@ fn enforced(endpoint: &EndpointView) -> String {
         (true, true) => "egress,ingress",
         (true, false) => "egress",
         (false, true) => "ingress",
-        (false, false) => "-",
+        (false, false) => "unrestricted",
     }
     .to_owned()
+}
+
+/// The same, with the reason.
+fn enforced_why(endpoint: &EndpointView) -> String {
+    let restricted = endpoint.egress_enforced || endpoint.ingress_enforced;
+    let mode = endpoint.enable_policy.as_str();
+    let why = match (restricted, mode) {
+        (true, "always") => " (enable-policy is always)",
+        (true, _) => "",
+        (false, "never") => ": enable-policy is never",
+        (false, _) if endpoint.policies.is_empty() => ": no policy selects it",
+        (false, _) => ": no policy that selects it restricts it",
+    };
+    format!("{}{why}", enforced(endpoint))
 }
 
 /// `endpoint get`, `endpoint add`
@@ -260,7 +293,7 @@ pub fn endpoint(e: &EndpointView) -> String {
             format!("{} (index {}), namespace {}", e.ifname, e.ifindex, e.netns),
         ),
         ("Policies", list(&e.policies)),
-        ("Enforced", enforced(e)),
+        ("Enforced", enforced_why(e)),
         (
             "Policy map",
             format!(

@@ -86,13 +86,10 @@ pub struct Config {
     pub transparent: bool,
     /// Those outside of the cluster, too (the built-in proxy).
     pub transparent_outside: bool,
-<<<<<<< HEAD
     /// When endpoints are restricted.
     pub enable_policy: PolicyMode,
-=======
     /// Keep the proxy port bound while no proxy runs.
     pub hold_proxy_port: bool,
->>>>>>> main
     /// IPv4 is on.
     pub ipv4: bool,
     /// IPv6 is on.

@@ -251,6 +251,7 @@ impl State {
             addresses: addresses.into_iter().flatten().collect(),
             mac: file.mac,
             node_mac: file.node_mac,
+            on_bridge: file.on_bridge,
             netns: file.netns.clone(),
         };
         self.add_endpoint(id, spec, &file.labels, BootTime(0), true);

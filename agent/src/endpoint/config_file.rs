@@ -33,6 +33,8 @@ pub struct EndpointFile {
     pub mac: [u8; 6],
     /// MAC of the host side.
     pub node_mac: [u8; 6],
+    /// Whether the host side is a port of a bridge.
+    pub on_bridge: bool,
     /// Where the network namespace was found.
     pub netns: String,
     /// Addresses learned and not expired.

@@ -3,6 +3,8 @@
 //! A thread of its own enters the namespace, asks rtnetlink and ends there: a
 //! thread that has changed its namespace never goes back to a pool.
 
+pub mod bridge;
+
 use std::{
     fmt, fs, io,
     net::IpAddr,
@@ -64,6 +66,8 @@ pub struct Discovered {
     pub mac: [u8; 6],
     /// MAC of the host side.
     pub node_mac: [u8; 6],
+    /// Whether the host side is a port of a bridge.
+    pub on_bridge: bool,
 }
 
 /// Why an interface could not be found.
@@ -116,6 +120,20 @@ pub enum DiscoverError {
         /// The interface.
         ifname: String,
     },
+    /// The host side is a port of a bridge that the node does not use itself.
+    #[error(
+        "interface {ifname} of network namespace {netns} is on bridge {bridge}, through which \
+         this node reaches none of its addresses: a DNS proxy of the node could not answer it. \
+         Give the bridge an address of the pods' network (`ip address add … dev {bridge}`)"
+    )]
+    BridgeWithoutAddress {
+        /// The namespace.
+        netns: Netns,
+        /// The interface.
+        ifname: String,
+        /// The bridge.
+        bridge: String,
+    },
     /// The kernel refused a request.
     #[error("rtnetlink in network namespace {netns}: {reason}")]
     Netlink {
@@ -139,11 +157,7 @@ pub fn discover(netns: &Netns, ifname: &str) -> Result<Discovered, DiscoverError
         let ifname = ifname.to_owned();
         async move |handle| pod_side(&handle, &netns, &ifname).await
     })?;
-    let (host, node_mac) = on_thread(netns, false, {
-        let netns = netns.clone();
-        let ifname = ifname.to_owned();
-        async move |handle| host_side(&handle, &netns, &ifname, inside.index, inside.peer).await
-    })?;
+    let host = host_side_of(netns, ifname, &inside)?;
     if inside.addresses.is_empty() {
         return Err(DiscoverError::NoAddress {
             netns: netns.clone(),
@@ -152,10 +166,18 @@ pub fn discover(netns: &Netns, ifname: &str) -> Result<Discovered, DiscoverError
     }
     Ok(Discovered {
         ifindex: inside.peer,
-        ifname: host,
+        ifname: host.name,
         addresses: inside.addresses,
         mac: inside.mac,
-        node_mac,
+        node_mac: host.mac,
+        on_bridge: host.on_bridge,
+    })
+}
+
+fn host_side_of(netns: &Netns, ifname: &str, inside: &PodSide) -> Result<HostSide, DiscoverError> {
+    let (netns_name, ifname, inside) = (netns.clone(), ifname.to_owned(), inside.clone());
+    on_thread(netns, false, async move |handle| {
+        host_side(&handle, &netns_name, &ifname, &inside).await
     })
 }
 
@@ -215,6 +237,7 @@ fn enter_netns(netns: &Netns) -> Result<(), DiscoverError> {
     })
 }
 
+#[derive(Clone)]
 struct PodSide {
     index: u32,
     peer: u32,
@@ -293,30 +316,47 @@ async fn pod_side(
     })
 }
 
+struct HostSide {
+    name: String,
+    mac: [u8; 6],
+    on_bridge: bool,
+}
+
 async fn host_side(
     handle: &rtnetlink::Handle,
     netns: &Netns,
     ifname: &str,
-    pod_index: u32,
-    peer: u32,
-) -> Result<(String, [u8; 6]), DiscoverError> {
+    inside: &PodSide,
+) -> Result<HostSide, DiscoverError> {
     let no_peer = || DiscoverError::NoPeer {
         netns: netns.clone(),
         ifname: ifname.to_owned(),
     };
-    let mut links = pin!(handle.link().get().match_index(peer).execute());
+    let mut links = pin!(handle.link().get().match_index(inside.peer).execute());
     let link = match links.next().await {
         Some(Ok(link)) => link,
         _ => return Err(no_peer()),
     };
     // Both ends point at each other; an index alone may be some other interface of that number.
-    if peer_of(&link) != Some(pod_index) {
+    if peer_of(&link) != Some(inside.index) {
         return Err(no_peer());
     }
-    Ok((
-        name_of(&link).ok_or_else(no_peer)?,
-        mac_of(&link).ok_or_else(no_peer)?,
-    ))
+    let bridge = bridge::of(&link);
+    if let Some(index) = bridge
+        && !inside.addresses.is_empty()
+        && !bridge::leads_to(handle, index, &inside.addresses).await
+    {
+        return Err(DiscoverError::BridgeWithoutAddress {
+            netns: netns.clone(),
+            ifname: ifname.to_owned(),
+            bridge: bridge::name(handle, index).await,
+        });
+    }
+    Ok(HostSide {
+        name: name_of(&link).ok_or_else(no_peer)?,
+        mac: mac_of(&link).ok_or_else(no_peer)?,
+        on_bridge: bridge.is_some(),
+    })
 }
 
 fn name_of(link: &LinkMessage) -> Option<String> {

@@ -10,7 +10,7 @@ use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
 use self::cli::{CliFile, CliFileError};
-use super::discover::{DiscoverError, Netns, discover};
+use super::discover::{DiscoverError, Netns, bridge, discover};
 use crate::{
     core::event::{EndpointSpec, SourceEvent},
     labels::Label,
@@ -124,6 +124,7 @@ impl EndpointDocument {
             addresses: found.addresses,
             mac: found.mac,
             node_mac: found.node_mac,
+            on_bridge: found.on_bridge,
             netns: netns.to_string(),
         })
     }
@@ -269,8 +270,14 @@ impl State {
         if let Some(dir) = self.dir.clone() {
             self.reread(&dir, deliver);
         }
+        let on_bridges = bridge::ports().ok();
+        let same_place = |spec: &EndpointSpec| {
+            let ports = on_bridges.as_ref();
+            ports.is_none_or(|ports| ports.contains(&spec.ifindex) == spec.on_bridge)
+        };
         for (key, document) in self.documents.clone() {
-            let settled = self.resolved.get(&key).is_some_and(still_there);
+            let spec = self.resolved.get(&key);
+            let settled = spec.is_some_and(|spec| still_there(spec) && same_place(spec));
             if !settled {
                 self.try_again(&key, &document, deliver);
             }

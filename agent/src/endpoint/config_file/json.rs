@@ -63,6 +63,12 @@ struct File<H> {
     own_rules: Option<OwnRules>,
     #[serde(rename = "HoldfastKey", default)]
     key: String,
+    #[serde(
+        rename = "HoldfastOnBridge",
+        default,
+        skip_serializing_if = "std::ops::Not::not"
+    )]
+    on_bridge: bool,
 }
 
 #[derive(Default, Serialize, Deserialize)]
@@ -170,6 +176,7 @@ pub fn render(file: &EndpointFile, servers: &ServerAddresses, limit: usize) -> S
             .unwrap_or_default(),
         own_rules: file.rules.as_ref().map(rules::own),
         key: file.key.clone(),
+        on_bridge: file.on_bridge,
     };
     serde_json::to_string(&json).expect("maps with string keys render as JSON")
 }
@@ -246,6 +253,7 @@ pub fn parse(text: &str) -> Result<EndpointFile, FileError> {
         ifname: json.ifname,
         mac: mac("LXCMAC", &json.mac)?,
         node_mac: mac("NodeMAC", &json.node_mac)?,
+        on_bridge: json.on_bridge,
         netns: json.netns,
         history,
         zombies,

@@ -11,6 +11,9 @@ use holdfast_e2e::policy::{WEB, dns_to, egress, good_names, names};
 use holdfast_e2e::{AgentOptions, Lab, Pod, Query, SdpOptions, eventually, with_lab};
 use shared_maps::event::Reason;
 
+/// Servers on the bridge that are no endpoints, and pods that are.
+const ON_BRIDGE: &str = "toCIDR: [10.88.0.53/32, \"fd88::35/128\"]";
+const DNS_PODS: &str = "toEndpoints: [{matchLabels: {app: dns}}]";
 const SOON: Duration = Duration::from_secs(10);
 const NODE: [IpAddr; 2] = [
     IpAddr::V4(std::net::Ipv4Addr::new(10, 88, 0, 1)),
@@ -63,15 +66,10 @@ fn zone(lab: &Lab) {
     lab.zone.set("www.bad.test", &[web4(11), web6(11)], 60);
 }
 
-/// DNS rules for servers on the bridge, and for the lab's own.
-fn rules_for(servers: [IpAddr; 2]) -> String {
-    let servers = servers.map(|server| match server {
-        IpAddr::V4(ip) => format!("{ip}/32"),
-        IpAddr::V6(ip) => format!("{ip}/128"),
-    });
-    let servers: Vec<&str> = servers.iter().map(String::as_str).collect();
-    let rules = dns_to("*.good.test", &servers) + &names("*.good.test");
-    egress("good-names", "web", &rules)
+/// DNS rules for servers that this selects.
+fn rules_for(servers: &str) -> String {
+    let rules = dns_to("*.good.test", &[]).replace("toCIDR: []", servers);
+    egress("good-names", "web", &(rules + &names("*.good.test")))
 }
 
 fn addresses(pod: &Pod) -> [IpAddr; 2] {
@@ -111,7 +109,7 @@ fn a_server_on_the_pods_own_bridge_sees_no_query_of_the_pod_itself() {
         let server = bridge.add_pod("dns", 53)?;
         let at_server = addresses(&server);
         let dns = DnsServer::start(&server.netns, &at_server, &lab.zone)?;
-        lab.write_policy("web.yaml", &rules_for(at_server))?;
+        lab.write_policy("web.yaml", &rules_for(ON_BRIDGE))?;
         let _agent = lab.start_agent(&AgentOptions::default())?;
         let _sdp = lab.start_sdp(&SdpOptions::default())?;
         lab.add_endpoint(&pod, WEB)?;
@@ -131,11 +129,12 @@ fn a_server_on_the_pods_own_bridge_sees_no_query_of_the_pod_itself() {
         judged(&pod).context("netfilter does not see the bridge")?;
         // The bridge takes the lowest address of its ports: that it has another now changes
         // nothing for the pod.
-        let before = lab.node.run("cat", &["/sys/class/net/cni0/address"]);
         let _lower = bridge.add_port("low", 13, Some("02:00:00:00:00:01"))?;
-        drop(before);
+        let link = lab.node.run("ip", &["link", "show", "cni0"])?;
+        ensure!(link.contains("02:00:00:00:00:01"), "{link}");
         judged(&pod).context("the bridge has another address")?;
         // The server is under policy as well.
+        lab.write_policy("web.yaml", &rules_for(DNS_PODS))?;
         lab.add_endpoint(
             &server,
             "k8s:app=dns,k8s:io.kubernetes.pod.namespace=default",
@@ -154,7 +153,7 @@ fn a_resolver_on_the_bridges_own_address_gets_allowed_queries_only() {
         let pod = bridge.add_pod("p", 11)?;
         let free = bridge.add_pod("f", 12)?;
         let dns = DnsServer::start(&lab.node, &NODE, &lab.zone)?;
-        lab.write_policy("web.yaml", &rules_for(NODE))?;
+        lab.write_policy("web.yaml", &rules_for("toEntities: [host]"))?;
         let _agent = lab.start_agent(&AgentOptions::default())?;
         let _sdp = lab.start_sdp(&SdpOptions::default())?;
         lab.add_endpoint(&pod, WEB)?;
@@ -218,7 +217,7 @@ fn a_restart_of_the_agent_goes_on_with_bridged_pods() {
         let server = bridge.add_pod("dns", 53)?;
         let at_server = addresses(&server);
         let dns = DnsServer::start(&server.netns, &at_server, &lab.zone)?;
-        lab.write_policy("web.yaml", &rules_for(at_server))?;
+        lab.write_policy("web.yaml", &rules_for(ON_BRIDGE))?;
         let agent = lab.start_agent(&AgentOptions::default())?;
         let _sdp = lab.start_sdp(&SdpOptions::default())?;
         lab.add_endpoint(&pod, WEB)?;

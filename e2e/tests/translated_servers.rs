@@ -19,8 +19,8 @@ const TRANSLATION: &str = "table inet kube {
         ip daddr 10.96.0.10 meta l4proto { tcp, udp } th dport 53 dnat ip to 192.0.2.53:53
         ip6 daddr fd96::10 meta l4proto { tcp, udp } th dport 53 dnat ip6 to [2001:db8:53::53]:53
     }
-    chain pre { type nat hook prerouting priority dstnat; jump services; }
-    chain out { type nat hook output priority dstnat; jump services; }
+    chain pre { type nat hook prerouting priority -100; jump services; }
+    chain out { type nat hook output priority -100; jump services; }
 }
 ";
 

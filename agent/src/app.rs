@@ -20,7 +20,10 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use crate::{
     admin::server::Admin,
     config::Config,
-    core::{Core, CoreConfig, Event, event::SourceEvent},
+    core::{
+        Core, CoreConfig, Event,
+        event::{EndpointSpec, SourceEvent},
+    },
     datapath::{
         files::{StateFiles, later::LaterFiles},
         interfaces::Interfaces,
@@ -30,7 +33,10 @@ use crate::{
         routing,
     },
     dnsproxy::{BuiltinProxy, Ports},
-    endpoint::source::{EndpointBook, cli::CliFile},
+    endpoint::{
+        config_file::EndpointFile,
+        source::{EndpointBook, cli::CliFile},
+    },
     epoch::{Epoch, StateDirLock},
     events::Events,
     grpc::{
@@ -39,6 +45,7 @@ use crate::{
         server::{About, Native},
     },
     health::{self, Health},
+    lane::Lane,
     liveness, node,
     policy::source::dir::PolicyDir,
     proxies::{Proxies, RulesTable},
@@ -49,6 +56,8 @@ use crate::{
 
 /// Where a Cilium agent answers.
 const CILIUM_SOCKET: &str = "/var/run/cilium/cilium.sock";
+/// Between two looks whether endpoints are where they were found.
+const FOLLOW: Duration = Duration::from_millis(250);
 /// How long tasks may take to end.
 const GRACE: Duration = Duration::from_secs(5);
 
@@ -152,6 +161,8 @@ pub struct Agent {
     rules: watch::Receiver<Arc<RulesTable>>,
     thread: CoreThread,
     builtin: Option<Arc<BuiltinProxy>>,
+    /// Mapping and rules streams of proxies: clients of other services do not delay them.
+    streams: Lane,
     tasks: TaskTracker,
     stop: CancellationToken,
     rim_stop: CancellationToken,
@@ -184,6 +195,9 @@ impl Agent {
         };
 
         let restored_rules = restored_rules(&found);
+        let endpoint_files = found.restored.endpoints.iter();
+        let of_boot = endpoint_files.filter(|file| file.is_of_boot(&epoch.boot_id));
+        let restored_endpoints = of_boot.map(EndpointFile::spec).collect();
         let damaged = Arc::new(found.damaged);
         let proxies = Proxies::default();
         let core = Core::new(core_config(&config, &epoch), found.restored);
@@ -198,7 +212,14 @@ impl Agent {
         core.tell(Event::NodeAddresses(addresses.iter().copied().collect()))
             .await?;
         tasks.spawn(node::run(core.clone(), addresses, stop.clone()));
-        let endpoints = endpoint_source(&config, files.dir(), &core, &tasks, &stop)?;
+        let endpoints = endpoint_source(
+            &config,
+            files.dir(),
+            restored_endpoints,
+            &core,
+            &tasks,
+            &stop,
+        )?;
         policy_source(config.policy_dir.clone(), &core, &tasks, &stop);
         tasks.spawn(liveness::run(
             maps.clone(),
@@ -240,7 +261,8 @@ impl Agent {
         let allowed = Allowed {
             group: Some(config.sdp_group),
         };
-        tasks.spawn(native.serve(sdp_listener, allowed));
+        let streams = Lane::start("streams").context("starting the thread of proxies' streams")?;
+        tasks.spawn_on(native.serve(sdp_listener, allowed), streams.handle());
         if let Some(listener) = fqdndata_listener {
             let service = FqdnDataService::start(
                 core.clone(),
@@ -281,6 +303,7 @@ impl Agent {
             rules,
             thread,
             builtin,
+            streams,
             tasks,
             stop,
             rim_stop,
@@ -306,6 +329,7 @@ impl Agent {
         {
             tracing::warn!("some tasks did not end in time");
         }
+        drop(self.streams);
         self.thread.stop().await;
     }
 }
@@ -328,6 +352,7 @@ fn core_config(config: &Config, epoch: &Epoch) -> CoreConfig {
         restore_grace: config.identity_restore_grace,
         preallocate_identities: config.preallocate_identities,
         max_fqdn_identities: config.max_fqdn_identities,
+        refused_prefixes: config.refused_prefixes.clone(),
         max_ips_per_restored_rule: config.max_ips_per_restored_rule,
         policy_map_max: usize::try_from(config.map_sizes.policy).unwrap_or(usize::MAX),
         ipcache_max: usize::try_from(config.map_sizes.ipcache).unwrap_or(usize::MAX),
@@ -370,6 +395,7 @@ fn describe(builtin: Option<Arc<BuiltinProxy>>) -> Arc<dyn Fn() -> String + Send
 fn endpoint_source(
     config: &Config,
     state: &Path,
+    restored: Vec<EndpointSpec>,
     core: &CoreHandle,
     tasks: &TaskTracker,
     stop: &CancellationToken,
@@ -378,6 +404,7 @@ fn endpoint_source(
     let book = EndpointBook::open(
         config.endpoint_dir.clone(),
         CliFile::in_dir(state),
+        restored,
         move |event| {
             // A stopped core means that the agent is stopping: nothing is lost.
             let _stopped = told.tell_blocking(Event::Endpoints(event));
@@ -392,25 +419,23 @@ fn endpoint_source(
     let stop = stop.clone();
     tasks.spawn(async move {
         let dir = WatchedDir::new(&watched);
-        let mut first = true;
+        let mut changed = std::pin::pin!(dir.changed());
+        let mut look: fn(&EndpointBook) = EndpointBook::list;
         loop {
             let source = Arc::clone(&source);
-            let looked = tokio::task::spawn_blocking(move || {
-                if first {
-                    source.list();
-                } else {
-                    source.refresh();
-                }
-            });
+            let looked = tokio::task::spawn_blocking(move || look(&source));
             if looked.await.is_err() {
                 tracing::error!("reading the endpoints ended by a panic");
                 return;
             }
-            first = false;
-            tokio::select! {
-                () = dir.changed() => {}
+            look = tokio::select! {
+                () = &mut changed => {
+                    changed.set(dir.changed());
+                    EndpointBook::refresh
+                }
+                () = tokio::time::sleep(FOLLOW) => EndpointBook::follow,
                 () = stop.cancelled() => return,
-            }
+            };
         }
     });
     Ok(book)
@@ -491,6 +516,8 @@ mod tests {
             "--tofqdns-preallocate-identities=false",
             "--dns-max-ips-per-restored-rule=7",
             "--tofqdns-endpoint-max-ip-per-hostname=8",
+            "--tofqdns-refuse-prefix=10.96.0.0/12,192.0.2.1",
+            "--tofqdns-refuse-prefix=fd00::/8",
         ];
         let Command::Run(args) = Cli::try_parse_from(line).unwrap().command else {
             panic!("not run");
@@ -502,6 +529,14 @@ mod tests {
         let core = core_config(&Config::try_from(*args).unwrap(), &epoch);
         assert_eq!(core.restore_grace, Duration::from_secs(600));
         assert!(!core.preallocate_identities);
+        let refused = |text: &str| {
+            core.refused_prefixes
+                .covering(text.parse().unwrap())
+                .is_some()
+        };
+        assert!(refused("10.100.0.1") && refused("192.0.2.1") && refused("fd00::1"));
+        assert!(!refused("169.254.169.254"));
+        assert_eq!(core.max_fqdn_identities, Some(8192));
         assert_eq!(core.max_ips_per_restored_rule, 7);
         assert_eq!(core.max_ips_per_name, 8);
         assert_eq!((core.boot_id.as_str(), core.start), ("b", 3));

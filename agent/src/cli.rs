@@ -92,6 +92,7 @@ async fn add(args: EndpointAddArgs) -> Result<()> {
         ifname: args.ifname,
         labels: args.labels,
         named_ports: args.named_ports,
+        addresses: args.addresses,
     };
     let client = Client::new(&args.client.admin_socket);
     let endpoint: EndpointView = client.post("/v1/endpoints", &document).await?;

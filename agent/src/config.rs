@@ -7,7 +7,7 @@ use std::{net::SocketAddr, ops::RangeInclusive, path::PathBuf, time::Duration};
 
 pub use args::{Cli, ClientArgs, Command, RunArgs};
 
-use crate::datapath::kernel::MapSizes;
+use crate::{datapath::kernel::MapSizes, fqdn::refused::RefusedPrefixes};
 
 /// Entries that a conntrack map may have; Cilium's bounds.
 const CONNTRACK_ENTRIES: RangeInclusive<u32> = 1 << 10..=1 << 24;
@@ -92,8 +92,10 @@ pub struct Config {
     pub ipv6: bool,
     /// Give FQDN selectors their identity before an address is known.
     pub preallocate_identities: bool,
-    /// Most identities that answers may give the label of a name; none = any number.
+    /// Most combinations of names that answers may give an identity; none = any number.
     pub max_fqdn_identities: Option<usize>,
+    /// Prefixes whose addresses get no label of a name.
+    pub refused_prefixes: RefusedPrefixes,
     /// Most server addresses listed per restored rule.
     pub max_ips_per_restored_rule: usize,
     /// How long after the first sync restored identities are kept that nothing asks for.
@@ -223,7 +225,13 @@ impl TryFrom<RunArgs> for Config {
             ipv4: args.enable_ipv4,
             ipv6: args.enable_ipv6,
             preallocate_identities: args.tofqdns_preallocate_identities,
-            max_fqdn_identities: args.tofqdns_max_identities,
+            refused_prefixes: RefusedPrefixes::of(&args.tofqdns_refuse_prefix).map_err(
+                |reason| ConfigError {
+                    flag: "tofqdns-refuse-prefix",
+                    reason,
+                },
+            )?,
+            max_fqdn_identities: args.tofqdns_max_identities.0,
             max_ips_per_restored_rule: args.dns_max_ips_per_restored_rule,
             identity_restore_grace: args.identity_restore_grace_period,
             map_sizes,

@@ -22,18 +22,22 @@ use holdfast_sdp::{
 };
 use parking_lot::Mutex;
 use shared_maps::steering;
+use tokio::time::MissedTickBehavior;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{
     config::{self, Config},
     core::event::{Event, MappingEvent},
     epoch::Epoch,
+    lane::Lane,
     proxies::{Proxies, Results, RulesTable, StreamGuard, StreamKind, ToStream},
     runner::CoreHandle,
 };
 
 /// Client TCP connections at most.
 const TCP_CONNECTIONS: usize = 1024;
+/// How often it is noted that nothing more came, while an answer waits for a result.
+const BEAT: Duration = Duration::from_millis(10);
 /// How long it may take to leave.
 const DRAIN: Duration = Duration::from_secs(5);
 
@@ -42,6 +46,8 @@ const DRAIN: Duration = Duration::from_secs(5);
 pub struct BuiltinProxy {
     listeners: Mutex<Option<Listeners>>,
     stats: Stats,
+    /// Where its mappings go to the core: its TCP clients do not delay that.
+    _lane: Lane,
 }
 
 /// What the proxy is connected to.
@@ -122,12 +128,14 @@ impl BuiltinProxy {
             policy,
             stop: stop.clone(),
         };
-        tasks.spawn(connected.run(results));
+        let lane = Lane::start("builtin").map_err(ListenError::Worker)?;
+        tasks.spawn_on(connected.run(results), lane.handle());
         tasks.spawn(house.keep(stop.clone()));
         let listeners = Listeners::start(&proxy, sockets, &tokio::runtime::Handle::current())?;
         Ok(Arc::new(Self {
             listeners: Mutex::new(Some(listeners)),
             stats,
+            _lane: lane,
         }))
     }
 
@@ -191,16 +199,14 @@ impl Connected {
         let mut rules = self.ports.proxies.watch_rules();
         let mut applied: Option<Arc<RulesTable>> = None;
         self.apply(&mut applied, &rules.borrow_and_update(), &epoch);
+        let mut beat = tokio::time::interval(BEAT);
+        beat.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
+            let waits = self.sink.is_waiting();
             tokio::select! {
+                // Results before a beat, which says that there are none.
+                biased;
                 () = self.stop.cancelled() => break,
-                changed = rules.changed() => {
-                    if changed.is_err() {
-                        break;
-                    }
-                    let table = Arc::clone(&rules.borrow_and_update());
-                    self.apply(&mut applied, &table, &epoch);
-                }
                 result = results.recv() => match result {
                     Some(result) => self.result(result),
                     None => {
@@ -209,6 +215,14 @@ impl Connected {
                         break;
                     }
                 },
+                _ = beat.tick(), if waits => self.sink.heard_all(BootTime::now()),
+                changed = rules.changed() => {
+                    if changed.is_err() {
+                        break;
+                    }
+                    let table = Arc::clone(&rules.borrow_and_update());
+                    self.apply(&mut applied, &table, &epoch);
+                }
                 () = self.sink.has_work() => {
                     if self.send().await.is_none() {
                         break;

@@ -5,3 +5,4 @@ pub mod cleaned;
 pub mod gc;
 pub mod names;
 pub mod pre_cache;
+pub mod refused;

@@ -1,12 +1,13 @@
 //! The agent's binary: arguments, log, runtime, exit code.
 
-use std::{io::IsTerminal as _, process::ExitCode};
+use std::process::ExitCode;
 
 use clap::Parser as _;
 use holdfast_agent::{
     app, cli,
     config::{Cli, Command, Config, RunArgs},
 };
+use holdfast_sdp::telemetry::OneLine;
 use tracing_subscriber::EnvFilter;
 
 /// Beside the core's own thread: gRPC, admin, sources.
@@ -73,8 +74,8 @@ fn log(args: &RunArgs) -> Result<(), String> {
     })?;
     let log = tracing_subscriber::fmt()
         .with_env_filter(filter)
-        .with_ansi(std::io::stderr().is_terminal())
-        .with_writer(std::io::stderr);
+        .with_ansi(false)
+        .with_writer(OneLine(std::io::stderr));
     if args.log_json {
         log.json().init();
     } else {

@@ -127,13 +127,23 @@ impl Sample {
         )?;
         out.gauge(
             "identity_fqdn",
-            "Local identities with the label of a name: what --tofqdns-max-identities limits",
+            "Local identities with the label of a name",
             count(summary.fqdn_identities),
+        )?;
+        out.gauge(
+            "identity_fqdn_combinations",
+            "Local identities with the labels of several names' selectors: what --tofqdns-max-identities limits",
+            count(summary.fqdn_combinations),
         )?;
         out.gauge(
             "identity_limited_addresses",
             "Addresses that have the identity of some of their names only, because of --tofqdns-max-identities",
             count(summary.addresses_limited),
+        )?;
+        out.counter(
+            "fqdn_refused_addresses",
+            "Addresses in answers that got no label of a name, because of --tofqdns-refuse-prefix",
+            counters.addresses_refused,
         )?;
         out.gauge(
             "ipcache_entries",

@@ -2,12 +2,15 @@
 
 use std::{
     collections::BTreeMap,
-    fs, io,
+    fs,
+    io::{self, Read as _},
+    os::unix::fs::{FileTypeExt as _, OpenOptionsExt as _},
     path::{Path, PathBuf},
     sync::Arc,
     time::Duration,
 };
 
+use nix::fcntl::OFlag;
 use notify::{RecursiveMode, Watcher as _};
 use tokio::sync::Notify;
 
@@ -62,7 +65,7 @@ impl WatchedDir {
 
 /// Document files of `dir` with their text, sorted by name. Hidden files
 /// (as config maps and editors leave them) and other endings are passed over.
-pub fn read(dir: &Path) -> io::Result<BTreeMap<String, Result<String, io::Error>>> {
+pub fn read(dir: &Path) -> io::Result<BTreeMap<String, Result<String, FileError>>> {
     let mut files = BTreeMap::new();
     for entry in fs::read_dir(dir)? {
         let path: PathBuf = entry?.path();
@@ -76,7 +79,101 @@ pub fn read(dir: &Path) -> io::Result<BTreeMap<String, Result<String, io::Error>
         if name.starts_with('.') || !wanted || path.is_dir() {
             continue;
         }
-        files.insert(name.to_owned(), fs::read_to_string(&path));
+        files.insert(name.to_owned(), read_file(&path));
     }
     Ok(files)
+}
+
+/// Bytes of a file of documents.
+const MAX_FILE: u64 = 256 << 20;
+
+/// Why a file is not read.
+#[derive(Debug, thiserror::Error)]
+pub enum FileError {
+    /// A pipe, device or socket.
+    #[error("is {0}, not a file: it is not opened")]
+    NotAFile(&'static str),
+    /// Too many bytes.
+    #[error("has {0} bytes; a file may have {MAX_FILE}")]
+    Long(u64),
+    /// A system call failed, or the text is not UTF-8.
+    #[error(transparent)]
+    Io(#[from] io::Error),
+}
+
+impl FileError {
+    /// What to do.
+    pub fn remedy(&self) -> &'static str {
+        match self {
+            Self::NotAFile(_) => "put a regular file, or a link to one, in its place",
+            Self::Long(_) => "divide its documents among several files",
+            Self::Io(_) => "make it readable UTF-8",
+        }
+    }
+}
+
+/// Reads a regular file. Opening a pipe would wait for a writer, and opening a device may do
+/// anything: these are refused by their type.
+pub fn read_file(path: &Path) -> Result<String, FileError> {
+    check(&fs::metadata(path)?)?;
+    // It may have been replaced since: a pipe opened like this waits for nobody.
+    let file = fs::OpenOptions::new()
+        .read(true)
+        .custom_flags(OFlag::O_NONBLOCK.bits() | OFlag::O_NOCTTY.bits())
+        .open(path)?;
+    check(&file.metadata()?)?;
+    let mut text = String::new();
+    let read = file.take(MAX_FILE + 1).read_to_string(&mut text)?;
+    match u64::try_from(read) {
+        Ok(length) if length <= MAX_FILE => Ok(text),
+        _ => Err(FileError::Long(MAX_FILE + 1)),
+    }
+}
+
+fn check(metadata: &fs::Metadata) -> Result<(), FileError> {
+    let kind = metadata.file_type();
+    let other = match () {
+        () if kind.is_file() => None,
+        () if kind.is_fifo() => Some("a named pipe"),
+        () if kind.is_char_device() => Some("a character device"),
+        () if kind.is_block_device() => Some("a block device"),
+        () if kind.is_socket() => Some("a socket"),
+        () => Some("a directory"),
+    };
+    match other {
+        Some(other) => Err(FileError::NotAFile(other)),
+        None if metadata.len() > MAX_FILE => Err(FileError::Long(metadata.len())),
+        None => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use nix::sys::stat::Mode;
+
+    use super::*;
+
+    #[test]
+    fn pipes_and_devices_are_refused_without_being_opened() {
+        let dir = tempfile::tempdir().unwrap();
+        let pipe = dir.path().join("pipe.yaml");
+        nix::unistd::mkfifo(&pipe, Mode::from_bits_truncate(0o600)).unwrap();
+        std::os::unix::fs::symlink("/dev/zero", dir.path().join("zero.yaml")).unwrap();
+        let sparse = fs::File::create(dir.path().join("sparse.yaml")).unwrap();
+        sparse.set_len(MAX_FILE + 1).unwrap();
+        fs::write(dir.path().join("good.yaml"), "a: 1\n").unwrap();
+        std::os::unix::fs::symlink("good.yaml", dir.path().join("linked.yaml")).unwrap();
+        let mut files = read(dir.path()).unwrap();
+        for name in ["good.yaml", "linked.yaml"] {
+            assert_eq!(files.remove(name).unwrap().unwrap(), "a: 1\n");
+        }
+        for (name, says) in [
+            ("pipe.yaml", "named pipe"),
+            ("zero.yaml", "character device"),
+            ("sparse.yaml", "268435457 bytes"),
+        ] {
+            let error = files.remove(name).unwrap().unwrap_err();
+            assert!(error.to_string().contains(says), "{error}");
+        }
+    }
 }

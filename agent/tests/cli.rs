@@ -54,6 +54,14 @@ fn wrong_usage_ends_with_2_and_names_the_flag() {
         ],
         "--pid",
     );
+    for label in ["k8s:", ":web", "k8s:app=a b"] {
+        let labels = format!("--labels=k8s:good=1,{label}");
+        fails(
+            2,
+            &["endpoint", "add", "--netns", "pod1", &labels],
+            &format!("`{label}` is not a label"),
+        );
+    }
     fails(2, &["ip", "get", "www.good.test"], "www.good.test");
     fails(2, &["policy", "validate"], "<FILES>");
     fails(2, &["why", "1"], "<TARGET>");

@@ -4,9 +4,8 @@ use aya_ebpf::helpers::bpf_ktime_get_ns;
 use shared_maps::{
     Be16, FAMILY_IPV4,
     conntrack::{
-        CtKey4, CtKey6, CtValue, FLAG_PROXY_REDIRECT, FLAG_RX_CLOSING, FLAG_SEEN_NON_SYN,
-        FLAG_TX_CLOSING, LIFETIME_ANY, LIFETIME_CLOSE, LIFETIME_DNS_REDIRECT, LIFETIME_SYN,
-        LIFETIME_TCP,
+        CtKey4, CtKey6, CtValue, DIR_OUT, FLAG_PROXY_REDIRECT, FLAG_RX_CLOSING, FLAG_SEEN_NON_SYN,
+        FLAG_TX_CLOSING, LIFETIME_ANY, LIFETIME_CLOSE, LIFETIME_SYN, LIFETIME_TCP,
     },
 };
 
@@ -94,7 +93,7 @@ pub(crate) fn find(packet: &Packet, direction: u8, role: As, now: u32) -> Option
     (unsafe { (*value).lifetime } >= now).then_some(value)
 }
 
-/// Whether the flow of `value` was redirected to the proxy.
+/// Whether a program of an earlier release redirected the flow of `value` to the proxy.
 #[inline(always)]
 pub(crate) fn is_redirected(value: *mut CtValue) -> bool {
     // SAFETY: as in `find`.
@@ -119,7 +118,7 @@ pub(crate) fn touch(value: *mut CtValue, packet: &Packet, side: Side, now: u32) 
             }
             tcp_state(&mut flags, packet, side, now, (*value).lifetime)
         } else {
-            now + any_lifetime(flags)
+            now + LIFETIME_ANY
         };
         if flags != (*value).flags {
             (*value).flags = flags;
@@ -127,15 +126,6 @@ pub(crate) fn touch(value: *mut CtValue, packet: &Packet, side: Side, now: u32) 
         if lifetime != (*value).lifetime {
             (*value).lifetime = lifetime;
         }
-    }
-}
-
-#[inline(always)]
-fn any_lifetime(flags: u16) -> u32 {
-    if flags & FLAG_PROXY_REDIRECT != 0 {
-        LIFETIME_DNS_REDIRECT
-    } else {
-        LIFETIME_ANY
     }
 }
 
@@ -165,6 +155,18 @@ fn tcp_state(flags: &mut u16, packet: &Packet, side: Side, now: u32, old: u32) -
     }
 }
 
+/// Ends the connection that the pod opened with `packet`, if there is one: what
+/// goes to the proxy from now on has none, and the server's direct answers are
+/// replies no longer.
+#[inline(always)]
+pub(crate) fn end(packet: &Packet) {
+    let value = entry(packet, DIR_OUT, As::Forward);
+    if !value.is_null() {
+        // SAFETY: as in `find`.
+        unsafe { (*value).lifetime = 0 };
+    }
+}
+
 /// What [`forward`] did.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Forwarded {
@@ -182,11 +184,9 @@ pub(crate) fn forward(
     packet: &Packet,
     direction: u8,
     side: Side,
-    redirected: bool,
     source_identity: u32,
 ) -> Forwarded {
     let now = now();
-    let redirect_flag = if redirected { FLAG_PROXY_REDIRECT } else { 0 };
     let value = entry(packet, direction, As::Forward);
     if !value.is_null() {
         // SAFETY: as in `find`.
@@ -195,13 +195,13 @@ pub(crate) fn forward(
             let ended = (*value).lifetime < now
                 || (packet.is_syn() && flags & (FLAG_RX_CLOSING | FLAG_TX_CLOSING) != 0);
             if ended {
-                (*value).flags = redirect_flag;
+                (*value).flags = 0;
                 (*value).tx_flags_seen = 0;
                 (*value).rx_flags_seen = 0;
                 (*value).packets = 0;
                 (*value).bytes = 0;
-            } else if flags & FLAG_PROXY_REDIRECT != redirect_flag {
-                (*value).flags = flags ^ FLAG_PROXY_REDIRECT;
+            } else if flags & FLAG_PROXY_REDIRECT != 0 {
+                (*value).flags = flags & !FLAG_PROXY_REDIRECT;
             }
             (*value).src_sec_id = source_identity;
             touch(value, packet, side, now);
@@ -212,11 +212,11 @@ pub(crate) fn forward(
             };
         }
     }
-    let mut flags = redirect_flag;
+    let mut flags = 0;
     let lifetime = if packet.protocol == TCP {
         tcp_state(&mut flags, packet, side, now, 0)
     } else {
-        now + any_lifetime(flags)
+        now + LIFETIME_ANY
     };
     let (tx, rx) = match side {
         Side::Local => (packet.tcp_flags, 0),

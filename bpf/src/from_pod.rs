@@ -2,7 +2,7 @@
 
 use aya_ebpf::programs::TcContext;
 use shared_maps::{
-    FAMILY_IPV4, FAMILY_IPV6, IdentityId,
+    FAMILY_IPV4, FAMILY_IPV6,
     conntrack::{DIR_IN, DIR_OUT},
     event::Reason,
     mark,
@@ -12,11 +12,12 @@ use shared_maps::{
 use crate::{
     config,
     conntrack::{self, As, Forwarded, Side},
-    events, fragment, icmp,
+    events, fragment,
+    icmp::{self, About},
     maps::{self, SCRATCH},
     neighbour,
     packet::{ETH_LEN, ETH_P_ARP, ETH_P_IP, ETH_P_IPV6, Fragment, Packet, ether_type, parse_ip},
-    policy, redirect, transparent,
+    policy, recent, redirect, transparent,
 };
 
 /// `TCX_PASS`: on to the stack.
@@ -130,8 +131,11 @@ fn judge_flow(
     trace: &mut Trace,
 ) -> Result<(u32, Reason), Reason> {
     if icmp::is_error(packet) {
-        if icmp::is_related(ctx, packet, true, false) {
-            return Ok((0, Reason::Reply));
+        match icmp::of_pod(ctx, packet) {
+            About::Connection => return Ok((0, Reason::Reply)),
+            // The proxy sent what the pod complains about.
+            About::Redirected => return Ok((mark::MAGIC_TO_PROXY, Reason::Returned)),
+            About::Nothing => {}
         }
     } else if !packet.is_syn() {
         let now = conntrack::now();
@@ -141,8 +145,7 @@ fn judge_flow(
         }
     }
 
-    let identity = maps::identity_of(packet.daddr.bytes(), packet.family)
-        .unwrap_or(IdentityId::world_of(packet.family, config::dual_stack()).0);
+    let identity = maps::identity_or_world(packet.daddr, packet.family);
     trace.remote_identity = identity;
     let judged = policy::judge(packet, identity, EGRESS);
     let proxy = judged.unwrap_or(0);
@@ -151,14 +154,16 @@ fn judge_flow(
     if !noted {
         return Err(Reason::RedirectFull);
     }
-    match conntrack::forward(packet, DIR_OUT, Side::Local, proxy != 0, config::identity()) {
+    if proxy != 0 {
+        // `to_pod` recognises answers by the note: no connection entry is needed.
+        conntrack::end(packet);
+        trace.new = recent::is_new(packet);
+        return Ok((mark::to_proxy(u16::from_be(proxy)), Reason::Redirected));
+    }
+    match conntrack::forward(packet, DIR_OUT, Side::Local, config::identity()) {
         Forwarded::Known => {}
         Forwarded::New => trace.new = true,
         Forwarded::Full => events::count(Reason::ConntrackFull, packet.len),
     }
-    if proxy == 0 {
-        Ok((0, Reason::Allowed))
-    } else {
-        Ok((mark::to_proxy(u16::from_be(proxy)), Reason::Redirected))
-    }
+    Ok((0, Reason::Allowed))
 }

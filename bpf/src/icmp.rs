@@ -10,6 +10,7 @@ use crate::{
     conntrack::{self, As},
     maps::SCRATCH,
     packet::{Fragment, Packet, parse_ip},
+    redirect::{self, Note},
 };
 
 /// Bytes of an ICMP header before the quoted packet.
@@ -45,32 +46,57 @@ pub(crate) fn quoted<'a>(ctx: &TcContext, packet: &Packet) -> Option<&'a Packet>
     Some(quoted)
 }
 
-/// Whether an ICMP error quotes a packet of a live connection of the endpoint.
-///
-/// `from_pod`: the pod complains about a packet that it received; else
-/// somebody complains about a packet that the pod sent. What goes to the proxy
-/// nobody but this node (`local`) ever saw.
+/// What an ICMP error of the pod is about.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum About {
+    /// A packet of a live connection of the endpoint.
+    Connection,
+    /// A packet that the proxy sent.
+    Redirected,
+    /// Nothing that the pod was sent.
+    Nothing,
+}
+
+/// Looks at the packet that an ICMP error of the pod quotes: one that it
+/// received from the destination of the error.
 #[inline(never)]
-pub(crate) fn is_related(ctx: &TcContext, packet: &Packet, from_pod: bool, local: bool) -> bool {
+pub(crate) fn of_pod(ctx: &TcContext, packet: &Packet) -> About {
+    let Some(quoted) = quoted(ctx, packet) else {
+        return About::Nothing;
+    };
+    if !quoted.daddr.is(packet.saddr) || !quoted.saddr.is(packet.daddr) {
+        return About::Nothing;
+    }
+    if redirect::of_sender(quoted) != Note::None {
+        return About::Redirected;
+    }
+    let now = conntrack::now();
+    if conntrack::find(quoted, DIR_IN, As::Forward, now).is_some()
+        || conntrack::find(quoted, DIR_OUT, As::Reply, now).is_some()
+    {
+        About::Connection
+    } else {
+        About::Nothing
+    }
+}
+
+/// Whether an ICMP error to the pod quotes a packet that the pod sent and that
+/// belongs to a live connection, or went to the proxy. Only this node (`local`)
+/// sees packets to the proxy.
+#[inline(never)]
+pub(crate) fn is_to_pod_related(ctx: &TcContext, packet: &Packet, local: bool) -> bool {
     let Some(quoted) = quoted(ctx, packet) else {
         return false;
     };
-    let meant_for_sender = if from_pod {
-        quoted.daddr.is(packet.saddr) && quoted.saddr.is(packet.daddr)
-    } else {
-        quoted.saddr.is(packet.daddr)
-    };
-    if !meant_for_sender {
+    if !quoted.saddr.is(packet.daddr) {
         return false;
     }
-    let now = conntrack::now();
-    let (forward, backward) = if from_pod {
-        (DIR_IN, DIR_OUT)
-    } else {
-        (DIR_OUT, DIR_IN)
-    };
-    if let Some(value) = conntrack::find(quoted, forward, As::Forward, now) {
-        return from_pod || local || !conntrack::is_redirected(value);
+    if local && redirect::of_destination(quoted) != Note::None {
+        return true;
     }
-    conntrack::find(quoted, backward, As::Reply, now).is_some()
+    let now = conntrack::now();
+    if let Some(value) = conntrack::find(quoted, DIR_OUT, As::Forward, now) {
+        return local || !conntrack::is_redirected(value);
+    }
+    conntrack::find(quoted, DIR_IN, As::Reply, now).is_some()
 }

@@ -31,6 +31,7 @@ mod maps;
 mod neighbour;
 mod packet;
 mod policy;
+mod recent;
 mod redirect;
 mod to_pod;
 mod transparent;

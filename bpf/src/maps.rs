@@ -2,9 +2,12 @@
 
 use aya_ebpf::{
     macros::map,
-    maps::{HashMap, LpmTrie, LruHashMap, LruPerCpuHashMap, PerCpuArray, RingBuf, lpm_trie::Key},
+    maps::{
+        Array, HashMap, LpmTrie, LruHashMap, LruPerCpuHashMap, PerCpuArray, RingBuf, lpm_trie::Key,
+    },
 };
 use shared_maps::{
+    IdentityId,
     conntrack::{self, CtKey4, CtKey6, CtValue},
     event::{self, Counter},
     fragment::{self, FragmentKey, FragmentValue},
@@ -15,7 +18,7 @@ use shared_maps::{
     redirect::{self, RedirectKey, RedirectValue, v1},
 };
 
-use crate::packet::Packet;
+use crate::{address::Address, config, packet::Packet};
 
 /// Key of an LPM trie without its prefix length: what [`LpmTrie`] is generic over.
 pub(crate) type IpcacheSuffix = [u8; size_of::<IpcacheKey>() - 4];
@@ -84,6 +87,13 @@ pub(crate) struct Budget {
     pub(crate) used: u64,
 }
 
+/// Redirected flows that [`RECENT`] has places for.
+pub(crate) const RECENT_FLOWS: u32 = 1024;
+
+/// Redirected flows seen lately (see [`crate::recent`]); not pinned, so each endpoint has its own.
+#[map(name = "RECENT")]
+pub(crate) static RECENT: Array<u64> = Array::with_max_entries(RECENT_FLOWS, 0);
+
 /// Where packets are parsed into; not pinned. The verifier knows nothing of
 /// what lies in a map: on the stack it would follow every way a packet can be
 /// parsed through all that comes after.
@@ -117,6 +127,13 @@ pub(crate) fn identity_of(address: [u8; 16], family: u8) -> Option<u32> {
     // is the layout of `IpcacheKey`.
     let key = unsafe { core::mem::transmute::<IpcacheKey, Key<IpcacheSuffix>>(key) };
     IPCACHE.get(key).map(|value| value.sec_identity)
+}
+
+/// Identity behind an address; *world* if the ipcache does not know it.
+#[inline(always)]
+pub(crate) fn identity_or_world(address: Address, family: u8) -> u32 {
+    identity_of(address.bytes(), family)
+        .unwrap_or(IdentityId::world_of(family, config::dual_stack()).0)
 }
 
 /// Longest match in the endpoint's policy map.

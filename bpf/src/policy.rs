@@ -20,21 +20,9 @@ use crate::{
 /// highest precedence for the exact identity needs no second look.
 #[inline(never)]
 pub(crate) fn judge(packet: &Packet, identity: u32, egress: u8) -> Result<u16, Reason> {
-    let exact = lookup(packet, identity, egress);
-    let (label, entry) = match exact {
-        Some(entry) if entry.precedence == PRECEDENCE_DENY => (identity, entry),
-        _ => match (exact, lookup(packet, 0, egress)) {
-            (None, None) => return Err(Reason::PolicyDenied),
-            (Some(entry), None) => (identity, entry),
-            (None, Some(any)) => (0, any),
-            (Some(entry), Some(any)) => {
-                if beats(&any, &entry) {
-                    (0, any)
-                } else {
-                    (identity, entry)
-                }
-            }
-        },
+    let Some((label, entry)) = decides(packet.protocol, packet.policy_port(), identity, egress)
+    else {
+        return Err(Reason::PolicyDenied);
     };
     account(packet, label, egress, &entry);
     if entry.is_deny() {
@@ -47,6 +35,39 @@ pub(crate) fn judge(packet: &Packet, identity: u32, egress: u8) -> Result<u16, R
     Ok(proxy)
 }
 
+/// Whether policy redirects what the pod sends to the sender of `packet`, as if
+/// the pod replied to it. Counts nothing.
+#[inline(never)]
+pub(crate) fn redirects_replies_to(packet: &Packet) -> bool {
+    if !packet.is_redirectable() {
+        return false;
+    }
+    let identity = maps::identity_or_world(packet.saddr, packet.family);
+    decides(packet.protocol, packet.sport, identity, EGRESS)
+        .is_some_and(|(_, entry)| !entry.is_deny() && entry.proxy_port.to_wire() != 0)
+}
+
+/// The entry that decides, and the identity that it is for. `port` is in network order.
+#[inline(always)]
+fn decides(protocol: u8, port: u16, identity: u32, egress: u8) -> Option<(u32, PolicyValue)> {
+    let exact = lookup(protocol, port, identity, egress);
+    if let Some(entry) = exact
+        && entry.precedence == PRECEDENCE_DENY
+    {
+        return Some((identity, entry));
+    }
+    match (exact, lookup(protocol, port, 0, egress)) {
+        (None, None) => None,
+        (Some(entry), None) => Some((identity, entry)),
+        (None, Some(any)) => Some((0, any)),
+        (Some(entry), Some(any)) => Some(if beats(&any, &entry) {
+            (0, any)
+        } else {
+            (identity, entry)
+        }),
+    }
+}
+
 #[inline(always)]
 fn beats(any: &PolicyValue, exact: &PolicyValue) -> bool {
     any.precedence > exact.precedence
@@ -55,13 +76,13 @@ fn beats(any: &PolicyValue, exact: &PolicyValue) -> bool {
 }
 
 #[inline(always)]
-fn lookup(packet: &Packet, identity: u32, egress: u8) -> Option<PolicyValue> {
+fn lookup(protocol: u8, port: u16, identity: u32, egress: u8) -> Option<PolicyValue> {
     maps::policy(PolicyKey {
         prefix_len: FULL_PREFIX_BITS,
         sec_label: identity,
         egress,
-        protocol: packet.protocol,
-        dport: Be16::from_wire(packet.policy_port()),
+        protocol,
+        dport: Be16::from_wire(port),
     })
 }
 

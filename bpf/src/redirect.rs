@@ -17,6 +17,17 @@ use crate::{
 /// `PACKET_HOST`: for this node.
 const PACKET_HOST: u32 = 0;
 
+/// What is noted about the pod's packets to one server and port.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Note {
+    /// Nothing: they were never redirected, or the note was evicted.
+    None,
+    /// Policy redirected them once, and no longer does.
+    Former,
+    /// They go to the proxy.
+    Redirected,
+}
+
 /// The server's end of a flow that may be redirected. The port is in network order.
 #[derive(Clone, Copy)]
 pub(crate) struct Server {
@@ -27,6 +38,17 @@ pub(crate) struct Server {
 }
 
 impl Server {
+    /// The destination of a packet.
+    #[inline(always)]
+    fn destination(packet: &Packet) -> Self {
+        Self {
+            address: packet.daddr,
+            port: packet.dport,
+            protocol: packet.protocol,
+            family: packet.family,
+        }
+    }
+
     #[inline(always)]
     fn key(&self, pod: Address) -> RedirectKey {
         RedirectKey {
@@ -55,12 +77,7 @@ impl Server {
 /// the packet, delivered here, would reach a server of the node past the proxy.
 #[inline(never)]
 pub(crate) fn set(packet: &Packet, proxy: u16) -> bool {
-    let server = Server {
-        address: packet.daddr,
-        port: packet.dport,
-        protocol: packet.protocol,
-        family: packet.family,
-    };
+    let server = Server::destination(packet);
     if config::is_bridge_port() {
         return set_v2(&server, packet.saddr, proxy, 0);
     }
@@ -70,19 +87,19 @@ pub(crate) fn set(packet: &Packet, proxy: u16) -> bool {
 #[inline(never)]
 fn set_v2(server: &Server, pod: Address, proxy: u16, ifindex: u32) -> bool {
     let key = server.key(pod);
-    let now = REDIRECTS.get_ptr(key);
-    if proxy == 0 {
-        if now.is_some() {
-            // Gone already is as good.
-            let _ = REDIRECTS.remove(key);
+    if let Some(value) = REDIRECTS.get_ptr_mut(key) {
+        // SAFETY: racing writers leave an old or a new port and interface.
+        unsafe {
+            if (*value).proxy_port.to_wire() != proxy {
+                (*value).proxy_port = Be16::from_wire(proxy);
+            }
+            if (*value).ifindex != ifindex {
+                (*value).ifindex = ifindex;
+            }
         }
         return true;
     }
-    // SAFETY: racing writers leave an old or a new value.
-    let same = now.is_some_and(|value| unsafe {
-        (*value).proxy_port.to_wire() == proxy && (*value).ifindex == ifindex
-    });
-    if same {
+    if proxy == 0 {
         return true;
     }
     let value = RedirectValue {
@@ -93,12 +110,15 @@ fn set_v2(server: &Server, pod: Address, proxy: u16, ifindex: u32) -> bool {
     REDIRECTS.insert(key, value, 0).is_ok()
 }
 
+/// The previous release's `steer` drops what an entry without a port is about, so that the entry
+/// goes when policy no longer redirects.
 #[inline(never)]
 fn set_v1(server: &Server, proxy: u16) -> bool {
     let key = server.key_v1(config::ifindex());
     let now = REDIRECTS_V1.get_ptr(key);
     if proxy == 0 {
         if now.is_some() {
+            // Gone already is as good.
             let _ = REDIRECTS_V1.remove(key);
         }
         return true;
@@ -115,21 +135,11 @@ fn set_v1(server: &Server, proxy: u16) -> bool {
     REDIRECTS_V1.insert(key, value, 0).is_ok()
 }
 
-/// Whether packets of `pod`, behind interface `ifindex`, to `server` go to the proxy.
-#[inline(never)]
-pub(crate) fn is_noted(server: &Server, pod: Address, ifindex: u32) -> bool {
-    REDIRECTS.get_ptr(server.key(pod)).is_some()
-        || REDIRECTS_V1.get_ptr(server.key_v1(ifindex)).is_some()
-}
-
-/// Whether packets of the pod to the sender of `packet` go to the proxy.
-///
-/// Asked for the pod's own address, not for the packet's destination: that may be an address
-/// of many, and then the packet is no answer either.
+/// The note about the packet's sender.
 #[inline(always)]
-pub(crate) fn is_from_redirected(packet: &Packet) -> bool {
+pub(crate) fn of_sender(packet: &Packet) -> Note {
     if !packet.is_redirectable() {
-        return false;
+        return Note::None;
     }
     let server = Server {
         address: packet.saddr,
@@ -137,14 +147,49 @@ pub(crate) fn is_from_redirected(packet: &Packet) -> bool {
         protocol: packet.protocol,
         family: packet.family,
     };
-    let pod = if packet.family == FAMILY_IPV4 {
+    look(&server, own(packet.daddr, packet.family), config::ifindex())
+}
+
+/// The note about the packet's destination.
+#[inline(always)]
+pub(crate) fn of_destination(packet: &Packet) -> Note {
+    if !packet.is_redirectable() {
+        return Note::None;
+    }
+    let server = Server::destination(packet);
+    look(&server, own(packet.saddr, packet.family), config::ifindex())
+}
+
+/// The pod's own address where a packet has `end`: not `end` itself, which may be an address of
+/// many, that an answer forged by a neighbour on a bridge is sent to.
+#[inline(always)]
+fn own(end: Address, family: u8) -> Address {
+    if family == FAMILY_IPV4 {
         config::ipv4()
-    } else if packet.daddr.is_v6_link_local() {
-        packet.daddr
+    } else if end.is_v6_link_local() {
+        end
     } else {
         config::ipv6()
-    };
-    is_noted(&server, pod, config::ifindex())
+    }
+}
+
+/// The note about packets of `pod`, behind interface `ifindex`, to `server`.
+#[inline(never)]
+pub(crate) fn look(server: &Server, pod: Address, ifindex: u32) -> Note {
+    if let Some(value) = REDIRECTS.get_ptr(server.key(pod)) {
+        // SAFETY: racing writers leave an old or a new port.
+        return if unsafe { (*value).proxy_port.to_wire() } == 0 {
+            Note::Former
+        } else {
+            Note::Redirected
+        };
+    }
+    // Made by a program of the previous release.
+    if REDIRECTS_V1.get_ptr(server.key_v1(ifindex)).is_some() {
+        Note::Redirected
+    } else {
+        Note::None
+    }
 }
 
 /// Marks a packet; one with a mark is delivered on this node.

@@ -125,7 +125,7 @@ fn choose(ctx: &SkLookupContext) -> Option<Choice> {
         family: if v6 { FAMILY_IPV6 } else { FAMILY_IPV4 },
     };
     let (proxy_port, otherwise) = match flow.redirected_to(ifindex) {
-        Some(port) => (port, Choice::Nobody),
+        Some(proxy_port) => (proxy_port, Choice::Nobody),
         // Redirected by TPROXY: the stack looks the proxy's own address up.
         None if (v6 && local.is_v6_loopback()) || (!v6 && local.is_v4_loopback()) => {
             (u32::from(port), Choice::LeftToHash)
@@ -186,9 +186,11 @@ impl Flow {
             // SAFETY: racing writers leave an old or a new value.
             let (port, from) = unsafe { ((*value).proxy_port, (*value).ifindex) };
             if from == 0 || from == ifindex {
-                return Some(u32::from(port.get()));
+                // Zero: policy redirects the flow no longer.
+                return Some(u32::from(port.get())).filter(|port| *port != 0);
             }
         }
+        // Made by a program of the previous release.
         let key = v1::RedirectKey {
             daddr: self.server.bytes(),
             ifindex,

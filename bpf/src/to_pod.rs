@@ -11,15 +11,17 @@ use shared_maps::{
 };
 
 use crate::{
-    config,
     conntrack::{self, As, Forwarded, Side},
     events, fragment,
     from_pod::{DROP, Trace, finish},
     icmp,
     maps::{self, LXC, SCRATCH},
     neighbour,
-    packet::{ETH_LEN, ETH_P_ARP, ETH_P_IP, ETH_P_IPV6, Fragment, Packet, ether_type, parse_ip},
-    policy, redirect,
+    packet::{
+        ETH_LEN, ETH_P_ARP, ETH_P_IP, ETH_P_IPV6, Fragment, Packet, UDP, ether_type, parse_ip,
+    },
+    policy,
+    redirect::{self, Note},
 };
 
 /// Who put the packet on its way.
@@ -48,6 +50,13 @@ impl Origin {
         self.local && mark::magic(self.mark) == mark::MAGIC_FROM_EGRESS_PROXY
     }
 
+    /// An answer of the proxy: it carries no identity. A query that the proxy
+    /// sends carries that of the pod that asked.
+    #[inline(always)]
+    fn is_answer(self) -> bool {
+        self.is_proxy() && mark::identity_of(self.mark).0 == 0
+    }
+
     #[inline(always)]
     fn identity(self, packet: &Packet) -> u32 {
         if self.local {
@@ -72,8 +81,7 @@ impl Origin {
         {
             return IdentityId::HOST.0;
         }
-        maps::identity_of(packet.saddr.bytes(), packet.family)
-            .unwrap_or(IdentityId::world_of(packet.family, config::dual_stack()).0)
+        maps::identity_or_world(packet.saddr, packet.family)
     }
 }
 
@@ -121,27 +129,40 @@ fn judge(ctx: &TcContext, packet: &mut Packet, trace: &mut Trace) -> Result<Reas
 fn judge_flow(ctx: &TcContext, packet: &Packet, trace: &mut Trace) -> Result<Reason, Reason> {
     let origin = Origin::of(ctx);
     if icmp::is_error(packet) {
-        if icmp::is_related(ctx, packet, false, origin.local) {
+        if icmp::is_to_pod_related(ctx, packet, origin.local) {
             return Ok(Reason::Reply);
         }
     } else {
-        // A proxied answer needs no connection entry: those of a busy pod may be evicted.
-        if redirect::is_from_redirected(packet) {
-            return if origin.is_proxy() {
-                Ok(Reason::Reply)
-            } else {
-                Err(Reason::ForgedAnswer)
-            };
+        // What goes to the proxy has no connection entry: its answers are
+        // recognised by the note about the server.
+        let note = redirect::of_sender(packet);
+        if note != Note::None && origin.is_proxy() {
+            return Ok(Reason::Reply);
         }
         if !packet.is_syn() {
             let now = conntrack::now();
             if let Some(value) = conntrack::find(packet, DIR_OUT, As::Reply, now) {
+                // Entries of redirected flows are of programs of earlier releases.
                 if conntrack::is_redirected(value) && !origin.is_proxy() {
                     return Err(Reason::ForgedAnswer);
                 }
                 conntrack::touch(value, packet, Side::Remote, now);
                 return Ok(Reason::Reply);
             }
+            // The note may be evicted: then policy says where the pod's packets go.
+            if note == Note::None && policy::redirects_replies_to(packet) {
+                if origin.is_answer() {
+                    return Ok(Reason::Reply);
+                }
+                // A segment of a connection that the server opened is ingress policy's,
+                // and so is a query of the proxy.
+                if packet.protocol == UDP && !origin.is_proxy() {
+                    return Err(Reason::ForgedAnswer);
+                }
+            }
+        }
+        if note == Note::Redirected {
+            return Err(Reason::ForgedAnswer);
         }
     }
 
@@ -150,7 +171,7 @@ fn judge_flow(ctx: &TcContext, packet: &Packet, trace: &mut Trace) -> Result<Rea
     if identity != IdentityId::HOST.0 {
         policy::judge(packet, identity, INGRESS)?;
     }
-    match conntrack::forward(packet, DIR_IN, Side::Remote, false, identity) {
+    match conntrack::forward(packet, DIR_IN, Side::Remote, identity) {
         Forwarded::Known => {}
         Forwarded::New => trace.new = true,
         Forwarded::Full => events::count(Reason::ConntrackFull, packet.len),

@@ -23,7 +23,7 @@ use crate::{
     config, events, fragment, icmp,
     maps::{LXC, SCRATCH},
     packet::{ETH_P_IP, ETH_P_IPV6, Fragment, Packet, TCP, UDP, ether_type, parse_ip},
-    redirect::{self, Server},
+    redirect::{self, Note, Server},
 };
 
 /// `TCX_NEXT`: other programs of the interface decide.
@@ -147,7 +147,7 @@ fn has_socket(ctx: &TcContext, protocol: u8, ifindex: u32, flow: &Flow) -> bool 
         protocol,
         family: flow.family,
     };
-    if !redirect::is_noted(&server, flow.local, ifindex) {
+    if redirect::look(&server, flow.local, ifindex) == Note::None {
         return false;
     }
     if protocol == TCP {

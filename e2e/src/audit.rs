@@ -1,5 +1,5 @@
 //! The audit of promise R6: the addresses of every released answer are in the
-//! ipcache, or a proxy counted why not.
+//! ipcache, or a proxy counted why not, or they are of a prefix that no answer may open.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
+use holdfast_agent::fqdn::refused::RefusedPrefixes;
 use parking_lot::Mutex;
 use serde_json::Value;
 
@@ -105,9 +106,11 @@ impl Lab {
             .flat_map(|pod| pod.heard.valid(zone))
             .collect();
         let entries = self.ipcache()?;
+        let refused = RefusedPrefixes::default();
         let mut missing = BTreeSet::new();
         for answer in answers {
-            for address in answer.addresses {
+            let addresses = answer.addresses.into_iter();
+            for address in addresses.filter(|address| refused.covering(*address).is_none()) {
                 let identity = entries.get(&address);
                 let plumbed = identity.is_some_and(|identity| {
                     *identity >= LOCAL

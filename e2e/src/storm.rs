@@ -166,7 +166,13 @@ impl Storm<'_> {
         let _echo = eventually("the address can be used", BACK, || {
             Web::start(&self.lab.world, &[fresh], &[], &[UDP_PORT])
         })?;
-        self.lab.zone.set(&name, &[fresh], 600);
+        // A lease ends within the hour, however long the TTL is.
+        let ttl = if number.is_multiple_of(2) {
+            600
+        } else {
+            86_400
+        };
+        self.lab.zone.set(&name, &[fresh], ttl);
         let before = self.numbers()?;
         let query = match fresh {
             IpAddr::V4(_) => Query::a(&name, DNS4),

@@ -81,8 +81,8 @@ fn the_circuit_breaker_cuts_nothing_and_is_told() {
         lab.zone.set("www.good.test", &[web4(10)], 600);
         lab.zone.set("both.good.test", &[web4(10)], 600);
         lab.zone.set("alone.good.test", &[web4(11)], 600);
-        // Both selectors' own identities, of both families.
-        let options = AgentOptions::default().flag("--tofqdns-max-identities=4");
+        // The selectors' own identities do not count.
+        let options = AgentOptions::default().flag("--tofqdns-max-identities=0");
         let second = "- toFQDNs: [{matchName: both.good.test}]\n  toPorts: [{ports: [{port: \"8080\", protocol: TCP}]}]\n";
         lab.write_policy("second.yaml", &egress("second", "web", second))?;
         let _programs = lab.start_with(&good_names(), &options)?;
@@ -108,6 +108,7 @@ fn the_circuit_breaker_cuts_nothing_and_is_told() {
         assert_eq!(metric("holdfast_identity_limited_addresses")?, 1.0);
         assert_eq!(metric("holdfast_identity_limited_total")?, 1.0);
         assert_eq!(metric("holdfast_identity_fqdn")?, 4.0);
+        assert_eq!(metric("holdfast_identity_fqdn_combinations")?, 0.0);
         // One selector less, and nothing is limited any more.
         lab.remove_policy("second.yaml")?;
         until("nothing is limited", SOON, || {

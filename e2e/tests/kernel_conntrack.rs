@@ -4,12 +4,11 @@ use holdfast_e2e::kernel::{From, IDENTITY, Kernel, PEER, PEER4, PEER6, POD4, POD
 use holdfast_e2e::packet::{ACK, FIN, Packet, RST, SYN, Transport, tcp, udp};
 use shared_maps::Be16;
 use shared_maps::conntrack::{
-    CtKey4, CtKey6, CtValue, DIR_IN, DIR_OUT, FLAG_PROXY_REDIRECT, FLAG_RX_CLOSING,
-    FLAG_SEEN_NON_SYN, FLAG_TX_CLOSING, LIFETIME_ANY, LIFETIME_CLOSE, LIFETIME_DNS_REDIRECT,
-    LIFETIME_SYN, LIFETIME_TCP,
+    CtKey4, CtKey6, CtValue, DIR_IN, DIR_OUT, FLAG_RX_CLOSING, FLAG_SEEN_NON_SYN, FLAG_TX_CLOSING,
+    LIFETIME_ANY, LIFETIME_CLOSE, LIFETIME_SYN, LIFETIME_TCP,
 };
 use shared_maps::event::Reason;
-use shared_maps::policy::{EGRESS, INGRESS, PolicyKey};
+use shared_maps::policy::{EGRESS, INGRESS};
 use shared_maps::user::monotonic_ns;
 
 const TCP: u8 = 6;
@@ -91,14 +90,9 @@ fn keys_have_cilium_s_order() {
 #[test]
 fn lifetimes_follow_the_state() {
     with_kernel(|k| {
-        k.redirect_dns()?;
         k.allow(PEER, EGRESS, 0, 0)?;
         k.send(&out(udp(4000, 80)))?;
         assert!(lives(&entry(k, UDP, 4000, 80)?, LIFETIME_ANY));
-        k.send(&out(udp(4000, 53)))?;
-        let dns = entry(k, UDP, 4000, 53)?;
-        assert!(lives(&dns, LIFETIME_DNS_REDIRECT));
-        assert_eq!(dns.flags, FLAG_PROXY_REDIRECT);
 
         k.send(&out(tcp(4000, 80, SYN)))?;
         let opened = entry(k, TCP, 4000, 80)?;
@@ -164,23 +158,6 @@ fn what_policy_drops_leaves_no_entry() {
         k.send(&out(udp(4000, 80)))?;
         k.receive(&back(udp(4000, 80)), From::Outside)?;
         assert!(k.conntrack4(false)?.entries()?.found.is_empty());
-        Ok(())
-    });
-}
-
-#[test]
-fn the_redirect_flag_follows_policy() {
-    with_kernel(|k| {
-        k.redirect_dns()?;
-        k.send(&out(udp(4000, 53)))?;
-        assert_eq!(entry(k, UDP, 4000, 53)?.flags, FLAG_PROXY_REDIRECT);
-        let key = PolicyKey::new(PEER, EGRESS, UDP, 53, 16);
-        k.policy(key, shared_maps::policy::PolicyValue::allow(key))?;
-        k.send(&out(udp(4000, 53)))?;
-        let plain = entry(k, UDP, 4000, 53)?;
-        assert_eq!(plain.flags, 0);
-        assert!(lives(&plain, LIFETIME_ANY));
-        assert!(k.receive(&back(udp(53, 4000)), From::Outside)?.pass);
         Ok(())
     });
 }

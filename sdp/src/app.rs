@@ -38,7 +38,7 @@ use crate::{
 
 /// Client TCP connections at most.
 const TCP_CONNECTIONS: usize = 4096;
-/// Threads for TCP, the link to the agent and housekeeping; UDP has its own.
+/// Threads for TCP and housekeeping; UDP, the link to the agent and the journal have their own.
 const RUNTIME_THREADS: usize = 2;
 
 /// How long the first rules may hold up the listeners.
@@ -139,7 +139,9 @@ async fn serve(shared: &Arc<Shared>, doors: Doors, sockets: Unbound) -> anyhow::
         tracing::warn!("transparent mode: {}", shared.transparent.mode().text());
     }
     tasks.spawn(keep_house(Arc::clone(shared), stop.clone()));
-    tasks.spawn(link(shared).run(stop.clone()));
+    link(shared)
+        .start(stop.clone())
+        .context("cannot start the link's thread")?;
     first_rules(shared).await;
 
     let sockets = sockets.bind().map_err(|e| explain_bind(&e, config))?;

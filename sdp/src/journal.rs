@@ -29,13 +29,14 @@ use shared_maps::user::{BOOT_ID, boot_id};
 pub use self::ledger::{Note, Written};
 use self::writer::Writer;
 use crate::{
-    mapping::{BootTime, OnRealised},
+    mapping::{BootTime, EndpointInstance, OnRealised},
     proxy::stats::Count,
+    quota::Quota,
 };
 
-/// Notes that wait for the thread at most.
+/// Notes that wait for the thread at most; each endpoint has a share of them.
 const QUEUE: usize = 65_536;
-/// Answers that wait for their write at most; above, they are released first.
+/// Answers that wait for their write at most, in shares too; above, they are released first.
 const WAITING: usize = 16_384;
 /// Notes for which nobody waits are written together after this long.
 const TOGETHER: Duration = Duration::from_millis(20);
@@ -56,11 +57,27 @@ pub struct Journal {
     stats: JournalStats,
 }
 
-#[derive(Default)]
 struct Queue {
     notes: Vec<Note>,
+    noted: Quota,
     waiting: Vec<OnRealised>,
+    waits: Quota,
+    /// The thread was woken since it last took notes.
+    woken: bool,
     closing: bool,
+}
+
+impl Default for Queue {
+    fn default() -> Self {
+        Self {
+            notes: Vec::new(),
+            noted: Quota::new(QUEUE),
+            waiting: Vec::new(),
+            waits: Quota::new(WAITING),
+            woken: false,
+            closing: false,
+        }
+    }
 }
 
 impl std::fmt::Debug for Queue {
@@ -172,18 +189,35 @@ impl Journal {
 
     /// Has something written soon.
     pub fn note(&self, note: Note) {
+        self.note_later(note);
+        self.nudge();
+    }
+
+    /// Has something written once [`Self::nudge`] is called: waking the thread takes a system
+    /// call, which not each caller has the time for.
+    pub fn note_later(&self, note: Note) {
         let mut queue = self.queue.lock();
         if self.closed.load(Ordering::Acquire) {
             return;
         }
-        // What is closed again must not be opened by a file.
-        if queue.notes.len() >= QUEUE && !matches!(note, Note::Revoked(..)) {
+        // A revocation has no holder: what is closed again must not be opened by a file.
+        if note
+            .holder()
+            .is_some_and(|holder| !queue.noted.take(holder, 1))
+        {
             drop(queue);
             self.stats.skipped.add(1);
             return;
         }
         queue.notes.push(note);
-        if queue.notes.len() == 1 {
+    }
+
+    /// Wakes the thread if there are notes and it does not know yet.
+    pub fn nudge(&self) {
+        let mut queue = self.queue.lock();
+        if !queue.notes.is_empty() && !queue.woken {
+            queue.woken = true;
+            drop(queue);
             self.wake.notify_one();
         }
     }
@@ -195,15 +229,23 @@ impl Journal {
     }
 
     /// Has something written at once, and `done` called then. Gives `done` back if too many wait.
-    pub fn note_first(&self, note: Note, done: OnRealised) -> Result<(), OnRealised> {
+    pub fn note_first(
+        &self,
+        endpoint: EndpointInstance,
+        note: Note,
+        done: OnRealised,
+    ) -> Result<(), OnRealised> {
+        let holder = endpoint.into();
         let mut queue = self.queue.lock();
-        let full = queue.waiting.len() >= WAITING || queue.notes.len() >= QUEUE;
-        if full || queue.closing || self.closed.load(Ordering::Acquire) {
+        let may = queue.waits.allows(holder, 1) && queue.noted.allows(holder, 1);
+        if !may || queue.closing || self.closed.load(Ordering::Acquire) {
             drop(queue);
             self.note(note);
             return Err(done);
         }
+        queue.noted.add(holder, 1);
         queue.notes.push(note);
+        queue.waits.add(holder, 1);
         queue.waiting.push(done);
         self.pending.store(true, Ordering::Release);
         self.wake.notify_one();
@@ -212,13 +254,17 @@ impl Journal {
 
     /// Has `done` called once what was handed over by [`Self::note_first`] is written. Gives
     /// it back if it is.
-    pub fn wait_behind(&self, done: OnRealised) -> Result<(), OnRealised> {
+    pub fn wait_behind(
+        &self,
+        endpoint: EndpointInstance,
+        done: OnRealised,
+    ) -> Result<(), OnRealised> {
         if !self.pending.load(Ordering::Acquire) {
             return Err(done);
         }
         let mut queue = self.queue.lock();
-        let over = queue.waiting.len() >= WAITING || queue.closing;
-        if over || !self.pending.load(Ordering::Acquire) {
+        let over = queue.closing || !self.pending.load(Ordering::Acquire);
+        if over || !queue.waits.take(endpoint.into(), 1) {
             return Err(done);
         }
         queue.waiting.push(done);
@@ -261,6 +307,9 @@ impl Journal {
     pub fn take(&self) -> (Vec<Note>, Vec<OnRealised>) {
         let mut queue = self.queue.lock();
         let notes = std::mem::take(&mut queue.notes);
+        queue.noted.clear();
+        queue.waits.clear();
+        queue.woken = false;
         (notes, std::mem::take(&mut queue.waiting))
     }
 

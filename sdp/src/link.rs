@@ -8,7 +8,7 @@
 //! ```
 //! Generated messages are known to `convert` and the stream modules only.
 
-use std::{sync::Arc, time::Duration};
+use std::{io, sync::Arc, thread, time::Duration};
 
 use hyper_util::rt::TokioIo;
 use tokio::{
@@ -100,6 +100,17 @@ impl SessionError {
 }
 
 impl Link {
+    /// Keeps the link until `stop`, on a thread of its own: however busy the process is with
+    /// clients, what the agent sends is read, and a silent agent is told from a busy process.
+    pub fn start(self, stop: CancellationToken) -> io::Result<()> {
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()?;
+        let thread = thread::Builder::new().name("link".to_owned());
+        thread.spawn(move || runtime.block_on(self.run(stop)))?;
+        Ok(())
+    }
+
     /// Keeps the link until `stop`.
     pub async fn run(self, stop: CancellationToken) {
         tokio::select! {

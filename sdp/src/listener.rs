@@ -2,6 +2,7 @@
 
 mod control;
 mod held;
+mod in_flight;
 mod replies;
 pub mod tcp;
 mod udp;
@@ -19,7 +20,7 @@ use std::{
 use parking_lot::Mutex;
 use socket2::Socket;
 
-use self::{control::Control, tcp::TcpServer, udp::Worker};
+use self::{control::Control, in_flight::InFlight, tcp::TcpServer, udp::Worker};
 use crate::{
     proxy::Proxy,
     socket::{self, SocketError},
@@ -275,11 +276,12 @@ impl Listeners {
             port,
             workers,
         } = sockets;
-        let limit = proxy.config().in_flight.div_ceil(workers.len().max(1));
+        let all = proxy.stats().in_flight.clone();
+        let in_flight = InFlight::new(proxy.config().in_flight, workers.len(), all);
         let tcp = TcpServer::new(
             Arc::clone(proxy),
             config.options,
-            config.tcp_connections,
+            (config.tcp_connections, in_flight.clone()),
             runtime,
         );
         let mut running = Self {
@@ -313,7 +315,7 @@ impl Listeners {
                 Arc::clone(&control),
                 config.options,
                 sockets.udp,
-                limit,
+                in_flight.clone(),
                 member,
             )
             .map_err(ListenError::Worker)?;

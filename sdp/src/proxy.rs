@@ -67,6 +67,9 @@ pub struct ProxyConfig {
     pub tcp_idle: Duration,
     /// Queries in flight at most, all workers and endpoints together.
     pub in_flight: usize,
+    /// Bytes of memory for messages on TCP connections, all together, beyond a small allowance
+    /// of each.
+    pub tcp_memory: usize,
     /// Whether servers are asked under the address of the pod that asks.
     pub transparent: Transparent,
     /// Whether servers may be at a loopback address (tests; a loop is possible then).
@@ -82,6 +85,7 @@ impl Default for ProxyConfig {
             timeout: Duration::from_secs(10),
             tcp_idle: Duration::from_secs(10),
             in_flight: 65_536,
+            tcp_memory: 64 << 20,
             transparent: Transparent::default(),
             loopback_servers: false,
         }
@@ -406,6 +410,11 @@ impl Proxy {
         let notice = self.answer_notice(asked, message, reading.learned.as_ref());
         let fate = match reading.learned {
             Some(learned) if labels::read(asked.question, 0, &mut name).is_some() => {
+                let left_out = learned.left_out;
+                if left_out > 0 {
+                    let left_out = u64::try_from(left_out).unwrap_or(u64::MAX);
+                    self.stats.addresses_left_out.add(left_out);
+                }
                 let mapping = Mapping {
                     endpoint: asked.endpoint,
                     name: name.to_fqdn(),
@@ -453,7 +462,7 @@ impl Proxy {
     }
 
     /// Whether a query sent on to `server` could come back to us, or go nowhere.
-    fn leads_back(&self, server: SocketAddr) -> bool {
+    pub(crate) fn leads_back(&self, server: SocketAddr) -> bool {
         let ip = server.ip().to_canonical();
         let multicast = match ip {
             IpAddr::V4(ip) => ip.is_multicast() || ip.is_broadcast(),

@@ -1,5 +1,9 @@
 //! The log: one subscriber, set up once by the binary.
 
+mod one_line;
+
+pub use self::one_line::OneLine;
+
 use tracing_subscriber::{
     EnvFilter, Layer, filter::LevelFilter, layer::SubscriberExt, util::SubscriberInitExt,
 };
@@ -26,13 +30,15 @@ pub fn init(filter: &str, format: LogFormat) -> Result<Troubles, TelemetryError>
         filter: filter.to_owned(),
         reason: e.to_string(),
     })?;
-    let lines = tracing_subscriber::fmt::layer().with_writer(std::io::stderr);
+    let lines = tracing_subscriber::fmt::layer()
+        .with_ansi(false)
+        .with_writer(OneLine(std::io::stderr));
     let troubles = Troubles::default();
     let remembered = troubles.clone().with_filter(LevelFilter::WARN);
     let registry = tracing_subscriber::registry().with(remembered);
     let done = match format {
         LogFormat::Text => {
-            let lines = lines.with_target(false).with_ansi(false);
+            let lines = lines.with_target(false);
             registry.with(lines.with_filter(parsed)).try_init()
         }
         LogFormat::Json => {

@@ -7,6 +7,8 @@ mod bench;
 #[cfg(test)]
 #[path = "direct/scenarios.rs"]
 mod scenarios;
+#[path = "direct/shares.rs"]
+mod shares;
 #[path = "direct/tcp.rs"]
 mod tcp;
 #[path = "direct/udp.rs"]

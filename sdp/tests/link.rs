@@ -196,7 +196,6 @@ struct Proxy {
     link: Link,
     ready: Readiness,
     stop: CancellationToken,
-    tasks: TaskTracker,
     _dir: tempfile::TempDir,
     socket: PathBuf,
 }
@@ -217,19 +216,18 @@ impl Proxy {
             notices: Arc::default(),
             board: Arc::new(Board::new(ready.clone())),
         };
-        let (stop, tasks) = (CancellationToken::new(), TaskTracker::new());
         Self {
             link,
             ready,
-            stop,
-            tasks,
+            stop: CancellationToken::new(),
             _dir: dir,
             socket,
         }
     }
 
     fn run(self) -> Self {
-        self.tasks.spawn(self.link.clone().run(self.stop.clone()));
+        let started = self.link.clone().start(self.stop.clone());
+        started.expect("a thread");
         self
     }
 
@@ -421,6 +419,53 @@ async fn answers_are_held_realised_and_then_leased() {
     assert!(!mappings[0].leased && mappings[1].leased);
     assert_eq!(mappings[0].addresses, [vec![192, 0, 2, 1]]);
     assert_eq!(mappings[0].endpoint.as_ref().unwrap().ifindex, 3);
+}
+
+/// As under a flood of TCP connections: the runtime of clients gets round to nothing else.
+#[tokio::test]
+async fn a_proxy_that_is_busy_with_clients_takes_the_agents_results_all_the_same() {
+    let proxy = Proxy::new();
+    let script = Script {
+        start: 1,
+        answers: true,
+        snapshot: vec![done(1, 1)],
+        ..Script::default()
+    };
+    let _agent = Running::start(&proxy.socket, script);
+    let proxy = proxy.run();
+    until("rules", || proxy.ready.is_ready()).await;
+    // No `await` from here on: nothing runs on this runtime any more.
+    let busy_until = |what: &str, holds: &dyn Fn() -> bool| {
+        let end = std::time::Instant::now() + DEADLINE;
+        while !holds() {
+            assert!(std::time::Instant::now() < end, "not in time: {what}");
+            std::thread::yield_now();
+        }
+    };
+    for n in 0..100 {
+        let (release, told) = proxy.learn(&format!("n{n}.com"));
+        assert_eq!(release, Release::Held);
+        busy_until("realised", &|| *told.lock() == Some(Realised::Yes));
+    }
+    assert_eq!(proxy.link.sink.stats().agent_hung.get(), 0);
+}
+
+#[tokio::test]
+async fn an_agent_that_takes_mappings_and_answers_none_is_hung_after_some() {
+    let proxy = Proxy::new();
+    let script = Script {
+        start: 1,
+        snapshot: vec![done(1, 1)],
+        ..Script::default()
+    };
+    let _agent = Running::start(&proxy.socket, script);
+    let proxy = proxy.run();
+    until("rules", || proxy.ready.is_ready()).await;
+    until("answers wait no more", || {
+        proxy.learn("a.com").0 == Release::AgentAway
+    })
+    .await;
+    assert!(proxy.link.sink.status().agent_hung);
 }
 
 #[tokio::test]

@@ -34,7 +34,8 @@ pub const FLAG_RX_CLOSING: u16 = 1 << 0;
 pub const FLAG_TX_CLOSING: u16 = 1 << 1;
 /// Value flag: a segment other than the SYN was seen.
 pub const FLAG_SEEN_NON_SYN: u16 = 1 << 4;
-/// Value flag: the flow is redirected to a proxy.
+/// Value flag: the flow is redirected to a proxy. Our programs make no entry for
+/// such a flow; those of the first release did.
 pub const FLAG_PROXY_REDIRECT: u16 = 1 << 6;
 
 /// Life of an established TCP entry, seconds.
@@ -45,8 +46,6 @@ pub const LIFETIME_SYN: u32 = 60;
 pub const LIFETIME_CLOSE: u32 = 10;
 /// Life of other entries, seconds.
 pub const LIFETIME_ANY: u32 = 60;
-/// Life of redirected UDP DNS, seconds: 5,000 queries/s × 60 s would evict live flows.
-pub const LIFETIME_DNS_REDIRECT: u32 = 15;
 
 /// Key, IPv4. Packed: 14 bytes.
 #[repr(C, packed)]

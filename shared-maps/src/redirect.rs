@@ -1,9 +1,13 @@
 //! `hf_redirect_v2`: which (pod, server) is redirected to the DNS proxy.
 //!
-//! `from_pod` writes an entry when policy redirects a packet and removes it
-//! when policy no longer does; the `sk_lookup` program, which sees no mark,
-//! takes a packet for the proxy only if an entry says so. A pod that asks a
-//! server on a node address without DNS policy therefore still reaches it.
+//! `from_pod` writes an entry when policy redirects a packet. The `sk_lookup`
+//! program, which sees no mark, takes a packet for the proxy only if an entry
+//! names a proxy port. A pod that asks a server on a node address without DNS
+//! policy therefore still reaches it.
+//!
+//! When policy no longer redirects, `from_pod` sets the port to zero. Such an
+//! entry redirects nothing. It says that the proxy may still answer queries
+//! that it got before.
 
 use crate::Be16;
 
@@ -32,7 +36,7 @@ pub struct RedirectKey {
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RedirectValue {
-    /// Proxy port.
+    /// Proxy port; zero: policy redirected once, and no longer does.
     pub proxy_port: Be16,
     /// Zero.
     pub pad: u16,

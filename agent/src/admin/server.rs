@@ -21,7 +21,11 @@ use super::{
     why::{self, Question, WhyError},
 };
 use crate::{
-    core::{Core, Event, event::CleanNames, snapshot::EndpointView},
+    core::{
+        Core, Event,
+        event::CleanNames,
+        snapshot::{ENDPOINT, EndpointView},
+    },
     endpoint::source::{EndpointBook, EndpointDocument, EndpointError},
     epoch::Epoch,
     events::Events,
@@ -267,10 +271,10 @@ impl Admin {
         if summary.addresses_limited > 0 {
             problems.push(format!(
                 "circuit breaker: {} addresses have the identity of some of their names only, as \
-                 {} identities of names are in use (--tofqdns-max-identities {}); use fewer \
+                 {} combinations of names have an identity (--tofqdns-max-identities {}); use fewer \
                  overlapping names in policy, or raise the limit",
                 summary.addresses_limited,
-                summary.fqdn_identities,
+                summary.fqdn_combinations,
                 summary.fqdn_identities_max.unwrap_or_default(),
             ));
         }
@@ -344,6 +348,18 @@ impl Admin {
         let deadline = BootTime::now().0 + nanoseconds(SETTLE);
         loop {
             let snapshot = self.core.snapshot().await?;
+            let refused = snapshot.rejected.into_iter().find(|refused| {
+                refused.source == ENDPOINT && refused.key.as_ref() == Some(&spec.key)
+            });
+            if let Some(refused) = refused {
+                return Err(Refusal::new(
+                    StatusCode::CONFLICT,
+                    format!(
+                        "endpoint {} is added, but not in force: {}",
+                        spec.key, refused.reason
+                    ),
+                ));
+            }
             let found = snapshot
                 .endpoints
                 .into_iter()

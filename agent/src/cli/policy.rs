@@ -12,6 +12,7 @@ use crate::{
         footgun,
         parse::{PolicyDocument, group_key, parse_documents},
     },
+    watched_dir,
 };
 
 #[derive(Serialize)]
@@ -33,7 +34,7 @@ struct Document {
 pub fn validate(files: &[PathBuf], output: Output) -> Result<()> {
     let mut read = Vec::new();
     for file in files {
-        let text = std::fs::read_to_string(file)
+        let text = watched_dir::read_file(file)
             .with_context(|| format!("{} cannot be read", file.display()))?;
         let name = file.display().to_string();
         let documents = parse_documents(&text, &name);

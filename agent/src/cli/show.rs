@@ -64,10 +64,11 @@ pub fn status(status: &Status, verbose: bool) -> String {
         (
             "Identities",
             format!(
-                "{} of endpoints, {} local, {} of them of names{}",
+                "{} of endpoints, {} local, {} of them of names, {} in combination{}",
                 summary.endpoint_identities,
                 summary.local_identities,
                 summary.fqdn_identities,
+                summary.fqdn_combinations,
                 summary
                     .fqdn_identities_max
                     .map(|max| format!(" (limit {max})"))

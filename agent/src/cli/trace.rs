@@ -13,6 +13,7 @@ use crate::{
         parse::parse_documents,
         repository::Repository,
     },
+    watched_dir,
 };
 
 /// Asks and prints; fails if the packet is dropped.
@@ -58,7 +59,7 @@ fn receiver(args: &TraceArgs) -> Result<String> {
 fn by_files(args: &TraceArgs, to: &str) -> Result<Trace> {
     let mut repository = Repository::default();
     for file in &args.policy_files {
-        let text = std::fs::read_to_string(file)
+        let text = watched_dir::read_file(file)
             .with_context(|| format!("{} cannot be read", file.display()))?;
         for document in parse_documents(&text, &file.display().to_string()) {
             let document = document?;

@@ -11,6 +11,8 @@ use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum};
 use super::{RejectCode, duration};
 use crate::{
     datapath::kernel::MapSizes,
+    fqdn::refused::{self, RefusedValue},
+    labels::{Label, LabelError},
     named_port::{NamedPortError, NamedPorts},
     policy::trace::{Port, PortError},
 };
@@ -134,7 +136,7 @@ pub struct EndpointAddArgs {
     #[arg(long, default_value = "eth0")]
     pub ifname: String,
     /// Labels, source:key[=value], separated by commas
-    #[arg(long, value_delimiter = ',', required = true)]
+    #[arg(long, value_delimiter = ',', required = true, value_parser = label)]
     pub labels: Vec<String>,
     /// A port that policies may call by a name: http=80/TCP; may be repeated
     #[arg(
@@ -144,8 +146,17 @@ pub struct EndpointAddArgs {
         value_parser = named_port
     )]
     pub named_ports: Vec<String>,
+    /// The only addresses that may count, at most one of each family; without it those that the
+    /// interface has now. On a bridge port only they count later on, whatever the pod adds
+    #[arg(long = "address", value_name = "ADDRESS", value_delimiter = ',')]
+    pub addresses: Vec<IpAddr>,
     #[command(flatten)]
     pub client: ClientArgs,
+}
+
+fn label(text: &str) -> Result<String, LabelError> {
+    Label::parse(text)?;
+    Ok(text.to_owned())
 }
 
 fn named_port(text: &str) -> Result<String, NamedPortError> {
@@ -363,6 +374,24 @@ impl FromStr for WhyTarget {
     }
 }
 
+/// `--tofqdns-max-identities`: none = no limit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MaxIdentities(pub Option<usize>);
+
+impl FromStr for MaxIdentities {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "none" => Ok(Self(None)),
+            number => match number.parse() {
+                Ok(number) => Ok(Self(Some(number))),
+                Err(_) => Err("write a number, or none for no limit".to_owned()),
+            },
+        }
+    }
+}
+
 /// `run`
 #[derive(Debug, Args)]
 pub struct RunArgs {
@@ -461,14 +490,27 @@ pub struct RunArgs {
           require_equals = true, action = ArgAction::Set,
           env = "HOLDFAST_TOFQDNS_PREALLOCATE_IDENTITIES")]
     pub tofqdns_preallocate_identities: bool,
-    /// Circuit breaker: with this many identities of names, an address that more of policy's
-    /// names share gets the identity of some of them only; off unless given
+    /// Circuit breaker: once this many combinations of policy's names have an identity, an address
+    /// that others share gets the identity of some of them only; "none" for no limit. Identities
+    /// of single names do not count
     #[arg(
         long,
         value_name = "IDENTITIES",
+        default_value = "8192",
         env = "HOLDFAST_TOFQDNS_MAX_IDENTITIES"
     )]
-    pub tofqdns_max_identities: Option<usize>,
+    pub tofqdns_max_identities: MaxIdentities,
+    /// Prefix (or address) whose addresses get no label of a name, whatever answers say, so that the
+    /// owner of a name cannot open them (DNS rebinding); may be repeated. toCIDR rules open them as
+    /// before. Given prefixes replace the default; "none" refuses nothing, as Cilium does
+    #[arg(
+        long = "tofqdns-refuse-prefix",
+        value_name = "PREFIX",
+        value_delimiter = ',',
+        default_values = refused::DEFAULT,
+        env = "HOLDFAST_TOFQDNS_REFUSE_PREFIX"
+    )]
+    pub tofqdns_refuse_prefix: Vec<RefusedValue>,
     /// Most server addresses listed per rule in DNSRulesV2 of ep_config.json
     #[arg(
         long,

@@ -1,11 +1,13 @@
 //! The circuit breaker on identities of names (CFP-28427, "Circuit breakers?").
 //!
 //! Whoever answers the pods' queries decides which names share an address, and so how many
-//! combinations of FQDN selectors get an identity. Once `--tofqdns-max-identities` have one, a
-//! combination that none has yet gets none:
+//! combinations of FQDN selectors get an identity. Once `--tofqdns-max-identities` combinations of
+//! two or more have one (a single selector's identity does not count), a combination that has none
+//! yet gets none:
 //!
-//! - an address gets the labels of some of its names: those of the largest combination that has
-//!   an identity and takes from the address nothing that it has and shall have;
+//! - an address gets the labels of some of its names: those of the largest combination, among the
+//!   latest [`CONSIDERED`] identities, that takes from the address nothing that it has and shall
+//!   have;
 //! - where there is no such combination, an address keeps what it has of that, a new one gets the
 //!   label of one of its selectors.
 //!
@@ -21,8 +23,6 @@
 //! checkpoint is lost, what an address has is unknown: it takes up its number with the labels
 //! of all its names.
 
-use std::collections::BTreeSet;
-
 use ipnet::IpNet;
 
 use super::state::State;
@@ -33,9 +33,17 @@ use crate::{
 
 /// Prefixes that one retry looks at: each costs a look at every identity of names.
 const RETRIED: usize = 512;
+/// Identities among which the nearest is looked for, the latest first: so long a look may take for
+/// one address.
+const CONSIDERED: usize = 1024;
 
 fn is_name(label: &&Label) -> bool {
     label.source() == FQDN
+}
+
+/// Whether answers made the label set: it has the labels of several names' selectors.
+pub(super) fn is_combination(labels: &LabelSet) -> bool {
+    labels.iter().filter(is_name).nth(1).is_some()
 }
 
 /// Whether each of `some` is one of `all`.
@@ -47,8 +55,8 @@ impl State {
     /// Labels that a prefix gets instead of `labels`, if the breaker refuses these an identity.
     pub(super) fn part_of(&self, prefix: IpNet, labels: &LabelSet) -> Option<LabelSet> {
         let max = self.config.max_fqdn_identities?;
-        let limited = self.fqdn_identities.len() + self.fqdn_awaited.len() >= max
-            && labels.iter().filter(is_name).count() > 1
+        let limited = self.fqdn_combinations + self.fqdn_awaited.len() >= max
+            && is_combination(labels)
             && !self.local.knows(labels);
         if !limited {
             return None;
@@ -78,17 +86,13 @@ impl State {
         Some(part).filter(|part| part != labels)
     }
 
-    /// At the sync: label sets with names that will have an identity once everything is resolved,
-    /// whatever answers say.
+    /// At the sync: combinations that will have an identity once everything is resolved, whatever
+    /// answers say.
     pub(super) fn await_names(&mut self) {
         let withheld = self.local.withheld();
-        let in_force = withheld.filter(|(id, labels)| {
-            labels.iter().any(|label| is_name(&label)) && self.ipcache.is_in_force(*id)
-        });
-        let mut awaited: BTreeSet<LabelSet> = in_force.map(|(_, labels)| labels.clone()).collect();
-        let selectors = self.preallocated.keys();
-        awaited.extend(selectors.flat_map(|selector| self.labels_alone(selector)));
-        self.fqdn_awaited = awaited;
+        let in_force =
+            withheld.filter(|(id, labels)| is_combination(labels) && self.ipcache.is_in_force(*id));
+        self.fqdn_awaited = in_force.map(|(_, labels)| labels.clone()).collect();
     }
 
     /// Notes whether a prefix has the labels of some of its names only.
@@ -114,7 +118,7 @@ impl State {
                 known,
             )
         };
-        let known = self.fqdn_identities.iter().rev();
+        let known = self.fqdn_identities.iter().rev().take(CONSIDERED);
         let known = known
             .filter_map(|id| self.local.labels(*id))
             .filter(|known| {

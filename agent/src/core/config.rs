@@ -15,7 +15,7 @@ use shared_maps::{
 
 use crate::{
     endpoint::config_file::EndpointFile,
-    fqdn::{cleaned::CleanedNames, pre_cache::PreCached},
+    fqdn::{cleaned::CleanedNames, pre_cache::PreCached, refused::RefusedPrefixes},
     labels::LabelSet,
 };
 
@@ -57,8 +57,11 @@ pub struct CoreConfig {
     pub ipcache_max: usize,
     /// Give every FQDN selector its identity before any address is known.
     pub preallocate_identities: bool,
-    /// Most identities that answers may give an fqdn label; none = no circuit breaker.
+    /// Most combinations of fqdn labels that answers may give an identity; none = no circuit
+    /// breaker.
     pub max_fqdn_identities: Option<usize>,
+    /// Prefixes whose addresses get no label of a name.
+    pub refused_prefixes: RefusedPrefixes,
     /// Addresses in mappings per second that one stream may send on average; ten times as
     /// many at once.
     pub mapping_rate: u32,
@@ -96,7 +99,8 @@ impl Default for CoreConfig {
             policy_map_max: shared_maps::policy::MAX_ENTRIES as usize,
             ipcache_max: shared_maps::ipcache::MAX_ENTRIES as usize,
             preallocate_identities: true,
-            max_fqdn_identities: None,
+            max_fqdn_identities: Some(8192),
+            refused_prefixes: RefusedPrefixes::default(),
             mapping_rate: 20_000,
             names_kept_later: false,
             max_ips_per_restored_rule: 1000,

@@ -60,6 +60,8 @@ impl State {
     }
 
     fn apply_endpoint(&mut self, mut spec: EndpointSpec) {
+        // This version replaces one that could not be taken.
+        self.waiting.remove(&spec.key);
         let config = &self.config;
         spec.addresses.retain(|address| match address {
             IpAddr::V4(_) => config.enable_ipv4,
@@ -80,7 +82,20 @@ impl State {
             return;
         }
         self.adopt(&spec);
-        if let Some(id) = self.endpoints.by_key(&spec.key) {
+        let own = self.endpoints.by_key(&spec.key);
+        if let Some(reason) = self.keep_own_addresses(own, &mut spec) {
+            let of = own.and_then(|id| self.endpoints.get_mut(id));
+            if let Some(endpoint) = of.filter(|endpoint| endpoint.spec.ifindex == spec.ifindex) {
+                // What was in force at this interface stays.
+                endpoint.restored = false;
+                self.work.insert(endpoint.id);
+            } else if let Some(id) = own {
+                self.remove_endpoint(id);
+            }
+            self.waiting.insert(spec.key.clone(), (spec, reason));
+            return;
+        }
+        if let Some(id) = own {
             let Some(endpoint) = self.endpoints.get(id) else {
                 return;
             };
@@ -93,12 +108,6 @@ impl State {
             // Another interface or address: another instance.
             self.remove_endpoint(id);
         }
-        let taken = pick(&spec.addresses).find_map(|a| self.endpoints.by_address(a));
-        if let Some(other) = taken {
-            let reason = format!("its address belongs to endpoint {other}: remove that one first");
-            self.waiting.insert(spec.key.clone(), (spec, reason));
-            return;
-        }
         let since = self.now;
         if let Some(id) = self.endpoints.free_number() {
             self.add_endpoint(id, spec, &labels, since, false);
@@ -108,22 +117,57 @@ impl State {
         }
     }
 
-    /// Lets an endpoint of an earlier run keep its number under a new key of its source.
+    /// Leaves out addresses that are the node's or another endpoint's: a pod with NET_ADMIN gives
+    /// its interface any. The reason, if none is left.
+    fn keep_own_addresses(
+        &self,
+        own: Option<EndpointId>,
+        spec: &mut EndpointSpec,
+    ) -> Option<String> {
+        let mut reason = None;
+        spec.addresses.retain(|address| {
+            let other = self.endpoints.by_address(*address);
+            if self.node_addresses.contains(address) {
+                reason = Some(format!(
+                    "its address {address} is this node's: give it another one"
+                ));
+            } else if let Some(other) = other.filter(|other| Some(*other) != own) {
+                reason = Some(format!(
+                    "its address {address} belongs to endpoint {other}: remove that one first"
+                ));
+            } else {
+                return true;
+            }
+            false
+        });
+        reason.filter(|_| spec.addresses.is_empty())
+    }
+
+    /// An endpoint that is found again under another key of its source stays the same endpoint:
+    /// of an earlier run, or of a file whose documents changed places. The endpoint that had this
+    /// key gets the other one until its source says more.
     fn adopt(&mut self, spec: &EndpointSpec) {
-        if self.endpoints.by_key(&spec.key).is_some() {
-            return;
-        }
+        let own = self.endpoints.by_key(&spec.key);
         let at = pick(&spec.addresses).find_map(|address| self.endpoints.by_address(address));
         let same = at.and_then(|id| self.endpoints.get(id)).filter(|endpoint| {
-            endpoint.restored
+            Some(endpoint.id) != own
                 && endpoint.spec.ifindex == spec.ifindex
                 && endpoint.addresses().eq(pick(&spec.addresses))
         });
-        if let Some(id) = same.map(|endpoint| endpoint.id)
-            && let Some(mut endpoint) = self.endpoints.remove(id)
-        {
-            endpoint.spec.key.clone_from(&spec.key);
-            self.endpoints.insert(endpoint);
+        let Some(mut endpoint) = same.map(|e| e.id).and_then(|id| self.endpoints.remove(id)) else {
+            return;
+        };
+        let displaced = own.and_then(|id| self.endpoints.remove(id));
+        let key = std::mem::replace(&mut endpoint.spec.key, spec.key.clone());
+        let mut moved = vec![endpoint.id];
+        self.endpoints.insert(endpoint);
+        if let Some(mut displaced) = displaced {
+            displaced.spec.key = key;
+            moved.push(displaced.id);
+            self.endpoints.insert(displaced);
+        }
+        for id in moved {
+            self.file_at(id, self.now);
         }
     }
 

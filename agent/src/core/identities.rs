@@ -3,7 +3,7 @@
 use ipnet::IpNet;
 use shared_maps::IdentityId;
 
-use super::{changes::MARK, state::State};
+use super::{breaker::is_combination, changes::MARK, state::State};
 use crate::{
     identity::{allocator::Allocator as _, scopes::reserved},
     labels::{FQDN, Label, LabelSet, RESERVED},
@@ -100,7 +100,10 @@ impl State {
     /// A new identity: policy maps have to know it.
     pub(super) fn introduce(&mut self, identity: IdentityId, labels: LabelSet) {
         if labels.iter().any(|label| label.source() == FQDN) {
-            self.fqdn_changes += u64::from(self.fqdn_identities.insert(identity));
+            if self.fqdn_identities.insert(identity) {
+                self.fqdn_changes += 1;
+                self.fqdn_combinations += usize::from(is_combination(&labels));
+            }
             self.fqdn_awaited.remove(&labels);
         }
         let selectors = self.selectors.add_identity(identity, labels);
@@ -109,7 +112,10 @@ impl State {
 
     pub(super) fn forget_identity(&mut self, identity: IdentityId) {
         if let Some(labels) = self.selectors.labels(identity).cloned() {
-            self.fqdn_changes += u64::from(self.fqdn_identities.remove(&identity));
+            if self.fqdn_identities.remove(&identity) {
+                self.fqdn_changes += 1;
+                self.fqdn_combinations -= usize::from(is_combination(&labels));
+            }
             self.forgotten.push((identity, labels));
         }
         let selectors = self.selectors.remove_identity(identity);

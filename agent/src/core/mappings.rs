@@ -12,7 +12,8 @@ use shared_maps::{EndpointId, FAMILY_IPV4, FAMILY_IPV6, IdentityId};
 use super::{
     event::{MAX_ADDRESSES, MAX_NAME, MappingEvent, MappingOutcome, Revocation, StreamId},
     plan::Plan,
-    state::{Bucket, Outcome, PendingRevocation, State},
+    rate::MappingRate,
+    state::{Outcome, PendingRevocation, State},
 };
 use crate::{
     endpoint::endpoint::Undurable,
@@ -30,18 +31,23 @@ const TAKEN_ADDRESSES: usize = 1024;
 /// The last 1/16 of what the node takes is given without leases.
 const SCARCE: usize = 16;
 /// Mappings kept until the sources are synced.
-const MAX_EARLY: usize = 100_000;
+pub(super) const MAX_EARLY: usize = 100_000;
 /// Results that wait for one endpoint's file.
 const MAX_UNDURABLE: usize = 65_536;
 
 impl State {
     pub(super) fn on_mappings(&mut self, plan: &mut Plan, mappings: Vec<MappingEvent>) {
         for event in mappings {
-            if !self.take_tokens(event.stream, event.mapping.addresses.len()) {
+            let (now, rate) = (self.now, self.config.mapping_rate);
+            let endpoint = event.mapping.endpoint.id;
+            let addresses = event.mapping.addresses.len();
+            let of_stream = self.rates.entry(event.stream);
+            let of_stream = of_stream.or_insert_with(|| MappingRate::new(now));
+            if !of_stream.take(endpoint, addresses, rate, now) {
                 self.refuse(&event, Refusal::RateLimited);
             } else if self.sync.done {
                 self.learn(&event);
-            } else if self.early.len() < MAX_EARLY {
+            } else if self.early_shares.take(endpoint, 1) {
                 self.early.push(event);
             } else {
                 self.refuse(&event, Refusal::RateLimited);
@@ -52,31 +58,10 @@ impl State {
 
     /// Takes up what came before the sources were synced.
     pub(super) fn learn_early(&mut self) {
+        self.early_shares.clear();
         for event in std::mem::take(&mut self.early) {
             self.learn(&event);
         }
-    }
-
-    /// Pays for a mapping: each address costs the core as much as the next.
-    fn take_tokens(&mut self, stream: StreamId, addresses: usize) -> bool {
-        let rate = f64::from(self.config.mapping_rate);
-        let now = self.now;
-        let full = Bucket {
-            tokens: rate * 10.0,
-            at: now,
-        };
-        let bucket = self.buckets.entry(stream).or_insert(full);
-        let elapsed = std::time::Duration::from_nanos(now.0.saturating_sub(bucket.at.0));
-        bucket.tokens = (bucket.tokens + elapsed.as_secs_f64() * rate).min(rate * 10.0);
-        bucket.at = now;
-        let addresses = u32::try_from(addresses).unwrap_or(u32::MAX).max(1);
-        // What a full bucket cannot pay would never pass.
-        let price = f64::from(addresses).min(rate * 10.0);
-        if bucket.tokens < price {
-            return false;
-        }
-        bucket.tokens -= price;
-        true
     }
 
     fn refuse(&mut self, event: &MappingEvent, refusal: Refusal) {
@@ -139,6 +124,11 @@ impl State {
         };
         let mut prefixes = Vec::with_capacity(mapping.addresses.len().min(TAKEN_ADDRESSES));
         for address in mapping.addresses.iter().copied().take(TAKEN_ADDRESSES) {
+            if self.config.refused_prefixes.covering(address).is_some() {
+                self.counters.addresses_refused += 1;
+                self.refused.note(&mapping.name, address);
+                continue;
+            }
             if !self.is_plumbed(address) {
                 continue;
             }
@@ -218,7 +208,9 @@ impl State {
             && !mapping.addresses.is_empty()
             && mapping.addresses.len() <= MAX_ADDRESSES
             && name.ends_with('.')
-            && name.len() <= MAX_NAME;
+            && name.len() <= MAX_NAME
+            // In presentation form every other byte is escaped.
+            && name.bytes().all(|byte| matches!(byte, b' '..=b'~'));
         if !sound {
             return Err(Refusal::Invalid);
         }
@@ -256,7 +248,8 @@ impl State {
         IdentityId::world_of(family, dual)
     }
 
-    /// Whether an address may carry a name's label: those of this node never do.
+    /// Whether an address may carry a name's label: those of this node never do, nor those of
+    /// refused prefixes.
     pub(super) fn is_plumbed(&self, address: IpAddr) -> bool {
         let sound = match address {
             IpAddr::V4(v4) => self.config.enable_ipv4 && !v4.is_broadcast(),
@@ -271,6 +264,7 @@ impl State {
             && !address.is_multicast()
             && !address.is_unspecified()
             && !self.ipcache.is_local(address)
+            && self.config.refused_prefixes.covering(address).is_none()
     }
 
     /// Fills in what became of the mappings once the plan ran.
@@ -328,7 +322,7 @@ impl State {
 
     pub(super) fn on_stream_down(&mut self, plan: &mut Plan, stream: StreamId) {
         self.streams.remove(&stream);
-        self.buckets.remove(&stream);
+        self.rates.remove(&stream);
         for endpoint in self.endpoints.iter_mut() {
             let keeping = endpoint.keeping.as_mut().map(|(_, results)| results);
             for results in keeping.into_iter().chain([&mut endpoint.undurable]) {

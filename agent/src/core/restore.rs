@@ -6,7 +6,7 @@ use std::{
     net::IpAddr,
 };
 
-use holdfast_sdp::{mapping::BootTime, policy::table::PolicyHandle};
+use holdfast_sdp::{mapping::BootTime, policy::table::PolicyHandle, quota::Quota};
 use ipnet::IpNet;
 use shared_maps::{EndpointId, IdentityId, lxc::FLAG_HOST};
 
@@ -14,7 +14,7 @@ use super::{
     changes::Changes,
     config::{CoreConfig, Restored},
     directory::RuleKey,
-    event::EndpointSpec,
+    mappings::MAX_EARLY,
     plan::Plan,
     snapshot::Counters,
     state::{CheckpointDue, State, Sync, Undo},
@@ -40,7 +40,7 @@ use crate::{
         resolve::{World, cidr_label, cidr_of},
         table::{Ipcache, key_of, prefix_of},
     },
-    labels::{CIDR, CIDR_GROUP, Label, LabelSet, RESERVED},
+    labels::{CIDR, CIDR_GROUP, FQDN, Label, LabelSet, RESERVED},
     selector::cache::SelectorCache,
 };
 
@@ -74,6 +74,7 @@ impl State {
             local_file: LocalFile::default(),
             pods: Box::new(NodeLocal::endpoints(pods)),
             fqdn_identities: BTreeSet::new(),
+            fqdn_combinations: 0,
             fqdn_awaited: BTreeSet::new(),
             fqdn_changes: 0,
             limited: BTreeSet::new(),
@@ -98,13 +99,15 @@ impl State {
             lxc: restored.lxc.iter().copied().collect(),
             lxc_dirty: BTreeSet::new(),
             streams: BTreeSet::new(),
-            buckets: Default::default(),
+            rates: Default::default(),
             promised: BTreeMap::new(),
             departed: BTreeMap::new(),
             revocations: BTreeMap::new(),
             next_revocation: 1,
             early: Vec::new(),
+            early_shares: Quota::new(MAX_EARLY),
             unresolved: BTreeSet::new(),
+            refused: Default::default(),
             cleaned: VecDeque::new(),
             cleaned_due: false,
             forgotten: Vec::new(),
@@ -203,6 +206,8 @@ impl State {
                 // Documents and the node speak before anything is resolved: a group, a node or
                 // an API server that went keeps nothing open.
                 .filter(|l| !matches!(l.source(), CIDR_GROUP | RESERVED))
+                // The run before may have let answers label it.
+                .filter(|l| l.source() != FQDN || !self.config.refused_prefixes.covers(prefix))
                 .cloned()
                 .collect();
             let own = Claim::Labels(LabelSet::new(own));
@@ -237,23 +242,10 @@ impl State {
         alive: bool,
     ) {
         let id = file.id;
-        let addresses = [file.ipv4.map(IpAddr::V4), file.ipv6.map(IpAddr::V6)];
-        let key = if file.key.is_empty() {
-            format!("restored/{id}")
-        } else {
-            file.key.clone()
-        };
-        let spec = EndpointSpec {
-            key,
-            labels: file.labels.texts(),
-            ifindex: file.ifindex,
-            ifname: file.ifname.clone(),
-            addresses: addresses.into_iter().flatten().collect(),
-            mac: file.mac,
-            node_mac: file.node_mac,
-            on_bridge: file.on_bridge,
-            netns: file.netns.clone(),
-        };
+        let mut spec = file.spec();
+        if spec.key.is_empty() {
+            spec.key = format!("restored/{id}");
+        }
         self.add_endpoint(id, spec, &file.labels, BootTime(0), true);
         if let Some(endpoint) = self.endpoints.get_mut(id) {
             endpoint.filed = true;
@@ -309,6 +301,9 @@ impl State {
                 continue;
             }
             for address in entry.addresses.iter().copied() {
+                if !self.is_plumbed(address) {
+                    continue;
+                }
                 self.names.learn(&Answer {
                     endpoint: file.id,
                     name: &entry.name,
@@ -321,7 +316,12 @@ impl State {
                 });
             }
         }
-        for entry in &file.zombies {
+        let zombies = file.zombies.iter();
+        let refused = &self.config.refused_prefixes;
+        let zombies: Vec<_> = zombies
+            .filter(|entry| refused.covering(entry.address).is_none())
+            .collect();
+        for entry in zombies {
             let (alive, pending) = (instant(entry.alive_at), instant(entry.delete_pending_at));
             for name in &entry.names {
                 // Nobody knows when it was looked up: no later than it expired.

@@ -42,7 +42,10 @@ pub struct Summary {
     pub local_identities: usize,
     /// Those of them with the label of a name.
     pub fqdn_identities: usize,
-    /// Most of them, if they are limited.
+    /// Those of them with the labels of several names' selectors.
+    #[serde(default)]
+    pub fqdn_combinations: usize,
+    /// Most combinations, if they are limited.
     pub fqdn_identities_max: Option<usize>,
     /// Addresses that have the identity of some of their names only, because of that.
     pub addresses_limited: usize,
@@ -101,6 +104,8 @@ pub struct Counters {
     pub mappings_not_realised: u64,
     /// Addresses not learned: the mapping had too many, or its endpoint holds its most.
     pub pairs_left_out: u64,
+    /// Addresses in mappings that got no label because of `--tofqdns-refuse-prefix`.
+    pub addresses_refused: u64,
     /// Prefixes whose labels were looked at, because they or those of a prefix that covers
     /// them changed.
     pub prefixes_resolved: u64,
@@ -266,6 +271,9 @@ pub struct PolicyView {
     /// Endpoints it selects.
     pub endpoints: Vec<u16>,
 }
+
+/// [`RejectedView::source`] of an endpoint that the core cannot take.
+pub const ENDPOINT: &str = "endpoint";
 
 /// One refused document.
 #[derive(Clone, Debug, Default, Serialize, Deserialize, PartialEq)]

@@ -8,6 +8,7 @@ use std::{
 use holdfast_sdp::{
     mapping::BootTime,
     policy::{rule::EndpointRules, table::PolicyHandle},
+    quota::Quota,
 };
 use ipnet::IpNet;
 use shared_maps::{
@@ -20,6 +21,8 @@ use super::{
     config::CoreConfig,
     event::{EndpointSpec, MappingEvent, MappingOutcome, StreamId},
     plan::Plan,
+    rate::MappingRate,
+    refused::RecentlyRefused,
     snapshot::Counters,
 };
 use crate::{
@@ -51,8 +54,10 @@ pub(super) struct State {
     pub local: LocalScopes,
     pub local_file: LocalFile,
     pub pods: Box<dyn Allocator>,
-    /// Identities with an fqdn label, for the circuit breaker ([`super::breaker`]).
+    /// Identities with an fqdn label.
     pub fqdn_identities: BTreeSet<IdentityId>,
+    /// Those of them with several, which the circuit breaker limits ([`super::breaker`]).
+    pub fqdn_combinations: usize,
     /// At the sync: labels of those that are still to come.
     pub fqdn_awaited: BTreeSet<LabelSet>,
     /// How often one came or went.
@@ -89,7 +94,7 @@ pub(super) struct State {
     pub lxc: HashMap<LxcKey, LxcValue>,
     pub lxc_dirty: BTreeSet<std::net::IpAddr>,
     pub streams: BTreeSet<StreamId>,
-    pub buckets: HashMap<StreamId, Bucket>,
+    pub rates: HashMap<StreamId, MappingRate>,
     /// When the last lease given to a stream ends.
     pub promised: BTreeMap<StreamId, BootTime>,
     /// Streams that closed, until the last of their leases has ended and what comes after it.
@@ -98,7 +103,11 @@ pub(super) struct State {
     pub next_revocation: u64,
     /// Mappings that came before the sources were synced.
     pub early: Vec<MappingEvent>,
+    /// Each endpoint's share of them.
+    pub early_shares: Quota<EndpointId>,
     pub unresolved: BTreeSet<IpNet>,
+    /// Addresses of answers that got no label lately.
+    pub refused: RecentlyRefused,
     /// What was asked to be forgotten, the newest last.
     pub cleaned: VecDeque<Cleaned>,
     /// The file does not have it yet.
@@ -224,13 +233,6 @@ pub(super) struct PendingRevocation {
     pub addresses: Vec<std::net::IpAddr>,
     /// When the leases end by themselves.
     pub until: BootTime,
-}
-
-/// Token bucket of a stream.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Bucket {
-    pub tokens: f64,
-    pub at: BootTime,
 }
 
 impl State {

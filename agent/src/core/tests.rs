@@ -2,6 +2,7 @@
 
 mod breaker;
 mod chunks;
+mod claimed_addresses;
 mod cuts;
 mod failures;
 mod ingress;
@@ -16,6 +17,7 @@ mod model;
 mod named_ports;
 mod oracle;
 mod overlaps;
+mod rebinding;
 mod reconcile;
 mod restart;
 mod scenario;

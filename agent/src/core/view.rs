@@ -12,8 +12,8 @@ use holdfast_sdp::{
 use super::{
     Core,
     snapshot::{
-        DnsRulesView, EndpointView, IdentityView, IpcacheView, LimitView, NameView, PolicyView,
-        RejectedView, SelectorView, Snapshot, Summary,
+        DnsRulesView, ENDPOINT, EndpointView, IdentityView, IpcacheView, LimitView, NameView,
+        PolicyView, RejectedView, SelectorView, Snapshot, Summary,
     },
     state::State,
 };
@@ -62,8 +62,8 @@ impl Core {
                 numbers(IdentityId::LOCAL_MIN, IdentityId::LOCAL_MAX),
             ),
             limit(
-                "identities of names",
-                state.fqdn_identities.len(),
+                "identities of names in combination",
+                state.fqdn_combinations,
                 config.max_fqdn_identities,
             ),
             limit(
@@ -103,6 +103,7 @@ impl State {
             policies_rejected: self.rejected.len(),
             local_identities: self.local.len(),
             fqdn_identities: self.fqdn_identities.len(),
+            fqdn_combinations: self.fqdn_combinations,
             fqdn_identities_max: self.config.max_fqdn_identities,
             addresses_limited: self.limited.len(),
             endpoint_identities: self.pods.len(),
@@ -140,7 +141,7 @@ impl State {
             reason: format!("{}: {}; {}", error.field, error.reason, error.remedy),
         });
         let waiting = self.waiting.values().map(|(spec, reason)| RejectedView {
-            source: "endpoint".to_owned(),
+            source: ENDPOINT.to_owned(),
             key: Some(spec.key.clone()),
             reason: reason.clone(),
         });
@@ -168,7 +169,10 @@ impl State {
                 endpoint.id, endpoint.spec.key
             ))
         });
-        problems.take(MAX_PROBLEMS).collect()
+        let waiting = self.waiting.values();
+        let waiting =
+            waiting.map(|(spec, why)| format!("endpoint {} is not in force: {why}", spec.key));
+        problems.chain(waiting).take(MAX_PROBLEMS).collect()
     }
 
     pub(super) fn endpoint(&self, endpoint: &Endpoint) -> EndpointView {

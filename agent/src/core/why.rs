@@ -60,6 +60,9 @@ pub struct Findings {
     pub names: Vec<NameView>,
     /// Addresses of the name that only others learned.
     pub elsewhere: Vec<NameView>,
+    /// Addresses of the name that answers had lately and that got no label
+    /// (`--tofqdns-refuse-prefix`).
+    pub refused: Vec<IpAddr>,
     /// Each address in question.
     pub addresses: Vec<AddressFound>,
 }
@@ -85,6 +88,8 @@ pub struct AddressFound {
     pub world: u32,
     /// The endpoint of this node that has it.
     pub endpoint: Option<EndpointId>,
+    /// The prefix by which no answer gives it a label (`--tofqdns-refuse-prefix`).
+    pub refused: Option<IpNet>,
 }
 
 /// What the model has on an identity as a peer of an endpoint.
@@ -145,6 +150,7 @@ impl Core {
                 findings
                     .elsewhere
                     .retain(|view| !own.contains(&&view.address));
+                findings.refused = state.refused.of(name);
             }
             Target::Address(address) => findings.names = state.names_of(*address),
         }
@@ -152,7 +158,8 @@ impl Core {
             Target::Address(address) => vec![*address],
             Target::Name(_) => {
                 let known = findings.names.iter().chain(&findings.elsewhere);
-                known.filter_map(|view| view.address.parse().ok()).collect()
+                let known = known.filter_map(|view| view.address.parse().ok());
+                known.chain(findings.refused.iter().copied()).collect()
             }
         };
         addresses.sort_unstable();
@@ -353,6 +360,7 @@ impl State {
             limited: prefix.is_some_and(|prefix| self.limited.contains(&prefix)),
             world: self.world_of(address).0,
             endpoint: self.endpoints.by_address(address),
+            refused: self.config.refused_prefixes.covering(address),
         }
     }
 }

@@ -8,7 +8,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use holdfast_sdp::{name::Fqdn, policy::rule::EndpointRules};
 use shared_maps::{EndpointId, IdentityId};
 
-use crate::labels::LabelSet;
+use crate::{core::event::EndpointSpec, labels::LabelSet};
 
 /// An endpoint as its file has it.
 #[derive(Clone, Debug, PartialEq)]
@@ -43,6 +43,31 @@ pub struct EndpointFile {
     pub zombies: Vec<ZombieEntry>,
     /// DNS rules, by server identity, if the file has this program's key.
     pub rules: Option<RulesInFile>,
+}
+
+impl EndpointFile {
+    /// The endpoint as its source described it when the file was written.
+    pub fn spec(&self) -> EndpointSpec {
+        let addresses = [self.ipv4.map(IpAddr::V4), self.ipv6.map(IpAddr::V6)];
+        EndpointSpec {
+            key: self.key.clone(),
+            labels: self.labels.texts(),
+            ifindex: self.ifindex,
+            ifname: self.ifname.clone(),
+            addresses: addresses.into_iter().flatten().collect(),
+            mac: self.mac,
+            node_mac: self.node_mac,
+            on_bridge: self.on_bridge,
+            netns: self.netns.clone(),
+        }
+    }
+
+    /// Whether this agent wrote it since the machine booted: interfaces have the numbers that
+    /// it says.
+    pub fn is_of_boot(&self, boot_id: &str) -> bool {
+        let rules = self.rules.as_ref();
+        !self.key.is_empty() && rules.is_some_and(|rules| rules.boot_id == boot_id)
+    }
 }
 
 /// Addresses that one lookup gave. Instants are nanoseconds of Unix time.

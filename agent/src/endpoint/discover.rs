@@ -3,7 +3,10 @@
 //! A thread of its own enters the namespace, asks rtnetlink and ends there: a
 //! thread that has changed its namespace never goes back to a pool.
 
+mod addresses;
 pub mod bridge;
+
+pub use self::addresses::{Claims, Known};
 
 use std::{
     fmt, fs, io,
@@ -20,6 +23,8 @@ use rtnetlink::packet_route::{
 };
 use serde::{Deserialize, Serialize};
 use tokio_stream::StreamExt as _;
+
+use self::addresses::{HostSide, routed_to};
 
 /// Directory of named network namespaces (`ip netns add`).
 const NETNS_DIR: &str = "/run/netns";
@@ -60,7 +65,7 @@ pub struct Discovered {
     pub ifindex: u32,
     /// Name of the host-side interface.
     pub ifname: String,
-    /// Addresses of the pod's interface without link-local ones, IPv4 first.
+    /// Addresses that count, IPv4 first: not all that the pod's interface has.
     pub addresses: Vec<IpAddr>,
     /// MAC of the pod's interface.
     pub mac: [u8; 6],
@@ -120,6 +125,20 @@ pub enum DiscoverError {
         /// The interface.
         ifname: String,
     },
+    /// The interface has addresses, and none of them counts.
+    #[error(
+        "no address of interface {ifname} of network namespace {netns} counts: this node routes none of {addresses} to {host}; add a route (`ip route add ADDRESS dev {host}`) and try again"
+    )]
+    NotRouted {
+        /// The namespace.
+        netns: Netns,
+        /// The interface.
+        ifname: String,
+        /// Its host side.
+        host: String,
+        /// Its addresses.
+        addresses: String,
+    },
     /// The host side is a port of a bridge that the node does not use itself.
     #[error(
         "interface {ifname} of network namespace {netns} is on bridge {bridge}, through which \
@@ -144,9 +163,9 @@ pub enum DiscoverError {
     },
 }
 
-/// Finds the interface `ifname` of `netns` and its host side. Blocks for a few
-/// milliseconds: call it from a thread that may.
-pub fn discover(netns: &Netns, ifname: &str) -> Result<Discovered, DiscoverError> {
+/// Finds the interface `ifname` of `netns`, its host side, and which of its addresses count.
+/// Blocks for a few milliseconds: call it from a thread that may.
+pub fn discover(netns: &Netns, ifname: &str, claims: &Claims) -> Result<Discovered, DiscoverError> {
     if let Netns::Name(name) = netns
         && (name.is_empty() || name.contains('/') || name.starts_with('.'))
     {
@@ -157,27 +176,33 @@ pub fn discover(netns: &Netns, ifname: &str) -> Result<Discovered, DiscoverError
         let ifname = ifname.to_owned();
         async move |handle| pod_side(&handle, &netns, &ifname).await
     })?;
-    let host = host_side_of(netns, ifname, &inside)?;
-    if inside.addresses.is_empty() {
+    let host = on_thread(netns, false, {
+        let (netns, ifname) = (netns.clone(), ifname.to_owned());
+        let (claims, inside) = (claims.clone(), inside.clone());
+        async move |handle| host_side(&handle, &netns, &ifname, &inside, &claims).await
+    })?;
+    if host.candidates.is_empty() {
         return Err(DiscoverError::NoAddress {
             netns: netns.clone(),
             ifname: ifname.to_owned(),
         });
     }
+    if host.addresses.is_empty() {
+        let addresses: Vec<String> = host.candidates.iter().map(ToString::to_string).collect();
+        return Err(DiscoverError::NotRouted {
+            netns: netns.clone(),
+            ifname: ifname.to_owned(),
+            host: host.name,
+            addresses: addresses.join(", "),
+        });
+    }
     Ok(Discovered {
         ifindex: inside.peer,
         ifname: host.name,
-        addresses: inside.addresses,
+        addresses: host.addresses,
         mac: inside.mac,
         node_mac: host.mac,
         on_bridge: host.on_bridge,
-    })
-}
-
-fn host_side_of(netns: &Netns, ifname: &str, inside: &PodSide) -> Result<HostSide, DiscoverError> {
-    let (netns_name, ifname, inside) = (netns.clone(), ifname.to_owned(), inside.clone());
-    on_thread(netns, false, async move |handle| {
-        host_side(&handle, &netns_name, &ifname, &inside).await
     })
 }
 
@@ -316,9 +341,13 @@ async fn pod_side(
     })
 }
 
-struct HostSide {
+struct HostInterface {
     name: String,
     mac: [u8; 6],
+    /// Addresses that were looked at.
+    candidates: Vec<IpAddr>,
+    /// Those of them that count.
+    addresses: Vec<IpAddr>,
     on_bridge: bool,
 }
 
@@ -327,7 +356,8 @@ async fn host_side(
     netns: &Netns,
     ifname: &str,
     inside: &PodSide,
-) -> Result<HostSide, DiscoverError> {
+    claims: &Claims,
+) -> Result<HostInterface, DiscoverError> {
     let no_peer = || DiscoverError::NoPeer {
         netns: netns.clone(),
         ifname: ifname.to_owned(),
@@ -341,20 +371,38 @@ async fn host_side(
     if peer_of(&link) != Some(inside.index) {
         return Err(no_peer());
     }
+    let is_port = |attribute: &LinkAttribute| matches!(attribute, LinkAttribute::Controller(_));
+    let side = if link.attributes.iter().any(is_port) {
+        HostSide::Port
+    } else {
+        HostSide::Routed
+    };
+    let candidates = claims.candidates(side, inside.peer, &inside.addresses);
+    let addresses = match side {
+        HostSide::Port => candidates.clone(),
+        HostSide::Routed => routed_to(handle, inside.peer, &candidates)
+            .await
+            .map_err(|error| DiscoverError::Netlink {
+                netns: netns.clone(),
+                reason: error.to_string(),
+            })?,
+    };
     let bridge = bridge::of(&link);
-    if let Some(index) = bridge
-        && !inside.addresses.is_empty()
-        && !bridge::leads_to(handle, index, &inside.addresses).await
+    if let Some(bridge) = bridge
+        && !addresses.is_empty()
+        && !bridge::leads_to(handle, bridge, &addresses).await
     {
         return Err(DiscoverError::BridgeWithoutAddress {
             netns: netns.clone(),
             ifname: ifname.to_owned(),
-            bridge: bridge::name(handle, index).await,
+            bridge: bridge::name(handle, bridge).await,
         });
     }
-    Ok(HostSide {
+    Ok(HostInterface {
         name: name_of(&link).ok_or_else(no_peer)?,
         mac: mac_of(&link).ok_or_else(no_peer)?,
+        candidates,
+        addresses,
         on_bridge: bridge.is_some(),
     })
 }
@@ -399,7 +447,12 @@ mod tests {
 
     #[test]
     fn a_missing_namespace_is_named_with_the_remedy() {
-        let error = discover(&Netns::Name("hf-none-such".to_owned()), "eth0").unwrap_err();
+        let error = discover(
+            &Netns::Name("hf-none-such".to_owned()),
+            "eth0",
+            &Claims::default(),
+        )
+        .unwrap_err();
         let text = error.to_string();
         assert!(
             text.contains("hf-none-such") && text.contains("ip netns list"),
@@ -410,7 +463,8 @@ mod tests {
     #[test]
     fn a_name_cannot_leave_the_directory() {
         for name in ["", "../../proc/1/ns/net", ".."] {
-            let error = discover(&Netns::Name(name.to_owned()), "eth0").unwrap_err();
+            let error =
+                discover(&Netns::Name(name.to_owned()), "eth0", &Claims::default()).unwrap_err();
             assert!(
                 matches!(error, DiscoverError::BadName(_)),
                 "{name:?}: {error}"

@@ -1,134 +1,31 @@
 //! Where endpoints come from: the endpoint directory and the command line.
+//!
+//! An endpoint whose document cannot be resolved, or cannot be read, keeps its last policy as
+//! long as its host-side interface exists: at a start the last run's endpoints are
+//! [`Restored`](EndpointBook::open). It goes when its document is removed or its interface is
+//! gone.
 
 pub mod cli;
 pub mod dir;
+mod document;
 
-use std::{collections::BTreeMap, path::PathBuf, sync::Arc, time::Duration};
+pub use self::document::{EndpointDocument, EndpointError};
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    os::unix::fs::MetadataExt as _,
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
 
 use nix::net::if_::if_indextoname;
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
-use self::cli::{CliFile, CliFileError};
-use super::discover::{DiscoverError, Netns, bridge, discover};
-use crate::{
-    core::event::{EndpointSpec, SourceEvent},
-    labels::Label,
-    named_port::{NamedPortError, NamedPorts, is_label},
-};
-
-/// An endpoint as people write it.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct EndpointDocument {
-    /// Network namespace by name. Exactly one of `netns` and `pid`.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub netns: Option<String>,
-    /// Network namespace by a process in it.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub pid: Option<u32>,
-    /// Interface inside the namespace.
-    #[serde(default = "eth0")]
-    pub ifname: String,
-    /// Labels, `source:key[=value]`.
-    pub labels: Vec<String>,
-    /// Ports that policies may call by a name, `name=port[/protocol]`.
-    #[serde(rename = "named-ports", default, skip_serializing_if = "Vec::is_empty")]
-    pub named_ports: Vec<String>,
-}
-
-fn eth0() -> String {
-    "eth0".to_owned()
-}
-
-/// What is wrong with an endpoint document, or in the way of it.
-#[derive(Debug, thiserror::Error)]
-pub enum EndpointError {
-    /// Neither or both of `netns` and `pid`.
-    #[error("name the network namespace by exactly one of netns and pid")]
-    Netns,
-    /// No labels.
-    #[error("labels is empty; give at least one, for example k8s:app=web")]
-    NoLabels,
-    /// A label without a key.
-    #[error("label {0:?} has no key; write source:key=value, for example k8s:app=web")]
-    Label(String),
-    /// A label that says what `named-ports` is there to say.
-    #[error("label {0:?} is made of named-ports by the agent; name the ports there")]
-    MadeLabel(String),
-    /// A named port that cannot be read.
-    #[error("named-ports: {0}")]
-    NamedPort(#[from] NamedPortError),
-    /// Another document has this interface.
-    #[error("interface {ifname} of {netns} is already endpoint {other}; remove that one first")]
-    Taken {
-        /// The namespace.
-        netns: Netns,
-        /// The interface.
-        ifname: String,
-        /// Key of the other.
-        other: String,
-    },
-    /// The interface was not found.
-    #[error(transparent)]
-    Discover(#[from] DiscoverError),
-    /// The list of added endpoints could not be written.
-    #[error(transparent)]
-    File(#[from] CliFileError),
-    /// No endpoint of that key was added.
-    #[error("no endpoint {0} was added with `endpoint add`; `endpoint list` shows the keys")]
-    NotAdded(String),
-    /// The document cannot be read.
-    #[error("{0}")]
-    Parse(String),
-}
-
-impl EndpointDocument {
-    /// The namespace it names.
-    pub fn namespace(&self) -> Result<Netns, EndpointError> {
-        match (&self.netns, self.pid) {
-            (Some(name), None) => Ok(Netns::Name(name.clone())),
-            (None, Some(pid)) => Ok(Netns::Pid(pid)),
-            _ => Err(EndpointError::Netns),
-        }
-    }
-
-    /// Checks what can be checked without the kernel.
-    fn check(&self) -> Result<Netns, EndpointError> {
-        if self.labels.is_empty() {
-            return Err(EndpointError::NoLabels);
-        }
-        for label in &self.labels {
-            let key = label.split_once(':').map_or(label.as_str(), |(_, key)| key);
-            if key.split('=').next().is_none_or(str::is_empty) {
-                return Err(EndpointError::Label(label.clone()));
-            }
-            if Label::parse(label).is_ok_and(|label| is_label(&label)) {
-                return Err(EndpointError::MadeLabel(label.clone()));
-            }
-        }
-        NamedPorts::parse(&self.named_ports)?;
-        self.namespace()
-    }
-
-    fn resolve(&self, key: &str) -> Result<EndpointSpec, EndpointError> {
-        let netns = self.check()?;
-        let found = discover(&netns, &self.ifname)?;
-        let named = NamedPorts::parse(&self.named_ports)?.labels();
-        let named = named.iter().map(ToString::to_string);
-        Ok(EndpointSpec {
-            key: key.to_owned(),
-            labels: self.labels.iter().cloned().chain(named).collect(),
-            ifindex: found.ifindex,
-            ifname: found.ifname,
-            addresses: found.addresses,
-            mac: found.mac,
-            node_mac: found.node_mac,
-            on_bridge: found.on_bridge,
-            netns: netns.to_string(),
-        })
-    }
-}
+use self::cli::{Added, CliFile};
+use super::discover::{Netns, bridge};
+use crate::core::event::{EndpointSpec, SourceEvent};
 
 /// A document that is not in force, and why: for `status`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -139,7 +36,7 @@ pub struct Unresolved {
     pub reason: String,
 }
 
-/// An endpoint that the first listing lacks loses its policy: what may pass is tried again.
+/// The first listing tries again what may pass.
 const ATTEMPTS: u32 = 5;
 const PAUSE: Duration = Duration::from_millis(200);
 
@@ -156,27 +53,68 @@ struct State {
     dir: Option<PathBuf>,
     file: CliFile,
     documents: BTreeMap<String, EndpointDocument>,
-    resolved: BTreeMap<String, EndpointSpec>,
+    /// Files of the directory that cannot be read to their end.
+    torn: BTreeSet<String>,
+    /// The directory could be read.
+    listed: bool,
+    found: BTreeMap<String, Found>,
+    /// Documents to resolve again although their interface is still there.
+    stale: BTreeSet<String>,
     unresolved: BTreeMap<String, String>,
     /// The last look failed for a reason that may pass.
     passing: bool,
 }
 
+/// Where an endpoint is.
+struct Found {
+    spec: EndpointSpec,
+    /// The namespace that its document named then; none = not known.
+    namespace: Option<NamespaceId>,
+    delivered: bool,
+    /// Another document has this interface now.
+    superseded: bool,
+}
+
+/// Device and inode of a network namespace. An inode may be used again once the namespace is
+/// gone, and its interfaces with it.
+type NamespaceId = (u64, u64);
+
 impl EndpointBook {
     /// Of a directory and the list of endpoints added by command, which is
-    /// read here. `deliver` gets the events; it may block while the core is busy.
+    /// read here. `restored` are the endpoints of the last run on this boot. `deliver` gets the
+    /// events; it may block while the core is busy.
     pub fn open(
         dir: Option<PathBuf>,
         file: CliFile,
+        restored: Vec<EndpointSpec>,
         deliver: impl Fn(SourceEvent<EndpointSpec>) + Send + Sync + 'static,
     ) -> Result<Arc<Self>, EndpointError> {
-        let documents = file.read()?;
+        let documents = match file.read()? {
+            Added::Documents(documents) => documents,
+            Added::Damaged => {
+                let documents = cli::recovered(&restored);
+                file.write(documents.iter())?;
+                documents
+            }
+        };
+        let found = restored.into_iter().map(|spec| {
+            let found = Found {
+                namespace: None,
+                delivered: false,
+                superseded: false,
+                spec,
+            };
+            (found.spec.key.clone(), found)
+        });
         Ok(Arc::new(Self {
             state: Mutex::new(State {
                 dir,
                 file,
+                stale: documents.keys().cloned().collect(),
                 documents,
-                resolved: BTreeMap::new(),
+                torn: BTreeSet::new(),
+                listed: false,
+                found: found.collect(),
                 unresolved: BTreeMap::new(),
                 passing: false,
             }),
@@ -204,11 +142,33 @@ impl EndpointBook {
         self.state.lock().refresh(&*self.deliver);
     }
 
+    /// Follows endpoints whose interface is gone or whose namespace is another one now, and those
+    /// that are not found yet. Cheap where nothing changed.
+    pub fn follow(&self) {
+        let mut state = self.state.lock();
+        let settled =
+            |(key, found): &(&String, &Found)| found.is_settled(state.documents.get(*key));
+        let moved = state.found.iter().filter(|entry| !settled(entry));
+        let moved = moved.map(|(key, _)| key);
+        let missing = state.documents.iter().filter(|(key, document)| {
+            let netns = document.namespace();
+            !state.found.contains_key(*key) && netns.is_ok_and(|netns| netns.path().exists())
+        });
+        let keys = moved.chain(missing.map(|(key, _)| key));
+        for key in keys.cloned().collect::<Vec<_>>() {
+            state.follow(&key, &*self.deliver);
+        }
+    }
+
     /// Adds one by command; it is on disk before the core hears of it.
     pub fn add(&self, document: EndpointDocument) -> Result<EndpointSpec, EndpointError> {
         let netns = document.check()?;
         let key = cli::key(&netns, &document.ifname);
-        let spec = document.resolve(&key)?;
+        let before = self.state.lock().still_there(&key);
+        let namespace = namespace_id(&netns);
+        // The operator means the process that has this number now.
+        let before = before.filter(|_| document.pid.is_none());
+        let spec = document.resolve(&key, before.as_ref())?;
         let mut state = self.state.lock();
         if let Some(other) = state.other_with(spec.ifindex, &key) {
             return Err(EndpointError::Taken {
@@ -217,10 +177,25 @@ impl EndpointBook {
                 other,
             });
         }
-        state.documents.insert(key.clone(), document);
-        state.save()?;
+        let replaced = state.documents.insert(key.clone(), document);
+        if let Err(error) = state.save() {
+            match replaced {
+                Some(before) => state.documents.insert(key, before),
+                None => state.documents.remove(&key),
+            };
+            return Err(error);
+        }
+        state.stale.remove(&key);
         state.unresolved.remove(&key);
-        state.resolved.insert(key, spec.clone());
+        state.found.insert(
+            key,
+            Found {
+                spec: spec.clone(),
+                namespace,
+                delivered: true,
+                superseded: false,
+            },
+        );
         (self.deliver)(SourceEvent::Apply(spec.clone()));
         Ok(spec)
     }
@@ -233,9 +208,8 @@ impl EndpointBook {
         }
         state.save()?;
         state.unresolved.remove(key);
-        if state.resolved.remove(key).is_some() {
-            (self.deliver)(SourceEvent::Delete(key.to_owned()));
-        }
+        state.stale.remove(key);
+        state.forget(key, &*self.deliver);
         Ok(())
     }
 
@@ -259,120 +233,211 @@ impl State {
         Ok(self.file.write(added)?)
     }
 
+    /// Another document that has this interface. One that is to be resolved again gives it up.
     fn other_with(&self, ifindex: u32, key: &str) -> Option<String> {
-        self.resolved
-            .values()
-            .find(|spec| spec.ifindex == ifindex && spec.key != key)
-            .map(|spec| spec.key.clone())
+        let mut others = self.found.iter().filter(|(other, found)| {
+            found.spec.ifindex == ifindex
+                && *other != key
+                && !found.superseded
+                && !self.stale.contains(*other)
+                && self.is_wanted(other)
+        });
+        others.next().map(|(other, _)| other.clone())
+    }
+
+    /// Whether an endpoint has a document, or may have one in what cannot be read.
+    fn is_wanted(&self, key: &str) -> bool {
+        self.documents.contains_key(key)
+            || (dir::is_key(key)
+                && self.dir.is_some()
+                && (!self.listed || self.torn.contains(dir::file_of(key))))
+    }
+
+    /// Where an endpoint was found, if that interface is still there.
+    fn still_there(&self, key: &str) -> Option<EndpointSpec> {
+        let found = self.found.get(key).filter(|found| !found.superseded)?;
+        found.interface_exists().then(|| found.spec.clone())
     }
 
     fn refresh(&mut self, deliver: &Deliver) {
         if let Some(dir) = self.dir.clone() {
-            self.reread(&dir, deliver);
+            self.reread(&dir);
         }
-        let on_bridges = bridge::ports().ok();
-        let same_place = |spec: &EndpointSpec| {
-            let ports = on_bridges.as_ref();
-            ports.is_none_or(|ports| ports.contains(&spec.ifindex) == spec.on_bridge)
-        };
-        for (key, document) in self.documents.clone() {
-            let spec = self.resolved.get(&key);
-            let settled = spec.is_some_and(|spec| still_there(spec) && same_place(spec));
-            if !settled {
-                self.try_again(&key, &document, deliver);
+        let unwanted = self.found.keys().filter(|key| !self.is_wanted(key));
+        for key in unwanted.cloned().collect::<Vec<_>>() {
+            self.forget(&key, deliver);
+        }
+        let bridged = bridge::ports().ok();
+        for key in self.documents.keys().cloned().collect::<Vec<_>>() {
+            let found = self.found.get(&key);
+            let settled = found.is_some_and(|found| {
+                let is_bridged = |ports: &BTreeSet<u32>| ports.contains(&found.spec.ifindex);
+                found.is_settled(self.documents.get(&key))
+                    && bridged
+                        .as_ref()
+                        .is_none_or(|ports| is_bridged(ports) == found.spec.on_bridge)
+            });
+            if !settled || self.stale.contains(&key) {
+                self.follow(&key, deliver);
             }
+        }
+        // Endpoints of documents that cannot be read now.
+        let kept = self
+            .found
+            .keys()
+            .filter(|key| !self.documents.contains_key(*key));
+        for key in kept.cloned().collect::<Vec<_>>() {
+            self.follow(&key, deliver);
         }
     }
 
-    fn reread(&mut self, dir: &std::path::Path, deliver: &Deliver) {
+    fn reread(&mut self, dir: &Path) {
         let read = match dir::read(dir) {
             Ok(read) => read,
             Err(error) => {
-                tracing::warn!(dir = %dir.display(), %error, "cannot read the endpoint directory; keeping what was read before");
+                let reason = format!(
+                    "the directory cannot be read: {error}; make it readable; endpoints keep \
+                     their last policy"
+                );
+                self.note(&dir.display().to_string(), &reason);
                 return;
             }
         };
-        let gone: Vec<String> = self
-            .documents
-            .keys()
-            .filter(|key| !cli::is_key(key) && !read.contains_key(*key))
-            .cloned()
+        self.listed = true;
+        self.torn = read.torn;
+        let listed: BTreeSet<String> = read.documents.keys().cloned().collect();
+        let documents = std::mem::take(&mut self.documents);
+        self.documents = documents
+            .into_iter()
+            .filter(|(key, _)| {
+                let torn = || self.torn.contains(dir::file_of(key));
+                !dir::is_key(key) || listed.contains(key) || torn()
+            })
             .collect();
-        for key in gone {
-            self.documents.remove(&key);
-            self.unresolved.remove(&key);
-            if self.resolved.remove(&key).is_some() {
-                deliver(SourceEvent::Delete(key));
-            }
-        }
         self.unresolved
-            .retain(|key, _| self.documents.contains_key(key) || read.contains_key(key));
-        for (key, document) in read {
+            .retain(|key, _| self.documents.contains_key(key) || listed.contains(key));
+        for (key, document) in read.documents {
             match document {
                 Ok(document) if self.documents.get(&key) == Some(&document) => {}
                 Ok(document) => {
                     self.documents.insert(key.clone(), document);
-                    // Resolved anew by the caller; the old version stays until then.
-                    if let Some(spec) = self.resolved.get_mut(&key) {
-                        spec.ifindex = 0;
-                    }
+                    // The old version stays until this one is resolved.
+                    self.stale.insert(key);
                 }
-                Err(error) => self.note(&key, &error),
+                Err(error) => self.note(&key, &error.to_string()),
             }
         }
+        self.stale.retain(|key| self.documents.contains_key(key));
     }
 
-    fn try_again(&mut self, key: &str, document: &EndpointDocument, deliver: &Deliver) {
-        let resolved =
-            document
-                .resolve(key)
-                .and_then(|spec| match self.other_with(spec.ifindex, key) {
-                    Some(other) => Err(EndpointError::Taken {
-                        netns: document.namespace()?,
-                        ifname: document.ifname.clone(),
-                        other,
-                    }),
-                    None => Ok(spec),
-                });
-        match resolved {
-            Ok(spec) => {
+    /// Resolves a document. What cannot be found again stays as it was while its interface
+    /// exists.
+    fn follow(&mut self, key: &str, deliver: &Deliver) {
+        let before = self.still_there(key);
+        let Some(document) = self.documents.get(key).cloned() else {
+            match before {
+                Some(spec) => self.put(key, spec, None, deliver),
+                None => self.forget(key, deliver),
+            }
+            return;
+        };
+        let netns = document.namespace();
+        let namespace = netns.as_ref().ok().and_then(namespace_id);
+        let found = document.resolve(key, before.as_ref()).and_then(|spec| {
+            match self.other_with(spec.ifindex, key) {
+                Some(other) => Err(EndpointError::Taken {
+                    netns: netns?,
+                    ifname: document.ifname.clone(),
+                    other,
+                }),
+                None => Ok(spec),
+            }
+        });
+        match (found, before) {
+            (Ok(spec), _) => {
+                self.stale.remove(key);
                 self.unresolved.remove(key);
-                self.resolved.insert(key.to_owned(), spec.clone());
-                deliver(SourceEvent::Apply(spec));
+                self.put(key, spec, namespace, deliver);
             }
-            Err(error) => {
-                self.note(key, &error);
-                self.passing |= matches!(
-                    error,
-                    EndpointError::Discover(
-                        DiscoverError::Netlink { .. } | DiscoverError::Enter { .. }
-                    )
-                );
-                let gone = matches!(
-                    error,
-                    EndpointError::Discover(
-                        DiscoverError::NoNetns(_)
-                            | DiscoverError::NoInterface { .. }
-                            | DiscoverError::NoPeer { .. }
-                    )
-                );
-                if gone && self.resolved.remove(key).is_some() {
-                    deliver(SourceEvent::Delete(key.to_owned()));
-                }
+            (Err(error), Some(before)) => {
+                self.passing |= error.is_passing();
+                let ifname = &before.ifname;
+                let reason =
+                    format!("{error}; it keeps its last policy while interface {ifname} exists");
+                self.note(key, &reason);
+                self.stale.insert(key.to_owned());
+                let kept = document.relabelled(before.clone()).unwrap_or(before);
+                self.put(key, kept, None, deliver);
+            }
+            (Err(error), None) => {
+                self.passing |= error.is_passing();
+                self.note(key, &error.to_string());
+                self.forget(key, deliver);
             }
         }
     }
 
-    fn note(&mut self, key: &str, error: &EndpointError) {
-        let reason = error.to_string();
-        if self.unresolved.get(key) != Some(&reason) {
-            tracing::warn!(endpoint = key, %reason, "endpoint is not in force");
-            self.unresolved.insert(key.to_owned(), reason);
+    fn put(
+        &mut self,
+        key: &str,
+        spec: EndpointSpec,
+        namespace: Option<NamespaceId>,
+        deliver: &Deliver,
+    ) {
+        let before = self.found.get(key);
+        let told = before.is_some_and(|before| before.delivered && before.spec == spec);
+        let found = Found {
+            spec: spec.clone(),
+            namespace,
+            delivered: true,
+            superseded: false,
+        };
+        for other in self.found.values_mut() {
+            other.superseded |= other.spec.ifindex == spec.ifindex;
+        }
+        self.found.insert(key.to_owned(), found);
+        if !told {
+            deliver(SourceEvent::Apply(spec));
+        }
+    }
+
+    fn forget(&mut self, key: &str, deliver: &Deliver) {
+        let found = self.found.remove(key);
+        if found.is_some_and(|found| found.delivered) {
+            deliver(SourceEvent::Delete(key.to_owned()));
+        }
+    }
+
+    fn note(&mut self, key: &str, reason: &str) {
+        if self.unresolved.get(key).map(String::as_str) != Some(reason) {
+            tracing::warn!(endpoint = key, %reason, "endpoint is not in force as its document says");
+            self.unresolved.insert(key.to_owned(), reason.to_owned());
         }
     }
 }
 
-/// Whether the host-side interface is still the one that was found.
-fn still_there(spec: &EndpointSpec) -> bool {
-    if_indextoname(spec.ifindex).is_ok_and(|name| name.to_str() == Ok(spec.ifname.as_str()))
+impl Found {
+    /// Whether the host-side interface is still the one that was found.
+    fn interface_exists(&self) -> bool {
+        let name = if_indextoname(self.spec.ifindex);
+        name.is_ok_and(|name| name.to_str() == Ok(self.spec.ifname.as_str()))
+    }
+
+    /// Whether the interface is there, and the document's namespace is the one where it was
+    /// found.
+    fn is_settled(&self, document: Option<&EndpointDocument>) -> bool {
+        let netns = document.and_then(|document| document.namespace().ok());
+        let now = netns.as_ref().and_then(namespace_id);
+        let replaced = matches!((self.namespace, now), (Some(then), Some(now)) if then != now);
+        !replaced && !self.superseded && self.interface_exists()
+    }
+}
+
+/// Which namespace a name stands for now. A process that ended names none.
+fn namespace_id(netns: &Netns) -> Option<NamespaceId> {
+    let Netns::Name(_) = netns else {
+        return None;
+    };
+    let file = std::fs::metadata(netns.path()).ok()?;
+    Some((file.dev(), file.ino()))
 }

@@ -106,7 +106,10 @@ impl Peer {
     /// Takes the name from its Hello; the first one counts.
     pub fn named(&self, instance: &str) {
         if !instance.is_empty() {
-            let _kept = self.instance.set(instance.chars().take(64).collect());
+            // It is shown on terminals.
+            let shown = instance.chars().take(64);
+            let shown = shown.map(|c| if c.is_control() { '?' } else { c });
+            let _kept = self.instance.set(shown.collect());
         }
     }
 }

@@ -3,7 +3,6 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use ipnet::IpNet;
-use serde::Deserialize as _;
 use serde_json::Value;
 
 use super::{
@@ -11,7 +10,11 @@ use super::{
     rule::Rule,
     validate::{Fault, Scope, group, rule, warnings},
 };
-use crate::{ipcache::metadata::Source, labels::LabelSet};
+use crate::{
+    ipcache::metadata::Source,
+    labels::LabelSet,
+    yaml::{self, YamlError},
+};
 
 /// A policy document that was read without error.
 #[derive(Clone, Debug, PartialEq)]
@@ -84,24 +87,18 @@ pub struct PolicyError {
 /// Reads every document of `text`. `source_name` is for error messages (a file name).
 pub fn parse_documents(text: &str, source_name: &str) -> Vec<Result<PolicyDocument, PolicyError>> {
     let mut found = Vec::new();
-    for (number, part) in serde_yaml_ng::Deserializer::from_str(text).enumerate() {
-        // By way of the YAML value: it refuses a key that occurs twice.
-        let value =
-            serde_yaml_ng::Value::deserialize(part).and_then(serde_yaml_ng::from_value::<Value>);
-        match value {
+    let faulty = |number: usize, fault: &YamlError| PolicyError {
+        source_name: source_name.to_owned(),
+        key: None,
+        field: format!("document {}", number + 1),
+        reason: fault.to_string(),
+        remedy: fault.remedy().to_owned(),
+    };
+    for (number, document) in yaml::documents(text).iter().enumerate() {
+        match document.value() {
             Ok(Value::Null) => {}
             Ok(value) => read(&value, source_name, &mut found),
-            Err(error) => {
-                found.push(Err(PolicyError {
-                    source_name: source_name.to_owned(),
-                    key: None,
-                    field: format!("document {}", number + 1),
-                    reason: format!("is not valid YAML or JSON: {error}"),
-                    remedy: "mend the syntax; documents after it were not read".to_owned(),
-                }));
-                // The reader cannot find its way after a syntax error.
-                break;
-            }
+            Err(fault) => found.push(Err(faulty(number, &fault))),
         }
     }
     found
@@ -130,6 +127,8 @@ fn read(value: &Value, source: &str, found: &mut Vec<Result<PolicyDocument, Poli
 fn document(value: &Value, source: &str) -> Result<PolicyDocument, (Option<String>, Fault)> {
     let (kind, key, scope) = head(value).map_err(|fault| (None, fault))?;
     let with_key = |fault| (Some(key.clone()), fault);
+    yaml::check_size(value)
+        .map_err(|fault| with_key(Fault::new("document", &fault.to_string(), fault.remedy())))?;
     let without_rules = |group, cluster| PolicyDocument {
         key: key.clone(),
         source: source.to_owned(),

@@ -411,6 +411,14 @@ fn name_rule(path: &str, value: &Value, make: fn(String) -> NameRule) -> Checked
 pub fn warnings(rules: &[Rule]) -> Vec<String> {
     let mut found = Vec::new();
     for rule in rules.iter().flat_map(|rule| &rule.egress.peers) {
+        if !rule.deny && is_every_name(&rule.peers) {
+            found.push(format!(
+                "{}: toFQDNs selects every name: whoever answers for any name opens any address \
+                 (DNS rebinding), except those of --tofqdns-refuse-prefix; name the names, or deny \
+                 your own networks with egressDeny and toCIDR",
+                rule.path
+            ));
+        }
         if rule.ports.iter().any(|port| port.dns.is_some()) && is_anyone(&rule.peers) {
             found.push(format!(
                 "{}: a DNS rule allows any server: whoever runs one can give any address an \
@@ -420,6 +428,19 @@ pub fn warnings(rules: &[Rule]) -> Vec<String> {
         }
     }
     found
+}
+
+/// Whether a pattern among the peers matches names of any zone.
+fn is_every_name(peers: &Peers) -> bool {
+    let Peers::Selectors(list) = peers else {
+        return false;
+    };
+    list.iter().any(|selector| match selector {
+        Selector::Fqdn(FqdnSelector::Pattern(text)) => {
+            text.chars().all(|c| matches!(c, '*' | '.')) && text.contains('*')
+        }
+        _ => false,
+    })
 }
 
 /// Whether servers nobody vouches for are among the peers.

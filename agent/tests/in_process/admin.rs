@@ -21,7 +21,8 @@ use crate::lab::{Lab, mapping, pod, policy};
 fn serve(lab: &Lab) -> Client {
     let socket = lab.dir.path().join("run/admin.sock");
     let listener = peer::bind(&socket, None).unwrap();
-    let endpoints = EndpointBook::open(None, CliFile::in_dir(lab.dir.path()), |_| {}).unwrap();
+    let endpoints =
+        EndpointBook::open(None, CliFile::in_dir(lab.dir.path()), Vec::new(), |_| {}).unwrap();
     let admin = Admin {
         core: lab.core.clone(),
         proxies: lab.proxies.clone(),
@@ -118,10 +119,9 @@ async fn what_cannot_be_done_is_said_with_the_remedy() {
     let client = serve(&lab);
     let document = EndpointDocument {
         netns: Some("hf-none-such".to_owned()),
-        pid: None,
         ifname: "eth0".to_owned(),
         labels: vec!["k8s:app=web".to_owned()],
-        named_ports: Vec::new(),
+        ..EndpointDocument::default()
     };
     let error = client
         .post::<EndpointView>("/v1/endpoints", &document)

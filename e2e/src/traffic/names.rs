@@ -53,9 +53,11 @@ pub fn zone_file(names: &Names) -> String {
         "$ORIGIN {ZONE}.\n$TTL 600\n@ IN SOA ns hostmaster 1 3600 600 86400 60\n@ IN NS ns\nns IN A 192.0.2.2\n"
     );
     for number in 0..names.all {
+        // Every other one lasts a day: longer than a lease may.
+        let ttl = if number % 2 == 0 { 600 } else { 86_400 };
         let _ = writeln!(
             zone,
-            "n{number} IN A {}\nn{number} IN AAAA {}",
+            "n{number} {ttl} IN A {}\nn{number} {ttl} IN AAAA {}",
             v4(number),
             v6(number)
         );

@@ -10,6 +10,7 @@ use crate::{
         kept::{Kept, Key, Told},
     },
     name::Fqdn,
+    quota::Holder,
 };
 
 /// What the journal is told.
@@ -25,6 +26,17 @@ pub enum Note {
     Revoked(Option<Fqdn>, Vec<IpAddr>),
 }
 
+impl Note {
+    /// The endpoint that has it written; none of a revocation.
+    pub(super) fn holder(&self) -> Option<Holder> {
+        match self {
+            Self::Learned(mapping, _) => Some(mapping.endpoint.into()),
+            Self::Settled(key, ..) | Self::Forgotten(key, ..) => Some(key.0.into()),
+            Self::Revoked(..) => None,
+        }
+    }
+}
+
 /// A mapping out of a journal, and for how many seconds from `seen_at` it counts.
 pub type Written = (Mapping, u32);
 
@@ -35,7 +47,8 @@ pub struct Ledger {
 }
 
 impl Ledger {
-    /// Holds `limit` pairs at most; those that end soonest go first.
+    /// Holds `limit` pairs at most; beyond, the endpoint with most pairs loses those that end
+    /// soonest.
     pub fn new(limit: usize) -> Self {
         Self {
             pairs: Kept::new(limit),
@@ -99,7 +112,7 @@ impl Ledger {
         self.pairs.expire(now);
     }
 
-    /// Lets go of the sixteenth that ends soonest.
+    /// Lets go of a sixteenth: of the endpoints with most pairs, those that end soonest.
     pub fn shrink(&mut self) {
         if !self.pairs.is_empty() {
             self.pairs.shrink();

@@ -71,9 +71,11 @@ impl Process {
                 .may_wait(BootTime::now(), Duration::from_secs(9))
         });
         let (sender, done) = mpsc::channel();
-        let waits = self
-            .journal
-            .note_first(note, Box::new(move |_| sender.send(()).unwrap()));
+        let waits = self.journal.note_first(
+            key(&note).0,
+            note,
+            Box::new(move |_| sender.send(()).unwrap()),
+        );
         assert!(waits.is_ok());
         done.recv_timeout(Duration::from_secs(20)).unwrap();
     }
@@ -239,4 +241,34 @@ async fn the_file_stays_small_and_comes_back() {
     let bytes = fs::read(one.file()).unwrap();
     assert_eq!(Ledger::read(&bytes, BOOT, 9).unwrap().0.len(), 1);
     one.journal.close().await;
+}
+
+/// The disk stands still while one endpoint asks for ever new names.
+#[test]
+fn an_endpoint_that_fills_the_queue_keeps_no_other_from_the_journal() {
+    let journal = Journal::default();
+    journal.attend();
+    let of = |endpoint: u16, name: &str| {
+        let Note::Learned(mut mapping, lasts) = learned(name) else {
+            unreachable!()
+        };
+        mapping.endpoint.id = shared_maps::EndpointId(endpoint);
+        (mapping.endpoint, Note::Learned(mapping, lasts))
+    };
+    for n in 0..2 * QUEUE {
+        let (endpoint, note) = of(1, &format!("a{n}."));
+        let _released = journal.note_first(endpoint, note, Box::new(|_| {}));
+    }
+    assert!(journal.stats().skipped.get() > 0);
+    let (endpoint, note) = of(2, "b.");
+    assert!(journal.note_first(endpoint, note, Box::new(|_| {})).is_ok());
+    assert!(journal.wait_behind(endpoint, Box::new(|_| {})).is_ok());
+    let (notes, waiting) = journal.take();
+    assert!(notes.len() <= QUEUE && waiting.len() <= WAITING);
+    assert!(notes.iter().any(|note| key(note).0 == endpoint));
+    journal.written();
+    assert!(
+        journal.wait_behind(endpoint, Box::new(|_| {})).is_err(),
+        "all is written"
+    );
 }

@@ -3,7 +3,10 @@
 use std::time::Duration;
 
 use fqdn_proto::native as wire;
-use tokio::{sync::mpsc, time::interval};
+use tokio::{
+    sync::mpsc,
+    time::{Interval, MissedTickBehavior, interval},
+};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::Streaming;
 use wire::mapping_down::Kind;
@@ -19,6 +22,8 @@ const CALL: &str = "UpdateMappings";
 const AHEAD: usize = 4;
 /// Refreshes that wait to go together become due without anybody telling.
 const LOOK: Duration = Duration::from_millis(100);
+/// How often it is noted that nothing more came, while an answer waits for a result.
+const BEAT: Duration = Duration::from_millis(10);
 
 /// A stream whose first message, the agent's epoch, has come.
 #[derive(Debug)]
@@ -58,34 +63,55 @@ impl Opened {
     pub(super) async fn run(self, link: &Link) -> Result<Never, SessionError> {
         let Self { up, down, .. } = self;
         tokio::select! {
-            ended = send(link, up) => ended,
+            // First, so that a beat of the other one finds nothing unread.
+            biased;
             ended = receive(link, down) => ended,
+            ended = send(link, up) => ended,
         }
     }
 }
 
 async fn send(link: &Link, up: mpsc::Sender<wire::MappingUp>) -> Result<Never, SessionError> {
     let mut look = interval(LOOK);
+    let mut beat = interval(BEAT);
+    look.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    beat.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
+        let waits = link.sink.is_waiting();
         tokio::select! {
             () = link.sink.has_work() => {}
             _ = look.tick() => {}
+            _ = beat.tick(), if waits => {
+                link.sink.heard_all(BootTime::now());
+                continue;
+            }
         }
         loop {
             // Room first: a batch that was taken can no longer go with later ones.
-            let room = up
-                .reserve()
-                .await
-                .map_err(|_| SessionError::Closed { what: CALL })?;
+            let room = room(link, &up, &mut beat).await?;
             let mut messages =
                 convert::batch_out(link.sink.next_batch(BootTime::now())).into_iter();
             let Some(first) = messages.next() else { break };
             room.send(first);
             for message in messages {
-                up.send(message)
-                    .await
-                    .map_err(|_| SessionError::Closed { what: CALL })?;
+                self::room(link, &up, &mut beat).await?.send(message);
             }
+        }
+    }
+}
+
+/// Waits for room. An agent that reads nothing is one that answers nothing.
+async fn room<'u>(
+    link: &Link,
+    up: &'u mpsc::Sender<wire::MappingUp>,
+    beat: &mut Interval,
+) -> Result<mpsc::Permit<'u, wire::MappingUp>, SessionError> {
+    loop {
+        tokio::select! {
+            permit = up.reserve() => {
+                return permit.map_err(|_| SessionError::Closed { what: CALL });
+            }
+            _ = beat.tick() => link.sink.heard_all(BootTime::now()),
         }
     }
 }

@@ -1,7 +1,7 @@
 //! Rules down; acknowledgements up.
 
 use fqdn_proto::native as wire;
-use tokio::sync::mpsc;
+use tokio::{sync::mpsc, task::spawn_blocking};
 use tokio_stream::wrappers::ReceiverStream;
 
 use super::{
@@ -23,6 +23,7 @@ pub(super) async fn run(link: &Link, client: &mut Client) -> Result<Never, Sessi
         what: CALL,
         status: Box::new(status),
     };
+    let session = link.board.sessions();
     let (acks, sent) = mpsc::channel(ACKS_AHEAD);
     let call = client.update_dns_rules(ReceiverStream::new(sent));
     let mut down = call.await.map_err(broken)?.into_inner();
@@ -33,7 +34,15 @@ pub(super) async fn run(link: &Link, client: &mut Client) -> Result<Never, Sessi
         let Some(complete) = assembly.push(update)? else {
             continue;
         };
-        let ack = apply(link, complete);
+        // Elsewhere: compiling rules may take seconds, and mappings go on.
+        let to = link.clone();
+        let applied = spawn_blocking(move || apply(&to, session, complete));
+        let applied = applied
+            .await
+            .map_err(|error| SessionError::Protocol(error.to_string()))?;
+        let Some(ack) = applied else {
+            return Err(SessionError::Closed { what: CALL });
+        };
         let acked = ack.nack.is_empty().then_some(ack.revision);
         acks.send(ack)
             .await
@@ -44,7 +53,8 @@ pub(super) async fn run(link: &Link, client: &mut Client) -> Result<Never, Sessi
     }
 }
 
-fn apply(link: &Link, complete: Complete) -> wire::RulesAck {
+/// `None`: the session is over, and what is in force now is newer.
+fn apply(link: &Link, session: u64, complete: Complete) -> Option<wire::RulesAck> {
     let Complete {
         epoch,
         revision,
@@ -65,10 +75,13 @@ fn apply(link: &Link, complete: Complete) -> wire::RulesAck {
                 "rules refused; the old ones stay in force"
             );
             link.board.rules_refused(revision, &ack.nack);
-            return ack;
+            return Some(ack);
         }
     };
     let _writing = link.board.writing_rules();
+    if link.board.sessions() != session {
+        return None;
+    }
     // First: from here on a lease of an older revision must not release an answer.
     link.sink.rules_applied(epoch.clone(), revision);
     let errors = match &content {
@@ -84,5 +97,5 @@ fn apply(link: &Link, complete: Complete) -> wire::RulesAck {
         "rules applied"
     );
     link.board.rules_from_agent(epoch, revision);
-    ack
+    Some(ack)
 }

@@ -9,15 +9,19 @@ use std::{
 use crate::{
     arena::{Arena, Key},
     query_log::Entries,
+    quota::{Holder, Quota},
     upstream::udp::Joined,
 };
 
-/// Answers held per worker at most.
-const MAX_HELD: usize = 16_384;
+/// Bytes of answers held per worker at most, and an endpoint's share of them.
+const MAX_BYTES: usize = 16 << 20;
+/// Bytes that an answer counts besides its own.
+const OVERHEAD: usize = 512;
 
 /// An answer that waits.
 #[derive(Debug)]
 pub(super) struct HeldAnswer {
+    pub(super) holder: Holder,
     pub(super) bytes: Vec<u8>,
     pub(super) client: SocketAddr,
     pub(super) server: SocketAddr,
@@ -31,9 +35,16 @@ pub(super) struct HeldAnswer {
     pub(super) since: Instant,
 }
 
+impl HeldAnswer {
+    fn units(&self) -> usize {
+        OVERHEAD + self.bytes.len()
+    }
+}
+
 /// All of one worker's.
 pub(super) struct Held {
     answers: Arena<Option<HeldAnswer>>,
+    quota: Quota,
     deadlines: VecDeque<(Instant, Key)>,
     max_delay: Duration,
 }
@@ -42,6 +53,7 @@ impl Held {
     pub(super) fn new(max_delay: Duration) -> Self {
         Self {
             answers: Arena::default(),
+            quota: Quota::new(MAX_BYTES),
             deadlines: VecDeque::new(),
             max_delay,
         }
@@ -51,9 +63,9 @@ impl Held {
         self.answers.len()
     }
 
-    /// Whether another answer may be held.
-    pub(super) fn has_room(&self) -> bool {
-        self.answers.len() < MAX_HELD
+    /// Whether another answer of so many bytes may be held for `holder`.
+    pub(super) fn has_room(&self, holder: Holder, bytes: usize) -> bool {
+        self.quota.allows(holder, OVERHEAD + bytes)
     }
 
     /// A place for an answer that may have to be held.
@@ -65,6 +77,7 @@ impl Held {
     pub(super) fn hold(&mut self, key: Key, answer: HeldAnswer) {
         let deadline = answer.since + self.max_delay;
         if let Some(place) = self.answers.get_mut(key) {
+            self.quota.add(answer.holder, answer.units());
             *place = Some(answer);
             self.deadlines.push_back((deadline, key));
         }
@@ -72,7 +85,9 @@ impl Held {
 
     /// Takes an answer out, or gives an unused place back.
     pub(super) fn take(&mut self, key: Key) -> Option<HeldAnswer> {
-        self.answers.remove(key).flatten()
+        let answer = self.answers.remove(key).flatten()?;
+        self.quota.give_back(answer.holder, answer.units());
+        Some(answer)
     }
 
     /// When the next answer is released whatever happens.
@@ -101,5 +116,44 @@ impl Held {
         }
         let (_, key) = self.deadlines.pop_front()?;
         self.take(key)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn hold(held: &mut Held, holder: Holder, bytes: usize, now: Instant) -> Option<Key> {
+        held.has_room(holder, bytes).then(|| {
+            let key = held.reserve();
+            let any = SocketAddr::from(([127, 0, 0, 1], 53));
+            let answer = HeldAnswer {
+                holder,
+                bytes: vec![0; bytes],
+                client: any,
+                server: any,
+                joined: Vec::new(),
+                logged: Entries::new(),
+                asked: now,
+                since: now,
+            };
+            held.hold(key, answer);
+            key
+        })
+    }
+
+    #[test]
+    fn large_answers_held_for_one_pod_leave_room_for_those_of_another() {
+        let (now, delay) = (Instant::now(), Duration::from_millis(100));
+        let mut held = Held::new(delay);
+        let mut most = 0;
+        while hold(&mut held, Holder::Unknown, 4096, now).is_some() {
+            most += 1;
+        }
+        assert_eq!(most, MAX_BYTES / 2 / (OVERHEAD + 4096));
+        let other = hold(&mut held, Holder::Host, 4096, now).expect("there is room");
+        assert!(held.take(other).is_some());
+        while held.expired(now + delay).is_some() {}
+        assert_eq!((held.len(), held.quota.used()), (0, 0));
     }
 }

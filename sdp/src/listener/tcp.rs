@@ -6,8 +6,7 @@ pub mod frames;
 mod upstream;
 
 use std::{
-    collections::HashMap,
-    net::{IpAddr, SocketAddr},
+    net::SocketAddr,
     pin::Pin,
     sync::{
         Arc,
@@ -16,7 +15,6 @@ use std::{
     time::{Duration, Instant},
 };
 
-use parking_lot::Mutex;
 use tokio::{
     net::{TcpListener, TcpStream},
     runtime::Handle,
@@ -24,8 +22,11 @@ use tokio::{
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use self::connection::Connection;
-use super::{ListenError, SocketOptions};
-use crate::proxy::Proxy;
+use super::{ListenError, SocketOptions, in_flight::InFlight};
+use crate::{
+    proxy::Proxy,
+    quota::{Holder, Seats},
+};
 
 /// Connections that were steered here before the slots were given up have come by then.
 const SETTLE: Duration = Duration::from_millis(50);
@@ -38,8 +39,11 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 pub(super) struct Shared {
     proxy: Arc<Proxy>,
     options: SocketOptions,
-    limit: usize,
-    clients: Mutex<HashMap<IpAddr, usize>>,
+    /// Connections.
+    seats: Seats,
+    /// Bytes of memory for messages.
+    memory: Seats,
+    in_flight: InFlight,
     /// Accept no more, end between queries.
     draining: CancellationToken,
     /// End now.
@@ -67,14 +71,15 @@ impl TcpServer {
     pub(super) fn new(
         proxy: Arc<Proxy>,
         options: SocketOptions,
-        limit: usize,
+        (limit, in_flight): (usize, InFlight),
         runtime: &Handle,
     ) -> Self {
         let shared = Shared {
+            seats: Seats::new(limit.max(1)),
+            memory: Seats::new(proxy.config().tcp_memory),
             proxy,
             options,
-            limit: limit.max(1),
-            clients: Mutex::default(),
+            in_flight,
             draining: CancellationToken::new(),
             stop: CancellationToken::new(),
             cut: AtomicU64::new(0),
@@ -174,67 +179,32 @@ async fn admit(
 ) {
     match accepted {
         Ok((stream, client)) => {
-            let stats = shared.proxy.stats();
-            let Some(seat) = Seat::take(shared, client.ip()) else {
-                stats.tcp_refused.add(1);
-                return;
-            };
+            let proxy = &shared.proxy;
             let server = match shared.options {
                 SocketOptions::Transparent => stream.local_addr().ok(),
                 SocketOptions::Plain { server } => Some(server),
             };
-            if let Some(server) = server {
-                let connection = Connection::new(stream, client, server, Arc::clone(shared));
-                tasks.spawn(async move {
-                    connection.run(Instant::now()).await;
-                    drop(seat);
-                });
-            }
+            // A local process can connect to the proxy itself, from as many addresses as it likes.
+            let server = server.filter(|server| !proxy.leads_back(*server));
+            let holder = Holder::from(proxy.resolver().who(client.ip()));
+            let seat = server.and_then(|_| shared.seats.take(holder));
+            let (Some(server), Some(seat)) = (server, seat) else {
+                proxy.stats().tcp_refused.add(1);
+                return;
+            };
+            let ends = (client, server);
+            let connection = Connection::new(stream, ends, holder, Arc::clone(shared));
+            let open = proxy.stats().tcp_connections.clone();
+            open.up();
+            tasks.spawn(async move {
+                connection.run(Instant::now()).await;
+                open.down();
+                drop(seat);
+            });
         }
         Err(error) => {
             tracing::debug!(%error, "cannot accept a TCP connection");
             tokio::time::sleep(ACCEPT_PAUSE).await;
-        }
-    }
-}
-
-/// One connection's place among all.
-struct Seat {
-    shared: Arc<Shared>,
-    client: IpAddr,
-}
-
-impl Seat {
-    /// A client may have as many connections as there is room left for all:
-    /// alone it gets half, and the more compete, the less each.
-    fn take(shared: &Arc<Shared>, client: IpAddr) -> Option<Self> {
-        let mut clients = shared.clients.lock();
-        let total: usize = clients.values().sum();
-        let own = clients.entry(client).or_default();
-        if *own >= shared.limit.saturating_sub(total) {
-            if *own == 0 {
-                clients.remove(&client);
-            }
-            return None;
-        }
-        *own += 1;
-        shared.proxy.stats().tcp_connections.up();
-        Some(Self {
-            shared: Arc::clone(shared),
-            client,
-        })
-    }
-}
-
-impl Drop for Seat {
-    fn drop(&mut self) {
-        self.shared.proxy.stats().tcp_connections.down();
-        let mut clients = self.shared.clients.lock();
-        if let Some(own) = clients.get_mut(&self.client) {
-            *own -= 1;
-            if *own == 0 {
-                clients.remove(&self.client);
-            }
         }
     }
 }

@@ -21,6 +21,7 @@ use super::{
     SocketOptions,
     control::{Control, Leaving},
     held::Held,
+    in_flight::InFlight,
     replies::Replies,
 };
 use crate::{
@@ -82,6 +83,7 @@ pub(super) struct Worker {
     /// Answers of a batch that are released, and who to.
     released: Vec<(usize, SocketAddr)>,
     upstream: UdpUpstream,
+    in_flight: InFlight,
     replies: Replies,
     held: Held,
     realised: Vec<(Key, Realised)>,
@@ -96,13 +98,13 @@ pub(super) struct Worker {
 }
 
 impl Worker {
-    /// `limit`: queries in flight at most.
+    /// `in_flight`: the limit that all workers and TCP divide.
     pub(super) fn new(
         proxy: Arc<Proxy>,
         control: Arc<Control>,
         options: SocketOptions,
         sockets: Vec<(OwnedFd, bool)>,
-        limit: usize,
+        in_flight: InFlight,
         member: Option<Member>,
     ) -> io::Result<Self> {
         let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?;
@@ -122,10 +124,11 @@ impl Worker {
         Ok(Self {
             upstream: UdpUpstream::new(
                 marked,
-                limit,
+                in_flight.udp_limit(),
                 proxy.config().timeout,
                 proxy.stats().fallbacks.clone(),
             ),
+            in_flight,
             replies: Replies::new(options),
             held: Held::new(proxy.config().max_delay),
             proxy,

@@ -1,15 +1,27 @@
 //! Every unexpired mapping, kept so that an agent that comes back can be told again.
 //!
-//! One entry per endpoint, name and address. Bounded: what expires soonest is
-//! dropped first, and counted.
+//! One entry per endpoint, name and address. Bounded: when the table is full, the endpoint
+//! with most pairs loses those that end soonest, and they are counted. No operation on an
+//! answer walks more than that answer's addresses.
+
+mod pair;
 
 use std::{
-    collections::HashMap,
+    collections::{HashMap, hash_map::Entry},
     net::{IpAddr, SocketAddr},
 };
 
-use super::{BootTime, EndpointInstance, Mapping};
-use crate::{name::Fqdn, policy::rule::Transport};
+use foldhash::quality::RandomState;
+
+use self::pair::Pair;
+pub use self::pair::Told;
+#[cfg(test)]
+use super::steps;
+use super::{
+    BootTime, EndpointInstance, Mapping,
+    holdings::{Holdings, Serial},
+};
+use crate::{name::Fqdn, policy::rule::Transport, wire::answer::MAX_ADDRESSES};
 
 /// How long after its TTL a pair that no agent has made durable is still kept, seconds.
 const UNSETTLED_SECS: u64 = 300;
@@ -23,6 +35,13 @@ const BEHIND: u64 = 8;
 
 /// The same while none is there: answers within a second are written once.
 const BEHIND_AWAY: u64 = 1_000_000_000;
+
+/// Pairs of one name of one endpoint at most; beyond, the quarter that ends soonest goes. Four
+/// times what the agent takes of one answer, and by default of one name.
+const PER_NAME: usize = 4 * MAX_ADDRESSES;
+
+/// Pairs evicted before the largest holder is looked for again.
+const EVICTED_AT_ONCE: usize = 32;
 
 /// A name that an endpoint asked for.
 pub type Key = (EndpointInstance, Fqdn);
@@ -38,30 +57,6 @@ pub enum Unwritten {
     Pair,
 }
 
-/// Rounded up: what is told again must not end sooner.
-fn seconds_between(from: BootTime, to: BootTime) -> u32 {
-    let seconds = to.0.saturating_sub(from.0).div_ceil(1_000_000_000);
-    u32::try_from(seconds).unwrap_or(u32::MAX)
-}
-
-/// What an agent was told of pairs.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Told {
-    /// When they were seen.
-    pub seen: BootTime,
-    /// Until when they count.
-    pub until: BootTime,
-}
-
-impl Told {
-    fn and(self, other: Self) -> Self {
-        Self {
-            seen: self.seen.max(other.seen),
-            until: self.until.max(other.until),
-        }
-    }
-}
-
 /// Where a mapping comes from.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Source {
@@ -70,13 +65,14 @@ enum Source {
     Journal,
 }
 
+type Asked = HashMap<EndpointInstance, KeptName, RandomState>;
+
 /// The table.
 #[derive(Debug)]
 pub struct Kept {
     /// By name first: a revocation names no endpoint.
-    names: HashMap<Fqdn, HashMap<EndpointInstance, KeptName>>,
-    pairs: usize,
-    limit: usize,
+    names: HashMap<Fqdn, Asked, RandomState>,
+    holdings: Holdings<PairKey>,
     dropped: u64,
 }
 
@@ -84,71 +80,22 @@ pub struct Kept {
 struct KeptName {
     server: SocketAddr,
     transport: Transport,
-    pairs: Vec<Pair>,
+    pairs: HashMap<IpAddr, Pair, RandomState>,
 }
 
-#[derive(Clone, Copy, Debug)]
-struct Pair {
+#[derive(Clone, Debug)]
+struct PairKey {
+    name: Fqdn,
+    endpoint: EndpointInstance,
     address: IpAddr,
-    /// Of the answer that came last, whichever lasts longest.
-    seen_at: BootTime,
-    ttl: u32,
-    expires: BootTime,
-    /// What an agent has made durable: the last and the longest of what it was told. An answer
-    /// is told as it came, so these may be of two.
-    durable: Told,
-    tries: u8,
-    /// Until when a disk, the agent's or the journal's, says that it counts.
-    written: BootTime,
-    /// When it was seen as far as a disk knows.
-    seen_written: BootTime,
-}
-
-impl Pair {
-    /// Two answers are one that was seen when the last came and lasts as long as the longer: what
-    /// an agent forgot on purpose before the last one is open again because of it.
-    fn merged(self, fresh: Self) -> Self {
-        let (longer, shorter) = if self.expires <= fresh.expires {
-            (fresh, self)
-        } else {
-            (self, fresh)
-        };
-        let mut merged = longer;
-        if shorter.seen_at > longer.seen_at {
-            merged.seen_at = shorter.seen_at;
-            merged.ttl = seconds_between(merged.seen_at, merged.expires);
-        }
-        merged.durable = self.durable.and(fresh.durable);
-        merged.written = self.written.max(fresh.written);
-        merged.seen_written = self.seen_written.max(fresh.seen_written);
-        merged
-    }
-
-    /// From the last answer to the end, whole seconds.
-    fn lasts(&self) -> u32 {
-        seconds_between(self.seen_at, self.expires)
-    }
-
-    fn is_settled(&self) -> bool {
-        self.expires <= self.durable.until && self.seen_at <= self.durable.seen
-    }
-
-    fn until(&self) -> BootTime {
-        if self.is_settled() {
-            self.expires
-        } else {
-            self.expires.plus_secs(UNSETTLED_SECS)
-        }
-    }
 }
 
 impl Kept {
     /// Keeps `limit` pairs at most.
     pub fn new(limit: usize) -> Self {
         Self {
-            names: HashMap::new(),
-            pairs: 0,
-            limit,
+            names: HashMap::default(),
+            holdings: Holdings::new(limit),
             dropped: 0,
         }
     }
@@ -169,47 +116,65 @@ impl Kept {
     }
 
     fn take(&mut self, mapping: &Mapping, min_ttl: u32, source: Source) {
+        if mapping.addresses.is_empty() {
+            return;
+        }
         let expires = mapping.seen_at.plus_secs(mapping.ttl.max(min_ttl).into());
-        let on_disk = |instant| match source {
-            Source::Journal => instant,
-            Source::Answer | Source::Leased => BootTime(0),
-        };
+        let endpoint = mapping.endpoint;
         let asked = self.names.entry(mapping.name.clone()).or_default();
-        let name = asked.entry(mapping.endpoint).or_insert_with(|| KeptName {
+        let name = asked.entry(endpoint).or_insert_with(|| KeptName {
             server: mapping.server,
             transport: mapping.transport,
-            pairs: Vec::new(),
+            pairs: HashMap::default(),
         });
         name.server = mapping.server;
         name.transport = mapping.transport;
         for address in &mapping.addresses {
-            let fresh = Pair {
-                address: *address,
-                seen_at: mapping.seen_at,
-                ttl: mapping.ttl,
-                expires,
-                durable: Told::default(),
-                tries: 0,
-                written: on_disk(expires),
-                seen_written: on_disk(mapping.seen_at),
-            };
-            match name.pairs.iter_mut().find(|pair| pair.address == *address) {
-                Some(pair) => {
+            #[cfg(test)]
+            steps::count();
+            match name.pairs.entry(*address) {
+                Entry::Occupied(mut found) => {
+                    let pair = found.get_mut();
+                    let fresh = Pair::new(mapping, expires, source, pair.serial);
                     // A promise covers what it outlasts: the agent need not hear of it.
                     if source == Source::Leased && pair.is_settled() {
                         pair.durable.seen = pair.durable.seen.max(fresh.seen_at);
                     }
                     *pair = pair.merged(fresh);
                 }
-                None => {
-                    name.pairs.push(fresh);
-                    self.pairs += 1;
+                Entry::Vacant(place) => {
+                    let key = PairKey {
+                        name: mapping.name.clone(),
+                        endpoint,
+                        address: *address,
+                    };
+                    let serial = self.holdings.enter(endpoint.into(), expires, key);
+                    place.insert(Pair::new(mapping, expires, source, serial));
                 }
             }
         }
-        if self.pairs > self.limit {
-            self.shrink();
+        if name.pairs.len() > PER_NAME {
+            self.trim(mapping);
         }
+        let names = &self.names;
+        let end_of = |key: &PairKey, serial| end_of(names, key, serial);
+        self.holdings.tidy(endpoint.into(), end_of);
+        self.evict(self.holdings.excess());
+    }
+
+    /// Drops the quarter of a name's pairs that ends soonest.
+    fn trim(&mut self, mapping: &Mapping) {
+        let key = (mapping.endpoint, mapping.name.clone());
+        let Some(name) = self.name(&key) else { return };
+        let ends = name
+            .pairs
+            .iter()
+            .map(|(address, pair)| (pair.until(), *address));
+        let mut ends: Vec<_> = ends.collect();
+        let (first, ..) = ends.select_nth_unstable(PER_NAME / 4);
+        let first: Vec<IpAddr> = first.iter().map(|(_, address)| *address).collect();
+        self.retain_pairs(&key, &first, |_| false);
+        self.dropped += first.len() as u64;
     }
 
     /// What of a mapping just kept is worth a write; from now on it counts as written. What the
@@ -222,26 +187,32 @@ impl Kept {
             return Unwritten::Nothing;
         };
         let mut found = Unwritten::Nothing;
-        let own =
-            |pair: &&mut Pair| !pair.is_settled() && mapping.addresses.contains(&pair.address);
-        for pair in name.pairs.iter_mut().filter(own) {
+        for address in &mapping.addresses {
+            #[cfg(test)]
+            steps::count();
+            let Some(pair) = name.pairs.get(address).filter(|pair| !pair.is_settled()) else {
+                continue;
+            };
             let lasts = pair.expires.0.saturating_sub(pair.seen_at.0);
             let slack = if away { BEHIND_AWAY } else { lasts / BEHIND };
             let behind = |written: BootTime, now: BootTime| written.0.saturating_add(slack) < now.0;
             if pair.written == BootTime(0) {
                 found = Unwritten::Pair;
-            } else if behind(pair.written, pair.expires) || behind(pair.seen_written, pair.seen_at)
-            {
-                found = match found {
-                    Unwritten::Pair => Unwritten::Pair,
-                    _ => Unwritten::Longer,
-                };
+                break;
+            }
+            if behind(pair.written, pair.expires) || behind(pair.seen_written, pair.seen_at) {
+                found = Unwritten::Longer;
             }
         }
         if found != Unwritten::Nothing {
-            for pair in name.pairs.iter_mut().filter(own) {
-                pair.written = pair.written.max(pair.expires);
-                pair.seen_written = pair.seen_at;
+            for address in &mapping.addresses {
+                #[cfg(test)]
+                steps::count();
+                if let Some(pair) = name.pairs.get_mut(address)
+                    && !pair.is_settled()
+                {
+                    pair.note_written();
+                }
             }
         }
         found
@@ -259,11 +230,8 @@ impl Kept {
                 !pair.is_settled()
                     && (pair.written < pair.expires || pair.seen_written < pair.seen_at)
             };
-            if name.pairs.iter().any(behind) {
-                for pair in &mut name.pairs {
-                    pair.written = pair.written.max(pair.expires);
-                    pair.seen_written = pair.seen_at;
-                }
+            if name.pairs.values().any(behind) {
+                name.pairs.values_mut().for_each(Pair::note_written);
                 found.extend(self.unexpired(&key, BootTime(0)));
             }
         }
@@ -275,10 +243,12 @@ impl Kept {
         let Some(name) = self.name_mut(key) else {
             return;
         };
-        for pair in &mut name.pairs {
-            if !addresses.contains(&pair.address) {
+        for address in addresses {
+            #[cfg(test)]
+            steps::count();
+            let Some(pair) = name.pairs.get_mut(address) else {
                 continue;
-            }
+            };
             pair.durable = pair.durable.and(told);
             if pair.is_settled() {
                 pair.written = pair.expires;
@@ -290,26 +260,25 @@ impl Kept {
     /// Lets go of pairs that the agent has made durable as far as told.
     pub fn drop_settled(&mut self, key: &Key, addresses: &[IpAddr], told: Told) {
         self.settle(key, addresses, told);
-        self.retain_pairs(key, |pair| {
-            !(pair.is_settled() && addresses.contains(&pair.address))
-        });
+        self.retain_pairs(key, addresses, |pair| !pair.is_settled());
     }
 
     /// The agent will never take these pairs as told; of those seen again since it may.
     pub fn forget(&mut self, key: &Key, addresses: &[IpAddr], told: Told) {
-        self.retain_pairs(key, |pair| {
-            pair.seen_at > told.seen || !addresses.contains(&pair.address)
-        });
+        self.retain_pairs(key, addresses, |pair| pair.seen_at > told.seen);
     }
 
     /// Whether it is worth sending these pairs again after the agent could not
     /// take them yet; those tried too often are dropped.
-    pub fn retry(&mut self, key: &Key) -> bool {
-        self.retain_pairs(key, |pair| {
+    pub fn retry(&mut self, key: &Key, addresses: &[IpAddr]) -> bool {
+        let mut any = false;
+        self.retain_pairs(key, addresses, |pair| {
             pair.tries = pair.tries.saturating_add(1);
-            pair.tries < TRIES
+            let again = pair.tries < TRIES;
+            any |= again;
+            again
         });
-        self.name(key).is_some()
+        any
     }
 
     fn name(&self, key: &Key) -> Option<&KeptName> {
@@ -325,7 +294,7 @@ impl Kept {
     pub fn revoke(&mut self, name: Option<&Fqdn>, addresses: &[IpAddr]) {
         let Some(name) = name else {
             self.names.clear();
-            self.pairs = 0;
+            self.holdings.clear();
             return;
         };
         let Some(asked) = self.names.get(name) else {
@@ -333,23 +302,40 @@ impl Kept {
         };
         let keys: Vec<Key> = asked.keys().map(|by| (*by, name.clone())).collect();
         for key in keys {
-            self.retain_pairs(&key, |pair| {
-                !addresses.is_empty() && !addresses.contains(&pair.address)
-            });
+            if addresses.is_empty() {
+                let pairs = self.name(&key).map(|name| &name.pairs);
+                let all: Vec<_> = pairs.into_iter().flat_map(HashMap::keys).copied().collect();
+                self.retain_pairs(&key, &all, |_| false);
+            } else {
+                self.retain_pairs(&key, addresses, |_| false);
+            }
         }
     }
 
-    fn retain_pairs(&mut self, key: &Key, keep: impl FnMut(&mut Pair) -> bool) {
-        let Some(name) = self.name_mut(key) else {
+    /// Of these addresses of a name.
+    fn retain_pairs(
+        &mut self,
+        key: &Key,
+        addresses: &[IpAddr],
+        mut keep: impl FnMut(&mut Pair) -> bool,
+    ) {
+        let Some(asked) = self.names.get_mut(&key.1) else {
             return;
         };
-        let before = name.pairs.len();
-        name.pairs.retain_mut(keep);
-        let after = name.pairs.len();
-        self.pairs -= before - after;
-        if after == 0
-            && let Some(asked) = self.names.get_mut(&key.1)
-        {
+        let Some(name) = asked.get_mut(&key.0) else {
+            return;
+        };
+        for address in addresses {
+            #[cfg(test)]
+            steps::count();
+            if let Some(pair) = name.pairs.get_mut(address)
+                && !keep(pair)
+            {
+                name.pairs.remove(address);
+                self.holdings.leave(key.0.into());
+            }
+        }
+        if name.pairs.is_empty() {
             asked.remove(&key.0);
             if asked.is_empty() {
                 self.names.remove(&key.1);
@@ -359,18 +345,18 @@ impl Kept {
 
     /// Drops what has expired.
     pub fn expire(&mut self, now: BootTime) {
-        self.retain_all(|pair| pair.until() > now);
+        let names = &self.names;
+        let ended = self
+            .holdings
+            .ended(now, |key, serial| end_of(names, key, serial));
+        self.remove(&ended);
     }
 
-    fn retain_all(&mut self, mut keep: impl FnMut(&Pair) -> bool) {
-        self.names.retain(|_, asked| {
-            asked.retain(|_, name| {
-                name.pairs.retain(&mut keep);
-                !name.pairs.is_empty()
-            });
-            !asked.is_empty()
-        });
-        self.pairs = self.all().map(|(_, _, name)| name.pairs.len()).sum();
+    fn remove(&mut self, pairs: &[PairKey]) {
+        for pair in pairs {
+            let key = (pair.endpoint, pair.name.clone());
+            self.retain_pairs(&key, &[pair.address], |_| false);
+        }
     }
 
     fn all(&self) -> impl Iterator<Item = (&Fqdn, &EndpointInstance, &KeptName)> {
@@ -378,29 +364,31 @@ impl Kept {
         names.flat_map(|(name, asked)| asked.iter().map(move |(by, kept)| (name, by, kept)))
     }
 
-    /// Drops the sixteenth that ends soonest, so that the next ones are cheap.
+    /// Drops a sixteenth of all.
     pub fn shrink(&mut self) {
-        let mut ends: Vec<_> = self
-            .all()
-            .flat_map(|(_, _, name)| name.pairs.iter().map(Pair::until))
-            .collect();
-        let last = (ends.len() / 16).min(ends.len().saturating_sub(1));
-        let (_, bound, _) = ends.select_nth_unstable(last);
-        let bound = *bound;
-        let before = self.pairs;
-        let mut quota = last + 1;
-        self.retain_all(|pair| {
-            let goes = pair.until() <= bound && quota > 0;
-            quota -= usize::from(goes);
-            !goes
-        });
-        self.dropped += u64::try_from(before - self.pairs).unwrap_or(u64::MAX);
+        self.evict((self.len() / 16).max(1));
+    }
+
+    /// Drops pairs: always of the endpoint that has most, those that end soonest.
+    fn evict(&mut self, mut excess: usize) {
+        while excess > 0 {
+            let names = &self.names;
+            let most = excess.min(EVICTED_AT_ONCE);
+            let end_of = |key: &PairKey, serial| end_of(names, key, serial);
+            let evicted = self.holdings.of_largest(most, end_of);
+            if evicted.is_empty() {
+                return;
+            }
+            self.remove(&evicted);
+            excess = excess.saturating_sub(evicted.len());
+            self.dropped += evicted.len() as u64;
+        }
     }
 
     /// Names to send again: those that no agent has made durable, or all.
     pub fn keys(&self, all: bool) -> Vec<Key> {
         self.all()
-            .filter(|(_, _, kept)| all || kept.pairs.iter().any(|pair| !pair.is_settled()))
+            .filter(|(_, _, kept)| all || kept.pairs.values().any(|pair| !pair.is_settled()))
             .map(|(name, by, _)| (*by, name.clone()))
             .collect()
     }
@@ -417,18 +405,35 @@ impl Kept {
     }
 
     /// Some of a name's pairs as mappings, and for how many seconds from `seen_at` each counts.
-    pub fn of(&self, key: &Key, which: impl Fn(&IpAddr) -> bool) -> Vec<(Mapping, u32)> {
-        self.mappings(key, |pair| which(&pair.address))
+    pub fn of(&self, key: &Key, addresses: &[IpAddr]) -> Vec<(Mapping, u32)> {
+        let Some(name) = self.name(key) else {
+            return Vec::new();
+        };
+        let pairs = addresses.iter().copied();
+        name.mappings(
+            key,
+            pairs.filter_map(|address| Some((address, name.pairs.get(&address)?))),
+        )
     }
 
     /// Those of a mapping's pairs that no agent has made durable.
     pub fn undurable(&self, mapping: &Mapping) -> Vec<IpAddr> {
         let asked = self.names.get(&mapping.name);
-        let pairs = asked.and_then(|asked| asked.get(&mapping.endpoint));
-        let pairs = pairs.into_iter().flat_map(|name| &name.pairs);
-        pairs
-            .filter(|pair| !pair.is_settled() && mapping.addresses.contains(&pair.address))
-            .map(|pair| pair.address)
+        let Some(name) = asked.and_then(|asked| asked.get(&mapping.endpoint)) else {
+            return Vec::new();
+        };
+        let is_undurable = |address: &&IpAddr| {
+            #[cfg(test)]
+            steps::count();
+            name.pairs
+                .get(*address)
+                .is_some_and(|pair| !pair.is_settled())
+        };
+        mapping
+            .addresses
+            .iter()
+            .filter(is_undurable)
+            .copied()
             .collect()
     }
 
@@ -447,47 +452,77 @@ impl Kept {
         let Some(name) = self.name(key) else {
             return Vec::new();
         };
-        let mut found: Vec<(Mapping, u32)> = Vec::new();
-        for pair in name.pairs.iter().filter(|pair| which(pair)) {
-            let lasts = pair.lasts();
-            match found
-                .iter_mut()
-                .find(|(m, l)| m.seen_at == pair.seen_at && m.ttl == pair.ttl && *l == lasts)
-            {
-                Some((mapping, _)) => mapping.addresses.push(pair.address),
-                None => {
-                    let mapping = Mapping {
-                        endpoint: key.0,
-                        name: key.1.clone(),
-                        addresses: vec![pair.address],
-                        ttl: pair.ttl,
-                        seen_at: pair.seen_at,
-                        rcode: 0,
-                        server: name.server,
-                        transport: name.transport,
-                        replayed: true,
-                    };
-                    found.push((mapping, lasts));
-                }
-            }
-        }
-        found
+        let pairs = name.pairs.iter().map(|(address, pair)| (*address, pair));
+        name.mappings(key, pairs.filter(|(_, pair)| which(pair)))
     }
 
     /// Number of pairs kept.
     pub fn len(&self) -> usize {
-        self.pairs
+        self.holdings.len()
     }
 
     /// Whether nothing is kept.
     pub fn is_empty(&self) -> bool {
-        self.pairs == 0
+        self.len() == 0
     }
 
     /// Pairs dropped because there were too many.
     pub fn dropped(&self) -> u64 {
         self.dropped
     }
+}
+
+impl KeptName {
+    /// One mapping per instant, TTL and [`MAX_ADDRESSES`].
+    fn mappings<'p>(
+        &self,
+        key: &Key,
+        pairs: impl Iterator<Item = (IpAddr, &'p Pair)>,
+    ) -> Vec<(Mapping, u32)> {
+        let mut found: Vec<(Mapping, u32)> = Vec::new();
+        let mut open = HashMap::<_, usize, RandomState>::default();
+        for (address, pair) in pairs {
+            #[cfg(test)]
+            steps::count();
+            let lasts = pair.lasts();
+            let at = open.entry((pair.seen_at, pair.ttl, lasts));
+            let at = at.or_insert(found.len());
+            match found.get_mut(*at) {
+                Some((mapping, _)) if mapping.addresses.len() < MAX_ADDRESSES => {
+                    mapping.addresses.push(address);
+                }
+                _ => {
+                    *at = found.len();
+                    let mapping = Mapping {
+                        endpoint: key.0,
+                        name: key.1.clone(),
+                        addresses: vec![address],
+                        ttl: pair.ttl,
+                        seen_at: pair.seen_at,
+                        rcode: 0,
+                        server: self.server,
+                        transport: self.transport,
+                        replayed: true,
+                    };
+                    found.push((mapping, lasts));
+                }
+            }
+        }
+        for (mapping, _) in &mut found {
+            mapping.addresses.sort_unstable();
+        }
+        found
+    }
+}
+
+fn end_of(
+    names: &HashMap<Fqdn, Asked, RandomState>,
+    key: &PairKey,
+    serial: Serial,
+) -> Option<BootTime> {
+    let name = names.get(&key.name)?.get(&key.endpoint)?;
+    let pair = name.pairs.get(&key.address)?;
+    (pair.serial == serial).then(|| pair.until())
 }
 
 #[cfg(test)]

@@ -1,59 +1,115 @@
 //! Which pairs (name, address) the agent has promised to keep plumbed, and until when.
 
-use std::{collections::HashMap, net::IpAddr};
+use std::{
+    collections::{HashMap, hash_map::Entry},
+    net::IpAddr,
+};
 
-use super::BootTime;
-use crate::name::Fqdn;
+use foldhash::quality::RandomState;
 
-/// Most pairs with a lease; what does not fit is simply not leased, so its answers wait.
+#[cfg(test)]
+use super::steps;
+use super::{
+    BootTime,
+    holdings::{Holdings, Serial},
+};
+use crate::{name::Fqdn, quota::Holder};
+
+/// Most pairs with a lease. A lease that goes costs nothing but time: the next answer waits for
+/// the agent again.
 const LIMIT: usize = 262_144;
 
-/// Leases of one agent epoch.
-#[derive(Debug, Default)]
+/// Leases dropped before the largest holder is looked for again.
+const DROPPED_AT_ONCE: usize = 32;
+
+type Names = HashMap<Fqdn, HashMap<IpAddr, Lease, RandomState>, RandomState>;
+
+/// Leases of one agent epoch. When the table is full, the endpoint for which most were granted
+/// loses those that end soonest.
+#[derive(Debug)]
 pub struct LeaseTable {
-    names: HashMap<Fqdn, Vec<Lease>>,
-    pairs: usize,
+    names: Names,
+    holdings: Holdings<(Fqdn, IpAddr)>,
 }
 
 #[derive(Clone, Copy, Debug)]
 struct Lease {
-    address: IpAddr,
     end: BootTime,
     revision: u64,
+    /// The endpoint that it was granted for first. It counts for all.
+    holder: Holder,
+    serial: Serial,
+}
+
+impl Default for LeaseTable {
+    fn default() -> Self {
+        Self::new(LIMIT)
+    }
 }
 
 impl LeaseTable {
-    /// Notes the agent's promise, made under policy `revision`.
-    pub fn grant(&mut self, name: &Fqdn, addresses: &[IpAddr], end: BootTime, revision: u64) {
-        if self.pairs + addresses.len() > LIMIT {
+    /// Holds `limit` leases at most.
+    pub fn new(limit: usize) -> Self {
+        Self {
+            names: HashMap::default(),
+            holdings: Holdings::new(limit),
+        }
+    }
+
+    /// Notes the agent's promise, made to `holder` under policy `revision`.
+    pub fn grant(
+        &mut self,
+        holder: Holder,
+        name: &Fqdn,
+        addresses: &[IpAddr],
+        end: BootTime,
+        revision: u64,
+    ) {
+        if addresses.is_empty() {
             return;
         }
         let leases = self.names.entry(name.clone()).or_default();
         for address in addresses {
-            match leases.iter_mut().find(|lease| lease.address == *address) {
-                // The later revision is the one that counts; within one, the later end.
-                Some(lease) if lease.revision > revision => {}
-                Some(lease) => {
-                    let end = if lease.revision == revision {
-                        lease.end.max(end)
-                    } else {
-                        end
-                    };
-                    *lease = Lease {
-                        address: *address,
-                        end,
-                        revision,
-                    };
+            #[cfg(test)]
+            steps::count();
+            match leases.entry(*address) {
+                Entry::Occupied(mut found) => {
+                    let lease = found.get_mut();
+                    // The later revision is the one that counts; within one, the later end.
+                    if lease.revision < revision {
+                        lease.end = end;
+                        lease.revision = revision;
+                    } else if lease.revision == revision {
+                        lease.end = lease.end.max(end);
+                    }
                 }
-                None => {
-                    leases.push(Lease {
-                        address: *address,
+                Entry::Vacant(place) => {
+                    let serial = self.holdings.enter(holder, end, (name.clone(), *address));
+                    place.insert(Lease {
                         end,
                         revision,
+                        holder,
+                        serial,
                     });
-                    self.pairs += 1;
                 }
             }
+        }
+        let names = &self.names;
+        self.holdings
+            .tidy(holder, |key, serial| end_of(names, key, serial));
+        self.shrink();
+    }
+
+    fn shrink(&mut self) {
+        while self.holdings.excess() > 0 {
+            let names = &self.names;
+            let most = self.holdings.excess().min(DROPPED_AT_ONCE);
+            let end_of = |key: &_, serial| end_of(names, key, serial);
+            let dropped = self.holdings.of_largest(most, end_of);
+            if dropped.is_empty() {
+                return;
+            }
+            self.remove(&dropped);
         }
     }
 
@@ -70,9 +126,10 @@ impl LeaseTable {
             return false;
         };
         addresses.iter().all(|address| {
-            leases.iter().any(|lease| {
-                lease.address == *address && lease.end >= until && lease.revision >= revision
-            })
+            #[cfg(test)]
+            steps::count();
+            let lease = leases.get(address);
+            lease.is_some_and(|lease| lease.end >= until && lease.revision >= revision)
         })
     }
 
@@ -82,41 +139,60 @@ impl LeaseTable {
             self.clear();
             return;
         };
-        let Some(leases) = self.names.get_mut(name) else {
-            return;
+        let pairs: Vec<_> = if addresses.is_empty() {
+            let leases = self.names.get(name);
+            let all = leases.into_iter().flat_map(HashMap::keys);
+            all.map(|address| (name.clone(), *address)).collect()
+        } else {
+            let named = addresses.iter();
+            named.map(|address| (name.clone(), *address)).collect()
         };
-        let before = leases.len();
-        leases.retain(|lease| !addresses.is_empty() && !addresses.contains(&lease.address));
-        self.pairs -= before - leases.len();
-        if leases.is_empty() {
-            self.names.remove(name);
-        }
+        self.remove(&pairs);
     }
 
     /// Voids all: another epoch, or no stream on which a revocation could come.
     pub fn clear(&mut self) {
         self.names.clear();
-        self.pairs = 0;
+        self.holdings.clear();
     }
 
     /// Drops what has ended.
     pub fn expire(&mut self, now: BootTime) {
-        self.names.retain(|_, leases| {
-            leases.retain(|lease| lease.end > now);
-            !leases.is_empty()
-        });
-        self.pairs = self.names.values().map(Vec::len).sum();
+        let names = &self.names;
+        let ended = self
+            .holdings
+            .ended(now, |key, serial| end_of(names, key, serial));
+        self.remove(&ended);
+    }
+
+    fn remove(&mut self, pairs: &[(Fqdn, IpAddr)]) {
+        for (name, address) in pairs {
+            let Some(leases) = self.names.get_mut(name) else {
+                continue;
+            };
+            if let Some(lease) = leases.remove(address) {
+                self.holdings.leave(lease.holder);
+            }
+            if leases.is_empty() {
+                self.names.remove(name);
+            }
+        }
     }
 
     /// Number of pairs with a lease.
     pub fn len(&self) -> usize {
-        self.pairs
+        self.holdings.len()
     }
 
     /// Whether there is none.
     pub fn is_empty(&self) -> bool {
-        self.pairs == 0
+        self.len() == 0
     }
+}
+
+fn end_of(names: &Names, (name, address): &(Fqdn, IpAddr), serial: Serial) -> Option<BootTime> {
+    let lease = names.get(name)?.get(address)?;
+    (lease.serial == serial).then_some(lease.end)
 }
 
 #[cfg(test)]
@@ -124,20 +200,24 @@ mod tests {
     use super::*;
 
     const A: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(192, 0, 2, 1));
+    const POD: Holder = Holder::Endpoint {
+        id: shared_maps::EndpointId(1),
+        ifindex: 9,
+    };
     const B: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(192, 0, 2, 2));
 
     #[test]
     fn a_lease_holds_for_its_name_time_and_revision_only() {
         let (name, other) = (Fqdn::normalise("a."), Fqdn::normalise("b."));
         let mut leases = LeaseTable::default();
-        leases.grant(&name, &[A], BootTime(100), 5);
+        leases.grant(POD, &name, &[A], BootTime(100), 5);
         assert!(leases.covers(&name, &[A], BootTime(100), 5));
         assert!(leases.covers(&name, &[A], BootTime(100), 4));
         assert!(!leases.covers(&name, &[A], BootTime(101), 5));
         assert!(!leases.covers(&name, &[A], BootTime(100), 6));
         assert!(!leases.covers(&name, &[A, B], BootTime(1), 5));
         assert!(!leases.covers(&other, &[A], BootTime(1), 5));
-        leases.grant(&name, &[A], BootTime(90), 6);
+        leases.grant(POD, &name, &[A], BootTime(90), 6);
         assert!(leases.covers(&name, &[A], BootTime(90), 6));
         assert!(
             !leases.covers(&name, &[A], BootTime(100), 5),
@@ -149,8 +229,8 @@ mod tests {
     fn revocation_takes_what_it_names() {
         let (name, other) = (Fqdn::normalise("a."), Fqdn::normalise("b."));
         let mut leases = LeaseTable::default();
-        leases.grant(&name, &[A, B], BootTime(100), 1);
-        leases.grant(&other, &[A], BootTime(100), 1);
+        leases.grant(POD, &name, &[A, B], BootTime(100), 1);
+        leases.grant(POD, &other, &[A], BootTime(100), 1);
         leases.revoke(Some(&name), &[A]);
         assert!(!leases.covers(&name, &[A], BootTime(1), 1));
         assert!(leases.covers(&name, &[B], BootTime(1), 1));
@@ -164,10 +244,32 @@ mod tests {
     fn expiry_drops_what_has_ended() {
         let name = Fqdn::normalise("a.");
         let mut leases = LeaseTable::default();
-        leases.grant(&name, &[A], BootTime(100), 1);
-        leases.grant(&name, &[B], BootTime(200), 1);
+        leases.grant(POD, &name, &[A], BootTime(100), 1);
+        leases.grant(POD, &name, &[B], BootTime(200), 1);
         leases.expire(BootTime(100));
         assert_eq!(leases.len(), 1);
         assert!(leases.covers(&name, &[B], BootTime(200), 1));
+    }
+
+    #[test]
+    fn when_the_table_is_full_the_endpoint_with_most_leases_loses_some() {
+        let other = Holder::Endpoint {
+            id: shared_maps::EndpointId(2),
+            ifindex: 10,
+        };
+        let name = |pod: &str, n: u32| Fqdn::normalise(&format!("{pod}{n}."));
+        let mut leases = LeaseTable::new(100);
+        for n in 0..10 {
+            leases.grant(POD, &name("a", n), &[A], BootTime(100), 1);
+        }
+        for n in 0..1000_u32 {
+            let end = BootTime(1000 + u64::from(n));
+            leases.grant(other, &name("b", n), &[A, B], end, 1);
+            assert!(leases.len() <= 100);
+        }
+        let is_leased = |name: &Fqdn| leases.covers(name, &[A], BootTime(100), 1);
+        assert!((0..10).all(|n| is_leased(&name("a", n))));
+        assert!(is_leased(&name("b", 999)), "the latest to end stays");
+        assert!(!is_leased(&name("b", 0)));
     }
 }

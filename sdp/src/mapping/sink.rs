@@ -11,6 +11,7 @@
 
 mod exchange;
 mod state;
+mod turns;
 
 use std::{
     net::IpAddr,
@@ -24,7 +25,7 @@ use std::{
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 
-pub use exchange::{Batch, Epoch, Outcome, Outgoing, SinkStats, SinkStatus};
+pub use exchange::{Batch, Epoch, Outcome, Outgoing, Room, SinkStats, SinkStatus};
 
 use self::state::{Calls, State, call};
 use super::{BootTime, Mapping, MappingSink, OnRealised, Realised, Release};
@@ -34,7 +35,7 @@ use crate::{
     notice::Notice,
 };
 
-/// Held answers in a row without a result in time that make the agent count as hung.
+/// Held answers in a row for which the link heard no result in time: the agent counts as hung.
 const HUNG_AFTER: u32 = 3;
 
 /// How often a process that is leaving looks for answers.
@@ -43,6 +44,7 @@ const LOOK: Duration = Duration::from_millis(10);
 /// See the module.
 pub struct LinkSink {
     state: Mutex<State>,
+    journal: Arc<Journal>,
     /// Changed under the lock of `state`, before what changed is told to anyone.
     leases_version: AtomicU64,
     work: Notify,
@@ -60,7 +62,8 @@ impl LinkSink {
     /// The same, with a journal for what no agent has made durable.
     pub fn with_journal(min_ttl: u32, max_delay: Duration, journal: Arc<Journal>) -> Self {
         Self {
-            state: Mutex::new(State::new(min_ttl, journal)),
+            state: Mutex::new(State::new(min_ttl, Arc::clone(&journal))),
+            journal,
             leases_version: AtomicU64::new(0),
             work: Notify::new(),
             stats: SinkStats::default(),
@@ -118,20 +121,23 @@ impl LinkSink {
         state.leases.clear();
         self.leases_changed();
         state.refreshes.clear();
+        state.refreshing.clear();
         state.refresh_since = None;
         state.replays.clear();
         state.retries.clear();
         state.revoked.clear();
-        let queued = std::mem::take(&mut state.live);
+        let queued = state.live.take_while(|_| true);
+        state.queued.clear();
         state.in_flight.clear();
+        state.on_wire.clear();
         state.undurable.clear();
         let held = std::mem::take(&mut state.held);
         drop(state);
-        for waiting in queued {
+        for (_, waiting) in queued {
             (waiting.on_realised)(Realised::AgentAway);
         }
-        for (_, on_realised) in held.into_values() {
-            on_realised(Realised::AgentAway);
+        for held in held.into_values() {
+            (held.on_realised)(Realised::AgentAway);
         }
     }
 
@@ -158,22 +164,38 @@ impl LinkSink {
 
     /// What to send now.
     pub fn next_batch(&self, now: BootTime) -> Batch {
-        self.next_batch_with(now, usize::MAX)
+        self.next_batch_in(now, Room::default())
     }
 
-    /// The same, with about as many replays as said, at most; with 0 only what somebody waits for.
-    pub fn next_batch_with(&self, now: BootTime, replays: usize) -> Batch {
+    /// The same, no more than there is room for.
+    pub fn next_batch_in(&self, now: BootTime, room: Room) -> Batch {
+        let mut calls = Calls::new();
         let mut state = self.state.lock();
         if state.agent.is_none() {
             return Batch::default();
         }
-        let batch = state.next_batch(now, replays, &self.stats);
-        let more = !state.live.is_empty() || (replays > 0 && state.replays.len() > 0);
+        let late = state.expire_queued(now, self.max_delay, &mut calls);
+        let (batch, more) = state.next_batch(now, room, &self.stats);
         drop(state);
+        self.journal.nudge();
+        self.stats.late.add(late);
+        call(calls);
         if more {
             self.work.notify_one();
         }
         batch
+    }
+
+    /// The link has just read all that the agent had sent, and waits for more. What the agent
+    /// has not answered by then is late because of the agent. Call often while
+    /// [`Self::is_waiting`].
+    pub fn heard_all(&self, now: BootTime) {
+        self.state.lock().heard = now;
+    }
+
+    /// Whether an answer waits for a result of the agent.
+    pub fn is_waiting(&self) -> bool {
+        self.state.lock().is_waiting()
     }
 
     /// The agent's results: for each sequence one when it is realised or
@@ -192,8 +214,13 @@ impl LinkSink {
             };
             counter.add(1);
         }
+        let may_send = !state.live.is_empty();
         drop(state);
         call(calls);
+        self.journal.nudge();
+        if may_send {
+            self.work.notify_one();
+        }
     }
 
     /// The agent let a mapping go without a result. That is no sign of life.
@@ -226,7 +253,8 @@ impl LinkSink {
         for key in retries {
             state.replays.push(key);
         }
-        let late = state.expire_held(now, self.max_delay, &mut calls);
+        let late = state.expire_held(now, self.max_delay, &mut calls)
+            + state.expire_queued(now, self.max_delay, &mut calls);
         drop(state);
         self.stats.late.add(late);
         call(calls);

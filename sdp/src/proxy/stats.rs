@@ -119,6 +119,12 @@ impl Level {
         self.0.add(0, u64::MAX);
     }
 
+    /// From `old` to `new`, for one of those that add up to the level.
+    pub fn change(&self, old: usize, new: usize) {
+        let [old, new] = [old, new].map(|n| u64::try_from(n).unwrap_or(u64::MAX));
+        self.0.add(0, new.wrapping_sub(old));
+    }
+
     /// The present level. Read while others write, it may be off by what they do meanwhile.
     pub fn get(&self) -> u64 {
         // Below zero only in between: a thread's "down" was seen before another's "up".
@@ -151,6 +157,8 @@ pub struct Stats {
     pub upstream_timeouts: Count,
     /// Queries not sent on because the same was in flight; its answer went to them, too.
     pub joined: Count,
+    /// Addresses of answers beyond those that are learned of one.
+    pub addresses_left_out: Count,
     /// Datagrams the kernel dropped because a receive queue was full.
     pub receive_overflow: Count,
     /// Queries waiting for their server.
@@ -159,8 +167,13 @@ pub struct Stats {
     pub held: Level,
     /// Client TCP connections.
     pub tcp_connections: Level,
-    /// Client TCP connections closed at once because there are too many.
+    /// Client TCP connections closed at once: the endpoint has its share, or the destination is
+    /// no server.
     pub tcp_refused: Count,
+    /// Bytes of memory that client TCP connections use for messages.
+    pub tcp_bytes: Level,
+    /// Client TCP connections closed because their endpoint's share of that memory was used up.
+    pub tcp_overdrawn: Count,
     /// How long stages take.
     pub stages: Stages,
 }
@@ -203,6 +216,12 @@ impl Stats {
             self.joined.clone(),
         );
         registry.register(
+            "dns_addresses_left_out",
+            "Addresses of answers that had more than 1,024: those beyond were not learned, so the \
+             pod got addresses that are not open",
+            self.addresses_left_out.clone(),
+        );
+        registry.register(
             "dns_receive_overflow",
             "Queries lost before the proxy saw them: the kernel dropped them because the \
              receive queue was full",
@@ -225,8 +244,21 @@ impl Stats {
         );
         registry.register(
             "dns_tcp_refused",
-            "TCP connections of clients closed at once because too many were open",
+            "TCP connections of clients closed at once because the pod had its share of all \
+             connections, or because they were made to the proxy itself or to a loopback address",
             self.tcp_refused.clone(),
+        );
+        registry.register_with_unit(
+            "dns_tcp_buffers",
+            "Memory for queries and answers that wait on TCP connections, beyond 16 KiB each, now",
+            Unit::Bytes,
+            self.tcp_bytes.clone(),
+        );
+        registry.register(
+            "dns_tcp_overdrawn",
+            "TCP connections of clients closed because the pod used its share of that memory: \
+             it does not read its answers, or its servers do not read its queries",
+            self.tcp_overdrawn.clone(),
         );
         registry.register_with_unit(
             "proxy_upstream_reply",

@@ -1,4 +1,4 @@
-//! A quota that several tasks share, with units that give themselves back.
+//! A quota that several tasks share, with units that return when their seat is dropped.
 
 use std::{fmt, hash::Hash, sync::Arc};
 
@@ -21,19 +21,20 @@ impl<K> Clone for Seats<K> {
 }
 
 impl<K: Copy + Eq + Hash + Ord> Seats<K> {
-    /// `limit` seats, all free.
+    /// `limit` units, all free.
     pub fn new(limit: usize) -> Self {
         Self {
             quota: Arc::new(Mutex::new(Quota::new(limit))),
         }
     }
 
-    /// A seat for `holder`, or `None` if its share is used up ([`Quota`] has the rule).
+    /// A seat of one unit for `holder`, or `None` if its share is used up ([`Quota`] has the
+    /// rule).
     pub fn take(&self, holder: K) -> Option<Seat<K>> {
         self.take_beside(holder, 0)
     }
 
-    /// As [`Self::take`], where `elsewhere` of the seats are taken by others who count for
+    /// As [`Self::take`], where others hold `elsewhere` units of the limit and count them
     /// themselves.
     pub fn take_beside(&self, holder: K, elsewhere: usize) -> Option<Seat<K>> {
         let mut quota = self.quota.lock();
@@ -41,33 +42,71 @@ impl<K: Copy + Eq + Hash + Ord> Seats<K> {
         quota.set_limit(limit.saturating_sub(elsewhere));
         let taken = quota.take(holder, 1);
         quota.set_limit(limit);
-        taken.then(|| Seat {
-            quota: Arc::clone(&self.quota),
-            holder,
-        })
+        taken.then(|| self.seat(holder, 1))
     }
 
-    /// Seats taken.
+    /// A seat without units, for [`Seat::resize`].
+    pub fn empty(&self, holder: K) -> Seat<K> {
+        self.seat(holder, 0)
+    }
+
+    fn seat(&self, holder: K, units: usize) -> Seat<K> {
+        Seat {
+            quota: Arc::clone(&self.quota),
+            holder,
+            units,
+        }
+    }
+
+    /// Units taken.
     pub fn used(&self) -> usize {
         self.quota.lock().used()
     }
 }
 
-/// One seat. Dropping it gives it back.
+/// Units of one holder. They are given back when the seat is dropped.
 pub struct Seat<K: Copy + Eq + Hash + Ord = Holder> {
     quota: Arc<Mutex<Quota<K>>>,
     holder: K,
+    units: usize,
+}
+
+impl<K: Copy + Eq + Hash + Ord> Seat<K> {
+    /// Units of this seat.
+    pub fn units(&self) -> usize {
+        self.units
+    }
+
+    /// Takes more units, or gives some back, so that there are `units`. If the rule does not
+    /// allow as many, nothing changes and the result is `false`.
+    #[must_use = "the seat may have fewer units than wanted"]
+    pub fn resize(&mut self, units: usize) -> bool {
+        let mut quota = self.quota.lock();
+        match units.checked_sub(self.units) {
+            Some(more) => {
+                if !quota.take(self.holder, more) {
+                    return false;
+                }
+            }
+            None => quota.give_back(self.holder, self.units - units),
+        }
+        self.units = units;
+        true
+    }
 }
 
 impl<K: Copy + Eq + Hash + Ord + fmt::Debug> fmt::Debug for Seat<K> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Seat").field(&self.holder).finish()
+        f.debug_struct("Seat")
+            .field("holder", &self.holder)
+            .field("units", &self.units)
+            .finish_non_exhaustive()
     }
 }
 
 impl<K: Copy + Eq + Hash + Ord> Drop for Seat<K> {
     fn drop(&mut self) {
-        self.quota.lock().give_back(self.holder, 1);
+        self.quota.lock().give_back(self.holder, self.units);
     }
 }
 
@@ -86,6 +125,18 @@ mod tests {
         drop(taken);
         assert_eq!(seats.clone().used(), 1);
         assert!(seats.take(Holder::Host).is_some());
+    }
+
+    #[test]
+    fn a_seat_grows_as_far_as_its_holders_share() {
+        let seats = Seats::new(100);
+        let (mut one, mut two) = (seats.empty(Holder::Host), seats.empty(Holder::Host));
+        assert!(one.resize(30) && two.resize(20));
+        assert!(!one.resize(31));
+        assert_eq!((one.units(), seats.used()), (30, 50));
+        assert!(two.resize(10) && one.resize(40));
+        drop((one, two));
+        assert_eq!(seats.used(), 0);
     }
 
     #[test]

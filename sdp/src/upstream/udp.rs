@@ -18,7 +18,6 @@ use std::{
 use foldhash::quality::RandomState;
 use nix::sys::epoll::Epoll;
 use rand::{Rng, SeedableRng, rngs::StdRng};
-use shared_maps::EndpointId;
 
 use crate::{
     arena::{Arena, Key},
@@ -29,6 +28,7 @@ use crate::{
         stats::{Counters, Fallback},
     },
     query_log::{Entries, Entry},
+    quota::{Holder, Quota},
     socket,
     wire::{HEADER_LEN, Header, answer, reply::Kept},
 };
@@ -137,12 +137,12 @@ pub(crate) struct UdpUpstream {
     /// The latest query of each fingerprint.
     latest: HashMap<u64, Key, RandomState>,
     hasher: RandomState,
-    per_endpoint: HashMap<EndpointId, usize, RandomState>,
+    /// Queries in flight by endpoint.
+    quota: Quota,
     deadlines: VecDeque<(Instant, Key)>,
     spare: Vec<Vec<u8>>,
     random: StdRng,
     marked: bool,
-    limit: usize,
     timeout: Duration,
     fallbacks: Counters<Fallback>,
 }
@@ -162,12 +162,11 @@ impl UdpUpstream {
             flights: Arena::default(),
             latest: HashMap::default(),
             hasher: RandomState::default(),
-            per_endpoint: HashMap::default(),
+            quota: Quota::new(limit),
             deadlines: VecDeque::new(),
             spare: Vec::new(),
             random: StdRng::from_os_rng(),
             marked,
-            limit,
             timeout,
             fallbacks,
         }
@@ -179,8 +178,9 @@ impl UdpUpstream {
     }
 
     /// Queries from now on take another socket, at random: those of one batch go
-    /// out in one system call.
-    pub(crate) fn next_batch(&mut self) {
+    /// out in one system call. `limit`: queries in flight at most, from now on.
+    pub(crate) fn next_batch(&mut self, limit: usize) {
+        self.quota.set_limit(limit);
         self.spread = self.random.random_range(0..SPREAD);
     }
 
@@ -201,14 +201,8 @@ impl UdpUpstream {
         if let Some(flight) = self.join(fingerprint, query, (client, server), now) {
             return Ok(Place::Joined(flight));
         }
-        // An endpoint may have as many in flight as there is room left for all:
-        // alone it gets half, and the more compete, the less each.
-        let own = self
-            .per_endpoint
-            .get(&query.endpoint.id)
-            .copied()
-            .unwrap_or(0);
-        if own >= self.limit.saturating_sub(self.flights.len()) {
+        let holder = Holder::from(query.endpoint);
+        if !self.quota.allows(holder, 1) {
             return Err(PlaceError::Full);
         }
         let identity = self.marked.then_some(query.identities.client);
@@ -217,7 +211,7 @@ impl UdpUpstream {
             identity,
             source,
         };
-        let key = self.socket_under(query.source, of, query.endpoint.id, now, epoll)?;
+        let key = self.socket_under(query.source, of, holder, now, epoll)?;
         let Some(socket) = self.sockets.get_mut(key) else {
             return Err(PlaceError::Full);
         };
@@ -251,7 +245,7 @@ impl UdpUpstream {
         socket.queries += 1;
         socket.used = now;
         self.deadlines.push_back((now + self.timeout, flight));
-        *self.per_endpoint.entry(query.endpoint.id).or_default() += 1;
+        self.quota.add(holder, 1);
         Ok(Place::New(Placed {
             socket: key,
             flight,
@@ -337,12 +331,7 @@ impl UdpUpstream {
                 self.sockets.remove(flight.socket);
             }
         }
-        if let Some(count) = self.per_endpoint.get_mut(&flight.endpoint.id) {
-            *count -= 1;
-            if *count == 0 {
-                self.per_endpoint.remove(&flight.endpoint.id);
-            }
-        }
+        self.quota.give_back(flight.endpoint.into(), 1);
         Some(flight)
     }
 

@@ -1,6 +1,7 @@
 //! Answers as servers send them: do they answer our question, and what do they teach?
 
 use std::{
+    collections::HashSet,
     hash::RandomState,
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
 };
@@ -11,6 +12,9 @@ use super::{
 };
 use crate::name::NameBuf;
 
+/// Addresses that are learned of one answer. Pools of servers have some dozens; the agent takes
+/// no more of one mapping either.
+pub const MAX_ADDRESSES: usize = 1024;
 /// Longest CNAME chain that is followed.
 const MAX_CHAIN: usize = 32;
 
@@ -58,10 +62,27 @@ fn is_extended_error(message: &[u8], header: Header) -> bool {
 /// What an answer says of its question's name.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Learned {
-    /// Addresses of the name, reached along its CNAME chain; each once.
+    /// Addresses of the name, reached along its CNAME chain; each once, the first
+    /// [`MAX_ADDRESSES`] of them.
     pub addresses: Vec<IpAddr>,
+    /// Further addresses of the name, which are not learned.
+    pub left_out: usize,
     /// Least TTL of that chain and those addresses, seconds.
     pub ttl: u32,
+}
+
+impl Learned {
+    /// Leaves the first [`MAX_ADDRESSES`], each once.
+    fn limit(&mut self) {
+        if self.addresses.len() > MAX_ADDRESSES {
+            let mut known = HashSet::with_hasher(foldhash::quality::RandomState::default());
+            self.addresses.retain(|address| known.insert(*address));
+            self.left_out = self.addresses.len().saturating_sub(MAX_ADDRESSES);
+            self.addresses.truncate(MAX_ADDRESSES);
+        }
+        self.addresses.sort_unstable();
+        self.addresses.dedup();
+    }
 }
 
 /// The answer cannot be read.
@@ -128,8 +149,8 @@ struct Section<'a> {
 impl Section<'_> {
     fn learn(&self) -> Result<Option<Learned>, Malformed> {
         let mut learned = Learned {
-            addresses: Vec::new(),
             ttl: u32::MAX,
+            ..Learned::default()
         };
         // Owners are read once, not once per link of the chain: an answer
         // may have thousands, of hundreds of labels and pointers each.
@@ -171,8 +192,7 @@ impl Section<'_> {
                 None => break,
             }
         }
-        learned.addresses.sort_unstable();
-        learned.addresses.dedup();
+        learned.limit();
         Ok((!learned.addresses.is_empty()).then_some(learned))
     }
 
@@ -268,7 +288,9 @@ pub fn question_type(message: &[u8]) -> Option<u16> {
 
 #[cfg(test)]
 mod tests {
-    use super::{MAX_CHAIN, Malformed, answers, read, section};
+    use std::net::IpAddr;
+
+    use super::{MAX_ADDRESSES, MAX_CHAIN, Malformed, answers, read, section};
     use crate::wire::{labels::steps, put_u16, query::tests::plain};
 
     struct Builder(Vec<u8>, u16);
@@ -365,6 +387,29 @@ mod tests {
         // Hashed once, compared with one other name; and the chain with itself.
         let names = 3 * records + MAX_CHAIN * MAX_CHAIN + 2 * MAX_CHAIN;
         assert!(taken <= 123 * names, "{taken} steps for {records} records");
+    }
+
+    #[test]
+    fn the_first_1024_addresses_of_an_answer_are_learned_and_the_others_counted() {
+        let address = |n: u16| {
+            let [high, low] = n.to_be_bytes();
+            [198, 51, high, low]
+        };
+        // The highest addresses come first, and each comes twice.
+        let answer = |count: u16| {
+            let twice = |n| [address(n), address(n)];
+            let all = (0..count).rev().flat_map(twice);
+            all.fold(Builder::to("a"), |built, data| {
+                built.record(Q, 1, 60, &data)
+            })
+        };
+        let learned = |count| read(&answer(count).0).unwrap().learned.unwrap();
+        let all = learned(1024);
+        assert_eq!((all.addresses.len(), all.left_out), (1024, 0));
+        let most = learned(2000);
+        assert_eq!((most.addresses.len(), most.left_out), (MAX_ADDRESSES, 976));
+        assert_eq!(most.addresses[0], IpAddr::from(address(976)));
+        assert_eq!(most.ttl, 60);
     }
 
     #[test]

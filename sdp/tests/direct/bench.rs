@@ -26,11 +26,15 @@ use holdfast_sdp::{
 };
 use parking_lot::{Condvar, Mutex};
 use shared_maps::{EndpointId, IdentityId};
+use socket2::{Domain, Socket, Type};
 
 /// How long anything may take that should happen at once.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Everyone is endpoint 7, but for the addresses in `unknown`.
+/// An address of endpoint 8.
+pub(crate) const NEIGHBOUR: IpAddr = IpAddr::V4(Ipv4Addr::new(127, 0, 0, 8));
+
+/// All addresses are of endpoint 7, except [`NEIGHBOUR`] and the address in `unknown`.
 struct Everyone {
     unknown: Option<IpAddr>,
 }
@@ -40,10 +44,11 @@ impl Resolver for Everyone {
         if self.unknown == Some(client) {
             return Who::Unknown;
         }
+        let number = if client == NEIGHBOUR { 8 } else { 7 };
         Who::Endpoint {
-            id: EndpointId(7),
-            identity: IdentityId(1007),
-            ifindex: 3,
+            id: EndpointId(number),
+            identity: IdentityId(1000 + u32::from(number)),
+            ifindex: number.into(),
         }
     }
 
@@ -114,6 +119,8 @@ impl MappingSink for Sink {
 pub(crate) struct Options {
     pub v6: bool,
     pub(crate) workers: usize,
+    /// TCP connections at most.
+    pub(crate) tcp_connections: usize,
     pub(crate) config: ProxyConfig,
     pub(crate) unknown: Option<IpAddr>,
     /// Patterns allowed besides `*.good.example` and `exact.example`.
@@ -131,6 +138,7 @@ impl Default for Options {
         Self {
             v6: false,
             workers: 1,
+            tcp_connections: 8,
             config,
             unknown: None,
             allow: Vec::new(),
@@ -155,6 +163,7 @@ impl Bench {
         let Options {
             v6,
             workers,
+            tcp_connections,
             config,
             unknown,
             allow,
@@ -176,11 +185,17 @@ impl Bench {
                 server: server_address,
             },
             steering: None,
-            tcp_connections: 8,
+            tcp_connections,
         })
         .unwrap();
         let policy = Arc::new(PolicyHandle::new());
-        let errors = policy.replace_all(&[rules(server_address.port(), allow)]);
+        let errors = policy.replace_all(&[7, 8].map(|id| {
+            let rules = rules(server_address.port(), allow.clone());
+            RulesOf {
+                endpoint: EndpointId(id),
+                rules,
+            }
+        }));
         assert!(errors.is_empty());
         let sink = Arc::new(Sink::default());
         let stats = Stats::default();
@@ -217,15 +232,29 @@ impl Bench {
 
     /// A client of its own port.
     pub(crate) fn client(&self) -> UdpSocket {
-        let client = UdpSocket::bind((self.proxy.ip(), 0)).unwrap();
-        client.connect(self.proxy).unwrap();
-        client.set_read_timeout(Some(PATIENCE)).unwrap();
-        client
+        self.client_from(self.proxy.ip())
     }
 
     /// A client over TCP.
     pub(crate) fn tcp_client(&self) -> TcpStream {
         patient(TcpStream::connect(self.proxy).unwrap())
+    }
+
+    /// A client over TCP with an address of its own.
+    pub(crate) fn tcp_client_from(&self, from: IpAddr) -> TcpStream {
+        let domain = Domain::for_address(self.proxy);
+        let socket = Socket::new(domain, Type::STREAM, None).unwrap();
+        socket.bind(&SocketAddr::new(from, 0).into()).unwrap();
+        socket.connect(&self.proxy.into()).unwrap();
+        patient(socket.into())
+    }
+
+    /// A client over UDP with an address of its own.
+    pub(crate) fn client_from(&self, from: IpAddr) -> UdpSocket {
+        let client = UdpSocket::bind((from, 0)).unwrap();
+        client.connect(self.proxy).unwrap();
+        client.set_read_timeout(Some(PATIENCE)).unwrap();
+        client
     }
 
     /// Waits for a connection at the server.
@@ -262,7 +291,7 @@ fn server(ip: IpAddr) -> (UdpSocket, TcpListener) {
     panic!("no port is free for UDP and TCP");
 }
 
-fn rules(port: u16, allow: Vec<String>) -> RulesOf {
+fn rules(port: u16, allow: Vec<String>) -> EndpointRules {
     let mut names = vec![
         NameRule::Pattern("*.good.example".to_owned()),
         NameRule::Name("exact.example".to_owned()),
@@ -277,11 +306,8 @@ fn rules(port: u16, allow: Vec<String>) -> RulesOf {
             names: NameRules::Names(names.clone()),
         }],
     };
-    RulesOf {
-        endpoint: EndpointId(7),
-        rules: EndpointRules {
-            ports: vec![at(Transport::Udp), at(Transport::Tcp)],
-        },
+    EndpointRules {
+        ports: vec![at(Transport::Udp), at(Transport::Tcp)],
     }
 }
 

@@ -81,7 +81,9 @@ fn found() -> Findings {
             limited: false,
             world: 9,
             endpoint: None,
+            refused: None,
         }],
+        refused: Vec::new(),
     }
 }
 
@@ -207,6 +209,35 @@ fn each_thing_that_lacks_is_said() {
     stranger.peer = PeerFound::default();
     stranger.entries = Ok(Entries::default());
     missing(&why(&found(), &[stranger], true), "identity", "of nobody");
+}
+
+#[test]
+fn an_address_that_no_answer_opens_is_said_to_be_one() {
+    let mut refused = found();
+    refused.names.clear();
+    refused.addresses[0].address = [169, 254, 169, 254].into();
+    refused.addresses[0].refused = Some("169.254.0.0/16".parse().unwrap());
+    refused.refused = vec![[169, 254, 169, 254].into()];
+    let mut closed = read();
+    closed.peer = PeerFound {
+        labels: Some(vec!["reserved:world-ipv4".to_owned()]),
+        verdict: Some(Verdict::NoRule),
+        ..PeerFound::default()
+    };
+    closed.entries = Ok(Entries::default());
+    let shut = why(&refused, &[closed], true);
+    assert!(!shut.allowed);
+    let says = "answers had 169.254.169.254, which gets no label of a name \
+                (--tofqdns-refuse-prefix): a toCIDR rule opens it";
+    assert!(text(&shut).contains(says), "{}", text(&shut));
+    // A block's rule opens it.
+    let open = why(&refused, &[read()], true);
+    assert!(
+        open.allowed && text(&open).contains(says),
+        "{}",
+        text(&open)
+    );
+    assert!(!text(&open).contains("MISSING"), "{}", text(&open));
 }
 
 #[test]

@@ -27,8 +27,7 @@ fn config(max: usize) -> CoreConfig {
     }
 }
 
-/// A node with three names in policy; `max` identities of names, three of which (of one family)
-/// are the selectors' own.
+/// A node with three names in policy; `max` combinations of names may have an identity.
 fn node(max: usize) -> Node {
     Node::synced(config(max), &policy(""))
 }
@@ -65,6 +64,22 @@ fn clean(node: &mut Node, name: &str) {
     }
 }
 
+/// More selectors than the limit has identities, each of its own: none of them counts.
+#[test]
+fn selectors_alone_do_not_use_the_limit_up() {
+    let names: String = (0..8300)
+        .map(|n| format!("  - toFQDNs: [{{matchName: n{n}.test}}]\n    toPorts: [{{ports: [{{port: '9', protocol: TCP}}]}}]\n"))
+        .collect();
+    let max = CoreConfig::default().max_fqdn_identities.unwrap();
+    let mut node = Node::synced(config(max), &policy(&names));
+    assert!(node.core.summary().fqdn_identities > 8192);
+    for name in ["a.test", "b.test", "n1.test"] {
+        assert_eq!(learn(&mut node, name, "1.1.1.1"), Realised::Yes);
+    }
+    assert_eq!((open(&node, "1.1.1.1"), limited(&node)), (vec![1, 2], 0));
+    assert_eq!(node.core.summary().fqdn_combinations, 1);
+}
+
 #[test]
 fn one_name_is_never_limited() {
     let mut node = node(0);
@@ -75,7 +90,7 @@ fn one_name_is_never_limited() {
 
 #[test]
 fn an_address_keeps_what_it_has_and_gets_no_more() {
-    let mut node = node(3);
+    let mut node = node(0);
     learn(&mut node, "b.test", "1.1.1.1");
     assert_eq!(learn(&mut node, "a.test", "1.1.1.1"), NOT_REALISED);
     assert_eq!(open(&node, "1.1.1.1"), [2]);
@@ -91,7 +106,7 @@ fn an_address_keeps_what_it_has_and_gets_no_more() {
 
 #[test]
 fn a_combination_that_has_an_identity_is_no_new_one() {
-    let mut node = node(4);
+    let mut node = node(1);
     for (name, address) in [("a.test", "1.1.1.1"), ("b.test", "1.1.1.1")] {
         assert_eq!(learn(&mut node, name, address), Realised::Yes);
     }
@@ -111,7 +126,7 @@ fn a_combination_that_has_an_identity_is_no_new_one() {
 
 #[test]
 fn a_name_that_goes_closes_though_what_is_left_has_no_identity() {
-    let mut node = node(5);
+    let mut node = node(2);
     for name in ["a.test", "b.test", "c.test"] {
         assert_eq!(learn(&mut node, name, "1.1.1.1"), Realised::Yes);
     }
@@ -119,7 +134,7 @@ fn a_name_that_goes_closes_though_what_is_left_has_no_identity() {
         assert_eq!(learn(&mut node, name, "1.1.1.2"), Realised::Yes);
     }
     // {a, c} is of nobody, and the limit is reached.
-    assert_eq!(node.core.summary().fqdn_identities, 5);
+    assert_eq!(node.core.summary().fqdn_combinations, 2);
     clean(&mut node, "b.test");
     assert_eq!((open(&node, "1.1.1.1"), limited(&node)), (vec![1, 3], 0));
     assert_eq!(open(&node, "1.1.1.2"), [3]);
@@ -139,9 +154,9 @@ fn restart(node: &mut Node, max: usize, checkpoint: bool) {
     node.sync();
 }
 
-/// Four identities of names: three alone, {a, b}; and 1.1.1.3 has {c} of {a, b, c}.
+/// One combination, {a, b}; and 1.1.1.3 has {c} of {a, b, c}.
 fn at_the_limit() -> Node {
-    let mut node = node(4);
+    let mut node = node(1);
     for name in ["a.test", "b.test"] {
         assert_eq!(learn(&mut node, name, "1.1.1.1"), Realised::Yes);
     }
@@ -164,7 +179,7 @@ fn a_restart_takes_nothing_from_a_limited_address() {
         assert_eq!(learn(&mut node, name, address), Realised::Yes);
     }
     let before = node.datapath.clone();
-    restart(&mut node, 4, true);
+    restart(&mut node, 1, true);
     assert_eq!((open(&node, "1.1.1.3"), limited(&node)), (vec![3], 1));
     assert_eq!(node.datapath.ipcache, before.ipcache);
     assert_eq!(node.datapath.policy, before.policy);
@@ -175,7 +190,7 @@ fn a_limited_address_keeps_what_only_the_run_before_gave_a_number() {
     let mut node = at_the_limit();
     let before = node.datapath.clone();
     // With a lower limit nothing that has its identity loses it.
-    restart(&mut node, 1, true);
+    restart(&mut node, 0, true);
     assert_eq!(node.datapath.ipcache, before.ipcache);
     assert_eq!(node.datapath.policy, before.policy);
 }
@@ -183,9 +198,10 @@ fn a_limited_address_keeps_what_only_the_run_before_gave_a_number() {
 #[test]
 fn what_is_in_force_counts_before_it_is_asked_for_again() {
     let mut node = at_the_limit();
-    restart(&mut node, 4, true);
+    restart(&mut node, 1, true);
     let summary = node.core.summary();
-    assert_eq!((summary.fqdn_identities, limited(&node)), (4, 1));
+    assert_eq!((summary.fqdn_combinations, limited(&node)), (1, 1));
+    assert_eq!(summary.fqdn_identities, 4);
     assert_eq!(open(&node, "1.1.1.3"), [3]);
 }
 
@@ -208,7 +224,7 @@ fn a_lost_checkpoint_closes_nothing() {
 
 #[test]
 fn what_waits_follows_once_there_is_room() {
-    let mut node = node(4);
+    let mut node = node(1);
     for name in ["a.test", "b.test"] {
         learn(&mut node, name, "1.1.1.1");
     }
@@ -227,7 +243,7 @@ fn what_waits_follows_once_there_is_room() {
 
 #[test]
 fn what_denies_is_never_limited() {
-    let mut node = node(4);
+    let mut node = node(1);
     for name in ["a.test", "b.test"] {
         learn(&mut node, name, "1.1.1.1");
     }

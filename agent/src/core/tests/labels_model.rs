@@ -444,6 +444,6 @@ proptest! {
             checked.check_limited(&before);
         }
         let state = &checked.state;
-        assert!(state.limited.is_empty() || state.fqdn_identities.len() >= max);
+        assert!(state.limited.is_empty() || state.fqdn_combinations >= max);
     }
 }

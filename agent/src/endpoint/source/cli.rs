@@ -9,10 +9,17 @@ use std::{
 use serde::{Deserialize, Serialize};
 
 use super::EndpointDocument;
-use crate::{datapath::files::write_atomic, endpoint::discover::Netns};
+use crate::{
+    core::event::EndpointSpec,
+    datapath::files::write_atomic,
+    endpoint::discover::Netns,
+    labels::Label,
+    named_port::{NamedPorts, is_label},
+};
 
-/// Version of a file in which an endpoint has named ports; without any it is 1.
-const VERSION: u32 = 2;
+/// Version of a file in which an endpoint has addresses. With named ports alone it is 2,
+/// without these 1.
+const VERSION: u32 = 3;
 const PREFIX: &str = "cli/";
 
 /// Key of an endpoint added by command.
@@ -45,6 +52,39 @@ pub enum CliFileError {
     },
 }
 
+/// What the file says.
+pub(super) enum Added {
+    /// Documents by key.
+    Documents(BTreeMap<String, EndpointDocument>),
+    /// Nothing that can be read: the file is set aside.
+    Damaged,
+}
+
+/// Documents of endpoints that were added by command and are restored: their own list is lost.
+pub(super) fn recovered(restored: &[EndpointSpec]) -> BTreeMap<String, EndpointDocument> {
+    let documents = restored.iter().filter_map(|spec| {
+        let (netns, ifname) = spec.key.strip_prefix(PREFIX)?.rsplit_once('/')?;
+        let pid = netns.strip_prefix("pid-").and_then(|pid| pid.parse().ok());
+        let pid = pid.filter(|_| !Netns::Name(netns.to_owned()).path().exists());
+        let labels = spec
+            .labels
+            .iter()
+            .filter_map(|text| Label::parse(text).ok());
+        let labels = crate::labels::LabelSet::new(labels.collect());
+        let own = labels.iter().filter(|label| !is_label(label));
+        let document = EndpointDocument {
+            netns: pid.is_none().then(|| netns.to_owned()),
+            pid,
+            ifname: ifname.to_owned(),
+            labels: own.map(ToString::to_string).collect(),
+            named_ports: NamedPorts::of(&labels).texts(),
+            addresses: Vec::new(),
+        };
+        Some((spec.key.clone(), document))
+    });
+    documents.collect()
+}
+
 /// The file.
 #[derive(Clone, Debug)]
 pub struct CliFile {
@@ -65,14 +105,16 @@ impl CliFile {
         }
     }
 
-    /// Documents by key. A damaged file is set aside, said, and counts as empty.
-    pub(super) fn read(&self) -> Result<BTreeMap<String, EndpointDocument>, CliFileError> {
+    /// Documents by key. A damaged file is set aside and logged.
+    pub(super) fn read(&self) -> Result<Added, CliFileError> {
         let failed = |source| CliFileError::Io {
             path: self.path.clone(),
             source,
         };
         let bytes = match fs::read(&self.path) {
-            Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(BTreeMap::new()),
+            Err(e) if e.kind() == io::ErrorKind::NotFound => {
+                return Ok(Added::Documents(BTreeMap::new()));
+            }
             other => other.map_err(failed)?,
         };
         match serde_json::from_slice::<Content>(&bytes) {
@@ -80,15 +122,15 @@ impl CliFile {
                 path: self.path.clone(),
                 found: content.version,
             }),
-            Ok(content) => Ok(content.endpoints),
+            Ok(content) => Ok(Added::Documents(content.endpoints)),
             Err(error) => {
                 let aside = self.path.with_extension("json.corrupt");
                 tracing::error!(
                     path = %self.path.display(), aside = %aside.display(), %error,
-                    "list of added endpoints is damaged and set aside; add them again"
+                    "list of added endpoints is damaged and set aside; those of the last run are added again"
                 );
                 fs::rename(&self.path, aside).map_err(failed)?;
-                Ok(BTreeMap::new())
+                Ok(Added::Damaged)
             }
         }
     }
@@ -99,8 +141,13 @@ impl CliFile {
     ) -> Result<(), CliFileError> {
         let endpoints: BTreeMap<_, _> = documents.map(|(k, d)| (k.clone(), d.clone())).collect();
         let named = endpoints.values().any(|d| !d.named_ports.is_empty());
+        let addressed = endpoints.values().any(|d| !d.addresses.is_empty());
         let content = Content {
-            version: if named { VERSION } else { 1 },
+            version: match (addressed, named) {
+                (true, _) => VERSION,
+                (false, true) => 2,
+                (false, false) => 1,
+            },
             endpoints,
         };
         serde_json::to_vec_pretty(&content)
@@ -117,35 +164,75 @@ impl CliFile {
 mod tests {
     use super::*;
 
+    fn documents(file: &CliFile) -> BTreeMap<String, EndpointDocument> {
+        match file.read().unwrap() {
+            Added::Documents(documents) => documents,
+            Added::Damaged => panic!("damaged"),
+        }
+    }
+
     #[test]
     fn what_is_written_is_read_and_damage_is_set_aside() {
         let dir = tempfile::tempdir().unwrap();
         let file = CliFile::in_dir(dir.path());
-        assert!(file.read().unwrap().is_empty());
+        assert!(documents(&file).is_empty());
         let document = EndpointDocument {
             netns: Some("pod1".to_owned()),
-            pid: None,
             ifname: "eth0".to_owned(),
             labels: vec!["k8s:app=web".to_owned()],
-            named_ports: Vec::new(),
+            ..EndpointDocument::default()
         };
-        let key = key(&Netns::Name("pod1".to_owned()), "eth0");
-        file.write([(&key, &document)].into_iter()).unwrap();
-        assert_eq!(file.read().unwrap()[&key], document);
-        let version = || {
-            let text = fs::read(&file.path).unwrap();
-            serde_json::from_slice::<Content>(&text).unwrap().version
-        };
-        assert_eq!(version(), 1);
         let named = EndpointDocument {
             named_ports: vec!["http=80/TCP".to_owned()],
-            ..document
+            ..document.clone()
         };
-        file.write([(&key, &named)].into_iter()).unwrap();
-        assert_eq!(file.read().unwrap()[&key], named);
-        assert_eq!(version(), 2, "an older release must not drop the names");
+        let addressed = EndpointDocument {
+            addresses: vec!["10.0.0.7".parse().unwrap()],
+            ..document.clone()
+        };
+        let key = key(&Netns::Name("pod1".to_owned()), "eth0");
+        // An older release must not drop what it does not know.
+        for (document, version) in [(document, 1), (named, 2), (addressed, 3)] {
+            file.write([(&key, &document)].into_iter()).unwrap();
+            assert_eq!(documents(&file)[&key], document);
+            let text = fs::read(&file.path).unwrap();
+            let content = serde_json::from_slice::<Content>(&text).unwrap();
+            assert_eq!(content.version, version);
+        }
         fs::write(&file.path, "{\"version\":1,").unwrap();
-        assert!(file.read().unwrap().is_empty());
+        assert!(matches!(file.read(), Ok(Added::Damaged)));
         assert!(dir.path().join("added_endpoints.json.corrupt").exists());
+    }
+
+    #[test]
+    fn a_lost_list_is_made_again_from_the_endpoints_of_the_last_run() {
+        let spec = |key: &str| EndpointSpec {
+            key: key.to_owned(),
+            labels: vec![
+                "k8s:app=web".to_owned(),
+                "gen:io.cilium.k8s.named-ports=http.TCP.80".to_owned(),
+            ],
+            ifindex: 7,
+            ifname: "lxc7".to_owned(),
+            addresses: vec!["10.0.0.7".parse().unwrap()],
+            mac: [0; 6],
+            node_mac: [0; 6],
+            on_bridge: false,
+            netns: "pod1".to_owned(),
+        };
+        let specs = ["cli/pod1/eth0", "cli/pid-77/eth1", "dir/a.yaml"].map(spec);
+        let documents = recovered(&specs);
+        let keys: Vec<&String> = documents.keys().collect();
+        assert_eq!(keys, ["cli/pid-77/eth1", "cli/pod1/eth0"]);
+        let process = &documents["cli/pid-77/eth1"];
+        assert_eq!((process.pid, &process.netns), (Some(77), &None));
+        let named = &documents["cli/pod1/eth0"];
+        assert_eq!(named.netns.as_deref(), Some("pod1"));
+        assert_eq!(named.labels, ["k8s:app=web"]);
+        assert_eq!(named.named_ports, ["http=80/TCP"]);
+        for (key, document) in &documents {
+            let netns = document.check().unwrap();
+            assert_eq!(super::key(&netns, &document.ifname), *key);
+        }
     }
 }

@@ -1,38 +1,96 @@
 //! Endpoint documents of a directory.
 
-use std::{collections::BTreeMap, io, path::Path};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    io,
+    path::Path,
+};
 
 use serde::Deserialize as _;
 
 use super::{EndpointDocument, EndpointError};
-use crate::watched_dir;
+use crate::{watched_dir, yaml};
 
-/// Documents by key `dir/<file>` (`dir/<file>#<n>` from the second of a file on).
-pub(super) fn read(
-    dir: &Path,
-) -> io::Result<BTreeMap<String, Result<EndpointDocument, EndpointError>>> {
-    let mut documents = BTreeMap::new();
+const PREFIX: &str = "dir/";
+
+/// What the directory holds.
+#[derive(Debug, Default)]
+pub(super) struct Listing {
+    /// Documents by key `dir/<file>` (`dir/<file>#<n>` from the second of a file on).
+    pub documents: BTreeMap<String, Result<EndpointDocument, EndpointError>>,
+    /// Files `dir/<file>` that cannot be read to their end: further documents of theirs are
+    /// not known.
+    pub torn: BTreeSet<String>,
+}
+
+/// Whether a document of a directory has this key.
+pub(super) fn is_key(key: &str) -> bool {
+    key.starts_with(PREFIX)
+}
+
+/// The file of a document's key.
+pub(super) fn file_of(key: &str) -> &str {
+    match key.rsplit_once('#') {
+        Some((file, n)) if !n.is_empty() && n.bytes().all(|b| b.is_ascii_digit()) => file,
+        _ => key,
+    }
+}
+
+/// Reads the documents of `dir`.
+pub(super) fn read(dir: &Path) -> io::Result<Listing> {
+    let mut listing = Listing::default();
     for (name, text) in watched_dir::read(dir)? {
-        let key = format!("dir/{name}");
+        let file = format!("{PREFIX}{name}");
         match text {
-            Ok(text) => documents.extend(parse(&key, &text)),
+            Ok(text) => {
+                let (documents, ending) = parse(&file, &text);
+                listing.documents.extend(documents);
+                if ending == Ending::Torn {
+                    listing.torn.insert(file);
+                }
+            }
             Err(error) => {
-                documents.insert(key, Err(EndpointError::Parse(error.to_string())));
+                let text = format!("{error}; {}", error.remedy());
+                let error = EndpointError::Parse(text);
+                listing.documents.insert(file.clone(), Err(error));
+                listing.torn.insert(file);
             }
         }
     }
-    Ok(documents)
+    Ok(listing)
 }
 
-fn parse(key: &str, text: &str) -> Vec<(String, Result<EndpointDocument, EndpointError>)> {
+/// Whether all documents of a file are known.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Ending {
+    Whole,
+    Torn,
+}
+
+type Keyed = (String, Result<EndpointDocument, EndpointError>);
+
+fn parse(file: &str, text: &str) -> (Vec<Keyed>, Ending) {
+    if text.trim().is_empty() {
+        let reason = "the file is empty; delete it to remove its endpoints".to_owned();
+        let error = EndpointError::Parse(reason);
+        return (vec![(file.to_owned(), Err(error))], Ending::Torn);
+    }
     let mut documents = Vec::new();
-    for (index, document) in serde_yaml_ng::Deserializer::from_str(text).enumerate() {
+    let mut ending = Ending::Whole;
+    for (index, document) in yaml::documents(text).iter().enumerate() {
         let key = match index {
-            0 => key.to_owned(),
-            n => format!("{key}#{}", n + 1),
+            0 => file.to_owned(),
+            n => format!("{file}#{}", n + 1),
         };
-        let document = Option::<EndpointDocument>::deserialize(document)
-            .map_err(|e| EndpointError::Parse(e.to_string()));
+        let document = match document.value() {
+            Ok(value) => Option::<EndpointDocument>::deserialize(value)
+                .map_err(|error| EndpointError::Parse(error.to_string())),
+            Err(fault) => {
+                ending = Ending::Torn;
+                let text = format!("{fault}; {}", fault.remedy());
+                Err(EndpointError::Parse(text))
+            }
+        };
         match document {
             // An empty document, as after a closing `---`.
             Ok(None) => {}
@@ -40,24 +98,51 @@ fn parse(key: &str, text: &str) -> Vec<(String, Result<EndpointDocument, Endpoin
                 let checked = document.check().map(|_| document);
                 documents.push((key, checked));
             }
-            Err(error) => {
-                documents.push((key, Err(error)));
-                // What follows a syntax error cannot be told apart from it.
-                break;
-            }
+            Err(error) => documents.push((key, Err(error))),
         }
     }
-    documents
+    (documents, ending)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    fn documents(text: &str) -> Vec<Keyed> {
+        let (documents, ending) = parse("dir/a.yaml", text);
+        assert_eq!(ending, Ending::Whole);
+        documents
+    }
+
+    #[test]
+    fn a_torn_file_says_where_it_ends() {
+        let dir = tempfile::tempdir().unwrap();
+        let whole = "netns: pod1\nlabels: [k8s:app=a]\n---\nnetns: pod2\nlabels: [k8s:app=b]\n";
+        for (text, keys) in [
+            (&whole[..whole.len() - 3], 2),
+            ("netns: [", 1),
+            ("", 1),
+            ("\0\0\0\0", 1),
+        ] {
+            std::fs::write(dir.path().join("a.yaml"), text).unwrap();
+            let listing = read(dir.path()).unwrap();
+            assert!(listing.torn.contains("dir/a.yaml"), "{text:?}");
+            assert_eq!(listing.documents.len(), keys, "{text:?}: {listing:?}");
+        }
+        assert_eq!(file_of("dir/a.yaml#12"), "dir/a.yaml");
+        assert_eq!(file_of("dir/a#1.yaml"), "dir/a#1.yaml");
+    }
+
+    #[test]
+    fn a_label_that_does_not_parse_is_named() {
+        let read = documents("netns: pod1\nlabels: [k8s:app=a, 'k8s:']\n");
+        let error = read[0].1.as_ref().unwrap_err().to_string();
+        assert!(error.contains("`k8s:` is not a label"), "{error}");
+    }
+
     #[test]
     fn several_documents_one_of_them_bad() {
-        let read = parse(
-            "dir/a.yaml",
+        let read = documents(
             "netns: pod1\nlabels: [k8s:app=a]\n---\nnetns: pod2\npid: 3\nlabels: [k8s:app=b]\n---\n",
         );
         assert_eq!(read.len(), 2);
@@ -70,7 +155,7 @@ mod tests {
     fn named_ports_are_checked() {
         let read = |ports: &str| {
             let text = format!("netns: pod1\nlabels: [k8s:app=a]\nnamed-ports: [{ports}]\n");
-            parse("dir/a.yaml", &text).remove(0).1
+            documents(&text).remove(0).1
         };
         let good = read("http=80/TCP, dns=53/UDP").unwrap();
         assert_eq!(good.named_ports, ["http=80/TCP", "dns=53/UDP"]);
@@ -80,13 +165,13 @@ mod tests {
             "{error}"
         );
         let made = "netns: pod1\nlabels: ['gen:io.cilium.k8s.named-ports=http.TCP.80']\n";
-        let error = parse("dir/a.yaml", made).remove(0).1.unwrap_err();
+        let error = documents(made).remove(0).1.unwrap_err();
         assert!(matches!(error, EndpointError::MadeLabel(_)), "{error}");
     }
 
     #[test]
     fn unknown_fields_are_named() {
-        let read = parse("dir/a.yaml", "netns: pod1\nlabel: [k8s:app=a]\n");
+        let read = documents("netns: pod1\nlabel: [k8s:app=a]\n");
         let error = read[0].1.as_ref().unwrap_err().to_string();
         assert!(error.contains("label"), "{error}");
     }

@@ -12,7 +12,7 @@ use std::{
 use crate::{
     core::event::{Event, SourceEvent},
     policy::parse::{PolicyDocument, PolicyError, parse_documents},
-    watched_dir,
+    watched_dir::{self, FileError},
 };
 
 /// What the directory held when it was read last.
@@ -109,7 +109,7 @@ impl PolicyDir {
 
     fn take(
         &mut self,
-        read: BTreeMap<String, Result<String, std::io::Error>>,
+        read: BTreeMap<String, Result<String, FileError>>,
         errors: &mut Vec<PolicyError>,
     ) {
         self.files.retain(|name, _| read.contains_key(name));
@@ -123,7 +123,7 @@ impl PolicyDir {
                     key: None,
                     field: "file".to_owned(),
                     reason: error.to_string(),
-                    remedy: "make it readable UTF-8".to_owned(),
+                    remedy: error.remedy().to_owned(),
                 }),
             }
         }

@@ -7,6 +7,7 @@ use std::process::{Command, Stdio};
 use anyhow::{Context, Result, ensure};
 use clap::Parser;
 
+mod calibration;
 mod latency;
 mod names;
 mod parts;

@@ -17,6 +17,9 @@ pub(crate) struct Figure {
     pub(crate) policy_map_writes: Option<u64>,
     /// What a peer needs for the same, in the same unit, on this kind of machine.
     pub(crate) peer: Option<f64>,
+    /// The value in units of the calibration of the same run.
+    #[serde(default)]
+    pub(crate) calibrated: Option<f64>,
     /// What was promised, and whether it holds.
     pub(crate) promise: Option<(String, bool)>,
 }
@@ -55,6 +58,9 @@ impl Figure {
             count(self.ipcache_writes),
             count(self.policy_map_writes),
         );
+        if let Some(ratio) = self.calibrated {
+            line += &format!("  {} calibration units", rounded(ratio));
+        }
         if let Some(peer) = self.peer {
             line += &format!("  1/{:.0} of Cilium's name manager", peer / self.value);
         }
@@ -77,6 +83,8 @@ impl Figure {
             }
             let ratio = self.peer.map(|peer| self.value / peer);
             fields.extend(ratio.map(|ratio| ("ratio_to_cilium".to_owned(), ratio.into())));
+            let calibrated = self.calibrated.map(f64::into);
+            fields.extend(calibrated.map(|ratio| ("ratio_to_calibration".to_owned(), ratio)));
             if let Some((promise, holds)) = &self.promise {
                 fields.insert("promise".to_owned(), promise.as_str().into());
                 fields.insert("holds".to_owned(), (*holds).into());

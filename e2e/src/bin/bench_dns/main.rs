@@ -30,11 +30,11 @@ const STEADY: u32 = 2;
 /// DNS throughput and latency: direct, forwarders, standalone proxy.
 #[derive(Debug, Parser)]
 struct Options {
-    /// Interleaved rounds
-    #[arg(long, default_value_t = 3)]
+    /// Interleaved rounds; ratios are taken in each
+    #[arg(long, default_value_t = 15)]
     rounds: u32,
     /// Seconds of full load per path and round
-    #[arg(long, default_value_t = 4)]
+    #[arg(long, default_value_t = 2)]
     seconds: u32,
     /// Source ports
     #[arg(long, default_value_t = 20)]
@@ -49,7 +49,7 @@ struct Options {
     #[arg(
         long,
         value_delimiter = ',',
-        default_value = "direct,raw_forwarder,sdp,sdp_10000_patterns"
+        default_value = "direct,raw_forwarder,sdp,sdp_10000_patterns,direct_new_names,sdp_new_names"
     )]
     paths: Vec<String>,
     /// Threads of the proxy [default: its own default]
@@ -104,7 +104,7 @@ fn main() -> Result<()> {
         let mut fresh = fresh.take(of_round as usize).cloned();
         let fresh = write_names(&lab, &format!("fresh-{round}"), &mut fresh)?;
         for path in &wanted {
-            let one = bench.measure(path, &fresh)?;
+            let one = bench.measure(path, round, &fresh)?;
             println!("round {} {one}", round + 1);
             measured.push(one);
         }
@@ -147,7 +147,7 @@ impl Bench<'_> {
         Ok(())
     }
 
-    fn measure(&self, path: &'static paths::Path, fresh: &Path) -> Result<Measured> {
+    fn measure(&self, path: &'static paths::Path, round: u32, fresh: &Path) -> Result<Measured> {
         self.switch(path.way)?;
         let process = match path.way {
             way if way.is_proxy() => Some(self.programs.sdp.id()),
@@ -155,6 +155,7 @@ impl Bench<'_> {
         };
         let mut measured = Measured {
             path,
+            round,
             full: None,
             steady: None,
             cpu: None,

@@ -13,6 +13,8 @@ use crate::paths::Path;
 /// One path in one round.
 pub(crate) struct Measured {
     pub(crate) path: &'static Path,
+    /// Number of the round, from 0.
+    pub(crate) round: u32,
     pub(crate) full: Option<Throughput>,
     pub(crate) steady: Option<Latency>,
     /// CPU time per answer of the process in the way.
@@ -69,16 +71,106 @@ const RATIOS: [(&str, &str, &str); 14] = [
     ),
 ];
 
-/// Ratios of what a path adds to the 99th percentile over asking directly, to
-/// what the raw forwarder adds.
-const ADDED: [(&str, &str, &str); 2] = [
-    ("p99_added_leased_over_raw_forwarder", "sdp", "direct"),
+/// Ratios of what a path adds to a percentile over asking directly, to what the raw
+/// forwarder adds.
+const ADDED: [(&str, &str, &str, Percentile); 4] = [
+    (
+        "p50_added_leased_over_raw_forwarder",
+        "sdp",
+        "direct",
+        Percentile::P50,
+    ),
+    (
+        "p99_added_leased_over_raw_forwarder",
+        "sdp",
+        "direct",
+        Percentile::P99,
+    ),
+    (
+        "p50_added_new_over_raw_forwarder",
+        "sdp_new_names",
+        "direct_new_names",
+        Percentile::P50,
+    ),
     (
         "p99_added_new_over_raw_forwarder",
         "sdp_new_names",
         "direct_new_names",
+        Percentile::P99,
     ),
 ];
+
+/// Ratios of CPU time per answer of the process in the way: name, of which, over which.
+const CPU: [(&str, &str, &str); 6] = [
+    ("cpu_sdp_over_raw_forwarder", "sdp", "raw_forwarder"),
+    (
+        "cpu_sdp_10000_patterns_over_raw_forwarder",
+        "sdp_10000_patterns",
+        "raw_forwarder",
+    ),
+    (
+        "cpu_sdp_over_raw_forwarder_ipv6",
+        "sdp_ipv6",
+        "raw_forwarder_ipv6",
+    ),
+    (
+        "cpu_sdp_over_raw_forwarder_many_ports",
+        "sdp_many_ports",
+        "raw_forwarder_many_ports",
+    ),
+    (
+        "cpu_sdp_over_raw_forwarder_tcp_pipelined",
+        "sdp_tcp_pipelined",
+        "raw_forwarder_tcp_pipelined",
+    ),
+    (
+        "cpu_sdp_over_raw_forwarder_tcp_single",
+        "sdp_tcp_single",
+        "raw_forwarder_tcp_single",
+    ),
+];
+
+/// A percentile of the time to an answer.
+#[derive(Clone, Copy)]
+enum Percentile {
+    P50,
+    P99,
+}
+
+impl Percentile {
+    fn of(self, latency: &Latency) -> f64 {
+        match self {
+            Self::P50 => latency.p50_ms,
+            Self::P99 => latency.p99_ms,
+        }
+    }
+}
+
+/// A ratio taken in each round. The machine's other load changes from round to round, so
+/// the ratio of two medians would compare different moments.
+struct Ratio {
+    name: &'static str,
+    /// One value for each round in which both sides were measured, ascending.
+    values: Vec<f64>,
+}
+
+impl Ratio {
+    fn new(name: &'static str, rounds: u32, one: impl Fn(u32) -> Option<f64>) -> Self {
+        let mut values: Vec<f64> = (0..rounds)
+            .filter_map(one)
+            .filter(|value| value.is_finite())
+            .collect();
+        values.sort_by(f64::total_cmp);
+        Self { name, values }
+    }
+
+    /// The value below which `quarters` of four lie.
+    fn quartile(&self, quarters: usize) -> f64 {
+        let last = self.values.len().saturating_sub(1);
+        let at = (last * quarters + 2) / 4;
+        self.values.get(at).copied().unwrap_or_default()
+    }
+}
 
 /// All rounds of one path.
 struct Row {
@@ -141,11 +233,35 @@ pub(crate) fn print_and_write(
             row.lost
         );
     }
-    let ratios = ratios(&rows);
-    println!();
-    for (name, ratio) in &ratios {
-        println!("{name:<40} {:.2}", ratio.as_f64().unwrap_or_default());
+    let ratios = ratios(rounds, all);
+    println!(
+        "\n{:<44} {:>7} {:>7} {:>7} {:>7}",
+        "ratio of one round", "median", "25 %", "75 %", "rounds"
+    );
+    for ratio in &ratios {
+        println!(
+            "{:<44} {:>7.2} {:>7.2} {:>7.2} {:>7}",
+            ratio.name,
+            ratio.quartile(2),
+            ratio.quartile(1),
+            ratio.quartile(3),
+            ratio.values.len()
+        );
     }
+    let medians: Map<String, Value> = ratios
+        .iter()
+        .map(|ratio| (ratio.name.to_owned(), json!(ratio.quartile(2))))
+        .collect();
+    let spread: Map<String, Value> = ratios
+        .iter()
+        .map(|ratio| {
+            let of = json!({
+                "median": ratio.quartile(2), "q1": ratio.quartile(1), "q3": ratio.quartile(3),
+                "rounds": ratio.values.len(),
+            });
+            (ratio.name.to_owned(), of)
+        })
+        .collect();
     let megabytes = f64::from(u32::try_from(resident / 1024)?) / 1024.0;
     println!(
         "{:<40} {megabytes:.1} MiB",
@@ -160,7 +276,9 @@ pub(crate) fn print_and_write(
             })
         })
         .collect();
-    let figures = json!({ "rounds": rounds, "ratios": ratios, "sdp_idle_rss_bytes": resident });
+    let figures = json!({
+        "rounds": rounds, "ratios": medians, "spread": spread, "sdp_idle_rss_bytes": resident,
+    });
     if let Some(directory) = file.parent() {
         std::fs::create_dir_all(directory)?;
     }
@@ -170,22 +288,39 @@ pub(crate) fn print_and_write(
     Ok(())
 }
 
-fn ratios(rows: &[Row]) -> Map<String, Value> {
-    let row = |name: &str| rows.iter().find(|row| row.name == name);
-    let qps = |name| row(name)?.qps;
-    let added = |name, direct| Some(row(name)?.p99_ms? - row(direct)?.p99_ms?);
-    let of_speed = RATIOS
-        .iter()
-        .filter_map(|(name, of, over)| Some((*name, qps(of)? / qps(over)?)));
-    let of_delay = ADDED.iter().filter_map(|(name, of, direct)| {
-        Some((
-            *name,
-            added(of, direct)? / added("raw_forwarder", "direct")?,
-        ))
+fn ratios(rounds: u32, all: &[Measured]) -> Vec<Ratio> {
+    let find = |name: &str, round: u32| {
+        all.iter()
+            .find(|one| one.path.name == name && one.round == round)
+    };
+    let qps = |name, round| Some(find(name, round)?.full?.qps);
+    let cpu = |name, round| Some(find(name, round)?.cpu?.as_secs_f64());
+    let time = |name, round, percentile: Percentile| {
+        Some(percentile.of(find(name, round)?.steady.as_ref()?))
+    };
+    let of_speed = RATIOS.iter().map(|(name, of, over)| {
+        Ratio::new(name, rounds, |round| {
+            Some(qps(of, round)? / qps(over, round)?)
+        })
+    });
+    let of_cpu = CPU.iter().map(|(name, of, over)| {
+        Ratio::new(name, rounds, |round| {
+            Some(cpu(of, round)? / cpu(over, round)?)
+        })
+    });
+    let of_delay = ADDED.iter().map(|(name, of, direct, percentile)| {
+        Ratio::new(name, rounds, |round| {
+            let added = time(of, round, *percentile)? - time(direct, round, *percentile)?;
+            let raw =
+                time("raw_forwarder", round, *percentile)? - time("direct", round, *percentile)?;
+            // A round in which the forwarder added nothing says nothing.
+            (raw > 0.0).then(|| added / raw)
+        })
     });
     of_speed
+        .chain(of_cpu)
         .chain(of_delay)
-        .map(|(name, ratio)| (name.to_owned(), json!(ratio)))
+        .filter(|ratio| !ratio.values.is_empty())
         .collect()
 }
 
@@ -214,5 +349,48 @@ impl fmt::Display for Measured {
             )?;
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn one(name: &str, round: u32, qps: f64) -> Measured {
+        let path = crate::paths::PATHS.iter().find(|path| path.name == name);
+        Measured {
+            path: path.expect("a path of the benchmark"),
+            round,
+            full: Some(Throughput {
+                qps,
+                ..Throughput::default()
+            }),
+            steady: None,
+            cpu: None,
+        }
+    }
+
+    #[test]
+    fn a_ratio_compares_what_was_measured_in_one_round() {
+        // The machine halves its speed after the first round: no ratio changes.
+        let mut all = Vec::new();
+        for (round, speed) in [100.0, 50.0, 50.0, 50.0, 50.0].into_iter().enumerate() {
+            let round = u32::try_from(round).unwrap();
+            all.push(one("raw_forwarder", round, speed));
+            all.push(one("sdp", round, speed * 0.9));
+        }
+        let ratios = ratios(5, &all);
+        let ratio = ratios.first().unwrap();
+        assert_eq!(ratio.name, "sdp_over_raw_forwarder");
+        assert_eq!(ratio.values.len(), 5);
+        for quarters in 0..=4 {
+            assert!((ratio.quartile(quarters) - 0.9).abs() < 1e-9);
+        }
+    }
+
+    #[test]
+    fn quartiles_of_five() {
+        let ratio = Ratio::new("r", 5, |round| Some(f64::from(round)));
+        assert_eq!([1, 2, 3].map(|q| ratio.quartile(q)), [1.0, 2.0, 3.0]);
     }
 }

@@ -10,7 +10,7 @@ use fqdn_proto::fqdndata as wire;
 use shared_maps::IdentityId;
 use tokio::{
     task::JoinSet,
-    time::{interval, timeout},
+    time::{MissedTickBehavior, interval, timeout},
 };
 use tonic::{Code, Status};
 
@@ -19,7 +19,7 @@ use crate::{
     link::{Link, SessionError, native::Never},
     mapping::{
         BootTime, Refusal,
-        sink::{Outcome, Outgoing},
+        sink::{Outcome, Outgoing, Room},
     },
     resolve::{Resolver, Who},
 };
@@ -34,6 +34,8 @@ const NOTICES: usize = 16;
 /// A call the agent does not answer; the answer it is about was released long ago.
 const CALL_WITHIN: Duration = Duration::from_secs(5);
 const LOOK: Duration = Duration::from_millis(100);
+/// How often it is noted that nothing more came, while an answer waits for a result.
+const BEAT: Duration = Duration::from_millis(10);
 
 /// What a call told the agent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -63,15 +65,21 @@ pub(super) async fn send(link: &Link, client: Client) -> Result<Never, SessionEr
         again: VecDeque::new(),
     };
     let mut look = interval(LOOK);
+    let mut beat = interval(BEAT);
+    beat.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let _listening = link.notices.listen();
     loop {
         sender.open().await;
+        let waits = link.sink.is_waiting();
         tokio::select! {
+            // First, so that a beat finds no result untaken.
+            biased;
             Some(done) = sender.calls.join_next(), if !sender.calls.is_empty() => {
                 let (told, came) =
                     done.map_err(|error| SessionError::Protocol(error.to_string()))?;
                 sender.done(told, came)?;
             }
+            _ = beat.tick(), if waits => link.sink.heard_all(BootTime::now()),
             () = link.sink.has_work() => {}
             () = link.notices.has_work() => {}
             _ = look.tick() => {}
@@ -121,8 +129,11 @@ impl Sender<'_> {
             if !self.waiting.is_empty() {
                 return;
             }
-            let room = REPLAYS.saturating_sub(self.replays + self.again.len());
-            let batch = self.link.sink.next_batch_with(BootTime::now(), room);
+            let room = Room {
+                live: LIVE.saturating_sub(self.live),
+                others: REPLAYS.saturating_sub(self.replays + self.again.len()),
+            };
+            let batch = self.link.sink.next_batch_in(BootTime::now(), room);
             if batch.mappings.is_empty() {
                 return;
             }

@@ -1,6 +1,7 @@
 //! Queries of one connection that wait: for their server, then for the agent.
 
 use std::{
+    collections::HashMap,
     net::SocketAddr,
     time::{Duration, Instant},
 };
@@ -11,6 +12,7 @@ use crate::{
     policy::rule::Transport,
     proxy::{Asked, Identities},
     query_log::Entry,
+    quota::Seat,
     wire::{answer, reply::Kept, transfer::Transfer},
 };
 
@@ -23,6 +25,8 @@ pub(super) struct Flight {
     pub(super) endpoint: EndpointInstance,
     pub(super) behalf: Behalf,
     pub(super) sent_at: Instant,
+    /// When it is given up.
+    pub(super) deadline: Instant,
     pub(super) identities: Identities,
     pub(super) policy_check: Duration,
     pub(super) resent: bool,
@@ -30,6 +34,8 @@ pub(super) struct Flight {
     pub(super) logged: Option<Box<Entry>>,
     /// If its answer is many messages.
     pub(super) transfer: Option<Transfer>,
+    /// Its place among all queries in flight.
+    pub(super) _seat: Seat,
 }
 
 impl Flight {
@@ -55,6 +61,10 @@ impl Flight {
         }
     }
 
+    fn bytes(&self) -> usize {
+        self.message.len() + self.question.len()
+    }
+
     /// Whether the client has got part of its answer.
     pub(super) fn has_begun(&self) -> bool {
         self.transfer.is_some_and(Transfer::has_begun)
@@ -70,4 +80,102 @@ pub(super) struct Held {
     pub(super) asked: Instant,
     /// When the answer came.
     pub(super) since: Instant,
+}
+
+/// Everything of one connection that waits, with the bytes it keeps.
+#[derive(Default)]
+pub(super) struct Waiting {
+    flights: HashMap<u16, Flight>,
+    held: HashMap<u64, Held>,
+    asked_bytes: usize,
+    held_bytes: usize,
+}
+
+impl Waiting {
+    pub(super) fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Queries in flight and answers held.
+    pub(super) fn len(&self) -> usize {
+        self.flights.len() + self.held.len()
+    }
+
+    /// Bytes of queries in flight.
+    pub(super) fn asked_bytes(&self) -> usize {
+        self.asked_bytes
+    }
+
+    /// Bytes of answers held.
+    pub(super) fn held_bytes(&self) -> usize {
+        self.held_bytes
+    }
+
+    /// Whether a query in flight has this id.
+    pub(super) fn has(&self, id: u16) -> bool {
+        self.flights.contains_key(&id)
+    }
+
+    pub(super) fn flight(&self, id: u16) -> Option<&Flight> {
+        self.flights.get(&id)
+    }
+
+    pub(super) fn flight_mut(&mut self, id: u16) -> Option<&mut Flight> {
+        self.flights.get_mut(&id)
+    }
+
+    /// Adds a query in flight under an id that none has.
+    pub(super) fn add_flight(&mut self, id: u16, flight: Flight) {
+        self.asked_bytes += flight.bytes();
+        self.flights.insert(id, flight);
+    }
+
+    pub(super) fn remove_flight(&mut self, id: u16) -> Option<Flight> {
+        let flight = self.flights.remove(&id)?;
+        self.asked_bytes -= flight.bytes();
+        Some(flight)
+    }
+
+    /// Removes the queries in flight that `over` accepts.
+    pub(super) fn remove_flights(&mut self, over: impl Fn(&Flight) -> bool) -> Vec<(u16, Flight)> {
+        let removed: Vec<_> = self.flights.extract_if(|_, flight| over(flight)).collect();
+        self.asked_bytes -= removed.iter().map(|(_, f)| f.bytes()).sum::<usize>();
+        removed
+    }
+
+    pub(super) fn add_held(&mut self, key: u64, held: Held) {
+        self.held_bytes += held.message.len();
+        self.held.insert(key, held);
+    }
+
+    pub(super) fn remove_held(&mut self, key: u64) -> Option<Held> {
+        let held = self.held.remove(&key)?;
+        self.held_bytes -= held.message.len();
+        Some(held)
+    }
+
+    /// Removes the held answers that `over` accepts.
+    pub(super) fn remove_all_held(&mut self, over: impl Fn(&Held) -> bool) -> Vec<Held> {
+        let removed = self.held.extract_if(|_, held| over(held));
+        let removed: Vec<_> = removed.map(|(_, held)| held).collect();
+        self.held_bytes -= removed.iter().map(|held| held.message.len()).sum::<usize>();
+        removed
+    }
+
+    /// When the first query in flight is given up.
+    pub(super) fn flights_until(&self) -> Option<Instant> {
+        self.flights.values().map(|flight| flight.deadline).min()
+    }
+
+    /// Since when the oldest held answer waits.
+    pub(super) fn held_since(&self) -> Option<Instant> {
+        self.held.values().map(|held| held.since).min()
+    }
+
+    /// The proxy did not read from the server for `pause`, so the server is given as much more.
+    pub(super) fn extend(&mut self, pause: Duration) {
+        for flight in self.flights.values_mut() {
+            flight.deadline += pause;
+        }
+    }
 }

@@ -6,12 +6,26 @@ use tokio::net::TcpStream;
 
 /// Most bytes read at once.
 const READ: usize = 16 * 1024;
+/// Bytes read at once at first. A buffer of this size is kept while nothing is in it.
+const SMALL: usize = 2 * 1024;
 
 /// Bytes that came and are not yet whole messages.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct FrameReader {
     buffer: Vec<u8>,
     taken: usize,
+    /// Bytes to read next time at least.
+    wanted: usize,
+}
+
+impl Default for FrameReader {
+    fn default() -> Self {
+        Self {
+            buffer: Vec::new(),
+            taken: 0,
+            wanted: SMALL,
+        }
+    }
 }
 
 /// What a read brought.
@@ -30,7 +44,12 @@ impl FrameReader {
     pub(super) fn fill(&mut self, stream: &TcpStream) -> io::Result<Read> {
         match stream.try_read_buf(self.room()) {
             Ok(0) => Ok(Read::End),
-            Ok(_) => Ok(Read::Some),
+            Ok(_) => {
+                if self.buffer.len() == self.buffer.capacity() {
+                    self.wanted = (2 * self.wanted).min(READ);
+                }
+                Ok(Read::Some)
+            }
             Err(e) if e.kind() == io::ErrorKind::WouldBlock => Ok(Read::Nothing),
             Err(e) => Err(e),
         }
@@ -42,8 +61,22 @@ impl FrameReader {
             self.buffer.drain(..self.taken);
             self.taken = 0;
         }
-        self.buffer.reserve(READ);
+        if self.buffer.capacity() - self.buffer.len() < self.wanted {
+            self.buffer.reserve_exact(self.wanted);
+        }
         &mut self.buffer
+    }
+
+    /// Bytes of memory in use.
+    pub(super) fn memory(&self) -> usize {
+        self.buffer.capacity()
+    }
+
+    /// Gives a large buffer back that has nothing in it.
+    pub(super) fn shrink(&mut self) {
+        if !self.is_partial() && self.buffer.capacity() > SMALL {
+            *self = Self::default();
+        }
     }
 
     /// Moves the next whole message into `into`.
@@ -110,6 +143,18 @@ impl FrameWriter {
         }
         self.clear();
         Ok(progress)
+    }
+
+    /// Bytes of memory in use.
+    pub(super) fn memory(&self) -> usize {
+        self.buffer.capacity()
+    }
+
+    /// Gives a large buffer back that has nothing in it.
+    pub(super) fn shrink(&mut self) {
+        if self.len() == 0 && self.buffer.capacity() > SMALL {
+            *self = Self::default();
+        }
     }
 
     /// Forgets everything.

@@ -72,6 +72,17 @@ impl TcpUpstream {
         Ok(())
     }
 
+    /// Bytes of memory that its buffers use.
+    pub(super) fn memory(&self) -> usize {
+        self.reader.memory() + self.out.memory()
+    }
+
+    /// Gives large buffers back that have nothing in them.
+    pub(super) fn shrink(&mut self) {
+        self.reader.shrink();
+        self.out.shrink();
+    }
+
     /// Waits for something to happen; for ever if there is no connection. Cancel-safe.
     pub(super) async fn happen(&mut self) -> Happened {
         if let Some(connecting) = &mut self.connecting {

@@ -12,6 +12,7 @@ use crate::{
         stats::{AnswerResult, Label as _, Stage},
     },
     query_log::End,
+    quota::Holder,
     socket::sys::RecvBatch,
     upstream::udp::{Flight, Joined},
     wire::{Rcode, reply, set_id},
@@ -89,7 +90,9 @@ impl Worker {
     fn learn(&mut self, at: usize, flight: &mut Flight, now: BootTime) -> Option<AnswerResult> {
         let asked = flight.asked(flight.client, self.now);
         let mut place = None;
-        let has_room = self.held.has_room();
+        let holder = Holder::from(flight.endpoint);
+        let length = self.answers.bytes(at).len();
+        let has_room = self.held.has_room(holder, length);
         let (held, control) = (&mut self.held, &self.control);
         let answered = self.proxy.answer(&asked, self.answers.bytes(at), now, || {
             if !has_room {
@@ -119,6 +122,7 @@ impl Worker {
                 self.held.hold(
                     key,
                     HeldAnswer {
+                        holder,
                         bytes,
                         client,
                         server,

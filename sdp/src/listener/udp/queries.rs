@@ -34,7 +34,7 @@ impl Worker {
             self.taken += received;
             self.count_overflow(listener);
             self.looked.clear();
-            self.upstream.next_batch();
+            self.upstream.next_batch(self.in_flight.udp_limit());
             let mut placed = std::mem::take(&mut self.placed);
             placed.extend((0..received).filter_map(|at| Some((self.query(at)?, at))));
             // Those of one size go out as one message.

@@ -212,7 +212,128 @@ fn a_refused_pair_is_tried_a_bounded_number_of_times() {
     let mut kept = Kept::new(10);
     let a = mapping("a.", &[1], 60, 0);
     kept.keep(&a, 0);
-    let tries = (0..1000).take_while(|_| kept.retry(&key(&a))).count();
+    let tries = (0..1000)
+        .take_while(|_| kept.retry(&key(&a), &a.addresses))
+        .count();
     assert_eq!(tries, usize::from(TRIES) - 1);
     assert!(kept.is_empty());
+}
+
+fn of(endpoint: u16, mapping: Mapping) -> Mapping {
+    let endpoint = EndpointInstance {
+        id: EndpointId(endpoint),
+        client: IpAddr::from([10, 0, 0, endpoint.to_be_bytes()[1]]),
+        ifindex: 100 + u32::from(endpoint),
+    };
+    Mapping {
+        endpoint,
+        ..mapping
+    }
+}
+
+fn many(name: &str, first: u32, count: u32, ttl: u32) -> Mapping {
+    let address = |n: u32| IpAddr::from((0x0b00_0000 + first + n).to_be_bytes());
+    Mapping {
+        addresses: (0..count).map(address).collect(),
+        ..mapping(name, &[], ttl, 0)
+    }
+}
+
+/// With the agent away: 64 answers of 4,000 addresses, where 200,000 pairs are kept.
+#[test]
+fn large_answers_of_one_endpoint_do_not_evict_pairs_of_another() {
+    let mut kept = Kept::new(20_000);
+    let names: Vec<_> = (0..30)
+        .map(|n| mapping(&format!("b{n}."), &[1], 30, 0))
+        .collect();
+    for mapping in &names {
+        kept.keep(&of(2, mapping.clone()), 0);
+    }
+    for n in 0..64 {
+        kept.keep(&of(1, many(&format!("a{n}."), 0, 1024, 3600)), 0);
+        assert!(kept.len() <= 20_000);
+    }
+    let there = |mapping: &&Mapping| {
+        !kept
+            .replay(&key(&of(2, (*mapping).clone())), at(1))
+            .is_empty()
+    };
+    assert_eq!(names.iter().filter(there).count(), 30);
+    assert_eq!(kept.dropped(), 64 * 1024 + 30 - 20_000);
+}
+
+#[test]
+fn a_name_with_ever_new_addresses_keeps_those_that_last_longest() {
+    let mut kept = Kept::new(100_000);
+    for n in 0..20 {
+        kept.keep(&many("a.", n * 1000, 1000, 60 + n), 0);
+        assert!(kept.len() <= PER_NAME);
+    }
+    let last = many("a.", 19_000, 1000, 60);
+    let found = kept.of(&key(&last), &last.addresses);
+    let found: usize = found
+        .iter()
+        .map(|(mapping, _)| mapping.addresses.len())
+        .sum();
+    assert_eq!(found, 1000);
+}
+
+#[test]
+fn no_mapping_that_is_sent_again_has_more_addresses_than_the_agent_takes() {
+    let mut kept = Kept::new(10_000);
+    let all = many("a.", 0, 3000, 60);
+    kept.keep(&all, 0);
+    let sent = kept.replay(&key(&all), at(1));
+    assert_eq!(sent.len(), 3);
+    let mut addresses: Vec<_> = sent
+        .into_iter()
+        .flat_map(|mapping| mapping.addresses)
+        .collect();
+    addresses.sort_unstable();
+    assert_eq!(addresses, all.addresses);
+}
+
+proptest::proptest! {
+    /// Endpoints keep and lose pairs in any order: the table's counts stay true, and the one
+    /// that loses pairs for lack of room is the one that has most.
+    #[test]
+    fn pairs_go_from_whoever_has_most(
+        events in proptest::collection::vec((1_u16..4, 0_u32..40, 1_u32..30, 0_u8..8), 1..120),
+    ) {
+        let mut kept = Kept::new(100);
+        let counts = |kept: &Kept| {
+            let mut counts = [0; 4];
+            for (_, by, name) in kept.all() {
+                counts[usize::from(by.id.0)] += name.pairs.len();
+            }
+            counts
+        };
+        for (now, (endpoint, name, addresses, act)) in (0_u64..).zip(events) {
+            let mapping = of(endpoint, many(&format!("n{name}."), 0, addresses, 10 + name));
+            let mapping = Mapping { seen_at: at(now), ..mapping };
+            let key = key(&mapping);
+            match act {
+                0 => kept.revoke(Some(&mapping.name), &mapping.addresses[..1]),
+                1 => kept.settle(&key, &mapping.addresses, told(now, now + 100)),
+                2 => kept.drop_settled(&key, &mapping.addresses, told(now, now + 100)),
+                3 => kept.expire(at(now)),
+                _ => {
+                    let before = counts(&kept);
+                    let dropped = kept.dropped();
+                    kept.keep(&mapping, 0);
+                    let after = counts(&kept);
+                    let most = after.iter().max().unwrap();
+                    for other in (1..4).filter(|other| *other != usize::from(endpoint)) {
+                        let lost = before[other] - after[other];
+                        proptest::prop_assert!(lost == 0 || after[other] + EVICTED_AT_ONCE >= *most);
+                    }
+                    proptest::prop_assert!(kept.len() <= 100);
+                    proptest::prop_assert!(dropped == kept.dropped() || kept.len() == 100);
+                }
+            }
+            proptest::prop_assert_eq!(counts(&kept).iter().sum::<usize>(), kept.len());
+        }
+        kept.expire(at(1000));
+        proptest::prop_assert!(kept.is_empty());
+    }
 }

@@ -45,6 +45,25 @@ pub struct Outgoing {
     pub notice: Option<Box<Notice>>,
 }
 
+/// How many mappings there is room for.
+#[derive(Clone, Copy, Debug)]
+pub struct Room {
+    /// Of answers that clients wait for.
+    pub live: usize,
+    /// Others, approximately.
+    pub others: usize,
+}
+
+impl Default for Room {
+    /// For as many as a batch takes.
+    fn default() -> Self {
+        Self {
+            live: usize::MAX,
+            others: usize::MAX,
+        }
+    }
+}
+
 /// What to send next.
 #[derive(Clone, Debug, Default)]
 pub struct Batch {
@@ -73,7 +92,7 @@ pub struct SinkStats {
     pub agent_away: Count,
     /// Answers released because the agent counted as hung.
     pub agent_hung: Count,
-    /// Answers released because too many were held.
+    /// Answers released because too many of their endpoint's waited to be sent.
     pub queue_full: Count,
     /// Held answers whose result did not come in time.
     pub late: Count,

@@ -1,13 +1,11 @@
 //! What the sink knows, and what it decides: pure, under the sink's lock.
 
-use std::{
-    collections::{BTreeMap, HashSet, VecDeque},
-    net::IpAddr,
-    sync::Arc,
-    time::Duration,
-};
+use std::{collections::BTreeMap, net::IpAddr, sync::Arc, time::Duration};
 
-use super::{Batch, Epoch, HUNG_AFTER, Outcome, Outgoing, SinkStats};
+use super::{
+    Batch, Epoch, HUNG_AFTER, Outcome, Outgoing, Room, SinkStats,
+    turns::{Names, Turns},
+};
 use crate::{
     journal::{Journal, Note},
     mapping::{
@@ -19,13 +17,18 @@ use crate::{
     name::Fqdn,
     notice::Notice,
     proxy::stats::Count,
+    quota::Quota,
 };
 
 /// Pairs kept at most.
 const KEPT: usize = 200_000;
-/// Held answers queued or in flight at most; above, answers are released as if the agent were away.
+/// Held answers queued at most, of which each endpoint has a share. Above it, answers are
+/// released as if the agent were away.
 const HELD: usize = 16_384;
-/// Names with a leased answer that wait to be sent.
+/// Held answers sent and not answered at most, in shares too: the others wait here, where one
+/// endpoint's do not wait behind another's. The agent takes as many in some milliseconds.
+const WINDOW: usize = 1024;
+/// Names with a leased answer that wait to be sent, in shares too.
 const REFRESHES: usize = 32_768;
 /// Sequences without a result, and as many that are not durable yet; the oldest are forgotten.
 const IN_FLIGHT: usize = 65_536;
@@ -36,11 +39,16 @@ const GIVE_UP_AFTER: Duration = Duration::from_millis(20);
 /// How much earlier a listener may have begun to count: the answer after the last late one
 /// must not be held any more.
 const LISTENER_AHEAD: Duration = Duration::from_millis(5);
+/// How much earlier than an answer is late the link may have heard the agent last for the agent
+/// to be the one that is late.
+const HEARD_WITHIN: Duration = Duration::from_millis(20);
 /// How often what has ended is dropped; until then it only takes room.
 const EXPIRE_EVERY: Duration = Duration::from_secs(10);
 /// Mappings per batch, and replays among them while live ones wait.
 const BATCH: usize = 512;
 pub(super) const REPLAYS_BESIDE_LIVE: usize = 64;
+/// Names looked at for one batch: most of those that are sent again may have ended.
+const LOOKED_AT: usize = 4 * BATCH;
 
 /// When something happens, and how long an answer may be held from then on.
 #[derive(Clone, Copy)]
@@ -58,16 +66,21 @@ pub(super) struct State {
     pub(super) last_agent: Option<Epoch>,
     pub(super) rules: Option<(Epoch, u64)>,
     pub(super) next_sequence: u64,
-    pub(super) live: VecDeque<Waiting>,
-    pub(super) refreshes: HashSet<Key>,
+    pub(super) live: Turns<Waiting>,
+    pub(super) queued: Quota,
+    pub(super) on_wire: Quota,
+    pub(super) refreshes: Names,
+    pub(super) refreshing: Quota,
     pub(super) refresh_since: Option<BootTime>,
-    pub(super) replays: Replays,
+    pub(super) replays: Names,
     pub(super) retries: Vec<Key>,
     pub(super) in_flight: BTreeMap<u64, InFlight>,
     /// Realised, and not on the agent's disk yet: nobody waits for these.
     pub(super) undurable: BTreeMap<u64, InFlight>,
-    pub(super) held: BTreeMap<u64, (BootTime, OnRealised)>,
+    pub(super) held: BTreeMap<u64, HeldAnswer>,
     pub(super) revoked: Vec<u64>,
+    /// When the link last had nothing more to read from the agent.
+    pub(super) heard: BootTime,
     pub(super) late_in_a_row: u32,
     /// The last sequence that counted as late.
     pub(super) late_until: u64,
@@ -75,34 +88,13 @@ pub(super) struct State {
     pub(super) expired_at: BootTime,
 }
 
-/// Names to send again, in order, each once: one of several mappings would come to be as many.
-#[derive(Default)]
-pub(super) struct Replays {
-    order: VecDeque<Key>,
-    queued: HashSet<Key>,
-}
-
-impl Replays {
-    pub(super) fn push(&mut self, key: Key) {
-        if self.queued.insert(key.clone()) {
-            self.order.push_back(key);
-        }
-    }
-
-    fn pop(&mut self) -> Option<Key> {
-        let key = self.order.pop_front()?;
-        self.queued.remove(&key);
-        Some(key)
-    }
-
-    pub(super) fn len(&self) -> usize {
-        self.order.len()
-    }
-
-    pub(super) fn clear(&mut self) {
-        self.order.clear();
-        self.queued.clear();
-    }
+/// An answer that waits for the result of a mapping that was sent.
+pub(super) struct HeldAnswer {
+    /// Since when.
+    since: BootTime,
+    /// When the mapping was sent.
+    sent: BootTime,
+    pub(super) on_realised: OnRealised,
 }
 
 pub(super) struct Waiting {
@@ -139,15 +131,19 @@ impl State {
             last_agent: None,
             rules: None,
             next_sequence: 1,
-            live: VecDeque::new(),
-            refreshes: HashSet::new(),
+            live: Turns::default(),
+            queued: Quota::new(HELD),
+            on_wire: Quota::new(WINDOW),
+            refreshes: Names::default(),
+            refreshing: Quota::new(REFRESHES),
             refresh_since: None,
-            replays: Replays::default(),
+            replays: Names::default(),
             retries: Vec::new(),
             in_flight: BTreeMap::new(),
             undurable: BTreeMap::new(),
             held: BTreeMap::new(),
             revoked: Vec::new(),
+            heard: BootTime::default(),
             late_in_a_row: 0,
             late_until: 0,
             flushing: false,
@@ -173,6 +169,7 @@ impl State {
         stats: &'s SinkStats,
     ) -> (Release, &'s Count) {
         let now = at.now;
+        let endpoint = mapping.endpoint;
         let hangs = self.late_in_a_row >= HUNG_AFTER;
         let away = self.agent.is_none() || hangs;
         let leased = self.is_leased(&mapping, now);
@@ -184,21 +181,25 @@ impl State {
         let unwritten = self.kept.to_write(&mapping, away);
         let note = (unwritten != Unwritten::Nothing).then(|| self.learned(&mapping));
         if !away {
-            note.into_iter().for_each(|note| self.journal.note(note));
+            // The link wakes the writer: an answer does not pay for that.
+            note.into_iter()
+                .for_each(|note| self.journal.note_later(note));
             if leased {
                 self.refresh(&mapping, now);
                 return (Release::Leased, &stats.leased);
             }
-            if self.live.len() >= HELD {
+            let holder = endpoint.into();
+            if !self.queued.take(holder, 1) {
                 self.refresh(&mapping, now);
                 return (Release::AgentAway, &stats.queue_full);
             }
-            self.live.push_back(Waiting {
+            let waiting = Waiting {
                 mapping,
                 notice,
                 since: now,
                 on_realised,
-            });
+            };
+            self.live.push(holder, waiting);
             return (Release::Held, &stats.held);
         }
         let counter = if self.agent.is_none() {
@@ -215,11 +216,11 @@ impl State {
         let may_wait = self.journal.may_wait(now, at.max_delay);
         let waits = match note {
             Some(note) if may_wait && unwritten == Unwritten::Pair => {
-                self.journal.note_first(note, on_realised).is_ok()
+                self.journal.note_first(endpoint, note, on_realised).is_ok()
             }
             note => {
                 note.into_iter().for_each(|note| self.journal.note(note));
-                may_wait && self.journal.wait_behind(on_realised).is_ok()
+                may_wait && self.journal.wait_behind(endpoint, on_realised).is_ok()
             }
         };
         let release = if waits {
@@ -275,60 +276,81 @@ impl State {
     /// Has what is kept of the name sent soon: of two answers the longer one counts, address
     /// by address, whichever came last.
     fn refresh(&mut self, mapping: &Mapping, now: BootTime) {
-        let full = self.refreshes.len() >= REFRESHES;
+        let key = (mapping.endpoint, mapping.name.clone());
         // Where there is no room it is kept, and goes out with the next replay.
-        if !full
-            && self
-                .refreshes
-                .insert((mapping.endpoint, mapping.name.clone()))
-        {
+        if !self.refreshes.contains(&key) && self.refreshing.take(key.0.into(), 1) {
+            self.refreshes.push(key);
             self.refresh_since.get_or_insert(now);
         }
     }
 
-    /// Replays are as many as fit beside what else there is, and `most` at most. With 0 what
-    /// nobody waits for stays here, name by name.
-    pub(super) fn next_batch(&mut self, now: BootTime, most: usize, stats: &SinkStats) -> Batch {
+    /// The next mappings to send, and whether more could have been. Those for which no client
+    /// waits go as far as `room` and what else there is allow.
+    pub(super) fn next_batch(
+        &mut self,
+        now: BootTime,
+        room: Room,
+        stats: &SinkStats,
+    ) -> (Batch, bool) {
         let mut batch = Batch {
             revoked: std::mem::take(&mut self.revoked),
             ..Batch::default()
         };
-        while batch.mappings.len() < BATCH
-            && let Some(waiting) = self.live.pop_front()
+        while batch.mappings.len() < BATCH.min(room.live)
+            && let Some((holder, waiting)) = self.live.pop(|of| self.on_wire.allows(of, 1))
         {
+            self.queued.give_back(holder, 1);
+            self.on_wire.add(holder, 1);
             let mut out = self.send(waiting.mapping, Wait::Held);
             out.notice = waiting.notice;
-            self.held
-                .insert(out.sequence, (waiting.since, waiting.on_realised));
+            let held = HeldAnswer {
+                since: waiting.since,
+                sent: now,
+                on_realised: waiting.on_realised,
+            };
+            self.held.insert(out.sequence, held);
             batch.mappings.push(out);
         }
+        let live = batch.mappings.len();
+        let most = match live {
+            0 => room.others.min(BATCH),
+            _ => room.others.min(REPLAYS_BESIDE_LIVE),
+        };
         let due = self.refresh_since.is_some_and(|since| {
             self.flushing || now.0.saturating_sub(since.0) >= nanos(REFRESH_AFTER)
         });
-        if due && most > 0 {
-            self.refresh_since = None;
-            for key in std::mem::take(&mut self.refreshes) {
-                for mapping in self.kept.unsettled(&key) {
-                    batch.mappings.push(self.send(mapping, Wait::Nobody));
-                }
+        let mut looked_at = 0;
+        while due
+            && batch.mappings.len() - live < most
+            && looked_at < LOOKED_AT
+            && let Some(key) = self.refreshes.pop()
+        {
+            looked_at += 1;
+            self.refreshing.give_back(key.0.into(), 1);
+            for mapping in self.kept.unsettled(&key) {
+                batch.mappings.push(self.send(mapping, Wait::Nobody));
             }
         }
-        let room = if batch.mappings.is_empty() {
-            BATCH
-        } else {
-            REPLAYS_BESIDE_LIVE
-        };
-        let mut sent = 0;
-        while sent < room.min(most)
+        if self.refreshes.is_empty() {
+            self.refresh_since = None;
+        }
+        let refreshed = batch.mappings.len();
+        while batch.mappings.len() - live < most
+            && looked_at < LOOKED_AT
             && let Some(key) = self.replays.pop()
         {
+            looked_at += 1;
             for mapping in self.kept.replay(&key, now) {
                 batch.mappings.push(self.send(mapping, Wait::Nobody));
-                sent += 1;
             }
         }
-        stats.replayed.add(u64::try_from(sent).unwrap_or(u64::MAX));
-        batch
+        let replayed = batch.mappings.len() - refreshed;
+        stats
+            .replayed
+            .add(u64::try_from(replayed).unwrap_or(u64::MAX));
+        let others = !self.replays.is_empty() || (due && !self.refreshes.is_empty());
+        let more = (live == BATCH && !self.live.is_empty()) || (room.others > 0 && others);
+        (batch, more)
     }
 
     fn send(&mut self, mapping: Mapping, wait: Wait) -> Outgoing {
@@ -349,8 +371,11 @@ impl State {
                 waited: wait == Wait::Held,
             },
         );
-        if self.in_flight.len() > IN_FLIGHT {
-            self.in_flight.pop_first();
+        if self.in_flight.len() > IN_FLIGHT
+            && let Some((sequence, _)) = self.in_flight.first_key_value()
+        {
+            let oldest = *sequence;
+            self.answered(oldest);
         }
         Outgoing {
             sequence,
@@ -378,7 +403,7 @@ impl State {
         self.late_in_a_row = 0;
         let held = self.held.remove(&outcome.sequence);
         let was_held = held.is_some();
-        if let Some((_, on_realised)) = held {
+        if let Some(HeldAnswer { on_realised, .. }) = held {
             let realised = if outcome.realised {
                 Realised::Yes
             } else {
@@ -386,13 +411,15 @@ impl State {
             };
             calls.push((on_realised, realised));
         }
-        let Some(sent) = self.in_flight.remove(&outcome.sequence) else {
+        let Some(sent) = self.answered(outcome.sequence) else {
             return was_held;
         };
         if outcome.realised {
             if let Some(end) = outcome.lease_end {
+                let (endpoint, name) = &sent.key;
+                let holder = (*endpoint).into();
                 self.leases
-                    .grant(&sent.key.1, &sent.addresses, end, outcome.revision);
+                    .grant(holder, name, &sent.addresses, end, outcome.revision);
             }
             if outcome.durable {
                 self.settled(sent);
@@ -407,10 +434,10 @@ impl State {
                 Refusal::NotAllowed | Refusal::Invalid | Refusal::Rejected => {
                     self.kept.forget(&sent.key, &sent.addresses, sent.told);
                     self.journal
-                        .note(Note::Forgotten(sent.key, sent.addresses, sent.told));
+                        .note_later(Note::Forgotten(sent.key, sent.addresses, sent.told));
                 }
                 Refusal::EndpointUnknown | Refusal::RateLimited => {
-                    if self.kept.retry(&sent.key) {
+                    if self.kept.retry(&sent.key, &sent.addresses) {
                         self.retries.push(sent.key);
                     }
                 }
@@ -423,17 +450,26 @@ impl State {
     /// No result will come of a sequence: what it told is told again, for as long as it is
     /// kept. The agent did not say that it cannot take it. False if nothing waited for one.
     pub(super) fn no_result(&mut self, sequence: u64) -> bool {
-        let Some(sent) = self.in_flight.remove(&sequence) else {
+        let Some(sent) = self.answered(sequence) else {
             return false;
         };
         self.retries.push(sent.key);
         true
     }
 
+    /// A mapping is on its way no more.
+    fn answered(&mut self, sequence: u64) -> Option<InFlight> {
+        let sent = self.in_flight.remove(&sequence)?;
+        if sent.waited {
+            self.on_wire.give_back(sent.key.0.into(), 1);
+        }
+        Some(sent)
+    }
+
     fn settled(&mut self, sent: InFlight) {
         self.kept.settle(&sent.key, &sent.addresses, sent.told);
         self.journal
-            .note(Note::Settled(sent.key, sent.addresses, sent.told));
+            .note_later(Note::Settled(sent.key, sent.addresses, sent.told));
     }
 
     /// Forgets pairs: without a name all, without addresses all of the name.
@@ -443,7 +479,7 @@ impl State {
         // Somebody waits for these; an agent that ends now has not taken them.
         let sent = self.in_flight.values();
         let sent = sent.filter(|sent| sent.waited && named(&sent.key.1));
-        let own = |sent: &InFlight| self.kept.of(&sent.key, |own| sent.addresses.contains(own));
+        let own = |sent: &InFlight| self.kept.of(&sent.key, &sent.addresses);
         let mut again: Vec<_> = sent.flat_map(own).collect();
         self.leases.revoke(name, addresses);
         self.kept.revoke(name, addresses);
@@ -459,43 +495,69 @@ impl State {
         }
     }
 
-    /// Gives up on held answers whose time is over, queued or sent; says how many.
+    /// Judges whether the agent is late with what was sent, and gives up on held answers whose
+    /// time is over; says how many were late.
+    ///
+    /// The agent is late only if the link was there to hear it: a process that gets no CPU does
+    /// not blame the agent for that.
     pub(super) fn expire_held(
         &mut self,
         now: BootTime,
         max_delay: Duration,
         calls: &mut Calls,
     ) -> u64 {
-        // The listener has its own, exact timer; this one only keeps the count.
-        let bound = nanos(max_delay).saturating_add(nanos(GIVE_UP_AFTER));
-        let over = |since: BootTime| now.0.saturating_sub(since.0) > bound;
         let is_late = nanos(max_delay).saturating_sub(nanos(LISTENER_AHEAD));
+        let heard = self.heard.plus(HEARD_WITHIN);
         let mut late = 0;
-        for (sequence, (since, _)) in self.held.range(self.late_until + 1..) {
-            if now.0.saturating_sub(since.0) < is_late {
+        for (sequence, held) in self.held.range(self.late_until + 1..) {
+            let due = BootTime(held.sent.0.saturating_add(is_late));
+            if now < due || heard < due {
                 break;
             }
             self.late_until = *sequence;
             late += 1;
         }
-        while self.live.front().is_some_and(|waiting| over(waiting.since))
-            && let Some(waiting) = self.live.pop_front()
-        {
+        self.late_in_a_row = self
+            .late_in_a_row
+            .saturating_add(u32::try_from(late).unwrap_or(u32::MAX));
+        while let Some(first) = self.held.first_entry() {
+            if !is_over(first.get().since, now, max_delay) {
+                break;
+            }
+            late += u64::from(*first.key() > self.late_until);
+            calls.push((first.remove().on_realised, Realised::AgentAway));
+        }
+        late
+    }
+
+    /// The same with answers whose mappings were not even sent.
+    pub(super) fn expire_queued(
+        &mut self,
+        now: BootTime,
+        max_delay: Duration,
+        calls: &mut Calls,
+    ) -> u64 {
+        let over = |waiting: &Waiting| is_over(waiting.since, now, max_delay);
+        let mut late = 0;
+        for (holder, waiting) in self.live.take_while(over) {
+            self.queued.give_back(holder, 1);
             calls.push((waiting.on_realised, Realised::AgentAway));
             self.refresh(&waiting.mapping, now);
             late += 1;
         }
-        while let Some(first) = self.held.first_entry() {
-            if !over(first.get().0) {
-                break;
-            }
-            calls.push((first.remove().1, Realised::AgentAway));
-        }
-        self.late_in_a_row = self
-            .late_in_a_row
-            .saturating_add(u32::try_from(late).unwrap_or(u32::MAX));
         late
     }
+
+    /// Whether an answer waits for the result of a mapping that was sent.
+    pub(super) fn is_waiting(&self) -> bool {
+        !self.held.is_empty()
+    }
+}
+
+/// The listener has its own, exact timer; here only the count is kept.
+fn is_over(since: BootTime, now: BootTime, max_delay: Duration) -> bool {
+    let bound = nanos(max_delay).saturating_add(nanos(GIVE_UP_AFTER));
+    now.0.saturating_sub(since.0) > bound
 }
 
 pub(super) fn call(calls: Calls) {

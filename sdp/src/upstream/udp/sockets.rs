@@ -9,10 +9,10 @@ use std::{
 
 use foldhash::quality::RandomState;
 use nix::sys::epoll::{Epoll, EpollEvent, EpollFlags};
-use shared_maps::{EndpointId, IdentityId};
+use shared_maps::IdentityId;
 
 use super::{PlaceError, UdpUpstream};
-use crate::{arena::Key, proxy::stats::Fallback, socket, transparent};
+use crate::{arena::Key, proxy::stats::Fallback, quota::Holder, socket, transparent};
 
 /// Sockets per server and identity at most, with those that are opened while the others wait
 /// for [`ROOM`] answers each.
@@ -33,7 +33,7 @@ const MAX_AGE: Duration = Duration::from_secs(60);
 pub(super) struct UpSocket {
     pub(super) fd: OwnedFd,
     pub(super) server: ServerKey,
-    pub(super) opener: EndpointId,
+    pub(super) opener: Holder,
     pub(super) waiting: HashMap<u16, Key, RandomState>,
     pub(super) born: Instant,
     pub(super) used: Instant,
@@ -57,7 +57,7 @@ impl UdpUpstream {
         &mut self,
         source: Option<IpAddr>,
         of: impl Fn(Option<IpAddr>) -> ServerKey,
-        opener: EndpointId,
+        opener: Holder,
         now: Instant,
         epoll: &Epoll,
     ) -> Result<Key, PlaceError> {
@@ -73,7 +73,7 @@ impl UdpUpstream {
     fn socket_for(
         &mut self,
         server: ServerKey,
-        opener: EndpointId,
+        opener: Holder,
         now: Instant,
         epoll: &Epoll,
     ) -> Result<Key, PlaceError> {
@@ -122,7 +122,7 @@ impl UdpUpstream {
 
     fn open_at(
         &mut self,
-        (server, opener): (ServerKey, EndpointId),
+        (server, opener): (ServerKey, Holder),
         at: usize,
         now: Instant,
         epoll: &Epoll,
@@ -191,7 +191,7 @@ impl UdpUpstream {
 
     /// Whether `opener` may open one more. If there are as many as may be, the one that was
     /// idle for longest is closed.
-    fn make_room(&mut self, transparent: bool, opener: EndpointId) -> Result<(), PlaceError> {
+    fn make_room(&mut self, transparent: bool, opener: Holder) -> Result<(), PlaceError> {
         let most = if transparent {
             MAX_TRANSPARENT
         } else {

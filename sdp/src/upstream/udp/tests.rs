@@ -3,7 +3,7 @@
 use std::net::IpAddr;
 
 use nix::sys::epoll::EpollCreateFlags;
-use shared_maps::IdentityId;
+use shared_maps::{EndpointId, IdentityId};
 
 use super::*;
 

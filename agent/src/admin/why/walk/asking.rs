@@ -1,10 +1,14 @@
 //! From the endpoint to the addresses it knows.
 
+use std::net::IpAddr;
+
 use super::{STATUS, Walk, hop};
 use crate::{
     admin::model::{Hop, HopState},
     core::snapshot::NameView,
 };
+
+const REFUSED: &str = "--tofqdns-refuse-prefix";
 
 impl Walk<'_> {
     pub(super) fn endpoint(&self) -> Hop {
@@ -153,7 +157,14 @@ impl Walk<'_> {
                 .collect();
             names.dedup();
             return if names.is_empty() {
-                let text = "no name is known for the address".to_owned();
+                let refused = self.found.addresses.first().and_then(|found| found.refused);
+                let text = match refused {
+                    None => "no name is known for the address".to_owned(),
+                    Some(prefix) => format!(
+                        "no answer gives the address the label of a name: it is in {prefix} \
+                         ({REFUSED}); a toCIDR rule opens it"
+                    ),
+                };
                 hop(HopState::Absent, text, "")
             } else {
                 hop(
@@ -169,9 +180,20 @@ impl Walk<'_> {
             _ => format!("{} ({} s left)", view.address, left(view.expires_at)),
         };
         let list = |views: &[NameView]| views.iter().map(known).collect::<Vec<_>>().join(", ");
+        let refused: Vec<String> = self.found.refused.iter().map(IpAddr::to_string).collect();
+        let refused = format!(
+            "answers had {}, which gets no label of a name ({REFUSED}): a toCIDR rule opens it",
+            refused.join(", ")
+        );
         if !self.found.names.is_empty() {
-            let text = format!("this endpoint learned {}", list(&self.found.names));
+            let mut text = format!("this endpoint learned {}", list(&self.found.names));
+            if !self.found.refused.is_empty() {
+                text = format!("{text}; {refused}");
+            }
             return hop(HopState::Found, text, "");
+        }
+        if !self.found.refused.is_empty() {
+            return hop(HopState::Absent, refused, "");
         }
         if !self.found.elsewhere.is_empty() {
             let text = format!(

@@ -155,6 +155,9 @@ impl Proxy {
     }
 
     pub(super) fn expire(&mut self, now: BootTime) {
+        if self.down.is_empty() {
+            self.sink.heard_all(now);
+        }
         self.sink.tick(now);
         self.ledger.expire(now);
     }

@@ -1,0 +1,79 @@
+//! Answers open no metadata service (DNS rebinding).
+
+use holdfast_sdp::mapping::Realised;
+use shared_maps::policy::{EGRESS, PolicyKey};
+
+use super::{
+    restart::again,
+    scenario::{Node, WEB, spec},
+};
+use crate::{core::CoreConfig, fqdn::refused::RefusedPrefixes};
+
+const METADATA: &str = "169.254.169.254";
+
+fn config(refused_prefixes: RefusedPrefixes) -> CoreConfig {
+    CoreConfig {
+        refused_prefixes,
+        ..CoreConfig::default()
+    }
+}
+
+#[test]
+fn an_answer_does_not_open_the_metadata_service_and_is_not_held_for_it() {
+    let mut node = Node::usual();
+    let (steps, outcome) = node.learn("www.cilium.io", &[METADATA]);
+    assert!(steps.is_empty(), "{steps:?}");
+    // Nothing to plumb: the answer goes at once, now and under its lease.
+    assert_eq!(outcome.realised, Realised::Yes);
+    assert!(outcome.lease_end > 0);
+    let (_, outcome) = node.learn("www.cilium.io", &["1.1.1.1", METADATA, "fd00:ec2::254"]);
+    assert_eq!(outcome.realised, Realised::Yes);
+    assert!(node.identity("1.1.1.1").is_some());
+    assert_eq!(node.identity(METADATA), None);
+    let names = node.core.snapshot().names;
+    assert!(
+        names.iter().all(|view| view.address == "1.1.1.1"),
+        "{names:?}"
+    );
+    assert_eq!(node.core.summary().counters.addresses_refused, 3);
+}
+
+#[test]
+fn without_refused_prefixes_it_opens_as_with_cilium() {
+    let mut node = Node::usual_with(config(RefusedPrefixes::none()));
+    node.learn("www.cilium.io", &[METADATA]);
+    assert!(node.identity(METADATA).is_some());
+}
+
+#[test]
+fn a_rule_about_its_block_opens_it() {
+    let block =
+        "  - toCIDR: [169.254.169.254/32]\n    toPorts: [{ports: [{port: '80', protocol: TCP}]}]\n";
+    let mut node = Node::synced(CoreConfig::default(), &format!("{WEB}{block}"));
+    node.learn("www.cilium.io", &[METADATA]);
+    let identity = node.identity(METADATA).unwrap();
+    let open = |port| {
+        let key = PolicyKey::new(identity.0, EGRESS, 6, port, 16);
+        node.datapath.policy[&node.id()].contains_key(&key)
+    };
+    assert!(open(80) && !open(443));
+}
+
+/// The run before had no refused prefixes, or was of a release without them.
+#[test]
+fn a_restart_closes_what_the_run_before_opened() {
+    let mut node = Node::usual_with(config(RefusedPrefixes::none()));
+    node.learn("www.cilium.io", &[METADATA, "1.1.1.1"]);
+    node.tick(node.now.plus_secs(6));
+    let before = node.identity("1.1.1.1");
+    assert_eq!(node.identity(METADATA), before);
+    let mut node = again(&node, CoreConfig::default(), &[107]);
+    node.begin();
+    node.policy(WEB);
+    node.endpoint(spec("web", 7, "app=web"));
+    node.sync();
+    assert_eq!(node.identity("1.1.1.1"), before);
+    assert_ne!(node.identity(METADATA), before);
+    node.tick(node.now.plus_secs(31));
+    assert_eq!(node.identity(METADATA), None);
+}

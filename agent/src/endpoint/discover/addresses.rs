@@ -1,0 +1,166 @@
+//! Which addresses of a pod's interface count.
+//!
+//! A pod with NET_ADMIN gives its interface any address that it likes. An address counts only if
+//! this node says that the pod has it:
+//!
+//! | host side | an address counts if |
+//! |---|---|
+//! | routed | the node routes it to the host-side interface |
+//! | port of a bridge (or of another master) | it is named, or was there when the endpoint was added |
+//!
+//! The core refuses addresses of the node and of other endpoints on top of that.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use rtnetlink::{
+    Error, Handle, RouteMessageBuilder,
+    packet_route::route::{RouteAttribute, RouteMessage, RouteType},
+};
+use tokio_stream::StreamExt as _;
+
+/// Addresses of one interface that are looked up in the node's routes.
+const MOST: usize = 64;
+
+/// What is known of an endpoint's addresses before its interface is looked at.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Claims {
+    /// Addresses that the endpoint's document, or the command that added it, names.
+    pub named: Vec<IpAddr>,
+    /// Where the endpoint was found before.
+    pub known: Option<Known>,
+}
+
+/// Where an endpoint was found before.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Known {
+    /// Index of its host-side interface.
+    pub ifindex: u32,
+    /// Addresses that counted.
+    pub addresses: Vec<IpAddr>,
+}
+
+/// How packets for a pod reach the host side of its interface.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum HostSide {
+    /// By a route of this node.
+    Routed,
+    /// By a bridge, or another master of the interface.
+    Port,
+}
+
+impl Claims {
+    /// Addresses that may count at the host-side interface `ifindex`, the likeliest first.
+    /// `present` is what the pod's interface has now.
+    pub(super) fn candidates(
+        &self,
+        side: HostSide,
+        ifindex: u32,
+        present: &[IpAddr],
+    ) -> Vec<IpAddr> {
+        if !self.named.is_empty() {
+            return self.named.clone();
+        }
+        let known = self.known.as_ref().filter(|known| known.ifindex == ifindex);
+        match (side, known) {
+            (HostSide::Port, Some(known)) => known.addresses.clone(),
+            (HostSide::Port, None) => present.to_vec(),
+            (HostSide::Routed, known) => {
+                let known = known.map_or(&[][..], |known| &known.addresses);
+                let mut found = present.to_vec();
+                // The order of a pod's addresses is the pod's: one that counted goes first.
+                found.sort_by_key(|address| (address.is_ipv6(), !known.contains(address)));
+                found
+            }
+        }
+    }
+}
+
+/// The first address of each family that the node routes to the interface `ifindex`.
+pub(super) async fn routed_to(
+    handle: &Handle,
+    ifindex: u32,
+    candidates: &[IpAddr],
+) -> Result<Vec<IpAddr>, Error> {
+    let mut found: Vec<IpAddr> = Vec::new();
+    for address in candidates.iter().take(MOST) {
+        let settled = |found: &IpAddr| found.is_ipv4() == address.is_ipv4();
+        if !found.iter().any(settled) && is_routed_to(handle, ifindex, *address).await? {
+            found.push(*address);
+        }
+    }
+    Ok(found)
+}
+
+async fn is_routed_to(handle: &Handle, ifindex: u32, address: IpAddr) -> Result<bool, Error> {
+    let message = match address {
+        IpAddr::V4(v4) => RouteMessageBuilder::<Ipv4Addr>::new()
+            .destination_prefix(v4, 32)
+            .build(),
+        IpAddr::V6(v6) => RouteMessageBuilder::<Ipv6Addr>::new()
+            .destination_prefix(v6, 128)
+            .build(),
+    };
+    let mut routes = std::pin::pin!(handle.route().get(message).execute());
+    match routes.next().await {
+        Some(Ok(route)) => Ok(leads_to(&route, ifindex)),
+        // "Unreachable" and its like: no route.
+        Some(Err(Error::NetlinkError(_))) | None => Ok(false),
+        Some(Err(error)) => Err(error),
+    }
+}
+
+fn leads_to(route: &RouteMessage, ifindex: u32) -> bool {
+    let out = |attribute: &RouteAttribute| *attribute == RouteAttribute::Oif(ifindex);
+    route.header.kind == RouteType::Unicast && route.attributes.iter().any(out)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ip(text: &str) -> IpAddr {
+        text.parse().unwrap()
+    }
+
+    fn known(ifindex: u32, address: &str) -> Claims {
+        Claims {
+            named: Vec::new(),
+            known: Some(Known {
+                ifindex,
+                addresses: vec![ip(address)],
+            }),
+        }
+    }
+
+    #[test]
+    fn on_a_bridge_port_an_address_that_came_later_does_not_count() {
+        let present = [ip("10.0.0.53"), ip("10.0.0.7")];
+        let candidates = known(7, "10.0.0.7").candidates(HostSide::Port, 7, &present);
+        assert_eq!(candidates, [ip("10.0.0.7")]);
+        // Not even if the pod took its own off.
+        let candidates = known(7, "10.0.0.7").candidates(HostSide::Port, 7, &present[..1]);
+        assert_eq!(candidates, [ip("10.0.0.7")]);
+        // Another interface is another pod: what is there when it is added counts.
+        let candidates = known(6, "10.0.0.7").candidates(HostSide::Port, 7, &present);
+        assert_eq!(candidates, present);
+    }
+
+    #[test]
+    fn named_addresses_are_the_only_ones_that_count() {
+        let claims = Claims {
+            named: vec![ip("10.0.0.9")],
+            ..known(7, "10.0.0.7")
+        };
+        for side in [HostSide::Port, HostSide::Routed] {
+            let candidates = claims.candidates(side, 7, &[ip("10.0.0.53")]);
+            assert_eq!(candidates, [ip("10.0.0.9")]);
+        }
+    }
+
+    #[test]
+    fn the_address_that_counted_is_looked_up_first() {
+        let present = [ip("10.0.0.53"), ip("10.0.0.7"), ip("fd00::7")];
+        let candidates = known(7, "10.0.0.7").candidates(HostSide::Routed, 7, &present);
+        assert_eq!(candidates, [ip("10.0.0.7"), ip("10.0.0.53"), ip("fd00::7")]);
+    }
+}

@@ -1,0 +1,169 @@
+//! An endpoint as people write it, and what can be wrong with it.
+
+use std::net::IpAddr;
+
+use serde::{Deserialize, Serialize};
+
+use super::cli::CliFileError;
+use crate::{
+    core::event::EndpointSpec,
+    endpoint::discover::{Claims, DiscoverError, Known, Netns, discover},
+    labels::{Label, LabelError},
+    named_port::{NamedPortError, NamedPorts, is_label},
+};
+
+/// An endpoint as people write it.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct EndpointDocument {
+    /// Network namespace by name. Exactly one of `netns` and `pid`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub netns: Option<String>,
+    /// Network namespace by a process in it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pid: Option<u32>,
+    /// Interface inside the namespace.
+    #[serde(default = "eth0")]
+    pub ifname: String,
+    /// Labels, `source:key[=value]`.
+    pub labels: Vec<String>,
+    /// Ports that policies may call by a name, `name=port[/protocol]`.
+    #[serde(rename = "named-ports", default, skip_serializing_if = "Vec::is_empty")]
+    pub named_ports: Vec<String>,
+    /// The only addresses that may count; empty = those that the interface has.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub addresses: Vec<IpAddr>,
+}
+
+fn eth0() -> String {
+    "eth0".to_owned()
+}
+
+/// What is wrong with an endpoint document, or in the way of it.
+#[derive(Debug, thiserror::Error)]
+pub enum EndpointError {
+    /// Neither or both of `netns` and `pid`.
+    #[error("name the network namespace by exactly one of netns and pid")]
+    Netns,
+    /// No labels.
+    #[error("labels is empty; give at least one, for example k8s:app=web")]
+    NoLabels,
+    /// A text that is no label.
+    #[error("labels: {0}")]
+    Label(#[from] LabelError),
+    /// A label that says what `named-ports` is there to say.
+    #[error("label {0:?} is made of named-ports by the agent; name the ports there")]
+    MadeLabel(String),
+    /// A named port that cannot be read.
+    #[error("named-ports: {0}")]
+    NamedPort(#[from] NamedPortError),
+    /// Another document has this interface.
+    #[error("interface {ifname} of {netns} is already endpoint {other}; remove that one first")]
+    Taken {
+        /// The namespace.
+        netns: Netns,
+        /// The interface.
+        ifname: String,
+        /// Key of the other.
+        other: String,
+    },
+    /// The interface was not found.
+    #[error(transparent)]
+    Discover(#[from] DiscoverError),
+    /// The list of added endpoints could not be written.
+    #[error(transparent)]
+    File(#[from] CliFileError),
+    /// No endpoint of that key was added.
+    #[error("no endpoint {0} was added with `endpoint add`; `endpoint list` shows the keys")]
+    NotAdded(String),
+    /// The document cannot be read.
+    #[error("{0}")]
+    Parse(String),
+}
+
+impl EndpointError {
+    /// Whether it may pass within a moment by itself.
+    pub(super) fn is_passing(&self) -> bool {
+        matches!(
+            self,
+            Self::Discover(DiscoverError::Netlink { .. } | DiscoverError::Enter { .. })
+        )
+    }
+}
+
+impl EndpointDocument {
+    /// The namespace it names.
+    pub fn namespace(&self) -> Result<Netns, EndpointError> {
+        match (&self.netns, self.pid) {
+            (Some(name), None) => Ok(Netns::Name(name.clone())),
+            (None, Some(pid)) => Ok(Netns::Pid(pid)),
+            _ => Err(EndpointError::Netns),
+        }
+    }
+
+    /// Checks what can be checked without the kernel.
+    pub(super) fn check(&self) -> Result<Netns, EndpointError> {
+        if self.labels.is_empty() {
+            return Err(EndpointError::NoLabels);
+        }
+        for label in &self.labels {
+            if is_label(&Label::parse(label)?) {
+                return Err(EndpointError::MadeLabel(label.clone()));
+            }
+        }
+        NamedPorts::parse(&self.named_ports)?;
+        self.namespace()
+    }
+
+    /// Finds its interface. `before` is where the endpoint was found last, if that interface is
+    /// still there.
+    pub(super) fn resolve(
+        &self,
+        key: &str,
+        before: Option<&EndpointSpec>,
+    ) -> Result<EndpointSpec, EndpointError> {
+        let netns = self.check()?;
+        let claims = Claims {
+            named: self.addresses.clone(),
+            known: before.map(|before| Known {
+                ifindex: before.ifindex,
+                addresses: before.addresses.clone(),
+            }),
+        };
+        let found = discover(&netns, &self.ifname, &claims)?;
+        let elsewhere = before.filter(|before| before.ifindex != found.ifindex);
+        if let (Netns::Pid(_), Some(before)) = (&netns, elsewhere) {
+            // The number belongs to another process now: the namespace that was meant lives on.
+            return self.relabelled(before.clone());
+        }
+        Ok(EndpointSpec {
+            key: key.to_owned(),
+            labels: self.all_labels()?,
+            ifindex: found.ifindex,
+            ifname: found.ifname,
+            addresses: found.addresses,
+            mac: found.mac,
+            node_mac: found.node_mac,
+            on_bridge: found.on_bridge,
+            netns: netns.to_string(),
+        })
+    }
+
+    /// An endpoint that cannot be found again, with the labels that this document gives it.
+    pub(super) fn relabelled(&self, before: EndpointSpec) -> Result<EndpointSpec, EndpointError> {
+        if self.check()?.to_string() != before.netns {
+            return Ok(before);
+        }
+        Ok(EndpointSpec {
+            labels: self.all_labels()?,
+            ..before
+        })
+    }
+
+    /// Its labels with those that the agent makes.
+    fn all_labels(&self) -> Result<Vec<String>, EndpointError> {
+        let named = NamedPorts::parse(&self.named_ports)?.labels();
+        let named = named.iter().map(ToString::to_string);
+        Ok(self.labels.iter().cloned().chain(named).collect())
+    }
+}

@@ -1,0 +1,51 @@
+//! A fixed piece of work, done between the measured ones: a time divided by its time says the same
+//! on a busy machine as on a quiet one.
+
+use std::collections::{BTreeMap, HashMap};
+use std::hash::{BuildHasherDefault, DefaultHasher};
+use std::hint::black_box;
+use std::net::Ipv4Addr;
+use std::time::{Duration, Instant};
+
+/// Names in the table.
+const NAMES: usize = 20_000;
+/// Addresses that a name keeps.
+const ADDRESSES: usize = 8;
+
+/// Work of the kind that an update is: names hashed, addresses in order, strings allocated.
+pub(crate) struct Calibration {
+    table: HashMap<String, BTreeMap<Ipv4Addr, String>, BuildHasherDefault<DefaultHasher>>,
+    next: u32,
+}
+
+impl Calibration {
+    pub(crate) fn new() -> Self {
+        let mut calibration = Self {
+            table: HashMap::default(),
+            next: 0,
+        };
+        calibration.run(NAMES * ADDRESSES);
+        calibration
+    }
+
+    /// Time of so many units.
+    pub(crate) fn run(&mut self, units: usize) -> Duration {
+        let start = Instant::now();
+        for _ in 0..units {
+            self.unit();
+        }
+        start.elapsed()
+    }
+
+    fn unit(&mut self) {
+        self.next = self.next.wrapping_add(1);
+        // A step that is prime to the number of names: neighbours in time are none in memory.
+        let name = (self.next as usize).wrapping_mul(7919) % NAMES;
+        let addresses = self.table.entry(format!("{name}.example.com")).or_default();
+        let address = Ipv4Addr::from_bits(self.next.wrapping_mul(0x9e37_79b1));
+        addresses.insert(address, address.to_string());
+        if addresses.len() > ADDRESSES {
+            black_box(addresses.pop_first());
+        }
+    }
+}

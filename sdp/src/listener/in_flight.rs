@@ -1,0 +1,67 @@
+//! The limit on queries in flight, and how UDP and TCP divide it.
+
+use crate::{
+    proxy::stats::Level,
+    quota::{Holder, Seat, Seats},
+};
+
+/// The limit of one process. UDP workers count for themselves, each with a
+/// [`Quota`](crate::quota::Quota) of its own and without a lock for each query; all TCP
+/// connections count together. Neither takes what the other holds, so that an endpoint's share
+/// is left free whichever transport others use.
+#[derive(Clone, Debug)]
+pub(super) struct InFlight {
+    limit: usize,
+    workers: usize,
+    tcp: Seats,
+    /// Queries in flight over both.
+    all: Level,
+}
+
+impl InFlight {
+    /// At most `limit` queries. `all` counts those of UDP and TCP.
+    pub(super) fn new(limit: usize, workers: usize, all: Level) -> Self {
+        Self {
+            limit,
+            workers: workers.max(1),
+            tcp: Seats::new(limit),
+            all,
+        }
+    }
+
+    /// What each UDP worker may use now.
+    pub(super) fn udp_limit(&self) -> usize {
+        let left = self.limit.saturating_sub(self.tcp.used());
+        left.div_ceil(self.workers)
+    }
+
+    /// A seat for a query over TCP, or `None` if its endpoint has its share.
+    pub(super) fn tcp_seat(&self, holder: Holder) -> Option<Seat> {
+        let all = usize::try_from(self.all.get()).unwrap_or(usize::MAX);
+        let udp = all.saturating_sub(self.tcp.used());
+        self.tcp.take_beside(holder, udp)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_transport_leaves_room_for_the_other() {
+        let all = Level::default();
+        let in_flight = InFlight::new(16, 2, all.clone());
+        assert_eq!(in_flight.udp_limit(), 8);
+        let taken: Vec<_> = std::iter::from_fn(|| {
+            let seat = in_flight.tcp_seat(Holder::Unknown)?;
+            all.up();
+            Some(seat)
+        })
+        .collect();
+        assert_eq!((taken.len(), in_flight.udp_limit()), (8, 4));
+        // UDP takes the share that is left to one holder.
+        (0..4).for_each(|_| all.up());
+        assert!(in_flight.tcp_seat(Holder::Unknown).is_none());
+        assert!(in_flight.tcp_seat(Holder::Host).is_some());
+    }
+}

@@ -1,0 +1,142 @@
+//! From the client to the server.
+
+use std::{sync::Arc, time::Duration};
+
+use rand::Rng;
+
+use super::{super::flight::Flight, Connection};
+use crate::{
+    listener::{SocketOptions, tcp::upstream::Behalf},
+    notice::Failure,
+    policy::rule::Transport,
+    proxy::{
+        Arrival, Asked, Forward, Outcome,
+        stats::{Label as _, Protocol, QueryResult},
+    },
+    query_log::{End, Entry},
+    quota::{Holder, Seat},
+    wire::{Rcode, reply, set_id, transfer::Transfer},
+};
+
+impl Connection {
+    /// Judges the queries that have come whole.
+    pub(super) fn take_queries(&mut self) {
+        let mut message = std::mem::take(&mut self.message);
+        while self.may_read() && self.reader.take(&mut message) {
+            self.last_activity = self.now;
+            self.first_query = None;
+            self.taken += 1;
+            self.query(&message);
+        }
+        self.message = message;
+    }
+
+    fn query(&mut self, message: &[u8]) {
+        let proxy = Arc::clone(&self.shared.proxy);
+        let stats = proxy.stats();
+        stats.transports.inc(Protocol::Tcp);
+        let arrival = Arrival {
+            client: self.client,
+            server: self.server,
+            transport: Transport::Tcp,
+        };
+        match proxy.query(message, &arrival, &mut self.own) {
+            Outcome::Ignore => {}
+            Outcome::Reply => self.out.push(&self.own),
+            Outcome::Forward(query) => {
+                let holder = Holder::from(query.endpoint);
+                match self.shared.in_flight.tcp_seat(holder) {
+                    Some(seat) => self.forward(query, message, seat),
+                    None => self.shed(query),
+                }
+            }
+        }
+    }
+
+    /// Answers SERVFAIL to a query for which the endpoint has no place in flight.
+    fn shed(&mut self, mut query: Forward<'_>) {
+        let proxy = &self.shared.proxy;
+        proxy.stats().queries.inc(QueryResult::Shed);
+        let asked = Asked {
+            question: query.question,
+            endpoint: query.endpoint,
+            client: self.client,
+            server: self.server,
+            transport: Transport::Tcp,
+            identities: query.identities,
+            policy_check: query.policy_check,
+            waited: Duration::ZERO,
+        };
+        proxy.notice_failure(&asked, Failure::Overload);
+        let code = Rcode::ServFail;
+        self.log(&mut query.logged, End::own(QueryResult::Shed.text(), code));
+        reply::to_kept(query.kept, query.question, code, &mut self.own);
+        self.out.push(&self.own);
+    }
+
+    fn forward(&mut self, mut query: Forward<'_>, message: &[u8], seat: Seat) {
+        let mut id = rand::rng().random();
+        while self.waiting.has(id) {
+            id = rand::rng().random();
+        }
+        let mut message = message.to_vec();
+        if let Some(edns) = &query.hop_by_hop {
+            edns.strip_keepalive(&mut message);
+        }
+        set_id(&mut message, id);
+        let marked = self.shared.options == SocketOptions::Transparent;
+        let proxy = &self.shared.proxy;
+        let flight = Flight {
+            kept: query.kept,
+            message,
+            question: query.question.to_vec(),
+            endpoint: query.endpoint,
+            behalf: Behalf {
+                identity: marked.then_some(query.identities.client),
+                source: query.source,
+            },
+            sent_at: self.now,
+            deadline: self.now + proxy.config().timeout,
+            identities: query.identities,
+            policy_check: query.policy_check,
+            resent: false,
+            logged: query.logged.take(),
+            transfer: Transfer::of(query.question),
+            _seat: seat,
+        };
+        proxy.stats().in_flight.up();
+        self.send(id, flight);
+    }
+
+    pub(super) fn send(&mut self, id: u16, flight: Flight) {
+        match self.upstream.send(&flight.message, flight.behalf) {
+            Ok(()) => self.waiting.add_flight(id, flight),
+            Err(error) => {
+                tracing::debug!(%error, "no upstream connection");
+                self.fail(flight);
+            }
+        }
+    }
+
+    /// Answers SERVFAIL to a query whose server cannot be reached.
+    pub(super) fn fail(&mut self, mut flight: Flight) {
+        let asked = flight.asked((self.client, self.server), self.now);
+        self.shared
+            .proxy
+            .notice_failure(&asked, Failure::Unreachable);
+        let result = QueryResult::UpstreamError.text();
+        self.log(&mut flight.logged, End::own(result, Rcode::ServFail));
+        let stats = self.shared.proxy.stats();
+        stats.in_flight.down();
+        stats.queries.inc(QueryResult::UpstreamError);
+        reply::unreachable(flight.kept, &flight.question, &mut self.own);
+        self.out.push(&self.own);
+    }
+
+    /// Ends the query log's entry of a query, if it has one.
+    pub(super) fn log(&self, entry: &mut Option<Box<Entry>>, end: End) {
+        if let Some(entry) = entry.take() {
+            self.shared.proxy.log(entry, end, self.now);
+        }
+    }
+}

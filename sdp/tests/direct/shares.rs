@@ -1,0 +1,230 @@
+//! One pod takes what it can get; the other still gets answers, and memory stays bounded.
+
+use std::{
+    io::{ErrorKind, Read, Write},
+    net::{IpAddr, Ipv4Addr, TcpStream},
+    time::Duration,
+};
+
+use hickory_proto::{op::ResponseCode, rr::RecordType};
+use holdfast_sdp::proxy::stats::QueryResult;
+
+use crate::bench::{
+    Bench, NEIGHBOUR, Options, PATIENCE, answer, eventually, query, rcode, receive_frame,
+    send_frames,
+};
+
+/// Another address of the endpoint of most tests.
+const SECOND_ADDRESS: IpAddr = IpAddr::V4(Ipv4Addr::new(127, 0, 0, 9));
+/// More than the kernel's buffers on the way and the proxy's share together.
+const FAR_TOO_MUCH: usize = 128 << 20;
+
+fn with_in_flight(limit: usize) -> Bench {
+    let mut options = Options::default();
+    options.config.in_flight = limit;
+    Bench::new(options)
+}
+
+/// Sends `queries` different questions that the server does not answer.
+fn ask_in_vain(client: &TcpStream, queries: u16) {
+    for id in 0..queries {
+        let name = format!("x{id}.good.example");
+        send_frames(client, &[&query(id, &name, RecordType::A)]);
+    }
+}
+
+/// Asks for a zone, takes the query at the server, and returns the server's side with the
+/// beginning of its answer.
+fn transfer(bench: &Bench, client: &TcpStream) -> (TcpStream, Vec<u8>) {
+    send_frames(client, &[&query(1, "www.good.example", RecordType::AXFR)]);
+    let server = bench.tcp_at_server();
+    let asked = receive_frame(&server).unwrap();
+    // An SOA of an unfinished zone transfer: more messages belong to it.
+    let mut first = answer(&asked, &[]);
+    first[7] = 1;
+    first.extend_from_slice(&[0xc0, 12, 0, 6, 0, 1, 0, 0, 0, 60, 0, 22, 0, 0]);
+    first.extend_from_slice(&[0; 20]);
+    (server, first)
+}
+
+/// A large message in the middle of a zone transfer, with its length: no records of interest.
+fn middle(first: &[u8]) -> Vec<u8> {
+    const RECORD: [u8; 16] = [0, 0, 1, 0, 1, 0, 0, 0, 60, 0, 5, 0, 0, 0, 0, 0];
+    let mut message = first[..2].to_vec();
+    message.extend_from_slice(&[0x84, 0, 0, 0]);
+    let records = u16::try_from(60_000 / RECORD.len()).unwrap();
+    message.extend_from_slice(&records.to_be_bytes());
+    message.extend_from_slice(&[0; 4]);
+    for _ in 0..records {
+        message.extend_from_slice(&RECORD);
+    }
+    let length = u16::try_from(message.len()).unwrap();
+    [&length.to_be_bytes(), &message[..]].concat()
+}
+
+/// Sends `message` again and again until the peer has taken no more for a while, or far too
+/// much. Returns the bytes that it took.
+fn flood(mut server: &TcpStream, message: &[u8]) -> usize {
+    const NO_MORE: Duration = Duration::from_millis(300);
+    server.set_write_timeout(Some(NO_MORE)).unwrap();
+    let mut sent = 0;
+    while sent < FAR_TOO_MUCH {
+        let rest = message.get(sent % message.len()..).unwrap();
+        match server.write(rest) {
+            Ok(length) => sent += length,
+            Err(error) if error.kind() == ErrorKind::WouldBlock => break,
+            Err(error) => panic!("the proxy closed the connection: {error}"),
+        }
+    }
+    sent
+}
+
+#[test]
+fn a_server_is_not_read_while_its_answers_wait_for_a_client_that_does_not_read() {
+    let bench = Bench::new(Options::default());
+    let client = bench.tcp_client();
+    let (server, first) = transfer(&bench, &client);
+    send_frames(&server, &[&first]);
+    let message = middle(&first);
+    let sent = flood(&server, &message);
+    assert!(sent < FAR_TOO_MUCH, "the proxy took {sent} bytes");
+    // Nothing of it is lost: once the client reads, all comes.
+    drop(receive_frame(&client).unwrap());
+    let mut left = sent / message.len() * message.len();
+    let mut taken = vec![0; 1 << 16];
+    while left > 0 {
+        let most = left.min(taken.len());
+        left -= (&client).read(&mut taken[..most]).unwrap();
+    }
+}
+
+#[test]
+fn connections_that_read_nothing_use_no_more_memory_than_their_pods_share() {
+    const MEMORY: usize = 2 << 20;
+    const CONNECTIONS: usize = 16;
+    let mut options = Options {
+        tcp_connections: 64,
+        ..Options::default()
+    };
+    options.config.tcp_memory = MEMORY;
+    let bench = Bench::new(options);
+    let most = u64::try_from(MEMORY / 2).unwrap();
+    std::thread::scope(move |scope| {
+        for _ in 0..CONNECTIONS {
+            let client = bench.tcp_client();
+            let (mut server, first) = transfer(&bench, &client);
+            scope.spawn(move || {
+                send_frames(&server, &[&first]);
+                let message = middle(&first);
+                server.set_write_timeout(Some(PATIENCE)).unwrap();
+                // As much as it takes, or until the proxy closes the connection.
+                let enough = (16 << 20) / message.len();
+                (0..enough).all(|_| server.write_all(&message).is_ok());
+                drop(client);
+            });
+        }
+        eventually("the share is used up", || {
+            let used = bench.stats.tcp_bytes.get();
+            assert!(used <= most, "{used} of {most} bytes");
+            bench.stats.tcp_overdrawn.get() > 0
+        });
+        // The neighbour has a share of its own.
+        let neighbour = bench.tcp_client_from(NEIGHBOUR);
+        send_frames(&neighbour, &[&query(1, "a.good.example", RecordType::A)]);
+        let server = bench.tcp_at_server();
+        let asked = receive_frame(&server).unwrap();
+        send_frames(&server, &[&answer(&asked, &["192.0.2.1"])]);
+        assert_eq!(
+            rcode(&receive_frame(&neighbour).unwrap()),
+            ResponseCode::NoError
+        );
+        let stats = bench.stats.clone();
+        drop(bench);
+        assert_eq!(stats.tcp_bytes.get(), 0);
+    });
+}
+
+#[test]
+fn unanswered_queries_over_tcp_leave_places_for_another_pod() {
+    let bench = with_in_flight(8);
+    let greedy = bench.tcp_client();
+    ask_in_vain(&greedy, 8);
+    let at_server = bench.tcp_at_server();
+    for _ in 0..4 {
+        receive_frame(&at_server).unwrap();
+    }
+    for _ in 0..4 {
+        let shed = receive_frame(&greedy).unwrap();
+        assert_eq!(rcode(&shed), ResponseCode::ServFail);
+    }
+    // A second connection is of the same pod, whatever its address.
+    let more = bench.tcp_client_from(SECOND_ADDRESS);
+    ask_in_vain(&more, 1);
+    let shed = receive_frame(&more).unwrap();
+    assert_eq!(rcode(&shed), ResponseCode::ServFail);
+    let neighbour = bench.tcp_client_from(NEIGHBOUR);
+    ask_in_vain(&neighbour, 1);
+    let server = bench.tcp_at_server();
+    let asked = receive_frame(&server).unwrap();
+    send_frames(&server, &[&answer(&asked, &["192.0.2.1"])]);
+    let answered = receive_frame(&neighbour).unwrap();
+    assert_eq!(rcode(&answered), ResponseCode::NoError);
+    assert_eq!(bench.stats.queries.get(QueryResult::Shed), 5);
+}
+
+#[test]
+fn unanswered_queries_over_both_transports_leave_places_for_another_pod() {
+    let bench = with_in_flight(16);
+    let greedy = bench.tcp_client();
+    ask_in_vain(&greedy, 16);
+    let udp = bench.client();
+    for id in 0..16 {
+        let name = format!("u{id}.good.example");
+        udp.send(&query(id, &name, RecordType::A)).unwrap();
+    }
+    eventually("the pod has its share", || {
+        bench.stats.queries.get(QueryResult::Shed) == 20
+    });
+    assert_eq!(bench.stats.in_flight.get(), 12);
+    let over_tcp = bench.tcp_client_from(NEIGHBOUR);
+    ask_in_vain(&over_tcp, 1);
+    let neighbour = bench.client_from(NEIGHBOUR);
+    neighbour
+        .send(&query(1, "n.good.example", RecordType::A))
+        .unwrap();
+    eventually("the neighbour's queries are sent on", || {
+        bench.stats.in_flight.get() == 14
+    });
+    assert_eq!(bench.stats.queries.get(QueryResult::Shed), 20);
+}
+
+#[test]
+fn connections_are_counted_by_pod_and_not_by_address() {
+    let bench = Bench::new(Options::default());
+    let mut all: Vec<_> = (0..4).map(|_| bench.tcp_client()).collect();
+    eventually("half of them are open", || {
+        bench.stats.tcp_connections.get() == 4
+    });
+    let refused = bench.tcp_client_from(SECOND_ADDRESS);
+    assert_eq!(receive_frame(&refused), None);
+    all.push(bench.tcp_client_from(NEIGHBOUR));
+    eventually("the neighbour has one", || {
+        bench.stats.tcp_connections.get() == 5
+    });
+    assert_eq!(bench.stats.tcp_refused.get(), 1);
+}
+
+#[test]
+fn a_connection_to_a_loopback_address_is_closed_at_once_and_takes_no_seat() {
+    let mut options = Options::default();
+    options.config.loopback_servers = false;
+    let bench = Bench::new(options);
+    let all: Vec<_> = (0..16)
+        .map(|last| bench.tcp_client_from(Ipv4Addr::new(127, 0, 1, last).into()))
+        .collect();
+    for client in &all {
+        assert_eq!(receive_frame(client), None);
+    }
+    assert_eq!(bench.stats.tcp_refused.get(), 16);
+    assert_eq!(bench.stats.tcp_connections.get(), 0);
+}

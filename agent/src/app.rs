@@ -8,7 +8,7 @@ use std::{
 };
 
 use anyhow::{Context as _, Result, bail};
-use holdfast_sdp::{mapping::BootTime, policy::rule::RulesOf, wall_time};
+use holdfast_sdp::{descriptors::Descriptors, mapping::BootTime, policy::rule::RulesOf, wall_time};
 use shared_maps::{pin, user::Globals};
 use tokio::{
     net::TcpListener,
@@ -63,6 +63,7 @@ const GRACE: Duration = Duration::from_secs(5);
 
 /// Runs until SIGTERM or SIGINT. The datapath stays attached.
 pub async fn run(mut config: Config) -> Result<()> {
+    Descriptors::raise();
     let lock = StateDirLock::take(&config.state_dir)?;
     let bpf_root = config.bpf_root.clone();
     refuse_beside_cilium(&config.bpf_root)?;

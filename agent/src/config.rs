@@ -21,10 +21,10 @@ const POLICY_ENTRIES: RangeInclusive<u32> = 256..=65536;
 /// Response code for names that policy does not allow.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
 pub enum RejectCode {
-    /// REFUSED (5).
-    #[default]
+    /// REFUSED (5). Search lists of musl and c-ares stop at it.
     Refused,
-    /// NXDOMAIN (3).
+    /// NXDOMAIN (3) with an SOA record. Search lists go on.
+    #[default]
     #[value(name = "nameError", alias = "nameerror")]
     NameError,
 }

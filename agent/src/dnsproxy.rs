@@ -7,6 +7,7 @@
 use std::{path::PathBuf, sync::Arc, time::Duration};
 
 use holdfast_sdp::{
+    descriptors::Descriptors,
     listener::{
         ListenConfig, ListenError, Listeners, SocketOptions, Sockets, SteeringConfig,
         SteeringStatus,
@@ -81,7 +82,7 @@ impl BuiltinProxy {
                 bpf_root: config.bpf_root.clone(),
                 kind: steering::KIND_FALLBACK,
             }),
-            tcp_connections: TCP_CONNECTIONS,
+            tcp_connections: Descriptors::raise().tcp_connections(TCP_CONNECTIONS),
         })?;
         let maps = Arc::new(PinnedMaps::open(
             &config.bpf_root,

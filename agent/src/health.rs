@@ -1,15 +1,15 @@
 //! `/metrics`, `/healthz` and `/readyz`.
 
-use std::{convert::Infallible, io, net::SocketAddr, sync::Arc, time::Duration};
+use std::{io, net::SocketAddr, sync::Arc, time::Duration};
 
-use holdfast_sdp::proxy::stats::Stats;
-use http_body_util::Full;
-use hyper::{
-    Request, Response, StatusCode, body::Bytes, header::CONTENT_TYPE, service::service_fn,
+use holdfast_sdp::{
+    http_server::{self, Limits, Socket},
+    proxy::stats::Stats,
 };
-use hyper_util::rt::TokioIo;
+use http_body_util::Full;
+use hyper::{Request, Response, StatusCode, body::Bytes, header::CONTENT_TYPE};
 use shared_maps::user::Globals;
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::TcpListener;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{
@@ -20,8 +20,6 @@ use crate::{
     runner::CoreHandle,
 };
 
-/// A connection's life at most.
-const PATIENCE: Duration = Duration::from_secs(30);
 /// A core that answers later than this is not healthy.
 const ALIVE: Duration = Duration::from_secs(5);
 const TEXT: &str = "text/plain; charset=utf-8";
@@ -52,38 +50,14 @@ pub async fn bind(address: SocketAddr) -> Result<TcpListener, String> {
 }
 
 impl Health {
-    /// Serves until stopped.
+    /// Serves until stopped. Its limits keep descriptors free for the agent's own work.
     pub async fn serve(self, listener: TcpListener, tasks: TaskTracker, stop: CancellationToken) {
-        loop {
-            let accepted = tokio::select! {
-                accepted = listener.accept() => accepted,
-                () = stop.cancelled() => return,
-            };
-            match accepted {
-                Ok((stream, _)) => {
-                    let health = self.clone();
-                    let stop = stop.clone();
-                    tasks.spawn(async move {
-                        tokio::select! {
-                            _ = tokio::time::timeout(PATIENCE, health.connection(stream)) => {}
-                            () = stop.cancelled() => {}
-                        }
-                    });
-                }
-                // Out of descriptors: wait for one instead of spinning.
-                Err(_) => tokio::time::sleep(Duration::from_millis(100)).await,
-            }
-        }
-    }
-
-    async fn connection(self, stream: TcpStream) {
-        let service = service_fn(move |request| {
+        let service = move |request| {
             let health = self.clone();
-            async move { Ok::<_, Infallible>(health.answer(&request).await) }
-        });
-        let _early = hyper::server::conn::http1::Builder::new()
-            .serve_connection(TokioIo::new(stream), service)
-            .await;
+            async move { health.answer(&request).await }
+        };
+        let socket = Socket::Tcp(listener);
+        http_server::serve(socket, Limits::default(), service, tasks, stop).await;
     }
 
     async fn answer<B>(&self, request: &Request<B>) -> Response<Full<Bytes>> {

@@ -31,7 +31,7 @@ use holdfast_sdp::{
 use shared_maps::{EndpointId, IdentityId};
 
 /// The newest directory.
-const NEWEST: &str = "state-1";
+const NEWEST: &str = "state-2";
 
 fn golden() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden")

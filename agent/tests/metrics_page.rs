@@ -22,9 +22,9 @@ const HEAD: &str = "\
 
 <!-- Written by `cargo xtask docs` from the programs themselves. -->
 
-Prometheus text (OpenMetrics) on `/metrics`: holdfast-sdp on port 9961 of every
-address, holdfast-agent on 127.0.0.1:9962 (`--metrics-address` of each). A
-histogram has the endings `_bucket`, `_sum` and `_count`. Labels have no other
+Prometheus text (OpenMetrics) on `/metrics`: holdfast-sdp on 127.0.0.1:9961,
+holdfast-agent on 127.0.0.1:9962 (`--metrics-address` of each; `:PORT` of
+holdfast-sdp is the port on all addresses of the node). A histogram has the endings `_bucket`, `_sum` and `_count`. Labels have no other
 values than those listed: names and addresses are never among them.
 
 [Troubleshooting](troubleshooting.md) says which one to look at,

@@ -4,17 +4,20 @@ use aya_ebpf::helpers::bpf_ktime_get_ns;
 use shared_maps::{
     Be16, FAMILY_IPV4,
     conntrack::{
-        CtKey4, CtKey6, CtValue, DIR_OUT, FLAG_PROXY_REDIRECT, FLAG_RX_CLOSING, FLAG_SEEN_NON_SYN,
-        FLAG_TX_CLOSING, LIFETIME_ANY, LIFETIME_CLOSE, LIFETIME_SYN, LIFETIME_TCP,
+        CtKey4, CtKey6, CtValue, DIR_OUT, FLAG_FROM_PROXY, FLAG_PROXY_REDIRECT, FLAG_RX_CLOSING,
+        FLAG_SEEN_NON_SYN, FLAG_TX_CLOSING, LIFETIME_ANY, LIFETIME_CLOSE, LIFETIME_SYN,
+        LIFETIME_TCP,
     },
 };
 
 use crate::{
     maps::{CT_ANY4, CT_ANY6, CT_TCP4, CT_TCP6},
-    packet::{Packet, TCP, TCP_FIN, TCP_RST, TCP_SYN},
+    packet::{Packet, TCP, TCP_FIN, TCP_RST, TCP_SYN, UDP},
 };
 
 const CLOSED: u16 = FLAG_RX_CLOSING | FLAG_TX_CLOSING;
+/// Who made the flow, and where it goes.
+const KIND: u16 = FLAG_PROXY_REDIRECT | FLAG_FROM_PROXY;
 
 /// Seconds of the clock that lifetimes are in.
 #[inline(always)]
@@ -100,6 +103,22 @@ pub(crate) fn is_redirected(value: *mut CtValue) -> bool {
     unsafe { (*value).flags & FLAG_PROXY_REDIRECT != 0 }
 }
 
+/// Whether the other side opened the connection of `value`, so that packets of
+/// the pod are replies also where policy redirects the way there. One TCP
+/// segment opens a connection only if it is a SYN, and one datagram opens none:
+/// a server could turn the pod's later queries into replies with it. Of
+/// datagrams only queries of this node's proxy count.
+#[inline(always)]
+pub(crate) fn is_opened(value: *mut CtValue, packet: &Packet) -> bool {
+    // SAFETY: as in `find`.
+    let (flags, seen) = unsafe { ((*value).flags, (*value).rx_flags_seen) };
+    match packet.protocol {
+        TCP => seen & TCP_SYN != 0,
+        UDP => flags & FLAG_FROM_PROXY != 0,
+        _ => true,
+    }
+}
+
 /// Notes a packet on its connection: counters, TCP state, lifetime.
 #[inline(always)]
 pub(crate) fn touch(value: *mut CtValue, packet: &Packet, side: Side, now: u32) {
@@ -179,11 +198,13 @@ pub(crate) enum Forwarded {
 }
 
 /// Notes a forward packet that policy allows; makes the entry if there is none.
+/// `kind` is 0 or `FLAG_FROM_PROXY`.
 #[inline(never)]
 pub(crate) fn forward(
     packet: &Packet,
     direction: u8,
     side: Side,
+    kind: u16,
     source_identity: u32,
 ) -> Forwarded {
     let now = now();
@@ -195,13 +216,13 @@ pub(crate) fn forward(
             let ended = (*value).lifetime < now
                 || (packet.is_syn() && flags & (FLAG_RX_CLOSING | FLAG_TX_CLOSING) != 0);
             if ended {
-                (*value).flags = 0;
+                (*value).flags = kind;
                 (*value).tx_flags_seen = 0;
                 (*value).rx_flags_seen = 0;
                 (*value).packets = 0;
                 (*value).bytes = 0;
-            } else if flags & FLAG_PROXY_REDIRECT != 0 {
-                (*value).flags = flags & !FLAG_PROXY_REDIRECT;
+            } else if flags & KIND != kind {
+                (*value).flags = flags & !KIND | kind;
             }
             (*value).src_sec_id = source_identity;
             touch(value, packet, side, now);
@@ -212,7 +233,7 @@ pub(crate) fn forward(
             };
         }
     }
-    let mut flags = 0;
+    let mut flags = kind;
     let lifetime = if packet.protocol == TCP {
         tcp_state(&mut flags, packet, side, now, 0)
     } else {

@@ -20,8 +20,10 @@ use crate::{
     policy, recent, redirect, transparent,
 };
 
-/// `TCX_PASS`: on to the stack.
-pub(crate) const PASS: i32 = 0;
+/// `TCX_NEXT`: programs after ours at this interface run, then the stack.
+pub(crate) const NEXT: i32 = -1;
+/// `TCX_PASS`: on to the stack at once.
+const PASS: i32 = 0;
 /// `TCX_DROP`.
 pub(crate) const DROP: i32 = 2;
 
@@ -47,7 +49,8 @@ pub(crate) fn run(ctx: &TcContext) -> i32 {
     finish(packet, &trace, verdict, EGRESS)
 }
 
-/// Counts, records, and turns the verdict into the program's result.
+/// Counts, records, and turns the verdict into the program's result. A packet
+/// on its way to the proxy ends the chain: no other program may take it elsewhere.
 #[inline(always)]
 pub(crate) fn finish(
     packet: &Packet,
@@ -56,7 +59,8 @@ pub(crate) fn finish(
     egress: u8,
 ) -> i32 {
     let (reason, result) = match verdict {
-        Ok(reason) => (reason, PASS),
+        Ok(reason @ (Reason::Redirected | Reason::Returned)) => (reason, PASS),
+        Ok(reason) => (reason, NEXT),
         Err(reason) => (reason, DROP),
     };
     events::count(reason, packet.len);
@@ -139,7 +143,9 @@ fn judge_flow(
         }
     } else if !packet.is_syn() {
         let now = conntrack::now();
-        if let Some(value) = conntrack::find(packet, DIR_IN, As::Reply, now) {
+        if let Some(value) = conntrack::find(packet, DIR_IN, As::Reply, now)
+            && (conntrack::is_opened(value, packet) || !policy::redirects(packet))
+        {
             conntrack::touch(value, packet, Side::Local, now);
             return Ok((0, Reason::Reply));
         }
@@ -160,7 +166,7 @@ fn judge_flow(
         trace.new = recent::is_new(packet);
         return Ok((mark::to_proxy(u16::from_be(proxy)), Reason::Redirected));
     }
-    match conntrack::forward(packet, DIR_OUT, Side::Local, config::identity()) {
+    match conntrack::forward(packet, DIR_OUT, Side::Local, 0, config::identity()) {
         Forwarded::Known => {}
         Forwarded::New => trace.new = true,
         Forwarded::Full => events::count(Reason::ConntrackFull, packet.len),

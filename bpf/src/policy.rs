@@ -47,6 +47,17 @@ pub(crate) fn redirects_replies_to(packet: &Packet) -> bool {
         .is_some_and(|(_, entry)| !entry.is_deny() && entry.proxy_port.to_wire() != 0)
 }
 
+/// Whether policy redirects a packet that the pod sends. Counts nothing.
+#[inline(never)]
+pub(crate) fn redirects(packet: &Packet) -> bool {
+    if !packet.is_redirectable() {
+        return false;
+    }
+    let identity = maps::identity_or_world(packet.daddr, packet.family);
+    decides(packet.protocol, packet.dport, identity, EGRESS)
+        .is_some_and(|(_, entry)| !entry.is_deny() && entry.proxy_port.to_wire() != 0)
+}
+
 /// The entry that decides, and the identity that it is for. `port` is in network order.
 #[inline(always)]
 fn decides(protocol: u8, port: u16, identity: u32, egress: u8) -> Option<(u32, PolicyValue)> {

@@ -1,9 +1,9 @@
 //! Packets that the pod receives.
 
-use aya_ebpf::programs::TcContext;
+use aya_ebpf::{helpers::bpf_sk_fullsock, programs::TcContext};
 use shared_maps::{
     FAMILY_IPV4, FAMILY_IPV6, IdentityId,
-    conntrack::{DIR_IN, DIR_OUT},
+    conntrack::{DIR_IN, DIR_OUT, FLAG_FROM_PROXY},
     event::Reason,
     lxc::{FLAG_HOST, LxcKey},
     mark,
@@ -27,6 +27,7 @@ use crate::{
 /// Who put the packet on its way.
 #[derive(Clone, Copy)]
 struct Origin {
+    /// Of the socket that sent it, or the packet's own if no full socket did.
     mark: u32,
     /// Made on this node, not received from an interface.
     local: bool,
@@ -38,7 +39,7 @@ impl Origin {
         // SAFETY: the context is valid for the run of the program.
         let (mark, ingress) = unsafe { ((*ctx.skb.skb).mark, (*ctx.skb.skb).ingress_ifindex) };
         Self {
-            mark,
+            mark: mark_of_socket(ctx).unwrap_or(mark),
             local: ingress == 0,
         }
     }
@@ -55,6 +56,16 @@ impl Origin {
     #[inline(always)]
     fn is_answer(self) -> bool {
         self.is_proxy() && mark::identity_of(self.mark).0 == 0
+    }
+
+    /// [`FLAG_FROM_PROXY`] of a query that the proxy sends.
+    #[inline(always)]
+    fn kind(self) -> u16 {
+        if self.is_proxy() && !self.is_answer() {
+            FLAG_FROM_PROXY
+        } else {
+            0
+        }
     }
 
     #[inline(always)]
@@ -82,6 +93,29 @@ impl Origin {
             return IdentityId::HOST.0;
         }
         maps::identity_or_world(packet.saddr, packet.family)
+    }
+}
+
+/// Mark of the full socket that sent the packet: netfilter rules of other
+/// systems rewrite packets' marks, never those of sockets. None for a SYN-ACK
+/// or the last segments of a connection, which have no full socket. None for a
+/// socket without an IP protocol (`AF_PACKET`), which marks packet by packet.
+#[inline(always)]
+fn mark_of_socket(ctx: &TcContext) -> Option<u32> {
+    // SAFETY: the context is valid for the run of the program; the helper
+    // takes what is not null, and each field is read by itself.
+    unsafe {
+        let socket = (*ctx.skb.skb).__bindgen_anon_2.sk;
+        if socket.is_null() {
+            return None;
+        }
+        let full = bpf_sk_fullsock(socket);
+        if full.is_null() {
+            return None;
+        }
+        let protocol = (&raw const (*full).protocol).read_volatile();
+        let mark = (&raw const (*full).mark).read_volatile();
+        (protocol != 0).then_some(mark)
     }
 }
 
@@ -171,7 +205,7 @@ fn judge_flow(ctx: &TcContext, packet: &Packet, trace: &mut Trace) -> Result<Rea
     if identity != IdentityId::HOST.0 {
         policy::judge(packet, identity, INGRESS)?;
     }
-    match conntrack::forward(packet, DIR_IN, Side::Remote, identity) {
+    match conntrack::forward(packet, DIR_IN, Side::Remote, origin.kind(), identity) {
         Forwarded::Known => {}
         Forwarded::New => trace.new = true,
         Forwarded::Full => events::count(Reason::ConntrackFull, packet.len),

@@ -20,14 +20,14 @@ use shared_maps::{
 
 use crate::{
     address::Address,
-    config, events, fragment, icmp,
+    config, events, fragment,
+    from_pod::NEXT,
+    icmp,
     maps::{LXC, SCRATCH},
     packet::{ETH_P_IP, ETH_P_IPV6, Fragment, Packet, TCP, UDP, ether_type, parse_ip},
     redirect::{self, Note, Server},
 };
 
-/// `TCX_NEXT`: other programs of the interface decide.
-const NEXT: i32 = -1;
 /// `TCP_ESTABLISHED`: of a UDP socket, that it is connected.
 const ESTABLISHED: u32 = 1;
 /// `TCP_TIME_WAIT`.

@@ -60,6 +60,13 @@ const MARK_AT: usize = 8;
 const INGRESS_IFINDEX_AT: usize = 36;
 const CONTEXT_LEN: usize = 40;
 
+/// Programs after this one run.
+const TCX_NEXT: i32 = -1;
+/// The packet goes on, and no further program runs.
+const TCX_PASS: i32 = 0;
+/// The packet is dropped.
+const TCX_DROP: i32 = 2;
+
 /// What became of a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Verdict {
@@ -207,7 +214,9 @@ impl Kernel {
         Ok(self.datapath.apply(&identity_step(address, identity))?)
     }
 
-    /// The pod sends a frame.
+    /// The pod sends a frame. Fails if the verdict does not follow from the
+    /// reason: allowed packets go on to other programs at the interface, and
+    /// packets for the proxy do not.
     pub fn send(&mut self, frame: &[u8]) -> Result<Verdict> {
         self.run("from_pod", frame, 0, 0)
     }
@@ -254,20 +263,30 @@ impl Kernel {
             .collect();
         ensure!(moved.len() == 1, "counters that moved: {moved:?}");
         let mark = after_run[MARK_AT..MARK_AT + 4].try_into()?;
+        let reason = moved[0];
+        let expected = match reason {
+            reason if reason.is_drop() => TCX_DROP,
+            Reason::Redirected | Reason::Returned => TCX_PASS,
+            _ => TCX_NEXT,
+        };
+        let verdict = result.return_value.cast_signed();
+        ensure!(verdict == expected, "{reason:?} gave verdict {verdict}");
         Ok(Verdict {
-            pass: result.return_value == 0,
-            reason: moved[0],
+            pass: verdict != TCX_DROP,
+            reason,
             mark: u32::from_ne_bytes(mark),
         })
     }
 
+    /// Packets of `reason` so far.
+    pub fn counted(&self, reason: Reason) -> Result<u64> {
+        let values = self.counters.get_per_cpu(&u32::from(reason as u8))?;
+        Ok(values.iter().flatten().map(|value| value.packets).sum())
+    }
+
     fn counts(&self) -> Result<Vec<u64>> {
-        let mut counts = Vec::new();
-        for reason in Reason::ALL {
-            let values = self.counters.get_per_cpu(&u32::from(reason as u8))?;
-            counts.push(values.iter().flatten().map(|value| value.packets).sum());
-        }
-        Ok(counts)
+        let all = Reason::ALL.into_iter();
+        all.map(|reason| self.counted(reason)).collect()
     }
 
     /// The redirect entry of a destination.

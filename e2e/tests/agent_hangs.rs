@@ -43,7 +43,7 @@ fn a_stopped_agent_is_served_past_and_told_later() {
             .expect(web4(16))?;
         lab.a
             .ask(&Query::a("www.bad.test", DNS4))?
-            .expect_code(ResponseCode::Refused)?;
+            .expect_refused()?;
         lab.a.expect_open(at(web4(10), 80))?;
         lab.a.expect_closed(at(web4(11), 80))?;
         let waited = late(lab)? - before;

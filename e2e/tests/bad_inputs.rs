@@ -48,7 +48,7 @@ fn a_bad_document_is_named_and_the_last_good_one_stays() {
             lab.a.expect_open(at(web4(10), 80))?;
             lab.a
                 .ask(&Query::a("www.bad.test", DNS4))?
-                .expect_code(ResponseCode::Refused)?;
+                .expect_refused()?;
             lab.write_policy("web.yaml", &good)?;
             until("the good document is taken again", SOON, || {
                 lab.agent_json(&["policy", "get"]).is_ok_and(|l| {
@@ -215,7 +215,7 @@ fn a_corrupt_endpoint_file_costs_only_itself() {
         ensure!(
             lab.a
                 .ask(&refused)
-                .map_or(true, |reply| reply.code() == ResponseCode::Refused),
+                .map_or(true, |reply| reply.expect_refused().is_ok()),
             "answered without rules"
         );
 

@@ -43,10 +43,8 @@ fn overlapping_rules_add_up() {
         lab.a.ask(&other)?.expect(other4(14))?;
         for (name, server) in [("www.other.test", DNS4), ("www.good.test", OTHER_DNS4)] {
             let query = Query::a(name, server);
-            lab.a.ask(&query)?.expect_code(ResponseCode::Refused)?;
-            lab.a
-                .ask(&query.tcp())?
-                .expect_code(ResponseCode::Refused)?;
+            lab.a.ask(&query)?.expect_refused()?;
+            lab.a.ask(&query.tcp())?.expect_refused()?;
         }
 
         // By prefix alone.

@@ -69,7 +69,7 @@ fn files_add_change_and_remove_endpoints() {
             .expect(web4(10))?;
         lab.a
             .ask(&Query::a("www.bad.test", DNS4))?
-            .expect_code(ResponseCode::Refused)?;
+            .expect_refused()?;
         lab.a.expect_open(at(web4(10), 80))?;
         lab.a.expect_closed(at(web4(11), 80))?;
         lab.b.expect_open(at(web4(11), 80))?;

@@ -54,14 +54,14 @@ fn rules_and_mappings_cross_fqdndata() {
         lab.a.expect_open(at(web6(10), 80))?;
         lab.a
             .ask(&Query::a("www.bad.test", DNS4))?
-            .expect_code(ResponseCode::Refused)?;
+            .expect_refused()?;
 
         lab.audit_settled("good.test", SOON)?;
         agent.kill_9()?;
         lab.a.ask(&good)?.expect(web4(10))?;
         lab.a
             .ask(&Query::a("www.bad.test", DNS4))?
-            .expect_code(ResponseCode::Refused)?;
+            .expect_refused()?;
         lab.audit("good.test", &[9961])?;
         Ok(())
     });

@@ -17,7 +17,7 @@ fn fragmented_queries_are_judged_and_answered() {
             }
             lab.a
                 .ask(&Query::a("www.bad.test", server).sized(4000))?
-                .expect_code(ResponseCode::Refused)?;
+                .expect_refused()?;
         }
         assert_eq!(lab.zone.asked("www.bad.test"), 0);
         lab.a.expect_open(at(web4(10), 80))?;

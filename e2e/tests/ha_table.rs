@@ -62,7 +62,7 @@ fn each_row_behaves_as_the_table_says() {
             .expect(web4(13))?;
         lab.a
             .ask(&Query::a("www.bad.test", DNS4))?
-            .expect_code(ResponseCode::Refused)?;
+            .expect_refused()?;
         drop(sdp);
         Ok(())
     });
@@ -76,6 +76,6 @@ fn dns_works(lab: &Lab, host: u8) -> Result<()> {
     lab.a.ask(&query.tcp())?.expect(web4(host))?;
     lab.a
         .ask(&Query::a("www.bad.test", DNS4))?
-        .expect_code(ResponseCode::Refused)?;
+        .expect_refused()?;
     Ok(())
 }

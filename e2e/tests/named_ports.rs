@@ -154,7 +154,7 @@ fn dns_by_port_name_goes_through_the_proxy() {
         lab.a.ask(&good.clone().tcp())?.expect(web4(10))?;
         lab.a.expect_open(at(web4(10), 80))?;
         let bad = Query::a("www.bad.test", server);
-        lab.a.ask(&bad)?.expect_code(ResponseCode::Refused)?;
+        lab.a.ask(&bad)?.expect_refused()?;
         let early = good.clone().port(5353).within(Duration::from_millis(300));
         ensure!(lab.a.ask(&early).is_err(), "port 5353 has no name yet");
 
@@ -166,9 +166,7 @@ fn dns_by_port_name_goes_through_the_proxy() {
                 .expect(web4(10))
                 .map(drop)
         })?;
-        lab.a
-            .ask(&bad.port(5353))?
-            .expect_code(ResponseCode::Refused)?;
+        lab.a.ask(&bad.port(5353))?.expect_refused()?;
         let late = good.within(Duration::from_millis(300));
         ensure!(lab.a.ask(&late).is_err(), "port 53 has no name any more");
         Ok(())

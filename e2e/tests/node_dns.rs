@@ -33,7 +33,7 @@ fn a_server_on_the_node_is_asked_through_the_proxy_only() {
                 lab.a.ask(&query)?.expect(web4(10))?;
             }
             for query in [bad.clone(), bad.tcp()] {
-                lab.a.ask(&query)?.expect_code(ResponseCode::Refused)?;
+                lab.a.ask(&query)?.expect_refused()?;
             }
         }
         assert_eq!(lab.zone.asked("www.bad.test"), 0);

@@ -19,14 +19,14 @@ fn changes_take_effect_on_live_programs() {
         let good = Query::a("www.good.test", DNS4);
         let new = Query::a("www.new.test", DNS4);
         lab.a.ask(&good)?.expect(web4(10))?;
-        lab.a.ask(&new)?.expect_code(ResponseCode::Refused)?;
+        lab.a.ask(&new)?.expect_refused()?;
         let stream = lab.a.stream(at(web4(10), 80))?;
         assert_eq!(lab.audit("good.test", &[9961])?, 0);
 
         let only_new = only_names("*.new.test");
         lab.write_policy("web.yaml", &only_new)?;
         eventually("the old name is refused", SOON, || {
-            lab.a.ask(&good)?.expect_code(ResponseCode::Refused)
+            lab.a.ask(&good)?.expect_refused()
         })?;
         lab.a.ask(&new)?.expect(web4(11))?;
         lab.a.expect_open(at(web4(11), 80))?;
@@ -40,7 +40,7 @@ fn changes_take_effect_on_live_programs() {
             lab.agent(&["policy", "get"])
                 .is_ok_and(|text| text.contains("egres"))
         })?;
-        lab.a.ask(&good)?.expect_code(ResponseCode::Refused)?;
+        lab.a.ask(&good)?.expect_refused()?;
         lab.a.ask(&new)?.expect(web4(11))?;
 
         // A second document adds to the first.
@@ -86,14 +86,14 @@ fn two_proxies_change_together() {
         let good = Query::a("www.good.test", DNS4);
         let new = Query::a("www.new.test", DNS4);
         many(lab, &good, ResponseCode::NoError)?;
-        many(lab, &new, ResponseCode::Refused)?;
+        many(lab, &new, ResponseCode::NXDomain)?;
         let stream = lab.a.stream(at(web4(10), 80))?;
         lab.audit("good.test", &[9961, 9971])?;
         lab.audit_settled("good.test", SOON)?;
 
         lab.write_policy("web.yaml", &only_names("*.new.test"))?;
         eventually("the old name is refused by both", SOON, || {
-            many(lab, &good, ResponseCode::Refused)
+            many(lab, &good, ResponseCode::NXDomain)
         })?;
         many(lab, &new, ResponseCode::NoError)?;
         lab.a.expect_open(at(web4(11), 80))?;
@@ -111,7 +111,7 @@ fn two_proxies_change_together() {
         assert!(lab.zone.asked("www.good.test") > asked);
         let _second = lab.start_sdp(&two)?;
         lab.connected("two")?;
-        many(lab, &new, ResponseCode::Refused)?;
+        many(lab, &new, ResponseCode::NXDomain)?;
         for port in [9961, 9971] {
             let served = lab.metric(port, "holdfast_dns_queries_total", "")?;
             assert!(served > 0.0, "the proxy on {port} was never asked");

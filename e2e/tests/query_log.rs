@@ -53,7 +53,7 @@ fn what_pods_ask_is_logged_and_the_file_may_be_moved() {
         lab.a
             .ask(&Query::a("www.good.test", DNS4).tcp())?
             .expect(web4(10))?;
-        ask("www.bad.test")?.expect_code(ResponseCode::Refused)?;
+        ask("www.bad.test")?.expect_refused()?;
         let who = json!({"endpoint": id, "pod": lab.a.v4.to_string(), "type": "A"});
         eventually("three queries are logged", SOON, || {
             let allowed = about(&log, "www.good.test.")?;
@@ -79,7 +79,7 @@ fn what_pods_ask_is_logged_and_the_file_may_be_moved() {
             };
             expect(denied, &who)?;
             let how = json!({
-                "verdict": "denied", "result": "denied_name", "rcode": "REFUSED",
+                "verdict": "denied", "result": "denied_name", "rcode": "NXDOMAIN",
                 "server_identity": udp.get("server_identity"), "identity": udp.get("identity"),
             });
             expect(denied, &how)
@@ -88,7 +88,7 @@ fn what_pods_ask_is_logged_and_the_file_may_be_moved() {
         let moved = log.with_extension("1");
         fs::rename(&log, &moved)?;
         eventually("a new file is opened", SOON, || {
-            ask("www.bad.test")?.expect_code(ResponseCode::Refused)?;
+            ask("www.bad.test")?.expect_refused()?;
             ensure!(!about(&log, "www.bad.test.")?.is_empty(), "no line");
             Ok(())
         })?;

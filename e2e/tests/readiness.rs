@@ -62,7 +62,7 @@ fn a_proxy_without_agent_files_and_maps_waits_for_files_and_maps() {
         })?;
         lab.a
             .ask(&Query::a("www.bad.test", DNS4))?
-            .expect_code(ResponseCode::Refused)?;
+            .expect_refused()?;
         Ok(())
     });
 }

@@ -44,9 +44,9 @@ fn a_proxy_starts_without_an_agent() {
                 let good = over(Query::a("www.good.test", server));
                 let client = over(Query::a("www.client.test", server));
                 lab.a.ask(&good)?.expect(web4(10))?;
-                lab.a.ask(&client)?.expect_code(ResponseCode::Refused)?;
+                lab.a.ask(&client)?.expect_refused()?;
                 lab.b.ask(&client)?.expect(web4(11))?;
-                lab.b.ask(&good)?.expect_code(ResponseCode::Refused)?;
+                lab.b.ask(&good)?.expect_refused()?;
             }
         }
         lab.a.expect_open(at(web4(10), 80))?;

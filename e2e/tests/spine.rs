@@ -18,7 +18,7 @@ fn a_query_opens_its_answer_and_outlives_the_agent() {
         lab.a.ask(&good)?.expect(web4(10))?;
         lab.a.expect_open(at(web4(10), 80))?;
         lab.a.expect_closed(at(web4(10), 443))?;
-        lab.a.ask(&bad)?.expect_code(ResponseCode::Refused)?;
+        lab.a.ask(&bad)?.expect_refused()?;
         lab.a.expect_closed(at(web4(11), 80))?;
         assert_eq!(
             lab.zone.asked("www.bad.test"),
@@ -29,13 +29,13 @@ fn a_query_opens_its_answer_and_outlives_the_agent() {
         programs.agent.kill_9()?;
         lab.a.ask(&good)?.expect(web4(10))?;
         lab.a.expect_open(at(web4(10), 80))?;
-        lab.a.ask(&bad)?.expect_code(ResponseCode::Refused)?;
+        lab.a.ask(&bad)?.expect_refused()?;
 
         programs.sdp.kill_9()?;
         let _sdp = lab.start_sdp(&SdpOptions::new("two", 9971))?;
         lab.a.ask(&good)?.expect(web4(10))?;
         lab.a.expect_open(at(web4(10), 80))?;
-        lab.a.ask(&bad)?.expect_code(ResponseCode::Refused)?;
+        lab.a.ask(&bad)?.expect_refused()?;
         assert_eq!(lab.audit("good.test", &[9971])?, 0, "in the map all along");
         Ok(())
     });

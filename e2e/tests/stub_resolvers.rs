@@ -103,8 +103,9 @@ fn expect_judged(lab: &Lab) -> Result<()> {
     lab.a.expect_closed(at(web4(11), 80))
 }
 
-fn name_error() -> SdpOptions {
-    SdpOptions::default().flag("--tofqdns-dns-reject-response-code=nameError")
+/// A proxy that answers REFUSED, as under a Cilium agent.
+fn refuses() -> SdpOptions {
+    SdpOptions::default().flag("--tofqdns-dns-reject-response-code=refused")
 }
 
 #[test]
@@ -140,7 +141,7 @@ fn dig() {
             dig(&two)?.expect(&[web4(10), web4(12)])?;
             for way in ["+notcp", "+tcp"] {
                 let refused = dig(&[way, "www.bad.test", "A"])?;
-                refused.expect_text("status: REFUSED")?;
+                refused.expect_text("status: NXDOMAIN")?;
                 refused.expect_text("EDE: 15 (Blocked)")?;
             }
             // Cookies: the second query carries what a server might have given.
@@ -172,7 +173,7 @@ fn kdig() {
             for way in ["+notcp", "+tcp", "+edns", "+dnssec"] {
                 kdig(&[way, "+short", "www.good.test", "A"])?.expect(&[web4(10)])?;
                 kdig(&[way, "+short", "www.good.test", "AAAA"])?.expect(&[web6(10)])?;
-                kdig(&[way, "www.bad.test"])?.expect_text("status: REFUSED")?;
+                kdig(&[way, "www.bad.test"])?.expect_text("status: NXDOMAIN")?;
             }
             let two = [
                 "+tcp",
@@ -220,7 +221,7 @@ fn glibc() {
 
 #[test]
 fn glibc_goes_on_with_its_search_list_at_a_refused_name() {
-    for reject in [SdpOptions::default(), name_error()] {
+    for reject in [SdpOptions::default(), refuses()] {
         searches(&reject);
     }
 }
@@ -258,7 +259,7 @@ fn with_musl(lab: &Lab) -> Result<PathBuf> {
 #[test]
 fn musl() {
     with_lab(|lab| {
-        let _running = start(lab, &name_error())?;
+        let _running = start(lab, &SdpOptions::default())?;
         let program = with_musl(lab)?;
         let program = program.to_str().context("a path of UTF-8")?;
         for server in [DNS4, DNS6] {
@@ -278,13 +279,13 @@ fn musl() {
 #[test]
 fn musl_takes_no_notice_of_refused() {
     with_lab(|lab| {
-        let _running = start(lab, &SdpOptions::default())?;
+        let _running = start(lab, &refuses())?;
         let program = with_musl(lab)?;
         let program = program.to_str().context("a path of UTF-8")?;
         let conf = format!("nameserver {DNS4}\noptions timeout:1 attempts:1\n");
         let lookup = |name| with_resolv_conf(lab, &conf, &[program, name]);
         lookup("www.good.test")?.expect(&[web4(10), web6(10)])?;
-        // It waits until its time is over: say nameError where pods have musl.
+        // It waits until its time is over.
         lookup("www.bad.test")?.expect_text("Try again")?;
         expect_judged(lab)
     });
@@ -307,7 +308,7 @@ fn dnspython() {
                 ask("www.good.test", "A", way)?.expect(&[web4(10)])?;
                 ask("www.good.test", "AAAA", way)?.expect(&[web6(10)])?;
                 let refused = ask("www.bad.test", "A", way)?;
-                refused.expect_text("REFUSED\nEDE 15")?;
+                refused.expect_text("NXDOMAIN\nEDE 15")?;
             }
             ask("many.good.test", "A", "fallback")?.expect(&many())?;
         }
@@ -330,10 +331,96 @@ fn c_ares() {
             };
             ask("www.good.test", "A")?.expect(&[web4(10)])?;
             ask("www.good.test", "AAAA")?.expect(&[web6(10)])?;
-            ask("www.bad.test", "A")?.expect_text("REFUSED")?;
+            ask("www.bad.test", "A")?.expect_text("ARES_ENOTFOUND")?;
             ask("many.good.test", "A")?.expect(&many())?;
         }
         expect_judged(lab)
+    });
+}
+
+#[test]
+fn c_ares_goes_on_with_its_search_list_at_a_refused_name() {
+    with_lab(|lab| {
+        let _running = start(lab, &SdpOptions::default())?;
+        let conf = format!(
+            "nameserver {DNS4}\nsearch default.svc.test svc.test\noptions ndots:5 timeout:3 attempts:1\n"
+        );
+        let script = include_str!("stub_resolvers/search_with_cares.py");
+        let lookup = |name| with_resolv_conf(lab, &conf, &["/usr/bin/python3", "-c", script, name]);
+        lookup("www.good.test")?.expect(&[web4(10)])?;
+        lookup("www.bad.test")?.expect_text("ARES_ENOTFOUND")?;
+        expect_judged(lab)
+    });
+}
+
+/// A resolver of a language, as its programs use it: how to run it on a source file.
+struct Language {
+    package: &'static str,
+    file: &'static str,
+    source: &'static str,
+    command: &'static [&'static str],
+}
+
+const LANGUAGES: [Language; 3] = [
+    Language {
+        package: "golang-go",
+        file: "lookup.go",
+        source: include_str!("stub_resolvers/lookup.go"),
+        command: &[
+            "env",
+            "GODEBUG=netdns=go",
+            "GOCACHE=/tmp/hf-go-cache",
+            "go",
+            "run",
+        ],
+    },
+    Language {
+        package: "default-jdk-headless",
+        file: "Lookup.java",
+        source: include_str!("stub_resolvers/Lookup.java"),
+        command: &["java"],
+    },
+    Language {
+        package: "nodejs",
+        file: "lookup.js",
+        source: include_str!("stub_resolvers/lookup.js"),
+        command: &["node"],
+    },
+];
+
+/// With a search list, every name that policy allows resolves, and one that it refuses is
+/// reported as missing.
+#[test]
+#[ignore = "needs golang-go, default-jdk-headless and nodejs: cargo xtask test --tier nightly"]
+fn go_java_and_node_go_on_with_their_search_lists_at_a_refused_name() {
+    with_lab(|lab| {
+        let _running = start(lab, &SdpOptions::default())?;
+        let conf = format!(
+            "nameserver {DNS4}\nsearch default.svc.test svc.test\noptions ndots:5 timeout:3 attempts:1\n"
+        );
+        for language in LANGUAGES {
+            let file = lab.directory().join(language.file);
+            std::fs::write(&file, language.source)?;
+            let file = file.to_str().context("a path of UTF-8")?;
+            let lookup = |name| {
+                let program: Vec<&str> = language
+                    .command
+                    .iter()
+                    .copied()
+                    .chain([file, name])
+                    .collect();
+                with_resolv_conf(lab, &conf, &program).with_context(|| {
+                    format!(
+                        "is {} installed? cargo xtask test --tier nightly installs it",
+                        language.package
+                    )
+                })
+            };
+            lookup("v4.good.test")?.expect(&[web4(12)])?;
+            lookup("www.bad.test")?.expect_text("no such name")?;
+        }
+        ensure!(lab.zone.asked("www.bad.test") == 0, "a refused query left");
+        lab.a.expect_open(at(web4(12), 80))
     });
 }
 

@@ -218,8 +218,7 @@ fn a_server_on_the_same_node_sees_the_pod_and_its_policy_judges_it() {
                 assert_eq!(lab.zone.asked("www.good.test"), asked);
                 assert!(lab.counted(Reason::PolicyDenied)? > denied);
             }
-            c.ask(&Query::a("www.bad.test", server))?
-                .expect_code(ResponseCode::Refused)?;
+            c.ask(&Query::a("www.bad.test", server))?.expect_refused()?;
         }
         lab.a.expect_open(at(web4(10), 80))?;
         assert_eq!(fallbacks(lab, "")?, 0.0);

@@ -15,6 +15,7 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use crate::{
     admin::{self, Admin, Doors},
     config::{self, Config, SteeringMode},
+    descriptors::Descriptors,
     drain::Drain,
     journal::Journal,
     link::{Link, board::Board},
@@ -93,9 +94,11 @@ pub struct Shared {
 ///
 /// `troubles`: what the log remembers, for `status`.
 pub fn run(config: Config, troubles: Troubles) -> anyhow::Result<()> {
+    let descriptors = Descriptors::raise();
     // What only root may make comes first, threads last: they inherit what is left.
     let doors = Doors::open(&config)?;
-    let sockets = Unbound::open(&listen_config(&config)).map_err(|e| explain_bind(&e, &config))?;
+    let sockets = Unbound::open(&listen_config(&config, descriptors))
+        .map_err(|e| explain_bind(&e, &config))?;
     provide_steering(&config);
     let privileges = sandbox(&config).enter()?;
     // As the user it becomes: what works now works when the file is opened anew.
@@ -280,7 +283,7 @@ fn link(shared: &Shared) -> Link {
     }
 }
 
-fn listen_config(config: &Config) -> ListenConfig {
+fn listen_config(config: &Config, descriptors: Descriptors) -> ListenConfig {
     ListenConfig {
         port: config.proxy_port,
         ipv4: config.ipv4,
@@ -291,7 +294,7 @@ fn listen_config(config: &Config) -> ListenConfig {
             bpf_root: config.bpf_root.clone(),
             kind: steering::KIND_SDP,
         }),
-        tcp_connections: TCP_CONNECTIONS,
+        tcp_connections: descriptors.tcp_connections(TCP_CONNECTIONS),
     }
 }
 

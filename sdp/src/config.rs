@@ -145,6 +145,9 @@ impl Config {
         }
         let min_ttl = s.tofqdns_min_ttl.map_or(0, |span| span.0.as_secs());
         let port = s.standalone_dns_proxy_server_port;
+        let reject = s
+            .tofqdns_dns_reject_response_code
+            .unwrap_or_else(|| default_reject(s.agent_address.as_deref(), port));
         Ok(Self {
             proxy_port: s.tofqdns_proxy_port.unwrap_or(PROXY_PORT),
             agent: s.agent_address.unwrap_or_else(|| default_agents(port)),
@@ -154,9 +157,9 @@ impl Config {
             state_dir: s.state_dir.unwrap_or_else(default_state_dir),
             admin_socket: s.admin_socket.unwrap_or_else(|| admin_socket_of(&name)),
             name,
-            metrics: s
-                .metrics_address
-                .unwrap_or(MetricsAddress::AnyHost(METRICS_PORT)),
+            metrics: s.metrics_address.unwrap_or(MetricsAddress::At(
+                (Ipv4Addr::LOCALHOST, METRICS_PORT).into(),
+            )),
             journal_dir: s.journal_dir.unwrap_or_else(|| JOURNAL_DIR.into()),
             drain_timeout: s
                 .drain_timeout
@@ -164,9 +167,7 @@ impl Config {
             response_max_delay: s
                 .tofqdns_proxy_response_max_delay
                 .map_or(Duration::from_millis(100), |span| span.0),
-            reject: s
-                .tofqdns_dns_reject_response_code
-                .unwrap_or(RejectCode::Refused),
+            reject,
             min_ttl: u32::try_from(min_ttl).map_err(|_| ConfigError::MinTtl)?,
             concurrency_limit: s
                 .dnsproxy_concurrency_limit
@@ -228,6 +229,24 @@ fn default_agents(port: Option<u16>) -> Vec<AgentAddress> {
     let mut all = vec![native];
     all.extend(fqdndata(port.unwrap_or(FQDNDATA_PORT)));
     all
+}
+
+/// NXDOMAIN where our own agent may be the peer: with REFUSED, the search lists of musl and
+/// c-ares stop before a name that policy allows. REFUSED, Cilium's default, where all that is
+/// configured is how to reach Cilium's agent. Configuration decides, not which agent answers, so
+/// that every proxy of a node replies alike at any time.
+fn default_reject(agents: Option<&[AgentAddress]>, cilium_port: Option<u16>) -> RejectCode {
+    let own_agent = match agents {
+        Some(agents) => agents
+            .iter()
+            .any(|agent| matches!(agent, AgentAddress::Unix(_))),
+        None => cilium_port.is_none(),
+    };
+    if own_agent {
+        RejectCode::NameError
+    } else {
+        RejectCode::Refused
+    }
 }
 
 fn default_state_dir() -> PathBuf {
@@ -312,6 +331,36 @@ mod tests {
                 agent.iter().map(ToString::to_string).collect::<Vec<_>>(),
                 ["unix:///a", "tcp://h:1"]
             );
+        }
+    }
+
+    #[test]
+    fn the_answer_to_a_refused_name_follows_from_the_configured_agent() {
+        for (arguments, wanted) in [
+            (&[][..], RejectCode::NameError),
+            (&["--agent-address=unix:///a"], RejectCode::NameError),
+            (
+                &["--agent-address=tcp://h:1,unix:///a"],
+                RejectCode::NameError,
+            ),
+            (&["--agent-address=tcp://h:1"], RejectCode::Refused),
+            (
+                &["--standalone-dns-proxy-server-port=1"],
+                RejectCode::Refused,
+            ),
+            (
+                &["--tofqdns-dns-reject-response-code=refused"],
+                RejectCode::Refused,
+            ),
+            (
+                &[
+                    "--agent-address=tcp://h:1",
+                    "--tofqdns-dns-reject-response-code=nameError",
+                ],
+                RejectCode::NameError,
+            ),
+        ] {
+            assert_eq!(resolve(arguments).unwrap().reject, wanted, "{arguments:?}");
         }
     }
 

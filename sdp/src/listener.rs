@@ -116,12 +116,11 @@ struct WorkerSockets {
 const PORT_TRIES: usize = 16;
 
 impl Unbound {
-    /// Makes all sockets, and raises the process's limit on open descriptors to what it may be.
+    /// Makes all sockets.
     pub fn open(config: &ListenConfig) -> Result<Self, ListenError> {
         if !config.ipv4 && !config.ipv6 {
             return Err(ListenError::NoFamily);
         }
-        socket::raise_descriptor_limit();
         let transparent = config.options == SocketOptions::Transparent;
         let worker = || -> Result<WorkerSockets, ListenError> {
             let mut sockets = WorkerSockets::default();

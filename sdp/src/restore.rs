@@ -6,7 +6,8 @@
 
 use std::{
     collections::BTreeMap,
-    fs, io,
+    fs,
+    io::{self, Read as _},
     net::IpAddr,
     path::{Path, PathBuf},
 };
@@ -24,7 +25,7 @@ use file::{EndpointFile, FileError};
 
 /// Name of each endpoint's file.
 pub const FILE_NAME: &str = "ep_config.json";
-/// Files are small; a larger one is not ours.
+/// Bytes that are read of a file at most; what is used is a small part of it.
 const LARGEST: u64 = 64 << 20;
 
 /// What was found on disk.
@@ -141,10 +142,7 @@ fn read(
     boot_id: &str,
     lxc: &impl Fn(IpAddr) -> Option<LxcValue>,
 ) -> Result<Option<RulesOf>, SkipReason> {
-    if fs::metadata(path)?.len() > LARGEST {
-        return Err(io::Error::new(io::ErrorKind::FileTooLarge, "larger than 64 MiB").into());
-    }
-    let endpoint = file::parse(&fs::read(path)?, boot_id)?;
+    let endpoint = file::parse(fs::File::open(path)?.take(LARGEST), boot_id)?;
     if endpoint.id.0 != directory {
         return Err(SkipReason::OtherDirectory(endpoint.id));
     }

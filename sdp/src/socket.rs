@@ -176,17 +176,6 @@ pub(crate) fn tcp_upstream(
     Ok(socket)
 }
 
-/// Lets this process open as many descriptors as it may: sockets are bounded
-/// by limits of our own, the usual soft limit of 1,024 is below them.
-pub(crate) fn raise_descriptor_limit() {
-    use nix::sys::resource::{Resource, getrlimit, setrlimit};
-    let raised = getrlimit(Resource::RLIMIT_NOFILE)
-        .and_then(|(_, hard)| setrlimit(Resource::RLIMIT_NOFILE, hard, hard));
-    if let Err(error) = raised {
-        tracing::warn!(%error, "the limit on open descriptors stays as it is");
-    }
-}
-
 /// Makes a listener deaf: connected to a peer that never sends, it gets no new
 /// datagrams while its queue stays readable.
 pub(crate) fn deafen(listener: &OwnedFd, ipv6: bool) -> io::Result<()> {

@@ -37,6 +37,8 @@ pub const FLAG_SEEN_NON_SYN: u16 = 1 << 4;
 /// Value flag: the flow is redirected to a proxy. Our programs make no entry for
 /// such a flow; those of the first release did.
 pub const FLAG_PROXY_REDIRECT: u16 = 1 << 6;
+/// Value flag, of [`DIR_IN`]: a proxy of this node opened the flow (Cilium's `from_l7lb`).
+pub const FLAG_FROM_PROXY: u16 = 1 << 8;
 
 /// Life of an established TCP entry, seconds.
 pub const LIFETIME_TCP: u32 = 8000;

@@ -51,6 +51,11 @@ pub(crate) fn bench() -> Result<()> {
     packages::install(packages::BENCH)
 }
 
+/// What the nightly tests need besides.
+pub(crate) fn nightly() -> Result<()> {
+    packages::install(packages::NIGHTLY)
+}
+
 /// Says in one line what a step does and why.
 fn step(what: &str, why: &str) {
     println!("setup: {what} ({why})");

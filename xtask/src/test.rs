@@ -59,6 +59,7 @@ pub(crate) fn run(tier: Option<Tier>, filter: Option<&str>) -> Result<()> {
             Tier::Unit => unit(filter)?,
             Tier::Kernel | Tier::Netns => e2e(tier, filter)?,
             Tier::Nightly => {
+                setup::nightly()?;
                 let mut tally = fuzzers()?;
                 tally.add(&e2e(tier, filter)?);
                 tally

@@ -518,8 +518,8 @@ pub struct RunArgs {
         env = "HOLDFAST_DNS_MAX_IPS_PER_RESTORED_RULE"
     )]
     pub dns_max_ips_per_restored_rule: usize,
-    /// DNS response code for names that are not allowed
-    #[arg(long, value_enum, default_value_t = RejectCode::Refused,
+    /// Answer of the built-in proxy to a name that policy forbids; standalone proxies have the same flag
+    #[arg(long, value_enum, default_value_t = RejectCode::NameError,
           env = "HOLDFAST_TOFQDNS_DNS_REJECT_RESPONSE_CODE")]
     pub tofqdns_dns_reject_response_code: RejectCode,
     /// Let proxies ask DNS servers in the cluster under the address of the pod that asks: the

@@ -204,6 +204,24 @@ impl Reply {
         Ok(self)
     }
 
+    /// Fails unless it is the proxy's answer to a name that policy forbids: REFUSED, or NXDOMAIN
+    /// with the proxy's own SOA record (its primary server is the root).
+    pub fn expect_refused(self) -> Result<Self> {
+        let by_proxy = self
+            .message
+            .authorities
+            .iter()
+            .any(|record| matches!(&record.data, RData::SOA(soa) if soa.mname.is_root()));
+        let code = self.code();
+        ensure!(
+            self.message.answers.is_empty()
+                && (code == ResponseCode::Refused || code == ResponseCode::NXDomain && by_proxy),
+            "expected a refusal by policy, got {code} {:?}",
+            self.addresses()
+        );
+        Ok(self)
+    }
+
     /// Fails unless it carries this code and no records.
     pub fn expect_code(self, code: ResponseCode) -> Result<Self> {
         ensure!(

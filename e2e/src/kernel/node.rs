@@ -21,6 +21,8 @@ use crate::{Netns, eventually};
 
 /// The node's address towards the pod.
 pub const NODE4: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 9, 1, 1));
+/// The same over IPv6.
+pub const NODE6: IpAddr = IpAddr::V6(Ipv6Addr::new(0xfd09, 1, 0, 0, 0, 0, 0, 1));
 /// Datagrams or connections per check.
 pub const MANY: u16 = 100;
 /// Longest wait for something to arrive.
@@ -59,11 +61,11 @@ pub fn with_node(test: impl FnOnce(&mut Node<'_>) -> Result<()> + Send) {
         let peer = format!("peer name eth0 address {mac} netns {}", pod.name());
         ip(&format!("link add hf0 type veth {peer}"))?;
         ip(&format!("addr add {NODE4}/24 dev hf0"))?;
-        ip("addr add fd09:1::1/64 dev hf0 nodad")?;
+        ip(&format!("addr add {NODE6}/64 dev hf0 nodad"))?;
         ip("link set hf0 up")?;
         pod.batch(&format!(
             "link set eth0 up\naddr add {POD4}/24 dev eth0\naddr add {POD6}/64 dev eth0 nodad\n\
-             route add default via {NODE4}\nroute add default via fd09:1::1"
+             route add default via {NODE4}\nroute add default via {NODE6}"
         ))?;
         pod.settled()?;
         tokio::runtime::Builder::new_current_thread()
@@ -90,6 +92,27 @@ fn ip(arguments: &str) -> Result<()> {
     let status = Command::new("ip").args(arguments.split(' ')).status()?;
     ensure!(status.success(), "ip {arguments}: {status}");
     Ok(())
+}
+
+fn tc(arguments: &[&str]) -> Result<()> {
+    let status = Command::new("tc").args(arguments).status()?;
+    ensure!(status.success(), "tc: {status}");
+    Ok(())
+}
+
+fn nft(rules: &str) -> Result<()> {
+    let path = tempfile::NamedTempFile::new()?;
+    fs::write(path.path(), rules)?;
+    let status = Command::new("nft").arg("-f").arg(path.path()).status()?;
+    ensure!(status.success(), "nft: {status}");
+    Ok(())
+}
+
+/// A socket at `at`, which need not be the node's, with `mark`.
+pub fn udp_at(at: SocketAddr, mark: u32) -> Result<UdpSocket> {
+    let socket = bound(Type::DGRAM, at)?;
+    socket.set_mark(mark)?;
+    Ok(socket.into())
 }
 
 fn bound(kind: Type, at: SocketAddr) -> Result<Socket> {
@@ -124,17 +147,36 @@ impl Node<'_> {
 
     /// Redirects marked packets as another datapath does: TPROXY to the proxy's address.
     pub fn tproxy(&self) -> Result<()> {
-        let rules = format!(
+        nft(&format!(
             "table inet steer {{ chain pre {{ type filter hook prerouting priority mangle;
              meta mark & 0xf00 == 0x200 meta nfproto ipv4 meta l4proto {{ tcp, udp }} tproxy ip to 127.0.0.1:{PROXY_PORT} accept
              meta mark & 0xf00 == 0x200 meta nfproto ipv6 meta l4proto {{ tcp, udp }} tproxy ip6 to [::1]:{PROXY_PORT} accept
              }}\n}}\n"
-        );
-        let path = tempfile::NamedTempFile::new()?;
-        fs::write(path.path(), rules)?;
-        let status = Command::new("nft").arg("-f").arg(path.path()).status()?;
-        ensure!(status.success(), "nft: {status}");
-        Ok(())
+        ))
+    }
+
+    /// Lets `rule` loose on every packet that the node itself sends.
+    pub fn on_output(&self, rule: &str) -> Result<()> {
+        nft(&format!(
+            "table inet marks {{\n}}\ndelete table inet marks\n
+             table inet marks {{ chain out {{ type filter hook output priority mangle;
+             {rule}\n}}\n}}\n"
+        ))
+    }
+
+    /// Takes away what [`Self::drop_after_us`] attached.
+    pub fn leave_all(&self) -> Result<()> {
+        tc(&["qdisc", "delete", "dev", "hf0", "clsact"])
+    }
+
+    /// Has a classifier of another system drop all that reaches it at the
+    /// node's end of the pod's veth pair: `ingress` or `egress`.
+    pub fn drop_after_us(&self, direction: &str) -> Result<()> {
+        let filter = ["filter", "add", "dev", "hf0", direction, "protocol", "all"];
+        // Classic BPF: return 2, `TC_ACT_SHOT`.
+        let program = ["bpf", "da", "bytecode", "1,6 0 0 2"];
+        tc(&["qdisc", "replace", "dev", "hf0", "clsact"])?;
+        tc(&[filter.as_slice(), program.as_slice()].concat())
     }
 
     /// Starts a proxy in `slot`.

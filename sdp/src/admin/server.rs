@@ -6,27 +6,19 @@ use std::{
     os::unix::fs::PermissionsExt,
     path::{Path, PathBuf},
     sync::Arc,
-    time::Duration,
 };
 
-use hyper::{server::conn::http1, service::service_fn};
-use hyper_util::rt::{TokioIo, TokioTimer};
-use socket2::{Domain, Socket, Type};
-use tokio::{
-    io::{AsyncRead, AsyncWrite},
-    sync::{OwnedSemaphorePermit, Semaphore},
-};
+use socket2::{Domain, Type};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use super::{AdminError, Desk, Door};
-use crate::config::Config;
+use crate::{
+    config::Config,
+    http_server::{self, Limits, Socket},
+};
 
-/// Connections at once, per socket; more wait in the backlog.
-const CONNECTIONS: usize = 32;
-const BACKLOG: i32 = 64;
-const HEADERS_WITHIN: Duration = Duration::from_secs(5);
-/// A connection that takes longer than this for all it asks is cut.
-const CONNECTION_LIMIT: Duration = Duration::from_secs(60);
+/// Connections that wait to be accepted.
+const BACKLOG: i32 = 1024;
 
 /// Both sockets, bound.
 #[derive(Debug)]
@@ -52,83 +44,37 @@ impl Doors {
     /// Serves both until `stop`.
     pub(super) async fn serve(self, desk: Arc<Desk>, stop: CancellationToken) {
         let tasks = TaskTracker::new();
-        let served = async {
-            let admin = tokio::net::UnixListener::from_std(self.admin)?;
-            let permits = Arc::new(Semaphore::new(CONNECTIONS));
-            let local = async {
-                loop {
-                    let permit = permit(&permits).await?;
-                    let stream = accepted(admin.accept().await.map(|(stream, _)| stream)).await;
-                    if let Some(stream) = stream {
-                        tasks.spawn(connection(stream, Door::Admin, Arc::clone(&desk), permit));
-                    }
-                }
+        let serve = |socket, door| {
+            let desk = Arc::clone(&desk);
+            let service = move |request| {
+                let desk = Arc::clone(&desk);
+                async move { desk.answer(door, request).await }
             };
-            let Some(metrics) = self.metrics else {
-                return local.await;
-            };
-            let metrics = tokio::net::TcpListener::from_std(metrics)?;
-            let permits = Arc::new(Semaphore::new(CONNECTIONS));
-            let remote = async {
-                loop {
-                    let permit = permit(&permits).await?;
-                    let stream = accepted(metrics.accept().await.map(|(stream, _)| stream)).await;
-                    if let Some(stream) = stream {
-                        tasks.spawn(connection(stream, Door::Metrics, Arc::clone(&desk), permit));
-                    }
-                }
-            };
-            tokio::select! {
-                ended = local => ended,
-                ended = remote => ended,
-            }
+            http_server::serve(
+                socket,
+                Limits::default(),
+                service,
+                tasks.clone(),
+                stop.clone(),
+            )
         };
-        tokio::select! {
-            ended = served => {
-                let ended: io::Result<()> = ended;
-                if let Err(error) = ended {
-                    tracing::error!(%error, "admin sockets are not served any more");
-                }
+        let admin = tokio::net::UnixListener::from_std(self.admin).map(Socket::Unix);
+        let metrics = self.metrics.map(tokio::net::TcpListener::from_std);
+        match (admin, metrics.transpose()) {
+            (Ok(admin), Ok(None)) => serve(admin, Door::Admin).await,
+            (Ok(admin), Ok(Some(metrics))) => {
+                let metrics = serve(Socket::Tcp(metrics), Door::Metrics);
+                tokio::join!(serve(admin, Door::Admin), metrics);
             }
-            () = stop.cancelled() => {}
+            (Err(error), _) | (_, Err(error)) => {
+                tracing::error!(
+                    %error,
+                    "the admin socket and the metrics address cannot be served: restart the proxy"
+                );
+                stop.cancelled().await;
+            }
         }
         remove(&self.path);
-    }
-}
-
-async fn permit(permits: &Arc<Semaphore>) -> io::Result<OwnedSemaphorePermit> {
-    Arc::clone(permits)
-        .acquire_owned()
-        .await
-        .map_err(io::Error::other)
-}
-
-/// A failed accept (too many files open) must not become a busy loop.
-async fn accepted<S>(stream: io::Result<S>) -> Option<S> {
-    match stream {
-        Ok(stream) => Some(stream),
-        Err(error) => {
-            tracing::debug!(%error, "accept failed");
-            tokio::time::sleep(Duration::from_millis(50)).await;
-            None
-        }
-    }
-}
-
-async fn connection<S>(stream: S, door: Door, desk: Arc<Desk>, _permit: OwnedSemaphorePermit)
-where
-    S: AsyncRead + AsyncWrite + Unpin + 'static,
-{
-    let service = service_fn(|request| async {
-        Ok::<_, std::convert::Infallible>(desk.answer(door, request).await)
-    });
-    let serving = http1::Builder::new()
-        .timer(TokioTimer::new())
-        .header_read_timeout(HEADERS_WITHIN)
-        .serve_connection(TokioIo::new(stream), service);
-    match tokio::time::timeout(CONNECTION_LIMIT, serving).await {
-        Ok(Ok(())) | Err(_) => {}
-        Ok(Err(error)) => tracing::debug!(%error, "admin connection"),
     }
 }
 
@@ -177,7 +123,7 @@ fn bind_metrics(config: &Config) -> Result<Option<std::net::TcpListener>, AdminE
 
 /// Binds with SO_REUSEPORT: a surge replica scrapes beside its predecessor.
 fn bind_shared(address: SocketAddr) -> io::Result<std::net::TcpListener> {
-    let socket = Socket::new(Domain::for_address(address), Type::STREAM, None)?;
+    let socket = socket2::Socket::new(Domain::for_address(address), Type::STREAM, None)?;
     if address.is_ipv6() {
         socket.set_only_v6(false)?;
     }

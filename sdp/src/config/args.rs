@@ -152,7 +152,7 @@ settings! {
     /// Socket for status, explain, policy and drain [default: /run/holdfast/sdp/<name>.sock]
     #[arg(long, value_name = "PATH", global = true)]
     admin_socket: PathBuf = "HOLDFAST_ADMIN_SOCKET",
-    /// Where /metrics, /healthz and /readyz are served; instances may share it; "off" for none [default: :9961]
+    /// Where /metrics, /healthz and /readyz are served; instances may share it; ":PORT" for all addresses of the node, "off" for none [default: 127.0.0.1:9961]
     #[arg(long, value_name = "[HOST]:PORT")]
     metrics_address: MetricsAddress = "HOLDFAST_METRICS_ADDRESS",
     /// Directory for mappings that the agent has not made durable yet, shared by all instances [default: /var/lib/holdfast/sdp]
@@ -164,7 +164,7 @@ settings! {
     /// How long an answer waits at most for the agent to plumb its addresses [default: 100ms]
     #[arg(long, value_name = "TIME")]
     tofqdns_proxy_response_max_delay: Span = "HOLDFAST_TOFQDNS_PROXY_RESPONSE_MAX_DELAY",
-    /// How a query that policy forbids is answered [default: refused]
+    /// Answer to a name that policy forbids: nameError is NXDOMAIN, which lets search lists go on [default: nameError; refused if only TCP agent addresses or standalone-dns-proxy-server-port are set, as under a Cilium agent]
     #[arg(long, value_name = "HOW", value_enum, ignore_case = true)]
     tofqdns_dns_reject_response_code: RejectCode = "HOLDFAST_TOFQDNS_DNS_REJECT_RESPONSE_CODE",
     /// Least time an address counts as learned; the agent's own value wins while it is connected [default: 0s]

@@ -3,9 +3,15 @@
 //! Cilium's `DNSRulesV2` maps a packed protocol and port to regular
 //! expressions with server addresses. Ours adds `HoldfastDNSRules`, the rules
 //! by server identity and selector, which stay right when a server moves.
+//!
+//! Learned names come last in our files, and after all that is used of Cilium's. They are not
+//! read: one pod's names would keep every pod waiting for its first answer.
+
+mod members;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
+    io::{self, Read},
     net::IpAddr,
 };
 
@@ -13,6 +19,7 @@ use ipnet::IpNet;
 use serde::Deserialize;
 use shared_maps::{EndpointId, IdentityId};
 
+use self::members::{Members, MembersError, Place};
 use crate::{
     pattern::{self, restored},
     policy::rule::{
@@ -41,6 +48,15 @@ pub struct EndpointFile {
 /// What is wrong with a file.
 #[derive(Debug, thiserror::Error)]
 pub enum FileError {
+    /// It cannot be read.
+    #[error("cannot be read: {0}")]
+    Read(io::Error),
+    /// It is no JSON object, or ends too early.
+    #[error("damaged: {0}")]
+    Syntax(String),
+    /// The same key twice.
+    #[error("damaged: it has {0} twice")]
+    Twice(String),
     /// Not JSON, or a field of another type.
     #[error("damaged: {0}")]
     Json(#[from] serde_json::Error),
@@ -65,22 +81,96 @@ pub enum FileError {
     },
 }
 
-#[derive(Deserialize)]
-struct Raw {
-    #[serde(rename = "ID")]
-    id: u16,
-    #[serde(rename = "IPv4", default)]
-    ipv4: Option<String>,
-    #[serde(rename = "IPv6", default)]
-    ipv6: Option<String>,
-    #[serde(rename = "IfIndex", default)]
-    ifindex: i64,
-    #[serde(rename = "SecLabel", default)]
-    identity: Option<RawIdentity>,
-    #[serde(rename = "DNSRulesV2", default)]
-    by_address: Option<BTreeMap<String, Vec<RawRegex>>>,
-    #[serde(rename = "HoldfastDNSRules", default)]
-    by_identity: Option<serde_json::Value>,
+/// A member that is used of a file, or says who wrote it.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Member {
+    Id,
+    Ipv4,
+    Ipv6,
+    IfIndex,
+    Identity,
+    /// `DNSRulesV2`.
+    ByAddress,
+    /// `HoldfastDNSRules`.
+    ByIdentity,
+    /// `HoldfastKey`, with which our files end but for the learned names.
+    OurEnd,
+    /// `Options`, which only Cilium writes: before the rules.
+    Ciliums,
+}
+
+impl Member {
+    fn of(key: &[u8]) -> Option<Self> {
+        Some(match key {
+            b"\"ID\"" => Self::Id,
+            b"\"IPv4\"" => Self::Ipv4,
+            b"\"IPv6\"" => Self::Ipv6,
+            b"\"IfIndex\"" => Self::IfIndex,
+            b"\"SecLabel\"" => Self::Identity,
+            b"\"DNSRulesV2\"" => Self::ByAddress,
+            b"\"HoldfastDNSRules\"" => Self::ByIdentity,
+            b"\"HoldfastKey\"" => Self::OurEnd,
+            b"\"Options\"" => Self::Ciliums,
+            _ => return None,
+        })
+    }
+}
+
+/// The members of a file that are used.
+struct Raw<R> {
+    members: Members<R>,
+    found: BTreeMap<Member, Place>,
+}
+
+impl<R: Read> Raw<R> {
+    /// Reads a file as far as needed.
+    fn read(reader: R) -> Result<Self, FileError> {
+        let mut raw = Self {
+            members: Members::new(reader),
+            found: BTreeMap::new(),
+        };
+        while let Some(key) = raw.members.key()? {
+            let key = raw.members.bytes(key);
+            let member = Member::of(key);
+            if key == b"\"DNSHistory\"" && raw.has_all() {
+                break;
+            }
+            let value = raw.members.value()?;
+            if let Some(member) = member
+                && let Some(first) = raw.found.insert(member, value)
+            {
+                let twice = String::from_utf8_lossy(raw.members.bytes(first)).into_owned();
+                return Err(FileError::Twice(twice));
+            }
+        }
+        Ok(raw)
+    }
+
+    /// Whether no member that is used can come after the learned names. Files of our earlier
+    /// releases have some there.
+    fn has_all(&self) -> bool {
+        let has = |member| self.found.contains_key(&member);
+        has(Member::Id)
+            && has(Member::Identity)
+            && (has(Member::OurEnd) || (has(Member::Ciliums) && has(Member::ByAddress)))
+    }
+
+    /// A member; `None` if it is not there or null.
+    fn get<'a, T: Deserialize<'a>>(&'a self, member: Member) -> Result<Option<T>, FileError> {
+        let Some(place) = self.found.get(&member) else {
+            return Ok(None);
+        };
+        Ok(serde_json::from_slice(self.members.bytes(place.clone()))?)
+    }
+}
+
+impl From<MembersError> for FileError {
+    fn from(error: MembersError) -> Self {
+        match error {
+            MembersError::Read(error) => Self::Read(error),
+            syntax => Self::Syntax(syntax.to_string()),
+        }
+    }
 }
 
 #[derive(Deserialize)]
@@ -136,55 +226,57 @@ struct RawName {
     match_pattern: Option<String>,
 }
 
-/// Reads a file's bytes. Rules by identity count only for the boot `boot_id`:
-/// identity numbers of another one mean nothing.
-pub fn parse(bytes: &[u8], boot_id: &str) -> Result<EndpointFile, FileError> {
-    let raw: Raw = serde_json::from_slice(bytes)?;
+/// Reads a file. Rules by identity count only for the boot `boot_id`: identity numbers of
+/// another one mean nothing.
+pub fn parse(reader: impl Read, boot_id: &str) -> Result<EndpointFile, FileError> {
+    let raw = Raw::read(reader)?;
+    let id = raw.get(Member::Id)?.ok_or_else(|| FileError::Field {
+        field: "ID",
+        value: String::new(),
+    })?;
     let mut addresses = Vec::new();
-    for (field, text) in [("IPv4", &raw.ipv4), ("IPv6", &raw.ipv6)] {
-        if let Some(text) = text.as_deref().filter(|text| !text.is_empty()) {
-            let bad = || FileError::Field {
+    for (field, member) in [("IPv4", Member::Ipv4), ("IPv6", Member::Ipv6)] {
+        let text: Option<String> = raw.get(member)?;
+        if let Some(text) = text.filter(|text| !text.is_empty()) {
+            let bad = |_| FileError::Field {
                 field,
-                value: text.to_owned(),
+                value: text.clone(),
             };
-            addresses.push(text.parse().map_err(|_| bad())?);
+            addresses.push(text.parse().map_err(bad)?);
         }
     }
-    let ifindex = u32::try_from(raw.ifindex).map_err(|_| FileError::Field {
+    let ifindex: i64 = raw.get(Member::IfIndex)?.unwrap_or(0);
+    let ifindex = u32::try_from(ifindex).map_err(|_| FileError::Field {
         field: "IfIndex",
-        value: raw.ifindex.to_string(),
+        value: ifindex.to_string(),
     })?;
-    let ours = raw
-        .by_identity
-        .map(|value| by_identity(value, boot_id))
-        .transpose()?
-        .flatten();
-    let rules = match (ours, raw.by_address) {
-        (Some(rules), _) => Some(rules),
-        (None, Some(by_port)) => Some(by_address(&by_port)?),
-        (None, None) => None,
+    let identity: Option<RawIdentity> = raw.get(Member::Identity)?;
+    let version: Option<RawVersion> = raw.get(Member::ByIdentity)?;
+    let ours = match version {
+        Some(RawVersion { version }) if version > VERSION => {
+            return Err(FileError::Newer(version));
+        }
+        Some(_) => raw.get(Member::ByIdentity)?,
+        None => None,
+    };
+    let rules = match ours.filter(|rules: &RawRules| rules.boot_id == boot_id) {
+        Some(rules) => Some(by_identity(rules)?),
+        None => raw
+            .get(Member::ByAddress)?
+            .as_ref()
+            .map(by_address)
+            .transpose()?,
     };
     Ok(EndpointFile {
-        id: EndpointId(raw.id),
+        id: EndpointId(id),
         addresses,
         ifindex,
-        identity: IdentityId(raw.identity.map_or(0, |identity| identity.id)),
+        identity: IdentityId(identity.map_or(0, |identity| identity.id)),
         rules,
     })
 }
 
-fn by_identity(
-    value: serde_json::Value,
-    boot_id: &str,
-) -> Result<Option<EndpointRules>, FileError> {
-    let RawVersion { version } = RawVersion::deserialize(&value)?;
-    if version > VERSION {
-        return Err(FileError::Newer(version));
-    }
-    let raw: RawRules = serde_json::from_value(value)?;
-    if raw.boot_id != boot_id {
-        return Ok(None);
-    }
+fn by_identity(raw: RawRules) -> Result<EndpointRules, FileError> {
     let mut ports = Vec::with_capacity(raw.ports.len());
     for port in raw.ports {
         let transport = Transport::from_number(port.protocol).ok_or(FileError::Field {
@@ -202,7 +294,7 @@ fn by_identity(
             rules,
         });
     }
-    Ok(Some(EndpointRules { ports }))
+    Ok(EndpointRules { ports })
 }
 
 fn selector_rule(raw: RawSelector) -> Result<SelectorRule, FileError> {
@@ -356,6 +448,64 @@ mod tests {
               "ports": [{{"port": 53, "protocol": 17, "rules": [
                 {{"selector": "dns", "any_server": false, "servers": [200], "names": [{name}]}}]}}]}}}}"#
         )
+    }
+
+    /// Long names of a file, 26 MB of them, and how many of the file's bytes were read.
+    struct Counted<R>(R, usize);
+
+    impl<R: Read> Read for Counted<R> {
+        fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+            let read = self.0.read(into)?;
+            self.1 += read;
+            Ok(read)
+        }
+    }
+
+    fn names() -> String {
+        let label = "x".repeat(63);
+        let entry = |n: u32| {
+            format!(
+                r#"{{"fqdn":"n{n}.{label}.{label}.{label}.test.","lookup-time":"2026-11-22T10:00:00Z",
+                "expiration-time":"2026-11-22T11:00:00Z","ttl":60,"ips":["192.0.2.1"]}}"#
+            )
+        };
+        let entries: Vec<_> = (0..50_000).map(entry).collect();
+        format!("[{}]", entries.join(","))
+    }
+
+    #[test]
+    fn fifty_thousand_learned_names_are_not_read() {
+        let rules = ours(1, "boot", r#"{"match_name": "a.com"}"#);
+        let rules = rules.trim_end().strip_suffix('}').unwrap();
+        let names = names();
+        let own =
+            format!(r#"{rules}, "HoldfastKey":"cli/a", "DNSHistory":{names}, "DNSZombies":{{}}}}"#);
+        let earlier = format!(
+            r#"{{"DNSHistory":{names}, {}, "HoldfastKey":"cli/a"}}"#,
+            rules.trim_start().strip_prefix('{').unwrap()
+        );
+        let ciliums = CILIUM.replace(r#""DNSHistory": [], "DNSZombies": {},"#, r#""Options":{},"#);
+        let ciliums = ciliums.trim_end().strip_suffix('}').unwrap();
+        let ciliums = format!(r#"{ciliums}, "DNSHistory":{names}, "K8sPodName":"a"}}"#);
+        for (text, most) in [
+            (&own, 128 << 10),
+            (&ciliums, 128 << 10),
+            (&earlier, earlier.len()),
+        ] {
+            let mut reader = Counted(text.as_bytes(), 0);
+            let file = parse(&mut reader, "boot").unwrap();
+            assert!(reader.1 <= most, "{} of {} bytes", reader.1, text.len());
+            let rules = file.rules.unwrap();
+            let rule = &rules.ports.last().unwrap().rules[0];
+            let by_identity = matches!(rule.servers, Servers::Identities(_));
+            assert_eq!(by_identity, text != &ciliums);
+        }
+    }
+
+    #[test]
+    fn a_key_that_comes_twice_is_damage() {
+        let error = parse(&br#"{"ID": 7, "ID": 8}"#[..], "boot").unwrap_err();
+        assert!(error.to_string().contains("twice"), "{error}");
     }
 
     #[test]

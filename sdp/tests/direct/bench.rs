@@ -12,6 +12,7 @@ use hickory_proto::{
     rr::{Name, RData, Record, RecordType, rdata},
 };
 use holdfast_sdp::{
+    descriptors::Descriptors,
     listener::{ListenConfig, Listeners, SocketOptions, Sockets},
     mapping::{Mapping, MappingSink, OnRealised, Release},
     policy::{
@@ -48,7 +49,7 @@ impl Resolver for Everyone {
         Who::Endpoint {
             id: EndpointId(number),
             identity: IdentityId(1000 + u32::from(number)),
-            ifindex: number.into(),
+            ifindex: u32::from(number) - 4,
         }
     }
 
@@ -173,6 +174,7 @@ impl Bench {
         } else {
             Ipv4Addr::LOCALHOST.into()
         };
+        Descriptors::raise();
         let (server, tcp_server) = server(localhost);
         server.set_read_timeout(Some(PATIENCE)).unwrap();
         let server_address = server.local_addr().unwrap();

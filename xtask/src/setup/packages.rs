@@ -73,6 +73,22 @@ pub(super) const LAB: &[Package] = &[
     },
 ];
 
+/// Resolvers of languages, for the nightly tests only.
+pub(super) const NIGHTLY: &[Package] = &[
+    Package {
+        name: "golang-go",
+        why: "the resolver of Go programs, in nightly tests",
+    },
+    Package {
+        name: "default-jdk-headless",
+        why: "the resolver of Java programs, in nightly tests",
+    },
+    Package {
+        name: "nodejs",
+        why: "the resolver of Node programs, in nightly tests",
+    },
+];
+
 /// What only the benchmarks compare with.
 pub(super) const BENCH: &[Package] = &[Package {
     name: "dnsdist",

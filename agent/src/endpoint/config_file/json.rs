@@ -47,10 +47,6 @@ struct File<H> {
         skip_serializing_if = "Option::is_none"
     )]
     rules_v2: Option<RulesV2>,
-    #[serde(rename = "DNSHistory", default)]
-    history: Option<Vec<H>>,
-    #[serde(rename = "DNSZombies", default)]
-    zombies: Option<Zombies>,
     #[serde(rename = "K8sPodName", default)]
     pod: String,
     #[serde(rename = "K8sNamespace", default)]
@@ -61,14 +57,19 @@ struct File<H> {
         skip_serializing_if = "Option::is_none"
     )]
     own_rules: Option<OwnRules>,
-    #[serde(rename = "HoldfastKey", default)]
-    key: String,
     #[serde(
         rename = "HoldfastOnBridge",
         default,
         skip_serializing_if = "std::ops::Not::not"
     )]
     on_bridge: bool,
+    // Learned names come after this, and nothing else does: a proxy that starts reads no further.
+    #[serde(rename = "HoldfastKey", default)]
+    key: String,
+    #[serde(rename = "DNSHistory", default)]
+    history: Option<Vec<H>>,
+    #[serde(rename = "DNSZombies", default)]
+    zombies: Option<Zombies>,
 }
 
 #[derive(Default, Serialize, Deserialize)]
@@ -166,10 +167,6 @@ pub fn render(file: &EndpointFile, servers: &ServerAddresses, limit: usize) -> S
             labels: Some(spell(&file.labels)),
         },
         rules_v2: rules_v2.filter(|rules| !rules.is_empty()),
-        history: Some(history.collect()),
-        zombies: Some(Zombies {
-            deletes: (!zombies.is_empty()).then_some(zombies),
-        }),
         pod: file.key.rsplit('/').next().unwrap_or_default().to_owned(),
         namespace: namespace
             .map(|label| label.value().to_owned())
@@ -177,6 +174,10 @@ pub fn render(file: &EndpointFile, servers: &ServerAddresses, limit: usize) -> S
         own_rules: file.rules.as_ref().map(rules::own),
         key: file.key.clone(),
         on_bridge: file.on_bridge,
+        history: Some(history.collect()),
+        zombies: Some(Zombies {
+            deletes: (!zombies.is_empty()).then_some(zombies),
+        }),
     };
     serde_json::to_string(&json).expect("maps with string keys render as JSON")
 }

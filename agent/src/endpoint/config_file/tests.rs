@@ -70,6 +70,25 @@ fn what_is_written_reads_back() {
     assert_eq!(parse(&text).unwrap(), file());
 }
 
+/// A proxy that starts without an agent waits for no pod's names.
+#[test]
+fn learned_names_come_last_and_a_proxy_does_not_read_them() {
+    let servers = [(IdentityId(300), vec!["10.0.0.53/32".parse().unwrap()])].into();
+    let text = render(&file(), &servers, 10);
+    let names = text.find(r#""DNSHistory""#).unwrap();
+    let head = &text[..names];
+    let read = |bytes: &str| holdfast_sdp::restore::file::parse(bytes.as_bytes(), "b").unwrap();
+    assert_eq!(
+        read(&format!("{head}\"DNSHistory\": not even JSON")),
+        read(&text)
+    );
+    assert!(read(&text).rules.is_some());
+    let last: Vec<_> = ["DNSHistory", "DNSZombies"]
+        .map(|key| text.find(key))
+        .into();
+    assert!(last.iter().all(|at| *at > text.find("HoldfastKey")));
+}
+
 #[test]
 fn ciliums_key_holds_addresses_and_expressions() {
     let servers = [(IdentityId(300), vec!["10.0.0.53/32".parse().unwrap()])].into();

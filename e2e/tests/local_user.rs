@@ -1,0 +1,97 @@
+//! A local user of the node opens all the connections that it can: pods and probes notice nothing.
+
+use std::fs;
+use std::io::Read as _;
+use std::net::{Ipv4Addr, SocketAddr, TcpStream};
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use holdfast_e2e::kernel::PROXY_PORT;
+use holdfast_e2e::lab::{DNS4, DNS6, web4};
+use holdfast_e2e::policy::good_names;
+use holdfast_e2e::{Program, Query, with_lab};
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
+use socket2::{Domain, Socket, Type};
+
+const SDP: u16 = 9961;
+const AGENT: u16 = 9962;
+/// A connection that the proxy keeps open longer than this was not closed at once.
+const LONG: Duration = Duration::from_secs(5);
+/// Far more than the programs accept over HTTP, and more than the usual limit on descriptors.
+const IDLE: usize = 1100;
+
+#[test]
+fn a_local_user_takes_no_seats_from_pods_and_no_descriptors_from_the_programs() {
+    let (_, hard) = getrlimit(Resource::RLIMIT_NOFILE).unwrap();
+    setrlimit(Resource::RLIMIT_NOFILE, 1024.min(hard), hard).unwrap();
+    with_lab(|lab| {
+        lab.zone.set("www.good.test", &[web4(10)], 60);
+        let programs = lab.start(&good_names())?;
+        setrlimit(Resource::RLIMIT_NOFILE, hard, hard)?;
+        let pod_asks = || -> Result<()> {
+            for server in [DNS4, DNS6] {
+                lab.a
+                    .ask(&Query::a("www.good.test", server).tcp())?
+                    .expect(web4(10))?;
+            }
+            Ok(())
+        };
+
+        // To the proxy itself, from many addresses: closed at accept.
+        let proxy = SocketAddr::from((Ipv4Addr::LOCALHOST, PROXY_PORT));
+        let connections = lab.node.enter(|| -> Result<Vec<_>> {
+            (0..200)
+                .map(|host| connect(Ipv4Addr::new(127, 0, host, 7), proxy))
+                .collect()
+        })??;
+        for mut connection in connections {
+            connection.set_read_timeout(Some(LONG))?;
+            let read = connection.read(&mut [0]);
+            ensure!(
+                !matches!(&read, Err(error) if error.kind() == std::io::ErrorKind::WouldBlock),
+                "the proxy keeps a connection from loopback open"
+            );
+        }
+        ensure!(lab.metric(SDP, "holdfast_dns_tcp_connections", "")? == 0.0);
+        ensure!(lab.metric(SDP, "holdfast_dns_tcp_refused_total", "")? == 200.0);
+        pod_asks()?;
+
+        // To the ports of probes and metrics.
+        for (port, program) in [(SDP, &programs.sdp), (AGENT, &programs.agent)] {
+            let to = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
+            let idle = lab.node.enter(|| -> Result<Vec<_>> {
+                (0..IDLE)
+                    .map(|_| connect(Ipv4Addr::LOCALHOST, to))
+                    .collect()
+            })??;
+            let (code, body) = lab.http(port, "/readyz").context("while others are idle")?;
+            ensure!(code == 200, "port {port}: {code} {body}");
+            let open = descriptors(program)?;
+            ensure!(open < 400, "{open} descriptors are open");
+            pod_asks()?;
+            drop(idle);
+            let limit = descriptor_limit(program)?;
+            ensure!(limit == hard, "{limit} descriptors of {hard} may be open");
+        }
+        Ok(())
+    });
+}
+
+fn connect(from: Ipv4Addr, to: SocketAddr) -> Result<TcpStream> {
+    let socket = Socket::new(Domain::IPV4, Type::STREAM, None)?;
+    socket.bind(&SocketAddr::from((from, 0)).into())?;
+    socket.connect_timeout(&to.into(), LONG)?;
+    Ok(socket.into())
+}
+
+fn descriptors(program: &Program) -> Result<usize> {
+    Ok(fs::read_dir(format!("/proc/{}/fd", program.id()))?.count())
+}
+
+/// The soft limit on open descriptors.
+fn descriptor_limit(program: &Program) -> Result<u64> {
+    let limits = fs::read_to_string(format!("/proc/{}/limits", program.id()))?;
+    let line = limits.lines().find(|l| l.starts_with("Max open files"));
+    let soft = line.and_then(|line| line.split_whitespace().nth(3));
+    Ok(soft.context("a limit")?.parse()?)
+}

@@ -1,0 +1,69 @@
+//! The limit on open descriptors (`RLIMIT_NOFILE`), and how many connections fit below it.
+
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
+
+/// Descriptors that are reserved for each TCP connection of a client: its own, the one to its
+/// server, and as many for UDP sockets and everything else.
+const PER_CONNECTION: usize = 4;
+
+/// Descriptors that this process may have open.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Descriptors(usize);
+
+impl Descriptors {
+    /// Raises the soft limit to the hard one. The usual soft limit of 1,024 is less than the
+    /// limits of our own on sockets and connections allow.
+    pub fn raise() -> Self {
+        let limits = getrlimit(Resource::RLIMIT_NOFILE);
+        let (soft, hard) = limits.unwrap_or((1024, 1024));
+        let now = match setrlimit(Resource::RLIMIT_NOFILE, hard, hard) {
+            Ok(()) => hard,
+            Err(error) => {
+                tracing::warn!(
+                    %error,
+                    soft,
+                    hard,
+                    "cannot raise the limit on open descriptors: set LimitNOFILE= in the unit, \
+                     or ulimit -n"
+                );
+                soft
+            }
+        };
+        Self(usize::try_from(now).unwrap_or(usize::MAX))
+    }
+
+    /// As many TCP connections as there are descriptors for, `wanted` at most.
+    pub fn tcp_connections(self, wanted: usize) -> usize {
+        let fit = (self.0 / PER_CONNECTION).clamp(1, wanted.max(1));
+        if fit < wanted {
+            tracing::warn!(
+                connections = fit,
+                descriptors = self.0,
+                "fewer TCP connections of clients than usual: allow {} open descriptors \
+                 (LimitNOFILE= in the unit, or ulimit -n)",
+                wanted * PER_CONNECTION
+            );
+        }
+        fit
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_soft_limit_becomes_the_hard_one() {
+        let Descriptors(now) = Descriptors::raise();
+        let (soft, hard) = getrlimit(Resource::RLIMIT_NOFILE).unwrap();
+        assert_eq!(soft, hard);
+        assert_eq!(u64::try_from(now).unwrap(), hard);
+    }
+
+    #[test]
+    fn connections_leave_descriptors_for_everything_else() {
+        assert_eq!(Descriptors(1024).tcp_connections(4096), 256);
+        assert_eq!(Descriptors(1 << 20).tcp_connections(4096), 4096);
+        assert_eq!(Descriptors(2).tcp_connections(4096), 1);
+    }
+}

@@ -1,0 +1,252 @@
+//! HTTP/1 on sockets that anybody may connect to: bounded connections, and always room for one
+//! more peer.
+
+mod guests;
+
+use std::{
+    convert::Infallible,
+    io,
+    net::{IpAddr, Ipv6Addr},
+    sync::Arc,
+    time::Duration,
+};
+
+use http_body_util::Full;
+use hyper::{
+    Request, Response,
+    body::{Bytes, Incoming},
+    server::conn::http1,
+    service::service_fn,
+};
+use hyper_util::rt::{TokioIo, TokioTimer};
+use tokio::{
+    io::{AsyncRead, AsyncWrite},
+    net::{TcpListener, UnixListener},
+};
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
+
+use self::guests::{Guest, Guests};
+
+/// Pause after a failed accept: the process is out of descriptors.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
+
+/// What the peers of one socket may use.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    /// Connections at once. For one more, the oldest idle connection of the peer with most
+    /// connections is closed.
+    pub connections: usize,
+    /// From a connection's start, or the end of an answer, until the next request's headers have
+    /// come.
+    pub headers_within: Duration,
+    /// A connection's life.
+    pub life: Duration,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            connections: 64,
+            headers_within: Duration::from_secs(5),
+            life: Duration::from_secs(60),
+        }
+    }
+}
+
+/// A socket that listens.
+#[derive(Debug)]
+pub enum Socket {
+    /// TCP; each address is a peer.
+    Tcp(TcpListener),
+    /// Unix; each user is a peer.
+    Unix(UnixListener),
+}
+
+/// Who shares a limit of connections.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+enum Peer {
+    /// An address; of IPv6 the network (/64) that one host has to itself.
+    Address(IpAddr),
+    /// User id.
+    User(u32),
+    /// A unix peer that the kernel does not name.
+    Unnamed,
+}
+
+/// Both kinds of streams.
+trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
+
+impl<S: AsyncRead + AsyncWrite + Send + Unpin> Stream for S {}
+
+/// Serves requests until `stop`. Each connection is a task of `tasks`.
+pub async fn serve<S, F>(
+    socket: Socket,
+    limits: Limits,
+    service: S,
+    tasks: TaskTracker,
+    stop: CancellationToken,
+) where
+    S: Fn(Request<Incoming>) -> F + Send + Sync + 'static,
+    F: Future<Output = Response<Full<Bytes>>> + Send + 'static,
+{
+    let service = Arc::new(service);
+    let guests = Guests::new(limits.connections);
+    loop {
+        let accepted = tokio::select! {
+            accepted = socket.accept() => accepted,
+            () = stop.cancelled() => return,
+        };
+        match accepted {
+            Ok((stream, peer)) => {
+                let guest = guests.admit(peer);
+                let (service, stop) = (Arc::clone(&service), stop.clone());
+                tasks.spawn(async move {
+                    let close = guest.close();
+                    tokio::select! {
+                        () = connection(stream, limits, service, &guest) => {}
+                        () = tokio::time::sleep(limits.life) => {}
+                        () = close.cancelled() => {}
+                        () = stop.cancelled() => {}
+                    }
+                });
+            }
+            Err(error) => {
+                tracing::debug!(%error, "cannot accept an HTTP connection");
+                tokio::time::sleep(ACCEPT_PAUSE).await;
+            }
+        }
+    }
+}
+
+async fn connection<S, F>(
+    stream: Box<dyn Stream>,
+    limits: Limits,
+    service: Arc<S>,
+    guest: &Guest<Peer>,
+) where
+    S: Fn(Request<Incoming>) -> F,
+    F: Future<Output = Response<Full<Bytes>>>,
+{
+    let service = service_fn(|request| {
+        let answer = service(request);
+        async {
+            let _busy = guest.busy();
+            Ok::<_, Infallible>(answer.await)
+        }
+    });
+    let served = http1::Builder::new()
+        .timer(TokioTimer::new())
+        .header_read_timeout(limits.headers_within)
+        .serve_connection(TokioIo::new(stream), service)
+        .await;
+    if let Err(error) = served {
+        tracing::debug!(%error, "HTTP connection");
+    }
+}
+
+impl Socket {
+    async fn accept(&self) -> io::Result<(Box<dyn Stream>, Peer)> {
+        match self {
+            Self::Tcp(listener) => {
+                let (stream, from) = listener.accept().await?;
+                Ok((Box::new(stream), Peer::of(from.ip())))
+            }
+            Self::Unix(listener) => {
+                let (stream, _) = listener.accept().await?;
+                let user = stream.peer_cred().map(|peer| Peer::User(peer.uid()));
+                Ok((Box::new(stream), user.unwrap_or(Peer::Unnamed)))
+            }
+        }
+    }
+}
+
+impl Peer {
+    fn of(address: IpAddr) -> Self {
+        Self::Address(match address.to_canonical() {
+            IpAddr::V6(ip) => Ipv6Addr::from_bits(ip.to_bits() >> 64 << 64).into(),
+            ip @ IpAddr::V4(_) => ip,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::{
+        io::{AsyncReadExt, AsyncWriteExt},
+        net::TcpStream,
+    };
+
+    use super::*;
+
+    /// Far above anything here.
+    const PATIENCE: Duration = Duration::from_secs(20);
+    /// Nothing ends by time.
+    const LIMITS: Limits = Limits {
+        connections: 8,
+        headers_within: Duration::from_secs(3600),
+        life: Duration::from_secs(3600),
+    };
+
+    async fn patient<T>(what: impl Future<Output = T>) -> T {
+        let done = tokio::time::timeout(PATIENCE, what).await;
+        done.expect("it does not take for ever")
+    }
+
+    async fn ask(mut stream: &mut TcpStream) -> Vec<u8> {
+        let request = b"GET /readyz HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n";
+        stream.write_all(request).await.unwrap();
+        let mut answer = Vec::new();
+        patient((&mut stream).read_to_end(&mut answer))
+            .await
+            .unwrap();
+        answer
+    }
+
+    #[tokio::test]
+    async fn idle_connections_do_not_silence_a_probe() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let (tasks, stop) = (TaskTracker::new(), CancellationToken::new());
+        let service = |_| async { Response::new(Full::new(Bytes::from("ready"))) };
+        let served = serve(
+            Socket::Tcp(listener),
+            LIMITS,
+            service,
+            tasks.clone(),
+            stop.clone(),
+        );
+        let client = async {
+            let mut idle = Vec::new();
+            for _ in 0..115 {
+                idle.push(TcpStream::connect(address).await.unwrap());
+            }
+            let mut probe = TcpStream::connect(address).await.unwrap();
+            let answer = ask(&mut probe).await;
+            assert!(answer.ends_with(b"ready"), "{answer:?}");
+            // The oldest gave way, and the newest are there still.
+            let first = idle.first_mut().unwrap();
+            assert_eq!(patient(first.read(&mut [0])).await.unwrap(), 0);
+            patient(async {
+                while tasks.len() > LIMITS.connections {
+                    tokio::task::yield_now().await;
+                }
+            })
+            .await;
+            let last = idle.last_mut().unwrap();
+            assert!(ask(last).await.ends_with(b"ready"));
+            stop.cancel();
+        };
+        tokio::join!(served, client);
+        tasks.close();
+        patient(tasks.wait()).await;
+    }
+
+    #[test]
+    fn one_host_is_one_peer() {
+        let peer = |text: &str| Peer::of(text.parse().unwrap());
+        assert_eq!(peer("2001:db8::1"), peer("2001:db8::ffff:0:0:2"));
+        assert_ne!(peer("2001:db8::1"), peer("2001:db8:0:1::1"));
+        assert_ne!(peer("192.0.2.1"), peer("192.0.2.2"));
+        assert_eq!(peer("::ffff:192.0.2.1"), peer("192.0.2.1"));
+    }
+}

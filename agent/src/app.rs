@@ -80,6 +80,7 @@ pub async fn run(mut config: Config) -> Result<()> {
         ipv6: config.ipv6,
         sizes: config.map_sizes,
         transparent: config.transparent,
+        dns_quota: config.dns_quota,
         sdp_group: config.sdp_group,
     };
     let channel = runner::channel();

@@ -4,6 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     core::snapshot::{LimitView, PolicyView, RejectedView, Summary},
+    datapath::quota::QuotaView,
     endpoint::source::Unresolved,
     policy::trace::RuleView,
     proxies::ProxyView,
@@ -34,6 +35,9 @@ pub struct Status {
     pub problems: Vec<String>,
     /// How far limits are used up.
     pub limits: Vec<LimitView>,
+    /// Quotas of the datapath that endpoints reached.
+    #[serde(default)]
+    pub quotas: Vec<QuotaView>,
 }
 
 /// One run of the agent.
@@ -59,6 +63,20 @@ pub struct Policies {
 pub struct Done {
     /// What was done, in words.
     pub message: String,
+    /// Of `fqdn cache clean`: what is still open, a thousand at most.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub still_open: Vec<StillOpen>,
+}
+
+/// A name's address that was cleaned and is still open.
+#[derive(Clone, Debug, Default, Serialize, Deserialize, PartialEq, Eq)]
+pub struct StillOpen {
+    /// The name.
+    pub name: String,
+    /// The address.
+    pub address: String,
+    /// When it closes at the latest, RFC 3339.
+    pub until: String,
 }
 
 /// Answer to what went wrong.

@@ -3,7 +3,7 @@
 use std::net::IpAddr;
 
 use holdfast_sdp::{
-    mapping::{BootTime, Mapping, Realised, Refusal},
+    mapping::{BootTime, Mapping, Realised, Refusal, lease},
     policy::{table::Question, verdict::Verdict},
 };
 use ipnet::IpNet;
@@ -32,6 +32,8 @@ const TAKEN_ADDRESSES: usize = 1024;
 const SCARCE: usize = 16;
 /// Mappings kept until the sources are synced.
 pub(super) const MAX_EARLY: usize = 100_000;
+/// A stream closes so soon after its process ended, seconds; one that closes later was another's.
+const CLOSES_WITHIN: u64 = 5;
 /// Results that wait for one endpoint's file.
 const MAX_UNDURABLE: usize = 65_536;
 
@@ -111,6 +113,7 @@ impl State {
         }
         let mut expires = seen.plus_secs(u64::from(ttl));
         let lease_end = expires.plus(self.config.lease_slack);
+        let lease_end = lease_end.min(self.now.plus(lease::LONGEST));
         // An agent that hung finds live ones that have waited for it as replays do.
         if mapping.replayed || lease_end <= self.now {
             expires = expires.max(self.now.plus_secs(AWAY));
@@ -334,6 +337,9 @@ impl State {
         let now = self.now;
         self.departed.retain(|_, until| *until > now);
         let promised = self.promised.remove(&stream);
+        let ended = self.holderless.remove(&stream);
+        let ended = ended.filter(|at| now <= at.plus_secs(CLOSES_WITHIN));
+        let promised = promised.filter(|_| ended.is_none());
         if let Some(until) = promised.map(|until| until.plus_secs(AFTER_LEASE))
             && until > now
         {
@@ -342,6 +348,22 @@ impl State {
         for revocation in self.revocations.values_mut() {
             if !self.departed.contains_key(&stream) {
                 revocation.waiting.remove(&stream);
+            }
+        }
+        self.end_revocations(plan);
+    }
+
+    /// The leases of these streams are over. Their pairs stay for their TTLs and connections.
+    pub(super) fn on_holder_ended(&mut self, plan: &mut Plan, streams: &[StreamId]) {
+        for stream in streams {
+            if self.streams.contains(stream) {
+                // Its end is on its way, unless another process took the connection over.
+                self.holderless.insert(*stream, self.now);
+            } else {
+                self.departed.remove(stream);
+                for revocation in self.revocations.values_mut() {
+                    revocation.waiting.remove(stream);
+                }
             }
         }
         self.end_revocations(plan);

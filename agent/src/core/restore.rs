@@ -101,6 +101,7 @@ impl State {
             streams: BTreeSet::new(),
             rates: Default::default(),
             promised: BTreeMap::new(),
+            holderless: BTreeMap::new(),
             departed: BTreeMap::new(),
             revocations: BTreeMap::new(),
             next_revocation: 1,

@@ -552,3 +552,41 @@ fn an_empty_rule_denies_and_allows_nothing() {
     assert!(document.rules[0].egress.default_deny);
     assert!(document.rules[0].egress.peers.is_empty());
 }
+
+#[test]
+fn a_pattern_of_every_name_is_warned_about() {
+    let egress = |name: &str| {
+        let spec = format!("endpointSelector: {{}}\negress:\n- toFQDNs: [{{{name}}}]");
+        with_spec(&spec).unwrap().warnings
+    };
+    for every in ["matchPattern: '*'", "matchPattern: '**'"] {
+        assert!(egress(every)[0].contains("rebinding"), "{every}");
+    }
+    for some in ["matchPattern: '*.example.com'", "matchName: example.com"] {
+        assert!(egress(some).is_empty(), "{some}");
+    }
+}
+
+#[test]
+fn limits_are_of_each_object_and_name_it() {
+    let policy = |name: &str, text: &str| {
+        format!(
+            "apiVersion: cilium.io/v2\nkind: CiliumNetworkPolicy\nmetadata: {{name: {name}}}\nspec:\n  description: \"{text}\"\n  endpointSelector: {{}}\n"
+        )
+    };
+    let large = "x".repeat(crate::yaml::MAX_OBJECT);
+    let deep = "[".repeat(200_000) + "\n";
+    let text = [policy("a", ""), policy("b", &large), deep, policy("c", "")].join("---\n");
+    let found = parse_documents(&text, "all.yaml");
+    assert!(found[0].is_ok() && found[3].is_ok());
+    let error = found[1].as_ref().unwrap_err();
+    assert_eq!(error.key.as_deref(), Some("CiliumNetworkPolicy/default/b"));
+    assert!(
+        error.to_string().contains("an object may have 3145728"),
+        "{error}"
+    );
+    let error = found[2].as_ref().unwrap_err().to_string();
+    let says = "all.yaml: document 3: is nested more than 64 levels deep; remove the nesting";
+    assert!(error.starts_with(says), "{error}");
+    assert_eq!(found.len(), 4);
+}

@@ -413,7 +413,7 @@ pub fn warnings(rules: &[Rule]) -> Vec<String> {
     for rule in rules.iter().flat_map(|rule| &rule.egress.peers) {
         if !rule.deny && is_every_name(&rule.peers) {
             found.push(format!(
-                "{}: toFQDNs selects every name: whoever answers for any name opens any address \
+                "{}: toFQDNs selects every name, so that the owner of any name can open any address \
                  (DNS rebinding), except those of --tofqdns-refuse-prefix; name the names, or deny \
                  your own networks with egressDeny and toCIDR",
                 rule.path

@@ -11,7 +11,7 @@ use crate::{
     mapping::{
         BootTime, Mapping, OnRealised, Realised, Refusal, Release,
         kept::{Kept, Key, Told, Unwritten},
-        lease::LeaseTable,
+        lease::{self, LeaseTable},
         repeat,
     },
     name::Fqdn,
@@ -28,6 +28,9 @@ const HELD: usize = 16_384;
 /// Held answers sent and not answered at most, in shares too: the others wait here, where one
 /// endpoint's do not wait behind another's. The agent takes as many in some milliseconds.
 const WINDOW: usize = 1024;
+/// Mappings sent and not answered for which no client waits, approximately: an answer that comes
+/// while thousands of names are sent again does not wait behind them in the agent.
+const OTHERS: usize = 2048;
 /// Names with a leased answer that wait to be sent, in shares too.
 const REFRESHES: usize = 32_768;
 /// Sequences without a result, and as many that are not durable yet; the oldest are forgotten.
@@ -69,6 +72,7 @@ pub(super) struct State {
     pub(super) live: Turns<Waiting>,
     pub(super) queued: Quota,
     pub(super) on_wire: Quota,
+    pub(super) others_on_wire: usize,
     pub(super) refreshes: Names,
     pub(super) refreshing: Quota,
     pub(super) refresh_since: Option<BootTime>,
@@ -104,6 +108,17 @@ pub(super) struct Waiting {
     pub(super) on_realised: OnRealised,
 }
 
+/// How an answer stands with the agent's leases.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Standing {
+    /// Some pair has no lease that lasts long enough.
+    None,
+    /// Each has one; the agent is asked to renew them.
+    Renewed,
+    /// Each has one that lasts.
+    Leased,
+}
+
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Wait {
     Held,
@@ -134,6 +149,7 @@ impl State {
             live: Turns::default(),
             queued: Quota::new(HELD),
             on_wire: Quota::new(WINDOW),
+            others_on_wire: 0,
             refreshes: Names::default(),
             refreshing: Quota::new(REFRESHES),
             refresh_since: None,
@@ -172,10 +188,12 @@ impl State {
         let endpoint = mapping.endpoint;
         let hangs = self.late_in_a_row >= HUNG_AFTER;
         let away = self.agent.is_none() || hangs;
-        let leased = self.is_leased(&mapping, now);
-        if leased {
+        let standing = self.standing(&mapping, now);
+        let leased = standing != Standing::None;
+        if standing == Standing::Leased {
             self.kept.keep_leased(&mapping, self.min_ttl);
         } else {
+            // One that is to be renewed is told although the agent knows it.
             self.kept.keep(&mapping, self.min_ttl);
         }
         let unwritten = self.kept.to_write(&mapping, away);
@@ -260,17 +278,24 @@ impl State {
     /// The rule of release: every pair is leased in this epoch, under the rules
     /// that this proxy applies or later ones, until the client may forget it,
     /// also if it gets the same answer again without our being told.
-    fn is_leased(&self, mapping: &Mapping, now: BootTime) -> bool {
+    fn standing(&self, mapping: &Mapping, now: BootTime) -> Standing {
         let Some((epoch, revision)) = &self.rules else {
-            return false;
+            return Standing::None;
         };
         if self.agent.as_ref() != Some(epoch) {
-            return false;
+            return Standing::None;
         }
-        let again = now.plus(repeat::WITHIN);
-        let until = again.plus_secs(mapping.ttl.max(self.min_ttl).into());
-        self.leases
-            .covers(&mapping.name, &mapping.addresses, until, *revision)
+        let lasts = Duration::from_secs(mapping.ttl.max(self.min_ttl).into());
+        let needed = lease::needed(now.plus(repeat::WITHIN), lasts);
+        let covers = |until| {
+            let (name, addresses) = (&mapping.name, &mapping.addresses);
+            self.leases.covers(name, addresses, until, *revision)
+        };
+        match needed.renewed {
+            _ if !covers(needed.until) => Standing::None,
+            Some(until) if !covers(until) => Standing::Renewed,
+            _ => Standing::Leased,
+        }
     }
 
     /// Has what is kept of the name sent soon: of two answers the longer one counts, address
@@ -316,6 +341,7 @@ impl State {
             0 => room.others.min(BATCH),
             _ => room.others.min(REPLAYS_BESIDE_LIVE),
         };
+        let most = most.min(OTHERS.saturating_sub(self.others_on_wire));
         let due = self.refresh_since.is_some_and(|since| {
             self.flushing || now.0.saturating_sub(since.0) >= nanos(REFRESH_AFTER)
         });
@@ -349,7 +375,8 @@ impl State {
             .replayed
             .add(u64::try_from(replayed).unwrap_or(u64::MAX));
         let others = !self.replays.is_empty() || (due && !self.refreshes.is_empty());
-        let more = (live == BATCH && !self.live.is_empty()) || (room.others > 0 && others);
+        let may = room.others > 0 && self.others_on_wire < OTHERS;
+        let more = (live == BATCH && !self.live.is_empty()) || (may && others);
         (batch, more)
     }
 
@@ -357,6 +384,7 @@ impl State {
         let sequence = self.next_sequence;
         self.next_sequence += 1;
         let leased = wait == Wait::Nobody && !mapping.replayed;
+        self.others_on_wire += usize::from(wait == Wait::Nobody);
         self.in_flight.insert(
             sequence,
             InFlight {
@@ -462,6 +490,8 @@ impl State {
         let sent = self.in_flight.remove(&sequence)?;
         if sent.waited {
             self.on_wire.give_back(sent.key.0.into(), 1);
+        } else {
+            self.others_on_wire -= 1;
         }
         Some(sent)
     }
@@ -546,6 +576,11 @@ impl State {
             late += 1;
         }
         late
+    }
+
+    /// Whether there is something to send, once there is room.
+    pub(super) fn has_queued(&self) -> bool {
+        !self.live.is_empty() || !self.replays.is_empty()
     }
 
     /// Whether an answer waits for the result of a mapping that was sent.

@@ -1,11 +1,6 @@
 //! Composition root: everything the agent is made of, in start order.
 
-use std::{
-    os::unix::net::UnixStream,
-    path::{Path, PathBuf},
-    sync::Arc,
-    time::Duration,
-};
+use std::{os::unix::net::UnixStream, path::Path, sync::Arc, time::Duration};
 
 use anyhow::{Context as _, Result, bail};
 use holdfast_sdp::{descriptors::Descriptors, mapping::BootTime, policy::rule::RulesOf, wall_time};
@@ -30,7 +25,9 @@ use crate::{
         kernel::{KernelConfig, KernelDatapath},
         notrack,
         plan::Datapath,
+        root::BpfRootLock,
         routing,
+        upkeep::{self, Conditions, Upkeep},
     },
     dnsproxy::{BuiltinProxy, Ports},
     endpoint::{
@@ -47,7 +44,7 @@ use crate::{
     health::{self, Health},
     lane::Lane,
     liveness, node,
-    policy::source::dir::PolicyDir,
+    policy::source::{dir::PolicyDir, last_good::LastGood},
     proxies::{Proxies, RulesTable},
     restore::{self, Found},
     runner::{self, CoreHandle, CoreThread, Inbox},
@@ -67,6 +64,7 @@ pub async fn run(mut config: Config) -> Result<()> {
     let lock = StateDirLock::take(&config.state_dir)?;
     let bpf_root = config.bpf_root.clone();
     refuse_beside_cilium(&config.bpf_root)?;
+    let root_lock = BpfRootLock::take(&config.bpf_root)?;
     let files = StateFiles::open(&config.state())
         .with_context(|| format!("--state-dir {}", config.state_dir.display()))?;
     let maps = Globals::new(&config.bpf_root);
@@ -112,6 +110,19 @@ pub async fn run(mut config: Config) -> Result<()> {
         Interfaces::withdraw(&maps)?;
         None
     };
+    let conditions = Conditions::default();
+    let upkeep = Upkeep::new(
+        upkeep::Node {
+            ipv4: config.ipv4,
+            ipv6: config.ipv6,
+            globals: maps.clone(),
+            sdp_group: config.sdp_group,
+            steering: datapath.steering(),
+            port: config.hold_proxy_port.then_some(config.proxy_port),
+        },
+        conditions.clone(),
+    );
+    let interval = config.reconcile_interval;
     let agent = Agent::start(
         config,
         Parts {
@@ -120,10 +131,12 @@ pub async fn run(mut config: Config) -> Result<()> {
             found,
             datapath,
             channel,
+            conditions,
         },
     )
     .await?;
     let stop = agent.stop.clone();
+    agent.tasks.spawn(upkeep.run(interval, stop.clone()));
     match interfaces {
         Some(interfaces) => agent.tasks.spawn(interfaces.run(agent.rules.clone(), stop)),
         None => agent
@@ -139,7 +152,7 @@ pub async fn run(mut config: Config) -> Result<()> {
     }
     tracing::info!("stopping; programs and maps stay in place");
     agent.stop().await;
-    drop(lock);
+    drop((root_lock, lock));
     Ok(())
 }
 
@@ -155,6 +168,8 @@ pub struct Parts {
     pub datapath: Box<dyn Datapath>,
     /// Where events come in.
     pub channel: (CoreHandle, Inbox),
+    /// How the node's part of the datapath is.
+    pub conditions: Conditions,
 }
 
 /// A running agent.
@@ -179,6 +194,7 @@ impl Agent {
             found,
             datapath,
             channel,
+            conditions,
         } = parts;
         let epoch = Epoch::begin(files.dir())?;
         let sdp_listener =
@@ -200,7 +216,15 @@ impl Agent {
         let endpoint_files = found.restored.endpoints.iter();
         let of_boot = endpoint_files.filter(|file| file.is_of_boot(&epoch.boot_id));
         let restored_endpoints = of_boot.map(EndpointFile::spec).collect();
-        let damaged = Arc::new(found.damaged);
+        let mut damaged = found.damaged;
+        let policies = match &config.policy_dir {
+            Some(dir) => {
+                let kept = LastGood::open(files.dir(), dir, &mut damaged)?;
+                Some((WatchedDir::new(dir), PolicyDir::with_last_good(dir, kept)))
+            }
+            None => None,
+        };
+        let damaged = Arc::new(damaged);
         let proxies = Proxies::default();
         let core = Core::new(core_config(&config, &epoch), found.restored);
         let (core, thread) = runner::start(channel, core, datapath, proxies.clone())
@@ -222,7 +246,7 @@ impl Agent {
             &tasks,
             &stop,
         )?;
-        policy_source(config.policy_dir.clone(), &core, &tasks, &stop);
+        policy_source(policies, &core, &tasks, &stop);
         tasks.spawn(liveness::run(
             maps.clone(),
             core.clone(),
@@ -287,6 +311,7 @@ impl Agent {
             maps: Globals::new(&config.bpf_root),
             builtin: describe(builtin.clone()),
             damaged: Arc::clone(&damaged),
+            conditions: conditions.clone(),
         };
         tasks.spawn(admin.serve(admin_listener, tasks.clone(), stop.clone()));
         if let Some(listener) = metrics_listener {
@@ -297,6 +322,7 @@ impl Agent {
                 damaged: damaged.len(),
                 maps,
                 builtin: builtin.as_ref().map(|proxy| proxy.stats().clone()),
+                conditions,
             };
             tasks.spawn(health.serve(listener, tasks.clone(), stop.clone()));
         }
@@ -444,7 +470,7 @@ fn endpoint_source(
 }
 
 fn policy_source(
-    dir: Option<PathBuf>,
+    policies: Option<(WatchedDir, PolicyDir)>,
     core: &CoreHandle,
     tasks: &TaskTracker,
     stop: &CancellationToken,
@@ -452,14 +478,12 @@ fn policy_source(
     let core = core.clone();
     let stop = stop.clone();
     tasks.spawn(async move {
-        let Some(dir) = dir else {
+        let Some((watched, mut source)) = policies else {
             for event in [SourceEvent::Init, SourceEvent::InitDone] {
                 let _stopped = core.tell(Event::Policies(event)).await;
             }
             return;
         };
-        let watched = WatchedDir::new(&dir);
-        let mut source = PolicyDir::new(&dir);
         let mut first = true;
         loop {
             let looked = tokio::task::spawn_blocking(move || {

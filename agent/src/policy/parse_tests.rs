@@ -342,7 +342,6 @@ fn default_deny_follows_the_rules_unless_it_is_set() {
         let rule = &document.rules[0];
         (rule.ingress.default_deny, rule.egress.default_deny)
     };
-    assert_eq!(both("description: nothing"), (false, false));
     assert_eq!(both("ingress:\n- {}"), (true, false));
     assert_eq!(both("ingressDeny:\n- fromEntities: [world]"), (true, false));
     assert_eq!(both("enableDefaultDeny: {ingress: true}"), (true, false));
@@ -554,6 +553,21 @@ fn an_empty_rule_denies_and_allows_nothing() {
 }
 
 #[test]
+fn a_rule_that_says_nothing_is_refused() {
+    // As a file ends that was cut off behind its selector.
+    for rest in [
+        "",
+        "egress:",
+        "egress: []\ningress: []",
+        "description: nothing",
+    ] {
+        refused(&format!("endpointSelector: {{}}\n{rest}"), "spec");
+    }
+    with_spec("endpointSelector: {}\negress: [{}]").unwrap();
+    with_spec("endpointSelector: {}\nenableDefaultDeny: {egress: true}").unwrap();
+}
+
+#[test]
 fn a_pattern_of_every_name_is_warned_about() {
     let egress = |name: &str| {
         let spec = format!("endpointSelector: {{}}\negress:\n- toFQDNs: [{{{name}}}]");
@@ -571,7 +585,7 @@ fn a_pattern_of_every_name_is_warned_about() {
 fn limits_are_of_each_object_and_name_it() {
     let policy = |name: &str, text: &str| {
         format!(
-            "apiVersion: cilium.io/v2\nkind: CiliumNetworkPolicy\nmetadata: {{name: {name}}}\nspec:\n  description: \"{text}\"\n  endpointSelector: {{}}\n"
+            "apiVersion: cilium.io/v2\nkind: CiliumNetworkPolicy\nmetadata: {{name: {name}}}\nspec:\n  description: \"{text}\"\n  endpointSelector: {{}}\n  egress: [{{}}]\n"
         )
     };
     let large = "x".repeat(crate::yaml::MAX_OBJECT);

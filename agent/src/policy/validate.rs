@@ -132,6 +132,17 @@ pub fn rule(path: &str, value: &Value, scope: &Scope) -> Checked<Rule> {
             remedy,
         ));
     }
+    let says = ["egress", "ingress", "egressDeny", "ingressDeny"];
+    let is_empty = |field: &&str| match map.get(*field) {
+        None | Some(Value::Null) => true,
+        Some(value) => value.as_array().is_some_and(Vec::is_empty),
+    };
+    // Cilium refuses it, too; a file that was cut off may look like this.
+    if says.iter().all(is_empty) && !map.contains_key("enableDefaultDeny") {
+        let reason = format!("has nothing in {}", says.join(", "));
+        let remedy = "add one: `egress: [{}]` allows nothing to be sent";
+        return Err(Fault::new(path, &reason, remedy));
+    }
     let direction = |egress: bool, allow: &str, deny: &str, flag: &str| {
         let mut peers = Vec::new();
         for (field, is_deny) in [(deny, true), (allow, false)] {

@@ -176,6 +176,8 @@ fn counters_show_the_documented_bytes() {
         )?;
         shape(lab, "hf_metrics_v1", "percpu_array", 4, 16, 64, 0)?;
         shape(lab, "hf_events_v1", "ringbuf", 0, 0, 1 << 20, 0)?;
+        shape(lab, "hf_quota_v1", "lru_percpu_hash", 4, 16, 8192, 0)?;
+        shape(lab, "hf_held_v1", "array", 4, 4, 262_145, 0)?;
         ensure!(a != 0);
         let ipcache = dump(lab, "cilium_ipcache_v2")?;
         let identity = |prefix: Bytes| -> Result<u32> {

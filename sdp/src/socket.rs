@@ -72,6 +72,10 @@ pub(crate) fn bind_udp(socket: &OwnedFd, at: SocketAddr) -> Result<(), SocketErr
 pub(crate) fn tcp_listener(at: SocketAddr, transparent: bool) -> Result<Socket, SocketError> {
     let socket = open(at, Type::STREAM)?;
     shared_port(&socket)?;
+    // Connections inherit it.
+    socket
+        .set_tcp_nodelay(true)
+        .step("cannot set TCP_NODELAY")?;
     if transparent {
         make_transparent(&socket, at)?;
     }
@@ -220,9 +224,8 @@ fn open(at: SocketAddr, kind: Type) -> Result<Socket, SocketError> {
     } else {
         Protocol::TCP
     };
-    let socket =
-        Socket::new(Domain::for_address(at), kind, Some(protocol)).step("cannot open a socket")?;
-    socket.set_nonblocking(true).step("cannot set O_NONBLOCK")?;
+    let socket = Socket::new(Domain::for_address(at), kind.nonblocking(), Some(protocol))
+        .step("cannot open a socket")?;
     if at.is_ipv6() {
         socket.set_only_v6(true).step("cannot set IPV6_V6ONLY")?;
     }

@@ -111,8 +111,6 @@ impl Connection {
         let now = Instant::now();
         // Room for every held answer: the callback never finds it full.
         let (to_us, realised) = channel(MAX_WAITING);
-        // Only delays are lost if the kernel refuses.
-        let _ = stream.set_nodelay(true);
         let upstream = TcpUpstream::new(server, shared.proxy.stats().fallbacks.clone());
         Self {
             memory: shared.memory.empty(holder),

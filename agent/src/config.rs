@@ -2,10 +2,12 @@
 
 pub mod args;
 pub mod duration;
+mod max_identities;
 
 use std::{net::SocketAddr, ops::RangeInclusive, path::PathBuf, time::Duration};
 
 pub use args::{Cli, ClientArgs, Command, RunArgs};
+pub use max_identities::MaxIdentities;
 
 use crate::{datapath::kernel::MapSizes, fqdn::refused::RefusedPrefixes, policy::mode::PolicyMode};
 

@@ -8,7 +8,7 @@ use std::{net::IpAddr, path::PathBuf, str::FromStr, time::Duration};
 
 use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum};
 
-use super::{RejectCode, duration};
+use super::{MaxIdentities, RejectCode, duration};
 use crate::{
     datapath::kernel::MapSizes,
     fqdn::refused::{self, RefusedValue},
@@ -376,24 +376,6 @@ impl FromStr for WhyTarget {
                 port: Some(port.parse()?),
             }),
             None => Ok(bare(text.trim_start_matches('[').trim_end_matches(']'))),
-        }
-    }
-}
-
-/// `--tofqdns-max-identities`: none = no limit.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct MaxIdentities(pub Option<usize>);
-
-impl FromStr for MaxIdentities {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        match text {
-            "none" => Ok(Self(None)),
-            number => match number.parse() {
-                Ok(number) => Ok(Self(Some(number))),
-                Err(_) => Err("write a number, or none for no limit".to_owned()),
-            },
         }
     }
 }

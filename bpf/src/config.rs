@@ -15,8 +15,9 @@ static ENDPOINT: Global<EndpointConfig> = Global::new(EndpointConfig {
     ipv4: [0; 4],
     id: 0,
     mac: [0; 6],
+    gateway_mac: [0; 6],
     flags: 0,
-    pad: [0; 3],
+    pad: 0,
 });
 
 /// Reads one field of the global, so that no copy of the whole lies on the stack.
@@ -68,6 +69,31 @@ pub(crate) fn link_header() -> u32 {
 #[inline(always)]
 pub(crate) fn mac() -> [u8; 6] {
     field!(mac)
+}
+
+/// MAC under which a bridge delivers frames to this node.
+#[inline(always)]
+pub(crate) fn gateway_mac() -> [u8; 6] {
+    field!(gateway_mac)
+}
+
+/// Whether the host-side interface is a port of a bridge.
+#[inline(always)]
+pub(crate) fn is_bridge_port() -> bool {
+    let m = gateway_mac();
+    m[0] | m[1] | m[2] | m[3] | m[4] | m[5] != 0
+}
+
+/// The endpoint's IPv4 address; zero if it has none.
+#[inline(always)]
+pub(crate) fn ipv4() -> Address {
+    Address::v4(field!(ipv4))
+}
+
+/// The endpoint's IPv6 address; zero if it has none.
+#[inline(always)]
+pub(crate) fn ipv6() -> Address {
+    Address::v6(field!(ipv6))
 }
 
 /// Whether `address` is the endpoint's IPv4 address.

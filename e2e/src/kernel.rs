@@ -292,13 +292,14 @@ impl Kernel {
     /// The redirect entry of a destination.
     pub fn redirect(&self, dst: IpAddr, port: u16, protocol: u8) -> Result<Option<RedirectValue>> {
         let map: Map<RedirectKey, RedirectValue> = self.open(redirect::NAME, MapKind::LruHash)?;
-        let key = shared_maps::user::lxc_key(dst);
+        let server = shared_maps::user::lxc_key(dst);
+        let pod = if dst.is_ipv4() { POD4 } else { POD6 };
         Ok(map.get(&RedirectKey {
-            daddr: key.ip,
-            ifindex: IFINDEX,
-            dport: shared_maps::Be16::new(port),
+            pod: shared_maps::user::lxc_key(pod).ip,
+            server: server.ip,
+            port: shared_maps::Be16::new(port),
             protocol,
-            family: key.family,
+            family: server.family,
         })?)
     }
 
@@ -361,6 +362,7 @@ pub fn attachment(ifindex: u32) -> Attachment {
         ipv4: Some(ipv4),
         ipv6: Some(ipv6),
         mac: MAC,
+        gateway_mac: None,
     }
 }
 

@@ -11,6 +11,7 @@
 
 pub mod audit;
 pub mod bench;
+pub mod bridge;
 pub mod cilium;
 pub mod config;
 pub mod dns;

@@ -270,6 +270,7 @@ impl<'k> Plumbing<'k> {
             addresses: vec![POD4, POD6],
             mac: MAC,
             node_mac: MAC,
+            on_bridge: false,
             netns: "pod".to_owned(),
         };
         self.event(Event::Endpoints(SourceEvent::Apply(spec)), before, after)

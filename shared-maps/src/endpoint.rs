@@ -34,8 +34,11 @@ pub struct EndpointConfig {
     pub id: u16,
     /// MAC of the pod's interface; all zero: not known, not checked.
     pub mac: [u8; 6],
+    /// MAC under which a bridge delivers the pod's frames to this node, where the host-side
+    /// interface is a port of one. All zero: it is no bridge port, and what it receives is routed.
+    pub gateway_mac: [u8; 6],
     /// [`HAS_IPV4`], [`HAS_IPV6`], [`DUAL_STACK`], [`TRANSPARENT`], [`NO_LINK_HEADER`].
     pub flags: u8,
     /// Zero.
-    pub pad: [u8; 3],
+    pub pad: u8,
 }

@@ -139,6 +139,8 @@ pub struct EndpointSpec {
     pub mac: [u8; 6],
     /// MAC of the host side.
     pub node_mac: [u8; 6],
+    /// Whether the host side is a port of a bridge.
+    pub on_bridge: bool,
     /// Where the network namespace was found, for people.
     pub netns: String,
 }

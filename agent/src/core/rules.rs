@@ -238,6 +238,7 @@ impl State {
             ifname: endpoint.spec.ifname.clone(),
             mac: endpoint.spec.mac,
             node_mac: endpoint.spec.node_mac,
+            on_bridge: endpoint.spec.on_bridge,
             netns: endpoint.spec.netns.clone(),
             history,
             zombies,

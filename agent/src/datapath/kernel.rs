@@ -23,6 +23,7 @@ use shared_maps::{
 
 use super::{
     look::{BATCH, Look, Sight},
+    notes,
     plan::{Datapath, Step, StepError},
     program::{ProgramError, Programs},
 };
@@ -235,7 +236,8 @@ impl Datapath for KernelDatapath {
                     .map_err(|error| StepError::Program {
                         endpoint: *endpoint,
                         reason: error.to_string(),
-                    })
+                    })?;
+                Ok(notes::sweep(&self.globals, &self.lxc)?)
             }
         }
     }

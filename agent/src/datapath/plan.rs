@@ -126,6 +126,8 @@ pub struct Attachment {
     pub ipv6: Option<Ipv6Addr>,
     /// Its MAC.
     pub mac: [u8; 6],
+    /// MAC under which a bridge delivers its frames to this node; none if it is on no bridge.
+    pub gateway_mac: Option<[u8; 6]>,
 }
 
 /// Why a step failed.

@@ -218,8 +218,9 @@ impl Programs {
             ipv4: attachment.ipv4.map_or([0; 4], |ip| ip.octets()),
             id: attachment.endpoint.0,
             mac: attachment.mac,
+            gateway_mac: attachment.gateway_mac.unwrap_or_default(),
             flags,
-            pad: [0; 3],
+            pad: 0,
         }
     }
 

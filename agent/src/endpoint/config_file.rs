@@ -33,6 +33,8 @@ pub struct EndpointFile {
     pub mac: [u8; 6],
     /// MAC of the host side.
     pub node_mac: [u8; 6],
+    /// Whether the host side is a port of a bridge.
+    pub on_bridge: bool,
     /// Where the network namespace was found.
     pub netns: String,
     /// Addresses learned and not expired.
@@ -55,6 +57,7 @@ impl EndpointFile {
             addresses: addresses.into_iter().flatten().collect(),
             mac: self.mac,
             node_mac: self.node_mac,
+            on_bridge: self.on_bridge,
             netns: self.netns.clone(),
         }
     }

@@ -4,6 +4,7 @@
 //! thread that has changed its namespace never goes back to a pool.
 
 mod addresses;
+pub mod bridge;
 
 pub use self::addresses::{Claims, Known};
 
@@ -70,6 +71,8 @@ pub struct Discovered {
     pub mac: [u8; 6],
     /// MAC of the host side.
     pub node_mac: [u8; 6],
+    /// Whether the host side is a port of a bridge.
+    pub on_bridge: bool,
 }
 
 /// Why an interface could not be found.
@@ -136,6 +139,20 @@ pub enum DiscoverError {
         /// Its addresses.
         addresses: String,
     },
+    /// The host side is a port of a bridge that the node does not use itself.
+    #[error(
+        "interface {ifname} of network namespace {netns} is on bridge {bridge}, through which \
+         this node reaches none of its addresses: a DNS proxy of the node could not answer it. \
+         Give the bridge an address of the pods' network (`ip address add … dev {bridge}`)"
+    )]
+    BridgeWithoutAddress {
+        /// The namespace.
+        netns: Netns,
+        /// The interface.
+        ifname: String,
+        /// The bridge.
+        bridge: String,
+    },
     /// The kernel refused a request.
     #[error("rtnetlink in network namespace {netns}: {reason}")]
     Netlink {
@@ -185,6 +202,7 @@ pub fn discover(netns: &Netns, ifname: &str, claims: &Claims) -> Result<Discover
         addresses: host.addresses,
         mac: inside.mac,
         node_mac: host.mac,
+        on_bridge: host.on_bridge,
     })
 }
 
@@ -330,6 +348,7 @@ struct HostInterface {
     candidates: Vec<IpAddr>,
     /// Those of them that count.
     addresses: Vec<IpAddr>,
+    on_bridge: bool,
 }
 
 async fn host_side(
@@ -368,11 +387,23 @@ async fn host_side(
                 reason: error.to_string(),
             })?,
     };
+    let bridge = bridge::of(&link);
+    if let Some(bridge) = bridge
+        && !addresses.is_empty()
+        && !bridge::leads_to(handle, bridge, &addresses).await
+    {
+        return Err(DiscoverError::BridgeWithoutAddress {
+            netns: netns.clone(),
+            ifname: ifname.to_owned(),
+            bridge: bridge::name(handle, bridge).await,
+        });
+    }
     Ok(HostInterface {
         name: name_of(&link).ok_or_else(no_peer)?,
         mac: mac_of(&link).ok_or_else(no_peer)?,
         candidates,
         addresses,
+        on_bridge: bridge.is_some(),
     })
 }
 

@@ -9,7 +9,7 @@ use crate::{
     lxc::{LxcKey, LxcValue},
     policy::{PolicyKey, PolicyValue},
     policystats::{PolicyStatsKey, PolicyStatsValue},
-    redirect::{RedirectKey, RedirectValue},
+    redirect::{RedirectKey, RedirectValue, v1},
     steering::Slot,
 };
 
@@ -62,6 +62,8 @@ record!(
     FragmentValue,
     RedirectKey,
     RedirectValue,
+    v1::RedirectKey,
+    v1::RedirectValue,
     Slot,
     EndpointConfig,
     Event,

@@ -60,6 +60,12 @@ struct File<H> {
     // Learned names come after this, and nothing else does: a proxy that starts reads no further.
     #[serde(rename = "HoldfastKey", default)]
     key: String,
+    #[serde(
+        rename = "HoldfastOnBridge",
+        default,
+        skip_serializing_if = "std::ops::Not::not"
+    )]
+    on_bridge: bool,
     #[serde(rename = "DNSHistory", default)]
     history: Option<Vec<H>>,
     #[serde(rename = "DNSZombies", default)]
@@ -167,6 +173,7 @@ pub fn render(file: &EndpointFile, servers: &ServerAddresses, limit: usize) -> S
             .unwrap_or_default(),
         own_rules: file.rules.as_ref().map(rules::own),
         key: file.key.clone(),
+        on_bridge: file.on_bridge,
         history: Some(history.collect()),
         zombies: Some(Zombies {
             deletes: (!zombies.is_empty()).then_some(zombies),
@@ -247,6 +254,7 @@ pub fn parse(text: &str) -> Result<EndpointFile, FileError> {
         ifname: json.ifname,
         mac: mac("LXCMAC", &json.mac)?,
         node_mac: mac("NodeMAC", &json.node_mac)?,
+        on_bridge: json.on_bridge,
         netns: json.netns,
         history,
         zombies,

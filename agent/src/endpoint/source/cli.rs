@@ -217,6 +217,7 @@ mod tests {
             addresses: vec!["10.0.0.7".parse().unwrap()],
             mac: [0; 6],
             node_mac: [0; 6],
+            on_bridge: false,
             netns: "pod1".to_owned(),
         };
         let specs = ["cli/pod1/eth0", "cli/pid-77/eth1", "dir/a.yaml"].map(spec);

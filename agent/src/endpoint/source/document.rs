@@ -144,6 +144,7 @@ impl EndpointDocument {
             addresses: found.addresses,
             mac: found.mac,
             node_mac: found.node_mac,
+            on_bridge: found.on_bridge,
             netns: netns.to_string(),
         })
     }

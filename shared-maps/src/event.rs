@@ -53,6 +53,8 @@ pub enum Reason {
     ForgedAnswer = 23,
     /// Dropped: to the proxy, but the note that steers it there could not be made.
     RedirectFull = 24,
+    /// Dropped: a neighbour message to an address that is not on the pod's link.
+    NotOnLink = 26,
     /// Event records that found no room in the ring.
     EventLost = 32,
     /// Conntrack entries that could not be made.
@@ -61,7 +63,7 @@ pub enum Reason {
 
 impl Reason {
     /// Every reason.
-    pub const ALL: [Self; 16] = [
+    pub const ALL: [Self; 17] = [
         Self::Allowed,
         Self::Reply,
         Self::Redirected,
@@ -76,6 +78,7 @@ impl Reason {
         Self::UnknownProtocol,
         Self::ForgedAnswer,
         Self::RedirectFull,
+        Self::NotOnLink,
         Self::EventLost,
         Self::ConntrackFull,
     ];
@@ -97,6 +100,7 @@ impl Reason {
             Self::UnknownProtocol => "unknown_protocol",
             Self::ForgedAnswer => "forged_answer",
             Self::RedirectFull => "redirect_full",
+            Self::NotOnLink => "not_on_link",
             Self::EventLost => "event_lost",
             Self::ConntrackFull => "conntrack_full",
         }

@@ -128,6 +128,7 @@ impl EndpointDocument {
             known: before.map(|before| Known {
                 ifindex: before.ifindex,
                 addresses: before.addresses.clone(),
+                link_locals: before.link.pod.clone(),
             }),
         };
         let found = discover(&netns, &self.ifname, &claims)?;
@@ -145,6 +146,7 @@ impl EndpointDocument {
             mac: found.mac,
             node_mac: found.node_mac,
             on_bridge: found.on_bridge,
+            link: found.link,
             netns: netns.to_string(),
         })
     }

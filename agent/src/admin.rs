@@ -1,5 +1,6 @@
 //! The admin interface: JSON over HTTP/1 on a unix socket of its own.
 
+mod clean;
 pub mod model;
 pub mod server;
 pub mod why;

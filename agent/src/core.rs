@@ -13,7 +13,7 @@ use shared_maps::EndpointId;
 
 mod breaker;
 mod changes;
-mod clean;
+pub mod clean;
 pub mod config;
 mod describe;
 pub mod directory;
@@ -95,6 +95,7 @@ impl Core {
                 state.streams.insert(stream);
             }
             Event::StreamDown(stream) => state.on_stream_down(&mut plan, stream),
+            Event::HolderEnded(streams) => state.on_holder_ended(&mut plan, &streams),
             Event::RevokeAcked { stream, id } => state.on_revoke_acked(&mut plan, stream, id),
             Event::CleanNames(clean) => state.on_clean(&mut plan, &clean),
             Event::NamesKept {

@@ -231,12 +231,12 @@ impl Connected {
                 }
             }
         }
+        // The sink drops its leases here: nothing is answered under them from now on.
         self.sink.agent_down();
-        let _stopped = self
-            .ports
-            .core
-            .tell(Event::StreamDown(self.guard.id()))
-            .await;
+        let stream = self.guard.id();
+        for event in [Event::StreamDown(stream), Event::HolderEnded(vec![stream])] {
+            let _stopped = self.ports.core.tell(event).await;
+        }
     }
 
     fn apply(

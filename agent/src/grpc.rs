@@ -3,6 +3,7 @@
 
 pub mod convert;
 pub mod fqdndata;
+pub mod holder;
 pub mod mappings;
 pub mod peer;
 pub mod rules;

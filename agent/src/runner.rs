@@ -92,7 +92,11 @@ fn weight(event: &Event) -> u32 {
 fn is_of_stream(event: &Event) -> bool {
     matches!(
         event,
-        Event::Mappings(_) | Event::StreamUp(_) | Event::StreamDown(_) | Event::RevokeAcked { .. }
+        Event::Mappings(_)
+            | Event::StreamUp(_)
+            | Event::StreamDown(_)
+            | Event::HolderEnded(_)
+            | Event::RevokeAcked { .. }
     )
 }
 

@@ -5,7 +5,7 @@ use std::time::Duration;
 use anyhow::ensure;
 use holdfast_e2e::lab::{DNS4, UDP_PORT, at, web4, web6};
 use holdfast_e2e::policy::{CLIENT, WEB, dns, egress, good_names, names};
-use holdfast_e2e::{AgentOptions, Query, eventually, with_lab};
+use holdfast_e2e::{AgentOptions, Query, SdpOptions, eventually, with_lab};
 use nix::sys::signal::Signal;
 use shared_maps::event::Reason;
 
@@ -105,6 +105,52 @@ fn what_was_cleaned_stays_closed_until_it_is_asked_again() {
             .ask(&Query::a("old.good.test", DNS4))?
             .expect(web4(10))?;
         lab.a.expect_open(at(web4(10), 80))
+    });
+}
+
+/// A lease is over with the process that holds it, however long the answer's TTL is. While a proxy
+/// hangs, the command says what stays open, until when, and because of which proxy.
+#[test]
+fn what_is_cleaned_closes_although_its_proxy_died() {
+    with_lab(|lab| {
+        lab.zone.set("day.good.test", &[web4(10)], 86_400);
+        let learn = || {
+            lab.a
+                .ask(&Query::a("day.good.test", DNS4))?
+                .expect(web4(10))?;
+            lab.a.expect_open(at(web4(10), 80))
+        };
+        let closes = || {
+            eventually("it closes", Duration::from_secs(10), || {
+                lab.a.expect_closed(at(web4(10), 80))
+            })
+        };
+        let clean = ["fqdn", "cache", "clean"];
+        let programs = lab.start(&good_names())?;
+        learn()?;
+        programs.sdp.signal(Signal::SIGSTOP)?;
+        let said = lab.agent_json(&clean)?;
+        let message = said.pointer("/message").and_then(|m| m.as_str());
+        let message = message.unwrap_or_default();
+        for part in ["forgot 1 of 1", "1 of them stay open, until 2", "proxy one"] {
+            ensure!(message.contains(part), "{said}");
+        }
+        let open = said.pointer("/still_open/0/address");
+        ensure!(open == Some(&web4(10).to_string().into()), "{said}");
+        lab.a.expect_open(at(web4(10), 80))?;
+        programs.sdp.kill_9()?;
+        closes()?;
+
+        let sdp = lab.start_sdp(&SdpOptions::default())?;
+        lab.connected("one")?;
+        learn()?;
+        sdp.kill_9()?;
+        let said = lab.agent(&clean)?;
+        ensure!(said.contains("forgot 1 of 1"), "{said}");
+        closes()?;
+        let said = lab.agent(&clean)?;
+        ensure!(!said.contains("stay open"), "{said}");
+        Ok(())
     });
 }
 

@@ -4,7 +4,6 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use hickory_proto::op::ResponseCode;
 use holdfast_e2e::lab::{DNS4, UDP_PORT, at, web4};
 use holdfast_e2e::policy::{CLIENT, WEB, dns, egress, good_names, names};
 use holdfast_e2e::{

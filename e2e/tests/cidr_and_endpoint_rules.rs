@@ -2,7 +2,6 @@
 //! (CFP-28427, "Are overlapping … handled correctly?").
 use std::time::Duration;
 
-use hickory_proto::op::ResponseCode;
 use holdfast_e2e::lab::{DNS4, OTHER_DNS4, UDP_PORT, at, other4, web4, web6};
 use holdfast_e2e::policy::{CLIENT, dns, dns_to, egress, names};
 use holdfast_e2e::web::Web;

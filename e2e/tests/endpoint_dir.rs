@@ -2,7 +2,6 @@
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use hickory_proto::op::ResponseCode;
 use holdfast_e2e::lab::{DNS4, Lab, at, web4};
 use holdfast_e2e::policy::{CLIENT, WEB, cidr, egress, good_names};
 use holdfast_e2e::{AgentOptions, Pod, Query, SdpOptions, eventually, with_lab};

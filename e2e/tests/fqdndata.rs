@@ -1,7 +1,6 @@
 //! The proxy beneath an agent that is reached by Cilium's FQDNData service only.
 use std::time::Duration;
 
-use hickory_proto::op::ResponseCode;
 use holdfast_e2e::lab::{DNS4, DNS6, at, web4, web6};
 use holdfast_e2e::policy::{WEB, dns, egress, good_names};
 use holdfast_e2e::{AgentOptions, Query, SdpOptions, eventually, with_lab};

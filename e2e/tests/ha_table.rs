@@ -2,7 +2,6 @@
 use std::time::Duration;
 
 use anyhow::Result;
-use hickory_proto::op::ResponseCode;
 use holdfast_e2e::lab::{DNS4, DNS6, at, web4};
 use holdfast_e2e::policy::{WEB, good_names};
 use holdfast_e2e::{AgentOptions, Lab, Query, SdpOptions, with_lab};

@@ -3,7 +3,6 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use hickory_proto::op::ResponseCode;
 use holdfast_e2e::dns::server::DnsServer;
 use holdfast_e2e::lab::{at, web4};
 use holdfast_e2e::policy::{CLIENT, WEB, egress, names};

@@ -1,7 +1,6 @@
 //! A DNS server that listens on an address of the node itself.
 use std::time::Duration;
 
-use hickory_proto::op::ResponseCode;
 use holdfast_e2e::dns::server::DnsServer;
 use holdfast_e2e::lab::{NODE4, NODE6, at, web4, web6};
 use holdfast_e2e::policy::{egress, names};

@@ -5,7 +5,6 @@ use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use hickory_proto::op::ResponseCode;
 use holdfast_e2e::dns::zone;
 use holdfast_e2e::lab::{DNS4, web4};
 use holdfast_e2e::policy::{WEB, good_names};

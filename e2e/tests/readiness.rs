@@ -3,7 +3,6 @@
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use hickory_proto::op::ResponseCode;
 use holdfast_e2e::lab::{DNS4, at, web4};
 use holdfast_e2e::policy::{WEB, good_names};
 use holdfast_e2e::{AgentOptions, Lab, Program, Query, SdpOptions, eventually, with_lab};

@@ -3,7 +3,6 @@
 use std::time::Duration;
 
 use anyhow::{Context, ensure};
-use hickory_proto::op::ResponseCode;
 use holdfast_e2e::lab::{DNS4, DNS6, at, web4, web6};
 use holdfast_e2e::policy::{CLIENT, dns, egress, good_names, names};
 use holdfast_e2e::{Query, SdpOptions, with_lab};

@@ -1,6 +1,5 @@
 //! The whole product at once: a pod's query crosses datapath, proxy and agent,
 //! opens what was closed, and goes on without the agent.
-use hickory_proto::op::ResponseCode;
 use holdfast_e2e::lab::{DNS4, at, web4};
 use holdfast_e2e::policy::good_names;
 use holdfast_e2e::{Query, SdpOptions, with_lab};

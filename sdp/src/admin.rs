@@ -25,7 +25,7 @@ mod server;
 pub mod status;
 pub mod steering;
 
-pub use server::Doors;
+pub use server::{Doors, MetricsDoor};
 
 /// Questions are small.
 const LARGEST_BODY: usize = 64 << 10;
@@ -40,7 +40,7 @@ pub enum AdminError {
     #[error("--admin-socket {path}: another proxy answers there; give this one another --name or --admin-socket", path = .0.display())]
     Taken(PathBuf),
     /// It cannot be bound.
-    #[error("--admin-socket {path}: {source}", path = .path.display())]
+    #[error("--admin-socket {path}: {source}; its directory must belong to the user of --user", path = .path.display())]
     Socket {
         /// The socket.
         path: PathBuf,

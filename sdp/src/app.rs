@@ -13,7 +13,7 @@ use shared_maps::{steering, user::Globals};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{
-    admin::{self, Admin, Doors},
+    admin::{self, Admin, Doors, MetricsDoor},
     config::{self, Config, SteeringMode},
     descriptors::Descriptors,
     drain::Drain,
@@ -96,11 +96,12 @@ pub struct Shared {
 pub fn run(config: Config, troubles: Troubles) -> anyhow::Result<()> {
     let descriptors = Descriptors::raise();
     // What only root may make comes first, threads last: they inherit what is left.
-    let doors = Doors::open(&config)?;
+    let metrics = MetricsDoor::open(&config)?;
     let sockets = Unbound::open(&listen_config(&config, descriptors))
         .map_err(|e| explain_bind(&e, &config))?;
     provide_steering(&config);
     let privileges = sandbox(&config).enter()?;
+    let doors = Doors::open(&config, metrics)?;
     // As the user it becomes: what works now works when the file is opened anew.
     let query_log = open_query_log(&config)?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
@@ -311,6 +312,7 @@ fn proxy_config(shared: &Shared) -> ProxyConfig {
         in_flight: config
             .concurrency_limit
             .map_or(defaults.in_flight, |limit| limit.get()),
+        in_flight_grace: config.concurrency_grace,
         transparent: shared.transparent.clone(),
         ..defaults
     }

@@ -61,6 +61,8 @@ pub struct Config {
     pub min_ttl: u32,
     /// Most queries in flight.
     pub concurrency_limit: Option<NonZeroUsize>,
+    /// How long a query waits for a place in flight.
+    pub concurrency_grace: Duration,
     /// Ask servers under pods' addresses.
     pub transparent: bool,
     /// Those outside of the cluster, too.
@@ -172,6 +174,9 @@ impl Config {
             concurrency_limit: s
                 .dnsproxy_concurrency_limit
                 .and_then(|n| NonZeroUsize::new(usize::try_from(n).unwrap_or(usize::MAX))),
+            concurrency_grace: s
+                .dnsproxy_concurrency_processing_grace_period
+                .map_or(Duration::ZERO, |span| span.0),
             transparent: s.dnsproxy_enable_transparent_mode.unwrap_or(false),
             transparent_outside: s.transparent_mode_outside_cluster.unwrap_or(false),
             user: s.user.unwrap_or_default(),

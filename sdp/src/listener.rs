@@ -1,6 +1,7 @@
 //! Sockets that clients talk to, and the workers behind them.
 
 mod control;
+mod delayed;
 mod held;
 mod in_flight;
 mod replies;

@@ -109,12 +109,14 @@ fn counts(shared: &Shared) -> [(&'static str, &'static str, &Count); 25] {
         ),
         (
             "mapping_agent_hung",
-            "Answers released past an agent that did not answer three times in a row",
+            "Answers released past an agent that did not answer three times in a row, as far as the \
+             proxy had the time to read its answers",
             &sink.agent_hung,
         ),
         (
             "mapping_queue_full",
-            "Answers released before their addresses were open because too many waited for the agent",
+            "Answers released before their addresses were open because too many of their pod waited \
+             for the agent",
             &sink.queue_full,
         ),
         (
@@ -181,7 +183,7 @@ fn counts(shared: &Shared) -> [(&'static str, &'static str, &Count); 25] {
         ),
         (
             "journal_skipped",
-            "Pairs not written to the journal because too many waited for the disk",
+            "Pairs not written to the journal because too many of their pod waited for the disk",
             &journal.skipped,
         ),
         (
@@ -299,7 +301,7 @@ impl Collector for Levels {
         for (name, help, count) in [
             (
                 "mapping_dropped",
-                "Pairs of name and address forgotten because too many were kept",
+                "Pairs of name and address forgotten because too many were kept: of the pod with most",
                 sink.dropped,
             ),
             (

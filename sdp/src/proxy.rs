@@ -65,8 +65,13 @@ pub struct ProxyConfig {
     pub timeout: Duration,
     /// A TCP connection on which nothing happens for so long is closed (RFC 7766, 6.2.3).
     pub tcp_idle: Duration,
+    /// When the process leaves: how long each TCP connection may still send one more query. The
+    /// answer ends the connection.
+    pub tcp_last_query: Duration,
     /// Queries in flight at most, all workers and endpoints together.
     pub in_flight: usize,
+    /// How long a query waits for a place in flight before it is refused.
+    pub in_flight_grace: Duration,
     /// Bytes of memory for messages on TCP connections, all together, beyond a small allowance
     /// of each.
     pub tcp_memory: usize,
@@ -84,7 +89,9 @@ impl Default for ProxyConfig {
             max_delay: Duration::from_millis(100),
             timeout: Duration::from_secs(10),
             tcp_idle: Duration::from_secs(10),
+            tcp_last_query: Duration::from_secs(1),
             in_flight: 65_536,
+            in_flight_grace: Duration::ZERO,
             tcp_memory: 64 << 20,
             transparent: Transparent::default(),
             loopback_servers: false,

@@ -59,6 +59,20 @@ pub struct Policies {
 pub struct Done {
     /// What was done, in words.
     pub message: String,
+    /// Of `fqdn cache clean`: what is still open, a thousand at most.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub still_open: Vec<StillOpen>,
+}
+
+/// A name's address that was cleaned and is still open.
+#[derive(Clone, Debug, Default, Serialize, Deserialize, PartialEq, Eq)]
+pub struct StillOpen {
+    /// The name.
+    pub name: String,
+    /// The address.
+    pub address: String,
+    /// When it closes at the latest, RFC 3339.
+    pub until: String,
 }
 
 /// Answer to what went wrong.

@@ -17,12 +17,14 @@ use tokio::net::UnixListener;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use super::{
+    clean,
     model::{Done, EpochView, Failed, Policies, Status, Why},
     why::{self, Question, WhyError},
 };
 use crate::{
     core::{
         Core, Event,
+        clean::Unrevoked,
         event::CleanNames,
         snapshot::{ENDPOINT, EndpointView},
     },
@@ -40,6 +42,8 @@ use crate::{
 
 /// Bytes of a request's body at most.
 const BODY: usize = 64 << 10;
+/// How long `fqdn cache clean` waits until proxies gave their leases back.
+const GIVE_BACK: Duration = Duration::from_secs(1);
 /// How long a change waits until the core has carried it out.
 const SETTLE: Duration = Duration::from_secs(5);
 /// Seconds that a question for events may wait.
@@ -417,23 +421,38 @@ impl Admin {
         self.core.summary().await?;
         Ok(Done {
             message: format!("removed {removed}"),
+            ..Done::default()
         })
     }
 
     async fn clean(&self, pattern: Option<String>) -> Result<Done, Refusal> {
         let before = self.core.summary().await?.names_live;
         let clean = CleanNames {
-            pattern,
+            pattern: pattern.clone(),
             endpoint: None,
         };
         self.core.tell(Event::CleanNames(clean)).await?;
         let after = self.core.summary().await?.names_live;
-        Ok(Done {
-            message: format!(
-                "forgot {} of {before} learned addresses",
-                before.saturating_sub(after)
-            ),
-        })
+        let forgot = format!(
+            "forgot {} of {before} learned addresses",
+            before.saturating_sub(after)
+        );
+        let left = self.unrevoked(pattern).await?;
+        Ok(clean::done(forgot, &left, &self.proxies.views()))
+    }
+
+    /// What was cleaned and is still open, once proxies had time to give their leases back.
+    async fn unrevoked(&self, pattern: Option<String>) -> Result<Vec<Unrevoked>, CoreAway> {
+        let deadline = BootTime::now().0 + nanoseconds(GIVE_BACK);
+        loop {
+            let pattern = pattern.clone();
+            let look = move |core: &Core| core.unrevoked(pattern.as_deref());
+            let left = self.core.look(look).await?;
+            if left.is_empty() || BootTime::now().0 > deadline {
+                return Ok(left);
+            }
+            tokio::time::sleep(POLL).await;
+        }
     }
 }
 

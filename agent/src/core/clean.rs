@@ -1,6 +1,9 @@
 //! Forgetting learned names because somebody asks for it.
 
-use std::{collections::BTreeMap, net::IpAddr};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::IpAddr,
+};
 
 use holdfast_sdp::{
     mapping::{BootTime, Mapping},
@@ -12,7 +15,8 @@ use ipnet::IpNet;
 use shared_maps::EndpointId;
 
 use super::{
-    event::CleanNames,
+    Core,
+    event::{CleanNames, StreamId},
     mappings::MAX_TTL,
     plan::Plan,
     state::{State, Undo},
@@ -51,6 +55,26 @@ impl Cleaned {
     fn is_of_name(&self, name: &Fqdn) -> bool {
         let matcher = self.matcher.as_ref();
         matcher.is_none_or(|matcher| matcher.matches(name))
+    }
+}
+
+/// A cleaned pair that stays until its leases were given back.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Unrevoked {
+    /// The name.
+    pub name: Fqdn,
+    /// The address.
+    pub address: IpAddr,
+    /// When its last lease ends by itself.
+    pub until: BootTime,
+    /// Streams, open or closed, whose proxies did not give it back.
+    pub streams: BTreeSet<StreamId>,
+}
+
+impl Core {
+    /// Cleaned pairs that are still open; only of names that `pattern` matches, if there is one.
+    pub fn unrevoked(&self, pattern: Option<&str>) -> Vec<Unrevoked> {
+        self.state.unrevoked(pattern)
     }
 }
 
@@ -199,6 +223,29 @@ impl State {
         } else {
             self.ipcache.unclaim(prefix, &Owner::Restored);
         }
+    }
+
+    /// Pairs that were cleaned and stay as long as somebody may answer under a lease of theirs.
+    pub(super) fn unrevoked(&self, pattern: Option<&str>) -> Vec<Unrevoked> {
+        let what = Cleaning {
+            endpoint: None,
+            pattern: pattern.map(str::to_owned),
+            at: self.now,
+        };
+        let Some(cleaned) = Cleaned::new(what) else {
+            return Vec::new();
+        };
+        let pending = self.revocations.values();
+        let pending = pending.filter(|pending| cleaned.is_of_name(&pending.name));
+        let pairs = pending.flat_map(|pending| {
+            pending.addresses.iter().map(|address| Unrevoked {
+                name: pending.name.clone(),
+                address: *address,
+                until: pending.until,
+                streams: pending.waiting.clone(),
+            })
+        });
+        pairs.collect()
     }
 
     /// True if the pair is under a lease alone, which must go first: no new one is given.

@@ -45,8 +45,11 @@ pub enum Event {
     },
     /// A proxy's mapping stream opened.
     StreamUp(StreamId),
-    /// A proxy's mapping stream closed. Its leases are honoured to their end.
+    /// A proxy's mapping stream closed. Its leases are honoured to their end, or to that of the
+    /// process that holds them.
     StreamDown(StreamId),
+    /// The process that holds the leases of these streams has ended, and with it the leases.
+    HolderEnded(Vec<StreamId>),
     /// A proxy dropped the leases of a revocation.
     RevokeAcked {
         /// The stream.

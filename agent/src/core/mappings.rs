@@ -3,7 +3,7 @@
 use std::net::IpAddr;
 
 use holdfast_sdp::{
-    mapping::{BootTime, Mapping, Realised, Refusal},
+    mapping::{BootTime, Mapping, Realised, Refusal, lease},
     policy::{table::Question, verdict::Verdict},
 };
 use ipnet::IpNet;
@@ -111,6 +111,7 @@ impl State {
         }
         let mut expires = seen.plus_secs(u64::from(ttl));
         let lease_end = expires.plus(self.config.lease_slack);
+        let lease_end = lease_end.min(self.now.plus(lease::LONGEST));
         // An agent that hung finds live ones that have waited for it as replays do.
         if mapping.replayed || lease_end <= self.now {
             expires = expires.max(self.now.plus_secs(AWAY));
@@ -334,6 +335,8 @@ impl State {
         let now = self.now;
         self.departed.retain(|_, until| *until > now);
         let promised = self.promised.remove(&stream);
+        let ended = self.holderless.remove(&stream);
+        let promised = promised.filter(|_| !ended);
         if let Some(until) = promised.map(|until| until.plus_secs(AFTER_LEASE))
             && until > now
         {
@@ -342,6 +345,23 @@ impl State {
         for revocation in self.revocations.values_mut() {
             if !self.departed.contains_key(&stream) {
                 revocation.waiting.remove(&stream);
+            }
+        }
+        self.end_revocations(plan);
+    }
+
+    /// Nobody can answer under these streams' leases any more. What they were about stays as long
+    /// as its TTL and its connections keep it.
+    pub(super) fn on_holder_ended(&mut self, plan: &mut Plan, streams: &[StreamId]) {
+        for stream in streams {
+            if self.streams.contains(stream) {
+                // Its end is on its way, unless another process took the connection over.
+                self.holderless.insert(*stream);
+            } else {
+                self.departed.remove(stream);
+                for revocation in self.revocations.values_mut() {
+                    revocation.waiting.remove(stream);
+                }
             }
         }
         self.end_revocations(plan);

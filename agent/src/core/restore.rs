@@ -101,6 +101,7 @@ impl State {
             streams: BTreeSet::new(),
             rates: Default::default(),
             promised: BTreeMap::new(),
+            holderless: BTreeSet::new(),
             departed: BTreeMap::new(),
             revocations: BTreeMap::new(),
             next_revocation: 1,

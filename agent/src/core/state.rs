@@ -97,6 +97,8 @@ pub(super) struct State {
     pub rates: HashMap<StreamId, MappingRate>,
     /// When the last lease given to a stream ends.
     pub promised: BTreeMap<StreamId, BootTime>,
+    /// Open streams whose process has ended: they close without leases.
+    pub holderless: BTreeSet<StreamId>,
     /// Streams that closed, until the last of their leases has ended and what comes after it.
     pub departed: BTreeMap<StreamId, BootTime>,
     pub revocations: BTreeMap<u64, PendingRevocation>,

@@ -2,13 +2,17 @@
 
 use std::{
     io,
-    os::unix::fs::{DirBuilderExt as _, PermissionsExt as _},
+    os::{
+        fd::OwnedFd,
+        unix::fs::{DirBuilderExt as _, PermissionsExt as _},
+    },
     path::{Path, PathBuf},
     pin::Pin,
     sync::{Arc, OnceLock},
     task::{Context, Poll},
 };
 
+use nix::sys::socket::{getsockopt, sockopt};
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
     net::{UnixListener, UnixStream},
@@ -90,6 +94,8 @@ pub fn bind(path: &Path, group: Option<u32>) -> Result<UnixListener, SocketError
 pub struct Peer {
     /// Its process.
     pub pid: Option<i32>,
+    /// The same, as a descriptor that is readable once it ended.
+    pub process: Option<Arc<OwnedFd>>,
     instance: Arc<OnceLock<String>>,
 }
 
@@ -139,9 +145,18 @@ impl Checked {
             stream,
             peer: Peer {
                 pid: credentials.pid(),
+                process: None,
                 instance: Arc::default(),
             },
         })
+    }
+
+    /// With a descriptor of the process that connected.
+    pub fn with_process(mut self) -> Self {
+        // Without one nothing is known of its end.
+        let process = getsockopt(&self.stream, sockopt::PeerPidfd).ok();
+        self.peer.process = process.map(Arc::new);
+        self
     }
 }
 

@@ -12,7 +12,9 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use tonic::{Request, Response, Status, Streaming};
 
 use super::{
-    convert, mappings,
+    convert,
+    holder::Holders,
+    mappings,
     peer::{Allowed, Checked, Peer},
     rules,
 };
@@ -46,6 +48,7 @@ pub struct Native {
     about: Arc<About>,
     core: CoreHandle,
     proxies: Proxies,
+    holders: Holders,
     tasks: TaskTracker,
     stop: CancellationToken,
 }
@@ -61,6 +64,7 @@ impl Native {
     ) -> Self {
         Self {
             about: Arc::new(about),
+            holders: Holders::default(),
             core,
             proxies,
             tasks,
@@ -72,6 +76,9 @@ impl Native {
     pub async fn serve(self, listener: UnixListener, allowed: Allowed) {
         let (sender, incoming) = mpsc::channel::<std::io::Result<Checked>>(ACCEPTED);
         let stop = self.stop.clone();
+        let holders = self.holders.clone();
+        self.tasks
+            .spawn(holders.run(self.core.clone(), stop.clone()));
         self.tasks.spawn({
             let stop = stop.clone();
             async move {
@@ -100,7 +107,7 @@ async fn accept(
 ) {
     loop {
         let checked = match listener.accept().await {
-            Ok((stream, _)) => Checked::new(stream, allowed),
+            Ok((stream, _)) => Checked::new(stream, allowed).map(Checked::with_process),
             Err(error) => {
                 // Out of descriptors: wait for one instead of spinning.
                 tracing::warn!(%error, "cannot accept a proxy's connection");
@@ -169,6 +176,9 @@ impl FqdnPolicy for Native {
             .proxies
             .admit_results(StreamKind::Mappings, &peer.instance(), peer.pid)
             .ok_or_else(crowded)?;
+        if let (Some(pid), Some(process)) = (peer.pid, peer.process) {
+            self.holders.follow(pid, process, guard.id());
+        }
         let (sender, receiver) = mpsc::channel(IN_FLIGHT);
         self.tasks.spawn(mappings::serve(
             self.core.clone(),

@@ -22,7 +22,7 @@ const THINKS_MS: std::ops::Range<u64> = 20..150;
 const BURST: u64 = 16;
 const DNS: u16 = 53;
 /// After the end of a connection: whether the peer had read the query shows within this time.
-const AFTERMATH: Duration = Duration::from_millis(300);
+const AFTERMATH: Duration = Duration::from_secs(3);
 
 /// One connection.
 struct Connection {

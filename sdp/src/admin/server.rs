@@ -20,6 +20,20 @@ use crate::{
 /// Connections that wait to be accepted.
 const BACKLOG: i32 = 1024;
 
+/// The socket of the metrics address, if there is one.
+///
+/// It is bound as the user that starts the proxy: the kernel lets a replica share the port only
+/// with sockets of one user, and releases before bound it as root.
+#[derive(Debug)]
+pub struct MetricsDoor(Option<std::net::TcpListener>);
+
+impl MetricsDoor {
+    /// Binds it.
+    pub fn open(config: &Config) -> Result<Self, AdminError> {
+        bind_metrics(config).map(Self)
+    }
+}
+
 /// Both sockets, bound.
 #[derive(Debug)]
 pub struct Doors {
@@ -29,15 +43,14 @@ pub struct Doors {
 }
 
 impl Doors {
-    /// Binds both.
-    pub fn open(config: &Config) -> Result<Self, AdminError> {
+    /// Binds the admin socket, as the user that the proxy runs as: its directory belongs to that
+    /// user, and a root without CAP_DAC_OVERRIDE may not write there.
+    pub fn open(config: &Config, metrics: MetricsDoor) -> Result<Self, AdminError> {
         let path = config.admin_socket.clone();
-        let admin = bind_unix(&path)?;
-        let metrics = bind_metrics(config).inspect_err(|_| remove(&path))?;
         Ok(Self {
-            admin,
+            admin: bind_unix(&path)?,
             path,
-            metrics,
+            metrics: metrics.0,
         })
     }
 
@@ -89,11 +102,14 @@ fn bind_unix(path: &Path) -> Result<std::os::unix::net::UnixListener, AdminError
     let bind = || std::os::unix::net::UnixListener::bind(path);
     let listener = match bind() {
         Err(error) if error.kind() == io::ErrorKind::AddrInUse => {
-            if std::os::unix::net::UnixStream::connect(path).is_ok() {
-                return Err(AdminError::Taken(path.to_owned()));
+            match std::os::unix::net::UnixStream::connect(path) {
+                // Nobody listens: left behind by a process that was killed.
+                Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
+                    fs::remove_file(path).and_then(|()| bind())
+                }
+                // A socket of another user may refuse this one and still be served.
+                _ => return Err(AdminError::Taken(path.to_owned())),
             }
-            // Nobody listens: left behind by a process that was killed.
-            fs::remove_file(path).and_then(|()| bind())
         }
         other => other,
     };

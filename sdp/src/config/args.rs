@@ -173,6 +173,9 @@ settings! {
     /// Most queries in flight at once; 0 leaves it to the memory limits [default: 0]
     #[arg(long, value_name = "N")]
     dnsproxy_concurrency_limit: u32 = "HOLDFAST_DNSPROXY_CONCURRENCY_LIMIT",
+    /// How long a query waits for a place where as many are in flight as its pod may have (--dnsproxy-concurrency-limit); then it is answered SERVFAIL [default: 0s]
+    #[arg(long, value_name = "TIME")]
+    dnsproxy_concurrency_processing_grace_period: Span = "HOLDFAST_DNSPROXY_CONCURRENCY_PROCESSING_GRACE_PERIOD",
     /// Ask DNS servers in the cluster under the address of the pod that asks, not the node's; the agent must be told the same [default: false]
     #[arg(long, value_name = "BOOL", num_args = 0..=1, default_missing_value = "true", require_equals = true)]
     dnsproxy_enable_transparent_mode: bool = "HOLDFAST_DNSPROXY_ENABLE_TRANSPARENT_MODE",

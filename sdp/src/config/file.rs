@@ -19,7 +19,6 @@ use super::args::{Cli, Settings};
 const ACCEPTED: &[&str] = &[
     "tofqdns-enable-dns-compression",
     "dns-max-ips-per-restored-rule",
-    "dnsproxy-concurrency-processing-grace-period",
     "dnsproxy-lock-count",
     "dnsproxy-lock-timeout",
     "dnsproxy-socket-linger-timeout",

@@ -20,6 +20,7 @@ use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTime
 use super::{
     SocketOptions,
     control::{Control, Leaving},
+    delayed::{self, Delayed, Next},
     held::Held,
     in_flight::InFlight,
     replies::Replies,
@@ -85,6 +86,7 @@ pub(super) struct Worker {
     upstream: UdpUpstream,
     in_flight: InFlight,
     replies: Replies,
+    delayed: Delayed,
     held: Held,
     realised: Vec<(Key, Realised)>,
     /// Answers of our own and changed copies.
@@ -130,6 +132,7 @@ impl Worker {
             ),
             in_flight,
             replies: Replies::new(options),
+            delayed: Delayed::new(proxy.config().in_flight_grace),
             held: Held::new(proxy.config().max_delay),
             proxy,
             control,
@@ -187,13 +190,16 @@ impl Worker {
         if let Some(member) = &mut self.member {
             member.leave();
         }
-        let left = self.upstream.in_flight() + self.held.len();
+        let left = self.upstream.in_flight() + self.held.len() + self.delayed.len();
         self.abandon();
         self.control.finish(u64::try_from(left).unwrap_or(u64::MAX));
     }
 
     /// Ends what is not done when the time to leave is over.
     fn abandon(&mut self) {
+        while let Some((_, query)) = self.delayed.any() {
+            query.act(|mut query, _| self.log_cut(query.logged.take()));
+        }
         let stats = self.proxy.stats();
         while let Some(mut flight) = self.upstream.any() {
             stats.in_flight.down();
@@ -242,6 +248,10 @@ impl Worker {
             self.proxy.stats().stages.observe(Stage::TotalTimeout, took);
             self.upstream.recycle(flight);
         }
+        if !self.delayed.is_empty() {
+            self.retry_delayed();
+        }
+        self.upstream.renew(self.now, &self.epoll);
         if self.now >= self.next_sweep {
             self.next_sweep = self.now + SWEEP;
             self.upstream.sweep(self.now);
@@ -277,7 +287,8 @@ impl Worker {
             self.control.leave();
         }
         let leaving = self.leaving.get_or_insert_with(|| Leaving::new(now));
-        leaving.is_quiet(now) && self.upstream.in_flight() == 0 && self.held.len() == 0
+        let waits = !self.delayed.is_empty() || self.held.len() > 0;
+        leaving.is_quiet(now) && self.upstream.in_flight() == 0 && !waits
     }
 
     fn timeout(&mut self) -> EpollTimeout {
@@ -287,6 +298,7 @@ impl Worker {
             self.upstream.next_deadline(),
             self.member.as_ref().map(Member::next_beat),
             self.control.is_draining().then(|| self.now + Leaving::TICK),
+            (!self.delayed.is_empty()).then(|| self.now + delayed::RETRY),
         ];
         for due in due.into_iter().flatten() {
             next = next.min(due);

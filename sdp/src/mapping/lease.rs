@@ -3,6 +3,7 @@
 use std::{
     collections::{HashMap, hash_map::Entry},
     net::IpAddr,
+    time::Duration,
 };
 
 use foldhash::quality::RandomState;
@@ -14,6 +15,34 @@ use super::{
     holdings::{Holdings, Serial},
 };
 use crate::{name::Fqdn, quota::Holder};
+
+/// A lease ends at most so long after it was given: an agent that must break one waits no longer.
+/// It is given again with each mapping.
+pub const LONGEST: Duration = Duration::from_secs(3600);
+/// What is left of the longest lease when an answer may no longer be released under it, however
+/// long its TTL is. By then the mapping itself has reached the agent.
+pub const MARGIN: Duration = Duration::from_secs(60);
+/// The longest lease is asked for again once less than this is left until then.
+const RENEWED: Duration = Duration::from_secs(30);
+
+/// Until when a lease must hold for an answer to be released under it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Needed {
+    /// Until then.
+    pub until: BootTime,
+    /// A lease that ends before this is renewed: the answer outlasts any lease.
+    pub renewed: Option<BootTime>,
+}
+
+/// As long as the answer's client may use it, but no longer than leases are given for.
+pub fn needed(from: BootTime, lasts: Duration) -> Needed {
+    let most = LONGEST - MARGIN;
+    let until = from.plus(lasts.min(most));
+    Needed {
+        until,
+        renewed: (lasts > most).then(|| until.plus(RENEWED)),
+    }
+}
 
 /// Most pairs with a lease. A lease that goes costs nothing but time: the next answer waits for
 /// the agent again.
@@ -198,6 +227,21 @@ fn end_of(names: &Names, (name, address): &(Fqdn, IpAddr), serial: Serial) -> Op
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_lease_outlasts_a_short_answer_and_is_renewed_for_a_long_one() {
+        let minute = Duration::from_secs(60);
+        let short = needed(BootTime(0), minute);
+        assert_eq!(
+            (short.until, short.renewed),
+            (BootTime(0).plus_secs(60), None)
+        );
+        for lasts in [3541, 86_400, 604_800] {
+            let long = needed(BootTime(0), Duration::from_secs(lasts));
+            assert_eq!(long.until, BootTime(0).plus(LONGEST - MARGIN));
+            assert_eq!(long.renewed, Some(BootTime(0).plus_secs(3570)));
+        }
+    }
 
     const A: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(192, 0, 2, 1));
     const POD: Holder = Holder::Endpoint {

@@ -131,6 +131,8 @@ pub(crate) enum PlaceError {
 pub(crate) struct UdpUpstream {
     sockets: Arena<UpSocket>,
     servers: HashMap<ServerKey, Vec<Option<Key>>, RandomState>,
+    /// Sockets that are soon to be replaced, each once.
+    aging: Vec<Key>,
     /// Which of a server's sockets the queries of this batch take.
     spread: usize,
     flights: Arena<Flight>,
@@ -158,6 +160,7 @@ impl UdpUpstream {
         Self {
             sockets: Arena::default(),
             servers: HashMap::default(),
+            aging: Vec::new(),
             spread: 0,
             flights: Arena::default(),
             latest: HashMap::default(),
@@ -170,6 +173,11 @@ impl UdpUpstream {
             timeout,
             fallbacks,
         }
+    }
+
+    /// Whether `holder` may have one more in flight.
+    pub(crate) fn has_place(&self, holder: Holder) -> bool {
+        self.quota.allows(holder, 1)
     }
 
     /// Queries in flight.
@@ -244,6 +252,9 @@ impl UdpUpstream {
         socket.waiting.insert(id, flight);
         socket.queries += 1;
         socket.used = now;
+        if socket.begins_to_age(now) {
+            self.aging.push(key);
+        }
         self.deadlines.push_back((now + self.timeout, flight));
         self.quota.add(holder, 1);
         Ok(Place::New(Placed {

@@ -2,9 +2,10 @@
 
 use std::{
     collections::HashSet,
-    hash::RandomState,
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
 };
+
+use foldhash::quality::RandomState;
 
 use super::{
     CLASS_IN, FLAG_TRUNCATED, HEADER_LEN, Header, Record, TYPE_A, TYPE_AAAA, TYPE_CNAME, edns,
@@ -75,7 +76,7 @@ impl Learned {
     /// Leaves the first [`MAX_ADDRESSES`], each once.
     fn limit(&mut self) {
         if self.addresses.len() > MAX_ADDRESSES {
-            let mut known = HashSet::with_hasher(foldhash::quality::RandomState::default());
+            let mut known = HashSet::with_hasher(RandomState::default());
             self.addresses.retain(|address| known.insert(*address));
             self.left_out = self.addresses.len().saturating_sub(MAX_ADDRESSES);
             self.addresses.truncate(MAX_ADDRESSES);
@@ -154,7 +155,7 @@ impl Section<'_> {
         };
         // Owners are read once, not once per link of the chain: an answer
         // may have thousands, of hundreds of labels and pointers each.
-        let state = RandomState::new();
+        let state = RandomState::default();
         let hash = |at| labels::hash(self.message, at, &state);
         let records: Vec<_> = self
             .records()

@@ -1,6 +1,8 @@
 //! Domain names in messages: labels and compression pointers (RFC 1035, 3.1 and 4.1.4).
 
-use std::hash::{BuildHasher, Hasher, RandomState};
+use std::hash::{BuildHasher, Hasher};
+
+use foldhash::quality::RandomState;
 
 use crate::name::NameBuf;
 

@@ -167,6 +167,7 @@ fn set(options: &mut Options, setting: &Setting) {
         Setting::DelayMs(ms) => config.max_delay = Duration::from_millis(*ms),
         Setting::IdleMs(ms) => config.tcp_idle = Duration::from_millis(*ms),
         Setting::InFlight(limit) => config.in_flight = *limit,
+        Setting::GraceMs(ms) => config.in_flight_grace = Duration::from_millis(*ms),
     }
 }
 

@@ -204,6 +204,57 @@ fn a_drain_ends_connections_between_queries() {
     assert_eq!((report.abandoned, report.cut), (0, 0));
 }
 
+/// Asks, answers at the server, and checks that the connection ends with the answer: whoever has
+/// read it sees the end.
+fn last_answers(client: &TcpStream, server: &TcpStream, ids: &[u16]) {
+    let queries: Vec<_> = ids
+        .iter()
+        .map(|id| query(*id, "a.good.example", RecordType::A))
+        .collect();
+    let all: Vec<_> = queries.iter().map(Vec::as_slice).collect();
+    send_frames(client, &all);
+    let asked: Vec<_> = ids.iter().map(|_| receive_frame(server).unwrap()).collect();
+    let answers: Vec<_> = asked.iter().map(|q| answer(q, &["192.0.2.1"])).collect();
+    let all: Vec<_> = answers.iter().map(Vec::as_slice).collect();
+    send_frames(server, &all);
+    for id in ids {
+        let answered = receive_frame(client).expect("the query is answered");
+        assert_eq!(answered[..2], id.to_be_bytes());
+    }
+    client.set_nonblocking(true).unwrap();
+    let end = Read::read(&mut &*client, &mut [0]).map_err(|e| e.kind());
+    assert_eq!(end, Ok(0), "the end of the connection came with the answer");
+}
+
+#[test]
+fn a_drain_ends_a_lasting_connection_with_an_answer_and_loses_no_query() {
+    let mut options = Options::default();
+    options.config.tcp_last_query = Duration::from_secs(60);
+    let bench = Bench::new(options);
+    let clients = [bench.tcp_client(), bench.tcp_client()];
+    let servers = clients.each_ref().map(|client| {
+        send_frames(client, &[&query(1, "b.good.example", RecordType::A)]);
+        let server = bench.tcp_at_server();
+        let asked = receive_frame(&server).unwrap();
+        send_frames(&server, &[&answer(&asked, &["192.0.2.1"])]);
+        receive_frame(client).unwrap();
+        server
+    });
+    let Bench {
+        listeners,
+        runtime,
+        proxy,
+        ..
+    } = bench;
+    let draining = runtime.spawn(listeners.drain(Duration::from_secs(60)));
+    eventually("the proxy drains", || TcpStream::connect(proxy).is_err());
+    // Between two queries for a while, and asked again.
+    last_answers(&clients[0], &servers[0], &[2]);
+    last_answers(&clients[1], &servers[1], &[3, 4, 5]);
+    let report = runtime.block_on(draining).unwrap();
+    assert_eq!((report.abandoned, report.cut), (0, 0));
+}
+
 #[test]
 fn a_drain_that_takes_too_long_cuts_and_says_so() {
     let bench = Bench::new(Options::default());

@@ -20,6 +20,9 @@ pub enum MapError {
         /// What the kernel says.
         found: MapSpec,
     },
+    /// The system call is forbidden to this process.
+    #[error("map {path}: bpf() is forbidden to this process (EPERM), mostly by a seccomp profile such as a container's RuntimeDefault; allow the system call bpf there, or run with seccomp unconfined", path = .0.display())]
+    Forbidden(PathBuf),
     /// The map is full; what was in it stays.
     #[error("map {map} is full")]
     Full {

@@ -127,6 +127,8 @@ impl<K: Record, V: Record> Map<K, V> {
         };
         let fd = sys::open_pin(&c_path(path)?, flags).map_err(|e| match e.kind() {
             io::ErrorKind::NotFound => MapError::NotPinned(path.to_owned()),
+            // A file mode that does not allow it is EACCES.
+            _ if e.raw_os_error() == Some(libc::EPERM) => MapError::Forbidden(path.to_owned()),
             _ => failed("BPF_OBJ_GET", path.display().to_string(), e),
         })?;
         Self::from_fd(fd, path.to_owned(), kind)

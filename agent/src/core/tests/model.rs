@@ -24,7 +24,8 @@ use shared_maps::EndpointId;
 use self::world::{Fate, World};
 
 const NAMES: [&str; 3] = ["www.cilium.io.", "dev.cilium.io.", "ebpf.io."];
-const TTLS: [u32; 4] = [1, 20, 60, 600];
+/// The last is longer than a lease may be.
+const TTLS: [u32; 5] = [1, 20, 60, 600, 86_400];
 const SPECS: [&str; 4] = [
     "endpointSelector: {matchLabels: {app: web}}\n  egress:\n  - toFQDNs: [{matchPattern: '*.cilium.io'}]",
     "endpointSelector: {matchLabels: {app: web}}\n  egress:\n  - toFQDNs: [{matchName: www.cilium.io}]\n    toPorts: [{ports: [{port: '443', protocol: TCP}]}]",
@@ -46,6 +47,8 @@ enum Act {
     Connect(usize),
     /// kill -9, perhaps within a write.
     KillProxy(usize, bool),
+    /// The agent hears from the kernel which proxies' processes have ended.
+    Reap,
     Drain(usize),
     Adopt(usize),
     KillAgent,
@@ -79,6 +82,7 @@ fn acts() -> impl Strategy<Value = Vec<Act>> {
         8 => proxy.clone().prop_map(Act::Deliver),
         3 => proxy.clone().prop_map(Act::Connect),
         2 => (proxy.clone(), any::<bool>()).prop_map(|(p, torn)| Act::KillProxy(p, torn)),
+        2 => Just(Act::Reap),
         1 => proxy.clone().prop_map(Act::Drain),
         2 => proxy.prop_map(Act::Adopt),
         2 => Just(Act::KillAgent),
@@ -244,6 +248,26 @@ fn the_lease_of_a_dead_proxy_is_honoured_to_its_end_and_what_comes_after() {
         Act::Wait(61_000),
         Act::Clean(0),
     ]);
+}
+
+/// It is over with the process, however long its TTL was.
+#[test]
+fn the_lease_of_a_dead_proxy_ends_when_its_process_is_known_to_have_ended() {
+    let mut world = World::new();
+    for act in [
+        Act::Answer(0, 0, 1, 4),
+        Act::Settle,
+        Act::KillProxy(0, false),
+        Act::Clean(0),
+        Act::Wait(100),
+    ] {
+        world.act(act);
+    }
+    assert!(world.node.identity("1.1.1.1").is_some(), "it may live");
+    world.act(Act::Reap);
+    // The other proxy gives its leases back.
+    world.act(Act::Settle);
+    assert_eq!(world.node.identity("1.1.1.1"), None);
 }
 
 #[test]

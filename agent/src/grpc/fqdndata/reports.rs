@@ -158,7 +158,13 @@ impl Reports {
         let after = guard.id();
         let before = std::mem::replace(&mut *self.stream.lock(), guard);
         self.waiting.0.lock().1.clear();
-        for event in [Event::StreamDown(before.id()), Event::StreamUp(after)] {
+        let before = before.id();
+        for event in [
+            Event::StreamDown(before),
+            // These clients hold no leases.
+            Event::HolderEnded(vec![before]),
+            Event::StreamUp(after),
+        ] {
             self.core.tell(event).await?;
         }
         Ok(results)

@@ -6,7 +6,7 @@ mod queries;
 use std::{
     net::SocketAddr,
     sync::{Arc, atomic::Ordering},
-    time::{Duration, Instant},
+    time::Instant,
 };
 
 use tokio::{
@@ -21,6 +21,7 @@ use super::{
     upstream::TcpUpstream,
 };
 use crate::{
+    listener::delayed::{self, DelayedQuery},
     mapping::Realised,
     notice::Failure,
     proxy::stats::{AnswerResult, Stage},
@@ -42,9 +43,7 @@ const ALLOWANCE: usize = 16 * 1024;
 const CHARGE: usize = 16 * 1024;
 /// Bytes of a buffer that is kept while nothing waits.
 const KEPT: usize = 2 * 1024;
-/// While draining, a client that has just connected still gets to ask its first query.
-const FIRST_QUERY: Duration = Duration::from_millis(500);
-/// Reads that may bring nothing to answer before a drain takes leave of a client.
+/// Reads that may bring nothing to answer before a drain ends the connection.
 const LAST_LOOKS: usize = 16;
 /// Messages after which others get their turn. The runtime counts reads, not
 /// what is in them, and its timers stand still meanwhile.
@@ -60,6 +59,8 @@ pub(super) struct Connection {
     out: FrameWriter,
     upstream: TcpUpstream,
     waiting: Waiting,
+    /// A query for which there is no place in flight yet; no more are read meanwhile.
+    delayed: Option<DelayedQuery>,
     /// Memory that counts as the endpoint's share.
     memory: Seat,
     next_held: u64,
@@ -67,8 +68,10 @@ pub(super) struct Connection {
     realised: Receiver<(u64, Realised)>,
     /// The client sends no more.
     ended: bool,
-    /// Until when a first query is waited for; none once one has come.
-    first_query: Option<Instant>,
+    /// While draining: until when one more query is waited for.
+    last_query: Option<Instant>,
+    /// The end has gone out, with the last answer or alone.
+    finished: bool,
     last_activity: Instant,
     /// Since when the server is not read because answers wait for the client.
     paused: Option<Instant>,
@@ -77,6 +80,17 @@ pub(super) struct Connection {
     taken: usize,
     message: Vec<u8>,
     own: Vec<u8>,
+}
+
+/// What a last look found.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Look {
+    /// Nothing more has come.
+    Nothing,
+    /// The client never pauses.
+    Endless,
+    /// No more may be read now.
+    Full,
 }
 
 /// Why a connection is over.
@@ -110,11 +124,13 @@ impl Connection {
             out: FrameWriter::default(),
             upstream,
             waiting: Waiting::default(),
+            delayed: None,
             next_held: 0,
             to_us,
             realised,
             ended: false,
-            first_query: Some(now + FIRST_QUERY),
+            last_query: None,
+            finished: false,
             last_activity: now,
             paused: None,
             now,
@@ -143,7 +159,7 @@ impl Connection {
             let has_room = self.has_room();
             self.pause(!has_room);
             let deadline = tokio::time::Instant::from_std(self.deadline());
-            let draining = self.shared.draining.is_cancelled();
+            let draining = self.last_query.is_some();
             let step = tokio::select! {
                 biased;
                 () = self.shared.stop.cancelled() => Err(Over::Cut),
@@ -170,7 +186,11 @@ impl Connection {
                     self.now = Instant::now();
                     ready.map_err(|_| Over::Cut).and_then(|()| self.read())
                 }
-                () = self.shared.draining.cancelled(), if !draining => Ok(()),
+                () = self.shared.draining.cancelled(), if !draining => {
+                    self.now = Instant::now();
+                    self.last_query = Some(self.now + self.shared.proxy.config().tcp_last_query);
+                    Ok(())
+                }
             };
             if let Err(over) = step {
                 break over;
@@ -181,37 +201,64 @@ impl Connection {
 
     /// Whether everything is done that will be.
     fn over(&mut self) -> Option<Over> {
+        if self.finished {
+            return Some(Over::Done);
+        }
         if self.has_work() {
             return None;
         }
         if self.ended {
             return Some(Over::Done);
         }
-        if !self.shared.draining.is_cancelled() || self.reader.is_partial() {
+        let until = self.last_query?;
+        let look = self.look();
+        if self.has_work() || self.reader.is_partial() {
             return None;
         }
-        // Between two queries: look once more, so that none is cut off.
+        match look {
+            Look::Nothing if self.now < until && !self.ended => None,
+            Look::Nothing | Look::Endless => Some(Over::Done),
+            Look::Full => None,
+        }
+    }
+
+    /// Reads once more before the end, so that no query is cut off.
+    fn look(&mut self) -> Look {
         for _ in 0..LAST_LOOKS {
+            if !self.may_read() {
+                return Look::Full;
+            }
             match self.reader.fill(&self.stream) {
                 Ok(Read::Some) => self.take_queries(),
-                Ok(Read::Nothing) if self.first_query.is_some_and(|until| self.now < until) => {
-                    return None;
+                Ok(Read::Nothing) => return Look::Nothing,
+                Ok(Read::End) | Err(_) => {
+                    self.ended = true;
+                    return Look::Nothing;
                 }
-                Ok(Read::Nothing | Read::End) | Err(_) => break,
-            }
-            if self.has_work() || self.reader.is_partial() {
-                return None;
             }
         }
-        Some(Over::Done)
+        Look::Endless
+    }
+
+    /// Whether what waits to go out is the last: the process leaves, and every query is answered.
+    fn is_last(&mut self) -> bool {
+        self.last_query.is_some()
+            && self.waiting.is_empty()
+            && self.delayed.is_none()
+            && !self.ended
+            && self.look() != Look::Full
+            && self.waiting.is_empty()
+            && self.delayed.is_none()
+            && !self.reader.is_partial()
     }
 
     fn has_work(&self) -> bool {
-        !self.waiting.is_empty() || self.out.len() > 0
+        !self.waiting.is_empty() || self.delayed.is_some() || self.out.len() > 0
     }
 
     fn may_read(&self) -> bool {
-        self.waiting.len() < MAX_WAITING
+        self.delayed.is_none()
+            && self.waiting.len() < MAX_WAITING
             && self.waiting.asked_bytes() < MAX_ASKED
             && self.has_room()
     }
@@ -274,6 +321,17 @@ impl Connection {
     }
 
     fn flush(&mut self) -> Result<(), Over> {
+        if self.is_last() {
+            // The end goes with the last answer, in one segment: a client that asks again once
+            // it has the answer sees the end first, and no query of it meets a closed connection.
+            let socket = socket2::SockRef::from(&self.stream);
+            let _ = socket.set_tcp_cork(true);
+            self.out.flush(&self.stream).map_err(|_| Over::Cut)?;
+            if self.out.len() == 0 {
+                self.finished = socket.shutdown(std::net::Shutdown::Write).is_ok();
+            }
+            return Ok(());
+        }
         if self.out.flush(&self.stream).map_err(|_| Over::Cut)? {
             self.last_activity = self.now;
         }
@@ -291,10 +349,13 @@ impl Connection {
         if self.is_stalled() {
             return held.unwrap_or(idle).min(idle);
         }
-        let draining = self.shared.draining.is_cancelled();
+        let retry = self.delayed.as_ref();
+        let retry = retry.map(|query| query.until().min(self.now + delayed::RETRY));
         let partial = self.reader.is_partial();
-        let idle = idle_until(self.first_query, draining, partial, idle);
-        flights.into_iter().chain(held).min().unwrap_or(idle)
+        let last_query = self.last_query.filter(|_| self.out.len() == 0);
+        let idle = idle_until(last_query, partial, idle);
+        let all = flights.into_iter().chain(held).chain(retry);
+        all.min().unwrap_or(idle)
     }
 
     /// Whether nothing goes on before the client has read some of its answers.
@@ -315,7 +376,8 @@ impl Connection {
         if self.paused.is_none() {
             self.give_up();
         }
-        let waits = !self.waiting.is_empty() && !self.is_stalled();
+        let waits = !self.waiting.is_empty() || self.delayed.is_some();
+        let waits = waits && !self.is_stalled();
         if !waits && now.duration_since(self.last_activity) >= idle {
             let unsent = self.out.len() > 0;
             return Err(if unsent { Over::Cut } else { Over::Done });
@@ -343,13 +405,16 @@ impl Connection {
     }
 
     fn close(&mut self, over: &Over) {
-        if matches!(over, Over::Done) && !self.ended {
+        if matches!(over, Over::Done) && !self.ended && !self.finished {
             // A query that comes between the last look and the closing is answered with a
             // reset. The end goes before it: so the client sees that nobody read that query.
             let _ = socket2::SockRef::from(&self.stream).shutdown(std::net::Shutdown::Write);
         }
         let unanswered = self.has_work();
         let proxy = Arc::clone(&self.shared.proxy);
+        if let Some(query) = self.delayed.take() {
+            query.act(|mut query, _| self.log(&mut query.logged, End::unanswered("cut")));
+        }
         for (_, mut flight) in self.waiting.remove_flights(|_| true) {
             proxy.stats().in_flight.down();
             self.log(&mut flight.logged, End::unanswered("cut"));
@@ -367,28 +432,26 @@ impl Connection {
 
 /// When a connection with nothing in flight is looked at again. One whose query
 /// came in part is not between queries: the rest is waited for, draining or not.
-fn idle_until(
-    first_query: Option<Instant>,
-    draining: bool,
-    partial: bool,
-    idle: Instant,
-) -> Instant {
-    first_query.filter(|_| draining && !partial).unwrap_or(idle)
+fn idle_until(last_query: Option<Instant>, partial: bool, idle: Instant) -> Instant {
+    let last_query = last_query.filter(|_| !partial);
+    last_query.map_or(idle, |last_query| last_query.min(idle))
 }
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
 
     #[test]
-    fn part_of_a_first_query_is_not_looked_at_again_before_the_idle_limit() {
-        let opened = Instant::now();
-        let first_query = Some(opened + FIRST_QUERY);
-        let idle = opened + 20 * FIRST_QUERY;
-        let until = |draining, partial| idle_until(first_query, draining, partial, idle);
-        assert_eq!(until(true, false), opened + FIRST_QUERY);
-        assert_eq!(until(true, true), idle);
-        assert_eq!(until(false, false), idle);
-        assert_eq!(idle_until(None, true, false, idle), idle);
+    fn part_of_a_query_is_not_looked_at_again_before_the_idle_limit() {
+        let idle = Instant::now() + Duration::from_secs(10);
+        let last_query = Some(idle - Duration::from_secs(9));
+        assert_eq!(
+            idle_until(last_query, false, idle),
+            idle - Duration::from_secs(9)
+        );
+        assert_eq!(idle_until(last_query, true, idle), idle);
+        assert_eq!(idle_until(None, false, idle), idle);
     }
 }

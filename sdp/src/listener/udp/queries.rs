@@ -1,17 +1,18 @@
 //! A worker's way from clients to servers.
 
-use std::time::Duration;
+use std::{net::SocketAddr, time::Duration};
 
-use super::{BATCH, Listener, ROUNDS, Worker};
+use super::{BATCH, Listener, Next, ROUNDS, Worker};
 use crate::{
+    arena::Key,
     listener::{SocketOptions, replies::send_all},
     notice::Failure,
     policy::rule::Transport,
     proxy::{
-        Arrival, Asked, Outcome,
+        Arrival, Asked, Forward, Outcome,
         stats::{Label as _, Protocol, QueryResult},
     },
-    query_log::{End, Entries},
+    query_log::{End, Entries, Entry},
     socket::sys::Datagram,
     upstream::udp::{Flight, Joined, Place, PlaceError, Placed},
     wire::{Rcode, reply, set_id},
@@ -79,7 +80,6 @@ impl Worker {
                 None
             }
             Outcome::Forward(mut query) => {
-                let logged = query.logged.take();
                 let route = (client, server);
                 let place = self
                     .upstream
@@ -87,36 +87,23 @@ impl Worker {
                 let placed = match place {
                     Ok(Place::New(placed)) => placed,
                     Ok(Place::Joined(flight)) => {
-                        self.proxy.stats().joined.add(1);
-                        if let Some(entry) = logged {
-                            self.upstream.log(flight, entry);
-                        }
+                        self.joined(flight, query.logged.take());
+                        return None;
+                    }
+                    Err(PlaceError::Full)
+                        if self.delayed.has_room(query.endpoint.into(), message.len()) =>
+                    {
+                        self.delayed.add(query, message, route, self.now);
                         return None;
                     }
                     Err(error) => {
-                        let code = Rcode::ServFail;
-                        reply::to_kept(query.kept, query.question, code, &mut self.own);
-                        let (result, failure) = self.not_sent(&error);
-                        let asked = Asked {
-                            question: query.question,
-                            endpoint: query.endpoint,
-                            client,
-                            server,
-                            transport: Transport::Udp,
-                            identities: query.identities,
-                            policy_check: query.policy_check,
-                            waited: Duration::ZERO,
-                        };
-                        self.proxy.notice_failure(&asked, failure);
-                        if let Some(entry) = logged {
-                            self.proxy
-                                .log(entry, End::own(result.text(), code), self.now);
-                        }
-                        self.send_own(server, client);
+                        let question = query.question.to_vec();
+                        let question = &question;
+                        self.not_placed(&error, Forward { question, ..query }, route);
                         return None;
                     }
                 };
-                if let Some(entry) = logged {
+                if let Some(entry) = query.logged.take() {
                     self.upstream.log(placed.flight, entry);
                 }
                 self.proxy.stats().in_flight.up();
@@ -131,6 +118,90 @@ impl Worker {
                 set_id(self.queries.bytes_mut(at), placed.id);
                 Some(placed)
             }
+        }
+    }
+
+    /// The query waits for the answer to the same one in flight.
+    fn joined(&mut self, flight: Key, logged: Option<Box<Entry>>) {
+        self.proxy.stats().joined.add(1);
+        if let Some(entry) = logged {
+            self.upstream.log(flight, entry);
+        }
+    }
+
+    /// Answers SERVFAIL to a query that finds no place or no socket.
+    fn not_placed(
+        &mut self,
+        error: &PlaceError,
+        mut query: Forward<'_>,
+        (client, server): (SocketAddr, SocketAddr),
+    ) {
+        let code = Rcode::ServFail;
+        reply::to_kept(query.kept, query.question, code, &mut self.own);
+        let (result, failure) = self.not_sent(error);
+        let asked = Asked {
+            question: query.question,
+            endpoint: query.endpoint,
+            client,
+            server,
+            transport: Transport::Udp,
+            identities: query.identities,
+            policy_check: query.policy_check,
+            waited: Duration::ZERO,
+        };
+        self.proxy.notice_failure(&asked, failure);
+        if let Some(entry) = query.logged.take() {
+            let end = End::own(result.text(), code);
+            self.proxy.log(entry, end, self.now);
+        }
+        self.send_own(server, client);
+    }
+
+    /// Sends delayed queries on whose endpoints have a place again, and answers those that have
+    /// waited long enough.
+    pub(super) fn retry_delayed(&mut self) {
+        self.upstream.next_batch(self.in_flight.udp_limit());
+        loop {
+            let (upstream, now) = (&self.upstream, self.now);
+            let Some(next) = self.delayed.next(now, |holder| upstream.has_place(holder)) else {
+                return;
+            };
+            match next {
+                Next::Place(route, query) => {
+                    query.act(|query, message| self.forward_delayed(query, message, route));
+                }
+                Next::Expired(route, query) => {
+                    query.act(|query, _| self.not_placed(&PlaceError::Full, query, route));
+                }
+            }
+        }
+    }
+
+    fn forward_delayed(
+        &mut self,
+        mut query: Forward<'_>,
+        message: &[u8],
+        route: (SocketAddr, SocketAddr),
+    ) {
+        let place = self
+            .upstream
+            .place(&query, message, route, self.now, &self.epoll);
+        match place {
+            Ok(Place::New(placed)) => {
+                if let Some(entry) = query.logged.take() {
+                    self.upstream.log(placed.flight, entry);
+                }
+                self.proxy.stats().in_flight.up();
+                self.own.clear();
+                self.own.extend_from_slice(message);
+                if let Some(edns) = &query.hop_by_hop {
+                    edns.strip_keepalive(&mut self.own);
+                }
+                set_id(&mut self.own, placed.id);
+                self.forward_own(placed);
+            }
+            Ok(Place::Joined(flight)) => self.joined(flight, query.logged.take()),
+            Err(error) => self.not_placed(&error, query, route),
         }
     }
 
@@ -207,6 +278,13 @@ impl Worker {
         };
         self.proxy.stats().queries.inc(result);
         (result, failure)
+    }
+
+    /// Ends the query log's entry of a query that is given up because the process ends.
+    pub(super) fn log_cut(&self, entry: Option<Box<Entry>>) {
+        if let Some(entry) = entry {
+            self.proxy.log(entry, End::unanswered("cut"), self.now);
+        }
     }
 
     /// Ends the query log's entries of a query.

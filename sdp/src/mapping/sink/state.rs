@@ -11,7 +11,7 @@ use crate::{
     mapping::{
         BootTime, Mapping, OnRealised, Realised, Refusal, Release,
         kept::{Kept, Key, Told, Unwritten},
-        lease::LeaseTable,
+        lease::{self, LeaseTable},
         repeat,
     },
     name::Fqdn,
@@ -104,6 +104,17 @@ pub(super) struct Waiting {
     pub(super) on_realised: OnRealised,
 }
 
+/// How an answer stands with the agent's leases.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Standing {
+    /// Some pair has no lease that lasts long enough.
+    None,
+    /// Each has one; the agent is asked to renew them.
+    Renewed,
+    /// Each has one that lasts.
+    Leased,
+}
+
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Wait {
     Held,
@@ -172,10 +183,12 @@ impl State {
         let endpoint = mapping.endpoint;
         let hangs = self.late_in_a_row >= HUNG_AFTER;
         let away = self.agent.is_none() || hangs;
-        let leased = self.is_leased(&mapping, now);
-        if leased {
+        let standing = self.standing(&mapping, now);
+        let leased = standing != Standing::None;
+        if standing == Standing::Leased {
             self.kept.keep_leased(&mapping, self.min_ttl);
         } else {
+            // One that is to be renewed is told although the agent knows it.
             self.kept.keep(&mapping, self.min_ttl);
         }
         let unwritten = self.kept.to_write(&mapping, away);
@@ -260,17 +273,24 @@ impl State {
     /// The rule of release: every pair is leased in this epoch, under the rules
     /// that this proxy applies or later ones, until the client may forget it,
     /// also if it gets the same answer again without our being told.
-    fn is_leased(&self, mapping: &Mapping, now: BootTime) -> bool {
+    fn standing(&self, mapping: &Mapping, now: BootTime) -> Standing {
         let Some((epoch, revision)) = &self.rules else {
-            return false;
+            return Standing::None;
         };
         if self.agent.as_ref() != Some(epoch) {
-            return false;
+            return Standing::None;
         }
-        let again = now.plus(repeat::WITHIN);
-        let until = again.plus_secs(mapping.ttl.max(self.min_ttl).into());
-        self.leases
-            .covers(&mapping.name, &mapping.addresses, until, *revision)
+        let lasts = Duration::from_secs(mapping.ttl.max(self.min_ttl).into());
+        let needed = lease::needed(now.plus(repeat::WITHIN), lasts);
+        let covers = |until| {
+            let (name, addresses) = (&mapping.name, &mapping.addresses);
+            self.leases.covers(name, addresses, until, *revision)
+        };
+        match needed.renewed {
+            _ if !covers(needed.until) => Standing::None,
+            Some(until) if !covers(until) => Standing::Renewed,
+            _ => Standing::Leased,
+        }
     }
 
     /// Has what is kept of the name sent soon: of two answers the longer one counts, address

@@ -96,6 +96,47 @@ fn a_leased_pair_is_released_at_once_and_still_sent() {
     assert!(batch.mappings[0].leased);
 }
 
+/// A lease ends within the hour. An answer that lasts a day is released under it, and the agent is
+/// asked for a new one in time, also where a resolver's TTL counts down and nothing else is new.
+#[test]
+fn the_lease_of_a_long_answer_is_renewed_before_it_is_too_short() {
+    const DAY: u64 = 86_400;
+    let (sink, seen) = (sink(), Seen::default());
+    sink.agent_up(epoch(1), None);
+    sink.rules_applied(epoch(1), 4);
+    let start = BootTime::now();
+    let at = |secs: u64| {
+        let mapping = Mapping {
+            seen_at: start.plus_secs(secs),
+            ttl: u32::try_from(DAY - secs).unwrap(),
+            ..live("a.")
+        };
+        let seen = Arc::clone(&seen);
+        let done = Box::new(move |realised| seen.lock().push(realised));
+        sink.learn_at(mapping, done, start.plus_secs(secs))
+    };
+    let granted = |sequence, secs: u64| Outcome {
+        durable: true,
+        lease_end: Some(start.plus_secs(secs + 3600)),
+        ..realised(sequence, None, 4)
+    };
+    assert_eq!(at(0), Release::Held);
+    let sent = sink.next_batch(start).mappings;
+    sink.results(vec![granted(sent[0].sequence, 0)]);
+    assert_eq!(at(10), Release::Leased);
+    assert!(
+        sink.next_batch(start.plus_secs(11)).is_empty(),
+        "nothing new"
+    );
+    assert_eq!(at(40), Release::Leased);
+    let sent = sink.next_batch(start.plus_secs(41)).mappings;
+    assert_eq!(sent.len(), 1, "the agent is asked again");
+    sink.results(vec![granted(sent[0].sequence, 41)]);
+    assert_eq!(at(90), Release::Leased);
+    // Nobody asked for a while: one answer waits.
+    assert_eq!(at(170), Release::Held);
+}
+
 #[test]
 fn only_what_somebody_waits_for_wakes_the_sender() {
     let woken = |sink: &LinkSink| {

@@ -28,6 +28,10 @@ const MAX_TRANSPARENT: usize = 2048;
 const MAX_QUERIES: u32 = 10_000;
 /// Age at which a socket is replaced.
 const MAX_AGE: Duration = Duration::from_secs(60);
+/// From this many queries, or this age, on its successor is opened as soon as nothing is left to
+/// send: a query that opens it would wait for eight system calls.
+const QUERIES_AHEAD: u32 = MAX_QUERIES - MAX_QUERIES / 8;
+const AGE_AHEAD: Duration = Duration::from_secs(50);
 
 /// A socket to a server, and what waits for answers there.
 pub(super) struct UpSocket {
@@ -38,8 +42,20 @@ pub(super) struct UpSocket {
     pub(super) born: Instant,
     pub(super) used: Instant,
     pub(super) queries: u32,
+    /// Its successor is to be opened.
+    pub(super) aging: bool,
     /// Takes no new queries; closed when nothing waits.
     pub(super) retired: bool,
+}
+
+impl UpSocket {
+    /// Whether it is time to open its successor; says so once.
+    pub(super) fn begins_to_age(&mut self, now: Instant) -> bool {
+        let is_old = self.queries >= QUERIES_AHEAD || now.duration_since(self.born) >= AGE_AHEAD;
+        let begins = is_old && !self.aging;
+        self.aging |= is_old;
+        begins
+    }
 }
 
 /// Who is asked, and as whom.
@@ -137,6 +153,7 @@ impl UdpUpstream {
             born: now,
             used: now,
             queries: 0,
+            aging: false,
             retired: false,
         });
         if let Some(socket) = self.sockets.get(key) {
@@ -218,6 +235,23 @@ impl UdpUpstream {
             self.close(key);
         }
         Ok(())
+    }
+
+    /// Replaces one of the sockets that are soon too old. For when nothing is left to send.
+    pub(crate) fn renew(&mut self, now: Instant, epoll: &Epoll) {
+        let Some(old) = self.aging.pop() else { return };
+        let Some(socket) = self.sockets.get(old) else {
+            return;
+        };
+        let (server, opener) = (socket.server, socket.opener);
+        let own = self.servers.get(&server);
+        let Some(at) = own.and_then(|own| own.iter().position(|key| *key == Some(old))) else {
+            return;
+        };
+        // Where none can be had, the old one goes on until a query finds it too old.
+        if self.open_at((server, opener), at, now, epoll).is_ok() {
+            self.retire(old);
+        }
     }
 
     fn retire(&mut self, key: Key) {

@@ -95,3 +95,29 @@ fn where_no_socket_can_be_had_one_that_is_old_goes_on() {
     let placed = worker.ask(1, last);
     assert!(matches!(placed, Ok(Place::New(_))), "{placed:?}");
 }
+
+#[test]
+fn the_query_that_comes_when_a_socket_is_worn_out_opens_none() {
+    // By number, then by age.
+    for (queries, pause) in [(25_000, Duration::ZERO), (200, Duration::from_secs(1))] {
+        let mut worker = Worker::new();
+        let mut used = Vec::new();
+        for n in 0..queries {
+            let before = worker.upstream.sockets.len();
+            let Ok(Place::New(placed)) = worker.ask(1, 53) else {
+                panic!("query {n} is not placed");
+            };
+            assert!(
+                n == 0 || worker.upstream.sockets.len() == before,
+                "query {n}"
+            );
+            used.push(placed.socket);
+            worker.upstream.remove(placed.flight);
+            worker.upstream.renew(worker.now, &worker.epoll);
+            assert_eq!(worker.upstream.sockets.len(), 1, "the old one is closed");
+            worker.now += pause;
+        }
+        used.dedup();
+        assert!(used.len() >= 3, "{} sockets", used.len());
+    }
+}

@@ -49,6 +49,7 @@ pub(crate) enum Setting {
     DelayMs(u64),
     IdleMs(u64),
     InFlight(usize),
+    GraceMs(u64),
 }
 
 #[derive(Debug)]
@@ -275,6 +276,7 @@ fn setting(words: &mut Words<'_>) -> Result<Setting, String> {
         "delay-ms" => Setting::DelayMs(words.number("number")?),
         "idle-ms" => Setting::IdleMs(words.number("number")?),
         "in-flight" => Setting::InFlight(words.number("number")?),
+        "grace-ms" => Setting::GraceMs(words.number("milliseconds")?),
         word => return Err(unknown(word)),
     })
 }

@@ -102,6 +102,8 @@ pub(super) struct World {
     /// Lease ends by stream, name and address.
     promises: BTreeMap<(StreamId, Fqdn, IpAddr), BootTime>,
     revocations: BTreeMap<u64, (Fqdn, Vec<IpAddr>)>,
+    /// Streams of processes that ended, which the agent did not hear of yet.
+    ended: Vec<StreamId>,
     /// Expired addresses are kept for connections.
     zombies: bool,
     /// Name and address that each connection of the pod is about.
@@ -152,6 +154,7 @@ impl World {
             sent: BTreeMap::new(),
             promises: BTreeMap::new(),
             revocations: BTreeMap::new(),
+            ended: Vec::new(),
             zombies,
             uses: BTreeSet::new(),
         };
@@ -183,6 +186,7 @@ impl World {
             Act::Deliver(proxy) => self.deliver(proxy),
             Act::Connect(proxy) => self.connect(proxy),
             Act::KillProxy(proxy, torn) => self.kill_proxy(proxy, torn),
+            Act::Reap => self.reap(),
             Act::Drain(proxy) => self.drain(proxy),
             Act::Adopt(proxy) => {
                 if let Some(file) = self.orphans.pop() {
@@ -437,6 +441,16 @@ impl World {
             && self.agent
         {
             self.event(Event::StreamDown(stream));
+            self.ended.push(stream);
+        }
+    }
+
+    fn reap(&mut self) {
+        let ended = std::mem::take(&mut self.ended);
+        if self.agent && !ended.is_empty() {
+            self.promises
+                .retain(|(stream, _, _), _| !ended.contains(stream));
+            self.event(Event::HolderEnded(ended));
         }
     }
 
@@ -459,6 +473,7 @@ impl World {
         self.published = None;
         self.promises.clear();
         self.revocations.clear();
+        self.ended.clear();
         for (_, proxy) in &mut self.proxies {
             if proxy.stream.is_some() {
                 proxy.down.push_back(Down::Closed);
@@ -568,6 +583,7 @@ impl World {
 
     /// Until nobody has anything to do.
     fn settle(&mut self) {
+        self.reap();
         for _ in 0..20 {
             for proxy in 0..PROXIES {
                 self.write(proxy);

@@ -6,7 +6,7 @@ use rand::Rng;
 
 use super::{super::flight::Flight, Connection};
 use crate::{
-    listener::{SocketOptions, tcp::upstream::Behalf},
+    listener::{SocketOptions, delayed::DelayedQuery, tcp::upstream::Behalf},
     notice::Failure,
     policy::rule::Transport,
     proxy::{
@@ -21,10 +21,10 @@ use crate::{
 impl Connection {
     /// Judges the queries that have come whole.
     pub(super) fn take_queries(&mut self) {
+        self.retry_delayed();
         let mut message = std::mem::take(&mut self.message);
         while self.may_read() && self.reader.take(&mut message) {
             self.last_activity = self.now;
-            self.first_query = None;
             self.taken += 1;
             self.query(&message);
         }
@@ -45,11 +45,29 @@ impl Connection {
             Outcome::Reply => self.out.push(&self.own),
             Outcome::Forward(query) => {
                 let holder = Holder::from(query.endpoint);
+                let grace = proxy.config().in_flight_grace;
                 match self.shared.in_flight.tcp_seat(holder) {
                     Some(seat) => self.forward(query, message, seat),
-                    None => self.shed(query),
+                    None if grace.is_zero() => self.shed(query),
+                    None => {
+                        let until = self.now + grace;
+                        self.delayed = Some(DelayedQuery::new(query, message, until));
+                    }
                 }
             }
+        }
+    }
+
+    /// Sends the delayed query on if there is a place now, or answers it if it has waited long
+    /// enough.
+    fn retry_delayed(&mut self) {
+        let Some(query) = self.delayed.take() else {
+            return;
+        };
+        match self.shared.in_flight.tcp_seat(query.holder()) {
+            Some(seat) => query.act(|query, message| self.forward(query, message, seat)),
+            None if self.now >= query.until() => query.act(|query, _| self.shed(query)),
+            None => self.delayed = Some(query),
         }
     }
 

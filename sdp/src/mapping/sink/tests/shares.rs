@@ -187,3 +187,54 @@ fn a_batch_that_cannot_be_sent_yet_does_not_keep_the_sender_busy() {
     assert!(last.is_empty(), "all that may go is sent");
     assert!(sink.status().queued > 0);
 }
+
+/// What was learned for an endpoint while the agent was away, in this process and in the next.
+#[test]
+fn large_answers_of_one_endpoint_cost_another_no_name_while_the_agent_is_away() {
+    let dir = tempfile::tempdir().unwrap();
+    let (sink, journal) = journalled(dir.path());
+    let names: Vec<String> = (0..30).map(|n| format!("b{n}.")).collect();
+    for name in &names {
+        sink.learn(of(2, name), Box::new(|_| {}));
+    }
+    // More than is kept, and more than twice what the journal holds.
+    let large = |n: u32| {
+        let address = |of: u32| IpAddr::from((0x0b00_0000 + of).to_be_bytes());
+        Mapping {
+            addresses: (0..1024).map(address).collect(),
+            ttl: 3600,
+            ..of(1, &format!("a{n}."))
+        }
+    };
+    for n in 0..220 {
+        sink.learn(large(n), Box::new(|_| {}));
+    }
+    assert!(sink.status().dropped > 0);
+    let told = |sink: &LinkSink| {
+        sink.agent_up(epoch(1), None);
+        let mut told = std::collections::BTreeSet::new();
+        while let sent = sink.next_batch(BootTime::now()).mappings
+            && !sent.is_empty()
+        {
+            let other = sent
+                .into_iter()
+                .filter(|out| out.mapping.endpoint.id.0 == 2);
+            told.extend(other.map(|out| out.mapping.name.as_str().to_owned()));
+        }
+        told.len()
+    };
+    assert_eq!(told(&sink), 30);
+
+    soon("all is written", || {
+        journal.status().dropped > 0 && journal.take().0.is_empty()
+    });
+    let killed = tempfile::tempdir().unwrap();
+    let path = killed.path().join("killed.journal");
+    std::fs::copy(journal.status().path.unwrap(), path).unwrap();
+    let (next, journal) = journalled(killed.path());
+    soon("it is taken up", || {
+        journal.stats().adopted_files.get() == 1
+    });
+    soon("by the sink", || next.status().kept >= 30);
+    soon("with all names", || told(&next) == 30);
+}

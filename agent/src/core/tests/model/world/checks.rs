@@ -42,7 +42,12 @@ impl World {
                 continue;
             };
             // How far a journal may be behind: see `BEHIND` in the proxy.
-            let behind = |at: BootTime| at.plus_secs(u64::from(TTLS[3]) / 8 + 1);
+            let same = self
+                .answers
+                .iter()
+                .filter(|other| other.name == answer.name);
+            let longest = same.map(|other| other.ttl).max().unwrap_or(TTLS[0]);
+            let behind = |at: BootTime| at.plus_secs(u64::from(longest) / 8 + 1);
             let cleaned = self.cleaned.get(&answer.name);
             if answer.shaken && cleaned.is_some_and(|cleaned| at <= behind(*cleaned)) {
                 continue;
@@ -63,7 +68,7 @@ impl World {
             }
         }
         // TTL, slack or what a journal adds, and what comes after a lease.
-        self.act(Act::Wait(1_000_000));
+        self.act(Act::Wait((u64::from(TTLS[4]) + 1000) * 1000));
         self.act(Act::Settle);
         self.uses.clear();
         for _ in 0..3 {

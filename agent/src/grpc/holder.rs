@@ -1,0 +1,133 @@
+//! Which processes hold leases, and that those of a process that ended are over.
+//!
+//! A mapping stream that ends says nothing about the process behind it: it may go on answering
+//! under the leases that it has. The end of the process does, which its pidfd shows.
+
+use std::{
+    collections::VecDeque,
+    os::fd::{AsFd as _, OwnedFd},
+    sync::Arc,
+    time::Duration,
+};
+
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use parking_lot::Mutex;
+use tokio_util::sync::CancellationToken;
+
+use crate::{
+    core::event::{Event, StreamId},
+    runner::CoreHandle,
+};
+
+/// Processes followed at once. Leases of others last to their end, an hour at most.
+const MAX_PROCESSES: usize = 512;
+/// Streams remembered of one process; the oldest are forgotten.
+const MAX_STREAMS: usize = 256;
+/// Between two looks for processes that have ended.
+const POLL_INTERVAL: Duration = Duration::from_millis(250);
+
+/// The processes that are followed. Clones share them.
+#[derive(Clone, Debug, Default)]
+pub struct Holders(Arc<Mutex<Vec<Followed>>>);
+
+#[derive(Debug)]
+struct Followed {
+    pid: i32,
+    process: Arc<OwnedFd>,
+    streams: VecDeque<StreamId>,
+}
+
+impl Holders {
+    /// Remembers the process at the other end of a stream, until it has ended.
+    pub fn follow(&self, pid: i32, process: Arc<OwnedFd>, stream: StreamId) {
+        if has_ended(&process) {
+            // Another process has the connection now, and which one cannot be known.
+            return;
+        }
+        let mut followed = self.0.lock();
+        // No other process has the number of one that lives.
+        let known = followed
+            .iter_mut()
+            .find(|known| known.pid == pid && !has_ended(&known.process));
+        if let Some(known) = known {
+            known.streams.push_back(stream);
+            if known.streams.len() > MAX_STREAMS {
+                known.streams.pop_front();
+            }
+        } else if followed.len() < MAX_PROCESSES {
+            followed.push(Followed {
+                pid,
+                process,
+                streams: [stream].into(),
+            });
+        }
+    }
+
+    /// Tells the core which streams' processes have ended, until stopped.
+    pub async fn run(self, core: CoreHandle, stop: CancellationToken) {
+        loop {
+            tokio::select! {
+                () = tokio::time::sleep(POLL_INTERVAL) => {}
+                () = stop.cancelled() => return,
+            }
+            let ended = self.take_ended();
+            if !ended.is_empty() && core.tell(Event::HolderEnded(ended)).await.is_err() {
+                return;
+            }
+        }
+    }
+
+    fn take_ended(&self) -> Vec<StreamId> {
+        let mut followed = self.0.lock();
+        let ended = followed.extract_if(.., |known| has_ended(&known.process));
+        ended.flat_map(|known| known.streams).collect()
+    }
+}
+
+fn has_ended(process: &OwnedFd) -> bool {
+    let mut polled = [PollFd::new(process.as_fd(), PollFlags::POLLIN)];
+    // If the call fails, nothing is known: the leases last to their end.
+    poll(&mut polled, PollTimeout::ZERO).is_ok_and(|ready| ready > 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A descriptor that looks like a process: readable once the other end is dropped.
+    fn process() -> (Arc<OwnedFd>, OwnedFd) {
+        let (reader, writer) = nix::unistd::pipe().unwrap();
+        (Arc::new(reader), writer)
+    }
+
+    fn pid_is_reused(first: &str) -> Vec<StreamId> {
+        let holders = Holders::default();
+        let (one, lives) = process();
+        let (other, _lives) = process();
+        holders.follow(7, Arc::clone(&one), StreamId(1));
+        holders.follow(7, one, StreamId(2));
+        if first == "ends" {
+            drop(lives);
+            holders.follow(7, other, StreamId(3));
+            return holders.take_ended();
+        }
+        let none = holders.take_ended();
+        drop(lives);
+        none
+    }
+
+    #[test]
+    fn streams_of_a_process_end_with_it_and_with_no_other_of_its_number() {
+        assert_eq!(pid_is_reused("ends"), [StreamId(1), StreamId(2)]);
+        assert_eq!(pid_is_reused("lives"), []);
+    }
+
+    #[test]
+    fn a_process_that_passed_its_connection_on_is_not_followed() {
+        let holders = Holders::default();
+        let (process, lives) = process();
+        drop(lives);
+        holders.follow(7, process, StreamId(1));
+        assert_eq!(holders.take_ended(), []);
+    }
+}

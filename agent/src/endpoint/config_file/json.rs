@@ -58,9 +58,6 @@ struct File<H> {
         skip_serializing_if = "Option::is_none"
     )]
     own_rules: Option<OwnRules>,
-    // Learned names come after this, and nothing else does: a proxy that starts reads no further.
-    #[serde(rename = "HoldfastKey", default)]
-    key: String,
     #[serde(
         rename = "HoldfastOnBridge",
         default,
@@ -73,6 +70,9 @@ struct File<H> {
         skip_serializing_if = "Link::is_empty"
     )]
     link: Link,
+    // Learned names come after this, and nothing else does: a proxy that starts reads no further.
+    #[serde(rename = "HoldfastKey", default)]
+    key: String,
     #[serde(rename = "DNSHistory", default)]
     history: Option<Vec<H>>,
     #[serde(rename = "DNSZombies", default)]

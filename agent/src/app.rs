@@ -1,11 +1,6 @@
 //! Composition root: everything the agent is made of, in start order.
 
-use std::{
-    os::unix::net::UnixStream,
-    path::{Path, PathBuf},
-    sync::Arc,
-    time::Duration,
-};
+use std::{os::unix::net::UnixStream, path::Path, sync::Arc, time::Duration};
 
 use anyhow::{Context as _, Result, bail};
 use holdfast_sdp::{descriptors::Descriptors, mapping::BootTime, policy::rule::RulesOf, wall_time};
@@ -47,7 +42,7 @@ use crate::{
     health::{self, Health},
     lane::Lane,
     liveness, node,
-    policy::source::dir::PolicyDir,
+    policy::source::{dir::PolicyDir, last_good::LastGood},
     proxies::{Proxies, RulesTable},
     restore::{self, Found},
     runner::{self, CoreHandle, CoreThread, Inbox},
@@ -80,6 +75,7 @@ pub async fn run(mut config: Config) -> Result<()> {
         ipv6: config.ipv6,
         sizes: config.map_sizes,
         transparent: config.transparent,
+        dns_quota: config.dns_quota,
         sdp_group: config.sdp_group,
     };
     let channel = runner::channel();
@@ -199,7 +195,15 @@ impl Agent {
         let endpoint_files = found.restored.endpoints.iter();
         let of_boot = endpoint_files.filter(|file| file.is_of_boot(&epoch.boot_id));
         let restored_endpoints = of_boot.map(EndpointFile::spec).collect();
-        let damaged = Arc::new(found.damaged);
+        let mut damaged = found.damaged;
+        let policies = match &config.policy_dir {
+            Some(dir) => {
+                let kept = LastGood::open(files.dir(), dir, &mut damaged)?;
+                Some((WatchedDir::new(dir), PolicyDir::with_last_good(dir, kept)))
+            }
+            None => None,
+        };
+        let damaged = Arc::new(damaged);
         let proxies = Proxies::default();
         let core = Core::new(core_config(&config, &epoch), found.restored);
         let (core, thread) = runner::start(channel, core, datapath, proxies.clone())
@@ -221,7 +225,7 @@ impl Agent {
             &tasks,
             &stop,
         )?;
-        policy_source(config.policy_dir.clone(), &core, &tasks, &stop);
+        policy_source(policies, &core, &tasks, &stop);
         tasks.spawn(liveness::run(
             maps.clone(),
             core.clone(),
@@ -443,7 +447,7 @@ fn endpoint_source(
 }
 
 fn policy_source(
-    dir: Option<PathBuf>,
+    policies: Option<(WatchedDir, PolicyDir)>,
     core: &CoreHandle,
     tasks: &TaskTracker,
     stop: &CancellationToken,
@@ -451,14 +455,12 @@ fn policy_source(
     let core = core.clone();
     let stop = stop.clone();
     tasks.spawn(async move {
-        let Some(dir) = dir else {
+        let Some((watched, mut source)) = policies else {
             for event in [SourceEvent::Init, SourceEvent::InitDone] {
                 let _stopped = core.tell(Event::Policies(event)).await;
             }
             return;
         };
-        let watched = WatchedDir::new(&dir);
-        let mut source = PolicyDir::new(&dir);
         let mut first = true;
         loop {
             let looked = tokio::task::spawn_blocking(move || {

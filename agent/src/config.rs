@@ -102,6 +102,9 @@ pub struct Config {
     pub identity_restore_grace: Duration,
     /// Sizes of maps that are not there yet.
     pub map_sizes: MapSizes,
+    /// Datagrams and new connections per second that each endpoint may send to the DNS proxy;
+    /// 0 = any number.
+    pub dns_quota: u32,
     /// Between two looks into the conntrack maps.
     pub conntrack_gc_interval: Duration,
     /// Between two passes that compare the maps with what they should hold.
@@ -235,6 +238,7 @@ impl TryFrom<RunArgs> for Config {
             max_ips_per_restored_rule: args.dns_max_ips_per_restored_rule,
             identity_restore_grace: args.identity_restore_grace_period,
             map_sizes,
+            dns_quota: args.endpoint_dns_quota,
             conntrack_gc_interval: args.conntrack_gc_interval,
             reconcile_interval: args.reconcile_interval,
         })

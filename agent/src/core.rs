@@ -20,6 +20,7 @@ pub mod directory;
 mod endpoints;
 pub mod event;
 mod flush;
+mod hold;
 mod identities;
 mod mappings;
 pub mod plan;
@@ -81,6 +82,7 @@ impl Core {
             }
             Event::GoOn => state.change_policy(&mut plan),
             Event::PoliciesRejected(errors) => state.rejected = errors,
+            Event::PoliciesUncertain(uncertain) => state.on_policies_uncertain(uncertain),
             Event::Endpoints(event) => state.on_endpoint(&mut plan, event),
             Event::NodeAddresses(addresses) => state.on_node_addresses(&mut plan, &addresses),
             Event::Mappings(mappings) => state.on_mappings(&mut plan, mappings),
@@ -182,7 +184,7 @@ impl Core {
             state.names.next_deadline(),
             state.retry_at,
             // It waits for the end of a change of policy.
-            state.restore_until.filter(|_| !state.is_halfway()),
+            state.restore_until.filter(|_| state.may_end_restore()),
             revocation,
         ];
         let file = file.filter(|_| state.sync.done);
@@ -247,6 +249,7 @@ impl State {
         self.revision = self.revision.max(1);
         self.restore_until = Some(self.now.plus(self.config.restore_grace));
         self.await_names();
+        self.hold_endpoints();
         self.relabel(plan);
         self.preallocate_early();
         self.flush(plan);

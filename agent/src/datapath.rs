@@ -1,5 +1,6 @@
 //! From a plan to the kernel.
 
+pub mod conntrack;
 pub mod events;
 pub mod files;
 pub mod interfaces;
@@ -10,4 +11,5 @@ mod notes;
 pub mod notrack;
 pub mod plan;
 pub mod program;
+pub mod quota;
 pub mod routing;

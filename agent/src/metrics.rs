@@ -296,9 +296,7 @@ impl Sample {
                 .collect::<Vec<_>>()
         };
         let (number, bytes): (Value, Value) = (|c| c.packets, |c| c.bytes);
-        let trouble = |r: Reason| matches!(r, Reason::EventLost | Reason::ConntrackFull);
-        let passed =
-            |r: Reason| !r.is_drop() && !matches!(r, Reason::EventLost | Reason::ConntrackFull);
+        let passed = |r: Reason| !r.is_drop() && !r.is_trouble();
         out.counters(
             "drop_count",
             "Packets of endpoints that were dropped, by reason",
@@ -321,8 +319,8 @@ impl Sample {
         )?;
         out.counters(
             "datapath_troubles",
-            "What the datapath could not do, though the packet passed",
-            &packets(trouble, number),
+            "What the datapath could not do or undid, though the packet passed",
+            &packets(Reason::is_trouble, number),
         )?;
         out.gauge(
             "restore_damaged_files",

@@ -116,7 +116,7 @@ impl FileError {
 /// anything: these are refused by their type.
 pub fn read_file(path: &Path) -> Result<String, FileError> {
     check(&fs::metadata(path)?)?;
-    // It may have been replaced since: a pipe opened like this waits for nobody.
+    // It may have been replaced since: opening a pipe like this does not wait.
     let file = fs::OpenOptions::new()
         .read(true)
         .custom_flags(OFlag::O_NONBLOCK.bits() | OFlag::O_NOCTTY.bits())

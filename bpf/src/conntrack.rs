@@ -4,15 +4,16 @@ use aya_ebpf::helpers::bpf_ktime_get_ns;
 use shared_maps::{
     Be16, FAMILY_IPV4,
     conntrack::{
-        CtKey4, CtKey6, CtValue, DIR_OUT, FLAG_FROM_PROXY, FLAG_PROXY_REDIRECT, FLAG_RX_CLOSING,
-        FLAG_SEEN_NON_SYN, FLAG_TX_CLOSING, LIFETIME_ANY, LIFETIME_CLOSE, LIFETIME_SYN,
-        LIFETIME_TCP,
+        CtKey4, CtKey6, CtValue, DIR_OUT, FLAG_ANSWERED, FLAG_FROM_PROXY, FLAG_PROXY_REDIRECT,
+        FLAG_RX_CLOSING, FLAG_SEEN_NON_SYN, FLAG_TX_CLOSING, LIFETIME_ANY, LIFETIME_CLOSE,
+        LIFETIME_SYN, LIFETIME_TCP,
     },
 };
 
 use crate::{
     maps::{CT_ANY4, CT_ANY6, CT_TCP4, CT_TCP6},
     packet::{Packet, TCP, TCP_FIN, TCP_RST, TCP_SYN, UDP},
+    quota, unanswered,
 };
 
 const CLOSED: u16 = FLAG_RX_CLOSING | FLAG_TX_CLOSING;
@@ -121,14 +122,15 @@ pub(crate) fn is_opened(value: *mut CtValue, packet: &Packet) -> bool {
 
 /// Notes a packet on its connection: counters, TCP state, lifetime.
 #[inline(always)]
-pub(crate) fn touch(value: *mut CtValue, packet: &Packet, side: Side, now: u32) {
+pub(crate) fn touch(value: *mut CtValue, packet: &Packet, side: Side, role: As, now: u32) {
     // SAFETY: as in `find`. Two CPUs at once may lose a count (the target has
     // no atomic addition); flags are only ever set, and a lost one is set
     // again by the next packet.
     unsafe {
         (*value).packets += 1;
         (*value).bytes += u64::from(packet.len);
-        let mut flags = (*value).flags;
+        let before = (*value).flags;
+        let mut flags = before;
         let lifetime = if packet.protocol == TCP {
             if side == Side::Local {
                 (*value).tx_flags_seen |= packet.tcp_flags;
@@ -139,7 +141,22 @@ pub(crate) fn touch(value: *mut CtValue, packet: &Packet, side: Side, now: u32) 
         } else {
             now + LIFETIME_ANY
         };
-        if flags != (*value).flags {
+        let open = flags & CLOSED != CLOSED;
+        if open && flags & FLAG_ANSWERED == 0 {
+            let answered = if packet.protocol == TCP {
+                (*value).tx_flags_seen != 0
+                    && (*value).rx_flags_seen != 0
+                    && flags & FLAG_SEEN_NON_SYN != 0
+            } else {
+                role == As::Reply
+            };
+            if answered && quota::hold(packet, now) {
+                flags |= FLAG_ANSWERED;
+            }
+        } else if !open && before & CLOSED != CLOSED && flags & FLAG_ANSWERED != 0 {
+            quota::release(packet);
+        }
+        if flags != before {
             (*value).flags = flags;
         }
         if lifetime != (*value).lifetime {
@@ -216,6 +233,12 @@ pub(crate) fn forward(
             let ended = (*value).lifetime < now
                 || (packet.is_syn() && flags & (FLAG_RX_CLOSING | FLAG_TX_CLOSING) != 0);
             if ended {
+                if flags & FLAG_ANSWERED != 0 && flags & CLOSED != CLOSED {
+                    quota::release(packet);
+                }
+                if !unanswered::admit(packet, direction) {
+                    return Forwarded::Full;
+                }
                 (*value).flags = kind;
                 (*value).tx_flags_seen = 0;
                 (*value).rx_flags_seen = 0;
@@ -225,13 +248,16 @@ pub(crate) fn forward(
                 (*value).flags = flags & !KIND | kind;
             }
             (*value).src_sec_id = source_identity;
-            touch(value, packet, side, now);
+            touch(value, packet, side, As::Forward, now);
             return if ended {
                 Forwarded::New
             } else {
                 Forwarded::Known
             };
         }
+    }
+    if !unanswered::admit(packet, direction) {
+        return Forwarded::Full;
     }
     let mut flags = kind;
     let lifetime = if packet.protocol == TCP {

@@ -5,9 +5,15 @@ use shared_maps::{
     FAMILY_IPV4,
     event::Reason,
     fragment::{FragmentKey, FragmentValue},
+    quota::Limit,
 };
 
-use crate::{config, maps::FRAGMENTS, packet::Packet};
+use crate::{
+    config,
+    maps::{FRAGMENTED, FRAGMENTS},
+    packet::Packet,
+    quota,
+};
 
 /// How long a first fragment speaks for the rest, nanoseconds: as long as the
 /// stack waits for them (`net.ipv4.ipfrag_time`).
@@ -41,7 +47,24 @@ pub(crate) fn remember(packet: &Packet, egress: u8, mark: u32, pass: bool) -> bo
         mark,
         pass: u32::from(pass),
     };
-    FRAGMENTS.insert(key(packet, egress), value, 0).is_ok()
+    let key = key(packet, egress);
+    let known = FRAGMENTS.get_ptr(key).is_some();
+    (known || quota::admit(&FRAGMENTED, &key, displace)) && FRAGMENTS.insert(key, value, 0).is_ok()
+}
+
+/// Fragments of one datagram follow one another within that time, nanoseconds.
+const TOGETHER_NS: u64 = 1_000_000_000;
+
+#[inline(never)]
+fn displace(key: &FragmentKey) {
+    let Some(value) = FRAGMENTS.get_ptr(*key) else {
+        return;
+    };
+    // SAFETY: the helper has no preconditions; map values live as long as the program runs.
+    let age = unsafe { bpf_ktime_get_ns().saturating_sub((*value).seen_at) };
+    if FRAGMENTS.remove(*key).is_ok() && age < TOGETHER_NS {
+        quota::displaced(Limit::Fragments);
+    }
 }
 
 /// Mark for a later fragment, or why it is dropped.

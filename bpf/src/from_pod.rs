@@ -17,7 +17,7 @@ use crate::{
     maps::{self, SCRATCH},
     neighbour,
     packet::{ETH_LEN, ETH_P_ARP, ETH_P_IP, ETH_P_IPV6, Fragment, Packet, ether_type, parse_ip},
-    policy, recent, redirect, transparent,
+    policy, quota, recent, redirect, transparent,
 };
 
 /// `TCX_NEXT`: programs after ours at this interface run, then the stack.
@@ -146,7 +146,7 @@ fn judge_flow(
         if let Some(value) = conntrack::find(packet, DIR_IN, As::Reply, now)
             && (conntrack::is_opened(value, packet) || !policy::redirects(packet))
         {
-            conntrack::touch(value, packet, Side::Local, now);
+            conntrack::touch(value, packet, Side::Local, As::Reply, now);
             return Ok((0, Reason::Reply));
         }
     }
@@ -155,6 +155,9 @@ fn judge_flow(
     trace.remote_identity = identity;
     let judged = policy::judge(packet, identity, EGRESS);
     let proxy = judged.unwrap_or(0);
+    if proxy != 0 && !quota::admits_to_proxy(packet) {
+        return Err(Reason::OverQuota);
+    }
     let noted = !packet.is_redirectable() || redirect::set(packet, proxy);
     judged?;
     if !noted {

@@ -31,10 +31,12 @@ mod maps;
 mod neighbour;
 mod packet;
 mod policy;
+mod quota;
 mod recent;
 mod redirect;
 mod to_pod;
 mod transparent;
+mod unanswered;
 
 use aya_ebpf::{macros::classifier, programs::TcContext};
 

@@ -3,7 +3,8 @@
 use aya_ebpf::{
     macros::map,
     maps::{
-        Array, HashMap, LpmTrie, LruHashMap, LruPerCpuHashMap, PerCpuArray, RingBuf, lpm_trie::Key,
+        Array, HashMap, LpmTrie, LruHashMap, LruPerCpuHashMap, PerCpuArray, Queue, RingBuf,
+        lpm_trie::Key,
     },
 };
 use shared_maps::{
@@ -15,10 +16,11 @@ use shared_maps::{
     lxc::{self, LxcKey, LxcValue},
     policy::{self, PolicyKey, PolicyValue},
     policystats::{self, PolicyStatsKey, PolicyStatsValue},
+    quota::{self, QuotaKey},
     redirect::{self, RedirectKey, RedirectValue, v1},
 };
 
-use crate::{address::Address, config, packet::Packet};
+use crate::{address::Address, config, packet::Packet, unanswered::Flow};
 
 /// Key of an LPM trie without its prefix length: what [`LpmTrie`] is generic over.
 pub(crate) type IpcacheSuffix = [u8; size_of::<IpcacheKey>() - 4];
@@ -75,6 +77,38 @@ pub(crate) static EVENTS: RingBuf = RingBuf::pinned(event::RING_BYTES, 0);
 #[map(name = "hf_metrics_v1")]
 pub(crate) static COUNTERS: PerCpuArray<Counter> = PerCpuArray::pinned(event::COUNTERS, 0);
 
+#[map(name = "hf_quota_v1")]
+pub(crate) static QUOTAS: LruPerCpuHashMap<QuotaKey, Counter> =
+    LruPerCpuHashMap::pinned(quota::MAX_ENTRIES, 0);
+
+#[map(name = "hf_held_v1")]
+pub(crate) static HELD: Array<u32> = Array::pinned(quota::HELD_ENTRIES, 0);
+
+/// Connections of the endpoint that nobody answered yet, oldest first: those
+/// that it opened. Not pinned, so each endpoint has its own; the loader sets the
+/// size, of the other direction as well.
+#[map(name = "UNANSWERED_OUT")]
+pub(crate) static UNANSWERED_OUT: Queue<Flow> = Queue::with_max_entries(4096, 0);
+
+/// The same, of those that the other side opened.
+#[map(name = "UNANSWERED_IN")]
+pub(crate) static UNANSWERED_IN: Queue<Flow> = Queue::with_max_entries(4096, 0);
+
+/// Fragmented datagrams of the endpoint, oldest first; not pinned.
+#[map(name = "FRAGMENTED")]
+pub(crate) static FRAGMENTED: Queue<FragmentKey> =
+    Queue::with_max_entries(fragment::MAX_ENTRIES / 32, 0);
+
+/// Servers of the endpoint that are noted in [`REDIRECTS`], oldest first; not pinned.
+#[map(name = "SERVERS")]
+pub(crate) static SERVERS: Queue<RedirectKey> =
+    Queue::with_max_entries(redirect::MAX_ENTRIES / 64, 0);
+
+/// When the endpoint's packets to the proxy would have been sent at its rate,
+/// nanoseconds; not pinned.
+#[map(name = "PROXY_CLOCK")]
+pub(crate) static PROXY_CLOCK: Array<u64> = Array::with_max_entries(1, 0);
+
 /// Event budget by reason; not pinned, so each endpoint has its own.
 #[map(name = "BUDGET")]
 pub(crate) static BUDGET: PerCpuArray<Budget> = PerCpuArray::with_max_entries(event::COUNTERS, 0);
@@ -106,6 +140,10 @@ pub(crate) struct Scratch {
     pub(crate) packet: Packet,
     /// The packet that an ICMP error quotes.
     pub(crate) quoted: Packet,
+    /// A connection that begins.
+    pub(crate) flow: Flow,
+    /// What a queue of [`crate::quota`] gives up.
+    pub(crate) displaced: [u64; 8],
 }
 
 /// Identity behind an address, if the ipcache knows it.

@@ -4,14 +4,16 @@ use aya_ebpf::programs::TcContext;
 use shared_maps::{
     Be16, FAMILY_IPV4,
     event::Reason,
+    quota::Limit,
     redirect::{RedirectKey, RedirectValue, v1},
 };
 
 use crate::{
     address::Address,
     config,
-    maps::{REDIRECTS, REDIRECTS_V1},
+    maps::{REDIRECTS, REDIRECTS_V1, SERVERS},
     packet::Packet,
+    quota,
 };
 
 /// `PACKET_HOST`: for this node.
@@ -107,7 +109,15 @@ fn set_v2(server: &Server, pod: Address, proxy: u16, ifindex: u32) -> bool {
         pad: 0,
         ifindex,
     };
-    REDIRECTS.insert(key, value, 0).is_ok()
+    quota::admit(&SERVERS, &key, displace) && REDIRECTS.insert(key, value, 0).is_ok()
+}
+
+/// The next packet to the server makes its note again.
+#[inline(never)]
+fn displace(key: &RedirectKey) {
+    if REDIRECTS.remove(*key).is_ok() {
+        quota::displaced(Limit::Servers);
+    }
 }
 
 /// The previous release's `steer` drops what an entry without a port is about, so that the entry

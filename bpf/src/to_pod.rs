@@ -180,7 +180,7 @@ fn judge_flow(ctx: &TcContext, packet: &Packet, trace: &mut Trace) -> Result<Rea
                 if conntrack::is_redirected(value) && !origin.is_proxy() {
                     return Err(Reason::ForgedAnswer);
                 }
-                conntrack::touch(value, packet, Side::Remote, now);
+                conntrack::touch(value, packet, Side::Remote, As::Reply, now);
                 return Ok(Reason::Reply);
             }
             // The note may be evicted: then policy says where the pod's packets go.

@@ -124,12 +124,28 @@ pub fn with_kernel(test: impl FnOnce(&mut Kernel) -> Result<()> + Send) {
 
 /// As [`with_kernel`]; `dual` is whether the node has both families.
 pub fn with_stacks(dual: bool, test: impl FnOnce(&mut Kernel) -> Result<()> + Send) {
+    with_config(|root| config(root, dual), test);
+}
+
+/// As [`with_kernel`]; each endpoint may send so many packets per second to the proxy.
+pub fn with_dns_quota(packets: u32, test: impl FnOnce(&mut Kernel) -> Result<()> + Send) {
+    let config = |root: &Path| KernelConfig {
+        dns_quota: packets,
+        ..config(root, true)
+    };
+    with_config(config, test);
+}
+
+fn with_config(
+    config: impl FnOnce(&Path) -> KernelConfig + Send,
+    test: impl FnOnce(&mut Kernel) -> Result<()> + Send,
+) {
     let result = std::thread::scope(|scope| {
         scope
             .spawn(|| {
                 unshare(CloneFlags::CLONE_NEWNET)
                     .context("make a network namespace (this needs root)")?;
-                test(&mut Kernel::new(dual)?)
+                test(&mut Kernel::new(config)?)
             })
             .join()
             .unwrap_or_else(|panic| std::panic::resume_unwind(panic))
@@ -140,11 +156,11 @@ pub fn with_stacks(dual: bool, test: impl FnOnce(&mut Kernel) -> Result<()> + Se
 }
 
 impl Kernel {
-    fn new(dual: bool) -> Result<Self> {
+    fn new(config: impl FnOnce(&Path) -> KernelConfig) -> Result<Self> {
         let number = COUNT.fetch_add(1, Ordering::Relaxed);
         let name = format!("/sys/fs/bpf/hf-kernel-{}-{number}", std::process::id());
         let root = Root(PathBuf::from(name));
-        let mut datapath = KernelDatapath::prepare(&config(&root.0, dual), Box::new(NoFiles))
+        let mut datapath = KernelDatapath::prepare(&config(&root.0), Box::new(NoFiles))
             .context("prepare the datapath (this needs root and a BPF file system)")?;
         datapath.apply(&Step::CreatePolicyMap(ENDPOINT))?;
         for peer in [PEER4, PEER6] {
@@ -222,6 +238,16 @@ impl Kernel {
         self.run("from_pod", frame, 0, 0)
     }
 
+    /// As [`Self::send`], without a look at the verdict: for floods.
+    pub fn pass(&mut self, frame: &[u8]) -> Result<()> {
+        let options = TestRunOptions {
+            data_in: Some(frame),
+            ..TestRunOptions::default()
+        };
+        program(&mut self.programs, "from_pod")?.test_run(options)?;
+        Ok(())
+    }
+
     /// The pod is sent a frame.
     pub fn receive(&mut self, frame: &[u8], from: From) -> Result<Verdict> {
         match from {
@@ -259,7 +285,8 @@ impl Kernel {
         let moved: Vec<Reason> = Reason::ALL
             .into_iter()
             .zip(before.into_iter().zip(after))
-            .filter(|(_, (before, after))| before != after)
+            // What a packet displaces is counted beside the packet itself.
+            .filter(|(reason, (before, after))| before != after && !reason.is_trouble())
             .map(|(reason, _)| reason)
             .collect();
         ensure!(moved.len() == 1, "counters that moved: {moved:?}");
@@ -347,6 +374,7 @@ pub fn config(root: &Path, dual: bool) -> KernelConfig {
             ..MapSizes::default()
         },
         transparent: false,
+        dns_quota: 0,
         sdp_group: 0,
     }
 }

@@ -4,8 +4,8 @@ use holdfast_e2e::kernel::{From, IDENTITY, Kernel, PEER, PEER4, PEER6, POD4, POD
 use holdfast_e2e::packet::{ACK, FIN, Packet, RST, SYN, Transport, tcp, udp};
 use shared_maps::Be16;
 use shared_maps::conntrack::{
-    CtKey4, CtKey6, CtValue, DIR_IN, DIR_OUT, FLAG_RX_CLOSING, FLAG_SEEN_NON_SYN, FLAG_TX_CLOSING,
-    LIFETIME_ANY, LIFETIME_CLOSE, LIFETIME_SYN, LIFETIME_TCP,
+    CtKey4, CtKey6, CtValue, DIR_IN, DIR_OUT, FLAG_ANSWERED, FLAG_RX_CLOSING, FLAG_SEEN_NON_SYN,
+    FLAG_TX_CLOSING, LIFETIME_ANY, LIFETIME_CLOSE, LIFETIME_SYN, LIFETIME_TCP,
 };
 use shared_maps::event::Reason;
 use shared_maps::policy::{EGRESS, INGRESS};
@@ -103,7 +103,7 @@ fn lifetimes_follow_the_state() {
         k.send(&out(tcp(4000, 80, ACK)))?;
         let established = entry(k, TCP, 4000, 80)?;
         assert!(lives(&established, LIFETIME_TCP));
-        assert_eq!(established.flags, FLAG_SEEN_NON_SYN);
+        assert_eq!(established.flags, FLAG_SEEN_NON_SYN | FLAG_ANSWERED);
         assert_eq!(established.packets, 3);
         assert_eq!(established.tx_flags_seen, SYN | ACK);
         assert_eq!(established.rx_flags_seen, SYN | ACK);
@@ -111,7 +111,10 @@ fn lifetimes_follow_the_state() {
         k.send(&out(tcp(4000, 80, FIN | ACK)))?;
         let half = entry(k, TCP, 4000, 80)?;
         assert!(lives(&half, LIFETIME_TCP), "half closed still carries data");
-        assert_eq!(half.flags, FLAG_SEEN_NON_SYN | FLAG_TX_CLOSING);
+        assert_eq!(
+            half.flags,
+            FLAG_SEEN_NON_SYN | FLAG_ANSWERED | FLAG_TX_CLOSING
+        );
         k.receive(&back(tcp(80, 4000, FIN | ACK)), From::Outside)?;
         let closed = entry(k, TCP, 4000, 80)?;
         assert!(lives(&closed, LIFETIME_CLOSE));

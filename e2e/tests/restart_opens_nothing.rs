@@ -1,14 +1,130 @@
 //! A restart of the agent opens nothing and gives no address to another pod, whatever happened
 //! to processes, interfaces, addresses and documents meanwhile.
+use std::path::Path;
+use std::process::{Child, Stdio};
+use std::time::Duration;
+
 use anyhow::{Context, Result, ensure};
-use holdfast_e2e::lab::{DNS4, web4};
-use holdfast_e2e::policy::{CLIENT, good_names};
-use holdfast_e2e::{AgentOptions, Lab, Query, with_lab};
+use holdfast_e2e::lab::{DNS4, UDP_PORT, at, web4};
+use holdfast_e2e::policy::{CLIENT, WEB, cidr, egress, good_names};
+use holdfast_e2e::{AgentOptions, Lab, Pod, Query, eventually, with_lab};
 use serde_json::Value;
+
+const SOON: Duration = Duration::from_secs(20);
+
+/// A process of a pod; it ends with the test.
+struct Process(Child);
+
+impl Process {
+    fn start(pod: &Pod) -> Result<Self> {
+        let mut sleep = pod.netns.command("sleep");
+        let sleep = sleep.arg("600").stdin(Stdio::null()).spawn()?;
+        Ok(Self(sleep))
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        let _ended = self.0.kill();
+        let _gone = self.0.wait();
+    }
+}
+
+/// Cuts a file off after `bytes`, as a crash of its writer does.
+fn tear(file: &Path, bytes: impl FnOnce(usize) -> usize) -> Result<()> {
+    let text = std::fs::read(file).with_context(|| format!("read {}", file.display()))?;
+    std::fs::write(file, text.get(..bytes(text.len())).unwrap_or_default())?;
+    Ok(())
+}
+
+/// Allows one web server and nothing else.
+fn only(app: &str, web: u8) -> String {
+    egress(app, app, &cidr(&format!("203.0.113.{web}/32")))
+}
 
 fn problems(lab: &Lab) -> Result<String> {
     let status = lab.agent_json(&["status"])?;
     Ok(status.get("problems").context("problems")?.to_string())
+}
+
+#[test]
+fn a_pod_keeps_its_policy_when_its_process_interface_or_document_is_gone_at_a_restart() {
+    with_lab(|lab| {
+        lab.write_policy("web.yaml", &only("web", 10))?;
+        lab.write_policy("client.yaml", &only("client", 11))?;
+        let endpoints = lab.directory().join("endpoints/pods.yaml");
+        let c = lab.add_pod("c", 13)?;
+        let document = |pod: &Pod, ifname: &str| {
+            let netns = pod.netns.name();
+            format!("netns: {netns}\nifname: {ifname}\nlabels: [{CLIENT}]\n---\n")
+        };
+        let both = document(&lab.b, "eth0") + &document(&c, "eth0");
+        std::fs::write(&endpoints, &both)?;
+        let agent = lab.start_agent(&AgentOptions::default())?;
+        let process = Process::start(&lab.a)?;
+        let pid = process.0.id().to_string();
+        lab.agent(&["endpoint", "add", "--pid", &pid, "--labels", WEB])?;
+        let pods = [(&lab.a, 10, 12), (&lab.b, 11, 12), (&c, 11, 12)];
+        for (pod, open, closed) in pods {
+            lab.endpoint_id(pod)?;
+            pod.expect_open(at(web4(open), 80))?;
+            pod.expect_closed(at(web4(closed), 80))?;
+        }
+        let shut = |pod: &Pod| pod.datagrams(at(web4(12), UDP_PORT));
+        let shut = [shut(&lab.a)?, shut(&lab.b)?, shut(&c)?];
+
+        agent.kill_9()?;
+        drop(process);
+        lab.b.netns.batch(
+            "link set eth0 down\n\
+             link set eth0 name hidden0\n\
+             link set hidden0 up\n\
+             route add 10.77.0.1/32 dev hidden0\n\
+             route add default via 10.77.0.1 dev hidden0",
+        )?;
+        // In the middle of the second document of the endpoints, and of a policy.
+        tear(&endpoints, |length| {
+            length - 4 - document(&c, "eth0").len() / 2
+        })?;
+        tear(&lab.policy_dir().join("web.yaml"), |length| length / 2)?;
+        tear(&lab.policy_dir().join("client.yaml"), |_| 0)?;
+
+        // Twice: what the first start found is what the second one leans on.
+        for _ in 0..2 {
+            let agent = lab.start_agent(&AgentOptions::default())?;
+            for (pod, open, closed) in pods {
+                pod.expect_open(at(web4(open), 80))?;
+                pod.expect_closed(at(web4(closed), 80))?;
+            }
+            let said = problems(lab)?;
+            let torn = ["pods.yaml", "does not exist", "no interface eth0"];
+            for part in torn {
+                ensure!(said.contains(part), "status does not name {part}: {said}");
+            }
+            let refused = lab.agent(&["policy", "get"])?;
+            for file in ["web.yaml", "client.yaml"] {
+                let named = refused.contains(&format!("refused: {file}"));
+                ensure!(named, "{file} is not named: {refused}");
+            }
+            agent.kill_9()?;
+        }
+        for shut in shut {
+            let (sent, echoed) = shut.finish();
+            ensure!(sent > 0 && echoed == 0, "{echoed} datagrams came through");
+        }
+
+        // Documents that are removed while the agent is away take their policy with them.
+        std::fs::write(&endpoints, document(&lab.b, "hidden0"))?;
+        lab.remove_policy("web.yaml")?;
+        lab.write_policy("client.yaml", &only("client", 11))?;
+        let _agent = lab.start_agent(&AgentOptions::default())?;
+        eventually("what was removed is open", SOON, || {
+            lab.a.expect_open(at(web4(12), 80))?;
+            c.expect_open(at(web4(12), 80))
+        })?;
+        lab.b.expect_closed(at(web4(12), 80))?;
+        lab.b.expect_open(at(web4(11), 80))
+    });
 }
 
 fn addresses(lab: &Lab) -> Result<Vec<String>> {

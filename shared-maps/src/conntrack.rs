@@ -39,6 +39,9 @@ pub const FLAG_SEEN_NON_SYN: u16 = 1 << 4;
 pub const FLAG_PROXY_REDIRECT: u16 = 1 << 6;
 /// Value flag, of [`DIR_IN`]: a proxy of this node opened the flow (Cilium's `from_l7lb`).
 pub const FLAG_FROM_PROXY: u16 = 1 << 8;
+/// Value flag of ours, in a bit that Cilium reserves: the other side answered. Of TCP:
+/// both sides spoke, and not only a SYN.
+pub const FLAG_ANSWERED: u16 = 1 << 15;
 
 /// Life of an established TCP entry, seconds.
 pub const LIFETIME_TCP: u32 = 8000;

@@ -53,17 +53,22 @@ pub enum Reason {
     ForgedAnswer = 23,
     /// Dropped: to the proxy, but the note that steers it there could not be made.
     RedirectFull = 24,
+    /// Dropped: to the proxy, beyond the endpoint's quota of packets per second.
+    OverQuota = 25,
     /// Dropped: a neighbour message to an address that is not on the pod's link.
     NotOnLink = 26,
     /// Event records that found no room in the ring.
     EventLost = 32,
     /// Conntrack entries that could not be made.
     ConntrackFull = 33,
+    /// Entries (unanswered connections, fragments, notes about servers) that made room for
+    /// newer ones of the same endpoint.
+    Displaced = 34,
 }
 
 impl Reason {
     /// Every reason.
-    pub const ALL: [Self; 17] = [
+    pub const ALL: [Self; 19] = [
         Self::Allowed,
         Self::Reply,
         Self::Redirected,
@@ -78,9 +83,11 @@ impl Reason {
         Self::UnknownProtocol,
         Self::ForgedAnswer,
         Self::RedirectFull,
+        Self::OverQuota,
         Self::NotOnLink,
         Self::EventLost,
         Self::ConntrackFull,
+        Self::Displaced,
     ];
 
     /// Word for logs and metric labels.
@@ -100,10 +107,17 @@ impl Reason {
             Self::UnknownProtocol => "unknown_protocol",
             Self::ForgedAnswer => "forged_answer",
             Self::RedirectFull => "redirect_full",
+            Self::OverQuota => "over_quota",
             Self::NotOnLink => "not_on_link",
             Self::EventLost => "event_lost",
             Self::ConntrackFull => "conntrack_full",
+            Self::Displaced => "displaced",
         }
+    }
+
+    /// Whether it is about no packet of its own: what the datapath could not do, or undid.
+    pub const fn is_trouble(self) -> bool {
+        self as u8 >= 32
     }
 
     /// Whether the packet was dropped.

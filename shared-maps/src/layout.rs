@@ -11,6 +11,7 @@ use crate::{
     lxc::{LxcKey, LxcValue},
     policy::{PolicyKey, PolicyValue},
     policystats::{PolicyStatsKey, PolicyStatsValue},
+    quota::QuotaKey,
     redirect::{RedirectKey, RedirectValue, v1},
     steering::Slot,
 };
@@ -44,6 +45,7 @@ layout!(CtValue, size 56, nat_addr @ 0, packets @ 16, bytes @ 24, lifetime @ 32,
 layout!(FragmentKey, size 44, saddr @ 0, daddr @ 16, id @ 32, ifindex @ 36, protocol @ 40,
     family @ 41, egress @ 42, pad @ 43);
 layout!(FragmentValue, size 16, seen_at @ 0, mark @ 8, pass @ 12);
+layout!(QuotaKey, size 4, endpoint @ 0, limit @ 2, pad @ 3);
 layout!(RedirectKey, size 36, pod @ 0, server @ 16, port @ 32, protocol @ 34, family @ 35);
 layout!(RedirectValue, size 8, proxy_port @ 0, pad @ 2, ifindex @ 4);
 layout!(v1::RedirectKey, size 24, daddr @ 0, ifindex @ 16, dport @ 20, protocol @ 22, family @ 23);

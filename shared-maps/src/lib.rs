@@ -28,6 +28,7 @@ pub mod mark;
 pub mod pin;
 pub mod policy;
 pub mod policystats;
+pub mod quota;
 pub mod redirect;
 pub mod steering;
 #[cfg(feature = "user")]

@@ -4,6 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     core::snapshot::{LimitView, PolicyView, RejectedView, Summary},
+    datapath::quota::QuotaView,
     endpoint::source::Unresolved,
     policy::trace::RuleView,
     proxies::ProxyView,
@@ -34,6 +35,9 @@ pub struct Status {
     pub problems: Vec<String>,
     /// How far limits are used up.
     pub limits: Vec<LimitView>,
+    /// Quotas of the datapath that endpoints reached.
+    #[serde(default)]
+    pub quotas: Vec<QuotaView>,
 }
 
 /// One run of the agent.

@@ -28,6 +28,7 @@ use crate::{
         event::CleanNames,
         snapshot::{ENDPOINT, EndpointView},
     },
+    datapath::quota,
     endpoint::source::{EndpointBook, EndpointDocument, EndpointError},
     epoch::Epoch,
     events::Events,
@@ -290,6 +291,11 @@ impl Admin {
             );
         }
         let limits = self.core.look(Core::limits).await?;
+        let endpoints = self.core.look(Core::endpoint_keys).await?;
+        let quotas = quota::reached(&self.maps, endpoints).unwrap_or_else(|error| {
+            problems.push(format!("quotas of endpoints cannot be read: {error}"));
+            Vec::new()
+        });
         Ok(Status {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             pid: std::process::id(),
@@ -305,6 +311,7 @@ impl Admin {
             damaged_files: (*self.damaged).clone(),
             problems,
             limits,
+            quotas,
         })
     }
 

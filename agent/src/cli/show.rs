@@ -147,6 +147,25 @@ pub fn status(status: &Status, verbose: bool) -> String {
             &proxies,
         ));
     }
+    let quotas: Vec<Vec<String>> = status
+        .quotas
+        .iter()
+        .map(|quota| {
+            vec![
+                quota.endpoint.to_string(),
+                quota.quota.clone(),
+                quota.beyond.to_string(),
+                quota.key.clone(),
+            ]
+        })
+        .collect();
+    if !quotas.is_empty() {
+        text.push('\n');
+        text.push_str(&render(
+            &["ENDPOINT", "QUOTA REACHED", "BEYOND IT", "KEY"],
+            &quotas,
+        ));
+    }
     if verbose {
         let limits: Vec<Vec<String>> = status
             .limits

@@ -312,6 +312,7 @@ impl State {
                 self.lxc_dirty.insert(address);
             }
         }
+        self.hold.forget(id);
         self.leave_subject(endpoint.identity, id);
         self.pods.release(endpoint.identity);
         let gone = self.names.remove_endpoint(id, self.now);

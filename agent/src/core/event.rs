@@ -28,6 +28,10 @@ pub enum Event {
     /// All documents that are refused right now (the whole list, replacing the one before):
     /// shown in `status`. The last good version of each stays in force.
     PoliciesRejected(Vec<PolicyError>),
+    /// The first listing of policies lacks documents: they are refused, and no good version of
+    /// them is known. Or it does no more. Until then endpoints of the last run open no further
+    /// than they were.
+    PoliciesUncertain(bool),
     /// Change of an endpoint. The key is [`EndpointSpec::key`].
     Endpoints(SourceEvent<EndpointSpec>),
     /// All addresses of the node itself right now.

@@ -18,6 +18,7 @@ use shared_maps::{
 };
 
 use super::{
+    hold::HELD,
     plan::Plan,
     state::{State, Undo},
 };
@@ -203,6 +204,12 @@ impl State {
             let revision = subject.revision;
             if let Some(endpoint) = self.endpoints.get_mut(id) {
                 endpoint.policy_revision = revision;
+            }
+            return;
+        }
+        if self.hold.has(id) && !is_new {
+            if let Some(endpoint) = self.endpoints.get_mut(id) {
+                endpoint.problem = Some(HELD.to_owned());
             }
             return;
         }

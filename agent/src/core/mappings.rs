@@ -32,6 +32,8 @@ const TAKEN_ADDRESSES: usize = 1024;
 const SCARCE: usize = 16;
 /// Mappings kept until the sources are synced.
 pub(super) const MAX_EARLY: usize = 100_000;
+/// A stream closes so soon after its process ended, seconds; one that closes later was another's.
+const CLOSES_WITHIN: u64 = 5;
 /// Results that wait for one endpoint's file.
 const MAX_UNDURABLE: usize = 65_536;
 
@@ -336,7 +338,8 @@ impl State {
         self.departed.retain(|_, until| *until > now);
         let promised = self.promised.remove(&stream);
         let ended = self.holderless.remove(&stream);
-        let promised = promised.filter(|_| !ended);
+        let ended = ended.filter(|at| now <= at.plus_secs(CLOSES_WITHIN));
+        let promised = promised.filter(|_| ended.is_none());
         if let Some(until) = promised.map(|until| until.plus_secs(AFTER_LEASE))
             && until > now
         {
@@ -350,13 +353,12 @@ impl State {
         self.end_revocations(plan);
     }
 
-    /// Nobody can answer under these streams' leases any more. What they were about stays as long
-    /// as its TTL and its connections keep it.
+    /// The leases of these streams are over. Their pairs stay for their TTLs and connections.
     pub(super) fn on_holder_ended(&mut self, plan: &mut Plan, streams: &[StreamId]) {
         for stream in streams {
             if self.streams.contains(stream) {
                 // Its end is on its way, unless another process took the connection over.
-                self.holderless.insert(*stream);
+                self.holderless.insert(*stream, self.now);
             } else {
                 self.departed.remove(stream);
                 for revocation in self.revocations.values_mut() {

@@ -4,9 +4,14 @@
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
     net::IpAddr,
+    sync::Arc,
 };
 
-use holdfast_sdp::{mapping::BootTime, policy::table::PolicyHandle, quota::Quota};
+use holdfast_sdp::{
+    mapping::BootTime,
+    policy::{rule::EndpointRules, table::PolicyHandle},
+    quota::Quota,
+};
 use ipnet::IpNet;
 use shared_maps::{EndpointId, IdentityId, lxc::FLAG_HOST};
 
@@ -14,6 +19,7 @@ use super::{
     changes::Changes,
     config::{CoreConfig, Restored},
     directory::RuleKey,
+    hold::Hold,
     mappings::MAX_EARLY,
     plan::Plan,
     snapshot::Counters,
@@ -101,7 +107,7 @@ impl State {
             streams: BTreeSet::new(),
             rates: Default::default(),
             promised: BTreeMap::new(),
-            holderless: BTreeSet::new(),
+            holderless: BTreeMap::new(),
             departed: BTreeMap::new(),
             revocations: BTreeMap::new(),
             next_revocation: 1,
@@ -135,6 +141,7 @@ impl State {
             restored_prefixes: Vec::new(),
             requested,
             former_rules: former_rules(&restored),
+            hold: Hold::new(rules_in_files(&restored)),
             pass: super::reconcile::Pass::default(),
             undo: Vec::new(),
             outcomes: Vec::new(),
@@ -372,9 +379,15 @@ impl State {
         }
     }
 
+    /// Whether what nobody asked for again may go: not while a change of policy is under way,
+    /// nor while policies of the last run are kept.
+    pub(super) fn may_end_restore(&self) -> bool {
+        !self.is_halfway() && self.hold.is_empty()
+    }
+
     /// The grace after a restart is over.
     pub(super) fn end_restore(&mut self, plan: &mut Plan) {
-        if self.restore_until.is_none_or(|until| until > self.now) || self.is_halfway() {
+        if self.restore_until.is_none_or(|until| until > self.now) || !self.may_end_restore() {
             return;
         }
         self.restore_until = None;
@@ -386,6 +399,12 @@ impl State {
         self.pods.release_withheld();
         self.flush(plan);
     }
+}
+
+fn rules_in_files(restored: &Restored) -> BTreeMap<EndpointId, Arc<EndpointRules>> {
+    let files = restored.endpoints.iter();
+    let rules = files.filter_map(|file| Some((file.id, file.rules.as_ref()?.rules.clone())));
+    rules.map(|(id, rules)| (id, Arc::new(rules))).collect()
 }
 
 fn former_rules(restored: &Restored) -> BTreeSet<RuleKey> {

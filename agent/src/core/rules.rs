@@ -89,6 +89,7 @@ impl State {
         let stale = self.endpoints.iter().filter(|endpoint| {
             let subject = self.subjects.get(&endpoint.identity);
             let rules = subject.map(|subject| &subject.dns);
+            let rules = self.hold.rules_of(endpoint.id).or(rules);
             endpoint.filed && rules != endpoint.filed_rules.as_ref()
         });
         stale.map(|endpoint| endpoint.id).collect()
@@ -174,9 +175,9 @@ impl State {
 
     fn rules_of(&self, endpoint: &Endpoint) -> Arc<EndpointRules> {
         let subject = self.subjects.get(&endpoint.identity);
-        subject
-            .map(|subject| Arc::clone(&subject.dns))
-            .unwrap_or_default()
+        let rules = subject.map(|subject| &subject.dns);
+        let rules = self.hold.rules_of(endpoint.id).or(rules);
+        rules.map(Arc::clone).unwrap_or_default()
     }
 
     fn file_text(&mut self, id: EndpointId, rules: &Arc<EndpointRules>) -> String {
@@ -280,13 +281,12 @@ impl State {
             return;
         }
         let mut current = std::collections::BTreeMap::new();
-        for subject in self
-            .subjects
-            .values()
-            .filter(|subject| !subject.dns.ports.is_empty())
-        {
+        for subject in self.subjects.values() {
             for id in &subject.endpoints {
-                current.insert(*id, Arc::clone(&subject.dns));
+                let rules = self.hold.rules_of(*id).unwrap_or(&subject.dns);
+                if !rules.ports.is_empty() {
+                    current.insert(*id, Arc::clone(rules));
+                }
             }
         }
         let (changed, removed) = difference(&self.checked, &current);

@@ -97,8 +97,8 @@ pub(super) struct State {
     pub rates: HashMap<StreamId, MappingRate>,
     /// When the last lease given to a stream ends.
     pub promised: BTreeMap<StreamId, BootTime>,
-    /// Open streams whose process has ended: they close without leases.
-    pub holderless: BTreeSet<StreamId>,
+    /// Open streams whose process has ended, and when: they close without leases.
+    pub holderless: BTreeMap<StreamId, BootTime>,
     /// Streams that closed, until the last of their leases has ended and what comes after it.
     pub departed: BTreeMap<StreamId, BootTime>,
     pub revocations: BTreeMap<u64, PendingRevocation>,
@@ -147,6 +147,7 @@ pub(super) struct State {
     pub requested: BTreeMap<IpNet, IdentityId>,
     /// Rules in the files of the run before.
     pub former_rules: BTreeSet<super::directory::RuleKey>,
+    pub hold: super::hold::Hold,
     pub pass: super::reconcile::Pass,
     pub undo: Vec<Undo>,
     pub outcomes: Vec<Outcome>,

@@ -5,6 +5,7 @@ mod chunks;
 mod claimed_addresses;
 mod cuts;
 mod failures;
+mod hold;
 mod holders;
 mod ingress;
 mod interleaved;

@@ -2,7 +2,7 @@
 
 use std::net::IpAddr;
 
-use shared_maps::IdentityId;
+use shared_maps::{EndpointId, IdentityId};
 
 use holdfast_sdp::{
     name::Fqdn,
@@ -26,6 +26,14 @@ use crate::{
 const MAX_PROBLEMS: usize = 8;
 
 impl Core {
+    /// Number and key of each endpoint.
+    pub fn endpoint_keys(&self) -> Vec<(EndpointId, String)> {
+        let endpoints = self.state.endpoints.iter();
+        endpoints
+            .map(|endpoint| (endpoint.id, endpoint.spec.key.clone()))
+            .collect()
+    }
+
     /// How far limits are used up; of what each endpoint has its own, the one that uses most.
     pub fn limits(&self) -> Vec<LimitView> {
         let state = &self.state;

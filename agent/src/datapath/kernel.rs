@@ -18,6 +18,7 @@ use shared_maps::{
     lxc::{self, LxcKey, LxcValue},
     policy::{self, PolicyKey, PolicyValue},
     policystats::{self, PolicyStatsKey, PolicyStatsValue},
+    quota::{self, Limit, QuotaKey},
     user::{Access, Globals, Map, MapError, MapKind, Record, possible_cpus},
 };
 
@@ -25,7 +26,7 @@ use super::{
     look::{BATCH, Look, Sight},
     notes,
     plan::{Datapath, Step, StepError},
-    program::{ProgramError, Programs},
+    program::{ProgramError, Programs, Quotas},
 };
 
 /// Sizes of the maps, entries.
@@ -61,6 +62,15 @@ impl Default for MapSizes {
     }
 }
 
+impl MapSizes {
+    /// Entries of connections that nobody answered yet that each endpoint may have, in each
+    /// direction: no more than a 32nd of a conntrack map, so that many endpoints together
+    /// displace no other endpoint's connections.
+    fn unanswered(self) -> u32 {
+        (self.conntrack_tcp.min(self.conntrack_any) / 32).clamp(32, 4096)
+    }
+}
+
 /// How the kernel datapath is set up.
 #[derive(Clone, Debug)]
 pub struct KernelConfig {
@@ -74,6 +84,9 @@ pub struct KernelConfig {
     pub sizes: MapSizes,
     /// Whether proxies send queries under pods' addresses.
     pub transparent: bool,
+    /// Datagrams and new connections per second that each endpoint may send to the DNS proxy;
+    /// 0: any number.
+    pub dns_quota: u32,
     /// Group of the proxies: it may read what they read and write what they write.
     pub sdp_group: u32,
 }
@@ -117,6 +130,8 @@ pub struct KernelDatapath {
     sizes: MapSizes,
     lxc: Map<LxcKey, LxcValue>,
     ipcache: Map<IpcacheKey, IpcacheValue>,
+    quotas: Map<QuotaKey, Counter>,
+    held: Map<u32, u32>,
     policies: HashMap<EndpointId, Map<PolicyKey, PolicyValue>>,
     programs: Programs,
     files: Box<dyn Datapath>,
@@ -134,13 +149,30 @@ impl KernelDatapath {
         make_dirs(&config.bpf_root, &globals)?;
         let (lxc, ipcache) = make_maps(&globals, config.sizes)?;
         share(&globals, config.sdp_group)?;
-        let programs = Programs::new(&globals, config.ipv4 && config.ipv6, config.transparent);
+        let quotas = Quotas {
+            dns_packets: config.dns_quota,
+            unanswered: config.sizes.unanswered(),
+        };
+        let dual_stack = config.ipv4 && config.ipv6;
+        let programs = Programs::new(&globals, dual_stack, config.transparent, quotas);
         program::replace(&globals)?;
         Ok(Self {
-            globals,
             sizes: config.sizes,
             lxc,
             ipcache,
+            quotas: Map::open_or_create(
+                &globals.path(quota::NAME),
+                MapKind::LruPerCpuHash,
+                quota::MAX_ENTRIES,
+                0,
+            )?,
+            held: Map::open_or_create(
+                &globals.path(quota::HELD_NAME),
+                MapKind::Array,
+                quota::HELD_ENTRIES,
+                0,
+            )?,
+            globals,
             policies: HashMap::new(),
             programs,
             files,
@@ -186,6 +218,7 @@ impl KernelDatapath {
 
     fn remove_policy_map(&mut self, endpoint: EndpointId) -> Result<(), StepError> {
         self.policies.remove(&endpoint);
+        self.forget_quotas(endpoint)?;
         let path = self.globals.policy_path(endpoint);
         match fs::remove_file(&path) {
             Err(source) if source.kind() != io::ErrorKind::NotFound => {
@@ -193,6 +226,23 @@ impl KernelDatapath {
             }
             _ => Ok(()),
         }
+    }
+}
+
+impl KernelDatapath {
+    /// Another endpoint of the same number starts with quotas of its own.
+    fn forget_quotas(&self, endpoint: EndpointId) -> Result<(), MapError> {
+        for limit in Limit::ALL {
+            self.quotas.remove(&QuotaKey {
+                endpoint: endpoint.0,
+                limit: limit as u8,
+                pad: 0,
+            })?;
+        }
+        for map in 0..quota::HELD_MAPS {
+            self.held.set(&quota::held_index(endpoint.0, map), &0)?;
+        }
+        Ok(())
     }
 }
 
@@ -374,6 +424,7 @@ mod tests {
             ipv6: true,
             sizes: MapSizes::default(),
             transparent: false,
+            dns_quota: 0,
             sdp_group: 0,
         };
         let error = KernelDatapath::prepare(&config, Box::new(NoFiles))

@@ -29,6 +29,7 @@ use shared_maps::{
         DUAL_STACK, EndpointConfig, GLOBAL, HAS_IPV4, HAS_IPV6, NO_LINK_HEADER, TRANSPARENT,
     },
     pin,
+    quota::PACKET_INTERVAL,
     user::{Globals, Record},
 };
 
@@ -96,6 +97,27 @@ const TO_PROXY: Hook = Hook {
     direction: TcAttachType::Ingress,
 };
 
+/// What each endpoint may take of what endpoints share.
+#[derive(Clone, Copy, Debug)]
+pub struct Quotas {
+    /// Datagrams and new connections to the DNS proxy per second; 0: any number.
+    pub dns_packets: u32,
+    /// Connections that nobody answered yet, in each direction.
+    pub unanswered: u32,
+}
+
+impl Quotas {
+    /// Nanoseconds between two packets to the proxy; 0: no quota.
+    fn packet_interval(self) -> u32 {
+        1_000_000_000_u32
+            .checked_div(self.dns_packets)
+            .map_or(0, |interval| interval.max(1))
+    }
+}
+
+/// Queues of connections that nobody answered yet, in the object.
+const UNANSWERED: [&str; 2] = ["UNANSWERED_OUT", "UNANSWERED_IN"];
+
 /// Loads and attaches programs below one BPF root.
 #[derive(Clone, Debug)]
 pub struct Programs {
@@ -103,17 +125,19 @@ pub struct Programs {
     links: PathBuf,
     dual_stack: bool,
     transparent: bool,
+    quotas: Quotas,
 }
 
 impl Programs {
     /// Below the root of `globals`; `dual_stack` is whether the node has both families,
     /// `transparent` whether proxies send queries under pods' addresses.
-    pub fn new(globals: &Globals, dual_stack: bool, transparent: bool) -> Self {
+    pub fn new(globals: &Globals, dual_stack: bool, transparent: bool, quotas: Quotas) -> Self {
         Self {
             globals: globals.clone(),
             links: globals.root().join(pin::LINKS),
             dual_stack,
             transparent,
+            quotas,
         }
     }
 
@@ -121,12 +145,17 @@ impl Programs {
     pub fn load(&self, attachment: &Attachment) -> Result<Ebpf, ProgramError> {
         let config = self.config(attachment);
         let policy = self.globals.policy_path(attachment.endpoint);
-        let mut ebpf = EbpfLoader::new()
+        let interval = self.quotas.packet_interval().to_ne_bytes();
+        let mut loader = EbpfLoader::new();
+        loader
             .default_map_pin_directory(self.globals.dir())
             .map_pin_path(POLICY, policy)
             .override_global(GLOBAL, config.as_bytes(), true)
-            .load(OBJECT)
-            .map_err(|error| load("all", &error))?;
+            .override_global(PACKET_INTERVAL, &interval[..], true);
+        for queue in UNANSWERED {
+            loader.map_max_entries(queue, self.quotas.unanswered);
+        }
+        let mut ebpf = loader.load(OBJECT).map_err(|error| load("all", &error))?;
         for hook in HOOKS {
             let program: &mut SchedClassifier = program(&mut ebpf, hook.program)?;
             program.load().map_err(|error| load(hook.program, &error))?;

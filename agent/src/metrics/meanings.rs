@@ -136,7 +136,13 @@ pub const fn reason(reason: Reason) -> &'static str {
         Reason::RedirectFull => {
             "A DNS query; the note that steers it to the proxy could not be made."
         }
+        Reason::OverQuota => {
+            "A packet to the DNS proxy, beyond what its endpoint may send in a second (--endpoint-dns-quota)."
+        }
         Reason::EventLost => "An event found no room in the ring buffer: `observe` misses it.",
         Reason::ConntrackFull => "A connection found no room in the conntrack map.",
+        Reason::Displaced => {
+            "An endpoint reached its quota of unanswered connections, fragmented datagrams or DNS servers: its oldest one was forgotten for a newer one."
+        }
     }
 }

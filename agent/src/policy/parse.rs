@@ -86,6 +86,24 @@ pub struct PolicyError {
 
 /// Reads every document of `text`. `source_name` is for error messages (a file name).
 pub fn parse_documents(text: &str, source_name: &str) -> Vec<Result<PolicyDocument, PolicyError>> {
+    parse_each(text, source_name, |_, document| document)
+}
+
+/// Reads every document of `text`, each together with its JSON.
+pub(super) fn parse_with_json(
+    text: &str,
+    source_name: &str,
+) -> Vec<Result<(PolicyDocument, String), PolicyError>> {
+    parse_each(text, source_name, |value, document| {
+        (document, value.to_string())
+    })
+}
+
+fn parse_each<T>(
+    text: &str,
+    source_name: &str,
+    with: impl Fn(&Value, PolicyDocument) -> T,
+) -> Vec<Result<T, PolicyError>> {
     let mut found = Vec::new();
     let faulty = |number: usize, fault: &YamlError| PolicyError {
         source_name: source_name.to_owned(),
@@ -97,14 +115,20 @@ pub fn parse_documents(text: &str, source_name: &str) -> Vec<Result<PolicyDocume
     for (number, document) in yaml::documents(text).iter().enumerate() {
         match document.value() {
             Ok(Value::Null) => {}
-            Ok(value) => read(&value, source_name, &mut found),
+            Ok(value) => read(&value, source_name, &mut |value, document| {
+                found.push(document.map(|document| with(value, document)));
+            }),
             Err(fault) => found.push(Err(faulty(number, &fault))),
         }
     }
     found
 }
 
-fn read(value: &Value, source: &str, found: &mut Vec<Result<PolicyDocument, PolicyError>>) {
+fn read(
+    value: &Value,
+    source: &str,
+    found: &mut impl FnMut(&Value, Result<PolicyDocument, PolicyError>),
+) {
     let kind = value
         .get("kind")
         .and_then(Value::as_str)
@@ -115,13 +139,18 @@ fn read(value: &Value, source: &str, found: &mut Vec<Result<PolicyDocument, Poli
         }
         return;
     }
-    found.push(document(value, source).map_err(|(key, fault)| PolicyError {
+    found(value, parse_value(value, source));
+}
+
+/// Reads one document.
+pub(super) fn parse_value(value: &Value, source: &str) -> Result<PolicyDocument, PolicyError> {
+    document(value, source).map_err(|(key, fault)| PolicyError {
         source_name: source.to_owned(),
         key,
         field: fault.field,
         reason: fault.reason,
         remedy: fault.remedy,
-    }));
+    })
 }
 
 fn document(value: &Value, source: &str) -> Result<PolicyDocument, (Option<String>, Fault)> {

@@ -132,6 +132,17 @@ pub fn rule(path: &str, value: &Value, scope: &Scope) -> Checked<Rule> {
             remedy,
         ));
     }
+    let says = ["egress", "ingress", "egressDeny", "ingressDeny"];
+    let is_empty = |field: &&str| match map.get(*field) {
+        None | Some(Value::Null) => true,
+        Some(value) => value.as_array().is_some_and(Vec::is_empty),
+    };
+    // Cilium refuses it, too; a file that was cut off may look like this.
+    if says.iter().all(is_empty) && !map.contains_key("enableDefaultDeny") {
+        let reason = format!("has nothing in {}", says.join(", "));
+        let remedy = "add one: `egress: [{}]` allows nothing to be sent";
+        return Err(Fault::new(path, &reason, remedy));
+    }
     let direction = |egress: bool, allow: &str, deny: &str, flag: &str| {
         let mut peers = Vec::new();
         for (field, is_deny) in [(deny, true), (allow, false)] {
@@ -413,7 +424,7 @@ pub fn warnings(rules: &[Rule]) -> Vec<String> {
     for rule in rules.iter().flat_map(|rule| &rule.egress.peers) {
         if !rule.deny && is_every_name(&rule.peers) {
             found.push(format!(
-                "{}: toFQDNs selects every name: whoever answers for any name opens any address \
+                "{}: toFQDNs selects every name, so that the owner of any name can open any address \
                  (DNS rebinding), except those of --tofqdns-refuse-prefix; name the names, or deny \
                  your own networks with egressDeny and toCIDR",
                 rule.path

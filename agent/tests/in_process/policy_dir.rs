@@ -4,7 +4,7 @@ use std::{fs, path::Path};
 
 use holdfast_agent::{
     core::{Event, event::SourceEvent},
-    policy::source::dir::PolicyDir,
+    policy::source::{dir::PolicyDir, last_good::LastGood},
 };
 
 const GOOD: &str = r#"
@@ -37,6 +37,8 @@ fn words(events: &[Event]) -> Vec<String> {
             }
             Event::Policies(SourceEvent::Delete(key)) => format!("delete {}", name(key)),
             Event::PoliciesRejected(errors) => format!("rejected {}", errors.len()),
+            Event::PoliciesUncertain(true) => "uncertain".to_owned(),
+            Event::PoliciesUncertain(false) => "certain".to_owned(),
             other => panic!("{other:?}"),
         })
         .collect()
@@ -112,4 +114,145 @@ fn a_directory_that_goes_away_takes_nothing_with_it() {
     source.list();
     fs::rename(&policies, dir.path().join("elsewhere")).unwrap();
     assert_eq!(words(&source.refresh()), ["rejected 1"]);
+}
+
+/// The source of an agent that starts: with what the last one kept in `state`.
+fn start(state: &Path, dir: &Path) -> PolicyDir {
+    let mut damaged = Vec::new();
+    let kept = LastGood::open(state, dir, &mut damaged).unwrap();
+    assert_eq!(damaged, Vec::<String>::new());
+    PolicyDir::with_last_good(dir, kept)
+}
+
+/// Two files: documents a and b in the one, c in the other.
+fn three(dir: &Path) {
+    write(dir, "one.yaml", &format!("{}---{}", good("a"), good("b")));
+    write(dir, "two.yaml", &good("c"));
+}
+
+#[test]
+fn a_file_that_is_torn_at_a_start_keeps_its_documents_and_one_that_is_deleted_does_not() {
+    let (state, dir) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let (state, dir) = (state.path(), dir.path());
+    three(dir);
+    start(state, dir).list();
+    let half = |text: &str| text[..text.len() / 2].to_owned();
+    let whole = fs::read_to_string(dir.join("one.yaml")).unwrap();
+    let broken = good("a").replace("toCIDR", "toCIDRR");
+    for torn in [
+        half(&whole),
+        broken,
+        "{{{".to_owned(),
+        String::new(),
+        "\0\0".to_owned(),
+    ] {
+        // Again and again: what a start finds torn it keeps for the next one.
+        for _ in 0..2 {
+            write(dir, "one.yaml", &torn);
+            let kept = if torn.contains("toCIDRR") {
+                // Its other document was removed: this text has one, and names it.
+                vec!["init", "apply a", "apply c", "rejected 1", "done"]
+            } else {
+                vec![
+                    "init",
+                    "apply a",
+                    "apply b",
+                    "apply c",
+                    "rejected 1",
+                    "done",
+                ]
+            };
+            assert_eq!(words(&start(state, dir).list()), kept, "{torn:?}");
+        }
+        three(dir);
+        start(state, dir).list();
+    }
+    // It is there and cannot be read.
+    fs::remove_file(dir.join("one.yaml")).unwrap();
+    std::os::unix::fs::symlink("/nowhere", dir.join("one.yaml")).unwrap();
+    let all = [
+        "init",
+        "apply a",
+        "apply b",
+        "apply c",
+        "rejected 1",
+        "done",
+    ];
+    assert_eq!(words(&start(state, dir).list()), all);
+    let elsewhere = dir.with_extension("elsewhere");
+    fs::rename(dir, &elsewhere).unwrap();
+    assert_eq!(words(&start(state, dir).list()), all);
+    fs::rename(&elsewhere, dir).unwrap();
+    // It is not there.
+    fs::remove_file(dir.join("one.yaml")).unwrap();
+    assert_eq!(
+        words(&start(state, dir).list()),
+        ["init", "apply c", "done"]
+    );
+    write(dir, "one.yaml", "{{{");
+    assert_eq!(
+        words(&start(state, dir).list()),
+        ["init", "apply c", "rejected 1", "uncertain", "done"]
+    );
+}
+
+#[test]
+fn what_was_kept_of_another_directory_is_not_taken() {
+    let (state, dir) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let other = tempfile::tempdir().unwrap();
+    three(dir.path());
+    start(state.path(), dir.path()).list();
+    write(other.path(), "one.yaml", "{{{");
+    let mut source = start(state.path(), other.path());
+    assert_eq!(
+        words(&source.list()),
+        ["init", "rejected 1", "uncertain", "done"]
+    );
+    write(other.path(), "one.yaml", &good("d"));
+    assert_eq!(
+        words(&source.refresh()),
+        ["apply d", "rejected 0", "certain"]
+    );
+    // Torn after that, it has a version that is good.
+    write(other.path(), "one.yaml", "{{{");
+    assert_eq!(words(&source.refresh()), ["rejected 1"]);
+}
+
+#[test]
+fn a_damaged_version_is_set_aside_and_one_of_a_later_release_stops_the_start() {
+    let (state, dir) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    three(dir.path());
+    start(state.path(), dir.path()).list();
+    let kept = state.path().join("policies/0.json");
+    let text = fs::read_to_string(&kept).unwrap();
+    fs::write(&kept, &text[..text.len() / 2]).unwrap();
+    let mut damaged = Vec::new();
+    LastGood::open(state.path(), dir.path(), &mut damaged).unwrap();
+    assert!(damaged[0].contains("0.json.corrupt"), "{damaged:?}");
+    fs::write(&kept, text.replacen("\"version\":1", "\"version\":2", 1)).unwrap();
+    let error = LastGood::open(state.path(), dir.path(), &mut damaged).unwrap_err();
+    let error = error.to_string();
+    assert!(
+        error.contains("0.json") && error.contains("newer release"),
+        "{error}"
+    );
+}
+
+#[test]
+fn versions_that_cannot_be_kept_are_a_fault_that_is_named() {
+    let (state, dir) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    three(dir.path());
+    let mut source = start(state.path(), dir.path());
+    // A directory in the temporary file's place: no write succeeds, whoever runs this.
+    fs::create_dir(state.path().join("policies/0.json.new")).unwrap();
+    fs::create_dir(state.path().join("policies/1.json.new")).unwrap();
+    let events = source.list();
+    let rejected = events.iter().find_map(|event| match event {
+        Event::PoliciesRejected(errors) => Some(errors),
+        _ => None,
+    });
+    assert!(rejected.unwrap()[0].reason.contains("cannot be kept"));
+    fs::remove_dir(state.path().join("policies/0.json.new")).unwrap();
+    fs::remove_dir(state.path().join("policies/1.json.new")).unwrap();
+    assert_eq!(words(&source.refresh()), ["rejected 0"]);
 }

@@ -100,7 +100,7 @@ fn connections_show_the_documented_bytes() {
                 ensure!(long(&value, 16) == 2, "packets in {value:02x?}");
                 ensure!(long(&value, 24) == 2 * length, "bytes in {value:02x?}");
                 lives(&value, 60)?;
-                rest(&value, 0, [0, 0], a)
+                rest(&value, 0x8000, [0, 0], a)
             })?;
         }
 
@@ -118,7 +118,7 @@ fn connections_show_the_documented_bytes() {
                 ensure!(long(&value, 16) >= 3, "packets in {value:02x?}");
                 ensure!(long(&value, 24) >= 3 * 54, "bytes in {value:02x?}");
                 lives(&value, 8000)?;
-                rest(&value, 0x10, [0x12, 0x12], a)
+                rest(&value, 0x8010, [0x12, 0x12], a)
             })?;
         }
 
@@ -130,7 +130,7 @@ fn connections_show_the_documented_bytes() {
             let key = connection(stream.local_addr()?, server, TCP, flags);
             eventually("pod to pod", SOON, || {
                 let value = value_of(lab, "cilium_ct4_global", &key)?;
-                rest(&value, 0x10, [0x12, 0x12], b)
+                rest(&value, 0x8010, [0x12, 0x12], b)
             })?;
         }
 
@@ -176,6 +176,8 @@ fn counters_show_the_documented_bytes() {
         )?;
         shape(lab, "hf_metrics_v1", "percpu_array", 4, 16, 64, 0)?;
         shape(lab, "hf_events_v1", "ringbuf", 0, 0, 1 << 20, 0)?;
+        shape(lab, "hf_quota_v1", "lru_percpu_hash", 4, 16, 8192, 0)?;
+        shape(lab, "hf_held_v1", "array", 4, 4, 262_145, 0)?;
         ensure!(a != 0);
         let ipcache = dump(lab, "cilium_ipcache_v2")?;
         let identity = |prefix: Bytes| -> Result<u32> {

@@ -130,6 +130,7 @@ impl LinkSink {
         state.queued.clear();
         state.in_flight.clear();
         state.on_wire.clear();
+        state.others_on_wire = 0;
         state.undurable.clear();
         let held = std::mem::take(&mut state.held);
         drop(state);
@@ -214,7 +215,7 @@ impl LinkSink {
             };
             counter.add(1);
         }
-        let may_send = !state.live.is_empty();
+        let may_send = state.has_queued();
         drop(state);
         call(calls);
         self.journal.nudge();

@@ -9,6 +9,7 @@ use crate::{
     lxc::{LxcKey, LxcValue},
     policy::{PolicyKey, PolicyValue},
     policystats::{PolicyStatsKey, PolicyStatsValue},
+    quota::QuotaKey,
     redirect::{RedirectKey, RedirectValue, v1},
     steering::Slot,
 };
@@ -55,6 +56,7 @@ record!(
     PolicyValue,
     PolicyStatsKey,
     PolicyStatsValue,
+    QuotaKey,
     CtKey4,
     CtKey6,
     CtValue,

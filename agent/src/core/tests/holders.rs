@@ -75,6 +75,17 @@ fn a_closed_stream_of_a_process_that_lives_keeps_its_leases() {
     assert!(!is_open(&node));
 }
 
+/// A process may pass its connection on before it ends: who has it then answers on.
+#[test]
+fn a_stream_that_outlives_its_process_keeps_its_leases() {
+    let mut node = leased();
+    node.event(Event::HolderEnded(vec![HOLDER]));
+    node.now = node.now.plus_secs(10);
+    node.event(Event::StreamDown(HOLDER));
+    clean(&mut node);
+    assert!(is_open(&node));
+}
+
 #[test]
 fn another_proxy_gives_its_leases_back_by_itself() {
     let mut node = leased();

@@ -1,17 +1,19 @@
 //! Policy documents of a watched directory.
 //!
-//! A document that cannot be read is refused and said; its last good version
+//! A document that cannot be read is refused and reported; its last good version
 //! stays in force. Where not even its name can be read, every document that
-//! its file held before stays.
+//! its file held before stays. The last good versions are on disk
+//! ([`LastGood`]), so that this holds across a restart, too.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     path::{Path, PathBuf},
 };
 
+use super::last_good::LastGood;
 use crate::{
     core::event::{Event, SourceEvent},
-    policy::parse::{PolicyDocument, PolicyError, parse_documents},
+    policy::parse::{PolicyDocument, PolicyError, parse_value, parse_with_json},
     watched_dir::{self, FileError},
 };
 
@@ -22,39 +24,94 @@ pub struct PolicyDir {
     files: BTreeMap<String, File>,
     current: BTreeMap<String, PolicyDocument>,
     rejected: Vec<PolicyError>,
+    last_good: Option<LastGood>,
+    /// The directory could not be read.
+    unreadable: bool,
+    /// Since the first listing there is something refused of which no good version is known.
+    uncertain: bool,
 }
 
 /// One file: its last text, and the good documents of it and of earlier texts.
 #[derive(Debug, Default)]
 struct File {
-    text: String,
-    good: BTreeMap<String, PolicyDocument>,
+    text: Option<String>,
+    good: BTreeMap<String, Good>,
     errors: Vec<PolicyError>,
+    /// It is not on disk as [`LastGood`] has it.
+    unsaved: bool,
+    /// Something of it is refused of which no good version is known.
+    lacks: bool,
+}
+
+/// A good version of a document.
+#[derive(Debug)]
+struct Good {
+    document: PolicyDocument,
+    /// Its JSON; empty where nothing is kept on disk.
+    json: String,
 }
 
 impl PolicyDir {
-    /// Of `dir`; nothing is read yet.
+    /// Of `dir`; nothing is read yet, and nothing is kept across a restart.
     pub fn new(dir: &Path) -> Self {
         Self {
             dir: dir.to_owned(),
             files: BTreeMap::new(),
             current: BTreeMap::new(),
             rejected: Vec::new(),
+            last_good: None,
+            unreadable: false,
+            uncertain: false,
         }
+    }
+
+    /// Of `dir`, with what an earlier run kept of its documents.
+    pub fn with_last_good(dir: &Path, mut last_good: LastGood) -> Self {
+        let mut source = Self::new(dir);
+        for (name, values) in last_good.take_found() {
+            let mut file = File::default();
+            for value in values {
+                match parse_value(&value, &name) {
+                    Ok(document) => {
+                        let json = value.to_string();
+                        let good = Good { document, json };
+                        file.good.insert(good.document.key.clone(), good);
+                    }
+                    Err(error) => {
+                        tracing::warn!(%error, "last good version of a policy document is refused by this release");
+                    }
+                }
+            }
+            source.files.insert(name, file);
+        }
+        source.last_good = Some(last_good);
+        source
     }
 
     /// The first full listing.
     pub fn list(&mut self) -> Vec<Event> {
         let mut events = vec![Event::Policies(SourceEvent::Init)];
-        events.extend(self.refresh());
+        let changes = self.refresh();
+        self.uncertain = self.lacks();
+        events.extend(changes);
+        if self.uncertain {
+            events.push(Event::PoliciesUncertain(true));
+        }
         events.push(Event::Policies(SourceEvent::InitDone));
         events
+    }
+
+    /// Whether something is refused of which no good version is known.
+    fn lacks(&self) -> bool {
+        self.unreadable && self.files.is_empty() || self.files.values().any(|file| file.lacks)
     }
 
     /// Reads the directory again and says what changed.
     pub fn refresh(&mut self) -> Vec<Event> {
         let mut errors = Vec::new();
-        match watched_dir::read(&self.dir) {
+        let read = watched_dir::read(&self.dir);
+        self.unreadable = read.is_err();
+        match read {
             Ok(files) => self.take(files, &mut errors),
             Err(error) => errors.push(PolicyError {
                 source_name: self.dir.display().to_string(),
@@ -64,10 +121,11 @@ impl PolicyDir {
                 remedy: "make it readable; what was read before stays in force".to_owned(),
             }),
         }
+        self.save(&mut errors);
         let mut wanted: BTreeMap<&String, (&String, &PolicyDocument)> = BTreeMap::new();
         for (name, file) in &self.files {
             errors.extend(file.errors.iter().cloned());
-            for (key, document) in &file.good {
+            for (key, Good { document, .. }) in &file.good {
                 match wanted.get(key) {
                     Some((first, _)) => errors.push(PolicyError {
                         source_name: name.clone(),
@@ -104,7 +162,39 @@ impl PolicyDir {
             self.rejected.clone_from(&errors);
             events.push(Event::PoliciesRejected(errors));
         }
+        if self.uncertain && !self.lacks() {
+            self.uncertain = false;
+            events.push(Event::PoliciesUncertain(false));
+        }
         events
+    }
+
+    /// Keeps the good documents of each file on disk.
+    fn save(&mut self, errors: &mut Vec<PolicyError>) {
+        let Some(last_good) = &mut self.last_good else {
+            return;
+        };
+        let mut failed = None;
+        for (name, file) in self.files.iter_mut().filter(|(_, file)| file.unsaved) {
+            let documents = file.good.values().map(|good| good.json.as_str());
+            match last_good.put(name, documents) {
+                Ok(()) => file.unsaved = false,
+                Err(error) => failed = Some(error),
+            }
+        }
+        let files: BTreeSet<&str> = self.files.keys().map(String::as_str).collect();
+        if let Some(error) = last_good.keep_only(&files).err().or(failed) {
+            let reason = format!("last good versions cannot be kept: {error}");
+            errors.push(PolicyError {
+                source_name: self.dir.display().to_string(),
+                key: None,
+                field: "directory".to_owned(),
+                reason,
+                remedy: "make the state directory writable: until then a document that is torn \
+                         at a restart has no older version"
+                    .to_owned(),
+            });
+        }
     }
 
     fn take(
@@ -116,15 +206,18 @@ impl PolicyDir {
         for (name, text) in read {
             let file = self.files.entry(name.clone()).or_default();
             match text {
-                Ok(text) if text == file.text => {}
+                Ok(text) if file.text.as_ref() == Some(&text) => {}
                 Ok(text) => file.parse(&name, text),
-                Err(error) => errors.push(PolicyError {
-                    source_name: name,
-                    key: None,
-                    field: "file".to_owned(),
-                    reason: error.to_string(),
-                    remedy: error.remedy().to_owned(),
-                }),
+                Err(error) => {
+                    file.lacks = file.good.is_empty();
+                    errors.push(PolicyError {
+                        source_name: name,
+                        key: None,
+                        field: "file".to_owned(),
+                        reason: error.to_string(),
+                        remedy: error.remedy().to_owned(),
+                    });
+                }
             }
         }
     }
@@ -133,10 +226,20 @@ impl PolicyDir {
 impl File {
     fn parse(&mut self, name: &str, text: String) {
         let before = std::mem::take(&mut self.good);
+        let known = !before.is_empty();
         self.errors.clear();
-        for document in parse_documents(&text, name) {
+        if text.trim().is_empty() && !before.is_empty() {
+            self.errors.push(PolicyError {
+                source_name: name.to_owned(),
+                key: None,
+                field: "file".to_owned(),
+                reason: "is empty, and had documents".to_owned(),
+                remedy: "write them again, or delete the file to remove them".to_owned(),
+            });
+        }
+        for document in parse_with_json(&text, name) {
             match document {
-                Ok(document) => {
+                Ok((document, json)) => {
                     if self.good.contains_key(&document.key) {
                         self.errors.push(PolicyError {
                             source_name: name.to_owned(),
@@ -147,22 +250,36 @@ impl File {
                             remedy: "rename or remove one of the two".to_owned(),
                         });
                     } else {
-                        self.good.insert(document.key.clone(), document);
+                        let key = document.key.clone();
+                        self.good.insert(key, Good { document, json });
                     }
                 }
                 Err(error) => self.errors.push(error),
             }
         }
         let nameless = self.errors.iter().any(|error| error.key.is_none());
-        for (key, document) in before {
+        let same = |key: &String, good: &Good| {
+            let now = self.good.get(key);
+            now.is_some_and(|now| now.json == good.json)
+        };
+        let mut unsaved =
+            self.good.len() != before.len() || !before.iter().all(|(key, good)| same(key, good));
+        for (key, good) in before {
             let bad = self
                 .errors
                 .iter()
                 .any(|error| error.key.as_ref() == Some(&key));
             if (nameless || bad) && !self.good.contains_key(&key) {
-                self.good.insert(key, document);
+                self.good.insert(key, good);
+                unsaved = true;
             }
         }
-        self.text = text;
+        let unknown = |error: &PolicyError| match &error.key {
+            Some(key) => !self.good.contains_key(key),
+            None => !known,
+        };
+        self.lacks = self.errors.iter().any(unknown);
+        self.unsaved |= unsaved;
+        self.text = Some(text);
     }
 }

@@ -254,6 +254,7 @@ fn agent(
         ipv6: false,
         sizes: MapSizes::default(),
         transparent: false,
+        dns_quota: 0,
         sdp_group: 0,
     };
     let channel = runner::channel();

@@ -225,7 +225,8 @@ fn start_proxy(lab: &Lab, workers: Option<u16>, transparent: bool) -> Result<Pro
     const FLAG: &str = "--dnsproxy-enable-transparent-mode";
     const OUTSIDE: &str = "--transparent-mode-outside-cluster";
     lab.write_policy("web.yaml", &policy())?;
-    let mut options = holdfast_e2e::AgentOptions::default();
+    // One pod stands for many here.
+    let mut options = holdfast_e2e::AgentOptions::default().flag("--endpoint-dns-quota=0");
     if transparent {
         options = options.flag(FLAG).flag(OUTSIDE);
     }

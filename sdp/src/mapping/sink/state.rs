@@ -28,6 +28,9 @@ const HELD: usize = 16_384;
 /// Held answers sent and not answered at most, in shares too: the others wait here, where one
 /// endpoint's do not wait behind another's. The agent takes as many in some milliseconds.
 const WINDOW: usize = 1024;
+/// Mappings sent and not answered for which no client waits, approximately: an answer that comes
+/// while thousands of names are sent again does not wait behind them in the agent.
+const OTHERS: usize = 2048;
 /// Names with a leased answer that wait to be sent, in shares too.
 const REFRESHES: usize = 32_768;
 /// Sequences without a result, and as many that are not durable yet; the oldest are forgotten.
@@ -69,6 +72,7 @@ pub(super) struct State {
     pub(super) live: Turns<Waiting>,
     pub(super) queued: Quota,
     pub(super) on_wire: Quota,
+    pub(super) others_on_wire: usize,
     pub(super) refreshes: Names,
     pub(super) refreshing: Quota,
     pub(super) refresh_since: Option<BootTime>,
@@ -145,6 +149,7 @@ impl State {
             live: Turns::default(),
             queued: Quota::new(HELD),
             on_wire: Quota::new(WINDOW),
+            others_on_wire: 0,
             refreshes: Names::default(),
             refreshing: Quota::new(REFRESHES),
             refresh_since: None,
@@ -336,6 +341,7 @@ impl State {
             0 => room.others.min(BATCH),
             _ => room.others.min(REPLAYS_BESIDE_LIVE),
         };
+        let most = most.min(OTHERS.saturating_sub(self.others_on_wire));
         let due = self.refresh_since.is_some_and(|since| {
             self.flushing || now.0.saturating_sub(since.0) >= nanos(REFRESH_AFTER)
         });
@@ -369,7 +375,8 @@ impl State {
             .replayed
             .add(u64::try_from(replayed).unwrap_or(u64::MAX));
         let others = !self.replays.is_empty() || (due && !self.refreshes.is_empty());
-        let more = (live == BATCH && !self.live.is_empty()) || (room.others > 0 && others);
+        let may = room.others > 0 && self.others_on_wire < OTHERS;
+        let more = (live == BATCH && !self.live.is_empty()) || (may && others);
         (batch, more)
     }
 
@@ -377,6 +384,7 @@ impl State {
         let sequence = self.next_sequence;
         self.next_sequence += 1;
         let leased = wait == Wait::Nobody && !mapping.replayed;
+        self.others_on_wire += usize::from(wait == Wait::Nobody);
         self.in_flight.insert(
             sequence,
             InFlight {
@@ -482,6 +490,8 @@ impl State {
         let sent = self.in_flight.remove(&sequence)?;
         if sent.waited {
             self.on_wire.give_back(sent.key.0.into(), 1);
+        } else {
+            self.others_on_wire -= 1;
         }
         Some(sent)
     }
@@ -566,6 +576,11 @@ impl State {
             late += 1;
         }
         late
+    }
+
+    /// Whether there is something to send, once there is room.
+    pub(super) fn has_queued(&self) -> bool {
+        !self.live.is_empty() || !self.replays.is_empty()
     }
 
     /// Whether an answer waits for the result of a mapping that was sent.

@@ -1,0 +1,107 @@
+//! A policy document is refused at a start and no good version of it is known: endpoints of the
+//! last run do not open.
+
+use super::{
+    restart::again,
+    scenario::{Node, WEB, spec},
+};
+use crate::core::{CoreConfig, Effect, Event, event::SourceEvent};
+
+const OTHER: &str = "\
+apiVersion: cilium.io/v2
+kind: CiliumNetworkPolicy
+metadata: {name: other}
+spec:
+  endpointSelector: {matchLabels: {app: other}}
+  egress:
+  - toCIDR: [192.0.2.0/24]
+";
+
+/// The usual endpoint, one under another policy and one under none; then the agent starts again
+/// and cannot read the policy of the first.
+fn restarted() -> Node {
+    let mut node = Node::usual();
+    node.policy(OTHER);
+    node.endpoint(spec("other", 8, "app=other"));
+    node.endpoint(spec("free", 9, "app=free"));
+    let mut node = again(&node, CoreConfig::default(), &[107, 108, 109]);
+    node.begin();
+    node.policy(OTHER);
+    for (key, host) in [("web", 7), ("other", 8), ("free", 9)] {
+        node.endpoint(spec(key, host, &format!("app={key}")));
+    }
+    node.event(Event::PoliciesUncertain(true));
+    node
+}
+
+fn problems(node: &Node) -> String {
+    node.core.summary().endpoint_problems.join("\n")
+}
+
+fn published(node: &Node) -> usize {
+    let rules = node.effects.iter().filter_map(|effect| match effect {
+        Effect::Rules(update) => Some(update.changed.len()),
+        _ => None,
+    });
+    rules.sum()
+}
+
+#[test]
+fn an_endpoint_of_the_last_run_keeps_its_policy_until_the_document_is_read() {
+    let mut node = restarted();
+    let before = node.datapath.policy.clone();
+    node.sync();
+    assert_eq!(node.datapath.policy, before);
+    assert_eq!(published(&node), 1, "its DNS rules");
+    let said = problems(&node);
+    assert!(
+        said.contains("(web)") && said.contains("policy get"),
+        "{said}"
+    );
+    assert!(
+        !said.contains("(other)") && !said.contains("(free)"),
+        "{said}"
+    );
+    // What its rules are about outlives the grace.
+    node.tick(node.now.plus_secs(1000));
+    assert_eq!(node.datapath.policy, before);
+    assert!(node.identity("10.9.0.53").is_some());
+
+    node.policy(WEB);
+    node.event(Event::PoliciesUncertain(false));
+    assert_eq!(node.datapath.policy, before);
+    assert_eq!(problems(&node), "");
+    assert_eq!(published(&node), 0, "the same rules again");
+}
+
+#[test]
+fn it_opens_once_the_document_is_removed() {
+    let mut node = restarted();
+    let before = node.datapath.policy.clone();
+    node.sync();
+    node.event(Event::PoliciesUncertain(false));
+    let web = *before.keys().next().unwrap();
+    assert_ne!(node.datapath.policy[&web], before[&web]);
+    assert_eq!(node.datapath.policy[&web].len(), 2, "everything, both ways");
+    assert_eq!(problems(&node), "");
+    node.tick(node.now.plus_secs(1000));
+    assert!(node.identity("10.9.0.53").is_none());
+}
+
+#[test]
+fn other_endpoints_follow_their_policies_meanwhile() {
+    let mut node = restarted();
+    let before = node.datapath.policy.clone();
+    node.sync();
+    node.policy(&OTHER.replace("192.0.2.0", "198.51.100.0"));
+    node.event(Event::Policies(SourceEvent::Delete(
+        "CiliumNetworkPolicy/default/other".to_owned(),
+    )));
+    let changed = before
+        .iter()
+        .filter(|(id, map)| node.datapath.policy[id] != **map);
+    assert_eq!(changed.count(), 1);
+    node.event(Event::Endpoints(SourceEvent::Delete("web".to_owned())));
+    assert_eq!(problems(&node), "");
+    assert_eq!(node.datapath.policy.len(), 2);
+}

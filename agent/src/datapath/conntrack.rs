@@ -1,0 +1,198 @@
+//! Looks through the conntrack maps: what is alive, how much each endpoint holds; removes
+//! what expired.
+//!
+//! The kernel evicts from a full map whatever was not used for longest, which may be a live
+//! connection. So entries that expired go at each look, and no map fills with them.
+
+use std::{collections::HashMap, hash::Hash, net::IpAddr};
+
+use shared_maps::{
+    FAMILY_IPV4,
+    conntrack::{
+        CtKey4, CtKey6, CtValue, DIR_IN, FLAG_ANSWERED, FLAG_RX_CLOSING, FLAG_TX_CLOSING,
+        NAME_ANY4, NAME_ANY6, NAME_TCP4, NAME_TCP6, RELATED, SERVICE,
+    },
+    lxc::{self, FLAG_HOST, LxcKey, LxcValue},
+    quota::{self, held_index, held_map},
+    user::{Access, Globals, Map, MapError, MapKind, Record},
+};
+
+/// Both sides closed.
+const CLOSED: u16 = FLAG_RX_CLOSING | FLAG_TX_CLOSING;
+
+/// A key of either family.
+trait Tuple: Record + Eq + Hash {
+    /// (endpoint, remote), and the key's flags.
+    fn sides(&self) -> (IpAddr, IpAddr, u8);
+}
+
+impl Tuple for CtKey4 {
+    fn sides(&self) -> (IpAddr, IpAddr, u8) {
+        let (daddr, saddr) = (IpAddr::from(self.daddr), IpAddr::from(self.saddr));
+        turned(daddr, saddr, self.flags)
+    }
+}
+
+impl Tuple for CtKey6 {
+    fn sides(&self) -> (IpAddr, IpAddr, u8) {
+        let (daddr, saddr) = (IpAddr::from(self.daddr), IpAddr::from(self.saddr));
+        turned(daddr, saddr, self.flags)
+    }
+}
+
+/// `daddr` sent the first packet and `saddr` received it.
+const fn turned(daddr: IpAddr, saddr: IpAddr, flags: u8) -> (IpAddr, IpAddr, u8) {
+    if flags & DIR_IN == 0 {
+        (daddr, saddr, flags)
+    } else {
+        (saddr, daddr, flags)
+    }
+}
+
+/// What a look found.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Found {
+    /// (endpoint, remote) of live connections that leave an endpoint; sorted, each once.
+    pub alive: Vec<(IpAddr, IpAddr)>,
+    /// Every map was read to its end.
+    pub complete: bool,
+}
+
+/// Looks through all maps at `now`, seconds of CLOCK_MONOTONIC, and removes what expired. What
+/// each endpoint holds then counts for `valid` seconds.
+pub fn look(maps: &Globals, now: u32, valid: u32) -> Found {
+    let mut looking = match Looking::begin(maps, now) {
+        Ok(looking) => looking,
+        Err(error) => {
+            unread(&error);
+            return Found::default();
+        }
+    };
+    let reads = [
+        looking.through::<CtKey4>(NAME_TCP4, held_map(true, false)),
+        looking.through::<CtKey4>(NAME_ANY4, held_map(false, false)),
+        looking.through::<CtKey6>(NAME_TCP6, held_map(true, true)),
+        looking.through::<CtKey6>(NAME_ANY6, held_map(false, true)),
+    ];
+    let mut complete = true;
+    for read in reads {
+        complete &= read.unwrap_or_else(|error| {
+            unread(&error);
+            false
+        });
+    }
+    if complete
+        && let Err(error) = looking
+            .counts
+            .set(&quota::HELD_UNTIL, &now.saturating_add(valid))
+    {
+        tracing::warn!(%error, "no endpoint has a quota of connections until this can be written");
+    }
+    let mut alive = looking.alive;
+    alive.sort_unstable();
+    alive.dedup();
+    Found { alive, complete }
+}
+
+fn unread(error: &MapError) {
+    tracing::warn!(%error, "conntrack was not read; no expired address goes until it is");
+}
+
+struct Looking<'a> {
+    maps: &'a Globals,
+    now: u32,
+    endpoints: HashMap<IpAddr, u16>,
+    counts: Map<u32, u32>,
+    alive: Vec<(IpAddr, IpAddr)>,
+}
+
+impl<'a> Looking<'a> {
+    fn begin(maps: &'a Globals, now: u32) -> Result<Self, MapError> {
+        let lxc: Map<LxcKey, LxcValue> =
+            Map::open(&maps.path(lxc::NAME), MapKind::Hash, Access::ReadOnly)?;
+        let endpoints = lxc.entries()?.found.into_iter();
+        let endpoints = endpoints
+            .filter(|(_, value)| value.flags & FLAG_HOST == 0)
+            .map(|(key, value)| (address(&key), value.lxc_id))
+            .collect();
+        let counts = maps.path(quota::HELD_NAME);
+        Ok(Self {
+            maps,
+            now,
+            endpoints,
+            counts: Map::open(&counts, MapKind::Array, Access::ReadWrite)?,
+            alive: Vec::new(),
+        })
+    }
+
+    /// Looks through one map. Says whether the walk reached the end.
+    fn through<K: Tuple>(&mut self, name: &str, number: u32) -> Result<bool, MapError> {
+        let path = self.maps.path(name);
+        let map: Map<K, CtValue> = Map::open(&path, MapKind::LruHash, Access::ReadWrite)?;
+        let entries = map.entries()?;
+        let mut held: HashMap<u16, u32> = self
+            .endpoints
+            .values()
+            .map(|endpoint| (*endpoint, 0))
+            .collect();
+        let mut used = 0;
+        for (key, value) in &entries.found {
+            // As the programs compare: it lives to the end of its last second.
+            if value.lifetime < self.now {
+                // It may be in use again meanwhile.
+                if map.get(key)?.is_some_and(|value| value.lifetime < self.now) {
+                    map.remove(key)?;
+                }
+                continue;
+            }
+            used += 1;
+            let (endpoint, remote, flags) = key.sides();
+            if flags & (DIR_IN | RELATED | SERVICE) == 0 {
+                self.alive.push((endpoint, remote));
+            }
+            let answered = value.flags & FLAG_ANSWERED != 0 && value.flags & CLOSED != CLOSED;
+            if answered
+                && let Some(endpoint) = self.endpoints.get(&endpoint)
+                && let Some(held) = held.get_mut(endpoint)
+            {
+                *held += 1;
+            }
+        }
+        for (endpoint, held) in held {
+            self.counts.set(&held_index(endpoint, number), &held)?;
+        }
+        let free = map.max_entries().saturating_sub(used);
+        self.counts.set(&held_index(0, number), &free)?;
+        Ok(entries.complete)
+    }
+}
+
+fn address(key: &LxcKey) -> IpAddr {
+    if key.family == FAMILY_IPV4 {
+        let [a, b, c, d, ..] = key.ip;
+        IpAddr::from([a, b, c, d])
+    } else {
+        IpAddr::from(key.ip)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use shared_maps::conntrack::DIR_OUT;
+
+    use super::*;
+
+    #[test]
+    fn the_endpoint_is_on_the_side_that_the_direction_says() {
+        let mut key = CtKey4 {
+            daddr: [10, 0, 0, 1],
+            saddr: [192, 0, 2, 1],
+            flags: DIR_OUT,
+            ..CtKey4::default()
+        };
+        let (pod, remote) = (IpAddr::from([10, 0, 0, 1]), IpAddr::from([192, 0, 2, 1]));
+        assert_eq!(key.sides(), (pod, remote, DIR_OUT));
+        key.flags = DIR_IN;
+        assert_eq!(key.sides(), (remote, pod, DIR_IN));
+    }
+}

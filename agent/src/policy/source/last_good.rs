@@ -1,0 +1,177 @@
+//! The last good version of each policy document, on disk: a file that is torn when the agent
+//! starts must not open the pods that its documents are about.
+//!
+//! Each file of the policy directory has one here, with a number for its name. It says which
+//! directory and file it is of: documents of another directory are not taken.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs, io,
+    path::{Path, PathBuf},
+};
+
+use serde::Deserialize;
+use serde_json::Value;
+
+use crate::datapath::files::write_atomic;
+
+/// Version of the files that this program writes.
+const VERSION: u32 = 1;
+/// Directory below the state directory.
+const DIRECTORY: &str = "policies";
+
+/// Why a stored version cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum LastGoodError {
+    /// Written by a newer version.
+    #[error("{path} has version {found}, this program reads up to {VERSION}; run the newer release, or move the file away", path = .path.display())]
+    Newer {
+        /// The file.
+        path: PathBuf,
+        /// Its version.
+        found: u32,
+    },
+    /// A file or the directory cannot be read, written or set aside.
+    #[error("{path}: {source}", path = .path.display())]
+    Io {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+}
+
+/// The stored versions of the documents of one policy directory.
+#[derive(Debug)]
+pub struct LastGood {
+    dir: PathBuf,
+    of: String,
+    numbers: BTreeMap<String, u32>,
+    next: u32,
+    found: BTreeMap<String, Vec<Value>>,
+}
+
+#[derive(Deserialize)]
+struct Versioned {
+    version: u32,
+}
+
+#[derive(Deserialize)]
+struct Stored {
+    directory: String,
+    file: String,
+    documents: Vec<Value>,
+}
+
+impl LastGood {
+    /// Reads what the state directory has for the policy directory `of`. A damaged file is set
+    /// aside, and what is wrong with it is added to `damaged`.
+    pub fn open(state: &Path, of: &Path, damaged: &mut Vec<String>) -> Result<Self, LastGoodError> {
+        let dir = state.join(DIRECTORY);
+        let failed = |path: &Path, source| LastGoodError::Io {
+            path: path.to_owned(),
+            source,
+        };
+        fs::create_dir_all(&dir).map_err(|source| failed(&dir, source))?;
+        let mut store = Self {
+            of: of.display().to_string(),
+            numbers: BTreeMap::new(),
+            next: 0,
+            found: BTreeMap::new(),
+            dir,
+        };
+        let mut paths = BTreeMap::new();
+        for entry in fs::read_dir(&store.dir).map_err(|source| failed(&store.dir, source))? {
+            let path = entry.map_err(|source| failed(&store.dir, source))?.path();
+            let name = path.file_name().and_then(|name| name.to_str());
+            let number = name.and_then(|name| name.strip_suffix(".json"));
+            if let Some(number) = number.and_then(|number| number.parse::<u32>().ok()) {
+                paths.insert(number, path);
+            }
+        }
+        for (number, path) in paths {
+            store.next = store.next.max(number.saturating_add(1));
+            let text = fs::read(&path).map_err(|source| failed(&path, source))?;
+            let version = serde_json::from_slice::<Versioned>(&text);
+            if let Ok(Versioned { version }) = version
+                && version > VERSION
+            {
+                return Err(LastGoodError::Newer {
+                    path,
+                    found: version,
+                });
+            }
+            match serde_json::from_slice::<Stored>(&text) {
+                Ok(stored) if stored.directory == store.of => {
+                    store.numbers.insert(stored.file.clone(), number);
+                    store.found.insert(stored.file, stored.documents);
+                }
+                Ok(_) => fs::remove_file(&path).map_err(|source| failed(&path, source))?,
+                Err(error) => {
+                    let aside = path.with_extension("json.corrupt");
+                    let text = format!(
+                        "{}: last good versions of policy documents: {error}; set aside as {}",
+                        path.display(),
+                        aside.display()
+                    );
+                    tracing::error!("{text}");
+                    fs::rename(&path, &aside).map_err(|source| failed(&path, source))?;
+                    damaged.push(text);
+                }
+            }
+        }
+        Ok(store)
+    }
+
+    /// Takes what was found at the start: documents by file.
+    pub(super) fn take_found(&mut self) -> BTreeMap<String, Vec<Value>> {
+        std::mem::take(&mut self.found)
+    }
+
+    /// Stores the documents of a file, each as JSON.
+    pub(super) fn put<'a>(
+        &mut self,
+        file: &str,
+        documents: impl Iterator<Item = &'a str>,
+    ) -> Result<(), LastGoodError> {
+        let number = self.numbers.get(file).copied().unwrap_or(self.next);
+        let quoted = |text: &str| Value::from(text).to_string();
+        let documents: Vec<&str> = documents.collect();
+        let text = format!(
+            "{{\"version\":{VERSION},\"directory\":{},\"file\":{},\"documents\":[{}]}}\n",
+            quoted(&self.of),
+            quoted(file),
+            documents.join(",")
+        );
+        let path = self.path(number);
+        write_atomic(&path, text.as_bytes())
+            .map_err(|source| LastGoodError::Io { path, source })?;
+        self.next = self.next.max(number.saturating_add(1));
+        self.numbers.insert(file.to_owned(), number);
+        Ok(())
+    }
+
+    /// Removes what is stored of files that are there no more.
+    pub(super) fn keep_only(&mut self, files: &BTreeSet<&str>) -> Result<(), LastGoodError> {
+        let gone = |(file, _): &(&String, &u32)| !files.contains(file.as_str());
+        let gone: Vec<_> = self.numbers.iter().filter(gone).collect();
+        for (file, number) in gone
+            .into_iter()
+            .map(|(f, n)| (f.clone(), *n))
+            .collect::<Vec<_>>()
+        {
+            let path = self.path(number);
+            match fs::remove_file(&path) {
+                Err(source) if source.kind() != io::ErrorKind::NotFound => {
+                    return Err(LastGoodError::Io { path, source });
+                }
+                _ => self.numbers.remove(&file),
+            };
+        }
+        Ok(())
+    }
+
+    fn path(&self, number: u32) -> PathBuf {
+        self.dir.join(format!("{number}.json"))
+    }
+}

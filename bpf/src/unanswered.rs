@@ -1,0 +1,91 @@
+//! Connections that nobody answered yet.
+//!
+//! They lie in Cilium's maps like all others, so that whoever reads those sees
+//! them. Each endpoint has a queue of them for each direction: one more than
+//! fit displaces the oldest one that is still not answered. So a flood of an
+//! endpoint displaces entries of its own, and no other endpoint's.
+
+use aya_ebpf::maps::Queue;
+use shared_maps::{
+    Be16, FAMILY_IPV6,
+    conntrack::{CtKey4, CtKey6, CtValue, DIR_OUT, FLAG_ANSWERED},
+    quota::Limit,
+};
+
+use crate::{
+    maps::{CT_ANY4, CT_ANY6, CT_TCP4, CT_TCP6, SCRATCH, UNANSWERED_IN, UNANSWERED_OUT},
+    packet::{Packet, TCP},
+    quota,
+};
+
+/// Key of a connection entry of either family; IPv4 addresses as in [`crate::address::Address`].
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(crate) struct Flow {
+    key: CtKey6,
+    family: u8,
+    pad: u8,
+}
+
+/// Makes room for the entry of a new connection and remembers it. False: it gets none.
+#[inline(never)]
+pub(crate) fn admit(packet: &Packet, direction: u8) -> bool {
+    let Some(scratch) = SCRATCH.get_ptr_mut(0) else {
+        return false;
+    };
+    // SAFETY: the value is this CPU's own until the program ends.
+    let flow = unsafe { &mut (*scratch).flow };
+    flow.key.daddr = packet.saddr.bytes();
+    flow.key.saddr = packet.daddr.bytes();
+    flow.key.dport = Be16::from_wire(packet.dport);
+    flow.key.sport = Be16::from_wire(packet.sport);
+    flow.key.nexthdr = packet.protocol;
+    flow.key.flags = direction;
+    flow.family = packet.family;
+    flow.pad = 0;
+    let queue: &'static Queue<Flow> = if direction == DIR_OUT {
+        &UNANSWERED_OUT
+    } else {
+        &UNANSWERED_IN
+    };
+    quota::admit(queue, flow, displace)
+}
+
+#[inline(never)]
+fn displace(flow: &Flow) {
+    if flow.family == FAMILY_IPV6 {
+        let key = flow.key;
+        let map = if key.nexthdr == TCP {
+            &CT_TCP6
+        } else {
+            &CT_ANY6
+        };
+        if map.get_ptr(key).is_some_and(is_unanswered) && map.remove(key).is_ok() {
+            quota::displaced(Limit::Unanswered);
+        }
+        return;
+    }
+    let (daddr, saddr) = (flow.key.daddr, flow.key.saddr);
+    let key = CtKey4 {
+        daddr: [daddr[0], daddr[1], daddr[2], daddr[3]],
+        saddr: [saddr[0], saddr[1], saddr[2], saddr[3]],
+        dport: flow.key.dport,
+        sport: flow.key.sport,
+        nexthdr: flow.key.nexthdr,
+        flags: flow.key.flags,
+    };
+    let map = if key.nexthdr == TCP {
+        &CT_TCP4
+    } else {
+        &CT_ANY4
+    };
+    if map.get_ptr(key).is_some_and(is_unanswered) && map.remove(key).is_ok() {
+        quota::displaced(Limit::Unanswered);
+    }
+}
+
+#[inline(always)]
+fn is_unanswered(value: *const CtValue) -> bool {
+    // SAFETY: map values live as long as the program runs.
+    unsafe { (*value).flags & FLAG_ANSWERED == 0 }
+}

@@ -118,6 +118,15 @@ fn displace(key: &RedirectKey) {
     if REDIRECTS.remove(*key).is_ok() {
         quota::displaced(Limit::Servers);
     }
+    let older = v1::RedirectKey {
+        daddr: key.server,
+        ifindex: config::ifindex(),
+        dport: key.port,
+        protocol: key.protocol,
+        family: key.family,
+    };
+    // At a bridge port there is none.
+    let _ = REDIRECTS_V1.remove(older);
 }
 
 /// The previous release's `steer` drops what an entry without a port is about, so that the entry

@@ -313,7 +313,7 @@ fn a_pod_that_asks_everywhere_displaces_no_server_of_another_pod() {
         let notes = k.open::<RedirectKey, RedirectValue>(redirect::NAME, MapKind::LruHash)?;
         let server = lxc_key(PEER4).ip;
         let notes = notes.entries()?.found;
-        assert!(notes.iter().any(|(key, _)| key.daddr == server));
+        assert!(notes.iter().any(|(key, _)| key.server == server));
         assert!(notes.len() <= 1025, "{} notes", notes.len());
         // The first of the flood's servers has no note any more, and answers all the same.
         let answer = frame(IpAddr::from([11, 0, 0, 0]), POD4, udp(53, 4000));

@@ -4,7 +4,9 @@
 //! speak for its own addresses only, they have the hop limit that no routed
 //! packet has, they go to the link only, and their form leaves no room for more.
 
-use aya_ebpf::programs::TcContext;
+use aya_ebpf::{
+    bindings::bpf_fib_lookup as FibLookup, helpers::bpf_fib_lookup, programs::TcContext,
+};
 use shared_maps::{
     FAMILY_IPV6,
     event::Reason,
@@ -49,6 +51,9 @@ const NEIGHBOUR_OPTIONS: u32 = 2;
 const ROUTER_OPTIONS: u32 = 32;
 /// Records of an MLD report that we walk: what fits into 1,500 bytes.
 const MLD_RECORDS: u32 = 72;
+
+/// `BPF_FIB_LKUP_RET_NOT_FWDED`.
+const NOT_FORWARDED: i64 = 4;
 
 /// Which way a message goes.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -160,6 +165,9 @@ fn is_on_link(ctx: &TcContext, to: Address) -> Result<bool, Reason> {
     if to.is_v6_link_multicast() || config::is_link_local_of_node(to) {
         return Ok(true);
     }
+    if to.is_v6_multicast() {
+        return Ok(false);
+    }
     if to.is_v6_link_local() {
         return is_switched(ctx);
     }
@@ -175,7 +183,36 @@ fn is_on_link(ctx: &TcContext, to: Address) -> Result<bool, Reason> {
     {
         return Ok(true);
     }
+    if is_delivered_here(ctx, to) {
+        return Ok(true);
+    }
     Ok(config::is_on_bridge_prefix(to) && is_switched(ctx)?)
+}
+
+/// Whether the node's routes say that it would keep a packet to `to`: also an
+/// address that it got a moment ago.
+#[inline(never)]
+fn is_delivered_here(ctx: &TcContext, to: Address) -> bool {
+    const WORDS: usize = size_of::<FibLookup>() / 4;
+    /// `AF_INET6`, in the first byte.
+    const FAMILY: u32 = 10u32.to_le();
+    // `struct bpf_fib_lookup`, whose fields from the source on are words. The
+    // source stays unspecified: the kernel looks for no way from a link-local one.
+    let mut lookup = [0_u32; WORDS];
+    lookup[0] = FAMILY;
+    // SAFETY: the context is valid for the run of the program.
+    lookup[2] = unsafe { (*ctx.skb.skb).ifindex };
+    [lookup[8], lookup[9], lookup[10], lookup[11]] = to.0;
+    // SAFETY: the structure is as long as it is said to be.
+    let way = unsafe {
+        bpf_fib_lookup(
+            ctx.skb.skb.cast(),
+            (&raw mut lookup).cast(),
+            size_of::<FibLookup>() as i32,
+            0,
+        )
+    };
+    way == NOT_FORWARDED
 }
 
 /// Whether a bridge takes the frame to another of its ports, past the node.

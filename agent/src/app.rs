@@ -25,7 +25,9 @@ use crate::{
         kernel::{KernelConfig, KernelDatapath},
         notrack,
         plan::Datapath,
+        root::BpfRootLock,
         routing,
+        upkeep::{self, Conditions, Upkeep},
     },
     dnsproxy::{BuiltinProxy, Ports},
     endpoint::{
@@ -62,6 +64,7 @@ pub async fn run(mut config: Config) -> Result<()> {
     let lock = StateDirLock::take(&config.state_dir)?;
     let bpf_root = config.bpf_root.clone();
     refuse_beside_cilium(&config.bpf_root)?;
+    let root_lock = BpfRootLock::take(&config.bpf_root)?;
     let files = StateFiles::open(&config.state())
         .with_context(|| format!("--state-dir {}", config.state_dir.display()))?;
     let maps = Globals::new(&config.bpf_root);
@@ -107,6 +110,19 @@ pub async fn run(mut config: Config) -> Result<()> {
         Interfaces::withdraw(&maps)?;
         None
     };
+    let conditions = Conditions::default();
+    let upkeep = Upkeep::new(
+        upkeep::Node {
+            ipv4: config.ipv4,
+            ipv6: config.ipv6,
+            globals: maps.clone(),
+            sdp_group: config.sdp_group,
+            steering: datapath.steering(),
+            port: config.hold_proxy_port.then_some(config.proxy_port),
+        },
+        conditions.clone(),
+    );
+    let interval = config.reconcile_interval;
     let agent = Agent::start(
         config,
         Parts {
@@ -115,10 +131,12 @@ pub async fn run(mut config: Config) -> Result<()> {
             found,
             datapath,
             channel,
+            conditions,
         },
     )
     .await?;
     let stop = agent.stop.clone();
+    agent.tasks.spawn(upkeep.run(interval, stop.clone()));
     match interfaces {
         Some(interfaces) => agent.tasks.spawn(interfaces.run(agent.rules.clone(), stop)),
         None => agent
@@ -134,7 +152,7 @@ pub async fn run(mut config: Config) -> Result<()> {
     }
     tracing::info!("stopping; programs and maps stay in place");
     agent.stop().await;
-    drop(lock);
+    drop((root_lock, lock));
     Ok(())
 }
 
@@ -150,6 +168,8 @@ pub struct Parts {
     pub datapath: Box<dyn Datapath>,
     /// Where events come in.
     pub channel: (CoreHandle, Inbox),
+    /// How the node's part of the datapath is.
+    pub conditions: Conditions,
 }
 
 /// A running agent.
@@ -174,6 +194,7 @@ impl Agent {
             found,
             datapath,
             channel,
+            conditions,
         } = parts;
         let epoch = Epoch::begin(files.dir())?;
         let sdp_listener =
@@ -290,6 +311,7 @@ impl Agent {
             maps: Globals::new(&config.bpf_root),
             builtin: describe(builtin.clone()),
             damaged: Arc::clone(&damaged),
+            conditions: conditions.clone(),
         };
         tasks.spawn(admin.serve(admin_listener, tasks.clone(), stop.clone()));
         if let Some(listener) = metrics_listener {
@@ -300,6 +322,7 @@ impl Agent {
                 damaged: damaged.len(),
                 maps,
                 builtin: builtin.as_ref().map(|proxy| proxy.stats().clone()),
+                conditions,
             };
             tasks.spawn(health.serve(listener, tasks.clone(), stop.clone()));
         }

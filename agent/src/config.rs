@@ -86,6 +86,8 @@ pub struct Config {
     pub transparent: bool,
     /// Those outside of the cluster, too (the built-in proxy).
     pub transparent_outside: bool,
+    /// Keep the proxy port bound while no proxy runs.
+    pub hold_proxy_port: bool,
     /// IPv4 is on.
     pub ipv4: bool,
     /// IPv6 is on.
@@ -225,6 +227,7 @@ impl TryFrom<RunArgs> for Config {
             reject_code: args.tofqdns_dns_reject_response_code,
             transparent: args.dnsproxy_enable_transparent_mode,
             transparent_outside: args.transparent_mode_outside_cluster,
+            hold_proxy_port: args.hold_proxy_port,
             ipv4: args.enable_ipv4,
             ipv6: args.enable_ipv6,
             preallocate_identities: args.tofqdns_preallocate_identities,

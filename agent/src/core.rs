@@ -25,6 +25,7 @@ mod identities;
 mod mappings;
 pub mod plan;
 mod policies;
+mod programs;
 mod rate;
 mod reconcile;
 mod refused;

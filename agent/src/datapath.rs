@@ -12,4 +12,6 @@ pub mod notrack;
 pub mod plan;
 pub mod program;
 pub mod quota;
+pub mod root;
 pub mod routing;
+pub mod upkeep;

@@ -3,6 +3,7 @@
 use std::{
     fs::{self, OpenOptions},
     io::{self, Read as _, Seek as _, Write as _},
+    os::unix::fs::{OpenOptionsExt as _, PermissionsExt as _},
     path::{Path, PathBuf},
 };
 
@@ -15,6 +16,8 @@ use crate::datapath::files::write_atomic;
 const LOCK_FILE: &str = "agent.lock";
 const EPOCH_FILE: &str = "epoch.json";
 const VERSION: u32 = 1;
+/// Mode of the lock file.
+const OWNER_ONLY: u32 = 0o600;
 
 /// One run of the agent: what leases were granted under.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -80,7 +83,11 @@ impl StateDirLock {
             .write(true)
             .create(true)
             .truncate(false)
+            .mode(OWNER_ONLY)
             .open(&path)
+            .map_err(failed)?;
+        // Who may open it may lock it; an earlier release let everyone.
+        file.set_permissions(fs::Permissions::from_mode(OWNER_ONLY))
             .map_err(failed)?;
         let mut file = match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
             Ok(file) => file,
@@ -202,6 +209,8 @@ mod tests {
     fn a_second_agent_is_told_who_has_the_directory() {
         let dir = tempfile::tempdir().unwrap();
         let first = StateDirLock::take(dir.path()).unwrap();
+        let mode = fs::metadata(dir.path().join(LOCK_FILE)).unwrap();
+        assert_eq!(mode.permissions().mode() & 0o777, OWNER_ONLY);
         let error = StateDirLock::take(dir.path()).unwrap_err().to_string();
         assert!(error.contains(&std::process::id().to_string()), "{error}");
         assert!(error.contains("--state-dir"), "{error}");

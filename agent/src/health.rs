@@ -13,7 +13,10 @@ use tokio::net::TcpListener;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{
-    datapath::events::Counters,
+    datapath::{
+        events::Counters,
+        upkeep::{Conditions, Part},
+    },
     endpoint::source::EndpointBook,
     metrics::{self, Scrape},
     proxies::Proxies,
@@ -40,6 +43,8 @@ pub struct Health {
     pub maps: Globals,
     /// Counters of the built-in proxy, where one runs.
     pub builtin: Option<Stats>,
+    /// How the node's part of the datapath is.
+    pub conditions: Conditions,
 }
 
 /// Binds the address, or says which flag to change.
@@ -111,6 +116,9 @@ impl Health {
                 .and_then(|counters| counters.read())
                 .unwrap_or_default(),
             unresolved: self.endpoints.unresolved().len(),
+            conditions: Part::ALL
+                .map(|part| (part, self.conditions.of(part)))
+                .to_vec(),
         };
         match metrics::text(scrape, &self.proxies, self.builtin.as_ref()) {
             Ok(text) => answer(StatusCode::OK, OPENMETRICS, text),

@@ -14,7 +14,11 @@ use prometheus_client::{
 
 use shared_maps::event::{Counter, Reason};
 
-use crate::{core::snapshot::Summary, proxies::Proxies};
+use crate::{
+    core::snapshot::Summary,
+    datapath::upkeep::{Condition, Part},
+    proxies::Proxies,
+};
 
 /// One look at everything.
 #[derive(Debug)]
@@ -29,6 +33,8 @@ pub struct Scrape {
     pub unresolved: usize,
     /// Packets and bytes by reason; empty where there is no datapath.
     pub packets: Vec<(Reason, Counter)>,
+    /// Parts of the datapath beside the endpoints' own.
+    pub conditions: Vec<(Part, Condition)>,
 }
 
 impl prometheus_client::collector::Collector for Sample {
@@ -244,15 +250,33 @@ impl Sample {
             "Passes that compared the maps with what they should hold",
             reconciled.passes,
         )?;
+        let mut differences = vec![
+            ("part", "ipcache", reconciled.ipcache),
+            ("part", "policy", reconciled.policy),
+            ("part", "lxc", reconciled.lxc),
+            ("part", "names", reconciled.names),
+            ("part", "programs", reconciled.programs),
+        ];
+        let conditions = &self.scrape.conditions;
+        let repairs = conditions.iter();
+        differences.extend(repairs.map(|(part, c)| ("part", part.as_str(), c.repairs)));
+        let labels: Vec<_> = conditions
+            .iter()
+            .map(|(p, _)| [("part", p.as_str())])
+            .collect();
+        let broken = labels.iter().zip(conditions);
+        let broken: Vec<_> = broken
+            .map(|(label, (_, c))| (label.as_slice(), u64::from(c.fault.is_some())))
+            .collect();
         out.counters(
             "reconcile_differences",
             "What such a pass found otherwise than it should be, and put right; stays 0 unless something else writes the maps",
-            &[
-                ("part", "ipcache", reconciled.ipcache),
-                ("part", "policy", reconciled.policy),
-                ("part", "lxc", reconciled.lxc),
-                ("part", "names", reconciled.names),
-            ],
+            &differences,
+        )?;
+        out.labelled(
+            "datapath_broken",
+            "1 for a part of the datapath that is not as it should be and cannot be repaired; `holdfast-agent status` says why",
+            &broken,
         )?;
         out.counter(
             "reconcile_failures",
@@ -413,6 +437,13 @@ mod tests {
                     bytes: 500,
                 },
             )],
+            conditions: vec![(
+                Part::Routes,
+                Condition {
+                    repairs: 2,
+                    fault: Some("a rule is missing".to_owned()),
+                },
+            )],
         };
         let text = text(scrape, &Proxies::default(), None).unwrap();
         for line in [
@@ -423,6 +454,9 @@ mod tests {
             "holdfast_endpoint_unresolved 1",
             "holdfast_drop_count_total{reason=\"policy_denied\"} 5",
             "holdfast_drop_bytes_total{reason=\"policy_denied\"} 500",
+            "holdfast_reconcile_differences_total{part=\"programs\"} 0",
+            "holdfast_reconcile_differences_total{part=\"routes\"} 2",
+            "holdfast_datapath_broken{part=\"routes\"} 1",
         ] {
             assert!(text.lines().any(|l| l == line), "{line} is not in\n{text}");
         }

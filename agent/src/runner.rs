@@ -13,6 +13,7 @@
 use std::{io, sync::Arc, thread, time::Duration};
 
 use holdfast_sdp::mapping::BootTime;
+use shared_maps::EndpointId;
 use tokio::{
     sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot},
     time::timeout,
@@ -24,7 +25,10 @@ use crate::{
         event::{Effect, Event},
         snapshot::{Snapshot, Summary},
     },
-    datapath::plan::{Datapath, Step},
+    datapath::{
+        look::{ProgramFault, Sight},
+        plan::{Datapath, Step},
+    },
     proxies::Proxies,
 };
 
@@ -374,8 +378,12 @@ impl Runner {
             return;
         };
         let sight = self.datapath.look(&look);
-        if let Err(error) = &sight {
-            tracing::warn!(%error, "a map could not be compared with what it should hold");
+        match &sight {
+            Ok(Sight::Programs(found)) => log_faults(found),
+            Ok(_) => {}
+            Err(error) => {
+                tracing::warn!(%error, "a map could not be compared with what it should hold");
+            }
         }
         let differences = self.core.seen(sight.ok());
         if differences > 0 {
@@ -436,6 +444,14 @@ impl Runner {
         }
         if !outcomes.is_empty() {
             self.proxies.outcomes(outcomes);
+        }
+    }
+}
+
+fn log_faults(found: &[(EndpointId, Vec<ProgramFault>)]) {
+    for (endpoint, faults) in found {
+        for fault in faults {
+            tracing::warn!(endpoint = endpoint.0, %fault, "programs of an endpoint are not in force");
         }
     }
 }

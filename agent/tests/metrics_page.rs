@@ -10,6 +10,7 @@ use std::{
 
 use holdfast_agent::{
     core::snapshot::Summary,
+    datapath::upkeep::{Condition, Part},
     metrics::{self, Scrape, meanings},
     proxies::Proxies,
 };
@@ -95,6 +96,7 @@ fn agent() -> Vec<Family> {
         packets: Reason::ALL
             .map(|reason| (reason, Counter::default()))
             .into(),
+        conditions: Part::ALL.map(|part| (part, Condition::default())).into(),
     };
     families(&metrics::text(scrape, &Proxies::default(), None).expect("text"))
 }

@@ -16,6 +16,7 @@ pub mod cilium;
 pub mod config;
 pub mod dns;
 pub mod ha;
+pub mod hostile;
 pub mod in_memory;
 pub mod kernel;
 pub mod lab;

@@ -3,6 +3,7 @@
 mod control;
 mod delayed;
 mod held;
+pub mod hold;
 mod in_flight;
 mod replies;
 pub mod tcp;

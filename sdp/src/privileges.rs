@@ -8,14 +8,10 @@
 
 mod calls;
 mod capabilities;
+mod directory;
 mod files;
 
-use std::{
-    fmt, fs, io,
-    os::unix::fs::PermissionsExt,
-    path::{Path, PathBuf},
-    str::FromStr,
-};
+use std::{fmt, path::PathBuf, str::FromStr};
 
 use nix::unistd::{Gid, Uid};
 use serde::{Deserialize, Serialize};
@@ -149,7 +145,12 @@ impl Sandbox {
     /// not started as root keeps its user and gets the other restrictions.
     pub fn enter(&self) -> Result<Privileges, PrivilegeError> {
         let RunAs::User { uid, gid } = self.user else {
-            self.prepare(None);
+            // An earlier run may have given them to another user, who could exchange what root
+            // makes in them.
+            let root = Uid::effective()
+                .is_root()
+                .then(|| (Uid::effective(), Gid::effective()));
+            self.prepare(root);
             return Ok(in_force(None, false));
         };
         let failed = |what: &str, reason: &dyn fmt::Display| PrivilegeError {
@@ -174,25 +175,12 @@ impl Sandbox {
     fn prepare(&self, owner: Option<(Uid, Gid)>) {
         let missing = self.appendable.iter().filter(|dir| !dir.exists());
         for dir in self.writable.iter().chain(missing) {
-            if let Err(error) = prepare(dir, owner) {
+            if let Err(error) = directory::prepare(dir, owner) {
                 // Who needs the directory says what its absence costs.
                 tracing::warn!(dir = %dir.display(), %error, "cannot be prepared");
             }
         }
     }
-}
-
-/// Makes a directory that only the user and its group may enter, or gives one
-/// that is there to the user.
-fn prepare(dir: &Path, owner: Option<(Uid, Gid)>) -> io::Result<()> {
-    if !dir.exists() {
-        fs::create_dir_all(dir)?;
-        fs::set_permissions(dir, fs::Permissions::from_mode(0o750))?;
-    }
-    if let Some((user, group)) = owner {
-        nix::unistd::chown(dir, Some(user), Some(group))?;
-    }
-    Ok(())
 }
 
 fn in_force(files: Option<bool>, calls: bool) -> Privileges {

@@ -42,7 +42,10 @@ impl<T> Step<T> for io::Result<T> {
 /// A UDP socket for redirected (or, without `transparent`, plain) queries, not bound yet.
 pub(crate) fn udp_listener(at: SocketAddr, transparent: bool) -> Result<OwnedFd, SocketError> {
     let socket = open(at, Type::DGRAM)?;
-    shared_port(&socket)?;
+    // Not SO_REUSEADDR: with it a socket of any user may join a UDP port and take its datagrams.
+    socket
+        .set_reuse_port(true)
+        .step("cannot set SO_REUSEPORT")?;
     if transparent {
         make_transparent(&socket, at)?;
         sys::receive_original_destination(&socket, at.is_ipv6())
@@ -69,6 +72,10 @@ pub(crate) fn bind_udp(socket: &OwnedFd, at: SocketAddr) -> Result<(), SocketErr
 pub(crate) fn tcp_listener(at: SocketAddr, transparent: bool) -> Result<Socket, SocketError> {
     let socket = open(at, Type::STREAM)?;
     shared_port(&socket)?;
+    // Connections inherit it.
+    socket
+        .set_tcp_nodelay(true)
+        .step("cannot set TCP_NODELAY")?;
     if transparent {
         make_transparent(&socket, at)?;
     }
@@ -79,6 +86,29 @@ pub(crate) fn tcp_listener(at: SocketAddr, transparent: bool) -> Result<Socket, 
 pub(crate) fn listen(socket: &Socket, at: SocketAddr) -> Result<(), SocketError> {
     socket.bind(&SockAddr::from(at)).step("cannot bind TCP")?;
     socket.listen(BACKLOG).step("cannot listen on TCP")
+}
+
+/// A UDP socket that keeps a port for this user and receives nothing.
+pub(crate) fn hold_udp(at: SocketAddr) -> Result<OwnedFd, SocketError> {
+    let socket = open(at, Type::DGRAM)?;
+    socket
+        .set_reuse_port(true)
+        .step("cannot set SO_REUSEPORT")?;
+    socket.bind(&SockAddr::from(at)).step("cannot bind UDP")?;
+    let socket = OwnedFd::from(socket);
+    deafen(&socket, at.is_ipv6()).step("cannot connect UDP")?;
+    Ok(socket)
+}
+
+/// A TCP socket that keeps a port for this user: bound, it does not listen. With SO_REUSEADDR
+/// other users could bind the port beside it.
+pub(crate) fn hold_tcp(at: SocketAddr) -> Result<OwnedFd, SocketError> {
+    let socket = open(at, Type::STREAM)?;
+    socket
+        .set_reuse_port(true)
+        .step("cannot set SO_REUSEPORT")?;
+    socket.bind(&SockAddr::from(at)).step("cannot bind TCP")?;
+    Ok(socket.into())
 }
 
 /// A socket that sends answers from `port` of any address: source addresses are given per packet.
@@ -194,9 +224,8 @@ fn open(at: SocketAddr, kind: Type) -> Result<Socket, SocketError> {
     } else {
         Protocol::TCP
     };
-    let socket =
-        Socket::new(Domain::for_address(at), kind, Some(protocol)).step("cannot open a socket")?;
-    socket.set_nonblocking(true).step("cannot set O_NONBLOCK")?;
+    let socket = Socket::new(Domain::for_address(at), kind.nonblocking(), Some(protocol))
+        .step("cannot open a socket")?;
     if at.is_ipv6() {
         socket.set_only_v6(true).step("cannot set IPV6_V6ONLY")?;
     }

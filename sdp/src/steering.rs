@@ -16,9 +16,13 @@ use std::{
     time::{Duration, Instant},
 };
 
-use nix::fcntl::{Flock, FlockArg};
+use nix::{
+    errno::Errno,
+    fcntl::{Flock, FlockArg},
+};
 use parking_lot::Mutex;
 use shared_maps::{
+    pin,
     steering::{
         HEARTBEAT_DEAD_NS, HEARTBEAT_INTERVAL_MS, KIND_FREE, SLOTS, SLOTS_NAME, SOCKS_NAME,
         SOCKS_PER_SLOT, Slot, socket_index,
@@ -26,11 +30,16 @@ use shared_maps::{
     user::{Access, Globals, Map, MapError, MapKind, monotonic_ns},
 };
 
-use crate::listener::{SteeringConfig, SteeringStatus};
+use crate::{
+    listener::{SteeringConfig, SteeringStatus},
+    pins::{self, PinDirError},
+};
 
 /// How often a member that is in looks whether the pins are still the same. One that is out
 /// tries to join with every beat: until it is in, packets for it may be dropped.
 const RECHECK: Duration = Duration::from_secs(1);
+/// A process that holds the lock for taking slots for longer hangs.
+const LOCKED_FOR: Duration = Duration::from_secs(2);
 /// A slot silent for longer may be taken: well after packets ceased to go there.
 const TAKEN_AFTER_NS: u64 = 3 * HEARTBEAT_DEAD_NS;
 
@@ -72,6 +81,8 @@ pub(crate) struct Member {
     next_beat: Instant,
     next_check: Instant,
     left: bool,
+    /// Since when another process has held the lock for taking slots.
+    refused_since: Option<Instant>,
     status: SharedStatus,
 }
 
@@ -91,6 +102,8 @@ enum JoinError {
     Map(#[from] MapError),
     #[error("all {SLOTS} steering slots are taken by live replicas")]
     NoSlot,
+    #[error(transparent)]
+    Directory(#[from] PinDirError),
     #[error("cannot lock {path}: {source}")]
     Lock { path: String, source: io::Error },
     #[error("no program steers: {path} is not there", path = .0.display())]
@@ -114,6 +127,7 @@ impl Member {
             next_beat: now,
             next_check: now,
             left: false,
+            refused_since: None,
             status,
         };
         member.beat(now);
@@ -136,7 +150,7 @@ impl Member {
             self.check_pins();
         }
         if self.place.is_none() {
-            self.join();
+            self.join(now);
         }
         if let Some(place) = &mut self.place
             && let Err(why) = place.beat()
@@ -162,8 +176,8 @@ impl Member {
         self.next_beat += Duration::from_secs(3600);
     }
 
-    fn join(&mut self) {
-        match self.try_join() {
+    fn join(&mut self, now: Instant) {
+        match self.try_join(now) {
             Ok(place) => {
                 *self.status.lock() = SteeringStatus::Joined(vec![place.number]);
                 self.place = Some(place);
@@ -173,7 +187,7 @@ impl Member {
         }
     }
 
-    fn try_join(&self) -> Result<Place, JoinError> {
+    fn try_join(&mut self, now: Instant) -> Result<Place, JoinError> {
         let globals = Globals::new(&self.config.bpf_root);
         let slots = Slots::open(&globals.path(SLOTS_NAME), MapKind::Array, Access::ReadWrite)?;
         program_is_there(&globals)?;
@@ -182,20 +196,13 @@ impl Member {
             MapKind::SockMap,
             Access::ReadWrite,
         )?;
-        // Two that join at once must not take the same slot; never waits for another.
-        let dir = globals.dir();
-        let lock = |source| JoinError::Lock {
-            path: dir.display().to_string(),
-            source,
-        };
-        let file = File::open(&dir).map_err(lock)?;
-        let _locked = Flock::lock(file, FlockArg::LockExclusiveNonblock)
-            .map_err(|(_, errno)| lock(errno.into()))?;
-        let now = monotonic_ns();
+        // Two that join at once must not take the same slot.
+        let _locks = self.lock(&globals, now)?;
+        let now_ns = monotonic_ns();
         let mut number = None;
         for candidate in 0..SLOTS.min(slots.max_entries()) {
             let slot = slots.get(&candidate)?.unwrap_or_default();
-            if slot.kind == KIND_FREE || now.saturating_sub(slot.heartbeat) > TAKEN_AFTER_NS {
+            if slot.kind == KIND_FREE || now_ns.saturating_sub(slot.heartbeat) > TAKEN_AFTER_NS {
                 number = Some(candidate);
                 break;
             }
@@ -226,6 +233,43 @@ impl Member {
             number,
             record,
         })
+    }
+
+    /// Locks the taking of slots without waiting: a refused member tries again with its next
+    /// beat. After [`LOCKED_FOR`] it goes on without the lock: its holder hangs. Two members in
+    /// one slot then are parted by their next heartbeats.
+    fn lock(&mut self, globals: &Globals, now: Instant) -> Result<Vec<Flock<File>>, JoinError> {
+        let at = |path: PathBuf| {
+            move |source| JoinError::Lock {
+                path: path.display().to_string(),
+                source,
+            }
+        };
+        let own = pins::open(globals.root(), pin::SLOTS_LOCK)?;
+        // Members of earlier releases lock this one, which every local user can open.
+        let common = File::open(globals.dir()).map_err(at(globals.dir()))?;
+        let (first, path, second) = match own {
+            Some(own) => (own, globals.root().join(pin::SLOTS_LOCK), Some(common)),
+            None => (common, globals.dir(), None),
+        };
+        let mut locks = Vec::new();
+        match Flock::lock(first, FlockArg::LockExclusiveNonblock) {
+            Ok(locked) => {
+                self.refused_since = None;
+                locks.push(locked);
+            }
+            Err((_, Errno::EWOULDBLOCK)) => {
+                let since = *self.refused_since.get_or_insert(now);
+                if now.saturating_duration_since(since) < LOCKED_FOR {
+                    return Err(at(path)(Errno::EWOULDBLOCK.into()));
+                }
+                tracing::warn!(path = %path.display(), "another process holds the lock for steering slots for too long; joining without it");
+            }
+            Err((_, errno)) => return Err(at(path)(errno.into())),
+        }
+        let second = second.map(|dir| Flock::lock(dir, FlockArg::LockExclusiveNonblock));
+        locks.extend(second.and_then(Result::ok));
+        Ok(locks)
     }
 
     /// A slot whose sockets are gone: its owner was killed a moment ago, and the kernel took them

@@ -11,3 +11,10 @@ pub const TO_PROXY_LINKS: &str = "holdfast/links/to_proxy";
 /// Below the root: there while the datapath brings answers to pods' addresses to
 /// the proxies that wait for them. Of the directory only its being there counts.
 pub const TRANSPARENT: &str = "holdfast/transparent";
+/// Lock of the agent that owns everything below the root: a directory, as a BPF file system has
+/// no files. Only root may open it.
+pub const AGENT_LOCK: &str = "holdfast/locks/agent";
+/// Lock for loading the steering program. Only root may open it.
+pub const PROGRAMS_LOCK: &str = "holdfast/locks/programs";
+/// Lock for taking a steering slot. Only root and the proxies' group may open it.
+pub const SLOTS_LOCK: &str = "holdfast/locks/slots";

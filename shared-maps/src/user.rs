@@ -4,6 +4,7 @@
 //! were checked when it was opened; a mismatch is an error that names the map
 //! and both layouts. All system calls are in `sys`.
 
+mod attached;
 mod boot;
 mod error;
 mod map;
@@ -11,6 +12,9 @@ mod record;
 mod sys;
 mod tables;
 
+pub use attached::{
+    Attached, Direction, HeldPin, LinkPlace, PinnedLink, detach_pinned, program_name, tcx_chain,
+};
 pub use boot::{BOOT_ID, boot_id};
 pub use error::MapError;
 pub use map::{Access, Entries, Map, MapKind, MapSpec, possible_cpus};

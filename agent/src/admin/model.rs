@@ -38,6 +38,18 @@ pub struct Status {
     /// Quotas of the datapath that endpoints reached.
     #[serde(default)]
     pub quotas: Vec<QuotaView>,
+    /// What was repaired of the node's part of the datapath.
+    #[serde(default)]
+    pub repairs: Vec<RepairsView>,
+}
+
+/// Repairs of a part of the datapath that something else had changed.
+#[derive(Clone, Debug, Default, Serialize, Deserialize, PartialEq, Eq)]
+pub struct RepairsView {
+    /// `routes`, `netfilter`, `steering`, `pins` or `port`.
+    pub part: String,
+    /// Since the start.
+    pub repairs: u64,
 }
 
 /// One run of the agent.
@@ -112,7 +124,7 @@ pub struct Why {
 /// One thing that was looked for.
 #[derive(Clone, Debug, Default, Serialize, Deserialize, PartialEq, Eq)]
 pub struct Hop {
-    /// `endpoint`, `policy`, `dns`, `selector`, `names`, `ipcache`, `identity`, `policy-map` or
+    /// `endpoint`, `programs`, `policy`, `dns`, `selector`, `names`, `ipcache`, `identity`, `policy-map` or
     /// `receiver`.
     pub hop: String,
     /// The address it is about, where the target has several things to look at.

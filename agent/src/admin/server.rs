@@ -28,7 +28,10 @@ use crate::{
         event::CleanNames,
         snapshot::{ENDPOINT, EndpointView},
     },
-    datapath::quota,
+    datapath::{
+        quota,
+        upkeep::{Conditions, Part},
+    },
     endpoint::source::{EndpointBook, EndpointDocument, EndpointError},
     epoch::Epoch,
     events::Events,
@@ -70,6 +73,8 @@ pub struct Admin {
     pub builtin: Arc<dyn Fn() -> String + Send + Sync>,
     /// Files found damaged at the start.
     pub damaged: Arc<Vec<String>>,
+    /// How the node's part of the datapath is.
+    pub conditions: Conditions,
 }
 
 /// An answer that is not 200.
@@ -254,6 +259,7 @@ impl Admin {
                 .iter()
                 .map(|u| format!("endpoint {}: {}", u.key, u.reason)),
         );
+        problems.extend(self.conditions.faults());
         problems.extend(summary.endpoint_problems.iter().cloned());
         problems.extend(self.damaged.iter().cloned());
         problems.extend(proxies.iter().filter_map(|proxy| {
@@ -311,6 +317,7 @@ impl Admin {
             damaged_files: (*self.damaged).clone(),
             problems,
             limits,
+            repairs: Part::ALL.map(|part| self.conditions.repairs(part)).to_vec(),
             quotas,
         })
     }

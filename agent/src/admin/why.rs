@@ -16,6 +16,7 @@ use self::walk::Walk;
 use super::model::Why;
 use crate::{
     core::why::{AddressFound, Findings, PeerFound, Target},
+    datapath::program::Programs,
     labels::LabelError,
     policy::{
         ask::{self, Party, To, Trace},
@@ -135,11 +136,17 @@ pub async fn answer(
     let own = found.endpoint.ipv4.iter().chain(&found.endpoint.ipv6);
     let own: Vec<IpAddr> = own.filter_map(|ip| ip.parse().ok()).collect();
     let maps = maps.clone();
-    let lxc = tokio::task::spawn_blocking(move || lxc_of(&maps, &own)).await?;
+    let (id, ifindex) = (EndpointId(found.endpoint.id), found.endpoint.ifindex);
+    let looked = tokio::task::spawn_blocking(move || {
+        let programs = Programs::faults(&maps, id, ifindex, None);
+        (lxc_of(&maps, &own), programs)
+    });
+    let (lxc, programs) = looked.await?;
     Ok(Walk {
         question: &question,
         found: &found,
         lxc: &lxc,
+        programs: &programs,
         read: &read,
         learning,
         now: BootTime::now(),

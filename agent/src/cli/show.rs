@@ -8,7 +8,7 @@ use serde::Serialize;
 
 use super::table::{list, maybe, render};
 use crate::{
-    admin::model::{Policies, Status},
+    admin::model::{Policies, RepairsView, Status},
     config::args::Output,
     core::snapshot::{EndpointView, IdentityView, IpcacheView, NameView, Reconciled, SelectorView},
 };
@@ -108,7 +108,10 @@ pub fn status(status: &Status, verbose: bool) -> String {
                 counters.step_failures, summary.pending_steps
             ),
         ),
-        ("Reconciler", reconciler(&counters.reconciled)),
+        (
+            "Reconciler",
+            reconciler(&counters.reconciled, &status.repairs),
+        ),
         ("Built-in DNS proxy", status.builtin_dns_proxy.clone()),
     ];
     rows.extend(
@@ -184,13 +187,19 @@ pub fn status(status: &Status, verbose: bool) -> String {
     text
 }
 
-fn reconciler(found: &Reconciled) -> String {
-    let differences = match found.differences() {
-        0 => "nothing to mend".to_owned(),
-        _ => format!(
-            "mended: {} ipcache, {} policy, {} endpoint entries, {} names",
-            found.ipcache, found.policy, found.lxc, found.names
-        ),
+fn reconciler(found: &Reconciled, repairs: &[RepairsView]) -> String {
+    let repaired: u64 = repairs.iter().map(|part| part.repairs).sum();
+    let differences = if found.differences() + repaired == 0 {
+        "nothing to mend".to_owned()
+    } else {
+        let parts = repairs.iter().filter(|part| part.repairs > 0);
+        let parts: String = parts
+            .map(|part| format!(", {} {}", part.repairs, part.part))
+            .collect();
+        format!(
+            "mended: {} ipcache, {} policy, {} endpoint entries, {} names, {} programs{parts}",
+            found.ipcache, found.policy, found.lxc, found.names, found.programs
+        )
     };
     let failures = match found.failures {
         0 => String::new(),

@@ -535,6 +535,12 @@ pub struct RunArgs {
           require_equals = true, action = ArgAction::Set,
           env = "HOLDFAST_TRANSPARENT_MODE_OUTSIDE_CLUSTER")]
     pub transparent_mode_outside_cluster: bool,
+    /// Keep the proxy port bound while no proxy runs, so that no other user of the node can bind it
+    /// and keep proxies from starting. Proxies must then be started as root (they change their
+    /// user themselves); =false for proxies that another user starts
+    #[arg(long, default_value_t = true, num_args = 0..=1, default_missing_value = "true",
+          require_equals = true, action = ArgAction::Set, env = "HOLDFAST_HOLD_PROXY_PORT")]
+    pub hold_proxy_port: bool,
     /// IPv4
     #[arg(long, default_value_t = true, num_args = 0..=1, default_missing_value = "true",
           require_equals = true, action = ArgAction::Set, env = "HOLDFAST_ENABLE_IPV4")]
@@ -585,7 +591,8 @@ pub struct RunArgs {
     #[arg(long, value_parser = duration::parse, default_value = "30s",
           env = "HOLDFAST_CONNTRACK_GC_INTERVAL")]
     pub conntrack_gc_interval: Duration,
-    /// Between two passes that compare the maps with what they should hold
+    /// Between two passes that compare the maps with what they should hold. Programs, routes,
+    /// steering and pins are checked every two seconds, or as often as this if that is shorter
     #[arg(long, value_parser = duration::parse, default_value = "30s",
           env = "HOLDFAST_RECONCILE_INTERVAL")]
     pub reconcile_interval: Duration,

@@ -76,12 +76,20 @@ enum Stage {
 impl State {
     /// When the next look is due; none before the sources are synced.
     pub(super) fn look_due(&self) -> Option<BootTime> {
-        self.sync.done.then_some(self.pass.due)
+        let due = self.pass.due.min(self.programs.due());
+        self.sync.done.then_some(due)
     }
 
-    /// Where to look now; none if it is not the time.
+    /// Where to look now; none if it is not the time. Programs go first: without them nothing
+    /// else counts.
     pub(super) fn look(&mut self) -> Option<Look> {
-        if !self.sync.done || self.pass.due > self.now {
+        if !self.sync.done {
+            return None;
+        }
+        if let Some(look) = self.look_at_programs() {
+            return Some(look);
+        }
+        if self.pass.due > self.now {
             return None;
         }
         if matches!(self.pass.stage, Stage::Rest) {
@@ -118,13 +126,24 @@ impl State {
     /// Takes what was seen, or that nothing could be. Gives the number of differences; the next
     /// plan puts them right.
     pub(super) fn seen(&mut self, sight: Option<Sight>) -> u64 {
+        if self.end_look_at_programs() {
+            return match sight {
+                Some(Sight::Programs(faults)) => self.seen_programs(&faults),
+                // A datapath without programs.
+                Some(_) => 0,
+                None => {
+                    self.counters.reconciled.failures += 1;
+                    0
+                }
+            };
+        }
         let before = self.counters.reconciled.differences();
         let more = match sight {
             None => {
                 self.counters.reconciled.failures += 1;
                 false
             }
-            Some(Sight::Nothing) => false,
+            Some(Sight::Nothing | Sight::Programs(_)) => false,
             Some(Sight::Ipcache(entries)) => self.seen_ipcache(&entries),
             Some(Sight::Policy(id, entries)) => self.seen_policy(id, &entries),
             Some(Sight::Lxc(entries)) => self.seen_lxc(&entries),
@@ -362,6 +381,6 @@ impl State {
 impl Reconciled {
     /// All differences so far.
     pub fn differences(&self) -> u64 {
-        self.ipcache + self.policy + self.lxc + self.names
+        self.ipcache + self.policy + self.lxc + self.names + self.programs
     }
 }

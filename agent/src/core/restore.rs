@@ -143,6 +143,7 @@ impl State {
             former_rules: former_rules(&restored),
             hold: Hold::new(rules_in_files(&restored)),
             pass: super::reconcile::Pass::default(),
+            programs: super::programs::ProgramsPass::default(),
             undo: Vec::new(),
             outcomes: Vec::new(),
             revoke: Vec::new(),

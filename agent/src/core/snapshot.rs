@@ -142,6 +142,9 @@ pub struct Reconciled {
     pub lxc: u64,
     /// Names of which an address did not carry the labels that it should.
     pub names: u64,
+    /// Endpoints whose programs were not attached, not the first, or not the right ones.
+    #[serde(default)]
+    pub programs: u64,
 }
 
 /// One endpoint.

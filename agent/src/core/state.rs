@@ -149,6 +149,7 @@ pub(super) struct State {
     pub former_rules: BTreeSet<super::directory::RuleKey>,
     pub hold: super::hold::Hold,
     pub pass: super::reconcile::Pass,
+    pub programs: super::programs::ProgramsPass,
     pub undo: Vec<Undo>,
     pub outcomes: Vec<Outcome>,
     pub revoke: Vec<super::event::Revocation>,

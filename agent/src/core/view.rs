@@ -69,6 +69,7 @@ impl Core {
                 state.local.len(),
                 numbers(IdentityId::LOCAL_MIN, IdentityId::LOCAL_MAX),
             ),
+            limit("identities of names", state.fqdn_identities.len(), None),
             limit(
                 "identities of names in combination",
                 state.fqdn_combinations,

@@ -47,8 +47,6 @@ pub enum Target {
 pub struct Findings {
     /// The endpoint.
     pub endpoint: EndpointView,
-    /// Its programs are attached, as far as planned.
-    pub attached: bool,
     /// Revision that its policy map shall have.
     pub wanted_revision: u64,
     /// DNS rules that let it ask for the name.
@@ -132,7 +130,6 @@ impl Core {
         let subject = state.subjects.get(&endpoint.identity);
         let mut findings = Findings {
             endpoint: state.endpoint(endpoint),
-            attached: endpoint.attached.is_some(),
             wanted_revision: subject.map_or(0, |subject| subject.revision),
             ..Findings::default()
         };

@@ -1,14 +1,8 @@
 //! The kernel as a datapath: pinned maps, programs, links.
 
-use std::{
-    collections::HashMap,
-    fs, io,
-    os::unix::fs::PermissionsExt as _,
-    path::{Path, PathBuf},
-};
+use std::{collections::HashMap, fs, io, os::unix::fs::PermissionsExt as _, path::PathBuf};
 
 use holdfast_sdp::steering::program::{self, SteerError};
-use nix::sys::statfs::{BPF_FS_MAGIC, statfs};
 use shared_maps::{
     EndpointId,
     conntrack::{self, CtKey4, CtKey6, CtValue},
@@ -19,15 +13,37 @@ use shared_maps::{
     policy::{self, PolicyKey, PolicyValue},
     policystats::{self, PolicyStatsKey, PolicyStatsValue},
     quota::{self, Limit, QuotaKey},
+    redirect, steering,
     user::{Access, Globals, Map, MapError, MapKind, Record, possible_cpus},
 };
 
 use super::{
-    look::{BATCH, Look, Sight},
+    look::{BATCH, Look, ProgramFault, Sight},
     notes,
-    plan::{Datapath, Step, StepError},
+    plan::{Attachment, Datapath, Step, StepError},
     program::{ProgramError, Programs, Quotas},
+    root::{RootError, make_dirs},
 };
+
+/// Maps that the programs of all endpoints share. A pin that goes missing would part endpoints
+/// attached later from those before.
+pub const SHARED_PINS: [&str; 15] = [
+    lxc::NAME,
+    ipcache::NAME,
+    conntrack::NAME_TCP4,
+    conntrack::NAME_ANY4,
+    conntrack::NAME_TCP6,
+    conntrack::NAME_ANY6,
+    policystats::NAME,
+    fragment::NAME,
+    event::COUNTERS_NAME,
+    event::NAME,
+    redirect::NAME,
+    steering::SLOTS_NAME,
+    steering::SOCKS_NAME,
+    quota::NAME,
+    quota::HELD_NAME,
+];
 
 /// Sizes of the maps, entries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -94,17 +110,9 @@ pub struct KernelConfig {
 /// Why the kernel datapath cannot be set up.
 #[derive(Debug, thiserror::Error)]
 pub enum SetUpError {
-    /// No BPF file system there.
-    #[error("{path} is not on a BPF file system: run `mount -t bpf bpf {path}` or set --bpf-root", path = .0.display())]
-    NotBpffs(PathBuf),
-    /// The directory cannot be used.
-    #[error("{path}: {source}", path = .path.display())]
-    Directory {
-        /// The directory.
-        path: PathBuf,
-        /// Why.
-        source: io::Error,
-    },
+    /// The BPF root cannot be used.
+    #[error(transparent)]
+    Root(#[from] RootError),
     /// A pin could not be opened to the proxies.
     #[error("{path}: giving it to --sdp-group: {source}", path = .path.display())]
     Share {
@@ -134,6 +142,10 @@ pub struct KernelDatapath {
     held: Map<u32, u32>,
     policies: HashMap<EndpointId, Map<PolicyKey, PolicyValue>>,
     programs: Programs,
+    /// Numbers of the programs that this run attached.
+    attached: HashMap<EndpointId, [u32; 2]>,
+    /// Number of the steering program.
+    steering: u32,
     files: Box<dyn Datapath>,
 }
 
@@ -146,7 +158,7 @@ impl KernelDatapath {
     /// until [`Step::Attach`] replaces them.
     pub fn prepare(config: &KernelConfig, files: Box<dyn Datapath>) -> Result<Self, SetUpError> {
         let globals = Globals::new(&config.bpf_root);
-        make_dirs(&config.bpf_root, &globals)?;
+        make_dirs(&config.bpf_root)?;
         let (lxc, ipcache) = make_maps(&globals, config.sizes)?;
         share(&globals, config.sdp_group)?;
         let quotas = Quotas {
@@ -155,7 +167,7 @@ impl KernelDatapath {
         };
         let dual_stack = config.ipv4 && config.ipv6;
         let programs = Programs::new(&globals, dual_stack, config.transparent, quotas);
-        program::replace(&globals)?;
+        let steering = program::replace(&globals)?;
         Ok(Self {
             sizes: config.sizes,
             lxc,
@@ -175,8 +187,15 @@ impl KernelDatapath {
             globals,
             policies: HashMap::new(),
             programs,
+            attached: HashMap::new(),
+            steering,
             files,
         })
+    }
+
+    /// Number of the steering program.
+    pub fn steering(&self) -> u32 {
+        self.steering
     }
 
     /// Entries that the ipcache takes: that of an earlier run keeps its size.
@@ -214,6 +233,30 @@ impl KernelDatapath {
         )?;
         self.policies.insert(endpoint, map);
         Ok(())
+    }
+
+    /// Puts the pin of a policy map that is open back, so that programs are loaded with this map.
+    fn keep_policy_pin(&self, endpoint: EndpointId) -> Result<(), MapError> {
+        let path = self.globals.policy_path(endpoint);
+        match self.policies.get(&endpoint) {
+            Some(map) if !map.is_pinned(&path) => map.pin_again(&path),
+            _ => Ok(()),
+        }
+    }
+
+    fn program_faults(&self, wanted: &Attachment) -> Vec<ProgramFault> {
+        let id = wanted.endpoint;
+        let numbers = self.attached.get(&id).copied();
+        let mut faults = Programs::faults(&self.globals, id, wanted.ifindex, numbers);
+        let path = self.globals.policy_path(id);
+        if self
+            .policies
+            .get(&id)
+            .is_some_and(|map| !map.is_pinned(&path))
+        {
+            faults.push(ProgramFault::PolicyPin);
+        }
+        faults
     }
 
     fn remove_policy_map(&mut self, endpoint: EndpointId) -> Result<(), StepError> {
@@ -273,14 +316,19 @@ impl Datapath for KernelDatapath {
                 Ok(())
             }
             Step::Attach(attachment) => {
-                self.programs
-                    .attach(attachment)
-                    .map_err(|error| StepError::Program {
-                        endpoint: attachment.endpoint,
-                        reason: error.to_string(),
-                    })
+                self.keep_policy_pin(attachment.endpoint)?;
+                let numbers =
+                    self.programs
+                        .attach(attachment)
+                        .map_err(|error| StepError::Program {
+                            endpoint: attachment.endpoint,
+                            reason: error.to_string(),
+                        })?;
+                self.attached.insert(attachment.endpoint, numbers);
+                Ok(())
             }
             Step::Detach(endpoint) => {
+                self.attached.remove(endpoint);
                 self.programs
                     .detach(*endpoint)
                     .map_err(|error| StepError::Program {
@@ -304,6 +352,10 @@ impl Datapath for KernelDatapath {
             }
             Look::LxcAfter(key) => Sight::Lxc(after(&self.lxc, key.as_ref())?),
             Look::LxcAt(keys) => Sight::Lxc(at(&self.lxc, keys)?),
+            Look::Programs(wanted) => {
+                let faults = |wanted: &Attachment| (wanted.endpoint, self.program_faults(wanted));
+                Sight::Programs(wanted.iter().map(faults).collect())
+            }
             Look::Nothing => Sight::Nothing,
         })
     }
@@ -321,24 +373,8 @@ fn at<K: Record, V: Record>(map: &Map<K, V>, keys: &[K]) -> Result<Vec<(K, Optio
     keys.iter().map(|key| Ok((*key, map.get(key)?))).collect()
 }
 
-fn make_dirs(root: &Path, globals: &Globals) -> Result<(), SetUpError> {
-    let on_bpffs = |path: &Path| {
-        path.ancestors()
-            .find_map(|path| statfs(path).ok())
-            .is_some_and(|info| info.filesystem_type() == BPF_FS_MAGIC)
-    };
-    if !on_bpffs(root) {
-        return Err(SetUpError::NotBpffs(root.to_owned()));
-    }
-    let links = root.join(shared_maps::pin::LINKS);
-    for path in [globals.dir(), links] {
-        fs::create_dir_all(&path).map_err(|source| SetUpError::Directory { path, source })?;
-    }
-    Ok(())
-}
-
 /// Lets the proxies' group read endpoints and identities, and take steering slots.
-fn share(globals: &Globals, group: u32) -> Result<(), SetUpError> {
+pub(super) fn share(globals: &Globals, group: u32) -> Result<(), SetUpError> {
     for name in [lxc::NAME, ipcache::NAME] {
         let path = globals.path(name);
         std::os::unix::fs::chown(&path, None, Some(group))
@@ -403,33 +439,4 @@ fn policy_stats_entries(wanted: u32) -> u32 {
         .and_then(|cpus| u32::try_from(cpus).ok())
         .unwrap_or(1);
     (wanted / cpus).max(1) * cpus
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn elsewhere_than_bpffs_is_refused_with_the_remedy() {
-        struct NoFiles;
-        impl Datapath for NoFiles {
-            fn apply(&mut self, _step: &Step) -> Result<(), StepError> {
-                Ok(())
-            }
-        }
-        let dir = tempfile::tempdir().unwrap();
-        let config = KernelConfig {
-            bpf_root: dir.path().to_owned(),
-            ipv4: true,
-            ipv6: true,
-            sizes: MapSizes::default(),
-            transparent: false,
-            dns_quota: 0,
-            sdp_group: 0,
-        };
-        let error = KernelDatapath::prepare(&config, Box::new(NoFiles))
-            .err()
-            .unwrap();
-        assert!(error.to_string().contains("mount -t bpf"), "{error}");
-    }
 }

@@ -7,8 +7,60 @@ use shared_maps::{
     policy::{PolicyKey, PolicyValue},
 };
 
+use super::plan::Attachment;
+
 /// Entries of one look: system calls for less than a millisecond.
 pub const BATCH: usize = 256;
+
+/// Endpoints of one look at programs: a dozen system calls each.
+pub const PROGRAMS_BATCH: usize = 32;
+
+/// What is wrong about an endpoint's programs.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ProgramFault {
+    /// The interface is gone.
+    #[error("interface {0} is gone")]
+    NoInterface(u32),
+    /// The pin of a program's link is gone.
+    #[error("the pin of the link of {program} is gone")]
+    Unpinned {
+        /// The program.
+        program: &'static str,
+    },
+    /// The link is not attached to the interface any more.
+    #[error("{program} is not attached: its link was detached")]
+    Detached {
+        /// The program.
+        program: &'static str,
+    },
+    /// Another program was put into the link.
+    #[error("the link of {program} holds another program ({found})")]
+    Replaced {
+        /// The program.
+        program: &'static str,
+        /// The other, by name and number.
+        found: String,
+    },
+    /// Another program sees the packets first, and may let them pass unjudged.
+    #[error("program {first} runs before {program} and may let packets pass unjudged")]
+    NotFirst {
+        /// The program.
+        program: &'static str,
+        /// The other, by name and number.
+        first: String,
+    },
+    /// The policy map's pin is gone, or is another map.
+    #[error("the pin of the policy map is gone or is another map")]
+    PolicyPin,
+    /// The kernel does not answer.
+    #[error("{program} cannot be looked at: {reason}")]
+    Unknown {
+        /// The program.
+        program: &'static str,
+        /// What the kernel said.
+        reason: String,
+    },
+}
 
 /// Where to look. `…After` walks a map in its own order, [`BATCH`] entries at a time; `…At`
 /// looks keys up, as the datapath does: the longest match.
@@ -26,6 +78,8 @@ pub enum Look {
     LxcAfter(Option<LxcKey>),
     /// These of `cilium_lxc`.
     LxcAt(Vec<LxcKey>),
+    /// The programs of these endpoints, their links, and the pins of their policy maps.
+    Programs(Vec<Attachment>),
     /// Nowhere: only the model is compared with itself.
     Nothing,
 }
@@ -37,6 +91,7 @@ impl Look {
             Self::IpcacheAfter(_) | Self::IpcacheAt(_) => "ipcache",
             Self::PolicyAfter(..) | Self::PolicyAt(..) => "policy map",
             Self::LxcAfter(_) | Self::LxcAt(_) => "lxc",
+            Self::Programs(_) => "programs",
             Self::Nothing => "names",
         }
     }
@@ -51,6 +106,8 @@ pub enum Sight {
     Policy(EndpointId, Vec<(PolicyKey, Option<PolicyValue>)>),
     /// Of `cilium_lxc`.
     Lxc(Vec<(LxcKey, Option<LxcValue>)>),
+    /// Each of these endpoints, with what is wrong about its programs.
+    Programs(Vec<(EndpointId, Vec<ProgramFault>)>),
     /// Nothing was looked at.
     Nothing,
 }

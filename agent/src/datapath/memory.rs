@@ -11,7 +11,7 @@ use shared_maps::{
 };
 
 use super::{
-    look::{BATCH, Look, Sight},
+    look::{BATCH, Look, ProgramFault, Sight},
     plan::{Attachment, Datapath, Step, StepError},
 };
 use crate::ipcache::table::prefix_of;
@@ -124,6 +124,15 @@ impl Datapath for MemoryDatapath {
             Look::LxcAt(keys) => {
                 let find = |key: &LxcKey| (*key, self.lxc.get(key).copied());
                 Sight::Lxc(keys.iter().map(find).collect())
+            }
+            Look::Programs(wanted) => {
+                let faults = |wanted: &Attachment| match self.attached.get(&wanted.endpoint) {
+                    Some(found) if found == wanted => Vec::new(),
+                    _ => vec![ProgramFault::Detached {
+                        program: "from_pod",
+                    }],
+                };
+                Sight::Programs(wanted.iter().map(|a| (a.endpoint, faults(a))).collect())
             }
             Look::Nothing => Sight::Nothing,
         })

@@ -17,12 +17,12 @@ use aya::{
     Ebpf, EbpfLoader, include_bytes_aligned,
     programs::{
         LinkOrder, SchedClassifier, TcAttachType,
-        links::{FdLink, PinnedLink},
+        links::{FdLink, PinnedLink as LinkPin},
         tc::{SchedClassifierLink, TcAttachOptions},
     },
 };
 use holdfast_sdp::steering::program::{self as steering, tail};
-use nix::net::if_::if_indextoname;
+use nix::{errno::Errno, net::if_::if_indextoname};
 use shared_maps::{
     EndpointId,
     endpoint::{
@@ -30,10 +30,10 @@ use shared_maps::{
     },
     pin,
     quota::PACKET_INTERVAL,
-    user::{Globals, Record},
+    user::{Direction, Globals, LinkPlace, PinnedLink, Record, program_name, tcx_chain},
 };
 
-use super::{interfaces::Begin, plan::Attachment};
+use super::{interfaces::Begin, look::ProgramFault, plan::Attachment};
 
 /// The programs, built by `cargo xtask bpf`.
 static OBJECT: &[u8] = include_bytes_aligned!("../../../bpf/prebuilt/holdfast-bpf.o");
@@ -90,6 +90,56 @@ const HOOKS: [Hook; 2] = [
         direction: TcAttachType::Ingress,
     },
 ];
+
+impl Hook {
+    fn chain(self) -> Direction {
+        match self.direction {
+            TcAttachType::Egress => Direction::Egress,
+            _ => Direction::Ingress,
+        }
+    }
+
+    /// What is wrong about this program, if something is.
+    fn fault(
+        self,
+        path: &Path,
+        ifindex: u32,
+        number: Option<u32>,
+    ) -> io::Result<Option<ProgramFault>> {
+        let program = self.program;
+        let chain = tcx_chain(ifindex, self.chain())?;
+        let Some(link) = PinnedLink::read(path)? else {
+            return Ok(Some(ProgramFault::Unpinned { program }));
+        };
+        let is_ours = match number {
+            Some(number) => link.program == number,
+            None => program_name(link.program)? == program,
+        };
+        let there = Some(LinkPlace::Interface(ifindex, self.chain()));
+        let place = chain.iter().position(|attached| attached.link == link.id);
+        Ok(match (is_ours, place, chain.first()) {
+            _ if link.place != there => Some(ProgramFault::Detached { program }),
+            (_, None, _) => Some(ProgramFault::Detached { program }),
+            (false, ..) => Some(ProgramFault::Replaced {
+                program,
+                found: describe(link.program),
+            }),
+            (_, Some(1..), Some(first)) => Some(ProgramFault::NotFirst {
+                program,
+                first: describe(first.program),
+            }),
+            _ => None,
+        })
+    }
+}
+
+fn describe(program: u32) -> String {
+    let name = program_name(program).unwrap_or_default();
+    match name.as_str() {
+        "" => format!("number {program}"),
+        name => format!("{name}, number {program}"),
+    }
+}
 
 /// On interfaces that are no pod's.
 const TO_PROXY: Hook = Hook {
@@ -163,17 +213,52 @@ impl Programs {
         Ok(ebpf)
     }
 
-    /// Loads an endpoint's programs and attaches them, or puts them into the links that are there.
-    pub fn attach(&self, attachment: &Attachment) -> Result<(), ProgramError> {
+    /// Loads an endpoint's programs and attaches them before all others, or puts them into the
+    /// links that are there. Gives their numbers, in the order of [`HOOKS`].
+    pub fn attach(&self, attachment: &Attachment) -> Result<[u32; 2], ProgramError> {
         let mut ebpf = self.load(attachment)?;
         let dir = self.dir(attachment.endpoint);
         fs::create_dir_all(&dir).map_err(|error| pinned(&dir, &error))?;
-        for hook in HOOKS {
+        let mut numbers = [0; 2];
+        for (hook, number) in HOOKS.into_iter().zip(&mut numbers) {
             let program: &mut SchedClassifier = program(&mut ebpf, hook.program)?;
-            let path = dir.join(format!("{}_{}", hook.program, attachment.ifindex));
+            let path = pin_of(&dir, hook, attachment.ifindex);
             put(program, hook, attachment.ifindex, &path)?;
+            *number = program
+                .info()
+                .map_err(|error| load(hook.program, &error))?
+                .id();
         }
-        self.forget_other_interfaces(&dir, attachment.ifindex)
+        self.forget_other_interfaces(&dir, attachment.ifindex)?;
+        Ok(numbers)
+    }
+
+    /// What is wrong about an endpoint's programs, as the kernel has them. `numbers`: what
+    /// [`Self::attach`] gave; without them any program of the right name will do.
+    pub fn faults(
+        globals: &Globals,
+        endpoint: EndpointId,
+        ifindex: u32,
+        numbers: Option<[u32; 2]>,
+    ) -> Vec<ProgramFault> {
+        let dir = links_of(globals, endpoint);
+        let mut faults = Vec::new();
+        for (place, hook) in HOOKS.into_iter().enumerate() {
+            let number = numbers.and_then(|numbers| numbers.get(place).copied());
+            let path = pin_of(&dir, hook, ifindex);
+            match hook.fault(&path, ifindex, number) {
+                Ok(None) => {}
+                Ok(Some(fault)) => faults.push(fault),
+                Err(error) if error.raw_os_error() == Some(Errno::ENODEV as i32) => {
+                    return vec![ProgramFault::NoInterface(ifindex)];
+                }
+                Err(error) => faults.push(ProgramFault::Unknown {
+                    program: hook.program,
+                    reason: error.to_string(),
+                }),
+            }
+        }
+        faults
     }
 
     /// Loads `to_proxy` for interfaces whose packets begin like this.
@@ -225,7 +310,7 @@ impl Programs {
     }
 
     fn dir(&self, endpoint: EndpointId) -> PathBuf {
-        self.links.join(endpoint.0.to_string())
+        links_of(&self.globals, endpoint)
     }
 
     fn config(&self, attachment: &Attachment) -> EndpointConfig {
@@ -272,6 +357,16 @@ impl Programs {
     }
 }
 
+/// Directory of the links of an endpoint.
+fn links_of(globals: &Globals, endpoint: EndpointId) -> PathBuf {
+    let links = globals.root().join(pin::LINKS);
+    links.join(endpoint.0.to_string())
+}
+
+fn pin_of(dir: &Path, hook: Hook, ifindex: u32) -> PathBuf {
+    dir.join(format!("{}_{ifindex}", hook.program))
+}
+
 /// Puts a loaded program into the link pinned at `path`, or makes that link.
 fn put(
     program: &mut SchedClassifier,
@@ -279,7 +374,14 @@ fn put(
     ifindex: u32,
     path: &Path,
 ) -> Result<(), ProgramError> {
-    if let Some(old) = pinned_link(path)? {
+    let old = pinned_link(path)?;
+    // A link keeps its place in the chain: one that is not the first is replaced.
+    let overtaken = hook.program != TO_PROXY.program
+        && matches!(
+            hook.fault(path, ifindex, None),
+            Ok(Some(ProgramFault::NotFirst { .. }))
+        );
+    if let Some(old) = old.filter(|_| !overtaken) {
         match program.attach_to_link(old) {
             Ok(id) => {
                 // The pin holds it; a descriptor of ours would keep it when the pin goes.
@@ -307,11 +409,7 @@ fn put(
             &name,
             hook.direction,
             // Before others, whose verdict may end the chain.
-            TcAttachOptions::TcxOrder(if hook.program == TO_PROXY.program {
-                LinkOrder::first()
-            } else {
-                LinkOrder::default()
-            }),
+            TcAttachOptions::TcxOrder(LinkOrder::first()),
         )
         .map_err(|error| attach(place(), &error))?;
     let link = program
@@ -327,7 +425,7 @@ fn pinned_link(path: &Path) -> Result<Option<SchedClassifierLink>, ProgramError>
     if !path.try_exists().map_err(|error| pinned(path, &error))? {
         return Ok(None);
     }
-    PinnedLink::from_pin(path)
+    LinkPin::from_pin(path)
         .and_then(|old| SchedClassifierLink::try_from(FdLink::from(old)))
         .map(Some)
         .map_err(|error| ProgramError::Pin {
@@ -345,7 +443,7 @@ fn is_dead(error: &aya::programs::ProgramError) -> bool {
     let aya::programs::ProgramError::SyscallError(error) = error else {
         return false;
     };
-    error.io_error.raw_os_error() == Some(nix::errno::Errno::ENOLINK as i32)
+    error.io_error.raw_os_error() == Some(Errno::ENOLINK as i32)
 }
 
 /// Pins a link in place of what is pinned at `path`, which is let go only then.

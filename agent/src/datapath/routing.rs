@@ -7,20 +7,34 @@
 
 use std::{
     fs, io,
-    net::{Ipv4Addr, Ipv6Addr},
+    net::{IpAddr, Ipv4Addr, Ipv6Addr},
 };
 
 use rtnetlink::{
     Error, Handle, RouteMessageBuilder,
     packet_route::{
-        route::{RouteMessage, RouteProtocol, RouteScope, RouteType},
+        route::{RouteAttribute, RouteFlags, RouteMessage, RouteProtocol, RouteScope, RouteType},
         rule::{RuleAction, RuleAttribute},
     },
 };
 use shared_maps::mark::{MAGIC_MASK, MAGIC_TO_PROXY, TO_PROXY_RULE_PREF, TO_PROXY_TABLE};
+use tokio_stream::StreamExt as _;
 
 /// Index of the loopback interface in every network namespace.
 const LOOPBACK: u32 = 1;
+
+const IPV4_FORWARDING: &str = "net.ipv4.ip_forward";
+const IPV6_FORWARDING: &str = "net.ipv6.conf.all.forwarding";
+/// Where a redirected packet's route is asked for. An address of the node's own is delivered
+/// before our rule, so there are two of networks that no node has (RFC 2544, RFC 6666, RFC 5180).
+const PROBES4: [IpAddr; 2] = [
+    IpAddr::V4(Ipv4Addr::new(198, 19, 255, 254)),
+    IpAddr::V4(Ipv4Addr::new(198, 18, 255, 254)),
+];
+const PROBES6: [IpAddr; 2] = [
+    IpAddr::V6(Ipv6Addr::new(0x100, 0, 0, 0, 0, 0, 0, 0x53)),
+    IpAddr::V6(Ipv6Addr::new(0x2001, 2, 0, 0, 0, 0, 0, 0x53)),
+];
 
 /// Why routing could not be set up.
 #[derive(Debug, thiserror::Error)]
@@ -49,10 +63,10 @@ pub enum RoutingError {
 /// Installs rules, routes and forwarding for the families given. Safe to repeat.
 pub async fn install(ipv4: bool, ipv6: bool) -> Result<(), RoutingError> {
     if ipv4 {
-        set_sysctl("net.ipv4.ip_forward")?;
+        set_sysctl(IPV4_FORWARDING)?;
     }
     if ipv6 {
-        set_sysctl("net.ipv6.conf.all.forwarding")?;
+        set_sysctl(IPV6_FORWARDING)?;
     }
     let (connection, handle, _messages) = rtnetlink::new_connection()?;
     let work = async {
@@ -68,6 +82,82 @@ pub async fn install(ipv4: bool, ipv6: bool) -> Result<(), RoutingError> {
         result = work => result,
         () = connection => Err(io::Error::from(io::ErrorKind::BrokenPipe).into()),
     }
+}
+
+/// What keeps redirected packets from being delivered on this node; empty if nothing does.
+///
+/// Asks the kernel where it would route a redirected packet, so it also finds a rule that was put
+/// before ours and a route that was put in place of ours.
+pub async fn faults(ipv4: bool, ipv6: bool) -> Result<Vec<String>, RoutingError> {
+    let (connection, handle, _messages) = rtnetlink::new_connection()?;
+    let work = async {
+        let mut faults = Vec::new();
+        if ipv4 {
+            faults.extend(sysctl_fault(IPV4_FORWARDING));
+            faults.extend(route_fault(&handle, "IPv4", &PROBES4).await);
+        }
+        if ipv6 {
+            faults.extend(sysctl_fault(IPV6_FORWARDING));
+            faults.extend(route_fault(&handle, "IPv6", &PROBES6).await);
+        }
+        Ok(faults)
+    };
+    tokio::select! {
+        result = work => result,
+        () = connection => Err(io::Error::from(io::ErrorKind::BrokenPipe).into()),
+    }
+}
+
+/// What is wrong with the route of redirected packets of one family.
+async fn route_fault(handle: &Handle, family: &str, probes: &[IpAddr]) -> Option<String> {
+    let mut fault = None;
+    for probe in probes {
+        fault = match lookup(handle, *probe).await {
+            Ok((TO_PROXY_TABLE, RouteType::Local)) => return None,
+            Ok((table, kind)) => Some(format!(
+                "{family} packets for the proxy go by table {table} ({kind:?}) instead of \
+                 table {TO_PROXY_TABLE}: `ip rule` shows whether another rule comes before {TO_PROXY_RULE_PREF}"
+            )),
+            Err(error) => Some(format!(
+                "{family} packets for the proxy are not routed: {error}"
+            )),
+        };
+    }
+    fault
+}
+
+/// Table and kind of the route that a redirected packet to `to` takes.
+async fn lookup(handle: &Handle, to: IpAddr) -> Result<(u32, RouteType), Error> {
+    let mut message = match to {
+        IpAddr::V4(to) => RouteMessageBuilder::<Ipv4Addr>::new()
+            .destination_prefix(to, 32)
+            .build(),
+        IpAddr::V6(to) => RouteMessageBuilder::<Ipv6Addr>::new()
+            .destination_prefix(to, 128)
+            .build(),
+    };
+    // Otherwise IPv4 names the main table, whichever it was.
+    message.header.flags |= RouteFlags::LookupTable;
+    message
+        .attributes
+        .push(RouteAttribute::Mark(MAGIC_TO_PROXY));
+    let mut routes = std::pin::pin!(handle.route().get(message).execute());
+    let Some(route) = routes.try_next().await? else {
+        return Ok((0, RouteType::Unspec));
+    };
+    let table = route
+        .attributes
+        .iter()
+        .find_map(|attribute| match attribute {
+            RouteAttribute::Table(table) => Some(*table),
+            _ => None,
+        });
+    let table = table.unwrap_or_else(|| u32::from(route.header.table));
+    Ok((table, route.header.kind))
+}
+
+fn sysctl_fault(name: &'static str) -> Option<String> {
+    (!is_one(name)).then(|| format!("sysctl {name} is not 1"))
 }
 
 async fn install_v4(handle: &Handle) -> Result<(), RoutingError> {
@@ -152,9 +242,16 @@ fn there(what: &'static str, result: Result<(), Error>) -> Result<(), RoutingErr
 
 /// Sets a kernel parameter to 1 unless it is: where it is read-only it may be right already.
 fn set_sysctl(name: &'static str) -> Result<(), RoutingError> {
-    let path = format!("/proc/sys/{}", name.replace('.', "/"));
-    if fs::read_to_string(&path).is_ok_and(|value| value.trim() == "1") {
+    if is_one(name) {
         return Ok(());
     }
-    fs::write(&path, "1").map_err(|source| RoutingError::Sysctl { name, source })
+    fs::write(path_of(name), "1").map_err(|source| RoutingError::Sysctl { name, source })
+}
+
+fn is_one(name: &str) -> bool {
+    fs::read_to_string(path_of(name)).is_ok_and(|value| value.trim() == "1")
+}
+
+fn path_of(name: &str) -> String {
+    format!("/proc/sys/{}", name.replace('.', "/"))
 }

@@ -3,6 +3,7 @@
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap, VecDeque},
     net::IpAddr,
+    ops::Bound,
 };
 
 use shared_maps::EndpointId;
@@ -105,6 +106,14 @@ impl Endpoints {
     /// All, by number.
     pub fn iter(&self) -> impl Iterator<Item = &Endpoint> {
         self.by_id.values()
+    }
+
+    /// Those with numbers in a range, ascending.
+    pub fn range(
+        &self,
+        range: (Bound<EndpointId>, Bound<EndpointId>),
+    ) -> impl Iterator<Item = &Endpoint> {
+        self.by_id.range(range).map(|(_, endpoint)| endpoint)
     }
 
     /// All, by number.

@@ -2,16 +2,14 @@
 
 use std::{
     io,
-    os::{
-        fd::OwnedFd,
-        unix::fs::{DirBuilderExt as _, PermissionsExt as _},
-    },
+    os::{fd::OwnedFd, unix::fs::DirBuilderExt as _},
     path::{Path, PathBuf},
     pin::Pin,
     sync::{Arc, OnceLock},
     task::{Context, Poll},
 };
 
+use holdfast_sdp::unix_socket;
 use nix::sys::socket::{getsockopt, sockopt};
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
@@ -79,13 +77,10 @@ pub fn bind(path: &Path, group: Option<u32>) -> Result<UnixListener, SocketError
         Err(e) => return Err(failed(path, "looking who serves it")(e)),
     }
     let listener = UnixListener::bind(path).map_err(failed(path, "binding"))?;
-    std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o660))
-        .map_err(failed(path, "setting mode 0660"))?;
-    if group.is_some() {
-        nix::unistd::chown(path, None, group)
-            .map_err(io::Error::from)
-            .map_err(failed(path, "giving the socket to --sdp-group"))?;
-    }
+    unix_socket::share(path, group.map(nix::unistd::Gid::as_raw)).map_err(failed(
+        path,
+        "setting mode 0660 and the group of --sdp-group",
+    ))?;
     Ok(listener)
 }
 
@@ -198,6 +193,8 @@ impl AsyncWrite for Checked {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::PermissionsExt as _;
+
     use super::*;
 
     #[test]

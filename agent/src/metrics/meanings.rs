@@ -3,7 +3,7 @@
 use shared_maps::event::Reason;
 
 /// What the values of labels mean: metric, label, value, meaning.
-pub const LABELS: [[&str; 4]; 18] = [
+pub const LABELS: [[&str; 4]; 29] = [
     [
         "identity",
         "type",
@@ -87,6 +87,72 @@ pub const LABELS: [[&str; 4]; 18] = [
         "part",
         "names",
         "An address of a name lacked the name's labels: a fault of the agent.",
+    ],
+    [
+        "reconcile_differences",
+        "part",
+        "programs",
+        "Programs of an endpoint were not attached, not the first, or others, or its policy map's pin was.",
+    ],
+    [
+        "reconcile_differences",
+        "part",
+        "routes",
+        "A rule or route that delivers redirected packets was missing, or forwarding was off.",
+    ],
+    [
+        "reconcile_differences",
+        "part",
+        "netfilter",
+        "The nftables table that keeps redirected packets out of the node's NAT was missing or changed.",
+    ],
+    [
+        "reconcile_differences",
+        "part",
+        "steering",
+        "The program that steers packets to proxies was missing or another.",
+    ],
+    [
+        "reconcile_differences",
+        "part",
+        "pins",
+        "The pin of a map that all endpoints share was missing or another map.",
+    ],
+    [
+        "reconcile_differences",
+        "part",
+        "port",
+        "Always 0: the proxy port cannot be repaired, only waited for.",
+    ],
+    [
+        "datapath_broken",
+        "part",
+        "routes",
+        "Redirected packets are not delivered to proxies: their queries are lost.",
+    ],
+    [
+        "datapath_broken",
+        "part",
+        "netfilter",
+        "Queries to an address that the node translates (a ClusterIP) time out.",
+    ],
+    [
+        "datapath_broken",
+        "part",
+        "steering",
+        "Packets are not steered to live proxies.",
+    ],
+    [
+        "datapath_broken",
+        "part",
+        "pins",
+        "Endpoints attached now would have other maps than those before.",
+    ],
+    [
+        "datapath_broken",
+        "part",
+        "port",
+        "Another user has the proxy port: no proxy can start.",
     ],
     [
         "proxy_streams",

@@ -97,7 +97,7 @@ impl<'a> Scan<'a> {
         }
     }
 
-    fn to_token(&mut self) {
+    fn skip_to_token(&mut self) {
         loop {
             self.skip_while(|c| matches!(c, ' ' | '\t' | '\u{feff}'));
             if self.peek() == Some('#') {
@@ -113,7 +113,7 @@ impl<'a> Scan<'a> {
 
     /// Skips one token; false at the end.
     fn token(&mut self) -> bool {
-        self.to_token();
+        self.skip_to_token();
         while self.flow == 0 && self.indents.last().is_some_and(|top| *top > self.column) {
             self.indents.pop();
         }
@@ -209,7 +209,7 @@ impl<'a> Scan<'a> {
             self.skip_while(|c| c != '>' && !is_blank_or_break(c));
         }
         let in_flow = self.flow > 0;
-        self.skip_while(|c| !is_blank_or_break(c) && !(in_flow && c == ','));
+        self.skip_while(|c| !(is_blank_or_break(c) || in_flow && c == ','));
     }
 
     fn quoted(&mut self, quote: char) {

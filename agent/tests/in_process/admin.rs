@@ -9,6 +9,7 @@ use holdfast_agent::{
     },
     cli::client::{Client, ClientError},
     core::snapshot::{EndpointView, IpcacheView, NameView},
+    datapath::upkeep::Conditions,
     endpoint::source::{EndpointBook, EndpointDocument, cli::CliFile},
     events::Events,
     grpc::peer,
@@ -32,6 +33,7 @@ fn serve(lab: &Lab) -> Client {
         maps: Globals::new(lab.dir.path()),
         builtin: Arc::new(|| "disabled".to_owned()),
         damaged: Arc::new(vec!["a file is damaged".to_owned()]),
+        conditions: Conditions::default(),
     };
     lab.tasks
         .spawn(admin.serve(listener, lab.tasks.clone(), lab.stop.clone()));

@@ -24,7 +24,9 @@ pub(super) fn rolled(stage: &Stage, other: Option<&Path>) -> Result<Vec<Row>> {
     let _agent = stage.agent(&stage.agent_options())?;
     let start = |stage: &Stage, number| surge(stage, number, other);
     let replicas = [start(stage, 0)?, start(stage, 1)?];
-    roll(stage, replicas, start)
+    // The previous version closes connections between two queries.
+    let ends = other.map_or(Ends::WithAnAnswer, |_| Ends::AtAnyTime);
+    roll(stage, replicas, start, ends)
 }
 
 /// The same between the previous version and this one.
@@ -54,13 +56,21 @@ pub(super) fn without_maps(stage: &Stage) -> Result<Vec<Row>> {
             && says("failed_are_bypassed") == Some(false.into()),
         "status does not say what holds without steering: {status}"
     );
-    roll(stage, replicas, unsteered)
+    roll(stage, replicas, unsteered, Ends::WithAnAnswer)
+}
+
+/// When a proxy that leaves ends lasting connections.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Ends {
+    WithAnAnswer,
+    AtAnyTime,
 }
 
 fn roll(
     stage: &Stage,
     mut replicas: [Program; 2],
     start: impl Fn(&Stage, u32) -> Result<Program>,
+    ends: Ends,
 ) -> Result<Vec<Row>> {
     let load = stage.load()?;
     for round in 0..stage.size.rolls {
@@ -77,6 +87,10 @@ fn roll(
     let report = load.finish()?;
     let closed = report.tcp.reopened;
     let crossed = report.tcp.crossed;
+    ensure!(
+        ends == Ends::AtAnyTime || crossed == 0,
+        "{crossed} queries met the closing of their connection"
+    );
     let note = format!(
         "{} replacements; {closed} lasting connections closed, {crossed} queries met that",
         stage.size.rolls

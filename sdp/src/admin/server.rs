@@ -3,7 +3,6 @@
 use std::{
     fs, io,
     net::SocketAddr,
-    os::unix::fs::PermissionsExt,
     path::{Path, PathBuf},
     sync::Arc,
 };
@@ -15,6 +14,7 @@ use super::{AdminError, Desk, Door};
 use crate::{
     config::Config,
     http_server::{self, Limits, Socket},
+    unix_socket,
 };
 
 /// Connections that wait to be accepted.
@@ -114,7 +114,7 @@ fn bind_unix(path: &Path) -> Result<std::os::unix::net::UnixListener, AdminError
         other => other,
     };
     let listener = listener.map_err(failed)?;
-    fs::set_permissions(path, fs::Permissions::from_mode(0o660)).map_err(failed)?;
+    unix_socket::share(path, None).map_err(failed)?;
     listener.set_nonblocking(true).map_err(failed)?;
     Ok(listener)
 }

@@ -7,30 +7,28 @@
 use std::{
     error::Error,
     fmt, fs, io,
-    os::unix::fs::PermissionsExt,
+    os::unix::fs::{MetadataExt as _, PermissionsExt},
     path::{Path, PathBuf},
-    thread::sleep,
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use aya::{
     Ebpf, EbpfLoader, include_bytes_aligned,
     programs::{
         SkLookup,
-        links::{FdLink, PinnedLink},
+        links::{FdLink, PinnedLink as LinkPin},
         loaded_programs,
     },
 };
-use nix::{
-    errno::Errno,
-    fcntl::{Flock, FlockArg},
-};
+use nix::fcntl::Flock;
 use shared_maps::{
     fragment, pin,
     redirect::{self, RedirectKey, RedirectValue, v1},
     steering::{LINK_NAME, SLOTS, SLOTS_NAME, SOCKS_NAME, SOCKS_PER_SLOT, Slot},
-    user::{Globals, Map, MapError, MapKind},
+    user::{Globals, LinkPlace, Map, MapError, MapKind, PinnedLink},
 };
+
+use crate::pins::{self, MayOpen, PinDirError};
 
 /// The program, built by `cargo xtask bpf`.
 static OBJECT: &[u8] = include_bytes_aligned!("../../../bpf/prebuilt/holdfast-steer.o");
@@ -41,7 +39,6 @@ const NETNS: &str = "/proc/thread-self/ns/net";
 const LOG_TAIL: usize = 1200;
 /// Longer than loading the program takes: who holds the lock for longer does not load.
 const LOCKED_FOR: Duration = Duration::from_secs(2);
-const LOOK_AGAIN: Duration = Duration::from_millis(20);
 
 /// Why nothing steers.
 #[derive(Debug, thiserror::Error)]
@@ -49,7 +46,10 @@ pub enum SteerError {
     /// A map is not what it should be, or cannot be made.
     #[error(transparent)]
     Map(#[from] MapError),
-    /// A directory of the BPF file system cannot be made, locked or given to the proxies' group.
+    /// A directory of the BPF file system cannot be used.
+    #[error(transparent)]
+    Directory(#[from] PinDirError),
+    /// A directory cannot be locked, or a pin not given to the proxies' group.
     #[error("{path}: {source}", path = .path.display())]
     Files {
         /// Which.
@@ -75,9 +75,8 @@ pub enum SteerError {
 /// Maps that another process pinned stay: all versions of a name have one layout. A program
 /// stays if it has these maps, and is holdfast-agent's or the same as this one.
 pub fn provide(globals: &Globals, group: u32) -> Result<(), SteerError> {
-    let links = globals.root().join(pin::LINKS);
-    for path in [globals.dir(), links.clone()] {
-        fs::create_dir_all(&path).map_err(|source| SteerError::Files { path, source })?;
+    for dir in [pin::GLOBALS, pin::LINKS] {
+        pins::make(globals.root(), dir, MayOpen::Everyone)?;
     }
     let _locked = lock(globals)?;
     let pins = [SLOTS_NAME, SOCKS_NAME].map(|name| globals.path(name));
@@ -123,7 +122,7 @@ fn is_good(
     (ours, maps): (&SkLookup, [u32; 4]),
     any_code: bool,
 ) -> Result<bool, Box<dyn Error>> {
-    let link = FdLink::from(PinnedLink::from_pin(path)?);
+    let link = FdLink::from(LinkPin::from_pin(path)?);
     let of = link.info()?.program_id();
     let pinned = loaded_programs().find(|info| info.as_ref().is_ok_and(|info| info.id() == of));
     let pinned = pinned.ok_or("no such program")??;
@@ -133,35 +132,55 @@ fn is_good(
 }
 
 /// Puts the program on this thread's network namespace, in place of an earlier one if there is
-/// one. The maps must be there.
-pub fn replace(globals: &Globals) -> Result<(), SteerError> {
+/// one. The maps must be there. Gives the program's number.
+pub fn replace(globals: &Globals) -> Result<u32, SteerError> {
     let _locked = lock(globals)?;
     let mut ebpf = load(globals)?;
-    attach(globals, steer(&mut ebpf)?)
+    let program = steer(&mut ebpf)?;
+    attach(globals, program)?;
+    Ok(program.info().map_err(|error| refused(&error))?.id())
 }
 
-/// Processes that start together should not pin one over the other. None if somebody keeps the
-/// lock: whoever may open the directory can, and must not keep others from starting.
+/// What is wrong about the program of this number, which [`replace`] put here; none if it steers.
+pub fn fault(globals: &Globals, program: u32) -> Option<String> {
+    let path = link_pin(globals);
+    let link = match PinnedLink::read(&path) {
+        Ok(Some(link)) => link,
+        Ok(None) => return Some(format!("the pin {} is gone", path.display())),
+        Err(error) => return Some(format!("pin {}: {error}", path.display())),
+    };
+    let own = fs::metadata(NETNS).map(|found| found.ino());
+    let place = link.place.map(|place| match place {
+        LinkPlace::Namespace(inode) => u64::from(inode),
+        LinkPlace::Interface(..) => 0,
+    });
+    if place.is_none() {
+        Some("its link was detached".to_owned())
+    } else if own.is_ok_and(|own| place != Some(own)) {
+        Some("its link is attached to another network namespace".to_owned())
+    } else if link.program != program {
+        Some(format!(
+            "its link holds program {}, not {program}",
+            link.program
+        ))
+    } else {
+        None
+    }
+}
+
+/// Keeps processes that start together from pinning one over the other. None if another process
+/// of root held the lock for longer than loading takes: it hangs, and must not hold up a start.
 fn lock(globals: &Globals) -> Result<Option<Flock<fs::File>>, SteerError> {
-    let path = globals.root().join(pin::LINKS);
-    let failed = |source| SteerError::Files {
+    let dir = pins::make(globals.root(), pin::PROGRAMS_LOCK, MayOpen::Owner)?;
+    let path = globals.root().join(pin::PROGRAMS_LOCK);
+    let locked = pins::lock(dir, LOCKED_FOR).map_err(|source| SteerError::Files {
         path: path.clone(),
         source,
-    };
-    let mut dir = fs::File::open(&path).map_err(failed)?;
-    let until = Instant::now() + LOCKED_FOR;
-    loop {
-        dir = match Flock::lock(dir, FlockArg::LockExclusiveNonblock) {
-            Ok(locked) => return Ok(Some(locked)),
-            Err((dir, Errno::EWOULDBLOCK | Errno::EINTR)) => dir,
-            Err((_, errno)) => return Err(failed(errno.into())),
-        };
-        if Instant::now() >= until {
-            tracing::warn!(path = %path.display(), "somebody keeps this locked: not waited for");
-            return Ok(None);
-        }
-        sleep(LOOK_AGAIN);
+    })?;
+    if locked.is_none() {
+        tracing::warn!(path = %path.display(), "the lock for loading the steering program is held by another process for too long; loading without it");
     }
+    Ok(locked)
 }
 
 /// Makes and pins the maps of steering that are not there yet.
@@ -193,6 +212,7 @@ fn ids_of_maps(globals: &Globals) -> Result<[u32; 4], MapError> {
 
 /// Lets the proxies' group take slots.
 pub fn share(globals: &Globals, group: u32) -> Result<(), SteerError> {
+    pins::make(globals.root(), pin::SLOTS_LOCK, MayOpen::Group(group))?;
     for name in [SLOTS_NAME, SOCKS_NAME] {
         let path = globals.path(name);
         std::os::unix::fs::chown(&path, None, Some(group))

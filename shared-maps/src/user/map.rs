@@ -12,7 +12,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use super::{MapError, Record, sys};
+use super::{MapError, Record, attached, sys};
 
 /// Kernel map types that we use (`enum bpf_map_type`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -183,7 +183,7 @@ impl<K: Record, V: Record> Map<K, V> {
     }
 
     fn from_fd(fd: OwnedFd, path: PathBuf, kind: MapKind) -> Result<Self, MapError> {
-        let info = sys::info(fd.as_fd())
+        let info: sys::MapInfo = sys::info(fd.as_fd())
             .map_err(|e| failed("BPF_OBJ_GET_INFO_BY_FD", path.display().to_string(), e))?;
         let expected = Self::spec(kind);
         let found = MapSpec {
@@ -206,6 +206,17 @@ impl<K: Record, V: Record> Map<K, V> {
             kind,
             types: PhantomData,
         })
+    }
+
+    /// Whether the pin at `path` is this map.
+    pub fn is_pinned(&self, path: &Path) -> bool {
+        attached::is_pinned(path, self.id)
+    }
+
+    /// Pins this map at `path`, in place of what is there.
+    pub fn pin_again(&self, path: &Path) -> Result<(), MapError> {
+        attached::pin_again(path, &self.fd)
+            .map_err(|e| failed("BPF_OBJ_PIN", path.display().to_string(), e))
     }
 
     /// The kernel's number of this map: differs after a pin was replaced.

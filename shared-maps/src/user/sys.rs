@@ -13,7 +13,10 @@ const BPF_MAP_DELETE_ELEM: libc::c_long = 3;
 const BPF_MAP_GET_NEXT_KEY: libc::c_long = 4;
 const BPF_OBJ_PIN: libc::c_long = 6;
 const BPF_OBJ_GET: libc::c_long = 7;
+const BPF_PROG_GET_FD_BY_ID: libc::c_long = 13;
 const BPF_OBJ_GET_INFO_BY_FD: libc::c_long = 15;
+const BPF_PROG_QUERY: libc::c_long = 16;
+const BPF_LINK_DETACH: libc::c_long = 34;
 
 /// `BPF_NOEXIST`: an update that must not replace.
 const BPF_NOEXIST: u64 = 1;
@@ -73,6 +76,61 @@ pub(super) struct MapInfo {
     pub(super) value_size: u32,
     pub(super) max_entries: u32,
     pub(super) map_flags: u32,
+}
+
+/// Head of `struct bpf_link_info`. Of a TCX link `place` is the interface, of a link to a network
+/// namespace the namespace's inode; 0 once the link was detached.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct LinkInfo {
+    pub(super) link_type: u32,
+    pub(super) id: u32,
+    pub(super) program: u32,
+    pad: u32,
+    pub(super) place: u32,
+    pub(super) attach_type: u32,
+}
+
+/// Head of `struct bpf_prog_info`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct ProgramInfo {
+    pub(super) program_type: u32,
+    pub(super) id: u32,
+    tag: [u8; 8],
+    lengths: [u32; 2],
+    instructions: [u64; 2],
+    load_time: u64,
+    created_by: u32,
+    maps: u32,
+    map_ids: u64,
+    pub(super) name: [u8; 16],
+}
+
+/// `union bpf_attr` for asking which programs are attached somewhere.
+#[repr(C)]
+#[derive(Default)]
+struct QueryAttr {
+    target: u32,
+    attach_type: u32,
+    query_flags: u32,
+    attach_flags: u32,
+    program_ids: u64,
+    count: u32,
+    pad: u32,
+    program_flags: u64,
+    link_ids: u64,
+    link_flags: u64,
+    revision: u64,
+}
+
+/// `union bpf_attr` for opening an object by its number, and for detaching a link by its descriptor.
+#[repr(C)]
+#[derive(Default)]
+struct IdAttr {
+    id: u32,
+    next_id: u32,
+    open_flags: u32,
 }
 
 /// Calls `bpf(2)` with `attr`.
@@ -140,16 +198,68 @@ pub(super) fn create(info: MapInfo, name: &str) -> io::Result<OwnedFd> {
     owned(bpf(BPF_MAP_CREATE, &mut attr)?)
 }
 
-pub(super) fn info(fd: BorrowedFd<'_>) -> io::Result<MapInfo> {
-    let mut info = MapInfo::default();
+/// Kinds of information about an object: plain numbers, whose every bit pattern is valid.
+pub(super) trait ObjectInfo: Default {}
+impl ObjectInfo for MapInfo {}
+impl ObjectInfo for LinkInfo {}
+impl ObjectInfo for ProgramInfo {}
+
+/// Information of the kind that belongs to the descriptor's object.
+pub(super) fn info<T: ObjectInfo>(fd: BorrowedFd<'_>) -> io::Result<T> {
+    let mut info = T::default();
     let mut attr = InfoAttr {
         bpf_fd: fd_number(fd),
-        #[expect(clippy::cast_possible_truncation, reason = "24 bytes")]
-        info_len: size_of::<MapInfo>() as u32,
+        #[expect(clippy::cast_possible_truncation, reason = "some dozens of bytes")]
+        info_len: size_of::<T>() as u32,
         info: core::ptr::from_mut(&mut info) as u64,
     };
     bpf(BPF_OBJ_GET_INFO_BY_FD, &mut attr)?;
     Ok(info)
+}
+
+/// Takes a link from where it is attached; the link itself stays.
+pub(super) fn detach_link(fd: BorrowedFd<'_>) -> io::Result<()> {
+    let mut attr = IdAttr {
+        id: fd_number(fd),
+        ..IdAttr::default()
+    };
+    bpf(BPF_LINK_DETACH, &mut attr).map(drop)
+}
+
+/// Opens a program by its number.
+pub(super) fn open_program(id: u32) -> io::Result<OwnedFd> {
+    let mut attr = IdAttr {
+        id,
+        ..IdAttr::default()
+    };
+    owned(bpf(BPF_PROG_GET_FD_BY_ID, &mut attr)?)
+}
+
+/// Numbers of the programs attached to an interface, and of their links, in the order in which
+/// they run. At most `N` of them.
+pub(super) fn attached<const N: usize>(
+    ifindex: u32,
+    attach_type: u32,
+) -> io::Result<Vec<(u32, u32)>> {
+    let (mut programs, mut links) = ([0_u32; N], [0_u32; N]);
+    let mut attr = QueryAttr {
+        target: ifindex,
+        attach_type,
+        program_ids: programs.as_mut_ptr() as u64,
+        link_ids: links.as_mut_ptr() as u64,
+        #[expect(clippy::cast_possible_truncation, reason = "some dozens")]
+        count: N as u32,
+        ..QueryAttr::default()
+    };
+    match bpf(BPF_PROG_QUERY, &mut attr) {
+        Ok(_) => {}
+        // There are more: the first `N` were given.
+        Err(e) if e.raw_os_error() == Some(libc::ENOSPC) => attr.count = u32::MAX,
+        Err(e) => return Err(e),
+    }
+    let count = usize::try_from(attr.count).unwrap_or(N).min(N);
+    let both = programs.into_iter().zip(links);
+    Ok(both.take(count).collect())
 }
 
 /// `key` and `value` must be of the map's sizes, which [`super::Map`] checked.

@@ -16,6 +16,7 @@ use crate::{
         snapshot::{DnsRulesView, EndpointView, NameView},
         why::{AddressFound, Findings, PeerFound},
     },
+    datapath::look::ProgramFault,
     policy::trace::{Port, RuleView, Verdict, Way},
 };
 
@@ -51,7 +52,6 @@ fn found() -> Findings {
             dns_rules: vec![DnsRulesView::default()],
             ..EndpointView::default()
         },
-        attached: true,
         wanted_revision: 3,
         dns: vec![DnsRulesView {
             port: 53,
@@ -110,6 +110,15 @@ fn read() -> AddressRead {
 }
 
 fn why(found: &Findings, read: &[AddressRead], learning: bool) -> Why {
+    why_with(found, read, learning, &[])
+}
+
+fn why_with(
+    found: &Findings,
+    read: &[AddressRead],
+    learning: bool,
+    programs: &[ProgramFault],
+) -> Why {
     let question = Question {
         endpoint: "7".to_owned(),
         target: target("WWW.example.com"),
@@ -121,6 +130,7 @@ fn why(found: &Findings, read: &[AddressRead], learning: bool) -> Why {
         question: &question,
         found,
         lxc: &lxc,
+        programs,
         read,
         learning,
         now: BootTime(0),
@@ -166,7 +176,7 @@ fn each_thing_that_lacks_is_said() {
     lacks.wanted_revision = 4;
     let behind = why(&lacks, all, true);
     assert!(behind.allowed, "by the map in force: {behind:#?}");
-    assert_eq!(behind.hops[1].state, HopState::Missing);
+    assert_eq!(behind.hops[2].state, HopState::Missing);
 
     let mut lacks = found();
     lacks.dns[0].servers = Some(Vec::new());
@@ -209,6 +219,36 @@ fn each_thing_that_lacks_is_said() {
     stranger.peer = PeerFound::default();
     stranger.entries = Ok(Entries::default());
     missing(&why(&found(), &[stranger], true), "identity", "of nobody");
+}
+
+#[test]
+fn packets_that_no_program_judges_pass_whatever_policy_says() {
+    let mut closed = read();
+    closed.entries = Ok(Entries::default());
+    let closed = [closed];
+    let detached = |program| ProgramFault::Detached { program };
+    let open = why_with(&found(), &closed, true, &[detached("from_pod")]);
+    assert!(open.allowed, "{open:#?}");
+    assert!(
+        open.verdict
+            .starts_with("passes without being judged: from_pod is not attached"),
+        "{}",
+        open.verdict
+    );
+    assert_eq!(open.hops[1].state, HopState::Missing);
+    let other_way = why_with(&found(), &closed, true, &[detached("to_pod")]);
+    assert!(!other_way.allowed);
+    let overtaken = ProgramFault::NotFirst {
+        program: "from_pod",
+        first: "other, number 7".to_owned(),
+    };
+    let maybe = why_with(&found(), &closed, true, &[overtaken]);
+    assert!(!maybe.allowed);
+    assert!(
+        maybe.verdict.contains("but program other"),
+        "{}",
+        maybe.verdict
+    );
 }
 
 #[test]

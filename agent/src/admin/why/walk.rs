@@ -1,6 +1,7 @@
 //! The walk itself: each hop in words, from what was found. Pure, so that its words are tested.
 
 mod asking;
+mod programs;
 mod reaching;
 
 use std::net::IpAddr;
@@ -11,6 +12,7 @@ use super::{AddressRead, LxcRead, Question, Read};
 use crate::{
     admin::model::{Hop, HopState, Why},
     core::why::{Findings, Target},
+    datapath::look::ProgramFault,
     policy::trace::{RuleView, Way},
 };
 
@@ -19,6 +21,8 @@ pub(super) struct Walk<'a> {
     pub question: &'a Question,
     pub found: &'a Findings,
     pub lxc: &'a Read<Vec<LxcRead>>,
+    /// What is wrong about the endpoint's programs, as the kernel has them.
+    pub programs: &'a [ProgramFault],
     pub read: &'a [AddressRead],
     /// A DNS proxy tells the agent what it learns.
     pub learning: bool,
@@ -38,7 +42,7 @@ const STATUS: &str = "`holdfast-agent status` and the log say what could not be 
 
 impl Walk<'_> {
     pub(super) fn why(&self) -> Why {
-        let mut hops = vec![self.endpoint(), self.policy()];
+        let mut hops = vec![self.endpoint(), self.programs(), self.policy()];
         let name = match &self.question.target {
             Target::Name(name) => Some(name.as_str().trim_end_matches('.')),
             Target::Address(_) => None,
@@ -93,6 +97,14 @@ impl Walk<'_> {
         } else if !asks {
             middle.iter_mut().for_each(|hop| hop.remedy = None);
         }
+        let mut verdict = self.verdict(asks, allowed, &ends, &hops);
+        let unjudged = self.unjudged();
+        let passes = allowed || unjudged.is_some();
+        if let Some(unjudged) = unjudged {
+            verdict = format!("{unjudged}; by policy: {verdict}");
+        } else if let Some(overtaken) = self.overtaken() {
+            verdict = format!("{verdict}; but {overtaken}");
+        }
         Why {
             endpoint: self.found.endpoint.id,
             key: self.found.endpoint.key.clone(),
@@ -102,8 +114,8 @@ impl Walk<'_> {
                 Target::Address(address) => address.to_string(),
             },
             port: self.question.port.map(|port| port.to_string()),
-            allowed,
-            verdict: self.verdict(asks, allowed, &ends, &hops),
+            allowed: passes,
+            verdict,
             rules: self.rules(),
             hops,
         }

@@ -18,7 +18,7 @@ use super::{
 use crate::{
     core::{Event, event::SourceEvent, snapshot::Reconciled},
     datapath::{
-        look::{BATCH, Sight},
+        look::{BATCH, Look, ProgramFault, Sight},
         memory::MemoryDatapath,
         plan::Datapath as _,
     },
@@ -29,8 +29,7 @@ use crate::{
 fn pass(node: &mut Node) -> Reconciled {
     let before = counted(node).passes;
     for _ in 0..10_000 {
-        node.now = node.now.max(node.core.look_due().unwrap());
-        let look = node.core.look(node.now).unwrap();
+        let look = next_look(node);
         let sight = node.datapath.look(&look).unwrap();
         if node.core.seen(Some(sight)) > 0 {
             node.tick(node.now);
@@ -40,6 +39,15 @@ fn pass(node: &mut Node) -> Reconciled {
         }
     }
     panic!("a pass does not end");
+}
+
+fn next_look(node: &mut Node) -> Look {
+    loop {
+        node.now = node.now.max(node.core.look_due().unwrap());
+        if let Some(look) = node.core.look(node.now) {
+            return look;
+        }
+    }
 }
 
 fn counted(node: &Node) -> Reconciled {
@@ -111,6 +119,61 @@ fn what_something_else_wrote_is_mended_and_counted() {
     assert_eq!(pass(&mut node).differences(), found.differences());
 }
 
+/// Looks until the programs were looked at, with this fault of the endpoint.
+fn overtaken(node: &mut Node) -> u64 {
+    loop {
+        let Look::Programs(wanted) = next_look(node) else {
+            let nothing = node.core.seen(Some(Sight::Nothing));
+            assert_eq!(nothing, 0);
+            continue;
+        };
+        let fault = ProgramFault::NotFirst {
+            program: "from_pod",
+            first: "other, number 7".to_owned(),
+        };
+        let faults = wanted.iter().map(|a| (a.endpoint, vec![fault.clone()]));
+        let repaired = node.core.seen(Some(Sight::Programs(faults.collect())));
+        node.tick(node.now);
+        return repaired;
+    }
+}
+
+#[test]
+fn programs_that_are_not_attached_any_more_are_attached_again_and_counted() {
+    let mut node = Node::usual();
+    let id = node.id();
+    let attached = node.datapath.attached.clone();
+    node.datapath.attached.clear();
+    let start = node.now;
+    while node.datapath.attached.is_empty() {
+        let look = next_look(&mut node);
+        let sight = node.datapath.look(&look).unwrap();
+        if node.core.seen(Some(sight)) > 0 {
+            node.tick(node.now);
+        }
+        assert!(node.now < start.plus_secs(5), "too late");
+    }
+    assert_eq!(node.datapath.attached, attached);
+    assert_eq!(counted(&node).programs, 1);
+    assert!(node.datapath.attached.contains_key(&id));
+}
+
+#[test]
+fn the_first_place_is_taken_back_a_few_times_and_then_given_up_for_a_while() {
+    let mut node = Node::usual();
+    let taken: Vec<u64> = (0..5).map(|_| overtaken(&mut node)).collect();
+    assert_eq!(taken, [1, 1, 1, 0, 0]);
+    let problems = node.core.summary().endpoint_problems;
+    assert!(
+        problems
+            .iter()
+            .any(|p| p.contains("other, number 7") && p.contains("stop")),
+        "{problems:?}"
+    );
+    node.now = node.now.plus_secs(61);
+    assert_eq!(overtaken(&mut node), 1);
+}
+
 #[test]
 fn nothing_is_looked_at_before_the_sources_are_synced() {
     let mut node = Node::new();
@@ -122,13 +185,12 @@ fn nothing_is_looked_at_before_the_sources_are_synced() {
 #[test]
 fn a_look_that_fails_is_counted_and_the_pass_goes_on() {
     let mut node = Node::usual();
-    for _ in 0..100 {
-        node.now = node.core.look_due().unwrap();
-        node.core.look(node.now).unwrap();
+    for _ in 0..400 {
+        next_look(&mut node);
         assert_eq!(node.core.seen(None), 0);
     }
     let counted = counted(&node);
-    assert!(counted.passes > 5 && counted.failures == 100, "{counted:?}");
+    assert!(counted.passes > 5 && counted.failures == 400, "{counted:?}");
 }
 
 #[test]
@@ -138,8 +200,7 @@ fn an_endpoint_that_goes_while_a_pass_is_under_way_is_not_looked_for() {
     for looks in 0..20 {
         node.endpoint(spec("gone", 9, "app=web"));
         for _ in 0..looks {
-            node.now = node.core.look_due().unwrap();
-            let look = node.core.look(node.now).unwrap();
+            let look = next_look(&mut node);
             let sight = node.datapath.look(&look).unwrap();
             node.core.seen(Some(sight));
         }

@@ -111,8 +111,6 @@ impl Connection {
         let now = Instant::now();
         // Room for every held answer: the callback never finds it full.
         let (to_us, realised) = channel(MAX_WAITING);
-        // Only delays are lost if the kernel refuses.
-        let _ = stream.set_nodelay(true);
         let upstream = TcpUpstream::new(server, shared.proxy.stats().fallbacks.clone());
         Self {
             memory: shared.memory.empty(holder),
@@ -143,6 +141,8 @@ impl Connection {
     /// Serves until the client, the idle limit, a drain or a stop ends it.
     pub(super) async fn run(mut self, now: Instant) {
         self.now = now;
+        let alarm = tokio::time::sleep_until(self.deadline().into());
+        tokio::pin!(alarm);
         let over = loop {
             if let Some(over) = self.over() {
                 break over;
@@ -158,7 +158,11 @@ impl Connection {
             let may_read = !self.ended && self.may_read();
             let has_room = self.has_room();
             self.pause(!has_room);
-            let deadline = tokio::time::Instant::from_std(self.deadline());
+            // Most deadlines only move away: the alarm is set again when it rang, not each time.
+            let deadline = self.deadline().into();
+            if deadline < alarm.deadline() || alarm.is_elapsed() {
+                alarm.as_mut().reset(deadline);
+            }
             let draining = self.last_query.is_some();
             let step = tokio::select! {
                 biased;
@@ -169,9 +173,9 @@ impl Connection {
                     Ok(())
                 }
                 // Before the peers: one that never pauses must not stop the clock.
-                () = tokio::time::sleep_until(deadline) => {
+                () = &mut alarm => {
                     self.now = Instant::now();
-                    self.on_time()
+                    if self.now < self.deadline() { Ok(()) } else { self.on_time() }
                 }
                 happened = self.upstream.happen(), if has_room => {
                     self.now = Instant::now();
@@ -228,7 +232,7 @@ impl Connection {
             if !self.may_read() {
                 return Look::Full;
             }
-            match self.reader.fill(&self.stream) {
+            match self.reader.look(&self.stream) {
                 Ok(Read::Some) => self.take_queries(),
                 Ok(Read::Nothing) => return Look::Nothing,
                 Ok(Read::End) | Err(_) => {

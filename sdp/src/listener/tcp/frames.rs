@@ -1,8 +1,9 @@
 //! Messages on a stream: two bytes of length, then the message (RFC 1035, 4.2.2).
 
-use std::io;
+use std::io::{self, Read as _};
 
-use tokio::net::TcpStream;
+use socket2::SockRef;
+use tokio::{io::Interest, net::TcpStream};
 
 /// Most bytes read at once.
 const READ: usize = 16 * 1024;
@@ -40,12 +41,42 @@ pub(super) enum Read {
 }
 
 impl FrameReader {
-    /// Reads what there is, without waiting.
+    /// Reads what there is, without waiting, if the runtime has seen that something came.
     pub(super) fn fill(&mut self, stream: &TcpStream) -> io::Result<Read> {
-        match stream.try_read_buf(self.room()) {
+        self.append(|room| {
+            let mut came = None;
+            let read = stream.try_io(Interest::READABLE, || {
+                let length = (&*SockRef::from(stream)).read(room)?;
+                came = Some(length);
+                // Less than there was room for: nothing is left. To say so saves the read that
+                // would find that out. The end is reported apart, and stays.
+                if length > 0 && length < room.len() {
+                    return Err(io::ErrorKind::WouldBlock.into());
+                }
+                Ok(length)
+            });
+            came.map_or(read, Ok)
+        })
+    }
+
+    /// Reads what there is, without waiting, also if the runtime has not seen it yet.
+    pub(super) fn look(&mut self, stream: &TcpStream) -> io::Result<Read> {
+        self.append(|room| (&*SockRef::from(stream)).read(room))
+    }
+
+    fn append(&mut self, read: impl FnOnce(&mut [u8]) -> io::Result<usize>) -> io::Result<Read> {
+        self.room();
+        let filled = self.buffer.len();
+        self.buffer.resize(self.buffer.capacity(), 0);
+        let room = self.buffer.get_mut(filled..).unwrap_or_default();
+        let wanted = room.len();
+        let came = read(room);
+        self.buffer
+            .truncate(filled + came.as_ref().copied().unwrap_or(0));
+        match came {
             Ok(0) => Ok(Read::End),
-            Ok(_) => {
-                if self.buffer.len() == self.buffer.capacity() {
+            Ok(length) => {
+                if length == wanted {
                     self.wanted = (2 * self.wanted).min(READ);
                 }
                 Ok(Read::Some)

@@ -38,10 +38,6 @@ impl Walk<'_> {
             let text = format!("{who}; its policy is not in force: {problem}");
             return hop(HopState::Missing, text, STATUS);
         }
-        if !self.found.attached {
-            let text = format!("{who}; no program is attached to {}", endpoint.ifname);
-            return hop(HopState::Missing, text, STATUS);
-        }
         let text = format!("{who}; cilium_lxc agrees");
         hop(HopState::Found, text, "")
     }

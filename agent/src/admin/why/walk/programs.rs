@@ -1,0 +1,60 @@
+//! Whether the kernel runs the endpoint's programs: without them no policy is in force.
+
+use super::{STATUS, Walk, hop};
+use crate::{
+    admin::model::{Hop, HopState},
+    datapath::look::ProgramFault,
+    policy::trace::Way,
+};
+
+impl Walk<'_> {
+    pub(super) fn programs(&self) -> Hop {
+        let endpoint = &self.found.endpoint;
+        let place = format!("{} (index {})", endpoint.ifname, endpoint.ifindex);
+        let Some(fault) = self.fault() else {
+            let text = format!("attached to {place}, before all others");
+            return hop("programs", None, HopState::Found, text, "");
+        };
+        let text = format!("{place}: {fault}");
+        match fault {
+            ProgramFault::NoInterface(_) | ProgramFault::Unknown { .. } => {
+                hop("programs", None, HopState::Unknown, text, "")
+            }
+            _ => hop("programs", None, HopState::Missing, text, STATUS),
+        }
+    }
+
+    /// Why packets of this direction pass without being judged, if they do.
+    pub(super) fn unjudged(&self) -> Option<String> {
+        let fault = self.fault()?;
+        matches!(
+            fault,
+            ProgramFault::Unpinned { .. }
+                | ProgramFault::Detached { .. }
+                | ProgramFault::Replaced { .. }
+        )
+        .then(|| format!("passes without being judged: {fault}"))
+    }
+
+    /// Another program that may decide before ours does.
+    pub(super) fn overtaken(&self) -> Option<String> {
+        let fault = self.fault()?;
+        matches!(fault, ProgramFault::NotFirst { .. }).then(|| fault.to_string())
+    }
+
+    /// What is wrong about the program that judges the direction asked for.
+    fn fault(&self) -> Option<&ProgramFault> {
+        let judges = match self.question.way {
+            Way::Egress => "from_pod",
+            Way::Ingress => "to_pod",
+        };
+        self.programs.iter().find(|fault| match fault {
+            ProgramFault::NoInterface(_) | ProgramFault::PolicyPin => true,
+            ProgramFault::Unpinned { program }
+            | ProgramFault::Detached { program }
+            | ProgramFault::Replaced { program, .. }
+            | ProgramFault::NotFirst { program, .. }
+            | ProgramFault::Unknown { program, .. } => *program == judges,
+        })
+    }
+}

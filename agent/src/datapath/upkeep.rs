@@ -1,0 +1,296 @@
+//! What the node needs besides the endpoints' programs: checked all the time, repaired, counted.
+//!
+//! Routes, the steering program and the pins of the maps are set up at the start; anything on the
+//! node may remove them later. Programs of endpoints are checked by the core
+//! ([`crate::core::Core::look`]), because it attaches them.
+
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
+
+use holdfast_sdp::{listener::hold::PortHold, steering::program};
+use parking_lot::Mutex;
+use shared_maps::user::{Globals, HeldPin};
+use tokio_util::sync::CancellationToken;
+
+use super::{kernel, notrack, routing};
+use crate::admin::model::RepairsView;
+
+/// Between two checks: with the check itself and the repair well below five seconds.
+const INTERVAL: Duration = Duration::from_secs(2);
+
+/// What is looked after.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Part {
+    /// Rules and routes that deliver redirected packets, and forwarding.
+    Routes,
+    /// Rules of netfilter that keep redirected packets out of the node's NAT.
+    Netfilter,
+    /// The program that steers packets to proxies.
+    Steering,
+    /// Pins of the maps that all endpoints share.
+    Pins,
+    /// The proxy port.
+    Port,
+}
+
+impl Part {
+    /// All of them.
+    pub const ALL: [Self; 5] = [
+        Self::Routes,
+        Self::Netfilter,
+        Self::Steering,
+        Self::Pins,
+        Self::Port,
+    ];
+
+    /// Value of the label `part`.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Routes => "routes",
+            Self::Netfilter => "netfilter",
+            Self::Steering => "steering",
+            Self::Pins => "pins",
+            Self::Port => "port",
+        }
+    }
+}
+
+/// How a part is.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Condition {
+    /// Times that it was repaired.
+    pub repairs: u64,
+    /// What is wrong now and could not be repaired.
+    pub fault: Option<String>,
+}
+
+/// How all parts are: written by [`Upkeep::run`], read by `status` and metrics.
+#[derive(Clone, Debug, Default)]
+pub struct Conditions(Arc<Mutex<BTreeMap<Part, Condition>>>);
+
+impl Conditions {
+    /// How a part is.
+    pub fn of(&self, part: Part) -> Condition {
+        self.0.lock().get(&part).cloned().unwrap_or_default()
+    }
+
+    /// Repairs of a part, for `status`.
+    pub fn repairs(&self, part: Part) -> RepairsView {
+        RepairsView {
+            part: part.as_str().to_owned(),
+            repairs: self.of(part).repairs,
+        }
+    }
+
+    /// What is wrong now, in words.
+    pub fn faults(&self) -> Vec<String> {
+        let parts = self.0.lock();
+        let faults = parts.iter().filter_map(|(part, condition)| {
+            let fault = condition.fault.as_ref()?;
+            Some(format!("{}: {fault}", part.as_str()))
+        });
+        faults.collect()
+    }
+
+    fn repaired(&self, part: Part, what: &str) {
+        tracing::warn!(
+            part = part.as_str(),
+            what,
+            "the datapath was changed by something else; repaired"
+        );
+        let mut parts = self.0.lock();
+        let condition = parts.entry(part).or_default();
+        condition.repairs += 1;
+        condition.fault = None;
+    }
+
+    fn is_well(&self, part: Part) {
+        self.0.lock().entry(part).or_default().fault = None;
+    }
+
+    fn is_broken(&self, part: Part, fault: String) {
+        let mut parts = self.0.lock();
+        let condition = parts.entry(part).or_default();
+        if condition.fault.as_ref() != Some(&fault) {
+            tracing::error!(
+                part = part.as_str(),
+                fault,
+                "the datapath cannot be repaired"
+            );
+        }
+        condition.fault = Some(fault);
+    }
+}
+
+/// What is checked, with what it takes to repair it.
+#[derive(Debug)]
+pub struct Upkeep {
+    ipv4: bool,
+    ipv6: bool,
+    globals: Globals,
+    sdp_group: u32,
+    /// Number of the steering program.
+    steering: u32,
+    /// Maps held open, by name.
+    pins: BTreeMap<&'static str, HeldPin>,
+    port: Option<PortHold>,
+    conditions: Conditions,
+}
+
+/// What [`Upkeep`] is made of.
+#[derive(Debug)]
+pub struct Node {
+    /// Whether the node has IPv4.
+    pub ipv4: bool,
+    /// Whether the node has IPv6.
+    pub ipv6: bool,
+    /// The pinned maps.
+    pub globals: Globals,
+    /// Group of the proxies.
+    pub sdp_group: u32,
+    /// Number of the steering program.
+    pub steering: u32,
+    /// The proxy port, if it is to be held.
+    pub port: Option<u16>,
+}
+
+impl Upkeep {
+    /// Takes the port and opens the maps. `conditions` are told how things are.
+    pub fn new(node: Node, conditions: Conditions) -> Self {
+        let mut upkeep = Self {
+            ipv4: node.ipv4,
+            ipv6: node.ipv6,
+            port: node
+                .port
+                .map(|port| PortHold::new(port, node.ipv4, node.ipv6)),
+            globals: node.globals,
+            sdp_group: node.sdp_group,
+            steering: node.steering,
+            pins: BTreeMap::new(),
+            conditions,
+        };
+        upkeep.check_pins();
+        upkeep.check_port();
+        upkeep
+    }
+
+    /// Checks and repairs until stopped; once every `interval`, or every two seconds.
+    pub async fn run(mut self, interval: Duration, stop: CancellationToken) {
+        let mut ticker = tokio::time::interval(interval.clamp(Duration::from_millis(10), INTERVAL));
+        ticker.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        loop {
+            tokio::select! {
+                _ = ticker.tick() => {}
+                () = stop.cancelled() => return,
+            }
+            self.check_routes().await;
+            let checked = tokio::task::spawn_blocking(move || {
+                self.check_netfilter();
+                self.check_steering();
+                self.check_pins();
+                self.check_port();
+                self
+            });
+            match checked.await {
+                Ok(upkeep) => self = upkeep,
+                Err(error) => {
+                    tracing::error!(%error, "the upkeep of the datapath ended by a panic");
+                    return;
+                }
+            }
+        }
+    }
+
+    async fn check_routes(&self) {
+        let look = || routing::faults(self.ipv4, self.ipv6);
+        let repair = async {
+            let before = look().await?;
+            if before.is_empty() {
+                return Ok((before, Vec::new()));
+            }
+            routing::install(self.ipv4, self.ipv6).await?;
+            Ok::<_, routing::RoutingError>((before, look().await?))
+        };
+        match repair.await {
+            Ok((before, _)) if before.is_empty() => self.conditions.is_well(Part::Routes),
+            Ok((before, left)) if left.is_empty() => {
+                self.conditions.repaired(Part::Routes, &before.join("; "));
+            }
+            Ok((_, left)) => self.conditions.is_broken(Part::Routes, left.join("; ")),
+            Err(error) => self.conditions.is_broken(Part::Routes, error.to_string()),
+        }
+    }
+
+    fn check_netfilter(&self) {
+        let repair = || {
+            let Some(missing) = notrack::check()? else {
+                return Ok((None, None));
+            };
+            notrack::install()?;
+            Ok::<_, notrack::NotrackError>((Some(missing), notrack::check()?))
+        };
+        match repair() {
+            Ok((None, _)) => self.conditions.is_well(Part::Netfilter),
+            Ok((Some(missing), None)) => {
+                self.conditions
+                    .repaired(Part::Netfilter, &missing.to_string());
+            }
+            Ok((_, Some(left))) => self.conditions.is_broken(Part::Netfilter, left.to_string()),
+            Err(error) => self
+                .conditions
+                .is_broken(Part::Netfilter, error.to_string()),
+        }
+    }
+
+    fn check_steering(&mut self) {
+        let Some(fault) = program::fault(&self.globals, self.steering) else {
+            self.conditions.is_well(Part::Steering);
+            return;
+        };
+        match program::replace(&self.globals) {
+            Ok(number) => {
+                self.steering = number;
+                self.conditions.repaired(Part::Steering, &fault);
+            }
+            Err(error) => self
+                .conditions
+                .is_broken(Part::Steering, format!("{fault}; {error}")),
+        }
+    }
+
+    fn check_pins(&mut self) {
+        let mut lost = Vec::new();
+        let mut failed = Vec::new();
+        for name in kernel::SHARED_PINS {
+            let outcome = match self.pins.get(name) {
+                Some(held) if held.is_pinned() => continue,
+                Some(held) => held.pin_again().map(|()| lost.push(name)),
+                // Made with the first endpoint's programs.
+                None => HeldPin::open(&self.globals.path(name)).map(|opened| {
+                    self.pins.extend(opened.map(|held| (name, held)));
+                }),
+            };
+            if let Err(error) = outcome {
+                failed.push(format!("{name}: {error}"));
+            }
+        }
+        if !lost.is_empty()
+            && let Err(error) = kernel::share(&self.globals, self.sdp_group)
+        {
+            failed.push(error.to_string());
+        }
+        match (failed.is_empty(), lost.is_empty()) {
+            (false, _) => self.conditions.is_broken(Part::Pins, failed.join("; ")),
+            (true, false) => self
+                .conditions
+                .repaired(Part::Pins, &format!("pins of {}", lost.join(", "))),
+            (true, true) => self.conditions.is_well(Part::Pins),
+        }
+    }
+
+    fn check_port(&mut self) {
+        match self.port.as_mut().map_or(Ok(()), PortHold::take) {
+            Ok(()) => self.conditions.is_well(Part::Port),
+            Err(error) => self.conditions.is_broken(Part::Port, error.to_string()),
+        }
+    }
+}

@@ -1,0 +1,176 @@
+//! Keeps the proxy port for root while no proxy runs.
+//!
+//! Sockets of one port must belong to one user, so a local user who binds the port first would
+//! keep every proxy from starting, and under TPROXY get the pods' queries. A bound socket that
+//! receives nothing prevents it: root's proxies share the port with it (`SO_REUSEPORT`), other
+//! users are refused.
+
+use std::{
+    collections::BTreeMap,
+    fs, io,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
+    os::fd::OwnedFd,
+};
+
+use crate::socket;
+
+/// The two transports of DNS.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Transport {
+    Udp,
+    Tcp,
+}
+
+impl Transport {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Udp => "UDP",
+            Self::Tcp => "TCP",
+        }
+    }
+
+    fn table(self, address: IpAddr) -> &'static str {
+        match (self, address) {
+            (Self::Udp, IpAddr::V4(_)) => "/proc/thread-self/net/udp",
+            (Self::Udp, IpAddr::V6(_)) => "/proc/thread-self/net/udp6",
+            (Self::Tcp, IpAddr::V4(_)) => "/proc/thread-self/net/tcp",
+            (Self::Tcp, IpAddr::V6(_)) => "/proc/thread-self/net/tcp6",
+        }
+    }
+}
+
+/// Why the port is not held.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "--tofqdns-proxy-port: {transport} port {at}{user}: {source}; while another user has it no \
+     DNS proxy can start: `ss -lntup sport = :{port}` shows the process, end it",
+    transport = .transport.name(), port = .at.port(),
+    user = .user.map(|uid| format!(" is bound by uid {uid}")).unwrap_or_default()
+)]
+pub struct HoldError {
+    transport: Transport,
+    at: SocketAddr,
+    /// Who has it, if the kernel lists it.
+    user: Option<u32>,
+    source: io::Error,
+}
+
+/// The port, as far as it is held.
+#[derive(Debug)]
+pub struct PortHold {
+    wanted: Vec<(Transport, SocketAddr)>,
+    held: BTreeMap<(Transport, SocketAddr), OwnedFd>,
+}
+
+impl PortHold {
+    /// Holds nothing yet.
+    pub fn new(port: u16, ipv4: bool, ipv6: bool) -> Self {
+        let v4 = ipv4.then_some(IpAddr::from(Ipv4Addr::LOCALHOST));
+        let v6 = ipv6.then_some(IpAddr::from(Ipv6Addr::LOCALHOST));
+        let addresses = v4.into_iter().chain(v6);
+        let wanted = addresses.flat_map(|ip| {
+            [Transport::Udp, Transport::Tcp].map(|of| (of, SocketAddr::new(ip, port)))
+        });
+        Self {
+            wanted: wanted.collect(),
+            held: BTreeMap::new(),
+        }
+    }
+
+    /// Takes what is not held yet, and gives the first reason why something is not.
+    pub fn take(&mut self) -> Result<(), HoldError> {
+        let mut first = Ok(());
+        for (transport, at) in &self.wanted {
+            if self.held.contains_key(&(*transport, *at)) {
+                continue;
+            }
+            let held = match transport {
+                Transport::Udp => socket::hold_udp(*at),
+                Transport::Tcp => socket::hold_tcp(*at),
+            };
+            match held {
+                Ok(socket) => {
+                    self.held.insert((*transport, *at), socket);
+                }
+                Err(error) if first.is_ok() => {
+                    first = Err(HoldError {
+                        transport: *transport,
+                        at: *at,
+                        user: user_of(*transport, *at),
+                        source: error.source,
+                    });
+                }
+                Err(_) => {}
+            }
+        }
+        first
+    }
+}
+
+/// Owner of the socket that is bound there, as proc(5) lists it.
+fn user_of(transport: Transport, at: SocketAddr) -> Option<u32> {
+    let table = fs::read_to_string(transport.table(at.ip())).ok()?;
+    user_in(&table, at)
+}
+
+fn user_in(table: &str, at: SocketAddr) -> Option<u32> {
+    let octets = match at.ip() {
+        IpAddr::V4(ip) => ip.octets().to_vec(),
+        IpAddr::V6(ip) => ip.octets().to_vec(),
+    };
+    let words = octets
+        .chunks_exact(4)
+        .filter_map(|word| word.try_into().ok());
+    let address: String = words
+        .map(|word| format!("{:08X}", u32::from_ne_bytes(word)))
+        .collect();
+    let place = format!("{address}:{:04X}", at.port());
+    table.lines().find_map(|line| {
+        let mut fields = line.split_ascii_whitespace();
+        (fields.nth(1)? == place).then(|| fields.nth(5)?.parse().ok())?
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    #[cfg(target_endian = "little")]
+    fn the_owner_of_a_port_is_read_from_the_kernels_list() {
+        let v4 = "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode\n   \
+             7: 0100007F:276E 00000000:0000 07 00000000:00000000 00:00000000 00000000  4711        0 9 2 0 0\n";
+        let at = |ip: &str| SocketAddr::new(ip.parse().unwrap(), 10094);
+        assert_eq!(user_in(v4, at("127.0.0.1")), Some(4711));
+        assert_eq!(user_in(v4, at("127.0.0.2")), None);
+        let v6 = "7: 00000000000000000000000001000000:276E 0:0 07 0:0 00:0 0 12 0 9 2 0 0\n";
+        assert_eq!(user_in(v6, at("::1")), Some(12));
+    }
+
+    #[test]
+    fn proxies_of_the_same_user_share_a_held_port_and_get_all_of_it() {
+        let free = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
+        let at = free.local_addr().unwrap();
+        drop(free);
+        let mut hold = PortHold::new(at.port(), true, false);
+        hold.take().unwrap();
+        hold.take().unwrap();
+        let udp = socket::udp_listener(at, false).unwrap();
+        socket::bind_udp(&udp, at).unwrap();
+        let tcp = socket::tcp_listener(at, false).unwrap();
+        socket::listen(&tcp, at).unwrap();
+        let proxy = std::net::UdpSocket::from(udp);
+        proxy.set_nonblocking(false).unwrap();
+        proxy
+            .set_read_timeout(Some(std::time::Duration::from_secs(5)))
+            .unwrap();
+        for _ in 0..64 {
+            let client = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
+            client.send_to(b"x", at).unwrap();
+            proxy.recv(&mut [0; 8]).unwrap();
+            std::net::TcpStream::connect(at).unwrap();
+            tcp.set_nonblocking(false).unwrap();
+            tcp.accept().unwrap();
+        }
+    }
+}

@@ -1,0 +1,180 @@
+//! What is attached and pinned, as the kernel has it.
+
+use std::{
+    ffi::CString,
+    io,
+    os::{
+        fd::{AsFd as _, OwnedFd},
+        unix::ffi::OsStrExt as _,
+    },
+    path::{Path, PathBuf},
+};
+
+use super::sys::{self, LinkInfo, MapInfo, ProgramInfo};
+
+const LINK_TYPE_NETNS: u32 = 5;
+const LINK_TYPE_TCX: u32 = 11;
+const TCX_INGRESS: u32 = 46;
+const TCX_EGRESS: u32 = 47;
+/// Programs of one chain that are looked at; the kernel takes no more.
+const CHAIN: usize = 64;
+
+/// Which of an interface's two chains.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Direction {
+    /// Packets that the interface receives.
+    Ingress,
+    /// Packets that it sends.
+    Egress,
+}
+
+impl Direction {
+    const fn attach_type(self) -> u32 {
+        match self {
+            Self::Ingress => TCX_INGRESS,
+            Self::Egress => TCX_EGRESS,
+        }
+    }
+}
+
+/// A program in a chain.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Attached {
+    /// Number of the program.
+    pub program: u32,
+    /// Number of the link that holds it; 0 = none.
+    pub link: u32,
+}
+
+/// A link as its pin has it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PinnedLink {
+    /// Number of the link.
+    pub id: u32,
+    /// Number of its program.
+    pub program: u32,
+    /// Where it is attached; none if it was detached, or is of a kind that is not used here.
+    pub place: Option<LinkPlace>,
+}
+
+/// Where a link is attached.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LinkPlace {
+    /// To an interface, by its number.
+    Interface(u32, Direction),
+    /// To a network namespace, by its inode.
+    Namespace(u32),
+}
+
+impl PinnedLink {
+    /// Reads the link pinned at `path`; none if there is no pin.
+    pub fn read(path: &Path) -> io::Result<Option<Self>> {
+        let fd = match sys::open_pin(&c_path(path)?, 0) {
+            Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
+            opened => opened?,
+        };
+        let info: LinkInfo = sys::info(fd.as_fd())?;
+        let place = match (info.link_type, info.attach_type, info.place) {
+            (_, _, 0) => None,
+            (LINK_TYPE_TCX, TCX_INGRESS, at) => Some(LinkPlace::Interface(at, Direction::Ingress)),
+            (LINK_TYPE_TCX, TCX_EGRESS, at) => Some(LinkPlace::Interface(at, Direction::Egress)),
+            (LINK_TYPE_NETNS, _, at) => Some(LinkPlace::Namespace(at)),
+            _ => None,
+        };
+        Ok(Some(Self {
+            id: info.id,
+            program: info.program,
+            place,
+        }))
+    }
+}
+
+/// Takes the link pinned at `path` from where it is attached, as `bpftool link detach` does: the
+/// pin stays, and holds a link that does nothing.
+pub fn detach_pinned(path: &Path) -> io::Result<()> {
+    let fd = sys::open_pin(&c_path(path)?, 0)?;
+    sys::detach_link(fd.as_fd())
+}
+
+/// Programs of an interface's chain, in the order in which they run.
+pub fn tcx_chain(ifindex: u32, direction: Direction) -> io::Result<Vec<Attached>> {
+    let found = sys::attached::<CHAIN>(ifindex, direction.attach_type())?;
+    let chain = found.into_iter();
+    Ok(chain
+        .map(|(program, link)| Attached { program, link })
+        .collect())
+}
+
+/// Name of a program, as its author gave it.
+pub fn program_name(id: u32) -> io::Result<String> {
+    let fd = sys::open_program(id)?;
+    let info: ProgramInfo = sys::info(fd.as_fd())?;
+    let name = info.name.split(|byte| *byte == 0).next();
+    Ok(String::from_utf8_lossy(name.unwrap_or_default()).into_owned())
+}
+
+/// A map of any kind, held open, whose pin can be put back.
+#[derive(Debug)]
+pub struct HeldPin {
+    path: PathBuf,
+    fd: OwnedFd,
+    id: u32,
+}
+
+impl HeldPin {
+    /// Opens what is pinned at `path`; none if there is no pin.
+    pub fn open(path: &Path) -> io::Result<Option<Self>> {
+        let fd = match sys::open_pin(&c_path(path)?, 0) {
+            Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
+            opened => opened?,
+        };
+        let info: MapInfo = sys::info(fd.as_fd())?;
+        Ok(Some(Self {
+            path: path.to_owned(),
+            fd,
+            id: info.id,
+        }))
+    }
+
+    /// The pin.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Whether this map still is what is pinned there.
+    pub fn is_pinned(&self) -> bool {
+        is_pinned(&self.path, self.id)
+    }
+
+    /// Pins this map in place of what is there. Owner and mode of the new pin are the process's.
+    pub fn pin_again(&self) -> io::Result<()> {
+        pin_again(&self.path, &self.fd)
+    }
+}
+
+/// Whether the map of this number is what is pinned at `path`.
+pub(super) fn is_pinned(path: &Path, id: u32) -> bool {
+    let found = || {
+        let fd = sys::open_pin(&c_path(path)?, sys::BPF_F_RDONLY)?;
+        sys::info::<MapInfo>(fd.as_fd())
+    };
+    found().is_ok_and(|info| info.id == id)
+}
+
+/// Pins a map over what is pinned at `path`.
+pub(super) fn pin_again(path: &Path, map: &OwnedFd) -> io::Result<()> {
+    let mut next = path.as_os_str().to_owned();
+    next.push("_next");
+    let next = PathBuf::from(next);
+    match std::fs::remove_file(&next) {
+        Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(e),
+        _ => {}
+    }
+    sys::pin(map.as_fd(), &c_path(&next)?)?;
+    std::fs::rename(&next, path)
+}
+
+fn c_path(path: &Path) -> io::Result<CString> {
+    CString::new(path.as_os_str().as_bytes())
+        .map_err(|_| io::Error::new(io::ErrorKind::InvalidInput, "path holds a NUL byte"))
+}

@@ -27,7 +27,7 @@ use super::{
 
 /// Maps that the programs of all endpoints share. A pin that goes missing would part endpoints
 /// attached later from those before.
-pub const SHARED_PINS: [&str; 15] = [
+pub const SHARED_PINS: [&str; 16] = [
     lxc::NAME,
     ipcache::NAME,
     conntrack::NAME_TCP4,
@@ -39,6 +39,7 @@ pub const SHARED_PINS: [&str; 15] = [
     event::COUNTERS_NAME,
     event::NAME,
     redirect::NAME,
+    redirect::v1::NAME,
     steering::SLOTS_NAME,
     steering::SOCKS_NAME,
     quota::NAME,

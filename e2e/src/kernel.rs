@@ -240,11 +240,23 @@ impl Kernel {
 
     /// As [`Self::send`], without a look at the verdict: for floods.
     pub fn pass(&mut self, frame: &[u8]) -> Result<()> {
+        self.pass_through("from_pod", frame)
+    }
+
+    /// As [`Self::pass`], for what the pod is sent from outside.
+    pub fn pass_in(&mut self, frame: &[u8]) -> Result<()> {
+        self.pass_through("to_pod", frame)
+    }
+
+    fn pass_through(&mut self, name: &str, frame: &[u8]) -> Result<()> {
+        let mut context = [0; CONTEXT_LEN];
+        context[INGRESS_IFINDEX_AT..].copy_from_slice(&1_u32.to_ne_bytes());
         let options = TestRunOptions {
             data_in: Some(frame),
+            ctx_in: Some(&context),
             ..TestRunOptions::default()
         };
-        program(&mut self.programs, "from_pod")?.test_run(options)?;
+        program(&mut self.programs, name)?.test_run(options)?;
         Ok(())
     }
 

@@ -370,6 +370,7 @@ fn core_config(config: &Config, epoch: &Epoch) -> CoreConfig {
         boot_unix_ns: boot_unix_ns(),
         node_name: Some(config.node_name.clone()),
         proxy_port: config.proxy_port,
+        enable_policy: config.enable_policy,
         enable_ipv4: config.ipv4,
         enable_ipv6: config.ipv6,
         min_ttl: seconds(config.min_ttl),

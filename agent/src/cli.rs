@@ -93,6 +93,7 @@ async fn add(args: EndpointAddArgs) -> Result<()> {
         labels: args.labels,
         named_ports: args.named_ports,
         addresses: args.addresses,
+        enable_policy: args.enable_policy,
     };
     let client = Client::new(&args.client.admin_socket);
     let endpoint: EndpointView = client.post("/v1/endpoints", &document).await?;

@@ -7,7 +7,7 @@ use std::{net::SocketAddr, ops::RangeInclusive, path::PathBuf, time::Duration};
 
 pub use args::{Cli, ClientArgs, Command, RunArgs};
 
-use crate::{datapath::kernel::MapSizes, fqdn::refused::RefusedPrefixes};
+use crate::{datapath::kernel::MapSizes, fqdn::refused::RefusedPrefixes, policy::mode::PolicyMode};
 
 /// Entries that a conntrack map may have; Cilium's bounds.
 const CONNTRACK_ENTRIES: RangeInclusive<u32> = 1 << 10..=1 << 24;
@@ -86,6 +86,8 @@ pub struct Config {
     pub transparent: bool,
     /// Those outside of the cluster, too (the built-in proxy).
     pub transparent_outside: bool,
+    /// When endpoints are restricted.
+    pub enable_policy: PolicyMode,
     /// Keep the proxy port bound while no proxy runs.
     pub hold_proxy_port: bool,
     /// IPv4 is on.
@@ -224,6 +226,7 @@ impl TryFrom<RunArgs> for Config {
             idle_connection_grace: args.tofqdns_idle_connection_grace_period,
             max_ips_per_hostname: args.tofqdns_endpoint_max_ip_per_hostname,
             max_deferred_connection_deletes: args.tofqdns_max_deferred_connection_deletes,
+            enable_policy: args.enable_policy,
             reject_code: args.tofqdns_dns_reject_response_code,
             transparent: args.dnsproxy_enable_transparent_mode,
             transparent_outside: args.transparent_mode_outside_cluster,

@@ -7,6 +7,7 @@ pub mod interfaces;
 pub mod kernel;
 pub mod look;
 pub mod memory;
+mod notes;
 pub mod notrack;
 pub mod plan;
 pub mod program;

@@ -10,6 +10,7 @@ pub mod ask;
 pub mod cluster;
 pub mod compute;
 pub mod footgun;
+pub mod mode;
 pub mod model;
 pub mod parse;
 pub mod repository;

@@ -4,9 +4,9 @@ use aya_ebpf::helpers::bpf_ktime_get_ns;
 use shared_maps::{
     Be16, FAMILY_IPV4,
     conntrack::{
-        CtKey4, CtKey6, CtValue, DIR_OUT, FLAG_ANSWERED, FLAG_FROM_PROXY, FLAG_PROXY_REDIRECT,
-        FLAG_RX_CLOSING, FLAG_SEEN_NON_SYN, FLAG_TX_CLOSING, LIFETIME_ANY, LIFETIME_CLOSE,
-        LIFETIME_SYN, LIFETIME_TCP,
+        CtKey4, CtKey6, CtValue, DIR_IN, DIR_OUT, FLAG_ANSWERED, FLAG_FROM_PROXY,
+        FLAG_PROXY_REDIRECT, FLAG_RX_CLOSING, FLAG_SEEN_NON_SYN, FLAG_TX_CLOSING, LIFETIME_ANY,
+        LIFETIME_CLOSE, LIFETIME_SYN, LIFETIME_TCP,
     },
 };
 
@@ -16,7 +16,7 @@ use crate::{
     quota, unanswered,
 };
 
-const CLOSED: u16 = FLAG_RX_CLOSING | FLAG_TX_CLOSING;
+pub(crate) const CLOSED: u16 = FLAG_RX_CLOSING | FLAG_TX_CLOSING;
 /// Who made the flow, and where it goes.
 const KIND: u16 = FLAG_PROXY_REDIRECT | FLAG_FROM_PROXY;
 
@@ -155,6 +155,15 @@ pub(crate) fn touch(value: *mut CtValue, packet: &Packet, side: Side, role: As, 
             }
         } else if !open && before & CLOSED != CLOSED && flags & FLAG_ANSWERED != 0 {
             quota::release(packet);
+            // It lies in the map for a while, and is bounded as a new one is.
+            let direction = if (side == Side::Local) == (role == As::Forward) {
+                DIR_OUT
+            } else {
+                DIR_IN
+            };
+            if unanswered::admit(packet, direction, role) {
+                flags &= !FLAG_ANSWERED;
+            }
         }
         if flags != before {
             (*value).flags = flags;
@@ -236,7 +245,7 @@ pub(crate) fn forward(
                 if flags & FLAG_ANSWERED != 0 && flags & CLOSED != CLOSED {
                     quota::release(packet);
                 }
-                if !unanswered::admit(packet, direction) {
+                if !unanswered::admit(packet, direction, As::Forward) {
                     return Forwarded::Full;
                 }
                 (*value).flags = kind;
@@ -256,7 +265,7 @@ pub(crate) fn forward(
             };
         }
     }
-    if !unanswered::admit(packet, direction) {
+    if !unanswered::admit(packet, direction, As::Forward) {
         return Forwarded::Full;
     }
     let mut flags = kind;

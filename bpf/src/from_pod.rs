@@ -100,7 +100,7 @@ fn judge(ctx: &TcContext, packet: &mut Packet, trace: &mut Trace) -> Result<Reas
 
     if packet.fragment == Fragment::Later {
         let set = fragment::follow(packet, EGRESS)?;
-        ctx.set_mark(set);
+        redirect::deliver(ctx, set)?;
         return Ok(match set {
             0 => Reason::Allowed,
             mark::MAGIC_TO_PROXY => Reason::Returned,
@@ -123,7 +123,7 @@ fn judge(ctx: &TcContext, packet: &mut Packet, trace: &mut Trace) -> Result<Reas
     if packet.fragment == Fragment::First {
         fragment::remember(packet, EGRESS, mark.0, true);
     }
-    ctx.set_mark(mark.0);
+    redirect::deliver(ctx, mark.0)?;
     Ok(mark.1)
 }
 

@@ -17,7 +17,7 @@ use shared_maps::{
     policy::{self, PolicyKey, PolicyValue},
     policystats::{self, PolicyStatsKey, PolicyStatsValue},
     quota::{self, QuotaKey},
-    redirect::{self, RedirectKey, RedirectValue},
+    redirect::{self, RedirectKey, RedirectValue, v1},
 };
 
 use crate::{address::Address, config, packet::Packet, unanswered::Flow};
@@ -62,8 +62,13 @@ pub(crate) static CT_ANY6: LruHashMap<CtKey6, CtValue> =
 pub(crate) static FRAGMENTS: LruHashMap<FragmentKey, FragmentValue> =
     LruHashMap::pinned(fragment::MAX_ENTRIES, 0);
 
-#[map(name = "hf_redirect_v1")]
+#[map(name = "hf_redirect_v2")]
 pub(crate) static REDIRECTS: LruHashMap<RedirectKey, RedirectValue> =
+    LruHashMap::pinned(redirect::MAX_ENTRIES, 0);
+
+/// For programs of the previous release.
+#[map(name = "hf_redirect_v1")]
+pub(crate) static REDIRECTS_V1: LruHashMap<v1::RedirectKey, v1::RedirectValue> =
     LruHashMap::pinned(redirect::MAX_ENTRIES, 0);
 
 #[map(name = "hf_events_v1")]

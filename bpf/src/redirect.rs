@@ -1,18 +1,23 @@
-//! `hf_redirect_v1`, as `from_pod` and `to_pod` see it.
+//! `hf_redirect_v2`, and `hf_redirect_v1` for programs of the previous release.
 
+use aya_ebpf::programs::TcContext;
 use shared_maps::{
-    Be16,
+    Be16, FAMILY_IPV4,
+    event::Reason,
     quota::Limit,
-    redirect::{RedirectKey, RedirectValue},
+    redirect::{RedirectKey, RedirectValue, v1},
 };
 
 use crate::{
     address::Address,
     config,
-    maps::{REDIRECTS, SERVERS},
+    maps::{REDIRECTS, REDIRECTS_V1, SERVERS},
     packet::Packet,
     quota,
 };
+
+/// `PACKET_HOST`: for this node.
+const PACKET_HOST: u32 = 0;
 
 /// What is noted about the pod's packets to one server and port.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -25,14 +30,47 @@ pub(crate) enum Note {
     Redirected,
 }
 
-#[inline(always)]
-fn key(packet: &Packet, server: Address, port: u16) -> RedirectKey {
-    RedirectKey {
-        daddr: server.bytes(),
-        ifindex: config::ifindex(),
-        dport: Be16::from_wire(port),
-        protocol: packet.protocol,
-        family: packet.family,
+/// The server's end of a flow that may be redirected. The port is in network order.
+#[derive(Clone, Copy)]
+pub(crate) struct Server {
+    pub(crate) address: Address,
+    pub(crate) port: u16,
+    pub(crate) protocol: u8,
+    pub(crate) family: u8,
+}
+
+impl Server {
+    /// The destination of a packet.
+    #[inline(always)]
+    fn destination(packet: &Packet) -> Self {
+        Self {
+            address: packet.daddr,
+            port: packet.dport,
+            protocol: packet.protocol,
+            family: packet.family,
+        }
+    }
+
+    #[inline(always)]
+    fn key(&self, pod: Address) -> RedirectKey {
+        RedirectKey {
+            pod: pod.bytes(),
+            server: self.address.bytes(),
+            port: Be16::from_wire(self.port),
+            protocol: self.protocol,
+            family: self.family,
+        }
+    }
+
+    #[inline(always)]
+    fn key_v1(&self, ifindex: u32) -> v1::RedirectKey {
+        v1::RedirectKey {
+            daddr: self.address.bytes(),
+            ifindex,
+            dport: Be16::from_wire(self.port),
+            protocol: self.protocol,
+            family: self.family,
+        }
     }
 }
 
@@ -41,12 +79,24 @@ fn key(packet: &Packet, server: Address, port: u16) -> RedirectKey {
 /// the packet, delivered here, would reach a server of the node past the proxy.
 #[inline(never)]
 pub(crate) fn set(packet: &Packet, proxy: u16) -> bool {
-    let key = key(packet, packet.daddr, packet.dport);
+    let server = Server::destination(packet);
+    if config::is_bridge_port() {
+        return set_v2(&server, packet.saddr, proxy, 0);
+    }
+    set_v2(&server, packet.saddr, proxy, config::ifindex()) && set_v1(&server, proxy)
+}
+
+#[inline(never)]
+fn set_v2(server: &Server, pod: Address, proxy: u16, ifindex: u32) -> bool {
+    let key = server.key(pod);
     if let Some(value) = REDIRECTS.get_ptr_mut(key) {
-        // SAFETY: racing writers leave an old or a new port.
+        // SAFETY: racing writers leave an old or a new port and interface.
         unsafe {
             if (*value).proxy_port.to_wire() != proxy {
                 (*value).proxy_port = Be16::from_wire(proxy);
+            }
+            if (*value).ifindex != ifindex {
+                (*value).ifindex = ifindex;
             }
         }
         return true;
@@ -57,6 +107,7 @@ pub(crate) fn set(packet: &Packet, proxy: u16) -> bool {
     let value = RedirectValue {
         proxy_port: Be16::from_wire(proxy),
         pad: 0,
+        ifindex,
     };
     quota::admit(&SERVERS, &key, displace) && REDIRECTS.insert(key, value, 0).is_ok()
 }
@@ -67,29 +118,113 @@ fn displace(key: &RedirectKey) {
     if REDIRECTS.remove(*key).is_ok() {
         quota::displaced(Limit::Servers);
     }
+    let older = v1::RedirectKey {
+        daddr: key.server,
+        ifindex: config::ifindex(),
+        dport: key.port,
+        protocol: key.protocol,
+        family: key.family,
+    };
+    // At a bridge port there is none.
+    let _ = REDIRECTS_V1.remove(older);
+}
+
+/// The previous release's `steer` drops what an entry without a port is about, so that the entry
+/// goes when policy no longer redirects.
+#[inline(never)]
+fn set_v1(server: &Server, proxy: u16) -> bool {
+    let key = server.key_v1(config::ifindex());
+    let now = REDIRECTS_V1.get_ptr(key);
+    if proxy == 0 {
+        if now.is_some() {
+            // Gone already is as good.
+            let _ = REDIRECTS_V1.remove(key);
+        }
+        return true;
+    }
+    // SAFETY: racing writers leave an old or a new port.
+    let same = now.is_some_and(|value| unsafe { (*value).proxy_port.to_wire() } == proxy);
+    if same {
+        return true;
+    }
+    let value = v1::RedirectValue {
+        proxy_port: Be16::from_wire(proxy),
+        pad: 0,
+    };
+    REDIRECTS_V1.insert(key, value, 0).is_ok()
 }
 
 /// The note about the packet's sender.
 #[inline(always)]
 pub(crate) fn of_sender(packet: &Packet) -> Note {
-    look(packet, packet.saddr, packet.sport)
+    if !packet.is_redirectable() {
+        return Note::None;
+    }
+    let server = Server {
+        address: packet.saddr,
+        port: packet.sport,
+        protocol: packet.protocol,
+        family: packet.family,
+    };
+    look(&server, own(packet.daddr, packet.family), config::ifindex())
 }
 
 /// The note about the packet's destination.
 #[inline(always)]
 pub(crate) fn of_destination(packet: &Packet) -> Note {
-    look(packet, packet.daddr, packet.dport)
-}
-
-#[inline(never)]
-fn look(packet: &Packet, server: Address, port: u16) -> Note {
     if !packet.is_redirectable() {
         return Note::None;
     }
-    match REDIRECTS.get_ptr(key(packet, server, port)) {
-        None => Note::None,
-        // SAFETY: racing writers leave an old or a new port.
-        Some(value) if unsafe { (*value).proxy_port.to_wire() } == 0 => Note::Former,
-        Some(_) => Note::Redirected,
+    let server = Server::destination(packet);
+    look(&server, own(packet.saddr, packet.family), config::ifindex())
+}
+
+/// The pod's own address where a packet has `end`: not `end` itself, which may be an address of
+/// many, that an answer forged by a neighbour on a bridge is sent to.
+#[inline(always)]
+fn own(end: Address, family: u8) -> Address {
+    if family == FAMILY_IPV4 {
+        config::ipv4()
+    } else if end.is_v6_link_local() {
+        end
+    } else {
+        config::ipv6()
     }
+}
+
+/// The note about packets of `pod`, behind interface `ifindex`, to `server`.
+#[inline(never)]
+pub(crate) fn look(server: &Server, pod: Address, ifindex: u32) -> Note {
+    if let Some(value) = REDIRECTS.get_ptr(server.key(pod)) {
+        // SAFETY: racing writers leave an old or a new port.
+        return if unsafe { (*value).proxy_port.to_wire() } == 0 {
+            Note::Former
+        } else {
+            Note::Redirected
+        };
+    }
+    // Made by a program of the previous release.
+    if REDIRECTS_V1.get_ptr(server.key_v1(ifindex)).is_some() {
+        Note::Redirected
+    } else {
+        Note::None
+    }
+}
+
+/// Marks a packet; one with a mark is delivered on this node.
+///
+/// At a bridge port it may be addressed to a neighbour: the bridge would switch it there, past
+/// the stack, and neither the mark nor the proxy would matter. The address of the port itself
+/// is of those that a bridge delivers to its own node, and unlike the bridge's it does not
+/// change when ports come and go.
+#[inline(always)]
+pub(crate) fn deliver(ctx: &TcContext, mark: u32) -> Result<(), Reason> {
+    if mark != 0 && config::is_bridge_port() {
+        let mac = config::gateway_mac();
+        ctx.store(0, &mac, 0)
+            .and_then(|()| ctx.change_type(PACKET_HOST))
+            .map_err(|_| Reason::RedirectFull)?;
+    }
+    ctx.set_mark(mark);
+    Ok(())
 }

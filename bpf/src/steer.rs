@@ -22,13 +22,13 @@ use aya_ebpf::{
 };
 use shared_maps::{
     Be16, FAMILY_IPV4, FAMILY_IPV6,
-    redirect::RedirectKey,
+    redirect::{RedirectKey, v1},
     steering::{HEARTBEAT_DEAD_NS, KIND_FALLBACK, KIND_SDP, SLOTS as SLOT_COUNT, socket_index},
 };
 
 use crate::{
     address::Address,
-    slots::{RANKS, REDIRECTS, Ranks, SLOTS, SOCKS},
+    slots::{RANKS, REDIRECTS, REDIRECTS_V1, Ranks, SLOTS, SOCKS},
 };
 
 const TCP: u32 = 6;
@@ -103,28 +103,28 @@ fn choose(ctx: &SkLookupContext) -> Option<Choice> {
                 (&raw const (*at).local_ip6[3]).read_volatile(),
             ],
             (&raw const (*at).remote_ip4).read_volatile(),
-            (&raw const (*at).remote_ip6[3]).read_volatile(),
+            [
+                (&raw const (*at).remote_ip6[0]).read_volatile(),
+                (&raw const (*at).remote_ip6[1]).read_volatile(),
+                (&raw const (*at).remote_ip6[2]).read_volatile(),
+                (&raw const (*at).remote_ip6[3]).read_volatile(),
+            ],
         )
     };
     let (local, remote) = if v6 {
-        (Address(local6), remote6)
+        (Address(local6), Address(remote6))
     } else {
-        (Address([local4, 0, 0, 0]), remote4)
+        (Address([local4, 0, 0, 0]), Address([remote4, 0, 0, 0]))
     };
     let port = port as u16;
-    let key = RedirectKey {
-        daddr: local.bytes(),
-        ifindex,
-        dport: Be16::new(port),
+    let flow = Flow {
+        pod: remote,
+        server: local,
+        port,
         protocol: protocol as u8,
         family: if v6 { FAMILY_IPV6 } else { FAMILY_IPV4 },
     };
-    let noted = REDIRECTS
-        .get_ptr(key)
-        // SAFETY: racing writers leave an old or a new port.
-        .map(|value| u32::from(unsafe { (*value).proxy_port }.get()))
-        .filter(|proxy_port| *proxy_port != 0);
-    let (proxy_port, otherwise) = match noted {
+    let (proxy_port, otherwise) = match flow.redirected_to(ifindex) {
         Some(proxy_port) => (proxy_port, Choice::Nobody),
         // Redirected by TPROXY: the stack looks the proxy's own address up.
         None if (v6 && local.is_v6_loopback()) || (!v6 && local.is_v4_loopback()) => {
@@ -132,7 +132,8 @@ fn choose(ctx: &SkLookupContext) -> Option<Choice> {
         }
         None => return None,
     };
-    let hash = flow_hash(remote, u32::from(remote_port));
+    let last = if v6 { remote.0[3] } else { remote.0[0] };
+    let hash = flow_hash(last, u32::from(remote_port));
     let wanted = Wanted {
         proxy_port,
         socket: 1 << socket_index(0, tcp, v6),
@@ -159,6 +160,48 @@ fn choose(ctx: &SkLookupContext) -> Option<Choice> {
         unsafe { (&raw mut (*ranks).below).write_volatile(best) };
     }
     Some(otherwise)
+}
+
+/// A flow as `from_pod` saw it. The port is in host order.
+struct Flow {
+    pod: Address,
+    server: Address,
+    port: u16,
+    protocol: u8,
+    family: u8,
+}
+
+impl Flow {
+    /// Port of the proxy that the flow goes to, if it came by this interface and is redirected.
+    #[inline(always)]
+    fn redirected_to(&self, ifindex: u32) -> Option<u32> {
+        let key = RedirectKey {
+            pod: self.pod.bytes(),
+            server: self.server.bytes(),
+            port: Be16::new(self.port),
+            protocol: self.protocol,
+            family: self.family,
+        };
+        if let Some(value) = REDIRECTS.get_ptr(key) {
+            // SAFETY: racing writers leave an old or a new value.
+            let (port, from) = unsafe { ((*value).proxy_port, (*value).ifindex) };
+            if from == 0 || from == ifindex {
+                // Zero: policy redirects the flow no longer.
+                return Some(u32::from(port.get())).filter(|port| *port != 0);
+            }
+        }
+        // Made by a program of the previous release.
+        let key = v1::RedirectKey {
+            daddr: self.server.bytes(),
+            ifindex,
+            dport: Be16::new(self.port),
+            protocol: self.protocol,
+            family: self.family,
+        };
+        let value = REDIRECTS_V1.get_ptr(key)?;
+        // SAFETY: as above.
+        Some(u32::from(unsafe { (*value).proxy_port }.get()))
+    }
 }
 
 /// What a slot must have.

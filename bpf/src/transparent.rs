@@ -11,12 +11,11 @@ use aya_ebpf::{
     programs::TcContext,
 };
 use shared_maps::{
-    Be16, FAMILY_IPV4, FAMILY_IPV6,
+    FAMILY_IPV4, FAMILY_IPV6,
     event::Reason,
     lxc::{FLAG_HOST, LxcKey},
     mark,
     policy::INGRESS,
-    redirect::RedirectKey,
 };
 
 use crate::{
@@ -24,8 +23,9 @@ use crate::{
     config, events, fragment,
     from_pod::NEXT,
     icmp,
-    maps::{LXC, REDIRECTS, SCRATCH},
+    maps::{LXC, SCRATCH},
     packet::{ETH_P_IP, ETH_P_IPV6, Fragment, Packet, TCP, UDP, ether_type, parse_ip},
+    redirect::{self, Note, Server},
 };
 
 /// `TCP_ESTABLISHED`: of a UDP socket, that it is connected.
@@ -141,14 +141,13 @@ fn has_socket(ctx: &TcContext, protocol: u8, ifindex: u32, flow: &Flow) -> bool 
     if protocol != TCP && protocol != UDP {
         return false;
     }
-    let key = RedirectKey {
-        daddr: flow.remote.bytes(),
-        ifindex,
-        dport: Be16::from_wire(flow.remote_port),
+    let server = Server {
+        address: flow.remote,
+        port: flow.remote_port,
         protocol,
         family: flow.family,
     };
-    if REDIRECTS.get_ptr(key).is_none() {
+    if redirect::look(&server, flow.local, ifindex) == Note::None {
         return false;
     }
     if protocol == TCP {

@@ -1,4 +1,4 @@
-//! Connections that nobody answered yet.
+//! Connections that nobody answered yet, or that both sides closed.
 //!
 //! They lie in Cilium's maps like all others, so that whoever reads those sees
 //! them. Each endpoint has a queue of them for each direction: one more than
@@ -13,6 +13,7 @@ use shared_maps::{
 };
 
 use crate::{
+    conntrack::{As, CLOSED},
     maps::{CT_ANY4, CT_ANY6, CT_TCP4, CT_TCP6, SCRATCH, UNANSWERED_IN, UNANSWERED_OUT},
     packet::{Packet, TCP},
     quota,
@@ -27,18 +28,26 @@ pub(crate) struct Flow {
     pad: u8,
 }
 
-/// Makes room for the entry of a new connection and remembers it. False: it gets none.
+/// Makes room for the entry of a packet's connection and remembers it. False:
+/// there is no room.
 #[inline(never)]
-pub(crate) fn admit(packet: &Packet, direction: u8) -> bool {
+pub(crate) fn admit(packet: &Packet, direction: u8, role: As) -> bool {
     let Some(scratch) = SCRATCH.get_ptr_mut(0) else {
         return false;
     };
     // SAFETY: the value is this CPU's own until the program ends.
     let flow = unsafe { &mut (*scratch).flow };
-    flow.key.daddr = packet.saddr.bytes();
-    flow.key.saddr = packet.daddr.bytes();
-    flow.key.dport = Be16::from_wire(packet.dport);
-    flow.key.sport = Be16::from_wire(packet.sport);
+    if role == As::Forward {
+        flow.key.daddr = packet.saddr.bytes();
+        flow.key.saddr = packet.daddr.bytes();
+        flow.key.dport = Be16::from_wire(packet.dport);
+        flow.key.sport = Be16::from_wire(packet.sport);
+    } else {
+        flow.key.daddr = packet.daddr.bytes();
+        flow.key.saddr = packet.saddr.bytes();
+        flow.key.dport = Be16::from_wire(packet.sport);
+        flow.key.sport = Be16::from_wire(packet.dport);
+    }
     flow.key.nexthdr = packet.protocol;
     flow.key.flags = direction;
     flow.family = packet.family;
@@ -60,7 +69,10 @@ fn displace(flow: &Flow) {
         } else {
             &CT_ANY6
         };
-        if map.get_ptr(key).is_some_and(is_unanswered) && map.remove(key).is_ok() {
+        if let Some(lost) = map.get_ptr(key).and_then(is_lost)
+            && map.remove(key).is_ok()
+            && lost
+        {
             quota::displaced(Limit::Unanswered);
         }
         return;
@@ -79,13 +91,18 @@ fn displace(flow: &Flow) {
     } else {
         &CT_ANY4
     };
-    if map.get_ptr(key).is_some_and(is_unanswered) && map.remove(key).is_ok() {
+    if let Some(lost) = map.get_ptr(key).and_then(is_lost)
+        && map.remove(key).is_ok()
+        && lost
+    {
         quota::displaced(Limit::Unanswered);
     }
 }
 
+/// Whether an answer is lost with the entry; none if it was answered and stays.
 #[inline(always)]
-fn is_unanswered(value: *const CtValue) -> bool {
+fn is_lost(value: *const CtValue) -> Option<bool> {
     // SAFETY: map values live as long as the program runs.
-    unsafe { (*value).flags & FLAG_ANSWERED == 0 }
+    let flags = unsafe { (*value).flags };
+    (flags & FLAG_ANSWERED == 0).then_some(flags & CLOSED != CLOSED)
 }

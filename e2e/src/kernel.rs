@@ -15,6 +15,7 @@ use aya::programs::SchedClassifier;
 use aya::{Ebpf, TestRun, TestRunOptions};
 use holdfast_agent::datapath::kernel::{KernelConfig, KernelDatapath, MapSizes};
 use holdfast_agent::datapath::plan::{Attachment, Datapath, Step, StepError};
+use holdfast_agent::endpoint::link::Link;
 use nix::sched::{CloneFlags, unshare};
 use shared_maps::conntrack::{self, CtKey4, CtKey6, CtValue};
 use shared_maps::event::{self, Counter, Reason};
@@ -239,11 +240,23 @@ impl Kernel {
 
     /// As [`Self::send`], without a look at the verdict: for floods.
     pub fn pass(&mut self, frame: &[u8]) -> Result<()> {
+        self.pass_through("from_pod", frame)
+    }
+
+    /// As [`Self::pass`], for what the pod is sent from outside.
+    pub fn pass_in(&mut self, frame: &[u8]) -> Result<()> {
+        self.pass_through("to_pod", frame)
+    }
+
+    fn pass_through(&mut self, name: &str, frame: &[u8]) -> Result<()> {
+        let mut context = [0; CONTEXT_LEN];
+        context[INGRESS_IFINDEX_AT..].copy_from_slice(&1_u32.to_ne_bytes());
         let options = TestRunOptions {
             data_in: Some(frame),
+            ctx_in: Some(&context),
             ..TestRunOptions::default()
         };
-        program(&mut self.programs, "from_pod")?.test_run(options)?;
+        program(&mut self.programs, name)?.test_run(options)?;
         Ok(())
     }
 
@@ -319,13 +332,14 @@ impl Kernel {
     /// The redirect entry of a destination.
     pub fn redirect(&self, dst: IpAddr, port: u16, protocol: u8) -> Result<Option<RedirectValue>> {
         let map: Map<RedirectKey, RedirectValue> = self.open(redirect::NAME, MapKind::LruHash)?;
-        let key = shared_maps::user::lxc_key(dst);
+        let server = shared_maps::user::lxc_key(dst);
+        let pod = if dst.is_ipv4() { POD4 } else { POD6 };
         Ok(map.get(&RedirectKey {
-            daddr: key.ip,
-            ifindex: IFINDEX,
-            dport: shared_maps::Be16::new(port),
+            pod: shared_maps::user::lxc_key(pod).ip,
+            server: server.ip,
+            port: shared_maps::Be16::new(port),
             protocol,
-            family: key.family,
+            family: server.family,
         })?)
     }
 
@@ -389,6 +403,11 @@ pub fn attachment(ifindex: u32) -> Attachment {
         ipv4: Some(ipv4),
         ipv6: Some(ipv6),
         mac: MAC,
+        gateway_mac: None,
+        link: Link {
+            node: vec![Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 1)],
+            ..Link::default()
+        },
     }
 }
 

@@ -149,6 +149,11 @@ impl Lab {
         Ok(pod)
     }
 
+    /// Its name, which begins those of its network namespaces.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
     /// Directory of everything the programs write.
     pub fn directory(&self) -> &Path {
         &self.directory

@@ -11,10 +11,12 @@
 
 pub mod audit;
 pub mod bench;
+pub mod bridge;
 pub mod cilium;
 pub mod config;
 pub mod dns;
 pub mod ha;
+pub mod hostile;
 pub mod in_memory;
 pub mod kernel;
 pub mod lab;

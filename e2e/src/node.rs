@@ -408,7 +408,7 @@ impl Lab {
         self.directory().join(format!("run/sdp-{name}.sock"))
     }
 
-    fn wait_ready(&self, program: &mut Program, port: u16) -> Result<()> {
+    pub(crate) fn wait_ready(&self, program: &mut Program, port: u16) -> Result<()> {
         // A program that has ended will not become ready: say so at once.
         let mut ended = None;
         eventually("ready", READY, || {

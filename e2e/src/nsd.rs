@@ -12,7 +12,18 @@ const TCP_CONNECTIONS: u32 = 2000;
 
 /// Serves one zone on port 53 of addresses of the world.
 pub fn start(lab: &Lab, addresses: &[IpAddr], zone: &str, records: &str) -> Result<Program> {
-    let directory = lab.directory().join("nsd");
+    start_as(lab, "nsd", addresses, zone, records)
+}
+
+/// The same, as a further server called `name`.
+pub fn start_as(
+    lab: &Lab,
+    name: &str,
+    addresses: &[IpAddr],
+    zone: &str,
+    records: &str,
+) -> Result<Program> {
+    let directory = lab.directory().join(name);
     std::fs::create_dir_all(&directory)?;
     std::fs::write(directory.join(zone), records)?;
     let dir = directory.display();
@@ -30,5 +41,6 @@ pub fn start(lab: &Lab, addresses: &[IpAddr], zone: &str, records: &str) -> Resu
     std::fs::write(&file, configuration)?;
     let mut command = lab.world.command("nsd");
     command.arg("-d").arg("-c").arg(&file);
-    Program::start("nsd", command, &lab.directory().join("log/nsd.log"))
+    let log = lab.directory().join(format!("log/{name}.log"));
+    Program::start("nsd", command, &log)
 }

@@ -34,6 +34,8 @@ const PROGRESS: Duration = Duration::from_millis(100);
 const LOST_KEPT: usize = 200_000;
 /// Failures that are described in words.
 const SAMPLES: usize = 12;
+/// Right answers of one sender whose time is kept.
+const TIMES_KEPT: usize = 200_000;
 
 /// What to send.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -96,6 +98,8 @@ pub struct Counts {
     pub lost_at: Vec<u64>,
     /// Longest time to a right answer, milliseconds.
     pub slowest_ms: u64,
+    /// Times to the first right answers, microseconds.
+    pub times_us: Vec<u32>,
     /// Some of what went wrong, in words.
     pub samples: Vec<String>,
 }
@@ -103,7 +107,9 @@ pub struct Counts {
 impl Counts {
     /// Both together.
     pub fn plus(&self, other: &Self) -> Self {
-        let joined = |a: &[_], b: &[_]| -> Vec<u64> { a.iter().chain(b).copied().collect() };
+        fn joined<T: Copy>(a: &[T], b: &[T]) -> Vec<T> {
+            a.iter().chain(b).copied().collect()
+        }
         let mut samples = self.samples.clone();
         samples.extend(other.samples.iter().cloned());
         samples.truncate(SAMPLES);
@@ -117,14 +123,27 @@ impl Counts {
             crossed: self.crossed + other.crossed,
             lost_at: joined(&self.lost_at, &other.lost_at),
             slowest_ms: self.slowest_ms.max(other.slowest_ms),
+            times_us: joined(&self.times_us, &other.times_us),
             samples,
         }
     }
 
+    /// The time within which `percent` of 100 right answers came, milliseconds; 0 of none.
+    pub fn percentile_ms(&self, percent: usize) -> f64 {
+        let mut times = self.times_us.clone();
+        times.sort_unstable();
+        let at = (times.len() * percent / 100).min(times.len().saturating_sub(1));
+        times.get(at).map_or(0.0, |us| f64::from(*us) / 1e3)
+    }
+
     fn right(&mut self, sent_at: u64) {
         self.right += 1;
-        let took = monotonic_ns().saturating_sub(sent_at) / 1_000_000;
-        self.slowest_ms = self.slowest_ms.max(took);
+        let took = monotonic_ns().saturating_sub(sent_at);
+        self.slowest_ms = self.slowest_ms.max(took / 1_000_000);
+        if self.times_us.len() < TIMES_KEPT {
+            let took = u32::try_from(took / 1_000).unwrap_or(u32::MAX);
+            self.times_us.push(took);
+        }
     }
 
     fn wrong(&mut self, why: impl FnOnce() -> String) {

@@ -34,7 +34,7 @@ fn a_flood_of_fresh_names_costs_another_pod_no_query() {
         let lost = std::thread::scope(|scope| -> Result<u32> {
             let flood = scope.spawn(|| lab.a.netns.enter(|| flood(&over)));
             eventually("the flood reaches its quota", SOON, || {
-                ensure!(beyond(lab.agent_json(&["status"])?, attacker)? > 10_000);
+                ensure!(beyond(&lab.agent_json(&["status"])?, attacker)? > 10_000);
                 Ok(())
             })?;
             let query = Query::a("www.good.test", DNS4);
@@ -61,7 +61,7 @@ fn a_flood_of_fresh_names_costs_another_pod_no_query() {
     });
 }
 
-fn beyond(status: Value, endpoint: u64) -> Result<u64> {
+fn beyond(status: &Value, endpoint: u64) -> Result<u64> {
     let quotas = status["quotas"].as_array().context("quotas")?;
     let quota = quotas
         .iter()

@@ -297,3 +297,33 @@ fn steering_and_netfilter_rules_that_something_removed_are_put_back() {
         Ok(())
     });
 }
+
+#[test]
+fn a_pod_whose_interface_was_made_again_under_its_name_is_restricted_again() {
+    with_lab(|lab| {
+        let (_programs, _id) = start(lab)?;
+        let host = &lab.a.host_side;
+        lab.node.batch(&format!(
+            "link delete {host}\nlink add {host} type veth peer name eth0 netns {}",
+            lab.a.netns.name()
+        ))?;
+        lab.node.batch(&format!(
+            "link set {host} up\naddress add fe80::1/64 dev {host} nodad\n\
+             route add {}/32 dev {host}\nroute add {}/128 dev {host}",
+            lab.a.v4, lab.a.v6
+        ))?;
+        lab.a.netns.batch(&format!(
+            "address add {}/32 dev eth0\naddress add {}/128 dev eth0 nodad\n\
+             link set eth0 up\nroute add 10.77.0.1/32 dev eth0\n\
+             route add default via 10.77.0.1 dev eth0\nroute add ::/0 via fe80::1 dev eth0",
+            lab.a.v4, lab.a.v6
+        ))?;
+        eventually("policy is in force", SOON, || {
+            lab.a.expect_closed(at(web4(12), 80))?;
+            lab.a
+                .ask(&Query::a("www.good.test", DNS4))?
+                .expect(web4(10))?;
+            Ok(())
+        })
+    });
+}

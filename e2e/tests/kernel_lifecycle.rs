@@ -245,7 +245,7 @@ fn a_pin_of_another_shape_is_refused_by_name() {
         for part in [
             shared_maps::redirect::NAME,
             "LruHash",
-            "24-byte keys",
+            "36-byte keys",
             "Hash with 4-byte",
         ] {
             assert!(error.contains(part), "{part}: {error}");

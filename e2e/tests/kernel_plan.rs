@@ -270,6 +270,8 @@ impl<'k> Plumbing<'k> {
             addresses: vec![POD4, POD6],
             mac: MAC,
             node_mac: MAC,
+            on_bridge: false,
+            link: holdfast_agent::endpoint::link::Link::default(),
             netns: "pod".to_owned(),
         };
         self.event(Event::Endpoints(SourceEvent::Apply(spec)), before, after)

@@ -9,7 +9,7 @@ use holdfast_e2e::kernel::{
     ENDPOINT, From, IFINDEX, Kernel, PEER, PEER4, PEER6, POD4, POD6, attachment, with_dns_quota,
     with_kernel,
 };
-use holdfast_e2e::packet::{ACK, Packet, SYN, Transport, tcp, udp};
+use holdfast_e2e::packet::{ACK, FIN, Packet, SYN, Transport, tcp, udp};
 use shared_maps::event::{self, Counter, Reason};
 use shared_maps::lxc::LxcValue;
 use shared_maps::mark::MAGIC_FROM_EGRESS_PROXY;
@@ -197,6 +197,31 @@ fn answered_connections_of_one_pod_take_half_of_the_map_at_most() {
 }
 
 #[test]
+fn connections_that_come_and_go_evict_no_connection_of_another_pod() {
+    with_kernel(|k| {
+        k.allow(PEER, EGRESS, 0, 0)?;
+        as_other(k)?;
+        k.send(&frame(OTHER4, PEER4, tcp(4000, 443, SYN)))?;
+        let answer = frame(PEER4, OTHER4, tcp(443, 4000, SYN | ACK));
+        k.receive(&answer, From::Outside)?;
+        as_attacker(k)?;
+        for port in 1..FLOOD / 2 {
+            k.pass(&frame(POD4, PEER4, tcp(port, 80, SYN)))?;
+            k.pass_in(&frame(PEER4, POD4, tcp(80, port, SYN | ACK)))?;
+            k.pass(&frame(POD4, PEER4, tcp(port, 80, FIN | ACK)))?;
+            k.pass_in(&frame(PEER4, POD4, tcp(80, port, FIN | ACK)))?;
+        }
+        let found = k.conntrack4(true)?.entries()?.found.len();
+        assert!(found <= UNANSWERED + 1, "{found} entries");
+        let lost = beyond(k, ENDPOINT, Limit::Unanswered)?;
+        assert_eq!(lost, 0, "closed connections lose nothing");
+        as_other(k)?;
+        assert_eq!(k.receive(&answer, From::Outside)?.reason, Reason::Reply);
+        Ok(())
+    });
+}
+
+#[test]
 fn what_expired_is_removed_and_held_no_longer() {
     with_kernel(|k| {
         k.allow(PEER, EGRESS, 0, 0)?;
@@ -313,7 +338,7 @@ fn a_pod_that_asks_everywhere_displaces_no_server_of_another_pod() {
         let notes = k.open::<RedirectKey, RedirectValue>(redirect::NAME, MapKind::LruHash)?;
         let server = lxc_key(PEER4).ip;
         let notes = notes.entries()?.found;
-        assert!(notes.iter().any(|(key, _)| key.daddr == server));
+        assert!(notes.iter().any(|(key, _)| key.server == server));
         assert!(notes.len() <= 1025, "{} notes", notes.len());
         // The first of the flood's servers has no note any more, and answers all the same.
         let answer = frame(IpAddr::from([11, 0, 0, 0]), POD4, udp(53, 4000));

@@ -256,3 +256,80 @@ fn an_agent_says_who_has_the_proxy_port_and_holds_it_once_it_is_free() {
         Ok(())
     });
 }
+
+#[test]
+fn an_agent_on_another_bpf_file_system_takes_nothing_away() {
+    with_lab(|lab| {
+        lab.zone.set("www.good.test", &[web4(10)], 600);
+        let _programs = lab.start(&good_names())?;
+        lab.a
+            .ask(&Query::a("www.good.test", DNS4))?
+            .expect(web4(10))?;
+        // As in a container that has a BPF file system of its own.
+        let script = "mount -t bpf bpf /sys/fs/bpf && exec \"$0\" \"$@\"";
+        let wrapper = [
+            "unshare",
+            "--mount",
+            "--propagation=private",
+            "--",
+            "sh",
+            "-c",
+            script,
+        ];
+        let second = other(lab, "elsewhere", Path::new("/sys/fs/bpf"), &wrapper)?;
+        eventually("it runs", SOON, || {
+            ensure!(second.log().contains("agent starts"), "{}", second.log());
+            Ok(())
+        })?;
+        drop(second);
+        lab.a.expect_open(at(web4(10), 80))?;
+        lab.a.expect_closed(at(web4(12), 80))?;
+        lab.a
+            .ask(&Query::a("www.good.test", DNS4))?
+            .expect(web4(10))?;
+        Ok(())
+    });
+}
+
+#[test]
+fn a_directory_that_another_user_made_in_the_bpf_root_is_refused_by_name() {
+    with_lab(|lab| {
+        let theirs = lab.bpf_root().join("holdfast");
+        fs::create_dir(&theirs)?;
+        nix::unistd::chown(&theirs, Some(Uid::from_raw(4711)), None)?;
+        let mut agent = other(lab, "refuses", lab.bpf_root(), &[])?;
+        ensure!(
+            !agent.wait(SOON)?.success(),
+            "it used another user's directory"
+        );
+        let log = agent.log();
+        ensure!(
+            log.contains("uid 4711") && log.contains("holdfast"),
+            "{log}"
+        );
+        Ok(())
+    });
+}
+
+#[test]
+fn root_gives_nothing_away_below_a_directory_of_the_proxys_user() {
+    with_lab(|lab| {
+        let _agent = lab.start_agent(&AgentOptions::default())?;
+        let user = holdfast_sdp::privileges::DEFAULT_ID;
+        let (theirs, secret) = (
+            lab.directory().join("theirs"),
+            lab.directory().join("secret"),
+        );
+        for dir in [&theirs, &secret] {
+            fs::create_dir(dir)?;
+        }
+        nix::unistd::chown(&theirs, Some(Uid::from_raw(user)), None)?;
+        // What a compromised proxy leaves for the next start of root's.
+        std::os::unix::fs::symlink(&secret, theirs.join("journal"))?;
+        let journal = format!("--journal-dir={}", theirs.join("journal").display());
+        let _sdp = lab.start_sdp(&SdpOptions::default().flag(&journal))?;
+        let owner = std::os::unix::fs::MetadataExt::uid(&fs::metadata(&secret)?);
+        ensure!(owner == 0, "root gave its directory to uid {owner}");
+        Ok(())
+    });
+}

@@ -184,7 +184,11 @@ mod tests {
     /// Lets each of the first `holders` endpoints take units in turn until none may take more.
     fn all_greedy(limit: usize, holders: u16) -> Quota {
         let mut quota = Quota::new(limit);
-        while (0..holders).fold(false, |any, id| quota.take(endpoint(id), 1) || any) {}
+        while (0..holders)
+            .filter(|id| quota.take(endpoint(*id), 1))
+            .count()
+            > 0
+        {}
         quota
     }
 

@@ -7,8 +7,10 @@ mod bench;
 #[cfg(test)]
 #[path = "direct/scenarios.rs"]
 mod scenarios;
+#[cfg(test)]
 #[path = "direct/shares.rs"]
 mod shares;
+#[cfg(test)]
 #[path = "direct/tcp.rs"]
 mod tcp;
 #[path = "direct/udp.rs"]

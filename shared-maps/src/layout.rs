@@ -12,7 +12,7 @@ use crate::{
     policy::{PolicyKey, PolicyValue},
     policystats::{PolicyStatsKey, PolicyStatsValue},
     quota::QuotaKey,
-    redirect::{RedirectKey, RedirectValue},
+    redirect::{RedirectKey, RedirectValue, v1},
     steering::Slot,
 };
 
@@ -46,12 +46,15 @@ layout!(FragmentKey, size 44, saddr @ 0, daddr @ 16, id @ 32, ifindex @ 36, prot
     family @ 41, egress @ 42, pad @ 43);
 layout!(FragmentValue, size 16, seen_at @ 0, mark @ 8, pass @ 12);
 layout!(QuotaKey, size 4, endpoint @ 0, limit @ 2, pad @ 3);
-layout!(RedirectKey, size 24, daddr @ 0, ifindex @ 16, dport @ 20, protocol @ 22, family @ 23);
-layout!(RedirectValue, size 4, proxy_port @ 0, pad @ 2);
+layout!(RedirectKey, size 36, pod @ 0, server @ 16, port @ 32, protocol @ 34, family @ 35);
+layout!(RedirectValue, size 8, proxy_port @ 0, pad @ 2, ifindex @ 4);
+layout!(v1::RedirectKey, size 24, daddr @ 0, ifindex @ 16, dport @ 20, protocol @ 22, family @ 23);
+layout!(v1::RedirectValue, size 4, proxy_port @ 0, pad @ 2);
 layout!(Slot, size 24, heartbeat @ 0, kind @ 8, owner @ 12, sockets @ 16, proxy_port @ 20);
 layout!(Event, size 72, time @ 0, saddr @ 8, daddr @ 24, remote_identity @ 40, ifindex @ 44,
     len @ 48, sport @ 52, dport @ 54, endpoint @ 56, reason @ 58, family @ 59, protocol @ 60,
     egress @ 61, flags @ 62, icmp_type @ 63, pad @ 64);
 layout!(Counter, size 16, packets @ 0, bytes @ 8);
-layout!(EndpointConfig, size 40, identity @ 0, ifindex @ 4, ipv6 @ 8, ipv4 @ 24, id @ 28,
-    mac @ 30, flags @ 36, pad @ 37);
+layout!(EndpointConfig, size 104, identity @ 0, ifindex @ 4, ipv6 @ 8, ipv4 @ 24, id @ 28,
+    mac @ 30, gateway_mac @ 36, flags @ 42, on_link_bits @ 43, bridge_mac @ 44, pad @ 50,
+    link_locals @ 56, node_link_locals @ 72);

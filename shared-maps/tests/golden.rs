@@ -14,7 +14,7 @@ use shared_maps::{
     lxc::{self, LxcKey, LxcValue, pack_mac},
     policy::{self, PolicyKey, PolicyValue},
     policystats::{PolicyStatsKey, PolicyStatsValue},
-    redirect::{RedirectKey, RedirectValue},
+    redirect::{RedirectKey, RedirectValue, v1},
     steering::{self, Slot},
     user::Record,
 };
@@ -152,8 +152,13 @@ fn what_the_programs_of_an_endpoint_are_told() {
         ipv4: POD4,
         id: 0x1234,
         mac: [0x0a, 0x58, 0x0a, 0x00, 0x01, 0x05],
+        gateway_mac: [0x0a, 0x58, 0x0a, 0x00, 0x01, 0x01],
         flags: endpoint::HAS_IPV4 | endpoint::HAS_IPV6 | endpoint::DUAL_STACK,
-        pad: [0; 3],
+        on_link_bits: 64,
+        bridge_mac: [0x0a, 0x58, 0x0a, 0x00, 0x01, 0x02],
+        pad: [0; 6],
+        link_locals: [[0x0102_0304, 0x0506_0708], [0; 2]],
+        node_link_locals: [[0, 0x0100_0000], [0; 2], [0; 2], [0; 2]],
     };
     golden(
         dual,
@@ -164,8 +169,15 @@ fn what_the_programs_of_an_endpoint_are_told() {
             "0a000105",
             "3412",
             "0a580a000105",
+            "0a580a000101",
             "07",
-            "000000",
+            "40",
+            "0a580a000102",
+            "000000000000",
+            "0403020108070605",
+            "0000000000000000",
+            "0000000000000001",
+            &"00".repeat(24),
         ],
     );
     let ipv4_only = EndpointConfig {
@@ -185,8 +197,10 @@ fn what_the_programs_of_an_endpoint_are_told() {
             "0a000105",
             "0100",
             "000000000000",
+            "000000000000",
             "01",
-            "000000",
+            "00",
+            &"00".repeat(60),
         ],
     );
 }
@@ -328,6 +342,27 @@ fn fragments() {
 #[test]
 fn redirects() {
     let key = RedirectKey {
+        pod: ipcache::widen(POD4),
+        server: ipcache::widen([192, 0, 2, 53]),
+        port: Be16::new(53),
+        protocol: 17,
+        family: shared_maps::FAMILY_IPV4,
+    };
+    golden(
+        key,
+        &["0a000105", ZERO12, "c0000235", ZERO12, "0035", "11", "01"],
+    );
+    let value = RedirectValue {
+        proxy_port: Be16::new(10094),
+        pad: 0,
+        ifindex: 9,
+    };
+    golden(value, &["276e", "0000", "09000000"]);
+}
+
+#[test]
+fn redirects_of_the_previous_release() {
+    let key = v1::RedirectKey {
         daddr: ipcache::widen([192, 0, 2, 53]),
         ifindex: 9,
         dport: Be16::new(53),
@@ -335,7 +370,7 @@ fn redirects() {
         family: shared_maps::FAMILY_IPV4,
     };
     golden(key, &["c0000235", ZERO12, "09000000", "0035", "11", "01"]);
-    let value = RedirectValue {
+    let value = v1::RedirectValue {
         proxy_port: Be16::new(10094),
         pad: 0,
     };

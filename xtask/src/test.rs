@@ -24,6 +24,8 @@ const NIGHTLY_LIMIT: Duration = Duration::from_secs(2 * 60 * 60);
 
 /// How long each fuzzer runs.
 const FUZZ_FOR: Duration = Duration::from_secs(60);
+/// The test program of the tier of the same name.
+const HOSTILE: &str = "hostile";
 /// Where the tests of `e2e` find the previous version's programs.
 const PREVIOUS_SDP: &str = "HOLDFAST_PREVIOUS_SDP";
 const PREVIOUS_AGENT: &str = "HOLDFAST_PREVIOUS_AGENT";
@@ -37,11 +39,13 @@ pub(crate) enum Tier {
     Kernel,
     /// Root: whole nodes in network namespaces, minutes
     Netns,
+    /// Root: every attack of one pod on another at full strength, minutes
+    Hostile,
     /// Root: every fuzzer for a minute, and what is marked `#[ignore]`, hours
     Nightly,
 }
 
-/// Runs `tier`, or all but nightly, and prints the sum.
+/// Runs `tier`, or unit, kernel and netns, and prints the sum.
 pub(crate) fn run(tier: Option<Tier>, filter: Option<&str>) -> Result<()> {
     let tiers = match tier {
         Some(tier) => vec![tier],
@@ -57,7 +61,7 @@ pub(crate) fn run(tier: Option<Tier>, filter: Option<&str>) -> Result<()> {
         let start = Instant::now();
         let tally = match tier {
             Tier::Unit => unit(filter)?,
-            Tier::Kernel | Tier::Netns => e2e(tier, filter)?,
+            Tier::Kernel | Tier::Netns | Tier::Hostile => e2e(tier, filter)?,
             Tier::Nightly => {
                 setup::nightly()?;
                 let mut tally = fuzzers()?;
@@ -120,6 +124,7 @@ fn e2e(tier: Tier, filter: Option<&str>) -> Result<Tally> {
     heading(match tier {
         Tier::Kernel => "kernel",
         Tier::Nightly => "nightly",
+        Tier::Hostile => "hostile",
         Tier::Unit | Tier::Netns => "netns",
     });
     // Before the programs of today: it is built in the same place.
@@ -135,8 +140,14 @@ fn e2e(tier: Tier, filter: Option<&str>) -> Result<Tally> {
     };
     let mut total = Tally::default();
     for program in test_programs()? {
-        let of_kernel = program.name.starts_with("kernel_");
-        if tier != Tier::Nightly && of_kernel != (tier == Tier::Kernel) {
+        let of_tier = match tier {
+            Tier::Nightly => true,
+            Tier::Hostile => program.name == HOSTILE,
+            Tier::Unit | Tier::Kernel | Tier::Netns => {
+                program.name.starts_with("kernel_") == (tier == Tier::Kernel)
+            }
+        };
+        if !of_tier {
             continue;
         }
         println!("\n{}", program.name);
@@ -146,7 +157,7 @@ fn e2e(tier: Tier, filter: Option<&str>) -> Result<Tally> {
             command.env(PREVIOUS_SDP, &previous.sdp);
             command.env(PREVIOUS_AGENT, &previous.agent);
         }
-        if tier == Tier::Nightly {
+        if matches!(tier, Tier::Nightly | Tier::Hostile) {
             command.arg("--ignored");
         }
         command.args(filter);

@@ -10,7 +10,9 @@ use super::table::{list, maybe, render};
 use crate::{
     admin::model::{Policies, RepairsView, Status},
     config::args::Output,
-    core::snapshot::{EndpointView, IdentityView, IpcacheView, NameView, Reconciled, SelectorView},
+    core::snapshot::{
+        EndpointView, IdentityView, IpcacheView, NameView, Reconciled, SelectorView, Summary,
+    },
 };
 
 /// Prints `value` as asked. A reader that closed the pipe is no error.
@@ -53,7 +55,7 @@ pub fn status(status: &Status, verbose: bool) -> String {
                 "no: sources are not synced yet".to_owned()
             },
         ),
-        ("Endpoints", summary.endpoints.to_string()),
+        ("Endpoints", endpoint_counts(summary)),
         (
             "Policies",
             format!(
@@ -187,6 +189,23 @@ pub fn status(status: &Status, verbose: bool) -> String {
     text
 }
 
+fn endpoint_counts(summary: &Summary) -> String {
+    if summary.endpoints_unrestricted == 0 {
+        return summary.endpoints.to_string();
+    }
+    let more = if summary.unrestricted.len() < summary.endpoints_unrestricted {
+        ", …"
+    } else {
+        ""
+    };
+    format!(
+        "{}, {} unrestricted: no policy selects it ({}{more})",
+        summary.endpoints,
+        summary.endpoints_unrestricted,
+        summary.unrestricted.join(", ")
+    )
+}
+
 fn reconciler(found: &Reconciled, repairs: &[RepairsView]) -> String {
     let repaired: u64 = repairs.iter().map(|part| part.repairs).sum();
     let differences = if found.differences() + repaired == 0 {
@@ -247,9 +266,23 @@ fn enforced(endpoint: &EndpointView) -> String {
         (true, true) => "egress,ingress",
         (true, false) => "egress",
         (false, true) => "ingress",
-        (false, false) => "-",
+        (false, false) => "unrestricted",
     }
     .to_owned()
+}
+
+/// The same, with the reason.
+fn enforced_why(endpoint: &EndpointView) -> String {
+    let restricted = endpoint.egress_enforced || endpoint.ingress_enforced;
+    let mode = endpoint.enable_policy.as_str();
+    let why = match (restricted, mode) {
+        (true, "always") => " (enable-policy is always)",
+        (true, _) => "",
+        (false, "never") => ": enable-policy is never",
+        (false, _) if endpoint.policies.is_empty() => ": no policy selects it",
+        (false, _) => ": no policy that selects it restricts it",
+    };
+    format!("{}{why}", enforced(endpoint))
 }
 
 /// `endpoint get`, `endpoint add`
@@ -269,7 +302,7 @@ pub fn endpoint(e: &EndpointView) -> String {
             format!("{} (index {}), namespace {}", e.ifname, e.ifindex, e.netns),
         ),
         ("Policies", list(&e.policies)),
-        ("Enforced", enforced(e)),
+        ("Enforced", enforced_why(e)),
         (
             "Policy map",
             format!(

@@ -14,7 +14,10 @@ use crate::{
     fqdn::refused::{self, RefusedValue},
     labels::{Label, LabelError},
     named_port::{NamedPortError, NamedPorts},
-    policy::trace::{Port, PortError},
+    policy::{
+        mode::PolicyMode,
+        trace::{Port, PortError},
+    },
 };
 
 /// Default of `--admin-socket`.
@@ -150,6 +153,9 @@ pub struct EndpointAddArgs {
     /// interface has now. On a bridge port only they count later on, whatever the pod adds
     #[arg(long = "address", value_name = "ADDRESS", value_delimiter = ',')]
     pub addresses: Vec<IpAddr>,
+    /// When this endpoint is restricted, whatever the agent's --enable-policy says
+    #[arg(long, value_enum)]
+    pub enable_policy: Option<PolicyMode>,
     #[command(flatten)]
     pub client: ClientArgs,
 }
@@ -404,6 +410,9 @@ pub struct RunArgs {
     /// Watched directory of policy documents (YAML or JSON)
     #[arg(long, env = "HOLDFAST_POLICY_DIR")]
     pub policy_dir: Option<PathBuf>,
+    /// When an endpoint is restricted. An endpoint's own enable-policy goes before it
+    #[arg(long, value_enum, default_value_t = PolicyMode::Default, env = "HOLDFAST_ENABLE_POLICY")]
+    pub enable_policy: PolicyMode,
     /// Name of this node, as CiliumNode documents call it; the host's name unless given
     #[arg(long, value_name = "NAME", env = "HOLDFAST_NODE_NAME")]
     pub node_name: Option<String>,

@@ -17,6 +17,7 @@ use crate::{
     endpoint::config_file::EndpointFile,
     fqdn::{cleaned::CleanedNames, pre_cache::PreCached, refused::RefusedPrefixes},
     labels::LabelSet,
+    policy::mode::PolicyMode,
 };
 
 /// Settings of the core. [`CoreConfig::default`] holds the product's defaults.
@@ -32,6 +33,8 @@ pub struct CoreConfig {
     pub node_name: Option<String>,
     /// Port of the DNS proxy.
     pub proxy_port: u16,
+    /// When endpoints without a mode of their own are restricted.
+    pub enable_policy: PolicyMode,
     /// IPv4 is on.
     pub enable_ipv4: bool,
     /// IPv6 is on.
@@ -87,6 +90,7 @@ impl Default for CoreConfig {
             boot_unix_ns: 0,
             node_name: None,
             proxy_port: 10094,
+            enable_policy: PolicyMode::Default,
             enable_ipv4: true,
             enable_ipv6: true,
             min_ttl: 0,

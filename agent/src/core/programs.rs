@@ -90,7 +90,12 @@ impl State {
                     false
                 }
             };
-            if faults.is_empty() || gives_up {
+            // Nothing passes an interface that is gone, and nothing can be attached to it: its
+            // endpoint's source finds the next one.
+            let is_gone = faults
+                .iter()
+                .any(|f| matches!(f, ProgramFault::NoInterface(_)));
+            if faults.is_empty() || gives_up || is_gone {
                 continue;
             }
             if let Some(endpoint) = self.endpoints.get_mut(*id) {

@@ -47,6 +47,7 @@ use crate::{
         table::{Ipcache, key_of, prefix_of},
     },
     labels::{CIDR, CIDR_GROUP, FQDN, Label, LabelSet, RESERVED},
+    policy::repository::Repository,
     selector::cache::SelectorCache,
 };
 
@@ -92,7 +93,7 @@ impl State {
             host_labels: BTreeMap::new(),
             preallocated: BTreeMap::new(),
             blocks: BTreeMap::new(),
-            repository: Default::default(),
+            repository: Repository::new(config.enable_policy),
             rejected: Vec::new(),
             endpoints: Endpoints::default(),
             leaving: BTreeMap::new(),

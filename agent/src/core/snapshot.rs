@@ -34,6 +34,12 @@ pub struct Summary {
     pub synced: bool,
     /// Endpoints.
     pub endpoints: usize,
+    /// Those of them that no direction is restricted of.
+    #[serde(default)]
+    pub endpoints_unrestricted: usize,
+    /// Keys of the first few of these.
+    #[serde(default)]
+    pub unrestricted: Vec<String>,
     /// Policy documents in force.
     pub policies: usize,
     /// Documents refused.
@@ -177,6 +183,9 @@ pub struct EndpointView {
     pub egress_enforced: bool,
     /// Policy restricts what it may receive.
     pub ingress_enforced: bool,
+    /// When it is restricted: `default`, `always` or `never`.
+    #[serde(default)]
+    pub enable_policy: String,
     /// Policy documents that select it.
     pub policies: Vec<String>,
     /// Entries of its policy map in force.

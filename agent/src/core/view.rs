@@ -103,11 +103,17 @@ impl State {
     pub(super) fn summary(&self) -> Summary {
         let unwritten = || self.endpoints.iter().filter_map(|e| e.unwritten.as_ref());
         let trouble = self.trouble.as_ref().map(|(_, text)| text);
+        let unrestricted = || self.endpoints.iter().filter(|e| self.is_unrestricted(e));
         Summary {
             revision: self.revision,
             published_revision: self.published_revision,
             synced: self.sync.done,
             endpoints: self.endpoints.len(),
+            endpoints_unrestricted: unrestricted().count(),
+            unrestricted: unrestricted()
+                .map(|e| e.spec.key.clone())
+                .take(MAX_PROBLEMS)
+                .collect(),
             policies: self.repository.len(),
             policies_rejected: self.rejected.len(),
             local_identities: self.local.len(),
@@ -170,6 +176,12 @@ impl State {
         }
     }
 
+    fn is_unrestricted(&self, endpoint: &Endpoint) -> bool {
+        let subject = self.subjects.get(&endpoint.identity);
+        let held = self.hold.has(endpoint.id);
+        !held && subject.is_some_and(|s| !s.policy.egress.enforced && !s.policy.ingress.enforced)
+    }
+
     fn endpoint_problems(&self) -> Vec<String> {
         let problems = self.endpoints.iter().filter_map(|endpoint| {
             let why = endpoint.why_not()?;
@@ -203,6 +215,7 @@ impl State {
                 "ready"
             }
             .to_owned(),
+            enable_policy: self.repository.mode_of(&endpoint.labels).to_string(),
             egress_enforced: subject.is_some_and(|s| s.policy.egress.enforced),
             ingress_enforced: subject.is_some_and(|s| s.policy.ingress.enforced),
             policies: subject

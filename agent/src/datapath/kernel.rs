@@ -19,6 +19,7 @@ use shared_maps::{
 
 use super::{
     look::{BATCH, Look, ProgramFault, Sight},
+    notes,
     plan::{Attachment, Datapath, Step, StepError},
     program::{ProgramError, Programs, Quotas},
     root::{RootError, make_dirs},
@@ -26,7 +27,7 @@ use super::{
 
 /// Maps that the programs of all endpoints share. A pin that goes missing would part endpoints
 /// attached later from those before.
-pub const SHARED_PINS: [&str; 15] = [
+pub const SHARED_PINS: [&str; 16] = [
     lxc::NAME,
     ipcache::NAME,
     conntrack::NAME_TCP4,
@@ -38,6 +39,7 @@ pub const SHARED_PINS: [&str; 15] = [
     event::COUNTERS_NAME,
     event::NAME,
     redirect::NAME,
+    redirect::v1::NAME,
     steering::SLOTS_NAME,
     steering::SOCKS_NAME,
     quota::NAME,
@@ -333,7 +335,8 @@ impl Datapath for KernelDatapath {
                     .map_err(|error| StepError::Program {
                         endpoint: *endpoint,
                         reason: error.to_string(),
-                    })
+                    })?;
+                Ok(notes::sweep(&self.globals, &self.lxc)?)
             }
         }
     }

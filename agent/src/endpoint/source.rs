@@ -24,7 +24,7 @@ use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
 use self::cli::{Added, CliFile};
-use super::discover::Netns;
+use super::discover::{Netns, bridge};
 use crate::core::event::{EndpointSpec, SourceEvent};
 
 /// A document that is not in force, and why: for `status`.
@@ -267,9 +267,16 @@ impl State {
         for key in unwanted.cloned().collect::<Vec<_>>() {
             self.forget(&key, deliver);
         }
+        let bridged = bridge::ports().ok();
         for key in self.documents.keys().cloned().collect::<Vec<_>>() {
             let found = self.found.get(&key);
-            let settled = found.is_some_and(|found| found.is_settled(self.documents.get(&key)));
+            let settled = found.is_some_and(|found| {
+                let is_bridged = |ports: &BTreeSet<u32>| ports.contains(&found.spec.ifindex);
+                found.is_settled(self.documents.get(&key))
+                    && bridged
+                        .as_ref()
+                        .is_none_or(|ports| is_bridged(ports) == found.spec.on_bridge)
+            });
             if !settled || self.stale.contains(&key) {
                 self.follow(&key, deliver);
             }

@@ -6,6 +6,7 @@
 use std::{ops::Range, sync::Arc};
 
 use super::{
+    mode::PolicyMode,
     parse::PolicyDocument,
     repository::Repository,
     rule::{Direction, PeerRule, Rule},
@@ -21,6 +22,8 @@ pub struct EndpointPolicy {
     pub ingress: Side,
     /// Documents that had a say, sorted.
     pub documents: Vec<String>,
+    /// When it is enforced.
+    pub mode: PolicyMode,
 }
 
 /// One direction.
@@ -64,7 +67,13 @@ pub struct SideChange {
 impl EndpointPolicy {
     /// Policy of endpoints with these labels.
     pub fn of(labels: &LabelSet, repository: &Repository) -> Self {
-        let mut policy = Self::default();
+        let mode = repository.mode_of(labels);
+        let mut policy = Self {
+            mode,
+            ..Self::default()
+        };
+        policy.egress.enforced = mode.enforces(false);
+        policy.ingress.enforced = mode.enforces(false);
         for document in repository.iter() {
             policy.put(&document.key, labels, Some(document));
         }
@@ -78,6 +87,7 @@ impl EndpointPolicy {
         labels: &LabelSet,
         document: Option<&PolicyDocument>,
     ) -> Change {
+        let document = document.filter(|_| self.mode != PolicyMode::Never);
         let rules = document.into_iter().flat_map(|document| &document.rules);
         let rules: Vec<&Rule> = rules.filter(|rule| rule.subject.matches(labels)).collect();
         let at = self.documents.partition_point(|known| known.as_str() < key);
@@ -89,11 +99,11 @@ impl EndpointPolicy {
             (false, true) => return Change::default(),
         }
         let key: Arc<str> = key.into();
+        let egress = rules.iter().map(|rule| &rule.egress);
+        let ingress = rules.iter().map(|rule| &rule.ingress);
         Change {
-            egress: self.egress.put(&key, rules.iter().map(|rule| &rule.egress)),
-            ingress: self
-                .ingress
-                .put(&key, rules.iter().map(|rule| &rule.ingress)),
+            egress: self.egress.put(self.mode, &key, egress),
+            ingress: self.ingress.put(self.mode, &key, ingress),
         }
     }
 }
@@ -101,6 +111,7 @@ impl EndpointPolicy {
 impl Side {
     fn put<'a>(
         &mut self,
+        mode: PolicyMode,
         document: &Arc<str>,
         new: impl Iterator<Item = &'a Direction> + Clone,
     ) -> SideChange {
@@ -111,7 +122,7 @@ impl Side {
             (false, true) => self.enforcers.insert(at, Arc::clone(document)),
             _ => {}
         }
-        self.enforced = !self.enforcers.is_empty();
+        self.enforced = mode.enforces(!self.enforcers.is_empty());
         let new: Vec<&Arc<PeerRule>> = new.flat_map(|direction| &direction.peers).collect();
         let (old, new) = self.differing(document, &new);
         let added: Vec<Arc<PeerRule>> = new.iter().map(|rule| Arc::clone(rule)).collect();

@@ -2,16 +2,30 @@
 
 use std::{collections::BTreeMap, sync::Arc};
 
-use super::parse::PolicyDocument;
+use super::{mode::PolicyMode, parse::PolicyDocument};
 use crate::labels::LabelSet;
 
-/// Documents by key.
+/// Documents by key, and what holds for endpoints without one.
 #[derive(Clone, Debug, Default)]
 pub struct Repository {
     documents: BTreeMap<String, Arc<PolicyDocument>>,
+    mode: PolicyMode,
 }
 
 impl Repository {
+    /// Without documents. `mode` is that of endpoints that have none of their own.
+    pub fn new(mode: PolicyMode) -> Self {
+        Self {
+            documents: BTreeMap::new(),
+            mode,
+        }
+    }
+
+    /// When endpoints with these labels are restricted.
+    pub fn mode_of(&self, labels: &LabelSet) -> PolicyMode {
+        PolicyMode::of(labels).unwrap_or(self.mode)
+    }
+
     /// Puts a document in force; gives the one it replaces.
     pub fn insert(&mut self, document: Arc<PolicyDocument>) -> Option<Arc<PolicyDocument>> {
         self.documents.insert(document.key.clone(), document)

@@ -80,6 +80,8 @@ pub(crate) fn pod() -> EndpointSpec {
         addresses: vec![IpAddr::from([10, 0, 0, 2])],
         mac: [2, 0, 0, 0, 0, 2],
         node_mac: [2, 0, 0, 0, 0, 1],
+        on_bridge: false,
+        link: holdfast_agent::endpoint::link::Link::default(),
         netns: "pod".to_owned(),
     }
 }

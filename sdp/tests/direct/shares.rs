@@ -38,7 +38,7 @@ fn ask_in_vain(client: &TcpStream, queries: u16) {
 fn transfer(bench: &Bench, client: &TcpStream) -> (TcpStream, Vec<u8>) {
     send_frames(client, &[&query(1, "www.good.example", RecordType::AXFR)]);
     let server = bench.tcp_at_server();
-    let asked = receive_frame(&server).unwrap();
+    let asked = receive_frame(&server).expect("a query");
     // An SOA of an unfinished zone transfer: more messages belong to it.
     let mut first = answer(&asked, &[]);
     first[7] = 1;
@@ -52,13 +52,13 @@ fn middle(first: &[u8]) -> Vec<u8> {
     const RECORD: [u8; 16] = [0, 0, 1, 0, 1, 0, 0, 0, 60, 0, 5, 0, 0, 0, 0, 0];
     let mut message = first[..2].to_vec();
     message.extend_from_slice(&[0x84, 0, 0, 0]);
-    let records = u16::try_from(60_000 / RECORD.len()).unwrap();
+    let records = u16::try_from(60_000 / RECORD.len()).expect("few");
     message.extend_from_slice(&records.to_be_bytes());
     message.extend_from_slice(&[0; 4]);
     for _ in 0..records {
         message.extend_from_slice(&RECORD);
     }
-    let length = u16::try_from(message.len()).unwrap();
+    let length = u16::try_from(message.len()).expect("a frame");
     [&length.to_be_bytes(), &message[..]].concat()
 }
 
@@ -66,10 +66,10 @@ fn middle(first: &[u8]) -> Vec<u8> {
 /// much. Returns the bytes that it took.
 fn flood(mut server: &TcpStream, message: &[u8]) -> usize {
     const NO_MORE: Duration = Duration::from_millis(300);
-    server.set_write_timeout(Some(NO_MORE)).unwrap();
+    server.set_write_timeout(Some(NO_MORE)).expect("a timeout");
     let mut sent = 0;
     while sent < FAR_TOO_MUCH {
-        let rest = message.get(sent % message.len()..).unwrap();
+        let rest = message.get(sent % message.len()..).expect("the rest");
         match server.write(rest) {
             Ok(length) => sent += length,
             Err(error) if error.kind() == ErrorKind::WouldBlock => break,
@@ -132,7 +132,7 @@ fn connections_that_read_nothing_use_no_more_memory_than_their_pods_share() {
         let neighbour = bench.tcp_client_from(NEIGHBOUR);
         send_frames(&neighbour, &[&query(1, "a.good.example", RecordType::A)]);
         let server = bench.tcp_at_server();
-        let asked = receive_frame(&server).unwrap();
+        let asked = receive_frame(&server).expect("a query");
         send_frames(&server, &[&answer(&asked, &["192.0.2.1"])]);
         assert_eq!(
             rcode(&receive_frame(&neighbour).unwrap()),
@@ -165,7 +165,7 @@ fn unanswered_queries_over_tcp_leave_places_for_another_pod() {
     let neighbour = bench.tcp_client_from(NEIGHBOUR);
     ask_in_vain(&neighbour, 1);
     let server = bench.tcp_at_server();
-    let asked = receive_frame(&server).unwrap();
+    let asked = receive_frame(&server).expect("a query");
     send_frames(&server, &[&answer(&asked, &["192.0.2.1"])]);
     let answered = receive_frame(&neighbour).unwrap();
     assert_eq!(rcode(&answered), ResponseCode::NoError);

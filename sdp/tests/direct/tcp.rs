@@ -213,7 +213,10 @@ fn last_answers(client: &TcpStream, server: &TcpStream, ids: &[u16]) {
         .collect();
     let all: Vec<_> = queries.iter().map(Vec::as_slice).collect();
     send_frames(client, &all);
-    let asked: Vec<_> = ids.iter().map(|_| receive_frame(server).unwrap()).collect();
+    let asked: Vec<_> = ids
+        .iter()
+        .map(|_| receive_frame(server).expect("a query"))
+        .collect();
     let answers: Vec<_> = asked.iter().map(|q| answer(q, &["192.0.2.1"])).collect();
     let all: Vec<_> = answers.iter().map(Vec::as_slice).collect();
     send_frames(server, &all);
@@ -221,7 +224,7 @@ fn last_answers(client: &TcpStream, server: &TcpStream, ids: &[u16]) {
         let answered = receive_frame(client).expect("the query is answered");
         assert_eq!(answered[..2], id.to_be_bytes());
     }
-    client.set_nonblocking(true).unwrap();
+    client.set_nonblocking(true).expect("non-blocking");
     let end = Read::read(&mut &*client, &mut [0]).map_err(|e| e.kind());
     assert_eq!(end, Ok(0), "the end of the connection came with the answer");
 }

@@ -10,7 +10,7 @@ use crate::{
     policy::{PolicyKey, PolicyValue},
     policystats::{PolicyStatsKey, PolicyStatsValue},
     quota::QuotaKey,
-    redirect::{RedirectKey, RedirectValue},
+    redirect::{RedirectKey, RedirectValue, v1},
     steering::Slot,
 };
 
@@ -64,6 +64,8 @@ record!(
     FragmentValue,
     RedirectKey,
     RedirectValue,
+    v1::RedirectKey,
+    v1::RedirectValue,
     Slot,
     EndpointConfig,
     Event,

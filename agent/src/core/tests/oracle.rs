@@ -25,6 +25,7 @@ use crate::{
     labels::{CIDR_GROUP, Label, LabelSet},
     policy::{
         compute::dns_rules,
+        mode::PolicyMode,
         model::EndpointPolicy,
         parse::{PolicyDocument, group_key, parse_documents},
         rule::{Direction, Peers},
@@ -405,6 +406,11 @@ impl World {
                 }
             })
             .collect();
+        let restricted = match pod.mode {
+            Some(PolicyMode::Never) => return Fate::Passed,
+            Some(PolicyMode::Always) => true,
+            Some(PolicyMode::Default) | None => sides.iter().any(|side| side.default_deny),
+        };
         let mut fates = Vec::new();
         for rule in sides.iter().flat_map(|side| &side.peers) {
             let meant = match &rule.peers {
@@ -429,7 +435,7 @@ impl World {
         }
         if fates.contains(&Fate::Proxied) {
             Fate::Proxied
-        } else if !fates.is_empty() || !sides.iter().any(|side| side.default_deny) {
+        } else if !fates.is_empty() || !restricted {
             Fate::Passed
         } else if direction == INGRESS && is_node(remote) {
             // What the node itself sends needs no rule.

@@ -159,6 +159,17 @@ fn programs_that_are_not_attached_any_more_are_attached_again_and_counted() {
 }
 
 #[test]
+fn an_interface_that_is_gone_is_not_counted_as_a_repair() {
+    let mut node = Node::usual();
+    let gone = vec![(node.id(), vec![ProgramFault::NoInterface(7)])];
+    while !matches!(next_look(&mut node), Look::Programs(_)) {
+        node.core.seen(Some(Sight::Nothing));
+    }
+    assert_eq!(node.core.seen(Some(Sight::Programs(gone))), 0);
+    assert_eq!(counted(&node).programs, 0);
+}
+
+#[test]
 fn the_first_place_is_taken_back_a_few_times_and_then_given_up_for_a_while() {
     let mut node = Node::usual();
     let taken: Vec<u64> = (0..5).map(|_| overtaken(&mut node)).collect();

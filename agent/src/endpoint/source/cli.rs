@@ -15,9 +15,10 @@ use crate::{
     endpoint::discover::Netns,
     labels::Label,
     named_port::{NamedPorts, is_label},
+    policy::mode::PolicyMode,
 };
 
-/// Version of a file in which an endpoint has addresses. With named ports alone it is 2,
+/// Version of a file in which an endpoint has addresses or a mode. With named ports alone it is 2,
 /// without these 1.
 const VERSION: u32 = 3;
 const PREFIX: &str = "cli/";
@@ -71,7 +72,8 @@ pub(super) fn recovered(restored: &[EndpointSpec]) -> BTreeMap<String, EndpointD
             .iter()
             .filter_map(|text| Label::parse(text).ok());
         let labels = crate::labels::LabelSet::new(labels.collect());
-        let own = labels.iter().filter(|label| !is_label(label));
+        let own = labels.iter();
+        let own = own.filter(|label| !is_label(label) && !PolicyMode::is_label(label));
         let document = EndpointDocument {
             netns: pid.is_none().then(|| netns.to_owned()),
             pid,
@@ -79,6 +81,7 @@ pub(super) fn recovered(restored: &[EndpointSpec]) -> BTreeMap<String, EndpointD
             labels: own.map(ToString::to_string).collect(),
             named_ports: NamedPorts::of(&labels).texts(),
             addresses: Vec::new(),
+            enable_policy: PolicyMode::of(&labels),
         };
         Some((spec.key.clone(), document))
     });
@@ -141,7 +144,8 @@ impl CliFile {
     ) -> Result<(), CliFileError> {
         let endpoints: BTreeMap<_, _> = documents.map(|(k, d)| (k.clone(), d.clone())).collect();
         let named = endpoints.values().any(|d| !d.named_ports.is_empty());
-        let addressed = endpoints.values().any(|d| !d.addresses.is_empty());
+        let addressed = |d: &EndpointDocument| !d.addresses.is_empty() || d.enable_policy.is_some();
+        let addressed = endpoints.values().any(addressed);
         let content = Content {
             version: match (addressed, named) {
                 (true, _) => VERSION,
@@ -190,9 +194,13 @@ mod tests {
             addresses: vec!["10.0.0.7".parse().unwrap()],
             ..document.clone()
         };
+        let always = EndpointDocument {
+            enable_policy: Some(PolicyMode::Always),
+            ..document.clone()
+        };
         let key = key(&Netns::Name("pod1".to_owned()), "eth0");
         // An older release must not drop what it does not know.
-        for (document, version) in [(document, 1), (named, 2), (addressed, 3)] {
+        for (document, version) in [(document, 1), (named, 2), (addressed, 3), (always, 3)] {
             file.write([(&key, &document)].into_iter()).unwrap();
             assert_eq!(documents(&file)[&key], document);
             let text = fs::read(&file.path).unwrap();
@@ -211,12 +219,15 @@ mod tests {
             labels: vec![
                 "k8s:app=web".to_owned(),
                 "gen:io.cilium.k8s.named-ports=http.TCP.80".to_owned(),
+                PolicyMode::Always.label().to_string(),
             ],
             ifindex: 7,
             ifname: "lxc7".to_owned(),
             addresses: vec!["10.0.0.7".parse().unwrap()],
             mac: [0; 6],
             node_mac: [0; 6],
+            on_bridge: false,
+            link: crate::endpoint::link::Link::default(),
             netns: "pod1".to_owned(),
         };
         let specs = ["cli/pod1/eth0", "cli/pid-77/eth1", "dir/a.yaml"].map(spec);
@@ -229,6 +240,7 @@ mod tests {
         assert_eq!(named.netns.as_deref(), Some("pod1"));
         assert_eq!(named.labels, ["k8s:app=web"]);
         assert_eq!(named.named_ports, ["http=80/TCP"]);
+        assert_eq!(named.enable_policy, Some(PolicyMode::Always));
         for (key, document) in &documents {
             let netns = document.check().unwrap();
             assert_eq!(super::key(&netns, &document.ifname), *key);

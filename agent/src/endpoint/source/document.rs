@@ -10,6 +10,7 @@ use crate::{
     endpoint::discover::{Claims, DiscoverError, Known, Netns, discover},
     labels::{Label, LabelError},
     named_port::{NamedPortError, NamedPorts, is_label},
+    policy::mode::PolicyMode,
 };
 
 /// An endpoint as people write it.
@@ -33,6 +34,13 @@ pub struct EndpointDocument {
     /// The only addresses that may count; empty = those that the interface has.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub addresses: Vec<IpAddr>,
+    /// When it is restricted; none = as the agent's `--enable-policy` says.
+    #[serde(
+        rename = "enable-policy",
+        default,
+        skip_serializing_if = "Option::is_none"
+    )]
+    pub enable_policy: Option<PolicyMode>,
 }
 
 fn eth0() -> String {
@@ -54,6 +62,9 @@ pub enum EndpointError {
     /// A label that says what `named-ports` is there to say.
     #[error("label {0:?} is made of named-ports by the agent; name the ports there")]
     MadeLabel(String),
+    /// A label that says what `enable-policy` is there to say.
+    #[error("label {0:?} is reserved: the agent derives it from enable-policy; set the mode there")]
+    ModeLabel(String),
     /// A named port that cannot be read.
     #[error("named-ports: {0}")]
     NamedPort(#[from] NamedPortError),
@@ -107,8 +118,12 @@ impl EndpointDocument {
             return Err(EndpointError::NoLabels);
         }
         for label in &self.labels {
-            if is_label(&Label::parse(label)?) {
+            let parsed = Label::parse(label)?;
+            if is_label(&parsed) {
                 return Err(EndpointError::MadeLabel(label.clone()));
+            }
+            if PolicyMode::is_label(&parsed) {
+                return Err(EndpointError::ModeLabel(label.clone()));
             }
         }
         NamedPorts::parse(&self.named_ports)?;
@@ -128,6 +143,7 @@ impl EndpointDocument {
             known: before.map(|before| Known {
                 ifindex: before.ifindex,
                 addresses: before.addresses.clone(),
+                link_locals: before.link.pod.clone(),
             }),
         };
         let found = discover(&netns, &self.ifname, &claims)?;
@@ -144,6 +160,8 @@ impl EndpointDocument {
             addresses: found.addresses,
             mac: found.mac,
             node_mac: found.node_mac,
+            on_bridge: found.on_bridge,
+            link: found.link,
             netns: netns.to_string(),
         })
     }
@@ -161,8 +179,9 @@ impl EndpointDocument {
 
     /// Its labels with those that the agent makes.
     fn all_labels(&self) -> Result<Vec<String>, EndpointError> {
-        let named = NamedPorts::parse(&self.named_ports)?.labels();
-        let named = named.iter().map(ToString::to_string);
-        Ok(self.labels.iter().cloned().chain(named).collect())
+        let mut made = NamedPorts::parse(&self.named_ports)?.labels();
+        made.extend(self.enable_policy.map(PolicyMode::label));
+        let made = made.iter().map(ToString::to_string);
+        Ok(self.labels.iter().cloned().chain(made).collect())
     }
 }

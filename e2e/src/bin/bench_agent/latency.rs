@@ -367,6 +367,8 @@ fn specs(count: usize) -> Result<Vec<EndpointSpec>> {
                 addresses: vec![Ipv4Addr::from_bits(0xac10_0001 + number).into()],
                 mac: [2, 0, a, b, c, d],
                 node_mac: [2, 1, a, b, c, d],
+                on_bridge: false,
+                link: holdfast_agent::endpoint::link::Link::default(),
                 netns: format!("pod{n}"),
             })
         })

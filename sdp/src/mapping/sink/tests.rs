@@ -6,6 +6,7 @@ use super::{super::Refusal, state::REPLAYS_BESIDE_LIVE, *};
 use crate::mapping::kept::tests::mapping;
 
 mod shares;
+mod with_journal;
 
 type Seen = Arc<Mutex<Vec<Realised>>>;
 
@@ -505,97 +506,4 @@ fn a_name_of_several_answers_is_queued_once() {
         }
         sink.tick(now);
     }
-}
-
-/// A sink with a journal in a directory, and that journal.
-fn journalled(dir: &std::path::Path) -> (Arc<LinkSink>, Arc<crate::journal::Journal>) {
-    let journal = Arc::new(crate::journal::Journal::default());
-    let sink = LinkSink::with_journal(0, Duration::from_secs(3600), Arc::clone(&journal));
-    let sink = Arc::new(sink);
-    let adopts = Arc::clone(&sink);
-    journal.start(dir, "one", move |written| adopts.adopt(&written));
-    let end = std::time::Instant::now() + Duration::from_secs(20);
-    while !journal.may_wait(BootTime::now(), Duration::from_secs(9)) {
-        assert!(std::time::Instant::now() < end, "{:?}", journal.status());
-        std::thread::sleep(Duration::from_millis(1));
-    }
-    (sink, journal)
-}
-
-fn soon(what: &str, check: impl Fn() -> bool) {
-    let end = std::time::Instant::now() + Duration::from_secs(20);
-    while !check() {
-        assert!(std::time::Instant::now() < end, "not within 20 s: {what}");
-        std::thread::sleep(Duration::from_millis(1));
-    }
-}
-
-#[test]
-fn without_an_agent_a_new_pair_is_written_before_its_answer_goes() {
-    let dir = tempfile::tempdir().unwrap();
-    let (sink, journal) = journalled(dir.path());
-    let seen = Seen::default();
-    assert_eq!(learn(&sink, "a.", &seen), Release::Held);
-    soon("it is released", || *seen.lock() == [Realised::AgentAway]);
-    assert_eq!(journal.status().pairs, 1);
-    let header_only = std::fs::metadata(journal.status().path.unwrap()).unwrap();
-    assert!(header_only.len() > 60, "it is in the file");
-    assert_eq!(
-        learn(&sink, "a.", &seen),
-        Release::AgentAway,
-        "known on disk: no wait"
-    );
-    assert_eq!(sink.stats().agent_away.get(), 2);
-
-    sink.agent_up(epoch(1), None);
-    let batch = sink.next_batch(BootTime::now());
-    let sequence = batch.mappings[0].sequence;
-    sink.results(vec![
-        realised(sequence, None, 1),
-        durable(sequence, None, 1),
-    ]);
-    soon("durable: out of the journal", || {
-        journal.status().pairs == 0
-    });
-}
-
-#[test]
-fn what_another_process_left_is_sent() {
-    let dir = tempfile::tempdir().unwrap();
-    let (first, journal) = journalled(dir.path());
-    let seen = Seen::default();
-    assert_eq!(learn(&first, "a.", &seen), Release::Held);
-    soon("it is written", || seen.lock().len() == 1);
-    std::fs::copy(
-        journal.status().path.unwrap(),
-        dir.path().join("killed.journal"),
-    )
-    .unwrap();
-    let other = tempfile::tempdir().unwrap();
-    std::fs::rename(
-        dir.path().join("killed.journal"),
-        other.path().join("killed.journal"),
-    )
-    .unwrap();
-    let (sink, journal) = journalled(other.path());
-    soon("it is taken up", || sink.status().kept == 1);
-    assert_eq!(journal.status().adopted_pairs, 1);
-    sink.agent_up(epoch(1), None);
-    let batch = sink.next_batch(BootTime::now());
-    assert_eq!(batch.mappings.len(), 1);
-    assert!(batch.mappings[0].mapping.replayed);
-}
-
-#[test]
-fn a_revocation_reaches_the_journal() {
-    let dir = tempfile::tempdir().unwrap();
-    let (sink, journal) = journalled(dir.path());
-    let seen = Seen::default();
-    sink.agent_up(epoch(1), None);
-    assert_eq!(learn(&sink, "a.", &seen), Release::Held);
-    let sequence = sink.next_batch(BootTime::now()).mappings[0].sequence;
-    sink.results(vec![realised(sequence, Some(90), 1)]);
-    soon("it is written", || journal.status().pairs == 1);
-    sink.revoke(1, Some(&crate::name::Fqdn::normalise("a.")), &[]);
-    soon("it is taken out", || journal.status().pairs == 0);
 }

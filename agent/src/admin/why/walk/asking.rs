@@ -45,6 +45,11 @@ impl Walk<'_> {
     pub(super) fn policy(&self) -> Hop {
         let endpoint = &self.found.endpoint;
         let text = match self.restricted() {
+            Some([]) => format!(
+                "{} is restricted (enable-policy is {}); no document is about this endpoint",
+                self.direction(),
+                endpoint.enable_policy
+            ),
             Some(documents) => format!(
                 "{} is restricted; documents about this endpoint: {}",
                 self.direction(),

@@ -7,7 +7,10 @@ use crate::{
     core::{event::EndpointSpec, tests::scenario::spec},
     labels::LabelSet,
     named_port::NamedPorts,
-    policy::rule::{PortRule, Ports},
+    policy::{
+        mode::PolicyMode,
+        rule::{PortRule, Ports},
+    },
 };
 
 /// Labels and named ports of an endpoint.
@@ -16,10 +19,18 @@ pub(in crate::core::tests) struct Pod {
     pub(in crate::core::tests) web: bool,
     /// Which of [`NAMED`].
     pub(in crate::core::tests) ports: usize,
+    /// Its own `enable-policy`.
+    pub(in crate::core::tests) mode: Option<PolicyMode>,
 }
 
 pub(super) fn pod() -> impl Strategy<Value = Pod> {
-    (any::<bool>(), 0..NAMED.len()).prop_map(|(web, ports)| Pod { web, ports })
+    let mode = prop_oneof![
+        4 => Just(None),
+        1 => Just(Some(PolicyMode::Default)),
+        1 => Just(Some(PolicyMode::Always)),
+        1 => Just(Some(PolicyMode::Never)),
+    ];
+    (any::<bool>(), 0..NAMED.len(), mode).prop_map(|(web, ports, mode)| Pod { web, ports, mode })
 }
 
 impl Pod {
@@ -27,12 +38,14 @@ impl Pod {
     pub(in crate::core::tests) const DB: Self = Self {
         web: false,
         ports: 0,
+        mode: None,
     };
 
     /// app=web, without named ports.
     pub(in crate::core::tests) const WEB: Self = Self {
         web: true,
         ports: 0,
+        mode: None,
     };
 
     pub(super) fn spec(self, host: u8) -> EndpointSpec {
@@ -44,7 +57,9 @@ impl Pod {
         });
         let texts: Vec<String> = texts.collect();
         let labels = NamedPorts::parse(&texts).unwrap().labels();
-        spec.labels.extend(labels.iter().map(ToString::to_string));
+        let mode = self.mode.map(PolicyMode::label);
+        let made = labels.into_iter().chain(mode);
+        spec.labels.extend(made.map(|label| label.to_string()));
         spec
     }
 

@@ -1,6 +1,9 @@
 //! What one endpoint, or a busy machine, costs the answers of others.
 
-use super::*;
+use super::{
+    with_journal::{journalled, soon},
+    *,
+};
 use crate::mapping::steps;
 
 /// What all workers wait for while one of them holds the sink's lock.

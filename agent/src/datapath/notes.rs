@@ -1,0 +1,47 @@
+//! Notes of what is redirected, once their endpoint is gone.
+//!
+//! `from_pod` keeps the notes of its pod; after it nobody does. Packets of a pod that is under no
+//! policy any more, to a server on this node, would still go to the proxy, which refuses them.
+
+use std::{collections::HashSet, net::Ipv6Addr};
+
+use shared_maps::{
+    FAMILY_IPV6,
+    lxc::{LxcKey, LxcValue},
+    redirect::{self, RedirectKey, RedirectValue, v1},
+    user::{Access, Globals, Map, MapError, MapKind},
+};
+
+/// Removes the notes of pods that are in `lxc` no longer.
+pub(super) fn sweep(globals: &Globals, lxc: &Map<LxcKey, LxcValue>) -> Result<(), MapError> {
+    let mut addresses = HashSet::new();
+    let mut interfaces = HashSet::new();
+    for (key, value) in lxc.entries()?.found {
+        addresses.insert((key.ip, key.family));
+        interfaces.insert(value.ifindex);
+    }
+    let notes: Map<RedirectKey, RedirectValue> = Map::open(
+        &globals.path(redirect::NAME),
+        MapKind::LruHash,
+        Access::ReadWrite,
+    )?;
+    for (key, _) in notes.entries()?.found {
+        if !addresses.contains(&(key.pod, key.family)) && !is_link_local(&key) {
+            notes.remove(&key)?;
+        }
+    }
+    let notes: Map<v1::RedirectKey, v1::RedirectValue> =
+        Map::open(&globals.path(v1::NAME), MapKind::LruHash, Access::ReadWrite)?;
+    for (key, _) in notes.entries()?.found {
+        if !interfaces.contains(&key.ifindex) {
+            notes.remove(&key)?;
+        }
+    }
+    Ok(())
+}
+
+/// A pod's link-local address is in no table. Its servers are routers on its link, and the note
+/// is of no use to another pod.
+fn is_link_local(key: &RedirectKey) -> bool {
+    key.family == FAMILY_IPV6 && Ipv6Addr::from(key.pod).is_unicast_link_local()
+}

@@ -1,0 +1,112 @@
+//! Host-side interfaces that are ports of a bridge (podman, docker, LXC, flannel, k3s).
+//!
+//! A bridge switches what is addressed to a neighbour past the stack. `from_pod` therefore
+//! addresses redirected packets to the node, and the proxy's answers go out through the bridge:
+//! the node must have the pods' network on it.
+
+use std::{
+    collections::BTreeSet,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr},
+    pin::pin,
+};
+
+use rtnetlink::{
+    Handle, RouteMessageBuilder,
+    packet_route::{
+        link::{InfoPortKind, LinkAttribute, LinkInfo, LinkMessage},
+        route::{RouteAttribute, RouteMessage},
+    },
+};
+use tokio_stream::StreamExt as _;
+
+use super::{DiscoverError, Netns, name_of, on_thread, peer_of};
+
+/// Index of the bridge that has a link as a port.
+pub(super) fn of(link: &LinkMessage) -> Option<u32> {
+    let mut bridge = None;
+    let mut is_port = false;
+    for attribute in &link.attributes {
+        match attribute {
+            LinkAttribute::Controller(index) => bridge = Some(*index),
+            LinkAttribute::LinkInfo(infos) => {
+                is_port |= infos.contains(&LinkInfo::PortKind(InfoPortKind::Bridge));
+            }
+            _ => {}
+        }
+    }
+    bridge.filter(|_| is_port)
+}
+
+/// Name of an interface, for people.
+pub(super) async fn name(handle: &Handle, index: u32) -> String {
+    let link = link(handle, index).await;
+    link.and_then(|link| name_of(&link))
+        .unwrap_or_else(|| format!("interface {index}"))
+}
+
+/// Whether the node sends packets for one of `addresses` out through the bridge, or through a
+/// VLAN of it.
+pub(super) async fn leads_to(handle: &Handle, bridge: u32, addresses: &[IpAddr]) -> bool {
+    for address in addresses {
+        let Some(out) = route_to(handle, *address).await else {
+            continue;
+        };
+        if out == bridge {
+            return true;
+        }
+        let link = link(handle, out).await;
+        if link.and_then(|link| peer_of(&link)) == Some(bridge) {
+            return true;
+        }
+    }
+    false
+}
+
+pub(super) async fn link(handle: &Handle, index: u32) -> Option<LinkMessage> {
+    let mut links = pin!(handle.link().get().match_index(index).execute());
+    links.next().await?.ok()
+}
+
+/// Index of the interface that the node reaches an address through.
+async fn route_to(handle: &Handle, address: IpAddr) -> Option<u32> {
+    let message: RouteMessage = match address {
+        IpAddr::V4(ip) => RouteMessageBuilder::<Ipv4Addr>::new()
+            .destination_prefix(ip, 32)
+            .build(),
+        IpAddr::V6(ip) => RouteMessageBuilder::<Ipv6Addr>::new()
+            .destination_prefix(ip, 128)
+            .build(),
+    };
+    let mut routes = pin!(handle.route().get(message).execute());
+    let route = routes.next().await?.ok()?;
+    route
+        .attributes
+        .iter()
+        .find_map(|attribute| match attribute {
+            RouteAttribute::Oif(index) => Some(*index),
+            _ => None,
+        })
+}
+
+/// Every interface of this node that is a port of a bridge.
+pub fn ports() -> Result<BTreeSet<u32>, DiscoverError> {
+    // The namespace only says whose question it is; it is not entered.
+    let node = Netns::Pid(std::process::id());
+    on_thread(&node, false, {
+        let node = node.clone();
+        async move |handle| {
+            let mut found = BTreeSet::new();
+            let mut links = pin!(handle.link().get().execute());
+            while let Some(link) = links.next().await {
+                let link = link.map_err(|error| DiscoverError::Netlink {
+                    netns: node.clone(),
+                    reason: error.to_string(),
+                })?;
+                if of(&link).is_some() {
+                    found.insert(link.header.index);
+                }
+            }
+            Ok(found)
+        }
+    })
+}

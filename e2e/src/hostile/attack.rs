@@ -1,0 +1,403 @@
+//! What pod A does. Each attack is bounded in rate, number and time.
+
+use std::io::{Read as _, Write as _};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpStream, UdpSocket};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result};
+use rand::Rng as _;
+use socket2::{Domain, Protocol, Socket, Type};
+
+use super::{Size, packets};
+use crate::pod::Pod;
+
+/// A's own DNS server, which answers every name below [`ZONE`].
+pub(super) const SERVER: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 60));
+/// A server that takes queries and never answers.
+pub(super) const SILENT: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 61));
+/// Zone of A's names.
+pub(super) const ZONE: &str = "flood.test";
+/// Addresses that A may reach without asking for a name, 100.80.0.0/12.
+pub(super) const REACHABLE: &str = "100.80.0.0/12";
+const DNS: u16 = 53;
+/// Steps of a paced sender.
+const STEP: Duration = Duration::from_millis(1);
+/// A connection attempt or a read of an attacker waits no longer.
+const PATIENCE: Duration = Duration::from_millis(200);
+
+/// One kind of attack.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Attack {
+    /// Nothing: what pod B sees on a quiet node.
+    None,
+    /// 40,000 UDP queries per second, each for a fresh allowed name.
+    UdpFreshNames,
+    /// 40,000 UDP queries per second for names that policy refuses.
+    UdpRefusedNames,
+    /// 20,000 UDP queries per second to a server that never answers.
+    UdpUnanswered,
+    /// TCP connections with one query each, as many as eight threads make.
+    TcpFlood,
+    /// 1,000 TCP connections that send one byte a second.
+    TcpSlow,
+    /// 150 TCP connections that ask for 64 kB answers and read none.
+    TcpUnread,
+    /// 1,050 TCP connections with 64 queries each that no server answers.
+    TcpUnanswered,
+    /// 10,000 idle TCP connections.
+    TcpConnections,
+    /// Answers with 4,000 addresses, one after another.
+    LargeAnswers,
+    /// 480,000 SYNs to addresses that A may reach.
+    SynFlood,
+    /// UDP datagrams from ever new ports to addresses that A may reach.
+    UdpPorts,
+    /// Neighbour messages for ever new addresses.
+    Neighbours,
+}
+
+impl Attack {
+    /// Every attack.
+    pub const ALL: [Self; 12] = [
+        Self::UdpFreshNames,
+        Self::UdpRefusedNames,
+        Self::UdpUnanswered,
+        Self::TcpFlood,
+        Self::TcpSlow,
+        Self::TcpUnread,
+        Self::TcpUnanswered,
+        Self::TcpConnections,
+        Self::LargeAnswers,
+        Self::SynFlood,
+        Self::UdpPorts,
+        Self::Neighbours,
+    ];
+
+    /// In short.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::None => "quiet",
+            Self::UdpFreshNames => "UDP flood of fresh names",
+            Self::UdpRefusedNames => "UDP flood of refused names",
+            Self::UdpUnanswered => "UDP flood of unanswered queries",
+            Self::TcpFlood => "TCP flood",
+            Self::TcpSlow => "slow TCP connections",
+            Self::TcpUnread => "unread TCP answers",
+            Self::TcpUnanswered => "unanswered TCP queries",
+            Self::TcpConnections => "10,000 TCP connections",
+            Self::LargeAnswers => "large answers",
+            Self::SynFlood => "SYN flood",
+            Self::UdpPorts => "UDP flows from ever new ports",
+            Self::Neighbours => "neighbour messages",
+        }
+    }
+
+    /// Whether the attack is a UDP flood of queries: B's time may grow further then.
+    pub fn is_udp_flood(self) -> bool {
+        matches!(
+            self,
+            Self::UdpFreshNames | Self::UdpRefusedNames | Self::UdpUnanswered
+        )
+    }
+
+    /// Starts it from `pod`.
+    pub(super) fn start(self, pod: &Pod, size: &Size) -> Result<Running> {
+        let strike = Strike {
+            stop: Arc::default(),
+            strikes: Arc::default(),
+            until: Instant::now() + size.lasts * 4,
+        };
+        let mut threads = Vec::new();
+        for (number, thread) in self.threads(pod, size).into_iter().enumerate() {
+            let strike = strike.clone();
+            threads.push(pod.netns.spawn(move || {
+                if let Err(error) = thread(&strike) {
+                    eprintln!("attacker {number}: {error:#}");
+                }
+            })?);
+        }
+        Ok(Running { strike, threads })
+    }
+
+    fn threads(self, pod: &Pod, size: &Size) -> Vec<Thread> {
+        let own = pod.v4;
+        let own6 = pod.v6;
+        match self {
+            Self::None => Vec::new(),
+            Self::UdpFreshNames => udp_flood(size.of(40_000), SERVER, || fresh(ZONE)),
+            Self::UdpRefusedNames => udp_flood(size.of(40_000), SERVER, || fresh("refused.test")),
+            Self::UdpUnanswered => udp_flood(size.of(20_000), SILENT, || fresh(ZONE)),
+            Self::TcpFlood => (0..8).map(|_| Box::new(tcp_flood) as Thread).collect(),
+            Self::TcpSlow => held_connections(1_000, SERVER, Held::Slow),
+            Self::TcpUnread => held_connections(150, SERVER, Held::Unread),
+            Self::TcpUnanswered => held_connections(1_050, SILENT, Held::Unanswered),
+            Self::TcpConnections => held_connections(size.of(10_000), SERVER, Held::Idle),
+            Self::LargeAnswers => (0..2).map(|_| Box::new(large_answers) as Thread).collect(),
+            Self::SynFlood => {
+                let number = size.of(480_000);
+                vec![Box::new(move |strike: &Strike| {
+                    packets::syns(strike, own, number)
+                })]
+            }
+            Self::UdpPorts => {
+                let rate = size.of(40_000);
+                vec![Box::new(move |strike: &Strike| {
+                    packets::datagrams(strike, own, rate)
+                })]
+            }
+            Self::Neighbours => {
+                let rate = size.of(20_000);
+                vec![Box::new(move |strike: &Strike| {
+                    packets::neighbours(strike, own6, rate)
+                })]
+            }
+        }
+    }
+}
+
+type Thread = Box<dyn FnOnce(&Strike) -> Result<()> + Send>;
+
+/// What the threads of one attack share.
+#[derive(Clone, Debug)]
+pub(super) struct Strike {
+    stop: Arc<AtomicBool>,
+    strikes: Arc<AtomicU64>,
+    until: Instant,
+}
+
+impl Strike {
+    /// Whether the attack goes on.
+    pub(super) fn goes_on(&self) -> bool {
+        !self.stop.load(Ordering::Relaxed) && Instant::now() < self.until
+    }
+
+    /// Counts `number` packets, queries or connections.
+    pub(super) fn count(&self, number: u64) {
+        self.strikes.fetch_add(number, Ordering::Relaxed);
+    }
+
+    /// Calls `send` as often as `rate` per second asks for, until the attack ends.
+    pub(super) fn paced(&self, rate: u32, mut send: impl FnMut() -> Result<()>) -> Result<()> {
+        let start = Instant::now();
+        let mut sent = 0;
+        while self.goes_on() {
+            let due = start.elapsed().as_micros() * u128::from(rate) / 1_000_000;
+            let due = u64::try_from(due).unwrap_or(u64::MAX);
+            // What was missed for lack of CPU is not made up for in one burst.
+            sent = sent.max(due.saturating_sub(u64::from(rate) / 20));
+            while sent < due {
+                send()?;
+                sent += 1;
+                self.count(1);
+            }
+            std::thread::sleep(STEP);
+        }
+        Ok(())
+    }
+}
+
+/// An attack under way.
+pub(super) struct Running {
+    strike: Strike,
+    threads: Vec<JoinHandle<()>>,
+}
+
+impl Running {
+    /// Ends it; how often it struck.
+    pub(super) fn finish(mut self) -> u64 {
+        self.halt();
+        self.strike.strikes.load(Ordering::Relaxed)
+    }
+
+    fn halt(&mut self) {
+        self.strike.stop.store(true, Ordering::Relaxed);
+        for thread in self.threads.drain(..) {
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.halt();
+    }
+}
+
+/// A name below `zone` that nobody has asked for.
+fn fresh(zone: &str) -> String {
+    format!("x{:016x}.{zone}", rand::rng().random::<u64>())
+}
+
+/// Two threads, each with sockets whose ports change.
+fn udp_flood(rate: u32, server: IpAddr, name: fn() -> String) -> Vec<Thread> {
+    (0..2)
+        .map(|_| {
+            Box::new(move |strike: &Strike| {
+                let mut sockets = Vec::new();
+                for _ in 0..64 {
+                    let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0))?;
+                    socket.connect((server, DNS))?;
+                    socket.set_nonblocking(true)?;
+                    sockets.push(socket);
+                }
+                let mut turn = 0;
+                strike.paced(rate / 2, || {
+                    turn = (turn + 1) % sockets.len();
+                    // A full send queue or an ICMP error is the attacker's own matter.
+                    let _ = sockets[turn].send(&query(&name()));
+                    Ok(())
+                })
+            }) as Thread
+        })
+        .collect()
+}
+
+/// Connects, asks, reads the answer, resets; again and again.
+fn tcp_flood(strike: &Strike) -> Result<()> {
+    while strike.goes_on() {
+        let Ok(socket) = connect(SERVER) else {
+            continue;
+        };
+        strike.count(1);
+        let mut stream: TcpStream = socket.into();
+        let mut answer = [0; 512];
+        let _ = stream.write_all(&framed(&fresh(ZONE)));
+        let _ = stream.read(&mut answer);
+    }
+    Ok(())
+}
+
+/// How held connections behave.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Held {
+    Idle,
+    Slow,
+    Unread,
+    Unanswered,
+}
+
+/// Four threads that share `number` connections to `server` and keep them.
+fn held_connections(number: u32, server: IpAddr, held: Held) -> Vec<Thread> {
+    (0..4)
+        .map(|_| {
+            Box::new(move |strike: &Strike| hold(strike, number.div_ceil(4), server, held))
+                as Thread
+        })
+        .collect()
+}
+
+fn hold(strike: &Strike, number: u32, server: IpAddr, held: Held) -> Result<()> {
+    let mut streams: Vec<TcpStream> = Vec::new();
+    let mut next = Instant::now();
+    while strike.goes_on() {
+        if streams.len() < usize::try_from(number)? {
+            if let Ok(socket) = connect(server) {
+                strike.count(1);
+                let stream: TcpStream = socket.into();
+                stream.set_nonblocking(true)?;
+                let queries = match held {
+                    Held::Idle | Held::Slow => Vec::new(),
+                    Held::Unread => framed(&format!("big.{ZONE}")).repeat(200),
+                    Held::Unanswered => (0..64).flat_map(|_| framed(&fresh(ZONE))).collect(),
+                };
+                let _ = (&stream).write(&queries);
+                streams.push(stream);
+            }
+            continue;
+        }
+        if held == Held::Slow && Instant::now() >= next {
+            next = Instant::now() + Duration::from_secs(1);
+            for stream in &streams {
+                let _ = (&*stream).write(&[0]);
+            }
+        }
+        // A connection that the proxy closed is opened again.
+        streams.retain(|stream| {
+            let mut byte = [0];
+            !matches!(stream.peek(&mut byte), Ok(0)) || held == Held::Unread
+        });
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    Ok(())
+}
+
+/// Asks for the name with 4,000 addresses, one answer after another.
+fn large_answers(strike: &Strike) -> Result<()> {
+    while strike.goes_on() {
+        let Ok(socket) = connect(SERVER) else {
+            continue;
+        };
+        let mut stream: TcpStream = socket.into();
+        stream.set_nonblocking(false)?;
+        stream.set_read_timeout(Some(Duration::from_secs(1)))?;
+        while strike.goes_on() {
+            let mut length = [0; 2];
+            let asked = stream
+                .write_all(&framed(&format!("big.{ZONE}")))
+                .and_then(|()| stream.read_exact(&mut length));
+            if asked.is_err() {
+                break;
+            }
+            let mut answer = vec![0; usize::from(u16::from_be_bytes(length))];
+            if stream.read_exact(&mut answer).is_err() {
+                break;
+            }
+            strike.count(1);
+        }
+    }
+    Ok(())
+}
+
+/// A connection whose end is a reset, so that no port waits in TIME_WAIT.
+fn connect(server: IpAddr) -> Result<Socket> {
+    let socket = Socket::new(Domain::IPV4, Type::STREAM, Some(Protocol::TCP))
+        .context("an attacker's socket")?;
+    socket.set_linger(Some(Duration::ZERO))?;
+    socket.connect_timeout(&SocketAddr::new(server, DNS).into(), PATIENCE)?;
+    socket.set_read_timeout(Some(PATIENCE))?;
+    Ok(socket)
+}
+
+/// Asks over TCP for every name with 1,000 addresses, once; how many were answered.
+pub(super) fn ask_large_names(number: u32) -> u32 {
+    let mut answered = 0;
+    for name in 0..number {
+        let Ok(socket) = connect(SERVER) else {
+            continue;
+        };
+        let mut stream: TcpStream = socket.into();
+        let mut length = [0; 2];
+        let done = stream
+            .set_read_timeout(Some(Duration::from_secs(3)))
+            .and_then(|()| stream.write_all(&framed(&format!("large{name}.{ZONE}"))))
+            .and_then(|()| stream.read_exact(&mut length))
+            .and_then(|()| {
+                let mut answer = vec![0; usize::from(u16::from_be_bytes(length))];
+                stream.read_exact(&mut answer)
+            });
+        answered += u32::from(done.is_ok());
+    }
+    answered
+}
+
+/// A query for the IPv4 addresses of `name` with a random id.
+fn query(name: &str) -> Vec<u8> {
+    let mut message = rand::rng().random::<u16>().to_be_bytes().to_vec();
+    message.extend_from_slice(&[1, 0, 0, 1, 0, 0, 0, 0, 0, 0]);
+    for label in name.split('.') {
+        message.push(u8::try_from(label.len()).unwrap_or(63));
+        message.extend_from_slice(label.as_bytes());
+    }
+    message.extend_from_slice(&[0, 0, 1, 0, 1]);
+    message
+}
+
+/// The same with the length that TCP wants (RFC 1035, 4.2.2).
+fn framed(name: &str) -> Vec<u8> {
+    let query = query(name);
+    let length = u16::try_from(query.len()).unwrap_or(u16::MAX);
+    [&length.to_be_bytes()[..], &query].concat()
+}

@@ -1,0 +1,189 @@
+//! Pod B's day during one attack.
+
+use std::io::{Read as _, Write as _};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, ensure};
+use parking_lot::Mutex;
+
+use super::stage::{LOAD, MAX_DELAY, PUSH_PORT, SERVER4, SERVER6, Stage};
+use super::{Attack, Row};
+use crate::dns::probe::Query;
+use crate::lab::at;
+use crate::pod::FIRST_SYN;
+use crate::traffic::names as zone;
+use crate::traffic::{Client, Spec, Traffic};
+use crate::wait::eventually;
+
+/// How long B waits for answers at the end.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// The load flows this long before the attack begins.
+const BEFORE: Duration = Duration::from_millis(500);
+/// The attack goes on this long before B is measured.
+const TAKES_HOLD: Duration = Duration::from_millis(500);
+/// Until the node is quiet after an attack, at the latest.
+const QUIET_AGAIN: Duration = Duration::from_secs(20);
+/// Described failures.
+const SAMPLES: usize = 8;
+
+/// Times of pod B on a quiet node, milliseconds.
+#[derive(Clone, Copy, Debug)]
+pub struct Quiet {
+    /// 99th percentile.
+    pub p99_ms: f64,
+}
+
+impl Quiet {
+    /// How many times longer B's 99th percentile was under attack. A quiet node counts as
+    /// answering in no less than one millisecond.
+    pub fn factor(self, attacked_p99_ms: f64) -> f64 {
+        attacked_p99_ms / self.p99_ms.max(1.0)
+    }
+}
+
+/// What became of fresh names.
+#[derive(Debug, Default)]
+struct Fresh {
+    asked: u64,
+    not_open: u64,
+    late: u64,
+    samples: Vec<String>,
+}
+
+impl Stage {
+    /// B's account while A does `attack`.
+    pub fn play(&mut self, attack: Attack) -> Result<Row> {
+        let mut row = Row {
+            attack: attack.name().to_owned(),
+            ..Row::default()
+        };
+        // What the attack before left behind may take a moment to go.
+        let mut stream = eventually("B opens a connection", QUIET_AGAIN, || {
+            let name = self.next_name();
+            let query = Query::a(&zone::name(name), SERVER4);
+            self.lab.b.ask(&query)?.expect(zone::v4(name).into())?;
+            let to = at(zone::v4(name).into(), PUSH_PORT);
+            self.lab.b.connect(to, FIRST_SYN)
+        })?;
+        stream.set_read_timeout(Some(Duration::from_secs(3)))?;
+        let port = stream.local_addr()?.port();
+        let mut server = loop {
+            let (server, peer) = self.push.accept()?;
+            if peer.port() == port {
+                break server;
+            }
+        };
+
+        let traffic = Traffic::start(&Spec {
+            clients: vec![Client::of(&self.lab.b)],
+            servers: vec![SERVER4, SERVER6],
+            udp_rate: self.size.udp_rate,
+            tcp_rate: self.size.tcp_rate,
+            lasting: 1,
+            names: LOAD,
+            patience: PATIENCE,
+        })?;
+        traffic.flows(u64::from(self.size.udp_rate / 4))?;
+        traffic.lasts(BEFORE);
+        let attacking = attack.start(&self.lab.a, &self.size)?;
+        std::thread::sleep(TAKES_HOLD);
+        let fresh = self.fresh_names()?;
+        // The attack goes on until B has its last answer.
+        let report = traffic.finish()?;
+        row.strikes = attacking.finish();
+        let total = report.total();
+        row.b_sent = total.sent;
+        row.b_lost = total.lost;
+        row.b_wrong = total.wrong;
+        row.b_p50_ms = total.percentile_ms(50);
+        row.b_p99_ms = total.percentile_ms(99);
+        row.b_p99_ms_by_transport =
+            [&report.udp, &report.tcp].map(|counts| counts.percentile_ms(99));
+        row.b_fresh = fresh.asked;
+        row.b_not_open = fresh.not_open;
+        row.b_late = fresh.late;
+        row.samples = total.samples;
+        row.samples.extend(fresh.samples);
+        // The server speaks first: its packet passes by the connection's entry alone.
+        let mut heard = [0; 5];
+        let spoken = server
+            .write_all(b"alive")
+            .and_then(|()| stream.read_exact(&mut heard));
+        row.b_stream_alive = spoken.is_ok() && &heard == b"alive";
+        self.sdp.check_alive()?;
+        self.agent.check_alive()?;
+        row.rss_mb = [peak_mb(self.sdp.id())?, peak_mb(self.agent.id())?];
+        ensure!(
+            attack == Attack::None || row.strikes > 0,
+            "{}: the attacker did nothing",
+            row.attack
+        );
+        ensure!(row.b_fresh > 0, "{}: B asked for no fresh name", row.attack);
+        Ok(row)
+    }
+
+    /// Asks for fresh names and connects to each at once, for as long as an attack lasts.
+    fn fresh_names(&self) -> Result<Fresh> {
+        let fresh = Arc::new(Mutex::new(Fresh::default()));
+        let stop = AtomicBool::new(false);
+        std::thread::scope(|scope| -> Result<()> {
+            let (fresh, stop) = (&fresh, &stop);
+            let prober = scope.spawn(move || {
+                let pause = Duration::from_secs(1) / self.size.fresh_rate.max(1);
+                while !stop.load(Ordering::Relaxed) {
+                    let number = self.next_name();
+                    let outcome = self.fresh_name(number);
+                    let mut fresh = fresh.lock();
+                    fresh.asked += 1;
+                    match outcome {
+                        Ok(took) if took < MAX_DELAY => {}
+                        Ok(_) => fresh.late += 1,
+                        Err(error) => {
+                            fresh.not_open += 1;
+                            if fresh.samples.len() < SAMPLES {
+                                fresh.samples.push(format!("{error:#}"));
+                            }
+                        }
+                    }
+                    drop(fresh);
+                    std::thread::sleep(pause);
+                }
+            });
+            std::thread::sleep(self.size.lasts);
+            stop.store(true, Ordering::Relaxed);
+            ensure!(prober.join().is_ok(), "the prober panicked");
+            Ok(())
+        })?;
+        let fresh = std::mem::take(&mut *fresh.lock());
+        Ok(fresh)
+    }
+
+    /// Asks for a name and connects to its address; how long the answer took.
+    fn fresh_name(&self, number: u32) -> Result<Duration> {
+        let name = zone::name(number);
+        let reply = self.lab.b.ask(&Query::a(&name, SERVER4))?;
+        let took = reply.took;
+        reply.expect(zone::v4(number).into())?;
+        let to = at(zone::v4(number).into(), 80);
+        let connected = self.lab.b.connect(to, FIRST_SYN);
+        connected.with_context(|| format!("{name} was answered after {took:?}"))?;
+        Ok(took)
+    }
+
+    pub(super) fn next_name(&self) -> u32 {
+        self.fresh.fetch_add(1, Ordering::Relaxed)
+    }
+}
+
+/// Highest resident memory of a process so far, MiB.
+fn peak_mb(pid: u32) -> Result<u64> {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status"))?;
+    let line = status
+        .lines()
+        .find_map(|line| line.strip_prefix("VmHWM:"))
+        .context("VmHWM")?;
+    let kib: u64 = line.trim().trim_end_matches("kB").trim().parse()?;
+    Ok(kib.div_ceil(1024))
+}

@@ -1,0 +1,66 @@
+//! Whatever one pod does, another loses nothing: every attack in a short form,
+//! and in full with `cargo xtask test --tier hostile`.
+use anyhow::{Result, ensure};
+use holdfast_e2e::hostile::{Attack, Size, Stage};
+
+/// Highest resident memory of proxy and agent, MiB: the figures of the guide's
+/// "Limits of one pod" (docs/src/security.md).
+const MEMORY_MB: [u64; 2] = [512, 512];
+
+fn plays(size: &Size) -> Result<()> {
+    let mut stage = Stage::new(size)?;
+    let quiet = stage.play(Attack::None)?;
+    ensure!(quiet.losses().is_none(), "before any attack: {quiet:?}");
+    let mut losses = Vec::new();
+    for attack in Attack::ALL {
+        let row = match stage.play(attack) {
+            Ok(row) => row,
+            Err(error) => {
+                losses.push(format!("{}: {error:#}", attack.name()));
+                continue;
+            }
+        };
+        println!(
+            "{:<32} struck {:>7}  b sent {:>5} lost {} wrong {} fresh {} not open {} late {} p50 {:.1} p99 {:.1} ms, memory {:?} MiB",
+            row.attack,
+            row.strikes,
+            row.b_sent,
+            row.b_lost,
+            row.b_wrong,
+            row.b_fresh,
+            row.b_not_open,
+            row.b_late,
+            row.b_p50_ms,
+            row.b_p99_ms,
+            row.rss_mb
+        );
+        losses.extend(row.losses());
+        for (program, (used, limit)) in ["proxy", "agent"]
+            .iter()
+            .zip(row.rss_mb.iter().zip(MEMORY_MB))
+        {
+            if *used > limit {
+                losses.push(format!(
+                    "{}: the {program} used {used} MiB, more than {limit}",
+                    row.attack
+                ));
+            }
+        }
+    }
+    if let Err(error) = stage.learns_while_the_agent_is_away() {
+        losses.push(format!("names while the agent is away: {error:#}"));
+    }
+    ensure!(losses.is_empty(), "pod B lost:\n{}", losses.join("\n"));
+    Ok(())
+}
+
+#[test]
+fn a_hostile_pod_takes_nothing_from_another_in_short() {
+    plays(&Size::short()).unwrap_or_else(|error| panic!("{error:?}"));
+}
+
+#[test]
+#[ignore = "minutes: cargo xtask test --tier hostile"]
+fn a_hostile_pod_takes_nothing_from_another() {
+    plays(&Size::full()).unwrap_or_else(|error| panic!("{error:?}"));
+}

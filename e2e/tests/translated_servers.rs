@@ -1,0 +1,132 @@
+//! DNS servers behind an address that the node translates (kube-proxy's ClusterIP): queries are
+//! judged and answered, and the node's connection tracking sees the proxy's own queries only.
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, ensure};
+use holdfast_e2e::bridge::Bridge;
+use holdfast_e2e::lab::{NODE4, NODE6, at, web4, web6};
+use holdfast_e2e::policy::{WEB, dns_to, egress, names};
+use holdfast_e2e::{AgentOptions, Lab, Pod, Query, SdpOptions, eventually, shell, with_lab};
+
+const SOON: Duration = Duration::from_secs(10);
+const SERVICE4: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 96, 0, 10));
+const SERVICE6: IpAddr = IpAddr::V6(Ipv6Addr::new(0xfd96, 0, 0, 0, 0, 0, 0, 0x10));
+
+/// As kube-proxy does it, for what the node forwards and for what it sends.
+const TRANSLATION: &str = "table inet kube {
+    chain services {
+        ip daddr 10.96.0.10 meta l4proto { tcp, udp } th dport 53 dnat ip to 192.0.2.53:53
+        ip6 daddr fd96::10 meta l4proto { tcp, udp } th dport 53 dnat ip6 to [2001:db8:53::53]:53
+    }
+    chain pre { type nat hook prerouting priority -100; jump services; }
+    chain out { type nat hook output priority -100; jump services; }
+}
+";
+
+fn translate(lab: &Lab) -> Result<()> {
+    shell::feed(lab.node.command("nft").args(["-f", "-"]), TRANSLATION)?;
+    Ok(())
+}
+
+fn policy() -> String {
+    let servers = ["10.96.0.10/32", "fd96::10/128"];
+    let rules = dns_to("*.good.test", &servers) + &names("*.good.test");
+    egress("good-names", "web", &rules)
+}
+
+fn is_judged(lab: &Lab, pod: &Pod) -> Result<()> {
+    let bad = lab.zone.asked("www.bad.test");
+    for server in [SERVICE4, SERVICE6] {
+        for tcp in [false, true] {
+            let over = |query: Query| if tcp { query.tcp() } else { query };
+            let good = over(Query::a("www.good.test", server));
+            let reply = pod.ask(&good).with_context(|| format!("{good:?}"))?;
+            reply.expect(web4(10))?;
+            let bad = over(Query::a("www.bad.test", server));
+            let reply = pod.ask(&bad).with_context(|| format!("{bad:?}"))?;
+            ensure!(reply.addresses().is_empty(), "{bad:?}: answered");
+        }
+    }
+    ensure!(lab.zone.asked("www.bad.test") == bad);
+    Ok(())
+}
+
+/// Flows that the node's connection tracking has to or from port 53.
+fn tracked(lab: &Lab) -> Result<Vec<String>> {
+    let flows = lab
+        .node
+        .enter(|| std::fs::read_to_string("/proc/thread-self/net/nf_conntrack"))??;
+    let dns = flows.lines().filter(|line| line.contains("port=53 "));
+    Ok(dns.map(str::to_owned).collect())
+}
+
+#[test]
+fn queries_to_an_address_that_the_node_translates_are_judged_and_answered() {
+    with_lab(|lab| {
+        lab.zone.set("www.good.test", &[web4(10), web6(10)], 60);
+        lab.zone.set("www.bad.test", &[web4(11)], 60);
+        translate(lab)?;
+        let bridge = Bridge::new(lab, "cni0")?;
+        let bridged = bridge.add_pod("p", 11)?;
+        lab.write_policy("web.yaml", &policy())?;
+        let _agent = lab.start_agent(&AgentOptions::default())?;
+        let _sdp = lab.start_sdp(&SdpOptions::default())?;
+        lab.add_endpoint(&lab.a, WEB)?;
+        lab.add_endpoint(&bridged, WEB)?;
+        for (pod, what) in [(&lab.a, "routed"), (&bridged, "bridged")] {
+            is_judged(lab, pod).context(what)?;
+        }
+        lab.a.expect_open(at(web4(10), 80))?;
+        bridged.expect_open(at(web4(10), 80))?;
+
+        let flows = tracked(lab)?;
+        let own = [NODE4, NODE6].map(|node| match node {
+            IpAddr::V4(ip) => format!("src={ip} dst={SERVICE4} "),
+            // The kernel's table writes all digits.
+            IpAddr::V6(_) => "src=2001:0db8:0053:0000:0000:0000:0000:0001 dst=fd96:".to_owned(),
+        });
+        for own in &own {
+            for protocol in ["udp", "tcp"] {
+                ensure!(
+                    flows
+                        .iter()
+                        .any(|flow| flow.contains(own) && flow.contains(protocol)),
+                    "the proxy's own queries over {protocol} are not tracked: {flows:#?}"
+                );
+            }
+        }
+        let others: Vec<_> = flows
+            .iter()
+            .filter(|flow| !own.iter().any(|own| flow.contains(own)))
+            .collect();
+        ensure!(
+            others.is_empty(),
+            "entries of queries or answers: {others:#?}"
+        );
+        Ok(())
+    });
+}
+
+#[test]
+fn rules_that_somebody_flushes_are_made_again() {
+    with_lab(|lab| {
+        lab.zone.set("www.good.test", &[web4(10)], 60);
+        lab.zone.set("www.bad.test", &[web4(11)], 60);
+        translate(lab)?;
+        lab.write_policy("web.yaml", &policy())?;
+        let _agent = lab.start_agent(&AgentOptions::default())?;
+        let _sdp = lab.start_sdp(&SdpOptions::default())?;
+        lab.add_endpoint(&lab.a, WEB)?;
+        is_judged(lab, &lab.a)?;
+        lab.mended.expect();
+        lab.node.run("nft", &["flush", "ruleset"])?;
+        translate(lab)?;
+        eventually("the rules are there again", SOON, || {
+            lab.node
+                .run("nft", &["list", "table", "inet", "holdfast_v1"])
+                .map(|_| ())
+        })?;
+        is_judged(lab, &lab.a)
+    });
+}

@@ -7,6 +7,7 @@ pub mod discover;
     reason = "the module is about many, the file about one"
 )]
 pub mod endpoint;
+pub mod link;
 pub mod manager;
 pub mod policy_map;
 pub mod source;

@@ -48,6 +48,18 @@ impl Address {
         u32::from_be(self.0[0]) & 0xffc0_0000 == 0xfe80_0000
     }
 
+    /// ff00::/8
+    #[inline(always)]
+    pub(crate) fn is_v6_multicast(self) -> bool {
+        u32::from_be(self.0[0]) >> 24 == 0xff
+    }
+
+    /// ff02::/16: groups of the link.
+    #[inline(always)]
+    pub(crate) fn is_v6_link_multicast(self) -> bool {
+        u32::from_be(self.0[0]) >> 16 == 0xff02
+    }
+
     /// ::1, and ::ffff:127.0.0.0/104
     #[inline(always)]
     pub(crate) fn is_v6_loopback(self) -> bool {

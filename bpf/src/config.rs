@@ -2,7 +2,8 @@
 
 use aya_ebpf::Global;
 use shared_maps::endpoint::{
-    DUAL_STACK, EndpointConfig, HAS_IPV4, HAS_IPV6, NO_LINK_HEADER, TRANSPARENT,
+    DUAL_STACK, EndpointConfig, HAS_IPV4, HAS_IPV6, LINK_LOCALS, NO_LINK_HEADER, NODE_LINK_LOCALS,
+    TRANSPARENT, link_local_of,
 };
 
 use crate::{address::Address, packet::ETH_LEN};
@@ -17,7 +18,11 @@ static ENDPOINT: Global<EndpointConfig> = Global::new(EndpointConfig {
     mac: [0; 6],
     gateway_mac: [0; 6],
     flags: 0,
-    pad: 0,
+    on_link_bits: 0,
+    bridge_mac: [0; 6],
+    pad: [0; 6],
+    link_locals: [[0; 2]; LINK_LOCALS],
+    node_link_locals: [[0; 2]; NODE_LINK_LOCALS],
 });
 
 /// Reads one field of the global, so that no copy of the whole lies on the stack.
@@ -108,20 +113,60 @@ pub(crate) fn is_own_v6(address: Address) -> bool {
     field!(flags) & HAS_IPV6 != 0 && address.is(Address::v6(field!(ipv6)))
 }
 
-/// Whether `address` is the link-local address made of the endpoint's MAC
-/// (RFC 4291, appendix A). Any link-local address if the MAC is not known.
+/// Whether `address` is a link-local address of the endpoint: the one made of
+/// its MAC, or one that its interface has.
 #[inline(always)]
 pub(crate) fn is_own_link_local(address: Address) -> bool {
     if !address.is_v6_link_local() {
         return false;
     }
-    let m = mac();
-    if m[0] | m[1] | m[2] | m[3] | m[4] | m[5] == 0 {
-        return true;
+    let mac = mac();
+    let known = mac[0] | mac[1] | mac[2] | mac[3] | mac[4] | mac[5] != 0;
+    (known && address.is(Address::v6(link_local_of(mac))))
+        || is_among(address, &field!(link_locals))
+}
+
+/// Whether `address` is a link-local address of the node on the pod's link.
+#[inline(always)]
+pub(crate) fn is_link_local_of_node(address: Address) -> bool {
+    is_among(address, &field!(node_link_locals))
+}
+
+/// Whether `address` is of fe80::/64 and has one of these interface identifiers.
+#[inline(always)]
+fn is_among<const N: usize>(address: Address, ids: &[[u32; 2]; N]) -> bool {
+    let [a, b, c, d] = address.0;
+    let mut found = false;
+    for id in ids {
+        found |= id[0] == c && id[1] == d;
     }
-    let a = address.0;
-    a[0] == 0xfe80_0000u32.to_be()
-        && a[1] == 0
-        && a[2] == u32::from_ne_bytes([m[0] ^ 2, m[1], m[2], 0xff])
-        && a[3] == u32::from_ne_bytes([0xfe, m[3], m[4], m[5]])
+    found && c | d != 0 && a == 0xfe80_0000u32.to_be() && b == 0
+}
+
+/// MAC of the bridge that the interface is a port of; zero if it is none.
+#[inline(always)]
+pub(crate) fn bridge_mac() -> [u8; 6] {
+    field!(bridge_mac)
+}
+
+/// Whether `address` has the prefix of the bridge that the endpoint's own address has.
+#[inline(always)]
+pub(crate) fn is_on_bridge_prefix(address: Address) -> bool {
+    let bits = u32::from(field!(on_link_bits));
+    if bits == 0 {
+        return false;
+    }
+    let (own, other) = (ipv6().0, address.0);
+    let mut same = true;
+    for word in 0..4u32 {
+        let of_word = bits.saturating_sub(word * 32);
+        let mask = if of_word >= 32 {
+            u32::MAX
+        } else {
+            !(u32::MAX >> (of_word & 31))
+        };
+        let (a, b) = (own[word as usize], other[word as usize]);
+        same &= u32::from_be(a ^ b) & mask == 0;
+    }
+    same
 }

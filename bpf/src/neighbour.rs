@@ -1,11 +1,22 @@
-//! ARP and neighbour discovery of a pod: passes, but only for its own addresses.
+//! Messages of the link: ARP, neighbour discovery (RFC 4861) and MLD (RFC 3810).
+//!
+//! They pass without policy, so nothing else may hide in them: of the pod they
+//! speak for its own addresses only, they have the hop limit that no routed
+//! packet has, they go to the link only, and their form leaves no room for more.
 
-use aya_ebpf::programs::TcContext;
-use shared_maps::event::Reason;
+use aya_ebpf::{
+    bindings::bpf_fib_lookup as FibLookup, helpers::bpf_fib_lookup, programs::TcContext,
+};
+use shared_maps::{
+    FAMILY_IPV6,
+    event::Reason,
+    lxc::{FLAG_HOST, LxcKey},
+};
 
 use crate::{
     address::Address,
     config,
+    maps::LXC,
     packet::{ETH_LEN, ICMPV6, Packet, load},
 };
 
@@ -19,6 +30,38 @@ const NEIGHBOUR_ADVERTISEMENT: u8 = 136;
 const REDIRECT: u8 = 137;
 const MLD2_REPORT: u8 = 143;
 
+/// Hop limit of neighbour discovery: a routed packet has less (RFC 4861, section 7.1).
+const NEAR: u8 = 255;
+/// Hop limit of MLD: no router passes it on (RFC 3810, section 5).
+const LINK: u8 = 1;
+
+const IPV6_LEN: u32 = 40;
+/// A hop-by-hop header with the router alert for MLD and padding (RFC 2711).
+const ROUTER_ALERT_LEN: u32 = 8;
+const ROUTER_ALERT: u64 = 0x3a00_0502_0000_0000;
+const ROUTER_ALERT_MASK: u64 = 0xffff_ffff_ffff_0000;
+
+const SOURCE_LINK_ADDRESS: u8 = 1;
+const TARGET_LINK_ADDRESS: u8 = 2;
+/// RFC 7527: tells one's own probe from another's.
+const NONCE: u8 = 14;
+/// Options of a message about one address: a link-layer address and a nonce.
+const NEIGHBOUR_OPTIONS: u32 = 2;
+/// Options of a message of a router that we walk.
+const ROUTER_OPTIONS: u32 = 32;
+/// Records of an MLD report that we walk: what fits into 1,500 bytes.
+const MLD_RECORDS: u32 = 72;
+
+/// `BPF_FIB_LKUP_RET_NOT_FWDED`.
+const NOT_FORWARDED: i64 = 4;
+
+/// Which way a message goes.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Way {
+    FromPod,
+    ToPod,
+}
+
 /// Judges an ARP packet from the pod: the sender must be the endpoint (RFC 826), or nobody yet (RFC 5227).
 #[inline(always)]
 pub(crate) fn arp_from_pod(ctx: &TcContext) -> Result<Reason, Reason> {
@@ -28,9 +71,7 @@ pub(crate) fn arp_from_pod(ctx: &TcContext) -> Result<Reason, Reason> {
     }
     let sender_mac: [u8; 6] = load(ctx, ETH_LEN + 8)?;
     let sender = Address::v4(load(ctx, ETH_LEN + 14)?);
-    let own = config::mac();
-    let known = own[0] | own[1] | own[2] | own[3] | own[4] | own[5] != 0;
-    if known && pack(sender_mac) != pack(own) {
+    if !may_be_own(sender_mac) {
         return Err(Reason::SpoofedSource);
     }
     if sender.is_zero() || config::is_own_v4(sender) {
@@ -40,44 +81,67 @@ pub(crate) fn arp_from_pod(ctx: &TcContext) -> Result<Reason, Reason> {
     }
 }
 
+/// Whether a MAC is the pod's, as far as that is known.
+#[inline(always)]
+fn may_be_own(mac: [u8; 6]) -> bool {
+    let own = pack(config::mac());
+    own == 0 || pack(mac) == own
+}
+
 #[inline(always)]
 fn pack(mac: [u8; 6]) -> u64 {
     shared_maps::lxc::pack_mac(mac)
 }
 
-/// Whether an IPv6 packet belongs to the link: neighbour discovery (RFC 4861) or MLD (RFC 3810).
+/// Whether an IPv6 packet belongs to the link: neighbour discovery or MLD.
 #[inline(always)]
 pub(crate) fn is_link_message(packet: &Packet) -> bool {
     packet.protocol == ICMPV6 && matches!(packet.icmp_type, MLD_QUERY..=REDIRECT | MLD2_REPORT)
 }
 
-/// Judges such a message from the pod.
-#[inline(always)]
+/// Judges such a message from the pod. A pod is no router, so it neither
+/// queries listeners nor advertises.
+#[inline(never)]
 pub(crate) fn message_from_pod(ctx: &TcContext, packet: &Packet) -> Result<Reason, Reason> {
     let unspecified = packet.saddr.is_zero();
     if !unspecified && !is_own(packet.saddr) {
         return Err(Reason::SpoofedSource);
     }
     match packet.icmp_type {
-        // MLD has hop limit 1; a pod is no router, so it asks nothing.
-        MLD_REPORT | MLD_DONE | MLD2_REPORT if packet.hop_limit == 1 => Ok(Reason::LinkLocal),
-        ROUTER_SOLICITATION if packet.hop_limit == 255 => Ok(Reason::LinkLocal),
-        NEIGHBOUR_SOLICITATION if packet.hop_limit == 255 => {
-            // Duplicate address detection claims the target (RFC 4862, section 5.4).
-            if unspecified && !is_own(target(ctx, packet)?) {
+        MLD_QUERY | ROUTER_ADVERTISEMENT | REDIRECT => return Err(Reason::SpoofedSource),
+        MLD_REPORT | MLD_DONE | MLD2_REPORT => multicast_listener(ctx, packet)?,
+        _ => {
+            neighbour(ctx, packet, Way::FromPod)?;
+            if !is_on_link(ctx, packet.daddr)? {
+                return Err(Reason::NotOnLink);
+            }
+            let claims = packet.icmp_type == NEIGHBOUR_ADVERTISEMENT
+                || (packet.icmp_type == NEIGHBOUR_SOLICITATION && unspecified);
+            if claims && !is_own(target(ctx, packet)?) {
                 return Err(Reason::SpoofedSource);
             }
-            Ok(Reason::LinkLocal)
         }
-        NEIGHBOUR_ADVERTISEMENT if packet.hop_limit == 255 => {
-            if is_own(target(ctx, packet)?) {
-                Ok(Reason::LinkLocal)
-            } else {
-                Err(Reason::SpoofedSource)
-            }
+    }
+    Ok(Reason::LinkLocal)
+}
+
+/// Judges such a message to the pod.
+#[inline(never)]
+pub(crate) fn message_to_pod(ctx: &TcContext, packet: &Packet) -> Result<Reason, Reason> {
+    let group = match packet.icmp_type {
+        MLD_QUERY | MLD_REPORT | MLD_DONE | MLD2_REPORT => {
+            multicast_listener(ctx, packet)?;
+            packet.daddr.is_v6_multicast()
         }
-        MLD_QUERY | ROUTER_ADVERTISEMENT | REDIRECT => Err(Reason::SpoofedSource),
-        _ => Err(Reason::Malformed),
+        _ => {
+            neighbour(ctx, packet, Way::ToPod)?;
+            packet.daddr.is_v6_link_multicast()
+        }
+    };
+    if group || is_own(packet.daddr) {
+        Ok(Reason::LinkLocal)
+    } else {
+        Err(Reason::NotOnLink)
     }
 }
 
@@ -90,4 +154,223 @@ fn is_own(address: Address) -> bool {
 #[inline(always)]
 fn target(ctx: &TcContext, packet: &Packet) -> Result<Address, Reason> {
     Ok(Address(load(ctx, packet.l4 + 8)?))
+}
+
+/// Whether a message of the pod to `to` stays on its link: a group of the
+/// link, the node, or, at a bridge, a neighbour that the frame reaches without
+/// the node. What the node would route fills its neighbour table, with an entry
+/// for each address that is asked for.
+#[inline(always)]
+fn is_on_link(ctx: &TcContext, to: Address) -> Result<bool, Reason> {
+    if to.is_v6_link_multicast() || config::is_link_local_of_node(to) {
+        return Ok(true);
+    }
+    if to.is_v6_multicast() {
+        return Ok(false);
+    }
+    if to.is_v6_link_local() {
+        return is_switched(ctx);
+    }
+    let key = LxcKey {
+        ip: to.bytes(),
+        family: FAMILY_IPV6,
+        key: 0,
+        cluster_id: 0,
+    };
+    // SAFETY: the map is not preallocated, values stay until the grace period.
+    if let Some(value) = unsafe { LXC.get(key) }
+        && value.flags & FLAG_HOST != 0
+    {
+        return Ok(true);
+    }
+    if is_delivered_here(ctx, to) {
+        return Ok(true);
+    }
+    Ok(config::is_on_bridge_prefix(to) && is_switched(ctx)?)
+}
+
+/// Whether the node's routes say that it would keep a packet to `to`: also an
+/// address that it got a moment ago.
+#[inline(never)]
+fn is_delivered_here(ctx: &TcContext, to: Address) -> bool {
+    const WORDS: usize = size_of::<FibLookup>() / 4;
+    /// `AF_INET6`, in the first byte.
+    const FAMILY: u32 = 10u32.to_le();
+    // `struct bpf_fib_lookup`, whose fields from the source on are words. The
+    // source stays unspecified: the kernel looks for no way from a link-local one.
+    let mut lookup = [0_u32; WORDS];
+    lookup[0] = FAMILY;
+    // SAFETY: the context is valid for the run of the program.
+    lookup[2] = unsafe { (*ctx.skb.skb).ifindex };
+    [lookup[8], lookup[9], lookup[10], lookup[11]] = to.0;
+    // SAFETY: the structure is as long as it is said to be.
+    let way = unsafe {
+        bpf_fib_lookup(
+            ctx.skb.skb.cast(),
+            (&raw mut lookup).cast(),
+            size_of::<FibLookup>() as i32,
+            0,
+        )
+    };
+    way == NOT_FORWARDED
+}
+
+/// Whether a bridge takes the frame to another of its ports, past the node.
+#[inline(always)]
+fn is_switched(ctx: &TcContext) -> Result<bool, Reason> {
+    if !config::is_bridge_port() {
+        return Ok(false);
+    }
+    let to = pack(load(ctx, 0)?);
+    Ok(to != pack(config::gateway_mac()) && to != pack(config::bridge_mac()))
+}
+
+/// Where the message ends, if it is whole, has nothing behind it, and begins
+/// `headers` bytes after the IPv6 header.
+#[inline(always)]
+fn end(ctx: &TcContext, packet: &Packet, headers: u32) -> Result<u32, Reason> {
+    let payload = u32::from(u16::from_be(load(ctx, ETH_LEN + 4)?));
+    let code: u8 = load(ctx, packet.l4 + 1)?;
+    let whole = ETH_LEN + IPV6_LEN + payload == packet.len;
+    if code != 0 || !whole || packet.l4 != ETH_LEN + IPV6_LEN + headers {
+        return Err(Reason::Malformed);
+    }
+    Ok(packet.len)
+}
+
+/// Checks the form of a message of neighbour discovery.
+#[inline(always)]
+fn neighbour(ctx: &TcContext, packet: &Packet, way: Way) -> Result<(), Reason> {
+    let end = end(ctx, packet, 0)?;
+    let unspecified = packet.saddr.is_zero();
+    let from_router = matches!(packet.icmp_type, ROUTER_ADVERTISEMENT | REDIRECT);
+    if packet.hop_limit != NEAR || (from_router && !packet.saddr.is_v6_link_local()) {
+        return Err(Reason::Malformed);
+    }
+    let (body, option) = match packet.icmp_type {
+        ROUTER_SOLICITATION => (8, SOURCE_LINK_ADDRESS),
+        NEIGHBOUR_SOLICITATION => (24, SOURCE_LINK_ADDRESS),
+        NEIGHBOUR_ADVERTISEMENT if !unspecified => (24, TARGET_LINK_ADDRESS),
+        ROUTER_ADVERTISEMENT => (16, 0),
+        REDIRECT => (40, 0),
+        _ => return Err(Reason::Malformed),
+    };
+    let start = packet.l4 + body;
+    if from_router {
+        return router_options(ctx, start, end);
+    }
+    // Whoever has no address yet has none to resolve (RFC 4861, section 7.1.1).
+    if unspecified && !packet.daddr.is_v6_link_multicast() {
+        return Err(Reason::Malformed);
+    }
+    let option = if unspecified { NONCE } else { option };
+    let checked = if way == Way::FromPod {
+        config::mac()
+    } else {
+        [0; 6]
+    };
+    neighbour_options(ctx, start, end, option, pack(checked))
+}
+
+/// At most a link-layer address (`kind`; `mac`, unless that is 0) and a nonce, eight bytes each.
+#[inline(never)]
+fn neighbour_options(
+    ctx: &TcContext,
+    start: u32,
+    end: u32,
+    kind: u8,
+    mac: u64,
+) -> Result<(), Reason> {
+    let mut at = start;
+    for _ in 0..NEIGHBOUR_OPTIONS {
+        if at == end {
+            return Ok(());
+        }
+        let [k, units, a, b, c, d, e, f]: [u8; 8] = load(ctx, at)?;
+        if units != 1 || (k != kind && k != NONCE) {
+            return Err(Reason::Malformed);
+        }
+        if k != NONCE && mac != 0 && pack([a, b, c, d, e, f]) != mac {
+            return Err(Reason::SpoofedSource);
+        }
+        at += 8;
+    }
+    if at == end {
+        Ok(())
+    } else {
+        Err(Reason::Malformed)
+    }
+}
+
+/// Options of a router's message, of any kind, must fill it.
+#[inline(never)]
+fn router_options(ctx: &TcContext, start: u32, end: u32) -> Result<(), Reason> {
+    let mut at = start;
+    for _ in 0..ROUTER_OPTIONS {
+        if at >= end {
+            break;
+        }
+        let [_kind, units]: [u8; 2] = load(ctx, at)?;
+        if units == 0 {
+            return Err(Reason::Malformed);
+        }
+        at += u32::from(units) * 8;
+    }
+    if at == end {
+        Ok(())
+    } else {
+        Err(Reason::Malformed)
+    }
+}
+
+/// Checks the form of an MLD message.
+#[inline(always)]
+fn multicast_listener(ctx: &TcContext, packet: &Packet) -> Result<(), Reason> {
+    let end = end(ctx, packet, ROUTER_ALERT_LEN)?;
+    let unspecified = packet.saddr.is_zero();
+    let alert = u64::from_be_bytes(load(ctx, ETH_LEN + IPV6_LEN)?);
+    let near = packet.saddr.is_v6_link_local() || (unspecified && packet.icmp_type != MLD_QUERY);
+    if packet.hop_limit != LINK || !near || alert & ROUTER_ALERT_MASK != ROUTER_ALERT {
+        return Err(Reason::Malformed);
+    }
+    let length = end - packet.l4;
+    match packet.icmp_type {
+        // RFC 2710; a query of MLDv2 names sources.
+        MLD_QUERY if length == 24 => Ok(()),
+        MLD_QUERY => {
+            let sources = u32::from(u16::from_be(load(ctx, packet.l4 + 26)?));
+            of(length == 28 + sources * 16)
+        }
+        MLD_REPORT => of(length == 24 && packet.daddr.is(target(ctx, packet)?)),
+        MLD_DONE => of(length == 24),
+        _ => listener_records(ctx, packet.l4, end),
+    }?;
+    of(packet.daddr.is_v6_multicast())
+}
+
+#[inline(always)]
+fn of(well_formed: bool) -> Result<(), Reason> {
+    if well_formed {
+        Ok(())
+    } else {
+        Err(Reason::Malformed)
+    }
+}
+
+/// Records of an MLDv2 report must fill it (RFC 3810, section 5.2).
+#[inline(never)]
+fn listener_records(ctx: &TcContext, message: u32, end: u32) -> Result<(), Reason> {
+    let count = u32::from(u16::from_be(load(ctx, message + 6)?));
+    let mut at = message + 8;
+    for record in 0..MLD_RECORDS {
+        if record >= count {
+            break;
+        }
+        let [kind, extra, high, low, group]: [u8; 5] = load(ctx, at)?;
+        if kind == 0 || kind > 6 || extra != 0 || group != 0xff {
+            return Err(Reason::Malformed);
+        }
+        at += 20 + 16 * u32::from(u16::from_be_bytes([high, low]));
+    }
+    of(count <= MLD_RECORDS && at == end)
 }

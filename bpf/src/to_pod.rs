@@ -142,7 +142,7 @@ fn judge(ctx: &TcContext, packet: &mut Packet, trace: &mut Trace) -> Result<Reas
         ETH_P_IPV6 => {
             parse_ip(ctx, ETH_LEN, FAMILY_IPV6, false, packet)?;
             if packet.fragment == Fragment::None && neighbour::is_link_message(packet) {
-                return Ok(Reason::LinkLocal);
+                return neighbour::message_to_pod(ctx, packet);
             }
         }
         ETH_P_ARP => return Ok(Reason::LinkLocal),

@@ -15,6 +15,7 @@ use aya::programs::SchedClassifier;
 use aya::{Ebpf, TestRun, TestRunOptions};
 use holdfast_agent::datapath::kernel::{KernelConfig, KernelDatapath, MapSizes};
 use holdfast_agent::datapath::plan::{Attachment, Datapath, Step, StepError};
+use holdfast_agent::endpoint::link::Link;
 use nix::sched::{CloneFlags, unshare};
 use shared_maps::conntrack::{self, CtKey4, CtKey6, CtValue};
 use shared_maps::event::{self, Counter, Reason};
@@ -403,6 +404,10 @@ pub fn attachment(ifindex: u32) -> Attachment {
         ipv6: Some(ipv6),
         mac: MAC,
         gateway_mac: None,
+        link: Link {
+            node: vec![Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 1)],
+            ..Link::default()
+        },
     }
 }
 

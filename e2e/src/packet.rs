@@ -148,6 +148,15 @@ impl Packet {
         self
     }
 
+    /// IPv6: with the hop-by-hop header of MLD messages (RFC 2711).
+    #[must_use]
+    pub fn router_alert(mut self) -> Self {
+        assert!(self.src.is_ipv6() && self.extra.is_empty());
+        self.first = Some(0);
+        self.extra = vec![self.transport.protocol, 0, 5, 2, 0, 0, 1, 0];
+        self
+    }
+
     /// As a fragment: `offset` in bytes, a multiple of eight.
     #[must_use]
     pub fn fragment(mut self, offset: u16, more: bool, id: u32) -> Self {
@@ -202,6 +211,13 @@ impl Packet {
     /// The packet in an Ethernet frame.
     pub fn frame(&self) -> Vec<u8> {
         ethernet(if self.src.is_ipv4() { 0x0800 } else { 0x86dd }, &self.ip())
+    }
+
+    /// The packet in an Ethernet frame to `mac`.
+    pub fn frame_to(&self, mac: [u8; 6]) -> Vec<u8> {
+        let mut frame = self.frame();
+        frame[..6].copy_from_slice(&mac);
+        frame
     }
 }
 

@@ -14,7 +14,7 @@ use shared_maps::conntrack::{
 use shared_maps::event::Reason;
 use shared_maps::mark::{self, MAGIC_FROM_EGRESS_PROXY, MAGIC_TO_PROXY, to_proxy};
 use shared_maps::policy::{EGRESS, INGRESS, PolicyKey, PolicyValue};
-use shared_maps::redirect::{self, RedirectKey, RedirectValue};
+use shared_maps::redirect::{self, RedirectKey, RedirectValue, v1};
 use shared_maps::user::{MapKind, monotonic_ns};
 use shared_maps::{Be16, IdentityId};
 
@@ -69,6 +69,10 @@ fn forget_notes(k: &Kernel) -> Result<()> {
     let notes = k.open::<RedirectKey, RedirectValue>(redirect::NAME, MapKind::LruHash)?;
     for (key, _) in notes.entries()?.found {
         notes.remove(&key)?;
+    }
+    let older = k.open::<v1::RedirectKey, v1::RedirectValue>(v1::NAME, MapKind::LruHash)?;
+    for (key, _) in older.entries()?.found {
+        older.remove(&key)?;
     }
     Ok(())
 }

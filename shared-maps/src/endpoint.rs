@@ -39,6 +39,52 @@ pub struct EndpointConfig {
     pub gateway_mac: [u8; 6],
     /// [`HAS_IPV4`], [`HAS_IPV6`], [`DUAL_STACK`], [`TRANSPARENT`], [`NO_LINK_HEADER`].
     pub flags: u8,
+    /// Length of the IPv6 prefix of a bridge that the endpoint's address is in; 0: none.
+    pub on_link_bits: u8,
+    /// MAC of that bridge itself; all zero: none.
+    pub bridge_mac: [u8; 6],
     /// Zero.
-    pub pad: u8,
+    pub pad: [u8; 6],
+    /// Interface identifiers of the pod's link-local addresses, as they lie in an address,
+    /// besides the one that is made of [`Self::mac`]. All zero: no address.
+    pub link_locals: [[u32; 2]; LINK_LOCALS],
+    /// Those of the node's addresses on the same link.
+    pub node_link_locals: [[u32; 2]; NODE_LINK_LOCALS],
+}
+
+/// Link-local addresses of a pod's interface that count, besides the one made of its MAC.
+pub const LINK_LOCALS: usize = 2;
+/// Link-local addresses of the node on a pod's link that count.
+pub const NODE_LINK_LOCALS: usize = 4;
+
+/// The interface identifier of an address of fe80::/64; none of another address.
+pub fn interface_id(address: [u8; 16]) -> Option<[u32; 2]> {
+    let [a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p] = address;
+    ([a, b, c, d, e, f, g, h] == [0xfe, 0x80, 0, 0, 0, 0, 0, 0]).then_some([
+        u32::from_ne_bytes([i, j, k, l]),
+        u32::from_ne_bytes([m, n, o, p]),
+    ])
+}
+
+/// The link-local address made of a MAC (RFC 4291, appendix A).
+pub const fn link_local_of(mac: [u8; 6]) -> [u8; 16] {
+    let [a, b, c, d, e, f] = mac;
+    [
+        0xfe,
+        0x80,
+        0,
+        0,
+        0,
+        0,
+        0,
+        0,
+        a ^ 2,
+        b,
+        c,
+        0xff,
+        0xfe,
+        d,
+        e,
+        f,
+    ]
 }

@@ -55,6 +55,8 @@ pub enum Reason {
     RedirectFull = 24,
     /// Dropped: to the proxy, beyond the endpoint's quota of packets per second.
     OverQuota = 25,
+    /// Dropped: a neighbour message to an address that is not on the pod's link.
+    NotOnLink = 26,
     /// Event records that found no room in the ring.
     EventLost = 32,
     /// Conntrack entries that could not be made.
@@ -66,7 +68,7 @@ pub enum Reason {
 
 impl Reason {
     /// Every reason.
-    pub const ALL: [Self; 18] = [
+    pub const ALL: [Self; 19] = [
         Self::Allowed,
         Self::Reply,
         Self::Redirected,
@@ -82,6 +84,7 @@ impl Reason {
         Self::ForgedAnswer,
         Self::RedirectFull,
         Self::OverQuota,
+        Self::NotOnLink,
         Self::EventLost,
         Self::ConntrackFull,
         Self::Displaced,
@@ -105,6 +108,7 @@ impl Reason {
             Self::ForgedAnswer => "forged_answer",
             Self::RedirectFull => "redirect_full",
             Self::OverQuota => "over_quota",
+            Self::NotOnLink => "not_on_link",
             Self::EventLost => "event_lost",
             Self::ConntrackFull => "conntrack_full",
             Self::Displaced => "displaced",

@@ -154,7 +154,11 @@ fn what_the_programs_of_an_endpoint_are_told() {
         mac: [0x0a, 0x58, 0x0a, 0x00, 0x01, 0x05],
         gateway_mac: [0x0a, 0x58, 0x0a, 0x00, 0x01, 0x01],
         flags: endpoint::HAS_IPV4 | endpoint::HAS_IPV6 | endpoint::DUAL_STACK,
-        pad: 0,
+        on_link_bits: 64,
+        bridge_mac: [0x0a, 0x58, 0x0a, 0x00, 0x01, 0x02],
+        pad: [0; 6],
+        link_locals: [[0x0102_0304, 0x0506_0708], [0; 2]],
+        node_link_locals: [[0, 0x0100_0000], [0; 2], [0; 2], [0; 2]],
     };
     golden(
         dual,
@@ -167,7 +171,13 @@ fn what_the_programs_of_an_endpoint_are_told() {
             "0a580a000105",
             "0a580a000101",
             "07",
-            "00",
+            "40",
+            "0a580a000102",
+            "000000000000",
+            "0403020108070605",
+            "0000000000000000",
+            "0000000000000001",
+            &"00".repeat(24),
         ],
     );
     let ipv4_only = EndpointConfig {
@@ -190,6 +200,7 @@ fn what_the_programs_of_an_endpoint_are_told() {
             "000000000000",
             "01",
             "00",
+            &"00".repeat(60),
         ],
     );
 }

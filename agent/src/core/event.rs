@@ -9,7 +9,10 @@ use holdfast_sdp::{
 };
 use shared_maps::EndpointId;
 
-use crate::policy::{parse::PolicyDocument, parse::PolicyError};
+use crate::{
+    endpoint::link::Link,
+    policy::{parse::PolicyDocument, parse::PolicyError},
+};
 
 /// Addresses one mapping may carry: as many A records as fit a message of 65,535 bytes.
 pub const MAX_ADDRESSES: usize = 4096;
@@ -148,6 +151,8 @@ pub struct EndpointSpec {
     pub node_mac: [u8; 6],
     /// Whether the host side is a port of a bridge.
     pub on_bridge: bool,
+    /// What neighbour discovery on the pod's link needs.
+    pub link: Link,
     /// Where the network namespace was found, for people.
     pub netns: String,
 }

@@ -240,6 +240,7 @@ impl State {
             mac: endpoint.spec.mac,
             node_mac: endpoint.spec.node_mac,
             on_bridge: endpoint.spec.on_bridge,
+            link: endpoint.spec.link.clone(),
             netns: endpoint.spec.netns.clone(),
             history,
             zombies,

@@ -14,7 +14,10 @@ use shared_maps::{
 };
 
 use super::look::{Look, Sight};
-use crate::{endpoint::endpoint::lxc_address, ipcache::table::prefix_of};
+use crate::{
+    endpoint::{endpoint::lxc_address, link::Link},
+    ipcache::table::prefix_of,
+};
 
 /// One step. Steps run in order; a failed one is reported and the rest go on.
 #[derive(Clone, Debug, PartialEq)]
@@ -128,6 +131,8 @@ pub struct Attachment {
     pub mac: [u8; 6],
     /// MAC under which a bridge delivers its frames to this node; none if it is on no bridge.
     pub gateway_mac: Option<[u8; 6]>,
+    /// What neighbour discovery on its link needs.
+    pub link: Link,
 }
 
 /// Why a step failed.

@@ -325,7 +325,7 @@ impl Programs {
                 flags |= flag;
             }
         }
-        EndpointConfig {
+        let mut config = EndpointConfig {
             identity: attachment.identity.0,
             ifindex: attachment.ifindex,
             ipv6: attachment.ipv6.map_or([0; 16], |ip| ip.octets()),
@@ -334,8 +334,10 @@ impl Programs {
             mac: attachment.mac,
             gateway_mac: attachment.gateway_mac.unwrap_or_default(),
             flags,
-            pad: 0,
-        }
+            ..EndpointConfig::default()
+        };
+        attachment.link.configure(&mut config);
+        config
     }
 
     /// Removes links to interfaces that the endpoint had before (its id may be of another pod's past).

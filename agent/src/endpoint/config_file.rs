@@ -8,6 +8,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use holdfast_sdp::{name::Fqdn, policy::rule::EndpointRules};
 use shared_maps::{EndpointId, IdentityId};
 
+use super::link::Link;
 use crate::{core::event::EndpointSpec, labels::LabelSet};
 
 /// An endpoint as its file has it.
@@ -35,6 +36,8 @@ pub struct EndpointFile {
     pub node_mac: [u8; 6],
     /// Whether the host side is a port of a bridge.
     pub on_bridge: bool,
+    /// What neighbour discovery on the pod's link needs.
+    pub link: Link,
     /// Where the network namespace was found.
     pub netns: String,
     /// Addresses learned and not expired.
@@ -58,6 +61,7 @@ impl EndpointFile {
             mac: self.mac,
             node_mac: self.node_mac,
             on_bridge: self.on_bridge,
+            link: self.link.clone(),
             netns: self.netns.clone(),
         }
     }

@@ -5,26 +5,25 @@
 
 mod addresses;
 pub mod bridge;
+mod links;
 
 pub use self::addresses::{Claims, Known};
 
 use std::{
     fmt, fs, io,
-    net::IpAddr,
+    net::{IpAddr, Ipv6Addr},
     path::{Path, PathBuf},
     pin::pin,
     thread,
 };
 
 use nix::sched::{CloneFlags, setns};
-use rtnetlink::packet_route::{
-    address::AddressAttribute,
-    link::{LinkAttribute, LinkMessage},
-};
+use rtnetlink::packet_route::link::{LinkAttribute, LinkMessage};
 use serde::{Deserialize, Serialize};
 use tokio_stream::StreamExt as _;
 
 use self::addresses::{HostSide, routed_to};
+use super::link::Link;
 
 /// Directory of named network namespaces (`ip netns add`).
 const NETNS_DIR: &str = "/run/netns";
@@ -73,6 +72,8 @@ pub struct Discovered {
     pub node_mac: [u8; 6],
     /// Whether the host side is a port of a bridge.
     pub on_bridge: bool,
+    /// What neighbour discovery on the pod's link needs.
+    pub link: Link,
 }
 
 /// Why an interface could not be found.
@@ -203,6 +204,7 @@ pub fn discover(netns: &Netns, ifname: &str, claims: &Claims) -> Result<Discover
         mac: inside.mac,
         node_mac: host.mac,
         on_bridge: host.on_bridge,
+        link: host.link,
     })
 }
 
@@ -268,6 +270,7 @@ struct PodSide {
     peer: u32,
     mac: [u8; 6],
     addresses: Vec<IpAddr>,
+    link_locals: Vec<Ipv6Addr>,
 }
 
 async fn pod_side(
@@ -304,32 +307,13 @@ async fn pod_side(
     let mac = mac_of(&link).ok_or_else(no_peer)?;
     let index = link.header.index;
     let mut addresses = Vec::new();
-    let mut messages = pin!(
-        handle
-            .address()
-            .get()
-            .set_link_index_filter(index)
-            .execute()
-    );
-    while let Some(message) = messages.next().await {
-        let message = message.map_err(failed)?;
-        let ip = message
-            .attributes
-            .iter()
-            .find_map(|attribute| match attribute {
-                AddressAttribute::Local(ip) => Some(*ip),
-                _ => None,
-            });
-        let ip = ip.or_else(|| {
-            message
-                .attributes
-                .iter()
-                .find_map(|attribute| match attribute {
-                    AddressAttribute::Address(ip) => Some(*ip),
-                    _ => None,
-                })
-        });
-        addresses.extend(ip.filter(|ip| !is_link_local(*ip)));
+    let mut link_locals = Vec::new();
+    for (ip, _) in links::addresses(handle, index).await.map_err(failed)? {
+        match ip {
+            IpAddr::V6(v6) if v6.is_unicast_link_local() => link_locals.push(v6),
+            ip if !is_link_local(ip) => addresses.push(ip),
+            _ => {}
+        }
     }
     addresses.sort_by_key(|ip| ip.is_ipv6());
     addresses.dedup();
@@ -338,6 +322,7 @@ async fn pod_side(
         peer,
         mac,
         addresses,
+        link_locals,
     })
 }
 
@@ -349,6 +334,7 @@ struct HostInterface {
     /// Those of them that count.
     addresses: Vec<IpAddr>,
     on_bridge: bool,
+    link: Link,
 }
 
 async fn host_side(
@@ -398,12 +384,21 @@ async fn host_side(
             bridge: bridge::name(handle, bridge).await,
         });
     }
+    let mac = mac_of(&link).ok_or_else(no_peer)?;
+    let claimed = claims.link_locals(side, inside.peer, &inside.link_locals);
+    let found = links::of(handle, inside, bridge, mac, &claimed, &addresses)
+        .await
+        .map_err(|error| DiscoverError::Netlink {
+            netns: netns.clone(),
+            reason: error.to_string(),
+        })?;
     Ok(HostInterface {
         name: name_of(&link).ok_or_else(no_peer)?,
-        mac: mac_of(&link).ok_or_else(no_peer)?,
+        mac,
         candidates,
         addresses,
         on_bridge: bridge.is_some(),
+        link: found,
     })
 }
 

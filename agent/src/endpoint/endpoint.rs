@@ -147,6 +147,7 @@ impl Endpoint {
             // A bridge delivers what is addressed to one of its ports, and a port's address does
             // not change when other ports come and go, as the bridge's own does.
             gateway_mac: self.spec.on_bridge.then_some(self.spec.node_mac),
+            link: self.spec.link.clone(),
         }
     }
 

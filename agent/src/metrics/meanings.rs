@@ -196,6 +196,9 @@ pub const fn reason(reason: Reason) -> &'static str {
         Reason::Loopback => "From a pod to 127.0.0.0/8 or ::1.",
         Reason::UnknownProtocol => "Neither IP nor ARP.",
         Reason::ForgedAnswer => "Claims to be an answer of the proxy, which did not send it.",
+        Reason::NotOnLink => {
+            "An IPv6 neighbour message to an address that is not on the pod's link."
+        }
         Reason::RedirectFull => {
             "A DNS query; the note that steers it to the proxy could not be made."
         }

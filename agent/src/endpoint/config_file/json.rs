@@ -14,6 +14,7 @@ use super::{
     rules::{self, OwnRules, RulesV2},
 };
 use crate::{
+    endpoint::link::Link,
     identity::checkpoint::{LabelMap, spell, unspell},
     labels::{LabelSet, NAMESPACE_KEY},
 };
@@ -63,6 +64,12 @@ struct File<H> {
         skip_serializing_if = "std::ops::Not::not"
     )]
     on_bridge: bool,
+    #[serde(
+        rename = "HoldfastLink",
+        default,
+        skip_serializing_if = "Link::is_empty"
+    )]
+    link: Link,
     // Learned names come after this, and nothing else does: a proxy that starts reads no further.
     #[serde(rename = "HoldfastKey", default)]
     key: String,
@@ -174,6 +181,7 @@ pub fn render(file: &EndpointFile, servers: &ServerAddresses, limit: usize) -> S
         own_rules: file.rules.as_ref().map(rules::own),
         key: file.key.clone(),
         on_bridge: file.on_bridge,
+        link: file.link.clone(),
         history: Some(history.collect()),
         zombies: Some(Zombies {
             deletes: (!zombies.is_empty()).then_some(zombies),
@@ -255,6 +263,7 @@ pub fn parse(text: &str) -> Result<EndpointFile, FileError> {
         mac: mac("LXCMAC", &json.mac)?,
         node_mac: mac("NodeMAC", &json.node_mac)?,
         on_bridge: json.on_bridge,
+        link: json.link,
         netns: json.netns,
         history,
         zombies,

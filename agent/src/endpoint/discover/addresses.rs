@@ -37,6 +37,8 @@ pub struct Known {
     pub ifindex: u32,
     /// Addresses that counted.
     pub addresses: Vec<IpAddr>,
+    /// Link-local addresses that counted.
+    pub link_locals: Vec<Ipv6Addr>,
 }
 
 /// How packets for a pod reach the host side of its interface.
@@ -71,6 +73,23 @@ impl Claims {
                 found.sort_by_key(|address| (address.is_ipv6(), !known.contains(address)));
                 found
             }
+        }
+    }
+}
+
+impl Claims {
+    /// Link-local addresses that may count; `present` is what the pod's interface has now.
+    /// Behind a bridge another pod, or the gateway, may have what the pod chooses later.
+    pub(super) fn link_locals(
+        &self,
+        side: HostSide,
+        ifindex: u32,
+        present: &[Ipv6Addr],
+    ) -> Vec<Ipv6Addr> {
+        let known = self.known.as_ref().filter(|known| known.ifindex == ifindex);
+        match (side, known) {
+            (HostSide::Port, Some(known)) => known.link_locals.clone(),
+            _ => present.to_vec(),
         }
     }
 }
@@ -128,8 +147,18 @@ mod tests {
             known: Some(Known {
                 ifindex,
                 addresses: vec![ip(address)],
+                link_locals: vec!["fe80::a".parse().unwrap()],
             }),
         }
+    }
+
+    #[test]
+    fn on_a_bridge_port_a_link_local_address_that_came_later_does_not_count() {
+        let present = ["fe80::1".parse().unwrap(), "fe80::a".parse().unwrap()];
+        let known = known(7, "10.0.0.7");
+        assert_eq!(known.link_locals(HostSide::Port, 7, &present), present[1..]);
+        assert_eq!(known.link_locals(HostSide::Routed, 7, &present), present);
+        assert_eq!(known.link_locals(HostSide::Port, 8, &present), present);
     }
 
     #[test]

@@ -62,7 +62,7 @@ pub(super) async fn leads_to(handle: &Handle, bridge: u32, addresses: &[IpAddr])
     false
 }
 
-async fn link(handle: &Handle, index: u32) -> Option<LinkMessage> {
+pub(super) async fn link(handle: &Handle, index: u32) -> Option<LinkMessage> {
     let mut links = pin!(handle.link().get().match_index(index).execute());
     links.next().await?.ok()
 }

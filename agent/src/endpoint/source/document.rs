@@ -143,6 +143,7 @@ impl EndpointDocument {
             known: before.map(|before| Known {
                 ifindex: before.ifindex,
                 addresses: before.addresses.clone(),
+                link_locals: before.link.pod.clone(),
             }),
         };
         let found = discover(&netns, &self.ifname, &claims)?;
@@ -160,6 +161,7 @@ impl EndpointDocument {
             mac: found.mac,
             node_mac: found.node_mac,
             on_bridge: found.on_bridge,
+            link: found.link,
             netns: netns.to_string(),
         })
     }

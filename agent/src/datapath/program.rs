@@ -214,7 +214,7 @@ impl Programs {
     }
 
     /// Loads an endpoint's programs and attaches them before all others, or puts them into the
-    /// links that are there. Gives their numbers, in the order of [`HOOKS`].
+    /// links that are there. Gives their numbers, in the order of `HOOKS`.
     pub fn attach(&self, attachment: &Attachment) -> Result<[u32; 2], ProgramError> {
         let mut ebpf = self.load(attachment)?;
         let dir = self.dir(attachment.endpoint);

@@ -7,7 +7,7 @@ use std::{
 };
 
 use holdfast_sdp::{
-    mapping::{BootTime, Realised},
+    mapping::{BootTime, Realised, Refusal},
     name::Fqdn,
     pattern::SelectorMatcher,
     policy::rule::NameRule,
@@ -172,8 +172,15 @@ impl World {
                 mapping.endpoint.id = EndpointId(web);
                 let before = self.node.datapath.clone();
                 let (_, outcome) = self.node.mapping(mapping);
-                assert_eq!(outcome.realised, Realised::Yes);
-                if !local {
+                // Without policy the pod has no DNS rule: its proxy cannot report names for it.
+                let has_rules = self.endpoints[&7].mode != Some(PolicyMode::Never);
+                let allowed = if has_rules {
+                    Realised::Yes
+                } else {
+                    Realised::No(Refusal::NotAllowed)
+                };
+                assert_eq!(outcome.realised, allowed);
+                if !local && has_rules {
                     let end = BootTime(outcome.lease_end).plus_secs(5);
                     let address = text.parse().unwrap();
                     self.pairs.insert((*name, address), end);

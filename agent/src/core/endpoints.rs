@@ -312,8 +312,9 @@ impl State {
         let Some(mut endpoint) = self.endpoints.remove(id) else {
             return;
         };
-        if endpoint.since == BootTime(0) && endpoint.attached.is_none() {
-            // The run before may have attached programs: they must not outlive the endpoint.
+        // Programs of the run before, or of an attempt that failed halfway, may be attached: they
+        // must not outlive the endpoint.
+        if endpoint.attached.is_none() {
             endpoint.attached = Some(endpoint.attachment());
         }
         for address in endpoint.addresses() {

@@ -214,14 +214,12 @@ fn maps(asked: &mut Asked<'_>, id: u64) {
     asked.ask(
         AGENT,
         &["bpf", "ct", "list", "--bpf-root", &root],
-        &["TCP", "out", "203.0.113.10:80", "192.0.2.53:53"],
+        &["TCP", "out", "203.0.113.10:80", "198.51.100.10:80"],
         &[
             json!({"protocol": "TCP", "direction": "out", "to": "203.0.113.10:80",
                    "redirected": false}),
-            json!({"protocol": "UDP", "to": "192.0.2.53:53", "redirected": true}),
             json!({"protocol": "TCP", "to": "198.51.100.10:80"}),
             json!({"protocol": "TCP", "to": "[2001:db8:113::a]:80"}),
-            json!({"protocol": "UDP", "to": "[2001:db8:53::53]:53", "redirected": true}),
         ],
     );
 }

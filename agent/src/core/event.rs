@@ -124,7 +124,7 @@ pub struct StreamId(pub u64);
 
 /// Change at a source, in the grammar that every source speaks: what was not
 /// applied between `Init` and `InitDone` is gone.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum SourceEvent<T> {
     /// A full listing begins.
     Init,

@@ -31,6 +31,7 @@ impl Plan {
                 failures.push((index, error));
             }
         }
+        datapath.end_plan();
         failures
     }
 }

@@ -13,8 +13,8 @@ use crate::datapath::look::{Look, PROGRAMS_BATCH, ProgramFault};
 const INTERVAL: Duration = Duration::from_secs(2);
 /// Between two looks of a pass.
 const PAUSE: Duration = Duration::from_millis(5);
-/// Times in a row that the first place in a chain is taken back: another program that also
-/// wants to be the first would otherwise exchange places with ours for ever.
+/// Times in a row that programs are attached again for a fault that may last: another program
+/// that also takes the first place would otherwise exchange places with ours for ever.
 const REGAINS: u32 = 3;
 /// After so many, and this long after the last one, it is tried once more.
 const TRUCE: Duration = Duration::from_secs(60);
@@ -28,7 +28,7 @@ pub(super) struct ProgramsPass {
     after: Option<EndpointId>,
     /// The look under way is one at programs.
     under_way: bool,
-    /// Endpoints whose programs were overtaken.
+    /// Endpoints whose programs were attached again for a fault that may last.
     contested: BTreeMap<EndpointId, Contest>,
 }
 
@@ -80,11 +80,9 @@ impl State {
     pub(super) fn seen_programs(&mut self, found: &[(EndpointId, Vec<ProgramFault>)]) -> u64 {
         let mut repaired = 0;
         for (id, faults) in found {
-            let contested = faults
-                .iter()
-                .find(|f| matches!(f, ProgramFault::NotFirst { .. }));
-            let gives_up = match contested {
-                Some(fault) if faults.len() == 1 => !self.may_regain(*id, fault),
+            // Both hooks of an endpoint are often overtaken by the same contender.
+            let gives_up = match faults.first() {
+                Some(fault) if faults.iter().all(may_last) => !self.may_regain(*id, fault),
                 _ => {
                     self.end_contest(*id, faults.is_empty());
                     false
@@ -108,7 +106,7 @@ impl State {
         repaired
     }
 
-    /// Whether the first place is to be taken back once more.
+    /// Whether the programs are to be attached once more.
     fn may_regain(&mut self, id: EndpointId, fault: &ProgramFault) -> bool {
         let now = self.now;
         let contest = self.programs.contested.entry(id);
@@ -119,9 +117,7 @@ impl State {
         if contest.times >= REGAINS {
             if contest.last.plus(TRUCE) > now {
                 if let Some(endpoint) = self.endpoints.get_mut(id) {
-                    endpoint.unplaced = Some(format!(
-                        "{fault}; it took the first place again {REGAINS} times: stop what attaches it"
-                    ));
+                    endpoint.unplaced = Some(given_up(fault));
                 }
                 return false;
             }
@@ -146,5 +142,23 @@ impl State {
         if contest.last.plus(TRUCE) <= self.now {
             self.programs.contested.remove(&id);
         }
+    }
+}
+
+/// Whether the fault may be there again as soon as the programs are attached.
+fn may_last(fault: &ProgramFault) -> bool {
+    matches!(
+        fault,
+        ProgramFault::NotFirst { .. } | ProgramFault::Unknown { .. }
+    )
+}
+
+/// The endpoint's problem while its programs are not attached again.
+fn given_up(fault: &ProgramFault) -> String {
+    match fault {
+        ProgramFault::NotFirst { .. } => {
+            format!("{fault}; it took the first place again {REGAINS} times: stop what attaches it")
+        }
+        _ => format!("{fault}; attaching it again {REGAINS} times did not help"),
     }
 }

@@ -1,6 +1,12 @@
 //! The kernel as a datapath: pinned maps, programs, links.
 
-use std::{collections::HashMap, fs, io, os::unix::fs::PermissionsExt as _, path::PathBuf};
+use std::{
+    collections::HashMap,
+    fs, io,
+    os::unix::fs::PermissionsExt as _,
+    path::PathBuf,
+    time::{Duration, Instant},
+};
 
 use holdfast_sdp::steering::program::{self, SteerError};
 use shared_maps::{
@@ -24,6 +30,9 @@ use super::{
     program::{ProgramError, Programs, Quotas},
     root::{RootError, make_dirs},
 };
+
+/// Between two attempts to sweep the notes.
+const SWEEP_AGAIN: Duration = Duration::from_secs(2);
 
 /// Maps that the programs of all endpoints share. A pin that goes missing would part endpoints
 /// attached later from those before.
@@ -145,6 +154,8 @@ pub struct KernelDatapath {
     programs: Programs,
     /// Numbers of the programs that this run attached.
     attached: HashMap<EndpointId, [u32; 2]>,
+    /// When notes are to be swept at the end of a plan; none if no programs were detached.
+    sweep_due: Option<Instant>,
     /// Number of the steering program.
     steering: u32,
     files: Box<dyn Datapath>,
@@ -189,6 +200,7 @@ impl KernelDatapath {
             policies: HashMap::new(),
             programs,
             attached: HashMap::new(),
+            sweep_due: None,
             steering,
             files,
         })
@@ -330,14 +342,29 @@ impl Datapath for KernelDatapath {
             }
             Step::Detach(endpoint) => {
                 self.attached.remove(endpoint);
+                self.sweep_due = Some(Instant::now());
                 self.programs
                     .detach(*endpoint)
                     .map_err(|error| StepError::Program {
                         endpoint: *endpoint,
                         reason: error.to_string(),
-                    })?;
-                Ok(notes::sweep(&self.globals, &self.lxc)?)
+                    })
             }
+        }
+    }
+
+    fn end_plan(&mut self) {
+        if self.sweep_due.is_none_or(|due| due > Instant::now()) {
+            return;
+        }
+        self.sweep_due = None;
+        if let Err(error) = notes::sweep(&self.globals, &self.lxc) {
+            tracing::warn!(
+                %error,
+                "notes of redirected connections of endpoints that are gone could not be removed; \
+                 it is tried again"
+            );
+            self.sweep_due = Some(Instant::now() + SWEEP_AGAIN);
         }
     }
 

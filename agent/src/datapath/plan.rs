@@ -167,6 +167,9 @@ pub trait Datapath: Send {
     /// Carries out one step.
     fn apply(&mut self, step: &Step) -> Result<(), StepError>;
 
+    /// The steps of a plan were carried out: does what is done once for all of them.
+    fn end_plan(&mut self) {}
+
     /// Looks at what is there. One without maps sees nothing.
     fn look(&mut self, _look: &Look) -> Result<Sight, StepError> {
         Ok(Sight::Nothing)

@@ -264,6 +264,36 @@ fn enter_netns(netns: &Netns) -> Result<(), DiscoverError> {
     })
 }
 
+/// Names of interfaces, for an error: a pod can have thousands.
+#[derive(Default)]
+struct Present {
+    names: Vec<String>,
+    more: usize,
+}
+
+impl Present {
+    /// Names that an error gives.
+    const NAMED: usize = 16;
+
+    fn add(&mut self, name: String) {
+        if self.names.len() < Self::NAMED {
+            self.names.push(name);
+        } else {
+            self.more += 1;
+        }
+    }
+}
+
+impl fmt::Display for Present {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.names.join(", "))?;
+        match self.more {
+            0 => Ok(()),
+            more => write!(f, " and {more} more"),
+        }
+    }
+}
+
 #[derive(Clone)]
 struct PodSide {
     index: u32,
@@ -282,7 +312,7 @@ async fn pod_side(
         netns: netns.clone(),
         reason: e.to_string(),
     };
-    let mut present = Vec::new();
+    let mut present = Present::default();
     let mut found = None;
     let mut links = pin!(handle.link().get().execute());
     while let Some(link) = links.next().await {
@@ -291,13 +321,13 @@ async fn pod_side(
         if name == ifname {
             found = Some(link);
         } else {
-            present.push(name);
+            present.add(name);
         }
     }
     let link = found.ok_or_else(|| DiscoverError::NoInterface {
         netns: netns.clone(),
         ifname: ifname.to_owned(),
-        present: present.join(", "),
+        present: present.to_string(),
     })?;
     let no_peer = || DiscoverError::NoPeer {
         netns: netns.clone(),
@@ -453,6 +483,18 @@ mod tests {
             text.contains("hf-none-such") && text.contains("ip netns list"),
             "{text}"
         );
+    }
+
+    #[test]
+    fn an_error_names_the_first_interfaces_of_thousands() {
+        let shown = |count: usize| {
+            let mut present = Present::default();
+            (0..count).for_each(|i| present.add(format!("eth{i}")));
+            present.to_string()
+        };
+        assert_eq!(shown(2), "eth0, eth1");
+        assert!(shown(16).ends_with(", eth15"));
+        assert!(shown(5000).ends_with(", eth15 and 4984 more"));
     }
 
     #[test]

@@ -8,6 +8,7 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, ensure};
 use parking_lot::Mutex;
 
+use super::attack::{SERVER, ZONE};
 use super::stage::{LOAD, MAX_DELAY, PUSH_PORT, SERVER4, SERVER6, Stage};
 use super::{Attack, Row};
 use crate::dns::probe::Query;
@@ -75,6 +76,13 @@ impl Stage {
                 break server;
             }
         };
+        if attack != Attack::None {
+            // A's own share must be free again, too, or the attack is none.
+            eventually("A gets an answer over TCP", QUIET_AGAIN, || {
+                let name = format!("quiet{}.{ZONE}", self.next_name());
+                self.lab.a.ask(&Query::a(&name, SERVER).tcp())
+            })?;
+        }
 
         let traffic = Traffic::start(&Spec {
             clients: vec![Client::of(&self.lab.b)],

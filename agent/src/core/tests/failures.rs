@@ -12,7 +12,7 @@ use super::{
     scenario::{Node, WEB, spec},
 };
 use crate::{
-    core::{CoreConfig, Effect, Restored},
+    core::{CoreConfig, Effect, Event, Restored, event::SourceEvent},
     datapath::{memory::MemoryDatapath, plan::Step},
 };
 
@@ -138,6 +138,25 @@ fn an_endpoint_is_not_plumbed_without_its_file() {
         (node.datapath.lxc.len(), node.datapath.attached.len()),
         (1, 1)
     );
+}
+
+#[test]
+fn programs_of_an_attach_that_failed_halfway_go_with_their_endpoint() {
+    let mut node = started(CoreConfig::default());
+    node.policy(WEB);
+    node.sync();
+    node.datapath.fail = Some(|step| matches!(step, Step::Attach(_)));
+    let steps = node.endpoint(spec("web", 7, "app=web"));
+    let half = steps.into_iter().find_map(|step| match step {
+        Step::Attach(attachment) => Some(attachment),
+        _ => None,
+    });
+    let half = half.expect("its programs are to be attached");
+    // One of the two programs was attached before the step failed.
+    node.datapath.attached.insert(half.endpoint, half);
+    node.event(Event::Endpoints(SourceEvent::Delete("web".to_owned())));
+    assert!(node.datapath.attached.is_empty());
+    assert!(node.datapath.policy.is_empty());
 }
 
 #[test]

@@ -119,19 +119,24 @@ fn what_something_else_wrote_is_mended_and_counted() {
     assert_eq!(pass(&mut node).differences(), found.differences());
 }
 
-/// Looks until the programs were looked at, with this fault of the endpoint.
+/// Looks until the programs were looked at, and another program was the first at both hooks.
 fn overtaken(node: &mut Node) -> u64 {
+    let fault = |program| ProgramFault::NotFirst {
+        program,
+        first: "other, number 7".to_owned(),
+    };
+    faulty(node, &[fault("from_pod"), fault("to_pod")])
+}
+
+/// Looks until the programs were looked at, with these faults of each endpoint.
+fn faulty(node: &mut Node, faults: &[ProgramFault]) -> u64 {
     loop {
         let Look::Programs(wanted) = next_look(node) else {
             let nothing = node.core.seen(Some(Sight::Nothing));
             assert_eq!(nothing, 0);
             continue;
         };
-        let fault = ProgramFault::NotFirst {
-            program: "from_pod",
-            first: "other, number 7".to_owned(),
-        };
-        let faults = wanted.iter().map(|a| (a.endpoint, vec![fault.clone()]));
+        let faults = wanted.iter().map(|a| (a.endpoint, faults.to_vec()));
         let repaired = node.core.seen(Some(Sight::Programs(faults.collect())));
         node.tick(node.now);
         return repaired;
@@ -183,6 +188,39 @@ fn the_first_place_is_taken_back_a_few_times_and_then_given_up_for_a_while() {
     );
     node.now = node.now.plus_secs(61);
     assert_eq!(overtaken(&mut node), 1);
+}
+
+#[test]
+fn programs_that_cannot_be_looked_at_are_attached_again_a_few_times_only() {
+    let mut node = Node::usual();
+    let fault = ProgramFault::Unknown {
+        program: "from_pod",
+        reason: "Operation not permitted".to_owned(),
+    };
+    let look = |node: &mut Node| faulty(node, std::slice::from_ref(&fault));
+    let repaired: Vec<u64> = (0..5).map(|_| look(&mut node)).collect();
+    assert_eq!(repaired, [1, 1, 1, 0, 0]);
+    let problems = node.core.summary().endpoint_problems;
+    assert!(
+        problems.iter().any(|p| p.contains("not permitted")),
+        "{problems:?}"
+    );
+    node.now = node.now.plus_secs(61);
+    assert_eq!(look(&mut node), 1);
+}
+
+#[test]
+fn programs_that_are_not_attached_are_attached_each_time_whatever_else_is_wrong() {
+    let mut node = Node::usual();
+    let faults = [
+        ProgramFault::NotFirst {
+            program: "from_pod",
+            first: "other, number 7".to_owned(),
+        },
+        ProgramFault::Detached { program: "to_pod" },
+    ];
+    let repaired: Vec<u64> = (0..5).map(|_| faulty(&mut node, &faults)).collect();
+    assert_eq!(repaired, [1; 5]);
 }
 
 #[test]

@@ -82,8 +82,10 @@ impl State {
             return;
         }
         self.adopt(&spec);
+        let asked = spec.clone();
         let own = self.endpoints.by_key(&spec.key);
-        if let Some(reason) = self.keep_own_addresses(own, &mut spec) {
+        let refused = self.keep_own_addresses(own, &mut spec);
+        if spec.addresses.is_empty() {
             let of = own.and_then(|id| self.endpoints.get_mut(id));
             if let Some(endpoint) = of.filter(|endpoint| endpoint.spec.ifindex == spec.ifindex) {
                 // What was in force at this interface stays.
@@ -92,9 +94,18 @@ impl State {
             } else if let Some(id) = own {
                 self.remove_endpoint(id);
             }
-            self.waiting.insert(spec.key.clone(), (spec, reason));
-            return;
+        } else {
+            self.take_endpoint(own, spec, &labels);
         }
+        if let Some(reason) = refused {
+            // It is tried again with all the addresses that it asked for.
+            let other = self.waiting.remove(&asked.key).map(|(_, other)| other);
+            let reason = other.unwrap_or(reason);
+            self.waiting.insert(asked.key.clone(), (asked, reason));
+        }
+    }
+
+    fn take_endpoint(&mut self, own: Option<EndpointId>, spec: EndpointSpec, labels: &LabelSet) {
         if let Some(id) = own {
             let Some(endpoint) = self.endpoints.get(id) else {
                 return;
@@ -102,7 +113,7 @@ impl State {
             let same = endpoint.spec.ifindex == spec.ifindex
                 && endpoint.addresses().eq(pick(&spec.addresses));
             if same {
-                self.update_endpoint(id, spec, &labels);
+                self.update_endpoint(id, spec, labels);
                 return;
             }
             // Another interface or address: another instance.
@@ -110,7 +121,7 @@ impl State {
         }
         let since = self.now;
         if let Some(id) = self.endpoints.free_number() {
-            self.add_endpoint(id, spec, &labels, since, false);
+            self.add_endpoint(id, spec, labels, since, false);
         } else {
             let reason = "no endpoint number is free: remove endpoints".to_owned();
             self.waiting.insert(spec.key.clone(), (spec, reason));
@@ -118,13 +129,14 @@ impl State {
     }
 
     /// Leaves out addresses that are the node's or another endpoint's: a pod with NET_ADMIN gives
-    /// its interface any. The reason, if none is left.
+    /// its interface any. The reason, if a family is left without an address.
     fn keep_own_addresses(
         &self,
         own: Option<EndpointId>,
         spec: &mut EndpointSpec,
     ) -> Option<String> {
         let mut reason = None;
+        let families = pick(&spec.addresses).count();
         spec.addresses.retain(|address| {
             let other = self.endpoints.by_address(*address);
             if self.node_addresses.contains(address) {
@@ -140,7 +152,7 @@ impl State {
             }
             false
         });
-        reason.filter(|_| spec.addresses.is_empty())
+        reason.filter(|_| pick(&spec.addresses).count() < families)
     }
 
     /// An endpoint that is found again under another key of its source stays the same endpoint:
@@ -328,6 +340,7 @@ impl State {
             .filter(|a| !a.is_loopback())
             .collect();
         let old = std::mem::replace(&mut self.node_addresses, new.clone());
+        let freed = !old.is_subset(&new);
         for address in old.difference(&new) {
             self.ipcache.unclaim(IpNet::from(*address), &Owner::Node);
             self.lxc_desired.remove(&lxc_key(*address));
@@ -345,6 +358,9 @@ impl State {
             };
             self.lxc_desired.insert(lxc_key(*address), value);
             self.lxc_dirty.insert(*address);
+        }
+        if freed {
+            self.take_waiting();
         }
         self.flush(plan);
     }

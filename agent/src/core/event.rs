@@ -54,13 +54,8 @@ pub enum Event {
     StreamDown(StreamId),
     /// The process that holds the leases of these streams has ended, and with it the leases.
     HolderEnded(Vec<StreamId>),
-    /// A proxy dropped the leases of a revocation.
-    RevokeAcked {
-        /// The stream.
-        stream: StreamId,
-        /// Number of the revocation.
-        id: u64,
-    },
+    /// Proxies dropped the leases of revocations.
+    RevokeAcked(Vec<RevokeAck>),
     /// Forget learned names (administrator).
     CleanNames(CleanNames),
     /// What became of a [`crate::datapath::plan::Step::KeepNames`] after its plan.
@@ -114,13 +109,22 @@ pub struct Revocation {
     pub addresses: Vec<IpAddr>,
 }
 
+/// A proxy dropped the leases of a revocation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RevokeAck {
+    /// The stream.
+    pub stream: StreamId,
+    /// Number of the revocation.
+    pub id: u64,
+}
+
 /// Number of one proxy's connection to the agent (or of the built-in proxy).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct StreamId(pub u64);
 
 /// Change at a source, in the grammar that every source speaks: what was not
 /// applied between `Init` and `InitDone` is gone.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum SourceEvent<T> {
     /// A full listing begins.
     Init,

@@ -115,7 +115,10 @@ impl State {
         let denied_before = map.range(..).flatten().filter(|(_, value)| value.is_deny());
         let mut lifted = denied_before.filter(|(key, _)| {
             let peer = IdentityId(key.sec_label);
-            let known = peer == everyone || self.selectors.labels(peer).is_some();
+            // Names and blocks have no identity yet: what the datapath has of them counts.
+            let known = peer == everyone
+                || self.selectors.labels(peer).is_some()
+                || self.ipcache.is_in_force(peer);
             known && !wanted(peer).get(key).is_some_and(|value| value.is_deny())
         });
         unrestricted(EGRESS) || unrestricted(INGRESS) || lifted.next().is_some()

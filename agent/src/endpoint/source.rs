@@ -3,7 +3,8 @@
 //! An endpoint whose document cannot be resolved, or cannot be read, keeps its last policy as
 //! long as its host-side interface exists: at a start the last run's endpoints are
 //! [`Restored`](EndpointBook::open). It goes when its document is removed or its interface is
-//! gone.
+//! gone. A document that names a process by number is resolved once: when its interface is gone,
+//! another process may have the number.
 
 pub mod cli;
 pub mod dir;
@@ -13,6 +14,7 @@ pub use self::document::{EndpointDocument, EndpointError};
 
 use std::{
     collections::{BTreeMap, BTreeSet},
+    ffi::CString,
     os::unix::fs::MetadataExt as _,
     path::{Path, PathBuf},
     sync::Arc,
@@ -40,6 +42,9 @@ pub struct Unresolved {
 const ATTEMPTS: u32 = 5;
 const PAUSE: Duration = Duration::from_millis(200);
 
+const ENDED: &str = "the interface that was found by its pid is gone, and another process may have \
+    that number now; remove this endpoint, or add it again with the pid of a process that runs";
+
 type Deliver = dyn Fn(SourceEvent<EndpointSpec>) + Send + Sync;
 
 /// All endpoint documents with what became of each. One event stream for both
@@ -55,6 +60,10 @@ struct State {
     documents: BTreeMap<String, EndpointDocument>,
     /// Files of the directory that cannot be read to their end.
     torn: BTreeSet<String>,
+    /// Documents of the directory that are read and not accepted.
+    refused: BTreeSet<String>,
+    /// Documents that name a process by number, and whose interface is gone.
+    ended: BTreeSet<String>,
     /// The directory could be read.
     listed: bool,
     found: BTreeMap<String, Found>,
@@ -113,6 +122,8 @@ impl EndpointBook {
                 stale: documents.keys().cloned().collect(),
                 documents,
                 torn: BTreeSet::new(),
+                refused: BTreeSet::new(),
+                ended: BTreeSet::new(),
                 listed: false,
                 found: found.collect(),
                 unresolved: BTreeMap::new(),
@@ -152,7 +163,9 @@ impl EndpointBook {
         let moved = moved.map(|(key, _)| key);
         let missing = state.documents.iter().filter(|(key, document)| {
             let netns = document.namespace();
-            !state.found.contains_key(*key) && netns.is_ok_and(|netns| netns.path().exists())
+            !state.found.contains_key(*key)
+                && !state.has_ended(key, document)
+                && netns.is_ok_and(|netns| netns.path().exists())
         });
         let keys = moved.chain(missing.map(|(key, _)| key));
         for key in keys.cloned().collect::<Vec<_>>() {
@@ -250,13 +263,30 @@ impl State {
         self.documents.contains_key(key)
             || (dir::is_key(key)
                 && self.dir.is_some()
-                && (!self.listed || self.torn.contains(dir::file_of(key))))
+                && (!self.listed
+                    || self.refused.contains(key)
+                    || self.torn.contains(dir::file_of(key))))
     }
 
     /// Where an endpoint was found, if that interface is still there.
     fn still_there(&self, key: &str) -> Option<EndpointSpec> {
         let found = self.found.get(key).filter(|found| !found.superseded)?;
         found.interface_exists().then(|| found.spec.clone())
+    }
+
+    /// Whether a document names a process by number, and the interface that was found by it is
+    /// gone. Another process may have the number now. An endpoint added by command was found
+    /// when it was added.
+    fn has_ended(&self, key: &str, document: &EndpointDocument) -> bool {
+        let Some(pid) = document.pid else {
+            return false;
+        };
+        let netns = Netns::Pid(pid).to_string();
+        let found = self.found.get(key);
+        match found.filter(|found| found.spec.netns == netns) {
+            Some(found) => interface_name(found.spec.ifindex).is_none(),
+            None => cli::is_key(key) || self.ended.contains(key),
+        }
     }
 
     fn refresh(&mut self, deliver: &Deliver) {
@@ -305,6 +335,8 @@ impl State {
         };
         self.listed = true;
         self.torn = read.torn;
+        let refused = read.documents.iter().filter(|(_, read)| read.is_err());
+        self.refused = refused.map(|(key, _)| key.clone()).collect();
         let listed: BTreeSet<String> = read.documents.keys().cloned().collect();
         let documents = std::mem::take(&mut self.documents);
         self.documents = documents
@@ -320,7 +352,11 @@ impl State {
             match document {
                 Ok(document) if self.documents.get(&key) == Some(&document) => {}
                 Ok(document) => {
-                    self.documents.insert(key.clone(), document);
+                    let pid = document.pid;
+                    let before = self.documents.insert(key.clone(), document);
+                    if before.is_some_and(|before| before.pid != pid) {
+                        self.ended.remove(&key);
+                    }
                     // The old version stays until this one is resolved.
                     self.stale.insert(key);
                 }
@@ -328,6 +364,7 @@ impl State {
             }
         }
         self.stale.retain(|key| self.documents.contains_key(key));
+        self.ended.retain(|key| self.documents.contains_key(key));
     }
 
     /// Resolves a document. What cannot be found again stays as it was while its interface
@@ -341,6 +378,12 @@ impl State {
             }
             return;
         };
+        if before.is_none() && self.has_ended(key, &document) {
+            self.ended.insert(key.to_owned());
+            self.note(key, ENDED);
+            self.forget(key, deliver);
+            return;
+        }
         let netns = document.namespace();
         let namespace = netns.as_ref().ok().and_then(namespace_id);
         let found = document.resolve(key, before.as_ref()).and_then(|spec| {
@@ -419,8 +462,8 @@ impl State {
 impl Found {
     /// Whether the host-side interface is still the one that was found.
     fn interface_exists(&self) -> bool {
-        let name = if_indextoname(self.spec.ifindex);
-        name.is_ok_and(|name| name.to_str() == Ok(self.spec.ifname.as_str()))
+        let name = interface_name(self.spec.ifindex);
+        name.is_some_and(|name| name.to_str() == Ok(self.spec.ifname.as_str()))
     }
 
     /// Whether the interface is there, and the document's namespace is the one where it was
@@ -433,6 +476,12 @@ impl Found {
     }
 }
 
+/// The name of an interface; nix gives an empty one where there is none.
+fn interface_name(ifindex: u32) -> Option<CString> {
+    let name = if_indextoname(ifindex).ok()?;
+    (!name.is_empty()).then_some(name)
+}
+
 /// Which namespace a name stands for now. A process that ended names none.
 fn namespace_id(netns: &Netns) -> Option<NamespaceId> {
     let Netns::Name(_) = netns else {
@@ -441,3 +490,6 @@ fn namespace_id(netns: &Netns) -> Option<NamespaceId> {
     let file = std::fs::metadata(netns.path()).ok()?;
     Some((file.dev(), file.ino()))
 }
+
+#[cfg(test)]
+mod tests;

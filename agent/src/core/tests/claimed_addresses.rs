@@ -89,3 +89,33 @@ fn endpoints_whose_keys_change_places_stay_the_same_endpoints() {
     assert_eq!(addresses(&node, "web"), ["10.0.0.7"]);
     assert_eq!(node.datapath.lxc.len(), 1);
 }
+
+#[test]
+fn an_endpoint_gets_its_address_once_the_one_that_had_it_is_gone() {
+    let mut node = Node::usual();
+    let both = ["10.0.0.7", "fd00::8"];
+    for wanted in [&both[..1], &both] {
+        node.endpoint(spec("web", 7, "app=web"));
+        node.endpoint(with_addresses("next", 8, wanted));
+        assert_eq!(addresses(&node, "web"), ["10.0.0.7"]);
+        assert!(problem(&node).contains("10.0.0.7"), "{}", problem(&node));
+        node.event(Event::Endpoints(SourceEvent::Delete("web".to_owned())));
+        assert_eq!(problem(&node), "");
+        assert_eq!(addresses(&node, "next"), wanted);
+        assert_eq!(node.datapath.lxc.len(), wanted.len());
+        node.event(Event::Endpoints(SourceEvent::Delete("next".to_owned())));
+    }
+}
+
+#[test]
+fn an_endpoint_gets_its_address_once_the_node_gives_it_up() {
+    let mut node = Node::new();
+    node.begin();
+    node.sync();
+    node.event(Event::NodeAddresses(vec!["10.0.0.7".parse().unwrap()]));
+    node.endpoint(spec("web", 7, "app=web"));
+    assert!(problem(&node).contains("this node's"), "{}", problem(&node));
+    node.event(Event::NodeAddresses(vec!["10.0.0.1".parse().unwrap()]));
+    assert_eq!(problem(&node), "");
+    assert_eq!(addresses(&node, "web"), ["10.0.0.7"]);
+}

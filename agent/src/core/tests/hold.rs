@@ -105,3 +105,44 @@ fn other_endpoints_follow_their_policies_meanwhile() {
     assert_eq!(problems(&node), "");
     assert_eq!(node.datapath.policy.len(), 2);
 }
+
+/// Blocks have no identity of this run when the endpoints are looked at.
+#[test]
+fn a_deny_of_a_block_that_the_refused_document_has_stays() {
+    const ALL: &str = "\
+apiVersion: cilium.io/v2
+kind: CiliumNetworkPolicy
+metadata: {name: all}
+spec:
+  endpointSelector: {matchLabels: {app: web}}
+  egress:
+  - toEntities: [all]
+  ingress:
+  - fromEntities: [all]
+";
+    const DENY: &str = "\
+apiVersion: cilium.io/v2
+kind: CiliumNetworkPolicy
+metadata: {name: deny}
+spec:
+  endpointSelector: {matchLabels: {app: web}}
+  egressDeny:
+  - toCIDR: [192.0.2.0/24]
+";
+    let mut node = Node::synced(CoreConfig::default(), ALL);
+    node.policy(DENY);
+    let mut node = again(&node, CoreConfig::default(), &[107]);
+    let before = node.datapath.policy.clone();
+    let denied = |value: &shared_maps::policy::PolicyValue| value.is_deny();
+    assert!(before[&node.id()].values().any(denied));
+    node.begin();
+    node.policy(ALL);
+    node.endpoint(spec("web", 7, "app=web"));
+    node.event(Event::PoliciesUncertain(true));
+    node.sync();
+    assert_eq!(node.datapath.policy, before);
+    assert!(problems(&node).contains("(web)"), "{}", problems(&node));
+    // Without the document it opens.
+    node.event(Event::PoliciesUncertain(false));
+    assert!(!node.datapath.policy[&node.id()].values().any(denied));
+}

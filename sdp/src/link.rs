@@ -8,7 +8,14 @@
 //! ```
 //! Generated messages are known to `convert` and the stream modules only.
 
-use std::{io, sync::Arc, thread, time::Duration};
+use std::{
+    io,
+    panic::{AssertUnwindSafe, catch_unwind},
+    process,
+    sync::Arc,
+    thread,
+    time::Duration,
+};
 
 use hyper_util::rt::TokioIo;
 use tokio::{
@@ -107,7 +114,7 @@ impl Link {
             .enable_all()
             .build()?;
         let thread = thread::Builder::new().name("link".to_owned());
-        thread.spawn(move || runtime.block_on(self.run(stop)))?;
+        thread.spawn(move || or_abort(|| runtime.block_on(self.run(stop))))?;
         Ok(())
     }
 
@@ -173,6 +180,18 @@ impl Link {
     }
 }
 
+/// Runs `work`, and ends the process if it panics: without the link each answer would wait its
+/// longest time for an agent that no thread asks. A new process has a link.
+fn or_abort(work: impl FnOnce()) {
+    if catch_unwind(AssertUnwindSafe(work)).is_err() {
+        tracing::error!(
+            "the thread of the link to the agent panicked, a bug: the process ends, so that it is \
+             started again; report the lines before this one"
+        );
+        process::abort();
+    }
+}
+
 /// Connects, within [`ANSWER_WITHIN`].
 async fn connect(address: &AgentAddress) -> Result<Channel, SessionError> {
     let connected = async {
@@ -220,5 +239,37 @@ async fn answered<T>(
             status: Box::new(status),
         }),
         Err(_) => Err(SessionError::Silent { what }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        env,
+        os::unix::process::ExitStatusExt as _,
+        process::{Command, Stdio},
+    };
+
+    use super::*;
+
+    /// Set in the process that panics.
+    const PANICS: &str = "HOLDFAST_TEST_LINK_PANICS";
+
+    #[test]
+    fn a_panic_of_the_links_thread_ends_the_process() {
+        if env::var_os(PANICS).is_some() {
+            let thread = thread::spawn(|| or_abort(|| panic!("on purpose")));
+            let _ = thread.join();
+            return;
+        }
+        let name = "link::tests::a_panic_of_the_links_thread_ends_the_process";
+        let status = Command::new(env::current_exe().unwrap())
+            .args(["--exact", name])
+            .env(PANICS, "1")
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .status()
+            .unwrap();
+        assert_eq!(status.signal(), Some(nix::libc::SIGABRT), "{status}");
     }
 }

@@ -45,10 +45,11 @@ impl Holders {
             return;
         }
         let mut followed = self.0.lock();
-        // No other process has the number of one that lives.
+        // No other process has the number of one that lives. Every process of a pid namespace
+        // that this one does not see has the number 0, and is followed by itself.
         let known = followed
             .iter_mut()
-            .find(|known| known.pid == pid && !has_ended(&known.process));
+            .find(|known| pid > 0 && known.pid == pid && !has_ended(&known.process));
         if let Some(known) = known {
             known.streams.push_back(stream);
             if known.streams.len() > MAX_STREAMS {
@@ -120,6 +121,19 @@ mod tests {
     fn streams_of_a_process_end_with_it_and_with_no_other_of_its_number() {
         assert_eq!(pid_is_reused("ends"), [StreamId(1), StreamId(2)]);
         assert_eq!(pid_is_reused("lives"), []);
+    }
+
+    #[test]
+    fn processes_of_another_pid_namespace_end_one_by_one() {
+        let holders = Holders::default();
+        let (one, first_lives) = process();
+        let (other, second_lives) = process();
+        holders.follow(0, one, StreamId(1));
+        holders.follow(0, other, StreamId(2));
+        drop(second_lives);
+        assert_eq!(holders.take_ended(), [StreamId(2)]);
+        drop(first_lives);
+        assert_eq!(holders.take_ended(), [StreamId(1)]);
     }
 
     #[test]

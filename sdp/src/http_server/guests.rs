@@ -70,7 +70,7 @@ impl<P: Copy + Eq + Hash + Ord> Guests<P> {
     }
 
     /// Admits a connection. If there are as many as may be, another one is closed: the oldest
-    /// idle one of the peer with most connections, or its oldest if none is idle.
+    /// idle one of the peers with most connections, or their oldest if none is idle.
     pub(super) fn admit(&self, peer: P) -> Guest<P> {
         let mut state = self.state.lock();
         while state.quota.used() >= state.quota.limit() {
@@ -100,8 +100,9 @@ impl<P: Copy + Eq + Hash + Ord> Guests<P> {
 
 impl<P: Copy + Eq + Hash + Ord> State<P> {
     fn to_close(&self) -> Option<u64> {
-        let (largest, _) = self.quota.largest()?;
-        let of_largest = || self.open.iter().filter(|(_, open)| open.peer == largest);
+        let (_, most) = self.quota.largest()?;
+        let is_largest = |open: &Open<P>| self.quota.held_by(open.peer) == most;
+        let of_largest = || self.open.iter().filter(|(_, open)| is_largest(open));
         let idle = of_largest().find(|(_, open)| !open.busy.load(Ordering::Acquire));
         idle.or_else(|| of_largest().next()).map(|(key, _)| *key)
     }
@@ -162,6 +163,21 @@ mod tests {
         drop((few, many, another, fifth));
         assert_eq!(guests.state.lock().quota.used(), 0);
         assert!(guests.state.lock().open.is_empty());
+    }
+
+    #[test]
+    fn among_peers_with_as_many_connections_the_oldest_idle_one_gives_way() {
+        for peers in [[1, 2, 3], [3, 2, 1], [2, 3, 1]] {
+            let guests = Guests::new(3);
+            let open = peers.map(|peer| guests.admit(peer));
+            let busy = open[0].busy();
+            let _fourth = guests.admit(9);
+            let closed = open.each_ref().map(|guest| guest.close().is_cancelled());
+            assert_eq!(closed, [false, true, false], "{peers:?}");
+            drop(busy);
+            let _fifth = guests.admit(8);
+            assert!(open[0].close().is_cancelled(), "{peers:?}");
+        }
     }
 
     #[test]

@@ -64,7 +64,8 @@ impl DelayedQuery {
         act(query, &self.message)
     }
 
-    fn units(&self) -> usize {
+    /// Bytes that it counts.
+    pub(super) fn units(&self) -> usize {
         OVERHEAD + self.message.len()
     }
 }

@@ -7,7 +7,7 @@ use std::{
 };
 
 use hickory_proto::{op::ResponseCode, rr::RecordType};
-use holdfast_sdp::proxy::stats::QueryResult;
+use holdfast_sdp::proxy::stats::{Protocol, QueryResult};
 
 use crate::bench::{
     Bench, NEIGHBOUR, Options, PATIENCE, answer, eventually, query, rcode, receive_frame,
@@ -170,6 +170,60 @@ fn unanswered_queries_over_tcp_leave_places_for_another_pod() {
     let answered = receive_frame(&neighbour).unwrap();
     assert_eq!(rcode(&answered), ResponseCode::NoError);
     assert_eq!(bench.stats.queries.get(QueryResult::Shed), 5);
+}
+
+#[test]
+fn a_query_that_waits_for_a_place_gets_the_one_that_another_connection_frees() {
+    let mut options = Options::default();
+    options.config.in_flight = 1;
+    // Longer than anything here waits.
+    options.config.in_flight_grace = 60 * PATIENCE;
+    let bench = Bench::new(options);
+    let first = bench.tcp_client();
+    ask_in_vain(&first, 1);
+    let at_server = bench.tcp_at_server();
+    let asked = receive_frame(&at_server).unwrap();
+    let second = bench.tcp_client();
+    ask_in_vain(&second, 1);
+    eventually("the second query has come", || {
+        bench.stats.transports.get(Protocol::Tcp) == 2
+    });
+    send_frames(&at_server, &[&answer(&asked, &["192.0.2.1"])]);
+    receive_frame(&first).unwrap();
+    eventually("the second query is sent on", || {
+        bench.stats.in_flight.get() == 1
+    });
+    let at_server = bench.tcp_at_server();
+    let asked = receive_frame(&at_server).unwrap();
+    send_frames(&at_server, &[&answer(&asked, &["192.0.2.2"])]);
+    let answered = receive_frame(&second).unwrap();
+    assert_eq!(rcode(&answered), ResponseCode::NoError);
+}
+
+#[test]
+fn a_large_query_that_waits_for_a_place_counts_as_its_pods_memory() {
+    const PADDING: u16 = 60_000;
+    let mut options = Options::default();
+    options.config.in_flight = 1;
+    options.config.in_flight_grace = 60 * PATIENCE;
+    let bench = Bench::new(options);
+    let first = bench.tcp_client();
+    ask_in_vain(&first, 1);
+    receive_frame(&bench.tcp_at_server()).unwrap();
+    let mut large = query(2, "a.good.example", RecordType::A);
+    // One OPT record with one padding option.
+    large[11] = 1;
+    large.extend_from_slice(&[0, 0, 41, 4, 208, 0, 0, 0, 0]);
+    for number in [PADDING + 4, 12, PADDING] {
+        large.extend_from_slice(&number.to_be_bytes());
+    }
+    large.resize(large.len() + usize::from(PADDING), 0);
+    let second = bench.tcp_client();
+    send_frames(&second, &[&large]);
+    // Two copies are in buffers, the third one waits; the allowance is less than half of one.
+    eventually("all three copies count", || {
+        bench.stats.tcp_bytes.get() > u64::from(PADDING) * 5 / 2
+    });
 }
 
 #[test]

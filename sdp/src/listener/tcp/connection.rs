@@ -175,7 +175,9 @@ impl Connection {
                 // Before the peers: one that never pauses must not stop the clock.
                 () = &mut alarm => {
                     self.now = Instant::now();
-                    if self.now < self.deadline() { Ok(()) } else { self.on_time() }
+                    // A delayed query's deadline is always ahead: each ring is a retry.
+                    let early = self.delayed.is_none() && self.now < self.deadline();
+                    if early { Ok(()) } else { self.on_time() }
                 }
                 happened = self.upstream.happen(), if has_room => {
                     self.now = Instant::now();
@@ -289,7 +291,8 @@ impl Connection {
         }
         let scratch = self.message.capacity() + self.own.capacity();
         let buffers = self.reader.memory() + self.out.memory() + self.upstream.memory();
-        let waiting = self.waiting.asked_bytes() + self.waiting.held_bytes();
+        let delayed = self.delayed.as_ref().map_or(0, DelayedQuery::units);
+        let waiting = self.waiting.asked_bytes() + self.waiting.held_bytes() + delayed;
         let beyond = (scratch + buffers + waiting).saturating_sub(ALLOWANCE);
         let (had, has) = (self.memory.units(), beyond.next_multiple_of(CHARGE));
         if has == had {
@@ -330,9 +333,14 @@ impl Connection {
             // it has the answer sees the end first, and no query of it meets a closed connection.
             let socket = socket2::SockRef::from(&self.stream);
             let _ = socket.set_tcp_cork(true);
-            self.out.flush(&self.stream).map_err(|_| Over::Cut)?;
+            if self.out.flush(&self.stream).map_err(|_| Over::Cut)? {
+                self.last_activity = self.now;
+            }
             if self.out.len() == 0 {
                 self.finished = socket.shutdown(std::net::Shutdown::Write).is_ok();
+            } else {
+                // The client did not take all of it: what went out must not wait for the rest.
+                let _ = socket.set_tcp_cork(false);
             }
             return Ok(());
         }

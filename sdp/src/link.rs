@@ -256,6 +256,7 @@ mod tests {
     const PANICS: &str = "HOLDFAST_TEST_LINK_PANICS";
 
     #[test]
+    #[expect(clippy::disallowed_methods, reason = "a switch of this test only")]
     fn a_panic_of_the_links_thread_ends_the_process() {
         if env::var_os(PANICS).is_some() {
             let thread = thread::spawn(|| or_abort(|| panic!("on purpose")));

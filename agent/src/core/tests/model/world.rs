@@ -2,6 +2,7 @@
 
 mod changes;
 mod checks;
+mod settle;
 mod uses;
 
 use std::{
@@ -581,22 +582,6 @@ impl World {
             self.release(proxy);
             self.proxies[proxy].1.expire(self.now);
             self.release(proxy);
-        }
-    }
-
-    /// Until nobody has anything to do.
-    fn settle(&mut self) {
-        self.reap();
-        for _ in 0..20 {
-            for proxy in 0..PROXIES {
-                self.write(proxy);
-                self.proxies[proxy].1.send(self.now);
-                self.run(proxy);
-                while !self.proxies[proxy].1.down.is_empty() {
-                    self.deliver(proxy);
-                    self.release(proxy);
-                }
-            }
         }
     }
 }

@@ -31,6 +31,7 @@ mod reconcile;
 mod refused;
 mod relabel;
 mod restore;
+mod revocations;
 mod rules;
 pub mod snapshot;
 mod state;
@@ -99,7 +100,7 @@ impl Core {
             }
             Event::StreamDown(stream) => state.on_stream_down(&mut plan, stream),
             Event::HolderEnded(streams) => state.on_holder_ended(&mut plan, &streams),
-            Event::RevokeAcked { stream, id } => state.on_revoke_acked(&mut plan, stream, id),
+            Event::RevokeAcked(acks) => state.on_revoke_acked(&mut plan, &acks),
             Event::CleanNames(clean) => state.on_clean(&mut plan, &clean),
             Event::NamesKept {
                 endpoint,
@@ -176,17 +177,12 @@ impl Core {
     pub fn next_deadline(&self) -> Option<BootTime> {
         let state = &self.state;
         let file = state.files_due.first().map(|(at, _)| *at);
-        let revocation = state
-            .revocations
-            .values()
-            .map(|pending| pending.until)
-            .min();
         let times = [
             state.names.next_deadline(),
             state.retry_at,
             // It waits for the end of a change of policy.
             state.restore_until.filter(|_| state.may_end_restore()),
-            revocation,
+            state.revocations.next_end(),
         ];
         let file = file.filter(|_| state.sync.done);
         times.into_iter().chain([file]).flatten().min()

@@ -28,7 +28,7 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{
     config::{self, Config},
-    core::event::{Event, MappingEvent},
+    core::event::{Event, MappingEvent, RevokeAck},
     epoch::Epoch,
     lane::Lane,
     proxies::{Proxies, Results, RulesTable, StreamGuard, StreamKind, ToStream},
@@ -274,9 +274,11 @@ impl Connected {
                     .collect();
                 self.sink.results(outcomes);
             }
-            ToStream::Revoke(revocation) => {
-                self.sink
-                    .revoke(revocation.id, Some(&revocation.name), &revocation.addresses);
+            ToStream::Revoke(revocations) => {
+                for revocation in revocations {
+                    let (name, addresses) = (&revocation.name, &revocation.addresses);
+                    self.sink.revoke(revocation.id, Some(name), addresses);
+                }
             }
         }
     }
@@ -284,12 +286,11 @@ impl Connected {
     async fn send(&self) -> Option<()> {
         let batch = self.sink.next_batch(BootTime::now());
         let stream = self.guard.id();
-        for id in batch.revoked {
-            self.ports
-                .core
-                .tell(Event::RevokeAcked { stream, id })
-                .await
-                .ok()?;
+        if !batch.revoked.is_empty() {
+            let acks = batch.revoked.into_iter();
+            let acks = acks.map(|id| RevokeAck { stream, id }).collect();
+            let event = Event::RevokeAcked(acks);
+            self.ports.core.tell(event).await.ok()?;
         }
         if !batch.mappings.is_empty() {
             self.guard.took(batch.mappings.len());

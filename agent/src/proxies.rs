@@ -93,7 +93,7 @@ pub enum ToStream {
     /// Results of its mappings.
     Outcomes(Vec<MappingOutcome>),
     /// Leases to drop and to acknowledge.
-    Revoke(Revocation),
+    Revoke(Vec<Arc<Revocation>>),
 }
 
 /// What one connected proxy is about, for `status`.
@@ -332,10 +332,17 @@ impl Proxies {
         }
     }
 
-    /// A revocation to each of its streams.
-    pub fn revoke(&self, revocation: &Revocation) {
-        for stream in &revocation.streams {
-            self.send(*stream, ToStream::Revoke(revocation.clone()));
+    /// Revocations to their streams: one message for each stream.
+    pub fn revoke(&self, revocations: Vec<Revocation>) {
+        let mut by_stream: BTreeMap<StreamId, Vec<Arc<Revocation>>> = BTreeMap::new();
+        for revocation in revocations.into_iter().map(Arc::new) {
+            for stream in &revocation.streams {
+                let of_stream = by_stream.entry(*stream).or_default();
+                of_stream.push(Arc::clone(&revocation));
+            }
+        }
+        for (stream, revocations) in by_stream {
+            self.send(stream, ToStream::Revoke(revocations));
         }
     }
 

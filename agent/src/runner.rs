@@ -37,12 +37,12 @@ const QUEUE: usize = 1024;
 /// What the mappings among them may weigh ([`weight`]): some 16,000 of them, or the addresses
 /// of 128 of the largest.
 const ROOM: u32 = 1 << 19;
-/// Mappings of several batches are planned together up to this many.
-const BATCH: usize = 4096;
 /// Failed steps of one plan that are logged one by one.
 const LOGGED: usize = 10;
 /// Longest that a reader waits for a snapshot.
 const PATIENCE: Duration = Duration::from_secs(10);
+
+mod merge;
 
 /// Looks at the core on its own thread.
 type Look = Box<dyn FnOnce(&Core) + Send>;
@@ -100,7 +100,7 @@ fn is_of_stream(event: &Event) -> bool {
             | Event::StreamUp(_)
             | Event::StreamDown(_)
             | Event::HolderEnded(_)
-            | Event::RevokeAcked { .. }
+            | Event::RevokeAcked(_)
     )
 }
 
@@ -326,28 +326,9 @@ impl Runner {
         input
     }
 
-    /// Takes what proxies tell, mappings of several batches at once.
+    /// Takes what proxies tell, as few events as keep its order.
     fn hear(&mut self, told: impl Iterator<Item = Told>) {
-        let mut mappings = Vec::new();
-        for (event, _room) in told {
-            match event {
-                Event::Mappings(more) => {
-                    mappings.extend(more);
-                    if mappings.len() >= BATCH {
-                        self.step(Event::Mappings(std::mem::take(&mut mappings)));
-                    }
-                }
-                other => {
-                    if !mappings.is_empty() {
-                        self.step(Event::Mappings(std::mem::take(&mut mappings)));
-                    }
-                    self.step(other);
-                }
-            }
-        }
-        if !mappings.is_empty() {
-            self.step(Event::Mappings(mappings));
-        }
+        merge::merged(told, |event| self.step(event));
     }
 
     /// False if the core is to stop.
@@ -434,14 +415,17 @@ impl Runner {
 
     fn publish(&self, effects: Vec<Effect>) {
         let mut outcomes = Vec::new();
+        let mut revocations = Vec::new();
         for effect in effects {
             match effect {
                 Effect::Outcome(outcome) => outcomes.push(outcome),
                 Effect::Rules(update) => self.proxies.rules(update),
                 Effect::SnapshotReady => self.proxies.ready(),
-                Effect::Revoke(revocation) => self.proxies.revoke(&revocation),
+                Effect::Revoke(revocation) => revocations.push(revocation),
             }
         }
+        // One message per stream, however many names were cleaned.
+        self.proxies.revoke(revocations);
         if !outcomes.is_empty() {
             self.proxies.outcomes(outcomes);
         }

@@ -6,6 +6,8 @@
 mod admin;
 #[path = "in_process/cilium_proxy.rs"]
 mod cilium_proxy;
+#[path = "in_process/clean.rs"]
+mod clean;
 #[path = "in_process/flood.rs"]
 mod flood;
 #[path = "in_process/fqdndata.rs"]

@@ -54,13 +54,8 @@ pub enum Event {
     StreamDown(StreamId),
     /// The process that holds the leases of these streams has ended, and with it the leases.
     HolderEnded(Vec<StreamId>),
-    /// A proxy dropped the leases of a revocation.
-    RevokeAcked {
-        /// The stream.
-        stream: StreamId,
-        /// Number of the revocation.
-        id: u64,
-    },
+    /// Proxies dropped the leases of revocations.
+    RevokeAcked(Vec<RevokeAck>),
     /// Forget learned names (administrator).
     CleanNames(CleanNames),
     /// What became of a [`crate::datapath::plan::Step::KeepNames`] after its plan.
@@ -112,6 +107,15 @@ pub struct Revocation {
     pub name: Fqdn,
     /// Its addresses.
     pub addresses: Vec<IpAddr>,
+}
+
+/// A proxy dropped the leases of a revocation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RevokeAck {
+    /// The stream.
+    pub stream: StreamId,
+    /// Number of the revocation.
+    pub id: u64,
 }
 
 /// Number of one proxy's connection to the agent (or of the built-in proxy).

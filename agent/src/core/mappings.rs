@@ -10,10 +10,13 @@ use ipnet::IpNet;
 use shared_maps::{EndpointId, FAMILY_IPV4, FAMILY_IPV6, IdentityId};
 
 use super::{
-    event::{MAX_ADDRESSES, MAX_NAME, MappingEvent, MappingOutcome, Revocation, StreamId},
+    event::{
+        MAX_ADDRESSES, MAX_NAME, MappingEvent, MappingOutcome, Revocation, RevokeAck, StreamId,
+    },
     plan::Plan,
     rate::MappingRate,
-    state::{Outcome, PendingRevocation, State},
+    revocations::PendingRevocation,
+    state::{Outcome, State},
 };
 use crate::{
     endpoint::endpoint::Undurable,
@@ -345,10 +348,8 @@ impl State {
         {
             self.departed.insert(stream, until);
         }
-        for revocation in self.revocations.values_mut() {
-            if !self.departed.contains_key(&stream) {
-                revocation.waiting.remove(&stream);
-            }
+        if !self.departed.contains_key(&stream) {
+            self.revocations.forget_stream(stream);
         }
         self.end_revocations(plan);
     }
@@ -361,17 +362,15 @@ impl State {
                 self.holderless.insert(*stream, self.now);
             } else {
                 self.departed.remove(stream);
-                for revocation in self.revocations.values_mut() {
-                    revocation.waiting.remove(stream);
-                }
+                self.revocations.forget_stream(*stream);
             }
         }
         self.end_revocations(plan);
     }
 
-    pub(super) fn on_revoke_acked(&mut self, plan: &mut Plan, stream: StreamId, id: u64) {
-        if let Some(revocation) = self.revocations.get_mut(&id) {
-            revocation.waiting.remove(&stream);
+    pub(super) fn on_revoke_acked(&mut self, plan: &mut Plan, acks: &[RevokeAck]) {
+        for ack in acks {
+            self.revocations.acked(ack.stream, ack.id);
         }
         self.end_revocations(plan);
     }
@@ -414,18 +413,11 @@ impl State {
     /// Ends revocations that every stream acknowledged or whose leases ended.
     pub(super) fn end_revocations(&mut self, plan: &mut Plan) {
         let now = self.now;
-        let done = self
-            .revocations
-            .iter()
-            .filter(|(_, pending)| pending.waiting.is_empty() || pending.until <= now);
-        let done: Vec<u64> = done.map(|(id, _)| *id).collect();
-        if done.is_empty() {
+        let ended = self.revocations.take_ended(now);
+        if ended.is_empty() {
             return;
         }
-        for id in done {
-            let Some(pending) = self.revocations.remove(&id) else {
-                continue;
-            };
+        for pending in ended {
             for address in pending.addresses {
                 let gone = self.names.revoked(&pending.name, address, now);
                 self.unlabel(gone.into_iter().collect());

@@ -110,7 +110,7 @@ impl State {
             promised: BTreeMap::new(),
             holderless: BTreeMap::new(),
             departed: BTreeMap::new(),
-            revocations: BTreeMap::new(),
+            revocations: Default::default(),
             next_revocation: 1,
             early: Vec::new(),
             early_shares: Quota::new(MAX_EARLY),

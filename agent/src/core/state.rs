@@ -23,6 +23,7 @@ use super::{
     plan::Plan,
     rate::MappingRate,
     refused::RecentlyRefused,
+    revocations::Revocations,
     snapshot::Counters,
 };
 use crate::{
@@ -101,7 +102,7 @@ pub(super) struct State {
     pub holderless: BTreeMap<StreamId, BootTime>,
     /// Streams that closed, until the last of their leases has ended and what comes after it.
     pub departed: BTreeMap<StreamId, BootTime>,
-    pub revocations: BTreeMap<u64, PendingRevocation>,
+    pub revocations: Revocations,
     pub next_revocation: u64,
     /// Mappings that came before the sources were synced.
     pub early: Vec<MappingEvent>,
@@ -227,16 +228,6 @@ pub(super) struct Outcome {
     pub outcome: MappingOutcome,
     pub prefixes: Vec<IpNet>,
     pub endpoint: EndpointId,
-}
-
-/// Leases that streams were asked to drop.
-#[derive(Debug)]
-pub(super) struct PendingRevocation {
-    pub waiting: BTreeSet<StreamId>,
-    pub name: holdfast_sdp::name::Fqdn,
-    pub addresses: Vec<std::net::IpAddr>,
-    /// When the leases end by themselves.
-    pub until: BootTime,
 }
 
 impl State {

@@ -9,7 +9,7 @@ use tonic::{Status, Streaming};
 
 use super::convert;
 use crate::{
-    core::event::{Event, MappingEvent},
+    core::event::{Event, MappingEvent, RevokeAck},
     epoch::Epoch,
     proxies::{Results, StreamGuard, ToStream},
     runner::CoreHandle,
@@ -38,8 +38,10 @@ pub(super) async fn serve(
     }
     let down = async {
         while let Some(message) = results.recv().await {
-            if answers.send(Ok(to_message(message))).await.is_err() {
-                return;
+            for message in to_messages(message) {
+                if answers.send(Ok(message)).await.is_err() {
+                    return;
+                }
             }
         }
         // Closed by the registry: the proxy fetched too slowly.
@@ -96,11 +98,11 @@ async fn take(
             }
         }
         Some(Up::RevokedAck(ack)) => {
-            let event = Event::RevokeAcked {
+            let ack = RevokeAck {
                 stream: guard.id(),
                 id: ack.id,
             };
-            core.tell(event).await.ok()?;
+            core.tell(Event::RevokeAcked(vec![ack])).await.ok()?;
         }
         // Of a later release: ignored.
         None => {}
@@ -108,12 +110,18 @@ async fn take(
     Some(())
 }
 
-fn to_message(message: ToStream) -> MappingDown {
-    let kind = match message {
-        ToStream::Outcomes(outcomes) => Down::Results(MappingResults {
+fn to_messages(message: ToStream) -> Vec<MappingDown> {
+    let kinds = match message {
+        ToStream::Outcomes(outcomes) => vec![Down::Results(MappingResults {
             results: outcomes.iter().map(convert::result).collect(),
-        }),
-        ToStream::Revoke(revocation) => Down::Revoked(convert::revoked(&revocation)),
+        })],
+        ToStream::Revoke(revocations) => {
+            let revoked = revocations.iter().map(|one| convert::revoked(one));
+            revoked.map(Down::Revoked).collect()
+        }
     };
-    MappingDown { kind: Some(kind) }
+    let messages = kinds.into_iter();
+    messages
+        .map(|kind| MappingDown { kind: Some(kind) })
+        .collect()
 }

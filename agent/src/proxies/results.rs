@@ -11,7 +11,9 @@ use super::ToStream;
 
 /// Messages that may wait for one mapping stream.
 pub(super) const STREAM_QUEUE: usize = 1024;
-/// Results in them, some 15 MiB: files of several endpoints may make as many durable at once.
+/// Results and revocations in them, some 15 MiB, at which no further message is taken: files of
+/// several endpoints may make as many durable at once. One message may hold more, since a cleaning
+/// revokes all the names that the core has.
 pub(super) const STREAM_RESULTS: usize = 262_144;
 
 /// The core's end; never waits.
@@ -43,7 +45,7 @@ impl Mailbox {
     pub(super) fn put(&self, message: ToStream) -> bool {
         let number = results_in(&message);
         let waiting = self.waiting.fetch_add(number, Ordering::Relaxed);
-        waiting + number <= STREAM_RESULTS && self.sender.try_send(message).is_ok()
+        waiting < STREAM_RESULTS && self.sender.try_send(message).is_ok()
     }
 }
 
@@ -60,16 +62,16 @@ impl Results {
 fn results_in(message: &ToStream) -> usize {
     match message {
         ToStream::Outcomes(outcomes) => outcomes.len(),
-        ToStream::Revoke(_) => 1,
+        ToStream::Revoke(revocations) => revocations.len(),
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use holdfast_sdp::mapping::Realised;
+    use holdfast_sdp::{mapping::Realised, name::Fqdn};
 
     use super::*;
-    use crate::core::event::{MappingOutcome, StreamId};
+    use crate::core::event::{MappingOutcome, Revocation, StreamId};
 
     #[tokio::test]
     async fn results_are_bounded_however_few_messages_they_come_in() {
@@ -87,5 +89,20 @@ mod tests {
         results.recv().await.unwrap();
         assert!(mailbox.put(half.clone()), "there is room again");
         assert!(!mailbox.put(half));
+    }
+
+    #[tokio::test]
+    async fn a_cleaning_of_any_number_of_names_is_taken() {
+        let revocation = Arc::new(Revocation {
+            id: 1,
+            streams: Vec::new(),
+            name: Fqdn::normalise("foo.com"),
+            addresses: Vec::new(),
+        });
+        let cleaning = ToStream::Revoke(vec![revocation; STREAM_RESULTS + 1]);
+        let (mailbox, mut results) = mailbox();
+        assert!(mailbox.put(cleaning.clone()));
+        assert!(!mailbox.put(cleaning.clone()), "it is not fetched");
+        assert_eq!(results.recv().await, Some(cleaning));
     }
 }

@@ -60,7 +60,10 @@ fn clean(node: &mut Node, name: &str) {
     }));
     for id in before..node.core.summary().counters.revocations {
         let stream = crate::core::event::StreamId(1);
-        node.event(Event::RevokeAcked { stream, id: id + 1 });
+        node.event(Event::RevokeAcked(vec![crate::core::event::RevokeAck {
+            stream,
+            id: id + 1,
+        }]));
     }
 }
 

@@ -94,10 +94,10 @@ fn another_proxy_gives_its_leases_back_by_itself() {
     node.event(Event::HolderEnded(vec![HOLDER]));
     clean(&mut node);
     assert!(is_open(&node), "the other one may answer under it");
-    node.event(Event::RevokeAcked {
+    node.event(Event::RevokeAcked(vec![crate::core::event::RevokeAck {
         stream: OTHER,
         id: 1,
-    });
+    }]));
     assert!(!is_open(&node));
 }
 

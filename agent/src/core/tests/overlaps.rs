@@ -102,10 +102,10 @@ fn one_address_of_two_names() {
         pattern: Some("foo.com".into()),
         endpoint: None,
     }));
-    node.event(Event::RevokeAcked {
+    node.event(Event::RevokeAcked(vec![crate::core::event::RevokeAck {
         stream: StreamId(1),
         id: 1,
-    });
+    }]));
     assert_eq!(labels(&node, "1.1.1.2"), ["fqdn:bar.com"]);
     assert_eq!(node.identity("1.1.1.1"), None);
 }
@@ -272,10 +272,10 @@ fn a_lease_is_revoked_before_its_pair_goes() {
     let revoked = revoked.unwrap();
     assert_eq!(revoked.streams, [StreamId(1)]);
     assert!(node.identity("1.1.1.1").is_some());
-    node.event(Event::RevokeAcked {
+    node.event(Event::RevokeAcked(vec![crate::core::event::RevokeAck {
         stream: StreamId(1),
         id: revoked.id,
-    });
+    }]));
     assert!(node.identity("1.1.1.1").is_none());
 }
 
@@ -343,10 +343,10 @@ fn a_lease_outlives_its_stream() {
             node.event(event);
         }
         node.event(Event::StreamUp(StreamId(2)));
-        node.event(Event::RevokeAcked {
+        node.event(Event::RevokeAcked(vec![crate::core::event::RevokeAck {
             stream: StreamId(2),
             id: 1,
-        });
+        }]));
         node.tick(end);
         assert!(node.identity("1.1.1.1").is_some(), "{revoked_first}");
         node.tick(end.plus_secs(5));
@@ -362,10 +362,10 @@ fn a_stream_without_a_lease_delays_no_revocation() {
     node.event(Event::CleanNames(Default::default()));
     node.event(Event::StreamDown(StreamId(2)));
     assert!(node.identity("1.1.1.1").is_some());
-    node.event(Event::RevokeAcked {
+    node.event(Event::RevokeAcked(vec![crate::core::event::RevokeAck {
         stream: StreamId(1),
         id: 1,
-    });
+    }]));
     assert!(node.identity("1.1.1.1").is_none());
 }
 

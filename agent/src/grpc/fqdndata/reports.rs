@@ -16,7 +16,7 @@ use super::mapping;
 use crate::{
     core::{
         Place,
-        event::{Event, MappingEvent, StreamId},
+        event::{Event, MappingEvent, RevokeAck, StreamId},
     },
     proxies::{Proxies, Results, StreamGuard, StreamKind, ToStream},
     runner::{CoreAway, CoreHandle},
@@ -29,7 +29,7 @@ const MARGIN: Duration = Duration::from_millis(50);
 /// How long endpoints are taken to be where they were, seconds: asking per answer would hold
 /// it up twice.
 const CURRENT: u64 = 1;
-/// Revocations whose acknowledgement may wait for the core.
+/// Messages of revocations whose acknowledgement may wait for the core.
 const ACKS: usize = 1024;
 
 /// Calls, and what they need.
@@ -143,11 +143,14 @@ impl Reports {
                     }
                 }
                 // These clients hold no leases. One that is not acknowledged ends in time.
-                ToStream::Revoke(revocation) => {
-                    let _full = acks.try_send(Event::RevokeAcked {
-                        stream: self.stream(),
+                ToStream::Revoke(revocations) => {
+                    let stream = self.stream();
+                    let given_back = revocations.iter().map(|revocation| RevokeAck {
+                        stream,
                         id: revocation.id,
                     });
+                    let event = Event::RevokeAcked(given_back.collect());
+                    let _full = acks.try_send(event);
                 }
             }
         }

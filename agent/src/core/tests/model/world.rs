@@ -381,7 +381,10 @@ impl World {
                             self.promises.remove(&(stream, name.clone(), address));
                         }
                     }
-                    self.event(Event::RevokeAcked { stream, id });
+                    self.event(Event::RevokeAcked(vec![crate::core::event::RevokeAck {
+                        stream,
+                        id,
+                    }]));
                 }
             }
         }

@@ -1,0 +1,57 @@
+//! What waits in the queue of proxies' streams, as few events as keep its order.
+
+use super::Told;
+use crate::core::event::Event;
+
+/// Mappings, or acknowledgements, of several events are planned together up to this many.
+const BATCH: usize = 4096;
+
+/// Gives the events to `step`: mappings that follow each other as one, acknowledgements too.
+pub(super) fn merged(told: impl Iterator<Item = Told>, mut step: impl FnMut(Event)) {
+    let mut last: Option<Event> = None;
+    for (event, _room) in told {
+        last = match (last.take(), event) {
+            (Some(Event::Mappings(mut all)), Event::Mappings(more)) if all.len() < BATCH => {
+                all.extend(more);
+                Some(Event::Mappings(all))
+            }
+            (Some(Event::RevokeAcked(mut all)), Event::RevokeAcked(more)) if all.len() < BATCH => {
+                all.extend(more);
+                Some(Event::RevokeAcked(all))
+            }
+            (before, event) => {
+                before.into_iter().for_each(&mut step);
+                Some(event)
+            }
+        };
+    }
+    last.into_iter().for_each(step);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::core::event::{RevokeAck, StreamId};
+
+    fn ack(id: u64) -> Event {
+        let stream = StreamId(id % 2);
+        Event::RevokeAcked(vec![RevokeAck { stream, id }])
+    }
+
+    #[test]
+    fn acknowledgements_of_two_streams_are_few_events_in_their_order() {
+        let down = Event::StreamDown(StreamId(0));
+        let told = (0..5_000).map(ack).chain([down]).chain([ack(5_000)]);
+        let (mut events, mut ids) = (Vec::new(), Vec::new());
+        merged(told.map(|event| (event, None)), |event| events.push(event));
+        let sizes = events.iter().map(|event| match event {
+            Event::RevokeAcked(acks) => {
+                ids.extend(acks.iter().map(|ack| ack.id));
+                acks.len()
+            }
+            _ => 0,
+        });
+        assert_eq!(sizes.collect::<Vec<_>>(), [4096, 904, 0, 1]);
+        assert!(ids.into_iter().eq(0..=5_000));
+    }
+}

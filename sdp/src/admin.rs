@@ -25,7 +25,7 @@ mod server;
 pub mod status;
 pub mod steering;
 
-pub use server::{Doors, MetricsDoor};
+pub use server::{Doors, MetricsDoor, remove_left};
 
 /// Questions are small.
 const LARGEST_BODY: usize = 64 << 10;
@@ -37,7 +37,7 @@ const OPENMETRICS: &str = "application/openmetrics-text; version=1.0.0; charset=
 #[derive(Debug, thiserror::Error)]
 pub enum AdminError {
     /// Another process answers there.
-    #[error("--admin-socket {path}: another proxy answers there; give this one another --name or --admin-socket", path = .0.display())]
+    #[error("--admin-socket {path}: another proxy answers there, or it is not a socket; give this one another --name or --admin-socket", path = .0.display())]
     Taken(PathBuf),
     /// It cannot be bound.
     #[error("--admin-socket {path}: {source}; its directory must belong to the user of --user", path = .path.display())]

@@ -100,6 +100,7 @@ pub fn run(config: Config, troubles: Troubles) -> anyhow::Result<()> {
     let sockets = Unbound::open(&listen_config(&config, descriptors))
         .map_err(|e| explain_bind(&e, &config))?;
     provide_steering(&config);
+    remove_left_socket(&config);
     let privileges = sandbox(&config).enter()?;
     let doors = Doors::open(&config, metrics)?;
     // As the user it becomes: what works now works when the file is opened anew.
@@ -236,6 +237,25 @@ fn provide_steering(config: &Config) {
             "no steering: the kernel's hash spreads queries over the proxies of the port \
              (--steering=off says that this is meant)"
         );
+    }
+}
+
+/// Removes the admin socket of a killed proxy that ran as root: the user that this one becomes
+/// may not connect to it, and so could not tell it from a proxy's that runs.
+fn remove_left_socket(config: &Config) {
+    if !nix::unistd::Uid::effective().is_root() {
+        return;
+    }
+    let path = &config.admin_socket;
+    match admin::remove_left(path) {
+        Ok(true) => tracing::info!(path = %path.display(), "removed the socket of a killed proxy"),
+        Ok(false) => {}
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+        Err(error) => tracing::warn!(
+            path = %path.display(),
+            %error,
+            "--admin-socket: cannot see whether a killed proxy left it; remove it if no proxy runs"
+        ),
     }
 }
 

@@ -3,6 +3,7 @@
 use std::{
     fs, io,
     net::SocketAddr,
+    os::unix::fs::FileTypeExt as _,
     path::{Path, PathBuf},
     sync::Arc,
 };
@@ -91,6 +92,21 @@ impl Doors {
     }
 }
 
+/// Removes the socket at `path` if a process that was killed left it there. Whether it did.
+///
+/// A socket of another user may refuse this one and still be served: it stays. So root calls
+/// this before it becomes another user, for a socket that a proxy made as root.
+pub fn remove_left(path: &Path) -> io::Result<bool> {
+    // Connecting to a file that is no socket is refused, too.
+    let is_socket = fs::symlink_metadata(path)?.file_type().is_socket();
+    let connected = std::os::unix::net::UnixStream::connect(path);
+    let refused = connected.is_err_and(|e| e.kind() == io::ErrorKind::ConnectionRefused);
+    if is_socket && refused {
+        fs::remove_file(path)?;
+    }
+    Ok(is_socket && refused)
+}
+
 fn bind_unix(path: &Path) -> Result<std::os::unix::net::UnixListener, AdminError> {
     let failed = |source| AdminError::Socket {
         path: path.to_owned(),
@@ -102,14 +118,10 @@ fn bind_unix(path: &Path) -> Result<std::os::unix::net::UnixListener, AdminError
     let bind = || std::os::unix::net::UnixListener::bind(path);
     let listener = match bind() {
         Err(error) if error.kind() == io::ErrorKind::AddrInUse => {
-            match std::os::unix::net::UnixStream::connect(path) {
-                // Nobody listens: left behind by a process that was killed.
-                Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
-                    fs::remove_file(path).and_then(|()| bind())
-                }
-                // A socket of another user may refuse this one and still be served.
-                _ => return Err(AdminError::Taken(path.to_owned())),
+            if !remove_left(path).map_err(failed)? {
+                return Err(AdminError::Taken(path.to_owned()));
             }
+            bind()
         }
         other => other,
     };
@@ -154,5 +166,30 @@ fn bind_shared(address: SocketAddr) -> io::Result<std::net::TcpListener> {
 fn remove(path: &Path) {
     if let Err(error) = fs::remove_file(path) {
         tracing::debug!(path = %path.display(), %error, "cannot remove the admin socket");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::UnixListener;
+
+    use super::*;
+
+    #[test]
+    fn only_a_socket_that_no_process_serves_is_removed() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("admin.sock");
+        assert_eq!(
+            remove_left(&path).unwrap_err().kind(),
+            io::ErrorKind::NotFound
+        );
+        let listener = UnixListener::bind(&path).unwrap();
+        assert!(!remove_left(&path).unwrap() && path.exists());
+        // As a process that is killed leaves it.
+        drop(listener);
+        assert!(remove_left(&path).unwrap() && !path.exists());
+        fs::write(&path, "not a socket").unwrap();
+        assert!(!remove_left(&path).unwrap() && path.exists());
+        assert!(matches!(bind_unix(&path), Err(AdminError::Taken(_))));
     }
 }

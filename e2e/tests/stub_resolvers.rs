@@ -369,7 +369,7 @@ const LANGUAGES: [Language; 3] = [
         command: &[
             "env",
             "GODEBUG=netdns=go",
-            "GOCACHE=/tmp/hf-go-cache",
+            "GOCACHE=/tmp/holdfast-tests-go-cache",
             "go",
             "run",
         ],

@@ -32,6 +32,7 @@ pub mod node;
 pub mod policy;
 pub mod proxies;
 pub mod restore;
+mod route_query;
 pub mod runner;
 pub mod selector;
 pub mod watched_dir;

@@ -20,6 +20,8 @@ use rtnetlink::{
 use shared_maps::mark::{MAGIC_MASK, MAGIC_TO_PROXY, TO_PROXY_RULE_PREF, TO_PROXY_TABLE};
 use tokio_stream::StreamExt as _;
 
+use crate::route_query;
+
 /// Index of the loopback interface in every network namespace.
 const LOOPBACK: u32 = 1;
 
@@ -128,14 +130,7 @@ async fn route_fault(handle: &Handle, family: &str, probes: &[IpAddr]) -> Option
 
 /// Table and kind of the route that a redirected packet to `to` takes.
 async fn lookup(handle: &Handle, to: IpAddr) -> Result<(u32, RouteType), Error> {
-    let mut message = match to {
-        IpAddr::V4(to) => RouteMessageBuilder::<Ipv4Addr>::new()
-            .destination_prefix(to, 32)
-            .build(),
-        IpAddr::V6(to) => RouteMessageBuilder::<Ipv6Addr>::new()
-            .destination_prefix(to, 128)
-            .build(),
-    };
+    let mut message = route_query::to(to);
     // Otherwise IPv4 names the main table, whichever it was.
     message.header.flags |= RouteFlags::LookupTable;
     message

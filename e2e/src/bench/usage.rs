@@ -25,11 +25,21 @@ pub fn cpu_time(pid: u32) -> Result<Duration> {
 
 /// Memory of a process that is in RAM, bytes.
 pub fn resident(pid: u32) -> Result<u64> {
+    memory(pid, "VmRSS:")
+}
+
+/// The most memory of a process that was in RAM so far, bytes.
+pub fn peak_resident(pid: u32) -> Result<u64> {
+    memory(pid, "VmHWM:")
+}
+
+/// A field of `/proc/<pid>/status` in bytes.
+fn memory(pid: u32, field: &'static str) -> Result<u64> {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status"))?;
     let line = status
         .lines()
-        .find_map(|line| line.strip_prefix("VmRSS:"))
-        .context("VmRSS")?;
+        .find_map(|line| line.strip_prefix(field))
+        .context(field)?;
     let kib: u64 = line.trim().trim_end_matches("kB").trim().parse()?;
     Ok(kib * 1024)
 }
@@ -46,5 +56,6 @@ mod tests {
             std::hint::spin_loop();
         }
         assert!(resident(pid).unwrap() > 100 * 1024);
+        assert!(peak_resident(pid).unwrap() > 100 * 1024);
     }
 }

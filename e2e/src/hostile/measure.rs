@@ -11,6 +11,7 @@ use parking_lot::Mutex;
 use super::attack::{SERVER, ZONE};
 use super::stage::{LOAD, MAX_DELAY, PUSH_PORT, SERVER4, SERVER6, Stage};
 use super::{Attack, Row};
+use crate::bench::usage::peak_resident;
 use crate::dns::probe::Query;
 use crate::lab::at;
 use crate::pod::FIRST_SYN;
@@ -122,6 +123,7 @@ impl Stage {
         row.b_stream_alive = spoken.is_ok() && &heard == b"alive";
         self.sdp.check_alive()?;
         self.agent.check_alive()?;
+        let peak_mb = |pid| Ok::<_, anyhow::Error>(peak_resident(pid)?.div_ceil(1 << 20));
         row.rss_mb = [peak_mb(self.sdp.id())?, peak_mb(self.agent.id())?];
         ensure!(
             attack == Attack::None || row.strikes > 0,
@@ -183,15 +185,4 @@ impl Stage {
     pub(super) fn next_name(&self) -> u32 {
         self.fresh.fetch_add(1, Ordering::Relaxed)
     }
-}
-
-/// Highest resident memory of a process so far, MiB.
-fn peak_mb(pid: u32) -> Result<u64> {
-    let status = std::fs::read_to_string(format!("/proc/{pid}/status"))?;
-    let line = status
-        .lines()
-        .find_map(|line| line.strip_prefix("VmHWM:"))
-        .context("VmHWM")?;
-    let kib: u64 = line.trim().trim_end_matches("kB").trim().parse()?;
-    Ok(kib.div_ceil(1024))
 }

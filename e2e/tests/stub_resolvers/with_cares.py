@@ -1,22 +1,33 @@
-"""Asks with c-ares: SERVER NAME A|AAAA; prints the addresses, or the error's name."""
+"""Asks with c-ares and prints the addresses, or the error's name.
+
+SERVER NAME A|AAAA asks one server; NAME alone follows resolv.conf and its search list.
+"""
 
 import select
+import socket
 import sys
 
 import pycares
-
-server, name, kind = sys.argv[1:]
-channel = pycares.Channel(servers=[server], timeout=3, tries=1, lookups="b")
 
 
 def told(result, error):
     if error is not None:
         print(pycares.errno.errorcode[error])
-    for record in result or []:
-        print(record.host)
+    elif isinstance(result, list):
+        for record in result:
+            print(record.host)
+    else:
+        for address in result.addresses:
+            print(address)
 
 
-channel.query(name, getattr(pycares, "QUERY_TYPE_" + kind), told)
+if len(sys.argv) == 2:
+    channel = pycares.Channel(timeout=3, tries=1, lookups="b")
+    channel.gethostbyname(sys.argv[1], socket.AF_INET, told)
+else:
+    server, name, kind = sys.argv[1:]
+    channel = pycares.Channel(servers=[server], timeout=3, tries=1, lookups="b")
+    channel.query(name, getattr(pycares, "QUERY_TYPE_" + kind), told)
 while True:
     readers, writers = channel.getsock()
     if not readers and not writers:

@@ -69,9 +69,8 @@ pub enum LinkPlace {
 impl PinnedLink {
     /// Reads the link pinned at `path`; none if there is no pin.
     pub fn read(path: &Path) -> io::Result<Option<Self>> {
-        let fd = match sys::open_pin(&c_path(path)?, 0) {
-            Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
-            opened => opened?,
+        let Some(fd) = open_if_pinned(path)? else {
+            return Ok(None);
         };
         let info: LinkInfo = sys::info(fd.as_fd())?;
         let place = match (info.link_type, info.attach_type, info.place) {
@@ -86,6 +85,14 @@ impl PinnedLink {
             program: info.program,
             place,
         }))
+    }
+}
+
+/// Opens what is pinned at `path`; none if there is no pin.
+fn open_if_pinned(path: &Path) -> io::Result<Option<OwnedFd>> {
+    match sys::open_pin(&c_path(path)?, 0) {
+        Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(None),
+        opened => opened.map(Some),
     }
 }
 
@@ -124,9 +131,8 @@ pub struct HeldPin {
 impl HeldPin {
     /// Opens what is pinned at `path`; none if there is no pin.
     pub fn open(path: &Path) -> io::Result<Option<Self>> {
-        let fd = match sys::open_pin(&c_path(path)?, 0) {
-            Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
-            opened => opened?,
+        let Some(fd) = open_if_pinned(path)? else {
+            return Ok(None);
         };
         let info: MapInfo = sys::info(fd.as_fd())?;
         Ok(Some(Self {

@@ -10,13 +10,15 @@
 //!
 //! The core refuses addresses of the node and of other endpoints on top of that.
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::net::{IpAddr, Ipv6Addr};
 
 use rtnetlink::{
-    Error, Handle, RouteMessageBuilder,
+    Error, Handle,
     packet_route::route::{RouteAttribute, RouteMessage, RouteType},
 };
 use tokio_stream::StreamExt as _;
+
+use crate::route_query;
 
 /// Addresses of one interface that are looked up in the node's routes.
 const MOST: usize = 64;
@@ -111,15 +113,8 @@ pub(super) async fn routed_to(
 }
 
 async fn is_routed_to(handle: &Handle, ifindex: u32, address: IpAddr) -> Result<bool, Error> {
-    let message = match address {
-        IpAddr::V4(v4) => RouteMessageBuilder::<Ipv4Addr>::new()
-            .destination_prefix(v4, 32)
-            .build(),
-        IpAddr::V6(v6) => RouteMessageBuilder::<Ipv6Addr>::new()
-            .destination_prefix(v6, 128)
-            .build(),
-    };
-    let mut routes = std::pin::pin!(handle.route().get(message).execute());
+    let query = route_query::to(address);
+    let mut routes = std::pin::pin!(handle.route().get(query).execute());
     match routes.next().await {
         Some(Ok(route)) => Ok(leads_to(&route, ifindex)),
         // "Unreachable" and its like: no route.

@@ -4,22 +4,19 @@
 //! addresses redirected packets to the node, and the proxy's answers go out through the bridge:
 //! the node must have the pods' network on it.
 
-use std::{
-    collections::BTreeSet,
-    net::{IpAddr, Ipv4Addr, Ipv6Addr},
-    pin::pin,
-};
+use std::{collections::BTreeSet, net::IpAddr, pin::pin};
 
 use rtnetlink::{
-    Handle, RouteMessageBuilder,
+    Handle,
     packet_route::{
         link::{InfoPortKind, LinkAttribute, LinkInfo, LinkMessage},
-        route::{RouteAttribute, RouteMessage},
+        route::RouteAttribute,
     },
 };
 use tokio_stream::StreamExt as _;
 
 use super::{DiscoverError, Netns, name_of, on_thread, peer_of};
+use crate::route_query;
 
 /// Index of the bridge that has a link as a port.
 pub(super) fn of(link: &LinkMessage) -> Option<u32> {
@@ -69,15 +66,7 @@ pub(super) async fn link(handle: &Handle, index: u32) -> Option<LinkMessage> {
 
 /// Index of the interface that the node reaches an address through.
 async fn route_to(handle: &Handle, address: IpAddr) -> Option<u32> {
-    let message: RouteMessage = match address {
-        IpAddr::V4(ip) => RouteMessageBuilder::<Ipv4Addr>::new()
-            .destination_prefix(ip, 32)
-            .build(),
-        IpAddr::V6(ip) => RouteMessageBuilder::<Ipv6Addr>::new()
-            .destination_prefix(ip, 128)
-            .build(),
-    };
-    let mut routes = pin!(handle.route().get(message).execute());
+    let mut routes = pin!(handle.route().get(route_query::to(address)).execute());
     let route = routes.next().await?.ok()?;
     route
         .attributes

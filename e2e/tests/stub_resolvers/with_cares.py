@@ -21,12 +21,13 @@ def told(result, error):
             print(address)
 
 
+# `lookups` is not given: Debian's pycares 4.3 frees that text before c-ares has copied it.
 if len(sys.argv) == 2:
-    channel = pycares.Channel(timeout=3, tries=1, lookups="b")
+    channel = pycares.Channel(timeout=3, tries=1)
     channel.gethostbyname(sys.argv[1], socket.AF_INET, told)
 else:
     server, name, kind = sys.argv[1:]
-    channel = pycares.Channel(servers=[server], timeout=3, tries=1, lookups="b")
+    channel = pycares.Channel(servers=[server], timeout=3, tries=1)
     channel.query(name, getattr(pycares, "QUERY_TYPE_" + kind), told)
 while True:
     readers, writers = channel.getsock()

@@ -5,9 +5,13 @@
 
 mod addresses;
 pub mod bridge;
+mod leading;
 mod links;
 
-pub use self::addresses::{Claims, Known};
+pub use self::{
+    addresses::{Claims, Known},
+    leading::leading_to,
+};
 
 use std::{
     fmt, fs, io,

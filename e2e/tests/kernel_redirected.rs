@@ -250,7 +250,13 @@ fn an_error_of_the_pod_about_a_direct_answer_goes_to_the_server() {
             k.redirect_dns()?;
             asks(k, &frame(pod, peer, udp(4000, 53)))?;
             directly(k)?;
-            let about = |port| frame(pod, peer, unreachable(&Packet::new(peer, pod, udp(53, port))));
+            let about = |port| {
+                frame(
+                    pod,
+                    peer,
+                    unreachable(&Packet::new(peer, pod, udp(53, port))),
+                )
+            };
             assert!(k.send(&frame(pod, peer, udp(4001, 53)))?.pass);
             let verdict = k.send(&about(4001))?;
             assert_eq!((verdict.reason, verdict.mark), (Reason::Reply, 0));

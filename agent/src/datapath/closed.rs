@@ -1,20 +1,25 @@
 //! Interfaces of pods that the agent has not found: nothing passes them.
 //!
 //! ```text
-//!  <bpf-root>/holdfast/links/closed/<document>/in_<ifindex>    TCX ingress
-//!                                              out_<ifindex>   TCX egress
+//!  <bpf-root>/holdfast/links/closed/<document>/in_<ifindex>         TCX ingress
+//!                                              out_<ifindex>        TCX egress
+//!                                              left-in_<ifindex>    TCX ingress
+//!                                              left-out_<ifindex>   TCX egress
 //! ```
 //! `<document>` is a hash of the endpoint document's key. The links outlive the agent. They are
-//! removed once the endpoint's own programs are attached to the interface, or when the document
-//! is removed.
+//! removed when the document is removed; `in` and `out` also once the endpoint's own programs are
+//! attached to the interface.
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::BTreeMap,
     fs, io,
     path::{Path, PathBuf},
 };
 
-use aya::{Ebpf, programs::TcAttachType};
+use aya::{
+    Ebpf,
+    programs::{LinkOrder, TcAttachType},
+};
 use shared_maps::{
     pin,
     user::{Direction, Globals, program_name, tcx_chain},
@@ -24,32 +29,62 @@ use super::program::{Hook, ProgramError, Programs, pinned, program, put, remove}
 
 const PROGRAM: &str = "closed";
 
-/// Both directions, each with the prefix of its pins.
-const HOOKS: [(Hook, &str); 2] = [
-    (
-        Hook {
+/// Why an interface is closed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Why {
+    /// It leads to a pod whose endpoint is not found, or not under policy yet.
+    NotFound,
+    /// It leads to a namespace that an endpoint has left.
+    Left,
+}
+
+impl Why {
+    const ALL: [Self; 2] = [Self::NotFound, Self::Left];
+
+    /// Both directions, each with the prefix of its pins.
+    fn hooks(self) -> [(Hook, &'static str); 2] {
+        let [ingress, egress] = match self {
+            Self::NotFound => ["in", "out"],
+            Self::Left => ["left-in", "left-out"],
+        };
+        let hook = |direction| Hook {
             program: PROGRAM,
-            direction: TcAttachType::Ingress,
-        },
-        "in",
-    ),
-    (
-        Hook {
-            program: PROGRAM,
-            direction: TcAttachType::Egress,
-        },
-        "out",
-    ),
-];
+            direction,
+        };
+        [
+            (hook(TcAttachType::Ingress), ingress),
+            (hook(TcAttachType::Egress), egress),
+        ]
+    }
+
+    fn of_pin(name: &str) -> Option<(Self, u32)> {
+        let (prefix, ifindex) = name.split_once('_')?;
+        let is_of = |why: &Self| why.hooks().iter().any(|(_, of)| *of == prefix);
+        let why = Self::ALL.into_iter().find(is_of)?;
+        Some((why, ifindex.parse().ok()?))
+    }
+
+    /// An interface that was left has the endpoint's own programs until the endpoint is attached
+    /// elsewhere: these stay the first.
+    fn order(self) -> LinkOrder {
+        match self {
+            Self::NotFound => LinkOrder::first(),
+            Self::Left => LinkOrder::last(),
+        }
+    }
+}
+
+/// Closed interfaces by the document that keeps them closed.
+pub type Closed = BTreeMap<DocumentHash, BTreeMap<u32, Why>>;
 
 /// Closes host-side interfaces, and opens them again.
 pub trait Gate: Send {
     /// Lets nothing pass an interface for as long as the document `key` keeps it closed.
-    fn close(&mut self, key: &str, ifindex: u32) -> Result<(), ProgramError>;
+    fn close(&mut self, key: &str, ifindex: u32, why: Why) -> Result<(), ProgramError>;
     /// The document `document` no longer keeps an interface closed.
     fn open(&mut self, document: &DocumentHash, ifindex: u32) -> Result<(), ProgramError>;
     /// Interfaces that documents keep closed.
-    fn closed(&self) -> io::Result<BTreeMap<DocumentHash, BTreeSet<u32>>>;
+    fn closed(&self) -> io::Result<Closed>;
     /// Whether the programs of an endpoint are attached to an interface.
     fn is_under_policy(&self, ifindex: u32) -> bool;
 }
@@ -96,30 +131,33 @@ impl ClosedInterfaces {
 }
 
 impl Gate for ClosedInterfaces {
-    fn close(&mut self, key: &str, ifindex: u32) -> Result<(), ProgramError> {
+    fn close(&mut self, key: &str, ifindex: u32, why: Why) -> Result<(), ProgramError> {
         let dir = directory(&self.globals).join(DocumentHash::of(key).0);
         fs::create_dir_all(&dir).map_err(|error| pinned(&dir, &error))?;
         let loaded = self.load()?;
-        for (hook, prefix) in HOOKS {
+        for (hook, prefix) in why.hooks() {
             let path = dir.join(format!("{prefix}_{ifindex}"));
-            put(program(loaded, PROGRAM)?, hook, ifindex, &path)?;
+            put(program(loaded, PROGRAM)?, hook, ifindex, &path, why.order())?;
         }
         Ok(())
     }
 
     fn open(&mut self, document: &DocumentHash, ifindex: u32) -> Result<(), ProgramError> {
         let dir = directory(&self.globals).join(&document.0);
-        open_in(&dir, ifindex)
+        Why::ALL
+            .into_iter()
+            .try_for_each(|why| open_in(&dir, ifindex, why))
     }
 
-    fn closed(&self) -> io::Result<BTreeMap<DocumentHash, BTreeSet<u32>>> {
+    fn closed(&self) -> io::Result<Closed> {
         let mut found = BTreeMap::new();
         for dir in documents(&self.globals)? {
-            let mut interfaces = BTreeSet::new();
+            let mut interfaces = BTreeMap::new();
             for entry in fs::read_dir(&dir)? {
                 let name = entry?.file_name();
-                let ifindex = name.to_str().and_then(|name| name.split_once('_'));
-                interfaces.extend(ifindex.and_then(|(_, ifindex)| ifindex.parse::<u32>().ok()));
+                if let Some((why, ifindex)) = name.to_str().and_then(Why::of_pin) {
+                    interfaces.insert(ifindex, why);
+                }
             }
             if let Some(name) = dir.file_name().and_then(|name| name.to_str()) {
                 found.insert(DocumentHash(name.to_owned()), interfaces);
@@ -142,11 +180,12 @@ impl Gate for ClosedInterfaces {
 pub(super) fn open(globals: &Globals, ifindex: u32) -> Result<(), ProgramError> {
     let root = directory(globals);
     let documents = documents(globals).map_err(|error| pinned(&root, &error))?;
-    documents.iter().try_for_each(|dir| open_in(dir, ifindex))
+    let mut documents = documents.iter();
+    documents.try_for_each(|dir| open_in(dir, ifindex, Why::NotFound))
 }
 
-fn open_in(dir: &Path, ifindex: u32) -> Result<(), ProgramError> {
-    for (_, prefix) in HOOKS {
+fn open_in(dir: &Path, ifindex: u32, why: Why) -> Result<(), ProgramError> {
+    for (_, prefix) in why.hooks() {
         remove(&dir.join(format!("{prefix}_{ifindex}")))?;
     }
     // Not empty: other interfaces are closed for the same document.
@@ -171,6 +210,17 @@ fn documents(globals: &Globals) -> io::Result<Vec<PathBuf>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_pin_says_why_its_interface_is_closed() {
+        for why in Why::ALL {
+            for (_, prefix) in why.hooks() {
+                assert_eq!(Why::of_pin(&format!("{prefix}_17")), Some((why, 17)));
+            }
+        }
+        assert_eq!(Why::of_pin("in_x"), None);
+        assert_eq!(Why::of_pin("other_17"), None);
+    }
 
     #[test]
     fn a_document_has_the_same_hash_in_every_release() {

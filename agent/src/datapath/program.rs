@@ -224,7 +224,7 @@ impl Programs {
         for (hook, number) in HOOKS.into_iter().zip(&mut numbers) {
             let program: &mut SchedClassifier = program(&mut ebpf, hook.program)?;
             let path = pin_of(&dir, hook, attachment.ifindex);
-            put(program, hook, attachment.ifindex, &path)?;
+            put(program, hook, attachment.ifindex, &path, LinkOrder::first())?;
             *number = program
                 .info()
                 .map_err(|error| load(hook.program, &error))?
@@ -298,7 +298,8 @@ impl Programs {
         ifindex: u32,
         path: &Path,
     ) -> Result<(), ProgramError> {
-        put(program(ebpf, TO_PROXY.program)?, TO_PROXY, ifindex, path)
+        let program = program(ebpf, TO_PROXY.program)?;
+        put(program, TO_PROXY, ifindex, path, LinkOrder::first())
     }
 
     /// Detaches an endpoint's programs. Packets then pass unjudged.
@@ -378,12 +379,14 @@ fn pin_of(dir: &Path, hook: Hook, ifindex: u32) -> PathBuf {
     dir.join(format!("{}_{ifindex}", hook.program))
 }
 
-/// Puts a loaded program into the link pinned at `path`, or makes that link.
+/// Puts a loaded program into the link pinned at `path`, or makes that link. An endpoint's programs
+/// run before others, whose verdict may end the chain.
 pub(super) fn put(
     program: &mut SchedClassifier,
     hook: Hook,
     ifindex: u32,
     path: &Path,
+    order: LinkOrder,
 ) -> Result<(), ProgramError> {
     let old = pinned_link(path)?;
     // A link keeps its place in the chain: one that is not the first is replaced.
@@ -416,12 +419,7 @@ pub(super) fn put(
         .into_owned();
     let place = || format!("interface {ifindex} ({name})");
     let id = program
-        .attach_with_options(
-            &name,
-            hook.direction,
-            // Before others, whose verdict may end the chain.
-            TcAttachOptions::TcxOrder(LinkOrder::first()),
-        )
+        .attach_with_options(&name, hook.direction, TcAttachOptions::TcxOrder(order))
         .map_err(|error| attach(place(), &error))?;
     let link = program
         .take_link(id)
@@ -465,7 +463,10 @@ fn pin_over(link: FdLink, path: &Path) -> Result<(), ProgramError> {
     })
 }
 
-pub(super) fn program<'a, P>(ebpf: &'a mut Ebpf, name: &'static str) -> Result<&'a mut P, ProgramError>
+pub(super) fn program<'a, P>(
+    ebpf: &'a mut Ebpf,
+    name: &'static str,
+) -> Result<&'a mut P, ProgramError>
 where
     &'a mut P: TryFrom<&'a mut aya::programs::Program>,
 {

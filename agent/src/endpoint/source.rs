@@ -15,6 +15,8 @@ pub mod dir;
 mod document;
 mod follow;
 mod gated;
+pub mod looks;
+mod processes;
 mod retries;
 
 pub use self::document::{EndpointDocument, EndpointError};
@@ -35,6 +37,7 @@ use serde::{Deserialize, Serialize};
 use self::{
     cli::{Added, CliFile},
     gated::Gated,
+    processes::Processes,
     retries::Retries,
 };
 use super::discover::{Netns, bridge};
@@ -92,6 +95,7 @@ struct State {
     unresolved: BTreeMap<String, String>,
     /// The last look failed for a reason that may pass.
     passing: bool,
+    processes: Processes,
     retries: Retries,
     gated: Gated,
     /// The first listing is not complete.
@@ -146,6 +150,7 @@ impl EndpointBook {
         Ok(Arc::new(Self {
             state: Mutex::new(State {
                 dir,
+                processes: Processes::open(file.dir()),
                 file,
                 stale: documents.keys().cloned().collect(),
                 documents,
@@ -230,6 +235,7 @@ impl EndpointBook {
                 other,
             });
         }
+        let pid = document.pid;
         let replaced = state.documents.insert(key.clone(), document);
         if let Err(error) = state.save() {
             match replaced {
@@ -238,6 +244,7 @@ impl EndpointBook {
             };
             return Err(error);
         }
+        state.processes.found(&key, pid);
         state.settle_document(&key, spec.ifindex);
         state.found.insert(
             key,
@@ -263,7 +270,7 @@ impl EndpointBook {
         state.stale.remove(key);
         state.retries.forget(key);
         state.forget(key, &*self.deliver);
-        state.open_unwanted();
+        state.forget_unwanted();
         Ok(())
     }
 
@@ -360,7 +367,7 @@ impl State {
         for key in kept.cloned().collect::<Vec<_>>() {
             self.follow(&key, deliver);
         }
-        self.open_unwanted();
+        self.forget_unwanted();
     }
 
     fn reread(&mut self, dir: &Path) {

@@ -50,10 +50,13 @@ pub fn leading_to(netns: &Netns, ifname: &str) -> Result<BTreeSet<u32>, Discover
 /// Whether an interface is one end of a pair: others, of VLANs for example, point at the
 /// interface that they use.
 fn is_pair(link: &LinkMessage) -> bool {
-    let infos = link.attributes.iter().filter_map(|attribute| match attribute {
-        LinkAttribute::LinkInfo(infos) => Some(infos),
-        _ => None,
-    });
+    let infos = link
+        .attributes
+        .iter()
+        .filter_map(|attribute| match attribute {
+            LinkAttribute::LinkInfo(infos) => Some(infos),
+            _ => None,
+        });
     let pair = |info: &LinkInfo| matches!(info, LinkInfo::Kind(InfoKind::Veth | InfoKind::Netkit));
     infos.flatten().any(pair)
 }
@@ -81,6 +84,11 @@ async fn pod_sides(
 
 /// Whether a namespace is the agent's own: its interfaces lead to others.
 fn is_own(netns: &Netns) -> bool {
-    let id = |path: &Path| Some((fs::metadata(path).ok()?.dev(), fs::metadata(path).ok()?.ino()));
+    let id = |path: &Path| {
+        Some((
+            fs::metadata(path).ok()?.dev(),
+            fs::metadata(path).ok()?.ino(),
+        ))
+    };
     id(&netns.path()).is_some_and(|other| id(Path::new("/proc/self/ns/net")) == Some(other))
 }

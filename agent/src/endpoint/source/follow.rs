@@ -31,11 +31,14 @@ impl State {
         for key in due.cloned().collect::<Vec<_>>() {
             self.follow(&key, deliver);
         }
-        self.open_unwanted();
+        self.forget_unwanted();
     }
 
-    /// Opens closed interfaces that are under policy, and those of documents that are gone.
-    pub(super) fn open_unwanted(&mut self) {
+    /// Opens closed interfaces that are under policy, and forgets documents that are gone.
+    pub(super) fn forget_unwanted(&mut self) {
+        let mut processes = std::mem::take(&mut self.processes);
+        processes.retain(|key| self.is_wanted(key));
+        self.processes = processes;
         if self.gated.len() == 0 {
             return;
         }
@@ -52,8 +55,8 @@ impl State {
         let routed = |(key, found): &(&String, &Found)| {
             !found.spec.on_bridge && found.is_settled(self.documents.get(*key))
         };
-        let after = (Bound::Excluded(&self.looked_at), Bound::Unbounded);
-        let mut next = self.found.range(after).filter(routed);
+        let after = (Bound::Excluded(self.looked_at.as_str()), Bound::Unbounded);
+        let mut next = self.found.range::<str, _>(after).filter(routed);
         let Some((key, found)) = next.next() else {
             self.looked_at.clear();
             return;
@@ -94,6 +97,18 @@ impl State {
             self.forget(key, deliver);
             return;
         }
+        let is_another = |pid| self.processes.is_another(key, pid);
+        if document.pid.is_some_and(is_another) {
+            if let Some(before) = before {
+                let kept = document.relabelled(before.clone()).unwrap_or(before);
+                self.put(key, kept, None, deliver);
+                return;
+            }
+            self.ended.insert(key.to_owned());
+            self.note(key, ENDED);
+            self.forget(key, deliver);
+            return;
+        }
         let netns = document.namespace();
         let namespace = netns.as_ref().ok().and_then(namespace_id);
         let found = document.resolve(key, before.as_ref()).and_then(|spec| {
@@ -108,6 +123,9 @@ impl State {
         });
         match (found, before) {
             (Ok(spec), before) => {
+                if before.is_none() {
+                    self.processes.found(key, document.pid);
+                }
                 let elsewhere = before.filter(|before| before.ifindex != spec.ifindex);
                 let known = self.found.contains_key(key);
                 let moved = elsewhere.is_some() || self.still_there(key).is_none();

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::interface_name;
-use crate::datapath::closed::{DocumentHash, Gate};
+use crate::datapath::closed::{Closed, DocumentHash, Gate, Why};
 
 /// Until when an interface is closed. Each ends as well when the interface or the document goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,20 +27,26 @@ pub(super) struct Gated {
 impl Gated {
     /// What an earlier run closed stays closed until its document is resolved.
     pub(super) fn new(gate: Option<Box<dyn Gate>>) -> Self {
-        let restored = gate.as_ref().map_or(Ok(BTreeMap::new()), |gate| gate.closed());
+        let restored = gate
+            .as_ref()
+            .map_or(Ok(Closed::new()), |gate| gate.closed());
         let restored = restored.unwrap_or_else(|error| {
             tracing::warn!(%error, "interfaces that an earlier run closed cannot be listed");
-            BTreeMap::new()
+            Closed::new()
         });
-        let gone = |interfaces: BTreeSet<u32>| {
+        let until = |interfaces: BTreeMap<u32, Why>| {
             let each = interfaces.into_iter();
-            each.map(|ifindex| (ifindex, Until::Gone)).collect()
+            each.map(|(ifindex, why)| match why {
+                Why::NotFound => (ifindex, Until::Found),
+                Why::Left => (ifindex, Until::Gone),
+            })
+            .collect()
         };
         Self {
             gate,
             closed: restored
                 .into_iter()
-                .map(|(document, interfaces)| (document, gone(interfaces)))
+                .map(|(document, interfaces)| (document, until(interfaces)))
                 .collect(),
             failed: BTreeSet::new(),
         }
@@ -61,7 +67,11 @@ impl Gated {
             return false;
         }
         let interface = describe(ifindex);
-        if let Err(error) = gate.close(key, ifindex) {
+        let why = match until {
+            Until::Found | Until::Attached => Why::NotFound,
+            Until::Gone => Why::Left,
+        };
+        if let Err(error) = gate.close(key, ifindex, why) {
             if self.failed.insert(ifindex) {
                 tracing::error!(endpoint = key, interface, %error, "the interface cannot be closed");
             }

@@ -8,6 +8,7 @@
 //!       ◄─ seen: acks, mappings, what a client must not do
 //! ```
 
+pub mod conntrack;
 pub mod keepalive;
 pub mod place;
 mod service;

@@ -15,9 +15,9 @@ use tokio::net::UnixStream;
 use tokio_util::task::TaskTracker;
 
 use super::{
-    server::is_left,
     explain::{ExplainQuestion, Explanation},
     policy::{PolicyAnswer, PolicyQuestion},
+    server::is_left,
     status::Status,
 };
 use crate::config::{

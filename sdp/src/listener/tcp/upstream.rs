@@ -1,11 +1,6 @@
 //! A client connection's own connection to its server, opened when first needed.
 
-use std::{
-    future::Future,
-    io,
-    net::SocketAddr,
-    pin::Pin,
-};
+use std::{future::Future, io, net::SocketAddr, pin::Pin};
 
 use shared_maps::IdentityId;
 use tokio::net::{TcpSocket, TcpStream};

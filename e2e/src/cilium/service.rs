@@ -67,7 +67,11 @@ impl FqdnData for Service {
             .errors
             .iter()
             .find(|(prefix, _)| mapping.fqdn.starts_with(prefix));
-        self.shared.seen.lock().mappings.push(mapping);
+        let mut seen = self.shared.seen.lock();
+        if seen.mappings.len() < self.shared.manner.kept {
+            seen.mappings.push(mapping);
+        }
+        drop(seen);
         // If the agent is gone, so is the answer.
         let _ = self.shared.hung.clone().wait_for(|hung| !hung).await;
         if let Some((_, code)) = rejected {

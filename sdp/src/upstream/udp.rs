@@ -6,6 +6,8 @@
 //! replaced after a while. More are opened where more is in flight than the
 //! sockets' buffers have room for: a worker that gets no CPU for a moment loses
 //! no answer.
+//!
+//! A query that has to go out from its client's own port has a socket of its flow ([`flows`]).
 
 use std::{
     collections::{HashMap, VecDeque},

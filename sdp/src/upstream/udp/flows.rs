@@ -1,8 +1,8 @@
 //! Sockets from clients' own ports: one for each flow, that is client's address and port and
 //! server.
 //!
-//! A client mostly takes a new port for each look-up, so that such a socket serves few queries.
-//! It is closed soon after its last answer. Another process or worker may have the port, for the
+//! A client mostly takes a new port for each look-up, so that such a socket serves few queries
+//! and is closed soon. Another process or worker may have the port, for the
 //! same flow: then the query goes out under the node's address, because the kernel would give
 //! the answers of both to one of the sockets.
 
@@ -25,7 +25,7 @@ use crate::{
     socket::{self, FlowPort},
 };
 
-/// How long a socket stays open after its last answer.
+/// Age of the last query at which a socket is closed, if nothing waits.
 const MAX_IDLE: Duration = Duration::from_secs(1);
 /// Outdated entries that may stay in the list of idle sockets.
 const OUTDATED: usize = 1024;

@@ -210,14 +210,15 @@ fn a_pod_with_many_ports_takes_no_sockets_from_another() {
         let _agent = start_agent(lab, &[&lab.a, &c])?;
         return_answers(lab, Routing::Vxlan)?;
         let _sdp = start_proxy(lab, "one", SDP_METRICS)?;
-        lab.zone.manner("lost.good.test", Answers::Lost);
         let ports: Vec<UdpSocket> = lab.a.netns.enter(|| {
             let bind = |_| UdpSocket::bind(at(lab.a.v4.into(), 0));
-            (0..8000).map(bind).collect::<std::io::Result<_>>()
+            (0..4000).map(bind).collect::<std::io::Result<_>>()
         })??;
-        let query = Query::a("lost.good.test", DNS4);
+        // Each asks another question: the same one would be sent once for all.
         for (id, port) in (0..).zip(&ports) {
-            port.send_to(&query.encode(id)?, at(DNS4, 53))?;
+            let name = format!("n{id}.good.test");
+            lab.zone.manner(&name, Answers::Lost);
+            port.send_to(&Query::a(&name, DNS4).encode(id)?, at(DNS4, 53))?;
         }
         eventually("the pod has used its share up", LIMIT, || {
             ensure!(fallbacks(lab, "too_many_sockets")? > 0.0, "not yet");

@@ -5,6 +5,7 @@
 mod agent;
 mod calibration;
 mod failures;
+mod in_flight;
 mod replicas;
 mod stage;
 mod start;
@@ -92,7 +93,9 @@ pub enum Act {
     ColdStart,
     /// One replica of two replaced, the new one first.
     Rolled,
-    /// The same, between the previous version and this one.
+    /// The same, while the agent is away: the new ones start from files and pinned maps.
+    RolledWithoutAgent,
+    /// As [`Self::Rolled`], between the previous version and this one.
     RolledVersions,
     /// The only replica ended and started anew beside a proxy that takes part in no steering,
     /// as Cilium's built-in one.
@@ -218,6 +221,7 @@ impl Act {
             Self::BuiltinFlipped => "R1 built-in proxy flipped",
             Self::ColdStart => "R2 start without agent",
             Self::Rolled => "R3 rolling replacement",
+            Self::RolledWithoutAgent => "R3 rolling without agent",
             Self::RolledVersions => "R3 rolling, previous version",
             Self::RolledBesideOther => "R3 restart beside another proxy",
             Self::RolledWithoutMaps => "R3 rolling without steering maps",
@@ -239,6 +243,7 @@ impl Act {
             Self::BuiltinFlipped => agent::flipped(&stage),
             Self::ColdStart => start::cold(&stage),
             Self::Rolled => replicas::rolled(&stage, None),
+            Self::RolledWithoutAgent => replicas::without_agent(&stage),
             Self::RolledVersions => replicas::rolled_versions(&stage),
             Self::RolledBesideOther => replicas::beside_other(&stage),
             Self::RolledWithoutMaps => replicas::without_maps(&stage),

@@ -5,8 +5,8 @@ use std::path::Path;
 use anyhow::{Context as _, Result, ensure};
 use shared_maps::{ipcache, lxc};
 
-use super::stage::{LEAVES, Stage, replica_name};
-use super::{Redirect, Row};
+use super::stage::{LEAVES, Running, Stage, replica_name};
+use super::{Redirect, Row, in_flight};
 use crate::node::SdpOptions;
 use crate::process::Program;
 use crate::shell;
@@ -26,7 +26,23 @@ pub(super) fn rolled(stage: &Stage, other: Option<&Path>) -> Result<Vec<Row>> {
     let replicas = [start(stage, 0)?, start(stage, 1)?];
     // The previous version closes connections between two queries.
     let ends = other.map_or(Ends::WithAnAnswer, |_| Ends::AtAnyTime);
-    roll(stage, replicas, start, ends)
+    let load = stage.load()?;
+    let rolled = roll(stage, &load, replicas, start)?;
+    finish(load, &rolled, ends)
+}
+
+/// The agent is killed first and comes back when all replicas have been replaced.
+pub(super) fn without_agent(stage: &Stage) -> Result<Vec<Row>> {
+    let agent = stage.agent(&stage.agent_options())?;
+    let replicas = [stage.replica(0)?, stage.replica(1)?];
+    let load = stage.load()?;
+    load.flows()?;
+    agent.kill_9()?;
+    let start = |stage: &Stage, number| stage.lab.start_sdp(&stage.sdp_options(number));
+    let rolled = roll(stage, &load, replicas, start)?;
+    let _agent = stage.lab.start_agent(&stage.agent_options())?;
+    stage.lab.proxies_in_step()?;
+    finish(load, &rolled, Ends::WithAnAnswer)
 }
 
 /// The same between the previous version and this one.
@@ -56,7 +72,9 @@ pub(super) fn without_maps(stage: &Stage) -> Result<Vec<Row>> {
             && says("failed_are_bypassed") == Some(false.into()),
         "status does not say what holds without steering: {status}"
     );
-    roll(stage, replicas, unsteered, Ends::WithAnAnswer)
+    let load = stage.load()?;
+    let rolled = roll(stage, &load, replicas, unsteered)?;
+    finish(load, &rolled, Ends::WithAnAnswer)
 }
 
 /// When a proxy that leaves ends lasting connections.
@@ -66,24 +84,56 @@ enum Ends {
     AtAnyTime,
 }
 
+/// What was seen while replicas were replaced.
+struct Rolled {
+    /// Run until the load has ended.
+    _replicas: [Program; 2],
+    replacements: u32,
+    /// Queries that were in flight when a replica was told to leave.
+    in_flight: u64,
+    /// Queries that were sent while a replica drained.
+    while_draining: u64,
+}
+
+/// Replaces the older replica again and again. The server has queries of every pod, and answers
+/// them only after the replica has been told to leave.
 fn roll(
     stage: &Stage,
+    load: &Running<'_>,
     mut replicas: [Program; 2],
     start: impl Fn(&Stage, u32) -> Result<Program>,
-    ends: Ends,
-) -> Result<Vec<Row>> {
-    let load = stage.load()?;
+) -> Result<Rolled> {
+    let (mut in_flight, mut while_draining) = (0, 0);
     for round in 0..stage.size.rolls {
         load.flows()?;
         let next = start(stage, round + 2)?;
         let [oldest, newest] = replicas;
-        let status = oldest.terminate(LEAVES)?;
+        let status = in_flight::with_slow_queries(stage, round, |slow| {
+            in_flight += slow;
+            let before = load.sent();
+            let status = oldest.terminate(LEAVES)?;
+            while_draining += load.sent() - before;
+            Ok(status)
+        })?;
         ensure!(
             status.success(),
             "a replica that was told to leave: {status}"
         );
         replicas = [newest, next];
     }
+    ensure!(
+        while_draining > 0,
+        "no query was sent while a proxy drained"
+    );
+    Ok(Rolled {
+        _replicas: replicas,
+        replacements: stage.size.rolls,
+        in_flight,
+        while_draining,
+    })
+}
+
+fn finish(load: Running<'_>, rolled: &Rolled, ends: Ends) -> Result<Vec<Row>> {
     let report = load.finish()?;
     let closed = report.tcp.reopened;
     let crossed = report.tcp.crossed;
@@ -92,8 +142,9 @@ fn roll(
         "{crossed} queries met the closing of their connection"
     );
     let note = format!(
-        "{} replacements; {closed} lasting connections closed, {crossed} queries met that",
-        stage.size.rolls
+        "{} replacements; {} queries in flight when they began, {} sent while a proxy drained; \
+         {closed} lasting connections closed, {crossed} queries met that",
+        rolled.replacements, rolled.in_flight, rolled.while_draining
     );
     Ok(vec![Row::none_lost(String::new(), &report, note)])
 }

@@ -173,6 +173,7 @@ impl From<&Counts> for Tally {
 /// Promises of the design, in words.
 const NONE_LOST: &str = "none lost, none wrong";
 const LOST_AT_ONCE: &str = "lost only what it had, nothing sent later than 1 s after";
+const LOST_BY_PREVIOUS: &str = "none lost over UDP; over TCP only as the previous version leaves";
 const COUNTED: &str = "what is brought about is counted, as lost and as wrong";
 const FIRST_ANSWER: &str = "first right answer within 250 ms of exec";
 

@@ -1,12 +1,13 @@
 //! R3: replicas replace one another.
 
+use std::ops::RangeInclusive;
 use std::path::Path;
 
 use anyhow::{Context as _, Result, ensure};
 use shared_maps::{ipcache, lxc};
 
-use super::stage::{LEAVES, Running, Stage, replica_name};
-use super::{Redirect, Row, in_flight};
+use super::stage::{LEAVES, Running, Stage, now, replica_name};
+use super::{LOST_BY_PREVIOUS, Redirect, Row, in_flight};
 use crate::node::SdpOptions;
 use crate::process::Program;
 use crate::shell;
@@ -93,6 +94,40 @@ struct Rolled {
     in_flight: u64,
     /// Queries that were sent while a replica drained.
     while_draining: u64,
+    leaves: Vec<Leave>,
+}
+
+/// One replica's end.
+struct Leave {
+    /// Of the replica.
+    number: u32,
+    /// From the signal to the end of the process, CLOCK_MONOTONIC, nanoseconds.
+    within: RangeInclusive<u64>,
+}
+
+impl Rolled {
+    /// Which replica was leaving when a query was sent, in words.
+    fn leaving_at(&self, sent: u64) -> String {
+        let leave = self
+            .leaves
+            .iter()
+            .find(|leave| leave.within.contains(&sent));
+        match leave {
+            Some(leave) => format!("while replica {} left", leave.number),
+            None => "while no replica left".to_owned(),
+        }
+    }
+
+    /// Whether the previous version's replica was leaving then.
+    fn is_of_previous(&self, sent: u64) -> bool {
+        let mut of_previous = self.leaves.iter().filter(|leave| is_previous(leave.number));
+        of_previous.any(|leave| leave.within.contains(&sent))
+    }
+}
+
+/// Which replicas are of the other version, if there is one.
+fn is_previous(number: u32) -> bool {
+    number.is_multiple_of(2)
 }
 
 /// Replaces the older replica again and again. The server has queries of every pod, and answers
@@ -104,14 +139,20 @@ fn roll(
     start: impl Fn(&Stage, u32) -> Result<Program>,
 ) -> Result<Rolled> {
     let (mut in_flight, mut while_draining) = (0, 0);
+    let mut leaves = Vec::new();
     for round in 0..stage.size.rolls {
         load.flows()?;
         let next = start(stage, round + 2)?;
         let [oldest, newest] = replicas;
         let status = in_flight::with_slow_queries(stage, round, |slow| {
             in_flight += slow;
-            let before = load.sent();
+            let (before, from) = (load.sent(), now());
             let status = oldest.terminate(LEAVES)?;
+            let within = from..=now();
+            leaves.push(Leave {
+                number: round,
+                within,
+            });
             while_draining += load.sent() - before;
             Ok(status)
         })?;
@@ -130,6 +171,7 @@ fn roll(
         replacements: stage.size.rolls,
         in_flight,
         while_draining,
+        leaves,
     })
 }
 
@@ -146,14 +188,27 @@ fn finish(load: Running<'_>, rolled: &Rolled, ends: Ends) -> Result<Vec<Row>> {
          {closed} lasting connections closed, {crossed} queries met that",
         rolled.replacements, rolled.in_flight, rolled.while_draining
     );
-    Ok(vec![Row::none_lost(String::new(), &report, note)])
+    let lost_at = report.total().lost_at;
+    let losses: Vec<String> = lost_at
+        .iter()
+        .map(|sent| rolled.leaving_at(*sent))
+        .collect();
+    let mut row = Row::none_lost(String::new(), &report, note);
+    if !losses.is_empty() {
+        row.note += &format!("; lost {}", losses.join(", "));
+    }
+    if ends == Ends::AtAnyTime {
+        // It may close a connection on which a query is coming in, and its kernel then resets it.
+        let of_previous = lost_at.iter().all(|sent| rolled.is_of_previous(*sent));
+        row.holds = row.wrong == 0 && row.right > 0 && report.udp.lost == 0 && of_previous;
+        row.promise = LOST_BY_PREVIOUS;
+    }
+    Ok(vec![row])
 }
 
 fn surge(stage: &Stage, number: u32, other: Option<&Path>) -> Result<Program> {
     let mut options = stage.sdp_options(number);
-    options.program = other
-        .filter(|_| number.is_multiple_of(2))
-        .map(Path::to_owned);
+    options.program = other.filter(|_| is_previous(number)).map(Path::to_owned);
     let next = stage.lab.start_sdp(&options)?;
     stage.lab.connected(&replica_name(number))?;
     Ok(next)

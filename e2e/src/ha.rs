@@ -4,6 +4,7 @@
 
 mod agent;
 mod calibration;
+mod dropped;
 mod failures;
 mod in_flight;
 mod replicas;
@@ -258,6 +259,11 @@ impl Act {
             stage.lab.print_logs();
         }
         let mut rows = played?;
+        for row in &mut rows {
+            if !row.holds {
+                row.note += &format!("; {}", dropped::by_the_kernel(&stage)?);
+            }
+        }
         let name = format!("{}, {}", self.name(), redirect.name());
         for row in &mut rows {
             row.name = match row.name.as_str() {

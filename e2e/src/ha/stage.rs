@@ -101,6 +101,12 @@ impl Stage {
         for netns in [&lab.node, &lab.world] {
             netns.sysctl(&[("net.ipv4.ip_local_port_range", "12000 65000")])?;
         }
+        // Other ports than those of the load's raw sockets: a pod has one query of a port.
+        let routed = [&lab.a, &lab.b].into_iter();
+        for pod in routed.chain(&pods) {
+            let range = ("net.ipv4.ip_local_port_range", "43000 65000");
+            pod.netns.sysctl(&[range])?;
+        }
         let nsd = nsd::start(
             &lab,
             &[SERVER4, SERVER6],
@@ -108,9 +114,6 @@ impl Stage {
             &zone::zone_file(&NAMES),
         )?;
         if redirect == Redirect::Translated {
-            // Each query of the proxies has a flow of its own in the node's connection tracking.
-            lab.node
-                .sysctl(&[("net.netfilter.nf_conntrack_udp_timeout", "5")])?;
             let (from, to) = (servers(redirect), servers(Redirect::Own));
             let services = [
                 (from.fast[0], to.fast[0]),

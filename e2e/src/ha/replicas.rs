@@ -1,5 +1,6 @@
 //! R3: replicas replace one another.
 
+use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
 use std::path::Path;
 
@@ -189,13 +190,13 @@ fn finish(load: Running<'_>, rolled: &Rolled, ends: Ends) -> Result<Vec<Row>> {
         rolled.replacements, rolled.in_flight, rolled.while_draining
     );
     let lost_at = report.total().lost_at;
-    let losses: Vec<String> = lost_at
-        .iter()
-        .map(|sent| rolled.leaving_at(*sent))
-        .collect();
+    let mut losses: BTreeMap<String, u32> = BTreeMap::new();
+    for sent in &lost_at {
+        *losses.entry(rolled.leaving_at(*sent)).or_default() += 1;
+    }
     let mut row = Row::none_lost(String::new(), &report, note);
-    if !losses.is_empty() {
-        row.note += &format!("; lost {}", losses.join(", "));
+    for (when, number) in losses {
+        row.note += &format!("; {number} lost {when}");
     }
     if ends == Ends::AtAnyTime {
         // It may close a connection on which a query is coming in, and its kernel then resets it.

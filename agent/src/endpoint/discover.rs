@@ -10,7 +10,7 @@ mod links;
 
 pub use self::{
     addresses::{Claims, Known},
-    leading::leading_to,
+    leading::{lead_apart, leading_to},
 };
 
 use std::{

@@ -61,6 +61,26 @@ fn is_pair(link: &LinkMessage) -> bool {
     infos.flatten().any(pair)
 }
 
+/// Whether two host-side interfaces lead to different namespaces.
+pub fn lead_apart(netns: &Netns, first: u32, second: u32) -> Result<bool, DiscoverError> {
+    on_thread(netns, false, async move |handle| {
+        let first = namespace_behind(&handle, first).await;
+        let second = namespace_behind(&handle, second).await;
+        Ok(matches!((first, second), (Some(first), Some(second)) if first != second))
+    })
+}
+
+/// Number that the kernel gives, in this namespace, to the namespace of an interface's peer.
+async fn namespace_behind(handle: &Handle, ifindex: u32) -> Option<i32> {
+    let mut links = pin!(handle.link().get().match_index(ifindex).execute());
+    let link = links.next().await?.ok()?;
+    let mut attributes = link.attributes.iter();
+    attributes.find_map(|attribute| match attribute {
+        LinkAttribute::LinkNetNsId(namespace) => Some(*namespace),
+        _ => None,
+    })
+}
+
 async fn pod_sides(
     handle: &Handle,
     netns: &Netns,

@@ -9,7 +9,7 @@ use super::{
 use crate::{
     core::event::{EndpointSpec, SourceEvent},
     datapath::closed::DocumentHash,
-    endpoint::discover::leading_to,
+    endpoint::discover::{lead_apart, leading_to},
 };
 
 impl State {
@@ -87,10 +87,6 @@ impl State {
             }
             return;
         };
-        let replaced = |now: Option<NamespaceId>| {
-            let then = self.found.get(key).and_then(|found| found.namespace);
-            matches!((then, now), (Some(then), Some(now)) if then != now)
-        };
         if before.is_none() && self.has_ended(key, &document) {
             self.ended.insert(key.to_owned());
             self.note(key, ENDED);
@@ -132,7 +128,14 @@ impl State {
                 if moved && (known || !self.starting) {
                     self.gated.close(key, spec.ifindex, Until::Attached);
                 }
-                if let Some(before) = elsewhere.filter(|_| replaced(namespace)) {
+                // The document is the same, and the namespace of that name is another one.
+                let replaced = |before: &EndpointSpec| {
+                    let netns = document.namespace().ok();
+                    let netns = netns.filter(|netns| netns.to_string() == before.netns);
+                    let apart = |netns| lead_apart(&netns, before.ifindex, spec.ifindex);
+                    netns.is_some_and(|netns| apart(netns).unwrap_or(true))
+                };
+                if let Some(before) = elsewhere.filter(replaced) {
                     self.gated.close(key, before.ifindex, Until::Gone);
                 }
                 self.settle_document(key, spec.ifindex);

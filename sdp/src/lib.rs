@@ -44,3 +44,4 @@ pub mod unix_socket;
 mod upstream;
 pub mod wall_time;
 pub mod wire;
+pub mod yaml;

@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use holdfast_sdp::yaml::{self, YamlError};
 use ipnet::IpNet;
 use serde_json::Value;
 
@@ -13,7 +14,6 @@ use super::{
 use crate::{
     ipcache::metadata::Source,
     labels::LabelSet,
-    yaml::{self, YamlError},
 };
 
 /// A policy document that was read without error.

@@ -176,7 +176,7 @@ impl LinkSink {
             return Batch::default();
         }
         let late = state.expire_queued(now, self.max_delay, &mut calls);
-        let (batch, more) = state.next_batch(now, room, &self.stats);
+        let (batch, more) = state.next_batch(now, room, &self.stats, &mut calls);
         drop(state);
         self.journal.nudge();
         self.stats.late.add(late);

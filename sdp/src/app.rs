@@ -38,7 +38,7 @@ use crate::{
 };
 
 /// Client TCP connections at most.
-const TCP_CONNECTIONS: usize = 4096;
+pub(crate) const TCP_CONNECTIONS: usize = 4096;
 /// Threads for TCP and housekeeping; UDP, the link to the agent and the journal have their own.
 const RUNTIME_THREADS: usize = 2;
 
@@ -149,7 +149,9 @@ async fn serve(shared: &Arc<Shared>, doors: Doors, sockets: Unbound) -> anyhow::
         .context("cannot start the link's thread")?;
     first_rules(shared).await;
 
-    let sockets = sockets.bind().map_err(|e| explain_bind(&e, config.proxy_port))?;
+    let sockets = sockets
+        .bind()
+        .map_err(|e| explain_bind(&e, config.proxy_port))?;
     let proxy = Proxy::new(
         proxy_config(shared),
         Arc::clone(&shared.maps) as _,
@@ -514,7 +516,12 @@ mod tests {
             source: io::ErrorKind::AddrInUse.into(),
         };
         let text = explain_bind(&error, 10_001).to_string();
-        for part in ["--tofqdns-proxy-port", "sport = :10001", "holdfast-agent", "root"] {
+        for part in [
+            "--tofqdns-proxy-port",
+            "sport = :10001",
+            "holdfast-agent",
+            "root",
+        ] {
             assert!(text.contains(part), "{part}: {text}");
         }
     }

@@ -22,6 +22,8 @@ pub mod link;
 pub mod listener;
 pub mod mapping;
 pub mod maps;
+#[cfg(test)]
+mod memory_table;
 pub mod metrics;
 pub mod name;
 pub mod notice;

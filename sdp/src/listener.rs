@@ -19,6 +19,11 @@ use std::{
     time::{Duration, Instant},
 };
 
+#[cfg(test)]
+pub(crate) use self::{
+    delayed::MAX_BYTES as DELAYED_BYTES, held::MAX_BYTES as HELD_BYTES,
+    tcp::ALLOWANCE as TCP_ALLOWANCE,
+};
 use parking_lot::Mutex;
 use socket2::Socket;
 

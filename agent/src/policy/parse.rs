@@ -11,10 +11,7 @@ use super::{
     rule::Rule,
     validate::{Fault, Scope, group, rule, warnings},
 };
-use crate::{
-    ipcache::metadata::Source,
-    labels::LabelSet,
-};
+use crate::{ipcache::metadata::Source, labels::LabelSet};
 
 /// A policy document that was read without error.
 #[derive(Clone, Debug, PartialEq)]

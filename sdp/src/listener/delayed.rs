@@ -16,7 +16,7 @@ use crate::{
 };
 
 /// Bytes of queries that wait, for each worker, and the endpoints' shares of them.
-const MAX_BYTES: usize = 4 << 20;
+pub(crate) const MAX_BYTES: usize = 4 << 20;
 /// Bytes that a query counts besides its own.
 const OVERHEAD: usize = 256;
 /// How often a place is looked for while nothing else happens: another thread may free one.

@@ -23,6 +23,8 @@ use tokio::{
 };
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
+#[cfg(test)]
+pub(crate) use self::connection::ALLOWANCE;
 use self::{connection::Connection, turns::Turns};
 use super::{ListenError, SocketOptions, in_flight::InFlight};
 use crate::{

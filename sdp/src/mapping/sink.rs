@@ -27,6 +27,8 @@ use tokio::sync::Notify;
 
 pub use exchange::{Batch, Epoch, Outcome, Outgoing, Room, SinkStats, SinkStatus};
 
+#[cfg(test)]
+pub(crate) use self::state::KEPT as KEPT_PAIRS;
 use self::state::{Calls, State, call};
 use super::{BootTime, Mapping, MappingSink, OnRealised, Realised, Release};
 use crate::{

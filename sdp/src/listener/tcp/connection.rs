@@ -37,7 +37,7 @@ const MAX_ASKED: usize = 64 * 1024;
 const MAX_OUT: usize = 128 * 1024;
 /// Bytes of memory for messages that each connection may use. What it uses beyond counts as its
 /// endpoint's share.
-const ALLOWANCE: usize = 16 * 1024;
+pub(crate) const ALLOWANCE: usize = 16 * 1024;
 /// Bytes by which a connection's part of the share grows and shrinks.
 const CHARGE: usize = 16 * 1024;
 /// Bytes of a buffer that is kept while nothing waits.

@@ -23,7 +23,7 @@ use crate::{
 };
 
 /// Pairs kept at most.
-const KEPT: usize = 200_000;
+pub(crate) const KEPT: usize = 200_000;
 /// Held answers queued at most, of which each endpoint has a share. Above it, answers are
 /// released as if the agent were away.
 const HELD: usize = 16_384;

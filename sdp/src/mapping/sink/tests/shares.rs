@@ -139,14 +139,15 @@ fn an_endpoint_with_thousands_of_answers_waiting_delays_no_other() {
     {
         on_wire.extend(more);
     }
-    assert!(on_wire.len() < 64, "{}", on_wire.len());
+    let live = |out: &&Outgoing| !out.leased && !out.mapping.replayed;
+    let of_clients = on_wire.iter().filter(live).count();
+    assert!(of_clients < 64, "{of_clients}");
     assert_eq!(sink.learn(of(2, "c."), Box::new(|_| {})), Release::Held);
     let next = sent();
     assert_eq!(next[0].mapping.name.as_str(), "c.");
     let of_first = on_wire.iter().filter(|out| out.mapping.endpoint.id.0 == 1);
     let results = of_first.map(|out| realised(out.sequence, None, 1));
     sink.results(results.take(20).collect());
-    let live = |out: &&Outgoing| !out.leased && !out.mapping.replayed;
     let sent = sent().iter().filter(live).count();
     assert!(
         sent.abs_diff(20) <= 1,

@@ -316,3 +316,44 @@ fn one_endpoint_that_fails_does_not_close_another() {
     );
     stays_open_until_relabelled(node, before);
 }
+
+#[test]
+fn a_full_policy_map_closes_a_relabelled_address_for_its_own_endpoint_alone() {
+    const ROOM: usize = 32;
+    let mut node = started(CoreConfig {
+        preallocate_identities: false,
+        policy_map_max: ROOM,
+        ..CoreConfig::default()
+    });
+    node.policy(TWO_NAMES);
+    node.endpoint(spec("web", 7, "app=web"));
+    node.endpoint(spec("db", 8, "app=db"));
+    node.sync();
+    node.learn("www.cilium.io", &["1.1.1.1"]);
+    let full = node.id();
+    let blocks = |number: usize| {
+        let blocks: Vec<String> = (0..number).map(|n| format!("20.0.{n}.0/24")).collect();
+        big()
+            .replace(
+                "endpointSelector: {}",
+                "endpointSelector: {matchLabels: {app: web}}",
+            )
+            .replace(&self::blocks(), &blocks.join(", "))
+    };
+    let filled = (1..=ROOM).find(|number| {
+        node.policy(&blocks(*number));
+        node.datapath.policy.get(&full).unwrap().len() == ROOM
+    });
+    let before = node.identity("1.1.1.1").unwrap();
+    assert!(everyone_allows(&node, before));
+
+    node.learn("www.example.com", &["1.1.1.1"]);
+    let after = node.identity("1.1.1.1").unwrap();
+    assert_ne!(after, before);
+    let key = PolicyKey::new(after.0, EGRESS, 6, 443, 16);
+    for (endpoint, map) in &node.datapath.policy {
+        assert_eq!(map.contains_key(&key), *endpoint != full, "{endpoint:?}");
+    }
+    node.policy(&blocks(filled.unwrap() - 2));
+    assert!(everyone_allows(&node, after));
+}

@@ -22,6 +22,8 @@ pub mod link;
 pub mod listener;
 pub mod mapping;
 pub mod maps;
+#[cfg(test)]
+mod memory_table;
 pub mod metrics;
 pub mod name;
 pub mod notice;
@@ -44,3 +46,4 @@ pub mod unix_socket;
 mod upstream;
 pub mod wall_time;
 pub mod wire;
+pub mod yaml;

@@ -10,6 +10,7 @@
 
 pub mod keepalive;
 pub mod place;
+pub mod restart;
 mod service;
 pub mod stage;
 pub mod world;

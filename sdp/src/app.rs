@@ -17,6 +17,7 @@ use crate::{
     config::{self, Config, SteeringMode},
     descriptors::Descriptors,
     drain::Drain,
+    gate::{self, BoundPorts, Gate},
     journal::Journal,
     link::{Link, board::Board},
     listener::{
@@ -24,14 +25,15 @@ use crate::{
         Unbound,
     },
     mapping::{BootTime, sink::LinkSink},
-    maps::{Change, PinnedMaps, REFRESH},
+    maps::{Change, PinnedMaps, REFRESH, instances::Instances},
     notice::Notices,
-    policy::table::PolicyHandle,
+    policy::{kept::end_rules_of_lost_endpoints, table::PolicyHandle},
     privileges::{Privileges, Sandbox},
     proxy::{Proxy, ProxyConfig, RejectCode, Stats},
     query_log::{QueryLog, QueryLogConfig, QueryLogStats, Target, Which},
     ready::{Need, Readiness},
-    restore::{self, Skipped},
+    restore::{self, Restored, Skipped},
+    rules_journal::RulesJournal,
     steering::program,
     transparent::Transparent,
     troubles::Troubles,
@@ -44,6 +46,8 @@ const RUNTIME_THREADS: usize = 2;
 
 /// How long the first rules may hold up the listeners.
 const FIRST_RULES_WITHIN: Duration = Duration::from_secs(1);
+/// How often a proxy that could only refuse looks whether another one has the port.
+const LOOK_FOR_OTHERS: Duration = Duration::from_millis(50);
 /// While leaving, an agent that answers nothing for so long is not waited for.
 const SILENT: Duration = Duration::from_secs(2);
 /// How long the last lines may take.
@@ -64,10 +68,14 @@ pub struct Shared {
     pub journal: Arc<Journal>,
     /// What an agent of Cilium wants to hear besides.
     pub notices: Arc<Notices>,
+    /// Where a Cilium agent's rules are kept for a start without it.
+    pub rules_journal: Arc<RulesJournal>,
     /// How the link to the agent stands.
     pub board: Arc<Board>,
     /// What is missing for being ready.
     pub ready: Readiness,
+    /// Whether queries can be answered.
+    pub gate: Gate,
     /// The phases of leaving.
     pub drain: Drain,
     /// Counters of the main path.
@@ -97,8 +105,10 @@ pub fn run(config: Config, troubles: Troubles) -> anyhow::Result<()> {
     let descriptors = Descriptors::raise();
     // What only root may make comes first, threads last: they inherit what is left.
     let metrics = MetricsDoor::open(&config)?;
-    let sockets = Unbound::open(&listen_config(&config, descriptors))
+    let gate = Gate::default();
+    let sockets = Unbound::open(&listen_config(&config, descriptors, gate.clone()))
         .map_err(|e| explain_bind(&e, &config))?;
+    let ports = bound_ports();
     provide_steering(&config);
     remove_left_socket(&config);
     let privileges = sandbox(&config).enter()?;
@@ -111,13 +121,18 @@ pub fn run(config: Config, troubles: Troubles) -> anyhow::Result<()> {
         .enable_all()
         .build()
         .context("cannot start the runtime")?;
-    let shared = Arc::new(Shared::new(config, privileges, troubles, query_log));
-    let outcome = runtime.block_on(serve(&shared, doors, sockets));
+    let shared = Arc::new(Shared::new(config, privileges, troubles, query_log, gate));
+    let outcome = runtime.block_on(serve(&shared, doors, sockets, ports));
     runtime.shutdown_timeout(Duration::from_millis(200));
     outcome
 }
 
-async fn serve(shared: &Arc<Shared>, doors: Doors, sockets: Unbound) -> anyhow::Result<()> {
+async fn serve(
+    shared: &Arc<Shared>,
+    doors: Doors,
+    sockets: Unbound,
+    ports: BoundPorts,
+) -> anyhow::Result<()> {
     let config = &shared.config;
     tracing::info!(name = config.name, port = config.proxy_port, "starting");
     for note in &config.notes {
@@ -137,6 +152,7 @@ async fn serve(shared: &Arc<Shared>, doors: Doors, sockets: Unbound) -> anyhow::
         .start(&config.journal_dir, &config.name, move |written| {
             sink.adopt(&written);
         });
+    shared.rules_journal.open(&config.journal_dir, &config.name);
     let admin = Admin::start(doors, shared)?;
     restore_rules(shared);
     let stop = CancellationToken::new();
@@ -148,6 +164,7 @@ async fn serve(shared: &Arc<Shared>, doors: Doors, sockets: Unbound) -> anyhow::
         .start(stop.clone())
         .context("cannot start the link's thread")?;
     first_rules(shared).await;
+    others_first(shared, ports).await;
 
     let sockets = sockets.bind().map_err(|e| explain_bind(&e, config))?;
     let proxy = Proxy::new(
@@ -182,6 +199,7 @@ impl Shared {
             Privileges::default(),
             Troubles::default(),
             (None, none),
+            Gate::default(),
         )
     }
 
@@ -190,6 +208,7 @@ impl Shared {
         privileges: Privileges,
         troubles: Troubles,
         query_log: (Option<Arc<QueryLog>>, QueryLogStats),
+        gate: Gate,
     ) -> Self {
         let ready = Readiness::default();
         ready.block(Need::Listeners, "not bound yet");
@@ -208,8 +227,10 @@ impl Shared {
             sink: Arc::new(sink),
             journal,
             notices: Arc::default(),
+            rules_journal: Arc::default(),
             board: Arc::new(Board::new(ready.clone())),
             ready,
+            gate,
             drain: Drain::default(),
             stats: Stats::default(),
             skipped_files: Mutex::default(),
@@ -300,11 +321,12 @@ fn link(shared: &Shared) -> Link {
         sink: Arc::clone(&shared.sink),
         maps: Arc::clone(&shared.maps),
         notices: Arc::clone(&shared.notices),
+        rules_journal: Arc::clone(&shared.rules_journal),
         board: Arc::clone(&shared.board),
     }
 }
 
-fn listen_config(config: &Config, descriptors: Descriptors) -> ListenConfig {
+fn listen_config(config: &Config, descriptors: Descriptors, gate: Gate) -> ListenConfig {
     ListenConfig {
         port: config.proxy_port,
         ipv4: config.ipv4,
@@ -314,6 +336,7 @@ fn listen_config(config: &Config, descriptors: Descriptors) -> ListenConfig {
         steering: (config.steering == SteeringMode::Auto).then(|| SteeringConfig {
             bpf_root: config.bpf_root.clone(),
             kind: steering::KIND_SDP,
+            gate,
         }),
         tcp_connections: descriptors.tcp_connections(TCP_CONNECTIONS),
     }
@@ -366,11 +389,19 @@ fn note_maps(ready: &Readiness, maps: &PinnedMaps) {
     }
 }
 
+/// Notes whether queries can be answered.
+fn note_gate(shared: &Shared) {
+    let with_rules = shared.policy.load().len();
+    let word = shared.board.word();
+    let can = gate::can_answer(shared.maps.problem(), with_rules, word, Instant::now());
+    shared.gate.set(can);
+}
+
 /// Where a program steers, who has no slot gets no packets.
 fn note_steering(shared: &Shared) {
     let program = program::link_pin(&Globals::new(&shared.config.bpf_root));
     match &*shared.steering.lock() {
-        SteeringStatus::Unavailable(why) if program.exists() => {
+        SteeringStatus::Unavailable(why) | SteeringStatus::Waiting(why) if program.exists() => {
             shared.ready.block(Need::Steering, why.clone());
         }
         _ => shared.ready.unblock(Need::Steering),
@@ -379,11 +410,13 @@ fn note_steering(shared: &Shared) {
 
 /// Puts the rules on disk in force, unless the agent has sent its own.
 fn restore_rules(shared: &Shared) {
-    let _writing = shared.board.writing_rules();
+    let mut writing = shared.board.writing_rules();
     if shared.board.has_agent_rules() || !shared.maps.has_lxc() {
         return;
     }
-    let found = restore::load(&shared.config.state_dir, |ip| shared.maps.lxc_entry(ip));
+    let mut found = restore::load(&shared.config.state_dir, |ip| shared.maps.lxc_entry(ip));
+    let instances = shared.maps.instances().unwrap_or_default();
+    prefer_what_was_said(shared, &mut found, &instances);
     // Asked again while there are no rules: what was said is not said again.
     let news = *shared.skipped_files.lock() != found.skipped;
     for skipped in found.skipped.iter().filter(|_| news) {
@@ -398,11 +431,56 @@ fn restore_rules(shared: &Shared) {
     for error in &errors {
         tracing::error!(%error, "a restored rule allows nothing");
     }
+    let endpoints = found.rules.iter().map(|of| of.endpoint);
+    writing.adopt(endpoints, &instances);
+    shared.board.rows_skipped(found.rows.count());
+    for odd in found.rows.odd.iter().filter(|_| news) {
+        tracing::warn!(odd, "a row of an endpoint's file allows nothing");
+    }
     if !found.rules.is_empty() {
         tracing::info!(endpoints = found.rules.len(), "rules restored from disk");
     }
     shared.board.rules_from_disk(found.rules.len());
     *shared.skipped_files.lock() = found.skipped;
+}
+
+/// What a Cilium agent's stream said last, where no file of the agent is newer.
+fn prefer_what_was_said(shared: &Shared, found: &mut Restored, now: &Instances) {
+    let (said, until) = match shared.rules_journal.read() {
+        Ok(Some(said)) => said,
+        Ok(None) => return,
+        Err(error) => {
+            let path = shared.rules_journal.status().path.unwrap_or_default();
+            tracing::error!(path, %error, "the agent's last rules are not used");
+            return;
+        }
+    };
+    let counts = found.prefer(said, until, now);
+    if counts.entries.is_empty() {
+        return;
+    }
+    tracing::info!(
+        endpoints = counts.entries.len(),
+        "rules are those that the agent's stream said last"
+    );
+    shared.maps.add_former(counts.prefixes.clone());
+    shared.rules_journal.adopt(counts);
+}
+
+/// Keeps the agent's rules on disk, on a thread that may wait for it.
+fn keep_rules(shared: &Shared) {
+    if let Some(work) = shared.rules_journal.work(Instant::now()) {
+        let journal = Arc::clone(&shared.rules_journal);
+        tokio::task::spawn_blocking(move || journal.done(&work, work.run()));
+    }
+}
+
+/// Rules of endpoints that `cilium_lxc` has lost, or gave to others, end.
+fn end_lost_rules(shared: &Shared) {
+    let mut writing = shared.board.writing_rules();
+    if end_rules_of_lost_endpoints(&mut writing, &shared.maps, &shared.policy) > 0 {
+        shared.board.rules_kept(writing.unconfirmed());
+    }
 }
 
 /// Waits for rules, [`FIRST_RULES_WITHIN`] at most: from the moment its sockets
@@ -419,6 +497,38 @@ async fn first_rules(shared: &Shared) {
     }
 }
 
+/// While this process could only refuse, and another proxy has the port, that one answers: from
+/// the moment our sockets are bound the kernel's hash gives them their share.
+async fn others_first(shared: &Shared, mut ports: BoundPorts) {
+    let waits = async {
+        loop {
+            note_gate(shared);
+            let Some(why) = shared.gate.closed() else {
+                return;
+            };
+            // What cannot be read is no proxy to wait for.
+            if !ports.has(shared.config.proxy_port).unwrap_or(false) {
+                return;
+            }
+            let text = format!("another proxy of the port answers until this one can: {why}");
+            *shared.steering.lock() = SteeringStatus::Waiting(why.to_string());
+            shared.ready.block(Need::Listeners, text);
+            tokio::time::sleep(LOOK_FOR_OTHERS).await;
+        }
+    };
+    tokio::select! {
+        () = waits => {}
+        () = shared.drain.leaving() => {}
+    }
+}
+
+fn bound_ports() -> BoundPorts {
+    BoundPorts::open().unwrap_or_else(|error| {
+        tracing::warn!(%error, "/proc/net/udp cannot be read: other proxies of the port are not waited for");
+        BoundPorts::unknown()
+    })
+}
+
 /// Looks after what changes without anybody telling: pins and time.
 async fn keep_house(shared: Arc<Shared>, stop: CancellationToken) {
     let mut beat = tokio::time::interval(REFRESH);
@@ -428,13 +538,18 @@ async fn keep_house(shared: Arc<Shared>, stop: CancellationToken) {
             _ = beat.tick() => {}
             () = stop.cancelled() => return,
         }
-        if shared.maps.refresh() == Change::Reopened {
+        // A map that is replaced is read whole, which may take a second.
+        let change = tokio::task::block_in_place(|| shared.maps.refresh());
+        if change == Change::Reopened {
             tracing::info!(maps = ?shared.maps.status(), "pinned maps changed");
             restore_rules(&shared);
         } else if shared.ready.is_missing(Need::Rules) {
             // The agent makes the maps before it writes the first endpoint's file.
             restore_rules(&shared);
         }
+        tokio::task::block_in_place(|| end_lost_rules(&shared));
+        note_gate(&shared);
+        keep_rules(&shared);
         // First: maps that appear are there for both.
         note_steering(&shared);
         note_maps(&shared.ready, &shared.maps);

@@ -197,6 +197,11 @@ fn a_proxy_without_rules_leaves_queries_to_the_one_that_has_them() {
         println!("beside a proxy that waits for rules: {right} answered, 0 not");
         // The agent goes, and with its endpoint the only rules do: it could refuse, no more.
         drop(agent);
+        eventually("it has noticed", SOON, || {
+            let connection = status(lab, "late", "/agent/connection")?;
+            ensure!(connection.is_null(), "{connection}");
+            Ok(())
+        })?;
         let mut entry = lxc.get(&lxc_key(lab.a.v4.into()))?.context("an entry")?;
         entry.sec_id += 1;
         for address in [lab.a.v4.into(), lab.a.v6.into()] {

@@ -155,7 +155,11 @@ impl RulesJournal {
                 entries.insert(rules.endpoint, entry);
             }
         }
-        state.content.prefixes = prefixes;
+        if kept.unconfirmed() == 0 {
+            state.content.prefixes.clear();
+        }
+        // Rules that the agent has not said yet name servers that it may not have said either.
+        state.content.prefixes.extend(prefixes);
         state.dirty |= state.content != before;
         state.live = !said.is_empty();
     }

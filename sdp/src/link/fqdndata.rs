@@ -6,6 +6,8 @@
 //! keeps what it had before the session: see [`crate::policy::kept`].
 
 mod calls;
+#[cfg(test)]
+mod golden;
 
 use std::{collections::BTreeSet, time::Duration};
 
@@ -29,7 +31,14 @@ use super::{
     native::Never,
 };
 use crate::{
-    config::AgentAddress, mapping::sink::Epoch, policy::kept::end_rules_of_lost_endpoints,
+    config::AgentAddress,
+    mapping::sink::Epoch,
+    maps::{AgentTables, PinnedMaps},
+    policy::{
+        kept::{KeptRules, end_rules_of_lost_endpoints},
+        rule::RulesOf,
+        table::{PolicyHandle, RuleError},
+    },
 };
 
 const STREAM: &str = "StreamPolicyState";
@@ -143,6 +152,25 @@ fn adopt_rules(link: &Link) {
     writing.adopt(in_force, &link.maps.instances().unwrap_or_default());
 }
 
+/// Rules and tables of one state. Endpoints that it does not name keep theirs for now.
+fn put_in_force(
+    rules: &[RulesOf],
+    tables: AgentTables,
+    kept: &mut KeptRules,
+    policy: &PolicyHandle,
+    maps: &PinnedMaps,
+) -> Vec<RuleError> {
+    let gone = kept.named(rules.iter().map(|of| of.endpoint).collect());
+    let errors = policy.apply(rules, &gone);
+    // Right behind the rules: compiling them takes longer than this.
+    maps.set_agent_tables(tables);
+    end_rules_of_lost_endpoints(kept, maps, policy);
+    if !rules.is_empty() {
+        maps.set_agent_ready(true);
+    }
+    errors
+}
+
 struct Rules {
     link: Link,
     epoch: Epoch,
@@ -169,17 +197,16 @@ impl Rules {
             return Err(SessionError::Closed { what: STREAM });
         }
         link.sink.rules_applied(self.epoch.clone(), self.states);
-        let gone = writing.named(state.rules.iter().map(|of| of.endpoint).collect());
-        let errors = link.policy.apply(&state.rules, &gone);
-        // Right behind the rules: compiling them takes longer than this.
         let servers = state.servers();
-        link.maps.set_agent_tables(state.tables);
-        end_rules_of_lost_endpoints(&mut writing, &link.maps, &link.policy);
+        let errors = put_in_force(
+            &state.rules,
+            state.tables,
+            &mut writing,
+            &link.policy,
+            &link.maps,
+        );
         link.board.rules_kept(writing.unconfirmed());
         link.rules_journal.note(&state.rules, &writing, servers);
-        if !state.rules.is_empty() {
-            link.maps.set_agent_ready(true);
-        }
         for error in &errors {
             tracing::error!(%error, "a rule allows nothing");
         }

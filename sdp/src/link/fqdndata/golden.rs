@@ -81,7 +81,7 @@ fn the_states_of_a_restart_refuse_nothing() {
     let maps = PinnedMaps::open(dir.path(), false);
     let policy = PolicyHandle::new();
     let mut kept = KeptRules::default();
-    let mut take = |name: &str, kept: &mut KeptRules| {
+    let take = |name: &str, kept: &mut KeptRules| {
         let state = state(name);
         let errors = put_in_force(&state.rules, state.tables, kept, &policy, &maps);
         assert_eq!(errors, []);

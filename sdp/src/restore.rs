@@ -154,7 +154,8 @@ fn read(
     }
     // Cilium keeps a directory for the node itself. It has no addresses, and asks no proxy.
     if endpoint.identity == IdentityId::HOST && endpoint.addresses.is_empty() {
-        return Ok(None);
+        let rules = None;
+        return Ok((EndpointFile { rules, ..endpoint }, written));
     }
     confirm(&endpoint, lxc)?;
     Ok((endpoint, written))
@@ -218,8 +219,6 @@ fn confirm(
 #[cfg(test)]
 mod tests {
     use std::time::Duration;
-
-    use shared_maps::IdentityId;
 
     use super::*;
     use crate::{maps::instances::Instance, policy::rule::EndpointRules, rules_journal::Entry};

@@ -131,9 +131,13 @@ pub(super) fn read(bytes: &[u8], boot_id: &str) -> Result<Option<Content>, Image
     }
     let version = words.next().and_then(|word| word.parse().ok());
     match version {
+        Some(VERSION) => {}
         Some(version) if version > VERSION => return Err(ImageError::Newer(version)),
-        Some(_) => {}
-        None => return Err(ImageError::Damaged("it has no version")),
+        _ => {
+            return Err(ImageError::Damaged(
+                "its version is none that was ever written",
+            ));
+        }
     }
     let (boot, sum) = (words.next(), words.next());
     if sum.and_then(|sum| u32::from_str_radix(sum, 16).ok()) != Some(crc32(body)) {

@@ -12,12 +12,8 @@ use std::time::Duration;
 use fqdn_proto::native as wire;
 use hickory_proto::{op::Message, serialize::binary::BinDecodable as _};
 use holdfast_agent::{
-    endpoint::source::EndpointDocument,
-    grpc,
-    labels::LabelSet,
-    named_port::NamedPorts,
+    endpoint::source::EndpointDocument, grpc, labels::LabelSet, named_port::NamedPorts,
     policy::parse::parse_documents,
-    yaml::{self, YamlError},
 };
 use holdfast_sdp::{
     journal::ledger::Ledger,
@@ -30,6 +26,7 @@ use holdfast_sdp::{
     proxy::{Arrival, Asked, Identities, Outcome},
     restore,
     wire::answer,
+    yaml::{self, YamlError},
 };
 use prost::Message as _;
 use serde_json::Value;

@@ -3,6 +3,8 @@
 mod connection;
 mod flight;
 pub mod frames;
+mod results;
+mod turns;
 mod upstream;
 
 use std::{
@@ -21,7 +23,9 @@ use tokio::{
 };
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
-use self::connection::Connection;
+#[cfg(test)]
+pub(crate) use self::connection::ALLOWANCE;
+use self::{connection::Connection, turns::Turns};
 use super::{ListenError, SocketOptions, in_flight::InFlight};
 use crate::{
     proxy::Proxy,
@@ -43,9 +47,12 @@ pub(super) struct Shared {
     seats: Seats,
     /// Bytes of memory for messages.
     memory: Seats,
+    turns: Turns,
     in_flight: InFlight,
     /// Accept no more, end between queries.
     draining: CancellationToken,
+    /// Read no more queries, end when those in flight are answered.
+    closing: CancellationToken,
     /// End now.
     stop: CancellationToken,
     cut: AtomicU64,
@@ -77,10 +84,12 @@ impl TcpServer {
         let shared = Shared {
             seats: Seats::new(limit.max(1)),
             memory: Seats::new(proxy.config().tcp_memory),
+            turns: Turns::default(),
             proxy,
             options,
             in_flight,
             draining: CancellationToken::new(),
+            closing: CancellationToken::new(),
             stop: CancellationToken::new(),
             cut: AtomicU64::new(0),
         };
@@ -107,6 +116,12 @@ impl TcpServer {
         self.shared.draining.cancel();
     }
 
+    /// Connections whose clients never pause end too: what is in flight is answered, no more is
+    /// read.
+    pub(super) fn close(&self) {
+        self.shared.closing.cancel();
+    }
+
     /// Waits until all are gone.
     pub(super) async fn drained(&self) {
         self.tasks.wait().await;
@@ -116,6 +131,7 @@ impl TcpServer {
     pub(super) fn stop(&self) {
         self.tasks.close();
         self.shared.draining.cancel();
+        self.shared.closing.cancel();
         self.shared.stop.cancel();
     }
 

@@ -49,7 +49,7 @@ impl YamlError {
     pub fn remedy(&self) -> &'static str {
         match self {
             Self::Syntax { .. } => "correct the syntax",
-            Self::Deep => "remove the nesting; no policy or endpoint needs more than 20 levels",
+            Self::Deep => "remove the nesting; nothing here needs more than 20 levels",
             Self::Long(_) => "divide it into several documents with a line `---` between them",
             Self::Large(_) => "divide the object into several with names of their own",
             Self::Aliases => "write out what the aliases (*name) stand for where it is needed",

@@ -29,6 +29,7 @@ use socket2::Socket;
 
 use self::{control::Control, in_flight::InFlight, tcp::TcpServer, udp::Worker};
 use crate::{
+    gate::Gate,
     proxy::Proxy,
     socket::{self, SocketError},
     steering::{Member, MemberSockets, SharedStatus},
@@ -54,6 +55,8 @@ pub struct SteeringConfig {
     pub bpf_root: PathBuf,
     /// [`shared_maps::steering::KIND_SDP`] or [`shared_maps::steering::KIND_FALLBACK`].
     pub kind: u32,
+    /// Slots are taken only while it is open.
+    pub gate: Gate,
 }
 
 /// Settings of the listeners.
@@ -239,6 +242,8 @@ pub enum SteeringStatus {
     Unavailable(String),
     /// Live replicas have every slot: they serve, and one that leaves makes room.
     Full(String),
+    /// No slot is taken, because this process could not answer: why.
+    Waiting(String),
     /// These slots are ours.
     Joined(Vec<u32>),
     /// Slots were given up.

@@ -92,13 +92,13 @@ fn a_pod_that_renames_its_new_interface_reaches_nothing_until_it_is_under_policy
         closed_interfaces(lab, 1.0)?;
         dropped_here(lab)?;
 
-        lab.a.netns.batch(&format!(
+        lab.a.netns.batch(
             "link set hidden0 down\n\
              link set hidden0 name eth0\n\
              link set eth0 up\n\
              route add 10.77.0.1/32 dev eth0\n\
-             route add default via 10.77.0.1 dev eth0"
-        ))?;
+             route add default via 10.77.0.1 dev eth0",
+        )?;
         eventually("the new interface is under policy", SOON, || {
             lab.a.expect_open(at(web4(OPEN), 80))
         })?;

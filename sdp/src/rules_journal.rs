@@ -26,6 +26,7 @@ pub use self::image::{ImageError, Saved};
 use crate::{
     maps::instances::Instance,
     policy::{kept::KeptRules, rule::RulesOf},
+    wall_time,
 };
 
 /// Name of the file in the journal's directory.
@@ -228,7 +229,8 @@ impl Work {
         } = &self.place;
         let Some(content) = &self.content else {
             let file = OpenOptions::new().append(true).open(path)?;
-            return Ok(file.set_modified(SystemTime::now())?);
+            let now = SystemTime::UNIX_EPOCH + Duration::from_nanos(wall_time::now());
+            return Ok(file.set_modified(now)?);
         };
         let bytes = image::write(content, boot_id)?;
         if bytes.len() > LARGEST {

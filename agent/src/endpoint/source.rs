@@ -8,7 +8,7 @@
 //!
 //! Nothing passes the host-side interface of a pod whose endpoint cannot be found, or is found at
 //! another interface than before and is not under policy there yet
-//! ([`Gate`](crate::datapath::closed::Gate)).
+//! ([`Gate`]).
 
 pub mod cli;
 pub mod dir;

@@ -1,3 +1,5 @@
+//! What a start without an agent finds in the file, and what it refuses.
+
 use std::collections::BTreeSet;
 
 use super::*;

@@ -186,8 +186,8 @@ fn a_namespace_that_is_replaced_under_its_name_is_followed() {
         connect(lab)?;
         eventually("the new interface is under policy", SOON, || {
             ensure!(lab.endpoint_id(&lab.a)? != before, "it is the old one");
-            lab.a.expect_closed(at(web4(12), 80))
-        })?;
-        lab.a.expect_open(at(web4(10), 80))
+            lab.a.expect_closed(at(web4(DENIED), 80))?;
+            lab.a.expect_open(at(web4(OPEN), 80))
+        })
     });
 }

@@ -107,7 +107,10 @@ pub fn run(config: Config, troubles: Troubles) -> anyhow::Result<()> {
     // What only root may make comes first, threads last: they inherit what is left.
     let metrics = MetricsDoor::open(&config)?;
     let gate = Gate::default();
-    let sockets = Unbound::open(&listen_config(&config, descriptors, gate.clone()))
+    let listen = listen_config(&config, descriptors, gate.clone());
+    let sockets = listen
+        .check_port()
+        .and_then(|()| Unbound::open(&listen))
         .map_err(|e| explain_bind(&e, config.proxy_port))?;
     let ports = bound_ports();
     provide_steering(&config);

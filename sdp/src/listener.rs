@@ -175,6 +175,17 @@ impl Unbound {
 }
 
 impl ListenConfig {
+    /// Whether this user can bind the port: an error of [`Unbound::bind`] that is known at once,
+    /// also where binding has to wait. Asked with TCP sockets that do not listen, because no
+    /// query goes to them.
+    pub fn check_port(&self) -> Result<(), ListenError> {
+        for ip in self.addresses() {
+            let at = SocketAddr::new(ip, self.port);
+            socket::hold_tcp(at).map_err(|e| failed(at, e))?;
+        }
+        Ok(())
+    }
+
     fn addresses(&self) -> impl Iterator<Item = IpAddr> {
         let v4 = self.ipv4.then_some(IpAddr::V4(Ipv4Addr::LOCALHOST));
         let v6 = self.ipv6.then_some(IpAddr::V6(Ipv6Addr::LOCALHOST));

@@ -168,14 +168,14 @@ impl PinnedMaps {
         self.former.store(former);
     }
 
-    /// Lets go of former entries that the present source has itself, and of all in the end.
+    /// Lets go of former entries that the present source contradicts, and of all in the end.
     fn let_go(&self, refreshing: &mut Refreshing, at: Instant) {
         let Some(former) = self.former.load_full() else {
             return;
         };
         if refreshing.settling.is_over(at) {
             tracing::info!(
-                entries = former.len(),
+                entries = former.lacking(),
                 "the agent is settled: what it does not say any more is forgotten"
             );
             self.former.store(None);
@@ -185,15 +185,15 @@ impl PinnedMaps {
         let Some(map) = open.ipcache.map.as_deref() else {
             return;
         };
-        if refreshing.read_again.is_some_and(|due| at < due) {
+        if former.lacking() == 0 || refreshing.read_again.is_some_and(|due| at < due) {
             return;
         }
         let began = Instant::now();
         // A map that cannot be read is asked again: until then both answer.
         if let Ok(now) = map.read_whole() {
             let mut left = Former::clone(&former);
-            left.let_go(&now);
-            if left.len() != former.len() {
+            left.compare(&now);
+            if left.lacking() != former.lacking() {
                 self.keep(left);
             }
         }
@@ -207,7 +207,7 @@ impl PinnedMaps {
             && self.open.load().ipcache.map.is_none()
         {
             let mut left = Former::clone(&former);
-            left.let_go(&tables);
+            left.compare(&tables);
             self.tables.store(Some(Arc::new(tables)));
             self.keep(left);
         } else {
@@ -305,7 +305,11 @@ impl PinnedMaps {
             ipcache: open.ipcache.map.as_deref().map(|map| map.name().to_owned()),
             ipcache_problem: open.ipcache.problem.clone(),
             agent_tables: self.tables.load().is_some(),
-            former_entries: self.former.load().as_deref().map_or(0, Former::len),
+            former_entries: self
+                .former
+                .load()
+                .as_deref()
+                .map_or(0, |former| former.lacking()),
         }
     }
 

@@ -3,10 +3,11 @@
 //! Cilium's agent makes a new, empty ipcache map at each start and fills it while it learns, and
 //! its first states over FQDNData have only a part of the prefixes and no endpoints. What is
 //! lacking there is not gone. It is answered from the former table, prefix by prefix, until
-//! the present one has the entry, whatever it says, or the agent has been ready for
+//! the present one has the entry for another owner, or the agent has been ready for
 //! [`SETTLED_AFTER`].
 
 use std::{
+    collections::HashSet,
     net::IpAddr,
     time::{Duration, Instant},
 };
@@ -23,15 +24,24 @@ use crate::resolve::Who;
 /// Once an agent has sent rules for this long without a break, what it does not say is gone.
 pub const SETTLED_AFTER: Duration = Duration::from_secs(30);
 
-/// The entries that the present source lacks.
+/// How often a prefix is looked up at most while the map changes between the look-ups.
+const LOOKS: usize = 8;
+
+/// What the source before had, as far as the present one does not contradict it.
+///
+/// An entry that the present source has with the same owner stays: an agent that starts can
+/// remove an entry and add it again.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Former {
     tables: AgentTables,
+    /// Prefixes that the present source has had too, with the same identity.
+    confirmed: HashSet<IpNet>,
 }
 
 impl Former {
     /// Takes over what a source knew that is replaced now. It was newer than what is here.
     pub(super) fn absorb_prefixes(&mut self, gone: &AgentTables) {
+        self.confirmed.clear();
         for (prefix, identity) in &gone.prefixes {
             self.tables.add_prefix(*prefix, *identity);
         }
@@ -44,10 +54,16 @@ impl Former {
         }
     }
 
-    /// Lets go of what the present source says itself, or contradicts.
-    pub(super) fn let_go(&mut self, now: &AgentTables) {
-        self.tables
-            .retain_prefixes(|prefix| !now.prefixes.contains_key(prefix));
+    /// Lets go of what the present source contradicts, and notes what it confirms.
+    pub(super) fn compare(&mut self, now: &AgentTables) {
+        let had = self.tables.prefixes.iter();
+        let confirmed = had.filter(|(prefix, identity)| now.prefixes.get(prefix) == Some(identity));
+        self.confirmed.extend(confirmed.map(|(prefix, _)| *prefix));
+        self.tables.retain_prefixes(|prefix, identity| {
+            now.prefixes.get(prefix).is_none_or(|now| now == identity)
+        });
+        let kept = &self.tables.prefixes;
+        self.confirmed.retain(|prefix| kept.contains_key(prefix));
         let changed = |id, identity| {
             let mut of = now.endpoints.values().filter(|(other, _)| *other == id);
             of.any(|(_, other)| *other != identity)
@@ -60,14 +76,14 @@ impl Former {
         });
     }
 
-    /// Whether nothing is lacking.
+    /// Whether there is nothing here.
     pub(super) fn is_empty(&self) -> bool {
         self.tables.is_empty()
     }
 
-    /// How many entries the present source lacks.
-    pub(super) fn len(&self) -> usize {
-        self.tables.prefixes.len() + self.tables.endpoints.len()
+    /// How many entries the present source has not had yet.
+    pub(super) fn lacking(&self) -> usize {
+        self.tables.prefixes.len() - self.confirmed.len() + self.tables.endpoints.len()
     }
 
     /// Who has the address `client`, if the present source does not know.
@@ -83,17 +99,25 @@ impl Former {
         now: impl Fn(u8) -> Option<IdentityId>,
     ) -> Option<IdentityId> {
         let full = full_length(server);
-        let found = now(full);
         let Some((length, former)) = self.tables.longest(server, full) else {
-            return found;
+            return now(full);
         };
-        // Where shorter prefixes say something else, the present source has one that is as long.
-        let covering = length.checked_sub(1).and_then(now);
-        if found == covering {
-            Some(former)
-        } else {
-            found
+        let mut found = now(full);
+        for _ in 0..LOOKS {
+            // Where shorter prefixes say something else, the present source has one that is as
+            // long.
+            let covering = length.checked_sub(1).and_then(&now);
+            if found == covering {
+                return Some(former);
+            }
+            // A prefix that was added between the two look-ups makes them differ, too.
+            let again = now(full);
+            if again == found {
+                return found;
+            }
+            found = again;
         }
+        found
     }
 
     pub(super) fn instances(&self, into: &mut Instances) {
@@ -190,12 +214,35 @@ mod tests {
     }
 
     #[test]
-    fn what_the_new_map_once_had_is_its_own_business() {
+    fn a_prefix_that_the_new_map_gave_away_once_is_not_answered_as_before() {
         let mut former = after(&[("10.0.0.53/32", 500), ("10.0.0.54/32", 501)]);
-        former.let_go(&table(&[("10.0.0.53/32", 2), ("0.0.0.0/0", 2)]));
-        assert_eq!((former.len(), whom(&former, &table(&[]))), (1, None));
-        former.let_go(&table(&[("10.0.0.54/32", 501)]));
-        assert!(former.is_empty());
+        former.compare(&table(&[("10.0.0.53/32", 2), ("0.0.0.0/0", 2)]));
+        assert_eq!((former.lacking(), whom(&former, &table(&[]))), (1, None));
+    }
+
+    #[test]
+    fn a_prefix_that_the_new_map_removes_for_a_moment_is_answered_as_before() {
+        let mut former = after(&[("10.0.0.53/32", 500)]);
+        former.compare(&table(&[("10.0.0.53/32", 500)]));
+        assert_eq!(former.lacking(), 0);
+        assert_eq!(whom(&former, &table(&[("0.0.0.0/0", 2)])), Some(500));
+        // The next new map starts without it.
+        former.absorb_prefixes(&table(&[("10.0.0.53/32", 500)]));
+        assert_eq!(former.lacking(), 1);
+    }
+
+    #[test]
+    fn a_prefix_that_is_added_between_two_look_ups_opens_no_gap() {
+        let former = after(&[("10.0.0.53/32", 500)]);
+        for filling in [[None, Some(2)], [Some(2), Some(9)]] {
+            // The shorter prefix is there from the second look-up on.
+            let looked = std::cell::Cell::new(0);
+            let found = former.whom(SERVER, |_| {
+                looked.set(looked.get() + 1);
+                filling[usize::from(looked.get() > 1)].map(IdentityId)
+            });
+            assert_eq!(found, Some(IdentityId(500)), "{filling:?}");
+        }
     }
 
     #[test]
@@ -203,7 +250,7 @@ mod tests {
         let mut former = after(&[("10.0.0.53/32", 500), ("10.0.0.0/24", 700)]);
         former.absorb_prefixes(&table(&[("10.0.0.53/32", 600)]));
         assert_eq!(whom(&former, &table(&[])), Some(600));
-        assert_eq!(former.len(), 2);
+        assert_eq!(former.lacking(), 2);
     }
 
     #[test]
@@ -213,7 +260,7 @@ mod tests {
         let kept = |now: &AgentTables| {
             let mut former = Former::default();
             former.absorb_endpoints(&gone);
-            former.let_go(now);
+            former.compare(now);
             !former.is_empty()
         };
         assert!(kept(&table(&[("10.0.0.7/32", 300)])));

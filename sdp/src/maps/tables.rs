@@ -38,8 +38,8 @@ impl AgentTables {
     }
 
     /// Removes prefixes that are not wanted any more.
-    pub(super) fn retain_prefixes(&mut self, keep: impl Fn(&IpNet) -> bool) {
-        self.prefixes.retain(|prefix, _| keep(prefix));
+    pub(super) fn retain_prefixes(&mut self, keep: impl Fn(&IpNet, &IdentityId) -> bool) {
+        self.prefixes.retain(|prefix, id| keep(prefix, id));
         self.lengths = self.prefixes.keys().map(IpNet::prefix_len).collect();
     }
 

@@ -404,14 +404,8 @@ fn note_steering(shared: &Shared) {
         SteeringStatus::Unavailable(why) if program.exists() => {
             shared.ready.block(Need::Steering, why.clone());
         }
-        // What it waits for can be one of the other needs.
-        SteeringStatus::Waiting(why)
-            if program.exists()
-                && !shared.ready.is_missing(Need::Rules)
-                && !shared.ready.is_missing(Need::Endpoints) =>
-        {
-            shared.ready.block(Need::Steering, why.clone());
-        }
+        // Also without the program: an agent that starts makes it and sends rules at once.
+        SteeringStatus::Waiting(why) => shared.ready.block(Need::Steering, why.clone()),
         _ => shared.ready.unblock(Need::Steering),
     }
 }

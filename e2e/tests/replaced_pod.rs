@@ -178,7 +178,7 @@ fn a_namespace_that_is_replaced_under_its_name_is_followed() {
         );
         let status = lab.agent(&["status"])?;
         ensure!(
-            status.contains("1 unrestricted: no policy selects it"),
+            status.contains("1 unrestricted ("),
             "{status}"
         );
 
@@ -189,5 +189,87 @@ fn a_namespace_that_is_replaced_under_its_name_is_followed() {
             lab.a.expect_closed(at(web4(DENIED), 80))?;
             lab.a.expect_open(at(web4(OPEN), 80))
         })
+    });
+}
+
+/// Numbers of an interface, and of its peer.
+fn numbers(netns: &holdfast_e2e::netns::Netns, name: &str) -> Result<(u64, u64)> {
+    let links: serde_json::Value =
+        serde_json::from_str(&netns.run("ip", &["-j", "link", "show", name])?)?;
+    let number = |key| {
+        links[0][key]
+            .as_u64()
+            .with_context(|| format!("{name}: no {key}"))
+    };
+    Ok((number("ifindex")?, number("link_index")?))
+}
+
+#[test]
+fn a_pod_that_copies_the_numbers_of_another_pods_interfaces_closes_nothing() {
+    with_lab(|lab| {
+        lab.write_policy("web.yaml", &egress("web", "web", &cidr("203.0.113.10/32")))?;
+        let _agent = lab.start_agent(&AgentOptions::default())?;
+        let name = lab.a.netns.name();
+        lab.agent(&["endpoint", "add", "--netns", name, "--labels", WEB])?;
+        // Pod b is no endpoint.
+        lab.b.expect_open(at(web4(DENIED), 80))?;
+        let (of_b, inside_b) = numbers(&lab.node, &lab.b.host_side)?;
+        lab.a.netns.batch(&format!(
+            "link delete eth0\n\
+             link add foo index {inside_b} type veth peer name bar index {of_b}"
+        ))?;
+        eventually("the pod is looked for", SOON, || {
+            let status = lab.agent_json(&["status"])?;
+            let problems = status.get("problems").context("problems")?.to_string();
+            ensure!(problems.contains("foo"), "{problems}");
+            Ok(())
+        })?;
+        lab.b.expect_open(at(web4(DENIED), 80))?;
+        closed_interfaces(lab, 0.0)
+    });
+}
+
+#[test]
+fn a_pod_that_copies_the_numbers_of_a_pair_of_the_node_stays_under_policy() {
+    with_lab(|lab| {
+        lab.write_policy("web.yaml", &egress("web", "web", &cidr("203.0.113.10/32")))?;
+        let agent = lab.start_agent(&AgentOptions::default())?;
+        let name = lab.a.netns.name();
+        lab.agent(&["endpoint", "add", "--netns", name, "--labels", WEB])?;
+        lab.node.batch(
+            "link add vh0 index 900 type veth peer name vh1 index 901\n\
+             link set vh0 up\n\
+             link set vh1 up\n\
+             route add 10.99.0.0/24 dev vh0",
+        )?;
+        let denied = at(web4(DENIED), 80);
+        lab.a.expect_closed(denied)?;
+        // Its way out has another name now.
+        lab.a.netns.batch(
+            "link set eth0 down\n\
+             link set eth0 name x1\n\
+             link set x1 up\n\
+             route add 10.77.0.1/32 dev x1\n\
+             route add default via 10.77.0.1 dev x1\n\
+             link add eth0 index 901 type veth peer name bar index 900\n\
+             address add 10.99.0.5/32 dev eth0\n\
+             link set eth0 up",
+        )?;
+        agent.kill_9()?;
+        let _agent = lab.start_agent(&AgentOptions::default())?;
+        lab.a.expect_closed(denied)?;
+        let added = [
+            "endpoint",
+            "add",
+            "--netns",
+            name,
+            "--labels",
+            "k8s:app=other",
+        ];
+        ensure!(
+            lab.agent(&added).is_err(),
+            "a pair of the node became the pod's"
+        );
+        lab.a.expect_closed(denied)
     });
 }

@@ -11,7 +11,7 @@ mod image;
 
 use std::{
     collections::BTreeMap,
-    fs::{self, File, OpenOptions},
+    fs::{self, OpenOptions},
     io::{self, Read as _, Write as _},
     os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _},
     path::{Path, PathBuf},
@@ -123,12 +123,21 @@ impl RulesJournal {
         let Some(place) = self.state.lock().place.clone() else {
             return Ok(None);
         };
-        let file = match File::open(&place.path) {
+        // A FIFO in its place must not keep the proxy from starting.
+        let opened = OpenOptions::new()
+            .read(true)
+            .custom_flags(libc::O_NONBLOCK | libc::O_NOFOLLOW)
+            .open(&place.path);
+        let file = match opened {
             Ok(file) => file,
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
             Err(error) => return Err(error.into()),
         };
-        let until = file.metadata()?.modified()?;
+        let metadata = file.metadata()?;
+        if !metadata.is_file() {
+            return Err(ImageError::Damaged("not a regular file"));
+        }
+        let until = metadata.modified()?;
         let mut bytes = Vec::new();
         let limit = u64::try_from(LARGEST).unwrap_or(u64::MAX);
         file.take(limit).read_to_end(&mut bytes)?;
@@ -228,7 +237,10 @@ impl Work {
             boot_id,
         } = &self.place;
         let Some(content) = &self.content else {
-            let file = OpenOptions::new().append(true).open(path)?;
+            let file = OpenOptions::new()
+                .append(true)
+                .custom_flags(libc::O_NONBLOCK | libc::O_NOFOLLOW)
+                .open(path)?;
             let now = SystemTime::UNIX_EPOCH + Duration::from_nanos(wall_time::now());
             return Ok(file.set_modified(now)?);
         };
@@ -247,6 +259,7 @@ impl Work {
             .create(true)
             .truncate(true)
             .mode(0o600)
+            .custom_flags(libc::O_NONBLOCK | libc::O_NOFOLLOW)
             .open(temporary)?;
         // Not synced: what a crash of the machine takes is of a boot that is over.
         let written = file

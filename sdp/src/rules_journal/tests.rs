@@ -124,3 +124,16 @@ fn what_could_not_be_written_is_tried_again_later() {
     assert!(journal.work(start).is_none());
     assert!(journal.work(start + TOUCHED_EVERY).is_some());
 }
+
+#[test]
+fn a_fifo_in_its_place_keeps_no_proxy_from_starting() {
+    let dir = tempfile::tempdir().unwrap();
+    let journal = RulesJournal::default();
+    journal.open(dir.path(), "one");
+    let path = dir.path().join(FILE_NAME);
+    nix::unistd::mkfifo(&path, nix::sys::stat::Mode::S_IRWXU).unwrap();
+    assert!(journal.read().is_err());
+    journal.note(&[rules("*.good.test")], &kept(), prefixes());
+    assert!(work_off(&journal, Instant::now()));
+    assert!(journal.read().unwrap().is_some());
+}

@@ -2,13 +2,10 @@
 
 use std::{collections::BTreeSet, fs, os::unix::fs::MetadataExt as _, path::Path, pin::pin};
 
-use rtnetlink::{
-    Handle,
-    packet_route::link::{InfoKind, LinkAttribute, LinkInfo, LinkMessage},
-};
+use rtnetlink::Handle;
 use tokio_stream::StreamExt as _;
 
-use super::{DiscoverError, Netns, name_of, on_thread, peer_of};
+use super::{DiscoverError, Netns, behind, name_of, on_thread, peer_of};
 
 /// One end of a pair of interfaces, inside a pod.
 struct Inside {
@@ -27,15 +24,13 @@ pub fn leading_to(netns: &Netns, ifname: &str) -> Result<BTreeSet<u32>, Discover
         let (netns, ifname) = (netns.clone(), ifname.to_owned());
         async move |handle| pod_sides(&handle, &netns, &ifname).await
     })?;
+    let of = netns.clone();
     on_thread(netns, false, async move |handle| {
         let (mut named, mut all) = (BTreeSet::new(), BTreeSet::new());
         for pod_side in inside {
-            let mut links = pin!(handle.link().get().match_index(pod_side.peer).execute());
-            // Both ends point at each other; an index alone may be some other interface of that
-            // number.
-            if let Some(Ok(link)) = links.next().await
-                && is_pair(&link)
-                && peer_of(&link) == Some(pod_side.index)
+            if behind::pair_to(&handle, pod_side.peer, &of, pod_side.index)
+                .await
+                .is_some()
             {
                 all.insert(pod_side.peer);
                 if pod_side.is_named {
@@ -47,37 +42,10 @@ pub fn leading_to(netns: &Netns, ifname: &str) -> Result<BTreeSet<u32>, Discover
     })
 }
 
-/// Whether an interface is one end of a pair: others, of VLANs for example, point at the
-/// interface that they use.
-fn is_pair(link: &LinkMessage) -> bool {
-    let infos = link
-        .attributes
-        .iter()
-        .filter_map(|attribute| match attribute {
-            LinkAttribute::LinkInfo(infos) => Some(infos),
-            _ => None,
-        });
-    let pair = |info: &LinkInfo| matches!(info, LinkInfo::Kind(InfoKind::Veth | InfoKind::Netkit));
-    infos.flatten().any(pair)
-}
-
-/// Whether two host-side interfaces lead to different namespaces.
+/// Whether the host-side interface `first` leads to another namespace than `second`.
 pub fn lead_apart(netns: &Netns, first: u32, second: u32) -> Result<bool, DiscoverError> {
     on_thread(netns, false, async move |handle| {
-        let first = namespace_behind(&handle, first).await;
-        let second = namespace_behind(&handle, second).await;
-        Ok(matches!((first, second), (Some(first), Some(second)) if first != second))
-    })
-}
-
-/// Number that the kernel gives, in this namespace, to the namespace of an interface's peer.
-async fn namespace_behind(handle: &Handle, ifindex: u32) -> Option<i32> {
-    let mut links = pin!(handle.link().get().match_index(ifindex).execute());
-    let link = links.next().await?.ok()?;
-    let mut attributes = link.attributes.iter();
-    attributes.find_map(|attribute| match attribute {
-        LinkAttribute::LinkNetNsId(namespace) => Some(*namespace),
-        _ => None,
+        Ok(behind::lead_apart(&handle, first, second).await)
     })
 }
 

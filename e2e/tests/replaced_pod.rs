@@ -177,10 +177,7 @@ fn a_namespace_that_is_replaced_under_its_name_is_followed() {
             "{said}"
         );
         let status = lab.agent(&["status"])?;
-        ensure!(
-            status.contains("1 unrestricted ("),
-            "{status}"
-        );
+        ensure!(status.contains("1 unrestricted ("), "{status}");
 
         replace_namespace(lab, "eth0")?;
         connect(lab)?;

@@ -16,7 +16,7 @@ use arc_swap::ArcSwapOption;
 /// States of a Cilium agent that bring no rules for this long mean that there are none.
 pub const NO_RULES_AFTER: Duration = Duration::from_secs(15);
 
-/// Shown by whoever knows, looked at by whoever has slots. Cheap to clone; all clones are one.
+/// The composition root sets it, the workers read it. Cheap to clone; all clones are one.
 #[derive(Clone, Debug, Default)]
 pub struct Gate(Arc<ArcSwapOption<String>>);
 
@@ -78,7 +78,7 @@ impl BoundPorts {
         Ok(Self(files.into_iter().collect::<Result<_, _>>()?))
     }
 
-    /// Without any: nobody is ever found.
+    /// Without any: no port counts as bound.
     pub fn unknown() -> Self {
         Self(Vec::new())
     }

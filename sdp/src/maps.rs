@@ -168,7 +168,7 @@ impl PinnedMaps {
         self.former.store(former);
     }
 
-    /// Lets go of former entries that the present source contradicts, and of all in the end.
+    /// Removes former entries that the present source contradicts, and all of them in the end.
     fn let_go(&self, refreshing: &mut Refreshing, at: Instant) {
         let Some(former) = self.former.load_full() else {
             return;
@@ -354,8 +354,8 @@ impl Resolver for PinnedMaps {
     }
 
     fn whom(&self, server: IpAddr) -> IdentityId {
-        // In this order: whoever replaces a map keeps its entries first, and lets go of former
-        // entries last.
+        // In this order: a replaced map's entries are kept before the new map is used, and removed
+        // last.
         let open = self.open.load();
         let former = self.former.load();
         let tables = self.tables.load();

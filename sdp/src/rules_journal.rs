@@ -67,7 +67,7 @@ pub struct RulesJournalStatus {
     pub problem: Option<String>,
 }
 
-/// Hand-over to whoever writes.
+/// Hand-over to the thread that writes the file.
 #[derive(Debug, Default)]
 pub struct RulesJournal {
     state: Mutex<State>,
@@ -79,7 +79,7 @@ struct State {
     content: Content,
     /// The content is not in the file yet.
     dirty: bool,
-    /// Somebody writes.
+    /// A thread writes the file.
     busy: bool,
     /// The stream is alive, and says what the content says.
     live: bool,

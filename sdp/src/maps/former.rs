@@ -54,7 +54,7 @@ impl Former {
         }
     }
 
-    /// Lets go of what the present source contradicts, and notes what it confirms.
+    /// Removes entries that the present source contradicts, and notes those that it confirms.
     pub(super) fn compare(&mut self, now: &AgentTables) {
         let had = self.tables.prefixes.iter();
         let confirmed = had.filter(|(prefix, identity)| now.prefixes.get(prefix) == Some(identity));

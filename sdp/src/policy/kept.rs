@@ -34,7 +34,7 @@ impl KeptRules {
         }
     }
 
-    /// The session is over: nobody vouches for what was named.
+    /// The session is over: the endpoints that it named count as not confirmed.
     pub fn end_session(&mut self) {
         self.named.clear();
     }

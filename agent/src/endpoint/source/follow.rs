@@ -88,9 +88,7 @@ impl State {
             return;
         };
         if before.is_none() && self.has_ended(key, &document) {
-            self.ended.insert(key.to_owned());
-            self.note(key, ENDED);
-            self.forget(key, deliver);
+            self.end(key, deliver);
             return;
         }
         let is_another = |pid| self.processes.is_another(key, pid);
@@ -100,9 +98,7 @@ impl State {
                 self.put(key, kept, None, deliver);
                 return;
             }
-            self.ended.insert(key.to_owned());
-            self.note(key, ENDED);
-            self.forget(key, deliver);
+            self.end(key, deliver);
             return;
         }
         let netns = document.namespace();
@@ -160,6 +156,13 @@ impl State {
                 self.forget(key, deliver);
             }
         }
+    }
+
+    /// The process that the document names has ended.
+    fn end(&mut self, key: &str, deliver: &Deliver) {
+        self.ended.insert(key.to_owned());
+        self.note(key, ENDED);
+        self.forget(key, deliver);
     }
 
     /// A document is resolved to an interface.

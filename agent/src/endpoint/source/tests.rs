@@ -86,6 +86,18 @@ fn an_endpoint_whose_document_is_refused_at_a_start_stays_until_the_file_is_remo
     }
 }
 
+/// However the book looks, the reason says that the endpoint's process has ended.
+fn stays_ended_at_every_look(book: &EndpointBook) {
+    for look in [
+        EndpointBook::list,
+        EndpointBook::follow,
+        EndpointBook::refresh,
+    ] {
+        look(book);
+        assert!(reason(book).contains("add it again"), "{}", reason(book));
+    }
+}
+
 #[test]
 fn a_process_that_has_the_number_of_one_that_ended_does_not_get_its_endpoint() {
     let dir = tempfile::tempdir().unwrap();
@@ -94,14 +106,7 @@ fn a_process_that_has_the_number_of_one_that_ended_does_not_get_its_endpoint() {
     write(dir.path(), &text(ended));
     let spec = restored(KEY, NO_INTERFACE, &format!("pid-{ended}"));
     let (book, events) = open(dir.path(), spec);
-    for look in [
-        EndpointBook::list,
-        EndpointBook::follow,
-        EndpointBook::refresh,
-    ] {
-        look(&book);
-        assert!(reason(&book).contains("add it again"), "{}", reason(&book));
-    }
+    stays_ended_at_every_look(&book);
     assert_eq!(*events.lock(), [SourceEvent::Init, SourceEvent::InitDone]);
     // Another number is another process.
     write(dir.path(), &text(other));
@@ -122,14 +127,7 @@ fn a_process_that_got_the_number_while_the_agent_was_away_does_not_get_the_endpo
     let earlier = format!(r#"{{"{KEY}":{{"pid":{pid},"started":1,"boot_id":"b"}}}}"#);
     fs::write(dir.path().join("state/endpoint_processes.json"), earlier).unwrap();
     let (book, events) = open(dir.path(), restored("dir/other.yaml", NO_INTERFACE, "pod1"));
-    for look in [
-        EndpointBook::list,
-        EndpointBook::follow,
-        EndpointBook::refresh,
-    ] {
-        look(&book);
-        assert!(reason(&book).contains("add it again"), "{}", reason(&book));
-    }
+    stays_ended_at_every_look(&book);
     assert_eq!(*events.lock(), [SourceEvent::Init, SourceEvent::InitDone]);
 }
 

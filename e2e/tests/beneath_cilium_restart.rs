@@ -14,7 +14,8 @@ use holdfast_e2e::lab::{DNS4, DNS6, web4};
 use holdfast_e2e::load::Load;
 use holdfast_e2e::{Lab, Query, eventually, with_lab};
 use serde_json::Value;
-use shared_maps::user::lxc_key;
+use shared_maps::lxc::{LxcKey, LxcValue};
+use shared_maps::user::{Map, lxc_key};
 
 /// Askers at once.
 const ASKERS: u32 = 3;
@@ -82,15 +83,21 @@ fn no_start_of_the_agent_costs_a_query_that_policy_allows() {
     }
 }
 
+/// Redirection, both pods in the maps, and an agent that serves them.
+fn under_cilium(lab: &Lab) -> Result<(World, Map<LxcKey, LxcValue>, CiliumAgent)> {
+    place::redirect(lab)?;
+    let world = world(lab);
+    let lxc = place::pin_lxc(lab, &world, &[&lab.a, &lab.b])?;
+    place::pin_ipcache(lab, &world)?;
+    let agent = CiliumAgent::start(&lab.node, world.clone(), hurried())?;
+    Ok((world, lxc, agent))
+}
+
 #[test]
 fn what_changes_owner_while_the_agent_starts_is_not_answered_as_before() {
     with_lab(|lab| {
         lab.zone.set("www.good.test", &[web4(10)], 600);
-        place::redirect(lab)?;
-        let world = world(lab);
-        let lxc = place::pin_lxc(lab, &world, &[&lab.a, &lab.b])?;
-        place::pin_ipcache(lab, &world)?;
-        let agent = CiliumAgent::start(&lab.node, world.clone(), hurried())?;
+        let (world, lxc, agent) = under_cilium(lab)?;
         let good = Query::a("www.good.test", DNS4);
         let (_sdp, _) = first_answer(lab, &options(lab, "one")?, &good)?;
         drop(agent);
@@ -149,11 +156,7 @@ fn a_policy_of_any_protocol_costs_only_its_sctp_rows() {
 fn a_proxy_without_rules_leaves_queries_to_the_one_that_has_them() {
     with_lab(|lab| {
         lab.zone.set("www.good.test", &[web4(10)], 600);
-        place::redirect(lab)?;
-        let world = world(lab);
-        let lxc = place::pin_lxc(lab, &world, &[&lab.a, &lab.b])?;
-        place::pin_ipcache(lab, &world)?;
-        let builtin = CiliumAgent::start(&lab.node, world.clone(), hurried())?;
+        let (world, lxc, builtin) = under_cilium(lab)?;
         let good = Query::a("www.good.test", DNS4);
         let other = options(lab, "other")?.flag("--steering=off");
         let (_other, _) = first_answer(lab, &other, &good)?;

@@ -85,23 +85,23 @@ impl Core {
             Event::GoOn => state.change_policy(&mut plan),
             Event::PoliciesRejected(errors) => state.rejected = errors,
             Event::PoliciesUncertain(uncertain) => state.on_policies_uncertain(uncertain),
-            Event::Endpoints(event) => state.on_endpoint(&mut plan, event),
-            Event::NodeAddresses(addresses) => state.on_node_addresses(&mut plan, &addresses),
-            Event::Mappings(mappings) => state.on_mappings(&mut plan, mappings),
+            Event::Endpoints(event) => state.on_endpoint(event),
+            Event::NodeAddresses(addresses) => state.on_node_addresses(&addresses),
+            Event::Mappings(mappings) => state.on_mappings(mappings),
             Event::Liveness {
                 gc_start,
                 alive,
                 complete,
             } => {
-                state.on_liveness(&mut plan, gc_start, &alive, complete);
+                state.on_liveness(gc_start, &alive, complete);
             }
             Event::StreamUp(stream) => {
                 state.streams.insert(stream);
             }
-            Event::StreamDown(stream) => state.on_stream_down(&mut plan, stream),
-            Event::HolderEnded(streams) => state.on_holder_ended(&mut plan, &streams),
-            Event::RevokeAcked(acks) => state.on_revoke_acked(&mut plan, &acks),
-            Event::CleanNames(clean) => state.on_clean(&mut plan, &clean),
+            Event::StreamDown(stream) => state.on_stream_down(stream),
+            Event::HolderEnded(streams) => state.on_holder_ended(&streams),
+            Event::RevokeAcked(acks) => state.on_revoke_acked(&acks),
+            Event::CleanNames(clean) => state.on_clean(&clean),
             Event::NamesKept {
                 endpoint,
                 number,
@@ -112,8 +112,8 @@ impl Core {
         state.sync_up(&mut plan);
         // After the event: a mapping in it may extend what would expire.
         state.expire();
-        state.end_revocations(&mut plan);
-        state.end_restore(&mut plan);
+        state.end_revocations();
+        state.end_restore();
         state.keep_cleaned(&mut plan);
         state.flush(&mut plan);
         if !state.is_halfway() {

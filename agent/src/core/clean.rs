@@ -142,7 +142,7 @@ impl State {
     }
 
     /// Forgets names: those under a lease once every stream dropped it, or it ended.
-    pub(super) fn on_clean(&mut self, plan: &mut Plan, clean: &CleanNames) {
+    pub(super) fn on_clean(&mut self, clean: &CleanNames) {
         let cleaned = Cleaned::new(Cleaning {
             endpoint: clean.endpoint,
             pattern: clean.pattern.clone(),
@@ -177,7 +177,6 @@ impl State {
             None => self.names.forget_known(|name| cleaned.is_of_name(name)),
         };
         self.remember_cleaned(Some(cleaned));
-        self.keep_cleaned(plan);
         for (name, address) in known {
             self.forget_restored(&name, address);
             let gone = self.names.let_go(&name, address, self.now);
@@ -199,8 +198,6 @@ impl State {
         for (name, addresses) in revoke {
             self.revoke_leases(name, addresses);
         }
-        self.end_revocations(plan);
-        self.flush(plan);
     }
 
     /// What a restart kept of an address goes as far as this name had a part in it: nobody knows

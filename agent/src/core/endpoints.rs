@@ -8,7 +8,6 @@ use shared_maps::{EndpointId, IdentityId, lxc::FLAG_HOST, lxc::LxcValue};
 
 use super::{
     event::{EndpointSpec, SourceEvent},
-    plan::Plan,
     state::State,
 };
 use crate::{
@@ -18,7 +17,7 @@ use crate::{
 };
 
 impl State {
-    pub(super) fn on_endpoint(&mut self, plan: &mut Plan, event: SourceEvent<EndpointSpec>) {
+    pub(super) fn on_endpoint(&mut self, event: SourceEvent<EndpointSpec>) {
         match event {
             SourceEvent::Init => self.sync.endpoints.seen = Some(BTreeSet::new()),
             SourceEvent::Apply(spec) => {
@@ -44,7 +43,6 @@ impl State {
                 self.sync.endpoints.complete = true;
             }
         }
-        self.flush(plan);
     }
 
     fn delete_endpoint(&mut self, key: &str) {
@@ -353,7 +351,7 @@ impl State {
         self.leaving.insert(id, endpoint);
     }
 
-    pub(super) fn on_node_addresses(&mut self, plan: &mut Plan, addresses: &[IpAddr]) {
+    pub(super) fn on_node_addresses(&mut self, addresses: &[IpAddr]) {
         let new: BTreeSet<IpAddr> = addresses
             .iter()
             .copied()
@@ -382,7 +380,6 @@ impl State {
         if freed {
             self.take_waiting();
         }
-        self.flush(plan);
     }
 }
 

@@ -13,7 +13,6 @@ use super::{
     event::{
         MAX_ADDRESSES, MAX_NAME, MappingEvent, MappingOutcome, Revocation, RevokeAck, StreamId,
     },
-    plan::Plan,
     rate::MappingRate,
     revocations::PendingRevocation,
     state::{Outcome, State},
@@ -41,7 +40,7 @@ const CLOSES_WITHIN: u64 = 5;
 const MAX_UNDURABLE: usize = 65_536;
 
 impl State {
-    pub(super) fn on_mappings(&mut self, plan: &mut Plan, mappings: Vec<MappingEvent>) {
+    pub(super) fn on_mappings(&mut self, mappings: Vec<MappingEvent>) {
         for event in mappings {
             let (now, rate) = (self.now, self.config.mapping_rate);
             let endpoint = event.mapping.endpoint.id;
@@ -58,7 +57,6 @@ impl State {
                 self.refuse(&event, Refusal::RateLimited);
             }
         }
-        self.flush(plan);
     }
 
     /// Takes up what came before the sources were synced.
@@ -326,7 +324,7 @@ impl State {
         }
     }
 
-    pub(super) fn on_stream_down(&mut self, plan: &mut Plan, stream: StreamId) {
+    pub(super) fn on_stream_down(&mut self, stream: StreamId) {
         self.streams.remove(&stream);
         self.rates.remove(&stream);
         for endpoint in self.endpoints.iter_mut() {
@@ -351,11 +349,10 @@ impl State {
         if !self.departed.contains_key(&stream) {
             self.revocations.forget_stream(stream);
         }
-        self.end_revocations(plan);
     }
 
     /// The leases of these streams are over. Their pairs stay for their TTLs and connections.
-    pub(super) fn on_holder_ended(&mut self, plan: &mut Plan, streams: &[StreamId]) {
+    pub(super) fn on_holder_ended(&mut self, streams: &[StreamId]) {
         for stream in streams {
             if self.streams.contains(stream) {
                 // Its end is on its way, unless another process took the connection over.
@@ -365,14 +362,12 @@ impl State {
                 self.revocations.forget_stream(*stream);
             }
         }
-        self.end_revocations(plan);
     }
 
-    pub(super) fn on_revoke_acked(&mut self, plan: &mut Plan, acks: &[RevokeAck]) {
+    pub(super) fn on_revoke_acked(&mut self, acks: &[RevokeAck]) {
         for ack in acks {
             self.revocations.acked(ack.stream, ack.id);
         }
-        self.end_revocations(plan);
     }
 
     pub(super) fn revoke_leases(&mut self, name: holdfast_sdp::name::Fqdn, addresses: Vec<IpAddr>) {
@@ -411,24 +406,18 @@ impl State {
     }
 
     /// Ends revocations that every stream acknowledged or whose leases ended.
-    pub(super) fn end_revocations(&mut self, plan: &mut Plan) {
+    pub(super) fn end_revocations(&mut self) {
         let now = self.now;
-        let ended = self.revocations.take_ended(now);
-        if ended.is_empty() {
-            return;
-        }
-        for pending in ended {
+        for pending in self.revocations.take_ended(now) {
             for address in pending.addresses {
                 let gone = self.names.revoked(&pending.name, address, now);
                 self.unlabel(gone.into_iter().collect());
             }
         }
-        self.flush(plan);
     }
 
     pub(super) fn on_liveness(
         &mut self,
-        plan: &mut Plan,
         gc_start: BootTime,
         alive: &[(IpAddr, IpAddr)],
         complete: bool,
@@ -440,18 +429,17 @@ impl State {
         }
         if complete {
             let expired = self.names.pass(gc_start, self.now);
-            self.let_go(expired);
-            self.flush(plan);
+            self.release(expired);
         }
     }
 
     /// Lets go of what expired, as far as the inbox does not say otherwise.
     pub(super) fn expire(&mut self) {
         let expired = self.names.expire(self.now);
-        self.let_go(expired);
+        self.release(expired);
     }
 
-    fn let_go(&mut self, expired: crate::fqdn::cache::Expired) {
+    fn release(&mut self, expired: crate::fqdn::cache::Expired) {
         self.unlabel(expired.pairs);
         for id in expired.endpoints {
             self.file_soon(id);

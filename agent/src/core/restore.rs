@@ -388,7 +388,7 @@ impl State {
     }
 
     /// The grace after a restart is over.
-    pub(super) fn end_restore(&mut self, plan: &mut Plan) {
+    pub(super) fn end_restore(&mut self) {
         if self.restore_until.is_none_or(|until| until > self.now) || !self.may_end_restore() {
             return;
         }
@@ -399,7 +399,6 @@ impl State {
         self.requested.clear();
         self.local.release_withheld();
         self.pods.release_withheld();
-        self.flush(plan);
     }
 }
 

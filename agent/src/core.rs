@@ -32,6 +32,7 @@ mod refused;
 mod relabel;
 mod restore;
 mod revocations;
+mod rollback;
 mod rules;
 pub mod snapshot;
 mod state;
@@ -44,7 +45,7 @@ pub use event::{Effect, Event};
 pub use plan::Plan;
 pub use snapshot::{Snapshot, Summary};
 
-use self::state::{State, Undo};
+use self::state::State;
 use crate::datapath::{
     look::{Look, Sight},
     plan::{Step, StepError},
@@ -87,7 +88,7 @@ impl Core {
             Event::PoliciesUncertain(uncertain) => state.on_policies_uncertain(uncertain),
             Event::Endpoints(event) => state.on_endpoint(event),
             Event::NodeAddresses(addresses) => state.on_node_addresses(&addresses),
-            Event::Mappings(mappings) => state.on_mappings(mappings),
+            Event::Mappings(mappings) => state.on_mappings(&mut plan, mappings),
             Event::Liveness {
                 gc_start,
                 alive,
@@ -101,12 +102,15 @@ impl Core {
             Event::StreamDown(stream) => state.on_stream_down(stream),
             Event::HolderEnded(streams) => state.on_holder_ended(&streams),
             Event::RevokeAcked(acks) => state.on_revoke_acked(&acks),
-            Event::CleanNames(clean) => state.on_clean(&clean),
+            Event::CleanNames(clean) => state.on_clean(&mut plan, &clean),
             Event::NamesKept {
                 endpoint,
                 number,
                 failure,
-            } => state.on_names_kept(endpoint, number, failure),
+            } => match failure {
+                None => state.on_names_written(&mut plan, endpoint, number),
+                Some(failure) => state.on_names_unwritten(endpoint, number, failure),
+            },
             Event::Tick => {}
         }
         state.sync_up(&mut plan);
@@ -133,37 +137,29 @@ impl Core {
     pub fn commit(
         &mut self,
         now: BootTime,
-        plan: Plan,
+        mut plan: Plan,
         failures: &[(usize, StepError)],
     ) -> Vec<Effect> {
         let state = &mut self.state;
         state.now = now.max(state.now);
         let failed: BTreeSet<usize> = failures.iter().map(|(index, _)| *index).collect();
-        let checkpointed = !plan.steps.iter().enumerate().any(|(n, step)| {
-            matches!(step, Step::Checkpoint(_) | Step::CheckpointEndpoints(_))
-                && failed.contains(&n)
-        });
         state.note_placed(&plan, failures);
-        if !checkpointed {
-            state.checkpoint_due.fresh.extend(plan.fresh);
-        }
+        state
+            .checkpoint_due
+            .fresh
+            .extend(plan.take_unsaved(&failed));
         state.counters.step_failures += failed.len() as u64;
         state.note_trouble(failures);
-        let undo = std::mem::take(&mut state.undo);
-        for (_, undo) in undo
-            .into_iter()
-            .enumerate()
-            .rev()
-            .filter(|(n, _)| failed.contains(n))
-        {
-            state.take_back(undo);
+        for undo in plan.take_undo(&failed) {
+            state.rollback(&mut plan, undo);
         }
-        state.revive_identities();
-        let mut effects = state.settle_outcomes();
-        effects.append(&mut state.durable_outcomes());
+        state.revive_identities(plan.take_forgotten());
+        let mut effects = state.settle_outcomes(plan.take_outcomes());
+        let durable = plan.take_durable().into_iter();
+        effects.extend(durable.map(|result| Effect::Outcome(result.outcome())));
         state.free_numbers();
-        let revocations = std::mem::take(&mut state.revoke);
-        effects.extend(revocations.into_iter().map(Effect::Revoke));
+        let revocations = plan.take_revocations().into_iter();
+        effects.extend(revocations.map(Effect::Revoke));
         if let Some(failed) = state.part_ended(!failed.is_empty()) {
             effects.append(&mut state.publish(failed));
         }
@@ -252,7 +248,7 @@ impl State {
         self.flush(plan);
         self.fqdn_awaited.clear();
         self.settle_rules();
-        self.learn_early();
+        self.learn_early(plan);
     }
 
     /// What fails now stays told until it was tried again.
@@ -285,79 +281,6 @@ impl State {
         self.retry_limited();
     }
 
-    /// A step failed: the datapath has what it had before.
-    fn take_back(&mut self, undo: Undo) {
-        let later = self.now.plus_secs(RETRY);
-        match undo {
-            Undo::Checkpoint => {
-                self.checkpoint_due.local = true;
-                self.checkpoint_due.endpoints = true;
-            }
-            Undo::Cleaned => self.cleaned_due = true,
-            Undo::File(id, before) => {
-                let durable = std::mem::take(&mut self.durable);
-                let (unsaved, saved): (Vec<_>, _) = durable
-                    .into_iter()
-                    .partition(|(endpoint, _)| *endpoint == id);
-                self.durable = saved;
-                if let Some(endpoint) = self.endpoints.get_mut(id) {
-                    endpoint
-                        .undurable
-                        .extend(unsaved.into_iter().map(|(_, undurable)| undurable));
-                    endpoint.filed = before;
-                    endpoint.filed_rules = None;
-                    self.file_at(id, later);
-                    self.work.insert(id);
-                }
-            }
-            Undo::Names(id, number) => {
-                self.on_names_kept(id, number, Some("not begun".to_owned()));
-            }
-            Undo::RemovedFile(id) => {
-                if let Some(endpoint) = self.leaving.get_mut(&id) {
-                    endpoint.filed = true;
-                }
-            }
-            Undo::CreatedMap(id) => {
-                if let Some(endpoint) = self.endpoints.get_mut(id) {
-                    endpoint.policy_map = None;
-                    self.work.insert(id);
-                }
-            }
-            Undo::RemovedMap(id) => match self.leaving.get_mut(&id) {
-                Some(endpoint) => {
-                    endpoint.policy_map.get_or_insert_default();
-                }
-                None => {
-                    self.orphans.insert(id);
-                }
-            },
-            Undo::Policy(id, key, before) => self.take_back_policy(id, key, before),
-            Undo::Lxc(key, before) => {
-                match before {
-                    Some(value) => self.lxc.insert(key, value),
-                    None => self.lxc.remove(&key),
-                };
-                self.lxc_dirty
-                    .extend(crate::endpoint::endpoint::lxc_address(&key));
-            }
-            Undo::Ipcache(prefix, before) => {
-                self.ipcache.realise(prefix, before);
-                self.unresolved.insert(prefix);
-            }
-            Undo::Attached(id, before) => {
-                if let Some(endpoint) = self.endpoints.get_mut(id) {
-                    endpoint.attached = before;
-                    self.work.insert(id);
-                } else if let Some(endpoint) = self.leaving.get_mut(&id) {
-                    endpoint.attached = before;
-                } else {
-                    self.orphans.insert(id);
-                }
-            }
-        }
-    }
-
     /// Notes which endpoints have their address in `cilium_lxc` and their programs attached.
     fn note_placed(&mut self, plan: &Plan, failures: &[(usize, StepError)]) {
         let of = |step: &Step| match step {
@@ -379,24 +302,6 @@ impl State {
                 });
             }
         }
-    }
-
-    fn take_back_policy(
-        &mut self,
-        id: shared_maps::EndpointId,
-        key: shared_maps::policy::PolicyKey,
-        before: Option<shared_maps::policy::PolicyValue>,
-    ) {
-        let Some(endpoint) = self.endpoints.get_mut(id) else {
-            return;
-        };
-        let peer = shared_maps::IdentityId(key.sec_label);
-        if let Some(map) = &mut endpoint.policy_map {
-            map.put(key, before);
-        }
-        endpoint.behind.add([peer]);
-        endpoint.policy_revision = 0;
-        self.work.insert(id);
     }
 
     /// Numbers of endpoints of which nothing is left may be used again.

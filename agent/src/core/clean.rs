@@ -19,7 +19,8 @@ use super::{
     event::{CleanNames, StreamId},
     mappings::MAX_TTL,
     plan::Plan,
-    state::{State, Undo},
+    rollback::Undo,
+    state::State,
 };
 use crate::{
     datapath::plan::Step,
@@ -142,7 +143,7 @@ impl State {
     }
 
     /// Forgets names: those under a lease once every stream dropped it, or it ended.
-    pub(super) fn on_clean(&mut self, clean: &CleanNames) {
+    pub(super) fn on_clean(&mut self, plan: &mut Plan, clean: &CleanNames) {
         let cleaned = Cleaned::new(Cleaning {
             endpoint: clean.endpoint,
             pattern: clean.pattern.clone(),
@@ -196,7 +197,7 @@ impl State {
             self.file_at(id, self.now);
         }
         for (name, addresses) in revoke {
-            self.revoke_leases(name, addresses);
+            self.revoke_leases(plan, name, addresses);
         }
     }
 

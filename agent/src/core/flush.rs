@@ -17,11 +17,7 @@ use shared_maps::{
     policy::{PolicyKey, PolicyValue},
 };
 
-use super::{
-    hold::HELD,
-    plan::Plan,
-    state::{State, Undo},
-};
+use super::{hold::HELD, plan::Plan, rollback::Undo, state::State};
 use crate::{
     datapath::plan::Step,
     endpoint::{
@@ -123,7 +119,7 @@ impl State {
         let mut idle = self.local.sweep(&|id| ipcache.is_in_force(id));
         idle.extend(self.pods.sweep(&|id| ipcache.is_in_force(id)));
         for id in idle {
-            self.forget_identity(id);
+            self.forget_identity(plan, id);
         }
         self.sweep_policy(&mut removals);
         removals.append(deferred);
@@ -158,7 +154,7 @@ impl State {
             let text = checkpoint::render_endpoints(kept.iter().map(|(id, labels)| (*id, labels)));
             self.step(plan, Step::CheckpointEndpoints(text), Undo::Checkpoint);
         }
-        plan.fresh.append(&mut self.checkpoint_due.fresh);
+        plan.save(std::mem::take(&mut self.checkpoint_due.fresh));
     }
 
     pub(super) fn refresh_dns(&mut self) {

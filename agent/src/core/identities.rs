@@ -3,7 +3,7 @@
 use ipnet::IpNet;
 use shared_maps::IdentityId;
 
-use super::{breaker::is_combination, changes::MARK, state::State};
+use super::{breaker::is_combination, changes::MARK, plan::Plan, state::State};
 use crate::{
     identity::{allocator::Allocator as _, scopes::reserved},
     labels::{FQDN, Label, LabelSet, RESERVED},
@@ -110,13 +110,13 @@ impl State {
         self.reselect(&selectors, identity);
     }
 
-    pub(super) fn forget_identity(&mut self, identity: IdentityId) {
+    pub(super) fn forget_identity(&mut self, plan: &mut Plan, identity: IdentityId) {
         if let Some(labels) = self.selectors.labels(identity).cloned() {
             if self.fqdn_identities.remove(&identity) {
                 self.fqdn_changes += 1;
                 self.fqdn_combinations -= usize::from(is_combination(&labels));
             }
-            self.forgotten.push((identity, labels));
+            plan.forget(identity, labels);
         }
         let selectors = self.selectors.remove_identity(identity);
         self.reselect(&selectors, identity);
@@ -124,8 +124,8 @@ impl State {
 
     /// Takes up again what the plan forgot and a prefix has still, because its step failed:
     /// policy of that identity follows what changes until the prefix has another.
-    pub(super) fn revive_identities(&mut self) {
-        for (identity, labels) in std::mem::take(&mut self.forgotten) {
+    pub(super) fn revive_identities(&mut self, forgotten: Vec<(IdentityId, LabelSet)>) {
+        for (identity, labels) in forgotten {
             if !self.ipcache.is_in_force(identity) {
                 continue;
             }

@@ -4,6 +4,7 @@ use std::net::IpAddr;
 
 use holdfast_sdp::{
     mapping::{BootTime, Mapping, Realised, Refusal, lease},
+    name::Fqdn,
     policy::{table::Question, verdict::Verdict},
 };
 use ipnet::IpNet;
@@ -11,11 +12,13 @@ use shared_maps::{EndpointId, FAMILY_IPV4, FAMILY_IPV6, IdentityId};
 
 use super::{
     event::{
-        MAX_ADDRESSES, MAX_NAME, MappingEvent, MappingOutcome, Revocation, RevokeAck, StreamId,
+        Effect, MAX_ADDRESSES, MAX_NAME, MappingEvent, MappingOutcome, Revocation, RevokeAck,
+        StreamId,
     },
+    plan::{PendingOutcome, Plan},
     rate::MappingRate,
     revocations::PendingRevocation,
-    state::{Outcome, State},
+    state::State,
 };
 use crate::{
     endpoint::endpoint::Undurable,
@@ -40,7 +43,7 @@ const CLOSES_WITHIN: u64 = 5;
 const MAX_UNDURABLE: usize = 65_536;
 
 impl State {
-    pub(super) fn on_mappings(&mut self, mappings: Vec<MappingEvent>) {
+    pub(super) fn on_mappings(&mut self, plan: &mut Plan, mappings: Vec<MappingEvent>) {
         for event in mappings {
             let (now, rate) = (self.now, self.config.mapping_rate);
             let endpoint = event.mapping.endpoint.id;
@@ -48,26 +51,26 @@ impl State {
             let of_stream = self.rates.entry(event.stream);
             let of_stream = of_stream.or_insert_with(|| MappingRate::new(now));
             if !of_stream.take(endpoint, addresses, rate, now) {
-                self.refuse(&event, Refusal::RateLimited);
+                self.refuse(plan, &event, Refusal::RateLimited);
             } else if self.sync.done {
-                self.learn(&event);
+                self.learn(plan, &event);
             } else if self.early_shares.take(endpoint, 1) {
                 self.early.push(event);
             } else {
-                self.refuse(&event, Refusal::RateLimited);
+                self.refuse(plan, &event, Refusal::RateLimited);
             }
         }
     }
 
     /// Takes up what came before the sources were synced.
-    pub(super) fn learn_early(&mut self) {
+    pub(super) fn learn_early(&mut self, plan: &mut Plan) {
         self.early_shares.clear();
         for event in std::mem::take(&mut self.early) {
-            self.learn(&event);
+            self.learn(plan, &event);
         }
     }
 
-    fn refuse(&mut self, event: &MappingEvent, refusal: Refusal) {
+    fn refuse(&mut self, plan: &mut Plan, event: &MappingEvent, refusal: Refusal) {
         let counter = match refusal {
             Refusal::EndpointUnknown => &mut self.counters.mappings_endpoint_unknown,
             Refusal::NotAllowed => &mut self.counters.mappings_not_allowed,
@@ -85,14 +88,14 @@ impl State {
             revision: self.revision_in_force(),
         };
         let endpoint = event.mapping.endpoint.id;
-        self.outcomes.push(Outcome {
+        plan.answer(PendingOutcome {
             outcome,
             prefixes: Vec::new(),
             endpoint,
         });
     }
 
-    fn learn(&mut self, event: &MappingEvent) {
+    fn learn(&mut self, plan: &mut Plan, event: &MappingEvent) {
         let mapping = &event.mapping;
         if let Err(refusal) = self.check(mapping) {
             if refusal == Refusal::NotAllowed && mapping.replayed && self.was_cleaned(mapping) {
@@ -102,7 +105,7 @@ impl State {
                     self.forget_restored(&mapping.name, *address);
                 }
             }
-            self.refuse(event, refusal);
+            self.refuse(plan, event, refusal);
             return;
         }
         let endpoint = mapping.endpoint.id;
@@ -166,7 +169,7 @@ impl State {
         self.file_soon(endpoint);
         if left_out > 0 {
             self.counters.pairs_left_out += left_out as u64;
-            self.refuse(event, Refusal::NotRealised);
+            self.refuse(plan, event, Refusal::NotRealised);
             return;
         }
         let outcome = MappingOutcome {
@@ -177,7 +180,7 @@ impl State {
             lease_end: if leased { lease_end.0 } else { 0 },
             revision: self.revision_in_force(),
         };
-        self.outcomes.push(Outcome {
+        plan.answer(PendingOutcome {
             outcome,
             prefixes,
             endpoint,
@@ -272,10 +275,9 @@ impl State {
     }
 
     /// Fills in what became of the mappings once the plan ran.
-    pub(super) fn settle_outcomes(&mut self) -> Vec<super::event::Effect> {
-        let outcomes = std::mem::take(&mut self.outcomes);
+    pub(super) fn settle_outcomes(&mut self, outcomes: Vec<PendingOutcome>) -> Vec<Effect> {
         let mut effects = Vec::with_capacity(outcomes.len());
-        for Outcome {
+        for PendingOutcome {
             mut outcome,
             prefixes,
             endpoint,
@@ -298,7 +300,7 @@ impl State {
                     outcome.lease_end = 0;
                 }
             }
-            effects.push(super::event::Effect::Outcome(outcome));
+            effects.push(Effect::Outcome(outcome));
         }
         effects
     }
@@ -370,7 +372,7 @@ impl State {
         }
     }
 
-    pub(super) fn revoke_leases(&mut self, name: holdfast_sdp::name::Fqdn, addresses: Vec<IpAddr>) {
+    pub(super) fn revoke_leases(&mut self, plan: &mut Plan, name: Fqdn, addresses: Vec<IpAddr>) {
         let id = self.next_revocation;
         self.next_revocation += 1;
         self.counters.revocations += 1;
@@ -387,7 +389,7 @@ impl State {
         let now = self.now;
         self.departed.retain(|_, until| *until > now);
         let streams: Vec<StreamId> = self.streams.iter().copied().collect();
-        self.revoke.push(Revocation {
+        plan.revoke(Revocation {
             id,
             streams: streams.clone(),
             name: name.clone(),

@@ -19,7 +19,8 @@ use shared_maps::{
 use super::{
     flush::{CHUNK, set_order},
     plan::Plan,
-    state::{State, Undo},
+    rollback::Undo,
+    state::State,
 };
 use crate::{
     datapath::plan::Step, endpoint::endpoint::Endpoint, labels::LabelSet, policy::compute::Entries,

@@ -22,8 +22,9 @@ use super::{
     hold::Hold,
     mappings::MAX_EARLY,
     plan::Plan,
+    rollback::Undo,
     snapshot::Counters,
-    state::{CheckpointDue, State, Sync, Undo},
+    state::{CheckpointDue, State, Sync},
 };
 use crate::{
     datapath::plan::Step,
@@ -118,7 +119,6 @@ impl State {
             refused: Default::default(),
             cleaned: VecDeque::new(),
             cleaned_due: false,
-            forgotten: Vec::new(),
             checkpoint_due: CheckpointDue::default(),
             changes: Changes::default(),
             revision: 0,
@@ -133,7 +133,6 @@ impl State {
             files_due: BTreeSet::new(),
             names_kept: 0,
             policy_map_sizes: restored.policy_map_sizes.clone(),
-            durable: Vec::new(),
             retry_at: None,
             failed_in_a_row: 0,
             pending_steps: 0,
@@ -145,9 +144,6 @@ impl State {
             hold: Hold::new(rules_in_files(&restored)),
             pass: super::reconcile::Pass::default(),
             programs: super::programs::ProgramsPass::default(),
-            undo: Vec::new(),
-            outcomes: Vec::new(),
-            revoke: Vec::new(),
             counters: Counters::default(),
             config,
         };

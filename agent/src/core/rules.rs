@@ -10,9 +10,10 @@ use shared_maps::{EndpointId, IdentityId};
 
 use super::{
     RETRY,
-    event::{Effect, MappingOutcome, RulesUpdate},
+    event::{Effect, RulesUpdate},
     plan::Plan,
-    state::{State, Undo},
+    rollback::Undo,
+    state::State,
 };
 use crate::{
     datapath::plan::Step,
@@ -125,9 +126,20 @@ impl State {
         }
     }
 
-    /// What became of a write that the core did not wait for. One that another write of the
-    /// same file has overtaken is of no interest.
-    pub(super) fn on_names_kept(&mut self, id: EndpointId, number: u64, failure: Option<String>) {
+    /// A write that the core did not wait for is done. One that another write of the same file
+    /// has overtaken is of no interest.
+    pub(super) fn on_names_written(&mut self, plan: &mut Plan, id: EndpointId, number: u64) {
+        let Some(endpoint) = self.endpoints.get_mut(id) else {
+            return;
+        };
+        if let Some((_, results)) = endpoint.keeping.take_if(|(which, _)| *which == number) {
+            endpoint.unwritten = None;
+            plan.make_durable(id, results);
+        }
+    }
+
+    /// A write that the core did not wait for failed.
+    pub(super) fn on_names_unwritten(&mut self, id: EndpointId, number: u64, failure: String) {
         let later = self.now.plus_secs(RETRY);
         let Some(endpoint) = self.endpoints.get_mut(id) else {
             return;
@@ -135,17 +147,11 @@ impl State {
         let Some((_, mut results)) = endpoint.keeping.take_if(|(which, _)| *which == number) else {
             return;
         };
-        let failed = failure.is_some();
-        endpoint.unwritten = failure;
-        if !failed {
-            let results = results.into_iter().map(|undurable| (id, undurable));
-            self.durable.extend(results);
-        } else {
-            results.append(&mut endpoint.undurable);
-            endpoint.undurable = results;
-            self.counters.step_failures += 1;
-            self.file_at(id, later);
-        }
+        endpoint.unwritten = Some(failure);
+        results.append(&mut endpoint.undurable);
+        endpoint.undurable = results;
+        self.counters.step_failures += 1;
+        self.file_at(id, later);
     }
 
     /// Plans the write of an endpoint's file.
@@ -168,8 +174,7 @@ impl State {
             let keeping = endpoint.keeping.take().map(|(_, results)| results);
             let results = keeping.into_iter().flatten();
             let results = results.chain(endpoint.undurable.drain(..));
-            self.durable
-                .extend(results.map(|undurable| (id, undurable)));
+            plan.make_durable(id, results.collect());
         }
     }
 
@@ -333,22 +338,6 @@ impl State {
             effects.push(Effect::SnapshotReady);
         }
         effects
-    }
-
-    /// Results whose mappings are on disk now.
-    pub(super) fn durable_outcomes(&mut self) -> Vec<Effect> {
-        let durable = std::mem::take(&mut self.durable);
-        let outcomes = durable.into_iter().map(|(_, undurable)| {
-            Effect::Outcome(MappingOutcome {
-                stream: undurable.stream,
-                sequence: undurable.sequence,
-                realised: holdfast_sdp::mapping::Realised::Yes,
-                durable: true,
-                lease_end: undurable.lease_end,
-                revision: undurable.revision,
-            })
-        });
-        outcomes.collect()
     }
 }
 

@@ -19,19 +19,17 @@ use shared_maps::{
 use super::{
     clean::Cleaned,
     config::CoreConfig,
-    event::{EndpointSpec, MappingEvent, MappingOutcome, StreamId},
+    event::{EndpointSpec, MappingEvent, StreamId},
     plan::Plan,
     rate::MappingRate,
     refused::RecentlyRefused,
     revocations::Revocations,
+    rollback::Undo,
     snapshot::Counters,
 };
 use crate::{
-    datapath::plan::{Attachment, Step},
-    endpoint::{
-        endpoint::{Endpoint, Undurable},
-        manager::Endpoints,
-    },
+    datapath::plan::Step,
+    endpoint::{endpoint::Endpoint, manager::Endpoints},
     fqdn::{cache::NameCache, names::NameSelectors},
     identity::{allocator::Allocator, checkpoint::LocalFile, scopes::LocalScopes},
     ipcache::table::Ipcache,
@@ -115,8 +113,6 @@ pub(super) struct State {
     pub cleaned: VecDeque<Cleaned>,
     /// The file does not have it yet.
     pub cleaned_due: bool,
-    /// Identities that the plan under way forgot.
-    pub forgotten: Vec<(IdentityId, LabelSet)>,
     pub checkpoint_due: CheckpointDue,
     pub changes: super::changes::Changes,
     pub revision: u64,
@@ -135,8 +131,6 @@ pub(super) struct State {
     pub policy_map_sizes: BTreeMap<EndpointId, usize>,
     /// Number of the last `Step::KeepNames`.
     pub names_kept: u64,
-    /// Results to repeat once the plan that writes their endpoint's file is committed.
-    pub durable: Vec<(EndpointId, Undurable)>,
     pub retry_at: Option<BootTime>,
     pub failed_in_a_row: u32,
     pub pending_steps: usize,
@@ -151,9 +145,6 @@ pub(super) struct State {
     pub hold: super::hold::Hold,
     pub pass: super::reconcile::Pass,
     pub programs: super::programs::ProgramsPass,
-    pub undo: Vec<Undo>,
-    pub outcomes: Vec<Outcome>,
-    pub revoke: Vec<super::event::Revocation>,
     pub counters: Counters,
 }
 
@@ -200,36 +191,6 @@ pub(super) struct Subject {
     pub revision: u64,
 }
 
-/// How to take back what a step was planned to do.
-#[derive(Debug)]
-pub(super) enum Undo {
-    Checkpoint,
-    Cleaned,
-    /// Whether there was a file before.
-    File(EndpointId, bool),
-    /// Number of the step.
-    Names(EndpointId, u64),
-    RemovedFile(EndpointId),
-    CreatedMap(EndpointId),
-    RemovedMap(EndpointId),
-    Policy(
-        EndpointId,
-        shared_maps::policy::PolicyKey,
-        Option<shared_maps::policy::PolicyValue>,
-    ),
-    Lxc(LxcKey, Option<LxcValue>),
-    Ipcache(IpNet, Option<IdentityId>),
-    Attached(EndpointId, Option<Attachment>),
-}
-
-/// A result that waits for the plan it is part of.
-#[derive(Debug)]
-pub(super) struct Outcome {
-    pub outcome: MappingOutcome,
-    pub prefixes: Vec<IpNet>,
-    pub endpoint: EndpointId,
-}
-
 impl State {
     /// Appends a step with its undo.
     pub(super) fn step(&mut self, plan: &mut Plan, step: Step, undo: Undo) {
@@ -238,8 +199,7 @@ impl State {
             Step::SetPolicy(..) | Step::UnsetPolicy(..) => self.counters.policy_writes += 1,
             _ => {}
         }
-        plan.steps.push(step);
-        self.undo.push(undo);
+        plan.push(step, undo);
     }
 
     /// The subject of an identity, made if there is none.

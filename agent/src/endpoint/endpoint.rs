@@ -6,12 +6,15 @@ use std::{
     sync::Arc,
 };
 
-use holdfast_sdp::{mapping::BootTime, policy::rule::EndpointRules};
+use holdfast_sdp::{
+    mapping::{BootTime, Realised},
+    policy::rule::EndpointRules,
+};
 use shared_maps::{EndpointId, IdentityId, lxc::LxcKey, lxc::LxcValue, lxc::pack_mac};
 
 use super::policy_map::PolicyMap;
 use crate::{
-    core::event::{EndpointSpec, StreamId},
+    core::event::{EndpointSpec, MappingOutcome, StreamId},
     datapath::plan::Attachment,
     labels::{K8S, Label, LabelError, LabelSet, NAMESPACE_KEY},
 };
@@ -106,6 +109,20 @@ pub struct Undurable {
     pub lease_end: u64,
     /// Revision.
     pub revision: u64,
+}
+
+impl Undurable {
+    /// The result again, now that the mapping is on disk.
+    pub fn outcome(&self) -> MappingOutcome {
+        MappingOutcome {
+            stream: self.stream,
+            sequence: self.sequence,
+            realised: Realised::Yes,
+            durable: true,
+            lease_end: self.lease_end,
+            revision: self.revision,
+        }
+    }
 }
 
 impl Endpoint {

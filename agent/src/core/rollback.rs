@@ -1,0 +1,114 @@
+//! What a failed step leaves: the model has again what the datapath had before the step.
+//!
+//! The plan owns one [`Undo`] for each step. Undoing the failed steps, the last one first, leaves
+//! the planned state of each map equal to what the datapath holds, and marks the rest to be
+//! planned again.
+
+use ipnet::IpNet;
+use shared_maps::{
+    EndpointId, IdentityId,
+    lxc::{LxcKey, LxcValue},
+    policy::{PolicyKey, PolicyValue},
+};
+
+use super::{RETRY, plan::Plan, state::State};
+use crate::{datapath::plan::Attachment, endpoint::endpoint::lxc_address};
+
+/// What the model had before a step was planned.
+#[derive(Debug)]
+pub(super) enum Undo {
+    Checkpoint,
+    Cleaned,
+    /// Whether there was a file before.
+    File(EndpointId, bool),
+    /// Number of the step.
+    Names(EndpointId, u64),
+    RemovedFile(EndpointId),
+    CreatedMap(EndpointId),
+    RemovedMap(EndpointId),
+    Policy(EndpointId, PolicyKey, Option<PolicyValue>),
+    Lxc(LxcKey, Option<LxcValue>),
+    Ipcache(IpNet, Option<IdentityId>),
+    Attached(EndpointId, Option<Attachment>),
+}
+
+impl State {
+    /// A step failed: the datapath has what it had before.
+    pub(super) fn rollback(&mut self, plan: &mut Plan, undo: Undo) {
+        let later = self.now.plus_secs(RETRY);
+        match undo {
+            Undo::Checkpoint => {
+                self.checkpoint_due.local = true;
+                self.checkpoint_due.endpoints = true;
+            }
+            Undo::Cleaned => self.cleaned_due = true,
+            Undo::File(id, before) => {
+                let unsaved = plan.take_undurable(id);
+                if let Some(endpoint) = self.endpoints.get_mut(id) {
+                    endpoint.undurable.extend(unsaved);
+                    endpoint.filed = before;
+                    endpoint.filed_rules = None;
+                    self.file_at(id, later);
+                    self.work.insert(id);
+                }
+            }
+            Undo::Names(id, number) => {
+                self.on_names_unwritten(id, number, "not begun".to_owned());
+            }
+            Undo::RemovedFile(id) => {
+                if let Some(endpoint) = self.leaving.get_mut(&id) {
+                    endpoint.filed = true;
+                }
+            }
+            Undo::CreatedMap(id) => {
+                if let Some(endpoint) = self.endpoints.get_mut(id) {
+                    endpoint.policy_map = None;
+                    self.work.insert(id);
+                }
+            }
+            Undo::RemovedMap(id) => match self.leaving.get_mut(&id) {
+                Some(endpoint) => {
+                    endpoint.policy_map.get_or_insert_default();
+                }
+                None => {
+                    self.orphans.insert(id);
+                }
+            },
+            Undo::Policy(id, key, before) => self.rollback_policy(id, key, before),
+            Undo::Lxc(key, before) => {
+                match before {
+                    Some(value) => self.lxc.insert(key, value),
+                    None => self.lxc.remove(&key),
+                };
+                self.lxc_dirty.extend(lxc_address(&key));
+            }
+            Undo::Ipcache(prefix, before) => {
+                self.ipcache.realise(prefix, before);
+                self.unresolved.insert(prefix);
+            }
+            Undo::Attached(id, before) => {
+                if let Some(endpoint) = self.endpoints.get_mut(id) {
+                    endpoint.attached = before;
+                    self.work.insert(id);
+                } else if let Some(endpoint) = self.leaving.get_mut(&id) {
+                    endpoint.attached = before;
+                } else {
+                    self.orphans.insert(id);
+                }
+            }
+        }
+    }
+
+    fn rollback_policy(&mut self, id: EndpointId, key: PolicyKey, before: Option<PolicyValue>) {
+        let Some(endpoint) = self.endpoints.get_mut(id) else {
+            return;
+        };
+        let peer = IdentityId(key.sec_label);
+        if let Some(map) = &mut endpoint.policy_map {
+            map.put(key, before);
+        }
+        endpoint.behind.add([peer]);
+        endpoint.policy_revision = 0;
+        self.work.insert(id);
+    }
+}

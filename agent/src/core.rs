@@ -22,6 +22,8 @@ pub mod event;
 mod flush;
 mod hold;
 mod identities;
+mod intake;
+mod leases;
 mod mappings;
 pub mod plan;
 mod policies;
@@ -96,12 +98,10 @@ impl Core {
             } => {
                 state.on_liveness(gc_start, &alive, complete);
             }
-            Event::StreamUp(stream) => {
-                state.streams.insert(stream);
-            }
+            Event::StreamUp(stream) => state.leases.open(stream),
             Event::StreamDown(stream) => state.on_stream_down(stream),
-            Event::HolderEnded(streams) => state.on_holder_ended(&streams),
-            Event::RevokeAcked(acks) => state.on_revoke_acked(&acks),
+            Event::HolderEnded(streams) => state.leases.end_holder(&streams, state.now),
+            Event::RevokeAcked(acks) => state.leases.acknowledge(&acks),
             Event::CleanNames(clean) => state.on_clean(&mut plan, &clean),
             Event::NamesKept {
                 endpoint,
@@ -178,7 +178,7 @@ impl Core {
             state.retry_at,
             // It waits for the end of a change of policy.
             state.restore_until.filter(|_| state.may_end_restore()),
-            state.revocations.next_end(),
+            state.leases.next_end(),
         ];
         let file = file.filter(|_| state.sync.done);
         times.into_iter().chain([file]).flatten().min()

@@ -57,6 +57,10 @@ impl State {
             self.round(plan, &[], &mut deferred, false);
         }
         self.plan_removals(plan, deferred);
+        if !self.is_halfway() {
+            // The last round may have removed identities that DNS rules have as servers.
+            self.refresh_dns();
+        }
     }
 
     /// Puts prefixes in the order in which the ipcache follows: longest first, then what goes,

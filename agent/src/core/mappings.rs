@@ -11,18 +11,13 @@ use ipnet::IpNet;
 use shared_maps::{EndpointId, FAMILY_IPV4, FAMILY_IPV6, IdentityId};
 
 use super::{
-    event::{
-        Effect, MAX_ADDRESSES, MAX_NAME, MappingEvent, MappingOutcome, Revocation, RevokeAck,
-        StreamId,
-    },
+    event::{Effect, MAX_ADDRESSES, MAX_NAME, MappingEvent, MappingOutcome, StreamId},
     plan::{PendingOutcome, Plan},
-    rate::MappingRate,
-    revocations::PendingRevocation,
     state::State,
 };
 use crate::{
     endpoint::endpoint::Undurable,
-    fqdn::cache::{AFTER_LEASE, Answer},
+    fqdn::cache::Answer,
     ipcache::metadata::{Claim, Owner},
 };
 
@@ -35,10 +30,6 @@ const AWAY: u64 = 30;
 const TAKEN_ADDRESSES: usize = 1024;
 /// The last 1/16 of what the node takes is given without leases.
 const SCARCE: usize = 16;
-/// Mappings kept until the sources are synced.
-pub(super) const MAX_EARLY: usize = 100_000;
-/// A stream closes so soon after its process ended, seconds; one that closes later was another's.
-const CLOSES_WITHIN: u64 = 5;
 /// Results that wait for one endpoint's file.
 const MAX_UNDURABLE: usize = 65_536;
 
@@ -46,26 +37,19 @@ impl State {
     pub(super) fn on_mappings(&mut self, plan: &mut Plan, mappings: Vec<MappingEvent>) {
         for event in mappings {
             let (now, rate) = (self.now, self.config.mapping_rate);
-            let endpoint = event.mapping.endpoint.id;
-            let addresses = event.mapping.addresses.len();
-            let of_stream = self.rates.entry(event.stream);
-            let of_stream = of_stream.or_insert_with(|| MappingRate::new(now));
-            if !of_stream.take(endpoint, addresses, rate, now) {
+            if !self.intake.allows(&event, rate, now) {
                 self.refuse(plan, &event, Refusal::RateLimited);
             } else if self.sync.done {
                 self.learn(plan, &event);
-            } else if self.early_shares.take(endpoint, 1) {
-                self.early.push(event);
-            } else {
+            } else if let Err(event) = self.intake.postpone(event) {
                 self.refuse(plan, &event, Refusal::RateLimited);
             }
         }
     }
 
-    /// Takes up what came before the sources were synced.
+    /// Takes up the mappings that came before the sources were synced.
     pub(super) fn learn_early(&mut self, plan: &mut Plan) {
-        self.early_shares.clear();
-        for event in std::mem::take(&mut self.early) {
+        for event in self.intake.take_early() {
             self.learn(plan, &event);
         }
     }
@@ -123,7 +107,7 @@ impl State {
             expires = expires.max(self.now.plus_secs(AWAY));
         }
         let mut leased =
-            self.streams.contains(&event.stream) && lease_end > self.now && !self.is_crowded();
+            self.leases.is_open(event.stream) && lease_end > self.now && !self.is_crowded();
         let mut left_out = mapping.addresses.len().saturating_sub(TAKEN_ADDRESSES);
         let labels = match self.names.name(&mapping.name) {
             Some(entry) => entry.labels.clone(),
@@ -290,8 +274,8 @@ impl State {
                     self.counters.mappings_realised += 1;
                     outcome.revision = self.revision_in_force();
                     if outcome.lease_end > 0 {
-                        let until = self.promised.entry(outcome.stream).or_default();
-                        *until = (*until).max(BootTime(outcome.lease_end));
+                        let until = BootTime(outcome.lease_end);
+                        self.leases.promise(outcome.stream, until);
                     }
                     self.await_file(endpoint, &outcome);
                 } else {
@@ -327,90 +311,31 @@ impl State {
     }
 
     pub(super) fn on_stream_down(&mut self, stream: StreamId) {
-        self.streams.remove(&stream);
-        self.rates.remove(&stream);
+        self.intake.close(stream);
         for endpoint in self.endpoints.iter_mut() {
             let keeping = endpoint.keeping.as_mut().map(|(_, results)| results);
             for results in keeping.into_iter().chain([&mut endpoint.undurable]) {
                 results.retain(|undurable| undurable.stream != stream);
             }
         }
-        // Its proxy may not know yet, and may still answer under the leases it has: they are
-        // honoured, whether their revocation is under way or comes later.
-        let now = self.now;
-        self.departed.retain(|_, until| *until > now);
-        let promised = self.promised.remove(&stream);
-        let ended = self.holderless.remove(&stream);
-        let ended = ended.filter(|at| now <= at.plus_secs(CLOSES_WITHIN));
-        let promised = promised.filter(|_| ended.is_none());
-        if let Some(until) = promised.map(|until| until.plus_secs(AFTER_LEASE))
-            && until > now
-        {
-            self.departed.insert(stream, until);
-        }
-        if !self.departed.contains_key(&stream) {
-            self.revocations.forget_stream(stream);
-        }
-    }
-
-    /// The leases of these streams are over. Their pairs stay for their TTLs and connections.
-    pub(super) fn on_holder_ended(&mut self, streams: &[StreamId]) {
-        for stream in streams {
-            if self.streams.contains(stream) {
-                // Its end is on its way, unless another process took the connection over.
-                self.holderless.insert(*stream, self.now);
-            } else {
-                self.departed.remove(stream);
-                self.revocations.forget_stream(*stream);
-            }
-        }
-    }
-
-    pub(super) fn on_revoke_acked(&mut self, acks: &[RevokeAck]) {
-        for ack in acks {
-            self.revocations.acked(ack.stream, ack.id);
-        }
+        self.leases.close(stream, self.now);
     }
 
     pub(super) fn revoke_leases(&mut self, plan: &mut Plan, name: Fqdn, addresses: Vec<IpAddr>) {
-        let id = self.next_revocation;
-        self.next_revocation += 1;
         self.counters.revocations += 1;
-        let ends = self
-            .names
-            .name(&name)
-            .into_iter()
-            .flat_map(|entry| &entry.pairs);
-        let ends = ends.filter(|(address, _)| addresses.contains(address));
-        let until = ends
-            .map(|(_, pair)| pair.lease_end)
-            .max()
-            .unwrap_or(self.now);
-        let now = self.now;
-        self.departed.retain(|_, until| *until > now);
-        let streams: Vec<StreamId> = self.streams.iter().copied().collect();
-        plan.revoke(Revocation {
-            id,
-            streams: streams.clone(),
-            name: name.clone(),
-            addresses: addresses.clone(),
-        });
-        let pending = PendingRevocation {
-            waiting: streams
-                .into_iter()
-                .chain(self.departed.keys().copied())
-                .collect(),
-            name,
-            addresses,
-            until: until.plus_secs(AFTER_LEASE),
-        };
-        self.revocations.insert(id, pending);
+        let pairs = self.names.name(&name).into_iter();
+        let pairs = pairs.flat_map(|entry| &entry.pairs);
+        let ends = pairs
+            .filter(|(address, _)| addresses.contains(address))
+            .map(|(_, pair)| pair.lease_end);
+        let until = ends.max().unwrap_or(self.now);
+        plan.revoke(self.leases.revoke(name, addresses, until, self.now));
     }
 
     /// Ends revocations that every stream acknowledged or whose leases ended.
     pub(super) fn end_revocations(&mut self) {
         let now = self.now;
-        for pending in self.revocations.take_ended(now) {
+        for pending in self.leases.take_ended(now) {
             for address in pending.addresses {
                 let gone = self.names.revoked(&pending.name, address, now);
                 self.unlabel(gone.into_iter().collect());

@@ -10,7 +10,6 @@ use std::{
 use holdfast_sdp::{
     mapping::BootTime,
     policy::{rule::EndpointRules, table::PolicyHandle},
-    quota::Quota,
 };
 use ipnet::IpNet;
 use shared_maps::{EndpointId, IdentityId, lxc::FLAG_HOST};
@@ -20,7 +19,8 @@ use super::{
     config::{CoreConfig, Restored},
     directory::RuleKey,
     hold::Hold,
-    mappings::MAX_EARLY,
+    intake::Intake,
+    leases::Leases,
     plan::Plan,
     rollback::Undo,
     snapshot::Counters,
@@ -106,15 +106,8 @@ impl State {
             lxc_desired: Default::default(),
             lxc: restored.lxc.iter().copied().collect(),
             lxc_dirty: BTreeSet::new(),
-            streams: BTreeSet::new(),
-            rates: Default::default(),
-            promised: BTreeMap::new(),
-            holderless: BTreeMap::new(),
-            departed: BTreeMap::new(),
-            revocations: Default::default(),
-            next_revocation: 1,
-            early: Vec::new(),
-            early_shares: Quota::new(MAX_EARLY),
+            intake: Intake::default(),
+            leases: Leases::default(),
             unresolved: BTreeSet::new(),
             refused: Default::default(),
             cleaned: VecDeque::new(),

@@ -8,7 +8,6 @@ use std::{
 use holdfast_sdp::{
     mapping::BootTime,
     policy::{rule::EndpointRules, table::PolicyHandle},
-    quota::Quota,
 };
 use ipnet::IpNet;
 use shared_maps::{
@@ -17,15 +16,8 @@ use shared_maps::{
 };
 
 use super::{
-    clean::Cleaned,
-    config::CoreConfig,
-    event::{EndpointSpec, MappingEvent, StreamId},
-    plan::Plan,
-    rate::MappingRate,
-    refused::RecentlyRefused,
-    revocations::Revocations,
-    rollback::Undo,
-    snapshot::Counters,
+    clean::Cleaned, config::CoreConfig, event::EndpointSpec, intake::Intake, leases::Leases,
+    plan::Plan, refused::RecentlyRefused, rollback::Undo, snapshot::Counters,
 };
 use crate::{
     datapath::plan::Step,
@@ -92,20 +84,8 @@ pub(super) struct State {
     pub lxc_desired: HashMap<LxcKey, LxcValue>,
     pub lxc: HashMap<LxcKey, LxcValue>,
     pub lxc_dirty: BTreeSet<std::net::IpAddr>,
-    pub streams: BTreeSet<StreamId>,
-    pub rates: HashMap<StreamId, MappingRate>,
-    /// When the last lease given to a stream ends.
-    pub promised: BTreeMap<StreamId, BootTime>,
-    /// Open streams whose process has ended, and when: they close without leases.
-    pub holderless: BTreeMap<StreamId, BootTime>,
-    /// Streams that closed, until the last of their leases has ended and what comes after it.
-    pub departed: BTreeMap<StreamId, BootTime>,
-    pub revocations: Revocations,
-    pub next_revocation: u64,
-    /// Mappings that came before the sources were synced.
-    pub early: Vec<MappingEvent>,
-    /// Each endpoint's share of them.
-    pub early_shares: Quota<EndpointId>,
+    pub intake: Intake,
+    pub leases: Leases,
     pub unresolved: BTreeSet<IpNet>,
     /// Addresses of answers that got no label lately.
     pub refused: RecentlyRefused,

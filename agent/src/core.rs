@@ -28,6 +28,7 @@ mod mappings;
 pub mod plan;
 mod policies;
 mod programs;
+mod publication;
 mod rate;
 mod reconcile;
 mod refused;
@@ -47,7 +48,7 @@ pub use event::{Effect, Event};
 pub use plan::Plan;
 pub use snapshot::{Snapshot, Summary};
 
-use self::state::State;
+use self::{publication::PlanResult, state::State};
 use crate::datapath::{
     look::{Look, Sight},
     plan::{Step, StepError},
@@ -160,8 +161,12 @@ impl Core {
         state.free_numbers();
         let revocations = plan.take_revocations().into_iter();
         effects.extend(revocations.map(Effect::Revoke));
-        if let Some(failed) = state.part_ended(!failed.is_empty()) {
-            effects.append(&mut state.publish(failed));
+        let result = match failed.is_empty() {
+            true => PlanResult::Done,
+            false => PlanResult::Failed,
+        };
+        if let Some(result) = state.part_ended(result) {
+            effects.append(&mut state.publish(result));
         }
         if !(failed.is_empty() && state.unresolved.is_empty() && state.limited.is_empty()) {
             state.retry_at.get_or_insert(state.now.plus_secs(RETRY));
@@ -239,7 +244,7 @@ impl State {
         for id in left {
             self.remove_endpoint(id);
         }
-        self.revision = self.revision.max(1);
+        self.publication.begin_first_revision();
         self.restore_until = Some(self.now.plus(self.config.restore_grace));
         self.await_names();
         self.hold_endpoints();

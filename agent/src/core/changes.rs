@@ -18,7 +18,9 @@ use std::{
 use ipnet::IpNet;
 use shared_maps::{EndpointId, IdentityId};
 
-use super::{event::SourceEvent, flush::Removals, plan::Plan, state::State};
+use super::{
+    event::SourceEvent, flush::Removals, plan::Plan, publication::PlanResult, state::State,
+};
 use crate::{
     ipcache::metadata::{Claim, Owner},
     labels::LabelSet,
@@ -47,8 +49,8 @@ pub(super) struct Changes {
     before: Option<u64>,
     /// Revision of the DNS rules that files get meanwhile, once these are rendered.
     rendered: Option<u64>,
-    /// A step failed.
-    failed: bool,
+    /// How the parts so far ended.
+    result: PlanResult,
     /// Work done since the part began, in units.
     pub spent: usize,
 }
@@ -135,7 +137,7 @@ impl State {
 
     /// Revision that what is realised now counts for.
     pub(super) fn revision_in_force(&self) -> u64 {
-        self.changes.before.unwrap_or(self.revision)
+        self.changes.before.unwrap_or(self.publication.revision())
     }
 
     /// Revision of the rules that a file gets now.
@@ -144,14 +146,18 @@ impl State {
         rendered.unwrap_or_else(|| self.revision_in_force())
     }
 
-    /// Notes how a plan ended. Gives whether a step of it, or of an earlier part, failed; none
-    /// while parts are left.
-    pub(super) fn part_ended(&mut self, failed: bool) -> Option<bool> {
+    /// Notes how a plan ended. Gives how all parts ended; none while parts are left.
+    pub(super) fn part_ended(&mut self, result: PlanResult) -> Option<PlanResult> {
+        if result == PlanResult::Failed {
+            self.changes.result = result;
+        }
         if self.is_halfway() {
-            self.changes.failed |= failed;
             return None;
         }
-        Some(std::mem::take(&mut self.changes.failed) || failed)
+        Some(std::mem::replace(
+            &mut self.changes.result,
+            PlanResult::Done,
+        ))
     }
 
     /// Plans the next part; before the sync, when nothing is planned yet, all of it.
@@ -178,8 +184,10 @@ impl State {
         if old == new {
             return None;
         }
-        self.changes.before.get_or_insert(self.revision);
-        self.revision += 1;
+        self.changes
+            .before
+            .get_or_insert(self.publication.revision());
+        self.publication.begin_revision();
         let stage = Stage::Labels(0);
         let moves = Moves::default();
         if let Some((owner, labels)) = new.as_deref().map(|new| self.says(&key, new)) {
@@ -357,7 +365,7 @@ impl State {
             Files::Due if !self.sync.done => Vec::new(),
             Files::Due => {
                 self.refresh_dns();
-                self.changes.rendered = Some(self.revision);
+                self.changes.rendered = Some(self.publication.revision());
                 self.with_other_rules()
             }
         };

@@ -174,7 +174,7 @@ impl State {
             let rules = compute::dns_rules(&subject.policy, &self.selectors);
             if *subject.dns != rules {
                 subject.dns = Arc::new(rules);
-                self.rules_stale = true;
+                self.publication.mark_stale();
             }
         }
     }

@@ -75,7 +75,7 @@ impl State {
                 endpoint.behind = Behind::All;
                 self.work.insert(id);
             }
-            self.rules_stale = true;
+            self.publication.mark_stale();
         }
     }
 
@@ -93,7 +93,7 @@ impl State {
         for id in held {
             let rules = former.remove(&id).unwrap_or_default();
             self.hold.held.insert(id, rules);
-            self.rules_stale = true;
+            self.publication.mark_stale();
         }
     }
 

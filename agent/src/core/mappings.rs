@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use holdfast_sdp::{
     mapping::{BootTime, Mapping, Realised, Refusal, lease},
     name::Fqdn,
-    policy::{table::Question, verdict::Verdict},
+    policy::table::Question,
 };
 use ipnet::IpNet;
 use shared_maps::{EndpointId, FAMILY_IPV4, FAMILY_IPV6, IdentityId};
@@ -217,9 +217,10 @@ impl State {
         if mapping.replayed && self.was_cleaned(mapping) {
             return Err(Refusal::NotAllowed);
         }
-        match self.checker.load().check(&question) {
-            Verdict::Allow => Ok(()),
-            Verdict::Deny(_) => Err(Refusal::NotAllowed),
+        if self.publication.allows(&question) {
+            Ok(())
+        } else {
+            Err(Refusal::NotAllowed)
         }
     }
 

@@ -103,7 +103,7 @@ impl State {
                 subject.entries.insert(peer, entries);
             }
         }
-        subject.revision = self.revision;
+        subject.revision = self.publication.revision();
         changed
     }
 

@@ -7,10 +7,7 @@ use std::{
     sync::Arc,
 };
 
-use holdfast_sdp::{
-    mapping::BootTime,
-    policy::{rule::EndpointRules, table::PolicyHandle},
-};
+use holdfast_sdp::{mapping::BootTime, policy::rule::EndpointRules};
 use ipnet::IpNet;
 use shared_maps::{EndpointId, IdentityId, lxc::FLAG_HOST};
 
@@ -22,6 +19,7 @@ use super::{
     intake::Intake,
     leases::Leases,
     plan::Plan,
+    publication::Publication,
     rollback::Undo,
     snapshot::Counters,
     state::{CheckpointDue, State, Sync},
@@ -114,20 +112,11 @@ impl State {
             cleaned_due: false,
             checkpoint_due: CheckpointDue::default(),
             changes: Changes::default(),
-            revision: 0,
-            published_revision: 0,
-            published: BTreeMap::new(),
-            checker: PolicyHandle::new(),
-            checked: BTreeMap::new(),
-            checked_revision: 0,
-            rules_changed: false,
-            rules_stale: true,
-            unpublished: false,
+            publication: Publication::default(),
             files_due: BTreeSet::new(),
             names_kept: 0,
             policy_map_sizes: restored.policy_map_sizes.clone(),
             retry_at: None,
-            failed_in_a_row: 0,
             pending_steps: 0,
             trouble: None,
             restore_until: None,

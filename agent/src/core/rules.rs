@@ -4,14 +4,15 @@ use std::{collections::BTreeSet, net::IpAddr, sync::Arc};
 
 use holdfast_sdp::{
     mapping::BootTime,
-    policy::rule::{EndpointRules, RulesOf, Servers},
+    policy::rule::{EndpointRules, Servers},
 };
 use shared_maps::{EndpointId, IdentityId};
 
 use super::{
     RETRY,
-    event::{Effect, RulesUpdate},
+    event::Effect,
     plan::Plan,
+    publication::{PlanResult, Rules},
     rollback::Undo,
     state::State,
 };
@@ -30,10 +31,6 @@ const FILE_INTERVAL: u64 = 5;
 const FILE_PAIRS: u64 = 1000;
 /// How long the first name since waits for others, nanoseconds.
 const FILE_GATHER: u64 = 200_000_000;
-/// Plans in a row that may fail before rules are published all the same: a full map is a
-/// normal condition and must not keep restrictions from the proxies for ever.
-const PATIENCE: u32 = 3;
-
 impl State {
     /// An endpoint learned something: its file is due.
     pub(super) fn file_soon(&mut self, id: EndpointId) {
@@ -71,7 +68,7 @@ impl State {
                 due.insert(id);
             }
         }
-        if std::mem::take(&mut self.rules_changed) {
+        if self.publication.take_stale_files() {
             due.extend(self.with_other_rules());
         }
         for id in due {
@@ -282,10 +279,10 @@ impl State {
     /// Brings the agent's own verdict on names up to date, and notes a new revision if any
     /// endpoint's rules differ.
     pub(super) fn settle_rules(&mut self) {
-        if !self.sync.done || !std::mem::take(&mut self.rules_stale) {
+        if !self.sync.done || !self.publication.take_stale() {
             return;
         }
-        let mut current = std::collections::BTreeMap::new();
+        let mut current = Rules::new();
         for subject in self.subjects.values() {
             for id in &subject.endpoints {
                 let rules = self.hold.rules_of(*id).unwrap_or(&subject.dns);
@@ -294,66 +291,16 @@ impl State {
                 }
             }
         }
-        let (changed, removed) = difference(&self.checked, &current);
-        if !changed.is_empty() || !removed.is_empty() {
-            self.rules_changed = true;
-            self.unpublished = true;
-            if self.revision == self.checked_revision {
-                self.revision += 1;
-            }
-            // A name or pattern that cannot be compiled was refused by the policy reader.
-            let _errors = self.checker.apply(&changed, &removed);
-            self.checked = current;
-        }
-        self.checked_revision = self.revision;
+        self.publication.check(current);
     }
 
-    /// Rules that proxies may have now; none while the datapath lacks what they lean on.
-    pub(super) fn publish(&mut self, failed: bool) -> Vec<Effect> {
-        if failed {
-            self.failed_in_a_row += 1;
+    /// Rules that proxies may have now.
+    pub(super) fn publish(&mut self, result: PlanResult) -> Vec<Effect> {
+        self.publication.note(result);
+        if self.sync.done {
+            self.publication.publish()
         } else {
-            self.failed_in_a_row = 0;
+            Vec::new()
         }
-        let waits = failed && self.failed_in_a_row < PATIENCE;
-        let first = !self.sync.published;
-        if !self.sync.done || waits || !(self.unpublished || first) {
-            return Vec::new();
-        }
-        self.unpublished = false;
-        let (changed, removed) = difference(&self.published, &self.checked);
-        if changed.is_empty() && removed.is_empty() && !first {
-            return Vec::new();
-        }
-        self.published.clone_from(&self.checked);
-        self.published_revision = self.revision;
-        self.sync.published = true;
-        let update = RulesUpdate {
-            revision: self.revision,
-            changed,
-            removed,
-        };
-        let mut effects = vec![Effect::Rules(update)];
-        if first {
-            effects.push(Effect::SnapshotReady);
-        }
-        effects
     }
-}
-
-type Rules = std::collections::BTreeMap<EndpointId, Arc<EndpointRules>>;
-
-fn difference(old: &Rules, new: &Rules) -> (Vec<RulesOf>, Vec<EndpointId>) {
-    let same = |one: &Arc<EndpointRules>, other: &Arc<EndpointRules>| {
-        Arc::ptr_eq(one, other) || one == other
-    };
-    let changed = new
-        .iter()
-        .filter(|(id, rules)| !old.get(id).is_some_and(|old| same(old, rules)))
-        .map(|(id, rules)| RulesOf {
-            endpoint: *id,
-            rules: (**rules).clone(),
-        });
-    let removed = old.keys().filter(|id| !new.contains_key(id)).copied();
-    (changed.collect(), removed.collect())
 }

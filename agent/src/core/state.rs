@@ -5,10 +5,7 @@ use std::{
     sync::Arc,
 };
 
-use holdfast_sdp::{
-    mapping::BootTime,
-    policy::{rule::EndpointRules, table::PolicyHandle},
-};
+use holdfast_sdp::{mapping::BootTime, policy::rule::EndpointRules};
 use ipnet::IpNet;
 use shared_maps::{
     EndpointId, IdentityId,
@@ -17,7 +14,8 @@ use shared_maps::{
 
 use super::{
     clean::Cleaned, config::CoreConfig, event::EndpointSpec, intake::Intake, leases::Leases,
-    plan::Plan, refused::RecentlyRefused, rollback::Undo, snapshot::Counters,
+    plan::Plan, publication::Publication, refused::RecentlyRefused, rollback::Undo,
+    snapshot::Counters,
 };
 use crate::{
     datapath::plan::Step,
@@ -95,24 +93,13 @@ pub(super) struct State {
     pub cleaned_due: bool,
     pub checkpoint_due: CheckpointDue,
     pub changes: super::changes::Changes,
-    pub revision: u64,
-    pub published_revision: u64,
-    pub published: BTreeMap<EndpointId, Arc<EndpointRules>>,
-    pub checker: PolicyHandle,
-    pub checked: BTreeMap<EndpointId, Arc<EndpointRules>>,
-    pub checked_revision: u64,
-    pub rules_changed: bool,
-    /// Subjects or their endpoints changed since rules were settled.
-    pub rules_stale: bool,
-    /// Rules differ from the published ones.
-    pub unpublished: bool,
+    pub publication: Publication,
     pub files_due: BTreeSet<(BootTime, EndpointId)>,
     /// What policy maps of an earlier run take.
     pub policy_map_sizes: BTreeMap<EndpointId, usize>,
     /// Number of the last `Step::KeepNames`.
     pub names_kept: u64,
     pub retry_at: Option<BootTime>,
-    pub failed_in_a_row: u32,
     pub pending_steps: usize,
     /// Why a step failed, and when it is tried again.
     pub trouble: Option<(BootTime, String)>,
@@ -137,8 +124,6 @@ pub(super) struct Sync {
     pub done: bool,
     /// The first plan was made.
     pub started: bool,
-    /// The first rules were published.
-    pub published: bool,
 }
 
 /// Progress of one source's listing.
@@ -189,7 +174,7 @@ impl State {
         labels: &LabelSet,
         endpoint: EndpointId,
     ) {
-        self.rules_stale = true;
+        self.publication.mark_stale();
         if let std::collections::btree_map::Entry::Vacant(vacant) = self.subjects.entry(identity) {
             vacant.insert(Subject {
                 labels: labels.clone(),
@@ -211,7 +196,7 @@ impl State {
 
     /// An endpoint has this identity no more.
     pub(super) fn leave_subject(&mut self, identity: IdentityId, endpoint: EndpointId) {
-        self.rules_stale = true;
+        self.publication.mark_stale();
         if let Some(subject) = self.subjects.get_mut(&identity) {
             subject.endpoints.remove(&endpoint);
             if subject.endpoints.is_empty() {

@@ -105,8 +105,8 @@ impl State {
         let trouble = self.trouble.as_ref().map(|(_, text)| text);
         let unrestricted = || self.endpoints.iter().filter(|e| self.is_unrestricted(e));
         Summary {
-            revision: self.revision,
-            published_revision: self.published_revision,
+            revision: self.publication.revision(),
+            published_revision: self.publication.published_revision(),
             synced: self.sync.done,
             endpoints: self.endpoints.len(),
             endpoints_unrestricted: unrestricted().count(),

@@ -17,6 +17,7 @@ pub mod clean;
 pub mod config;
 mod describe;
 pub mod directory;
+mod endpoint_files;
 mod endpoints;
 pub mod event;
 mod flush;
@@ -177,7 +178,7 @@ impl Core {
     /// When [`Event::Tick`] is due next.
     pub fn next_deadline(&self) -> Option<BootTime> {
         let state = &self.state;
-        let file = state.files_due.first().map(|(at, _)| *at);
+        let file = state.files.next_due();
         let times = [
             state.names.next_deadline(),
             state.retry_at,
@@ -318,7 +319,7 @@ impl State {
         };
         let spent = self.leaving.iter().filter(|(id, endpoint)| {
             endpoint.attached.is_none()
-                && !endpoint.filed
+                && !self.files.is_left(**id)
                 && endpoint.policy_map.is_none()
                 && !lxc.contains(&id.0)
         });

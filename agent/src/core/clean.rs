@@ -194,7 +194,7 @@ impl State {
             if self.note_revoking(&name, address) {
                 revoke.entry(name).or_default().push(address);
             }
-            self.file_at(id, self.now);
+            self.files.mark_due(id, self.now);
         }
         for (name, addresses) in revoke {
             self.revoke_leases(plan, name, addresses);

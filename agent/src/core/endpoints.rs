@@ -197,7 +197,7 @@ impl State {
             self.endpoints.insert(displaced);
         }
         for id in moved {
-            self.file_at(id, self.now);
+            self.files.mark_due(id, self.now);
         }
     }
 
@@ -247,17 +247,11 @@ impl State {
             policy_map: None,
             behind: Behind::All,
             attached: None,
-            filed: false,
-            filed_rules: None,
-            filed_at: BootTime(0),
-            file_due: None,
-            undurable: Vec::new(),
-            keeping: None,
-            unwritten: None,
             problem: None,
             unplaced: None,
             policy_revision: 0,
         });
+        self.files.add(id);
         self.work.insert(id);
         self.join_subject(identity, labels, id);
         self.claim_addresses(id);
@@ -319,7 +313,7 @@ impl State {
             self.pods.release(before);
         }
         if !confirmed {
-            self.file_at(id, self.now);
+            self.files.mark_due(id, self.now);
         }
         self.claim_addresses(id);
     }
@@ -348,6 +342,7 @@ impl State {
         self.pods.release(endpoint.identity);
         let gone = self.names.remove_endpoint(id, self.now);
         self.unlabel(gone);
+        self.files.leave(id);
         self.leaving.insert(id, endpoint);
     }
 

@@ -135,12 +135,12 @@ impl State {
         });
         *deferred = later;
         self.plan_removals(plan, now);
-        let endpoints = &self.endpoints;
+        let (endpoints, files) = (&self.endpoints, &self.files);
         self.work.retain(|id| {
             endpoints.get(*id).is_some_and(|endpoint| {
                 !endpoint.behind.is_none()
                     || endpoint.policy_map.is_none()
-                    || !endpoint.filed
+                    || !files.exists(endpoint.id)
                     || endpoint.attached.as_ref() != Some(&endpoint.attachment())
             })
         });
@@ -191,7 +191,7 @@ impl State {
             return;
         };
         let is_new = endpoint.policy_map.is_none();
-        if !is_new && !endpoint.filed {
+        if !is_new && !self.files.exists(id) {
             self.file(plan, id);
         }
         let Some(endpoint) = self.endpoints.get(id) else {
@@ -375,7 +375,8 @@ impl State {
             .endpoints
             .by_address(address)
             .and_then(|id| self.endpoints.get(id));
-        endpoint.is_none_or(|endpoint| endpoint.policy_map.is_some() && endpoint.filed)
+        endpoint
+            .is_none_or(|endpoint| endpoint.policy_map.is_some() && self.files.exists(endpoint.id))
     }
 
     pub(super) fn plan_ipcache(
@@ -420,7 +421,7 @@ impl State {
         let work = self.work.iter().filter_map(|id| self.endpoints.get(*id));
         let lacking = work.filter(|endpoint| {
             endpoint.policy_map.is_some()
-                && endpoint.filed
+                && self.files.exists(endpoint.id)
                 && !endpoint.restored
                 && endpoint.attached.as_ref() != Some(&endpoint.attachment())
         });
@@ -444,11 +445,11 @@ impl State {
                 continue;
             };
             let attached = endpoint.attached.clone();
-            let (filed, mapped) = (endpoint.filed, endpoint.policy_map.is_some());
+            let mapped = endpoint.policy_map.is_some();
             if attached.is_some() {
                 self.step(plan, Step::Detach(id), Undo::Attached(id, attached));
             }
-            if filed {
+            if self.files.remove_left(id) {
                 self.step(plan, Step::RemoveEndpoint(id), Undo::RemovedFile(id));
             }
             if mapped {
@@ -456,7 +457,6 @@ impl State {
             }
             if let Some(endpoint) = self.leaving.get_mut(&id) {
                 endpoint.attached = None;
-                endpoint.filed = false;
                 endpoint.policy_map = None;
             }
         }

@@ -8,15 +8,15 @@ use holdfast_sdp::{
     policy::table::Question,
 };
 use ipnet::IpNet;
-use shared_maps::{EndpointId, FAMILY_IPV4, FAMILY_IPV6, IdentityId};
+use shared_maps::{FAMILY_IPV4, FAMILY_IPV6, IdentityId};
 
 use super::{
+    endpoint_files::Undurable,
     event::{Effect, MAX_ADDRESSES, MAX_NAME, MappingEvent, MappingOutcome, StreamId},
     plan::{PendingOutcome, Plan},
     state::State,
 };
 use crate::{
-    endpoint::endpoint::Undurable,
     fqdn::cache::Answer,
     ipcache::metadata::{Claim, Owner},
 };
@@ -30,8 +30,6 @@ const AWAY: u64 = 30;
 const TAKEN_ADDRESSES: usize = 1024;
 /// The last 1/16 of what the node takes is given without leases.
 const SCARCE: usize = 16;
-/// Results that wait for one endpoint's file.
-const MAX_UNDURABLE: usize = 65_536;
 
 impl State {
     pub(super) fn on_mappings(&mut self, plan: &mut Plan, mappings: Vec<MappingEvent>) {
@@ -278,7 +276,7 @@ impl State {
                         let until = BootTime(outcome.lease_end);
                         self.leases.promise(outcome.stream, until);
                     }
-                    self.await_file(endpoint, &outcome);
+                    self.files.await_write(endpoint, Undurable::new(&outcome));
                 } else {
                     self.counters.mappings_not_realised += 1;
                     outcome.realised = Realised::No(Refusal::NotRealised);
@@ -297,28 +295,9 @@ impl State {
         self.ipcache.get(prefix).is_some_and(is)
     }
 
-    fn await_file(&mut self, endpoint: EndpointId, outcome: &MappingOutcome) {
-        let Some(endpoint) = self.endpoints.get_mut(endpoint) else {
-            return;
-        };
-        if endpoint.undurable.len() < MAX_UNDURABLE {
-            endpoint.undurable.push(Undurable {
-                stream: outcome.stream,
-                sequence: outcome.sequence,
-                lease_end: outcome.lease_end,
-                revision: outcome.revision,
-            });
-        }
-    }
-
     pub(super) fn on_stream_down(&mut self, stream: StreamId) {
         self.intake.close(stream);
-        for endpoint in self.endpoints.iter_mut() {
-            let keeping = endpoint.keeping.as_mut().map(|(_, results)| results);
-            for results in keeping.into_iter().chain([&mut endpoint.undurable]) {
-                results.retain(|undurable| undurable.stream != stream);
-            }
-        }
+        self.files.forget_stream(stream);
         self.leases.close(stream, self.now);
     }
 

@@ -8,12 +8,12 @@ use std::collections::BTreeSet;
 use shared_maps::{EndpointId, IdentityId};
 
 use super::{
+    endpoint_files::Undurable,
     event::{MappingOutcome, Revocation},
     rollback::Undo,
 };
 use crate::{
     datapath::plan::{Datapath, Step, StepError},
-    endpoint::endpoint::Undurable,
     labels::LabelSet,
 };
 

@@ -15,6 +15,7 @@ use super::{
     changes::Changes,
     config::{CoreConfig, Restored},
     directory::RuleKey,
+    endpoint_files::EndpointFiles,
     hold::Hold,
     intake::Intake,
     leases::Leases,
@@ -113,8 +114,7 @@ impl State {
             checkpoint_due: CheckpointDue::default(),
             changes: Changes::default(),
             publication: Publication::default(),
-            files_due: BTreeSet::new(),
-            names_kept: 0,
+            files: EndpointFiles::default(),
             policy_map_sizes: restored.policy_map_sizes.clone(),
             retry_at: None,
             pending_steps: 0,
@@ -235,8 +235,10 @@ impl State {
             spec.key = format!("restored/{id}");
         }
         self.add_endpoint(id, spec, &file.labels, BootTime(0), true);
+        if self.endpoints.get(id).is_some() {
+            self.files.find(id);
+        }
         if let Some(endpoint) = self.endpoints.get_mut(id) {
-            endpoint.filed = true;
             if let Some(map) = map {
                 let shadow = endpoint.policy_map.get_or_insert_default();
                 for (key, value) in map {

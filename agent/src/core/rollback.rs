@@ -44,22 +44,15 @@ impl State {
             Undo::Cleaned => self.cleaned_due = true,
             Undo::File(id, before) => {
                 let unsaved = plan.take_undurable(id);
-                if let Some(endpoint) = self.endpoints.get_mut(id) {
-                    endpoint.undurable.extend(unsaved);
-                    endpoint.filed = before;
-                    endpoint.filed_rules = None;
-                    self.file_at(id, later);
+                self.files.undo_write(id, before, unsaved, later);
+                if self.endpoints.get(id).is_some() {
                     self.work.insert(id);
                 }
             }
             Undo::Names(id, number) => {
                 self.on_names_unwritten(id, number, "not begun".to_owned());
             }
-            Undo::RemovedFile(id) => {
-                if let Some(endpoint) = self.leaving.get_mut(&id) {
-                    endpoint.filed = true;
-                }
-            }
+            Undo::RemovedFile(id) => self.files.restore_left(id),
             Undo::CreatedMap(id) => {
                 if let Some(endpoint) = self.endpoints.get_mut(id) {
                     endpoint.policy_map = None;

@@ -25,33 +25,11 @@ use crate::{
     fqdn::cache::Lookup,
 };
 
-/// Least time between two writes of an endpoint's file for names alone, seconds.
-const FILE_INTERVAL: u64 = 5;
-/// Pairs for which that time is a second longer: each write has all of them.
-const FILE_PAIRS: u64 = 1000;
-/// How long the first name since waits for others, nanoseconds.
-const FILE_GATHER: u64 = 200_000_000;
 impl State {
     /// An endpoint learned something: its file is due.
     pub(super) fn file_soon(&mut self, id: EndpointId) {
-        let now = self.now;
-        let held = self.names.endpoint(id).map_or(0, |names| names.held as u64);
-        if let Some(endpoint) = self.endpoints.get_mut(id)
-            && endpoint.file_due.is_none()
-        {
-            let soon = BootTime(now.0.saturating_add(FILE_GATHER));
-            let interval = FILE_INTERVAL + held / FILE_PAIRS;
-            let due = soon.max(endpoint.filed_at.plus_secs(interval));
-            self.file_at(id, due);
-        }
-    }
-
-    /// An endpoint's file is due at this time.
-    pub(super) fn file_at(&mut self, id: EndpointId, due: BootTime) {
-        if let Some(endpoint) = self.endpoints.get_mut(id) {
-            endpoint.file_due = Some(due);
-            self.files_due.insert((due, id));
-        }
+        let pairs = self.names.endpoint(id).map_or(0, |names| names.held);
+        self.files.mark_due_soon(id, pairs, self.now);
     }
 
     /// Writes the files of endpoints whose rules changed or whose names are due.
@@ -59,24 +37,13 @@ impl State {
         if !self.sync.done {
             return;
         }
-        let mut due: BTreeSet<EndpointId> = BTreeSet::new();
-        while let Some((at, id)) = self.files_due.first().copied()
-            && at <= self.now
-        {
-            self.files_due.pop_first();
-            if self.endpoints.get(id).is_some_and(|e| e.file_due.is_some()) {
-                due.insert(id);
-            }
-        }
+        let mut due = self.files.take_due(self.now);
         if self.publication.take_stale_files() {
             due.extend(self.with_other_rules());
         }
         for id in due {
-            let exists = self
-                .endpoints
-                .get(id)
-                .is_some_and(|e| e.policy_map.is_some());
-            if exists {
+            let endpoint = self.endpoints.get(id);
+            if endpoint.is_some_and(|endpoint| endpoint.policy_map.is_some()) {
                 self.file_names(plan, id);
             }
         }
@@ -88,67 +55,42 @@ impl State {
             let subject = self.subjects.get(&endpoint.identity);
             let rules = subject.map(|subject| &subject.dns);
             let rules = self.hold.rules_of(endpoint.id).or(rules);
-            endpoint.filed && rules != endpoint.filed_rules.as_ref()
+            self.files.has_other_rules(endpoint.id, rules)
         });
         stale.map(|endpoint| endpoint.id).collect()
     }
 
-    /// Plans the write of an endpoint's file, later if it is for names alone.
+    /// Plans the write of an endpoint's file, in the background if it is for names alone.
     fn file_names(&mut self, plan: &mut Plan, id: EndpointId) {
         let Some(endpoint) = self.endpoints.get(id) else {
             return;
         };
         let rules = self.rules_of(endpoint);
-        let for_names_alone = endpoint.filed && endpoint.filed_rules.as_ref() == Some(&rules);
+        let for_names_alone = self.files.has_rules(id, &rules);
         if !for_names_alone || !self.config.names_kept_later {
             self.file(plan, id);
-        } else if endpoint.keeping.is_some() {
-            // A disk that takes so long gets the next one when it is done.
-            self.file_at(id, BootTime(self.now.0.saturating_add(FILE_GATHER)));
+        } else if self.files.is_being_written(id) {
+            // A disk that takes so long gets the next write when this one is done.
+            self.files.postpone(id, self.now);
         } else {
             let text = self.file_text(id, &rules);
-            self.names_kept += 1;
-            let number = self.names_kept;
-            self.step(
-                plan,
-                Step::KeepNames(id, number, text),
-                Undo::Names(id, number),
-            );
-            let now = self.now;
-            if let Some(endpoint) = self.endpoints.get_mut(id) {
-                endpoint.filed_at = now;
-                endpoint.file_due = None;
-                endpoint.keeping = Some((number, std::mem::take(&mut endpoint.undurable)));
-            }
+            let number = self.files.begin_background(id, self.now);
+            let step = Step::KeepNames(id, number, text);
+            self.step(plan, step, Undo::Names(id, number));
         }
     }
 
-    /// A write that the core did not wait for is done. One that another write of the same file
-    /// has overtaken is of no interest.
+    /// A write that the core did not wait for is done.
     pub(super) fn on_names_written(&mut self, plan: &mut Plan, id: EndpointId, number: u64) {
-        let Some(endpoint) = self.endpoints.get_mut(id) else {
-            return;
-        };
-        if let Some((_, results)) = endpoint.keeping.take_if(|(which, _)| *which == number) {
-            endpoint.unwritten = None;
-            plan.make_durable(id, results);
-        }
+        plan.make_durable(id, self.files.end_background(id, number));
     }
 
     /// A write that the core did not wait for failed.
     pub(super) fn on_names_unwritten(&mut self, id: EndpointId, number: u64, failure: String) {
-        let later = self.now.plus_secs(RETRY);
-        let Some(endpoint) = self.endpoints.get_mut(id) else {
-            return;
-        };
-        let Some((_, mut results)) = endpoint.keeping.take_if(|(which, _)| *which == number) else {
-            return;
-        };
-        endpoint.unwritten = Some(failure);
-        results.append(&mut endpoint.undurable);
-        endpoint.undurable = results;
-        self.counters.step_failures += 1;
-        self.file_at(id, later);
+        let retry_at = self.now.plus_secs(RETRY);
+        if self.files.fail_background(id, number, failure, retry_at) {
+            self.counters.step_failures += 1;
+        }
     }
 
     /// Plans the write of an endpoint's file.
@@ -157,22 +99,10 @@ impl State {
             return;
         };
         let rules = self.rules_of(endpoint);
-        let filed = endpoint.filed;
         let text = self.file_text(id, &rules);
-        let undo = Undo::File(id, filed);
-        self.step(plan, Step::WriteEndpoint(id, text), undo);
-        let now = self.now;
-        if let Some(endpoint) = self.endpoints.get_mut(id) {
-            endpoint.filed = true;
-            endpoint.unwritten = None;
-            endpoint.filed_rules = Some(rules);
-            endpoint.filed_at = now;
-            endpoint.file_due = None;
-            let keeping = endpoint.keeping.take().map(|(_, results)| results);
-            let results = keeping.into_iter().flatten();
-            let results = results.chain(endpoint.undurable.drain(..));
-            plan.make_durable(id, results.collect());
-        }
+        let (existed, results) = self.files.write(id, rules, self.now);
+        self.step(plan, Step::WriteEndpoint(id, text), Undo::File(id, existed));
+        plan.make_durable(id, results);
     }
 
     fn rules_of(&self, endpoint: &Endpoint) -> Arc<EndpointRules> {

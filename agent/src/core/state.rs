@@ -13,9 +13,9 @@ use shared_maps::{
 };
 
 use super::{
-    clean::Cleaned, config::CoreConfig, event::EndpointSpec, intake::Intake, leases::Leases,
-    plan::Plan, publication::Publication, refused::RecentlyRefused, rollback::Undo,
-    snapshot::Counters,
+    clean::Cleaned, config::CoreConfig, endpoint_files::EndpointFiles, event::EndpointSpec,
+    intake::Intake, leases::Leases, plan::Plan, publication::Publication, refused::RecentlyRefused,
+    rollback::Undo, snapshot::Counters,
 };
 use crate::{
     datapath::plan::Step,
@@ -94,11 +94,9 @@ pub(super) struct State {
     pub checkpoint_due: CheckpointDue,
     pub changes: super::changes::Changes,
     pub publication: Publication,
-    pub files_due: BTreeSet<(BootTime, EndpointId)>,
+    pub files: EndpointFiles,
     /// What policy maps of an earlier run take.
     pub policy_map_sizes: BTreeMap<EndpointId, usize>,
-    /// Number of the last `Step::KeepNames`.
-    pub names_kept: u64,
     pub retry_at: Option<BootTime>,
     pub pending_steps: usize,
     /// Why a step failed, and when it is tried again.

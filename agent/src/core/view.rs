@@ -101,7 +101,6 @@ impl Core {
 
 impl State {
     pub(super) fn summary(&self) -> Summary {
-        let unwritten = || self.endpoints.iter().filter_map(|e| e.unwritten.as_ref());
         let trouble = self.trouble.as_ref().map(|(_, text)| text);
         let unrestricted = || self.endpoints.iter().filter(|e| self.is_unrestricted(e));
         Summary {
@@ -129,9 +128,9 @@ impl State {
             names_live: self.names.live(),
             names_zombies: self.names.zombies(),
             pairs: self.names.pairs(),
-            pending_steps: self.pending_steps + unwritten().count(),
+            pending_steps: self.pending_steps + self.files.failures().count(),
             endpoint_problems: self.endpoint_problems(),
-            trouble: trouble.or(unwritten().next()).cloned(),
+            trouble: trouble.or(self.files.failures().next()).cloned(),
             counters: self.counters.clone(),
         }
     }

@@ -3,18 +3,14 @@
 use std::{
     collections::BTreeSet,
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
-    sync::Arc,
 };
 
-use holdfast_sdp::{
-    mapping::{BootTime, Realised},
-    policy::rule::EndpointRules,
-};
+use holdfast_sdp::mapping::BootTime;
 use shared_maps::{EndpointId, IdentityId, lxc::LxcKey, lxc::LxcValue, lxc::pack_mac};
 
 use super::policy_map::PolicyMap;
 use crate::{
-    core::event::{EndpointSpec, MappingOutcome, StreamId},
+    core::event::EndpointSpec,
     datapath::plan::Attachment,
     labels::{K8S, Label, LabelError, LabelSet, NAMESPACE_KEY},
 };
@@ -47,20 +43,6 @@ pub struct Endpoint {
     pub behind: Behind,
     /// Programs as far as planned.
     pub attached: Option<Attachment>,
-    /// Its file is on disk.
-    pub filed: bool,
-    /// Rules in its file.
-    pub filed_rules: Option<Arc<EndpointRules>>,
-    /// When its file was written last.
-    pub filed_at: BootTime,
-    /// When its file is due, for names learned since.
-    pub file_due: Option<BootTime>,
-    /// Results to repeat once the file is written.
-    pub undurable: Vec<Undurable>,
-    /// Those whose names are being written, and the number of that write.
-    pub keeping: Option<(u64, Vec<Undurable>)>,
-    /// Why that write failed, until one succeeds.
-    pub unwritten: Option<String>,
     /// Why its policy is not in force.
     pub problem: Option<String>,
     /// Why its address is not in `cilium_lxc`, or its programs are not attached.
@@ -95,33 +77,6 @@ impl Behind {
     /// Whether nothing is to do.
     pub fn is_none(&self) -> bool {
         matches!(self, Self::Some(set) if set.is_empty())
-    }
-}
-
-/// A result that was given before the mapping was on disk.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Undurable {
-    /// Stream.
-    pub stream: StreamId,
-    /// Sequence number.
-    pub sequence: u64,
-    /// Lease end.
-    pub lease_end: u64,
-    /// Revision.
-    pub revision: u64,
-}
-
-impl Undurable {
-    /// The result again, now that the mapping is on disk.
-    pub fn outcome(&self) -> MappingOutcome {
-        MappingOutcome {
-            stream: self.stream,
-            sequence: self.sequence,
-            realised: Realised::Yes,
-            durable: true,
-            lease_end: self.lease_end,
-            revision: self.revision,
-        }
     }
 }
 

@@ -25,6 +25,7 @@ mod hold;
 mod identities;
 mod intake;
 mod leases;
+mod lxc_table;
 mod mappings;
 pub mod plan;
 mod policies;
@@ -35,6 +36,7 @@ mod reconcile;
 mod refused;
 mod relabel;
 mod restore;
+mod retry;
 mod revocations;
 mod rollback;
 mod rules;
@@ -54,9 +56,6 @@ use crate::datapath::{
     look::{Look, Sight},
     plan::{Step, StepError},
 };
-
-/// How long to wait before failed steps are tried again, seconds.
-const RETRY: u64 = 1;
 
 /// The core. One plan at a time: each [`Core::plan`] is followed by its [`Core::commit`].
 #[derive(Debug)]
@@ -81,7 +80,7 @@ impl Core {
         if !std::mem::replace(&mut state.sync.started, true) {
             state.start(&mut plan);
         }
-        state.retry();
+        state.retry_due();
         match event {
             Event::Policies(event) => {
                 state.on_policy(event);
@@ -151,7 +150,7 @@ impl Core {
             .fresh
             .extend(plan.take_unsaved(&failed));
         state.counters.step_failures += failed.len() as u64;
-        state.note_trouble(failures);
+        state.retry.note(failures, state.now);
         for undo in plan.take_undo(&failed) {
             state.rollback(&mut plan, undo);
         }
@@ -169,8 +168,8 @@ impl Core {
         if let Some(result) = state.part_ended(result) {
             effects.append(&mut state.publish(result));
         }
-        if !(failed.is_empty() && state.unresolved.is_empty() && state.limited.is_empty()) {
-            state.retry_at.get_or_insert(state.now.plus_secs(RETRY));
+        if !failed.is_empty() || state.retry.has_prefixes() || !state.limited.is_empty() {
+            state.retry.schedule(state.now);
         }
         effects
     }
@@ -181,7 +180,7 @@ impl Core {
         let file = state.files.next_due();
         let times = [
             state.names.next_deadline(),
-            state.retry_at,
+            state.retry.next(),
             // It waits for the end of a change of policy.
             state.restore_until.filter(|_| state.may_end_restore()),
             state.leases.next_end(),
@@ -257,31 +256,12 @@ impl State {
         self.learn_early(plan);
     }
 
-    /// What fails now stays told until it was tried again.
-    fn note_trouble(&mut self, failures: &[(usize, StepError)]) {
-        let cause = failures
-            .iter()
-            .find(|(_, error)| !matches!(error, StepError::Skipped));
-        if let Some((_, error)) = cause.or(failures.first()) {
-            self.pending_steps = failures.len();
-            self.trouble = Some((self.now.plus_secs(RETRY), error.to_string()));
-        } else if self
-            .trouble
-            .as_ref()
-            .is_none_or(|(until, _)| *until <= self.now)
-        {
-            self.pending_steps = 0;
-            self.trouble = None;
-        }
-    }
-
     /// Marks what failed to be planned once more.
-    fn retry(&mut self) {
-        if self.retry_at.is_none_or(|at| at > self.now) {
+    fn retry_due(&mut self) {
+        let Some(prefixes) = self.retry.take_due(self.now) else {
             return;
-        }
-        self.retry_at = None;
-        for prefix in std::mem::take(&mut self.unresolved) {
+        };
+        for prefix in prefixes {
             self.ipcache.mark(prefix);
         }
         self.retry_limited();
@@ -312,16 +292,16 @@ impl State {
 
     /// Numbers of endpoints of which nothing is left may be used again.
     fn free_numbers(&mut self) {
-        let lxc: BTreeSet<u16> = if self.leaving.is_empty() {
+        let lxc = if self.leaving.is_empty() {
             BTreeSet::new()
         } else {
-            self.lxc.values().map(|value| value.lxc_id).collect()
+            self.lxc.endpoints()
         };
         let spent = self.leaving.iter().filter(|(id, endpoint)| {
             endpoint.attached.is_none()
                 && !self.files.is_left(**id)
                 && endpoint.policy_map.is_none()
-                && !lxc.contains(&id.0)
+                && !lxc.contains(id)
         });
         let spent: Vec<_> = spent.map(|(id, _)| *id).collect();
         for id in spent {

@@ -4,14 +4,14 @@ use std::{collections::BTreeSet, net::IpAddr};
 
 use holdfast_sdp::mapping::BootTime;
 use ipnet::IpNet;
-use shared_maps::{EndpointId, IdentityId, lxc::FLAG_HOST, lxc::LxcValue};
+use shared_maps::{EndpointId, IdentityId};
 
 use super::{
     event::{EndpointSpec, SourceEvent},
     state::State,
 };
 use crate::{
-    endpoint::endpoint::{Behind, Endpoint, labels_of, lxc_key},
+    endpoint::endpoint::{Behind, Endpoint, labels_of},
     ipcache::metadata::{Claim, Owner},
     labels::LabelSet,
 };
@@ -157,7 +157,7 @@ impl State {
         let families = pick(&spec.addresses).count();
         spec.addresses.retain(|address| {
             let other = self.endpoints.by_address(*address);
-            if self.node_addresses.contains(address) {
+            if self.lxc.is_node_address(*address) {
                 reason = Some(format!(
                     "its address {address} is this node's: give it another one"
                 ));
@@ -277,13 +277,11 @@ impl State {
             return;
         };
         let identity = Claim::Identity(endpoint.identity);
-        for (address, (key, value)) in endpoint.addresses().zip(endpoint.lxc()) {
+        let value = endpoint.lxc();
+        for address in endpoint.addresses() {
             self.ipcache
                 .claim(IpNet::from(address), Owner::Endpoint(id), identity.clone());
-            if !self.node_addresses.contains(&address) {
-                self.lxc_desired.insert(key, value);
-                self.lxc_dirty.insert(address);
-            }
+            self.lxc.claim(address, value);
         }
     }
 
@@ -332,10 +330,7 @@ impl State {
         for address in endpoint.addresses() {
             self.ipcache
                 .unclaim(IpNet::from(address), &Owner::Endpoint(id));
-            if !self.node_addresses.contains(&address) {
-                self.lxc_desired.remove(&lxc_key(address));
-                self.lxc_dirty.insert(address);
-            }
+            self.lxc.unclaim(address);
         }
         self.hold.forget(id);
         self.leave_subject(endpoint.identity, id);
@@ -352,27 +347,18 @@ impl State {
             .copied()
             .filter(|a| !a.is_loopback())
             .collect();
-        let old = std::mem::replace(&mut self.node_addresses, new.clone());
-        let freed = !old.is_subset(&new);
-        for address in old.difference(&new) {
+        let change = self.lxc.set_node_addresses(new);
+        for address in &change.removed {
             self.ipcache.unclaim(IpNet::from(*address), &Owner::Node);
-            self.lxc_desired.remove(&lxc_key(*address));
-            self.lxc_dirty.insert(*address);
             if let Some(id) = self.endpoints.by_address(*address) {
                 self.claim_addresses(id);
             }
         }
-        for address in new.difference(&old) {
+        for address in change.added {
             let host = Claim::Identity(IdentityId::HOST);
-            self.ipcache.claim(IpNet::from(*address), Owner::Node, host);
-            let value = LxcValue {
-                flags: FLAG_HOST,
-                ..LxcValue::default()
-            };
-            self.lxc_desired.insert(lxc_key(*address), value);
-            self.lxc_dirty.insert(*address);
+            self.ipcache.claim(IpNet::from(address), Owner::Node, host);
         }
-        if freed {
+        if !change.removed.is_empty() {
             self.take_waiting();
         }
     }

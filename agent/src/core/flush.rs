@@ -8,7 +8,7 @@
 //! 5. programs; what is left of endpoints that went,
 //! 6. policy maps: what nobody uses any more: allows, redirects, denies.
 
-use std::{collections::BTreeSet, net::IpAddr, sync::Arc};
+use std::{collections::BTreeSet, sync::Arc};
 
 use ipnet::IpNet;
 use shared_maps::{
@@ -20,10 +20,7 @@ use shared_maps::{
 use super::{hold::HELD, plan::Plan, rollback::Undo, state::State};
 use crate::{
     datapath::plan::Step,
-    endpoint::{
-        endpoint::{Behind, lxc_key},
-        policy_map::PolicyMap,
-    },
+    endpoint::{endpoint::Behind, policy_map::PolicyMap},
     identity::{allocator::Allocator as _, checkpoint},
     ipcache::table::key_of,
     policy::compute::{self, DnsScope},
@@ -113,10 +110,10 @@ impl State {
         for id in self.work.clone() {
             self.plan_policy(plan, id, &mut removals, &mut blocked);
         }
-        self.plan_lxc(plan, true);
+        self.plan_lxc_sets(plan);
         self.plan_ipcache(plan, prefixes, &blocked);
         self.plan_attach(plan);
-        self.plan_lxc(plan, false);
+        self.plan_lxc_removals(plan);
         self.plan_leaving(plan);
         // Policy of an identity outlives every prefix that the datapath maps to it.
         let ipcache = &self.ipcache;
@@ -337,46 +334,27 @@ impl State {
             .is_some_and(|entries| entries.contains_key(key))
     }
 
-    /// Plans `cilium_lxc`: what shall be there first, what shall not be later.
-    fn plan_lxc(&mut self, plan: &mut Plan, sets: bool) {
-        let mut later = BTreeSet::new();
-        for address in std::mem::take(&mut self.lxc_dirty) {
-            let key = lxc_key(address);
-            let (wanted, has) = (
-                self.lxc_desired.get(&key).copied(),
-                self.lxc.get(&key).copied(),
-            );
-            if wanted == has {
-                continue;
-            }
-            match wanted {
-                Some(_) if !self.is_ready(address) => {
-                    later.insert(address);
-                }
-                Some(value) => {
-                    self.step(plan, Step::SetLxc(key, value), Undo::Lxc(key, has));
-                    self.lxc.insert(key, value);
-                }
-                None if sets => {
-                    later.insert(address);
-                }
-                None => {
-                    self.step(plan, Step::UnsetLxc(key), Undo::Lxc(key, has));
-                    self.lxc.remove(&key);
-                }
-            }
+    /// Plans the entries of `cilium_lxc` that there shall be.
+    fn plan_lxc_sets(&mut self, plan: &mut Plan) {
+        let (endpoints, files) = (&self.endpoints, &self.files);
+        // Whether the endpoint at an address, if there is one, has its policy map and file.
+        let is_ready = |address| {
+            let at = endpoints.by_address(address);
+            let endpoint = at.and_then(|id| endpoints.get(id));
+            endpoint
+                .is_none_or(|endpoint| endpoint.policy_map.is_some() && files.exists(endpoint.id))
+        };
+        for change in self.lxc.plan_sets(is_ready) {
+            let step = Step::SetLxc(change.key, change.value);
+            self.step(plan, step, Undo::Lxc(change.key, change.before));
         }
-        self.lxc_dirty = later;
     }
 
-    /// Whether the endpoint at an address, if there is one, has its policy map and file.
-    fn is_ready(&self, address: IpAddr) -> bool {
-        let endpoint = self
-            .endpoints
-            .by_address(address)
-            .and_then(|id| self.endpoints.get(id));
-        endpoint
-            .is_none_or(|endpoint| endpoint.policy_map.is_some() && self.files.exists(endpoint.id))
+    /// Plans the removal of the other entries of `cilium_lxc`.
+    fn plan_lxc_removals(&mut self, plan: &mut Plan) {
+        for (key, before) in self.lxc.plan_removals() {
+            self.step(plan, Step::UnsetLxc(key), Undo::Lxc(key, Some(before)));
+        }
     }
 
     pub(super) fn plan_ipcache(
@@ -397,7 +375,7 @@ impl State {
             let full = has.is_none() && self.ipcache.realised() >= self.config.ipcache_max;
             match wanted {
                 Some(identity) if full || blocked.contains(&identity) => {
-                    self.unresolved.insert(*prefix);
+                    self.retry.add(*prefix);
                     continue;
                 }
                 Some(identity) => {

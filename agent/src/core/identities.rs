@@ -40,14 +40,14 @@ impl State {
                 let labels = part.as_ref().unwrap_or(&labels);
                 let Some(identity) = self.acquire_as(labels, request) else {
                     self.ipcache.leave_unresolved(prefix);
-                    self.unresolved.insert(prefix);
+                    self.retry.add(prefix);
                     return;
                 };
                 self.ipcache.desire(prefix, Some(identity), true);
                 in_part = part.is_some();
             }
         }
-        self.unresolved.remove(&prefix);
+        self.retry.remove(prefix);
         if let Some(before) = before
             && self.local.release(before)
         {

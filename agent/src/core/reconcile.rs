@@ -22,7 +22,7 @@ use shared_maps::{
 use super::{snapshot::Reconciled, state::State};
 use crate::{
     datapath::look::{BATCH, Look, Sight},
-    endpoint::endpoint::{Endpoint, lxc_address},
+    endpoint::endpoint::Endpoint,
     ipcache::{
         metadata::Owner,
         table::{key_of, prefix_of},
@@ -249,24 +249,16 @@ impl State {
 
     fn seen_lxc(&mut self, entries: &[(LxcKey, Option<LxcValue>)]) -> bool {
         for (key, value) in entries {
-            let Some(address) = lxc_address(key) else {
-                continue;
-            };
-            if self.lxc.get(key) == value.as_ref() {
-                continue;
+            if self.lxc.correct(key, value.as_ref()) {
+                self.counters.reconciled.lxc += 1;
             }
-            self.counters.reconciled.lxc += 1;
-            match value {
-                Some(value) => self.lxc.insert(*key, *value),
-                None => self.lxc.remove(key),
-            };
-            self.lxc_dirty.insert(address);
         }
         match self.pass.stage {
             Stage::Lxc(_) => {
                 let last = entries.last().map(|(key, _)| *key);
                 self.pass.stage = Stage::Lxc(last);
-                self.goes_on(entries.len(), self.lxc.len())
+                let known = self.lxc.keys().len();
+                self.goes_on(entries.len(), known)
             }
             Stage::LxcModel(from) => {
                 self.pass.stage = Stage::LxcModel(from + BATCH);

@@ -3,13 +3,12 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
-    net::IpAddr,
     sync::Arc,
 };
 
 use holdfast_sdp::{mapping::BootTime, policy::rule::EndpointRules};
 use ipnet::IpNet;
-use shared_maps::{EndpointId, IdentityId, lxc::FLAG_HOST};
+use shared_maps::{EndpointId, IdentityId};
 
 use super::{
     changes::Changes,
@@ -19,19 +18,17 @@ use super::{
     hold::Hold,
     intake::Intake,
     leases::Leases,
+    lxc_table::LxcTable,
     plan::Plan,
     publication::Publication,
+    retry::Retry,
     rollback::Undo,
     snapshot::Counters,
     state::{CheckpointDue, State, Sync},
 };
 use crate::{
     datapath::plan::Step,
-    endpoint::{
-        config_file::EndpointFile,
-        endpoint::{lxc_address, lxc_key},
-        manager::Endpoints,
-    },
+    endpoint::{config_file::EndpointFile, manager::Endpoints},
     fqdn::{
         cache::{Answer, Limits, NameCache},
         pre_cache::PreCached,
@@ -101,13 +98,10 @@ impl State {
             waiting: BTreeMap::new(),
             work: BTreeSet::new(),
             subjects: BTreeMap::new(),
-            node_addresses: BTreeSet::new(),
-            lxc_desired: Default::default(),
-            lxc: restored.lxc.iter().copied().collect(),
-            lxc_dirty: BTreeSet::new(),
+            lxc: LxcTable::new(&restored.lxc),
             intake: Intake::default(),
             leases: Leases::default(),
-            unresolved: BTreeSet::new(),
+            retry: Retry::default(),
             refused: Default::default(),
             cleaned: VecDeque::new(),
             cleaned_due: false,
@@ -116,9 +110,6 @@ impl State {
             publication: Publication::default(),
             files: EndpointFiles::default(),
             policy_map_sizes: restored.policy_map_sizes.clone(),
-            retry_at: None,
-            pending_steps: 0,
-            trouble: None,
             restore_until: None,
             restored_prefixes: Vec::new(),
             requested,
@@ -202,8 +193,6 @@ impl State {
             self.ipcache.claim(prefix, Owner::Restored, own);
             self.restored_prefixes.push(prefix);
         }
-        self.lxc_dirty
-            .extend(restored.lxc.iter().filter_map(|(key, _)| lxc_address(key)));
         let mut maps: BTreeMap<EndpointId, _> = restored.policy_maps.into_iter().collect();
         for file in restored.endpoints {
             let map = maps.remove(&file.id);
@@ -331,16 +320,7 @@ impl State {
     /// The first plan: entries of interfaces that are gone go now, before anyone is told of
     /// them.
     pub(super) fn start(&mut self, plan: &mut Plan) {
-        let addresses: Vec<IpAddr> = self.lxc_dirty.iter().copied().collect();
-        for address in addresses {
-            let key = lxc_key(address);
-            let Some(value) = self.lxc.get(&key).copied() else {
-                continue;
-            };
-            let kept = self.lxc_desired.contains_key(&key) || value.flags & FLAG_HOST != 0;
-            if kept {
-                continue;
-            }
+        for (address, key, value) in self.lxc.unwanted() {
             let gone = self.leaving.contains_key(&EndpointId(value.lxc_id))
                 && self.endpoints.by_address(address).is_none();
             if !gone {

@@ -11,8 +11,8 @@ use shared_maps::{
     policy::{PolicyKey, PolicyValue},
 };
 
-use super::{RETRY, plan::Plan, state::State};
-use crate::{datapath::plan::Attachment, endpoint::endpoint::lxc_address};
+use super::{plan::Plan, retry::RETRY, state::State};
+use crate::datapath::plan::Attachment;
 
 /// What the model had before a step was planned.
 #[derive(Debug)]
@@ -68,16 +68,10 @@ impl State {
                 }
             },
             Undo::Policy(id, key, before) => self.rollback_policy(id, key, before),
-            Undo::Lxc(key, before) => {
-                match before {
-                    Some(value) => self.lxc.insert(key, value),
-                    None => self.lxc.remove(&key),
-                };
-                self.lxc_dirty.extend(lxc_address(&key));
-            }
+            Undo::Lxc(key, before) => self.lxc.rollback(key, before),
             Undo::Ipcache(prefix, before) => {
                 self.ipcache.realise(prefix, before);
-                self.unresolved.insert(prefix);
+                self.retry.add(prefix);
             }
             Undo::Attached(id, before) => {
                 if let Some(endpoint) = self.endpoints.get_mut(id) {

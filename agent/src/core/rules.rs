@@ -9,10 +9,10 @@ use holdfast_sdp::{
 use shared_maps::{EndpointId, IdentityId};
 
 use super::{
-    RETRY,
     event::Effect,
     plan::Plan,
     publication::{PlanResult, Rules},
+    retry::RETRY,
     rollback::Undo,
     state::State,
 };

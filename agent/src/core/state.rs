@@ -1,21 +1,18 @@
 //! What the core knows: the model, and what the datapath has of it as far as planned.
 
 use std::{
-    collections::{BTreeMap, BTreeSet, HashMap, VecDeque},
+    collections::{BTreeMap, BTreeSet, VecDeque},
     sync::Arc,
 };
 
 use holdfast_sdp::{mapping::BootTime, policy::rule::EndpointRules};
 use ipnet::IpNet;
-use shared_maps::{
-    EndpointId, IdentityId,
-    lxc::{LxcKey, LxcValue},
-};
+use shared_maps::{EndpointId, IdentityId};
 
 use super::{
     clean::Cleaned, config::CoreConfig, endpoint_files::EndpointFiles, event::EndpointSpec,
-    intake::Intake, leases::Leases, plan::Plan, publication::Publication, refused::RecentlyRefused,
-    rollback::Undo, snapshot::Counters,
+    intake::Intake, leases::Leases, lxc_table::LxcTable, plan::Plan, publication::Publication,
+    refused::RecentlyRefused, retry::Retry, rollback::Undo, snapshot::Counters,
 };
 use crate::{
     datapath::plan::Step,
@@ -78,13 +75,10 @@ pub(super) struct State {
     /// Endpoints that lack entries or programs.
     pub work: BTreeSet<EndpointId>,
     pub subjects: BTreeMap<IdentityId, Subject>,
-    pub node_addresses: BTreeSet<std::net::IpAddr>,
-    pub lxc_desired: HashMap<LxcKey, LxcValue>,
-    pub lxc: HashMap<LxcKey, LxcValue>,
-    pub lxc_dirty: BTreeSet<std::net::IpAddr>,
+    pub lxc: LxcTable,
     pub intake: Intake,
     pub leases: Leases,
-    pub unresolved: BTreeSet<IpNet>,
+    pub retry: Retry,
     /// Addresses of answers that got no label lately.
     pub refused: RecentlyRefused,
     /// What was asked to be forgotten, the newest last.
@@ -97,10 +91,6 @@ pub(super) struct State {
     pub files: EndpointFiles,
     /// What policy maps of an earlier run take.
     pub policy_map_sizes: BTreeMap<EndpointId, usize>,
-    pub retry_at: Option<BootTime>,
-    pub pending_steps: usize,
-    /// Why a step failed, and when it is tried again.
-    pub trouble: Option<(BootTime, String)>,
     pub restore_until: Option<BootTime>,
     pub restored_prefixes: Vec<IpNet>,
     /// Numbers that prefixes had before the start and no checkpoint knows.

@@ -101,7 +101,6 @@ impl Core {
 
 impl State {
     pub(super) fn summary(&self) -> Summary {
-        let trouble = self.trouble.as_ref().map(|(_, text)| text);
         let unrestricted = || self.endpoints.iter().filter(|e| self.is_unrestricted(e));
         Summary {
             revision: self.publication.revision(),
@@ -128,9 +127,13 @@ impl State {
             names_live: self.names.live(),
             names_zombies: self.names.zombies(),
             pairs: self.names.pairs(),
-            pending_steps: self.pending_steps + self.files.failures().count(),
+            pending_steps: self.retry.failed_steps() + self.files.failures().count(),
             endpoint_problems: self.endpoint_problems(),
-            trouble: trouble.or(self.files.failures().next()).cloned(),
+            trouble: self
+                .retry
+                .reason()
+                .or(self.files.failures().next())
+                .cloned(),
             counters: self.counters.clone(),
         }
     }

@@ -240,7 +240,10 @@ impl Core {
             let ClusterObject::Node(other) = document.cluster.as_deref()? else {
                 return None;
             };
-            let shared = other.addresses.intersection(&state.node_addresses).next();
+            let shared = other
+                .addresses
+                .intersection(state.lxc.node_addresses())
+                .next();
             let shared = shared.filter(|_| node != Some(other.name.as_str()))?;
             Some(format!(
                 "{} has {shared}, which is an address of this node: if it is this node, start \

@@ -92,19 +92,16 @@ impl Endpoint {
         v4.chain(self.ipv6.map(IpAddr::V6))
     }
 
-    /// Entries of `cilium_lxc`.
-    pub fn lxc(&self) -> Vec<(LxcKey, LxcValue)> {
-        let value = LxcValue {
+    /// Value of each of its entries in `cilium_lxc`.
+    pub fn lxc(&self) -> LxcValue {
+        LxcValue {
             ifindex: self.spec.ifindex,
             lxc_id: self.id.0,
             mac: pack_mac(self.spec.mac),
             node_mac: pack_mac(self.spec.node_mac),
             sec_id: self.identity.0,
             ..LxcValue::default()
-        };
-        self.addresses()
-            .map(|address| (lxc_key(address), value))
-            .collect()
+        }
     }
 
     /// What its programs need to know.

@@ -18,6 +18,7 @@ pub mod config;
 mod describe;
 pub mod directory;
 mod endpoint_files;
+mod endpoint_table;
 mod endpoints;
 pub mod event;
 mod flush;
@@ -292,27 +293,13 @@ impl State {
 
     /// Numbers of endpoints of which nothing is left may be used again.
     fn free_numbers(&mut self) {
-        let lxc = if self.leaving.is_empty() {
-            BTreeSet::new()
-        } else {
-            self.lxc.endpoints()
+        let with_entries = match self.endpoints.has_leaving() {
+            true => self.lxc.endpoints(),
+            false => BTreeSet::new(),
         };
-        let spent = self.leaving.iter().filter(|(id, endpoint)| {
-            endpoint.attached.is_none()
-                && !self.files.is_left(**id)
-                && endpoint.policy_map.is_none()
-                && !lxc.contains(id)
-        });
-        let spent: Vec<_> = spent.map(|(id, _)| *id).collect();
-        for id in spent {
-            self.leaving.remove(&id);
-        }
-        let (leaving, orphans) = (&self.leaving, &self.orphans);
-        let held = self.endpoints.held();
-        let free = held.filter(|id| !leaving.contains_key(id) && !orphans.contains(id));
-        for id in free.collect::<Vec<_>>() {
-            self.endpoints.free(id);
-        }
+        let files = &self.files;
+        self.endpoints
+            .free_numbers(|id| files.is_left(id) || with_entries.contains(&id));
     }
 }
 

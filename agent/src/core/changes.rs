@@ -312,9 +312,8 @@ impl State {
         while self.has_room() {
             if let Some(id) = left.endpoints.pop() {
                 self.changes.spent += 1 + MARK * left.peers.len();
-                if let Some(endpoint) = self.endpoints.get_mut(id) {
+                if let Some(endpoint) = self.endpoints.mark_mut(id) {
                     endpoint.behind.add(left.peers.iter().copied());
-                    self.work.insert(id);
                 }
             } else if let Some(identity) = left.subjects.pop() {
                 left.peers = self.change_subject(identity, key, new);

@@ -35,7 +35,8 @@ impl State {
             SourceEvent::InitDone => {
                 let seen = self.sync.endpoints.seen.take().unwrap_or_default();
                 let known = self.endpoints.iter().map(|e| e.spec.key.clone());
-                let known: Vec<String> = known.chain(self.waiting.keys().cloned()).collect();
+                let waiting = self.endpoints.waiting().map(|(spec, _)| spec.key.clone());
+                let known: Vec<String> = known.chain(waiting).collect();
                 for key in known.iter().filter(|key| !seen.contains(*key)) {
                     self.delete_endpoint(key);
                 }
@@ -46,7 +47,7 @@ impl State {
     }
 
     fn delete_endpoint(&mut self, key: &str) {
-        self.waiting.remove(key);
+        self.endpoints.end_wait(key);
         if let Some(id) = self.endpoints.by_key(key) {
             self.remove_endpoint(id);
         }
@@ -55,9 +56,10 @@ impl State {
     /// Tries those again that could not be taken. One that is taken may free an address that
     /// another one waits for.
     fn take_waiting(&mut self) {
-        for _ in 0..=self.waiting.len() {
+        let tries = self.endpoints.waiting().len() + 1;
+        for _ in 0..tries {
             let mut freed = false;
-            for (spec, _) in std::mem::take(&mut self.waiting).into_values() {
+            for spec in self.endpoints.take_waiting() {
                 freed |= self.apply_endpoint(spec);
             }
             if !freed {
@@ -79,7 +81,7 @@ impl State {
 
     fn try_endpoint(&mut self, mut spec: EndpointSpec) {
         // This version replaces one that could not be taken.
-        self.waiting.remove(&spec.key);
+        self.endpoints.end_wait(&spec.key);
         let config = &self.config;
         spec.addresses.retain(|address| match address {
             IpAddr::V4(_) => config.enable_ipv4,
@@ -88,15 +90,13 @@ impl State {
         let labels = match labels_of(&spec) {
             Ok(labels) => labels,
             Err(error) => {
-                self.waiting
-                    .insert(spec.key.clone(), (spec, error.to_string()));
+                self.endpoints.wait(spec, error.to_string());
                 return;
             }
         };
         if spec.addresses.is_empty() {
             let reason = "it has no address of an enabled family: give its interface one";
-            self.waiting
-                .insert(spec.key.clone(), (spec, reason.to_owned()));
+            self.endpoints.wait(spec, reason.to_owned());
             return;
         }
         self.adopt(&spec);
@@ -108,7 +108,8 @@ impl State {
             if let Some(endpoint) = of.filter(|endpoint| endpoint.spec.ifindex == spec.ifindex) {
                 // What was in force at this interface stays.
                 endpoint.restored = false;
-                self.work.insert(endpoint.id);
+                let id = endpoint.id;
+                self.endpoints.mark(id);
             } else if let Some(id) = own {
                 self.remove_endpoint(id);
             }
@@ -117,9 +118,8 @@ impl State {
         }
         if let Some(reason) = refused {
             // It is tried again with all the addresses that it asked for.
-            let other = self.waiting.remove(&asked.key).map(|(_, other)| other);
-            let reason = other.unwrap_or(reason);
-            self.waiting.insert(asked.key.clone(), (asked, reason));
+            let other = self.endpoints.end_wait(&asked.key);
+            self.endpoints.wait(asked, other.unwrap_or(reason));
         }
     }
 
@@ -142,7 +142,7 @@ impl State {
             self.add_endpoint(id, spec, labels, since, false);
         } else {
             let reason = "no endpoint number is free: remove endpoints".to_owned();
-            self.waiting.insert(spec.key.clone(), (spec, reason));
+            self.endpoints.wait(spec, reason);
         }
     }
 
@@ -184,10 +184,10 @@ impl State {
                 && endpoint.spec.ifindex == spec.ifindex
                 && endpoint.addresses().eq(pick(&spec.addresses))
         });
-        let Some(mut endpoint) = same.map(|e| e.id).and_then(|id| self.endpoints.remove(id)) else {
+        let Some(mut endpoint) = same.map(|e| e.id).and_then(|id| self.endpoints.take(id)) else {
             return;
         };
-        let displaced = own.and_then(|id| self.endpoints.remove(id));
+        let displaced = own.and_then(|id| self.endpoints.take(id));
         let key = std::mem::replace(&mut endpoint.spec.key, spec.key.clone());
         let mut moved = vec![endpoint.id];
         self.endpoints.insert(endpoint);
@@ -203,10 +203,7 @@ impl State {
 
     /// Entries that an endpoint's policy map takes.
     pub(super) fn policy_map_max(&self, id: EndpointId) -> usize {
-        let flag = self.config.policy_map_max;
-        self.policy_map_sizes
-            .get(&id)
-            .map_or(flag, |size| flag.min(*size))
+        self.endpoints.map_size(id, self.config.policy_map_max)
     }
 
     /// Adds an endpoint to the model.
@@ -220,13 +217,12 @@ impl State {
     ) {
         let Some(identity) = self.acquire_pod(labels) else {
             let reason = "no identity number is left for its labels: use fewer distinct label sets";
-            self.waiting
-                .insert(spec.key.clone(), (spec, reason.to_owned()));
+            self.endpoints.wait(spec, reason.to_owned());
             self.endpoints.free(id);
             return;
         };
         if !restored {
-            self.policy_map_sizes.remove(&id);
+            self.endpoints.forget_map_size(id);
         }
         let (mut ipv4, mut ipv6) = (None, None);
         for address in pick(&spec.addresses) {
@@ -252,7 +248,7 @@ impl State {
             policy_revision: 0,
         });
         self.files.add(id);
-        self.work.insert(id);
+        self.endpoints.mark(id);
         self.join_subject(identity, labels, id);
         self.claim_addresses(id);
     }
@@ -286,13 +282,12 @@ impl State {
     }
 
     fn update_endpoint(&mut self, id: EndpointId, spec: EndpointSpec, labels: &LabelSet) {
-        let Some(endpoint) = self.endpoints.get_mut(id) else {
+        let Some(endpoint) = self.endpoints.mark_mut(id) else {
             return;
         };
         let confirmed = std::mem::take(&mut endpoint.restored);
         let unchanged = endpoint.spec == spec && endpoint.labels == *labels;
         endpoint.spec = spec;
-        self.work.insert(id);
         if unchanged {
             return;
         }
@@ -319,7 +314,7 @@ impl State {
     /// Takes an endpoint out of the model; what the datapath has of it goes with the next
     /// flush.
     pub(super) fn remove_endpoint(&mut self, id: EndpointId) {
-        let Some(mut endpoint) = self.endpoints.remove(id) else {
+        let Some(mut endpoint) = self.endpoints.take(id) else {
             return;
         };
         // Programs of the run before, or of an attempt that failed halfway, may be attached: they
@@ -338,7 +333,7 @@ impl State {
         let gone = self.names.remove_endpoint(id, self.now);
         self.unlabel(gone);
         self.files.leave(id);
-        self.leaving.insert(id, endpoint);
+        self.endpoints.leave(endpoint);
     }
 
     pub(super) fn on_node_addresses(&mut self, addresses: &[IpAddr]) {

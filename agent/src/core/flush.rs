@@ -78,9 +78,8 @@ impl State {
 
     /// Whether an endpoint lacks entries that its map would take.
     fn has_work(&self) -> bool {
-        let work = self.work.iter().filter_map(|id| self.endpoints.get(*id));
-        work.into_iter()
-            .any(|e| !e.behind.is_none() && e.problem.is_none())
+        let mut dirty = self.endpoints.dirty();
+        dirty.any(|endpoint| !endpoint.behind.is_none() && endpoint.problem.is_none())
     }
 
     /// Plans what is to be done and some of these prefixes: a chunk at most, fewer if they are
@@ -107,7 +106,7 @@ impl State {
         if !self.is_halfway() {
             self.refresh_dns();
         }
-        for id in self.work.clone() {
+        for id in self.endpoints.dirty_ids() {
             self.plan_policy(plan, id, &mut removals, &mut blocked);
         }
         self.plan_lxc_sets(plan);
@@ -132,14 +131,12 @@ impl State {
         });
         *deferred = later;
         self.plan_removals(plan, now);
-        let (endpoints, files) = (&self.endpoints, &self.files);
-        self.work.retain(|id| {
-            endpoints.get(*id).is_some_and(|endpoint| {
-                !endpoint.behind.is_none()
-                    || endpoint.policy_map.is_none()
-                    || !files.exists(endpoint.id)
-                    || endpoint.attached.as_ref() != Some(&endpoint.attachment())
-            })
+        let files = &self.files;
+        self.endpoints.retain_dirty(|endpoint| {
+            !endpoint.behind.is_none()
+                || endpoint.policy_map.is_none()
+                || !files.exists(endpoint.id)
+                || endpoint.attached.as_ref() != Some(&endpoint.attachment())
         });
         taken
     }
@@ -276,8 +273,8 @@ impl State {
 
     /// Adds entries of identities that were just forgotten: their removal needs no round more.
     fn sweep_policy(&mut self, removals: &mut Removals) {
-        for id in &self.work {
-            let Some(endpoint) = self.endpoints.get_mut(*id) else {
+        for id in self.endpoints.dirty_ids() {
+            let Some(endpoint) = self.endpoints.get_mut(id) else {
                 continue;
             };
             let Behind::Some(peers) = &endpoint.behind else {
@@ -396,8 +393,7 @@ impl State {
     }
 
     fn plan_attach(&mut self, plan: &mut Plan) {
-        let work = self.work.iter().filter_map(|id| self.endpoints.get(*id));
-        let lacking = work.filter(|endpoint| {
+        let lacking = self.endpoints.dirty().filter(|endpoint| {
             endpoint.policy_map.is_some()
                 && self.files.exists(endpoint.id)
                 && !endpoint.restored
@@ -417,13 +413,15 @@ impl State {
 
     /// Takes away what is left of endpoints that went: their addresses no longer map to them.
     fn plan_leaving(&mut self, plan: &mut Plan) {
-        let ids: Vec<EndpointId> = self.leaving.keys().copied().collect();
-        for id in ids {
-            let Some(endpoint) = self.leaving.get(&id) else {
-                continue;
-            };
-            let attached = endpoint.attached.clone();
-            let mapped = endpoint.policy_map.is_some();
+        let left: Vec<_> = self
+            .endpoints
+            .leaving_mut()
+            .map(|endpoint| {
+                let mapped = endpoint.policy_map.take().is_some();
+                (endpoint.id, endpoint.attached.take(), mapped)
+            })
+            .collect();
+        for (id, attached, mapped) in left {
             if attached.is_some() {
                 self.step(plan, Step::Detach(id), Undo::Attached(id, attached));
             }
@@ -433,13 +431,8 @@ impl State {
             if mapped {
                 self.step(plan, Step::RemovePolicyMap(id), Undo::RemovedMap(id));
             }
-            if let Some(endpoint) = self.leaving.get_mut(&id) {
-                endpoint.attached = None;
-                endpoint.policy_map = None;
-            }
         }
-        let mut orphans = std::mem::take(&mut self.orphans);
-        orphans.retain(|id| self.endpoints.get(*id).is_none());
+        let orphans = self.endpoints.take_orphans();
         for id in orphans {
             self.step(plan, Step::Detach(id), Undo::Attached(id, None));
             self.step(plan, Step::RemovePolicyMap(id), Undo::RemovedMap(id));

@@ -71,9 +71,8 @@ impl State {
             return;
         }
         for id in std::mem::take(&mut self.hold.held).into_keys() {
-            if let Some(endpoint) = self.endpoints.get_mut(id) {
+            if let Some(endpoint) = self.endpoints.mark_mut(id) {
                 endpoint.behind = Behind::All;
-                self.work.insert(id);
             }
             self.publication.mark_stale();
         }

@@ -128,9 +128,8 @@ impl State {
                 subject.entries.insert(peer, entries);
             }
             for endpoint in &subject.endpoints {
-                if let Some(endpoint) = self.endpoints.get_mut(*endpoint) {
+                if let Some(endpoint) = self.endpoints.mark_mut(*endpoint) {
                     endpoint.behind.add([peer]);
-                    self.work.insert(endpoint.id);
                 }
             }
             self.changes.spent += MARK * subject.endpoints.len();

@@ -289,12 +289,12 @@ impl State {
             differing.push(peer);
             map.put(*key, *value);
         }
+        let known = endpoint.policy_entries();
         if !differing.is_empty() {
             self.counters.reconciled.policy += differing.len() as u64;
             endpoint.behind.add(differing);
-            self.work.insert(id);
+            self.endpoints.mark(id);
         }
-        let known = endpoint.policy_entries();
         let last = entries.last().map(|(key, _)| *key);
         match self.pass.stage {
             Stage::Policy(..) => {

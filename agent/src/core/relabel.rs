@@ -39,7 +39,7 @@ impl State {
     /// labels decide: endpoints and the node have their identity whatever policy asks for.
     pub(super) fn relabel(&mut self, plan: &mut Plan) {
         let mapped = |endpoint: &Endpoint| endpoint.policy_map.is_some();
-        if !self.endpoints.iter().any(mapped) && !self.leaving.values().any(mapped) {
+        if !self.endpoints.with_leaving().any(mapped) {
             // Nobody is under a policy yet.
             return;
         }
@@ -181,7 +181,7 @@ impl State {
     /// Removes the entries of an identity that no prefix has and nothing asks for.
     fn drop_policy(&mut self, plan: &mut Plan, id: IdentityId) {
         let mut changes = Vec::new();
-        for endpoint in self.endpoints.iter().chain(self.leaving.values()) {
+        for endpoint in self.endpoints.with_leaving() {
             let entries = endpoint.policy_map.iter().filter_map(|map| map.get(id));
             changes.extend(
                 entries
@@ -206,7 +206,7 @@ impl State {
     fn taken_over(&self, wanted: IdentityId, was: Option<IdentityId>) -> Option<Vec<Change>> {
         let nothing = Entries::new();
         let mut changes = Vec::new();
-        for endpoint in self.endpoints.iter().chain(self.leaving.values()) {
+        for endpoint in self.endpoints.with_leaving() {
             let Some(map) = &endpoint.policy_map else {
                 continue;
             };
@@ -249,10 +249,7 @@ impl State {
                 None => Step::UnsetPolicy(id, key),
             };
             self.step(plan, step, Undo::Policy(id, key, old));
-            let endpoint = match self.leaving.get_mut(&id) {
-                Some(leaving) => Some(leaving),
-                None => self.endpoints.get_mut(id),
-            };
+            let endpoint = self.endpoints.get_any_mut(id);
             if let Some(map) = endpoint.and_then(|endpoint| endpoint.policy_map.as_mut()) {
                 map.put(key, value);
             }

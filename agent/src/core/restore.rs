@@ -15,6 +15,7 @@ use super::{
     config::{CoreConfig, Restored},
     directory::RuleKey,
     endpoint_files::EndpointFiles,
+    endpoint_table::EndpointTable,
     hold::Hold,
     intake::Intake,
     leases::Leases,
@@ -28,7 +29,7 @@ use super::{
 };
 use crate::{
     datapath::plan::Step,
-    endpoint::{config_file::EndpointFile, manager::Endpoints},
+    endpoint::config_file::EndpointFile,
     fqdn::{
         cache::{Answer, Limits, NameCache},
         pre_cache::PreCached,
@@ -92,11 +93,7 @@ impl State {
             blocks: BTreeMap::new(),
             repository: Repository::new(config.enable_policy),
             rejected: Vec::new(),
-            endpoints: Endpoints::default(),
-            leaving: BTreeMap::new(),
-            orphans: BTreeSet::new(),
-            waiting: BTreeMap::new(),
-            work: BTreeSet::new(),
+            endpoints: EndpointTable::new(restored.policy_map_sizes.clone()),
             subjects: BTreeMap::new(),
             lxc: LxcTable::new(&restored.lxc),
             intake: Intake::default(),
@@ -109,7 +106,6 @@ impl State {
             changes: Changes::default(),
             publication: Publication::default(),
             files: EndpointFiles::default(),
-            policy_map_sizes: restored.policy_map_sizes.clone(),
             restore_until: None,
             restored_prefixes: Vec::new(),
             requested,
@@ -202,8 +198,7 @@ impl State {
             self.restore_endpoint(&file, map, alive);
         }
         for id in maps.into_keys() {
-            self.endpoints.hold(id);
-            self.orphans.insert(id);
+            self.endpoints.add_orphan(id);
         }
     }
 
@@ -321,7 +316,7 @@ impl State {
     /// them.
     pub(super) fn start(&mut self, plan: &mut Plan) {
         for (address, key, value) in self.lxc.unwanted() {
-            let gone = self.leaving.contains_key(&EndpointId(value.lxc_id))
+            let gone = self.endpoints.is_leaving(EndpointId(value.lxc_id))
                 && self.endpoints.by_address(address).is_none();
             if !gone {
                 continue;

@@ -45,26 +45,23 @@ impl State {
             Undo::File(id, before) => {
                 let unsaved = plan.take_undurable(id);
                 self.files.undo_write(id, before, unsaved, later);
-                if self.endpoints.get(id).is_some() {
-                    self.work.insert(id);
-                }
+                self.endpoints.mark_mut(id);
             }
             Undo::Names(id, number) => {
                 self.on_names_unwritten(id, number, "not begun".to_owned());
             }
             Undo::RemovedFile(id) => self.files.restore_left(id),
             Undo::CreatedMap(id) => {
-                if let Some(endpoint) = self.endpoints.get_mut(id) {
+                if let Some(endpoint) = self.endpoints.mark_mut(id) {
                     endpoint.policy_map = None;
-                    self.work.insert(id);
                 }
             }
-            Undo::RemovedMap(id) => match self.leaving.get_mut(&id) {
+            Undo::RemovedMap(id) => match self.endpoints.get_leaving_mut(id) {
                 Some(endpoint) => {
                     endpoint.policy_map.get_or_insert_default();
                 }
                 None => {
-                    self.orphans.insert(id);
+                    self.endpoints.restore_orphan(id);
                 }
             },
             Undo::Policy(id, key, before) => self.rollback_policy(id, key, before),
@@ -74,20 +71,19 @@ impl State {
                 self.retry.add(prefix);
             }
             Undo::Attached(id, before) => {
-                if let Some(endpoint) = self.endpoints.get_mut(id) {
+                if let Some(endpoint) = self.endpoints.mark_mut(id) {
                     endpoint.attached = before;
-                    self.work.insert(id);
-                } else if let Some(endpoint) = self.leaving.get_mut(&id) {
+                } else if let Some(endpoint) = self.endpoints.get_leaving_mut(id) {
                     endpoint.attached = before;
                 } else {
-                    self.orphans.insert(id);
+                    self.endpoints.restore_orphan(id);
                 }
             }
         }
     }
 
     fn rollback_policy(&mut self, id: EndpointId, key: PolicyKey, before: Option<PolicyValue>) {
-        let Some(endpoint) = self.endpoints.get_mut(id) else {
+        let Some(endpoint) = self.endpoints.mark_mut(id) else {
             return;
         };
         let peer = IdentityId(key.sec_label);
@@ -96,6 +92,5 @@ impl State {
         }
         endpoint.behind.add([peer]);
         endpoint.policy_revision = 0;
-        self.work.insert(id);
     }
 }

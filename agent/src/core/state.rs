@@ -10,13 +10,13 @@ use ipnet::IpNet;
 use shared_maps::{EndpointId, IdentityId};
 
 use super::{
-    clean::Cleaned, config::CoreConfig, endpoint_files::EndpointFiles, event::EndpointSpec,
-    intake::Intake, leases::Leases, lxc_table::LxcTable, plan::Plan, publication::Publication,
-    refused::RecentlyRefused, retry::Retry, rollback::Undo, snapshot::Counters,
+    clean::Cleaned, config::CoreConfig, endpoint_files::EndpointFiles,
+    endpoint_table::EndpointTable, intake::Intake, leases::Leases, lxc_table::LxcTable, plan::Plan,
+    publication::Publication, refused::RecentlyRefused, retry::Retry, rollback::Undo,
+    snapshot::Counters,
 };
 use crate::{
     datapath::plan::Step,
-    endpoint::{endpoint::Endpoint, manager::Endpoints},
     fqdn::{cache::NameCache, names::NameSelectors},
     identity::{allocator::Allocator, checkpoint::LocalFile, scopes::LocalScopes},
     ipcache::table::Ipcache,
@@ -65,15 +65,7 @@ pub(super) struct State {
     pub blocks: BTreeMap<IpNet, usize>,
     pub repository: Repository,
     pub rejected: Vec<PolicyError>,
-    pub endpoints: Endpoints,
-    /// Endpoints whose source removed them and of which something is left.
-    pub leaving: BTreeMap<EndpointId, Endpoint>,
-    /// Policy maps and files without an endpoint: numbers not to be used before they are gone.
-    pub orphans: BTreeSet<EndpointId>,
-    /// Endpoints that cannot be taken now, and why.
-    pub waiting: BTreeMap<String, (EndpointSpec, String)>,
-    /// Endpoints that lack entries or programs.
-    pub work: BTreeSet<EndpointId>,
+    pub endpoints: EndpointTable,
     pub subjects: BTreeMap<IdentityId, Subject>,
     pub lxc: LxcTable,
     pub intake: Intake,
@@ -89,8 +81,6 @@ pub(super) struct State {
     pub changes: super::changes::Changes,
     pub publication: Publication,
     pub files: EndpointFiles,
-    /// What policy maps of an earlier run take.
-    pub policy_map_sizes: BTreeMap<EndpointId, usize>,
     pub restore_until: Option<BootTime>,
     pub restored_prefixes: Vec<IpNet>,
     /// Numbers that prefixes had before the start and no checkpoint knows.

@@ -157,7 +157,7 @@ impl State {
             key: error.key.clone(),
             reason: format!("{}: {}; {}", error.field, error.reason, error.remedy),
         });
-        let waiting = self.waiting.values().map(|(spec, reason)| RejectedView {
+        let waiting = self.endpoints.waiting().map(|(spec, reason)| RejectedView {
             source: ENDPOINT.to_owned(),
             key: Some(spec.key.clone()),
             reason: reason.clone(),
@@ -192,7 +192,7 @@ impl State {
                 endpoint.id, endpoint.spec.key
             ))
         });
-        let waiting = self.waiting.values();
+        let waiting = self.endpoints.waiting();
         let waiting =
             waiting.map(|(spec, why)| format!("endpoint {} is not in force: {why}", spec.key));
         problems.chain(waiting).take(MAX_PROBLEMS).collect()

@@ -24,6 +24,8 @@ pub mod event;
 mod flush;
 mod hold;
 mod identities;
+mod identity_budget;
+mod identity_numbers;
 mod intake;
 mod leases;
 mod lxc_table;
@@ -32,10 +34,12 @@ pub mod plan;
 mod policies;
 mod programs;
 mod publication;
+mod purge;
 mod rate;
 mod reconcile;
 mod refused;
 mod relabel;
+mod restoration;
 mod restore;
 mod retry;
 mod revocations;
@@ -78,7 +82,7 @@ impl Core {
         let state = &mut self.state;
         state.now = now.max(state.now);
         let mut plan = Plan::default();
-        if !std::mem::replace(&mut state.sync.started, true) {
+        if state.restoration.start() {
             state.start(&mut plan);
         }
         state.retry_due();
@@ -146,10 +150,8 @@ impl Core {
         state.now = now.max(state.now);
         let failed: BTreeSet<usize> = failures.iter().map(|(index, _)| *index).collect();
         state.note_placed(&plan, failures);
-        state
-            .checkpoint_due
-            .fresh
-            .extend(plan.take_unsaved(&failed));
+        let unsaved = plan.take_unsaved(&failed);
+        state.numbers.mark_fresh(unsaved);
         state.counters.step_failures += failed.len() as u64;
         state.retry.note(failures, state.now);
         for undo in plan.take_undo(&failed) {
@@ -169,7 +171,8 @@ impl Core {
         if let Some(result) = state.part_ended(result) {
             effects.append(&mut state.publish(result));
         }
-        if !failed.is_empty() || state.retry.has_prefixes() || !state.limited.is_empty() {
+        if !failed.is_empty() || state.retry.has_prefixes() || state.numbers.budget().limited() > 0
+        {
             state.retry.schedule(state.now);
         }
         effects
@@ -182,11 +185,10 @@ impl Core {
         let times = [
             state.names.next_deadline(),
             state.retry.next(),
-            // It waits for the end of a change of policy.
-            state.restore_until.filter(|_| state.may_end_restore()),
+            state.restored_until(),
             state.leases.next_end(),
         ];
-        let file = file.filter(|_| state.sync.done);
+        let file = file.filter(|_| state.restoration.is_synced());
         times.into_iter().chain([file]).flatten().min()
     }
 
@@ -232,10 +234,10 @@ impl Core {
 impl State {
     /// Once all sources are complete, the model becomes the plan.
     fn sync_up(&mut self, plan: &mut Plan) {
-        if self.sync.done || !self.sync.policies.complete || !self.sync.endpoints.complete {
+        let until = self.now.plus(self.config.restore_grace);
+        if !self.restoration.sync(until) {
             return;
         }
-        self.sync.done = true;
         let left: Vec<_> = self
             .endpoints
             .iter()
@@ -246,13 +248,12 @@ impl State {
             self.remove_endpoint(id);
         }
         self.publication.begin_first_revision();
-        self.restore_until = Some(self.now.plus(self.config.restore_grace));
         self.await_names();
         self.hold_endpoints();
         self.relabel(plan);
         self.preallocate_early();
         self.flush(plan);
-        self.fqdn_awaited.clear();
+        self.numbers.budget_mut().end_expecting();
         self.settle_rules();
         self.learn_early(plan);
     }

@@ -11,7 +11,7 @@
 //! and what is learned meanwhile counts for the revision of these.
 
 use std::{
-    collections::{BTreeMap, BTreeSet, VecDeque},
+    collections::{BTreeMap, VecDeque},
     sync::Arc,
 };
 
@@ -106,23 +106,20 @@ enum Files {
 impl State {
     pub(super) fn on_policy(&mut self, event: SourceEvent<PolicyDocument>) {
         match event {
-            SourceEvent::Init => self.sync.policies.seen = Some(BTreeSet::new()),
+            SourceEvent::Init => self.restoration.policies().begin(),
             SourceEvent::Apply(document) => {
                 let key = document.key.clone();
-                if let Some(seen) = &mut self.sync.policies.seen {
-                    seen.insert(key.clone());
-                }
+                self.restoration.policies().note(&key);
                 let change = (key, Some(Arc::new(document)));
                 self.changes.waiting.push_back(change);
             }
             SourceEvent::Delete(key) => self.changes.waiting.push_back((key, None)),
             SourceEvent::InitDone => {
-                let seen = self.sync.policies.seen.take().unwrap_or_default();
+                let seen = self.restoration.policies().end();
                 let known = self.repository.iter().map(|document| &document.key);
                 let gone = known.filter(|key| !seen.contains(*key));
                 let gone = gone.map(|key| (key.clone(), None));
                 self.changes.waiting.extend(gone);
-                self.sync.policies.complete = true;
             }
         }
     }
@@ -176,7 +173,7 @@ impl State {
 
     /// Whether the part under way may do more.
     pub(super) fn has_room(&self) -> bool {
-        !self.sync.done || self.changes.spent < self.config.part
+        !self.restoration.is_synced() || self.changes.spent < self.config.part
     }
 
     fn begin(&mut self, key: String, new: Option<Arc<PolicyDocument>>) -> Option<Change> {
@@ -258,7 +255,7 @@ impl State {
     /// Gives prefixes whose labels changed their identities, once all of these are known. True
     /// if none is left.
     fn move_some(&mut self, plan: &mut Plan, moves: &mut Moves, known: bool) -> bool {
-        if !self.sync.done {
+        if !self.restoration.is_synced() {
             return known;
         }
         let dirty = self.ipcache.take_dirty();
@@ -325,7 +322,7 @@ impl State {
                 break;
             }
         }
-        if self.sync.done {
+        if self.restoration.is_synced() {
             self.round(plan, &[], &mut left.deferred, true);
         }
         let all = left.endpoints.is_empty() && left.subjects.is_empty();
@@ -361,7 +358,7 @@ impl State {
         let mut left = match std::mem::take(&mut self.changes.files) {
             Files::Left(left) => left,
             Files::Written => Vec::new(),
-            Files::Due if !self.sync.done => Vec::new(),
+            Files::Due if !self.restoration.is_synced() => Vec::new(),
             Files::Due => {
                 self.refresh_dns();
                 self.changes.rendered = Some(self.publication.revision());

@@ -19,11 +19,9 @@ use crate::{
 impl State {
     pub(super) fn on_endpoint(&mut self, event: SourceEvent<EndpointSpec>) {
         match event {
-            SourceEvent::Init => self.sync.endpoints.seen = Some(BTreeSet::new()),
+            SourceEvent::Init => self.restoration.endpoints().begin(),
             SourceEvent::Apply(spec) => {
-                if let Some(seen) = &mut self.sync.endpoints.seen {
-                    seen.insert(spec.key.clone());
-                }
+                self.restoration.endpoints().note(&spec.key);
                 if self.apply_endpoint(spec) {
                     self.take_waiting();
                 }
@@ -33,7 +31,7 @@ impl State {
                 self.take_waiting();
             }
             SourceEvent::InitDone => {
-                let seen = self.sync.endpoints.seen.take().unwrap_or_default();
+                let seen = self.restoration.endpoints().end();
                 let known = self.endpoints.iter().map(|e| e.spec.key.clone());
                 let waiting = self.endpoints.waiting().map(|(spec, _)| spec.key.clone());
                 let known: Vec<String> = known.chain(waiting).collect();
@@ -41,7 +39,6 @@ impl State {
                     self.delete_endpoint(key);
                 }
                 self.take_waiting();
-                self.sync.endpoints.complete = true;
             }
         }
     }
@@ -254,16 +251,12 @@ impl State {
     }
 
     fn acquire_pod(&mut self, labels: &LabelSet) -> Option<IdentityId> {
-        let Ok(acquired) = self.pods.acquire(labels) else {
+        let Some(acquired) = self.numbers.acquire_endpoint(labels) else {
             self.counters.identity_exhausted += 1;
             return None;
         };
         if acquired.new {
             self.introduce(acquired.id, labels.clone());
-        }
-        if acquired.fresh {
-            self.checkpoint_due.endpoints = true;
-            self.checkpoint_due.fresh.insert(acquired.id);
         }
         Some(acquired.id)
     }
@@ -303,7 +296,7 @@ impl State {
                 endpoint.behind = Behind::All;
             }
             self.join_subject(identity, labels, id);
-            self.pods.release(before);
+            self.numbers.release_endpoint(before);
         }
         if !confirmed {
             self.files.mark_due(id, self.now);
@@ -327,9 +320,9 @@ impl State {
                 .unclaim(IpNet::from(address), &Owner::Endpoint(id));
             self.lxc.unclaim(address);
         }
-        self.hold.forget(id);
+        self.restoration.hold_mut().forget(id);
         self.leave_subject(endpoint.identity, id);
-        self.pods.release(endpoint.identity);
+        self.numbers.release_endpoint(endpoint.identity);
         let gone = self.names.remove_endpoint(id, self.now);
         self.unlabel(gone);
         self.files.leave(id);

@@ -21,7 +21,6 @@ use super::{hold::HELD, plan::Plan, rollback::Undo, state::State};
 use crate::{
     datapath::plan::Step,
     endpoint::{endpoint::Behind, policy_map::PolicyMap},
-    identity::{allocator::Allocator as _, checkpoint},
     ipcache::table::key_of,
     policy::compute::{self, DnsScope},
 };
@@ -35,7 +34,7 @@ pub(super) type Removals = Vec<(EndpointId, PolicyKey, PolicyValue)>;
 impl State {
     /// Plans everything that changed, once the sources are synced.
     pub(super) fn flush(&mut self, plan: &mut Plan) {
-        if !self.sync.done {
+        if !self.restoration.is_synced() {
             return;
         }
         let mut moves = self.ipcache.take_dirty();
@@ -116,8 +115,7 @@ impl State {
         self.plan_leaving(plan);
         // Policy of an identity outlives every prefix that the datapath maps to it.
         let ipcache = &self.ipcache;
-        let mut idle = self.local.sweep(&|id| ipcache.is_in_force(id));
-        idle.extend(self.pods.sweep(&|id| ipcache.is_in_force(id)));
+        let idle = self.numbers.sweep(&|id| ipcache.is_in_force(id));
         for id in idle {
             self.forget_identity(plan, id);
         }
@@ -142,17 +140,14 @@ impl State {
     }
 
     pub(super) fn checkpoint(&mut self, plan: &mut Plan) {
-        if std::mem::take(&mut self.checkpoint_due.local) {
-            let kept = self.local.kept();
-            let text = self.local_file.render(&kept);
+        let due = self.numbers.take_checkpoints();
+        if let Some(text) = due.local {
             self.step(plan, Step::Checkpoint(text), Undo::Checkpoint);
         }
-        if std::mem::take(&mut self.checkpoint_due.endpoints) {
-            let kept = self.pods.kept();
-            let text = checkpoint::render_endpoints(kept.iter().map(|(id, labels)| (*id, labels)));
+        if let Some(text) = due.endpoints {
             self.step(plan, Step::CheckpointEndpoints(text), Undo::Checkpoint);
         }
-        plan.save(std::mem::take(&mut self.checkpoint_due.fresh));
+        plan.save(due.fresh);
     }
 
     pub(super) fn refresh_dns(&mut self) {
@@ -201,7 +196,7 @@ impl State {
             }
             return;
         }
-        if self.hold.has(id) && !is_new {
+        if self.restoration.hold().has(id) && !is_new {
             if let Some(endpoint) = self.endpoints.get_mut(id) {
                 endpoint.problem = Some(HELD.to_owned());
             }

@@ -37,7 +37,7 @@ impl State {
             let (now, rate) = (self.now, self.config.mapping_rate);
             if !self.intake.allows(&event, rate, now) {
                 self.refuse(plan, &event, Refusal::RateLimited);
-            } else if self.sync.done {
+            } else if self.restoration.is_synced() {
                 self.learn(plan, &event);
             } else if let Err(event) = self.intake.postpone(event) {
                 self.refuse(plan, &event, Refusal::RateLimited);

@@ -13,7 +13,6 @@ use super::{
 };
 use crate::{
     fqdn::cache::NamePair,
-    identity::allocator::Allocator as _,
     ipcache::{
         metadata::{Claim, Owner},
         resolve::cidr_label,
@@ -175,7 +174,7 @@ impl State {
                 self.name_selectors.remove(fqdn);
                 self.relabel_names(fqdn);
                 for id in self.preallocated.remove(fqdn).unwrap_or_default() {
-                    self.local.release(id);
+                    self.numbers.release_local(id);
                 }
             }
             Selector::Group(group) => {
@@ -255,7 +254,7 @@ impl State {
         if !self.config.preallocate_identities {
             return;
         }
-        if !self.sync.done {
+        if !self.restoration.is_synced() {
             self.preallocated.insert(selector.clone(), Vec::new());
             return;
         }

@@ -77,13 +77,13 @@ impl State {
     /// When the next look is due; none before the sources are synced.
     pub(super) fn look_due(&self) -> Option<BootTime> {
         let due = self.pass.due.min(self.programs.due());
-        self.sync.done.then_some(due)
+        self.restoration.is_synced().then_some(due)
     }
 
     /// Where to look now; none if it is not the time. Programs go first: without them nothing
     /// else counts.
     pub(super) fn look(&mut self) -> Option<Look> {
-        if !self.sync.done {
+        if !self.restoration.is_synced() {
             return None;
         }
         if let Some(look) = self.look_at_programs() {

@@ -118,22 +118,22 @@ impl State {
     fn drop_contested(&mut self) {
         let mut asking: BTreeMap<IdentityId, Option<LabelSet>> = BTreeMap::new();
         let mut asked: HashMap<LabelSet, Option<IdentityId>> = HashMap::new();
-        for (prefix, id) in &self.requested {
-            let labels = self.ipcache.labels(*prefix);
-            let number = asked.entry(labels.clone()).or_insert(Some(*id));
-            if *number != Some(*id) {
+        for (prefix, id) in self.restoration.requests() {
+            let labels = self.ipcache.labels(prefix);
+            let number = asked.entry(labels.clone()).or_insert(Some(id));
+            if *number != Some(id) {
                 *number = None;
             }
-            let one = asking.entry(*id).or_insert_with(|| Some(labels.clone()));
+            let one = asking.entry(id).or_insert_with(|| Some(labels.clone()));
             if one.as_ref() != Some(&labels) {
                 *one = None;
             }
         }
-        let agreed = |id: &IdentityId| {
-            let labels = asking.get(id)?.as_ref()?;
+        let agreed = |id: IdentityId| {
+            let labels = asking.get(&id)?.as_ref()?;
             asked.get(labels).copied().flatten()
         };
-        self.requested.retain(|_, id| agreed(id).is_some());
+        self.restoration.retain_requests(|id| agreed(id).is_some());
     }
 
     /// Gives identities that come into force the entries of the one they take over from. One

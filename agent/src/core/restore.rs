@@ -2,7 +2,7 @@
 //! sources have spoken.
 
 use std::{
-    collections::{BTreeMap, BTreeSet, VecDeque},
+    collections::{BTreeMap, BTreeSet},
     sync::Arc,
 };
 
@@ -17,15 +17,18 @@ use super::{
     endpoint_files::EndpointFiles,
     endpoint_table::EndpointTable,
     hold::Hold,
+    identity_numbers::IdentityNumbers,
     intake::Intake,
     leases::Leases,
     lxc_table::LxcTable,
     plan::Plan,
     publication::Publication,
+    purge::Purges,
+    restoration::Restoration,
     retry::Retry,
     rollback::Undo,
     snapshot::Counters,
-    state::{CheckpointDue, State, Sync},
+    state::State,
 };
 use crate::{
     datapath::plan::Step,
@@ -33,11 +36,6 @@ use crate::{
     fqdn::{
         cache::{Answer, Limits, NameCache},
         pre_cache::PreCached,
-    },
-    identity::{
-        allocator::{Allocator as _, NodeLocal},
-        checkpoint::LocalFile,
-        scopes::LocalScopes,
     },
     ipcache::{
         metadata::{Claim, Owner},
@@ -73,22 +71,11 @@ impl State {
         };
         let mut state = Self {
             now: restored.now,
-            sync: Sync::default(),
             ipcache: Ipcache::new(dual),
-            local: LocalScopes::new(local.clone()),
-            local_file: LocalFile::default(),
-            pods: Box::new(NodeLocal::endpoints(pods)),
-            fqdn_identities: BTreeSet::new(),
-            fqdn_combinations: 0,
-            fqdn_awaited: BTreeSet::new(),
-            fqdn_changes: 0,
-            limited: BTreeSet::new(),
-            limited_queue: VecDeque::new(),
-            limited_seen: 0,
+            numbers: IdentityNumbers::new(local.clone(), pods),
             selectors: SelectorCache::default(),
             names: NameCache::new(limits),
             name_selectors: Default::default(),
-            host_labels: BTreeMap::new(),
             preallocated: BTreeMap::new(),
             blocks: BTreeMap::new(),
             repository: Repository::new(config.enable_policy),
@@ -100,17 +87,15 @@ impl State {
             leases: Leases::default(),
             retry: Retry::default(),
             refused: Default::default(),
-            cleaned: VecDeque::new(),
-            cleaned_due: false,
-            checkpoint_due: CheckpointDue::default(),
+            purges: Purges::default(),
             changes: Changes::default(),
             publication: Publication::default(),
             files: EndpointFiles::default(),
-            restore_until: None,
-            restored_prefixes: Vec::new(),
-            requested,
-            former_rules: former_rules(&restored),
-            hold: Hold::new(rules_in_files(&restored)),
+            restoration: Restoration::new(
+                requested,
+                former_rules(&restored),
+                Hold::new(rules_in_files(&restored)),
+            ),
             pass: super::reconcile::Pass::default(),
             programs: super::programs::ProgramsPass::default(),
             counters: Counters::default(),
@@ -118,7 +103,10 @@ impl State {
         };
         state.know_reserved();
         state.claim_world();
-        state.restore_cleaned(restored.cleaned.clone());
+        let cleaned = restored.cleaned.clone();
+        state
+            .purges
+            .restore(cleaned, &state.config.boot_id, state.now);
         state.restore_pre_cached(&restored.pre_cache);
         state.restore(restored, &local);
         state
@@ -166,8 +154,8 @@ impl State {
             }
         }
         let mut asked = BTreeSet::new();
-        let again = self.requested.values().filter(|id| !asked.insert(**id));
-        let shared: BTreeSet<IdentityId> = again.copied().collect();
+        let requests = self.restoration.requests().map(|(_, id)| id);
+        let shared: BTreeSet<IdentityId> = requests.filter(|id| !asked.insert(*id)).collect();
         for (prefix, identity) in numbers(&restored) {
             let Some(labels) = labels.get(&identity) else {
                 continue;
@@ -187,7 +175,7 @@ impl State {
                 .collect();
             let own = Claim::Labels(LabelSet::new(own));
             self.ipcache.claim(prefix, Owner::Restored, own);
-            self.restored_prefixes.push(prefix);
+            self.restoration.add_prefix(prefix);
         }
         let mut maps: BTreeMap<EndpointId, _> = restored.policy_maps.into_iter().collect();
         for file in restored.endpoints {
@@ -245,8 +233,10 @@ impl State {
         let (mut kept, mut left_out) = (0_usize, 0_usize);
         for entry in known {
             let until = instant(entry.expires);
-            let over =
-                until <= self.now || self.was_cleaned_on_node(&entry.name, instant(entry.lookup));
+            let over = until <= self.now
+                || self
+                    .purges
+                    .covers_on_node(&entry.name, instant(entry.lookup));
             for address in entry.addresses.iter().copied() {
                 if over || !self.is_plumbed(address) {
                     left_out += 1;
@@ -270,7 +260,7 @@ impl State {
         let mut cleaned = false;
         for entry in &file.history {
             let seen = instant(entry.lookup).min(self.now);
-            if self.was_cleaned_of(file.id, &entry.name, seen) {
+            if self.purges.covers(file.id, &entry.name, seen) {
                 cleaned = true;
                 continue;
             }
@@ -299,7 +289,7 @@ impl State {
             let (alive, pending) = (instant(entry.alive_at), instant(entry.delete_pending_at));
             for name in &entry.names {
                 // Nobody knows when it was looked up: no later than it expired.
-                if self.was_cleaned_of(file.id, name, pending) {
+                if self.purges.covers(file.id, name, pending) {
                     cleaned = true;
                     continue;
                 }
@@ -336,24 +326,22 @@ impl State {
         }
     }
 
-    /// Whether what nobody asked for again may go: not while a change of policy is under way,
-    /// nor while policies of the last run are kept.
-    pub(super) fn may_end_restore(&self) -> bool {
-        !self.is_halfway() && self.hold.is_empty()
+    /// When the grace after a restart is over: not while a change of policy is under way, nor
+    /// while policies of the last run are kept.
+    pub(super) fn restored_until(&self) -> Option<BootTime> {
+        let until = self.restoration.until();
+        until.filter(|_| !self.is_halfway())
     }
 
-    /// The grace after a restart is over.
+    /// Gives up what nothing asked for again, once the grace after a restart is over.
     pub(super) fn end_restore(&mut self) {
-        if self.restore_until.is_none_or(|until| until > self.now) || !self.may_end_restore() {
+        if self.restored_until().is_none_or(|until| until > self.now) {
             return;
         }
-        self.restore_until = None;
-        for prefix in std::mem::take(&mut self.restored_prefixes) {
+        for prefix in self.restoration.end() {
             self.ipcache.unclaim(prefix, &Owner::Restored);
         }
-        self.requested.clear();
-        self.local.release_withheld();
-        self.pods.release_withheld();
+        self.numbers.release_withheld();
     }
 }
 

@@ -38,10 +38,9 @@ impl State {
         let later = self.now.plus_secs(RETRY);
         match undo {
             Undo::Checkpoint => {
-                self.checkpoint_due.local = true;
-                self.checkpoint_due.endpoints = true;
+                self.numbers.undo_checkpoint();
             }
-            Undo::Cleaned => self.cleaned_due = true,
+            Undo::Cleaned => self.purges.undo_save(),
             Undo::File(id, before) => {
                 let unsaved = plan.take_undurable(id);
                 self.files.undo_write(id, before, unsaved, later);

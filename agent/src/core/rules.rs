@@ -34,7 +34,7 @@ impl State {
 
     /// Writes the files of endpoints whose rules changed or whose names are due.
     pub(super) fn plan_files(&mut self, plan: &mut Plan) {
-        if !self.sync.done {
+        if !self.restoration.is_synced() {
             return;
         }
         let mut due = self.files.take_due(self.now);
@@ -54,7 +54,7 @@ impl State {
         let stale = self.endpoints.iter().filter(|endpoint| {
             let subject = self.subjects.get(&endpoint.identity);
             let rules = subject.map(|subject| &subject.dns);
-            let rules = self.hold.rules_of(endpoint.id).or(rules);
+            let rules = self.restoration.hold().rules_of(endpoint.id).or(rules);
             self.files.has_other_rules(endpoint.id, rules)
         });
         stale.map(|endpoint| endpoint.id).collect()
@@ -108,7 +108,7 @@ impl State {
     fn rules_of(&self, endpoint: &Endpoint) -> Arc<EndpointRules> {
         let subject = self.subjects.get(&endpoint.identity);
         let rules = subject.map(|subject| &subject.dns);
-        let rules = self.hold.rules_of(endpoint.id).or(rules);
+        let rules = self.restoration.hold().rules_of(endpoint.id).or(rules);
         rules.map(Arc::clone).unwrap_or_default()
     }
 
@@ -209,13 +209,17 @@ impl State {
     /// Brings the agent's own verdict on names up to date, and notes a new revision if any
     /// endpoint's rules differ.
     pub(super) fn settle_rules(&mut self) {
-        if !self.sync.done || !self.publication.take_stale() {
+        if !self.restoration.is_synced() || !self.publication.take_stale() {
             return;
         }
         let mut current = Rules::new();
         for subject in self.subjects.values() {
             for id in &subject.endpoints {
-                let rules = self.hold.rules_of(*id).unwrap_or(&subject.dns);
+                let rules = self
+                    .restoration
+                    .hold()
+                    .rules_of(*id)
+                    .unwrap_or(&subject.dns);
                 if !rules.ports.is_empty() {
                     current.insert(*id, Arc::clone(rules));
                 }
@@ -227,7 +231,7 @@ impl State {
     /// Rules that proxies may have now.
     pub(super) fn publish(&mut self, result: PlanResult) -> Vec<Effect> {
         self.publication.note(result);
-        if self.sync.done {
+        if self.restoration.is_synced() {
             self.publication.publish()
         } else {
             Vec::new()

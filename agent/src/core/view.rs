@@ -18,8 +18,8 @@ use super::{
     state::State,
 };
 use crate::{
-    endpoint::endpoint::Endpoint, fqdn::cache::EndpointNames, identity::allocator::Allocator as _,
-    named_port::NamedPorts, policy::repository::is_about,
+    endpoint::endpoint::Endpoint, fqdn::cache::EndpointNames, named_port::NamedPorts,
+    policy::repository::is_about,
 };
 
 /// Endpoints whose problem a summary spells out.
@@ -66,18 +66,18 @@ impl Core {
             ),
             limit(
                 "identities of addresses",
-                state.local.len(),
+                state.numbers.local_len(),
                 numbers(IdentityId::LOCAL_MIN, IdentityId::LOCAL_MAX),
             ),
-            limit("identities of names", state.fqdn_identities.len(), None),
+            limit("identities of names", state.numbers.budget().len(), None),
             limit(
                 "identities of names in combination",
-                state.fqdn_combinations,
+                state.numbers.budget().combinations(),
                 config.max_fqdn_identities,
             ),
             limit(
                 "identities of endpoints",
-                state.pods.len(),
+                state.numbers.endpoints_len(),
                 numbers(IdentityId::ENDPOINT_MIN, IdentityId::ENDPOINT_MAX),
             ),
             limit(
@@ -105,7 +105,7 @@ impl State {
         Summary {
             revision: self.publication.revision(),
             published_revision: self.publication.published_revision(),
-            synced: self.sync.done,
+            synced: self.restoration.is_synced(),
             endpoints: self.endpoints.len(),
             endpoints_unrestricted: unrestricted().count(),
             unrestricted: unrestricted()
@@ -114,12 +114,12 @@ impl State {
                 .collect(),
             policies: self.repository.len(),
             policies_rejected: self.rejected.len(),
-            local_identities: self.local.len(),
-            fqdn_identities: self.fqdn_identities.len(),
-            fqdn_combinations: self.fqdn_combinations,
+            local_identities: self.numbers.local_len(),
+            fqdn_identities: self.numbers.budget().len(),
+            fqdn_combinations: self.numbers.budget().combinations(),
             fqdn_identities_max: self.config.max_fqdn_identities,
-            addresses_limited: self.limited.len(),
-            endpoint_identities: self.pods.len(),
+            addresses_limited: self.numbers.budget().limited(),
+            endpoint_identities: self.numbers.endpoints_len(),
             ipcache_entries: self.ipcache.realised(),
             ipcache_max: self.config.ipcache_max,
             policy_map_max: self.config.policy_map_max,
@@ -139,11 +139,7 @@ impl State {
     }
 
     pub(super) fn snapshot(&self) -> Snapshot {
-        let allocated = self
-            .local
-            .allocated()
-            .into_iter()
-            .chain(self.pods.allocated());
+        let allocated = self.numbers.allocated().into_iter();
         let mut identities: Vec<IdentityView> = allocated
             .map(|(id, labels, references)| IdentityView {
                 id: id.0,
@@ -180,7 +176,7 @@ impl State {
 
     fn is_unrestricted(&self, endpoint: &Endpoint) -> bool {
         let subject = self.subjects.get(&endpoint.identity);
-        let held = self.hold.has(endpoint.id);
+        let held = self.restoration.hold().has(endpoint.id);
         !held && subject.is_some_and(|s| !s.policy.egress.enforced && !s.policy.ingress.enforced)
     }
 

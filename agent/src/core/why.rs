@@ -357,7 +357,7 @@ impl State {
             wanted: metadata.and_then(|m| m.desired).map_or(0, |id| id.0),
             given: self.ipcache.in_force_at(host).map(|id| id.0),
             unresolved: metadata.is_some_and(|metadata| metadata.unresolved),
-            limited: prefix.is_some_and(|prefix| self.limited.contains(&prefix)),
+            limited: prefix.is_some_and(|prefix| self.numbers.budget().is_limited(prefix)),
             world: self.world_of(address).0,
             endpoint: self.endpoints.by_address(address),
             refused: self.config.refused_prefixes.covering(address),

@@ -273,10 +273,7 @@ fn a_flood_of_queries_is_cut_before_the_proxy_and_only_that_pod_s() {
     with_dns_quota(DNS_QUOTA, |k| {
         k.redirect_dns()?;
         let flood = u32::from(FLOOD);
-        let queries = [
-            (tcp(4000, 53, SYN), CONNECTION_COST),
-            (udp(4000, 53), 1),
-        ];
+        let queries = [(tcp(4000, 53, SYN), CONNECTION_COST), (udp(4000, 53), 1)];
         for (query, cost) in queries {
             let begun = Instant::now();
             let (passed, cut) = (

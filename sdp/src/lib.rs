@@ -16,6 +16,7 @@ mod arena;
 pub mod config;
 pub mod descriptors;
 pub mod drain;
+pub mod driven;
 pub mod http_server;
 pub mod journal;
 pub mod link;

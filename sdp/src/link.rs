@@ -194,6 +194,14 @@ fn or_abort(work: impl FnOnce()) {
 
 /// Connects, within [`ANSWER_WITHIN`].
 async fn connect(address: &AgentAddress) -> Result<Channel, SessionError> {
+    connect_with(address, |endpoint| endpoint).await
+}
+
+/// The same, with another executor or other settings.
+async fn connect_with(
+    address: &AgentAddress,
+    set: impl FnOnce(Endpoint) -> Endpoint,
+) -> Result<Channel, SessionError> {
     let connected = async {
         match address {
             AgentAddress::Unix(path) => {
@@ -202,11 +210,11 @@ async fn connect(address: &AgentAddress) -> Result<Channel, SessionError> {
                     let path = path.clone();
                     async move { UnixStream::connect(path).await.map(TokioIo::new) }
                 });
-                let endpoint = Endpoint::from_static("http://agent.invalid");
+                let endpoint = set(Endpoint::from_static("http://agent.invalid"));
                 endpoint.connect_with_connector(connector).await
             }
             AgentAddress::Tcp(target) => {
-                Endpoint::from_shared(format!("http://{target}"))?
+                set(Endpoint::from_shared(format!("http://{target}"))?)
                     .tcp_nodelay(true)
                     .connect()
                     .await

@@ -8,6 +8,7 @@ use holdfast_agent::core::{
     Event,
     event::{EndpointSpec, SourceEvent},
 };
+use holdfast_agent::datapath::plan::Step;
 use shared_maps::user::ipcache_key;
 use tokio::{sync::mpsc, time::timeout};
 use tokio_stream::wrappers::ReceiverStream;
@@ -183,6 +184,40 @@ async fn an_allowed_answer_is_realised_in_the_ipcache_and_leased() {
         map.keys().any(|key| key.sec_label == identity.0),
         "the policy map knows it"
     );
+}
+
+#[tokio::test]
+async fn an_answer_wakes_no_further_thread_of_the_agent_unless_a_file_is_to_be_written() {
+    let lab = Lab::start();
+    lab.sync(vec![policy("*.example.com")], vec![pod()]).await;
+    let endpoint = lab.endpoint().await;
+    let mut stream = lab.mappings().await;
+    let new = |sequence: u8| {
+        let address = [192, 0, 2, sequence];
+        mapping(endpoint, sequence.into(), "www.example.com.", address)
+    };
+    // The identity of the name's addresses is new: it has to be on disk first.
+    stream.send(vec![new(1)]).await;
+    assert!(stream.result(1).await.realised);
+    // What the core still had to do beside it is over with this.
+    lab.core.summary().await.unwrap();
+    let written = |step: &Step| matches!(step, Step::Checkpoint(_) | Step::WriteEndpoint(..));
+    let steps = std::mem::take(&mut *lab.datapath.steps.lock());
+    let files: Vec<_> = steps.iter().filter(|(step, _)| written(step)).collect();
+    assert!(!files.is_empty() && files.iter().all(|(_, by_core)| *by_core));
+
+    let mut by_stream = 0;
+    for sequence in 2..=30 {
+        stream.send(vec![new(sequence)]).await;
+        assert!(stream.result(sequence.into()).await.realised);
+        let steps = std::mem::take(&mut *lab.datapath.steps.lock());
+        by_stream += steps.iter().filter(|(_, by_core)| !by_core).count();
+        let written = steps
+            .iter()
+            .any(|(step, by_core)| written(step) && !by_core);
+        assert!(!written, "{steps:?}");
+    }
+    assert!(by_stream > 0, "each answer waited for the core's thread");
 }
 
 #[tokio::test]

@@ -1,15 +1,16 @@
 //! A session of the native service: two connections, two streams.
 
 use fqdn_proto::native as wire;
+use tokio::sync::oneshot;
 use tonic::transport::Channel;
 use wire::fqdn_policy_client::FqdnPolicyClient;
 
 use super::{
     Link, SessionError, answered,
     board::{Connection, Service},
-    connect, convert, mapping_stream, rules_stream,
+    connect, connect_with, convert, mapping_stream, rules_stream,
 };
-use crate::config::AgentAddress;
+use crate::{config::AgentAddress, driven::Driven};
 
 /// Agents send chunks of 1 MiB at most.
 const LARGEST_MESSAGE: usize = 16 << 20;
@@ -18,17 +19,45 @@ pub(super) type Client = FqdnPolicyClient<Channel>;
 
 /// Runs one session; returns when it is over.
 pub(super) async fn session(link: &Link, address: &AgentAddress) -> SessionError {
-    match begin(link, address).await {
+    let driven = Driven::new();
+    let _ends = Ends {
+        link,
+        driven: &driven,
+    };
+    let ended = tokio::select! {
+        never = driven.run() => match never {},
+        ended = begin(link, address, &driven) => ended,
+    };
+    match ended {
         Ok(never) => match never {},
         Err(error) => error,
+    }
+}
+
+/// Ends the tasks with the session, also if that is cancelled.
+struct Ends<'a> {
+    link: &'a Link,
+    driven: &'a Driven,
+}
+
+impl Drop for Ends<'_> {
+    fn drop(&mut self) {
+        self.link.sink.driven(None);
+        self.driven.close();
     }
 }
 
 /// What ends only with an error.
 pub(super) enum Never {}
 
-async fn begin(link: &Link, address: &AgentAddress) -> Result<Never, SessionError> {
-    let (mut mappings, mut rules) = (client(address).await?, client(address).await?);
+/// The tasks of mappings run in `driven`: a worker that learned something sends it on itself.
+async fn begin(
+    link: &Link,
+    address: &AgentAddress,
+    driven: &Driven,
+) -> Result<Never, SessionError> {
+    let channel = connect_with(address, |endpoint| endpoint.executor(driven.clone())).await?;
+    let (mut mappings, mut rules) = (client(channel), client(connect(address).await?));
     let hello = hello(link, &mut mappings).await?;
     self::hello(link, &mut rules).await?;
     let opened = mapping_stream::open(&mut mappings).await?;
@@ -53,14 +82,22 @@ async fn begin(link: &Link, address: &AgentAddress) -> Result<Never, SessionErro
         epoch,
         other_proxy_port,
     });
+    let (ends, ended) = oneshot::channel();
+    driven.spawn({
+        let link = link.clone();
+        async move {
+            let _over = ends.send(opened.run(&link).await);
+        }
+    });
+    link.sink.driven(Some(driven.clone()));
     tokio::select! {
-        ended = opened.run(link) => ended,
+        ended = ended => ended.unwrap_or(Err(SessionError::Closed { what: "its own task" })),
         ended = rules_stream::run(link, &mut rules) => ended,
     }
 }
 
-async fn client(address: &AgentAddress) -> Result<Client, SessionError> {
-    Ok(Client::new(connect(address).await?).max_decoding_message_size(LARGEST_MESSAGE))
+fn client(channel: Channel) -> Client {
+    Client::new(channel).max_decoding_message_size(LARGEST_MESSAGE)
 }
 
 async fn hello(link: &Link, client: &mut Client) -> Result<wire::HelloResponse, SessionError> {

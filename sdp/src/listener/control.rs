@@ -17,6 +17,8 @@ pub(super) struct Control {
     wake: EventFd,
     /// Held answers whose fate is known. Bounded by the number of held answers.
     realised: Mutex<Vec<(Key, Realised)>>,
+    /// The worker waits for events.
+    asleep: AtomicBool,
     draining: AtomicBool,
     /// Set by the worker when nothing new is steered to it any more.
     left: AtomicBool,
@@ -32,6 +34,7 @@ impl Control {
         Ok(Self {
             wake: EventFd::from_flags(flags)?,
             realised: Mutex::new(Vec::new()),
+            asleep: AtomicBool::new(false),
             draining: AtomicBool::new(false),
             left: AtomicBool::new(false),
             stop: AtomicBool::new(false),
@@ -62,6 +65,15 @@ impl Control {
 
     pub(super) fn descriptor(&self) -> impl AsFd + '_ {
         self.wake.as_fd()
+    }
+
+    /// The worker begins or ends to wait.
+    pub(super) fn sleeps(&self, asleep: bool) {
+        self.asleep.store(asleep, Ordering::Release);
+    }
+
+    pub(super) fn is_asleep(&self) -> bool {
+        self.asleep.load(Ordering::Acquire)
     }
 
     pub(super) fn drain(&self) {

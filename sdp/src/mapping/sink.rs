@@ -22,6 +22,7 @@ use std::{
     time::Duration,
 };
 
+use arc_swap::ArcSwapOption;
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 
@@ -30,6 +31,7 @@ pub use exchange::{Batch, Epoch, Outcome, Outgoing, Room, SinkStats, SinkStatus}
 use self::state::{Calls, State, call};
 use super::{BootTime, Mapping, MappingSink, OnRealised, Realised, Release};
 use crate::{
+    driven::Driven,
     journal::{Journal, Written},
     name::Fqdn,
     notice::Notice,
@@ -48,6 +50,8 @@ pub struct LinkSink {
     /// Changed under the lock of `state`, before what changed is told to anyone.
     leases_version: AtomicU64,
     work: Notify,
+    /// The tasks of the link that move mappings, if any thread may poll them.
+    link: ArcSwapOption<Driven>,
     stats: SinkStats,
     max_delay: Duration,
 }
@@ -66,6 +70,7 @@ impl LinkSink {
             journal,
             leases_version: AtomicU64::new(0),
             work: Notify::new(),
+            link: ArcSwapOption::empty(),
             stats: SinkStats::default(),
             max_delay,
         }
@@ -161,6 +166,11 @@ impl LinkSink {
     /// Waits until [`Self::next_batch`] may have something.
     pub async fn has_work(&self) {
         self.work.notified().await;
+    }
+
+    /// The tasks that [`Self::has_work`] wakes: [`MappingSink::push`] polls them from now on.
+    pub fn driven(&self, link: Option<Driven>) {
+        self.link.store(link.map(Arc::new));
     }
 
     /// What to send now.
@@ -354,6 +364,12 @@ impl MappingSink for LinkSink {
         on_realised: OnRealised,
     ) -> Release {
         self.take((mapping, notice), on_realised, BootTime::now())
+    }
+
+    fn push(&self) {
+        if let Some(link) = &*self.link.load() {
+            link.drive();
+        }
     }
 
     fn leases_version(&self) -> Option<u64> {

@@ -1,0 +1,321 @@
+//! Tasks that any thread may poll: the link's own, or one that has just given them work.
+//!
+//! A worker that learned an address sends it to the agent itself. To wake the link's thread for
+//! that would take longer than the sending.
+
+use std::{
+    cell::Cell,
+    convert::Infallible,
+    future::poll_fn,
+    panic::{AssertUnwindSafe, catch_unwind},
+    pin::Pin,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering, fence},
+    },
+    task::{Context, Poll, Wake, Waker},
+};
+
+use parking_lot::Mutex;
+use tokio::runtime::Handle;
+
+type Work = Pin<Box<dyn Future<Output = ()> + Send>>;
+
+thread_local! {
+    /// This thread calls [`Driven::drive`] before it waits for anything.
+    static DRIVES: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Declares that this thread calls [`Driven::drive`] whenever it may have woken a task, before
+/// it waits for anything: such a wake does not wake the owner.
+pub fn this_thread_drives() {
+    DRIVES.set(true);
+}
+
+/// The tasks. Clones share them.
+#[derive(Clone)]
+pub struct Driven {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    tasks: Mutex<Vec<Task>>,
+    spawned: Mutex<Spawned>,
+    signal: Arc<Signal>,
+    runtime: Handle,
+}
+
+#[derive(Default)]
+struct Spawned {
+    tasks: Vec<Work>,
+    closed: bool,
+}
+
+struct Task {
+    work: Work,
+    flag: Arc<Flag>,
+    waker: Waker,
+}
+
+/// Whether some task is to be polled, and who sees to it.
+#[derive(Default)]
+struct Signal {
+    woken: AtomicBool,
+    owner: Mutex<Option<Waker>>,
+}
+
+impl Signal {
+    fn wake(&self) {
+        self.woken.store(true, Ordering::SeqCst);
+        if !DRIVES.get()
+            && let Some(owner) = &*self.owner.lock()
+        {
+            owner.wake_by_ref();
+        }
+    }
+}
+
+/// Whether one task is to be polled.
+struct Flag {
+    woken: AtomicBool,
+    signal: Arc<Signal>,
+}
+
+impl Wake for Flag {
+    fn wake(self: Arc<Self>) {
+        self.wake_by_ref();
+    }
+
+    fn wake_by_ref(self: &Arc<Self>) {
+        self.woken.store(true, Ordering::Release);
+        self.signal.wake();
+    }
+}
+
+impl Driven {
+    /// No tasks yet. Timers and sockets of tasks belong to the runtime of the caller.
+    pub fn new() -> Self {
+        Self {
+            shared: Arc::new(Shared {
+                tasks: Mutex::default(),
+                spawned: Mutex::default(),
+                signal: Arc::default(),
+                runtime: Handle::current(),
+            }),
+        }
+    }
+
+    /// Adds a task. Of several that are woken, the oldest is polled first.
+    pub fn spawn(&self, work: impl Future<Output = ()> + Send + 'static) {
+        self.push(Box::pin(work));
+    }
+
+    fn push(&self, work: Work) {
+        let mut spawned = self.shared.spawned.lock();
+        if !spawned.closed {
+            spawned.tasks.push(work);
+            drop(spawned);
+            self.shared.signal.wake();
+        }
+    }
+
+    /// Polls tasks whenever they are woken and no other thread does it.
+    pub async fn run(&self) -> Infallible {
+        poll_fn(|context| {
+            *self.shared.signal.owner.lock() = Some(context.waker().clone());
+            self.drive();
+            Poll::Pending
+        })
+        .await
+    }
+
+    /// Polls the tasks that were woken, unless another thread is doing so: that one polls them.
+    pub fn drive(&self) {
+        let signal = &self.shared.signal;
+        while signal.woken.load(Ordering::SeqCst) {
+            // Whoever has the lock looks at the signal once more after giving it back.
+            fence(Ordering::SeqCst);
+            let Some(mut tasks) = self.shared.tasks.try_lock() else {
+                return;
+            };
+            let drives = DRIVES.replace(true);
+            let inside = self.shared.runtime.enter();
+            while signal.woken.swap(false, Ordering::SeqCst) {
+                self.take_spawned(&mut tasks);
+                tasks.retain_mut(|task| !task.is_over());
+            }
+            drop(inside);
+            DRIVES.set(drives);
+            drop(tasks);
+            fence(Ordering::SeqCst);
+        }
+    }
+
+    fn take_spawned(&self, tasks: &mut Vec<Task>) {
+        let spawned = std::mem::take(&mut self.shared.spawned.lock().tasks);
+        tasks.extend(spawned.into_iter().map(|work| {
+            let flag = Arc::new(Flag {
+                woken: AtomicBool::new(true),
+                signal: Arc::clone(&self.shared.signal),
+            });
+            let waker = Waker::from(Arc::clone(&flag));
+            Task { work, flag, waker }
+        }));
+    }
+
+    /// Drops all tasks, and those that are still to come.
+    pub fn close(&self) {
+        let spawned = {
+            let mut spawned = self.shared.spawned.lock();
+            spawned.closed = true;
+            std::mem::take(&mut spawned.tasks)
+        };
+        let tasks = std::mem::take(&mut *self.shared.tasks.lock());
+        let _inside = self.shared.runtime.enter();
+        drop((tasks, spawned));
+    }
+}
+
+impl Task {
+    /// Polls it if it was woken.
+    fn is_over(&mut self) -> bool {
+        if !self.flag.woken.swap(false, Ordering::AcqRel) {
+            return false;
+        }
+        let mut context = Context::from_waker(&self.waker);
+        let polled = catch_unwind(AssertUnwindSafe(|| {
+            self.work.as_mut().poll(&mut context).is_ready()
+        }));
+        polled.unwrap_or_else(|_| {
+            tracing::error!(
+                "a task of the link to the agent panicked, a bug: the link starts again"
+            );
+            true
+        })
+    }
+}
+
+impl Default for Driven {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl hyper::rt::Executor<Work> for Driven {
+    fn execute(&self, work: Work) {
+        self.push(work);
+    }
+}
+
+impl std::fmt::Debug for Driven {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Driven").finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{sync::mpsc, thread, time::Duration};
+
+    use tokio::{
+        runtime::{Builder, Runtime},
+        sync::mpsc as queue,
+    };
+
+    use super::*;
+
+    fn runtime() -> Runtime {
+        Builder::new_current_thread().enable_all().build().unwrap()
+    }
+
+    /// A task that passes on what it is sent, with the name of the thread that polled it.
+    fn echo(driven: &Driven) -> (queue::Sender<u32>, mpsc::Receiver<(u32, String)>) {
+        let (give, mut taken) = queue::channel(16);
+        let (out, said) = mpsc::channel();
+        driven.spawn(async move {
+            while let Some(number) = taken.recv().await {
+                let thread = thread::current().name().unwrap_or_default().to_owned();
+                let _ = out.send((number, thread));
+            }
+        });
+        driven.drive();
+        (give, said)
+    }
+
+    #[test]
+    fn a_thread_that_drives_does_the_work_itself() {
+        let runtime = runtime();
+        let driven = runtime.block_on(async { Driven::new() });
+        let (give, said) = echo(&driven);
+        let worker = thread::Builder::new().name("worker".to_owned());
+        let worker = worker.spawn(move || {
+            this_thread_drives();
+            give.try_send(7).unwrap();
+            driven.drive();
+        });
+        worker.unwrap().join().unwrap();
+        assert_eq!(said.try_recv(), Ok((7, "worker".to_owned())));
+    }
+
+    #[test]
+    fn what_another_thread_wakes_is_polled_by_the_owner() {
+        let runtime = runtime();
+        let driven = runtime.block_on(async { Driven::new() });
+        let (give, said) = echo(&driven);
+        let (end, ended) = tokio::sync::oneshot::channel::<()>();
+        let owner = thread::Builder::new().name("owner".to_owned());
+        let owner = owner.spawn(move || {
+            runtime.block_on(async {
+                tokio::select! {
+                    never = driven.run() => match never {},
+                    _ = ended => driven.close(),
+                }
+            });
+        });
+        give.blocking_send(8).unwrap();
+        let patience = Duration::from_secs(10);
+        assert_eq!(said.recv_timeout(patience), Ok((8, "owner".to_owned())));
+        drop(end);
+        owner.unwrap().join().unwrap();
+        assert!(give.is_closed(), "closing dropped the task");
+    }
+
+    #[test]
+    fn whatever_threads_drive_at_once_nothing_woken_is_left() {
+        let runtime = runtime();
+        let driven = runtime.block_on(async { Driven::new() });
+        let (out, said) = mpsc::channel();
+        let threads = (0..4).map(|_| {
+            let (give, mut taken) = queue::channel(1);
+            let (driven, out) = (driven.clone(), out.clone());
+            driven.spawn(async move {
+                while let Some(number) = taken.recv().await {
+                    let _ = out.send(number);
+                }
+            });
+            thread::spawn(move || {
+                this_thread_drives();
+                for number in 0..10_000_u32 {
+                    while give.try_send(number).is_err() {
+                        thread::yield_now();
+                    }
+                    driven.drive();
+                }
+            })
+        });
+        let threads: Vec<_> = threads.collect();
+        threads.into_iter().for_each(|one| one.join().unwrap());
+        assert_eq!(said.try_iter().count(), 40_000);
+    }
+
+    #[test]
+    fn a_task_that_panics_ends_alone() {
+        let runtime = runtime();
+        let driven = runtime.block_on(async { Driven::new() });
+        driven.spawn(async { panic!("on purpose") });
+        let (give, said) = echo(&driven);
+        give.try_send(9).unwrap();
+        driven.drive();
+        assert_eq!(said.try_recv().map(|(number, _)| number), Ok(9));
+    }
+}

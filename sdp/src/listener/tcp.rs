@@ -15,6 +15,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use parking_lot::Mutex;
 use tokio::{
     net::{TcpListener, TcpStream},
     runtime::Handle,
@@ -24,6 +25,7 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use self::connection::Connection;
 use super::{ListenError, SocketOptions, in_flight::InFlight};
 use crate::{
+    mapping::repeat::Repeats,
     proxy::Proxy,
     quota::{Holder, Seats},
 };
@@ -44,6 +46,8 @@ pub(super) struct Shared {
     /// Bytes of memory for messages.
     memory: Seats,
     in_flight: InFlight,
+    /// Of all connections: a client's next connection asks for what the last one did.
+    repeats: Mutex<Repeats>,
     /// Accept no more, end between queries.
     draining: CancellationToken,
     /// End now.
@@ -80,6 +84,7 @@ impl TcpServer {
             proxy,
             options,
             in_flight,
+            repeats: Mutex::new(Repeats::new()),
             draining: CancellationToken::new(),
             stop: CancellationToken::new(),
             cut: AtomicU64::new(0),

@@ -27,6 +27,7 @@ use crate::{
     proxy::stats::{AnswerResult, Stage},
     query_log::End,
     quota::{Holder, Seat},
+    resolve::Looked,
 };
 
 /// Queries of one connection that wait at once, for the server or the agent.
@@ -80,6 +81,7 @@ pub(super) struct Connection {
     taken: usize,
     message: Vec<u8>,
     own: Vec<u8>,
+    looked: Looked,
 }
 
 /// What a last look found.
@@ -135,6 +137,7 @@ impl Connection {
             taken: 0,
             message: Vec::new(),
             own: Vec::new(),
+            looked: Looked::default(),
         }
     }
 

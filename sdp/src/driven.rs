@@ -19,6 +19,10 @@ use std::{
 use parking_lot::Mutex;
 use tokio::runtime::Handle;
 
+/// Times that one call looks for woken tasks. To send a message takes four. What is left after
+/// these is the owner's, so that a worker is not kept from its queries.
+const PASSES: usize = 16;
+
 type Work = Pin<Box<dyn Future<Output = ()> + Send>>;
 
 thread_local! {
@@ -67,9 +71,13 @@ struct Signal {
 impl Signal {
     fn wake(&self) {
         self.woken.store(true, Ordering::SeqCst);
-        if !DRIVES.get()
-            && let Some(owner) = &*self.owner.lock()
-        {
+        if !DRIVES.get() {
+            self.wake_owner();
+        }
+    }
+
+    fn wake_owner(&self) {
+        if let Some(owner) = &*self.owner.lock() {
             owner.wake_by_ref();
         }
     }
@@ -132,6 +140,7 @@ impl Driven {
     /// Polls the tasks that were woken, unless another thread is doing so: that one polls them.
     pub fn drive(&self) {
         let signal = &self.shared.signal;
+        let mut passes = 0;
         while signal.woken.load(Ordering::SeqCst) {
             // Whoever has the lock looks at the signal once more after giving it back.
             fence(Ordering::SeqCst);
@@ -140,13 +149,18 @@ impl Driven {
             };
             let drives = DRIVES.replace(true);
             let inside = self.shared.runtime.enter();
-            while signal.woken.swap(false, Ordering::SeqCst) {
+            while passes < PASSES && signal.woken.swap(false, Ordering::SeqCst) {
+                passes += 1;
                 self.take_spawned(&mut tasks);
                 tasks.retain_mut(|task| !task.is_over());
             }
             drop(inside);
             DRIVES.set(drives);
             drop(tasks);
+            if passes == PASSES {
+                signal.wake_owner();
+                return;
+            }
             fence(Ordering::SeqCst);
         }
     }
@@ -215,7 +229,11 @@ impl std::fmt::Debug for Driven {
 
 #[cfg(test)]
 mod tests {
-    use std::{sync::mpsc, thread, time::Duration};
+    use std::{
+        sync::{atomic::AtomicUsize, mpsc},
+        thread,
+        time::Duration,
+    };
 
     use tokio::{
         runtime::{Builder, Runtime},
@@ -305,7 +323,34 @@ mod tests {
         });
         let threads: Vec<_> = threads.collect();
         threads.into_iter().for_each(|one| one.join().unwrap());
+        // Without an owner: what the last turn left.
+        driven.drive();
         assert_eq!(said.try_iter().count(), 40_000);
+    }
+
+    #[test]
+    fn tasks_that_never_rest_are_left_to_the_owner() {
+        let runtime = runtime();
+        let driven = runtime.block_on(async { Driven::new() });
+        let polls = Arc::new(AtomicUsize::new(0));
+        let counted = Arc::clone(&polls);
+        driven.spawn(poll_fn(move |context| {
+            counted.fetch_add(1, Ordering::Relaxed);
+            context.waker().wake_by_ref();
+            Poll::Pending
+        }));
+        driven.drive();
+        assert_eq!(polls.load(Ordering::Relaxed), PASSES);
+        runtime.block_on(async {
+            tokio::select! {
+                never = driven.run() => match never {},
+                () = async {
+                    while polls.load(Ordering::Relaxed) < 10 * PASSES {
+                        tokio::task::yield_now().await;
+                    }
+                } => {}
+            }
+        });
     }
 
     #[test]

@@ -36,4 +36,3 @@ mod route_query;
 pub mod runner;
 pub mod selector;
 pub mod watched_dir;
-pub mod yaml;

@@ -270,7 +270,7 @@ impl Sample {
             .collect();
         out.counters(
             "reconcile_differences",
-            "What such a pass found otherwise than it should be, and put right; stays 0 unless something else writes the maps",
+            "Repairs, by part: entries of maps that a pass found wrong, and programs, pins, routes, netfilter and steering that the check every 2 s found missing or changed; grows only if something else changes them, or through a fault of the agent",
             &differences,
         )?;
         out.labelled(

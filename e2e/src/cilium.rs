@@ -8,6 +8,7 @@
 //!       ◄─ seen: acks, mappings, what a client must not do
 //! ```
 
+pub mod conntrack;
 pub mod keepalive;
 pub mod place;
 mod service;
@@ -52,6 +53,8 @@ pub struct Manner {
     pub errors: Vec<(&'static str, Code)>,
     /// How long it takes to plumb an address.
     pub plumbing: Duration,
+    /// How many mappings and notices are kept for [`CiliumAgent::seen`].
+    pub kept: usize,
 }
 
 impl Default for Manner {
@@ -61,6 +64,7 @@ impl Default for Manner {
             pause: Duration::from_secs(1),
             errors: Vec::new(),
             plumbing: Duration::from_millis(1),
+            kept: usize::MAX,
         }
     }
 }

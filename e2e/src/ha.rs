@@ -4,7 +4,9 @@
 
 mod agent;
 mod calibration;
+mod dropped;
 mod failures;
+mod in_flight;
 mod replicas;
 mod stage;
 mod start;
@@ -92,7 +94,9 @@ pub enum Act {
     ColdStart,
     /// One replica of two replaced, the new one first.
     Rolled,
-    /// The same, between the previous version and this one.
+    /// The same, while the agent is away: the new ones start from files and pinned maps.
+    RolledWithoutAgent,
+    /// As [`Self::Rolled`], between the previous version and this one.
     RolledVersions,
     /// The only replica ended and started anew beside a proxy that takes part in no steering,
     /// as Cilium's built-in one.
@@ -170,6 +174,7 @@ impl From<&Counts> for Tally {
 /// Promises of the design, in words.
 const NONE_LOST: &str = "none lost, none wrong";
 const LOST_AT_ONCE: &str = "lost only what it had, nothing sent later than 1 s after";
+const LOST_BY_PREVIOUS: &str = "none lost over UDP; over TCP only as the previous version leaves";
 const COUNTED: &str = "what is brought about is counted, as lost and as wrong";
 const FIRST_ANSWER: &str = "first right answer within 250 ms of exec";
 
@@ -218,6 +223,7 @@ impl Act {
             Self::BuiltinFlipped => "R1 built-in proxy flipped",
             Self::ColdStart => "R2 start without agent",
             Self::Rolled => "R3 rolling replacement",
+            Self::RolledWithoutAgent => "R3 rolling without agent",
             Self::RolledVersions => "R3 rolling, previous version",
             Self::RolledBesideOther => "R3 restart beside another proxy",
             Self::RolledWithoutMaps => "R3 rolling without steering maps",
@@ -239,6 +245,7 @@ impl Act {
             Self::BuiltinFlipped => agent::flipped(&stage),
             Self::ColdStart => start::cold(&stage),
             Self::Rolled => replicas::rolled(&stage, None),
+            Self::RolledWithoutAgent => replicas::without_agent(&stage),
             Self::RolledVersions => replicas::rolled_versions(&stage),
             Self::RolledBesideOther => replicas::beside_other(&stage),
             Self::RolledWithoutMaps => replicas::without_maps(&stage),
@@ -252,6 +259,11 @@ impl Act {
             stage.lab.print_logs();
         }
         let mut rows = played?;
+        for row in &mut rows {
+            if !row.holds {
+                row.note += &format!("; {}", dropped::by_the_kernel(&stage)?);
+            }
+        }
         let name = format!("{}, {}", self.name(), redirect.name());
         for row in &mut rows {
             row.name = match row.name.as_str() {

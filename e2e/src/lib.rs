@@ -29,6 +29,7 @@ pub mod packet;
 pub mod pod;
 pub mod policy;
 pub mod process;
+pub mod service;
 pub mod shell;
 pub mod soak;
 pub mod storm;

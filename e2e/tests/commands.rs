@@ -6,6 +6,8 @@ use holdfast_e2e::lab::{DNS4, DNS6, OTHER_DNS4, at, other4, web4, web6};
 use holdfast_e2e::policy::{CLIENT, cidr, dns, egress, names};
 use holdfast_e2e::{Lab, Query, SdpOptions, config, eventually, with_lab};
 use serde_json::{Value, json};
+use shared_maps::conntrack::{CtKey4, CtValue, NAME_ANY4, NAME_TCP4};
+use shared_maps::user::{Map, MapKind};
 
 const SOON: Duration = Duration::from_secs(10);
 const AGENT: &str = "holdfast-agent";
@@ -222,6 +224,22 @@ fn maps(asked: &mut Asked<'_>, id: u64) {
             json!({"protocol": "TCP", "to": "[2001:db8:113::a]:80"}),
         ],
     );
+}
+
+#[test]
+fn conntrack_is_listed_where_one_family_is_off() {
+    with_lab(|lab| {
+        let root = lab.bpf_root().display().to_string();
+        let list = ["bpf", "ct", "list", "--bpf-root", &root];
+        // As an agent makes them whose IPv6 is off.
+        std::fs::create_dir_all(lab.pin(""))?;
+        for name in [NAME_TCP4, NAME_ANY4] {
+            let _map: Map<CtKey4, CtValue> =
+                Map::open_or_create(&lab.pin(name), MapKind::LruHash, 64, 0)?;
+        }
+        ensure!(text(lab, AGENT, &list, 0)?.contains("PROTOCOL"));
+        Ok(())
+    });
 }
 
 /// The records of the three connections of the beginning: they come with a delay.

@@ -327,3 +327,29 @@ fn a_pod_whose_interface_was_made_again_under_its_name_is_restricted_again() {
         })
     });
 }
+
+#[test]
+fn a_pod_with_net_admin_cannot_take_the_programs_of_its_interface_away() {
+    with_lab(|lab| {
+        lab.zone.set("www.good.test", &[web4(10)], 600);
+        let _programs = lab.start(&good_names())?;
+        in_force(lab)?;
+        let side = &lab.a.netns;
+        for direction in [TcAttachType::Ingress, TcAttachType::Egress] {
+            let (_, programs) = side.enter(|| SchedClassifier::query_tcx("eth0", direction))??;
+            ensure!(programs.is_empty(), "the pod's side has {programs:?}");
+        }
+        for harm in [
+            "qdisc add dev eth0 clsact",
+            "filter del dev eth0 ingress",
+            "filter del dev eth0 egress",
+            "qdisc del dev eth0 clsact",
+        ] {
+            let words: Vec<&str> = harm.split(' ').collect();
+            side.run("tc", &words)?;
+        }
+        side.run("ip", &["link", "set", "dev", "eth0", "xdp", "off"])?;
+        // The lab's end checks that the agent had nothing to repair.
+        in_force(lab)
+    });
+}

@@ -1,9 +1,13 @@
 //! The proxy beneath an agent that is reached by Cilium's FQDNData service only.
+use std::net::{Ipv4Addr, SocketAddr, UdpSocket};
 use std::time::Duration;
 
+use anyhow::{Result, ensure};
+use holdfast_e2e::kernel::PROXY_PORT;
 use holdfast_e2e::lab::{DNS4, DNS6, at, web4, web6};
 use holdfast_e2e::policy::{WEB, dns, egress, good_names};
 use holdfast_e2e::{AgentOptions, Query, SdpOptions, eventually, with_lab};
+use socket2::{Domain, Socket, Type};
 
 const SOON: Duration = Duration::from_secs(10);
 
@@ -62,6 +66,45 @@ fn rules_and_mappings_cross_fqdndata() {
             .ask(&Query::a("www.bad.test", DNS4))?
             .expect_refused()?;
         lab.audit("good.test", &[9961])?;
+        Ok(())
+    });
+}
+
+/// Cilium's proxy listens like this: it shares the port, and takes no slot.
+#[test]
+fn a_process_that_only_binds_the_proxy_port_gets_no_query() {
+    with_lab(|lab| {
+        lab.zone.set("www.good.test", &[web4(10)], 600);
+        lab.write_policy("web.yaml", &good_names())?;
+        let options = AgentOptions::default().flag("--enable-standalone-dns-proxy");
+        let _agent = lab.start_agent(&options)?;
+        lab.add_endpoint(&lab.a, WEB)?;
+        let port = SocketAddr::from((Ipv4Addr::LOCALHOST, PROXY_PORT));
+        let listener: UdpSocket = lab.node.enter(|| -> Result<UdpSocket> {
+            let socket = Socket::new(Domain::IPV4, Type::DGRAM, None)?;
+            socket.set_reuse_port(true)?;
+            socket.set_ip_transparent_v4(true)?;
+            socket.bind(&port.into())?;
+            Ok(socket.into())
+        })??;
+        listener.set_nonblocking(true)?;
+        let received = || listener.recv_from(&mut [0; 512]);
+
+        let good = Query::a("www.good.test", DNS4);
+        let unheard = lab.a.ask(&good.clone().within(Duration::from_millis(500)));
+        ensure!(unheard.is_err(), "{unheard:?}");
+        let nothing = received();
+        ensure!(nothing.is_err(), "it got a pod's query: {nothing:?}");
+        // It would receive what is sent to the port itself.
+        lab.node.enter(|| -> Result<()> {
+            UdpSocket::bind((Ipv4Addr::LOCALHOST, 0))?.send_to(b"here", port)?;
+            Ok(())
+        })??;
+        eventually("the listener works", SOON, || Ok(received().map(|_| ())?))?;
+
+        let _sdp = lab.start_sdp(&SdpOptions::default())?;
+        lab.a.ask(&good)?.expect(web4(10))?;
+        ensure!(received().is_err(), "it got a query beside a proxy");
         Ok(())
     });
 }

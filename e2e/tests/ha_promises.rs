@@ -59,6 +59,25 @@ fn r3_replicas_replace_one_another_without_loss() {
 }
 
 #[test]
+fn r3_replicas_replace_one_another_without_an_agent() {
+    holds(Act::RolledWithoutAgent, Redirect::Own);
+}
+
+#[test]
+fn pods_on_a_bridge_lose_no_query_while_proxies_or_the_agent_are_replaced() {
+    holds(Act::Rolled, Redirect::Bridged);
+    holds(Act::RolledWithoutAgent, Redirect::Bridged);
+    holds(Act::AgentKilled, Redirect::Bridged);
+}
+
+#[test]
+fn servers_behind_a_service_address_lose_no_query_while_proxies_or_the_agent_are_replaced() {
+    holds(Act::Rolled, Redirect::Translated);
+    holds(Act::RolledWithoutAgent, Redirect::Translated);
+    holds(Act::AgentKilled, Redirect::Translated);
+}
+
+#[test]
 fn r3_the_previous_version_and_this_one_replace_one_another_without_loss() {
     let previous = config::previous_sdp();
     if previous.is_none() {

@@ -209,6 +209,24 @@ fn silent_slots_serve_when_none_is_live() {
     });
 }
 
+#[test]
+fn a_socket_without_a_slot_gets_no_query_also_where_there_is_no_proxy() {
+    with_node(|node| {
+        let stranger = node.proxy(0, KIND_SDP)?;
+        node.set(0, KIND_FREE, 0)?;
+        for (server, any) in [(PEER4, "0.0.0.0:0"), (PEER6, "[::]:0")] {
+            node.pod()
+                .enter(|| UdpSocket::bind(any)?.send_to(b"query", (server, 53)))??;
+        }
+        // Queries that arrive later show that those before were not on their way any more.
+        let proxy = node.proxy(5, KIND_SDP)?;
+        for server in [PEER4, PEER6] {
+            assert_eq!(node.ask(server, [&stranger, &proxy])?, [0, MANY]);
+        }
+        Ok(())
+    });
+}
+
 /// Connections whose half-open state the node does not keep (as under a flood
 /// of SYNs): their last packet looks for a listener anew.
 #[test]

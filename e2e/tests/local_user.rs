@@ -3,6 +3,8 @@
 use std::fs;
 use std::io::Read as _;
 use std::net::{Ipv4Addr, SocketAddr, TcpStream};
+use std::path::Path;
+use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
@@ -19,6 +21,9 @@ const AGENT: u16 = 9962;
 const LONG: Duration = Duration::from_secs(5);
 /// Far more than the programs accept over HTTP, and more than the usual limit on descriptors.
 const IDLE: usize = 1100;
+/// A user that owns nothing here, and the proxies' own.
+const OTHER_USER: u32 = 4711;
+const PROXY_USER: u32 = 10094;
 
 #[test]
 fn a_local_user_takes_no_seats_from_pods_and_no_descriptors_from_the_programs() {
@@ -73,6 +78,32 @@ fn a_local_user_takes_no_seats_from_pods_and_no_descriptors_from_the_programs() 
             let limit = descriptor_limit(program)?;
             ensure!(limit == hard, "{limit} descriptors of {hard} may be open");
         }
+        Ok(())
+    });
+}
+
+/// Whether a process of this user and group may connect to a unix socket.
+fn may_connect(user: u32, socket: &Path) -> Result<bool> {
+    let mut command = Command::new("setpriv");
+    command.args(["--clear-groups", &format!("--reuid={user}")]);
+    command.arg(format!("--regid={user}")).args(["test", "-w"]);
+    Ok(command.arg(socket).status().context("setpriv")?.success())
+}
+
+#[test]
+fn another_user_may_not_connect_to_the_sockets_of_agent_and_proxies() {
+    with_lab(|lab| {
+        let _programs = lab.start(&good_names())?;
+        for socket in [lab.sdp_socket(), lab.agent_socket(), lab.sdp_admin("one")] {
+            let at = socket.display();
+            ensure!(may_connect(0, &socket)?, "root may not connect to {at}");
+            ensure!(
+                !may_connect(OTHER_USER, &socket)?,
+                "anyone may connect to {at}"
+            );
+        }
+        ensure!(may_connect(PROXY_USER, &lab.sdp_socket())?);
+        ensure!(!may_connect(PROXY_USER, &lab.agent_socket())?);
         Ok(())
     });
 }

@@ -1,32 +1,21 @@
 //! DNS servers behind an address that the node translates (kube-proxy's ClusterIP): queries are
 //! judged and answered, and the node's connection tracking sees the proxy's own queries only.
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::net::IpAddr;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
 use holdfast_e2e::bridge::Bridge;
-use holdfast_e2e::lab::{NODE4, NODE6, at, web4, web6};
+use holdfast_e2e::lab::{DNS4, DNS6, NODE4, NODE6, at, web4, web6};
 use holdfast_e2e::policy::{WEB, dns_to, egress, names};
-use holdfast_e2e::{AgentOptions, Lab, Pod, Query, SdpOptions, eventually, shell, with_lab};
+use holdfast_e2e::service::{self, service4, service6};
+use holdfast_e2e::{AgentOptions, Lab, Pod, Query, SdpOptions, eventually, with_lab};
 
 const SOON: Duration = Duration::from_secs(10);
-const SERVICE4: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 96, 0, 10));
-const SERVICE6: IpAddr = IpAddr::V6(Ipv6Addr::new(0xfd96, 0, 0, 0, 0, 0, 0, 0x10));
-
-/// As kube-proxy does it, for what the node forwards and for what it sends.
-const TRANSLATION: &str = "table inet kube {
-    chain services {
-        ip daddr 10.96.0.10 meta l4proto { tcp, udp } th dport 53 dnat ip to 192.0.2.53:53
-        ip6 daddr fd96::10 meta l4proto { tcp, udp } th dport 53 dnat ip6 to [2001:db8:53::53]:53
-    }
-    chain pre { type nat hook prerouting priority -100; jump services; }
-    chain out { type nat hook output priority -100; jump services; }
-}
-";
+const SERVICE4: IpAddr = service4(10);
+const SERVICE6: IpAddr = service6(0x10);
 
 fn translate(lab: &Lab) -> Result<()> {
-    shell::feed(lab.node.command("nft").args(["-f", "-"]), TRANSLATION)?;
-    Ok(())
+    service::translate(lab, &[(SERVICE4, DNS4), (SERVICE6, DNS6)])
 }
 
 fn policy() -> String {

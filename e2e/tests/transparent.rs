@@ -6,8 +6,6 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use hickory_proto::op::ResponseCode;
-use holdfast_e2e::cilium::world::{Rule, World};
-use holdfast_e2e::cilium::{CiliumAgent, Manner, place};
 use holdfast_e2e::dns::server::DnsServer;
 use holdfast_e2e::dns::zone::Zone;
 use holdfast_e2e::lab::{DNS4, DNS6, NODE4, NODE6, at, web4};
@@ -18,6 +16,8 @@ use holdfast_e2e::{
 use shared_maps::event::Reason;
 use socket2::{Domain, Protocol, Socket, Type};
 
+#[path = "transparent/beneath_cilium.rs"]
+mod beneath_cilium;
 #[path = "transparent/return_path.rs"]
 mod return_path;
 
@@ -410,66 +410,6 @@ fn the_network_s_complaints_reach_the_proxy() {
                     .expect_code(ResponseCode::ServFail)
                     .with_context(|| format!("{query:?}"))?;
             }
-        }
-        assert_eq!(fallbacks(lab, "")?, 0.0);
-        Ok(())
-    });
-}
-
-/// Of Cilium's iptables rules the one that brings answers to transparent sockets.
-const CILIUM_RULE: &str = "table inet answers { chain pre {
-    type filter hook prerouting priority mangle - 1;
-    iifname != lo meta mark & 0xf00 != { 0xe00, 0xf00, 0x800 } meta l4proto { tcp, udp } \
-        socket transparent 1 meta mark set 0x200
-}
-}
-";
-
-#[test]
-fn beneath_cilium_its_rule_brings_answers_back() {
-    const POD: u32 = 41_001;
-    const SERVER: u32 = 41_053;
-    with_lab(|lab| {
-        let many: Vec<IpAddr> = (1..=200)
-            .map(|host| Ipv4Addr::new(203, 0, 113, host).into())
-            .collect();
-        lab.zone.set("www.good.test", &[web4(10)], 60);
-        lab.zone.set("many.good.test", &many, 60);
-        let world = World {
-            endpoints: vec![place::endpoint(&lab.a, POD)],
-            rules: [(POD, vec![Rule::new(SERVER, &["*.good.test"])])].into(),
-            prefixes: vec![(DNS4.into(), SERVER), (DNS6.into(), SERVER)],
-        };
-        let _agent = CiliumAgent::start(&lab.node, world, Manner::default())?;
-        place::redirect(lab)?;
-        let keys = lab.directory().join("config");
-        let flags = [
-            ("dnsproxy-enable-transparent-mode", "true"),
-            ("standalone-dns-proxy-server-port", "10095"),
-        ];
-        place::mount_config_map(&keys, &flags)?;
-        let options = SdpOptions {
-            native: false,
-            ..SdpOptions::default()
-        };
-        let _sdp = lab.start_sdp(&options.flag(&format!("--config-dir={}", keys.display())))?;
-
-        // Another name: a question that waits for its answer is not sent again at once.
-        let unheard = lab
-            .a
-            .ask(&Query::a("lost.good.test", DNS4).within(NO_ANSWER));
-        assert!(unheard.is_err(), "{unheard:?} without the rule");
-        shell::feed(lab.node.command("nft").args(["-f", "-"]), CILIUM_RULE)?;
-        lab.dns.take_askers();
-        for (server, pod) in [(DNS4, lab.a.v4.into()), (DNS6, lab.a.v6.into())] {
-            for query in both("www.good.test", server) {
-                for _ in 0..5 {
-                    lab.a.ask(&query)?.expect(web4(10))?;
-                }
-            }
-            let reply = lab.a.ask(&Query::a("many.good.test", server).edns())?;
-            ensure!(reply.addresses().len() == 200, "{server}: {reply:?}");
-            assert_eq!(lab.dns.take_askers(), askers([pod]));
         }
         assert_eq!(fallbacks(lab, "")?, 0.0);
         Ok(())

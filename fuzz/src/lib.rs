@@ -11,7 +11,10 @@ use std::time::Duration;
 
 use fqdn_proto::native as wire;
 use hickory_proto::{op::Message, serialize::binary::BinDecodable as _};
-use holdfast_agent::{grpc, policy::parse::parse_documents};
+use holdfast_agent::{
+    endpoint::source::EndpointDocument, grpc, labels::LabelSet, named_port::NamedPorts,
+    policy::parse::parse_documents,
+};
 use holdfast_sdp::{
     journal::ledger::Ledger,
     link::convert,
@@ -23,8 +26,10 @@ use holdfast_sdp::{
     proxy::{Arrival, Asked, Identities, Outcome},
     restore,
     wire::answer,
+    yaml::{self, YamlError},
 };
 use prost::Message as _;
+use serde_json::Value;
 use shared_maps::IdentityId;
 
 use stage::Stage;
@@ -33,7 +38,7 @@ use stage::Stage;
 pub type Target = fn(&[u8]);
 
 /// All of them by name, which is also that of the directory of kept inputs.
-pub const TARGETS: [(&str, Target); 8] = [
+pub const TARGETS: [(&str, Target); 10] = [
     ("query", query),
     ("frames", frames),
     ("answer", answer),
@@ -42,6 +47,8 @@ pub const TARGETS: [(&str, Target); 8] = [
     ("grpc", grpc),
     ("pattern", pattern),
     ("policy", policy),
+    ("yaml", yaml),
+    ("endpoint", endpoint),
 ];
 
 const BOOT: &str = "11111111-2222-3333-4444-555555555555";
@@ -212,6 +219,66 @@ pub fn policy(data: &[u8]) {
     for document in parse_documents(&String::from_utf8_lossy(data), "fuzz.yaml") {
         if let Err(error) = document {
             assert!(error.to_string().contains("fuzz.yaml"), "{error}");
+        }
+    }
+}
+
+/// Any YAML or JSON: limits hold, and a fault in one document leaves the others.
+pub fn yaml(data: &[u8]) {
+    let text = String::from_utf8_lossy(data);
+    let all: Vec<_> = yaml::documents(&text)
+        .iter()
+        .map(yaml::Document::value)
+        .collect();
+    for value in all.iter().flatten() {
+        assert!(
+            depth(value) <= yaml::MAX_DEPTH,
+            "deeper than the limit: {value}"
+        );
+        let printed = value.to_string();
+        // A document of its own reads as the same value: JSON is YAML.
+        let again = yaml::documents(&printed);
+        assert_eq!(again.len(), 1, "{printed}");
+    }
+    let broken = format!("[\n---\n{text}");
+    let behind: Vec<_> = yaml::documents(&broken)
+        .iter()
+        .map(yaml::Document::value)
+        .collect();
+    assert!(matches!(behind.first(), Some(Err(_))));
+    let values = |of: &[Result<Value, YamlError>]| -> Vec<Value> {
+        let whole = of.iter().flatten().filter(|value| !value.is_null());
+        whole.cloned().collect()
+    };
+    // Directives before the first marker belong to the broken document.
+    if !text.contains('%') {
+        assert_eq!(values(&behind), values(&all), "{text:?}");
+    }
+}
+
+fn depth(value: &Value) -> usize {
+    match value {
+        Value::Array(all) => 1 + all.iter().map(depth).max().unwrap_or(0),
+        Value::Object(all) => 1 + all.values().map(depth).max().unwrap_or(0),
+        _ => 0,
+    }
+}
+
+/// An endpoint's document, its labels and its named ports.
+pub fn endpoint(data: &[u8]) {
+    let text = String::from_utf8_lossy(data);
+    for document in yaml::documents(&text) {
+        let Ok(value) = document.value() else {
+            continue;
+        };
+        let Ok(document) = serde_json::from_value::<EndpointDocument>(value) else {
+            continue;
+        };
+        let _netns_or_error = document.namespace();
+        let _ports_or_error = NamedPorts::parse(&document.named_ports);
+        if let Ok(labels) = LabelSet::parse(&document.labels) {
+            let again = LabelSet::parse(&labels.texts()).expect("what is printed can be read");
+            assert_eq!(again, labels);
         }
     }
 }

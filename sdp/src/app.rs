@@ -38,7 +38,7 @@ use crate::{
 };
 
 /// Client TCP connections at most.
-const TCP_CONNECTIONS: usize = 4096;
+pub(crate) const TCP_CONNECTIONS: usize = 4096;
 /// Threads for TCP and housekeeping; UDP, the link to the agent and the journal have their own.
 const RUNTIME_THREADS: usize = 2;
 
@@ -98,7 +98,7 @@ pub fn run(config: Config, troubles: Troubles) -> anyhow::Result<()> {
     // What only root may make comes first, threads last: they inherit what is left.
     let metrics = MetricsDoor::open(&config)?;
     let sockets = Unbound::open(&listen_config(&config, descriptors))
-        .map_err(|e| explain_bind(&e, &config))?;
+        .map_err(|e| explain_bind(&e, config.proxy_port))?;
     provide_steering(&config);
     remove_left_socket(&config);
     let privileges = sandbox(&config).enter()?;
@@ -149,7 +149,9 @@ async fn serve(shared: &Arc<Shared>, doors: Doors, sockets: Unbound) -> anyhow::
         .context("cannot start the link's thread")?;
     first_rules(shared).await;
 
-    let sockets = sockets.bind().map_err(|e| explain_bind(&e, config))?;
+    let sockets = sockets
+        .bind()
+        .map_err(|e| explain_bind(&e, config.proxy_port))?;
     let proxy = Proxy::new(
         proxy_config(shared),
         Arc::clone(&shared.maps) as _,
@@ -338,13 +340,15 @@ fn proxy_config(shared: &Shared) -> ProxyConfig {
     }
 }
 
-fn explain_bind(error: &ListenError, config: &Config) -> anyhow::Error {
+fn explain_bind(error: &ListenError, port: u16) -> anyhow::Error {
     let remedy = match error {
         ListenError::Socket { source, .. } => match source.kind() {
             io::ErrorKind::AddrInUse => Some(format!(
-                "another program has --tofqdns-proxy-port {} and does not share it: stop it, or \
-                 choose another port here and in the agent",
-                config.proxy_port
+                "another program holds the port and does not share it with this user (`ss -lntup \
+                 sport = :{port}` shows the process): stop it, or choose another \
+                 --tofqdns-proxy-port here and in the agent. If it is holdfast-agent, which holds \
+                 the port so that no other user takes it, start this proxy as root as well: it \
+                 drops its privileges by itself",
             )),
             io::ErrorKind::PermissionDenied => {
                 Some("run as root or with CAP_NET_ADMIN and CAP_NET_RAW".to_owned())
@@ -497,5 +501,28 @@ async fn leave(shared: &Shared, listeners: Listeners) {
         tracing::info!("left");
     } else {
         tracing::warn!(limit = ?limit, "ended before all was done");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_taken_port_is_explained_with_every_possible_holder() {
+        let error = ListenError::Socket {
+            what: "cannot bind UDP",
+            address: ([127, 0, 0, 1], 10_001).into(),
+            source: io::ErrorKind::AddrInUse.into(),
+        };
+        let text = explain_bind(&error, 10_001).to_string();
+        for part in [
+            "--tofqdns-proxy-port",
+            "sport = :10001",
+            "holdfast-agent",
+            "root",
+        ] {
+            assert!(text.contains(part), "{part}: {text}");
+        }
     }
 }

@@ -31,6 +31,8 @@ const CILIUM_STATE_DIR: &str = "/var/run/cilium";
 const JOURNAL_DIR: &str = "/var/lib/holdfast/sdp";
 /// Slots of the steering maps are few: more workers would not get one.
 const MAX_WORKERS: usize = 16;
+/// Few enough that replicas find slots side by side.
+pub(crate) const MOST_WORKERS_BY_DEFAULT: usize = MAX_WORKERS / 4;
 
 /// Everything the proxy needs to know to run.
 #[derive(Clone, Debug)]
@@ -264,11 +266,11 @@ fn default_state_dir() -> PathBuf {
     }
 }
 
-/// One per CPU, but few enough that replicas find slots ([`MAX_WORKERS`]) side by side.
+/// One per CPU, up to a limit.
 fn default_workers() -> usize {
     std::thread::available_parallelism()
         .map_or(1, NonZeroUsize::get)
-        .min(MAX_WORKERS / 4)
+        .min(MOST_WORKERS_BY_DEFAULT)
 }
 
 fn is_instance_name(name: &str) -> bool {

@@ -27,6 +27,8 @@ use parking_lot::{Condvar, Mutex};
 use shared_maps::user::{BOOT_ID, boot_id};
 
 pub use self::ledger::{Note, Written};
+#[cfg(test)]
+pub(crate) use self::writer::PAIRS;
 use self::writer::Writer;
 use crate::{
     mapping::{BootTime, EndpointInstance, OnRealised},

@@ -23,6 +23,8 @@ pub mod link;
 pub mod listener;
 pub mod mapping;
 pub mod maps;
+#[cfg(test)]
+mod memory_table;
 pub mod metrics;
 pub mod name;
 pub mod notice;
@@ -45,3 +47,4 @@ pub mod unix_socket;
 mod upstream;
 pub mod wall_time;
 pub mod wire;
+pub mod yaml;

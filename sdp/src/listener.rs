@@ -20,6 +20,11 @@ use std::{
     time::{Duration, Instant},
 };
 
+#[cfg(test)]
+pub(crate) use self::{
+    delayed::MAX_BYTES as DELAYED_BYTES, held::MAX_BYTES as HELD_BYTES,
+    tcp::ALLOWANCE as TCP_ALLOWANCE,
+};
 use parking_lot::Mutex;
 use socket2::Socket;
 
@@ -355,10 +360,12 @@ impl Listeners {
     }
 
     /// Leaves: gives up the slots, reads the sockets empty, finishes what is in
-    /// flight or held, closes TCP connections between queries. Returns when all
-    /// is done, after `limit` at the latest.
+    /// flight or held, closes TCP connections between queries. After half of `limit`, TCP
+    /// connections that are never between queries are read no more and closed once their
+    /// queries in flight are answered. Returns when all is done, after `limit` at the latest.
     pub async fn drain(mut self, limit: Duration) -> DrainReport {
         let deadline = Instant::now() + limit;
+        let last_queries = Instant::now() + limit / 2;
         for worker in &self.workers {
             worker.control.drain();
         }
@@ -369,17 +376,22 @@ impl Listeners {
         }
         self.tcp.drain();
         let all_done = |workers: &[Running]| workers.iter().all(|w| w.control.is_done());
-        while !all_done(&self.workers) && Instant::now() < deadline {
-            tokio::time::sleep(control::Leaving::TICK).await;
-        }
-        let left = deadline.saturating_duration_since(Instant::now());
-        if tokio::time::timeout(left, self.tcp.drained())
-            .await
-            .is_err()
-        {
-            self.tcp.stop();
-            self.tcp.drained().await;
-        }
+        let workers = async {
+            while !all_done(&self.workers) && Instant::now() < deadline {
+                tokio::time::sleep(control::Leaving::TICK).await;
+            }
+        };
+        let connections = async {
+            let drained_by = |end: Instant| tokio::time::timeout_at(end.into(), self.tcp.drained());
+            if drained_by(last_queries).await.is_err() {
+                self.tcp.close();
+                if drained_by(deadline).await.is_err() {
+                    self.tcp.stop();
+                    self.tcp.drained().await;
+                }
+            }
+        };
+        tokio::join!(workers, connections);
         self.stop();
         let abandoned = self.workers.iter().map(|w| w.control.abandoned()).sum();
         DrainReport {

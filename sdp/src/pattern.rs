@@ -18,7 +18,7 @@ use crate::{
     policy::rule::NameRule,
 };
 
-/// Longest rule text, bytes.
+/// Longest rule text, bytes, without a final dot.
 pub const MAX_LEN: usize = 255;
 
 /// What is wrong with a name or pattern.
@@ -92,7 +92,8 @@ fn validate(
     if trimmed.is_empty() {
         return Err(PatternError::Empty { field });
     }
-    if trimmed.len() > MAX_LEN {
+    // The final dot does not count: a rule that was accepted without one is sent on with it.
+    if trimmed.strip_suffix('.').unwrap_or(trimmed).len() > MAX_LEN {
         return Err(PatternError::TooLong {
             field,
             text: trimmed.to_owned(),
@@ -313,6 +314,11 @@ mod tests {
             let parsed = pattern(text);
             assert_eq!(Pattern::parse(&parsed.to_rule()).unwrap(), parsed, "{text}");
         }
+        let longest = format!("*{}", "a".repeat(254));
+        let parsed = pattern(&longest);
+        assert_eq!(Pattern::parse(&parsed.to_rule()).unwrap(), parsed);
+        validate_pattern(&format!("{longest}.")).unwrap();
+        validate_pattern(&format!("{longest}a")).unwrap_err();
     }
 
     #[test]

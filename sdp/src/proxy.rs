@@ -134,8 +134,8 @@ pub struct Forward<'a> {
     pub endpoint: EndpointInstance,
     /// Of both sides; that of who asks goes into the mark.
     pub identities: Identities,
-    /// The address to ask under, if not the node's.
-    pub source: Option<IpAddr>,
+    /// The address to ask under, if not the node's. Port 0 is the kernel's choice.
+    pub source: Option<SocketAddr>,
     /// For the query log, if it wants this query.
     pub logged: Option<Box<Entry>>,
     /// How long asking policy took, if that was measured ([`crate::notice`]).
@@ -388,7 +388,7 @@ impl Proxy {
                 hop_by_hop: query.edns.filter(Edns::has_keepalive),
                 endpoint,
                 identities,
-                source: self.source(from.client.ip(), whom),
+                source: self.source(from.client, whom),
                 logged,
                 policy_check,
             }),
@@ -454,12 +454,12 @@ impl Proxy {
     }
 
     /// The address to ask `server` under on behalf of `client`, if not the node's.
-    fn source(&self, client: IpAddr, server: IdentityId) -> Option<IpAddr> {
+    fn source(&self, client: SocketAddr, server: IdentityId) -> Option<SocketAddr> {
         if !self.config.transparent.is_for(server) {
             return None;
         }
         match self.config.transparent.mode() {
-            Mode::On => Some(client),
+            Mode::On => Some(self.config.transparent.source(client)),
             Mode::Off => None,
             Mode::Blocked => {
                 self.stats.fallbacks.inc(Fallback::NoReturnPath);

@@ -13,7 +13,7 @@ use std::{
 };
 
 use shared_maps::{
-    EndpointId,
+    EndpointId, IdentityId,
     lxc::{FLAG_HOST, LxcValue},
 };
 
@@ -146,6 +146,10 @@ fn read(
     if endpoint.id.0 != directory {
         return Err(SkipReason::OtherDirectory(endpoint.id));
     }
+    // Cilium keeps a directory for the node itself. It has no addresses, and asks no proxy.
+    if endpoint.identity == IdentityId::HOST && endpoint.addresses.is_empty() {
+        return Ok(None);
+    }
     confirm(&endpoint, lxc)?;
     Ok(endpoint.rules.map(|rules| RulesOf {
         endpoint: endpoint.id,
@@ -220,6 +224,22 @@ mod tests {
         assert_eq!(restored.skipped.len(), 2);
         assert!(restored.skipped.iter().all(|skipped| skipped.damaged));
         assert!(restored.skipped[0].path.ends_with("state/8/ep_config.json"));
+    }
+
+    #[test]
+    fn the_file_of_the_node_itself_is_not_listed_as_skipped() {
+        // As a Cilium agent 1.20 wrote it, without what is not read.
+        let host = r#"{"ID":3079,"IfName":"cilium_host","IfIndex":5,"IPv6":"","IPv4":"",
+            "SecLabel":{"id":1,"labels":{"host":{"key":"host","source":"reserved"}}},
+            "Options":{"map":{"Debug":0}},"DNSHistory":[],"DNSZombies":{}}"#;
+        let dir = tempfile::tempdir().unwrap();
+        put(dir.path(), "3079", host);
+        // Of an endpoint without addresses that is not the node.
+        put(dir.path(), "9", &endpoint(9, "", 12, 300));
+        let restored = load(dir.path(), lxc);
+        let skipped: Vec<_> = restored.skipped.iter().map(|s| &s.path).collect();
+        assert_eq!(skipped, [&dir.path().join("state/9").join(FILE_NAME)]);
+        assert!(restored.rules.is_empty());
     }
 
     #[test]

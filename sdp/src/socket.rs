@@ -171,6 +171,44 @@ pub(crate) fn udp_upstream(
     socket
         .set_recv_buffer_size(RECEIVE_BUFFER)
         .step("cannot set the receive buffer")?;
+    connect_udp(socket, server)
+}
+
+/// Whether other sockets may have the address and port of a flow.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum FlowPort {
+    /// None has it now. Later ones of [`Self::Shared`] may.
+    New,
+    /// The same worker has it for other servers.
+    Shared,
+}
+
+/// A UDP socket of one flow: from `source`, the address and port of a client, to `server`.
+pub(crate) fn udp_flow(
+    server: SocketAddr,
+    identity: Option<IdentityId>,
+    source: SocketAddr,
+    port: FlowPort,
+) -> Result<OwnedFd, SocketError> {
+    let socket = open(server, Type::DGRAM)?;
+    set_mark(&socket, identity)?;
+    let share = || {
+        let shared = socket.set_reuse_port(true);
+        shared.step("cannot set SO_REUSEPORT")
+    };
+    if port == FlowPort::Shared {
+        share()?;
+    }
+    bind_source(&socket, Some(source))?;
+    // Only now: of two sockets of one flow the kernel gives all answers to the same one, so the
+    // second must not be bound.
+    if port == FlowPort::New {
+        share()?;
+    }
+    connect_udp(socket, server)
+}
+
+fn connect_udp(socket: Socket, server: SocketAddr) -> Result<OwnedFd, SocketError> {
     let reported = if server.is_ipv6() {
         setsockopt(&socket, sockopt::Ipv6RecvErr, &true)
     } else {
@@ -193,11 +231,16 @@ pub(crate) fn tcp_upstream(
 ) -> Result<Socket, SocketError> {
     let socket = open(server, Type::STREAM)?;
     set_mark(&socket, identity)?;
-    // The port is chosen when it connects: one per server is taken, not one for all.
-    if source.is_some_and(|source| source.port() == 0) {
-        setsockopt(&socket, sockopt::IpBindAddressNoPort, &true)
+    match source.map(|source| source.port()) {
+        None => {}
+        // The port is chosen when it connects: one per server is taken, not one for all.
+        Some(0) => setsockopt(&socket, sockopt::IpBindAddressNoPort, &true)
             .map_err(io::Error::from)
-            .step("cannot set IP_BIND_ADDRESS_NO_PORT")?;
+            .step("cannot set IP_BIND_ADDRESS_NO_PORT")?,
+        // Connections to other servers may have the port; no two have the same flow.
+        Some(_) => socket
+            .set_reuse_address(true)
+            .step("cannot set SO_REUSEADDR")?,
     }
     bind_source(&socket, source)?;
     socket

@@ -5,8 +5,11 @@
 //!                          ▲                           │
 //!                          └── marked by the datapath ◄┘ to 10.0.0.5:51234
 //! ```
-//! Ports are the kernel's choice and not the pod's own: all that the pod sends
-//! to the server comes here, so no flow of its own can be mistaken for ours.
+//! On holdfast-agent's datapath the kernel picks the port: everything that the pod sends to
+//! the server comes here, so no flow of the pod can be mistaken for ours.
+//!
+//! Cilium's datapath returns an answer to the proxy by the conntrack entry of the pod's own
+//! query. There the proxy uses the pod's port as well.
 //!
 //! An answer must come from the address that was asked to the one that asked. Outside of the
 //! cluster the node may translate either (masquerading, Services), and undoes that only after
@@ -14,6 +17,7 @@
 
 use std::{
     io,
+    net::SocketAddr,
     path::Path,
     sync::{
         Arc,
@@ -28,15 +32,24 @@ use shared_maps::{IdentityId, fragment, pin, user::Globals};
 
 use crate::proxy::stats::Fallback;
 
-/// Ports tried.
-pub(crate) const TRIES: usize = 9;
+/// Random ports tried after the kernel found none.
+const RANDOM_PORTS: usize = 8;
 
-/// Ports to ask from: the kernel's choice; where that is none, some from anywhere.
-pub(crate) fn ports(random: &mut impl Rng) -> [u16; TRIES] {
-    std::array::from_fn(|n| match n {
-        0 => 0,
-        _ => random.random_range(1024..=u16::MAX),
-    })
+/// Addresses to try in this order, if a server is to be asked from `source`. Port 0 is the
+/// kernel's choice; after it come random ports. A port of the pod has no replacement.
+pub(crate) fn sources(source: SocketAddr, random: &mut impl Rng) -> Vec<SocketAddr> {
+    let others = if is_flow(source) { 0 } else { RANDOM_PORTS };
+    let mut all = vec![source];
+    all.extend((0..others).map(|_| {
+        let port = random.random_range(1024..=u16::MAX);
+        SocketAddr::new(source.ip(), port)
+    }));
+    all
+}
+
+/// Whether `source` has a port of the pod, so that each flow of the pod has its own socket.
+pub(crate) fn is_flow(source: SocketAddr) -> bool {
+    source.port() != 0
 }
 
 /// Whether the mode is wanted, and whether answers would come back.
@@ -45,6 +58,8 @@ pub struct Transparent {
     wanted: bool,
     outside: bool,
     blocked: Arc<AtomicBool>,
+    /// Servers are asked from the pod's port.
+    pod_port: Arc<AtomicBool>,
 }
 
 /// How the mode stands.
@@ -68,7 +83,17 @@ impl Transparent {
             wanted,
             outside,
             blocked: Arc::default(),
+            pod_port: Arc::default(),
         }
+    }
+
+    /// The address to ask from on behalf of `client`. Port 0: the kernel's choice.
+    pub(crate) fn source(&self, client: SocketAddr) -> SocketAddr {
+        let port = match self.pod_port.load(Ordering::Relaxed) {
+            true => client.port(),
+            false => 0,
+        };
+        SocketAddr::new(client.ip(), port)
     }
 
     /// Whether a server of this identity is one that may see the pod. What the node answers
@@ -80,13 +105,14 @@ impl Transparent {
         self.wanted && server != IdentityId::HOST && (self.outside || !is_outside)
     }
 
-    /// Looks whether the datapath below `bpf_root`, if it is holdfast-agent's, brings
-    /// answers back: an agent that was not told of the mode does not. Says whether that changed.
+    /// Looks whether the datapath below `bpf_root` is holdfast-agent's, and whether that returns
+    /// answers: without the same flag for the agent it does not. Another datapath is Cilium's.
+    /// Returns whether the mode changed.
     pub fn look(&self, bpf_root: &Path) -> bool {
-        let blocked = self.wanted
-            // What only holdfast-agent makes.
-            && Globals::new(bpf_root).path(fragment::NAME).exists()
-            && !bpf_root.join(pin::TRANSPARENT).is_dir();
+        // A map that only holdfast-agent makes.
+        let is_ours = Globals::new(bpf_root).path(fragment::NAME).exists();
+        self.pod_port.store(!is_ours, Ordering::Relaxed);
+        let blocked = self.wanted && is_ours && !bpf_root.join(pin::TRANSPARENT).is_dir();
         self.blocked.swap(blocked, Ordering::Relaxed) != blocked
     }
 

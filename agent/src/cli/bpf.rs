@@ -252,10 +252,20 @@ impl CtKey for CtKey6 {
 fn conntrack(args: &BpfArgs) -> Result<()> {
     let maps = Globals::new(&args.bpf_root);
     let mut lines = Vec::new();
-    read::<CtKey4>(&maps, NAME_TCP4, &mut lines)?;
-    read::<CtKey4>(&maps, NAME_ANY4, &mut lines)?;
-    read::<CtKey6>(&maps, NAME_TCP6, &mut lines)?;
-    read::<CtKey6>(&maps, NAME_ANY6, &mut lines)?;
+    let all = [
+        read::<CtKey4>(&maps, NAME_TCP4, &mut lines),
+        read::<CtKey4>(&maps, NAME_ANY4, &mut lines),
+        read::<CtKey6>(&maps, NAME_TCP6, &mut lines),
+        read::<CtKey6>(&maps, NAME_ANY6, &mut lines),
+    ];
+    // An agent of one address family pins the maps of that family only.
+    let is_missing = |read: &Result<(), MapError>| matches!(read, Err(MapError::NotPinned(_)));
+    let all_missing = all.iter().all(is_missing);
+    for read in all {
+        if all_missing || !is_missing(&read) {
+            read?;
+        }
+    }
     print(args.output, &lines, |lines| {
         let rows: Vec<_> = lines
             .iter()

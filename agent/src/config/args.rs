@@ -430,7 +430,7 @@ pub struct RunArgs {
           require_equals = true, action = ArgAction::Set,
           env = "HOLDFAST_DISABLE_BUILTIN_DNS_PROXY")]
     pub disable_builtin_dns_proxy: bool,
-    /// Also serve Cilium's standalone DNS proxy (FQDNData on 127.0.0.1)
+    /// Also serve FQDNData on 127.0.0.1, to any local process: for a holdfast-sdp that cannot reach the native socket. Cilium's own proxy can connect, but gets no queries: it takes no steering slot
     #[arg(long, default_value_t = false, num_args = 0..=1, default_missing_value = "true",
           require_equals = true, action = ArgAction::Set,
           env = "HOLDFAST_ENABLE_STANDALONE_DNS_PROXY")]

@@ -1,5 +1,5 @@
-//! Cilium's service for a standalone DNS proxy (`standalonednsproxy.FQDNData`),
-//! so that Cilium's proxy runs beneath this agent.
+//! Cilium's service for a standalone DNS proxy (`standalonednsproxy.FQDNData`), with what clients
+//! written for Cilium's agent need.
 //!
 //! It has neither revisions nor deltas: each change is a whole snapshot, one
 //! in flight, at most one per second. It cannot say "no rules any more"

@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use holdfast_sdp::yaml::{self, YamlError};
 use ipnet::IpNet;
 use serde_json::Value;
 
@@ -10,11 +11,7 @@ use super::{
     rule::Rule,
     validate::{Fault, Scope, group, rule, warnings},
 };
-use crate::{
-    ipcache::metadata::Source,
-    labels::LabelSet,
-    yaml::{self, YamlError},
-};
+use crate::{ipcache::metadata::Source, labels::LabelSet};
 
 /// A policy document that was read without error.
 #[derive(Clone, Debug, PartialEq)]

@@ -31,7 +31,7 @@ struct Options {
 }
 
 /// What is played, under which redirect.
-const PLAYED: [(Act, Redirect); 25] = [
+const PLAYED: [(Act, Redirect); 33] = [
     (Act::Broken, Redirect::Own),
     (Act::Calm, Redirect::Own),
     (Act::AgentKilled, Redirect::Own),
@@ -40,6 +40,7 @@ const PLAYED: [(Act, Redirect); 25] = [
     (Act::BuiltinFlipped, Redirect::Own),
     (Act::ColdStart, Redirect::Own),
     (Act::Rolled, Redirect::Own),
+    (Act::RolledWithoutAgent, Redirect::Own),
     (Act::RolledVersions, Redirect::Own),
     (Act::Killed, Redirect::Own),
     (Act::Stopped, Redirect::Own),
@@ -57,6 +58,13 @@ const PLAYED: [(Act, Redirect); 25] = [
     (Act::Killed, Redirect::Transparent),
     (Act::Rolled, Redirect::Alone),
     (Act::Stopped, Redirect::Alone),
+    (Act::AgentKilled, Redirect::Bridged),
+    (Act::Rolled, Redirect::Bridged),
+    (Act::RolledWithoutAgent, Redirect::Bridged),
+    (Act::AgentKilled, Redirect::Translated),
+    (Act::BuiltinFlipped, Redirect::Translated),
+    (Act::Rolled, Redirect::Translated),
+    (Act::RolledWithoutAgent, Redirect::Translated),
 ];
 
 fn main() -> Result<()> {

@@ -67,7 +67,7 @@ impl FqdnData for Service {
             .errors
             .iter()
             .find(|(prefix, _)| mapping.fqdn.starts_with(prefix));
-        self.shared.seen.lock().mappings.push(mapping);
+        self.keep(mapping);
         // If the agent is gone, so is the answer.
         let _ = self.shared.hung.clone().wait_for(|hung| !hung).await;
         if let Some((_, code)) = rejected {
@@ -86,6 +86,13 @@ impl FqdnData for Service {
 }
 
 impl Service {
+    fn keep(&self, mapping: wire::FqdnMapping) {
+        let mut seen = self.shared.seen.lock();
+        if seen.mappings.len() < self.shared.manner.kept {
+            seen.mappings.push(mapping);
+        }
+    }
+
     /// Reads a mapping as strictly as the first releases did (they panicked),
     /// and looks its endpoint up.
     fn judge(&self, mapping: &wire::FqdnMapping) -> Result<(), String> {

@@ -1,12 +1,14 @@
 //! R3: replicas replace one another.
 
+use std::collections::BTreeMap;
+use std::ops::RangeInclusive;
 use std::path::Path;
 
 use anyhow::{Context as _, Result, ensure};
 use shared_maps::{ipcache, lxc};
 
-use super::stage::{LEAVES, Stage, replica_name};
-use super::{Redirect, Row};
+use super::stage::{LEAVES, Running, Stage, now, replica_name};
+use super::{LOST_BY_PREVIOUS, Redirect, Row, in_flight};
 use crate::node::SdpOptions;
 use crate::process::Program;
 use crate::shell;
@@ -26,7 +28,23 @@ pub(super) fn rolled(stage: &Stage, other: Option<&Path>) -> Result<Vec<Row>> {
     let replicas = [start(stage, 0)?, start(stage, 1)?];
     // The previous version closes connections between two queries.
     let ends = other.map_or(Ends::WithAnAnswer, |_| Ends::AtAnyTime);
-    roll(stage, replicas, start, ends)
+    let load = stage.load()?;
+    let rolled = roll(stage, &load, replicas, start)?;
+    finish(load, &rolled, ends)
+}
+
+/// The agent is killed first and comes back when all replicas have been replaced.
+pub(super) fn without_agent(stage: &Stage) -> Result<Vec<Row>> {
+    let agent = stage.agent(&stage.agent_options())?;
+    let replicas = [stage.replica(0)?, stage.replica(1)?];
+    let load = stage.load()?;
+    load.flows()?;
+    agent.kill_9()?;
+    let start = |stage: &Stage, number| stage.lab.start_sdp(&stage.sdp_options(number));
+    let rolled = roll(stage, &load, replicas, start)?;
+    let _agent = stage.lab.start_agent(&stage.agent_options())?;
+    stage.lab.proxies_in_step()?;
+    finish(load, &rolled, Ends::WithAnAnswer)
 }
 
 /// The same between the previous version and this one.
@@ -56,7 +74,9 @@ pub(super) fn without_maps(stage: &Stage) -> Result<Vec<Row>> {
             && says("failed_are_bypassed") == Some(false.into()),
         "status does not say what holds without steering: {status}"
     );
-    roll(stage, replicas, unsteered, Ends::WithAnAnswer)
+    let load = stage.load()?;
+    let rolled = roll(stage, &load, replicas, unsteered)?;
+    finish(load, &rolled, Ends::WithAnAnswer)
 }
 
 /// When a proxy that leaves ends lasting connections.
@@ -66,24 +86,97 @@ enum Ends {
     AtAnyTime,
 }
 
+/// What was seen while replicas were replaced.
+struct Rolled {
+    /// Run until the load has ended.
+    _replicas: [Program; 2],
+    replacements: u32,
+    /// Queries that were in flight when a replica was told to leave.
+    in_flight: u64,
+    /// Queries that were sent while a replica drained.
+    while_draining: u64,
+    leaves: Vec<Leave>,
+}
+
+/// One replica's end.
+struct Leave {
+    /// Of the replica.
+    number: u32,
+    /// From the signal to the end of the process, CLOCK_MONOTONIC, nanoseconds.
+    within: RangeInclusive<u64>,
+}
+
+impl Rolled {
+    /// Which replica was leaving when a query was sent, in words.
+    fn leaving_at(&self, sent: u64) -> String {
+        let leave = self
+            .leaves
+            .iter()
+            .find(|leave| leave.within.contains(&sent));
+        match leave {
+            Some(leave) => format!("while replica {} left", leave.number),
+            None => "while no replica left".to_owned(),
+        }
+    }
+
+    /// Whether the previous version's replica was leaving then.
+    fn is_of_previous(&self, sent: u64) -> bool {
+        let mut of_previous = self.leaves.iter().filter(|leave| is_previous(leave.number));
+        of_previous.any(|leave| leave.within.contains(&sent))
+    }
+}
+
+/// Which replicas are of the other version, if there is one.
+fn is_previous(number: u32) -> bool {
+    number.is_multiple_of(2)
+}
+
+/// Replaces the older replica again and again. The server has queries of every pod, and answers
+/// them only after the replica has been told to leave.
 fn roll(
     stage: &Stage,
+    load: &Running<'_>,
     mut replicas: [Program; 2],
     start: impl Fn(&Stage, u32) -> Result<Program>,
-    ends: Ends,
-) -> Result<Vec<Row>> {
-    let load = stage.load()?;
+) -> Result<Rolled> {
+    let (mut in_flight, mut while_draining) = (0, 0);
+    let mut leaves = Vec::new();
     for round in 0..stage.size.rolls {
         load.flows()?;
         let next = start(stage, round + 2)?;
         let [oldest, newest] = replicas;
-        let status = oldest.terminate(LEAVES)?;
+        let status = in_flight::with_slow_queries(stage, round, |slow| {
+            in_flight += slow;
+            let (before, from) = (load.sent(), now());
+            let status = oldest.terminate(LEAVES)?;
+            let within = from..=now();
+            leaves.push(Leave {
+                number: round,
+                within,
+            });
+            while_draining += load.sent() - before;
+            Ok(status)
+        })?;
         ensure!(
             status.success(),
             "a replica that was told to leave: {status}"
         );
         replicas = [newest, next];
     }
+    ensure!(
+        while_draining > 0,
+        "no query was sent while a proxy drained"
+    );
+    Ok(Rolled {
+        _replicas: replicas,
+        replacements: stage.size.rolls,
+        in_flight,
+        while_draining,
+        leaves,
+    })
+}
+
+fn finish(load: Running<'_>, rolled: &Rolled, ends: Ends) -> Result<Vec<Row>> {
     let report = load.finish()?;
     let closed = report.tcp.reopened;
     let crossed = report.tcp.crossed;
@@ -92,17 +185,31 @@ fn roll(
         "{crossed} queries met the closing of their connection"
     );
     let note = format!(
-        "{} replacements; {closed} lasting connections closed, {crossed} queries met that",
-        stage.size.rolls
+        "{} replacements; {} queries in flight when they began, {} sent while a proxy drained; \
+         {closed} lasting connections closed, {crossed} queries met that",
+        rolled.replacements, rolled.in_flight, rolled.while_draining
     );
-    Ok(vec![Row::none_lost(String::new(), &report, note)])
+    let lost_at = report.total().lost_at;
+    let mut losses: BTreeMap<String, u32> = BTreeMap::new();
+    for sent in &lost_at {
+        *losses.entry(rolled.leaving_at(*sent)).or_default() += 1;
+    }
+    let mut row = Row::none_lost(String::new(), &report, note);
+    for (when, number) in losses {
+        row.note += &format!("; {number} lost {when}");
+    }
+    if ends == Ends::AtAnyTime {
+        // It may close a connection on which a query is coming in, and its kernel then resets it.
+        let of_previous = lost_at.iter().all(|sent| rolled.is_of_previous(*sent));
+        row.holds = row.wrong == 0 && row.right > 0 && report.udp.lost == 0 && of_previous;
+        row.promise = LOST_BY_PREVIOUS;
+    }
+    Ok(vec![row])
 }
 
 fn surge(stage: &Stage, number: u32, other: Option<&Path>) -> Result<Program> {
     let mut options = stage.sdp_options(number);
-    options.program = other
-        .filter(|_| number.is_multiple_of(2))
-        .map(Path::to_owned);
+    options.program = other.filter(|_| is_previous(number)).map(Path::to_owned);
     let next = stage.lab.start_sdp(&options)?;
     stage.lab.connected(&replica_name(number))?;
     Ok(next)

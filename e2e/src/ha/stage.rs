@@ -9,12 +9,14 @@ use shared_maps::steering::{LINK_NAME, SLOTS_NAME, SOCKS_NAME};
 use shared_maps::user::{Globals, monotonic_ns};
 
 use super::Size;
+use crate::bridge::Bridge;
 use crate::dns::probe::Query;
-use crate::lab::Lab;
+use crate::lab::{DNS4, DNS6, Lab};
 use crate::node::{AgentOptions, SdpOptions};
 use crate::pod::Pod;
 use crate::policy::{WEB, dns_to, egress, names};
 use crate::process::Program;
+use crate::service::{self, service4, service6};
 use crate::traffic::names::{self as zone, Names};
 use crate::traffic::{Client, Report, Spec, Traffic};
 use crate::wait::eventually;
@@ -50,6 +52,11 @@ pub enum Redirect {
     Tproxy,
     /// The same, beneath an agent that steers nothing: the proxies bring program and maps.
     Alone,
+    /// As [`Self::Own`], with every pod a port of one Linux bridge.
+    Bridged,
+    /// As [`Self::Own`], with servers behind service addresses that the node translates. Two pods
+    /// are routed, two are ports of a bridge.
+    Translated,
 }
 
 impl Redirect {
@@ -60,6 +67,8 @@ impl Redirect {
             Self::Transparent => "own redirect, transparent",
             Self::Tproxy => "TPROXY",
             Self::Alone => "TPROXY, proxies alone",
+            Self::Bridged => "own redirect, bridge",
+            Self::Translated => "own redirect, translated server",
         }
     }
 }
@@ -68,7 +77,8 @@ impl Redirect {
 #[derive(Debug)]
 pub struct Stage {
     _nsd: Program,
-    pods: [Pod; 2],
+    /// Beside the lab's own two, or in their place.
+    pods: Vec<Pod>,
     /// The lab.
     pub lab: Lab,
     pub(super) size: Size,
@@ -86,10 +96,16 @@ impl Stage {
     /// Makes it.
     pub fn new(redirect: Redirect, size: &Size) -> Result<Self> {
         let lab = Lab::new()?;
-        let pods = [lab.add_pod("c", 13)?, lab.add_pod("d", 14)?];
+        let pods = add_pods(&lab, redirect)?;
         // Each TCP query leaves a port in TIME_WAIT, here and there.
         for netns in [&lab.node, &lab.world] {
             netns.sysctl(&[("net.ipv4.ip_local_port_range", "12000 65000")])?;
+        }
+        // Other ports than those of the load's raw sockets: a pod has one query of a port.
+        let routed = [&lab.a, &lab.b].into_iter();
+        for pod in routed.chain(&pods) {
+            let range = ("net.ipv4.ip_local_port_range", "43000 65000");
+            pod.netns.sysctl(&[range])?;
         }
         let nsd = nsd::start(
             &lab,
@@ -97,7 +113,17 @@ impl Stage {
             zone::ZONE,
             &zone::zone_file(&NAMES),
         )?;
-        let rules = dns_rules("*.good.test") + &names("*.good.test");
+        if redirect == Redirect::Translated {
+            let (from, to) = (servers(redirect), servers(Redirect::Own));
+            let services = [
+                (from.fast[0], to.fast[0]),
+                (from.fast[1], to.fast[1]),
+                (from.slow[0], to.slow[0]),
+                (from.slow[1], to.slow[1]),
+            ];
+            service::translate(&lab, &services)?;
+        }
+        let rules = dns_rules(redirect, "*.good.test") + &names("*.good.test");
         lab.write_policy("web.yaml", &egress("good-names", "web", &rules))?;
         if matches!(redirect, Redirect::Tproxy | Redirect::Alone) {
             let rules = format!(
@@ -158,7 +184,7 @@ impl Stage {
     /// Starts the load, and waits until it flows.
     pub(super) fn load(&self) -> Result<Running<'_>> {
         for pod in self.clients() {
-            for server in [SERVER4, SERVER6] {
+            for server in self.servers().fast {
                 for query in [
                     Query::a(&zone::name(0), server),
                     Query::a(&zone::name(0), server).tcp(),
@@ -171,7 +197,7 @@ impl Stage {
         }
         let spec = Spec {
             clients: self.clients().map(Client::of).collect(),
-            servers: vec![SERVER4, SERVER6],
+            servers: self.servers().fast.to_vec(),
             udp_rate: self.size.udp_rate,
             tcp_rate: self.size.tcp_rate,
             lasting: self.size.lasting,
@@ -216,11 +242,20 @@ impl Stage {
 
     /// DNS to the servers under load.
     pub(super) fn rules(&self, pattern: &str) -> String {
-        dns_rules(pattern)
+        dns_rules(self.redirect, pattern)
+    }
+
+    /// Addresses by which the pods ask.
+    pub(super) fn servers(&self) -> Servers {
+        servers(self.redirect)
     }
 
     pub(super) fn clients(&self) -> impl Iterator<Item = &Pod> {
-        [&self.lab.a, &self.lab.b].into_iter().chain(&self.pods)
+        let routed = [&self.lab.a, &self.lab.b];
+        let routed = routed
+            .into_iter()
+            .filter(|_| self.redirect != Redirect::Bridged);
+        routed.chain(&self.pods)
     }
 }
 
@@ -229,6 +264,11 @@ impl Running<'_> {
     pub(super) fn flows(&self) -> Result<()> {
         std::thread::sleep(self.stage.size.pause);
         self.traffic.flows(u64::from(self.stage.size.udp_rate / 4))
+    }
+
+    /// Queries sent so far, of both transports.
+    pub(super) fn sent(&self) -> u64 {
+        self.traffic.progress().sent
     }
 
     /// Ends it, not before its time.
@@ -244,9 +284,49 @@ impl Running<'_> {
     }
 }
 
-fn dns_rules(pattern: &str) -> String {
-    let servers = [format!("{SERVER4}/32"), format!("{SERVER6}/128")];
-    dns_to(pattern, &[servers[0].as_str(), servers[1].as_str()])
+/// DNS servers by the addresses that pods ask: IPv4, then IPv6.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Servers {
+    /// Under load.
+    pub(super) fast: [IpAddr; 2],
+    /// The lab's own, which answer as late as their zone says.
+    pub(super) slow: [IpAddr; 2],
+}
+
+fn servers(redirect: Redirect) -> Servers {
+    match redirect {
+        Redirect::Translated => Servers {
+            fast: [service4(10), service6(10)],
+            slow: [service4(11), service6(11)],
+        },
+        _ => Servers {
+            fast: [SERVER4, SERVER6],
+            slow: [DNS4, DNS6],
+        },
+    }
+}
+
+fn add_pods(lab: &Lab, redirect: Redirect) -> Result<Vec<Pod>> {
+    let bridged = match redirect {
+        Redirect::Bridged => ["p", "q", "r", "s"].as_slice(),
+        Redirect::Translated => &["p", "q"],
+        _ => return Ok(vec![lab.add_pod("c", 13)?, lab.add_pod("d", 14)?]),
+    };
+    let bridge = Bridge::new(lab, "cni0")?;
+    let pods = bridged.iter().zip(11..);
+    pods.map(|(name, host)| bridge.add_pod(name, host))
+        .collect()
+}
+
+fn dns_rules(redirect: Redirect, pattern: &str) -> String {
+    let Servers { fast, slow } = servers(redirect);
+    let blocks = [fast, slow].concat().into_iter().map(|server| {
+        let length = if server.is_ipv4() { 32 } else { 128 };
+        format!("{server}/{length}")
+    });
+    let blocks: Vec<String> = blocks.collect();
+    let blocks: Vec<&str> = blocks.iter().map(String::as_str).collect();
+    dns_to(pattern, &blocks)
 }
 
 pub(super) fn replica_name(number: u32) -> String {

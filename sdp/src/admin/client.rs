@@ -17,6 +17,7 @@ use tokio_util::task::TaskTracker;
 use super::{
     explain::{ExplainQuestion, Explanation},
     policy::{PolicyAnswer, PolicyQuestion},
+    server::is_left,
     status::Status,
 };
 use crate::config::{
@@ -116,22 +117,24 @@ fn named(settings: &Settings) -> Option<PathBuf> {
 }
 
 fn sockets() -> anyhow::Result<Vec<PathBuf>> {
-    let entries = match fs::read_dir(ADMIN_DIR) {
-        Ok(entries) => entries,
+    match sockets_in(Path::new(ADMIN_DIR)) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
             bail!(
                 "no proxy runs here: {ADMIN_DIR} is not there (name its socket with --admin-socket)"
             )
         }
-        Err(error) => return Err(error).context(ADMIN_DIR),
-    };
+        found => found.context(ADMIN_DIR),
+    }
+}
+
+/// Sockets of proxies, without those that killed proxies left.
+fn sockets_in(directory: &Path) -> io::Result<Vec<PathBuf>> {
     let mut found = Vec::new();
-    for entry in entries {
-        let path = entry.context(ADMIN_DIR)?.path();
-        if path
-            .extension()
-            .is_some_and(|extension| extension == "sock")
-        {
+    for entry in fs::read_dir(directory)? {
+        let path = entry?.path();
+        let is_named = path.extension().is_some_and(|e| e == "sock");
+        // One that cannot be looked at is left to the command, which says why.
+        if is_named && !is_left(&path).unwrap_or(false) {
             found.push(path);
         }
     }
@@ -246,5 +249,23 @@ fn print<T: Serialize>(
         // Whoever read it has read enough.
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
         other => other.context("standard output"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::UnixListener;
+
+    use super::*;
+
+    #[test]
+    fn sockets_of_killed_proxies_are_passed_over() {
+        let directory = tempfile::tempdir().unwrap();
+        let at = |name: &str| directory.path().join(name);
+        let _live = UnixListener::bind(at("one.sock")).unwrap();
+        // The file stays, as after kill -9.
+        drop(UnixListener::bind(at("killed.sock")).unwrap());
+        drop(UnixListener::bind(at("other")).unwrap());
+        assert_eq!(sockets_in(directory.path()).unwrap(), [at("one.sock")]);
     }
 }

@@ -97,13 +97,19 @@ impl Doors {
 /// A socket of another user may refuse this one and still be served: it stays. So root calls
 /// this before it becomes another user, for a socket that a proxy made as root.
 pub fn remove_left(path: &Path) -> io::Result<bool> {
+    let left = is_left(path)?;
+    if left {
+        fs::remove_file(path)?;
+    }
+    Ok(left)
+}
+
+/// Whether `path` is a socket that no process serves any more.
+pub(super) fn is_left(path: &Path) -> io::Result<bool> {
     // Connecting to a file that is no socket is refused, too.
     let is_socket = fs::symlink_metadata(path)?.file_type().is_socket();
     let connected = std::os::unix::net::UnixStream::connect(path);
     let refused = connected.is_err_and(|e| e.kind() == io::ErrorKind::ConnectionRefused);
-    if is_socket && refused {
-        fs::remove_file(path)?;
-    }
     Ok(is_socket && refused)
 }
 

@@ -5,14 +5,19 @@
 
 use std::{
     ffi::OsString,
-    fs, io,
+    fs,
+    io::{self, Read as _},
     path::{Path, PathBuf},
 };
 
 use clap::{CommandFactory, Parser};
-use serde_yaml_ng::Value;
+use serde_json::Value;
 
 use super::args::{Cli, Settings};
+use crate::yaml;
+
+/// Bytes of a settings file.
+const MAX_FILE: usize = 1 << 20;
 
 /// Keys of Cilium that need nothing done here: answers pass as they are, nothing of this
 /// proxy is locked by name or compiled per rule, sockets are not lingered on.
@@ -91,7 +96,11 @@ pub struct FromFile {
 
 /// Reads `--config`.
 pub fn read_yaml(path: &Path) -> Result<FromFile, FileError> {
-    let text = fs::read_to_string(path).map_err(|source| FileError::Read {
+    let mut text = String::new();
+    // One byte more than allowed shows that a file is too long; a device has no end.
+    let most = u64::try_from(MAX_FILE + 1).unwrap_or(u64::MAX);
+    let read = fs::File::open(path).and_then(|file| file.take(most).read_to_string(&mut text));
+    read.map_err(|source| FileError::Read {
         flag: "--config",
         path: path.to_owned(),
         source,
@@ -104,19 +113,30 @@ fn parse_yaml(path: &Path, text: &str) -> Result<FromFile, FileError> {
         path: path.to_owned(),
         reason,
     };
-    let document: Value = serde_yaml_ng::from_str(text).map_err(|e| syntax(e.to_string()))?;
-    let mapping = match document {
+    if text.len() > MAX_FILE {
+        return Err(syntax(format!(
+            "has more than {MAX_FILE} bytes; is it a file of settings?"
+        )));
+    }
+    let documents = yaml::documents(text);
+    let document = match documents.as_slice() {
+        [] => return Ok(FromFile::default()),
+        [one] => one.value(),
+        [_, _, ..] => {
+            return Err(syntax(
+                "has several documents; write all settings in one, without a line `---` between \
+                 them"
+                    .into(),
+            ));
+        }
+    };
+    let mapping = match document.map_err(|e| syntax(format!("{e}; {}", e.remedy())))? {
         Value::Null => return Ok(FromFile::default()),
-        Value::Mapping(mapping) => mapping,
+        Value::Object(mapping) => mapping,
         _ => return Err(syntax("expected a mapping of settings to values".into())),
     };
     let mut settings = Settings::default();
     for (key, value) in mapping {
-        let Value::String(key) = key else {
-            return Err(syntax(
-                "keys are names of settings, without the dashes in front".into(),
-            ));
-        };
         if !is_setting(&key) {
             return Err(FileError::UnknownKey {
                 path: path.to_owned(),
@@ -124,7 +144,7 @@ fn parse_yaml(path: &Path, text: &str) -> Result<FromFile, FileError> {
             });
         }
         let text = match &value {
-            Value::Sequence(items) => items
+            Value::Array(items) => items
                 .iter()
                 .map(scalar)
                 .collect::<Option<Vec<_>>>()
@@ -231,9 +251,7 @@ fn takes_bool(key: &str) -> bool {
 fn scalar(value: &Value) -> Option<String> {
     match value {
         Value::String(text) => Some(text.clone()),
-        Value::Bool(_) | Value::Number(_) => serde_yaml_ng::to_string(value)
-            .ok()
-            .map(|text| text.trim().to_owned()),
+        Value::Bool(_) | Value::Number(_) => Some(value.to_string()),
         _ => None,
     }
 }
@@ -296,6 +314,35 @@ mod tests {
         );
         assert!(error("- a\n").contains("mapping"));
         assert!(error("config: x\n").contains("unknown key"));
+    }
+
+    #[test]
+    fn yaml_is_read_within_limits() {
+        let error = |text: &str| {
+            let error = parse_yaml(Path::new("c.yaml"), text).unwrap_err();
+            error.to_string()
+        };
+        let deep = error(&"[".repeat(200_000));
+        assert!(deep.contains("levels deep"), "{deep}");
+        let aliases = format!(
+            "name: &a {}\nagent-address: [{}]\n",
+            "x".repeat(400_000),
+            "*a, ".repeat(10)
+        );
+        let aliases = error(&aliases);
+        assert!(aliases.contains("aliases"), "{aliases}");
+        let long = error(&"#".repeat(MAX_FILE + 1));
+        assert!(long.contains("bytes"), "{long}");
+        let several = error("name: a\n---\nname: b\n");
+        assert!(several.contains("several documents"), "{several}");
+        let twice = error("name: a\nname: b\n");
+        assert!(twice.contains("duplicate"), "{twice}");
+        // An endless file is not read to its end.
+        let endless = read_yaml(Path::new("/dev/zero")).unwrap_err().to_string();
+        assert!(endless.contains("/dev/zero"), "{endless}");
+        for empty in ["", "# nothing\n", "---\n"] {
+            assert!(parse_yaml(Path::new("c.yaml"), empty).is_ok(), "{empty:?}");
+        }
     }
 
     fn config_map(keys: &[(&str, &str)]) -> tempfile::TempDir {

@@ -11,7 +11,7 @@ use super::{
 use crate::mapping::{BootTime, Realised};
 
 /// Pairs at most.
-const PAIRS: usize = 100_000;
+pub(crate) const PAIRS: usize = 100_000;
 /// Bytes that a file may have at most once it says no more than it must.
 const MAX_BYTES: u64 = 64 << 20;
 /// Below this length a file is not written anew, bytes.

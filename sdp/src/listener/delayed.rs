@@ -16,7 +16,7 @@ use crate::{
 };
 
 /// Bytes of queries that wait, for each worker, and the endpoints' shares of them.
-const MAX_BYTES: usize = 4 << 20;
+pub(crate) const MAX_BYTES: usize = 4 << 20;
 /// Bytes that a query counts besides its own.
 const OVERHEAD: usize = 256;
 /// How often a place is looked for while nothing else happens: another thread may free one.
@@ -121,6 +121,14 @@ impl Delayed {
         line.push_back((route, query));
     }
 
+    /// Puts a query back that [`Self::next`] gave out and for which there was no place after all:
+    /// it stays the first of its line and waits no longer than before.
+    pub(super) fn put_back(&mut self, route: Route, query: DelayedQuery) {
+        self.quota.add(query.holder(), query.units());
+        let line = self.lines.entry(query.holder()).or_default();
+        line.push_front((route, query));
+    }
+
     /// Takes out a query whose endpoint has a place now, or that has waited long enough.
     pub(super) fn next(
         &mut self,
@@ -155,5 +163,69 @@ impl Delayed {
         let (route, query) = first?;
         self.quota.give_back(holder, query.units());
         Some((route, query))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::IpAddr;
+
+    use shared_maps::{EndpointId, IdentityId};
+
+    use super::*;
+    use crate::{mapping::EndpointInstance, proxy::Identities, wire::reply::Kept};
+
+    const GRACE: Duration = Duration::from_secs(5);
+
+    fn add(delayed: &mut Delayed, id: u16, now: Instant) {
+        let message = [&[0; HEADER_LEN][..], &[0, 0, 1, 0, 1]].concat();
+        let client = IpAddr::from([10, 0, 0, 1]);
+        let query = Forward {
+            kept: Kept {
+                id,
+                flags: 0,
+                edns: None,
+            },
+            question: &message[HEADER_LEN..],
+            hop_by_hop: None,
+            endpoint: EndpointInstance {
+                id: EndpointId(7),
+                client,
+                ifindex: 3,
+            },
+            identities: Identities {
+                client: IdentityId(1007),
+                server: IdentityId(1053),
+            },
+            source: None,
+            logged: None,
+            policy_check: Duration::ZERO,
+        };
+        let route = ((client, 40_000).into(), ([127, 0, 0, 1], 53).into());
+        delayed.add(query, &message, route, now);
+    }
+
+    fn id(query: &DelayedQuery) -> u16 {
+        query.parts.kept.id
+    }
+
+    #[test]
+    fn a_query_without_a_socket_waits_on_in_its_place_and_no_longer() {
+        let now = Instant::now();
+        let mut delayed = Delayed::new(GRACE);
+        add(&mut delayed, 1, now);
+        add(&mut delayed, 2, now);
+        let used = delayed.quota.used();
+        let Some(Next::Place(route, query)) = delayed.next(now, |_| true) else {
+            panic!("a query has a place");
+        };
+        let until = query.until();
+        delayed.put_back(route, query);
+        assert_eq!((delayed.len(), delayed.quota.used()), (2, used));
+        assert!(delayed.next(now, |_| false).is_none(), "it waits on");
+        let Some(Next::Expired(_, query)) = delayed.next(now + GRACE, |_| false) else {
+            panic!("a query has waited long enough");
+        };
+        assert_eq!((id(&query), query.until()), (1, until));
     }
 }

@@ -14,7 +14,7 @@ use crate::{
 };
 
 /// Bytes of answers held per worker at most, and an endpoint's share of them.
-const MAX_BYTES: usize = 16 << 20;
+pub(crate) const MAX_BYTES: usize = 16 << 20;
 /// Bytes that an answer counts besides its own.
 const OVERHEAD: usize = 512;
 

@@ -3,6 +3,8 @@
 mod connection;
 mod flight;
 pub mod frames;
+mod results;
+mod turns;
 mod upstream;
 
 use std::{
@@ -22,7 +24,9 @@ use tokio::{
 };
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
-use self::connection::Connection;
+#[cfg(test)]
+pub(crate) use self::connection::ALLOWANCE;
+use self::{connection::Connection, turns::Turns};
 use super::{ListenError, SocketOptions, in_flight::InFlight};
 use crate::{
     mapping::repeat::Repeats,
@@ -45,11 +49,14 @@ pub(super) struct Shared {
     seats: Seats,
     /// Bytes of memory for messages.
     memory: Seats,
+    turns: Turns,
     in_flight: InFlight,
     /// Of all connections: a client's next connection asks for what the last one did.
     repeats: Mutex<Repeats>,
     /// Accept no more, end between queries.
     draining: CancellationToken,
+    /// Read no more queries, end when those in flight are answered.
+    closing: CancellationToken,
     /// End now.
     stop: CancellationToken,
     cut: AtomicU64,
@@ -81,11 +88,13 @@ impl TcpServer {
         let shared = Shared {
             seats: Seats::new(limit.max(1)),
             memory: Seats::new(proxy.config().tcp_memory),
+            turns: Turns::default(),
             proxy,
             options,
             in_flight,
             repeats: Mutex::new(Repeats::new()),
             draining: CancellationToken::new(),
+            closing: CancellationToken::new(),
             stop: CancellationToken::new(),
             cut: AtomicU64::new(0),
         };
@@ -112,6 +121,12 @@ impl TcpServer {
         self.shared.draining.cancel();
     }
 
+    /// Connections whose clients never pause end too: what is in flight is answered, no more is
+    /// read.
+    pub(super) fn close(&self) {
+        self.shared.closing.cancel();
+    }
+
     /// Waits until all are gone.
     pub(super) async fn drained(&self) {
         self.tasks.wait().await;
@@ -121,6 +136,7 @@ impl TcpServer {
     pub(super) fn stop(&self) {
         self.tasks.close();
         self.shared.draining.cancel();
+        self.shared.closing.cancel();
         self.shared.stop.cancel();
     }
 

@@ -256,6 +256,7 @@ impl Worker {
             self.retry_delayed();
         }
         self.upstream.renew(self.now, &self.epoll);
+        self.upstream.close_idle_flows(self.now);
         if self.now >= self.next_sweep {
             self.next_sweep = self.now + SWEEP;
             self.upstream.sweep(self.now);

@@ -46,7 +46,7 @@ pub fn needed(from: BootTime, lasts: Duration) -> Needed {
 
 /// Most pairs with a lease. A lease that goes costs nothing but time: the next answer waits for
 /// the agent again.
-const LIMIT: usize = 262_144;
+pub(crate) const LIMIT: usize = 262_144;
 
 /// Leases dropped before the largest holder is looked for again.
 const DROPPED_AT_ONCE: usize = 32;

@@ -28,6 +28,8 @@ use tokio::sync::Notify;
 
 pub use exchange::{Batch, Epoch, Outcome, Outgoing, Room, SinkStats, SinkStatus};
 
+#[cfg(test)]
+pub(crate) use self::state::KEPT as KEPT_PAIRS;
 use self::state::{Calls, State, call};
 use super::{BootTime, Mapping, MappingSink, OnRealised, Realised, Release};
 use crate::{
@@ -186,7 +188,7 @@ impl LinkSink {
             return Batch::default();
         }
         let late = state.expire_queued(now, self.max_delay, &mut calls);
-        let (batch, more) = state.next_batch(now, room, &self.stats);
+        let (batch, more) = state.next_batch(now, room, &self.stats, &mut calls);
         drop(state);
         self.journal.nudge();
         self.stats.late.add(late);

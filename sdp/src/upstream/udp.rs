@@ -6,6 +6,8 @@
 //! replaced after a while. More are opened where more is in flight than the
 //! sockets' buffers have room for: a worker that gets no CPU for a moment loses
 //! no answer.
+//!
+//! A query that has to go out from its client's own port has a socket of its flow ([`flows`]).
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -33,10 +35,12 @@ use crate::{
     wire::{HEADER_LEN, Header, answer, reply::Kept},
 };
 
+mod flows;
 mod sockets;
 #[cfg(test)]
 mod tests;
 
+use flows::Flows;
 use sockets::{ServerKey, UpSocket};
 
 /// Sockets per server and identity from which each batch takes one at random.
@@ -131,6 +135,8 @@ pub(crate) enum PlaceError {
 pub(crate) struct UdpUpstream {
     sockets: Arena<UpSocket>,
     servers: HashMap<ServerKey, Vec<Option<Key>>, RandomState>,
+    /// Sockets from clients' own ports.
+    flows: Flows,
     /// Sockets that are soon to be replaced, each once.
     aging: Vec<Key>,
     /// Which of a server's sockets the queries of this batch take.
@@ -160,6 +166,7 @@ impl UdpUpstream {
         Self {
             sockets: Arena::default(),
             servers: HashMap::default(),
+            flows: Flows::default(),
             aging: Vec::new(),
             spread: 0,
             flights: Arena::default(),
@@ -249,6 +256,7 @@ impl UdpUpstream {
             id,
         });
         self.latest.insert(fingerprint, flight);
+        self.flows.began(socket);
         socket.waiting.insert(id, flight);
         socket.queries += 1;
         socket.used = now;
@@ -338,6 +346,7 @@ impl UdpUpstream {
         }
         if let Some(socket) = self.sockets.get_mut(flight.socket) {
             socket.waiting.remove(&flight.id);
+            self.flows.ended(flight.socket, socket);
             if socket.retired && socket.waiting.is_empty() {
                 self.sockets.remove(flight.socket);
             }
@@ -388,7 +397,8 @@ impl UdpUpstream {
         let idle: Vec<Key> = self
             .sockets
             .iter()
-            .filter(|(_, s)| s.waiting.is_empty() && now.duration_since(s.used) >= MAX_IDLE)
+            .filter(|(_, s)| !s.server.is_flow() && s.waiting.is_empty())
+            .filter(|(_, s)| now.duration_since(s.used) >= MAX_IDLE)
             .map(|(key, _)| key)
             .collect();
         for key in idle {

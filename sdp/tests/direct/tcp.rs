@@ -204,6 +204,28 @@ fn a_drain_ends_connections_between_queries() {
     assert_eq!((report.abandoned, report.cut), (0, 0));
 }
 
+/// What a read within a time brought.
+enum Frame {
+    Message(Vec<u8>),
+    None,
+    End,
+}
+
+fn frame_within(mut stream: &TcpStream) -> Frame {
+    let mut length = [0; 2];
+    match stream.read(&mut length) {
+        Ok(2) => {}
+        Ok(_) => return Frame::End,
+        Err(e) if e.kind() == std::io::ErrorKind::WouldBlock => return Frame::None,
+        Err(_) => return Frame::End,
+    }
+    let mut message = vec![0; usize::from(u16::from_be_bytes(length))];
+    match stream.read_exact(&mut message) {
+        Ok(()) => Frame::Message(message),
+        Err(_) => Frame::End,
+    }
+}
+
 /// Asks, answers at the server, and checks that the connection ends with the answer: whoever has
 /// read it sees the end.
 fn last_answers(client: &TcpStream, server: &TcpStream, ids: &[u16]) {
@@ -275,6 +297,75 @@ fn a_drain_that_takes_too_long_cuts_and_says_so() {
     assert_eq!(report.cut, 1);
     assert_eq!(receive_frame(&busy), None);
     assert_eq!((stats.in_flight.get(), stats.tcp_connections.get()), (0, 0));
+}
+
+/// Always has two queries in flight, until the connection ends. Returns how many were answered,
+/// and how the connection ended.
+fn pipeline(client: &TcpStream) -> (usize, std::io::Result<usize>) {
+    let mut stream = client;
+    let mut answered = 0;
+    for id in 0_u16.. {
+        let asked = query(id, "a.good.example", RecordType::A);
+        let length = u16::try_from(asked.len()).unwrap().to_be_bytes();
+        // The end may come before the query.
+        let _ = stream.write_all(&[&length[..], &asked].concat());
+        if id < 1 {
+            continue;
+        }
+        let mut length = [0; 2];
+        match stream.read(&mut length) {
+            Ok(2) => {}
+            end => return (answered, end),
+        }
+        let mut answer = vec![0; usize::from(u16::from_be_bytes(length))];
+        stream.read_exact(&mut answer).unwrap();
+        answered += 1;
+    }
+    unreachable!("a connection ends before all ids are used")
+}
+
+#[test]
+fn a_drain_answers_what_a_client_that_always_has_queries_in_flight_has_asked() {
+    let bench = Bench::new(Options::default());
+    let client = bench.tcp_client();
+    let (report, (answered, end), asked) = std::thread::scope(|scope| {
+        let asks = scope.spawn(|| pipeline(&client));
+        let server = bench.tcp_at_server();
+        let serves = scope.spawn(move || {
+            // Answers a query when the next has come, and the last one when no other comes.
+            server
+                .set_read_timeout(Some(Duration::from_millis(100)))
+                .unwrap();
+            let mut before: Option<Vec<u8>> = None;
+            let mut asked = 0;
+            loop {
+                let (next, is_over) = match frame_within(&server) {
+                    Frame::Message(next) => (Some(next), false),
+                    Frame::None => (None, false),
+                    Frame::End => (None, true),
+                };
+                asked += usize::from(next.is_some());
+                if let Some(before) = before.take() {
+                    send_frames(&server, &[&answer(&before, &["192.0.2.1"])]);
+                }
+                if is_over {
+                    return asked;
+                }
+                before = next;
+            }
+        });
+        eventually("queries flow", || {
+            bench.stats.transports.get(Protocol::Tcp) > 10
+        });
+        let Bench {
+            listeners, runtime, ..
+        } = bench;
+        let report = runtime.block_on(listeners.drain(Duration::from_secs(4)));
+        (report, asks.join().unwrap(), serves.join().unwrap())
+    });
+    assert_eq!((report.abandoned, report.cut), (0, 0));
+    assert_eq!(answered, asked, "every query that was sent on is answered");
+    assert_eq!(end.map_err(|e| e.kind()), Ok(0), "the end, not a reset");
 }
 
 #[test]

@@ -3,7 +3,8 @@
 //! Links to files of this repository, code references in the form
 //! `` `sdp/src/proxy.rs` `` or `` `sdp/src/proxy.rs::Proxy::answer` ``, and cases of
 //! scenarios, `` `tcp.txt::name of the case` ``. README.md names every command that
-//! `.ci/run` calls, and docs/rfc.md a test for every duty that is met.
+//! `.ci/run` calls, docs/rfc.md a test for every duty that is met, and docs/src/security.md one
+//! for every limit.
 
 use std::{
     fs,
@@ -21,6 +22,10 @@ const BOOK: &str = "docs/src";
 const SCENARIOS: &str = "sdp/tests/scenarios";
 /// Duties by standard, and what shows that they are met.
 const DUTIES: &str = "docs/rfc.md";
+/// Limits on each party, and what shows them.
+const LIMITS: &str = "docs/src/security.md";
+/// Last heading of a table whose rows name tests.
+const SHOWN_BY: &str = "Shown by";
 
 /// Everything that points nowhere, one line each.
 pub(super) fn problems() -> Result<Vec<String>> {
@@ -30,6 +35,7 @@ pub(super) fn problems() -> Result<Vec<String>> {
             continue;
         }
         let text = fs::read_to_string(workspace::root().join(&file))?;
+        let mut tests_wanted = false;
         for (number, line) in (1..).zip(text.lines()) {
             let mut tell =
                 |what: String| problems.push(format!("{}:{number}: {what}", file.display()));
@@ -55,6 +61,14 @@ pub(super) fn problems() -> Result<Vec<String>> {
                 && let Some(problem) = duty(line)
             {
                 tell(problem);
+            }
+            if file == Path::new(LIMITS) {
+                let cells = cells(line);
+                let heading = cells.last() == Some(&SHOWN_BY);
+                tests_wanted = heading || (tests_wanted && !cells.is_empty());
+                if tests_wanted && !heading && !names_a_test(&cells) {
+                    tell("a limit, and no test shows it".to_owned());
+                }
             }
         }
     }
@@ -168,6 +182,20 @@ fn duty(line: &str) -> Option<String> {
     }
 }
 
+/// Cells of a row of a table; none of another line.
+fn cells(line: &str) -> Vec<&str> {
+    let row = line.strip_prefix('|').and_then(|row| row.strip_suffix('|'));
+    row.map(|row| row.split('|').map(str::trim).collect())
+        .unwrap_or_default()
+}
+
+/// Whether the last cell names a test, or the row is the line below the headings.
+fn names_a_test(cells: &[&str]) -> bool {
+    let last = cells.last().copied().unwrap_or_default();
+    last.trim_matches('-').is_empty() && !last.is_empty()
+        || code_spans(last).any(|span| span.contains(".rs::") || span.contains(".txt::"))
+}
+
 /// Whether Rust source defines an item, field-like variant or macro of that name.
 fn defines(text: &str, name: &str) -> bool {
     [
@@ -245,6 +273,16 @@ mod tests {
         assert!(duty("| 1 | a | not met | |").is_some());
         assert!(duty("| 1 | a | perhaps | `x.txt::y` |").is_some());
         assert!(duty("| 1 | a | met |").is_some());
+    }
+
+    #[test]
+    fn a_limit_has_a_test() {
+        assert!(cells("Text.").is_empty());
+        assert!(names_a_test(&cells("|---|---|")));
+        assert!(names_a_test(&cells("| a | b | `x/y.rs::z` |")));
+        assert!(names_a_test(&cells("| a | b | `answers.txt::z` |")));
+        assert!(!names_a_test(&cells("| a | `x/y.rs::z` | `x/y.rs` |")));
+        assert!(!names_a_test(&cells("| a | b | |")));
     }
 
     #[test]

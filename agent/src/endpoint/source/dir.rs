@@ -6,10 +6,11 @@ use std::{
     path::Path,
 };
 
+use holdfast_sdp::yaml;
 use serde::Deserialize as _;
 
 use super::{EndpointDocument, EndpointError};
-use crate::{watched_dir, yaml};
+use crate::watched_dir;
 
 const PREFIX: &str = "dir/";
 

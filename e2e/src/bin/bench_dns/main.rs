@@ -3,6 +3,7 @@
 //! interleaved rounds in one lab, dnsperf (and a load of our own) as client, NSD
 //! as server.
 
+mod beneath;
 mod paths;
 mod report;
 mod servers;
@@ -17,6 +18,7 @@ use holdfast_e2e::policy::{dns_to, egress};
 use holdfast_e2e::{Lab, Programs, Query, eventually};
 use shared_maps::pin;
 
+use self::beneath::Beneath;
 use self::paths::{Kind, PATHS, PORT, PORT_MANY, Way};
 use self::report::Measured;
 use self::servers::{SERVER, SERVER6, Servers};
@@ -81,7 +83,13 @@ fn main() -> Result<()> {
     // Pod a is asked through the proxy; pod b is nobody's endpoint.
     let transparent = wanted.iter().any(|p| p.way == Way::ProxyTransparent);
     let programs = start_proxy(&lab, options.workers, transparent)?;
+    let beneath = wanted
+        .iter()
+        .any(|p| p.way == Way::ProxyBeneath)
+        .then(|| Beneath::start(known_names(), options.workers))
+        .transpose()?;
     let bench = Bench {
+        beneath,
         names: write_names(&lab, "names", &mut known_names())?,
         lab: &lab,
         servers: &servers,
@@ -117,6 +125,8 @@ struct Bench<'a> {
     lab: &'a Lab,
     servers: &'a Servers,
     programs: &'a Programs,
+    /// The lab of the proxy under a stand-in Cilium agent.
+    beneath: Option<Beneath>,
     options: &'a Options,
     names: PathBuf,
     /// Whether the proxy can be switched to transparent mode.
@@ -124,12 +134,19 @@ struct Bench<'a> {
 }
 
 impl Bench<'_> {
+    fn lab(&self, path: &paths::Path) -> &Lab {
+        match &self.beneath {
+            Some(beneath) if path.way == Way::ProxyBeneath => &beneath.lab,
+            _ => self.lab,
+        }
+    }
+
     /// Waits until the path works, and asks every name once: measured is the
     /// state in which they are known.
     fn warm_up(&self, path: &paths::Path) -> Result<()> {
         self.switch(path.way)?;
         let to = path.address();
-        let pod = path.pod(self.lab);
+        let pod = path.pod(self.lab(path));
         eventually(path.name, Duration::from_secs(10), || {
             let query = Query::a("n0.p0.bench.test", to.ip()).port(to.port());
             let reply = pod.ask(&if path.is_tcp() { query.tcp() } else { query })?;
@@ -142,7 +159,12 @@ impl Bench<'_> {
             Ok(())
         })?;
         if path.kind != Kind::New {
-            throughput(path.dnsperf(self.lab), &self.names, self.options.sockets, 1)?;
+            throughput(
+                path.dnsperf(self.lab(path)),
+                &self.names,
+                self.options.sockets,
+                1,
+            )?;
         }
         Ok(())
     }
@@ -150,6 +172,7 @@ impl Bench<'_> {
     fn measure(&self, path: &'static paths::Path, round: u32, fresh: &Path) -> Result<Measured> {
         self.switch(path.way)?;
         let process = match path.way {
+            Way::ProxyBeneath => self.beneath.as_ref().map(|beneath| beneath.sdp.id()),
             way if way.is_proxy() => Some(self.programs.sdp.id()),
             way => self.servers.process(way, path.kind == Kind::Ipv6),
         };
@@ -175,7 +198,7 @@ impl Bench<'_> {
 
     /// Has the proxy ask under the address that the path wants, by what the agent would do.
     fn switch(&self, way: Way) -> Result<()> {
-        if !self.transparent || !way.is_proxy() {
+        if !self.transparent || !way.is_proxy() || way == Way::ProxyBeneath {
             return Ok(());
         }
         let wanted = way == Way::ProxyTransparent;
@@ -196,7 +219,7 @@ impl Bench<'_> {
     fn full(&self, path: &paths::Path) -> Result<Throughput> {
         let (names, seconds) = (&self.names, self.options.seconds);
         if path.kind == Kind::ManyPorts {
-            let pod = path.pod(self.lab);
+            let pod = path.pod(self.lab(path));
             let (own, to, ports) = (pod.v4.into(), path.address(), self.options.ports);
             return pod
                 .netns
@@ -204,10 +227,15 @@ impl Bench<'_> {
         }
         if path.kind == Kind::TcpSingle {
             let to = path.address();
-            let netns = &path.pod(self.lab).netns;
+            let netns = &path.pod(self.lab(path)).netns;
             return netns.enter(|| connections::throughput(to, names, seconds))?;
         }
-        throughput(path.dnsperf(self.lab), names, self.options.sockets, seconds)
+        throughput(
+            path.dnsperf(self.lab(path)),
+            names,
+            self.options.sockets,
+            seconds,
+        )
     }
 
     fn steady(&self, path: &paths::Path, fresh: &Path) -> Result<Option<Latency>> {
@@ -217,7 +245,7 @@ impl Bench<'_> {
             Kind::New => (fresh, None),
             _ => return Ok(None),
         };
-        latency(path.dnsperf(self.lab), names, rate, seconds).map(Some)
+        latency(path.dnsperf(self.lab(path)), names, rate, seconds).map(Some)
     }
 }
 

@@ -37,12 +37,17 @@ pub(crate) enum Way {
     ProxyMany,
     /// The proxy in transparent mode, 100 patterns.
     ProxyTransparent,
+    /// The proxy under a stand-in Cilium agent, 100 patterns, in a lab of its own.
+    ProxyBeneath,
 }
 
 impl Way {
     /// Whether holdfast-sdp stands between.
     pub(crate) fn is_proxy(self) -> bool {
-        matches!(self, Self::Proxy | Self::ProxyMany | Self::ProxyTransparent)
+        matches!(
+            self,
+            Self::Proxy | Self::ProxyMany | Self::ProxyTransparent | Self::ProxyBeneath
+        )
     }
 }
 
@@ -76,10 +81,11 @@ const fn path(name: &'static str, way: Way, kind: Kind) -> Path {
 }
 
 /// In the order of one round: what is compared stands together.
-pub(crate) const PATHS: [Path; 21] = [
+pub(crate) const PATHS: [Path; 23] = [
     path("direct", Way::Direct, Kind::Main),
     path("raw_forwarder", Way::Raw, Kind::Main),
     path("sdp", Way::Proxy, Kind::Main),
+    path("sdp_under_cilium", Way::ProxyBeneath, Kind::Main),
     path("sdp_10000_patterns", Way::ProxyMany, Kind::Main),
     path("sdp_transparent", Way::ProxyTransparent, Kind::Main),
     path("dnsdist", Way::Dnsdist, Kind::Main),
@@ -91,6 +97,11 @@ pub(crate) const PATHS: [Path; 21] = [
     path("direct_many_ports", Way::Direct, Kind::ManyPorts),
     path("raw_forwarder_many_ports", Way::Raw, Kind::ManyPorts),
     path("sdp_many_ports", Way::Proxy, Kind::ManyPorts),
+    path(
+        "sdp_under_cilium_many_ports",
+        Way::ProxyBeneath,
+        Kind::ManyPorts,
+    ),
     path("direct_tcp_pipelined", Way::Direct, Kind::TcpPipelined),
     path(
         "raw_forwarder_tcp_pipelined",
@@ -115,7 +126,9 @@ impl Path {
         let server = if v6 { SERVER6 } else { SERVER };
         let forwarder = if v6 { FORWARDER6 } else { FORWARDER };
         match self.way {
-            Way::Direct | Way::Proxy | Way::ProxyTransparent => SocketAddr::new(server, PORT),
+            Way::Direct | Way::Proxy | Way::ProxyTransparent | Way::ProxyBeneath => {
+                SocketAddr::new(server, PORT)
+            }
             Way::ProxyMany => SocketAddr::new(server, PORT_MANY),
             Way::Raw | Way::RawTcp => SocketAddr::new(forwarder, RAW_PORT),
             Way::Dnsdist => SocketAddr::new(forwarder, DNSDIST_PORT),

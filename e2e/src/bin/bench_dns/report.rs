@@ -22,7 +22,7 @@ pub(crate) struct Measured {
 }
 
 /// Ratios of queries per second: name, of which, over which.
-const RATIOS: [(&str, &str, &str); 14] = [
+const RATIOS: [(&str, &str, &str); 16] = [
     ("sdp_over_raw_forwarder", "sdp", "raw_forwarder"),
     ("sdp_over_direct", "sdp", "direct"),
     ("sdp_over_dnsdist", "sdp", "dnsdist"),
@@ -31,6 +31,12 @@ const RATIOS: [(&str, &str, &str); 14] = [
         "sdp_over_raw_forwarder_ipv6",
         "sdp_ipv6",
         "raw_forwarder_ipv6",
+    ),
+    ("under_cilium_over_sdp", "sdp_under_cilium", "sdp"),
+    (
+        "under_cilium_over_sdp_many_ports",
+        "sdp_under_cilium_many_ports",
+        "sdp_many_ports",
     ),
     ("transparent_over_sdp", "sdp_transparent", "sdp"),
     (
@@ -101,8 +107,9 @@ const ADDED: [(&str, &str, &str, Percentile); 4] = [
 ];
 
 /// Ratios of CPU time per answer of the process in the way: name, of which, over which.
-const CPU: [(&str, &str, &str); 6] = [
+const CPU: [(&str, &str, &str); 7] = [
     ("cpu_sdp_over_raw_forwarder", "sdp", "raw_forwarder"),
+    ("cpu_under_cilium_over_sdp", "sdp_under_cilium", "sdp"),
     (
         "cpu_sdp_10000_patterns_over_raw_forwarder",
         "sdp_10000_patterns",

@@ -26,17 +26,7 @@ pub(crate) struct Servers {
 impl Servers {
     /// Starts them all; `names` get an address each.
     pub(crate) fn start(lab: &Lab, names: impl Iterator<Item = String>) -> Result<Self> {
-        // A client that closes first keeps its port for a minute.
-        for pod in [&lab.a, &lab.b] {
-            pod.netns.sysctl(&[
-                ("net.ipv4.ip_local_port_range", "1025 65535"),
-                ("net.ipv4.tcp_tw_reuse", "1"),
-            ])?;
-        }
-        lab.node.sysctl(&[
-            ("net.ipv4.ip_local_port_range", "16384 65535"),
-            ("net.ipv4.tcp_tw_reuse", "1"),
-        ])?;
+        widen_ports(lab)?;
         let raw = |log: &str, listen, server, more: &[&str]| -> Result<Program> {
             let program = config::program("raw_forwarder")?;
             let mut command = lab.node.command(&program.display().to_string());
@@ -75,7 +65,21 @@ impl Servers {
     }
 }
 
-fn start_nsd(lab: &Lab, names: impl Iterator<Item = String>) -> Result<Program> {
+/// A client that closes first keeps its port for a minute.
+pub(crate) fn widen_ports(lab: &Lab) -> Result<()> {
+    for pod in [&lab.a, &lab.b] {
+        pod.netns.sysctl(&[
+            ("net.ipv4.ip_local_port_range", "1025 65535"),
+            ("net.ipv4.tcp_tw_reuse", "1"),
+        ])?;
+    }
+    lab.node.sysctl(&[
+        ("net.ipv4.ip_local_port_range", "16384 65535"),
+        ("net.ipv4.tcp_tw_reuse", "1"),
+    ])
+}
+
+pub(crate) fn start_nsd(lab: &Lab, names: impl Iterator<Item = String>) -> Result<Program> {
     let directory = lab.directory().join("nsd");
     std::fs::create_dir_all(&directory)?;
     let mut zone = String::from(

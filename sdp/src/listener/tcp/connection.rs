@@ -4,21 +4,20 @@ mod answers;
 mod queries;
 
 use std::{
+    io::ErrorKind,
     net::SocketAddr,
     sync::{Arc, atomic::Ordering},
-    time::Instant,
+    time::{Duration, Instant},
 };
 
-use tokio::{
-    net::TcpStream,
-    sync::mpsc::{Receiver, Sender, channel},
-};
+use tokio::{net::TcpStream, sync::Semaphore};
 
 use super::{
     Shared,
     flight::Waiting,
     frames::{FrameReader, FrameWriter, Read},
-    upstream::TcpUpstream,
+    results::Results,
+    upstream::{Happened, TcpUpstream},
 };
 use crate::{
     listener::delayed::{self, DelayedQuery},
@@ -39,16 +38,20 @@ const MAX_ASKED: usize = 64 * 1024;
 const MAX_OUT: usize = 128 * 1024;
 /// Bytes of memory for messages that each connection may use. What it uses beyond counts as its
 /// endpoint's share.
-const ALLOWANCE: usize = 16 * 1024;
+pub(crate) const ALLOWANCE: usize = 16 * 1024;
 /// Bytes by which a connection's part of the share grows and shrinks.
 const CHARGE: usize = 16 * 1024;
 /// Bytes of a buffer that is kept while nothing waits.
 const KEPT: usize = 2 * 1024;
 /// Reads that may bring nothing to answer before a drain ends the connection.
 const LAST_LOOKS: usize = 16;
-/// Messages after which others get their turn. The runtime counts reads, not
-/// what is in them, and its timers stand still meanwhile.
+/// How long a client that goes on asking is given to see that the connection has ended.
+const LAST_READS: Duration = Duration::from_secs(1);
+/// Work after which other connections get their turn: a message and [`MESSAGE`] bytes of it are
+/// one each. The runtime counts reads, not what is in them, and its timers stand still meanwhile.
 const TURN: usize = 64;
+/// Bytes of a message that cost as much as the message itself.
+const MESSAGE: usize = 512;
 
 /// One connection.
 pub(super) struct Connection {
@@ -64,21 +67,23 @@ pub(super) struct Connection {
     delayed: Option<DelayedQuery>,
     /// Memory that counts as the endpoint's share.
     memory: Seat,
-    next_held: u64,
-    to_us: Sender<(u64, Realised)>,
-    realised: Receiver<(u64, Realised)>,
+    results: Results,
     /// The client sends no more.
     ended: bool,
     /// While draining: until when one more query is waited for.
     last_query: Option<Instant>,
+    /// No more queries are read: those in flight are answered, and the connection ends.
+    closing: bool,
     /// The end has gone out, with the last answer or alone.
     finished: bool,
     last_activity: Instant,
     /// Since when the server is not read because answers wait for the client.
     paused: Option<Instant>,
     now: Instant,
-    /// Messages of this turn.
+    /// Work of this turn.
     taken: usize,
+    /// Permits to work, which all connections of the endpoint share.
+    turn: Arc<Semaphore>,
     message: Vec<u8>,
     own: Vec<u8>,
     looked: Looked,
@@ -93,6 +98,24 @@ enum Look {
     Endless,
     /// No more may be read now.
     Full,
+}
+
+/// What a connection waits for.
+enum Event {
+    /// The agent's result for a held answer.
+    Realised(u64, Realised),
+    /// A deadline may be over.
+    Alarm,
+    /// Something happened at the server's connection.
+    Upstream(Happened),
+    /// The client takes more.
+    Writable,
+    /// The client has sent something.
+    Readable,
+    /// The process is leaving.
+    Draining,
+    /// The process reads no more queries.
+    Closing,
 }
 
 /// Why a connection is over.
@@ -111,11 +134,10 @@ impl Connection {
         shared: Arc<Shared>,
     ) -> Self {
         let now = Instant::now();
-        // Room for every held answer: the callback never finds it full.
-        let (to_us, realised) = channel(MAX_WAITING);
         let upstream = TcpUpstream::new(server, shared.proxy.stats().fallbacks.clone());
         Self {
             memory: shared.memory.empty(holder),
+            turn: shared.turns.of(holder),
             shared,
             stream,
             client,
@@ -125,11 +147,10 @@ impl Connection {
             upstream,
             waiting: Waiting::default(),
             delayed: None,
-            next_held: 0,
-            to_us,
-            realised,
+            results: Results::default(),
             ended: false,
             last_query: None,
+            closing: false,
             finished: false,
             last_activity: now,
             paused: None,
@@ -167,45 +188,84 @@ impl Connection {
                 alarm.as_mut().reset(deadline);
             }
             let draining = self.last_query.is_some();
-            let step = tokio::select! {
+            let event = tokio::select! {
                 biased;
-                () = self.shared.stop.cancelled() => Err(Over::Cut),
-                Some((key, realised)) = self.realised.recv() => {
-                    self.now = Instant::now();
-                    self.release(key, realised);
-                    Ok(())
-                }
+                () = self.shared.stop.cancelled() => break Over::Cut,
+                (key, realised) = self.results.next() => Event::Realised(key, realised),
                 // Before the peers: one that never pauses must not stop the clock.
-                () = &mut alarm => {
-                    self.now = Instant::now();
-                    // A delayed query's deadline is always ahead: each ring is a retry.
-                    let early = self.delayed.is_none() && self.now < self.deadline();
-                    if early { Ok(()) } else { self.on_time() }
-                }
-                happened = self.upstream.happen(), if has_room => {
-                    self.now = Instant::now();
-                    self.on_upstream(&happened);
-                    Ok(())
-                }
-                ready = self.stream.writable(), if self.out.len() > 0 => {
-                    self.now = Instant::now();
-                    ready.map_err(|_| Over::Cut).and_then(|()| self.flush())
-                }
-                ready = self.stream.readable(), if may_read => {
-                    self.now = Instant::now();
-                    ready.map_err(|_| Over::Cut).and_then(|()| self.read())
-                }
-                () = self.shared.draining.cancelled(), if !draining => {
-                    self.now = Instant::now();
-                    self.last_query = Some(self.now + self.shared.proxy.config().tcp_last_query);
-                    Ok(())
-                }
+                () = &mut alarm => Event::Alarm,
+                happened = self.upstream.happen(), if has_room => Event::Upstream(happened),
+                ready = self.stream.writable(), if self.out.len() > 0 => match ready {
+                    Ok(()) => Event::Writable,
+                    Err(_) => break Over::Cut,
+                },
+                ready = self.stream.readable(), if may_read => match ready {
+                    Ok(()) => Event::Readable,
+                    Err(_) => break Over::Cut,
+                },
+                () = self.shared.draining.cancelled(), if !draining => Event::Draining,
+                () = self.shared.closing.cancelled(), if !self.closing => Event::Closing,
             };
-            if let Err(over) = step {
+            let turn = Arc::clone(&self.turn);
+            // Nothing closes the permits.
+            let _turn = turn.acquire().await;
+            self.now = Instant::now();
+            if let Err(over) = self.on_event(&event) {
                 break over;
             }
         };
         self.close(&over);
+        if self.closing && matches!(over, Over::Done) {
+            self.discard().await;
+        }
+    }
+
+    fn on_event(&mut self, event: &Event) -> Result<(), Over> {
+        match event {
+            Event::Realised(key, realised) => self.release(*key, *realised),
+            Event::Alarm => {
+                // A delayed query's deadline is always ahead: each ring is a retry.
+                let early = self.delayed.is_none() && self.now < self.deadline();
+                if !early {
+                    self.on_time()?;
+                }
+            }
+            Event::Upstream(happened) => self.on_upstream(happened),
+            Event::Writable => self.flush()?,
+            Event::Readable => self.read()?,
+            Event::Draining => {
+                self.last_query = Some(self.now + self.shared.proxy.config().tcp_last_query);
+            }
+            // The end goes out now if nothing is in flight, else with the last answer.
+            Event::Closing => self.closing = true,
+        }
+        Ok(())
+    }
+
+    /// Reads what a client goes on sending until it has seen the end. A connection that is closed
+    /// with something unread is reset, and a reset takes answers away that are still on their way.
+    async fn discard(&mut self) {
+        let read = async {
+            let mut scratch = [0; KEPT];
+            while self.stream.readable().await.is_ok() {
+                match self.stream.try_read(&mut scratch) {
+                    Ok(0) => break,
+                    Err(error) if error.kind() != ErrorKind::WouldBlock => break,
+                    Ok(_) | Err(_) => tokio::task::yield_now().await,
+                }
+            }
+        };
+        tokio::select! {
+            biased;
+            () = self.shared.stop.cancelled() => {}
+            () = tokio::time::sleep(LAST_READS) => {}
+            () = read => {}
+        }
+    }
+
+    /// Counts the work for a message.
+    fn count(&mut self, message: &[u8]) {
+        self.taken += 1 + message.len() / MESSAGE;
     }
 
     /// Whether everything is done that will be.
@@ -216,7 +276,7 @@ impl Connection {
         if self.has_work() {
             return None;
         }
-        if self.ended {
+        if self.ended || self.closing {
             return Some(Over::Done);
         }
         let until = self.last_query?;
@@ -251,9 +311,12 @@ impl Connection {
 
     /// Whether what waits to go out is the last: the process leaves, and every query is answered.
     fn is_last(&mut self) -> bool {
+        let is_answered = self.waiting.is_empty() && self.delayed.is_none();
+        if self.closing {
+            return is_answered && !self.ended;
+        }
         self.last_query.is_some()
-            && self.waiting.is_empty()
-            && self.delayed.is_none()
+            && is_answered
             && !self.ended
             && self.look() != Look::Full
             && self.waiting.is_empty()
@@ -266,7 +329,8 @@ impl Connection {
     }
 
     fn may_read(&self) -> bool {
-        self.delayed.is_none()
+        !self.closing
+            && self.delayed.is_none()
             && self.waiting.len() < MAX_WAITING
             && self.waiting.asked_bytes() < MAX_ASKED
             && self.has_room()

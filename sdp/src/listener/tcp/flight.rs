@@ -8,7 +8,7 @@ use std::{
 
 use foldhash::quality::RandomState;
 
-use super::upstream::Behalf;
+use super::{results::Awaited, upstream::Behalf};
 use crate::{
     mapping::EndpointInstance,
     policy::rule::Transport,
@@ -75,6 +75,8 @@ impl Flight {
 
 /// An answer that waits for the agent.
 pub(super) struct Held {
+    /// The agent's result.
+    pub(super) result: Awaited,
     pub(super) message: Vec<u8>,
     /// For the query log.
     pub(super) logged: Option<Box<Entry>>,
@@ -145,9 +147,9 @@ impl Waiting {
         removed
     }
 
-    pub(super) fn add_held(&mut self, key: u64, held: Held) {
+    pub(super) fn add_held(&mut self, held: Held) {
         self.held_bytes += held.message.len();
-        self.held.insert(key, held);
+        self.held.insert(held.result.key(), held);
     }
 
     pub(super) fn remove_held(&mut self, key: u64) -> Option<Held> {

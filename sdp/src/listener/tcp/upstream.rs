@@ -1,11 +1,6 @@
 //! A client connection's own connection to its server, opened when first needed.
 
-use std::{
-    future::Future,
-    io,
-    net::{IpAddr, SocketAddr},
-    pin::Pin,
-};
+use std::{future::Future, io, net::SocketAddr, pin::Pin};
 
 use shared_maps::IdentityId;
 use tokio::net::{TcpSocket, TcpStream};
@@ -33,8 +28,8 @@ pub(super) struct TcpUpstream {
 pub(super) struct Behalf {
     /// Identity for the mark.
     pub(super) identity: Option<IdentityId>,
-    /// Address to connect from, if not the node's.
-    pub(super) source: Option<IpAddr>,
+    /// Address to connect from, if not the node's. Port 0 is the kernel's choice.
+    pub(super) source: Option<SocketAddr>,
 }
 
 /// What happened on it.
@@ -132,9 +127,9 @@ async fn connect(
     fallbacks: Counters<Fallback>,
 ) -> io::Result<TcpStream> {
     if let Some(source) = on.source {
-        let ports = transparent::ports(&mut rand::rng());
-        for (tried, port) in ports.into_iter().enumerate() {
-            let from = SocketAddr::new(source, port);
+        let sources = transparent::sources(source, &mut rand::rng());
+        let last = sources.len() - 1;
+        for (tried, from) in sources.into_iter().enumerate() {
             let reason = match connect_from(server, on.identity, Some(from)).await {
                 Err(error) if !is_of_server(&error) => Fallback::of(&error),
                 connected => {
@@ -144,7 +139,7 @@ async fn connect(
                     return connected;
                 }
             };
-            if reason != Fallback::NoPort || tried + 1 == transparent::TRIES {
+            if reason != Fallback::NoPort || tried == last {
                 fallbacks.inc(reason);
                 break;
             }

@@ -5,7 +5,7 @@ use std::{net::SocketAddr, time::Duration};
 use super::{BATCH, Listener, Next, ROUNDS, Worker};
 use crate::{
     arena::Key,
-    listener::{SocketOptions, replies::send_all},
+    listener::{SocketOptions, delayed::DelayedQuery, replies::send_all},
     notice::Failure,
     policy::rule::Transport,
     proxy::{
@@ -161,14 +161,26 @@ impl Worker {
     /// waited long enough.
     pub(super) fn retry_delayed(&mut self) {
         self.upstream.next_batch(self.in_flight.udp_limit());
+        // Endpoints that have a place in flight and no socket to send from.
+        let mut without_socket = Vec::new();
         loop {
             let (upstream, now) = (&self.upstream, self.now);
-            let Some(next) = self.delayed.next(now, |holder| upstream.has_place(holder)) else {
+            let has_place =
+                |holder| !without_socket.contains(&holder) && upstream.has_place(holder);
+            let Some(next) = self.delayed.next(now, has_place) else {
                 return;
             };
             match next {
                 Next::Place(route, query) => {
-                    query.act(|query, message| self.forward_delayed(query, message, route));
+                    let (holder, until) = (query.holder(), query.until());
+                    let back = query.act(|query, message| {
+                        let left = self.forward_delayed(query, message, route)?;
+                        Some(DelayedQuery::new(left, message, until))
+                    });
+                    if let Some(query) = back {
+                        without_socket.push(holder);
+                        self.delayed.put_back(route, query);
+                    }
                 }
                 Next::Expired(route, query) => {
                     query.act(|query, _| self.not_placed(&PlaceError::Full, query, route));
@@ -177,12 +189,13 @@ impl Worker {
         }
     }
 
-    fn forward_delayed(
+    /// Sends a delayed query on. Returns it if it must wait on.
+    fn forward_delayed<'q>(
         &mut self,
-        mut query: Forward<'_>,
+        mut query: Forward<'q>,
         message: &[u8],
         route: (SocketAddr, SocketAddr),
-    ) {
+    ) -> Option<Forward<'q>> {
         let place = self
             .upstream
             .place(&query, message, route, self.now, &self.epoll);
@@ -199,9 +212,17 @@ impl Worker {
                 }
                 set_id(&mut self.own, placed.id);
                 self.forward_own(placed);
+                None
             }
-            Ok(Place::Joined(flight)) => self.joined(flight, query.logged.take()),
-            Err(error) => self.not_placed(&error, query, route),
+            Ok(Place::Joined(flight)) => {
+                self.joined(flight, query.logged.take());
+                None
+            }
+            Err(PlaceError::Full) => Some(query),
+            Err(error) => {
+                self.not_placed(&error, query, route);
+                None
+            }
         }
     }
 

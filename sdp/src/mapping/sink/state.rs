@@ -23,16 +23,20 @@ use crate::{
 };
 
 /// Pairs kept at most.
-const KEPT: usize = 200_000;
+pub(crate) const KEPT: usize = 200_000;
 /// Held answers queued at most, of which each endpoint has a share. Above it, answers are
 /// released as if the agent were away.
 const HELD: usize = 16_384;
-/// Held answers sent and not answered at most, in shares too: the others wait here, where one
-/// endpoint's do not wait behind another's. The agent takes as many in some milliseconds.
+/// Work in the agent for held answers at most, in units of one address and in shares too. The
+/// agent works in the order of arrival, so what it has of one endpoint delays the others; the rest
+/// waits here, where endpoints take turns. One endpoint alone has some 50 names on their way,
+/// which the agent takes in about a millisecond.
 const WINDOW: usize = 1024;
+/// What a name costs the agent besides its addresses.
+const NAME: usize = 8;
 /// Mappings sent and not answered for which no client waits, approximately: an answer that comes
-/// while thousands of names are sent again does not wait behind them in the agent.
-const OTHERS: usize = 2048;
+/// while thousands of names are sent again does not wait long behind them in the agent.
+const OTHERS: usize = 256;
 /// Names with a leased answer that wait to be sent, in shares too.
 const REFRESHES: usize = 32_768;
 /// Sequences without a result, and as many that are not durable yet; the oldest are forgotten.
@@ -310,6 +314,7 @@ impl State {
         now: BootTime,
         room: Room,
         stats: &SinkStats,
+        calls: &mut Calls,
     ) -> (Batch, bool) {
         let mut batch = Batch {
             revoked: std::mem::take(&mut self.revoked),
@@ -319,7 +324,15 @@ impl State {
             && let Some((holder, waiting)) = self.live.pop(|of| self.on_wire.allows(of, 1))
         {
             self.queued.give_back(holder, 1);
-            self.on_wire.add(holder, 1);
+            if self.standing(&waiting.mapping, now) == Standing::Leased {
+                // The same pair was realised while this answer waited for its turn.
+                stats.leased.add(1);
+                self.refresh(&waiting.mapping, now);
+                calls.push((waiting.on_realised, Realised::Yes));
+                continue;
+            }
+            // One that is larger than the share goes out when its endpoint has nothing on its way.
+            self.on_wire.add(holder, work(&waiting.mapping.addresses));
             let mut out = self.send(waiting.mapping, Wait::Held);
             out.notice = waiting.notice;
             let held = HeldAnswer {
@@ -483,7 +496,8 @@ impl State {
     fn answered(&mut self, sequence: u64) -> Option<InFlight> {
         let sent = self.in_flight.remove(&sequence)?;
         if sent.waited {
-            self.on_wire.give_back(sent.key.0.into(), 1);
+            let units = work(&sent.addresses);
+            self.on_wire.give_back(sent.key.0.into(), units);
         } else {
             self.others_on_wire -= 1;
         }
@@ -534,6 +548,12 @@ pub(super) fn call(calls: Calls) {
     for (on_realised, realised) in calls {
         on_realised(realised);
     }
+}
+
+/// What a mapping costs the agent, in units of one address. One large mapping leaves room for
+/// another endpoint's.
+fn work(addresses: &[IpAddr]) -> usize {
+    (NAME + addresses.len()).min(WINDOW / 2)
 }
 
 fn nanos(span: Duration) -> u64 {

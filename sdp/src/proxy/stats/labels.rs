@@ -97,7 +97,7 @@ label! {
     Fallback = "reason" {
         /// Asked under the pod's address all the same, from a port outside of the kernel's range.
         OtherPort => "other_port",
-        /// No port of the pod's address was found free.
+        /// No port of the pod's address was free; on Cilium's datapath, the pod's own port was not.
         NoPort => "no_port",
         /// As many sockets as there may be were busy.
         TooManySockets => "too_many_sockets",

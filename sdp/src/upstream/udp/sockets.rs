@@ -2,7 +2,7 @@
 
 use std::{
     collections::HashMap,
-    net::{IpAddr, SocketAddr},
+    net::SocketAddr,
     os::fd::OwnedFd,
     time::{Duration, Instant},
 };
@@ -23,7 +23,7 @@ const ROOM: usize = 128;
 /// endpoint may open as many as there is room left: silent servers stop who asks them.
 const MAX_SOCKETS: usize = 512;
 /// The same, of pods' addresses.
-const MAX_TRANSPARENT: usize = 2048;
+pub(super) const MAX_TRANSPARENT: usize = 2048;
 /// Queries after which a socket is replaced.
 const MAX_QUERIES: u32 = 10_000;
 /// Age at which a socket is replaced.
@@ -46,15 +46,22 @@ pub(super) struct UpSocket {
     pub(super) aging: bool,
     /// Takes no new queries; closed when nothing waits.
     pub(super) retired: bool,
+    /// Of a flow's socket on which nothing waits: its number among those that became idle.
+    pub(super) idle: Option<u64>,
 }
 
 impl UpSocket {
     /// Whether it is time to open its successor; says so once.
     pub(super) fn begins_to_age(&mut self, now: Instant) -> bool {
-        let is_old = self.queries >= QUERIES_AHEAD || now.duration_since(self.born) >= AGE_AHEAD;
+        // A flow has one socket only.
+        let is_old = !self.server.is_flow() && self.is_old(now);
         let begins = is_old && !self.aging;
         self.aging |= is_old;
         begins
+    }
+
+    fn is_old(&self, now: Instant) -> bool {
+        self.queries >= QUERIES_AHEAD || now.duration_since(self.born) >= AGE_AHEAD
     }
 }
 
@@ -63,21 +70,33 @@ impl UpSocket {
 pub(super) struct ServerKey {
     pub(super) server: SocketAddr,
     pub(super) identity: Option<IdentityId>,
-    /// If not the node's.
-    pub(super) source: Option<IpAddr>,
+    /// If not the node's. Port 0 is the kernel's choice.
+    pub(super) source: Option<SocketAddr>,
+}
+
+impl ServerKey {
+    /// Whether the socket is of one flow of a client: from the client's own port.
+    pub(super) fn is_flow(&self) -> bool {
+        self.source.is_some_and(transparent::is_flow)
+    }
 }
 
 impl UdpUpstream {
     /// A socket under `source`; where none can be had, under the node's address.
     pub(super) fn socket_under(
         &mut self,
-        source: Option<IpAddr>,
-        of: impl Fn(Option<IpAddr>) -> ServerKey,
+        source: Option<SocketAddr>,
+        of: impl Fn(Option<SocketAddr>) -> ServerKey,
         opener: Holder,
         now: Instant,
         epoll: &Epoll,
     ) -> Result<Key, PlaceError> {
-        let reason = match self.socket_for(of(source), opener, now, epoll) {
+        let wanted = of(source);
+        let found = match wanted.is_flow() {
+            true => self.socket_of_flow(wanted, opener, now, epoll),
+            false => self.socket_for(wanted, opener, now, epoll),
+        };
+        let reason = match found {
             Err(PlaceError::Full) if source.is_some() => Fallback::TooManySockets,
             Err(PlaceError::Socket(error)) if source.is_some() => Fallback::of(&error.source),
             found => return found,
@@ -145,6 +164,25 @@ impl UdpUpstream {
     ) -> Result<Key, PlaceError> {
         self.make_room(server.source.is_some(), opener)?;
         let fd = self.open(server)?;
+        let key = self.watch(fd, (server, opener), now, epoll)?;
+        let own = self.servers.entry(server).or_default();
+        if own.len() <= at {
+            own.resize(at + 1, None);
+        }
+        if let Some(place) = own.get_mut(at) {
+            *place = Some(key);
+        }
+        Ok(key)
+    }
+
+    /// Adds an open socket to `epoll`.
+    pub(super) fn watch(
+        &mut self,
+        fd: OwnedFd,
+        (server, opener): (ServerKey, Holder),
+        now: Instant,
+        epoll: &Epoll,
+    ) -> Result<Key, socket::SocketError> {
         let key = self.sockets.insert(UpSocket {
             fd,
             server,
@@ -155,25 +193,17 @@ impl UdpUpstream {
             queries: 0,
             aging: false,
             retired: false,
+            idle: None,
         });
         if let Some(socket) = self.sockets.get(key) {
             let event = EpollEvent::new(EpollFlags::EPOLLIN, key.to_u64());
             if let Err(e) = epoll.add(&socket.fd, event) {
                 self.sockets.remove(key);
-                let what = "cannot watch a socket (epoll)";
                 return Err(socket::SocketError {
-                    what,
+                    what: "cannot watch a socket (epoll)",
                     source: e.into(),
-                }
-                .into());
+                });
             }
-        }
-        let own = self.servers.entry(server).or_default();
-        if own.len() <= at {
-            own.resize(at + 1, None);
-        }
-        if let Some(place) = own.get_mut(at) {
-            *place = Some(key);
         }
         Ok(key)
     }
@@ -186,14 +216,14 @@ impl UdpUpstream {
             return socket::udp_upstream(server, identity, None);
         };
         let is_taken = |e: &socket::SocketError| Fallback::of(&e.source) == Fallback::NoPort;
-        let at = |port| socket::udp_upstream(server, identity, Some(SocketAddr::new(source, port)));
-        let [first, others @ ..] = transparent::ports(&mut self.random);
-        let refused = match at(first) {
+        let at = |source| socket::udp_upstream(server, identity, Some(source));
+        let refused = match at(source) {
             Err(e) if is_taken(&e) => e,
             opened => return opened,
         };
-        for port in others {
-            match at(port) {
+        let others = transparent::sources(source, &mut self.random);
+        for source in others.into_iter().skip(1) {
+            match at(source) {
                 Err(e) if is_taken(&e) => {}
                 opened => {
                     if opened.is_ok() {
@@ -216,7 +246,9 @@ impl UdpUpstream {
         };
         let (mut waiting, mut own) = (0, 0);
         let (mut all, mut idle) = (0, None::<(Instant, Key)>);
-        let alike = |socket: &UpSocket| socket.server.source.is_some() == transparent;
+        let alike = |socket: &UpSocket| {
+            socket.server.source.is_some() == transparent && !socket.server.is_flow()
+        };
         for (key, socket) in self.sockets.iter().filter(|(_, s)| alike(s)) {
             all += 1;
             if !socket.waiting.is_empty() {
@@ -267,7 +299,9 @@ impl UdpUpstream {
 
     pub(super) fn close(&mut self, key: Key) {
         self.forget(key);
-        self.sockets.remove(key);
+        if let Some(socket) = self.sockets.remove(key) {
+            self.flows.closed(&socket);
+        }
     }
 
     /// No new query finds the socket.

@@ -26,7 +26,7 @@ impl Connection {
             Happened::Read => {
                 let mut message = std::mem::take(&mut self.message);
                 while self.upstream.reader.take(&mut message) {
-                    self.taken += 1;
+                    self.count(&message);
                     self.answer(&mut message);
                 }
                 self.message = message;
@@ -96,30 +96,29 @@ impl Connection {
             return;
         }
         let asked = flight.asked((self.client, self.server), self.now);
-        let key = self.next_held;
-        self.next_held += 1;
-        let to_us = self.to_us.clone();
+        let mut awaited = None;
+        let results = &mut self.results;
         let answered = proxy.answer(&asked, message, now, || {
-            Box::new(move |realised| {
-                // Fails only if the connection is gone.
-                let _ = to_us.try_send((key, realised));
-            })
+            let (result, callback) = results.expect();
+            awaited = Some(result);
+            callback
         });
         if let Some(edns) = &answered.hop_by_hop {
             edns.strip_keepalive(message);
         }
-        match answered.fate {
-            Fate::Hold => {
+        match (answered.fate, awaited) {
+            (Fate::Hold, Some(result)) => {
                 let held = Held {
+                    result,
                     message: message.clone(),
                     logged: flight.logged.take(),
                     asked: flight.sent_at,
                     since: self.now,
                 };
-                self.waiting.add_held(key, held);
+                self.waiting.add_held(held);
                 stats.held.up();
             }
-            Fate::Release(result) => {
+            (Fate::Release(result), _) => {
                 if result == AnswerResult::Released && answered.hop_by_hop.is_none() {
                     self.shared.repeats.lock().leased(print, version, now);
                 }
@@ -128,7 +127,7 @@ impl Connection {
                 self.log(&mut flight.logged, End::sent(result.text(), message));
                 self.out.push(message);
             }
-            Fate::Malformed => {
+            (Fate::Malformed, _) | (Fate::Hold, None) => {
                 stats.answers.inc(AnswerResult::Malformed);
                 let result = AnswerResult::Malformed.text();
                 self.log(&mut flight.logged, End::own(result, Rcode::ServFail));

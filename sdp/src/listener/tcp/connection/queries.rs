@@ -27,7 +27,7 @@ impl Connection {
         let mut message = std::mem::take(&mut self.message);
         while self.may_read() && self.reader.take(&mut message) {
             self.last_activity = self.now;
-            self.taken += 1;
+            self.count(&message);
             self.query(&message);
         }
         self.message = message;

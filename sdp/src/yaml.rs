@@ -8,6 +8,7 @@ mod nesting;
 
 use std::{cell::Cell, fmt};
 
+use self::nesting::is_break;
 use serde::de::{DeserializeSeed, Deserializer, Error as _, MapAccess, SeqAccess, Visitor};
 use serde_json::{Map, Number, Value};
 
@@ -48,7 +49,7 @@ impl YamlError {
     pub fn remedy(&self) -> &'static str {
         match self {
             Self::Syntax { .. } => "correct the syntax",
-            Self::Deep => "remove the nesting; no policy or endpoint needs more than 20 levels",
+            Self::Deep => "remove the nesting; nothing here needs more than 20 levels",
             Self::Long(_) => "divide it into several documents with a line `---` between them",
             Self::Large(_) => "divide the object into several with names of their own",
             Self::Aliases => "write out what the aliases (*name) stand for where it is needed",
@@ -84,9 +85,9 @@ pub fn documents(text: &str) -> Vec<Document<'_>> {
             return true;
         }
         // Directives belong to the document after them.
-        !text.lines().any(|line| line.starts_with('%'))
+        !lines(text).any(|line| line.starts_with('%'))
     };
-    for (number, line) in text.split_inclusive('\n').enumerate() {
+    for (number, line) in lines(text).enumerate() {
         let end = at + line.len();
         if is_marker(line, "---") {
             if add(begin, at, begin_line, explicit) {
@@ -104,15 +105,37 @@ pub fn documents(text: &str) -> Vec<Document<'_>> {
     found
 }
 
+/// Lines with their ends, which are those of libyaml: a file with the ends of another system is
+/// not one long comment.
+fn lines(text: &str) -> impl Iterator<Item = &str> {
+    let mut rest = text;
+    std::iter::from_fn(move || {
+        let end = rest.find(is_break).map(|at| {
+            let breaks = rest.get(at..).unwrap_or_default();
+            at + match breaks.strip_prefix("\r\n") {
+                Some(_) => 2,
+                None => breaks.chars().next().map_or(0, char::len_utf8),
+            }
+        });
+        let (line, after) = rest.split_at(end.unwrap_or(rest.len()));
+        rest = after;
+        (!line.is_empty()).then_some(line)
+    })
+}
+
+fn is_blank(c: char) -> bool {
+    matches!(c, ' ' | '\t') || is_break(c)
+}
+
 fn is_marker(line: &str, marker: &str) -> bool {
     line.strip_prefix(marker)
-        .is_some_and(|rest| rest.is_empty() || rest.starts_with([' ', '\t', '\r', '\n']))
+        .is_some_and(|rest| rest.is_empty() || rest.starts_with(is_blank))
 }
 
 fn has_content(text: &str) -> bool {
-    let mut lines = text.lines().map(|line| line.trim_start_matches('\u{feff}'));
+    let mut lines = lines(text).map(|line| line.trim_start_matches('\u{feff}'));
     lines.any(|line| {
-        let content = line.trim();
+        let content = line.trim_matches(is_blank);
         !content.is_empty() && !content.starts_with('#') && !line.starts_with('%')
     })
 }
@@ -306,6 +329,9 @@ mod tests {
             "--- |\n ---\n x\n--- 'a\n\n  b'\n",
             "a: |\n  ---\n  b\n---x: y\n",
             "a: 1\r\n---\r\nb: 2\r\n",
+            "# first\ra: 1\r---\r# second\rb: 2\r...\r",
+            "# first\u{85}a: 1\u{2028}---\u{2029}b: 2\r\n---\u{85}c: 3",
+            "a: 1\n---\rb: 2\n",
             "{\"a\": 1}\n",
         ] {
             let expected: Vec<Value> = serde_yaml_ng::Deserializer::from_str(text)

@@ -1,0 +1,57 @@
+//! Queries that are in flight at the server when something is done to a proxy.
+
+use std::net::{IpAddr, Ipv4Addr};
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, anyhow};
+
+use super::stage::{LEAVES, Stage};
+use crate::dns::probe::Query;
+use crate::dns::zone::Manner;
+use crate::wait::until;
+
+/// The server answers so much after it got the query.
+const LATE: Duration = Duration::from_millis(700);
+/// The answer to each of them.
+const ANSWER: IpAddr = IpAddr::V4(Ipv4Addr::new(203, 0, 113, 17));
+
+/// Runs `act` once the server has a query of each pod over each transport and family; passes it
+/// how many these are. Each of them must be answered.
+pub(super) fn with_slow_queries<T>(
+    stage: &Stage,
+    round: u32,
+    act: impl FnOnce(u64) -> Result<T>,
+) -> Result<T> {
+    let zone = &stage.lab.zone;
+    let mut queries = Vec::new();
+    for (number, pod) in stage.clients().enumerate() {
+        for server in stage.servers().slow {
+            // Names that no other query has: the same question is sent to the server once.
+            let name = |transport: &str| {
+                let family = if server.is_ipv4() { 4 } else { 6 };
+                format!("slow{family}-{transport}-{number}-{round}.good.test")
+            };
+            for (name, tcp) in [(name("udp"), false), (name("tcp"), true)] {
+                zone.set(&name, &[ANSWER], 600);
+                zone.manner(&name, Manner::Delay(LATE));
+                let query = Query::a(&name, server).within(LEAVES);
+                queries.push((pod, name, if tcp { query.tcp() } else { query }));
+            }
+        }
+    }
+    std::thread::scope(|scope| {
+        let asked: Vec<_> = queries
+            .iter()
+            .map(|(pod, _, query)| scope.spawn(|| pod.ask(query)?.expect(ANSWER)))
+            .collect();
+        until("the server has the slow queries", LEAVES, || {
+            queries.iter().all(|(_, name, _)| zone.asked(name) > 0)
+        })?;
+        let done = act(queries.len() as u64);
+        for (thread, (_, _, query)) in asked.into_iter().zip(&queries) {
+            let answered = thread.join().map_err(|_| anyhow!("a query panicked"))?;
+            answered.with_context(|| format!("in flight when a proxy was replaced: {query:?}"))?;
+        }
+        done
+    })
+}

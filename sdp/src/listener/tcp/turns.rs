@@ -1,0 +1,91 @@
+//! Endpoints take turns: one with many busy connections does not delay the connections of another.
+//!
+//! The runtime lets tasks run in the order in which they became ready. Without turns, a
+//! connection of one endpoint waits for every busy connection of another one, several times for
+//! each query. A connection works only while it has one of its endpoint's few permits. Its
+//! endpoint's other connections wait for a permit, in the order of arrival, and take no time.
+
+use std::{
+    collections::HashMap,
+    sync::{Arc, Weak},
+};
+
+use foldhash::quality::RandomState;
+use parking_lot::Mutex;
+use tokio::sync::Semaphore;
+
+use crate::quota::Holder;
+
+/// Connections of one endpoint that work at once: as many as the runtime has threads, so that an
+/// endpoint that is alone gets all of them.
+const PERMITS: usize = 2;
+/// Endpoints without connections are forgotten when so many are known, or twice those that had
+/// connections at the last look.
+const FORGET_FROM: usize = 64;
+
+/// Turns of all endpoints.
+#[derive(Debug, Default)]
+pub(super) struct Turns {
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    by_holder: HashMap<Holder, Weak<Semaphore>, RandomState>,
+    forget_at: usize,
+}
+
+impl Turns {
+    /// The permits that all connections of `holder` share.
+    pub(super) fn of(&self, holder: Holder) -> Arc<Semaphore> {
+        let mut state = self.state.lock();
+        if let Some(turn) = state.by_holder.get(&holder).and_then(Weak::upgrade) {
+            return turn;
+        }
+        if state.by_holder.len() >= state.forget_at.max(FORGET_FROM) {
+            state.by_holder.retain(|_, turn| turn.strong_count() > 0);
+            state.forget_at = 2 * state.by_holder.len();
+        }
+        let turn = Arc::new(Semaphore::new(PERMITS));
+        state.by_holder.insert(holder, Arc::downgrade(&turn));
+        turn
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use shared_maps::EndpointId;
+
+    use super::*;
+
+    fn endpoint(id: u16) -> Holder {
+        Holder::Endpoint {
+            id: EndpointId(id),
+            ifindex: 1,
+        }
+    }
+
+    #[test]
+    fn connections_of_an_endpoint_share_permits_and_endpoints_do_not() {
+        let turns = Turns::default();
+        let (one, same, other) = (
+            turns.of(endpoint(1)),
+            turns.of(endpoint(1)),
+            turns.of(endpoint(2)),
+        );
+        let _taken: Vec<_> = (0..PERMITS).map(|_| one.try_acquire().unwrap()).collect();
+        assert!(same.try_acquire().is_err());
+        assert!(other.try_acquire().is_ok());
+    }
+
+    #[test]
+    fn endpoints_without_connections_are_forgotten() {
+        let turns = Turns::default();
+        let lasting = turns.of(endpoint(0));
+        for id in 1..5_000 {
+            drop(turns.of(endpoint(id)));
+        }
+        assert!(turns.state.lock().by_holder.len() <= FORGET_FROM);
+        assert!(Arc::ptr_eq(&lasting, &turns.of(endpoint(0))));
+    }
+}

@@ -20,6 +20,7 @@ use crate::{
         event::{EndpointSpec, SourceEvent},
     },
     datapath::{
+        closed::{ClosedInterfaces, Gate},
         files::{StateFiles, later::LaterFiles},
         interfaces::Interfaces,
         kernel::{KernelConfig, KernelDatapath},
@@ -32,7 +33,7 @@ use crate::{
     dnsproxy::{BuiltinProxy, Ports},
     endpoint::{
         config_file::EndpointFile,
-        source::{EndpointBook, cli::CliFile},
+        source::{EndpointBook, cli::CliFile, looks},
     },
     epoch::{Epoch, StateDirLock},
     events::Events,
@@ -53,8 +54,6 @@ use crate::{
 
 /// Where a Cilium agent answers.
 const CILIUM_SOCKET: &str = "/var/run/cilium/cilium.sock";
-/// Between two looks whether endpoints are where they were found.
-const FOLLOW: Duration = Duration::from_millis(250);
 /// How long tasks may take to end.
 const GRACE: Duration = Duration::from_secs(5);
 
@@ -93,6 +92,8 @@ pub async fn run(mut config: Config) -> Result<()> {
     if let Some(path) = &config.pre_cache {
         found.bound_pre_cache(path, config.map_sizes.ipcache);
     }
+    let mut gate = ClosedInterfaces::new(datapath.programs().clone(), maps.clone());
+    gate.load()?;
     routing::install(config.ipv4, config.ipv6).await?;
     if let Err(error) = notrack::install() {
         tracing::error!(%error, "queries to addresses that this node translates time out");
@@ -132,6 +133,7 @@ pub async fn run(mut config: Config) -> Result<()> {
             datapath,
             channel,
             conditions,
+            gate: Some(Box::new(gate)),
         },
     )
     .await?;
@@ -170,6 +172,8 @@ pub struct Parts {
     pub channel: (CoreHandle, Inbox),
     /// How the node's part of the datapath is.
     pub conditions: Conditions,
+    /// Closes interfaces of pods that are not found; none = there is no kernel.
+    pub gate: Option<Box<dyn Gate>>,
 }
 
 /// A running agent.
@@ -195,6 +199,7 @@ impl Agent {
             datapath,
             channel,
             conditions,
+            gate,
         } = parts;
         let epoch = Epoch::begin(files.dir())?;
         let sdp_listener =
@@ -242,6 +247,7 @@ impl Agent {
             &config,
             files.dir(),
             restored_endpoints,
+            gate,
             &core,
             &tasks,
             &stop,
@@ -425,6 +431,7 @@ fn endpoint_source(
     config: &Config,
     state: &Path,
     restored: Vec<EndpointSpec>,
+    gate: Option<Box<dyn Gate>>,
     core: &CoreHandle,
     tasks: &TaskTracker,
     stop: &CancellationToken,
@@ -434,39 +441,15 @@ fn endpoint_source(
         config.endpoint_dir.clone(),
         CliFile::in_dir(state),
         restored,
+        gate,
         move |event| {
             // A stopped core means that the agent is stopping: nothing is lost.
             let _stopped = told.tell_blocking(Event::Endpoints(event));
         },
     )?;
     // Without a directory there is still what was added by command and cannot be resolved yet.
-    let watched = config
-        .endpoint_dir
-        .clone()
-        .unwrap_or_else(|| state.to_owned());
-    let source = Arc::clone(&book);
-    let stop = stop.clone();
-    tasks.spawn(async move {
-        let dir = WatchedDir::new(&watched);
-        let mut changed = std::pin::pin!(dir.changed());
-        let mut look: fn(&EndpointBook) = EndpointBook::list;
-        loop {
-            let source = Arc::clone(&source);
-            let looked = tokio::task::spawn_blocking(move || look(&source));
-            if looked.await.is_err() {
-                tracing::error!("reading the endpoints ended by a panic");
-                return;
-            }
-            look = tokio::select! {
-                () = &mut changed => {
-                    changed.set(dir.changed());
-                    EndpointBook::refresh
-                }
-                () = tokio::time::sleep(FOLLOW) => EndpointBook::follow,
-                () = stop.cancelled() => return,
-            };
-        }
-    });
+    let watched = config.endpoint_dir.as_deref().unwrap_or(state);
+    looks::run(Arc::clone(&book), watched, tasks, stop.clone());
     Ok(book)
 }
 

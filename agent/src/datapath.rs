@@ -1,5 +1,6 @@
 //! From a plan to the kernel.
 
+pub mod closed;
 pub mod conntrack;
 pub mod events;
 pub mod files;

@@ -8,6 +8,7 @@ use std::{path::PathBuf, sync::Arc, time::Duration};
 
 use holdfast_sdp::{
     descriptors::Descriptors,
+    gate::Gate,
     listener::{
         ListenConfig, ListenError, Listeners, SocketOptions, Sockets, SteeringConfig,
         SteeringStatus,
@@ -79,6 +80,7 @@ impl BuiltinProxy {
             workers: 1,
             options: SocketOptions::Transparent,
             steering: Some(SteeringConfig {
+                gate: Gate::default(),
                 bpf_root: config.bpf_root.clone(),
                 kind: steering::KIND_FALLBACK,
             }),

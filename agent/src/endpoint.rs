@@ -8,6 +8,7 @@ pub mod discover;
 )]
 pub mod endpoint;
 pub mod link;
+pub mod link_events;
 pub mod manager;
 pub mod policy_map;
 pub mod source;

@@ -116,6 +116,7 @@ impl Health {
                 .and_then(|counters| counters.read())
                 .unwrap_or_default(),
             unresolved: self.endpoints.unresolved().len(),
+            closed_interfaces: self.endpoints.closed_interfaces(),
             conditions: Part::ALL
                 .map(|part| (part, self.conditions.of(part)))
                 .to_vec(),

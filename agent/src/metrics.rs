@@ -31,6 +31,8 @@ pub struct Scrape {
     pub damaged: usize,
     /// Endpoint documents not in force.
     pub unresolved: usize,
+    /// Interfaces that nothing passes, as their endpoint is not found.
+    pub closed_interfaces: usize,
     /// Packets and bytes by reason; empty where there is no datapath.
     pub packets: Vec<(Reason, Counter)>,
     /// Parts of the datapath beside the endpoints' own.
@@ -102,6 +104,12 @@ impl Sample {
             "endpoint_unresolved",
             "Documents about endpoints that are not in force; `holdfast-agent status` says why",
             count(self.scrape.unresolved),
+        )?;
+        out.gauge(
+            "endpoint_closed_interfaces",
+            "Host-side interfaces that nothing passes, as their endpoint is not found or not under \
+             policy yet",
+            count(self.scrape.closed_interfaces),
         )?;
         out.gauge(
             "policy",
@@ -430,6 +438,7 @@ mod tests {
             ready: true,
             damaged: 0,
             unresolved: 1,
+            closed_interfaces: 2,
             packets: vec![(
                 Reason::PolicyDenied,
                 Counter {
@@ -452,6 +461,7 @@ mod tests {
             "holdfast_fqdn_mappings_total{outcome=\"realised\"} 0",
             "holdfast_identity{type=\"local\"} 0",
             "holdfast_endpoint_unresolved 1",
+            "holdfast_endpoint_closed_interfaces 2",
             "holdfast_drop_count_total{reason=\"policy_denied\"} 5",
             "holdfast_drop_bytes_total{reason=\"policy_denied\"} 500",
             "holdfast_reconcile_differences_total{part=\"programs\"} 0",

@@ -207,7 +207,8 @@ fn files_of_every_version_are_read() {
         assert_eq!(found.restored.cleaned.cleanings, cleanings(), "{version:?}");
         // Another boot: counted afresh.
         assert_eq!(Epoch::begin(&state).unwrap().start, 1, "{version:?}");
-        let book = EndpointBook::open(None, CliFile::in_dir(&state), Vec::new(), |_| {}).unwrap();
+        let book =
+            EndpointBook::open(None, CliFile::in_dir(&state), Vec::new(), None, |_| {}).unwrap();
         book.list();
         let added: Vec<String> = book.unresolved().into_iter().map(|u| u.key).collect();
         assert_eq!(added, ["cli/no-such-namespace/eth0"], "{version:?}");

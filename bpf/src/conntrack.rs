@@ -245,10 +245,17 @@ pub(crate) fn forward(
                 if flags & FLAG_ANSWERED != 0 && flags & CLOSED != CLOSED {
                     quota::release(packet);
                 }
-                if !unanswered::admit(packet, direction, As::Forward) {
+                // The entry itself may be the oldest of the full queue, which spares answered ones.
+                (*value).flags = flags | FLAG_ANSWERED;
+                let admitted = unanswered::admit(packet, direction, As::Forward);
+                (*value).flags = if admitted {
+                    kind
+                } else {
+                    flags & !FLAG_ANSWERED
+                };
+                if !admitted {
                     return Forwarded::Full;
                 }
-                (*value).flags = kind;
                 (*value).tx_flags_seen = 0;
                 (*value).rx_flags_seen = 0;
                 (*value).packets = 0;

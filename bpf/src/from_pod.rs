@@ -23,7 +23,7 @@ use crate::{
 /// `TCX_NEXT`: programs after ours at this interface run, then the stack.
 pub(crate) const NEXT: i32 = -1;
 /// `TCX_PASS`: on to the stack at once.
-const PASS: i32 = 0;
+pub(crate) const PASS: i32 = 0;
 /// `TCX_DROP`.
 pub(crate) const DROP: i32 = 2;
 

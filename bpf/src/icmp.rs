@@ -67,7 +67,8 @@ pub(crate) fn of_pod(ctx: &TcContext, packet: &Packet) -> About {
     if !quoted.daddr.is(packet.saddr) || !quoted.saddr.is(packet.daddr) {
         return About::Nothing;
     }
-    if redirect::of_sender(quoted) != Note::None {
+    let note = redirect::of_sender(quoted);
+    if note == Note::Redirected {
         return About::Redirected;
     }
     let now = conntrack::now();
@@ -75,6 +76,9 @@ pub(crate) fn of_pod(ctx: &TcContext, packet: &Packet) -> About {
         || conntrack::find(quoted, DIR_OUT, As::Reply, now).is_some()
     {
         About::Connection
+    } else if note == Note::Former {
+        // The proxy still answers queries from before the change of policy.
+        About::Redirected
     } else {
         About::Nothing
     }

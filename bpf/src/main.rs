@@ -21,6 +21,7 @@
 )]
 
 mod address;
+mod closed;
 mod config;
 mod conntrack;
 mod events;
@@ -50,6 +51,12 @@ pub fn from_pod(ctx: TcContext) -> i32 {
 #[classifier]
 pub fn to_pod(ctx: TcContext) -> i32 {
     to_pod::run(&ctx)
+}
+
+/// Packets of an interface whose pod the agent has not found yet: TCX ingress and egress.
+#[classifier]
+pub fn closed(ctx: TcContext) -> i32 {
+    closed::run(&ctx)
 }
 
 /// Packets from outside: TCX ingress of an interface that is no pod's.

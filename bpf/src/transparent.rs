@@ -21,7 +21,7 @@ use shared_maps::{
 use crate::{
     address::Address,
     config, events, fragment,
-    from_pod::NEXT,
+    from_pod::{NEXT, PASS},
     icmp,
     maps::{LXC, SCRATCH},
     packet::{ETH_P_IP, ETH_P_IPV6, Fragment, Packet, TCP, UDP, ether_type, parse_ip},
@@ -49,6 +49,8 @@ pub(crate) fn run(ctx: &TcContext) -> i32 {
     if is_answer(ctx, packet) {
         ctx.set_mark(mark::MAGIC_TO_PROXY);
         events::count(Reason::Returned, packet.len);
+        // As of an endpoint's packets: no other program may take it elsewhere.
+        return PASS;
     }
     NEXT
 }

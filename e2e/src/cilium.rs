@@ -11,6 +11,7 @@
 pub mod conntrack;
 pub mod keepalive;
 pub mod place;
+pub mod restart;
 mod service;
 pub mod stage;
 pub mod world;

@@ -14,7 +14,7 @@ mod start;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use anyhow::Result;
+use anyhow::{Context as _, Result};
 use serde::Serialize;
 
 pub use self::stage::{Redirect, Stage};
@@ -258,7 +258,10 @@ impl Act {
         {
             stage.lab.print_logs();
         }
-        let mut rows = played?;
+        let mut rows = played.with_context(|| {
+            let counters = dropped::by_the_kernel(&stage);
+            counters.unwrap_or_else(|error| error.to_string())
+        })?;
         for row in &mut rows {
             if !row.holds {
                 row.note += &format!("; {}", dropped::by_the_kernel(&stage)?);

@@ -215,6 +215,11 @@ impl Pace {
         let all = since.elapsed().as_micros() * u128::from(self.per_second) / 1_000_000;
         u64::try_from(all).unwrap_or(u64::MAX) / (self.among.max(1) as u64)
     }
+
+    /// How many are due in this part of a second.
+    fn of_a_second(self, parts: u64) -> u64 {
+        u64::from(self.per_second) / (self.among.max(1) as u64) / parts
+    }
 }
 
 /// Shared by the senders.

@@ -86,10 +86,11 @@ fn files_add_change_and_remove_endpoints() {
         // Added: the second pod takes the place of the absent one.
         write(lab, &(document(b, CLIENT) + &document(a, WEB)))?;
         lab.endpoint_id(&lab.b)?;
+        // Nothing passes until its programs are attached.
         eventually("the added pod is under policy", SOON, || {
-            lab.b.expect_closed(at(web4(11), 80))
+            lab.b.expect_closed(at(web4(11), 80))?;
+            lab.b.expect_open(at(web4(12), 80))
         })?;
-        lab.b.expect_open(at(web4(12), 80))?;
         assert_eq!(unresolved(lab)?, [], "nothing is missing any more");
         lab.a.expect_open(at(web4(10), 80))?;
 

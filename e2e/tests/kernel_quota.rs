@@ -10,6 +10,7 @@ use holdfast_e2e::kernel::{
     with_kernel,
 };
 use holdfast_e2e::packet::{ACK, FIN, Packet, SYN, Transport, tcp, udp};
+use shared_maps::conntrack::CtValue;
 use shared_maps::event::{self, Counter, Reason};
 use shared_maps::lxc::LxcValue;
 use shared_maps::mark::MAGIC_FROM_EGRESS_PROXY;
@@ -84,6 +85,25 @@ fn counted(k: &Kernel, reason: Reason) -> Result<u64> {
 
 fn now() -> Result<u32> {
     Ok(u32::try_from(monotonic_ns() / 1_000_000_000)?)
+}
+
+#[test]
+fn an_ended_entry_that_is_the_oldest_of_a_full_queue_can_be_used_again() {
+    with_kernel(|k| {
+        k.allow(PEER, EGRESS, 0, 0)?;
+        k.send(&frame(POD4, PEER4, udp(4000, 80)))?;
+        let map = k.conntrack4(false)?;
+        let (key, value) = map.entries()?.found.remove(0);
+        let lifetime = now()? - 1;
+        map.set(&key, &CtValue { lifetime, ..value })?;
+        for port in 1..UNANSWERED {
+            k.pass(&frame(POD4, PEER4, udp(u16::try_from(port)?, 80)))?;
+        }
+        k.send(&frame(POD4, PEER4, udp(4000, 80)))?;
+        let answer = frame(PEER4, POD4, udp(80, 4000));
+        assert_eq!(k.receive(&answer, From::Outside)?.reason, Reason::Reply);
+        Ok(())
+    });
 }
 
 #[test]

@@ -244,6 +244,34 @@ fn an_error_of_the_pod_about_an_answer_goes_to_the_proxy() {
 }
 
 #[test]
+fn an_error_of_the_pod_about_a_direct_answer_goes_to_the_server() {
+    with_kernel(|k| {
+        for (pod, peer, _) in FAMILIES {
+            k.redirect_dns()?;
+            asks(k, &frame(pod, peer, udp(4000, 53)))?;
+            directly(k)?;
+            let about = |port| {
+                frame(
+                    pod,
+                    peer,
+                    unreachable(&Packet::new(peer, pod, udp(53, port))),
+                )
+            };
+            assert!(k.send(&frame(pod, peer, udp(4001, 53)))?.pass);
+            let verdict = k.send(&about(4001))?;
+            assert_eq!((verdict.reason, verdict.mark), (Reason::Reply, 0));
+            // The proxy still answers the query that it got before.
+            let verdict = k.send(&about(4000))?;
+            assert_eq!(
+                (verdict.reason, verdict.mark),
+                (Reason::Returned, MAGIC_TO_PROXY)
+            );
+        }
+        Ok(())
+    });
+}
+
+#[test]
 fn a_flow_to_the_proxy_is_told_once() {
     with_kernel(|k| {
         k.redirect_dns()?;

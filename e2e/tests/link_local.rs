@@ -86,6 +86,35 @@ fn host_mac(lab: &Lab) -> Result<String> {
 }
 
 #[test]
+fn a_link_local_address_that_a_routed_pod_gives_itself_later_counts() {
+    with_lab(|lab| {
+        let (node, own) = (ip("fe80::1"), ip("fe80::b"));
+        let host_side = lab.b.host_side.clone();
+        lab.node
+            .batch(&format!("address replace {node}/64 dev {host_side} nodad"))?;
+        let _programs = lab.start(&good_names())?;
+        lab.add_endpoint(&lab.b, CLIENT)?;
+        let server = lab.node.enter(|| -> Result<UdpSocket> {
+            Ok(UdpSocket::bind(link_local(node, 7000, &host_side)?)?)
+        })??;
+        server.set_read_timeout(Some(Duration::from_millis(100)))?;
+        lab.b
+            .netns
+            .batch(&format!("address add {own}/64 dev eth0 nodad"))?;
+        let client = lab.b.netns.enter(|| -> Result<UdpSocket> {
+            let client = UdpSocket::bind(link_local(own, 0, "eth0")?)?;
+            client.connect(link_local(node, 7000, "eth0")?)?;
+            Ok(client)
+        })??;
+        eventually("the node gets the pod's packet", SOON, || {
+            client.send(b"hello")?;
+            server.recv_from(&mut [0; 16])?;
+            Ok(())
+        })
+    });
+}
+
+#[test]
 fn a_chosen_link_local_address_a_probe_and_a_report_work() {
     with_lab(|lab| {
         let (node, own) = (ip("fe80::1"), ip("fe80::b"));

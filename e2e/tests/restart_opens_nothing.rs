@@ -7,7 +7,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use holdfast_e2e::lab::{DNS4, UDP_PORT, at, web4};
 use holdfast_e2e::policy::{CLIENT, WEB, cidr, egress, good_names};
-use holdfast_e2e::{AgentOptions, Lab, Pod, Query, eventually, shell, with_lab};
+use holdfast_e2e::{AgentOptions, Lab, Pod, Query, eventually, with_lab};
 use serde_json::Value;
 
 const SOON: Duration = Duration::from_secs(20);
@@ -196,68 +196,5 @@ fn a_pod_that_claims_the_dns_servers_address_does_not_get_it_at_a_restart() {
             .ask(&Query::a("www.good.test", DNS4))?
             .expect(web4(10))?;
         Ok(())
-    });
-}
-
-/// The namespace of a name is another one now, while a process goes on in the old one.
-#[test]
-fn a_namespace_that_is_replaced_under_its_name_is_followed() {
-    with_lab(|lab| {
-        lab.write_policy("web.yaml", &only("web", 10))?;
-        let _agent = lab.start_agent(&AgentOptions::default())?;
-        let always = "--enable-policy=always";
-        let name = lab.a.netns.name();
-        lab.agent(&["endpoint", "add", "--netns", name, "--labels", WEB, always])?;
-        lab.a.expect_open(at(web4(10), 80))?;
-        let _process = Process::start(&lab.a)?;
-        let before = lab.endpoint_id(&lab.a)?;
-        let other = ["endpoint", "add", "--netns", lab.b.netns.name()];
-        let said = lab.agent(&[&other[..], &["--labels", "k8s:app=free"]].concat())?;
-        ensure!(
-            said.contains("unrestricted: no policy selects it"),
-            "{said}"
-        );
-        let status = lab.agent(&["status"])?;
-        ensure!(
-            status.contains("1 unrestricted: no policy selects it"),
-            "{status}"
-        );
-
-        shell::run("ip", &["netns", "delete", name])?;
-        shell::run("ip", &["netns", "add", name])?;
-        shell::run(
-            "ip",
-            &[
-                "link",
-                "add",
-                "lxcnew",
-                "netns",
-                lab.node.name(),
-                "type",
-                "veth",
-                "peer",
-                "name",
-                "eth0",
-                "netns",
-                name,
-            ],
-        )?;
-        lab.node.batch(&format!(
-            "link set lxcnew up\nroute replace {}/32 dev lxcnew",
-            lab.a.v4
-        ))?;
-        lab.a.netns.batch(&format!(
-            "link set lo up\n\
-             address add {}/32 dev eth0\n\
-             link set eth0 up\n\
-             route add 10.77.0.1/32 dev eth0\n\
-             route add default via 10.77.0.1 dev eth0",
-            lab.a.v4
-        ))?;
-        eventually("the new interface is under policy", SOON, || {
-            ensure!(lab.endpoint_id(&lab.a)? != before, "it is the old one");
-            lab.a.expect_closed(at(web4(12), 80))
-        })?;
-        lab.a.expect_open(at(web4(10), 80))
     });
 }

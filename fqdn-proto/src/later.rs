@@ -29,6 +29,15 @@ impl<T: Message + Default> Encoded<T> {
     }
 }
 
+impl<T> From<Vec<u8>> for Encoded<T> {
+    fn from(bytes: Vec<u8>) -> Self {
+        Self {
+            bytes: bytes.into(),
+            message: PhantomData,
+        }
+    }
+}
+
 /// Calls `standalonednsproxy.FQDNData/StreamPolicyState`; a snapshot may have
 /// `largest` bytes.
 pub async fn stream_policy_state(

@@ -1,5 +1,7 @@
 //! Composition root: everything the standalone proxy is made of, in start order.
 
+mod rules;
+
 use std::{
     io,
     path::Path,
@@ -12,11 +14,15 @@ use parking_lot::Mutex;
 use shared_maps::{steering, user::Globals};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
+use self::rules::{
+    end_lost_rules, first_rules, keep_rules, note_gate, others_first, restore_rules,
+};
 use crate::{
     admin::{self, Admin, Doors, MetricsDoor},
     config::{self, Config, SteeringMode},
     descriptors::Descriptors,
     drain::Drain,
+    gate::{BoundPorts, Gate},
     journal::Journal,
     link::{Link, board::Board},
     listener::{
@@ -31,7 +37,8 @@ use crate::{
     proxy::{Proxy, ProxyConfig, RejectCode, Stats},
     query_log::{QueryLog, QueryLogConfig, QueryLogStats, Target, Which},
     ready::{Need, Readiness},
-    restore::{self, Skipped},
+    restore::Skipped,
+    rules_journal::RulesJournal,
     steering::program,
     transparent::Transparent,
     troubles::Troubles,
@@ -42,8 +49,6 @@ pub(crate) const TCP_CONNECTIONS: usize = 4096;
 /// Threads for TCP and housekeeping; UDP, the link to the agent and the journal have their own.
 const RUNTIME_THREADS: usize = 2;
 
-/// How long the first rules may hold up the listeners.
-const FIRST_RULES_WITHIN: Duration = Duration::from_secs(1);
 /// While leaving, an agent that answers nothing for so long is not waited for.
 const SILENT: Duration = Duration::from_secs(2);
 /// How long the last lines may take.
@@ -64,10 +69,14 @@ pub struct Shared {
     pub journal: Arc<Journal>,
     /// What an agent of Cilium wants to hear besides.
     pub notices: Arc<Notices>,
+    /// Where a Cilium agent's rules are kept for a start without it.
+    pub rules_journal: Arc<RulesJournal>,
     /// How the link to the agent stands.
     pub board: Arc<Board>,
     /// What is missing for being ready.
     pub ready: Readiness,
+    /// Whether queries can be answered.
+    pub gate: Gate,
     /// The phases of leaving.
     pub drain: Drain,
     /// Counters of the main path.
@@ -97,8 +106,13 @@ pub fn run(config: Config, troubles: Troubles) -> anyhow::Result<()> {
     let descriptors = Descriptors::raise();
     // What only root may make comes first, threads last: they inherit what is left.
     let metrics = MetricsDoor::open(&config)?;
-    let sockets = Unbound::open(&listen_config(&config, descriptors))
+    let gate = Gate::default();
+    let listen = listen_config(&config, descriptors, gate.clone());
+    let sockets = listen
+        .check_port()
+        .and_then(|()| Unbound::open(&listen))
         .map_err(|e| explain_bind(&e, config.proxy_port))?;
+    let ports = bound_ports();
     provide_steering(&config);
     remove_left_socket(&config);
     let privileges = sandbox(&config).enter()?;
@@ -111,13 +125,18 @@ pub fn run(config: Config, troubles: Troubles) -> anyhow::Result<()> {
         .enable_all()
         .build()
         .context("cannot start the runtime")?;
-    let shared = Arc::new(Shared::new(config, privileges, troubles, query_log));
-    let outcome = runtime.block_on(serve(&shared, doors, sockets));
+    let shared = Arc::new(Shared::new(config, privileges, troubles, query_log, gate));
+    let outcome = runtime.block_on(serve(&shared, doors, sockets, ports));
     runtime.shutdown_timeout(Duration::from_millis(200));
     outcome
 }
 
-async fn serve(shared: &Arc<Shared>, doors: Doors, sockets: Unbound) -> anyhow::Result<()> {
+async fn serve(
+    shared: &Arc<Shared>,
+    doors: Doors,
+    sockets: Unbound,
+    ports: BoundPorts,
+) -> anyhow::Result<()> {
     let config = &shared.config;
     tracing::info!(name = config.name, port = config.proxy_port, "starting");
     for note in &config.notes {
@@ -137,6 +156,7 @@ async fn serve(shared: &Arc<Shared>, doors: Doors, sockets: Unbound) -> anyhow::
         .start(&config.journal_dir, &config.name, move |written| {
             sink.adopt(&written);
         });
+    shared.rules_journal.open(&config.journal_dir, &config.name);
     let admin = Admin::start(doors, shared)?;
     restore_rules(shared);
     let stop = CancellationToken::new();
@@ -148,6 +168,7 @@ async fn serve(shared: &Arc<Shared>, doors: Doors, sockets: Unbound) -> anyhow::
         .start(stop.clone())
         .context("cannot start the link's thread")?;
     first_rules(shared).await;
+    others_first(shared, ports).await;
 
     let sockets = sockets
         .bind()
@@ -184,6 +205,7 @@ impl Shared {
             Privileges::default(),
             Troubles::default(),
             (None, none),
+            Gate::default(),
         )
     }
 
@@ -192,6 +214,7 @@ impl Shared {
         privileges: Privileges,
         troubles: Troubles,
         query_log: (Option<Arc<QueryLog>>, QueryLogStats),
+        gate: Gate,
     ) -> Self {
         let ready = Readiness::default();
         ready.block(Need::Listeners, "not bound yet");
@@ -210,8 +233,10 @@ impl Shared {
             sink: Arc::new(sink),
             journal,
             notices: Arc::default(),
+            rules_journal: Arc::default(),
             board: Arc::new(Board::new(ready.clone())),
             ready,
+            gate,
             drain: Drain::default(),
             stats: Stats::default(),
             skipped_files: Mutex::default(),
@@ -302,11 +327,12 @@ fn link(shared: &Shared) -> Link {
         sink: Arc::clone(&shared.sink),
         maps: Arc::clone(&shared.maps),
         notices: Arc::clone(&shared.notices),
+        rules_journal: Arc::clone(&shared.rules_journal),
         board: Arc::clone(&shared.board),
     }
 }
 
-fn listen_config(config: &Config, descriptors: Descriptors) -> ListenConfig {
+fn listen_config(config: &Config, descriptors: Descriptors, gate: Gate) -> ListenConfig {
     ListenConfig {
         port: config.proxy_port,
         ipv4: config.ipv4,
@@ -316,6 +342,7 @@ fn listen_config(config: &Config, descriptors: Descriptors) -> ListenConfig {
         steering: (config.steering == SteeringMode::Auto).then(|| SteeringConfig {
             bpf_root: config.bpf_root.clone(),
             kind: steering::KIND_SDP,
+            gate,
         }),
         tcp_connections: descriptors.tcp_connections(TCP_CONNECTIONS),
     }
@@ -377,50 +404,17 @@ fn note_steering(shared: &Shared) {
         SteeringStatus::Unavailable(why) if program.exists() => {
             shared.ready.block(Need::Steering, why.clone());
         }
+        // Also without the program: an agent that starts makes it and sends rules at once.
+        SteeringStatus::Waiting(why) => shared.ready.block(Need::Steering, why.clone()),
         _ => shared.ready.unblock(Need::Steering),
     }
 }
 
-/// Puts the rules on disk in force, unless the agent has sent its own.
-fn restore_rules(shared: &Shared) {
-    let _writing = shared.board.writing_rules();
-    if shared.board.has_agent_rules() || !shared.maps.has_lxc() {
-        return;
-    }
-    let found = restore::load(&shared.config.state_dir, |ip| shared.maps.lxc_entry(ip));
-    // Asked again while there are no rules: what was said is not said again.
-    let news = *shared.skipped_files.lock() != found.skipped;
-    for skipped in found.skipped.iter().filter(|_| news) {
-        let path = skipped.path.display();
-        if skipped.damaged {
-            tracing::error!(%path, reason = skipped.reason, "file skipped");
-        } else {
-            tracing::info!(%path, reason = skipped.reason, "file skipped");
-        }
-    }
-    let errors = shared.policy.apply(&found.rules, &[]);
-    for error in &errors {
-        tracing::error!(%error, "a restored rule allows nothing");
-    }
-    if !found.rules.is_empty() {
-        tracing::info!(endpoints = found.rules.len(), "rules restored from disk");
-    }
-    shared.board.rules_from_disk(found.rules.len());
-    *shared.skipped_files.lock() = found.skipped;
-}
-
-/// Waits for rules, [`FIRST_RULES_WITHIN`] at most: from the moment its sockets
-/// are bound this process gets queries that another one could have answered.
-async fn first_rules(shared: &Shared) {
-    let there = async {
-        while shared.ready.is_missing(Need::Rules) {
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
-    };
-    tokio::select! {
-        _ = tokio::time::timeout(FIRST_RULES_WITHIN, there) => {}
-        () = shared.drain.leaving() => {}
-    }
+fn bound_ports() -> BoundPorts {
+    BoundPorts::open().unwrap_or_else(|error| {
+        tracing::warn!(%error, "/proc/net/udp cannot be read: other proxies of the port are not waited for");
+        BoundPorts::unknown()
+    })
 }
 
 /// Looks after what changes without anybody telling: pins and time.
@@ -432,13 +426,18 @@ async fn keep_house(shared: Arc<Shared>, stop: CancellationToken) {
             _ = beat.tick() => {}
             () = stop.cancelled() => return,
         }
-        if shared.maps.refresh() == Change::Reopened {
+        // A map that is replaced is read whole, which may take a second.
+        let change = tokio::task::block_in_place(|| shared.maps.refresh());
+        if change == Change::Reopened {
             tracing::info!(maps = ?shared.maps.status(), "pinned maps changed");
             restore_rules(&shared);
         } else if shared.ready.is_missing(Need::Rules) {
             // The agent makes the maps before it writes the first endpoint's file.
             restore_rules(&shared);
         }
+        tokio::task::block_in_place(|| end_lost_rules(&shared));
+        note_gate(&shared);
+        keep_rules(&shared);
         // First: maps that appear are there for both.
         note_steering(&shared);
         note_maps(&shared.ready, &shared.maps);

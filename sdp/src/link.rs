@@ -27,7 +27,7 @@ use tonic::transport::{Channel, Endpoint, Uri};
 
 use crate::{
     config::AgentAddress, mapping::sink::LinkSink, maps::PinnedMaps, notice::Notices,
-    policy::table::PolicyHandle,
+    policy::table::PolicyHandle, rules_journal::RulesJournal,
 };
 
 mod assembly;
@@ -65,6 +65,8 @@ pub struct Link {
     pub maps: Arc<PinnedMaps>,
     /// What an agent of Cilium wants to hear besides.
     pub notices: Arc<Notices>,
+    /// Where a Cilium agent's rules are kept for a start without it.
+    pub rules_journal: Arc<RulesJournal>,
     /// How the link stands.
     pub board: Arc<Board>,
 }
@@ -141,6 +143,7 @@ impl Link {
                 let before = self.board.sessions();
                 let error = self.session(address).await;
                 self.sink.agent_down();
+                self.end_session();
                 if self.board.sessions() == before {
                     errors.push(format!("{address}: {error}"));
                     continue;
@@ -157,6 +160,13 @@ impl Link {
             self.board.nobody(&errors);
             sleep(delays.next().unwrap_or(backoff::LONGEST)).await;
         }
+    }
+
+    /// Nobody vouches for rules now; those in force stay.
+    fn end_session(&self) {
+        self.maps.set_agent_ready(false);
+        self.rules_journal.end_session();
+        self.board.writing_rules().end_session();
     }
 
     /// One session; returns when it is over.

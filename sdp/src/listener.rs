@@ -30,6 +30,7 @@ use socket2::Socket;
 
 use self::{control::Control, in_flight::InFlight, tcp::TcpServer, udp::Worker};
 use crate::{
+    gate::Gate,
     proxy::Proxy,
     socket::{self, SocketError},
     steering::{Member, MemberSockets, SharedStatus},
@@ -55,6 +56,8 @@ pub struct SteeringConfig {
     pub bpf_root: PathBuf,
     /// [`shared_maps::steering::KIND_SDP`] or [`shared_maps::steering::KIND_FALLBACK`].
     pub kind: u32,
+    /// Slots are taken only while it is open.
+    pub gate: Gate,
 }
 
 /// Settings of the listeners.
@@ -173,6 +176,17 @@ impl Unbound {
 }
 
 impl ListenConfig {
+    /// Whether this user can bind the port: an error of [`Unbound::bind`] that is known at once,
+    /// also where binding has to wait. Asked with TCP sockets that do not listen, because no
+    /// query goes to them.
+    pub fn check_port(&self) -> Result<(), ListenError> {
+        for ip in self.addresses() {
+            let at = SocketAddr::new(ip, self.port);
+            socket::hold_tcp(at).map_err(|e| failed(at, e))?;
+        }
+        Ok(())
+    }
+
     fn addresses(&self) -> impl Iterator<Item = IpAddr> {
         let v4 = self.ipv4.then_some(IpAddr::V4(Ipv4Addr::LOCALHOST));
         let v6 = self.ipv6.then_some(IpAddr::V6(Ipv6Addr::LOCALHOST));
@@ -240,6 +254,8 @@ pub enum SteeringStatus {
     Unavailable(String),
     /// Live replicas have every slot: they serve, and one that leaves makes room.
     Full(String),
+    /// No slot is taken, because this process could not answer: why.
+    Waiting(String),
     /// These slots are ours.
     Joined(Vec<u32>),
     /// Slots were given up.

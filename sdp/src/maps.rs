@@ -4,26 +4,38 @@
 //! the handle itself: a pin that was replaced, appeared or went is noticed by
 //! [`PinnedMaps::refresh`], which the composition root calls every
 //! [`REFRESH`]. Without maps the tables that a Cilium agent sends serve in
-//! their place.
+//! their place. What a new map or table lacks is answered from the one before it for a while:
+//! see [`former`].
+
+pub mod former;
+pub mod instances;
+mod ipcache;
+mod tables;
 
 use std::{
-    collections::{BTreeSet, HashMap},
     net::IpAddr,
     path::Path,
     sync::Arc,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use arc_swap::{ArcSwap, ArcSwapOption};
 use ipnet::IpNet;
 use parking_lot::Mutex;
 use shared_maps::{
-    EndpointId, FAMILY_IPV4, FAMILY_IPV6, IdentityId, ipcache,
-    ipcache::{IpcacheKey, IpcacheValue, IpcacheValueV1},
+    EndpointId, FAMILY_IPV4, FAMILY_IPV6, IdentityId,
+    ipcache::IpcacheKey,
     lxc::{FLAG_HOST, LxcKey, LxcValue},
     user::{Access, Globals, Map, MapError, ipcache_key, lxc_key},
 };
 
+pub use self::tables::AgentTables;
+use self::{
+    former::{Former, Settling},
+    instances::{Instance, Instances},
+    ipcache::Ipcache,
+    tables::full_length,
+};
 use crate::resolve::{Resolver, Who};
 
 /// How often the pins are looked at: a stale handle serves at most twice as long.
@@ -32,14 +44,26 @@ pub const REFRESH: Duration = Duration::from_millis(400);
 /// A pin may be away this many looks in a row (it is being replaced) before its handle is dropped.
 const MISSES: u8 = 2;
 
+/// A map that is being filled is read whole again after this many times as long as it took.
+const READ_SHARE: u32 = 10;
+
 /// The pinned maps, re-opened as they come and go.
 #[derive(Debug)]
 pub struct PinnedMaps {
     globals: Globals,
     dual_stack: bool,
     open: ArcSwap<Open>,
-    refreshing: Mutex<()>,
+    refreshing: Mutex<Refreshing>,
     tables: ArcSwapOption<AgentTables>,
+    /// What the map or table before had and the present one lacks.
+    former: ArcSwapOption<Former>,
+}
+
+#[derive(Debug, Default)]
+struct Refreshing {
+    settling: Settling,
+    /// When the present map is read whole again, to see what it still lacks.
+    read_again: Option<Instant>,
 }
 
 #[derive(Clone, Debug, Default)]
@@ -55,12 +79,6 @@ struct Pin<M> {
     misses: u8,
 }
 
-#[derive(Debug)]
-enum Ipcache {
-    V2(Map<IpcacheKey, IpcacheValue>),
-    V1(Map<IpcacheKey, IpcacheValueV1>),
-}
-
 /// How the maps are, for people.
 #[derive(Clone, Debug, serde::Serialize, serde::Deserialize)]
 pub struct MapsStatus {
@@ -74,6 +92,9 @@ pub struct MapsStatus {
     pub ipcache_problem: Option<String>,
     /// Whether a Cilium agent's tables serve where a map is missing.
     pub agent_tables: bool,
+    /// Entries that the present map or table lacks, answered from the one before it.
+    #[serde(default)]
+    pub former_entries: usize,
 }
 
 /// What one look at the pins found.
@@ -95,8 +116,9 @@ impl PinnedMaps {
             globals: Globals::new(root),
             dual_stack,
             open: ArcSwap::default(),
-            refreshing: Mutex::new(()),
+            refreshing: Mutex::default(),
             tables: ArcSwapOption::empty(),
+            former: ArcSwapOption::empty(),
         };
         maps.refresh();
         maps
@@ -104,30 +126,160 @@ impl PinnedMaps {
 
     /// Looks at the pins again.
     pub fn refresh(&self) -> Change {
-        let _one_at_a_time = self.refreshing.lock();
+        self.refresh_at(Instant::now())
+    }
+
+    fn refresh_at(&self, at: Instant) -> Change {
+        let mut refreshing = self.refreshing.lock();
         let before = self.open.load();
         let mut now = Open::clone(&before);
         now.lxc.look(self.globals.lxc(Access::ReadOnly), Map::id);
-        now.ipcache.look(self.open_ipcache(), Ipcache::id);
-        let same = same_map(&before.lxc, &now.lxc) && same_map(&before.ipcache, &now.ipcache);
+        now.ipcache.look(Ipcache::open(&self.globals), Ipcache::id);
+        let same_ipcache = same_map(&before.ipcache, &now.ipcache);
+        let same = same_map(&before.lxc, &now.lxc) && same_ipcache;
+        if !same_ipcache {
+            // Before the new map is used: no query may find neither.
+            self.keep_former_prefixes(&before.ipcache, &mut refreshing);
+        }
         self.open.store(Arc::new(now));
+        self.let_go(&mut refreshing, at);
         if same { Change::Same } else { Change::Reopened }
     }
 
-    fn open_ipcache(&self) -> Result<Ipcache, MapError> {
-        match self.globals.ipcache(Access::ReadOnly) {
-            Err(MapError::NotPinned(path)) => match self.globals.ipcache_v1(Access::ReadOnly) {
-                Ok(map) => Ok(Ipcache::V1(map)),
-                Err(MapError::NotPinned(_)) => Err(MapError::NotPinned(path)),
-                Err(error) => Err(error),
-            },
-            other => other.map(Ipcache::V2),
+    /// The map that `gone` was, or the tables in its place, will not be asked any more.
+    fn keep_former_prefixes(&self, gone: &Pin<Ipcache>, refreshing: &mut Refreshing) {
+        let known = match gone.map.as_deref() {
+            Some(map) => map.read_whole().inspect_err(|error| {
+                tracing::warn!(%error, "what the replaced map knew is lost");
+            }),
+            // What a ready agent says in its tables, it says in its map, too.
+            None if refreshing.settling.is_ready() => return,
+            None => Ok(self.tables.load().as_deref().cloned().unwrap_or_default()),
+        };
+        let mut former = self.former.load().as_deref().cloned().unwrap_or_default();
+        former.absorb_prefixes(&known.unwrap_or_default());
+        self.keep(former);
+        refreshing.settling.begin();
+        refreshing.read_again = None;
+    }
+
+    fn keep(&self, former: Former) {
+        let former = (!former.is_empty()).then(|| Arc::new(former));
+        self.former.store(former);
+    }
+
+    /// Removes former entries that the present source contradicts, and all of them in the end.
+    fn let_go(&self, refreshing: &mut Refreshing, at: Instant) {
+        let Some(former) = self.former.load_full() else {
+            return;
+        };
+        if refreshing.settling.is_over(at) {
+            tracing::info!(
+                entries = former.lacking(),
+                "the agent is settled: what it does not say any more is forgotten"
+            );
+            self.former.store(None);
+            return;
         }
+        let open = self.open.load();
+        let Some(map) = open.ipcache.map.as_deref() else {
+            return;
+        };
+        if former.lacking() == 0 || refreshing.read_again.is_some_and(|due| at < due) {
+            return;
+        }
+        let began = Instant::now();
+        // A map that cannot be read is asked again: until then both answer.
+        if let Ok(now) = map.read_whole() {
+            let mut left = Former::clone(&former);
+            left.compare(&now);
+            if left.lacking() != former.lacking() {
+                self.keep(left);
+            }
+        }
+        refreshing.read_again = Some(at + READ_SHARE * began.elapsed());
     }
 
     /// Replaces the tables that serve where a map is missing.
-    pub fn set_agent_tables(&self, tables: Option<AgentTables>) {
-        self.tables.store(tables.map(Arc::new));
+    pub fn set_agent_tables(&self, tables: AgentTables) {
+        let _one_at_a_time = self.refreshing.lock();
+        if let Some(former) = self.former.load_full()
+            && self.open.load().ipcache.map.is_none()
+        {
+            let mut left = Former::clone(&former);
+            left.compare(&tables);
+            self.tables.store(Some(Arc::new(tables)));
+            self.keep(left);
+        } else {
+            self.tables.store(Some(Arc::new(tables)));
+        }
+    }
+
+    /// Takes prefixes from before this process started: they count where the present map or
+    /// table has none.
+    pub fn add_former(&self, prefixes: impl IntoIterator<Item = (IpNet, IdentityId)>) {
+        let mut refreshing = self.refreshing.lock();
+        let mut tables = AgentTables::default();
+        for (prefix, identity) in prefixes {
+            tables.add_prefix(prefix, identity);
+        }
+        let mut former = self.former.load().as_deref().cloned().unwrap_or_default();
+        former.absorb_prefixes(&tables);
+        self.keep(former);
+        refreshing.settling.begin();
+        refreshing.read_again = None;
+    }
+
+    /// Another agent is about to send tables: what the last one sent is kept where they serve.
+    pub fn begin_agent_session(&self) {
+        let mut refreshing = self.refreshing.lock();
+        let Some(tables) = self.tables.load_full() else {
+            return;
+        };
+        let open = self.open.load();
+        let mut former = self.former.load().as_deref().cloned().unwrap_or_default();
+        if open.ipcache.map.is_none() {
+            former.absorb_prefixes(&tables);
+        }
+        if open.lxc.map.is_none() {
+            former.absorb_endpoints(&tables);
+        }
+        self.keep(former);
+        refreshing.settling.begin();
+    }
+
+    /// Whether an agent is there that has sent rules: soon it has said all that it knows.
+    pub fn set_agent_ready(&self, ready: bool) {
+        self.refreshing.lock().settling.set_ready(ready);
+    }
+
+    /// The endpoints of the node; `None` if neither a map nor a table says.
+    pub fn instances(&self) -> Option<Instances> {
+        let _one_at_a_time = self.refreshing.lock();
+        let mut instances = Instances::new();
+        let open = self.open.load();
+        if let Some(map) = open.lxc.map.as_deref() {
+            let entries = map.entries().ok().filter(|entries| entries.complete)?;
+            for (key, value) in entries.found {
+                if value.flags & FLAG_HOST == 0
+                    && let Some(ip) = address_of(&key)
+                {
+                    let new = || Instance::new(value.ifindex, IdentityId(value.sec_id));
+                    let instance = instances
+                        .entry(EndpointId(value.lxc_id))
+                        .or_insert_with(new);
+                    instance.addresses.insert(ip);
+                }
+            }
+            return Some(instances);
+        }
+        let tables = self.tables.load();
+        let tables = tables.as_deref()?;
+        tables.instances(&mut instances);
+        if let Some(former) = self.former.load().as_deref() {
+            former.instances(&mut instances);
+        }
+        Some(instances)
     }
 
     /// Why clients cannot be told apart, if so.
@@ -153,6 +305,11 @@ impl PinnedMaps {
             ipcache: open.ipcache.map.as_deref().map(|map| map.name().to_owned()),
             ipcache_problem: open.ipcache.problem.clone(),
             agent_tables: self.tables.load().is_some(),
+            former_entries: self
+                .former
+                .load()
+                .as_deref()
+                .map_or(0, |former| former.lacking()),
         }
     }
 
@@ -185,24 +342,30 @@ impl Resolver for PinnedMaps {
                 ifindex: entry.ifindex,
             },
             None if self.has_lxc() => Who::Unknown,
-            None => self
-                .tables
-                .load()
-                .as_deref()
-                .map_or(Who::Unknown, |t| t.who(client)),
+            None => {
+                let former = self.former.load();
+                let tables = self.tables.load();
+                match tables.as_deref().map_or(Who::Unknown, |t| t.who(client)) {
+                    Who::Unknown => former.as_deref().map_or(Who::Unknown, |f| f.who(client)),
+                    found => found,
+                }
+            }
         }
     }
 
     fn whom(&self, server: IpAddr) -> IdentityId {
-        let full = if server.is_ipv4() { 32 } else { 128 };
+        // In this order: a replaced map's entries are kept before the new map is used, and removed
+        // last.
         let open = self.open.load();
-        let found = match open.ipcache.map.as_deref() {
-            Some(map) => map.identity(&ipcache_key(server, full)),
-            None => self
-                .tables
-                .load()
-                .as_deref()
-                .and_then(|tables| tables.whom(server)),
+        let former = self.former.load();
+        let tables = self.tables.load();
+        let now = |limit: u8| match open.ipcache.map.as_deref() {
+            Some(map) => map.identity(&masked_key(server, limit)),
+            None => tables.as_deref().and_then(|t| t.whom(server, limit)),
+        };
+        let found = match former.as_deref() {
+            Some(former) => former.whom(server, now),
+            None => now(full_length(server)),
         };
         let family = if server.is_ipv4() {
             FAMILY_IPV4
@@ -211,6 +374,20 @@ impl Resolver for PinnedMaps {
         };
         found.unwrap_or_else(|| IdentityId::world_of(family, self.dual_stack))
     }
+}
+
+fn address_of(key: &LxcKey) -> Option<IpAddr> {
+    match key.family {
+        FAMILY_IPV4 => Some(IpAddr::from(*key.ip.first_chunk::<4>()?)),
+        FAMILY_IPV6 => Some(IpAddr::from(key.ip)),
+        _ => None,
+    }
+}
+
+/// Key of the first `length` bits of `ip`.
+fn masked_key(ip: IpAddr, length: u8) -> IpcacheKey {
+    let masked = IpNet::new(ip, length).map_or(ip, |prefix| prefix.trunc().addr());
+    ipcache_key(masked, length)
 }
 
 impl<M> Default for Pin<M> {
@@ -262,77 +439,6 @@ fn same_map<M>(a: &Pin<M>, b: &Pin<M>) -> bool {
     }
 }
 
-impl Ipcache {
-    fn id(&self) -> u32 {
-        match self {
-            Self::V2(map) => map.id(),
-            Self::V1(map) => map.id(),
-        }
-    }
-
-    fn name(&self) -> &'static str {
-        match self {
-            Self::V2(_) => ipcache::NAME,
-            Self::V1(_) => ipcache::NAME_V1,
-        }
-    }
-
-    fn identity(&self, key: &IpcacheKey) -> Option<IdentityId> {
-        let found = match self {
-            Self::V2(map) => map.get(key).map(|found| found.map(|v| v.sec_identity)),
-            Self::V1(map) => map.get(key).map(|found| found.map(|v| v.sec_identity)),
-        };
-        found
-            .inspect_err(|error| tracing::debug!(%error, "look-up failed"))
-            .ok()
-            .flatten()
-            .map(IdentityId)
-    }
-}
-
-/// Endpoints and prefixes as a Cilium agent sent them over FQDNData.
-#[derive(Debug, Default)]
-pub struct AgentTables {
-    endpoints: HashMap<IpAddr, (EndpointId, IdentityId)>,
-    prefixes: HashMap<IpNet, IdentityId>,
-    lengths: BTreeSet<u8>,
-}
-
-impl AgentTables {
-    /// Adds an address of a local endpoint.
-    pub fn add_endpoint(&mut self, ip: IpAddr, id: EndpointId, identity: IdentityId) {
-        self.endpoints.insert(ip, (id, identity));
-    }
-
-    /// Adds a prefix; host bits are cleared.
-    pub fn add_prefix(&mut self, prefix: IpNet, identity: IdentityId) {
-        self.lengths.insert(prefix.prefix_len());
-        self.prefixes.insert(prefix.trunc(), identity);
-    }
-
-    fn who(&self, client: IpAddr) -> Who {
-        match self.endpoints.get(&client) {
-            Some((id, identity)) => Who::Endpoint {
-                id: *id,
-                identity: *identity,
-                ifindex: 0,
-            },
-            None => Who::Unknown,
-        }
-    }
-
-    /// A local endpoint is whom it is said to be, whatever prefix covers it.
-    fn whom(&self, server: IpAddr) -> Option<IdentityId> {
-        if let Some((_, identity)) = self.endpoints.get(&server) {
-            return Some(*identity);
-        }
-        self.lengths.iter().rev().find_map(|len| {
-            let prefix = IpNet::new(server, *len).ok()?.trunc();
-            self.prefixes.get(&prefix).copied()
-        })
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -358,7 +464,7 @@ mod tests {
         tables.add_endpoint(client, EndpointId(7), IdentityId(300));
         tables.add_prefix("10.0.0.9/8".parse().unwrap(), IdentityId(400));
         tables.add_prefix("10.9.0.0/16".parse().unwrap(), IdentityId(500));
-        maps.set_agent_tables(Some(tables));
+        maps.set_agent_tables(tables);
         assert!(matches!(
             maps.who(client),
             Who::Endpoint {

@@ -63,7 +63,7 @@ impl Metrics {
     }
 }
 
-fn counts(shared: &Shared) -> [(&'static str, &'static str, &Count); 25] {
+fn counts(shared: &Shared) -> [(&'static str, &'static str, &Count); 26] {
     let link = shared.board.stats();
     let sink = shared.sink.stats();
     let notices = shared.notices.stats();
@@ -90,6 +90,12 @@ fn counts(shared: &Shared) -> [(&'static str, &'static str, &Count); 25] {
             "Revisions of DNS rules from the agent that were refused; the ones before stay in \
              force. With FQDNData also those of which single rows allow nothing",
             &link.rules_refused,
+        ),
+        (
+            "rule_rows_skipped",
+            "Rows of Cilium's rules passed over: of another transport than UDP and TCP (protocol ANY \
+             names SCTP, too), or of no sense; counted when their number changes",
+            &link.rows_skipped,
         ),
         (
             "mapping_leased",

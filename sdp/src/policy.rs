@@ -1,6 +1,7 @@
 //! Which names an endpoint may resolve, and where.
 
 mod compile;
+pub mod kept;
 mod matcher;
 mod names;
 pub mod rule;

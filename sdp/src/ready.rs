@@ -58,11 +58,16 @@ impl Readiness {
         self.missing.lock().contains_key(&need)
     }
 
-    /// What is missing, with the reason.
+    /// What is missing, with the reason. Slots are taken only once there are rules and endpoints:
+    /// while one of these is missing, steering is not listed.
     pub fn missing(&self) -> Vec<(Need, String)> {
-        self.missing
-            .lock()
+        let missing = self.missing.lock();
+        let follows = [Need::Rules, Need::Endpoints]
             .iter()
+            .any(|need| missing.contains_key(need));
+        missing
+            .iter()
+            .filter(|(need, _)| !(follows && **need == Need::Steering))
             .map(|(need, why)| (*need, why.clone()))
             .collect()
     }
@@ -82,5 +87,17 @@ mod tests {
         assert_eq!(ready.missing(), [(Need::Rules, "no agent yet".to_owned())]);
         ready.unblock(Need::Rules);
         assert!(ready.is_ready());
+    }
+
+    #[test]
+    fn steering_is_named_once_rules_and_endpoints_are_there() {
+        let ready = Readiness::default();
+        ready.block(Need::Steering, "it waits for rules");
+        ready.block(Need::Rules, "no agent yet");
+        assert_eq!(ready.missing(), [(Need::Rules, "no agent yet".to_owned())]);
+        ready.unblock(Need::Rules);
+        assert!(!ready.is_ready());
+        let waits = (Need::Steering, "it waits for rules".to_owned());
+        assert_eq!(ready.missing(), [waits]);
     }
 }

@@ -10,6 +10,7 @@ use std::{
     io::{self, Read as _},
     net::IpAddr,
     path::{Path, PathBuf},
+    time::SystemTime,
 };
 
 use shared_maps::{
@@ -17,11 +18,11 @@ use shared_maps::{
     lxc::{FLAG_HOST, LxcValue},
 };
 
-use crate::policy::rule::RulesOf;
+use crate::{maps::instances::Instances, policy::rule::RulesOf, rules_journal::Content};
 
 pub mod file;
 
-use file::{EndpointFile, FileError};
+use file::{EndpointFile, FileError, SkippedRows};
 
 /// Name of each endpoint's file.
 pub const FILE_NAME: &str = "ep_config.json";
@@ -35,6 +36,10 @@ pub struct Restored {
     pub rules: Vec<RulesOf>,
     /// Files that were not used, and why.
     pub skipped: Vec<Skipped>,
+    /// When the files that can be used were written, those without rules among them.
+    pub written: BTreeMap<EndpointId, SystemTime>,
+    /// Rows of the files that were passed over.
+    pub rows: SkippedRows,
 }
 
 /// A file that was not used.
@@ -96,8 +101,8 @@ pub fn load(state_dir: &Path, lxc: impl Fn(IpAddr) -> Option<LxcValue>) -> Resto
         for directory in candidates {
             let path = directory.join(FILE_NAME);
             match read(&path, id, &boot_id, &lxc) {
-                Ok(rules) => {
-                    restored.rules.extend(rules);
+                Ok((endpoint, written)) => {
+                    restored.take(endpoint, written);
                     break;
                 }
                 Err(SkipReason::Read(error)) if error.kind() == io::ErrorKind::NotFound => {}
@@ -135,26 +140,52 @@ fn directories(state: &Path) -> io::Result<BTreeMap<u16, Vec<PathBuf>>> {
     Ok(found)
 }
 
-/// `None`: a good file of an endpoint without DNS rules.
 fn read(
     path: &Path,
     directory: u16,
     boot_id: &str,
     lxc: &impl Fn(IpAddr) -> Option<LxcValue>,
-) -> Result<Option<RulesOf>, SkipReason> {
-    let endpoint = file::parse(fs::File::open(path)?.take(LARGEST), boot_id)?;
+) -> Result<(EndpointFile, SystemTime), SkipReason> {
+    let file = fs::File::open(path)?;
+    let written = file.metadata()?.modified()?;
+    let endpoint = file::parse(file.take(LARGEST), boot_id)?;
     if endpoint.id.0 != directory {
         return Err(SkipReason::OtherDirectory(endpoint.id));
     }
     // Cilium keeps a directory for the node itself. It has no addresses, and asks no proxy.
     if endpoint.identity == IdentityId::HOST && endpoint.addresses.is_empty() {
-        return Ok(None);
+        let rules = None;
+        return Ok((EndpointFile { rules, ..endpoint }, written));
     }
     confirm(&endpoint, lxc)?;
-    Ok(endpoint.rules.map(|rules| RulesOf {
-        endpoint: endpoint.id,
-        rules,
-    }))
+    Ok((endpoint, written))
+}
+
+impl Restored {
+    fn take(&mut self, endpoint: EndpointFile, written: SystemTime) {
+        self.written.insert(endpoint.id, written);
+        self.rows.other_transport += endpoint.skipped.other_transport;
+        self.rows.odd.extend(endpoint.skipped.odd);
+        self.rules.extend(endpoint.rules.map(|rules| RulesOf {
+            endpoint: endpoint.id,
+            rules,
+        }));
+    }
+
+    /// Puts what the agent's stream last said before files that are older: `until` is when it
+    /// ended. Gives the entries that count.
+    pub fn prefer(&mut self, said: Content, until: SystemTime, now: &Instances) -> Content {
+        let mut counts = said;
+        counts.entries.retain(|id, entry| {
+            let older = self.written.get(id).is_none_or(|written| *written <= until);
+            older && now.get(id).is_some_and(|now| entry.instance.is_same(now))
+        });
+        self.rules
+            .retain(|of| !counts.entries.contains_key(&of.endpoint));
+        let said = counts.entries.values().map(|entry| entry.rules.clone());
+        self.rules.extend(said);
+        counts
+    }
 }
 
 fn confirm(
@@ -187,7 +218,10 @@ fn confirm(
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
+    use crate::{maps::instances::Instance, policy::rule::EndpointRules, rules_journal::Entry};
 
     fn lxc(ip: IpAddr) -> Option<LxcValue> {
         (ip == IpAddr::from([10, 0, 0, 7])).then(|| LxcValue {
@@ -274,6 +308,43 @@ mod tests {
         );
         let restored = load(dir.path(), lxc);
         assert!(restored.rules.is_empty() && restored.skipped.is_empty());
+    }
+
+    #[test]
+    fn what_the_stream_last_said_counts_before_an_older_file_of_the_same_instance() {
+        let dir = tempfile::tempdir().unwrap();
+        put(dir.path(), "7", &endpoint(7, "10.0.0.7", 12, 300));
+        let mut instance = Instance::new(12, IdentityId(300));
+        instance.addresses.insert([10, 0, 0, 7].into());
+        let now = Instances::from([(EndpointId(7), instance.clone())]);
+        let mut other = instance.clone();
+        other.ifindex = 13;
+        let written = load(dir.path(), lxc).written[&EndpointId(7)];
+        let (before, after) = (
+            written - Duration::from_secs(1),
+            written + Duration::from_secs(1),
+        );
+        for (instance, until, is_said) in [
+            (&instance, after, true),
+            (&instance, before, false),
+            (&other, after, false),
+        ] {
+            let rules = RulesOf {
+                endpoint: EndpointId(7),
+                rules: EndpointRules::default(),
+            };
+            let instance = instance.clone();
+            let entry = Entry { instance, rules };
+            let said = Content {
+                entries: [(EndpointId(7), entry)].into(),
+                ..Content::default()
+            };
+            let mut restored = load(dir.path(), lxc);
+            let counts = restored.prefer(said, until, &now);
+            assert_eq!(counts.entries.len() == 1, is_said);
+            assert_eq!(restored.rules.len(), 1);
+            assert_eq!(restored.rules[0].rules.ports.is_empty(), is_said);
+        }
     }
 
     #[test]

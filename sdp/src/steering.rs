@@ -145,6 +145,10 @@ impl Member {
             return;
         }
         self.next_beat = now + Duration::from_millis(HEARTBEAT_INTERVAL_MS);
+        if let Some(why) = self.config.gate.closed() {
+            self.wait(&why);
+            return;
+        }
         if now >= self.next_check {
             self.next_check = now + RECHECK;
             self.check_pins();
@@ -159,6 +163,15 @@ impl Member {
             self.place = None;
             *self.status.lock() = SteeringStatus::Unavailable(why);
         }
+    }
+
+    /// Gives the slot up until the gate is open.
+    fn wait(&mut self, why: &str) {
+        if let Some(place) = self.place.take() {
+            tracing::warn!(why, "a worker leaves its steering slot until it can answer");
+            place.vacate();
+        }
+        *self.status.lock() = SteeringStatus::Waiting(why.to_owned());
     }
 
     /// Gives the slot up: no new packets come here.

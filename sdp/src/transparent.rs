@@ -194,6 +194,33 @@ mod tests {
     }
 
     #[test]
+    fn the_pod_s_port_is_used_where_the_datapath_is_not_holdfast_agent_s() {
+        let root = tempfile::tempdir().unwrap();
+        let mode = Transparent::new(true, false);
+        let client = SocketAddr::from(([10, 0, 0, 5], 40_000));
+        let kernel_s = SocketAddr::from(([10, 0, 0, 5], 0));
+        assert_eq!(mode.source(client), kernel_s, "before it looked");
+        mode.look(root.path());
+        assert_eq!(mode.source(client), client);
+        let globals = Globals::new(root.path());
+        fs::create_dir_all(globals.dir()).unwrap();
+        fs::write(globals.path(fragment::NAME), "").unwrap();
+        mode.look(root.path());
+        assert_eq!(mode.source(client), kernel_s);
+    }
+
+    #[test]
+    fn only_the_kernel_s_port_has_replacements() {
+        let mut random = rand::rng();
+        let of_pod = SocketAddr::from(([10, 0, 0, 5], 40_000));
+        assert_eq!(sources(of_pod, &mut random), [of_pod]);
+        let of_kernel = SocketAddr::from(([10, 0, 0, 5], 0));
+        let all = sources(of_kernel, &mut random);
+        assert_eq!((all[0], all.len()), (of_kernel, 1 + RANDOM_PORTS));
+        assert!(all[1..].iter().all(|at| at.port() >= 1024));
+    }
+
+    #[test]
     fn an_agent_that_was_not_told_blocks_it() {
         let root = tempfile::tempdir().unwrap();
         let (on, off) = (

@@ -214,6 +214,7 @@ impl Proxy {
             sink: Arc::new(LinkSink::new(0, Duration::from_millis(100))),
             maps: Arc::new(PinnedMaps::open(dir.path(), true)),
             notices: Arc::default(),
+            rules_journal: Arc::default(),
             board: Arc::new(Board::new(ready.clone())),
         };
         Self {

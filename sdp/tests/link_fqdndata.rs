@@ -181,6 +181,7 @@ fn link_to(address: AgentAddress, dir: &tempfile::TempDir) -> Link {
         sink: Arc::new(LinkSink::new(0, Duration::from_millis(100))),
         maps: Arc::new(PinnedMaps::open(dir.path(), true)),
         notices: Arc::default(),
+        rules_journal: Arc::default(),
         board: Arc::new(Board::new(Readiness::default())),
     }
 }

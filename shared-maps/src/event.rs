@@ -57,6 +57,8 @@ pub enum Reason {
     OverQuota = 25,
     /// Dropped: a neighbour message to an address that is not on the pod's link.
     NotOnLink = 26,
+    /// Dropped: the agent has not found the pod of the interface yet.
+    NoEndpoint = 27,
     /// Event records that found no room in the ring.
     EventLost = 32,
     /// Conntrack entries that could not be made.
@@ -68,7 +70,7 @@ pub enum Reason {
 
 impl Reason {
     /// Every reason.
-    pub const ALL: [Self; 19] = [
+    pub const ALL: [Self; 20] = [
         Self::Allowed,
         Self::Reply,
         Self::Redirected,
@@ -85,6 +87,7 @@ impl Reason {
         Self::RedirectFull,
         Self::OverQuota,
         Self::NotOnLink,
+        Self::NoEndpoint,
         Self::EventLost,
         Self::ConntrackFull,
         Self::Displaced,
@@ -109,6 +112,7 @@ impl Reason {
             Self::RedirectFull => "redirect_full",
             Self::OverQuota => "over_quota",
             Self::NotOnLink => "not_on_link",
+            Self::NoEndpoint => "no_endpoint",
             Self::EventLost => "event_lost",
             Self::ConntrackFull => "conntrack_full",
             Self::Displaced => "displaced",

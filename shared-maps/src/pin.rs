@@ -8,6 +8,8 @@ pub const GLOBALS: &str = "tc/globals";
 pub const LINKS: &str = "holdfast/links";
 /// Directory of the links of `to_proxy`, below the root.
 pub const TO_PROXY_LINKS: &str = "holdfast/links/to_proxy";
+/// Directory of the links of `closed`, below the root: one sub-directory per endpoint document.
+pub const CLOSED_LINKS: &str = "holdfast/links/closed";
 /// Below the root: there while the datapath brings answers to pods' addresses to
 /// the proxies that wait for them. Of the directory only its being there counts.
 pub const TRANSPARENT: &str = "holdfast/transparent";

@@ -199,7 +199,7 @@ fn endpoint_counts(summary: &Summary) -> String {
         ""
     };
     format!(
-        "{}, {} unrestricted: no policy selects it ({}{more})",
+        "{}, {} unrestricted ({}{more}); `endpoint get` says why",
         summary.endpoints,
         summary.endpoints_unrestricted,
         summary.unrestricted.join(", ")

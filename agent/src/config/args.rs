@@ -392,7 +392,8 @@ pub struct RunArgs {
     /// Watched directory of policy documents (YAML or JSON)
     #[arg(long, env = "HOLDFAST_POLICY_DIR")]
     pub policy_dir: Option<PathBuf>,
-    /// When an endpoint is restricted. An endpoint's own enable-policy goes before it
+    /// When an endpoint is restricted. An endpoint's own enable-policy goes before it. A pod that is
+    /// no endpoint is never restricted
     #[arg(long, value_enum, default_value_t = PolicyMode::Default, env = "HOLDFAST_ENABLE_POLICY")]
     pub enable_policy: PolicyMode,
     /// Name of this node, as CiliumNode documents call it; the host's name unless given

@@ -25,7 +25,9 @@ impl State {
                 if let Some(seen) = &mut self.sync.endpoints.seen {
                     seen.insert(spec.key.clone());
                 }
-                self.apply_endpoint(spec);
+                if self.apply_endpoint(spec) {
+                    self.take_waiting();
+                }
             }
             SourceEvent::Delete(key) => {
                 self.delete_endpoint(&key);
@@ -52,14 +54,32 @@ impl State {
         }
     }
 
-    /// Tries those again that could not be taken.
+    /// Tries those again that could not be taken. One that is taken may free an address that
+    /// another one waits for.
     fn take_waiting(&mut self) {
-        for (spec, _) in std::mem::take(&mut self.waiting).into_values() {
-            self.apply_endpoint(spec);
+        for _ in 0..=self.waiting.len() {
+            let mut freed = false;
+            for (spec, _) in std::mem::take(&mut self.waiting).into_values() {
+                freed |= self.apply_endpoint(spec);
+            }
+            if !freed {
+                break;
+            }
         }
     }
 
-    fn apply_endpoint(&mut self, mut spec: EndpointSpec) {
+    /// Whether an address became free.
+    fn apply_endpoint(&mut self, spec: EndpointSpec) -> bool {
+        let own = self.endpoints.by_key(&spec.key);
+        let own = own.and_then(|id| self.endpoints.get(id));
+        let before: Vec<IpAddr> = own.into_iter().flat_map(Endpoint::addresses).collect();
+        self.try_endpoint(spec);
+        before
+            .iter()
+            .any(|address| self.endpoints.by_address(*address).is_none())
+    }
+
+    fn try_endpoint(&mut self, mut spec: EndpointSpec) {
         // This version replaces one that could not be taken.
         self.waiting.remove(&spec.key);
         let config = &self.config;

@@ -33,7 +33,7 @@ use shared_maps::{
     user::{Direction, Globals, LinkPlace, PinnedLink, Record, program_name, tcx_chain},
 };
 
-use super::{interfaces::Begin, look::ProgramFault, plan::Attachment};
+use super::{closed, interfaces::Begin, look::ProgramFault, plan::Attachment};
 
 /// The programs, built by `cargo xtask bpf`.
 static OBJECT: &[u8] = include_bytes_aligned!("../../../bpf/prebuilt/holdfast-bpf.o");
@@ -72,14 +72,14 @@ pub enum ProgramError {
     },
 }
 
-/// The two programs of an endpoint.
+/// A program and where it is attached.
 #[derive(Clone, Copy)]
-struct Hook {
-    program: &'static str,
-    direction: TcAttachType,
+pub(super) struct Hook {
+    pub(super) program: &'static str,
+    pub(super) direction: TcAttachType,
 }
 
-/// First what the pod receives: from the moment that it can send, answers are judged.
+/// The two programs of an endpoint. First what the pod receives: from the moment that it can send, answers are judged.
 const HOOKS: [Hook; 2] = [
     Hook {
         program: "to_pod",
@@ -214,7 +214,8 @@ impl Programs {
     }
 
     /// Loads an endpoint's programs and attaches them before all others, or puts them into the
-    /// links that are there. Gives their numbers, in the order of `HOOKS`.
+    /// links that are there. Opens the interface if it was closed. Gives the numbers of the
+    /// programs, in the order of `HOOKS`.
     pub fn attach(&self, attachment: &Attachment) -> Result<[u32; 2], ProgramError> {
         let mut ebpf = self.load(attachment)?;
         let dir = self.dir(attachment.endpoint);
@@ -223,13 +224,14 @@ impl Programs {
         for (hook, number) in HOOKS.into_iter().zip(&mut numbers) {
             let program: &mut SchedClassifier = program(&mut ebpf, hook.program)?;
             let path = pin_of(&dir, hook, attachment.ifindex);
-            put(program, hook, attachment.ifindex, &path)?;
+            put(program, hook, attachment.ifindex, &path, LinkOrder::first())?;
             *number = program
                 .info()
                 .map_err(|error| load(hook.program, &error))?
                 .id();
         }
         self.forget_other_interfaces(&dir, attachment.ifindex)?;
+        closed::open(&self.globals, attachment.ifindex)?;
         Ok(numbers)
     }
 
@@ -263,14 +265,23 @@ impl Programs {
 
     /// Loads `to_proxy` for interfaces whose packets begin like this.
     pub(super) fn load_to_proxy(&self, begin: Begin) -> Result<Ebpf, ProgramError> {
+        let flags = match begin {
+            Begin::Ethernet => 0,
+            Begin::Ip => NO_LINK_HEADER,
+        };
+        self.load_without_endpoint(TO_PROXY.program, flags)
+    }
+
+    /// Loads a program that is of no endpoint.
+    pub(super) fn load_without_endpoint(
+        &self,
+        name: &'static str,
+        flags: u8,
+    ) -> Result<Ebpf, ProgramError> {
         let config = EndpointConfig {
-            flags: match begin {
-                Begin::Ethernet => 0,
-                Begin::Ip => NO_LINK_HEADER,
-            },
+            flags,
             ..EndpointConfig::default()
         };
-        let name = TO_PROXY.program;
         let mut ebpf = EbpfLoader::new()
             .default_map_pin_directory(self.globals.dir())
             .override_global(GLOBAL, config.as_bytes(), true)
@@ -287,7 +298,8 @@ impl Programs {
         ifindex: u32,
         path: &Path,
     ) -> Result<(), ProgramError> {
-        put(program(ebpf, TO_PROXY.program)?, TO_PROXY, ifindex, path)
+        let program = program(ebpf, TO_PROXY.program)?;
+        put(program, TO_PROXY, ifindex, path, LinkOrder::first())
     }
 
     /// Detaches an endpoint's programs. Packets then pass unjudged.
@@ -367,12 +379,14 @@ fn pin_of(dir: &Path, hook: Hook, ifindex: u32) -> PathBuf {
     dir.join(format!("{}_{ifindex}", hook.program))
 }
 
-/// Puts a loaded program into the link pinned at `path`, or makes that link.
-fn put(
+/// Puts a loaded program into the link pinned at `path`, or makes that link. An endpoint's programs
+/// run before others, whose verdict may end the chain.
+pub(super) fn put(
     program: &mut SchedClassifier,
     hook: Hook,
     ifindex: u32,
     path: &Path,
+    order: LinkOrder,
 ) -> Result<(), ProgramError> {
     let old = pinned_link(path)?;
     // A link keeps its place in the chain: one that is not the first is replaced.
@@ -405,12 +419,7 @@ fn put(
         .into_owned();
     let place = || format!("interface {ifindex} ({name})");
     let id = program
-        .attach_with_options(
-            &name,
-            hook.direction,
-            // Before others, whose verdict may end the chain.
-            TcAttachOptions::TcxOrder(LinkOrder::first()),
-        )
+        .attach_with_options(&name, hook.direction, TcAttachOptions::TcxOrder(order))
         .map_err(|error| attach(place(), &error))?;
     let link = program
         .take_link(id)
@@ -454,7 +463,10 @@ fn pin_over(link: FdLink, path: &Path) -> Result<(), ProgramError> {
     })
 }
 
-fn program<'a, P>(ebpf: &'a mut Ebpf, name: &'static str) -> Result<&'a mut P, ProgramError>
+pub(super) fn program<'a, P>(
+    ebpf: &'a mut Ebpf,
+    name: &'static str,
+) -> Result<&'a mut P, ProgramError>
 where
     &'a mut P: TryFrom<&'a mut aya::programs::Program>,
 {
@@ -467,7 +479,7 @@ where
         })
 }
 
-fn remove(path: &Path) -> Result<(), ProgramError> {
+pub(super) fn remove(path: &Path) -> Result<(), ProgramError> {
     match fs::remove_file(path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(pinned(path, &error)),
         _ => Ok(()),
@@ -481,7 +493,7 @@ fn load(program: &'static str, error: &dyn std::error::Error) -> ProgramError {
     }
 }
 
-fn pinned(path: &Path, error: &dyn std::error::Error) -> ProgramError {
+pub(super) fn pinned(path: &Path, error: &dyn std::error::Error) -> ProgramError {
     ProgramError::Pin {
         path: path.to_owned(),
         reason: tail(error),

@@ -4,7 +4,12 @@
 //! node may remove them later. Programs of endpoints are checked by the core
 //! ([`crate::core::Core::look`]), because it attaches them.
 
-use std::{collections::BTreeMap, sync::Arc, time::Duration};
+use std::{
+    collections::BTreeMap,
+    panic::{AssertUnwindSafe, catch_unwind},
+    sync::Arc,
+    time::Duration,
+};
 
 use holdfast_sdp::{listener::hold::PortHold, steering::program};
 use parking_lot::Mutex;
@@ -89,6 +94,14 @@ impl Conditions {
             Some(format!("{}: {fault}", part.as_str()))
         });
         faults.collect()
+    }
+
+    /// Runs a check of a part. One that panics leaves the part broken, and the others go on.
+    fn check(&self, part: Part, check: impl FnOnce()) {
+        if catch_unwind(AssertUnwindSafe(check)).is_err() {
+            let fault = "its check panicked; the log says where: please report it".to_owned();
+            self.is_broken(part, fault);
+        }
     }
 
     fn repaired(&self, part: Part, what: &str) {
@@ -182,22 +195,32 @@ impl Upkeep {
                 _ = ticker.tick() => {}
                 () = stop.cancelled() => return,
             }
-            self.check_routes().await;
+            let conditions = self.conditions.clone();
             let checked = tokio::task::spawn_blocking(move || {
-                self.check_netfilter();
-                self.check_steering();
-                self.check_pins();
-                self.check_port();
+                self.check_all();
                 self
             });
             match checked.await {
                 Ok(upkeep) => self = upkeep,
+                // The runtime ends.
                 Err(error) => {
-                    tracing::error!(%error, "the upkeep of the datapath ended by a panic");
+                    for part in Part::ALL {
+                        conditions.is_broken(part, format!("is checked no more: {error}"));
+                    }
                     return;
                 }
             }
         }
+    }
+
+    fn check_all(&mut self) {
+        let conditions = self.conditions.clone();
+        let runtime = tokio::runtime::Handle::current();
+        conditions.check(Part::Routes, || runtime.block_on(self.check_routes()));
+        conditions.check(Part::Netfilter, || self.check_netfilter());
+        conditions.check(Part::Steering, || self.check_steering());
+        conditions.check(Part::Pins, || self.check_pins());
+        conditions.check(Part::Port, || self.check_port());
     }
 
     async fn check_routes(&self) {
@@ -292,5 +315,26 @@ impl Upkeep {
             Ok(()) => self.conditions.is_well(Part::Port),
             Err(error) => self.conditions.is_broken(Part::Port, error.to_string()),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_check_that_panics_leaves_its_part_broken_until_it_succeeds() {
+        let conditions = Conditions::default();
+        conditions.check(Part::Routes, || conditions.is_well(Part::Routes));
+        conditions.check(Part::Pins, || panic!("a check of the test"));
+        conditions.check(Part::Port, || conditions.is_well(Part::Port));
+        let faults = conditions.faults();
+        assert_eq!(faults.len(), 1, "{faults:?}");
+        assert!(
+            faults[0].starts_with("pins: its check panicked"),
+            "{faults:?}"
+        );
+        conditions.check(Part::Pins, || conditions.is_well(Part::Pins));
+        assert_eq!(conditions.faults(), Vec::<String>::new());
     }
 }

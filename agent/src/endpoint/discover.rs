@@ -4,10 +4,15 @@
 //! thread that has changed its namespace never goes back to a pool.
 
 mod addresses;
+mod behind;
 pub mod bridge;
+mod leading;
 mod links;
 
-pub use self::addresses::{Claims, Known};
+pub use self::{
+    addresses::{Claims, Known},
+    leading::{lead_apart, leading_to},
+};
 
 use std::{
     fmt, fs, io,
@@ -378,15 +383,9 @@ async fn host_side(
         netns: netns.clone(),
         ifname: ifname.to_owned(),
     };
-    let mut links = pin!(handle.link().get().match_index(inside.peer).execute());
-    let link = match links.next().await {
-        Some(Ok(link)) => link,
-        _ => return Err(no_peer()),
-    };
-    // Both ends point at each other; an index alone may be some other interface of that number.
-    if peer_of(&link) != Some(inside.index) {
-        return Err(no_peer());
-    }
+    let link = behind::pair_to(handle, inside.peer, netns, inside.index)
+        .await
+        .ok_or_else(no_peer)?;
     let is_port = |attribute: &LinkAttribute| matches!(attribute, LinkAttribute::Controller(_));
     let side = if link.attributes.iter().any(is_port) {
         HostSide::Port

@@ -5,10 +5,19 @@
 //! [`Restored`](EndpointBook::open). It goes when its document is removed or its interface is
 //! gone. A document that names a process by number is resolved once: when its interface is gone,
 //! another process may have the number.
+//!
+//! Nothing passes the host-side interface of a pod whose endpoint cannot be found, or is found at
+//! another interface than before and is not under policy there yet
+//! ([`Gate`]).
 
 pub mod cli;
 pub mod dir;
 mod document;
+mod follow;
+mod gated;
+pub mod looks;
+mod processes;
+mod retries;
 
 pub use self::document::{EndpointDocument, EndpointError};
 
@@ -18,16 +27,24 @@ use std::{
     os::unix::fs::MetadataExt as _,
     path::{Path, PathBuf},
     sync::Arc,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use nix::net::if_::if_indextoname;
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
-use self::cli::{Added, CliFile};
+use self::{
+    cli::{Added, CliFile},
+    gated::Gated,
+    processes::Processes,
+    retries::Retries,
+};
 use super::discover::{Netns, bridge};
-use crate::core::event::{EndpointSpec, SourceEvent};
+use crate::{
+    core::event::{EndpointSpec, SourceEvent},
+    datapath::closed::Gate,
+};
 
 /// A document that is not in force, and why: for `status`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -41,6 +58,12 @@ pub struct Unresolved {
 /// The first listing tries again what may pass.
 const ATTEMPTS: u32 = 5;
 const PAUSE: Duration = Duration::from_millis(200);
+
+/// The longest time between two looks: a namespace may be replaced without a change of the node's
+/// interfaces.
+const LOOK: Duration = Duration::from_millis(250);
+/// The shortest time between two looks.
+const REST: Duration = Duration::from_millis(10);
 
 const ENDED: &str = "the interface that was found by its pid is gone, and another process may have \
     that number now; remove this endpoint, or add it again with the pid of a process that runs";
@@ -72,6 +95,13 @@ struct State {
     unresolved: BTreeMap<String, String>,
     /// The last look failed for a reason that may pass.
     passing: bool,
+    processes: Processes,
+    retries: Retries,
+    gated: Gated,
+    /// The first listing is not complete.
+    starting: bool,
+    /// The endpoint whose link-local addresses were looked at last.
+    looked_at: String,
 }
 
 /// Where an endpoint is.
@@ -90,12 +120,14 @@ type NamespaceId = (u64, u64);
 
 impl EndpointBook {
     /// Of a directory and the list of endpoints added by command, which is
-    /// read here. `restored` are the endpoints of the last run on this boot. `deliver` gets the
-    /// events; it may block while the core is busy.
+    /// read here. `restored` are the endpoints of the last run on this boot. `gate` closes
+    /// interfaces; none = there is no kernel. `deliver` gets the events; it may block while the
+    /// core is busy.
     pub fn open(
         dir: Option<PathBuf>,
         file: CliFile,
         restored: Vec<EndpointSpec>,
+        gate: Option<Box<dyn Gate>>,
         deliver: impl Fn(SourceEvent<EndpointSpec>) + Send + Sync + 'static,
     ) -> Result<Arc<Self>, EndpointError> {
         let documents = match file.read()? {
@@ -118,6 +150,7 @@ impl EndpointBook {
         Ok(Arc::new(Self {
             state: Mutex::new(State {
                 dir,
+                processes: Processes::open(file.dir()),
                 file,
                 stale: documents.keys().cloned().collect(),
                 documents,
@@ -128,6 +161,10 @@ impl EndpointBook {
                 found: found.collect(),
                 unresolved: BTreeMap::new(),
                 passing: false,
+                retries: Retries::default(),
+                gated: Gated::new(gate),
+                starting: true,
+                looked_at: String::new(),
             }),
             deliver: Box::new(deliver),
         }))
@@ -145,6 +182,7 @@ impl EndpointBook {
             }
             std::thread::sleep(PAUSE);
         }
+        state.starting = false;
         (self.deliver)(SourceEvent::InitDone);
     }
 
@@ -154,23 +192,30 @@ impl EndpointBook {
     }
 
     /// Follows endpoints whose interface is gone or whose namespace is another one now, and those
-    /// that are not found yet. Cheap where nothing changed.
+    /// that are not found yet and are due. Cheap where nothing changed.
     pub fn follow(&self) {
         let mut state = self.state.lock();
-        let settled =
-            |(key, found): &(&String, &Found)| found.is_settled(state.documents.get(*key));
-        let moved = state.found.iter().filter(|entry| !settled(entry));
-        let moved = moved.map(|(key, _)| key);
-        let missing = state.documents.iter().filter(|(key, document)| {
-            let netns = document.namespace();
-            !state.found.contains_key(*key)
-                && !state.has_ended(key, document)
-                && netns.is_ok_and(|netns| netns.path().exists())
-        });
-        let keys = moved.chain(missing.map(|(key, _)| key));
-        for key in keys.cloned().collect::<Vec<_>>() {
-            state.follow(&key, &*self.deliver);
-        }
+        state.follow_due(&*self.deliver);
+        state.look_at_link_locals(&*self.deliver);
+    }
+
+    /// As [`Self::follow`], after a change of the node's interfaces or routes: whatever is not
+    /// resolved is due.
+    pub fn follow_links(&self) {
+        let mut state = self.state.lock();
+        state.retries.reset();
+        state.follow_due(&*self.deliver);
+    }
+
+    /// How long [`Self::follow`] may wait.
+    pub fn next_look(&self) -> Duration {
+        let due = self.state.lock().retries.next(Instant::now());
+        due.map_or(LOOK, |due| due.clamp(REST, LOOK))
+    }
+
+    /// Number of interfaces that nothing passes until their endpoint is found.
+    pub fn closed_interfaces(&self) -> usize {
+        self.state.lock().gated.len()
     }
 
     /// Adds one by command; it is on disk before the core hears of it.
@@ -190,6 +235,7 @@ impl EndpointBook {
                 other,
             });
         }
+        let pid = document.pid;
         let replaced = state.documents.insert(key.clone(), document);
         if let Err(error) = state.save() {
             match replaced {
@@ -198,8 +244,8 @@ impl EndpointBook {
             };
             return Err(error);
         }
-        state.stale.remove(&key);
-        state.unresolved.remove(&key);
+        state.processes.found(&key, pid);
+        state.settle_document(&key, spec.ifindex);
         state.found.insert(
             key,
             Found {
@@ -222,7 +268,9 @@ impl EndpointBook {
         state.save()?;
         state.unresolved.remove(key);
         state.stale.remove(key);
+        state.retries.forget(key);
         state.forget(key, &*self.deliver);
+        state.forget_unwanted();
         Ok(())
     }
 
@@ -319,6 +367,7 @@ impl State {
         for key in kept.cloned().collect::<Vec<_>>() {
             self.follow(&key, deliver);
         }
+        self.forget_unwanted();
     }
 
     fn reread(&mut self, dir: &Path) {
@@ -365,97 +414,6 @@ impl State {
         }
         self.stale.retain(|key| self.documents.contains_key(key));
         self.ended.retain(|key| self.documents.contains_key(key));
-    }
-
-    /// Resolves a document. What cannot be found again stays as it was while its interface
-    /// exists.
-    fn follow(&mut self, key: &str, deliver: &Deliver) {
-        let before = self.still_there(key);
-        let Some(document) = self.documents.get(key).cloned() else {
-            match before {
-                Some(spec) => self.put(key, spec, None, deliver),
-                None => self.forget(key, deliver),
-            }
-            return;
-        };
-        if before.is_none() && self.has_ended(key, &document) {
-            self.ended.insert(key.to_owned());
-            self.note(key, ENDED);
-            self.forget(key, deliver);
-            return;
-        }
-        let netns = document.namespace();
-        let namespace = netns.as_ref().ok().and_then(namespace_id);
-        let found = document.resolve(key, before.as_ref()).and_then(|spec| {
-            match self.other_with(spec.ifindex, key) {
-                Some(other) => Err(EndpointError::Taken {
-                    netns: netns?,
-                    ifname: document.ifname.clone(),
-                    other,
-                }),
-                None => Ok(spec),
-            }
-        });
-        match (found, before) {
-            (Ok(spec), _) => {
-                self.stale.remove(key);
-                self.unresolved.remove(key);
-                self.put(key, spec, namespace, deliver);
-            }
-            (Err(error), Some(before)) => {
-                self.passing |= error.is_passing();
-                let ifname = &before.ifname;
-                let reason =
-                    format!("{error}; it keeps its last policy while interface {ifname} exists");
-                self.note(key, &reason);
-                self.stale.insert(key.to_owned());
-                let kept = document.relabelled(before.clone()).unwrap_or(before);
-                self.put(key, kept, None, deliver);
-            }
-            (Err(error), None) => {
-                self.passing |= error.is_passing();
-                self.note(key, &error.to_string());
-                self.forget(key, deliver);
-            }
-        }
-    }
-
-    fn put(
-        &mut self,
-        key: &str,
-        spec: EndpointSpec,
-        namespace: Option<NamespaceId>,
-        deliver: &Deliver,
-    ) {
-        let before = self.found.get(key);
-        let told = before.is_some_and(|before| before.delivered && before.spec == spec);
-        let found = Found {
-            spec: spec.clone(),
-            namespace,
-            delivered: true,
-            superseded: false,
-        };
-        for other in self.found.values_mut() {
-            other.superseded |= other.spec.ifindex == spec.ifindex;
-        }
-        self.found.insert(key.to_owned(), found);
-        if !told {
-            deliver(SourceEvent::Apply(spec));
-        }
-    }
-
-    fn forget(&mut self, key: &str, deliver: &Deliver) {
-        let found = self.found.remove(key);
-        if found.is_some_and(|found| found.delivered) {
-            deliver(SourceEvent::Delete(key.to_owned()));
-        }
-    }
-
-    fn note(&mut self, key: &str, reason: &str) {
-        if self.unresolved.get(key).map(String::as_str) != Some(reason) {
-            tracing::warn!(endpoint = key, %reason, "endpoint is not in force as its document says");
-            self.unresolved.insert(key.to_owned(), reason.to_owned());
-        }
     }
 }
 

@@ -196,6 +196,10 @@ pub const fn reason(reason: Reason) -> &'static str {
         Reason::Loopback => "From a pod to 127.0.0.0/8 or ::1.",
         Reason::UnknownProtocol => "Neither IP nor ARP.",
         Reason::ForgedAnswer => "Claims to be an answer of the proxy, which did not send it.",
+        Reason::NoEndpoint => {
+            "The interface leads to a pod of an endpoint document, and the agent has not found the \
+             endpoint yet: `holdfast-agent status` says why."
+        }
         Reason::NotOnLink => {
             "An IPv6 neighbour message to an address that is not on the pod's link."
         }

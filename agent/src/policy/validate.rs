@@ -408,13 +408,11 @@ fn selector_of(rule: NameRule) -> FqdnSelector {
 
 fn name_rule(path: &str, value: &Value, make: fn(String) -> NameRule) -> Checked<NameRule> {
     let rule = make(text(path, value)?.to_owned());
-    pattern::validate_rule(&rule).map_err(|error| {
-        Fault::new(
-            path,
-            &error.to_string(),
-            "write a DNS name such as www.example.com or *.example.com",
-        )
-    })?;
+    let remedy = match rule {
+        NameRule::Name(_) => "write a DNS name such as www.example.com, or use matchPattern",
+        NameRule::Pattern(_) => "write a pattern such as *.example.com",
+    };
+    pattern::validate_rule(&rule).map_err(|error| Fault::new(path, &error.to_string(), remedy))?;
     Ok(rule)
 }
 

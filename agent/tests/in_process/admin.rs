@@ -22,8 +22,14 @@ use crate::lab::{Lab, mapping, pod, policy};
 fn serve(lab: &Lab) -> Client {
     let socket = lab.dir.path().join("run/admin.sock");
     let listener = peer::bind(&socket, None).unwrap();
-    let endpoints =
-        EndpointBook::open(None, CliFile::in_dir(lab.dir.path()), Vec::new(), |_| {}).unwrap();
+    let endpoints = EndpointBook::open(
+        None,
+        CliFile::in_dir(lab.dir.path()),
+        Vec::new(),
+        None,
+        |_| {},
+    )
+    .unwrap();
     let admin = Admin {
         core: lab.core.clone(),
         proxies: lab.proxies.clone(),

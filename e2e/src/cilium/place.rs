@@ -18,8 +18,12 @@ use crate::shell;
 
 /// Default port of holdfast-sdp, and of Cilium's documentation.
 pub const PROXY_PORT: u16 = 10094;
-/// UDP port 53 and TCP port 53, as DNSRulesV2 packs them.
-const PORTS: [u32; 2] = [(1 << 24) | (17 << 16) | 53, (1 << 24) | (6 << 16) | 53];
+/// Port 53 of UDP, TCP and SCTP, as DNSRulesV2 packs them for `protocol: ANY`.
+const PORTS: [u32; 3] = [
+    (1 << 24) | (17 << 16) | 53,
+    (1 << 24) | (6 << 16) | 53,
+    (1 << 24) | (132 << 16) | 53,
+];
 
 /// Number of a pod's endpoint here: the last byte of its address.
 pub fn endpoint(pod: &Pod, identity: u32) -> Endpoint {
@@ -93,6 +97,14 @@ pub fn pin_ipcache(lab: &Lab, world: &World) -> Result<Map<IpcacheKey, IpcacheVa
         set(prefix.addr(), prefix.prefix_len(), *identity)?;
     }
     Ok(map)
+}
+
+/// Replaces `cilium_ipcache_v2` by an empty map, as each start of the agent does.
+pub fn repin_ipcache(lab: &Lab) -> Result<()> {
+    let path = globals(lab)?.path(ipcache::NAME);
+    fs::remove_file(&path)?;
+    pin_ipcache(lab, &World::default())?;
+    Ok(())
 }
 
 fn globals(lab: &Lab) -> Result<Globals> {

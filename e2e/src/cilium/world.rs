@@ -6,8 +6,8 @@ use std::net::IpAddr;
 use fqdn_proto::fqdndata as wire;
 use ipnet::IpNet;
 
-/// UDP and TCP, as IP numbers them.
-const PROTOCOLS: [u32; 2] = [17, 6];
+/// What `protocol: ANY` of a policy becomes: UDP, TCP and SCTP, as IP numbers them.
+const PROTOCOLS: [u32; 3] = [17, 6, 132];
 
 /// An endpoint of the node.
 #[derive(Clone, Debug)]
@@ -25,7 +25,7 @@ pub struct Endpoint {
 pub struct Rule {
     /// Patterns and names; none allows all.
     pub patterns: Vec<String>,
-    /// Identities of the servers; port 53, UDP and TCP.
+    /// Identities of the servers; port 53, any protocol.
     pub servers: Vec<u32>,
 }
 
@@ -55,6 +55,27 @@ impl World {
     pub fn endpoint_of(&self, address: IpAddr) -> Option<&Endpoint> {
         let has = |endpoint: &&Endpoint| endpoint.addresses.contains(&address);
         self.endpoints.iter().find(has)
+    }
+
+    /// What an agent knows right after its start: the prefixes of pods, nothing of servers, no
+    /// endpoints.
+    pub fn at_start(&self) -> Self {
+        let own = self.endpoints.iter().flat_map(|endpoint| {
+            let of = |ip: &IpAddr| (IpNet::from(*ip), endpoint.identity);
+            endpoint.addresses.iter().map(of)
+        });
+        Self {
+            prefixes: own.collect(),
+            ..Self::default()
+        }
+    }
+
+    /// What it knows before it has regenerated its endpoints.
+    pub fn without_rules(&self) -> Self {
+        Self {
+            rules: BTreeMap::new(),
+            ..self.clone()
+        }
     }
 
     /// The snapshot, as Cilium's agent puts it together: rules come once for

@@ -1,4 +1,4 @@
-//! What the kernel dropped beside our programs: an overloaded machine loses datagrams there.
+//! What the datapath and the kernel dropped: an overloaded machine loses datagrams there.
 
 use anyhow::{Context as _, Result};
 
@@ -17,8 +17,9 @@ pub(super) fn by_the_kernel(stage: &Stage) -> Result<String> {
     }
     let softnet = lab.node.enter(|| columns("softnet_stat"))??;
     let backlog: u64 = softnet.iter().map(|row| hex(row.get(1))).sum();
+    let drops = stage.drops()?;
     Ok(format!(
-        "full sockets: {node} on the node, {server} at the server; nf_conntrack: {failed} not \
+        "{drops}; full sockets: {node} on the node, {server} at the server; nf_conntrack: {failed} not \
          inserted, {dropped} dropped; backlog: {backlog}"
     ))
 }

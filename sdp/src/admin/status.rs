@@ -22,6 +22,7 @@ use crate::{
     proxy::stats::{AnswerResult, Label, QueryResult},
     query_log::QueryLogStatus,
     restore::Skipped,
+    rules_journal::RulesJournalStatus,
     transparent::Mode,
     troubles::Trouble,
 };
@@ -80,6 +81,9 @@ pub struct Status {
     pub skipped_files: Vec<Skipped>,
     /// Where mappings that are not durable are kept.
     pub journal: JournalStatus,
+    /// Where a Cilium agent's rules are kept for a start without it.
+    #[serde(default)]
+    pub rules_journal: RulesJournalStatus,
     /// The query log, if it is on.
     pub query_log: Option<QueryLogStatus>,
     /// Queries by outcome; outcomes that did not occur are left out.
@@ -173,6 +177,7 @@ impl Status {
             privileges: shared.privileges.clone(),
             skipped_files: shared.skipped_files.lock().clone(),
             journal: shared.journal.status(),
+            rules_journal: shared.rules_journal.status(),
             query_log: shared.query_log.as_ref().map(|log| log.status()),
             queries: counted::<QueryResult>(|label| shared.stats.queries.get(label)),
             answers: counted::<AnswerResult>(|label| shared.stats.answers.get(label)),

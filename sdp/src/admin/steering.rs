@@ -51,6 +51,12 @@ impl Steering {
             }
             SteeringStatus::Unavailable(why) => without(format!("none: {why}")),
             SteeringStatus::Full(why) => (Vec::new(), true, true, format!("none: {why}")),
+            SteeringStatus::Waiting(why) => (
+                Vec::new(),
+                true,
+                true,
+                format!("none: no slot is taken before queries can be answered: {why}"),
+            ),
             SteeringStatus::Off => without("off".to_owned()),
             SteeringStatus::Left => (
                 Vec::new(),

@@ -295,7 +295,7 @@ impl<'a> Cursor<'a> {
 }
 
 /// CRC-32 as in IEEE 802.3: finds what a torn or damaged write left, nothing more.
-fn crc32(bytes: &[u8]) -> u32 {
+pub(crate) fn crc32(bytes: &[u8]) -> u32 {
     let step = |sum: u32, byte: &u8| {
         let [low, ..] = sum.to_le_bytes();
         let entry = TABLE.get(usize::from(low ^ byte)).copied();

@@ -1,9 +1,13 @@
 //! How the link stands, for readiness, `status` and metrics.
 
+use std::time::Instant;
+
 use parking_lot::{Mutex, MutexGuard};
 
 use crate::{
+    gate::Word,
     mapping::sink::Epoch,
+    policy::kept::KeptRules,
     proxy::stats::Count,
     ready::{Need, Readiness},
 };
@@ -69,6 +73,12 @@ pub struct LinkStatus {
     pub acked_revision: Option<u64>,
     /// The last revision that was refused, and why.
     pub refused_rules: Option<String>,
+    /// Endpoints whose rules are in force although the agent has not said them in this session.
+    #[serde(default)]
+    pub kept_endpoints: usize,
+    /// Rows of Cilium's rules that were passed over: they are of no transport that DNS has here.
+    #[serde(default)]
+    pub skipped_rows: u64,
 }
 
 /// Counters of the link.
@@ -82,6 +92,9 @@ pub struct LinkStats {
     pub rules_applied: Count,
     /// Revisions of rules refused, whole or in part.
     pub rules_refused: Count,
+    /// Rows of rules passed over, because they are of no transport that DNS has here or cannot be
+    /// read.
+    pub rows_skipped: Count,
 }
 
 /// See the module.
@@ -90,7 +103,8 @@ pub struct Board {
     status: Mutex<LinkStatus>,
     stats: LinkStats,
     ready: Readiness,
-    writer: Mutex<()>,
+    writer: Mutex<KeptRules>,
+    word: Mutex<Word>,
 }
 
 impl Board {
@@ -100,7 +114,8 @@ impl Board {
             status: Mutex::default(),
             stats: LinkStats::default(),
             ready,
-            writer: Mutex::new(()),
+            writer: Mutex::default(),
+            word: Mutex::new(Word::None),
         }
     }
 
@@ -120,7 +135,7 @@ impl Board {
     }
 
     /// Held while rules are put in force, so that those from disk never follow the agent's.
-    pub fn writing_rules(&self) -> MutexGuard<'_, ()> {
+    pub fn writing_rules(&self) -> MutexGuard<'_, KeptRules> {
         self.writer.lock()
     }
 
@@ -138,9 +153,39 @@ impl Board {
         let mut status = self.status.lock();
         status.rules = RulesOrigin::Agent { epoch, revision };
         status.refused_rules = None;
+        let service = status.connection.as_ref().map(|c| c.service);
+        self.note_word(service);
         drop(status);
         self.stats.rules_applied.add(1);
         self.ready.unblock(Need::Rules);
+    }
+
+    /// The agent has not said the rules of so many endpoints.
+    pub fn rules_kept(&self, endpoints: usize) {
+        self.status.lock().kept_endpoints = endpoints;
+    }
+
+    fn note_word(&self, service: Option<Service>) {
+        let mut word = self.word.lock();
+        *word = match (*word, service) {
+            (Word::None, Some(Service::FqdnData)) => Word::State(Instant::now()),
+            (_, Some(Service::Native)) => Word::Whole,
+            (word, _) => word,
+        };
+    }
+
+    /// What the agent has sent.
+    pub fn word(&self) -> Word {
+        *self.word.lock()
+    }
+
+    /// Rows of rules were passed over: those of the last state, or of the files.
+    pub fn rows_skipped(&self, rows: u64) {
+        let mut status = self.status.lock();
+        if status.skipped_rows != rows {
+            self.stats.rows_skipped.add(rows);
+        }
+        status.skipped_rows = rows;
     }
 
     /// A revision was refused, whole or in part.
@@ -174,6 +219,11 @@ impl Board {
     }
 
     pub(super) fn disconnected(&self, reason: &str) {
+        let mut word = self.word.lock();
+        if matches!(*word, Word::State(_)) {
+            *word = Word::None;
+        }
+        drop(word);
         let mut status = self.status.lock();
         status.connection = None;
         status.acked_revision = None;

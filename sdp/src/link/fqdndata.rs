@@ -2,10 +2,12 @@
 //!
 //! The agent sends its whole state each time and waits for an answer before it
 //! sends another; it never says that a state is the first complete one. So an
-//! endpoint that is named gets its rules at once, and one that is not named
-//! keeps what it had before the session, [`GRACE`] at most.
+//! endpoint that is named gets its rules at once, and one that is not named yet
+//! keeps what it had before the session: see [`crate::policy::kept`].
 
 mod calls;
+#[cfg(test)]
+mod golden;
 
 use std::{collections::BTreeSet, time::Duration};
 
@@ -13,11 +15,10 @@ use fqdn_proto::{
     fqdndata as wire,
     later::{Encoded, stream_policy_state},
 };
-use shared_maps::EndpointId;
 use tokio::{
     sync::mpsc,
     task::{JoinError, spawn_blocking},
-    time::{Instant, sleep_until, timeout},
+    time::timeout,
 };
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Streaming, transport::Channel};
@@ -29,15 +30,22 @@ use super::{
     convert::fqdndata as convert,
     native::Never,
 };
-use crate::{config::AgentAddress, mapping::sink::Epoch, policy::rule::RulesOf};
+use crate::{
+    config::AgentAddress,
+    mapping::sink::Epoch,
+    maps::{AgentTables, PinnedMaps},
+    policy::{
+        kept::{KeptRules, end_rules_of_lost_endpoints},
+        rule::RulesOf,
+        table::{PolicyHandle, RuleError},
+    },
+};
 
 const STREAM: &str = "StreamPolicyState";
 /// A state holds every prefix of the cluster.
 const LARGEST_MESSAGE: usize = 512 << 20;
 /// The first state takes the agent a while to put together.
 const FIRST_STATE_WITHIN: Duration = Duration::from_secs(10);
-/// Rules of endpoints that no state of this session has named are kept this long.
-const GRACE: Duration = Duration::from_secs(60);
 
 type Client = FqdnDataClient<Channel>;
 
@@ -81,12 +89,12 @@ async fn begin(
         epoch: epoch.clone(),
         other_proxy_port: None,
     });
+    link.maps.begin_agent_session();
+    adopt_rules(link);
     let rules = Rules {
         link: link.clone(),
         epoch,
         states: 0,
-        named: BTreeSet::new(),
-        latest: Vec::new(),
         odd: BTreeSet::new(),
     };
     tokio::select! {
@@ -119,27 +127,17 @@ async fn follow(
     first: State,
     acks: mpsc::Sender<wire::PolicyStateResponse>,
 ) -> Result<Never, SessionError> {
-    let grace_over = Instant::now() + GRACE;
-    let mut graceful = true;
     let mut state = first;
     loop {
         // Not on this thread: the agent waits one second for an answer to its ping.
-        let taken = spawn_blocking(move || rules.take(state, graceful));
+        let taken = spawn_blocking(move || rules.take(state));
         let (ack, back) = taken.await.map_err(|error| broke_off(&error))??;
         rules = back;
         acks.send(ack)
             .await
             .map_err(|_| SessionError::Closed { what: STREAM })?;
         rules.link.board.acked(rules.states);
-        state = loop {
-            tokio::select! {
-                next = next(&mut states) => break next?,
-                () = sleep_until(grace_over), if graceful => {
-                    graceful = false;
-                    rules = spawn_blocking(move || rules.retire()).await.map_err(|error| broke_off(&error))?;
-                }
-            }
-        };
+        state = next(&mut states).await?;
     }
 }
 
@@ -147,24 +145,43 @@ fn broke_off(error: &JoinError) -> SessionError {
     SessionError::Protocol(error.to_string())
 }
 
+/// Notes whose rules are in force as the session begins.
+fn adopt_rules(link: &Link) {
+    let mut writing = link.board.writing_rules();
+    let in_force = link.policy.load().endpoints();
+    writing.adopt(in_force, &link.maps.instances().unwrap_or_default());
+}
+
+/// Rules and tables of one state. Endpoints that it does not name keep theirs for now.
+fn put_in_force(
+    rules: &[RulesOf],
+    tables: AgentTables,
+    kept: &mut KeptRules,
+    policy: &PolicyHandle,
+    maps: &PinnedMaps,
+) -> Vec<RuleError> {
+    let gone = kept.named(rules.iter().map(|of| of.endpoint).collect());
+    let errors = policy.apply(rules, &gone);
+    // Right behind the rules: compiling them takes longer than this.
+    maps.set_agent_tables(tables);
+    end_rules_of_lost_endpoints(kept, maps, policy);
+    if !rules.is_empty() {
+        maps.set_agent_ready(true);
+    }
+    errors
+}
+
 struct Rules {
     link: Link,
     epoch: Epoch,
     states: u64,
-    /// Endpoints that a state of this session has named.
-    named: BTreeSet<EndpointId>,
-    latest: Vec<RulesOf>,
     /// What could not be used of the last state.
     odd: BTreeSet<String>,
 }
 
 impl Rules {
     /// Puts a state in force; gives back the answer to it and itself.
-    fn take(
-        mut self,
-        state: State,
-        graceful: bool,
-    ) -> Result<(wire::PolicyStateResponse, Self), SessionError> {
+    fn take(mut self, state: State) -> Result<(wire::PolicyStateResponse, Self), SessionError> {
         let mut state = state.decode().map_err(|error| {
             let error = format!("a state: {error}");
             self.link.board.rules_refused(self.states + 1, &error);
@@ -174,28 +191,28 @@ impl Rules {
         let state = convert::state(state);
         self.states += 1;
         let link = &self.link;
-        let writing = link.board.writing_rules();
+        let mut writing = link.board.writing_rules();
         if link.board.sessions() != self.epoch.start {
             // The session ended meanwhile, and another one has begun.
             return Err(SessionError::Closed { what: STREAM });
         }
         link.sink.rules_applied(self.epoch.clone(), self.states);
-        let errors = if graceful {
-            let now: BTreeSet<_> = state.rules.iter().map(|of| of.endpoint).collect();
-            let gone: Vec<_> = self.named.difference(&now).copied().collect();
-            self.named.extend(now);
-            link.policy.apply(&state.rules, &gone)
-        } else {
-            link.policy.replace_all(&state.rules)
-        };
-        // Right behind the rules: compiling them takes longer than this.
-        link.maps.set_agent_tables(Some(state.tables));
+        let servers = state.servers();
+        let errors = put_in_force(
+            &state.rules,
+            state.tables,
+            &mut writing,
+            &link.policy,
+            &link.maps,
+        );
+        link.board.rules_kept(writing.unconfirmed());
+        link.rules_journal.note(&state.rules, &writing, servers);
         for error in &errors {
             tracing::error!(%error, "a rule allows nothing");
         }
-        self.latest = if graceful { state.rules } else { Vec::new() };
         link.board.rules_from_agent(self.epoch.clone(), self.states);
         drop(writing);
+        link.board.rows_skipped(state.skipped);
         self.note_odd(state.odd.into_iter().collect());
         Ok((ack, self))
     }
@@ -215,15 +232,5 @@ impl Rules {
             }
         }
         self.odd = odd;
-    }
-
-    /// What no state has named is gone.
-    fn retire(mut self) -> Self {
-        let writing = self.link.board.writing_rules();
-        self.link
-            .policy
-            .replace_all(&std::mem::take(&mut self.latest));
-        drop(writing);
-        self
     }
 }

@@ -78,14 +78,18 @@ fn apply(link: &Link, session: u64, complete: Complete) -> Option<wire::RulesAck
             return Some(ack);
         }
     };
-    let _writing = link.board.writing_rules();
+    let mut writing = link.board.writing_rules();
     if link.board.sessions() != session {
         return None;
     }
     // First: from here on a lease of an older revision must not release an answer.
     link.sink.rules_applied(epoch.clone(), revision);
     let errors = match &content {
-        Content::Snapshot(all) => link.policy.replace_all(all),
+        Content::Snapshot(all) => {
+            writing.forget();
+            link.board.rules_kept(0);
+            link.policy.replace_all(all)
+        }
         Content::Delta { changed, removed } => link.policy.apply(changed, removed),
     };
     for error in &errors {
@@ -97,5 +101,6 @@ fn apply(link: &Link, session: u64, complete: Complete) -> Option<wire::RulesAck
         "rules applied"
     );
     link.board.rules_from_agent(epoch, revision);
+    link.maps.set_agent_ready(true);
     Some(ack)
 }

@@ -7,21 +7,25 @@
 //! Learned names come last in our files, and after all that is used of Cilium's. They are not
 //! read: one pod's names would keep every pod waiting for its first answer.
 
+mod by_address;
 mod members;
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::BTreeMap,
     io::{self, Read},
     net::IpAddr,
 };
 
-use ipnet::IpNet;
 use serde::Deserialize;
 use shared_maps::{EndpointId, IdentityId};
 
-use self::members::{Members, MembersError, Place};
+pub use self::by_address::SkippedRows;
+use self::{
+    by_address::by_address,
+    members::{Members, MembersError, Place},
+};
 use crate::{
-    pattern::{self, restored},
+    pattern,
     policy::rule::{
         EndpointRules, NameRule, NameRules, PortRules, SelectorRule, Servers, Transport,
     },
@@ -43,6 +47,8 @@ pub struct EndpointFile {
     pub identity: IdentityId,
     /// DNS rules, if it has any.
     pub rules: Option<EndpointRules>,
+    /// Rows of `DNSRulesV2` that were passed over: they allow nothing.
+    pub skipped: SkippedRows,
 }
 
 /// What is wrong with a file.
@@ -179,14 +185,6 @@ struct RawIdentity {
 }
 
 #[derive(Deserialize)]
-struct RawRegex {
-    #[serde(rename = "Re")]
-    expression: Option<String>,
-    #[serde(rename = "IPs", default)]
-    servers: Option<BTreeMap<String, serde_json::Value>>,
-}
-
-#[derive(Deserialize)]
 struct RawVersion {
     version: u64,
 }
@@ -259,13 +257,12 @@ pub fn parse(reader: impl Read, boot_id: &str) -> Result<EndpointFile, FileError
         Some(_) => raw.get(Member::ByIdentity)?,
         None => None,
     };
+    let mut skipped = SkippedRows::default();
     let rules = match ours.filter(|rules: &RawRules| rules.boot_id == boot_id) {
         Some(rules) => Some(by_identity(rules)?),
         None => raw
             .get(Member::ByAddress)?
-            .as_ref()
-            .map(by_address)
-            .transpose()?,
+            .map(|rows| by_address(rows, &mut skipped)),
     };
     Ok(EndpointFile {
         id: EndpointId(id),
@@ -273,6 +270,7 @@ pub fn parse(reader: impl Read, boot_id: &str) -> Result<EndpointFile, FileError
         ifindex,
         identity: IdentityId(identity.map_or(0, |identity| identity.id)),
         rules,
+        skipped,
     })
 }
 
@@ -329,66 +327,6 @@ fn selector_rule(raw: RawSelector) -> Result<SelectorRule, FileError> {
         },
         selector: raw.selector,
     })
-}
-
-fn by_address(by_port: &BTreeMap<String, Vec<RawRegex>>) -> Result<EndpointRules, FileError> {
-    let mut ports = Vec::with_capacity(by_port.len());
-    for (key, expressions) in by_port {
-        let bad = || FileError::Field {
-            field: "DNSRulesV2",
-            value: key.clone(),
-        };
-        let (port, transport) = port_proto(key).ok_or_else(bad)?;
-        let mut rules = Vec::with_capacity(expressions.len());
-        for raw in expressions {
-            let Some(servers) = servers(raw.servers.as_ref())? else {
-                continue;
-            };
-            rules.push(SelectorRule {
-                selector: "restored".to_owned(),
-                servers,
-                names: restored::names_of(raw.expression.as_deref().unwrap_or("(?:)")),
-            });
-        }
-        ports.push(PortRules {
-            port,
-            transport,
-            rules,
-        });
-    }
-    Ok(EndpointRules { ports })
-}
-
-/// Unpacks `1<<24 | protocol<<16 | port`.
-fn port_proto(key: &str) -> Option<(u16, Transport)> {
-    let [version, protocol, high, low] = key.parse::<u32>().ok()?.to_be_bytes();
-    let transport = Transport::from_number(protocol)?;
-    (version == 1).then(|| (u16::from_be_bytes([high, low]), transport))
-}
-
-/// `None`: servers of other clusters only.
-fn servers(
-    raw: Option<&BTreeMap<String, serde_json::Value>>,
-) -> Result<Option<Servers>, FileError> {
-    let Some(raw) = raw.filter(|raw| !raw.is_empty()) else {
-        return Ok(Some(Servers::Any));
-    };
-    let mut prefixes = BTreeSet::new();
-    for text in raw.keys() {
-        let (address, cluster) = text.split_once('@').unwrap_or((text, "0"));
-        if cluster != "0" {
-            continue;
-        }
-        let prefix = address
-            .parse::<IpNet>()
-            .or_else(|_| address.parse::<IpAddr>().map(IpNet::from))
-            .map_err(|_| FileError::Field {
-                field: "DNSRulesV2.IPs",
-                value: text.clone(),
-            })?;
-        prefixes.insert(prefix);
-    }
-    Ok((!prefixes.is_empty()).then(|| Servers::Prefixes(prefixes.into_iter().collect())))
 }
 
 #[cfg(test)]
@@ -535,11 +473,30 @@ mod tests {
     }
 
     #[test]
+    fn an_odd_row_costs_only_itself() {
+        let text = r#"{"ID": 7, "IPv4": "10.0.0.7", "IfIndex": 12, "SecLabel": {"id": 300},
+            "DNSRulesV2": {"53": [], "25428021": [{"Re": "(?:)", "IPs": null}], "17170485": 5,
+              "17891381": [{"Re": 7}, {"Re": "(?:)", "IPs": {"10.0.0": {}}},
+                           {"Re": "^a[.]com[.]$", "IPs": null}]}}"#;
+        let file = parse(text.as_bytes(), "boot").unwrap();
+        let skipped = file.skipped;
+        assert_eq!(
+            (skipped.other_transport, skipped.count()),
+            (1, 5),
+            "{skipped:?}"
+        );
+        let rules = file.rules.unwrap();
+        let udp = rules.ports.iter().find(|p| p.transport == Transport::Udp);
+        assert_eq!(udp.unwrap().rules.len(), 1);
+        let tcp = rules.ports.iter().find(|p| p.transport == Transport::Tcp);
+        assert!(tcp.unwrap().rules.is_empty());
+    }
+
+    #[test]
     fn damage_is_named() {
         let error = |text: &str| parse(text.as_bytes(), "boot").unwrap_err().to_string();
         assert!(error("{").contains("damaged"));
         assert!(error(r#"{"ID": 7, "IPv4": "10.0.0"}"#).contains("IPv4"));
-        assert!(error(r#"{"ID": 7, "DNSRulesV2": {"53": []}}"#).contains("DNSRulesV2"));
         let both = ours(1, "boot", r#"{"match_name": "a", "match_pattern": "b"}"#);
         assert!(error(&both).contains("exactly one"));
     }

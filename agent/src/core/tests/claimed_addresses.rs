@@ -91,6 +91,27 @@ fn endpoints_whose_keys_change_places_stay_the_same_endpoints() {
 }
 
 #[test]
+fn endpoints_get_their_addresses_once_those_that_had_them_moved_to_others() {
+    let mut node = Node::usual();
+    node.endpoint(spec("web", 7, "app=web"));
+    node.endpoint(spec("next", 8, "app=web"));
+    // `last` waits for the address of `next`, which waits for that of `web`.
+    node.endpoint(with_addresses("next", 18, &["10.0.0.7"]));
+    node.endpoint(with_addresses("last", 19, &["10.0.0.7", "fd00::9"]));
+    assert!(problem(&node).contains("10.0.0.7"), "{}", problem(&node));
+    node.endpoint(with_addresses("web", 7, &["10.0.0.9"]));
+    let taken: Vec<_> = ["next", "last"]
+        .into_iter()
+        .filter(|key| {
+            let views = node.core.snapshot().endpoints;
+            let mut of_key = views.into_iter().filter(|view| view.key == *key);
+            of_key.any(|view| view.ipv4.as_deref() == Some("10.0.0.7"))
+        })
+        .collect();
+    assert_eq!(taken.len(), 1, "{}", problem(&node));
+}
+
+#[test]
 fn an_endpoint_gets_its_address_once_the_one_that_had_it_is_gone() {
     let mut node = Node::usual();
     let both = ["10.0.0.7", "fd00::8"];

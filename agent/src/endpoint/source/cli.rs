@@ -108,6 +108,11 @@ impl CliFile {
         }
     }
 
+    /// The state directory.
+    pub(super) fn dir(&self) -> &Path {
+        self.path.parent().unwrap_or(Path::new("."))
+    }
+
     /// Documents by key. A damaged file is set aside and logged.
     pub(super) fn read(&self) -> Result<Added, CliFileError> {
         let failed = |source| CliFileError::Io {

@@ -69,7 +69,9 @@ pub enum EndpointError {
     #[error("named-ports: {0}")]
     NamedPort(#[from] NamedPortError),
     /// Another document has this interface.
-    #[error("interface {ifname} of {netns} is already endpoint {other}; remove that one first")]
+    #[error(
+        "interface {ifname} of {netns} is already endpoint {other}; remove that one first (`endpoint remove`, or its document, if the key begins with `dir/`)"
+    )]
     Taken {
         /// The namespace.
         netns: Netns,
@@ -85,7 +87,10 @@ pub enum EndpointError {
     #[error(transparent)]
     File(#[from] CliFileError),
     /// No endpoint of that key was added.
-    #[error("no endpoint {0} was added with `endpoint add`; `endpoint list` shows the keys")]
+    #[error(
+        "no endpoint {0} was added with `endpoint add`; `endpoint list` shows the keys, and one that \
+         begins with `dir/` goes with its document in --endpoint-dir"
+    )]
     NotAdded(String),
     /// The document cannot be read.
     #[error("{0}")]

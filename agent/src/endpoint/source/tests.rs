@@ -3,8 +3,14 @@
 
 use std::{fs, path::Path};
 
-use super::*;
-use crate::endpoint::link::Link;
+use super::{gated::Until, *};
+use crate::{
+    datapath::{
+        closed::{Closed, DocumentHash, Why},
+        program::ProgramError,
+    },
+    endpoint::link::Link,
+};
 
 type Events = Arc<Mutex<Vec<SourceEvent<EndpointSpec>>>>;
 
@@ -31,11 +37,12 @@ fn open(dir: &Path, restored: EndpointSpec) -> (Arc<EndpointBook>, Events) {
     let events = Events::default();
     let told = Arc::clone(&events);
     let state = dir.join("state");
-    fs::create_dir(&state).unwrap();
+    let _exists = fs::create_dir(&state);
     let book = EndpointBook::open(
         Some(dir.join("endpoints")),
         CliFile::in_dir(&state),
         vec![restored],
+        None,
         move |event| told.lock().push(event),
     );
     (book.unwrap(), events)
@@ -79,6 +86,18 @@ fn an_endpoint_whose_document_is_refused_at_a_start_stays_until_the_file_is_remo
     }
 }
 
+/// However the book looks, the reason says that the endpoint's process has ended.
+fn stays_ended_at_every_look(book: &EndpointBook) {
+    for look in [
+        EndpointBook::list,
+        EndpointBook::follow,
+        EndpointBook::refresh,
+    ] {
+        look(book);
+        assert!(reason(book).contains("add it again"), "{}", reason(book));
+    }
+}
+
 #[test]
 fn a_process_that_has_the_number_of_one_that_ended_does_not_get_its_endpoint() {
     let dir = tempfile::tempdir().unwrap();
@@ -87,18 +106,78 @@ fn a_process_that_has_the_number_of_one_that_ended_does_not_get_its_endpoint() {
     write(dir.path(), &text(ended));
     let spec = restored(KEY, NO_INTERFACE, &format!("pid-{ended}"));
     let (book, events) = open(dir.path(), spec);
-    for look in [
-        EndpointBook::list,
-        EndpointBook::follow,
-        EndpointBook::refresh,
-    ] {
-        look(&book);
-        assert!(reason(&book).contains("add it again"), "{}", reason(&book));
-    }
+    stays_ended_at_every_look(&book);
     assert_eq!(*events.lock(), [SourceEvent::Init, SourceEvent::InitDone]);
     // Another number is another process.
     write(dir.path(), &text(other));
     book.refresh();
     assert_ne!(reason(&book), "");
     assert!(!reason(&book).contains("add it again"), "{}", reason(&book));
+}
+
+#[test]
+fn a_process_that_got_the_number_while_the_agent_was_away_does_not_get_the_endpoint() {
+    let dir = tempfile::tempdir().unwrap();
+    let pid = std::process::id();
+    write(
+        dir.path(),
+        &format!("pid: {pid}\nifname: lo\nlabels: [k8s:app=a]\n"),
+    );
+    fs::create_dir(dir.path().join("state")).unwrap();
+    let earlier = format!(r#"{{"{KEY}":{{"pid":{pid},"started":1,"boot_id":"b"}}}}"#);
+    fs::write(dir.path().join("state/endpoint_processes.json"), earlier).unwrap();
+    let (book, events) = open(dir.path(), restored("dir/other.yaml", NO_INTERFACE, "pod1"));
+    stays_ended_at_every_look(&book);
+    assert_eq!(*events.lock(), [SourceEvent::Init, SourceEvent::InitDone]);
+}
+
+/// A gate that only remembers.
+#[derive(Default)]
+struct Remembered(Arc<Mutex<BTreeSet<u32>>>);
+
+impl Gate for Remembered {
+    fn close(&mut self, _key: &str, ifindex: u32, _why: Why) -> Result<(), ProgramError> {
+        self.0.lock().insert(ifindex);
+        Ok(())
+    }
+
+    fn open(&mut self, _document: &DocumentHash, ifindex: u32) -> Result<(), ProgramError> {
+        self.0.lock().remove(&ifindex);
+        Ok(())
+    }
+
+    fn closed(&self) -> std::io::Result<Closed> {
+        Ok(Closed::new())
+    }
+
+    fn is_under_policy(&self, ifindex: u32) -> bool {
+        ifindex == 2
+    }
+}
+
+#[test]
+fn a_closed_interface_opens_when_it_is_under_policy_or_its_document_goes() {
+    let gate = Remembered::default();
+    let closed = Arc::clone(&gate.0);
+    let mut gated = Gated::new(Some(Box::new(gate)));
+    let is = |expected: &[u32]| assert_eq!(*closed.lock(), expected.iter().copied().collect());
+    // Interface 2 has the programs of an endpoint: only one that was left is closed.
+    assert!(!gated.close(KEY, 2, Until::Attached));
+    assert!(gated.close(KEY, 1, Until::Attached));
+    is(&[1]);
+    gated.settle(|_| true);
+    is(&[1]);
+    gated.settle(|_| false);
+    is(&[]);
+    assert_eq!(gated.unresolved(KEY, &BTreeSet::from([1])), ["lo"]);
+    is(&[1]);
+    gated.resolved(KEY, 1);
+    is(&[1]);
+    gated.unresolved(KEY, &BTreeSet::new());
+    is(&[]);
+    assert!(gated.close(KEY, 1, Until::Gone));
+    gated.resolved(KEY, 3);
+    gated.settle(|_| true);
+    is(&[1]);
+    assert_eq!(gated.len(), 1);
 }

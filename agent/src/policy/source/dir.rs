@@ -157,7 +157,7 @@ impl PolicyDir {
             .collect();
         if errors != self.rejected {
             for error in errors.iter().filter(|error| !self.rejected.contains(error)) {
-                tracing::warn!(%error, "policy document refused; its last good version stays in force");
+                tracing::warn!(%error, "policy document refused; its last good version, if there is one, stays in force");
             }
             self.rejected.clone_from(&errors);
             events.push(Event::PoliciesRejected(errors));

@@ -316,6 +316,7 @@ fn link(
         sink: Arc::clone(&sink),
         maps: Arc::new(PinnedMaps::open(pins, false)),
         notices: Arc::default(),
+        rules_journal: Arc::default(),
         board: Arc::new(Board::new(Readiness::default())),
     };
     tasks.spawn_on(link.run(stop.clone()), runtime.handle());

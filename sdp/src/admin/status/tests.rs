@@ -74,6 +74,8 @@ fn healthy() -> Status {
             },
             acked_revision: Some(42),
             refused_rules: None,
+            kept_endpoints: 0,
+            skipped_rows: 0,
         },
         endpoints_with_rules: 18,
         maps: MapsStatus {
@@ -82,6 +84,7 @@ fn healthy() -> Status {
             ipcache: Some("cilium_ipcache_v2".to_owned()),
             ipcache_problem: None,
             agent_tables: false,
+            former_entries: 0,
         },
         mappings: SinkStatus {
             kept: 640,
@@ -106,6 +109,7 @@ fn healthy() -> Status {
             calls: true,
         },
         skipped_files: Vec::new(),
+        rules_journal: RulesJournalStatus::default(),
         journal: JournalStatus {
             path: Some("/var/lib/holdfast/sdp/sdp-4711.journal".to_owned()),
             pairs: 5,

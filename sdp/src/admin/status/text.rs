@@ -7,6 +7,7 @@ use crate::{
     link::board::{LinkStatus, RulesOrigin, Service},
     maps::MapsStatus,
     query_log::QueryLogStatus,
+    rules_journal::RulesJournalStatus,
     transparent::Mode,
     troubles::Trouble,
 };
@@ -64,6 +65,9 @@ impl Status {
         page.line("maps", maps_text(&self.maps));
         page.line("mappings", self.mappings());
         page.line("journal", self.journal.text());
+        if self.rules_journal.endpoints > 0 || self.rules_journal.problem.is_some() {
+            page.line("", rules_journal_text(&self.rules_journal));
+        }
         page.line("privileges", self.privileges.text());
         page.line("under way", self.under_way());
         page.line("queries", counts(&self.queries));
@@ -100,6 +104,20 @@ impl Status {
         let _ = write!(text, "; {} endpoints have some", self.endpoints_with_rules);
         if let Some(revision) = self.agent.acked_revision {
             let _ = write!(text, "; acknowledged: {revision}");
+        }
+        if self.agent.kept_endpoints > 0 {
+            let kept = self.agent.kept_endpoints;
+            let _ = write!(
+                text,
+                "; of {kept} as before: the agent has not sent theirs yet"
+            );
+        }
+        if self.agent.skipped_rows > 0 {
+            let _ = write!(
+                text,
+                "; {} rows are not about DNS over UDP or TCP",
+                self.agent.skipped_rows
+            );
         }
         text
     }
@@ -226,6 +244,15 @@ pub fn rules_text(rules: &RulesOrigin) -> String {
     }
 }
 
+fn rules_journal_text(journal: &RulesJournalStatus) -> String {
+    let path = journal.path.as_deref().unwrap_or("no file");
+    let mut text = format!("{path}: rules of {} endpoints", journal.endpoints);
+    if let Some(problem) = &journal.problem {
+        let _ = write!(text, "; not written: {problem}");
+    }
+    text
+}
+
 fn maps_text(maps: &MapsStatus) -> String {
     let mut parts = vec![format!("below {}", maps.root)];
     match (&maps.lxc_problem, &maps.ipcache) {
@@ -236,6 +263,12 @@ fn maps_text(maps: &MapsStatus) -> String {
     parts.extend(maps.ipcache_problem.clone());
     if maps.agent_tables {
         parts.push("the agent's tables serve in place of missing maps".to_owned());
+    }
+    if maps.former_entries > 0 {
+        parts.push(format!(
+            "{} entries as before: the agent's new map or table lacks them yet",
+            maps.former_entries
+        ));
     }
     parts.join("; ")
 }

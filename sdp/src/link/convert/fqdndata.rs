@@ -20,6 +20,7 @@ use crate::{
     policy::rule::{
         EndpointRules, NameRule, NameRules, PortRules, RulesOf, SelectorRule, Servers, Transport,
     },
+    rules_journal::MOST_PREFIXES,
 };
 
 /// A replay whose TTL ran out while no agent was there still counts this long, seconds.
@@ -34,6 +35,8 @@ pub(in crate::link) struct State {
     pub(in crate::link) tables: AgentTables,
     /// What could not be used: it allows nothing.
     pub(in crate::link) odd: Vec<String>,
+    /// Servers of a row that are of another transport: `protocol: ANY` names SCTP, too.
+    pub(in crate::link) skipped: u64,
 }
 
 pub(in crate::link) fn state(from: wire::PolicyState) -> State {
@@ -51,7 +54,7 @@ pub(in crate::link) fn state(from: wire::PolicyState) -> State {
         // An endpoint that is named has rules, even if they allow nothing.
         let ports = endpoints.entry(EndpointId(id)).or_default();
         let names = names(&row.dns_pattern, id, &mut state.odd);
-        for (at, servers) in servers(&row.dns_servers, id, &mut state.odd) {
+        for (at, servers) in servers(&row.dns_servers, id, &mut state) {
             let rule = SelectorRule {
                 selector: "FQDNData".to_owned(),
                 servers: Servers::Identities(servers),
@@ -100,6 +103,25 @@ pub(in crate::link) fn state(from: wire::PolicyState) -> State {
     state
 }
 
+impl State {
+    /// Prefixes of the servers that its rules name, as many as are kept for a start without
+    /// agent.
+    pub(in crate::link) fn servers(&self) -> BTreeMap<IpNet, IdentityId> {
+        let selectors = self.rules.iter().flat_map(|of| &of.rules.ports);
+        let mut named = BTreeSet::new();
+        for rule in selectors.flat_map(|port| &port.rules) {
+            if let Servers::Identities(servers) = &rule.servers {
+                named.extend(servers.iter().copied());
+            }
+        }
+        let of_servers = self
+            .tables
+            .prefixes()
+            .filter(|(_, identity)| named.contains(identity));
+        of_servers.take(MOST_PREFIXES).collect()
+    }
+}
+
 fn names(patterns: &[String], endpoint: u16, odd: &mut Vec<String>) -> NameRules {
     if patterns.is_empty() {
         return NameRules::All;
@@ -118,7 +140,7 @@ fn names(patterns: &[String], endpoint: u16, odd: &mut Vec<String>) -> NameRules
 fn servers(
     servers: &[wire::DnsServer],
     endpoint: u16,
-    odd: &mut Vec<String>,
+    state: &mut State,
 ) -> BTreeMap<(u16, Transport), BTreeSet<IdentityId>> {
     let mut by_port: BTreeMap<_, BTreeSet<_>> = BTreeMap::new();
     for server in servers {
@@ -126,9 +148,13 @@ fn servers(
             .ok()
             .filter(|port| *port != 0);
         let protocol = u8::try_from(server.dns_server_proto).ok();
-        let (Some(port), Some(transport)) = (port, protocol.and_then(Transport::from_number))
-        else {
-            odd.push(format!(
+        let transport = protocol.and_then(Transport::from_number);
+        if port.is_some() && protocol.is_some() && transport.is_none() {
+            state.skipped += 1;
+            continue;
+        }
+        let (Some(port), Some(transport)) = (port, transport) else {
+            state.odd.push(format!(
                 "endpoint {endpoint}: port {}, protocol {} (named ports are not conveyed)",
                 server.dns_server_port, server.dns_server_proto
             ));
@@ -344,7 +370,7 @@ mod tests {
         });
         let dir = tempfile::tempdir().unwrap();
         let maps = PinnedMaps::open(dir.path(), true);
-        maps.set_agent_tables(Some(state.tables));
+        maps.set_agent_tables(state.tables);
         assert!(matches!(
             maps.who(IpAddr::from([10, 0, 0, 7])),
             Who::Endpoint {

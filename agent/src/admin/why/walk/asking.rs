@@ -55,6 +55,9 @@ impl Walk<'_> {
                 self.direction(),
                 documents.join(", ")
             ),
+            None if endpoint.enable_policy == "never" => {
+                "enable-policy is never: nothing is restricted".to_owned()
+            }
             None if endpoint.policies.is_empty() => {
                 "no document is about this endpoint: nothing is restricted".to_owned()
             }

@@ -1,0 +1,230 @@
+//! Interfaces of pods that the agent has not found: nothing passes them.
+//!
+//! ```text
+//!  <bpf-root>/holdfast/links/closed/<document>/in_<ifindex>         TCX ingress
+//!                                              out_<ifindex>        TCX egress
+//!                                              left-in_<ifindex>    TCX ingress
+//!                                              left-out_<ifindex>   TCX egress
+//! ```
+//! `<document>` is a hash of the endpoint document's key. The links outlive the agent. They are
+//! removed when the document is removed; `in` and `out` also once the endpoint's own programs are
+//! attached to the interface.
+
+use std::{
+    collections::BTreeMap,
+    fs, io,
+    path::{Path, PathBuf},
+};
+
+use aya::{
+    Ebpf,
+    programs::{LinkOrder, TcAttachType},
+};
+use shared_maps::{
+    pin,
+    user::{Direction, Globals, program_name, tcx_chain},
+};
+
+use super::program::{Hook, ProgramError, Programs, pinned, program, put, remove};
+
+const PROGRAM: &str = "closed";
+
+/// Why an interface is closed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Why {
+    /// It leads to a pod whose endpoint is not found, or not under policy yet.
+    NotFound,
+    /// It leads to a namespace that an endpoint has left.
+    Left,
+}
+
+impl Why {
+    const ALL: [Self; 2] = [Self::NotFound, Self::Left];
+
+    /// Both directions, each with the prefix of its pins.
+    fn hooks(self) -> [(Hook, &'static str); 2] {
+        let [ingress, egress] = match self {
+            Self::NotFound => ["in", "out"],
+            Self::Left => ["left-in", "left-out"],
+        };
+        let hook = |direction| Hook {
+            program: PROGRAM,
+            direction,
+        };
+        [
+            (hook(TcAttachType::Ingress), ingress),
+            (hook(TcAttachType::Egress), egress),
+        ]
+    }
+
+    fn of_pin(name: &str) -> Option<(Self, u32)> {
+        let (prefix, ifindex) = name.split_once('_')?;
+        let is_of = |why: &Self| why.hooks().iter().any(|(_, of)| *of == prefix);
+        let why = Self::ALL.into_iter().find(is_of)?;
+        Some((why, ifindex.parse().ok()?))
+    }
+
+    /// An interface that was left has the endpoint's own programs until the endpoint is attached
+    /// elsewhere: these stay the first.
+    fn order(self) -> LinkOrder {
+        match self {
+            Self::NotFound => LinkOrder::first(),
+            Self::Left => LinkOrder::last(),
+        }
+    }
+}
+
+/// Closed interfaces by the document that keeps them closed.
+pub type Closed = BTreeMap<DocumentHash, BTreeMap<u32, Why>>;
+
+/// Closes host-side interfaces, and opens them again.
+pub trait Gate: Send {
+    /// Lets nothing pass an interface for as long as the document `key` keeps it closed.
+    fn close(&mut self, key: &str, ifindex: u32, why: Why) -> Result<(), ProgramError>;
+    /// The document `document` no longer keeps an interface closed.
+    fn open(&mut self, document: &DocumentHash, ifindex: u32) -> Result<(), ProgramError>;
+    /// Interfaces that documents keep closed.
+    fn closed(&self) -> io::Result<Closed>;
+    /// Whether the programs of an endpoint are attached to an interface.
+    fn is_under_policy(&self, ifindex: u32) -> bool;
+}
+
+/// Hash of the key of an endpoint document: a name of a BPF file system has no dots.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct DocumentHash(String);
+
+impl DocumentHash {
+    /// FNV-1a, which is the same in every release.
+    pub fn of(key: &str) -> Self {
+        let hash = key.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
+            (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
+        });
+        Self(format!("{hash:016x}"))
+    }
+}
+
+/// The gate of the kernel.
+pub struct ClosedInterfaces {
+    programs: Programs,
+    globals: Globals,
+    loaded: Option<Ebpf>,
+}
+
+impl ClosedInterfaces {
+    /// Below the root of `globals`.
+    pub fn new(programs: Programs, globals: Globals) -> Self {
+        Self {
+            programs,
+            globals,
+            loaded: None,
+        }
+    }
+
+    /// Loads the program, so that the first interface is closed without delay.
+    pub fn load(&mut self) -> Result<&mut Ebpf, ProgramError> {
+        let loaded = match self.loaded.take() {
+            Some(loaded) => loaded,
+            None => self.programs.load_without_endpoint(PROGRAM, 0)?,
+        };
+        Ok(self.loaded.insert(loaded))
+    }
+}
+
+impl Gate for ClosedInterfaces {
+    fn close(&mut self, key: &str, ifindex: u32, why: Why) -> Result<(), ProgramError> {
+        let dir = directory(&self.globals).join(DocumentHash::of(key).0);
+        fs::create_dir_all(&dir).map_err(|error| pinned(&dir, &error))?;
+        let loaded = self.load()?;
+        for (hook, prefix) in why.hooks() {
+            let path = dir.join(format!("{prefix}_{ifindex}"));
+            put(program(loaded, PROGRAM)?, hook, ifindex, &path, why.order())?;
+        }
+        Ok(())
+    }
+
+    fn open(&mut self, document: &DocumentHash, ifindex: u32) -> Result<(), ProgramError> {
+        let dir = directory(&self.globals).join(&document.0);
+        Why::ALL
+            .into_iter()
+            .try_for_each(|why| open_in(&dir, ifindex, why))
+    }
+
+    fn closed(&self) -> io::Result<Closed> {
+        let mut found = BTreeMap::new();
+        for dir in documents(&self.globals)? {
+            let mut interfaces = BTreeMap::new();
+            for entry in fs::read_dir(&dir)? {
+                let name = entry?.file_name();
+                if let Some((why, ifindex)) = name.to_str().and_then(Why::of_pin) {
+                    interfaces.insert(ifindex, why);
+                }
+            }
+            if let Some(name) = dir.file_name().and_then(|name| name.to_str()) {
+                found.insert(DocumentHash(name.to_owned()), interfaces);
+            }
+        }
+        Ok(found)
+    }
+
+    fn is_under_policy(&self, ifindex: u32) -> bool {
+        let has = |direction, name: &str| {
+            let chain = tcx_chain(ifindex, direction).unwrap_or_default();
+            let mut names = chain.iter().map(|attached| program_name(attached.program));
+            names.any(|found| found.is_ok_and(|found| found == name))
+        };
+        has(Direction::Ingress, "from_pod") && has(Direction::Egress, "to_pod")
+    }
+}
+
+/// Opens an interface whose endpoint has its own programs there now.
+pub(super) fn open(globals: &Globals, ifindex: u32) -> Result<(), ProgramError> {
+    let root = directory(globals);
+    let documents = documents(globals).map_err(|error| pinned(&root, &error))?;
+    let mut documents = documents.iter();
+    documents.try_for_each(|dir| open_in(dir, ifindex, Why::NotFound))
+}
+
+fn open_in(dir: &Path, ifindex: u32, why: Why) -> Result<(), ProgramError> {
+    for (_, prefix) in why.hooks() {
+        remove(&dir.join(format!("{prefix}_{ifindex}")))?;
+    }
+    // Not empty: other interfaces are closed for the same document.
+    let _ = fs::remove_dir(dir);
+    Ok(())
+}
+
+fn directory(globals: &Globals) -> PathBuf {
+    globals.root().join(pin::CLOSED_LINKS)
+}
+
+/// Directories of the documents that keep interfaces closed.
+fn documents(globals: &Globals) -> io::Result<Vec<PathBuf>> {
+    match fs::read_dir(directory(globals)) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),
+        entries => entries?
+            .map(|entry| entry.map(|entry| entry.path()))
+            .collect(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_pin_says_why_its_interface_is_closed() {
+        for why in Why::ALL {
+            for (_, prefix) in why.hooks() {
+                assert_eq!(Why::of_pin(&format!("{prefix}_17")), Some((why, 17)));
+            }
+        }
+        assert_eq!(Why::of_pin("in_x"), None);
+        assert_eq!(Why::of_pin("other_17"), None);
+    }
+
+    #[test]
+    fn a_document_has_the_same_hash_in_every_release() {
+        let DocumentHash(hash) = DocumentHash::of("dir/pods.yaml");
+        assert_eq!(hash, "2e00d78e485d523e");
+    }
+}

@@ -1,0 +1,100 @@
+//! Which namespace is behind a host-side interface.
+//!
+//! A pod with NET_ADMIN chooses the numbers of its interfaces, and of their peers in a further
+//! namespace. So two interfaces that name each other's number need not be a pair. The number that
+//! the kernel gives to the namespace of an interface's peer (IFLA_LINK_NETNSID) is not the pod's
+//! choice: the peer is the pod's if that number is the one of the pod's namespace (RTM_GETNSID).
+
+use std::{fs::File, os::fd::AsRawFd as _, pin::pin};
+
+use rtnetlink::{
+    Handle,
+    packet_core::{NLM_F_REQUEST, NetlinkMessage, NetlinkPayload},
+    packet_route::{
+        RouteNetlinkMessage,
+        link::{InfoKind, LinkAttribute, LinkInfo, LinkMessage},
+        nsid::{NsidAttribute, NsidMessage},
+    },
+};
+use tokio_stream::StreamExt as _;
+
+use super::{Netns, peer_of};
+
+/// The interface with the number `ifindex` of this namespace, if it is one end of a pair whose
+/// other end is the interface with the number `inside` of `netns`.
+pub(super) async fn pair_to(
+    handle: &Handle,
+    ifindex: u32,
+    netns: &Netns,
+    inside: u32,
+) -> Option<LinkMessage> {
+    // This look-up makes the kernel number the namespace behind the interface.
+    let link = link(handle, ifindex).await?;
+    let leads = is_pair(&link) && peer_of(&link) == Some(inside);
+    if !leads {
+        return None;
+    }
+    let behind = namespace_behind(&link)?;
+    (number_of(handle, netns).await? == behind).then_some(link)
+}
+
+/// Whether the interface `first` leads to another namespace than `second`. One that is gone
+/// leads nowhere.
+pub(super) async fn lead_apart(handle: &Handle, first: u32, second: u32) -> bool {
+    match (link(handle, first).await, link(handle, second).await) {
+        (Some(first), Some(second)) => {
+            let behind = namespace_behind(&first);
+            behind.is_none() || behind != namespace_behind(&second)
+        }
+        _ => false,
+    }
+}
+
+async fn link(handle: &Handle, ifindex: u32) -> Option<LinkMessage> {
+    let mut links = pin!(handle.link().get().match_index(ifindex).execute());
+    links.next().await?.ok()
+}
+
+/// Whether an interface is one end of a pair: others, of VLANs for example, name the interface
+/// that they use.
+fn is_pair(link: &LinkMessage) -> bool {
+    let infos = link
+        .attributes
+        .iter()
+        .filter_map(|attribute| match attribute {
+            LinkAttribute::LinkInfo(infos) => Some(infos),
+            _ => None,
+        });
+    let pair = |info: &LinkInfo| matches!(info, LinkInfo::Kind(InfoKind::Veth | InfoKind::Netkit));
+    infos.flatten().any(pair)
+}
+
+/// Number of the namespace of an interface's peer; none if that is this namespace.
+fn namespace_behind(link: &LinkMessage) -> Option<i32> {
+    let mut attributes = link.attributes.iter();
+    attributes.find_map(|attribute| match attribute {
+        LinkAttribute::LinkNetNsId(namespace) => Some(*namespace),
+        _ => None,
+    })
+}
+
+/// Number that the kernel gives to `netns` in this namespace, if it has one.
+async fn number_of(handle: &Handle, netns: &Netns) -> Option<i32> {
+    let file = File::open(netns.path()).ok()?;
+    let mut query = NsidMessage::default();
+    let fd = u32::try_from(file.as_raw_fd()).ok()?;
+    query.attributes.push(NsidAttribute::Fd(fd));
+    let mut message = NetlinkMessage::from(RouteNetlinkMessage::GetNsId(query));
+    message.header.flags = NLM_F_REQUEST;
+    let mut answers = pin!(handle.clone().request(message).ok()?);
+    while let Some(answer) = answers.next().await {
+        if let NetlinkPayload::InnerMessage(RouteNetlinkMessage::NewNsId(found)) = answer.payload {
+            let mut attributes = found.attributes.iter();
+            return attributes.find_map(|attribute| match attribute {
+                NsidAttribute::Id(number) if *number >= 0 => Some(*number),
+                _ => None,
+            });
+        }
+    }
+    None
+}

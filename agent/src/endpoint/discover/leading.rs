@@ -1,0 +1,82 @@
+//! Host-side interfaces that lead to a pod, however little else is known of it.
+
+use std::{collections::BTreeSet, fs, os::unix::fs::MetadataExt as _, path::Path, pin::pin};
+
+use rtnetlink::Handle;
+use tokio_stream::StreamExt as _;
+
+use super::{DiscoverError, Netns, behind, name_of, on_thread, peer_of};
+
+/// One end of a pair of interfaces, inside a pod.
+struct Inside {
+    index: u32,
+    peer: u32,
+    is_named: bool,
+}
+
+/// Host-side interfaces that lead to the interface `ifname` of `netns`; to all of its interfaces
+/// if none of that name leads here, because the pod may have renamed it.
+pub fn leading_to(netns: &Netns, ifname: &str) -> Result<BTreeSet<u32>, DiscoverError> {
+    if is_own(netns) {
+        return Ok(BTreeSet::new());
+    }
+    let inside = on_thread(netns, true, {
+        let (netns, ifname) = (netns.clone(), ifname.to_owned());
+        async move |handle| pod_sides(&handle, &netns, &ifname).await
+    })?;
+    let of = netns.clone();
+    on_thread(netns, false, async move |handle| {
+        let (mut named, mut all) = (BTreeSet::new(), BTreeSet::new());
+        for pod_side in inside {
+            if behind::pair_to(&handle, pod_side.peer, &of, pod_side.index)
+                .await
+                .is_some()
+            {
+                all.insert(pod_side.peer);
+                if pod_side.is_named {
+                    named.insert(pod_side.peer);
+                }
+            }
+        }
+        Ok(if named.is_empty() { all } else { named })
+    })
+}
+
+/// Whether the host-side interface `first` leads to another namespace than `second`.
+pub fn lead_apart(netns: &Netns, first: u32, second: u32) -> Result<bool, DiscoverError> {
+    on_thread(netns, false, async move |handle| {
+        Ok(behind::lead_apart(&handle, first, second).await)
+    })
+}
+
+async fn pod_sides(
+    handle: &Handle,
+    netns: &Netns,
+    ifname: &str,
+) -> Result<Vec<Inside>, DiscoverError> {
+    let mut found = Vec::new();
+    let mut links = pin!(handle.link().get().execute());
+    while let Some(link) = links.next().await {
+        let link = link.map_err(|error| DiscoverError::Netlink {
+            netns: netns.clone(),
+            reason: error.to_string(),
+        })?;
+        found.extend(peer_of(&link).map(|peer| Inside {
+            index: link.header.index,
+            peer,
+            is_named: name_of(&link).as_deref() == Some(ifname),
+        }));
+    }
+    Ok(found)
+}
+
+/// Whether a namespace is the agent's own: its interfaces lead to others.
+fn is_own(netns: &Netns) -> bool {
+    let id = |path: &Path| {
+        Some((
+            fs::metadata(path).ok()?.dev(),
+            fs::metadata(path).ok()?.ino(),
+        ))
+    };
+    id(&netns.path()).is_some_and(|other| id(Path::new("/proc/self/ns/net")) == Some(other))
+}

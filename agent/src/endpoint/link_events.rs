@@ -1,0 +1,156 @@
+//! Changes of the node's interfaces and routes, as the kernel reports them (RTNLGRP_LINK and the
+//! groups of routes).
+
+use std::{collections::HashMap, io, sync::Arc, time::Duration};
+
+use rtnetlink::{
+    MulticastGroup,
+    packet_core::{NetlinkMessage, NetlinkPayload},
+    packet_route::{
+        RouteNetlinkMessage,
+        link::{LinkAttribute, LinkMessage},
+    },
+};
+use tokio::sync::Notify;
+use tokio_stream::StreamExt as _;
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
+
+const GROUPS: [MulticastGroup; 3] = [
+    MulticastGroup::Link,
+    MulticastGroup::Ipv4Route,
+    MulticastGroup::Ipv6Route,
+];
+/// Pause before the next attempt to subscribe.
+const AGAIN: Duration = Duration::from_secs(5);
+
+/// Tells that interfaces or routes changed.
+#[derive(Clone, Debug, Default)]
+pub struct LinkEvents(Arc<Notify>);
+
+/// What of an interface decides where a pod is.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Shape {
+    name: Option<String>,
+    master: Option<u32>,
+    peer: Option<u32>,
+    namespace: Option<i32>,
+}
+
+impl Shape {
+    fn of(link: &LinkMessage) -> Self {
+        let mut shape = Self::default();
+        for attribute in &link.attributes {
+            match attribute {
+                LinkAttribute::IfName(name) => shape.name = Some(name.clone()),
+                LinkAttribute::Controller(master) => shape.master = Some(*master),
+                LinkAttribute::Link(peer) => shape.peer = Some(*peer),
+                LinkAttribute::LinkNetNsId(namespace) => shape.namespace = Some(*namespace),
+                _ => {}
+            }
+        }
+        shape
+    }
+}
+
+impl LinkEvents {
+    /// Subscribes until stopped. While that fails, no event comes.
+    pub fn watch(tasks: &TaskTracker, stop: CancellationToken) -> Self {
+        let events = Self::default();
+        let own = events.clone();
+        tasks.spawn(async move {
+            loop {
+                let ended = tokio::select! {
+                    ended = own.follow() => ended,
+                    () = stop.cancelled() => return,
+                };
+                if let Err(error) = ended {
+                    tracing::warn!(%error, "no events of interfaces: new pods are found by polling");
+                }
+                // Changes were missed.
+                own.0.notify_one();
+                tokio::select! {
+                    () = tokio::time::sleep(AGAIN) => {}
+                    () = stop.cancelled() => return,
+                }
+            }
+        });
+        events
+    }
+
+    /// Returns when something changed since the last call.
+    pub async fn changed(&self) {
+        self.0.notified().await;
+    }
+
+    async fn follow(&self) -> io::Result<()> {
+        let (connection, _handle, mut messages) = rtnetlink::new_multicast_connection(&GROUPS)?;
+        let mut connection = std::pin::pin!(connection);
+        let mut known = HashMap::new();
+        loop {
+            tokio::select! {
+                biased;
+                message = messages.next() => match message {
+                    Some((message, _)) => {
+                        if changes(&mut known, message) {
+                            self.0.notify_one();
+                        }
+                    }
+                    None => return Ok(()),
+                },
+                () = &mut connection => return Ok(()),
+            }
+        }
+    }
+}
+
+/// Whether a message is about more than the state of an interface: a pod changes the state of its
+/// own as often as it likes, and the node's end follows.
+fn changes(known: &mut HashMap<u32, Shape>, message: NetlinkMessage<RouteNetlinkMessage>) -> bool {
+    match message.payload {
+        NetlinkPayload::InnerMessage(RouteNetlinkMessage::NewLink(link)) => {
+            let shape = Shape::of(&link);
+            let before = known.get(&link.header.index);
+            let changed = before != Some(&shape);
+            known.insert(link.header.index, shape);
+            changed
+        }
+        NetlinkPayload::InnerMessage(RouteNetlinkMessage::DelLink(link)) => {
+            // A port that leaves its bridge is reported like this, too, and stays.
+            known.remove(&link.header.index);
+            true
+        }
+        NetlinkPayload::InnerMessage(RouteNetlinkMessage::NewRoute(_))
+        | NetlinkPayload::Overrun(_) => true,
+        _ => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rtnetlink::packet_core::NetlinkHeader;
+
+    use super::*;
+
+    fn message(
+        inner: fn(LinkMessage) -> RouteNetlinkMessage,
+        name: &str,
+    ) -> NetlinkMessage<RouteNetlinkMessage> {
+        let mut link = LinkMessage::default();
+        link.header.index = 7;
+        link.attributes.push(LinkAttribute::IfName(name.to_owned()));
+        let payload = NetlinkPayload::InnerMessage(inner(link));
+        NetlinkMessage::new(NetlinkHeader::default(), payload)
+    }
+
+    #[test]
+    fn a_pod_that_takes_its_interface_up_and_down_causes_one_event() {
+        use RouteNetlinkMessage::{DelLink, NewLink};
+        let mut known = HashMap::new();
+        assert!(changes(&mut known, message(NewLink, "lxc7")));
+        assert!(!changes(&mut known, message(NewLink, "lxc7")));
+        assert!(changes(&mut known, message(NewLink, "lxc8")));
+        assert!(changes(&mut known, message(DelLink, "lxc8")));
+        assert!(changes(&mut known, message(NewLink, "lxc8")));
+        assert_eq!(known.len(), 1);
+    }
+}

@@ -1,0 +1,241 @@
+//! Finding endpoints, and finding them again when their interface or namespace is another one.
+
+use std::{collections::BTreeSet, ops::Bound, time::Instant};
+
+use super::{
+    Deliver, ENDED, EndpointDocument, EndpointError, Found, NamespaceId, State, gated::Until,
+    namespace_id,
+};
+use crate::{
+    core::event::{EndpointSpec, SourceEvent},
+    datapath::closed::DocumentHash,
+    endpoint::discover::{lead_apart, leading_to},
+};
+
+impl State {
+    /// Follows what is not settled and due.
+    pub(super) fn follow_due(&mut self, deliver: &Deliver) {
+        let settled = |(key, found): &(&String, &Found)| found.is_settled(self.documents.get(*key));
+        let moved = self.found.iter().filter(|entry| !settled(entry));
+        let moved = moved.map(|(key, _)| key);
+        let missing = self.documents.iter().filter(|(key, document)| {
+            let netns = document.namespace();
+            !self.found.contains_key(*key)
+                && !self.has_ended(key, document)
+                && netns.is_ok_and(|netns| netns.path().exists())
+        });
+        let now = Instant::now();
+        let missing = missing.map(|(key, _)| key);
+        let keys: BTreeSet<&String> = moved.chain(missing).chain(&self.stale).collect();
+        let due = keys.into_iter().filter(|key| self.retries.is_due(key, now));
+        for key in due.cloned().collect::<Vec<_>>() {
+            self.follow(&key, deliver);
+        }
+        self.forget_unwanted();
+    }
+
+    /// Opens closed interfaces that are under policy, and forgets documents that are gone.
+    pub(super) fn forget_unwanted(&mut self) {
+        let mut processes = std::mem::take(&mut self.processes);
+        processes.retain(|key| self.is_wanted(key));
+        self.processes = processes;
+        if self.gated.len() == 0 {
+            return;
+        }
+        let unknown = self.dir.is_some() && (!self.listed || !self.torn.is_empty());
+        let keys = self.documents.keys().chain(&self.refused);
+        let wanted: BTreeSet<DocumentHash> = keys.map(|key| DocumentHash::of(key)).collect();
+        self.gated
+            .settle(|document| unknown || wanted.contains(document));
+    }
+
+    /// Takes link-local addresses that a routed pod gave itself after it was found: of one
+    /// endpoint at a time, as no event of the node tells of them.
+    pub(super) fn look_at_link_locals(&mut self, deliver: &Deliver) {
+        let routed = |(key, found): &(&String, &Found)| {
+            !found.spec.on_bridge && found.is_settled(self.documents.get(*key))
+        };
+        let after = (Bound::Excluded(self.looked_at.as_str()), Bound::Unbounded);
+        let mut next = self.found.range::<str, _>(after).filter(routed);
+        let Some((key, found)) = next.next() else {
+            self.looked_at.clear();
+            return;
+        };
+        let (key, before, namespace) = (key.clone(), found.spec.clone(), found.namespace);
+        self.looked_at.clone_from(&key);
+        let Some(document) = self.documents.get(&key) else {
+            return;
+        };
+        // An endpoint that cannot be found again stays as it is.
+        let Ok(now) = document.resolve(&key, Some(&before)) else {
+            return;
+        };
+        if now.ifindex == before.ifindex && now.link != before.link {
+            let link = now.link;
+            self.put(&key, EndpointSpec { link, ..before }, namespace, deliver);
+        }
+    }
+
+    /// Resolves a document. What cannot be found again stays as it was while its interface
+    /// exists.
+    pub(super) fn follow(&mut self, key: &str, deliver: &Deliver) {
+        let before = self.still_there(key);
+        let Some(document) = self.documents.get(key).cloned() else {
+            match before {
+                Some(spec) => self.put(key, spec, None, deliver),
+                None => self.forget(key, deliver),
+            }
+            return;
+        };
+        if before.is_none() && self.has_ended(key, &document) {
+            self.end(key, deliver);
+            return;
+        }
+        let is_another = |pid| self.processes.is_another(key, pid);
+        if document.pid.is_some_and(is_another) {
+            if let Some(before) = before {
+                let kept = document.relabelled(before.clone()).unwrap_or(before);
+                self.put(key, kept, None, deliver);
+                return;
+            }
+            self.end(key, deliver);
+            return;
+        }
+        let netns = document.namespace();
+        let namespace = netns.as_ref().ok().and_then(namespace_id);
+        let found = document.resolve(key, before.as_ref()).and_then(|spec| {
+            match self.other_with(spec.ifindex, key) {
+                Some(other) => Err(EndpointError::Taken {
+                    netns: netns?,
+                    ifname: document.ifname.clone(),
+                    other,
+                }),
+                None => Ok(spec),
+            }
+        });
+        match (found, before) {
+            (Ok(spec), before) => {
+                if before.is_none() {
+                    self.processes.found(key, document.pid);
+                }
+                let elsewhere = before.filter(|before| before.ifindex != spec.ifindex);
+                let known = self.found.contains_key(key);
+                let moved = elsewhere.is_some() || self.still_there(key).is_none();
+                if moved && (known || !self.starting) {
+                    self.gated.close(key, spec.ifindex, Until::Attached);
+                }
+                // The document is the same, and the namespace of that name is another one.
+                let replaced = |before: &EndpointSpec| {
+                    let netns = document.namespace().ok();
+                    let netns = netns.filter(|netns| netns.to_string() == before.netns);
+                    let apart = |netns| lead_apart(&netns, before.ifindex, spec.ifindex);
+                    netns.is_some_and(|netns| apart(netns).unwrap_or(true))
+                };
+                if let Some(before) = elsewhere.filter(replaced) {
+                    self.gated.close(key, before.ifindex, Until::Gone);
+                }
+                self.settle_document(key, spec.ifindex);
+                self.put(key, spec, namespace, deliver);
+            }
+            (Err(error), Some(before)) => {
+                self.passing |= error.is_passing();
+                let ifname = &before.ifname;
+                let reason =
+                    format!("{error}; it keeps its last policy while interface {ifname} exists");
+                let reason = self.close_unresolved(key, &document, &error, reason);
+                self.note(key, &reason);
+                self.stale.insert(key.to_owned());
+                let namespace = self.found.get(key).and_then(|found| found.namespace);
+                let kept = document.relabelled(before.clone()).unwrap_or(before);
+                self.put(key, kept, namespace, deliver);
+            }
+            (Err(error), None) => {
+                self.passing |= error.is_passing();
+                let reason = self.close_unresolved(key, &document, &error, error.to_string());
+                self.note(key, &reason);
+                self.forget(key, deliver);
+            }
+        }
+    }
+
+    /// The process that the document names has ended.
+    fn end(&mut self, key: &str, deliver: &Deliver) {
+        self.ended.insert(key.to_owned());
+        self.note(key, ENDED);
+        self.forget(key, deliver);
+    }
+
+    /// A document is resolved to an interface.
+    pub(super) fn settle_document(&mut self, key: &str, ifindex: u32) {
+        self.stale.remove(key);
+        self.unresolved.remove(key);
+        self.retries.forget(key);
+        self.gated.resolved(key, ifindex);
+    }
+
+    /// Closes the interfaces that lead to the pod of a document that cannot be resolved, except
+    /// those of endpoints. Gives the reason with what is closed.
+    fn close_unresolved(
+        &mut self,
+        key: &str,
+        document: &EndpointDocument,
+        error: &EndpointError,
+        reason: String,
+    ) -> String {
+        self.retries.failed(key, Instant::now());
+        let found = match (error, document.namespace()) {
+            (EndpointError::Discover(_), Ok(netns)) => leading_to(&netns, &document.ifname).ok(),
+            _ => None,
+        };
+        let mut interfaces = found.unwrap_or_default();
+        for endpoint in self.found.values().filter(|found| !found.superseded) {
+            interfaces.remove(&endpoint.spec.ifindex);
+        }
+        let closed = self.gated.unresolved(key, &interfaces);
+        match closed.as_slice() {
+            [] => reason,
+            closed => format!(
+                "{reason}; until it is found nothing passes {}",
+                closed.join(", ")
+            ),
+        }
+    }
+
+    pub(super) fn put(
+        &mut self,
+        key: &str,
+        spec: EndpointSpec,
+        namespace: Option<NamespaceId>,
+        deliver: &Deliver,
+    ) {
+        let before = self.found.get(key);
+        let told = before.is_some_and(|before| before.delivered && before.spec == spec);
+        let found = Found {
+            spec: spec.clone(),
+            namespace,
+            delivered: true,
+            superseded: false,
+        };
+        for other in self.found.values_mut() {
+            other.superseded |= other.spec.ifindex == spec.ifindex;
+        }
+        self.found.insert(key.to_owned(), found);
+        if !told {
+            deliver(SourceEvent::Apply(spec));
+        }
+    }
+
+    pub(super) fn forget(&mut self, key: &str, deliver: &Deliver) {
+        let found = self.found.remove(key);
+        if found.is_some_and(|found| found.delivered) {
+            deliver(SourceEvent::Delete(key.to_owned()));
+        }
+    }
+
+    pub(super) fn note(&mut self, key: &str, reason: &str) {
+        if self.unresolved.get(key).map(String::as_str) != Some(reason) {
+            tracing::warn!(endpoint = key, %reason, "endpoint is not in force as its document says");
+            self.unresolved.insert(key.to_owned(), reason.to_owned());
+        }
+    }
+}

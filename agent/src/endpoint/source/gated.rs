@@ -1,0 +1,168 @@
+//! Which host-side interfaces are closed, and until when.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::interface_name;
+use crate::datapath::closed::{Closed, DocumentHash, Gate, Why};
+
+/// Until when an interface is closed. Each ends as well when the interface or the document goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Until {
+    /// The endpoint is found.
+    Found,
+    /// The endpoint's programs are attached.
+    Attached,
+    /// The end of the interface: it leads to a namespace that was replaced under its name.
+    Gone,
+}
+
+/// Closed interfaces of every document.
+pub(super) struct Gated {
+    gate: Option<Box<dyn Gate>>,
+    closed: BTreeMap<DocumentHash, BTreeMap<u32, Until>>,
+    /// Interfaces that could not be closed or opened, so that each is logged once.
+    failed: BTreeSet<u32>,
+}
+
+impl Gated {
+    /// What an earlier run closed stays closed until its document is resolved.
+    pub(super) fn new(gate: Option<Box<dyn Gate>>) -> Self {
+        let restored = gate
+            .as_ref()
+            .map_or(Ok(Closed::new()), |gate| gate.closed());
+        let restored = restored.unwrap_or_else(|error| {
+            tracing::warn!(%error, "interfaces that an earlier run closed cannot be listed");
+            Closed::new()
+        });
+        let until = |interfaces: BTreeMap<u32, Why>| {
+            let each = interfaces.into_iter();
+            each.map(|(ifindex, why)| match why {
+                Why::NotFound => (ifindex, Until::Found),
+                Why::Left => (ifindex, Until::Gone),
+            })
+            .collect()
+        };
+        Self {
+            gate,
+            closed: restored
+                .into_iter()
+                .map(|(document, interfaces)| (document, until(interfaces)))
+                .collect(),
+            failed: BTreeSet::new(),
+        }
+    }
+
+    /// Number of closed interfaces.
+    pub(super) fn len(&self) -> usize {
+        self.closed.values().map(BTreeMap::len).sum()
+    }
+
+    /// Closes an interface. One that has the programs of an endpoint stays as it is, unless it
+    /// leads to a namespace that was replaced. False: it is not closed.
+    pub(super) fn close(&mut self, key: &str, ifindex: u32, until: Until) -> bool {
+        let Some(gate) = &mut self.gate else {
+            return false;
+        };
+        if until != Until::Gone && gate.is_under_policy(ifindex) {
+            return false;
+        }
+        let interface = describe(ifindex);
+        let why = match until {
+            Until::Found | Until::Attached => Why::NotFound,
+            Until::Gone => Why::Left,
+        };
+        if let Err(error) = gate.close(key, ifindex, why) {
+            if self.failed.insert(ifindex) {
+                tracing::error!(endpoint = key, interface, %error, "the interface cannot be closed");
+            }
+            return false;
+        }
+        let closed = self.closed.entry(DocumentHash::of(key)).or_default();
+        if closed.insert(ifindex, until).is_none() {
+            tracing::warn!(
+                endpoint = key,
+                interface,
+                "nothing passes the interface until its endpoint is under policy"
+            );
+        }
+        true
+    }
+
+    /// The document is not resolved, and exactly `interfaces` are closed for it.
+    pub(super) fn unresolved(&mut self, key: &str, interfaces: &BTreeSet<u32>) -> Vec<String> {
+        self.open_others(key, interfaces);
+        let closed = interfaces.iter();
+        let closed = closed.filter(|ifindex| self.close(key, **ifindex, Until::Found));
+        closed.map(|ifindex| describe(*ifindex)).collect()
+    }
+
+    /// The document is resolved to an interface, which opens once its programs are attached.
+    pub(super) fn resolved(&mut self, key: &str, ifindex: u32) {
+        let closed = self.closed.get_mut(&DocumentHash::of(key));
+        if let Some(until) = closed.and_then(|closed| closed.get_mut(&ifindex)) {
+            *until = Until::Attached;
+        }
+        self.open_others(key, &BTreeSet::from([ifindex]));
+    }
+
+    /// Opens interfaces that waited for the endpoint to be found, except those that are `kept`.
+    fn open_others(&mut self, key: &str, kept: &BTreeSet<u32>) {
+        let document = DocumentHash::of(key);
+        let closed = self.closed.get(&document).into_iter().flatten();
+        let others: Vec<u32> = closed
+            .filter(|(ifindex, until)| **until != Until::Gone && !kept.contains(ifindex))
+            .map(|(ifindex, _)| *ifindex)
+            .collect();
+        for ifindex in others {
+            self.open(&document, ifindex);
+        }
+    }
+
+    /// Opens what is due: under policy, gone, or of a document that is not wanted any more.
+    pub(super) fn settle(&mut self, is_wanted: impl Fn(&DocumentHash) -> bool) {
+        let Some(gate) = &self.gate else {
+            return;
+        };
+        let mut due = Vec::new();
+        for (document, interfaces) in &self.closed {
+            let wanted = is_wanted(document);
+            for (ifindex, until) in interfaces {
+                let attached = *until == Until::Attached && gate.is_under_policy(*ifindex);
+                if !wanted || attached || interface_name(*ifindex).is_none() {
+                    due.push((document.clone(), *ifindex));
+                }
+            }
+        }
+        for (document, ifindex) in due {
+            self.open(&document, ifindex);
+        }
+    }
+
+    fn open(&mut self, document: &DocumentHash, ifindex: u32) {
+        let Some(gate) = &mut self.gate else {
+            return;
+        };
+        match gate.open(document, ifindex) {
+            Ok(()) => {
+                self.failed.remove(&ifindex);
+                if let Some(closed) = self.closed.get_mut(document) {
+                    closed.remove(&ifindex);
+                    if closed.is_empty() {
+                        self.closed.remove(document);
+                    }
+                }
+            }
+            Err(error) if self.failed.insert(ifindex) => {
+                let interface = describe(ifindex);
+                tracing::error!(interface, %error, "the interface cannot be opened");
+            }
+            Err(_) => {}
+        }
+    }
+}
+
+/// Name of an interface, for people.
+fn describe(ifindex: u32) -> String {
+    let name = interface_name(ifindex).and_then(|name| name.into_string().ok());
+    name.unwrap_or_else(|| format!("number {ifindex}"))
+}

@@ -1,0 +1,13 @@
+//! Interfaces that lead to a pod of an endpoint document, and whose endpoint is not found.
+
+use aya_ebpf::programs::TcContext;
+use shared_maps::event::Reason;
+
+use crate::{events, from_pod::DROP};
+
+/// Drops every packet.
+#[inline(always)]
+pub(crate) fn run(ctx: &TcContext) -> i32 {
+    events::count(Reason::NoEndpoint, ctx.len());
+    DROP
+}

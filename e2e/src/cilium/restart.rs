@@ -1,0 +1,59 @@
+//! Starts of the agent as a real one was seen to go: it makes an empty ipcache map, streams states
+//! with a part of the prefixes, then without rules, and rules only after it has regenerated the
+//! endpoints.
+
+use std::time::Duration;
+
+use anyhow::Result;
+
+use super::world::World;
+use super::{CiliumAgent, Manner, place};
+use crate::lab::Lab;
+
+/// How the agent starts.
+#[derive(Clone, Debug)]
+pub struct Start<'a> {
+    /// The node.
+    pub lab: &'a Lab,
+    /// What it knows in the end.
+    pub world: &'a World,
+    /// How it behaves.
+    pub manner: Manner,
+    /// Whether it has BPF maps.
+    pub maps: bool,
+    /// How long each phase takes.
+    pub phase: Duration,
+}
+
+impl Start<'_> {
+    /// Goes as far as the empty map: what a kill right then leaves.
+    pub fn killed_after_the_map(&self) -> Result<()> {
+        place::repin_ipcache(self.lab)?;
+        std::thread::sleep(self.phase);
+        Ok(())
+    }
+
+    /// Goes as far as the states without rules.
+    pub fn without_rules(&self) -> Result<CiliumAgent> {
+        if self.maps {
+            place::repin_ipcache(self.lab)?;
+            std::thread::sleep(self.phase);
+        }
+        let agent = CiliumAgent::start(&self.lab.node, self.world.at_start(), self.manner.clone())?;
+        std::thread::sleep(self.phase);
+        if self.maps {
+            place::pin_ipcache(self.lab, self.world)?;
+        }
+        agent.change(|world| *world = self.world.without_rules());
+        std::thread::sleep(self.phase);
+        Ok(agent)
+    }
+
+    /// All of it.
+    pub fn whole(&self) -> Result<CiliumAgent> {
+        let agent = self.without_rules()?;
+        agent.change(|world| *world = self.world.clone());
+        std::thread::sleep(self.phase);
+        Ok(agent)
+    }
+}

@@ -1,0 +1,144 @@
+//! Rules at the start and between events: what is in force, for whom, and whether that is enough
+//! to answer.
+
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use super::Shared;
+use crate::{
+    gate::{self, BoundPorts},
+    listener::SteeringStatus,
+    maps::instances::Instances,
+    policy::kept::end_rules_of_lost_endpoints,
+    ready::Need,
+    restore::{self, Restored},
+};
+
+/// How long the first rules may hold up the listeners.
+const FIRST_RULES_WITHIN: Duration = Duration::from_secs(1);
+/// How often a proxy that could only refuse looks whether another one has the port.
+const LOOK_FOR_OTHERS: Duration = Duration::from_millis(50);
+
+/// Puts the rules on disk in force, unless the agent has sent its own.
+pub(super) fn restore_rules(shared: &Shared) {
+    let mut writing = shared.board.writing_rules();
+    if shared.board.has_agent_rules() || !shared.maps.has_lxc() {
+        return;
+    }
+    let mut found = restore::load(&shared.config.state_dir, |ip| shared.maps.lxc_entry(ip));
+    let instances = shared.maps.instances().unwrap_or_default();
+    prefer_what_was_said(shared, &mut found, &instances);
+    // Asked again while there are no rules: what was said is not said again.
+    let news = *shared.skipped_files.lock() != found.skipped;
+    for skipped in found.skipped.iter().filter(|_| news) {
+        let path = skipped.path.display();
+        if skipped.damaged {
+            tracing::error!(%path, reason = skipped.reason, "file skipped");
+        } else {
+            tracing::info!(%path, reason = skipped.reason, "file skipped");
+        }
+    }
+    let errors = shared.policy.apply(&found.rules, &[]);
+    for error in &errors {
+        tracing::error!(%error, "a restored rule allows nothing");
+    }
+    let endpoints = found.rules.iter().map(|of| of.endpoint);
+    writing.adopt(endpoints, &instances);
+    shared.board.rows_skipped(found.rows.count());
+    for odd in found.rows.odd.iter().filter(|_| news) {
+        tracing::warn!(odd, "a row of an endpoint's file allows nothing");
+    }
+    if !found.rules.is_empty() {
+        tracing::info!(endpoints = found.rules.len(), "rules restored from disk");
+    }
+    shared.board.rules_from_disk(found.rules.len());
+    *shared.skipped_files.lock() = found.skipped;
+}
+
+/// What a Cilium agent's stream said last, where no file of the agent is newer.
+fn prefer_what_was_said(shared: &Shared, found: &mut Restored, now: &Instances) {
+    let (said, until) = match shared.rules_journal.read() {
+        Ok(Some(said)) => said,
+        Ok(None) => return,
+        Err(error) => {
+            let path = shared.rules_journal.status().path.unwrap_or_default();
+            tracing::error!(path, %error, "the agent's last rules are not used");
+            return;
+        }
+    };
+    let counts = found.prefer(said, until, now);
+    if counts.entries.is_empty() {
+        return;
+    }
+    tracing::info!(
+        endpoints = counts.entries.len(),
+        "rules are those that the agent's stream said last"
+    );
+    shared.maps.add_former(counts.prefixes.clone());
+    shared.rules_journal.adopt(counts);
+}
+
+/// Keeps the agent's rules on disk, on a thread that may wait for it.
+pub(super) fn keep_rules(shared: &Shared) {
+    if let Some(work) = shared.rules_journal.work(Instant::now()) {
+        let journal = Arc::clone(&shared.rules_journal);
+        tokio::task::spawn_blocking(move || journal.done(&work, work.run()));
+    }
+}
+
+/// Rules of endpoints that `cilium_lxc` has lost, or gave to others, end.
+pub(super) fn end_lost_rules(shared: &Shared) {
+    let mut writing = shared.board.writing_rules();
+    if end_rules_of_lost_endpoints(&mut writing, &shared.maps, &shared.policy) > 0 {
+        shared.board.rules_kept(writing.unconfirmed());
+    }
+}
+
+/// Waits for rules, [`FIRST_RULES_WITHIN`] at most: from the moment its sockets
+/// are bound this process gets queries that another one could have answered.
+pub(super) async fn first_rules(shared: &Shared) {
+    let there = async {
+        while shared.ready.is_missing(Need::Rules) {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    tokio::select! {
+        _ = tokio::time::timeout(FIRST_RULES_WITHIN, there) => {}
+        () = shared.drain.leaving() => {}
+    }
+}
+
+/// While this process could only refuse, and another proxy has the port, that one answers: from
+/// the moment our sockets are bound the kernel's hash gives them their share.
+pub(super) async fn others_first(shared: &Shared, mut ports: BoundPorts) {
+    let waits = async {
+        loop {
+            note_gate(shared);
+            let Some(why) = shared.gate.closed() else {
+                return;
+            };
+            // What cannot be read is no proxy to wait for.
+            if !ports.has(shared.config.proxy_port).unwrap_or(false) {
+                return;
+            }
+            let text = format!("another proxy of the port answers until this one can: {why}");
+            *shared.steering.lock() = SteeringStatus::Waiting(why.to_string());
+            shared.ready.block(Need::Listeners, text);
+            tokio::time::sleep(LOOK_FOR_OTHERS).await;
+        }
+    };
+    tokio::select! {
+        () = waits => {}
+        () = shared.drain.leaving() => {}
+    }
+}
+
+/// Notes whether queries can be answered.
+pub(super) fn note_gate(shared: &Shared) {
+    let with_rules = shared.policy.load().len();
+    let word = shared.board.word();
+    let can = gate::can_answer(shared.maps.problem(), with_rules, word, Instant::now());
+    shared.gate.set(can);
+}

@@ -1,0 +1,141 @@
+//! Whether this process can answer queries: only then it takes steering slots.
+//!
+//! A proxy without rules refuses what another proxy of the port would allow. An agent of Cilium
+//! sends states without rules for a while after its start, so that such a state is no sign that
+//! there are none.
+
+use std::{
+    fs::File,
+    io::{self, Read as _, Seek as _},
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use arc_swap::ArcSwapOption;
+
+/// States of a Cilium agent that bring no rules for this long mean that there are none.
+pub const NO_RULES_AFTER: Duration = Duration::from_secs(15);
+
+/// The composition root sets it, the workers read it. Cheap to clone; all clones are one.
+#[derive(Clone, Debug, Default)]
+pub struct Gate(Arc<ArcSwapOption<String>>);
+
+impl Gate {
+    /// Opens it, or closes it for a reason.
+    pub fn set(&self, can_answer: Result<(), String>) {
+        match can_answer {
+            Ok(()) => self.0.store(None),
+            Err(why) => self.0.store(Some(Arc::new(why))),
+        }
+    }
+
+    /// Why queries cannot be answered, if so.
+    pub fn closed(&self) -> Option<Arc<String>> {
+        self.0.load_full()
+    }
+}
+
+/// What the agent has sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Word {
+    /// Nothing.
+    None,
+    /// All rules there are (native service).
+    Whole,
+    /// A state, which may be one of a start (FQDNData), first at this time.
+    State(Instant),
+}
+
+/// Whether queries can be answered; if not, why.
+///
+/// `endpoints`: why clients cannot be told apart, if so. `with_rules`: endpoints that have rules.
+pub fn can_answer(
+    endpoints: Option<String>,
+    with_rules: usize,
+    word: Word,
+    now: Instant,
+) -> Result<(), String> {
+    if let Some(problem) = endpoints {
+        return Err(problem);
+    }
+    match word {
+        _ if with_rules > 0 => Ok(()),
+        Word::Whole => Ok(()),
+        Word::State(since) if now.saturating_duration_since(since) >= NO_RULES_AFTER => Ok(()),
+        Word::State(_) => Err("the agent has not sent rules of any endpoint yet".to_owned()),
+        Word::None => Err("neither the agent nor a file has given rules yet".to_owned()),
+    }
+}
+
+/// Which UDP ports have sockets. Opened before files cannot be opened any more.
+#[derive(Debug)]
+pub struct BoundPorts(Vec<File>);
+
+impl BoundPorts {
+    /// Of this network namespace.
+    pub fn open() -> io::Result<Self> {
+        let files = ["/proc/net/udp", "/proc/net/udp6"].map(File::open);
+        Ok(Self(files.into_iter().collect::<Result<_, _>>()?))
+    }
+
+    /// Without any: no port counts as bound.
+    pub fn unknown() -> Self {
+        Self(Vec::new())
+    }
+
+    /// Whether a socket is bound to the port.
+    pub fn has(&mut self, port: u16) -> io::Result<bool> {
+        for file in &mut self.0 {
+            let mut text = String::new();
+            file.rewind()?;
+            file.read_to_string(&mut text)?;
+            if has_port(&text, port) {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+}
+
+/// Whether a line of `/proc/net/udp` is of a socket bound to the port.
+fn has_port(text: &str, port: u16) -> bool {
+    let ending = format!(":{port:04X}");
+    let local = text
+        .lines()
+        .skip(1)
+        .filter_map(|line| line.split_whitespace().nth(1));
+    local.into_iter().any(|local| local.ends_with(&ending))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::UdpSocket;
+
+    use super::*;
+
+    #[test]
+    fn only_rules_or_the_word_that_there_are_none_open_the_gate() {
+        let start = Instant::now();
+        let says =
+            |with_rules, word, after| can_answer(None, with_rules, word, start + after).is_ok();
+        let (soon, late) = (Duration::from_secs(5), NO_RULES_AFTER);
+        assert!(!says(0, Word::None, late));
+        assert!(says(0, Word::Whole, soon));
+        assert!(!says(0, Word::State(start), soon));
+        assert!(says(0, Word::State(start), late));
+        assert!(says(1, Word::None, soon) && says(1, Word::State(start), soon));
+        let unknown = can_answer(Some("no cilium_lxc".to_owned()), 1, Word::Whole, start);
+        assert_eq!(unknown, Err("no cilium_lxc".to_owned()));
+    }
+
+    #[test]
+    fn a_bound_port_is_found_until_its_socket_is_closed() {
+        let mut ports = BoundPorts::open().unwrap();
+        let socket = UdpSocket::bind(("127.0.0.1", 0)).unwrap();
+        let port = socket.local_addr().unwrap().port();
+        assert!(ports.has(port).unwrap());
+        drop(socket);
+        assert!(!ports.has(port).unwrap());
+        assert!(!BoundPorts::unknown().has(port).unwrap());
+    }
+}

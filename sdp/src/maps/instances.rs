@@ -1,0 +1,41 @@
+//! Instances of endpoints: numbers are used again, so rules are of a number, an interface and an
+//! identity.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::IpAddr,
+};
+
+use shared_maps::{EndpointId, IdentityId};
+
+/// One endpoint as `cilium_lxc` has it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Instance {
+    /// Its host-side interface; 0 where no map says.
+    pub ifindex: u32,
+    /// Its identity.
+    pub identity: IdentityId,
+    /// Its addresses.
+    pub addresses: BTreeSet<IpAddr>,
+}
+
+/// All endpoints of the node.
+pub type Instances = BTreeMap<EndpointId, Instance>;
+
+impl Instance {
+    /// Without addresses.
+    pub fn new(ifindex: u32, identity: IdentityId) -> Self {
+        Self {
+            ifindex,
+            identity,
+            addresses: BTreeSet::new(),
+        }
+    }
+
+    /// Whether rules that were made for `self` are for `now`, too. An interface that one of the
+    /// two does not know says nothing.
+    pub fn is_same(&self, now: &Self) -> bool {
+        let interface = self.ifindex == now.ifindex || self.ifindex == 0 || now.ifindex == 0;
+        interface && self.identity == now.identity && !self.addresses.is_disjoint(&now.addresses)
+    }
+}

@@ -1,0 +1,276 @@
+//! Rules that a Cilium agent last said, in a file for a proxy that starts while no agent is there.
+//!
+//! Cilium writes `ep_config.json` at the next DNS answer, so that the file can be older than the
+//! policy. What the live stream said is newer than such a file, up to the moment when the stream
+//! ended: the time of the journal's file, which a proxy with a stream keeps at "now". A file that
+//! the agent wrote after that is newer.
+//!
+//! All proxies of a node share one file: their streams say the same.
+
+mod image;
+
+use std::{
+    collections::BTreeMap,
+    fs::{self, OpenOptions},
+    io::{self, Read as _, Write as _},
+    os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _},
+    path::{Path, PathBuf},
+    time::{Duration, Instant, SystemTime},
+};
+
+use ipnet::IpNet;
+use parking_lot::Mutex;
+use shared_maps::{EndpointId, IdentityId, user::boot_id};
+
+pub use self::image::{ImageError, Saved};
+use crate::{
+    maps::instances::Instance,
+    policy::{kept::KeptRules, rule::RulesOf},
+    wall_time,
+};
+
+/// Name of the file in the journal's directory.
+pub const FILE_NAME: &str = "cilium-rules";
+/// Larger files are neither written nor read, bytes.
+const LARGEST: usize = 64 << 20;
+/// Prefixes of servers that are written at most.
+pub const MOST_PREFIXES: usize = 16_384;
+/// How often the file's time is set while the stream lives.
+const TOUCHED_EVERY: Duration = Duration::from_secs(2);
+
+/// One endpoint's rules, and the instance that they are for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Entry {
+    /// The instance.
+    pub instance: Instance,
+    /// Its rules.
+    pub rules: RulesOf,
+}
+
+/// What the file says.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Content {
+    /// By endpoint.
+    pub entries: BTreeMap<EndpointId, Entry>,
+    /// Prefixes of the servers in them.
+    pub prefixes: BTreeMap<IpNet, IdentityId>,
+}
+
+/// How it stands.
+#[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub struct RulesJournalStatus {
+    /// The file; none where there is no Cilium agent or no directory.
+    pub path: Option<String>,
+    /// Endpoints in it.
+    pub endpoints: usize,
+    /// Why it is not written, if so.
+    pub problem: Option<String>,
+}
+
+/// Hand-over to the thread that writes the file.
+#[derive(Debug, Default)]
+pub struct RulesJournal {
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    place: Option<Place>,
+    content: Content,
+    /// The content is not in the file yet.
+    dirty: bool,
+    /// A thread writes the file.
+    busy: bool,
+    /// The stream is alive, and says what the content says.
+    live: bool,
+    touched: Option<Instant>,
+    problem: Option<String>,
+}
+
+#[derive(Clone, Debug)]
+struct Place {
+    path: PathBuf,
+    temporary: PathBuf,
+    boot_id: String,
+}
+
+/// Something to do with the file, off the query path.
+#[derive(Debug)]
+pub struct Work {
+    place: Place,
+    content: Option<Content>,
+}
+
+impl RulesJournal {
+    /// Keeps the file in `dir`; `name` is this proxy's.
+    pub fn open(&self, dir: &Path, name: &str) {
+        let mut state = self.state.lock();
+        match boot_id() {
+            Ok(boot_id) => {
+                state.place = Some(Place {
+                    path: dir.join(FILE_NAME),
+                    temporary: dir.join(format!("{FILE_NAME}.{name}.new")),
+                    boot_id,
+                });
+            }
+            Err(error) => state.problem = Some(error.to_string()),
+        }
+    }
+
+    /// What the file says, and until when the stream vouched for it. `None`: there is none, or it
+    /// is of another boot.
+    pub fn read(&self) -> Result<Option<(Content, SystemTime)>, ImageError> {
+        let Some(place) = self.state.lock().place.clone() else {
+            return Ok(None);
+        };
+        // A FIFO in its place must not keep the proxy from starting.
+        let opened = OpenOptions::new()
+            .read(true)
+            .custom_flags(libc::O_NONBLOCK | libc::O_NOFOLLOW)
+            .open(&place.path);
+        let file = match opened {
+            Ok(file) => file,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            Err(error) => return Err(error.into()),
+        };
+        let metadata = file.metadata()?;
+        if !metadata.is_file() {
+            return Err(ImageError::Damaged("not a regular file"));
+        }
+        let until = metadata.modified()?;
+        let mut bytes = Vec::new();
+        let limit = u64::try_from(LARGEST).unwrap_or(u64::MAX);
+        file.take(limit).read_to_end(&mut bytes)?;
+        let content = image::read(&bytes, &place.boot_id)?;
+        Ok(content.map(|content| (content, until)))
+    }
+
+    /// What was taken from the file stays in it until the agent says something else.
+    pub fn adopt(&self, content: Content) {
+        self.state.lock().content = content;
+    }
+
+    /// Takes what a state says. Endpoints that `kept` does not have are not kept here either.
+    pub fn note(&self, said: &[RulesOf], kept: &KeptRules, prefixes: BTreeMap<IpNet, IdentityId>) {
+        let mut state = self.state.lock();
+        let before = state.content.clone();
+        let entries = &mut state.content.entries;
+        entries.retain(|id, _| kept.instance(*id).is_some());
+        for rules in said {
+            if let Some(instance) = kept.instance(rules.endpoint) {
+                let entry = Entry {
+                    instance: instance.clone(),
+                    rules: rules.clone(),
+                };
+                entries.insert(rules.endpoint, entry);
+            }
+        }
+        if kept.unconfirmed() == 0 {
+            state.content.prefixes.clear();
+        }
+        // Rules that the agent has not said yet name servers that it may not have said either.
+        state.content.prefixes.extend(prefixes);
+        state.dirty |= state.content != before;
+        state.live = !said.is_empty();
+    }
+
+    /// The session is over: from now on a file of the agent may be newer.
+    pub fn end_session(&self) {
+        self.state.lock().live = false;
+    }
+
+    /// What is to be done now, if anything. [`Self::done`] is called afterwards.
+    pub fn work(&self, now: Instant) -> Option<Work> {
+        let mut state = self.state.lock();
+        let due = state
+            .touched
+            .is_none_or(|at| now.saturating_duration_since(at) >= TOUCHED_EVERY);
+        // What could not be written is tried again as rarely as the time is set.
+        let write = state.dirty && (due || state.problem.is_none());
+        let touch = state.live && !state.dirty && due;
+        if state.busy || !(write || touch) {
+            return None;
+        }
+        let work = Work {
+            place: state.place.clone()?,
+            content: write.then(|| state.content.clone()),
+        };
+        state.busy = true;
+        state.dirty &= !write;
+        state.touched = Some(now);
+        Some(work)
+    }
+
+    /// Notes how the work went.
+    pub fn done(&self, work: &Work, outcome: Result<(), ImageError>) {
+        let mut state = self.state.lock();
+        state.busy = false;
+        let problem = outcome.err().map(|error| error.to_string());
+        if problem.is_some() && problem != state.problem {
+            tracing::warn!(
+                path = %work.place.path.display(),
+                problem,
+                "the agent's rules are not kept for a start without it"
+            );
+        }
+        state.dirty |= problem.is_some() && work.content.is_some();
+        state.problem = problem;
+    }
+
+    /// For people.
+    pub fn status(&self) -> RulesJournalStatus {
+        let state = self.state.lock();
+        RulesJournalStatus {
+            path: state.place.as_ref().map(|p| p.path.display().to_string()),
+            endpoints: state.content.entries.len(),
+            problem: state.problem.clone(),
+        }
+    }
+}
+
+impl Work {
+    /// Writes the file whole, or sets its time.
+    pub fn run(&self) -> Result<(), ImageError> {
+        let Place {
+            path,
+            temporary,
+            boot_id,
+        } = &self.place;
+        let Some(content) = &self.content else {
+            let file = OpenOptions::new()
+                .append(true)
+                .custom_flags(libc::O_NONBLOCK | libc::O_NOFOLLOW)
+                .open(path)?;
+            let now = SystemTime::UNIX_EPOCH + Duration::from_nanos(wall_time::now());
+            return Ok(file.set_modified(now)?);
+        };
+        let bytes = image::write(content, boot_id)?;
+        if bytes.len() > LARGEST {
+            return Err(ImageError::TooLarge(bytes.len()));
+        }
+        if let Some(dir) = path.parent() {
+            fs::DirBuilder::new()
+                .recursive(true)
+                .mode(0o700)
+                .create(dir)?;
+        }
+        let mut file = OpenOptions::new()
+            .write(true)
+            .create(true)
+            .truncate(true)
+            .mode(0o600)
+            .custom_flags(libc::O_NONBLOCK | libc::O_NOFOLLOW)
+            .open(temporary)?;
+        // Not synced: what a crash of the machine takes is of a boot that is over.
+        let written = file
+            .write_all(&bytes)
+            .and_then(|()| fs::rename(temporary, path));
+        if written.is_err() {
+            let _gone_or_not = fs::remove_file(temporary);
+        }
+        Ok(written?)
+    }
+}
+
+#[cfg(test)]
+mod tests;

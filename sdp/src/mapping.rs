@@ -137,8 +137,11 @@ pub trait MappingSink: Send + Sync + 'static {
     }
 
     /// Sends on what was learned on this thread, if that can be done here. A thread that
-    /// declared [`crate::driven::this_thread_drives`] calls it after it learned something.
+    /// declared [`crate::shared_tasks::this_thread_polls`] calls it after it learned something.
     fn push(&self) {}
+
+    /// As [`Self::push`], and takes the results that have come for this or another thread.
+    fn exchange(&self) {}
 
     /// Changes whenever an answer that was [`Release::Leased`] may be so no more.
     /// While it stays, the same answer is leased for another

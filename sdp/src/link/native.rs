@@ -2,7 +2,7 @@
 
 use fqdn_proto::native as wire;
 use tokio::sync::oneshot;
-use tonic::transport::Channel;
+use tonic::transport::{Channel, Endpoint};
 use wire::fqdn_policy_client::FqdnPolicyClient;
 
 use super::{
@@ -10,7 +10,7 @@ use super::{
     board::{Connection, Service},
     connect, connect_with, convert, mapping_stream, rules_stream,
 };
-use crate::{config::AgentAddress, driven::Driven};
+use crate::{config::AgentAddress, link_stream::ReadNow, shared_tasks::SharedTasks};
 
 /// Agents send chunks of 1 MiB at most.
 const LARGEST_MESSAGE: usize = 16 << 20;
@@ -19,14 +19,14 @@ pub(super) type Client = FqdnPolicyClient<Channel>;
 
 /// Runs one session; returns when it is over.
 pub(super) async fn session(link: &Link, address: &AgentAddress) -> SessionError {
-    let driven = Driven::new();
+    let tasks = SharedTasks::new();
     let _ends = Ends {
         link,
-        driven: &driven,
+        tasks: &tasks,
     };
     let ended = tokio::select! {
-        never = driven.run() => match never {},
-        ended = begin(link, address, &driven) => ended,
+        never = tasks.run() => match never {},
+        ended = begin(link, address, &tasks) => ended,
     };
     match ended {
         Ok(never) => match never {},
@@ -37,26 +37,29 @@ pub(super) async fn session(link: &Link, address: &AgentAddress) -> SessionError
 /// Ends the tasks with the session, also if that is cancelled.
 struct Ends<'a> {
     link: &'a Link,
-    driven: &'a Driven,
+    tasks: &'a SharedTasks,
 }
 
 impl Drop for Ends<'_> {
     fn drop(&mut self) {
-        self.link.sink.driven(None);
-        self.driven.close();
+        self.link.sink.share_tasks(None);
+        self.tasks.close();
     }
 }
 
 /// What ends only with an error.
 pub(super) enum Never {}
 
-/// The tasks of mappings run in `driven`: a worker that learned something sends it on itself.
+/// The tasks of mappings run in `tasks`: a worker that learned something sends it itself.
 async fn begin(
     link: &Link,
     address: &AgentAddress,
-    driven: &Driven,
+    tasks: &SharedTasks,
 ) -> Result<Never, SessionError> {
-    let channel = connect_with(address, |endpoint| endpoint.executor(driven.clone())).await?;
+    let read_now = ReadNow::default();
+    let executor = tasks.clone();
+    let set = |endpoint: Endpoint| endpoint.executor(executor);
+    let channel = connect_with(address, set, read_now.clone()).await?;
     let (mut mappings, mut rules) = (client(channel), client(connect(address).await?));
     let hello = hello(link, &mut mappings).await?;
     self::hello(link, &mut rules).await?;
@@ -83,13 +86,13 @@ async fn begin(
         other_proxy_port,
     });
     let (ends, ended) = oneshot::channel();
-    driven.spawn({
+    tasks.spawn({
         let link = link.clone();
         async move {
             let _over = ends.send(opened.run(&link).await);
         }
     });
-    link.sink.driven(Some(driven.clone()));
+    link.sink.share_tasks(Some((tasks.clone(), read_now)));
     tokio::select! {
         ended = ended => ended.unwrap_or(Err(SessionError::Closed { what: "its own task" })),
         ended = rules_stream::run(link, &mut rules) => ended,

@@ -27,12 +27,12 @@ use super::{
 };
 use crate::{
     arena::Key,
-    driven,
     mapping::{Realised, repeat::Repeats},
     notice::Failure,
     proxy::{Proxy, stats::Stage},
     query_log::End,
     resolve::Looked,
+    shared_tasks,
     socket::{
         self,
         sys::{BATCH, RecvBatch, SendBatch},
@@ -164,7 +164,8 @@ impl Worker {
 
     /// Works until stopped or drained.
     pub(super) fn run(mut self) {
-        driven::this_thread_drives();
+        shared_tasks::this_thread_polls();
+        self.control.runs_here();
         let mut events = [EpollEvent::empty(); EVENTS];
         loop {
             let timeout = self.timeout();
@@ -182,7 +183,10 @@ impl Worker {
             self.now = Instant::now();
             for event in events.iter().take(count) {
                 match event.data() {
-                    TOKEN_WAKE => self.release_realised(),
+                    TOKEN_WAKE => {
+                        self.control.woken();
+                        self.release_realised();
+                    }
                     token => match usize::try_from(TOKEN_LISTENER - token) {
                         Ok(listener) if listener < self.listeners.len() => self.queries(listener),
                         _ => self.server_event(*event),
@@ -190,7 +194,7 @@ impl Worker {
                 }
             }
             self.on_time();
-            self.proxy.sink().push();
+            self.exchange();
             if std::mem::take(&mut self.taken) >= BUSY {
                 std::thread::yield_now();
             }
@@ -205,6 +209,18 @@ impl Worker {
         let left = self.upstream.in_flight() + held + self.delayed.len();
         self.abandon();
         self.control.finish(u64::try_from(left).unwrap_or(u64::MAX));
+    }
+
+    /// Sends what was learned. Takes results that are there before the link's thread woke for
+    /// them, if an answer waits for one.
+    fn exchange(&mut self) {
+        if self.releases.held().len() == 0 {
+            self.proxy.sink().push();
+            return;
+        }
+        self.proxy.sink().exchange();
+        // No event comes for what this thread learned itself.
+        self.release_realised();
     }
 
     /// Ends what is not done when the time to leave is over.

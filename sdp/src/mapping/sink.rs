@@ -33,10 +33,11 @@ pub(crate) use self::state::KEPT as KEPT_PAIRS;
 use self::state::{Calls, State, call};
 use super::{BootTime, Mapping, MappingSink, OnRealised, Realised, Release};
 use crate::{
-    driven::Driven,
     journal::{Journal, Written},
+    link_stream::ReadNow,
     name::Fqdn,
     notice::Notice,
+    shared_tasks::SharedTasks,
 };
 
 /// Held answers in a row for which the link heard no result in time: the agent counts as hung.
@@ -52,8 +53,8 @@ pub struct LinkSink {
     /// Changed under the lock of `state`, before what changed is told to anyone.
     leases_version: AtomicU64,
     work: Notify,
-    /// The tasks of the link that move mappings, if any thread may poll them.
-    link: ArcSwapOption<Driven>,
+    /// The tasks of the link that move mappings, and its socket, if any thread may poll them.
+    link: ArcSwapOption<(SharedTasks, ReadNow)>,
     stats: SinkStats,
     max_delay: Duration,
 }
@@ -170,8 +171,9 @@ impl LinkSink {
         self.work.notified().await;
     }
 
-    /// The tasks that [`Self::has_work`] wakes: [`MappingSink::push`] polls them from now on.
-    pub fn driven(&self, link: Option<Driven>) {
+    /// The tasks that [`Self::has_work`] wakes, and the socket that they read:
+    /// [`MappingSink::push`] and [`MappingSink::exchange`] poll them from now on.
+    pub fn share_tasks(&self, link: Option<(SharedTasks, ReadNow)>) {
         self.link.store(link.map(Arc::new));
     }
 
@@ -369,8 +371,15 @@ impl MappingSink for LinkSink {
     }
 
     fn push(&self) {
-        if let Some(link) = &*self.link.load() {
-            link.drive();
+        if let Some((tasks, _)) = self.link.load().as_deref() {
+            tasks.poll_woken();
+        }
+    }
+
+    fn exchange(&self) {
+        if let Some((tasks, read_now)) = self.link.load().as_deref() {
+            read_now.request();
+            tasks.poll_woken();
         }
     }
 

@@ -1,7 +1,7 @@
-//! Tasks that any thread may poll: the link's own, or one that has just given them work.
+//! Tasks that any thread may poll: their owner, the link's thread, or one that woke them.
 //!
-//! A worker that learned an address sends it to the agent itself. To wake the link's thread for
-//! that would take longer than the sending.
+//! A worker that learned an address sends it to the agent itself. Waking the link's thread
+//! takes longer than sending.
 
 use std::{
     cell::Cell,
@@ -19,26 +19,26 @@ use std::{
 use parking_lot::Mutex;
 use tokio::runtime::Handle;
 
-/// Times that one call looks for woken tasks. To send a message takes four. What is left after
-/// these is the owner's, so that a worker is not kept from its queries.
+/// Times that one call looks for woken tasks. Sending a message takes four. The owner polls the
+/// rest, so that a worker is not kept from its queries.
 const PASSES: usize = 16;
 
 type Work = Pin<Box<dyn Future<Output = ()> + Send>>;
 
 thread_local! {
-    /// This thread calls [`Driven::drive`] before it waits for anything.
-    static DRIVES: Cell<bool> = const { Cell::new(false) };
+    /// This thread calls [`SharedTasks::poll_woken`] before it waits for anything.
+    static POLLS: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Declares that this thread calls [`Driven::drive`] whenever it may have woken a task, before
-/// it waits for anything: such a wake does not wake the owner.
-pub fn this_thread_drives() {
-    DRIVES.set(true);
+/// Declares that this thread calls [`SharedTasks::poll_woken`] whenever it may have woken a task,
+/// before it waits for anything. Such a wake does not wake the owner.
+pub fn this_thread_polls() {
+    POLLS.set(true);
 }
 
 /// The tasks. Clones share them.
 #[derive(Clone)]
-pub struct Driven {
+pub struct SharedTasks {
     shared: Arc<Shared>,
 }
 
@@ -61,7 +61,7 @@ struct Task {
     waker: Waker,
 }
 
-/// Whether some task is to be polled, and who sees to it.
+/// Whether some task is to be polled, and the waker of the owner.
 #[derive(Default)]
 struct Signal {
     woken: AtomicBool,
@@ -71,7 +71,7 @@ struct Signal {
 impl Signal {
     fn wake(&self) {
         self.woken.store(true, Ordering::SeqCst);
-        if !DRIVES.get() {
+        if !POLLS.get() {
             self.wake_owner();
         }
     }
@@ -100,7 +100,7 @@ impl Wake for Flag {
     }
 }
 
-impl Driven {
+impl SharedTasks {
     /// No tasks yet. Timers and sockets of tasks belong to the runtime of the caller.
     pub fn new() -> Self {
         Self {
@@ -131,23 +131,23 @@ impl Driven {
     pub async fn run(&self) -> Infallible {
         poll_fn(|context| {
             *self.shared.signal.owner.lock() = Some(context.waker().clone());
-            self.drive();
+            self.poll_woken();
             Poll::Pending
         })
         .await
     }
 
     /// Polls the tasks that were woken, unless another thread is doing so: that one polls them.
-    pub fn drive(&self) {
+    pub fn poll_woken(&self) {
         let signal = &self.shared.signal;
         let mut passes = 0;
         while signal.woken.load(Ordering::SeqCst) {
-            // Whoever has the lock looks at the signal once more after giving it back.
+            // The thread that has the lock looks at the signal again after releasing it.
             fence(Ordering::SeqCst);
             let Some(mut tasks) = self.shared.tasks.try_lock() else {
                 return;
             };
-            let drives = DRIVES.replace(true);
+            let polled_before = POLLS.replace(true);
             let inside = self.shared.runtime.enter();
             while passes < PASSES && signal.woken.swap(false, Ordering::SeqCst) {
                 passes += 1;
@@ -155,7 +155,7 @@ impl Driven {
                 tasks.retain_mut(|task| !task.is_over());
             }
             drop(inside);
-            DRIVES.set(drives);
+            POLLS.set(polled_before);
             drop(tasks);
             if passes == PASSES {
                 signal.wake_owner();
@@ -209,21 +209,21 @@ impl Task {
     }
 }
 
-impl Default for Driven {
+impl Default for SharedTasks {
     fn default() -> Self {
         Self::new()
     }
 }
 
-impl hyper::rt::Executor<Work> for Driven {
+impl hyper::rt::Executor<Work> for SharedTasks {
     fn execute(&self, work: Work) {
         self.push(work);
     }
 }
 
-impl std::fmt::Debug for Driven {
+impl std::fmt::Debug for SharedTasks {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Driven").finish_non_exhaustive()
+        f.debug_struct("SharedTasks").finish_non_exhaustive()
     }
 }
 
@@ -247,46 +247,46 @@ mod tests {
     }
 
     /// A task that passes on what it is sent, with the name of the thread that polled it.
-    fn echo(driven: &Driven) -> (queue::Sender<u32>, mpsc::Receiver<(u32, String)>) {
+    fn echo(tasks: &SharedTasks) -> (queue::Sender<u32>, mpsc::Receiver<(u32, String)>) {
         let (give, mut taken) = queue::channel(16);
         let (out, said) = mpsc::channel();
-        driven.spawn(async move {
+        tasks.spawn(async move {
             while let Some(number) = taken.recv().await {
                 let thread = thread::current().name().unwrap_or_default().to_owned();
                 let _ = out.send((number, thread));
             }
         });
-        driven.drive();
+        tasks.poll_woken();
         (give, said)
     }
 
     #[test]
-    fn a_thread_that_drives_does_the_work_itself() {
+    fn a_thread_that_polls_does_the_work_itself() {
         let runtime = runtime();
-        let driven = runtime.block_on(async { Driven::new() });
-        let (give, said) = echo(&driven);
+        let tasks = runtime.block_on(async { SharedTasks::new() });
+        let (give, said) = echo(&tasks);
         let worker = thread::Builder::new().name("worker".to_owned());
         let worker = worker.spawn(move || {
-            this_thread_drives();
+            this_thread_polls();
             give.try_send(7).unwrap();
-            driven.drive();
+            tasks.poll_woken();
         });
         worker.unwrap().join().unwrap();
         assert_eq!(said.try_recv(), Ok((7, "worker".to_owned())));
     }
 
     #[test]
-    fn what_another_thread_wakes_is_polled_by_the_owner() {
+    fn a_wake_by_another_thread_reaches_the_owner() {
         let runtime = runtime();
-        let driven = runtime.block_on(async { Driven::new() });
-        let (give, said) = echo(&driven);
+        let tasks = runtime.block_on(async { SharedTasks::new() });
+        let (give, said) = echo(&tasks);
         let (end, ended) = tokio::sync::oneshot::channel::<()>();
         let owner = thread::Builder::new().name("owner".to_owned());
         let owner = owner.spawn(move || {
             runtime.block_on(async {
                 tokio::select! {
-                    never = driven.run() => match never {},
-                    _ = ended => driven.close(),
+                    never = tasks.run() => match never {},
+                    _ = ended => tasks.close(),
                 }
             });
         });
@@ -299,51 +299,101 @@ mod tests {
     }
 
     #[test]
-    fn whatever_threads_drive_at_once_nothing_woken_is_left() {
+    fn threads_that_poll_at_once_leave_no_woken_task() {
         let runtime = runtime();
-        let driven = runtime.block_on(async { Driven::new() });
+        let tasks = runtime.block_on(async { SharedTasks::new() });
         let (out, said) = mpsc::channel();
         let threads = (0..4).map(|_| {
             let (give, mut taken) = queue::channel(1);
-            let (driven, out) = (driven.clone(), out.clone());
-            driven.spawn(async move {
+            let (tasks, out) = (tasks.clone(), out.clone());
+            tasks.spawn(async move {
                 while let Some(number) = taken.recv().await {
                     let _ = out.send(number);
                 }
             });
             thread::spawn(move || {
-                this_thread_drives();
+                this_thread_polls();
                 for number in 0..10_000_u32 {
                     while give.try_send(number).is_err() {
                         thread::yield_now();
                     }
-                    driven.drive();
+                    tasks.poll_woken();
                 }
             })
         });
         let threads: Vec<_> = threads.collect();
         threads.into_iter().for_each(|one| one.join().unwrap());
         // Without an owner: what the last turn left.
-        driven.drive();
+        tasks.poll_woken();
         assert_eq!(said.try_iter().count(), 40_000);
     }
 
     #[test]
-    fn tasks_that_never_rest_are_left_to_the_owner() {
+    fn no_wake_is_lost_between_threads_that_poll_and_threads_that_do_not() {
         let runtime = runtime();
-        let driven = runtime.block_on(async { Driven::new() });
+        let tasks = runtime.block_on(async { SharedTasks::new() });
+        let (end, ended) = tokio::sync::oneshot::channel::<()>();
+        let clients = [true, true, false].map(|polls| {
+            let tasks = tasks.clone();
+            let (give, mut taken) = queue::channel(1);
+            let (out, echoed) = mpsc::channel();
+            // Two tasks to a number, as the link has: one wakes the other.
+            let (pass, mut passed) = queue::channel(1);
+            tasks.spawn(async move {
+                while let Some(number) = taken.recv().await {
+                    let _ = pass.send(number).await;
+                }
+            });
+            tasks.spawn(async move {
+                while let Some(number) = passed.recv().await {
+                    let _ = out.send(number);
+                }
+            });
+            thread::spawn(move || {
+                if polls {
+                    this_thread_polls();
+                }
+                for number in 0..5_000_u32 {
+                    give.blocking_send(number).unwrap();
+                    if polls {
+                        tasks.poll_woken();
+                    }
+                    // A lost wake is never made up for: each thread waits for its own number.
+                    let echo = echoed.recv_timeout(Duration::from_secs(20));
+                    assert_eq!(echo, Ok(number), "polls: {polls}");
+                }
+            })
+        });
+        let owner = thread::spawn(move || {
+            runtime.block_on(async {
+                tokio::select! {
+                    never = tasks.run() => match never {},
+                    _ = ended => tasks.close(),
+                }
+            });
+        });
+        let clients = clients.map(thread::JoinHandle::join);
+        drop(end);
+        owner.join().unwrap();
+        assert!(clients.iter().all(Result::is_ok), "{clients:?}");
+    }
+
+    #[test]
+    fn the_owner_polls_tasks_that_never_rest() {
+        let runtime = runtime();
+        let tasks = runtime.block_on(async { SharedTasks::new() });
         let polls = Arc::new(AtomicUsize::new(0));
         let counted = Arc::clone(&polls);
-        driven.spawn(poll_fn(move |context| {
+        tasks.spawn(poll_fn(move |context| {
             counted.fetch_add(1, Ordering::Relaxed);
             context.waker().wake_by_ref();
             Poll::Pending
         }));
-        driven.drive();
+        tasks.poll_woken();
         assert_eq!(polls.load(Ordering::Relaxed), PASSES);
         runtime.block_on(async {
             tokio::select! {
-                never = driven.run() => match never {},
+                never = tasks.run() => match never {},
                 () = async {
                     while polls.load(Ordering::Relaxed) < 10 * PASSES {
                         tokio::task::yield_now().await;
@@ -356,11 +406,11 @@ mod tests {
     #[test]
     fn a_task_that_panics_ends_alone() {
         let runtime = runtime();
-        let driven = runtime.block_on(async { Driven::new() });
-        driven.spawn(async { panic!("on purpose") });
-        let (give, said) = echo(&driven);
+        let tasks = runtime.block_on(async { SharedTasks::new() });
+        tasks.spawn(async { panic!("on purpose") });
+        let (give, said) = echo(&tasks);
         give.try_send(9).unwrap();
-        driven.drive();
+        tasks.poll_woken();
         assert_eq!(said.try_recv().map(|(number, _)| number), Ok(9));
     }
 }

@@ -22,6 +22,8 @@ use std::{
 use parking_lot::Mutex;
 use tokio::io::{AsyncRead, AsyncWrite, Interest, ReadBuf, unix::AsyncFd};
 
+use crate::socket::sys::register;
+
 /// See the module.
 #[derive(Debug)]
 pub struct LinkStream {
@@ -74,7 +76,7 @@ impl LinkStream {
 
     /// The same; `read_now` has it look for data.
     pub fn with_read_now(stream: tokio::net::UnixStream, read_now: ReadNow) -> io::Result<Self> {
-        let socket = AsyncFd::with_interest(stream.into_std()?, Interest::READABLE)?;
+        let socket = register(stream.into_std()?, Interest::READABLE)?;
         Ok(Self {
             socket,
             blocked: None,
@@ -93,7 +95,7 @@ impl LinkStream {
                 match write(self.socket.get_ref()) {
                     Err(error) if error.kind() == ErrorKind::WouldBlock => {
                         let socket = self.socket.get_ref().try_clone()?;
-                        let socket = AsyncFd::with_interest(socket, Interest::WRITABLE)?;
+                        let socket = register(socket, Interest::WRITABLE)?;
                         self.blocked = Some(socket);
                     }
                     Err(error) if error.kind() == ErrorKind::Interrupted => {}

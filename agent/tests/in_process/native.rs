@@ -1,5 +1,7 @@
 //! The native service against a real core.
 
+use std::sync::atomic::Ordering;
+
 use fqdn_proto::native::{
     DnsRulesUpdate, EndpointDnsRules, HelloRequest, MappingRefusal, RulesAck,
     dns_rules_update::Kind,
@@ -218,6 +220,33 @@ async fn an_answer_wakes_no_further_thread_of_the_agent_unless_a_file_is_to_be_w
         assert!(!written, "{steps:?}");
     }
     assert!(by_stream > 0, "each answer waited for the core's thread");
+}
+
+#[tokio::test]
+async fn a_panic_on_a_streams_thread_ends_the_core() {
+    let lab = Lab::start();
+    lab.sync(vec![policy("*.example.com")], vec![pod()]).await;
+    let endpoint = lab.endpoint().await;
+    let mut stream = lab.mappings().await;
+    let new = |sequence: u64| {
+        let [.., high, low] = sequence.to_be_bytes();
+        mapping(endpoint, sequence, "www.example.com.", [198, 18, high, low])
+    };
+    stream.send(vec![new(1)]).await;
+    assert!(stream.result(1).await.realised);
+    lab.datapath.panics.store(true, Ordering::Relaxed);
+    let ended = timeout(PATIENCE, lab.core.closed());
+    let sending = async {
+        // The core's thread may be the one that carries some of them out.
+        for sequence in 2.. {
+            stream.offer(vec![new(sequence)]).await;
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::select! {
+        ended = ended => ended.expect("the core goes on with what a panic left half done"),
+        () = sending => {}
+    }
 }
 
 #[tokio::test]

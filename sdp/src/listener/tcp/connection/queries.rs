@@ -22,6 +22,8 @@ impl Connection {
     /// Judges the queries that have come whole.
     pub(super) fn take_queries(&mut self) {
         self.retry_delayed();
+        // Queries that came together are judged by one look each, as over UDP.
+        self.looked.clear();
         let mut message = std::mem::take(&mut self.message);
         while self.may_read() && self.reader.take(&mut message) {
             self.last_activity = self.now;
@@ -40,7 +42,8 @@ impl Connection {
             server: self.server,
             transport: Transport::Tcp,
         };
-        match proxy.query(message, &arrival, &mut self.own) {
+        let (looked, own) = (&mut self.looked, &mut self.own);
+        match proxy.query_of_batch(message, &arrival, looked, own) {
             Outcome::Ignore => {}
             Outcome::Reply => self.out.push(&self.own),
             Outcome::Forward(query) => {

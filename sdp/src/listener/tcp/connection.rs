@@ -26,6 +26,7 @@ use crate::{
     proxy::stats::{AnswerResult, Stage},
     query_log::End,
     quota::{Holder, Seat},
+    resolve::Looked,
 };
 
 /// Queries of one connection that wait at once, for the server or the agent.
@@ -87,6 +88,7 @@ pub(super) struct Connection {
     turn: Arc<Semaphore>,
     message: Vec<u8>,
     own: Vec<u8>,
+    looked: Looked,
 }
 
 /// What a last look found.
@@ -159,6 +161,7 @@ impl Connection {
             taken: 0,
             message: Vec::new(),
             own: Vec::new(),
+            looked: Looked::default(),
         }
     }
 

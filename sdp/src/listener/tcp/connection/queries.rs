@@ -25,6 +25,8 @@ use crate::{
 impl Connection {
     /// Judges the queries that have come whole.
     pub(super) fn take_queries(&mut self) {
+        // Queries that came together are judged by one look each, as over UDP.
+        self.looked.clear();
         self.judge_again();
         self.retry_delayed();
         let mut message = std::mem::take(&mut self.message);
@@ -45,7 +47,8 @@ impl Connection {
 
     fn judge(&mut self, message: &[u8], arrival: &Arrival, patience: Patience) {
         let proxy = Arc::clone(&self.shared.proxy);
-        match proxy.query(message, arrival, patience, &mut self.own) {
+        let (looked, own) = ((&mut self.looked, patience), &mut self.own);
+        match proxy.query_of_batch(message, arrival, looked, own) {
             Outcome::Ignore => {}
             Outcome::AwaitRules(endpoint) => {
                 let until = self.now + proxy.config().rules_wait;

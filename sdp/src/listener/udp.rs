@@ -138,7 +138,7 @@ impl Worker {
             ),
             in_flight,
             replies: Replies::new(options),
-            delayed: Delayed::new(proxy.config().in_flight_grace),
+            delayed: Delayed::new(proxy.config().in_flight_grace, proxy.config().rules_wait),
             releases: Arc::new(releases),
             proxy,
             control,
@@ -225,7 +225,7 @@ impl Worker {
 
     /// Ends what is not done when the time to leave is over.
     fn abandon(&mut self) {
-        while let Some((_, query)) = self.delayed.any() {
+        while let Some(query) = self.delayed.any() {
             query.act(|mut query, _| self.log_cut(query.logged.take()));
         }
         let stats = self.proxy.stats();

@@ -1,5 +1,5 @@
 //! What an agent may hear of every query and its answer, for a log and metrics of
-//! its own (FQDNData). While nobody listens nothing is made and nothing costs.
+//! its own (FQDNData). Without a receiver no report is made, at no cost.
 
 use std::{
     collections::VecDeque,
@@ -73,7 +73,7 @@ pub enum Failure {
     /// It cannot be reached.
     #[error("the query could not be sent to the DNS server")]
     Unreachable,
-    /// Its answer makes no sense.
+    /// The server's answer is malformed.
     #[error("the DNS server's answer cannot be decoded")]
     Undecodable,
     /// Too much is in flight.
@@ -120,7 +120,7 @@ impl Notices {
         self.wanted.load(Ordering::Relaxed)
     }
 
-    /// Somebody listens until what is returned is dropped.
+    /// Registers a receiver until the returned guard is dropped.
     #[must_use]
     pub fn listen(&self) -> Listening<'_> {
         self.wanted.store(true, Ordering::Relaxed);
@@ -156,7 +156,7 @@ impl Notices {
     }
 }
 
-/// Somebody listens.
+/// Guard of a registered receiver.
 #[derive(Debug)]
 pub struct Listening<'n>(&'n Notices);
 

@@ -60,12 +60,12 @@ enum SkipReason {
     Read(#[from] io::Error),
     #[error("{0}")]
     File(#[from] FileError),
-    #[error("it is of endpoint {0}, not of the one its directory is named after")]
+    #[error("it belongs to endpoint {0}, not to the endpoint in its directory's name")]
     OtherDirectory(EndpointId),
-    #[error("none of its addresses is in cilium_lxc: the endpoint is gone")]
+    #[error("none of its addresses is in cilium_lxc: the endpoint was removed")]
     Gone,
     #[error(
-        "cilium_lxc has {address} as endpoint {id}, interface {ifindex}, identity {identity}: the file is of an earlier one"
+        "cilium_lxc has {address} as endpoint {id}, interface {ifindex}, identity {identity}: the file belongs to an earlier endpoint"
     )]
     Disagrees {
         address: IpAddr,

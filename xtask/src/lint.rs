@@ -28,7 +28,7 @@ pub(crate) enum Check {
     Bpf,
 }
 
-/// Runs `only`, or all; all problems are told before it fails.
+/// Runs `only`, or all checks. It reports all problems before it fails.
 pub(crate) fn run(only: Option<Check>) -> Result<()> {
     let mut failed = Vec::new();
     for check in Check::value_variants() {

@@ -6,7 +6,8 @@
 
 use std::collections::HashMap;
 
-use holdfast_sdp::{mapping::BootTime, quota::Quota};
+use dns_policy::boot_time::BootTime;
+use holdfast_sdp::quota::Quota;
 use shared_maps::EndpointId;
 
 use super::{

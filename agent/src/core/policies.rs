@@ -3,7 +3,7 @@
 
 use std::collections::BTreeSet;
 
-use holdfast_sdp::{name::Fqdn, pattern::SelectorKey};
+use dns_policy::{name::Fqdn, pattern::SelectorKey};
 use ipnet::IpNet;
 use shared_maps::IdentityId;
 

@@ -7,20 +7,19 @@ use std::{
     net::{IpAddr, SocketAddr},
 };
 
-use fqdn_proto::native as wire;
-use shared_maps::{EndpointId, IdentityId};
-
-use crate::{
-    mapping::{
-        BootTime, EndpointInstance, Mapping, Refusal,
-        sink::{Batch, Epoch, Outcome, Outgoing},
-    },
+use dns_policy::{
+    boot_time::BootTime,
+    mapping::{EndpointInstance, Mapping, Refusal},
     name::Fqdn,
     pattern,
-    policy::rule::{
+    rule::{
         EndpointRules, NameRule, NameRules, PortRules, RulesOf, SelectorRule, Servers, Transport,
     },
 };
+use fqdn_proto::native as wire;
+use shared_maps::{EndpointId, IdentityId};
+
+use crate::mapping::sink::{Batch, Epoch, Outcome, Outgoing};
 
 /// Why rules cannot be taken; refuses their whole revision.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

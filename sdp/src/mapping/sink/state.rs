@@ -4,6 +4,12 @@ mod late;
 
 use std::{collections::BTreeMap, net::IpAddr, sync::Arc, time::Duration};
 
+use dns_policy::{
+    boot_time::BootTime,
+    mapping::{Mapping, Realised, Refusal},
+    name::Fqdn,
+};
+
 use super::{
     Batch, Epoch, HUNG_AFTER, Outcome, Outgoing, Room, SinkStats,
     turns::{Names, Turns},
@@ -11,12 +17,11 @@ use super::{
 use crate::{
     journal::{Journal, Note},
     mapping::{
-        BootTime, Mapping, OnRealised, Realised, Refusal, Release,
+        OnRealised, Release,
         kept::{Kept, Key, Told, Unwritten},
         lease::{self, LeaseTable},
         repeat,
     },
-    name::Fqdn,
     notice::Notice,
     proxy::stats::Count,
     quota::Quota,

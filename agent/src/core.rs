@@ -32,6 +32,7 @@ mod lxc_table;
 mod mappings;
 pub mod plan;
 mod policies;
+mod policy_model;
 mod programs;
 mod publication;
 mod purge;
@@ -92,7 +93,7 @@ impl Core {
                 state.change_policy(&mut plan);
             }
             Event::GoOn => state.change_policy(&mut plan),
-            Event::PoliciesRejected(errors) => state.rejected = errors,
+            Event::PoliciesRejected(errors) => state.policy.set_rejected(errors),
             Event::PoliciesUncertain(uncertain) => state.on_policies_uncertain(uncertain),
             Event::Endpoints(event) => state.on_endpoint(event),
             Event::NodeAddresses(addresses) => state.on_node_addresses(&addresses),

@@ -8,7 +8,7 @@
 //! 5. programs; what is left of endpoints that went,
 //! 6. policy maps: what nobody uses any more: allows, redirects, denies.
 
-use std::{collections::BTreeSet, sync::Arc};
+use std::collections::BTreeSet;
 
 use ipnet::IpNet;
 use shared_maps::{
@@ -22,7 +22,7 @@ use crate::{
     datapath::plan::Step,
     endpoint::{endpoint::Behind, policy_map::PolicyMap},
     ipcache::table::key_of,
-    policy::compute::{self, DnsScope},
+    policy::compute,
 };
 
 /// Prefixes that one round moves: while it lasts, old and new identities both exist.
@@ -125,7 +125,7 @@ impl State {
         // prefix of its: until then the datapath may use it.
         let (now, later) = removals.into_iter().partition(|(_, key, _)| {
             let peer = IdentityId(key.sec_label);
-            self.selectors.labels(peer).is_some() || !self.ipcache.is_in_force(peer)
+            self.policy.labels_of(peer).is_some() || !self.ipcache.is_in_force(peer)
         });
         *deferred = later;
         self.plan_removals(plan, now);
@@ -151,20 +151,8 @@ impl State {
     }
 
     pub(super) fn refresh_dns(&mut self) {
-        for subject in self
-            .subjects
-            .values_mut()
-            .filter(|subject| subject.dns_dirty)
-        {
-            subject.dns_dirty = false;
-            if subject.dns_scope.is_by_name() {
-                subject.dns_scope = DnsScope::of(&subject.policy, &self.selectors);
-            }
-            let rules = compute::dns_rules(&subject.policy, &self.selectors);
-            if *subject.dns != rules {
-                subject.dns = Arc::new(rules);
-                self.publication.mark_stale();
-            }
+        if self.policy.refresh_dns() {
+            self.publication.mark_stale();
         }
     }
 
@@ -186,11 +174,11 @@ impl State {
         let Some(endpoint) = self.endpoints.get(id) else {
             return;
         };
-        let Some(subject) = self.subjects.get(&endpoint.identity) else {
+        let Some(subject) = self.policy.subject(endpoint.identity) else {
             return;
         };
         if endpoint.behind.is_none() && !is_new {
-            let revision = subject.revision;
+            let revision = subject.revision();
             if let Some(endpoint) = self.endpoints.get_mut(id) {
                 endpoint.policy_revision = revision;
             }
@@ -206,12 +194,12 @@ impl State {
         let map = endpoint.policy_map.as_ref().unwrap_or(&empty);
         let peers: BTreeSet<IdentityId> = match &endpoint.behind {
             Behind::Some(peers) if !is_new => peers.clone(),
-            _ => map.peers().chain(subject.entries.keys().copied()).collect(),
+            _ => map.peers().chain(subject.peers()).collect(),
         };
         let (mut sets, mut unsets) = (Vec::new(), Vec::new());
         let nothing = compute::Entries::new();
         for peer in &peers {
-            let wanted = subject.entries.get(peer).unwrap_or(&nothing);
+            let wanted = subject.entries(*peer).unwrap_or(&nothing);
             let has = map.get(*peer).unwrap_or(&nothing);
             for (key, value) in wanted
                 .iter()
@@ -224,7 +212,7 @@ impl State {
         }
         let added = sets.iter().filter(|(_, _, old)| old.is_none()).count();
         let needed = endpoint.policy_entries() + added;
-        let revision = subject.revision;
+        let revision = subject.revision();
         let room = self.policy_map_max(id);
         if added > 0 && needed > room {
             let problem = format!(
@@ -275,7 +263,7 @@ impl State {
             let Behind::Some(peers) = &endpoint.behind else {
                 continue;
             };
-            let Some(subject) = self.subjects.get(&endpoint.identity) else {
+            let Some(subject) = self.policy.subject(endpoint.identity) else {
                 continue;
             };
             let Some(map) = &endpoint.policy_map else {
@@ -284,7 +272,7 @@ impl State {
             let gone: Vec<IdentityId> = peers
                 .iter()
                 .copied()
-                .filter(|peer| !subject.entries.contains_key(peer))
+                .filter(|peer| subject.entries(*peer).is_none())
                 .collect();
             for peer in &gone {
                 let entries = map.get(*peer).into_iter().flatten();
@@ -321,8 +309,8 @@ impl State {
     fn wants(&self, id: EndpointId, key: &PolicyKey) -> bool {
         self.endpoints
             .get(id)
-            .and_then(|endpoint| self.subjects.get(&endpoint.identity))
-            .and_then(|subject| subject.entries.get(&IdentityId(key.sec_label)))
+            .and_then(|endpoint| self.policy.subject(endpoint.identity))
+            .and_then(|subject| subject.entries(IdentityId(key.sec_label)))
             .is_some_and(|entries| entries.contains_key(key))
     }
 

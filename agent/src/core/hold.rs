@@ -100,12 +100,12 @@ impl State {
     /// Whether the policy computed now lets pass what the map of the last run does not: a
     /// direction that is not restricted any more, or a deny that is gone.
     fn opens(&self, endpoint: &Endpoint) -> bool {
-        let subject = self.subjects.get(&endpoint.identity);
+        let subject = self.policy.subject(endpoint.identity);
         let (Some(subject), Some(map)) = (subject, &endpoint.policy_map) else {
             return false;
         };
         let nothing = Entries::new();
-        let wanted = |peer| subject.entries.get(&peer).unwrap_or(&nothing);
+        let wanted = |peer| subject.entries(peer).unwrap_or(&nothing);
         let everyone = IdentityId::UNKNOWN;
         let unrestricted = |direction| {
             let key = PolicyKey::new(everyone.0, direction, 0, 0, 0);
@@ -117,7 +117,7 @@ impl State {
             let peer = IdentityId(key.sec_label);
             // Names and blocks have no identity yet: what the datapath has of them counts.
             let known = peer == everyone
-                || self.selectors.labels(peer).is_some()
+                || self.policy.labels_of(peer).is_some()
                 || self.ipcache.is_in_force(peer);
             known && !wanted(peer).get(key).is_some_and(|value| value.is_deny())
         });

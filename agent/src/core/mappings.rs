@@ -109,7 +109,7 @@ impl State {
         let mut left_out = mapping.addresses.len().saturating_sub(TAKEN_ADDRESSES);
         let labels = match self.names.name(&mapping.name) {
             Some(entry) => entry.labels.clone(),
-            None => self.name_selectors.labels_of(&mapping.name),
+            None => self.policy.labels_of_name(&mapping.name),
         };
         let mut prefixes = Vec::with_capacity(mapping.addresses.len().min(TAKEN_ADDRESSES));
         for address in mapping.addresses.iter().copied().take(TAKEN_ADDRESSES) {

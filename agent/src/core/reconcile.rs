@@ -340,7 +340,7 @@ impl State {
                 more = true;
                 break;
             }
-            let labels = self.name_selectors.labels_of(name);
+            let labels = self.policy.labels_of_name(name);
             let owner = Owner::Name(name.clone());
             let carries = |address: &IpAddr| {
                 let metadata = self.ipcache.get(IpNet::from(*address));

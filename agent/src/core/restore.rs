@@ -11,7 +11,6 @@ use ipnet::IpNet;
 use shared_maps::{EndpointId, IdentityId};
 
 use super::{
-    changes::Changes,
     config::{CoreConfig, Restored},
     directory::RuleKey,
     endpoint_files::EndpointFiles,
@@ -22,6 +21,7 @@ use super::{
     leases::Leases,
     lxc_table::LxcTable,
     plan::Plan,
+    policy_model::PolicyModel,
     publication::Publication,
     purge::Purges,
     restoration::Restoration,
@@ -43,8 +43,6 @@ use crate::{
         table::{Ipcache, key_of, prefix_of},
     },
     labels::{CIDR, CIDR_GROUP, FQDN, Label, LabelSet, RESERVED},
-    policy::repository::Repository,
-    selector::cache::SelectorCache,
 };
 
 /// What a restored address keeps at least, seconds.
@@ -73,22 +71,15 @@ impl State {
             now: restored.now,
             ipcache: Ipcache::new(dual),
             numbers: IdentityNumbers::new(local.clone(), pods),
-            selectors: SelectorCache::default(),
+            policy: PolicyModel::new(config.enable_policy, config.proxy_port),
             names: NameCache::new(limits),
-            name_selectors: Default::default(),
-            preallocated: BTreeMap::new(),
-            blocks: BTreeMap::new(),
-            repository: Repository::new(config.enable_policy),
-            rejected: Vec::new(),
             endpoints: EndpointTable::new(restored.policy_map_sizes.clone()),
-            subjects: BTreeMap::new(),
             lxc: LxcTable::new(&restored.lxc),
             intake: Intake::default(),
             leases: Leases::default(),
             retry: Retry::default(),
             refused: Default::default(),
             purges: Purges::default(),
-            changes: Changes::default(),
             publication: Publication::default(),
             files: EndpointFiles::default(),
             restoration: Restoration::new(

@@ -14,6 +14,7 @@ use shared_maps::EndpointId;
 mod breaker;
 mod changes;
 pub mod clean;
+mod closed_names;
 pub mod config;
 mod describe;
 pub mod directory;
@@ -35,7 +36,6 @@ mod policies;
 mod policy_model;
 mod programs;
 mod publication;
-mod purge;
 mod rate;
 mod reconcile;
 mod refused;
@@ -57,7 +57,7 @@ pub use event::{Effect, Event};
 pub use plan::Plan;
 pub use snapshot::{Snapshot, Summary};
 
-use self::{publication::PlanResult, state::State};
+use self::{intake::Intake, publication::PlanResult, reconcile::Reconcile, state::State};
 use crate::datapath::{
     look::{Look, Sight},
     plan::{Step, StepError},
@@ -67,6 +67,8 @@ use crate::datapath::{
 #[derive(Debug)]
 pub struct Core {
     state: State,
+    intake: Intake,
+    reconcile: Reconcile,
 }
 
 impl Core {
@@ -74,6 +76,8 @@ impl Core {
     pub fn new(config: CoreConfig, restored: Restored) -> Self {
         Self {
             state: State::new(config, restored),
+            intake: Intake::default(),
+            reconcile: Reconcile::default(),
         }
     }
 
@@ -97,7 +101,11 @@ impl Core {
             Event::PoliciesUncertain(uncertain) => state.on_policies_uncertain(uncertain),
             Event::Endpoints(event) => state.on_endpoint(event),
             Event::NodeAddresses(addresses) => state.on_node_addresses(&addresses),
-            Event::Mappings(mappings) => state.on_mappings(&mut plan, mappings),
+            Event::Mappings(mappings) => {
+                for event in mappings {
+                    self.intake.admit(state, &mut plan, event);
+                }
+            }
             Event::Liveness {
                 gc_start,
                 alive,
@@ -106,7 +114,11 @@ impl Core {
                 state.on_liveness(gc_start, &alive, complete);
             }
             Event::StreamUp(stream) => state.leases.open(stream),
-            Event::StreamDown(stream) => state.on_stream_down(stream),
+            Event::StreamDown(stream) => {
+                self.intake.close(stream);
+                state.files.forget_stream(stream);
+                state.leases.close(stream, state.now);
+            }
             Event::HolderEnded(streams) => state.leases.end_holder(&streams, state.now),
             Event::RevokeAcked(acks) => state.leases.acknowledge(&acks),
             Event::CleanNames(clean) => state.on_clean(&mut plan, &clean),
@@ -120,7 +132,9 @@ impl Core {
             },
             Event::Tick => {}
         }
-        state.sync_up(&mut plan);
+        if state.sync_up(&mut plan) {
+            self.intake.admit_early(state, &mut plan);
+        }
         // After the event: a mapping in it may extend what would expire.
         state.expire();
         state.end_revocations();
@@ -195,20 +209,20 @@ impl Core {
 
     /// When [`Core::look`] is due next; none before the sources are synced.
     pub fn look_due(&self) -> Option<BootTime> {
-        self.state.look_due()
+        self.reconcile.due(&self.state)
     }
 
     /// Where to look now, to compare the datapath with the model; none if it is not the time.
     /// Followed by [`Core::seen`] before anything else.
     pub fn look(&mut self, now: BootTime) -> Option<Look> {
         self.state.now = now.max(self.state.now);
-        self.state.look()
+        self.reconcile.next(&mut self.state)
     }
 
     /// Takes what was seen, none if the look failed. Gives the number of differences: the next
     /// plan puts them right.
     pub fn seen(&mut self, sight: Option<Sight>) -> u64 {
-        self.state.seen(sight)
+        self.reconcile.compare(&mut self.state, sight)
     }
 
     /// Everything, as plain data.
@@ -233,11 +247,13 @@ impl Core {
 }
 
 impl State {
-    /// Once all sources are complete, the model becomes the plan.
-    fn sync_up(&mut self, plan: &mut Plan) {
+    /// Once all sources are complete, the model becomes the plan: that alone needs a flush of its
+    /// own, since what proxies sent before is judged by the rules that follow from it. True if
+    /// that is now.
+    fn sync_up(&mut self, plan: &mut Plan) -> bool {
         let until = self.now.plus(self.config.restore_grace);
         if !self.restoration.sync(until) {
-            return;
+            return false;
         }
         let left: Vec<_> = self
             .endpoints
@@ -256,7 +272,7 @@ impl State {
         self.flush(plan);
         self.numbers.budget_mut().end_expecting();
         self.settle_rules();
-        self.learn_early(plan);
+        true
     }
 
     /// Marks what failed to be planned once more.

@@ -12,7 +12,7 @@ use shared_maps::{FAMILY_IPV4, FAMILY_IPV6, IdentityId};
 
 use super::{
     endpoint_files::Undurable,
-    event::{Effect, MAX_ADDRESSES, MAX_NAME, MappingEvent, MappingOutcome, StreamId},
+    event::{Effect, MAX_ADDRESSES, MAX_NAME, MappingEvent, MappingOutcome},
     plan::{PendingOutcome, Plan},
     state::State,
 };
@@ -32,27 +32,8 @@ const TAKEN_ADDRESSES: usize = 1024;
 const SCARCE: usize = 16;
 
 impl State {
-    pub(super) fn on_mappings(&mut self, plan: &mut Plan, mappings: Vec<MappingEvent>) {
-        for event in mappings {
-            let (now, rate) = (self.now, self.config.mapping_rate);
-            if !self.intake.allows(&event, rate, now) {
-                self.refuse(plan, &event, Refusal::RateLimited);
-            } else if self.restoration.is_synced() {
-                self.learn(plan, &event);
-            } else if let Err(event) = self.intake.postpone(event) {
-                self.refuse(plan, &event, Refusal::RateLimited);
-            }
-        }
-    }
-
-    /// Takes up the mappings that came before the sources were synced.
-    pub(super) fn learn_early(&mut self, plan: &mut Plan) {
-        for event in self.intake.take_early() {
-            self.learn(plan, &event);
-        }
-    }
-
-    fn refuse(&mut self, plan: &mut Plan, event: &MappingEvent, refusal: Refusal) {
+    /// Answers a mapping that is not accepted.
+    pub(super) fn refuse(&mut self, plan: &mut Plan, event: &MappingEvent, refusal: Refusal) {
         let counter = match refusal {
             Refusal::EndpointUnknown => &mut self.counters.mappings_endpoint_unknown,
             Refusal::NotAllowed => &mut self.counters.mappings_not_allowed,
@@ -77,7 +58,8 @@ impl State {
         });
     }
 
-    fn learn(&mut self, plan: &mut Plan, event: &MappingEvent) {
+    /// Accepts a mapping, if policy allows its question.
+    pub(super) fn learn(&mut self, plan: &mut Plan, event: &MappingEvent) {
         let mapping = &event.mapping;
         if let Err(refusal) = self.check(mapping) {
             if refusal == Refusal::NotAllowed && mapping.replayed && self.was_cleaned(mapping) {
@@ -115,7 +97,7 @@ impl State {
         for address in mapping.addresses.iter().copied().take(TAKEN_ADDRESSES) {
             if self.config.refused_prefixes.covering(address).is_some() {
                 self.counters.addresses_refused += 1;
-                self.refused.note(&mapping.name, address);
+                self.closed.note_refused(&mapping.name, address);
                 continue;
             }
             if !self.is_plumbed(address) {
@@ -293,12 +275,6 @@ impl State {
             !m.unresolved && m.desired.is_some() && m.realised == m.desired
         };
         self.ipcache.get(prefix).is_some_and(is)
-    }
-
-    pub(super) fn on_stream_down(&mut self, stream: StreamId) {
-        self.intake.close(stream);
-        self.files.forget_stream(stream);
-        self.leases.close(stream, self.now);
     }
 
     pub(super) fn revoke_leases(&mut self, plan: &mut Plan, name: Fqdn, addresses: Vec<IpAddr>) {

@@ -11,19 +11,18 @@ use ipnet::IpNet;
 use shared_maps::{EndpointId, IdentityId};
 
 use super::{
+    closed_names::ClosedNames,
     config::{CoreConfig, Restored},
     directory::RuleKey,
     endpoint_files::EndpointFiles,
     endpoint_table::EndpointTable,
     hold::Hold,
     identity_numbers::IdentityNumbers,
-    intake::Intake,
     leases::Leases,
     lxc_table::LxcTable,
     plan::Plan,
     policy_model::PolicyModel,
     publication::Publication,
-    purge::Purges,
     restoration::Restoration,
     retry::Retry,
     rollback::Undo,
@@ -75,11 +74,9 @@ impl State {
             names: NameCache::new(limits),
             endpoints: EndpointTable::new(restored.policy_map_sizes.clone()),
             lxc: LxcTable::new(&restored.lxc),
-            intake: Intake::default(),
             leases: Leases::default(),
             retry: Retry::default(),
-            refused: Default::default(),
-            purges: Purges::default(),
+            closed: ClosedNames::default(),
             publication: Publication::default(),
             files: EndpointFiles::default(),
             restoration: Restoration::new(
@@ -87,8 +84,6 @@ impl State {
                 former_rules(&restored),
                 Hold::new(rules_in_files(&restored)),
             ),
-            pass: super::reconcile::Pass::default(),
-            programs: super::programs::ProgramsPass::default(),
             counters: Counters::default(),
             config,
         };
@@ -96,7 +91,7 @@ impl State {
         state.claim_world();
         let cleaned = restored.cleaned.clone();
         state
-            .purges
+            .closed
             .restore(cleaned, &state.config.boot_id, state.now);
         state.restore_pre_cached(&restored.pre_cache);
         state.restore(restored, &local);
@@ -226,7 +221,7 @@ impl State {
             let until = instant(entry.expires);
             let over = until <= self.now
                 || self
-                    .purges
+                    .closed
                     .covers_on_node(&entry.name, instant(entry.lookup));
             for address in entry.addresses.iter().copied() {
                 if over || !self.is_plumbed(address) {
@@ -251,7 +246,7 @@ impl State {
         let mut cleaned = false;
         for entry in &file.history {
             let seen = instant(entry.lookup).min(self.now);
-            if self.purges.covers(file.id, &entry.name, seen) {
+            if self.closed.covers(file.id, &entry.name, seen) {
                 cleaned = true;
                 continue;
             }
@@ -280,7 +275,7 @@ impl State {
             let (alive, pending) = (instant(entry.alive_at), instant(entry.delete_pending_at));
             for name in &entry.names {
                 // Nobody knows when it was looked up: no later than it expired.
-                if self.purges.covers(file.id, name, pending) {
+                if self.closed.covers(file.id, name, pending) {
                     cleaned = true;
                     continue;
                 }

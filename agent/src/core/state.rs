@@ -4,11 +4,10 @@ use holdfast_sdp::mapping::BootTime;
 use shared_maps::{EndpointId, IdentityId};
 
 use super::{
-    config::CoreConfig, endpoint_files::EndpointFiles, endpoint_table::EndpointTable,
-    identity_numbers::IdentityNumbers, intake::Intake, leases::Leases, lxc_table::LxcTable,
-    plan::Plan, policy_model::PolicyModel, publication::Publication, purge::Purges,
-    refused::RecentlyRefused, restoration::Restoration, retry::Retry, rollback::Undo,
-    snapshot::Counters,
+    closed_names::ClosedNames, config::CoreConfig, endpoint_files::EndpointFiles,
+    endpoint_table::EndpointTable, identity_numbers::IdentityNumbers, leases::Leases,
+    lxc_table::LxcTable, plan::Plan, policy_model::PolicyModel, publication::Publication,
+    restoration::Restoration, retry::Retry, rollback::Undo, snapshot::Counters,
 };
 use crate::{
     datapath::plan::Step, fqdn::cache::NameCache, ipcache::table::Ipcache, labels::LabelSet,
@@ -26,16 +25,11 @@ pub(super) struct State {
     pub names: NameCache,
     pub endpoints: EndpointTable,
     pub lxc: LxcTable,
-    pub intake: Intake,
     pub leases: Leases,
     pub retry: Retry,
-    /// Addresses of answers that got no label lately.
-    pub refused: RecentlyRefused,
-    pub purges: Purges,
+    pub closed: ClosedNames,
     pub publication: Publication,
     pub files: EndpointFiles,
-    pub pass: super::reconcile::Pass,
-    pub programs: super::programs::ProgramsPass,
     pub counters: Counters,
 }
 

@@ -147,7 +147,7 @@ impl Core {
                 findings
                     .elsewhere
                     .retain(|view| !own.contains(&&view.address));
-                findings.refused = state.refused.of(name);
+                findings.refused = state.closed.refused_of(name);
             }
             Target::Address(address) => findings.names = state.names_of(*address),
         }

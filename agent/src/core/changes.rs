@@ -19,7 +19,11 @@ use ipnet::IpNet;
 use shared_maps::{EndpointId, IdentityId};
 
 use super::{
-    event::SourceEvent, flush::Removals, plan::Plan, publication::PlanResult, state::State,
+    event::SourceEvent,
+    flush::{Removals, RoundSize},
+    plan::Plan,
+    publication::PlanResult,
+    state::State,
 };
 use crate::{
     ipcache::metadata::{Claim, Owner},
@@ -226,7 +230,8 @@ impl State {
         let next = match &mut change.stage {
             Stage::Labels(registered) => {
                 let all = self.each_selector(change.new.as_ref(), registered, Self::register);
-                let all = self.move_some(plan, &mut change.moves, all);
+                self.note_moves(&mut change.moves);
+                let all = all && self.move_some(plan, &mut change.moves);
                 all.then(|| Stage::Rules(self.replace(&change)))
             }
             Stage::Rules(behindhand) => {
@@ -236,7 +241,8 @@ impl State {
             }
             Stage::Leftovers(unregistered) => {
                 let all = self.each_selector(change.old.as_ref(), unregistered, Self::unregister);
-                if self.move_some(plan, &mut change.moves, all) {
+                self.note_moves(&mut change.moves);
+                if all && self.move_some(plan, &mut change.moves) {
                     self.policy.changes_mut().files = Files::Due;
                     return None;
                 }
@@ -268,23 +274,25 @@ impl State {
         true
     }
 
-    /// Gives prefixes whose labels changed their identities, once all of these are known. True
-    /// if none is left.
-    fn move_some(&mut self, plan: &mut Plan, moves: &mut Moves, known: bool) -> bool {
-        if !self.restoration.is_synced() {
-            return known;
+    /// Notes prefixes whose labels changed.
+    fn note_moves(&mut self, moves: &mut Moves) {
+        if self.restoration.is_synced() {
+            moves.prefixes.extend(self.ipcache.take_dirty());
         }
-        let dirty = self.ipcache.take_dirty();
-        moves.prefixes.extend(dirty);
-        if !known {
-            return false;
+    }
+
+    /// Gives the noted prefixes their identities, once all of them are noted. True if none is
+    /// left.
+    fn move_some(&mut self, plan: &mut Plan, moves: &mut Moves) -> bool {
+        if !self.restoration.is_synced() {
+            return true;
         }
         if moves.done == 0 {
             self.in_order(&mut moves.prefixes);
         }
         loop {
             let left = moves.prefixes.get(moves.done..).unwrap_or_default();
-            moves.done += self.round(plan, left, &mut moves.deferred, true);
+            moves.done += self.round(plan, left, &mut moves.deferred, RoundSize::WithinBudget);
             if moves.done >= moves.prefixes.len() {
                 let moves = std::mem::take(moves);
                 self.plan_removals(plan, moves.deferred);
@@ -337,7 +345,7 @@ impl State {
             }
         }
         if self.restoration.is_synced() {
-            self.round(plan, &[], &mut left.deferred, true);
+            self.round(plan, &[], &mut left.deferred, RoundSize::WithinBudget);
         }
         let all = left.endpoints.is_empty() && left.subjects.is_empty();
         if all {

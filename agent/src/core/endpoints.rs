@@ -16,6 +16,15 @@ use crate::{
     labels::LabelSet,
 };
 
+/// Where the model has an endpoint from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Origin {
+    /// Its source has it.
+    Source,
+    /// An earlier run had it.
+    EarlierRun,
+}
+
 impl State {
     pub(super) fn on_endpoint(&mut self, event: SourceEvent<EndpointSpec>) {
         match event {
@@ -134,9 +143,8 @@ impl State {
             // Another interface or address: another instance.
             self.remove_endpoint(id);
         }
-        let since = self.now;
         if let Some(id) = self.endpoints.free_number() {
-            self.add_endpoint(id, spec, labels, since, false);
+            self.add_endpoint(id, spec, labels, Origin::Source);
         } else {
             let reason = "no endpoint number is free: remove endpoints".to_owned();
             self.endpoints.wait(spec, reason);
@@ -209,8 +217,7 @@ impl State {
         id: EndpointId,
         spec: EndpointSpec,
         labels: &LabelSet,
-        since: BootTime,
-        restored: bool,
+        origin: Origin,
     ) {
         let Some(identity) = self.acquire_pod(labels) else {
             let reason = "no identity number is left for its labels: use fewer distinct label sets";
@@ -218,9 +225,13 @@ impl State {
             self.endpoints.free(id);
             return;
         };
-        if !restored {
-            self.endpoints.forget_map_size(id);
-        }
+        let since = match origin {
+            Origin::Source => {
+                self.endpoints.forget_map_size(id);
+                self.now
+            }
+            Origin::EarlierRun => BootTime(0),
+        };
         let (mut ipv4, mut ipv6) = (None, None);
         for address in pick(&spec.addresses) {
             match address {
@@ -236,7 +247,7 @@ impl State {
             ipv4,
             ipv6,
             since,
-            restored,
+            restored: origin == Origin::EarlierRun,
             policy_map: None,
             behind: Behind::All,
             attached: None,

@@ -28,6 +28,15 @@ use crate::{
 /// Prefixes that one round moves: while it lasts, old and new identities both exist.
 pub(super) const CHUNK: usize = 512;
 
+/// How many prefixes a round moves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum RoundSize {
+    /// As many as a chunk has.
+    Chunk,
+    /// No more than the work budget of a part of a change allows.
+    WithinBudget,
+}
+
 /// Removals of policy entries, kept for the end of a round.
 pub(super) type Removals = Vec<(EndpointId, PolicyKey, PolicyValue)>;
 
@@ -42,7 +51,7 @@ impl State {
         let mut rest = moves.as_slice();
         let mut deferred = Removals::new();
         loop {
-            let done = self.round(plan, rest, &mut deferred, false);
+            let done = self.round(plan, rest, &mut deferred, RoundSize::Chunk);
             rest = rest.get(done..).unwrap_or_default();
             if rest.is_empty() {
                 break;
@@ -50,7 +59,7 @@ impl State {
         }
         // What idle identities left behind is work of its own.
         while self.has_work() {
-            self.round(plan, &[], &mut deferred, false);
+            self.round(plan, &[], &mut deferred, RoundSize::Chunk);
         }
         self.plan_removals(plan, deferred);
         if !self.is_halfway() {
@@ -81,18 +90,17 @@ impl State {
         dirty.any(|endpoint| !endpoint.behind.is_none() && endpoint.problem.is_none())
     }
 
-    /// Plans what is to be done and some of these prefixes: a chunk at most, fewer if they are
-    /// more than `part` of a change of policy takes. Gives how many.
+    /// Plans what is to be done and some of these prefixes, a chunk at most. Gives how many.
     pub(super) fn round(
         &mut self,
         plan: &mut Plan,
         prefixes: &[IpNet],
         deferred: &mut Removals,
-        part: bool,
+        size: RoundSize,
     ) -> usize {
         let mut taken = 0;
         for prefix in prefixes.iter().take(CHUNK) {
-            if part && taken > 0 && !self.has_room() {
+            if size == RoundSize::WithinBudget && taken > 0 && !self.has_room() {
                 break;
             }
             self.resolve(*prefix);

@@ -81,7 +81,10 @@ impl ProgramsRun {
             let gives_up = match faults.first() {
                 Some(fault) if faults.iter().all(may_last) => !self.may_regain(state, *id, fault),
                 _ => {
-                    self.end_contest(state, *id, faults.is_empty());
+                    if faults.is_empty() {
+                        self.end_contest(state, *id);
+                    }
+                    self.forget_contest(*id, state.now);
                     false
                 }
             };
@@ -124,18 +127,22 @@ impl ProgramsRun {
         true
     }
 
-    /// The programs are the first: after a while without a contest the next one is a new one.
-    fn end_contest(&mut self, state: &mut State, id: EndpointId, is_first: bool) {
-        let Some(contest) = self.contested.get(&id) else {
-            return;
-        };
-        if is_first
-            && contest.times >= REGAINS
+    /// The programs are the first again.
+    fn end_contest(&self, state: &mut State, id: EndpointId) {
+        if self
+            .contested
+            .get(&id)
+            .is_some_and(|contest| contest.times >= REGAINS)
             && let Some(endpoint) = state.endpoints.get_mut(id)
         {
             endpoint.unplaced = None;
         }
-        if contest.last.plus(TRUCE) <= state.now {
+    }
+
+    /// After a while without a contest the next one is a new one.
+    fn forget_contest(&mut self, id: EndpointId, now: BootTime) {
+        let contest = self.contested.get(&id);
+        if contest.is_some_and(|contest| contest.last.plus(TRUCE) <= now) {
             self.contested.remove(&id);
         }
     }

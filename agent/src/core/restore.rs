@@ -16,6 +16,7 @@ use super::{
     directory::RuleKey,
     endpoint_files::EndpointFiles,
     endpoint_table::EndpointTable,
+    endpoints::Origin,
     hold::Hold,
     identity_numbers::IdentityNumbers,
     leases::Leases,
@@ -169,7 +170,12 @@ impl State {
             let alive = restored.interfaces.contains(&file.ifindex)
                 && file.id.0 > 0
                 && self.endpoints.get(file.id).is_none();
-            self.restore_endpoint(&file, map, alive);
+            self.restore_endpoint(&file, map);
+            if alive {
+                self.restore_names(&file);
+            } else {
+                self.remove_endpoint(file.id);
+            }
         }
         for id in maps.into_keys() {
             self.endpoints.add_orphan(id);
@@ -185,14 +191,13 @@ impl State {
                 shared_maps::policy::PolicyValue,
             )>,
         >,
-        alive: bool,
     ) {
         let id = file.id;
         let mut spec = file.spec();
         if spec.key.is_empty() {
             spec.key = format!("restored/{id}");
         }
-        self.add_endpoint(id, spec, &file.labels, BootTime(0), true);
+        self.add_endpoint(id, spec, &file.labels, Origin::EarlierRun);
         if self.endpoints.get(id).is_some() {
             self.files.find(id);
         }
@@ -204,11 +209,6 @@ impl State {
                 }
             }
         }
-        if !alive {
-            self.remove_endpoint(id);
-            return;
-        }
-        self.restore_names(file);
     }
 
     /// Names that are known before anybody asks. What was cleaned since they were looked up is

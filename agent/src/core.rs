@@ -52,7 +52,7 @@ mod view;
 pub mod why;
 
 pub use config::{CoreConfig, Restored};
-pub use directory::{Directory, Place};
+pub use directory::{Directory, EndpointLocation};
 pub use event::{Effect, Event};
 pub use plan::Plan;
 pub use snapshot::{Snapshot, Summary};
@@ -96,7 +96,7 @@ impl Core {
                 state.on_policy(event);
                 state.change_policy(&mut plan);
             }
-            Event::GoOn => state.change_policy(&mut plan),
+            Event::ContinueChange => state.change_policy(&mut plan),
             Event::PoliciesRejected(errors) => state.policy.set_rejected(errors),
             Event::PoliciesUncertain(uncertain) => state.on_policies_uncertain(uncertain),
             Event::Endpoints(event) => state.on_endpoint(event),
@@ -141,17 +141,17 @@ impl Core {
         state.end_restore();
         state.keep_cleaned(&mut plan);
         state.flush(&mut plan);
-        if !state.is_halfway() {
+        if !state.change_in_progress() {
             state.settle_rules();
         }
         state.plan_files(&mut plan);
         plan
     }
 
-    /// Whether a change of policy has parts left: [`Event::GoOn`] is the next, and anything else
+    /// Whether a change of policy has parts left: [`Event::ContinueChange`] is the next, and anything else
     /// may come before it.
-    pub fn is_halfway(&self) -> bool {
-        self.state.is_halfway()
+    pub fn change_in_progress(&self) -> bool {
+        self.state.change_in_progress()
     }
 
     /// Takes the outcome of a plan: `failures` as [`Plan::apply`] returned them.
@@ -236,7 +236,7 @@ impl Core {
     }
 
     /// Where the endpoints are; cheap.
-    pub fn places(&self) -> Vec<Place> {
+    pub fn places(&self) -> Vec<EndpointLocation> {
         self.state.places()
     }
 

@@ -21,7 +21,7 @@ use tokio::{
 
 use crate::{
     core::{
-        Core, Directory, Place,
+        Core, Directory, EndpointLocation,
         event::{Effect, Event},
         snapshot::{Snapshot, Summary},
     },
@@ -52,7 +52,7 @@ enum Input {
     Snapshot(oneshot::Sender<Snapshot>),
     Summary(oneshot::Sender<Summary>),
     Directory(oneshot::Sender<Directory>),
-    Places(oneshot::Sender<Vec<Place>>),
+    Places(oneshot::Sender<Vec<EndpointLocation>>),
     Look(Look),
     Stop,
 }
@@ -157,7 +157,7 @@ impl CoreHandle {
     }
 
     /// Where the endpoints are; cheap.
-    pub async fn places(&self) -> Result<Vec<Place>, CoreAway> {
+    pub async fn places(&self) -> Result<Vec<EndpointLocation>, CoreAway> {
         let (sender, receiver) = oneshot::channel();
         self.ask(Input::Places(sender), receiver).await
     }
@@ -268,8 +268,8 @@ impl Runner {
         loop {
             let input = self.wait(&mut told).await;
             self.hear(told.drain(..));
-            if self.core.is_halfway() {
-                self.step(Event::GoOn);
+            if self.core.change_in_progress() {
+                self.step(Event::ContinueChange);
             } else if input.is_some_and(|input| !self.take(input)) {
                 return;
             }
@@ -280,7 +280,7 @@ impl Runner {
             {
                 self.step(Event::Tick);
             }
-            if !self.core.is_halfway() {
+            if !self.core.change_in_progress() {
                 self.reconcile();
             }
         }
@@ -290,7 +290,7 @@ impl Runner {
     /// policy is under way.
     async fn wait(&mut self, told: &mut Vec<Told>) -> Option<Input> {
         let mut input = None;
-        if !self.core.is_halfway() {
+        if !self.core.change_in_progress() {
             let deadline = self.core.next_deadline();
             let deadline = deadline.into_iter().chain(self.core.look_due()).min();
             let wait =
@@ -314,7 +314,7 @@ impl Runner {
                 None => woken.await,
             };
         }
-        if input.is_none() && !self.core.is_halfway() {
+        if input.is_none() && !self.core.change_in_progress() {
             input = self.inbox.inputs.try_recv().ok();
         }
         // All that was told before the input was.
@@ -380,7 +380,10 @@ impl Runner {
     fn step(&mut self, event: Event) {
         let by_source = matches!(
             event,
-            Event::Policies(_) | Event::GoOn | Event::Endpoints(_) | Event::NodeAddresses(_)
+            Event::Policies(_)
+                | Event::ContinueChange
+                | Event::Endpoints(_)
+                | Event::NodeAddresses(_)
         );
         let plan = self.core.plan(BootTime::now(), event);
         let writes_files_only = plan

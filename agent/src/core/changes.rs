@@ -32,7 +32,7 @@ use crate::{
     selector::selector::Selector,
 };
 
-/// What work costs, in units of some ten microseconds ([`super::CoreConfig::part`]): an
+/// What work costs, in units of some ten microseconds ([`super::CoreConfig::work_budget`]): an
 /// identity whose entries an endpoint's map has to follow.
 pub(super) const MARK: usize = 4;
 /// A selector that comes or goes.
@@ -80,14 +80,14 @@ struct Change {
 enum Stage {
     /// So many selectors are registered.
     Labels(usize),
-    Rules(Behindhand),
+    Rules(PendingRollout),
     /// So many selectors are unregistered.
     Leftovers(usize),
 }
 
 /// Who is under the old rules.
 #[derive(Debug)]
-struct Behindhand {
+struct PendingRollout {
     subjects: Vec<IdentityId>,
     /// Of the subject that was rendered last.
     endpoints: Vec<EndpointId>,
@@ -141,7 +141,7 @@ impl State {
     }
 
     /// Whether a change of policy has parts left.
-    pub(super) fn is_halfway(&self) -> bool {
+    pub(super) fn change_in_progress(&self) -> bool {
         let changes = self.policy.changes();
         changes.under_way.is_some()
             || !changes.waiting.is_empty()
@@ -167,7 +167,7 @@ impl State {
         if result == PlanResult::Failed {
             self.policy.changes_mut().result = result;
         }
-        if self.is_halfway() {
+        if self.change_in_progress() {
             return None;
         }
         Some(std::mem::replace(
@@ -179,7 +179,7 @@ impl State {
     /// Plans the next part; before the sync, when nothing is planned yet, all of it.
     pub(super) fn change_policy(&mut self, plan: &mut Plan) {
         self.policy.changes_mut().spent = 0;
-        while self.is_halfway() && self.has_room() {
+        while self.change_in_progress() && self.has_room() {
             if let Some(change) = self.policy.changes_mut().under_way.take() {
                 self.policy.changes_mut().under_way = self.advance(plan, change);
             } else if let Some((key, new)) = self.policy.changes_mut().waiting.pop_front() {
@@ -192,7 +192,7 @@ impl State {
 
     /// Whether the part under way may do more.
     pub(super) fn has_room(&self) -> bool {
-        !self.restoration.is_synced() || self.policy.changes().spent < self.config.part
+        !self.restoration.is_synced() || self.policy.changes().spent < self.config.work_budget
     }
 
     fn begin(&mut self, key: String, new: Option<Arc<PolicyDocument>>) -> Option<Change> {
@@ -305,13 +305,13 @@ impl State {
     }
 
     /// Puts the new rules in the place of the old ones, which its subjects still have.
-    fn replace(&mut self, change: &Change) -> Behindhand {
+    fn replace(&mut self, change: &Change) -> PendingRollout {
         self.policy.put_document(&change.key, change.new.as_ref());
         let subjects = self.policy.subjects().rev().filter(|(_, subject)| {
             let mut documents = change.old.iter().chain(&change.new);
             documents.any(|document| is_about(document, subject.labels()))
         });
-        Behindhand {
+        PendingRollout {
             subjects: subjects.map(|(id, _)| id).collect(),
             endpoints: Vec::new(),
             peers: Vec::new(),
@@ -325,13 +325,13 @@ impl State {
         plan: &mut Plan,
         key: &str,
         new: Option<&PolicyDocument>,
-        left: &mut Behindhand,
+        left: &mut PendingRollout,
     ) -> bool {
         while self.has_room() {
             if let Some(id) = left.endpoints.pop() {
                 self.policy.changes_mut().spend(1 + MARK * left.peers.len());
                 if let Some(endpoint) = self.endpoints.mark_mut(id) {
-                    endpoint.behind.add(left.peers.iter().copied());
+                    endpoint.dirty_peers.add(left.peers.iter().copied());
                 }
             } else if let Some(identity) = left.subjects.pop() {
                 let revision = self.publication.revision();

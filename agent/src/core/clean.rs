@@ -100,7 +100,7 @@ impl State {
         self.closed.add(cleaned, self.now);
         for (name, address) in known {
             self.forget_restored(&name, address);
-            let gone = self.names.let_go(&name, address, self.now);
+            let gone = self.names.release(&name, address, self.now);
             self.unlabel(gone.into_iter().collect());
             if self.note_revoking(&name, address) {
                 revoke.entry(name).or_default().push(address);

@@ -11,7 +11,7 @@ use super::{
     state::State,
 };
 use crate::{
-    endpoint::endpoint::{Behind, Endpoint, labels_of},
+    endpoint::endpoint::{DirtyPeers, Endpoint, labels_of},
     ipcache::metadata::{Claim, Owner},
     labels::LabelSet,
 };
@@ -249,7 +249,7 @@ impl State {
             since,
             restored: origin == Origin::EarlierRun,
             policy_map: None,
-            behind: Behind::All,
+            dirty_peers: DirtyPeers::All,
             attached: None,
             problem: None,
             unplaced: None,
@@ -304,7 +304,7 @@ impl State {
             if let Some(endpoint) = self.endpoints.get_mut(id) {
                 endpoint.identity = identity;
                 endpoint.labels = labels.clone();
-                endpoint.behind = Behind::All;
+                endpoint.dirty_peers = DirtyPeers::All;
             }
             self.join_subject(identity, labels, id);
             self.numbers.release_endpoint(before);

@@ -20,7 +20,7 @@ use shared_maps::{
 use super::{hold::HELD, plan::Plan, rollback::Undo, state::State};
 use crate::{
     datapath::plan::Step,
-    endpoint::{endpoint::Behind, policy_map::PolicyMap},
+    endpoint::{endpoint::DirtyPeers, policy_map::PolicyMap},
     ipcache::table::key_of,
     policy::compute,
 };
@@ -62,7 +62,7 @@ impl State {
             self.round(plan, &[], &mut deferred, RoundSize::Chunk);
         }
         self.plan_removals(plan, deferred);
-        if !self.is_halfway() {
+        if !self.change_in_progress() {
             // The last round may have removed identities that DNS rules have as servers.
             self.refresh_dns();
         }
@@ -87,7 +87,7 @@ impl State {
     /// Whether an endpoint lacks entries that its map would take.
     fn has_work(&self) -> bool {
         let mut dirty = self.endpoints.dirty();
-        dirty.any(|endpoint| !endpoint.behind.is_none() && endpoint.problem.is_none())
+        dirty.any(|endpoint| !endpoint.dirty_peers.is_none() && endpoint.problem.is_none())
     }
 
     /// Plans what is to be done and some of these prefixes, a chunk at most. Gives how many.
@@ -110,7 +110,7 @@ impl State {
         self.checkpoint(plan);
         let mut removals = Removals::new();
         let mut blocked = BTreeSet::new();
-        if !self.is_halfway() {
+        if !self.change_in_progress() {
             self.refresh_dns();
         }
         for id in self.endpoints.dirty_ids() {
@@ -139,7 +139,7 @@ impl State {
         self.plan_removals(plan, now);
         let files = &self.files;
         self.endpoints.retain_dirty(|endpoint| {
-            !endpoint.behind.is_none()
+            !endpoint.dirty_peers.is_none()
                 || endpoint.policy_map.is_none()
                 || !files.exists(endpoint.id)
                 || endpoint.attached.as_ref() != Some(&endpoint.attachment())
@@ -185,7 +185,7 @@ impl State {
         let Some(subject) = self.policy.subject(endpoint.identity) else {
             return;
         };
-        if endpoint.behind.is_none() && !is_new {
+        if endpoint.dirty_peers.is_none() && !is_new {
             let revision = subject.revision();
             if let Some(endpoint) = self.endpoints.get_mut(id) {
                 endpoint.policy_revision = revision;
@@ -200,8 +200,8 @@ impl State {
         }
         let empty = PolicyMap::default();
         let map = endpoint.policy_map.as_ref().unwrap_or(&empty);
-        let peers: BTreeSet<IdentityId> = match &endpoint.behind {
-            Behind::Some(peers) if !is_new => peers.clone(),
+        let peers: BTreeSet<IdentityId> = match &endpoint.dirty_peers {
+            DirtyPeers::Some(peers) if !is_new => peers.clone(),
             _ => map.peers().chain(subject.peers()).collect(),
         };
         let (mut sets, mut unsets) = (Vec::new(), Vec::new());
@@ -255,7 +255,7 @@ impl State {
         }
         if let Some(endpoint) = self.endpoints.get_mut(id) {
             endpoint.policy_map.get_or_insert_default();
-            endpoint.behind = Behind::default();
+            endpoint.dirty_peers = DirtyPeers::default();
             endpoint.problem = None;
             endpoint.policy_revision = revision;
         }
@@ -268,7 +268,7 @@ impl State {
             let Some(endpoint) = self.endpoints.get_mut(id) else {
                 continue;
             };
-            let Behind::Some(peers) = &endpoint.behind else {
+            let DirtyPeers::Some(peers) = &endpoint.dirty_peers else {
                 continue;
             };
             let Some(subject) = self.policy.subject(endpoint.identity) else {
@@ -286,7 +286,7 @@ impl State {
                 let entries = map.get(*peer).into_iter().flatten();
                 removals.extend(entries.map(|(key, value)| (endpoint.id, *key, *value)));
             }
-            if let Behind::Some(peers) = &mut endpoint.behind {
+            if let DirtyPeers::Some(peers) = &mut endpoint.dirty_peers {
                 peers.retain(|peer| !gone.contains(peer));
             }
         }

@@ -14,7 +14,7 @@ use shared_maps::{
 
 use super::state::State;
 use crate::{
-    endpoint::endpoint::{Behind, Endpoint},
+    endpoint::endpoint::{DirtyPeers, Endpoint},
     policy::compute::Entries,
 };
 
@@ -72,7 +72,7 @@ impl State {
         }
         for id in std::mem::take(&mut self.restoration.hold_mut().held).into_keys() {
             if let Some(endpoint) = self.endpoints.mark_mut(id) {
-                endpoint.behind = Behind::All;
+                endpoint.dirty_peers = DirtyPeers::All;
             }
             self.publication.mark_stale();
         }

@@ -67,7 +67,7 @@ impl State {
             return;
         };
         let endpoints = self.policy.remove_identity(IdentityId::HOST);
-        self.mark_behind(&endpoints, IdentityId::HOST);
+        self.mark_dirty_peers(&endpoints, IdentityId::HOST);
         self.introduce(IdentityId::HOST, all);
     }
 
@@ -91,7 +91,7 @@ impl State {
     pub(super) fn introduce(&mut self, identity: IdentityId, labels: LabelSet) {
         self.numbers.budget_mut().add(identity, &labels);
         let endpoints = self.policy.add_identity(identity, labels);
-        self.mark_behind(&endpoints, identity);
+        self.mark_dirty_peers(&endpoints, identity);
     }
 
     pub(super) fn forget_identity(&mut self, plan: &mut Plan, identity: IdentityId) {
@@ -100,14 +100,14 @@ impl State {
             plan.forget(identity, labels);
         }
         let endpoints = self.policy.remove_identity(identity);
-        self.mark_behind(&endpoints, identity);
+        self.mark_dirty_peers(&endpoints, identity);
     }
 
     /// Maps of these endpoints have to follow a change of an identity's entries.
-    fn mark_behind(&mut self, endpoints: &[EndpointId], peer: IdentityId) {
+    fn mark_dirty_peers(&mut self, endpoints: &[EndpointId], peer: IdentityId) {
         for id in endpoints {
             if let Some(endpoint) = self.endpoints.mark_mut(*id) {
-                endpoint.behind.add([peer]);
+                endpoint.dirty_peers.add([peer]);
             }
         }
         self.policy.changes_mut().spend(MARK * endpoints.len());

@@ -250,7 +250,7 @@ impl State {
         {
             if outcome.realised == Realised::Yes {
                 let asker = self.endpoints.get(endpoint);
-                let lacks = asker.is_some_and(|e| !e.behind.is_none()) && !prefixes.is_empty();
+                let lacks = asker.is_some_and(|e| !e.dirty_peers.is_none()) && !prefixes.is_empty();
                 if !lacks && prefixes.iter().all(|prefix| self.is_realised(*prefix)) {
                     self.counters.mappings_realised += 1;
                     outcome.revision = self.revision_in_force();

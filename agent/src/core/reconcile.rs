@@ -34,7 +34,7 @@ use crate::{
 const PAUSE: Duration = Duration::from_millis(10);
 /// A walk begins anew when the entry it stands on is removed: beyond twice what there is, and
 /// these, it is given up until the next pass.
-const PATIENCE: usize = 4096;
+const MAX_EXTRA_ENTRIES: usize = 4096;
 
 /// Comparing the datapath with the model: what differs is corrected in the model.
 #[derive(Debug, Default)]
@@ -207,7 +207,7 @@ impl ReconcileRun {
     /// Whether a walk that saw so much more goes on.
     fn goes_on(&mut self, seen: usize, known: usize) -> bool {
         self.walked += seen;
-        seen >= BATCH && self.walked <= 2 * known + PATIENCE
+        seen >= BATCH && self.walked <= 2 * known + MAX_EXTRA_ENTRIES
     }
 
     fn seen_ipcache(
@@ -297,7 +297,7 @@ impl ReconcileRun {
         let known = endpoint.policy_entries();
         if !differing.is_empty() {
             state.counters.reconciled.policy += differing.len() as u64;
-            endpoint.behind.add(differing);
+            endpoint.dirty_peers.add(differing);
             state.endpoints.mark(id);
         }
         let last = entries.last().map(|(key, _)| *key);

@@ -316,7 +316,7 @@ impl State {
     /// while policies of the last run are kept.
     pub(super) fn restored_until(&self) -> Option<BootTime> {
         let until = self.restoration.until();
-        until.filter(|_| !self.is_halfway())
+        until.filter(|_| !self.change_in_progress())
     }
 
     /// Gives up what nothing asked for again, once the grace after a restart is over.

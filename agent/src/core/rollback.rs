@@ -89,7 +89,7 @@ impl State {
         if let Some(map) = &mut endpoint.policy_map {
             map.put(key, before);
         }
-        endpoint.behind.add([peer]);
+        endpoint.dirty_peers.add([peer]);
         endpoint.policy_revision = 0;
     }
 }

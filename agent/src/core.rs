@@ -5,6 +5,13 @@
 //! ```
 //! `Core` is synchronous and does no I/O: time and the outcome of each step are
 //! passed in.
+//!
+//! Its state is in parts. A part owns its fields, which no other file sees, and states its
+//! invariant: `restoration`, `policy_model`, `identity_numbers` with `identity_budget`,
+//! `endpoint_table`, `endpoint_files`, `lxc_table`, `leases`, `closed_names`,
+//! `publication`, `retry`; beside them `intake` and `reconcile`. What waits for the outcome
+//! of a plan is in the `plan`. The other files decide across parts: handlers of events change
+//! the model and mark what is behind, and one `flush` plans the difference.
 
 use std::collections::BTreeSet;
 

@@ -11,7 +11,7 @@ use shared_maps::{
     policy::{PolicyKey, PolicyValue},
 };
 
-use super::{plan::Plan, retry::RETRY, state::State};
+use super::{endpoint_files::Presence, plan::Plan, retry::RETRY, state::State};
 use crate::datapath::plan::Attachment;
 
 /// What the model had before a step was planned.
@@ -20,7 +20,7 @@ pub(super) enum Undo {
     Checkpoint,
     Cleaned,
     /// Whether there was a file before.
-    File(EndpointId, bool),
+    File(EndpointId, Presence),
     /// Number of the step.
     Names(EndpointId, u64),
     RemovedFile(EndpointId),

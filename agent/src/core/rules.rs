@@ -100,8 +100,8 @@ impl State {
         };
         let rules = self.rules_of(endpoint);
         let text = self.file_text(id, &rules);
-        let (existed, results) = self.files.write(id, rules, self.now);
-        self.step(plan, Step::WriteEndpoint(id, text), Undo::File(id, existed));
+        let (before, results) = self.files.write(id, rules, self.now);
+        self.step(plan, Step::WriteEndpoint(id, text), Undo::File(id, before));
         plan.make_durable(id, results);
     }
 

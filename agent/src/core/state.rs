@@ -1,4 +1,5 @@
-//! What the core knows: the model, and what the datapath has of it as far as planned.
+//! The parts of the core's state, side by side: the model, and what the datapath has of it as far
+//! as planned.
 
 use holdfast_sdp::mapping::BootTime;
 use shared_maps::{EndpointId, IdentityId};

@@ -11,7 +11,8 @@
 //! `endpoint_table`, `endpoint_files`, `lxc_table`, `leases`, `closed_names`,
 //! `publication`, `retry`; beside them `intake` and `reconcile`. What waits for the outcome
 //! of a plan is in the `plan`. The other files decide across parts: handlers of events change
-//! the model and mark what is behind, and one `flush` plans the difference.
+//! the model and mark what is behind, and one `flush` at the end plans the difference. Two events in
+//! a run have a second one: the sync, and the end of the grace after a restart.
 
 use std::collections::BTreeSet;
 
@@ -105,7 +106,8 @@ impl Core {
             }
             Event::ContinueChange => state.change_policy(&mut plan),
             Event::PoliciesRejected(errors) => state.policy.set_rejected(errors),
-            Event::PoliciesUncertain(uncertain) => state.on_policies_uncertain(uncertain),
+            Event::PoliciesUncertain(true) => state.restoration.hold_mut().begin(),
+            Event::PoliciesUncertain(false) => state.end_hold(),
             Event::Endpoints(event) => state.on_endpoint(event),
             Event::NodeAddresses(addresses) => state.on_node_addresses(&addresses),
             Event::Mappings(mappings) => {
@@ -118,7 +120,10 @@ impl Core {
                 alive,
                 complete,
             } => {
-                state.on_liveness(gc_start, &alive, complete);
+                state.on_alive(gc_start, &alive);
+                if complete {
+                    state.on_pass_complete(gc_start);
+                }
             }
             Event::StreamUp(stream) => state.leases.open(stream),
             Event::StreamDown(stream) => {
@@ -145,7 +150,7 @@ impl Core {
         // After the event: a mapping in it may extend what would expire.
         state.expire();
         state.end_revocations();
-        state.end_restore();
+        state.end_restore(&mut plan);
         state.keep_cleaned(&mut plan);
         state.flush(&mut plan);
         if !state.change_in_progress() {

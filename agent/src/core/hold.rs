@@ -43,6 +43,11 @@ impl Hold {
         }
     }
 
+    /// The first listing of policies has gaps.
+    pub(super) fn begin(&mut self) {
+        self.uncertain = true;
+    }
+
     /// Whether an endpoint keeps what it had.
     pub(super) fn has(&self, id: EndpointId) -> bool {
         self.held.contains_key(&id)
@@ -65,11 +70,9 @@ impl Hold {
 }
 
 impl State {
-    pub(super) fn on_policies_uncertain(&mut self, uncertain: bool) {
-        self.restoration.hold_mut().uncertain = uncertain;
-        if uncertain {
-            return;
-        }
+    /// The listing of policies has no gaps any more: endpoints follow it.
+    pub(super) fn end_hold(&mut self) {
+        self.restoration.hold_mut().uncertain = false;
         for id in std::mem::take(&mut self.restoration.hold_mut().held).into_keys() {
             if let Some(endpoint) = self.endpoints.mark_mut(id) {
                 endpoint.dirty_peers = DirtyPeers::All;

@@ -299,21 +299,19 @@ impl State {
         }
     }
 
-    pub(super) fn on_liveness(
-        &mut self,
-        gc_start: BootTime,
-        alive: &[(IpAddr, IpAddr)],
-        complete: bool,
-    ) {
+    /// A pass over the conntrack maps found these connections.
+    pub(super) fn on_alive(&mut self, gc_start: BootTime, alive: &[(IpAddr, IpAddr)]) {
         for (local, remote) in alive {
             if let Some(id) = self.endpoints.by_address(*local) {
                 self.names.mark_alive(id, *remote, gc_start);
             }
         }
-        if complete {
-            let expired = self.names.pass(gc_start, self.now);
-            self.release(expired);
-        }
+    }
+
+    /// The pass read every conntrack map to its end.
+    pub(super) fn on_pass_complete(&mut self, gc_start: BootTime) {
+        let expired = self.names.pass(gc_start, self.now);
+        self.release(expired);
     }
 
     /// Lets go of what expired, as far as the inbox does not say otherwise.

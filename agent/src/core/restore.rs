@@ -320,10 +320,12 @@ impl State {
     }
 
     /// Gives up what nothing asked for again, once the grace after a restart is over.
-    pub(super) fn end_restore(&mut self) {
+    pub(super) fn end_restore(&mut self, plan: &mut Plan) {
         if self.restored_until().is_none_or(|until| until > self.now) {
             return;
         }
+        // What this event asks for gets the numbers that it had, before they are released.
+        self.flush(plan);
         for prefix in self.restoration.end() {
             self.ipcache.unclaim(prefix, &Owner::Restored);
         }

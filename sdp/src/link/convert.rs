@@ -12,7 +12,7 @@ use shared_maps::{EndpointId, IdentityId};
 
 use crate::{
     mapping::{
-        BootTime, EndpointInstance, Mapping, Refusal,
+        EndpointInstance, Mapping, Refusal,
         sink::{Batch, Epoch, Outcome, Outgoing, Promise},
     },
     name::Fqdn,
@@ -242,10 +242,7 @@ pub(super) fn outcome(result: &wire::MappingResult) -> Outcome {
         sequence: result.sequence,
         realised: result.realised,
         durable: result.durable,
-        promise: match result.lease_end {
-            0 => Promise::None,
-            end => Promise::Until(BootTime(end)),
-        },
+        promise: Promise::of_lease_end(result.lease_end),
         revision: result.revision,
         refusal: match result.refusal() {
             wire::MappingRefusal::EndpointUnknown => Refusal::EndpointUnknown,

@@ -26,7 +26,9 @@ use std::{
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 
-pub use exchange::{Batch, Epoch, Outcome, Outgoing, Promise, Room, SinkStats, SinkStatus};
+pub use exchange::{
+    Acknowledgements, Batch, Epoch, Outcome, Outgoing, Promise, Room, SinkStats, SinkStatus,
+};
 
 #[cfg(test)]
 pub(crate) use self::state::KEPT as KEPT_PAIRS;
@@ -72,6 +74,13 @@ impl LinkSink {
             stats: SinkStats::default(),
             max_delay,
         }
+    }
+
+    /// The same, with what acknowledgements of an agent without leases count for.
+    #[must_use]
+    pub fn with_acknowledgements(self, count: Acknowledgements) -> Self {
+        self.state.lock().acknowledgements = count;
+        self
     }
 
     /// Counters.

@@ -43,6 +43,26 @@ pub enum Promise {
     ForItsTtl,
 }
 
+/// What an acknowledgement of [`Promise::ForItsTtl`] counts for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Acknowledgements {
+    /// The same answer to the same endpoint as well, while the TTL runs.
+    #[default]
+    Reused,
+    /// The answer that it is about.
+    CountOnce,
+}
+
+impl Promise {
+    /// A lease as messages of the native service have it: 0 stands for none.
+    pub fn of_lease_end(end: u64) -> Self {
+        match end {
+            0 => Self::None,
+            end => Self::Until(BootTime(end)),
+        }
+    }
+}
+
 /// A mapping on its way out.
 #[derive(Clone, Debug)]
 pub struct Outgoing {

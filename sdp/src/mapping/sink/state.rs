@@ -1,11 +1,13 @@
 //! What the sink knows, and what it decides: pure, under the sink's lock.
 
 mod late;
+mod standing;
 
 use std::{collections::BTreeMap, net::IpAddr, sync::Arc, time::Duration};
 
+use self::standing::{Beside, Standing};
 use super::{
-    Batch, Epoch, HUNG_AFTER, Outcome, Outgoing, Promise, Room, SinkStats,
+    Acknowledgements, Batch, Epoch, HUNG_AFTER, Outcome, Outgoing, Promise, Room, SinkStats,
     later::Later,
     turns::{Names, Turns},
 };
@@ -13,9 +15,8 @@ use crate::{
     journal::{Journal, Note},
     mapping::{
         BootTime, Mapping, OnRealised, Realised, Refusal, Release,
-        kept::{Acknowledged, Kept, Key, Session, Told, Unwritten},
+        kept::{Kept, Key, Session, Told, Unwritten},
         lease::{self, LeaseTable},
-        repeat,
     },
     name::Fqdn,
     notice::Notice,
@@ -47,9 +48,6 @@ const IN_FLIGHT: usize = 65_536;
 const REFRESH_AFTER: Duration = Duration::from_millis(500);
 /// The same for a name whose pairs the agent has acknowledged.
 const RENEW_AFTER: Duration = Duration::from_secs(3);
-/// What must be left of an acknowledged TTL for an answer to be released under it: by then the
-/// agent has the answer, or has let a call go without a result.
-const ACKNOWLEDGED_MARGIN: Duration = Duration::from_secs(10);
 /// How often what has ended is dropped; until then it only takes room.
 const EXPIRE_EVERY: Duration = Duration::from_secs(10);
 /// Mappings per batch, and replays among them while live ones wait.
@@ -71,6 +69,7 @@ pub(super) struct State {
     pub(super) leases: LeaseTable,
     pub(super) min_ttl: u32,
     pub(super) agent: Option<Epoch>,
+    pub(super) acknowledgements: Acknowledgements,
     /// Acknowledgements of another session count no more.
     session: Session,
     pub(super) last_agent: Option<Epoch>,
@@ -118,24 +117,6 @@ pub(super) struct Waiting {
     pub(super) on_realised: OnRealised,
 }
 
-pub(super) struct Beside {
-    mapping: Mapping,
-    notice: Box<Notice>,
-}
-
-/// How an answer stands with the agent's leases.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Standing {
-    /// Some pair has no lease that lasts long enough.
-    None,
-    /// Each has one; the agent is asked to renew them.
-    Renewed,
-    /// Each has one that lasts.
-    Leased,
-    /// The agent has acknowledged each for this endpoint, and each acknowledged TTL still runs.
-    Acknowledged,
-}
-
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Wait {
     Held,
@@ -163,6 +144,7 @@ impl State {
             leases: LeaseTable::default(),
             min_ttl,
             agent: None,
+            acknowledgements: Acknowledgements::default(),
             session: Session::default(),
             last_agent: None,
             rules: None,
@@ -298,70 +280,11 @@ impl State {
         }
     }
 
-    /// The rule of release: [`Self::leased`], or each pair is acknowledged to this endpoint in
-    /// this session for longer than the agent takes to have this answer, too.
-    fn standing(&self, mapping: &Mapping, now: BootTime) -> Standing {
-        let leased = self.leased(mapping, now);
-        let needed = now.plus(ACKNOWLEDGED_MARGIN);
-        if leased == Standing::None && self.kept.is_acknowledged(mapping, needed, self.session) {
-            return Standing::Acknowledged;
-        }
-        leased
-    }
-
-    /// Every pair is leased in this epoch, under the rules
-    /// that this proxy applies or later ones, until the client may forget it,
-    /// also if it gets the same answer again without our being told.
-    fn leased(&self, mapping: &Mapping, now: BootTime) -> Standing {
-        let Some((epoch, revision)) = &self.rules else {
-            return Standing::None;
-        };
-        if self.agent.as_ref() != Some(epoch) {
-            return Standing::None;
-        }
-        let lasts = Duration::from_secs(mapping.ttl.max(self.min_ttl).into());
-        let needed = lease::needed(now.plus(repeat::WITHIN), lasts);
-        let covers = |until| {
-            let (name, addresses) = (&mapping.name, &mapping.addresses);
-            self.leases.covers(name, addresses, until, *revision)
-        };
-        match needed.renewed {
-            _ if !covers(needed.until) => Standing::None,
-            Some(until) if !covers(until) => Standing::Renewed,
-            _ => Standing::Leased,
-        }
-    }
-
     /// Has what is kept of the name sent soon: of two answers the longer one counts, address
     /// by address, whichever came last.
     fn refresh(&mut self, mapping: &Mapping, now: BootTime) {
         let key = (mapping.endpoint, mapping.name.clone());
         self.refreshes.push(key, now);
-    }
-
-    /// Has an answer sent that was released at once.
-    fn send_later(
-        &mut self,
-        standing: Standing,
-        mapping: Mapping,
-        notice: Option<Box<Notice>>,
-        now: BootTime,
-    ) {
-        let holder = mapping.endpoint.into();
-        match notice {
-            _ if standing != Standing::Acknowledged => self.refresh(&mapping, now),
-            Some(notice) if self.besides.take(holder, 1) => {
-                self.beside.push(holder, Beside { mapping, notice });
-            }
-            _ => self
-                .renewals
-                .push((mapping.endpoint, mapping.name.clone()), now),
-        }
-    }
-
-    /// Acknowledgements count in the session in which they came.
-    pub(super) fn begin_session(&mut self) {
-        self.session.end();
     }
 
     /// How much waits to be sent.
@@ -565,18 +488,6 @@ impl State {
             }
         }
         true
-    }
-
-    /// An agent that plumbs addresses for longer than its own response max delay acknowledges
-    /// them before it has. One that took half of ours has plumbed them, unless its setting is
-    /// less than half of ours.
-    fn acknowledged(&mut self, sent: &InFlight, at: Moment) {
-        let took = at.now.0.saturating_sub(sent.sent.0);
-        if took <= nanos(at.max_delay) / 2 {
-            let acknowledged = Acknowledged::new(sent.runs_until, self.session);
-            self.kept
-                .acknowledge(&sent.key, &sent.addresses, acknowledged);
-        }
     }
 
     /// No result will come of a sequence: what it told is told again, for as long as it is

@@ -220,6 +220,16 @@ fn an_acknowledgement_that_was_long_in_coming_is_none() {
 }
 
 #[test]
+fn where_acknowledgements_count_once_each_answer_waits() {
+    let mut case = Case::unacknowledged();
+    case.sink = case.sink.with_acknowledgements(Acknowledgements::CountOnce);
+    for second in 0..3 {
+        assert_eq!(case.at(second, "a."), Release::Held);
+        assert_eq!(case.acknowledge(second), 1);
+    }
+}
+
+#[test]
 fn our_own_agent_that_grants_no_lease_gives_none() {
     let case = Case::unacknowledged();
     for second in 0..3 {

@@ -99,7 +99,8 @@ fn counts(shared: &Shared) -> [(&'static str, &'static str, &Count); 26] {
         ),
         (
             "mapping_leased",
-            "Answers released at once because the agent had promised to keep each address open; \
+            "Answers released at once because the agent had promised to keep each address open, \
+             or a Cilium agent had acknowledged each; \
              the same answer again within a second is not counted",
             &sink.leased,
         ),

@@ -27,6 +27,7 @@ use holdfast_sdp::{
     },
     ready::Readiness,
     resolve::{Resolver, Who},
+    rules_journal::RulesJournal,
 };
 use parking_lot::Mutex;
 use shared_maps::{EndpointId, IdentityId};
@@ -339,5 +340,29 @@ async fn a_busy_agent_delays_only_what_it_has_not_acknowledged() {
     agent.busy.send_replace(false);
     until("realised", || *first.lock() == Some(Realised::Yes)).await;
     assert_eq!(learn_noticed(&link, "x.a.com", None).0, Release::Leased);
+    stop.cancel();
+}
+
+/// A proxy that is killed right after its first answer under new rules leaves them in the file.
+#[tokio::test]
+async fn rules_are_on_disk_before_they_allow_anything() {
+    let agent = Agent::default();
+    agent.states.lock().push(state("one", &[(7, "*.a.com")]));
+    let listener = TcpListener::bind(("127.0.0.1", 0)).await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let tasks = TaskTracker::new();
+    let server = Server::builder().add_service(FqdnDataServer::new(agent.clone()));
+    tasks.spawn(server.serve_with_incoming(TcpListenerStream::new(listener)));
+    let dir = tempfile::tempdir().unwrap();
+    let link = link_to(AgentAddress::Tcp(address.to_string()), &dir);
+    link.rules_journal.open(dir.path(), "one");
+    let stop = CancellationToken::new();
+    tasks.spawn(link.clone().run(stop.clone()));
+    until("rules", || allows(&link, 7, "x.a.com.")).await;
+    let next = RulesJournal::default();
+    next.open(dir.path(), "two");
+    let (content, _) = next.read().unwrap().expect("a file");
+    let server = content.prefixes.get(&SERVER.into());
+    assert_eq!(server, Some(&IdentityId(500)));
     stop.cancel();
 }

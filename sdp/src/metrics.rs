@@ -160,7 +160,7 @@ fn counts(shared: &Shared) -> [(&'static str, &'static str, &Count); 26] {
         ),
         (
             "agent_notices_dropped",
-            "The same, not told because too many waited for the agent",
+            "The same, not told because too many waited for the agent, or came in a second",
             &notices.dropped,
         ),
         (

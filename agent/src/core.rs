@@ -17,21 +17,33 @@ pub mod clean;
 pub mod config;
 mod describe;
 pub mod directory;
+mod endpoint_files;
+mod endpoint_table;
 mod endpoints;
 pub mod event;
 mod flush;
 mod hold;
 mod identities;
+mod identity_budget;
+mod identity_numbers;
+mod intake;
+mod leases;
+mod lxc_table;
 mod mappings;
 pub mod plan;
 mod policies;
 mod programs;
+mod publication;
+mod purge;
 mod rate;
 mod reconcile;
 mod refused;
 mod relabel;
+mod restoration;
 mod restore;
+mod retry;
 mod revocations;
+mod rollback;
 mod rules;
 pub mod snapshot;
 mod state;
@@ -44,14 +56,11 @@ pub use event::{Effect, Event};
 pub use plan::Plan;
 pub use snapshot::{Snapshot, Summary};
 
-use self::state::{State, Undo};
+use self::{publication::PlanResult, state::State};
 use crate::datapath::{
     look::{Look, Sight},
     plan::{Step, StepError},
 };
-
-/// How long to wait before failed steps are tried again, seconds.
-const RETRY: u64 = 1;
 
 /// The core. One plan at a time: each [`Core::plan`] is followed by its [`Core::commit`].
 #[derive(Debug)]
@@ -73,10 +82,10 @@ impl Core {
         let state = &mut self.state;
         state.now = now.max(state.now);
         let mut plan = Plan::default();
-        if !std::mem::replace(&mut state.sync.started, true) {
+        if state.restoration.start() {
             state.start(&mut plan);
         }
-        state.retry();
+        state.retry_due();
         match event {
             Event::Policies(event) => {
                 state.on_policy(event);
@@ -85,35 +94,36 @@ impl Core {
             Event::GoOn => state.change_policy(&mut plan),
             Event::PoliciesRejected(errors) => state.rejected = errors,
             Event::PoliciesUncertain(uncertain) => state.on_policies_uncertain(uncertain),
-            Event::Endpoints(event) => state.on_endpoint(&mut plan, event),
-            Event::NodeAddresses(addresses) => state.on_node_addresses(&mut plan, &addresses),
+            Event::Endpoints(event) => state.on_endpoint(event),
+            Event::NodeAddresses(addresses) => state.on_node_addresses(&addresses),
             Event::Mappings(mappings) => state.on_mappings(&mut plan, mappings),
             Event::Liveness {
                 gc_start,
                 alive,
                 complete,
             } => {
-                state.on_liveness(&mut plan, gc_start, &alive, complete);
+                state.on_liveness(gc_start, &alive, complete);
             }
-            Event::StreamUp(stream) => {
-                state.streams.insert(stream);
-            }
-            Event::StreamDown(stream) => state.on_stream_down(&mut plan, stream),
-            Event::HolderEnded(streams) => state.on_holder_ended(&mut plan, &streams),
-            Event::RevokeAcked(acks) => state.on_revoke_acked(&mut plan, &acks),
+            Event::StreamUp(stream) => state.leases.open(stream),
+            Event::StreamDown(stream) => state.on_stream_down(stream),
+            Event::HolderEnded(streams) => state.leases.end_holder(&streams, state.now),
+            Event::RevokeAcked(acks) => state.leases.acknowledge(&acks),
             Event::CleanNames(clean) => state.on_clean(&mut plan, &clean),
             Event::NamesKept {
                 endpoint,
                 number,
                 failure,
-            } => state.on_names_kept(endpoint, number, failure),
+            } => match failure {
+                None => state.on_names_written(&mut plan, endpoint, number),
+                Some(failure) => state.on_names_unwritten(endpoint, number, failure),
+            },
             Event::Tick => {}
         }
         state.sync_up(&mut plan);
         // After the event: a mapping in it may extend what would expire.
         state.expire();
-        state.end_revocations(&mut plan);
-        state.end_restore(&mut plan);
+        state.end_revocations();
+        state.end_restore();
         state.keep_cleaned(&mut plan);
         state.flush(&mut plan);
         if !state.is_halfway() {
@@ -133,42 +143,37 @@ impl Core {
     pub fn commit(
         &mut self,
         now: BootTime,
-        plan: Plan,
+        mut plan: Plan,
         failures: &[(usize, StepError)],
     ) -> Vec<Effect> {
         let state = &mut self.state;
         state.now = now.max(state.now);
         let failed: BTreeSet<usize> = failures.iter().map(|(index, _)| *index).collect();
-        let checkpointed = !plan.steps.iter().enumerate().any(|(n, step)| {
-            matches!(step, Step::Checkpoint(_) | Step::CheckpointEndpoints(_))
-                && failed.contains(&n)
-        });
         state.note_placed(&plan, failures);
-        if !checkpointed {
-            state.checkpoint_due.fresh.extend(plan.fresh);
-        }
+        let unsaved = plan.take_unsaved(&failed);
+        state.numbers.mark_fresh(unsaved);
         state.counters.step_failures += failed.len() as u64;
-        state.note_trouble(failures);
-        let undo = std::mem::take(&mut state.undo);
-        for (_, undo) in undo
-            .into_iter()
-            .enumerate()
-            .rev()
-            .filter(|(n, _)| failed.contains(n))
-        {
-            state.take_back(undo);
+        state.retry.note(failures, state.now);
+        for undo in plan.take_undo(&failed) {
+            state.rollback(&mut plan, undo);
         }
-        state.revive_identities();
-        let mut effects = state.settle_outcomes();
-        effects.append(&mut state.durable_outcomes());
+        state.revive_identities(plan.take_forgotten());
+        let mut effects = state.settle_outcomes(plan.take_outcomes());
+        let durable = plan.take_durable().into_iter();
+        effects.extend(durable.map(|result| Effect::Outcome(result.outcome())));
         state.free_numbers();
-        let revocations = std::mem::take(&mut state.revoke);
-        effects.extend(revocations.into_iter().map(Effect::Revoke));
-        if let Some(failed) = state.part_ended(!failed.is_empty()) {
-            effects.append(&mut state.publish(failed));
+        let revocations = plan.take_revocations().into_iter();
+        effects.extend(revocations.map(Effect::Revoke));
+        let result = match failed.is_empty() {
+            true => PlanResult::Done,
+            false => PlanResult::Failed,
+        };
+        if let Some(result) = state.part_ended(result) {
+            effects.append(&mut state.publish(result));
         }
-        if !(failed.is_empty() && state.unresolved.is_empty() && state.limited.is_empty()) {
-            state.retry_at.get_or_insert(state.now.plus_secs(RETRY));
+        if !failed.is_empty() || state.retry.has_prefixes() || state.numbers.budget().limited() > 0
+        {
+            state.retry.schedule(state.now);
         }
         effects
     }
@@ -176,15 +181,14 @@ impl Core {
     /// When [`Event::Tick`] is due next.
     pub fn next_deadline(&self) -> Option<BootTime> {
         let state = &self.state;
-        let file = state.files_due.first().map(|(at, _)| *at);
+        let file = state.files.next_due();
         let times = [
             state.names.next_deadline(),
-            state.retry_at,
-            // It waits for the end of a change of policy.
-            state.restore_until.filter(|_| state.may_end_restore()),
-            state.revocations.next_end(),
+            state.retry.next(),
+            state.restored_until(),
+            state.leases.next_end(),
         ];
-        let file = file.filter(|_| state.sync.done);
+        let file = file.filter(|_| state.restoration.is_synced());
         times.into_iter().chain([file]).flatten().min()
     }
 
@@ -230,10 +234,10 @@ impl Core {
 impl State {
     /// Once all sources are complete, the model becomes the plan.
     fn sync_up(&mut self, plan: &mut Plan) {
-        if self.sync.done || !self.sync.policies.complete || !self.sync.endpoints.complete {
+        let until = self.now.plus(self.config.restore_grace);
+        if !self.restoration.sync(until) {
             return;
         }
-        self.sync.done = true;
         let left: Vec<_> = self
             .endpoints
             .iter()
@@ -243,119 +247,26 @@ impl State {
         for id in left {
             self.remove_endpoint(id);
         }
-        self.revision = self.revision.max(1);
-        self.restore_until = Some(self.now.plus(self.config.restore_grace));
+        self.publication.begin_first_revision();
         self.await_names();
         self.hold_endpoints();
         self.relabel(plan);
         self.preallocate_early();
         self.flush(plan);
-        self.fqdn_awaited.clear();
+        self.numbers.budget_mut().end_expecting();
         self.settle_rules();
-        self.learn_early();
-    }
-
-    /// What fails now stays told until it was tried again.
-    fn note_trouble(&mut self, failures: &[(usize, StepError)]) {
-        let cause = failures
-            .iter()
-            .find(|(_, error)| !matches!(error, StepError::Skipped));
-        if let Some((_, error)) = cause.or(failures.first()) {
-            self.pending_steps = failures.len();
-            self.trouble = Some((self.now.plus_secs(RETRY), error.to_string()));
-        } else if self
-            .trouble
-            .as_ref()
-            .is_none_or(|(until, _)| *until <= self.now)
-        {
-            self.pending_steps = 0;
-            self.trouble = None;
-        }
+        self.learn_early(plan);
     }
 
     /// Marks what failed to be planned once more.
-    fn retry(&mut self) {
-        if self.retry_at.is_none_or(|at| at > self.now) {
+    fn retry_due(&mut self) {
+        let Some(prefixes) = self.retry.take_due(self.now) else {
             return;
-        }
-        self.retry_at = None;
-        for prefix in std::mem::take(&mut self.unresolved) {
+        };
+        for prefix in prefixes {
             self.ipcache.mark(prefix);
         }
         self.retry_limited();
-    }
-
-    /// A step failed: the datapath has what it had before.
-    fn take_back(&mut self, undo: Undo) {
-        let later = self.now.plus_secs(RETRY);
-        match undo {
-            Undo::Checkpoint => {
-                self.checkpoint_due.local = true;
-                self.checkpoint_due.endpoints = true;
-            }
-            Undo::Cleaned => self.cleaned_due = true,
-            Undo::File(id, before) => {
-                let durable = std::mem::take(&mut self.durable);
-                let (unsaved, saved): (Vec<_>, _) = durable
-                    .into_iter()
-                    .partition(|(endpoint, _)| *endpoint == id);
-                self.durable = saved;
-                if let Some(endpoint) = self.endpoints.get_mut(id) {
-                    endpoint
-                        .undurable
-                        .extend(unsaved.into_iter().map(|(_, undurable)| undurable));
-                    endpoint.filed = before;
-                    endpoint.filed_rules = None;
-                    self.file_at(id, later);
-                    self.work.insert(id);
-                }
-            }
-            Undo::Names(id, number) => {
-                self.on_names_kept(id, number, Some("not begun".to_owned()));
-            }
-            Undo::RemovedFile(id) => {
-                if let Some(endpoint) = self.leaving.get_mut(&id) {
-                    endpoint.filed = true;
-                }
-            }
-            Undo::CreatedMap(id) => {
-                if let Some(endpoint) = self.endpoints.get_mut(id) {
-                    endpoint.policy_map = None;
-                    self.work.insert(id);
-                }
-            }
-            Undo::RemovedMap(id) => match self.leaving.get_mut(&id) {
-                Some(endpoint) => {
-                    endpoint.policy_map.get_or_insert_default();
-                }
-                None => {
-                    self.orphans.insert(id);
-                }
-            },
-            Undo::Policy(id, key, before) => self.take_back_policy(id, key, before),
-            Undo::Lxc(key, before) => {
-                match before {
-                    Some(value) => self.lxc.insert(key, value),
-                    None => self.lxc.remove(&key),
-                };
-                self.lxc_dirty
-                    .extend(crate::endpoint::endpoint::lxc_address(&key));
-            }
-            Undo::Ipcache(prefix, before) => {
-                self.ipcache.realise(prefix, before);
-                self.unresolved.insert(prefix);
-            }
-            Undo::Attached(id, before) => {
-                if let Some(endpoint) = self.endpoints.get_mut(id) {
-                    endpoint.attached = before;
-                    self.work.insert(id);
-                } else if let Some(endpoint) = self.leaving.get_mut(&id) {
-                    endpoint.attached = before;
-                } else {
-                    self.orphans.insert(id);
-                }
-            }
-        }
     }
 
     /// Notes which endpoints have their address in `cilium_lxc` and their programs attached.
@@ -381,47 +292,15 @@ impl State {
         }
     }
 
-    fn take_back_policy(
-        &mut self,
-        id: shared_maps::EndpointId,
-        key: shared_maps::policy::PolicyKey,
-        before: Option<shared_maps::policy::PolicyValue>,
-    ) {
-        let Some(endpoint) = self.endpoints.get_mut(id) else {
-            return;
-        };
-        let peer = shared_maps::IdentityId(key.sec_label);
-        if let Some(map) = &mut endpoint.policy_map {
-            map.put(key, before);
-        }
-        endpoint.behind.add([peer]);
-        endpoint.policy_revision = 0;
-        self.work.insert(id);
-    }
-
     /// Numbers of endpoints of which nothing is left may be used again.
     fn free_numbers(&mut self) {
-        let lxc: BTreeSet<u16> = if self.leaving.is_empty() {
-            BTreeSet::new()
-        } else {
-            self.lxc.values().map(|value| value.lxc_id).collect()
+        let with_entries = match self.endpoints.has_leaving() {
+            true => self.lxc.endpoints(),
+            false => BTreeSet::new(),
         };
-        let spent = self.leaving.iter().filter(|(id, endpoint)| {
-            endpoint.attached.is_none()
-                && !endpoint.filed
-                && endpoint.policy_map.is_none()
-                && !lxc.contains(&id.0)
-        });
-        let spent: Vec<_> = spent.map(|(id, _)| *id).collect();
-        for id in spent {
-            self.leaving.remove(&id);
-        }
-        let (leaving, orphans) = (&self.leaving, &self.orphans);
-        let held = self.endpoints.held();
-        let free = held.filter(|id| !leaving.contains_key(id) && !orphans.contains(id));
-        for id in free.collect::<Vec<_>>() {
-            self.endpoints.free(id);
-        }
+        let files = &self.files;
+        self.endpoints
+            .free_numbers(|id| files.is_left(id) || with_entries.contains(&id));
     }
 }
 

@@ -8,7 +8,7 @@ use aya_ebpf::{
 use shared_maps::{
     FAMILY_IPV6,
     event::{Counter, Reason},
-    quota::{BURST_NS, HELD_UNTIL, Limit, QuotaKey, held_index, held_map},
+    quota::{BURST_NS, CONNECTION_COST, HELD_UNTIL, Limit, QuotaKey, held_index, held_map},
 };
 
 use crate::{
@@ -22,16 +22,20 @@ use crate::{
 static PACKET_INTERVAL: Global<u32> = Global::new(0);
 
 /// Whether a packet may go to the proxy now. Datagrams and SYNs count: each of
-/// them takes a place in a queue that all endpoints share. Segments of a
-/// connection take none.
+/// them takes a place in a queue that all endpoints share, and a SYN counts for
+/// several datagrams, since a connection costs as much. Segments of a connection
+/// take none.
 ///
 /// A token bucket in one number: the time at which the endpoint's packets so
 /// far would have been sent at its rate.
 #[inline(never)]
 pub(crate) fn admits_to_proxy(packet: &Packet) -> bool {
-    let interval = u64::from(PACKET_INTERVAL.load());
+    let mut interval = u64::from(PACKET_INTERVAL.load());
     if interval == 0 || (packet.protocol == TCP && !packet.is_syn()) {
         return true;
+    }
+    if packet.protocol == TCP {
+        interval *= u64::from(CONNECTION_COST);
     }
     let Some(clock) = PROXY_CLOCK.get_ptr_mut(0) else {
         return true;

@@ -15,7 +15,7 @@ use shared_maps::event::{self, Counter, Reason};
 use shared_maps::lxc::LxcValue;
 use shared_maps::mark::MAGIC_FROM_EGRESS_PROXY;
 use shared_maps::policy::{EGRESS, INGRESS, PolicyKey, PolicyValue};
-use shared_maps::quota::{self, Limit, QuotaKey, held_index, held_map};
+use shared_maps::quota::{self, CONNECTION_COST, Limit, QuotaKey, held_index, held_map};
 use shared_maps::redirect::{self, RedirectKey, RedirectValue};
 use shared_maps::user::{MapKind, lxc_key, monotonic_ns};
 use shared_maps::{EndpointId, IdentityId};
@@ -273,7 +273,8 @@ fn a_flood_of_queries_is_cut_before_the_proxy_and_only_that_pod_s() {
     with_dns_quota(DNS_QUOTA, |k| {
         k.redirect_dns()?;
         let flood = u32::from(FLOOD);
-        for query in [udp(4000, 53), tcp(4000, 53, SYN)] {
+        let queries = [(tcp(4000, 53, SYN), CONNECTION_COST), (udp(4000, 53), 1)];
+        for (query, cost) in queries {
             let begun = Instant::now();
             let (passed, cut) = (
                 counted(k, Reason::Redirected)?,
@@ -285,7 +286,7 @@ fn a_flood_of_queries_is_cut_before_the_proxy_and_only_that_pod_s() {
             assert_eq!(passed + cut, u64::from(flood));
             // What is left of the burst, and what the rate gave meanwhile.
             let due = begun.elapsed().as_secs_f64() * f64::from(DNS_QUOTA);
-            let most = f64::from(DNS_QUOTA) / 4.0 + due + 2.0;
+            let most = (f64::from(DNS_QUOTA) / 4.0 + due) / f64::from(cost) + 2.0;
             let passed = f64::from(u32::try_from(passed)?);
             assert!(passed <= most, "{passed} passed, at most {most}");
         }

@@ -1,4 +1,6 @@
 //! A DNS server that listens on an address of the node itself.
+
+use std::net::{IpAddr, Ipv4Addr};
 use std::time::Duration;
 
 use holdfast_e2e::dns::server::DnsServer;
@@ -12,12 +14,18 @@ const TO_HOST: &str = r#"- toEntities: [host]
     rules: {dns: [{matchPattern: "*.good.test"}]}
 "#;
 
+/// Where a DNS cache of the node usually listens: link-local, reached by no other machine, and
+/// no loopback address.
+const NODE_LOCAL: IpAddr = IpAddr::V4(Ipv4Addr::new(169, 254, 20, 10));
+
 #[test]
 fn a_server_on_the_node_is_asked_through_the_proxy_only() {
     with_lab(|lab| {
+        lab.node
+            .batch(&format!("address add {NODE_LOCAL}/32 dev lo"))?;
         lab.zone.set("www.good.test", &[web4(10), web6(10)], 60);
         lab.zone.set("www.bad.test", &[web4(11)], 60);
-        let servers = [NODE4, NODE6];
+        let servers = [NODE4, NODE6, NODE_LOCAL];
         let _server = DnsServer::start(&lab.node, &servers, &lab.zone)?;
         let policy = egress(
             "node-dns",

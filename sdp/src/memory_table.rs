@@ -63,7 +63,7 @@ fn the_memory_table_of_the_guide_agrees_with_the_constants() {
         ),
         (
             format!(
-                "queries that wait for a place in flight | {} MiB for each worker",
+                "queries that wait for their share of queries in flight | {} MiB for each worker",
                 mib(delayed)
             ),
             mib(workers * delayed),
@@ -77,7 +77,7 @@ fn the_memory_table_of_the_guide_agrees_with_the_constants() {
         ),
         (
             format!(
-                "names kept for an agent that is away | {} pairs of some {KEPT_PAIR} bytes",
+                "pairs kept while the agent is down | {} pairs of some {KEPT_PAIR} bytes",
                 grouped(kept)
             ),
             mib(kept * KEPT_PAIR),
@@ -97,14 +97,14 @@ fn the_memory_table_of_the_guide_agrees_with_the_constants() {
             mib(written * JOURNAL_PAIR),
         ),
     ];
-    let together = REST + rows.iter().map(|(_, mib)| mib).sum::<usize>();
+    let total = REST + rows.iter().map(|(_, mib)| mib).sum::<usize>();
     for (text, bound) in rows.drain(..) {
         let row = format!("| {text}: {bound} MiB |\n");
         assert!(PAGE.contains(&row), "missing in the table: {row}");
     }
     for row in [
         format!("| rules, code, stacks | {REST} MiB |\n"),
-        format!("| together | {together} MiB |\n"),
+        format!("| total | {total} MiB |\n"),
     ] {
         assert!(PAGE.contains(&row), "missing in the table: {row}");
     }

@@ -17,11 +17,15 @@ pub const PACKET_INTERVAL: &str = "PACKET_INTERVAL";
 /// at once.
 pub const BURST_NS: u64 = 250_000_000;
 
+/// Datagrams that a new TCP connection to the proxy counts for: about what it costs the node.
+pub const CONNECTION_COST: u32 = 8;
+
 /// What has a quota.
 #[repr(u8)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Limit {
-    /// Packets to the DNS proxy per second. Those beyond are dropped.
+    /// Packets to the DNS proxy per second, a SYN as [`CONNECTION_COST`]. Those beyond are
+    /// dropped.
     ToProxy = 0,
     /// Connections not answered yet. One more displaces the oldest of them.
     Unanswered = 1,

@@ -568,10 +568,10 @@ pub struct RunArgs {
     #[arg(long, value_name = "ENTRIES", default_value_t = MapSizes::default().policy,
           env = "HOLDFAST_BPF_POLICY_MAP_MAX")]
     pub bpf_policy_map_max: u32,
-    /// Each endpoint's quota of the DNS proxy: datagrams and new connections per second; 0 = any
-    /// number. A quarter of it may come at once. What is beyond is dropped before it reaches the
-    /// proxy's sockets, so that a flood of one pod costs no other pod a query (`status` and
-    /// `observe` show it as over_quota)
+    /// Each endpoint's quota of the DNS proxy: datagrams per second; 0 = no limit. A new TCP
+    /// connection counts as eight datagrams. A quarter of the quota may come at once. Packets
+    /// beyond it are dropped before they reach the proxy's sockets, so that a flood of one pod
+    /// costs no other pod a query (`status` and `observe` show them as over_quota)
     #[arg(
         long,
         value_name = "PACKETS",

@@ -25,26 +25,15 @@
 
 use ipnet::IpNet;
 
-use super::state::State;
-use crate::{
-    identity::allocator::Allocator as _,
-    labels::{FQDN, Label, LabelSet},
+use super::{
+    identity_budget::{is_combination, is_name},
+    state::State,
 };
+use crate::labels::{Label, LabelSet};
 
-/// Prefixes that one retry looks at: each costs a look at every identity of names.
-const RETRIED: usize = 512;
 /// Identities among which the nearest is looked for, the latest first: so long a look may take for
 /// one address.
 const CONSIDERED: usize = 1024;
-
-fn is_name(label: &&Label) -> bool {
-    label.source() == FQDN
-}
-
-/// Whether answers made the label set: it has the labels of several names' selectors.
-pub(super) fn is_combination(labels: &LabelSet) -> bool {
-    labels.iter().filter(is_name).nth(1).is_some()
-}
 
 /// Whether each of `some` is one of `all`.
 fn within<'a>(mut some: impl Iterator<Item = &'a Label>, all: &LabelSet) -> bool {
@@ -55,21 +44,22 @@ impl State {
     /// Labels that a prefix gets instead of `labels`, if the breaker refuses these an identity.
     pub(super) fn part_of(&self, prefix: IpNet, labels: &LabelSet) -> Option<LabelSet> {
         let max = self.config.max_fqdn_identities?;
-        let limited = self.fqdn_combinations + self.fqdn_awaited.len() >= max
+        let limited = self.numbers.budget().is_used_up(max)
             && is_combination(labels)
-            && !self.local.knows(labels);
+            && !self.numbers.knows_local(labels);
         if !limited {
             return None;
         }
         let metadata = self.ipcache.get(prefix);
         let held = metadata.and_then(|m| m.desired.filter(|_| m.held));
-        let requested = self.requested.get(&prefix);
-        if held.is_none() && requested.is_some_and(|id| self.local.withheld_labels(*id).is_some()) {
+        let requested = self.restoration.request_of(prefix);
+        let withheld = requested.and_then(|id| self.numbers.withheld_labels(id));
+        if held.is_none() && withheld.is_some() {
             return None;
         }
         let has = held.or_else(|| metadata?.realised).and_then(|id| {
-            let now = self.local.labels(id);
-            now.or_else(|| self.local.withheld_labels(id))
+            let now = self.numbers.local_labels(id);
+            now.or_else(|| self.numbers.withheld_labels(id))
         });
         let part = self.nearest(labels, has).unwrap_or_else(|| {
             let others = labels.iter().filter(|label| !is_name(label));
@@ -89,20 +79,17 @@ impl State {
     /// At the sync: combinations that will have an identity once everything is resolved, whatever
     /// answers say.
     pub(super) fn await_names(&mut self) {
-        let withheld = self.local.withheld();
+        let withheld = self.numbers.withheld();
         let in_force =
             withheld.filter(|(id, labels)| is_combination(labels) && self.ipcache.is_in_force(*id));
-        self.fqdn_awaited = in_force.map(|(_, labels)| labels.clone()).collect();
+        let awaited = in_force.map(|(_, labels)| labels.clone()).collect();
+        self.numbers.budget_mut().expect(awaited);
     }
 
-    /// Notes whether a prefix has the labels of some of its names only.
-    pub(super) fn note_limited(&mut self, prefix: IpNet, in_part: bool) {
-        if !in_part {
-            self.limited.remove(&prefix);
-            return;
-        }
+    /// A prefix has the labels of some of its names only.
+    pub(super) fn note_limited(&mut self, prefix: IpNet) {
         self.ipcache.leave_unresolved(prefix);
-        if self.limited.insert(prefix) {
+        if self.numbers.budget_mut().limit(prefix) {
             self.counters.identities_limited += 1;
         }
     }
@@ -118,9 +105,9 @@ impl State {
                 known,
             )
         };
-        let known = self.fqdn_identities.iter().rev().take(CONSIDERED);
+        let known = self.numbers.budget().latest().take(CONSIDERED);
         let known = known
-            .filter_map(|id| self.local.labels(*id))
+            .filter_map(|id| self.numbers.local_labels(id))
             .filter(|known| {
                 known.iter().filter(|label| !is_name(label)).count() == others
                     && within(known.iter(), labels)
@@ -132,15 +119,8 @@ impl State {
     /// Looks again at prefixes that wait, some at a time, once an identity of names has come or
     /// gone.
     pub(super) fn retry_limited(&mut self) {
-        if self.limited_queue.is_empty() && self.limited_seen != self.fqdn_changes {
-            self.limited_seen = self.fqdn_changes;
-            self.limited_queue.extend(&self.limited);
-        }
-        let some = self.limited_queue.len().min(RETRIED);
-        for prefix in self.limited_queue.drain(..some) {
-            if self.limited.contains(&prefix) {
-                self.ipcache.mark(prefix);
-            }
+        for prefix in self.numbers.budget_mut().take_retries() {
+            self.ipcache.mark(prefix);
         }
     }
 }

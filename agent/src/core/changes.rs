@@ -11,14 +11,16 @@
 //! and what is learned meanwhile counts for the revision of these.
 
 use std::{
-    collections::{BTreeMap, BTreeSet, VecDeque},
+    collections::{BTreeMap, VecDeque},
     sync::Arc,
 };
 
 use ipnet::IpNet;
 use shared_maps::{EndpointId, IdentityId};
 
-use super::{event::SourceEvent, flush::Removals, plan::Plan, state::State};
+use super::{
+    event::SourceEvent, flush::Removals, plan::Plan, publication::PlanResult, state::State,
+};
 use crate::{
     ipcache::metadata::{Claim, Owner},
     labels::LabelSet,
@@ -47,8 +49,8 @@ pub(super) struct Changes {
     before: Option<u64>,
     /// Revision of the DNS rules that files get meanwhile, once these are rendered.
     rendered: Option<u64>,
-    /// A step failed.
-    failed: bool,
+    /// How the parts so far ended.
+    result: PlanResult,
     /// Work done since the part began, in units.
     pub spent: usize,
 }
@@ -104,23 +106,20 @@ enum Files {
 impl State {
     pub(super) fn on_policy(&mut self, event: SourceEvent<PolicyDocument>) {
         match event {
-            SourceEvent::Init => self.sync.policies.seen = Some(BTreeSet::new()),
+            SourceEvent::Init => self.restoration.policies().begin(),
             SourceEvent::Apply(document) => {
                 let key = document.key.clone();
-                if let Some(seen) = &mut self.sync.policies.seen {
-                    seen.insert(key.clone());
-                }
+                self.restoration.policies().note(&key);
                 let change = (key, Some(Arc::new(document)));
                 self.changes.waiting.push_back(change);
             }
             SourceEvent::Delete(key) => self.changes.waiting.push_back((key, None)),
             SourceEvent::InitDone => {
-                let seen = self.sync.policies.seen.take().unwrap_or_default();
+                let seen = self.restoration.policies().end();
                 let known = self.repository.iter().map(|document| &document.key);
                 let gone = known.filter(|key| !seen.contains(*key));
                 let gone = gone.map(|key| (key.clone(), None));
                 self.changes.waiting.extend(gone);
-                self.sync.policies.complete = true;
             }
         }
     }
@@ -135,7 +134,7 @@ impl State {
 
     /// Revision that what is realised now counts for.
     pub(super) fn revision_in_force(&self) -> u64 {
-        self.changes.before.unwrap_or(self.revision)
+        self.changes.before.unwrap_or(self.publication.revision())
     }
 
     /// Revision of the rules that a file gets now.
@@ -144,14 +143,18 @@ impl State {
         rendered.unwrap_or_else(|| self.revision_in_force())
     }
 
-    /// Notes how a plan ended. Gives whether a step of it, or of an earlier part, failed; none
-    /// while parts are left.
-    pub(super) fn part_ended(&mut self, failed: bool) -> Option<bool> {
+    /// Notes how a plan ended. Gives how all parts ended; none while parts are left.
+    pub(super) fn part_ended(&mut self, result: PlanResult) -> Option<PlanResult> {
+        if result == PlanResult::Failed {
+            self.changes.result = result;
+        }
         if self.is_halfway() {
-            self.changes.failed |= failed;
             return None;
         }
-        Some(std::mem::take(&mut self.changes.failed) || failed)
+        Some(std::mem::replace(
+            &mut self.changes.result,
+            PlanResult::Done,
+        ))
     }
 
     /// Plans the next part; before the sync, when nothing is planned yet, all of it.
@@ -170,7 +173,7 @@ impl State {
 
     /// Whether the part under way may do more.
     pub(super) fn has_room(&self) -> bool {
-        !self.sync.done || self.changes.spent < self.config.part
+        !self.restoration.is_synced() || self.changes.spent < self.config.part
     }
 
     fn begin(&mut self, key: String, new: Option<Arc<PolicyDocument>>) -> Option<Change> {
@@ -178,8 +181,10 @@ impl State {
         if old == new {
             return None;
         }
-        self.changes.before.get_or_insert(self.revision);
-        self.revision += 1;
+        self.changes
+            .before
+            .get_or_insert(self.publication.revision());
+        self.publication.begin_revision();
         let stage = Stage::Labels(0);
         let moves = Moves::default();
         if let Some((owner, labels)) = new.as_deref().map(|new| self.says(&key, new)) {
@@ -250,7 +255,7 @@ impl State {
     /// Gives prefixes whose labels changed their identities, once all of these are known. True
     /// if none is left.
     fn move_some(&mut self, plan: &mut Plan, moves: &mut Moves, known: bool) -> bool {
-        if !self.sync.done {
+        if !self.restoration.is_synced() {
             return known;
         }
         let dirty = self.ipcache.take_dirty();
@@ -304,9 +309,8 @@ impl State {
         while self.has_room() {
             if let Some(id) = left.endpoints.pop() {
                 self.changes.spent += 1 + MARK * left.peers.len();
-                if let Some(endpoint) = self.endpoints.get_mut(id) {
+                if let Some(endpoint) = self.endpoints.mark_mut(id) {
                     endpoint.behind.add(left.peers.iter().copied());
-                    self.work.insert(id);
                 }
             } else if let Some(identity) = left.subjects.pop() {
                 left.peers = self.change_subject(identity, key, new);
@@ -318,7 +322,7 @@ impl State {
                 break;
             }
         }
-        if self.sync.done {
+        if self.restoration.is_synced() {
             self.round(plan, &[], &mut left.deferred, true);
         }
         let all = left.endpoints.is_empty() && left.subjects.is_empty();
@@ -354,10 +358,10 @@ impl State {
         let mut left = match std::mem::take(&mut self.changes.files) {
             Files::Left(left) => left,
             Files::Written => Vec::new(),
-            Files::Due if !self.sync.done => Vec::new(),
+            Files::Due if !self.restoration.is_synced() => Vec::new(),
             Files::Due => {
                 self.refresh_dns();
-                self.changes.rendered = Some(self.revision);
+                self.changes.rendered = Some(self.publication.revision());
                 self.with_other_rules()
             }
         };

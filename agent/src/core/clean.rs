@@ -12,51 +12,21 @@ use holdfast_sdp::{
     policy::rule::NameRule,
 };
 use ipnet::IpNet;
-use shared_maps::EndpointId;
 
 use super::{
     Core,
     event::{CleanNames, StreamId},
-    mappings::MAX_TTL,
     plan::Plan,
-    state::{State, Undo},
+    purge::Cleaned,
+    rollback::Undo,
+    state::State,
 };
 use crate::{
     datapath::plan::Step,
-    fqdn::cleaned::{self, CleanedNames, Cleaning},
+    fqdn::cleaned::Cleaning,
     ipcache::metadata::{Claim, Owner},
     labels::{FQDN, Label, LabelSet},
 };
-
-/// Cleanings remembered; the oldest are forgotten.
-const REMEMBERED: usize = 64;
-/// For how long, seconds, beyond the longest TTL: by then no proxy tells what was seen before.
-const REMEMBERED_AFTER: u64 = 3600;
-
-/// What was cleaned: a proxy that was away meanwhile still has it, and would open it again.
-#[derive(Debug)]
-pub(super) struct Cleaned {
-    what: Cleaning,
-    matcher: Option<SelectorMatcher>,
-}
-
-impl Cleaned {
-    /// None if the pattern is none: it matches nothing.
-    fn new(what: Cleaning) -> Option<Self> {
-        let compile = |text: &String| SelectorMatcher::compile(&NameRule::Pattern(text.clone()));
-        let matcher = what.pattern.as_ref().map(compile).transpose().ok()?;
-        Some(Self { what, matcher })
-    }
-
-    fn is_of(&self, endpoint: EndpointId, name: &Fqdn) -> bool {
-        self.what.endpoint.is_none_or(|only| only == endpoint) && self.is_of_name(name)
-    }
-
-    fn is_of_name(&self, name: &Fqdn) -> bool {
-        let matcher = self.matcher.as_ref();
-        matcher.is_none_or(|matcher| matcher.matches(name))
-    }
-}
 
 /// A cleaned pair that stays until its leases were given back.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -79,64 +49,15 @@ impl Core {
 }
 
 impl State {
-    /// Whether what a proxy tells was cleaned since it was seen.
+    /// Whether what a proxy sends was cleaned since it was seen.
     pub(super) fn was_cleaned(&self, mapping: &Mapping) -> bool {
-        self.was_cleaned_of(mapping.endpoint.id, &mapping.name, mapping.seen_at)
-    }
-
-    /// Whether an endpoint's name was cleaned since then.
-    pub(super) fn was_cleaned_of(&self, endpoint: EndpointId, name: &Fqdn, seen: BootTime) -> bool {
-        let since = self.cleaned.iter().rev();
-        since
-            .take_while(|cleaned| seen <= cleaned.what.at)
-            .any(|cleaned| cleaned.is_of(endpoint, name))
-    }
-
-    /// Whether a name was cleaned on the whole node since then.
-    pub(super) fn was_cleaned_on_node(&self, name: &Fqdn, seen: BootTime) -> bool {
-        let of_all = self.cleaned.iter().filter(|c| c.what.endpoint.is_none());
-        let mut since = of_all.filter(|cleaned| seen <= cleaned.what.at);
-        since.any(|cleaned| cleaned.is_of_name(name))
-    }
-
-    /// What an earlier run was asked to forget.
-    pub(super) fn restore_cleaned(&mut self, names: CleanedNames) {
-        let mut cleanings = names.cleanings;
-        if names.boot_id != self.config.boot_id {
-            return;
-        }
-        cleanings.sort_by_key(|cleaning| cleaning.at);
-        for cleaning in cleanings {
-            self.remember_cleaned(Cleaned::new(cleaning));
-        }
-        self.cleaned_due = false;
-    }
-
-    fn remember_cleaned(&mut self, cleaned: Option<Cleaned>) {
-        let now = self.now;
-        let lasts = u64::from(MAX_TTL) + REMEMBERED_AFTER;
-        self.cleaned
-            .retain(|known| known.what.at.plus_secs(lasts) > now);
-        if let Some(cleaned) = cleaned {
-            let covers = |known: &Cleaned| {
-                let (new, old) = (&cleaned.what, &known.what);
-                (new.pattern.is_none() || new.pattern == old.pattern)
-                    && (new.endpoint.is_none() || new.endpoint == old.endpoint)
-            };
-            self.cleaned.retain(|known| !covers(known));
-            self.cleaned.push_back(cleaned);
-        }
-        if self.cleaned.len() > REMEMBERED {
-            self.cleaned.pop_front();
-        }
-        self.cleaned_due = true;
+        let endpoint = mapping.endpoint.id;
+        self.purges.covers(endpoint, &mapping.name, mapping.seen_at)
     }
 
     /// Has what was cleaned written, so that a restart does not forget it.
     pub(super) fn keep_cleaned(&mut self, plan: &mut Plan) {
-        if std::mem::take(&mut self.cleaned_due) {
-            let cleanings = self.cleaned.iter().map(|cleaned| &cleaned.what);
-            let text = cleaned::render(&self.config.boot_id, cleanings);
+        if let Some(text) = self.purges.take_unsaved(&self.config.boot_id) {
             self.step(plan, Step::KeepCleaned(text), Undo::Cleaned);
         }
     }
@@ -154,7 +75,7 @@ impl State {
         };
         let mut forget = Vec::new();
         for (id, names) in self.names.endpoints() {
-            if cleaned.what.endpoint.is_some_and(|only| only != id) {
+            if cleaned.endpoint().is_some_and(|only| only != id) {
                 continue;
             }
             let live = names
@@ -172,12 +93,11 @@ impl State {
             }
         }
         let mut revoke: BTreeMap<_, Vec<IpAddr>> = Default::default();
-        let known = match cleaned.what.endpoint {
+        let known = match cleaned.endpoint() {
             Some(_) => Vec::new(),
             None => self.names.forget_known(|name| cleaned.is_of_name(name)),
         };
-        self.remember_cleaned(Some(cleaned));
-        self.keep_cleaned(plan);
+        self.purges.add(cleaned, self.now);
         for (name, address) in known {
             self.forget_restored(&name, address);
             let gone = self.names.let_go(&name, address, self.now);
@@ -194,13 +114,11 @@ impl State {
             if self.note_revoking(&name, address) {
                 revoke.entry(name).or_default().push(address);
             }
-            self.file_at(id, self.now);
+            self.files.mark_due(id, self.now);
         }
         for (name, addresses) in revoke {
-            self.revoke_leases(name, addresses);
+            self.revoke_leases(plan, name, addresses);
         }
-        self.end_revocations(plan);
-        self.flush(plan);
     }
 
     /// What a restart kept of an address goes as far as this name had a part in it: nobody knows
@@ -235,7 +153,7 @@ impl State {
         let Some(cleaned) = Cleaned::new(what) else {
             return Vec::new();
         };
-        let pending = self.revocations.iter();
+        let pending = self.leases.pending();
         let pending = pending.filter(|pending| cleaned.is_of_name(&pending.name));
         let pairs = pending.flat_map(|pending| {
             pending.addresses.iter().map(|address| Unrevoked {

@@ -7,7 +7,6 @@ use ipnet::IpNet;
 use shared_maps::{EndpointId, IdentityId};
 
 use super::state::State;
-use crate::identity::allocator::Allocator as _;
 
 /// Endpoints, identities and prefixes. Nothing of what was learned is in it: it is far
 /// cheaper than a [`super::Snapshot`].
@@ -52,10 +51,8 @@ impl State {
     }
 
     pub(super) fn directory(&self) -> Directory {
-        let local = self.local.allocated();
-        let pods = self.pods.allocated();
-        let mut identities: Vec<IdentityId> =
-            local.iter().chain(&pods).map(|(id, ..)| *id).collect();
+        let allocated = self.numbers.allocated().into_iter();
+        let mut identities: Vec<IdentityId> = allocated.map(|(id, ..)| id).collect();
         identities.sort_unstable();
         let mut prefixes = Vec::with_capacity(self.ipcache.realised());
         self.ipcache.for_each(|prefix, metadata| {
@@ -65,7 +62,7 @@ impl State {
         Directory {
             places: self.places(),
             identities,
-            former: self.former_rules.clone(),
+            former: self.restoration.former_rules().clone(),
             prefixes,
         }
     }

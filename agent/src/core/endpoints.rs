@@ -4,27 +4,24 @@ use std::{collections::BTreeSet, net::IpAddr};
 
 use holdfast_sdp::mapping::BootTime;
 use ipnet::IpNet;
-use shared_maps::{EndpointId, IdentityId, lxc::FLAG_HOST, lxc::LxcValue};
+use shared_maps::{EndpointId, IdentityId};
 
 use super::{
     event::{EndpointSpec, SourceEvent},
-    plan::Plan,
     state::State,
 };
 use crate::{
-    endpoint::endpoint::{Behind, Endpoint, labels_of, lxc_key},
+    endpoint::endpoint::{Behind, Endpoint, labels_of},
     ipcache::metadata::{Claim, Owner},
     labels::LabelSet,
 };
 
 impl State {
-    pub(super) fn on_endpoint(&mut self, plan: &mut Plan, event: SourceEvent<EndpointSpec>) {
+    pub(super) fn on_endpoint(&mut self, event: SourceEvent<EndpointSpec>) {
         match event {
-            SourceEvent::Init => self.sync.endpoints.seen = Some(BTreeSet::new()),
+            SourceEvent::Init => self.restoration.endpoints().begin(),
             SourceEvent::Apply(spec) => {
-                if let Some(seen) = &mut self.sync.endpoints.seen {
-                    seen.insert(spec.key.clone());
-                }
+                self.restoration.endpoints().note(&spec.key);
                 if self.apply_endpoint(spec) {
                     self.take_waiting();
                 }
@@ -34,21 +31,20 @@ impl State {
                 self.take_waiting();
             }
             SourceEvent::InitDone => {
-                let seen = self.sync.endpoints.seen.take().unwrap_or_default();
+                let seen = self.restoration.endpoints().end();
                 let known = self.endpoints.iter().map(|e| e.spec.key.clone());
-                let known: Vec<String> = known.chain(self.waiting.keys().cloned()).collect();
+                let waiting = self.endpoints.waiting().map(|(spec, _)| spec.key.clone());
+                let known: Vec<String> = known.chain(waiting).collect();
                 for key in known.iter().filter(|key| !seen.contains(*key)) {
                     self.delete_endpoint(key);
                 }
                 self.take_waiting();
-                self.sync.endpoints.complete = true;
             }
         }
-        self.flush(plan);
     }
 
     fn delete_endpoint(&mut self, key: &str) {
-        self.waiting.remove(key);
+        self.endpoints.end_wait(key);
         if let Some(id) = self.endpoints.by_key(key) {
             self.remove_endpoint(id);
         }
@@ -57,9 +53,10 @@ impl State {
     /// Tries those again that could not be taken. One that is taken may free an address that
     /// another one waits for.
     fn take_waiting(&mut self) {
-        for _ in 0..=self.waiting.len() {
+        let tries = self.endpoints.waiting().len() + 1;
+        for _ in 0..tries {
             let mut freed = false;
-            for (spec, _) in std::mem::take(&mut self.waiting).into_values() {
+            for spec in self.endpoints.take_waiting() {
                 freed |= self.apply_endpoint(spec);
             }
             if !freed {
@@ -81,7 +78,7 @@ impl State {
 
     fn try_endpoint(&mut self, mut spec: EndpointSpec) {
         // This version replaces one that could not be taken.
-        self.waiting.remove(&spec.key);
+        self.endpoints.end_wait(&spec.key);
         let config = &self.config;
         spec.addresses.retain(|address| match address {
             IpAddr::V4(_) => config.enable_ipv4,
@@ -90,15 +87,13 @@ impl State {
         let labels = match labels_of(&spec) {
             Ok(labels) => labels,
             Err(error) => {
-                self.waiting
-                    .insert(spec.key.clone(), (spec, error.to_string()));
+                self.endpoints.wait(spec, error.to_string());
                 return;
             }
         };
         if spec.addresses.is_empty() {
             let reason = "it has no address of an enabled family: give its interface one";
-            self.waiting
-                .insert(spec.key.clone(), (spec, reason.to_owned()));
+            self.endpoints.wait(spec, reason.to_owned());
             return;
         }
         self.adopt(&spec);
@@ -110,7 +105,8 @@ impl State {
             if let Some(endpoint) = of.filter(|endpoint| endpoint.spec.ifindex == spec.ifindex) {
                 // What was in force at this interface stays.
                 endpoint.restored = false;
-                self.work.insert(endpoint.id);
+                let id = endpoint.id;
+                self.endpoints.mark(id);
             } else if let Some(id) = own {
                 self.remove_endpoint(id);
             }
@@ -119,9 +115,8 @@ impl State {
         }
         if let Some(reason) = refused {
             // It is tried again with all the addresses that it asked for.
-            let other = self.waiting.remove(&asked.key).map(|(_, other)| other);
-            let reason = other.unwrap_or(reason);
-            self.waiting.insert(asked.key.clone(), (asked, reason));
+            let other = self.endpoints.end_wait(&asked.key);
+            self.endpoints.wait(asked, other.unwrap_or(reason));
         }
     }
 
@@ -144,7 +139,7 @@ impl State {
             self.add_endpoint(id, spec, labels, since, false);
         } else {
             let reason = "no endpoint number is free: remove endpoints".to_owned();
-            self.waiting.insert(spec.key.clone(), (spec, reason));
+            self.endpoints.wait(spec, reason);
         }
     }
 
@@ -159,7 +154,7 @@ impl State {
         let families = pick(&spec.addresses).count();
         spec.addresses.retain(|address| {
             let other = self.endpoints.by_address(*address);
-            if self.node_addresses.contains(address) {
+            if self.lxc.is_node_address(*address) {
                 reason = Some(format!(
                     "its address {address} is this node's: give it another one"
                 ));
@@ -186,10 +181,10 @@ impl State {
                 && endpoint.spec.ifindex == spec.ifindex
                 && endpoint.addresses().eq(pick(&spec.addresses))
         });
-        let Some(mut endpoint) = same.map(|e| e.id).and_then(|id| self.endpoints.remove(id)) else {
+        let Some(mut endpoint) = same.map(|e| e.id).and_then(|id| self.endpoints.take(id)) else {
             return;
         };
-        let displaced = own.and_then(|id| self.endpoints.remove(id));
+        let displaced = own.and_then(|id| self.endpoints.take(id));
         let key = std::mem::replace(&mut endpoint.spec.key, spec.key.clone());
         let mut moved = vec![endpoint.id];
         self.endpoints.insert(endpoint);
@@ -199,16 +194,13 @@ impl State {
             self.endpoints.insert(displaced);
         }
         for id in moved {
-            self.file_at(id, self.now);
+            self.files.mark_due(id, self.now);
         }
     }
 
     /// Entries that an endpoint's policy map takes.
     pub(super) fn policy_map_max(&self, id: EndpointId) -> usize {
-        let flag = self.config.policy_map_max;
-        self.policy_map_sizes
-            .get(&id)
-            .map_or(flag, |size| flag.min(*size))
+        self.endpoints.map_size(id, self.config.policy_map_max)
     }
 
     /// Adds an endpoint to the model.
@@ -222,13 +214,12 @@ impl State {
     ) {
         let Some(identity) = self.acquire_pod(labels) else {
             let reason = "no identity number is left for its labels: use fewer distinct label sets";
-            self.waiting
-                .insert(spec.key.clone(), (spec, reason.to_owned()));
+            self.endpoints.wait(spec, reason.to_owned());
             self.endpoints.free(id);
             return;
         };
         if !restored {
-            self.policy_map_sizes.remove(&id);
+            self.endpoints.forget_map_size(id);
         }
         let (mut ipv4, mut ipv6) = (None, None);
         for address in pick(&spec.addresses) {
@@ -249,33 +240,23 @@ impl State {
             policy_map: None,
             behind: Behind::All,
             attached: None,
-            filed: false,
-            filed_rules: None,
-            filed_at: BootTime(0),
-            file_due: None,
-            undurable: Vec::new(),
-            keeping: None,
-            unwritten: None,
             problem: None,
             unplaced: None,
             policy_revision: 0,
         });
-        self.work.insert(id);
+        self.files.add(id);
+        self.endpoints.mark(id);
         self.join_subject(identity, labels, id);
         self.claim_addresses(id);
     }
 
     fn acquire_pod(&mut self, labels: &LabelSet) -> Option<IdentityId> {
-        let Ok(acquired) = self.pods.acquire(labels) else {
+        let Some(acquired) = self.numbers.acquire_endpoint(labels) else {
             self.counters.identity_exhausted += 1;
             return None;
         };
         if acquired.new {
             self.introduce(acquired.id, labels.clone());
-        }
-        if acquired.fresh {
-            self.checkpoint_due.endpoints = true;
-            self.checkpoint_due.fresh.insert(acquired.id);
         }
         Some(acquired.id)
     }
@@ -285,24 +266,21 @@ impl State {
             return;
         };
         let identity = Claim::Identity(endpoint.identity);
-        for (address, (key, value)) in endpoint.addresses().zip(endpoint.lxc()) {
+        let value = endpoint.lxc();
+        for address in endpoint.addresses() {
             self.ipcache
                 .claim(IpNet::from(address), Owner::Endpoint(id), identity.clone());
-            if !self.node_addresses.contains(&address) {
-                self.lxc_desired.insert(key, value);
-                self.lxc_dirty.insert(address);
-            }
+            self.lxc.claim(address, value);
         }
     }
 
     fn update_endpoint(&mut self, id: EndpointId, spec: EndpointSpec, labels: &LabelSet) {
-        let Some(endpoint) = self.endpoints.get_mut(id) else {
+        let Some(endpoint) = self.endpoints.mark_mut(id) else {
             return;
         };
         let confirmed = std::mem::take(&mut endpoint.restored);
         let unchanged = endpoint.spec == spec && endpoint.labels == *labels;
         endpoint.spec = spec;
-        self.work.insert(id);
         if unchanged {
             return;
         }
@@ -318,10 +296,10 @@ impl State {
                 endpoint.behind = Behind::All;
             }
             self.join_subject(identity, labels, id);
-            self.pods.release(before);
+            self.numbers.release_endpoint(before);
         }
         if !confirmed {
-            self.file_at(id, self.now);
+            self.files.mark_due(id, self.now);
         }
         self.claim_addresses(id);
     }
@@ -329,7 +307,7 @@ impl State {
     /// Takes an endpoint out of the model; what the datapath has of it goes with the next
     /// flush.
     pub(super) fn remove_endpoint(&mut self, id: EndpointId) {
-        let Some(mut endpoint) = self.endpoints.remove(id) else {
+        let Some(mut endpoint) = self.endpoints.take(id) else {
             return;
         };
         // Programs of the run before, or of an attempt that failed halfway, may be attached: they
@@ -340,49 +318,37 @@ impl State {
         for address in endpoint.addresses() {
             self.ipcache
                 .unclaim(IpNet::from(address), &Owner::Endpoint(id));
-            if !self.node_addresses.contains(&address) {
-                self.lxc_desired.remove(&lxc_key(address));
-                self.lxc_dirty.insert(address);
-            }
+            self.lxc.unclaim(address);
         }
-        self.hold.forget(id);
+        self.restoration.hold_mut().forget(id);
         self.leave_subject(endpoint.identity, id);
-        self.pods.release(endpoint.identity);
+        self.numbers.release_endpoint(endpoint.identity);
         let gone = self.names.remove_endpoint(id, self.now);
         self.unlabel(gone);
-        self.leaving.insert(id, endpoint);
+        self.files.leave(id);
+        self.endpoints.leave(endpoint);
     }
 
-    pub(super) fn on_node_addresses(&mut self, plan: &mut Plan, addresses: &[IpAddr]) {
+    pub(super) fn on_node_addresses(&mut self, addresses: &[IpAddr]) {
         let new: BTreeSet<IpAddr> = addresses
             .iter()
             .copied()
             .filter(|a| !a.is_loopback())
             .collect();
-        let old = std::mem::replace(&mut self.node_addresses, new.clone());
-        let freed = !old.is_subset(&new);
-        for address in old.difference(&new) {
+        let change = self.lxc.set_node_addresses(new);
+        for address in &change.removed {
             self.ipcache.unclaim(IpNet::from(*address), &Owner::Node);
-            self.lxc_desired.remove(&lxc_key(*address));
-            self.lxc_dirty.insert(*address);
             if let Some(id) = self.endpoints.by_address(*address) {
                 self.claim_addresses(id);
             }
         }
-        for address in new.difference(&old) {
+        for address in change.added {
             let host = Claim::Identity(IdentityId::HOST);
-            self.ipcache.claim(IpNet::from(*address), Owner::Node, host);
-            let value = LxcValue {
-                flags: FLAG_HOST,
-                ..LxcValue::default()
-            };
-            self.lxc_desired.insert(lxc_key(*address), value);
-            self.lxc_dirty.insert(*address);
+            self.ipcache.claim(IpNet::from(address), Owner::Node, host);
         }
-        if freed {
+        if !change.removed.is_empty() {
             self.take_waiting();
         }
-        self.flush(plan);
     }
 }
 

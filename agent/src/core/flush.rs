@@ -8,7 +8,7 @@
 //! 5. programs; what is left of endpoints that went,
 //! 6. policy maps: what nobody uses any more: allows, redirects, denies.
 
-use std::{collections::BTreeSet, net::IpAddr, sync::Arc};
+use std::{collections::BTreeSet, sync::Arc};
 
 use ipnet::IpNet;
 use shared_maps::{
@@ -17,18 +17,10 @@ use shared_maps::{
     policy::{PolicyKey, PolicyValue},
 };
 
-use super::{
-    hold::HELD,
-    plan::Plan,
-    state::{State, Undo},
-};
+use super::{hold::HELD, plan::Plan, rollback::Undo, state::State};
 use crate::{
     datapath::plan::Step,
-    endpoint::{
-        endpoint::{Behind, lxc_key},
-        policy_map::PolicyMap,
-    },
-    identity::{allocator::Allocator as _, checkpoint},
+    endpoint::{endpoint::Behind, policy_map::PolicyMap},
     ipcache::table::key_of,
     policy::compute::{self, DnsScope},
 };
@@ -42,7 +34,7 @@ pub(super) type Removals = Vec<(EndpointId, PolicyKey, PolicyValue)>;
 impl State {
     /// Plans everything that changed, once the sources are synced.
     pub(super) fn flush(&mut self, plan: &mut Plan) {
-        if !self.sync.done {
+        if !self.restoration.is_synced() {
             return;
         }
         let mut moves = self.ipcache.take_dirty();
@@ -61,6 +53,10 @@ impl State {
             self.round(plan, &[], &mut deferred, false);
         }
         self.plan_removals(plan, deferred);
+        if !self.is_halfway() {
+            // The last round may have removed identities that DNS rules have as servers.
+            self.refresh_dns();
+        }
     }
 
     /// Puts prefixes in the order in which the ipcache follows: longest first, then what goes,
@@ -81,9 +77,8 @@ impl State {
 
     /// Whether an endpoint lacks entries that its map would take.
     fn has_work(&self) -> bool {
-        let work = self.work.iter().filter_map(|id| self.endpoints.get(*id));
-        work.into_iter()
-            .any(|e| !e.behind.is_none() && e.problem.is_none())
+        let mut dirty = self.endpoints.dirty();
+        dirty.any(|endpoint| !endpoint.behind.is_none() && endpoint.problem.is_none())
     }
 
     /// Plans what is to be done and some of these prefixes: a chunk at most, fewer if they are
@@ -110,20 +105,19 @@ impl State {
         if !self.is_halfway() {
             self.refresh_dns();
         }
-        for id in self.work.clone() {
+        for id in self.endpoints.dirty_ids() {
             self.plan_policy(plan, id, &mut removals, &mut blocked);
         }
-        self.plan_lxc(plan, true);
+        self.plan_lxc_sets(plan);
         self.plan_ipcache(plan, prefixes, &blocked);
         self.plan_attach(plan);
-        self.plan_lxc(plan, false);
+        self.plan_lxc_removals(plan);
         self.plan_leaving(plan);
         // Policy of an identity outlives every prefix that the datapath maps to it.
         let ipcache = &self.ipcache;
-        let mut idle = self.local.sweep(&|id| ipcache.is_in_force(id));
-        idle.extend(self.pods.sweep(&|id| ipcache.is_in_force(id)));
+        let idle = self.numbers.sweep(&|id| ipcache.is_in_force(id));
         for id in idle {
-            self.forget_identity(id);
+            self.forget_identity(plan, id);
         }
         self.sweep_policy(&mut removals);
         removals.append(deferred);
@@ -135,30 +129,25 @@ impl State {
         });
         *deferred = later;
         self.plan_removals(plan, now);
-        let endpoints = &self.endpoints;
-        self.work.retain(|id| {
-            endpoints.get(*id).is_some_and(|endpoint| {
-                !endpoint.behind.is_none()
-                    || endpoint.policy_map.is_none()
-                    || !endpoint.filed
-                    || endpoint.attached.as_ref() != Some(&endpoint.attachment())
-            })
+        let files = &self.files;
+        self.endpoints.retain_dirty(|endpoint| {
+            !endpoint.behind.is_none()
+                || endpoint.policy_map.is_none()
+                || !files.exists(endpoint.id)
+                || endpoint.attached.as_ref() != Some(&endpoint.attachment())
         });
         taken
     }
 
     pub(super) fn checkpoint(&mut self, plan: &mut Plan) {
-        if std::mem::take(&mut self.checkpoint_due.local) {
-            let kept = self.local.kept();
-            let text = self.local_file.render(&kept);
+        let due = self.numbers.take_checkpoints();
+        if let Some(text) = due.local {
             self.step(plan, Step::Checkpoint(text), Undo::Checkpoint);
         }
-        if std::mem::take(&mut self.checkpoint_due.endpoints) {
-            let kept = self.pods.kept();
-            let text = checkpoint::render_endpoints(kept.iter().map(|(id, labels)| (*id, labels)));
+        if let Some(text) = due.endpoints {
             self.step(plan, Step::CheckpointEndpoints(text), Undo::Checkpoint);
         }
-        plan.fresh.append(&mut self.checkpoint_due.fresh);
+        plan.save(due.fresh);
     }
 
     pub(super) fn refresh_dns(&mut self) {
@@ -174,7 +163,7 @@ impl State {
             let rules = compute::dns_rules(&subject.policy, &self.selectors);
             if *subject.dns != rules {
                 subject.dns = Arc::new(rules);
-                self.rules_stale = true;
+                self.publication.mark_stale();
             }
         }
     }
@@ -191,7 +180,7 @@ impl State {
             return;
         };
         let is_new = endpoint.policy_map.is_none();
-        if !is_new && !endpoint.filed {
+        if !is_new && !self.files.exists(id) {
             self.file(plan, id);
         }
         let Some(endpoint) = self.endpoints.get(id) else {
@@ -207,7 +196,7 @@ impl State {
             }
             return;
         }
-        if self.hold.has(id) && !is_new {
+        if self.restoration.hold().has(id) && !is_new {
             if let Some(endpoint) = self.endpoints.get_mut(id) {
                 endpoint.problem = Some(HELD.to_owned());
             }
@@ -279,8 +268,8 @@ impl State {
 
     /// Adds entries of identities that were just forgotten: their removal needs no round more.
     fn sweep_policy(&mut self, removals: &mut Removals) {
-        for id in &self.work {
-            let Some(endpoint) = self.endpoints.get_mut(*id) else {
+        for id in self.endpoints.dirty_ids() {
+            let Some(endpoint) = self.endpoints.get_mut(id) else {
                 continue;
             };
             let Behind::Some(peers) = &endpoint.behind else {
@@ -337,45 +326,27 @@ impl State {
             .is_some_and(|entries| entries.contains_key(key))
     }
 
-    /// Plans `cilium_lxc`: what shall be there first, what shall not be later.
-    fn plan_lxc(&mut self, plan: &mut Plan, sets: bool) {
-        let mut later = BTreeSet::new();
-        for address in std::mem::take(&mut self.lxc_dirty) {
-            let key = lxc_key(address);
-            let (wanted, has) = (
-                self.lxc_desired.get(&key).copied(),
-                self.lxc.get(&key).copied(),
-            );
-            if wanted == has {
-                continue;
-            }
-            match wanted {
-                Some(_) if !self.is_ready(address) => {
-                    later.insert(address);
-                }
-                Some(value) => {
-                    self.step(plan, Step::SetLxc(key, value), Undo::Lxc(key, has));
-                    self.lxc.insert(key, value);
-                }
-                None if sets => {
-                    later.insert(address);
-                }
-                None => {
-                    self.step(plan, Step::UnsetLxc(key), Undo::Lxc(key, has));
-                    self.lxc.remove(&key);
-                }
-            }
+    /// Plans the entries of `cilium_lxc` that there shall be.
+    fn plan_lxc_sets(&mut self, plan: &mut Plan) {
+        let (endpoints, files) = (&self.endpoints, &self.files);
+        // Whether the endpoint at an address, if there is one, has its policy map and file.
+        let is_ready = |address| {
+            let at = endpoints.by_address(address);
+            let endpoint = at.and_then(|id| endpoints.get(id));
+            endpoint
+                .is_none_or(|endpoint| endpoint.policy_map.is_some() && files.exists(endpoint.id))
+        };
+        for change in self.lxc.plan_sets(is_ready) {
+            let step = Step::SetLxc(change.key, change.value);
+            self.step(plan, step, Undo::Lxc(change.key, change.before));
         }
-        self.lxc_dirty = later;
     }
 
-    /// Whether the endpoint at an address, if there is one, has its policy map and file.
-    fn is_ready(&self, address: IpAddr) -> bool {
-        let endpoint = self
-            .endpoints
-            .by_address(address)
-            .and_then(|id| self.endpoints.get(id));
-        endpoint.is_none_or(|endpoint| endpoint.policy_map.is_some() && endpoint.filed)
+    /// Plans the removal of the other entries of `cilium_lxc`.
+    fn plan_lxc_removals(&mut self, plan: &mut Plan) {
+        for (key, before) in self.lxc.plan_removals() {
+            self.step(plan, Step::UnsetLxc(key), Undo::Lxc(key, Some(before)));
+        }
     }
 
     pub(super) fn plan_ipcache(
@@ -396,7 +367,7 @@ impl State {
             let full = has.is_none() && self.ipcache.realised() >= self.config.ipcache_max;
             match wanted {
                 Some(identity) if full || blocked.contains(&identity) => {
-                    self.unresolved.insert(*prefix);
+                    self.retry.add(*prefix);
                     continue;
                 }
                 Some(identity) => {
@@ -417,10 +388,9 @@ impl State {
     }
 
     fn plan_attach(&mut self, plan: &mut Plan) {
-        let work = self.work.iter().filter_map(|id| self.endpoints.get(*id));
-        let lacking = work.filter(|endpoint| {
+        let lacking = self.endpoints.dirty().filter(|endpoint| {
             endpoint.policy_map.is_some()
-                && endpoint.filed
+                && self.files.exists(endpoint.id)
                 && !endpoint.restored
                 && endpoint.attached.as_ref() != Some(&endpoint.attachment())
         });
@@ -438,30 +408,26 @@ impl State {
 
     /// Takes away what is left of endpoints that went: their addresses no longer map to them.
     fn plan_leaving(&mut self, plan: &mut Plan) {
-        let ids: Vec<EndpointId> = self.leaving.keys().copied().collect();
-        for id in ids {
-            let Some(endpoint) = self.leaving.get(&id) else {
-                continue;
-            };
-            let attached = endpoint.attached.clone();
-            let (filed, mapped) = (endpoint.filed, endpoint.policy_map.is_some());
+        let left: Vec<_> = self
+            .endpoints
+            .leaving_mut()
+            .map(|endpoint| {
+                let mapped = endpoint.policy_map.take().is_some();
+                (endpoint.id, endpoint.attached.take(), mapped)
+            })
+            .collect();
+        for (id, attached, mapped) in left {
             if attached.is_some() {
                 self.step(plan, Step::Detach(id), Undo::Attached(id, attached));
             }
-            if filed {
+            if self.files.remove_left(id) {
                 self.step(plan, Step::RemoveEndpoint(id), Undo::RemovedFile(id));
             }
             if mapped {
                 self.step(plan, Step::RemovePolicyMap(id), Undo::RemovedMap(id));
             }
-            if let Some(endpoint) = self.leaving.get_mut(&id) {
-                endpoint.attached = None;
-                endpoint.filed = false;
-                endpoint.policy_map = None;
-            }
         }
-        let mut orphans = std::mem::take(&mut self.orphans);
-        orphans.retain(|id| self.endpoints.get(*id).is_none());
+        let orphans = self.endpoints.take_orphans();
         for id in orphans {
             self.step(plan, Step::Detach(id), Undo::Attached(id, None));
             self.step(plan, Step::RemovePolicyMap(id), Undo::RemovedMap(id));

@@ -66,23 +66,23 @@ impl Hold {
 
 impl State {
     pub(super) fn on_policies_uncertain(&mut self, uncertain: bool) {
-        self.hold.uncertain = uncertain;
+        self.restoration.hold_mut().uncertain = uncertain;
         if uncertain {
             return;
         }
-        for id in std::mem::take(&mut self.hold.held).into_keys() {
-            if let Some(endpoint) = self.endpoints.get_mut(id) {
+        for id in std::mem::take(&mut self.restoration.hold_mut().held).into_keys() {
+            if let Some(endpoint) = self.endpoints.mark_mut(id) {
                 endpoint.behind = Behind::All;
-                self.work.insert(id);
             }
-            self.rules_stale = true;
+            self.publication.mark_stale();
         }
     }
 
     /// Before the first plan: notes which endpoints it would open.
     pub(super) fn hold_endpoints(&mut self) {
-        let mut former = std::mem::take(&mut self.hold.former);
-        if !self.hold.uncertain {
+        let hold = self.restoration.hold_mut();
+        let mut former = std::mem::take(&mut hold.former);
+        if !hold.uncertain {
             return;
         }
         let opened = self
@@ -92,8 +92,8 @@ impl State {
         let held = opened.map(|endpoint| endpoint.id).collect::<Vec<_>>();
         for id in held {
             let rules = former.remove(&id).unwrap_or_default();
-            self.hold.held.insert(id, rules);
-            self.rules_stale = true;
+            self.restoration.hold_mut().held.insert(id, rules);
+            self.publication.mark_stale();
         }
     }
 

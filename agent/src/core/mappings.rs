@@ -4,23 +4,20 @@ use std::net::IpAddr;
 
 use holdfast_sdp::{
     mapping::{BootTime, Mapping, Realised, Refusal, lease},
-    policy::{table::Question, verdict::Verdict},
+    name::Fqdn,
+    policy::table::Question,
 };
 use ipnet::IpNet;
-use shared_maps::{EndpointId, FAMILY_IPV4, FAMILY_IPV6, IdentityId};
+use shared_maps::{FAMILY_IPV4, FAMILY_IPV6, IdentityId};
 
 use super::{
-    event::{
-        MAX_ADDRESSES, MAX_NAME, MappingEvent, MappingOutcome, Revocation, RevokeAck, StreamId,
-    },
-    plan::Plan,
-    rate::MappingRate,
-    revocations::PendingRevocation,
-    state::{Outcome, State},
+    endpoint_files::Undurable,
+    event::{Effect, MAX_ADDRESSES, MAX_NAME, MappingEvent, MappingOutcome, StreamId},
+    plan::{PendingOutcome, Plan},
+    state::State,
 };
 use crate::{
-    endpoint::endpoint::Undurable,
-    fqdn::cache::{AFTER_LEASE, Answer},
+    fqdn::cache::Answer,
     ipcache::metadata::{Claim, Owner},
 };
 
@@ -33,43 +30,29 @@ const AWAY: u64 = 30;
 const TAKEN_ADDRESSES: usize = 1024;
 /// The last 1/16 of what the node takes is given without leases.
 const SCARCE: usize = 16;
-/// Mappings kept until the sources are synced.
-pub(super) const MAX_EARLY: usize = 100_000;
-/// A stream closes so soon after its process ended, seconds; one that closes later was another's.
-const CLOSES_WITHIN: u64 = 5;
-/// Results that wait for one endpoint's file.
-const MAX_UNDURABLE: usize = 65_536;
 
 impl State {
     pub(super) fn on_mappings(&mut self, plan: &mut Plan, mappings: Vec<MappingEvent>) {
         for event in mappings {
             let (now, rate) = (self.now, self.config.mapping_rate);
-            let endpoint = event.mapping.endpoint.id;
-            let addresses = event.mapping.addresses.len();
-            let of_stream = self.rates.entry(event.stream);
-            let of_stream = of_stream.or_insert_with(|| MappingRate::new(now));
-            if !of_stream.take(endpoint, addresses, rate, now) {
-                self.refuse(&event, Refusal::RateLimited);
-            } else if self.sync.done {
-                self.learn(&event);
-            } else if self.early_shares.take(endpoint, 1) {
-                self.early.push(event);
-            } else {
-                self.refuse(&event, Refusal::RateLimited);
+            if !self.intake.allows(&event, rate, now) {
+                self.refuse(plan, &event, Refusal::RateLimited);
+            } else if self.restoration.is_synced() {
+                self.learn(plan, &event);
+            } else if let Err(event) = self.intake.postpone(event) {
+                self.refuse(plan, &event, Refusal::RateLimited);
             }
         }
-        self.flush(plan);
     }
 
-    /// Takes up what came before the sources were synced.
-    pub(super) fn learn_early(&mut self) {
-        self.early_shares.clear();
-        for event in std::mem::take(&mut self.early) {
-            self.learn(&event);
+    /// Takes up the mappings that came before the sources were synced.
+    pub(super) fn learn_early(&mut self, plan: &mut Plan) {
+        for event in self.intake.take_early() {
+            self.learn(plan, &event);
         }
     }
 
-    fn refuse(&mut self, event: &MappingEvent, refusal: Refusal) {
+    fn refuse(&mut self, plan: &mut Plan, event: &MappingEvent, refusal: Refusal) {
         let counter = match refusal {
             Refusal::EndpointUnknown => &mut self.counters.mappings_endpoint_unknown,
             Refusal::NotAllowed => &mut self.counters.mappings_not_allowed,
@@ -87,14 +70,14 @@ impl State {
             revision: self.revision_in_force(),
         };
         let endpoint = event.mapping.endpoint.id;
-        self.outcomes.push(Outcome {
+        plan.answer(PendingOutcome {
             outcome,
             prefixes: Vec::new(),
             endpoint,
         });
     }
 
-    fn learn(&mut self, event: &MappingEvent) {
+    fn learn(&mut self, plan: &mut Plan, event: &MappingEvent) {
         let mapping = &event.mapping;
         if let Err(refusal) = self.check(mapping) {
             if refusal == Refusal::NotAllowed && mapping.replayed && self.was_cleaned(mapping) {
@@ -104,7 +87,7 @@ impl State {
                     self.forget_restored(&mapping.name, *address);
                 }
             }
-            self.refuse(event, refusal);
+            self.refuse(plan, event, refusal);
             return;
         }
         let endpoint = mapping.endpoint.id;
@@ -122,7 +105,7 @@ impl State {
             expires = expires.max(self.now.plus_secs(AWAY));
         }
         let mut leased =
-            self.streams.contains(&event.stream) && lease_end > self.now && !self.is_crowded();
+            self.leases.is_open(event.stream) && lease_end > self.now && !self.is_crowded();
         let mut left_out = mapping.addresses.len().saturating_sub(TAKEN_ADDRESSES);
         let labels = match self.names.name(&mapping.name) {
             Some(entry) => entry.labels.clone(),
@@ -168,7 +151,7 @@ impl State {
         self.file_soon(endpoint);
         if left_out > 0 {
             self.counters.pairs_left_out += left_out as u64;
-            self.refuse(event, Refusal::NotRealised);
+            self.refuse(plan, event, Refusal::NotRealised);
             return;
         }
         let outcome = MappingOutcome {
@@ -179,7 +162,7 @@ impl State {
             lease_end: if leased { lease_end.0 } else { 0 },
             revision: self.revision_in_force(),
         };
-        self.outcomes.push(Outcome {
+        plan.answer(PendingOutcome {
             outcome,
             prefixes,
             endpoint,
@@ -232,9 +215,10 @@ impl State {
         if mapping.replayed && self.was_cleaned(mapping) {
             return Err(Refusal::NotAllowed);
         }
-        match self.checker.load().check(&question) {
-            Verdict::Allow => Ok(()),
-            Verdict::Deny(_) => Err(Refusal::NotAllowed),
+        if self.publication.allows(&question) {
+            Ok(())
+        } else {
+            Err(Refusal::NotAllowed)
         }
     }
 
@@ -274,10 +258,9 @@ impl State {
     }
 
     /// Fills in what became of the mappings once the plan ran.
-    pub(super) fn settle_outcomes(&mut self) -> Vec<super::event::Effect> {
-        let outcomes = std::mem::take(&mut self.outcomes);
+    pub(super) fn settle_outcomes(&mut self, outcomes: Vec<PendingOutcome>) -> Vec<Effect> {
         let mut effects = Vec::with_capacity(outcomes.len());
-        for Outcome {
+        for PendingOutcome {
             mut outcome,
             prefixes,
             endpoint,
@@ -290,17 +273,17 @@ impl State {
                     self.counters.mappings_realised += 1;
                     outcome.revision = self.revision_in_force();
                     if outcome.lease_end > 0 {
-                        let until = self.promised.entry(outcome.stream).or_default();
-                        *until = (*until).max(BootTime(outcome.lease_end));
+                        let until = BootTime(outcome.lease_end);
+                        self.leases.promise(outcome.stream, until);
                     }
-                    self.await_file(endpoint, &outcome);
+                    self.files.await_write(endpoint, Undurable::new(&outcome));
                 } else {
                     self.counters.mappings_not_realised += 1;
                     outcome.realised = Realised::No(Refusal::NotRealised);
                     outcome.lease_end = 0;
                 }
             }
-            effects.push(super::event::Effect::Outcome(outcome));
+            effects.push(Effect::Outcome(outcome));
         }
         effects
     }
@@ -312,123 +295,36 @@ impl State {
         self.ipcache.get(prefix).is_some_and(is)
     }
 
-    fn await_file(&mut self, endpoint: EndpointId, outcome: &MappingOutcome) {
-        let Some(endpoint) = self.endpoints.get_mut(endpoint) else {
-            return;
-        };
-        if endpoint.undurable.len() < MAX_UNDURABLE {
-            endpoint.undurable.push(Undurable {
-                stream: outcome.stream,
-                sequence: outcome.sequence,
-                lease_end: outcome.lease_end,
-                revision: outcome.revision,
-            });
-        }
+    pub(super) fn on_stream_down(&mut self, stream: StreamId) {
+        self.intake.close(stream);
+        self.files.forget_stream(stream);
+        self.leases.close(stream, self.now);
     }
 
-    pub(super) fn on_stream_down(&mut self, plan: &mut Plan, stream: StreamId) {
-        self.streams.remove(&stream);
-        self.rates.remove(&stream);
-        for endpoint in self.endpoints.iter_mut() {
-            let keeping = endpoint.keeping.as_mut().map(|(_, results)| results);
-            for results in keeping.into_iter().chain([&mut endpoint.undurable]) {
-                results.retain(|undurable| undurable.stream != stream);
-            }
-        }
-        // Its proxy may not know yet, and may still answer under the leases it has: they are
-        // honoured, whether their revocation is under way or comes later.
-        let now = self.now;
-        self.departed.retain(|_, until| *until > now);
-        let promised = self.promised.remove(&stream);
-        let ended = self.holderless.remove(&stream);
-        let ended = ended.filter(|at| now <= at.plus_secs(CLOSES_WITHIN));
-        let promised = promised.filter(|_| ended.is_none());
-        if let Some(until) = promised.map(|until| until.plus_secs(AFTER_LEASE))
-            && until > now
-        {
-            self.departed.insert(stream, until);
-        }
-        if !self.departed.contains_key(&stream) {
-            self.revocations.forget_stream(stream);
-        }
-        self.end_revocations(plan);
-    }
-
-    /// The leases of these streams are over. Their pairs stay for their TTLs and connections.
-    pub(super) fn on_holder_ended(&mut self, plan: &mut Plan, streams: &[StreamId]) {
-        for stream in streams {
-            if self.streams.contains(stream) {
-                // Its end is on its way, unless another process took the connection over.
-                self.holderless.insert(*stream, self.now);
-            } else {
-                self.departed.remove(stream);
-                self.revocations.forget_stream(*stream);
-            }
-        }
-        self.end_revocations(plan);
-    }
-
-    pub(super) fn on_revoke_acked(&mut self, plan: &mut Plan, acks: &[RevokeAck]) {
-        for ack in acks {
-            self.revocations.acked(ack.stream, ack.id);
-        }
-        self.end_revocations(plan);
-    }
-
-    pub(super) fn revoke_leases(&mut self, name: holdfast_sdp::name::Fqdn, addresses: Vec<IpAddr>) {
-        let id = self.next_revocation;
-        self.next_revocation += 1;
+    pub(super) fn revoke_leases(&mut self, plan: &mut Plan, name: Fqdn, addresses: Vec<IpAddr>) {
         self.counters.revocations += 1;
-        let ends = self
-            .names
-            .name(&name)
-            .into_iter()
-            .flat_map(|entry| &entry.pairs);
-        let ends = ends.filter(|(address, _)| addresses.contains(address));
-        let until = ends
-            .map(|(_, pair)| pair.lease_end)
-            .max()
-            .unwrap_or(self.now);
-        let now = self.now;
-        self.departed.retain(|_, until| *until > now);
-        let streams: Vec<StreamId> = self.streams.iter().copied().collect();
-        self.revoke.push(Revocation {
-            id,
-            streams: streams.clone(),
-            name: name.clone(),
-            addresses: addresses.clone(),
-        });
-        let pending = PendingRevocation {
-            waiting: streams
-                .into_iter()
-                .chain(self.departed.keys().copied())
-                .collect(),
-            name,
-            addresses,
-            until: until.plus_secs(AFTER_LEASE),
-        };
-        self.revocations.insert(id, pending);
+        let pairs = self.names.name(&name).into_iter();
+        let pairs = pairs.flat_map(|entry| &entry.pairs);
+        let ends = pairs
+            .filter(|(address, _)| addresses.contains(address))
+            .map(|(_, pair)| pair.lease_end);
+        let until = ends.max().unwrap_or(self.now);
+        plan.revoke(self.leases.revoke(name, addresses, until, self.now));
     }
 
     /// Ends revocations that every stream acknowledged or whose leases ended.
-    pub(super) fn end_revocations(&mut self, plan: &mut Plan) {
+    pub(super) fn end_revocations(&mut self) {
         let now = self.now;
-        let ended = self.revocations.take_ended(now);
-        if ended.is_empty() {
-            return;
-        }
-        for pending in ended {
+        for pending in self.leases.take_ended(now) {
             for address in pending.addresses {
                 let gone = self.names.revoked(&pending.name, address, now);
                 self.unlabel(gone.into_iter().collect());
             }
         }
-        self.flush(plan);
     }
 
     pub(super) fn on_liveness(
         &mut self,
-        plan: &mut Plan,
         gc_start: BootTime,
         alive: &[(IpAddr, IpAddr)],
         complete: bool,
@@ -440,18 +336,17 @@ impl State {
         }
         if complete {
             let expired = self.names.pass(gc_start, self.now);
-            self.let_go(expired);
-            self.flush(plan);
+            self.release(expired);
         }
     }
 
     /// Lets go of what expired, as far as the inbox does not say otherwise.
     pub(super) fn expire(&mut self) {
         let expired = self.names.expire(self.now);
-        self.let_go(expired);
+        self.release(expired);
     }
 
-    fn let_go(&mut self, expired: crate::fqdn::cache::Expired) {
+    fn release(&mut self, expired: crate::fqdn::cache::Expired) {
         self.unlabel(expired.pairs);
         for id in expired.endpoints {
             self.file_soon(id);

@@ -1,10 +1,21 @@
 //! A plan: ordered steps, and which of them must not run after a failure.
+//!
+//! It owns all that waits for its outcome: [`crate::core::Core::commit`] takes it from here, and
+//! nothing of a plan is left in the core. Each step has exactly one undo.
 
 use std::collections::BTreeSet;
 
 use shared_maps::{EndpointId, IdentityId};
 
-use crate::datapath::plan::{Datapath, Step, StepError};
+use super::{
+    endpoint_files::Undurable,
+    event::{MappingOutcome, Revocation},
+    rollback::Undo,
+};
+use crate::{
+    datapath::plan::{Datapath, Step, StepError},
+    labels::LabelSet,
+};
 
 /// Ordered steps. Made by [`crate::core::Core::plan`], carried out by [`Plan::apply`], handed
 /// back to [`crate::core::Core::commit`].
@@ -12,22 +23,119 @@ use crate::datapath::plan::{Datapath, Step, StepError};
 pub struct Plan {
     /// The steps.
     pub steps: Vec<Step>,
+    /// How to take back each of the steps.
+    undo: Vec<Undo>,
     /// Identities that are not on disk before this plan's checkpoints.
-    pub(crate) fresh: BTreeSet<IdentityId>,
+    fresh: BTreeSet<IdentityId>,
+    /// Results of mappings that wait for the plan's outcome.
+    outcomes: Vec<PendingOutcome>,
+    /// Results to repeat, as the plan writes the file of their endpoint.
+    durable: Vec<(EndpointId, Undurable)>,
+    /// Identities that nothing has any more, if no step fails.
+    forgotten: Vec<(IdentityId, LabelSet)>,
+    /// Leases to be dropped.
+    revocations: Vec<Revocation>,
+}
+
+/// The result of a mapping, before its plan was carried out.
+#[derive(Debug)]
+pub(super) struct PendingOutcome {
+    /// The result if every prefix is realised.
+    pub(super) outcome: MappingOutcome,
+    /// Prefixes that must have their identity in the datapath.
+    pub(super) prefixes: Vec<ipnet::IpNet>,
+    /// The endpoint that asked.
+    pub(super) endpoint: EndpointId,
 }
 
 impl Plan {
+    /// Appends a step with its undo.
+    pub(super) fn push(&mut self, step: Step, undo: Undo) {
+        self.steps.push(step);
+        self.undo.push(undo);
+    }
+
+    /// Notes identities that the plan's checkpoints save.
+    pub(super) fn save(&mut self, fresh: BTreeSet<IdentityId>) {
+        self.fresh.extend(fresh);
+    }
+
+    /// Adds the result of a mapping.
+    pub(super) fn answer(&mut self, outcome: PendingOutcome) {
+        self.outcomes.push(outcome);
+    }
+
+    /// Adds results that are durable once the endpoint's file is written.
+    pub(super) fn make_durable(&mut self, id: EndpointId, results: Vec<Undurable>) {
+        let results = results.into_iter().map(|undurable| (id, undurable));
+        self.durable.extend(results);
+    }
+
+    /// Notes an identity that this plan removes from every map.
+    pub(super) fn forget(&mut self, identity: IdentityId, labels: LabelSet) {
+        self.forgotten.push((identity, labels));
+    }
+
+    /// Adds a revocation to be sent.
+    pub(super) fn revoke(&mut self, revocation: Revocation) {
+        self.revocations.push(revocation);
+    }
+
+    /// Takes the undo of each failed step, the last step's first.
+    pub(super) fn take_undo(&mut self, failed: &BTreeSet<usize>) -> Vec<Undo> {
+        let undo = std::mem::take(&mut self.undo).into_iter().enumerate().rev();
+        let of_failed = undo.filter(|(index, _)| failed.contains(index));
+        of_failed.map(|(_, undo)| undo).collect()
+    }
+
+    /// Takes the identities that would have been saved, if a checkpoint failed.
+    pub(super) fn take_unsaved(&mut self, failed: &BTreeSet<usize>) -> BTreeSet<IdentityId> {
+        let is_checkpoint =
+            |step: &Step| matches!(step, Step::Checkpoint(_) | Step::CheckpointEndpoints(_));
+        let mut failed = failed.iter().filter_map(|index| self.steps.get(*index));
+        if failed.any(is_checkpoint) {
+            std::mem::take(&mut self.fresh)
+        } else {
+            BTreeSet::new()
+        }
+    }
+
+    /// Takes the results that a failed write of this endpoint's file leaves not durable.
+    pub(super) fn take_undurable(&mut self, id: EndpointId) -> Vec<Undurable> {
+        let durable = std::mem::take(&mut self.durable);
+        let (undurable, durable): (Vec<_>, _) = durable.into_iter().partition(|(of, _)| *of == id);
+        self.durable = durable;
+        undurable.into_iter().map(|(_, result)| result).collect()
+    }
+
+    pub(super) fn take_durable(&mut self) -> Vec<Undurable> {
+        let durable = std::mem::take(&mut self.durable).into_iter();
+        durable.map(|(_, result)| result).collect()
+    }
+
+    pub(super) fn take_outcomes(&mut self) -> Vec<PendingOutcome> {
+        std::mem::take(&mut self.outcomes)
+    }
+
+    pub(super) fn take_forgotten(&mut self) -> Vec<(IdentityId, LabelSet)> {
+        std::mem::take(&mut self.forgotten)
+    }
+
+    pub(super) fn take_revocations(&mut self) -> Vec<Revocation> {
+        std::mem::take(&mut self.revocations)
+    }
+
     /// Carries out the steps in order. A step that leans on a failed one is skipped and
     /// reported as failed with [`StepError::Skipped`].
     pub fn apply(&self, datapath: &mut dyn Datapath) -> Vec<(usize, StepError)> {
         let mut failures = Vec::new();
-        let mut fallen = Fallen::default();
+        let mut failed = FailedDeps::default();
         for (index, step) in self.steps.iter().enumerate() {
-            if fallen.stops(step, &self.fresh) {
-                fallen.note(step);
+            if failed.stops(step, &self.fresh) {
+                failed.note(step);
                 failures.push((index, StepError::Skipped));
             } else if let Err(error) = datapath.apply(step) {
-                fallen.note(step);
+                failed.note(step);
                 failures.push((index, error));
             }
         }
@@ -38,7 +146,7 @@ impl Plan {
 
 /// What failed so far in one run of a plan.
 #[derive(Default)]
-struct Fallen {
+struct FailedDeps {
     checkpoint: bool,
     ipcache: bool,
     lxc_left: bool,
@@ -48,7 +156,7 @@ struct Fallen {
     identities: BTreeSet<u32>,
 }
 
-impl Fallen {
+impl FailedDeps {
     fn note(&mut self, step: &Step) {
         match step {
             Step::Checkpoint(_) | Step::CheckpointEndpoints(_) => self.checkpoint = true,

@@ -13,7 +13,6 @@ use super::{
 };
 use crate::{
     fqdn::cache::NamePair,
-    identity::allocator::Allocator as _,
     ipcache::{
         metadata::{Claim, Owner},
         resolve::cidr_label,
@@ -103,7 +102,7 @@ impl State {
                 subject.entries.insert(peer, entries);
             }
         }
-        subject.revision = self.revision;
+        subject.revision = self.publication.revision();
         changed
     }
 
@@ -128,9 +127,8 @@ impl State {
                 subject.entries.insert(peer, entries);
             }
             for endpoint in &subject.endpoints {
-                if let Some(endpoint) = self.endpoints.get_mut(*endpoint) {
+                if let Some(endpoint) = self.endpoints.mark_mut(*endpoint) {
                     endpoint.behind.add([peer]);
-                    self.work.insert(endpoint.id);
                 }
             }
             self.changes.spent += MARK * subject.endpoints.len();
@@ -176,7 +174,7 @@ impl State {
                 self.name_selectors.remove(fqdn);
                 self.relabel_names(fqdn);
                 for id in self.preallocated.remove(fqdn).unwrap_or_default() {
-                    self.local.release(id);
+                    self.numbers.release_local(id);
                 }
             }
             Selector::Group(group) => {
@@ -256,7 +254,7 @@ impl State {
         if !self.config.preallocate_identities {
             return;
         }
-        if !self.sync.done {
+        if !self.restoration.is_synced() {
             self.preallocated.insert(selector.clone(), Vec::new());
             return;
         }

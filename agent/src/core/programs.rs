@@ -1,7 +1,7 @@
 //! Comparing the programs that the kernel has with what was attached: a program that is missing,
 //! replaced or not the first lets packets pass unjudged, so this pass is short and frequent.
 
-use std::{collections::BTreeMap, ops::Bound, time::Duration};
+use std::{collections::BTreeMap, time::Duration};
 
 use holdfast_sdp::mapping::BootTime;
 use shared_maps::EndpointId;
@@ -51,11 +51,7 @@ impl State {
         if self.programs.due > self.now {
             return None;
         }
-        let from = match self.programs.after {
-            Some(id) => Bound::Excluded(id),
-            None => Bound::Unbounded,
-        };
-        let next = self.endpoints.range((from, Bound::Unbounded));
+        let next = self.endpoints.after(self.programs.after);
         let attached = next.filter_map(|endpoint| {
             let attached = endpoint.attached.clone();
             attached.filter(|attached| *attached == endpoint.attachment())
@@ -96,9 +92,8 @@ impl State {
             if faults.is_empty() || gives_up || is_gone {
                 continue;
             }
-            if let Some(endpoint) = self.endpoints.get_mut(*id) {
+            if let Some(endpoint) = self.endpoints.mark_mut(*id) {
                 endpoint.attached = None;
-                self.work.insert(*id);
                 repaired += 1;
             }
         }

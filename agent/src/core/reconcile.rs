@@ -22,7 +22,7 @@ use shared_maps::{
 use super::{snapshot::Reconciled, state::State};
 use crate::{
     datapath::look::{BATCH, Look, Sight},
-    endpoint::endpoint::{Endpoint, lxc_address},
+    endpoint::endpoint::Endpoint,
     ipcache::{
         metadata::Owner,
         table::{key_of, prefix_of},
@@ -77,13 +77,13 @@ impl State {
     /// When the next look is due; none before the sources are synced.
     pub(super) fn look_due(&self) -> Option<BootTime> {
         let due = self.pass.due.min(self.programs.due());
-        self.sync.done.then_some(due)
+        self.restoration.is_synced().then_some(due)
     }
 
     /// Where to look now; none if it is not the time. Programs go first: without them nothing
     /// else counts.
     pub(super) fn look(&mut self) -> Option<Look> {
-        if !self.sync.done {
+        if !self.restoration.is_synced() {
             return None;
         }
         if let Some(look) = self.look_at_programs() {
@@ -249,24 +249,16 @@ impl State {
 
     fn seen_lxc(&mut self, entries: &[(LxcKey, Option<LxcValue>)]) -> bool {
         for (key, value) in entries {
-            let Some(address) = lxc_address(key) else {
-                continue;
-            };
-            if self.lxc.get(key) == value.as_ref() {
-                continue;
+            if self.lxc.correct(key, value.as_ref()) {
+                self.counters.reconciled.lxc += 1;
             }
-            self.counters.reconciled.lxc += 1;
-            match value {
-                Some(value) => self.lxc.insert(*key, *value),
-                None => self.lxc.remove(key),
-            };
-            self.lxc_dirty.insert(address);
         }
         match self.pass.stage {
             Stage::Lxc(_) => {
                 let last = entries.last().map(|(key, _)| *key);
                 self.pass.stage = Stage::Lxc(last);
-                self.goes_on(entries.len(), self.lxc.len())
+                let known = self.lxc.keys().len();
+                self.goes_on(entries.len(), known)
             }
             Stage::LxcModel(from) => {
                 self.pass.stage = Stage::LxcModel(from + BATCH);
@@ -297,12 +289,12 @@ impl State {
             differing.push(peer);
             map.put(*key, *value);
         }
+        let known = endpoint.policy_entries();
         if !differing.is_empty() {
             self.counters.reconciled.policy += differing.len() as u64;
             endpoint.behind.add(differing);
-            self.work.insert(id);
+            self.endpoints.mark(id);
         }
-        let known = endpoint.policy_entries();
         let last = entries.last().map(|(key, _)| *key);
         match self.pass.stage {
             Stage::Policy(..) => {

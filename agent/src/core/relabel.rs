@@ -19,7 +19,8 @@ use shared_maps::{
 use super::{
     flush::{CHUNK, set_order},
     plan::Plan,
-    state::{State, Undo},
+    rollback::Undo,
+    state::State,
 };
 use crate::{
     datapath::plan::Step, endpoint::endpoint::Endpoint, labels::LabelSet, policy::compute::Entries,
@@ -38,7 +39,7 @@ impl State {
     /// labels decide: endpoints and the node have their identity whatever policy asks for.
     pub(super) fn relabel(&mut self, plan: &mut Plan) {
         let mapped = |endpoint: &Endpoint| endpoint.policy_map.is_some();
-        if !self.endpoints.iter().any(mapped) && !self.leaving.values().any(mapped) {
+        if !self.endpoints.with_leaving().any(mapped) {
             // Nobody is under a policy yet.
             return;
         }
@@ -117,22 +118,22 @@ impl State {
     fn drop_contested(&mut self) {
         let mut asking: BTreeMap<IdentityId, Option<LabelSet>> = BTreeMap::new();
         let mut asked: HashMap<LabelSet, Option<IdentityId>> = HashMap::new();
-        for (prefix, id) in &self.requested {
-            let labels = self.ipcache.labels(*prefix);
-            let number = asked.entry(labels.clone()).or_insert(Some(*id));
-            if *number != Some(*id) {
+        for (prefix, id) in self.restoration.requests() {
+            let labels = self.ipcache.labels(prefix);
+            let number = asked.entry(labels.clone()).or_insert(Some(id));
+            if *number != Some(id) {
                 *number = None;
             }
-            let one = asking.entry(*id).or_insert_with(|| Some(labels.clone()));
+            let one = asking.entry(id).or_insert_with(|| Some(labels.clone()));
             if one.as_ref() != Some(&labels) {
                 *one = None;
             }
         }
-        let agreed = |id: &IdentityId| {
-            let labels = asking.get(id)?.as_ref()?;
+        let agreed = |id: IdentityId| {
+            let labels = asking.get(&id)?.as_ref()?;
             asked.get(labels).copied().flatten()
         };
-        self.requested.retain(|_, id| agreed(id).is_some());
+        self.restoration.retain_requests(|id| agreed(id).is_some());
     }
 
     /// Gives identities that come into force the entries of the one they take over from. One
@@ -180,7 +181,7 @@ impl State {
     /// Removes the entries of an identity that no prefix has and nothing asks for.
     fn drop_policy(&mut self, plan: &mut Plan, id: IdentityId) {
         let mut changes = Vec::new();
-        for endpoint in self.endpoints.iter().chain(self.leaving.values()) {
+        for endpoint in self.endpoints.with_leaving() {
             let entries = endpoint.policy_map.iter().filter_map(|map| map.get(id));
             changes.extend(
                 entries
@@ -205,7 +206,7 @@ impl State {
     fn taken_over(&self, wanted: IdentityId, was: Option<IdentityId>) -> Option<Vec<Change>> {
         let nothing = Entries::new();
         let mut changes = Vec::new();
-        for endpoint in self.endpoints.iter().chain(self.leaving.values()) {
+        for endpoint in self.endpoints.with_leaving() {
             let Some(map) = &endpoint.policy_map else {
                 continue;
             };
@@ -248,10 +249,7 @@ impl State {
                 None => Step::UnsetPolicy(id, key),
             };
             self.step(plan, step, Undo::Policy(id, key, old));
-            let endpoint = match self.leaving.get_mut(&id) {
-                Some(leaving) => Some(leaving),
-                None => self.endpoints.get_mut(id),
-            };
+            let endpoint = self.endpoints.get_any_mut(id);
             if let Some(map) = endpoint.and_then(|endpoint| endpoint.policy_map.as_mut()) {
                 map.put(key, value);
             }

@@ -2,44 +2,40 @@
 //! sources have spoken.
 
 use std::{
-    collections::{BTreeMap, BTreeSet, VecDeque},
-    net::IpAddr,
+    collections::{BTreeMap, BTreeSet},
     sync::Arc,
 };
 
-use holdfast_sdp::{
-    mapping::BootTime,
-    policy::{rule::EndpointRules, table::PolicyHandle},
-    quota::Quota,
-};
+use holdfast_sdp::{mapping::BootTime, policy::rule::EndpointRules};
 use ipnet::IpNet;
-use shared_maps::{EndpointId, IdentityId, lxc::FLAG_HOST};
+use shared_maps::{EndpointId, IdentityId};
 
 use super::{
     changes::Changes,
     config::{CoreConfig, Restored},
     directory::RuleKey,
+    endpoint_files::EndpointFiles,
+    endpoint_table::EndpointTable,
     hold::Hold,
-    mappings::MAX_EARLY,
+    identity_numbers::IdentityNumbers,
+    intake::Intake,
+    leases::Leases,
+    lxc_table::LxcTable,
     plan::Plan,
+    publication::Publication,
+    purge::Purges,
+    restoration::Restoration,
+    retry::Retry,
+    rollback::Undo,
     snapshot::Counters,
-    state::{CheckpointDue, State, Sync, Undo},
+    state::State,
 };
 use crate::{
     datapath::plan::Step,
-    endpoint::{
-        config_file::EndpointFile,
-        endpoint::{lxc_address, lxc_key},
-        manager::Endpoints,
-    },
+    endpoint::config_file::EndpointFile,
     fqdn::{
         cache::{Answer, Limits, NameCache},
         pre_cache::PreCached,
-    },
-    identity::{
-        allocator::{Allocator as _, NodeLocal},
-        checkpoint::LocalFile,
-        scopes::LocalScopes,
     },
     ipcache::{
         metadata::{Claim, Owner},
@@ -75,85 +71,42 @@ impl State {
         };
         let mut state = Self {
             now: restored.now,
-            sync: Sync::default(),
             ipcache: Ipcache::new(dual),
-            local: LocalScopes::new(local.clone()),
-            local_file: LocalFile::default(),
-            pods: Box::new(NodeLocal::endpoints(pods)),
-            fqdn_identities: BTreeSet::new(),
-            fqdn_combinations: 0,
-            fqdn_awaited: BTreeSet::new(),
-            fqdn_changes: 0,
-            limited: BTreeSet::new(),
-            limited_queue: VecDeque::new(),
-            limited_seen: 0,
+            numbers: IdentityNumbers::new(local.clone(), pods),
             selectors: SelectorCache::default(),
             names: NameCache::new(limits),
             name_selectors: Default::default(),
-            host_labels: BTreeMap::new(),
             preallocated: BTreeMap::new(),
             blocks: BTreeMap::new(),
             repository: Repository::new(config.enable_policy),
             rejected: Vec::new(),
-            endpoints: Endpoints::default(),
-            leaving: BTreeMap::new(),
-            orphans: BTreeSet::new(),
-            waiting: BTreeMap::new(),
-            work: BTreeSet::new(),
+            endpoints: EndpointTable::new(restored.policy_map_sizes.clone()),
             subjects: BTreeMap::new(),
-            node_addresses: BTreeSet::new(),
-            lxc_desired: Default::default(),
-            lxc: restored.lxc.iter().copied().collect(),
-            lxc_dirty: BTreeSet::new(),
-            streams: BTreeSet::new(),
-            rates: Default::default(),
-            promised: BTreeMap::new(),
-            holderless: BTreeMap::new(),
-            departed: BTreeMap::new(),
-            revocations: Default::default(),
-            next_revocation: 1,
-            early: Vec::new(),
-            early_shares: Quota::new(MAX_EARLY),
-            unresolved: BTreeSet::new(),
+            lxc: LxcTable::new(&restored.lxc),
+            intake: Intake::default(),
+            leases: Leases::default(),
+            retry: Retry::default(),
             refused: Default::default(),
-            cleaned: VecDeque::new(),
-            cleaned_due: false,
-            forgotten: Vec::new(),
-            checkpoint_due: CheckpointDue::default(),
+            purges: Purges::default(),
             changes: Changes::default(),
-            revision: 0,
-            published_revision: 0,
-            published: BTreeMap::new(),
-            checker: PolicyHandle::new(),
-            checked: BTreeMap::new(),
-            checked_revision: 0,
-            rules_changed: false,
-            rules_stale: true,
-            unpublished: false,
-            files_due: BTreeSet::new(),
-            names_kept: 0,
-            policy_map_sizes: restored.policy_map_sizes.clone(),
-            durable: Vec::new(),
-            retry_at: None,
-            failed_in_a_row: 0,
-            pending_steps: 0,
-            trouble: None,
-            restore_until: None,
-            restored_prefixes: Vec::new(),
-            requested,
-            former_rules: former_rules(&restored),
-            hold: Hold::new(rules_in_files(&restored)),
+            publication: Publication::default(),
+            files: EndpointFiles::default(),
+            restoration: Restoration::new(
+                requested,
+                former_rules(&restored),
+                Hold::new(rules_in_files(&restored)),
+            ),
             pass: super::reconcile::Pass::default(),
             programs: super::programs::ProgramsPass::default(),
-            undo: Vec::new(),
-            outcomes: Vec::new(),
-            revoke: Vec::new(),
             counters: Counters::default(),
             config,
         };
         state.know_reserved();
         state.claim_world();
-        state.restore_cleaned(restored.cleaned.clone());
+        let cleaned = restored.cleaned.clone();
+        state
+            .purges
+            .restore(cleaned, &state.config.boot_id, state.now);
         state.restore_pre_cached(&restored.pre_cache);
         state.restore(restored, &local);
         state
@@ -201,8 +154,8 @@ impl State {
             }
         }
         let mut asked = BTreeSet::new();
-        let again = self.requested.values().filter(|id| !asked.insert(**id));
-        let shared: BTreeSet<IdentityId> = again.copied().collect();
+        let requests = self.restoration.requests().map(|(_, id)| id);
+        let shared: BTreeSet<IdentityId> = requests.filter(|id| !asked.insert(*id)).collect();
         for (prefix, identity) in numbers(&restored) {
             let Some(labels) = labels.get(&identity) else {
                 continue;
@@ -222,10 +175,8 @@ impl State {
                 .collect();
             let own = Claim::Labels(LabelSet::new(own));
             self.ipcache.claim(prefix, Owner::Restored, own);
-            self.restored_prefixes.push(prefix);
+            self.restoration.add_prefix(prefix);
         }
-        self.lxc_dirty
-            .extend(restored.lxc.iter().filter_map(|(key, _)| lxc_address(key)));
         let mut maps: BTreeMap<EndpointId, _> = restored.policy_maps.into_iter().collect();
         for file in restored.endpoints {
             let map = maps.remove(&file.id);
@@ -235,8 +186,7 @@ impl State {
             self.restore_endpoint(&file, map, alive);
         }
         for id in maps.into_keys() {
-            self.endpoints.hold(id);
-            self.orphans.insert(id);
+            self.endpoints.add_orphan(id);
         }
     }
 
@@ -257,8 +207,10 @@ impl State {
             spec.key = format!("restored/{id}");
         }
         self.add_endpoint(id, spec, &file.labels, BootTime(0), true);
+        if self.endpoints.get(id).is_some() {
+            self.files.find(id);
+        }
         if let Some(endpoint) = self.endpoints.get_mut(id) {
-            endpoint.filed = true;
             if let Some(map) = map {
                 let shadow = endpoint.policy_map.get_or_insert_default();
                 for (key, value) in map {
@@ -281,8 +233,10 @@ impl State {
         let (mut kept, mut left_out) = (0_usize, 0_usize);
         for entry in known {
             let until = instant(entry.expires);
-            let over =
-                until <= self.now || self.was_cleaned_on_node(&entry.name, instant(entry.lookup));
+            let over = until <= self.now
+                || self
+                    .purges
+                    .covers_on_node(&entry.name, instant(entry.lookup));
             for address in entry.addresses.iter().copied() {
                 if over || !self.is_plumbed(address) {
                     left_out += 1;
@@ -306,7 +260,7 @@ impl State {
         let mut cleaned = false;
         for entry in &file.history {
             let seen = instant(entry.lookup).min(self.now);
-            if self.was_cleaned_of(file.id, &entry.name, seen) {
+            if self.purges.covers(file.id, &entry.name, seen) {
                 cleaned = true;
                 continue;
             }
@@ -335,7 +289,7 @@ impl State {
             let (alive, pending) = (instant(entry.alive_at), instant(entry.delete_pending_at));
             for name in &entry.names {
                 // Nobody knows when it was looked up: no later than it expired.
-                if self.was_cleaned_of(file.id, name, pending) {
+                if self.purges.covers(file.id, name, pending) {
                     cleaned = true;
                     continue;
                 }
@@ -351,17 +305,8 @@ impl State {
     /// The first plan: entries of interfaces that are gone go now, before anyone is told of
     /// them.
     pub(super) fn start(&mut self, plan: &mut Plan) {
-        let addresses: Vec<IpAddr> = self.lxc_dirty.iter().copied().collect();
-        for address in addresses {
-            let key = lxc_key(address);
-            let Some(value) = self.lxc.get(&key).copied() else {
-                continue;
-            };
-            let kept = self.lxc_desired.contains_key(&key) || value.flags & FLAG_HOST != 0;
-            if kept {
-                continue;
-            }
-            let gone = self.leaving.contains_key(&EndpointId(value.lxc_id))
+        for (address, key, value) in self.lxc.unwanted() {
+            let gone = self.endpoints.is_leaving(EndpointId(value.lxc_id))
                 && self.endpoints.by_address(address).is_none();
             if !gone {
                 continue;
@@ -381,25 +326,22 @@ impl State {
         }
     }
 
-    /// Whether what nobody asked for again may go: not while a change of policy is under way,
-    /// nor while policies of the last run are kept.
-    pub(super) fn may_end_restore(&self) -> bool {
-        !self.is_halfway() && self.hold.is_empty()
+    /// When the grace after a restart is over: not while a change of policy is under way, nor
+    /// while policies of the last run are kept.
+    pub(super) fn restored_until(&self) -> Option<BootTime> {
+        let until = self.restoration.until();
+        until.filter(|_| !self.is_halfway())
     }
 
-    /// The grace after a restart is over.
-    pub(super) fn end_restore(&mut self, plan: &mut Plan) {
-        if self.restore_until.is_none_or(|until| until > self.now) || !self.may_end_restore() {
+    /// Gives up what nothing asked for again, once the grace after a restart is over.
+    pub(super) fn end_restore(&mut self) {
+        if self.restored_until().is_none_or(|until| until > self.now) {
             return;
         }
-        self.restore_until = None;
-        for prefix in std::mem::take(&mut self.restored_prefixes) {
+        for prefix in self.restoration.end() {
             self.ipcache.unclaim(prefix, &Owner::Restored);
         }
-        self.requested.clear();
-        self.local.release_withheld();
-        self.pods.release_withheld();
-        self.flush(plan);
+        self.numbers.release_withheld();
     }
 }
 

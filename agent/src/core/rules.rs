@@ -4,15 +4,17 @@ use std::{collections::BTreeSet, net::IpAddr, sync::Arc};
 
 use holdfast_sdp::{
     mapping::BootTime,
-    policy::rule::{EndpointRules, RulesOf, Servers},
+    policy::rule::{EndpointRules, Servers},
 };
 use shared_maps::{EndpointId, IdentityId};
 
 use super::{
-    RETRY,
-    event::{Effect, MappingOutcome, RulesUpdate},
+    event::Effect,
     plan::Plan,
-    state::{State, Undo},
+    publication::{PlanResult, Rules},
+    retry::RETRY,
+    rollback::Undo,
+    state::State,
 };
 use crate::{
     datapath::plan::Step,
@@ -23,62 +25,25 @@ use crate::{
     fqdn::cache::Lookup,
 };
 
-/// Least time between two writes of an endpoint's file for names alone, seconds.
-const FILE_INTERVAL: u64 = 5;
-/// Pairs for which that time is a second longer: each write has all of them.
-const FILE_PAIRS: u64 = 1000;
-/// How long the first name since waits for others, nanoseconds.
-const FILE_GATHER: u64 = 200_000_000;
-/// Plans in a row that may fail before rules are published all the same: a full map is a
-/// normal condition and must not keep restrictions from the proxies for ever.
-const PATIENCE: u32 = 3;
-
 impl State {
     /// An endpoint learned something: its file is due.
     pub(super) fn file_soon(&mut self, id: EndpointId) {
-        let now = self.now;
-        let held = self.names.endpoint(id).map_or(0, |names| names.held as u64);
-        if let Some(endpoint) = self.endpoints.get_mut(id)
-            && endpoint.file_due.is_none()
-        {
-            let soon = BootTime(now.0.saturating_add(FILE_GATHER));
-            let interval = FILE_INTERVAL + held / FILE_PAIRS;
-            let due = soon.max(endpoint.filed_at.plus_secs(interval));
-            self.file_at(id, due);
-        }
-    }
-
-    /// An endpoint's file is due at this time.
-    pub(super) fn file_at(&mut self, id: EndpointId, due: BootTime) {
-        if let Some(endpoint) = self.endpoints.get_mut(id) {
-            endpoint.file_due = Some(due);
-            self.files_due.insert((due, id));
-        }
+        let pairs = self.names.endpoint(id).map_or(0, |names| names.held);
+        self.files.mark_due_soon(id, pairs, self.now);
     }
 
     /// Writes the files of endpoints whose rules changed or whose names are due.
     pub(super) fn plan_files(&mut self, plan: &mut Plan) {
-        if !self.sync.done {
+        if !self.restoration.is_synced() {
             return;
         }
-        let mut due: BTreeSet<EndpointId> = BTreeSet::new();
-        while let Some((at, id)) = self.files_due.first().copied()
-            && at <= self.now
-        {
-            self.files_due.pop_first();
-            if self.endpoints.get(id).is_some_and(|e| e.file_due.is_some()) {
-                due.insert(id);
-            }
-        }
-        if std::mem::take(&mut self.rules_changed) {
+        let mut due = self.files.take_due(self.now);
+        if self.publication.take_stale_files() {
             due.extend(self.with_other_rules());
         }
         for id in due {
-            let exists = self
-                .endpoints
-                .get(id)
-                .is_some_and(|e| e.policy_map.is_some());
-            if exists {
+            let endpoint = self.endpoints.get(id);
+            if endpoint.is_some_and(|endpoint| endpoint.policy_map.is_some()) {
                 self.file_names(plan, id);
             }
         }
@@ -89,62 +54,42 @@ impl State {
         let stale = self.endpoints.iter().filter(|endpoint| {
             let subject = self.subjects.get(&endpoint.identity);
             let rules = subject.map(|subject| &subject.dns);
-            let rules = self.hold.rules_of(endpoint.id).or(rules);
-            endpoint.filed && rules != endpoint.filed_rules.as_ref()
+            let rules = self.restoration.hold().rules_of(endpoint.id).or(rules);
+            self.files.has_other_rules(endpoint.id, rules)
         });
         stale.map(|endpoint| endpoint.id).collect()
     }
 
-    /// Plans the write of an endpoint's file, later if it is for names alone.
+    /// Plans the write of an endpoint's file, in the background if it is for names alone.
     fn file_names(&mut self, plan: &mut Plan, id: EndpointId) {
         let Some(endpoint) = self.endpoints.get(id) else {
             return;
         };
         let rules = self.rules_of(endpoint);
-        let for_names_alone = endpoint.filed && endpoint.filed_rules.as_ref() == Some(&rules);
+        let for_names_alone = self.files.has_rules(id, &rules);
         if !for_names_alone || !self.config.names_kept_later {
             self.file(plan, id);
-        } else if endpoint.keeping.is_some() {
-            // A disk that takes so long gets the next one when it is done.
-            self.file_at(id, BootTime(self.now.0.saturating_add(FILE_GATHER)));
+        } else if self.files.is_being_written(id) {
+            // A disk that takes so long gets the next write when this one is done.
+            self.files.postpone(id, self.now);
         } else {
             let text = self.file_text(id, &rules);
-            self.names_kept += 1;
-            let number = self.names_kept;
-            self.step(
-                plan,
-                Step::KeepNames(id, number, text),
-                Undo::Names(id, number),
-            );
-            let now = self.now;
-            if let Some(endpoint) = self.endpoints.get_mut(id) {
-                endpoint.filed_at = now;
-                endpoint.file_due = None;
-                endpoint.keeping = Some((number, std::mem::take(&mut endpoint.undurable)));
-            }
+            let number = self.files.begin_background(id, self.now);
+            let step = Step::KeepNames(id, number, text);
+            self.step(plan, step, Undo::Names(id, number));
         }
     }
 
-    /// What became of a write that the core did not wait for. One that another write of the
-    /// same file has overtaken is of no interest.
-    pub(super) fn on_names_kept(&mut self, id: EndpointId, number: u64, failure: Option<String>) {
-        let later = self.now.plus_secs(RETRY);
-        let Some(endpoint) = self.endpoints.get_mut(id) else {
-            return;
-        };
-        let Some((_, mut results)) = endpoint.keeping.take_if(|(which, _)| *which == number) else {
-            return;
-        };
-        let failed = failure.is_some();
-        endpoint.unwritten = failure;
-        if !failed {
-            let results = results.into_iter().map(|undurable| (id, undurable));
-            self.durable.extend(results);
-        } else {
-            results.append(&mut endpoint.undurable);
-            endpoint.undurable = results;
+    /// A write that the core did not wait for is done.
+    pub(super) fn on_names_written(&mut self, plan: &mut Plan, id: EndpointId, number: u64) {
+        plan.make_durable(id, self.files.end_background(id, number));
+    }
+
+    /// A write that the core did not wait for failed.
+    pub(super) fn on_names_unwritten(&mut self, id: EndpointId, number: u64, failure: String) {
+        let retry_at = self.now.plus_secs(RETRY);
+        if self.files.fail_background(id, number, failure, retry_at) {
             self.counters.step_failures += 1;
-            self.file_at(id, later);
         }
     }
 
@@ -154,29 +99,16 @@ impl State {
             return;
         };
         let rules = self.rules_of(endpoint);
-        let filed = endpoint.filed;
         let text = self.file_text(id, &rules);
-        let undo = Undo::File(id, filed);
-        self.step(plan, Step::WriteEndpoint(id, text), undo);
-        let now = self.now;
-        if let Some(endpoint) = self.endpoints.get_mut(id) {
-            endpoint.filed = true;
-            endpoint.unwritten = None;
-            endpoint.filed_rules = Some(rules);
-            endpoint.filed_at = now;
-            endpoint.file_due = None;
-            let keeping = endpoint.keeping.take().map(|(_, results)| results);
-            let results = keeping.into_iter().flatten();
-            let results = results.chain(endpoint.undurable.drain(..));
-            self.durable
-                .extend(results.map(|undurable| (id, undurable)));
-        }
+        let (existed, results) = self.files.write(id, rules, self.now);
+        self.step(plan, Step::WriteEndpoint(id, text), Undo::File(id, existed));
+        plan.make_durable(id, results);
     }
 
     fn rules_of(&self, endpoint: &Endpoint) -> Arc<EndpointRules> {
         let subject = self.subjects.get(&endpoint.identity);
         let rules = subject.map(|subject| &subject.dns);
-        let rules = self.hold.rules_of(endpoint.id).or(rules);
+        let rules = self.restoration.hold().rules_of(endpoint.id).or(rules);
         rules.map(Arc::clone).unwrap_or_default()
     }
 
@@ -277,94 +209,32 @@ impl State {
     /// Brings the agent's own verdict on names up to date, and notes a new revision if any
     /// endpoint's rules differ.
     pub(super) fn settle_rules(&mut self) {
-        if !self.sync.done || !std::mem::take(&mut self.rules_stale) {
+        if !self.restoration.is_synced() || !self.publication.take_stale() {
             return;
         }
-        let mut current = std::collections::BTreeMap::new();
+        let mut current = Rules::new();
         for subject in self.subjects.values() {
             for id in &subject.endpoints {
-                let rules = self.hold.rules_of(*id).unwrap_or(&subject.dns);
+                let rules = self
+                    .restoration
+                    .hold()
+                    .rules_of(*id)
+                    .unwrap_or(&subject.dns);
                 if !rules.ports.is_empty() {
                     current.insert(*id, Arc::clone(rules));
                 }
             }
         }
-        let (changed, removed) = difference(&self.checked, &current);
-        if !changed.is_empty() || !removed.is_empty() {
-            self.rules_changed = true;
-            self.unpublished = true;
-            if self.revision == self.checked_revision {
-                self.revision += 1;
-            }
-            // A name or pattern that cannot be compiled was refused by the policy reader.
-            let _errors = self.checker.apply(&changed, &removed);
-            self.checked = current;
-        }
-        self.checked_revision = self.revision;
+        self.publication.check(current);
     }
 
-    /// Rules that proxies may have now; none while the datapath lacks what they lean on.
-    pub(super) fn publish(&mut self, failed: bool) -> Vec<Effect> {
-        if failed {
-            self.failed_in_a_row += 1;
+    /// Rules that proxies may have now.
+    pub(super) fn publish(&mut self, result: PlanResult) -> Vec<Effect> {
+        self.publication.note(result);
+        if self.restoration.is_synced() {
+            self.publication.publish()
         } else {
-            self.failed_in_a_row = 0;
+            Vec::new()
         }
-        let waits = failed && self.failed_in_a_row < PATIENCE;
-        let first = !self.sync.published;
-        if !self.sync.done || waits || !(self.unpublished || first) {
-            return Vec::new();
-        }
-        self.unpublished = false;
-        let (changed, removed) = difference(&self.published, &self.checked);
-        if changed.is_empty() && removed.is_empty() && !first {
-            return Vec::new();
-        }
-        self.published.clone_from(&self.checked);
-        self.published_revision = self.revision;
-        self.sync.published = true;
-        let update = RulesUpdate {
-            revision: self.revision,
-            changed,
-            removed,
-        };
-        let mut effects = vec![Effect::Rules(update)];
-        if first {
-            effects.push(Effect::SnapshotReady);
-        }
-        effects
     }
-
-    /// Results whose mappings are on disk now.
-    pub(super) fn durable_outcomes(&mut self) -> Vec<Effect> {
-        let durable = std::mem::take(&mut self.durable);
-        let outcomes = durable.into_iter().map(|(_, undurable)| {
-            Effect::Outcome(MappingOutcome {
-                stream: undurable.stream,
-                sequence: undurable.sequence,
-                realised: holdfast_sdp::mapping::Realised::Yes,
-                durable: true,
-                lease_end: undurable.lease_end,
-                revision: undurable.revision,
-            })
-        });
-        outcomes.collect()
-    }
-}
-
-type Rules = std::collections::BTreeMap<EndpointId, Arc<EndpointRules>>;
-
-fn difference(old: &Rules, new: &Rules) -> (Vec<RulesOf>, Vec<EndpointId>) {
-    let same = |one: &Arc<EndpointRules>, other: &Arc<EndpointRules>| {
-        Arc::ptr_eq(one, other) || one == other
-    };
-    let changed = new
-        .iter()
-        .filter(|(id, rules)| !old.get(id).is_some_and(|old| same(old, rules)))
-        .map(|(id, rules)| RulesOf {
-            endpoint: *id,
-            rules: (**rules).clone(),
-        });
-    let removed = old.keys().filter(|id| !new.contains_key(id)).copied();
-    (changed.collect(), removed.collect())
 }

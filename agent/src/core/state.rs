@@ -1,39 +1,23 @@
 //! What the core knows: the model, and what the datapath has of it as far as planned.
 
 use std::{
-    collections::{BTreeMap, BTreeSet, HashMap, VecDeque},
+    collections::{BTreeMap, BTreeSet},
     sync::Arc,
 };
 
-use holdfast_sdp::{
-    mapping::BootTime,
-    policy::{rule::EndpointRules, table::PolicyHandle},
-    quota::Quota,
-};
+use holdfast_sdp::{mapping::BootTime, policy::rule::EndpointRules};
 use ipnet::IpNet;
-use shared_maps::{
-    EndpointId, IdentityId,
-    lxc::{LxcKey, LxcValue},
-};
+use shared_maps::{EndpointId, IdentityId};
 
 use super::{
-    clean::Cleaned,
-    config::CoreConfig,
-    event::{EndpointSpec, MappingEvent, MappingOutcome, StreamId},
-    plan::Plan,
-    rate::MappingRate,
-    refused::RecentlyRefused,
-    revocations::Revocations,
-    snapshot::Counters,
+    config::CoreConfig, endpoint_files::EndpointFiles, endpoint_table::EndpointTable,
+    identity_numbers::IdentityNumbers, intake::Intake, leases::Leases, lxc_table::LxcTable,
+    plan::Plan, publication::Publication, purge::Purges, refused::RecentlyRefused,
+    restoration::Restoration, retry::Retry, rollback::Undo, snapshot::Counters,
 };
 use crate::{
-    datapath::plan::{Attachment, Step},
-    endpoint::{
-        endpoint::{Endpoint, Undurable},
-        manager::Endpoints,
-    },
+    datapath::plan::Step,
     fqdn::{cache::NameCache, names::NameSelectors},
-    identity::{allocator::Allocator, checkpoint::LocalFile, scopes::LocalScopes},
     ipcache::table::Ipcache,
     labels::LabelSet,
     policy::{
@@ -50,140 +34,33 @@ use crate::{
 pub(super) struct State {
     pub config: CoreConfig,
     pub now: BootTime,
-    pub sync: Sync,
+    pub restoration: Restoration,
     pub ipcache: Ipcache,
-    pub local: LocalScopes,
-    pub local_file: LocalFile,
-    pub pods: Box<dyn Allocator>,
-    /// Identities with an fqdn label.
-    pub fqdn_identities: BTreeSet<IdentityId>,
-    /// Those of them with several, which the circuit breaker limits ([`super::breaker`]).
-    pub fqdn_combinations: usize,
-    /// At the sync: labels of those that are still to come.
-    pub fqdn_awaited: BTreeSet<LabelSet>,
-    /// How often one came or went.
-    pub fqdn_changes: u64,
-    /// Prefixes that have the identity of some of their names only.
-    pub limited: BTreeSet<IpNet>,
-    /// Those of them to look at again, and the changes that they know of.
-    pub limited_queue: VecDeque<IpNet>,
-    pub limited_seen: u64,
+    pub numbers: IdentityNumbers,
     pub selectors: SelectorCache,
     pub names: NameCache,
     pub name_selectors: NameSelectors,
-    /// Labels of the node's addresses that have more than the host's own: all of them are the
-    /// host identity's.
-    pub host_labels: BTreeMap<IpNet, LabelSet>,
     /// Identities held for FQDN selectors.
     pub preallocated: BTreeMap<FqdnSelector, Vec<IdentityId>>,
     /// Times that policy asks for a block's label.
     pub blocks: BTreeMap<IpNet, usize>,
     pub repository: Repository,
     pub rejected: Vec<PolicyError>,
-    pub endpoints: Endpoints,
-    /// Endpoints whose source removed them and of which something is left.
-    pub leaving: BTreeMap<EndpointId, Endpoint>,
-    /// Policy maps and files without an endpoint: numbers not to be used before they are gone.
-    pub orphans: BTreeSet<EndpointId>,
-    /// Endpoints that cannot be taken now, and why.
-    pub waiting: BTreeMap<String, (EndpointSpec, String)>,
-    /// Endpoints that lack entries or programs.
-    pub work: BTreeSet<EndpointId>,
+    pub endpoints: EndpointTable,
     pub subjects: BTreeMap<IdentityId, Subject>,
-    pub node_addresses: BTreeSet<std::net::IpAddr>,
-    pub lxc_desired: HashMap<LxcKey, LxcValue>,
-    pub lxc: HashMap<LxcKey, LxcValue>,
-    pub lxc_dirty: BTreeSet<std::net::IpAddr>,
-    pub streams: BTreeSet<StreamId>,
-    pub rates: HashMap<StreamId, MappingRate>,
-    /// When the last lease given to a stream ends.
-    pub promised: BTreeMap<StreamId, BootTime>,
-    /// Open streams whose process has ended, and when: they close without leases.
-    pub holderless: BTreeMap<StreamId, BootTime>,
-    /// Streams that closed, until the last of their leases has ended and what comes after it.
-    pub departed: BTreeMap<StreamId, BootTime>,
-    pub revocations: Revocations,
-    pub next_revocation: u64,
-    /// Mappings that came before the sources were synced.
-    pub early: Vec<MappingEvent>,
-    /// Each endpoint's share of them.
-    pub early_shares: Quota<EndpointId>,
-    pub unresolved: BTreeSet<IpNet>,
+    pub lxc: LxcTable,
+    pub intake: Intake,
+    pub leases: Leases,
+    pub retry: Retry,
     /// Addresses of answers that got no label lately.
     pub refused: RecentlyRefused,
-    /// What was asked to be forgotten, the newest last.
-    pub cleaned: VecDeque<Cleaned>,
-    /// The file does not have it yet.
-    pub cleaned_due: bool,
-    /// Identities that the plan under way forgot.
-    pub forgotten: Vec<(IdentityId, LabelSet)>,
-    pub checkpoint_due: CheckpointDue,
+    pub purges: Purges,
     pub changes: super::changes::Changes,
-    pub revision: u64,
-    pub published_revision: u64,
-    pub published: BTreeMap<EndpointId, Arc<EndpointRules>>,
-    pub checker: PolicyHandle,
-    pub checked: BTreeMap<EndpointId, Arc<EndpointRules>>,
-    pub checked_revision: u64,
-    pub rules_changed: bool,
-    /// Subjects or their endpoints changed since rules were settled.
-    pub rules_stale: bool,
-    /// Rules differ from the published ones.
-    pub unpublished: bool,
-    pub files_due: BTreeSet<(BootTime, EndpointId)>,
-    /// What policy maps of an earlier run take.
-    pub policy_map_sizes: BTreeMap<EndpointId, usize>,
-    /// Number of the last `Step::KeepNames`.
-    pub names_kept: u64,
-    /// Results to repeat once the plan that writes their endpoint's file is committed.
-    pub durable: Vec<(EndpointId, Undurable)>,
-    pub retry_at: Option<BootTime>,
-    pub failed_in_a_row: u32,
-    pub pending_steps: usize,
-    /// Why a step failed, and when it is tried again.
-    pub trouble: Option<(BootTime, String)>,
-    pub restore_until: Option<BootTime>,
-    pub restored_prefixes: Vec<IpNet>,
-    /// Numbers that prefixes had before the start and no checkpoint knows.
-    pub requested: BTreeMap<IpNet, IdentityId>,
-    /// Rules in the files of the run before.
-    pub former_rules: BTreeSet<super::directory::RuleKey>,
-    pub hold: super::hold::Hold,
+    pub publication: Publication,
+    pub files: EndpointFiles,
     pub pass: super::reconcile::Pass,
     pub programs: super::programs::ProgramsPass,
-    pub undo: Vec<Undo>,
-    pub outcomes: Vec<Outcome>,
-    pub revoke: Vec<super::event::Revocation>,
     pub counters: Counters,
-}
-
-/// How far the sources are.
-#[derive(Debug, Default)]
-pub(super) struct Sync {
-    pub policies: Listing,
-    pub endpoints: Listing,
-    /// Both were complete once.
-    pub done: bool,
-    /// The first plan was made.
-    pub started: bool,
-    /// The first rules were published.
-    pub published: bool,
-}
-
-/// Progress of one source's listing.
-#[derive(Debug, Default)]
-pub(super) struct Listing {
-    pub complete: bool,
-    /// Keys applied since the listing began; none = no listing goes on.
-    pub seen: Option<BTreeSet<String>>,
-}
-
-/// Which checkpoints a plan must begin with.
-#[derive(Debug, Default)]
-pub(super) struct CheckpointDue {
-    pub local: bool,
-    pub endpoints: bool,
-    pub fresh: BTreeSet<IdentityId>,
 }
 
 /// Endpoints with one identity: they share policy.
@@ -200,36 +77,6 @@ pub(super) struct Subject {
     pub revision: u64,
 }
 
-/// How to take back what a step was planned to do.
-#[derive(Debug)]
-pub(super) enum Undo {
-    Checkpoint,
-    Cleaned,
-    /// Whether there was a file before.
-    File(EndpointId, bool),
-    /// Number of the step.
-    Names(EndpointId, u64),
-    RemovedFile(EndpointId),
-    CreatedMap(EndpointId),
-    RemovedMap(EndpointId),
-    Policy(
-        EndpointId,
-        shared_maps::policy::PolicyKey,
-        Option<shared_maps::policy::PolicyValue>,
-    ),
-    Lxc(LxcKey, Option<LxcValue>),
-    Ipcache(IpNet, Option<IdentityId>),
-    Attached(EndpointId, Option<Attachment>),
-}
-
-/// A result that waits for the plan it is part of.
-#[derive(Debug)]
-pub(super) struct Outcome {
-    pub outcome: MappingOutcome,
-    pub prefixes: Vec<IpNet>,
-    pub endpoint: EndpointId,
-}
-
 impl State {
     /// Appends a step with its undo.
     pub(super) fn step(&mut self, plan: &mut Plan, step: Step, undo: Undo) {
@@ -238,8 +85,7 @@ impl State {
             Step::SetPolicy(..) | Step::UnsetPolicy(..) => self.counters.policy_writes += 1,
             _ => {}
         }
-        plan.steps.push(step);
-        self.undo.push(undo);
+        plan.push(step, undo);
     }
 
     /// The subject of an identity, made if there is none.
@@ -249,7 +95,7 @@ impl State {
         labels: &LabelSet,
         endpoint: EndpointId,
     ) {
-        self.rules_stale = true;
+        self.publication.mark_stale();
         if let std::collections::btree_map::Entry::Vacant(vacant) = self.subjects.entry(identity) {
             vacant.insert(Subject {
                 labels: labels.clone(),
@@ -271,7 +117,7 @@ impl State {
 
     /// An endpoint has this identity no more.
     pub(super) fn leave_subject(&mut self, identity: IdentityId, endpoint: EndpointId) {
-        self.rules_stale = true;
+        self.publication.mark_stale();
         if let Some(subject) = self.subjects.get_mut(&identity) {
             subject.endpoints.remove(&endpoint);
             if subject.endpoints.is_empty() {

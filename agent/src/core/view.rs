@@ -18,8 +18,8 @@ use super::{
     state::State,
 };
 use crate::{
-    endpoint::endpoint::Endpoint, fqdn::cache::EndpointNames, identity::allocator::Allocator as _,
-    named_port::NamedPorts, policy::repository::is_about,
+    endpoint::endpoint::Endpoint, fqdn::cache::EndpointNames, named_port::NamedPorts,
+    policy::repository::is_about,
 };
 
 /// Endpoints whose problem a summary spells out.
@@ -66,18 +66,18 @@ impl Core {
             ),
             limit(
                 "identities of addresses",
-                state.local.len(),
+                state.numbers.local_len(),
                 numbers(IdentityId::LOCAL_MIN, IdentityId::LOCAL_MAX),
             ),
-            limit("identities of names", state.fqdn_identities.len(), None),
+            limit("identities of names", state.numbers.budget().len(), None),
             limit(
                 "identities of names in combination",
-                state.fqdn_combinations,
+                state.numbers.budget().combinations(),
                 config.max_fqdn_identities,
             ),
             limit(
                 "identities of endpoints",
-                state.pods.len(),
+                state.numbers.endpoints_len(),
                 numbers(IdentityId::ENDPOINT_MIN, IdentityId::ENDPOINT_MAX),
             ),
             limit(
@@ -101,13 +101,11 @@ impl Core {
 
 impl State {
     pub(super) fn summary(&self) -> Summary {
-        let unwritten = || self.endpoints.iter().filter_map(|e| e.unwritten.as_ref());
-        let trouble = self.trouble.as_ref().map(|(_, text)| text);
         let unrestricted = || self.endpoints.iter().filter(|e| self.is_unrestricted(e));
         Summary {
-            revision: self.revision,
-            published_revision: self.published_revision,
-            synced: self.sync.done,
+            revision: self.publication.revision(),
+            published_revision: self.publication.published_revision(),
+            synced: self.restoration.is_synced(),
             endpoints: self.endpoints.len(),
             endpoints_unrestricted: unrestricted().count(),
             unrestricted: unrestricted()
@@ -116,12 +114,12 @@ impl State {
                 .collect(),
             policies: self.repository.len(),
             policies_rejected: self.rejected.len(),
-            local_identities: self.local.len(),
-            fqdn_identities: self.fqdn_identities.len(),
-            fqdn_combinations: self.fqdn_combinations,
+            local_identities: self.numbers.local_len(),
+            fqdn_identities: self.numbers.budget().len(),
+            fqdn_combinations: self.numbers.budget().combinations(),
             fqdn_identities_max: self.config.max_fqdn_identities,
-            addresses_limited: self.limited.len(),
-            endpoint_identities: self.pods.len(),
+            addresses_limited: self.numbers.budget().limited(),
+            endpoint_identities: self.numbers.endpoints_len(),
             ipcache_entries: self.ipcache.realised(),
             ipcache_max: self.config.ipcache_max,
             policy_map_max: self.config.policy_map_max,
@@ -129,19 +127,19 @@ impl State {
             names_live: self.names.live(),
             names_zombies: self.names.zombies(),
             pairs: self.names.pairs(),
-            pending_steps: self.pending_steps + unwritten().count(),
+            pending_steps: self.retry.failed_steps() + self.files.failures().count(),
             endpoint_problems: self.endpoint_problems(),
-            trouble: trouble.or(unwritten().next()).cloned(),
+            trouble: self
+                .retry
+                .reason()
+                .or(self.files.failures().next())
+                .cloned(),
             counters: self.counters.clone(),
         }
     }
 
     pub(super) fn snapshot(&self) -> Snapshot {
-        let allocated = self
-            .local
-            .allocated()
-            .into_iter()
-            .chain(self.pods.allocated());
+        let allocated = self.numbers.allocated().into_iter();
         let mut identities: Vec<IdentityView> = allocated
             .map(|(id, labels, references)| IdentityView {
                 id: id.0,
@@ -155,7 +153,7 @@ impl State {
             key: error.key.clone(),
             reason: format!("{}: {}; {}", error.field, error.reason, error.remedy),
         });
-        let waiting = self.waiting.values().map(|(spec, reason)| RejectedView {
+        let waiting = self.endpoints.waiting().map(|(spec, reason)| RejectedView {
             source: ENDPOINT.to_owned(),
             key: Some(spec.key.clone()),
             reason: reason.clone(),
@@ -178,7 +176,7 @@ impl State {
 
     fn is_unrestricted(&self, endpoint: &Endpoint) -> bool {
         let subject = self.subjects.get(&endpoint.identity);
-        let held = self.hold.has(endpoint.id);
+        let held = self.restoration.hold().has(endpoint.id);
         !held && subject.is_some_and(|s| !s.policy.egress.enforced && !s.policy.ingress.enforced)
     }
 
@@ -190,7 +188,7 @@ impl State {
                 endpoint.id, endpoint.spec.key
             ))
         });
-        let waiting = self.waiting.values();
+        let waiting = self.endpoints.waiting();
         let waiting =
             waiting.map(|(spec, why)| format!("endpoint {} is not in force: {why}", spec.key));
         problems.chain(waiting).take(MAX_PROBLEMS).collect()

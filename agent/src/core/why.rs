@@ -240,7 +240,10 @@ impl Core {
             let ClusterObject::Node(other) = document.cluster.as_deref()? else {
                 return None;
             };
-            let shared = other.addresses.intersection(&state.node_addresses).next();
+            let shared = other
+                .addresses
+                .intersection(state.lxc.node_addresses())
+                .next();
             let shared = shared.filter(|_| node != Some(other.name.as_str()))?;
             Some(format!(
                 "{} has {shared}, which is an address of this node: if it is this node, start \
@@ -354,7 +357,7 @@ impl State {
             wanted: metadata.and_then(|m| m.desired).map_or(0, |id| id.0),
             given: self.ipcache.in_force_at(host).map(|id| id.0),
             unresolved: metadata.is_some_and(|metadata| metadata.unresolved),
-            limited: prefix.is_some_and(|prefix| self.limited.contains(&prefix)),
+            limited: prefix.is_some_and(|prefix| self.numbers.budget().is_limited(prefix)),
             world: self.world_of(address).0,
             endpoint: self.endpoints.by_address(address),
             refused: self.config.refused_prefixes.covering(address),

@@ -3,15 +3,14 @@
 use std::{
     collections::BTreeSet,
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
-    sync::Arc,
 };
 
-use holdfast_sdp::{mapping::BootTime, policy::rule::EndpointRules};
+use holdfast_sdp::mapping::BootTime;
 use shared_maps::{EndpointId, IdentityId, lxc::LxcKey, lxc::LxcValue, lxc::pack_mac};
 
 use super::policy_map::PolicyMap;
 use crate::{
-    core::event::{EndpointSpec, StreamId},
+    core::event::EndpointSpec,
     datapath::plan::Attachment,
     labels::{K8S, Label, LabelError, LabelSet, NAMESPACE_KEY},
 };
@@ -44,20 +43,6 @@ pub struct Endpoint {
     pub behind: Behind,
     /// Programs as far as planned.
     pub attached: Option<Attachment>,
-    /// Its file is on disk.
-    pub filed: bool,
-    /// Rules in its file.
-    pub filed_rules: Option<Arc<EndpointRules>>,
-    /// When its file was written last.
-    pub filed_at: BootTime,
-    /// When its file is due, for names learned since.
-    pub file_due: Option<BootTime>,
-    /// Results to repeat once the file is written.
-    pub undurable: Vec<Undurable>,
-    /// Those whose names are being written, and the number of that write.
-    pub keeping: Option<(u64, Vec<Undurable>)>,
-    /// Why that write failed, until one succeeds.
-    pub unwritten: Option<String>,
     /// Why its policy is not in force.
     pub problem: Option<String>,
     /// Why its address is not in `cilium_lxc`, or its programs are not attached.
@@ -95,19 +80,6 @@ impl Behind {
     }
 }
 
-/// A result that was given before the mapping was on disk.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Undurable {
-    /// Stream.
-    pub stream: StreamId,
-    /// Sequence number.
-    pub sequence: u64,
-    /// Lease end.
-    pub lease_end: u64,
-    /// Revision.
-    pub revision: u64,
-}
-
 impl Endpoint {
     /// Why what its source and policy say is not in force.
     pub fn why_not(&self) -> Option<&String> {
@@ -120,19 +92,16 @@ impl Endpoint {
         v4.chain(self.ipv6.map(IpAddr::V6))
     }
 
-    /// Entries of `cilium_lxc`.
-    pub fn lxc(&self) -> Vec<(LxcKey, LxcValue)> {
-        let value = LxcValue {
+    /// Value of each of its entries in `cilium_lxc`.
+    pub fn lxc(&self) -> LxcValue {
+        LxcValue {
             ifindex: self.spec.ifindex,
             lxc_id: self.id.0,
             mac: pack_mac(self.spec.mac),
             node_mac: pack_mac(self.spec.node_mac),
             sec_id: self.identity.0,
             ..LxcValue::default()
-        };
-        self.addresses()
-            .map(|address| (lxc_key(address), value))
-            .collect()
+        }
     }
 
     /// What its programs need to know.

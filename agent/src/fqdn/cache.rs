@@ -118,7 +118,6 @@ pub struct NameCache {
     pairs: usize,
     let_go: Vec<NamePair>,
     /// Times that zombies were sorted to find the least valuable.
-    #[cfg(test)]
     sorts: usize,
 }
 
@@ -135,7 +134,6 @@ impl NameCache {
             zombies: 0,
             pairs: 0,
             let_go: Vec::new(),
-            #[cfg(test)]
             sorts: 0,
         }
     }

@@ -14,7 +14,6 @@ use shared_maps::{EndpointId, IdentityId};
 use crate::{
     core::{CoreConfig, Restored, plan::Plan, state::State},
     datapath::memory::MemoryDatapath,
-    identity::allocator::Allocator as _,
     ipcache::{
         metadata::{Claim, Owner, Source},
         resolve::cidr_label,
@@ -248,7 +247,9 @@ impl Checked {
             ..Restored::default()
         };
         let mut state = State::new(config, restored);
-        state.sync.done = true;
+        state.restoration.policies().end();
+        state.restoration.endpoints().end();
+        assert!(state.restoration.sync(state.now));
         let selectors = selectors();
         for (selector, _) in &selectors {
             state.selectors.register(selector);
@@ -334,11 +335,11 @@ impl Checked {
             *holders.entry(labels).or_default() += 1;
             let shall = self.spell(labels);
             let id = is.unwrap_or_else(|| panic!("{net} has no identity"));
-            assert_eq!(self.state.local.labels(id), Some(&shall), "{net}");
+            assert_eq!(self.state.numbers.local_labels(id), Some(&shall), "{net}");
             assert_eq!(*numbers.entry(labels).or_insert(id), id, "{net}");
             assert_eq!(id.is_local_scope(), labels & INSIDE == 0, "{net}");
         }
-        let mut allocated = self.state.local.allocated();
+        let mut allocated = self.state.numbers.allocated_local();
         assert_eq!(allocated.len(), holders.len());
         allocated.sort();
         for (labels, references) in holders {
@@ -392,7 +393,10 @@ impl Checked {
         };
         let of = |prefix: &IpNet| {
             let value = self.datapath.ipcache.get(&key_of(*prefix))?;
-            let labels = self.state.local.labels(IdentityId(value.sec_identity))?;
+            let labels = self
+                .state
+                .numbers
+                .local_labels(IdentityId(value.sec_identity))?;
             Some(labels.iter().map(bit).fold(0, |all, one| all | one))
         };
         self.model.prefixes.iter().map(of).collect()
@@ -401,7 +405,7 @@ impl Checked {
     /// With the breaker: nothing that a prefix has and shall have is lost, nothing is gained
     /// that it shall not have, and all but names is exact.
     fn check_limited(&self, before: &[Option<u32>]) {
-        let limited = &self.state.limited;
+        let limited = self.state.numbers.budget();
         for (prefix, is) in self.in_force().into_iter().enumerate() {
             let Some(Said::Labels(shall)) = self.model.reading(prefix) else {
                 continue;
@@ -413,7 +417,7 @@ impl Checked {
             let net = self.model.prefixes[prefix];
             let had = before[prefix].unwrap_or(0) & NAMES;
             assert_eq!(is & !NAMES, shall & !NAMES, "{net}");
-            assert_eq!(is != shall, limited.contains(&net), "{net}");
+            assert_eq!(is != shall, limited.is_limited(net), "{net}");
             assert_eq!(had & shall & !is, 0, "{net} lost a name");
             assert_eq!(
                 is & NAMES & !shall,
@@ -443,7 +447,7 @@ proptest! {
             checked.flush();
             checked.check_limited(&before);
         }
-        let state = &checked.state;
-        assert!(state.limited.is_empty() || state.fqdn_combinations >= max);
+        let budget = checked.state.numbers.budget();
+        assert!(budget.limited() == 0 || budget.combinations() >= max);
     }
 }

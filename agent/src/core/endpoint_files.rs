@@ -1,0 +1,315 @@
+//! The files of endpoints: what is on disk, what is due, and which results wait for it.
+//!
+//! Owns, for each endpoint, the state of its file and the mapping results that are not durable
+//! yet; for endpoints that went, whether a file is left. It keeps one invariant: a result is
+//! durable only after a write of the file that includes its names, and a write that fails leaves
+//! its results waiting for the next one.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
+
+use holdfast_sdp::{
+    mapping::{BootTime, Realised},
+    policy::rule::EndpointRules,
+};
+use shared_maps::EndpointId;
+
+use super::event::{MappingOutcome, StreamId};
+
+/// Least time between two writes of an endpoint's file for names alone, seconds.
+const MIN_INTERVAL: u64 = 5;
+/// Pairs for which that time is a second longer: each write has all of them.
+const PAIRS_PER_SECOND: u64 = 1000;
+/// How long the first name since the last write waits for others, nanoseconds.
+const GATHER_TIME: u64 = 200_000_000;
+/// Results that wait for one endpoint's file.
+const MAX_UNDURABLE: usize = 65_536;
+
+/// A result that was given before the mapping was on disk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Undurable {
+    stream: StreamId,
+    sequence: u64,
+    lease_end: u64,
+    revision: u64,
+}
+
+impl Undurable {
+    /// A result that was given.
+    pub(super) fn new(outcome: &MappingOutcome) -> Self {
+        Self {
+            stream: outcome.stream,
+            sequence: outcome.sequence,
+            lease_end: outcome.lease_end,
+            revision: outcome.revision,
+        }
+    }
+
+    /// The result again, now that the mapping is on disk.
+    pub(super) fn outcome(&self) -> MappingOutcome {
+        MappingOutcome {
+            stream: self.stream,
+            sequence: self.sequence,
+            realised: Realised::Yes,
+            durable: true,
+            lease_end: self.lease_end,
+            revision: self.revision,
+        }
+    }
+}
+
+/// A write that the core does not wait for.
+#[derive(Debug)]
+struct Background {
+    number: u64,
+    results: Vec<Undurable>,
+}
+
+#[derive(Debug, Default)]
+struct File {
+    exists: bool,
+    /// None if unknown.
+    rules: Option<Arc<EndpointRules>>,
+    written_at: BootTime,
+    due: Option<BootTime>,
+    undurable: Vec<Undurable>,
+    background: Option<Background>,
+    /// Why the last background write failed, until a write succeeds.
+    failure: Option<String>,
+}
+
+/// See the module.
+#[derive(Debug, Default)]
+pub(super) struct EndpointFiles {
+    files: BTreeMap<EndpointId, File>,
+    /// Files of endpoints that went.
+    left: BTreeSet<EndpointId>,
+    due: BTreeSet<(BootTime, EndpointId)>,
+    /// Number of the last background write.
+    last_write: u64,
+}
+
+impl EndpointFiles {
+    /// An endpoint came; it has no file.
+    pub(super) fn add(&mut self, id: EndpointId) {
+        self.files.insert(id, File::default());
+    }
+
+    /// An endpoint has a file of an earlier run.
+    pub(super) fn find(&mut self, id: EndpointId) {
+        self.files.entry(id).or_default().exists = true;
+    }
+
+    /// An endpoint went: nothing waits for its file, which is left until it is removed.
+    pub(super) fn leave(&mut self, id: EndpointId) {
+        if self.files.remove(&id).is_some_and(|file| file.exists) {
+            self.left.insert(id);
+        }
+    }
+
+    /// Whether the file of an endpoint that went is left.
+    pub(super) fn is_left(&self, id: EndpointId) -> bool {
+        self.left.contains(&id)
+    }
+
+    /// The file of an endpoint that went is removed. Gives whether there was one.
+    pub(super) fn remove_left(&mut self, id: EndpointId) -> bool {
+        self.left.remove(&id)
+    }
+
+    /// The file of an endpoint that went could not be removed.
+    pub(super) fn restore_left(&mut self, id: EndpointId) {
+        self.left.insert(id);
+    }
+
+    /// Whether an endpoint has a file, as far as planned.
+    pub(super) fn exists(&self, id: EndpointId) -> bool {
+        self.files.get(&id).is_some_and(|file| file.exists)
+    }
+
+    /// Whether an endpoint has a file, with other rules than these.
+    pub(super) fn has_other_rules(
+        &self,
+        id: EndpointId,
+        rules: Option<&Arc<EndpointRules>>,
+    ) -> bool {
+        let file = self.files.get(&id);
+        file.is_some_and(|file| file.exists && file.rules.as_ref() != rules)
+    }
+
+    /// Whether an endpoint has a file, with these rules.
+    pub(super) fn has_rules(&self, id: EndpointId, rules: &Arc<EndpointRules>) -> bool {
+        let file = self.files.get(&id);
+        file.is_some_and(|file| file.exists && file.rules.as_ref() == Some(rules))
+    }
+
+    /// An endpoint's file is due at this time.
+    pub(super) fn mark_due(&mut self, id: EndpointId, at: BootTime) {
+        if let Some(file) = self.files.get_mut(&id) {
+            file.due = Some(at);
+            self.due.insert((at, id));
+        }
+    }
+
+    /// An endpoint that has so many pairs learned something: its file is due soon.
+    pub(super) fn mark_due_soon(&mut self, id: EndpointId, pairs: usize, now: BootTime) {
+        if let Some(file) = self.files.get(&id)
+            && file.due.is_none()
+        {
+            let interval = MIN_INTERVAL + pairs as u64 / PAIRS_PER_SECOND;
+            let due = gathered(now).max(file.written_at.plus_secs(interval));
+            self.mark_due(id, due);
+        }
+    }
+
+    /// Puts the write of a file off that is written in the background right now.
+    pub(super) fn postpone(&mut self, id: EndpointId, now: BootTime) {
+        self.mark_due(id, gathered(now));
+    }
+
+    /// Takes the endpoints whose files are due.
+    pub(super) fn take_due(&mut self, now: BootTime) -> BTreeSet<EndpointId> {
+        let mut found = BTreeSet::new();
+        while let Some((at, id)) = self.due.first().copied()
+            && at <= now
+        {
+            self.due.pop_first();
+            if self.files.get(&id).is_some_and(|file| file.due.is_some()) {
+                found.insert(id);
+            }
+        }
+        found
+    }
+
+    /// When the next file is due.
+    pub(super) fn next_due(&self) -> Option<BootTime> {
+        self.due.first().map(|(at, _)| *at)
+    }
+
+    /// A result waits for the file of this endpoint.
+    pub(super) fn await_write(&mut self, id: EndpointId, result: Undurable) {
+        if let Some(file) = self.files.get_mut(&id)
+            && file.undurable.len() < MAX_UNDURABLE
+        {
+            file.undurable.push(result);
+        }
+    }
+
+    /// A stream closed: its results have no receiver.
+    pub(super) fn forget_stream(&mut self, stream: StreamId) {
+        for file in self.files.values_mut() {
+            let background = file.background.as_mut().map(|write| &mut write.results);
+            for results in background.into_iter().chain([&mut file.undurable]) {
+                results.retain(|result| result.stream != stream);
+            }
+        }
+    }
+
+    /// A write is planned. Gives whether there was a file before, and the results that are
+    /// durable with it.
+    pub(super) fn write(
+        &mut self,
+        id: EndpointId,
+        rules: Arc<EndpointRules>,
+        now: BootTime,
+    ) -> (bool, Vec<Undurable>) {
+        let Some(file) = self.files.get_mut(&id) else {
+            return (false, Vec::new());
+        };
+        let existed = std::mem::replace(&mut file.exists, true);
+        file.failure = None;
+        file.rules = Some(rules);
+        file.written_at = now;
+        file.due = None;
+        let background = file.background.take().map(|write| write.results);
+        let mut results = background.unwrap_or_default();
+        results.append(&mut file.undurable);
+        (existed, results)
+    }
+
+    /// A planned write failed: what is on disk is unknown, except whether there is a file. It
+    /// is due again at `retry_at`.
+    pub(super) fn undo_write(
+        &mut self,
+        id: EndpointId,
+        existed: bool,
+        results: Vec<Undurable>,
+        retry_at: BootTime,
+    ) {
+        if let Some(file) = self.files.get_mut(&id) {
+            file.undurable.extend(results);
+            file.exists = existed;
+            file.rules = None;
+            self.mark_due(id, retry_at);
+        }
+    }
+
+    /// Whether the file is being written in the background.
+    pub(super) fn is_being_written(&self, id: EndpointId) -> bool {
+        self.files
+            .get(&id)
+            .is_some_and(|file| file.background.is_some())
+    }
+
+    /// A write in the background is planned. Gives its number.
+    pub(super) fn begin_background(&mut self, id: EndpointId, now: BootTime) -> u64 {
+        self.last_write += 1;
+        if let Some(file) = self.files.get_mut(&id) {
+            file.written_at = now;
+            file.due = None;
+            file.background = Some(Background {
+                number: self.last_write,
+                results: std::mem::take(&mut file.undurable),
+            });
+        }
+        self.last_write
+    }
+
+    /// A write in the background is done. Gives the results that are durable; none if another
+    /// write of the file has replaced it.
+    pub(super) fn end_background(&mut self, id: EndpointId, number: u64) -> Vec<Undurable> {
+        let Some(file) = self.files.get_mut(&id) else {
+            return Vec::new();
+        };
+        let write = file.background.take_if(|write| write.number == number);
+        let Some(write) = write else {
+            return Vec::new();
+        };
+        file.failure = None;
+        write.results
+    }
+
+    /// A write in the background failed. True if the file is due again for it.
+    pub(super) fn fail_background(
+        &mut self,
+        id: EndpointId,
+        number: u64,
+        failure: String,
+        retry_at: BootTime,
+    ) -> bool {
+        let Some(file) = self.files.get_mut(&id) else {
+            return false;
+        };
+        let write = file.background.take_if(|write| write.number == number);
+        let Some(mut write) = write else {
+            return false;
+        };
+        write.results.append(&mut file.undurable);
+        file.undurable = write.results;
+        file.failure = Some(failure);
+        self.mark_due(id, retry_at);
+        true
+    }
+
+    /// Why background writes failed, of each file that was not written since.
+    pub(super) fn failures(&self) -> impl Iterator<Item = &String> {
+        self.files.values().filter_map(|file| file.failure.as_ref())
+    }
+}
+
+/// When names that came now have waited for others.
+fn gathered(now: BootTime) -> BootTime {
+    BootTime(now.0.saturating_add(GATHER_TIME))
+}

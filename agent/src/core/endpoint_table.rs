@@ -1,0 +1,229 @@
+//! Endpoints: those in the model, those that went and left something, and those that cannot be
+//! in force.
+//!
+//! Owns every endpoint with its number, the marks of endpoints that lack entries or programs, and
+//! the specifications that wait for an address or a number. It keeps two invariants: a number is
+//! free only once nothing of its endpoint is left in the datapath, and an endpoint that lacks
+//! something is marked.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::IpAddr,
+    ops::Bound,
+};
+
+use shared_maps::EndpointId;
+
+use super::event::EndpointSpec;
+use crate::endpoint::{endpoint::Endpoint, manager::Endpoints};
+
+/// See the module.
+#[derive(Debug, Default)]
+pub(super) struct EndpointTable {
+    present: Endpoints,
+    /// Endpoints whose source removed them and of which something is left.
+    leaving: BTreeMap<EndpointId, Endpoint>,
+    /// Policy maps and files without an endpoint.
+    orphans: BTreeSet<EndpointId>,
+    dirty: BTreeSet<EndpointId>,
+    /// Endpoints that cannot be in force now, and why, by key.
+    waiting: BTreeMap<String, (EndpointSpec, String)>,
+    /// Entries that policy maps of an earlier run take.
+    map_sizes: BTreeMap<EndpointId, usize>,
+}
+
+/// Endpoints that are present.
+impl EndpointTable {
+    pub(super) fn new(map_sizes: BTreeMap<EndpointId, usize>) -> Self {
+        Self {
+            map_sizes,
+            ..Self::default()
+        }
+    }
+
+    pub(super) fn get(&self, id: EndpointId) -> Option<&Endpoint> {
+        self.present.get(id)
+    }
+
+    pub(super) fn get_mut(&mut self, id: EndpointId) -> Option<&mut Endpoint> {
+        self.present.get_mut(id)
+    }
+
+    pub(super) fn by_key(&self, key: &str) -> Option<EndpointId> {
+        self.present.by_key(key)
+    }
+
+    pub(super) fn by_address(&self, address: IpAddr) -> Option<EndpointId> {
+        self.present.by_address(address)
+    }
+
+    /// All, by number.
+    pub(super) fn iter(&self) -> impl Iterator<Item = &Endpoint> {
+        self.present.iter()
+    }
+
+    /// Those with a greater number, ascending.
+    pub(super) fn after(&self, id: Option<EndpointId>) -> impl Iterator<Item = &Endpoint> {
+        let from = id.map_or(Bound::Unbounded, Bound::Excluded);
+        self.present.range((from, Bound::Unbounded))
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.present.len()
+    }
+
+    /// Adds an endpoint, or puts one back that was taken out.
+    pub(super) fn insert(&mut self, endpoint: Endpoint) {
+        self.present.insert(endpoint);
+    }
+
+    /// Takes an endpoint out. It has to be put back, or to [`Self::leave`].
+    pub(super) fn take(&mut self, id: EndpointId) -> Option<Endpoint> {
+        self.present.remove(id)
+    }
+
+    /// Entries that the policy map of an endpoint takes, of at most so many.
+    pub(super) fn map_size(&self, id: EndpointId, max: usize) -> usize {
+        self.map_sizes.get(&id).map_or(max, |size| max.min(*size))
+    }
+
+    /// The endpoint gets a new policy map.
+    pub(super) fn forget_map_size(&mut self, id: EndpointId) {
+        self.map_sizes.remove(&id);
+    }
+}
+
+/// Endpoints that lack something.
+impl EndpointTable {
+    /// An endpoint lacks entries or programs.
+    pub(super) fn mark(&mut self, id: EndpointId) {
+        self.dirty.insert(id);
+    }
+
+    /// Gives an endpoint to be changed, and marks it.
+    pub(super) fn mark_mut(&mut self, id: EndpointId) -> Option<&mut Endpoint> {
+        let endpoint = self.present.get_mut(id)?;
+        self.dirty.insert(id);
+        Some(endpoint)
+    }
+
+    /// Endpoints that are marked.
+    pub(super) fn dirty(&self) -> impl Iterator<Item = &Endpoint> {
+        self.dirty.iter().filter_map(|id| self.present.get(*id))
+    }
+
+    /// Numbers of the endpoints that are marked.
+    pub(super) fn dirty_ids(&self) -> Vec<EndpointId> {
+        self.dirty.iter().copied().collect()
+    }
+
+    /// Keeps the marks of endpoints that still lack something.
+    pub(super) fn retain_dirty(&mut self, lacks: impl Fn(&Endpoint) -> bool) {
+        let present = &self.present;
+        self.dirty.retain(|id| present.get(*id).is_some_and(&lacks));
+    }
+}
+
+/// Endpoints that went.
+impl EndpointTable {
+    /// An endpoint went; what the datapath has of it is left.
+    pub(super) fn leave(&mut self, endpoint: Endpoint) {
+        self.leaving.insert(endpoint.id, endpoint);
+    }
+
+    pub(super) fn has_leaving(&self) -> bool {
+        !self.leaving.is_empty()
+    }
+
+    pub(super) fn is_leaving(&self, id: EndpointId) -> bool {
+        self.leaving.contains_key(&id)
+    }
+
+    /// Endpoints that went and of which something is left.
+    pub(super) fn leaving_mut(&mut self) -> impl Iterator<Item = &mut Endpoint> {
+        self.leaving.values_mut()
+    }
+
+    pub(super) fn get_leaving_mut(&mut self, id: EndpointId) -> Option<&mut Endpoint> {
+        self.leaving.get_mut(&id)
+    }
+
+    /// Endpoints of which the datapath may have something.
+    pub(super) fn with_leaving(&self) -> impl Iterator<Item = &Endpoint> {
+        self.present.iter().chain(self.leaving.values())
+    }
+
+    /// One of those, to be changed.
+    pub(super) fn get_any_mut(&mut self, id: EndpointId) -> Option<&mut Endpoint> {
+        match self.leaving.get_mut(&id) {
+            Some(leaving) => Some(leaving),
+            None => self.present.get_mut(id),
+        }
+    }
+
+    /// A policy map or programs without an endpoint are left under this number.
+    pub(super) fn add_orphan(&mut self, id: EndpointId) {
+        self.present.hold(id);
+        self.orphans.insert(id);
+    }
+
+    /// A step failed that removed what is left under this number.
+    pub(super) fn restore_orphan(&mut self, id: EndpointId) {
+        self.orphans.insert(id);
+    }
+
+    /// Takes the numbers under which something without an endpoint is left.
+    pub(super) fn take_orphans(&mut self) -> BTreeSet<EndpointId> {
+        let mut orphans = std::mem::take(&mut self.orphans);
+        orphans.retain(|id| self.present.get(*id).is_none());
+        orphans
+    }
+
+    /// A free number.
+    pub(super) fn free_number(&mut self) -> Option<EndpointId> {
+        self.present.free_number()
+    }
+
+    /// A number is not used after all.
+    pub(super) fn free(&mut self, id: EndpointId) {
+        self.present.free(id);
+    }
+
+    /// Frees the numbers of which nothing is left. `has_more` says whether the datapath has more
+    /// of an endpoint that went than its programs and its policy map.
+    pub(super) fn free_numbers(&mut self, has_more: impl Fn(EndpointId) -> bool) {
+        self.leaving.retain(|id, endpoint| {
+            endpoint.attached.is_some() || endpoint.policy_map.is_some() || has_more(*id)
+        });
+        let (leaving, orphans) = (&self.leaving, &self.orphans);
+        let held = self.present.held();
+        let free = held.filter(|id| !leaving.contains_key(id) && !orphans.contains(id));
+        for id in free.collect::<Vec<_>>() {
+            self.present.free(id);
+        }
+    }
+}
+
+/// Endpoints that cannot be in force now.
+impl EndpointTable {
+    /// An endpoint cannot be in force now.
+    pub(super) fn wait(&mut self, spec: EndpointSpec, reason: String) {
+        self.waiting.insert(spec.key.clone(), (spec, reason));
+    }
+
+    /// An endpoint waits no longer. Gives the reason that it had.
+    pub(super) fn end_wait(&mut self, key: &str) -> Option<String> {
+        self.waiting.remove(key).map(|(_, reason)| reason)
+    }
+
+    /// Takes all that wait, to be tried again.
+    pub(super) fn take_waiting(&mut self) -> Vec<EndpointSpec> {
+        let waiting = std::mem::take(&mut self.waiting).into_values();
+        waiting.map(|(spec, _)| spec).collect()
+    }
+
+    /// Those that wait, and why.
+    pub(super) fn waiting(&self) -> impl ExactSizeIterator<Item = &(EndpointSpec, String)> {
+        self.waiting.values()
+    }
+}

@@ -1,0 +1,126 @@
+//! Which identities names have, and which addresses the circuit breaker limits.
+//!
+//! Owns the identities with a label of a name, the count of combinations among them, and the
+//! prefixes that got the labels of some of their names only. It keeps one invariant: a limited
+//! prefix is tried again whenever an identity of names came or went.
+
+use std::collections::{BTreeSet, VecDeque};
+
+use ipnet::IpNet;
+use shared_maps::IdentityId;
+
+use crate::labels::{FQDN, Label, LabelSet};
+
+/// Prefixes that one retry looks at: each costs a look at every identity of names.
+const RETRIED: usize = 512;
+
+/// See the module.
+#[derive(Debug, Default)]
+pub(super) struct IdentityBudget {
+    identities: BTreeSet<IdentityId>,
+    /// Those of them with labels of several names' selectors.
+    combinations: usize,
+    /// At the sync: label sets of combinations that are still to come.
+    awaited: BTreeSet<LabelSet>,
+    /// How often an identity came or went.
+    changes: u64,
+    /// Prefixes that have the labels of some of their names only.
+    limited: BTreeSet<IpNet>,
+    /// Those of them to try again.
+    queue: VecDeque<IpNet>,
+    /// Changes before which the queue was filled last.
+    queued_at: u64,
+}
+
+pub(super) fn is_name(label: &&Label) -> bool {
+    label.source() == FQDN
+}
+
+/// Whether answers made the label set: it has the labels of several names' selectors.
+pub(super) fn is_combination(labels: &LabelSet) -> bool {
+    labels.iter().filter(is_name).nth(1).is_some()
+}
+
+impl IdentityBudget {
+    /// An identity came.
+    pub(super) fn add(&mut self, identity: IdentityId, labels: &LabelSet) {
+        if !labels.iter().any(|label| is_name(&label)) {
+            return;
+        }
+        if self.identities.insert(identity) {
+            self.changes += 1;
+            self.combinations += usize::from(is_combination(labels));
+        }
+        self.awaited.remove(labels);
+    }
+
+    /// An identity went.
+    pub(super) fn remove(&mut self, identity: IdentityId, labels: &LabelSet) {
+        if self.identities.remove(&identity) {
+            self.changes += 1;
+            self.combinations -= usize::from(is_combination(labels));
+        }
+    }
+
+    /// These label sets will have an identity once everything is resolved.
+    pub(super) fn expect(&mut self, awaited: BTreeSet<LabelSet>) {
+        self.awaited = awaited;
+    }
+
+    /// Everything is resolved.
+    pub(super) fn end_expecting(&mut self) {
+        self.awaited.clear();
+    }
+
+    /// Whether so many combinations have an identity, or will have one.
+    pub(super) fn is_used_up(&self, max: usize) -> bool {
+        self.combinations + self.awaited.len() >= max
+    }
+
+    /// Identities of names.
+    pub(super) fn len(&self) -> usize {
+        self.identities.len()
+    }
+
+    /// Those with labels of several names' selectors.
+    pub(super) fn combinations(&self) -> usize {
+        self.combinations
+    }
+
+    /// Identities of names, the latest first.
+    pub(super) fn latest(&self) -> impl Iterator<Item = IdentityId> {
+        self.identities.iter().rev().copied()
+    }
+
+    /// A prefix gets the labels of some of its names only. True if it had those of all.
+    pub(super) fn limit(&mut self, prefix: IpNet) -> bool {
+        self.limited.insert(prefix)
+    }
+
+    /// A prefix has the labels of all its names.
+    pub(super) fn unlimit(&mut self, prefix: IpNet) {
+        self.limited.remove(&prefix);
+    }
+
+    /// Whether a prefix has the labels of some of its names only.
+    pub(super) fn is_limited(&self, prefix: IpNet) -> bool {
+        self.limited.contains(&prefix)
+    }
+
+    /// How many prefixes have the labels of some of their names only.
+    pub(super) fn limited(&self) -> usize {
+        self.limited.len()
+    }
+
+    /// Takes some of the limited prefixes to be tried again, once an identity came or went.
+    pub(super) fn take_retries(&mut self) -> Vec<IpNet> {
+        if self.queue.is_empty() && self.queued_at != self.changes {
+            self.queued_at = self.changes;
+            self.queue.extend(&self.limited);
+        }
+        let some = self.queue.len().min(RETRIED);
+        let limited = &self.limited;
+        let some = self.queue.drain(..some);
+        some.filter(|prefix| limited.contains(prefix)).collect()
+    }
+}

@@ -1,0 +1,214 @@
+//! Numbers of identities, and what of them is on disk.
+//!
+//! Owns both allocators (endpoints, and everything else), the marks of their checkpoints, the
+//! labels of the host identity, and the [budget of names](super::identity_budget). It keeps one
+//! invariant: a number that is not on disk is in the set of fresh ones, and its checkpoint is due,
+//! until a plan begins with that checkpoint.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use ipnet::IpNet;
+use shared_maps::IdentityId;
+
+use super::identity_budget::IdentityBudget;
+use crate::{
+    identity::{
+        allocator::{Acquired, Allocator, NodeLocal},
+        checkpoint::{self, LocalFile},
+        scopes::LocalScopes,
+    },
+    labels::{Label, LabelSet, RESERVED},
+};
+
+/// Texts of the checkpoints that a plan has to begin with, and the identities that they save.
+#[derive(Debug, Default)]
+pub(super) struct Checkpoints {
+    pub(super) local: Option<String>,
+    pub(super) endpoints: Option<String>,
+    pub(super) fresh: BTreeSet<IdentityId>,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub(super) struct IdentityNumbers {
+    local: LocalScopes,
+    local_file: LocalFile,
+    endpoints: Box<dyn Allocator>,
+    local_is_due: bool,
+    endpoints_are_due: bool,
+    fresh: BTreeSet<IdentityId>,
+    /// Labels of the node's addresses that have more than the host's own: all of them are the
+    /// host identity's.
+    host_labels: BTreeMap<IpNet, LabelSet>,
+    budget: IdentityBudget,
+}
+
+impl IdentityNumbers {
+    /// With the numbers that an earlier run had.
+    pub(super) fn new(
+        local: Vec<(IdentityId, LabelSet)>,
+        endpoints: Vec<(IdentityId, LabelSet)>,
+    ) -> Self {
+        Self {
+            local: LocalScopes::new(local),
+            local_file: LocalFile::default(),
+            endpoints: Box::new(NodeLocal::endpoints(endpoints)),
+            local_is_due: false,
+            endpoints_are_due: false,
+            fresh: BTreeSet::new(),
+            host_labels: BTreeMap::new(),
+            budget: IdentityBudget::default(),
+        }
+    }
+
+    pub(super) fn budget(&self) -> &IdentityBudget {
+        &self.budget
+    }
+
+    pub(super) fn budget_mut(&mut self) -> &mut IdentityBudget {
+        &mut self.budget
+    }
+
+    /// Acquires the identity of labels of addresses outside, with this number if it is free.
+    /// None if no number is left.
+    pub(super) fn acquire_local(
+        &mut self,
+        labels: &LabelSet,
+        request: Option<IdentityId>,
+    ) -> Option<Acquired> {
+        let acquired = self.local.acquire_as(labels, request).ok()?;
+        if acquired.fresh {
+            self.local_is_due = true;
+            self.fresh.insert(acquired.id);
+        }
+        Some(acquired)
+    }
+
+    /// Acquires the identity of an endpoint's labels. None if no number is left.
+    pub(super) fn acquire_endpoint(&mut self, labels: &LabelSet) -> Option<Acquired> {
+        let acquired = self.endpoints.acquire(labels).ok()?;
+        if acquired.fresh {
+            self.endpoints_are_due = true;
+            self.fresh.insert(acquired.id);
+        }
+        Some(acquired)
+    }
+
+    /// Releases an identity of addresses outside. True if nothing else holds it.
+    pub(super) fn release_local(&mut self, id: IdentityId) -> bool {
+        self.local.release(id)
+    }
+
+    /// Releases an endpoint's identity.
+    pub(super) fn release_endpoint(&mut self, id: IdentityId) {
+        self.endpoints.release(id);
+    }
+
+    /// Takes the identities that nothing holds and that no prefix has in the datapath.
+    pub(super) fn sweep(&mut self, is_in_force: &dyn Fn(IdentityId) -> bool) -> Vec<IdentityId> {
+        let mut idle = self.local.sweep(is_in_force);
+        idle.extend(self.endpoints.sweep(is_in_force));
+        idle
+    }
+
+    /// Takes a number up again that was swept. True if it was free.
+    pub(super) fn revive(&mut self, id: IdentityId, labels: LabelSet) -> bool {
+        if id.is_endpoint() {
+            self.endpoints_are_due = true;
+            self.endpoints.revive(id, labels)
+        } else {
+            self.local_is_due = true;
+            self.local.revive(id, labels)
+        }
+    }
+
+    /// Releases the numbers of an earlier run that nothing asked for.
+    pub(super) fn release_withheld(&mut self) {
+        self.local.release_withheld();
+        self.endpoints.release_withheld();
+    }
+
+    /// Takes the checkpoints that are due.
+    pub(super) fn take_checkpoints(&mut self) -> Checkpoints {
+        let mut due = Checkpoints::default();
+        if std::mem::take(&mut self.local_is_due) {
+            due.local = Some(self.local_file.render(&self.local.kept()));
+        }
+        if std::mem::take(&mut self.endpoints_are_due) {
+            let kept = self.endpoints.kept();
+            let kept = kept.iter().map(|(id, labels)| (*id, labels));
+            due.endpoints = Some(checkpoint::render_endpoints(kept));
+        }
+        due.fresh = std::mem::take(&mut self.fresh);
+        due
+    }
+
+    /// A checkpoint failed: both are due again.
+    pub(super) fn undo_checkpoint(&mut self) {
+        self.local_is_due = true;
+        self.endpoints_are_due = true;
+    }
+
+    /// These are not on disk after all.
+    pub(super) fn mark_fresh(&mut self, unsaved: BTreeSet<IdentityId>) {
+        self.fresh.extend(unsaved);
+    }
+
+    /// Labels of an allocated identity of addresses outside.
+    pub(super) fn local_labels(&self, id: IdentityId) -> Option<&LabelSet> {
+        self.local.labels(id)
+    }
+
+    /// Whether the labels have an identity.
+    pub(super) fn knows_local(&self, labels: &LabelSet) -> bool {
+        self.local.knows(labels)
+    }
+
+    /// Labels that a number of an earlier run had, if nothing asked for it yet.
+    pub(super) fn withheld_labels(&self, id: IdentityId) -> Option<&LabelSet> {
+        self.local.withheld_labels(id)
+    }
+
+    /// Numbers of an earlier run that nothing asked for yet.
+    pub(super) fn withheld(&self) -> impl Iterator<Item = (IdentityId, &LabelSet)> {
+        self.local.withheld()
+    }
+
+    /// Every allocated identity with its labels and the number of its holders.
+    pub(super) fn allocated(&self) -> Vec<(IdentityId, LabelSet, usize)> {
+        let mut all = self.allocated_local();
+        all.extend(self.endpoints.allocated());
+        all
+    }
+
+    /// Those of addresses outside.
+    pub(super) fn allocated_local(&self) -> Vec<(IdentityId, LabelSet, usize)> {
+        self.local.allocated()
+    }
+
+    /// How many identities of addresses outside are allocated.
+    pub(super) fn local_len(&self) -> usize {
+        self.local.len()
+    }
+
+    /// How many identities of endpoints are allocated.
+    pub(super) fn endpoints_len(&self) -> usize {
+        self.endpoints.len()
+    }
+
+    /// Sets the labels of one of the node's addresses. Gives those of the host identity if they
+    /// changed with it.
+    pub(super) fn set_host_labels(
+        &mut self,
+        prefix: IpNet,
+        labels: Option<LabelSet>,
+    ) -> Option<LabelSet> {
+        let changed = match labels.filter(|labels| labels.as_slice().len() > 1) {
+            Some(labels) => self.host_labels.insert(prefix, labels.clone()) != Some(labels),
+            None => self.host_labels.remove(&prefix).is_some(),
+        };
+        let all = self.host_labels.values().flat_map(LabelSet::iter).cloned();
+        let host = [Label::new(RESERVED, "host", "")];
+        changed.then(|| LabelSet::new(all.chain(host).collect()))
+    }
+}

@@ -1,0 +1,179 @@
+//! The revision of the policy, and which DNS rules proxies have.
+//!
+//! Owns the rules that the agent itself judges mappings by (the checked ones), those that proxies
+//! were last given (the published ones), and the marks that say which of the two are behind. It
+//! keeps one invariant: proxies never have a rule that the agent does not judge by, and they get
+//! none before the datapath has the policy that it depends on.
+
+use std::{collections::BTreeMap, sync::Arc};
+
+use holdfast_sdp::policy::{
+    rule::{EndpointRules, RulesOf},
+    table::{PolicyHandle, Question},
+    verdict::Verdict,
+};
+use shared_maps::EndpointId;
+
+use super::event::{Effect, RulesUpdate};
+
+/// Plans in a row that may fail before rules are published all the same: a full map is a
+/// normal condition and must not keep restrictions from the proxies for ever.
+const MAX_FAILED_PLANS: u32 = 3;
+
+/// DNS rules by endpoint; endpoints without any are left out.
+pub(super) type Rules = BTreeMap<EndpointId, Arc<EndpointRules>>;
+
+/// How the plans of an event, or of a whole change of policy, ended.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum PlanResult {
+    /// Every step was carried out.
+    #[default]
+    Done,
+    /// A step failed.
+    Failed,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub(super) struct Publication {
+    revision: u64,
+    checker: PolicyHandle,
+    checked: Rules,
+    checked_revision: u64,
+    /// None before the first publication.
+    published: Option<Rules>,
+    published_revision: u64,
+    /// Subjects or their endpoints changed since rules were last checked.
+    is_stale: bool,
+    /// The checked rules changed since files were last compared with them.
+    files_are_stale: bool,
+    /// The checked rules changed since rules were last published.
+    is_unpublished: bool,
+    failed_plans: u32,
+}
+
+impl Default for Publication {
+    fn default() -> Self {
+        Self {
+            revision: 0,
+            checker: PolicyHandle::new(),
+            checked: Rules::new(),
+            checked_revision: 0,
+            published: None,
+            published_revision: 0,
+            is_stale: true,
+            files_are_stale: false,
+            is_unpublished: false,
+            failed_plans: 0,
+        }
+    }
+}
+
+impl Publication {
+    /// The revision of the policy.
+    pub(super) fn revision(&self) -> u64 {
+        self.revision
+    }
+
+    /// The revision that proxies have.
+    pub(super) fn published_revision(&self) -> u64 {
+        self.published_revision
+    }
+
+    /// Begins a new revision.
+    pub(super) fn begin_revision(&mut self) {
+        self.revision += 1;
+    }
+
+    /// The first revision is 1, also of a node without policies.
+    pub(super) fn begin_first_revision(&mut self) {
+        self.revision = self.revision.max(1);
+    }
+
+    /// Subjects or their endpoints changed: the rules have to be checked.
+    pub(super) fn mark_stale(&mut self) {
+        self.is_stale = true;
+    }
+
+    /// Whether rules have to be checked; they count as checked from now on.
+    pub(super) fn take_stale(&mut self) -> bool {
+        std::mem::take(&mut self.is_stale)
+    }
+
+    /// Whether files have to be compared with the rules; they count as compared from now on.
+    pub(super) fn take_stale_files(&mut self) -> bool {
+        std::mem::take(&mut self.files_are_stale)
+    }
+
+    /// Whether the checked rules allow a question.
+    pub(super) fn allows(&self, question: &Question<'_>) -> bool {
+        matches!(self.checker.load().check(question), Verdict::Allow)
+    }
+
+    /// Has the agent judge by these rules; a difference makes a new revision.
+    pub(super) fn check(&mut self, current: Rules) {
+        let (changed, removed) = difference(&self.checked, &current);
+        if !changed.is_empty() || !removed.is_empty() {
+            self.files_are_stale = true;
+            self.is_unpublished = true;
+            if self.revision == self.checked_revision {
+                self.revision += 1;
+            }
+            // A name or pattern that cannot be compiled was refused by the policy reader.
+            let _errors = self.checker.apply(&changed, &removed);
+            self.checked = current;
+        }
+        self.checked_revision = self.revision;
+    }
+
+    /// Counts plans that failed in a row.
+    pub(super) fn note(&mut self, result: PlanResult) {
+        self.failed_plans = match result {
+            PlanResult::Done => 0,
+            PlanResult::Failed => self.failed_plans + 1,
+        };
+    }
+
+    /// Rules that proxies may have now; none while the datapath lacks the policy that they
+    /// depend on.
+    pub(super) fn publish(&mut self) -> Vec<Effect> {
+        let waits = (1..MAX_FAILED_PLANS).contains(&self.failed_plans);
+        let first = self.published.is_none();
+        if waits || !(self.is_unpublished || first) {
+            return Vec::new();
+        }
+        self.is_unpublished = false;
+        let published = self.published.get_or_insert_default();
+        let (changed, removed) = difference(published, &self.checked);
+        if changed.is_empty() && removed.is_empty() && !first {
+            return Vec::new();
+        }
+        published.clone_from(&self.checked);
+        self.published_revision = self.revision;
+        let update = RulesUpdate {
+            revision: self.revision,
+            changed,
+            removed,
+        };
+        let mut effects = vec![Effect::Rules(update)];
+        if first {
+            effects.push(Effect::SnapshotReady);
+        }
+        effects
+    }
+}
+
+fn difference(old: &Rules, new: &Rules) -> (Vec<RulesOf>, Vec<EndpointId>) {
+    let same = |one: &Arc<EndpointRules>, other: &Arc<EndpointRules>| {
+        Arc::ptr_eq(one, other) || one == other
+    };
+    let changed = new
+        .iter()
+        .filter(|(id, rules)| !old.get(id).is_some_and(|old| same(old, rules)))
+        .map(|(id, rules)| RulesOf {
+            endpoint: *id,
+            rules: (**rules).clone(),
+        });
+    let removed = old.keys().filter(|id| !new.contains_key(id)).copied();
+    (changed.collect(), removed.collect())
+}

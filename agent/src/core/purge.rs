@@ -1,0 +1,123 @@
+//! Names that were cleaned: what was seen before the cleaning does not open again.
+//!
+//! Owns the cleanings and the mark that their file is behind. It keeps two invariants: a cleaning
+//! is remembered for longer than any proxy keeps an answer, and whatever a plan closes because of
+//! a cleaning, that plan also writes the cleaning to disk.
+
+use std::collections::VecDeque;
+
+use holdfast_sdp::{
+    mapping::BootTime, name::Fqdn, pattern::SelectorMatcher, policy::rule::NameRule,
+};
+use shared_maps::EndpointId;
+
+use super::mappings::MAX_TTL;
+use crate::fqdn::cleaned::{self, CleanedNames, Cleaning};
+
+/// Cleanings remembered; the oldest are forgotten.
+const REMEMBERED: usize = 64;
+/// For how long, seconds, beyond the longest TTL: after that no proxy sends what was seen before.
+const REMEMBERED_AFTER: u64 = 3600;
+
+/// One cleaning, ready to be compared with names.
+#[derive(Debug)]
+pub(super) struct Cleaned {
+    what: Cleaning,
+    matcher: Option<SelectorMatcher>,
+}
+
+impl Cleaned {
+    /// None if the pattern is not valid: it matches nothing.
+    pub(super) fn new(what: Cleaning) -> Option<Self> {
+        let compile = |text: &String| SelectorMatcher::compile(&NameRule::Pattern(text.clone()));
+        let matcher = what.pattern.as_ref().map(compile).transpose().ok()?;
+        Some(Self { what, matcher })
+    }
+
+    /// The only endpoint whose names are cleaned, if there is one.
+    pub(super) fn endpoint(&self) -> Option<EndpointId> {
+        self.what.endpoint
+    }
+
+    /// Whether it cleans this name of this endpoint.
+    pub(super) fn is_of(&self, endpoint: EndpointId, name: &Fqdn) -> bool {
+        self.endpoint().is_none_or(|only| only == endpoint) && self.is_of_name(name)
+    }
+
+    /// Whether it cleans this name, of one endpoint at least.
+    pub(super) fn is_of_name(&self, name: &Fqdn) -> bool {
+        let matcher = self.matcher.as_ref();
+        matcher.is_none_or(|matcher| matcher.matches(name))
+    }
+
+    /// Whether it makes an older cleaning superfluous.
+    fn covers(&self, older: &Self) -> bool {
+        let (new, old) = (&self.what, &older.what);
+        (new.pattern.is_none() || new.pattern == old.pattern)
+            && (new.endpoint.is_none() || new.endpoint == old.endpoint)
+    }
+}
+
+/// See the module.
+#[derive(Debug, Default)]
+pub(super) struct Purges {
+    /// The newest last.
+    cleanings: VecDeque<Cleaned>,
+    is_unsaved: bool,
+}
+
+impl Purges {
+    /// Takes up what an earlier run since the boot has on disk.
+    pub(super) fn restore(&mut self, names: CleanedNames, boot_id: &str, now: BootTime) {
+        if names.boot_id != boot_id {
+            return;
+        }
+        let mut cleanings = names.cleanings;
+        cleanings.sort_by_key(|cleaning| cleaning.at);
+        for cleaned in cleanings.into_iter().filter_map(Cleaned::new) {
+            self.add(cleaned, now);
+        }
+        self.is_unsaved = false;
+    }
+
+    /// Remembers a cleaning.
+    pub(super) fn add(&mut self, cleaned: Cleaned, now: BootTime) {
+        let lasts = u64::from(MAX_TTL) + REMEMBERED_AFTER;
+        self.cleanings
+            .retain(|known| known.what.at.plus_secs(lasts) > now && !cleaned.covers(known));
+        self.cleanings.push_back(cleaned);
+        if self.cleanings.len() > REMEMBERED {
+            self.cleanings.pop_front();
+        }
+        self.is_unsaved = true;
+    }
+
+    /// Whether an endpoint's name was cleaned since then.
+    pub(super) fn covers(&self, endpoint: EndpointId, name: &Fqdn, seen: BootTime) -> bool {
+        let since = self.cleanings.iter().rev();
+        since
+            .take_while(|cleaned| seen <= cleaned.what.at)
+            .any(|cleaned| cleaned.is_of(endpoint, name))
+    }
+
+    /// Whether a name was cleaned on the whole node since then.
+    pub(super) fn covers_on_node(&self, name: &Fqdn, seen: BootTime) -> bool {
+        let of_all = self.cleanings.iter();
+        let mut since =
+            of_all.filter(|cleaned| cleaned.endpoint().is_none() && seen <= cleaned.what.at);
+        since.any(|cleaned| cleaned.is_of_name(name))
+    }
+
+    /// The file's text, if it is behind; it counts as written from now on.
+    pub(super) fn take_unsaved(&mut self, boot_id: &str) -> Option<String> {
+        std::mem::take(&mut self.is_unsaved).then(|| {
+            let cleanings = self.cleanings.iter().map(|cleaned| &cleaned.what);
+            cleaned::render(boot_id, cleanings)
+        })
+    }
+
+    /// The file could not be written.
+    pub(super) fn undo_save(&mut self) {
+        self.is_unsaved = true;
+    }
+}

@@ -1,0 +1,151 @@
+//! From the start to the end of the grace: what an earlier run left, until the sources replace it.
+//!
+//! Owns the progress of the sources' listings, the prefixes and numbers of the earlier run, and
+//! the endpoints that keep their former policy ([`super::hold`]). It keeps two invariants: no step
+//! is planned before both sources are complete (except the removal of what is gone), and nothing
+//! of the earlier run is given up before the grace is over.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use holdfast_sdp::mapping::BootTime;
+use ipnet::IpNet;
+use shared_maps::IdentityId;
+
+use super::{directory::RuleKey, hold::Hold};
+
+/// Progress of one source's listing.
+#[derive(Debug, Default)]
+pub(super) struct Listing {
+    is_complete: bool,
+    /// Keys applied since the listing began; none = no listing is in progress.
+    seen: Option<BTreeSet<String>>,
+}
+
+impl Listing {
+    /// A full listing begins.
+    pub(super) fn begin(&mut self) {
+        self.seen = Some(BTreeSet::new());
+    }
+
+    /// An object is there.
+    pub(super) fn note(&mut self, key: &str) {
+        if let Some(seen) = &mut self.seen {
+            seen.insert(key.to_owned());
+        }
+    }
+
+    /// The listing is complete. Gives the keys that it had.
+    pub(super) fn end(&mut self) -> BTreeSet<String> {
+        self.is_complete = true;
+        self.seen.take().unwrap_or_default()
+    }
+}
+
+/// See the module.
+#[derive(Debug, Default)]
+pub(super) struct Restoration {
+    policies: Listing,
+    endpoints: Listing,
+    is_started: bool,
+    is_synced: bool,
+    /// When the grace is over.
+    until: Option<BootTime>,
+    prefixes: Vec<IpNet>,
+    /// Numbers that prefixes had before the start and no checkpoint has.
+    requested: BTreeMap<IpNet, IdentityId>,
+    /// Rules in the files of the earlier run.
+    former_rules: BTreeSet<RuleKey>,
+    hold: Hold,
+}
+
+impl Restoration {
+    pub(super) fn new(
+        requested: BTreeMap<IpNet, IdentityId>,
+        former_rules: BTreeSet<RuleKey>,
+        hold: Hold,
+    ) -> Self {
+        Self {
+            requested,
+            former_rules,
+            hold,
+            ..Self::default()
+        }
+    }
+
+    /// The listing of policies.
+    pub(super) fn policies(&mut self) -> &mut Listing {
+        &mut self.policies
+    }
+
+    /// The listing of endpoints.
+    pub(super) fn endpoints(&mut self) -> &mut Listing {
+        &mut self.endpoints
+    }
+
+    /// True at the first call.
+    pub(super) fn start(&mut self) -> bool {
+        !std::mem::replace(&mut self.is_started, true)
+    }
+
+    /// Whether both sources were complete once.
+    pub(super) fn is_synced(&self) -> bool {
+        self.is_synced
+    }
+
+    /// True once both sources are complete; the grace ends at this time.
+    pub(super) fn sync(&mut self, until: BootTime) -> bool {
+        if self.is_synced || !self.policies.is_complete || !self.endpoints.is_complete {
+            return false;
+        }
+        self.is_synced = true;
+        self.until = Some(until);
+        true
+    }
+
+    /// When the grace is over; none if it is, or while endpoints keep their former policy.
+    pub(super) fn until(&self) -> Option<BootTime> {
+        self.until.filter(|_| self.hold.is_empty())
+    }
+
+    /// The grace is over. Gives the prefixes of the earlier run.
+    pub(super) fn end(&mut self) -> Vec<IpNet> {
+        self.until = None;
+        self.requested.clear();
+        std::mem::take(&mut self.prefixes)
+    }
+
+    /// A prefix has labels of the earlier run.
+    pub(super) fn add_prefix(&mut self, prefix: IpNet) {
+        self.prefixes.push(prefix);
+    }
+
+    /// The number that a prefix had before the start and no checkpoint has.
+    pub(super) fn request_of(&self, prefix: IpNet) -> Option<IdentityId> {
+        self.requested.get(&prefix).copied()
+    }
+
+    /// All such numbers.
+    pub(super) fn requests(&self) -> impl Iterator<Item = (IpNet, IdentityId)> {
+        self.requested.iter().map(|(prefix, id)| (*prefix, *id))
+    }
+
+    /// Drops the requests of numbers that prefixes do not agree on.
+    pub(super) fn retain_requests(&mut self, is_agreed: impl Fn(IdentityId) -> bool) {
+        self.requested.retain(|_, id| is_agreed(*id));
+    }
+
+    /// Rules in the files of the earlier run: a proxy may have them still.
+    pub(super) fn former_rules(&self) -> &BTreeSet<RuleKey> {
+        &self.former_rules
+    }
+
+    /// Endpoints that keep their former policy.
+    pub(super) fn hold(&self) -> &Hold {
+        &self.hold
+    }
+
+    /// Endpoints that keep their former policy.
+    pub(super) fn hold_mut(&mut self) -> &mut Hold {
+        &mut self.hold
+    }
+}

@@ -1,0 +1,95 @@
+//! What a failed step leaves: the model has again what the datapath had before the step.
+//!
+//! The plan owns one [`Undo`] for each step. Undoing the failed steps, the last one first, leaves
+//! the planned state of each map equal to what the datapath holds, and marks the rest to be
+//! planned again.
+
+use ipnet::IpNet;
+use shared_maps::{
+    EndpointId, IdentityId,
+    lxc::{LxcKey, LxcValue},
+    policy::{PolicyKey, PolicyValue},
+};
+
+use super::{plan::Plan, retry::RETRY, state::State};
+use crate::datapath::plan::Attachment;
+
+/// What the model had before a step was planned.
+#[derive(Debug)]
+pub(super) enum Undo {
+    Checkpoint,
+    Cleaned,
+    /// Whether there was a file before.
+    File(EndpointId, bool),
+    /// Number of the step.
+    Names(EndpointId, u64),
+    RemovedFile(EndpointId),
+    CreatedMap(EndpointId),
+    RemovedMap(EndpointId),
+    Policy(EndpointId, PolicyKey, Option<PolicyValue>),
+    Lxc(LxcKey, Option<LxcValue>),
+    Ipcache(IpNet, Option<IdentityId>),
+    Attached(EndpointId, Option<Attachment>),
+}
+
+impl State {
+    /// A step failed: the datapath has what it had before.
+    pub(super) fn rollback(&mut self, plan: &mut Plan, undo: Undo) {
+        let later = self.now.plus_secs(RETRY);
+        match undo {
+            Undo::Checkpoint => {
+                self.numbers.undo_checkpoint();
+            }
+            Undo::Cleaned => self.purges.undo_save(),
+            Undo::File(id, before) => {
+                let unsaved = plan.take_undurable(id);
+                self.files.undo_write(id, before, unsaved, later);
+                self.endpoints.mark_mut(id);
+            }
+            Undo::Names(id, number) => {
+                self.on_names_unwritten(id, number, "not begun".to_owned());
+            }
+            Undo::RemovedFile(id) => self.files.restore_left(id),
+            Undo::CreatedMap(id) => {
+                if let Some(endpoint) = self.endpoints.mark_mut(id) {
+                    endpoint.policy_map = None;
+                }
+            }
+            Undo::RemovedMap(id) => match self.endpoints.get_leaving_mut(id) {
+                Some(endpoint) => {
+                    endpoint.policy_map.get_or_insert_default();
+                }
+                None => {
+                    self.endpoints.restore_orphan(id);
+                }
+            },
+            Undo::Policy(id, key, before) => self.rollback_policy(id, key, before),
+            Undo::Lxc(key, before) => self.lxc.rollback(key, before),
+            Undo::Ipcache(prefix, before) => {
+                self.ipcache.realise(prefix, before);
+                self.retry.add(prefix);
+            }
+            Undo::Attached(id, before) => {
+                if let Some(endpoint) = self.endpoints.mark_mut(id) {
+                    endpoint.attached = before;
+                } else if let Some(endpoint) = self.endpoints.get_leaving_mut(id) {
+                    endpoint.attached = before;
+                } else {
+                    self.endpoints.restore_orphan(id);
+                }
+            }
+        }
+    }
+
+    fn rollback_policy(&mut self, id: EndpointId, key: PolicyKey, before: Option<PolicyValue>) {
+        let Some(endpoint) = self.endpoints.mark_mut(id) else {
+            return;
+        };
+        let peer = IdentityId(key.sec_label);
+        if let Some(map) = &mut endpoint.policy_map {
+            map.put(key, before);
+        }
+        endpoint.behind.add([peer]);
+        endpoint.policy_revision = 0;
+    }
+}

@@ -92,7 +92,7 @@ impl Sample {
         )?;
         out.gauge(
             "agent_ready",
-            "1 when policy and endpoints are known and DNS rules are given to proxies",
+            "1 when policies and endpoints are listed and DNS rules are published to proxies",
             u64::from(self.scrape.ready),
         )?;
         out.gauge(
@@ -107,8 +107,7 @@ impl Sample {
         )?;
         out.gauge(
             "endpoint_closed_interfaces",
-            "Host-side interfaces that nothing passes, as their endpoint is not found or not under \
-             policy yet",
+            "Host-side interfaces that are closed, because their endpoint is not found or not under policy yet",
             count(self.scrape.closed_interfaces),
         )?;
         out.gauge(
@@ -128,7 +127,7 @@ impl Sample {
         )?;
         out.gauge(
             "policy_published_revision",
-            "Revision of the DNS rules last given to proxies; behind policy_max_revision while maps are written",
+            "Revision of the DNS rules last published to proxies; lower than policy_max_revision while maps are written",
             summary.published_revision,
         )?;
         out.labelled(
@@ -186,7 +185,7 @@ impl Sample {
         )?;
         out.counters(
             "fqdn_mappings",
-            "Names with addresses told by proxies, by what became of them",
+            "Mappings from proxies, by outcome",
             &[
                 ("outcome", "realised", counters.mappings_realised),
                 (
@@ -219,17 +218,17 @@ impl Sample {
         )?;
         out.counter(
             "datapath_step_failures",
-            "Map writes, file writes and the like that failed; what was in force before stays",
+            "Failed steps, such as map and file writes; the state before stays in force",
             counters.step_failures,
         )?;
         out.gauge(
             "datapath_pending_steps",
-            "Failed steps that wait now to be tried again",
+            "Failed steps that wait for another attempt",
             count(summary.pending_steps),
         )?;
         out.counter(
             "identity_exhausted",
-            "Sets of labels that got no identity because all numbers were in use",
+            "Label sets without an identity because all numbers were in use",
             counters.identity_exhausted,
         )?;
         out.counter(
@@ -239,7 +238,7 @@ impl Sample {
         )?;
         out.counter(
             "ipcache_prefixes_resolved",
-            "Prefixes whose labels were worked out: of a change the prefix and those within it",
+            "Prefixes whose labels were resolved: for each change the prefix and those within it",
             counters.prefixes_resolved,
         )?;
         out.counter(
@@ -249,13 +248,13 @@ impl Sample {
         )?;
         out.counter(
             "fqdn_lease_revocations",
-            "Promises to proxies to keep a pair open that were taken back before their end",
+            "Leases of proxies that were revoked before their end",
             counters.revocations,
         )?;
         let reconciled = &counters.reconciled;
         out.counter(
             "reconcile_passes",
-            "Passes that compared the maps with what they should hold",
+            "Passes that compared the maps with the model",
             reconciled.passes,
         )?;
         let mut differences = vec![
@@ -283,12 +282,12 @@ impl Sample {
         )?;
         out.labelled(
             "datapath_broken",
-            "1 for a part of the datapath that is not as it should be and cannot be repaired; `holdfast-agent status` says why",
+            "1 for a part of the datapath that is wrong and cannot be repaired; `holdfast-agent status` says why",
             &broken,
         )?;
         out.counter(
             "reconcile_failures",
-            "Looks into a map that failed in such a pass",
+            "Failed reads of a map in such a pass",
             reconciled.failures,
         )?;
         let of_kind = |kind: &str| count(self.streams.iter().filter(|k| *k == kind).count());
@@ -341,17 +340,17 @@ impl Sample {
         )?;
         out.counters(
             "forward_count",
-            "Packets of endpoints that passed, by why",
+            "Packets of endpoints that passed, by reason",
             &packets(passed, number),
         )?;
         out.counters(
             "forward_bytes",
-            "Bytes of packets of endpoints that passed, by why",
+            "Bytes of packets of endpoints that passed, by reason",
             &packets(passed, bytes),
         )?;
         out.counters(
             "datapath_troubles",
-            "What the datapath could not do or undid, though the packet passed",
+            "Operations that the datapath could not do or undid, although the packet passed",
             &packets(Reason::is_trouble, number),
         )?;
         out.gauge(

@@ -5,6 +5,9 @@
 //!                                       ├─► Core::plan ─► Plan::apply ─► Core::commit ─► Proxies
 //!  other rim tasks ──► bounded channel ─┘                (system calls, files)
 //! ```
+//! A few mappings that come while the core rests take no queue: the thread of their stream
+//! carries them out, if no step of theirs waits for a disk (`engine::Engine::step_at_once`).
+//!
 //! Whoever sends waits when its channel is full: a flood slows its sender only. What proxies
 //! tell goes first, between two parts of a change of policy too; all else is taken in order,
 //! one at a time, and waits for the end of such a change. Nothing overtakes what its sender
@@ -13,7 +16,6 @@
 use std::{io, sync::Arc, thread, time::Duration};
 
 use holdfast_sdp::mapping::BootTime;
-use shared_maps::EndpointId;
 use tokio::{
     sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot},
     time::timeout,
@@ -22,13 +24,10 @@ use tokio::{
 use crate::{
     core::{
         Core, Directory, Place,
-        event::{Effect, Event},
+        event::Event,
         snapshot::{Snapshot, Summary},
     },
-    datapath::{
-        look::{ProgramFault, Sight},
-        plan::{Datapath, Step},
-    },
+    datapath::plan::Datapath,
     proxies::Proxies,
 };
 
@@ -37,12 +36,17 @@ const QUEUE: usize = 1024;
 /// What the mappings among them may weigh ([`weight`]): some 16,000 of them, or the addresses
 /// of 128 of the largest.
 const ROOM: u32 = 1 << 19;
-/// Failed steps of one plan that are logged one by one.
-const LOGGED: usize = 10;
 /// Longest that a reader waits for a snapshot.
 const PATIENCE: Duration = Duration::from_secs(10);
 
+mod engine;
 mod merge;
+mod shared;
+
+use self::{
+    engine::Engine,
+    shared::{Queued, Shared},
+};
 
 /// Looks at the core on its own thread.
 type Look = Box<dyn FnOnce(&Core) + Send>;
@@ -71,7 +75,7 @@ pub enum CoreAway {
 }
 
 /// What a proxy's stream tells, with the room it takes in the queue.
-type Told = (Event, Option<OwnedSemaphorePermit>);
+type Told = (Event, Option<OwnedSemaphorePermit>, Queued);
 
 /// Way to the core, for every task and thread.
 #[derive(Clone, Debug)]
@@ -79,6 +83,7 @@ pub struct CoreHandle {
     told: mpsc::Sender<Told>,
     inputs: mpsc::Sender<Input>,
     room: Arc<Semaphore>,
+    shared: Arc<Shared>,
 }
 
 /// What a queued event costs: an address 17 bytes or so, a mapping as much as 32 of them.
@@ -107,7 +112,13 @@ fn is_of_stream(event: &Event) -> bool {
 impl CoreHandle {
     /// Tells the core something. Waits while its queue is full; whoever sends mappings waits
     /// behind those that came before, one batch of each.
+    ///
+    /// A few mappings that come while the core has nothing to do are carried out here: waking
+    /// the core's thread would take longer.
     pub async fn tell(&self, event: Event) -> Result<(), CoreAway> {
+        let Some(event) = self.shared.step_at_once(event) else {
+            return Ok(());
+        };
         let weight = weight(&event);
         let room = if weight > 0 {
             let room = Arc::clone(&self.room).acquire_many_owned(weight).await;
@@ -116,7 +127,7 @@ impl CoreHandle {
             None
         };
         if is_of_stream(&event) {
-            let told = self.told.send((event, room)).await;
+            let told = self.told.send((event, room, self.shared.queued())).await;
             return told.map_err(|_| CoreAway::Stopped);
         }
         let told = self.inputs.send(Input::Event(event)).await;
@@ -131,7 +142,8 @@ impl CoreHandle {
     /// As [`Self::tell`], from a thread that may block.
     pub fn tell_blocking(&self, event: Event) -> Result<(), CoreAway> {
         let told = if is_of_stream(&event) {
-            self.told.blocking_send((event, None)).is_ok()
+            let queued = self.shared.queued();
+            self.told.blocking_send((event, None, queued)).is_ok()
         } else {
             self.inputs.blocking_send(Input::Event(event)).is_ok()
         };
@@ -223,7 +235,13 @@ pub fn channel() -> (CoreHandle, Inbox) {
     let (told, hears) = mpsc::channel(QUEUE);
     let (inputs, takes) = mpsc::channel(QUEUE);
     let room = Arc::new(Semaphore::new(ROOM as usize));
-    let handle = CoreHandle { told, inputs, room };
+    let shared = Arc::new(Shared::default());
+    let handle = CoreHandle {
+        told,
+        inputs,
+        room,
+        shared,
+    };
     let inbox = Inbox {
         told: hears,
         inputs: takes,
@@ -241,11 +259,11 @@ pub fn start(
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_time()
         .build()?;
+    let shared = Arc::clone(&handle.shared);
+    shared.begin(Engine::new(core, datapath, proxies));
     let mut runner = Runner {
-        core,
-        datapath,
-        proxies,
         inbox,
+        owner: Owner(shared),
     };
     let thread = thread::Builder::new()
         .name("core".to_owned())
@@ -255,11 +273,18 @@ pub fn start(
 }
 
 struct Runner {
-    core: Core,
-    /// Gone before the datapath, whose thread may wait to be heard.
+    /// Gone before the engine, whose datapath has a thread that may wait to be heard.
     inbox: Inbox,
-    datapath: Box<dyn Datapath>,
-    proxies: Proxies,
+    owner: Owner,
+}
+
+/// Ends the engine with the core's thread, whoever else has a way to it.
+struct Owner(Arc<Shared>);
+
+impl Drop for Owner {
+    fn drop(&mut self) {
+        self.0.end();
+    }
 }
 
 impl Runner {
@@ -267,21 +292,29 @@ impl Runner {
         let mut told = Vec::new();
         loop {
             let input = self.wait(&mut told).await;
-            self.hear(told.drain(..));
-            if self.core.is_halfway() {
-                self.step(Event::GoOn);
-            } else if input.is_some_and(|input| !self.take(input)) {
+            let mut engine = self.owner.0.lock();
+            let Some(engine) = engine.as_mut().filter(|engine| !engine.broken) else {
                 return;
+            };
+            engine.finish_planned();
+            merge::merged(told.drain(..), |event| engine.step(event));
+            if engine.core.is_halfway() {
+                engine.step(Event::GoOn);
             }
-            if self
-                .core
-                .next_deadline()
-                .is_some_and(|at| at <= BootTime::now())
-            {
-                self.step(Event::Tick);
+            if let Some(input) = input {
+                while engine.core.is_halfway() {
+                    engine.step(Event::GoOn);
+                }
+                if !take(engine, input) {
+                    return;
+                }
             }
-            if !self.core.is_halfway() {
-                self.reconcile();
+            let due = engine.core.next_deadline();
+            if due.is_some_and(|at| at <= BootTime::now()) {
+                engine.step(Event::Tick);
+            }
+            if !engine.core.is_halfway() {
+                engine.reconcile();
             }
         }
     }
@@ -289,22 +322,22 @@ impl Runner {
     /// Waits until there is something to do. Fills `told`; gives an input unless a change of
     /// policy is under way.
     async fn wait(&mut self, told: &mut Vec<Told>) -> Option<Input> {
+        let shared = &self.owner.0;
+        let Inbox {
+            told: hears,
+            inputs,
+        } = &mut self.inbox;
         let mut input = None;
-        if !self.core.is_halfway() {
-            let deadline = self.core.next_deadline();
-            let deadline = deadline.into_iter().chain(self.core.look_due()).min();
-            let wait =
-                deadline.map(|at| Duration::from_nanos(at.0.saturating_sub(BootTime::now().0)));
-            let Inbox {
-                told: hears,
-                inputs,
-            } = &mut self.inbox;
+        if let Some(wakes_at) = shared.rest() {
+            let left = |at: BootTime| Duration::from_nanos(at.0.saturating_sub(BootTime::now().0));
+            let wait = wakes_at.map(left);
             let woken = async {
                 tokio::select! {
                     Some(first) = hears.recv() => {
                         told.push(first);
                         None
                     }
+                    () = shared.woken() => None,
                     // Nobody is left who could stop the core: that stops it.
                     input = inputs.recv() => Some(input.unwrap_or(Input::Stop)),
                 }
@@ -313,129 +346,38 @@ impl Runner {
                 Some(wait) => timeout(wait, woken).await.unwrap_or_default(),
                 None => woken.await,
             };
-        }
-        if input.is_none() && !self.core.is_halfway() {
-            input = self.inbox.inputs.try_recv().ok();
+            if input.is_none() {
+                input = inputs.try_recv().ok();
+            }
         }
         // All that was told before the input was.
         while told.len() <= QUEUE
-            && let Ok(next) = self.inbox.told.try_recv()
+            && let Ok(next) = hears.try_recv()
         {
             told.push(next);
         }
         input
     }
-
-    /// Takes what proxies tell, as few events as keep its order.
-    fn hear(&mut self, told: impl Iterator<Item = Told>) {
-        merge::merged(told, |event| self.step(event));
-    }
-
-    /// False if the core is to stop.
-    fn take(&mut self, input: Input) -> bool {
-        match input {
-            Input::Event(event) => self.step(event),
-            Input::Snapshot(answer) => {
-                let _gone = answer.send(self.core.snapshot());
-            }
-            Input::Summary(answer) => {
-                let _gone = answer.send(self.core.summary());
-            }
-            Input::Directory(answer) => {
-                let _gone = answer.send(self.core.directory());
-            }
-            Input::Places(answer) => {
-                let _gone = answer.send(self.core.places());
-            }
-            Input::Look(look) => look(&self.core),
-            Input::Stop => return false,
-        }
-        true
-    }
-
-    /// Looks at a little of the datapath, if it is the time.
-    fn reconcile(&mut self) {
-        let Some(look) = self.core.look(BootTime::now()) else {
-            return;
-        };
-        let sight = self.datapath.look(&look);
-        match &sight {
-            Ok(Sight::Programs(found)) => log_faults(found),
-            Ok(_) => {}
-            Err(error) => {
-                tracing::warn!(%error, "a map could not be compared with what it should hold");
-            }
-        }
-        let differences = self.core.seen(sight.ok());
-        if differences > 0 {
-            tracing::warn!(
-                differences,
-                of = look.name(),
-                "the datapath is not as it should be: mended"
-            );
-            self.step(Event::Tick);
-        }
-    }
-
-    fn step(&mut self, event: Event) {
-        let by_source = matches!(
-            event,
-            Event::Policies(_) | Event::GoOn | Event::Endpoints(_) | Event::NodeAddresses(_)
-        );
-        let plan = self.core.plan(BootTime::now(), event);
-        let writes_files_only = plan
-            .steps
-            .iter()
-            .all(|step| matches!(step, Step::WriteEndpoint(..) | Step::KeepNames(..)));
-        let failures = plan.apply(&mut *self.datapath);
-        for (index, error) in failures.iter().take(LOGGED) {
-            let Some(step) = plan.steps.get(*index) else {
-                continue;
-            };
-            let endpoint = step.endpoint().map(|id| id.0);
-            let address = step.prefix().map(tracing::field::display);
-            tracing::warn!(
-                step = step.name(), endpoint, address, %error,
-                "a step was not realised; what was in force stays"
-            );
-        }
-        if failures.len() > LOGGED {
-            tracing::warn!(
-                more = failures.len() - LOGGED,
-                "further steps were not realised"
-            );
-        }
-        let effects = self.core.commit(BootTime::now(), plan, &failures);
-        if by_source || !writes_files_only {
-            // Before the rules that lean on it.
-            self.proxies.changed();
-        }
-        self.publish(effects);
-    }
-
-    fn publish(&self, effects: Vec<Effect>) {
-        let mut outcomes = Vec::new();
-        let mut revocations = Vec::new();
-        for effect in effects {
-            match effect {
-                Effect::Outcome(outcome) => outcomes.push(outcome),
-                Effect::Rules(update) => self.proxies.rules(update),
-                Effect::SnapshotReady => self.proxies.ready(),
-                Effect::Revoke(revocation) => revocations.push(revocation),
-            }
-        }
-        // One message per stream, however many names were cleaned.
-        self.proxies.revoke(revocations);
-        if !outcomes.is_empty() {
-            self.proxies.outcomes(outcomes);
-        }
-    }
 }
 
-fn log_faults(found: &[(EndpointId, Vec<ProgramFault>)]) {
-    for (endpoint, faults) in found {
-        for fault in faults {
-            tracing::warn!(endpoint = endpoint.0, %fault, "programs of an endpoint are not in force");
+/// False if the core is to stop.
+fn take(engine: &mut Engine, input: Input) -> bool {
+    match input {
+        Input::Event(event) => engine.step(event),
+        Input::Snapshot(answer) => {
+            let _gone = answer.send(engine.core.snapshot());
         }
+        Input::Summary(answer) => {
+            let _gone = answer.send(engine.core.summary());
+        }
+        Input::Directory(answer) => {
+            let _gone = answer.send(engine.core.directory());
+        }
+        Input::Places(answer) => {
+            let _gone = answer.send(engine.core.places());
+        }
+        Input::Look(look) => look(&engine.core),
+        Input::Stop => return false,
     }
+    true
 }

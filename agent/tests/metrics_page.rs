@@ -23,13 +23,12 @@ const HEAD: &str = "\
 
 <!-- Written by `cargo xtask docs` from the programs themselves. -->
 
-Prometheus text (OpenMetrics) on `/metrics`: holdfast-sdp on 127.0.0.1:9961,
-holdfast-agent on 127.0.0.1:9962 (`--metrics-address` of each; `:PORT` of
-holdfast-sdp is the port on all addresses of the node). A histogram has the endings `_bucket`, `_sum` and `_count`. Labels have no other
-values than those listed: names and addresses are never among them.
+Both programs serve Prometheus text (OpenMetrics) on `/metrics`: holdfast-sdp on 127.0.0.1:9961,
+holdfast-agent on 127.0.0.1:9962 (`--metrics-address` of each; `:PORT` of holdfast-sdp means all
+addresses of the node). A histogram has the endings `_bucket`, `_sum` and `_count`. Labels have only
+the listed values, never names or addresses.
 
-[Troubleshooting](troubleshooting.md) says which one to look at,
-[Operating](operating.md) which to alert on.
+[Troubleshooting](troubleshooting.md) lists metrics by symptom, [Operating](operating.md) the alerts.
 ";
 
 /// One metric as a scrape shows it.
@@ -192,7 +191,7 @@ fn page() -> String {
     table(&mut out, &sdp());
     out.push_str(
         "\n## holdfast-agent\n\nWhile its built-in proxy runs, also the `holdfast_dns_…` and \
-         `holdfast_proxy_…`\nmetrics above that say what became of queries and answers.\n\n",
+         `holdfast_proxy_…`\nmetrics above with the results of queries and answers.\n\n",
     );
     table(&mut out, &agent());
     out

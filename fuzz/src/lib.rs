@@ -23,7 +23,7 @@ use holdfast_sdp::{
     name::Fqdn,
     pattern::{Pattern, restored},
     policy::rule::{NameRule, NameRules},
-    proxy::{Arrival, Asked, Identities, Outcome},
+    proxy::{Arrival, Asked, Identities, Outcome, Patience},
     restore,
     wire::answer,
     yaml::{self, YamlError},
@@ -63,7 +63,7 @@ pub fn query(data: &[u8]) {
         server: SERVER,
         transport: holdfast_sdp::policy::rule::Transport::Udp,
     };
-    match stage.proxy.query(data, &from, &mut own) {
+    match stage.proxy.query(data, &from, Patience::Over, &mut own) {
         Outcome::Forward(forward) => {
             assert!(own.is_empty(), "a query that goes on has no answer of ours");
             assert!(
@@ -84,6 +84,7 @@ pub fn query(data: &[u8]) {
             );
         }
         Outcome::Ignore => assert!(own.is_empty()),
+        Outcome::AwaitRules(_) => unreachable!("a query that may not wait"),
     }
 }
 

@@ -26,8 +26,13 @@ use tokio_util::sync::CancellationToken;
 use tonic::transport::{Channel, Endpoint, Uri};
 
 use crate::{
-    config::AgentAddress, mapping::sink::LinkSink, maps::PinnedMaps, notice::Notices,
-    policy::table::PolicyHandle, rules_journal::RulesJournal,
+    config::AgentAddress,
+    link_stream::{LinkStream, ReadNow},
+    mapping::sink::LinkSink,
+    maps::PinnedMaps,
+    notice::Notices,
+    policy::table::PolicyHandle,
+    rules_journal::RulesJournal,
 };
 
 mod assembly;
@@ -204,19 +209,31 @@ fn or_abort(work: impl FnOnce()) {
 
 /// Connects, within [`ANSWER_WITHIN`].
 async fn connect(address: &AgentAddress) -> Result<Channel, SessionError> {
+    connect_with(address, |endpoint| endpoint, ReadNow::default()).await
+}
+
+/// The same, with another executor or other settings; `read_now` has a unix socket looked at.
+async fn connect_with(
+    address: &AgentAddress,
+    set: impl FnOnce(Endpoint) -> Endpoint,
+    read_now: ReadNow,
+) -> Result<Channel, SessionError> {
     let connected = async {
         match address {
             AgentAddress::Unix(path) => {
                 let path = path.clone();
                 let connector = tower::service_fn(move |_: Uri| {
-                    let path = path.clone();
-                    async move { UnixStream::connect(path).await.map(TokioIo::new) }
+                    let (path, read_now) = (path.clone(), read_now.clone());
+                    async move {
+                        let stream = UnixStream::connect(path).await?;
+                        LinkStream::with_read_now(stream, read_now).map(TokioIo::new)
+                    }
                 });
-                let endpoint = Endpoint::from_static("http://agent.invalid");
+                let endpoint = set(Endpoint::from_static("http://agent.invalid"));
                 endpoint.connect_with_connector(connector).await
             }
             AgentAddress::Tcp(target) => {
-                Endpoint::from_shared(format!("http://{target}"))?
+                set(Endpoint::from_shared(format!("http://{target}"))?)
                     .tcp_nodelay(true)
                     .connect()
                     .await

@@ -5,6 +5,7 @@ mod delayed;
 mod held;
 pub mod hold;
 mod in_flight;
+mod releases;
 mod replies;
 pub mod tcp;
 mod udp;

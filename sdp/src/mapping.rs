@@ -136,6 +136,13 @@ pub trait MappingSink: Send + Sync + 'static {
         self.learn(mapping, on_realised)
     }
 
+    /// Sends on what was learned on this thread, if that can be done here. A thread that
+    /// declared [`crate::shared_tasks::this_thread_polls`] calls it after it learned something.
+    fn push(&self) {}
+
+    /// As [`Self::push`], and takes the results that have come for this or another thread.
+    fn exchange(&self) {}
+
     /// Changes whenever an answer that was [`Release::Leased`] may be so no more.
     /// While it stays, the same answer is leased for another
     /// [`repeat::WITHIN`] and need not be told again. `None`: tell always.

@@ -72,12 +72,12 @@ fn counts(shared: &Shared) -> [(&'static str, &'static str, &Count); 26] {
     [
         (
             "agent_connection_errors",
-            "Attempts to reach an agent, at each of its addresses, that found none",
+            "Failed attempts to connect to an agent, for each of its addresses",
             &link.connection_errors,
         ),
         (
             "agent_sessions",
-            "Sessions with an agent; more than one means that it was lost in between",
+            "Sessions with an agent; more than one means that a session was lost",
             &link.sessions,
         ),
         (
@@ -88,25 +88,24 @@ fn counts(shared: &Shared) -> [(&'static str, &'static str, &Count); 26] {
         (
             "retrieve_dns_rules_errors",
             "Revisions of DNS rules from the agent that were refused; the ones before stay in \
-             force. With FQDNData also those of which single rows allow nothing",
+             force. With FQDNData also revisions with rows that allow nothing",
             &link.rules_refused,
         ),
         (
             "rule_rows_skipped",
-            "Rows of Cilium's rules passed over: of another transport than UDP and TCP (protocol ANY \
-             names SCTP, too), or of no sense; counted when their number changes",
+            "Rows of Cilium's rules that were skipped: for another transport than UDP and TCP (protocol ANY includes SCTP), or malformed; counted when their number changes",
             &link.rows_skipped,
         ),
         (
             "mapping_leased",
-            "Answers released at once because the agent had promised to keep each address open, \
-             or a Cilium agent had acknowledged each; \
+            "Answers released at once because the agent had given a lease for each address, or a \
+             Cilium agent had acknowledged it; \
              the same answer again within a second is not counted",
             &sink.leased,
         ),
         (
             "mapping_held",
-            "Answers that had to wait until the agent had opened the way to their addresses",
+            "Answers that waited until the agent had opened their addresses",
             &sink.held,
         ),
         (
@@ -116,8 +115,7 @@ fn counts(shared: &Shared) -> [(&'static str, &'static str, &Count); 26] {
         ),
         (
             "mapping_agent_hung",
-            "Answers released past an agent that did not answer three times in a row, as far as the \
-             proxy had the time to read its answers",
+            "Answers released without waiting for an agent that was late three times in a row; results that the proxy had no CPU to read do not count as late",
             &sink.agent_hung,
         ),
         (
@@ -134,53 +132,52 @@ fn counts(shared: &Shared) -> [(&'static str, &'static str, &Count); 26] {
         ),
         (
             "mapping_realised",
-            "Names with addresses that the agent has opened the way to",
+            "Mappings whose addresses the agent has opened",
             &sink.realised,
         ),
         (
             "fqdn_mapping_sync_errors",
-            "Names with addresses that the agent refused, could not open the way to or, with \
-             FQDNData, did not answer within 5 s",
+            "Mappings that the agent refused, could not realise or, with FQDNData, did not answer within 5 s",
             &sink.refused,
         ),
         (
             "mapping_replayed",
-            "Names with addresses sent again to an agent that came back",
+            "Mappings sent again to an agent that came back",
             &sink.replayed,
         ),
         (
             "mapping_revocations",
-            "Promises to keep an address open that the agent took back",
+            "Leases that the agent revoked",
             &sink.revocations,
         ),
         (
             "agent_notices",
-            "Queries, answers and failures told to a Cilium agent for its log and metrics",
+            "Queries, answers and failures reported to a Cilium agent for its log and metrics",
             &notices.told,
         ),
         (
             "agent_notices_dropped",
-            "The same, not told because too many waited for the agent, or came in a second",
+            "Reports dropped because too many waited for the agent, or came in a second",
             &notices.dropped,
         ),
         (
             "journal_adopted_files",
-            "Journals of ended proxies that were taken up",
+            "Journals of ended proxies that were adopted",
             &journal.adopted_files,
         ),
         (
             "journal_adopted_pairs",
-            "Pairs of name and address in journals that were taken up",
+            "Pairs of name and address in adopted journals",
             &journal.adopted_pairs,
         ),
         (
             "journal_torn_files",
-            "Journals that ended in half a record: their proxy was killed while it wrote",
+            "Journals with an incomplete last record: their proxy was killed during a write",
             &journal.torn,
         ),
         (
             "journal_damaged_files",
-            "Journals set aside because they make no sense",
+            "Journals set aside because they could not be read",
             &journal.damaged,
         ),
         (
@@ -235,7 +232,7 @@ impl Collector for Levels {
         };
         gauge(
             "sdp_ready",
-            "1 when nothing is missing that it needs to serve; /readyz says what is",
+            "1 when the proxy can serve; otherwise /readyz lists the missing parts",
             None,
             usize::from(shared.ready.is_ready()),
         )?;
@@ -259,25 +256,25 @@ impl Collector for Levels {
         )?;
         gauge(
             "mapping_kept",
-            "Pairs of name and address kept for an agent that comes back",
+            "Pairs of name and address kept until the agent is back",
             None,
             sink.kept,
         )?;
         gauge(
             "mapping_leases",
-            "Pairs of name and address that the agent has promised to keep open",
+            "Pairs of name and address under a lease of the agent",
             None,
             sink.leases,
         )?;
         gauge(
             "mapping_queued",
-            "Names with addresses that were not sent to the agent yet",
+            "Mappings not sent to the agent yet",
             None,
             sink.queued,
         )?;
         gauge(
             "mapping_in_flight",
-            "Names with addresses sent to the agent that it has not answered yet",
+            "Mappings sent to the agent that have no result yet",
             None,
             sink.in_flight,
         )?;
@@ -308,7 +305,7 @@ impl Collector for Levels {
         for (name, help, count) in [
             (
                 "mapping_dropped",
-                "Pairs of name and address forgotten because too many were kept: of the pod with most",
+                "Pairs of name and address dropped because too many were kept, from the pod with most of them",
                 sink.dropped,
             ),
             (

@@ -72,6 +72,8 @@ pub struct ProxyConfig {
     pub in_flight: usize,
     /// How long a query waits for a place in flight before it is refused.
     pub in_flight_grace: Duration,
+    /// How long a query of an endpoint without rules waits for them before it is refused.
+    pub rules_wait: Duration,
     /// Bytes of memory for messages on TCP connections, all together, beyond a small allowance
     /// of each.
     pub tcp_memory: usize,
@@ -92,6 +94,7 @@ impl Default for ProxyConfig {
             tcp_last_query: Duration::from_secs(1),
             in_flight: 65_536,
             in_flight_grace: Duration::ZERO,
+            rules_wait: Duration::from_secs(2),
             tcp_memory: 64 << 20,
             transparent: Transparent::default(),
             loopback_servers: false,
@@ -117,8 +120,21 @@ pub enum Outcome<'a> {
     Forward(Forward<'a>),
     /// Send our own answer.
     Reply,
+    /// The endpoint has no rules yet: judge the query again when it has some. The datapath
+    /// sends an endpoint's queries here because policy restricts them, so its rules exist, and a
+    /// Cilium agent sends them to the proxy up to a second after the endpoint is ready.
+    AwaitRules(EndpointInstance),
     /// Nothing.
     Ignore,
+}
+
+/// Whether a query may wait for the rules of its endpoint.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Patience {
+    /// It may.
+    Waits,
+    /// It has waited long enough, or there is no room for it.
+    Over,
 }
 
 /// A query that is to be sent on.
@@ -293,8 +309,19 @@ impl Proxy {
     /// Judges what a client sent: may it go on to its server?
     ///
     /// An answer of our own is written to `own`.
-    pub fn query<'a>(&self, message: &'a [u8], from: &Arrival, own: &mut Vec<u8>) -> Outcome<'a> {
-        self.query_of_batch(message, from, &mut Looked::default(), own)
+    pub fn query<'a>(
+        &self,
+        message: &'a [u8],
+        from: &Arrival,
+        patience: Patience,
+        own: &mut Vec<u8>,
+    ) -> Outcome<'a> {
+        self.query_of_batch(message, from, (&mut Looked::default(), patience), own)
+    }
+
+    /// Whether the endpoint has rules.
+    pub fn has_rules(&self, endpoint: EndpointId) -> bool {
+        self.policy.load().has_rules(endpoint)
     }
 
     /// As [`Self::query`], for one of several that came together.
@@ -302,7 +329,7 @@ impl Proxy {
         &self,
         message: &'a [u8],
         from: &Arrival,
-        looked: &mut Looked,
+        (looked, patience): (&mut Looked, Patience),
         own: &mut Vec<u8>,
     ) -> Outcome<'a> {
         let timed = Stopwatch::of(message);
@@ -349,6 +376,14 @@ impl Proxy {
         let asking = began.map(|_| Instant::now());
         let table = self.policy.load();
         let verdict = table.check(&question);
+        let endpoint = EndpointInstance {
+            id,
+            client: from.client.ip(),
+            ifindex,
+        };
+        if verdict == Verdict::Deny(DenyReason::NoRules) && patience == Patience::Waits {
+            return Outcome::AwaitRules(endpoint);
+        }
         let policy_check = asking.map_or(Duration::ZERO, |since| since.elapsed());
         if let (Some(timed), Some(judging)) = (timed, judging) {
             timed.observe(&judging, verdict == Verdict::Allow, &self.stats.stages);
@@ -371,11 +406,6 @@ impl Proxy {
             let asker = asker(Some((id, identity)), Some(whom));
             Box::new(asker.entry(&query, table.matched(&question)))
         });
-        let endpoint = EndpointInstance {
-            id,
-            client: from.client.ip(),
-            ifindex,
-        };
         self.outcome(
             QueryResult::Forwarded,
             Outcome::Forward(Forward {

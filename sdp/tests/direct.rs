@@ -5,6 +5,9 @@
 #[path = "direct/bench.rs"]
 mod bench;
 #[cfg(test)]
+#[path = "direct/late_rules.rs"]
+mod late_rules;
+#[cfg(test)]
 #[path = "direct/scenarios.rs"]
 mod scenarios;
 #[cfg(test)]

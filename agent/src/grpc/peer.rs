@@ -9,7 +9,7 @@ use std::{
     task::{Context, Poll},
 };
 
-use holdfast_sdp::unix_socket;
+use holdfast_sdp::{link_stream::LinkStream, unix_socket};
 use nix::sys::socket::{getsockopt, sockopt};
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
@@ -118,7 +118,7 @@ impl Peer {
 /// A connection whose peer was checked.
 #[derive(Debug)]
 pub struct Checked {
-    stream: UnixStream,
+    stream: LinkStream,
     peer: Peer,
 }
 
@@ -137,7 +137,7 @@ impl Checked {
             ));
         }
         Ok(Self {
-            stream,
+            stream: LinkStream::new(stream)?,
             peer: Peer {
                 pid: credentials.pid(),
                 process: None,
@@ -180,6 +180,18 @@ impl AsyncWrite for Checked {
         buf: &[u8],
     ) -> Poll<io::Result<usize>> {
         Pin::new(&mut self.stream).poll_write(cx, buf)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        parts: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write_vectored(cx, parts)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.stream.is_write_vectored()
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {

@@ -56,19 +56,19 @@ pub const LABELS: [[&str; 4]; 29] = [
         "bpf_map_writes",
         "map",
         "ipcache",
-        "Which identity a prefix has.",
+        "The identity of a prefix.",
     ],
     [
         "bpf_map_writes",
         "map",
         "policy",
-        "Which identities an endpoint may talk to.",
+        "The identities that an endpoint may reach.",
     ],
     [
         "reconcile_differences",
         "part",
         "ipcache",
-        "An entry of the ipcache was wrong, missing or nobody's.",
+        "An entry of the ipcache was wrong, missing or of no prefix.",
     ],
     [
         "reconcile_differences",
@@ -92,7 +92,7 @@ pub const LABELS: [[&str; 4]; 29] = [
         "reconcile_differences",
         "part",
         "programs",
-        "Programs of an endpoint were not attached, not the first, or others, or its policy map's pin was.",
+        "Programs of an endpoint were not attached, not first in their chain or replaced, or the pin of its policy map was wrong.",
     ],
     [
         "reconcile_differences",
@@ -110,19 +110,19 @@ pub const LABELS: [[&str; 4]; 29] = [
         "reconcile_differences",
         "part",
         "steering",
-        "The program that steers packets to proxies was missing or another.",
+        "The program that steers packets to proxies was missing or replaced.",
     ],
     [
         "reconcile_differences",
         "part",
         "pins",
-        "The pin of a map that all endpoints share was missing or another map.",
+        "The pin of a map that all endpoints share was missing or replaced.",
     ],
     [
         "reconcile_differences",
         "part",
         "port",
-        "Always 0: the proxy port cannot be repaired, only waited for.",
+        "Always 0: the agent cannot repair the proxy port; it waits until the port is free.",
     ],
     [
         "datapath_broken",
@@ -146,7 +146,7 @@ pub const LABELS: [[&str; 4]; 29] = [
         "datapath_broken",
         "part",
         "pins",
-        "Endpoints attached now would have other maps than those before.",
+        "Endpoints attached now would have other maps than earlier endpoints.",
     ],
     [
         "datapath_broken",
@@ -176,7 +176,7 @@ pub const LABELS: [[&str; 4]; 29] = [
         "proxy_streams",
         "kind",
         "fqdndata",
-        "FQDNData, as Cilium's proxy speaks it.",
+        "FQDNData, the service for Cilium's proxy.",
     ],
 ];
 
@@ -185,9 +185,11 @@ pub const fn reason(reason: Reason) -> &'static str {
     match reason {
         Reason::Allowed => "Policy allows it.",
         Reason::Reply => "A reply to a known connection, or an ICMP error about one.",
-        Reason::Redirected => "A DNS query, handed to the proxy.",
-        Reason::LinkLocal => "Neighbour discovery, ARP and their like.",
-        Reason::Returned => "A DNS server's answer to a proxy that asked under the pod's address.",
+        Reason::Redirected => "A DNS query, redirected to the proxy.",
+        Reason::LinkLocal => "Neighbour discovery, ARP or MLD.",
+        Reason::Returned => {
+            "A DNS server's answer to a query that a proxy sent from the pod's address."
+        }
         Reason::PolicyDenied => "No policy entry allows it.",
         Reason::PolicyDeny => "A policy entry denies it.",
         Reason::SpoofedSource => "The source address is not the endpoint's own.",
@@ -195,7 +197,9 @@ pub const fn reason(reason: Reason) -> &'static str {
         Reason::FragmentUnknown => "A fragment whose first fragment was not seen.",
         Reason::Loopback => "From a pod to 127.0.0.0/8 or ::1.",
         Reason::UnknownProtocol => "Neither IP nor ARP.",
-        Reason::ForgedAnswer => "Claims to be an answer of the proxy, which did not send it.",
+        Reason::ForgedAnswer => {
+            "A packet that looks like an answer of the proxy, but was not sent by it."
+        }
         Reason::NoEndpoint => {
             "The interface leads to a pod of an endpoint document, and the agent has not found the \
              endpoint yet: `holdfast-agent status` says why."
@@ -203,16 +207,14 @@ pub const fn reason(reason: Reason) -> &'static str {
         Reason::NotOnLink => {
             "An IPv6 neighbour message to an address that is not on the pod's link."
         }
-        Reason::RedirectFull => {
-            "A DNS query; the note that steers it to the proxy could not be made."
-        }
+        Reason::RedirectFull => "A DNS query whose redirect entry could not be written.",
         Reason::OverQuota => {
-            "A packet to the DNS proxy, beyond what its endpoint may send in a second (--endpoint-dns-quota)."
+            "A packet to the DNS proxy beyond its endpoint's quota per second (--endpoint-dns-quota)."
         }
         Reason::EventLost => "An event found no room in the ring buffer: `observe` misses it.",
         Reason::ConntrackFull => "A connection found no room in the conntrack map.",
         Reason::Displaced => {
-            "An endpoint reached its quota of unanswered connections, fragmented datagrams or DNS servers: its oldest one was forgotten for a newer one."
+            "An endpoint reached its quota of unanswered connections, fragmented datagrams or DNS servers: a newer entry displaced its oldest one."
         }
     }
 }

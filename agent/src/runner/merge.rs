@@ -9,7 +9,7 @@ const BATCH: usize = 4096;
 /// Gives the events to `step`: mappings that follow each other as one, acknowledgements too.
 pub(super) fn merged(told: impl Iterator<Item = Told>, mut step: impl FnMut(Event)) {
     let mut last: Option<Event> = None;
-    for (event, _room) in told {
+    for (event, _room, _queued) in told {
         last = match (last.take(), event) {
             (Some(Event::Mappings(mut all)), Event::Mappings(more)) if all.len() < BATCH => {
                 all.extend(more);
@@ -31,7 +31,10 @@ pub(super) fn merged(told: impl Iterator<Item = Told>, mut step: impl FnMut(Even
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::core::event::{RevokeAck, StreamId};
+    use crate::{
+        core::event::{RevokeAck, StreamId},
+        runner::shared::Shared,
+    };
 
     fn ack(id: u64) -> Event {
         let stream = StreamId(id % 2);
@@ -43,7 +46,9 @@ mod tests {
         let down = Event::StreamDown(StreamId(0));
         let told = (0..5_000).map(ack).chain([down]).chain([ack(5_000)]);
         let (mut events, mut ids) = (Vec::new(), Vec::new());
-        merged(told.map(|event| (event, None)), |event| events.push(event));
+        let shared = Shared::default();
+        let told = told.map(|event| (event, None, shared.queued()));
+        merged(told, |event| events.push(event));
         let sizes = events.iter().map(|event| match event {
             Event::RevokeAcked(acks) => {
                 ids.extend(acks.iter().map(|ack| ack.id));

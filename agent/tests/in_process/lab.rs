@@ -1,6 +1,15 @@
 //! An agent with its parts at hand.
 
-use std::{net::IpAddr, path::PathBuf, sync::Arc, time::Duration};
+use std::{
+    net::IpAddr,
+    path::PathBuf,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    thread,
+    time::Duration,
+};
 
 use fqdn_proto::native::{
     EndpointInstance, FqdnMapping, LeaseRevokedAck, MappingBatch, MappingDown, MappingResult,
@@ -90,11 +99,19 @@ pub(crate) fn pod() -> EndpointSpec {
 #[derive(Clone)]
 pub(crate) struct Shared {
     pub(crate) memory: Arc<Mutex<MemoryDatapath>>,
+    /// Each step, and whether the core's thread carried it out.
+    pub(crate) steps: Arc<Mutex<Vec<(Step, bool)>>>,
+    /// A step that another thread than the core's carries out panics.
+    pub(crate) panics: Arc<AtomicBool>,
     files: StateFiles,
 }
 
 impl Datapath for Shared {
     fn apply(&mut self, step: &Step) -> Result<(), StepError> {
+        let by_core = thread::current().name() == Some("core");
+        self.steps.lock().push((step.clone(), by_core));
+        let panics = self.panics.load(Ordering::Relaxed);
+        assert!(by_core || !panics, "on purpose");
         if let Some(done) = self.files.carry_out(step) {
             done?;
         }
@@ -151,6 +168,8 @@ impl Lab {
         };
         let datapath = Shared {
             memory: Arc::new(Mutex::new(memory)),
+            steps: Arc::default(),
+            panics: Arc::default(),
             files,
         };
         let proxies = Proxies::default();

@@ -1,5 +1,7 @@
 //! The native service against a real core.
 
+use std::sync::atomic::Ordering;
+
 use fqdn_proto::native::{
     DnsRulesUpdate, EndpointDnsRules, HelloRequest, MappingRefusal, RulesAck,
     dns_rules_update::Kind,
@@ -8,6 +10,7 @@ use holdfast_agent::core::{
     Event,
     event::{EndpointSpec, SourceEvent},
 };
+use holdfast_agent::datapath::plan::Step;
 use shared_maps::user::ipcache_key;
 use tokio::{sync::mpsc, time::timeout};
 use tokio_stream::wrappers::ReceiverStream;
@@ -183,6 +186,67 @@ async fn an_allowed_answer_is_realised_in_the_ipcache_and_leased() {
         map.keys().any(|key| key.sec_label == identity.0),
         "the policy map knows it"
     );
+}
+
+#[tokio::test]
+async fn an_answer_wakes_no_further_thread_of_the_agent_unless_a_file_is_to_be_written() {
+    let lab = Lab::start();
+    lab.sync(vec![policy("*.example.com")], vec![pod()]).await;
+    let endpoint = lab.endpoint().await;
+    let mut stream = lab.mappings().await;
+    let new = |sequence: u8| {
+        let address = [192, 0, 2, sequence];
+        mapping(endpoint, sequence.into(), "www.example.com.", address)
+    };
+    // The identity of the name's addresses is new: it has to be on disk first.
+    stream.send(vec![new(1)]).await;
+    assert!(stream.result(1).await.realised);
+    // What the core still had to do beside it is over with this.
+    lab.core.summary().await.unwrap();
+    let written = |step: &Step| matches!(step, Step::Checkpoint(_) | Step::WriteEndpoint(..));
+    let steps = std::mem::take(&mut *lab.datapath.steps.lock());
+    let files: Vec<_> = steps.iter().filter(|(step, _)| written(step)).collect();
+    assert!(!files.is_empty() && files.iter().all(|(_, by_core)| *by_core));
+
+    let mut by_stream = 0;
+    for sequence in 2..=30 {
+        stream.send(vec![new(sequence)]).await;
+        assert!(stream.result(sequence.into()).await.realised);
+        let steps = std::mem::take(&mut *lab.datapath.steps.lock());
+        by_stream += steps.iter().filter(|(_, by_core)| !by_core).count();
+        let written = steps
+            .iter()
+            .any(|(step, by_core)| written(step) && !by_core);
+        assert!(!written, "{steps:?}");
+    }
+    assert!(by_stream > 0, "each answer waited for the core's thread");
+}
+
+#[tokio::test]
+async fn a_panic_on_a_streams_thread_ends_the_core() {
+    let lab = Lab::start();
+    lab.sync(vec![policy("*.example.com")], vec![pod()]).await;
+    let endpoint = lab.endpoint().await;
+    let mut stream = lab.mappings().await;
+    let new = |sequence: u64| {
+        let [.., high, low] = sequence.to_be_bytes();
+        mapping(endpoint, sequence, "www.example.com.", [198, 18, high, low])
+    };
+    stream.send(vec![new(1)]).await;
+    assert!(stream.result(1).await.realised);
+    lab.datapath.panics.store(true, Ordering::Relaxed);
+    let ended = timeout(PATIENCE, lab.core.closed());
+    let sending = async {
+        // The core's thread may be the one that carries some of them out.
+        for sequence in 2.. {
+            stream.offer(vec![new(sequence)]).await;
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::select! {
+        ended = ended => ended.expect("the core goes on with what a panic left half done"),
+        () = sending => {}
+    }
 }
 
 #[tokio::test]

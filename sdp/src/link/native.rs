@@ -1,15 +1,16 @@
 //! A session of the native service: two connections, two streams.
 
 use fqdn_proto::native as wire;
-use tonic::transport::Channel;
+use tokio::sync::oneshot;
+use tonic::transport::{Channel, Endpoint};
 use wire::fqdn_policy_client::FqdnPolicyClient;
 
 use super::{
     Link, SessionError, answered,
     board::{Connection, Service},
-    connect, convert, mapping_stream, rules_stream,
+    connect, connect_with, convert, mapping_stream, rules_stream,
 };
-use crate::config::AgentAddress;
+use crate::{config::AgentAddress, link_stream::ReadNow, shared_tasks::SharedTasks};
 
 /// Agents send chunks of 1 MiB at most.
 const LARGEST_MESSAGE: usize = 16 << 20;
@@ -18,17 +19,48 @@ pub(super) type Client = FqdnPolicyClient<Channel>;
 
 /// Runs one session; returns when it is over.
 pub(super) async fn session(link: &Link, address: &AgentAddress) -> SessionError {
-    match begin(link, address).await {
+    let tasks = SharedTasks::new();
+    let _ends = Ends {
+        link,
+        tasks: &tasks,
+    };
+    let ended = tokio::select! {
+        never = tasks.run() => match never {},
+        ended = begin(link, address, &tasks) => ended,
+    };
+    match ended {
         Ok(never) => match never {},
         Err(error) => error,
+    }
+}
+
+/// Ends the tasks with the session, also if that is cancelled.
+struct Ends<'a> {
+    link: &'a Link,
+    tasks: &'a SharedTasks,
+}
+
+impl Drop for Ends<'_> {
+    fn drop(&mut self) {
+        self.link.sink.share_tasks(None);
+        self.tasks.close();
     }
 }
 
 /// What ends only with an error.
 pub(super) enum Never {}
 
-async fn begin(link: &Link, address: &AgentAddress) -> Result<Never, SessionError> {
-    let (mut mappings, mut rules) = (client(address).await?, client(address).await?);
+/// The tasks of mappings run in `tasks`: a worker that learned something sends it itself.
+async fn begin(
+    link: &Link,
+    address: &AgentAddress,
+    tasks: &SharedTasks,
+) -> Result<Never, SessionError> {
+    let read_now = ReadNow::default();
+    let executor = tasks.clone();
+    let set = |endpoint: Endpoint| endpoint.executor(executor);
+    let channel = connect_with(address, set, read_now.clone()).await?;
+    let (mut mappings, mut rules) = (client(channel), client(connect(address).await?));
     let hello = hello(link, &mut mappings).await?;
     self::hello(link, &mut rules).await?;
     let opened = mapping_stream::open(&mut mappings).await?;
@@ -53,14 +85,22 @@ async fn begin(link: &Link, address: &AgentAddress) -> Result<Never, SessionErro
         epoch,
         other_proxy_port,
     });
+    let (ends, ended) = oneshot::channel();
+    tasks.spawn({
+        let link = link.clone();
+        async move {
+            let _over = ends.send(opened.run(&link).await);
+        }
+    });
+    link.sink.share_tasks(Some((tasks.clone(), read_now)));
     tokio::select! {
-        ended = opened.run(link) => ended,
+        ended = ended => ended.unwrap_or(Err(SessionError::Closed { what: "its own task" })),
         ended = rules_stream::run(link, &mut rules) => ended,
     }
 }
 
-async fn client(address: &AgentAddress) -> Result<Client, SessionError> {
-    Ok(Client::new(connect(address).await?).max_decoding_message_size(LARGEST_MESSAGE))
+fn client(channel: Channel) -> Client {
+    Client::new(channel).max_decoding_message_size(LARGEST_MESSAGE)
 }
 
 async fn hello(link: &Link, client: &mut Client) -> Result<wire::HelloResponse, SessionError> {

@@ -2,7 +2,11 @@
 
 use std::{
     os::fd::AsFd,
-    sync::atomic::{AtomicBool, AtomicU64, Ordering},
+    sync::{
+        OnceLock,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+    thread::{self, ThreadId},
     time::{Duration, Instant},
 };
 
@@ -15,8 +19,12 @@ use crate::{arena::Key, mapping::Realised};
 #[derive(Debug)]
 pub(super) struct Control {
     wake: EventFd,
+    /// The worker's.
+    thread: OnceLock<ThreadId>,
     /// Held answers whose fate is known. Bounded by the number of held answers.
     realised: Mutex<Vec<(Key, Realised)>>,
+    /// The worker waits for events.
+    asleep: AtomicBool,
     draining: AtomicBool,
     /// Set by the worker when nothing new is steered to it any more.
     left: AtomicBool,
@@ -31,7 +39,9 @@ impl Control {
         let flags = EfdFlags::EFD_NONBLOCK | EfdFlags::EFD_CLOEXEC;
         Ok(Self {
             wake: EventFd::from_flags(flags)?,
+            thread: OnceLock::new(),
             realised: Mutex::new(Vec::new()),
+            asleep: AtomicBool::new(false),
             draining: AtomicBool::new(false),
             left: AtomicBool::new(false),
             stop: AtomicBool::new(false),
@@ -40,28 +50,47 @@ impl Control {
         })
     }
 
-    /// A held answer's fate.
+    /// The worker runs on this thread.
+    pub(super) fn runs_here(&self) {
+        self.thread.get_or_init(|| thread::current().id());
+    }
+
+    /// A held answer's fate. The worker's own thread is not woken for what it learns itself: it
+    /// calls [`Self::take_realised`] before it waits.
     pub(super) fn realised(&self, key: Key, realised: Realised) {
         let was_empty = {
             let mut queue = self.realised.lock();
             queue.push((key, realised));
             queue.len() == 1
         };
-        if was_empty {
+        if was_empty && self.thread.get() != Some(&thread::current().id()) {
             self.wake();
         }
     }
 
     /// All fates that came in, swapped for the empty `into`.
     pub(super) fn take_realised(&self, into: &mut Vec<(Key, Realised)>) {
-        // The counter only says that there is something; EAGAIN says that it was read before.
-        let _ = self.wake.read();
         into.clear();
         std::mem::swap(&mut *self.realised.lock(), into);
     }
 
+    /// The worker was woken: from now on it is woken again.
+    pub(super) fn woken(&self) {
+        // The counter only shows that there is something; EAGAIN shows that it was read before.
+        let _ = self.wake.read();
+    }
+
     pub(super) fn descriptor(&self) -> impl AsFd + '_ {
         self.wake.as_fd()
+    }
+
+    /// The worker begins or ends to wait.
+    pub(super) fn sleeps(&self, asleep: bool) {
+        self.asleep.store(asleep, Ordering::Release);
+    }
+
+    pub(super) fn is_asleep(&self) -> bool {
+        self.asleep.load(Ordering::Acquire)
     }
 
     pub(super) fn drain(&self) {

@@ -1,4 +1,5 @@
-//! Queries that wait for a place in flight (`--dnsproxy-concurrency-processing-grace-period`).
+//! Queries that wait: for a place in flight (`--dnsproxy-concurrency-processing-grace-period`), or
+//! for the rules of their endpoint.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -8,8 +9,10 @@ use std::{
 };
 
 use foldhash::quality::RandomState;
+use shared_maps::EndpointId;
 
 use crate::{
+    mapping::EndpointInstance,
     proxy::Forward,
     quota::{Holder, Quota},
     wire::HEADER_LEN,
@@ -70,6 +73,66 @@ impl DelayedQuery {
     }
 }
 
+/// A query whose endpoint has no rules yet.
+#[derive(Debug)]
+pub(super) struct UnjudgedQuery {
+    message: Vec<u8>,
+    endpoint: EndpointInstance,
+    until: Instant,
+}
+
+impl UnjudgedQuery {
+    pub(super) fn new(endpoint: EndpointInstance, message: &[u8], until: Instant) -> Self {
+        Self {
+            message: message.to_vec(),
+            endpoint,
+            until,
+        }
+    }
+
+    pub(super) fn endpoint(&self) -> EndpointId {
+        self.endpoint.id
+    }
+
+    /// When it has waited long enough.
+    pub(super) fn until(&self) -> Instant {
+        self.until
+    }
+
+    /// As it came.
+    pub(super) fn into_message(self) -> Vec<u8> {
+        self.message
+    }
+
+    /// Bytes that it counts.
+    pub(super) fn units(&self) -> usize {
+        OVERHEAD + self.message.len()
+    }
+}
+
+/// One that waits.
+#[derive(Debug)]
+enum Waiting {
+    ForPlace(DelayedQuery),
+    ForRules(UnjudgedQuery),
+}
+
+impl Waiting {
+    fn units(&self) -> usize {
+        match self {
+            Self::ForPlace(query) => query.units(),
+            Self::ForRules(query) => query.units(),
+        }
+    }
+
+    fn until(&self) -> Instant {
+        match self {
+            Self::ForPlace(query) => query.until,
+            Self::ForRules(query) => query.until,
+        }
+    }
+}
+
 /// Client and server of a query.
 type Route = (SocketAddr, SocketAddr);
 
@@ -77,8 +140,9 @@ type Route = (SocketAddr, SocketAddr);
 /// each other.
 pub(super) struct Delayed {
     grace: Duration,
+    rules_wait: Duration,
     quota: Quota,
-    lines: HashMap<Holder, VecDeque<(Route, DelayedQuery)>, RandomState>,
+    lines: HashMap<Holder, VecDeque<(Route, Waiting)>, RandomState>,
 }
 
 /// What is next.
@@ -86,15 +150,19 @@ pub(super) struct Delayed {
 pub(super) enum Next {
     /// There is a place for it now.
     Place(Route, DelayedQuery),
-    /// It has waited long enough.
+    /// It has waited long enough for a place.
     Expired(Route, DelayedQuery),
+    /// Its endpoint has rules now, or it has waited long enough for them.
+    Judge(Route, Vec<u8>),
 }
 
 impl Delayed {
-    /// `grace`: how long a query waits at most. Zero turns it off.
-    pub(super) fn new(grace: Duration) -> Self {
+    /// `grace` and `rules_wait`: how long a query waits at most, for a place and for rules. Zero
+    /// turns the waiting off.
+    pub(super) fn new(grace: Duration, rules_wait: Duration) -> Self {
         Self {
             grace,
+            rules_wait,
             quota: Quota::new(MAX_BYTES),
             lines: HashMap::default(),
         }
@@ -108,6 +176,25 @@ impl Delayed {
         self.lines.values().map(VecDeque::len).sum()
     }
 
+    /// Adds a query of an endpoint without rules. Returns `false` if there is no room for it.
+    #[must_use = "a query that does not wait must be answered"]
+    pub(super) fn await_rules(
+        &mut self,
+        endpoint: EndpointInstance,
+        message: &[u8],
+        route: Route,
+        now: Instant,
+    ) -> bool {
+        let query = UnjudgedQuery::new(endpoint, message, now + self.rules_wait);
+        let holder = Holder::from(endpoint);
+        if self.rules_wait.is_zero() || !self.quota.take(holder, query.units()) {
+            return false;
+        }
+        let line = self.lines.entry(holder).or_default();
+        line.push_back((route, Waiting::ForRules(query)));
+        true
+    }
+
     /// Whether a query of so many bytes may wait.
     pub(super) fn has_room(&self, holder: Holder, bytes: usize) -> bool {
         !self.grace.is_zero() && self.quota.allows(holder, OVERHEAD + bytes)
@@ -118,7 +205,7 @@ impl Delayed {
         let query = DelayedQuery::new(query, message, now + self.grace);
         self.quota.add(query.holder(), query.units());
         let line = self.lines.entry(query.holder()).or_default();
-        line.push_back((route, query));
+        line.push_back((route, Waiting::ForPlace(query)));
     }
 
     /// Puts a query back that [`Self::next`] gave out and for which there was no place after all:
@@ -126,35 +213,43 @@ impl Delayed {
     pub(super) fn put_back(&mut self, route: Route, query: DelayedQuery) {
         self.quota.add(query.holder(), query.units());
         let line = self.lines.entry(query.holder()).or_default();
-        line.push_front((route, query));
+        line.push_front((route, Waiting::ForPlace(query)));
     }
 
-    /// Takes out a query whose endpoint has a place now, or that has waited long enough.
+    /// Takes out a query whose endpoint has a place or rules now, or that has waited long enough.
     pub(super) fn next(
         &mut self,
         now: Instant,
         has_place: impl Fn(Holder) -> bool,
+        has_rules: impl Fn(EndpointId) -> bool,
     ) -> Option<Next> {
-        let (holder, placed) = self.lines.iter().find_map(|(holder, line)| {
-            let placed = has_place(*holder);
+        let (holder, is_ready) = self.lines.iter().find_map(|(holder, line)| {
             let (_, first) = line.front()?;
-            (placed || first.until <= now).then_some((*holder, placed))
+            let is_ready = match first {
+                Waiting::ForPlace(_) => has_place(*holder),
+                Waiting::ForRules(query) => has_rules(query.endpoint()),
+            };
+            (is_ready || first.until() <= now).then_some((*holder, is_ready))
         })?;
         let (route, query) = self.take(holder)?;
-        Some(if placed {
-            Next::Place(route, query)
-        } else {
-            Next::Expired(route, query)
+        Some(match query {
+            Waiting::ForRules(query) => Next::Judge(route, query.into_message()),
+            Waiting::ForPlace(query) if is_ready => Next::Place(route, query),
+            Waiting::ForPlace(query) => Next::Expired(route, query),
         })
     }
 
-    /// Takes out a query, whichever.
-    pub(super) fn any(&mut self) -> Option<(Route, DelayedQuery)> {
-        let holder = *self.lines.keys().next()?;
-        self.take(holder)
+    /// Takes out a query that waits for a place, whichever; those that wait for rules are dropped.
+    pub(super) fn any(&mut self) -> Option<DelayedQuery> {
+        loop {
+            let holder = *self.lines.keys().next()?;
+            if let (_, Waiting::ForPlace(query)) = self.take(holder)? {
+                return Some(query);
+            }
+        }
     }
 
-    fn take(&mut self, holder: Holder) -> Option<(Route, DelayedQuery)> {
+    fn take(&mut self, holder: Holder) -> Option<(Route, Waiting)> {
         let line = self.lines.get_mut(&holder)?;
         let first = line.pop_front();
         if line.is_empty() {
@@ -212,18 +307,21 @@ mod tests {
     #[test]
     fn a_query_without_a_socket_waits_on_in_its_place_and_no_longer() {
         let now = Instant::now();
-        let mut delayed = Delayed::new(GRACE);
+        let mut delayed = Delayed::new(GRACE, GRACE);
         add(&mut delayed, 1, now);
         add(&mut delayed, 2, now);
         let used = delayed.quota.used();
-        let Some(Next::Place(route, query)) = delayed.next(now, |_| true) else {
+        let Some(Next::Place(route, query)) = delayed.next(now, |_| true, |_| false) else {
             panic!("a query has a place");
         };
         let until = query.until();
         delayed.put_back(route, query);
         assert_eq!((delayed.len(), delayed.quota.used()), (2, used));
-        assert!(delayed.next(now, |_| false).is_none(), "it waits on");
-        let Some(Next::Expired(_, query)) = delayed.next(now + GRACE, |_| false) else {
+        assert!(
+            delayed.next(now, |_| false, |_| false).is_none(),
+            "it waits on"
+        );
+        let Some(Next::Expired(_, query)) = delayed.next(now + GRACE, |_| false, |_| false) else {
             panic!("a query has waited long enough");
         };
         assert_eq!((id(&query), query.until()), (1, until));

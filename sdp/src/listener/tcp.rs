@@ -17,6 +17,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use parking_lot::Mutex;
 use tokio::{
     net::{TcpListener, TcpStream},
     runtime::Handle,
@@ -28,6 +29,7 @@ pub(crate) use self::connection::ALLOWANCE;
 use self::{connection::Connection, turns::Turns};
 use super::{ListenError, SocketOptions, in_flight::InFlight};
 use crate::{
+    mapping::repeat::Repeats,
     proxy::Proxy,
     quota::{Holder, Seats},
 };
@@ -49,6 +51,8 @@ pub(super) struct Shared {
     memory: Seats,
     turns: Turns,
     in_flight: InFlight,
+    /// Of all connections: a client's next connection asks for what the last one did.
+    repeats: Mutex<Repeats>,
     /// Accept no more, end between queries.
     draining: CancellationToken,
     /// Read no more queries, end when those in flight are answered.
@@ -88,6 +92,7 @@ impl TcpServer {
             proxy,
             options,
             in_flight,
+            repeats: Mutex::new(Repeats::new()),
             draining: CancellationToken::new(),
             closing: CancellationToken::new(),
             stop: CancellationToken::new(),

@@ -21,20 +21,18 @@ use super::{
     SocketOptions,
     control::{Control, Leaving},
     delayed::{self, Delayed, Next},
-    held::Held,
     in_flight::InFlight,
+    releases::{Releases, count_unsent},
     replies::Replies,
 };
 use crate::{
     arena::Key,
     mapping::{Realised, repeat::Repeats},
     notice::Failure,
-    proxy::{
-        Proxy,
-        stats::{AnswerResult, Stage},
-    },
+    proxy::{Proxy, stats::Stage},
     query_log::End,
     resolve::Looked,
+    shared_tasks,
     socket::{
         self,
         sys::{BATCH, RecvBatch, SendBatch},
@@ -59,7 +57,7 @@ const TOKEN_LISTENER: u64 = u64::MAX - 1;
 
 /// A socket that queries come to.
 struct Listener {
-    fd: OwnedFd,
+    fd: Arc<OwnedFd>,
     ipv6: bool,
     overflow: u32,
 }
@@ -87,7 +85,7 @@ pub(super) struct Worker {
     in_flight: InFlight,
     replies: Replies,
     delayed: Delayed,
-    held: Held,
+    releases: Arc<Releases>,
     realised: Vec<(Key, Realised)>,
     /// Answers of our own and changed copies.
     own: Vec<u8>,
@@ -116,13 +114,21 @@ impl Worker {
         for ((fd, ipv6), below) in sockets.into_iter().zip(0..) {
             epoll.add(&fd, readable(TOKEN_LISTENER - below))?;
             listeners.push(Listener {
-                fd,
+                fd: Arc::new(fd),
                 ipv6,
                 overflow: 0,
             });
         }
         let marked = options == SocketOptions::Transparent;
         let now = Instant::now();
+        let ways = listeners.iter();
+        let ways = ways.map(|listener| (Arc::clone(&listener.fd), listener.ipv6));
+        let releases = Releases::new(
+            Arc::clone(&proxy),
+            Arc::clone(&control),
+            options,
+            ways.collect(),
+        );
         Ok(Self {
             upstream: UdpUpstream::new(
                 marked,
@@ -132,8 +138,8 @@ impl Worker {
             ),
             in_flight,
             replies: Replies::new(options),
-            delayed: Delayed::new(proxy.config().in_flight_grace),
-            held: Held::new(proxy.config().max_delay),
+            delayed: Delayed::new(proxy.config().in_flight_grace, proxy.config().rules_wait),
+            releases: Arc::new(releases),
             proxy,
             control,
             options,
@@ -158,10 +164,15 @@ impl Worker {
 
     /// Works until stopped or drained.
     pub(super) fn run(mut self) {
+        shared_tasks::this_thread_polls();
+        self.control.runs_here();
         let mut events = [EpollEvent::empty(); EVENTS];
         loop {
             let timeout = self.timeout();
-            let count = match self.epoll.wait(&mut events, timeout) {
+            self.control.sleeps(true);
+            let waited = self.epoll.wait(&mut events, timeout);
+            self.control.sleeps(false);
+            let count = match waited {
                 Ok(count) => count,
                 Err(nix::errno::Errno::EINTR) => 0,
                 Err(e) => {
@@ -172,7 +183,10 @@ impl Worker {
             self.now = Instant::now();
             for event in events.iter().take(count) {
                 match event.data() {
-                    TOKEN_WAKE => self.release_realised(),
+                    TOKEN_WAKE => {
+                        self.control.woken();
+                        self.release_realised();
+                    }
                     token => match usize::try_from(TOKEN_LISTENER - token) {
                         Ok(listener) if listener < self.listeners.len() => self.queries(listener),
                         _ => self.server_event(*event),
@@ -180,6 +194,7 @@ impl Worker {
                 }
             }
             self.on_time();
+            self.exchange();
             if std::mem::take(&mut self.taken) >= BUSY {
                 std::thread::yield_now();
             }
@@ -190,14 +205,27 @@ impl Worker {
         if let Some(member) = &mut self.member {
             member.leave();
         }
-        let left = self.upstream.in_flight() + self.held.len() + self.delayed.len();
+        let held = self.releases.held().len();
+        let left = self.upstream.in_flight() + held + self.delayed.len();
         self.abandon();
         self.control.finish(u64::try_from(left).unwrap_or(u64::MAX));
     }
 
+    /// Sends what was learned. Takes results that are there before the link's thread woke for
+    /// them, if an answer waits for one.
+    fn exchange(&mut self) {
+        if self.releases.held().len() == 0 {
+            self.proxy.sink().push();
+            return;
+        }
+        self.proxy.sink().exchange();
+        // No event comes for what this thread learned itself.
+        self.release_realised();
+    }
+
     /// Ends what is not done when the time to leave is over.
     fn abandon(&mut self) {
-        while let Some((_, query)) = self.delayed.any() {
+        while let Some(query) = self.delayed.any() {
             query.act(|mut query, _| self.log_cut(query.logged.take()));
         }
         let stats = self.proxy.stats();
@@ -205,10 +233,12 @@ impl Worker {
             stats.in_flight.down();
             self.log(&mut flight.logged, End::unanswered("cut"));
         }
-        for _ in 0..self.held.len() {
+        let releases = Arc::clone(&self.releases);
+        let mut held = releases.held();
+        for _ in 0..held.len() {
             stats.held.down();
         }
-        while let Some(mut answer) = self.held.any() {
+        while let Some(mut answer) = held.any() {
             self.log(&mut answer.logged, End::unanswered("cut"));
         }
     }
@@ -223,22 +253,12 @@ impl Worker {
 
     /// `unsent` of `wanted` answers.
     fn count_unsent(&self, wanted: usize, unsent: Result<usize, socket::SocketError>) {
-        let unsent = unsent.unwrap_or_else(|e| {
-            tracing::warn!(error = %e, "answers cannot be sent");
-            wanted
-        });
-        if unsent > 0 {
-            let unsent = u64::try_from(unsent).unwrap_or(u64::MAX);
-            let answers = &self.proxy.stats().answers;
-            answers.add(AnswerResult::SendFailed, unsent);
-        }
+        count_unsent(&self.proxy, wanted, unsent);
     }
 
     /// Everything that is due.
     fn on_time(&mut self) {
-        while let Some(answer) = self.held.expired(self.now) {
-            self.release(answer, AnswerResult::Late);
-        }
+        self.release_late();
         while let Some(mut flight) = self.upstream.expired(self.now) {
             self.log(&mut flight.logged, End::unanswered("timeout"));
             self.proxy.stats().in_flight.down();
@@ -288,14 +308,14 @@ impl Worker {
             self.control.leave();
         }
         let leaving = self.leaving.get_or_insert_with(|| Leaving::new(now));
-        let waits = !self.delayed.is_empty() || self.held.len() > 0;
+        let waits = !self.delayed.is_empty() || self.releases.held().len() > 0;
         leaving.is_quiet(now) && self.upstream.in_flight() == 0 && !waits
     }
 
     fn timeout(&mut self) -> EpollTimeout {
         let mut next = self.next_sweep;
         let due = [
-            self.held.next_deadline(),
+            self.releases.held().next_deadline(),
             self.upstream.next_deadline(),
             self.member.as_ref().map(Member::next_beat),
             self.control.is_draining().then(|| self.now + Leaving::TICK),

@@ -23,6 +23,7 @@ use std::{
     time::Duration,
 };
 
+use arc_swap::ArcSwapOption;
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 
@@ -36,8 +37,10 @@ use self::state::{Calls, State, call};
 use super::{BootTime, Mapping, MappingSink, OnRealised, Realised, Release};
 use crate::{
     journal::{Journal, Written},
+    link_stream::ReadNow,
     name::Fqdn,
     notice::Notice,
+    shared_tasks::SharedTasks,
 };
 
 /// Held answers in a row for which the link heard no result in time: the agent counts as hung.
@@ -53,6 +56,8 @@ pub struct LinkSink {
     /// Changed under the lock of `state`, before what changed is told to anyone.
     leases_version: AtomicU64,
     work: Notify,
+    /// The tasks of the link that move mappings, and its socket, if any thread may poll them.
+    link: ArcSwapOption<(SharedTasks, ReadNow)>,
     stats: SinkStats,
     max_delay: Duration,
 }
@@ -71,6 +76,7 @@ impl LinkSink {
             journal,
             leases_version: AtomicU64::new(0),
             work: Notify::new(),
+            link: ArcSwapOption::empty(),
             stats: SinkStats::default(),
             max_delay,
         }
@@ -176,6 +182,12 @@ impl LinkSink {
     /// Waits until [`Self::next_batch`] may have something.
     pub async fn has_work(&self) {
         self.work.notified().await;
+    }
+
+    /// The tasks that [`Self::has_work`] wakes, and the socket that they read:
+    /// [`MappingSink::push`] and [`MappingSink::exchange`] poll them from now on.
+    pub fn share_tasks(&self, link: Option<(SharedTasks, ReadNow)>) {
+        self.link.store(link.map(Arc::new));
     }
 
     /// What to send now.
@@ -373,6 +385,19 @@ impl MappingSink for LinkSink {
         on_realised: OnRealised,
     ) -> Release {
         self.take((mapping, notice), on_realised, BootTime::now())
+    }
+
+    fn push(&self) {
+        if let Some((tasks, _)) = self.link.load().as_deref() {
+            tasks.poll_woken();
+        }
+    }
+
+    fn exchange(&self) {
+        if let Some((tasks, read_now)) = self.link.load().as_deref() {
+            read_now.request();
+            tasks.poll_woken();
+        }
     }
 
     fn leases_version(&self) -> Option<u64> {

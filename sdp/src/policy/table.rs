@@ -76,6 +76,11 @@ impl PolicyTable {
         Verdict::Deny(reason)
     }
 
+    /// Whether the endpoint has rules.
+    pub fn has_rules(&self, endpoint: EndpointId) -> bool {
+        self.endpoints.get(endpoint).is_some()
+    }
+
     /// The rule that allows a query: its selector, and the name or pattern. For people.
     pub fn matched(&self, question: &Question<'_>) -> Option<(String, String)> {
         let ports = self.endpoints.get(question.endpoint)?.ports.iter();

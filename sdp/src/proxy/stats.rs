@@ -183,14 +183,13 @@ impl Stats {
     pub fn register(&self, registry: &mut Registry) {
         registry.register(
             "dns_queries",
-            "Queries of clients by what became of them; one that could not be sent on counts as \
+            "Queries of clients by result; a query that could not be forwarded counts as \
              forwarded and again as shed or upstream_error",
             self.queries.clone(),
         );
         registry.register(
             "dns_answers",
-            "Messages of DNS servers by what became of them; one that answers several equal \
-             queries counts once for each",
+            "Messages of DNS servers by result; one that answers several equal queries counts once for each",
             self.answers.clone(),
         );
         registry.register(
@@ -200,8 +199,7 @@ impl Stats {
         );
         registry.register(
             "dns_transparent_fallbacks",
-            "Sockets to DNS servers that could not be had as transparent mode wants them, by what \
-             came instead and why; with reason no_return_path, queries",
+            "Sockets to DNS servers without the source address or port of transparent mode, by replacement and reason; with reason no_return_path, queries",
             self.fallbacks.clone(),
         );
         registry.register(
@@ -211,14 +209,12 @@ impl Stats {
         );
         registry.register(
             "dns_joined",
-            "Queries not sent on because the same query of the same pod was in flight; its \
-             answer went to them, too",
+            "Queries not forwarded because the same query of the same pod was in flight; they got its answer, too",
             self.joined.clone(),
         );
         registry.register(
             "dns_addresses_left_out",
-            "Addresses of answers that had more than 1,024: those beyond were not learned, so the \
-             pod got addresses that are not open",
+            "Addresses beyond the first 1,024 of an answer: not learned, so the pod got addresses that are not open",
             self.addresses_left_out.clone(),
         );
         registry.register(
@@ -234,7 +230,7 @@ impl Stats {
         );
         registry.register(
             "dns_held",
-            "Answers that wait now until the agent has opened the way to their addresses",
+            "Answers that wait now until the agent has opened their addresses",
             self.held.clone(),
         );
         registry.register(

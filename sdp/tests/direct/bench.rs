@@ -155,6 +155,7 @@ pub(crate) struct Bench {
     pub(crate) proxy: SocketAddr,
     pub(crate) stats: Stats,
     pub(crate) sink: Arc<Sink>,
+    policy: Arc<PolicyHandle>,
     pub(crate) listeners: Listeners,
     pub(crate) runtime: tokio::runtime::Runtime,
 }
@@ -209,7 +210,7 @@ impl Bench {
         let proxy = Arc::new(Proxy::new(
             config,
             resolver,
-            policy,
+            Arc::clone(&policy),
             Arc::clone(&sink) as _,
             stats.clone(),
         ));
@@ -227,9 +228,24 @@ impl Bench {
             proxy,
             stats,
             sink,
+            policy,
             listeners,
             runtime,
         }
+    }
+
+    /// Removes the rules of endpoint 8, that of [`NEIGHBOUR`].
+    pub(crate) fn remove_neighbour_rules(&self) {
+        self.policy.apply(&[], &[EndpointId(8)]);
+    }
+
+    /// Gives endpoint 8 the rules that it has at first.
+    pub(crate) fn set_neighbour_rules(&self) {
+        let rules = RulesOf {
+            endpoint: EndpointId(8),
+            rules: rules(self.server_address.port(), Vec::new()),
+        };
+        assert!(self.policy.apply(&[rules], &[]).is_empty());
     }
 
     /// A client of its own port.

@@ -20,12 +20,13 @@ use super::{
     upstream::{Happened, TcpUpstream},
 };
 use crate::{
-    listener::delayed::{self, DelayedQuery},
+    listener::delayed::{self, DelayedQuery, UnjudgedQuery},
     mapping::Realised,
     notice::Failure,
     proxy::stats::{AnswerResult, Stage},
     query_log::End,
     quota::{Holder, Seat},
+    resolve::Looked,
 };
 
 /// Queries of one connection that wait at once, for the server or the agent.
@@ -64,6 +65,8 @@ pub(super) struct Connection {
     waiting: Waiting,
     /// A query for which there is no place in flight yet; no more are read meanwhile.
     delayed: Option<DelayedQuery>,
+    /// A query whose endpoint has no rules yet; no more are read meanwhile.
+    unjudged: Option<UnjudgedQuery>,
     /// Memory that counts as the endpoint's share.
     memory: Seat,
     results: Results,
@@ -85,6 +88,7 @@ pub(super) struct Connection {
     turn: Arc<Semaphore>,
     message: Vec<u8>,
     own: Vec<u8>,
+    looked: Looked,
 }
 
 /// What a last look found.
@@ -145,6 +149,7 @@ impl Connection {
             upstream,
             waiting: Waiting::default(),
             delayed: None,
+            unjudged: None,
             results: Results::default(),
             ended: false,
             last_query: None,
@@ -156,6 +161,7 @@ impl Connection {
             taken: 0,
             message: Vec::new(),
             own: Vec::new(),
+            looked: Looked::default(),
         }
     }
 
@@ -222,7 +228,7 @@ impl Connection {
             Event::Realised(key, realised) => self.release(*key, *realised),
             Event::Alarm => {
                 // A delayed query's deadline is always ahead: each ring is a retry.
-                let early = self.delayed.is_none() && self.now < self.deadline();
+                let early = !self.is_delayed() && self.now < self.deadline();
                 if !early {
                     self.on_time()?;
                 }
@@ -308,7 +314,7 @@ impl Connection {
 
     /// Whether what waits to go out is the last: the process leaves, and every query is answered.
     fn is_last(&mut self) -> bool {
-        let is_answered = self.waiting.is_empty() && self.delayed.is_none();
+        let is_answered = self.waiting.is_empty() && !self.is_delayed();
         if self.closing {
             return is_answered && !self.ended;
         }
@@ -317,17 +323,22 @@ impl Connection {
             && !self.ended
             && self.look() != Look::Full
             && self.waiting.is_empty()
-            && self.delayed.is_none()
+            && !self.is_delayed()
             && !self.reader.is_partial()
     }
 
     fn has_work(&self) -> bool {
-        !self.waiting.is_empty() || self.delayed.is_some() || self.out.len() > 0
+        !self.waiting.is_empty() || self.is_delayed() || self.out.len() > 0
+    }
+
+    /// Whether a query waits for a place or for rules.
+    fn is_delayed(&self) -> bool {
+        self.delayed.is_some() || self.unjudged.is_some()
     }
 
     fn may_read(&self) -> bool {
         !self.closing
-            && self.delayed.is_none()
+            && !self.is_delayed()
             && self.waiting.len() < MAX_WAITING
             && self.waiting.asked_bytes() < MAX_ASKED
             && self.has_room()
@@ -355,7 +366,8 @@ impl Connection {
         }
         let scratch = self.message.capacity() + self.own.capacity();
         let buffers = self.reader.memory() + self.out.memory() + self.upstream.memory();
-        let delayed = self.delayed.as_ref().map_or(0, DelayedQuery::units);
+        let delayed = self.delayed.as_ref().map_or(0, DelayedQuery::units)
+            + self.unjudged.as_ref().map_or(0, UnjudgedQuery::units);
         let waiting = self.waiting.asked_bytes() + self.waiting.held_bytes() + delayed;
         let beyond = (scratch + buffers + waiting).saturating_sub(ALLOWANCE);
         let (had, has) = (self.memory.units(), beyond.next_multiple_of(CHARGE));
@@ -425,8 +437,7 @@ impl Connection {
         if self.is_stalled() {
             return held.unwrap_or(idle).min(idle);
         }
-        let retry = self.delayed.as_ref();
-        let retry = retry.map(|query| query.until().min(self.now + delayed::RETRY));
+        let retry = self.is_delayed().then(|| self.now + delayed::RETRY);
         let partial = self.reader.is_partial();
         let last_query = self.last_query.filter(|_| self.out.len() == 0);
         let idle = idle_until(last_query, partial, idle);
@@ -452,7 +463,7 @@ impl Connection {
         if self.paused.is_none() {
             self.give_up();
         }
-        let waits = !self.waiting.is_empty() || self.delayed.is_some();
+        let waits = !self.waiting.is_empty() || self.is_delayed();
         let waits = waits && !self.is_stalled();
         if !waits && now.duration_since(self.last_activity) >= idle {
             let unsent = self.out.len() > 0;

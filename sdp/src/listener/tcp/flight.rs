@@ -6,6 +6,8 @@ use std::{
     time::{Duration, Instant},
 };
 
+use foldhash::quality::RandomState;
+
 use super::{results::Awaited, upstream::Behalf};
 use crate::{
     mapping::EndpointInstance,
@@ -87,8 +89,8 @@ pub(super) struct Held {
 /// Everything of one connection that waits, with the bytes it keeps.
 #[derive(Default)]
 pub(super) struct Waiting {
-    flights: HashMap<u16, Flight>,
-    held: HashMap<u64, Held>,
+    flights: HashMap<u16, Flight, RandomState>,
+    held: HashMap<u64, Held, RandomState>,
     asked_bytes: usize,
     held_bytes: usize,
 }

@@ -1,6 +1,6 @@
 //! A worker's way from servers back to clients.
 
-use std::{io, net::SocketAddr, sync::Arc};
+use std::{io, sync::Arc};
 
 use super::{BATCH, ROUNDS, Worker, listener_for};
 use crate::{
@@ -15,7 +15,7 @@ use crate::{
     quota::Holder,
     socket::sys::RecvBatch,
     upstream::udp::{Flight, Joined},
-    wire::{Rcode, reply, set_id},
+    wire::{Rcode, set_id},
 };
 
 impl Worker {
@@ -56,6 +56,7 @@ impl Worker {
             }
             released.clear();
             self.released = released;
+            self.proxy.sink().push();
             if received < BATCH {
                 return;
             }
@@ -93,16 +94,16 @@ impl Worker {
         let mut place = None;
         let holder = Holder::from(flight.endpoint);
         let length = self.answers.bytes(at).len();
-        let has_room = self.held.has_room(holder, length);
-        let (held, control) = (&mut self.held, &self.control);
+        let releases = &self.releases;
+        let has_room = releases.held().has_room(holder, length);
         let answered = self.proxy.answer(&asked, self.answers.bytes(at), now, || {
             if !has_room {
                 return Box::new(|_| {});
             }
-            let key = held.reserve();
+            let key = releases.held().reserve();
             place = Some(key);
-            let control = Arc::clone(control);
-            Box::new(move |realised| control.realised(key, realised))
+            let releases = Arc::clone(releases);
+            Box::new(move |realised| releases.realised(key, realised))
         });
         for joined in &flight.joined {
             let asked = flight.asked(joined.client, self.now);
@@ -120,7 +121,7 @@ impl Worker {
                 let bytes = copy(&self.answers);
                 let Flight { client, server, .. } = *flight;
                 let joined = flight.joined.clone();
-                self.held.hold(
+                self.releases.held().hold(
                     key,
                     HeldAnswer {
                         holder,
@@ -145,7 +146,7 @@ impl Worker {
             }
             (Fate::Release(result), place) => {
                 if let Some(key) = place {
-                    self.held.take(key);
+                    self.releases.held().take(key);
                 }
                 result
             }
@@ -183,44 +184,17 @@ impl Worker {
         let mut realised = std::mem::take(&mut self.realised);
         self.control.take_realised(&mut realised);
         for (key, realised) in realised.drain(..) {
-            if let Some(mut answer) = self.held.take(key) {
-                let result = AnswerResult::of(realised);
-                if result == AnswerResult::Rejected {
-                    let mut own = std::mem::take(&mut self.own);
-                    reply::to_unfit(&answer.bytes, Rcode::ServFail, &mut own);
-                    answer.bytes.clone_from(&own);
-                    self.own = own;
-                }
-                self.release(answer, result);
-            }
+            self.releases.release_realised(key, realised, self.now);
         }
         self.realised = realised;
     }
 
-    pub(super) fn release(&mut self, mut answer: HeldAnswer, result: AnswerResult) {
-        let stats = self.proxy.stats();
-        stats.held.down();
-        let waited = self.now.duration_since(answer.since);
-        stats.stages.observe(Stage::Dataplane, waited);
-        let took = self.now.duration_since(answer.asked);
-        stats.stages.observe(Stage::Total, took);
-        let answers = u64::try_from(1 + answer.joined.len()).unwrap_or(1);
-        stats.answers.add(result, answers);
-        if !answer.logged.is_empty() {
-            let end = End::sent(result.text(), &answer.bytes).held(waited);
-            self.log(&mut answer.logged, end);
+    /// Releases held answers that may wait no longer.
+    pub(super) fn release_late(&mut self) {
+        loop {
+            let late = self.releases.held().expired(self.now);
+            let Some(answer) = late else { break };
+            self.releases.release(answer, AnswerResult::Late, self.now);
         }
-        self.send_held(&answer, answer.client);
-        for Joined { client, kept } in std::mem::take(&mut answer.joined) {
-            set_id(&mut answer.bytes, kept.id);
-            self.send_held(&answer, client);
-        }
-    }
-
-    fn send_held(&mut self, answer: &HeldAnswer, client: SocketAddr) {
-        let one = std::iter::once((answer.bytes.as_slice(), client));
-        let listener = listener_for(&self.listeners, client);
-        let unsent = self.replies.send(answer.server, one, listener, self.now);
-        self.count_unsent(1, unsent);
     }
 }

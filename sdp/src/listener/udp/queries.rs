@@ -1,6 +1,6 @@
 //! A worker's way from clients to servers.
 
-use std::{net::SocketAddr, time::Duration};
+use std::{net::SocketAddr, sync::Arc, time::Duration};
 
 use super::{BATCH, Listener, Next, ROUNDS, Worker};
 use crate::{
@@ -9,7 +9,7 @@ use crate::{
     notice::Failure,
     policy::rule::Transport,
     proxy::{
-        Arrival, Asked, Forward, Outcome,
+        Arrival, Asked, Forward, Outcome, Patience,
         stats::{Label as _, Protocol, QueryResult},
     },
     query_log::{End, Entries, Entry},
@@ -72,8 +72,16 @@ impl Worker {
             transport: Transport::Udp,
         };
         let message = self.queries.bytes(at);
-        let (looked, own) = (&mut self.looked, &mut self.own);
+        let (looked, own) = ((&mut self.looked, Patience::Waits), &mut self.own);
         match self.proxy.query_of_batch(message, &arrival, looked, own) {
+            Outcome::AwaitRules(endpoint) => {
+                let route = (client, server);
+                if !self.delayed.await_rules(endpoint, message, route, self.now) {
+                    let message = message.to_vec();
+                    self.judge_at_last(&message, route);
+                }
+                None
+            }
             Outcome::Ignore => None,
             Outcome::Reply => {
                 self.send_own(server, client);
@@ -117,6 +125,31 @@ impl Worker {
                 }
                 set_id(self.queries.bytes_mut(at), placed.id);
                 Some(placed)
+            }
+        }
+    }
+
+    /// Judges a query that waits no longer for the rules of its endpoint.
+    fn judge_at_last(&mut self, message: &[u8], route: (SocketAddr, SocketAddr)) {
+        let (client, server) = route;
+        let arrival = Arrival {
+            client,
+            server,
+            transport: Transport::Udp,
+        };
+        let proxy = Arc::clone(&self.proxy);
+        match proxy.query(message, &arrival, Patience::Over, &mut self.own) {
+            Outcome::Ignore | Outcome::AwaitRules(_) => {}
+            Outcome::Reply => self.send_own(server, client),
+            Outcome::Forward(query) => {
+                let Some(query) = self.forward_delayed(query, message, route) else {
+                    return;
+                };
+                if self.delayed.has_room(query.endpoint.into(), message.len()) {
+                    self.delayed.add(query, message, route, self.now);
+                } else {
+                    self.not_placed(&PlaceError::Full, query, route);
+                }
             }
         }
     }
@@ -167,7 +200,8 @@ impl Worker {
             let (upstream, now) = (&self.upstream, self.now);
             let has_place =
                 |holder| !without_socket.contains(&holder) && upstream.has_place(holder);
-            let Some(next) = self.delayed.next(now, has_place) else {
+            let has_rules = |endpoint| self.proxy.has_rules(endpoint);
+            let Some(next) = self.delayed.next(now, has_place, has_rules) else {
                 return;
             };
             match next {
@@ -182,6 +216,7 @@ impl Worker {
                         self.delayed.put_back(route, query);
                     }
                 }
+                Next::Judge(route, message) => self.judge_at_last(&message, route),
                 Next::Expired(route, query) => {
                     query.act(|query, _| self.not_placed(&PlaceError::Full, query, route));
                 }

@@ -102,7 +102,7 @@ pub const STAGE_MEANINGS: [(&str, &str, &str); 8] = [
     (
         "scope",
         "upstreamTime",
-        "From sending a query on to its server's answer.",
+        "From forwarding a query to its server's answer.",
     ),
     (
         "scope",

@@ -79,10 +79,26 @@ impl Connection {
         let took = self.now.duration_since(flight.sent_at);
         stats.stages.observe(Stage::Upstream, took);
         set_id(message, flight.kept.id);
+        // Of before the sink is asked: what changes while it decides counts.
+        let version = proxy.sink().leases_version();
+        let now = BootTime::now();
+        let (print, is_leased) = {
+            let repeats = self.shared.repeats.lock();
+            let print = repeats.print(flight.endpoint, self.server, message);
+            (print, repeats.is_leased(print, version, now))
+        };
+        if is_leased {
+            let result = AnswerResult::Released;
+            stats.answers.inc(result);
+            stats.stages.observe(Stage::Total, took);
+            self.log(&mut flight.logged, End::sent(result.text(), message));
+            self.out.push(message);
+            return;
+        }
         let asked = flight.asked((self.client, self.server), self.now);
         let mut awaited = None;
         let results = &mut self.results;
-        let answered = proxy.answer(&asked, message, BootTime::now(), || {
+        let answered = proxy.answer(&asked, message, now, || {
             let (result, callback) = results.expect();
             awaited = Some(result);
             callback
@@ -103,6 +119,9 @@ impl Connection {
                 stats.held.up();
             }
             (Fate::Release(result), _) => {
+                if result == AnswerResult::Released && answered.hop_by_hop.is_none() {
+                    self.shared.repeats.lock().leased(print, version, now);
+                }
                 stats.answers.inc(result);
                 stats.stages.observe(Stage::Total, took);
                 self.log(&mut flight.logged, End::sent(result.text(), message));

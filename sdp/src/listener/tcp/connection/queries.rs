@@ -6,11 +6,15 @@ use rand::Rng;
 
 use super::{super::flight::Flight, Connection};
 use crate::{
-    listener::{SocketOptions, delayed::DelayedQuery, tcp::upstream::Behalf},
+    listener::{
+        SocketOptions,
+        delayed::{DelayedQuery, UnjudgedQuery},
+        tcp::upstream::Behalf,
+    },
     notice::Failure,
     policy::rule::Transport,
     proxy::{
-        Arrival, Asked, Forward, Outcome,
+        Arrival, Asked, Forward, Outcome, Patience,
         stats::{Label as _, Protocol, QueryResult},
     },
     query_log::{End, Entry},
@@ -21,6 +25,9 @@ use crate::{
 impl Connection {
     /// Judges the queries that have come whole.
     pub(super) fn take_queries(&mut self) {
+        // Queries that came together are judged by one look each, as over UDP.
+        self.looked.clear();
+        self.judge_again();
         self.retry_delayed();
         let mut message = std::mem::take(&mut self.message);
         while self.may_read() && self.reader.take(&mut message) {
@@ -32,16 +39,21 @@ impl Connection {
     }
 
     fn query(&mut self, message: &[u8]) {
-        let proxy = Arc::clone(&self.shared.proxy);
-        let stats = proxy.stats();
+        let stats = self.shared.proxy.stats();
         stats.transports.inc(Protocol::Tcp);
-        let arrival = Arrival {
-            client: self.client,
-            server: self.server,
-            transport: Transport::Tcp,
-        };
-        match proxy.query(message, &arrival, &mut self.own) {
+        let arrival = self.arrival();
+        self.judge(message, &arrival, Patience::Waits);
+    }
+
+    fn judge(&mut self, message: &[u8], arrival: &Arrival, patience: Patience) {
+        let proxy = Arc::clone(&self.shared.proxy);
+        let (looked, own) = ((&mut self.looked, patience), &mut self.own);
+        match proxy.query_of_batch(message, arrival, looked, own) {
             Outcome::Ignore => {}
+            Outcome::AwaitRules(endpoint) => {
+                let until = self.now + proxy.config().rules_wait;
+                self.unjudged = Some(UnjudgedQuery::new(endpoint, message, until));
+            }
             Outcome::Reply => self.out.push(&self.own),
             Outcome::Forward(query) => {
                 let holder = Holder::from(query.endpoint);
@@ -55,6 +67,28 @@ impl Connection {
                     }
                 }
             }
+        }
+    }
+
+    /// Judges the query that waits for rules if there are some now, or if it has waited long enough.
+    fn judge_again(&mut self) {
+        let Some(query) = self.unjudged.take() else {
+            return;
+        };
+        let has_rules = self.shared.proxy.has_rules(query.endpoint());
+        if has_rules || self.now >= query.until() {
+            let arrival = self.arrival();
+            self.judge(&query.into_message(), &arrival, Patience::Over);
+        } else {
+            self.unjudged = Some(query);
+        }
+    }
+
+    fn arrival(&self) -> Arrival {
+        Arrival {
+            client: self.client,
+            server: self.server,
+            transport: Transport::Tcp,
         }
     }
 

@@ -1,0 +1,200 @@
+//! The core with its datapath: whoever holds the lock around it takes one event after the other.
+
+use holdfast_sdp::mapping::BootTime;
+use shared_maps::EndpointId;
+
+use crate::{
+    core::{
+        Core,
+        event::{Effect, Event},
+        plan::Plan,
+    },
+    datapath::{
+        look::{ProgramFault, Sight},
+        plan::{Datapath, Step},
+    },
+    proxies::Proxies,
+};
+
+/// Failed steps of one plan that are logged one by one.
+const LOGGED: usize = 10;
+/// Mappings and steps that a stream's own thread carries out at most.
+const FEW: usize = 16;
+
+/// What became of an event that a stream's thread tried to carry out.
+pub(super) enum AtOnce {
+    /// Everything is done.
+    Done,
+    /// It is planned. The core's thread has to carry the plan out.
+    Planned,
+    /// Nothing was done with it.
+    Refused(Event),
+}
+
+/// The core, and what it acts on.
+pub(super) struct Engine {
+    pub(super) core: Core,
+    datapath: Box<dyn Datapath>,
+    proxies: Proxies,
+    /// A plan with a step that may take long, made on a stream's thread.
+    planned: Option<Plan>,
+    /// When the core's thread wakes by itself.
+    pub(super) wakes_at: Option<BootTime>,
+    /// A step panicked on a stream's thread: what the core knows may be half changed.
+    pub(super) broken: bool,
+}
+
+impl Engine {
+    pub(super) fn new(core: Core, datapath: Box<dyn Datapath>, proxies: Proxies) -> Self {
+        Self {
+            core,
+            datapath,
+            proxies,
+            planned: None,
+            wakes_at: None,
+            broken: false,
+        }
+    }
+
+    /// Plans the event, and carries the plan out if no step of it can wait for a disk or load a
+    /// program. To be called only while no event waits in a queue.
+    pub(super) fn step_at_once(&mut self, event: Event) -> AtOnce {
+        let few = matches!(&event, Event::Mappings(mappings) if mappings.len() <= FEW);
+        if !few || self.broken || self.planned.is_some() || self.core.is_halfway() {
+            return AtOnce::Refused(event);
+        }
+        let plan = self.core.plan(BootTime::now(), event);
+        if plan.steps.len() > FEW || !plan.steps.iter().all(is_quick) {
+            self.planned = Some(plan);
+            return AtOnce::Planned;
+        }
+        self.carry_out(plan, false);
+        AtOnce::Done
+    }
+
+    /// Carries out what a stream's thread planned. Comes before everything else.
+    pub(super) fn finish_planned(&mut self) {
+        if let Some(plan) = self.planned.take() {
+            self.carry_out(plan, false);
+        }
+    }
+
+    /// Whether the core's thread has something to do before it would wake by itself.
+    pub(super) fn is_behind(&self) -> bool {
+        let earlier = |at| self.wakes_at.is_none_or(|wakes| at < wakes);
+        self.core.is_halfway() || self.core.next_deadline().is_some_and(earlier)
+    }
+
+    /// Looks at a little of the datapath, if it is the time.
+    pub(super) fn reconcile(&mut self) {
+        let Some(look) = self.core.look(BootTime::now()) else {
+            return;
+        };
+        let sight = self.datapath.look(&look);
+        match &sight {
+            Ok(Sight::Programs(found)) => log_faults(found),
+            Ok(_) => {}
+            Err(error) => {
+                tracing::warn!(%error, "a map could not be compared with what it should hold");
+            }
+        }
+        let differences = self.core.seen(sight.ok());
+        if differences > 0 {
+            tracing::warn!(
+                differences,
+                of = look.name(),
+                "the datapath is not as it should be: mended"
+            );
+            self.step(Event::Tick);
+        }
+    }
+
+    /// Plans the event and carries the plan out.
+    pub(super) fn step(&mut self, event: Event) {
+        let by_source = matches!(
+            event,
+            Event::Policies(_) | Event::GoOn | Event::Endpoints(_) | Event::NodeAddresses(_)
+        );
+        let plan = self.core.plan(BootTime::now(), event);
+        self.carry_out(plan, by_source);
+    }
+
+    fn carry_out(&mut self, plan: Plan, by_source: bool) {
+        let writes_files_only = plan
+            .steps
+            .iter()
+            .all(|step| matches!(step, Step::WriteEndpoint(..) | Step::KeepNames(..)));
+        let failures = plan.apply(&mut *self.datapath);
+        for (index, error) in failures.iter().take(LOGGED) {
+            let Some(step) = plan.steps.get(*index) else {
+                continue;
+            };
+            let endpoint = step.endpoint().map(|id| id.0);
+            let address = step.prefix().map(tracing::field::display);
+            tracing::warn!(
+                step = step.name(), endpoint, address, %error,
+                "a step was not realised; what was in force stays"
+            );
+        }
+        if failures.len() > LOGGED {
+            tracing::warn!(
+                more = failures.len() - LOGGED,
+                "further steps were not realised"
+            );
+        }
+        let effects = self.core.commit(BootTime::now(), plan, &failures);
+        if by_source || !writes_files_only {
+            // Before the rules that lean on it.
+            self.proxies.changed();
+        }
+        self.publish(effects);
+    }
+
+    fn publish(&self, effects: Vec<Effect>) {
+        let mut outcomes = Vec::new();
+        let mut revocations = Vec::new();
+        for effect in effects {
+            match effect {
+                Effect::Outcome(outcome) => outcomes.push(outcome),
+                Effect::Rules(update) => self.proxies.rules(update),
+                Effect::SnapshotReady => self.proxies.ready(),
+                Effect::Revoke(revocation) => revocations.push(revocation),
+            }
+        }
+        // One message per stream, however many names were cleaned.
+        self.proxies.revoke(revocations);
+        if !outcomes.is_empty() {
+            self.proxies.outcomes(outcomes);
+        }
+    }
+}
+
+/// Whether a step is one system call on a map, or is only handed to another thread.
+fn is_quick(step: &Step) -> bool {
+    match step {
+        Step::SetIpcache(..)
+        | Step::UnsetIpcache(_)
+        | Step::SetPolicy(..)
+        | Step::UnsetPolicy(..)
+        | Step::KeepNames(..) => true,
+        Step::Checkpoint(_)
+        | Step::CheckpointEndpoints(_)
+        | Step::WriteEndpoint(..)
+        | Step::KeepCleaned(_)
+        | Step::RemoveEndpoint(_)
+        | Step::CreatePolicyMap(_)
+        | Step::RemovePolicyMap(_)
+        | Step::SetLxc(..)
+        | Step::UnsetLxc(_)
+        | Step::Attach(_)
+        | Step::Detach(_) => false,
+    }
+}
+
+fn log_faults(found: &[(EndpointId, Vec<ProgramFault>)]) {
+    for (endpoint, faults) in found {
+        for fault in faults {
+            tracing::warn!(endpoint = endpoint.0, %fault, "programs of an endpoint are not in force");
+        }
+    }
+}

@@ -1,0 +1,130 @@
+//! The engine, for the core's thread and for threads of proxies' streams that find it at rest.
+
+use std::{
+    fmt,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    thread,
+};
+
+use holdfast_sdp::mapping::BootTime;
+use parking_lot::{Mutex, MutexGuard};
+use tokio::sync::Notify;
+
+use super::engine::{AtOnce, Engine};
+use crate::core::event::Event;
+
+/// See the module. Only the core's thread waits for the lock; the others try it.
+#[derive(Default)]
+pub(super) struct Shared {
+    engine: Mutex<Option<Engine>>,
+    /// Events of streams that the core's thread has not carried out yet.
+    queued: Arc<AtomicUsize>,
+    wake: Notify,
+}
+
+/// Counts an event of a stream while it waits. To be dropped under the engine's lock.
+#[derive(Debug)]
+pub(super) struct Queued(Arc<AtomicUsize>);
+
+impl Drop for Queued {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
+/// Marks the engine if the thread that has it panics.
+struct Trial<'a> {
+    engine: MutexGuard<'a, Option<Engine>>,
+    wake: &'a Notify,
+}
+
+impl Drop for Trial<'_> {
+    fn drop(&mut self) {
+        if thread::panicking()
+            && let Some(engine) = self.engine.as_mut()
+        {
+            engine.broken = true;
+            tracing::error!("a step of the core panicked, a bug: the core ends");
+            self.wake.notify_one();
+        }
+    }
+}
+
+impl Shared {
+    /// Before this the core has no events to carry out: they wait.
+    pub(super) fn begin(&self, engine: Engine) {
+        *self.engine.lock() = Some(engine);
+    }
+
+    /// Drops the engine.
+    pub(super) fn end(&self) {
+        let engine = self.engine.lock().take();
+        drop(engine);
+    }
+
+    /// For the core's thread.
+    pub(super) fn lock(&self) -> MutexGuard<'_, Option<Engine>> {
+        self.engine.lock()
+    }
+
+    /// Counts an event that is about to be queued.
+    pub(super) fn queued(&self) -> Queued {
+        self.queued.fetch_add(1, Ordering::AcqRel);
+        Queued(Arc::clone(&self.queued))
+    }
+
+    /// When the core's thread has to wake, as it now goes to sleep; none if it may not sleep.
+    pub(super) fn rest(&self) -> Option<Option<BootTime>> {
+        let mut engine = self.engine.lock();
+        let engine = engine.as_mut()?;
+        if engine.core.is_halfway() {
+            return None;
+        }
+        let deadline = engine.core.next_deadline().into_iter();
+        engine.wakes_at = deadline.chain(engine.core.look_due()).min();
+        Some(engine.wakes_at)
+    }
+
+    /// Returns when a stream's thread left something for the core's thread to do.
+    pub(super) async fn woken(&self) {
+        self.wake.notified().await;
+    }
+
+    /// Carries the event out if the core is at rest and it is done in microseconds. Gives it
+    /// back if it has to be queued.
+    pub(super) fn step_at_once(&self, event: Event) -> Option<Event> {
+        if !matches!(event, Event::Mappings(_)) {
+            return Some(event);
+        }
+        let Some(engine) = self.engine.try_lock() else {
+            return Some(event);
+        };
+        let wake = &self.wake;
+        let mut trial = Trial { engine, wake };
+        // What a sender queued before is counted: its events stay in their order.
+        if self.queued.load(Ordering::Acquire) > 0 {
+            return Some(event);
+        }
+        let Some(engine) = trial.engine.as_mut() else {
+            return Some(event);
+        };
+        let (refused, behind) = match engine.step_at_once(event) {
+            AtOnce::Refused(event) => return Some(event),
+            AtOnce::Planned => (None, true),
+            AtOnce::Done => (None, engine.is_behind()),
+        };
+        if behind {
+            wake.notify_one();
+        }
+        refused
+    }
+}
+
+impl fmt::Debug for Shared {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Shared").finish_non_exhaustive()
+    }
+}

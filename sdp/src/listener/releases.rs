@@ -1,0 +1,129 @@
+//! The answers that a worker holds, and the way out for them: for the worker, and for a thread
+//! that learns their fate while the worker sleeps.
+//!
+//! To wake the worker for the sending would take longer than the sending.
+
+use std::{net::SocketAddr, os::fd::OwnedFd, sync::Arc, time::Instant};
+
+use parking_lot::{Mutex, MutexGuard};
+
+use super::{SocketOptions, control::Control, held::Held, held::HeldAnswer, replies::Replies};
+use crate::{
+    arena::Key,
+    mapping::Realised,
+    proxy::{
+        Proxy,
+        stats::{AnswerResult, Label as _, Stage},
+    },
+    query_log::End,
+    upstream::udp::Joined,
+    wire::{Rcode, reply, set_id},
+};
+
+/// See the module.
+pub(super) struct Releases {
+    proxy: Arc<Proxy>,
+    control: Arc<Control>,
+    held: Mutex<Held>,
+    /// Apart from those of the worker, which are never locked.
+    out: Mutex<Replies>,
+    /// Where queries come in, and whether over IPv6.
+    listeners: Vec<(Arc<OwnedFd>, bool)>,
+}
+
+impl Releases {
+    pub(super) fn new(
+        proxy: Arc<Proxy>,
+        control: Arc<Control>,
+        options: SocketOptions,
+        listeners: Vec<(Arc<OwnedFd>, bool)>,
+    ) -> Self {
+        Self {
+            held: Mutex::new(Held::new(proxy.config().max_delay)),
+            out: Mutex::new(Replies::new(options)),
+            proxy,
+            control,
+            listeners,
+        }
+    }
+
+    /// The answers.
+    pub(super) fn held(&self) -> MutexGuard<'_, Held> {
+        self.held.lock()
+    }
+
+    /// The fate of a held answer is known.
+    pub(super) fn realised(&self, key: Key, realised: Realised) {
+        // An awake worker may be about to fill the place, and takes several at once.
+        if self.control.is_asleep() {
+            self.release_realised(key, realised, Instant::now());
+        } else {
+            self.control.realised(key, realised);
+        }
+    }
+
+    /// Releases a held answer whose fate is known, unless it was released before.
+    pub(super) fn release_realised(&self, key: Key, realised: Realised, now: Instant) {
+        let taken = self.held().take(key);
+        if let Some(mut answer) = taken {
+            let result = AnswerResult::of(realised);
+            if result == AnswerResult::Rejected {
+                let mut own = Vec::new();
+                reply::to_unfit(&answer.bytes, Rcode::ServFail, &mut own);
+                answer.bytes = own;
+            }
+            self.release(answer, result, now);
+        }
+    }
+
+    /// Sends an answer that was taken out.
+    pub(super) fn release(&self, mut answer: HeldAnswer, result: AnswerResult, now: Instant) {
+        let stats = self.proxy.stats();
+        stats.held.down();
+        let waited = now.saturating_duration_since(answer.since);
+        stats.stages.observe(Stage::Dataplane, waited);
+        let took = now.saturating_duration_since(answer.asked);
+        stats.stages.observe(Stage::Total, took);
+        let answers = u64::try_from(1 + answer.joined.len()).unwrap_or(1);
+        stats.answers.add(result, answers);
+        if !answer.logged.is_empty() {
+            let end = End::sent(result.text(), &answer.bytes).held(waited);
+            for entry in answer.logged.drain(..) {
+                self.proxy.log(entry, end, now);
+            }
+        }
+        self.send(&answer, answer.client, now);
+        for Joined { client, kept } in std::mem::take(&mut answer.joined) {
+            set_id(&mut answer.bytes, kept.id);
+            self.send(&answer, client, now);
+        }
+    }
+
+    fn send(&self, answer: &HeldAnswer, client: SocketAddr, now: Instant) {
+        let same = self.listeners.iter();
+        let same = same.filter(|(_, ipv6)| *ipv6 == client.is_ipv6());
+        let Some((listener, _)) = same.chain(&self.listeners).next() else {
+            return;
+        };
+        let one = std::iter::once((answer.bytes.as_slice(), client));
+        let unsent = self.out.lock().send(answer.server, one, listener, now);
+        count_unsent(&self.proxy, 1, unsent);
+    }
+}
+
+/// Counts `unsent` of `wanted` answers.
+pub(super) fn count_unsent(
+    proxy: &Proxy,
+    wanted: usize,
+    unsent: Result<usize, crate::socket::SocketError>,
+) {
+    let unsent = unsent.unwrap_or_else(|e| {
+        tracing::warn!(error = %e, "answers cannot be sent");
+        wanted
+    });
+    if unsent > 0 {
+        let unsent = u64::try_from(unsent).unwrap_or(u64::MAX);
+        let answers = &proxy.stats().answers;
+        answers.add(AnswerResult::SendFailed, unsent);
+    }
+}

@@ -15,7 +15,7 @@ use holdfast_sdp::{
     },
     mapping::{
         BootTime, Realised, Refusal,
-        sink::{self, LinkSink, Outcome},
+        sink::{self, LinkSink, Outcome, Promise},
     },
     maps::{PinnedMaps, REFRESH},
     policy::{rule::RulesOf, table::PolicyHandle},
@@ -266,7 +266,7 @@ impl Connected {
                         sequence: outcome.sequence,
                         realised: outcome.realised == Realised::Yes,
                         durable: outcome.durable,
-                        lease_end: (outcome.lease_end != 0).then_some(BootTime(outcome.lease_end)),
+                        promise: Promise::of_lease_end(outcome.lease_end),
                         revision: outcome.revision,
                         refusal: match outcome.realised {
                             Realised::No(refusal) => refusal,

@@ -12,8 +12,8 @@ use shared_maps::{EndpointId, IdentityId};
 
 use crate::{
     mapping::{
-        BootTime, EndpointInstance, Mapping, Refusal,
-        sink::{Batch, Epoch, Outcome, Outgoing},
+        EndpointInstance, Mapping, Refusal,
+        sink::{Batch, Epoch, Outcome, Outgoing, Promise},
     },
     name::Fqdn,
     pattern,
@@ -242,7 +242,7 @@ pub(super) fn outcome(result: &wire::MappingResult) -> Outcome {
         sequence: result.sequence,
         realised: result.realised,
         durable: result.durable,
-        lease_end: (result.lease_end != 0).then_some(BootTime(result.lease_end)),
+        promise: Promise::of_lease_end(result.lease_end),
         revision: result.revision,
         refusal: match result.refusal() {
             wire::MappingRefusal::EndpointUnknown => Refusal::EndpointUnknown,

@@ -4,6 +4,7 @@
 //! with most pairs loses those that end soonest, and they are counted. No operation on an
 //! answer walks more than that answer's addresses.
 
+mod acknowledged;
 mod pair;
 
 use std::{
@@ -14,7 +15,10 @@ use std::{
 use foldhash::quality::RandomState;
 
 use self::pair::Pair;
-pub use self::pair::Told;
+pub use self::{
+    acknowledged::{Acknowledged, Session},
+    pair::Told,
+};
 #[cfg(test)]
 use super::steps;
 use super::{

@@ -201,12 +201,12 @@ impl State {
         if self.endpoints.get(id).is_some() {
             self.files.find(id);
         }
-        if let Some(endpoint) = self.endpoints.get_mut(id) {
-            if let Some(map) = map {
-                let shadow = endpoint.policy_map.get_or_insert_default();
-                for (key, value) in map {
-                    shadow.put(key, Some(value));
-                }
+        if let Some(endpoint) = self.endpoints.get_mut(id)
+            && let Some(map) = map
+        {
+            let shadow = endpoint.policy_map.get_or_insert_default();
+            for (key, value) in map {
+                shadow.put(key, Some(value));
             }
         }
     }

@@ -19,7 +19,7 @@ use holdfast_sdp::{
         ListenConfig, ListenError, Listeners, SocketOptions, Sockets, SteeringConfig,
         SteeringStatus,
     },
-    mapping::sink::{self, LinkSink, Outcome},
+    mapping::sink::{self, LinkSink, Outcome, Promise},
     maps::{PinnedMaps, REFRESH},
     proxy::{Proxy, ProxyConfig, RejectCode, Stats},
     transparent::Transparent,
@@ -268,7 +268,7 @@ impl Connected {
                         sequence: outcome.sequence,
                         realised: outcome.realised == Realised::Yes,
                         durable: outcome.durable,
-                        lease_end: (outcome.lease_end != 0).then_some(BootTime(outcome.lease_end)),
+                        promise: Promise::of_lease_end(outcome.lease_end),
                         revision: outcome.revision,
                         refusal: match outcome.realised {
                             Realised::No(refusal) => refusal,

@@ -226,7 +226,8 @@ impl Shared {
         note_maps(&ready, &maps);
         let journal = Arc::new(Journal::default());
         let (min_ttl, max_delay) = (config.min_ttl, config.response_max_delay);
-        let sink = LinkSink::with_journal(min_ttl, max_delay, Arc::clone(&journal));
+        let sink = LinkSink::with_journal(min_ttl, max_delay, Arc::clone(&journal))
+            .with_acknowledgements(config.acknowledgements);
         Self {
             maps: Arc::new(maps),
             policy: Arc::new(PolicyHandle::new()),

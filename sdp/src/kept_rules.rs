@@ -59,6 +59,15 @@ impl KeptRules {
         gone
     }
 
+    /// Notes the instances of the endpoints that the present session has named.
+    pub fn note_named(&mut self, now: &Instances) {
+        for id in &self.named {
+            if let Some(present) = now.get(id) {
+                self.of.insert(*id, Some(present.clone()));
+            }
+        }
+    }
+
     /// Looks at the node's endpoints; gives those whose rules end, because the instance is gone
     /// or is another one.
     pub fn review(&mut self, now: &Instances) -> Vec<EndpointId> {

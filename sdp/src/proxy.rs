@@ -333,7 +333,7 @@ impl Proxy {
         own: &mut Vec<u8>,
     ) -> Outcome<'a> {
         let timed = Stopwatch::of(message);
-        let began = self.notices.is_wanted().then(Instant::now);
+        let began = self.notices.wants_one().then(Instant::now);
         let query = match Query::decode(message) {
             Ok(query) => query,
             Err(Unfit::Ignore) => return self.outcome(QueryResult::Ignored, Outcome::Ignore),
@@ -423,6 +423,11 @@ impl Proxy {
                 policy_check,
             }),
         )
+    }
+
+    /// Whether an answer is to be read for a notice of it, also if it was learned a moment ago.
+    pub(crate) fn wants_notice(&self) -> bool {
+        self.notices.is_wanted()
     }
 
     /// Learns from a server's answer to a question that was sent on: may it be released?

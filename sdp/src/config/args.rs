@@ -170,6 +170,9 @@ settings! {
     /// Least time an address counts as learned; the agent's own value wins while it is connected [default: 0s]
     #[arg(long, value_name = "TIME")]
     tofqdns_min_ttl: Span = "HOLDFAST_TOFQDNS_MIN_TTL",
+    /// Under a Cilium agent: release an answer at once if the agent has acknowledged its addresses to the same pod and their TTL still runs; false has each answer wait for the agent [default: true]
+    #[arg(long, value_name = "BOOL", num_args = 0..=1, default_missing_value = "true", require_equals = true)]
+    reuse_acknowledgements: bool = "HOLDFAST_REUSE_ACKNOWLEDGEMENTS",
     /// Most queries in flight at once; 0 leaves it to the memory limits [default: 0]
     #[arg(long, value_name = "N")]
     dnsproxy_concurrency_limit: u32 = "HOLDFAST_DNSPROXY_CONCURRENCY_LIMIT",

@@ -8,7 +8,6 @@ use std::{
 };
 
 use dns_policy::{
-    boot_time::BootTime,
     mapping::{EndpointInstance, Mapping, Refusal},
     name::Fqdn,
     pattern,
@@ -19,7 +18,7 @@ use dns_policy::{
 use fqdn_proto::native as wire;
 use shared_maps::{EndpointId, IdentityId};
 
-use crate::mapping::sink::{Batch, Epoch, Outcome, Outgoing};
+use crate::mapping::sink::{Batch, Epoch, Outcome, Outgoing, Promise};
 
 /// Why rules cannot be taken; refuses their whole revision.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -241,7 +240,7 @@ pub(super) fn outcome(result: &wire::MappingResult) -> Outcome {
         sequence: result.sequence,
         realised: result.realised,
         durable: result.durable,
-        lease_end: (result.lease_end != 0).then_some(BootTime(result.lease_end)),
+        promise: Promise::of_lease_end(result.lease_end),
         revision: result.revision,
         refusal: match result.refusal() {
             wire::MappingRefusal::EndpointUnknown => Refusal::EndpointUnknown,

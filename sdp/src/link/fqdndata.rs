@@ -47,6 +47,10 @@ const LARGEST_MESSAGE: usize = 512 << 20;
 /// The first state takes the agent a while to put together.
 const FIRST_STATE_WITHIN: Duration = Duration::from_secs(10);
 
+/// Rules wait so long at most for the file that a start without agent reads. A disk that hangs
+/// must not keep them from being used.
+const WRITTEN_WITHIN: Duration = Duration::from_millis(100);
+
 type Client = FqdnDataClient<Channel>;
 
 /// Runs one session over `channel`; returns when it is over.
@@ -152,15 +156,21 @@ fn adopt_rules(link: &Link) {
     writing.adopt(in_force, &link.maps.instances().unwrap_or_default());
 }
 
-/// Rules and tables of one state. Endpoints that it does not name keep theirs for now.
+/// Rules and tables of one state. Endpoints that it does not name keep theirs for now. `keep`
+/// comes before the first answer that only these rules allow.
 fn put_in_force(
     rules: &[RulesOf],
     tables: AgentTables,
     kept: &mut KeptRules,
     policy: &PolicyHandle,
     maps: &PinnedMaps,
+    keep: impl FnOnce(&KeptRules),
 ) -> Vec<RuleError> {
     let gone = kept.named(rules.iter().map(|of| of.endpoint).collect());
+    if let Some(now) = maps.instances() {
+        kept.note_named(&now);
+    }
+    keep(kept);
     let errors = policy.apply(rules, &gone);
     // Right behind the rules: compiling them takes longer than this.
     maps.set_agent_tables(tables);
@@ -204,9 +214,12 @@ impl Rules {
             &mut writing,
             &link.policy,
             &link.maps,
+            |kept| {
+                link.rules_journal.note(&state.rules, kept, servers);
+                link.rules_journal.write_now(WRITTEN_WITHIN);
+            },
         );
         link.board.rules_kept(writing.unconfirmed());
-        link.rules_journal.note(&state.rules, &writing, servers);
         for error in &errors {
             tracing::error!(%error, "a rule allows nothing");
         }

@@ -4,6 +4,7 @@
 //! with most pairs loses those that end soonest, and they are counted. No operation on an
 //! answer walks more than that answer's addresses.
 
+mod acknowledged;
 mod pair;
 
 use std::{
@@ -20,7 +21,10 @@ use dns_policy::{
 use foldhash::quality::RandomState;
 
 use self::pair::Pair;
-pub use self::pair::Told;
+pub use self::{
+    acknowledged::{Acknowledged, Session},
+    pair::Told,
+};
 use super::holdings::{Holdings, Serial};
 #[cfg(test)]
 use super::steps;

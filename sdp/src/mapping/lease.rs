@@ -6,11 +6,7 @@ use std::{
     time::Duration,
 };
 
-use dns_policy::{
-    boot_time::BootTime,
-    mapping::{EndpointInstance, Mapping},
-    name::Fqdn,
-};
+use dns_policy::{boot_time::BootTime, name::Fqdn};
 use foldhash::quality::RandomState;
 
 use super::holdings::{Holdings, Serial};

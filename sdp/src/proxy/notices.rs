@@ -41,7 +41,7 @@ impl Proxy {
 
     /// A query that was allowed will have no answer.
     pub(crate) fn notice_failure(&self, asked: &Asked<'_>, failure: Failure) {
-        if !self.notices.is_wanted() {
+        if !self.notices.wants_one() {
             return;
         }
         let times = Times {
@@ -62,7 +62,7 @@ impl Proxy {
         message: &[u8],
         learned: Option<&Learned>,
     ) -> Option<Notice> {
-        if !self.notices.is_wanted() {
+        if !self.notices.wants_one() {
             return None;
         }
         let began = Instant::now();

@@ -83,7 +83,7 @@ fn the_states_of_a_restart_refuse_nothing() {
     let mut kept = KeptRules::default();
     let take = |name: &str, kept: &mut KeptRules| {
         let state = state(name);
-        let errors = put_in_force(&state.rules, state.tables, kept, &policy, &maps);
+        let errors = put_in_force(&state.rules, state.tables, kept, &policy, &maps, |_| {});
         assert_eq!(errors, []);
         let Who::Endpoint { id, .. } = maps.who(WEB) else {
             panic!("after {name}: {:?}", maps.who(WEB))

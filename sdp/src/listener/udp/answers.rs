@@ -75,7 +75,8 @@ impl Worker {
         let version = self.proxy.sink().leases_version();
         let message = self.answers.bytes(at);
         let print = self.repeats.print(flight.endpoint, flight.server, message);
-        if flight.joined.is_empty() && self.repeats.is_leased(print, version, now) {
+        let is_repeat = flight.joined.is_empty() && self.repeats.is_leased(print, version, now);
+        if is_repeat && !self.proxy.wants_notice() {
             stats.answers.inc(AnswerResult::Released);
             stats.stages.observe(Stage::Total, took);
             self.log_sent(at, flight, AnswerResult::Released);

@@ -11,7 +11,7 @@ use holdfast_sdp::{
     journal::{Journal, ledger::Ledger},
     mapping::{
         Release,
-        sink::{Epoch, LinkSink, Outcome, Outgoing},
+        sink::{Epoch, LinkSink, Outcome, Outgoing, Promise},
     },
 };
 use parking_lot::Mutex;
@@ -176,7 +176,7 @@ fn translate(outcome: &MappingOutcome) -> Outcome {
         sequence: outcome.sequence,
         realised: outcome.realised == Realised::Yes,
         durable: outcome.durable,
-        lease_end: (outcome.lease_end > 0).then_some(BootTime(outcome.lease_end)),
+        promise: Promise::of_lease_end(outcome.lease_end),
         revision: outcome.revision,
         refusal,
     }

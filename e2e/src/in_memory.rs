@@ -111,8 +111,8 @@ impl Node {
     /// Carries one event through, and what follows of it.
     pub fn event(&mut self, event: Event) -> Cost {
         let mut total = self.part(event);
-        while self.core.is_halfway() {
-            let cost = self.part(Event::GoOn);
+        while self.core.change_in_progress() {
+            let cost = self.part(Event::ContinueChange);
             total.time += cost.time;
             total.longest = total.longest.max(cost.longest);
         }

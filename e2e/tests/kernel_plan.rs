@@ -108,7 +108,7 @@ impl<'k> Plumbing<'k> {
         let config = CoreConfig {
             max_deferred_deletes: 0,
             // Changes of policy one thing at a time.
-            part: 1,
+            work_budget: 1,
             ..CoreConfig::default()
         };
         Ok(Self {
@@ -125,8 +125,8 @@ impl<'k> Plumbing<'k> {
     /// `after`.
     fn event(&mut self, event: Event, before: Fates, after: Fates) -> Result<()> {
         self.part(event, before, after)?;
-        while self.core.is_halfway() {
-            self.part(Event::GoOn, before, after)?;
+        while self.core.change_in_progress() {
+            self.part(Event::ContinueChange, before, after)?;
         }
         if self.endpoint.is_some() {
             self.check(after, after).context("at the end")?;

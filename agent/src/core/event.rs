@@ -69,8 +69,8 @@ pub enum Event {
     },
     /// [`crate::core::Core::next_deadline`] passed.
     Tick,
-    /// [`crate::core::Core::is_halfway`]: the next part of a change of policy.
-    GoOn,
+    /// [`crate::core::Core::change_in_progress`]: the next part of a change of policy.
+    ContinueChange,
 }
 
 /// Which learned names to forget.

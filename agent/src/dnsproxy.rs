@@ -6,6 +6,12 @@
 
 use std::{path::PathBuf, sync::Arc, time::Duration};
 
+use dns_policy::{
+    boot_time::BootTime,
+    mapping::{Realised, Refusal},
+    rule::RulesOf,
+    table::PolicyHandle,
+};
 use holdfast_sdp::{
     descriptors::Descriptors,
     gate::Gate,
@@ -13,12 +19,8 @@ use holdfast_sdp::{
         ListenConfig, ListenError, Listeners, SocketOptions, Sockets, SteeringConfig,
         SteeringStatus,
     },
-    mapping::{
-        BootTime, Realised, Refusal,
-        sink::{self, LinkSink, Outcome},
-    },
+    mapping::sink::{self, LinkSink, Outcome, Promise},
     maps::{PinnedMaps, REFRESH},
-    policy::{rule::RulesOf, table::PolicyHandle},
     proxy::{Proxy, ProxyConfig, RejectCode, Stats},
     transparent::Transparent,
 };
@@ -266,7 +268,7 @@ impl Connected {
                         sequence: outcome.sequence,
                         realised: outcome.realised == Realised::Yes,
                         durable: outcome.durable,
-                        lease_end: (outcome.lease_end != 0).then_some(BootTime(outcome.lease_end)),
+                        promise: Promise::of_lease_end(outcome.lease_end),
                         revision: outcome.revision,
                         refusal: match outcome.realised {
                             Realised::No(refusal) => refusal,

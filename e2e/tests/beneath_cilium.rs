@@ -135,6 +135,45 @@ fn a_returned_agent_gets_what_it_missed() {
     });
 }
 
+/// What it has acknowledged to a pod goes out while it answers nothing, and is sent all the same.
+#[test]
+fn an_answer_that_the_agent_has_acknowledged_does_not_wait_for_it() {
+    with_lab(|lab| {
+        lab.zone.set("www.good.test", &[web4(10)], 600);
+        lab.zone.set("new.good.test", &[web4(11)], 600);
+        place::redirect(lab)?;
+        let world = world(lab);
+        let _lxc = place::pin_lxc(lab, &world, &[&lab.a, &lab.b])?;
+        let _ipcache = place::pin_ipcache(lab, &world)?;
+        let agent = CiliumAgent::start(&lab.node, world, hurried())?;
+        let good = Query::a("www.good.test", DNS4);
+        let (_sdp, _) = first_answer(lab, &options(lab, "one")?, &good)?;
+        let released = || lab.metric(9971, "holdfast_mapping_leased_total", "");
+        // The first ones may come before the agent is there, or be acknowledged late.
+        eventually("an acknowledged answer", SOON, || {
+            let before = released()?;
+            lab.a.ask(&good)?.expect(web4(10))?;
+            ensure!(released()? > before, "waited");
+            Ok(())
+        })?;
+        agent.hang(true);
+        let sent = || agent.seen().learned("www.good.test.").len();
+        let (before, was_sent) = (released()?, sent());
+        for _ in 0..3 {
+            lab.a.ask(&good)?.expect(web4(10))?;
+        }
+        ensure!((released()? - before - 3.0).abs() < 0.5, "some waited");
+        until("each is sent", SOON, || sent() >= was_sent + 3)?;
+        ask(&lab.a, "new.good.test", DNS4)?.expect(web4(11))?;
+        ensure!(
+            (released()? - before - 3.0).abs() < 0.5,
+            "a new one did not"
+        );
+        agent.hang(false);
+        expect_no_offence(&agent)
+    });
+}
+
 /// It takes mappings and answers nothing: what is to be told stays one word per name, however
 /// long it lasts, and is told afterwards.
 #[test]

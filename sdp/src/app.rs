@@ -10,6 +10,7 @@ use std::{
 };
 
 use anyhow::Context;
+use dns_policy::{boot_time::BootTime, table::PolicyHandle};
 use parking_lot::Mutex;
 use shared_maps::{steering, user::Globals};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
@@ -29,10 +30,9 @@ use crate::{
         ListenConfig, ListenError, Listeners, SocketOptions, SteeringConfig, SteeringStatus,
         Unbound,
     },
-    mapping::{BootTime, sink::LinkSink},
+    mapping::sink::LinkSink,
     maps::{Change, PinnedMaps, REFRESH},
     notice::Notices,
-    policy::table::PolicyHandle,
     privileges::{Privileges, Sandbox},
     proxy::{Proxy, ProxyConfig, RejectCode, Stats},
     query_log::{QueryLog, QueryLogConfig, QueryLogStats, Target, Which},
@@ -230,7 +230,8 @@ impl Shared {
         note_maps(&ready, &maps);
         let journal = Arc::new(Journal::default());
         let (min_ttl, max_delay) = (config.min_ttl, config.response_max_delay);
-        let sink = LinkSink::with_journal(min_ttl, max_delay, Arc::clone(&journal));
+        let sink = LinkSink::with_journal(min_ttl, max_delay, Arc::clone(&journal))
+            .with_acknowledgements(config.acknowledgements);
         Self {
             maps: Arc::new(maps),
             policy: Arc::new(PolicyHandle::new()),

@@ -14,7 +14,7 @@ use args::Settings;
 pub use args::{AgentAddress, LogFormat, MetricsAddress, RejectCode, SteeringMode};
 use file::FileError;
 
-use crate::{privileges::RunAs, query_log::QueryLogConfig};
+use crate::{mapping::sink::Acknowledgements, privileges::RunAs, query_log::QueryLogConfig};
 
 /// Default proxy port.
 pub const PROXY_PORT: u16 = 10094;
@@ -69,6 +69,8 @@ pub struct Config {
     pub transparent: bool,
     /// Those outside of the cluster, too.
     pub transparent_outside: bool,
+    /// What acknowledgements of an agent without leases count for.
+    pub acknowledgements: Acknowledgements,
     /// As whom to run.
     pub user: RunAs,
     /// Which proxy gets a query.
@@ -181,6 +183,10 @@ impl Config {
                 .map_or(Duration::ZERO, |span| span.0),
             transparent: s.dnsproxy_enable_transparent_mode.unwrap_or(false),
             transparent_outside: s.transparent_mode_outside_cluster.unwrap_or(false),
+            acknowledgements: match s.reuse_acknowledgements {
+                Some(false) => Acknowledgements::CountOnce,
+                _ => Acknowledgements::Reused,
+            },
             user: s.user.unwrap_or_default(),
             steering: s.steering.unwrap_or(SteeringMode::Auto),
             ipv4,

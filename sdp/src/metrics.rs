@@ -98,7 +98,8 @@ fn counts(shared: &Shared) -> [(&'static str, &'static str, &Count); 26] {
         ),
         (
             "mapping_leased",
-            "Answers released at once because the agent had given a lease for each address; \
+            "Answers released at once because the agent had given a lease for each address, or a \
+             Cilium agent had acknowledged it; \
              the same answer again within a second is not counted",
             &sink.leased,
         ),
@@ -156,7 +157,7 @@ fn counts(shared: &Shared) -> [(&'static str, &'static str, &Count); 26] {
         ),
         (
             "agent_notices_dropped",
-            "Reports dropped because too many waited for the agent",
+            "Reports dropped because too many waited for the agent, or came in a second",
             &notices.dropped,
         ),
         (

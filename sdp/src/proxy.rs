@@ -10,6 +10,15 @@ use std::{
     time::{Duration, Instant},
 };
 
+use dns_policy::{
+    boot_time::BootTime,
+    mapping::{EndpointInstance, Mapping, Realised, Refusal},
+    name::NameBuf,
+    rule::Transport,
+    table::{PolicyHandle, Question},
+    verdict::{DenyReason, Verdict},
+    wall_time,
+};
 use shared_maps::{EndpointId, IdentityId};
 
 pub use stats::Stats;
@@ -19,20 +28,11 @@ use self::{
     stopwatch::Stopwatch,
 };
 use crate::{
-    mapping::{
-        BootTime, EndpointInstance, Mapping, MappingSink, OnRealised, Realised, Refusal, Release,
-    },
-    name::NameBuf,
+    mapping::{MappingSink, OnRealised, Release},
     notice::{Failure, Notices},
-    policy::{
-        rule::Transport,
-        table::{PolicyHandle, Question},
-        verdict::{DenyReason, Verdict},
-    },
     query_log::{End, Entry, QueryLog},
     resolve::{Looked, Resolver, Who},
     transparent::{Mode, Transparent},
-    wall_time,
     wire::{
         Rcode, answer,
         edns::Edns,
@@ -333,7 +333,7 @@ impl Proxy {
         own: &mut Vec<u8>,
     ) -> Outcome<'a> {
         let timed = Stopwatch::of(message);
-        let began = self.notices.is_wanted().then(Instant::now);
+        let began = self.notices.wants_one().then(Instant::now);
         let query = match Query::decode(message) {
             Ok(query) => query,
             Err(Unfit::Ignore) => return self.outcome(QueryResult::Ignored, Outcome::Ignore),
@@ -423,6 +423,11 @@ impl Proxy {
                 policy_check,
             }),
         )
+    }
+
+    /// Whether an answer is to be read for a notice of it, also if it was learned a moment ago.
+    pub(crate) fn wants_notice(&self) -> bool {
+        self.notices.is_wanted()
     }
 
     /// Learns from a server's answer to a question that was sent on: may it be released?

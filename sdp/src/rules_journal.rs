@@ -15,19 +15,17 @@ use std::{
     io::{self, Read as _, Write as _},
     os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _},
     path::{Path, PathBuf},
+    sync::{Arc, mpsc},
     time::{Duration, Instant, SystemTime},
 };
 
+use dns_policy::{rule::RulesOf, wall_time};
 use ipnet::IpNet;
 use parking_lot::Mutex;
 use shared_maps::{EndpointId, IdentityId, user::boot_id};
 
 pub use self::image::{ImageError, Saved};
-use crate::{
-    maps::instances::Instance,
-    policy::{kept::KeptRules, rule::RulesOf},
-    wall_time,
-};
+use crate::{kept_rules::KeptRules, maps::instances::Instance};
 
 /// Name of the file in the journal's directory.
 pub const FILE_NAME: &str = "cilium-rules";
@@ -199,6 +197,22 @@ impl RulesJournal {
         state.dirty &= !write;
         state.touched = Some(now);
         Some(work)
+    }
+
+    /// Writes the file on another thread, and waits for that, `longest` at most. Blocks: for a
+    /// thread that may wait.
+    pub fn write_now(self: &Arc<Self>, longest: Duration) {
+        let Some(work) = self.work(Instant::now()) else {
+            return;
+        };
+        let journal = Arc::clone(self);
+        let (written, wait) = mpsc::channel();
+        tokio::task::spawn_blocking(move || {
+            journal.done(&work, work.run());
+            // The other end may have waited long enough.
+            let _ = written.send(());
+        });
+        let _ = wait.recv_timeout(longest);
     }
 
     /// Notes how the work went.

@@ -6,6 +6,14 @@ use std::{
     time::Duration,
 };
 
+use dns_policy::{
+    boot_time::BootTime,
+    mapping::{EndpointInstance, Mapping, Realised, Refusal},
+    name::Fqdn,
+    rule::Transport,
+    table::{PolicyHandle, Question},
+    verdict::Verdict,
+};
 use fqdn_proto::fqdndata as wire;
 use holdfast_sdp::{
     config::AgentAddress,
@@ -13,25 +21,18 @@ use holdfast_sdp::{
         Link,
         board::{Board, Service},
     },
-    mapping::{
-        BootTime, EndpointInstance, Mapping, MappingSink, Realised, Refusal, Release,
-        sink::LinkSink,
-    },
+    mapping::{MappingSink, Release, sink::LinkSink},
     maps::PinnedMaps,
-    name::Fqdn,
-    policy::{
-        rule::Transport,
-        table::{PolicyHandle, Question},
-        verdict::Verdict,
-    },
+    notice::{Content, Event, Notice, Times},
     ready::Readiness,
     resolve::{Resolver, Who},
+    rules_journal::RulesJournal,
 };
 use parking_lot::Mutex;
 use shared_maps::{EndpointId, IdentityId};
 use tokio::{
     net::{TcpListener, UnixListener},
-    sync::mpsc,
+    sync::{Notify, mpsc, watch},
 };
 use tokio_stream::{
     StreamExt,
@@ -49,6 +50,10 @@ struct Agent {
     states: Arc<Mutex<Vec<wire::PolicyState>>>,
     acks: Arc<Mutex<Vec<wire::PolicyStateResponse>>>,
     mappings: Arc<Mutex<Vec<wire::FqdnMapping>>>,
+    /// Whether it takes mappings and answers none.
+    busy: watch::Sender<bool>,
+    /// Ends the streams that there are.
+    end: Arc<Notify>,
     tasks: TaskTracker,
 }
 
@@ -76,7 +81,7 @@ impl FqdnData for Agent {
                 agent.acks.lock().push(ack);
             }
             let _open = down;
-            std::future::pending::<()>().await;
+            agent.end.notified().await;
         });
         Ok(Response::new(ReceiverStream::new(sent)))
     }
@@ -88,6 +93,8 @@ impl FqdnData for Agent {
         let mapping = request.into_inner();
         let unknown = mapping.fqdn.starts_with("unknown");
         self.mappings.lock().push(mapping);
+        // An agent that is gone answers nothing.
+        let _ = self.busy.subscribe().wait_for(|busy| !busy).await;
         if unknown {
             return Err(Status::unknown("no endpoint"));
         }
@@ -147,14 +154,12 @@ fn allows(link: &Link, endpoint: u16, name: &str) -> bool {
     link.policy.load().check(&question) == Verdict::Allow
 }
 
-fn learn(link: &Link, name: &str) -> Arc<Mutex<Option<Realised>>> {
-    let told = Arc::new(Mutex::new(None));
-    let tell = Arc::clone(&told);
-    let mapping = Mapping {
+fn mapping(name: &str) -> Mapping {
+    Mapping {
         endpoint: EndpointInstance {
             id: EndpointId(7),
             client: IpAddr::from([10, 0, 0, 7]),
-            ifindex: 0,
+            ifindex: 9,
         },
         name: Fqdn::normalise(name),
         addresses: vec![IpAddr::from([192, 0, 2, 1])],
@@ -164,12 +169,45 @@ fn learn(link: &Link, name: &str) -> Arc<Mutex<Option<Realised>>> {
         server: SocketAddr::new(SERVER, 53),
         transport: Transport::Udp,
         replayed: false,
-    };
-    let release = link
-        .sink
-        .learn(mapping, Box::new(move |r| *tell.lock() = Some(r)));
+    }
+}
+
+/// What becomes of an answer that waits.
+type Fate = Arc<Mutex<Option<Realised>>>;
+
+fn learn(link: &Link, name: &str) -> Fate {
+    let (release, fate) = learn_noticed(link, name, None);
     assert_eq!(release, Release::Held);
-    told
+    fate
+}
+
+fn learn_noticed(link: &Link, name: &str, notice: Option<Box<Notice>>) -> (Release, Fate) {
+    let fate = Fate::default();
+    let tell = Arc::clone(&fate);
+    let on_realised = Box::new(move |realised| *tell.lock() = Some(realised));
+    let release = link.sink.learn_noticed(mapping(name), notice, on_realised);
+    (release, fate)
+}
+
+/// What the agent logs of an answer.
+fn notice(name: &str, port: u16) -> Option<Box<Notice>> {
+    Some(Box::new(Notice {
+        name: Fqdn::normalise(name),
+        qtype: 1,
+        client: SocketAddr::from(([10, 0, 0, 7], port)),
+        identity: IdentityId(400),
+        server: SocketAddr::new(SERVER, 53),
+        server_identity: IdentityId(500),
+        transport: Transport::Udp,
+        allowed: true,
+        times: Times::default(),
+        event: Event::Answer(Content {
+            addresses: mapping(name).addresses,
+            ttl: 60,
+            types: vec![1],
+            ..Content::default()
+        }),
+    }))
 }
 
 fn link_to(address: AgentAddress, dir: &tempfile::TempDir) -> Link {
@@ -248,5 +286,82 @@ async fn serves_from_a_cilium_agents_state_alone() {
         *told.lock() == Some(Realised::No(Refusal::EndpointUnknown))
     })
     .await;
+    stop.cancel();
+}
+
+/// What the agent has acknowledged goes out while it answers nothing; what is new waits for it.
+#[tokio::test]
+async fn a_busy_agent_delays_only_what_it_has_not_acknowledged() {
+    let agent = Agent::default();
+    let rules = [(7, "*.a.com")];
+    agent.states.lock().push(state("one", &rules));
+    let listener = TcpListener::bind(("127.0.0.1", 0)).await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let tasks = TaskTracker::new();
+    let server = Server::builder().add_service(FqdnDataServer::new(agent.clone()));
+    tasks.spawn(server.serve_with_incoming(TcpListenerStream::new(listener)));
+    let dir = tempfile::tempdir().unwrap();
+    let link = Link {
+        sink: Arc::new(LinkSink::new(0, Duration::from_secs(60))),
+        ..link_to(AgentAddress::Tcp(address.to_string()), &dir)
+    };
+    let stop = CancellationToken::new();
+    tasks.spawn(link.clone().run(stop.clone()));
+    until("rules", || allows(&link, 7, "x.a.com.")).await;
+
+    let first = learn(&link, "x.a.com");
+    until("realised", || *first.lock() == Some(Realised::Yes)).await;
+    agent.busy.send_replace(true);
+    for port in [5001, 5002] {
+        let again = learn_noticed(&link, "x.a.com", notice("x.a.com", port)).0;
+        assert_eq!(again, Release::Leased);
+    }
+    let new = learn(&link, "new.a.com");
+    until("all sent", || agent.mappings.lock().len() == 4).await;
+    assert_eq!(*new.lock(), None, "nobody has plumbed it");
+    let sent = agent.mappings.lock().clone();
+    let of = |port| {
+        let metrics = |m: &wire::FqdnMapping| m.metrics_data.clone().unwrap_or_default();
+        let found = sent.iter().find(|m| metrics(m).source_port == port);
+        found.map(|m| (m.fqdn.as_str(), m.record_ip.len(), m.ttl))
+    };
+    assert_eq!(of(5001), Some(("x.a.com.", 1, 60)));
+    assert_eq!(of(5002), Some(("x.a.com.", 1, 60)));
+    agent.busy.send_replace(false);
+    until("realised", || *new.lock() == Some(Realised::Yes)).await;
+
+    // Another session may be another agent's, which acknowledges what is sent again.
+    agent.busy.send_replace(true);
+    agent.states.lock().push(state("two", &rules));
+    agent.end.notify_waiters();
+    until("another session", || agent.acks.lock().len() == 2).await;
+    let first = learn(&link, "x.a.com");
+    agent.busy.send_replace(false);
+    until("realised", || *first.lock() == Some(Realised::Yes)).await;
+    assert_eq!(learn_noticed(&link, "x.a.com", None).0, Release::Leased);
+    stop.cancel();
+}
+
+/// A proxy that is killed right after its first answer under new rules leaves them in the file.
+#[tokio::test]
+async fn rules_are_on_disk_before_they_allow_anything() {
+    let agent = Agent::default();
+    agent.states.lock().push(state("one", &[(7, "*.a.com")]));
+    let listener = TcpListener::bind(("127.0.0.1", 0)).await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let tasks = TaskTracker::new();
+    let server = Server::builder().add_service(FqdnDataServer::new(agent.clone()));
+    tasks.spawn(server.serve_with_incoming(TcpListenerStream::new(listener)));
+    let dir = tempfile::tempdir().unwrap();
+    let link = link_to(AgentAddress::Tcp(address.to_string()), &dir);
+    link.rules_journal.open(dir.path(), "one");
+    let stop = CancellationToken::new();
+    tasks.spawn(link.clone().run(stop.clone()));
+    until("rules", || allows(&link, 7, "x.a.com.")).await;
+    let next = RulesJournal::default();
+    next.open(dir.path(), "two");
+    let (content, _) = next.read().unwrap().expect("a file");
+    let server = content.prefixes.get(&SERVER.into());
+    assert_eq!(server, Some(&IdentityId(500)));
     stop.cancel();
 }

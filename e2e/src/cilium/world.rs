@@ -78,8 +78,8 @@ impl World {
         }
     }
 
-    /// The snapshot, as Cilium's agent puts it together: rules come once for
-    /// each address of an endpoint, each identity with all its prefixes.
+    /// The snapshot, as Cilium's agent (1.20-dev) puts it together: each rule once for each
+    /// endpoint, each identity with all its prefixes.
     pub(super) fn snapshot(&self, request_id: String) -> wire::PolicyState {
         let mut policies = Vec::new();
         let mut endpoints: BTreeMap<u32, Vec<wire::EndpointInfo>> = BTreeMap::new();
@@ -95,9 +95,9 @@ impl World {
             for address in &endpoint.addresses {
                 let prefix = binary(IpNet::from(*address));
                 prefixes.entry(endpoint.identity).or_default().push(prefix);
-                for rule in self.rules.get(&endpoint.identity).into_iter().flatten() {
-                    policies.push(policy(endpoint.id, rule));
-                }
+            }
+            for rule in self.rules.get(&endpoint.identity).into_iter().flatten() {
+                policies.push(policy(endpoint.id, rule));
             }
         }
         for (prefix, identity) in &self.prefixes {

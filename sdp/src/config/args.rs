@@ -179,6 +179,9 @@ settings! {
     /// Shortest time for which a learned address is valid, whatever its TTL; a connected agent's value replaces this one [default: 0s]
     #[arg(long, value_name = "TIME")]
     tofqdns_min_ttl: Span = "HOLDFAST_TOFQDNS_MIN_TTL",
+    /// Under a Cilium agent: release an answer at once if the agent has acknowledged its addresses for the same pod and their TTL has not ended; with false, each answer waits for the agent [default: true]
+    #[arg(long, value_name = "BOOL", num_args = 0..=1, default_missing_value = "true", require_equals = true)]
+    reuse_acknowledgements: bool = "HOLDFAST_REUSE_ACKNOWLEDGEMENTS",
     /// Most queries in flight at once; 0: only the memory limits apply [default: 0]
     #[arg(long, value_name = "N")]
     dnsproxy_concurrency_limit: u32 = "HOLDFAST_DNSPROXY_CONCURRENCY_LIMIT",

@@ -7,20 +7,18 @@ use std::{
     net::{IpAddr, SocketAddr},
 };
 
-use fqdn_proto::native as wire;
-use shared_maps::{EndpointId, IdentityId};
-
-use crate::{
-    mapping::{
-        BootTime, EndpointInstance, Mapping, Refusal,
-        sink::{Batch, Epoch, Outcome, Outgoing},
-    },
+use dns_policy::{
+    mapping::{EndpointInstance, Mapping, Refusal},
     name::Fqdn,
     pattern,
-    policy::rule::{
+    rule::{
         EndpointRules, NameRule, NameRules, PortRules, RulesOf, SelectorRule, Servers, Transport,
     },
 };
+use fqdn_proto::native as wire;
+use shared_maps::{EndpointId, IdentityId};
+
+use crate::mapping::sink::{Batch, Epoch, Outcome, Outgoing, Promise};
 
 /// Why rules cannot be taken; refuses their whole revision.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -242,7 +240,7 @@ pub(super) fn outcome(result: &wire::MappingResult) -> Outcome {
         sequence: result.sequence,
         realised: result.realised,
         durable: result.durable,
-        lease_end: (result.lease_end != 0).then_some(BootTime(result.lease_end)),
+        promise: Promise::of_lease_end(result.lease_end),
         revision: result.revision,
         refusal: match result.refusal() {
             wire::MappingRefusal::EndpointUnknown => Refusal::EndpointUnknown,

@@ -3,7 +3,7 @@
 //! The agent sends its whole state each time and waits for an answer before it
 //! sends another. It does not mark the first complete state. An endpoint in the state
 //! gets its rules at once, and an endpoint that is not in a state yet
-//! keeps its rules from before the session: see [`crate::policy::kept`].
+//! keeps its rules from before the session: see [`crate::kept_rules`].
 
 mod calls;
 #[cfg(test)]
@@ -11,6 +11,10 @@ mod golden;
 
 use std::{collections::BTreeSet, time::Duration};
 
+use dns_policy::{
+    rule::RulesOf,
+    table::{PolicyHandle, RuleError},
+};
 use fqdn_proto::{
     fqdndata as wire,
     later::{Encoded, stream_policy_state},
@@ -32,13 +36,9 @@ use super::{
 };
 use crate::{
     config::AgentAddress,
+    kept_rules::{KeptRules, end_rules_of_lost_endpoints},
     mapping::sink::Epoch,
     maps::{AgentTables, PinnedMaps},
-    policy::{
-        kept::{KeptRules, end_rules_of_lost_endpoints},
-        rule::RulesOf,
-        table::{PolicyHandle, RuleError},
-    },
 };
 
 const STREAM: &str = "StreamPolicyState";
@@ -46,6 +46,10 @@ const STREAM: &str = "StreamPolicyState";
 const LARGEST_MESSAGE: usize = 512 << 20;
 /// The first state takes the agent a while to put together.
 const FIRST_STATE_WITHIN: Duration = Duration::from_secs(10);
+
+/// Rules wait so long at most for the file that a start without agent reads. A disk that hangs
+/// must not keep them from being used.
+const WRITTEN_WITHIN: Duration = Duration::from_millis(100);
 
 type Client = FqdnDataClient<Channel>;
 
@@ -152,15 +156,21 @@ fn adopt_rules(link: &Link) {
     writing.adopt(in_force, &link.maps.instances().unwrap_or_default());
 }
 
-/// Rules and tables of one state. Endpoints that it does not name keep theirs for now.
+/// Rules and tables of one state. Endpoints that it does not name keep theirs for now. `keep`
+/// comes before the first answer that only these rules allow.
 fn put_in_force(
     rules: &[RulesOf],
     tables: AgentTables,
     kept: &mut KeptRules,
     policy: &PolicyHandle,
     maps: &PinnedMaps,
+    keep: impl FnOnce(&KeptRules),
 ) -> Vec<RuleError> {
     let gone = kept.named(rules.iter().map(|of| of.endpoint).collect());
+    if let Some(now) = maps.instances() {
+        kept.note_named(&now);
+    }
+    keep(kept);
     let errors = policy.apply(rules, &gone);
     // Right behind the rules: compiling them takes longer than this.
     maps.set_agent_tables(tables);
@@ -204,9 +214,12 @@ impl Rules {
             &mut writing,
             &link.policy,
             &link.maps,
+            |kept| {
+                link.rules_journal.note(&state.rules, kept, servers);
+                link.rules_journal.write_now(WRITTEN_WITHIN);
+            },
         );
         link.board.rules_kept(writing.unconfirmed());
-        link.rules_journal.note(&state.rules, &writing, servers);
         for error in &errors {
             tracing::error!(%error, "a rule of the agent allows nothing");
         }

@@ -4,6 +4,7 @@
 //! with most pairs loses those that end soonest, and they are counted. No operation on an
 //! answer walks more than that answer's addresses.
 
+mod acknowledged;
 mod pair;
 
 use std::{
@@ -11,17 +12,23 @@ use std::{
     net::{IpAddr, SocketAddr},
 };
 
+use dns_policy::{
+    boot_time::BootTime,
+    mapping::{EndpointInstance, Mapping},
+    name::Fqdn,
+    rule::Transport,
+};
 use foldhash::quality::RandomState;
 
 use self::pair::Pair;
-pub use self::pair::Told;
+pub use self::{
+    acknowledged::{Acknowledged, Session},
+    pair::Told,
+};
+use super::holdings::{Holdings, Serial};
 #[cfg(test)]
 use super::steps;
-use super::{
-    BootTime, EndpointInstance, Mapping,
-    holdings::{Holdings, Serial},
-};
-use crate::{name::Fqdn, policy::rule::Transport, wire::answer::MAX_ADDRESSES};
+use crate::wire::answer::MAX_ADDRESSES;
 
 /// How long after its TTL a pair that no agent has made durable is still kept, seconds.
 const UNSETTLED_SECS: u64 = 300;

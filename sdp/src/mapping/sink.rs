@@ -3,13 +3,14 @@
 //!
 //! ```text
 //!  proxy ─ learn ─► kept (until durable) + leases ──► Leased │ AgentAway │ Held
-//!                     │ queued: held answers, then refreshes, then replays
+//!                     │ queued: held answers, then those released already, refreshes, replays
 //!                     ▼
 //!               next_batch ─► link::mapping_stream ─► agent
 //!                     ▲ results, revocations ◄──────────┘
 //! ```
 
 mod exchange;
+mod later;
 mod state;
 mod turns;
 
@@ -23,19 +24,25 @@ use std::{
 };
 
 use arc_swap::ArcSwapOption;
+use dns_policy::{
+    boot_time::BootTime,
+    mapping::{Mapping, Realised},
+    name::Fqdn,
+};
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 
-pub use exchange::{Batch, Epoch, Outcome, Outgoing, Room, SinkStats, SinkStatus};
+pub use exchange::{
+    Acknowledgements, Batch, Epoch, Outcome, Outgoing, Promise, Room, SinkStats, SinkStatus,
+};
 
 #[cfg(test)]
 pub(crate) use self::state::KEPT as KEPT_PAIRS;
 use self::state::{Calls, State, call};
-use super::{BootTime, Mapping, MappingSink, OnRealised, Realised, Release};
+use super::{MappingSink, OnRealised, Release};
 use crate::{
     journal::{Journal, Written},
     link_stream::ReadNow,
-    name::Fqdn,
     notice::Notice,
     shared_tasks::SharedTasks,
 };
@@ -79,6 +86,13 @@ impl LinkSink {
         }
     }
 
+    /// The same, with what acknowledgements of an agent without leases count for.
+    #[must_use]
+    pub fn with_acknowledgements(self, count: Acknowledgements) -> Self {
+        self.state.lock().acknowledgements = count;
+        self
+    }
+
     /// Counters.
     pub fn stats(&self) -> &SinkStats {
         &self.stats
@@ -91,7 +105,7 @@ impl LinkSink {
             kept: state.kept.len(),
             dropped: state.kept.dropped(),
             leases: state.leases.len(),
-            queued: state.live.len() + state.refreshes.len() + state.replays.len(),
+            queued: state.queued(),
             in_flight: state.in_flight.len(),
             agent_hung: state.agent.is_some() && state.late_in_a_row >= HUNG_AFTER,
         }
@@ -103,6 +117,7 @@ impl LinkSink {
         let mut state = self.state.lock();
         let all = state.last_agent.as_ref() != Some(&epoch);
         state.leases.clear();
+        state.begin_session();
         self.leases_changed();
         state.replays.clear();
         for key in state.kept.keys(all) {
@@ -127,10 +142,12 @@ impl LinkSink {
             state.write_rest();
         }
         state.leases.clear();
+        state.begin_session();
         self.leases_changed();
         state.refreshes.clear();
-        state.refreshing.clear();
-        state.refresh_since = None;
+        state.renewals.clear();
+        let _ = state.beside.take_while(|_| true);
+        state.besides.clear();
         state.replays.clear();
         state.retries.clear();
         state.revoked.clear();
@@ -218,8 +235,12 @@ impl LinkSink {
     pub fn results(&self, outcomes: Vec<Outcome>) {
         let mut calls = Calls::new();
         let mut state = self.state.lock();
+        let at = state::Moment {
+            now: BootTime::now(),
+            max_delay: self.max_delay,
+        };
         for outcome in outcomes {
-            if state.settle(&outcome) || !state.result(&outcome, &mut calls) {
+            if state.settle(&outcome) || !state.result(&outcome, at, &mut calls) {
                 continue;
             }
             let counter = if outcome.realised {
@@ -318,7 +339,7 @@ impl LinkSink {
         if state.agent.is_none() || state.late_in_a_row >= HUNG_AFTER {
             return 0;
         }
-        state.live.len() + state.refreshes.len() + state.replays.len() + state.in_flight.len()
+        state.queued() + state.in_flight.len()
     }
 }
 
@@ -344,7 +365,7 @@ impl LinkSink {
         let (release, counter) = state.learn(learned, on_realised, at, &self.stats);
         // What nobody waits for goes out when the sender looks next: waking it
         // for each leased answer would cost more than the answer.
-        let urgent = release == Release::Held || state.flushing;
+        let urgent = release == Release::Held || state.flushing || !state.beside.is_empty();
         drop(state);
         counter.add(1);
         self.stats.late.add(late);

@@ -2,9 +2,10 @@
 
 use std::time::{Duration, Instant};
 
+use dns_policy::name::{Fqdn, NameBuf};
+
 use super::{Arrival, Asked, Identities, Proxy};
 use crate::{
-    name::{Fqdn, NameBuf},
     notice::{Content, Event, Failure, Notice, Times},
     wire::{
         answer::{self, Learned},
@@ -40,7 +41,7 @@ impl Proxy {
 
     /// A query that was allowed will have no answer.
     pub(crate) fn notice_failure(&self, asked: &Asked<'_>, failure: Failure) {
-        if !self.notices.is_wanted() {
+        if !self.notices.wants_one() {
             return;
         }
         let times = Times {
@@ -61,7 +62,7 @@ impl Proxy {
         message: &[u8],
         learned: Option<&Learned>,
     ) -> Option<Notice> {
-        if !self.notices.is_wanted() {
+        if !self.notices.wants_one() {
             return None;
         }
         let began = Instant::now();

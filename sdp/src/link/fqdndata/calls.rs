@@ -6,6 +6,7 @@
 
 use std::{collections::VecDeque, future::poll_fn, pin::Pin, task::Poll, time::Duration};
 
+use dns_policy::{boot_time::BootTime, mapping::Refusal};
 use fqdn_proto::fqdndata as wire;
 use shared_maps::IdentityId;
 use tokio::{
@@ -17,10 +18,8 @@ use tonic::{Code, Status};
 use super::{Client, broken, convert};
 use crate::{
     link::{Link, SessionError, native::Never},
-    mapping::{
-        BootTime, Refusal,
-        sink::{Outcome, Outgoing, Room},
-    },
+    mapping::sink::{Outcome, Outgoing, Promise, Room},
+    notice::ALLOW_EVERY,
     resolve::{Resolver, Who},
 };
 
@@ -33,7 +32,6 @@ const REPLAYS: usize = 16;
 const NOTICES: usize = 16;
 /// A call the agent does not answer; the answer it is about was released long ago.
 const CALL_WITHIN: Duration = Duration::from_secs(5);
-const LOOK: Duration = Duration::from_millis(100);
 /// How often it is noted that nothing more came, while an answer waits for a result.
 const BEAT: Duration = Duration::from_millis(10);
 
@@ -64,16 +62,19 @@ pub(super) async fn send(link: &Link, client: Client) -> Result<Never, SessionEr
         waiting: VecDeque::new(),
         again: VecDeque::new(),
     };
-    let mut look = interval(LOOK);
+    let mut look = interval(ALLOW_EVERY);
     let mut beat = interval(BEAT);
+    look.set_missed_tick_behavior(MissedTickBehavior::Delay);
     beat.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let _listening = link.notices.listen();
     loop {
         sender.open().await;
         let waits = link.sink.is_waiting();
         tokio::select! {
-            // First, so that a beat finds no result untaken.
+            // Results before beats, so that a beat finds no result untaken.
             biased;
+            // At most every so often, however much else there is.
+            _ = look.tick() => link.notices.allow_more(),
             Some(done) = sender.calls.join_next(), if !sender.calls.is_empty() => {
                 let (told, came) =
                     done.map_err(|error| SessionError::Protocol(error.to_string()))?;
@@ -82,7 +83,6 @@ pub(super) async fn send(link: &Link, client: Client) -> Result<Never, SessionEr
             _ = beat.tick(), if waits => link.sink.heard_all(BootTime::now()),
             () = link.sink.has_work() => {}
             () = link.notices.has_work() => {}
-            _ = look.tick() => {}
         }
     }
 }
@@ -231,7 +231,7 @@ fn outcome(
         realised: refusal.is_none(),
         // It keeps what it took in files of its own.
         durable: refusal.is_none(),
-        lease_end: None,
+        promise: Promise::ForItsTtl,
         revision: 0,
         refusal: refusal.unwrap_or(Refusal::NotRealised),
     })

@@ -2,15 +2,15 @@
 
 use std::{fs, net::IpAddr, path::Path};
 
+use dns_policy::{
+    rule::{NameRules, Transport},
+    table::Question,
+    verdict::Verdict,
+};
 use shared_maps::EndpointId;
 
 use super::{super::convert::fqdndata::State, *};
 use crate::{
-    policy::{
-        rule::{NameRules, Transport},
-        table::Question,
-        verdict::Verdict,
-    },
     resolve::{Resolver as _, Who},
     restore::file,
 };
@@ -83,7 +83,7 @@ fn the_states_of_a_restart_refuse_nothing() {
     let mut kept = KeptRules::default();
     let take = |name: &str, kept: &mut KeptRules| {
         let state = state(name);
-        let errors = put_in_force(&state.rules, state.tables, kept, &policy, &maps);
+        let errors = put_in_force(&state.rules, state.tables, kept, &policy, &maps, |_| {});
         assert_eq!(errors, []);
         let Who::Endpoint { id, .. } = maps.who(WEB) else {
             panic!("after {name}: {:?}", maps.who(WEB))

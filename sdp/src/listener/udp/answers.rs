@@ -2,11 +2,12 @@
 
 use std::{io, sync::Arc};
 
+use dns_policy::boot_time::BootTime;
+
 use super::{BATCH, ROUNDS, Worker, listener_for};
 use crate::{
     arena::Key,
     listener::held::HeldAnswer,
-    mapping::BootTime,
     proxy::{
         Fate,
         stats::{AnswerResult, Label as _, Stage},
@@ -74,7 +75,8 @@ impl Worker {
         let version = self.proxy.sink().leases_version();
         let message = self.answers.bytes(at);
         let print = self.repeats.print(flight.endpoint, flight.server, message);
-        if flight.joined.is_empty() && self.repeats.is_leased(print, version, now) {
+        let is_repeat = flight.joined.is_empty() && self.repeats.is_leased(print, version, now);
+        if is_repeat && !self.proxy.wants_notice() {
             stats.answers.inc(AnswerResult::Released);
             stats.stages.observe(Stage::Total, took);
             self.log_sent(at, flight, AnswerResult::Released);

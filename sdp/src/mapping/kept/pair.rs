@@ -1,7 +1,9 @@
 //! One pair of a name and an address, as one endpoint learned it.
 
-use super::{Source, UNSETTLED_SECS};
-use crate::mapping::{BootTime, Mapping, holdings::Serial};
+use dns_policy::{boot_time::BootTime, mapping::Mapping};
+
+use super::{Source, UNSETTLED_SECS, acknowledged::Acknowledged};
+use crate::mapping::holdings::Serial;
 
 /// What an agent was told of pairs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -32,6 +34,8 @@ pub(super) struct Pair {
     /// What an agent has made durable: the last and the longest of what it was told. An answer
     /// is told as it came, so these may be of two.
     pub(super) durable: Told,
+    /// What an agent without leases has acknowledged.
+    pub(super) acknowledged: Acknowledged,
     pub(super) tries: u8,
     /// Until when a disk, the agent's or the journal's, says that it counts.
     pub(super) written: BootTime,
@@ -56,6 +60,7 @@ impl Pair {
             ttl: mapping.ttl,
             expires,
             durable: Told::default(),
+            acknowledged: Acknowledged::default(),
             tries: 0,
             written: on_disk(expires),
             seen_written: on_disk(mapping.seen_at),
@@ -76,6 +81,7 @@ impl Pair {
             merged.ttl = seconds_between(merged.seen_at, merged.expires);
         }
         merged.serial = self.serial;
+        merged.acknowledged = self.acknowledged;
         merged.durable = self.durable.and(fresh.durable);
         merged.written = self.written.max(fresh.written);
         merged.seen_written = self.seen_written.max(fresh.seen_written);

@@ -1,10 +1,11 @@
 //! What goes between the sink and the link, and what is told about the sink.
 
-use crate::{
-    mapping::{BootTime, Mapping, Refusal},
-    notice::Notice,
-    proxy::stats::Count,
+use dns_policy::{
+    boot_time::BootTime,
+    mapping::{Mapping, Refusal},
 };
+
+use crate::{notice::Notice, proxy::stats::Count};
 
 /// One run of an agent.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
@@ -24,12 +25,43 @@ pub struct Outcome {
     pub realised: bool,
     /// Whether a restart of the agent would restore it.
     pub durable: bool,
-    /// Until when its pairs stay plumbed, if promised.
-    pub lease_end: Option<BootTime>,
+    /// How long its pairs stay plumbed.
+    pub promise: Promise,
     /// Policy revision under which it was realised.
     pub revision: u64,
     /// Why not, if not realised.
     pub refusal: Refusal,
+}
+
+/// How long an agent keeps the pairs of a mapping that it realised.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Promise {
+    /// The agent gives no time.
+    None,
+    /// A lease: until then, unless the agent revokes it first.
+    Until(BootTime),
+    /// As long as the TTL that it was sent, for the endpoint of the mapping (FQDNData).
+    ForItsTtl,
+}
+
+/// What an acknowledgement of [`Promise::ForItsTtl`] counts for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Acknowledgements {
+    /// The same answer to the same endpoint as well, while the TTL runs.
+    #[default]
+    Reused,
+    /// The answer that it is about.
+    CountOnce,
+}
+
+impl Promise {
+    /// A lease as messages of the native service have it: 0 stands for none.
+    pub fn of_lease_end(end: u64) -> Self {
+        match end {
+            0 => Self::None,
+            end => Self::Until(BootTime(end)),
+        }
+    }
 }
 
 /// A mapping on its way out.
@@ -83,7 +115,7 @@ impl Batch {
 /// Counters of the sink.
 #[derive(Clone, Debug, Default)]
 pub struct SinkStats {
-    /// Answers released because each pair was leased; the same again within
+    /// Answers released because each pair was leased, or acknowledged; the same again within
     /// [`crate::mapping::repeat::WITHIN`] is not counted here.
     pub leased: Count,
     /// Answers held for a result.

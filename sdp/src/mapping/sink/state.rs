@@ -1,22 +1,29 @@
 //! What the sink knows, and what it decides: pure, under the sink's lock.
 
 mod late;
+mod standing;
 
 use std::{collections::BTreeMap, net::IpAddr, sync::Arc, time::Duration};
 
+use dns_policy::{
+    boot_time::BootTime,
+    mapping::{Mapping, Realised, Refusal},
+    name::Fqdn,
+};
+
+use self::standing::{Beside, Standing};
 use super::{
-    Batch, Epoch, HUNG_AFTER, Outcome, Outgoing, Room, SinkStats,
+    Acknowledgements, Batch, Epoch, HUNG_AFTER, Outcome, Outgoing, Promise, Room, SinkStats,
+    later::Later,
     turns::{Names, Turns},
 };
 use crate::{
     journal::{Journal, Note},
     mapping::{
-        BootTime, Mapping, OnRealised, Realised, Refusal, Release,
-        kept::{Kept, Key, Told, Unwritten},
+        OnRealised, Release,
+        kept::{Kept, Key, Session, Told, Unwritten},
         lease::{self, LeaseTable},
-        repeat,
     },
-    name::Fqdn,
     notice::Notice,
     proxy::stats::Count,
     quota::Quota,
@@ -37,12 +44,15 @@ const NAME: usize = 8;
 /// Mappings sent and not answered for which no client waits, approximately: an answer that comes
 /// while thousands of names are sent again does not wait long behind them in the agent.
 const OTHERS: usize = 256;
-/// Names with a leased answer that wait to be sent, in shares too.
-const REFRESHES: usize = 32_768;
+/// Answers that were released at once and wait to be sent with what else the agent is told of
+/// them, in shares too.
+const BESIDE: usize = 4096;
 /// Sequences without a result, and as many that are not durable yet; the oldest are forgotten.
 const IN_FLIGHT: usize = 65_536;
 /// Refreshes of one name are sent together this long.
 const REFRESH_AFTER: Duration = Duration::from_millis(500);
+/// The same for a name whose pairs the agent has acknowledged.
+const RENEW_AFTER: Duration = Duration::from_secs(3);
 /// How often what has ended is dropped; until then it only takes room.
 const EXPIRE_EVERY: Duration = Duration::from_secs(10);
 /// Mappings per batch, and replays among them while live ones wait.
@@ -64,6 +74,9 @@ pub(super) struct State {
     pub(super) leases: LeaseTable,
     pub(super) min_ttl: u32,
     pub(super) agent: Option<Epoch>,
+    pub(super) acknowledgements: Acknowledgements,
+    /// Acknowledgements of another session count no more.
+    session: Session,
     pub(super) last_agent: Option<Epoch>,
     pub(super) rules: Option<(Epoch, u64)>,
     pub(super) next_sequence: u64,
@@ -71,9 +84,12 @@ pub(super) struct State {
     pub(super) queued: Quota,
     pub(super) on_wire: Quota,
     pub(super) others_on_wire: usize,
-    pub(super) refreshes: Names,
-    pub(super) refreshing: Quota,
-    pub(super) refresh_since: Option<BootTime>,
+    /// Answers that were released at once, each with what else the agent is told of it.
+    pub(super) beside: Turns<Beside>,
+    pub(super) besides: Quota,
+    pub(super) refreshes: Later,
+    /// Names whose answers were released because the agent had acknowledged their pairs.
+    pub(super) renewals: Later,
     pub(super) replays: Names,
     pub(super) retries: Vec<Key>,
     pub(super) in_flight: BTreeMap<u64, InFlight>,
@@ -106,17 +122,6 @@ pub(super) struct Waiting {
     pub(super) on_realised: OnRealised,
 }
 
-/// How an answer stands with the agent's leases.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Standing {
-    /// Some pair has no lease that lasts long enough.
-    None,
-    /// Each has one; the agent is asked to renew them.
-    Renewed,
-    /// Each has one that lasts.
-    Leased,
-}
-
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Wait {
     Held,
@@ -127,6 +132,9 @@ pub(super) struct InFlight {
     pub(super) key: Key,
     pub(super) addresses: Vec<IpAddr>,
     pub(super) told: Told,
+    /// When it was sent, and until when its own TTL runs.
+    sent: BootTime,
+    runs_until: BootTime,
     /// A client waited for it when it was sent.
     waited: bool,
 }
@@ -141,6 +149,8 @@ impl State {
             leases: LeaseTable::default(),
             min_ttl,
             agent: None,
+            acknowledgements: Acknowledgements::default(),
+            session: Session::default(),
             last_agent: None,
             rules: None,
             next_sequence: 1,
@@ -148,9 +158,10 @@ impl State {
             queued: Quota::new(HELD),
             on_wire: Quota::new(WINDOW),
             others_on_wire: 0,
-            refreshes: Names::default(),
-            refreshing: Quota::new(REFRESHES),
-            refresh_since: None,
+            beside: Turns::default(),
+            besides: Quota::new(BESIDE),
+            refreshes: Later::new(REFRESH_AFTER),
+            renewals: Later::new(RENEW_AFTER),
             replays: Names::default(),
             retries: Vec::new(),
             in_flight: BTreeMap::new(),
@@ -191,7 +202,8 @@ impl State {
         if standing == Standing::Leased {
             self.kept.keep_leased(&mapping, self.min_ttl);
         } else {
-            // One that is to be renewed is told although the agent knows it.
+            // One that is to be renewed is told although the agent knows it. So is one that was
+            // acknowledged: no later TTL is promised.
             self.kept.keep(&mapping, self.min_ttl);
         }
         let unwritten = self.kept.to_write(&mapping, away);
@@ -201,7 +213,7 @@ impl State {
             note.into_iter()
                 .for_each(|note| self.journal.note_later(note));
             if leased {
-                self.refresh(&mapping, now);
+                self.send_later(standing, mapping, notice, now);
                 return (Release::Leased, &stats.leased);
             }
             let holder = endpoint.into();
@@ -222,7 +234,7 @@ impl State {
             &stats.agent_away
         } else if leased {
             note.into_iter().for_each(|note| self.journal.note(note));
-            self.refresh(&mapping, now);
+            self.send_later(standing, mapping, None, now);
             return (Release::Leased, &stats.leased);
         } else {
             self.refresh(&mapping, now);
@@ -273,38 +285,20 @@ impl State {
         }
     }
 
-    /// The rule of release: every pair is leased in this epoch, under the rules
-    /// that this proxy applies or later ones, until the client may forget it,
-    /// also if it gets the same answer again without our being told.
-    fn standing(&self, mapping: &Mapping, now: BootTime) -> Standing {
-        let Some((epoch, revision)) = &self.rules else {
-            return Standing::None;
-        };
-        if self.agent.as_ref() != Some(epoch) {
-            return Standing::None;
-        }
-        let lasts = Duration::from_secs(mapping.ttl.max(self.min_ttl).into());
-        let needed = lease::needed(now.plus(repeat::WITHIN), lasts);
-        let covers = |until| {
-            let (name, addresses) = (&mapping.name, &mapping.addresses);
-            self.leases.covers(name, addresses, until, *revision)
-        };
-        match needed.renewed {
-            _ if !covers(needed.until) => Standing::None,
-            Some(until) if !covers(until) => Standing::Renewed,
-            _ => Standing::Leased,
-        }
-    }
-
     /// Has what is kept of the name sent soon: of two answers the longer one counts, address
     /// by address, whichever came last.
     fn refresh(&mut self, mapping: &Mapping, now: BootTime) {
         let key = (mapping.endpoint, mapping.name.clone());
-        // Where there is no room it is kept, and goes out with the next replay.
-        if !self.refreshes.contains(&key) && self.refreshing.take(key.0.into(), 1) {
-            self.refreshes.push(key);
-            self.refresh_since.get_or_insert(now);
-        }
+        self.refreshes.push(key, now);
+    }
+
+    /// How much waits to be sent.
+    pub(super) fn queued(&self) -> usize {
+        self.live.len()
+            + self.beside.len()
+            + self.refreshes.len()
+            + self.renewals.len()
+            + self.replays.len()
     }
 
     /// The next mappings to send, and whether more could have been. Those for which no client
@@ -324,16 +318,17 @@ impl State {
             && let Some((holder, waiting)) = self.live.pop(|of| self.on_wire.allows(of, 1))
         {
             self.queued.give_back(holder, 1);
-            if self.standing(&waiting.mapping, now) == Standing::Leased {
+            let standing = self.standing(&waiting.mapping, now);
+            if matches!(standing, Standing::Leased | Standing::Acknowledged) {
                 // The same pair was realised while this answer waited for its turn.
                 stats.leased.add(1);
-                self.refresh(&waiting.mapping, now);
+                self.send_later(standing, waiting.mapping, waiting.notice, now);
                 calls.push((waiting.on_realised, Realised::Yes));
                 continue;
             }
             // One that is larger than the share goes out when its endpoint has nothing on its way.
             self.on_wire.add(holder, work(&waiting.mapping.addresses));
-            let mut out = self.send(waiting.mapping, Wait::Held);
+            let mut out = self.send(waiting.mapping, Wait::Held, now);
             out.notice = waiting.notice;
             let held = HeldAnswer {
                 since: waiting.since,
@@ -349,23 +344,28 @@ impl State {
             _ => room.others.min(REPLAYS_BESIDE_LIVE),
         };
         let most = most.min(OTHERS.saturating_sub(self.others_on_wire));
-        let due = self.refresh_since.is_some_and(|since| {
-            self.flushing || now.0.saturating_sub(since.0) >= nanos(REFRESH_AFTER)
-        });
+        while batch.mappings.len() - live < most
+            && let Some((holder, Beside { mapping, notice })) = self.beside.pop(|_| true)
+        {
+            self.besides.give_back(holder, 1);
+            let mut out = self.send(mapping, Wait::Nobody, now);
+            out.notice = Some(notice);
+            batch.mappings.push(out);
+        }
         let mut looked_at = 0;
-        while due
-            && batch.mappings.len() - live < most
+        let at = if self.flushing {
+            BootTime(u64::MAX)
+        } else {
+            now
+        };
+        while batch.mappings.len() - live < most
             && looked_at < LOOKED_AT
-            && let Some(key) = self.refreshes.pop()
+            && let Some(key) = self.refreshes.pop(at).or_else(|| self.renewals.pop(at))
         {
             looked_at += 1;
-            self.refreshing.give_back(key.0.into(), 1);
             for mapping in self.kept.unsettled(&key) {
-                batch.mappings.push(self.send(mapping, Wait::Nobody));
+                batch.mappings.push(self.send(mapping, Wait::Nobody, now));
             }
-        }
-        if self.refreshes.is_empty() {
-            self.refresh_since = None;
         }
         let refreshed = batch.mappings.len();
         while batch.mappings.len() - live < most
@@ -374,20 +374,23 @@ impl State {
         {
             looked_at += 1;
             for mapping in self.kept.replay(&key, now) {
-                batch.mappings.push(self.send(mapping, Wait::Nobody));
+                batch.mappings.push(self.send(mapping, Wait::Nobody, now));
             }
         }
         let replayed = batch.mappings.len() - refreshed;
         stats
             .replayed
             .add(u64::try_from(replayed).unwrap_or(u64::MAX));
-        let others = !self.replays.is_empty() || (due && !self.refreshes.is_empty());
+        let others = !self.replays.is_empty()
+            || !self.beside.is_empty()
+            || self.refreshes.is_due(at)
+            || self.renewals.is_due(at);
         let may = room.others > 0 && self.others_on_wire < OTHERS;
         let more = (live == BATCH && !self.live.is_empty()) || (may && others);
         (batch, more)
     }
 
-    fn send(&mut self, mapping: Mapping, wait: Wait) -> Outgoing {
+    fn send(&mut self, mapping: Mapping, wait: Wait, now: BootTime) -> Outgoing {
         let sequence = self.next_sequence;
         self.next_sequence += 1;
         let leased = wait == Wait::Nobody && !mapping.replayed;
@@ -403,6 +406,11 @@ impl State {
                         .seen_at
                         .plus_secs(mapping.ttl.max(self.min_ttl).into()),
                 },
+                sent: now,
+                runs_until: mapping
+                    .seen_at
+                    .plus_secs(mapping.ttl.into())
+                    .min(now.plus(lease::LONGEST)),
                 waited: wait == Wait::Held,
             },
         );
@@ -434,7 +442,7 @@ impl State {
     }
 
     /// Takes the first result of a sequence; false if nothing waited for one.
-    pub(super) fn result(&mut self, outcome: &Outcome, calls: &mut Calls) -> bool {
+    pub(super) fn result(&mut self, outcome: &Outcome, at: Moment, calls: &mut Calls) -> bool {
         self.late_in_a_row = 0;
         let held = self.held.remove(&outcome.sequence);
         let was_held = held.is_some();
@@ -450,11 +458,15 @@ impl State {
             return was_held;
         };
         if outcome.realised {
-            if let Some(end) = outcome.lease_end {
-                let (endpoint, name) = &sent.key;
-                let holder = (*endpoint).into();
-                self.leases
-                    .grant(holder, name, &sent.addresses, end, outcome.revision);
+            match outcome.promise {
+                Promise::None => {}
+                Promise::Until(end) => {
+                    let (endpoint, name) = &sent.key;
+                    let holder = (*endpoint).into();
+                    self.leases
+                        .grant(holder, name, &sent.addresses, end, outcome.revision);
+                }
+                Promise::ForItsTtl => self.acknowledged(&sent, at),
             }
             if outcome.durable {
                 self.settled(sent);
@@ -465,6 +477,7 @@ impl State {
                 }
             }
         } else {
+            self.kept.unacknowledge(&sent.key);
             match outcome.refusal {
                 Refusal::NotAllowed | Refusal::Invalid | Refusal::Rejected => {
                     self.kept.forget(&sent.key, &sent.addresses, sent.told);
@@ -488,6 +501,7 @@ impl State {
         let Some(sent) = self.answered(sequence) else {
             return false;
         };
+        self.kept.unacknowledge(&sent.key);
         self.retries.push(sent.key);
         true
     }
@@ -535,7 +549,7 @@ impl State {
 
     /// Whether there is something to send, once there is room.
     pub(super) fn has_queued(&self) -> bool {
-        !self.live.is_empty() || !self.replays.is_empty()
+        !self.live.is_empty() || !self.beside.is_empty() || !self.replays.is_empty()
     }
 
     /// Whether an answer waits for the result of a mapping that was sent.

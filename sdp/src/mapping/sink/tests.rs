@@ -2,9 +2,12 @@
 
 use std::sync::Arc;
 
-use super::{super::Refusal, state::REPLAYS_BESIDE_LIVE, *};
+use dns_policy::mapping::Refusal;
+
+use super::{state::REPLAYS_BESIDE_LIVE, *};
 use crate::mapping::kept::tests::mapping;
 
+mod acknowledged;
 mod shares;
 mod with_journal;
 
@@ -41,7 +44,9 @@ fn realised(sequence: u64, lease_secs: Option<u64>, revision: u64) -> Outcome {
         sequence,
         realised: true,
         durable: false,
-        lease_end: lease_secs.map(|secs| BootTime::now().plus_secs(secs)),
+        promise: lease_secs.map_or(Promise::None, |secs| {
+            Promise::Until(BootTime::now().plus_secs(secs))
+        }),
         revision,
         refusal: Refusal::NotRealised,
     }
@@ -118,7 +123,7 @@ fn the_lease_of_a_long_answer_is_renewed_before_it_is_too_short() {
     };
     let granted = |sequence, secs: u64| Outcome {
         durable: true,
-        lease_end: Some(start.plus_secs(secs + 3600)),
+        promise: Promise::Until(start.plus_secs(secs + 3600)),
         ..realised(sequence, None, 4)
     };
     assert_eq!(at(0), Release::Held);

@@ -3,11 +3,15 @@
 
 use std::{collections::VecDeque, sync::Arc, time::Duration};
 
+use dns_policy::{
+    boot_time::BootTime,
+    mapping::{Mapping, Realised},
+};
 use holdfast_sdp::{
     journal::{Journal, ledger::Ledger},
     mapping::{
-        BootTime, Mapping, Realised, Release,
-        sink::{Epoch, LinkSink, Outcome, Outgoing},
+        Release,
+        sink::{Epoch, LinkSink, Outcome, Outgoing, Promise},
     },
 };
 use parking_lot::Mutex;
@@ -166,13 +170,13 @@ impl Proxy {
 fn translate(outcome: &MappingOutcome) -> Outcome {
     let refusal = match outcome.realised {
         Realised::No(refusal) => refusal,
-        Realised::Yes | Realised::AgentAway => holdfast_sdp::mapping::Refusal::NotRealised,
+        Realised::Yes | Realised::AgentAway => dns_policy::mapping::Refusal::NotRealised,
     };
     Outcome {
         sequence: outcome.sequence,
         realised: outcome.realised == Realised::Yes,
         durable: outcome.durable,
-        lease_end: (outcome.lease_end > 0).then_some(BootTime(outcome.lease_end)),
+        promise: Promise::of_lease_end(outcome.lease_end),
         revision: outcome.revision,
         refusal,
     }

@@ -9,11 +9,11 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use shared_maps::EndpointId;
 
-use super::table::PolicyHandle;
 use crate::maps::{
     PinnedMaps,
     instances::{Instance, Instances},
 };
+use dns_policy::table::PolicyHandle;
 
 /// See the module.
 #[derive(Debug, Default)]
@@ -57,6 +57,15 @@ impl KeptRules {
         }
         self.named = now;
         gone
+    }
+
+    /// Notes the instances of the endpoints that the present session has named.
+    pub fn note_named(&mut self, now: &Instances) {
+        for id in &self.named {
+            if let Some(present) = now.get(id) {
+                self.of.insert(*id, Some(present.clone()));
+            }
+        }
     }
 
     /// Looks at the node's endpoints; gives those whose rules end, because the instance is gone

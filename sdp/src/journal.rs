@@ -386,7 +386,7 @@ impl JournalStatus {
             }
         }
         for refused in &self.refused {
-            text.push_str(&format!("; left alone: {refused}"));
+            text.push_str(&format!("; not adopted: {refused}"));
         }
         text
     }

@@ -281,7 +281,7 @@ mod tests {
     #[test]
     fn a_file_counts_only_if_the_map_agrees() {
         for (ip, ifindex, identity, why) in [
-            ("10.0.0.8", 12, 300, "gone"),
+            ("10.0.0.8", 12, 300, "removed"),
             ("10.0.0.7", 13, 300, "interface 12"),
             ("10.0.0.7", 12, 301, "identity 300"),
         ] {

@@ -7,7 +7,7 @@
 mod stage;
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use fqdn_proto::native as wire;
 use hickory_proto::{op::Message, serialize::binary::BinDecodable as _};
@@ -23,7 +23,8 @@ use holdfast_sdp::{
     name::Fqdn,
     pattern::{Pattern, restored},
     policy::rule::{NameRule, NameRules},
-    proxy::{Arrival, Asked, Identities, Outcome, Patience},
+    proxy::{Outcome, Patience},
+    query::pending::{Arrival, Asked, Identities},
     restore,
     wire::answer,
     yaml::{self, YamlError},
@@ -62,6 +63,7 @@ pub fn query(data: &[u8]) {
         client: SocketAddr::from(([10, 0, 0, 1], 40_000)),
         server: SERVER,
         transport: holdfast_sdp::policy::rule::Transport::Udp,
+        now: Instant::now(),
     };
     match stage.proxy.query(data, &from, Patience::Over, &mut own) {
         Outcome::Forward(forward) => {

@@ -34,6 +34,7 @@ pub mod pins;
 pub mod policy;
 pub mod privileges;
 pub mod proxy;
+pub mod query;
 pub mod query_log;
 pub mod quota;
 pub mod ready;

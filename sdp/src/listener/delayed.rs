@@ -13,7 +13,7 @@ use shared_maps::EndpointId;
 
 use crate::{
     mapping::EndpointInstance,
-    proxy::Forward,
+    query::pending::Forward,
     quota::{Holder, Quota},
     wire::HEADER_LEN,
 };
@@ -268,7 +268,7 @@ mod tests {
     use shared_maps::{EndpointId, IdentityId};
 
     use super::*;
-    use crate::{mapping::EndpointInstance, proxy::Identities, wire::reply::Kept};
+    use crate::{mapping::EndpointInstance, query::pending::Identities, wire::reply::Kept};
 
     const GRACE: Duration = Duration::from_secs(5);
 

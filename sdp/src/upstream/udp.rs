@@ -25,10 +25,8 @@ use crate::{
     arena::{Arena, Key},
     mapping::EndpointInstance,
     policy::rule::Transport,
-    proxy::{
-        Asked, Forward, Identities,
-        stats::{Counters, Fallback},
-    },
+    proxy::stats::{Counters, Fallback},
+    query::pending::{Asked, Forward, Identities},
     query_log::{Entries, Entry},
     quota::{Holder, Quota},
     socket,

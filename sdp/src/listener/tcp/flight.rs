@@ -12,7 +12,7 @@ use super::{results::Awaited, upstream::Behalf};
 use crate::{
     mapping::EndpointInstance,
     policy::rule::Transport,
-    proxy::{Asked, Identities},
+    query::pending::{Asked, Identities},
     query_log::Entry,
     quota::Seat,
     wire::{answer, reply::Kept, transfer::Transfer},

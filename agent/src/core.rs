@@ -5,15 +5,24 @@
 //! ```
 //! `Core` is synchronous and does no I/O: time and the outcome of each step are
 //! passed in.
+//!
+//! Its state is in parts. A part owns its fields, which no other file sees, and states its
+//! invariant: `restoration`, `policy_model`, `identity_numbers` with `identity_budget`,
+//! `endpoint_table`, `endpoint_files`, `lxc_table`, `leases`, `closed_names`,
+//! `publication`, `retry`; beside them `intake` and `reconcile`. What waits for the outcome
+//! of a plan is in the `plan`. The other files decide across parts: handlers of events change
+//! the model and mark what is behind, and one `flush` at the end plans the difference. Two events in
+//! a run have a second one: the sync, and the end of the grace after a restart.
 
 use std::collections::BTreeSet;
 
-use holdfast_sdp::mapping::BootTime;
+use dns_policy::boot_time::BootTime;
 use shared_maps::EndpointId;
 
 mod breaker;
 mod changes;
 pub mod clean;
+mod closed_names;
 pub mod config;
 mod describe;
 pub mod directory;
@@ -32,9 +41,9 @@ mod lxc_table;
 mod mappings;
 pub mod plan;
 mod policies;
+mod policy_model;
 mod programs;
 mod publication;
-mod purge;
 mod rate;
 mod reconcile;
 mod refused;
@@ -51,12 +60,12 @@ mod view;
 pub mod why;
 
 pub use config::{CoreConfig, Restored};
-pub use directory::{Directory, Place};
+pub use directory::{Directory, EndpointLocation};
 pub use event::{Effect, Event};
 pub use plan::Plan;
 pub use snapshot::{Snapshot, Summary};
 
-use self::{publication::PlanResult, state::State};
+use self::{intake::Intake, publication::PlanResult, reconcile::Reconcile, state::State};
 use crate::datapath::{
     look::{Look, Sight},
     plan::{Step, StepError},
@@ -66,6 +75,8 @@ use crate::datapath::{
 #[derive(Debug)]
 pub struct Core {
     state: State,
+    intake: Intake,
+    reconcile: Reconcile,
 }
 
 impl Core {
@@ -73,6 +84,8 @@ impl Core {
     pub fn new(config: CoreConfig, restored: Restored) -> Self {
         Self {
             state: State::new(config, restored),
+            intake: Intake::default(),
+            reconcile: Reconcile::default(),
         }
     }
 
@@ -91,21 +104,33 @@ impl Core {
                 state.on_policy(event);
                 state.change_policy(&mut plan);
             }
-            Event::GoOn => state.change_policy(&mut plan),
-            Event::PoliciesRejected(errors) => state.rejected = errors,
-            Event::PoliciesUncertain(uncertain) => state.on_policies_uncertain(uncertain),
+            Event::ContinueChange => state.change_policy(&mut plan),
+            Event::PoliciesRejected(errors) => state.policy.set_rejected(errors),
+            Event::PoliciesUncertain(true) => state.restoration.hold_mut().begin(),
+            Event::PoliciesUncertain(false) => state.end_hold(),
             Event::Endpoints(event) => state.on_endpoint(event),
             Event::NodeAddresses(addresses) => state.on_node_addresses(&addresses),
-            Event::Mappings(mappings) => state.on_mappings(&mut plan, mappings),
+            Event::Mappings(mappings) => {
+                for event in mappings {
+                    self.intake.admit(state, &mut plan, event);
+                }
+            }
             Event::Liveness {
                 gc_start,
                 alive,
                 complete,
             } => {
-                state.on_liveness(gc_start, &alive, complete);
+                state.on_alive(gc_start, &alive);
+                if complete {
+                    state.on_pass_complete(gc_start);
+                }
             }
             Event::StreamUp(stream) => state.leases.open(stream),
-            Event::StreamDown(stream) => state.on_stream_down(stream),
+            Event::StreamDown(stream) => {
+                self.intake.close(stream);
+                state.files.forget_stream(stream);
+                state.leases.close(stream, state.now);
+            }
             Event::HolderEnded(streams) => state.leases.end_holder(&streams, state.now),
             Event::RevokeAcked(acks) => state.leases.acknowledge(&acks),
             Event::CleanNames(clean) => state.on_clean(&mut plan, &clean),
@@ -119,24 +144,26 @@ impl Core {
             },
             Event::Tick => {}
         }
-        state.sync_up(&mut plan);
+        if state.sync_up(&mut plan) {
+            self.intake.admit_early(state, &mut plan);
+        }
         // After the event: a mapping in it may extend what would expire.
         state.expire();
         state.end_revocations();
-        state.end_restore();
+        state.end_restore(&mut plan);
         state.keep_cleaned(&mut plan);
         state.flush(&mut plan);
-        if !state.is_halfway() {
+        if !state.change_in_progress() {
             state.settle_rules();
         }
         state.plan_files(&mut plan);
         plan
     }
 
-    /// Whether a change of policy has parts left: [`Event::GoOn`] is the next, and anything else
+    /// Whether a change of policy has parts left: [`Event::ContinueChange`] is the next, and anything else
     /// may come before it.
-    pub fn is_halfway(&self) -> bool {
-        self.state.is_halfway()
+    pub fn change_in_progress(&self) -> bool {
+        self.state.change_in_progress()
     }
 
     /// Takes the outcome of a plan: `failures` as [`Plan::apply`] returned them.
@@ -194,20 +221,20 @@ impl Core {
 
     /// When [`Core::look`] is due next; none before the sources are synced.
     pub fn look_due(&self) -> Option<BootTime> {
-        self.state.look_due()
+        self.reconcile.due(&self.state)
     }
 
     /// Where to look now, to compare the datapath with the model; none if it is not the time.
     /// Followed by [`Core::seen`] before anything else.
     pub fn look(&mut self, now: BootTime) -> Option<Look> {
         self.state.now = now.max(self.state.now);
-        self.state.look()
+        self.reconcile.next(&mut self.state)
     }
 
     /// Takes what was seen, none if the look failed. Gives the number of differences: the next
     /// plan puts them right.
     pub fn seen(&mut self, sight: Option<Sight>) -> u64 {
-        self.state.seen(sight)
+        self.reconcile.compare(&mut self.state, sight)
     }
 
     /// Everything, as plain data.
@@ -221,7 +248,7 @@ impl Core {
     }
 
     /// Where the endpoints are; cheap.
-    pub fn places(&self) -> Vec<Place> {
+    pub fn places(&self) -> Vec<EndpointLocation> {
         self.state.places()
     }
 
@@ -232,11 +259,13 @@ impl Core {
 }
 
 impl State {
-    /// Once all sources are complete, the model becomes the plan.
-    fn sync_up(&mut self, plan: &mut Plan) {
+    /// Once all sources are complete, the model becomes the plan: that alone needs a flush of its
+    /// own, since what proxies sent before is judged by the rules that follow from it. True if
+    /// that is now.
+    fn sync_up(&mut self, plan: &mut Plan) -> bool {
         let until = self.now.plus(self.config.restore_grace);
         if !self.restoration.sync(until) {
-            return;
+            return false;
         }
         let left: Vec<_> = self
             .endpoints
@@ -255,7 +284,7 @@ impl State {
         self.flush(plan);
         self.numbers.budget_mut().end_expecting();
         self.settle_rules();
-        self.learn_early(plan);
+        true
     }
 
     /// Marks what failed to be planned once more.

@@ -15,7 +15,7 @@
 
 use std::{io, sync::Arc, thread, time::Duration};
 
-use holdfast_sdp::mapping::BootTime;
+use dns_policy::boot_time::BootTime;
 use tokio::{
     sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot},
     time::timeout,
@@ -23,7 +23,7 @@ use tokio::{
 
 use crate::{
     core::{
-        Core, Directory, Place,
+        Core, Directory, EndpointLocation,
         event::Event,
         snapshot::{Snapshot, Summary},
     },
@@ -56,7 +56,7 @@ enum Input {
     Snapshot(oneshot::Sender<Snapshot>),
     Summary(oneshot::Sender<Summary>),
     Directory(oneshot::Sender<Directory>),
-    Places(oneshot::Sender<Vec<Place>>),
+    Places(oneshot::Sender<Vec<EndpointLocation>>),
     Look(Look),
     Stop,
 }
@@ -169,7 +169,7 @@ impl CoreHandle {
     }
 
     /// Where the endpoints are; cheap.
-    pub async fn places(&self) -> Result<Vec<Place>, CoreAway> {
+    pub async fn places(&self) -> Result<Vec<EndpointLocation>, CoreAway> {
         let (sender, receiver) = oneshot::channel();
         self.ask(Input::Places(sender), receiver).await
     }
@@ -298,12 +298,12 @@ impl Runner {
             };
             engine.finish_planned();
             merge::merged(told.drain(..), |event| engine.step(event));
-            if engine.core.is_halfway() {
-                engine.step(Event::GoOn);
+            if engine.core.change_in_progress() {
+                engine.step(Event::ContinueChange);
             }
             if let Some(input) = input {
-                while engine.core.is_halfway() {
-                    engine.step(Event::GoOn);
+                while engine.core.change_in_progress() {
+                    engine.step(Event::ContinueChange);
                 }
                 if !take(engine, input) {
                     return;
@@ -313,7 +313,7 @@ impl Runner {
             if due.is_some_and(|at| at <= BootTime::now()) {
                 engine.step(Event::Tick);
             }
-            if !engine.core.is_halfway() {
+            if !engine.core.change_in_progress() {
                 engine.reconcile();
             }
         }

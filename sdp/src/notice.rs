@@ -8,11 +8,12 @@ use std::{
     time::Duration,
 };
 
+use dns_policy::{name::Fqdn, rule::Transport};
 use parking_lot::Mutex;
 use shared_maps::IdentityId;
 use tokio::sync::Notify;
 
-use crate::{name::Fqdn, policy::rule::Transport, proxy::stats::Count};
+use crate::proxy::stats::Count;
 
 /// Notices that wait at most; more are dropped and counted.
 const QUEUE: usize = 4096;

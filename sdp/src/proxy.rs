@@ -8,6 +8,13 @@ pub mod stats;
 
 use std::sync::Arc;
 
+use dns_policy::{
+    boot_time::BootTime,
+    mapping::{EndpointInstance, Mapping},
+    name::NameBuf,
+    table::{PolicyHandle, Question},
+    verdict::{DenyReason, Verdict},
+};
 use shared_maps::EndpointId;
 
 use self::stats::{AnswerResult, QueryResult};
@@ -16,13 +23,8 @@ pub use self::{
     stats::Stats,
 };
 use crate::{
-    mapping::{BootTime, EndpointInstance, Mapping, MappingSink, OnRealised, Release},
-    name::NameBuf,
+    mapping::{MappingSink, OnRealised, Release},
     notice::{Failure, Notices},
-    policy::{
-        table::{PolicyHandle, Question},
-        verdict::{DenyReason, Verdict},
-    },
     query::{
         observe::{Judged, Observer},
         pending::{Arrival, Asked, Forward},

@@ -19,7 +19,11 @@ use ipnet::IpNet;
 use shared_maps::{EndpointId, IdentityId};
 
 use super::{
-    event::SourceEvent, flush::Removals, plan::Plan, publication::PlanResult, state::State,
+    event::SourceEvent,
+    flush::{Removals, RoundSize},
+    plan::Plan,
+    publication::PlanResult,
+    state::State,
 };
 use crate::{
     ipcache::metadata::{Claim, Owner},
@@ -28,7 +32,7 @@ use crate::{
     selector::selector::Selector,
 };
 
-/// What work costs, in units of some ten microseconds ([`super::CoreConfig::part`]): an
+/// What work costs, in units of some ten microseconds ([`super::CoreConfig::work_budget`]): an
 /// identity whose entries an endpoint's map has to follow.
 pub(super) const MARK: usize = 4;
 /// A selector that comes or goes.
@@ -52,7 +56,14 @@ pub(super) struct Changes {
     /// How the parts so far ended.
     result: PlanResult,
     /// Work done since the part began, in units.
-    pub spent: usize,
+    spent: usize,
+}
+
+impl Changes {
+    /// Counts work that was done, in units.
+    pub(super) fn spend(&mut self, units: usize) {
+        self.spent += units;
+    }
 }
 
 /// The one under way.
@@ -69,14 +80,14 @@ struct Change {
 enum Stage {
     /// So many selectors are registered.
     Labels(usize),
-    Rules(Behindhand),
+    Rules(PendingRollout),
     /// So many selectors are unregistered.
     Leftovers(usize),
 }
 
 /// Who is under the old rules.
 #[derive(Debug)]
-struct Behindhand {
+struct PendingRollout {
     subjects: Vec<IdentityId>,
     /// Of the subject that was rendered last.
     endpoints: Vec<EndpointId>,
@@ -111,22 +122,27 @@ impl State {
                 let key = document.key.clone();
                 self.restoration.policies().note(&key);
                 let change = (key, Some(Arc::new(document)));
-                self.changes.waiting.push_back(change);
+                self.policy.changes_mut().waiting.push_back(change);
             }
-            SourceEvent::Delete(key) => self.changes.waiting.push_back((key, None)),
+            SourceEvent::Delete(key) => self.policy.changes_mut().waiting.push_back((key, None)),
             SourceEvent::InitDone => {
                 let seen = self.restoration.policies().end();
-                let known = self.repository.iter().map(|document| &document.key);
+                let known = self
+                    .policy
+                    .repository()
+                    .iter()
+                    .map(|document| &document.key);
                 let gone = known.filter(|key| !seen.contains(*key));
                 let gone = gone.map(|key| (key.clone(), None));
-                self.changes.waiting.extend(gone);
+                let gone: Vec<_> = gone.collect();
+                self.policy.changes_mut().waiting.extend(gone);
             }
         }
     }
 
     /// Whether a change of policy has parts left.
-    pub(super) fn is_halfway(&self) -> bool {
-        let changes = &self.changes;
+    pub(super) fn change_in_progress(&self) -> bool {
+        let changes = self.policy.changes();
         changes.under_way.is_some()
             || !changes.waiting.is_empty()
             || !matches!(changes.files, Files::Written)
@@ -134,37 +150,40 @@ impl State {
 
     /// Revision that what is realised now counts for.
     pub(super) fn revision_in_force(&self) -> u64 {
-        self.changes.before.unwrap_or(self.publication.revision())
+        self.policy
+            .changes()
+            .before
+            .unwrap_or(self.publication.revision())
     }
 
     /// Revision of the rules that a file gets now.
     pub(super) fn revision_in_files(&self) -> u64 {
-        let rendered = self.changes.rendered;
+        let rendered = self.policy.changes().rendered;
         rendered.unwrap_or_else(|| self.revision_in_force())
     }
 
     /// Notes how a plan ended. Gives how all parts ended; none while parts are left.
     pub(super) fn part_ended(&mut self, result: PlanResult) -> Option<PlanResult> {
         if result == PlanResult::Failed {
-            self.changes.result = result;
+            self.policy.changes_mut().result = result;
         }
-        if self.is_halfway() {
+        if self.change_in_progress() {
             return None;
         }
         Some(std::mem::replace(
-            &mut self.changes.result,
+            &mut self.policy.changes_mut().result,
             PlanResult::Done,
         ))
     }
 
     /// Plans the next part; before the sync, when nothing is planned yet, all of it.
     pub(super) fn change_policy(&mut self, plan: &mut Plan) {
-        self.changes.spent = 0;
-        while self.is_halfway() && self.has_room() {
-            if let Some(change) = self.changes.under_way.take() {
-                self.changes.under_way = self.advance(plan, change);
-            } else if let Some((key, new)) = self.changes.waiting.pop_front() {
-                self.changes.under_way = self.begin(key, new);
+        self.policy.changes_mut().spent = 0;
+        while self.change_in_progress() && self.has_room() {
+            if let Some(change) = self.policy.changes_mut().under_way.take() {
+                self.policy.changes_mut().under_way = self.advance(plan, change);
+            } else if let Some((key, new)) = self.policy.changes_mut().waiting.pop_front() {
+                self.policy.changes_mut().under_way = self.begin(key, new);
             } else {
                 self.change_files(plan);
             }
@@ -173,15 +192,16 @@ impl State {
 
     /// Whether the part under way may do more.
     pub(super) fn has_room(&self) -> bool {
-        !self.restoration.is_synced() || self.changes.spent < self.config.part
+        !self.restoration.is_synced() || self.policy.changes().spent < self.config.work_budget
     }
 
     fn begin(&mut self, key: String, new: Option<Arc<PolicyDocument>>) -> Option<Change> {
-        let old = self.repository.get(&key).cloned();
+        let old = self.policy.repository().get(&key).cloned();
         if old == new {
             return None;
         }
-        self.changes
+        self.policy
+            .changes_mut()
             .before
             .get_or_insert(self.publication.revision());
         self.publication.begin_revision();
@@ -210,7 +230,8 @@ impl State {
         let next = match &mut change.stage {
             Stage::Labels(registered) => {
                 let all = self.each_selector(change.new.as_ref(), registered, Self::register);
-                let all = self.move_some(plan, &mut change.moves, all);
+                self.note_moves(&mut change.moves);
+                let all = all && self.move_some(plan, &mut change.moves);
                 all.then(|| Stage::Rules(self.replace(&change)))
             }
             Stage::Rules(behindhand) => {
@@ -220,8 +241,9 @@ impl State {
             }
             Stage::Leftovers(unregistered) => {
                 let all = self.each_selector(change.old.as_ref(), unregistered, Self::unregister);
-                if self.move_some(plan, &mut change.moves, all) {
-                    self.changes.files = Files::Due;
+                self.note_moves(&mut change.moves);
+                if all && self.move_some(plan, &mut change.moves) {
+                    self.policy.changes_mut().files = Files::Due;
                     return None;
                 }
                 None
@@ -247,28 +269,30 @@ impl State {
             }
             each(self, selector);
             *done += 1;
-            self.changes.spent += SELECTOR;
+            self.policy.changes_mut().spend(SELECTOR);
         }
         true
     }
 
-    /// Gives prefixes whose labels changed their identities, once all of these are known. True
-    /// if none is left.
-    fn move_some(&mut self, plan: &mut Plan, moves: &mut Moves, known: bool) -> bool {
-        if !self.restoration.is_synced() {
-            return known;
+    /// Notes prefixes whose labels changed.
+    fn note_moves(&mut self, moves: &mut Moves) {
+        if self.restoration.is_synced() {
+            moves.prefixes.extend(self.ipcache.take_dirty());
         }
-        let dirty = self.ipcache.take_dirty();
-        moves.prefixes.extend(dirty);
-        if !known {
-            return false;
+    }
+
+    /// Gives the noted prefixes their identities, once all of them are noted. True if none is
+    /// left.
+    fn move_some(&mut self, plan: &mut Plan, moves: &mut Moves) -> bool {
+        if !self.restoration.is_synced() {
+            return true;
         }
         if moves.done == 0 {
             self.in_order(&mut moves.prefixes);
         }
         loop {
             let left = moves.prefixes.get(moves.done..).unwrap_or_default();
-            moves.done += self.round(plan, left, &mut moves.deferred, true);
+            moves.done += self.round(plan, left, &mut moves.deferred, RoundSize::WithinBudget);
             if moves.done >= moves.prefixes.len() {
                 let moves = std::mem::take(moves);
                 self.plan_removals(plan, moves.deferred);
@@ -281,17 +305,14 @@ impl State {
     }
 
     /// Puts the new rules in the place of the old ones, which its subjects still have.
-    fn replace(&mut self, change: &Change) -> Behindhand {
-        match &change.new {
-            Some(document) => self.repository.insert(Arc::clone(document)),
-            None => self.repository.remove(&change.key),
-        };
-        let subjects = self.subjects.iter().rev().filter(|(_, subject)| {
+    fn replace(&mut self, change: &Change) -> PendingRollout {
+        self.policy.put_document(&change.key, change.new.as_ref());
+        let subjects = self.policy.subjects().rev().filter(|(_, subject)| {
             let mut documents = change.old.iter().chain(&change.new);
-            documents.any(|document| is_about(document, &subject.labels))
+            documents.any(|document| is_about(document, subject.labels()))
         });
-        Behindhand {
-            subjects: subjects.map(|(id, _)| *id).collect(),
+        PendingRollout {
+            subjects: subjects.map(|(id, _)| id).collect(),
             endpoints: Vec::new(),
             peers: Vec::new(),
             deferred: Removals::new(),
@@ -304,26 +325,27 @@ impl State {
         plan: &mut Plan,
         key: &str,
         new: Option<&PolicyDocument>,
-        left: &mut Behindhand,
+        left: &mut PendingRollout,
     ) -> bool {
         while self.has_room() {
             if let Some(id) = left.endpoints.pop() {
-                self.changes.spent += 1 + MARK * left.peers.len();
+                self.policy.changes_mut().spend(1 + MARK * left.peers.len());
                 if let Some(endpoint) = self.endpoints.mark_mut(id) {
-                    endpoint.behind.add(left.peers.iter().copied());
+                    endpoint.dirty_peers.add(left.peers.iter().copied());
                 }
             } else if let Some(identity) = left.subjects.pop() {
-                left.peers = self.change_subject(identity, key, new);
-                self.changes.spent += SUBJECT + left.peers.len();
-                if let Some(subject) = self.subjects.get(&identity) {
-                    left.endpoints.extend(subject.endpoints.iter().rev());
+                let revision = self.publication.revision();
+                left.peers = self.policy.change_subject(identity, key, new, revision);
+                self.policy.changes_mut().spend(SUBJECT + left.peers.len());
+                if let Some(subject) = self.policy.subject(identity) {
+                    left.endpoints.extend(subject.endpoints().iter().rev());
                 }
             } else {
                 break;
             }
         }
         if self.restoration.is_synced() {
-            self.round(plan, &[], &mut left.deferred, true);
+            self.round(plan, &[], &mut left.deferred, RoundSize::WithinBudget);
         }
         let all = left.endpoints.is_empty() && left.subjects.is_empty();
         if all {
@@ -355,30 +377,30 @@ impl State {
 
     /// Renders DNS rules, and writes the files of endpoints that have others now.
     fn change_files(&mut self, plan: &mut Plan) {
-        let mut left = match std::mem::take(&mut self.changes.files) {
+        let mut left = match std::mem::take(&mut self.policy.changes_mut().files) {
             Files::Left(left) => left,
             Files::Written => Vec::new(),
             Files::Due if !self.restoration.is_synced() => Vec::new(),
             Files::Due => {
                 self.refresh_dns();
-                self.changes.rendered = Some(self.publication.revision());
+                self.policy.changes_mut().rendered = Some(self.publication.revision());
                 self.with_other_rules()
             }
         };
         while self.has_room()
             && let Some(id) = left.pop()
         {
-            self.changes.spent += FILE;
+            self.policy.changes_mut().spend(FILE);
             let endpoint = self.endpoints.get(id);
             if endpoint.is_some_and(|endpoint| endpoint.policy_map.is_some()) {
                 self.file(plan, id);
             }
         }
         if left.is_empty() {
-            self.changes.before = None;
-            self.changes.rendered = None;
+            self.policy.changes_mut().before = None;
+            self.policy.changes_mut().rendered = None;
         } else {
-            self.changes.files = Files::Left(left);
+            self.policy.changes_mut().files = Files::Left(left);
         }
     }
 }

@@ -5,19 +5,16 @@ use std::{
     net::IpAddr,
 };
 
-use holdfast_sdp::{
-    mapping::{BootTime, Mapping},
-    name::Fqdn,
-    pattern::SelectorMatcher,
-    policy::rule::NameRule,
+use dns_policy::{
+    boot_time::BootTime, mapping::Mapping, name::Fqdn, pattern::SelectorMatcher, rule::NameRule,
 };
 use ipnet::IpNet;
 
 use super::{
     Core,
+    closed_names::Cleaned,
     event::{CleanNames, StreamId},
     plan::Plan,
-    purge::Cleaned,
     rollback::Undo,
     state::State,
 };
@@ -52,12 +49,12 @@ impl State {
     /// Whether what a proxy sends was cleaned since it was seen.
     pub(super) fn was_cleaned(&self, mapping: &Mapping) -> bool {
         let endpoint = mapping.endpoint.id;
-        self.purges.covers(endpoint, &mapping.name, mapping.seen_at)
+        self.closed.covers(endpoint, &mapping.name, mapping.seen_at)
     }
 
     /// Has what was cleaned written, so that a restart does not forget it.
     pub(super) fn keep_cleaned(&mut self, plan: &mut Plan) {
-        if let Some(text) = self.purges.take_unsaved(&self.config.boot_id) {
+        if let Some(text) = self.closed.take_unsaved(&self.config.boot_id) {
             self.step(plan, Step::KeepCleaned(text), Undo::Cleaned);
         }
     }
@@ -97,10 +94,10 @@ impl State {
             Some(_) => Vec::new(),
             None => self.names.forget_known(|name| cleaned.is_of_name(name)),
         };
-        self.purges.add(cleaned, self.now);
+        self.closed.add(cleaned, self.now);
         for (name, address) in known {
             self.forget_restored(&name, address);
-            let gone = self.names.let_go(&name, address, self.now);
+            let gone = self.names.release(&name, address, self.now);
             self.unlabel(gone.into_iter().collect());
             if self.note_revoking(&name, address) {
                 revoke.entry(name).or_default().push(address);

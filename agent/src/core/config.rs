@@ -5,7 +5,7 @@ use std::{
     time::Duration,
 };
 
-use holdfast_sdp::mapping::BootTime;
+use dns_policy::boot_time::BootTime;
 use shared_maps::{
     EndpointId, IdentityId,
     ipcache::{IpcacheKey, IpcacheValue},
@@ -77,7 +77,7 @@ pub struct CoreConfig {
     pub max_ips_per_restored_rule: usize,
     /// What one part of a change of policy may cost, in units of some ten microseconds: so long
     /// an answer may wait for it.
-    pub part: usize,
+    pub work_budget: usize,
     /// Between two passes that compare the datapath with the model.
     pub reconcile_interval: Duration,
 }
@@ -108,7 +108,7 @@ impl Default for CoreConfig {
             mapping_rate: 20_000,
             names_kept_later: false,
             max_ips_per_restored_rule: 1000,
-            part: 500,
+            work_budget: 500,
             reconcile_interval: Duration::from_secs(30),
         }
     }

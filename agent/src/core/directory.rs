@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeSet, net::IpAddr};
 
-use holdfast_sdp::policy::rule::Transport;
+use dns_policy::rule::Transport;
 use ipnet::IpNet;
 use shared_maps::{EndpointId, IdentityId};
 
@@ -13,7 +13,7 @@ use super::state::State;
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Directory {
     /// Endpoints by number.
-    pub places: Vec<Place>,
+    pub places: Vec<EndpointLocation>,
     /// Allocated identities by number, reserved ones left out.
     pub identities: Vec<IdentityId>,
     /// Endpoints, ports and transports for which files of the run before had rules: a proxy
@@ -28,7 +28,7 @@ pub type RuleKey = (EndpointId, u16, Transport);
 
 /// Where one endpoint is.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Place {
+pub struct EndpointLocation {
     /// Number.
     pub id: EndpointId,
     /// Its identity.
@@ -40,8 +40,8 @@ pub struct Place {
 }
 
 impl State {
-    pub(super) fn places(&self) -> Vec<Place> {
-        let places = self.endpoints.iter().map(|endpoint| Place {
+    pub(super) fn places(&self) -> Vec<EndpointLocation> {
+        let places = self.endpoints.iter().map(|endpoint| EndpointLocation {
             id: endpoint.id,
             identity: endpoint.identity,
             ifindex: endpoint.spec.ifindex,

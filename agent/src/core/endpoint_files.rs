@@ -10,10 +10,7 @@ use std::{
     sync::Arc,
 };
 
-use holdfast_sdp::{
-    mapping::{BootTime, Realised},
-    policy::rule::EndpointRules,
-};
+use dns_policy::{boot_time::BootTime, mapping::Realised, rule::EndpointRules};
 use shared_maps::EndpointId;
 
 use super::event::{MappingOutcome, StreamId};
@@ -60,6 +57,14 @@ impl Undurable {
     }
 }
 
+/// Whether an endpoint has a file.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum Presence {
+    #[default]
+    Absent,
+    Present,
+}
+
 /// A write that the core does not wait for.
 #[derive(Debug)]
 struct Background {
@@ -69,7 +74,7 @@ struct Background {
 
 #[derive(Debug, Default)]
 struct File {
-    exists: bool,
+    presence: Presence,
     /// None if unknown.
     rules: Option<Arc<EndpointRules>>,
     written_at: BootTime,
@@ -78,6 +83,12 @@ struct File {
     background: Option<Background>,
     /// Why the last background write failed, until a write succeeds.
     failure: Option<String>,
+}
+
+impl File {
+    fn exists(&self) -> bool {
+        self.presence == Presence::Present
+    }
 }
 
 /// See the module.
@@ -99,12 +110,12 @@ impl EndpointFiles {
 
     /// An endpoint has a file of an earlier run.
     pub(super) fn find(&mut self, id: EndpointId) {
-        self.files.entry(id).or_default().exists = true;
+        self.files.entry(id).or_default().presence = Presence::Present;
     }
 
     /// An endpoint went: nothing waits for its file, which is left until it is removed.
     pub(super) fn leave(&mut self, id: EndpointId) {
-        if self.files.remove(&id).is_some_and(|file| file.exists) {
+        if self.files.remove(&id).is_some_and(|file| file.exists()) {
             self.left.insert(id);
         }
     }
@@ -126,7 +137,7 @@ impl EndpointFiles {
 
     /// Whether an endpoint has a file, as far as planned.
     pub(super) fn exists(&self, id: EndpointId) -> bool {
-        self.files.get(&id).is_some_and(|file| file.exists)
+        self.files.get(&id).is_some_and(File::exists)
     }
 
     /// Whether an endpoint has a file, with other rules than these.
@@ -136,13 +147,13 @@ impl EndpointFiles {
         rules: Option<&Arc<EndpointRules>>,
     ) -> bool {
         let file = self.files.get(&id);
-        file.is_some_and(|file| file.exists && file.rules.as_ref() != rules)
+        file.is_some_and(|file| file.exists() && file.rules.as_ref() != rules)
     }
 
     /// Whether an endpoint has a file, with these rules.
     pub(super) fn has_rules(&self, id: EndpointId, rules: &Arc<EndpointRules>) -> bool {
         let file = self.files.get(&id);
-        file.is_some_and(|file| file.exists && file.rules.as_ref() == Some(rules))
+        file.is_some_and(|file| file.exists() && file.rules.as_ref() == Some(rules))
     }
 
     /// An endpoint's file is due at this time.
@@ -214,11 +225,11 @@ impl EndpointFiles {
         id: EndpointId,
         rules: Arc<EndpointRules>,
         now: BootTime,
-    ) -> (bool, Vec<Undurable>) {
+    ) -> (Presence, Vec<Undurable>) {
         let Some(file) = self.files.get_mut(&id) else {
-            return (false, Vec::new());
+            return (Presence::Absent, Vec::new());
         };
-        let existed = std::mem::replace(&mut file.exists, true);
+        let before = std::mem::replace(&mut file.presence, Presence::Present);
         file.failure = None;
         file.rules = Some(rules);
         file.written_at = now;
@@ -226,7 +237,7 @@ impl EndpointFiles {
         let background = file.background.take().map(|write| write.results);
         let mut results = background.unwrap_or_default();
         results.append(&mut file.undurable);
-        (existed, results)
+        (before, results)
     }
 
     /// A planned write failed: what is on disk is unknown, except whether there is a file. It
@@ -234,13 +245,13 @@ impl EndpointFiles {
     pub(super) fn undo_write(
         &mut self,
         id: EndpointId,
-        existed: bool,
+        before: Presence,
         results: Vec<Undurable>,
         retry_at: BootTime,
     ) {
         if let Some(file) = self.files.get_mut(&id) {
             file.undurable.extend(results);
-            file.exists = existed;
+            file.presence = before;
             file.rules = None;
             self.mark_due(id, retry_at);
         }

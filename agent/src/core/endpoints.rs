@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeSet, net::IpAddr};
 
-use holdfast_sdp::mapping::BootTime;
+use dns_policy::boot_time::BootTime;
 use ipnet::IpNet;
 use shared_maps::{EndpointId, IdentityId};
 
@@ -11,10 +11,19 @@ use super::{
     state::State,
 };
 use crate::{
-    endpoint::endpoint::{Behind, Endpoint, labels_of},
+    endpoint::endpoint::{DirtyPeers, Endpoint, labels_of},
     ipcache::metadata::{Claim, Owner},
     labels::LabelSet,
 };
+
+/// Where the model has an endpoint from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Origin {
+    /// Its source has it.
+    Source,
+    /// An earlier run had it.
+    EarlierRun,
+}
 
 impl State {
     pub(super) fn on_endpoint(&mut self, event: SourceEvent<EndpointSpec>) {
@@ -134,9 +143,8 @@ impl State {
             // Another interface or address: another instance.
             self.remove_endpoint(id);
         }
-        let since = self.now;
         if let Some(id) = self.endpoints.free_number() {
-            self.add_endpoint(id, spec, labels, since, false);
+            self.add_endpoint(id, spec, labels, Origin::Source);
         } else {
             let reason = "no endpoint number is free: remove endpoints".to_owned();
             self.endpoints.wait(spec, reason);
@@ -209,8 +217,7 @@ impl State {
         id: EndpointId,
         spec: EndpointSpec,
         labels: &LabelSet,
-        since: BootTime,
-        restored: bool,
+        origin: Origin,
     ) {
         let Some(identity) = self.acquire_pod(labels) else {
             let reason = "no identity number is left for its labels: use fewer distinct label sets";
@@ -218,9 +225,13 @@ impl State {
             self.endpoints.free(id);
             return;
         };
-        if !restored {
-            self.endpoints.forget_map_size(id);
-        }
+        let since = match origin {
+            Origin::Source => {
+                self.endpoints.forget_map_size(id);
+                self.now
+            }
+            Origin::EarlierRun => BootTime(0),
+        };
         let (mut ipv4, mut ipv6) = (None, None);
         for address in pick(&spec.addresses) {
             match address {
@@ -236,9 +247,9 @@ impl State {
             ipv4,
             ipv6,
             since,
-            restored,
+            restored: origin == Origin::EarlierRun,
             policy_map: None,
-            behind: Behind::All,
+            dirty_peers: DirtyPeers::All,
             attached: None,
             problem: None,
             unplaced: None,
@@ -293,7 +304,7 @@ impl State {
             if let Some(endpoint) = self.endpoints.get_mut(id) {
                 endpoint.identity = identity;
                 endpoint.labels = labels.clone();
-                endpoint.behind = Behind::All;
+                endpoint.dirty_peers = DirtyPeers::All;
             }
             self.join_subject(identity, labels, id);
             self.numbers.release_endpoint(before);

@@ -2,10 +2,11 @@
 
 use std::net::IpAddr;
 
-use holdfast_sdp::{
-    mapping::{BootTime, Mapping, Realised},
+use dns_policy::{
+    boot_time::BootTime,
+    mapping::{Mapping, Realised},
     name::Fqdn,
-    policy::rule::RulesOf,
+    rule::RulesOf,
 };
 use shared_maps::EndpointId;
 
@@ -69,8 +70,8 @@ pub enum Event {
     },
     /// [`crate::core::Core::next_deadline`] passed.
     Tick,
-    /// [`crate::core::Core::is_halfway`]: the next part of a change of policy.
-    GoOn,
+    /// [`crate::core::Core::change_in_progress`]: the next part of a change of policy.
+    ContinueChange,
 }
 
 /// Which learned names to forget.

@@ -8,7 +8,7 @@
 //! 5. programs; what is left of endpoints that went,
 //! 6. policy maps: what nobody uses any more: allows, redirects, denies.
 
-use std::{collections::BTreeSet, sync::Arc};
+use std::collections::BTreeSet;
 
 use ipnet::IpNet;
 use shared_maps::{
@@ -20,13 +20,22 @@ use shared_maps::{
 use super::{hold::HELD, plan::Plan, rollback::Undo, state::State};
 use crate::{
     datapath::plan::Step,
-    endpoint::{endpoint::Behind, policy_map::PolicyMap},
+    endpoint::{endpoint::DirtyPeers, policy_map::PolicyMap},
     ipcache::table::key_of,
-    policy::compute::{self, DnsScope},
+    policy::compute,
 };
 
 /// Prefixes that one round moves: while it lasts, old and new identities both exist.
 pub(super) const CHUNK: usize = 512;
+
+/// How many prefixes a round moves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum RoundSize {
+    /// As many as a chunk has.
+    Chunk,
+    /// No more than the work budget of a part of a change allows.
+    WithinBudget,
+}
 
 /// Removals of policy entries, kept for the end of a round.
 pub(super) type Removals = Vec<(EndpointId, PolicyKey, PolicyValue)>;
@@ -42,7 +51,7 @@ impl State {
         let mut rest = moves.as_slice();
         let mut deferred = Removals::new();
         loop {
-            let done = self.round(plan, rest, &mut deferred, false);
+            let done = self.round(plan, rest, &mut deferred, RoundSize::Chunk);
             rest = rest.get(done..).unwrap_or_default();
             if rest.is_empty() {
                 break;
@@ -50,10 +59,10 @@ impl State {
         }
         // What idle identities left behind is work of its own.
         while self.has_work() {
-            self.round(plan, &[], &mut deferred, false);
+            self.round(plan, &[], &mut deferred, RoundSize::Chunk);
         }
         self.plan_removals(plan, deferred);
-        if !self.is_halfway() {
+        if !self.change_in_progress() {
             // The last round may have removed identities that DNS rules have as servers.
             self.refresh_dns();
         }
@@ -78,21 +87,20 @@ impl State {
     /// Whether an endpoint lacks entries that its map would take.
     fn has_work(&self) -> bool {
         let mut dirty = self.endpoints.dirty();
-        dirty.any(|endpoint| !endpoint.behind.is_none() && endpoint.problem.is_none())
+        dirty.any(|endpoint| !endpoint.dirty_peers.is_none() && endpoint.problem.is_none())
     }
 
-    /// Plans what is to be done and some of these prefixes: a chunk at most, fewer if they are
-    /// more than `part` of a change of policy takes. Gives how many.
+    /// Plans what is to be done and some of these prefixes, a chunk at most. Gives how many.
     pub(super) fn round(
         &mut self,
         plan: &mut Plan,
         prefixes: &[IpNet],
         deferred: &mut Removals,
-        part: bool,
+        size: RoundSize,
     ) -> usize {
         let mut taken = 0;
         for prefix in prefixes.iter().take(CHUNK) {
-            if part && taken > 0 && !self.has_room() {
+            if size == RoundSize::WithinBudget && taken > 0 && !self.has_room() {
                 break;
             }
             self.resolve(*prefix);
@@ -102,7 +110,7 @@ impl State {
         self.checkpoint(plan);
         let mut removals = Removals::new();
         let mut blocked = BTreeSet::new();
-        if !self.is_halfway() {
+        if !self.change_in_progress() {
             self.refresh_dns();
         }
         for id in self.endpoints.dirty_ids() {
@@ -125,13 +133,13 @@ impl State {
         // prefix of its: until then the datapath may use it.
         let (now, later) = removals.into_iter().partition(|(_, key, _)| {
             let peer = IdentityId(key.sec_label);
-            self.selectors.labels(peer).is_some() || !self.ipcache.is_in_force(peer)
+            self.policy.labels_of(peer).is_some() || !self.ipcache.is_in_force(peer)
         });
         *deferred = later;
         self.plan_removals(plan, now);
         let files = &self.files;
         self.endpoints.retain_dirty(|endpoint| {
-            !endpoint.behind.is_none()
+            !endpoint.dirty_peers.is_none()
                 || endpoint.policy_map.is_none()
                 || !files.exists(endpoint.id)
                 || endpoint.attached.as_ref() != Some(&endpoint.attachment())
@@ -151,20 +159,8 @@ impl State {
     }
 
     pub(super) fn refresh_dns(&mut self) {
-        for subject in self
-            .subjects
-            .values_mut()
-            .filter(|subject| subject.dns_dirty)
-        {
-            subject.dns_dirty = false;
-            if subject.dns_scope.is_by_name() {
-                subject.dns_scope = DnsScope::of(&subject.policy, &self.selectors);
-            }
-            let rules = compute::dns_rules(&subject.policy, &self.selectors);
-            if *subject.dns != rules {
-                subject.dns = Arc::new(rules);
-                self.publication.mark_stale();
-            }
+        if self.policy.refresh_dns() {
+            self.publication.mark_stale();
         }
     }
 
@@ -186,11 +182,11 @@ impl State {
         let Some(endpoint) = self.endpoints.get(id) else {
             return;
         };
-        let Some(subject) = self.subjects.get(&endpoint.identity) else {
+        let Some(subject) = self.policy.subject(endpoint.identity) else {
             return;
         };
-        if endpoint.behind.is_none() && !is_new {
-            let revision = subject.revision;
+        if endpoint.dirty_peers.is_none() && !is_new {
+            let revision = subject.revision();
             if let Some(endpoint) = self.endpoints.get_mut(id) {
                 endpoint.policy_revision = revision;
             }
@@ -204,14 +200,14 @@ impl State {
         }
         let empty = PolicyMap::default();
         let map = endpoint.policy_map.as_ref().unwrap_or(&empty);
-        let peers: BTreeSet<IdentityId> = match &endpoint.behind {
-            Behind::Some(peers) if !is_new => peers.clone(),
-            _ => map.peers().chain(subject.entries.keys().copied()).collect(),
+        let peers: BTreeSet<IdentityId> = match &endpoint.dirty_peers {
+            DirtyPeers::Some(peers) if !is_new => peers.clone(),
+            _ => map.peers().chain(subject.peers()).collect(),
         };
         let (mut sets, mut unsets) = (Vec::new(), Vec::new());
         let nothing = compute::Entries::new();
         for peer in &peers {
-            let wanted = subject.entries.get(peer).unwrap_or(&nothing);
+            let wanted = subject.entries(*peer).unwrap_or(&nothing);
             let has = map.get(*peer).unwrap_or(&nothing);
             for (key, value) in wanted
                 .iter()
@@ -224,7 +220,7 @@ impl State {
         }
         let added = sets.iter().filter(|(_, _, old)| old.is_none()).count();
         let needed = endpoint.policy_entries() + added;
-        let revision = subject.revision;
+        let revision = subject.revision();
         let room = self.policy_map_max(id);
         if added > 0 && needed > room {
             let problem = format!(
@@ -259,7 +255,7 @@ impl State {
         }
         if let Some(endpoint) = self.endpoints.get_mut(id) {
             endpoint.policy_map.get_or_insert_default();
-            endpoint.behind = Behind::default();
+            endpoint.dirty_peers = DirtyPeers::default();
             endpoint.problem = None;
             endpoint.policy_revision = revision;
         }
@@ -272,10 +268,10 @@ impl State {
             let Some(endpoint) = self.endpoints.get_mut(id) else {
                 continue;
             };
-            let Behind::Some(peers) = &endpoint.behind else {
+            let DirtyPeers::Some(peers) = &endpoint.dirty_peers else {
                 continue;
             };
-            let Some(subject) = self.subjects.get(&endpoint.identity) else {
+            let Some(subject) = self.policy.subject(endpoint.identity) else {
                 continue;
             };
             let Some(map) = &endpoint.policy_map else {
@@ -284,13 +280,13 @@ impl State {
             let gone: Vec<IdentityId> = peers
                 .iter()
                 .copied()
-                .filter(|peer| !subject.entries.contains_key(peer))
+                .filter(|peer| subject.entries(*peer).is_none())
                 .collect();
             for peer in &gone {
                 let entries = map.get(*peer).into_iter().flatten();
                 removals.extend(entries.map(|(key, value)| (endpoint.id, *key, *value)));
             }
-            if let Behind::Some(peers) = &mut endpoint.behind {
+            if let DirtyPeers::Some(peers) = &mut endpoint.dirty_peers {
                 peers.retain(|peer| !gone.contains(peer));
             }
         }
@@ -321,8 +317,8 @@ impl State {
     fn wants(&self, id: EndpointId, key: &PolicyKey) -> bool {
         self.endpoints
             .get(id)
-            .and_then(|endpoint| self.subjects.get(&endpoint.identity))
-            .and_then(|subject| subject.entries.get(&IdentityId(key.sec_label)))
+            .and_then(|endpoint| self.policy.subject(endpoint.identity))
+            .and_then(|subject| subject.entries(IdentityId(key.sec_label)))
             .is_some_and(|entries| entries.contains_key(key))
     }
 

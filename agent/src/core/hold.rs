@@ -6,7 +6,7 @@
 
 use std::{collections::BTreeMap, sync::Arc};
 
-use holdfast_sdp::policy::rule::EndpointRules;
+use dns_policy::rule::EndpointRules;
 use shared_maps::{
     EndpointId, IdentityId,
     policy::{EGRESS, INGRESS, PolicyKey},
@@ -14,7 +14,7 @@ use shared_maps::{
 
 use super::state::State;
 use crate::{
-    endpoint::endpoint::{Behind, Endpoint},
+    endpoint::endpoint::{DirtyPeers, Endpoint},
     policy::compute::Entries,
 };
 
@@ -43,6 +43,11 @@ impl Hold {
         }
     }
 
+    /// The first listing of policies has gaps.
+    pub(super) fn begin(&mut self) {
+        self.uncertain = true;
+    }
+
     /// Whether an endpoint keeps what it had.
     pub(super) fn has(&self, id: EndpointId) -> bool {
         self.held.contains_key(&id)
@@ -65,14 +70,12 @@ impl Hold {
 }
 
 impl State {
-    pub(super) fn on_policies_uncertain(&mut self, uncertain: bool) {
-        self.restoration.hold_mut().uncertain = uncertain;
-        if uncertain {
-            return;
-        }
+    /// The listing of policies has no gaps any more: endpoints follow it.
+    pub(super) fn end_hold(&mut self) {
+        self.restoration.hold_mut().uncertain = false;
         for id in std::mem::take(&mut self.restoration.hold_mut().held).into_keys() {
             if let Some(endpoint) = self.endpoints.mark_mut(id) {
-                endpoint.behind = Behind::All;
+                endpoint.dirty_peers = DirtyPeers::All;
             }
             self.publication.mark_stale();
         }
@@ -100,12 +103,12 @@ impl State {
     /// Whether the policy computed now lets pass what the map of the last run does not: a
     /// direction that is not restricted any more, or a deny that is gone.
     fn opens(&self, endpoint: &Endpoint) -> bool {
-        let subject = self.subjects.get(&endpoint.identity);
+        let subject = self.policy.subject(endpoint.identity);
         let (Some(subject), Some(map)) = (subject, &endpoint.policy_map) else {
             return false;
         };
         let nothing = Entries::new();
-        let wanted = |peer| subject.entries.get(&peer).unwrap_or(&nothing);
+        let wanted = |peer| subject.entries(peer).unwrap_or(&nothing);
         let everyone = IdentityId::UNKNOWN;
         let unrestricted = |direction| {
             let key = PolicyKey::new(everyone.0, direction, 0, 0, 0);
@@ -117,7 +120,7 @@ impl State {
             let peer = IdentityId(key.sec_label);
             // Names and blocks have no identity yet: what the datapath has of them counts.
             let known = peer == everyone
-                || self.selectors.labels(peer).is_some()
+                || self.policy.labels_of(peer).is_some()
                 || self.ipcache.is_in_force(peer);
             known && !wanted(peer).get(key).is_some_and(|value| value.is_deny())
         });

@@ -1,7 +1,7 @@
 //! Which identity a prefix has, and what follows when one comes or goes.
 
 use ipnet::IpNet;
-use shared_maps::IdentityId;
+use shared_maps::{EndpointId, IdentityId};
 
 use super::{changes::MARK, plan::Plan, state::State};
 use crate::{identity::scopes::reserved, labels::LabelSet};
@@ -13,7 +13,7 @@ impl State {
             return;
         };
         self.counters.prefixes_resolved += 1;
-        self.changes.spent += 1;
+        self.policy.changes_mut().spend(1);
         let before = metadata.desired.filter(|_| metadata.held);
         let (mut labels_of_host, mut in_part) = (None, false);
         if metadata.is_unclaimed() {
@@ -49,7 +49,8 @@ impl State {
             && self.numbers.release_local(before)
         {
             // Endpoints' maps will have to forget it.
-            self.changes.spent += MARK * self.endpoints.len();
+            let units = MARK * self.endpoints.len();
+            self.policy.changes_mut().spend(units);
         }
         if in_part {
             self.note_limited(prefix);
@@ -65,8 +66,8 @@ impl State {
         let Some(all) = self.numbers.set_host_labels(prefix, labels) else {
             return;
         };
-        let selectors = self.selectors.remove_identity(IdentityId::HOST);
-        self.reselect(&selectors, IdentityId::HOST);
+        let endpoints = self.policy.remove_identity(IdentityId::HOST);
+        self.mark_dirty_peers(&endpoints, IdentityId::HOST);
         self.introduce(IdentityId::HOST, all);
     }
 
@@ -89,17 +90,27 @@ impl State {
     /// A new identity: policy maps have to know it.
     pub(super) fn introduce(&mut self, identity: IdentityId, labels: LabelSet) {
         self.numbers.budget_mut().add(identity, &labels);
-        let selectors = self.selectors.add_identity(identity, labels);
-        self.reselect(&selectors, identity);
+        let endpoints = self.policy.add_identity(identity, labels);
+        self.mark_dirty_peers(&endpoints, identity);
     }
 
     pub(super) fn forget_identity(&mut self, plan: &mut Plan, identity: IdentityId) {
-        if let Some(labels) = self.selectors.labels(identity).cloned() {
+        if let Some(labels) = self.policy.labels_of(identity).cloned() {
             self.numbers.budget_mut().remove(identity, &labels);
             plan.forget(identity, labels);
         }
-        let selectors = self.selectors.remove_identity(identity);
-        self.reselect(&selectors, identity);
+        let endpoints = self.policy.remove_identity(identity);
+        self.mark_dirty_peers(&endpoints, identity);
+    }
+
+    /// Maps of these endpoints have to follow a change of an identity's entries.
+    fn mark_dirty_peers(&mut self, endpoints: &[EndpointId], peer: IdentityId) {
+        for id in endpoints {
+            if let Some(endpoint) = self.endpoints.mark_mut(*id) {
+                endpoint.dirty_peers.add([peer]);
+            }
+        }
+        self.policy.changes_mut().spend(MARK * endpoints.len());
     }
 
     /// Takes up again what the plan forgot and a prefix has still, because its step failed:

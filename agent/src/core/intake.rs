@@ -6,12 +6,15 @@
 
 use std::collections::HashMap;
 
-use holdfast_sdp::{mapping::BootTime, quota::Quota};
+use dns_policy::mapping::Refusal;
+use holdfast_sdp::quota::Quota;
 use shared_maps::EndpointId;
 
 use super::{
     event::{MappingEvent, StreamId},
+    plan::Plan,
     rate::MappingRate,
+    state::State,
 };
 
 /// Mappings kept until the sources are synced.
@@ -37,31 +40,38 @@ impl Default for Intake {
 }
 
 impl Intake {
-    /// Whether the stream's rate, in addresses per second, allows one more mapping.
-    pub(super) fn allows(&mut self, event: &MappingEvent, rate: u32, now: BootTime) -> bool {
+    /// Accepts a mapping, refuses it, or keeps it until the sources are synced.
+    pub(super) fn admit(&mut self, state: &mut State, plan: &mut Plan, event: MappingEvent) {
         let endpoint = event.mapping.endpoint.id;
-        let of_stream = self.rates.entry(event.stream);
-        let of_stream = of_stream.or_insert_with(|| MappingRate::new(now));
-        of_stream.take(endpoint, event.mapping.addresses.len(), rate, now)
-    }
-
-    /// Keeps a mapping until the sources are synced. Returns it if there is no room.
-    pub(super) fn postpone(&mut self, event: MappingEvent) -> Result<(), MappingEvent> {
-        if !self.early_shares.take(event.mapping.endpoint.id, 1) {
-            return Err(event);
+        if !self.is_within_rate(state, &event) {
+            state.refuse(plan, &event, Refusal::RateLimited);
+        } else if state.restoration.is_synced() {
+            state.learn(plan, &event);
+        } else if self.early_shares.take(endpoint, 1) {
+            self.early.push(event);
+        } else {
+            state.refuse(plan, &event, Refusal::RateLimited);
         }
-        self.early.push(event);
-        Ok(())
     }
 
-    /// Takes the mappings that came before the sources were synced.
-    pub(super) fn take_early(&mut self) -> Vec<MappingEvent> {
+    /// Accepts the mappings that came before the sources were synced.
+    pub(super) fn admit_early(&mut self, state: &mut State, plan: &mut Plan) {
         self.early_shares.clear();
-        std::mem::take(&mut self.early)
+        for event in std::mem::take(&mut self.early) {
+            state.learn(plan, &event);
+        }
     }
 
     /// A stream closed.
     pub(super) fn close(&mut self, stream: StreamId) {
         self.rates.remove(&stream);
+    }
+
+    fn is_within_rate(&mut self, state: &State, event: &MappingEvent) -> bool {
+        let (now, rate) = (state.now, state.config.mapping_rate);
+        let of_stream = self.rates.entry(event.stream);
+        let of_stream = of_stream.or_insert_with(|| MappingRate::new(now));
+        let addresses = event.mapping.addresses.len();
+        of_stream.take(event.mapping.endpoint.id, addresses, rate, now)
     }
 }

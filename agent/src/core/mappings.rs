@@ -2,17 +2,19 @@
 
 use std::net::IpAddr;
 
-use holdfast_sdp::{
-    mapping::{BootTime, Mapping, Realised, Refusal, lease},
+use dns_policy::{
+    boot_time::BootTime,
+    mapping::{Mapping, Realised, Refusal},
     name::Fqdn,
-    policy::table::Question,
+    table::Question,
 };
+use holdfast_sdp::mapping::lease;
 use ipnet::IpNet;
 use shared_maps::{FAMILY_IPV4, FAMILY_IPV6, IdentityId};
 
 use super::{
     endpoint_files::Undurable,
-    event::{Effect, MAX_ADDRESSES, MAX_NAME, MappingEvent, MappingOutcome, StreamId},
+    event::{Effect, MAX_ADDRESSES, MAX_NAME, MappingEvent, MappingOutcome},
     plan::{PendingOutcome, Plan},
     state::State,
 };
@@ -32,27 +34,8 @@ const TAKEN_ADDRESSES: usize = 1024;
 const SCARCE: usize = 16;
 
 impl State {
-    pub(super) fn on_mappings(&mut self, plan: &mut Plan, mappings: Vec<MappingEvent>) {
-        for event in mappings {
-            let (now, rate) = (self.now, self.config.mapping_rate);
-            if !self.intake.allows(&event, rate, now) {
-                self.refuse(plan, &event, Refusal::RateLimited);
-            } else if self.restoration.is_synced() {
-                self.learn(plan, &event);
-            } else if let Err(event) = self.intake.postpone(event) {
-                self.refuse(plan, &event, Refusal::RateLimited);
-            }
-        }
-    }
-
-    /// Takes up the mappings that came before the sources were synced.
-    pub(super) fn learn_early(&mut self, plan: &mut Plan) {
-        for event in self.intake.take_early() {
-            self.learn(plan, &event);
-        }
-    }
-
-    fn refuse(&mut self, plan: &mut Plan, event: &MappingEvent, refusal: Refusal) {
+    /// Answers a mapping that is not accepted.
+    pub(super) fn refuse(&mut self, plan: &mut Plan, event: &MappingEvent, refusal: Refusal) {
         let counter = match refusal {
             Refusal::EndpointUnknown => &mut self.counters.mappings_endpoint_unknown,
             Refusal::NotAllowed => &mut self.counters.mappings_not_allowed,
@@ -77,7 +60,8 @@ impl State {
         });
     }
 
-    fn learn(&mut self, plan: &mut Plan, event: &MappingEvent) {
+    /// Accepts a mapping, if policy allows its question.
+    pub(super) fn learn(&mut self, plan: &mut Plan, event: &MappingEvent) {
         let mapping = &event.mapping;
         if let Err(refusal) = self.check(mapping) {
             if refusal == Refusal::NotAllowed && mapping.replayed && self.was_cleaned(mapping) {
@@ -109,13 +93,13 @@ impl State {
         let mut left_out = mapping.addresses.len().saturating_sub(TAKEN_ADDRESSES);
         let labels = match self.names.name(&mapping.name) {
             Some(entry) => entry.labels.clone(),
-            None => self.name_selectors.labels_of(&mapping.name),
+            None => self.policy.labels_of_name(&mapping.name),
         };
         let mut prefixes = Vec::with_capacity(mapping.addresses.len().min(TAKEN_ADDRESSES));
         for address in mapping.addresses.iter().copied().take(TAKEN_ADDRESSES) {
             if self.config.refused_prefixes.covering(address).is_some() {
                 self.counters.addresses_refused += 1;
-                self.refused.note(&mapping.name, address);
+                self.closed.note_refused(&mapping.name, address);
                 continue;
             }
             if !self.is_plumbed(address) {
@@ -268,7 +252,7 @@ impl State {
         {
             if outcome.realised == Realised::Yes {
                 let asker = self.endpoints.get(endpoint);
-                let lacks = asker.is_some_and(|e| !e.behind.is_none()) && !prefixes.is_empty();
+                let lacks = asker.is_some_and(|e| !e.dirty_peers.is_none()) && !prefixes.is_empty();
                 if !lacks && prefixes.iter().all(|prefix| self.is_realised(*prefix)) {
                     self.counters.mappings_realised += 1;
                     outcome.revision = self.revision_in_force();
@@ -295,12 +279,6 @@ impl State {
         self.ipcache.get(prefix).is_some_and(is)
     }
 
-    pub(super) fn on_stream_down(&mut self, stream: StreamId) {
-        self.intake.close(stream);
-        self.files.forget_stream(stream);
-        self.leases.close(stream, self.now);
-    }
-
     pub(super) fn revoke_leases(&mut self, plan: &mut Plan, name: Fqdn, addresses: Vec<IpAddr>) {
         self.counters.revocations += 1;
         let pairs = self.names.name(&name).into_iter();
@@ -323,21 +301,19 @@ impl State {
         }
     }
 
-    pub(super) fn on_liveness(
-        &mut self,
-        gc_start: BootTime,
-        alive: &[(IpAddr, IpAddr)],
-        complete: bool,
-    ) {
+    /// A pass over the conntrack maps found these connections.
+    pub(super) fn on_alive(&mut self, gc_start: BootTime, alive: &[(IpAddr, IpAddr)]) {
         for (local, remote) in alive {
             if let Some(id) = self.endpoints.by_address(*local) {
                 self.names.mark_alive(id, *remote, gc_start);
             }
         }
-        if complete {
-            let expired = self.names.pass(gc_start, self.now);
-            self.release(expired);
-        }
+    }
+
+    /// The pass read every conntrack map to its end.
+    pub(super) fn on_pass_complete(&mut self, gc_start: BootTime) {
+        let expired = self.names.pass(gc_start, self.now);
+        self.release(expired);
     }
 
     /// Lets go of what expired, as far as the inbox does not say otherwise.

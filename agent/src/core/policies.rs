@@ -1,16 +1,10 @@
 //! What a change of policy does to subjects, selectors and labels; in which order, says
 //! [`super::changes`].
 
-use std::collections::BTreeSet;
-
-use holdfast_sdp::{name::Fqdn, pattern::SelectorKey};
+use dns_policy::{name::Fqdn, pattern::SelectorKey};
 use ipnet::IpNet;
-use shared_maps::IdentityId;
 
-use super::{
-    changes::MARK,
-    state::{State, Subject},
-};
+use super::state::State;
 use crate::{
     fqdn::cache::NamePair,
     ipcache::{
@@ -18,126 +12,12 @@ use crate::{
         resolve::cidr_label,
     },
     labels::LabelSet,
-    policy::{
-        compute::{DnsScope, RuleIndex},
-        model::EndpointPolicy,
-        parse::PolicyDocument,
-    },
-    selector::{
-        cache::SelectorId,
-        selector::{FqdnSelector, Selector},
-    },
+    selector::selector::{FqdnSelector, Selector},
 };
 
 impl State {
-    /// Computes the policy of a new subject.
-    pub(super) fn compute_subject(&mut self, identity: IdentityId) {
-        let Some(subject) = self.subjects.get_mut(&identity) else {
-            return;
-        };
-        subject.policy = EndpointPolicy::of(&subject.labels, &self.repository);
-        subject.rules = RuleIndex::of(&subject.policy, &self.selectors);
-        let mut peers = BTreeSet::from([IdentityId::UNKNOWN, IdentityId::HOST]);
-        for id in subject.rules.selectors() {
-            peers.extend(self.selectors.selections(id).into_iter().flatten());
-        }
-        subject.dns_scope = DnsScope::of(&subject.policy, &self.selectors);
-        subject.dns_dirty = true;
-        self.render(identity, peers);
-    }
-
-    /// A document that has a say in a subject's policy changed. Gives the identities whose
-    /// entries its endpoints' maps have to follow.
-    pub(super) fn change_subject(
-        &mut self,
-        identity: IdentityId,
-        key: &str,
-        document: Option<&PolicyDocument>,
-    ) -> Vec<IdentityId> {
-        let Some(subject) = self.subjects.get_mut(&identity) else {
-            return Vec::new();
-        };
-        let change = subject.policy.put(key, &subject.labels, document);
-        subject.rules.follow(&change, &self.selectors);
-        let mut peers = BTreeSet::from([IdentityId::UNKNOWN, IdentityId::HOST]);
-        for selector in change.rules().flat_map(|rule| rule.selectors()) {
-            let id = self.selectors.id_of(selector);
-            let selections = id.and_then(|id| self.selectors.selections(id));
-            peers.extend(selections.into_iter().flatten());
-        }
-        let egress = change.egress.added.iter().chain(&change.egress.removed);
-        if egress.clone().any(|rule| subject.dns_scope.is_in(rule)) {
-            subject.dns_scope = DnsScope::of(&subject.policy, &self.selectors);
-            subject.dns_dirty = true;
-        }
-        self.render(identity, peers)
-    }
-
-    /// Renders a subject's entries for some peers; gives those for which they differ.
-    fn render(&mut self, identity: IdentityId, peers: BTreeSet<IdentityId>) -> Vec<IdentityId> {
-        let Some(subject) = self.subjects.get_mut(&identity) else {
-            return Vec::new();
-        };
-        let port = self.config.proxy_port;
-        let mut changed = Vec::new();
-        for peer in peers {
-            let entries = subject.rules.entries(
-                &subject.policy,
-                &subject.labels,
-                peer,
-                &self.selectors,
-                port,
-            );
-            let same = match subject.entries.get(&peer) {
-                Some(before) => *before == entries,
-                None => entries.is_empty(),
-            };
-            if same {
-                continue;
-            }
-            changed.push(peer);
-            if entries.is_empty() {
-                subject.entries.remove(&peer);
-            } else {
-                subject.entries.insert(peer, entries);
-            }
-        }
-        subject.revision = self.publication.revision();
-        changed
-    }
-
-    /// Selections of these selectors changed by one identity.
-    pub(super) fn reselect(&mut self, selectors: &[SelectorId], peer: IdentityId) {
-        if selectors.is_empty() {
-            return;
-        }
-        let using = |subject: &&mut Subject| subject.rules.uses(selectors);
-        for subject in self.subjects.values_mut().filter(using) {
-            subject.dns_dirty |= subject.dns_scope.uses(selectors);
-            let entries = subject.rules.entries(
-                &subject.policy,
-                &subject.labels,
-                peer,
-                &self.selectors,
-                self.config.proxy_port,
-            );
-            if entries.is_empty() {
-                subject.entries.remove(&peer);
-            } else {
-                subject.entries.insert(peer, entries);
-            }
-            for endpoint in &subject.endpoints {
-                if let Some(endpoint) = self.endpoints.mark_mut(*endpoint) {
-                    endpoint.behind.add([peer]);
-                }
-            }
-            self.changes.spent += MARK * subject.endpoints.len();
-        }
-    }
-
     pub(super) fn register(&mut self, selector: &Selector) {
-        let (_, new) = self.selectors.register(selector);
-        if !new {
+        if !self.policy.register(selector) {
             return;
         }
         match selector {
@@ -147,7 +27,7 @@ impl State {
                 }
             }
             Selector::Fqdn(fqdn) => {
-                self.name_selectors.add(fqdn);
+                self.policy.add_name_selector(fqdn);
                 self.relabel_names(fqdn);
                 self.preallocate(fqdn);
             }
@@ -161,7 +41,7 @@ impl State {
     }
 
     pub(super) fn unregister(&mut self, selector: &Selector) {
-        if !self.selectors.unregister(selector) {
+        if !self.policy.unregister(selector) {
             return;
         }
         match selector {
@@ -171,9 +51,9 @@ impl State {
                 }
             }
             Selector::Fqdn(fqdn) => {
-                self.name_selectors.remove(fqdn);
+                let held = self.policy.remove_name_selector(fqdn);
                 self.relabel_names(fqdn);
-                for id in self.preallocated.remove(fqdn).unwrap_or_default() {
+                for id in held {
                     self.numbers.release_local(id);
                 }
             }
@@ -187,7 +67,7 @@ impl State {
     }
 
     fn ask_block(&mut self, prefix: IpNet) {
-        *self.blocks.entry(prefix).or_default() += 1;
+        self.policy.ask_block(prefix);
         if let Some(label) = cidr_label(prefix) {
             let labels = Claim::Labels(LabelSet::new(vec![label]));
             self.ipcache.claim(prefix, Owner::Policy, labels);
@@ -195,12 +75,7 @@ impl State {
     }
 
     fn drop_block(&mut self, prefix: IpNet) {
-        let Some(users) = self.blocks.get_mut(&prefix) else {
-            return;
-        };
-        *users -= 1;
-        if *users == 0 {
-            self.blocks.remove(&prefix);
+        if self.policy.drop_block(prefix) {
             self.ipcache.unclaim(prefix, &Owner::Policy);
         }
     }
@@ -218,7 +93,7 @@ impl State {
             names.filter(|n| matcher.matches(n)).cloned().collect()
         };
         for name in matching {
-            let labels = self.name_selectors.labels_of(&name);
+            let labels = self.policy.labels_of_name(&name);
             self.label_name(&name, labels);
         }
     }
@@ -244,8 +119,7 @@ impl State {
     /// Gives selectors their identities that came before prefixes could ask for the numbers
     /// which they had.
     pub(super) fn preallocate_early(&mut self) {
-        let selectors: Vec<FqdnSelector> = self.preallocated.keys().cloned().collect();
-        for selector in selectors {
+        for selector in self.policy.preallocated() {
             self.preallocate(&selector);
         }
     }
@@ -255,13 +129,13 @@ impl State {
             return;
         }
         if !self.restoration.is_synced() {
-            self.preallocated.insert(selector.clone(), Vec::new());
+            self.policy.preallocate(selector.clone(), Vec::new());
             return;
         }
         let alone = self.labels_alone(selector);
         let held = alone.iter().filter_map(|labels| self.acquire_local(labels));
         let held = held.collect();
-        self.preallocated.insert(selector.clone(), held);
+        self.policy.preallocate(selector.clone(), held);
     }
 
     /// Labels of addresses that only this selector selects, of each family.

@@ -3,7 +3,7 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
-use holdfast_sdp::mapping::BootTime;
+use dns_policy::boot_time::BootTime;
 use shared_maps::EndpointId;
 
 use super::state::State;
@@ -21,7 +21,7 @@ const TRUCE: Duration = Duration::from_secs(60);
 
 /// How far a pass over the endpoints' programs is.
 #[derive(Debug, Default)]
-pub(super) struct ProgramsPass {
+pub(super) struct ProgramsRun {
     /// When the next look is due.
     due: BootTime,
     /// The endpoint that was looked at last; none between two passes.
@@ -38,49 +38,53 @@ struct Contest {
     last: BootTime,
 }
 
-impl ProgramsPass {
+impl ProgramsRun {
     /// When the next look is due.
     pub(super) fn due(&self) -> BootTime {
         self.due
     }
-}
-
-impl State {
     /// The next endpoints whose programs are to be looked at; none if it is not the time.
-    pub(super) fn look_at_programs(&mut self) -> Option<Look> {
-        if self.programs.due > self.now {
+    pub(super) fn next(&mut self, state: &mut State) -> Option<Look> {
+        if self.due > state.now {
             return None;
         }
-        let next = self.endpoints.after(self.programs.after);
+        let next = state.endpoints.after(self.after);
         let attached = next.filter_map(|endpoint| {
             let attached = endpoint.attached.clone();
             attached.filter(|attached| *attached == endpoint.attachment())
         });
         let batch: Vec<_> = attached.take(PROGRAMS_BATCH).collect();
-        self.programs.after = batch.last().map(|last| last.endpoint);
-        let pause = match self.programs.after {
+        self.after = batch.last().map(|last| last.endpoint);
+        let pause = match self.after {
             Some(_) => PAUSE,
-            None => self.config.reconcile_interval.clamp(PAUSE, INTERVAL),
+            None => state.config.reconcile_interval.clamp(PAUSE, INTERVAL),
         };
-        self.programs.due = self.now.plus(pause);
-        self.programs.under_way = !batch.is_empty();
-        self.programs.under_way.then_some(Look::Programs(batch))
+        self.due = state.now.plus(pause);
+        self.under_way = !batch.is_empty();
+        self.under_way.then_some(Look::Programs(batch))
     }
 
     /// Whether the look under way was one at programs; it ends here.
-    pub(super) fn end_look_at_programs(&mut self) -> bool {
-        std::mem::take(&mut self.programs.under_way)
+    pub(super) fn end_look(&mut self) -> bool {
+        std::mem::take(&mut self.under_way)
     }
 
     /// Takes what is wrong about programs. Gives the number of faults that the next plan repairs.
-    pub(super) fn seen_programs(&mut self, found: &[(EndpointId, Vec<ProgramFault>)]) -> u64 {
+    pub(super) fn compare(
+        &mut self,
+        state: &mut State,
+        found: &[(EndpointId, Vec<ProgramFault>)],
+    ) -> u64 {
         let mut repaired = 0;
         for (id, faults) in found {
             // Both hooks of an endpoint are often overtaken by the same contender.
             let gives_up = match faults.first() {
-                Some(fault) if faults.iter().all(may_last) => !self.may_regain(*id, fault),
+                Some(fault) if faults.iter().all(may_last) => !self.may_regain(state, *id, fault),
                 _ => {
-                    self.end_contest(*id, faults.is_empty());
+                    if faults.is_empty() {
+                        self.end_contest(state, *id);
+                    }
+                    self.forget_contest(*id, state.now);
                     false
                 }
             };
@@ -92,26 +96,26 @@ impl State {
             if faults.is_empty() || gives_up || is_gone {
                 continue;
             }
-            if let Some(endpoint) = self.endpoints.mark_mut(*id) {
+            if let Some(endpoint) = state.endpoints.mark_mut(*id) {
                 endpoint.attached = None;
                 repaired += 1;
             }
         }
-        self.counters.reconciled.programs += repaired;
+        state.counters.reconciled.programs += repaired;
         repaired
     }
 
     /// Whether the programs are to be attached once more.
-    fn may_regain(&mut self, id: EndpointId, fault: &ProgramFault) -> bool {
-        let now = self.now;
-        let contest = self.programs.contested.entry(id);
+    fn may_regain(&mut self, state: &mut State, id: EndpointId, fault: &ProgramFault) -> bool {
+        let now = state.now;
+        let contest = self.contested.entry(id);
         let contest = contest.or_insert(Contest {
             times: 0,
             last: now,
         });
         if contest.times >= REGAINS {
             if contest.last.plus(TRUCE) > now {
-                if let Some(endpoint) = self.endpoints.get_mut(id) {
+                if let Some(endpoint) = state.endpoints.get_mut(id) {
                     endpoint.unplaced = Some(given_up(fault));
                 }
                 return false;
@@ -123,19 +127,23 @@ impl State {
         true
     }
 
-    /// The programs are the first: after a while without a contest the next one is a new one.
-    fn end_contest(&mut self, id: EndpointId, is_first: bool) {
-        let Some(contest) = self.programs.contested.get(&id) else {
-            return;
-        };
-        if is_first
-            && contest.times >= REGAINS
-            && let Some(endpoint) = self.endpoints.get_mut(id)
+    /// The programs are the first again.
+    fn end_contest(&self, state: &mut State, id: EndpointId) {
+        if self
+            .contested
+            .get(&id)
+            .is_some_and(|contest| contest.times >= REGAINS)
+            && let Some(endpoint) = state.endpoints.get_mut(id)
         {
             endpoint.unplaced = None;
         }
-        if contest.last.plus(TRUCE) <= self.now {
-            self.programs.contested.remove(&id);
+    }
+
+    /// After a while without a contest the next one is a new one.
+    fn forget_contest(&mut self, id: EndpointId, now: BootTime) {
+        let contest = self.contested.get(&id);
+        if contest.is_some_and(|contest| contest.last.plus(TRUCE) <= now) {
+            self.contested.remove(&id);
         }
     }
 }

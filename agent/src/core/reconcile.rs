@@ -10,7 +10,7 @@
 
 use std::{net::IpAddr, ops::Bound, time::Duration};
 
-use holdfast_sdp::{mapping::BootTime, name::Fqdn};
+use dns_policy::{boot_time::BootTime, name::Fqdn};
 use ipnet::IpNet;
 use shared_maps::{
     EndpointId, IdentityId,
@@ -19,7 +19,7 @@ use shared_maps::{
     policy::{PolicyKey, PolicyValue},
 };
 
-use super::{snapshot::Reconciled, state::State};
+use super::{programs::ProgramsRun, snapshot::Reconciled, state::State};
 use crate::{
     datapath::look::{BATCH, Look, Sight},
     endpoint::endpoint::Endpoint,
@@ -34,11 +34,18 @@ use crate::{
 const PAUSE: Duration = Duration::from_millis(10);
 /// A walk begins anew when the entry it stands on is removed: beyond twice what there is, and
 /// these, it is given up until the next pass.
-const PATIENCE: usize = 4096;
+const MAX_EXTRA_ENTRIES: usize = 4096;
 
-/// How far a pass is.
+/// Comparing the datapath with the model: what differs is corrected in the model.
 #[derive(Debug, Default)]
-pub(super) struct Pass {
+pub(super) struct Reconcile {
+    maps: ReconcileRun,
+    programs: ProgramsRun,
+}
+
+/// How far a pass over the maps and the names is.
+#[derive(Debug, Default)]
+struct ReconcileRun {
     stage: Stage,
     /// When the next look is due.
     due: BootTime,
@@ -73,139 +80,153 @@ enum Stage {
     Names,
 }
 
-impl State {
+impl Reconcile {
     /// When the next look is due; none before the sources are synced.
-    pub(super) fn look_due(&self) -> Option<BootTime> {
-        let due = self.pass.due.min(self.programs.due());
-        self.restoration.is_synced().then_some(due)
+    pub(super) fn due(&self, state: &State) -> Option<BootTime> {
+        let due = self.maps.due.min(self.programs.due());
+        state.restoration.is_synced().then_some(due)
     }
 
-    /// Where to look now; none if it is not the time. Programs go first: without them nothing
+    /// What to look at now; none if it is not the time. Programs go first: without them nothing
     /// else counts.
-    pub(super) fn look(&mut self) -> Option<Look> {
-        if !self.restoration.is_synced() {
+    pub(super) fn next(&mut self, state: &mut State) -> Option<Look> {
+        if !state.restoration.is_synced() {
             return None;
         }
-        if let Some(look) = self.look_at_programs() {
-            return Some(look);
+        let programs = self.programs.next(state);
+        programs.or_else(|| self.maps.next(state))
+    }
+
+    /// Compares what was seen with the model; none if the look failed. Gives the number of
+    /// differences, which the next plan puts right.
+    pub(super) fn compare(&mut self, state: &mut State, sight: Option<Sight>) -> u64 {
+        if !self.programs.end_look() {
+            return self.maps.compare(state, sight);
         }
-        if self.pass.due > self.now {
+        match sight {
+            Some(Sight::Programs(faults)) => self.programs.compare(state, &faults),
+            // A datapath without programs.
+            Some(_) => 0,
+            None => {
+                state.counters.reconciled.failures += 1;
+                0
+            }
+        }
+    }
+}
+
+impl ReconcileRun {
+    /// What to look at now; none if it is not the time.
+    fn next(&mut self, state: &mut State) -> Option<Look> {
+        if self.due > state.now {
             return None;
         }
-        if matches!(self.pass.stage, Stage::Rest) {
-            self.pass.names = Some(NamesSeen::default());
+        if matches!(self.stage, Stage::Rest) {
+            self.names = Some(NamesSeen::default());
             self.go_to(Stage::Ipcache(None));
         }
         // Its endpoint may have gone since.
-        while let Stage::Policy(id, _) | Stage::PolicyModel(id, _) = self.pass.stage
-            && self
+        while let Stage::Policy(id, _) | Stage::PolicyModel(id, _) = self.stage
+            && state
                 .endpoints
                 .get(id)
                 .is_none_or(|e| e.policy_map.is_none())
         {
-            self.go_to(self.policies_after(id));
+            self.go_to(self.policies_after(state, id));
         }
-        Some(match self.pass.stage {
+        Some(match self.stage {
             Stage::Ipcache(after) => Look::IpcacheAfter(after),
             Stage::IpcacheModel(after) => {
-                let prefixes = self.ipcache.after(after, BATCH);
+                let prefixes = state.ipcache.after(after, BATCH);
                 let there = prefixes.iter().filter(|(_, m)| m.realised.is_some());
                 Look::IpcacheAt(there.map(|(prefix, _)| key_of(*prefix)).collect())
             }
             Stage::LxcModel(from) => {
-                let keys = self.lxc.keys().skip(from).take(BATCH);
+                let keys = state.lxc.keys().skip(from).take(BATCH);
                 Look::LxcAt(keys.copied().collect())
             }
             Stage::Policy(id, after) => Look::PolicyAfter(id, after),
-            Stage::PolicyModel(id, after) => Look::PolicyAt(id, self.entries_after(id, after)),
+            Stage::PolicyModel(id, after) => Look::PolicyAt(id, entries_after(state, id, after)),
             Stage::Lxc(after) => Look::LxcAfter(after),
             Stage::Rest | Stage::Names => Look::Nothing,
         })
     }
 
-    /// Takes what was seen, or that nothing could be. Gives the number of differences; the next
-    /// plan puts them right.
-    pub(super) fn seen(&mut self, sight: Option<Sight>) -> u64 {
-        if self.end_look_at_programs() {
-            return match sight {
-                Some(Sight::Programs(faults)) => self.seen_programs(&faults),
-                // A datapath without programs.
-                Some(_) => 0,
-                None => {
-                    self.counters.reconciled.failures += 1;
-                    0
-                }
-            };
-        }
-        let before = self.counters.reconciled.differences();
+    /// Compares what was seen with the model. None if the look failed.
+    fn compare(&mut self, state: &mut State, sight: Option<Sight>) -> u64 {
+        let before = state.counters.reconciled.differences();
         let more = match sight {
             None => {
-                self.counters.reconciled.failures += 1;
+                state.counters.reconciled.failures += 1;
                 false
             }
             Some(Sight::Nothing | Sight::Programs(_)) => false,
-            Some(Sight::Ipcache(entries)) => self.seen_ipcache(&entries),
-            Some(Sight::Policy(id, entries)) => self.seen_policy(id, &entries),
-            Some(Sight::Lxc(entries)) => self.seen_lxc(&entries),
+            Some(Sight::Ipcache(entries)) => self.seen_ipcache(state, &entries),
+            Some(Sight::Policy(id, entries)) => self.seen_policy(state, id, &entries),
+            Some(Sight::Lxc(entries)) => self.seen_lxc(state, &entries),
         };
         if !more {
-            self.go_to(self.stage_after());
+            self.go_to(self.stage_after(state));
         }
-        self.check_names();
-        if self.pass.names.is_none() && matches!(self.pass.stage, Stage::Names) {
-            self.counters.reconciled.passes += 1;
+        self.check_names(state);
+        if self.names.is_none() && matches!(self.stage, Stage::Names) {
+            state.counters.reconciled.passes += 1;
             self.go_to(Stage::Rest);
         }
-        let pause = match self.pass.stage {
-            Stage::Rest => self.config.reconcile_interval,
+        let pause = match self.stage {
+            Stage::Rest => state.config.reconcile_interval,
             _ => PAUSE,
         };
-        self.pass.due = self.now.plus(pause);
-        self.counters.reconciled.differences() - before
+        self.due = state.now.plus(pause);
+        state.counters.reconciled.differences() - before
     }
 
     fn go_to(&mut self, stage: Stage) {
-        self.pass.stage = stage;
-        self.pass.walked = 0;
+        self.stage = stage;
+        self.walked = 0;
     }
 
-    fn policies_after(&self, id: EndpointId) -> Stage {
-        let mapped = self.endpoints.iter().filter(|e| e.policy_map.is_some());
+    fn policies_after(&self, state: &State, id: EndpointId) -> Stage {
+        let mapped = state.endpoints.iter().filter(|e| e.policy_map.is_some());
         let next = mapped.map(|e| e.id).filter(|next| *next > id).min();
         next.map_or(Stage::Names, |id| Stage::Policy(id, None))
     }
 
-    fn stage_after(&self) -> Stage {
-        match self.pass.stage {
-            Stage::Rest | Stage::Names => self.pass.stage,
+    fn stage_after(&self, state: &State) -> Stage {
+        match self.stage {
+            Stage::Rest | Stage::Names => self.stage,
             Stage::Ipcache(_) => Stage::IpcacheModel(None),
             Stage::IpcacheModel(_) => Stage::Lxc(None),
             Stage::Lxc(_) => Stage::LxcModel(0),
-            Stage::LxcModel(_) => self.policies_after(EndpointId(0)),
+            Stage::LxcModel(_) => self.policies_after(state, EndpointId(0)),
             Stage::Policy(id, _) => Stage::PolicyModel(id, None),
-            Stage::PolicyModel(id, _) => self.policies_after(id),
+            Stage::PolicyModel(id, _) => self.policies_after(state, id),
         }
     }
 
     /// Whether a walk that saw so much more goes on.
     fn goes_on(&mut self, seen: usize, known: usize) -> bool {
-        self.pass.walked += seen;
-        seen >= BATCH && self.pass.walked <= 2 * known + PATIENCE
+        self.walked += seen;
+        seen >= BATCH && self.walked <= 2 * known + MAX_EXTRA_ENTRIES
     }
 
-    fn seen_ipcache(&mut self, entries: &[(IpcacheKey, Option<IpcacheValue>)]) -> bool {
-        match self.pass.stage {
+    fn seen_ipcache(
+        &mut self,
+        state: &mut State,
+        entries: &[(IpcacheKey, Option<IpcacheValue>)],
+    ) -> bool {
+        match self.stage {
             Stage::Ipcache(_) => {
                 for (key, value) in entries {
                     if let Some(prefix) = prefix_of(key)
                         && let Some(value) = value
                     {
-                        self.compare_prefix(prefix.trunc(), value);
+                        compare_prefix(state, prefix.trunc(), value);
                     }
                 }
                 let last = entries.last().map(|(key, _)| *key);
-                self.pass.stage = Stage::Ipcache(last);
-                self.goes_on(entries.len(), self.ipcache.realised())
+                self.stage = Stage::Ipcache(last);
+                self.goes_on(entries.len(), state.ipcache.realised())
             }
             Stage::IpcacheModel(after) => {
                 for (key, value) in entries {
@@ -213,55 +234,38 @@ impl State {
                         continue;
                     };
                     let has = value.map(|value| IdentityId(value.sec_identity));
-                    let told = self.ipcache.get(prefix).and_then(|m| m.realised);
+                    let told = state.ipcache.get(prefix).and_then(|m| m.realised);
                     if told.is_some() && told != has {
-                        self.counters.reconciled.ipcache += 1;
-                        self.ipcache.realise(prefix, None);
-                        self.ipcache.mark(prefix);
+                        state.counters.reconciled.ipcache += 1;
+                        state.ipcache.realise(prefix, None);
+                        state.ipcache.mark(prefix);
                     }
                 }
-                let prefixes = self.ipcache.after(after, BATCH);
+                let prefixes = state.ipcache.after(after, BATCH);
                 let last = prefixes.last().map(|(prefix, _)| *prefix);
                 let more = prefixes.len() >= BATCH;
-                self.pass.stage = Stage::IpcacheModel(last);
+                self.stage = Stage::IpcacheModel(last);
                 more
             }
             _ => false,
         }
     }
 
-    fn compare_prefix(&mut self, prefix: IpNet, value: &IpcacheValue) {
-        let has = IdentityId(value.sec_identity);
-        let told = self.ipcache.get(prefix).and_then(|m| m.realised);
-        let written = IpcacheValue {
-            sec_identity: has.0,
-            ..IpcacheValue::default()
-        };
-        if told == Some(has) && *value == written {
-            return;
-        }
-        self.counters.reconciled.ipcache += 1;
-        // With the right identity and something else besides, it has to be written anew.
-        let rewrite = told == Some(has);
-        self.ipcache.realise(prefix, (!rewrite).then_some(has));
-        self.ipcache.mark(prefix);
-    }
-
-    fn seen_lxc(&mut self, entries: &[(LxcKey, Option<LxcValue>)]) -> bool {
+    fn seen_lxc(&mut self, state: &mut State, entries: &[(LxcKey, Option<LxcValue>)]) -> bool {
         for (key, value) in entries {
-            if self.lxc.correct(key, value.as_ref()) {
-                self.counters.reconciled.lxc += 1;
+            if state.lxc.correct(key, value.as_ref()) {
+                state.counters.reconciled.lxc += 1;
             }
         }
-        match self.pass.stage {
+        match self.stage {
             Stage::Lxc(_) => {
                 let last = entries.last().map(|(key, _)| *key);
-                self.pass.stage = Stage::Lxc(last);
-                let known = self.lxc.keys().len();
+                self.stage = Stage::Lxc(last);
+                let known = state.lxc.keys().len();
                 self.goes_on(entries.len(), known)
             }
             Stage::LxcModel(from) => {
-                self.pass.stage = Stage::LxcModel(from + BATCH);
+                self.stage = Stage::LxcModel(from + BATCH);
                 entries.len() >= BATCH
             }
             _ => false,
@@ -270,10 +274,11 @@ impl State {
 
     fn seen_policy(
         &mut self,
+        state: &mut State,
         id: EndpointId,
         entries: &[(PolicyKey, Option<PolicyValue>)],
     ) -> bool {
-        let Some(endpoint) = self.endpoints.get_mut(id) else {
+        let Some(endpoint) = state.endpoints.get_mut(id) else {
             return false;
         };
         let Some(map) = &mut endpoint.policy_map else {
@@ -291,59 +296,41 @@ impl State {
         }
         let known = endpoint.policy_entries();
         if !differing.is_empty() {
-            self.counters.reconciled.policy += differing.len() as u64;
-            endpoint.behind.add(differing);
-            self.endpoints.mark(id);
+            state.counters.reconciled.policy += differing.len() as u64;
+            endpoint.dirty_peers.add(differing);
+            state.endpoints.mark(id);
         }
         let last = entries.last().map(|(key, _)| *key);
-        match self.pass.stage {
+        match self.stage {
             Stage::Policy(..) => {
-                self.pass.stage = Stage::Policy(id, last);
+                self.stage = Stage::Policy(id, last);
                 self.goes_on(entries.len(), known)
             }
             Stage::PolicyModel(..) => {
-                self.pass.stage = Stage::PolicyModel(id, last);
+                self.stage = Stage::PolicyModel(id, last);
                 entries.len() >= BATCH
             }
             _ => false,
         }
     }
 
-    fn entries_after(&self, id: EndpointId, after: Option<PolicyKey>) -> Vec<PolicyKey> {
-        let map = self
-            .endpoints
-            .get(id)
-            .and_then(|e: &Endpoint| e.policy_map.as_ref());
-        let from = after.map_or(Bound::Unbounded, |key| {
-            Bound::Included(IdentityId(key.sec_label))
-        });
-        let peers = map
-            .into_iter()
-            .flat_map(|map| map.range((from, Bound::Unbounded)));
-        let keys = peers.flat_map(|entries| entries.keys());
-        let later = |key: &&PolicyKey| {
-            after.is_none_or(|after| (key.sec_label, **key) > (after.sec_label, after))
-        };
-        keys.filter(later).take(BATCH).copied().collect()
-    }
-
     /// The next names: their labels are what selectors give them, and each of their addresses
     /// carries these.
-    fn check_names(&mut self) {
-        let Some(mut at) = self.pass.names else {
+    fn check_names(&mut self, state: &mut State) {
+        let Some(mut at) = self.names else {
             return;
         };
         let mut wrong: Vec<(Fqdn, Option<LabelSet>)> = Vec::new();
         let (mut room, mut more) = (BATCH, false);
-        for (name, entry) in self.names.names().skip(at.names) {
+        for (name, entry) in state.names.names().skip(at.names) {
             if room == 0 {
                 more = true;
                 break;
             }
-            let labels = self.name_selectors.labels_of(name);
+            let labels = state.policy.labels_of_name(name);
             let owner = Owner::Name(name.clone());
             let carries = |address: &IpAddr| {
-                let metadata = self.ipcache.get(IpNet::from(*address));
+                let metadata = state.ipcache.get(IpNet::from(*address));
                 metadata.and_then(|m| m.labels_by(&owner)) == labels.as_ref()
             };
             let here = entry.pairs.keys().skip(at.addresses).take(room);
@@ -362,12 +349,47 @@ impl State {
                 addresses: 0,
             };
         }
-        self.pass.names = more.then_some(at);
+        self.names = more.then_some(at);
         for (name, labels) in wrong {
-            self.counters.reconciled.names += 1;
-            self.label_name(&name, labels);
+            state.counters.reconciled.names += 1;
+            state.label_name(&name, labels);
         }
     }
+}
+
+fn compare_prefix(state: &mut State, prefix: IpNet, value: &IpcacheValue) {
+    let has = IdentityId(value.sec_identity);
+    let told = state.ipcache.get(prefix).and_then(|m| m.realised);
+    let written = IpcacheValue {
+        sec_identity: has.0,
+        ..IpcacheValue::default()
+    };
+    if told == Some(has) && *value == written {
+        return;
+    }
+    state.counters.reconciled.ipcache += 1;
+    // With the right identity and something else besides, it has to be written anew.
+    let rewrite = told == Some(has);
+    state.ipcache.realise(prefix, (!rewrite).then_some(has));
+    state.ipcache.mark(prefix);
+}
+
+fn entries_after(state: &State, id: EndpointId, after: Option<PolicyKey>) -> Vec<PolicyKey> {
+    let map = state
+        .endpoints
+        .get(id)
+        .and_then(|e: &Endpoint| e.policy_map.as_ref());
+    let from = after.map_or(Bound::Unbounded, |key| {
+        Bound::Included(IdentityId(key.sec_label))
+    });
+    let peers = map
+        .into_iter()
+        .flat_map(|map| map.range((from, Bound::Unbounded)));
+    let keys = peers.flat_map(|entries| entries.keys());
+    let later = |key: &&PolicyKey| {
+        after.is_none_or(|after| (key.sec_label, **key) > (after.sec_label, after))
+    };
+    keys.filter(later).take(BATCH).copied().collect()
 }
 
 impl Reconciled {

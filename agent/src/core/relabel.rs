@@ -106,7 +106,7 @@ impl State {
         }
         let gone = had
             .into_iter()
-            .filter(|id| !self.ipcache.is_in_force(*id) && self.selectors.labels(*id).is_none());
+            .filter(|id| !self.ipcache.is_in_force(*id) && self.policy.labels_of(*id).is_none());
         for id in gone.collect::<Vec<_>>() {
             self.drop_policy(plan, id);
         }
@@ -214,9 +214,9 @@ impl State {
             let source = match was {
                 Some(was) => map.get(was),
                 None => self
-                    .subjects
-                    .get(&endpoint.identity)
-                    .and_then(|subject| subject.entries.get(&wanted)),
+                    .policy
+                    .subject(endpoint.identity)
+                    .and_then(|subject| subject.entries(wanted)),
             };
             let shall: Entries = source
                 .unwrap_or(&nothing)

@@ -6,24 +6,24 @@ use std::{
     sync::Arc,
 };
 
-use holdfast_sdp::{mapping::BootTime, policy::rule::EndpointRules};
+use dns_policy::{boot_time::BootTime, rule::EndpointRules};
 use ipnet::IpNet;
 use shared_maps::{EndpointId, IdentityId};
 
 use super::{
-    changes::Changes,
+    closed_names::ClosedNames,
     config::{CoreConfig, Restored},
     directory::RuleKey,
     endpoint_files::EndpointFiles,
     endpoint_table::EndpointTable,
+    endpoints::Origin,
     hold::Hold,
     identity_numbers::IdentityNumbers,
-    intake::Intake,
     leases::Leases,
     lxc_table::LxcTable,
     plan::Plan,
+    policy_model::PolicyModel,
     publication::Publication,
-    purge::Purges,
     restoration::Restoration,
     retry::Retry,
     rollback::Undo,
@@ -43,8 +43,6 @@ use crate::{
         table::{Ipcache, key_of, prefix_of},
     },
     labels::{CIDR, CIDR_GROUP, FQDN, Label, LabelSet, RESERVED},
-    policy::repository::Repository,
-    selector::cache::SelectorCache,
 };
 
 /// What a restored address keeps at least, seconds.
@@ -73,22 +71,13 @@ impl State {
             now: restored.now,
             ipcache: Ipcache::new(dual),
             numbers: IdentityNumbers::new(local.clone(), pods),
-            selectors: SelectorCache::default(),
+            policy: PolicyModel::new(config.enable_policy, config.proxy_port),
             names: NameCache::new(limits),
-            name_selectors: Default::default(),
-            preallocated: BTreeMap::new(),
-            blocks: BTreeMap::new(),
-            repository: Repository::new(config.enable_policy),
-            rejected: Vec::new(),
             endpoints: EndpointTable::new(restored.policy_map_sizes.clone()),
-            subjects: BTreeMap::new(),
             lxc: LxcTable::new(&restored.lxc),
-            intake: Intake::default(),
             leases: Leases::default(),
             retry: Retry::default(),
-            refused: Default::default(),
-            purges: Purges::default(),
-            changes: Changes::default(),
+            closed: ClosedNames::default(),
             publication: Publication::default(),
             files: EndpointFiles::default(),
             restoration: Restoration::new(
@@ -96,8 +85,6 @@ impl State {
                 former_rules(&restored),
                 Hold::new(rules_in_files(&restored)),
             ),
-            pass: super::reconcile::Pass::default(),
-            programs: super::programs::ProgramsPass::default(),
             counters: Counters::default(),
             config,
         };
@@ -105,7 +92,7 @@ impl State {
         state.claim_world();
         let cleaned = restored.cleaned.clone();
         state
-            .purges
+            .closed
             .restore(cleaned, &state.config.boot_id, state.now);
         state.restore_pre_cached(&restored.pre_cache);
         state.restore(restored, &local);
@@ -183,7 +170,12 @@ impl State {
             let alive = restored.interfaces.contains(&file.ifindex)
                 && file.id.0 > 0
                 && self.endpoints.get(file.id).is_none();
-            self.restore_endpoint(&file, map, alive);
+            self.restore_endpoint(&file, map);
+            if alive {
+                self.restore_names(&file);
+            } else {
+                self.remove_endpoint(file.id);
+            }
         }
         for id in maps.into_keys() {
             self.endpoints.add_orphan(id);
@@ -199,30 +191,24 @@ impl State {
                 shared_maps::policy::PolicyValue,
             )>,
         >,
-        alive: bool,
     ) {
         let id = file.id;
         let mut spec = file.spec();
         if spec.key.is_empty() {
             spec.key = format!("restored/{id}");
         }
-        self.add_endpoint(id, spec, &file.labels, BootTime(0), true);
+        self.add_endpoint(id, spec, &file.labels, Origin::EarlierRun);
         if self.endpoints.get(id).is_some() {
             self.files.find(id);
         }
-        if let Some(endpoint) = self.endpoints.get_mut(id) {
-            if let Some(map) = map {
-                let shadow = endpoint.policy_map.get_or_insert_default();
-                for (key, value) in map {
-                    shadow.put(key, Some(value));
-                }
+        if let Some(endpoint) = self.endpoints.get_mut(id)
+            && let Some(map) = map
+        {
+            let shadow = endpoint.policy_map.get_or_insert_default();
+            for (key, value) in map {
+                shadow.put(key, Some(value));
             }
         }
-        if !alive {
-            self.remove_endpoint(id);
-            return;
-        }
-        self.restore_names(file);
     }
 
     /// Names that are known before anybody asks. What was cleaned since they were looked up is
@@ -235,7 +221,7 @@ impl State {
             let until = instant(entry.expires);
             let over = until <= self.now
                 || self
-                    .purges
+                    .closed
                     .covers_on_node(&entry.name, instant(entry.lookup));
             for address in entry.addresses.iter().copied() {
                 if over || !self.is_plumbed(address) {
@@ -260,7 +246,7 @@ impl State {
         let mut cleaned = false;
         for entry in &file.history {
             let seen = instant(entry.lookup).min(self.now);
-            if self.purges.covers(file.id, &entry.name, seen) {
+            if self.closed.covers(file.id, &entry.name, seen) {
                 cleaned = true;
                 continue;
             }
@@ -289,7 +275,7 @@ impl State {
             let (alive, pending) = (instant(entry.alive_at), instant(entry.delete_pending_at));
             for name in &entry.names {
                 // Nobody knows when it was looked up: no later than it expired.
-                if self.purges.covers(file.id, name, pending) {
+                if self.closed.covers(file.id, name, pending) {
                     cleaned = true;
                     continue;
                 }
@@ -330,14 +316,16 @@ impl State {
     /// while policies of the last run are kept.
     pub(super) fn restored_until(&self) -> Option<BootTime> {
         let until = self.restoration.until();
-        until.filter(|_| !self.is_halfway())
+        until.filter(|_| !self.change_in_progress())
     }
 
     /// Gives up what nothing asked for again, once the grace after a restart is over.
-    pub(super) fn end_restore(&mut self) {
+    pub(super) fn end_restore(&mut self, plan: &mut Plan) {
         if self.restored_until().is_none_or(|until| until > self.now) {
             return;
         }
+        // What this event asks for gets the numbers that it had, before they are released.
+        self.flush(plan);
         for prefix in self.restoration.end() {
             self.ipcache.unclaim(prefix, &Owner::Restored);
         }

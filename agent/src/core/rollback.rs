@@ -11,7 +11,7 @@ use shared_maps::{
     policy::{PolicyKey, PolicyValue},
 };
 
-use super::{plan::Plan, retry::RETRY, state::State};
+use super::{endpoint_files::Presence, plan::Plan, retry::RETRY, state::State};
 use crate::datapath::plan::Attachment;
 
 /// What the model had before a step was planned.
@@ -20,7 +20,7 @@ pub(super) enum Undo {
     Checkpoint,
     Cleaned,
     /// Whether there was a file before.
-    File(EndpointId, bool),
+    File(EndpointId, Presence),
     /// Number of the step.
     Names(EndpointId, u64),
     RemovedFile(EndpointId),
@@ -40,7 +40,7 @@ impl State {
             Undo::Checkpoint => {
                 self.numbers.undo_checkpoint();
             }
-            Undo::Cleaned => self.purges.undo_save(),
+            Undo::Cleaned => self.closed.undo_save(),
             Undo::File(id, before) => {
                 let unsaved = plan.take_undurable(id);
                 self.files.undo_write(id, before, unsaved, later);
@@ -89,7 +89,7 @@ impl State {
         if let Some(map) = &mut endpoint.policy_map {
             map.put(key, before);
         }
-        endpoint.behind.add([peer]);
+        endpoint.dirty_peers.add([peer]);
         endpoint.policy_revision = 0;
     }
 }

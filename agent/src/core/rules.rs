@@ -2,9 +2,9 @@
 
 use std::{collections::BTreeSet, net::IpAddr, sync::Arc};
 
-use holdfast_sdp::{
-    mapping::BootTime,
-    policy::rule::{EndpointRules, Servers},
+use dns_policy::{
+    boot_time::BootTime,
+    rule::{EndpointRules, Servers},
 };
 use shared_maps::{EndpointId, IdentityId};
 
@@ -52,8 +52,8 @@ impl State {
     /// Endpoints whose files have other rules than they.
     pub(super) fn with_other_rules(&self) -> Vec<EndpointId> {
         let stale = self.endpoints.iter().filter(|endpoint| {
-            let subject = self.subjects.get(&endpoint.identity);
-            let rules = subject.map(|subject| &subject.dns);
+            let subject = self.policy.subject(endpoint.identity);
+            let rules = subject.map(|subject| subject.dns());
             let rules = self.restoration.hold().rules_of(endpoint.id).or(rules);
             self.files.has_other_rules(endpoint.id, rules)
         });
@@ -100,14 +100,14 @@ impl State {
         };
         let rules = self.rules_of(endpoint);
         let text = self.file_text(id, &rules);
-        let (existed, results) = self.files.write(id, rules, self.now);
-        self.step(plan, Step::WriteEndpoint(id, text), Undo::File(id, existed));
+        let (before, results) = self.files.write(id, rules, self.now);
+        self.step(plan, Step::WriteEndpoint(id, text), Undo::File(id, before));
         plan.make_durable(id, results);
     }
 
     fn rules_of(&self, endpoint: &Endpoint) -> Arc<EndpointRules> {
-        let subject = self.subjects.get(&endpoint.identity);
-        let rules = subject.map(|subject| &subject.dns);
+        let subject = self.policy.subject(endpoint.identity);
+        let rules = subject.map(|subject| subject.dns());
         let rules = self.restoration.hold().rules_of(endpoint.id).or(rules);
         rules.map(Arc::clone).unwrap_or_default()
     }
@@ -213,13 +213,13 @@ impl State {
             return;
         }
         let mut current = Rules::new();
-        for subject in self.subjects.values() {
-            for id in &subject.endpoints {
+        for (_, subject) in self.policy.subjects() {
+            for id in subject.endpoints() {
                 let rules = self
                     .restoration
                     .hold()
                     .rules_of(*id)
-                    .unwrap_or(&subject.dns);
+                    .unwrap_or(subject.dns());
                 if !rules.ports.is_empty() {
                     current.insert(*id, Arc::clone(rules));
                 }

@@ -1,32 +1,17 @@
-//! What the core knows: the model, and what the datapath has of it as far as planned.
+//! The parts of the core's state, side by side: the model, and what the datapath has of it as far
+//! as planned.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    sync::Arc,
-};
-
-use holdfast_sdp::{mapping::BootTime, policy::rule::EndpointRules};
-use ipnet::IpNet;
+use dns_policy::boot_time::BootTime;
 use shared_maps::{EndpointId, IdentityId};
 
 use super::{
-    config::CoreConfig, endpoint_files::EndpointFiles, endpoint_table::EndpointTable,
-    identity_numbers::IdentityNumbers, intake::Intake, leases::Leases, lxc_table::LxcTable,
-    plan::Plan, publication::Publication, purge::Purges, refused::RecentlyRefused,
+    closed_names::ClosedNames, config::CoreConfig, endpoint_files::EndpointFiles,
+    endpoint_table::EndpointTable, identity_numbers::IdentityNumbers, leases::Leases,
+    lxc_table::LxcTable, plan::Plan, policy_model::PolicyModel, publication::Publication,
     restoration::Restoration, retry::Retry, rollback::Undo, snapshot::Counters,
 };
 use crate::{
-    datapath::plan::Step,
-    fqdn::{cache::NameCache, names::NameSelectors},
-    ipcache::table::Ipcache,
-    labels::LabelSet,
-    policy::{
-        compute::{DnsScope, Entries, RuleIndex},
-        model::EndpointPolicy,
-        parse::PolicyError,
-        repository::Repository,
-    },
-    selector::{cache::SelectorCache, selector::FqdnSelector},
+    datapath::plan::Step, fqdn::cache::NameCache, ipcache::table::Ipcache, labels::LabelSet,
 };
 
 /// Everything the core holds.
@@ -37,44 +22,16 @@ pub(super) struct State {
     pub restoration: Restoration,
     pub ipcache: Ipcache,
     pub numbers: IdentityNumbers,
-    pub selectors: SelectorCache,
+    pub policy: PolicyModel,
     pub names: NameCache,
-    pub name_selectors: NameSelectors,
-    /// Identities held for FQDN selectors.
-    pub preallocated: BTreeMap<FqdnSelector, Vec<IdentityId>>,
-    /// Times that policy asks for a block's label.
-    pub blocks: BTreeMap<IpNet, usize>,
-    pub repository: Repository,
-    pub rejected: Vec<PolicyError>,
     pub endpoints: EndpointTable,
-    pub subjects: BTreeMap<IdentityId, Subject>,
     pub lxc: LxcTable,
-    pub intake: Intake,
     pub leases: Leases,
     pub retry: Retry,
-    /// Addresses of answers that got no label lately.
-    pub refused: RecentlyRefused,
-    pub purges: Purges,
-    pub changes: super::changes::Changes,
+    pub closed: ClosedNames,
     pub publication: Publication,
     pub files: EndpointFiles,
-    pub pass: super::reconcile::Pass,
-    pub programs: super::programs::ProgramsPass,
     pub counters: Counters,
-}
-
-/// Endpoints with one identity: they share policy.
-#[derive(Debug)]
-pub(super) struct Subject {
-    pub labels: LabelSet,
-    pub policy: EndpointPolicy,
-    pub rules: RuleIndex,
-    pub dns_scope: DnsScope,
-    pub entries: BTreeMap<IdentityId, Entries>,
-    pub dns: Arc<EndpointRules>,
-    pub dns_dirty: bool,
-    pub endpoints: BTreeSet<EndpointId>,
-    pub revision: u64,
 }
 
 impl State {
@@ -96,33 +53,13 @@ impl State {
         endpoint: EndpointId,
     ) {
         self.publication.mark_stale();
-        if let std::collections::btree_map::Entry::Vacant(vacant) = self.subjects.entry(identity) {
-            vacant.insert(Subject {
-                labels: labels.clone(),
-                policy: EndpointPolicy::default(),
-                rules: RuleIndex::default(),
-                dns_scope: DnsScope::default(),
-                entries: BTreeMap::new(),
-                dns: Arc::default(),
-                dns_dirty: false,
-                endpoints: BTreeSet::new(),
-                revision: 0,
-            });
-            self.compute_subject(identity);
-        }
-        if let Some(subject) = self.subjects.get_mut(&identity) {
-            subject.endpoints.insert(endpoint);
-        }
+        let revision = self.publication.revision();
+        self.policy.join(identity, labels, endpoint, revision);
     }
 
     /// An endpoint has this identity no more.
     pub(super) fn leave_subject(&mut self, identity: IdentityId, endpoint: EndpointId) {
         self.publication.mark_stale();
-        if let Some(subject) = self.subjects.get_mut(&identity) {
-            subject.endpoints.remove(&endpoint);
-            if subject.endpoints.is_empty() {
-                self.subjects.remove(&identity);
-            }
-        }
+        self.policy.leave(identity, endpoint);
     }
 }

@@ -4,9 +4,9 @@ use std::net::IpAddr;
 
 use shared_maps::{EndpointId, IdentityId};
 
-use holdfast_sdp::{
+use dns_policy::{
     name::Fqdn,
-    policy::rule::{EndpointRules, NameRule, NameRules, Servers, Transport},
+    rule::{EndpointRules, NameRule, NameRules, Servers, Transport},
 };
 
 use super::{
@@ -112,8 +112,8 @@ impl State {
                 .map(|e| e.spec.key.clone())
                 .take(MAX_PROBLEMS)
                 .collect(),
-            policies: self.repository.len(),
-            policies_rejected: self.rejected.len(),
+            policies: self.policy.repository().len(),
+            policies_rejected: self.policy.rejected().len(),
             local_identities: self.numbers.local_len(),
             fqdn_identities: self.numbers.budget().len(),
             fqdn_combinations: self.numbers.budget().combinations(),
@@ -123,7 +123,7 @@ impl State {
             ipcache_entries: self.ipcache.realised(),
             ipcache_max: self.config.ipcache_max,
             policy_map_max: self.config.policy_map_max,
-            selectors: self.selectors.len(),
+            selectors: self.policy.selectors().len(),
             names_live: self.names.live(),
             names_zombies: self.names.zombies(),
             pairs: self.names.pairs(),
@@ -148,7 +148,7 @@ impl State {
             })
             .collect();
         identities.sort_by_key(|identity| identity.id);
-        let rejected = self.rejected.iter().map(|error| RejectedView {
+        let rejected = self.policy.rejected().iter().map(|error| RejectedView {
             source: error.source_name.clone(),
             key: error.key.clone(),
             reason: format!("{}: {}; {}", error.field, error.reason, error.remedy),
@@ -175,9 +175,10 @@ impl State {
     }
 
     fn is_unrestricted(&self, endpoint: &Endpoint) -> bool {
-        let subject = self.subjects.get(&endpoint.identity);
+        let subject = self.policy.subject(endpoint.identity);
         let held = self.restoration.hold().has(endpoint.id);
-        !held && subject.is_some_and(|s| !s.policy.egress.enforced && !s.policy.ingress.enforced)
+        !held
+            && subject.is_some_and(|s| !s.policy().egress.enforced && !s.policy().ingress.enforced)
     }
 
     fn endpoint_problems(&self) -> Vec<String> {
@@ -195,7 +196,7 @@ impl State {
     }
 
     pub(super) fn endpoint(&self, endpoint: &Endpoint) -> EndpointView {
-        let subject = self.subjects.get(&endpoint.identity);
+        let subject = self.policy.subject(endpoint.identity);
         EndpointView {
             id: endpoint.id.0,
             key: endpoint.spec.key.clone(),
@@ -213,15 +214,19 @@ impl State {
                 "ready"
             }
             .to_owned(),
-            enable_policy: self.repository.mode_of(&endpoint.labels).to_string(),
-            egress_enforced: subject.is_some_and(|s| s.policy.egress.enforced),
-            ingress_enforced: subject.is_some_and(|s| s.policy.ingress.enforced),
+            enable_policy: self
+                .policy
+                .repository()
+                .mode_of(&endpoint.labels)
+                .to_string(),
+            egress_enforced: subject.is_some_and(|s| s.policy().egress.enforced),
+            ingress_enforced: subject.is_some_and(|s| s.policy().ingress.enforced),
             policies: subject
-                .map(|s| s.policy.documents.clone())
+                .map(|s| s.policy().documents.clone())
                 .unwrap_or_default(),
             policy_entries: endpoint.policy_entries(),
             policy_revision: endpoint.policy_revision,
-            dns_rules: subject.map(|s| dns_views(&s.dns)).unwrap_or_default(),
+            dns_rules: subject.map(|s| dns_views(s.dns())).unwrap_or_default(),
             problem: endpoint.why_not().cloned(),
         }
     }
@@ -244,12 +249,16 @@ impl State {
     }
 
     fn selector_views(&self) -> Vec<SelectorView> {
-        let entries = self.selectors.entries().map(|(_, entry)| SelectorView {
-            selector: entry.selector.to_string(),
-            kind: entry.selector.kind().to_owned(),
-            users: entry.users,
-            identities: entry.selections.iter().map(|id| id.0).collect(),
-        });
+        let entries = self
+            .policy
+            .selectors()
+            .entries()
+            .map(|(_, entry)| SelectorView {
+                selector: entry.selector.to_string(),
+                kind: entry.selector.kind().to_owned(),
+                users: entry.users,
+                identities: entry.selections.iter().map(|id| id.0).collect(),
+            });
         entries.collect()
     }
 
@@ -310,7 +319,7 @@ impl State {
     }
 
     fn policies(&self) -> Vec<PolicyView> {
-        let documents = self.repository.iter().map(|document| {
+        let documents = self.policy.repository().iter().map(|document| {
             let selected = self
                 .endpoints
                 .iter()

@@ -4,7 +4,7 @@
 
 use std::net::IpAddr;
 
-use holdfast_sdp::{name::Fqdn, pattern::Pattern, policy::rule::NameRules};
+use dns_policy::{name::Fqdn, pattern::Pattern, rule::NameRules};
 use ipnet::IpNet;
 use shared_maps::{EndpointId, IdentityId};
 
@@ -127,17 +127,17 @@ impl Core {
     pub fn findings(&self, endpoint: EndpointId, target: &Target) -> Option<Findings> {
         let state = &self.state;
         let endpoint = state.endpoints.get(endpoint)?;
-        let subject = state.subjects.get(&endpoint.identity);
+        let subject = state.policy.subject(endpoint.identity);
         let mut findings = Findings {
             endpoint: state.endpoint(endpoint),
-            wanted_revision: subject.map_or(0, |subject| subject.revision),
+            wanted_revision: subject.map_or(0, |subject| subject.revision()),
             ..Findings::default()
         };
         match target {
             Target::Name(name) => {
                 if let Some(subject) = subject {
-                    findings.dns = state.dns_rules_for(&subject.dns, name);
-                    findings.by_name = rules_by_name(&subject.policy, name);
+                    findings.dns = state.dns_rules_for(subject.dns(), name);
+                    findings.by_name = rules_by_name(subject.policy(), name);
                 }
                 (findings.names, findings.elsewhere) = state
                     .addresses_of(name)
@@ -147,7 +147,7 @@ impl Core {
                 findings
                     .elsewhere
                     .retain(|view| !own.contains(&&view.address));
-                findings.refused = state.refused.of(name);
+                findings.refused = state.closed.refused_of(name);
             }
             Target::Address(address) => findings.names = state.names_of(*address),
         }
@@ -174,15 +174,16 @@ impl Core {
         port: Option<Port>,
     ) -> PeerFound {
         let state = &self.state;
-        let labels = state.selectors.labels(peer).cloned();
+        let labels = state.policy.labels_of(peer).cloned();
         let endpoint = state.endpoints.get(endpoint);
-        let Some(own) = endpoint.and_then(|endpoint| state.subjects.get(&endpoint.identity)) else {
+        let Some(own) = endpoint.and_then(|endpoint| state.policy.subject(endpoint.identity))
+        else {
             return PeerFound::default();
         };
-        let side = side_of(&own.policy, way);
+        let side = side_of(own.policy(), way);
         let known = labels.as_ref().map(LabelSet::texts);
         let subject = Subject::new(peer, labels.unwrap_or_else(|| LabelSet::new(Vec::new())));
-        let decision = port.map(|port| trace::judge(side, way, &own.labels, &subject, port));
+        let decision = port.map(|port| trace::judge(side, way, own.labels(), &subject, port));
         PeerFound {
             labels: known,
             verdict: decision.as_ref().map(|decision| decision.verdict),
@@ -191,7 +192,7 @@ impl Core {
                 .flat_map(|d| &d.by)
                 .map(RuleView::of)
                 .collect(),
-            about: trace::about(side, way, &own.labels, &subject)
+            about: trace::about(side, way, own.labels(), &subject)
                 .iter()
                 .map(RuleView::of)
                 .collect(),
@@ -202,41 +203,41 @@ impl Core {
 impl Core {
     /// The documents in force.
     pub fn repository(&self) -> Repository {
-        self.state.repository.clone()
+        self.state.policy.repository().clone()
     }
 
     /// Policies that are valid and do not do what their authors think, in words.
     pub fn policy_warnings(&self) -> Vec<String> {
         let state = &self.state;
-        let documents = state.repository.iter().flat_map(|document| {
+        let documents = state.policy.repository().iter().flat_map(|document| {
             let warnings = document.warnings.iter();
             warnings.map(move |warning| format!("policy {}: {warning}", document.key))
         });
-        let unlearned = state.subjects.values().filter_map(|subject| {
-            let text = footgun::unlearned(&subject.policy)?;
+        let unlearned = state.policy.subjects().filter_map(|(_, subject)| {
+            let text = footgun::unlearned(subject.policy())?;
             let ids = subject
-                .endpoints
+                .endpoints()
                 .iter()
                 .take(NAMED)
                 .map(|id| id.0.to_string());
-            let more = match subject.endpoints.len().saturating_sub(NAMED) {
+            let more = match subject.endpoints().len().saturating_sub(NAMED) {
                 0 => String::new(),
                 more => format!(" and {more} more"),
             };
             let ids: Vec<String> = ids.collect();
             Some(format!("endpoint {}{more}: {text}", ids.join(", ")))
         });
-        let missing = state.repository.iter().flat_map(|document| {
+        let missing = state.policy.repository().iter().flat_map(|document| {
             footgun::groups(document)
                 .into_iter()
-                .filter(|name| state.repository.get(&group_key(name)).is_none())
+                .filter(|name| state.policy.repository().get(&group_key(name)).is_none())
                 .map(|name| {
                     let key = &document.key;
                     format!("policy {key}: there is no CiliumCIDRGroup {name}: it selects nothing")
                 })
         });
         let node = state.config.node_name.as_deref();
-        let unlike = state.repository.iter().filter_map(|document| {
+        let unlike = state.policy.repository().iter().filter_map(|document| {
             let ClusterObject::Node(other) = document.cluster.as_deref()? else {
                 return None;
             };
@@ -251,9 +252,9 @@ impl Core {
                 document.key, other.name
             ))
         });
-        let subjects = state.subjects.values();
-        let subjects = subjects.map(|subject| (&subject.policy, &subject.labels));
-        let unknown = footgun::unknown_ports(subjects, &state.selectors);
+        let subjects = state.policy.subjects();
+        let subjects = subjects.map(|(_, subject)| (subject.policy(), subject.labels()));
+        let unknown = footgun::unknown_ports(subjects, state.policy.selectors());
         let all = documents
             .chain(unlearned)
             .chain(missing)
@@ -271,7 +272,7 @@ impl Core {
     /// What selectors see at an address; none if it has no identity.
     pub fn subject_at(&self, address: IpAddr) -> Option<Subject> {
         let identity = self.state.ipcache.identity_of(address)?;
-        let labels = self.state.selectors.labels(identity)?;
+        let labels = self.state.policy.labels_of(identity)?;
         Some(Subject::new(identity, labels.clone()))
     }
 }
@@ -315,7 +316,7 @@ fn selects(selector: &FqdnSelector, name: &Fqdn) -> bool {
 impl State {
     fn dns_rules_for(
         &self,
-        rules: &holdfast_sdp::policy::rule::EndpointRules,
+        rules: &dns_policy::rule::EndpointRules,
         name: &Fqdn,
     ) -> Vec<DnsRulesView> {
         let mut matching = rules.clone();

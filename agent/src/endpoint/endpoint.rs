@@ -5,7 +5,7 @@ use std::{
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
 };
 
-use holdfast_sdp::mapping::BootTime;
+use dns_policy::boot_time::BootTime;
 use shared_maps::{EndpointId, IdentityId, lxc::LxcKey, lxc::LxcValue, lxc::pack_mac};
 
 use super::policy_map::PolicyMap;
@@ -40,7 +40,7 @@ pub struct Endpoint {
     /// Policy map as far as planned; none = there is no map.
     pub policy_map: Option<PolicyMap>,
     /// Identities whose entries are not as they shall be.
-    pub behind: Behind,
+    pub dirty_peers: DirtyPeers,
     /// Programs as far as planned.
     pub attached: Option<Attachment>,
     /// Why its policy is not in force.
@@ -53,20 +53,20 @@ pub struct Endpoint {
 
 /// Entries that are not as they shall be.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Behind {
+pub enum DirtyPeers {
     /// Those of these identities.
     Some(BTreeSet<IdentityId>),
     /// All of them.
     All,
 }
 
-impl Default for Behind {
+impl Default for DirtyPeers {
     fn default() -> Self {
         Self::Some(BTreeSet::new())
     }
 }
 
-impl Behind {
+impl DirtyPeers {
     /// Adds identities.
     pub fn add(&mut self, more: impl IntoIterator<Item = IdentityId>) {
         if let Self::Some(set) = self {

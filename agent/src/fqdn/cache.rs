@@ -9,8 +9,8 @@ use std::{
     net::IpAddr,
 };
 
+use dns_policy::{boot_time::BootTime, name::Fqdn};
 use foldhash::HashMap;
-use holdfast_sdp::{mapping::BootTime, name::Fqdn};
 use shared_maps::EndpointId;
 
 pub use self::limits::Limits;
@@ -116,7 +116,7 @@ pub struct NameCache {
     live: usize,
     zombies: usize,
     pairs: usize,
-    let_go: Vec<NamePair>,
+    released: Vec<NamePair>,
     /// Times that zombies were sorted to find the least valuable.
     sorts: usize,
 }
@@ -133,7 +133,7 @@ impl NameCache {
             live: 0,
             zombies: 0,
             pairs: 0,
-            let_go: Vec::new(),
+            released: Vec::new(),
             sorts: 0,
         }
     }
@@ -284,7 +284,7 @@ impl NameCache {
     /// Lets go of what expired. Gives the pairs that nothing keeps.
     pub fn expire(&mut self, now: BootTime) -> Expired {
         let mut expired = Expired {
-            pairs: std::mem::take(&mut self.let_go),
+            pairs: std::mem::take(&mut self.released),
             endpoints: Vec::new(),
         };
         let mut retired = BTreeSet::new();
@@ -497,7 +497,7 @@ impl NameCache {
     }
 
     /// Forgets that these names were known whoever asks. Gives the pairs that no endpoint holds:
-    /// [`NameCache::let_go`] says whether they may go.
+    /// [`NameCache::release`] says whether they may go.
     pub fn forget_known(&mut self, which: impl Fn(&Fqdn) -> bool) -> Vec<NamePair> {
         let mut free = Vec::new();
         for (name, entry) in self.names.iter_mut().filter(|(name, _)| which(name)) {
@@ -512,7 +512,7 @@ impl NameCache {
     }
 
     /// Gives the pair, which is gone now, if nothing keeps it.
-    pub fn let_go(&mut self, name: &Fqdn, address: IpAddr, now: BootTime) -> Option<NamePair> {
+    pub fn release(&mut self, name: &Fqdn, address: IpAddr, now: BootTime) -> Option<NamePair> {
         self.drop_if_free(name, address, now)
     }
 

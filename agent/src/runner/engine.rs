@@ -1,6 +1,6 @@
 //! The core with its datapath: whoever holds the lock around it takes one event after the other.
 
-use holdfast_sdp::mapping::BootTime;
+use dns_policy::boot_time::BootTime;
 use shared_maps::EndpointId;
 
 use crate::{
@@ -60,7 +60,7 @@ impl Engine {
     /// program. To be called only while no event waits in a queue.
     pub(super) fn step_at_once(&mut self, event: Event) -> AtOnce {
         let few = matches!(&event, Event::Mappings(mappings) if mappings.len() <= FEW);
-        if !few || self.broken || self.planned.is_some() || self.core.is_halfway() {
+        if !few || self.broken || self.planned.is_some() || self.core.change_in_progress() {
             return AtOnce::Refused(event);
         }
         let plan = self.core.plan(BootTime::now(), event);
@@ -82,7 +82,7 @@ impl Engine {
     /// Whether the core's thread has something to do before it would wake by itself.
     pub(super) fn is_behind(&self) -> bool {
         let earlier = |at| self.wakes_at.is_none_or(|wakes| at < wakes);
-        self.core.is_halfway() || self.core.next_deadline().is_some_and(earlier)
+        self.core.change_in_progress() || self.core.next_deadline().is_some_and(earlier)
     }
 
     /// Looks at a little of the datapath, if it is the time.
@@ -113,7 +113,10 @@ impl Engine {
     pub(super) fn step(&mut self, event: Event) {
         let by_source = matches!(
             event,
-            Event::Policies(_) | Event::GoOn | Event::Endpoints(_) | Event::NodeAddresses(_)
+            Event::Policies(_)
+                | Event::ContinueChange
+                | Event::Endpoints(_)
+                | Event::NodeAddresses(_)
         );
         let plan = self.core.plan(BootTime::now(), event);
         self.carry_out(plan, by_source);

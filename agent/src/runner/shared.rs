@@ -9,7 +9,7 @@ use std::{
     thread,
 };
 
-use holdfast_sdp::mapping::BootTime;
+use dns_policy::boot_time::BootTime;
 use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::Notify;
 
@@ -80,7 +80,7 @@ impl Shared {
     pub(super) fn rest(&self) -> Option<Option<BootTime>> {
         let mut engine = self.engine.lock();
         let engine = engine.as_mut()?;
-        if engine.core.is_halfway() {
+        if engine.core.change_in_progress() {
             return None;
         }
         let deadline = engine.core.next_deadline().into_iter();

@@ -2,6 +2,7 @@
 
 use std::net::{IpAddr, SocketAddr};
 
+use dns_policy::mapping::EndpointInstance;
 use shared_maps::IdentityId;
 
 use super::{
@@ -9,7 +10,6 @@ use super::{
     stats::{Fallback, QueryResult},
 };
 use crate::{
-    mapping::EndpointInstance,
     query::pending::{Arrival, Identities},
     resolve::{Looked, Who},
     transparent::Mode,

@@ -1,11 +1,12 @@
 //! Which result is counted for which outcome.
 
-use super::stats::{AnswerResult, QueryResult};
-use crate::{
+use dns_policy::{
     mapping::{Realised, Refusal},
-    policy::verdict::DenyReason,
-    wire::Rcode,
+    verdict::DenyReason,
 };
+
+use super::stats::{AnswerResult, QueryResult};
+use crate::wire::Rcode;
 
 impl QueryResult {
     pub(super) fn of_unfit(code: Rcode) -> Self {

@@ -5,6 +5,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use dns_policy::wall_time;
 use shared_maps::EndpointId;
 
 use super::{
@@ -15,7 +16,6 @@ use crate::{
     notice::Notices,
     proxy::stats::{Label as _, QueryResult, Stage, Stats},
     query_log::{End, Entry, QueryLog},
-    wall_time,
     wire::{Rcode, query::Query},
 };
 

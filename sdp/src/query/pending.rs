@@ -5,11 +5,10 @@ use std::{
     time::{Duration, Instant},
 };
 
+use dns_policy::{mapping::EndpointInstance, rule::Transport};
 use shared_maps::IdentityId;
 
 use crate::{
-    mapping::EndpointInstance,
-    policy::rule::Transport,
     query_log::Entry,
     wire::{edns::Edns, reply::Kept},
 };

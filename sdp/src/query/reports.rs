@@ -2,15 +2,18 @@
 
 use std::{net::SocketAddr, time::Instant};
 
+use dns_policy::{
+    name::{Fqdn, NameBuf},
+    rule::Transport,
+};
+
 use super::{
     observe::{Judged, Observer},
     pending::{Asked, Identities},
     stopwatch::Judging,
 };
 use crate::{
-    name::{Fqdn, NameBuf},
     notice::{Content, Event, Failure, Notice, Times},
-    policy::rule::Transport,
     wire::{
         answer::{self, Learned},
         labels, u16_at,

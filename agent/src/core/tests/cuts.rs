@@ -101,12 +101,12 @@ fn every_cut(before: fn() -> World, change: fn(&mut World) -> Event) -> Vec<Step
             let lost: Vec<_> = (carried_out..plan.steps.len())
                 .map(|n| (n, StepError::Skipped))
                 .collect();
-            if !lost.is_empty() || !world.node.core.is_halfway() {
+            if !lost.is_empty() || !world.node.core.change_in_progress() {
                 break (plan, lost);
             }
             let effects = world.node.core.commit(world.node.now, plan, &lost);
             assert!(!publishes(&effects), "{at:?}");
-            event = Event::GoOn;
+            event = Event::ContinueChange;
         };
         ends.judge(&world.node.datapath, &at);
         judge_comers_and_goers(&start, &world.node.datapath, &end, &at);

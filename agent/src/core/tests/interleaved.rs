@@ -1,6 +1,6 @@
 //! What proxies tell between two parts of a change of policy.
 
-use holdfast_sdp::mapping::{BootTime, Realised};
+use dns_policy::{boot_time::BootTime, mapping::Realised};
 
 use super::{
     cuts::{NEW, meaning, old, publishes},
@@ -56,16 +56,16 @@ fn interleaved((name, text): Change, parts: usize) -> Option<(World, MemoryDatap
     let event = world.document(name, text);
     world.node.part(event);
     for _ in 0..parts {
-        if !world.node.core.is_halfway() {
+        if !world.node.core.change_in_progress() {
             return None;
         }
-        world.node.part(Event::GoOn);
+        world.node.part(Event::ContinueChange);
         assert_eq!(
             publishes(&world.node.effects),
-            !world.node.core.is_halfway()
+            !world.node.core.change_in_progress()
         );
     }
-    if !world.node.core.is_halfway() {
+    if !world.node.core.change_in_progress() {
         return None;
     }
     let outcome = learn(&mut world.node);
@@ -132,7 +132,7 @@ fn endpoints_change_one_by_one_and_an_answer_is_not_held_up() {
             map.keys().any(|key| key.dport.get() == 80)
         };
         seen.insert(node.datapath.policy.values().filter(|map| has(map)).count());
-        if !node.core.is_halfway() {
+        if !node.core.change_in_progress() {
             break;
         }
         let mapping = mapping(&node, "www.cilium.io", &[&format!("1.1.1.{host}")]);
@@ -147,7 +147,7 @@ fn endpoints_change_one_by_one_and_an_answer_is_not_held_up() {
             matches!(steps.as_slice(), [Step::SetIpcache(..)]),
             "{steps:?}"
         );
-        node.part(Event::GoOn);
+        node.part(Event::ContinueChange);
         host += 1;
     }
     assert_eq!(seen, [0, 1, 2, 3].into());
@@ -161,9 +161,9 @@ fn rules_wait_if_any_part_failed() {
     world.node.part(event);
     world.node.datapath.fail = Some(|step| matches!(step, Step::SetPolicy(..)));
     let mut failed = 0;
-    while world.node.core.is_halfway() {
+    while world.node.core.change_in_progress() {
         let before = world.node.core.summary().counters.step_failures;
-        world.node.part(Event::GoOn);
+        world.node.part(Event::ContinueChange);
         failed += u64::from(world.node.core.summary().counters.step_failures > before);
         if failed > 0 {
             world.node.datapath.fail = None;

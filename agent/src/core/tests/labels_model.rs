@@ -6,7 +6,7 @@ use std::{
     sync::Arc,
 };
 
-use holdfast_sdp::{mapping::BootTime, name::Fqdn};
+use dns_policy::{boot_time::BootTime, name::Fqdn};
 use ipnet::IpNet;
 use proptest::prelude::*;
 use shared_maps::{EndpointId, IdentityId};
@@ -252,7 +252,7 @@ impl Checked {
         assert!(state.restoration.sync(state.now));
         let selectors = selectors();
         for (selector, _) in &selectors {
-            state.selectors.register(selector);
+            state.policy.register(selector);
         }
         Self {
             model: Model::new(),
@@ -349,16 +349,16 @@ impl Checked {
         numbers.remove(&HOST);
         let selectors = self.selectors.iter();
         for (selector, reads) in selectors {
-            let id = self.state.selectors.id_of(selector).unwrap();
+            let id = self.state.policy.selectors().id_of(selector).unwrap();
             for (labels, number) in &numbers {
                 assert_eq!(
-                    self.state.selectors.selects(id, *number),
+                    self.state.policy.selectors().selects(id, *number),
                     reads(*labels),
                     "{selector}: {number}"
                 );
             }
             assert_eq!(
-                self.state.selectors.selects(id, IdentityId::HOST),
+                self.state.policy.selectors().selects(id, IdentityId::HOST),
                 reads(of_host),
                 "{selector}: host"
             );

@@ -56,7 +56,7 @@ enum Act {
     Sync,
     Policy(usize, Option<usize>),
     /// The next part of a change of policy.
-    GoOn,
+    ContinueChange,
     Clean(usize),
     /// Another endpoint under the same policies comes or goes.
     Other(bool),
@@ -89,7 +89,7 @@ fn acts() -> impl Strategy<Value = Vec<Act>> {
         2 => Just(Act::StartAgent),
         3 => Just(Act::Sync),
         2 => (0usize..2, prop::option::of(0..SPECS.len())).prop_map(|(slot, s)| Act::Policy(slot, s)),
-        3 => Just(Act::GoOn),
+        3 => Just(Act::ContinueChange),
         2 => (0..NAMES.len()).prop_map(Act::Clean),
         2 => any::<bool>().prop_map(Act::Other),
         1 => (0..world::FAILURES.len()).prop_map(Act::Fail),
@@ -112,7 +112,7 @@ fn uses() -> impl Strategy<Value = Vec<Act>> {
         8 => Just(Act::Pass(true)),
         1 => Just(Act::Pass(false)),
         2 => (0usize..2, prop::option::of(0..SPECS.len())).prop_map(|(slot, s)| Act::Policy(slot, s)),
-        2 => Just(Act::GoOn),
+        2 => Just(Act::ContinueChange),
         5 => (300u64..100_000).prop_map(Act::Wait),
         1 => Just(Act::KillAgent),
         2 => Just(Act::StartAgent),

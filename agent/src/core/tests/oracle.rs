@@ -6,11 +6,12 @@ use std::{
     net::IpAddr,
 };
 
-use holdfast_sdp::{
-    mapping::{BootTime, Realised, Refusal},
+use dns_policy::{
+    boot_time::BootTime,
+    mapping::{Realised, Refusal},
     name::Fqdn,
     pattern::SelectorMatcher,
-    policy::rule::NameRule,
+    rule::NameRule,
 };
 use proptest::prelude::*;
 use shared_maps::{
@@ -343,9 +344,16 @@ impl World {
     /// went: these are left out next time.
     fn check_dns(&self) {
         let state = &self.node.core.state;
-        for subject in state.subjects.values().filter(|subject| !subject.dns_dirty) {
-            let policy = EndpointPolicy::of(&subject.labels, &state.repository);
-            assert_eq!(*subject.dns, dns_rules(&policy, &state.selectors));
+        for (_, subject) in state
+            .policy
+            .subjects()
+            .filter(|(_, subject)| !subject.dns_is_dirty())
+        {
+            let policy = EndpointPolicy::of(subject.labels(), state.policy.repository());
+            assert_eq!(
+                **subject.dns(),
+                dns_rules(&policy, state.policy.selectors())
+            );
         }
     }
 

@@ -2,10 +2,11 @@
 
 use std::net::IpAddr;
 
-use holdfast_sdp::{
-    mapping::{BootTime, EndpointInstance, Mapping, Realised, Refusal},
+use dns_policy::{
+    boot_time::BootTime,
+    mapping::{EndpointInstance, Mapping, Realised, Refusal},
     name::Fqdn,
-    policy::rule::Transport,
+    rule::Transport,
 };
 use shared_maps::{
     EndpointId, IdentityId,
@@ -76,9 +77,9 @@ impl Node {
     /// Ends a change of policy that is under way.
     pub(super) fn rest(&mut self) -> Vec<Step> {
         let mut steps = Vec::new();
-        while self.core.is_halfway() {
+        while self.core.change_in_progress() {
             let mut effects = std::mem::take(&mut self.effects);
-            steps.extend(self.part(Event::GoOn));
+            steps.extend(self.part(Event::ContinueChange));
             effects.append(&mut self.effects);
             self.effects = effects;
         }
@@ -87,7 +88,7 @@ impl Node {
 
     /// Has changes of policy cut into parts of this size.
     pub(super) fn in_parts(&mut self, size: usize) {
-        self.core.state.config.part = size;
+        self.core.state.config.work_budget = size;
     }
 
     /// Carries one plan through; gives the steps.

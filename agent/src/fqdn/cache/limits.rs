@@ -6,7 +6,7 @@ use std::{
     time::Duration,
 };
 
-use holdfast_sdp::{mapping::BootTime, name::Fqdn};
+use dns_policy::{boot_time::BootTime, name::Fqdn};
 use shared_maps::EndpointId;
 
 use super::{EndpointNames, NameCache, NamePair};
@@ -65,7 +65,7 @@ impl NameCache {
         let labels = |name: &Fqdn| known.get(name).and_then(|entry| entry.labels.clone());
         for (name, address) in redundant(names, labels) {
             let gone = self.forget(endpoint, &name, address, now);
-            self.let_go.extend(gone);
+            self.released.extend(gone);
         }
         self.endpoints
             .get(&endpoint)
@@ -88,11 +88,11 @@ impl NameCache {
         for (expires, address) in order {
             if !self.retire(endpoint, name, address, expires.max(now)) {
                 let gone = self.disown(endpoint, name, address, now);
-                self.let_go.extend(gone);
+                self.released.extend(gone);
             }
         }
         let gone = self.cap_zombies(endpoint, now);
-        self.let_go.extend(gone);
+        self.released.extend(gone);
     }
 
     /// Lets the least valuable zombies go if there are too many.

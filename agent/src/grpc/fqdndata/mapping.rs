@@ -2,15 +2,16 @@
 
 use std::net::IpAddr;
 
-use fqdn_proto::fqdndata::{FqdnMapping, ProxyErrorType};
-use holdfast_sdp::{
-    mapping::{BootTime, EndpointInstance, Mapping},
+use dns_policy::{
+    boot_time::BootTime,
+    mapping::{EndpointInstance, Mapping},
     name::Fqdn,
-    policy::rule::Transport,
+    rule::Transport,
 };
+use fqdn_proto::fqdndata::{FqdnMapping, ProxyErrorType};
 use tonic::Status;
 
-use crate::core::Place;
+use crate::core::EndpointLocation;
 
 /// Whether there is something to learn: Cilium's agent keeps nothing else either.
 pub(super) fn is_answer(request: &FqdnMapping) -> bool {
@@ -38,7 +39,7 @@ pub(super) fn client(request: &FqdnMapping) -> Result<IpAddr, Status> {
 pub(super) fn read(
     request: &FqdnMapping,
     client: IpAddr,
-    place: &Place,
+    place: &EndpointLocation,
 ) -> Result<Option<Mapping>, Status> {
     let addresses: Vec<IpAddr> = request.record_ip.iter().filter_map(|ip| text(ip)).collect();
     let metrics = request.metrics_data.clone().unwrap_or_default();
@@ -101,8 +102,8 @@ mod tests {
         }
     }
 
-    fn place() -> Place {
-        Place {
+    fn place() -> EndpointLocation {
+        EndpointLocation {
             id: EndpointId(7),
             identity: IdentityId(256),
             ifindex: 3,

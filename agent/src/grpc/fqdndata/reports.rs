@@ -3,8 +3,11 @@
 
 use std::{collections::BTreeMap, net::IpAddr, sync::Arc, time::Duration};
 
+use dns_policy::{
+    boot_time::BootTime,
+    mapping::{Realised, Refusal},
+};
 use fqdn_proto::fqdndata::FqdnMapping;
-use holdfast_sdp::mapping::{BootTime, Realised, Refusal};
 use parking_lot::Mutex;
 use tokio::{
     sync::{mpsc, oneshot},
@@ -15,7 +18,7 @@ use tonic::Status;
 use super::mapping;
 use crate::{
     core::{
-        Place,
+        EndpointLocation,
         event::{Event, MappingEvent, RevokeAck, StreamId},
     },
     proxies::{Proxies, Results, StreamGuard, StreamKind, ToStream},
@@ -79,7 +82,7 @@ impl Drop for Waiter<'_> {
 }
 
 /// The endpoints, and when they were asked for.
-type Known = (BootTime, Arc<Vec<Place>>);
+type Known = (BootTime, Arc<Vec<EndpointLocation>>);
 
 impl Reports {
     /// With the results that [`Self::dispatch`] takes.
@@ -211,7 +214,7 @@ impl Reports {
         &self,
         request: &FqdnMapping,
         client: IpAddr,
-        places: &[Place],
+        places: &[EndpointLocation],
     ) -> Result<Realised, Status> {
         let place = places
             .iter()

@@ -2,12 +2,12 @@
 
 use std::{net::IpAddr, sync::Arc};
 
+use dns_policy::rule::{EndpointRules, PortRules, Transport};
 use fqdn_proto::fqdndata::EndpointInfo;
-use holdfast_sdp::policy::rule::{EndpointRules, PortRules, Transport};
 use shared_maps::EndpointId;
 
 use super::*;
-use crate::core::Place;
+use crate::core::EndpointLocation;
 
 const NOW: BootTime = BootTime(1_000_000_000_000);
 
@@ -32,7 +32,7 @@ fn table(servers: Servers, names: NameRules) -> RulesTable {
 
 fn directory() -> Directory {
     Directory {
-        places: vec![Place {
+        places: vec![EndpointLocation {
             id: EndpointId(7),
             identity: IdentityId(256),
             ifindex: 3,

@@ -11,11 +11,13 @@ use std::{
     time::Duration,
 };
 
-use holdfast_sdp::{
-    mapping::{BootTime, EndpointInstance, Mapping, Realised, Release, sink::Epoch},
+use dns_policy::{
+    boot_time::BootTime,
+    mapping::{EndpointInstance, Mapping, Realised},
     name::Fqdn,
-    policy::rule::Transport,
+    rule::Transport,
 };
+use holdfast_sdp::mapping::{Release, sink::Epoch};
 
 use super::{
     super::{
@@ -115,7 +117,7 @@ fn config(start: u64, zombies: bool) -> CoreConfig {
     CoreConfig {
         start,
         max_deferred_deletes: if zombies { 10_000 } else { 0 },
-        part: 8,
+        work_budget: 8,
         ..CoreConfig::default()
     }
 }
@@ -198,7 +200,7 @@ impl World {
             Act::StartAgent => self.start_agent(),
             Act::Sync => self.sync(),
             Act::Policy(slot, spec) => self.policy(slot, spec),
-            Act::GoOn => self.go_on(),
+            Act::ContinueChange => self.go_on(),
             Act::Clean(name) => self.clean(name),
             Act::Other(there) => self.other(there),
             Act::Fail(what) => {

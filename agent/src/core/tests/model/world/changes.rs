@@ -26,22 +26,22 @@ impl World {
     }
 
     fn part_ended(&mut self) {
-        if !self.node.core.is_halfway() {
+        if !self.node.core.change_in_progress() {
             self.applied = self.documents.clone();
         }
         self.effects();
     }
 
     pub(super) fn go_on(&mut self) {
-        if self.agent && self.node.core.is_halfway() {
+        if self.agent && self.node.core.change_in_progress() {
             self.node.now = self.now;
-            self.node.part(Event::GoOn);
+            self.node.part(Event::ContinueChange);
             self.part_ended();
         }
     }
 
     pub(super) fn end_change(&mut self) {
-        while self.agent && self.node.core.is_halfway() {
+        while self.agent && self.node.core.change_in_progress() {
             self.go_on();
         }
     }

@@ -1,17 +1,15 @@
-//! Names that were cleaned: what was seen before the cleaning does not open again.
+//! What must not open: names that were cleaned, and addresses that no answer may label.
 //!
-//! Owns the cleanings and the mark that their file is behind. It keeps two invariants: a cleaning
-//! is remembered for longer than any proxy keeps an answer, and whatever a plan closes because of
-//! a cleaning, that plan also writes the cleaning to disk.
+//! Owns the cleanings with the mark that their file is behind, and the latest refused addresses. It
+//! keeps two invariants: a cleaning is remembered for longer than any proxy keeps an answer, and
+//! the plan that closes something because of a cleaning also writes the cleaning to disk.
 
-use std::collections::VecDeque;
+use std::{collections::VecDeque, net::IpAddr};
 
-use holdfast_sdp::{
-    mapping::BootTime, name::Fqdn, pattern::SelectorMatcher, policy::rule::NameRule,
-};
+use dns_policy::{boot_time::BootTime, name::Fqdn, pattern::SelectorMatcher, rule::NameRule};
 use shared_maps::EndpointId;
 
-use super::mappings::MAX_TTL;
+use super::{mappings::MAX_TTL, refused::RecentlyRefused};
 use crate::fqdn::cleaned::{self, CleanedNames, Cleaning};
 
 /// Cleanings remembered; the oldest are forgotten.
@@ -60,13 +58,14 @@ impl Cleaned {
 
 /// See the module.
 #[derive(Debug, Default)]
-pub(super) struct Purges {
+pub(super) struct ClosedNames {
     /// The newest last.
     cleanings: VecDeque<Cleaned>,
     is_unsaved: bool,
+    refused: RecentlyRefused,
 }
 
-impl Purges {
+impl ClosedNames {
     /// Takes up what an earlier run since the boot has on disk.
     pub(super) fn restore(&mut self, names: CleanedNames, boot_id: &str, now: BootTime) {
         if names.boot_id != boot_id {
@@ -119,5 +118,15 @@ impl Purges {
     /// The file could not be written.
     pub(super) fn undo_save(&mut self) {
         self.is_unsaved = true;
+    }
+
+    /// An answer had an address that gets no label.
+    pub(super) fn note_refused(&mut self, name: &Fqdn, address: IpAddr) {
+        self.refused.note(name, address);
+    }
+
+    /// Such addresses of this name, of the latest.
+    pub(super) fn refused_of(&self, name: &Fqdn) -> Vec<IpAddr> {
+        self.refused.of(name)
     }
 }

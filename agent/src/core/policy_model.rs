@@ -1,0 +1,396 @@
+//! Policy as it is in force, and what it means for each subject.
+//!
+//! Owns the documents, their selectors with the identities that each selects, the computed policy
+//! of each subject, and the changes that are not in force yet ([`super::changes`]). It keeps one
+//! invariant: the entries of a subject follow from its documents and from the identities that the
+//! selectors select; whenever either changes, the endpoints whose maps have to follow are
+//! returned.
+
+use std::{
+    collections::{BTreeMap, BTreeSet, btree_map::Entry},
+    sync::Arc,
+};
+
+use dns_policy::{name::Fqdn, rule::EndpointRules};
+use ipnet::IpNet;
+use shared_maps::{EndpointId, IdentityId};
+
+use super::changes::Changes;
+use crate::{
+    fqdn::names::NameSelectors,
+    labels::LabelSet,
+    policy::{
+        compute::{self, DnsScope, Entries, RuleIndex},
+        mode::PolicyMode,
+        model::EndpointPolicy,
+        parse::{PolicyDocument, PolicyError},
+        repository::Repository,
+    },
+    selector::{
+        cache::{SelectorCache, SelectorId},
+        selector::{FqdnSelector, Selector},
+    },
+};
+
+/// Endpoints with one identity: they share policy.
+#[derive(Debug)]
+pub(super) struct Subject {
+    labels: LabelSet,
+    policy: EndpointPolicy,
+    rules: RuleIndex,
+    dns_scope: DnsScope,
+    entries: BTreeMap<IdentityId, Entries>,
+    dns: Arc<EndpointRules>,
+    dns_is_dirty: bool,
+    endpoints: BTreeSet<EndpointId>,
+    revision: u64,
+}
+
+impl Subject {
+    fn new(labels: LabelSet) -> Self {
+        Self {
+            labels,
+            policy: EndpointPolicy::default(),
+            rules: RuleIndex::default(),
+            dns_scope: DnsScope::default(),
+            entries: BTreeMap::new(),
+            dns: Arc::default(),
+            dns_is_dirty: false,
+            endpoints: BTreeSet::new(),
+            revision: 0,
+        }
+    }
+
+    pub(super) fn labels(&self) -> &LabelSet {
+        &self.labels
+    }
+
+    pub(super) fn policy(&self) -> &EndpointPolicy {
+        &self.policy
+    }
+
+    /// Entries that policy maps shall have for an identity; none if there shall be none.
+    pub(super) fn entries(&self, peer: IdentityId) -> Option<&Entries> {
+        self.entries.get(&peer)
+    }
+
+    /// Identities for which policy maps shall have entries.
+    pub(super) fn peers(&self) -> impl Iterator<Item = IdentityId> {
+        self.entries.keys().copied()
+    }
+
+    /// Its DNS rules, as of the last [`PolicyModel::refresh_dns`].
+    pub(super) fn dns(&self) -> &Arc<EndpointRules> {
+        &self.dns
+    }
+
+    /// Whether its DNS rules are behind.
+    #[cfg(test)]
+    pub(super) fn dns_is_dirty(&self) -> bool {
+        self.dns_is_dirty
+    }
+
+    pub(super) fn endpoints(&self) -> &BTreeSet<EndpointId> {
+        &self.endpoints
+    }
+
+    /// Revision of the policy that its entries are of.
+    pub(super) fn revision(&self) -> u64 {
+        self.revision
+    }
+
+    /// Renders the entries of one identity. True if they differ from those before.
+    fn render(&mut self, peer: IdentityId, selectors: &SelectorCache, proxy_port: u16) -> bool {
+        let entries = self
+            .rules
+            .entries(&self.policy, &self.labels, peer, selectors, proxy_port);
+        if entries.is_empty() {
+            return self.entries.remove(&peer).is_some();
+        }
+        match self.entries.entry(peer) {
+            Entry::Occupied(before) if *before.get() == entries => false,
+            Entry::Occupied(mut before) => {
+                before.insert(entries);
+                true
+            }
+            Entry::Vacant(vacant) => {
+                vacant.insert(entries);
+                true
+            }
+        }
+    }
+}
+
+/// See the module.
+#[derive(Debug)]
+pub(super) struct PolicyModel {
+    repository: Repository,
+    /// Documents that are refused.
+    rejected: Vec<PolicyError>,
+    selectors: SelectorCache,
+    name_selectors: NameSelectors,
+    /// Identities held for FQDN selectors.
+    preallocated: BTreeMap<FqdnSelector, Vec<IdentityId>>,
+    /// How often selectors ask for a block's label.
+    blocks: BTreeMap<IpNet, usize>,
+    subjects: BTreeMap<IdentityId, Subject>,
+    changes: Changes,
+    proxy_port: u16,
+}
+
+impl PolicyModel {
+    pub(super) fn new(mode: PolicyMode, proxy_port: u16) -> Self {
+        Self {
+            repository: Repository::new(mode),
+            rejected: Vec::new(),
+            selectors: SelectorCache::default(),
+            name_selectors: NameSelectors::default(),
+            preallocated: BTreeMap::new(),
+            blocks: BTreeMap::new(),
+            subjects: BTreeMap::new(),
+            changes: Changes::default(),
+            proxy_port,
+        }
+    }
+
+    /// Changes that are not in force yet.
+    pub(super) fn changes(&self) -> &Changes {
+        &self.changes
+    }
+
+    /// Changes that are not in force yet.
+    pub(super) fn changes_mut(&mut self) -> &mut Changes {
+        &mut self.changes
+    }
+
+    /// The documents in force.
+    pub(super) fn repository(&self) -> &Repository {
+        &self.repository
+    }
+
+    /// Replaces or removes a document. Subjects keep their policy until
+    /// [`Self::change_subject`].
+    pub(super) fn put_document(&mut self, key: &str, document: Option<&Arc<PolicyDocument>>) {
+        match document {
+            Some(document) => self.repository.insert(Arc::clone(document)),
+            None => self.repository.remove(key),
+        };
+    }
+
+    /// Documents that are refused.
+    pub(super) fn rejected(&self) -> &[PolicyError] {
+        &self.rejected
+    }
+
+    /// Replaces the documents that are refused.
+    pub(super) fn set_rejected(&mut self, rejected: Vec<PolicyError>) {
+        self.rejected = rejected;
+    }
+}
+
+/// Selectors.
+impl PolicyModel {
+    pub(super) fn selectors(&self) -> &SelectorCache {
+        &self.selectors
+    }
+
+    /// Labels of an identity; none if it is not in use.
+    pub(super) fn labels_of(&self, identity: IdentityId) -> Option<&LabelSet> {
+        self.selectors.labels(identity)
+    }
+
+    /// A rule uses a selector. True if it is the first.
+    pub(super) fn register(&mut self, selector: &Selector) -> bool {
+        let (_, is_new) = self.selectors.register(selector);
+        is_new
+    }
+
+    /// A rule no longer uses a selector. True if it was the last.
+    pub(super) fn unregister(&mut self, selector: &Selector) -> bool {
+        self.selectors.unregister(selector)
+    }
+
+    /// Labels that FQDN selectors give to a name; none if no selector matches it.
+    pub(super) fn labels_of_name(&self, name: &Fqdn) -> Option<LabelSet> {
+        self.name_selectors.labels_of(name)
+    }
+
+    /// Names get the label of this selector.
+    pub(super) fn add_name_selector(&mut self, selector: &FqdnSelector) {
+        self.name_selectors.add(selector);
+    }
+
+    /// Names no longer get the label of this selector. Gives the identities held for it.
+    pub(super) fn remove_name_selector(&mut self, selector: &FqdnSelector) -> Vec<IdentityId> {
+        self.name_selectors.remove(selector);
+        self.preallocated.remove(selector).unwrap_or_default()
+    }
+
+    /// These identities are held for a selector.
+    pub(super) fn preallocate(&mut self, selector: FqdnSelector, held: Vec<IdentityId>) {
+        self.preallocated.insert(selector, held);
+    }
+
+    /// Selectors for which identities are held, or shall be.
+    pub(super) fn preallocated(&self) -> Vec<FqdnSelector> {
+        self.preallocated.keys().cloned().collect()
+    }
+
+    /// A selector asks for a block's label.
+    pub(super) fn ask_block(&mut self, prefix: IpNet) {
+        *self.blocks.entry(prefix).or_default() += 1;
+    }
+
+    /// A selector no longer asks for a block's label. True if none does.
+    pub(super) fn drop_block(&mut self, prefix: IpNet) -> bool {
+        let Some(users) = self.blocks.get_mut(&prefix) else {
+            return false;
+        };
+        *users -= 1;
+        let is_unused = *users == 0;
+        if is_unused {
+            self.blocks.remove(&prefix);
+        }
+        is_unused
+    }
+}
+
+/// Subjects.
+impl PolicyModel {
+    pub(super) fn subject(&self, identity: IdentityId) -> Option<&Subject> {
+        self.subjects.get(&identity)
+    }
+
+    /// All subjects, by identity.
+    pub(super) fn subjects(
+        &self,
+    ) -> impl DoubleEndedIterator<Item = (IdentityId, &Subject)> + Clone {
+        self.subjects.iter().map(|(id, subject)| (*id, subject))
+    }
+
+    /// An endpoint has this identity now. The policy of a new subject is computed.
+    pub(super) fn join(
+        &mut self,
+        identity: IdentityId,
+        labels: &LabelSet,
+        endpoint: EndpointId,
+        revision: u64,
+    ) {
+        if !self.subjects.contains_key(&identity) {
+            let subject = self.compute(labels.clone(), revision);
+            self.subjects.insert(identity, subject);
+        }
+        if let Some(subject) = self.subjects.get_mut(&identity) {
+            subject.endpoints.insert(endpoint);
+        }
+    }
+
+    /// An endpoint no longer has this identity.
+    pub(super) fn leave(&mut self, identity: IdentityId, endpoint: EndpointId) {
+        if let Some(subject) = self.subjects.get_mut(&identity) {
+            subject.endpoints.remove(&endpoint);
+            if subject.endpoints.is_empty() {
+                self.subjects.remove(&identity);
+            }
+        }
+    }
+
+    fn compute(&self, labels: LabelSet, revision: u64) -> Subject {
+        let mut subject = Subject::new(labels);
+        subject.policy = EndpointPolicy::of(&subject.labels, &self.repository);
+        subject.rules = RuleIndex::of(&subject.policy, &self.selectors);
+        subject.dns_scope = DnsScope::of(&subject.policy, &self.selectors);
+        subject.dns_is_dirty = true;
+        subject.revision = revision;
+        let mut peers = BTreeSet::from([IdentityId::UNKNOWN, IdentityId::HOST]);
+        for id in subject.rules.selectors() {
+            peers.extend(self.selectors.selections(id).into_iter().flatten());
+        }
+        for peer in peers {
+            subject.render(peer, &self.selectors, self.proxy_port);
+        }
+        subject
+    }
+
+    /// A document that is about a subject changed. Gives the identities whose entries its
+    /// endpoints' maps have to follow.
+    pub(super) fn change_subject(
+        &mut self,
+        identity: IdentityId,
+        key: &str,
+        document: Option<&PolicyDocument>,
+        revision: u64,
+    ) -> Vec<IdentityId> {
+        let Some(subject) = self.subjects.get_mut(&identity) else {
+            return Vec::new();
+        };
+        let change = subject.policy.put(key, &subject.labels, document);
+        subject.rules.follow(&change, &self.selectors);
+        let mut peers = BTreeSet::from([IdentityId::UNKNOWN, IdentityId::HOST]);
+        for selector in change.rules().flat_map(|rule| rule.selectors()) {
+            let id = self.selectors.id_of(selector);
+            let selections = id.and_then(|id| self.selectors.selections(id));
+            peers.extend(selections.into_iter().flatten());
+        }
+        let egress = change.egress.added.iter().chain(&change.egress.removed);
+        if egress.clone().any(|rule| subject.dns_scope.is_in(rule)) {
+            subject.dns_scope = DnsScope::of(&subject.policy, &self.selectors);
+            subject.dns_is_dirty = true;
+        }
+        subject.revision = revision;
+        let (selectors, port) = (&self.selectors, self.proxy_port);
+        let changed = peers.into_iter();
+        changed
+            .filter(|peer| subject.render(*peer, selectors, port))
+            .collect()
+    }
+
+    /// An identity came into use. Gives the endpoints whose maps have to follow.
+    pub(super) fn add_identity(
+        &mut self,
+        identity: IdentityId,
+        labels: LabelSet,
+    ) -> Vec<EndpointId> {
+        let selectors = self.selectors.add_identity(identity, labels);
+        self.reselect(&selectors, identity)
+    }
+
+    /// An identity is no longer in use. Gives the endpoints whose maps have to follow.
+    pub(super) fn remove_identity(&mut self, identity: IdentityId) -> Vec<EndpointId> {
+        let selectors = self.selectors.remove_identity(identity);
+        self.reselect(&selectors, identity)
+    }
+
+    /// Selections of these selectors changed by one identity.
+    fn reselect(&mut self, selectors: &[SelectorId], peer: IdentityId) -> Vec<EndpointId> {
+        let mut endpoints = Vec::new();
+        if selectors.is_empty() {
+            return endpoints;
+        }
+        let using = |subject: &&mut Subject| subject.rules.uses(selectors);
+        for subject in self.subjects.values_mut().filter(using) {
+            subject.dns_is_dirty |= subject.dns_scope.uses(selectors);
+            subject.render(peer, &self.selectors, self.proxy_port);
+            endpoints.extend(&subject.endpoints);
+        }
+        endpoints
+    }
+
+    /// Brings the DNS rules of all subjects up to date. True if those of one changed.
+    pub(super) fn refresh_dns(&mut self) -> bool {
+        let mut changed = false;
+        let dirty = self.subjects.values_mut();
+        for subject in dirty.filter(|subject| subject.dns_is_dirty) {
+            subject.dns_is_dirty = false;
+            if subject.dns_scope.is_by_name() {
+                subject.dns_scope = DnsScope::of(&subject.policy, &self.selectors);
+            }
+            let rules = compute::dns_rules(&subject.policy, &self.selectors);
+            if *subject.dns != rules {
+                subject.dns = Arc::new(rules);
+                changed = true;
+            }
+        }
+        changed
+    }
+}

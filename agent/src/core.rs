@@ -16,7 +16,7 @@
 
 use std::collections::BTreeSet;
 
-use holdfast_sdp::mapping::BootTime;
+use dns_policy::boot_time::BootTime;
 use shared_maps::EndpointId;
 
 mod breaker;

@@ -10,6 +10,15 @@ use std::{
     time::{Duration, Instant},
 };
 
+use dns_policy::{
+    boot_time::BootTime,
+    mapping::{EndpointInstance, Mapping, Realised, Refusal},
+    name::NameBuf,
+    rule::Transport,
+    table::{PolicyHandle, Question},
+    verdict::{DenyReason, Verdict},
+    wall_time,
+};
 use shared_maps::{EndpointId, IdentityId};
 
 pub use stats::Stats;
@@ -19,20 +28,11 @@ use self::{
     stopwatch::Stopwatch,
 };
 use crate::{
-    mapping::{
-        BootTime, EndpointInstance, Mapping, MappingSink, OnRealised, Realised, Refusal, Release,
-    },
-    name::NameBuf,
+    mapping::{MappingSink, OnRealised, Release},
     notice::{Failure, Notices},
-    policy::{
-        rule::Transport,
-        table::{PolicyHandle, Question},
-        verdict::{DenyReason, Verdict},
-    },
     query_log::{End, Entry, QueryLog},
     resolve::{Looked, Resolver, Who},
     transparent::{Mode, Transparent},
-    wall_time,
     wire::{
         Rcode, answer,
         edns::Edns,

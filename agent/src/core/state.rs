@@ -1,7 +1,7 @@
 //! The parts of the core's state, side by side: the model, and what the datapath has of it as far
 //! as planned.
 
-use holdfast_sdp::mapping::BootTime;
+use dns_policy::boot_time::BootTime;
 use shared_maps::{EndpointId, IdentityId};
 
 use super::{

@@ -5,12 +5,12 @@
 
 use std::{net::SocketAddr, os::fd::OwnedFd, sync::Arc, time::Instant};
 
+use dns_policy::mapping::Realised;
 use parking_lot::{Mutex, MutexGuard};
 
 use super::{SocketOptions, control::Control, held::Held, held::HeldAnswer, replies::Replies};
 use crate::{
     arena::Key,
-    mapping::Realised,
     proxy::{
         Proxy,
         stats::{AnswerResult, Label as _, Stage},

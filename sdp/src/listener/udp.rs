@@ -15,6 +15,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use dns_policy::mapping::Realised;
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
 
 use super::{
@@ -27,7 +28,7 @@ use super::{
 };
 use crate::{
     arena::Key,
-    mapping::{Realised, repeat::Repeats},
+    mapping::repeat::Repeats,
     notice::Failure,
     proxy::{Proxy, stats::Stage},
     query_log::End,

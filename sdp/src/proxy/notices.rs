@@ -2,9 +2,10 @@
 
 use std::time::{Duration, Instant};
 
+use dns_policy::name::{Fqdn, NameBuf};
+
 use super::{Arrival, Asked, Identities, Proxy};
 use crate::{
-    name::{Fqdn, NameBuf},
     notice::{Content, Event, Failure, Notice, Times},
     wire::{
         answer::{self, Learned},

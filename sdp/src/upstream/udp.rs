@@ -17,14 +17,13 @@ use std::{
     time::{Duration, Instant},
 };
 
+use dns_policy::{mapping::EndpointInstance, rule::Transport};
 use foldhash::quality::RandomState;
 use nix::sys::epoll::Epoll;
 use rand::{Rng, SeedableRng, rngs::StdRng};
 
 use crate::{
     arena::{Arena, Key},
-    mapping::EndpointInstance,
-    policy::rule::Transport,
     proxy::{
         Asked, Forward, Identities,
         stats::{Counters, Fallback},

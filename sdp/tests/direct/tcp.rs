@@ -7,10 +7,10 @@ use std::{
     time::Duration,
 };
 
+use dns_policy::{mapping::Realised, rule::Transport};
 use hickory_proto::{op::ResponseCode, rr::RecordType};
 use holdfast_sdp::{
-    mapping::{Realised, Release},
-    policy::rule::Transport,
+    mapping::Release,
     proxy::stats::{Protocol, QueryResult},
 };
 

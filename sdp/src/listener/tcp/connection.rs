@@ -10,6 +10,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use dns_policy::mapping::Realised;
 use tokio::{net::TcpStream, sync::Semaphore};
 
 use super::{
@@ -21,7 +22,6 @@ use super::{
 };
 use crate::{
     listener::delayed::{self, DelayedQuery, UnjudgedQuery},
-    mapping::Realised,
     notice::Failure,
     proxy::stats::{AnswerResult, Stage},
     query_log::End,

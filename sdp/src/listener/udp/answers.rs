@@ -2,11 +2,12 @@
 
 use std::{io, sync::Arc};
 
+use dns_policy::boot_time::BootTime;
+
 use super::{BATCH, ROUNDS, Worker, listener_for};
 use crate::{
     arena::Key,
     listener::held::HeldAnswer,
-    mapping::BootTime,
     proxy::{
         Fate,
         stats::{AnswerResult, Label as _, Stage},

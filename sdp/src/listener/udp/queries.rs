@@ -2,12 +2,13 @@
 
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 
+use dns_policy::rule::Transport;
+
 use super::{BATCH, Listener, Next, ROUNDS, Worker};
 use crate::{
     arena::Key,
     listener::{SocketOptions, delayed::DelayedQuery, replies::send_all},
     notice::Failure,
-    policy::rule::Transport,
     proxy::{
         Arrival, Asked, Forward, Outcome, Patience,
         stats::{Label as _, Protocol, QueryResult},

@@ -2,6 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
+use dns_policy::rule::Transport;
 use rand::Rng;
 
 use super::{super::flight::Flight, Connection};
@@ -12,7 +13,6 @@ use crate::{
         tcp::upstream::Behalf,
     },
     notice::Failure,
-    policy::rule::Transport,
     proxy::{
         Arrival, Asked, Forward, Outcome, Patience,
         stats::{Label as _, Protocol, QueryResult},

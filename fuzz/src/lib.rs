@@ -7,7 +7,7 @@
 mod stage;
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use dns_policy::{
     boot_time::BootTime,
@@ -25,7 +25,8 @@ use holdfast_sdp::{
     journal::ledger::Ledger,
     link::convert,
     listener::tcp::frames::FrameReader,
-    proxy::{Arrival, Asked, Identities, Outcome, Patience},
+    proxy::{Outcome, Patience},
+    query::pending::{Arrival, Asked, Identities},
     restore,
     wire::answer,
     yaml::{self, YamlError},
@@ -64,6 +65,7 @@ pub fn query(data: &[u8]) {
         client: SocketAddr::from(([10, 0, 0, 1], 40_000)),
         server: SERVER,
         transport: dns_policy::rule::Transport::Udp,
+        now: Instant::now(),
     };
     match stage.proxy.query(data, &from, Patience::Over, &mut own) {
         Outcome::Forward(forward) => {

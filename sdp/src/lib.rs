@@ -32,6 +32,7 @@ pub mod notice;
 pub mod pins;
 pub mod privileges;
 pub mod proxy;
+pub mod query;
 pub mod query_log;
 pub mod quota;
 pub mod ready;

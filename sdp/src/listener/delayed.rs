@@ -13,7 +13,7 @@ use foldhash::quality::RandomState;
 use shared_maps::EndpointId;
 
 use crate::{
-    proxy::Forward,
+    query::pending::Forward,
     quota::{Holder, Quota},
     wire::HEADER_LEN,
 };
@@ -268,7 +268,7 @@ mod tests {
     use shared_maps::{EndpointId, IdentityId};
 
     use super::*;
-    use crate::{proxy::Identities, wire::reply::Kept};
+    use crate::{query::pending::Identities, wire::reply::Kept};
     use dns_policy::mapping::EndpointInstance;
 
     const GRACE: Duration = Duration::from_secs(5);

@@ -89,7 +89,7 @@ impl Releases {
         if !answer.logged.is_empty() {
             let end = End::sent(result.text(), &answer.bytes).held(waited);
             for entry in answer.logged.drain(..) {
-                self.proxy.log(entry, end, now);
+                self.proxy.observer().log(entry, end, now);
             }
         }
         self.send(&answer, answer.client, now);

@@ -288,7 +288,7 @@ impl Worker {
         let others = flight.joined.iter().map(|joined| joined.client);
         for client in std::iter::once(flight.client).chain(others) {
             let asked = flight.asked(client, self.now);
-            self.proxy.notice_failure(&asked, failure);
+            self.proxy.observer().report_failure(&asked, failure);
         }
     }
 

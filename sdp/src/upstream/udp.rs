@@ -24,10 +24,8 @@ use rand::{Rng, SeedableRng, rngs::StdRng};
 
 use crate::{
     arena::{Arena, Key},
-    proxy::{
-        Asked, Forward, Identities,
-        stats::{Counters, Fallback},
-    },
+    proxy::stats::{Counters, Fallback},
+    query::pending::{Asked, Forward, Identities},
     query_log::{Entries, Entry},
     quota::{Holder, Quota},
     socket,

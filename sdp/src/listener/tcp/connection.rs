@@ -480,7 +480,9 @@ impl Connection {
         let stats = proxy.stats();
         let ends = (self.client, self.server);
         for (_, mut flight) in self.waiting.remove_flights(|flight| now >= flight.deadline) {
-            proxy.notice_failure(&flight.asked(ends, now), Failure::Timeout);
+            proxy
+                .observer()
+                .report_failure(&flight.asked(ends, now), Failure::Timeout);
             stats.in_flight.down();
             if !flight.has_begun() {
                 stats.upstream_timeouts.add(1);

@@ -11,7 +11,7 @@ use foldhash::quality::RandomState;
 
 use super::{results::Awaited, upstream::Behalf};
 use crate::{
-    proxy::{Asked, Identities},
+    query::pending::{Asked, Identities},
     query_log::Entry,
     quota::Seat,
     wire::{answer, reply::Kept, transfer::Transfer},

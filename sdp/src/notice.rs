@@ -23,7 +23,7 @@ const QUEUE: usize = 4096;
 const ALLOWED: u32 = 200;
 const ALLOWED_AT_ONCE: u32 = 4096;
 
-/// How often whoever listens calls [`Notices::allow_more`].
+/// Interval at which the receiver calls [`Notices::allow_more`].
 pub const ALLOW_EVERY: Duration = Duration::from_millis(100);
 
 /// One query, one failure, or one answer.
@@ -125,7 +125,7 @@ pub struct Notices {
 }
 
 impl Notices {
-    /// Whether somebody listens, and one more notice may be made; if not, it is counted.
+    /// Whether there is a receiver and one more notice may be made; if not, it is counted.
     pub fn is_wanted(&self) -> bool {
         if !self.is_heard() {
             return false;
@@ -253,7 +253,7 @@ pub(crate) mod tests {
     #[test]
     fn a_flood_of_queries_has_no_more_notices_than_are_allowed() {
         let notices = Notices::default();
-        assert!(!notices.wants_one(), "nobody listens");
+        assert!(!notices.wants_one(), "there is no receiver");
         assert_eq!(notices.stats().dropped.get(), 0);
         let _listening = notices.listen();
         let made = |of: u32| (0..of).filter(|_| notices.wants_one()).count();

@@ -7,6 +7,7 @@
 use std::{hint::black_box, net::Ipv4Addr};
 
 use criterion::{BatchSize, Criterion, criterion_group, criterion_main};
+use dns_policy::name::Fqdn;
 use holdfast_agent::{
     fqdn::names::NameSelectors,
     ipcache::trie::PrefixMap,
@@ -16,7 +17,6 @@ use holdfast_agent::{
         selector::{FqdnSelector, Selector},
     },
 };
-use holdfast_sdp::name::Fqdn;
 use ipnet::IpNet;
 use shared_maps::IdentityId;
 

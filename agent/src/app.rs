@@ -3,7 +3,8 @@
 use std::{os::unix::net::UnixStream, path::Path, sync::Arc, time::Duration};
 
 use anyhow::{Context as _, Result, bail};
-use holdfast_sdp::{descriptors::Descriptors, mapping::BootTime, policy::rule::RulesOf, wall_time};
+use dns_policy::{boot_time::BootTime, rule::RulesOf, wall_time};
+use holdfast_sdp::descriptors::Descriptors;
 use shared_maps::{pin, user::Globals};
 use tokio::{
     net::TcpListener,

@@ -6,6 +6,12 @@
 
 use std::{path::PathBuf, sync::Arc, time::Duration};
 
+use dns_policy::{
+    boot_time::BootTime,
+    mapping::{Realised, Refusal},
+    rule::RulesOf,
+    table::PolicyHandle,
+};
 use holdfast_sdp::{
     descriptors::Descriptors,
     gate::Gate,
@@ -13,12 +19,8 @@ use holdfast_sdp::{
         ListenConfig, ListenError, Listeners, SocketOptions, Sockets, SteeringConfig,
         SteeringStatus,
     },
-    mapping::{
-        BootTime, Realised, Refusal,
-        sink::{self, LinkSink, Outcome, Promise},
-    },
+    mapping::sink::{self, LinkSink, Outcome, Promise},
     maps::{PinnedMaps, REFRESH},
-    policy::{rule::RulesOf, table::PolicyHandle},
     proxy::{Proxy, ProxyConfig, RejectCode, Stats},
     transparent::Transparent,
 };

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use holdfast_sdp::mapping::BootTime;
+use dns_policy::boot_time::BootTime;
 use shared_maps::user::{Globals, monotonic_ns};
 use tokio_util::sync::CancellationToken;
 

@@ -13,7 +13,7 @@ use std::{
     },
 };
 
-use holdfast_sdp::policy::rule::{EndpointRules, RulesOf};
+use dns_policy::rule::{EndpointRules, RulesOf};
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use shared_maps::EndpointId;
@@ -425,9 +425,9 @@ fn of_kind(views: &Views, kind: StreamKind) -> usize {
 
 #[cfg(test)]
 mod tests {
-    use holdfast_sdp::{
+    use dns_policy::{
         mapping::Realised,
-        policy::rule::{PortRules, Transport},
+        rule::{PortRules, Transport},
     };
 
     use super::*;

@@ -10,7 +10,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use holdfast_sdp::{mapping::BootTime, wall_time};
+use dns_policy::{boot_time::BootTime, wall_time};
 use shared_maps::{
     EndpointId, IdentityId,
     policy::{self, PolicyKey, PolicyValue},

@@ -15,7 +15,7 @@
 
 use std::{io, sync::Arc, thread, time::Duration};
 
-use holdfast_sdp::mapping::BootTime;
+use dns_policy::boot_time::BootTime;
 use tokio::{
     sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot},
     time::timeout,

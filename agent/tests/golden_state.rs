@@ -9,6 +9,11 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use dns_policy::{
+    boot_time::BootTime,
+    name::Fqdn,
+    rule::{EndpointRules, NameRule, NameRules, PortRules, SelectorRule, Servers, Transport},
+};
 use holdfast_agent::{
     datapath::files::StateFiles,
     endpoint::{
@@ -20,13 +25,6 @@ use holdfast_agent::{
     identity::checkpoint,
     labels::LabelSet,
     restore::{self, Found},
-};
-use holdfast_sdp::{
-    mapping::BootTime,
-    name::Fqdn,
-    policy::rule::{
-        EndpointRules, NameRule, NameRules, PortRules, SelectorRule, Servers, Transport,
-    },
 };
 use shared_maps::{EndpointId, IdentityId};
 

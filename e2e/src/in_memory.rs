@@ -5,14 +5,17 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
+use dns_policy::name::Fqdn;
+use dns_policy::rule::Transport;
+use dns_policy::{
+    boot_time::BootTime,
+    mapping::{EndpointInstance, Mapping, Realised},
+};
 use holdfast_agent::core::event::{EndpointSpec, MappingEvent, SourceEvent, StreamId};
 use holdfast_agent::core::snapshot::Counters;
 use holdfast_agent::core::{Core, CoreConfig, Effect, Event, Restored};
 use holdfast_agent::datapath::memory::MemoryDatapath;
 use holdfast_agent::policy::parse::{PolicyDocument, parse_documents};
-use holdfast_sdp::mapping::{BootTime, EndpointInstance, Mapping, Realised};
-use holdfast_sdp::name::Fqdn;
-use holdfast_sdp::policy::rule::Transport;
 use shared_maps::EndpointId;
 
 /// Address of the DNS server in every policy.

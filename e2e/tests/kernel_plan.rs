@@ -5,6 +5,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
 use anyhow::{Context, Result, ensure};
+use dns_policy::name::Fqdn;
+use dns_policy::rule::Transport;
+use dns_policy::{
+    boot_time::BootTime,
+    mapping::{EndpointInstance, Mapping},
+};
 use holdfast_agent::core::event::{EndpointSpec, MappingEvent, SourceEvent, StreamId};
 use holdfast_agent::core::{Core, CoreConfig, Event, Restored};
 use holdfast_agent::datapath::plan::{Attachment, Datapath as _, Step};
@@ -13,9 +19,6 @@ use holdfast_e2e::kernel::{Kernel, MAC, POD4, POD6, attachment, with_kernel};
 use holdfast_e2e::packet::{Packet, SYN, tcp, udp};
 use holdfast_e2e::policy::{dns_to, egress, names};
 use holdfast_e2e::shell;
-use holdfast_sdp::mapping::{BootTime, EndpointInstance, Mapping};
-use holdfast_sdp::name::Fqdn;
-use holdfast_sdp::policy::rule::Transport;
 use nix::net::if_::if_nametoindex;
 use shared_maps::EndpointId;
 use shared_maps::event::Reason;

@@ -7,8 +7,14 @@
 mod stage;
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use dns_policy::{
+    boot_time::BootTime,
+    name::Fqdn,
+    pattern::{Pattern, restored},
+    rule::{NameRule, NameRules},
+};
 use fqdn_proto::native as wire;
 use hickory_proto::{op::Message, serialize::binary::BinDecodable as _};
 use holdfast_agent::{
@@ -19,11 +25,8 @@ use holdfast_sdp::{
     journal::ledger::Ledger,
     link::convert,
     listener::tcp::frames::FrameReader,
-    mapping::BootTime,
-    name::Fqdn,
-    pattern::{Pattern, restored},
-    policy::rule::{NameRule, NameRules},
-    proxy::{Arrival, Asked, Identities, Outcome, Patience},
+    proxy::{Outcome, Patience},
+    query::pending::{Arrival, Asked, Identities},
     restore,
     wire::answer,
     yaml::{self, YamlError},
@@ -61,7 +64,8 @@ pub fn query(data: &[u8]) {
     let from = Arrival {
         client: SocketAddr::from(([10, 0, 0, 1], 40_000)),
         server: SERVER,
-        transport: holdfast_sdp::policy::rule::Transport::Udp,
+        transport: dns_policy::rule::Transport::Udp,
+        now: Instant::now(),
     };
     match stage.proxy.query(data, &from, Patience::Over, &mut own) {
         Outcome::Forward(forward) => {
@@ -139,7 +143,7 @@ pub fn answer(data: &[u8]) {
         endpoint: stage.endpoint,
         client: (stage.endpoint.client, 4711).into(),
         server: SERVER,
-        transport: holdfast_sdp::policy::rule::Transport::Udp,
+        transport: dns_policy::rule::Transport::Udp,
         identities: Identities {
             client: IdentityId(256),
             server: IdentityId::UNKNOWN,

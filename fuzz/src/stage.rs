@@ -5,15 +5,15 @@ use std::{
     sync::Arc,
 };
 
-use holdfast_sdp::{
-    mapping::{EndpointInstance, Mapping, MappingSink, OnRealised, Release},
-    policy::{
-        rule::{
-            EndpointRules, NameRule, NameRules, PortRules, RulesOf, SelectorRule, Servers,
-            Transport,
-        },
-        table::PolicyHandle,
+use dns_policy::{
+    mapping::{EndpointInstance, Mapping},
+    rule::{
+        EndpointRules, NameRule, NameRules, PortRules, RulesOf, SelectorRule, Servers, Transport,
     },
+    table::PolicyHandle,
+};
+use holdfast_sdp::{
+    mapping::{MappingSink, OnRealised, Release},
     proxy::{Proxy, ProxyConfig, Stats},
     resolve::{Resolver, Who},
 };

@@ -7,20 +7,17 @@
 use std::{hint::black_box, net::IpAddr, net::Ipv4Addr};
 
 use criterion::{Criterion, criterion_group, criterion_main};
+use dns_policy::{
+    rule::{
+        EndpointRules, NameRule, NameRules, PortRules, RulesOf, SelectorRule, Servers, Transport,
+    },
+    table::{PolicyHandle, Question},
+};
 use hickory_proto::{
     op::{Message, OpCode, Query as HickoryQuery},
     rr::{Name, RData, Record, RecordType, rdata},
 };
-use holdfast_sdp::{
-    policy::{
-        rule::{
-            EndpointRules, NameRule, NameRules, PortRules, RulesOf, SelectorRule, Servers,
-            Transport,
-        },
-        table::{PolicyHandle, Question},
-    },
-    wire::{answer, query::Query},
-};
+use holdfast_sdp::wire::{answer, query::Query};
 use shared_maps::{EndpointId, IdentityId};
 
 /// Endpoints of the rule benchmarks.

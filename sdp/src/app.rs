@@ -10,6 +10,7 @@ use std::{
 };
 
 use anyhow::Context;
+use dns_policy::{boot_time::BootTime, table::PolicyHandle};
 use parking_lot::Mutex;
 use shared_maps::{steering, user::Globals};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
@@ -29,10 +30,9 @@ use crate::{
         ListenConfig, ListenError, Listeners, SocketOptions, SteeringConfig, SteeringStatus,
         Unbound,
     },
-    mapping::{BootTime, sink::LinkSink},
+    mapping::sink::LinkSink,
     maps::{Change, PinnedMaps, REFRESH},
     notice::Notices,
-    policy::table::PolicyHandle,
     privileges::{Privileges, Sandbox},
     proxy::{Proxy, ProxyConfig, RejectCode, Stats},
     query_log::{QueryLog, QueryLogConfig, QueryLogStats, Target, Which},

@@ -1,13 +1,13 @@
 //! The standalone DNS proxy (SDP) as a library.
 //!
 //! ```text
-//!  packet ─► listener ─► proxy (query) ─► wire::query ─► resolve (who, whom) ─► policy::table
+//!  packet ─► listener ─► proxy (query) ─► wire::query ─► resolve (who, whom) ─► dns_policy::table
 //!                          │                                          allowed │
 //!                          │                                     upstream ◄───┘
 //!                          └─► proxy (answer) ─► wire::answer ─► mapping ─► reply
 //!                                                                  │ gRPC, or in process
 //!                                                                  ▼ agent
-//!  backwards only as data: rule snapshots (link → policy::table), results and leases (link → mapping)
+//!  backwards only as data: rule snapshots (link → dns_policy::table), results and leases (link → mapping)
 //! ```
 
 pub mod admin;
@@ -19,6 +19,7 @@ pub mod drain;
 pub mod gate;
 pub mod http_server;
 pub mod journal;
+pub mod kept_rules;
 pub mod link;
 pub mod link_stream;
 pub mod listener;
@@ -27,13 +28,11 @@ pub mod maps;
 #[cfg(test)]
 mod memory_table;
 pub mod metrics;
-pub mod name;
 pub mod notice;
-pub mod pattern;
 pub mod pins;
-pub mod policy;
 pub mod privileges;
 pub mod proxy;
+pub mod query;
 pub mod query_log;
 pub mod quota;
 pub mod ready;
@@ -48,6 +47,5 @@ pub mod transparent;
 pub mod troubles;
 pub mod unix_socket;
 mod upstream;
-pub mod wall_time;
 pub mod wire;
 pub mod yaml;

@@ -17,6 +17,7 @@ use std::{
     time::Duration,
 };
 
+use dns_policy::table::PolicyHandle;
 use hyper_util::rt::TokioIo;
 use tokio::{
     net::UnixStream,
@@ -31,7 +32,6 @@ use crate::{
     mapping::sink::LinkSink,
     maps::PinnedMaps,
     notice::Notices,
-    policy::table::PolicyHandle,
     rules_journal::RulesJournal,
 };
 

@@ -8,18 +8,19 @@ use std::{
     time::Duration,
 };
 
+use dns_policy::{name::Fqdn, rule::Transport};
 use parking_lot::Mutex;
 use shared_maps::IdentityId;
 use tokio::sync::Notify;
 
-use crate::{name::Fqdn, policy::rule::Transport, proxy::stats::Count};
+use crate::proxy::stats::Count;
 
 /// Notices that wait at most; more are dropped and counted.
 const QUEUE: usize = 4096;
 
 /// Notices made at most for each call of [`Notices::allow_more`], and at once after a pause. Each
 /// costs this process and the agent some 15 µs of a CPU, as much as two answers.
-const ALLOWED: u32 = 100;
+const ALLOWED: u32 = 200;
 const ALLOWED_AT_ONCE: u32 = 4096;
 
 /// How often whoever listens calls [`Notices::allow_more`].
@@ -261,7 +262,7 @@ pub(crate) mod tests {
         assert!(!notices.is_wanted());
         notices.allow_more();
         assert!(notices.is_wanted());
-        assert_eq!(made(10_000), 100);
+        assert_eq!(made(10_000), 200);
         (0..1000).for_each(|_| notices.allow_more());
         assert_eq!(made(10_000), 4096, "after a pause");
     }

@@ -21,6 +21,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use dns_policy::wall_time;
 use parking_lot::Mutex;
 use rand::Rng as _;
 use serde::{Deserialize, Serialize};
@@ -30,7 +31,7 @@ pub use self::{
     line::{End, Entry},
     settings::{Sample, Target, Which},
 };
-use crate::{proxy::stats::Count, wall_time};
+use crate::proxy::stats::Count;
 
 /// Lines that wait for the writer at most.
 const QUEUE: usize = 8192;

@@ -4,10 +4,11 @@ mod seats;
 
 use std::{collections::HashMap, hash::Hash};
 
+use dns_policy::mapping::EndpointInstance;
 use foldhash::quality::RandomState;
 use shared_maps::EndpointId;
 
-use crate::{mapping::EndpointInstance, resolve::Who};
+use crate::resolve::Who;
 
 pub use seats::{Seat, Seats};
 

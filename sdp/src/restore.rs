@@ -13,12 +13,13 @@ use std::{
     time::SystemTime,
 };
 
+use dns_policy::rule::RulesOf;
 use shared_maps::{
     EndpointId, IdentityId,
     lxc::{FLAG_HOST, LxcValue},
 };
 
-use crate::{maps::instances::Instances, policy::rule::RulesOf, rules_journal::Content};
+use crate::{maps::instances::Instances, rules_journal::Content};
 
 pub mod file;
 
@@ -221,7 +222,8 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::{maps::instances::Instance, policy::rule::EndpointRules, rules_journal::Entry};
+    use crate::{maps::instances::Instance, rules_journal::Entry};
+    use dns_policy::rule::EndpointRules;
 
     fn lxc(ip: IpAddr) -> Option<LxcValue> {
         (ip == IpAddr::from([10, 0, 0, 7])).then(|| LxcValue {

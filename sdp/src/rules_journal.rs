@@ -19,16 +19,13 @@ use std::{
     time::{Duration, Instant, SystemTime},
 };
 
+use dns_policy::{rule::RulesOf, wall_time};
 use ipnet::IpNet;
 use parking_lot::Mutex;
 use shared_maps::{EndpointId, IdentityId, user::boot_id};
 
 pub use self::image::{ImageError, Saved};
-use crate::{
-    maps::instances::Instance,
-    policy::{kept::KeptRules, rule::RulesOf},
-    wall_time,
-};
+use crate::{kept_rules::KeptRules, maps::instances::Instance};
 
 /// Name of the file in the journal's directory.
 pub const FILE_NAME: &str = "cilium-rules";

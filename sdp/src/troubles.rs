@@ -5,6 +5,7 @@ use std::{
     sync::Arc,
 };
 
+use dns_policy::wall_time;
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use tracing::{
@@ -12,8 +13,6 @@ use tracing::{
     field::{Field, Visit},
 };
 use tracing_subscriber::layer::{Context, Layer};
-
-use crate::wall_time;
 
 /// Different ones remembered at most; the one not seen for longest makes room.
 const MOST: usize = 16;

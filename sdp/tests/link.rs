@@ -7,20 +7,23 @@ use std::{
     time::Duration,
 };
 
+use dns_policy::{
+    boot_time::BootTime,
+    mapping::{EndpointInstance, Mapping, Realised},
+    name::Fqdn,
+    rule::Transport,
+    table::{PolicyHandle, Question},
+    verdict::Verdict,
+};
 use fqdn_proto::native as wire;
 use holdfast_sdp::{
     config::AgentAddress,
-    link::{Link, board::Board, board::RulesOrigin},
-    mapping::{
-        BootTime, EndpointInstance, Mapping, MappingSink, Realised, Release, sink::LinkSink,
+    link::{
+        Link,
+        board::{Board, RulesOrigin},
     },
+    mapping::{MappingSink, Release, sink::LinkSink},
     maps::PinnedMaps,
-    name::Fqdn,
-    policy::{
-        rule::Transport,
-        table::{PolicyHandle, Question},
-        verdict::Verdict,
-    },
     ready::{Need, Readiness},
 };
 use parking_lot::Mutex;

@@ -6,6 +6,14 @@ use std::{
     time::Duration,
 };
 
+use dns_policy::{
+    boot_time::BootTime,
+    mapping::{EndpointInstance, Mapping, Realised, Refusal},
+    name::Fqdn,
+    rule::Transport,
+    table::{PolicyHandle, Question},
+    verdict::Verdict,
+};
 use fqdn_proto::fqdndata as wire;
 use holdfast_sdp::{
     config::AgentAddress,
@@ -13,18 +21,9 @@ use holdfast_sdp::{
         Link,
         board::{Board, Service},
     },
-    mapping::{
-        BootTime, EndpointInstance, Mapping, MappingSink, Realised, Refusal, Release,
-        sink::LinkSink,
-    },
+    mapping::{MappingSink, Release, sink::LinkSink},
     maps::PinnedMaps,
-    name::Fqdn,
     notice::{Content, Event, Notice, Times},
-    policy::{
-        rule::Transport,
-        table::{PolicyHandle, Question},
-        verdict::Verdict,
-    },
     ready::Readiness,
     resolve::{Resolver, Who},
     rules_journal::RulesJournal,

@@ -1,9 +1,9 @@
 //! Every row of the table of `matchName` and `matchPattern` verdicts.
 
-use holdfast_sdp::{
+use dns_policy::{
     name::Fqdn,
     pattern::{Pattern, SelectorMatcher},
-    policy::rule::NameRule,
+    rule::NameRule,
 };
 use serde::Deserialize;
 

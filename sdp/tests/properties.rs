@@ -8,26 +8,23 @@ use std::{
     str::FromStr,
 };
 
+use dns_policy::{
+    name::Fqdn,
+    pattern::{Pattern, SelectorMatcher, restored},
+    rule::{
+        EndpointRules, NameRule, NameRules, PortRules, RulesOf, SelectorRule, Servers, Transport,
+    },
+    table::{PolicyHandle, Question},
+    verdict::Verdict,
+};
 use hickory_proto::{
     op::{Message, OpCode, Query as HickoryQuery, ResponseCode},
     rr::{Name, RData, Record, RecordType, rdata},
 };
-use holdfast_sdp::{
-    name::Fqdn,
-    pattern::{Pattern, SelectorMatcher, restored},
-    policy::{
-        rule::{
-            EndpointRules, NameRule, NameRules, PortRules, RulesOf, SelectorRule, Servers,
-            Transport,
-        },
-        table::{PolicyHandle, Question},
-        verdict::Verdict,
-    },
-    wire::{
-        answer,
-        query::{Query, Unfit},
-        reply,
-    },
+use holdfast_sdp::wire::{
+    answer,
+    query::{Query, Unfit},
+    reply,
 };
 use proptest::prelude::*;
 use regex::Regex;

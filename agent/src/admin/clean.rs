@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use holdfast_sdp::{mapping::BootTime, wall_time};
+use dns_policy::{boot_time::BootTime, wall_time};
 
 use super::model::{Done, StillOpen};
 use crate::{core::clean::Unrevoked, proxies::ProxyView};
@@ -57,7 +57,7 @@ fn at(instant: BootTime) -> String {
 
 #[cfg(test)]
 mod tests {
-    use holdfast_sdp::name::Fqdn;
+    use dns_policy::name::Fqdn;
 
     use super::*;
     use crate::core::event::StreamId;

@@ -5,7 +5,7 @@ mod walk;
 
 use std::{collections::HashMap, net::IpAddr};
 
-use holdfast_sdp::{mapping::BootTime, name::Fqdn};
+use dns_policy::{boot_time::BootTime, name::Fqdn};
 use shared_maps::{
     EndpointId, IdentityId,
     policy::{EGRESS, INGRESS, PolicyKey, PolicyValue},

@@ -3,7 +3,7 @@
 use std::io::Write as _;
 
 use anyhow::Result;
-use holdfast_sdp::mapping::BootTime;
+use dns_policy::boot_time::BootTime;
 use serde::Serialize;
 
 use super::table::{list, maybe, render};

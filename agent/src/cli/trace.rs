@@ -1,7 +1,7 @@
 //! `policy trace`: by the running agent's policies, or by files.
 
 use anyhow::{Context as _, Result, bail};
-use holdfast_sdp::name::Fqdn;
+use dns_policy::name::Fqdn;
 
 use super::{client::Client, show::print};
 use crate::{

@@ -5,11 +5,8 @@ use std::{
     net::IpAddr,
 };
 
-use holdfast_sdp::{
-    mapping::{BootTime, Mapping},
-    name::Fqdn,
-    pattern::SelectorMatcher,
-    policy::rule::NameRule,
+use dns_policy::{
+    boot_time::BootTime, mapping::Mapping, name::Fqdn, pattern::SelectorMatcher, rule::NameRule,
 };
 use ipnet::IpNet;
 

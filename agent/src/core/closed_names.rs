@@ -6,9 +6,7 @@
 
 use std::{collections::VecDeque, net::IpAddr};
 
-use holdfast_sdp::{
-    mapping::BootTime, name::Fqdn, pattern::SelectorMatcher, policy::rule::NameRule,
-};
+use dns_policy::{boot_time::BootTime, name::Fqdn, pattern::SelectorMatcher, rule::NameRule};
 use shared_maps::EndpointId;
 
 use super::{mappings::MAX_TTL, refused::RecentlyRefused};

@@ -5,7 +5,7 @@ use std::{
     time::Duration,
 };
 
-use holdfast_sdp::mapping::BootTime;
+use dns_policy::boot_time::BootTime;
 use shared_maps::{
     EndpointId, IdentityId,
     ipcache::{IpcacheKey, IpcacheValue},

@@ -61,7 +61,7 @@ impl Core {
         let Some(names) = self.state.names.endpoint(endpoint) else {
             return found;
         };
-        let mut note = |address: &IpAddr, name: &holdfast_sdp::name::Fqdn| {
+        let mut note = |address: &IpAddr, name: &dns_policy::name::Fqdn| {
             if remotes.contains(address) {
                 let name = name.as_str().trim_end_matches('.').to_owned();
                 found.entry(*address).or_default().push(name);

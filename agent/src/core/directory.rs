@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeSet, net::IpAddr};
 
-use holdfast_sdp::policy::rule::Transport;
+use dns_policy::rule::Transport;
 use ipnet::IpNet;
 use shared_maps::{EndpointId, IdentityId};
 

@@ -10,10 +10,7 @@ use std::{
     sync::Arc,
 };
 
-use holdfast_sdp::{
-    mapping::{BootTime, Realised},
-    policy::rule::EndpointRules,
-};
+use dns_policy::{boot_time::BootTime, mapping::Realised, rule::EndpointRules};
 use shared_maps::EndpointId;
 
 use super::event::{MappingOutcome, StreamId};

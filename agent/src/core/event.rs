@@ -2,10 +2,11 @@
 
 use std::net::IpAddr;
 
-use holdfast_sdp::{
-    mapping::{BootTime, Mapping, Realised},
+use dns_policy::{
+    boot_time::BootTime,
+    mapping::{Mapping, Realised},
     name::Fqdn,
-    policy::rule::RulesOf,
+    rule::RulesOf,
 };
 use shared_maps::EndpointId;
 

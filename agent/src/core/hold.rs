@@ -6,7 +6,7 @@
 
 use std::{collections::BTreeMap, sync::Arc};
 
-use holdfast_sdp::policy::rule::EndpointRules;
+use dns_policy::rule::EndpointRules;
 use shared_maps::{
     EndpointId, IdentityId,
     policy::{EGRESS, INGRESS, PolicyKey},

@@ -6,7 +6,8 @@
 
 use std::collections::HashMap;
 
-use holdfast_sdp::{mapping::Refusal, quota::Quota};
+use dns_policy::mapping::Refusal;
+use holdfast_sdp::quota::Quota;
 use shared_maps::EndpointId;
 
 use super::{

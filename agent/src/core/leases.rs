@@ -10,7 +10,7 @@ use std::{
     net::IpAddr,
 };
 
-use holdfast_sdp::{mapping::BootTime, name::Fqdn};
+use dns_policy::{boot_time::BootTime, name::Fqdn};
 
 use super::{
     event::{Revocation, RevokeAck, StreamId},

@@ -2,11 +2,13 @@
 
 use std::net::IpAddr;
 
-use holdfast_sdp::{
-    mapping::{BootTime, Mapping, Realised, Refusal, lease},
+use dns_policy::{
+    boot_time::BootTime,
+    mapping::{Mapping, Realised, Refusal},
     name::Fqdn,
-    policy::table::Question,
+    table::Question,
 };
+use holdfast_sdp::mapping::lease;
 use ipnet::IpNet;
 use shared_maps::{FAMILY_IPV4, FAMILY_IPV6, IdentityId};
 

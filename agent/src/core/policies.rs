@@ -1,7 +1,7 @@
 //! What a change of policy does to subjects, selectors and labels; in which order, says
 //! [`super::changes`].
 
-use holdfast_sdp::{name::Fqdn, pattern::SelectorKey};
+use dns_policy::{name::Fqdn, pattern::SelectorKey};
 use ipnet::IpNet;
 
 use super::state::State;

@@ -11,7 +11,7 @@ use std::{
     sync::Arc,
 };
 
-use holdfast_sdp::{name::Fqdn, policy::rule::EndpointRules};
+use dns_policy::{name::Fqdn, rule::EndpointRules};
 use ipnet::IpNet;
 use shared_maps::{EndpointId, IdentityId};
 

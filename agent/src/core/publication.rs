@@ -7,7 +7,7 @@
 
 use std::{collections::BTreeMap, sync::Arc};
 
-use holdfast_sdp::policy::{
+use dns_policy::{
     rule::{EndpointRules, RulesOf},
     table::{PolicyHandle, Question},
     verdict::Verdict,

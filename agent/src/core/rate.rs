@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
+use dns_policy::boot_time::BootTime;
 use foldhash::{HashMap, HashMapExt as _};
-use holdfast_sdp::mapping::BootTime;
 use shared_maps::EndpointId;
 
 /// Seconds of the rate that one endpoint may use at once.

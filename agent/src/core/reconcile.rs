@@ -10,7 +10,7 @@
 
 use std::{net::IpAddr, ops::Bound, time::Duration};
 
-use holdfast_sdp::{mapping::BootTime, name::Fqdn};
+use dns_policy::{boot_time::BootTime, name::Fqdn};
 use ipnet::IpNet;
 use shared_maps::{
     EndpointId, IdentityId,

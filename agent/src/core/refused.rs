@@ -5,7 +5,7 @@ use std::{
     net::IpAddr,
 };
 
-use holdfast_sdp::name::Fqdn;
+use dns_policy::name::Fqdn;
 
 /// Pairs remembered; the oldest are forgotten.
 const REMEMBERED: usize = 1024;

@@ -6,7 +6,7 @@ use std::{
     sync::Arc,
 };
 
-use holdfast_sdp::{mapping::BootTime, policy::rule::EndpointRules};
+use dns_policy::{boot_time::BootTime, rule::EndpointRules};
 use ipnet::IpNet;
 use shared_maps::{EndpointId, IdentityId};
 

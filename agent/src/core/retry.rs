@@ -6,7 +6,7 @@
 
 use std::collections::BTreeSet;
 
-use holdfast_sdp::mapping::BootTime;
+use dns_policy::boot_time::BootTime;
 use ipnet::IpNet;
 
 use crate::datapath::plan::StepError;

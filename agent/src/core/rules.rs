@@ -2,9 +2,9 @@
 
 use std::{collections::BTreeSet, net::IpAddr, sync::Arc};
 
-use holdfast_sdp::{
-    mapping::BootTime,
-    policy::rule::{EndpointRules, Servers},
+use dns_policy::{
+    boot_time::BootTime,
+    rule::{EndpointRules, Servers},
 };
 use shared_maps::{EndpointId, IdentityId};
 

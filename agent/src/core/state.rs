@@ -1,7 +1,7 @@
 //! The parts of the core's state, side by side: the model, and what the datapath has of it as far
 //! as planned.
 
-use holdfast_sdp::mapping::BootTime;
+use dns_policy::boot_time::BootTime;
 use shared_maps::{EndpointId, IdentityId};
 
 use super::{
@@ -57,7 +57,7 @@ impl State {
         self.policy.join(identity, labels, endpoint, revision);
     }
 
-    /// An endpoint has this identity no more.
+    /// An endpoint no longer has this identity.
     pub(super) fn leave_subject(&mut self, identity: IdentityId, endpoint: EndpointId) {
         self.publication.mark_stale();
         self.policy.leave(identity, endpoint);

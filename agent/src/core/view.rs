@@ -4,9 +4,9 @@ use std::net::IpAddr;
 
 use shared_maps::{EndpointId, IdentityId};
 
-use holdfast_sdp::{
+use dns_policy::{
     name::Fqdn,
-    policy::rule::{EndpointRules, NameRule, NameRules, Servers, Transport},
+    rule::{EndpointRules, NameRule, NameRules, Servers, Transport},
 };
 
 use super::{

@@ -4,7 +4,7 @@
 
 use std::net::IpAddr;
 
-use holdfast_sdp::{name::Fqdn, pattern::Pattern, policy::rule::NameRules};
+use dns_policy::{name::Fqdn, pattern::Pattern, rule::NameRules};
 use ipnet::IpNet;
 use shared_maps::{EndpointId, IdentityId};
 
@@ -316,7 +316,7 @@ fn selects(selector: &FqdnSelector, name: &Fqdn) -> bool {
 impl State {
     fn dns_rules_for(
         &self,
-        rules: &holdfast_sdp::policy::rule::EndpointRules,
+        rules: &dns_policy::rule::EndpointRules,
         name: &Fqdn,
     ) -> Vec<DnsRulesView> {
         let mut matching = rules.clone();

@@ -5,7 +5,7 @@ mod rules;
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use holdfast_sdp::{name::Fqdn, policy::rule::EndpointRules};
+use dns_policy::{name::Fqdn, rule::EndpointRules};
 use shared_maps::{EndpointId, IdentityId};
 
 use super::link::Link;

@@ -9,8 +9,8 @@ use std::{
     net::IpAddr,
 };
 
+use dns_policy::{boot_time::BootTime, name::Fqdn};
 use foldhash::HashMap;
-use holdfast_sdp::{mapping::BootTime, name::Fqdn};
 use shared_maps::EndpointId;
 
 pub use self::limits::Limits;

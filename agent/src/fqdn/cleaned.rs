@@ -1,7 +1,7 @@
 //! What `fqdn cache clean` forgot, across restarts: a proxy that was away meanwhile would tell it
 //! again to an agent that knows nothing of it.
 
-use holdfast_sdp::mapping::BootTime;
+use dns_policy::boot_time::BootTime;
 use serde::{Deserialize, Serialize};
 use shared_maps::EndpointId;
 

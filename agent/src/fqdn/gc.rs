@@ -6,8 +6,8 @@ use std::{
     time::Duration,
 };
 
+use dns_policy::{boot_time::BootTime, name::Fqdn};
 use foldhash::HashMap;
-use holdfast_sdp::{mapping::BootTime, name::Fqdn};
 
 /// An expired address of one endpoint.
 #[derive(Clone, Debug, PartialEq, Eq)]

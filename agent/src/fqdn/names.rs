@@ -2,12 +2,12 @@
 
 use std::collections::BTreeSet;
 
-use foldhash::HashMap;
-use holdfast_sdp::{
+use dns_policy::{
     name::Fqdn,
     pattern::{SelectorKey, SelectorMatcher},
-    policy::rule::NameRule,
+    rule::NameRule,
 };
+use foldhash::HashMap;
 
 use crate::{
     labels::{Label, LabelSet},

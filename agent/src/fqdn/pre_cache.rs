@@ -3,7 +3,7 @@
 
 use std::{collections::HashSet, fs, net::IpAddr, path::Path};
 
-use holdfast_sdp::{name::Fqdn, wall_time};
+use dns_policy::{name::Fqdn, wall_time};
 use serde::Deserialize;
 use serde_json::Value;
 

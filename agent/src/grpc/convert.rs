@@ -2,14 +2,15 @@
 
 use std::net::{IpAddr, SocketAddr};
 
+use dns_policy::{
+    boot_time::BootTime,
+    mapping::{EndpointInstance, Mapping, Realised, Refusal},
+    name::Fqdn,
+    rule::{EndpointRules, NameRule, NameRules, SelectorRule, Servers, Transport},
+};
 use fqdn_proto::native::{
     AgentEpoch, DnsSelectorRule, EndpointDnsRules, FqdnMapping, FqdnSelector, LeaseRevoked,
     MappingRefusal, MappingResult, PortDnsRules,
-};
-use holdfast_sdp::{
-    mapping::{BootTime, EndpointInstance, Mapping, Realised, Refusal},
-    name::Fqdn,
-    policy::rule::{EndpointRules, NameRule, NameRules, SelectorRule, Servers, Transport},
 };
 use shared_maps::EndpointId;
 

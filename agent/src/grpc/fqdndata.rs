@@ -14,11 +14,11 @@ mod state;
 
 use std::{sync::Arc, time::Duration};
 
+use dns_policy::boot_time::BootTime;
 use fqdn_proto::fqdndata::{
     FqdnMapping, PolicyState, PolicyStateResponse, ResponseCode, UpdateMappingResponse,
     fqdn_data_server::{FqdnData, FqdnDataServer},
 };
-use holdfast_sdp::mapping::BootTime;
 use parking_lot::Mutex;
 use prost::Message as _;
 use tokio::{

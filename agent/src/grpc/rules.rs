@@ -146,7 +146,7 @@ fn chunks(delta: &RulesDelta, snapshot: bool) -> Vec<EndpointRulesChunk> {
 mod tests {
     use std::collections::BTreeMap;
 
-    use holdfast_sdp::policy::rule::{
+    use dns_policy::rule::{
         EndpointRules, NameRule, NameRules, PortRules, SelectorRule, Servers, Transport,
     };
     use shared_maps::EndpointId;

@@ -2,7 +2,7 @@
 
 use std::{fmt, sync::Arc};
 
-use holdfast_sdp::name::Fqdn;
+use dns_policy::name::Fqdn;
 use shared_maps::{EndpointId, IdentityId};
 
 use super::owners::ByOwner;

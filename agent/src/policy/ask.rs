@@ -3,7 +3,7 @@
 
 use std::net::IpAddr;
 
-use holdfast_sdp::{name::Fqdn, pattern::Pattern};
+use dns_policy::{name::Fqdn, pattern::Pattern};
 use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 use shared_maps::IdentityId;

@@ -17,7 +17,7 @@ use std::{
     sync::Arc,
 };
 
-use holdfast_sdp::policy::rule::Transport;
+use dns_policy::rule::Transport;
 use shared_maps::{
     IdentityId,
     policy::{EGRESS, INGRESS, PolicyKey, PolicyValue},

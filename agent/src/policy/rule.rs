@@ -2,7 +2,7 @@
 
 use std::{fmt, sync::Arc};
 
-use holdfast_sdp::policy::rule::NameRule;
+use dns_policy::rule::NameRule;
 
 use crate::{
     labels::LabelSet,

@@ -6,7 +6,7 @@ mod ports;
 
 use std::sync::Arc;
 
-use holdfast_sdp::{pattern, policy::rule::NameRule};
+use dns_policy::{pattern, rule::NameRule};
 use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::Value;

@@ -68,7 +68,7 @@ fn results_in(message: &ToStream) -> usize {
 
 #[cfg(test)]
 mod tests {
-    use holdfast_sdp::{mapping::Realised, name::Fqdn};
+    use dns_policy::{mapping::Realised, name::Fqdn};
 
     use super::*;
     use crate::core::event::{MappingOutcome, Revocation, StreamId};

@@ -1,6 +1,6 @@
 //! The core with its datapath: whoever holds the lock around it takes one event after the other.
 
-use holdfast_sdp::mapping::BootTime;
+use dns_policy::boot_time::BootTime;
 use shared_maps::EndpointId;
 
 use crate::{

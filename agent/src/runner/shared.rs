@@ -9,7 +9,7 @@ use std::{
     thread,
 };
 
-use holdfast_sdp::mapping::BootTime;
+use dns_policy::boot_time::BootTime;
 use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::Notify;
 

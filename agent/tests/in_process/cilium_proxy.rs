@@ -15,10 +15,10 @@ use std::{
     time::Duration,
 };
 
+use dns_policy::{name::Fqdn, pattern::SelectorMatcher, rule::NameRule};
 use fqdn_proto::fqdndata::{
     FqdnMapping, PolicyState, PolicyStateResponse, ResponseCode, fqdn_data_client::FqdnDataClient,
 };
-use holdfast_sdp::{name::Fqdn, pattern::SelectorMatcher, policy::rule::NameRule};
 use ipnet::IpNet;
 use parking_lot::Mutex;
 use prost::Message as _;

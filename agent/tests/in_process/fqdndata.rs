@@ -2,6 +2,7 @@
 
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 
+use dns_policy::mapping::Realised;
 use fqdn_proto::fqdndata::{
     DnsResponseData, FqdnMapping, MetricsData, fqdn_data_client::FqdnDataClient,
 };
@@ -13,7 +14,6 @@ use holdfast_agent::{
     grpc::fqdndata::{FqdnDataService, Manners},
     policy::parse::PolicyDocument,
 };
-use holdfast_sdp::mapping::Realised;
 use shared_maps::user::ipcache_key;
 use tokio::{
     net::TcpListener,

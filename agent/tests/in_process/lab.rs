@@ -11,6 +11,7 @@ use std::{
     time::Duration,
 };
 
+use dns_policy::boot_time::BootTime;
 use fqdn_proto::native::{
     EndpointInstance, FqdnMapping, LeaseRevokedAck, MappingBatch, MappingDown, MappingResult,
     MappingUp, fqdn_policy_client::FqdnPolicyClient, mapping_down, mapping_up,
@@ -36,7 +37,6 @@ use holdfast_agent::{
     restore::{self, Found},
     runner::{self, CoreHandle, CoreThread},
 };
-use holdfast_sdp::mapping::BootTime;
 use hyper_util::rt::TokioIo;
 use parking_lot::Mutex;
 use tempfile::TempDir;

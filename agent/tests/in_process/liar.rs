@@ -1,9 +1,9 @@
 //! A compromised proxy lies over the real socket: it opens nothing that policy does not
 //! allow, and each lie has its reason.
 
+use dns_policy::boot_time::BootTime;
 use fqdn_proto::native::{FqdnMapping, MappingRefusal};
 use holdfast_agent::core::Event;
-use holdfast_sdp::mapping::BootTime;
 
 use crate::lab::{Lab, mapping, pod, policy};
 

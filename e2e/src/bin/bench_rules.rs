@@ -8,12 +8,12 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use clap::Parser;
-use holdfast_e2e::bench::usage;
-use holdfast_sdp::policy::rule::{
+use dns_policy::rule::{
     EndpointRules, NameRule, NameRules, PortRules, RulesOf, SelectorRule, Servers, Transport,
 };
-use holdfast_sdp::policy::table::{PolicyHandle, Question};
-use holdfast_sdp::policy::verdict::Verdict;
+use dns_policy::table::{PolicyHandle, Question};
+use dns_policy::verdict::Verdict;
+use holdfast_e2e::bench::usage;
 use serde_json::json;
 use shared_maps::{EndpointId, IdentityId};
 

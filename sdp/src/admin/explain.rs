@@ -6,6 +6,12 @@ use std::{
     net::{IpAddr, Ipv4Addr},
 };
 
+use dns_policy::{
+    name::Fqdn,
+    rule::{EndpointRules, PortRules, RulesOf, SelectorRule, Servers, Transport},
+    table::{PolicyHandle, Question},
+    verdict::{DenyReason, Verdict},
+};
 use serde::{Deserialize, Serialize};
 use shared_maps::{EndpointId, IdentityId};
 
@@ -16,12 +22,6 @@ use super::{
 use crate::{
     app::Shared,
     link::board::RulesOrigin,
-    name::Fqdn,
-    policy::{
-        rule::{EndpointRules, PortRules, RulesOf, SelectorRule, Servers, Transport},
-        table::{PolicyHandle, Question},
-        verdict::{DenyReason, Verdict},
-    },
     resolve::{Resolver, Who},
 };
 

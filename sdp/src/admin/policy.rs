@@ -2,15 +2,12 @@
 
 use std::fmt::Write as _;
 
+use dns_policy::rule::{NameRule, NameRules, SelectorRule, Servers, Transport};
 use serde::{Deserialize, Serialize};
 use shared_maps::EndpointId;
 
 use super::status::rules_text;
-use crate::{
-    app::Shared,
-    link::board::RulesOrigin,
-    policy::rule::{NameRule, NameRules, SelectorRule, Servers, Transport},
-};
+use crate::{app::Shared, link::board::RulesOrigin};
 
 /// What is asked.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]

@@ -9,9 +9,9 @@ use std::{
 use super::Shared;
 use crate::{
     gate::{self, BoundPorts},
+    kept_rules::end_rules_of_lost_endpoints,
     listener::SteeringStatus,
     maps::instances::Instances,
-    policy::kept::end_rules_of_lost_endpoints,
     ready::Need,
     restore::{self, Restored},
 };

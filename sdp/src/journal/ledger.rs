@@ -3,13 +3,11 @@
 
 use std::net::IpAddr;
 
+use dns_policy::{boot_time::BootTime, mapping::Mapping, name::Fqdn};
+
 use super::record::{self, HeaderError, Record};
 use crate::{
-    mapping::{
-        BootTime, Mapping,
-        kept::{Kept, Key, Told},
-    },
-    name::Fqdn,
+    mapping::kept::{Kept, Key, Told},
     quota::Holder,
 };
 

@@ -11,13 +11,13 @@
 
 use std::net::{IpAddr, SocketAddr};
 
-use shared_maps::EndpointId;
-
-use crate::{
-    mapping::{BootTime, EndpointInstance, Mapping},
+use dns_policy::{
+    boot_time::BootTime,
+    mapping::{EndpointInstance, Mapping},
     name::Fqdn,
-    policy::rule::Transport,
+    rule::Transport,
 };
+use shared_maps::EndpointId;
 
 const MAGIC: &[u8; 8] = b"HFSDPJNL";
 /// Version written.

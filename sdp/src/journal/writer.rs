@@ -2,13 +2,14 @@
 
 use std::{io, path::PathBuf, time::Duration};
 
+use dns_policy::{boot_time::BootTime, mapping::Realised};
+
 use super::{
     Journal,
     file::{Orphan, OwnFile},
     ledger::{Ledger, Note, Written},
     record::HeaderError,
 };
-use crate::mapping::{BootTime, Realised};
 
 /// Pairs at most.
 pub(crate) const PAIRS: usize = 100_000;

@@ -6,8 +6,8 @@ use parking_lot::{Mutex, MutexGuard};
 
 use crate::{
     gate::Word,
+    kept_rules::KeptRules,
     mapping::sink::Epoch,
-    policy::kept::KeptRules,
     proxy::stats::Count,
     ready::{Need, Readiness},
 };

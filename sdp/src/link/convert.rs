@@ -7,20 +7,18 @@ use std::{
     net::{IpAddr, SocketAddr},
 };
 
-use fqdn_proto::native as wire;
-use shared_maps::{EndpointId, IdentityId};
-
-use crate::{
-    mapping::{
-        EndpointInstance, Mapping, Refusal,
-        sink::{Batch, Epoch, Outcome, Outgoing, Promise},
-    },
+use dns_policy::{
+    mapping::{EndpointInstance, Mapping, Refusal},
     name::Fqdn,
     pattern,
-    policy::rule::{
+    rule::{
         EndpointRules, NameRule, NameRules, PortRules, RulesOf, SelectorRule, Servers, Transport,
     },
 };
+use fqdn_proto::native as wire;
+use shared_maps::{EndpointId, IdentityId};
+
+use crate::mapping::sink::{Batch, Epoch, Outcome, Outgoing, Promise};
 
 /// Why rules cannot be taken; refuses their whole revision.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

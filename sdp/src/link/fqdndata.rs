@@ -3,7 +3,7 @@
 //! The agent sends its whole state each time and waits for an answer before it
 //! sends another; it never says that a state is the first complete one. So an
 //! endpoint that is named gets its rules at once, and one that is not named yet
-//! keeps what it had before the session: see [`crate::policy::kept`].
+//! keeps what it had before the session: see [`crate::kept_rules`].
 
 mod calls;
 #[cfg(test)]
@@ -11,6 +11,10 @@ mod golden;
 
 use std::{collections::BTreeSet, time::Duration};
 
+use dns_policy::{
+    rule::RulesOf,
+    table::{PolicyHandle, RuleError},
+};
 use fqdn_proto::{
     fqdndata as wire,
     later::{Encoded, stream_policy_state},
@@ -32,13 +36,9 @@ use super::{
 };
 use crate::{
     config::AgentAddress,
+    kept_rules::{KeptRules, end_rules_of_lost_endpoints},
     mapping::sink::Epoch,
     maps::{AgentTables, PinnedMaps},
-    policy::{
-        kept::{KeptRules, end_rules_of_lost_endpoints},
-        rule::RulesOf,
-        table::{PolicyHandle, RuleError},
-    },
 };
 
 const STREAM: &str = "StreamPolicyState";

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use dns_policy::boot_time::BootTime;
 use fqdn_proto::native as wire;
 use tokio::{
     sync::mpsc,
@@ -15,7 +16,7 @@ use super::{
     Link, SessionError, answered, convert,
     native::{Client, Never},
 };
-use crate::mapping::{BootTime, sink::Epoch};
+use crate::mapping::sink::Epoch;
 
 const CALL: &str = "UpdateMappings";
 /// Messages between us and the connection; what does not fit waits in the sink.

@@ -10,10 +10,11 @@ use std::{
     time::{Duration, Instant},
 };
 
+use dns_policy::mapping::Realised;
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use parking_lot::Mutex;
 
-use crate::{arena::Key, mapping::Realised};
+use crate::arena::Key;
 
 /// What a worker is told.
 #[derive(Debug)]

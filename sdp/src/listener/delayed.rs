@@ -8,12 +8,12 @@ use std::{
     time::{Duration, Instant},
 };
 
+use dns_policy::mapping::EndpointInstance;
 use foldhash::quality::RandomState;
 use shared_maps::EndpointId;
 
 use crate::{
-    mapping::EndpointInstance,
-    proxy::Forward,
+    query::pending::Forward,
     quota::{Holder, Quota},
     wire::HEADER_LEN,
 };
@@ -268,7 +268,8 @@ mod tests {
     use shared_maps::{EndpointId, IdentityId};
 
     use super::*;
-    use crate::{mapping::EndpointInstance, proxy::Identities, wire::reply::Kept};
+    use crate::{query::pending::Identities, wire::reply::Kept};
+    use dns_policy::mapping::EndpointInstance;
 
     const GRACE: Duration = Duration::from_secs(5);
 

@@ -5,12 +5,12 @@
 
 use std::{net::SocketAddr, os::fd::OwnedFd, sync::Arc, time::Instant};
 
+use dns_policy::mapping::Realised;
 use parking_lot::{Mutex, MutexGuard};
 
 use super::{SocketOptions, control::Control, held::Held, held::HeldAnswer, replies::Replies};
 use crate::{
     arena::Key,
-    mapping::Realised,
     proxy::{
         Proxy,
         stats::{AnswerResult, Label as _, Stage},
@@ -89,7 +89,7 @@ impl Releases {
         if !answer.logged.is_empty() {
             let end = End::sent(result.text(), &answer.bytes).held(waited);
             for entry in answer.logged.drain(..) {
-                self.proxy.log(entry, end, now);
+                self.proxy.observer().log(entry, end, now);
             }
         }
         self.send(&answer, answer.client, now);

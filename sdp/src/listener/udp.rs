@@ -15,6 +15,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use dns_policy::mapping::Realised;
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
 
 use super::{
@@ -27,7 +28,7 @@ use super::{
 };
 use crate::{
     arena::Key,
-    mapping::{Realised, repeat::Repeats},
+    mapping::repeat::Repeats,
     notice::Failure,
     proxy::{Proxy, stats::Stage},
     query_log::End,
@@ -287,7 +288,7 @@ impl Worker {
         let others = flight.joined.iter().map(|joined| joined.client);
         for client in std::iter::once(flight.client).chain(others) {
             let asked = flight.asked(client, self.now);
-            self.proxy.notice_failure(&asked, failure);
+            self.proxy.observer().report_failure(&asked, failure);
         }
     }
 

@@ -9,9 +9,9 @@ use std::{
     collections::{BinaryHeap, HashMap},
 };
 
+use dns_policy::boot_time::BootTime;
 use foldhash::quality::RandomState;
 
-use super::BootTime;
 use crate::quota::{Holder, Quota};
 
 /// Outdated places in the order of one holder, besides as many as it has entries.

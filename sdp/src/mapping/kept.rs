@@ -12,6 +12,12 @@ use std::{
     net::{IpAddr, SocketAddr},
 };
 
+use dns_policy::{
+    boot_time::BootTime,
+    mapping::{EndpointInstance, Mapping},
+    name::Fqdn,
+    rule::Transport,
+};
 use foldhash::quality::RandomState;
 
 use self::pair::Pair;
@@ -19,13 +25,10 @@ pub use self::{
     acknowledged::{Acknowledged, Session},
     pair::Told,
 };
+use super::holdings::{Holdings, Serial};
 #[cfg(test)]
 use super::steps;
-use super::{
-    BootTime, EndpointInstance, Mapping,
-    holdings::{Holdings, Serial},
-};
-use crate::{name::Fqdn, policy::rule::Transport, wire::answer::MAX_ADDRESSES};
+use crate::wire::answer::MAX_ADDRESSES;
 
 /// How long after its TTL a pair that no agent has made durable is still kept, seconds.
 const UNSETTLED_SECS: u64 = 300;

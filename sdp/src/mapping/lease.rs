@@ -6,15 +6,13 @@ use std::{
     time::Duration,
 };
 
+use dns_policy::{boot_time::BootTime, name::Fqdn};
 use foldhash::quality::RandomState;
 
+use super::holdings::{Holdings, Serial};
 #[cfg(test)]
 use super::steps;
-use super::{
-    BootTime,
-    holdings::{Holdings, Serial},
-};
-use crate::{name::Fqdn, quota::Holder};
+use crate::quota::Holder;
 
 /// A lease ends at most so long after it was given: an agent that must break one waits no longer.
 /// It is given again with each mapping.

@@ -3,9 +3,8 @@
 
 use std::{hash::BuildHasher, net::SocketAddr, time::Duration};
 
+use dns_policy::{boot_time::BootTime, mapping::EndpointInstance};
 use foldhash::quality::RandomState;
-
-use super::{BootTime, EndpointInstance};
 
 /// For how long the sink need not hear of the same answer again. By so much
 /// what is kept for the agent can be behind the last answer.

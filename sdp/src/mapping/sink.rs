@@ -24,6 +24,11 @@ use std::{
 };
 
 use arc_swap::ArcSwapOption;
+use dns_policy::{
+    boot_time::BootTime,
+    mapping::{Mapping, Realised},
+    name::Fqdn,
+};
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 
@@ -34,11 +39,10 @@ pub use exchange::{
 #[cfg(test)]
 pub(crate) use self::state::KEPT as KEPT_PAIRS;
 use self::state::{Calls, State, call};
-use super::{BootTime, Mapping, MappingSink, OnRealised, Realised, Release};
+use super::{MappingSink, OnRealised, Release};
 use crate::{
     journal::{Journal, Written},
     link_stream::ReadNow,
-    name::Fqdn,
     notice::Notice,
     shared_tasks::SharedTasks,
 };

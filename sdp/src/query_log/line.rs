@@ -6,13 +6,10 @@ use std::{
     time::{Duration, Instant},
 };
 
+use dns_policy::{rule::Transport, wall_time};
 use serde::Serialize;
 
-use crate::{
-    policy::rule::Transport,
-    wall_time,
-    wire::{Header, Rcode},
-};
+use crate::wire::{Header, Rcode};
 
 /// A query that is to be logged.
 #[derive(Clone, Debug)]

@@ -2,13 +2,11 @@
 
 use std::{fs, net::Ipv4Addr, path::Path};
 
+use dns_policy::rule::Transport;
 use serde_json::Value;
 
 use super::*;
-use crate::{
-    policy::rule::Transport,
-    wire::{Rcode, query::Query},
-};
+use crate::wire::{Rcode, query::Query};
 
 fn entry(name: &str) -> Entry {
     Entry {

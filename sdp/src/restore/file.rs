@@ -16,6 +16,10 @@ use std::{
     net::IpAddr,
 };
 
+use dns_policy::{
+    pattern,
+    rule::{EndpointRules, NameRule, NameRules, PortRules, SelectorRule, Servers, Transport},
+};
 use serde::Deserialize;
 use shared_maps::{EndpointId, IdentityId};
 
@@ -23,12 +27,6 @@ pub use self::by_address::SkippedRows;
 use self::{
     by_address::by_address,
     members::{Members, MembersError, Place},
-};
-use crate::{
-    pattern,
-    policy::rule::{
-        EndpointRules, NameRule, NameRules, PortRules, SelectorRule, Servers, Transport,
-    },
 };
 
 /// Newest version of `HoldfastDNSRules` that is understood.

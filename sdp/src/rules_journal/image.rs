@@ -2,18 +2,15 @@
 
 use std::{collections::BTreeSet, io, net::IpAddr};
 
+use dns_policy::rule::{
+    EndpointRules, NameRule, NameRules, PortRules, RulesOf, SelectorRule, Servers, Transport,
+};
 use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 use shared_maps::{EndpointId, IdentityId};
 
 use super::{Content, Entry};
-use crate::{
-    journal::record::crc32,
-    maps::instances::Instance,
-    policy::rule::{
-        EndpointRules, NameRule, NameRules, PortRules, RulesOf, SelectorRule, Servers, Transport,
-    },
-};
+use crate::{journal::record::crc32, maps::instances::Instance};
 
 const MAGIC: &str = "holdfast-cilium-rules";
 /// Version written.

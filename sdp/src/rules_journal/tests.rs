@@ -2,13 +2,12 @@
 
 use std::collections::BTreeSet;
 
-use super::*;
-use crate::{
-    maps::instances::Instances,
-    policy::rule::{
-        EndpointRules, NameRule, NameRules, PortRules, SelectorRule, Servers, Transport,
-    },
+use dns_policy::rule::{
+    EndpointRules, NameRule, NameRules, PortRules, SelectorRule, Servers, Transport,
 };
+
+use super::*;
+use crate::maps::instances::Instances;
 
 const WEB: EndpointId = EndpointId(7);
 

@@ -17,18 +17,15 @@ use std::{
     time::{Duration, Instant},
 };
 
+use dns_policy::{mapping::EndpointInstance, rule::Transport};
 use foldhash::quality::RandomState;
 use nix::sys::epoll::Epoll;
 use rand::{Rng, SeedableRng, rngs::StdRng};
 
 use crate::{
     arena::{Arena, Key},
-    mapping::EndpointInstance,
-    policy::rule::Transport,
-    proxy::{
-        Asked, Forward, Identities,
-        stats::{Counters, Fallback},
-    },
+    proxy::stats::{Counters, Fallback},
+    query::pending::{Asked, Forward, Identities},
     query_log::{Entries, Entry},
     quota::{Holder, Quota},
     socket,

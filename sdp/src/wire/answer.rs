@@ -5,13 +5,13 @@ use std::{
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
 };
 
+use dns_policy::name::NameBuf;
 use foldhash::quality::RandomState;
 
 use super::{
     CLASS_IN, FLAG_TRUNCATED, HEADER_LEN, Header, Record, TYPE_A, TYPE_AAAA, TYPE_CNAME, edns,
     edns::Edns, labels, u16_at,
 };
-use crate::name::NameBuf;
 
 /// Addresses that are learned of one answer. Pools of servers have some dozens; the agent takes
 /// no more of one mapping either.

@@ -2,9 +2,8 @@
 
 use std::hash::{BuildHasher, Hasher};
 
+use dns_policy::name::NameBuf;
 use foldhash::quality::RandomState;
-
-use crate::name::NameBuf;
 
 /// Most bytes of a name, length bytes and root included (RFC 1035, 2.3.4).
 const MAX_NAME: usize = 255;
@@ -180,7 +179,7 @@ pub(crate) mod steps {
 #[cfg(test)]
 mod tests {
     use super::{MAX_POINTERS, read, same, skip, skip_plain};
-    use crate::name::NameBuf;
+    use dns_policy::name::NameBuf;
 
     fn text(message: &[u8], at: usize) -> Option<String> {
         let mut name = NameBuf::default();

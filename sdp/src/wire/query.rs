@@ -1,7 +1,8 @@
 //! Queries as clients send them.
 
+use dns_policy::name::NameBuf;
+
 use super::{HEADER_LEN, Header, Rcode, edns, edns::Edns, labels, u16_at};
-use crate::name::NameBuf;
 
 /// A query that may be judged.
 #[derive(Clone, Debug)]

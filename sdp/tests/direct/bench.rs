@@ -7,6 +7,13 @@ use std::{
     time::{Duration, Instant},
 };
 
+use dns_policy::{
+    mapping::Mapping,
+    rule::{
+        EndpointRules, NameRule, NameRules, PortRules, RulesOf, SelectorRule, Servers, Transport,
+    },
+    table::PolicyHandle,
+};
 use hickory_proto::{
     op::{Message, Query, ResponseCode},
     rr::{Name, RData, Record, RecordType, rdata},
@@ -14,15 +21,8 @@ use hickory_proto::{
 use holdfast_sdp::{
     descriptors::Descriptors,
     listener::{ListenConfig, Listeners, SocketOptions, Sockets},
-    mapping::{Mapping, MappingSink, OnRealised, Release},
+    mapping::{MappingSink, OnRealised, Release},
     notice::Notices,
-    policy::{
-        rule::{
-            EndpointRules, NameRule, NameRules, PortRules, RulesOf, SelectorRule, Servers,
-            Transport,
-        },
-        table::PolicyHandle,
-    },
     proxy::{Proxy, ProxyConfig, Stats},
     resolve::{Resolver, Who},
 };

@@ -7,11 +7,11 @@ use std::{
     time::Duration,
 };
 
+use dns_policy::{mapping::Realised, rule::Transport};
 use hickory_proto::{op::ResponseCode, rr::RecordType};
 use holdfast_sdp::{
-    mapping::{Realised, Release},
+    mapping::Release,
     notice::Event,
-    policy::rule::Transport,
     proxy::stats::{Protocol, QueryResult},
 };
 
@@ -63,7 +63,10 @@ fn each_answer_is_reported_while_an_agent_wants_reports_although_its_bytes_repea
     let reports = bench.notices.listen();
     let (client, mut server) = (bench.tcp_client(), None);
     for id in 1..=3 {
-        send_frames(&client, &[&query(id, "nothing.good.example", RecordType::A)]);
+        send_frames(
+            &client,
+            &[&query(id, "nothing.good.example", RecordType::A)],
+        );
         let server = server.get_or_insert_with(|| bench.tcp_at_server());
         let asked = receive_frame(server).unwrap();
         send_frames(server, &[&answer(&asked, &[])]);

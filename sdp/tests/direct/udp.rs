@@ -5,12 +5,13 @@ use std::{
     time::Duration,
 };
 
+use dns_policy::mapping::Realised;
 use hickory_proto::{
     op::{Message, ResponseCode},
     rr::RecordType,
 };
 use holdfast_sdp::{
-    mapping::{Realised, Release},
+    mapping::Release,
     proxy::{
         ProxyConfig, RejectCode,
         stats::{AnswerResult, QueryResult},

@@ -6,7 +6,7 @@ mod reaching;
 
 use std::net::IpAddr;
 
-use holdfast_sdp::mapping::BootTime;
+use dns_policy::boot_time::BootTime;
 
 use super::{AddressRead, LxcRead, Question, Read};
 use crate::{

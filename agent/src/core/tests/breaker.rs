@@ -1,6 +1,6 @@
 //! The circuit breaker on identities of names: what is open stays open.
 
-use holdfast_sdp::mapping::{Realised, Refusal};
+use dns_policy::mapping::{Realised, Refusal};
 use shared_maps::policy::{EGRESS, PolicyKey};
 
 use super::{

@@ -1,6 +1,6 @@
 //! Steps that fail: what leans on them waits, and is tried again.
 
-use holdfast_sdp::mapping::{Realised, Refusal};
+use dns_policy::mapping::{Realised, Refusal};
 use shared_maps::{
     IdentityId,
     ipcache::IpcacheKey,

@@ -1,6 +1,6 @@
 //! Leases end within the hour, and with the process that holds them.
 
-use holdfast_sdp::mapping::Mapping;
+use dns_policy::mapping::Mapping;
 
 use super::scenario::{Node, mapping};
 use crate::core::{

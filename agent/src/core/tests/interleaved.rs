@@ -1,6 +1,6 @@
 //! What proxies tell between two parts of a change of policy.
 
-use holdfast_sdp::mapping::{BootTime, Realised};
+use dns_policy::{boot_time::BootTime, mapping::Realised};
 
 use super::{
     cuts::{NEW, meaning, old, publishes},

@@ -1,6 +1,6 @@
 //! Names that are known before anybody asks (`--tofqdns-pre-cache`).
 
-use holdfast_sdp::{mapping::BootTime, name::Fqdn};
+use dns_policy::{boot_time::BootTime, name::Fqdn};
 
 use super::{
     restart::left_behind,

@@ -6,7 +6,7 @@ use std::{
     sync::Arc,
 };
 
-use holdfast_sdp::{mapping::BootTime, name::Fqdn};
+use dns_policy::{boot_time::BootTime, name::Fqdn};
 use ipnet::IpNet;
 use proptest::prelude::*;
 use shared_maps::{EndpointId, IdentityId};

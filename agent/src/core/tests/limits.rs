@@ -2,7 +2,10 @@
 
 use std::{net::IpAddr, time::Duration};
 
-use holdfast_sdp::mapping::{BootTime, Realised, Refusal};
+use dns_policy::{
+    boot_time::BootTime,
+    mapping::{Realised, Refusal},
+};
 
 use super::scenario::{Node, mapping};
 use crate::core::CoreConfig;

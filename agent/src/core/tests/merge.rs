@@ -6,8 +6,9 @@ use std::{
     net::IpAddr,
 };
 
-use holdfast_sdp::{
-    mapping::{BootTime, Mapping, Realised, Refusal},
+use dns_policy::{
+    boot_time::BootTime,
+    mapping::{Mapping, Realised, Refusal},
     name::Fqdn,
 };
 use proptest::prelude::*;

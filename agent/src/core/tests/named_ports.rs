@@ -2,7 +2,7 @@
 
 use std::net::IpAddr;
 
-use holdfast_sdp::policy::rule::{Servers, Transport};
+use dns_policy::rule::{Servers, Transport};
 use shared_maps::{
     EndpointId,
     policy::{EGRESS, INGRESS},

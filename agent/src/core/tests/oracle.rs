@@ -6,11 +6,12 @@ use std::{
     net::IpAddr,
 };
 
-use holdfast_sdp::{
-    mapping::{BootTime, Realised, Refusal},
+use dns_policy::{
+    boot_time::BootTime,
+    mapping::{Realised, Refusal},
     name::Fqdn,
     pattern::SelectorMatcher,
-    policy::rule::NameRule,
+    rule::NameRule,
 };
 use proptest::prelude::*;
 use shared_maps::{

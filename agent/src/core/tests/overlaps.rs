@@ -2,7 +2,10 @@
 
 use std::collections::BTreeSet;
 
-use holdfast_sdp::mapping::{BootTime, Mapping, Realised, Refusal};
+use dns_policy::{
+    boot_time::BootTime,
+    mapping::{Mapping, Realised, Refusal},
+};
 
 use shared_maps::{
     IdentityId,

@@ -1,6 +1,6 @@
 //! Answers open no metadata service (DNS rebinding).
 
-use holdfast_sdp::mapping::Realised;
+use dns_policy::mapping::Realised;
 use shared_maps::policy::{EGRESS, PolicyKey};
 
 use super::{

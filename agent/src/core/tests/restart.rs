@@ -1,6 +1,6 @@
 //! kill -9 and start again: nothing that was allowed is cut, nothing is renumbered.
 
-use holdfast_sdp::mapping::Realised;
+use dns_policy::mapping::Realised;
 
 use super::{
     oracle::{World, check_way, config},

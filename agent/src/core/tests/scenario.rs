@@ -2,10 +2,11 @@
 
 use std::net::IpAddr;
 
-use holdfast_sdp::{
-    mapping::{BootTime, EndpointInstance, Mapping, Realised, Refusal},
+use dns_policy::{
+    boot_time::BootTime,
+    mapping::{EndpointInstance, Mapping, Realised, Refusal},
     name::Fqdn,
-    policy::rule::Transport,
+    rule::Transport,
 };
 use shared_maps::{
     EndpointId, IdentityId,

@@ -5,7 +5,7 @@ use std::{
     net::IpAddr,
 };
 
-use holdfast_sdp::{name::Fqdn, wall_time};
+use dns_policy::{name::Fqdn, wall_time};
 use serde::{Deserialize, Serialize, Serializer};
 use shared_maps::{EndpointId, IdentityId};
 

@@ -3,12 +3,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use holdfast_sdp::{
+use dns_policy::{
     name::Fqdn,
     pattern::restored,
-    policy::rule::{
-        EndpointRules, NameRule, NameRules, PortRules, SelectorRule, Servers, Transport,
-    },
+    rule::{EndpointRules, NameRule, NameRules, PortRules, SelectorRule, Servers, Transport},
 };
 use ipnet::IpNet;
 use serde::{Deserialize, Serialize};

@@ -2,9 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use holdfast_sdp::policy::rule::{
-    NameRule, NameRules, PortRules, SelectorRule, Servers, Transport,
-};
+use dns_policy::rule::{NameRule, NameRules, PortRules, SelectorRule, Servers, Transport};
 
 use super::*;
 

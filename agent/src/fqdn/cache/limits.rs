@@ -6,7 +6,7 @@ use std::{
     time::Duration,
 };
 
-use holdfast_sdp::{mapping::BootTime, name::Fqdn};
+use dns_policy::{boot_time::BootTime, name::Fqdn};
 use shared_maps::EndpointId;
 
 use super::{EndpointNames, NameCache, NamePair};

@@ -7,7 +7,7 @@ use std::{
     net::IpAddr,
 };
 
-use holdfast_sdp::mapping::BootTime;
+use dns_policy::boot_time::BootTime;
 use shared_maps::{EndpointId, IdentityId};
 
 use crate::core::{Directory, directory::RuleKey};

@@ -2,12 +2,13 @@
 
 use std::net::IpAddr;
 
-use fqdn_proto::fqdndata::{FqdnMapping, ProxyErrorType};
-use holdfast_sdp::{
-    mapping::{BootTime, EndpointInstance, Mapping},
+use dns_policy::{
+    boot_time::BootTime,
+    mapping::{EndpointInstance, Mapping},
     name::Fqdn,
-    policy::rule::Transport,
+    rule::Transport,
 };
+use fqdn_proto::fqdndata::{FqdnMapping, ProxyErrorType};
 use tonic::Status;
 
 use crate::core::EndpointLocation;

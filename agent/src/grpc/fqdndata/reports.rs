@@ -3,8 +3,11 @@
 
 use std::{collections::BTreeMap, net::IpAddr, sync::Arc, time::Duration};
 
+use dns_policy::{
+    boot_time::BootTime,
+    mapping::{Realised, Refusal},
+};
 use fqdn_proto::fqdndata::FqdnMapping;
-use holdfast_sdp::mapping::{BootTime, Realised, Refusal};
 use parking_lot::Mutex;
 use tokio::{
     sync::{mpsc, oneshot},

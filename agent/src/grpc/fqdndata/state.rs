@@ -2,13 +2,13 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use dns_policy::{
+    boot_time::BootTime,
+    rule::{NameRule, NameRules, SelectorRule, Servers},
+};
 use fqdn_proto::fqdndata::{
     DnsPolicy, DnsServer, EndpointInfo, IdentityToEndpointMapping, IdentityToPrefixMapping,
     PolicyState,
-};
-use holdfast_sdp::{
-    mapping::BootTime,
-    policy::rule::{NameRule, NameRules, SelectorRule, Servers},
 };
 use ipnet::IpNet;
 use shared_maps::IdentityId;

@@ -2,8 +2,8 @@
 
 use std::{net::IpAddr, sync::Arc};
 
+use dns_policy::rule::{EndpointRules, PortRules, Transport};
 use fqdn_proto::fqdndata::EndpointInfo;
-use holdfast_sdp::policy::rule::{EndpointRules, PortRules, Transport};
 use shared_maps::EndpointId;
 
 use super::*;

@@ -2,9 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use holdfast_sdp::policy::rule::{
-    EndpointRules, NameRules, PortRules, SelectorRule, Servers, Transport,
-};
+use dns_policy::rule::{EndpointRules, NameRules, PortRules, SelectorRule, Servers, Transport};
 use shared_maps::IdentityId;
 
 use crate::{

@@ -1,6 +1,6 @@
 //! Ports, ICMP types and DNS rules.
 
-use holdfast_sdp::policy::rule::NameRule;
+use dns_policy::rule::NameRule;
 use serde_json::{Map, Value};
 
 use super::{

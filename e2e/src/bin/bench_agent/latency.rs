@@ -10,6 +10,13 @@ use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
+use dns_policy::name::Fqdn;
+use dns_policy::rule::Transport;
+use dns_policy::table::PolicyHandle;
+use dns_policy::{
+    boot_time::BootTime,
+    mapping::{EndpointInstance, Mapping, Realised},
+};
 use holdfast_agent::core::event::{EndpointSpec, SourceEvent};
 use holdfast_agent::core::{Core, CoreConfig, Event, Restored};
 use holdfast_agent::datapath::files::{StateFiles, later::LaterFiles};
@@ -26,13 +33,8 @@ use holdfast_sdp::config::AgentAddress;
 use holdfast_sdp::link::Link;
 use holdfast_sdp::link::board::Board;
 use holdfast_sdp::mapping::sink::LinkSink;
-use holdfast_sdp::mapping::{
-    BootTime, EndpointInstance, Mapping, MappingSink as _, Realised, Release,
-};
+use holdfast_sdp::mapping::{MappingSink as _, Release};
 use holdfast_sdp::maps::PinnedMaps;
-use holdfast_sdp::name::Fqdn;
-use holdfast_sdp::policy::rule::Transport;
-use holdfast_sdp::policy::table::PolicyHandle;
 use holdfast_sdp::ready::Readiness;
 use nix::net::if_::if_nametoindex;
 use nix::sched::{CloneFlags, unshare};

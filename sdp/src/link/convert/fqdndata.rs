@@ -8,18 +8,21 @@ use std::{
     time::Duration,
 };
 
+use dns_policy::{
+    boot_time::BootTime,
+    mapping::Mapping,
+    pattern,
+    rule::{
+        EndpointRules, NameRule, NameRules, PortRules, RulesOf, SelectorRule, Servers, Transport,
+    },
+};
 use fqdn_proto::fqdndata as wire;
 use ipnet::IpNet;
 use shared_maps::{EndpointId, IdentityId};
 
 use crate::{
-    mapping::{BootTime, Mapping},
     maps::AgentTables,
     notice::{Event, Failure, Notice, Times},
-    pattern,
-    policy::rule::{
-        EndpointRules, NameRule, NameRules, PortRules, RulesOf, SelectorRule, Servers, Transport,
-    },
     rules_journal::MOST_PREFIXES,
 };
 

@@ -6,6 +6,7 @@
 
 use std::{collections::VecDeque, future::poll_fn, pin::Pin, task::Poll, time::Duration};
 
+use dns_policy::{boot_time::BootTime, mapping::Refusal};
 use fqdn_proto::fqdndata as wire;
 use shared_maps::IdentityId;
 use tokio::{
@@ -17,10 +18,7 @@ use tonic::{Code, Status};
 use super::{Client, broken, convert};
 use crate::{
     link::{Link, SessionError, native::Never},
-    mapping::{
-        BootTime, Refusal,
-        sink::{Outcome, Outgoing, Promise, Room},
-    },
+    mapping::sink::{Outcome, Outgoing, Promise, Room},
     notice::ALLOW_EVERY,
     resolve::{Resolver, Who},
 };

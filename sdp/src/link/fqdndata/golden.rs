@@ -2,15 +2,15 @@
 
 use std::{fs, net::IpAddr, path::Path};
 
+use dns_policy::{
+    rule::{NameRules, Transport},
+    table::Question,
+    verdict::Verdict,
+};
 use shared_maps::EndpointId;
 
 use super::{super::convert::fqdndata::State, *};
 use crate::{
-    policy::{
-        rule::{NameRules, Transport},
-        table::Question,
-        verdict::Verdict,
-    },
     resolve::{Resolver as _, Who},
     restore::file,
 };

@@ -10,6 +10,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use dns_policy::mapping::Realised;
 use tokio::{net::TcpStream, sync::Semaphore};
 
 use super::{
@@ -21,7 +22,6 @@ use super::{
 };
 use crate::{
     listener::delayed::{self, DelayedQuery, UnjudgedQuery},
-    mapping::Realised,
     notice::Failure,
     proxy::stats::{AnswerResult, Stage},
     query_log::End,
@@ -480,7 +480,9 @@ impl Connection {
         let stats = proxy.stats();
         let ends = (self.client, self.server);
         for (_, mut flight) in self.waiting.remove_flights(|flight| now >= flight.deadline) {
-            proxy.notice_failure(&flight.asked(ends, now), Failure::Timeout);
+            proxy
+                .observer()
+                .report_failure(&flight.asked(ends, now), Failure::Timeout);
             stats.in_flight.down();
             if !flight.has_begun() {
                 stats.upstream_timeouts.add(1);

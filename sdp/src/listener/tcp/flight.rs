@@ -6,13 +6,12 @@ use std::{
     time::{Duration, Instant},
 };
 
+use dns_policy::{mapping::EndpointInstance, rule::Transport};
 use foldhash::quality::RandomState;
 
 use super::{results::Awaited, upstream::Behalf};
 use crate::{
-    mapping::EndpointInstance,
-    policy::rule::Transport,
-    proxy::{Asked, Identities},
+    query::pending::{Asked, Identities},
     query_log::Entry,
     quota::Seat,
     wire::{answer, reply::Kept, transfer::Transfer},

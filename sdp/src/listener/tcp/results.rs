@@ -5,10 +5,11 @@ use std::{
     sync::Arc,
 };
 
+use dns_policy::mapping::Realised;
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 
-use crate::mapping::{OnRealised, Realised};
+use crate::mapping::OnRealised;
 
 /// Receives the results. It holds one for each answer that still waits and none for an answer
 /// that was released late, so that results of any number that come at once all fit.

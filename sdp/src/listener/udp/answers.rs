@@ -2,11 +2,12 @@
 
 use std::{io, sync::Arc};
 
+use dns_policy::boot_time::BootTime;
+
 use super::{BATCH, ROUNDS, Worker, listener_for};
 use crate::{
     arena::Key,
     listener::held::HeldAnswer,
-    mapping::BootTime,
     proxy::{
         Fate,
         stats::{AnswerResult, Label as _, Stage},
@@ -75,7 +76,7 @@ impl Worker {
         let message = self.answers.bytes(at);
         let print = self.repeats.print(flight.endpoint, flight.server, message);
         let is_repeat = flight.joined.is_empty() && self.repeats.is_leased(print, version, now);
-        if is_repeat && !self.proxy.wants_notice() {
+        if is_repeat && !self.proxy.observer().wants_report() {
             stats.answers.inc(AnswerResult::Released);
             stats.stages.observe(Stage::Total, took);
             self.log_sent(at, flight, AnswerResult::Released);
@@ -107,7 +108,9 @@ impl Worker {
         });
         for joined in &flight.joined {
             let asked = flight.asked(joined.client, self.now);
-            self.proxy.notice_joined(&asked, self.answers.bytes(at));
+            self.proxy
+                .observer()
+                .report_joined(&asked, self.answers.bytes(at));
         }
         let copy = |recv: &RecvBatch| {
             let mut bytes = recv.bytes(at).to_vec();

@@ -2,16 +2,18 @@
 
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 
+use dns_policy::rule::Transport;
+
 use super::{BATCH, Listener, Next, ROUNDS, Worker};
 use crate::{
     arena::Key,
     listener::{SocketOptions, delayed::DelayedQuery, replies::send_all},
     notice::Failure,
-    policy::rule::Transport,
     proxy::{
-        Arrival, Asked, Forward, Outcome, Patience,
+        Outcome, Patience,
         stats::{Label as _, Protocol, QueryResult},
     },
+    query::pending::{Arrival, Asked, Forward},
     query_log::{End, Entries, Entry},
     socket::sys::Datagram,
     upstream::udp::{Flight, Joined, Place, PlaceError, Placed},
@@ -70,6 +72,7 @@ impl Worker {
             client,
             server,
             transport: Transport::Udp,
+            now: self.now,
         };
         let message = self.queries.bytes(at);
         let (looked, own) = ((&mut self.looked, Patience::Waits), &mut self.own);
@@ -136,6 +139,7 @@ impl Worker {
             client,
             server,
             transport: Transport::Udp,
+            now: self.now,
         };
         let proxy = Arc::clone(&self.proxy);
         match proxy.query(message, &arrival, Patience::Over, &mut self.own) {
@@ -182,10 +186,10 @@ impl Worker {
             policy_check: query.policy_check,
             waited: Duration::ZERO,
         };
-        self.proxy.notice_failure(&asked, failure);
+        self.proxy.observer().report_failure(&asked, failure);
         if let Some(entry) = query.logged.take() {
             let end = End::own(result.text(), code);
-            self.proxy.log(entry, end, self.now);
+            self.proxy.observer().log(entry, end, self.now);
         }
         self.send_own(server, client);
     }
@@ -339,14 +343,16 @@ impl Worker {
     /// Ends the query log's entry of a query that is given up because the process ends.
     pub(super) fn log_cut(&self, entry: Option<Box<Entry>>) {
         if let Some(entry) = entry {
-            self.proxy.log(entry, End::unanswered("cut"), self.now);
+            self.proxy
+                .observer()
+                .log(entry, End::unanswered("cut"), self.now);
         }
     }
 
     /// Ends the query log's entries of a query.
     pub(super) fn log(&self, entries: &mut Entries, end: End) {
         for entry in entries.drain(..) {
-            self.proxy.log(entry, end, self.now);
+            self.proxy.observer().log(entry, end, self.now);
         }
     }
 

@@ -6,8 +6,9 @@
 
 use std::net::IpAddr;
 
+use dns_policy::{boot_time::BootTime, mapping::Mapping};
+
 use super::{Kept, Key};
-use crate::mapping::{BootTime, Mapping};
 
 /// Addresses that one endpoint has of a name at most for them to count as acknowledged. Releases
 /// of Cilium keep 50 or more, which may be of two proxies.

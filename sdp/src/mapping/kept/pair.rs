@@ -1,7 +1,9 @@
 //! One pair of a name and an address, as one endpoint learned it.
 
+use dns_policy::{boot_time::BootTime, mapping::Mapping};
+
 use super::{Source, UNSETTLED_SECS, acknowledged::Acknowledged};
-use crate::mapping::{BootTime, Mapping, holdings::Serial};
+use crate::mapping::holdings::Serial;
 
 /// What an agent was told of pairs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

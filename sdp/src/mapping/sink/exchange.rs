@@ -1,10 +1,11 @@
 //! What goes between the sink and the link, and what is told about the sink.
 
-use crate::{
-    mapping::{BootTime, Mapping, Refusal},
-    notice::Notice,
-    proxy::stats::Count,
+use dns_policy::{
+    boot_time::BootTime,
+    mapping::{Mapping, Refusal},
 };
+
+use crate::{notice::Notice, proxy::stats::Count};
 
 /// One run of an agent.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]

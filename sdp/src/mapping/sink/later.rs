@@ -2,11 +2,10 @@
 
 use std::time::Duration;
 
+use dns_policy::boot_time::BootTime;
+
 use super::turns::Names;
-use crate::{
-    mapping::{BootTime, kept::Key},
-    quota::Quota,
-};
+use crate::{mapping::kept::Key, quota::Quota};
 
 /// Names at most, in shares.
 const LIMIT: usize = 32_768;

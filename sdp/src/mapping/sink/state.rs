@@ -5,6 +5,12 @@ mod standing;
 
 use std::{collections::BTreeMap, net::IpAddr, sync::Arc, time::Duration};
 
+use dns_policy::{
+    boot_time::BootTime,
+    mapping::{Mapping, Realised, Refusal},
+    name::Fqdn,
+};
+
 use self::standing::{Beside, Standing};
 use super::{
     Acknowledgements, Batch, Epoch, HUNG_AFTER, Outcome, Outgoing, Promise, Room, SinkStats,
@@ -14,11 +20,10 @@ use super::{
 use crate::{
     journal::{Journal, Note},
     mapping::{
-        BootTime, Mapping, OnRealised, Realised, Refusal, Release,
+        OnRealised, Release,
         kept::{Kept, Key, Session, Told, Unwritten},
         lease::{self, LeaseTable},
     },
-    name::Fqdn,
     notice::Notice,
     proxy::stats::Count,
     quota::Quota,

@@ -2,7 +2,9 @@
 
 use std::sync::Arc;
 
-use super::{super::Refusal, state::REPLAYS_BESIDE_LIVE, *};
+use dns_policy::mapping::Refusal;
+
+use super::{state::REPLAYS_BESIDE_LIVE, *};
 use crate::mapping::kept::tests::mapping;
 
 mod acknowledged;

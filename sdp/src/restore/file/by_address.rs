@@ -5,14 +5,14 @@ use std::{
     net::IpAddr,
 };
 
+use dns_policy::{
+    pattern::restored,
+    rule::{EndpointRules, PortRules, SelectorRule, Servers, Transport},
+};
 use ipnet::IpNet;
 use serde::Deserialize;
 
 use super::FileError;
-use crate::{
-    pattern::restored,
-    policy::rule::{EndpointRules, PortRules, SelectorRule, Servers, Transport},
-};
 
 /// Rows that were passed over.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -3,10 +3,14 @@
 
 use std::{collections::VecDeque, sync::Arc, time::Duration};
 
+use dns_policy::{
+    boot_time::BootTime,
+    mapping::{Mapping, Realised},
+};
 use holdfast_sdp::{
     journal::{Journal, ledger::Ledger},
     mapping::{
-        BootTime, Mapping, Realised, Release,
+        Release,
         sink::{Epoch, LinkSink, Outcome, Outgoing, Promise},
     },
 };
@@ -166,7 +170,7 @@ impl Proxy {
 fn translate(outcome: &MappingOutcome) -> Outcome {
     let refusal = match outcome.realised {
         Realised::No(refusal) => refusal,
-        Realised::Yes | Realised::AgentAway => holdfast_sdp::mapping::Refusal::NotRealised,
+        Realised::Yes | Realised::AgentAway => dns_policy::mapping::Refusal::NotRealised,
     };
     Outcome {
         sequence: outcome.sequence,

@@ -11,11 +11,13 @@ use std::{
     time::Duration,
 };
 
-use holdfast_sdp::{
-    mapping::{BootTime, EndpointInstance, Mapping, Realised, Release, sink::Epoch},
+use dns_policy::{
+    boot_time::BootTime,
+    mapping::{EndpointInstance, Mapping, Realised},
     name::Fqdn,
-    policy::rule::Transport,
+    rule::Transport,
 };
+use holdfast_sdp::mapping::{Release, sink::Epoch};
 
 use super::{
     super::{

@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use dns_policy::{boot_time::BootTime, mapping::Realised};
+
 use super::{
     super::{
         flight::{Flight, Held},
@@ -10,7 +12,6 @@ use super::{
     Connection,
 };
 use crate::{
-    mapping::{BootTime, Realised},
     proxy::{
         Fate,
         stats::{AnswerResult, Label as _, Stage},

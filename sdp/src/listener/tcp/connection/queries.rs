@@ -2,6 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
+use dns_policy::rule::Transport;
 use rand::Rng;
 
 use super::{super::flight::Flight, Connection};
@@ -12,11 +13,11 @@ use crate::{
         tcp::upstream::Behalf,
     },
     notice::Failure,
-    policy::rule::Transport,
     proxy::{
-        Arrival, Asked, Forward, Outcome, Patience,
+        Outcome, Patience,
         stats::{Label as _, Protocol, QueryResult},
     },
+    query::pending::{Arrival, Asked, Forward},
     query_log::{End, Entry},
     quota::{Holder, Seat},
     wire::{Rcode, reply, set_id, transfer::Transfer},
@@ -89,6 +90,7 @@ impl Connection {
             client: self.client,
             server: self.server,
             transport: Transport::Tcp,
+            now: self.now,
         }
     }
 
@@ -119,7 +121,7 @@ impl Connection {
             policy_check: query.policy_check,
             waited: Duration::ZERO,
         };
-        proxy.notice_failure(&asked, Failure::Overload);
+        proxy.observer().report_failure(&asked, Failure::Overload);
         let code = Rcode::ServFail;
         self.log(&mut query.logged, End::own(QueryResult::Shed.text(), code));
         reply::to_kept(query.kept, query.question, code, &mut self.own);
@@ -175,7 +177,8 @@ impl Connection {
         let asked = flight.asked((self.client, self.server), self.now);
         self.shared
             .proxy
-            .notice_failure(&asked, Failure::Unreachable);
+            .observer()
+            .report_failure(&asked, Failure::Unreachable);
         let result = QueryResult::UpstreamError.text();
         self.log(&mut flight.logged, End::own(result, Rcode::ServFail));
         let stats = self.shared.proxy.stats();
@@ -188,7 +191,7 @@ impl Connection {
     /// Ends the query log's entry of a query, if it has one.
     pub(super) fn log(&self, entry: &mut Option<Box<Entry>>, end: End) {
         if let Some(entry) = entry.take() {
-            self.shared.proxy.log(entry, end, self.now);
+            self.shared.proxy.observer().log(entry, end, self.now);
         }
     }
 }

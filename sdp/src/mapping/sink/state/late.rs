@@ -2,8 +2,9 @@
 
 use std::time::Duration;
 
+use dns_policy::{boot_time::BootTime, mapping::Realised};
+
 use super::{Calls, State, Waiting, nanos};
-use crate::mapping::{BootTime, Realised};
 
 /// How long after the response max delay a held answer counts as late.
 const GIVE_UP_AFTER: Duration = Duration::from_millis(20);

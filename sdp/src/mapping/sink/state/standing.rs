@@ -2,9 +2,11 @@
 
 use std::time::Duration;
 
+use dns_policy::{boot_time::BootTime, mapping::Mapping};
+
 use super::{InFlight, Moment, State, nanos};
 use crate::{
-    mapping::{BootTime, Mapping, kept::Acknowledged, lease, repeat, sink::Acknowledgements},
+    mapping::{kept::Acknowledged, lease, repeat, sink::Acknowledgements},
     notice::Notice,
 };
 

@@ -91,6 +91,6 @@ fn a_revocation_reaches_the_journal() {
     let sequence = sink.next_batch(BootTime::now()).mappings[0].sequence;
     sink.results(vec![realised(sequence, Some(90), 1)]);
     soon("it is written", || journal.status().pairs == 1);
-    sink.revoke(1, Some(&crate::name::Fqdn::normalise("a.")), &[]);
+    sink.revoke(1, Some(&dns_policy::name::Fqdn::normalise("a.")), &[]);
     soon("it is taken out", || journal.status().pairs == 0);
 }

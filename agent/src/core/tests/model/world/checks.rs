@@ -5,7 +5,7 @@ use std::{
     net::IpAddr,
 };
 
-use holdfast_sdp::{mapping::BootTime, name::Fqdn};
+use dns_policy::{boot_time::BootTime, name::Fqdn};
 use shared_maps::{IdentityId, ipcache::IpcacheKey};
 
 use super::{

@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use super::{ADDRESSES, Fate, World};
 use crate::core::Event;
 use crate::core::tests::model::NAMES;
-use holdfast_sdp::name::Fqdn;
+use dns_policy::name::Fqdn;
 
 impl World {
     /// The pod opens a connection to an address of every name that it was told and whose TTL
@@ -24,7 +24,7 @@ impl World {
             return;
         }
         let told = self.answers.iter().filter(|answer| {
-            let valid = |at: holdfast_sdp::mapping::BootTime| {
+            let valid = |at: dns_policy::boot_time::BootTime| {
                 at.plus_secs(u64::from(answer.ttl)) > self.now
             };
             matches!(answer.fate, Fate::Released(at) if valid(at))

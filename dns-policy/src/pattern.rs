@@ -15,7 +15,7 @@ pub use glob::Glob;
 
 use crate::{
     name::{Fqdn, ends_with_dot},
-    policy::rule::NameRule,
+    rule::NameRule,
 };
 
 /// Longest rule text, bytes, without a final dot.
@@ -257,7 +257,7 @@ mod tests {
     use super::{
         Pattern, PatternError, SelectorKey, SelectorMatcher, validate_name, validate_pattern,
     };
-    use crate::policy::rule::NameRule;
+    use crate::rule::NameRule;
 
     fn pattern(text: &str) -> Pattern {
         Pattern::parse(&NameRule::Pattern(text.to_owned())).unwrap()

@@ -9,11 +9,11 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use shared_maps::EndpointId;
 
-use super::table::PolicyHandle;
 use crate::maps::{
     PinnedMaps,
     instances::{Instance, Instances},
 };
+use dns_policy::table::PolicyHandle;
 
 /// See the module.
 #[derive(Debug, Default)]

@@ -5,12 +5,14 @@ use std::{collections::HashMap, sync::Arc};
 use shared_maps::IdentityId;
 
 use super::{
+    Compiled, CompiledRule, CompiledServers, PortEntry, RuleError,
     matcher::{Expression, Matcher},
     names::{Dictionary, Names},
-    rule::{NameRule, NameRules, RulesOf, Servers},
-    table::{Compiled, CompiledRule, CompiledServers, PortEntry, RuleError},
 };
-use crate::pattern::{Pattern, PatternError, restored};
+use crate::{
+    pattern::{Pattern, PatternError, restored},
+    rule::{NameRule, NameRules, RulesOf, Servers},
+};
 
 /// Everything compiled so far, with how often it is in use.
 #[derive(Debug, Default)]

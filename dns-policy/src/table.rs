@@ -3,6 +3,12 @@
 //! A snapshot shares with the one before whatever did not change: rules of one
 //! endpoint are replaced without touching those of the others.
 
+mod compile;
+mod matcher;
+mod names;
+#[cfg(test)]
+mod tests;
+
 use std::{
     collections::{BTreeMap, HashSet},
     net::IpAddr,
@@ -14,10 +20,12 @@ use ipnet::IpNet;
 use parking_lot::Mutex;
 use shared_maps::{EndpointId, IdentityId};
 
-use super::{
+use self::{
     compile::Compiler,
     matcher::Matcher,
     names::{NameId, Names},
+};
+use crate::{
     rule::{
         EndpointRules, NameRule, NameRules, PortRules, RulesOf, SelectorRule, Servers, Transport,
     },
@@ -171,29 +179,29 @@ fn describe_names(matcher: &Matcher, text: &BTreeMap<NameId, &Arc<str>>) -> Name
 
 /// Compiled rules of one endpoint.
 #[derive(Debug)]
-pub(super) struct Compiled {
-    pub(super) ports: Box<[PortEntry]>,
+struct Compiled {
+    ports: Box<[PortEntry]>,
 }
 
 /// Compiled rules for one server port and transport.
 #[derive(Debug)]
-pub(super) struct PortEntry {
-    pub(super) port: u16,
-    pub(super) transport: Transport,
-    pub(super) rules: Box<[CompiledRule]>,
+struct PortEntry {
+    port: u16,
+    transport: Transport,
+    rules: Box<[CompiledRule]>,
 }
 
 /// One compiled rule.
 #[derive(Debug)]
-pub(super) struct CompiledRule {
-    pub(super) selector: Box<str>,
-    pub(super) servers: CompiledServers,
-    pub(super) names: Arc<Matcher>,
+struct CompiledRule {
+    selector: Box<str>,
+    servers: CompiledServers,
+    names: Arc<Matcher>,
 }
 
 /// Servers of a compiled rule.
 #[derive(Debug)]
-pub(super) enum CompiledServers {
+enum CompiledServers {
     Any,
     /// Sorted.
     Identities(Arc<[IdentityId]>),
@@ -333,7 +341,7 @@ impl PolicyHandle {
     }
 
     #[cfg(test)]
-    pub(super) fn sizes(&self) -> (usize, usize, usize) {
+    fn sizes(&self) -> (usize, usize, usize) {
         self.writer.lock().sizes()
     }
 }

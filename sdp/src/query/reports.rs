@@ -1,45 +1,49 @@
-//! Tells who listens of queries, answers and failures.
+//! Reports of queries, answers and failures for a Cilium agent that listens.
 
-use std::time::{Duration, Instant};
+use std::{net::SocketAddr, time::Instant};
 
-use super::{Arrival, Asked, Identities, Proxy};
-use crate::{
+use dns_policy::{
     name::{Fqdn, NameBuf},
+    rule::Transport,
+};
+
+use super::{
+    observe::{Judged, Observer},
+    pending::{Asked, Identities},
+    stopwatch::Judging,
+};
+use crate::{
     notice::{Content, Event, Failure, Notice, Times},
     wire::{
         answer::{self, Learned},
-        labels,
-        query::Query,
-        u16_at,
+        labels, u16_at,
     },
 };
 
-impl Proxy {
-    /// A query was judged; `began`: when that was begun.
-    pub(super) fn notice_query(
-        &self,
-        query: &Query<'_>,
-        (from, identities): (&Arrival, Identities),
-        allowed: bool,
-        (began, policy_check): (Instant, Duration),
-    ) {
+impl Observer {
+    /// Reports that policy allowed or denied a query.
+    pub(super) fn report_query(&self, judged: &Judged<'_>, allowed: bool, judging: &Judging) {
+        let Some((_, identities)) = judged.ends else {
+            return;
+        };
         let times = Times {
-            processing: began.elapsed(),
-            policy_check,
+            processing: judging.processing,
+            policy_check: judging.policy_check,
             ..Times::default()
         };
-        let name = query.name.to_fqdn();
+        let name = judged.query.name.to_fqdn();
         let notice = notice(
-            (*from, identities),
-            (name, query.qtype),
+            (judged.from.client, judged.from.server),
+            (judged.from.transport, identities),
+            (name, judged.query.qtype),
             times,
             Event::Query,
         );
         self.notices.put(Notice { allowed, ..notice });
     }
 
-    /// A query that was allowed will have no answer.
-    pub(crate) fn notice_failure(&self, asked: &Asked<'_>, failure: Failure) {
+    /// Reports that a query that policy allowed gets no answer.
+    pub(crate) fn report_failure(&self, asked: &Asked<'_>, failure: Failure) {
         if !self.notices.wants_one() {
             return;
         }
@@ -49,13 +53,31 @@ impl Proxy {
             upstream: asked.waited,
         };
         if let Some(subject) = subject(asked) {
-            let notice = notice(parties(asked), subject, times, Event::Failed(failure));
+            let notice = notice(
+                ends(asked),
+                (asked.transport, asked.identities),
+                subject,
+                times,
+                Event::Failed(failure),
+            );
             self.notices.put(notice);
         }
     }
 
-    /// What there is to say of an answer, if anybody listens.
-    pub(super) fn answer_notice(
+    /// Whether an answer is to be read for a report of it, even if it was learned a moment ago.
+    pub(crate) fn wants_report(&self) -> bool {
+        self.notices.is_wanted()
+    }
+
+    /// Sends a report of an answer.
+    pub(crate) fn report(&self, report: Option<Notice>) {
+        report
+            .into_iter()
+            .for_each(|report| self.notices.put(report));
+    }
+
+    /// The report of an answer, if an agent listens.
+    pub(crate) fn answer_report(
         &self,
         asked: &Asked<'_>,
         message: &[u8],
@@ -83,23 +105,30 @@ impl Proxy {
             upstream: asked.waited,
         };
         let event = Event::Answer(content);
-        Some(notice(parties(asked), subject(asked)?, times, event))
+        Some(notice(
+            ends(asked),
+            (asked.transport, asked.identities),
+            subject(asked)?,
+            times,
+            event,
+        ))
     }
 
-    /// An answer goes to another client, too, that had asked the same.
-    pub(crate) fn notice_joined(&self, asked: &Asked<'_>, message: &[u8]) {
+    /// Reports an answer that another client gets too, because it sent the same query.
+    pub(crate) fn report_joined(&self, asked: &Asked<'_>, message: &[u8]) {
         if !self.notices.is_wanted() {
             return;
         }
         let learned = answer::read(message).ok().and_then(|read| read.learned);
-        if let Some(notice) = self.answer_notice(asked, message, learned.as_ref()) {
+        if let Some(notice) = self.answer_report(asked, message, learned.as_ref()) {
             self.notices.put(notice);
         }
     }
 }
 
 fn notice(
-    (from, identities): (Arrival, Identities),
+    (client, server): (SocketAddr, SocketAddr),
+    (transport, identities): (Transport, Identities),
     (name, qtype): (Fqdn, u16),
     times: Times,
     event: Event,
@@ -107,24 +136,19 @@ fn notice(
     Notice {
         name,
         qtype,
-        client: from.client,
+        client,
         identity: identities.client,
-        server: from.server,
+        server,
         server_identity: identities.server,
-        transport: from.transport,
+        transport,
         allowed: true,
         times,
         event,
     }
 }
 
-fn parties(asked: &Asked<'_>) -> (Arrival, Identities) {
-    let arrival = Arrival {
-        client: asked.client,
-        server: asked.server,
-        transport: asked.transport,
-    };
-    (arrival, asked.identities)
+fn ends(asked: &Asked<'_>) -> (SocketAddr, SocketAddr) {
+    (asked.client, asked.server)
 }
 
 /// Name and type of the question.

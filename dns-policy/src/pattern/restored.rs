@@ -8,7 +8,7 @@
 use regex::bytes::{Regex, RegexBuilder};
 
 use super::{Pattern, is_name_byte};
-use crate::policy::rule::{NameRule, NameRules};
+use crate::rule::{NameRule, NameRules};
 
 /// What `*` becomes.
 const STAR: &str = "[-a-zA-Z0-9_]*";
@@ -96,7 +96,7 @@ pub(crate) fn compile(text: &str) -> Result<Regex, regex::Error> {
 #[cfg(test)]
 mod tests {
     use super::{compile, names_of};
-    use crate::policy::rule::{NameRule, NameRules};
+    use crate::rule::{NameRule, NameRules};
 
     fn patterns(list: &[&str]) -> NameRules {
         NameRules::Names(

@@ -62,12 +62,13 @@ impl NameBuf {
         Fqdn(self.as_str().into())
     }
 
-    pub(crate) fn clear(&mut self) {
+    /// Empties it.
+    pub fn clear(&mut self) {
         self.len = 0;
     }
 
     /// Adds a label and its dot, lowered and escaped (RFC 1035, 5.1).
-    pub(crate) fn push_label(&mut self, label: &[u8]) {
+    pub fn push_label(&mut self, label: &[u8]) {
         for byte in label {
             match byte {
                 b'.' | b'\\' | b'"' | b'\'' | b'(' | b')' | b';' | b'@' | b' ' => {
@@ -87,7 +88,7 @@ impl NameBuf {
     }
 
     /// Ends the name: the root is a single dot.
-    pub(crate) fn finish(&mut self) {
+    pub fn finish(&mut self) {
         if self.len == 0 {
             self.push(b'.');
         }

@@ -4,11 +4,11 @@ use std::{collections::BTreeSet, net::IpAddr};
 
 use shared_maps::{EndpointId, IdentityId};
 
-use super::{
+use super::{PolicyHandle, Question};
+use crate::{
     rule::{
         EndpointRules, NameRule, NameRules, PortRules, RulesOf, SelectorRule, Servers, Transport,
     },
-    table::{PolicyHandle, Question},
     verdict::{DenyReason, Verdict},
 };
 

@@ -1,0 +1,13 @@
+//! The vocabulary that the agent and the DNS proxy share: names, patterns, DNS rules, and the
+//! values they exchange. No input or output, no threads; only clocks are read.
+#![forbid(unsafe_code)]
+#![deny(unreachable_pub)]
+
+pub mod boot_time;
+pub mod mapping;
+pub mod name;
+pub mod pattern;
+pub mod rule;
+pub mod table;
+pub mod verdict;
+pub mod wall_time;

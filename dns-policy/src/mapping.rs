@@ -1,0 +1,70 @@
+//! What a DNS answer says about a name, and what the agent reports back about it.
+
+use std::net::{IpAddr, SocketAddr};
+
+use shared_maps::EndpointId;
+
+use crate::{boot_time::BootTime, name::Fqdn, rule::Transport};
+
+/// One endpoint as it is now: its number may be reused, an instance is not.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct EndpointInstance {
+    /// Number.
+    pub id: EndpointId,
+    /// Address the query came from.
+    pub client: IpAddr,
+    /// Host-side interface.
+    pub ifindex: u32,
+}
+
+/// Name → addresses, as one answer to one endpoint said.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Mapping {
+    /// Who asked.
+    pub endpoint: EndpointInstance,
+    /// Question name.
+    pub name: Fqdn,
+    /// A and AAAA records reached from the question's name; never empty.
+    pub addresses: Vec<IpAddr>,
+    /// Least TTL of the chain, seconds.
+    pub ttl: u32,
+    /// When the answer came.
+    pub seen_at: BootTime,
+    /// Response code (0).
+    pub rcode: u8,
+    /// Server that answered.
+    pub server: SocketAddr,
+    /// Transport of the query.
+    pub transport: Transport,
+    /// Sent again from a table, not a live answer.
+    pub replayed: bool,
+}
+
+/// What became of a mapping at the agent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Realised {
+    /// The datapath has every address, or needs none of them.
+    Yes,
+    /// The agent refused it or could not plumb it; the answer is released and counted.
+    No(Refusal),
+    /// The agent went away or is not there.
+    AgentAway,
+}
+
+/// Why the agent did not realise a mapping.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Refusal {
+    /// No such endpoint instance, or it is younger than the answer.
+    EndpointUnknown,
+    /// The endpoint's DNS policy does not allow the name at this server.
+    NotAllowed,
+    /// A field is out of range.
+    Invalid,
+    /// Too many mappings on this stream.
+    RateLimited,
+    /// The datapath could not take it: map full, identities exhausted.
+    NotRealised,
+    /// The agent wants the client to get SERVFAIL: only those say so that have no other word
+    /// for it (FQDNData).
+    Rejected,
+}

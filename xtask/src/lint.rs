@@ -7,7 +7,7 @@ mod tree;
 use anyhow::{Result, bail};
 use clap::ValueEnum;
 
-use crate::{bpf, process, workspace};
+use crate::{bpf, process, style, workspace};
 
 /// One check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -26,6 +26,8 @@ pub(crate) enum Check {
     Doc,
     /// The committed eBPF object is what `bpf/` builds
     Bpf,
+    /// Figures of `cargo xtask style`; printed, never a failure
+    Style,
 }
 
 /// Runs `only`, or all; all problems are told before it fails.
@@ -72,6 +74,7 @@ fn one(check: Check) -> Result<()> {
             process::run(command)
         }
         Check::Bpf => bpf::build(true),
+        Check::Style => style::run(),
     }
 }
 

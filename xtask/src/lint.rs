@@ -8,7 +8,7 @@ mod words;
 use anyhow::{Result, bail};
 use clap::ValueEnum;
 
-use crate::{bpf, process, workspace};
+use crate::{bpf, process, style, workspace};
 
 /// One check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -27,6 +27,8 @@ pub(crate) enum Check {
     Doc,
     /// The committed eBPF object is what `bpf/` builds
     Bpf,
+    /// Figures of `cargo xtask style`; printed, never a failure
+    Style,
 }
 
 /// Runs `only`, or all checks. It reports all problems before it fails.
@@ -77,6 +79,7 @@ fn one(check: Check) -> Result<()> {
             process::run(command)
         }
         Check::Bpf => bpf::build(true),
+        Check::Style => style::run(),
     }
 }
 

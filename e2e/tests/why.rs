@@ -211,7 +211,10 @@ fn learned(lab: &Lab, id: &str, want: &str) -> Result<()> {
             &[id, want],
             "ipcache",
             &[
-                &format!("the intended one is {} by 203.0.113.10/32", value.sec_identity),
+                &format!(
+                    "the intended one is {} by 203.0.113.10/32",
+                    value.sec_identity
+                ),
                 "fqdn-name-manager/www.good.test",
                 "another program",
             ],

@@ -84,7 +84,7 @@ impl Connection {
             let print = repeats.print(query.endpoint, self.server, message);
             (print, repeats.is_leased(print, version, now))
         };
-        if is_leased {
+        if is_leased && !observer.wants_report() {
             observer.released(&mut query, message, AnswerResult::Released, self.now);
             self.out.push(message);
             return;

@@ -89,8 +89,8 @@ impl Core {
         }
     }
 
-    /// Takes one event and says what has to be done. The first plan of all, whatever its
-    /// event, also removes what is left of endpoints whose interface is gone.
+    /// Handles one event and returns the plan for it. The first plan, for any event, also removes
+    /// the remaining entries of endpoints whose interface was removed.
     pub fn plan(&mut self, now: BootTime, event: Event) -> Plan {
         let state = &mut self.state;
         state.now = now.max(state.now);

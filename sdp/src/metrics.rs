@@ -238,7 +238,7 @@ fn log_counts(shared: &Shared) -> [Named<'_>; 3] {
     ]
 }
 
-/// What is looked up when it is asked for.
+/// A value that is read when metrics are requested.
 #[derive(Debug)]
 struct Levels {
     shared: Arc<Shared>,

@@ -1,16 +1,17 @@
 //! The main path: from a query to its answer, free of sockets and clocks.
 
 mod config;
+mod decision;
 mod ends;
 mod refuse;
 mod results;
 pub mod stats;
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Instant};
 
 use dns_policy::{
     boot_time::BootTime,
-    mapping::{EndpointInstance, Mapping},
+    mapping::Mapping,
     name::NameBuf,
     table::{PolicyHandle, Question},
     verdict::{DenyReason, Verdict},
@@ -20,63 +21,20 @@ use shared_maps::EndpointId;
 use self::stats::{AnswerResult, QueryResult};
 pub use self::{
     config::{ProxyConfig, RejectCode},
+    decision::{Answered, Fate, Outcome, Patience},
     stats::Stats,
 };
 use crate::{
     mapping::{MappingSink, OnRealised, Release},
-    notice::{Failure, Notices},
+    notice::Notices,
     query::{
         observe::{Judged, Observer},
-        pending::{Arrival, Asked, Forward},
+        pending::{Arrival, PendingQuery},
     },
     query_log::QueryLog,
     resolve::{Looked, Resolver},
     wire::{answer, edns::Edns, labels, query::Query, reply::Kept},
 };
-
-/// The decision about a query.
-#[derive(Debug)]
-pub enum Outcome<'a> {
-    /// Send it on.
-    Forward(Forward<'a>),
-    /// Send our own answer.
-    Reply,
-    /// The endpoint has no rules yet: judge the query again when it has some. The datapath
-    /// sends an endpoint's queries here because policy restricts them, so its rules exist, and a
-    /// Cilium agent sends them to the proxy up to a second after the endpoint is ready.
-    AwaitRules(EndpointInstance),
-    /// Drop it.
-    Ignore,
-}
-
-/// Whether a query may wait for the rules of its endpoint.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Patience {
-    /// It may.
-    Waits,
-    /// It has waited long enough, or there is no room for it.
-    Over,
-}
-
-/// The decision about an answer.
-#[derive(Clone, Debug)]
-pub struct Answered {
-    /// Release, hold or replace.
-    pub fate: Fate,
-    /// Its OPT record, if it carries an option that must not be passed on.
-    pub hop_by_hop: Option<Edns>,
-}
-
-/// Whether an answer may go to the client.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Fate {
-    /// Now; to be counted as this once sent.
-    Release(AnswerResult),
-    /// When the callback was called, or after the response max delay.
-    Hold,
-    /// Never: SERVFAIL instead.
-    Malformed,
-}
 
 /// Judges queries and learns from answers. Shared by all workers.
 pub struct Proxy {
@@ -183,7 +141,8 @@ impl Proxy {
             return self.refuse(&judged, QueryResult::of_denied(reason), own);
         }
         let logged = self.observer.allowed(&judged, || table.matched(&question));
-        Outcome::Forward(Forward {
+        Outcome::Forward(PendingQuery {
+            from: *from,
             kept: Kept {
                 id: query.header.id,
                 flags: query.header.flags,
@@ -194,59 +153,73 @@ impl Proxy {
             endpoint,
             identities,
             source: self.source(from.client, identities.server),
-            logged,
             policy_check,
+            sent_at: None,
+            logged,
+            joined: Vec::new(),
         })
     }
 
-    /// Learns from a server's answer to a question that was sent on: may it be released?
+    /// Learns from a server's answer to a query that was sent on: may it be released?
     ///
     /// `on_realised` is made only if there is something to learn, and called
     /// only if the answer is to be held.
-    pub fn answer(
+    pub fn answer<Q: AsRef<[u8]>>(
         &self,
-        asked: &Asked<'_>,
+        query: &PendingQuery<Q>,
         message: &[u8],
-        now: BootTime,
+        now: (Instant, BootTime),
+        on_realised: impl FnOnce() -> OnRealised,
+    ) -> Answered {
+        let answered = self.learn(query, message, now, on_realised);
+        self.observer.report_joined(query, message, now.0);
+        answered
+    }
+
+    fn learn<Q: AsRef<[u8]>>(
+        &self,
+        query: &PendingQuery<Q>,
+        message: &[u8],
+        (now, seen_at): (Instant, BootTime),
         on_realised: impl FnOnce() -> OnRealised,
     ) -> Answered {
         let Ok(reading) = answer::read(message) else {
-            self.observer.report_failure(asked, Failure::Undecodable);
+            self.observer.undecodable(query, now);
             return Answered {
                 fate: Fate::Malformed,
                 hop_by_hop: None,
             };
         };
         let mut name = NameBuf::default();
-        let notice = self
-            .observer
-            .answer_report(asked, message, reading.learned.as_ref());
+        let answer = (message, reading.learned.as_ref());
+        let client = query.from.client;
+        let report = self.observer.answer_report(query, client, answer, now);
         let fate = match reading.learned {
-            Some(learned) if labels::read(asked.question, 0, &mut name).is_some() => {
+            Some(learned) if labels::read(query.question.as_ref(), 0, &mut name).is_some() => {
                 let left_out = learned.left_out;
                 if left_out > 0 {
                     self.observer.addresses_left_out(left_out);
                 }
                 let mapping = Mapping {
-                    endpoint: asked.endpoint,
+                    endpoint: query.endpoint,
                     name: name.to_fqdn(),
                     addresses: learned.addresses,
                     ttl: learned.ttl,
-                    seen_at: now,
+                    seen_at,
                     rcode: 0,
-                    server: asked.server,
-                    transport: asked.transport,
+                    server: query.from.server,
+                    transport: query.from.transport,
                     replayed: false,
                 };
-                let notice = notice.map(Box::new);
-                match self.sink.learn_noticed(mapping, notice, on_realised()) {
+                let report = report.map(Box::new);
+                match self.sink.learn_noticed(mapping, report, on_realised()) {
                     Release::Leased => Fate::Release(AnswerResult::Released),
                     Release::AgentAway => Fate::Release(AnswerResult::AgentAway),
                     Release::Held => Fate::Hold,
                 }
             }
             _ => {
-                self.observer.report(notice);
+                self.observer.report(report);
                 Fate::Release(AnswerResult::Released)
             }
         };

@@ -3,6 +3,7 @@
 mod dependencies;
 mod documents;
 mod tree;
+mod words;
 
 use anyhow::{Result, bail};
 use clap::ValueEnum;
@@ -16,7 +17,7 @@ pub(crate) enum Check {
     Format,
     /// Lints inherited, file sizes, module layout, where `unsafe` may be
     Tree,
-    /// Links and code references in Markdown
+    /// Links and code references in Markdown; words that CONTRIBUTING.md replaces
     Documents,
     /// Licences, sources and bans of dependencies (deny.toml)
     Dependencies,
@@ -30,7 +31,7 @@ pub(crate) enum Check {
     Style,
 }
 
-/// Runs `only`, or all; all problems are told before it fails.
+/// Runs `only`, or all checks. It reports all problems before it fails.
 pub(crate) fn run(only: Option<Check>) -> Result<()> {
     let mut failed = Vec::new();
     for check in Check::value_variants() {
@@ -53,7 +54,11 @@ fn one(check: Check) -> Result<()> {
     match check {
         Check::Format => process::run(process::command("cargo", &["fmt", "--all", "--check"])),
         Check::Tree => report(&tree::problems()?),
-        Check::Documents => report(&documents::problems()?),
+        Check::Documents => {
+            let mut problems = documents::problems()?;
+            problems.extend(words::problems()?);
+            report(&problems)
+        }
         Check::Dependencies => dependencies::check(),
         Check::Clippy => {
             // bpf/ is built for another target by another compiler.

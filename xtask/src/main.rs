@@ -81,9 +81,9 @@ enum Task {
         #[arg(long, default_value_t = 60)]
         seconds: u64,
     },
-    /// Write the pages that come from code anew: docs/src/metrics.md
+    /// Write the pages that are generated from code: docs/src/metrics.md
     Docs,
-    /// Build the committed eBPF object anew
+    /// Build the committed eBPF objects
     Bpf {
         /// Build and compare with the committed object, change nothing
         #[arg(long)]

@@ -8,7 +8,7 @@ pub fn parse(text: &str) -> Result<Duration, String> {
     if text == "0" {
         return Ok(Duration::ZERO);
     }
-    let wrong = || format!("{text:?} is no duration; write for example 100ms, 10s, 5m or 1h30m");
+    let wrong = || format!("{text:?} is not a duration: write for example 100ms, 10s, 5m or 1h30m");
     let mut total = Duration::ZERO;
     let mut rest = text;
     if rest.is_empty() {

@@ -1,8 +1,13 @@
-//! Answers to queries that are not sent on.
+//! Answers of our own: to queries that are refused, and to those that fail later.
+
+use std::{net::SocketAddr, time::Instant};
 
 use super::{Outcome, Proxy, RejectCode, stats::QueryResult};
 use crate::{
-    query::observe::Judged,
+    query::{
+        observe::{Failure, Judged},
+        pending::PendingQuery,
+    },
     wire::{Rcode, query::Unfit, reply},
 };
 
@@ -43,5 +48,25 @@ impl Proxy {
         reply::to_query(query, code, extended, own);
         self.observer.refused(judged, why, code);
         Outcome::Reply
+    }
+
+    /// Ends a query that failed. Each of its clients gets SERVFAIL through `send`; `own` is the
+    /// buffer for it.
+    pub(crate) fn fail<Q: AsRef<[u8]>>(
+        &self,
+        query: &mut PendingQuery<Q>,
+        (failure, now): (Failure, Instant),
+        own: &mut Vec<u8>,
+        mut send: impl FnMut(SocketAddr, &[u8]),
+    ) {
+        self.observer.failed(query, failure, now);
+        let question = query.question.as_ref();
+        for (client, kept) in query.recipients() {
+            match failure {
+                Failure::Unreachable => reply::unreachable(kept, question, own),
+                _ => reply::to_kept(kept, question, Rcode::ServFail, own),
+            }
+            send(client, own);
+        }
     }
 }

@@ -2,14 +2,11 @@
 
 use std::{net::SocketAddr, time::Instant};
 
-use dns_policy::{
-    name::{Fqdn, NameBuf},
-    rule::Transport,
-};
+use dns_policy::name::{Fqdn, NameBuf};
 
 use super::{
     observe::{Judged, Observer},
-    pending::{Asked, Identities},
+    pending::{Arrival, Identities, PendingQuery},
     stopwatch::Judging,
 };
 use crate::{
@@ -33,8 +30,8 @@ impl Observer {
         };
         let name = judged.query.name.to_fqdn();
         let notice = notice(
-            (judged.from.client, judged.from.server),
-            (judged.from.transport, identities),
+            judged.from,
+            identities,
             (name, judged.query.qtype),
             times,
             Event::Query,
@@ -42,26 +39,40 @@ impl Observer {
         self.notices.put(Notice { allowed, ..notice });
     }
 
-    /// Reports that a query that policy allowed gets no answer.
-    pub(crate) fn report_failure(&self, asked: &Asked<'_>, failure: Failure) {
+    /// Reports to each client's agent that a query that policy allows gets no answer.
+    pub(super) fn report_failure<Q: AsRef<[u8]>>(
+        &self,
+        query: &PendingQuery<Q>,
+        failure: Failure,
+        now: Instant,
+    ) {
+        for (client, _) in query.recipients() {
+            self.report_failure_to(query, client, failure, now);
+        }
+    }
+
+    /// Reports that a server's answer cannot be decoded.
+    pub(crate) fn undecodable<Q: AsRef<[u8]>>(&self, query: &PendingQuery<Q>, now: Instant) {
+        self.report_failure_to(query, query.from.client, Failure::Undecodable, now);
+    }
+
+    fn report_failure_to<Q: AsRef<[u8]>>(
+        &self,
+        query: &PendingQuery<Q>,
+        client: SocketAddr,
+        failure: Failure,
+        now: Instant,
+    ) {
         if !self.notices.wants_one() {
             return;
         }
         let times = Times {
-            policy_check: asked.policy_check,
-            processing: asked.policy_check,
-            upstream: asked.waited,
+            policy_check: query.policy_check,
+            processing: query.policy_check,
+            upstream: query.waited(now),
         };
-        if let Some(subject) = subject(asked) {
-            let notice = notice(
-                ends(asked),
-                (asked.transport, asked.identities),
-                subject,
-                times,
-                Event::Failed(failure),
-            );
-            self.notices.put(notice);
-        }
+        let report = notice_of(query, client, times, Event::Failed(failure));
+        self.report(report);
     }
 
     /// Whether an answer is to be read for a report of it, even if it was learned a moment ago.
@@ -69,19 +80,20 @@ impl Observer {
         self.notices.is_wanted()
     }
 
-    /// Sends a report of an answer.
+    /// Sends a report.
     pub(crate) fn report(&self, report: Option<Notice>) {
-        report
-            .into_iter()
-            .for_each(|report| self.notices.put(report));
+        if let Some(report) = report {
+            self.notices.put(report);
+        }
     }
 
-    /// The report of an answer, if an agent listens.
-    pub(crate) fn answer_report(
+    /// The report of an answer that goes to `client`, if an agent listens.
+    pub(crate) fn answer_report<Q: AsRef<[u8]>>(
         &self,
-        asked: &Asked<'_>,
-        message: &[u8],
-        learned: Option<&Learned>,
+        query: &PendingQuery<Q>,
+        client: SocketAddr,
+        (message, learned): (&[u8], Option<&Learned>),
+        now: Instant,
     ) -> Option<Notice> {
         if !self.notices.wants_one() {
             return None;
@@ -100,35 +112,53 @@ impl Observer {
             content.ttl = learned.ttl;
         }
         let times = Times {
-            processing: asked.policy_check + began.elapsed(),
-            policy_check: asked.policy_check,
-            upstream: asked.waited,
+            processing: query.policy_check + began.elapsed(),
+            policy_check: query.policy_check,
+            upstream: query.waited(now),
         };
-        let event = Event::Answer(content);
-        Some(notice(
-            ends(asked),
-            (asked.transport, asked.identities),
-            subject(asked)?,
-            times,
-            event,
-        ))
+        notice_of(query, client, times, Event::Answer(content))
     }
 
-    /// Reports an answer that another client gets too, because it sent the same query.
-    pub(crate) fn report_joined(&self, asked: &Asked<'_>, message: &[u8]) {
-        if !self.notices.is_wanted() {
-            return;
-        }
-        let learned = answer::read(message).ok().and_then(|read| read.learned);
-        if let Some(notice) = self.answer_report(asked, message, learned.as_ref()) {
-            self.notices.put(notice);
+    /// Reports an answer for the other clients that sent the same query.
+    pub(crate) fn report_joined<Q: AsRef<[u8]>>(
+        &self,
+        query: &PendingQuery<Q>,
+        message: &[u8],
+        now: Instant,
+    ) {
+        for joined in &query.joined {
+            if !self.notices.is_wanted() {
+                continue;
+            }
+            let learned = answer::read(message).ok().and_then(|read| read.learned);
+            let answer = (message, learned.as_ref());
+            self.report(self.answer_report(query, joined.client, answer, now));
         }
     }
 }
 
+/// The report of an event of a query; none if its question cannot be read.
+fn notice_of<Q: AsRef<[u8]>>(
+    query: &PendingQuery<Q>,
+    client: SocketAddr,
+    times: Times,
+    event: Event,
+) -> Option<Notice> {
+    let question = query.question.as_ref();
+    let mut name = NameBuf::default();
+    labels::read(question, 0, &mut name)?;
+    let kind = question.len().checked_sub(4)?;
+    let subject = (name.to_fqdn(), u16_at(question, kind)?);
+    let from = Arrival {
+        client,
+        ..query.from
+    };
+    Some(notice(&from, query.identities, subject, times, event))
+}
+
 fn notice(
-    (client, server): (SocketAddr, SocketAddr),
-    (transport, identities): (Transport, Identities),
+    from: &Arrival,
+    identities: Identities,
     (name, qtype): (Fqdn, u16),
     times: Times,
     event: Event,
@@ -136,25 +166,13 @@ fn notice(
     Notice {
         name,
         qtype,
-        client,
+        client: from.client,
         identity: identities.client,
-        server,
+        server: from.server,
         server_identity: identities.server,
-        transport,
+        transport: from.transport,
         allowed: true,
         times,
         event,
     }
-}
-
-fn ends(asked: &Asked<'_>) -> (SocketAddr, SocketAddr) {
-    (asked.client, asked.server)
-}
-
-/// Name and type of the question.
-fn subject(asked: &Asked<'_>) -> Option<(Fqdn, u16)> {
-    let mut name = NameBuf::default();
-    labels::read(asked.question, 0, &mut name)?;
-    let kind = asked.question.len().checked_sub(4)?;
-    Some((name.to_fqdn(), u16_at(asked.question, kind)?))
 }

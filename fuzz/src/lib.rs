@@ -9,6 +9,7 @@ mod stage;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::time::Duration;
 
+use daemon::yaml::{self, YamlError};
 use dns_policy::{
     boot_time::BootTime,
     name::Fqdn,
@@ -28,7 +29,6 @@ use holdfast_sdp::{
     proxy::{Arrival, Asked, Identities, Outcome, Patience},
     restore,
     wire::answer,
-    yaml::{self, YamlError},
 };
 use prost::Message as _;
 use serde_json::Value;

@@ -14,6 +14,7 @@ use dns_policy::{
     boot_time::BootTime,
     mapping::{EndpointInstance, Mapping, Realised, Refusal},
     name::NameBuf,
+    reject_code::RejectCode,
     rule::Transport,
     table::{PolicyHandle, Question},
     verdict::{DenyReason, Verdict},
@@ -41,16 +42,6 @@ use crate::{
         reply::{self, Kept},
     },
 };
-
-/// What a refused name is answered with (`--tofqdns-dns-reject-response-code`).
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum RejectCode {
-    /// REFUSED.
-    #[default]
-    Refused,
-    /// NXDOMAIN, with a synthesised SOA.
-    NameError,
-}
 
 /// Settings of the main path.
 #[derive(Clone, Debug)]

@@ -5,8 +5,6 @@
 //! appear late are joined, replaced ones joined again, and a slot that was
 //! taken away while we slept is given up for another.
 
-pub mod program;
-
 use std::{
     fs::File,
     io,
@@ -16,6 +14,10 @@ use std::{
     time::{Duration, Instant},
 };
 
+use daemon::{
+    pins::{self, PinDirError},
+    steering_program,
+};
 use nix::{
     errno::Errno,
     fcntl::{Flock, FlockArg},
@@ -30,10 +32,7 @@ use shared_maps::{
     user::{Access, Globals, Map, MapError, MapKind, monotonic_ns},
 };
 
-use crate::{
-    listener::{SteeringConfig, SteeringStatus},
-    pins::{self, PinDirError},
-};
+use crate::listener::{SteeringConfig, SteeringStatus};
 
 /// How often a member that is in looks whether the pins are still the same. One that is out
 /// tries to join with every beat: until it is in, packets for it may be dropped.
@@ -321,7 +320,7 @@ impl Member {
 
 /// Maps alone steer nothing. A pin that we may not look at counts as there.
 fn program_is_there(globals: &Globals) -> Result<(), JoinError> {
-    let path = program::link_pin(globals);
+    let path = steering_program::link_pin(globals);
     match path.try_exists() {
         Ok(false) => Err(JoinError::NoProgram(path)),
         Ok(true) | Err(_) => Ok(()),

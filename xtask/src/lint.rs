@@ -2,6 +2,7 @@
 
 mod dependencies;
 mod documents;
+mod modules;
 mod tree;
 
 use anyhow::{Result, bail};
@@ -16,6 +17,8 @@ pub(crate) enum Check {
     Format,
     /// Lints inherited, file sizes, module layout, where `unsafe` may be
     Tree,
+    /// Circles between modules, and where the agent uses the proxy's crate
+    Modules,
     /// Links and code references in Markdown
     Documents,
     /// Licences, sources and bans of dependencies (deny.toml)
@@ -51,6 +54,7 @@ fn one(check: Check) -> Result<()> {
     match check {
         Check::Format => process::run(process::command("cargo", &["fmt", "--all", "--check"])),
         Check::Tree => report(&tree::problems()?),
+        Check::Modules => report(&modules::problems()?),
         Check::Documents => report(&documents::problems()?),
         Check::Dependencies => dependencies::check(),
         Check::Clippy => {

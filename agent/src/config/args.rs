@@ -7,8 +7,9 @@
 use std::{net::IpAddr, path::PathBuf, str::FromStr, time::Duration};
 
 use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum};
+use dns_policy::reject_code::RejectCode;
 
-use super::{MaxIdentities, RejectCode, duration};
+use super::MaxIdentities;
 use crate::{
     datapath::kernel::MapSizes,
     fqdn::refused::{self, RefusedValue},
@@ -411,7 +412,7 @@ pub struct RunArgs {
     pub sdp_socket: PathBuf,
     /// Number of the proxies' group: beside root it may connect to that socket,
     /// read endpoints and identities, and take steering slots
-    #[arg(long, value_name = "GID", default_value_t = holdfast_sdp::privileges::DEFAULT_ID, env = "HOLDFAST_SDP_GROUP")]
+    #[arg(long, value_name = "GID", default_value_t = daemon::unix_socket::PROXY_ID, env = "HOLDFAST_SDP_GROUP")]
     pub sdp_group: u32,
     /// Unix socket of the admin interface (root only)
     #[arg(long, default_value = ADMIN_SOCKET, env = "HOLDFAST_ADMIN_SOCKET")]
@@ -444,18 +445,18 @@ pub struct RunArgs {
     )]
     pub standalone_dns_proxy_server_port: u16,
     /// Floor of the TTLs of learned addresses
-    #[arg(long, value_parser = duration::parse, default_value = "0s", env = "HOLDFAST_TOFQDNS_MIN_TTL")]
+    #[arg(long, value_parser = dns_policy::duration::parse, default_value = "0s", env = "HOLDFAST_TOFQDNS_MIN_TTL")]
     pub tofqdns_min_ttl: Duration,
     /// What the agent's promise to keep an address open lasts beyond its TTL
-    #[arg(long, value_parser = duration::parse, default_value = "60s",
+    #[arg(long, value_parser = dns_policy::duration::parse, default_value = "60s",
           env = "HOLDFAST_MAPPING_LEASE_SLACK")]
     pub mapping_lease_slack: Duration,
     /// Longest that an answer is held until its addresses are open
-    #[arg(long, value_parser = duration::parse, default_value = "100ms",
+    #[arg(long, value_parser = dns_policy::duration::parse, default_value = "100ms",
           env = "HOLDFAST_TOFQDNS_PROXY_RESPONSE_MAX_DELAY")]
     pub tofqdns_proxy_response_max_delay: Duration,
     /// How long a connection may be idle before its expired address closes
-    #[arg(long, value_parser = duration::parse, default_value = "0s",
+    #[arg(long, value_parser = dns_policy::duration::parse, default_value = "0s",
           env = "HOLDFAST_TOFQDNS_IDLE_CONNECTION_GRACE_PERIOD")]
     pub tofqdns_idle_connection_grace_period: Duration,
     /// Most addresses kept per name and endpoint
@@ -543,7 +544,7 @@ pub struct RunArgs {
     pub enable_ipv6: bool,
     /// How long after a start identities and labels of the run before are kept that nothing
     /// asks for; it counts from when policies and endpoints were read once, none goes before
-    #[arg(long, value_parser = duration::parse, default_value = "30s",
+    #[arg(long, value_parser = dns_policy::duration::parse, default_value = "30s",
           env = "HOLDFAST_IDENTITY_RESTORE_GRACE_PERIOD")]
     pub identity_restore_grace_period: Duration,
     /// Entries of each conntrack map of TCP (1024 to 16777216; Cilium: 524288), of maps that are
@@ -580,12 +581,12 @@ pub struct RunArgs {
     )]
     pub endpoint_dns_quota: u32,
     /// Between two looks for live connections
-    #[arg(long, value_parser = duration::parse, default_value = "30s",
+    #[arg(long, value_parser = dns_policy::duration::parse, default_value = "30s",
           env = "HOLDFAST_CONNTRACK_GC_INTERVAL")]
     pub conntrack_gc_interval: Duration,
     /// Between two passes that compare the maps with what they should hold. Programs, routes,
     /// steering and pins are checked every two seconds, or as often as this if that is shorter
-    #[arg(long, value_parser = duration::parse, default_value = "30s",
+    #[arg(long, value_parser = dns_policy::duration::parse, default_value = "30s",
           env = "HOLDFAST_RECONCILE_INTERVAL")]
     pub reconcile_interval: Duration,
     /// Log as JSON lines

@@ -13,7 +13,7 @@ const BURST: f64 = 10.0;
 ///
 /// What was learned of late counts against the endpoint it is of, and is paid off at the rate:
 /// all endpoints together, each in proportion to what it owes. The rule of
-/// [`holdfast_sdp::quota::Quota`] says how much an endpoint may owe: no more than is free. One
+/// [`daemon::quota::Quota`] says how much an endpoint may owe: no more than is free. One
 /// that floods the proxy gets half of what there is, and the others find the other half.
 #[derive(Debug)]
 pub(super) struct MappingRate {

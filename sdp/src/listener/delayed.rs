@@ -8,15 +8,12 @@ use std::{
     time::{Duration, Instant},
 };
 
+use daemon::quota::{Holder, Quota};
 use dns_policy::mapping::EndpointInstance;
 use foldhash::quality::RandomState;
 use shared_maps::EndpointId;
 
-use crate::{
-    proxy::Forward,
-    quota::{Holder, Quota},
-    wire::HEADER_LEN,
-};
+use crate::{proxy::Forward, wire::HEADER_LEN};
 
 /// Bytes of queries that wait, for each worker, and the endpoints' shares of them.
 pub(crate) const MAX_BYTES: usize = 4 << 20;

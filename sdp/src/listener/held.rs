@@ -6,10 +6,11 @@ use std::{
     time::{Duration, Instant},
 };
 
+use daemon::quota::{Holder, Quota};
+
 use crate::{
     arena::{Arena, Key},
     query_log::Entries,
-    quota::{Holder, Quota},
     upstream::udp::Joined,
 };
 

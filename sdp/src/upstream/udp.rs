@@ -17,6 +17,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use daemon::quota::{Holder, Quota};
 use dns_policy::{mapping::EndpointInstance, rule::Transport};
 use foldhash::quality::RandomState;
 use nix::sys::epoll::Epoll;
@@ -29,7 +30,6 @@ use crate::{
         stats::{Counters, Fallback},
     },
     query_log::{Entries, Entry},
-    quota::{Holder, Quota},
     socket,
     wire::{HEADER_LEN, Header, answer, reply::Kept},
 };

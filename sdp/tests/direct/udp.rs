@@ -6,6 +6,7 @@ use std::{
 };
 
 use dns_policy::mapping::Realised;
+use dns_policy::reject_code::RejectCode;
 use hickory_proto::{
     op::{Message, ResponseCode},
     rr::RecordType,
@@ -13,7 +14,7 @@ use hickory_proto::{
 use holdfast_sdp::{
     mapping::Release,
     proxy::{
-        ProxyConfig, RejectCode,
+        ProxyConfig,
         stats::{AnswerResult, QueryResult},
     },
 };

@@ -10,6 +10,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use daemon::quota::{Holder, Seat};
 use dns_policy::mapping::Realised;
 use tokio::{net::TcpStream, sync::Semaphore};
 
@@ -25,7 +26,6 @@ use crate::{
     notice::Failure,
     proxy::stats::{AnswerResult, Stage},
     query_log::End,
-    quota::{Holder, Seat},
     resolve::Looked,
 };
 

@@ -6,6 +6,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use daemon::quota::Seat;
 use dns_policy::{mapping::EndpointInstance, rule::Transport};
 use foldhash::quality::RandomState;
 
@@ -13,7 +14,6 @@ use super::{results::Awaited, upstream::Behalf};
 use crate::{
     proxy::{Asked, Identities},
     query_log::Entry,
-    quota::Seat,
     wire::{answer, reply::Kept, transfer::Transfer},
 };
 

@@ -2,6 +2,7 @@
 
 use std::{io, sync::Arc};
 
+use daemon::quota::Holder;
 use dns_policy::boot_time::BootTime;
 
 use super::{BATCH, ROUNDS, Worker, listener_for};
@@ -13,7 +14,6 @@ use crate::{
         stats::{AnswerResult, Label as _, Stage},
     },
     query_log::End,
-    quota::Holder,
     socket::sys::RecvBatch,
     upstream::udp::{Flight, Joined},
     wire::{Rcode, set_id},

@@ -3,6 +3,7 @@
 
 use std::{collections::VecDeque, sync::Arc, time::Duration};
 
+use dns_policy::epoch::Epoch;
 use dns_policy::{
     boot_time::BootTime,
     mapping::{Mapping, Realised},
@@ -11,7 +12,7 @@ use holdfast_sdp::{
     journal::{Journal, ledger::Ledger},
     mapping::{
         Release,
-        sink::{Epoch, LinkSink, Outcome, Outgoing, Promise},
+        sink::{LinkSink, Outcome, Outgoing, Promise},
     },
 };
 use parking_lot::Mutex;

@@ -11,13 +11,14 @@ use std::{
     time::Duration,
 };
 
+use dns_policy::epoch::Epoch;
 use dns_policy::{
     boot_time::BootTime,
     mapping::{EndpointInstance, Mapping, Realised},
     name::Fqdn,
     rule::Transport,
 };
-use holdfast_sdp::mapping::{Release, sink::Epoch};
+use holdfast_sdp::mapping::Release;
 
 use super::{
     super::{

@@ -2,6 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
+use daemon::quota::{Holder, Seat};
 use dns_policy::rule::Transport;
 use rand::Rng;
 
@@ -18,7 +19,6 @@ use crate::{
         stats::{Label as _, Protocol, QueryResult},
     },
     query_log::{End, Entry},
-    quota::{Holder, Seat},
     wire::{Rcode, reply, set_id, transfer::Transfer},
 };
 

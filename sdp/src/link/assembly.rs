@@ -2,8 +2,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use dns_policy::epoch::Epoch;
-use dns_policy::rule::{EndpointRules, RulesOf};
+use dns_policy::{
+    epoch::Epoch,
+    rule::{EndpointRules, RulesOf},
+};
 use fqdn_proto::native as wire;
 use shared_maps::EndpointId;
 

@@ -7,8 +7,8 @@ use std::{
     net::{IpAddr, SocketAddr},
 };
 
-use dns_policy::epoch::Epoch;
 use dns_policy::{
+    epoch::Epoch,
     mapping::{EndpointInstance, Mapping, Refusal},
     name::Fqdn,
     pattern,

@@ -11,8 +11,8 @@ mod golden;
 
 use std::{collections::BTreeSet, time::Duration};
 
-use dns_policy::epoch::Epoch;
 use dns_policy::{
+    epoch::Epoch,
     rule::RulesOf,
     table::{PolicyHandle, RuleError},
 };

@@ -2,8 +2,7 @@
 
 use std::time::Duration;
 
-use dns_policy::boot_time::BootTime;
-use dns_policy::epoch::Epoch;
+use dns_policy::{boot_time::BootTime, epoch::Epoch};
 use fqdn_proto::native as wire;
 use tokio::{
     sync::mpsc,

@@ -9,8 +9,7 @@ mod stage;
 
 use std::{collections::HashMap, fs, path::PathBuf, time::Duration};
 
-use dns_policy::mapping::Realised;
-use dns_policy::reject_code::RejectCode;
+use dns_policy::{mapping::Realised, reject_code::RejectCode};
 use hickory_proto::{op::Message, rr::RData};
 use holdfast_sdp::mapping::OnRealised;
 

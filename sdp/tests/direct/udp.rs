@@ -5,8 +5,7 @@ use std::{
     time::Duration,
 };
 
-use dns_policy::mapping::Realised;
-use dns_policy::reject_code::RejectCode;
+use dns_policy::{mapping::Realised, reject_code::RejectCode};
 use hickory_proto::{
     op::{Message, ResponseCode},
     rr::RecordType,

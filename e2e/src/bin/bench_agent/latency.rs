@@ -10,13 +10,13 @@ use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use dns_policy::table::PolicyHandle;
 use dns_policy::{
     boot_time::BootTime,
     mapping::{EndpointInstance, Mapping, Realised},
+    name::Fqdn,
+    rule::Transport,
+    table::PolicyHandle,
 };
-use dns_policy::{epoch::Epoch, name::Fqdn};
-use dns_policy::{epoch::Epoch, rule::Transport};
 use holdfast_agent::core::event::{EndpointSpec, SourceEvent};
 use holdfast_agent::core::{Core, CoreConfig, Event, Restored};
 use holdfast_agent::datapath::files::{StateFiles, later::LaterFiles};

@@ -3,9 +3,9 @@
 
 use std::{collections::VecDeque, sync::Arc, time::Duration};
 
-use dns_policy::epoch::Epoch;
 use dns_policy::{
     boot_time::BootTime,
+    epoch::Epoch,
     mapping::{Mapping, Realised},
 };
 use holdfast_sdp::{

@@ -11,9 +11,9 @@ use std::{
     time::Duration,
 };
 
-use dns_policy::epoch::Epoch;
 use dns_policy::{
     boot_time::BootTime,
+    epoch::Epoch,
     mapping::{EndpointInstance, Mapping, Realised},
     name::Fqdn,
     rule::Transport,

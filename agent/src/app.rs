@@ -53,9 +53,9 @@ use crate::{
     watched_dir::WatchedDir,
 };
 
-/// Where a Cilium agent answers.
+/// Socket of a Cilium agent.
 const CILIUM_SOCKET: &str = "/var/run/cilium/cilium.sock";
-/// How long tasks may take to end.
+/// Longest time for tasks to stop.
 const GRACE: Duration = Duration::from_secs(5);
 
 /// Runs until SIGTERM or SIGINT. The datapath stays attached.
@@ -84,7 +84,7 @@ pub async fn run(mut config: Config) -> Result<()> {
     let channel = runner::channel();
     let core = channel.0.clone();
     let told = move |event| {
-        // The core ends before this does: nobody needs to know then.
+        // The core may stop before this thread; the event is then not needed.
         let _gone = core.tell_blocking(event);
     };
     let written = LaterFiles::start(files.clone(), told).context("starting the files' thread")?;
@@ -97,13 +97,13 @@ pub async fn run(mut config: Config) -> Result<()> {
     gate.load()?;
     routing::install(config.ipv4, config.ipv6).await?;
     if let Err(error) = notrack::install() {
-        tracing::error!(%error, "queries to addresses that this node translates time out");
+        tracing::error!(%error, "cannot install the nftables rules; DNS queries to addresses that this node translates will time out");
     }
     let interfaces = if config.transparent {
         let mut interfaces = Interfaces::new(datapath.programs().clone(), maps.clone());
         match interfaces.refresh().await {
             Err(error) if error.is_passing() => {
-                tracing::warn!(%error, "transparent mode: interfaces are looked after later");
+                tracing::warn!(%error, "transparent mode: the interfaces cannot be prepared yet; the agent tries again");
             }
             looked_after => looked_after.context("transparent mode")?,
         }
@@ -153,27 +153,27 @@ pub async fn run(mut config: Config) -> Result<()> {
         _ = interrupt.recv() => {}
         () = agent.core_stopped() => bail!("the core's thread ended; see the log"),
     }
-    tracing::info!("stopping; programs and maps stay in place");
+    tracing::info!("stopping; programs and maps remain in force");
     agent.stop().await;
     drop((root_lock, lock));
     Ok(())
 }
 
-/// What an agent is built on: the kernel's, or a test's.
+/// Dependencies of an agent: those of the kernel, or of a test.
 pub struct Parts {
     /// State directory.
     pub files: StateFiles,
     /// Pinned maps.
     pub maps: Globals,
-    /// What an earlier run left behind.
+    /// State of the previous run.
     pub found: Found,
-    /// Where steps go.
+    /// Carries out the steps of plans.
     pub datapath: Box<dyn Datapath>,
-    /// Where events come in.
+    /// Channel of events to the core.
     pub channel: (CoreHandle, Inbox),
-    /// How the node's part of the datapath is.
+    /// State of the node's part of the datapath.
     pub conditions: Conditions,
-    /// Closes interfaces of pods that are not found; none = there is no kernel.
+    /// Closes interfaces of pods that are not found; `None` in tests without a kernel.
     pub gate: Option<Box<dyn Gate>>,
 }
 
@@ -238,7 +238,7 @@ impl Agent {
         let tasks = TaskTracker::new();
         let stop = CancellationToken::new();
         let rim_stop = CancellationToken::new();
-        tracing::info!(start = epoch.start, ?config, "agent starts");
+        tracing::info!(start = epoch.start, ?config, "agent starting");
 
         let addresses = node::addresses().context("listing the node's addresses")?;
         core.tell(Event::NodeAddresses(addresses.iter().copied().collect()))
@@ -362,7 +362,7 @@ impl Agent {
             .await
             .is_err()
         {
-            tracing::warn!("some tasks did not end in time");
+            tracing::warn!("some tasks did not stop in time");
         }
         drop(self.streams);
         self.thread.stop().await;
@@ -480,7 +480,9 @@ fn policy_source(
                 (source, events)
             });
             let Ok((kept, events)) = looked.await else {
-                tracing::error!("reading the policies ended by a panic; those in force stay");
+                tracing::error!(
+                    "reading the policies panicked (a bug); the policies in force remain"
+                );
                 return;
             };
             source = kept;

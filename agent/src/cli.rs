@@ -1,4 +1,4 @@
-//! The client half: questions to the running agent, and dumps of the pinned maps.
+//! Client subcommands: requests to the running agent, and dumps of the pinned maps.
 
 pub mod bpf;
 pub mod client;
@@ -25,7 +25,7 @@ use crate::{
     endpoint::source::EndpointDocument,
 };
 
-/// Carries out every command but `run`.
+/// Carries out every command except `run`.
 pub async fn run(command: Command) -> Result<()> {
     match command {
         Command::Run(_) => Ok(()),
@@ -69,7 +69,7 @@ async fn endpoint(command: EndpointCommand) -> Result<()> {
             let endpoints = endpoints(&client).await?;
             match endpoints.into_iter().find(|endpoint| endpoint.id == id) {
                 Some(endpoint) => print(client.output, &endpoint, show::endpoint),
-                None => bail!("there is no endpoint {id}; `endpoint list` shows them"),
+                None => bail!("there is no endpoint {id}; `endpoint list` shows all endpoints"),
             }
         }
         EndpointCommand::Add(args) => add(args).await,
@@ -96,7 +96,11 @@ async fn add(args: EndpointAddArgs) -> Result<()> {
         enable_policy: args.enable_policy,
     };
     let client = Client::new(&args.client.admin_socket);
+    let before = endpoints(&args.client).await?;
     let endpoint: EndpointView = client.post("/v1/endpoints", &document).await?;
+    if let Some(before) = before.iter().find(|before| before.key == endpoint.key) {
+        eprintln!("holdfast-agent: {}", show::replaced(before, &endpoint));
+    }
     print(args.client.output, &endpoint, show::endpoint)
 }
 
@@ -111,7 +115,7 @@ async fn identity(command: IdentityCommand) -> Result<()> {
     if let Some(id) = wanted {
         identities.retain(|identity| identity.id == id);
         let Some(identity) = identities.first() else {
-            bail!("there is no identity {id}; `identity list` shows them (reserved ones left out)");
+            bail!("there is no identity {id}; `identity list` shows all except the reserved ones");
         };
         return print(args.output, identity, |one| {
             show::identities(std::slice::from_ref(one))
@@ -168,7 +172,7 @@ async fn fqdn(command: FqdnCommand) -> Result<()> {
     }
 }
 
-/// Whether JSON was asked for.
+/// Whether the output is JSON.
 pub(crate) fn is_json(output: Output) -> bool {
     output == Output::Json
 }

@@ -89,8 +89,8 @@ impl Core {
         }
     }
 
-    /// Takes one event and says what has to be done. The first plan of all, whatever its
-    /// event, also removes what is left of endpoints whose interface is gone.
+    /// Handles one event and returns the plan for it. The first plan, for any event, also removes
+    /// the remaining entries of endpoints whose interface was removed.
     pub fn plan(&mut self, now: BootTime, event: Event) -> Plan {
         let state = &mut self.state;
         state.now = now.max(state.now);
@@ -99,12 +99,33 @@ impl Core {
             state.start(&mut plan);
         }
         state.retry_due();
+        self.handle(&mut plan, event);
+        let state = &mut self.state;
+        if state.sync_up(&mut plan) {
+            self.intake.admit_early(state, &mut plan);
+        }
+        // After the event: a mapping in it may extend what would expire.
+        state.expire();
+        state.end_revocations();
+        state.end_restore(&mut plan);
+        state.keep_cleaned(&mut plan);
+        state.flush(&mut plan);
+        if !state.change_in_progress() {
+            state.settle_rules();
+        }
+        state.plan_files(&mut plan);
+        plan
+    }
+
+    /// Changes the model as the event says, and marks what is behind.
+    fn handle(&mut self, plan: &mut Plan, event: Event) {
+        let state = &mut self.state;
         match event {
             Event::Policies(event) => {
                 state.on_policy(event);
-                state.change_policy(&mut plan);
+                state.change_policy(plan);
             }
-            Event::ContinueChange => state.change_policy(&mut plan),
+            Event::ContinueChange => state.change_policy(plan),
             Event::PoliciesRejected(errors) => state.policy.set_rejected(errors),
             Event::PoliciesUncertain(true) => state.restoration.hold_mut().begin(),
             Event::PoliciesUncertain(false) => state.end_hold(),
@@ -112,7 +133,7 @@ impl Core {
             Event::NodeAddresses(addresses) => state.on_node_addresses(&addresses),
             Event::Mappings(mappings) => {
                 for event in mappings {
-                    self.intake.admit(state, &mut plan, event);
+                    self.intake.admit(state, plan, event);
                 }
             }
             Event::Liveness {
@@ -133,31 +154,17 @@ impl Core {
             }
             Event::HolderEnded(streams) => state.leases.end_holder(&streams, state.now),
             Event::RevokeAcked(acks) => state.leases.acknowledge(&acks),
-            Event::CleanNames(clean) => state.on_clean(&mut plan, &clean),
+            Event::CleanNames(clean) => state.on_clean(plan, &clean),
             Event::NamesKept {
                 endpoint,
                 number,
                 failure,
             } => match failure {
-                None => state.on_names_written(&mut plan, endpoint, number),
+                None => state.on_names_written(plan, endpoint, number),
                 Some(failure) => state.on_names_unwritten(endpoint, number, failure),
             },
             Event::Tick => {}
         }
-        if state.sync_up(&mut plan) {
-            self.intake.admit_early(state, &mut plan);
-        }
-        // After the event: a mapping in it may extend what would expire.
-        state.expire();
-        state.end_revocations();
-        state.end_restore(&mut plan);
-        state.keep_cleaned(&mut plan);
-        state.flush(&mut plan);
-        if !state.change_in_progress() {
-            state.settle_rules();
-        }
-        state.plan_files(&mut plan);
-        plan
     }
 
     /// Whether a change of policy has parts left: [`Event::ContinueChange`] is the next, and anything else

@@ -94,7 +94,7 @@ impl BuiltinProxy {
         ));
         let policy = Arc::new(PolicyHandle::new());
         for error in policy.replace_all(restored) {
-            tracing::warn!(%error, "restored rule of the built-in proxy");
+            tracing::warn!(%error, "a restored rule of the built-in proxy allows nothing");
         }
         let min_ttl = crate::app::seconds(config.min_ttl);
         let sink = Arc::new(LinkSink::new(min_ttl, config.response_max_delay));
@@ -157,7 +157,7 @@ impl BuiltinProxy {
         }
     }
 
-    /// Leaves without losing a query.
+    /// Stops the proxy without losing a query.
     pub async fn drain(&self) {
         let listeners = self.listeners.lock().take();
         if let Some(listeners) = listeners {
@@ -166,7 +166,7 @@ impl BuiltinProxy {
                 tracing::warn!(
                     abandoned = report.abandoned,
                     cut = report.cut,
-                    "the built-in proxy left with work undone"
+                    "the built-in proxy stopped before its work was done"
                 );
             }
         }
@@ -213,7 +213,7 @@ impl Connected {
                     Some(result) => self.result(result),
                     None => {
                         // The registry closed the stream: it gave up on this task.
-                        tracing::error!("the built-in proxy fell behind with results; it goes on without learning until the agent restarts");
+                        tracing::error!("results for the built-in proxy were lost (queue full); it learns no names until the agent restarts");
                         break;
                     }
                 },
@@ -245,7 +245,7 @@ impl Connected {
             return;
         }
         put_in_force(&self.sink, &self.policy, applied.as_deref(), table, epoch);
-        // Only what is in force is acknowledged.
+        // Only rules in force are acknowledged.
         self.guard.sent(table.revision);
         self.guard.acked(table.revision);
         *applied = Some(Arc::clone(table));
@@ -331,11 +331,11 @@ fn put_in_force(
         policy.apply(&changed, &delta.removed)
     };
     for error in errors {
-        tracing::warn!(%error, "rule of the built-in proxy");
+        tracing::warn!(%error, "a rule of the built-in proxy allows nothing");
     }
 }
 
-/// What is to be seen to now and then.
+/// Parts that need periodic work.
 struct House {
     maps: Arc<PinnedMaps>,
     sink: Arc<LinkSink>,
@@ -409,7 +409,7 @@ mod tests {
         tokio::time::timeout(limit, kept).await.expect("it looks");
     }
 
-    /// Looks on from another thread: whoever sees a table must already find its
+    /// Another thread watches: a reader that sees a table must already find its
     /// revision in the sink, or a lease of older rules would release an answer.
     #[test]
     fn leases_are_judged_by_new_rules_before_these_are_in_force() {

@@ -35,7 +35,7 @@ pub enum StateDirError {
         pid: String,
     },
     /// A file operation failed.
-    #[error("{path}: {source}; the agent must be able to write in --state-dir", path = .path.display())]
+    #[error("{path}: {source}; run the agent as root, or give a --state-dir in which it can write", path = .path.display())]
     File {
         /// The file.
         path: PathBuf,
@@ -44,7 +44,7 @@ pub enum StateDirError {
     },
     /// The file is of a later release.
     #[error(
-        "{path} is of version {found}, this program reads up to {VERSION}; run the newer release, or remove the file",
+        "{path} has version {found}; this program reads up to {VERSION}; run the newer release, or remove the file",
         path = .path.display()
     )]
     Newer {
@@ -102,7 +102,7 @@ impl StateDirLock {
             .and_then(|()| writeln!(file, "{}", std::process::id()));
         if let Err(error) = noted {
             // The lock is held all the same.
-            tracing::warn!(path = %path.display(), %error, "no process id in the lock file");
+            tracing::warn!(path = %path.display(), %error, "cannot write the process id into the lock file");
         }
         Ok(Self { _file: file })
     }
@@ -144,7 +144,7 @@ fn begin_on(state: &Path, boot_id: String) -> Result<Epoch, StateDirError> {
             Ok(file) if file.boot_id == boot_id => file.start.saturating_add(1),
             Ok(_) => 1,
             Err(error) => {
-                tracing::warn!(path = %path.display(), %error, "start count is damaged; leases of earlier runs end here");
+                tracing::warn!(path = %path.display(), %error, "the file with the number of starts is damaged; leases of earlier runs end");
                 shared_maps::user::boottime_ns()
             }
         },
@@ -157,13 +157,14 @@ fn begin_on(state: &Path, boot_id: String) -> Result<Epoch, StateDirError> {
     let text = serde_json::to_vec(&file).map_err(|e| failed(e.into()))?;
     match write_atomic(&path, &text) {
         Err(e) if is_full(&e) => {
-            tracing::error!(path = %path.display(), error = %e, "this start is not counted on disk; make room in --state-dir: nothing that is new can be opened");
+            tracing::error!(path = %path.display(), error = %e, "this start cannot be counted on disk, so no new address can be opened; free space in --state-dir");
             start = shared_maps::user::boottime_ns();
         }
         written => written.map_err(failed)?,
     }
     Ok(Epoch { boot_id, start })
 }
+
 /// Whether the disk, or what its user may have of it, is full.
 fn is_full(error: &io::Error) -> bool {
     matches!(

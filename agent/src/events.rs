@@ -178,7 +178,7 @@ impl Events {
             }
             if reader.is_none() {
                 reader = EventReader::open(&maps)
-                    .inspect_err(|error| tracing::debug!(%error, "no events"))
+                    .inspect_err(|error| tracing::debug!(%error, "cannot read datapath events"))
                     .ok();
             }
             let Some(reader) = &mut reader else {

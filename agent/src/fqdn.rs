@@ -1,4 +1,4 @@
-//! DNS names: what was learned, for how long, and which labels follow from it.
+//! DNS names: the learned pairs, how long they are valid, and the labels that follow from them.
 
 pub mod cache;
 pub mod cleaned;

@@ -10,7 +10,7 @@ use holdfast_agent::{
 };
 use tracing_subscriber::EnvFilter;
 
-/// Beside the core's own thread: gRPC, admin, sources.
+/// Threads for gRPC, admin requests and sources; the core has a thread of its own.
 const WORKERS: usize = 2;
 
 fn main() -> ExitCode {
@@ -33,10 +33,25 @@ fn main() -> ExitCode {
                 Ok(config) => config,
                 Err(error) => return failed(2, &error.to_string()),
             };
-            done(runtime.block_on(app::run(config)))
+            needs_root(runtime.block_on(app::run(config)))
         }
+        command @ Command::Bpf(_) => needs_root(runtime.block_on(cli::run(command))),
         command => done(runtime.block_on(cli::run(command))),
     }
+}
+
+/// Adds to a failure that the process is not root: the kernel's own error rarely shows it.
+fn needs_root(result: anyhow::Result<()>) -> ExitCode {
+    let failed = result.is_err();
+    let code = done(result);
+    let user = nix::unistd::Uid::effective();
+    if failed && !user.is_root() {
+        eprintln!(
+            "holdfast-agent: this process runs as user {user}, not as root: start it as root, for \
+             example with sudo or as a system service"
+        );
+    }
+    code
 }
 
 fn done(result: anyhow::Result<()>) -> ExitCode {
@@ -46,7 +61,7 @@ fn done(result: anyhow::Result<()>) -> ExitCode {
     }
 }
 
-/// The chain of causes; one that the text above it quotes already is not said twice.
+/// The chain of causes, without those that the text already contains.
 fn explain(error: &anyhow::Error) -> String {
     let mut text = String::new();
     for cause in error.chain().map(ToString::to_string) {

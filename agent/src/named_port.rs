@@ -33,15 +33,15 @@ pub struct Place {
 pub enum NamedPortError {
     /// The name is none.
     #[error(
-        "`{0}` is no port name: write at most 15 letters, digits and single dashes inside, at \
+        "`{0}` is not a port name: write at most 15 letters, digits and single dashes inside, at \
          least one of them a letter, for example http or dns-tcp"
     )]
     Name(String),
     /// Not `name=port/protocol`.
-    #[error("`{0}` is no named port: write for example http=80/TCP or dns=53/UDP")]
+    #[error("`{0}` is not a named port: write for example http=80/TCP or dns=53/UDP")]
     Form(String),
     /// A name that stands for two ports.
-    #[error("port name {0} is there twice: give each port a name of its own")]
+    #[error("port name {0} occurs twice: give each port a different name")]
     Twice(PortName),
 }
 

@@ -1,7 +1,7 @@
-//! Policy: documents, rules, and who may talk to whom.
+//! Policy: documents, rules, and which peers may communicate.
 //!
 //! ```text
-//!  text ─► parse (+ validate) ─► rule ─► repository ─► model (who may talk to whom, on what)
+//!  text ─► parse (+ validate) ─► rule ─► repository ─► model (which peers, on which ports)
 //!                                                        ├─► compute: policy map entries
 //!                                                        └─► compute: DNS rules
 //! ```

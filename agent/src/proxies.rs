@@ -357,7 +357,7 @@ impl Proxies {
             self.shared.closed_slow.fetch_add(1, Ordering::Relaxed);
             tracing::warn!(
                 stream = stream.0,
-                "proxy does not fetch its results; closing its stream"
+                "the proxy does not read its results; closing its stream"
             );
         }
     }

@@ -66,8 +66,8 @@ pub struct Found {
 }
 
 impl Found {
-    /// Reads `--tofqdns-pre-cache`. Whatever is wrong with it is told and does not stop the start:
-    /// names that were asked open all the same.
+    /// Reads `--tofqdns-pre-cache`. Errors are reported and do not stop the start, because names
+    /// also open when a pod looks them up.
     pub fn read_pre_cache(&mut self, path: &Path) {
         let (known, error) = pre_cache::read(path);
         self.restored.pre_cache = known;
@@ -78,16 +78,16 @@ impl Found {
         }
     }
 
-    /// Leaves out what `--tofqdns-pre-cache` has beyond what an ipcache of `max` entries takes of
-    /// it, and tells how much that is.
+    /// Removes the entries of `--tofqdns-pre-cache` beyond its share of an ipcache of `max`
+    /// entries, and reports their number.
     pub fn bound_pre_cache(&mut self, path: &Path, max: u32) {
         let max = usize::try_from(max).unwrap_or(usize::MAX);
         let known = &mut self.restored.pre_cache;
         let (most, left_out) = pre_cache::bound(known, wall_time::now(), max);
         if left_out > 0 {
             let text = format!(
-                "--tofqdns-pre-cache {} has {left_out} addresses more than the {most} that are taken \
-                 of it (a sixteenth of the ipcache): the last ones open when they are asked for; \
+                "--tofqdns-pre-cache {} has {left_out} addresses more than the {most} that are used \
+                 (1/16 of the ipcache): the last ones open when a pod looks them up; \
                  shorten the file",
                 path.display()
             );
@@ -110,7 +110,7 @@ pub fn read(files: &StateFiles, maps: &Globals, now: BootTime) -> Result<Found, 
             found.restored.local_identities.len() + found.restored.endpoint_identities.len(),
         ipcache = found.restored.ipcache.len(),
         damaged = found.damaged.len(),
-        "restored"
+        "state of the previous run restored"
     );
     Ok(found)
 }
@@ -278,7 +278,7 @@ fn whole<K, V>(map: &str, entries: Entries<K, V>) -> Vec<(K, V)> {
     if !entries.complete {
         tracing::warn!(
             map,
-            "dump was cut short by changes; what it lacks is written again"
+            "the map changed while it was read; missing entries are written again"
         );
     }
     entries.found

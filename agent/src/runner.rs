@@ -5,13 +5,12 @@
 //!                                       ├─► Core::plan ─► Plan::apply ─► Core::commit ─► Proxies
 //!  other rim tasks ──► bounded channel ─┘                (system calls, files)
 //! ```
-//! A few mappings that come while the core rests take no queue: the thread of their stream
-//! carries them out, if no step of theirs waits for a disk (`engine::Engine::step_at_once`).
+//! A few mappings that come while the core is idle need no queue: the thread of their stream
+//! carries them out, if none of their steps waits for a disk (`engine::Engine::step_at_once`).
 //!
-//! Whoever sends waits when its channel is full: a flood slows its sender only. What proxies
-//! tell goes first, between two parts of a change of policy too; all else is taken in order,
-//! one at a time, and waits for the end of such a change. Nothing overtakes what its sender
-//! told before as a proxy.
+//! A sender waits while its channel is full, so a flood slows only its sender. Events from proxies
+//! take priority, even during a policy change. All other events are handled in order, one at a
+//! time, after the change. The order of each sender is preserved.
 
 use std::{io, sync::Arc, thread, time::Duration};
 
@@ -65,11 +64,13 @@ enum Input {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum CoreAway {
     /// It has stopped.
-    #[error("the core has stopped; the agent is shutting down or its thread died (see the log)")]
+    #[error(
+        "the core has stopped: the agent is shutting down, or the core's thread failed (see the log)"
+    )]
     Stopped,
     /// It is busy for too long.
     #[error(
-        "the core did not answer within 10 s; it is busy with a large change, or stuck (see the log)"
+        "the core did not answer within 10 s: it is busy with a large change, or it hangs (see the log)"
     )]
     Slow,
 }
@@ -110,8 +111,8 @@ fn is_of_stream(event: &Event) -> bool {
 }
 
 impl CoreHandle {
-    /// Tells the core something. Waits while its queue is full; whoever sends mappings waits
-    /// behind those that came before, one batch of each.
+    /// Sends an event to the core. Waits while its queue is full. A sender of mappings waits
+    /// behind earlier senders, one batch of each.
     ///
     /// A few mappings that come while the core has nothing to do are carried out here: waking
     /// the core's thread would take longer.
@@ -218,7 +219,7 @@ impl CoreThread {
         drop(self.inputs);
         let joined = tokio::task::spawn_blocking(move || self.thread.join()).await;
         if !matches!(joined, Ok(Ok(()))) {
-            tracing::error!("the core's thread ended by a panic");
+            tracing::error!("the core's thread panicked");
         }
     }
 }
@@ -278,7 +279,7 @@ struct Runner {
     owner: Owner,
 }
 
-/// Ends the engine with the core's thread, whoever else has a way to it.
+/// Stops the engine with the core's thread, although other threads still refer to it.
 struct Owner(Arc<Shared>);
 
 impl Drop for Owner {
@@ -338,7 +339,7 @@ impl Runner {
                         None
                     }
                     () = shared.woken() => None,
-                    // Nobody is left who could stop the core: that stops it.
+                    // No sender is left that could stop the core: stop now.
                     input = inputs.recv() => Some(input.unwrap_or(Input::Stop)),
                 }
             };
@@ -350,7 +351,7 @@ impl Runner {
                 input = inputs.try_recv().ok();
             }
         }
-        // All that was told before the input was.
+        // First all events that were sent before the input.
         while told.len() <= QUEUE
             && let Ok(next) = hears.try_recv()
         {

@@ -1,7 +1,7 @@
 //! A directory of documents that is looked at again when it changes.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     fs,
     io::{self, Read as _},
     os::unix::fs::{FileTypeExt as _, OpenOptionsExt as _},
@@ -43,7 +43,7 @@ impl WatchedDir {
         });
         let watcher = watcher
             .inspect_err(|error| {
-                tracing::warn!(dir = %dir.display(), %error, "cannot watch the directory; reading it every five seconds");
+                tracing::warn!(dir = %dir.display(), %error, "cannot watch the directory for changes; the agent reads it every five seconds");
             })
             .ok();
         Self {
@@ -63,10 +63,19 @@ impl WatchedDir {
     }
 }
 
-/// Document files of `dir` with their text, sorted by name. Hidden files
-/// (as config maps and editors leave them) and other endings are passed over.
+/// Document files of `dir` with their text, sorted by name.
 pub fn read(dir: &Path) -> io::Result<BTreeMap<String, Result<String, FileError>>> {
-    let mut files = BTreeMap::new();
+    let read = |name: String| {
+        let text = read_file(&dir.join(&name));
+        (name, text)
+    };
+    Ok(names(dir)?.into_iter().map(read).collect())
+}
+
+/// Names of the document files of `dir`, sorted. Hidden files (ConfigMaps and editors make such
+/// files) and files with other endings are ignored.
+pub fn names(dir: &Path) -> io::Result<BTreeSet<String>> {
+    let mut names = BTreeSet::new();
     for entry in fs::read_dir(dir)? {
         let path: PathBuf = entry?.path();
         let Some(name) = path.file_name().and_then(|name| name.to_str()) else {
@@ -79,9 +88,9 @@ pub fn read(dir: &Path) -> io::Result<BTreeMap<String, Result<String, FileError>
         if name.starts_with('.') || !wanted || path.is_dir() {
             continue;
         }
-        files.insert(name.to_owned(), read_file(&path));
+        names.insert(name.to_owned());
     }
-    Ok(files)
+    Ok(names)
 }
 
 /// Bytes of a file of documents.
@@ -91,10 +100,10 @@ const MAX_FILE: u64 = 256 << 20;
 #[derive(Debug, thiserror::Error)]
 pub enum FileError {
     /// A pipe, device or socket.
-    #[error("is {0}, not a file: it is not opened")]
+    #[error("is {0}, not a regular file; it was not opened")]
     NotAFile(&'static str),
     /// Too many bytes.
-    #[error("has {0} bytes; a file may have {MAX_FILE}")]
+    #[error("has {0} bytes; a file may have at most {MAX_FILE}")]
     Long(u64),
     /// A system call failed, or the text is not UTF-8.
     #[error(transparent)]

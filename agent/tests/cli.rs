@@ -198,6 +198,14 @@ fn policies_are_checked_without_an_agent() {
     let error = checked[1]["documents"][0]["error"].to_string();
     assert!(error.contains("matchPatern"), "{error}");
 
+    let both = run(&["policy", "validate", dir.path().to_str().expect("UTF-8")]);
+    let text = String::from_utf8_lossy(&both.stdout);
+    assert!(
+        text.contains("read 2 documents in 3 files: 1 CiliumNetworkPolicy, 1 of unknown kind")
+            || text.contains("read 2 documents in 3 files: 2 CiliumNetworkPolicy"),
+        "{text}"
+    );
+
     fails(1, &["policy", "validate", &none], "none.yaml");
     fails(1, &["policy", "validate", "/nowhere.yaml"], "/nowhere.yaml");
 }
@@ -279,7 +287,7 @@ fn named_ports_and_nodes_are_traced_without_an_agent() {
     assert!(text.contains("--named-port goes with labels"), "{text}");
     let (code, text) = trace("k8s:app=db", &["--port=443", "--named-port=https"]);
     assert_eq!(code, Some(2), "{text}");
-    assert!(text.contains("`https` is no named port"), "{text}");
+    assert!(text.contains("`https` is not a named port"), "{text}");
 }
 
 #[test]
@@ -287,11 +295,7 @@ fn help_teaches() {
     let output = run(&["--help"]);
     assert_eq!(output.status.code(), Some(0));
     let text = String::from_utf8_lossy(&output.stdout);
-    for part in [
-        "Exit codes: 0 fine, 1 failed, 2 usage",
-        "endpoint",
-        "observe",
-    ] {
+    for part in ["Exit codes: 0 success, 1 failure", "endpoint", "observe"] {
         assert!(text.contains(part), "--help lacks {part}");
     }
     let output = run(&["run", "--help"]);

@@ -1,5 +1,5 @@
 //! docs/src/metrics.md is what the programs say of their metrics:
-//! `cargo xtask docs` writes it anew. What other pages name is on it.
+//! `cargo xtask docs` writes it. It has all that other pages name.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -157,7 +157,7 @@ fn table(out: &mut String, families: &[Family]) {
             labels.join(", ")
         );
     }
-    // Those that have the same labels are told together.
+    // Metrics with the same labels are listed together.
     let mut told: Vec<(&String, &Vec<String>, Vec<&Family>)> = Vec::new();
     for family in families {
         for (label, values) in family.labels() {

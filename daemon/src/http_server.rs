@@ -140,7 +140,7 @@ async fn connection<S, F>(
         .serve_connection(TokioIo::new(stream), service)
         .await;
     if let Err(error) = served {
-        tracing::debug!(%error, "HTTP connection");
+        tracing::debug!(%error, "HTTP connection failed");
     }
 }
 

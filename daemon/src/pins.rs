@@ -94,7 +94,7 @@ pub fn make(root: &Path, below: &str, may_open: MayOpen) -> Result<File, PinDirE
     Ok(at)
 }
 
-/// Opens a directory that an agent or a proxy made as root; none if nobody did.
+/// Opens a directory that an agent or a proxy made as root; `None` if it does not exist.
 pub fn open(root: &Path, below: &str) -> Result<Option<File>, PinDirError> {
     let path = root.join(below);
     match File::open(&path) {
@@ -129,7 +129,7 @@ fn open_to(dir: &File, may_open: MayOpen) -> nix::Result<()> {
         MayOpen::Owner => (None, 0o700),
         MayOpen::Group(group) => (Some(Gid::from_raw(group)), 0o750),
     };
-    // First nobody else, so that no one opens it under the group that it had.
+    // First remove all access for others, so that no process opens it with the previous group.
     fchmod(dir, Mode::S_IRWXU)?;
     if group.is_some() {
         fchown(dir, None, group)?;

@@ -1,4 +1,4 @@
-//! The program that steers, and its maps: loaded by whoever comes first.
+//! The steering program and its maps: the first process on the node loads them.
 //!
 //! holdfast-agent puts its own in place of whatever is there; a proxy only what
 //! is not holdfast-agent's. Maps and link outlive both by their
@@ -82,9 +82,9 @@ pub fn provide(globals: &Globals, group: u32) -> Result<(), SteerError> {
     let pins = [SLOTS_NAME, SOCKS_NAME].map(|name| globals.path(name));
     let complete = pins.iter().all(|pin| pin.exists()) && link_pin(globals).exists();
     match mend(globals, group) {
-        // A container may not be allowed what whoever made them was.
+        // A container may lack the privileges of the process that made them.
         Err(error) if complete => {
-            tracing::info!(%error, "steering stays as it was found");
+            tracing::info!(%error, "cannot update the steering program; the present one is used");
             Ok(())
         }
         mended => mended,
@@ -101,7 +101,7 @@ fn mend(globals: &Globals, group: u32) -> Result<(), SteerError> {
     let agents = globals.path(fragment::NAME).exists();
     let stays = path.exists()
         && is_good(&path, (ours, maps), agents).unwrap_or_else(|error| {
-            tracing::info!(%error, path = %path.display(), "what steers cannot be told");
+            tracing::info!(%error, path = %path.display(), "cannot inspect the pinned steering program");
             agents
         });
     if stays {
@@ -257,7 +257,7 @@ fn attach(globals: &Globals, program: &mut SkLookup) -> Result<(), SteerError> {
     pin_over(link.into(), &path).map_err(|reason| SteerError::Pin { path, reason })
 }
 
-/// Pins a link in place of what is pinned at `path`, which is let go only then.
+/// Pins a link at `path` and then releases the link that was pinned there before.
 pub fn pin_over(link: FdLink, path: &Path) -> Result<(), String> {
     let mut next = path.as_os_str().to_owned();
     next.push("_next");

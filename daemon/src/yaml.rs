@@ -177,7 +177,7 @@ pub fn check_size(object: &Value) -> Result<(), YamlError> {
     }
 }
 
-/// Bytes of a value as JSON without spaces, but for what is escaped.
+/// Bytes of a value as JSON without spaces; escapes do not count.
 fn size(value: &Value) -> usize {
     match value {
         Value::Null | Value::Bool(_) => 4,

@@ -35,7 +35,7 @@ use crate::{
 /// A query, as policy sees it.
 #[derive(Clone, Copy, Debug)]
 pub struct Question<'a> {
-    /// Who asks.
+    /// The client's endpoint.
     pub endpoint: EndpointId,
     /// Server port.
     pub port: u16,

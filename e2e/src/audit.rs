@@ -100,7 +100,7 @@ impl Lab {
         zone: &str,
         labels: Option<&BTreeMap<u64, String>>,
     ) -> Result<BTreeSet<(String, IpAddr)>> {
-        // Answers first: what is heard while the map is read may not be in it yet.
+        // Answers first: an answer that arrives while the map is read may not be in it yet.
         let answers: Vec<Answer> = [&self.a, &self.b]
             .iter()
             .flat_map(|pod| pod.heard.valid(zone))

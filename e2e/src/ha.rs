@@ -98,7 +98,7 @@ pub enum Act {
     RolledWithoutAgent,
     /// As [`Self::Rolled`], between the previous version and this one.
     RolledVersions,
-    /// The only replica ended and started anew beside a proxy that takes part in no steering,
+    /// The only replica ended and started again beside a proxy that takes part in no steering,
     /// as Cilium's built-in one.
     RolledBesideOther,
     /// Replicas replaced where no steering maps are.
@@ -134,7 +134,7 @@ pub struct Row {
     pub tcp: Tally,
     /// Pairs of pod and UDP source port.
     pub source_ports: u64,
-    /// Some of what went wrong.
+    /// Some of the errors.
     pub samples: Vec<String>,
 }
 
@@ -173,7 +173,7 @@ impl From<&Counts> for Tally {
 
 /// Promises of the design, in words.
 const NONE_LOST: &str = "none lost, none wrong";
-const LOST_AT_ONCE: &str = "lost only what it had, nothing sent later than 1 s after";
+const LOST_AT_ONCE: &str = "lost only its own queries, nothing sent later than 1 s after";
 const LOST_BY_PREVIOUS: &str = "none lost over UDP; over TCP only as the previous version leaves";
 const COUNTED: &str = "what is brought about is counted, as lost and as wrong";
 const FIRST_ANSWER: &str = "first right answer within 250 ms of exec";

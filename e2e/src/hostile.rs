@@ -91,7 +91,7 @@ pub struct Row {
     pub rss_mb: [u64; 2],
     /// How often the attack struck: packets, queries or connections.
     pub strikes: u64,
-    /// Some of what went wrong, in words.
+    /// Some of the errors, as text.
     pub samples: Vec<String>,
 }
 

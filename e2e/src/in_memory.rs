@@ -1,4 +1,4 @@
-//! The agent's core with a datapath in memory and a clock that is told the time: for
+//! The agent's core with a datapath in memory and a clock that the caller sets: for
 //! benchmarks and soaks, which compress hours into seconds.
 
 use std::net::{IpAddr, Ipv4Addr};
@@ -31,7 +31,7 @@ pub struct Node {
     pub core: Core,
     /// What it writes to.
     pub datapath: MemoryDatapath,
-    /// The time it is told.
+    /// The time that the caller set.
     pub now: BootTime,
     sequence: u64,
     endpoints: Vec<EndpointId>,

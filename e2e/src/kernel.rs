@@ -31,7 +31,7 @@ static COUNT: AtomicU32 = AtomicU32::new(0);
 pub const ENDPOINT: EndpointId = EndpointId(7);
 /// Its identity.
 pub const IDENTITY: IdentityId = IdentityId(1000);
-/// Its host-side interface, as the programs are told.
+/// Its host-side interface, as the programs receive it.
 pub const IFINDEX: u32 = 4242;
 /// Its MAC.
 pub const MAC: [u8; 6] = [0x02, 0x42, 0x0a, 0x09, 0x01, 0x02];

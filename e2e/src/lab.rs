@@ -71,7 +71,7 @@ pub struct Lab {
     pub a: Pod,
     /// The second pod.
     pub b: Pod,
-    /// What agents of this lab had to mend.
+    /// Repairs that agents of this lab made.
     pub mended: Mended,
     /// Client of the agent started last, if it is of another build than this one's.
     pub(crate) client: Mutex<Option<PathBuf>>,

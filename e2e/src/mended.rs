@@ -1,4 +1,4 @@
-//! The agent's reconciler finds nothing to mend: read before each agent of a lab ends, so that
+//! The agent's reconciler finds nothing to repair: read before each agent of a lab ends, so that
 //! every scenario shows it.
 
 use std::sync::Arc;
@@ -17,7 +17,7 @@ const ANSWERS: Duration = Duration::from_secs(10);
 /// Until a pass has ended that began now: with the lab's interval it takes a fraction of this.
 const PASS: Duration = Duration::from_secs(5);
 
-/// What agents had to mend although nothing but them wrote the maps.
+/// Repairs of agents although only they wrote the maps.
 #[derive(Clone, Debug, Default)]
 pub struct Mended {
     found: Arc<Mutex<Vec<String>>>,
@@ -30,7 +30,7 @@ impl Mended {
         self.expected.store(true, Ordering::Relaxed);
     }
 
-    /// Fails if an agent mended what it should not have had to.
+    /// Fails if an agent made a repair that should not have been necessary.
     pub fn check(&self) -> Result<()> {
         let found = self.found.lock();
         ensure!(found.is_empty(), "the reconciler: {}", found.join("; "));
@@ -101,7 +101,7 @@ impl LastLook {
         }
     }
 
-    /// The page; that there is none is a finding, too: nobody knows what was mended.
+    /// The metrics page; a missing page is a finding, too: the repairs are then unknown.
     fn answer(&self) -> Option<String> {
         let page = eventually("its metrics", ANSWERS, || self.page());
         if let Err(error) = &page {

@@ -46,7 +46,7 @@ pub struct SdpOptions {
     pub name: String,
     /// Port of its metrics, one per replica.
     pub metrics: u16,
-    /// Whether it is told of the agent's native socket.
+    /// Whether it has the agent's native socket as a setting.
     pub native: bool,
     /// Another build of it than this one's.
     pub program: Option<PathBuf>,

@@ -148,7 +148,7 @@ impl Pod {
     }
 }
 
-/// Datagrams as fast as one thread sends them, nobody waiting for an answer:
+/// Datagrams as fast as one thread sends them, without waiting for an answer:
 /// the shortest gap of the datapath lets some of them through.
 #[derive(Debug)]
 pub struct Flood {

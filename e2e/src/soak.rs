@@ -106,7 +106,7 @@ impl Soak {
                 300,
             )?;
         }
-        // Fresh ones: a name and an address that nobody had, never asked again.
+        // New ones: a name and an address that were never used, and are never looked up again.
         for n in fresh(self.size.names, second) {
             let name = format!("f{n}.example.com");
             answer(&mut self.node, n, name, vec![address(0x2000_0000 + n)], 60)?;

@@ -1,5 +1,5 @@
 //! Kills of the agent at random moments, while names are asked, policy is edited and endpoints
-//! come and go: what must not be noticed, watched all the time.
+//! are added and removed. Pods must not notice it, which is checked all the time.
 
 mod blows;
 mod probe;
@@ -26,7 +26,7 @@ use crate::{AgentOptions, Program, Query, SdpOptions, eventually};
 
 /// The name that is always open.
 const STEADY: &str = "steady.good.test";
-/// Until what was learned while the agent was away is open.
+/// Until the names learned while the agent was down are open.
 const BACK: Duration = Duration::from_secs(10);
 /// Blocks that an edit of the churning policy brings, and as many that it takes away.
 const BLOCKS: u8 = 250;
@@ -39,7 +39,7 @@ pub struct Outcome {
     /// Of them, those that left a map half written.
     pub within_plan: u32,
     /// Of them, those within five seconds of the agent's confirmation of a new name, as measured
-    /// from the answer that it let go to the kill. One that was starting confirmed nothing.
+    /// from the answer that it released to the kill. An agent that was starting confirmed nothing.
     pub after_ack: u32,
     /// The longest of these times.
     pub longest_after_ack: Duration,
@@ -180,7 +180,7 @@ impl Storm<'_> {
         };
         self.agent.as_mut().context("no agent")?.look_now();
         self.lab.a.ask(&query)?.expect(fresh)?;
-        // What the proxy let go because the agent was late is no confirmation.
+        // An answer that the proxy released because the agent was late is no confirmation.
         self.confirmed = self.is_labelled(fresh)?.then(Instant::now);
         let probe = Probe::open(&self.lab.a, fresh)?;
         self.strike(blow)?;

@@ -87,7 +87,7 @@ pub struct Counts {
     pub wrong: u64,
     /// Not answered.
     pub lost: u64,
-    /// Answers that nobody waited for (any more), or that came twice.
+    /// Answers that no client waited for (any more), or that came twice.
     pub stray: u64,
     /// Lasting connections that the proxy closed between two queries.
     pub reopened: u64,
@@ -100,7 +100,7 @@ pub struct Counts {
     pub slowest_ms: u64,
     /// Times to the first right answers, microseconds.
     pub times_us: Vec<u32>,
-    /// Some of what went wrong, in words.
+    /// Some of the errors, as text.
     pub samples: Vec<String>,
 }
 
@@ -246,7 +246,7 @@ pub fn serve(spec: &Spec) -> Result<()> {
 
 fn print(line: &Line) {
     let text = serde_json::to_string(line).unwrap_or_default();
-    // Nobody reads any more: nobody wants to know.
+    // The reader has closed the pipe: the line is not needed.
     let _ = writeln!(std::io::stdout(), "{text}");
 }
 

@@ -96,7 +96,10 @@ fn a_full_disk_costs_what_is_new_until_there_is_room() {
 
         programs.agent.kill_9()?;
         let agent = lab.start_agent(&AgentOptions::default())?;
-        ensure!(agent.log().contains("make room in --state-dir"), "not said");
+        ensure!(
+            agent.log().contains("free space in --state-dir"),
+            "not logged"
+        );
         says_full(lab, "local_allocator_state.json")?;
         let after = lab.identities()?;
         for (id, labels) in &identities {

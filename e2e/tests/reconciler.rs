@@ -94,7 +94,7 @@ fn entries_that_something_else_wrote_are_mended_and_counted() {
             .expect(web6(10))?;
         let status = lab.agent(&["status"])?;
         ensure!(
-            status.contains("mended: 3 ipcache, 2 policy, 1 endpoint entries, 0 names"),
+            status.contains("repaired: 3 ipcache, 2 policy, 1 endpoint entries, 0 names"),
             "{status}"
         );
         ensure!(differences(lab, "names")? == 0.0, "names differ");

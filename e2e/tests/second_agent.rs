@@ -77,7 +77,7 @@ fn a_second_agent_on_the_same_bpf_root_is_refused_and_takes_nothing_away() {
         let own = lab.bpf_root().join("second");
         let second = other(lab, "third", &own, &[])?;
         eventually("it runs on a root of its own", SOON, || {
-            ensure!(own.join(pin::LINKS).exists() && second.log().contains("agent starts"));
+            ensure!(own.join(pin::LINKS).exists() && second.log().contains("agent starting"));
             Ok(())
         })?;
         drop(second);
@@ -101,7 +101,7 @@ fn of_two_agents_that_start_in_the_same_moment_one_runs() {
                 let ended = ended.filter(|ended| *ended).count();
                 let started = both
                     .iter()
-                    .filter(|agent| agent.log().contains("agent starts"))
+                    .filter(|agent| agent.log().contains("agent starting"))
                     .count();
                 ensure!(
                     (ended, started) == (1, 1),
@@ -278,7 +278,7 @@ fn an_agent_on_another_bpf_file_system_takes_nothing_away() {
         ];
         let second = other(lab, "elsewhere", Path::new("/sys/fs/bpf"), &wrapper)?;
         eventually("it runs", SOON, || {
-            ensure!(second.log().contains("agent starts"), "{}", second.log());
+            ensure!(second.log().contains("agent starting"), "{}", second.log());
             Ok(())
         })?;
         drop(second);

@@ -28,7 +28,7 @@ fn lost(status: &Value) -> u64 {
     let troubles = status.get("troubles").and_then(Value::as_array);
     let mut about = troubles.into_iter().flatten().filter(|trouble| {
         let text = trouble.get("text").and_then(Value::as_str);
-        text.is_some_and(|text| text.starts_with("lost the agent"))
+        text.is_some_and(|text| text.starts_with("connection to the agent lost"))
     });
     let count = about.try_fold(0, |sum, t| Some(sum + t.get("count")?.as_u64()?));
     count.unwrap_or(0)

@@ -124,7 +124,7 @@ fn why_names_the_hop_that_is_broken() {
         )?;
         let _sdp = lab.start_sdp(&SdpOptions::default())?;
         lab.connected("one")?;
-        broken(lab, &[&id, &want], "names", &["ask for the name"])?;
+        broken(lab, &[&id, &want], "names", &["look the name up"])?;
         lab.a.ask(&Query::a(NAME, DNS4))?.expect(web4(10))?;
 
         // All is well, by each way to call the endpoint.
@@ -146,7 +146,7 @@ fn why_names_the_hop_that_is_broken() {
         open(
             lab,
             &[&id, "203.0.113.10:7777/UDP"],
-            &["known as www.good.test"],
+            &["learned for www.good.test"],
         )?;
         open(lab, &[&id, "192.0.2.53:53/UDP"], &["through the DNS proxy"])?;
         lab.a.expect_open(at(web4(10), 80))?;
@@ -211,7 +211,10 @@ fn learned(lab: &Lab, id: &str, want: &str) -> Result<()> {
             &[id, want],
             "ipcache",
             &[
-                &format!("shall have {} by 203.0.113.10/32", value.sec_identity),
+                &format!(
+                    "the intended one is {} by 203.0.113.10/32",
+                    value.sec_identity
+                ),
                 "fqdn-name-manager/www.good.test",
                 "another program",
             ],

@@ -7,7 +7,7 @@
 mod stage;
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use daemon::yaml::{self, YamlError};
 use dns_policy::{
@@ -26,9 +26,10 @@ use holdfast_sdp::{
     journal::ledger::Ledger,
     link::convert,
     listener::tcp::frames::FrameReader,
-    proxy::{Arrival, Asked, Identities, Outcome, Patience},
+    proxy::{Outcome, Patience},
+    query::pending::{Arrival, Identities, PendingQuery},
     restore,
-    wire::answer,
+    wire::{answer, reply::Kept},
 };
 use prost::Message as _;
 use serde_json::Value;
@@ -64,6 +65,7 @@ pub fn query(data: &[u8]) {
         client: SocketAddr::from(([10, 0, 0, 1], 40_000)),
         server: SERVER,
         transport: dns_policy::rule::Transport::Udp,
+        at: Instant::now(),
     };
     match stage.proxy.query(data, &from, Patience::Over, &mut own) {
         Outcome::Forward(forward) => {
@@ -136,22 +138,35 @@ pub fn answer(data: &[u8]) {
         }
     }
     let stage = Stage::new();
-    let asked = Asked {
-        question,
-        endpoint: stage.endpoint,
+    let from = Arrival {
         client: (stage.endpoint.client, 4711).into(),
         server: SERVER,
         transport: dns_policy::rule::Transport::Udp,
+        at: Instant::now(),
+    };
+    let query = PendingQuery {
+        from,
+        kept: Kept {
+            id: 1,
+            flags: 0,
+            edns: None,
+        },
+        question,
+        hop_by_hop: None,
+        endpoint: stage.endpoint,
         identities: Identities {
             client: IdentityId(256),
             server: IdentityId::UNKNOWN,
         },
+        source: None,
         policy_check: Duration::ZERO,
-        waited: Duration::ZERO,
+        sent_at: Some(from.at),
+        logged: None,
+        joined: Vec::new(),
     };
     stage
         .proxy
-        .answer(&asked, data, BootTime(1), || Box::new(|_| {}));
+        .answer(&query, data, (from.at, BootTime(1)), || Box::new(|_| {}));
 }
 
 /// An endpoint's file.

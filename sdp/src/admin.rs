@@ -37,7 +37,7 @@ const OPENMETRICS: &str = "application/openmetrics-text; version=1.0.0; charset=
 #[derive(Debug, thiserror::Error)]
 pub enum AdminError {
     /// Another process answers there.
-    #[error("--admin-socket {path}: another proxy answers there, or it is not a socket; give this one another --name or --admin-socket", path = .0.display())]
+    #[error("--admin-socket {path}: another proxy uses it, or it is not a socket; give this proxy a different --name or --admin-socket", path = .0.display())]
     Taken(PathBuf),
     /// It cannot be bound.
     #[error("--admin-socket {path}: {source}; its directory must belong to the user of --user", path = .path.display())]
@@ -130,7 +130,7 @@ impl Desk {
                 Err(refusal) => refusal,
             },
             (Door::Admin, Method::POST, "/drain") => {
-                tracing::info!("asked to leave");
+                tracing::info!("drain requested through the admin socket");
                 self.shared.drain.begin();
                 json(&client::Leaving {
                     limit: self.shared.config.drain_timeout,

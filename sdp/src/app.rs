@@ -49,12 +49,12 @@ pub(crate) const TCP_CONNECTIONS: usize = 4096;
 /// Threads for TCP and housekeeping; UDP, the link to the agent and the journal have their own.
 const RUNTIME_THREADS: usize = 2;
 
-/// While leaving, an agent that answers nothing for so long is not waited for.
+/// During a drain, longest wait for an agent that answers nothing.
 const SILENT: Duration = Duration::from_secs(2);
-/// How long the last lines may take.
+/// Longest time for writing the journal and the query log at the end.
 const CLOSING: Duration = Duration::from_secs(1);
 
-/// What every part of the process may look at.
+/// State that every part of the process may read.
 #[derive(Debug)]
 pub struct Shared {
     /// Configuration.
@@ -63,48 +63,48 @@ pub struct Shared {
     pub maps: Arc<PinnedMaps>,
     /// Rules in force.
     pub policy: Arc<PolicyHandle>,
-    /// Where mappings go.
+    /// Sends mappings to the agent.
     pub sink: Arc<LinkSink>,
-    /// Where those go that no agent has made durable.
+    /// File of the mappings that no agent has made durable.
     pub journal: Arc<Journal>,
-    /// What an agent of Cilium wants to hear besides.
+    /// Reports of queries, which only an agent of Cilium receives.
     pub notices: Arc<Notices>,
-    /// Where a Cilium agent's rules are kept for a start without it.
+    /// File of a Cilium agent's rules, for a start without the agent.
     pub rules_journal: Arc<RulesJournal>,
-    /// How the link to the agent stands.
+    /// State of the link to the agent.
     pub board: Arc<Board>,
-    /// What is missing for being ready.
+    /// Conditions that are missing for readiness.
     pub ready: Readiness,
     /// Whether queries can be answered.
     pub gate: Gate,
-    /// The phases of leaving.
+    /// Phases of the drain.
     pub drain: Drain,
     /// Counters of the main path.
     pub stats: Stats,
     /// Endpoints' files that were not used.
     pub skipped_files: Mutex<Vec<Skipped>>,
-    /// Under whose address servers are asked.
+    /// Source address of forwarded queries.
     pub transparent: Transparent,
-    /// How packets are steered to this process.
+    /// State of steering for this process.
     pub steering: Mutex<SteeringStatus>,
-    /// What the process may still do.
+    /// Privileges of the process after its start.
     pub privileges: Privileges,
-    /// Warnings and errors of late.
+    /// Recent warnings and errors.
     pub troubles: Troubles,
     /// The query log, if it is on.
     pub query_log: Option<Arc<QueryLog>>,
-    /// Its counters, on or off.
+    /// Counters of the query log; zero while it is off.
     pub query_log_stats: QueryLogStats,
     /// When the process started.
     pub started: Instant,
 }
 
-/// Runs until it was told to leave and has left.
+/// Runs until a drain is requested and has ended.
 ///
-/// `troubles`: what the log remembers, for `status`.
+/// `troubles`: recent warnings of the log, which `status` shows.
 pub fn run(config: Config, troubles: Troubles) -> anyhow::Result<()> {
     let descriptors = Descriptors::raise();
-    // What only root may make comes first, threads last: they inherit what is left.
+    // Objects that need root come first and threads last, because threads inherit the privileges.
     let metrics = MetricsDoor::open(&config)?;
     let gate = Gate::default();
     let listen = listen_config(&config, descriptors, gate.clone());
@@ -117,7 +117,7 @@ pub fn run(config: Config, troubles: Troubles) -> anyhow::Result<()> {
     remove_left_socket(&config);
     let privileges = sandbox(&config).enter()?;
     let doors = Doors::open(&config, metrics)?;
-    // As the user it becomes: what works now works when the file is opened anew.
+    // Opened as the final user, so that the file can also be opened again later.
     let query_log = open_query_log(&config)?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(RUNTIME_THREADS)
@@ -138,7 +138,11 @@ async fn serve(
     ports: BoundPorts,
 ) -> anyhow::Result<()> {
     let config = &shared.config;
-    tracing::info!(name = config.name, port = config.proxy_port, "starting");
+    tracing::info!(
+        name = config.name,
+        port = config.proxy_port,
+        "proxy starting"
+    );
     for note in &config.notes {
         tracing::info!("{note}");
     }
@@ -197,7 +201,7 @@ async fn serve(
 }
 
 impl Shared {
-    /// Of a proxy that does not run.
+    /// State of a proxy that does not run.
     pub(crate) fn idle(config: Config) -> Self {
         let none = QueryLogStats::default();
         Self::new(
@@ -253,7 +257,7 @@ impl Shared {
     }
 }
 
-/// Beneath another agent nobody else loads the program. Without it the proxy serves too.
+/// Loads the steering program: an agent of Cilium does not. The proxy also works without it.
 fn provide_steering(config: &Config) {
     if config.steering == SteeringMode::Off || !nix::unistd::Uid::effective().is_root() {
         return;
@@ -262,8 +266,8 @@ fn provide_steering(config: &Config) {
     if let Err(error) = steering_program::provide(&globals, config.user.group()) {
         tracing::warn!(
             %error,
-            "no steering: the kernel's hash spreads queries over the proxies of the port \
-             (--steering=off says that this is meant)"
+            "no steering: the kernel's hash distributes queries over the proxies of the port \
+             (set --steering=off if that is intended)"
         );
     }
 }
@@ -282,7 +286,7 @@ fn remove_left_socket(config: &Config) {
         Err(error) => tracing::warn!(
             path = %path.display(),
             %error,
-            "--admin-socket: cannot see whether a killed proxy left it; remove it if no proxy runs"
+            "--admin-socket: cannot find out whether the socket is in use; remove it if no proxy runs"
         ),
     }
 }
@@ -410,12 +414,12 @@ fn note_steering(shared: &Shared) {
 
 fn bound_ports() -> BoundPorts {
     BoundPorts::open().unwrap_or_else(|error| {
-        tracing::warn!(%error, "/proc/net/udp cannot be read: other proxies of the port are not waited for");
+        tracing::warn!(%error, "cannot read /proc/net/udp; starting without waiting for other proxies of the port");
         BoundPorts::unknown()
     })
 }
 
-/// Looks after what changes without anybody telling: pins and time.
+/// Checks what changes without an event: pins and time.
 async fn keep_house(shared: Arc<Shared>, stop: CancellationToken) {
     let mut beat = tokio::time::interval(REFRESH);
     beat.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
@@ -465,7 +469,7 @@ async fn leave(shared: &Shared, listeners: Listeners) {
     let slots = matches!(*shared.steering.lock(), SteeringStatus::Joined(_));
     if !slots && !admin::steering::connections_migrate() {
         tracing::warn!(
-            "leaving without steering: TCP connections not accepted yet may be reset; set \
+            "draining without steering: TCP connections that are not accepted yet may be reset; set \
              net.ipv4.tcp_migrate_req=1"
         );
     }
@@ -478,16 +482,20 @@ async fn leave(shared: &Shared, listeners: Listeners) {
             tracing::warn!(
                 abandoned = report.abandoned,
                 cut = report.cut,
-                "left with work undone"
+                "the drain ended before all queries were answered"
             );
         }
         let unanswered = shared.sink.finish(SILENT).await;
         if unanswered > 0 {
-            tracing::warn!(unanswered, "the agent answers nothing: not waited for");
+            tracing::warn!(
+                unanswered,
+                "the agent does not acknowledge mappings; stopping without its acknowledgement"
+            );
         }
     };
     let done = shared.drain.within(limit, work).await;
-    // Done or not, what is known by now is written; the journal first, for a log may be stuck.
+    // Also after an incomplete drain, stored data is written. The journal comes first, because the
+    // query log may be blocked.
     let close = async {
         shared.journal.close().await;
         if let Some(log) = &shared.query_log {
@@ -495,9 +503,9 @@ async fn leave(shared: &Shared, listeners: Listeners) {
         }
     };
     if shared.drain.within(CLOSING, close).await && done {
-        tracing::info!("left");
+        tracing::info!("proxy stopped; all queries are answered");
     } else {
-        tracing::warn!(limit = ?limit, "ended before all was done");
+        tracing::warn!(limit = ?limit, "proxy stopped before its work was done");
     }
 }
 

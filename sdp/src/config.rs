@@ -100,7 +100,7 @@ pub enum ConfigError {
     File(#[from] FileError),
     /// No family left.
     #[error(
-        "--enable-ipv4=false and --enable-ipv6=false together leave nothing to serve: enable one"
+        "--enable-ipv4=false and --enable-ipv6=false leave no address family to serve: enable one"
     )]
     NoFamily,
     /// An instance name that cannot be part of a file name.

@@ -80,10 +80,13 @@ impl Drain {
             };
             match self.begin() {
                 Asked::Begun => {
-                    tracing::info!(signal = name, "leaving; a second signal ends at once")
+                    tracing::info!(
+                        signal = name,
+                        "draining; a second signal stops the proxy at once"
+                    )
                 }
                 Asked::Again => {
-                    tracing::warn!(signal = name, "second signal: ending at once");
+                    tracing::warn!(signal = name, "second signal; stopping at once");
                     self.force();
                 }
             }

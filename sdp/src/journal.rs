@@ -38,7 +38,7 @@ use crate::{mapping::OnRealised, proxy::stats::Count};
 const QUEUE: usize = 65_536;
 /// Answers that wait for their write at most, in shares too; above, they are released first.
 const WAITING: usize = 16_384;
-/// Notes for which nobody waits are written together after this long.
+/// Delay after which entries are written together, unless a caller waits for one.
 const TOGETHER: Duration = Duration::from_millis(20);
 
 /// Hand-over to the thread that writes.
@@ -93,7 +93,7 @@ impl std::fmt::Debug for Queue {
 /// Counters of the journal.
 #[derive(Clone, Debug, Default)]
 pub struct JournalStats {
-    /// Files of other processes taken up.
+    /// Journals of other processes that this one adopted.
     pub adopted_files: Count,
     /// Pairs in them.
     pub adopted_pairs: Count,
@@ -118,7 +118,7 @@ pub struct JournalStatus {
     pub pairs: usize,
     /// Length of the file, bytes.
     pub bytes: u64,
-    /// Files of other processes taken up.
+    /// Journals of other processes that this one adopted.
     pub adopted_files: u64,
     /// Pairs in them.
     pub adopted_pairs: u64,
@@ -273,7 +273,7 @@ impl Journal {
     }
 
     /// Has everything written and the file closed: removed if it says nothing, else left to
-    /// whoever comes across it.
+    /// the next process that finds it.
     pub async fn close(&self) {
         self.queue.lock().closing = true;
         self.wake.notify_one();
@@ -297,7 +297,7 @@ impl Journal {
         &self.stats
     }
 
-    /// From now on somebody takes notes with [`Self::take`], and can write them.
+    /// From now on a writer calls [`Self::take`] and writes the entries.
     pub fn attend(&self) {
         self.closed.store(false, Ordering::Release);
         self.works();
@@ -345,14 +345,14 @@ impl Journal {
         let why = format!("{place}: {error}");
         let before = self.shown.lock().memory_only.replace(why.clone());
         if before.as_ref() != Some(&why) {
-            tracing::warn!(why, "no journal: mappings are in memory only");
+            tracing::warn!(why, "cannot write the journal; mappings are in memory only");
         }
     }
 
     fn refused(&self, refused: &[String]) {
         let before = std::mem::replace(&mut self.shown.lock().refused, refused.to_vec());
         for text in refused.iter().filter(|text| !before.contains(text)) {
-            tracing::warn!("a journal is left alone: {text}");
+            tracing::warn!("a journal cannot be adopted: {text}");
         }
     }
 
@@ -378,7 +378,7 @@ impl JournalStatus {
         };
         let mut text = format!("{place}: {} pairs, {} bytes", self.pairs, self.bytes);
         for (number, what) in [
-            (self.adopted_files, "files of others taken up"),
+            (self.adopted_files, "adopted from other proxies"),
             (self.dropped, "dropped"),
             (self.errors, "errors"),
         ] {
@@ -387,7 +387,7 @@ impl JournalStatus {
             }
         }
         for refused in &self.refused {
-            text.push_str(&format!("; left alone: {refused}"));
+            text.push_str(&format!("; not adopted: {refused}"));
         }
         text
     }

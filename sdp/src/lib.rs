@@ -30,6 +30,7 @@ pub mod metrics;
 pub mod notice;
 pub mod privileges;
 pub mod proxy;
+pub mod query;
 pub mod query_log;
 pub mod ready;
 pub mod resolve;

@@ -83,7 +83,7 @@ pub(crate) enum SessionError {
     #[error("cannot connect: {0}")]
     Connect(String),
     /// Connected, but nothing came.
-    #[error("no answer to {what} within {ANSWER_WITHIN:?}: the agent hangs or is stopped")]
+    #[error("no answer to {what} within {ANSWER_WITHIN:?}: the agent hangs or is suspended")]
     Silent {
         /// To what.
         what: &'static str,
@@ -102,7 +102,7 @@ pub(crate) enum SessionError {
         /// The stream.
         what: &'static str,
     },
-    /// What came makes no sense.
+    /// A message of the agent cannot be decoded.
     #[error("the agent sent {0}")]
     Protocol(String),
 }
@@ -115,7 +115,7 @@ impl SessionError {
 
 impl Link {
     /// Keeps the link until `stop`, on a thread of its own: however busy the process is with
-    /// clients, what the agent sends is read, and a silent agent is told from a busy process.
+    /// clients, messages of the agent are read, and a silent agent is distinguished from a busy process.
     pub fn start(self, stop: CancellationToken) -> io::Result<()> {
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
@@ -153,7 +153,7 @@ impl Link {
                     errors.push(format!("{address}: {error}"));
                     continue;
                 }
-                tracing::warn!(%address, %error, "lost the agent; serving on without it");
+                tracing::warn!(%address, %error, "connection to the agent lost; the proxy continues without it");
                 self.board.disconnected(&error.to_string());
                 delays = backoff::delays();
                 if matches!(address, AgentAddress::Unix(_)) {
@@ -167,7 +167,7 @@ impl Link {
         }
     }
 
-    /// Nobody vouches for rules now; those in force stay.
+    /// No agent confirms the rules now; the rules in force remain.
     fn end_session(&self) {
         self.maps.set_agent_ready(false);
         self.rules_journal.end_session();
@@ -200,8 +200,8 @@ impl Link {
 fn or_abort(work: impl FnOnce()) {
     if catch_unwind(AssertUnwindSafe(work)).is_err() {
         tracing::error!(
-            "the thread of the link to the agent panicked, a bug: the process ends, so that it is \
-             started again; report the lines before this one"
+            "the thread of the link to the agent panicked (a bug); the process exits, so that it is \
+             started again. Report the lines before this one"
         );
         process::abort();
     }

@@ -6,7 +6,8 @@ mod held;
 pub mod hold;
 mod in_flight;
 mod releases;
-mod replies;
+mod reply_sender;
+mod send_all;
 pub mod tcp;
 mod udp;
 

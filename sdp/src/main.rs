@@ -1,4 +1,4 @@
-//! `holdfast-sdp`: runs the proxy, or asks running ones.
+//! `holdfast-sdp`: runs the proxy, or sends a request to running ones.
 
 use std::process::ExitCode;
 
@@ -30,7 +30,18 @@ fn main() -> ExitCode {
     };
     match app::run(config, troubles) {
         Ok(()) => ExitCode::SUCCESS,
-        Err(error) => fail(FAILED, &format!("{error:#}")),
+        Err(error) => {
+            let code = fail(FAILED, &format!("{error:#}"));
+            let user = nix::unistd::Uid::effective();
+            if !user.is_root() {
+                // The kernel's own error rarely shows it.
+                eprintln!(
+                    "holdfast-sdp: this process runs as user {user}, not as root: start it as \
+                     root (it changes to --user by itself)"
+                );
+            }
+            code
+        }
     }
 }
 

@@ -44,7 +44,7 @@ pub trait MappingSink: Send + Sync + 'static {
         self.learn(mapping, on_realised)
     }
 
-    /// Sends on what was learned on this thread, if that can be done here. A thread that
+    /// Sends the mappings that were learned on this thread, if that can be done here. A thread that
     /// declared [`crate::shared_tasks::this_thread_polls`] calls it after it learned something.
     fn push(&self) {}
 

@@ -1,11 +1,9 @@
-//! Who asks and whom: endpoints and identities from the pinned maps.
+//! Endpoints of clients and identities of servers, from the pinned maps.
 //!
-//! Every look-up reads the map, so there is nothing that could be stale but
-//! the handle itself: a pin that was replaced, appeared or went is noticed by
-//! [`PinnedMaps::refresh`], which the composition root calls every
-//! [`REFRESH`]. Without maps the tables that a Cilium agent sends serve in
-//! their place. What a new map or table lacks is answered from the one before it for a while:
-//! see [`former`].
+//! Every look-up reads the map, so only the handle can be stale. [`PinnedMaps::refresh`], which the
+//! composition root calls every [`REFRESH`], finds a pin that was replaced, added or removed.
+//! Without maps, the tables that a Cilium agent sends are used. For a while, entries that a new map
+//! or table lacks are read from the previous one: see [`former`].
 
 pub mod former;
 pub mod instances;
@@ -38,16 +36,16 @@ use self::{
 };
 use crate::resolve::{Resolver, Who};
 
-/// How often the pins are looked at: a stale handle serves at most twice as long.
+/// Interval of the refresh: a stale handle is used for at most twice as long.
 pub const REFRESH: Duration = Duration::from_millis(400);
 
-/// A pin may be away this many looks in a row (it is being replaced) before its handle is dropped.
+/// A pin may be missing in this many refreshes in a row (it is being replaced) before its handle is dropped.
 const MISSES: u8 = 2;
 
-/// A map that is being filled is read whole again after this many times as long as it took.
+/// A map that is being filled is read completely again after this many times the duration of the last read.
 const READ_SHARE: u32 = 10;
 
-/// The pinned maps, re-opened as they come and go.
+/// The pinned maps, opened again when their pins change.
 #[derive(Debug)]
 pub struct PinnedMaps {
     globals: Globals,
@@ -55,14 +53,14 @@ pub struct PinnedMaps {
     open: ArcSwap<Open>,
     refreshing: Mutex<Refreshing>,
     tables: ArcSwapOption<AgentTables>,
-    /// What the map or table before had and the present one lacks.
+    /// Entries of the previous map or table that the present one lacks.
     former: ArcSwapOption<Former>,
 }
 
 #[derive(Debug, Default)]
 struct Refreshing {
     settling: Settling,
-    /// When the present map is read whole again, to see what it still lacks.
+    /// When the present map is read completely again, to find the entries that it still lacks.
     read_again: Option<Instant>,
 }
 
@@ -79,10 +77,10 @@ struct Pin<M> {
     misses: u8,
 }
 
-/// How the maps are, for people.
+/// State of the maps, for `status`.
 #[derive(Clone, Debug, serde::Serialize, serde::Deserialize)]
 pub struct MapsStatus {
-    /// Below which BPF root.
+    /// The BPF root.
     pub root: String,
     /// Why `cilium_lxc` cannot be read, if so.
     pub lxc_problem: Option<String>,
@@ -97,17 +95,17 @@ pub struct MapsStatus {
     pub former_entries: usize,
 }
 
-/// What one look at the pins found.
+/// Result of one refresh.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Change {
-    /// As before.
+    /// No map changed.
     Same,
     /// A map was opened, re-opened or dropped.
     Reopened,
 }
 
 impl PinnedMaps {
-    /// Of the BPF root `root`; what is pinned there already is opened.
+    /// Opens the maps that are pinned under the BPF root `root`.
     ///
     /// `dual_stack`: whether the node has both families, which decides the
     /// number of "world".
@@ -124,7 +122,7 @@ impl PinnedMaps {
         maps
     }
 
-    /// Looks at the pins again.
+    /// Opens changed pins.
     pub fn refresh(&self) -> Change {
         self.refresh_at(Instant::now())
     }
@@ -146,13 +144,13 @@ impl PinnedMaps {
         if same { Change::Same } else { Change::Reopened }
     }
 
-    /// The map that `gone` was, or the tables in its place, will not be asked any more.
+    /// Keeps the prefixes of `gone`, or of the tables in its place, which are not read any more.
     fn keep_former_prefixes(&self, gone: &Pin<Ipcache>, refreshing: &mut Refreshing) {
         let known = match gone.map.as_deref() {
             Some(map) => map.read_whole().inspect_err(|error| {
-                tracing::warn!(%error, "what the replaced map knew is lost");
+                tracing::warn!(%error, "cannot read the replaced map; its entries are lost");
             }),
-            // What a ready agent says in its tables, it says in its map, too.
+            // A ready agent has the entries of its tables in its map, too.
             None if refreshing.settling.is_ready() => return,
             None => Ok(self.tables.load().as_deref().cloned().unwrap_or_default()),
         };
@@ -176,7 +174,7 @@ impl PinnedMaps {
         if refreshing.settling.is_over(at) {
             tracing::info!(
                 entries = former.lacking(),
-                "the agent is settled: what it does not say any more is forgotten"
+                "the agent is ready; entries of its previous run that it did not repeat are removed"
             );
             self.former.store(None);
             return;
@@ -189,7 +187,7 @@ impl PinnedMaps {
             return;
         }
         let began = Instant::now();
-        // A map that cannot be read is asked again: until then both answer.
+        // A map that cannot be read is read again later: until then both answer.
         if let Ok(now) = map.read_whole() {
             let mut left = Former::clone(&former);
             left.compare(&now);
@@ -200,7 +198,7 @@ impl PinnedMaps {
         refreshing.read_again = Some(at + READ_SHARE * began.elapsed());
     }
 
-    /// Replaces the tables that serve where a map is missing.
+    /// Replaces the tables that are used where a map is missing.
     pub fn set_agent_tables(&self, tables: AgentTables) {
         let _one_at_a_time = self.refreshing.lock();
         if let Some(former) = self.former.load_full()
@@ -230,7 +228,7 @@ impl PinnedMaps {
         refreshing.read_again = None;
     }
 
-    /// Another agent is about to send tables: what the last one sent is kept where they serve.
+    /// Another agent is about to send tables: where tables are in use, the previous ones are kept as former entries.
     pub fn begin_agent_session(&self) {
         let mut refreshing = self.refreshing.lock();
         let Some(tables) = self.tables.load_full() else {
@@ -248,12 +246,12 @@ impl PinnedMaps {
         refreshing.settling.begin();
     }
 
-    /// Whether an agent is there that has sent rules: soon it has said all that it knows.
+    /// Whether an agent that has sent rules is connected: it will soon have sent all its tables.
     pub fn set_agent_ready(&self, ready: bool) {
         self.refreshing.lock().settling.set_ready(ready);
     }
 
-    /// The endpoints of the node; `None` if neither a map nor a table says.
+    /// The endpoints of the node; `None` if neither a map nor a table has them.
     pub fn instances(&self) -> Option<Instances> {
         let _one_at_a_time = self.refreshing.lock();
         let mut instances = Instances::new();
@@ -282,7 +280,7 @@ impl PinnedMaps {
         Some(instances)
     }
 
-    /// Why clients cannot be told apart, if so.
+    /// Why clients cannot be distinguished, if so.
     pub fn problem(&self) -> Option<String> {
         let open = self.open.load();
         if open.lxc.map.is_some() || self.tables.load().is_some() {
@@ -296,7 +294,7 @@ impl PinnedMaps {
         )
     }
 
-    /// How the maps are.
+    /// State of the maps.
     pub fn status(&self) -> MapsStatus {
         let open = self.open.load();
         MapsStatus {
@@ -320,7 +318,7 @@ impl PinnedMaps {
         match map.get(&lxc_key(ip)) {
             Ok(entry) => entry,
             Err(error) => {
-                tracing::debug!(%error, "look-up failed");
+                tracing::debug!(%error, "cannot look up an address in a map");
                 None
             }
         }

@@ -208,7 +208,7 @@ fn counts(shared: &Shared) -> [(&'static str, &'static str, &Count); 26] {
     ]
 }
 
-/// What is looked up when it is asked for.
+/// A value that is read when metrics are requested.
 #[derive(Debug)]
 struct Levels {
     shared: Arc<Shared>,

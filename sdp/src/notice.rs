@@ -1,5 +1,5 @@
 //! What an agent may hear of every query and its answer, for a log and metrics of
-//! its own (FQDNData). While nobody listens nothing is made and nothing costs.
+//! its own (FQDNData). Without a receiver no report is made, at no cost.
 
 use std::{
     collections::VecDeque,
@@ -20,10 +20,10 @@ const QUEUE: usize = 4096;
 
 /// Notices made at most for each call of [`Notices::allow_more`], and at once after a pause. Each
 /// costs this process and the agent some 15 µs of a CPU, as much as two answers.
-const ALLOWED: u32 = 100;
+const ALLOWED: u32 = 200;
 const ALLOWED_AT_ONCE: u32 = 4096;
 
-/// How often whoever listens calls [`Notices::allow_more`].
+/// Interval at which the receiver calls [`Notices::allow_more`].
 pub const ALLOW_EVERY: Duration = Duration::from_millis(100);
 
 /// One query, one failure, or one answer.
@@ -82,7 +82,7 @@ pub enum Failure {
     /// It cannot be reached.
     #[error("the query could not be sent to the DNS server")]
     Unreachable,
-    /// Its answer makes no sense.
+    /// The server's answer is malformed.
     #[error("the DNS server's answer cannot be decoded")]
     Undecodable,
     /// Too much is in flight.
@@ -125,7 +125,7 @@ pub struct Notices {
 }
 
 impl Notices {
-    /// Whether somebody listens, and one more notice may be made; if not, it is counted.
+    /// Whether there is a receiver and one more notice may be made; if not, it is counted.
     pub fn is_wanted(&self) -> bool {
         if !self.is_heard() {
             return false;
@@ -156,14 +156,14 @@ impl Notices {
         self.wanted.load(Ordering::Relaxed)
     }
 
-    /// Lets some more be made. Call every [`ALLOW_EVERY`].
+    /// Allows some more reports. Call every [`ALLOW_EVERY`].
     pub fn allow_more(&self) {
         let relaxed = Ordering::Relaxed;
         let more = |left: u32| Some(left.saturating_add(ALLOWED).min(ALLOWED_AT_ONCE));
         let _ = self.allowed.fetch_update(relaxed, relaxed, more);
     }
 
-    /// Somebody listens until what is returned is dropped.
+    /// Registers a receiver until the returned guard is dropped.
     #[must_use]
     pub fn listen(&self) -> Listening<'_> {
         self.allowed.store(ALLOWED_AT_ONCE, Ordering::Relaxed);
@@ -200,7 +200,7 @@ impl Notices {
     }
 }
 
-/// Somebody listens.
+/// Guard of a registered receiver.
 #[derive(Debug)]
 pub struct Listening<'n>(&'n Notices);
 
@@ -253,7 +253,7 @@ pub(crate) mod tests {
     #[test]
     fn a_flood_of_queries_has_no_more_notices_than_are_allowed() {
         let notices = Notices::default();
-        assert!(!notices.wants_one(), "nobody listens");
+        assert!(!notices.wants_one(), "there is no receiver");
         assert_eq!(notices.stats().dropped.get(), 0);
         let _listening = notices.listen();
         let made = |of: u32| (0..of).filter(|_| notices.wants_one()).count();
@@ -262,7 +262,7 @@ pub(crate) mod tests {
         assert!(!notices.is_wanted());
         notices.allow_more();
         assert!(notices.is_wanted());
-        assert_eq!(made(10_000), 100);
+        assert_eq!(made(10_000), 200);
         (0..1000).for_each(|_| notices.allow_more());
         assert_eq!(made(10_000), 4096, "after a pause");
     }

@@ -1,4 +1,4 @@
-//! What the process may do once its sockets exist: an ordinary user, few
+//! Restrictions of the process once its sockets exist: an ordinary user, few
 //! capabilities, few files, few system calls.
 //!
 //! [`Sandbox::enter`] belongs before the first thread: credentials,
@@ -17,12 +17,12 @@ use daemon::unix_socket::PROXY_ID;
 use nix::unistd::{Gid, Uid};
 use serde::{Deserialize, Serialize};
 
-/// As whom to run once everything that needs root is open.
+/// User of the process once everything that needs root is open.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RunAs {
-    /// As started, without any restriction.
+    /// The user that started the process, without any restriction.
     Unchanged,
-    /// As this user and group.
+    /// This user and group.
     User {
         /// Number of the user.
         uid: u32,
@@ -57,7 +57,7 @@ impl FromStr for RunAs {
         if text == "root" {
             return Ok(Self::Unchanged);
         }
-        let wrong = || format!("{text:?} is no user: write UID, UID:GID, or root to stay root");
+        let wrong = || format!("{text:?} is not a user: write UID, UID:GID, or root to stay root");
         let (uid, gid) = text.split_once(':').unwrap_or((text, text));
         let uid = uid.parse().map_err(|_| wrong())?;
         let gid = gid.parse().map_err(|_| wrong())?;
@@ -86,10 +86,10 @@ pub struct PrivilegeError {
     reason: String,
 }
 
-/// The restrictions to come.
+/// Restrictions that [`Sandbox::enter`] applies.
 #[derive(Clone, Debug, Default)]
 pub struct Sandbox {
-    /// As whom.
+    /// User and group to change to.
     pub user: RunAs,
     /// Directories whose files it reads later.
     pub readable: Vec<PathBuf>,
@@ -101,7 +101,7 @@ pub struct Sandbox {
     pub appendable: Vec<PathBuf>,
 }
 
-/// What is in force.
+/// Restrictions in force.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Privileges {
     /// Effective user.
@@ -173,8 +173,8 @@ impl Sandbox {
         let missing = self.appendable.iter().filter(|dir| !dir.exists());
         for dir in self.writable.iter().chain(missing) {
             if let Err(error) = directory::prepare(dir, owner) {
-                // Who needs the directory says what its absence costs.
-                tracing::warn!(dir = %dir.display(), %error, "cannot be prepared");
+                // The part that needs the directory reports what fails without it.
+                tracing::warn!(dir = %dir.display(), %error, "cannot prepare the directory");
             }
         }
     }

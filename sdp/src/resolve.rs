@@ -1,4 +1,4 @@
-//! Who asks, and whom: the one interface to `cilium_lxc` and `cilium_ipcache`, or what stands in for them.
+//! Endpoint of the client and identity of the server: the interface to `cilium_lxc` and `cilium_ipcache`, or to the tables in their place.
 
 use std::net::IpAddr;
 
@@ -19,7 +19,7 @@ pub enum Who {
     },
     /// The node itself (flag HOST in `cilium_lxc`).
     Host,
-    /// Nobody we know: refused.
+    /// The address belongs to no known endpoint: refused.
     Unknown,
 }
 

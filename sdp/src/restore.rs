@@ -61,12 +61,12 @@ enum SkipReason {
     Read(#[from] io::Error),
     #[error("{0}")]
     File(#[from] FileError),
-    #[error("it is of endpoint {0}, not of the one its directory is named after")]
+    #[error("it belongs to endpoint {0}, not to the endpoint in its directory's name")]
     OtherDirectory(EndpointId),
-    #[error("none of its addresses is in cilium_lxc: the endpoint is gone")]
+    #[error("none of its addresses is in cilium_lxc: the endpoint was removed")]
     Gone,
     #[error(
-        "cilium_lxc has {address} as endpoint {id}, interface {ifindex}, identity {identity}: the file is of an earlier one"
+        "cilium_lxc has {address} as endpoint {id}, interface {ifindex}, identity {identity}: the file belongs to an earlier endpoint"
     )]
     Disagrees {
         address: IpAddr,
@@ -281,7 +281,7 @@ mod tests {
     #[test]
     fn a_file_counts_only_if_the_map_agrees() {
         for (ip, ifindex, identity, why) in [
-            ("10.0.0.8", 12, 300, "gone"),
+            ("10.0.0.8", 12, 300, "removed"),
             ("10.0.0.7", 13, 300, "interface 12"),
             ("10.0.0.7", 12, 301, "identity 300"),
         ] {

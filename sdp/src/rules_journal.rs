@@ -224,7 +224,7 @@ impl RulesJournal {
             tracing::warn!(
                 path = %work.place.path.display(),
                 problem,
-                "the agent's rules are not kept for a start without it"
+                "cannot store the agent's rules; a start without the agent will not have them"
             );
         }
         state.dirty |= problem.is_some() && work.content.is_some();

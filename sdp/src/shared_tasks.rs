@@ -202,7 +202,7 @@ impl Task {
         }));
         polled.unwrap_or_else(|_| {
             tracing::error!(
-                "a task of the link to the agent panicked, a bug: the link starts again"
+                "a task of the link to the agent panicked (a bug); the link starts again"
             );
             true
         })

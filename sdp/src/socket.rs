@@ -257,7 +257,7 @@ pub(crate) fn deafen(listener: &OwnedFd, ipv6: bool) -> io::Result<()> {
     } else {
         Ipv4Addr::LOCALHOST.into()
     };
-    // Port 9 (discard, RFC 863) as a source: nobody sends from there.
+    // Port 9 (discard, RFC 863) as a source: no client sends from there.
     socket2::SockRef::from(listener).connect(&SockAddr::from(SocketAddr::from((peer, 9))))
 }
 

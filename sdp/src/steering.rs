@@ -1,9 +1,8 @@
 //! This process as a member of the steering group: its slots, its sockets in them, its heartbeat.
 //!
-//! Each UDP worker is a member of its own and beats from its own loop, so that
-//! one that hangs gets no more packets. Membership mends itself: pins that
-//! appear late are joined, replaced ones joined again, and a slot that was
-//! taken away while we slept is given up for another.
+//! Each UDP worker is a member of its own and sends its heartbeat from its own loop, so that
+//! a worker that hangs gets no more packets. A member joins again by itself: when pins appear
+//! late, when they are replaced, and when another member took its slot while it slept.
 
 use std::{
     fs::File,
@@ -34,12 +33,12 @@ use shared_maps::{
 
 use crate::listener::{SteeringConfig, SteeringStatus};
 
-/// How often a member that is in looks whether the pins are still the same. One that is out
-/// tries to join with every beat: until it is in, packets for it may be dropped.
+/// Interval at which a member with a slot checks whether the pins are the same. A member without
+/// a slot tries to join with every heartbeat: until then, packets for it may be dropped.
 const RECHECK: Duration = Duration::from_secs(1);
-/// A process that holds the lock for taking slots for longer hangs.
+/// Longest wait for the lock of the slots: a process that holds it for longer hangs.
 const LOCKED_FOR: Duration = Duration::from_secs(2);
-/// A slot silent for longer may be taken: well after packets ceased to go there.
+/// A slot without a heartbeat for longer may be reused: steering stopped using it well before.
 const TAKEN_AFTER_NS: u64 = 3 * HEARTBEAT_DEAD_NS;
 
 type Slots = Map<u32, Slot>;
@@ -67,7 +66,7 @@ impl MemberSockets {
     }
 }
 
-/// Where a member writes how it stands.
+/// State of a member, shared with `status`.
 pub(crate) type SharedStatus = Arc<Mutex<SteeringStatus>>;
 
 /// One worker's membership.
@@ -85,7 +84,7 @@ pub(crate) struct Member {
     status: SharedStatus,
 }
 
-/// A slot that is ours.
+/// The slot of this member.
 #[derive(Debug)]
 struct Place {
     slots: Slots,
@@ -94,18 +93,18 @@ struct Place {
     record: Slot,
 }
 
-/// Why a member is out.
+/// Why a member has no slot.
 #[derive(Debug, thiserror::Error)]
 enum JoinError {
     #[error(transparent)]
     Map(#[from] MapError),
-    #[error("all {SLOTS} steering slots are taken by live replicas")]
+    #[error("live replicas use all {SLOTS} steering slots")]
     NoSlot,
     #[error(transparent)]
     Directory(#[from] PinDirError),
     #[error("cannot lock {path}: {source}")]
     Lock { path: String, source: io::Error },
-    #[error("no program steers: {path} is not there", path = .0.display())]
+    #[error("no steering program is attached: {path} does not exist", path = .0.display())]
     NoProgram(PathBuf),
 }
 
@@ -138,7 +137,7 @@ impl Member {
         self.next_beat
     }
 
-    /// Gives the sign of life if it is due.
+    /// Writes the heartbeat if it is due.
     pub(crate) fn beat(&mut self, now: Instant) {
         if self.left || now < self.next_beat {
             return;
@@ -158,7 +157,7 @@ impl Member {
         if let Some(place) = &mut self.place
             && let Err(why) = place.beat()
         {
-            tracing::warn!(%why, "a worker is out of steering, and joins again");
+            tracing::warn!(%why, "a worker lost its steering slot; it joins again");
             self.place = None;
             *self.status.lock() = SteeringStatus::Unavailable(why);
         }
@@ -167,7 +166,10 @@ impl Member {
     /// Gives the slot up until the gate is open.
     fn wait(&mut self, why: &str) {
         if let Some(place) = self.place.take() {
-            tracing::warn!(why, "a worker leaves its steering slot until it can answer");
+            tracing::warn!(
+                why,
+                "a worker gives up its steering slot until it can answer queries"
+            );
             place.vacate();
         }
         *self.status.lock() = SteeringStatus::Waiting(why.to_owned());
@@ -208,7 +210,7 @@ impl Member {
             MapKind::SockMap,
             Access::ReadWrite,
         )?;
-        // Two that join at once must not take the same slot.
+        // Two members that join at once must not use the same slot.
         let _locks = self.lock(&globals, now)?;
         let now_ns = monotonic_ns();
         let mut number = None;
@@ -247,9 +249,9 @@ impl Member {
         })
     }
 
-    /// Locks the taking of slots without waiting: a refused member tries again with its next
-    /// beat. After [`LOCKED_FOR`] it goes on without the lock: its holder hangs. Two members in
-    /// one slot then are parted by their next heartbeats.
+    /// Locks the slots without waiting: a refused member tries again with its next heartbeat.
+    /// After [`LOCKED_FOR`] it continues without the lock, because the holder hangs. If two
+    /// members then use one slot, their next heartbeats show it and one of them leaves.
     fn lock(&mut self, globals: &Globals, now: Instant) -> Result<Vec<Flock<File>>, JoinError> {
         let at = |path: PathBuf| {
             move |source| JoinError::Lock {
@@ -275,7 +277,7 @@ impl Member {
                 if now.saturating_duration_since(since) < LOCKED_FOR {
                     return Err(at(path)(Errno::EWOULDBLOCK.into()));
                 }
-                tracing::warn!(path = %path.display(), "another process holds the lock for steering slots for too long; joining without it");
+                tracing::warn!(path = %path.display(), "another process holds the lock of the steering slots for too long; joining without it");
             }
             Err((_, errno)) => return Err(at(path)(errno.into())),
         }
@@ -284,8 +286,8 @@ impl Member {
         Ok(locks)
     }
 
-    /// A slot whose sockets are gone: its owner was killed a moment ago, and the kernel took them
-    /// away. Without this, replicas that start and die quickly would use all slots up.
+    /// A slot without sockets: its owner was killed a moment ago, and the kernel removed them.
+    /// Without this, replicas that start and exit quickly would use up all slots.
     fn orphan(&self, slots: &Slots, socks: &Socks) -> Result<Option<u32>, MapError> {
         for candidate in 0..SLOTS.min(slots.max_entries()) {
             let slot = slots.get(&candidate)?.unwrap_or_default();
@@ -302,7 +304,7 @@ impl Member {
         Ok(None)
     }
 
-    /// Gives a place up whose pins were replaced or went: nobody looks there any more.
+    /// Releases a slot whose pins were replaced or removed: steering does not use it any more.
     fn check_pins(&mut self) {
         let Some(place) = &self.place else {
             return;
@@ -360,7 +362,7 @@ impl Place {
             return;
         }
         if let Err(e) = self.slots.set(&self.number, &Slot::default()) {
-            tracing::warn!(error = %e, slot = self.number, "cannot give a steering slot up");
+            tracing::warn!(error = %e, slot = self.number, "cannot release a steering slot");
         }
         for index in 0..SOCKS_PER_SLOT {
             // An empty place is an error to the kernel; both ways it is empty afterwards.

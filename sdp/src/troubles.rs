@@ -19,7 +19,7 @@ const MOST: usize = 16;
 /// Longest text kept, bytes.
 const LONGEST: usize = 400;
 
-/// Times are told to the millisecond; nanoseconds.
+/// Resolution of reported times (one millisecond), in nanoseconds.
 const MILLISECOND: u64 = 1_000_000;
 
 /// One trouble.

@@ -1,6 +1,6 @@
 //! `cargo xtask bpf`: builds the eBPF programs into the committed objects.
 //!
-//! The agent and the proxy embed `bpf/prebuilt/*.o`, so that nobody needs the
+//! The agent and the proxy embed `bpf/prebuilt/*.o`, so that no build needs the
 //! eBPF toolchain to build or test them. Next to them lies a stamp: a hash of the
 //! sources that they were built from, and the compilers that built them.
 
@@ -88,7 +88,7 @@ fn stripped(root: &Path, object: &str) -> PathBuf {
     root.join("target/bpf").join(object).with_extension("o")
 }
 
-/// An object's bytes but for the section `.BTF`: the compiler orders forward
+/// An object's bytes except the section `.BTF`: the compiler orders forward
 /// declarations in it differently from build to build.
 fn without_types(root: &Path, toolchain: Toolchain, object: &Path) -> Result<Vec<u8>> {
     let rest = root.join("target/bpf/without-types.o");
@@ -132,7 +132,7 @@ fn compile(root: &Path, toolchain: Toolchain) -> Result<()> {
         .env("CARGO_PROFILE_RELEASE_PANIC", "abort");
     process::run(cargo)?;
 
-    // BTF stays, DWARF goes: it is four fifths of the file and nobody reads it.
+    // BTF stays. DWARF is removed: it is four fifths of the file and has no reader.
     for object in OBJECTS {
         let mut objcopy = Command::new(objcopy(toolchain)?);
         objcopy

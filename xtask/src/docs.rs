@@ -4,7 +4,7 @@ use anyhow::Result;
 
 use crate::process;
 
-/// Writes them anew; the same test fails where they are out of date.
+/// Writes the pages; the same test fails if they are out of date.
 pub(crate) fn write() -> Result<()> {
     let args = [
         "test",

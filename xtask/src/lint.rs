@@ -4,11 +4,12 @@ mod dependencies;
 mod documents;
 mod modules;
 mod tree;
+mod words;
 
 use anyhow::{Result, bail};
 use clap::ValueEnum;
 
-use crate::{bpf, process, workspace};
+use crate::{bpf, process, style, workspace};
 
 /// One check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -19,7 +20,7 @@ pub(crate) enum Check {
     Tree,
     /// Circles between modules, and where the agent uses the proxy's crate
     Modules,
-    /// Links and code references in Markdown
+    /// Links and code references in Markdown; words that CONTRIBUTING.md replaces
     Documents,
     /// Licences, sources and bans of dependencies (deny.toml)
     Dependencies,
@@ -29,9 +30,11 @@ pub(crate) enum Check {
     Doc,
     /// The committed eBPF object is what `bpf/` builds
     Bpf,
+    /// Figures of `cargo xtask style`; printed, never a failure
+    Style,
 }
 
-/// Runs `only`, or all; all problems are told before it fails.
+/// Runs `only`, or all checks. It reports all problems before it fails.
 pub(crate) fn run(only: Option<Check>) -> Result<()> {
     let mut failed = Vec::new();
     for check in Check::value_variants() {
@@ -55,7 +58,11 @@ fn one(check: Check) -> Result<()> {
         Check::Format => process::run(process::command("cargo", &["fmt", "--all", "--check"])),
         Check::Tree => report(&tree::problems()?),
         Check::Modules => report(&modules::problems()?),
-        Check::Documents => report(&documents::problems()?),
+        Check::Documents => {
+            let mut problems = documents::problems()?;
+            problems.extend(words::problems()?);
+            report(&problems)
+        }
         Check::Dependencies => dependencies::check(),
         Check::Clippy => {
             // bpf/ is built for another target by another compiler.
@@ -76,6 +83,7 @@ fn one(check: Check) -> Result<()> {
             process::run(command)
         }
         Check::Bpf => bpf::build(true),
+        Check::Style => style::run(),
     }
 }
 

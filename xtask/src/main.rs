@@ -15,6 +15,7 @@ mod play;
 mod previous;
 mod process;
 mod setup;
+mod style;
 mod test;
 mod toolchain;
 mod workspace;
@@ -48,6 +49,8 @@ enum Task {
         #[arg(long, value_enum)]
         only: Option<lint::Check>,
     },
+    /// Print figures about the shape of the production code, with their limits
+    Style,
     /// Run the tests; without --tier: unit, kernel and netns, as CI does
     Test {
         /// Only this tier
@@ -78,9 +81,9 @@ enum Task {
         #[arg(long, default_value_t = 60)]
         seconds: u64,
     },
-    /// Write the pages that come from code anew: docs/src/metrics.md
+    /// Write the pages that are generated from code: docs/src/metrics.md
     Docs,
-    /// Build the committed eBPF object anew
+    /// Build the committed eBPF objects
     Bpf {
         /// Build and compare with the committed object, change nothing
         #[arg(long)]
@@ -103,6 +106,7 @@ fn run(task: Task) -> Result<()> {
     match task {
         Task::Setup { only } => setup::run(only),
         Task::Lint { only } => lint::run(only),
+        Task::Style => style::run(),
         Task::Test { tier, filter } => test::run(tier, filter.as_deref()),
         Task::Demo { keep } => play::demo(keep),
         Task::Bench { name, args } => play::bench(&name, &args),

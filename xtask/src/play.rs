@@ -20,10 +20,28 @@ const PARTS: &[&str] = &[
     "core",
 ];
 
+/// Benchmarks that start no other program of the workspace.
+const WITHIN_ONE_PROCESS: &[&str] = &["bench_agent", "bench_datapath", "bench_rules"];
+/// What the others start.
+const PROGRAMS: &[&str] = &[
+    "--package",
+    "holdfast-agent",
+    "--package",
+    "holdfast-sdp",
+    "--bin",
+    "holdfast-agent",
+    "--bin",
+    "holdfast-sdp",
+    "--bin",
+    "raw_forwarder",
+    "--bin",
+    "traffic",
+];
+
 /// Builds everything and plays the story.
 pub(crate) fn demo(keep: bool) -> Result<()> {
     setup::lab()?;
-    build_programs(&[])?;
+    build_all()?;
     let program = workspace::target_dir()?.join("debug/demo");
     let mut demo = process::command(&program.to_string_lossy(), &[]);
     if keep {
@@ -32,7 +50,7 @@ pub(crate) fn demo(keep: bool) -> Result<()> {
     process::run(demo).context("the demo says above which step does not hold")
 }
 
-/// Builds everything for release and runs the benchmark `name`.
+/// Builds what the benchmark `name` runs, for release, and runs it.
 pub(crate) fn bench(name: &str, args: &[String]) -> Result<()> {
     let bin = format!("bench_{}", name.replace('-', "_"));
     let known = benchmarks()?;
@@ -54,7 +72,7 @@ pub(crate) fn bench(name: &str, args: &[String]) -> Result<()> {
         let previous = previous::build(reference.as_deref(), previous::Profile::Release)?;
         args.push(format!("--previous={}", previous.sdp.display()));
     }
-    build_programs(&["--release"])?;
+    build_bench(&bin)?;
     if bin == OF_THE_CORE && args.is_empty() {
         let criterion = workspace::target_dir()?.join("criterion");
         if criterion.exists() {
@@ -78,11 +96,18 @@ fn take_value(args: &mut Vec<String>, flag: &str) -> Option<String> {
     found
 }
 
-fn build_programs(profile: &[&str]) -> Result<()> {
+fn build_all() -> Result<()> {
     let mut build = process::command("cargo", &["build", "--locked", "--workspace"]);
-    build
-        .args(["--exclude", workspace::BPF, "--bins"])
-        .args(profile);
+    build.args(["--exclude", workspace::BPF, "--bins"]);
+    process::run(build)
+}
+
+fn build_bench(bin: &str) -> Result<()> {
+    let mut build = process::command("cargo", &["build", "--locked", "--release"]);
+    build.args(["--package", workspace::E2E, "--bin", bin]);
+    if !WITHIN_ONE_PROCESS.contains(&bin) {
+        build.args(PROGRAMS);
+    }
     process::run(build)
 }
 

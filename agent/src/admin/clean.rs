@@ -10,7 +10,7 @@ use crate::{core::clean::Unrevoked, proxies::ProxyView};
 /// Pairs listed.
 const LISTED: usize = 1000;
 
-/// `forgot`, and what is still open: until when, and because of whom.
+/// `forgot`, and the pairs that are still open, with the time and the proxies that keep them open.
 pub(super) fn done(forgot: String, left: &[Unrevoked], proxies: &[ProxyView]) -> Done {
     let Some(last) = left.iter().map(|pair| pair.until).max() else {
         return Done {

@@ -31,7 +31,7 @@ pub struct Status {
     pub endpoints_unresolved: Vec<Unresolved>,
     /// Files found damaged at the start.
     pub damaged_files: Vec<String>,
-    /// What somebody should look at, in words; empty if all is well.
+    /// Problems that need attention, as text; empty if there are none.
     pub problems: Vec<String>,
     /// How far limits are used up.
     pub limits: Vec<LimitView>,
@@ -91,7 +91,7 @@ pub struct StillOpen {
     pub until: String,
 }
 
-/// Answer to what went wrong.
+/// Answer to a request that failed.
 #[derive(Clone, Debug, Default, Serialize, Deserialize, PartialEq, Eq)]
 pub struct Failed {
     /// Why, with the remedy.

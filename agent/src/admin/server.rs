@@ -454,7 +454,7 @@ impl Admin {
         Ok(clean::done(forgot, &left, &self.proxies.views()))
     }
 
-    /// What was cleaned and is still open, once proxies had time to give their leases back.
+    /// Cleaned pairs that are still open after the proxies had time to return their leases.
     async fn unrevoked(&self, pattern: Option<String>) -> Result<Vec<Unrevoked>, CoreAway> {
         let deadline = BootTime::now().0 + nanoseconds(GIVE_BACK);
         loop {

@@ -45,7 +45,7 @@ pub enum WhyError {
     /// The core does not answer.
     #[error(transparent)]
     Away(#[from] CoreAway),
-    /// Nobody is called so.
+    /// No endpoint has this number, key, name or address.
     #[error(
         "there is no endpoint {0}: give its number, key, name or address; `endpoint list` shows them"
     )]
@@ -59,13 +59,13 @@ pub enum WhyError {
         found: Vec<String>,
     },
     /// Names mean nothing to ingress.
-    #[error("ingress policy knows no names: give the sender's address")]
+    #[error("ingress policy has no names: give the sender's address")]
     IngressName,
     /// Labels that cannot be read.
     #[error(transparent)]
     Label(#[from] LabelError),
     /// A map could not be read for a reason of this process.
-    #[error("reading the maps was cut short: {0}")]
+    #[error("the maps could not be read completely: {0}")]
     Cut(#[from] tokio::task::JoinError),
 }
 

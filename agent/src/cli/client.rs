@@ -20,10 +20,11 @@ const PATIENCE: Duration = Duration::from_secs(30);
 /// Why there is no answer.
 #[derive(Debug, thiserror::Error)]
 pub enum ClientError {
-    /// Nobody serves the socket.
+    /// No process accepts connections on the socket.
     #[error(
-        "no agent answers on {path}: {source}; start one with `holdfast-agent run`, or name its socket with --admin-socket",
-        path = .path.display()
+        "no agent answers on {path}: {source}; {remedy}",
+        path = .path.display(),
+        remedy = remedy_of(source)
     )]
     Connect {
         /// The socket.
@@ -37,12 +38,23 @@ pub enum ClientError {
     /// It took too long.
     #[error("the agent did not answer within 30 s; its log may say why")]
     Slow,
-    /// The agent says why not.
+    /// The agent refused the request, with this reason.
     #[error("{0}")]
     Refused(String),
     /// Its answer is not of this release.
-    #[error("the agent's answer cannot be read ({0}); is it of the same release?")]
+    #[error(
+        "the agent's answer cannot be decoded ({0}); use the holdfast-agent of the release that runs"
+    )]
     Answer(#[from] serde_json::Error),
+}
+
+/// How to reach an agent whose socket answered with `error`.
+fn remedy_of(error: &io::Error) -> &'static str {
+    if error.kind() == io::ErrorKind::PermissionDenied {
+        "only root can connect to the agent: run this command as root (for example with sudo)"
+    } else {
+        "start one with `holdfast-agent run`, or give the socket of another one with --admin-socket"
+    }
 }
 
 /// A client of one agent.
@@ -97,7 +109,7 @@ impl Client {
         let mut request = Request::new(Full::new(Bytes::from(body)));
         *request.method_mut() = method;
         *request.uri_mut() = path.parse().map_err(|_| {
-            ClientError::Refused(format!("{path} cannot be asked for; check the argument"))
+            ClientError::Refused(format!("{path} is not a valid request; check the argument"))
         })?;
         request
             .headers_mut()

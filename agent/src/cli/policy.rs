@@ -1,11 +1,14 @@
 //! `policy validate`: without a running agent.
 
-use std::path::PathBuf;
+use std::{
+    collections::BTreeMap,
+    path::{Path, PathBuf},
+};
 
 use anyhow::{Context as _, Result, bail};
 use serde::Serialize;
 
-use super::show::print;
+use super::show::{counted, print};
 use crate::{
     config::args::Output,
     policy::{
@@ -30,10 +33,11 @@ struct Document {
     warnings: Vec<String>,
 }
 
-/// Reads `files`; fails if a document of any is refused, or if one holds none.
+/// Reads `files`, and the document files of directories among them. Fails if a document is
+/// refused, or if a file has none.
 pub fn validate(files: &[PathBuf], output: Output) -> Result<()> {
     let mut read = Vec::new();
-    for file in files {
+    for file in &document_files(files)? {
         let text = watched_dir::read_file(file)
             .with_context(|| format!("{} cannot be read", file.display()))?;
         let name = file.display().to_string();
@@ -80,6 +84,7 @@ pub fn validate(files: &[PathBuf], output: Output) -> Result<()> {
                 }
             }
         }
+        text.push_str(&summary(all));
         text
     })?;
     let empty: Vec<&str> = all
@@ -96,9 +101,58 @@ pub fn validate(files: &[PathBuf], output: Output) -> Result<()> {
         .filter(|d| !d.valid)
         .count();
     if refused > 0 {
-        bail!("{refused} documents are refused");
+        bail!(
+            "{} refused",
+            counted(refused, "document is", "documents are")
+        );
     }
     Ok(())
+}
+
+/// The given files; a directory stands for the files in it that the agent would read.
+fn document_files(paths: &[PathBuf]) -> Result<Vec<PathBuf>> {
+    let mut files = Vec::new();
+    for path in paths {
+        if path.is_dir() {
+            let names = watched_dir::names(path)
+                .with_context(|| format!("{} cannot be read", path.display()))?;
+            if names.is_empty() {
+                bail!("{} has no .yaml, .yml or .json file", path.display());
+            }
+            files.extend(names.iter().map(|name| path.join(Path::new(name))));
+        } else {
+            files.push(path.clone());
+        }
+    }
+    Ok(files)
+}
+
+/// How many documents of which kind were read, such as `read 2 documents in 1 file: 1
+/// CiliumCIDRGroup, 1 CiliumNetworkPolicy`.
+fn summary(all: &[Checked]) -> String {
+    let documents = || all.iter().flat_map(|checked| &checked.documents);
+    let mut kinds: BTreeMap<&str, usize> = BTreeMap::new();
+    for document in documents() {
+        let kind = document
+            .key
+            .as_deref()
+            .and_then(|key| key.split('/').next());
+        *kinds.entry(kind.unwrap_or("of unknown kind")).or_default() += 1;
+    }
+    let kinds: Vec<String> = kinds
+        .iter()
+        .map(|(kind, number)| format!("{number} {kind}"))
+        .collect();
+    format!(
+        "read {} in {}: {}\n",
+        counted(documents().count(), "document", "documents"),
+        counted(all.len(), "file", "files"),
+        if kinds.is_empty() {
+            "none".to_owned()
+        } else {
+            kinds.join(", ")
+        }
+    )
 }
 
 fn warnings(document: &PolicyDocument, all: &[&PolicyDocument]) -> Vec<String> {

@@ -209,22 +209,29 @@ fn endpoint_counts(summary: &Summary) -> String {
 fn reconciler(found: &Reconciled, repairs: &[RepairsView]) -> String {
     let repaired: u64 = repairs.iter().map(|part| part.repairs).sum();
     let differences = if found.differences() + repaired == 0 {
-        "nothing to mend".to_owned()
+        "nothing to repair".to_owned()
     } else {
         let parts = repairs.iter().filter(|part| part.repairs > 0);
         let parts: String = parts
             .map(|part| format!(", {} {}", part.repairs, part.part))
             .collect();
         format!(
-            "mended: {} ipcache, {} policy, {} endpoint entries, {} names, {} programs{parts}",
+            "repaired: {} ipcache, {} policy, {} endpoint entries, {} names, {} programs{parts}",
             found.ipcache, found.policy, found.lxc, found.names, found.programs
         )
     };
     let failures = match found.failures {
         0 => String::new(),
-        failures => format!("; {failures} looks failed"),
+        1 => "; 1 comparison failed".to_owned(),
+        failures => format!("; {failures} comparisons failed"),
     };
-    format!("{} passes, {differences}{failures}", found.passes)
+    let runs = if found.passes == 1 { "run" } else { "runs" };
+    format!("{} {runs}, {differences}{failures}", found.passes)
+}
+
+/// A number with its noun: "1 file", "2 files".
+pub(super) fn counted(number: usize, one: &str, many: &str) -> String {
+    format!("{number} {}", if number == 1 { one } else { many })
 }
 
 /// `endpoint list`
@@ -285,6 +292,27 @@ fn enforced_why(endpoint: &EndpointView) -> String {
     format!("{}{why}", enforced(endpoint))
 }
 
+/// Note of `endpoint add` on an interface that was an endpoint already.
+pub(super) fn replaced(before: &EndpointView, now: &EndpointView) -> String {
+    let mut changes = Vec::new();
+    for (what, before, now) in [
+        ("labels", list(&before.labels), list(&now.labels)),
+        ("ports", list(&before.named_ports), list(&now.named_ports)),
+    ] {
+        if before != now {
+            changes.push(format!("{what} {before} replaced by {now}"));
+        }
+    }
+    if changes.is_empty() {
+        changes.push("labels and ports are the same".to_owned());
+    }
+    format!(
+        "{} was an endpoint already: {}",
+        now.key,
+        changes.join("; ")
+    )
+}
+
 /// `endpoint get`, `endpoint add`
 pub fn endpoint(e: &EndpointView) -> String {
     let mut rows = vec![
@@ -306,8 +334,9 @@ pub fn endpoint(e: &EndpointView) -> String {
         (
             "Policy map",
             format!(
-                "{} entries, revision {}",
-                e.policy_entries, e.policy_revision
+                "{}, revision {}",
+                counted(e.policy_entries, "entry", "entries"),
+                e.policy_revision
             ),
         ),
     ];

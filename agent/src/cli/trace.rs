@@ -112,8 +112,8 @@ fn line(text: &mut String, step: &Step) {
         rules.join("; ")
     };
     let said = match (step.step.as_str(), step.verdict.as_str()) {
-        ("dns", "proxied") => format!("it may ask for the name by {}", by(&step.rules)),
-        ("dns", _) => "no DNS rule lets it ask for the name: nothing is learned".to_owned(),
+        ("dns", "proxied") => format!("it may look up the name by {}", by(&step.rules)),
+        ("dns", _) => "no DNS rule allows it to look up the name: no address is learned".to_owned(),
         (_, "allowed") => format!("allowed by {}", by(&step.rules)),
         (_, "proxied") => format!("through the DNS proxy by {}", by(&step.rules)),
         (_, "denied") => format!("denied by {}", by(&step.rules)),

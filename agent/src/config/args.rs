@@ -1,7 +1,7 @@
-//! The command line as typed.
+//! Command line of the agent: subcommands, flags and their help.
 #![expect(
     missing_docs,
-    reason = "flattened fields take the texts of what they flatten"
+    reason = "a flattened field has the help texts of its own type"
 )]
 
 use std::{net::IpAddr, path::PathBuf, str::FromStr, time::Duration};
@@ -24,57 +24,59 @@ use crate::{
 /// Default of `--admin-socket`.
 pub const ADMIN_SOCKET: &str = "/run/holdfast/agent-admin.sock";
 
-/// DNS-name egress policy for this node: the agent, and a client of the running one.
+/// DNS-name egress policy for this node: runs the agent, and sends requests to the running one.
 #[derive(Debug, Parser)]
 #[command(
     name = "holdfast-agent",
     version,
-    after_help = "Exit codes: 0 fine, 1 failed, 2 usage or configuration.\n\
-                  A first look: holdfast-agent run --policy-dir DIR, then in another shell\n\
-                  holdfast-agent endpoint add --netns pod1 --ifname eth0 --labels k8s:app=web\n\
-                  and holdfast-agent status."
+    after_help = "First steps, as root:\n  \
+                  holdfast-agent run --policy-dir DIR\n\
+                  and in another shell:\n  \
+                  holdfast-agent endpoint add --netns pod1 --ifname eth0 --labels k8s:app=web\n  \
+                  holdfast-agent status\n\n\
+                  Exit codes: 0 success, 1 failure (of why and trace also: not allowed), 2 wrong usage or configuration."
 )]
 pub struct Cli {
-    /// What to do.
+    /// Subcommand.
     #[command(subcommand)]
     pub command: Command,
 }
 
-/// What to do.
+/// Subcommands of the agent.
 #[derive(Debug, Subcommand)]
 pub enum Command {
-    /// Run the agent: keep the datapath in step with policy, endpoints and names
+    /// Run the agent: it writes policy, endpoints and learned names into the BPF maps and keeps them up to date. Needs root
     Run(Box<RunArgs>),
-    /// How the running agent is, and what it could not do
+    /// Show the state of the running agent, and its recent failures
     Status(StatusArgs),
-    /// Endpoints of this node
+    /// List, add and remove endpoints of this node
     #[command(subcommand)]
     Endpoint(EndpointCommand),
-    /// Policies
+    /// List, check and trace policies
     #[command(subcommand)]
     Policy(PolicyCommand),
-    /// Identities: numbers for sets of labels
+    /// List identities: the numbers of sets of labels
     #[command(subcommand)]
     Identity(IdentityCommand),
-    /// Prefixes and the identities they map to
+    /// List prefixes and their identities
     #[command(subcommand)]
     Ip(IpCommand),
-    /// Selectors in use and what they select
+    /// List the selectors in use and the identities that each one selects
     #[command(subcommand)]
     Selectors(SelectorsCommand),
-    /// Names learned from DNS answers
+    /// List or remove names learned from DNS answers
     #[command(subcommand)]
     Fqdn(FqdnCommand),
-    /// The pinned maps, read directly: works without an agent
+    /// Print the pinned BPF maps; works without a running agent. Needs root
     #[command(subcommand)]
     Bpf(BpfCommand),
-    /// What the datapath dropped and forwarded
+    /// Print packets that the datapath dropped and forwarded
     Observe(ObserveArgs),
-    /// May an endpoint talk to a name or an address, and what makes it so? Exit 1 if not
+    /// Show whether an endpoint may connect to a name or an address, and each step that decides it. Exit 1 if not
     Why(WhyArgs),
 }
 
-/// How to reach the agent and how to print.
+/// Socket of the agent and output options.
 #[derive(Clone, Debug, Args)]
 pub struct ClientArgs {
     /// Socket of the running agent
@@ -88,17 +90,17 @@ pub struct ClientArgs {
 /// `status`
 #[derive(Clone, Debug, Args)]
 pub struct StatusArgs {
-    /// Also each proxy's answers under way, and how far limits are used up
+    /// Also show the answers that each proxy holds, and the use of each limit
     #[arg(short, long)]
     pub verbose: bool,
     #[command(flatten)]
     pub client: ClientArgs,
 }
 
-/// Format of the output.
+/// Output format of a subcommand.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Output {
-    /// Columns for people.
+    /// Text in columns.
     Table,
     /// One JSON value.
     Json,
@@ -107,18 +109,18 @@ pub enum Output {
 /// `endpoint …`
 #[derive(Debug, Subcommand)]
 pub enum EndpointCommand {
-    /// All endpoints
+    /// List all endpoints
     List(ClientArgs),
-    /// One endpoint with its policy and names
+    /// Show one endpoint with its policy and names
     Get {
         /// Endpoint number
         id: u16,
         #[command(flatten)]
         client: ClientArgs,
     },
-    /// Put a network namespace's interface under policy; it is remembered across restarts
+    /// Put an interface of a network namespace under policy. A restart of the agent restores it. If the interface is an endpoint already, its labels, ports, addresses and mode are replaced
     Add(EndpointAddArgs),
-    /// Take an endpoint added with `add` out of policy again
+    /// Remove an endpoint that was added with `add`: it is no longer restricted
     Remove {
         /// Endpoint number, or its key as `list` shows it
         endpoint: String,
@@ -130,19 +132,19 @@ pub enum EndpointCommand {
 /// `endpoint add`
 #[derive(Debug, Args)]
 pub struct EndpointAddArgs {
-    /// Network namespace by name, as `ip netns` shows it
+    /// Name of the network namespace, as `ip netns` shows it
     #[arg(long, required_unless_present = "pid", conflicts_with = "pid")]
     pub netns: Option<String>,
-    /// Network namespace by a process in it
+    /// Process id of a process in the network namespace, as the agent's own PID namespace numbers it
     #[arg(long)]
     pub pid: Option<u32>,
     /// Interface inside the namespace (one end of a veth pair)
     #[arg(long, default_value = "eth0")]
     pub ifname: String,
-    /// Labels, source:key[=value], separated by commas
+    /// Labels of the form source:key[=value], separated by commas; for example k8s:app=web
     #[arg(long, value_delimiter = ',', required = true, value_parser = label)]
     pub labels: Vec<String>,
-    /// A port that policies may call by a name: http=80/TCP; may be repeated
+    /// Named port, which policies may use in place of the number: http=80/TCP; may be repeated
     #[arg(
         long = "named-port",
         value_name = "NAME=PORT[/PROTOCOL]",
@@ -150,11 +152,11 @@ pub struct EndpointAddArgs {
         value_parser = named_port
     )]
     pub named_ports: Vec<String>,
-    /// The only addresses that may count, at most one of each family; without it those that the
-    /// interface has now. On a bridge port only they count later on, whatever the pod adds
+    /// Address of the endpoint, at most one of each family; default: the addresses that the
+    /// interface has now. On a bridge port, addresses that the pod adds later are ignored
     #[arg(long = "address", value_name = "ADDRESS", value_delimiter = ',')]
     pub addresses: Vec<IpAddr>,
-    /// When this endpoint is restricted, whatever the agent's --enable-policy says
+    /// When this endpoint is restricted; overrides the agent's --enable-policy
     #[arg(long, value_enum)]
     pub enable_policy: Option<PolicyMode>,
     #[command(flatten)]
@@ -174,34 +176,34 @@ fn named_port(text: &str) -> Result<String, NamedPortError> {
 /// `policy …`
 #[derive(Debug, Subcommand)]
 pub enum PolicyCommand {
-    /// Policy documents in force, and those refused
+    /// List the policy documents in force, and the refused ones
     Get(ClientArgs),
-    /// Check documents without a running agent; exit 1 if one is refused
+    /// Check policy documents without a running agent. Exit 1 if one is refused
     Validate {
-        /// YAML or JSON files
+        /// YAML or JSON files, or directories of them
         #[arg(required = true)]
         files: Vec<PathBuf>,
         /// Format of the output
         #[arg(short, long, value_enum, default_value_t = Output::Table)]
         output: Output,
     },
-    /// What policy says of a packet, and by which rules; exit 1 if it is dropped
+    /// Show the verdict for a packet and the rules that decide it. Exit 1 if it is dropped
     Trace(TraceArgs),
 }
 
 /// `policy trace`
 #[derive(Debug, Args)]
 pub struct TraceArgs {
-    /// Who sends: labels (k8s:app=web,k8s:tier=front), or an endpoint of the running agent
+    /// Sender: labels (k8s:app=web,k8s:tier=front), or an endpoint of the running agent
     #[arg(long)]
     pub from: String,
-    /// Who receives: labels, an address, a DNS name, or an endpoint of the running agent
+    /// Receiver: labels, an address, a DNS name, or an endpoint of the running agent
     #[arg(long)]
     pub to: String,
     /// Destination port: 443, 443/TCP, 53/UDP, 8/ICMP (the type)
     #[arg(long)]
     pub port: Port,
-    /// A named port of the labels that receive: http=80/TCP; may be repeated
+    /// Named port of the receiver's labels: http=80/TCP; may be repeated
     #[arg(
         long = "named-port",
         value_name = "NAME=PORT[/PROTOCOL]",
@@ -209,7 +211,7 @@ pub struct TraceArgs {
         value_parser = named_port
     )]
     pub named_ports: Vec<String>,
-    /// Judge by these files alone, without an agent; may be repeated
+    /// Use the policies in these files, without a running agent; may be repeated
     #[arg(long = "policy-file", value_name = "FILE")]
     pub policy_files: Vec<PathBuf>,
     #[command(flatten)]
@@ -219,9 +221,9 @@ pub struct TraceArgs {
 /// `identity …`
 #[derive(Debug, Subcommand)]
 pub enum IdentityCommand {
-    /// All identities
+    /// List all identities
     List(ClientArgs),
-    /// One identity
+    /// Show one identity
     Get {
         /// Identity number
         id: u32,
@@ -233,9 +235,9 @@ pub enum IdentityCommand {
 /// `ip …`
 #[derive(Debug, Subcommand)]
 pub enum IpCommand {
-    /// All prefixes
+    /// List all prefixes
     List(ClientArgs),
-    /// The prefix that covers an address, and its identity
+    /// Show the longest prefix that covers an address, and its identity
     Get {
         /// Address
         address: IpAddr,
@@ -247,28 +249,28 @@ pub enum IpCommand {
 /// `selectors …`
 #[derive(Debug, Subcommand)]
 pub enum SelectorsCommand {
-    /// All selectors
+    /// List all selectors
     List(ClientArgs),
 }
 
 /// `fqdn …`
 #[derive(Debug, Subcommand)]
 pub enum FqdnCommand {
-    /// The name cache
+    /// List or clean the name cache
     #[command(subcommand)]
     Cache(FqdnCacheCommand),
-    /// Name selectors in use
+    /// List the name selectors in use
     Names(ClientArgs),
 }
 
 /// `fqdn cache …`
 #[derive(Debug, Subcommand)]
 pub enum FqdnCacheCommand {
-    /// Names, addresses, TTLs
+    /// List names with addresses and TTLs
     List(ClientArgs),
-    /// Forget names; what they opened closes
+    /// Remove names from the cache and close their addresses. A name opens again when a pod looks it up
     Clean {
-        /// Only names that this matchPattern matches; without it all of them
+        /// Only names that match this matchPattern; default: all names
         #[arg(long)]
         matchpattern: Option<String>,
         #[command(flatten)]
@@ -279,16 +281,16 @@ pub enum FqdnCacheCommand {
 /// `bpf …`
 #[derive(Debug, Subcommand)]
 pub enum BpfCommand {
-    /// Prefix → identity
+    /// Map from prefix to identity
     #[command(subcommand)]
     Ipcache(BpfList),
-    /// Local address → endpoint
+    /// Map from local address to endpoint
     #[command(subcommand)]
     Lxc(BpfList),
-    /// One endpoint's policy map
+    /// Policy map of one endpoint
     #[command(subcommand)]
     Policy(BpfPolicy),
-    /// Connections
+    /// Tracked connections
     #[command(subcommand)]
     Ct(BpfList),
 }
@@ -296,14 +298,14 @@ pub enum BpfCommand {
 /// `bpf … list`
 #[derive(Debug, Subcommand)]
 pub enum BpfList {
-    /// Dump the map
+    /// Print all entries
     List(BpfArgs),
 }
 
 /// `bpf policy …`
 #[derive(Debug, Subcommand)]
 pub enum BpfPolicy {
-    /// Dump the map
+    /// Print all entries
     List {
         /// Endpoint number
         endpoint: u16,
@@ -312,10 +314,10 @@ pub enum BpfPolicy {
     },
 }
 
-/// Where the pins are and how to print.
+/// Directory of the pins and output options.
 #[derive(Clone, Debug, Args)]
 pub struct BpfArgs {
-    /// Root of the BPF file system, or a directory in it
+    /// Directory on a BPF file system that contains the agent's pins
     #[arg(long, default_value = shared_maps::pin::BPF_ROOT, env = "HOLDFAST_BPF_ROOT")]
     pub bpf_root: PathBuf,
     /// Format of the output
@@ -326,7 +328,7 @@ pub struct BpfArgs {
 /// `observe`
 #[derive(Debug, Args)]
 pub struct ObserveArgs {
-    /// Go on printing as events come
+    /// Continue and print new events as they occur
     #[arg(short, long)]
     pub follow: bool,
     #[command(flatten)]
@@ -338,22 +340,22 @@ pub struct ObserveArgs {
 pub struct WhyArgs {
     /// Number, key, name or address of the endpoint
     pub endpoint: String,
-    /// Name or address, with a port or without: www.example.com:443, 203.0.113.7:53/UDP; an IPv6
-    /// address with a port stands in brackets
+    /// Name or address, with or without a port: www.example.com:443, 203.0.113.7:53/UDP; put an
+    /// IPv6 address with a port in brackets: [2001:db8::1]:443
     pub target: WhyTarget,
-    /// The other way: may the endpoint receive from the target at this port of its own?
+    /// Judge the other direction: packets from the target to this port of the endpoint
     #[arg(long)]
     pub ingress: bool,
     #[command(flatten)]
     pub client: ClientArgs,
 }
 
-/// The other side of `why`.
+/// Target of `why`: the peer of the endpoint.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WhyTarget {
-    /// Name or address.
+    /// DNS name or IP address, without brackets.
     pub host: String,
-    /// Port.
+    /// Port of the target, or of the endpoint with `--ingress`.
     pub port: Option<Port>,
 }
 
@@ -384,37 +386,37 @@ impl FromStr for WhyTarget {
 /// `run`
 #[derive(Debug, Args)]
 pub struct RunArgs {
-    /// Root of the BPF file system, or a directory in it, for all pins
+    /// Directory on a BPF file system for all pins; a second agent needs a directory of its own
     #[arg(long, default_value = shared_maps::pin::BPF_ROOT, env = "HOLDFAST_BPF_ROOT")]
     pub bpf_root: PathBuf,
-    /// Directory of the agent's lock and, in state/, of what survives a restart
+    /// Directory of the agent's lock file; its state/ has the files from which a restart restores endpoints, identities and names
     #[arg(long, default_value = "/var/run/holdfast", env = "HOLDFAST_STATE_DIR")]
     pub state_dir: PathBuf,
-    /// Watched directory of policy documents (YAML or JSON)
+    /// Directory of policy documents (YAML or JSON); the agent applies every change in it
     #[arg(long, env = "HOLDFAST_POLICY_DIR")]
     pub policy_dir: Option<PathBuf>,
-    /// When an endpoint is restricted. An endpoint's own enable-policy goes before it. A pod that is
-    /// no endpoint is never restricted
+    /// When an endpoint is restricted. An endpoint's own enable-policy overrides it. A pod that is
+    /// not an endpoint is never restricted
     #[arg(long, value_enum, default_value_t = PolicyMode::Default, env = "HOLDFAST_ENABLE_POLICY")]
     pub enable_policy: PolicyMode,
-    /// Name of this node, as CiliumNode documents call it; the host's name unless given
+    /// Name of this node in CiliumNode documents [default: the host name]
     #[arg(long, value_name = "NAME", env = "HOLDFAST_NODE_NAME")]
     pub node_name: Option<String>,
-    /// Watched directory of endpoint documents (YAML or JSON)
+    /// Directory of endpoint documents (YAML or JSON); the agent applies every change in it
     #[arg(long, env = "HOLDFAST_ENDPOINT_DIR")]
     pub endpoint_dir: Option<PathBuf>,
-    /// Unix socket that DNS proxies connect to (gRPC)
+    /// Unix socket to which DNS proxies connect (gRPC)
     #[arg(
         long,
         default_value = "/run/holdfast/sdp.sock",
         env = "HOLDFAST_SDP_SOCKET"
     )]
     pub sdp_socket: PathBuf,
-    /// Number of the proxies' group: beside root it may connect to that socket,
-    /// read endpoints and identities, and take steering slots
+    /// Group id of the DNS proxies: processes of this group (and root) may connect to
+    /// --sdp-socket, read endpoints and identities, and use steering slots
     #[arg(long, value_name = "GID", default_value_t = daemon::unix_socket::PROXY_ID, env = "HOLDFAST_SDP_GROUP")]
     pub sdp_group: u32,
-    /// Unix socket of the admin interface (root only)
+    /// Unix socket of the admin interface; only root can connect to it
     #[arg(long, default_value = ADMIN_SOCKET, env = "HOLDFAST_ADMIN_SOCKET")]
     pub admin_socket: PathBuf,
     /// Address of /metrics, /healthz and /readyz; "off" for none
@@ -424,67 +426,67 @@ pub struct RunArgs {
         env = "HOLDFAST_METRICS_ADDRESS"
     )]
     pub metrics_address: String,
-    /// Port of the DNS proxies on this node
+    /// Port on which the DNS proxies of this node listen; they must have the same setting
     #[arg(long, default_value_t = 10094, env = "HOLDFAST_TOFQDNS_PROXY_PORT")]
     pub tofqdns_proxy_port: u16,
-    /// Leave DNS to standalone proxies altogether
+    /// Run no built-in DNS proxy: DNS then needs a running holdfast-sdp
     #[arg(long, default_value_t = false, num_args = 0..=1, default_missing_value = "true",
           require_equals = true, action = ArgAction::Set,
           env = "HOLDFAST_DISABLE_BUILTIN_DNS_PROXY")]
     pub disable_builtin_dns_proxy: bool,
-    /// Also serve FQDNData on 127.0.0.1, to any local process: for a holdfast-sdp that cannot reach the native socket. Cilium's own proxy can connect, but gets no queries: it takes no steering slot
+    /// Also serve FQDNData on 127.0.0.1, to every local process; for a holdfast-sdp that cannot reach the native socket. Cilium's own proxy can connect, but it uses no steering slot and so gets no queries
     #[arg(long, default_value_t = false, num_args = 0..=1, default_missing_value = "true",
           require_equals = true, action = ArgAction::Set,
           env = "HOLDFAST_ENABLE_STANDALONE_DNS_PROXY")]
     pub enable_standalone_dns_proxy: bool,
-    /// Port of FQDNData
+    /// Port of the FQDNData service
     #[arg(
         long,
         default_value_t = 10095,
         env = "HOLDFAST_STANDALONE_DNS_PROXY_SERVER_PORT"
     )]
     pub standalone_dns_proxy_server_port: u16,
-    /// Floor of the TTLs of learned addresses
+    /// Shortest time for which a learned address is valid, whatever its TTL
     #[arg(long, value_parser = dns_policy::duration::parse, default_value = "0s", env = "HOLDFAST_TOFQDNS_MIN_TTL")]
     pub tofqdns_min_ttl: Duration,
-    /// What the agent's promise to keep an address open lasts beyond its TTL
+    /// Time after its TTL until which the agent promises a proxy to keep an address open (the lease)
     #[arg(long, value_parser = dns_policy::duration::parse, default_value = "60s",
           env = "HOLDFAST_MAPPING_LEASE_SLACK")]
     pub mapping_lease_slack: Duration,
-    /// Longest that an answer is held until its addresses are open
+    /// Longest time that the built-in proxy holds an answer until its addresses are open; then the client gets it anyway
     #[arg(long, value_parser = dns_policy::duration::parse, default_value = "100ms",
           env = "HOLDFAST_TOFQDNS_PROXY_RESPONSE_MAX_DELAY")]
     pub tofqdns_proxy_response_max_delay: Duration,
-    /// How long a connection may be idle before its expired address closes
+    /// How long a connection may be idle before its expired address is closed
     #[arg(long, value_parser = dns_policy::duration::parse, default_value = "0s",
           env = "HOLDFAST_TOFQDNS_IDLE_CONNECTION_GRACE_PERIOD")]
     pub tofqdns_idle_connection_grace_period: Duration,
-    /// Most addresses kept per name and endpoint
+    /// Most addresses kept for one name and endpoint
     #[arg(
         long,
         default_value_t = 1000,
         env = "HOLDFAST_TOFQDNS_ENDPOINT_MAX_IP_PER_HOSTNAME"
     )]
     pub tofqdns_endpoint_max_ip_per_hostname: usize,
-    /// Most expired addresses kept per endpoint for connections that live on
+    /// Most expired addresses kept for one endpoint because connections still use them
     #[arg(
         long,
         default_value_t = 10000,
         env = "HOLDFAST_TOFQDNS_MAX_DEFERRED_CONNECTION_DELETES"
     )]
     pub tofqdns_max_deferred_connection_deletes: usize,
-    /// File of names and addresses that are known at the start, before anybody asks: a JSON array
-    /// as Cilium dumps its DNS cache. What has expired is left out, and what is more than a
-    /// sixteenth of the ipcache
+    /// File of names and addresses that are open from the start, before a pod looks them up: a
+    /// JSON array in the format of Cilium's DNS cache. Expired entries are skipped. The entries
+    /// use at most 1/16 of the ipcache; `status` shows how many more were skipped
     #[arg(long, value_name = "FILE", env = "HOLDFAST_TOFQDNS_PRE_CACHE")]
     pub tofqdns_pre_cache: Option<PathBuf>,
-    /// Give each name in policy its identity before an address of it is known
+    /// Allocate an identity for each name in a policy before its first address is learned
     #[arg(long, default_value_t = true, num_args = 0..=1, default_missing_value = "true",
           require_equals = true, action = ArgAction::Set,
           env = "HOLDFAST_TOFQDNS_PREALLOCATE_IDENTITIES")]
     pub tofqdns_preallocate_identities: bool,
-    /// Circuit breaker: once this many combinations of policy's names have an identity, an address
-    /// that others share gets the identity of some of them only; "none" for no limit. Identities
+    /// Circuit breaker: most identities for combinations of names. After that, an address that
+    /// several names share gets the identity of some of them only; "none" is no limit. Identities
     /// of single names do not count
     #[arg(
         long,
@@ -493,9 +495,9 @@ pub struct RunArgs {
         env = "HOLDFAST_TOFQDNS_MAX_IDENTITIES"
     )]
     pub tofqdns_max_identities: MaxIdentities,
-    /// Prefix (or address) whose addresses get no label of a name, whatever answers say, so that the
-    /// owner of a name cannot open them (DNS rebinding); may be repeated. toCIDR rules open them as
-    /// before. Given prefixes replace the default; "none" refuses nothing, as Cilium does
+    /// Prefix or address that a DNS answer never opens, so that the owner of a name cannot open
+    /// addresses of the node (DNS rebinding); may be repeated. toCIDR rules can still open it.
+    /// Given prefixes replace the default; "none" refuses no prefix, as Cilium does
     #[arg(
         long = "tofqdns-refuse-prefix",
         value_name = "PREFIX",
@@ -504,74 +506,75 @@ pub struct RunArgs {
         env = "HOLDFAST_TOFQDNS_REFUSE_PREFIX"
     )]
     pub tofqdns_refuse_prefix: Vec<RefusedValue>,
-    /// Most server addresses listed per rule in DNSRulesV2 of ep_config.json
+    /// Most server addresses in one rule of DNSRulesV2 in ep_config.json
     #[arg(
         long,
         default_value_t = 1000,
         env = "HOLDFAST_DNS_MAX_IPS_PER_RESTORED_RULE"
     )]
     pub dns_max_ips_per_restored_rule: usize,
-    /// Answer of the built-in proxy to a name that policy forbids; standalone proxies have the same flag
+    /// Answer of the built-in proxy to a name that policy denies; standalone proxies have the same flag
     #[arg(long, value_enum, default_value_t = RejectCode::NameError,
           env = "HOLDFAST_TOFQDNS_DNS_REJECT_RESPONSE_CODE")]
     pub tofqdns_dns_reject_response_code: RejectCode,
-    /// Let proxies ask DNS servers in the cluster under the address of the pod that asks: the
-    /// datapath then brings the answers to them. For the built-in proxy; standalone ones have the same flag
+    /// Transparent mode: proxies forward queries to DNS servers in the cluster with the pod's
+    /// address as the source, and the datapath returns the answers to the proxy. This flag is for
+    /// the built-in proxy; standalone proxies have the same flag
     #[arg(long, default_value_t = false, num_args = 0..=1, default_missing_value = "true",
           require_equals = true, action = ArgAction::Set,
           env = "HOLDFAST_DNSPROXY_ENABLE_TRANSPARENT_MODE")]
     pub dnsproxy_enable_transparent_mode: bool,
-    /// In transparent mode, the built-in proxy asks servers outside of the cluster under the
-    /// pod's address, too: no answer comes where the node masquerades pods or translates the
+    /// In transparent mode, the built-in proxy uses the pod's address also for servers outside of
+    /// the cluster; their answers are lost if the node masquerades pods or translates the
     /// server's address. Standalone proxies have the same flag
     #[arg(long, default_value_t = false, num_args = 0..=1, default_missing_value = "true",
           require_equals = true, action = ArgAction::Set,
           env = "HOLDFAST_TRANSPARENT_MODE_OUTSIDE_CLUSTER")]
     pub transparent_mode_outside_cluster: bool,
-    /// Keep the proxy port bound while no proxy runs, so that no other user of the node can bind it
-    /// and keep proxies from starting. Proxies must then be started as root (they change their
-    /// user themselves); =false for proxies that another user starts
+    /// Keep the proxy port bound while no proxy runs. Otherwise another user of the node could
+    /// bind it, and proxies could not start. Proxies must then be started as root (they change
+    /// their user themselves); set =false if another user starts them
     #[arg(long, default_value_t = true, num_args = 0..=1, default_missing_value = "true",
           require_equals = true, action = ArgAction::Set, env = "HOLDFAST_HOLD_PROXY_PORT")]
     pub hold_proxy_port: bool,
-    /// IPv4
+    /// Enforce policy for IPv4
     #[arg(long, default_value_t = true, num_args = 0..=1, default_missing_value = "true",
           require_equals = true, action = ArgAction::Set, env = "HOLDFAST_ENABLE_IPV4")]
     pub enable_ipv4: bool,
-    /// IPv6
+    /// Enforce policy for IPv6
     #[arg(long, default_value_t = true, num_args = 0..=1, default_missing_value = "true",
           require_equals = true, action = ArgAction::Set, env = "HOLDFAST_ENABLE_IPV6")]
     pub enable_ipv6: bool,
-    /// How long after a start identities and labels of the run before are kept that nothing
-    /// asks for; it counts from when policies and endpoints were read once, none goes before
+    /// How long after a start the agent keeps identities and labels of its previous run that no
+    /// policy or endpoint uses; the time starts after policies and endpoints were first read
     #[arg(long, value_parser = dns_policy::duration::parse, default_value = "30s",
           env = "HOLDFAST_IDENTITY_RESTORE_GRACE_PERIOD")]
     pub identity_restore_grace_period: Duration,
-    /// Entries of each conntrack map of TCP (1024 to 16777216; Cilium: 524288), of maps that are
-    /// not there yet. Each takes about 160 bytes at once
+    /// Entries of each conntrack map for TCP (1024 to 16777216; Cilium: 524288). It applies when
+    /// the map is created. Each entry uses about 160 bytes of memory from the start
     #[arg(long, value_name = "ENTRIES", default_value_t = MapSizes::default().conntrack_tcp,
           env = "HOLDFAST_BPF_CT_GLOBAL_TCP_MAX")]
     pub bpf_ct_global_tcp_max: u32,
-    /// Entries of each conntrack map of everything else (1024 to 16777216; Cilium: 262144), of
-    /// maps that are not there yet
+    /// Entries of each conntrack map for other protocols (1024 to 16777216; Cilium: 262144). It
+    /// applies when the map is created
     #[arg(long, value_name = "ENTRIES", default_value_t = MapSizes::default().conntrack_any,
           env = "HOLDFAST_BPF_CT_GLOBAL_ANY_MAX")]
     pub bpf_ct_global_any_max: u32,
-    /// Prefixes that the ipcache takes (64 to 16777216), if it is not there yet
+    /// Entries of the ipcache (64 to 16777216), one for each prefix. It applies when the map is created
     #[arg(long, value_name = "ENTRIES", default_value_t = MapSizes::default().ipcache,
           env = "HOLDFAST_BPF_IPCACHE_MAP_MAX")]
     pub bpf_ipcache_map_max: u32,
-    /// Addresses of endpoints that cilium_lxc takes (2 to 65535), if it is not there yet
+    /// Entries of cilium_lxc (2 to 65535), one for each address of an endpoint. It applies when the map is created
     #[arg(long, value_name = "ENTRIES", default_value_t = MapSizes::default().lxc,
           env = "HOLDFAST_BPF_LXC_MAP_MAX")]
     pub bpf_lxc_map_max: u32,
-    /// Entries of each endpoint's policy map (256 to 65536), of maps that are not there yet
+    /// Entries of each endpoint's policy map (256 to 65536). It applies when the map is created
     #[arg(long, value_name = "ENTRIES", default_value_t = MapSizes::default().policy,
           env = "HOLDFAST_BPF_POLICY_MAP_MAX")]
     pub bpf_policy_map_max: u32,
-    /// Each endpoint's quota of the DNS proxy: datagrams per second; 0 = no limit. A new TCP
-    /// connection counts as eight datagrams. A quarter of the quota may come at once. Packets
-    /// beyond it are dropped before they reach the proxy's sockets, so that a flood of one pod
+    /// Datagrams per second that each endpoint may send to the DNS proxy; 0 is no limit. A new TCP
+    /// connection counts as eight datagrams. A burst may be a quarter of the quota. The datapath
+    /// drops further packets before they reach the proxy's sockets, so that a flood from one pod
     /// costs no other pod a query (`status` and `observe` show them as over_quota)
     #[arg(
         long,
@@ -580,12 +583,12 @@ pub struct RunArgs {
         env = "HOLDFAST_ENDPOINT_DNS_QUOTA"
     )]
     pub endpoint_dns_quota: u32,
-    /// Between two looks for live connections
+    /// Time between two scans of the conntrack maps for live connections
     #[arg(long, value_parser = dns_policy::duration::parse, default_value = "30s",
           env = "HOLDFAST_CONNTRACK_GC_INTERVAL")]
     pub conntrack_gc_interval: Duration,
-    /// Between two passes that compare the maps with what they should hold. Programs, routes,
-    /// steering and pins are checked every two seconds, or as often as this if that is shorter
+    /// Time between two runs of the reconciler, which compares the maps with the model. Programs,
+    /// routes, steering and pins are checked every two seconds, or at this interval if it is shorter
     #[arg(long, value_parser = dns_policy::duration::parse, default_value = "30s",
           env = "HOLDFAST_RECONCILE_INTERVAL")]
     pub reconcile_interval: Duration,

@@ -1,6 +1,6 @@
 //! The circuit breaker on identities of names (CFP-28427, "Circuit breakers?").
 //!
-//! Whoever answers the pods' queries decides which names share an address, and so how many
+//! The servers that answer the pods' queries decide which names share an address, and so how many
 //! combinations of FQDN selectors get an identity. Once `--tofqdns-max-identities` combinations of
 //! two or more have one (a single selector's identity does not count), a combination that has none
 //! yet gets none:
@@ -13,14 +13,14 @@
 //!
 //! Whatever else its labels say (blocks, and so what denies) is always in force, and no label
 //! outlives its name. A single selector's identity, and combinations in force that get a block's
-//! label, come from policy and not from answers: they are never refused. Nor is what is left of
-//! a combination when a name goes: it replaces one in use. Mappings of such an address count as
+//! label, come from policy and not from answers: they are never refused. Nor is the rest of
+//! a combination when a name is removed: it replaces one in use. Mappings of such an address count as
 //! not realised and get no lease. What has to wait is tried again when an identity of names has
 //! come or gone.
 //!
 //! After a restart an address has what the ipcache says; identities that are in force there and
 //! those of single selectors count before anything has asked for them again. Where the
-//! checkpoint is lost, what an address has is unknown: it takes up its number with the labels
+//! checkpoint is lost, the labels of an address are unknown: its number then gets the labels
 //! of all its names.
 
 use ipnet::IpNet;

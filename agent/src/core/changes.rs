@@ -3,7 +3,7 @@
 //! 1. Labels of new selectors, under the rules that are in force.
 //! 2. The rules, endpoint by endpoint. Each is under the old ones or under the new ones, and
 //!    labels are those of both.
-//! 3. Labels that nobody asks for any more.
+//! 3. Labels that no policy uses any more.
 //! 4. DNS rules into files.
 //!
 //! Each part is a plan of its own: what it plans for an endpoint is whole, and all that held
@@ -319,7 +319,7 @@ impl State {
         }
     }
 
-    /// True if nobody is left behind.
+    /// True if no endpoint remains to be changed.
     fn change_rules(
         &mut self,
         plan: &mut Plan,

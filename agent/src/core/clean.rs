@@ -1,4 +1,4 @@
-//! Forgetting learned names because somebody asks for it.
+//! Removes learned names on request (`fqdn cache clean`).
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -52,7 +52,7 @@ impl State {
         self.closed.covers(endpoint, &mapping.name, mapping.seen_at)
     }
 
-    /// Has what was cleaned written, so that a restart does not forget it.
+    /// Plans to write the cleaned names, so that they stay cleaned after a restart.
     pub(super) fn keep_cleaned(&mut self, plan: &mut Plan) {
         if let Some(text) = self.closed.take_unsaved(&self.config.boot_id) {
             self.step(plan, Step::KeepCleaned(text), Undo::Cleaned);
@@ -118,8 +118,8 @@ impl State {
         }
     }
 
-    /// What a restart kept of an address goes as far as this name had a part in it: nobody knows
-    /// yet which other names it is kept for.
+    /// Removes this name's part of the labels that a restart restored for an address. The other
+    /// names for which it is kept are not known yet.
     pub(super) fn forget_restored(&mut self, name: &Fqdn, address: IpAddr) {
         let prefix = IpNet::from(address);
         let metadata = self.ipcache.get(prefix);
@@ -140,7 +140,7 @@ impl State {
         }
     }
 
-    /// Pairs that were cleaned and stay as long as somebody may answer under a lease of theirs.
+    /// Cleaned pairs that remain while a proxy may still release answers under their lease.
     pub(super) fn unrevoked(&self, pattern: Option<&str>) -> Vec<Unrevoked> {
         let what = Cleaning {
             endpoint: None,

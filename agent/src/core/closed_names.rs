@@ -66,7 +66,7 @@ pub(super) struct ClosedNames {
 }
 
 impl ClosedNames {
-    /// Takes up what an earlier run since the boot has on disk.
+    /// Restores the names that an earlier run since the boot wrote to disk.
     pub(super) fn restore(&mut self, names: CleanedNames, boot_id: &str, now: BootTime) {
         if names.boot_id != boot_id {
             return;

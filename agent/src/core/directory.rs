@@ -8,8 +8,8 @@ use shared_maps::{EndpointId, IdentityId};
 
 use super::state::State;
 
-/// Endpoints, identities and prefixes. Nothing of what was learned is in it: it is far
-/// cheaper than a [`super::Snapshot`].
+/// Endpoints, identities and prefixes, without learned names: it is far cheaper than a
+/// [`super::Snapshot`].
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Directory {
     /// Endpoints by number.
@@ -19,7 +19,7 @@ pub struct Directory {
     /// Endpoints, ports and transports for which files of the run before had rules: a proxy
     /// may have them still.
     pub former: BTreeSet<RuleKey>,
-    /// Prefixes with the identity that the datapath has, else shall have.
+    /// Prefixes with the identity in the datapath, or the intended one if there is none.
     pub prefixes: Vec<(IpNet, IdentityId)>,
 }
 

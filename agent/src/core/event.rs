@@ -1,4 +1,4 @@
-//! What the core is told, and what it tells.
+//! Events to the core, and its effects.
 
 use std::net::IpAddr;
 
@@ -21,7 +21,7 @@ pub const MAX_ADDRESSES: usize = 4096;
 /// 2.3.4 and 5.1).
 pub const MAX_NAME: usize = 1020;
 
-/// What the core is told.
+/// An event to the core.
 #[derive(Debug)]
 pub enum Event {
     /// Change of policy. The key of a document is [`PolicyDocument::key`].

@@ -5,8 +5,8 @@
 //! 2. policy maps: denies, redirects, allows; new endpoints: file first, then the whole map,
 //! 3. `cilium_lxc`,
 //! 4. ipcache: longest prefixes first, then removals, shortest first,
-//! 5. programs; what is left of endpoints that went,
-//! 6. policy maps: what nobody uses any more: allows, redirects, denies.
+//! 5. programs; the remaining entries of removed endpoints,
+//! 6. policy maps: entries that are no longer used: allows, redirects, denies.
 
 use std::collections::BTreeSet;
 
@@ -402,7 +402,7 @@ impl State {
         }
     }
 
-    /// Takes away what is left of endpoints that went: their addresses no longer map to them.
+    /// Removes the remaining entries of removed endpoints, whose addresses no longer map to them.
     fn plan_leaving(&mut self, plan: &mut Plan) {
         let left: Vec<_> = self
             .endpoints

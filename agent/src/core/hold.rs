@@ -48,12 +48,12 @@ impl Hold {
         self.uncertain = true;
     }
 
-    /// Whether an endpoint keeps what it had.
+    /// Whether an endpoint keeps its previous policy.
     pub(super) fn has(&self, id: EndpointId) -> bool {
         self.held.contains_key(&id)
     }
 
-    /// DNS rules of an endpoint that keeps what it had.
+    /// DNS rules of an endpoint that keeps its previous policy.
     pub(super) fn rules_of(&self, id: EndpointId) -> Option<&Arc<EndpointRules>> {
         self.held.get(&id)
     }

@@ -113,8 +113,8 @@ impl State {
         self.policy.changes_mut().spend(MARK * endpoints.len());
     }
 
-    /// Takes up again what the plan forgot and a prefix has still, because its step failed:
-    /// policy of that identity follows what changes until the prefix has another.
+    /// Restores identities that the plan released but a prefix still has, because its step failed:
+    /// the policy of such an identity stays up to date until the prefix has another one.
     pub(super) fn revive_identities(&mut self, forgotten: Vec<(IdentityId, LabelSet)>) {
         for (identity, labels) in forgotten {
             if !self.ipcache.is_in_force(identity) {

@@ -137,7 +137,7 @@ impl LxcTable {
         removed
     }
 
-    /// Marked entries that the datapath has of endpoints, at addresses that shall have none.
+    /// Marked entries of endpoints in the datapath at addresses that must have none.
     pub(super) fn unwanted(&self) -> Vec<(IpAddr, LxcKey, LxcValue)> {
         let marked = self
             .dirty

@@ -1,4 +1,4 @@
-//! What the agent believes of a mapping, and what follows from it.
+//! How the agent checks a mapping, and the changes that follow from it.
 
 use std::net::IpAddr;
 
@@ -22,9 +22,9 @@ use crate::{
     ipcache::metadata::{Claim, Owner},
 };
 
-/// Longest TTL that is believed, seconds: a week (RFC 8767, 4).
+/// Longest TTL that is accepted, in seconds: a week (RFC 8767, 4).
 pub(super) const MAX_TTL: u32 = 604_800;
-/// What a pair seen while the agent was away gets at least, seconds.
+/// Shortest validity of a pair that was seen while the agent was down, in seconds.
 const AWAY: u64 = 30;
 /// Addresses of one mapping that are learned. Pools of servers have some dozens; a name
 /// holds no more than about as many at all (`max_ips_per_name`).
@@ -315,7 +315,7 @@ impl State {
         self.release(expired);
     }
 
-    /// Lets go of what expired, as far as the inbox does not say otherwise.
+    /// Removes expired pairs, unless the inbox has a mapping that renews them.
     pub(super) fn expire(&mut self) {
         let expired = self.names.expire(self.now);
         self.release(expired);

@@ -23,7 +23,7 @@ use crate::{
 pub struct Plan {
     /// The steps.
     pub steps: Vec<Step>,
-    /// How to take back each of the steps.
+    /// How to roll back each of the steps.
     undo: Vec<Undo>,
     /// Identities that are not on disk before this plan's checkpoints.
     fresh: BTreeSet<IdentityId>,

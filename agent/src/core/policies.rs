@@ -80,7 +80,7 @@ impl State {
         }
     }
 
-    /// A selector came or went: names it matches get their labels anew.
+    /// A selector was added or removed: the names that it matches get their labels again.
     fn relabel_names(&mut self, selector: &FqdnSelector) {
         let mut probe = crate::fqdn::names::NameSelectors::default();
         let Some(matcher) = probe.add(selector) else {

@@ -69,12 +69,12 @@ impl Subject {
         &self.policy
     }
 
-    /// Entries that policy maps shall have for an identity; none if there shall be none.
+    /// Intended entries of policy maps for an identity; `None` if there are none.
     pub(super) fn entries(&self, peer: IdentityId) -> Option<&Entries> {
         self.entries.get(&peer)
     }
 
-    /// Identities for which policy maps shall have entries.
+    /// Identities with intended entries in policy maps.
     pub(super) fn peers(&self) -> impl Iterator<Item = IdentityId> {
         self.entries.keys().copied()
     }

@@ -11,8 +11,8 @@ const BURST: f64 = 10.0;
 
 /// One stream's.
 ///
-/// What was learned of late counts against the endpoint it is of, and is paid off at the rate:
-/// all endpoints together, each in proportion to what it owes. The rule of
+/// Each recently learned pair counts against its endpoint. The rate pays these counts off for
+/// all endpoints together, each in proportion to its count. The rule of
 /// [`daemon::quota::Quota`] says how much an endpoint may owe: no more than is free. One
 /// that floods the proxy gets half of what there is, and the others find the other half.
 #[derive(Debug)]

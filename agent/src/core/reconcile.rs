@@ -1,10 +1,10 @@
 //! Comparing the datapath with the model while the agent runs: what differs is put right by the
 //! next plan, and counted. In the usual course of things the count stays 0.
 //!
-//! A pass looks at [`BATCH`] entries at a time, with a pause after each, on the thread that
-//! also writes: what it sees is of one instant. Each map is walked, which finds what is wrong or
-//! nobody's, then asked for what the model has, which finds what is missing (unless the prefix
-//! around it has the same identity: then nobody can tell, and no verdict differs). The names are
+//! A run reads [`BATCH`] entries at a time, with a pause after each, on the thread that also
+//! writes, so that a batch is of one instant. A walk over each map finds wrong entries and entries
+//! without an owner. Then each entry of the model is looked up, which finds missing ones (except
+//! where the covering prefix has the same identity: no verdict differs then). The names are
 //! checked on the way: every address that a selected name has must carry its labels (CFP-28427,
 //! "IP Labels Lifecycle").
 
@@ -32,7 +32,7 @@ use crate::{
 
 /// Between two looks of a pass: a look takes less than a millisecond.
 const PAUSE: Duration = Duration::from_millis(10);
-/// A walk begins anew when the entry it stands on is removed: beyond twice what there is, and
+/// A walk begins again when the entry it stands on is removed: beyond twice the number of entries, and
 /// these, it is given up until the next pass.
 const MAX_EXTRA_ENTRIES: usize = 4096;
 
@@ -368,7 +368,7 @@ fn compare_prefix(state: &mut State, prefix: IpNet, value: &IpcacheValue) {
         return;
     }
     state.counters.reconciled.ipcache += 1;
-    // With the right identity and something else besides, it has to be written anew.
+    // The identity is right but another field is not: the entry must be written again.
     let rewrite = told == Some(has);
     state.ipcache.realise(prefix, (!rewrite).then_some(has));
     state.ipcache.mark(prefix);

@@ -1,8 +1,8 @@
 //! After a restart: labels before rules.
 //!
 //! A change of policy goes in three phases ([`super::changes`]): labels of new selectors
-//! under the old rules, the rules, labels that nobody asks for any more. A policy that changed
-//! while the agent was away must go the same way, or an address whose identity changes meets
+//! under the old rules, the rules, labels that no policy uses any more. A policy that changed
+//! while the agent was down must go the same way, or an address whose identity changes meets
 //! the new policy of its old identity: open for a moment although neither policy lets it
 //! pass. The old rules are gone, but their verdicts are in the policy maps: an identity that
 //! no prefix has yet gets the entries of the one that its addresses have, if that is one. The
@@ -35,12 +35,12 @@ type Change = (
 );
 
 impl State {
-    /// Moves what shall have another identity under the policy that is in force. Only what
-    /// labels decide: endpoints and the node have their identity whatever policy asks for.
+    /// Moves prefixes to their intended identity under the policy in force. This concerns only
+    /// prefixes with an identity by labels: endpoints and the node have a fixed one.
     pub(super) fn relabel(&mut self, plan: &mut Plan) {
         let mapped = |endpoint: &Endpoint| endpoint.policy_map.is_some();
         if !self.endpoints.with_leaving().any(mapped) {
-            // Nobody is under a policy yet.
+            // No endpoint is under a policy yet.
             return;
         }
         let dirty = self.ipcache.take_dirty();
@@ -156,7 +156,7 @@ impl State {
             let Some(wanted) = wanted.filter(|id| !self.ipcache.is_in_force(*id)) else {
                 continue;
             };
-            // Labels of a part, of the circuit breaker, take over from nobody.
+            // Partial labels (of the circuit breaker) take over no earlier identity.
             let was = takes_over.get(&self.ipcache.labels(prefix));
             coming.insert(wanted, was.copied().flatten());
         }

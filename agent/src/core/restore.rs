@@ -211,8 +211,8 @@ impl State {
         }
     }
 
-    /// Names that are known before anybody asks. What was cleaned since they were looked up is
-    /// left out, as are addresses that no answer may label.
+    /// Restores the pre-cached names, except those cleaned since they were looked up, and
+    /// addresses that no answer may label.
     fn restore_pre_cached(&mut self, known: &[PreCached]) {
         let boot = self.config.boot_unix_ns;
         let instant = |unix: u64| BootTime(unix.saturating_sub(boot));
@@ -237,8 +237,9 @@ impl State {
         }
     }
 
-    /// What a file has, but for what was cleaned since: it is written later than what was cleaned
-    /// is noted. Addresses are kept open until the end of the grace, as proxies may hold leases.
+    /// Restores the names of a file, except those cleaned since: the file is written later than
+    /// the list of cleaned names. Addresses stay open until the end of the grace period, because
+    /// proxies may hold leases.
     fn restore_names(&mut self, file: &EndpointFile) {
         let boot = self.config.boot_unix_ns;
         let instant = |unix: u64| BootTime(unix.saturating_sub(boot));
@@ -274,7 +275,7 @@ impl State {
         for entry in zombies {
             let (alive, pending) = (instant(entry.alive_at), instant(entry.delete_pending_at));
             for name in &entry.names {
-                // Nobody knows when it was looked up: no later than it expired.
+                // The time of the look-up is unknown: no later than the expiry.
                 if self.closed.covers(file.id, name, pending) {
                     cleaned = true;
                     continue;
@@ -288,8 +289,7 @@ impl State {
         }
     }
 
-    /// The first plan: entries of interfaces that are gone go now, before anyone is told of
-    /// them.
+    /// The first plan: entries of removed interfaces are removed now, before they are published.
     pub(super) fn start(&mut self, plan: &mut Plan) {
         for (address, key, value) in self.lxc.unwanted() {
             let gone = self.endpoints.is_leaving(EndpointId(value.lxc_id))
@@ -319,7 +319,7 @@ impl State {
         until.filter(|_| !self.change_in_progress())
     }
 
-    /// Gives up what nothing asked for again, once the grace after a restart is over.
+    /// Releases restored identities and labels that are still unused after the grace period.
     pub(super) fn end_restore(&mut self, plan: &mut Plan) {
         if self.restored_until().is_none_or(|until| until > self.now) {
             return;

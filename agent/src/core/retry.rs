@@ -25,7 +25,7 @@ pub(super) struct Retry {
 }
 
 impl Retry {
-    /// A prefix did not get what it shall have.
+    /// Notes a prefix that did not get its intended identity.
     pub(super) fn add(&mut self, prefix: IpNet) {
         self.unresolved.insert(prefix);
     }

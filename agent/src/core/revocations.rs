@@ -103,7 +103,7 @@ mod tests {
         all.insert(2, revocation(&[7], 11));
         all.insert(3, revocation(&[7, 8], 12));
         all.insert(4, revocation(&[9], 13));
-        assert_eq!(all.take_ended(NOW).len(), 1, "nobody holds a lease");
+        assert_eq!(all.take_ended(NOW).len(), 1, "no proxy holds a lease");
         for _ in 0..2 {
             all.acked(StreamId(7), 2);
             all.acked(StreamId(7), 3);

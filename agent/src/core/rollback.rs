@@ -33,7 +33,7 @@ pub(super) enum Undo {
 }
 
 impl State {
-    /// A step failed: the datapath has what it had before.
+    /// A step failed: the datapath still has the previous entry.
     pub(super) fn rollback(&mut self, plan: &mut Plan, undo: Undo) {
         let later = self.now.plus_secs(RETRY);
         match undo {

@@ -140,7 +140,7 @@ pub struct Reconciled {
     pub passes: u64,
     /// Looks into a map that failed.
     pub failures: u64,
-    /// Entries of the ipcache that were wrong, missing or nobody's.
+    /// Entries of the ipcache that were wrong, missing or without an owner.
     pub ipcache: u64,
     /// Entries of policy maps.
     pub policy: u64,
@@ -229,7 +229,7 @@ pub struct IdentityView {
 pub struct IpcacheView {
     /// Prefix.
     pub prefix: String,
-    /// Identity it shall have.
+    /// Intended identity.
     pub identity: u32,
     /// Identity the datapath has, if any.
     pub realised: Option<u32>,

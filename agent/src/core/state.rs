@@ -57,7 +57,7 @@ impl State {
         self.policy.join(identity, labels, endpoint, revision);
     }
 
-    /// An endpoint has this identity no more.
+    /// An endpoint no longer has this identity.
     pub(super) fn leave_subject(&mut self, identity: IdentityId, endpoint: EndpointId) {
         self.publication.mark_stale();
         self.policy.leave(identity, endpoint);

@@ -47,14 +47,14 @@ pub enum Target {
 pub struct Findings {
     /// The endpoint.
     pub endpoint: EndpointView,
-    /// Revision that its policy map shall have.
+    /// Intended revision of its policy map.
     pub wanted_revision: u64,
     /// DNS rules that let it ask for the name.
     pub dns: Vec<DnsRulesView>,
     /// Rules whose name selectors match the name.
     pub by_name: Vec<RuleView>,
-    /// Of a name: its addresses that this endpoint learned. Of an address: its names, whoever
-    /// learned them.
+    /// For a name: its addresses that this endpoint learned. For an address: its names, from any
+    /// endpoint.
     pub names: Vec<NameView>,
     /// Addresses of the name that only others learned.
     pub elsewhere: Vec<NameView>,
@@ -70,11 +70,11 @@ pub struct Findings {
 pub struct AddressFound {
     /// The address.
     pub address: IpAddr,
-    /// The longest prefix that shall have an identity.
+    /// The longest prefix with an intended identity.
     pub prefix: Option<String>,
     /// Who gave that prefix its labels.
     pub owners: Vec<String>,
-    /// The identity it shall have; 0 = none.
+    /// The intended identity; 0 = none.
     pub wanted: u32,
     /// The identity that the datapath was given; none = no entry.
     pub given: Option<u32>,

@@ -86,7 +86,7 @@ pub fn look(maps: &Globals, now: u32, valid: u32) -> Found {
             .counts
             .set(&quota::HELD_UNTIL, &now.saturating_add(valid))
     {
-        tracing::warn!(%error, "no endpoint has a quota of connections until this can be written");
+        tracing::warn!(%error, "cannot write the connection quotas; endpoints have no quota until that succeeds");
     }
     let mut alive = looking.alive;
     alive.sort_unstable();
@@ -95,7 +95,7 @@ pub fn look(maps: &Globals, now: u32, valid: u32) -> Found {
 }
 
 fn unread(error: &MapError) {
-    tracing::warn!(%error, "conntrack was not read; no expired address goes until it is");
+    tracing::warn!(%error, "cannot read the conntrack maps; expired addresses stay open until that succeeds");
 }
 
 struct Looking<'a> {

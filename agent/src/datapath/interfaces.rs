@@ -100,7 +100,7 @@ pub struct Interfaces {
     programs: Programs,
     globals: Globals,
     loaded: BTreeMap<Begin, Ebpf>,
-    /// Interfaces whose trouble was told.
+    /// Interfaces whose problem was logged.
     warned: BTreeSet<u32>,
 }
 
@@ -131,12 +131,13 @@ impl Interfaces {
             () = stop.cancelled() => return,
         }
         if let Err(error) = remove(dir) {
-            tracing::warn!(%error, "links of transparent mode stay");
+            tracing::warn!(%error, "cannot remove the links of transparent mode");
         }
     }
 
-    /// Looks after interfaces until stopped. Proxies are told once `rules` are ready, so that
-    /// the programs of all endpoints know of the mode, and the interfaces were looked after.
+    /// Attaches the programs to interfaces until stopped. The mode is published to the proxies
+    /// once `rules` are ready (the programs of all endpoints then have the mode) and the
+    /// interfaces are prepared.
     pub async fn run(
         mut self,
         mut rules: watch::Receiver<Arc<RulesTable>>,
@@ -155,14 +156,14 @@ impl Interfaces {
                 () = stop.cancelled() => return,
             }
             if let Err(error) = self.refresh().await {
-                tracing::warn!(%error, "transparent mode: interfaces are not looked after");
+                tracing::warn!(%error, "transparent mode: cannot update the interfaces");
                 continue;
             }
             if is_ready && !is_told {
                 match make(self.globals.root().join(pin::TRANSPARENT)) {
                     Ok(()) => is_told = true,
                     Err(error) => {
-                        tracing::error!(%error, "proxies are not told of transparent mode");
+                        tracing::error!(%error, "transparent mode: cannot publish the setting to the proxies");
                     }
                 }
             }
@@ -172,7 +173,7 @@ impl Interfaces {
     /// Attaches the program where it is missing, and takes it from interfaces that have
     /// become a pod's or are gone. One that refuses the program does not hold up the others.
     ///
-    /// Every link is tried: an interface may have been made anew under its number, or the
+    /// Every link is tried: another interface may have got the number, or the
     /// link detached by force.
     pub async fn refresh(&mut self) -> Result<(), InterfacesError> {
         let dir = directory(&self.globals);
@@ -191,7 +192,7 @@ impl Interfaces {
                     self.warned.remove(ifindex);
                 }
                 Err(error) if self.warned.insert(*ifindex) => {
-                    tracing::warn!(%error, "transparent mode: answers that come in here are lost");
+                    tracing::warn!(%error, "transparent mode: answers that arrive on this interface are lost");
                 }
                 Err(_) => {}
             }

@@ -89,7 +89,7 @@ impl Default for MapSizes {
 }
 
 impl MapSizes {
-    /// Entries of connections that nobody answered yet that each endpoint may have, in each
+    /// Entries of unanswered connections that each endpoint may have, in each
     /// direction: no more than a 32nd of a conntrack map, so that many endpoints together
     /// displace no other endpoint's connections.
     fn unanswered(self) -> u32 {
@@ -124,7 +124,7 @@ pub enum SetUpError {
     #[error(transparent)]
     Root(#[from] RootError),
     /// A pin could not be opened to the proxies.
-    #[error("{path}: giving it to --sdp-group: {source}", path = .path.display())]
+    #[error("{path}: cannot change its group to --sdp-group: {source}", path = .path.display())]
     Share {
         /// The pin.
         path: PathBuf,
@@ -361,8 +361,8 @@ impl Datapath for KernelDatapath {
         if let Err(error) = notes::sweep(&self.globals, &self.lxc) {
             tracing::warn!(
                 %error,
-                "notes of redirected connections of endpoints that are gone could not be removed; \
-                 it is tried again"
+                "entries for redirected connections of removed endpoints could not be removed; \
+                 the agent tries again"
             );
             self.sweep_due = Some(Instant::now() + SWEEP_AGAIN);
         }
@@ -432,8 +432,8 @@ fn make_maps(globals: &Globals, sizes: MapSizes) -> Result<LocalMaps, MapError> 
                 map = name,
                 has = map.max_entries(),
                 wanted = entries,
-                "the map of an earlier run stays, with its entries; a new size takes effect \
-                 after a reboot, or when its pin is removed while no agent runs"
+                "the map of an earlier run is used, with its entries; a new size applies \
+                 after a reboot, or after its pin is removed while no agent runs"
             );
         }
         Ok(map)

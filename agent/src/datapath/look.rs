@@ -42,7 +42,7 @@ pub enum ProgramFault {
         found: String,
     },
     /// Another program sees the packets first, and may let them pass unjudged.
-    #[error("program {first} runs before {program} and may let packets pass unjudged")]
+    #[error("program {first} runs before {program} and may pass packets without a policy verdict")]
     NotFirst {
         /// The program.
         program: &'static str,
@@ -53,7 +53,7 @@ pub enum ProgramFault {
     #[error("the pin of the policy map is gone or is another map")]
     PolicyPin,
     /// The kernel does not answer.
-    #[error("{program} cannot be looked at: {reason}")]
+    #[error("cannot inspect {program}: {reason}")]
     Unknown {
         /// The program.
         program: &'static str,

@@ -1,7 +1,7 @@
-//! Notes of what is redirected, once their endpoint is gone.
+//! Removes entries of redirected connections after their endpoint was removed.
 //!
-//! `from_pod` keeps the notes of its pod; after it nobody does. Packets of a pod that is under no
-//! policy any more, to a server on this node, would still go to the proxy, which refuses them.
+//! `from_pod` maintains the entries of its pod. After the program is removed, packets of the pod to
+//! a server on this node would still go to the proxy, which refuses them.
 
 use std::{collections::HashSet, net::Ipv6Addr};
 

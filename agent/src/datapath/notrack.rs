@@ -35,7 +35,7 @@ pub const TABLE: &str = "holdfast_v1";
 /// A part of the table that is not as it should be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Missing {
-    /// The table is not there, or somebody made it dormant.
+    /// The table does not exist, or another program made it dormant.
     Table,
     /// The chain of this name is not there, or hooked elsewhere.
     Chain(&'static str),
@@ -77,7 +77,7 @@ pub enum NotrackError {
         source: io::Error,
     },
     /// The kernel's answer is cut.
-    #[error("netfilter gave an answer that cannot be read")]
+    #[error("netfilter sent an answer that cannot be decoded")]
     Malformed,
 }
 

@@ -67,7 +67,7 @@ impl Step {
             Self::CheckpointEndpoints(_) => "write the endpoints' identities",
             Self::WriteEndpoint(..) => "write the endpoint's file",
             Self::KeepNames(..) => "write the endpoint's names",
-            Self::KeepCleaned(_) => "write what was cleaned",
+            Self::KeepCleaned(_) => "write the cleaned names",
             Self::RemoveEndpoint(_) => "remove the endpoint's directory",
             Self::CreatePolicyMap(_) => "make the policy map",
             Self::RemovePolicyMap(_) => "remove the policy map",

@@ -152,7 +152,7 @@ const TO_PROXY: Hook = Hook {
 pub struct Quotas {
     /// Datagrams and new connections to the DNS proxy per second; 0: any number.
     pub dns_packets: u32,
-    /// Connections that nobody answered yet, in each direction.
+    /// Unanswered connections, in each direction.
     pub unanswered: u32,
 }
 
@@ -165,7 +165,7 @@ impl Quotas {
     }
 }
 
-/// Queues of connections that nobody answered yet, in the object.
+/// Names of the queues of unanswered connections in the object.
 const UNANSWERED: [&str; 2] = ["UNANSWERED_OUT", "UNANSWERED_IN"];
 
 /// Loads and attaches programs below one BPF root.
@@ -403,7 +403,7 @@ pub(super) fn put(
                 return Ok(());
             }
             Err(error) if is_dead(&error) => {
-                tracing::debug!(pin = %path.display(), "the old link's interface is gone");
+                tracing::debug!(pin = %path.display(), "the interface of the old link was removed");
             }
             Err(error) => return Err(pinned(path, &error)),
         }
@@ -455,7 +455,7 @@ fn is_dead(error: &aya::programs::ProgramError) -> bool {
     error.io_error.raw_os_error() == Some(Errno::ENOLINK as i32)
 }
 
-/// Pins a link in place of what is pinned at `path`, which is let go only then.
+/// Pins a link at `path` and then releases the link that was pinned there before.
 fn pin_over(link: FdLink, path: &Path) -> Result<(), ProgramError> {
     steering::pin_over(link, path).map_err(|reason| ProgramError::Pin {
         path: path.to_owned(),

@@ -27,7 +27,7 @@ const LOOPBACK: u32 = 1;
 
 const IPV4_FORWARDING: &str = "net.ipv4.ip_forward";
 const IPV6_FORWARDING: &str = "net.ipv6.conf.all.forwarding";
-/// Where a redirected packet's route is asked for. An address of the node's own is delivered
+/// Destinations with which the route of a redirected packet is checked. An address of the node's own is delivered
 /// before our rule, so there are two of networks that no node has (RFC 2544, RFC 6666, RFC 5180).
 const PROBES4: [IpAddr; 2] = [
     IpAddr::V4(Ipv4Addr::new(198, 19, 255, 254)),

@@ -109,7 +109,7 @@ impl Conditions {
         tracing::warn!(
             part = part.as_str(),
             what,
-            "the datapath was changed by something else; repaired"
+            "another program changed the datapath; repaired"
         );
         let mut parts = self.0.lock();
         let condition = parts.entry(part).or_default();
@@ -125,11 +125,7 @@ impl Conditions {
         let mut parts = self.0.lock();
         let condition = parts.entry(part).or_default();
         if condition.fault.as_ref() != Some(&fault) {
-            tracing::error!(
-                part = part.as_str(),
-                fault,
-                "the datapath cannot be repaired"
-            );
+            tracing::error!(part = part.as_str(), fault, "cannot repair the datapath");
         }
         condition.fault = Some(fault);
     }
@@ -168,7 +164,7 @@ pub struct Node {
 }
 
 impl Upkeep {
-    /// Takes the port and opens the maps. `conditions` are told how things are.
+    /// Binds the port and opens the maps. `conditions` receives the state of each part.
     pub fn new(node: Node, conditions: Conditions) -> Self {
         let mut upkeep = Self {
             ipv4: node.ipv4,

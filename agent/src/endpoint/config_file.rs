@@ -119,7 +119,9 @@ pub struct RulesInFile {
 #[derive(Debug, thiserror::Error)]
 pub enum FileError {
     /// Not JSON, or a field of the wrong type.
-    #[error("ep_config.json: {0} (remove the endpoint's directory to start it afresh)")]
+    #[error(
+        "ep_config.json: {0} (remove the endpoint's directory; the agent then writes a new one)"
+    )]
     Json(#[from] serde_json::Error),
     /// A field's text cannot be read.
     #[error("ep_config.json: field {field}: `{value}` cannot be read")]
@@ -131,7 +133,7 @@ pub enum FileError {
     },
     /// Written by a newer version.
     #[error(
-        "ep_config.json: HoldfastDNSRules has version {0}, this program knows up to 1: upgrade it"
+        "ep_config.json: HoldfastDNSRules has version {0}; this program reads up to 1: upgrade holdfast-agent"
     )]
     Newer(u64),
 }

@@ -84,17 +84,18 @@ pub struct Discovered {
 /// Why an interface could not be found.
 #[derive(Debug, thiserror::Error)]
 pub enum DiscoverError {
-    /// The namespace is not there.
-    #[error(
-        "network namespace {0} does not exist ({path} is missing); see `ip netns list`, or name a process with --pid",
-        path = .0.path().display()
-    )]
+    /// The namespace does not exist.
+    #[error("{}", no_netns(.0))]
     NoNetns(Netns),
     /// A name that would leave /run/netns.
-    #[error("{0:?} is no name of a network namespace; give the name as `ip netns list` shows it")]
+    #[error(
+        "{0:?} is not a name of a network namespace; give the name as `ip netns list` shows it"
+    )]
     BadName(String),
     /// The namespace could not be entered.
-    #[error("network namespace {netns} cannot be entered: {source}; the agent needs CAP_SYS_ADMIN")]
+    #[error(
+        "network namespace {netns} cannot be entered: {source}; run the agent as root (it needs CAP_SYS_ADMIN)"
+    )]
     Enter {
         /// The namespace.
         netns: Netns,
@@ -113,7 +114,7 @@ pub enum DiscoverError {
     },
     /// The interface is no end of a veth pair whose other end is here.
     #[error(
-        "interface {ifname} of network namespace {netns} is not one end of a veth pair whose other end is on this node's side"
+        "interface {ifname} of network namespace {netns} is not one end of a veth pair whose other end is in this node's own network namespace"
     )]
     NoPeer {
         /// The namespace.
@@ -123,7 +124,7 @@ pub enum DiscoverError {
     },
     /// The interface has no address.
     #[error(
-        "interface {ifname} of network namespace {netns} has no address yet; set one (`ip -n {netns} address add …`) and try again"
+        "interface {ifname} of network namespace {netns} has no address yet; add one (`ip -n {netns} address add …`) and try again"
     )]
     NoAddress {
         /// The namespace.
@@ -133,7 +134,7 @@ pub enum DiscoverError {
     },
     /// The interface has addresses, and none of them counts.
     #[error(
-        "no address of interface {ifname} of network namespace {netns} counts: this node routes none of {addresses} to {host}; add a route (`ip route add ADDRESS dev {host}`) and try again"
+        "no address of interface {ifname} of network namespace {netns} can be used: this node routes none of {addresses} to {host}; add a route (`ip route add ADDRESS dev {host}`) and try again"
     )]
     NotRouted {
         /// The namespace.
@@ -148,7 +149,7 @@ pub enum DiscoverError {
     /// The host side is a port of a bridge that the node does not use itself.
     #[error(
         "interface {ifname} of network namespace {netns} is on bridge {bridge}, through which \
-         this node reaches none of its addresses: a DNS proxy of the node could not answer it. \
+         this node reaches none of its addresses, so a DNS proxy of the node could not answer it. \
          Give the bridge an address of the pods' network (`ip address add … dev {bridge}`)"
     )]
     BridgeWithoutAddress {
@@ -167,6 +168,21 @@ pub enum DiscoverError {
         /// What the kernel or the system said.
         reason: String,
     },
+}
+
+fn no_netns(netns: &Netns) -> String {
+    match netns {
+        Netns::Name(name) => format!(
+            "network namespace {name} does not exist ({} is missing); `ip netns list` shows the \
+             names, and --pid selects the namespace of a process",
+            netns.path().display()
+        ),
+        Netns::Pid(pid) => format!(
+            "there is no process {pid} (the agent finds no {}); give the id of a running process \
+             as the agent's own PID namespace numbers it, or a name with --netns",
+            netns.path().display()
+        ),
+    }
 }
 
 /// Finds the interface `ifname` of `netns`, its host side, and which of its addresses count.

@@ -114,7 +114,7 @@ impl Endpoint {
             ipv6: self.ipv6,
             mac: self.spec.mac,
             // A bridge delivers what is addressed to one of its ports, and a port's address does
-            // not change when other ports come and go, as the bridge's own does.
+            // not change when other ports are added and removed, unlike the bridge's own address.
             gateway_mac: self.spec.on_bridge.then_some(self.spec.node_mac),
             link: self.spec.link.clone(),
         }

@@ -64,7 +64,7 @@ impl LinkEvents {
                     () = stop.cancelled() => return,
                 };
                 if let Err(error) = ended {
-                    tracing::warn!(%error, "no events of interfaces: new pods are found by polling");
+                    tracing::warn!(%error, "cannot receive events of interfaces; the agent polls for new pods");
                 }
                 // Changes were missed.
                 own.0.notify_one();

@@ -218,7 +218,7 @@ impl EndpointBook {
         self.state.lock().gated.len()
     }
 
-    /// Adds one by command; it is on disk before the core hears of it.
+    /// Adds an endpoint by command. It is on disk before the core receives it.
     pub fn add(&self, document: EndpointDocument) -> Result<EndpointSpec, EndpointError> {
         let netns = document.check()?;
         let key = cli::key(&netns, &document.ifname);
@@ -306,7 +306,7 @@ impl State {
         others.next().map(|(other, _)| other.clone())
     }
 
-    /// Whether an endpoint has a document, or may have one in what cannot be read.
+    /// Whether an endpoint has a document, or may have one in a file that cannot be read.
     fn is_wanted(&self, key: &str) -> bool {
         self.documents.contains_key(key)
             || (dir::is_key(key)

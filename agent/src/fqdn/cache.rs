@@ -1,4 +1,4 @@
-//! What was learned: per endpoint for as long as it is valid or in use, and per node as
+//! The learned pairs: for each endpoint while they are valid or in use, and for the node as
 //! pairs (name, address) that must stay plumbed.
 
 mod limits;
@@ -281,7 +281,7 @@ impl NameCache {
         Some((name.clone(), address))
     }
 
-    /// Lets go of what expired. Gives the pairs that nothing keeps.
+    /// Removes expired entries. Returns the pairs that have no other use.
     pub fn expire(&mut self, now: BootTime) -> Expired {
         let mut expired = Expired {
             pairs: std::mem::take(&mut self.released),
@@ -364,7 +364,7 @@ impl NameCache {
         }
     }
 
-    /// A complete conntrack pass ended: lets go of zombies nobody uses.
+    /// A complete conntrack scan ended: removes zombies without a connection.
     pub fn pass(&mut self, gc_start: BootTime, now: BootTime) -> Expired {
         self.passes.count += 1;
         self.passes.last = self.passes.last.max(gc_start);
@@ -486,7 +486,7 @@ impl NameCache {
         }
     }
 
-    /// Keeps a pair until then, whoever asks for it.
+    /// Keeps a pair until then, for every endpoint.
     pub fn know_until(&mut self, name: &Fqdn, address: IpAddr, until: BootTime) {
         let pairs = &mut self.names.entry(name.clone()).or_default().pairs;
         self.pairs += usize::from(!pairs.contains_key(&address));
@@ -496,7 +496,7 @@ impl NameCache {
         self.due.push(Reverse((pair.known_until, due)));
     }
 
-    /// Forgets that these names were known whoever asks. Gives the pairs that no endpoint holds:
+    /// Removes these names from the names of the node. Returns the pairs that no endpoint holds:
     /// [`NameCache::release`] says whether they may go.
     pub fn forget_known(&mut self, which: impl Fn(&Fqdn) -> bool) -> Vec<NamePair> {
         let mut free = Vec::new();

@@ -33,11 +33,13 @@ pub struct CleanedNames {
 pub enum CleanedError {
     /// Not JSON, or of another shape.
     #[error(
-        "names that were cleaned: {0} (without the file, what a proxy still remembers of them opens again)"
+        "list of cleaned names: {0} (without the list, names that a proxy still stores open again)"
     )]
     Json(#[from] serde_json::Error),
     /// Written by a newer version.
-    #[error("names that were cleaned: version {0}, this program knows up to {VERSION}: upgrade it")]
+    #[error(
+        "list of cleaned names has version {0}; this program reads up to {VERSION}: upgrade holdfast-agent"
+    )]
     Newer(u32),
 }
 

@@ -1,4 +1,4 @@
-//! When an expired address that connections may still use is let go (`cilium-compat` 7).
+//! When an expired address that connections may still use is released.
 
 use std::{
     collections::{BTreeSet, HashSet},
@@ -39,7 +39,7 @@ pub fn is_dead(zombie: &Zombie, passes: Passes, idle_grace: Duration) -> bool {
         && passes.last > zombie.alive_at
 }
 
-/// Addresses to let go. A dead one stays while another address of one of its names is alive
+/// Addresses to release. A dead one stays while another address of one of its names is alive
 /// (clients move between addresses of a name), up to `per_name` addresses of that name.
 pub fn dead(
     zombies: &HashMap<IpAddr, Zombie>,

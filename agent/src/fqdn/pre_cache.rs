@@ -1,5 +1,5 @@
-//! Names that somebody says are known, before any endpoint asks (`--tofqdns-pre-cache`): a JSON
-//! array in the format of Cilium's DNS cache, as `DNSHistory` of an `ep_config.json` is.
+//! Names that are open before a pod looks them up (`--tofqdns-pre-cache`): a JSON array in the
+//! format of Cilium's DNS cache, like `DNSHistory` of an `ep_config.json`.
 
 use std::{collections::HashSet, fs, net::IpAddr, path::Path};
 
@@ -10,8 +10,8 @@ use serde_json::Value;
 /// Entries named in a complaint.
 const NAMED: usize = 3;
 
-/// Share of the ipcache that names may take which nobody asked for: addresses that answers give
-/// need the rest, and without room there are no leases.
+/// Pre-cached names use at most 1/16 of the ipcache: addresses from answers need the rest, and
+/// without free entries there are no leases.
 const SHARE: usize = 16;
 
 /// Addresses of a name. Instants are nanoseconds of Unix time.
@@ -19,15 +19,15 @@ const SHARE: usize = 16;
 pub struct PreCached {
     /// Name.
     pub name: Fqdn,
-    /// When it was looked up; 0 = never said.
+    /// When it was looked up; 0 = unknown.
     pub lookup: u64,
-    /// Until when it counts.
+    /// Expiry.
     pub expires: u64,
     /// Addresses.
     pub addresses: Vec<IpAddr>,
 }
 
-/// What cannot be used of a file. What can be is used all the same.
+/// Entries of a file that cannot be used. The other entries are used.
 #[derive(Debug, thiserror::Error)]
 pub enum PreCacheError {
     /// It cannot be read.
@@ -35,7 +35,7 @@ pub enum PreCacheError {
     Read(#[from] std::io::Error),
     /// Not JSON, or no array.
     #[error(
-        "is no JSON array ({0}); nothing of it is used: write [{{\"fqdn\": …, \"expiration-time\": …, \"ips\": […]}}, …]"
+        "is not a JSON array ({0}); no entry of it is used: write [{{\"fqdn\": …, \"expiration-time\": …, \"ips\": […]}}, …]"
     )]
     Json(#[from] serde_json::Error),
     /// Some entries.

@@ -144,7 +144,7 @@ impl FqdnDataService {
             .serve_with_incoming_shutdown(incoming, stop.cancelled_owned())
             .await;
         if let Err(error) = served {
-            tracing::error!(%error, "the FQDNData server ended");
+            tracing::error!(%error, "the FQDNData server stopped");
         }
     }
 
@@ -240,7 +240,7 @@ impl FqdnDataService {
             tracing::error!(
                 size,
                 limit,
-                "the snapshot is larger than the proxy can receive; it keeps what it has"
+                "the snapshot of rules is larger than the proxy can receive; the proxy keeps its present rules"
             );
             return None;
         }

@@ -21,7 +21,7 @@ use tonic::transport::server::Connected;
 /// Why a socket cannot be served.
 #[derive(Debug, thiserror::Error)]
 pub enum SocketError {
-    /// Somebody answers on it.
+    /// Another process accepts connections on it.
     #[error("{0} is served by another process; stop it, or choose another path")]
     InUse(PathBuf),
     /// A system call failed.
@@ -50,7 +50,7 @@ impl Allowed {
 }
 
 /// Binds a unix socket of mode 0660 in a directory of mode 0750, in place of
-/// one that nobody serves any more.
+/// one without a listening process.
 pub fn bind(path: &Path, group: Option<u32>) -> Result<UnixListener, SocketError> {
     let failed = |path: &Path, call| {
         let path = path.to_owned();
@@ -85,7 +85,7 @@ pub fn bind(path: &Path, group: Option<u32>) -> Result<UnixListener, SocketError
     Ok(listener)
 }
 
-/// What is known of one connection.
+/// Data about one connection.
 #[derive(Clone, Debug, Default)]
 pub struct Peer {
     /// Its process.

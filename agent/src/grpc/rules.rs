@@ -43,7 +43,7 @@ pub(super) async fn serve(
             if ack.nack.is_empty() {
                 guard.acked(ack.revision);
             } else {
-                tracing::warn!(stream = guard.id().0, revision = ack.revision, reason = %ack.nack, "proxy refused rules; it gets a whole snapshot with the next change");
+                tracing::warn!(stream = guard.id().0, revision = ack.revision, reason = %ack.nack, "the proxy refused the rules; the agent sends a full snapshot with the next change");
                 guard.nacked(ack.revision, &ack.nack);
                 refused.send_modify(|n| *n += 1);
             }
@@ -101,7 +101,7 @@ fn messages(epoch: &Epoch, sent: Option<&RulesTable>, now: &RulesTable) -> Vec<D
             if !changed {
                 return Vec::new();
             }
-            // A revision without changed rules is told too: leases name revisions.
+            // A revision without changed rules is sent too, because leases name revisions.
             chunks(&delta, false)
                 .into_iter()
                 .map(|chunk| message(Kind::Endpoints(chunk)))
@@ -246,7 +246,7 @@ mod tests {
         );
         assert_eq!(chunk.removed, [2]);
         assert!(!chunk.more);
-        // The same rules at a later revision are told as an empty delta.
+        // The same rules at a later revision are sent as an empty delta.
         let later = table(3, now.endpoints.clone());
         assert_eq!(super::messages(&epoch(), Some(&now), &later).len(), 1);
         assert!(super::messages(&epoch(), Some(&later), &later).is_empty());

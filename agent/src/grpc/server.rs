@@ -95,7 +95,7 @@ impl Native {
             .serve_with_incoming_shutdown(ReceiverStream::new(incoming), stop.cancelled_owned())
             .await;
         if let Err(error) = served {
-            tracing::error!(%error, "the gRPC server ended");
+            tracing::error!(%error, "the gRPC server stopped");
         }
     }
 }
@@ -121,7 +121,7 @@ async fn accept(
                     return;
                 }
             }
-            Err(error) => tracing::warn!(%error, "connection refused"),
+            Err(error) => tracing::warn!(%error, "connection to the gRPC socket refused"),
         }
     }
 }
@@ -151,7 +151,7 @@ impl FqdnPolicy for Native {
         if hello.proxy_port != expected {
             tracing::warn!(
                 instance = %peer.instance(), its_port = hello.proxy_port, our_port = expected,
-                "proxy listens on another port than DNS is redirected to; give both the same --tofqdns-proxy-port"
+                "the proxy listens on a port to which DNS is not redirected; give agent and proxy the same --tofqdns-proxy-port"
             );
         }
         tracing::info!(instance = %peer.instance(), version = %hello.version, "proxy connected");

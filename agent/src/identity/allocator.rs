@@ -32,7 +32,7 @@ pub trait Allocator: std::fmt::Debug + Send {
     fn is_empty(&self) -> bool {
         self.len() == 0
     }
-    /// Ends the hold on restored numbers nobody asked for.
+    /// Releases restored numbers that no policy or endpoint has requested.
     fn release_withheld(&mut self);
 }
 
@@ -314,7 +314,7 @@ mod tests {
         allocator.release(first.id);
         assert!(allocator.sweep(&|_| false).is_empty());
         allocator.release(first.id);
-        // Asked for again before the sweep: nothing is lost.
+        // Requested again before the sweep: nothing is lost.
         assert!(!allocator.acquire(&set("fqdn:a")).unwrap().new);
         allocator.release(first.id);
         assert!(allocator.sweep(&|id| id == first.id).is_empty());
@@ -372,7 +372,7 @@ mod tests {
             "their own of before goes first"
         );
         assert!(ask("fqdn:b", 1) > 2, "it is taken");
-        assert!(ask("fqdn:c", 9) > 2, "nobody held it");
+        assert!(ask("fqdn:c", 9) > 2, "no owner held it");
     }
 
     #[test]

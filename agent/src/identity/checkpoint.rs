@@ -58,14 +58,16 @@ struct EndpointDocument {
 #[derive(Debug, thiserror::Error)]
 pub enum CheckpointError {
     /// Not JSON, or of another shape.
-    #[error("identity checkpoint: {0} (remove the file to number identities afresh)")]
+    #[error("identity checkpoint: {0} (without the file, identities get new numbers)")]
     Json(#[from] serde_json::Error),
     /// Written by a newer version.
-    #[error("identity checkpoint has version {0}, this program knows up to {VERSION}: upgrade it")]
+    #[error(
+        "identity checkpoint has version {0}; this program reads up to {VERSION}: upgrade holdfast-agent"
+    )]
     Newer(u64),
     /// Labelled by a newer version's logic.
     #[error(
-        "identity checkpoint has labels of logic {0}, this program knows up to {LABEL_LOGIC}: upgrade it"
+        "identity checkpoint has label logic {0}; this program reads up to {LABEL_LOGIC}: upgrade holdfast-agent"
     )]
     NewerLogic(u64),
 }

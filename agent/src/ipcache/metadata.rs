@@ -1,4 +1,4 @@
-//! What is known about one prefix, per owner.
+//! Data about one prefix, by owner.
 
 use std::{fmt, sync::Arc};
 
@@ -89,7 +89,7 @@ pub struct Metadata {
     sets: Vec<((Source, LabelSet), usize)>,
     /// Of the node and of endpoints: one or two.
     identities: Vec<(Owner, IdentityId)>,
-    /// Identity it shall have; none = no entry.
+    /// Intended identity; `None` = no entry.
     pub desired: Option<IdentityId>,
     /// Identity the datapath has as far as planned; none = no entry.
     pub realised: Option<IdentityId>,
@@ -189,7 +189,7 @@ impl Metadata {
         true
     }
 
-    /// Whether nobody claims anything.
+    /// Whether no owner has a claim.
     pub fn is_unclaimed(&self) -> bool {
         self.labels.is_empty() && self.identities.is_empty()
     }

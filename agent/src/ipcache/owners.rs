@@ -54,7 +54,7 @@ impl ByOwner {
             }
             Self::Many(table) => {
                 let old = table.remove(owner);
-                // Not at once: one that comes and goes must not copy the table each time.
+                // Not at FEW: an owner that is added and removed repeatedly must not copy the table each time.
                 if table.len() <= FEW / 2 {
                     *self = Self::Few(std::mem::take(table).into_iter().collect());
                 }
@@ -84,7 +84,7 @@ impl ByOwner {
         list.chain(table.into_iter().flat_map(HashMap::keys))
     }
 
-    /// Whether nobody says anything.
+    /// Whether no owner has an entry.
     pub(super) fn is_empty(&self) -> bool {
         match self {
             Self::Few(list) => list.is_empty(),

@@ -80,8 +80,8 @@ pub fn cidr_of(label: &Label) -> Option<IpNet> {
 /// 1. all owners' labels; of two values of one label the more trusted source's;
 /// 2. from covering prefixes, longest first, labels whose source and key are not there yet, but
 ///    of CIDR labels only the longest;
-/// 3. inside the cluster neither world nor blocks nor names: nobody reaches the node by putting
-///    its address into a DNS answer;
+/// 3. inside the cluster neither world nor blocks nor names: a DNS answer with the node's address
+///    opens nothing;
 /// 4. outside the world label of the family, and the prefix's own CIDR label if there is nothing
 ///    else.
 pub fn labels(map: &PrefixMap<Metadata>, prefix: IpNet, world: &World) -> LabelSet {

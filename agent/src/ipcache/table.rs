@@ -22,11 +22,11 @@ pub struct Ipcache {
     realised: usize,
     /// Prefixes that the datapath maps to an identity.
     in_force: HashMap<IdentityId, usize>,
-    /// Prefixes of the identities that somebody asks for.
+    /// Prefixes of the identities that callers have requested.
     watched: HashMap<IdentityId, BTreeSet<IpNet>>,
 }
 
-/// Identities are forgotten that nobody asks for, once there are so many more of them.
+/// Excess of watched identities at which those that no caller requests are removed.
 const WATCHED: usize = 1024;
 
 impl Ipcache {
@@ -73,7 +73,7 @@ impl Ipcache {
         }
     }
 
-    /// A prefix changed: it and its descendants are resolved anew, nothing else.
+    /// A prefix changed: only the prefix and its descendants are resolved again.
     fn touch(&mut self, prefix: IpNet) {
         if prefix.prefix_len() == prefix.max_prefix_len() {
             self.mark(prefix);
@@ -119,7 +119,7 @@ impl Ipcache {
         resolve::labels(&self.prefixes, prefix, &self.world)
     }
 
-    /// Sets the identity a prefix shall have.
+    /// Sets the intended identity of a prefix.
     pub fn desire(&mut self, prefix: IpNet, identity: Option<IdentityId>, held: bool) {
         let metadata = self.prefixes.entry(prefix);
         let before = std::mem::replace(&mut metadata.desired, identity);
@@ -138,7 +138,7 @@ impl Ipcache {
         }
     }
 
-    /// Its labels got no identity: what it had stays.
+    /// Its labels got no identity: the prefix keeps its previous one.
     pub fn leave_unresolved(&mut self, prefix: IpNet) {
         if let Some(metadata) = self.prefixes.get_mut(prefix) {
             metadata.unresolved = true;
@@ -192,7 +192,7 @@ impl Ipcache {
             .and_then(|(_, metadata)| metadata.desired)
     }
 
-    /// Longest prefix of an address that shall have an identity.
+    /// Longest prefix of an address with an intended identity.
     pub fn longest(&self, address: IpAddr) -> Option<(IpNet, &Metadata)> {
         self.prefixes
             .longest(address, |metadata| metadata.desired.is_some())
@@ -204,8 +204,8 @@ impl Ipcache {
             .is_some_and(|metadata| metadata.identity().is_some())
     }
 
-    /// Prefixes that shall have one of these identities, at most `limit` of each. The first
-    /// question for an identity costs a walk over all prefixes.
+    /// Prefixes whose intended identity is one of these, at most `limit` of each. The first
+    /// request for an identity walks over all prefixes.
     pub fn prefixes_of(
         &mut self,
         identities: &BTreeSet<IdentityId>,
@@ -258,7 +258,7 @@ pub fn key_of(prefix: IpNet) -> IpcacheKey {
     }
 }
 
-/// Prefix of a map key; none if the key is of another cluster or makes no sense.
+/// Prefix of a map key; `None` if the key belongs to another cluster or is malformed.
 pub fn prefix_of(key: &IpcacheKey) -> Option<IpNet> {
     let bits = key
         .prefix_len

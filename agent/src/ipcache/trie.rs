@@ -194,7 +194,7 @@ impl Last {
 
 #[derive(Debug)]
 struct Tree<T> {
-    /// Where the prefix is that was asked for last: whoever asks for one often asks again.
+    /// Node of the last requested prefix: callers often request the same one again.
     last: Cell<Last>,
     nodes: Vec<Node>,
     free: Vec<u32>,

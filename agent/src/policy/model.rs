@@ -1,4 +1,4 @@
-//! The policy model: who may talk to whom, on what, by pods, blocks and names.
+//! The policy model: which peers may communicate, on which ports, by pods, blocks and names.
 //!
 //! A value of its own; policy map entries and DNS rules are renderings of it
 //! ([`super::compute`]).
@@ -137,8 +137,8 @@ impl Side {
         SideChange { added, removed }
     }
 
-    /// Where the rules of a document are, but for those with which its new version begins and
-    /// ends too; and the new version without these.
+    /// The positions of a document's rules, and its new version. Both are without the rules with
+    /// which the two versions begin and end alike.
     fn differing<'r, 'a>(
         &self,
         document: &Arc<str>,

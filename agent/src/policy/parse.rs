@@ -225,7 +225,7 @@ fn head(value: &Value) -> Result<(Kind, String, Scope), Fault> {
     let Some(map) = value.as_object() else {
         return Err(Fault::new(
             "document",
-            "is no mapping",
+            "is not a mapping",
             "start it with apiVersion and kind",
         ));
     };
@@ -244,8 +244,8 @@ fn head(value: &Value) -> Result<(Kind, String, Scope), Fault> {
         &["apiVersion", "kind", "metadata", "spec", "specs", "status"]
     };
     if let Some(other) = map.keys().find(|key| !known.contains(&key.as_str())) {
-        let remedy = format!("remove it; known here are {}", known.join(", "));
-        return Err(Fault::new(other, "is no known field", &remedy));
+        let remedy = format!("remove it; the fields here are {}", known.join(", "));
+        return Err(Fault::new(other, "is an unknown field", &remedy));
     }
     let old_group = kind == GROUP_KIND && text("apiVersion") == "cilium.io/v2alpha1";
     let version = match kind {
@@ -254,7 +254,14 @@ fn head(value: &Value) -> Result<(Kind, String, Scope), Fault> {
     };
     if text("apiVersion") != version && !old_group {
         let reason = format!("is `{}`", text("apiVersion"));
-        let remedy = format!("write apiVersion: {version}");
+        let remedy = if kind == SLICE_KIND || kind.starts_with("Cilium") {
+            format!("write apiVersion: {version}")
+        } else {
+            format!(
+                "only kinds of apiVersion {version}, such as CiliumNetworkPolicy, and EndpointSlice \
+                 are supported: write the policy as one of these"
+            )
+        };
         return Err(Fault::new("apiVersion", &reason, &remedy));
     }
     let metadata = |field: &str| {

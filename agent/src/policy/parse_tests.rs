@@ -478,6 +478,12 @@ fn refuses_whole_documents() {
         one("kind: Pod\napiVersion: v1").unwrap_err().field,
         "apiVersion"
     );
+    let other = "apiVersion: networking.k8s.io/v1\nkind: NetworkPolicy\nmetadata: {name: a}";
+    let remedy = one(other).unwrap_err().remedy;
+    assert!(
+        remedy.contains("only kinds of apiVersion cilium.io/v2"),
+        "{remedy}"
+    );
     let error = one("apiVersion: cilium.io/v2\nkind: X\nmetadata: {name: a}").unwrap_err();
     assert_eq!(error.field, "kind");
     assert!(

@@ -48,7 +48,7 @@ pub struct PeerRule {
 pub enum Peers {
     /// Anyone.
     Any,
-    /// Whoever any of these selects; an empty list selects nobody.
+    /// The union of the selectors; an empty list selects no peer.
     Selectors(Vec<Selector>),
 }
 

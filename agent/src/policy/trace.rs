@@ -40,7 +40,7 @@ impl fmt::Display for Port {
 
 /// A text that is no port.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("`{0}` is no port: write for example 443, 443/TCP, 53/UDP or 8/ICMP (the type)")]
+#[error("`{0}` is not a port: write for example 443, 443/TCP, 53/UDP or 8/ICMP (the type)")]
 pub struct PortError(String);
 
 impl FromStr for Port {
@@ -120,7 +120,7 @@ pub struct Match<'a> {
     pub rule: &'a SideRule,
     /// Its first selector that selects the peer; none = it is about everyone.
     pub selector: Option<&'a Selector>,
-    /// Labels of whoever receives, for names of ports; none = nobody in particular.
+    /// Labels of the receiver, for names of ports; `None` = no particular receiver.
     pub receiver: Option<&'a LabelSet>,
 }
 

@@ -452,7 +452,7 @@ fn is_every_name(peers: &Peers) -> bool {
     })
 }
 
-/// Whether servers nobody vouches for are among the peers.
+/// Whether the peers include servers outside of the cluster's control.
 fn is_anyone(peers: &Peers) -> bool {
     let Peers::Selectors(list) = peers else {
         return true;

@@ -1,4 +1,4 @@
-//! The core with its datapath: whoever holds the lock around it takes one event after the other.
+//! The core with its datapath: the holder of its lock handles one event after the other.
 
 use dns_policy::boot_time::BootTime;
 use shared_maps::EndpointId;
@@ -95,7 +95,7 @@ impl Engine {
             Ok(Sight::Programs(found)) => log_faults(found),
             Ok(_) => {}
             Err(error) => {
-                tracing::warn!(%error, "a map could not be compared with what it should hold");
+                tracing::warn!(%error, "a map could not be compared with the model");
             }
         }
         let differences = self.core.seen(sight.ok());
@@ -103,7 +103,7 @@ impl Engine {
             tracing::warn!(
                 differences,
                 of = look.name(),
-                "the datapath is not as it should be: mended"
+                "the datapath differed from the model; repaired"
             );
             self.step(Event::Tick);
         }
@@ -136,14 +136,11 @@ impl Engine {
             let address = step.prefix().map(tracing::field::display);
             tracing::warn!(
                 step = step.name(), endpoint, address, %error,
-                "a step was not realised; what was in force stays"
+                "a step failed; the entries in force before it remain"
             );
         }
         if failures.len() > LOGGED {
-            tracing::warn!(
-                more = failures.len() - LOGGED,
-                "further steps were not realised"
-            );
+            tracing::warn!(more = failures.len() - LOGGED, "further steps failed");
         }
         let effects = self.core.commit(BootTime::now(), plan, &failures);
         if by_source || !writes_files_only {
@@ -197,7 +194,7 @@ fn is_quick(step: &Step) -> bool {
 fn log_faults(found: &[(EndpointId, Vec<ProgramFault>)]) {
     for (endpoint, faults) in found {
         for fault in faults {
-            tracing::warn!(endpoint = endpoint.0, %fault, "programs of an endpoint are not in force");
+            tracing::warn!(endpoint = endpoint.0, %fault, "the programs of an endpoint are not in force");
         }
     }
 }

@@ -47,7 +47,7 @@ impl Drop for Trial<'_> {
             && let Some(engine) = self.engine.as_mut()
         {
             engine.broken = true;
-            tracing::error!("a step of the core panicked, a bug: the core ends");
+            tracing::error!("a step of the core panicked (a bug); the core stops");
             self.wake.notify_one();
         }
     }

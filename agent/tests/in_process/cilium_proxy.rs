@@ -134,7 +134,7 @@ impl Memory {
         self.endpoints.contains_key(&client.parse().unwrap())
     }
 
-    /// Prefixes that it was told.
+    /// Prefixes that it received.
     pub(crate) fn prefixes(&self) -> usize {
         self.prefixes.len()
     }

@@ -52,7 +52,7 @@ async fn lies_open_nothing() {
             |m| m.server_ip = vec![10, 0, 0, 1],
             MappingRefusal::NotAllowed,
         ),
-        // Before the endpoint was there: told of whoever had the number before.
+        // Before the endpoint existed: an answer for the previous owner of the number.
         (|m| m.seen_at = 1, MappingRefusal::EndpointUnknown),
         (
             |m| m.endpoint.as_mut().unwrap().client_ip = vec![10, 0, 0, 3],
@@ -71,7 +71,7 @@ async fn lies_open_nothing() {
         assert!(!result.realised && result.lease_end == 0, "lie {sequence}");
         assert_eq!(result.refusal(), reason, "lie {sequence}");
     }
-    // Addresses that are nobody's outside never carry a name's label.
+    // Addresses without an owner outside never carry a name's label.
     for address in [
         "10.0.0.1",
         "10.0.0.2",

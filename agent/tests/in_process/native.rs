@@ -357,7 +357,7 @@ async fn each_stream_has_its_own_revision_and_none_waits_for_another() {
     refusing.answer(second, "no room").await;
     acknowledged(&lab, vec![(second, false), (first, true), (0, false)]).await;
 
-    // The one that refused starts anew, the others go on; so it is heard again.
+    // The one that refused starts again, the others continue; its events are handled again.
     apply(&lab, "*.example.net").await;
     let (third, ..) = good.delta().await;
     good.answer(third, "").await;
@@ -384,7 +384,7 @@ async fn after_a_restart_all_wait_for_the_sync_and_get_a_snapshot_at_once() {
         .unwrap();
     apply(&lab, "*.example.org").await;
     lab.core.summary().await.unwrap();
-    // Endpoints of the run before are known, and still nothing is told of them.
+    // Endpoints of the previous run are restored, and still no rule of them is sent.
     assert_eq!(lab.core.snapshot().await.unwrap().endpoints.len(), 1);
     assert!(!lab.proxies.watch_rules().borrow().ready);
     lab.sync(vec![policy("*.example.org")], vec![pod()]).await;

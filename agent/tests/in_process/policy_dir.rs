@@ -72,7 +72,7 @@ fn a_bad_document_keeps_its_last_good_version() {
     write(dir.path(), "one.yaml", "{{{");
     assert_eq!(words(&source.refresh()), ["rejected 1"]);
 
-    // Mended: the document that was left out is gone, the complaint too.
+    // Repaired: the document that was left out is removed, and the complaint, too.
     write(
         dir.path(),
         "one.yaml",
@@ -243,7 +243,7 @@ fn versions_that_cannot_be_kept_are_a_fault_that_is_named() {
     let (state, dir) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     three(dir.path());
     let mut source = start(state.path(), dir.path());
-    // A directory in the temporary file's place: no write succeeds, whoever runs this.
+    // A directory in the temporary file's place: no write succeeds, not even as root.
     fs::create_dir(state.path().join("policies/0.json.new")).unwrap();
     fs::create_dir(state.path().join("policies/1.json.new")).unwrap();
     let events = source.list();

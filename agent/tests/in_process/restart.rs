@@ -79,7 +79,7 @@ async fn damaged_files_are_set_aside_and_the_start_goes_on() {
     assert_eq!(snapshot.endpoints.len(), 1);
     let anew = snapshot.endpoints[0].id;
     let config = state.join(anew.to_string()).join("ep_config.json");
-    assert!(config.exists(), "written anew");
+    assert!(config.exists(), "written again");
     // Under a number of which nothing is left; what the old one had is gone.
     assert_ne!(u32::from(anew), endpoint);
     let memory = lab.datapath.memory.lock();

@@ -28,7 +28,7 @@ impl Compiler {
         self.names.snapshot()
     }
 
-    /// Compiles the rules of one endpoint. What cannot be compiled allows nothing.
+    /// Compiles the rules of one endpoint. A rule that cannot be compiled allows nothing.
     pub(super) fn compile(&mut self, of: &RulesOf, errors: &mut Vec<RuleError>) -> Compiled {
         let mut ports: Vec<PortEntry> = Vec::new();
         for port in &of.rules.ports {
@@ -54,7 +54,7 @@ impl Compiler {
         }
     }
 
-    /// Takes back what [`Self::compile`] gave out.
+    /// Releases the result of [`Self::compile`].
     pub(super) fn release(&mut self, compiled: &Compiled) {
         for rule in compiled.ports.iter().flat_map(|p| &p.rules) {
             if let CompiledServers::Identities(ids) = &rule.servers {

@@ -22,7 +22,7 @@ const PATIENCE: Duration = Duration::from_secs(1);
 
 /// As many connections with one query for one of `names` (a file as dnsperf
 /// reads it) each as the path to `server` carries. Must run in the network
-/// namespace of the one who asks.
+/// namespace of the client.
 pub fn throughput(server: SocketAddr, names: &Path, seconds: u32) -> Result<Throughput> {
     let queries: Vec<Vec<u8>> = read_to_string(names)?
         .lines()

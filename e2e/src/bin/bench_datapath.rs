@@ -100,7 +100,7 @@ fn steering(options: &Options, name: &str, tproxy: bool, slots: u32, server: IpA
     });
 }
 
-/// Sends from one socket for `time`; nobody reads, queues overflow behind the lookup.
+/// Sends from one socket for `time`; without a reader, queues overflow behind the lookup.
 fn flood(node: &Node<'_>, server: IpAddr, time: Duration) -> Result<(u32, Duration)> {
     node.pod().enter(|| {
         let any = if server.is_ipv4() {

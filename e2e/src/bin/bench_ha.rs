@@ -8,7 +8,7 @@ use clap::Parser;
 use holdfast_e2e::ha::{Act, Redirect, Row, Size};
 use serde_json::json;
 
-/// High availability: what happens to queries when agent and proxies come and go.
+/// High availability: what happens to queries when agent and proxies start and stop.
 #[derive(Debug, Parser)]
 struct Options {
     /// Only acts whose name contains this

@@ -57,7 +57,7 @@ fn main() -> Result<()> {
     Ok(())
 }
 
-/// Names that the server knows and nobody has asked for.
+/// Names that the server knows and that were not looked up yet.
 fn known(lab: &Lab, row: u8, count: u16) -> Vec<(String, IpAddr)> {
     (0..count)
         .map(|n| {

@@ -69,7 +69,7 @@ fn play(story: &Story, lab: &Lab) -> Result<(Program, Program)> {
     story.chapter("Agent, one DNS proxy, and a policy: names below good.test, port 80");
     let Programs { agent, sdp } = lab.start(&good_names())?;
     lab.a.expect_closed(at(web4(10), 80))?;
-    story.checked("an address nobody asked for by name is closed");
+    story.checked("an address that was not looked up is closed");
     let good = Query::a("www.good.test", DNS4);
     let bad = Query::a("www.bad.test", DNS4);
     lab.a.ask(&good)?.expect(web4(10))?;
@@ -107,11 +107,11 @@ fn play(story: &Story, lab: &Lab) -> Result<(Program, Program)> {
         .ask(&Query::a("later.good.test", DNS4))?
         .expect(web4(11))?;
     lab.a.expect_closed(at(web4(11), 80))?;
-    story.checked("a name nobody knew is answered; its address stays closed for now");
+    story.checked("an unknown name is answered; its address stays closed for now");
     one.kill_9()?;
     let one = lab.start_sdp(&SdpOptions::new("two", 9972))?;
     lab.a.ask(&good)?.expect(web4(10))?;
-    story.checked("that proxy is killed as well; the next one takes up its journal");
+    story.checked("that proxy is killed as well; the next one adopts its journal");
 
     story.chapter("The agent comes back");
     let agent = lab.start_agent(&AgentOptions::default())?;

@@ -15,7 +15,7 @@ use crate::lab::Lab;
 pub struct Start<'a> {
     /// The node.
     pub lab: &'a Lab,
-    /// What it knows in the end.
+    /// Its data in the end.
     pub world: &'a World,
     /// How it behaves.
     pub manner: Manner,

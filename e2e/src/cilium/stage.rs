@@ -1,4 +1,4 @@
-//! What the tests beneath a stand-in agent begin with.
+//! Setup of the tests under a stand-in agent.
 
 use std::net::IpAddr;
 use std::path::PathBuf;

@@ -70,7 +70,7 @@ impl World {
         }
     }
 
-    /// What it knows before it has regenerated its endpoints.
+    /// Its data before it has regenerated its endpoints.
     pub fn without_rules(&self) -> Self {
         Self {
             rules: BTreeMap::new(),

@@ -16,7 +16,7 @@ const LIVES: [u64; 8] = [5, 20, 40, 80, 120, 200, 300, 500];
 pub(super) fn killed(stage: &Stage) -> Result<Vec<Row>> {
     under_load(stage, |agent, _| {
         agent.kill_9()?;
-        // Away for a moment, so that answers come that nobody learns from.
+        // Down for a moment, so that answers come from which no agent learns.
         std::thread::sleep(stage.size.pause);
         stage.lab.start_agent(&stage.agent_options())
     })

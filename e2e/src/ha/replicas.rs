@@ -91,7 +91,7 @@ struct Rolled {
     /// Run until the load has ended.
     _replicas: [Program; 2],
     replacements: u32,
-    /// Queries that were in flight when a replica was told to leave.
+    /// Queries that were in flight when a replica began to drain.
     in_flight: u64,
     /// Queries that were sent while a replica drained.
     while_draining: u64,
@@ -157,10 +157,7 @@ fn roll(
             while_draining += load.sent() - before;
             Ok(status)
         })?;
-        ensure!(
-            status.success(),
-            "a replica that was told to leave: {status}"
-        );
+        ensure!(status.success(), "a replica that drained: {status}");
         replicas = [newest, next];
     }
     ensure!(
@@ -243,7 +240,7 @@ fn outsider(stage: &Stage) -> Result<Program> {
     stage.lab.start_sdp(&options)
 }
 
-/// Ended first and then started anew: meanwhile the other one has it all.
+/// Ended first and then started again: meanwhile the other one has it all.
 pub(super) fn beside_other(stage: &Stage) -> Result<Vec<Row>> {
     ensure!(
         stage.redirect == Redirect::Tproxy,
@@ -265,10 +262,7 @@ pub(super) fn beside_other(stage: &Stage) -> Result<Vec<Row>> {
     for round in 0..stage.size.blows {
         load.flows()?;
         let status = own.terminate(LEAVES)?;
-        ensure!(
-            status.success(),
-            "a replica that was told to leave: {status}"
-        );
+        ensure!(status.success(), "a replica that drained: {status}");
         load.flows()?;
         own = stage.replica(round + 1)?;
     }

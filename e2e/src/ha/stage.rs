@@ -28,7 +28,7 @@ pub(super) const SERVER4: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 2));
 pub(super) const SERVER6: IpAddr = IpAddr::V6(Ipv6Addr::new(0x2001, 0xdb8, 0x53, 0, 0, 0, 0, 2));
 /// Port of every proxy.
 const PROXY_PORT: u16 = 10_094;
-/// Longest wait for a program to end that was told to.
+/// Longest wait for a program to end after a signal.
 pub(super) const LEAVES: Duration = Duration::from_secs(15);
 /// How long answers are waited for.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -50,7 +50,7 @@ pub enum Redirect {
     Transparent,
     /// Marked by our programs, then TPROXY by nftables: Cilium's default way.
     Tproxy,
-    /// The same, beneath an agent that steers nothing: the proxies bring program and maps.
+    /// The same, under an agent that steers nothing: the proxies bring program and maps.
     Alone,
     /// As [`Self::Own`], with every pod a port of one Linux bridge.
     Bridged,

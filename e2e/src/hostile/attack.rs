@@ -226,7 +226,7 @@ impl Drop for Running {
     }
 }
 
-/// A name below `zone` that nobody has asked for.
+/// A name below `zone` that was not looked up yet.
 fn fresh(zone: &str) -> String {
     format!("x{:016x}.{zone}", rand::rng().random::<u64>())
 }

@@ -80,7 +80,7 @@ impl Stage {
         let silent = lab.world.enter(|| -> Result<_> {
             let udp = UdpSocket::bind((SILENT, 53))?;
             let tcp = TcpListener::bind((SILENT, 53))?;
-            // Connections complete in the kernel; nobody accepts them.
+            // Connections complete in the kernel; no process accepts them.
             socket2::SockRef::from(&tcp).listen(16_000)?;
             Ok((udp, tcp))
         })??;

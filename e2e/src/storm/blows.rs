@@ -32,7 +32,7 @@ pub(super) enum Blow {
     Relabelling(u64),
     /// An endpoint comes or goes since so many milliseconds.
     Endpoint(u64),
-    /// It was killed, and has started anew so many milliseconds ago.
+    /// It was killed, and has started again so many milliseconds ago.
     Starting(u64),
 }
 

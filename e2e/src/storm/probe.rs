@@ -82,7 +82,7 @@ impl Probe {
         })
     }
 
-    /// Stops; gives the number of attempts, or what went wrong with one.
+    /// Stops; gives the number of attempts, or the error of one.
     pub fn finish(mut self) -> Result<u64> {
         self.end();
         let seen = self.seen.lock();

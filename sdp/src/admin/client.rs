@@ -1,4 +1,4 @@
-//! The subcommands: asks running proxies through their admin sockets.
+//! The subcommands: requests to running proxies through their admin sockets.
 
 use std::{
     fs, io,
@@ -25,19 +25,19 @@ use crate::config::{
     args::{Command, Output, Settings},
 };
 
-/// A proxy that takes longer hangs.
+/// Longest time for an answer; a proxy that needs longer hangs.
 const ANSWER_WITHIN: Duration = Duration::from_secs(5);
-/// How often a leaving proxy is looked at.
+/// Interval between two checks whether a draining proxy has exited.
 const LOOK: Duration = Duration::from_millis(50);
 
 /// A proxy's answer to `drain`.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Leaving {
-    /// It is gone within this time.
+    /// The proxy exits within this time.
     pub limit: Duration,
 }
 
-/// Carries out a subcommand; what it prints goes to standard output.
+/// Carries out a subcommand and prints its result to standard output.
 pub fn run(settings: &Settings, command: &Command) -> anyhow::Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
@@ -101,7 +101,7 @@ async fn status(settings: &Settings, output: Output) -> anyhow::Result<()> {
     })?;
     if all.is_empty() {
         bail!(
-            "no proxy answers{}",
+            "no proxy answers on a socket in {ADMIN_DIR}; {OTHER_SOCKET}{}",
             silent.iter().fold(String::new(), |a, e| a + "\n  " + e)
         );
     }
@@ -110,6 +110,10 @@ async fn status(settings: &Settings, output: Output) -> anyhow::Result<()> {
     }
     Ok(())
 }
+
+/// How to reach a proxy whose socket is not in the usual place.
+const OTHER_SOCKET: &str =
+    "for a proxy with another socket, give --name NAME or --admin-socket PATH";
 
 fn named(settings: &Settings) -> Option<PathBuf> {
     let by_name = || settings.name.as_deref().map(admin_socket_of);
@@ -120,20 +124,21 @@ fn sockets() -> anyhow::Result<Vec<PathBuf>> {
     match sockets_in(Path::new(ADMIN_DIR)) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
             bail!(
-                "no proxy runs here: {ADMIN_DIR} is not there (name its socket with --admin-socket)"
+                "no holdfast-sdp runs on this node: the directory of their sockets, {ADMIN_DIR}, \
+                 does not exist; {OTHER_SOCKET}"
             )
         }
         found => found.context(ADMIN_DIR),
     }
 }
 
-/// Sockets of proxies, without those that killed proxies left.
+/// Sockets of proxies, without those of killed proxies.
 fn sockets_in(directory: &Path) -> io::Result<Vec<PathBuf>> {
     let mut found = Vec::new();
     for entry in fs::read_dir(directory)? {
         let path = entry?.path();
         let is_named = path.extension().is_some_and(|e| e == "sock");
-        // One that cannot be looked at is left to the command, which says why.
+        // A socket that cannot be inspected stays in the list: the request to it reports why.
         if is_named && !is_left(&path).unwrap_or(false) {
             found.push(path);
         }
@@ -146,7 +151,7 @@ fn live() -> anyhow::Result<Vec<PathBuf>> {
     let answers = |path: &PathBuf| std::os::unix::net::UnixStream::connect(path).is_ok();
     let found: Vec<_> = sockets()?.into_iter().filter(answers).collect();
     if found.is_empty() {
-        bail!("no proxy answers in {ADMIN_DIR} (name its socket with --admin-socket)");
+        bail!("no proxy answers on a socket in {ADMIN_DIR}; {OTHER_SOCKET}");
     }
     Ok(found)
 }
@@ -154,7 +159,9 @@ fn live() -> anyhow::Result<Vec<PathBuf>> {
 fn any_one(settings: &Settings) -> anyhow::Result<PathBuf> {
     match named(settings) {
         Some(socket) => Ok(socket),
-        None => live()?.into_iter().next().context("no proxy answers"),
+        None => live()?.into_iter().next().with_context(|| {
+            format!("no proxy answers on a socket in {ADMIN_DIR}; {OTHER_SOCKET}")
+        }),
     }
 }
 
@@ -172,12 +179,12 @@ fn the_only_one(settings: &Settings) -> anyhow::Result<PathBuf> {
                 .filter_map(|path| path.file_stem()?.to_str())
                 .collect();
             bail!(
-                "{} proxies run here: choose one with --name: {}",
+                "{} proxies run on this node; choose one with --name: {}",
                 others + 1,
                 names.join(", ")
             )
         }
-        (None, _) => bail!("no proxy answers"),
+        (None, _) => bail!("no proxy answers on a socket in {ADMIN_DIR}; {OTHER_SOCKET}"),
     }
 }
 
@@ -201,7 +208,9 @@ async fn exchange<T: DeserializeOwned>(
 ) -> anyhow::Result<T> {
     let stream = UnixStream::connect(socket)
         .await
-        .context("cannot connect (is the proxy running, and may you reach its socket?)")?;
+        .with_context(|| {
+            format!("cannot connect: no proxy runs with this socket, or this user may not connect (root may); {OTHER_SOCKET}")
+        })?;
     let (mut sender, connection) =
         hyper::client::conn::http1::handshake(TokioIo::new(stream)).await?;
     let tasks = TaskTracker::new();
@@ -230,7 +239,7 @@ async fn wait_gone(socket: &Path, limit: Duration) -> anyhow::Result<Duration> {
         tokio::time::sleep(LOOK).await;
     }
     bail!(
-        "{} is still there after {:?}",
+        "the proxy at {} has not exited after {:?}",
         socket.display(),
         begun.elapsed()
     )
@@ -246,7 +255,7 @@ fn print<T: Serialize>(
         Output::Json => serde_json::to_string_pretty(value)? + "\n",
     };
     match io::Write::write_all(&mut io::stdout().lock(), text.as_bytes()) {
-        // Whoever read it has read enough.
+        // A reader that closed the pipe has read enough.
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
         other => other.context("standard output"),
     }

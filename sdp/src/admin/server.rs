@@ -83,7 +83,7 @@ impl Doors {
             (Err(error), _) | (_, Err(error)) => {
                 tracing::error!(
                     %error,
-                    "the admin socket and the metrics address cannot be served: restart the proxy"
+                    "the server of the admin socket and the metrics address failed; restart the proxy"
                 );
                 stop.cancelled().await;
             }

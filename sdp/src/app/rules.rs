@@ -1,4 +1,4 @@
-//! Rules at the start and between events: what is in force, for whom, and whether that is enough
+//! Rules at the start and between events: the rules in force, their endpoints, and whether they are enough
 //! to answer.
 
 use std::{
@@ -30,14 +30,14 @@ pub(super) fn restore_rules(shared: &Shared) {
     let mut found = restore::load(&shared.config.state_dir, |ip| shared.maps.lxc_entry(ip));
     let instances = shared.maps.instances().unwrap_or_default();
     prefer_what_was_said(shared, &mut found, &instances);
-    // Asked again while there are no rules: what was said is not said again.
+    // This runs repeatedly while there are no rules; each problem is logged once.
     let news = *shared.skipped_files.lock() != found.skipped;
     for skipped in found.skipped.iter().filter(|_| news) {
         let path = skipped.path.display();
         if skipped.damaged {
-            tracing::error!(%path, reason = skipped.reason, "file skipped");
+            tracing::error!(%path, reason = skipped.reason, "endpoint's file skipped");
         } else {
-            tracing::info!(%path, reason = skipped.reason, "file skipped");
+            tracing::info!(%path, reason = skipped.reason, "endpoint's file skipped");
         }
     }
     let errors = shared.policy.apply(&found.rules, &[]);
@@ -57,14 +57,14 @@ pub(super) fn restore_rules(shared: &Shared) {
     *shared.skipped_files.lock() = found.skipped;
 }
 
-/// What a Cilium agent's stream said last, where no file of the agent is newer.
+/// Uses the rules that a Cilium agent sent last, unless a file of the agent is newer.
 fn prefer_what_was_said(shared: &Shared, found: &mut Restored, now: &Instances) {
     let (said, until) = match shared.rules_journal.read() {
         Ok(Some(said)) => said,
         Ok(None) => return,
         Err(error) => {
             let path = shared.rules_journal.status().path.unwrap_or_default();
-            tracing::error!(path, %error, "the agent's last rules are not used");
+            tracing::error!(path, %error, "cannot use the rules that the agent sent last");
             return;
         }
     };
@@ -74,7 +74,7 @@ fn prefer_what_was_said(shared: &Shared, found: &mut Restored, now: &Instances) 
     }
     tracing::info!(
         endpoints = counts.entries.len(),
-        "rules are those that the agent's stream said last"
+        "using the rules that the agent sent last"
     );
     shared.maps.add_former(counts.prefixes.clone());
     shared.rules_journal.adopt(counts);
@@ -119,7 +119,7 @@ pub(super) async fn others_first(shared: &Shared, mut ports: BoundPorts) {
             let Some(why) = shared.gate.closed() else {
                 return;
             };
-            // What cannot be read is no proxy to wait for.
+            // An unreadable entry is not a proxy to wait for.
             if !ports.has(shared.config.proxy_port).unwrap_or(false) {
                 return;
             }

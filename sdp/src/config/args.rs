@@ -16,26 +16,35 @@ use crate::{
 const LONG_ABOUT: &str = "\
 Holdfast's standalone DNS proxy.
 
-Decides which DNS names each pod of this node may resolve, forwards what is
-allowed to the very server the pod asked, and tells the agent which addresses
-the answers held before the pod sees them. It serves on while the agent is
-away, and starts without it: rules come from the endpoints' files below
---state-dir, endpoints and identities from the pinned BPF maps.
+Decides which DNS names each pod of this node may resolve. Forwards an allowed
+query to the server to which the pod sent it. Reports the addresses in each
+answer to the agent before the pod receives the answer.
 
-Without a subcommand it runs as a proxy. Settings come from, highest first:
-a flag, the environment (HOLDFAST_ and the flag's name in capitals, such as
-HOLDFAST_TOFQDNS_PROXY_PORT), --config, --config-dir.";
+It works without a running agent, also at its start: it then reads the rules
+from the endpoints' files under --state-dir, and endpoints and identities from
+the pinned BPF maps. It must be started as root: it opens the maps and sockets
+as root and then changes to --user.
+
+Without a subcommand it runs as a proxy. A setting is read from the first of
+these places that has it:
+  1. the flag
+  2. the environment: HOLDFAST_ and the flag's name in capitals, such as
+     HOLDFAST_TOFQDNS_PROXY_PORT
+  3. the file of --config
+  4. the directory of --config-dir
+
+A TIME is a number with a unit, such as 100ms, 10s, 5m or 1h30m.";
 
 const AFTER_HELP: &str = "\
 Examples:
   holdfast-sdp                                    run beside holdfast-agent
   holdfast-sdp --agent-address tcp://127.0.0.1:10095 --state-dir /var/run/cilium
-                                                  run beneath a Cilium agent
-  holdfast-sdp status                             how every instance here is doing
-  holdfast-sdp explain 10.0.1.5 www.example.com   who asks, by which rule, what verdict
-  holdfast-sdp drain --name sdp-4711              leave without losing a query
+                                                  run under a Cilium agent
+  holdfast-sdp status                             state of each proxy of this node
+  holdfast-sdp explain 10.0.1.5 www.example.com   verdict for one query, and its rule
+  holdfast-sdp drain --name sdp-4711              stop one proxy without losing a query
 
-Exit codes: 0 fine, 1 failed, 2 usage or configuration.";
+Exit codes: 0 success, 1 failure, 2 wrong usage or configuration.";
 
 /// The whole command line.
 #[derive(Debug, Parser)]
@@ -44,36 +53,36 @@ pub struct Cli {
     /// Settings of the proxy.
     #[command(flatten)]
     pub settings: Settings,
-    /// What to ask of a running proxy.
+    /// Request to a running proxy; without it, this process runs as a proxy.
     #[command(subcommand)]
     pub command: Option<Command>,
 }
 
-/// A question to running proxies.
+/// Requests to running proxies.
 #[derive(Debug, Subcommand)]
 pub enum Command {
-    /// How a proxy is doing; without --admin-socket and --name, every proxy of this node
+    /// Show the state of a proxy; without --admin-socket and --name, of every proxy of this node
     Status(OutputArgs),
-    /// Leave: take no new queries, finish those in flight, exit
+    /// Stop a proxy: it accepts no new queries, finishes those in flight and exits
     Drain(OutputArgs),
-    /// DNS rules in force
+    /// List the DNS rules in force
     Policy(PolicyArgs),
-    /// Why a query would be allowed or refused: who asks, by which rule, what verdict
+    /// Show whether a query would be allowed: the endpoint of the client, the rule and the verdict
     Explain(ExplainArgs),
 }
 
-/// How to print.
+/// Output options of every subcommand.
 #[derive(Clone, Copy, Debug, Args)]
 pub struct OutputArgs {
-    /// Print for people or as JSON
+    /// Format of the output
     #[arg(short = 'o', long = "output", value_enum, default_value = "text")]
     pub output: Output,
 }
 
-/// Form of what a subcommand prints.
+/// Output format of a subcommand.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Output {
-    /// For people.
+    /// Lines to read.
     Text,
     /// One JSON document.
     Json,
@@ -85,7 +94,7 @@ pub struct PolicyArgs {
     /// Only this endpoint's rules
     #[arg(long, value_name = "ID")]
     pub endpoint: Option<u16>,
-    /// How to print.
+    /// Output options.
     #[command(flatten)]
     pub output: OutputArgs,
 }
@@ -93,30 +102,30 @@ pub struct PolicyArgs {
 /// Arguments of `explain`.
 #[derive(Debug, Args)]
 pub struct ExplainArgs {
-    /// Address of the pod that would ask
+    /// Address of the pod that would send the query
     #[arg(value_name = "CLIENT-IP")]
     pub client: IpAddr,
-    /// Name it would ask for
-    // Not "name": that is the instance's, of the settings that are valid here, too.
+    /// Name in the query
+    // The field cannot be called "name": that is the global setting --name of the instance.
     #[arg(value_name = "NAME")]
     pub question: String,
-    /// DNS server it would ask; without it, the verdict is told per rule
+    /// DNS server of the query; without it, the verdict of each rule is listed
     #[arg(long, value_name = "IP")]
     pub server: Option<IpAddr>,
     /// Port of the DNS server
     #[arg(long, value_name = "PORT", default_value_t = 53)]
     pub port: u16,
-    /// Ask over TCP instead of UDP
+    /// The query comes over TCP, not over UDP
     #[arg(long)]
     pub tcp: bool,
-    /// How to print.
+    /// Output options.
     #[command(flatten)]
     pub output: OutputArgs,
 }
 
 macro_rules! settings {
     ($( $(#[$attr:meta])* $field:ident : $type:ty = $env:literal, )*) => {
-        /// Every setting as one source gives it: absent means "not said there".
+        /// Every setting of one source (flags, environment, file or directory). `None`: the source does not set it.
         #[allow(
             rustdoc::invalid_html_tags,
             rustdoc::broken_intra_doc_links,
@@ -128,7 +137,7 @@ macro_rules! settings {
         }
 
         impl Settings {
-            /// These settings, with `lower` where they say nothing.
+            /// These settings, completed from `lower`, which has lower priority.
             #[must_use]
             pub fn or(self, lower: Self) -> Self {
                 Self { $( $field: self.$field.or(lower.$field), )* }
@@ -138,16 +147,16 @@ macro_rules! settings {
 }
 
 settings! {
-    /// Port the proxy listens on, on 127.0.0.1 and ::1; the agent must say the same [default: 10094]
+    /// Port on which the proxy listens, on 127.0.0.1 and ::1; the agent must have the same setting [default: 10094]
     #[arg(long, value_name = "PORT", value_parser = clap::value_parser!(u16).range(1..))]
     tofqdns_proxy_port: u16 = "HOLDFAST_TOFQDNS_PROXY_PORT",
-    /// Where the agent is, tried in order: unix:///PATH (native) or tcp://HOST:PORT (FQDNData); may be repeated or comma-separated [default: unix:///run/holdfast/sdp.sock, tcp://127.0.0.1:10095, tcp://[::1]:10095]
+    /// Addresses of the agent, tried in order: unix:///PATH (native) or tcp://HOST:PORT (FQDNData); may be repeated or comma-separated [default: unix:///run/holdfast/sdp.sock, tcp://127.0.0.1:10095, tcp://[::1]:10095]
     #[arg(long, value_name = "ADDRESS", value_delimiter = ',')]
     agent_address: Vec<AgentAddress> = "HOLDFAST_AGENT_ADDRESS",
-    /// Root of the BPF file system that holds tc/globals/ [default: /sys/fs/bpf]
+    /// Directory on the BPF file system that contains tc/globals/ [default: /sys/fs/bpf]
     #[arg(long, value_name = "DIR")]
     bpf_root: PathBuf = "HOLDFAST_BPF_ROOT",
-    /// Directory whose state/<endpoint>/ep_config.json hold the rules to start with [default: /var/run/holdfast, or /var/run/cilium where only that exists]
+    /// Directory of the agent's files state/<endpoint>/ep_config.json; the proxy starts with the rules in them [default: /var/run/holdfast, or /var/run/cilium if only that exists]
     #[arg(long, value_name = "DIR")]
     state_dir: PathBuf = "HOLDFAST_STATE_DIR",
     /// Name of this instance [default: sdp-<pid>]
@@ -156,43 +165,43 @@ settings! {
     /// Socket for status, explain, policy and drain [default: /run/holdfast/sdp/<name>.sock]
     #[arg(long, value_name = "PATH", global = true)]
     admin_socket: PathBuf = "HOLDFAST_ADMIN_SOCKET",
-    /// Where /metrics, /healthz and /readyz are served; instances may share it; ":PORT" for all addresses of the node, "off" for none [default: 127.0.0.1:9961]
+    /// Address of /metrics, /healthz and /readyz; instances may share it; ":PORT" is every address of the node, "off" is none [default: 127.0.0.1:9961]
     #[arg(long, value_name = "[HOST]:PORT")]
     metrics_address: MetricsAddress = "HOLDFAST_METRICS_ADDRESS",
-    /// Directory for mappings that the agent has not made durable yet, shared by all instances [default: /var/lib/holdfast/sdp]
+    /// Directory of the journals: mappings that the agent has not stored durably yet; all instances share it [default: /var/lib/holdfast/sdp]
     #[arg(long, value_name = "DIR")]
     journal_dir: PathBuf = "HOLDFAST_JOURNAL_DIR",
-    /// How long leaving may take at most [default: 10s]
+    /// Longest time of a drain; queries that are still in flight then are dropped [default: 10s]
     #[arg(long, value_name = "TIME")]
     drain_timeout: Span = "HOLDFAST_DRAIN_TIMEOUT",
-    /// How long an answer waits at most for the agent to plumb its addresses [default: 100ms]
+    /// Longest time that an answer is held until the agent has opened its addresses; then the client gets it anyway [default: 100ms]
     #[arg(long, value_name = "TIME")]
     tofqdns_proxy_response_max_delay: Span = "HOLDFAST_TOFQDNS_PROXY_RESPONSE_MAX_DELAY",
-    /// Answer to a name that policy forbids: nameError is NXDOMAIN, which lets search lists go on [default: nameError; refused if only TCP agent addresses or standalone-dns-proxy-server-port are set, as under a Cilium agent]
+    /// Answer to a name that policy denies: nameError is NXDOMAIN, after which a resolver tries the next entry of its search list [default: nameError; refused if only TCP agent addresses or standalone-dns-proxy-server-port are set, as under a Cilium agent]
     #[arg(long, value_name = "HOW", value_enum, ignore_case = true)]
     tofqdns_dns_reject_response_code: RejectCode = "HOLDFAST_TOFQDNS_DNS_REJECT_RESPONSE_CODE",
-    /// Least time an address counts as learned; the agent's own value wins while it is connected [default: 0s]
+    /// Shortest time for which a learned address is valid, whatever its TTL; a connected agent's value replaces this one [default: 0s]
     #[arg(long, value_name = "TIME")]
     tofqdns_min_ttl: Span = "HOLDFAST_TOFQDNS_MIN_TTL",
-    /// Under a Cilium agent: release an answer at once if the agent has acknowledged its addresses to the same pod and their TTL still runs; false has each answer wait for the agent [default: true]
+    /// Under a Cilium agent: release an answer at once if the agent has acknowledged its addresses for the same pod and their TTL has not ended; with false, each answer waits for the agent [default: true]
     #[arg(long, value_name = "BOOL", num_args = 0..=1, default_missing_value = "true", require_equals = true)]
     reuse_acknowledgements: bool = "HOLDFAST_REUSE_ACKNOWLEDGEMENTS",
-    /// Most queries in flight at once; 0 leaves it to the memory limits [default: 0]
+    /// Most queries in flight at once; 0: only the memory limits apply [default: 0]
     #[arg(long, value_name = "N")]
     dnsproxy_concurrency_limit: u32 = "HOLDFAST_DNSPROXY_CONCURRENCY_LIMIT",
-    /// How long a query waits for a place where as many are in flight as its pod may have (--dnsproxy-concurrency-limit); then it is answered SERVFAIL [default: 0s]
+    /// How long a query waits while its pod has as many queries in flight as it may have (--dnsproxy-concurrency-limit); then the answer is SERVFAIL [default: 0s]
     #[arg(long, value_name = "TIME")]
     dnsproxy_concurrency_processing_grace_period: Span = "HOLDFAST_DNSPROXY_CONCURRENCY_PROCESSING_GRACE_PERIOD",
-    /// Ask DNS servers in the cluster under the address of the pod that asks, not the node's; the agent must be told the same [default: false]
+    /// Forward queries to DNS servers in the cluster with the pod's address as the source, not the node's; the agent must have the same setting [default: false]
     #[arg(long, value_name = "BOOL", num_args = 0..=1, default_missing_value = "true", require_equals = true)]
     dnsproxy_enable_transparent_mode: bool = "HOLDFAST_DNSPROXY_ENABLE_TRANSPARENT_MODE",
-    /// In transparent mode, ask servers outside of the cluster under the pod's address, too: no answer comes where the node masquerades pods or translates the server's address [default: false]
+    /// In transparent mode, use the pod's address also for servers outside of the cluster; their answers are lost if the node masquerades pods or translates the server's address [default: false]
     #[arg(long, value_name = "BOOL", num_args = 0..=1, default_missing_value = "true", require_equals = true)]
     transparent_mode_outside_cluster: bool = "HOLDFAST_TRANSPARENT_MODE_OUTSIDE_CLUSTER",
-    /// As whom to run once what needs root is open: UID, UID:GID, or root to keep all privileges; the agent opens its socket and pins to this group [default: 10094:10094]
+    /// User that the proxy changes to after its start as root: UID, UID:GID, or root to keep all privileges; the agent opens its socket and pins to this group [default: 10094:10094]
     #[arg(long, value_name = "USER")]
     user: RunAs = "HOLDFAST_USER",
-    /// Which proxy of the node gets a query: auto (slots, which leave out proxies that hang or leave; loads the program for it where nobody has) or off (the kernel's hash) [default: auto]
+    /// How the kernel selects the proxy for a query: auto (steering slots, which skip a proxy that hangs or drains; the proxy loads the steering program if it is not loaded yet) or off (the kernel's hash) [default: auto]
     #[arg(long, value_name = "HOW", value_enum)]
     steering: SteeringMode = "HOLDFAST_STEERING",
     /// Serve IPv4 [default: true]
@@ -204,28 +213,28 @@ settings! {
     /// Threads that serve queries [default: number of CPUs, 4 at most]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=16))]
     workers: u16 = "HOLDFAST_WORKERS",
-    /// Port of a Cilium agent's FQDNData service on this node, where --agent-address says nothing [default: 10095]
+    /// Port of a Cilium agent's FQDNData service on this node; used if --agent-address is not set [default: 10095]
     #[arg(long, value_name = "PORT", value_parser = clap::value_parser!(u16).range(1..))]
     standalone_dns_proxy_server_port: u16 = "HOLDFAST_STANDALONE_DNS_PROXY_SERVER_PORT",
-    /// Least severity that is logged: error, warn, info, debug, trace, or a filter such as holdfast_sdp::link=debug [default: info]
+    /// Lowest severity that is logged: error, warn, info, debug or trace; or a filter such as holdfast_sdp::link=debug [default: info]
     #[arg(long, value_name = "FILTER")]
     log_level: String = "HOLDFAST_LOG_LEVEL",
-    /// Form of the log [default: text]
+    /// Format of the log [default: text]
     #[arg(long, value_name = "FORM", value_enum)]
     log_format: LogFormat = "HOLDFAST_LOG_FORMAT",
-    /// Which queries are logged, one JSON object a line: off, denied, or all that are judged [default: off]
+    /// Queries in the query log, one JSON object a line: off, denied, or all judged queries [default: off]
     #[arg(long, value_name = "WHICH", value_enum)]
     query_log: Which = "HOLDFAST_QUERY_LOG",
-    /// Where the query log goes: stdout, stderr or the path of a file, which may be moved away while it is written [default: stdout]
+    /// Destination of the query log: stdout, stderr or the path of a file; the file may be moved away at any time, and a new one is then started [default: stdout]
     #[arg(long, value_name = "WHERE")]
     query_log_file: Target = "HOLDFAST_QUERY_LOG_FILE",
-    /// Share of the queries that is logged, such as 1/100 [default: 1]
+    /// Share of the queries in the query log, such as 1/100 [default: 1]
     #[arg(long, value_name = "1/N")]
     query_log_sample: Sample = "HOLDFAST_QUERY_LOG_SAMPLE",
     /// YAML file with any of these settings; an unknown key is an error
     #[arg(long, value_name = "FILE")]
     config: PathBuf = "HOLDFAST_CONFIG",
-    /// Directory with one file per setting, as a mounted ConfigMap, Cilium's included; unknown keys are ignored and named in the log
+    /// Directory with one file per setting, such as a mounted ConfigMap (Cilium's too); unknown keys are ignored and listed in the log
     #[arg(long, value_name = "DIR")]
     config_dir: PathBuf = "HOLDFAST_CONFIG_DIR",
 }
@@ -233,16 +242,16 @@ settings! {
 /// Which proxy gets a query.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum SteeringMode {
-    /// The owner of a slot; without program and maps, whom the kernel's hash says.
+    /// The owner of a steering slot; by the kernel's hash if the program or its maps are missing.
     Auto,
-    /// Whom the kernel's hash says.
+    /// The proxy that the kernel's hash selects.
     Off,
 }
 
-/// Form of the log.
+/// Format of the log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum LogFormat {
-    /// Lines for people.
+    /// Lines to read.
     Text,
     /// One JSON object a line.
     Json,
@@ -260,7 +269,7 @@ impl FromStr for Span {
     }
 }
 
-/// Where an agent may be found.
+/// Address at which the proxy connects to an agent.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum AgentAddress {
     /// Unix socket with the native service.
@@ -273,7 +282,7 @@ impl FromStr for AgentAddress {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let wrong = || format!("{text:?} is no address: write unix:///PATH or tcp://HOST:PORT");
+        let wrong = || format!("{text:?} is not an address: write unix:///PATH or tcp://HOST:PORT");
         if let Some(path) = text.strip_prefix("unix://") {
             return if path.starts_with('/') {
                 Ok(Self::Unix(path.into()))
@@ -299,10 +308,10 @@ impl fmt::Display for AgentAddress {
     }
 }
 
-/// Where metrics are served.
+/// Address of the metrics server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum MetricsAddress {
-    /// Nowhere.
+    /// No metrics server.
     Off,
     /// On every address of the node.
     AnyHost(u16),
@@ -314,7 +323,7 @@ impl FromStr for MetricsAddress {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let wrong = || format!("{text:?} is no address: write HOST:PORT, :PORT or off");
+        let wrong = || format!("{text:?} is not an address: write HOST:PORT, :PORT or off");
         if text.is_empty() || text == "off" {
             return Ok(Self::Off);
         }

@@ -81,7 +81,7 @@ pub enum FileError {
         reason: String,
     },
     /// Cilium's switch for this proxy is off.
-    #[error("{path} says false: this proxy is switched off (set it to true, or do not run the proxy)", path = .0.display())]
+    #[error("{path} is false: this proxy is switched off (set it to true, or do not run the proxy)", path = .0.display())]
     SwitchedOff(PathBuf),
 }
 

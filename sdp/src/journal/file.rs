@@ -3,7 +3,7 @@
 //! A file belongs to who holds its lock (`flock`), which the kernel gives back when
 //! the process ends, however it ends. Nothing is ever synced to the disk: a killed
 //! process leaves what it wrote in the page cache, and what a crash of the machine
-//! takes is of a boot that nobody asks about any more.
+//! takes belongs to an earlier boot, whose entries are never used.
 
 use std::{
     fs::{self, DirBuilder, File, OpenOptions},
@@ -39,7 +39,7 @@ impl OwnFile {
         Ok(Self { path, file, len })
     }
 
-    /// Puts a locked file with `image` in it at `path`: nobody sees it unlocked or half written.
+    /// Puts a locked file with `image` in it at `path`: no process sees it unlocked or half written.
     fn put(path: &Path, image: &[u8]) -> io::Result<File> {
         let new = path.with_extension(NEW);
         let mut file = OpenOptions::new()
@@ -86,7 +86,7 @@ impl OwnFile {
         Ok(())
     }
 
-    /// Whether somebody removed or replaced it.
+    /// Whether another process removed or replaced the file.
     pub(super) fn is_lost(&self) -> bool {
         !is_at(&self.file, &self.path)
     }
@@ -113,7 +113,7 @@ pub(super) struct Orphan {
 }
 
 impl Orphan {
-    /// Every file in `dir` that nobody holds, but for `own`.
+    /// Every file in `dir` that no process has locked, except `own`.
     pub(super) fn find(dir: &Path, own: Option<&Path>) -> io::Result<Vec<Self>> {
         let mut found = Vec::new();
         for entry in fs::read_dir(dir)? {

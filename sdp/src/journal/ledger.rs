@@ -9,7 +9,7 @@ use dns_policy::{boot_time::BootTime, mapping::Mapping, name::Fqdn};
 use super::record::{self, HeaderError, Record};
 use crate::mapping::kept::{Kept, Key, Told};
 
-/// What the journal is told.
+/// One entry for the journal.
 #[derive(Clone, Debug)]
 pub enum Note {
     /// No agent has made it durable; it counts this many seconds from `seen_at`.
@@ -103,12 +103,12 @@ impl Ledger {
             .collect()
     }
 
-    /// Lets go of what has ended.
+    /// Removes expired pairs.
     pub fn expire(&mut self, now: BootTime) {
         self.pairs.expire(now);
     }
 
-    /// Lets go of a sixteenth: of the endpoints with most pairs, those that end soonest.
+    /// Removes one sixteenth of the pairs: from the endpoints with most pairs, those that expire first.
     pub fn shrink(&mut self) {
         if !self.pairs.is_empty() {
             self.pairs.shrink();

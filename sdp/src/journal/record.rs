@@ -26,7 +26,7 @@ const VERSION: u16 = 1;
 const BOOT_ID: usize = 36;
 /// Length of the header, bytes.
 pub(super) const HEADER: usize = 8 + 2 + BOOT_ID + 4;
-/// Longest body that is believed: a name and the addresses of a message of 64 KiB.
+/// Longest body that is accepted, in bytes: a name and the addresses of a message of 64 KiB.
 const MAX_BODY: usize = 128 * 1024;
 /// Longest name, presentation form (RFC 1035, 2.3.4 and 5.1).
 const MAX_NAME: usize = 1024;
@@ -44,7 +44,7 @@ pub enum HeaderError {
     Damaged,
     /// Of a later release.
     #[error(
-        "it has version {0}, this release reads up to {VERSION}: a proxy of that release takes it up"
+        "it has version {0}; this release reads up to {VERSION}: a proxy of that release adopts it"
     )]
     Newer(u16),
     /// Of another boot: addresses, interfaces and instants in it mean nothing now.
@@ -57,7 +57,7 @@ pub enum HeaderError {
 pub enum Record {
     /// A mapping, and for how many seconds from `seen_at` it counts (TTL or its floor).
     Learned(Mapping, u32),
-    /// Taken back: without a name all, without addresses all of the name.
+    /// Revoked pairs: without a name all of them, without addresses all of the name.
     Revoked(Option<Fqdn>, Vec<IpAddr>),
 }
 

@@ -84,7 +84,7 @@ impl Process {
         self.journal.status().path.unwrap().into()
     }
 
-    /// The name of the next mapping taken up.
+    /// The name of the next adopted mapping.
     fn adopts(&self) -> String {
         let (mapping, lasts) = self.adopted.recv_timeout(Duration::from_secs(20)).unwrap();
         assert!(mapping.replayed);
@@ -151,7 +151,7 @@ async fn nobody_takes_what_is_in_use_and_an_empty_one_goes() {
     let note = learned("a.");
     one.journal
         .note(Note::Settled(key(&note), addresses(), durable()));
-    soon("it is let go", || one.journal.status().pairs == 0);
+    soon("it is released", || one.journal.status().pairs == 0);
     soon("the file is cleared", || {
         fs::metadata(one.file()).unwrap().len() == u64::try_from(record::HEADER).unwrap()
     });
@@ -237,7 +237,7 @@ async fn the_file_stays_small_and_comes_back() {
     let length = fs::metadata(one.file()).unwrap().len();
     assert!(length < 600 << 10, "{length} bytes");
     fs::remove_file(one.file()).unwrap();
-    soon("it is written anew", || one.file().exists());
+    soon("it is written again", || one.file().exists());
     let bytes = fs::read(one.file()).unwrap();
     assert_eq!(Ledger::read(&bytes, BOOT, 9).unwrap().0.len(), 1);
     one.journal.close().await;

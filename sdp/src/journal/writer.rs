@@ -15,11 +15,11 @@ use super::{
 pub(crate) const PAIRS: usize = 100_000;
 /// Bytes that a file may have at most once it says no more than it must.
 const MAX_BYTES: u64 = 64 << 20;
-/// Below this length a file is not written anew, bytes.
+/// Below this length, in bytes, a file is not rewritten.
 const SMALL: u64 = 256 << 10;
 /// How often files without a writer are looked for.
 pub(super) const LOOK: Duration = Duration::from_secs(1);
-/// How often what has ended is let go.
+/// Interval at which expired pairs are removed.
 const EXPIRE: u64 = 10;
 /// How often a file that could not be written is tried again, seconds.
 const RETRY: u64 = 2;
@@ -39,7 +39,7 @@ pub(super) struct Writer {
     file: Option<OwnFile>,
     /// The file does not say all that it should; what it says is true.
     behind: bool,
-    /// Files taken up whose content is in no file of ours yet.
+    /// Adopted files whose content is not in this process's own file yet.
     taken: Vec<Orphan>,
     rewrite_at: u64,
     retry_at: BootTime,
@@ -110,7 +110,7 @@ impl Writer {
         self.report(journal);
     }
 
-    /// Writes the file anew, without what no longer counts.
+    /// Rewrites the file without pairs that are no longer needed.
     fn rewrite(&mut self, now: BootTime) -> io::Result<()> {
         self.ledger.expire(now);
         let mut image = self.ledger.image(&self.boot_id, now);
@@ -138,14 +138,14 @@ impl Writer {
         journal.fails(&place, &error);
     }
 
-    /// What has to be done from time to time.
+    /// Periodic work.
     fn look_after(&mut self, journal: &Journal, now: BootTime) {
         if now >= self.expire_at {
             self.expire_at = now.plus_secs(EXPIRE);
             self.ledger.expire(now);
         }
         if self.file.as_ref().is_some_and(OwnFile::is_lost) {
-            tracing::warn!("the journal's file was removed; writing it anew");
+            tracing::warn!("the journal's file was removed; writing it again");
             self.file = None;
             self.behind = true;
             self.retry_at = now;
@@ -164,7 +164,7 @@ impl Writer {
         self.report(journal);
     }
 
-    /// Takes up files whose writer is gone.
+    /// Adopts files whose writer has exited.
     fn take_up(&mut self, journal: &Journal, now: BootTime) {
         let own = self.file.as_ref().map(|file| file.path().to_owned());
         let Ok(orphans) = Orphan::find(&self.dir, own.as_deref()) else {
@@ -179,18 +179,23 @@ impl Writer {
             });
             match read {
                 Ok(Ok((mappings, torn))) => {
-                    tracing::info!(path, mappings = mappings.len(), torn, "took up a journal");
+                    tracing::info!(
+                        path,
+                        mappings = mappings.len(),
+                        torn,
+                        "adopted the journal of another proxy"
+                    );
                     journal.stats.adopted_files.add(1);
                     journal.stats.torn.add(u64::from(torn));
                     self.adopt(journal, orphan, mappings, now);
                 }
                 Ok(Err(HeaderError::OtherBoot)) => {
-                    tracing::info!(path, "a journal of an earlier boot is removed");
+                    tracing::info!(path, "removed a journal of an earlier boot");
                     self.note_outcome_of(journal, orphan.remove());
                 }
                 Ok(Err(error @ HeaderError::Newer(_))) => refused.push(format!("{path}: {error}")),
                 Ok(Err(error @ HeaderError::Damaged)) => {
-                    tracing::error!(path, %error, "a journal is set aside");
+                    tracing::error!(path, %error, "moved a damaged journal aside");
                     journal.stats.damaged.add(1);
                     self.note_outcome_of(journal, orphan.set_aside());
                 }
@@ -202,7 +207,7 @@ impl Writer {
         journal.refused(&refused);
     }
 
-    /// First into our own file, then the other one goes, then the agent is told.
+    /// Writes the mappings into this process's own file, removes the other file, and then sends them to the agent.
     fn adopt(&mut self, journal: &Journal, orphan: Orphan, mappings: Vec<Written>, now: BootTime) {
         let pairs: usize = mappings.iter().map(|(m, _)| m.addresses.len()).sum();
         journal
@@ -244,7 +249,7 @@ impl Writer {
     fn note_outcome_of(&self, journal: &Journal, outcome: io::Result<()>) {
         if let Err(error) = outcome {
             journal.stats.errors.add(1);
-            tracing::warn!(%error, "cannot handle a journal that another process left");
+            tracing::warn!(%error, "cannot adopt the journal of another proxy");
         }
     }
 
@@ -256,7 +261,7 @@ impl Writer {
         );
     }
 
-    /// Leaves the file to others, or nothing if the agent has it all.
+    /// Unlocks the file so that another proxy can adopt it; removes it if the agent has all its pairs.
     fn close(mut self, journal: &Journal) {
         self.report(journal);
         let left = self.ledger.len();
@@ -265,7 +270,7 @@ impl Writer {
                 self.note_outcome_of(journal, file.remove());
             } else {
                 let path = file.path().display();
-                tracing::info!(%path, pairs = left, "the journal is left to others");
+                tracing::info!(%path, pairs = left, "the journal remains for other proxies to adopt");
             }
         }
     }

@@ -199,7 +199,7 @@ impl Board {
         self.status.lock().refused_rules = Some(format!("revision {revision}: {reason}"));
     }
 
-    /// The agent was told that the revision is in force.
+    /// The proxy has acknowledged the revision to the agent.
     pub(super) fn acked(&self, revision: u64) {
         self.status.lock().acked_revision = Some(revision);
     }
@@ -242,7 +242,7 @@ impl Board {
         drop(status);
         self.stats.connection_errors.add(1);
         if news {
-            tracing::debug!(?errors, "no agent there");
+            tracing::debug!(?errors, "cannot connect to an agent");
         }
     }
 }

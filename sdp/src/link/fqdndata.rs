@@ -1,9 +1,9 @@
 //! A session of the FQDNData service of Cilium's agents (1.19 and later).
 //!
 //! The agent sends its whole state each time and waits for an answer before it
-//! sends another; it never says that a state is the first complete one. So an
-//! endpoint that is named gets its rules at once, and one that is not named yet
-//! keeps what it had before the session: see [`crate::kept_rules`].
+//! sends another. It does not mark the first complete state. An endpoint in the state
+//! gets its rules at once, and an endpoint that is not in a state yet
+//! keeps its rules from before the session: see [`crate::kept_rules`].
 
 mod calls;
 #[cfg(test)]
@@ -89,7 +89,7 @@ async fn begin(
     link.board.connected(Connection {
         address: address.to_string(),
         service: Service::FqdnData,
-        agent_version: "not said".to_owned(),
+        agent_version: "unknown".to_owned(),
         epoch: epoch.clone(),
         other_proxy_port: None,
     });
@@ -221,7 +221,7 @@ impl Rules {
         );
         link.board.rules_kept(writing.unconfirmed());
         for error in &errors {
-            tracing::error!(%error, "a rule allows nothing");
+            tracing::error!(%error, "a rule of the agent allows nothing");
         }
         link.board.rules_from_agent(self.epoch.clone(), self.states);
         drop(writing);
@@ -237,7 +237,12 @@ impl Rules {
             tracing::warn!(%odd, "a rule of the agent allows nothing");
         }
         if let Some(first) = odd.first() {
-            let what = format!("{} rows allow nothing; {first}", odd.len());
+            let rows = if odd.len() == 1 {
+                "row allows"
+            } else {
+                "rows allow"
+            };
+            let what = format!("{} {rows} nothing; {first}", odd.len());
             if odd == self.odd {
                 board.rules_refused_still(self.states, &what);
             } else {

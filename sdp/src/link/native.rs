@@ -73,7 +73,7 @@ async fn begin(
         tracing::error!(
             ours = link.proxy_port,
             agents = port,
-            "the agent redirects queries to another port: give both the same --tofqdns-proxy-port"
+            "the agent redirects queries to another port; give agent and proxy the same --tofqdns-proxy-port"
         );
     }
     tracing::info!(%address, agent = hello.version, start = epoch.start, "connected to the agent");

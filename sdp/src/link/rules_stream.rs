@@ -53,7 +53,7 @@ pub(super) async fn run(link: &Link, client: &mut Client) -> Result<Never, Sessi
     }
 }
 
-/// `None`: the session is over, and what is in force now is newer.
+/// `None`: the session has ended, and the rules in force are newer.
 fn apply(link: &Link, session: u64, complete: Complete) -> Option<wire::RulesAck> {
     let Complete {
         epoch,
@@ -72,7 +72,7 @@ fn apply(link: &Link, session: u64, complete: Complete) -> Option<wire::RulesAck
             tracing::error!(
                 revision,
                 reason = ack.nack,
-                "rules refused; the old ones stay in force"
+                "rules refused; the previous ones remain in force"
             );
             link.board.rules_refused(revision, &ack.nack);
             return Some(ack);
@@ -93,7 +93,7 @@ fn apply(link: &Link, session: u64, complete: Complete) -> Option<wire::RulesAck
         Content::Delta { changed, removed } => link.policy.apply(changed, removed),
     };
     for error in &errors {
-        tracing::error!(revision, %error, "a rule allows nothing");
+        tracing::error!(revision, %error, "a rule of the agent allows nothing");
     }
     tracing::debug!(
         revision,

@@ -3,7 +3,6 @@
 
 use std::{
     collections::{HashMap, VecDeque},
-    net::SocketAddr,
     ops::Range,
     time::{Duration, Instant},
 };
@@ -13,7 +12,10 @@ use dns_policy::mapping::EndpointInstance;
 use foldhash::quality::RandomState;
 use shared_maps::EndpointId;
 
-use crate::{proxy::Forward, wire::HEADER_LEN};
+use crate::{
+    query::pending::{Arrival, PendingQuery},
+    wire::HEADER_LEN,
+};
 
 /// Bytes of queries that wait, for each worker, and the endpoints' shares of them.
 pub(crate) const MAX_BYTES: usize = 4 << 20;
@@ -22,31 +24,27 @@ const OVERHEAD: usize = 256;
 /// How often a place is looked for while nothing else happens: another thread may free one.
 pub(super) const RETRY: Duration = Duration::from_millis(5);
 
-/// A query that was judged and waits.
+/// A query that was judged and waits for a place in flight.
 #[derive(Debug)]
 pub(super) struct DelayedQuery {
     message: Vec<u8>,
-    parts: Forward<'static>,
-    question: Range<usize>,
+    /// Its question is a range of the message.
+    query: PendingQuery<Range<usize>>,
     until: Instant,
 }
 
 impl DelayedQuery {
     /// `message` is the one that `query` came in.
-    pub(super) fn new(query: Forward<'_>, message: &[u8], until: Instant) -> Self {
+    pub(super) fn new(query: PendingQuery<&[u8]>, message: &[u8], until: Instant) -> Self {
         Self {
             message: message.to_vec(),
-            question: HEADER_LEN..HEADER_LEN + query.question.len(),
-            parts: Forward {
-                question: &[],
-                ..query
-            },
+            query: query.map_question(|question| HEADER_LEN..HEADER_LEN + question.len()),
             until,
         }
     }
 
     pub(super) fn holder(&self) -> Holder {
-        self.parts.endpoint.into()
+        self.query.holder()
     }
 
     /// When it has waited long enough.
@@ -55,13 +53,11 @@ impl DelayedQuery {
     }
 
     /// Calls `act` with the query and its message.
-    pub(super) fn act<T>(self, act: impl FnOnce(Forward<'_>, &[u8]) -> T) -> T {
-        let question = self.message.get(self.question).unwrap_or_default();
-        let query = Forward {
-            question,
-            ..self.parts
-        };
-        act(query, &self.message)
+    pub(super) fn act<T>(self, act: impl FnOnce(PendingQuery<&[u8]>, &[u8]) -> T) -> T {
+        let message = &self.message;
+        let query = self.query;
+        let query = query.map_question(|question| message.get(question).unwrap_or_default());
+        act(query, message)
     }
 
     /// Bytes that it counts.
@@ -74,14 +70,21 @@ impl DelayedQuery {
 #[derive(Debug)]
 pub(super) struct UnjudgedQuery {
     message: Vec<u8>,
+    from: Arrival,
     endpoint: EndpointInstance,
     until: Instant,
 }
 
 impl UnjudgedQuery {
-    pub(super) fn new(endpoint: EndpointInstance, message: &[u8], until: Instant) -> Self {
+    pub(super) fn new(
+        endpoint: EndpointInstance,
+        message: &[u8],
+        from: &Arrival,
+        until: Instant,
+    ) -> Self {
         Self {
             message: message.to_vec(),
+            from: *from,
             endpoint,
             until,
         }
@@ -96,9 +99,13 @@ impl UnjudgedQuery {
         self.until
     }
 
-    /// As it came.
-    pub(super) fn into_message(self) -> Vec<u8> {
-        self.message
+    /// The message, and its arrival for a judgement at `now`.
+    pub(super) fn into_parts(self, now: Instant) -> (Vec<u8>, Arrival) {
+        let from = Arrival {
+            at: now,
+            ..self.from
+        };
+        (self.message, from)
     }
 
     /// Bytes that it counts.
@@ -130,27 +137,24 @@ impl Waiting {
     }
 }
 
-/// Client and server of a query.
-type Route = (SocketAddr, SocketAddr);
-
 /// All of one UDP worker's. Those of one endpoint wait in line; endpoints do not wait for
 /// each other.
 pub(super) struct Delayed {
     grace: Duration,
     rules_wait: Duration,
     quota: Quota,
-    lines: HashMap<Holder, VecDeque<(Route, Waiting)>, RandomState>,
+    lines: HashMap<Holder, VecDeque<Waiting>, RandomState>,
 }
 
 /// What is next.
 #[derive(Debug)]
 pub(super) enum Next {
     /// There is a place for it now.
-    Place(Route, DelayedQuery),
+    Place(DelayedQuery),
     /// It has waited long enough for a place.
-    Expired(Route, DelayedQuery),
+    Expired(DelayedQuery),
     /// Its endpoint has rules now, or it has waited long enough for them.
-    Judge(Route, Vec<u8>),
+    Judge(UnjudgedQuery),
 }
 
 impl Delayed {
@@ -179,16 +183,16 @@ impl Delayed {
         &mut self,
         endpoint: EndpointInstance,
         message: &[u8],
-        route: Route,
+        from: &Arrival,
         now: Instant,
     ) -> bool {
-        let query = UnjudgedQuery::new(endpoint, message, now + self.rules_wait);
+        let query = UnjudgedQuery::new(endpoint, message, from, now + self.rules_wait);
         let holder = Holder::from(endpoint);
         if self.rules_wait.is_zero() || !self.quota.take(holder, query.units()) {
             return false;
         }
         let line = self.lines.entry(holder).or_default();
-        line.push_back((route, Waiting::ForRules(query)));
+        line.push_back(Waiting::ForRules(query));
         true
     }
 
@@ -198,19 +202,19 @@ impl Delayed {
     }
 
     /// Adds a query for which there is room.
-    pub(super) fn add(&mut self, query: Forward<'_>, message: &[u8], route: Route, now: Instant) {
+    pub(super) fn add(&mut self, query: PendingQuery<&[u8]>, message: &[u8], now: Instant) {
         let query = DelayedQuery::new(query, message, now + self.grace);
         self.quota.add(query.holder(), query.units());
         let line = self.lines.entry(query.holder()).or_default();
-        line.push_back((route, Waiting::ForPlace(query)));
+        line.push_back(Waiting::ForPlace(query));
     }
 
     /// Puts a query back that [`Self::next`] gave out and for which there was no place after all:
     /// it stays the first of its line and waits no longer than before.
-    pub(super) fn put_back(&mut self, route: Route, query: DelayedQuery) {
+    pub(super) fn put_back(&mut self, query: DelayedQuery) {
         self.quota.add(query.holder(), query.units());
         let line = self.lines.entry(query.holder()).or_default();
-        line.push_front((route, Waiting::ForPlace(query)));
+        line.push_front(Waiting::ForPlace(query));
     }
 
     /// Takes out a query whose endpoint has a place or rules now, or that has waited long enough.
@@ -221,18 +225,17 @@ impl Delayed {
         has_rules: impl Fn(EndpointId) -> bool,
     ) -> Option<Next> {
         let (holder, is_ready) = self.lines.iter().find_map(|(holder, line)| {
-            let (_, first) = line.front()?;
+            let first = line.front()?;
             let is_ready = match first {
                 Waiting::ForPlace(_) => has_place(*holder),
                 Waiting::ForRules(query) => has_rules(query.endpoint()),
             };
             (is_ready || first.until() <= now).then_some((*holder, is_ready))
         })?;
-        let (route, query) = self.take(holder)?;
-        Some(match query {
-            Waiting::ForRules(query) => Next::Judge(route, query.into_message()),
-            Waiting::ForPlace(query) if is_ready => Next::Place(route, query),
-            Waiting::ForPlace(query) => Next::Expired(route, query),
+        Some(match self.take(holder)? {
+            Waiting::ForRules(query) => Next::Judge(query),
+            Waiting::ForPlace(query) if is_ready => Next::Place(query),
+            Waiting::ForPlace(query) => Next::Expired(query),
         })
     }
 
@@ -240,21 +243,21 @@ impl Delayed {
     pub(super) fn any(&mut self) -> Option<DelayedQuery> {
         loop {
             let holder = *self.lines.keys().next()?;
-            if let (_, Waiting::ForPlace(query)) = self.take(holder)? {
+            if let Waiting::ForPlace(query) = self.take(holder)? {
                 return Some(query);
             }
         }
     }
 
-    fn take(&mut self, holder: Holder) -> Option<(Route, Waiting)> {
+    fn take(&mut self, holder: Holder) -> Option<Waiting> {
         let line = self.lines.get_mut(&holder)?;
         let first = line.pop_front();
         if line.is_empty() {
             self.lines.remove(&holder);
         }
-        let (route, query) = first?;
+        let query = first?;
         self.quota.give_back(holder, query.units());
-        Some((route, query))
+        Some(query)
     }
 }
 
@@ -265,15 +268,22 @@ mod tests {
     use shared_maps::{EndpointId, IdentityId};
 
     use super::*;
-    use crate::{proxy::Identities, wire::reply::Kept};
+    use crate::{query::pending::Identities, wire::reply::Kept};
     use dns_policy::mapping::EndpointInstance;
+    use dns_policy::rule::Transport;
 
     const GRACE: Duration = Duration::from_secs(5);
 
     fn add(delayed: &mut Delayed, id: u16, now: Instant) {
         let message = [&[0; HEADER_LEN][..], &[0, 0, 1, 0, 1]].concat();
         let client = IpAddr::from([10, 0, 0, 1]);
-        let query = Forward {
+        let query = PendingQuery {
+            from: Arrival {
+                client: (client, 40_000).into(),
+                server: ([127, 0, 0, 1], 53).into(),
+                transport: Transport::Udp,
+                at: now,
+            },
             kept: Kept {
                 id,
                 flags: 0,
@@ -291,15 +301,16 @@ mod tests {
                 server: IdentityId(1053),
             },
             source: None,
-            logged: None,
             policy_check: Duration::ZERO,
+            sent_at: None,
+            logged: None,
+            joined: Vec::new(),
         };
-        let route = ((client, 40_000).into(), ([127, 0, 0, 1], 53).into());
-        delayed.add(query, &message, route, now);
+        delayed.add(query, &message, now);
     }
 
     fn id(query: &DelayedQuery) -> u16 {
-        query.parts.kept.id
+        query.query.kept.id
     }
 
     #[test]
@@ -309,17 +320,17 @@ mod tests {
         add(&mut delayed, 1, now);
         add(&mut delayed, 2, now);
         let used = delayed.quota.used();
-        let Some(Next::Place(route, query)) = delayed.next(now, |_| true, |_| false) else {
+        let Some(Next::Place(query)) = delayed.next(now, |_| true, |_| false) else {
             panic!("a query has a place");
         };
         let until = query.until();
-        delayed.put_back(route, query);
+        delayed.put_back(query);
         assert_eq!((delayed.len(), delayed.quota.used()), (2, used));
         assert!(
             delayed.next(now, |_| false, |_| false).is_none(),
             "it waits on"
         );
-        let Some(Next::Expired(_, query)) = delayed.next(now + GRACE, |_| false, |_| false) else {
+        let Some(Next::Expired(query)) = delayed.next(now + GRACE, |_| false, |_| false) else {
             panic!("a query has waited long enough");
         };
         assert_eq!((id(&query), query.until()), (1, until));

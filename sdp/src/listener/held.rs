@@ -2,7 +2,6 @@
 
 use std::{
     collections::VecDeque,
-    net::SocketAddr,
     time::{Duration, Instant},
 };
 
@@ -10,8 +9,7 @@ use daemon::quota::{Holder, Quota};
 
 use crate::{
     arena::{Arena, Key},
-    query_log::Entries,
-    upstream::udp::Joined,
+    query::pending::HeldAnswer,
 };
 
 /// Bytes of answers held per worker at most, and an endpoint's share of them.
@@ -19,27 +17,9 @@ pub(crate) const MAX_BYTES: usize = 16 << 20;
 /// Bytes that an answer counts besides its own.
 const OVERHEAD: usize = 512;
 
-/// An answer that waits.
-#[derive(Debug)]
-pub(super) struct HeldAnswer {
-    pub(super) holder: Holder,
-    pub(super) bytes: Vec<u8>,
-    pub(super) client: SocketAddr,
-    pub(super) server: SocketAddr,
-    /// Who else asked the same.
-    pub(super) joined: Vec<Joined>,
-    /// For the query log.
-    pub(super) logged: Entries,
-    /// When the query came.
-    pub(super) asked: Instant,
-    /// When the answer came.
-    pub(super) since: Instant,
-}
-
-impl HeldAnswer {
-    fn units(&self) -> usize {
-        OVERHEAD + self.bytes.len()
-    }
+/// Bytes that an answer counts.
+fn units(answer: &HeldAnswer) -> usize {
+    OVERHEAD + answer.message.len()
 }
 
 /// All of one worker's.
@@ -78,7 +58,7 @@ impl Held {
     pub(super) fn hold(&mut self, key: Key, answer: HeldAnswer) {
         let deadline = answer.since + self.max_delay;
         if let Some(place) = self.answers.get_mut(key) {
-            self.quota.add(answer.holder, answer.units());
+            self.quota.add(answer.query.holder(), units(&answer));
             *place = Some(answer);
             self.deadlines.push_back((deadline, key));
         }
@@ -87,7 +67,7 @@ impl Held {
     /// Takes an answer out, or gives an unused place back.
     pub(super) fn take(&mut self, key: Key) -> Option<HeldAnswer> {
         let answer = self.answers.remove(key).flatten()?;
-        self.quota.give_back(answer.holder, answer.units());
+        self.quota.give_back(answer.query.holder(), units(&answer));
         Some(answer)
     }
 
@@ -122,22 +102,59 @@ impl Held {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use std::net::SocketAddr;
 
-    fn hold(held: &mut Held, holder: Holder, bytes: usize, now: Instant) -> Option<Key> {
-        held.has_room(holder, bytes).then(|| {
+    use dns_policy::{mapping::EndpointInstance, rule::Transport};
+    use shared_maps::{EndpointId, IdentityId};
+
+    use super::*;
+    use crate::{
+        query::pending::{Arrival, Identities, PendingQuery},
+        wire::reply::Kept,
+    };
+
+    fn answer(endpoint: u16, bytes: usize, now: Instant) -> HeldAnswer {
+        let client = SocketAddr::from(([127, 0, 0, 1], 40_000));
+        let query = PendingQuery {
+            from: Arrival {
+                client,
+                server: ([127, 0, 0, 1], 53).into(),
+                transport: Transport::Udp,
+                at: now,
+            },
+            kept: Kept {
+                id: 1,
+                flags: 0,
+                edns: None,
+            },
+            question: (),
+            hop_by_hop: None,
+            endpoint: EndpointInstance {
+                id: EndpointId(endpoint),
+                client: client.ip(),
+                ifindex: 3,
+            },
+            identities: Identities {
+                client: IdentityId(1007),
+                server: IdentityId(1053),
+            },
+            source: None,
+            policy_check: Duration::ZERO,
+            sent_at: Some(now),
+            logged: None,
+            joined: Vec::new(),
+        };
+        HeldAnswer {
+            query,
+            message: vec![0; bytes],
+            since: now,
+        }
+    }
+
+    fn hold(held: &mut Held, endpoint: u16, bytes: usize, now: Instant) -> Option<Key> {
+        let answer = answer(endpoint, bytes, now);
+        held.has_room(answer.query.holder(), bytes).then(|| {
             let key = held.reserve();
-            let any = SocketAddr::from(([127, 0, 0, 1], 53));
-            let answer = HeldAnswer {
-                holder,
-                bytes: vec![0; bytes],
-                client: any,
-                server: any,
-                joined: Vec::new(),
-                logged: Entries::new(),
-                asked: now,
-                since: now,
-            };
             held.hold(key, answer);
             key
         })
@@ -148,11 +165,11 @@ mod tests {
         let (now, delay) = (Instant::now(), Duration::from_millis(100));
         let mut held = Held::new(delay);
         let mut most = 0;
-        while hold(&mut held, Holder::Unknown, 4096, now).is_some() {
+        while hold(&mut held, 1, 4096, now).is_some() {
             most += 1;
         }
         assert_eq!(most, MAX_BYTES / 2 / (OVERHEAD + 4096));
-        let other = hold(&mut held, Holder::Host, 4096, now).expect("there is room");
+        let other = hold(&mut held, 2, 4096, now).expect("there is room");
         assert!(held.take(other).is_some());
         while held.expired(now + delay).is_some() {}
         assert_eq!((held.len(), held.quota.used()), (0, 0));

@@ -8,16 +8,12 @@ use std::{net::SocketAddr, os::fd::OwnedFd, sync::Arc, time::Instant};
 use dns_policy::mapping::Realised;
 use parking_lot::{Mutex, MutexGuard};
 
-use super::{SocketOptions, control::Control, held::Held, held::HeldAnswer, replies::Replies};
+use super::{SocketOptions, control::Control, held::Held, reply_sender::ReplySender};
 use crate::{
     arena::Key,
-    proxy::{
-        Proxy,
-        stats::{AnswerResult, Label as _, Stage},
-    },
-    query_log::End,
-    upstream::udp::Joined,
-    wire::{Rcode, reply, set_id},
+    proxy::{Proxy, stats::AnswerResult},
+    query::pending::HeldAnswer,
+    wire::set_id,
 };
 
 /// See the module.
@@ -26,7 +22,7 @@ pub(super) struct Releases {
     control: Arc<Control>,
     held: Mutex<Held>,
     /// Apart from those of the worker, which are never locked.
-    out: Mutex<Replies>,
+    out: Mutex<ReplySender>,
     /// Where queries come in, and whether over IPv6.
     listeners: Vec<(Arc<OwnedFd>, bool)>,
 }
@@ -40,7 +36,7 @@ impl Releases {
     ) -> Self {
         Self {
             held: Mutex::new(Held::new(proxy.config().max_delay)),
-            out: Mutex::new(Replies::new(options)),
+            out: Mutex::new(ReplySender::new(options)),
             proxy,
             control,
             listeners,
@@ -66,47 +62,31 @@ impl Releases {
     pub(super) fn release_realised(&self, key: Key, realised: Realised, now: Instant) {
         let taken = self.held().take(key);
         if let Some(mut answer) = taken {
-            let result = AnswerResult::of(realised);
-            if result == AnswerResult::Rejected {
-                let mut own = Vec::new();
-                reply::to_unfit(&answer.bytes, Rcode::ServFail, &mut own);
-                answer.bytes = own;
-            }
+            let result = answer.settle(realised);
             self.release(answer, result, now);
         }
     }
 
     /// Sends an answer that was taken out.
     pub(super) fn release(&self, mut answer: HeldAnswer, result: AnswerResult, now: Instant) {
-        let stats = self.proxy.stats();
-        stats.held.down();
-        let waited = now.saturating_duration_since(answer.since);
-        stats.stages.observe(Stage::Dataplane, waited);
-        let took = now.saturating_duration_since(answer.asked);
-        stats.stages.observe(Stage::Total, took);
-        let answers = u64::try_from(1 + answer.joined.len()).unwrap_or(1);
-        stats.answers.add(result, answers);
-        if !answer.logged.is_empty() {
-            let end = End::sent(result.text(), &answer.bytes).held(waited);
-            for entry in answer.logged.drain(..) {
-                self.proxy.log(entry, end, now);
-            }
-        }
-        self.send(&answer, answer.client, now);
-        for Joined { client, kept } in std::mem::take(&mut answer.joined) {
-            set_id(&mut answer.bytes, kept.id);
-            self.send(&answer, client, now);
+        self.proxy
+            .observer()
+            .released_held(&mut answer, result, now);
+        let HeldAnswer { query, message, .. } = &mut answer;
+        for (client, kept) in query.recipients() {
+            set_id(message, kept.id);
+            self.send(message, (query.from.server, client), now);
         }
     }
 
-    fn send(&self, answer: &HeldAnswer, client: SocketAddr, now: Instant) {
+    fn send(&self, answer: &[u8], (server, client): (SocketAddr, SocketAddr), now: Instant) {
         let same = self.listeners.iter();
         let same = same.filter(|(_, ipv6)| *ipv6 == client.is_ipv6());
         let Some((listener, _)) = same.chain(&self.listeners).next() else {
             return;
         };
-        let one = std::iter::once((answer.bytes.as_slice(), client));
-        let unsent = self.out.lock().send(answer.server, one, listener, now);
+        let one = std::iter::once((answer, client));
+        let unsent = self.out.lock().send(server, one, listener, now);
         count_unsent(&self.proxy, 1, unsent);
     }
 }

@@ -4,8 +4,8 @@
 //! answers, judge each, send what results in batches.
 
 mod answers;
-mod errors;
 mod queries;
+mod undelivered;
 
 use std::{
     io,
@@ -24,14 +24,12 @@ use super::{
     delayed::{self, Delayed, Next},
     in_flight::InFlight,
     releases::{Releases, count_unsent},
-    replies::Replies,
+    reply_sender::ReplySender,
 };
 use crate::{
     arena::Key,
     mapping::repeat::Repeats,
-    notice::Failure,
-    proxy::{Proxy, stats::Stage},
-    query_log::End,
+    proxy::Proxy,
     resolve::Looked,
     shared_tasks,
     socket::{
@@ -39,7 +37,7 @@ use crate::{
         sys::{BATCH, RecvBatch, SendBatch},
     },
     steering::Member,
-    upstream::udp::{Flight, Placed, UdpUpstream},
+    upstream::udp::{Placed, UdpUpstream},
 };
 
 /// Batches taken from one socket before the others get their turn.
@@ -84,7 +82,7 @@ pub(super) struct Worker {
     released: Vec<(usize, SocketAddr)>,
     upstream: UdpUpstream,
     in_flight: InFlight,
-    replies: Replies,
+    replies: ReplySender,
     delayed: Delayed,
     releases: Arc<Releases>,
     realised: Vec<(Key, Realised)>,
@@ -138,7 +136,7 @@ impl Worker {
                 proxy.stats().fallbacks.clone(),
             ),
             in_flight,
-            replies: Replies::new(options),
+            replies: ReplySender::new(options),
             delayed: Delayed::new(proxy.config().in_flight_grace, proxy.config().rules_wait),
             releases: Arc::new(releases),
             proxy,
@@ -226,21 +224,16 @@ impl Worker {
 
     /// Ends what is not done when the time to leave is over.
     fn abandon(&mut self) {
+        let (observer, now) = (self.proxy.observer(), self.now);
         while let Some(query) = self.delayed.any() {
-            query.act(|mut query, _| self.log_cut(query.logged.take()));
+            query.act(|mut query, _| observer.cut(&mut query, now));
         }
-        let stats = self.proxy.stats();
         while let Some(mut flight) = self.upstream.any() {
-            stats.in_flight.down();
-            self.log(&mut flight.logged, End::unanswered("cut"));
+            observer.cut(&mut flight.query, now);
         }
-        let releases = Arc::clone(&self.releases);
-        let mut held = releases.held();
-        for _ in 0..held.len() {
-            stats.held.down();
-        }
+        let mut held = self.releases.held();
         while let Some(mut answer) = held.any() {
-            self.log(&mut answer.logged, End::unanswered("cut"));
+            observer.cut_held(&mut answer, now);
         }
     }
 
@@ -261,13 +254,8 @@ impl Worker {
     fn on_time(&mut self) {
         self.release_late();
         while let Some(mut flight) = self.upstream.expired(self.now) {
-            self.log(&mut flight.logged, End::unanswered("timeout"));
-            self.proxy.stats().in_flight.down();
-            self.proxy.stats().upstream_timeouts.add(1);
-            self.notice_failure(&flight, Failure::Timeout);
-            let took = self.now.duration_since(flight.sent_at);
-            self.proxy.stats().stages.observe(Stage::TotalTimeout, took);
-            self.upstream.recycle(flight);
+            self.proxy.observer().timed_out(&mut flight.query, self.now);
+            self.upstream.recycle(flight.query.question);
         }
         if !self.delayed.is_empty() {
             self.retry_delayed();
@@ -280,15 +268,6 @@ impl Worker {
         }
         if let Some(member) = &mut self.member {
             member.beat(self.now);
-        }
-    }
-
-    /// Tells that all who asked will have no answer.
-    fn notice_failure(&self, flight: &Flight, failure: Failure) {
-        let others = flight.joined.iter().map(|joined| joined.client);
-        for client in std::iter::once(flight.client).chain(others) {
-            let asked = flight.asked(client, self.now);
-            self.proxy.notice_failure(&asked, failure);
         }
     }
 

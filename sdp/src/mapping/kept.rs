@@ -184,8 +184,8 @@ impl Kept {
         self.dropped += first.len() as u64;
     }
 
-    /// What of a mapping just kept is worth a write; from now on it counts as written. What the
-    /// agent's disk has is not: nobody would tell when the journal may let go of it.
+    /// The part of a mapping just kept that must be written; from now on it counts as written.
+    /// Pairs on the agent's disk are not written: nothing would tell the journal to release them.
     pub fn to_write(&mut self, mapping: &Mapping, away: bool) -> Unwritten {
         let Some(asked) = self.names.get_mut(&mapping.name) else {
             return Unwritten::Nothing;
@@ -264,7 +264,7 @@ impl Kept {
         }
     }
 
-    /// Lets go of pairs that the agent has made durable as far as told.
+    /// Releases pairs that the agent has made durable as they were sent.
     pub fn drop_settled(&mut self, key: &Key, addresses: &[IpAddr], told: Told) {
         self.settle(key, addresses, told);
         self.retain_pairs(key, addresses, |pair| !pair.is_settled());

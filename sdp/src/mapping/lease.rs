@@ -14,10 +14,10 @@ use super::holdings::{Holdings, Serial};
 #[cfg(test)]
 use super::steps;
 
-/// What is left of the longest lease when an answer may no longer be released under it, however
-/// long its TTL is. By then the mapping itself has reached the agent.
+/// Remaining time of the longest lease below which no answer is released under it, however
+/// long its TTL is. The mapping itself has reached the agent before.
 pub const MARGIN: Duration = Duration::from_secs(60);
-/// The longest lease is asked for again once less than this is left until then.
+/// The longest lease is renewed once less than this is left until then.
 const RENEWED: Duration = Duration::from_secs(30);
 
 /// Until when a lease must hold for an answer to be released under it.

@@ -20,7 +20,7 @@ pub(crate) struct Repeats {
     places: Vec<Place>,
 }
 
-/// What is known of an answer.
+/// Data about an answer.
 #[derive(Clone, Copy, Debug, Default)]
 struct Place {
     print: u64,
@@ -51,7 +51,7 @@ impl Repeats {
         Print(self.hasher.hash_one((endpoint, server, but_id)))
     }
 
-    /// Whether the answer was leased less than [`WITHIN`] ago, and no lease was taken back since.
+    /// Whether the answer was leased less than [`WITHIN`] ago, and no lease was revoked since.
     pub(crate) fn is_leased(&self, print: Print, version: Option<u64>, now: BootTime) -> bool {
         self.places.get(place(print)).is_some_and(|place| {
             place.print == print.0 && Some(place.version) == version && now < place.until

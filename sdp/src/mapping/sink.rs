@@ -58,7 +58,7 @@ const LOOK: Duration = Duration::from_millis(10);
 pub struct LinkSink {
     state: Mutex<State>,
     journal: Arc<Journal>,
-    /// Changed under the lock of `state`, before what changed is told to anyone.
+    /// Changed under the lock of `state`, before the change is sent.
     leases_version: AtomicU64,
     work: Notify,
     /// The tasks of the link that move mappings, and its socket, if any thread may poll them.
@@ -298,7 +298,7 @@ impl LinkSink {
         self.work.notify_one();
     }
 
-    /// Takes up what another proxy's journal says; it is in ours already.
+    /// Adopts the mappings of another proxy's journal; this proxy's own journal has them already.
     pub fn adopt(&self, written: &[Written]) {
         let mut state = self.state.lock();
         for (mapping, lasts) in written {
@@ -364,7 +364,7 @@ impl LinkSink {
             max_delay: self.max_delay,
         };
         let (release, counter) = state.learn(learned, on_realised, at, &self.stats);
-        // What nobody waits for goes out when the sender looks next: waking it
+        // A mapping without a waiting answer is sent when the sender looks next: waking it
         // for each leased answer would cost more than the answer.
         let urgent = release == Release::Held || state.flushing || !state.beside.is_empty();
         drop(state);

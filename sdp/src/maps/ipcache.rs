@@ -51,7 +51,9 @@ impl Ipcache {
             Self::V1(map) => map.get(key).map(|found| found.map(|v| v.sec_identity)),
         };
         found
-            .inspect_err(|error| tracing::debug!(%error, "look-up failed"))
+            .inspect_err(
+                |error| tracing::debug!(%error, "cannot look up an address in the ipcache"),
+            )
             .ok()
             .flatten()
             .map(IdentityId)

@@ -28,7 +28,7 @@ pub(super) enum UserError {
     Capabilities(#[from] CapsError),
 }
 
-/// Gives root up, but for [`KEPT`]. A root that may not change its user, as in
+/// Gives up root, except [`KEPT`]. A root that may not change its user, as in
 /// a container, stays root with what it has of [`KEPT`].
 pub(super) fn become_user(user: Uid, group: Gid) -> Result<(), UserError> {
     let failed = |call| move |source| UserError::Call { call, source };
@@ -46,7 +46,7 @@ pub(super) fn become_user(user: Uid, group: Gid) -> Result<(), UserError> {
         setresuid(user, user, user).map_err(failed("setresuid"))?;
         nix::sys::prctl::set_keepcaps(false).map_err(failed("keeping capabilities"))?;
     } else {
-        tracing::warn!("stays root: CAP_SETUID and CAP_SETGID are missing");
+        tracing::warn!("the proxy remains root: CAP_SETUID and CAP_SETGID are missing");
     }
     caps::set(None, CapSet::Inheritable, &HashSet::new())?;
     // Effective first: it must never hold more than permitted does.

@@ -73,7 +73,9 @@ pub enum FileError {
         value: String,
     },
     /// Written by a newer version.
-    #[error("HoldfastDNSRules has version {0}, this program knows up to {VERSION}: upgrade it")]
+    #[error(
+        "HoldfastDNSRules has version {0}; this program reads up to {VERSION}: upgrade holdfast-sdp"
+    )]
     Newer(u64),
     /// A name or pattern that is not valid.
     #[error("HoldfastDNSRules, selector {selector:?}: {reason}")]
@@ -97,7 +99,7 @@ enum Member {
     ByAddress,
     /// `HoldfastDNSRules`.
     ByIdentity,
-    /// `HoldfastKey`, with which our files end but for the learned names.
+    /// `HoldfastKey`: the last field of holdfast-agent's files, except the learned names.
     OurEnd,
     /// `Options`, which only Cilium writes: before the rules.
     Ciliums,

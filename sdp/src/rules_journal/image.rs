@@ -29,10 +29,10 @@ pub enum ImageError {
     #[error("damaged: {0}")]
     Json(#[from] serde_json::Error),
     /// Of a later release.
-    #[error("it has version {0}, this release reads up to {VERSION}: upgrade it")]
+    #[error("it has version {0}; this release reads up to {VERSION}: upgrade holdfast-sdp")]
     Newer(u32),
     /// More than is kept.
-    #[error("{0} bytes of rules are too many to be kept")]
+    #[error("{0} bytes of rules are too many to be stored")]
     TooLarge(usize),
 }
 

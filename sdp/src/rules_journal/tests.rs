@@ -117,7 +117,7 @@ fn what_could_not_be_written_is_tried_again_later() {
     journal.note(&[rules("a.com")], &kept(), prefixes());
     let start = Instant::now();
     let work = journal.work(start).unwrap();
-    assert!(journal.work(start).is_none(), "somebody writes");
+    assert!(journal.work(start).is_none(), "a write is in progress");
     journal.done(&work, work.run());
     assert!(journal.status().problem.is_some());
     assert!(journal.work(start).is_none());

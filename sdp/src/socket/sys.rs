@@ -227,7 +227,7 @@ pub(crate) struct Datagram<'a> {
     pub(crate) source: Option<IpAddr>,
 }
 
-/// Room for what one `sendmmsg(2)` is told, so that it is not cleared for each.
+/// Buffer for the arguments of `sendmmsg(2)`, so that it is not cleared for each call.
 pub(crate) struct SendBatch {
     /// Whether neighbours that may be sent as one message are.
     segments: bool,
@@ -386,7 +386,7 @@ impl<'a> Message<'a> {
 }
 
 /// Largest datagram that shares a message, bytes: with its headers smaller than any path's MTU
-/// that the kernel believes in (`net.ipv4.route.min_pmtu`), so that none must be fragmented.
+/// that the kernel accepts (`net.ipv4.route.min_pmtu`), so that none must be fragmented.
 const SEGMENT: u16 = 512;
 
 /// Whether the kernel or the device cannot cut messages apart.

@@ -12,26 +12,21 @@
 use std::{
     collections::{HashMap, VecDeque},
     hash::BuildHasher,
-    net::SocketAddr,
     os::fd::OwnedFd,
     time::{Duration, Instant},
 };
 
 use daemon::quota::{Holder, Quota};
-use dns_policy::{mapping::EndpointInstance, rule::Transport};
 use foldhash::quality::RandomState;
 use nix::sys::epoll::Epoll;
 use rand::{Rng, SeedableRng, rngs::StdRng};
 
 use crate::{
     arena::{Arena, Key},
-    proxy::{
-        Asked, Forward, Identities,
-        stats::{Counters, Fallback},
-    },
-    query_log::{Entries, Entry},
+    proxy::stats::{Counters, Fallback},
+    query::pending::{Joined, PendingQuery},
     socket,
-    wire::{HEADER_LEN, Header, answer, reply::Kept},
+    wire::{HEADER_LEN, Header, answer},
 };
 
 mod flows;
@@ -57,57 +52,19 @@ const MAX_JOINED: usize = 64;
 /// A query in flight.
 #[derive(Debug)]
 pub(crate) struct Flight {
-    pub(crate) client: SocketAddr,
-    pub(crate) server: SocketAddr,
-    pub(crate) endpoint: EndpointInstance,
-    /// The client's message id, flags and EDNS.
-    pub(crate) kept: Kept,
-    /// Question as sent.
-    pub(crate) question: Vec<u8>,
-    pub(crate) sent_at: Instant,
-    /// As in [`Forward`].
-    identities: Identities,
-    /// As in [`Forward`].
-    policy_check: Duration,
-    /// Who else asked the same.
-    pub(crate) joined: Vec<Joined>,
-    /// For the query log: of the first query, and of those that joined it.
-    pub(crate) logged: Entries,
+    pub(crate) query: PendingQuery<Vec<u8>>,
     fingerprint: u64,
     socket: Key,
     id: u16,
 }
 
-impl Flight {
-    /// The question, as `client` asked it.
-    pub(crate) fn asked(&self, client: SocketAddr, now: Instant) -> Asked<'_> {
-        Asked {
-            question: &self.question,
-            endpoint: self.endpoint,
-            client,
-            server: self.server,
-            transport: Transport::Udp,
-            identities: self.identities,
-            policy_check: self.policy_check,
-            waited: now.duration_since(self.sent_at),
-        }
-    }
-}
-
-/// A query that was not sent because the same one was in flight.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Joined {
-    pub(crate) client: SocketAddr,
-    pub(crate) kept: Kept,
-}
-
-/// What became of a query.
+/// Where a query waits for its answer.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Place {
     /// It is to be sent.
     New(Placed),
     /// It waits for the answer to the same query in flight.
-    Joined(Key),
+    Joined,
 }
 
 /// Where a query was placed.
@@ -203,19 +160,19 @@ impl UdpUpstream {
     /// under their key.
     pub(crate) fn place(
         &mut self,
-        query: &Forward<'_>,
+        query: &mut PendingQuery<&[u8]>,
         message: &[u8],
-        (client, server): (SocketAddr, SocketAddr),
         now: Instant,
         epoll: &Epoll,
     ) -> Result<Place, PlaceError> {
+        let server = query.from.server;
         let fingerprint = self
             .hasher
             .hash_one((message.get(2..), server, query.endpoint));
-        if let Some(flight) = self.join(fingerprint, query, (client, server), now) {
-            return Ok(Place::Joined(flight));
+        if self.join(fingerprint, query, now) {
+            return Ok(Place::Joined);
         }
-        let holder = Holder::from(query.endpoint);
+        let holder = query.holder();
         if !self.quota.allows(holder, 1) {
             return Err(PlaceError::Full);
         }
@@ -240,16 +197,7 @@ impl UdpUpstream {
         question.clear();
         question.extend_from_slice(query.question);
         let flight = self.flights.insert(Flight {
-            client,
-            server,
-            endpoint: query.endpoint,
-            kept: query.kept,
-            question,
-            sent_at: now,
-            identities: query.identities,
-            policy_check: query.policy_check,
-            joined: Vec::new(),
-            logged: Vec::new(),
+            query: query.sent(question, now),
             fingerprint,
             socket: key,
             id,
@@ -271,42 +219,29 @@ impl UdpUpstream {
         }))
     }
 
-    fn join(
-        &mut self,
-        fingerprint: u64,
-        query: &Forward<'_>,
-        (client, server): (SocketAddr, SocketAddr),
-        now: Instant,
-    ) -> Option<Key> {
-        let key = self.latest.get(&fingerprint).copied()?;
-        let flight = self.flights.get_mut(key)?;
-        let joined = Joined {
-            client,
-            kept: query.kept,
+    /// Has a query wait for the answer to the same one in flight, if there is one.
+    fn join(&mut self, fingerprint: u64, query: &mut PendingQuery<&[u8]>, now: Instant) -> bool {
+        let latest = self.latest.get(&fingerprint).copied();
+        let flight = latest.and_then(|latest| self.flights.get_mut(latest));
+        let Some(Flight { query: first, .. }) = flight else {
+            return false;
         };
-        let first = Joined {
-            client: flight.client,
-            kept: flight.kept,
-        };
-        // A query that comes again from the same client is repeated because the first seems lost.
-        let fits = flight.question == query.question
-            && flight.server == server
-            && flight.endpoint == query.endpoint
-            && now.duration_since(flight.sent_at) < JOIN
-            && flight.joined.len() < MAX_JOINED
-            && joined != first
-            && !flight.joined.contains(&joined);
+        let (client, kept) = (query.from.client, query.kept);
+        // A client repeats a query when the first seems lost: it must not wait for that one.
+        let fits = first.question == query.question
+            && first.from.server == query.from.server
+            && first.endpoint == query.endpoint
+            && first.waited(now) < JOIN
+            && first.joined.len() < MAX_JOINED
+            && first.recipients().all(|sent| sent != (client, kept));
         if fits {
-            flight.joined.push(joined);
+            first.joined.push(Joined {
+                client,
+                kept,
+                logged: query.logged.take(),
+            });
         }
-        fits.then_some(key)
-    }
-
-    /// Has the query log's entry kept with a query in flight until it ends.
-    pub(crate) fn log(&mut self, flight: Key, entry: Box<Entry>) {
-        if let Some(flight) = self.flights.get_mut(flight) {
-            flight.logged.push(entry);
-        }
+        fits
     }
 
     /// The descriptor of a socket.
@@ -318,7 +253,7 @@ impl UdpUpstream {
     pub(crate) fn answered(&mut self, socket: Key, message: &[u8]) -> Option<Flight> {
         let id = Header::read(message)?.id;
         let flight = *self.sockets.get(socket)?.waiting.get(&id)?;
-        if !answer::answers(message, &self.flights.get(flight)?.question) {
+        if !answer::answers(message, &self.flights.get(flight)?.query.question) {
             return None;
         }
         self.remove(flight)
@@ -329,7 +264,7 @@ impl UdpUpstream {
     pub(crate) fn undelivered(&mut self, socket: Key, query: &[u8]) -> Option<Flight> {
         let header = Header::read(query).filter(|h| !h.is_response())?;
         let flight = *self.sockets.get(socket)?.waiting.get(&header.id)?;
-        let question = &self.flights.get(flight)?.question;
+        let question = &self.flights.get(flight)?.query.question;
         query
             .get(HEADER_LEN..)?
             .starts_with(question)
@@ -350,14 +285,14 @@ impl UdpUpstream {
                 self.sockets.remove(flight.socket);
             }
         }
-        self.quota.give_back(flight.endpoint.into(), 1);
+        self.quota.give_back(flight.query.holder(), 1);
         Some(flight)
     }
 
-    /// Gives the buffer of a finished query back.
-    pub(crate) fn recycle(&mut self, flight: Flight) {
+    /// Gives the question of a finished query back, for its buffer.
+    pub(crate) fn recycle(&mut self, question: Vec<u8>) {
         if self.spare.len() < 1024 {
-            self.spare.push(flight.question);
+            self.spare.push(question);
         }
     }
 

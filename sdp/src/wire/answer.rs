@@ -28,7 +28,7 @@ pub fn answers(message: &[u8], asked: &[u8]) -> bool {
     answers_if(message, asked, <[u8]>::eq)
 }
 
-/// [`answers`] where nobody can forge: over TCP a server may lose the name's case (RFC 4343).
+/// [`answers`] where a forgery is not possible: over TCP a server may lose the name's case (RFC 4343).
 pub fn answers_in_any_case(message: &[u8], asked: &[u8]) -> bool {
     answers_if(message, asked, <[u8]>::eq_ignore_ascii_case)
 }
@@ -237,7 +237,7 @@ fn ttl(record: &Record) -> u32 {
     }
 }
 
-/// Records of an answer section that are told at most.
+/// Most records of an answer section that are reported.
 const MAX_TOLD: usize = 128;
 
 /// What the answer section of a message holds, for logs.

@@ -126,7 +126,7 @@ pub(crate) fn read(message: &[u8], at: usize, into: &mut NameBuf) -> Option<()> 
     }
 }
 
-/// Whether the names at two positions are equal but for case (RFC 4343). Broken ones equal none.
+/// Whether the names at two positions are equal except in case (RFC 4343). Broken ones equal none.
 pub(crate) fn same(message: &[u8], a: usize, b: usize) -> bool {
     let (mut a, mut b) = (Labels::new(message, a), Labels::new(message, b));
     loop {

@@ -22,6 +22,7 @@ use holdfast_sdp::{
     descriptors::Descriptors,
     listener::{ListenConfig, Listeners, SocketOptions, Sockets},
     mapping::{MappingSink, OnRealised, Release},
+    notice::Notices,
     proxy::{Proxy, ProxyConfig, Stats},
     resolve::{Resolver, Who},
 };
@@ -155,6 +156,7 @@ pub(crate) struct Bench {
     pub(crate) proxy: SocketAddr,
     pub(crate) stats: Stats,
     pub(crate) sink: Arc<Sink>,
+    pub(crate) notices: Arc<Notices>,
     policy: Arc<PolicyHandle>,
     pub(crate) listeners: Listeners,
     pub(crate) runtime: tokio::runtime::Runtime,
@@ -207,13 +209,15 @@ impl Bench {
             ..config
         };
         let resolver = Arc::new(Everyone { unknown });
-        let proxy = Arc::new(Proxy::new(
+        let notices = Arc::new(Notices::default());
+        let proxy = Proxy::new(
             config,
             resolver,
             Arc::clone(&policy),
             Arc::clone(&sink) as _,
             stats.clone(),
-        ));
+        );
+        let proxy = Arc::new(proxy.with_notices(Arc::clone(&notices)));
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(1)
             .enable_all()
@@ -228,6 +232,7 @@ impl Bench {
             proxy,
             stats,
             sink,
+            notices,
             policy,
             listeners,
             runtime,

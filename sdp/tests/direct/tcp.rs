@@ -11,6 +11,7 @@ use dns_policy::{mapping::Realised, rule::Transport};
 use hickory_proto::{op::ResponseCode, rr::RecordType};
 use holdfast_sdp::{
     mapping::Release,
+    notice::Event,
     proxy::stats::{Protocol, QueryResult},
 };
 
@@ -53,6 +54,32 @@ fn pipelined_queries_share_one_upstream_connection_and_come_back_in_any_order() 
             ResponseCode::Refused
         );
     }
+}
+
+#[test]
+fn each_answer_is_reported_while_an_agent_wants_reports_although_its_bytes_repeat() {
+    let bench = Bench::new(Options::default());
+    bench.sink.set_leases_version(1);
+    let reports = bench.notices.listen();
+    let (client, mut server) = (bench.tcp_client(), None);
+    for id in 1..=3 {
+        send_frames(
+            &client,
+            &[&query(id, "nothing.good.example", RecordType::A)],
+        );
+        let server = server.get_or_insert_with(|| bench.tcp_at_server());
+        let asked = receive_frame(server).unwrap();
+        send_frames(server, &[&answer(&asked, &[])]);
+        receive_frame(&client).unwrap();
+        let reported: Vec<_> = std::iter::from_fn(|| bench.notices.take())
+            .map(|notice| notice.event)
+            .collect();
+        assert!(
+            matches!(reported[..], [Event::Query, Event::Answer(_)]),
+            "query {id}: {reported:?}"
+        );
+    }
+    drop(reports);
 }
 
 #[test]

@@ -180,7 +180,7 @@ fn each_thing_that_lacks_is_said() {
 
     let mut lacks = found();
     lacks.dns[0].servers = Some(Vec::new());
-    missing(&why(&lacks, all, true), "dns", "selects nobody now");
+    missing(&why(&lacks, all, true), "dns", "selects no server now");
 
     let mut lacks = found();
     lacks.names.clear();
@@ -218,7 +218,11 @@ fn each_thing_that_lacks_is_said() {
     let mut stranger = read.clone();
     stranger.peer = PeerFound::default();
     stranger.entries = Ok(Entries::default());
-    missing(&why(&found(), &[stranger], true), "identity", "of nobody");
+    missing(
+        &why(&found(), &[stranger], true),
+        "identity",
+        "has no owner",
+    );
 }
 
 #[test]

@@ -136,7 +136,7 @@ fn a_name_that_goes_closes_though_what_is_left_has_no_identity() {
     for name in ["b.test", "c.test"] {
         assert_eq!(learn(&mut node, name, "1.1.1.2"), Realised::Yes);
     }
-    // {a, c} is of nobody, and the limit is reached.
+    // {a, c} has no owner, and the limit is reached.
     assert_eq!(node.core.summary().fqdn_combinations, 2);
     clean(&mut node, "b.test");
     assert_eq!((open(&node, "1.1.1.1"), limited(&node)), (vec![1, 3], 0));

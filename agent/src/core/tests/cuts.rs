@@ -1,4 +1,4 @@
-//! Fixed plans, cut before each of their steps: what is in force then is sound, no rules are
+//! Fixed plans, cut before each of their steps: the entries in force then are sound, no rules are
 //! published, and the next run ends where an uncut one does.
 
 use std::collections::{BTreeMap, BTreeSet};

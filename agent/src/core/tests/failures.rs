@@ -98,7 +98,7 @@ fn rules_wait_for_two_failing_plans_and_no_longer() {
         .replace("a.test", "b.test")
         .replace("20.0.0", "20.1.0");
     let mut node = Node::usual();
-    // Two that fail publish nothing, the third does; after a success it counts anew.
+    // Two that fail publish nothing, the third does; after a success it counts again from the start.
     for (text, name) in [(&narrower, "a.test"), (&again, "b.test")] {
         node.datapath.fail = Some(|step| matches!(step, Step::SetPolicy(..)));
         node.policy(text);

@@ -15,7 +15,7 @@ use crate::{
     datapath::{memory::MemoryDatapath, plan::Datapath as _, plan::Step},
 };
 
-/// What endpoint 7 is told; nobody has the address yet.
+/// The answer for endpoint 7; no endpoint has the address yet.
 fn learn(node: &mut Node) -> MappingOutcome {
     let event = MappingEvent {
         stream: StreamId(1),

@@ -1,4 +1,4 @@
-//! Names written while the core goes on: durable once they are told to be on disk.
+//! Names written while the core continues: durable once they are reported to be on disk.
 
 use shared_maps::EndpointId;
 

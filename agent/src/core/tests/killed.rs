@@ -22,7 +22,7 @@ proptest! {
         for act in &acts {
             world.act(act);
         }
-        // What was learned last reaches the files.
+        // The last learned names reach the files.
         world.node.tick(world.node.now.plus_secs(6));
         let before = world.node.datapath.clone();
         let mut node = again(&world.node, config(), &[107, 108, 109]);
@@ -125,7 +125,7 @@ fn a_policy_that_changed_while_away_comes_after_its_labels() {
     }
 }
 
-/// Two identities of names become one selector's, and nobody knows what their numbers meant.
+/// Two identities of names become one selector's, and the meaning of their numbers is lost.
 #[test]
 fn a_policy_that_changed_while_away_with_the_checkpoint_opens_nothing_else() {
     let web = |peers: &str| format!("endpointSelector: {{matchLabels: {{app: web}}}}\n  {peers}");

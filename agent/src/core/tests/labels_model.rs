@@ -92,7 +92,7 @@ enum Said {
     Identity(IdentityId),
 }
 
-/// What somebody says of a prefix, or that they say nothing any more.
+/// An owner's labels of a prefix, or the removal of that owner.
 #[derive(Clone, Copy, Debug)]
 struct Act {
     prefix: usize,
@@ -130,13 +130,13 @@ impl Model {
     fn new() -> Self {
         let prefixes: Vec<IpNet> = PREFIXES.iter().map(|p| p.parse().unwrap()).collect();
         let mut said = vec![BTreeMap::new(); prefixes.len()];
-        // The outside as a whole, which nobody takes back.
+        // The outside as a whole, which is never removed.
         said[0].insert(usize::MAX, Said::Labels(1 << 10));
         said[9].insert(usize::MAX, Said::Labels(1 << 11));
         Self { prefixes, said }
     }
 
-    /// Labels or identity of a prefix, from scratch; none if nobody says anything of it.
+    /// Labels or identity of a prefix, from scratch; `None` if it has no owner.
     fn reading(&self, prefix: usize) -> Option<Said> {
         let said = &self.said[prefix];
         let outright = said.values().find(|said| matches!(said, Said::Identity(_)));
@@ -402,7 +402,7 @@ impl Checked {
         self.model.prefixes.iter().map(of).collect()
     }
 
-    /// With the breaker: nothing that a prefix has and shall have is lost, nothing is gained
+    /// With the breaker: nothing that a prefix has and must keep is lost, nothing is gained
     /// that it shall not have, and all but names is exact.
     fn check_limited(&self, before: &[Option<u32>]) {
         let limited = self.state.numbers.budget();

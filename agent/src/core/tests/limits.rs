@@ -1,4 +1,4 @@
-//! What one pod or proxy cannot exceed, and what it is told.
+//! Limits of one pod or proxy, and the reports on them.
 
 use std::{net::IpAddr, time::Duration};
 

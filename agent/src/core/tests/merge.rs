@@ -83,7 +83,7 @@ type Lookup = (BootTime, BootTime, u32);
 struct Outcome {
     lookups: BTreeMap<(u16, Fqdn, IpAddr), Lookup>,
     /// Without since when: of several names, and of one that came and went, it is the latest
-    /// expiry that was noticed, and only delays the pass that lets go.
+    /// expiry that was noticed, and only delays the run that releases it.
     zombies: BTreeMap<(u16, IpAddr), BTreeSet<Fqdn>>,
     pairs: BTreeMap<(Fqdn, IpAddr), (u32, BootTime)>,
     labels: BTreeMap<String, Vec<String>>,
@@ -184,7 +184,7 @@ proptest! {
             one.event(Event::Mappings(vec![event]));
             for effect in &one.effects {
                 if let crate::core::Effect::Outcome(outcome) = effect {
-                    // What has ended before it is told opens nothing.
+                    // A mapping that has expired before it is sent opens nothing.
                     let over = Realised::No(Refusal::NotRealised);
                     prop_assert!([Realised::Yes, over].contains(&outcome.realised));
                 }

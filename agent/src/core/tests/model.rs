@@ -1,18 +1,18 @@
 //! Leases, expiry, changes of policy, restarts of the agent and failover of proxies in any
 //! order: real state machines on both sides, a scheduler that decides who goes on, maps in
-//! memory. Changes of policy go in small parts, and proxies are heard between them.
+//! memory. Changes of policy go in small parts, and events of proxies are handled between them.
 //!
 //! At every instant:
 //! - an answer goes out only if its addresses have the labels that policy gives its name, or
 //!   if the proxy counts it as released unplumbed;
-//! - nothing goes before lease end + 5 s, but for what its holders gave back.
+//! - nothing is removed before lease end + 5 s, except leases that their holders returned.
 //!
 //! - where expired addresses are kept for connections: what one uses has its labels.
 //!
 //! All as long as maps take what is written: while they do not, policy that proxies have
 //! (`docs/design/0004-rules-after-failures.md`) may be ahead of them.
 //!
-//! Once everything has come to rest, every answer that is still valid is plumbed, whoever was
+//! Once everything has come to rest, every answer that is still valid is plumbed, whatever was
 //! killed in between; and when all has expired, nothing is left.
 
 mod proxy;
@@ -47,7 +47,7 @@ enum Act {
     Connect(usize),
     /// kill -9, perhaps within a write.
     KillProxy(usize, bool),
-    /// The agent hears from the kernel which proxies' processes have ended.
+    /// The kernel reports to the agent which proxies' processes have ended.
     Reap,
     Drain(usize),
     Adopt(usize),
@@ -62,7 +62,7 @@ enum Act {
     Other(bool),
     /// Writes to the ipcache fail from now on, or to policy maps, or none does.
     Fail(usize),
-    /// The pod opens a connection to an address that it was told, or ends it.
+    /// The pod opens a connection to an address from an answer, or ends it.
     Use(usize, bool),
     /// The conntrack maps are looked at, to their end or not.
     Pass(bool),

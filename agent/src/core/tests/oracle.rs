@@ -47,7 +47,7 @@ pub(super) use self::{
     pod::Pod,
 };
 
-/// Always there, so that answers are believed.
+/// Always there, so that answers are accepted.
 const DNS: &str = "endpointSelector: {}\n  egress:\n  - toCIDR: [10.9.0.53/32]\n    toPorts: [{ports: [{port: 53}], rules: {dns: [{matchPattern: '*'}]}}]\n  enableDefaultDeny: {egress: false}";
 
 #[derive(Clone, Debug)]
@@ -340,7 +340,7 @@ impl World {
         })
     }
 
-    /// The proxies' rules are those of the policies read from scratch, but for identities that
+    /// The proxies' rules are those of the policies read from scratch, except identities that
     /// went: these are left out next time.
     fn check_dns(&self) {
         let state = &self.node.core.state;
@@ -503,7 +503,7 @@ impl World {
             Selector::Entity(Entity::KubeApiserver) => {
                 local.is_none() && addresses(CLUSTER[self.api_servers]).any(|a| a == remote)
             }
-            // Nobody here is one of these.
+            // No endpoint here is one of these.
             Selector::Entity(_) => false,
         }
     }

@@ -176,7 +176,7 @@ fn a_selector_that_goes_leaves_the_labels_of_others() {
     );
     node.policy(&policy("  - toFQDNs: [{matchPattern: '*.com'}]"));
     assert_eq!(labels(&node, "1.2.3.4"), ["fqdn:*.com"]);
-    // A selector that comes labels what is known already.
+    // A new selector labels names that were learned before.
     node.policy(&policy(both));
     assert_eq!(labels(&node, "1.2.3.4"), ["fqdn:*.com", "fqdn:*.io"]);
     node.policy(&policy(""));

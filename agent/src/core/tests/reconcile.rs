@@ -55,7 +55,7 @@ fn counted(node: &Node) -> Reconciled {
 }
 
 /// The maps as the programs read them: an entry like the one around it changes no answer, and
-/// nobody can tell whether it is there.
+/// no look-up shows whether it is there.
 fn maps(datapath: &MemoryDatapath) -> impl PartialEq + std::fmt::Debug + use<> {
     let ipcache = &datapath.ipcache;
     let around = |key: &IpcacheKey| {
@@ -82,7 +82,7 @@ fn what_something_else_wrote_is_mended_and_counted() {
     assert_eq!(pass(&mut node).differences(), 0);
     let (id, name) = (node.id(), node.identity("1.1.1.1").unwrap());
     let ipcache = &mut node.datapath.ipcache;
-    // Wrong, missing, nobody's, right but for a flag.
+    // Wrong, missing, without an owner, right except for a flag.
     let world = IpcacheValue {
         sec_identity: IdentityId::WORLD.0,
         ..IpcacheValue::default()
@@ -258,7 +258,7 @@ fn an_endpoint_that_goes_while_a_pass_is_under_way_is_not_looked_for() {
     }
 }
 
-/// The kernel begins a walk anew when the entry it stands on is removed.
+/// The kernel begins a walk again when the entry it stands on is removed.
 #[test]
 fn a_walk_that_is_sent_back_for_ever_ends() {
     let mut node = Node::usual();

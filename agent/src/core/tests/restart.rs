@@ -235,10 +235,7 @@ fn what_is_cleaned_before_a_proxy_tells_it_again_is_closed_then() {
     node.endpoint(spec("web", 7, "app=web"));
     node.sync();
     node.event(Event::CleanNames(CleanNames::default()));
-    assert!(
-        node.identity("1.1.1.1").is_some(),
-        "nobody knows whose it is"
-    );
+    assert!(node.identity("1.1.1.1").is_some(), "its owner is unknown");
     told.replayed = true;
     let (_, outcome) = node.mapping(told);
     assert_ne!(outcome.realised, Realised::Yes);
@@ -302,7 +299,7 @@ fn what_was_cleaned_stays_so_although_a_file_still_has_it() {
         assert_eq!(node.core.summary().names_zombies > 0, age > 60);
         let files = node.datapath.files.clone();
         node.event(Event::CleanNames(CleanNames::default()));
-        // Killed before the file was written, which is later than that it is told.
+        // Killed before the file was written, which is later than the report of it.
         node.datapath.files = files;
         let mut node = restarted(&node);
         assert!(!named(&node), "{age}");
@@ -432,7 +429,7 @@ fn a_lost_checkpoint_gives_no_number_in_force_another_meaning() {
     );
 }
 
-/// The agent starts again and hears of everything.
+/// The agent starts again and receives everything.
 pub(super) fn restarted(world: &World) -> Node {
     let mut node = again(&world.node, config(), &[107, 108, 109]);
     node.begin();

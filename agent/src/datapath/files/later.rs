@@ -66,12 +66,12 @@ impl LaterFiles {
                         Err(error) if failing.insert(write.endpoint) => {
                             tracing::warn!(
                                 endpoint = write.endpoint.0, %error,
-                                "learned names could not be written; tried again every second"
+                                "cannot write learned names to disk; the agent tries again every second"
                             );
                         }
                         Err(_) => {}
                     }
-                    // Before it tells: whoever waits for it must not wait for the core too.
+                    // Before the event is sent: a thread that waits for the write must not also wait for the core.
                     taken.finish();
                     told(Event::NamesKept {
                         endpoint: write.endpoint,
@@ -154,7 +154,7 @@ impl Drop for LaterFiles {
     fn drop(&mut self) {
         self.queue.stop();
         if let Some(Err(_)) = self.thread.take().map(JoinHandle::join) {
-            tracing::error!("the files' thread ended by a panic");
+            tracing::error!("the thread that writes files panicked");
         }
     }
 }

@@ -23,7 +23,7 @@ use crate::route_query;
 /// Addresses of one interface that are looked up in the node's routes.
 const MOST: usize = 64;
 
-/// What is known of an endpoint's addresses before its interface is looked at.
+/// Data about an endpoint's addresses from before its interface is read.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Claims {
     /// Addresses that the endpoint's document, or the command that added it, names.
@@ -117,7 +117,7 @@ async fn is_routed_to(handle: &Handle, ifindex: u32, address: IpAddr) -> Result<
     let mut routes = std::pin::pin!(handle.route().get(query).execute());
     match routes.next().await {
         Some(Ok(route)) => Ok(leads_to(&route, ifindex)),
-        // "Unreachable" and its like: no route.
+        // "Unreachable" and similar errors: no route.
         Some(Err(Error::NetlinkError(_))) | None => Ok(false),
         Some(Err(error)) => Err(error),
     }

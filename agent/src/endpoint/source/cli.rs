@@ -44,7 +44,7 @@ pub enum CliFileError {
         source: io::Error,
     },
     /// It is of a later release.
-    #[error("{path} is of version {found}, this program reads up to {VERSION}; run the newer release, or move the file away", path = .path.display())]
+    #[error("{path} has version {found}; this program reads up to {VERSION}; run the newer release, or move the file away", path = .path.display())]
     Newer {
         /// The file.
         path: PathBuf,
@@ -135,7 +135,7 @@ impl CliFile {
                 let aside = self.path.with_extension("json.corrupt");
                 tracing::error!(
                     path = %self.path.display(), aside = %aside.display(), %error,
-                    "list of added endpoints is damaged and set aside; those of the last run are added again"
+                    "the list of added endpoints is damaged and was moved aside; the endpoints of the last run are added again"
                 );
                 fs::rename(&self.path, aside).map_err(failed)?;
                 Ok(Added::Damaged)

@@ -47,11 +47,11 @@ fn eth0() -> String {
     "eth0".to_owned()
 }
 
-/// What is wrong with an endpoint document, or in the way of it.
+/// Why an endpoint document cannot be applied.
 #[derive(Debug, thiserror::Error)]
 pub enum EndpointError {
     /// Neither or both of `netns` and `pid`.
-    #[error("name the network namespace by exactly one of netns and pid")]
+    #[error("give exactly one of netns and pid for the network namespace")]
     Netns,
     /// No labels.
     #[error("labels is empty; give at least one, for example k8s:app=web")]
@@ -59,10 +59,10 @@ pub enum EndpointError {
     /// A text that is no label.
     #[error("labels: {0}")]
     Label(#[from] LabelError),
-    /// A label that says what `named-ports` is there to say.
-    #[error("label {0:?} is made of named-ports by the agent; name the ports there")]
+    /// A label that the agent derives from `named-ports`.
+    #[error("label {0:?} is reserved: the agent derives it from named-ports; set the ports there")]
     MadeLabel(String),
-    /// A label that says what `enable-policy` is there to say.
+    /// A label that the agent derives from `enable-policy`.
     #[error("label {0:?} is reserved: the agent derives it from enable-policy; set the mode there")]
     ModeLabel(String),
     /// A named port that cannot be read.
@@ -89,7 +89,7 @@ pub enum EndpointError {
     /// No endpoint of that key was added.
     #[error(
         "no endpoint {0} was added with `endpoint add`; `endpoint list` shows the keys, and one that \
-         begins with `dir/` goes with its document in --endpoint-dir"
+         begins with `dir/` is removed with its document in --endpoint-dir"
     )]
     NotAdded(String),
     /// The document cannot be read.

@@ -76,7 +76,7 @@ impl State {
         }
     }
 
-    /// Resolves a document. What cannot be found again stays as it was while its interface
+    /// Resolves a document. An endpoint that cannot be found again is unchanged while its interface
     /// exists.
     pub(super) fn follow(&mut self, key: &str, deliver: &Deliver) {
         let before = self.still_there(key);
@@ -234,7 +234,7 @@ impl State {
 
     pub(super) fn note(&mut self, key: &str, reason: &str) {
         if self.unresolved.get(key).map(String::as_str) != Some(reason) {
-            tracing::warn!(endpoint = key, %reason, "endpoint is not in force as its document says");
+            tracing::warn!(endpoint = key, %reason, "the endpoint's document cannot be applied");
             self.unresolved.insert(key.to_owned(), reason.to_owned());
         }
     }

@@ -31,7 +31,7 @@ impl Gated {
             .as_ref()
             .map_or(Ok(Closed::new()), |gate| gate.closed());
         let restored = restored.unwrap_or_else(|error| {
-            tracing::warn!(%error, "interfaces that an earlier run closed cannot be listed");
+            tracing::warn!(%error, "cannot list the interfaces that an earlier run closed");
             Closed::new()
         });
         let until = |interfaces: BTreeMap<u32, Why>| {
@@ -73,7 +73,7 @@ impl Gated {
         };
         if let Err(error) = gate.close(key, ifindex, why) {
             if self.failed.insert(ifindex) {
-                tracing::error!(endpoint = key, interface, %error, "the interface cannot be closed");
+                tracing::error!(endpoint = key, interface, %error, "cannot close the interface");
             }
             return false;
         }
@@ -82,7 +82,7 @@ impl Gated {
             tracing::warn!(
                 endpoint = key,
                 interface,
-                "nothing passes the interface until its endpoint is under policy"
+                "the interface is closed until its endpoint is under policy"
             );
         }
         true
@@ -154,7 +154,7 @@ impl Gated {
             }
             Err(error) if self.failed.insert(ifindex) => {
                 let interface = describe(ifindex);
-                tracing::error!(interface, %error, "the interface cannot be opened");
+                tracing::error!(interface, %error, "cannot open the interface");
             }
             Err(_) => {}
         }

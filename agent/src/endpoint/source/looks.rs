@@ -59,7 +59,7 @@ pub fn run(book: Arc<EndpointBook>, dir: &Path, tasks: &TaskTracker, stop: Cance
                 (begin.elapsed(), source.next_look())
             });
             let Ok((took, next)) = looked.await else {
-                tracing::error!("reading the endpoints ended by a panic");
+                tracing::error!("reading the endpoints panicked (a bug)");
                 return;
             };
             if look == Look::Links {

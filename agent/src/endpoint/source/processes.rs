@@ -53,7 +53,7 @@ impl Processes {
             read => read.and_then(|bytes| Ok(serde_json::from_slice(&bytes)?)),
         };
         let known = known.unwrap_or_else(|error| {
-            tracing::error!(path = %path.display(), %error, "processes of endpoints cannot be read");
+            tracing::error!(path = %path.display(), %error, "cannot read the file with the endpoints' processes");
             BTreeMap::new()
         });
         Self { path, known }
@@ -92,7 +92,7 @@ impl Processes {
             .map_err(io::Error::from)
             .and_then(|text| write_atomic(&self.path, &text));
         if let Err(error) = written {
-            tracing::error!(path = %self.path.display(), %error, "processes of endpoints cannot be written");
+            tracing::error!(path = %self.path.display(), %error, "cannot write the file with the endpoints' processes");
         }
     }
 }

@@ -12,8 +12,8 @@ use shared_maps::EndpointId;
 use super::{EndpointNames, NameCache, NamePair};
 use crate::{fqdn::gc, labels::LabelSet};
 
-/// A limit may be exceeded by this part of it before what is beyond goes: one sort serves
-/// that many entries, whoever makes them come one by one.
+/// A limit may be exceeded by 1/16 before the excess is removed: one sort then removes that many
+/// entries, even if they are added one by one.
 const SLACK: usize = 16;
 /// How long an endpoint without room is not searched for room again, seconds.
 const FULL: u64 = 1;
@@ -40,9 +40,9 @@ impl NameCache {
     /// Whether the endpoint may learn the pair; makes room if need be.
     ///
     /// Beyond the limit a new pair is refused and nothing live is evicted for it: otherwise
-    /// whoever makes a pod resolve enough names closes those that it uses. Only names that
-    /// are superfluous go (see `redundant`), so that many names which came to share few
-    /// addresses, all in use, do not shut new ones out for ever.
+    /// an attacker who makes a pod resolve enough names could close the names that it uses. Only
+    /// superfluous names are removed (see `redundant`), so that many names that share few
+    /// addresses, all in use, do not keep out new ones for ever.
     pub fn make_room(
         &mut self,
         endpoint: EndpointId,

@@ -1,6 +1,6 @@
-//! What the proxies of this service were given. They are told the whole state each time and
-//! yet forget no rule that is absent from it, whatever connection it came by; and a query from
-//! an address that they know no endpoint for can end them.
+//! The rules that the agent has sent to proxies of this service. A proxy receives the whole state
+//! each time, but it does not remove a rule that is absent from it, not even one from another
+//! connection. A query from an address without an endpoint can crash it.
 
 use std::{
     collections::{BTreeMap, BTreeSet},

@@ -31,7 +31,7 @@ pub(super) fn is_answer(request: &FqdnMapping) -> bool {
 
 /// Who asked.
 pub(super) fn client(request: &FqdnMapping) -> Result<IpAddr, Status> {
-    text(&request.source_ip).ok_or_else(|| Status::unknown("source_ip is no address"))
+    text(&request.source_ip).ok_or_else(|| Status::unknown("source_ip is not an address"))
 }
 
 /// Reads it as an answer to `client`, who is at `place`; `None` if no address of it can be
@@ -50,7 +50,7 @@ pub(super) fn read(
     let server = metrics
         .server_addr
         .parse()
-        .map_err(|_| Status::unknown("metrics_data.server_addr is no address and port"))?;
+        .map_err(|_| Status::unknown("metrics_data.server_addr is not an address with a port"))?;
     if addresses.is_empty() {
         return Ok(None);
     }

@@ -111,7 +111,7 @@ impl Reports {
             loop {
                 self.pass_on(&mut results, &acks).await;
                 tracing::error!(
-                    "fell behind with results for FQDNData clients: their calls under way fail"
+                    "results for FQDNData clients were lost (queue full); their pending calls fail"
                 );
                 match self.reopen().await {
                     Ok(opened) => results = opened,

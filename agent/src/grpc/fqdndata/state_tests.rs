@@ -1,4 +1,4 @@
-//! The whole state, and what it says of what went.
+//! The whole state, and how it revokes removed rules.
 
 use std::{net::IpAddr, sync::Arc};
 

@@ -78,7 +78,7 @@ impl PolicyDir {
                         file.good.insert(good.document.key.clone(), good);
                     }
                     Err(error) => {
-                        tracing::warn!(%error, "last good version of a policy document is refused by this release");
+                        tracing::warn!(%error, "this release refuses the last good version of a policy document");
                     }
                 }
             }
@@ -157,7 +157,7 @@ impl PolicyDir {
             .collect();
         if errors != self.rejected {
             for error in errors.iter().filter(|error| !self.rejected.contains(error)) {
-                tracing::warn!(%error, "policy document refused; its last good version, if there is one, stays in force");
+                tracing::warn!(%error, "policy document refused; its last good version, if there is one, remains in force");
             }
             self.rejected.clone_from(&errors);
             events.push(Event::PoliciesRejected(errors));

@@ -24,7 +24,7 @@ const DIRECTORY: &str = "policies";
 #[derive(Debug, thiserror::Error)]
 pub enum LastGoodError {
     /// Written by a newer version.
-    #[error("{path} has version {found}, this program reads up to {VERSION}; run the newer release, or move the file away", path = .path.display())]
+    #[error("{path} has version {found}; this program reads up to {VERSION}; run the newer release, or move the file away", path = .path.display())]
     Newer {
         /// The file.
         path: PathBuf,

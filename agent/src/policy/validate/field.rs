@@ -31,7 +31,7 @@ pub(in crate::policy) fn object<'a>(
         }
         if !known.contains(&key.as_str()) {
             let remedy = format!("remove it; known here are {}", known.join(", "));
-            return Err(Fault::new(&path, "is no known field", &remedy));
+            return Err(Fault::new(&path, "is an unknown field", &remedy));
         }
     }
     Ok(map)

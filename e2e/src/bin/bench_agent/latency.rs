@@ -173,7 +173,7 @@ impl Bench {
             ],
             times,
         ));
-        // Names of a rule each: labels that nobody has had yet in that block.
+        // Names of a rule each: labels that were not used yet in that block.
         let mut new = Vec::new();
         for number in (0..50).map(|n| n * 10 + 1) {
             let address = Ipv4Addr::from_bits(0x3000_0000 + (number + 4) * 256 + 9);
@@ -186,7 +186,7 @@ impl Bench {
         Ok(figures)
     }
 
-    /// One answer after another, each with an address that nobody has.
+    /// One answer after another, each with a new address.
     fn ask(&mut self, samples: usize, suffix: &str) -> Result<Vec<Duration>> {
         (0..samples)
             .map(|_| {

@@ -67,7 +67,7 @@ fn main() -> Result<()> {
     for (name, _) in WORKLOADS {
         let wanted = options.filter.as_ref();
         if wanted.is_none_or(|filter| name.contains(filter.as_str())) {
-            // In a process of its own: memory that another let go of is not measured.
+            // In a process of its own: memory that another one released is not measured.
             report.add(in_process(name, options.short)?);
         }
     }

@@ -41,7 +41,7 @@ fn selectors() -> Result<PolicyDocument> {
     document(&egress("names", "web", &rules))
 }
 
-/// The names of one K, with an address that nobody has yet.
+/// The names of one K, with a new address.
 fn update(node: &mut Node, number: usize, ttl: u32) -> Result<[MappingEvent; 2]> {
     let k = number % PAIRS + 1;
     let address = Ipv4Addr::from_bits(0x0a00_0000 + u32::try_from(number)?);

@@ -85,14 +85,14 @@ pub(crate) fn cache(selectors: usize) -> Result<Vec<Figure>> {
         per(total.time, selectors),
     )
     .counted(identities, counters.ipcache_writes, counters.policy_writes);
-    // A name in a block: labels that nobody has had yet.
+    // A name in a block: labels that were not used yet.
     let (time, ipcache, policy) = new_identities(&mut node, selectors)?;
     let added =
         Figure::new("selectors: one identity more", "us", per(time, 1)).counted(1, ipcache, policy);
     Ok(vec![applied, added])
 }
 
-/// Names in blocks: each has labels that nobody has had yet, and one selector more than its
+/// Names in blocks: each has new labels, and one selector more than its
 /// block's selects it. Time, ipcache writes and policy map writes of one.
 fn new_identities(node: &mut Node, rules: usize) -> Result<(Duration, u64, u64)> {
     let before = (node.counters(), node.identities());

@@ -80,7 +80,7 @@ fn main() -> Result<()> {
     }
     let fresh = fresh_names(options.rounds * options.rate * STEADY);
     let servers = Servers::start(&lab, known_names().chain(fresh.iter().cloned()))?;
-    // Pod a is asked through the proxy; pod b is nobody's endpoint.
+    // Pod a is asked through the proxy; pod b is not an endpoint.
     let transparent = wanted.iter().any(|p| p.way == Way::ProxyTransparent);
     let programs = start_proxy(&lab, options.workers, transparent)?;
     let beneath = wanted

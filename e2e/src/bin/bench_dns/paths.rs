@@ -23,7 +23,7 @@ pub(crate) const DNSDIST_PORT: u16 = 5301;
 /// Who stands between.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Way {
-    /// Nobody.
+    /// No server.
     Direct,
     /// A forwarder that only moves datagrams.
     Raw,
@@ -140,7 +140,7 @@ impl Path {
         matches!(self.kind, Kind::TcpPipelined | Kind::TcpSingle)
     }
 
-    /// Who asks.
+    /// Namespace of the client.
     pub(crate) fn pod<'a>(&self, lab: &'a Lab) -> &'a Pod {
         match self.way {
             way if way.is_proxy() => &lab.a,

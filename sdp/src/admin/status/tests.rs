@@ -1,5 +1,5 @@
 //! Both forms of a fixed status, byte for byte: `HOLDFAST_BLESS=1 cargo test -p holdfast-sdp
-//! status` writes the files anew.
+//! status` writes the files again.
 
 use std::{fs, path::Path};
 
@@ -178,7 +178,11 @@ fn troubled() -> Status {
     status.answers = Vec::new();
     status.troubles = vec![
         trouble("error", "file skipped (reason=line 1: expected value)", 1),
-        trouble("warn", "lost the agent; serving on without it", 12),
+        trouble(
+            "warn",
+            "connection to the agent lost; the proxy continues without it",
+            12,
+        ),
     ];
     status
         .troubles

@@ -101,7 +101,8 @@ impl Status {
 
     fn rules(&self) -> String {
         let mut text = rules_text(&self.agent.rules);
-        let _ = write!(text, "; {} endpoints have some", self.endpoints_with_rules);
+        let endpoints = counted(self.endpoints_with_rules, "endpoint has", "endpoints have");
+        let _ = write!(text, "; {endpoints} some");
         if let Some(revision) = self.agent.acked_revision {
             let _ = write!(text, "; acknowledged: {revision}");
         }
@@ -115,8 +116,8 @@ impl Status {
         if self.agent.skipped_rows > 0 {
             let _ = write!(
                 text,
-                "; {} rows are not about DNS over UDP or TCP",
-                self.agent.skipped_rows
+                "; {} not about DNS over UDP or TCP",
+                counted(self.agent.skipped_rows, "row is", "rows are")
             );
         }
         text
@@ -253,6 +254,12 @@ fn rules_journal_text(journal: &RulesJournalStatus) -> String {
     text
 }
 
+/// A number with its noun: "1 row", "2 rows".
+fn counted<N: fmt::Display + PartialEq + From<u8>>(number: N, one: &str, many: &str) -> String {
+    let noun = if number == N::from(1) { one } else { many };
+    format!("{number} {noun}")
+}
+
 fn maps_text(maps: &MapsStatus) -> String {
     let mut parts = vec![format!("below {}", maps.root)];
     match (&maps.lxc_problem, &maps.ipcache) {
@@ -266,8 +273,8 @@ fn maps_text(maps: &MapsStatus) -> String {
     }
     if maps.former_entries > 0 {
         parts.push(format!(
-            "{} entries as before: the agent's new map or table lacks them yet",
-            maps.former_entries
+            "{} as before: the agent's new map or table lacks them yet",
+            counted(maps.former_entries, "entry", "entries")
         ));
     }
     parts.join("; ")

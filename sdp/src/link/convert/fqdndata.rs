@@ -261,7 +261,7 @@ pub(in crate::link) fn notice_out(notice: &Notice) -> wire::FqdnMapping {
     }
 }
 
-/// Nobody waits for a place to be free: one who finds none is answered at once.
+/// No query waits for a free place here: without one it is answered at once.
 fn stats(times: &Times) -> wire::ProcessingStats {
     let nanos = |span: Duration| i64::try_from(span.as_nanos()).unwrap_or(i64::MAX);
     wire::ProcessingStats {

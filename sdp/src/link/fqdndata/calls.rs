@@ -1,7 +1,7 @@
 //! Mappings to a Cilium agent, one unary call each, opened in the order of what they tell.
 //!
 //! The agent answers a call when it has plumbed the addresses. Answers that pods
-//! wait for have most of the calls; what is sent again has few, so that nobody
+//! wait for have most of the calls; repeated ones have few, so that no client
 //! waits behind it.
 
 use std::{collections::VecDeque, future::poll_fn, pin::Pin, task::Poll, time::Duration};
@@ -26,7 +26,7 @@ use crate::{
 const UPDATE: &str = "UpdateMappingRequest";
 /// Calls about answers that pods wait for, at once.
 const LIVE: usize = 64;
-/// Calls about what nobody waits for, at once.
+/// Most concurrent calls for mappings that no client waits for.
 const REPLAYS: usize = 16;
 /// Notices at once.
 const NOTICES: usize = 16;
@@ -40,7 +40,7 @@ const BEAT: Duration = Duration::from_millis(10);
 enum Told {
     /// A mapping that a pod waits for.
     Live(u64),
-    /// A mapping that nobody waits for.
+    /// A mapping that no client waits for.
     Replay(u64),
     /// What happened, for its log.
     Notice,
@@ -102,7 +102,7 @@ struct Sender<'l> {
 impl Sender<'_> {
     /// Opens as many calls as there is room for.
     async fn open(&mut self) {
-        // First: a query is told of before its answer.
+        // Reports come first: a query is reported before its answer.
         while self.notices < NOTICES
             && let Some(notice) = self.link.notices.take()
         {
@@ -202,7 +202,7 @@ impl Sender<'_> {
             Told::Notice => {
                 self.notices -= 1;
                 if let Some(Err(status)) = came {
-                    tracing::debug!(%status, "notice not taken");
+                    tracing::debug!(%status, "the agent refused a report of a query");
                 }
                 return Ok(());
             }
@@ -249,11 +249,11 @@ fn refusal(status: Status) -> Result<Refusal, SessionError> {
         | Code::Cancelled
         | Code::DeadlineExceeded
         | Code::ResourceExhausted => {
-            tracing::debug!(%status, "mapping not taken");
+            tracing::debug!(%status, "the agent did not accept a mapping");
             Ok(Refusal::EndpointUnknown)
         }
         _ => {
-            tracing::warn!(%status, "mapping rejected");
+            tracing::warn!(%status, "the agent rejected a mapping");
             Ok(Refusal::Rejected)
         }
     }

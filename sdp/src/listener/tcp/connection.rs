@@ -23,9 +23,7 @@ use super::{
 };
 use crate::{
     listener::delayed::{self, DelayedQuery, UnjudgedQuery},
-    notice::Failure,
-    proxy::stats::{AnswerResult, Stage},
-    query_log::End,
+    proxy::stats::AnswerResult,
     resolve::Looked,
 };
 
@@ -457,8 +455,11 @@ impl Connection {
             (config.max_delay, config.tcp_idle)
         };
         let is_late = |since| now.duration_since(since) >= max_delay;
-        for held in self.waiting.remove_all_held(|held| is_late(held.since)) {
-            self.send_held(held, AnswerResult::Late);
+        for held in self
+            .waiting
+            .remove_all_held(|held| is_late(held.answer.since))
+        {
+            self.send_held(held.answer, AnswerResult::Late);
         }
         if self.paused.is_none() {
             self.give_up();
@@ -476,18 +477,13 @@ impl Connection {
     /// Gives up queries whose server had its time.
     fn give_up(&mut self) {
         let now = self.now;
-        let proxy = Arc::clone(&self.shared.proxy);
-        let stats = proxy.stats();
-        let ends = (self.client, self.server);
+        let observer = self.shared.proxy.observer();
         for (_, mut flight) in self.waiting.remove_flights(|flight| now >= flight.deadline) {
-            proxy.notice_failure(&flight.asked(ends, now), Failure::Timeout);
-            stats.in_flight.down();
-            if !flight.has_begun() {
-                stats.upstream_timeouts.add(1);
-                let took = now.duration_since(flight.sent_at);
-                stats.stages.observe(Stage::TotalTimeout, took);
+            if flight.has_begun() {
+                observer.stalled(&mut flight.query, now);
+            } else {
+                observer.timed_out(&mut flight.query, now);
             }
-            self.log(&mut flight.logged, End::unanswered("timeout"));
         }
     }
 
@@ -498,17 +494,16 @@ impl Connection {
             let _ = socket2::SockRef::from(&self.stream).shutdown(std::net::Shutdown::Write);
         }
         let unanswered = self.has_work();
-        let proxy = Arc::clone(&self.shared.proxy);
+        let (proxy, now) = (&self.shared.proxy, self.now);
+        let observer = proxy.observer();
         if let Some(query) = self.delayed.take() {
-            query.act(|mut query, _| self.log(&mut query.logged, End::unanswered("cut")));
+            query.act(|mut query, _| observer.cut(&mut query, now));
         }
         for (_, mut flight) in self.waiting.remove_flights(|_| true) {
-            proxy.stats().in_flight.down();
-            self.log(&mut flight.logged, End::unanswered("cut"));
+            observer.cut(&mut flight.query, now);
         }
         for mut held in self.waiting.remove_all_held(|_| true) {
-            proxy.stats().held.down();
-            self.log(&mut held.logged, End::unanswered("cut"));
+            observer.cut_held(&mut held.answer, now);
         }
         proxy.stats().tcp_bytes.change(self.memory.units(), 0);
         if matches!(over, Over::Cut) && unanswered && self.shared.stop.is_cancelled() {

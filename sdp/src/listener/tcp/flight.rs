@@ -2,37 +2,26 @@
 
 use std::{
     collections::HashMap,
-    net::SocketAddr,
     time::{Duration, Instant},
 };
 
 use daemon::quota::Seat;
-use dns_policy::{mapping::EndpointInstance, rule::Transport};
 use foldhash::quality::RandomState;
 
-use super::{results::Awaited, upstream::Behalf};
+use super::results::Awaited;
 use crate::{
-    proxy::{Asked, Identities},
-    query_log::Entry,
-    wire::{answer, reply::Kept, transfer::Transfer},
+    query::pending::{HeldAnswer, PendingQuery},
+    wire::{answer, transfer::Transfer},
 };
 
 /// A query in flight.
 pub(super) struct Flight {
-    pub(super) kept: Kept,
+    pub(super) query: PendingQuery<Vec<u8>>,
     /// As sent upstream: kept to be sent again if the server closes the connection.
     pub(super) message: Vec<u8>,
-    pub(super) question: Vec<u8>,
-    pub(super) endpoint: EndpointInstance,
-    pub(super) behalf: Behalf,
-    pub(super) sent_at: Instant,
     /// When it is given up.
     pub(super) deadline: Instant,
-    pub(super) identities: Identities,
-    pub(super) policy_check: Duration,
     pub(super) resent: bool,
-    /// For the query log.
-    pub(super) logged: Option<Box<Entry>>,
     /// If its answer is many messages.
     pub(super) transfer: Option<Transfer>,
     /// Its place among all queries in flight.
@@ -41,29 +30,12 @@ pub(super) struct Flight {
 
 impl Flight {
     pub(super) fn is_answered_by(&self, message: &[u8]) -> bool {
-        answer::answers_in_any_case(message, &self.question)
+        answer::answers_in_any_case(message, &self.query.question)
             || self.transfer.is_some_and(|t| t.continues(message))
     }
 
-    pub(super) fn asked(
-        &self,
-        (client, server): (SocketAddr, SocketAddr),
-        now: Instant,
-    ) -> Asked<'_> {
-        Asked {
-            question: &self.question,
-            endpoint: self.endpoint,
-            client,
-            server,
-            transport: Transport::Tcp,
-            identities: self.identities,
-            policy_check: self.policy_check,
-            waited: now.duration_since(self.sent_at),
-        }
-    }
-
     fn bytes(&self) -> usize {
-        self.message.len() + self.question.len()
+        self.message.len() + self.query.question.len()
     }
 
     /// Whether the client has got part of its answer.
@@ -76,13 +48,7 @@ impl Flight {
 pub(super) struct Held {
     /// The agent's result.
     pub(super) result: Awaited,
-    pub(super) message: Vec<u8>,
-    /// For the query log.
-    pub(super) logged: Option<Box<Entry>>,
-    /// When the query came.
-    pub(super) asked: Instant,
-    /// When the answer came.
-    pub(super) since: Instant,
+    pub(super) answer: HeldAnswer,
 }
 
 /// Everything of one connection that waits, with the bytes it keeps.
@@ -147,13 +113,13 @@ impl Waiting {
     }
 
     pub(super) fn add_held(&mut self, held: Held) {
-        self.held_bytes += held.message.len();
+        self.held_bytes += held.answer.message.len();
         self.held.insert(held.result.key(), held);
     }
 
     pub(super) fn remove_held(&mut self, key: u64) -> Option<Held> {
         let held = self.held.remove(&key)?;
-        self.held_bytes -= held.message.len();
+        self.held_bytes -= held.answer.message.len();
         Some(held)
     }
 
@@ -161,7 +127,10 @@ impl Waiting {
     pub(super) fn remove_all_held(&mut self, over: impl Fn(&Held) -> bool) -> Vec<Held> {
         let removed = self.held.extract_if(|_, held| over(held));
         let removed: Vec<_> = removed.map(|(_, held)| held).collect();
-        self.held_bytes -= removed.iter().map(|held| held.message.len()).sum::<usize>();
+        self.held_bytes -= removed
+            .iter()
+            .map(|held| held.answer.message.len())
+            .sum::<usize>();
         removed
     }
 
@@ -172,7 +141,7 @@ impl Waiting {
 
     /// Since when the oldest held answer waits.
     pub(super) fn held_since(&self) -> Option<Instant> {
-        self.held.values().map(|held| held.since).min()
+        self.held.values().map(|held| held.answer.since).min()
     }
 
     /// The proxy did not read from the server for `pause`, so the server is given as much more.

@@ -2,26 +2,34 @@
 
 use std::{io, sync::Arc};
 
-use daemon::quota::Holder;
 use dns_policy::boot_time::BootTime;
+use nix::sys::epoll::{EpollEvent, EpollFlags};
 
 use super::{BATCH, ROUNDS, Worker, listener_for};
 use crate::{
     arena::Key,
-    listener::held::HeldAnswer,
-    proxy::{
-        Fate,
-        stats::{AnswerResult, Label as _, Stage},
+    proxy::{Fate, stats::AnswerResult},
+    query::{
+        observe::Failure,
+        pending::{HeldAnswer, Joined, PendingQuery},
     },
-    query_log::End,
     socket::sys::RecvBatch,
-    upstream::udp::{Flight, Joined},
-    wire::{Rcode, set_id},
+    upstream::udp::Flight,
+    wire::set_id,
 };
 
 impl Worker {
+    /// Handles an event of an upstream socket: answers, ICMP errors, or both.
+    pub(super) fn server_event(&mut self, event: EpollEvent) {
+        let socket = Key::from_u64(event.data());
+        if event.events().contains(EpollFlags::EPOLLERR) {
+            self.undelivered(socket);
+        }
+        self.answers(socket);
+    }
+
     /// Takes answers from an upstream socket and releases or holds them.
-    pub(super) fn answers(&mut self, socket: Key) {
+    fn answers(&mut self, socket: Key) {
         for _ in 0..ROUNDS {
             let Some(fd) = self.upstream.fd(socket) else {
                 return;
@@ -37,16 +45,17 @@ impl Worker {
             let mut released = std::mem::take(&mut self.released);
             let mut server = None;
             for at in 0..received {
-                let Some(mut flight) = self.upstream.answered(socket, self.answers.bytes(at))
+                let Some(Flight { query, .. }) =
+                    self.upstream.answered(socket, self.answers.bytes(at))
                 else {
                     self.proxy.stats().answers.inc(AnswerResult::Unexpected);
                     continue;
                 };
-                if self.answer(at, &mut flight, now) {
-                    released.push((at, flight.client));
-                    server = Some(flight.server);
+                let from = query.from;
+                if self.answer(at, query, now) {
+                    released.push((at, from.client));
+                    server = Some(from.server);
                 }
-                self.upstream.recycle(flight);
             }
             if let Some(server) = server {
                 let answers = released.iter();
@@ -65,24 +74,23 @@ impl Worker {
     }
 
     /// Takes in one answer. Whether it is to be sent now, as it lies in the batch.
-    fn answer(&mut self, at: usize, flight: &mut Flight, now: BootTime) -> bool {
-        let stats = self.proxy.stats();
-        stats.in_flight.down();
-        let took = self.now.duration_since(flight.sent_at);
-        stats.stages.observe(Stage::Upstream, took);
-        set_id(self.answers.bytes_mut(at), flight.kept.id);
+    fn answer(&mut self, at: usize, mut query: PendingQuery<Vec<u8>>, now: BootTime) -> bool {
+        let observer = self.proxy.observer();
+        observer.answered(&query, self.now);
+        set_id(self.answers.bytes_mut(at), query.kept.id);
         // Of before the sink is asked: what changes while it decides counts.
         let version = self.proxy.sink().leases_version();
         let message = self.answers.bytes(at);
-        let print = self.repeats.print(flight.endpoint, flight.server, message);
-        let is_repeat = flight.joined.is_empty() && self.repeats.is_leased(print, version, now);
-        if is_repeat && !self.proxy.wants_notice() {
-            stats.answers.inc(AnswerResult::Released);
-            stats.stages.observe(Stage::Total, took);
-            self.log_sent(at, flight, AnswerResult::Released);
+        let print = self
+            .repeats
+            .print(query.endpoint, query.from.server, message);
+        let is_repeat = query.joined.is_empty() && self.repeats.is_leased(print, version, now);
+        if is_repeat && !observer.wants_report() {
+            observer.released(&mut query, message, AnswerResult::Released, self.now);
+            self.upstream.recycle(query.question);
             return true;
         }
-        let to_send = self.learn(at, flight, now);
+        let to_send = self.learn(at, query, now);
         if to_send == Some(AnswerResult::Released) {
             self.repeats.leased(print, version, now);
         }
@@ -90,14 +98,18 @@ impl Worker {
     }
 
     /// Learns from one answer. How it was counted, if it is to be sent now as it lies in the batch.
-    fn learn(&mut self, at: usize, flight: &mut Flight, now: BootTime) -> Option<AnswerResult> {
-        let asked = flight.asked(flight.client, self.now);
+    fn learn(
+        &mut self,
+        at: usize,
+        mut query: PendingQuery<Vec<u8>>,
+        now: BootTime,
+    ) -> Option<AnswerResult> {
         let mut place = None;
-        let holder = Holder::from(flight.endpoint);
-        let length = self.answers.bytes(at).len();
+        let message = self.answers.bytes(at);
         let releases = &self.releases;
-        let has_room = releases.held().has_room(holder, length);
-        let answered = self.proxy.answer(&asked, self.answers.bytes(at), now, || {
+        let has_room = releases.held().has_room(query.holder(), message.len());
+        let now = (self.now, now);
+        let answered = self.proxy.answer(&query, message, now, || {
             if !has_room {
                 return Box::new(|_| {});
             }
@@ -106,10 +118,6 @@ impl Worker {
             let releases = Arc::clone(releases);
             Box::new(move |realised| releases.realised(key, realised))
         });
-        for joined in &flight.joined {
-            let asked = flight.asked(joined.client, self.now);
-            self.proxy.notice_joined(&asked, self.answers.bytes(at));
-        }
         let copy = |recv: &RecvBatch| {
             let mut bytes = recv.bytes(at).to_vec();
             if let Some(edns) = &answered.hop_by_hop {
@@ -119,30 +127,19 @@ impl Worker {
         };
         let result = match (answered.fate, place) {
             (Fate::Hold, Some(key)) => {
-                let bytes = copy(&self.answers);
-                let Flight { client, server, .. } = *flight;
-                let joined = flight.joined.clone();
-                self.releases.held().hold(
-                    key,
-                    HeldAnswer {
-                        holder,
-                        bytes,
-                        client,
-                        server,
-                        joined,
-                        logged: std::mem::take(&mut flight.logged),
-                        asked: flight.sent_at,
-                        since: self.now,
-                    },
-                );
-                self.proxy.stats().held.up();
+                let upstream = &mut self.upstream;
+                let answer = HeldAnswer {
+                    query: query.map_question(|question| upstream.recycle(question)),
+                    message: copy(&self.answers),
+                    since: self.now,
+                };
+                self.releases.held().hold(key, answer);
+                self.proxy.observer().held();
                 return None;
             }
             (Fate::Malformed, _) => {
-                self.proxy.stats().answers.inc(AnswerResult::Malformed);
-                self.servfail(flight);
-                let result = AnswerResult::Malformed.text();
-                self.log(&mut flight.logged, End::own(result, Rcode::ServFail));
+                self.fail(&mut query, Failure::Malformed);
+                self.upstream.recycle(query.question);
                 return None;
             }
             (Fate::Release(result), place) => {
@@ -153,31 +150,22 @@ impl Worker {
             }
             (Fate::Hold, None) => AnswerResult::HeldFull,
         };
-        let answers = u64::try_from(1 + flight.joined.len()).unwrap_or(1);
-        let stats = self.proxy.stats();
-        stats.answers.add(result, answers);
-        let took = self.now.duration_since(flight.sent_at);
-        stats.stages.observe(Stage::Total, took);
-        self.log_sent(at, flight, result);
-        for Joined { client, kept } in &flight.joined {
+        let observer = self.proxy.observer();
+        observer.released(&mut query, message, result, self.now);
+        let server = query.from.server;
+        for Joined { client, kept, .. } in &query.joined {
             self.own = copy(&self.answers);
             set_id(&mut self.own, kept.id);
-            self.send_own(flight.server, *client);
+            self.send_own(server, *client);
         }
+        let client = query.from.client;
+        self.upstream.recycle(query.question);
         if answered.hop_by_hop.is_some() {
             self.own = copy(&self.answers);
-            self.send_own(flight.server, flight.client);
+            self.send_own(server, client);
             return None;
         }
         Some(result)
-    }
-
-    /// Ends the query log's entries of an answer that is released as it lies in the batch.
-    fn log_sent(&self, at: usize, flight: &mut Flight, result: AnswerResult) {
-        if !flight.logged.is_empty() {
-            let end = End::sent(result.text(), self.answers.bytes(at));
-            self.log(&mut flight.logged, end);
-        }
     }
 
     /// Releases held answers whose fate has become known.

@@ -1,22 +1,23 @@
 //! A worker's way from clients to servers.
 
-use std::{net::SocketAddr, sync::Arc, time::Duration};
+use std::sync::Arc;
 
 use dns_policy::rule::Transport;
 
-use super::{BATCH, Listener, Next, ROUNDS, Worker};
+use super::{BATCH, Listener, Next, ROUNDS, Worker, count_unsent, listener_for};
 use crate::{
-    arena::Key,
-    listener::{SocketOptions, delayed::DelayedQuery, replies::send_all},
-    notice::Failure,
+    listener::{SocketOptions, delayed::DelayedQuery, send_all::send_all},
     proxy::{
-        Arrival, Asked, Forward, Outcome, Patience,
-        stats::{Label as _, Protocol, QueryResult},
+        Outcome, Patience,
+        stats::{Protocol, QueryResult},
     },
-    query_log::{End, Entries, Entry},
+    query::{
+        observe::Failure,
+        pending::{Arrival, PendingQuery},
+    },
     socket::sys::Datagram,
-    upstream::udp::{Flight, Joined, Place, PlaceError, Placed},
-    wire::{Rcode, reply, set_id},
+    upstream::udp::{Place, PlaceError, Placed},
+    wire::set_id,
 };
 
 impl Worker {
@@ -71,15 +72,21 @@ impl Worker {
             client,
             server,
             transport: Transport::Udp,
+            at: self.now,
         };
         let message = self.queries.bytes(at);
-        let (looked, own) = ((&mut self.looked, Patience::Waits), &mut self.own);
-        match self.proxy.query_of_batch(message, &arrival, looked, own) {
+        let batch = (&mut self.looked, Patience::Waits);
+        match self
+            .proxy
+            .query_of_batch(message, &arrival, batch, &mut self.own)
+        {
             Outcome::AwaitRules(endpoint) => {
-                let route = (client, server);
-                if !self.delayed.await_rules(endpoint, message, route, self.now) {
+                if !self
+                    .delayed
+                    .await_rules(endpoint, message, &arrival, self.now)
+                {
                     let message = message.to_vec();
-                    self.judge_at_last(&message, route);
+                    self.judge_at_last(&message, &arrival);
                 }
                 None
             }
@@ -89,33 +96,28 @@ impl Worker {
                 None
             }
             Outcome::Forward(mut query) => {
-                let route = (client, server);
-                let place = self
+                let placed = self
                     .upstream
-                    .place(&query, message, route, self.now, &self.epoll);
-                let placed = match place {
+                    .place(&mut query, message, self.now, &self.epoll);
+                let placed = match placed {
                     Ok(Place::New(placed)) => placed,
-                    Ok(Place::Joined(flight)) => {
-                        self.joined(flight, query.logged.take());
+                    Ok(Place::Joined) => {
+                        self.proxy.observer().joined();
                         return None;
                     }
                     Err(PlaceError::Full)
-                        if self.delayed.has_room(query.endpoint.into(), message.len()) =>
+                        if self.delayed.has_room(query.holder(), message.len()) =>
                     {
-                        self.delayed.add(query, message, route, self.now);
+                        self.delayed.add(query, message, self.now);
                         return None;
                     }
                     Err(error) => {
-                        let question = query.question.to_vec();
-                        let question = &question;
-                        self.not_placed(&error, Forward { question, ..query }, route);
+                        let mut query = query.map_question(<[u8]>::to_vec);
+                        self.fail(&mut query, failure_of(&error));
                         return None;
                     }
                 };
-                if let Some(entry) = query.logged.take() {
-                    self.upstream.log(placed.flight, entry);
-                }
-                self.proxy.stats().in_flight.up();
+                self.proxy.observer().forwarded();
                 if let Some(edns) = query.hop_by_hop {
                     self.own.clear();
                     self.own.extend_from_slice(message);
@@ -131,64 +133,33 @@ impl Worker {
     }
 
     /// Judges a query that waits no longer for the rules of its endpoint.
-    fn judge_at_last(&mut self, message: &[u8], route: (SocketAddr, SocketAddr)) {
-        let (client, server) = route;
-        let arrival = Arrival {
-            client,
-            server,
-            transport: Transport::Udp,
-        };
+    fn judge_at_last(&mut self, message: &[u8], arrival: &Arrival) {
         let proxy = Arc::clone(&self.proxy);
-        match proxy.query(message, &arrival, Patience::Over, &mut self.own) {
+        match proxy.query(message, arrival, Patience::Over, &mut self.own) {
             Outcome::Ignore | Outcome::AwaitRules(_) => {}
-            Outcome::Reply => self.send_own(server, client),
+            Outcome::Reply => self.send_own(arrival.server, arrival.client),
             Outcome::Forward(query) => {
-                let Some(query) = self.forward_delayed(query, message, route) else {
+                let Some(mut query) = self.forward_delayed(query, message) else {
                     return;
                 };
-                if self.delayed.has_room(query.endpoint.into(), message.len()) {
-                    self.delayed.add(query, message, route, self.now);
+                if self.delayed.has_room(query.holder(), message.len()) {
+                    self.delayed.add(query, message, self.now);
                 } else {
-                    self.not_placed(&PlaceError::Full, query, route);
+                    self.fail(&mut query, Failure::Overload);
                 }
             }
         }
     }
 
-    /// The query waits for the answer to the same one in flight.
-    fn joined(&mut self, flight: Key, logged: Option<Box<Entry>>) {
-        self.proxy.stats().joined.add(1);
-        if let Some(entry) = logged {
-            self.upstream.log(flight, entry);
-        }
-    }
-
-    /// Answers SERVFAIL to a query that finds no place or no socket.
-    fn not_placed(
-        &mut self,
-        error: &PlaceError,
-        mut query: Forward<'_>,
-        (client, server): (SocketAddr, SocketAddr),
-    ) {
-        let code = Rcode::ServFail;
-        reply::to_kept(query.kept, query.question, code, &mut self.own);
-        let (result, failure) = self.not_sent(error);
-        let asked = Asked {
-            question: query.question,
-            endpoint: query.endpoint,
-            client,
-            server,
-            transport: Transport::Udp,
-            identities: query.identities,
-            policy_check: query.policy_check,
-            waited: Duration::ZERO,
-        };
-        self.proxy.notice_failure(&asked, failure);
-        if let Some(entry) = query.logged.take() {
-            let end = End::own(result.text(), code);
-            self.proxy.log(entry, end, self.now);
-        }
-        self.send_own(server, client);
+    /// Answers SERVFAIL to all clients of a query.
+    pub(super) fn fail<Q: AsRef<[u8]>>(&mut self, query: &mut PendingQuery<Q>, failure: Failure) {
+        let (proxy, replies, now) = (&self.proxy, &mut self.replies, self.now);
+        let (listeners, server) = (&self.listeners, query.from.server);
+        proxy.fail(query, (failure, now), &mut self.own, |client, answer| {
+            let one = std::iter::once((answer, client));
+            let unsent = replies.send(server, one, listener_for(listeners, client), now);
+            count_unsent(proxy, 1, unsent);
+        });
     }
 
     /// Sends delayed queries on whose endpoints have a place again, and answers those that have
@@ -206,20 +177,23 @@ impl Worker {
                 return;
             };
             match next {
-                Next::Place(route, query) => {
+                Next::Place(query) => {
                     let (holder, until) = (query.holder(), query.until());
                     let back = query.act(|query, message| {
-                        let left = self.forward_delayed(query, message, route)?;
+                        let left = self.forward_delayed(query, message)?;
                         Some(DelayedQuery::new(left, message, until))
                     });
                     if let Some(query) = back {
                         without_socket.push(holder);
-                        self.delayed.put_back(route, query);
+                        self.delayed.put_back(query);
                     }
                 }
-                Next::Judge(route, message) => self.judge_at_last(&message, route),
-                Next::Expired(route, query) => {
-                    query.act(|query, _| self.not_placed(&PlaceError::Full, query, route));
+                Next::Judge(query) => {
+                    let (message, arrival) = query.into_parts(now);
+                    self.judge_at_last(&message, &arrival);
+                }
+                Next::Expired(query) => {
+                    query.act(|mut query, _| self.fail(&mut query, Failure::Overload));
                 }
             }
         }
@@ -228,19 +202,15 @@ impl Worker {
     /// Sends a delayed query on. Returns it if it must wait on.
     fn forward_delayed<'q>(
         &mut self,
-        mut query: Forward<'q>,
+        mut query: PendingQuery<&'q [u8]>,
         message: &[u8],
-        route: (SocketAddr, SocketAddr),
-    ) -> Option<Forward<'q>> {
-        let place = self
+    ) -> Option<PendingQuery<&'q [u8]>> {
+        match self
             .upstream
-            .place(&query, message, route, self.now, &self.epoll);
-        match place {
+            .place(&mut query, message, self.now, &self.epoll)
+        {
             Ok(Place::New(placed)) => {
-                if let Some(entry) = query.logged.take() {
-                    self.upstream.log(placed.flight, entry);
-                }
-                self.proxy.stats().in_flight.up();
+                self.proxy.observer().forwarded();
                 self.own.clear();
                 self.own.extend_from_slice(message);
                 if let Some(edns) = &query.hop_by_hop {
@@ -250,13 +220,13 @@ impl Worker {
                 self.forward_own(placed);
                 None
             }
-            Ok(Place::Joined(flight)) => {
-                self.joined(flight, query.logged.take());
+            Ok(Place::Joined) => {
+                self.proxy.observer().joined();
                 None
             }
             Err(PlaceError::Full) => Some(query),
             Err(error) => {
-                self.not_placed(&error, query, route);
+                self.fail(&mut query, failure_of(&error));
                 None
             }
         }
@@ -300,54 +270,10 @@ impl Worker {
     }
 
     /// Answers SERVFAIL to a query that could not be sent.
-    pub(super) fn give_up(&mut self, placed: Placed) {
-        let Some(mut flight) = self.upstream.remove(placed.flight) else {
-            return;
-        };
-        let result = QueryResult::UpstreamError.text();
-        self.log(&mut flight.logged, End::own(result, Rcode::ServFail));
-        self.proxy.stats().in_flight.down();
-        self.proxy.stats().queries.inc(QueryResult::UpstreamError);
-        self.notice_failure(&flight, Failure::Unreachable);
-        self.servfail(&flight);
-        self.upstream.recycle(flight);
-    }
-
-    /// Answers SERVFAIL to all who asked.
-    pub(super) fn servfail(&mut self, flight: &Flight) {
-        let first = Joined {
-            client: flight.client,
-            kept: flight.kept,
-        };
-        for Joined { client, kept } in std::iter::once(&first).chain(&flight.joined) {
-            reply::to_kept(*kept, &flight.question, Rcode::ServFail, &mut self.own);
-            self.send_own(flight.server, *client);
-        }
-    }
-
-    fn not_sent(&self, error: &PlaceError) -> (QueryResult, Failure) {
-        let (result, failure) = match error {
-            PlaceError::Full => (QueryResult::Shed, Failure::Overload),
-            PlaceError::Socket(e) => {
-                tracing::debug!(error = %e, "no upstream socket");
-                (QueryResult::UpstreamError, Failure::Unreachable)
-            }
-        };
-        self.proxy.stats().queries.inc(result);
-        (result, failure)
-    }
-
-    /// Ends the query log's entry of a query that is given up because the process ends.
-    pub(super) fn log_cut(&self, entry: Option<Box<Entry>>) {
-        if let Some(entry) = entry {
-            self.proxy.log(entry, End::unanswered("cut"), self.now);
-        }
-    }
-
-    /// Ends the query log's entries of a query.
-    pub(super) fn log(&self, entries: &mut Entries, end: End) {
-        for entry in entries.drain(..) {
-            self.proxy.log(entry, end, self.now);
+    fn give_up(&mut self, placed: Placed) {
+        if let Some(mut flight) = self.upstream.remove(placed.flight) {
+            self.fail(&mut flight.query, Failure::NotSent);
+            self.upstream.recycle(flight.query.question);
         }
     }
 
@@ -360,5 +286,16 @@ impl Worker {
         let new = total.wrapping_sub(listener.overflow);
         listener.overflow = total;
         self.proxy.stats().receive_overflow.add(u64::from(new));
+    }
+}
+
+/// The failure of a query that was not placed.
+fn failure_of(error: &PlaceError) -> Failure {
+    match error {
+        PlaceError::Full => Failure::Overload,
+        PlaceError::Socket(error) => {
+            tracing::debug!(%error, "no upstream socket");
+            Failure::NotSent
+        }
     }
 }

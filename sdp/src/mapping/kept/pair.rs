@@ -5,7 +5,7 @@ use dns_policy::{boot_time::BootTime, mapping::Mapping};
 use super::{Source, UNSETTLED_SECS, acknowledged::Acknowledged};
 use crate::mapping::holdings::Serial;
 
-/// What an agent was told of pairs.
+/// The state of a pair as it was sent to an agent.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Told {
     /// When they were seen.
@@ -31,8 +31,8 @@ pub(super) struct Pair {
     pub(super) seen_at: BootTime,
     pub(super) ttl: u32,
     pub(super) expires: BootTime,
-    /// What an agent has made durable: the last and the longest of what it was told. An answer
-    /// is told as it came, so these may be of two.
+    /// The durable part: the last and the longest of the answers that were sent to an agent. Each
+    /// answer is sent unchanged, so these may be two answers.
     pub(super) durable: Told,
     /// What an agent without leases has acknowledged.
     pub(super) acknowledged: Acknowledged,
@@ -113,7 +113,7 @@ impl Pair {
     }
 }
 
-/// Rounded up: what is told again must not end sooner.
+/// Rounded up: a pair that is sent again must not end sooner.
 fn seconds_between(from: BootTime, to: BootTime) -> u32 {
     let seconds = to.0.saturating_sub(from.0).div_ceil(1_000_000_000);
     u32::try_from(seconds).unwrap_or(u32::MAX)

@@ -83,7 +83,7 @@ fn what_is_durable_is_no_work_under_a_promise() {
     );
 }
 
-/// Without leases every answer is told as it came, also one that lasts less long.
+/// Without leases every answer is sent unchanged, also one with a shorter validity.
 #[test]
 fn a_shorter_answer_that_is_durable_too_leaves_nothing_to_tell() {
     let long = mapping("a.", &[1], 600, 10);
@@ -100,7 +100,7 @@ fn a_shorter_answer_that_is_durable_too_leaves_nothing_to_tell() {
     kept.expire(at(611));
     assert!(kept.is_empty());
 
-    // Both on their way at once, as the journal hears of them.
+    // Both are in flight at once, in the order in which the journal receives them.
     let mut ledger = Kept::new(10);
     shorter.iter().for_each(|mapping| ledger.keep(mapping, 0));
     ledger.drop_settled(&key(&long), addresses, told(100, 120));

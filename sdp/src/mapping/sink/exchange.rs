@@ -1,4 +1,4 @@
-//! What goes between the sink and the link, and what is told about the sink.
+//! Messages between the sink and the link, and the state of the sink for `status`.
 
 use dns_policy::{
     boot_time::BootTime,
@@ -7,7 +7,7 @@ use dns_policy::{
 
 use crate::{notice::Notice, proxy::stats::Count};
 
-/// What the sink is told about a mapping it sent.
+/// Result of a mapping that the sink sent.
 #[derive(Clone, Debug)]
 pub struct Outcome {
     /// Sequence of the mapping.
@@ -62,7 +62,7 @@ pub struct Outgoing {
     pub sequence: u64,
     /// The mapping.
     pub mapping: Mapping,
-    /// Nobody waits for the result.
+    /// No answer waits for the result.
     pub leased: bool,
     /// What else there is to say of the answer it is from.
     pub notice: Option<Box<Notice>>,

@@ -45,8 +45,8 @@ const NAME: usize = 8;
 /// Mappings sent and not answered for which no client waits, approximately: an answer that comes
 /// while thousands of names are sent again does not wait long behind them in the agent.
 const OTHERS: usize = 256;
-/// Answers that were released at once and wait to be sent with what else the agent is told of
-/// them, in shares too.
+/// Answers that were released at once and wait to be sent with their other data for the agent,
+/// in shares too.
 const BESIDE: usize = 4096;
 /// Sequences without a result, and as many that are not durable yet; the oldest are forgotten.
 const IN_FLIGHT: usize = 65_536;
@@ -85,7 +85,7 @@ pub(super) struct State {
     pub(super) queued: Quota,
     pub(super) on_wire: Quota,
     pub(super) others_on_wire: usize,
-    /// Answers that were released at once, each with what else the agent is told of it.
+    /// Answers that were released at once, each with its other data for the agent.
     pub(super) beside: Turns<Beside>,
     pub(super) besides: Quota,
     pub(super) refreshes: Later,
@@ -94,7 +94,7 @@ pub(super) struct State {
     pub(super) replays: Names,
     pub(super) retries: Vec<Key>,
     pub(super) in_flight: BTreeMap<u64, InFlight>,
-    /// Realised, and not on the agent's disk yet: nobody waits for these.
+    /// Realised, and not on the agent's disk yet: no answer waits for these.
     pub(super) undurable: BTreeMap<u64, InFlight>,
     pub(super) held: BTreeMap<u64, HeldAnswer>,
     pub(super) revoked: Vec<u64>,
@@ -203,7 +203,7 @@ impl State {
         if standing == Standing::Leased {
             self.kept.keep_leased(&mapping, self.min_ttl);
         } else {
-            // One that is to be renewed is told although the agent knows it. So is one that was
+            // One that is to be renewed is sent although the agent has it. So is one that was
             // acknowledged: no later TTL is promised.
             self.kept.keep(&mapping, self.min_ttl);
         }
@@ -496,8 +496,8 @@ impl State {
         true
     }
 
-    /// No result will come of a sequence: what it told is told again, for as long as it is
-    /// kept. The agent did not say that it cannot take it. False if nothing waited for one.
+    /// No result will come for a sequence: its mapping is sent again while it is kept, because the
+    /// agent did not refuse it. False if nothing waited for a result.
     pub(super) fn no_result(&mut self, sequence: u64) -> bool {
         let Some(sent) = self.answered(sequence) else {
             return false;
@@ -529,7 +529,7 @@ impl State {
     /// Keys in the queues of what is sent again find nothing then.
     pub(super) fn revoke(&mut self, name: Option<&Fqdn>, addresses: &[IpAddr]) {
         let named = |of: &Fqdn| name.is_none_or(|name| name == of);
-        // Somebody waits for these; an agent that ends now has not taken them.
+        // Answers wait for these; an agent that stops now has not accepted them.
         let sent = self.in_flight.values();
         let sent = sent.filter(|sent| sent.waited && named(&sent.key.1));
         let own = |sent: &InFlight| self.kept.of(&sent.key, &sent.addresses);

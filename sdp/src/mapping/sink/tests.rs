@@ -139,7 +139,7 @@ fn the_lease_of_a_long_answer_is_renewed_before_it_is_too_short() {
     assert_eq!(sent.len(), 1, "the agent is asked again");
     sink.results(vec![granted(sent[0].sequence, 41)]);
     assert_eq!(at(90), Release::Leased);
-    // Nobody asked for a while: one answer waits.
+    // No query came for a while: one answer waits.
     assert_eq!(at(170), Release::Held);
 }
 
@@ -246,7 +246,7 @@ fn the_same_epoch_gets_only_what_is_not_durable_and_a_new_one_all() {
     let batch = sink.next_batch(BootTime::now());
     let sequences = [batch.mappings[0].sequence, batch.mappings[1].sequence];
     sink.results(sequences.map(|s| realised(s, None, 1)).into());
-    assert_eq!(sink.unanswered(), 0, "nobody waits for the disk");
+    assert_eq!(sink.unanswered(), 0, "no answer waits for the disk");
     sink.results(vec![durable(sequences[0], None, 1)]);
     assert_eq!(sink.stats().realised.get(), 2, "each is counted once");
     sink.agent_down();

@@ -39,7 +39,7 @@ struct RawRegex {
     servers: Option<BTreeMap<String, serde_json::Value>>,
 }
 
-/// A row that makes no sense costs only itself: rows allow, and nothing else does.
+/// Only a malformed row is ignored: a missing row can only deny.
 pub(super) fn by_address(
     by_port: BTreeMap<String, serde_json::Value>,
     skipped: &mut SkippedRows,

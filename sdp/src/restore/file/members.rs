@@ -1,7 +1,7 @@
 //! The members of a large JSON object one by one, as bytes, read no further than needed.
 //!
 //! An endpoint's learned names may be tens of megabytes, of which a proxy that starts needs
-//! nothing. Values are told apart by their brackets and quotes here; whoever wants one parses
+//! nothing. Values are separated by their brackets and quotes here; the caller that needs one parses
 //! it, and finds what is wrong with it.
 
 use std::{
@@ -25,7 +25,7 @@ pub(super) struct Members<R> {
 pub(super) enum MembersError {
     #[error("cannot be read: {0}")]
     Read(#[from] io::Error),
-    #[error("byte {0} does not belong into a JSON object there, or the file ends there")]
+    #[error("byte {0} is not valid in a JSON object, or the file ends there")]
     Syntax(usize),
 }
 

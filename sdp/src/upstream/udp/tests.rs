@@ -5,7 +5,13 @@ use std::net::IpAddr;
 use nix::sys::epoll::EpollCreateFlags;
 use shared_maps::{EndpointId, IdentityId};
 
+use dns_policy::{mapping::EndpointInstance, rule::Transport};
+
 use super::*;
+use crate::{
+    query::pending::{Arrival, Identities},
+    wire::reply::Kept,
+};
 
 const TIMEOUT: Duration = Duration::from_secs(100);
 
@@ -32,7 +38,13 @@ impl Worker {
         self.asked += 1;
         let [high, low] = self.asked.to_be_bytes();
         let message = [&[0; HEADER_LEN][..], &[2, high, low, 0, 0, 1, 0, 1]].concat();
-        let query = Forward {
+        let mut query = PendingQuery {
+            from: Arrival {
+                client: (client, 40_000).into(),
+                server: ([127, 0, 0, 1], server).into(),
+                transport: Transport::Udp,
+                at: self.now,
+            },
             kept: Kept {
                 id: 1,
                 flags: 0,
@@ -50,12 +62,13 @@ impl Worker {
                 server: IdentityId(1053),
             },
             source: None,
-            logged: None,
             policy_check: Duration::ZERO,
+            sent_at: None,
+            logged: None,
+            joined: Vec::new(),
         };
-        let ends = ((client, 40_000).into(), ([127, 0, 0, 1], server).into());
         self.upstream
-            .place(&query, &message, ends, self.now, &self.epoll)
+            .place(&mut query, &message, self.now, &self.epoll)
     }
 
     /// Endpoint `id` asks silent servers from `first` on until it may not; how many.

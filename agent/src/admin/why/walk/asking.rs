@@ -93,13 +93,13 @@ impl Walk<'_> {
         }
         let mut servers: Vec<String> = Vec::new();
         for rule in &self.found.dns {
-            let nobody = rule.servers.as_ref().is_some_and(Vec::is_empty);
-            let nobody = if nobody {
-                ", which selects nobody now"
+            let no_server = rule.servers.as_ref().is_some_and(Vec::is_empty);
+            let no_server = if no_server {
+                ", which selects no server now"
             } else {
                 ""
             };
-            let server = format!("{}{nobody}", rule.selector);
+            let server = format!("{}{no_server}", rule.selector);
             if !servers.contains(&server) {
                 servers.push(server);
             }
@@ -113,21 +113,21 @@ impl Walk<'_> {
         ports.dedup();
         if !ports.is_empty() {
             let text = format!(
-                "it may ask for the name at {} ({})",
+                "it may look up the name at {} ({})",
                 servers.join(", "),
                 ports.join(", ")
             );
             return hop(HopState::Found, text, "");
         }
         if servers.is_empty() {
-            let text = format!("no DNS rule lets it ask for {name}: its queries are refused");
+            let text = format!("no DNS rule allows it to look up {name}: its queries are refused");
             let remedy = "add the name (matchName or matchPattern) to toPorts.rules.dns of the \
                           egress rule to its DNS servers";
             return hop(HopState::Missing, text, remedy);
         }
-        let text = format!("it may ask for the name at {}", servers.join(", "));
-        let remedy = "is the DNS server's label or block right? `selectors list` shows whom each \
-                      selector selects";
+        let text = format!("it may look up the name at {}", servers.join(", "));
+        let remedy = "is the DNS server's label or block right? `selectors list` shows the \
+                      identities that each selector selects";
         hop(HopState::Missing, text, remedy)
     }
 
@@ -163,7 +163,7 @@ impl Walk<'_> {
             return if names.is_empty() {
                 let refused = self.found.addresses.first().and_then(|found| found.refused);
                 let text = match refused {
-                    None => "no name is known for the address".to_owned(),
+                    None => "no name of the address was learned".to_owned(),
                     Some(prefix) => format!(
                         "no answer gives the address the label of a name: it is in {prefix} \
                          ({REFUSED}); a toCIDR rule opens it"
@@ -173,7 +173,7 @@ impl Walk<'_> {
             } else {
                 hop(
                     HopState::Found,
-                    format!("known as {}", names.join(", ")),
+                    format!("learned for {}", names.join(", ")),
                     "",
                 )
             };
@@ -206,14 +206,16 @@ impl Walk<'_> {
             );
             return hop(HopState::Absent, text, "");
         }
-        let text = format!("no address of {name} was learned, or its TTL ran out");
+        let text = format!("no address of {name} was learned, or its TTL has ended");
         if !self.learning {
-            let remedy = "no DNS proxy is connected to this agent: start holdfast-sdp, or drop \
-                          --disable-builtin-dns-proxy";
+            let remedy = "no DNS proxy is connected to this agent: start holdfast-sdp, or start \
+                          the agent without --disable-builtin-dns-proxy";
             return hop(HopState::Missing, text, remedy);
         }
-        let remedy = "ask for the name from the pod once more; if that changes nothing, \
-                      `holdfast-sdp explain` says what becomes of the query";
+        let remedy = "look the name up from the pod again. If that changes nothing, \
+                      `holdfast-sdp explain` shows the verdict for the query. An answer never opens \
+                      an address of this node or of an endpoint: allow those with toEntities or \
+                      toEndpoints";
         hop(HopState::Missing, text, remedy)
     }
 }

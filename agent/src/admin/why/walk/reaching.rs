@@ -58,7 +58,7 @@ impl Walk<'_> {
             let text = format!("cilium_ipcache_v2 has identity {shall}");
             return hop(HopState::Found, text, "");
         }
-        let text = format!("cilium_ipcache_v2 has identity {has}; it shall have {shall}");
+        let text = format!("cilium_ipcache_v2 has identity {has}; the intended one is {shall}");
         let remedy = if found.given == Some(wanted) {
             "the entry was written, and is gone: another program changes the map"
         } else {
@@ -71,7 +71,7 @@ impl Walk<'_> {
         let at = Some(found.address);
         let Some(labels) = &read.peer.labels else {
             let text = format!(
-                "{} is of nobody: the agent has no labels for it",
+                "{} has no owner: the agent has no labels for it",
                 read.identity
             );
             let remedy = "the map's entry is of an earlier run, or of another program";

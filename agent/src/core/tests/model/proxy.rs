@@ -138,7 +138,7 @@ impl Proxy {
         }
     }
 
-    /// Takes up the file of another one.
+    /// Adopts the file of another proxy.
     pub(super) fn adopt(&mut self, file: &[u8], now: BootTime) {
         let (left, _torn) = Ledger::read(file, BOOT, PAIRS).expect("a file of this boot");
         let mappings = left.mappings(now);

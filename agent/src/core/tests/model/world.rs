@@ -60,7 +60,7 @@ pub(super) enum Fate {
     Released(BootTime),
     /// The proxy died with it.
     Lost,
-    /// Somebody asked for its name to be forgotten.
+    /// A request removed its name.
     Cleaned,
 }
 
@@ -98,7 +98,7 @@ pub(super) struct World {
     next_stream: u64,
     pub(super) orphans: Vec<Vec<u8>>,
     pub(super) answers: Vec<Answer>,
-    /// When somebody last asked for a name to be forgotten. A journal may be behind with what
+    /// When a request last removed a name. A journal may be behind with what
     /// was seen after that: what it tells again is refused.
     cleaned: BTreeMap<usize, BootTime>,
     /// Names and addresses of what is on its way, by stream and sequence.
@@ -175,7 +175,7 @@ impl World {
         self.now = self.now.plus(Duration::from_micros(1));
         match act {
             Act::Answer(..) | Act::KillProxy(..) => {}
-            // Writing takes milliseconds: what nobody waits for is on disk by now.
+            // Writing takes milliseconds: writes without a waiting caller are on disk then.
             _ => (0..PROXIES).for_each(|proxy| self.write(proxy)),
         }
         match act {
@@ -475,7 +475,7 @@ impl World {
         }
         self.agent = false;
         self.synced = false;
-        // What was learned and expired within the seconds until a file is written is forgotten.
+        // Names that were learned and expired within the seconds until a file is written are lost.
         self.uses.clear();
         self.published = None;
         self.promises.clear();

@@ -93,7 +93,7 @@ impl Ends {
 
 /// Every state between two steps is sound.
 pub(in crate::core::tests) fn check_way(before: &MemoryDatapath, after: &MemoryDatapath) {
-    // A restart begins its log anew.
+    // A restart begins a new log.
     let goes_on = after.log.starts_with(&before.log);
     let done = if goes_on { before.log.len() } else { 0 };
     let steps = after.log.iter().skip(done);

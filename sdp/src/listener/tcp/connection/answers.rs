@@ -12,12 +12,9 @@ use super::{
     Connection,
 };
 use crate::{
-    proxy::{
-        Fate,
-        stats::{AnswerResult, Label as _, Stage},
-    },
-    query_log::End,
-    wire::{Header, Rcode, answer, reply, set_id},
+    proxy::{Fate, stats::AnswerResult},
+    query::{observe::Failure, pending::HeldAnswer},
+    wire::{Header, answer, set_id},
 };
 
 impl Connection {
@@ -46,11 +43,11 @@ impl Connection {
         for (id, mut flight) in self.waiting.remove_flights(|_| true) {
             if flight.has_begun() {
                 // The client cannot be told but by closing.
-                self.shared.proxy.stats().in_flight.down();
-                self.log(&mut flight.logged, End::unanswered("cut"));
+                let observer = self.shared.proxy.observer();
+                observer.cut(&mut flight.query, self.now);
                 self.ended = true;
             } else if flight.resent {
-                self.fail(flight);
+                self.fail(&mut flight.query, Failure::Unreachable);
             } else {
                 flight.resent = true;
                 self.send(id, flight);
@@ -60,7 +57,7 @@ impl Connection {
 
     fn answer(&mut self, message: &mut Vec<u8>) {
         let proxy = Arc::clone(&self.shared.proxy);
-        let stats = proxy.stats();
+        let observer = proxy.observer();
         let asked = Header::read(message).map(|h| h.id).filter(|id| {
             self.waiting
                 .flight(*id)
@@ -71,35 +68,30 @@ impl Connection {
         {
             return;
         }
-        let Some(mut flight) = asked.and_then(|id| self.waiting.remove_flight(id)) else {
-            stats.answers.inc(AnswerResult::Unexpected);
+        let Some(Flight { mut query, .. }) = asked.and_then(|id| self.waiting.remove_flight(id))
+        else {
+            proxy.stats().answers.inc(AnswerResult::Unexpected);
             return;
         };
         self.last_activity = self.now;
-        stats.in_flight.down();
-        let took = self.now.duration_since(flight.sent_at);
-        stats.stages.observe(Stage::Upstream, took);
-        set_id(message, flight.kept.id);
+        observer.answered(&query, self.now);
+        set_id(message, query.kept.id);
         // Of before the sink is asked: what changes while it decides counts.
         let version = proxy.sink().leases_version();
         let now = BootTime::now();
         let (print, is_leased) = {
             let repeats = self.shared.repeats.lock();
-            let print = repeats.print(flight.endpoint, self.server, message);
+            let print = repeats.print(query.endpoint, self.server, message);
             (print, repeats.is_leased(print, version, now))
         };
-        if is_leased {
-            let result = AnswerResult::Released;
-            stats.answers.inc(result);
-            stats.stages.observe(Stage::Total, took);
-            self.log(&mut flight.logged, End::sent(result.text(), message));
+        if is_leased && !observer.wants_report() {
+            observer.released(&mut query, message, AnswerResult::Released, self.now);
             self.out.push(message);
             return;
         }
-        let asked = flight.asked((self.client, self.server), self.now);
         let mut awaited = None;
         let results = &mut self.results;
-        let answered = proxy.answer(&asked, message, now, || {
+        let answered = proxy.answer(&query, message, (self.now, now), || {
             let (result, callback) = results.expect();
             awaited = Some(result);
             callback
@@ -109,30 +101,23 @@ impl Connection {
         }
         match (answered.fate, awaited) {
             (Fate::Hold, Some(result)) => {
-                let held = Held {
-                    result,
+                let answer = HeldAnswer {
+                    query: query.map_question(drop),
                     message: message.clone(),
-                    logged: flight.logged.take(),
-                    asked: flight.sent_at,
                     since: self.now,
                 };
-                self.waiting.add_held(held);
-                stats.held.up();
+                self.waiting.add_held(Held { result, answer });
+                observer.held();
             }
             (Fate::Release(result), _) => {
                 if result == AnswerResult::Released && answered.hop_by_hop.is_none() {
                     self.shared.repeats.lock().leased(print, version, now);
                 }
-                stats.answers.inc(result);
-                stats.stages.observe(Stage::Total, took);
-                self.log(&mut flight.logged, End::sent(result.text(), message));
+                observer.released(&mut query, message, result, self.now);
                 self.out.push(message);
             }
             (Fate::Malformed, _) | (Fate::Hold, None) => {
-                stats.answers.inc(AnswerResult::Malformed);
-                let result = AnswerResult::Malformed.text();
-                self.log(&mut flight.logged, End::own(result, Rcode::ServFail));
-                self.servfail(&flight);
+                self.fail(&mut query, Failure::Malformed);
             }
         }
     }
@@ -147,19 +132,17 @@ impl Connection {
             return false;
         };
         let is_over = transfer.take(message);
-        flight.sent_at = self.now;
+        flight.query.sent_at = Some(self.now);
         flight.deadline = self.now + self.shared.proxy.config().timeout;
         self.last_activity = self.now;
-        set_id(message, flight.kept.id);
-        let stats = self.shared.proxy.stats();
+        set_id(message, flight.query.kept.id);
+        let observer = self.shared.proxy.observer();
         if is_over {
             if let Some(mut flight) = self.waiting.remove_flight(id) {
-                let result = AnswerResult::Released.text();
-                self.log(&mut flight.logged, End::sent(result, message));
+                observer.transfer_ended(&mut flight.query, message, self.now);
             }
-            stats.in_flight.down();
         }
-        stats.answers.inc(AnswerResult::Released);
+        observer.transferred();
         if let Ok(reading) = answer::read(message)
             && let Some(edns) = reading.hop_by_hop
         {
@@ -171,33 +154,16 @@ impl Connection {
 
     pub(super) fn release(&mut self, key: u64, realised: Realised) {
         if let Some(mut held) = self.waiting.remove_held(key) {
-            let result = AnswerResult::of(realised);
-            if result == AnswerResult::Rejected {
-                reply::to_unfit(&held.message, Rcode::ServFail, &mut self.own);
-                held.message.clone_from(&self.own);
-            }
-            self.send_held(held, result);
+            let result = held.answer.settle(realised);
+            self.send_held(held.answer, result);
         }
         self.take_queries();
     }
 
-    pub(super) fn send_held(&mut self, mut held: Held, result: AnswerResult) {
-        let stats = self.shared.proxy.stats();
-        stats.held.down();
-        let waited = self.now.duration_since(held.since);
-        stats.stages.observe(Stage::Dataplane, waited);
-        let took = self.now.duration_since(held.asked);
-        stats.stages.observe(Stage::Total, took);
-        stats.answers.inc(result);
-        let end = End::sent(result.text(), &held.message).held(waited);
-        self.log(&mut held.logged, end);
-        self.out.push(&held.message);
+    pub(super) fn send_held(&mut self, mut answer: HeldAnswer, result: AnswerResult) {
+        let observer = self.shared.proxy.observer();
+        observer.released_held(&mut answer, result, self.now);
+        self.out.push(&answer.message);
         self.last_activity = self.now;
-    }
-
-    fn servfail(&mut self, flight: &Flight) {
-        let code = Rcode::ServFail;
-        reply::to_kept(flight.kept, &flight.question, code, &mut self.own);
-        self.out.push(&self.own);
     }
 }

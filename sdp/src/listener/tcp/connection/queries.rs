@@ -1,8 +1,8 @@
 //! From the client to the server.
 
-use std::{sync::Arc, time::Duration};
+use std::sync::Arc;
 
-use daemon::quota::{Holder, Seat};
+use daemon::quota::Seat;
 use dns_policy::rule::Transport;
 use rand::Rng;
 
@@ -13,13 +13,12 @@ use crate::{
         delayed::{DelayedQuery, UnjudgedQuery},
         tcp::upstream::Behalf,
     },
-    notice::Failure,
-    proxy::{
-        Arrival, Asked, Forward, Outcome, Patience,
-        stats::{Label as _, Protocol, QueryResult},
+    proxy::{Outcome, Patience, stats::Protocol},
+    query::{
+        observe::Failure,
+        pending::{Arrival, PendingQuery},
     },
-    query_log::{End, Entry},
-    wire::{Rcode, reply, set_id, transfer::Transfer},
+    wire::{set_id, transfer::Transfer},
 };
 
 impl Connection {
@@ -52,15 +51,15 @@ impl Connection {
             Outcome::Ignore => {}
             Outcome::AwaitRules(endpoint) => {
                 let until = self.now + proxy.config().rules_wait;
-                self.unjudged = Some(UnjudgedQuery::new(endpoint, message, until));
+                self.unjudged = Some(UnjudgedQuery::new(endpoint, message, arrival, until));
             }
             Outcome::Reply => self.out.push(&self.own),
-            Outcome::Forward(query) => {
-                let holder = Holder::from(query.endpoint);
+            Outcome::Forward(mut query) => {
+                let holder = query.holder();
                 let grace = proxy.config().in_flight_grace;
                 match self.shared.in_flight.tcp_seat(holder) {
                     Some(seat) => self.forward(query, message, seat),
-                    None if grace.is_zero() => self.shed(query),
+                    None if grace.is_zero() => self.fail(&mut query, Failure::Overload),
                     None => {
                         let until = self.now + grace;
                         self.delayed = Some(DelayedQuery::new(query, message, until));
@@ -77,8 +76,8 @@ impl Connection {
         };
         let has_rules = self.shared.proxy.has_rules(query.endpoint());
         if has_rules || self.now >= query.until() {
-            let arrival = self.arrival();
-            self.judge(&query.into_message(), &arrival, Patience::Over);
+            let (message, arrival) = query.into_parts(self.now);
+            self.judge(&message, &arrival, Patience::Over);
         } else {
             self.unjudged = Some(query);
         }
@@ -89,6 +88,7 @@ impl Connection {
             client: self.client,
             server: self.server,
             transport: Transport::Tcp,
+            at: self.now,
         }
     }
 
@@ -100,33 +100,23 @@ impl Connection {
         };
         match self.shared.in_flight.tcp_seat(query.holder()) {
             Some(seat) => query.act(|query, message| self.forward(query, message, seat)),
-            None if self.now >= query.until() => query.act(|query, _| self.shed(query)),
+            None if self.now >= query.until() => {
+                query.act(|mut query, _| self.fail(&mut query, Failure::Overload));
+            }
             None => self.delayed = Some(query),
         }
     }
 
-    /// Answers SERVFAIL to a query for which the endpoint has no place in flight.
-    fn shed(&mut self, mut query: Forward<'_>) {
+    /// Answers SERVFAIL to a query.
+    pub(super) fn fail<Q: AsRef<[u8]>>(&mut self, query: &mut PendingQuery<Q>, failure: Failure) {
+        let (out, now) = (&mut self.out, self.now);
         let proxy = &self.shared.proxy;
-        proxy.stats().queries.inc(QueryResult::Shed);
-        let asked = Asked {
-            question: query.question,
-            endpoint: query.endpoint,
-            client: self.client,
-            server: self.server,
-            transport: Transport::Tcp,
-            identities: query.identities,
-            policy_check: query.policy_check,
-            waited: Duration::ZERO,
-        };
-        proxy.notice_failure(&asked, Failure::Overload);
-        let code = Rcode::ServFail;
-        self.log(&mut query.logged, End::own(QueryResult::Shed.text(), code));
-        reply::to_kept(query.kept, query.question, code, &mut self.own);
-        self.out.push(&self.own);
+        proxy.fail(query, (failure, now), &mut self.own, |_, answer| {
+            out.push(answer)
+        });
     }
 
-    fn forward(&mut self, mut query: Forward<'_>, message: &[u8], seat: Seat) {
+    fn forward(&mut self, mut query: PendingQuery<&[u8]>, message: &[u8], seat: Seat) {
         let mut id = rand::rng().random();
         while self.waiting.has(id) {
             id = rand::rng().random();
@@ -136,59 +126,32 @@ impl Connection {
             edns.strip_keepalive(&mut message);
         }
         set_id(&mut message, id);
-        let marked = self.shared.options == SocketOptions::Transparent;
         let proxy = &self.shared.proxy;
+        let question = query.question.to_vec();
         let flight = Flight {
-            kept: query.kept,
+            transfer: Transfer::of(&question),
+            query: query.sent(question, self.now),
             message,
-            question: query.question.to_vec(),
-            endpoint: query.endpoint,
-            behalf: Behalf {
-                identity: marked.then_some(query.identities.client),
-                source: query.source,
-            },
-            sent_at: self.now,
             deadline: self.now + proxy.config().timeout,
-            identities: query.identities,
-            policy_check: query.policy_check,
             resent: false,
-            logged: query.logged.take(),
-            transfer: Transfer::of(query.question),
             _seat: seat,
         };
-        proxy.stats().in_flight.up();
+        proxy.observer().forwarded();
         self.send(id, flight);
     }
 
-    pub(super) fn send(&mut self, id: u16, flight: Flight) {
-        match self.upstream.send(&flight.message, flight.behalf) {
+    pub(super) fn send(&mut self, id: u16, mut flight: Flight) {
+        let is_marked = self.shared.options == SocketOptions::Transparent;
+        let behalf = Behalf {
+            identity: is_marked.then_some(flight.query.identities.client),
+            source: flight.query.source,
+        };
+        match self.upstream.send(&flight.message, behalf) {
             Ok(()) => self.waiting.add_flight(id, flight),
             Err(error) => {
                 tracing::debug!(%error, "no upstream connection");
-                self.fail(flight);
+                self.fail(&mut flight.query, Failure::Unreachable);
             }
-        }
-    }
-
-    /// Answers SERVFAIL to a query whose server cannot be reached.
-    pub(super) fn fail(&mut self, mut flight: Flight) {
-        let asked = flight.asked((self.client, self.server), self.now);
-        self.shared
-            .proxy
-            .notice_failure(&asked, Failure::Unreachable);
-        let result = QueryResult::UpstreamError.text();
-        self.log(&mut flight.logged, End::own(result, Rcode::ServFail));
-        let stats = self.shared.proxy.stats();
-        stats.in_flight.down();
-        stats.queries.inc(QueryResult::UpstreamError);
-        reply::unreachable(flight.kept, &flight.question, &mut self.own);
-        self.out.push(&self.own);
-    }
-
-    /// Ends the query log's entry of a query, if it has one.
-    pub(super) fn log(&self, entry: &mut Option<Box<Entry>>, end: End) {
-        if let Some(entry) = entry.take() {
-            self.shared.proxy.log(entry, end, self.now);
         }
     }
 }

@@ -27,7 +27,7 @@ pub(super) enum Standing {
     Acknowledged,
 }
 
-/// An answer that was released at once, and what else the agent is told of it.
+/// An answer that was released at once, and its other data for the agent.
 pub(in crate::mapping::sink) struct Beside {
     pub(super) mapping: Mapping,
     pub(super) notice: Box<Notice>,

@@ -84,7 +84,7 @@ fn the_same_answer_is_released_at_once_and_sent_again() {
     let sent = case.sent(5);
     assert_eq!(sent.len(), 1);
     assert_eq!(sent[0].mapping.seen_at, case.time(1));
-    assert!(sent[0].leased, "nobody waits for it");
+    assert!(sent[0].leased, "no answer waits for it");
     assert_eq!(case.sink.stats().leased.get(), 3);
 }
 

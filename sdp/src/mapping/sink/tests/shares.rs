@@ -236,7 +236,7 @@ fn a_batch_that_cannot_be_sent_yet_does_not_keep_the_sender_busy() {
     assert!(sink.status().queued > 0);
 }
 
-/// What was learned for an endpoint while the agent was away, in this process and in the next.
+/// Names learned for an endpoint while the agent was down, in this process and in the next.
 #[test]
 fn large_answers_of_one_endpoint_cost_another_no_name_while_the_agent_is_away() {
     let dir = tempfile::tempdir().unwrap();
@@ -269,9 +269,7 @@ fn large_answers_of_one_endpoint_cost_another_no_name_while_the_agent_is_away() 
     let path = killed.path().join("killed.journal");
     std::fs::copy(journal.status().path.unwrap(), path).unwrap();
     let (next, journal) = journalled(killed.path());
-    soon("it is taken up", || {
-        journal.stats().adopted_files.get() == 1
-    });
+    soon("it is adopted", || journal.stats().adopted_files.get() == 1);
     soon("by the sink", || next.status().kept >= 30);
     soon("with all names", || told(&next) == 30);
 }

@@ -1,4 +1,4 @@
-//! What a sink hands over to its journal, and what it takes up.
+//! Mappings that a sink writes to its journal, and those that it adopts.
 
 use super::*;
 
@@ -73,7 +73,7 @@ fn what_another_process_left_is_sent() {
     )
     .unwrap();
     let (sink, journal) = journalled(other.path());
-    soon("it is taken up", || sink.status().kept == 1);
+    soon("it is adopted", || sink.status().kept == 1);
     assert_eq!(journal.status().adopted_pairs, 1);
     sink.agent_up(epoch(1), None);
     let batch = sink.next_batch(BootTime::now());

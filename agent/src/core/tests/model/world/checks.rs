@@ -83,8 +83,8 @@ impl World {
         }
     }
 
-    /// Somebody asks for all names to be forgotten; the agent is killed before it wrote that into
-    /// the endpoints' files, perhaps with a proxy, and nobody asks again.
+    /// A request removes all names; the agent is killed before it wrote that into
+    /// the endpoints' files, perhaps with a proxy, and the request is not repeated.
     pub(in super::super) fn check_cleaned(&mut self, proxy_dies: bool) {
         self.come_to_rest();
         let files = self.node.datapath.files.clone();

@@ -3,7 +3,7 @@
 use super::{PROXIES, World};
 
 impl World {
-    /// Until nobody has anything to do.
+    /// Until no part has work.
     pub(super) fn settle(&mut self) {
         self.reap();
         for _ in 0..20 {

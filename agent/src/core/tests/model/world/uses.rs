@@ -8,7 +8,7 @@ use crate::core::tests::model::NAMES;
 use dns_policy::name::Fqdn;
 
 impl World {
-    /// The pod opens a connection to an address of every name that it was told and whose TTL
+    /// The pod opens a connection to an address of every name in an answer to it whose TTL
     /// runs, or ends those to this address.
     pub(super) fn connection(&mut self, address: usize, on: bool) {
         let Some(octets) = ADDRESSES.get(address) else {

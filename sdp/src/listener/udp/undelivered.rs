@@ -1,4 +1,4 @@
-//! What the network says of queries that it could not deliver.
+//! ICMP errors: queries that the network could not deliver to their server.
 
 use std::{
     io::IoSliceMut,
@@ -8,21 +8,11 @@ use std::{
 use nix::{
     cmsg_space,
     errno::Errno,
-    sys::{
-        epoll::{EpollEvent, EpollFlags},
-        socket::{ControlMessageOwned, MsgFlags, recvmsg},
-    },
+    sys::socket::{ControlMessageOwned, MsgFlags, recvmsg},
 };
 
 use super::Worker;
-use crate::{
-    arena::Key,
-    notice::Failure,
-    proxy::stats::{Label as _, QueryResult},
-    query_log::End,
-    upstream::udp::{Flight, Joined},
-    wire::{Rcode, reply},
-};
+use crate::{arena::Key, query::observe::Failure};
 
 /// Errors taken from one socket before others get their turn.
 const ERRORS: usize = 64;
@@ -30,18 +20,8 @@ const ERRORS: usize = 64;
 const RETURNED: usize = 576;
 
 impl Worker {
-    /// Something came from a server, or from the network on the way to it.
-    pub(super) fn server_event(&mut self, event: EpollEvent) {
-        let socket = Key::from_u64(event.data());
-        if event.events().contains(EpollFlags::EPOLLERR) {
-            self.undelivered(socket);
-        }
-        self.answers(socket);
-    }
-
-    /// ICMP errors carry the query that they are about: that one is answered, the others on
-    /// the socket wait on.
-    fn undelivered(&mut self, socket: Key) {
+    /// Ends the queries that ICMP errors quote. The others on the socket stay in flight.
+    pub(super) fn undelivered(&mut self, socket: Key) {
         let mut query = [0; RETURNED];
         for _ in 0..ERRORS {
             let Some(fd) = self.upstream.fd(socket) else {
@@ -52,26 +32,9 @@ impl Worker {
             };
             let query = query.get(..length).unwrap_or_default();
             if is_final && let Some(mut flight) = self.upstream.undelivered(socket, query) {
-                self.unreachable(&flight);
-                let result = QueryResult::UpstreamError.text();
-                self.log(&mut flight.logged, End::own(result, Rcode::ServFail));
-                self.upstream.recycle(flight);
+                self.fail(&mut flight.query, Failure::Unreachable);
+                self.upstream.recycle(flight.query.question);
             }
-        }
-    }
-
-    /// Answers SERVFAIL, Network Error, to all who asked.
-    fn unreachable(&mut self, flight: &Flight) {
-        self.proxy.stats().in_flight.down();
-        self.proxy.stats().queries.inc(QueryResult::UpstreamError);
-        self.notice_failure(flight, Failure::Unreachable);
-        let first = Joined {
-            client: flight.client,
-            kept: flight.kept,
-        };
-        for Joined { client, kept } in std::iter::once(&first).chain(&flight.joined) {
-            reply::unreachable(*kept, &flight.question, &mut self.own);
-            self.send_own(flight.server, *client);
         }
     }
 }

@@ -10,7 +10,7 @@ use std::{
 
 use rand::Rng;
 
-use super::SocketOptions;
+use super::{SocketOptions, send_all::send_all};
 use crate::socket::{
     self, SocketError,
     sys::{Datagram, SendBatch},
@@ -22,7 +22,7 @@ const MAX_SENDERS: usize = 64;
 const TRIES: usize = 4;
 
 /// Sends answers to clients.
-pub(super) struct Replies {
+pub(super) struct ReplySender {
     transparent: bool,
     senders: HashMap<(bool, u16), Sender>,
     batch: SendBatch,
@@ -42,11 +42,11 @@ struct Sender {
 enum Kind {
     /// It is bound to the port.
     Bound,
-    /// Somebody else has the port on every address: we write the UDP header.
+    /// Another socket has the port on every address: we write the UDP header.
     Raw,
 }
 
-impl Replies {
+impl ReplySender {
     pub(super) fn new(options: SocketOptions) -> Self {
         Self {
             transparent: options == SocketOptions::Transparent,
@@ -176,44 +176,4 @@ fn send_raw<'a>(
         unsent += send_all(batch, socket, std::iter::once(datagram), |_| {});
     }
     unsent
-}
-
-/// Whether an error may be what the network said of an earlier datagram.
-fn is_of_another(error: io::ErrorKind) -> bool {
-    use io::ErrorKind::{ConnectionRefused, HostUnreachable, NetworkUnreachable};
-    [ConnectionRefused, HostUnreachable, NetworkUnreachable].contains(&error)
-}
-
-/// Sends all datagrams, going on past those that fail. Says how many failed.
-///
-/// A connected socket reports an ICMP error of an earlier datagram on the next
-/// one: that one is tried again.
-pub(super) fn send_all<'a>(
-    batch: &mut SendBatch,
-    socket: &OwnedFd,
-    mut datagrams: impl Iterator<Item = Datagram<'a>> + Clone,
-    mut failed: impl FnMut(usize),
-) -> usize {
-    let mut at = 0;
-    let mut failures = 0;
-    let mut retried = false;
-    while datagrams.clone().next().is_some() {
-        match batch.send(socket, datagrams.clone()) {
-            Ok(sent) => {
-                let sent = sent.max(1);
-                at += sent;
-                datagrams.nth(sent - 1);
-                retried = false;
-            }
-            Err(e) if is_of_another(e.kind()) && !retried => retried = true,
-            Err(_) => {
-                failed(at);
-                failures += 1;
-                at += 1;
-                datagrams.next();
-                retried = false;
-            }
-        }
-    }
-    failures
 }

@@ -1,0 +1,57 @@
+//! Settings of the main path.
+
+use std::time::Duration;
+
+use dns_policy::reject_code::RejectCode;
+
+use crate::transparent::Transparent;
+
+/// Settings of the main path.
+#[derive(Clone, Debug)]
+pub struct ProxyConfig {
+    /// Port the listeners are bound to: never a server's.
+    pub port: u16,
+    /// Answer to a name that policy does not allow.
+    pub reject: RejectCode,
+    /// How long an answer waits for the agent at most.
+    pub max_delay: Duration,
+    /// How long a query waits for its server at most.
+    pub timeout: Duration,
+    /// A TCP connection on which nothing happens for so long is closed (RFC 7766, 6.2.3).
+    pub tcp_idle: Duration,
+    /// When the process leaves: how long each TCP connection may still send one more query. The
+    /// answer ends the connection.
+    pub tcp_last_query: Duration,
+    /// Queries in flight at most, all workers and endpoints together.
+    pub in_flight: usize,
+    /// How long a query waits for a place in flight before it is refused.
+    pub in_flight_grace: Duration,
+    /// How long a query of an endpoint without rules waits for them before it is refused.
+    pub rules_wait: Duration,
+    /// Bytes of memory for messages on TCP connections, all together, beyond a small allowance
+    /// of each.
+    pub tcp_memory: usize,
+    /// Whether servers are asked under the address of the pod that asks.
+    pub transparent: Transparent,
+    /// Whether servers may be at a loopback address (tests; a loop is possible then).
+    pub loopback_servers: bool,
+}
+
+impl Default for ProxyConfig {
+    fn default() -> Self {
+        Self {
+            port: 10094,
+            reject: RejectCode::Refused,
+            max_delay: Duration::from_millis(100),
+            timeout: Duration::from_secs(10),
+            tcp_idle: Duration::from_secs(10),
+            tcp_last_query: Duration::from_secs(1),
+            in_flight: 65_536,
+            in_flight_grace: Duration::ZERO,
+            rules_wait: Duration::from_secs(2),
+            tcp_memory: 64 << 20,
+            transparent: Transparent::default(),
+            loopback_servers: false,
+        }
+    }
+}

@@ -1,0 +1,78 @@
+//! The two ends of a query: its endpoint and its server.
+
+use std::net::{IpAddr, SocketAddr};
+
+use dns_policy::mapping::EndpointInstance;
+use shared_maps::IdentityId;
+
+use super::{
+    Proxy,
+    stats::{Fallback, QueryResult},
+};
+use crate::{
+    query::pending::{Arrival, Identities},
+    resolve::{Looked, Who},
+    transparent::Mode,
+};
+
+impl Proxy {
+    /// The endpoint that sent a query, and the identities of both ends; or why it is refused.
+    pub(super) fn ends(
+        &self,
+        from: &Arrival,
+        looked: &mut Looked,
+    ) -> Result<(EndpointInstance, Identities), QueryResult> {
+        if self.leads_back(from.server) {
+            return Err(QueryResult::Loop);
+        }
+        let client = from.client.ip();
+        let (id, identity, ifindex) = match looked.who(&*self.resolver, client) {
+            Who::Endpoint {
+                id,
+                identity,
+                ifindex,
+            } => (id, identity, ifindex),
+            Who::Host => return Err(QueryResult::HostSource),
+            Who::Unknown => return Err(QueryResult::UnknownSource),
+        };
+        let endpoint = EndpointInstance {
+            id,
+            client,
+            ifindex,
+        };
+        let identities = Identities {
+            client: identity,
+            server: looked.whom(&*self.resolver, from.server.ip()),
+        };
+        Ok((endpoint, identities))
+    }
+
+    /// The address to send the query of `client` to `server` from, if not the node's.
+    pub(super) fn source(&self, client: SocketAddr, server: IdentityId) -> Option<SocketAddr> {
+        if !self.config.transparent.is_for(server) {
+            return None;
+        }
+        match self.config.transparent.mode() {
+            Mode::On => Some(self.config.transparent.source(client)),
+            Mode::Off => None,
+            Mode::Blocked => {
+                self.stats().fallbacks.inc(Fallback::NoReturnPath);
+                None
+            }
+        }
+    }
+
+    /// Whether a query sent on to `server` could come back to us, or go nowhere.
+    pub(crate) fn leads_back(&self, server: SocketAddr) -> bool {
+        let ip = server.ip().to_canonical();
+        let multicast = match ip {
+            IpAddr::V4(ip) => ip.is_multicast() || ip.is_broadcast(),
+            IpAddr::V6(ip) => ip.is_multicast(),
+        };
+        ip.is_unspecified()
+            || multicast
+            || server.port() == 0
+            || server.port() == self.config.port
+            || (ip.is_loopback() && !self.config.loopback_servers)
+    }
+}

@@ -1,0 +1,74 @@
+//! Answers of our own: to queries that are refused, and to those that fail later.
+
+use std::{net::SocketAddr, time::Instant};
+
+use dns_policy::reject_code::RejectCode;
+
+use super::{Outcome, Proxy, stats::QueryResult};
+use crate::{
+    query::{
+        observe::{Failure, Judged},
+        pending::PendingQuery,
+    },
+    wire::{Rcode, query::Unfit, reply},
+};
+
+impl Proxy {
+    /// Answers or drops bytes that are no query to judge.
+    pub(super) fn unfit<'a>(&self, message: &[u8], unfit: Unfit, own: &mut Vec<u8>) -> Outcome<'a> {
+        let (result, outcome) = match unfit {
+            Unfit::Ignore => (QueryResult::Ignored, Outcome::Ignore),
+            Unfit::Answer(code) => {
+                reply::to_unfit(message, code, own);
+                (QueryResult::of_unfit(code), Outcome::Reply)
+            }
+        };
+        self.stats().queries.inc(result);
+        outcome
+    }
+
+    /// Refuses a query: the answer is written to `own`.
+    pub(super) fn refuse<'a>(
+        &self,
+        judged: &Judged<'_>,
+        why: QueryResult,
+        own: &mut Vec<u8>,
+    ) -> Outcome<'a> {
+        let by_policy = matches!(why, QueryResult::DeniedName | QueryResult::DeniedServer);
+        let extended = if by_policy {
+            reply::EDE_BLOCKED
+        } else {
+            reply::EDE_PROHIBITED
+        };
+        let query = judged.query;
+        let (code, extended) = match self.config.reject {
+            // An unknown EDNS version comes first: the client must repeat with a known one.
+            _ if query.edns.as_ref().is_some_and(|e| e.version > 0) => (Rcode::BadVers, None),
+            RejectCode::NameError if by_policy => (Rcode::NxDomain, Some(extended)),
+            _ => (Rcode::Refused, Some(extended)),
+        };
+        reply::to_query(query, code, extended, own);
+        self.observer.refused(judged, why, code);
+        Outcome::Reply
+    }
+
+    /// Ends a query that failed. Each of its clients gets SERVFAIL through `send`; `own` is the
+    /// buffer for it.
+    pub(crate) fn fail<Q: AsRef<[u8]>>(
+        &self,
+        query: &mut PendingQuery<Q>,
+        (failure, now): (Failure, Instant),
+        own: &mut Vec<u8>,
+        mut send: impl FnMut(SocketAddr, &[u8]),
+    ) {
+        self.observer.failed(query, failure, now);
+        let question = query.question.as_ref();
+        for (client, kept) in query.recipients() {
+            match failure {
+                Failure::Unreachable => reply::unreachable(kept, question, own),
+                _ => reply::to_kept(kept, question, Rcode::ServFail, own),
+            }
+            send(client, own);
+        }
+    }
+}

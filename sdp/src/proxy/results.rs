@@ -1,0 +1,38 @@
+//! Which result is counted for which outcome.
+
+use dns_policy::{
+    mapping::{Realised, Refusal},
+    verdict::DenyReason,
+};
+
+use super::stats::{AnswerResult, QueryResult};
+use crate::wire::Rcode;
+
+impl QueryResult {
+    pub(super) fn of_unfit(code: Rcode) -> Self {
+        match code {
+            Rcode::NotImp => Self::NotImp,
+            _ => Self::FormErr,
+        }
+    }
+
+    pub(super) fn of_denied(reason: DenyReason) -> Self {
+        match reason {
+            DenyReason::NoRules | DenyReason::NoRulesForPort => Self::DeniedNoRules,
+            DenyReason::ServerNotSelected => Self::DeniedServer,
+            DenyReason::NameNotAllowed => Self::DeniedName,
+        }
+    }
+}
+
+impl AnswerResult {
+    /// Of an answer that was held.
+    pub(crate) fn of(realised: Realised) -> Self {
+        match realised {
+            Realised::Yes => Self::Realised,
+            Realised::No(Refusal::Rejected) => Self::Rejected,
+            Realised::No(_) => Self::NotRealised,
+            Realised::AgentAway => Self::AgentAway,
+        }
+    }
+}

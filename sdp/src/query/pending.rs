@@ -1,0 +1,172 @@
+//! A query on its way: how it arrived, and what is kept of it until its client has an answer.
+
+use std::{
+    net::SocketAddr,
+    time::{Duration, Instant},
+};
+
+use daemon::quota::Holder;
+use dns_policy::{
+    mapping::{EndpointInstance, Realised},
+    rule::Transport,
+};
+use shared_maps::IdentityId;
+
+use crate::{
+    proxy::stats::AnswerResult,
+    query_log::Entry,
+    wire::{
+        Rcode,
+        edns::Edns,
+        reply::{self, Kept},
+    },
+};
+
+/// How a query arrived.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Arrival {
+    /// Address and port of the sender.
+    pub client: SocketAddr,
+    /// The server it was meant for.
+    pub server: SocketAddr,
+    /// Transport.
+    pub transport: Transport,
+    /// When it is judged.
+    pub at: Instant,
+}
+
+/// Identities, as they were when the query arrived.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Identities {
+    /// Of the client.
+    pub client: IdentityId,
+    /// Of the server.
+    pub server: IdentityId,
+}
+
+/// A query that policy allows, until its client has an answer.
+///
+/// `Q` is its question as sent: name, type, class. It is borrowed from the message when the query
+/// is judged, owned while the query is in flight, and gone while an answer is held.
+#[derive(Debug)]
+pub struct PendingQuery<Q> {
+    /// How it arrived.
+    pub from: Arrival,
+    /// The client's message id, flags and EDNS.
+    pub kept: Kept,
+    /// Question as sent.
+    pub question: Q,
+    /// Its OPT record, if it carries an option that must not be passed on.
+    pub hop_by_hop: Option<Edns>,
+    /// The endpoint that sent it.
+    pub endpoint: EndpointInstance,
+    /// Identities of both ends. The client's goes into the mark.
+    pub identities: Identities,
+    /// The address to send it from, if not the node's. Port 0 is the kernel's choice.
+    pub source: Option<SocketAddr>,
+    /// Duration of the policy check; zero if it was not measured.
+    pub policy_check: Duration,
+    /// When it was sent to the server, if it was.
+    pub sent_at: Option<Instant>,
+    /// Entry of the query log, if the log wants this query.
+    pub logged: Option<Box<Entry>>,
+    /// Queries that get the same answer. Over TCP there are none.
+    pub joined: Vec<Joined>,
+}
+
+/// A query that was not sent because the same one was in flight.
+#[derive(Debug)]
+pub struct Joined {
+    /// Address and port of its client.
+    pub client: SocketAddr,
+    /// The client's message id, flags and EDNS.
+    pub kept: Kept,
+    /// Entry of the query log, if the log wants this query.
+    pub logged: Option<Box<Entry>>,
+}
+
+impl<Q> PendingQuery<Q> {
+    /// The same query with another form of its question.
+    pub fn map_question<R>(self, map: impl FnOnce(Q) -> R) -> PendingQuery<R> {
+        PendingQuery {
+            from: self.from,
+            kept: self.kept,
+            question: map(self.question),
+            hop_by_hop: self.hop_by_hop,
+            endpoint: self.endpoint,
+            identities: self.identities,
+            source: self.source,
+            policy_check: self.policy_check,
+            sent_at: self.sent_at,
+            logged: self.logged,
+            joined: self.joined,
+        }
+    }
+
+    /// The query in flight from `now` on. What remains is only good for sending the message.
+    pub(crate) fn sent<R>(&mut self, question: R, now: Instant) -> PendingQuery<R> {
+        PendingQuery {
+            from: self.from,
+            kept: self.kept,
+            question,
+            hop_by_hop: None,
+            endpoint: self.endpoint,
+            identities: self.identities,
+            source: self.source,
+            policy_check: self.policy_check,
+            sent_at: Some(now),
+            logged: self.logged.take(),
+            joined: std::mem::take(&mut self.joined),
+        }
+    }
+
+    /// Whose share of queries in flight it uses.
+    pub(crate) fn holder(&self) -> Holder {
+        self.endpoint.into()
+    }
+
+    /// Time since it was sent to the server; zero before.
+    pub(crate) fn waited(&self, now: Instant) -> Duration {
+        self.sent_at
+            .map_or(Duration::ZERO, |at| now.saturating_duration_since(at))
+    }
+
+    /// The clients that get its answer, each with what it sent.
+    pub(crate) fn recipients(&self) -> impl Iterator<Item = (SocketAddr, Kept)> {
+        let joined = self
+            .joined
+            .iter()
+            .map(|joined| (joined.client, joined.kept));
+        std::iter::once((self.from.client, self.kept)).chain(joined)
+    }
+
+    /// Takes the entries of the query log out.
+    pub(crate) fn take_entries(&mut self) -> impl Iterator<Item = Box<Entry>> {
+        let joined = self.joined.iter_mut();
+        let joined = joined.filter_map(|joined| joined.logged.take());
+        self.logged.take().into_iter().chain(joined)
+    }
+}
+
+/// An answer that waits until the agent has opened its addresses.
+#[derive(Debug)]
+pub(crate) struct HeldAnswer {
+    pub(crate) query: PendingQuery<()>,
+    /// As it goes to the first client.
+    pub(crate) message: Vec<u8>,
+    /// When the answer came.
+    pub(crate) since: Instant,
+}
+
+impl HeldAnswer {
+    /// Applies the agent's result. SERVFAIL replaces an answer that the agent rejects.
+    pub(crate) fn settle(&mut self, realised: Realised) -> AnswerResult {
+        let result = AnswerResult::of(realised);
+        if result == AnswerResult::Rejected {
+            let mut own = Vec::new();
+            reply::to_unfit(&self.message, Rcode::ServFail, &mut own);
+            self.message = own;
+        }
+        result
+    }
+}

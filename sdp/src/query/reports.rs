@@ -1,0 +1,178 @@
+//! Reports of queries, answers and failures for a Cilium agent that listens.
+
+use std::{net::SocketAddr, time::Instant};
+
+use dns_policy::name::{Fqdn, NameBuf};
+
+use super::{
+    observe::{Judged, Observer},
+    pending::{Arrival, Identities, PendingQuery},
+    stopwatch::Judging,
+};
+use crate::{
+    notice::{Content, Event, Failure, Notice, Times},
+    wire::{
+        answer::{self, Learned},
+        labels, u16_at,
+    },
+};
+
+impl Observer {
+    /// Reports that policy allowed or denied a query.
+    pub(super) fn report_query(&self, judged: &Judged<'_>, allowed: bool, judging: &Judging) {
+        let Some((_, identities)) = judged.ends else {
+            return;
+        };
+        let times = Times {
+            processing: judging.processing,
+            policy_check: judging.policy_check,
+            ..Times::default()
+        };
+        let name = judged.query.name.to_fqdn();
+        let notice = notice(
+            judged.from,
+            identities,
+            (name, judged.query.qtype),
+            times,
+            Event::Query,
+        );
+        self.notices.put(Notice { allowed, ..notice });
+    }
+
+    /// Reports to each client's agent that a query that policy allows gets no answer.
+    pub(super) fn report_failure<Q: AsRef<[u8]>>(
+        &self,
+        query: &PendingQuery<Q>,
+        failure: Failure,
+        now: Instant,
+    ) {
+        for (client, _) in query.recipients() {
+            self.report_failure_to(query, client, failure, now);
+        }
+    }
+
+    /// Reports that a server's answer cannot be decoded.
+    pub(crate) fn undecodable<Q: AsRef<[u8]>>(&self, query: &PendingQuery<Q>, now: Instant) {
+        self.report_failure_to(query, query.from.client, Failure::Undecodable, now);
+    }
+
+    fn report_failure_to<Q: AsRef<[u8]>>(
+        &self,
+        query: &PendingQuery<Q>,
+        client: SocketAddr,
+        failure: Failure,
+        now: Instant,
+    ) {
+        if !self.notices.wants_one() {
+            return;
+        }
+        let times = Times {
+            policy_check: query.policy_check,
+            processing: query.policy_check,
+            upstream: query.waited(now),
+        };
+        let report = notice_of(query, client, times, Event::Failed(failure));
+        self.report(report);
+    }
+
+    /// Whether an answer is to be read for a report of it, even if it was learned a moment ago.
+    pub(crate) fn wants_report(&self) -> bool {
+        self.notices.is_wanted()
+    }
+
+    /// Sends a report.
+    pub(crate) fn report(&self, report: Option<Notice>) {
+        if let Some(report) = report {
+            self.notices.put(report);
+        }
+    }
+
+    /// The report of an answer that goes to `client`, if an agent listens.
+    pub(crate) fn answer_report<Q: AsRef<[u8]>>(
+        &self,
+        query: &PendingQuery<Q>,
+        client: SocketAddr,
+        (message, learned): (&[u8], Option<&Learned>),
+        now: Instant,
+    ) -> Option<Notice> {
+        if !self.notices.wants_one() {
+            return None;
+        }
+        let began = Instant::now();
+        let section = answer::section(message)?;
+        let mut content = Content {
+            rcode: section.rcode,
+            addresses: Vec::new(),
+            ttl: section.ttl.unwrap_or(0),
+            cnames: section.cnames,
+            types: section.types,
+        };
+        if let Some(learned) = learned {
+            content.addresses.clone_from(&learned.addresses);
+            content.ttl = learned.ttl;
+        }
+        let times = Times {
+            processing: query.policy_check + began.elapsed(),
+            policy_check: query.policy_check,
+            upstream: query.waited(now),
+        };
+        notice_of(query, client, times, Event::Answer(content))
+    }
+
+    /// Reports an answer for the other clients that sent the same query.
+    pub(crate) fn report_joined<Q: AsRef<[u8]>>(
+        &self,
+        query: &PendingQuery<Q>,
+        message: &[u8],
+        now: Instant,
+    ) {
+        for joined in &query.joined {
+            if !self.notices.is_wanted() {
+                continue;
+            }
+            let learned = answer::read(message).ok().and_then(|read| read.learned);
+            let answer = (message, learned.as_ref());
+            self.report(self.answer_report(query, joined.client, answer, now));
+        }
+    }
+}
+
+/// The report of an event of a query; none if its question cannot be read.
+fn notice_of<Q: AsRef<[u8]>>(
+    query: &PendingQuery<Q>,
+    client: SocketAddr,
+    times: Times,
+    event: Event,
+) -> Option<Notice> {
+    let question = query.question.as_ref();
+    let mut name = NameBuf::default();
+    labels::read(question, 0, &mut name)?;
+    let kind = question.len().checked_sub(4)?;
+    let subject = (name.to_fqdn(), u16_at(question, kind)?);
+    let from = Arrival {
+        client,
+        ..query.from
+    };
+    Some(notice(&from, query.identities, subject, times, event))
+}
+
+fn notice(
+    from: &Arrival,
+    identities: Identities,
+    (name, qtype): (Fqdn, u16),
+    times: Times,
+    event: Event,
+) -> Notice {
+    Notice {
+        name,
+        qtype,
+        client: from.client,
+        identity: identities.client,
+        server: from.server,
+        server_identity: identities.server,
+        transport: from.transport,
+        allowed: true,
+        times,
+        event,
+    }
+}

@@ -7,7 +7,7 @@
 use std::{net::IpAddr, path::PathBuf, str::FromStr, time::Duration};
 
 use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum};
-use dns_policy::reject_code::RejectCode;
+use dns_policy::{duration, reject_code::RejectCode};
 
 use super::MaxIdentities;
 use crate::{
@@ -447,18 +447,18 @@ pub struct RunArgs {
     )]
     pub standalone_dns_proxy_server_port: u16,
     /// Shortest time for which a learned address is valid, whatever its TTL
-    #[arg(long, value_parser = dns_policy::duration::parse, default_value = "0s", env = "HOLDFAST_TOFQDNS_MIN_TTL")]
+    #[arg(long, value_parser = duration::parse, default_value = "0s", env = "HOLDFAST_TOFQDNS_MIN_TTL")]
     pub tofqdns_min_ttl: Duration,
     /// Time after its TTL until which the agent promises a proxy to keep an address open (the lease)
-    #[arg(long, value_parser = dns_policy::duration::parse, default_value = "60s",
+    #[arg(long, value_parser = duration::parse, default_value = "60s",
           env = "HOLDFAST_MAPPING_LEASE_SLACK")]
     pub mapping_lease_slack: Duration,
     /// Longest time that the built-in proxy holds an answer until its addresses are open; then the client gets it anyway
-    #[arg(long, value_parser = dns_policy::duration::parse, default_value = "100ms",
+    #[arg(long, value_parser = duration::parse, default_value = "100ms",
           env = "HOLDFAST_TOFQDNS_PROXY_RESPONSE_MAX_DELAY")]
     pub tofqdns_proxy_response_max_delay: Duration,
     /// How long a connection may be idle before its expired address is closed
-    #[arg(long, value_parser = dns_policy::duration::parse, default_value = "0s",
+    #[arg(long, value_parser = duration::parse, default_value = "0s",
           env = "HOLDFAST_TOFQDNS_IDLE_CONNECTION_GRACE_PERIOD")]
     pub tofqdns_idle_connection_grace_period: Duration,
     /// Most addresses kept for one name and endpoint
@@ -547,7 +547,7 @@ pub struct RunArgs {
     pub enable_ipv6: bool,
     /// How long after a start the agent keeps identities and labels of its previous run that no
     /// policy or endpoint uses; the time starts after policies and endpoints were first read
-    #[arg(long, value_parser = dns_policy::duration::parse, default_value = "30s",
+    #[arg(long, value_parser = duration::parse, default_value = "30s",
           env = "HOLDFAST_IDENTITY_RESTORE_GRACE_PERIOD")]
     pub identity_restore_grace_period: Duration,
     /// Entries of each conntrack map for TCP (1024 to 16777216; Cilium: 524288). It applies when
@@ -584,12 +584,12 @@ pub struct RunArgs {
     )]
     pub endpoint_dns_quota: u32,
     /// Time between two scans of the conntrack maps for live connections
-    #[arg(long, value_parser = dns_policy::duration::parse, default_value = "30s",
+    #[arg(long, value_parser = duration::parse, default_value = "30s",
           env = "HOLDFAST_CONNTRACK_GC_INTERVAL")]
     pub conntrack_gc_interval: Duration,
     /// Time between two runs of the reconciler, which compares the maps with the model. Programs,
     /// routes, steering and pins are checked every two seconds, or at this interval if it is shorter
-    #[arg(long, value_parser = dns_policy::duration::parse, default_value = "30s",
+    #[arg(long, value_parser = duration::parse, default_value = "30s",
           env = "HOLDFAST_RECONCILE_INTERVAL")]
     pub reconcile_interval: Duration,
     /// Log as JSON lines

@@ -129,7 +129,7 @@ impl TryFrom<RunArgs> for Config {
         if args.tofqdns_proxy_port == 0 {
             return Err(ConfigError {
                 flag: "tofqdns-proxy-port",
-                reason: "0 is no port; agent and proxies must agree on one (default 10094)"
+                reason: "0 is not a port; agent and proxies must agree on one (default 10094)"
                     .to_owned(),
             });
         }

@@ -82,9 +82,21 @@ struct Sample {
 
 impl Sample {
     fn write(&self, encoder: &mut DescriptorEncoder<'_>) -> Result<(), std::fmt::Error> {
-        let summary = &self.scrape.summary;
-        let counters = &summary.counters;
         let mut out = Writer { encoder };
+        self.agent(&mut out)?;
+        self.policies(&mut out)?;
+        self.identities(&mut out)?;
+        self.names(&mut out)?;
+        self.writes(&mut out)?;
+        self.changes(&mut out)?;
+        self.reconciler(&mut out)?;
+        self.proxies(&mut out)?;
+        self.packets(&mut out)?;
+        self.restore(&mut out)
+    }
+
+    fn agent(&self, out: &mut Writer<'_, '_>) -> Result<(), std::fmt::Error> {
+        let summary = &self.scrape.summary;
         out.labelled(
             "agent",
             "1, with the agent's version",
@@ -109,7 +121,11 @@ impl Sample {
             "endpoint_closed_interfaces",
             "Host-side interfaces that are closed, because their endpoint is not found or not under policy yet",
             count(self.scrape.closed_interfaces),
-        )?;
+        )
+    }
+
+    fn policies(&self, out: &mut Writer<'_, '_>) -> Result<(), std::fmt::Error> {
+        let summary = &self.scrape.summary;
         out.gauge(
             "policy",
             "Policy documents in force",
@@ -129,7 +145,12 @@ impl Sample {
             "policy_published_revision",
             "Revision of the DNS rules last published to proxies; lower than policy_max_revision while maps are written",
             summary.published_revision,
-        )?;
+        )
+    }
+
+    fn identities(&self, out: &mut Writer<'_, '_>) -> Result<(), std::fmt::Error> {
+        let summary = &self.scrape.summary;
+        let counters = &self.scrape.summary.counters;
         out.labelled(
             "identity",
             "Security identities in use",
@@ -167,7 +188,12 @@ impl Sample {
             "ipcache_max_entries",
             "Prefixes that the ipcache map can hold",
             count(summary.ipcache_max),
-        )?;
+        )
+    }
+
+    fn names(&self, out: &mut Writer<'_, '_>) -> Result<(), std::fmt::Error> {
+        let summary = &self.scrape.summary;
+        let counters = &self.scrape.summary.counters;
         out.gauge(
             "fqdn_selectors",
             "Selectors of policy rules",
@@ -207,7 +233,12 @@ impl Sample {
             "fqdn_pairs_left_out",
             "Addresses not learned because a name had too many of them, or an endpoint",
             counters.pairs_left_out,
-        )?;
+        )
+    }
+
+    fn writes(&self, out: &mut Writer<'_, '_>) -> Result<(), std::fmt::Error> {
+        let summary = &self.scrape.summary;
+        let counters = &self.scrape.summary.counters;
         out.counters(
             "bpf_map_writes",
             "Writes to maps",
@@ -225,7 +256,11 @@ impl Sample {
             "datapath_pending_steps",
             "Failed steps that wait for another attempt",
             count(summary.pending_steps),
-        )?;
+        )
+    }
+
+    fn changes(&self, out: &mut Writer<'_, '_>) -> Result<(), std::fmt::Error> {
+        let counters = &self.scrape.summary.counters;
         out.counter(
             "identity_exhausted",
             "Label sets without an identity because all numbers were in use",
@@ -250,7 +285,11 @@ impl Sample {
             "fqdn_lease_revocations",
             "Leases of proxies that were revoked before their end",
             counters.revocations,
-        )?;
+        )
+    }
+
+    fn reconciler(&self, out: &mut Writer<'_, '_>) -> Result<(), std::fmt::Error> {
+        let counters = &self.scrape.summary.counters;
         let reconciled = &counters.reconciled;
         out.counter(
             "reconcile_passes",
@@ -289,7 +328,10 @@ impl Sample {
             "reconcile_failures",
             "Failed reads of a map in such a pass",
             reconciled.failures,
-        )?;
+        )
+    }
+
+    fn proxies(&self, out: &mut Writer<'_, '_>) -> Result<(), std::fmt::Error> {
         let of_kind = |kind: &str| count(self.streams.iter().filter(|k| *k == kind).count());
         out.labelled(
             "proxy_streams",
@@ -315,7 +357,10 @@ impl Sample {
             "fqdndata_snapshots_too_large",
             "Snapshots not sent: larger than a proxy of that service can receive",
             self.oversized,
-        )?;
+        )
+    }
+
+    fn packets(&self, out: &mut Writer<'_, '_>) -> Result<(), std::fmt::Error> {
         let packets = |wanted: fn(Reason) -> bool, value: Value| {
             let of_kind = self
                 .scrape
@@ -352,7 +397,10 @@ impl Sample {
             "datapath_troubles",
             "Operations that the datapath could not do or undid, although the packet passed",
             &packets(Reason::is_trouble, number),
-        )?;
+        )
+    }
+
+    fn restore(&self, out: &mut Writer<'_, '_>) -> Result<(), std::fmt::Error> {
         out.gauge(
             "restore_damaged_files",
             "Files found damaged at the start and set aside",

@@ -65,7 +65,7 @@ fn wrong_usage_ends_with_2_and_names_the_flag() {
     fails(2, &["ip", "get", "www.good.test"], "www.good.test");
     fails(2, &["policy", "validate"], "<FILES>");
     fails(2, &["why", "1"], "<TARGET>");
-    fails(2, &["why", "1", "www.good.test:http"], "no port");
+    fails(2, &["why", "1", "www.good.test:http"], "not a port");
     fails(2, &["policy", "trace", "--from=a:b", "--to=b"], "--port");
 }
 

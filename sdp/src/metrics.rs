@@ -63,12 +63,18 @@ impl Metrics {
     }
 }
 
-fn counts(shared: &Shared) -> [(&'static str, &'static str, &Count); 26] {
+type Named<'a> = (&'static str, &'static str, &'a Count);
+
+fn counts(shared: &Shared) -> impl Iterator<Item = Named<'_>> {
+    let link = link_counts(shared)
+        .into_iter()
+        .chain(mapping_counts(shared));
+    let disk = journal_counts(shared).into_iter().chain(log_counts(shared));
+    link.chain(notice_counts(shared)).chain(disk)
+}
+
+fn link_counts(shared: &Shared) -> [Named<'_>; 5] {
     let link = shared.board.stats();
-    let sink = shared.sink.stats();
-    let notices = shared.notices.stats();
-    let journal = shared.journal.stats();
-    let log = &shared.query_log_stats;
     [
         (
             "agent_connection_errors",
@@ -96,6 +102,12 @@ fn counts(shared: &Shared) -> [(&'static str, &'static str, &Count); 26] {
             "Rows of Cilium's rules that were skipped: for another transport than UDP and TCP (protocol ANY includes SCTP), or malformed; counted when their number changes",
             &link.rows_skipped,
         ),
+    ]
+}
+
+fn mapping_counts(shared: &Shared) -> [Named<'_>; 10] {
+    let sink = shared.sink.stats();
+    [
         (
             "mapping_leased",
             "Answers released at once because the agent had given a lease for each address, or a \
@@ -150,6 +162,12 @@ fn counts(shared: &Shared) -> [(&'static str, &'static str, &Count); 26] {
             "Leases that the agent revoked",
             &sink.revocations,
         ),
+    ]
+}
+
+fn notice_counts(shared: &Shared) -> [Named<'_>; 2] {
+    let notices = shared.notices.stats();
+    [
         (
             "agent_notices",
             "Queries, answers and failures reported to a Cilium agent for its log and metrics",
@@ -160,6 +178,12 @@ fn counts(shared: &Shared) -> [(&'static str, &'static str, &Count); 26] {
             "Reports dropped because too many waited for the agent, or came in a second",
             &notices.dropped,
         ),
+    ]
+}
+
+fn journal_counts(shared: &Shared) -> [Named<'_>; 6] {
+    let journal = shared.journal.stats();
+    [
         (
             "journal_adopted_files",
             "Journals of ended proxies that were adopted",
@@ -190,6 +214,12 @@ fn counts(shared: &Shared) -> [(&'static str, &'static str, &Count); 26] {
             "Pairs not written to the journal because too many of their pod waited for the disk",
             &journal.skipped,
         ),
+    ]
+}
+
+fn log_counts(shared: &Shared) -> [Named<'_>; 3] {
+    let log = &shared.query_log_stats;
+    [
         (
             "query_log_lines",
             "Lines written to the query log",
@@ -216,92 +246,118 @@ struct Levels {
 
 impl Collector for Levels {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
+        self.readiness(&mut encoder)?;
+        self.mappings(&mut encoder)?;
+        self.journal(&mut encoder)?;
+        self.dropped(&mut encoder)
+    }
+}
+
+impl Levels {
+    fn readiness(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
         let shared = &self.shared;
         let sink = shared.sink.status();
-        let journal = shared.journal.status();
-        let damaged = shared
-            .skipped_files
-            .lock()
-            .iter()
-            .filter(|file| file.damaged)
-            .count();
-        let mut gauge = |name, help, unit: Option<&Unit>, level: usize| {
-            let gauge = ConstGauge::new(i64::try_from(level).unwrap_or(i64::MAX));
-            let metric = encoder.encode_descriptor(name, help, unit, gauge.metric_type())?;
-            gauge.encode(metric)
-        };
         gauge(
+            encoder,
             "sdp_ready",
             "1 when the proxy can serve; otherwise /readyz lists the missing parts",
             None,
             usize::from(shared.ready.is_ready()),
         )?;
         gauge(
+            encoder,
             "agent_connected",
             "1 while a session with an agent is up",
             None,
             usize::from(shared.board.status().connection.is_some()),
         )?;
         gauge(
+            encoder,
             "agent_hung",
             "1 while answers do not wait for the agent because it did not answer three times in a row",
             None,
             usize::from(sink.agent_hung),
         )?;
         gauge(
+            encoder,
             "dns_rule_endpoints",
             "Endpoints that have DNS rules; queries of all others are refused",
             None,
             shared.policy.load().len(),
-        )?;
+        )
+    }
+
+    fn mappings(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
+        let sink = self.shared.sink.status();
         gauge(
+            encoder,
             "mapping_kept",
             "Pairs of name and address kept until the agent is back",
             None,
             sink.kept,
         )?;
         gauge(
+            encoder,
             "mapping_leases",
             "Pairs of name and address under a lease of the agent",
             None,
             sink.leases,
         )?;
         gauge(
+            encoder,
             "mapping_queued",
             "Mappings not sent to the agent yet",
             None,
             sink.queued,
         )?;
         gauge(
+            encoder,
             "mapping_in_flight",
             "Mappings sent to the agent that have no result yet",
             None,
             sink.in_flight,
-        )?;
+        )
+    }
+
+    fn journal(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
+        let shared = &self.shared;
+        let journal = shared.journal.status();
+        let skipped = shared.skipped_files.lock();
+        let damaged = skipped.iter().filter(|file| file.damaged).count();
+        drop(skipped);
         gauge(
+            encoder,
             "journal_pairs",
             "Pairs of name and address that no agent has made durable",
             None,
             journal.pairs,
         )?;
         gauge(
+            encoder,
             "journal",
             "Length of the journal",
             Some(&Unit::Bytes),
             usize::try_from(journal.bytes).unwrap_or(usize::MAX),
         )?;
         gauge(
+            encoder,
             "journal_memory_only",
             "1 while the journal cannot be written: pairs are lost if this proxy is killed",
             None,
             usize::from(journal.memory_only.is_some()),
         )?;
         gauge(
+            encoder,
             "damaged_files",
             "Files of endpoints that could not be read at the start",
             None,
             damaged,
-        )?;
+        )
+    }
+
+    fn dropped(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
+        let sink = self.shared.sink.status();
+        let journal = self.shared.journal.status();
         for (name, help, count) in [
             (
                 "mapping_dropped",
@@ -320,4 +376,16 @@ impl Collector for Levels {
         }
         Ok(())
     }
+}
+
+fn gauge(
+    encoder: &mut DescriptorEncoder<'_>,
+    name: &str,
+    help: &str,
+    unit: Option<&Unit>,
+    level: usize,
+) -> fmt::Result {
+    let gauge = ConstGauge::new(i64::try_from(level).unwrap_or(i64::MAX));
+    let metric = encoder.encode_descriptor(name, help, unit, gauge.metric_type())?;
+    gauge.encode(metric)
 }

@@ -5,8 +5,8 @@
 //!               │           │            └─► held until the agent has opened the addresses ─► released
 //!               └─► refused └─► failed: SERVFAIL, or silence after a timeout
 //! ```
-//! [`observe`] records each of these steps. The rest of the proxy writes to no counter, log or
-//! report of a query by itself.
+//! [`observe`] records each of these steps. UDP and TCP count by themselves only what concerns
+//! their sockets: bytes and messages that belong to no query.
 
 pub mod observe;
 pub mod pending;

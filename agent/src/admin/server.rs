@@ -505,7 +505,7 @@ async fn body(request: Request<Incoming>) -> Result<EndpointDocument, Refusal> {
         .await
         .map_err(|e| bad(format!("the request cannot be read: {e}")))?
         .to_bytes();
-    serde_json::from_slice(&body).map_err(|e| bad(format!("the request is no endpoint: {e}")))
+    serde_json::from_slice(&body).map_err(|e| bad(format!("the request is not an endpoint: {e}")))
 }
 
 /// A parameter of a query string, percent-decoded.

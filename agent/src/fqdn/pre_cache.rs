@@ -123,7 +123,7 @@ fn parse_entry(entry: &Value) -> Result<PreCached, String> {
     let entry = Entry::deserialize(entry).map_err(|error| error.to_string())?;
     let instant = |field: &str, text: &str| {
         wall_time::parse(text)
-            .ok_or_else(|| format!("{field} {text:?} is no time like 2026-01-31T12:00:00Z"))
+            .ok_or_else(|| format!("{field} {text:?} is not a time like 2026-01-31T12:00:00Z"))
     };
     let bare = entry.fqdn.trim_end_matches('.');
     if bare.is_empty() || bare.len() > 253 {

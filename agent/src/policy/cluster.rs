@@ -158,10 +158,10 @@ fn one(path: &str, value: Option<&Value>) -> Checked<IpAddr> {
         let remedy = "write the address alone, for example 192.0.2.1";
         Fault::new(path, &format!("`{written}` {reason}"), remedy)
     };
-    let address: IpAddr = written.parse().map_err(|_| fault("is no address"))?;
+    let address: IpAddr = written.parse().map_err(|_| fault("is not an address"))?;
     let odd = address.is_unspecified() || address.is_loopback() || address.is_multicast();
     if odd {
-        return Err(fault("is no address of one machine"));
+        return Err(fault("is not an address of one machine"));
     }
     Ok(address)
 }

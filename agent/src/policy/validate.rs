@@ -272,7 +272,7 @@ fn peers_of(
                 name => Selector::Entity(Entity::parse(name).ok_or_else(|| {
                     Fault::new(
                         &path,
-                        &format!("`{name}` is no entity"),
+                        &format!("`{name}` is not an entity"),
                         "use all, world, world-ipv4, world-ipv6, cluster, host, remote-node, \
                          kube-apiserver, health, init, unmanaged, ingress or none",
                     )
@@ -346,7 +346,7 @@ pub fn group(value: &Value) -> Checked<CidrGroup> {
         let Some(more) = more.as_object() else {
             return Err(Fault::new(
                 "metadata.labels",
-                "is no mapping",
+                "is not a mapping",
                 "write key: value pairs",
             ));
         };

@@ -7,6 +7,10 @@ use crate::{query::pending::PendingQuery, wire::edns::Edns};
 
 /// The decision about a query.
 #[derive(Debug)]
+#[expect(
+    clippy::large_enum_variant,
+    reason = "a box would cost an allocation for each query"
+)]
 pub enum Outcome<'a> {
     /// Send it on.
     Forward(PendingQuery<&'a [u8]>),

@@ -55,7 +55,7 @@ impl Failure {
         match self {
             Self::Overload => Some(notice::Failure::Overload),
             Self::NotSent | Self::Unreachable => Some(notice::Failure::Unreachable),
-            // [`Observer::undecodable`] reports it when it is read.
+            // `Observer::undecodable` has reported it.
             Self::Malformed => None,
         }
     }

@@ -39,7 +39,7 @@ impl Observer {
         self.notices.put(Notice { allowed, ..notice });
     }
 
-    /// Reports to each client's agent that a query that policy allows gets no answer.
+    /// Reports for each client that a query that policy allows gets no answer.
     pub(super) fn report_failure<Q: AsRef<[u8]>>(
         &self,
         query: &PendingQuery<Q>,

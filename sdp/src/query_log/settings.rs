@@ -99,7 +99,7 @@ impl FromStr for Sample {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let wrong = || format!("{text:?} is no share: write 1/N, such as 1/100");
+        let wrong = || format!("{text:?} is not a share: write 1/N, such as 1/100");
         let number = text.strip_prefix("1/").or((text == "1").then_some("1"));
         match number.ok_or_else(wrong)?.parse() {
             Ok(0) | Err(_) => Err(wrong()),

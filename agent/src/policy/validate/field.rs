@@ -73,7 +73,7 @@ pub(super) fn prefix(path: &str, value: &Value) -> Checked<IpNet> {
         address.map(IpNet::from)
     });
     parsed.map(|prefix| prefix.trunc()).ok_or_else(|| {
-        let reason = format!("`{text}` is no block of addresses");
+        let reason = format!("`{text}` is not a block of addresses");
         Fault::new(
             path,
             &reason,

@@ -74,7 +74,7 @@ fn labels(path: &str, value: &Value) -> Checked<LabelSelector> {
         Some(_) => {
             return Err(Fault::new(
                 &labels_path,
-                "is no mapping",
+                "is not a mapping",
                 "write key: value pairs",
             ));
         }
@@ -107,7 +107,7 @@ fn expression(path: &str, value: &Value) -> Checked<Requirement> {
         "DoesNotExist" => Operator::DoesNotExist,
         other => {
             let remedy = "use In, NotIn, Exists or DoesNotExist";
-            let reason = format!("`{other}` is no operator");
+            let reason = format!("`{other}` is not an operator");
             return Err(Fault::new(&format!("{path}.operator"), &reason, remedy));
         }
     };

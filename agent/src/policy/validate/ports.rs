@@ -209,7 +209,7 @@ fn number(path: &str, value: &Value) -> Checked<u16> {
         Value::String(text) if text.bytes().all(|b| b.is_ascii_digit()) => text.parse().ok(),
         _ => None,
     };
-    parsed.ok_or_else(|| Fault::new(path, "is no port", "write a number from 0 to 65535"))
+    parsed.ok_or_else(|| Fault::new(path, "is not a port", "write a number from 0 to 65535"))
 }
 
 fn icmp_rules(path: &str, value: &Value) -> Checked<Vec<PortRule>> {
@@ -230,7 +230,7 @@ fn icmp_rules(path: &str, value: &Value) -> Checked<Vec<PortRule>> {
                 None | Some("IPv4") => Protocol::Icmp,
                 Some("IPv6") => Protocol::Icmpv6,
                 Some(other) => {
-                    let reason = format!("`{other}` is no family");
+                    let reason = format!("`{other}` is not a family");
                     return Err(Fault::new(&family_path, &reason, "use IPv4 or IPv6"));
                 }
             };
@@ -270,7 +270,7 @@ fn icmp_type(path: &str, value: Option<&Value>, protocol: Protocol) -> Checked<u
         Some(Value::String(text)) => named(text).or_else(|| text.parse().ok()),
         _ => None,
     };
-    let fault = || Fault::new(path, "is no ICMP type", "write its number, 0 to 255");
+    let fault = || Fault::new(path, "is not an ICMP type", "write its number, 0 to 255");
     parsed.map(u16::from).ok_or_else(fault)
 }
 

@@ -1,4 +1,4 @@
-//! A worker's way from servers back to clients.
+//! Answers of servers to a worker, and their release to clients.
 
 use std::{io, sync::Arc};
 
@@ -28,7 +28,7 @@ impl Worker {
         self.answers(socket);
     }
 
-    /// Takes answers from an upstream socket and releases or holds them.
+    /// Receives answers from an upstream socket and releases or holds them.
     fn answers(&mut self, socket: Key) {
         for _ in 0..ROUNDS {
             let Some(fd) = self.upstream.fd(socket) else {
@@ -73,12 +73,12 @@ impl Worker {
         }
     }
 
-    /// Takes in one answer. Whether it is to be sent now, as it lies in the batch.
+    /// Handles one answer. Returns whether it is to be sent now, as it lies in the batch.
     fn answer(&mut self, at: usize, mut query: PendingQuery<Vec<u8>>, now: BootTime) -> bool {
         let observer = self.proxy.observer();
         observer.answered(&query, self.now);
         set_id(self.answers.bytes_mut(at), query.kept.id);
-        // Of before the sink is asked: what changes while it decides counts.
+        // Read before the sink decides, so that a change in the meantime counts.
         let version = self.proxy.sink().leases_version();
         let message = self.answers.bytes(at);
         let print = self
@@ -97,7 +97,7 @@ impl Worker {
         to_send.is_some()
     }
 
-    /// Learns from one answer. How it was counted, if it is to be sent now as it lies in the batch.
+    /// Learns from one answer. Returns its result if it is to be sent now, as it lies in the batch.
     fn learn(
         &mut self,
         at: usize,

@@ -1,4 +1,4 @@
-//! A worker's way from clients to servers.
+//! Queries of clients to a worker, and their sending to servers.
 
 use std::sync::Arc;
 
@@ -21,7 +21,7 @@ use crate::{
 };
 
 impl Worker {
-    /// Takes queries from a listener and sends them on.
+    /// Receives queries from a listener and sends them on.
     pub(super) fn queries(&mut self, listener: usize) {
         for _ in 0..ROUNDS {
             let Some(Listener { fd, .. }) = self.listeners.get(listener) else {
@@ -56,7 +56,7 @@ impl Worker {
         }
     }
 
-    /// Judges one query. A place, if it is to be sent on as it lies in the batch.
+    /// Judges one query. Returns its place if it is to be sent on as it lies in the batch.
     fn query(&mut self, at: usize) -> Option<Placed> {
         let stats = self.proxy.stats();
         stats.transports.inc(Protocol::Udp);

@@ -39,9 +39,9 @@ impl Worker {
     }
 }
 
-/// Takes one error from a socket: how long the query is that it brought back, and whether the
-/// server is out of reach. It is not where the query was too long for the path: the kernel knows
-/// the path now and will send the client's repetition in fragments.
+/// Reads one error from a socket. Returns the length of the query that it quotes, and whether the
+/// server is unreachable. It is reachable if the query was too long for the path: the kernel has
+/// learned the path MTU and sends the client's repetition in fragments.
 fn take_error(socket: &OwnedFd, query: &mut [u8]) -> nix::Result<(usize, bool)> {
     let mut control = cmsg_space!(libc::sock_extended_err, libc::sockaddr_in6);
     let mut parts = [IoSliceMut::new(query)];

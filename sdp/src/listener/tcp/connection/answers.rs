@@ -76,7 +76,7 @@ impl Connection {
         self.last_activity = self.now;
         observer.answered(&query, self.now);
         set_id(message, query.kept.id);
-        // Of before the sink is asked: what changes while it decides counts.
+        // Read before the sink decides, so that a change in the meantime counts.
         let version = proxy.sink().leases_version();
         let now = BootTime::now();
         let (print, is_leased) = {
@@ -137,10 +137,8 @@ impl Connection {
         self.last_activity = self.now;
         set_id(message, flight.query.kept.id);
         let observer = self.shared.proxy.observer();
-        if is_over {
-            if let Some(mut flight) = self.waiting.remove_flight(id) {
-                observer.transfer_ended(&mut flight.query, message, self.now);
-            }
+        if is_over && let Some(mut flight) = self.waiting.remove_flight(id) {
+            observer.transfer_ended(&mut flight.query, message, self.now);
         }
         observer.transferred();
         if let Ok(reading) = answer::read(message)

@@ -3,7 +3,7 @@
 use std::{os::unix::net::UnixStream, path::Path, sync::Arc, time::Duration};
 
 use anyhow::{Context as _, Result, bail};
-use dns_policy::{boot_time::BootTime, rule::RulesOf, wall_time};
+use dns_policy::{boot_time::BootTime, epoch::Epoch, rule::RulesOf, wall_time};
 use holdfast_sdp::descriptors::Descriptors;
 use shared_maps::{pin, user::Globals};
 use tokio::{
@@ -36,7 +36,7 @@ use crate::{
         config_file::EndpointFile,
         source::{EndpointBook, cli::CliFile, looks},
     },
-    epoch::{Epoch, StateDirLock},
+    epoch::{self, StateDirLock},
     events::Events,
     grpc::{
         fqdndata::FqdnDataService,
@@ -202,7 +202,7 @@ impl Agent {
             conditions,
             gate,
         } = parts;
-        let epoch = Epoch::begin(files.dir())?;
+        let epoch = epoch::begin(files.dir())?;
         let sdp_listener =
             peer::bind(&config.sdp_socket, Some(config.sdp_group)).context("--sdp-socket")?;
         let admin_listener = peer::bind(&config.admin_socket, None).context("--admin-socket")?;

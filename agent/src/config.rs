@@ -1,10 +1,11 @@
 //! What the agent was asked to do: flags and environment, checked once.
 
 pub mod args;
-pub mod duration;
 mod max_identities;
 
 use std::{net::SocketAddr, ops::RangeInclusive, path::PathBuf, time::Duration};
+
+use dns_policy::reject_code::RejectCode;
 
 pub use args::{Cli, ClientArgs, Command, RunArgs};
 pub use max_identities::MaxIdentities;
@@ -19,17 +20,6 @@ const IPCACHE_ENTRIES: RangeInclusive<u32> = 64..=1 << 24;
 const LXC_ENTRIES: RangeInclusive<u32> = 2..=65535;
 /// Entries that a policy map may have; Cilium's bounds.
 const POLICY_ENTRIES: RangeInclusive<u32> = 256..=65536;
-
-/// Response code for names that policy does not allow.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
-pub enum RejectCode {
-    /// REFUSED (5). Search lists of musl and c-ares stop at it.
-    Refused,
-    /// NXDOMAIN (3) with an SOA record. Search lists go on.
-    #[default]
-    #[value(name = "nameError", alias = "nameerror")]
-    NameError,
-}
 
 /// A value that cannot be used. Exit code 2.
 #[derive(Debug, thiserror::Error)]

@@ -8,6 +8,7 @@ use std::{path::PathBuf, sync::Arc, time::Duration};
 
 use dns_policy::{
     boot_time::BootTime,
+    epoch::Epoch,
     mapping::{Realised, Refusal},
     rule::RulesOf,
     table::PolicyHandle,
@@ -19,9 +20,9 @@ use holdfast_sdp::{
         ListenConfig, ListenError, Listeners, SocketOptions, Sockets, SteeringConfig,
         SteeringStatus,
     },
-    mapping::sink::{self, LinkSink, Outcome, Promise},
+    mapping::sink::{LinkSink, Outcome, Promise},
     maps::{PinnedMaps, REFRESH},
-    proxy::{Proxy, ProxyConfig, RejectCode, Stats},
+    proxy::{Proxy, ProxyConfig, Stats},
     transparent::Transparent,
 };
 use parking_lot::Mutex;
@@ -30,9 +31,8 @@ use tokio::time::MissedTickBehavior;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{
-    config::{self, Config},
+    config::Config,
     core::event::{Event, MappingEvent, RevokeAck},
-    epoch::Epoch,
     lane::Lane,
     proxies::{Proxies, Results, RulesTable, StreamGuard, StreamKind, ToStream},
     runner::CoreHandle,
@@ -110,10 +110,7 @@ impl BuiltinProxy {
         let proxy = Arc::new(Proxy::new(
             ProxyConfig {
                 port: config.proxy_port,
-                reject: match config.reject_code {
-                    config::RejectCode::Refused => RejectCode::Refused,
-                    config::RejectCode::NameError => RejectCode::NameError,
-                },
+                reject: config.reject_code,
                 max_delay: config.response_max_delay,
                 transparent,
                 ..ProxyConfig::default()
@@ -187,7 +184,7 @@ struct Connected {
 
 impl Connected {
     async fn run(self, mut results: Results) {
-        let epoch = sink::Epoch {
+        let epoch = Epoch {
             boot_id: self.ports.epoch.boot_id.clone(),
             start: self.ports.epoch.start,
         };
@@ -243,12 +240,7 @@ impl Connected {
         }
     }
 
-    fn apply(
-        &self,
-        applied: &mut Option<Arc<RulesTable>>,
-        table: &Arc<RulesTable>,
-        epoch: &sink::Epoch,
-    ) {
+    fn apply(&self, applied: &mut Option<Arc<RulesTable>>, table: &Arc<RulesTable>, epoch: &Epoch) {
         if !table.ready {
             return;
         }
@@ -319,7 +311,7 @@ fn put_in_force(
     policy: &PolicyHandle,
     applied: Option<&RulesTable>,
     table: &RulesTable,
-    epoch: &sink::Epoch,
+    epoch: &Epoch,
 ) {
     let empty = RulesTable::default();
     let delta = table.since(applied.unwrap_or(&empty));
@@ -423,7 +415,7 @@ mod tests {
     fn leases_are_judged_by_new_rules_before_these_are_in_force() {
         const REVISIONS: u16 = 20_000;
         let (sink, policy) = (LinkSink::new(0, Duration::ZERO), PolicyHandle::new());
-        let epoch = sink::Epoch {
+        let epoch = Epoch {
             boot_id: "b".into(),
             start: 1,
         };

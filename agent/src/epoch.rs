@@ -7,6 +7,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use dns_policy::epoch::Epoch;
 use nix::fcntl::{Flock, FlockArg};
 use serde::{Deserialize, Serialize};
 use shared_maps::user::{BOOT_ID, boot_id};
@@ -18,15 +19,6 @@ const EPOCH_FILE: &str = "epoch.json";
 const VERSION: u32 = 1;
 /// Mode of the lock file.
 const OWNER_ONLY: u32 = 0o600;
-
-/// One run of the agent: what leases were granted under.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct Epoch {
-    /// The kernel's boot id.
-    pub boot_id: String,
-    /// Starts of the agent since boot, this one included.
-    pub start: u64,
-}
 
 /// Why the state directory cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -123,56 +115,54 @@ struct EpochFile {
     start: u64,
 }
 
-impl Epoch {
-    /// Counts this start in `state`. After a damaged file, or on a full disk, it gets a start
-    /// number that no lease of this boot can have.
-    pub fn begin(state: &Path) -> Result<Self, StateDirError> {
-        let boot_id = boot_id().map_err(|source| StateDirError::File {
-            path: PathBuf::from(BOOT_ID),
-            source,
-        })?;
-        Self::begin_on(state, boot_id)
-    }
+/// Counts this start in `state`. After a damaged file, or on a full disk, it gets a start
+/// number that no lease of this boot can have.
+pub fn begin(state: &Path) -> Result<Epoch, StateDirError> {
+    let boot_id = boot_id().map_err(|source| StateDirError::File {
+        path: PathBuf::from(BOOT_ID),
+        source,
+    })?;
+    begin_on(state, boot_id)
+}
 
-    fn begin_on(state: &Path, boot_id: String) -> Result<Self, StateDirError> {
-        let path = state.join(EPOCH_FILE);
-        let failed = |source| StateDirError::File {
-            path: path.clone(),
-            source,
-        };
-        let mut start = match fs::read(&path) {
-            Err(e) if e.kind() == io::ErrorKind::NotFound => 1,
-            Err(e) => return Err(failed(e)),
-            Ok(bytes) => match serde_json::from_slice::<EpochFile>(&bytes) {
-                Ok(file) if file.version > VERSION => {
-                    return Err(StateDirError::Newer {
-                        path,
-                        found: file.version,
-                    });
-                }
-                Ok(file) if file.boot_id == boot_id => file.start.saturating_add(1),
-                Ok(_) => 1,
-                Err(error) => {
-                    tracing::warn!(path = %path.display(), %error, "the file with the number of starts is damaged; leases of earlier runs end");
-                    shared_maps::user::boottime_ns()
-                }
-            },
-        };
-        let file = EpochFile {
-            version: VERSION,
-            boot_id: boot_id.clone(),
-            start,
-        };
-        let text = serde_json::to_vec(&file).map_err(|e| failed(e.into()))?;
-        match write_atomic(&path, &text) {
-            Err(e) if is_full(&e) => {
-                tracing::error!(path = %path.display(), error = %e, "this start cannot be counted on disk, so no new address can be opened; free space in --state-dir");
-                start = shared_maps::user::boottime_ns();
+fn begin_on(state: &Path, boot_id: String) -> Result<Epoch, StateDirError> {
+    let path = state.join(EPOCH_FILE);
+    let failed = |source| StateDirError::File {
+        path: path.clone(),
+        source,
+    };
+    let mut start = match fs::read(&path) {
+        Err(e) if e.kind() == io::ErrorKind::NotFound => 1,
+        Err(e) => return Err(failed(e)),
+        Ok(bytes) => match serde_json::from_slice::<EpochFile>(&bytes) {
+            Ok(file) if file.version > VERSION => {
+                return Err(StateDirError::Newer {
+                    path,
+                    found: file.version,
+                });
             }
-            written => written.map_err(failed)?,
+            Ok(file) if file.boot_id == boot_id => file.start.saturating_add(1),
+            Ok(_) => 1,
+            Err(error) => {
+                tracing::warn!(path = %path.display(), %error, "the file with the number of starts is damaged; leases of earlier runs end");
+                shared_maps::user::boottime_ns()
+            }
+        },
+    };
+    let file = EpochFile {
+        version: VERSION,
+        boot_id: boot_id.clone(),
+        start,
+    };
+    let text = serde_json::to_vec(&file).map_err(|e| failed(e.into()))?;
+    match write_atomic(&path, &text) {
+        Err(e) if is_full(&e) => {
+            tracing::error!(path = %path.display(), error = %e, "this start cannot be counted on disk, so no new address can be opened; free space in --state-dir");
+            start = shared_maps::user::boottime_ns();
         }
-        Ok(Self { boot_id, start })
+        written => written.map_err(failed)?,
     }
+    Ok(Epoch { boot_id, start })
 }
 
 /// Whether the disk, or what its user may have of it, is full.
@@ -190,7 +180,7 @@ mod tests {
     #[test]
     fn starts_count_up_within_a_boot_only() {
         let dir = tempfile::tempdir().unwrap();
-        let begin = |boot: &str| Epoch::begin_on(dir.path(), boot.to_owned()).unwrap().start;
+        let begin = |boot: &str| begin_on(dir.path(), boot.to_owned()).unwrap().start;
         assert_eq!(begin("a"), 1);
         assert_eq!(begin("a"), 2);
         assert_eq!(begin("b"), 1);
@@ -201,7 +191,7 @@ mod tests {
             r#"{"version":9,"boot_id":"b","start":1}"#,
         )
         .unwrap();
-        let error = Epoch::begin_on(dir.path(), "b".to_owned()).unwrap_err();
+        let error = begin_on(dir.path(), "b".to_owned()).unwrap_err();
         assert!(matches!(error, StateDirError::Newer { found: 9, .. }));
     }
 

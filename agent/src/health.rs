@@ -2,10 +2,8 @@
 
 use std::{io, net::SocketAddr, sync::Arc, time::Duration};
 
-use holdfast_sdp::{
-    http_server::{self, Limits, Socket},
-    proxy::stats::Stats,
-};
+use daemon::http_server::{self, Limits, Socket};
+use holdfast_sdp::proxy::stats::Stats;
 use http_body_util::Full;
 use hyper::{Request, Response, StatusCode, body::Bytes, header::CONTENT_TYPE};
 use shared_maps::user::Globals;

@@ -3,11 +3,11 @@
 use std::process::ExitCode;
 
 use clap::Parser as _;
+use daemon::one_line::OneLine;
 use holdfast_agent::{
     app, cli,
     config::{Cli, Command, Config, RunArgs},
 };
-use holdfast_sdp::telemetry::OneLine;
 use tracing_subscriber::EnvFilter;
 
 /// Threads for gRPC, admin requests and sources; the core has a thread of its own.

@@ -20,7 +20,6 @@ use holdfast_agent::{
         config_file::{self, EndpointFile, HistoryEntry, RulesInFile, ZombieEntry},
         source::{EndpointBook, cli::CliFile},
     },
-    epoch::Epoch,
     fqdn::cleaned::{self, Cleaning},
     identity::checkpoint,
     labels::LabelSet,
@@ -204,7 +203,11 @@ fn files_of_every_version_are_read() {
         assert_eq!(found.restored.endpoints, [endpoint()], "{version:?}");
         assert_eq!(found.restored.cleaned.cleanings, cleanings(), "{version:?}");
         // Another boot: counted afresh.
-        assert_eq!(Epoch::begin(&state).unwrap().start, 1, "{version:?}");
+        assert_eq!(
+            holdfast_agent::epoch::begin(&state).unwrap().start,
+            1,
+            "{version:?}"
+        );
         let book =
             EndpointBook::open(None, CliFile::in_dir(&state), Vec::new(), None, |_| {}).unwrap();
         book.list();

@@ -4,9 +4,12 @@
 #![deny(unreachable_pub)]
 
 pub mod boot_time;
+pub mod duration;
+pub mod epoch;
 pub mod mapping;
 pub mod name;
 pub mod pattern;
+pub mod reject_code;
 pub mod rule;
 pub mod table;
 pub mod verdict;

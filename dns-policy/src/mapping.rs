@@ -1,10 +1,17 @@
 //! What a DNS answer says about a name, and what the agent reports back about it.
 
-use std::net::{IpAddr, SocketAddr};
+use std::{
+    net::{IpAddr, SocketAddr},
+    time::Duration,
+};
 
 use shared_maps::EndpointId;
 
 use crate::{boot_time::BootTime, name::Fqdn, rule::Transport};
+
+/// A lease ends at most so long after it was given: an agent that must break one waits no longer.
+/// It is given again with each mapping.
+pub const LONGEST_LEASE: Duration = Duration::from_secs(3600);
 
 /// One endpoint as it is now: its number may be reused, an instance is not.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

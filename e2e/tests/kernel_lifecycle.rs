@@ -9,12 +9,12 @@ use std::time::Duration;
 use anyhow::{Context as _, Result};
 use aya::programs::links::{FdLink, PinnedLink};
 use aya::programs::{SchedClassifier, TcAttachType};
+use daemon::steering_program;
 use holdfast_agent::datapath::kernel::KernelDatapath;
 use holdfast_agent::datapath::plan::{Datapath, Step, StepError};
 use holdfast_agent::restore::policy_maps;
 use holdfast_e2e::kernel::{ENDPOINT, attachment, config, with_kernel};
 use holdfast_e2e::until;
-use holdfast_sdp::steering::program;
 use nix::fcntl::{Flock, FlockArg};
 use nix::net::if_::if_nametoindex;
 use shared_maps::pin;
@@ -141,29 +141,29 @@ fn a_dead_link_is_replaced_under_its_own_pin() {
 fn steering_is_provided_where_something_is_missing() {
     with_kernel(|k| {
         let globals = &k.globals();
-        let link = program::link_pin(globals);
+        let link = steering_program::link_pin(globals);
         let steers = || -> Result<u32> {
             let link = FdLink::from(PinnedLink::from_pin(&link)?);
             Ok(link.info()?.program_id())
         };
         let first = steers()?;
-        program::provide(globals, 0)?;
+        steering_program::provide(globals, 0)?;
         assert_eq!(steers()?, first, "all is there: it stays");
 
         for name in [SLOTS_NAME, SOCKS_NAME] {
             fs::remove_file(globals.path(name))?;
         }
-        program::provide(globals, 0)?;
+        steering_program::provide(globals, 0)?;
         let second = steers()?;
         assert_ne!(second, first, "it looked at maps that nobody finds");
-        program::provide(globals, 0)?;
+        steering_program::provide(globals, 0)?;
         assert_eq!(steers()?, second);
 
         fs::remove_file(&link)?;
         // Whoever may open the directory can lock it.
         let dir = fs::File::open(globals.root().join(pin::LINKS))?;
         let _locked = Flock::lock(dir, FlockArg::LockExclusive).map_err(|(_, errno)| errno)?;
-        program::provide(globals, 0)?;
+        steering_program::provide(globals, 0)?;
         steers()?;
         Ok(())
     });

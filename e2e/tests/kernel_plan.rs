@@ -5,11 +5,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
 use anyhow::{Context, Result, ensure};
-use dns_policy::name::Fqdn;
-use dns_policy::rule::Transport;
 use dns_policy::{
     boot_time::BootTime,
     mapping::{EndpointInstance, Mapping},
+    name::Fqdn,
+    rule::Transport,
 };
 use holdfast_agent::core::event::{EndpointSpec, MappingEvent, SourceEvent, StreamId};
 use holdfast_agent::core::{Core, CoreConfig, Event, Restored};

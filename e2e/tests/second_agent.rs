@@ -138,7 +138,7 @@ fn locks_are_for_root_and_the_proxies_group_alone() {
         let agent = lab.start_agent(&AgentOptions::default())?;
         drop(agent);
         let of = |lock: &str, gid| locks(&lab.bpf_root().join(lock), gid);
-        let group = holdfast_sdp::privileges::DEFAULT_ID;
+        let group = daemon::unix_socket::PROXY_ID;
         for lock in [pin::AGENT_LOCK, pin::PROGRAMS_LOCK] {
             ensure!(!of(lock, group)?, "{lock}");
         }
@@ -315,7 +315,7 @@ fn a_directory_that_another_user_made_in_the_bpf_root_is_refused_by_name() {
 fn root_gives_nothing_away_below_a_directory_of_the_proxys_user() {
     with_lab(|lab| {
         let _agent = lab.start_agent(&AgentOptions::default())?;
-        let user = holdfast_sdp::privileges::DEFAULT_ID;
+        let user = daemon::unix_socket::PROXY_ID;
         let (theirs, secret) = (
             lab.directory().join("theirs"),
             lab.directory().join("secret"),

@@ -9,6 +9,7 @@ mod stage;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::time::{Duration, Instant};
 
+use daemon::yaml::{self, YamlError};
 use dns_policy::{
     boot_time::BootTime,
     name::Fqdn,
@@ -29,7 +30,6 @@ use holdfast_sdp::{
     query::pending::{Arrival, Identities, PendingQuery},
     restore,
     wire::{answer, reply::Kept},
-    yaml::{self, YamlError},
 };
 use prost::Message as _;
 use serde_json::Value;

@@ -10,6 +10,7 @@ use std::{
 };
 
 use anyhow::Context;
+use daemon::steering_program;
 use dns_policy::{boot_time::BootTime, table::PolicyHandle};
 use parking_lot::Mutex;
 use shared_maps::{steering, user::Globals};
@@ -20,7 +21,7 @@ use self::rules::{
 };
 use crate::{
     admin::{self, Admin, Doors, MetricsDoor},
-    config::{self, Config, SteeringMode},
+    config::{Config, SteeringMode},
     descriptors::Descriptors,
     drain::Drain,
     gate::{BoundPorts, Gate},
@@ -34,12 +35,11 @@ use crate::{
     maps::{Change, PinnedMaps, REFRESH},
     notice::Notices,
     privileges::{Privileges, Sandbox},
-    proxy::{Proxy, ProxyConfig, RejectCode, Stats},
+    proxy::{Proxy, ProxyConfig, Stats},
     query_log::{QueryLog, QueryLogConfig, QueryLogStats, Target, Which},
     ready::{Need, Readiness},
     restore::Skipped,
     rules_journal::RulesJournal,
-    steering::program,
     transparent::Transparent,
     troubles::Troubles,
 };
@@ -263,7 +263,7 @@ fn provide_steering(config: &Config) {
         return;
     }
     let globals = Globals::new(&config.bpf_root);
-    if let Err(error) = program::provide(&globals, config.user.group()) {
+    if let Err(error) = steering_program::provide(&globals, config.user.group()) {
         tracing::warn!(
             %error,
             "no steering: the kernel's hash distributes queries over the proxies of the port \
@@ -358,10 +358,7 @@ fn proxy_config(shared: &Shared) -> ProxyConfig {
     let defaults = ProxyConfig::default();
     ProxyConfig {
         port: config.proxy_port,
-        reject: match config.reject {
-            config::RejectCode::Refused => RejectCode::Refused,
-            config::RejectCode::NameError => RejectCode::NameError,
-        },
+        reject: config.reject,
         max_delay: config.response_max_delay,
         in_flight: config
             .concurrency_limit
@@ -404,7 +401,7 @@ fn note_maps(ready: &Readiness, maps: &PinnedMaps) {
 
 /// Where a program steers, who has no slot gets no packets.
 fn note_steering(shared: &Shared) {
-    let program = program::link_pin(&Globals::new(&shared.config.bpf_root));
+    let program = steering_program::link_pin(&Globals::new(&shared.config.bpf_root));
     match &*shared.steering.lock() {
         SteeringStatus::Unavailable(why) if program.exists() => {
             shared.ready.block(Need::Steering, why.clone());

@@ -11,7 +11,8 @@ pub mod args;
 pub mod file;
 
 use args::Settings;
-pub use args::{AgentAddress, LogFormat, MetricsAddress, RejectCode, SteeringMode};
+pub use args::{AgentAddress, LogFormat, MetricsAddress, SteeringMode};
+use dns_policy::reject_code::RejectCode;
 use file::FileError;
 
 use crate::{mapping::sink::Acknowledgements, privileges::RunAs, query_log::QueryLogConfig};

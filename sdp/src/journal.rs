@@ -23,6 +23,7 @@ use std::{
     time::Duration,
 };
 
+use daemon::quota::Quota;
 use dns_policy::{boot_time::BootTime, mapping::EndpointInstance};
 use parking_lot::{Condvar, Mutex};
 use shared_maps::user::{BOOT_ID, boot_id};
@@ -31,7 +32,7 @@ pub use self::ledger::{Note, Written};
 #[cfg(test)]
 pub(crate) use self::writer::PAIRS;
 use self::writer::Writer;
-use crate::{mapping::OnRealised, proxy::stats::Count, quota::Quota};
+use crate::{mapping::OnRealised, proxy::stats::Count};
 
 /// Notes that wait for the thread at most; each endpoint has a share of them.
 const QUEUE: usize = 65_536;

@@ -13,12 +13,9 @@ mod files;
 
 use std::{fmt, path::PathBuf, str::FromStr};
 
+use daemon::unix_socket::PROXY_ID;
 use nix::unistd::{Gid, Uid};
 use serde::{Deserialize, Serialize};
-
-/// User and group of a proxy that was started as root, and the group to which
-/// the agent opens what the proxy needs.
-pub const DEFAULT_ID: u32 = 10094;
 
 /// User of the process once everything that needs root is open.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -47,8 +44,8 @@ impl RunAs {
 impl Default for RunAs {
     fn default() -> Self {
         Self::User {
-            uid: DEFAULT_ID,
-            gid: DEFAULT_ID,
+            uid: PROXY_ID,
+            gid: PROXY_ID,
         }
     }
 }

@@ -20,7 +20,7 @@ use shared_maps::EndpointId;
 
 use self::stats::{AnswerResult, QueryResult};
 pub use self::{
-    config::{ProxyConfig, RejectCode},
+    config::ProxyConfig,
     decision::{Answered, Fate, Outcome, Patience},
     stats::Stats,
 };

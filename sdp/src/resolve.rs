@@ -2,6 +2,7 @@
 
 use std::net::IpAddr;
 
+use daemon::quota::Holder;
 use shared_maps::{EndpointId, IdentityId};
 
 /// Who sent a query.
@@ -20,6 +21,16 @@ pub enum Who {
     Host,
     /// The address belongs to no known endpoint: refused.
     Unknown,
+}
+
+impl From<Who> for Holder {
+    fn from(who: Who) -> Self {
+        match who {
+            Who::Endpoint { id, ifindex, .. } => Self::Endpoint { id, ifindex },
+            Who::Host => Self::Host,
+            Who::Unknown => Self::Unknown,
+        }
+    }
 }
 
 /// What a resolver said of the addresses in one batch of queries: datagrams that
@@ -66,4 +77,32 @@ pub trait Resolver: Send + Sync + 'static {
 
     /// Identity of the server at `server`; without an entry, the world identity of its family.
     fn whom(&self, server: IpAddr) -> IdentityId;
+}
+
+#[cfg(test)]
+mod tests {
+    use dns_policy::mapping::EndpointInstance;
+
+    use super::*;
+
+    #[test]
+    fn a_client_and_its_instance_share_one_place() {
+        let instance = EndpointInstance {
+            id: EndpointId(7),
+            client: [10, 0, 0, 7].into(),
+            ifindex: 3,
+        };
+        let client = Who::Endpoint {
+            id: EndpointId(7),
+            identity: IdentityId(1007),
+            ifindex: 3,
+        };
+        assert_eq!(Holder::from(client), Holder::from(instance));
+    }
+
+    #[test]
+    fn sources_without_an_endpoint_share_one_place() {
+        assert_eq!(Holder::from(Who::Unknown), Holder::Unknown);
+        assert_ne!(Holder::from(Who::Host), Holder::from(Who::Unknown));
+    }
 }

@@ -4,8 +4,6 @@
 //! a worker that hangs gets no more packets. A member joins again by itself: when pins appear
 //! late, when they are replaced, and when another member took its slot while it slept.
 
-pub mod program;
-
 use std::{
     fs::File,
     io,
@@ -15,6 +13,10 @@ use std::{
     time::{Duration, Instant},
 };
 
+use daemon::{
+    pins::{self, PinDirError},
+    steering_program,
+};
 use nix::{
     errno::Errno,
     fcntl::{Flock, FlockArg},
@@ -29,10 +31,7 @@ use shared_maps::{
     user::{Access, Globals, Map, MapError, MapKind, monotonic_ns},
 };
 
-use crate::{
-    listener::{SteeringConfig, SteeringStatus},
-    pins::{self, PinDirError},
-};
+use crate::listener::{SteeringConfig, SteeringStatus};
 
 /// Interval at which a member with a slot checks whether the pins are the same. A member without
 /// a slot tries to join with every heartbeat: until then, packets for it may be dropped.
@@ -323,7 +322,7 @@ impl Member {
 
 /// Maps alone steer nothing. A pin that we may not look at counts as there.
 fn program_is_there(globals: &Globals) -> Result<(), JoinError> {
-    let path = program::link_pin(globals);
+    let path = steering_program::link_pin(globals);
     match path.try_exists() {
         Ok(false) => Err(JoinError::NoProgram(path)),
         Ok(true) | Err(_) => Ok(()),

@@ -1,9 +1,6 @@
 //! The log: one subscriber, set up once by the binary.
 
-mod one_line;
-
-pub use self::one_line::OneLine;
-
+use daemon::one_line::OneLine;
 use tracing_subscriber::{
     EnvFilter, Layer, filter::LevelFilter, layer::SubscriberExt, util::SubscriberInitExt,
 };

@@ -2,6 +2,7 @@
 
 mod dependencies;
 mod documents;
+mod modules;
 mod tree;
 mod words;
 
@@ -17,6 +18,8 @@ pub(crate) enum Check {
     Format,
     /// Lints inherited, file sizes, module layout, where `unsafe` may be
     Tree,
+    /// Circles between modules, and where the agent uses the proxy's crate
+    Modules,
     /// Links and code references in Markdown; words that CONTRIBUTING.md replaces
     Documents,
     /// Licences, sources and bans of dependencies (deny.toml)
@@ -54,6 +57,7 @@ fn one(check: Check) -> Result<()> {
     match check {
         Check::Format => process::run(process::command("cargo", &["fmt", "--all", "--check"])),
         Check::Tree => report(&tree::problems()?),
+        Check::Modules => report(&modules::problems()?),
         Check::Documents => {
             let mut problems = documents::problems()?;
             problems.extend(words::problems()?);

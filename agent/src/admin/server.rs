@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use dns_policy::boot_time::BootTime;
+use dns_policy::{boot_time::BootTime, epoch::Epoch};
 use http_body_util::{BodyExt as _, Full, Limited};
 use hyper::{
     Method, Request, Response, StatusCode,
@@ -33,7 +33,6 @@ use crate::{
         upkeep::{Conditions, Part},
     },
     endpoint::source::{EndpointBook, EndpointDocument, EndpointError},
-    epoch::Epoch,
     events::Events,
     grpc::peer::{Allowed, Checked},
     policy::{

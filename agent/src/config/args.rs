@@ -7,8 +7,9 @@
 use std::{net::IpAddr, path::PathBuf, str::FromStr, time::Duration};
 
 use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum};
+use dns_policy::{duration, reject_code::RejectCode};
 
-use super::{MaxIdentities, RejectCode, duration};
+use super::MaxIdentities;
 use crate::{
     datapath::kernel::MapSizes,
     fqdn::refused::{self, RefusedValue},
@@ -413,7 +414,7 @@ pub struct RunArgs {
     pub sdp_socket: PathBuf,
     /// Group id of the DNS proxies: processes of this group (and root) may connect to
     /// --sdp-socket, read endpoints and identities, and use steering slots
-    #[arg(long, value_name = "GID", default_value_t = holdfast_sdp::privileges::DEFAULT_ID, env = "HOLDFAST_SDP_GROUP")]
+    #[arg(long, value_name = "GID", default_value_t = daemon::unix_socket::PROXY_ID, env = "HOLDFAST_SDP_GROUP")]
     pub sdp_group: u32,
     /// Unix socket of the admin interface; only root can connect to it
     #[arg(long, default_value = ADMIN_SOCKET, env = "HOLDFAST_ADMIN_SOCKET")]

@@ -4,11 +4,10 @@ use std::net::IpAddr;
 
 use dns_policy::{
     boot_time::BootTime,
-    mapping::{Mapping, Realised, Refusal},
+    mapping::{LONGEST_LEASE, Mapping, Realised, Refusal},
     name::Fqdn,
     table::Question,
 };
-use holdfast_sdp::mapping::lease;
 use ipnet::IpNet;
 use shared_maps::{FAMILY_IPV4, FAMILY_IPV6, IdentityId};
 
@@ -83,7 +82,7 @@ impl State {
         }
         let mut expires = seen.plus_secs(u64::from(ttl));
         let lease_end = expires.plus(self.config.lease_slack);
-        let lease_end = lease_end.min(self.now.plus(lease::LONGEST));
+        let lease_end = lease_end.min(self.now.plus(LONGEST_LEASE));
         // An agent that hung finds live ones that have waited for it as replays do.
         if mapping.replayed || lease_end <= self.now {
             expires = expires.max(self.now.plus_secs(AWAY));

@@ -8,7 +8,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use holdfast_sdp::steering::program::{self, SteerError};
+use daemon::steering_program::{self, SteerError};
 use shared_maps::{
     EndpointId,
     conntrack::{self, CtKey4, CtKey6, CtValue},
@@ -179,7 +179,7 @@ impl KernelDatapath {
         };
         let dual_stack = config.ipv4 && config.ipv6;
         let programs = Programs::new(&globals, dual_stack, config.transparent, quotas);
-        let steering = program::replace(&globals)?;
+        let steering = steering_program::replace(&globals)?;
         Ok(Self {
             sizes: config.sizes,
             lxc,
@@ -409,7 +409,7 @@ pub(super) fn share(globals: &Globals, group: u32) -> Result<(), SetUpError> {
             .and_then(|()| fs::set_permissions(&path, fs::Permissions::from_mode(0o640)))
             .map_err(|source| SetUpError::Share { path, source })?;
     }
-    Ok(program::share(globals, group)?)
+    Ok(steering_program::share(globals, group)?)
 }
 
 type LocalMaps = (Map<LxcKey, LxcValue>, Map<IpcacheKey, IpcacheValue>);
@@ -454,7 +454,7 @@ fn make_maps(globals: &Globals, sizes: MapSizes) -> Result<LocalMaps, MapError> 
     )?;
     make::<FragmentKey, FragmentValue>(g, fragment::NAME, LruHash, fragment::MAX_ENTRIES, 0)?;
     make::<u32, Counter>(g, event::COUNTERS_NAME, PerCpuArray, event::COUNTERS, 0)?;
-    program::make_maps(g)?;
+    steering_program::make_maps(g)?;
     let lxc = make(g, lxc::NAME, Hash, sizes.lxc, lxc::FLAGS)?;
     let ipcache = make(g, ipcache::NAME, LpmTrie, sizes.ipcache, ipcache::FLAGS)?;
     Ok((lxc, ipcache))

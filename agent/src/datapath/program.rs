@@ -21,7 +21,7 @@ use aya::{
         tc::{SchedClassifierLink, TcAttachOptions},
     },
 };
-use holdfast_sdp::steering::program::{self as steering, tail};
+use daemon::steering_program::{self as steering, tail};
 use nix::{errno::Errno, net::if_::if_indextoname};
 use shared_maps::{
     EndpointId,

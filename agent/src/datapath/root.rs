@@ -7,7 +7,7 @@ use std::{
     time::Duration,
 };
 
-use holdfast_sdp::pins::{self, MayOpen, PinDirError};
+use daemon::pins::{self, MayOpen, PinDirError};
 use nix::{
     fcntl::Flock,
     sys::statfs::{BPF_FS_MAGIC, statfs},

@@ -11,7 +11,8 @@ use std::{
     time::Duration,
 };
 
-use holdfast_sdp::{listener::hold::PortHold, steering::program};
+use daemon::steering_program;
+use holdfast_sdp::listener::hold::PortHold;
 use parking_lot::Mutex;
 use shared_maps::user::{Globals, HeldPin};
 use tokio_util::sync::CancellationToken;
@@ -261,11 +262,11 @@ impl Upkeep {
     }
 
     fn check_steering(&mut self) {
-        let Some(fault) = program::fault(&self.globals, self.steering) else {
+        let Some(fault) = steering_program::fault(&self.globals, self.steering) else {
             self.conditions.is_well(Part::Steering);
             return;
         };
-        match program::replace(&self.globals) {
+        match steering_program::replace(&self.globals) {
             Ok(number) => {
                 self.steering = number;
                 self.conditions.repaired(Part::Steering, &fault);

@@ -4,6 +4,7 @@ use std::net::{IpAddr, SocketAddr};
 
 use dns_policy::{
     boot_time::BootTime,
+    epoch::Epoch,
     mapping::{EndpointInstance, Mapping, Realised, Refusal},
     name::Fqdn,
     rule::{EndpointRules, NameRule, NameRules, SelectorRule, Servers, Transport},
@@ -14,10 +15,7 @@ use fqdn_proto::native::{
 };
 use shared_maps::EndpointId;
 
-use crate::{
-    core::event::{MAX_ADDRESSES, MAX_NAME, MappingOutcome, Revocation},
-    epoch::Epoch,
-};
+use crate::core::event::{MAX_ADDRESSES, MAX_NAME, MappingOutcome, Revocation};
 
 /// Reads a mapping; `None` if a field is out of range.
 pub fn mapping(message: &FqdnMapping) -> Option<Mapping> {

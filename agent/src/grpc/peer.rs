@@ -9,7 +9,8 @@ use std::{
     task::{Context, Poll},
 };
 
-use holdfast_sdp::{link_stream::LinkStream, unix_socket};
+use daemon::unix_socket;
+use holdfast_sdp::link_stream::LinkStream;
 use nix::sys::socket::{getsockopt, sockopt};
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},

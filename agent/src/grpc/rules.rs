@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use dns_policy::epoch::Epoch;
 use fqdn_proto::native::{
     DnsRulesUpdate, EndpointDnsRules, EndpointRulesChunk, RulesAck, SnapshotDone,
     dns_rules_update::Kind,
@@ -12,10 +13,7 @@ use tokio_util::sync::CancellationToken;
 use tonic::{Status, Streaming};
 
 use super::convert;
-use crate::{
-    epoch::Epoch,
-    proxies::{RulesDelta, RulesTable, StreamGuard},
-};
+use crate::proxies::{RulesDelta, RulesTable, StreamGuard};
 
 /// Encoded rules per message at most, bytes.
 pub(super) const CHUNK: usize = 1 << 20;

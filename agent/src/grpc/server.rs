@@ -2,6 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
+use dns_policy::epoch::Epoch;
 use fqdn_proto::native::{
     DnsRulesUpdate, HelloRequest, HelloResponse, MappingDown, MappingUp, RulesAck,
     fqdn_policy_server::{FqdnPolicy, FqdnPolicyServer},
@@ -19,7 +20,6 @@ use super::{
     rules,
 };
 use crate::{
-    epoch::Epoch,
     proxies::{Proxies, StreamKind},
     runner::CoreHandle,
 };

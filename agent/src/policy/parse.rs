@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use holdfast_sdp::yaml::{self, YamlError};
+use daemon::yaml::{self, YamlError};
 use ipnet::IpNet;
 use serde_json::{Map, Value};
 

@@ -11,7 +11,7 @@ use std::{
     time::Duration,
 };
 
-use dns_policy::boot_time::BootTime;
+use dns_policy::{boot_time::BootTime, epoch::Epoch};
 use fqdn_proto::native::{
     EndpointInstance, FqdnMapping, LeaseRevokedAck, MappingBatch, MappingDown, MappingResult,
     MappingUp, fqdn_policy_client::FqdnPolicyClient, mapping_down, mapping_up,
@@ -27,7 +27,6 @@ use holdfast_agent::{
         memory::MemoryDatapath,
         plan::{Datapath, Step, StepError},
     },
-    epoch::Epoch,
     grpc::{
         peer::{self, Allowed},
         server::{About, Native},
@@ -146,7 +145,7 @@ impl Lab {
     /// A start on what an earlier one left in `dir` and in the maps.
     pub(crate) fn start_in(dir: Arc<TempDir>, memory: MemoryDatapath) -> Self {
         let files = StateFiles::open(&dir.path().join("state")).unwrap();
-        let epoch = Epoch::begin(files.dir()).unwrap();
+        let epoch = holdfast_agent::epoch::begin(files.dir()).unwrap();
         let mut found = Found::default();
         restore::read_files(&files, &mut found).unwrap();
         let restored = Restored {

@@ -8,11 +8,13 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use clap::Parser;
-use dns_policy::rule::{
-    EndpointRules, NameRule, NameRules, PortRules, RulesOf, SelectorRule, Servers, Transport,
+use dns_policy::{
+    rule::{
+        EndpointRules, NameRule, NameRules, PortRules, RulesOf, SelectorRule, Servers, Transport,
+    },
+    table::{PolicyHandle, Question},
+    verdict::Verdict,
 };
-use dns_policy::table::{PolicyHandle, Question};
-use dns_policy::verdict::Verdict;
 use holdfast_e2e::bench::usage;
 use serde_json::json;
 use shared_maps::{EndpointId, IdentityId};

@@ -8,15 +8,15 @@ use std::{
     sync::Arc,
 };
 
+use daemon::{
+    http_server::{self, Limits, Socket},
+    unix_socket,
+};
 use socket2::{Domain, Type};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use super::{AdminError, Desk, Door};
-use crate::{
-    config::Config,
-    http_server::{self, Limits, Socket},
-    unix_socket,
-};
+use crate::config::Config;
 
 /// Connections that wait to be accepted.
 const BACKLOG: i32 = 1024;

@@ -3,6 +3,10 @@
 use std::{fmt, net::IpAddr, path::PathBuf, str::FromStr, time::Duration};
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use dns_policy::{
+    duration::{self, DurationError},
+    reject_code::RejectCode,
+};
 
 use crate::{
     privileges::RunAs,
@@ -235,16 +239,6 @@ settings! {
     config_dir: PathBuf = "HOLDFAST_CONFIG_DIR",
 }
 
-/// Response code of a denied query.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum RejectCode {
-    /// Rcode 5.
-    Refused,
-    /// Rcode 3.
-    #[value(name = "nameError", alias = "nxdomain")]
-    NameError,
-}
-
 /// Which proxy gets a query.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum SteeringMode {
@@ -268,61 +262,11 @@ pub enum LogFormat {
 pub struct Span(pub Duration);
 
 impl FromStr for Span {
-    type Err = String;
+    type Err = DurationError;
 
-    fn from_str(text: &str) -> Result<Self, String> {
-        let wrong =
-            || format!("{text:?} is not a duration: write for example 100ms, 10s, 5m or 1h30m");
-        let mut rest = text.trim();
-        if let Ok(seconds) = rest.parse::<u64>() {
-            return Ok(Self(Duration::from_secs(seconds)));
-        }
-        let mut total = Duration::ZERO;
-        if rest.is_empty() {
-            return Err(wrong());
-        }
-        while !rest.is_empty() {
-            let digits = rest.bytes().take_while(u8::is_ascii_digit).count();
-            let (number, tail) = rest.split_at(digits);
-            let decimals = tail.strip_prefix('.').map_or(0, |tail| {
-                1 + tail.bytes().take_while(u8::is_ascii_digit).count()
-            });
-            let (fraction, tail) = tail.split_at(decimals);
-            let unit_len = tail
-                .find(|c: char| !c.is_alphabetic())
-                .unwrap_or(tail.len());
-            let (unit, tail) = tail.split_at(unit_len);
-            let unit = match unit {
-                "ns" => 1,
-                "us" | "µs" => 1_000,
-                "ms" => 1_000_000,
-                "s" => 1_000_000_000,
-                "m" => 60_000_000_000,
-                "h" => 3_600_000_000_000,
-                _ => return Err(wrong()),
-            };
-            let whole: u64 = number.parse().map_err(|_| wrong())?;
-            let nanos = whole.checked_mul(unit).ok_or_else(wrong)?;
-            let part = Duration::from_nanos(nanos) + part_of(fraction, unit).ok_or_else(wrong)?;
-            total = total.checked_add(part).ok_or_else(wrong)?;
-            rest = tail;
-        }
-        Ok(Self(total))
+    fn from_str(text: &str) -> Result<Self, DurationError> {
+        duration::parse(text).map(Self)
     }
-}
-
-/// The part after the point of a number, such as `.5`; `unit` is in nanoseconds.
-fn part_of(fraction: &str, unit: u64) -> Option<Duration> {
-    let Some(digits) = fraction.strip_prefix('.') else {
-        return Some(Duration::ZERO);
-    };
-    let mut nanos = 0;
-    let mut unit = unit;
-    for digit in digits.bytes() {
-        unit /= 10;
-        nanos += unit * u64::from(digit - b'0');
-    }
-    (!digits.is_empty()).then_some(Duration::from_nanos(nanos))
 }
 
 /// Address at which the proxy connects to an agent.

@@ -11,10 +11,10 @@ use std::{
 };
 
 use clap::{CommandFactory, Parser};
+use daemon::yaml;
 use serde_json::Value;
 
 use super::args::{Cli, Settings};
-use crate::yaml;
 
 /// Bytes of a settings file.
 const MAX_FILE: usize = 1 << 20;
@@ -284,7 +284,9 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::config::args::{MetricsAddress, RejectCode};
+    use dns_policy::reject_code::RejectCode;
+
+    use crate::config::args::MetricsAddress;
 
     #[test]
     fn yaml_takes_plain_values_and_lists() {

@@ -3,13 +3,11 @@
 
 use std::net::IpAddr;
 
+use daemon::quota::Holder;
 use dns_policy::{boot_time::BootTime, mapping::Mapping, name::Fqdn};
 
 use super::record::{self, HeaderError, Record};
-use crate::{
-    mapping::kept::{Kept, Key, Told},
-    quota::Holder,
-};
+use crate::mapping::kept::{Kept, Key, Told};
 
 /// One entry for the journal.
 #[derive(Clone, Debug)]

@@ -2,12 +2,14 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use dns_policy::rule::{EndpointRules, RulesOf};
+use dns_policy::{
+    epoch::Epoch,
+    rule::{EndpointRules, RulesOf},
+};
 use fqdn_proto::native as wire;
 use shared_maps::EndpointId;
 
 use super::{SessionError, convert, convert::RulesError};
-use crate::mapping::sink::Epoch;
 
 /// A complete revision.
 #[derive(Debug, PartialEq, Eq)]

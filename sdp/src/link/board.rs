@@ -2,12 +2,12 @@
 
 use std::time::Instant;
 
+use dns_policy::epoch::Epoch;
 use parking_lot::{Mutex, MutexGuard};
 
 use crate::{
     gate::Word,
     kept_rules::KeptRules,
-    mapping::sink::Epoch,
     proxy::stats::Count,
     ready::{Need, Readiness},
 };

@@ -8,6 +8,7 @@ use std::{
 };
 
 use dns_policy::{
+    epoch::Epoch,
     mapping::{EndpointInstance, Mapping, Refusal},
     name::Fqdn,
     pattern,
@@ -18,7 +19,7 @@ use dns_policy::{
 use fqdn_proto::native as wire;
 use shared_maps::{EndpointId, IdentityId};
 
-use crate::mapping::sink::{Batch, Epoch, Outcome, Outgoing, Promise};
+use crate::mapping::sink::{Batch, Outcome, Outgoing, Promise};
 
 /// Why rules cannot be taken; refuses their whole revision.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

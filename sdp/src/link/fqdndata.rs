@@ -12,6 +12,7 @@ mod golden;
 use std::{collections::BTreeSet, time::Duration};
 
 use dns_policy::{
+    epoch::Epoch,
     rule::RulesOf,
     table::{PolicyHandle, RuleError},
 };
@@ -37,7 +38,6 @@ use super::{
 use crate::{
     config::AgentAddress,
     kept_rules::{KeptRules, end_rules_of_lost_endpoints},
-    mapping::sink::Epoch,
     maps::{AgentTables, PinnedMaps},
 };
 

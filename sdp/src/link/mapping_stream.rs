@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use dns_policy::boot_time::BootTime;
+use dns_policy::{boot_time::BootTime, epoch::Epoch};
 use fqdn_proto::native as wire;
 use tokio::{
     sync::mpsc,
@@ -16,7 +16,6 @@ use super::{
     Link, SessionError, answered, convert,
     native::{Client, Never},
 };
-use crate::mapping::sink::Epoch;
 
 const CALL: &str = "UpdateMappings";
 /// Messages between us and the connection; what does not fit waits in the sink.

@@ -7,13 +7,13 @@ use std::{
     time::{Duration, Instant},
 };
 
+use daemon::quota::{Holder, Quota};
 use dns_policy::mapping::EndpointInstance;
 use foldhash::quality::RandomState;
 use shared_maps::EndpointId;
 
 use crate::{
     query::pending::{Arrival, PendingQuery},
-    quota::{Holder, Quota},
     wire::HEADER_LEN,
 };
 

@@ -5,10 +5,11 @@ use std::{
     time::{Duration, Instant},
 };
 
+use daemon::quota::{Holder, Quota};
+
 use crate::{
     arena::{Arena, Key},
     query::pending::HeldAnswer,
-    quota::{Holder, Quota},
 };
 
 /// Bytes of answers held per worker at most, and an endpoint's share of them.

@@ -1,12 +1,11 @@
 //! The limit on queries in flight, and how UDP and TCP divide it.
 
-use crate::{
-    proxy::stats::Level,
-    quota::{Holder, Seat, Seats},
-};
+use daemon::quota::{Holder, Seat, Seats};
+
+use crate::proxy::stats::Level;
 
 /// The limit of one process. UDP workers count for themselves, each with a
-/// [`Quota`](crate::quota::Quota) of its own and without a lock for each query; all TCP
+/// [`Quota`](daemon::quota::Quota) of its own and without a lock for each query; all TCP
 /// connections count together. Neither takes what the other holds, so that an endpoint's share
 /// is left free whichever transport others use.
 #[derive(Clone, Debug)]

@@ -17,6 +17,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use daemon::quota::{Holder, Seats};
 use parking_lot::Mutex;
 use tokio::{
     net::{TcpListener, TcpStream},
@@ -28,11 +29,7 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 pub(crate) use self::connection::ALLOWANCE;
 use self::{connection::Connection, turns::Turns};
 use super::{ListenError, SocketOptions, in_flight::InFlight};
-use crate::{
-    mapping::repeat::Repeats,
-    proxy::Proxy,
-    quota::{Holder, Seats},
-};
+use crate::{mapping::repeat::Repeats, proxy::Proxy};
 
 /// Connections that were steered here before the slots were given up have come by then.
 const SETTLE: Duration = Duration::from_millis(50);

@@ -6,17 +6,14 @@ use std::{
     time::Duration,
 };
 
-use dns_policy::{boot_time::BootTime, name::Fqdn};
+use daemon::quota::Holder;
+use dns_policy::{boot_time::BootTime, mapping::LONGEST_LEASE, name::Fqdn};
 use foldhash::quality::RandomState;
 
 use super::holdings::{Holdings, Serial};
 #[cfg(test)]
 use super::steps;
-use crate::quota::Holder;
 
-/// A lease ends at most so long after it was given: an agent that must break one waits no longer.
-/// It is given again with each mapping.
-pub const LONGEST: Duration = Duration::from_secs(3600);
 /// Remaining time of the longest lease below which no answer is released under it, however
 /// long its TTL is. The mapping itself has reached the agent before.
 pub const MARGIN: Duration = Duration::from_secs(60);
@@ -34,7 +31,7 @@ pub struct Needed {
 
 /// As long as the answer's client may use it, but no longer than leases are given for.
 pub fn needed(from: BootTime, lasts: Duration) -> Needed {
-    let most = LONGEST - MARGIN;
+    let most = LONGEST_LEASE - MARGIN;
     let until = from.plus(lasts.min(most));
     Needed {
         until,
@@ -236,7 +233,7 @@ mod tests {
         );
         for lasts in [3541, 86_400, 604_800] {
             let long = needed(BootTime(0), Duration::from_secs(lasts));
-            assert_eq!(long.until, BootTime(0).plus(LONGEST - MARGIN));
+            assert_eq!(long.until, BootTime(0).plus(LONGEST_LEASE - MARGIN));
             assert_eq!(long.renewed, Some(BootTime(0).plus_secs(3570)));
         }
     }

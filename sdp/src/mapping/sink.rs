@@ -26,6 +26,7 @@ use std::{
 use arc_swap::ArcSwapOption;
 use dns_policy::{
     boot_time::BootTime,
+    epoch::Epoch,
     mapping::{Mapping, Realised},
     name::Fqdn,
 };
@@ -33,7 +34,7 @@ use parking_lot::Mutex;
 use tokio::sync::Notify;
 
 pub use exchange::{
-    Acknowledgements, Batch, Epoch, Outcome, Outgoing, Promise, Room, SinkStats, SinkStatus,
+    Acknowledgements, Batch, Outcome, Outgoing, Promise, Room, SinkStats, SinkStatus,
 };
 
 #[cfg(test)]

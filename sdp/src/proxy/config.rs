@@ -2,17 +2,9 @@
 
 use std::time::Duration;
 
-use crate::transparent::Transparent;
+use dns_policy::reject_code::RejectCode;
 
-/// Answer to a name that policy denies (`--tofqdns-dns-reject-response-code`).
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum RejectCode {
-    /// REFUSED.
-    #[default]
-    Refused,
-    /// NXDOMAIN, with a synthesised SOA.
-    NameError,
-}
+use crate::transparent::Transparent;
 
 /// Settings of the main path.
 #[derive(Clone, Debug)]

@@ -2,7 +2,9 @@
 
 use std::{net::SocketAddr, time::Instant};
 
-use super::{Outcome, Proxy, RejectCode, stats::QueryResult};
+use dns_policy::reject_code::RejectCode;
+
+use super::{Outcome, Proxy, stats::QueryResult};
 use crate::{
     query::{
         observe::{Failure, Judged},

@@ -5,6 +5,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use daemon::quota::Holder;
 use dns_policy::{
     mapping::{EndpointInstance, Realised},
     rule::Transport,
@@ -14,7 +15,6 @@ use shared_maps::IdentityId;
 use crate::{
     proxy::stats::AnswerResult,
     query_log::Entry,
-    quota::Holder,
     wire::{
         Rcode,
         edns::Edns,

@@ -16,6 +16,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use daemon::quota::{Holder, Quota};
 use foldhash::quality::RandomState;
 use nix::sys::epoll::Epoll;
 use rand::{Rng, SeedableRng, rngs::StdRng};
@@ -24,7 +25,6 @@ use crate::{
     arena::{Arena, Key},
     proxy::stats::{Counters, Fallback},
     query::pending::{Joined, PendingQuery},
-    quota::{Holder, Quota},
     socket,
     wire::{HEADER_LEN, Header, answer},
 };

@@ -9,9 +9,9 @@ mod stage;
 
 use std::{collections::HashMap, fs, path::PathBuf, time::Duration};
 
-use dns_policy::mapping::Realised;
+use dns_policy::{mapping::Realised, reject_code::RejectCode};
 use hickory_proto::{op::Message, rr::RData};
-use holdfast_sdp::{mapping::OnRealised, proxy::RejectCode};
+use holdfast_sdp::mapping::OnRealised;
 
 use self::{
     message::Opt,

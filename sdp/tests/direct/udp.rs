@@ -5,7 +5,7 @@ use std::{
     time::Duration,
 };
 
-use dns_policy::mapping::Realised;
+use dns_policy::{mapping::Realised, reject_code::RejectCode};
 use hickory_proto::{
     op::{Message, ResponseCode},
     rr::RecordType,
@@ -13,7 +13,7 @@ use hickory_proto::{
 use holdfast_sdp::{
     mapping::Release,
     proxy::{
-        ProxyConfig, RejectCode,
+        ProxyConfig,
         stats::{AnswerResult, QueryResult},
     },
 };

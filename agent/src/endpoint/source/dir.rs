@@ -6,7 +6,7 @@ use std::{
     path::Path,
 };
 
-use holdfast_sdp::yaml;
+use daemon::yaml;
 use serde::Deserialize as _;
 
 use super::{EndpointDocument, EndpointError};

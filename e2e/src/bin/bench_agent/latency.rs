@@ -10,18 +10,17 @@ use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use dns_policy::name::Fqdn;
-use dns_policy::rule::Transport;
-use dns_policy::table::PolicyHandle;
 use dns_policy::{
     boot_time::BootTime,
     mapping::{EndpointInstance, Mapping, Realised},
+    name::Fqdn,
+    rule::Transport,
+    table::PolicyHandle,
 };
 use holdfast_agent::core::event::{EndpointSpec, SourceEvent};
 use holdfast_agent::core::{Core, CoreConfig, Event, Restored};
 use holdfast_agent::datapath::files::{StateFiles, later::LaterFiles};
 use holdfast_agent::datapath::kernel::{KernelConfig, KernelDatapath, MapSizes};
-use holdfast_agent::epoch::Epoch;
 use holdfast_agent::grpc::peer::{self, Allowed};
 use holdfast_agent::grpc::server::{About, Native};
 use holdfast_agent::policy::parse::PolicyDocument;
@@ -249,7 +248,7 @@ fn agent(
     tasks: &TaskTracker,
 ) -> Result<Agent> {
     let files = StateFiles::open(&directory.join("state"))?;
-    let epoch = Epoch::begin(files.dir())?;
+    let epoch = holdfast_agent::epoch::begin(files.dir())?;
     let kernel = KernelConfig {
         bpf_root: pins.to_owned(),
         ipv4: true,

@@ -3,12 +3,13 @@
 
 use std::{fs, path::Path};
 
+use dns_policy::epoch::Epoch;
+
 use super::*;
 use crate::{
     journal::JournalStatus,
     link::board::{Connection, RulesOrigin, Service},
     listener::SteeringStatus,
-    mapping::sink::Epoch,
 };
 
 fn counted(all: &[(&str, u64)]) -> Vec<Counted> {

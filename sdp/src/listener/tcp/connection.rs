@@ -10,6 +10,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use daemon::quota::{Holder, Seat};
 use dns_policy::mapping::Realised;
 use tokio::{net::TcpStream, sync::Semaphore};
 
@@ -23,7 +24,6 @@ use super::{
 use crate::{
     listener::delayed::{self, DelayedQuery, UnjudgedQuery},
     proxy::stats::AnswerResult,
-    quota::{Holder, Seat},
     resolve::Looked,
 };
 

@@ -5,12 +5,12 @@ use std::{
     time::{Duration, Instant},
 };
 
+use daemon::quota::Seat;
 use foldhash::quality::RandomState;
 
 use super::results::Awaited;
 use crate::{
     query::pending::{HeldAnswer, PendingQuery},
-    quota::Seat,
     wire::{answer, transfer::Transfer},
 };
 

@@ -10,11 +10,10 @@ use std::{
     sync::{Arc, Weak},
 };
 
+use daemon::quota::Holder;
 use foldhash::quality::RandomState;
 use parking_lot::Mutex;
 use tokio::sync::Semaphore;
-
-use crate::quota::Holder;
 
 /// Connections of one endpoint that work at once: as many as the runtime has threads, so that an
 /// endpoint that is alone gets all of them.

@@ -7,15 +7,6 @@ use dns_policy::{
 
 use crate::{notice::Notice, proxy::stats::Count};
 
-/// One run of an agent.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
-pub struct Epoch {
-    /// Boot.
-    pub boot_id: String,
-    /// Number of the start since boot; 0 for an agent that has no epochs.
-    pub start: u64,
-}
-
 /// Result of a mapping that the sink sent.
 #[derive(Clone, Debug)]
 pub struct Outcome {

@@ -2,10 +2,11 @@
 
 use std::time::Duration;
 
+use daemon::quota::Quota;
 use dns_policy::boot_time::BootTime;
 
 use super::turns::Names;
-use crate::{mapping::kept::Key, quota::Quota};
+use crate::mapping::kept::Key;
 
 /// Names at most, in shares.
 const LIMIT: usize = 32_768;

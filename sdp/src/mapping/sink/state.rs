@@ -5,15 +5,17 @@ mod standing;
 
 use std::{collections::BTreeMap, net::IpAddr, sync::Arc, time::Duration};
 
+use daemon::quota::Quota;
 use dns_policy::{
     boot_time::BootTime,
-    mapping::{Mapping, Realised, Refusal},
+    epoch::Epoch,
+    mapping::{LONGEST_LEASE, Mapping, Realised, Refusal},
     name::Fqdn,
 };
 
 use self::standing::{Beside, Standing};
 use super::{
-    Acknowledgements, Batch, Epoch, HUNG_AFTER, Outcome, Outgoing, Promise, Room, SinkStats,
+    Acknowledgements, Batch, HUNG_AFTER, Outcome, Outgoing, Promise, Room, SinkStats,
     later::Later,
     turns::{Names, Turns},
 };
@@ -22,11 +24,10 @@ use crate::{
     mapping::{
         OnRealised, Release,
         kept::{Kept, Key, Session, Told, Unwritten},
-        lease::{self, LeaseTable},
+        lease::LeaseTable,
     },
     notice::Notice,
     proxy::stats::Count,
-    quota::Quota,
 };
 
 /// Pairs kept at most.
@@ -410,7 +411,7 @@ impl State {
                 runs_until: mapping
                     .seen_at
                     .plus_secs(mapping.ttl.into())
-                    .min(now.plus(lease::LONGEST)),
+                    .min(now.plus(LONGEST_LEASE)),
                 waited: wait == Wait::Held,
             },
         );

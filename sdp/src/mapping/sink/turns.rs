@@ -3,9 +3,10 @@
 
 use std::collections::{HashMap, HashSet, VecDeque};
 
+use daemon::quota::Holder;
 use foldhash::quality::RandomState;
 
-use crate::{mapping::kept::Key, quota::Holder};
+use crate::mapping::kept::Key;
 
 /// Items by holder, in the order of arrival for each.
 pub(super) struct Turns<T> {

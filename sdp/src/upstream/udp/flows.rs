@@ -12,6 +12,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use daemon::quota::{Holder, Quota};
 use foldhash::quality::RandomState;
 use nix::sys::epoll::Epoll;
 
@@ -21,7 +22,6 @@ use super::{
 };
 use crate::{
     arena::{Arena, Key},
-    quota::{Holder, Quota},
     socket::{self, FlowPort},
 };
 

@@ -7,12 +7,13 @@ use std::{
     time::{Duration, Instant},
 };
 
+use daemon::quota::Holder;
 use foldhash::quality::RandomState;
 use nix::sys::epoll::{Epoll, EpollEvent, EpollFlags};
 use shared_maps::IdentityId;
 
 use super::{PlaceError, UdpUpstream};
-use crate::{arena::Key, proxy::stats::Fallback, quota::Holder, socket, transparent};
+use crate::{arena::Key, proxy::stats::Fallback, socket, transparent};
 
 /// Sockets per server and identity at most, with those that are opened while the others wait
 /// for [`ROOM`] answers each.

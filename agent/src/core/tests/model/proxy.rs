@@ -5,13 +5,14 @@ use std::{collections::VecDeque, sync::Arc, time::Duration};
 
 use dns_policy::{
     boot_time::BootTime,
+    epoch::Epoch,
     mapping::{Mapping, Realised},
 };
 use holdfast_sdp::{
     journal::{Journal, ledger::Ledger},
     mapping::{
         Release,
-        sink::{Epoch, LinkSink, Outcome, Outgoing, Promise},
+        sink::{LinkSink, Outcome, Outgoing, Promise},
     },
 };
 use parking_lot::Mutex;

@@ -13,11 +13,12 @@ use std::{
 
 use dns_policy::{
     boot_time::BootTime,
+    epoch::Epoch,
     mapping::{EndpointInstance, Mapping, Realised},
     name::Fqdn,
     rule::Transport,
 };
-use holdfast_sdp::mapping::{Release, sink::Epoch};
+use holdfast_sdp::mapping::Release;
 
 use super::{
     super::{

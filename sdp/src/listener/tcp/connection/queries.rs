@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use daemon::quota::Seat;
 use dns_policy::rule::Transport;
 use rand::Rng;
 
@@ -17,7 +18,6 @@ use crate::{
         observe::Failure,
         pending::{Arrival, PendingQuery},
     },
-    quota::Seat,
     wire::{set_id, transfer::Transfer},
 };
 

@@ -8,8 +8,6 @@ use dns_policy::mapping::EndpointInstance;
 use foldhash::quality::RandomState;
 use shared_maps::EndpointId;
 
-use crate::resolve::Who;
-
 pub use seats::{Seat, Seats};
 
 /// The owner of a share.
@@ -40,16 +38,6 @@ impl From<EndpointInstance> for Holder {
         Self::Endpoint {
             id: endpoint.id,
             ifindex: endpoint.ifindex,
-        }
-    }
-}
-
-impl From<Who> for Holder {
-    fn from(who: Who) -> Self {
-        match who {
-            Who::Endpoint { id, ifindex, .. } => Self::Endpoint { id, ifindex },
-            Who::Host => Self::Host,
-            Who::Unknown => Self::Unknown,
         }
     }
 }
@@ -171,7 +159,6 @@ mod tests {
     use std::net::IpAddr;
 
     use proptest::prelude::*;
-    use shared_maps::IdentityId;
 
     use super::*;
 
@@ -253,18 +240,6 @@ mod tests {
             under([10, 0, 0, 7].into()),
             under("fd00::7".parse().unwrap())
         );
-        let same = Holder::from(Who::Endpoint {
-            id: EndpointId(7),
-            identity: IdentityId(1007),
-            ifindex: 3,
-        });
-        assert_eq!(under([10, 0, 0, 7].into()), same);
-    }
-
-    #[test]
-    fn sources_without_an_endpoint_share_one_place() {
-        assert_eq!(Holder::from(Who::Unknown), Holder::Unknown);
-        assert_ne!(Holder::from(Who::Host), Holder::from(Who::Unknown));
     }
 
     #[test]

@@ -8,6 +8,10 @@ use nix::{
     unistd::{Gid, Uid, fchownat},
 };
 
+/// User and group of a proxy that was started as root, and the group to which
+/// the agent opens what the proxy needs.
+pub const PROXY_ID: u32 = 10094;
+
 /// Lets the owner and the group of the socket at `path` connect; `group` becomes its group.
 ///
 /// The directory may belong to another user, who could put a link to any file in the socket's

@@ -31,7 +31,7 @@ use shared_maps::{
 use crate::pins::{self, MayOpen, PinDirError};
 
 /// The program, built by `cargo xtask bpf`.
-static OBJECT: &[u8] = include_bytes_aligned!("../../../bpf/prebuilt/holdfast-steer.o");
+static OBJECT: &[u8] = include_bytes_aligned!("../../bpf/prebuilt/holdfast-steer.o");
 const NAME: &str = "steer";
 /// Network namespace of this thread: a test may have put it into one of its own.
 const NETNS: &str = "/proc/thread-self/ns/net";

@@ -1,0 +1,12 @@
+//! What both programs need to run on a node: sockets that anyone may connect to, shares of a
+//! limit, YAML of limited size, log lines, directories of pins, and the steering program.
+//! Nothing here knows endpoints' rules or DNS messages.
+#![deny(unreachable_pub)]
+
+pub mod http_server;
+pub mod one_line;
+pub mod pins;
+pub mod quota;
+pub mod steering_program;
+pub mod unix_socket;
+pub mod yaml;

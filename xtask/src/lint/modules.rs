@@ -1,0 +1,320 @@
+//! Which modules may use which: no new circle between the top-level modules of a crate, and no
+//! new use of the proxy's crate in the agent.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs,
+    path::Path,
+};
+
+use anyhow::Result;
+
+use crate::workspace;
+
+/// The crates whose modules are checked.
+const CRATES: [&str; 8] = [
+    "agent",
+    "daemon",
+    "dns-policy",
+    "e2e",
+    "fqdn-proto",
+    "sdp",
+    "shared-maps",
+    "xtask",
+];
+
+/// Groups of modules that use each other in a circle today, and why. A group may lose modules and
+/// must not gain any.
+const CIRCLES: [(&str, &[&str], &str); 8] = [
+    (
+        "agent",
+        &[
+            "admin", "cli", "config", "core", "datapath", "endpoint", "events", "grpc", "policy",
+            "proxies", "runner",
+        ],
+        "SourceEvent and EndpointSpec are in core/event.rs, and sources of endpoints and policy \
+         make them; lxc_address is in the datapath; CidrGroup joins parse, validate and cluster",
+    ),
+    (
+        "agent",
+        &["app", "dnsproxy"],
+        "the built-in proxy restarts parts that the composition root makes",
+    ),
+    (
+        "e2e",
+        &["audit", "lab", "mended", "node", "pod", "process"],
+        "a lab owns its nodes and pods, and each checks the lab when it ends",
+    ),
+    (
+        "sdp",
+        &["admin", "app", "metrics"],
+        "the report of the admin socket and the metrics read what the composition root holds",
+    ),
+    (
+        "sdp",
+        &[
+            "journal",
+            "mapping",
+            "notice",
+            "proxy",
+            "query",
+            "query_log",
+            "transparent",
+        ],
+        "counters are in proxy/stats.rs, and the parts that count are used by the proxy",
+    ),
+    (
+        "sdp",
+        &["listener", "steering"],
+        "the listener has the configuration of steering",
+    ),
+    (
+        "xtask",
+        &["linker", "setup", "toolchain"],
+        "the set-up of tools builds the linker with the toolchain that it sets up",
+    ),
+    (
+        "xtask",
+        &["process", "workspace"],
+        "processes run in the workspace, which is read by running cargo",
+    ),
+];
+
+/// Files of the agent that may use `holdfast_sdp`, and why.
+const USES_PROXY: [(&str, &str); 9] = [
+    ("agent/src/app.rs", "composes the built-in proxy"),
+    ("agent/src/dnsproxy.rs", "the built-in proxy"),
+    ("agent/src/health.rs", "counters of the built-in proxy"),
+    ("agent/src/metrics.rs", "counters of the built-in proxy"),
+    (
+        "agent/src/datapath/upkeep.rs",
+        "reserves the built-in proxy's port while it does not listen",
+    ),
+    (
+        "agent/src/grpc/peer.rs",
+        "reads streams as the proxy's link does; needs a system call of sdp/src/socket/sys.rs",
+    ),
+    (
+        "agent/src/core/tests/model/proxy.rs",
+        "the model test runs the proxy's own sink",
+    ),
+    (
+        "agent/src/core/tests/model/world.rs",
+        "the model test runs the proxy's own sink",
+    ),
+    (
+        "agent/src/endpoint/config_file/tests.rs",
+        "the proxy's reader reads what the agent wrote",
+    ),
+];
+
+/// Everything that breaks a rule, one line each.
+pub(super) fn problems() -> Result<Vec<String>> {
+    let mut edges: BTreeMap<&str, Edges> = BTreeMap::new();
+    let mut problems = Vec::new();
+    let mut uses_proxy = BTreeSet::new();
+    for file in workspace::files()? {
+        if file.extension().is_none_or(|ext| ext != "rs") {
+            continue;
+        }
+        let Ok(text) = fs::read_to_string(workspace::root().join(&file)) else {
+            continue;
+        };
+        let code = without_comments(&text);
+        if file.starts_with("agent/src") && code.contains("holdfast_sdp::") {
+            uses_proxy.insert(file.display().to_string());
+        }
+        for krate in CRATES {
+            let Ok(inner) = file.strip_prefix(Path::new(krate).join("src")) else {
+                continue;
+            };
+            let module = top_module(inner);
+            let edges = edges.entry(krate).or_default();
+            for used in used_modules(&code) {
+                if used != module {
+                    let files = edges.entry(module.clone()).or_default();
+                    files
+                        .entry(used)
+                        .or_insert_with(|| file.display().to_string());
+                }
+            }
+        }
+    }
+    for (krate, edges) in &edges {
+        for circle in circles(edges) {
+            let known = CIRCLES.iter().any(|(of, modules, _)| {
+                of == krate
+                    && circle
+                        .iter()
+                        .all(|module| modules.contains(&module.as_str()))
+            });
+            if !known {
+                problems.push(describe(krate, edges, &circle));
+            }
+        }
+    }
+    for file in &uses_proxy {
+        if !USES_PROXY.iter().any(|(allowed, _)| allowed == file) {
+            problems.push(format!(
+                "{file}: uses holdfast_sdp; types of both programs belong to dns-policy or daemon"
+            ));
+        }
+    }
+    for (allowed, _) in USES_PROXY {
+        if !uses_proxy.contains(allowed) {
+            problems.push(format!(
+                "{allowed}: does not use holdfast_sdp any more; remove it from the lint's list"
+            ));
+        }
+    }
+    Ok(problems)
+}
+
+/// Module → modules that it uses, each with a file that does.
+type Edges = BTreeMap<String, BTreeMap<String, String>>;
+
+fn describe(krate: &str, edges: &Edges, circle: &BTreeSet<String>) -> String {
+    let inside = circle.iter().flat_map(|from| {
+        let used = edges.get(from).into_iter().flatten();
+        used.filter(|(to, _)| circle.contains(*to))
+            .map(move |(to, file)| format!("{from} → {to} ({file})"))
+    });
+    format!(
+        "{krate}: modules use each other in a circle: {}; move what both need to a module of its own",
+        inside.collect::<Vec<_>>().join(", ")
+    )
+}
+
+/// `config/args.rs` → `config`. Binaries and the crate root stand for themselves.
+fn top_module(inner: &Path) -> String {
+    let first = inner.components().next();
+    let first = first.map(|part| part.as_os_str().to_string_lossy().into_owned());
+    first
+        .map(|name| name.trim_end_matches(".rs").to_owned())
+        .unwrap_or_default()
+}
+
+/// The top-level modules in `crate::…` paths, grouped imports included.
+fn used_modules(code: &str) -> BTreeSet<String> {
+    let mut used = BTreeSet::new();
+    for (at, found) in code.match_indices("crate::") {
+        let before = code[..at].chars().next_back();
+        if before.is_some_and(|c| c.is_alphanumeric() || c == '_' || c == '$') {
+            continue;
+        }
+        let rest = &code[at + found.len()..];
+        match rest.strip_prefix('{') {
+            Some(group) => used.extend(first_segments(group)),
+            None => used.extend(segment(rest)),
+        }
+    }
+    used
+}
+
+/// First segments of the items of a group, of which `group` is the text after the brace.
+fn first_segments(group: &str) -> Vec<String> {
+    let mut segments = Vec::new();
+    let mut depth = 0;
+    let mut starts = true;
+    for (at, c) in group.char_indices() {
+        match c {
+            '{' => depth += 1,
+            '}' if depth == 0 => break,
+            '}' => depth -= 1,
+            ',' if depth == 0 => starts = true,
+            c if starts && !c.is_whitespace() => {
+                segments.extend(segment(&group[at..]));
+                starts = false;
+            }
+            _ => {}
+        }
+    }
+    segments
+}
+
+/// A module at the start of a path; items of the crate root (`crate::Error`) are none.
+fn segment(path: &str) -> Option<String> {
+    let name: String = path
+        .chars()
+        .take_while(|c| c.is_alphanumeric() || *c == '_')
+        .collect();
+    let is_module = name.starts_with(|c: char| c.is_ascii_lowercase()) && name != "self";
+    is_module.then_some(name)
+}
+
+fn without_comments(text: &str) -> String {
+    let lines = text
+        .lines()
+        .map(|line| line.split("//").next().unwrap_or_default());
+    lines.collect::<Vec<_>>().join("\n")
+}
+
+/// Groups of at least two modules that reach each other.
+fn circles(edges: &Edges) -> BTreeSet<BTreeSet<String>> {
+    let reached: BTreeMap<&String, BTreeSet<&String>> = edges
+        .keys()
+        .map(|from| (from, reach(edges, from)))
+        .collect();
+    let mut circles = BTreeSet::new();
+    for (from, to) in &reached {
+        let back = |other: &&&String| reached.get(**other).is_some_and(|to| to.contains(*from));
+        let mut circle: BTreeSet<String> = to.iter().filter(back).map(|m| (*m).clone()).collect();
+        circle.insert((*from).clone());
+        if circle.len() > 1 {
+            circles.insert(circle);
+        }
+    }
+    circles
+}
+
+fn reach<'e>(edges: &'e Edges, from: &'e String) -> BTreeSet<&'e String> {
+    let mut reached = BTreeSet::new();
+    let mut open = vec![from];
+    while let Some(module) = open.pop() {
+        for used in edges.get(module).into_iter().flat_map(BTreeMap::keys) {
+            if reached.insert(used) {
+                open.push(used);
+            }
+        }
+    }
+    reached
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn edges(of: &[(&str, &[&str])]) -> Edges {
+        of.iter()
+            .map(|(from, to)| {
+                let to = to.iter().map(|to| ((*to).to_owned(), format!("{from}.rs")));
+                ((*from).to_owned(), to.collect())
+            })
+            .collect()
+    }
+
+    #[test]
+    fn imports_are_read_with_their_groups() {
+        let code = "use crate::{a::{b, c}, d, E};\nuse crate::f::g;\npub(in crate::h) fn i() {}\n";
+        let used = used_modules(&without_comments(&format!("{code}// crate::comment::x\n")));
+        assert_eq!(used.into_iter().collect::<Vec<_>>(), ["a", "d", "f", "h"]);
+    }
+
+    #[test]
+    fn a_circle_over_three_modules_is_found_and_described() {
+        let of = edges(&[("a", &["b"]), ("b", &["c"]), ("c", &["a", "d"]), ("d", &[])]);
+        let circles: Vec<_> = circles(&of).into_iter().collect();
+        let [circle] = circles.as_slice() else {
+            panic!("{circles:?}");
+        };
+        assert_eq!(circle.iter().collect::<Vec<_>>(), ["a", "b", "c"]);
+        assert!(describe("x", &of, circle).contains("c → a (c.rs)"));
+        assert!(super::circles(&edges(&[("a", &["b"]), ("b", &["c"])])).is_empty());
+    }
+
+    #[test]
+    fn files_belong_to_their_top_folder() {
+        assert_eq!(top_module(Path::new("config/args.rs")), "config");
+        assert_eq!(top_module(Path::new("config.rs")), "config");
+    }
+}

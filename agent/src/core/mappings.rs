@@ -32,6 +32,15 @@ const TAKEN_ADDRESSES: usize = 1024;
 /// The last 1/16 of what the node takes is given without leases.
 const SCARCE: usize = 16;
 
+/// Times of a mapping's addresses.
+struct Validity {
+    /// Seconds, within the agent's bounds.
+    ttl: u32,
+    seen: BootTime,
+    expires: BootTime,
+    lease_end: BootTime,
+}
+
 impl State {
     /// Answers a mapping that is not accepted.
     pub(super) fn refuse(&mut self, plan: &mut Plan, event: &MappingEvent, refusal: Refusal) {
@@ -63,30 +72,19 @@ impl State {
     pub(super) fn learn(&mut self, plan: &mut Plan, event: &MappingEvent) {
         let mapping = &event.mapping;
         if let Err(refusal) = self.check(mapping) {
-            if refusal == Refusal::NotAllowed && mapping.replayed && self.was_cleaned(mapping) {
-                // Cleaned before the proxy told it again: nothing else closes what a restart
-                // kept of it.
-                for address in &mapping.addresses {
-                    self.forget_restored(&mapping.name, *address);
-                }
+            if refusal == Refusal::NotAllowed {
+                self.forget_cleaned(mapping);
             }
             self.refuse(plan, event, refusal);
             return;
         }
         let endpoint = mapping.endpoint.id;
-        let ttl = mapping.ttl.min(MAX_TTL).max(self.config.min_ttl);
-        let mut seen = mapping.seen_at.min(self.now);
-        if !mapping.replayed && self.was_cleaned(mapping) {
-            // Its client waits: it opens again, and stays open through a restart.
-            seen = self.now;
-        }
-        let mut expires = seen.plus_secs(u64::from(ttl));
-        let lease_end = expires.plus(self.config.lease_slack);
-        let lease_end = lease_end.min(self.now.plus(LONGEST_LEASE));
-        // An agent that hung finds live ones that have waited for it as replays do.
-        if mapping.replayed || lease_end <= self.now {
-            expires = expires.max(self.now.plus_secs(AWAY));
-        }
+        let Validity {
+            ttl,
+            seen,
+            expires,
+            lease_end,
+        } = self.validity(mapping);
         let mut leased =
             self.leases.is_open(event.stream) && lease_end > self.now && !self.is_crowded();
         let mut left_out = mapping.addresses.len().saturating_sub(TAKEN_ADDRESSES);
@@ -150,6 +148,39 @@ impl State {
             prefixes,
             endpoint,
         });
+    }
+
+    /// A cleaned name that a proxy sends again is closed: nothing else closes what a restart
+    /// restored of it.
+    fn forget_cleaned(&mut self, mapping: &Mapping) {
+        if mapping.replayed && self.was_cleaned(mapping) {
+            for address in &mapping.addresses {
+                self.forget_restored(&mapping.name, *address);
+            }
+        }
+    }
+
+    /// How long the addresses of a mapping are valid, and how long their lease would last.
+    fn validity(&self, mapping: &Mapping) -> Validity {
+        let ttl = mapping.ttl.min(MAX_TTL).max(self.config.min_ttl);
+        let mut seen = mapping.seen_at.min(self.now);
+        if !mapping.replayed && self.was_cleaned(mapping) {
+            // Its client waits: it opens again, and stays open through a restart.
+            seen = self.now;
+        }
+        let mut expires = seen.plus_secs(u64::from(ttl));
+        let lease_end = expires.plus(self.config.lease_slack);
+        let lease_end = lease_end.min(self.now.plus(LONGEST_LEASE));
+        // An agent that hung finds live ones that have waited for it as replays do.
+        if mapping.replayed || lease_end <= self.now {
+            expires = expires.max(self.now.plus_secs(AWAY));
+        }
+        Validity {
+            ttl,
+            seen,
+            expires,
+            lease_end,
+        }
     }
 
     /// Whether so little of the node's room is left that nothing is promised: pairs under a

@@ -315,7 +315,44 @@ impl State {
             revoked: std::mem::take(&mut self.revoked),
             ..Batch::default()
         };
-        while batch.mappings.len() < BATCH.min(room.live)
+        self.take_live(&mut batch, now, room.live, stats, calls);
+        let live = batch.mappings.len();
+        let most = match live {
+            0 => room.others.min(BATCH),
+            _ => room.others.min(REPLAYS_BESIDE_LIVE),
+        };
+        let most = most.min(OTHERS.saturating_sub(self.others_on_wire));
+        let end = live + most;
+        self.take_beside(&mut batch, end, now);
+        let at = if self.flushing {
+            BootTime(u64::MAX)
+        } else {
+            now
+        };
+        let looked_at = self.take_refreshes(&mut batch, end, now, at);
+        let replayed = self.take_replays(&mut batch, end, now, LOOKED_AT - looked_at);
+        stats
+            .replayed
+            .add(u64::try_from(replayed).unwrap_or(u64::MAX));
+        let others = !self.replays.is_empty()
+            || !self.beside.is_empty()
+            || self.refreshes.is_due(at)
+            || self.renewals.is_due(at);
+        let may = room.others > 0 && self.others_on_wire < OTHERS;
+        let more = (live == BATCH && !self.live.is_empty()) || (may && others);
+        (batch, more)
+    }
+
+    /// Answers that clients wait for.
+    fn take_live(
+        &mut self,
+        batch: &mut Batch,
+        now: BootTime,
+        room: usize,
+        stats: &SinkStats,
+        calls: &mut Calls,
+    ) {
+        while batch.mappings.len() < BATCH.min(room)
             && let Some((holder, waiting)) = self.live.pop(|of| self.on_wire.allows(of, 1))
         {
             self.queued.give_back(holder, 1);
@@ -339,13 +376,11 @@ impl State {
             self.held.insert(out.sequence, held);
             batch.mappings.push(out);
         }
-        let live = batch.mappings.len();
-        let most = match live {
-            0 => room.others.min(BATCH),
-            _ => room.others.min(REPLAYS_BESIDE_LIVE),
-        };
-        let most = most.min(OTHERS.saturating_sub(self.others_on_wire));
-        while batch.mappings.len() - live < most
+    }
+
+    /// Leased answers that are reported beside, until the batch has `end` mappings.
+    fn take_beside(&mut self, batch: &mut Batch, end: usize, now: BootTime) {
+        while batch.mappings.len() < end
             && let Some((holder, Beside { mapping, notice })) = self.beside.pop(|_| true)
         {
             self.besides.give_back(holder, 1);
@@ -353,13 +388,19 @@ impl State {
             out.notice = Some(notice);
             batch.mappings.push(out);
         }
+    }
+
+    /// Refreshes and renewals that are due at `at`, until the batch has `end` mappings; returns
+    /// how many names were looked at.
+    fn take_refreshes(
+        &mut self,
+        batch: &mut Batch,
+        end: usize,
+        now: BootTime,
+        at: BootTime,
+    ) -> usize {
         let mut looked_at = 0;
-        let at = if self.flushing {
-            BootTime(u64::MAX)
-        } else {
-            now
-        };
-        while batch.mappings.len() - live < most
+        while batch.mappings.len() < end
             && looked_at < LOOKED_AT
             && let Some(key) = self.refreshes.pop(at).or_else(|| self.renewals.pop(at))
         {
@@ -368,9 +409,22 @@ impl State {
                 batch.mappings.push(self.send(mapping, Wait::Nobody, now));
             }
         }
-        let refreshed = batch.mappings.len();
-        while batch.mappings.len() - live < most
-            && looked_at < LOOKED_AT
+        looked_at
+    }
+
+    /// Replays of at most `names` names, until the batch has `end` mappings; returns how many
+    /// mappings were added.
+    fn take_replays(
+        &mut self,
+        batch: &mut Batch,
+        end: usize,
+        now: BootTime,
+        names: usize,
+    ) -> usize {
+        let before = batch.mappings.len();
+        let mut looked_at = 0;
+        while batch.mappings.len() < end
+            && looked_at < names
             && let Some(key) = self.replays.pop()
         {
             looked_at += 1;
@@ -378,17 +432,7 @@ impl State {
                 batch.mappings.push(self.send(mapping, Wait::Nobody, now));
             }
         }
-        let replayed = batch.mappings.len() - refreshed;
-        stats
-            .replayed
-            .add(u64::try_from(replayed).unwrap_or(u64::MAX));
-        let others = !self.replays.is_empty()
-            || !self.beside.is_empty()
-            || self.refreshes.is_due(at)
-            || self.renewals.is_due(at);
-        let may = room.others > 0 && self.others_on_wire < OTHERS;
-        let more = (live == BATCH && !self.live.is_empty()) || (may && others);
-        (batch, more)
+        batch.mappings.len() - before
     }
 
     fn send(&mut self, mapping: Mapping, wait: Wait, now: BootTime) -> Outgoing {

@@ -90,3 +90,23 @@ fn queries_without_rules_take_a_bounded_share_of_memory() {
     bench.serve("192.0.2.1");
     assert_eq!(rcode(&receive(&other)), ResponseCode::NoError);
 }
+
+#[test]
+fn rules_let_all_queries_on_that_waited_however_many() {
+    const WAITING: u16 = 600;
+    let bench = bench(60 * PATIENCE);
+    let udp = bench.client_from(NEIGHBOUR);
+    for id in 0..WAITING {
+        let name = format!("x{id}.good.example");
+        udp.send(&query(id, &name, RecordType::A)).unwrap();
+        eventually("the query has come", || {
+            bench.stats.transports.get(Protocol::Udp) > u64::from(id)
+        });
+    }
+    bench.set_neighbour_rules();
+    for _ in 0..WAITING {
+        bench.serve("192.0.2.1");
+        assert_eq!(rcode(&receive(&udp)), ResponseCode::NoError);
+    }
+    assert_eq!(denied(&bench), 0);
+}

@@ -1,8 +1,5 @@
 //! Command line of the agent: subcommands, flags and their help.
-#![expect(
-    missing_docs,
-    reason = "a flattened field has the help texts of its own type"
-)]
+#![expect(missing_docs, reason = "flattened fields use their type's help")]
 
 use std::{net::IpAddr, path::PathBuf, str::FromStr, time::Duration};
 

@@ -118,83 +118,17 @@ impl TryFrom<RunArgs> for Config {
     type Error = ConfigError;
 
     fn try_from(args: RunArgs) -> Result<Self, ConfigError> {
-        if !args.enable_ipv4 && !args.enable_ipv6 {
-            return Err(ConfigError {
-                flag: "enable-ipv4",
-                reason:
-                    "both address families are off; leave one of --enable-ipv4, --enable-ipv6 on"
-                        .to_owned(),
-            });
-        }
-        if args.tofqdns_proxy_port == 0 {
-            return Err(ConfigError {
-                flag: "tofqdns-proxy-port",
-                reason: "0 is not a port; agent and proxies must agree on one (default 10094)"
-                    .to_owned(),
-            });
-        }
-        if args.enable_standalone_dns_proxy
-            && args.standalone_dns_proxy_server_port == args.tofqdns_proxy_port
-        {
-            return Err(ConfigError {
-                flag: "standalone-dns-proxy-server-port",
-                reason: "is the same as --tofqdns-proxy-port; choose another".to_owned(),
-            });
-        }
-        for (flag, dir) in [
-            ("policy-dir", &args.policy_dir),
-            ("endpoint-dir", &args.endpoint_dir),
-        ] {
-            if let Some(dir) = dir
-                && !dir.is_dir()
-            {
-                return Err(ConfigError {
-                    flag,
-                    reason: format!("{} is not a directory; create it first", dir.display()),
-                });
-            }
-        }
-        for (flag, interval) in [
-            ("conntrack-gc-interval", args.conntrack_gc_interval),
-            ("reconcile-interval", args.reconcile_interval),
-        ] {
-            if interval < Duration::from_millis(10) {
-                return Err(ConfigError {
-                    flag,
-                    reason: "must be at least 10ms".to_owned(),
-                });
-            }
-        }
-        let size = |flag, entries: u32, range: RangeInclusive<u32>| {
-            if range.contains(&entries) {
-                return Ok(entries);
-            }
-            Err(ConfigError {
-                flag,
-                reason: format!("{entries} is not from {} to {}", range.start(), range.end()),
-            })
-        };
-        let (tcp, any) = (args.bpf_ct_global_tcp_max, args.bpf_ct_global_any_max);
-        let map_sizes = MapSizes {
-            conntrack_tcp: size("bpf-ct-global-tcp-max", tcp, CONNTRACK_ENTRIES)?,
-            conntrack_any: size("bpf-ct-global-any-max", any, CONNTRACK_ENTRIES)?,
-            ipcache: size(
-                "bpf-ipcache-map-max",
-                args.bpf_ipcache_map_max,
-                IPCACHE_ENTRIES,
-            )?,
-            lxc: size("bpf-lxc-map-max", args.bpf_lxc_map_max, LXC_ENTRIES)?,
-            policy: size(
-                "bpf-policy-map-max",
-                args.bpf_policy_map_max,
-                POLICY_ENTRIES,
-            )?,
-            ..MapSizes::default()
-        };
-        let metrics_address = match args.metrics_address.as_str() {
-            "" | "off" => None,
-            text => Some(parse_address(text)?),
-        };
+        check_families(&args)?;
+        check_ports(&args)?;
+        check_directories(&args)?;
+        check_intervals(&args)?;
+        let map_sizes = map_sizes(&args)?;
+        let metrics_address = metrics_address(&args.metrics_address)?;
+        let refused_prefixes =
+            RefusedPrefixes::of(&args.tofqdns_refuse_prefix).map_err(|reason| ConfigError {
+                flag: "tofqdns-refuse-prefix",
+                reason,
+            })?;
         Ok(Self {
             bpf_root: args.bpf_root,
             state_dir: args.state_dir,
@@ -226,12 +160,7 @@ impl TryFrom<RunArgs> for Config {
             ipv4: args.enable_ipv4,
             ipv6: args.enable_ipv6,
             preallocate_identities: args.tofqdns_preallocate_identities,
-            refused_prefixes: RefusedPrefixes::of(&args.tofqdns_refuse_prefix).map_err(
-                |reason| ConfigError {
-                    flag: "tofqdns-refuse-prefix",
-                    reason,
-                },
-            )?,
+            refused_prefixes,
             max_fqdn_identities: args.tofqdns_max_identities.0,
             max_ips_per_restored_rule: args.dns_max_ips_per_restored_rule,
             identity_restore_grace: args.identity_restore_grace_period,
@@ -240,6 +169,105 @@ impl TryFrom<RunArgs> for Config {
             conntrack_gc_interval: args.conntrack_gc_interval,
             reconcile_interval: args.reconcile_interval,
         })
+    }
+}
+
+fn check_families(args: &RunArgs) -> Result<(), ConfigError> {
+    if !args.enable_ipv4 && !args.enable_ipv6 {
+        return Err(ConfigError {
+            flag: "enable-ipv4",
+            reason: "both address families are off; leave one of --enable-ipv4, --enable-ipv6 on"
+                .to_owned(),
+        });
+    }
+    Ok(())
+}
+
+fn check_ports(args: &RunArgs) -> Result<(), ConfigError> {
+    if args.tofqdns_proxy_port == 0 {
+        return Err(ConfigError {
+            flag: "tofqdns-proxy-port",
+            reason: "0 is not a port; agent and proxies must agree on one (default 10094)"
+                .to_owned(),
+        });
+    }
+    if args.enable_standalone_dns_proxy
+        && args.standalone_dns_proxy_server_port == args.tofqdns_proxy_port
+    {
+        return Err(ConfigError {
+            flag: "standalone-dns-proxy-server-port",
+            reason: "is the same as --tofqdns-proxy-port; choose another".to_owned(),
+        });
+    }
+    Ok(())
+}
+
+fn check_directories(args: &RunArgs) -> Result<(), ConfigError> {
+    for (flag, dir) in [
+        ("policy-dir", &args.policy_dir),
+        ("endpoint-dir", &args.endpoint_dir),
+    ] {
+        if let Some(dir) = dir
+            && !dir.is_dir()
+        {
+            return Err(ConfigError {
+                flag,
+                reason: format!("{} is not a directory; create it first", dir.display()),
+            });
+        }
+    }
+    Ok(())
+}
+
+fn check_intervals(args: &RunArgs) -> Result<(), ConfigError> {
+    for (flag, interval) in [
+        ("conntrack-gc-interval", args.conntrack_gc_interval),
+        ("reconcile-interval", args.reconcile_interval),
+    ] {
+        if interval < Duration::from_millis(10) {
+            return Err(ConfigError {
+                flag,
+                reason: "must be at least 10ms".to_owned(),
+            });
+        }
+    }
+    Ok(())
+}
+
+fn map_sizes(args: &RunArgs) -> Result<MapSizes, ConfigError> {
+    let size = |flag, entries: u32, range: RangeInclusive<u32>| {
+        if range.contains(&entries) {
+            return Ok(entries);
+        }
+        Err(ConfigError {
+            flag,
+            reason: format!("{entries} is not from {} to {}", range.start(), range.end()),
+        })
+    };
+    let (tcp, any) = (args.bpf_ct_global_tcp_max, args.bpf_ct_global_any_max);
+    Ok(MapSizes {
+        conntrack_tcp: size("bpf-ct-global-tcp-max", tcp, CONNTRACK_ENTRIES)?,
+        conntrack_any: size("bpf-ct-global-any-max", any, CONNTRACK_ENTRIES)?,
+        ipcache: size(
+            "bpf-ipcache-map-max",
+            args.bpf_ipcache_map_max,
+            IPCACHE_ENTRIES,
+        )?,
+        lxc: size("bpf-lxc-map-max", args.bpf_lxc_map_max, LXC_ENTRIES)?,
+        policy: size(
+            "bpf-policy-map-max",
+            args.bpf_policy_map_max,
+            POLICY_ENTRIES,
+        )?,
+        ..MapSizes::default()
+    })
+}
+
+/// Address of metrics and health; `None` = off.
+fn metrics_address(text: &str) -> Result<Option<SocketAddr>, ConfigError> {
+    match text {
+        "" | "off" => Ok(None),
+        text => parse_address(text).map(Some),
     }
 }
 

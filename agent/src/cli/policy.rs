@@ -13,7 +13,7 @@ use crate::{
     config::args::Output,
     policy::{
         footgun,
-        parse::{PolicyDocument, group_key, parse_documents},
+        parse::{PolicyDocument, PolicyError, group_key, parse_documents},
     },
     watched_dir,
 };
@@ -36,6 +36,18 @@ struct Document {
 /// Reads `files`, and the document files of directories among them. Fails if a document is
 /// refused, or if a file has none.
 pub fn validate(files: &[PathBuf], output: Output) -> Result<()> {
+    let all = check(&read_documents(files)?);
+    print(output, &all, |all| {
+        let verdicts = all.iter().map(verdicts);
+        verdicts.chain([summary(all)]).collect()
+    })?;
+    fail_if_refused(&all)
+}
+
+/// Each file's name, and its documents or why they are refused.
+type ReadFile = (String, Vec<Result<PolicyDocument, PolicyError>>);
+
+fn read_documents(files: &[PathBuf]) -> Result<Vec<ReadFile>> {
     let mut read = Vec::new();
     for file in &document_files(files)? {
         let text = watched_dir::read_file(file)
@@ -44,49 +56,52 @@ pub fn validate(files: &[PathBuf], output: Output) -> Result<()> {
         let documents = parse_documents(&text, &name);
         read.push((name, documents));
     }
+    Ok(read)
+}
+
+/// The verdict on each document; its warnings consider the valid documents of all files.
+fn check(read: &[ReadFile]) -> Vec<Checked> {
     let good = read.iter().flat_map(|(_, documents)| documents).flatten();
     let good: Vec<&PolicyDocument> = good.collect();
-    let mut all = Vec::new();
-    for (name, documents) in &read {
-        let documents = documents
-            .iter()
-            .map(|document| match document {
-                Ok(document) => Document {
-                    key: Some(document.key.clone()),
-                    valid: true,
-                    error: None,
-                    warnings: warnings(document, &good),
-                },
-                Err(error) => Document {
-                    key: error.key.clone(),
-                    valid: false,
-                    error: Some(error.to_string()),
-                    warnings: Vec::new(),
-                },
-            })
-            .collect();
-        all.push(Checked {
+    let verdict = |document: &Result<PolicyDocument, PolicyError>| match document {
+        Ok(document) => Document {
+            key: Some(document.key.clone()),
+            valid: true,
+            error: None,
+            warnings: warnings(document, &good),
+        },
+        Err(error) => Document {
+            key: error.key.clone(),
+            valid: false,
+            error: Some(error.to_string()),
+            warnings: Vec::new(),
+        },
+    };
+    read.iter()
+        .map(|(name, documents)| Checked {
             file: name.clone(),
-            documents,
-        });
-    }
-    print(output, &all, |all| {
-        let mut text = String::new();
-        for checked in all {
-            for document in &checked.documents {
-                let key = document.key.as_deref().unwrap_or("unnamed");
-                match &document.error {
-                    None => text.push_str(&format!("{}: {key}: valid\n", checked.file)),
-                    Some(error) => text.push_str(&format!("refused: {error}\n")),
-                }
-                for warning in &document.warnings {
-                    text.push_str(&format!("{}: {key}: warning: {warning}\n", checked.file));
-                }
-            }
+            documents: documents.iter().map(verdict).collect(),
+        })
+        .collect()
+}
+
+/// One line for each document and warning of a file.
+fn verdicts(checked: &Checked) -> String {
+    let mut text = String::new();
+    for document in &checked.documents {
+        let key = document.key.as_deref().unwrap_or("unnamed");
+        match &document.error {
+            None => text.push_str(&format!("{}: {key}: valid\n", checked.file)),
+            Some(error) => text.push_str(&format!("refused: {error}\n")),
         }
-        text.push_str(&summary(all));
-        text
-    })?;
+        for warning in &document.warnings {
+            text.push_str(&format!("{}: {key}: warning: {warning}\n", checked.file));
+        }
+    }
+    text
+}
+
+fn fail_if_refused(all: &[Checked]) -> Result<()> {
     let empty: Vec<&str> = all
         .iter()
         .filter(|c| c.documents.is_empty())

@@ -11,8 +11,11 @@ use crate::{
     admin::model::{Policies, RepairsView, Status},
     config::args::Output,
     core::snapshot::{
-        EndpointView, IdentityView, IpcacheView, NameView, Reconciled, SelectorView, Summary,
+        Counters, EndpointView, IdentityView, IpcacheView, LimitView, NameView, Reconciled,
+        SelectorView, Summary,
     },
+    datapath::quota::QuotaView,
+    proxies::ProxyView,
 };
 
 /// Prints `value` as asked. A reader that closed the pipe is no error.
@@ -37,102 +40,122 @@ pub fn print<T: Serialize + ?Sized>(
 
 /// `status`
 pub fn status(status: &Status, verbose: bool) -> String {
+    let mut rows = state_rows(status);
+    let problems = status.problems.iter();
+    rows.extend(problems.map(|problem| ("PROBLEM", problem.clone())));
+    let mut text = aligned(&rows);
+    if !status.proxies.is_empty() {
+        text.push('\n');
+        text.push_str(&proxy_table(&status.proxies));
+    }
+    if !status.quotas.is_empty() {
+        text.push('\n');
+        text.push_str(&quota_table(&status.quotas));
+    }
+    if verbose {
+        text.push('\n');
+        text.push_str(&limit_table(&status.limits));
+    }
+    text
+}
+
+fn state_rows(status: &Status) -> Vec<(&'static str, String)> {
     let summary = &status.summary;
     let counters = &summary.counters;
-    let mut rows = vec![
-        (
-            "Agent",
-            format!(
-                "version {}, pid {}, start {} since boot",
-                status.version, status.pid, status.epoch.start
-            ),
-        ),
-        (
-            "Ready",
-            if status.ready {
-                "yes".to_owned()
-            } else {
-                "no: sources are not synced yet".to_owned()
-            },
-        ),
+    let ready = if status.ready {
+        "yes"
+    } else {
+        "no: sources are not synced yet"
+    };
+    let repaired = reconciler(&counters.reconciled, &status.repairs);
+    vec![
+        ("Agent", process(status)),
+        ("Ready", ready.to_owned()),
         ("Endpoints", endpoint_counts(summary)),
-        (
-            "Policies",
-            format!(
-                "{} in force, {} refused; revision {}",
-                summary.policies, summary.policies_rejected, summary.revision
-            ),
-        ),
-        (
-            "Identities",
-            format!(
-                "{} of endpoints, {} local, {} of them of names, {} in combination{}",
-                summary.endpoint_identities,
-                summary.local_identities,
-                summary.fqdn_identities,
-                summary.fqdn_combinations,
-                summary
-                    .fqdn_identities_max
-                    .map(|max| format!(" (limit {max})"))
-                    .unwrap_or_default()
-            ),
-        ),
-        (
-            "Ipcache",
-            format!(
-                "{} of {} entries",
-                summary.ipcache_entries, summary.ipcache_max
-            ),
-        ),
-        (
-            "Names",
-            format!(
-                "{} addresses live, {} kept for connections; {} selectors",
-                summary.names_live, summary.names_zombies, summary.selectors
-            ),
-        ),
-        (
-            "Mappings",
-            format!(
-                "{} realised, {} not; refused: {} unknown endpoint, {} not allowed, {} invalid, {} too many",
-                counters.mappings_realised,
-                counters.mappings_not_realised,
-                counters.mappings_endpoint_unknown,
-                counters.mappings_not_allowed,
-                counters.mappings_invalid,
-                counters.mappings_rate_limited,
-            ),
-        ),
-        (
-            "Datapath",
-            format!(
-                "{} failed steps so far, {} waiting to be tried again",
-                counters.step_failures, summary.pending_steps
-            ),
-        ),
-        (
-            "Reconciler",
-            reconciler(&counters.reconciled, &status.repairs),
-        ),
+        ("Policies", policy_counts(summary)),
+        ("Identities", identity_counts(summary)),
+        ("Ipcache", ipcache_use(summary)),
+        ("Names", name_counts(summary)),
+        ("Mappings", mapping_counts(counters)),
+        ("Datapath", datapath_steps(summary)),
+        ("Reconciler", repaired),
         ("Built-in DNS proxy", status.builtin_dns_proxy.clone()),
-    ];
-    rows.extend(
-        status
-            .problems
-            .iter()
-            .map(|problem| ("PROBLEM", problem.clone())),
-    );
-    let width = rows
-        .iter()
-        .map(|(name, _)| name.len())
-        .max()
-        .unwrap_or_default();
-    let mut text: String = rows
-        .iter()
+    ]
+}
+
+/// A line for each row, the values below each other.
+fn aligned(rows: &[(&str, String)]) -> String {
+    let width = rows.iter().map(|(name, _)| name.len()).max();
+    let width = width.unwrap_or_default();
+    rows.iter()
         .map(|(name, value)| format!("{name:width$}  {value}\n"))
-        .collect();
-    let proxies: Vec<Vec<String>> = status
-        .proxies
+        .collect()
+}
+
+fn process(status: &Status) -> String {
+    format!(
+        "version {}, pid {}, start {} since boot",
+        status.version, status.pid, status.epoch.start
+    )
+}
+
+fn policy_counts(summary: &Summary) -> String {
+    format!(
+        "{} in force, {} refused; revision {}",
+        summary.policies, summary.policies_rejected, summary.revision
+    )
+}
+
+fn identity_counts(summary: &Summary) -> String {
+    format!(
+        "{} of endpoints, {} local, {} of them of names, {} in combination{}",
+        summary.endpoint_identities,
+        summary.local_identities,
+        summary.fqdn_identities,
+        summary.fqdn_combinations,
+        summary
+            .fqdn_identities_max
+            .map(|max| format!(" (limit {max})"))
+            .unwrap_or_default()
+    )
+}
+
+fn ipcache_use(summary: &Summary) -> String {
+    format!(
+        "{} of {} entries",
+        summary.ipcache_entries, summary.ipcache_max
+    )
+}
+
+fn name_counts(summary: &Summary) -> String {
+    format!(
+        "{} addresses live, {} kept for connections; {} selectors",
+        summary.names_live, summary.names_zombies, summary.selectors
+    )
+}
+
+fn mapping_counts(counters: &Counters) -> String {
+    format!(
+        "{} realised, {} not; refused: {} unknown endpoint, {} not allowed, {} invalid, {} too many",
+        counters.mappings_realised,
+        counters.mappings_not_realised,
+        counters.mappings_endpoint_unknown,
+        counters.mappings_not_allowed,
+        counters.mappings_invalid,
+        counters.mappings_rate_limited,
+    )
+}
+
+fn datapath_steps(summary: &Summary) -> String {
+    let counters = &summary.counters;
+    format!(
+        "{} failed steps so far, {} waiting to be tried again",
+        counters.step_failures, summary.pending_steps
+    )
+}
+
+fn proxy_table(proxies: &[ProxyView]) -> String {
+    let rows: Vec<_> = proxies
         .iter()
         .map(|proxy| {
             vec![
@@ -145,15 +168,14 @@ pub fn status(status: &Status, verbose: bool) -> String {
             ]
         })
         .collect();
-    if !proxies.is_empty() {
-        text.push('\n');
-        text.push_str(&render(
-            &["PROXY", "STREAM", "PID", "SENT", "ACKED", "WAITING"],
-            &proxies,
-        ));
-    }
-    let quotas: Vec<Vec<String>> = status
-        .quotas
+    render(
+        &["PROXY", "STREAM", "PID", "SENT", "ACKED", "WAITING"],
+        &rows,
+    )
+}
+
+fn quota_table(quotas: &[QuotaView]) -> String {
+    let rows: Vec<_> = quotas
         .iter()
         .map(|quota| {
             vec![
@@ -164,29 +186,21 @@ pub fn status(status: &Status, verbose: bool) -> String {
             ]
         })
         .collect();
-    if !quotas.is_empty() {
-        text.push('\n');
-        text.push_str(&render(
-            &["ENDPOINT", "QUOTA REACHED", "BEYOND IT", "KEY"],
-            &quotas,
-        ));
-    }
-    if verbose {
-        let limits: Vec<Vec<String>> = status
-            .limits
-            .iter()
-            .map(|limit| {
-                vec![
-                    limit.what.clone(),
-                    limit.used.to_string(),
-                    maybe(limit.most.as_ref()),
-                ]
-            })
-            .collect();
-        text.push('\n');
-        text.push_str(&render(&["LIMIT", "IN USE", "MOST"], &limits));
-    }
-    text
+    render(&["ENDPOINT", "QUOTA REACHED", "BEYOND IT", "KEY"], &rows)
+}
+
+fn limit_table(limits: &[LimitView]) -> String {
+    let rows: Vec<_> = limits
+        .iter()
+        .map(|limit| {
+            vec![
+                limit.what.clone(),
+                limit.used.to_string(),
+                maybe(limit.most.as_ref()),
+            ]
+        })
+        .collect();
+    render(&["LIMIT", "IN USE", "MOST"], &rows)
 }
 
 fn endpoint_counts(summary: &Summary) -> String {

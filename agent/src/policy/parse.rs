@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use daemon::yaml::{self, YamlError};
 use ipnet::IpNet;
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 use super::{
     cluster::{self, ClusterObject},
@@ -220,17 +220,7 @@ enum Kind {
 const NODE_KIND: &str = "CiliumNode";
 const SLICE_KIND: &str = "EndpointSlice";
 
-/// Reads kind and metadata: the document's key, and what its selectors may mean.
-fn head(value: &Value) -> Result<(Kind, String, Scope), Fault> {
-    let Some(map) = value.as_object() else {
-        return Err(Fault::new(
-            "document",
-            "is not a mapping",
-            "start it with apiVersion and kind",
-        ));
-    };
-    let text = |field: &str| map.get(field).and_then(Value::as_str).unwrap_or_default();
-    let kind = text("kind");
+fn check_fields(kind: &str, map: &Map<String, Value>) -> Result<(), Fault> {
     let known: &[&str] = if kind == SLICE_KIND {
         &[
             "apiVersion",
@@ -247,13 +237,17 @@ fn head(value: &Value) -> Result<(Kind, String, Scope), Fault> {
         let remedy = format!("remove it; the fields here are {}", known.join(", "));
         return Err(Fault::new(other, "is an unknown field", &remedy));
     }
-    let old_group = kind == GROUP_KIND && text("apiVersion") == "cilium.io/v2alpha1";
+    Ok(())
+}
+
+fn check_version(kind: &str, found: &str) -> Result<(), Fault> {
+    let old_group = kind == GROUP_KIND && found == "cilium.io/v2alpha1";
     let version = match kind {
         SLICE_KIND => "discovery.k8s.io/v1",
         _ => "cilium.io/v2",
     };
-    if text("apiVersion") != version && !old_group {
-        let reason = format!("is `{}`", text("apiVersion"));
+    if found != version && !old_group {
+        let reason = format!("is `{found}`");
         let remedy = if kind == SLICE_KIND || kind.starts_with("Cilium") {
             format!("write apiVersion: {version}")
         } else {
@@ -264,6 +258,22 @@ fn head(value: &Value) -> Result<(Kind, String, Scope), Fault> {
         };
         return Err(Fault::new("apiVersion", &reason, &remedy));
     }
+    Ok(())
+}
+
+/// Reads kind and metadata: the document's key, and what its selectors may mean.
+fn head(value: &Value) -> Result<(Kind, String, Scope), Fault> {
+    let Some(map) = value.as_object() else {
+        return Err(Fault::new(
+            "document",
+            "is not a mapping",
+            "start it with apiVersion and kind",
+        ));
+    };
+    let text = |field: &str| map.get(field).and_then(Value::as_str).unwrap_or_default();
+    let kind = text("kind");
+    check_fields(kind, map)?;
+    check_version(kind, text("apiVersion"))?;
     let metadata = |field: &str| {
         let value = map
             .get("metadata")

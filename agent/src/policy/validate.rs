@@ -9,7 +9,7 @@ use std::sync::Arc;
 use dns_policy::{pattern, rule::NameRule};
 use std::collections::{BTreeMap, BTreeSet};
 
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 pub(super) use self::field::{list, object, text};
 use self::{
@@ -132,6 +132,15 @@ pub fn rule(path: &str, value: &Value, scope: &Scope) -> Checked<Rule> {
             remedy,
         ));
     }
+    refuse_empty(path, map)?;
+    Ok(Rule {
+        egress: direction(path, map, &EGRESS, scope)?,
+        ingress: direction(path, map, &INGRESS, scope)?,
+        subject,
+    })
+}
+
+fn refuse_empty(path: &str, map: &Map<String, Value>) -> Checked<()> {
     let says = ["egress", "ingress", "egressDeny", "ingressDeny"];
     let is_empty = |field: &&str| match map.get(*field) {
         None | Some(Value::Null) => true,
@@ -143,39 +152,66 @@ pub fn rule(path: &str, value: &Value, scope: &Scope) -> Checked<Rule> {
         let remedy = "add one: `egress: [{}]` allows nothing to be sent";
         return Err(Fault::new(path, &reason, remedy));
     }
-    let direction = |egress: bool, allow: &str, deny: &str, flag: &str| {
-        let mut peers = Vec::new();
-        for (field, is_deny) in [(deny, true), (allow, false)] {
-            let path = format!("{path}.{field}");
-            for (n, item) in list(&path, map.get(field))?.iter().enumerate() {
-                let path = format!("{path}[{n}]");
-                let rules = peer_rules(&path, item, &section(egress, is_deny), scope)?;
-                peers.extend(rules.into_iter().map(Arc::new));
-            }
+    Ok(())
+}
+
+/// Fields of a `spec` about one direction.
+struct DirectionFields {
+    allow: &'static str,
+    deny: &'static str,
+    egress: bool,
+}
+
+const EGRESS: DirectionFields = DirectionFields {
+    allow: "egress",
+    deny: "egressDeny",
+    egress: true,
+};
+const INGRESS: DirectionFields = DirectionFields {
+    allow: "ingress",
+    deny: "ingressDeny",
+    egress: false,
+};
+
+fn direction(
+    path: &str,
+    map: &Map<String, Value>,
+    fields: &DirectionFields,
+    scope: &Scope,
+) -> Checked<Direction> {
+    let DirectionFields {
+        allow,
+        deny,
+        egress,
+    } = *fields;
+    let mut peers = Vec::new();
+    for (field, is_deny) in [(deny, true), (allow, false)] {
+        let path = format!("{path}.{field}");
+        for (n, item) in list(&path, map.get(field))?.iter().enumerate() {
+            let path = format!("{path}[{n}]");
+            let rules = peer_rules(&path, item, &section(egress, is_deny), scope)?;
+            peers.extend(rules.into_iter().map(Arc::new));
         }
-        let has = |field| matches!(map.get(field), Some(Value::Array(items)) if !items.is_empty());
-        let default_deny = match map.get("enableDefaultDeny") {
-            None => None,
-            Some(value) => {
-                let path = format!("{path}.enableDefaultDeny");
-                let flags = object(&path, value, &["egress", "ingress"], &[])?;
-                flags
-                    .get(flag)
-                    .map(|value| boolean(&format!("{path}.{flag}"), value))
-                    .transpose()?
-            }
-        };
-        let default_deny = default_deny.unwrap_or(has(allow) || has(deny));
-        Ok(Direction {
-            default_deny,
-            peers,
-        })
-    };
-    Ok(Rule {
-        egress: direction(true, "egress", "egressDeny", "egress")?,
-        ingress: direction(false, "ingress", "ingressDeny", "ingress")?,
-        subject,
+    }
+    let has = |field| matches!(map.get(field), Some(Value::Array(items)) if !items.is_empty());
+    let default_deny = default_deny(path, map, allow)?;
+    Ok(Direction {
+        default_deny: default_deny.unwrap_or(has(allow) || has(deny)),
+        peers,
     })
+}
+
+/// The value of `enableDefaultDeny` for a direction; none if it is not set.
+fn default_deny(path: &str, map: &Map<String, Value>, flag: &str) -> Checked<Option<bool>> {
+    let Some(value) = map.get("enableDefaultDeny") else {
+        return Ok(None);
+    };
+    let path = format!("{path}.enableDefaultDeny");
+    let flags = object(&path, value, &["egress", "ingress"], &[])?;
+    let value = flags.get(flag);
+    value
+        .map(|value| boolean(&format!("{path}.{flag}"), value))
+        .transpose()
 }
 
 /// Checks an element of `egress`, `ingress`, `egressDeny` or `ingressDeny`; none if it is
@@ -197,6 +233,39 @@ fn peer_rules(
     ];
     known.extend(section.fqdns);
     let map = object(path, value, &known, section.unsupported)?;
+    let peers = chosen_peers(path, map, section, scope)?;
+    let ports = ports_of(path, map, section)?;
+    if peers.is_none() && ports.is_none() {
+        return Ok(Vec::new());
+    }
+    let rule = |peers, ports| PeerRule {
+        path: path.into(),
+        deny: section.deny,
+        peers,
+        ports,
+    };
+    let (peers, ports) = (peers.unwrap_or(Peers::Any), ports.unwrap_or_default());
+    let is_named = |port: &PortRule| port.name().is_some();
+    if !section.egress || peers != Peers::Any || !ports.iter().any(is_named) {
+        return Ok(vec![rule(peers, ports)]);
+    }
+    // Only endpoints have names for their ports, each its own.
+    let everyone = Peers::Selectors(vec![Selector::Labels(LabelSelector::default())]);
+    let (named, numbered): (Vec<_>, Vec<_>) = ports.into_iter().partition(is_named);
+    let mut rules = vec![rule(everyone, named)];
+    if !numbered.is_empty() {
+        rules.push(rule(peers, numbered));
+    }
+    Ok(rules)
+}
+
+/// Peers of an element, which may name them by one field only; none if it names none.
+fn chosen_peers(
+    path: &str,
+    map: &Map<String, Value>,
+    section: &Section,
+    scope: &Scope,
+) -> Checked<Option<Peers>> {
     let mut peers = None;
     let fields = [
         Some(section.cidr),
@@ -221,29 +290,7 @@ fn peer_rules(
         }
         peers = Some(peers_of(&path, field, value, section, scope)?);
     }
-    let ports = ports_of(path, map, section)?;
-    if peers.is_none() && ports.is_none() {
-        return Ok(Vec::new());
-    }
-    let rule = |peers, ports| PeerRule {
-        path: path.into(),
-        deny: section.deny,
-        peers,
-        ports,
-    };
-    let (peers, ports) = (peers.unwrap_or(Peers::Any), ports.unwrap_or_default());
-    let is_named = |port: &PortRule| port.name().is_some();
-    if !section.egress || peers != Peers::Any || !ports.iter().any(is_named) {
-        return Ok(vec![rule(peers, ports)]);
-    }
-    // Only endpoints have names for their ports, each its own.
-    let everyone = Peers::Selectors(vec![Selector::Labels(LabelSelector::default())]);
-    let (named, numbered): (Vec<_>, Vec<_>) = ports.into_iter().partition(is_named);
-    let mut rules = vec![rule(everyone, named)];
-    if !numbered.is_empty() {
-        rules.push(rule(peers, numbered));
-    }
-    Ok(rules)
+    Ok(peers)
 }
 
 fn peers_of(

@@ -122,6 +122,19 @@ impl PolicyDir {
             }),
         }
         self.save(&mut errors);
+        let wanted = self.wanted(&mut errors);
+        let mut events = self.adopt(wanted);
+        events.extend(self.reject(errors));
+        if self.uncertain && !self.lacks() {
+            self.uncertain = false;
+            events.push(Event::PoliciesUncertain(false));
+        }
+        events
+    }
+
+    /// The good documents of all files by key. Of two documents with
+    /// one key the first file's counts.
+    fn wanted(&self, errors: &mut Vec<PolicyError>) -> BTreeMap<String, PolicyDocument> {
         let mut wanted: BTreeMap<&String, (&String, &PolicyDocument)> = BTreeMap::new();
         for (name, file) in &self.files {
             errors.extend(file.errors.iter().cloned());
@@ -140,33 +153,34 @@ impl PolicyDir {
                 }
             }
         }
-        let mut events: Vec<Event> = self
-            .current
-            .keys()
-            .filter(|key| !wanted.contains_key(key))
-            .map(|key| Event::Policies(SourceEvent::Delete(key.clone())))
-            .collect();
-        for (key, (_, document)) in &wanted {
-            if self.current.get(*key) != Some(*document) {
-                events.push(Event::Policies(SourceEvent::Apply((*document).clone())));
-            }
-        }
-        self.current = wanted
+        wanted
             .into_iter()
             .map(|(key, (_, document))| (key.clone(), document.clone()))
-            .collect();
-        if errors != self.rejected {
-            for error in errors.iter().filter(|error| !self.rejected.contains(error)) {
-                tracing::warn!(%error, "policy document refused; its last good version, if there is one, remains in force");
-            }
-            self.rejected.clone_from(&errors);
-            events.push(Event::PoliciesRejected(errors));
-        }
-        if self.uncertain && !self.lacks() {
-            self.uncertain = false;
-            events.push(Event::PoliciesUncertain(false));
-        }
+            .collect()
+    }
+
+    /// Makes `wanted` the current documents; returns the events of the difference.
+    fn adopt(&mut self, wanted: BTreeMap<String, PolicyDocument>) -> Vec<Event> {
+        let deleted = self.current.keys().filter(|key| !wanted.contains_key(*key));
+        let deleted = deleted.map(|key| SourceEvent::Delete(key.clone()));
+        let changed = wanted.iter();
+        let changed = changed.filter(|(key, document)| self.current.get(*key) != Some(*document));
+        let applied = changed.map(|(_, document)| SourceEvent::Apply(document.clone()));
+        let events = deleted.chain(applied).map(Event::Policies).collect();
+        self.current = wanted;
         events
+    }
+
+    /// Logs refused documents that were not refused before; none if nothing changed.
+    fn reject(&mut self, errors: Vec<PolicyError>) -> Option<Event> {
+        if errors == self.rejected {
+            return None;
+        }
+        for error in errors.iter().filter(|error| !self.rejected.contains(error)) {
+            tracing::warn!(%error, "policy document refused; its last good version, if there is one, remains in force");
+        }
+        self.rejected.clone_from(&errors);
+        Some(Event::PoliciesRejected(errors))
     }
 
     /// Keeps the good documents of each file on disk.

@@ -103,27 +103,7 @@ fn port_rules(path: &str, value: &Value, section: &Section) -> Checked<Vec<PortR
 
 fn port(path: &str, value: &Value) -> Checked<PortRule> {
     let map = object(path, value, &["port", "endPort", "protocol"], &[])?;
-    let protocol_path = format!("{path}.protocol");
-    let protocol = match map
-        .get("protocol")
-        .map(|v| text(&protocol_path, v))
-        .transpose()?
-    {
-        None | Some("ANY" | "") => Protocol::Any,
-        Some("TCP") => Protocol::Tcp,
-        Some("UDP") => Protocol::Udp,
-        Some("SCTP") => Protocol::Sctp,
-        Some("ICMP") => Protocol::Icmp,
-        Some("ICMPv6" | "ICMPV6") => Protocol::Icmpv6,
-        Some(other) => {
-            let remedy = "use TCP, UDP, SCTP, ICMP, ICMPv6 or ANY";
-            return Err(Fault::new(
-                &protocol_path,
-                &format!("`{other}` is not supported"),
-                remedy,
-            ));
-        }
-    };
+    let protocol = protocol(path, map)?;
     let port_path = format!("{path}.port");
     let Some(first) = map.get("port") else {
         return Err(Fault::new(
@@ -158,7 +138,43 @@ fn port(path: &str, value: &Value) -> Checked<PortRule> {
         });
     }
     let first = number(&port_path, first)?;
-    let (first, last) = match (first, end) {
+    let (first, last) = range(&end_path, first, end)?;
+    Ok(PortRule {
+        protocol,
+        ports: Ports::Range(first, last),
+        dns: None,
+    })
+}
+
+fn protocol(path: &str, map: &Map<String, Value>) -> Checked<Protocol> {
+    let protocol_path = format!("{path}.protocol");
+    Ok(
+        match map
+            .get("protocol")
+            .map(|v| text(&protocol_path, v))
+            .transpose()?
+        {
+            None | Some("ANY" | "") => Protocol::Any,
+            Some("TCP") => Protocol::Tcp,
+            Some("UDP") => Protocol::Udp,
+            Some("SCTP") => Protocol::Sctp,
+            Some("ICMP") => Protocol::Icmp,
+            Some("ICMPv6" | "ICMPV6") => Protocol::Icmpv6,
+            Some(other) => {
+                let remedy = "use TCP, UDP, SCTP, ICMP, ICMPv6 or ANY";
+                return Err(Fault::new(
+                    &protocol_path,
+                    &format!("`{other}` is not supported"),
+                    remedy,
+                ));
+            }
+        },
+    )
+}
+
+/// First and last port.
+fn range(end_path: &str, first: u16, end: Option<u16>) -> Checked<(u16, u16)> {
+    Ok(match (first, end) {
         (0, None) => (0, u16::MAX),
         (0, Some(_)) => {
             return Err(Fault::new(
@@ -176,11 +192,6 @@ fn port(path: &str, value: &Value) -> Checked<PortRule> {
             ));
         }
         (first, last) => (first, last.unwrap_or(first)),
-    };
-    Ok(PortRule {
-        protocol,
-        ports: Ports::Range(first, last),
-        dns: None,
     })
 }
 

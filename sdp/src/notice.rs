@@ -152,6 +152,13 @@ impl Notices {
         taken.is_ok()
     }
 
+    /// Gives back what [`Self::wants_one`] took: the report was not made.
+    pub fn give_back(&self) {
+        let relaxed = Ordering::Relaxed;
+        let more = |left: u32| Some(left.saturating_add(1).min(ALLOWED_AT_ONCE));
+        let _ = self.allowed.fetch_update(relaxed, relaxed, more);
+    }
+
     fn is_heard(&self) -> bool {
         self.wanted.load(Ordering::Relaxed)
     }
@@ -260,6 +267,8 @@ pub(crate) mod tests {
         assert_eq!(made(10_000), 4096);
         assert_eq!(notices.stats().dropped.get(), 10_000 - 4096);
         assert!(!notices.is_wanted());
+        notices.give_back();
+        assert_eq!(made(10), 1, "the report that was not made");
         notices.allow_more();
         assert!(notices.is_wanted());
         assert_eq!(made(10_000), 200);

@@ -129,6 +129,7 @@ impl Proxy {
         let table = self.policy.load();
         let verdict = table.check(&question);
         if verdict == Verdict::Deny(DenyReason::NoRules) && patience == Patience::Waits {
+            self.observer.postponed(&watch);
             return Outcome::AwaitRules(endpoint);
         }
         let judged = Judged {

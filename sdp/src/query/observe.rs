@@ -107,6 +107,13 @@ impl Observer {
         Stopwatch::start(message, self.notices.wants_one())
     }
 
+    /// A query is judged again later: it gets its report then.
+    pub(crate) fn postponed(&self, watch: &Stopwatch) {
+        if watch.is_reported() {
+            self.notices.give_back();
+        }
+    }
+
     /// Policy allowed or denied a query. Returns the duration of the policy check, zero if it was
     /// not measured.
     pub(crate) fn checked(

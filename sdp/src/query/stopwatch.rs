@@ -40,6 +40,11 @@ impl Stopwatch {
         }
     }
 
+    /// Whether the agent gets a report of this query.
+    pub(super) fn is_reported(&self) -> bool {
+        self.is_reported
+    }
+
     /// The policy check begins.
     pub(crate) fn check_begins(&mut self) {
         self.check_began = self.began.map(|_| Instant::now());

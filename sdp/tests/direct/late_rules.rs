@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use hickory_proto::{op::ResponseCode, rr::RecordType};
 use holdfast_sdp::proxy::stats::{Protocol, QueryResult};
+use socket2::SockRef;
 
 use crate::bench::{
     Bench, NEIGHBOUR, Options, PATIENCE, answer, eventually, query, rcode, receive, receive_frame,
@@ -89,4 +90,27 @@ fn queries_without_rules_take_a_bounded_share_of_memory() {
         .unwrap();
     bench.serve("192.0.2.1");
     assert_eq!(rcode(&receive(&other)), ResponseCode::NoError);
+}
+
+#[test]
+fn rules_let_all_queries_on_that_waited_however_many() {
+    // More than one turn lets on, and fewer than the server's socket holds.
+    const WAITING: u16 = 400;
+    let bench = bench(60 * PATIENCE);
+    let server = SockRef::from(&bench.server);
+    server.set_recv_buffer_size(212_992).unwrap();
+    let udp = bench.client_from(NEIGHBOUR);
+    for id in 0..WAITING {
+        let name = format!("x{id}.good.example");
+        udp.send(&query(id, &name, RecordType::A)).unwrap();
+        eventually("the query has come", || {
+            bench.stats.transports.get(Protocol::Udp) > u64::from(id)
+        });
+    }
+    bench.set_neighbour_rules();
+    for _ in 0..WAITING {
+        bench.serve("192.0.2.1");
+        assert_eq!(rcode(&receive(&udp)), ResponseCode::NoError);
+    }
+    assert_eq!(denied(&bench), 0);
 }

@@ -20,6 +20,10 @@ use crate::{
     wire::set_id,
 };
 
+/// Delayed queries that one turn retries at most: rules that arrive can free thousands at once,
+/// and the other endpoints of the worker must not wait for all of them.
+const RETRIES: usize = 256;
+
 impl Worker {
     /// Receives queries from a listener and sends them on.
     pub(super) fn queries(&mut self, listener: usize) {
@@ -168,7 +172,7 @@ impl Worker {
         self.upstream.next_batch(self.in_flight.udp_limit());
         // Endpoints that have a place in flight and no socket to send from.
         let mut without_socket = Vec::new();
-        loop {
+        for _ in 0..RETRIES {
             let (upstream, now) = (&self.upstream, self.now);
             let has_place =
                 |holder| !without_socket.contains(&holder) && upstream.has_place(holder);

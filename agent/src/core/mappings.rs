@@ -52,14 +52,7 @@ impl State {
             Refusal::NotRealised => &mut self.counters.mappings_not_realised,
         };
         *counter += 1;
-        let outcome = MappingOutcome {
-            stream: event.stream,
-            sequence: event.sequence,
-            realised: Realised::No(refusal),
-            durable: false,
-            lease_end: 0,
-            revision: self.revision_in_force(),
-        };
+        let outcome = self.outcome(event, Realised::No(refusal), None);
         let endpoint = event.mapping.endpoint.id;
         plan.answer(PendingOutcome {
             outcome,
@@ -79,12 +72,8 @@ impl State {
             return;
         }
         let endpoint = mapping.endpoint.id;
-        let Validity {
-            ttl,
-            seen,
-            expires,
-            lease_end,
-        } = self.validity(mapping);
+        let times = self.validity(mapping);
+        let lease_end = times.lease_end;
         let mut leased =
             self.leases.is_open(event.stream) && lease_end > self.now && !self.is_crowded();
         let mut left_out = mapping.addresses.len().saturating_sub(TAKEN_ADDRESSES);
@@ -94,12 +83,7 @@ impl State {
         };
         let mut prefixes = Vec::with_capacity(mapping.addresses.len().min(TAKEN_ADDRESSES));
         for address in mapping.addresses.iter().copied().take(TAKEN_ADDRESSES) {
-            if self.config.refused_prefixes.covering(address).is_some() {
-                self.counters.addresses_refused += 1;
-                self.closed.note_refused(&mapping.name, address);
-                continue;
-            }
-            if !self.is_plumbed(address) {
+            if !self.may_learn(&mapping.name, address) {
                 continue;
             }
             if !self
@@ -114,9 +98,9 @@ impl State {
                 name: &mapping.name,
                 labels: labels.as_ref(),
                 address,
-                seen,
-                ttl,
-                expires,
+                seen: times.seen,
+                ttl: times.ttl,
+                expires: times.expires,
                 lease_end: if leased { lease_end } else { BootTime(0) },
             });
             if let Some(labels) = &labels {
@@ -135,19 +119,39 @@ impl State {
             self.refuse(plan, event, Refusal::NotRealised);
             return;
         }
-        let outcome = MappingOutcome {
-            stream: event.stream,
-            sequence: event.sequence,
-            realised: Realised::Yes,
-            durable: false,
-            lease_end: if leased { lease_end.0 } else { 0 },
-            revision: self.revision_in_force(),
-        };
+        let outcome = self.outcome(event, Realised::Yes, leased.then_some(lease_end));
         plan.answer(PendingOutcome {
             outcome,
             prefixes,
             endpoint,
         });
+    }
+
+    /// The result of a mapping, before it is durable. `lease`: its end, if one is given.
+    fn outcome(
+        &self,
+        event: &MappingEvent,
+        realised: Realised,
+        lease: Option<BootTime>,
+    ) -> MappingOutcome {
+        MappingOutcome {
+            stream: event.stream,
+            sequence: event.sequence,
+            realised,
+            durable: false,
+            lease_end: lease.map_or(0, |end| end.0),
+            revision: self.revision_in_force(),
+        }
+    }
+
+    /// Whether an answer may give the address a label; counts addresses in refused prefixes.
+    fn may_learn(&mut self, name: &Fqdn, address: IpAddr) -> bool {
+        if self.config.refused_prefixes.covering(address).is_some() {
+            self.counters.addresses_refused += 1;
+            self.closed.note_refused(name, address);
+            return false;
+        }
+        self.is_plumbed(address)
     }
 
     /// A cleaned name that a proxy sends again is closed: nothing else closes what a restart

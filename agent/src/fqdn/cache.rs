@@ -121,20 +121,6 @@ pub struct NameCache {
     sorts: usize,
 }
 
-impl EndpointNames {
-    /// Removes the name from the address's zombie. True if the zombie had the name.
-    fn revive(&mut self, name: &Fqdn, address: IpAddr) -> bool {
-        let Some(zombie) = self.zombies.get_mut(&address) else {
-            return false;
-        };
-        let had = zombie.names.remove(name);
-        if zombie.names.is_empty() {
-            self.zombies.remove(&address);
-        }
-        had
-    }
-}
-
 impl NameCache {
     /// Empty.
     pub fn new(limits: Limits) -> Self {

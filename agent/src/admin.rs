@@ -2,5 +2,6 @@
 
 mod clean;
 pub mod model;
+mod problems;
 pub mod server;
 pub mod why;

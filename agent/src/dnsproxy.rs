@@ -65,6 +65,32 @@ pub struct Ports {
     pub epoch: Epoch,
 }
 
+fn bind(config: &Config) -> Result<Sockets, ListenError> {
+    Sockets::bind(&ListenConfig {
+        port: config.proxy_port,
+        ipv4: config.ipv4,
+        ipv6: config.ipv6,
+        workers: 1,
+        options: SocketOptions::Transparent,
+        steering: Some(SteeringConfig {
+            gate: Gate::default(),
+            bpf_root: config.bpf_root.clone(),
+            kind: steering::KIND_FALLBACK,
+        }),
+        tcp_connections: Descriptors::raise().tcp_connections(TCP_CONNECTIONS),
+    })
+}
+
+fn proxy_config(config: &Config, transparent: Transparent) -> ProxyConfig {
+    ProxyConfig {
+        port: config.proxy_port,
+        reject: config.reject_code,
+        max_delay: config.response_max_delay,
+        transparent,
+        ..ProxyConfig::default()
+    }
+}
+
 impl BuiltinProxy {
     /// Binds, starts the workers, and connects them. `restored`: rules of an
     /// earlier run, in force until the core gives the first ones.
@@ -75,19 +101,7 @@ impl BuiltinProxy {
         tasks: &TaskTracker,
         stop: &CancellationToken,
     ) -> Result<Arc<Self>, ListenError> {
-        let sockets = Sockets::bind(&ListenConfig {
-            port: config.proxy_port,
-            ipv4: config.ipv4,
-            ipv6: config.ipv6,
-            workers: 1,
-            options: SocketOptions::Transparent,
-            steering: Some(SteeringConfig {
-                gate: Gate::default(),
-                bpf_root: config.bpf_root.clone(),
-                kind: steering::KIND_FALLBACK,
-            }),
-            tcp_connections: Descriptors::raise().tcp_connections(TCP_CONNECTIONS),
-        })?;
+        let sockets = bind(config)?;
         let maps = Arc::new(PinnedMaps::open(
             &config.bpf_root,
             config.ipv4 && config.ipv6,
@@ -108,13 +122,7 @@ impl BuiltinProxy {
         };
         house.look_at_datapath();
         let proxy = Arc::new(Proxy::new(
-            ProxyConfig {
-                port: config.proxy_port,
-                reject: config.reject_code,
-                max_delay: config.response_max_delay,
-                transparent,
-                ..ProxyConfig::default()
-            },
+            proxy_config(config, transparent),
             maps as _,
             Arc::clone(&policy),
             Arc::clone(&sink) as _,

@@ -177,17 +177,7 @@ async fn serve(
     let sockets = sockets
         .bind()
         .map_err(|e| explain_bind(&e, config.proxy_port))?;
-    let proxy = Proxy::new(
-        proxy_config(shared),
-        Arc::clone(&shared.maps) as _,
-        Arc::clone(&shared.policy),
-        Arc::clone(&shared.sink) as _,
-        shared.stats.clone(),
-    );
-    let proxy = proxy
-        .with_notices(Arc::clone(&shared.notices))
-        .with_query_log(shared.query_log.clone());
-    let proxy = Arc::new(proxy);
+    let proxy = build_proxy(shared);
     let listeners = Listeners::start(&proxy, sockets, &tokio::runtime::Handle::current())?;
     *shared.steering.lock() = listeners.steering();
     note_steering(shared);
@@ -198,6 +188,20 @@ async fn serve(
     stop.cancel();
     drop(admin);
     Ok(())
+}
+
+fn build_proxy(shared: &Shared) -> Arc<Proxy> {
+    let proxy = Proxy::new(
+        proxy_config(shared),
+        Arc::clone(&shared.maps) as _,
+        Arc::clone(&shared.policy),
+        Arc::clone(&shared.sink) as _,
+        shared.stats.clone(),
+    );
+    let proxy = proxy
+        .with_notices(Arc::clone(&shared.notices))
+        .with_query_log(shared.query_log.clone());
+    Arc::new(proxy)
 }
 
 impl Shared {

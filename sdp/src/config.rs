@@ -144,12 +144,7 @@ impl Config {
         if !ipv4 && !ipv6 {
             return Err(ConfigError::NoFamily);
         }
-        let name = s
-            .name
-            .unwrap_or_else(|| format!("sdp-{}", std::process::id()));
-        if !is_instance_name(&name) {
-            return Err(ConfigError::Name(name));
-        }
+        let name = instance_name(s.name)?;
         let min_ttl = s.tofqdns_min_ttl.map_or(0, |span| span.0.as_secs());
         let port = s.standalone_dns_proxy_server_port;
         let reject = s
@@ -243,6 +238,14 @@ fn default_agents(port: Option<u16>) -> Vec<AgentAddress> {
     let mut all = vec![native];
     all.extend(fqdndata(port.unwrap_or(FQDNDATA_PORT)));
     all
+}
+
+fn instance_name(given: Option<String>) -> Result<String, ConfigError> {
+    let name = given.unwrap_or_else(|| format!("sdp-{}", std::process::id()));
+    if !is_instance_name(&name) {
+        return Err(ConfigError::Name(name));
+    }
+    Ok(name)
 }
 
 /// NXDOMAIN where our own agent may be the peer: with REFUSED, the search lists of musl and

@@ -19,6 +19,7 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use super::{
     clean,
     model::{Done, EpochView, Failed, Policies, Status, Why},
+    problems,
     why::{self, Question, WhyError},
 };
 use crate::{
@@ -26,13 +27,13 @@ use crate::{
         Core, Event,
         clean::Unrevoked,
         event::CleanNames,
-        snapshot::{ENDPOINT, EndpointView},
+        snapshot::{ENDPOINT, EndpointView, Summary},
     },
     datapath::{
         quota,
         upkeep::{Conditions, Part},
     },
-    endpoint::source::{EndpointBook, EndpointDocument, EndpointError},
+    endpoint::source::{EndpointBook, EndpointDocument, EndpointError, Unresolved},
     events::Events,
     grpc::peer::{Allowed, Checked},
     policy::{
@@ -238,63 +239,8 @@ impl Admin {
         let unresolved = self.endpoints.unresolved();
         let proxies = self.proxies.views();
         let builtin = (self.builtin)();
-        let mut problems = Vec::new();
-        if summary.policies_rejected > 0 {
-            problems.push(format!(
-                "{} policy documents are refused: see `policy get`",
-                summary.policies_rejected
-            ));
-        }
-        problems.extend(self.core.look(|core| core.policy_warnings()).await?);
-        if summary.pending_steps > 0 {
-            let why = summary.trouble.as_deref().unwrap_or("see the log");
-            problems.push(format!(
-                "{} changes could not be made and are tried again; what was in force stays: {why}",
-                summary.pending_steps
-            ));
-        }
-        problems.extend(
-            unresolved
-                .iter()
-                .map(|u| format!("endpoint {}: {}", u.key, u.reason)),
-        );
-        problems.extend(self.conditions.faults());
-        problems.extend(summary.endpoint_problems.iter().cloned());
-        problems.extend(self.damaged.iter().cloned());
-        problems.extend(proxies.iter().filter_map(|proxy| {
-            proxy
-                .nack
-                .as_ref()
-                .map(|why| format!("proxy {} refused {why}", proxy.instance))
-        }));
-        if summary.ipcache_entries * 10 >= summary.ipcache_max * 9 && summary.ipcache_max > 0 {
-            let how = if summary.ipcache_entries < summary.ipcache_max {
-                "nearly full"
-            } else {
-                "full, and further addresses stay closed"
-            };
-            problems.push(format!(
-                "ipcache is {how}: {} of {} entries (--bpf-ipcache-map-max)",
-                summary.ipcache_entries, summary.ipcache_max
-            ));
-        }
-        if summary.addresses_limited > 0 {
-            problems.push(format!(
-                "circuit breaker: {} addresses have the identity of some of their names only, as \
-                 {} combinations of names have an identity (--tofqdns-max-identities {}); use fewer \
-                 overlapping names in policy, or raise the limit",
-                summary.addresses_limited,
-                summary.fqdn_combinations,
-                summary.fqdn_identities_max.unwrap_or_default(),
-            ));
-        }
-        if !learning(&proxies) {
-            problems.push(
-                "no DNS proxy is connected and none is built in: names of restricted endpoints are \
-                 resolved by whatever proxy runs on its own, and nothing is learned"
-                    .to_owned(),
-            );
-        }
+        let warnings = self.core.look(|core| core.policy_warnings()).await?;
+        let mut problems = self.problems(&summary, warnings, &unresolved, &proxies);
         let limits = self.core.look(Core::limits).await?;
         let endpoints = self.core.look(Core::endpoint_keys).await?;
         let quotas = quota::reached(&self.maps, endpoints).unwrap_or_else(|error| {
@@ -319,6 +265,43 @@ impl Admin {
             repairs: Part::ALL.map(|part| self.conditions.repairs(part)).to_vec(),
             quotas,
         })
+    }
+
+    fn problems(
+        &self,
+        summary: &Summary,
+        policy_warnings: Vec<String>,
+        unresolved: &[Unresolved],
+        proxies: &[ProxyView],
+    ) -> Vec<String> {
+        let mut problems = Vec::new();
+        problems.extend(problems::policies_refused(summary));
+        problems.extend(policy_warnings);
+        problems.extend(problems::steps_pending(summary));
+        problems.extend(
+            unresolved
+                .iter()
+                .map(|u| format!("endpoint {}: {}", u.key, u.reason)),
+        );
+        problems.extend(self.conditions.faults());
+        problems.extend(summary.endpoint_problems.iter().cloned());
+        problems.extend(self.damaged.iter().cloned());
+        problems.extend(proxies.iter().filter_map(|proxy| {
+            proxy
+                .nack
+                .as_ref()
+                .map(|why| format!("proxy {} refused {why}", proxy.instance))
+        }));
+        problems.extend(problems::ipcache_full(summary));
+        problems.extend(problems::names_limited(summary));
+        if !learning(proxies) {
+            problems.push(
+                "no DNS proxy is connected and none is built in: names of restricted endpoints are \
+                 resolved by whatever proxy runs on its own, and nothing is learned"
+                    .to_owned(),
+            );
+        }
+        problems
     }
 
     async fn trace(&self, query: Option<&str>) -> Result<Trace, Refusal> {

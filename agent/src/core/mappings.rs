@@ -32,6 +32,15 @@ const TAKEN_ADDRESSES: usize = 1024;
 /// The last 1/16 of what the node takes is given without leases.
 const SCARCE: usize = 16;
 
+/// Times of a mapping's addresses.
+struct Validity {
+    /// Seconds, within the agent's bounds.
+    ttl: u32,
+    seen: BootTime,
+    expires: BootTime,
+    lease_end: BootTime,
+}
+
 impl State {
     /// Answers a mapping that is not accepted.
     pub(super) fn refuse(&mut self, plan: &mut Plan, event: &MappingEvent, refusal: Refusal) {
@@ -43,14 +52,7 @@ impl State {
             Refusal::NotRealised => &mut self.counters.mappings_not_realised,
         };
         *counter += 1;
-        let outcome = MappingOutcome {
-            stream: event.stream,
-            sequence: event.sequence,
-            realised: Realised::No(refusal),
-            durable: false,
-            lease_end: 0,
-            revision: self.revision_in_force(),
-        };
+        let outcome = self.outcome(event, Realised::No(refusal), None);
         let endpoint = event.mapping.endpoint.id;
         plan.answer(PendingOutcome {
             outcome,
@@ -63,30 +65,15 @@ impl State {
     pub(super) fn learn(&mut self, plan: &mut Plan, event: &MappingEvent) {
         let mapping = &event.mapping;
         if let Err(refusal) = self.check(mapping) {
-            if refusal == Refusal::NotAllowed && mapping.replayed && self.was_cleaned(mapping) {
-                // Cleaned before the proxy told it again: nothing else closes what a restart
-                // kept of it.
-                for address in &mapping.addresses {
-                    self.forget_restored(&mapping.name, *address);
-                }
+            if refusal == Refusal::NotAllowed {
+                self.forget_cleaned(mapping);
             }
             self.refuse(plan, event, refusal);
             return;
         }
         let endpoint = mapping.endpoint.id;
-        let ttl = mapping.ttl.min(MAX_TTL).max(self.config.min_ttl);
-        let mut seen = mapping.seen_at.min(self.now);
-        if !mapping.replayed && self.was_cleaned(mapping) {
-            // Its client waits: it opens again, and stays open through a restart.
-            seen = self.now;
-        }
-        let mut expires = seen.plus_secs(u64::from(ttl));
-        let lease_end = expires.plus(self.config.lease_slack);
-        let lease_end = lease_end.min(self.now.plus(LONGEST_LEASE));
-        // An agent that hung finds live ones that have waited for it as replays do.
-        if mapping.replayed || lease_end <= self.now {
-            expires = expires.max(self.now.plus_secs(AWAY));
-        }
+        let times = self.validity(mapping);
+        let lease_end = times.lease_end;
         let mut leased =
             self.leases.is_open(event.stream) && lease_end > self.now && !self.is_crowded();
         let mut left_out = mapping.addresses.len().saturating_sub(TAKEN_ADDRESSES);
@@ -96,12 +83,7 @@ impl State {
         };
         let mut prefixes = Vec::with_capacity(mapping.addresses.len().min(TAKEN_ADDRESSES));
         for address in mapping.addresses.iter().copied().take(TAKEN_ADDRESSES) {
-            if self.config.refused_prefixes.covering(address).is_some() {
-                self.counters.addresses_refused += 1;
-                self.closed.note_refused(&mapping.name, address);
-                continue;
-            }
-            if !self.is_plumbed(address) {
+            if !self.may_learn(&mapping.name, address) {
                 continue;
             }
             if !self
@@ -116,9 +98,9 @@ impl State {
                 name: &mapping.name,
                 labels: labels.as_ref(),
                 address,
-                seen,
-                ttl,
-                expires,
+                seen: times.seen,
+                ttl: times.ttl,
+                expires: times.expires,
                 lease_end: if leased { lease_end } else { BootTime(0) },
             });
             if let Some(labels) = &labels {
@@ -137,19 +119,72 @@ impl State {
             self.refuse(plan, event, Refusal::NotRealised);
             return;
         }
-        let outcome = MappingOutcome {
-            stream: event.stream,
-            sequence: event.sequence,
-            realised: Realised::Yes,
-            durable: false,
-            lease_end: if leased { lease_end.0 } else { 0 },
-            revision: self.revision_in_force(),
-        };
+        let outcome = self.outcome(event, Realised::Yes, leased.then_some(lease_end));
         plan.answer(PendingOutcome {
             outcome,
             prefixes,
             endpoint,
         });
+    }
+
+    /// The result of a mapping, before it is durable. `lease`: its end, if one is given.
+    fn outcome(
+        &self,
+        event: &MappingEvent,
+        realised: Realised,
+        lease: Option<BootTime>,
+    ) -> MappingOutcome {
+        MappingOutcome {
+            stream: event.stream,
+            sequence: event.sequence,
+            realised,
+            durable: false,
+            lease_end: lease.map_or(0, |end| end.0),
+            revision: self.revision_in_force(),
+        }
+    }
+
+    /// Whether an answer may give the address a label; counts addresses in refused prefixes.
+    fn may_learn(&mut self, name: &Fqdn, address: IpAddr) -> bool {
+        if self.config.refused_prefixes.covering(address).is_some() {
+            self.counters.addresses_refused += 1;
+            self.closed.note_refused(name, address);
+            return false;
+        }
+        self.is_plumbed(address)
+    }
+
+    /// A cleaned name that a proxy sends again is closed: nothing else closes what a restart
+    /// restored of it.
+    fn forget_cleaned(&mut self, mapping: &Mapping) {
+        if mapping.replayed && self.was_cleaned(mapping) {
+            for address in &mapping.addresses {
+                self.forget_restored(&mapping.name, *address);
+            }
+        }
+    }
+
+    /// How long the addresses of a mapping are valid, and how long their lease would last.
+    fn validity(&self, mapping: &Mapping) -> Validity {
+        let ttl = mapping.ttl.min(MAX_TTL).max(self.config.min_ttl);
+        let mut seen = mapping.seen_at.min(self.now);
+        if !mapping.replayed && self.was_cleaned(mapping) {
+            // Its client waits: it opens again, and stays open through a restart.
+            seen = self.now;
+        }
+        let mut expires = seen.plus_secs(u64::from(ttl));
+        let lease_end = expires.plus(self.config.lease_slack);
+        let lease_end = lease_end.min(self.now.plus(LONGEST_LEASE));
+        // An agent that hung finds live ones that have waited for it as replays do.
+        if mapping.replayed || lease_end <= self.now {
+            expires = expires.max(self.now.plus_secs(AWAY));
+        }
+        Validity {
+            ttl,
+            seen,
+            expires,
+            lease_end,
+        }
     }
 
     /// Whether so little of the node's room is left that nothing is promised: pairs under a

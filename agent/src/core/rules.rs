@@ -22,7 +22,7 @@ use crate::{
         self, EndpointFile, HistoryEntry, RulesInFile, ServerAddresses, ZombieEntry,
     },
     endpoint::endpoint::Endpoint,
-    fqdn::cache::Lookup,
+    fqdn::cache::{EndpointNames, Lookup},
 };
 
 impl State {
@@ -122,44 +122,9 @@ impl State {
     }
 
     fn file_of(&self, endpoint: &Endpoint, rules: &Arc<EndpointRules>) -> EndpointFile {
-        let wall = |at: BootTime| at.0.saturating_add(self.config.boot_unix_ns);
-        let mut history = Vec::new();
-        let mut zombies = Vec::new();
-        if let Some(names) = self.names.endpoint(endpoint.id) {
-            for (name, addresses) in &names.names {
-                // Addresses of one answer go together: most of them still are.
-                let same = |(_, one): &(&IpAddr, &Lookup), (_, other): &(&IpAddr, &Lookup)| {
-                    (one.seen, one.expires, one.ttl) == (other.seen, other.expires, other.ttl)
-                };
-                let mut addresses: Vec<_> = addresses.iter().collect();
-                addresses.sort_unstable_by_key(|(address, lookup)| {
-                    let seen = std::cmp::Reverse(lookup.seen);
-                    (seen, lookup.expires, lookup.ttl, **address)
-                });
-                for answer in addresses.chunk_by(same) {
-                    let Some((_, lookup)) = answer.first() else {
-                        continue;
-                    };
-                    history.push(HistoryEntry {
-                        name: name.clone(),
-                        lookup: wall(lookup.seen),
-                        expires: wall(lookup.expires),
-                        ttl: lookup.ttl,
-                        addresses: answer.iter().map(|(address, _)| **address).collect(),
-                    });
-                }
-            }
-            zombies.extend(names.zombies.iter().map(|(address, zombie)| ZombieEntry {
-                address: *address,
-                names: zombie.names.iter().cloned().collect(),
-                alive_at: if zombie.alive_at.0 == 0 {
-                    0
-                } else {
-                    wall(zombie.alive_at)
-                },
-                delete_pending_at: wall(zombie.delete_pending),
-            }));
-        }
+        let names = self.names.endpoint(endpoint.id);
+        let history = names.map(|names| self.history_of(names));
+        let zombies = names.map(|names| self.zombies_of(names));
         EndpointFile {
             id: endpoint.id,
             key: endpoint.spec.key.clone(),
@@ -174,8 +139,8 @@ impl State {
             on_bridge: endpoint.spec.on_bridge,
             link: endpoint.spec.link.clone(),
             netns: endpoint.spec.netns.clone(),
-            history,
-            zombies,
+            history: history.unwrap_or_default(),
+            zombies: zombies.unwrap_or_default(),
             rules: Some(RulesInFile {
                 boot_id: self.config.boot_id.clone(),
                 start: self.config.start,
@@ -183,6 +148,53 @@ impl State {
                 rules: (**rules).clone(),
             }),
         }
+    }
+
+    /// Unix time of a boot time, in nanoseconds.
+    fn wall(&self, at: BootTime) -> u64 {
+        at.0.saturating_add(self.config.boot_unix_ns)
+    }
+
+    fn history_of(&self, names: &EndpointNames) -> Vec<HistoryEntry> {
+        let mut history = Vec::new();
+        for (name, addresses) in &names.names {
+            // Addresses of one answer go together: most of them still are.
+            let same = |(_, one): &(&IpAddr, &Lookup), (_, other): &(&IpAddr, &Lookup)| {
+                (one.seen, one.expires, one.ttl) == (other.seen, other.expires, other.ttl)
+            };
+            let mut addresses: Vec<_> = addresses.iter().collect();
+            addresses.sort_unstable_by_key(|(address, lookup)| {
+                let seen = std::cmp::Reverse(lookup.seen);
+                (seen, lookup.expires, lookup.ttl, **address)
+            });
+            for answer in addresses.chunk_by(same) {
+                let Some((_, lookup)) = answer.first() else {
+                    continue;
+                };
+                history.push(HistoryEntry {
+                    name: name.clone(),
+                    lookup: self.wall(lookup.seen),
+                    expires: self.wall(lookup.expires),
+                    ttl: lookup.ttl,
+                    addresses: answer.iter().map(|(address, _)| **address).collect(),
+                });
+            }
+        }
+        history
+    }
+
+    fn zombies_of(&self, names: &EndpointNames) -> Vec<ZombieEntry> {
+        let zombies = names.zombies.iter().map(|(address, zombie)| ZombieEntry {
+            address: *address,
+            names: zombie.names.iter().cloned().collect(),
+            alive_at: if zombie.alive_at.0 == 0 {
+                0
+            } else {
+                self.wall(zombie.alive_at)
+            },
+            delete_pending_at: self.wall(zombie.delete_pending),
+        });
+        zombies.collect()
     }
 
     /// Where the servers of these rules are, as far as a file lists them.

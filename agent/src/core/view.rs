@@ -46,13 +46,6 @@ impl Core {
             let endpoints = state.names.endpoints().map(|(_, names)| used(names));
             endpoints.max().unwrap_or_default()
         };
-        let limit = |what: &str, used, most| LimitView {
-            what: what.to_owned(),
-            used,
-            most,
-        };
-        let numbers =
-            |first: IdentityId, last: IdentityId| usize::try_from(last.0 - first.0 + 1).ok();
         vec![
             limit(
                 "ipcache entries",
@@ -97,6 +90,19 @@ impl Core {
             ),
         ]
     }
+}
+
+fn limit(what: &str, used: usize, most: Option<usize>) -> LimitView {
+    LimitView {
+        what: what.to_owned(),
+        used,
+        most,
+    }
+}
+
+/// How many identities there are from `first` to `last`.
+fn numbers(first: IdentityId, last: IdentityId) -> Option<usize> {
+    usize::try_from(last.0 - first.0 + 1).ok()
 }
 
 impl State {

@@ -150,14 +150,9 @@ impl NameCache {
         } = *answer;
         let names = self.endpoints.entry(endpoint).or_default();
         let mut leased = answer.lease_end > BootTime(0) && !names.is_near_limit(&self.limits);
-        let mut owned = false;
-        if let Some(zombie) = names.zombies.get_mut(&address) {
-            owned = zombie.names.remove(name);
-            if zombie.names.is_empty() {
-                names.zombies.remove(&address);
-                self.zombies -= 1;
-            }
-        }
+        let zombies = names.zombies.len();
+        let mut owned = names.revive(name, address);
+        self.zombies -= zombies - names.zombies.len();
         let addresses = match names.names.get_mut(name) {
             Some(addresses) => addresses,
             None => names.names.entry(name.clone()).or_default(),

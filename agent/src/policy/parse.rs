@@ -283,6 +283,7 @@ fn head(value: &Value) -> Result<(Kind, String, Scope), Fault> {
     };
     let name = metadata("name")
         .ok_or_else(|| Fault::new("metadata.name", "is missing", "give the document a name"))?;
+    let cluster_wide = Scope { namespace: None };
     match kind {
         "CiliumNetworkPolicy" => {
             let namespace = metadata("namespace").unwrap_or("default");
@@ -300,22 +301,14 @@ fn head(value: &Value) -> Result<(Kind, String, Scope), Fault> {
                     remedy,
                 ));
             }
-            let scope = Scope { namespace: None };
-            Ok((Kind::Policy, format!("{kind}/{name}"), scope))
+            Ok((Kind::Policy, format!("{kind}/{name}"), cluster_wide))
         }
-        GROUP_KIND => Ok((Kind::Group, group_key(name), Scope { namespace: None })),
-        NODE_KIND => {
-            let scope = Scope { namespace: None };
-            Ok((Kind::Node, format!("{kind}/{name}"), scope))
-        }
+        GROUP_KIND => Ok((Kind::Group, group_key(name), cluster_wide)),
+        NODE_KIND => Ok((Kind::Node, format!("{kind}/{name}"), cluster_wide)),
         SLICE_KIND => {
             let namespace = metadata("namespace").unwrap_or("default");
-            let scope = Scope { namespace: None };
-            Ok((
-                Kind::ApiServers,
-                format!("{kind}/{namespace}/{name}"),
-                scope,
-            ))
+            let key = format!("{kind}/{namespace}/{name}");
+            Ok((Kind::ApiServers, key, cluster_wide))
         }
         other => Err(Fault::new(
             "kind",

@@ -92,46 +92,9 @@ pub(super) fn answer(shared: &Shared, question: &ExplainQuestion) -> Explanation
     } else {
         Transport::Udp
     };
-    let mut explanation = Explanation {
-        client: question.client,
-        who: String::new(),
-        endpoint: None,
-        identity: None,
-        ifindex: None,
-        name: name.as_str().to_owned(),
-        server: question.server,
-        server_identity: question.server.map(|server| shared.maps.whom(server).0),
-        port: question.port,
-        protocol: transport_text(transport).to_owned(),
-        rules_from: shared.board.status().rules,
-        rules: Vec::new(),
-        verdict: "deny".to_owned(),
-        reason: String::new(),
-    };
-    let id = match shared.maps.who(question.client) {
-        Who::Endpoint {
-            id,
-            identity,
-            ifindex,
-        } => {
-            explanation.who = "endpoint".to_owned();
-            explanation.endpoint = Some(id.0);
-            explanation.identity = Some(identity.0);
-            explanation.ifindex = Some(ifindex);
-            id
-        }
-        Who::Host => {
-            explanation.who = "host".to_owned();
-            explanation.reason = "the address is the node's own: it has no DNS rules here".into();
-            return explanation;
-        }
-        Who::Unknown => {
-            explanation.who = "unknown".to_owned();
-            explanation.reason = shared.maps.problem().unwrap_or_else(|| {
-                "no endpoint of this node has the address (cilium_lxc has no entry)".into()
-            });
-            return explanation;
-        }
+    let mut explanation = Explanation::of(shared, question, &name, transport);
+    let Some(id) = explanation.identify(shared) else {
+        return explanation;
     };
     let asked = |server: IdentityId, address: IpAddr| Question {
         endpoint: id,
@@ -240,6 +203,55 @@ fn words(verdict: Verdict, server_given: bool) -> (String, String) {
 }
 
 impl Explanation {
+    /// With the question, and no answer yet.
+    fn of(shared: &Shared, question: &ExplainQuestion, name: &Fqdn, transport: Transport) -> Self {
+        Self {
+            client: question.client,
+            who: String::new(),
+            endpoint: None,
+            identity: None,
+            ifindex: None,
+            name: name.as_str().to_owned(),
+            server: question.server,
+            server_identity: question.server.map(|server| shared.maps.whom(server).0),
+            port: question.port,
+            protocol: transport_text(transport).to_owned(),
+            rules_from: shared.board.status().rules,
+            rules: Vec::new(),
+            verdict: "deny".to_owned(),
+            reason: String::new(),
+        }
+    }
+
+    /// Notes who the client is; none, with the reason, if it is not an endpoint.
+    fn identify(&mut self, shared: &Shared) -> Option<EndpointId> {
+        match shared.maps.who(self.client) {
+            Who::Endpoint {
+                id,
+                identity,
+                ifindex,
+            } => {
+                self.who = "endpoint".to_owned();
+                self.endpoint = Some(id.0);
+                self.identity = Some(identity.0);
+                self.ifindex = Some(ifindex);
+                Some(id)
+            }
+            Who::Host => {
+                self.who = "host".to_owned();
+                self.reason = "the address is the node's own: it has no DNS rules here".into();
+                None
+            }
+            Who::Unknown => {
+                self.who = "unknown".to_owned();
+                self.reason = shared.maps.problem().unwrap_or_else(|| {
+                    "no endpoint of this node has the address (cilium_lxc has no entry)".into()
+                });
+                None
+            }
+        }
+    }
+
     /// For people.
     pub fn text(&self) -> String {
         let mut out = String::new();

@@ -56,6 +56,42 @@ impl Walk<'_> {
         hops.extend(name.map(|name| self.selector(name)));
         hops.push(self.names(name));
         let late = hops.len();
+        let ends = self.addresses(&mut hops);
+        let free = self.restricted().is_none();
+        let opens = ends.iter().all(|end| end.passes == Some(true));
+        let allowed = asks && if ends.is_empty() { free } else { opens };
+        let middle = hops.get_mut(early..late).unwrap_or_default();
+        if allowed {
+            calm(middle);
+        } else if !asks {
+            middle.iter_mut().for_each(|hop| hop.remedy = None);
+        }
+        let mut verdict = self.verdict(asks, allowed, &ends, &hops);
+        let unjudged = self.unjudged();
+        let passes = allowed || unjudged.is_some();
+        if let Some(unjudged) = unjudged {
+            verdict = format!("{unjudged}; by policy: {verdict}");
+        } else if let Some(overtaken) = self.overtaken() {
+            verdict = format!("{verdict}; but {overtaken}");
+        }
+        Why {
+            endpoint: self.found.endpoint.id,
+            key: self.found.endpoint.key.clone(),
+            direction: self.direction().to_owned(),
+            target: match &self.question.target {
+                Target::Name(_) => name.unwrap_or_default().to_owned(),
+                Target::Address(address) => address.to_string(),
+            },
+            port: self.question.port.map(|port| port.to_string()),
+            allowed: passes,
+            verdict,
+            rules: self.rules(),
+            hops,
+        }
+    }
+
+    /// Adds the hops of each address, and what becomes of packets to it.
+    fn addresses(&self, hops: &mut Vec<Hop>) -> Vec<End> {
         let mut ends = Vec::new();
         let (mut passing, mut failing) = (0, 0);
         for (found, read) in self.found.addresses.iter().zip(self.read) {
@@ -88,37 +124,7 @@ impl Walk<'_> {
                 hops.push(hop("policy-map", None, state, text, ""));
             }
         }
-        let free = self.restricted().is_none();
-        let opens = ends.iter().all(|end| end.passes == Some(true));
-        let allowed = asks && if ends.is_empty() { free } else { opens };
-        let middle = hops.get_mut(early..late).unwrap_or_default();
-        if allowed {
-            calm(middle);
-        } else if !asks {
-            middle.iter_mut().for_each(|hop| hop.remedy = None);
-        }
-        let mut verdict = self.verdict(asks, allowed, &ends, &hops);
-        let unjudged = self.unjudged();
-        let passes = allowed || unjudged.is_some();
-        if let Some(unjudged) = unjudged {
-            verdict = format!("{unjudged}; by policy: {verdict}");
-        } else if let Some(overtaken) = self.overtaken() {
-            verdict = format!("{verdict}; but {overtaken}");
-        }
-        Why {
-            endpoint: self.found.endpoint.id,
-            key: self.found.endpoint.key.clone(),
-            direction: self.direction().to_owned(),
-            target: match &self.question.target {
-                Target::Name(_) => name.unwrap_or_default().to_owned(),
-                Target::Address(address) => address.to_string(),
-            },
-            port: self.question.port.map(|port| port.to_string()),
-            allowed: passes,
-            verdict,
-            rules: self.rules(),
-            hops,
-        }
+        ends
     }
 
     fn direction(&self) -> &'static str {

@@ -122,6 +122,18 @@ impl EndpointNames {
             || (zombies > 0 && self.zombies.len() >= zombies)
     }
 
+    /// Removes the name from the address's zombie. True if the zombie had the name.
+    pub(super) fn revive(&mut self, name: &Fqdn, address: IpAddr) -> bool {
+        let Some(zombie) = self.zombies.get_mut(&address) else {
+            return false;
+        };
+        let had = zombie.names.remove(name);
+        if zombie.names.is_empty() {
+            self.zombies.remove(&address);
+        }
+        had
+    }
+
     fn holds(&self, name: &Fqdn, address: IpAddr) -> bool {
         let valid = self
             .names

@@ -42,10 +42,11 @@ pub(in crate::link) struct State {
     pub(in crate::link) skipped: u64,
 }
 
+type RulesByPort = BTreeMap<(u16, Transport), Vec<SelectorRule>>;
+
 pub(in crate::link) fn state(from: wire::PolicyState) -> State {
     let mut state = State::default();
-    let mut endpoints: BTreeMap<EndpointId, BTreeMap<(u16, Transport), Vec<SelectorRule>>> =
-        BTreeMap::new();
+    let mut endpoints: BTreeMap<EndpointId, RulesByPort> = BTreeMap::new();
     for row in from.egress_l7_dns_policy {
         let Ok(id) = u16::try_from(row.source_endpoint_id) else {
             state.odd.push(format!(
@@ -70,22 +71,7 @@ pub(in crate::link) fn state(from: wire::PolicyState) -> State {
             }
         }
     }
-    state.rules = endpoints
-        .into_iter()
-        .map(|(endpoint, ports)| RulesOf {
-            endpoint,
-            rules: EndpointRules {
-                ports: ports
-                    .into_iter()
-                    .map(|((port, transport), rules)| PortRules {
-                        port,
-                        transport,
-                        rules,
-                    })
-                    .collect(),
-            },
-        })
-        .collect();
+    state.rules = endpoints.into_iter().map(rules_of).collect();
     for row in from.identity_to_endpoint_mapping {
         for info in row.endpoint_info {
             let Ok(id) = u16::try_from(info.id) else {
@@ -104,6 +90,21 @@ pub(in crate::link) fn state(from: wire::PolicyState) -> State {
         }
     }
     state
+}
+
+fn rules_of((endpoint, ports): (EndpointId, RulesByPort)) -> RulesOf {
+    let ports = ports.into_iter();
+    let ports = ports.map(|((port, transport), rules)| PortRules {
+        port,
+        transport,
+        rules,
+    });
+    RulesOf {
+        endpoint,
+        rules: EndpointRules {
+            ports: ports.collect(),
+        },
+    }
 }
 
 impl State {

@@ -1,5 +1,6 @@
 //! What the sink knows, and what it decides: pure, under the sink's lock.
 
+mod batch;
 mod late;
 mod standing;
 
@@ -15,7 +16,7 @@ use dns_policy::{
 
 use self::standing::{Beside, Standing};
 use super::{
-    Acknowledgements, Batch, HUNG_AFTER, Outcome, Outgoing, Promise, Room, SinkStats,
+    Acknowledgements, HUNG_AFTER, Outcome, Outgoing, Promise, SinkStats,
     later::Later,
     turns::{Names, Turns},
 };
@@ -300,95 +301,6 @@ impl State {
             + self.refreshes.len()
             + self.renewals.len()
             + self.replays.len()
-    }
-
-    /// The next mappings to send, and whether more could have been. Those for which no client
-    /// waits go as far as `room` and what else there is allow.
-    pub(super) fn next_batch(
-        &mut self,
-        now: BootTime,
-        room: Room,
-        stats: &SinkStats,
-        calls: &mut Calls,
-    ) -> (Batch, bool) {
-        let mut batch = Batch {
-            revoked: std::mem::take(&mut self.revoked),
-            ..Batch::default()
-        };
-        while batch.mappings.len() < BATCH.min(room.live)
-            && let Some((holder, waiting)) = self.live.pop(|of| self.on_wire.allows(of, 1))
-        {
-            self.queued.give_back(holder, 1);
-            let standing = self.standing(&waiting.mapping, now);
-            if matches!(standing, Standing::Leased | Standing::Acknowledged) {
-                // The same pair was realised while this answer waited for its turn.
-                stats.leased.add(1);
-                self.send_later(standing, waiting.mapping, waiting.notice, now);
-                calls.push((waiting.on_realised, Realised::Yes));
-                continue;
-            }
-            // One that is larger than the share goes out when its endpoint has nothing on its way.
-            self.on_wire.add(holder, work(&waiting.mapping.addresses));
-            let mut out = self.send(waiting.mapping, Wait::Held, now);
-            out.notice = waiting.notice;
-            let held = HeldAnswer {
-                since: waiting.since,
-                sent: now,
-                on_realised: waiting.on_realised,
-            };
-            self.held.insert(out.sequence, held);
-            batch.mappings.push(out);
-        }
-        let live = batch.mappings.len();
-        let most = match live {
-            0 => room.others.min(BATCH),
-            _ => room.others.min(REPLAYS_BESIDE_LIVE),
-        };
-        let most = most.min(OTHERS.saturating_sub(self.others_on_wire));
-        while batch.mappings.len() - live < most
-            && let Some((holder, Beside { mapping, notice })) = self.beside.pop(|_| true)
-        {
-            self.besides.give_back(holder, 1);
-            let mut out = self.send(mapping, Wait::Nobody, now);
-            out.notice = Some(notice);
-            batch.mappings.push(out);
-        }
-        let mut looked_at = 0;
-        let at = if self.flushing {
-            BootTime(u64::MAX)
-        } else {
-            now
-        };
-        while batch.mappings.len() - live < most
-            && looked_at < LOOKED_AT
-            && let Some(key) = self.refreshes.pop(at).or_else(|| self.renewals.pop(at))
-        {
-            looked_at += 1;
-            for mapping in self.kept.unsettled(&key) {
-                batch.mappings.push(self.send(mapping, Wait::Nobody, now));
-            }
-        }
-        let refreshed = batch.mappings.len();
-        while batch.mappings.len() - live < most
-            && looked_at < LOOKED_AT
-            && let Some(key) = self.replays.pop()
-        {
-            looked_at += 1;
-            for mapping in self.kept.replay(&key, now) {
-                batch.mappings.push(self.send(mapping, Wait::Nobody, now));
-            }
-        }
-        let replayed = batch.mappings.len() - refreshed;
-        stats
-            .replayed
-            .add(u64::try_from(replayed).unwrap_or(u64::MAX));
-        let others = !self.replays.is_empty()
-            || !self.beside.is_empty()
-            || self.refreshes.is_due(at)
-            || self.renewals.is_due(at);
-        let may = room.others > 0 && self.others_on_wire < OTHERS;
-        let more = (live == BATCH && !self.live.is_empty()) || (may && others);
-        (batch, more)
     }
 
     fn send(&mut self, mapping: Mapping, wait: Wait, now: BootTime) -> Outgoing {

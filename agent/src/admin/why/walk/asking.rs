@@ -147,37 +147,46 @@ impl Walk<'_> {
     }
 
     pub(super) fn names(&self, name: Option<&str>) -> Hop {
+        match name {
+            Some(name) => self.addresses_of(name),
+            None => self.names_of_address(),
+        }
+    }
+
+    fn names_of_address(&self) -> Hop {
+        let hop = |state, text: String, remedy: &str| hop("names", None, state, text, remedy);
+        let mut names: Vec<String> = self
+            .found
+            .names
+            .iter()
+            .map(|view| {
+                let name = view.name.trim_end_matches('.');
+                format!("{name} (endpoint {})", view.endpoint)
+            })
+            .collect();
+        names.dedup();
+        if names.is_empty() {
+            let refused = self.found.addresses.first().and_then(|found| found.refused);
+            let text = match refused {
+                None => "no name of the address was learned".to_owned(),
+                Some(prefix) => format!(
+                    "no answer gives the address the label of a name: it is in {prefix} \
+                     ({REFUSED}); a toCIDR rule opens it"
+                ),
+            };
+            hop(HopState::Absent, text, "")
+        } else {
+            hop(
+                HopState::Found,
+                format!("learned for {}", names.join(", ")),
+                "",
+            )
+        }
+    }
+
+    fn addresses_of(&self, name: &str) -> Hop {
         let left = |at: u64| at.saturating_sub(self.now.0) / 1_000_000_000;
         let hop = |state, text: String, remedy: &str| hop("names", None, state, text, remedy);
-        let Some(name) = name else {
-            let mut names: Vec<String> = self
-                .found
-                .names
-                .iter()
-                .map(|view| {
-                    let name = view.name.trim_end_matches('.');
-                    format!("{name} (endpoint {})", view.endpoint)
-                })
-                .collect();
-            names.dedup();
-            return if names.is_empty() {
-                let refused = self.found.addresses.first().and_then(|found| found.refused);
-                let text = match refused {
-                    None => "no name of the address was learned".to_owned(),
-                    Some(prefix) => format!(
-                        "no answer gives the address the label of a name: it is in {prefix} \
-                         ({REFUSED}); a toCIDR rule opens it"
-                    ),
-                };
-                hop(HopState::Absent, text, "")
-            } else {
-                hop(
-                    HopState::Found,
-                    format!("learned for {}", names.join(", ")),
-                    "",
-                )
-            };
-        };
         let known = |view: &NameView| match view.source.as_str() {
             "connection" => format!("{} (expired, kept for a connection)", view.address),
             _ if view.expires_at <= self.now.0 => format!("{} (expired)", view.address),

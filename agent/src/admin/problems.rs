@@ -1,0 +1,57 @@
+//! Problems that `status` lists, one function for each.
+
+use crate::core::snapshot::Summary;
+
+/// Policy documents that are refused.
+pub(super) fn policies_refused(summary: &Summary) -> Option<String> {
+    if summary.policies_rejected == 0 {
+        return None;
+    }
+    Some(format!(
+        "{} policy documents are refused: see `policy get`",
+        summary.policies_rejected
+    ))
+}
+
+/// Changes that the datapath did not accept.
+pub(super) fn steps_pending(summary: &Summary) -> Option<String> {
+    if summary.pending_steps == 0 {
+        return None;
+    }
+    let why = summary.trouble.as_deref().unwrap_or("see the log");
+    Some(format!(
+        "{} changes could not be made and are tried again; what was in force stays: {why}",
+        summary.pending_steps
+    ))
+}
+
+/// The ipcache is at 90 % or more.
+pub(super) fn ipcache_full(summary: &Summary) -> Option<String> {
+    if summary.ipcache_max == 0 || summary.ipcache_entries * 10 < summary.ipcache_max * 9 {
+        return None;
+    }
+    let how = if summary.ipcache_entries < summary.ipcache_max {
+        "nearly full"
+    } else {
+        "full, and further addresses stay closed"
+    };
+    Some(format!(
+        "ipcache is {how}: {} of {} entries (--bpf-ipcache-map-max)",
+        summary.ipcache_entries, summary.ipcache_max
+    ))
+}
+
+/// The circuit breaker limits identities of names.
+pub(super) fn names_limited(summary: &Summary) -> Option<String> {
+    if summary.addresses_limited == 0 {
+        return None;
+    }
+    Some(format!(
+        "circuit breaker: {} addresses have the identity of some of their names only, as \
+         {} combinations of names have an identity (--tofqdns-max-identities {}); use fewer \
+         overlapping names in policy, or raise the limit",
+        summary.addresses_limited,
+        summary.fqdn_combinations,
+        summary.fqdn_identities_max.unwrap_or_default(),
+    ))
+}

@@ -18,7 +18,7 @@ pub enum Outcome<'a> {
     Reply,
     /// The endpoint has no rules yet: judge the query again when it has some. The datapath
     /// sends an endpoint's queries here because policy restricts them, so its rules exist, and a
-    /// Cilium agent sends them to the proxy up to a second after the endpoint is ready.
+    /// Cilium agent sends them to the proxy up to half a second after the endpoint is ready.
     AwaitRules(EndpointInstance),
     /// Drop it.
     Ignore,

@@ -178,7 +178,7 @@ fn range(end_path: &str, first: u16, end: Option<u16>) -> Checked<(u16, u16)> {
         (0, None) => (0, u16::MAX),
         (0, Some(_)) => {
             return Err(Fault::new(
-                &end_path,
+                end_path,
                 "stands beside port 0",
                 "remove it: 0 is every port",
             ));
@@ -186,7 +186,7 @@ fn range(end_path: &str, first: u16, end: Option<u16>) -> Checked<(u16, u16)> {
         (first, Some(last)) if last < first => {
             let remedy = "make it at least as high as port";
             return Err(Fault::new(
-                &end_path,
+                end_path,
                 &format!("{last} is below port {first}"),
                 remedy,
             ));

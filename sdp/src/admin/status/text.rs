@@ -255,8 +255,9 @@ fn rules_journal_text(journal: &RulesJournalStatus) -> String {
 }
 
 /// A number with its noun: "1 row", "2 rows".
-fn counted<N: fmt::Display + PartialEq + From<u8>>(number: N, one: &str, many: &str) -> String {
-    let noun = if number == N::from(1) { one } else { many };
+fn counted(number: impl fmt::Display, one: &str, many: &str) -> String {
+    let number = number.to_string();
+    let noun = if number == "1" { one } else { many };
     format!("{number} {noun}")
 }
 

@@ -97,7 +97,7 @@ fn a_pod_keeps_its_policy_when_its_process_interface_or_document_is_gone_at_a_re
                 pod.expect_closed(at(web4(closed), 80))?;
             }
             let said = problems(lab)?;
-            let torn = ["pods.yaml", "does not exist", "no interface eth0"];
+            let torn = ["pods.yaml", "there is no process", "no interface eth0"];
             for part in torn {
                 ensure!(said.contains(part), "status does not name {part}: {said}");
             }

@@ -20,7 +20,7 @@ const QUEUE: usize = 4096;
 
 /// Notices made at most for each call of [`Notices::allow_more`], and at once after a pause. Each
 /// costs this process and the agent some 15 µs of a CPU, as much as two answers.
-const ALLOWED: u32 = 200;
+const ALLOWED: u32 = 100;
 const ALLOWED_AT_ONCE: u32 = 4096;
 
 /// Interval at which the receiver calls [`Notices::allow_more`].
@@ -271,7 +271,7 @@ pub(crate) mod tests {
         assert_eq!(made(10), 1, "the report that was not made");
         notices.allow_more();
         assert!(notices.is_wanted());
-        assert_eq!(made(10_000), 200);
+        assert_eq!(made(10_000), 100);
         (0..1000).for_each(|_| notices.allow_more());
         assert_eq!(made(10_000), 4096, "after a pause");
     }

@@ -116,13 +116,14 @@ impl UnjudgedQuery {
 
 /// One that waits.
 #[derive(Debug)]
-enum Waiting {
+pub(super) enum Postponed {
     ForPlace(DelayedQuery),
     ForRules(UnjudgedQuery),
 }
 
-impl Waiting {
-    fn units(&self) -> usize {
+impl Postponed {
+    /// Bytes that it counts.
+    pub(super) fn units(&self) -> usize {
         match self {
             Self::ForPlace(query) => query.units(),
             Self::ForRules(query) => query.units(),
@@ -143,7 +144,7 @@ pub(super) struct Delayed {
     grace: Duration,
     rules_wait: Duration,
     quota: Quota,
-    lines: HashMap<Holder, VecDeque<Waiting>, RandomState>,
+    lines: HashMap<Holder, VecDeque<Postponed>, RandomState>,
 }
 
 /// What is next.
@@ -192,7 +193,7 @@ impl Delayed {
             return false;
         }
         let line = self.lines.entry(holder).or_default();
-        line.push_back(Waiting::ForRules(query));
+        line.push_back(Postponed::ForRules(query));
         true
     }
 
@@ -206,7 +207,7 @@ impl Delayed {
         let query = DelayedQuery::new(query, message, now + self.grace);
         self.quota.add(query.holder(), query.units());
         let line = self.lines.entry(query.holder()).or_default();
-        line.push_back(Waiting::ForPlace(query));
+        line.push_back(Postponed::ForPlace(query));
     }
 
     /// Puts a query back that [`Self::next`] gave out and for which there was no place after all:
@@ -214,7 +215,7 @@ impl Delayed {
     pub(super) fn put_back(&mut self, query: DelayedQuery) {
         self.quota.add(query.holder(), query.units());
         let line = self.lines.entry(query.holder()).or_default();
-        line.push_front(Waiting::ForPlace(query));
+        line.push_front(Postponed::ForPlace(query));
     }
 
     /// Takes out a query whose endpoint has a place or rules now, or that has waited long enough.
@@ -227,15 +228,15 @@ impl Delayed {
         let (holder, is_ready) = self.lines.iter().find_map(|(holder, line)| {
             let first = line.front()?;
             let is_ready = match first {
-                Waiting::ForPlace(_) => has_place(*holder),
-                Waiting::ForRules(query) => has_rules(query.endpoint()),
+                Postponed::ForPlace(_) => has_place(*holder),
+                Postponed::ForRules(query) => has_rules(query.endpoint()),
             };
             (is_ready || first.until() <= now).then_some((*holder, is_ready))
         })?;
         Some(match self.take(holder)? {
-            Waiting::ForRules(query) => Next::Judge(query),
-            Waiting::ForPlace(query) if is_ready => Next::Place(query),
-            Waiting::ForPlace(query) => Next::Expired(query),
+            Postponed::ForRules(query) => Next::Judge(query),
+            Postponed::ForPlace(query) if is_ready => Next::Place(query),
+            Postponed::ForPlace(query) => Next::Expired(query),
         })
     }
 
@@ -243,13 +244,13 @@ impl Delayed {
     pub(super) fn any(&mut self) -> Option<DelayedQuery> {
         loop {
             let holder = *self.lines.keys().next()?;
-            if let Waiting::ForPlace(query) = self.take(holder)? {
+            if let Postponed::ForPlace(query) = self.take(holder)? {
                 return Some(query);
             }
         }
     }
 
-    fn take(&mut self, holder: Holder) -> Option<Waiting> {
+    fn take(&mut self, holder: Holder) -> Option<Postponed> {
         let line = self.lines.get_mut(&holder)?;
         let first = line.pop_front();
         if line.is_empty() {

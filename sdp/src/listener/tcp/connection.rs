@@ -22,7 +22,7 @@ use super::{
     upstream::{Happened, TcpUpstream},
 };
 use crate::{
-    listener::delayed::{self, DelayedQuery, UnjudgedQuery},
+    listener::delayed::{self, Postponed},
     proxy::stats::AnswerResult,
     resolve::Looked,
 };
@@ -61,10 +61,8 @@ pub(super) struct Connection {
     out: FrameWriter,
     upstream: TcpUpstream,
     waiting: Waiting,
-    /// A query for which there is no place in flight yet; no more are read meanwhile.
-    delayed: Option<DelayedQuery>,
-    /// A query whose endpoint has no rules yet; no more are read meanwhile.
-    unjudged: Option<UnjudgedQuery>,
+    /// A query that waits for a place in flight or for rules; no more are read meanwhile.
+    delayed: Option<Postponed>,
     /// Memory that counts as the endpoint's share.
     memory: Seat,
     results: Results,
@@ -147,7 +145,6 @@ impl Connection {
             upstream,
             waiting: Waiting::default(),
             delayed: None,
-            unjudged: None,
             results: Results::default(),
             ended: false,
             last_query: None,
@@ -226,7 +223,7 @@ impl Connection {
             Event::Realised(key, realised) => self.release(*key, *realised),
             Event::Alarm => {
                 // A delayed query's deadline is always ahead: each ring is a retry.
-                let early = !self.is_delayed() && self.now < self.deadline();
+                let early = self.delayed.is_none() && self.now < self.deadline();
                 if !early {
                     self.on_time()?;
                 }
@@ -312,7 +309,7 @@ impl Connection {
 
     /// Whether what waits to go out is the last: the process leaves, and every query is answered.
     fn is_last(&mut self) -> bool {
-        let is_answered = self.waiting.is_empty() && !self.is_delayed();
+        let is_answered = self.waiting.is_empty() && self.delayed.is_none();
         if self.closing {
             return is_answered && !self.ended;
         }
@@ -321,22 +318,17 @@ impl Connection {
             && !self.ended
             && self.look() != Look::Full
             && self.waiting.is_empty()
-            && !self.is_delayed()
+            && self.delayed.is_none()
             && !self.reader.is_partial()
     }
 
     fn has_work(&self) -> bool {
-        !self.waiting.is_empty() || self.is_delayed() || self.out.len() > 0
-    }
-
-    /// Whether a query waits for a place or for rules.
-    fn is_delayed(&self) -> bool {
-        self.delayed.is_some() || self.unjudged.is_some()
+        !self.waiting.is_empty() || self.delayed.is_some() || self.out.len() > 0
     }
 
     fn may_read(&self) -> bool {
         !self.closing
-            && !self.is_delayed()
+            && self.delayed.is_none()
             && self.waiting.len() < MAX_WAITING
             && self.waiting.asked_bytes() < MAX_ASKED
             && self.has_room()
@@ -364,8 +356,7 @@ impl Connection {
         }
         let scratch = self.message.capacity() + self.own.capacity();
         let buffers = self.reader.memory() + self.out.memory() + self.upstream.memory();
-        let delayed = self.delayed.as_ref().map_or(0, DelayedQuery::units)
-            + self.unjudged.as_ref().map_or(0, UnjudgedQuery::units);
+        let delayed = self.delayed.as_ref().map_or(0, Postponed::units);
         let waiting = self.waiting.asked_bytes() + self.waiting.held_bytes() + delayed;
         let beyond = (scratch + buffers + waiting).saturating_sub(ALLOWANCE);
         let (had, has) = (self.memory.units(), beyond.next_multiple_of(CHARGE));
@@ -435,7 +426,7 @@ impl Connection {
         if self.is_stalled() {
             return held.unwrap_or(idle).min(idle);
         }
-        let retry = self.is_delayed().then(|| self.now + delayed::RETRY);
+        let retry = self.delayed.is_some().then(|| self.now + delayed::RETRY);
         let partial = self.reader.is_partial();
         let last_query = self.last_query.filter(|_| self.out.len() == 0);
         let idle = idle_until(last_query, partial, idle);
@@ -464,7 +455,7 @@ impl Connection {
         if self.paused.is_none() {
             self.give_up();
         }
-        let waits = !self.waiting.is_empty() || self.is_delayed();
+        let waits = !self.waiting.is_empty() || self.delayed.is_some();
         let waits = waits && !self.is_stalled();
         if !waits && now.duration_since(self.last_activity) >= idle {
             let unsent = self.out.len() > 0;
@@ -496,7 +487,7 @@ impl Connection {
         let unanswered = self.has_work();
         let (proxy, now) = (&self.shared.proxy, self.now);
         let observer = proxy.observer();
-        if let Some(query) = self.delayed.take() {
+        if let Some(Postponed::ForPlace(query)) = self.delayed.take() {
             query.act(|mut query, _| observer.cut(&mut query, now));
         }
         for (_, mut flight) in self.waiting.remove_flights(|_| true) {

@@ -10,7 +10,7 @@ use super::{super::flight::Flight, Connection};
 use crate::{
     listener::{
         SocketOptions,
-        delayed::{DelayedQuery, UnjudgedQuery},
+        delayed::{DelayedQuery, Postponed, UnjudgedQuery},
         tcp::upstream::Behalf,
     },
     proxy::{Outcome, Patience, stats::Protocol},
@@ -26,7 +26,6 @@ impl Connection {
     pub(super) fn take_queries(&mut self) {
         // Queries that came together are judged by one look each, as over UDP.
         self.looked.clear();
-        self.judge_again();
         self.retry_delayed();
         let mut message = std::mem::take(&mut self.message);
         while self.may_read() && self.reader.take(&mut message) {
@@ -51,7 +50,8 @@ impl Connection {
             Outcome::Ignore => {}
             Outcome::AwaitRules(endpoint) => {
                 let until = self.now + proxy.config().rules_wait;
-                self.unjudged = Some(UnjudgedQuery::new(endpoint, message, arrival, until));
+                let query = UnjudgedQuery::new(endpoint, message, arrival, until);
+                self.delayed = Some(Postponed::ForRules(query));
             }
             Outcome::Reply => self.out.push(&self.own),
             Outcome::Forward(mut query) => {
@@ -62,24 +62,11 @@ impl Connection {
                     None if grace.is_zero() => self.fail(&mut query, Failure::Overload),
                     None => {
                         let until = self.now + grace;
-                        self.delayed = Some(DelayedQuery::new(query, message, until));
+                        let query = DelayedQuery::new(query, message, until);
+                        self.delayed = Some(Postponed::ForPlace(query));
                     }
                 }
             }
-        }
-    }
-
-    /// Judges the query that waits for rules if there are some now, or if it has waited long enough.
-    fn judge_again(&mut self) {
-        let Some(query) = self.unjudged.take() else {
-            return;
-        };
-        let has_rules = self.shared.proxy.has_rules(query.endpoint());
-        if has_rules || self.now >= query.until() {
-            let (message, arrival) = query.into_parts(self.now);
-            self.judge(&message, &arrival, Patience::Over);
-        } else {
-            self.unjudged = Some(query);
         }
     }
 
@@ -92,18 +79,34 @@ impl Connection {
         }
     }
 
-    /// Sends the delayed query on if there is a place now, or answers it if it has waited long
-    /// enough.
+    /// Looks whether the delayed query has its place or its rules now, or has waited long enough.
     fn retry_delayed(&mut self) {
-        let Some(query) = self.delayed.take() else {
-            return;
-        };
+        match self.delayed.take() {
+            None => {}
+            Some(Postponed::ForRules(query)) => self.judge_again(query),
+            Some(Postponed::ForPlace(query)) => self.forward_delayed(query),
+        }
+    }
+
+    /// Judges the query if its endpoint has rules, or refuses it if it has waited long enough.
+    fn judge_again(&mut self, query: UnjudgedQuery) {
+        let has_rules = self.shared.proxy.has_rules(query.endpoint());
+        if has_rules || self.now >= query.until() {
+            let (message, arrival) = query.into_parts(self.now);
+            self.judge(&message, &arrival, Patience::Over);
+        } else {
+            self.delayed = Some(Postponed::ForRules(query));
+        }
+    }
+
+    /// Sends the query on if there is a place, or answers it if it has waited long enough.
+    fn forward_delayed(&mut self, query: DelayedQuery) {
         match self.shared.in_flight.tcp_seat(query.holder()) {
             Some(seat) => query.act(|query, message| self.forward(query, message, seat)),
             None if self.now >= query.until() => {
                 query.act(|mut query, _| self.fail(&mut query, Failure::Overload));
             }
-            None => self.delayed = Some(query),
+            None => self.delayed = Some(Postponed::ForPlace(query)),
         }
     }
 

@@ -264,49 +264,15 @@ impl Delayed {
 
 #[cfg(test)]
 mod tests {
-    use std::net::IpAddr;
-
-    use shared_maps::{EndpointId, IdentityId};
-
     use super::*;
-    use crate::{query::pending::Identities, wire::reply::Kept};
-    use dns_policy::mapping::EndpointInstance;
-    use dns_policy::rule::Transport;
 
     const GRACE: Duration = Duration::from_secs(5);
 
     fn add(delayed: &mut Delayed, id: u16, now: Instant) {
         let message = [&[0; HEADER_LEN][..], &[0, 0, 1, 0, 1]].concat();
-        let client = IpAddr::from([10, 0, 0, 1]);
-        let query = PendingQuery {
-            from: Arrival {
-                client: (client, 40_000).into(),
-                server: ([127, 0, 0, 1], 53).into(),
-                transport: Transport::Udp,
-                at: now,
-            },
-            kept: Kept {
-                id,
-                flags: 0,
-                edns: None,
-            },
-            question: &message[HEADER_LEN..],
-            hop_by_hop: None,
-            endpoint: EndpointInstance {
-                id: EndpointId(7),
-                client,
-                ifindex: 3,
-            },
-            identities: Identities {
-                client: IdentityId(1007),
-                server: IdentityId(1053),
-            },
-            source: None,
-            policy_check: Duration::ZERO,
-            sent_at: None,
-            logged: None,
-            joined: Vec::new(),
-        };
+        let question = &message[HEADER_LEN..];
+        let mut query = PendingQuery::of_endpoint(7, question, now);
+        query.kept.id = id;
         delayed.add(query, &message, now);
     }
 

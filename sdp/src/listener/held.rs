@@ -102,48 +102,12 @@ impl Held {
 
 #[cfg(test)]
 mod tests {
-    use std::net::SocketAddr;
-
-    use dns_policy::{mapping::EndpointInstance, rule::Transport};
-    use shared_maps::{EndpointId, IdentityId};
-
     use super::*;
-    use crate::{
-        query::pending::{Arrival, Identities, PendingQuery},
-        wire::reply::Kept,
-    };
+    use crate::query::pending::PendingQuery;
 
     fn answer(endpoint: u16, bytes: usize, now: Instant) -> HeldAnswer {
-        let client = SocketAddr::from(([127, 0, 0, 1], 40_000));
-        let query = PendingQuery {
-            from: Arrival {
-                client,
-                server: ([127, 0, 0, 1], 53).into(),
-                transport: Transport::Udp,
-                at: now,
-            },
-            kept: Kept {
-                id: 1,
-                flags: 0,
-                edns: None,
-            },
-            question: (),
-            hop_by_hop: None,
-            endpoint: EndpointInstance {
-                id: EndpointId(endpoint),
-                client: client.ip(),
-                ifindex: 3,
-            },
-            identities: Identities {
-                client: IdentityId(1007),
-                server: IdentityId(1053),
-            },
-            source: None,
-            policy_check: Duration::ZERO,
-            sent_at: Some(now),
-            logged: None,
-            joined: Vec::new(),
-        };
+        let mut query = PendingQuery::of_endpoint(endpoint, (), now);
+        query.sent_at = Some(now);
         HeldAnswer {
             query,
             message: vec![0; bytes],

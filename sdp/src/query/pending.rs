@@ -170,3 +170,40 @@ impl HeldAnswer {
         result
     }
 }
+
+#[cfg(test)]
+impl<Q> PendingQuery<Q> {
+    /// A query over UDP from an endpoint whose interface and identity have the endpoint's number.
+    pub(crate) fn of_endpoint(endpoint: u16, question: Q, at: Instant) -> Self {
+        let client = SocketAddr::from(([10, 0, 0, 1], 40_000));
+        Self {
+            from: Arrival {
+                client,
+                server: ([127, 0, 0, 1], 53).into(),
+                transport: Transport::Udp,
+                at,
+            },
+            kept: Kept {
+                id: 1,
+                flags: 0,
+                edns: None,
+            },
+            question,
+            hop_by_hop: None,
+            endpoint: EndpointInstance {
+                id: shared_maps::EndpointId(endpoint),
+                client: client.ip(),
+                ifindex: endpoint.into(),
+            },
+            identities: Identities {
+                client: IdentityId(endpoint.into()),
+                server: IdentityId(1053),
+            },
+            source: None,
+            policy_check: Duration::ZERO,
+            sent_at: None,
+            logged: None,
+            joined: Vec::new(),
+        }
+    }
+}

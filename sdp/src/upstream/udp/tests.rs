@@ -1,17 +1,8 @@
 //! Who may open how many sockets.
 
-use std::net::IpAddr;
-
 use nix::sys::epoll::EpollCreateFlags;
-use shared_maps::{EndpointId, IdentityId};
-
-use dns_policy::{mapping::EndpointInstance, rule::Transport};
 
 use super::*;
-use crate::{
-    query::pending::{Arrival, Identities},
-    wire::reply::Kept,
-};
 
 const TIMEOUT: Duration = Duration::from_secs(100);
 
@@ -34,39 +25,12 @@ impl Worker {
 
     /// Endpoint `id` asks a server by its number, something new; nothing is sent.
     fn ask(&mut self, id: u16, server: u16) -> Result<Place, PlaceError> {
-        let client = IpAddr::from([10, 0, 0, 1]);
         self.asked += 1;
         let [high, low] = self.asked.to_be_bytes();
         let message = [&[0; HEADER_LEN][..], &[2, high, low, 0, 0, 1, 0, 1]].concat();
-        let mut query = PendingQuery {
-            from: Arrival {
-                client: (client, 40_000).into(),
-                server: ([127, 0, 0, 1], server).into(),
-                transport: Transport::Udp,
-                at: self.now,
-            },
-            kept: Kept {
-                id: 1,
-                flags: 0,
-                edns: None,
-            },
-            question: &message[HEADER_LEN..],
-            hop_by_hop: None,
-            endpoint: EndpointInstance {
-                id: EndpointId(id),
-                client,
-                ifindex: id.into(),
-            },
-            identities: Identities {
-                client: IdentityId(id.into()),
-                server: IdentityId(1053),
-            },
-            source: None,
-            policy_check: Duration::ZERO,
-            sent_at: None,
-            logged: None,
-            joined: Vec::new(),
-        };
+        let question = &message[HEADER_LEN..];
+        let mut query = PendingQuery::of_endpoint(id, question, self.now);
+        query.from.server.set_port(server);
         self.upstream
             .place(&mut query, &message, self.now, &self.epoll)
     }

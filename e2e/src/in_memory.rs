@@ -15,7 +15,7 @@ use holdfast_agent::core::event::{EndpointSpec, MappingEvent, SourceEvent, Strea
 use holdfast_agent::core::snapshot::Counters;
 use holdfast_agent::core::{Core, CoreConfig, Effect, Event, Restored};
 use holdfast_agent::datapath::memory::MemoryDatapath;
-use holdfast_agent::policy::parse::{PolicyDocument, parse_documents};
+use holdfast_agent::policy::{document::PolicyDocument, parse::parse_documents};
 use shared_maps::EndpointId;
 
 /// Address of the DNS server in every policy.

@@ -12,7 +12,7 @@ use shared_maps::EndpointId;
 
 use crate::{
     endpoint::link::Link,
-    policy::{parse::PolicyDocument, parse::PolicyError},
+    policy::document::{PolicyDocument, PolicyError},
 };
 
 /// Addresses one mapping may carry: as many A records as fit a message of 65,535 bytes.

@@ -12,7 +12,7 @@ use holdfast_agent::{
         event::{EndpointSpec, MappingOutcome, SourceEvent, StreamId},
     },
     grpc::fqdndata::{FqdnDataService, Manners},
-    policy::parse::PolicyDocument,
+    policy::document::PolicyDocument,
 };
 use shared_maps::user::ipcache_key;
 use tokio::{

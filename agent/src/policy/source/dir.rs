@@ -13,7 +13,10 @@ use std::{
 use super::last_good::LastGood;
 use crate::{
     core::event::{Event, SourceEvent},
-    policy::parse::{PolicyDocument, PolicyError, parse_value, parse_with_json},
+    policy::{
+        document::{PolicyDocument, PolicyError},
+        parse::{parse_value, parse_with_json},
+    },
     watched_dir::{self, FileError},
 };
 

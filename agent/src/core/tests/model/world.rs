@@ -35,7 +35,7 @@ use crate::{
         event::{CleanNames, MappingEvent, SourceEvent, StreamId},
     },
     datapath::{memory::MemoryDatapath, plan::Step},
-    policy::parse::PolicyDocument,
+    policy::document::PolicyDocument,
 };
 
 const ADDRESSES: [[u8; 4]; 4] = [[1, 1, 1, 1], [1, 1, 1, 2], [2, 2, 2, 2], [3, 3, 3, 3]];

@@ -9,7 +9,7 @@
 pub mod ask;
 pub mod cluster;
 pub mod compute;
-pub mod footgun;
+pub mod lint;
 pub mod mode;
 pub mod model;
 pub mod parse;

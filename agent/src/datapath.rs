@@ -6,7 +6,7 @@ pub mod events;
 pub mod files;
 pub mod interfaces;
 pub mod kernel;
-pub mod look;
+pub mod map_query;
 pub mod memory;
 mod notes;
 pub mod notrack;

@@ -13,7 +13,7 @@ use shared_maps::{
     policy::{PolicyKey, PolicyValue},
 };
 
-use super::look::{Look, Sight};
+use super::map_query::{MapEntries, MapQuery};
 use crate::{
     endpoint::{endpoint::lxc_address, link::Link},
     ipcache::table::prefix_of,
@@ -170,8 +170,8 @@ pub trait Datapath: Send {
     /// The steps of a plan were carried out: does what is done once for all of them.
     fn end_plan(&mut self) {}
 
-    /// Looks at what is there. One without maps sees nothing.
-    fn look(&mut self, _look: &Look) -> Result<Sight, StepError> {
-        Ok(Sight::Nothing)
+    /// Reads the entries that `query` names. A datapath without maps has none.
+    fn read_entries(&mut self, _query: &MapQuery) -> Result<MapEntries, StepError> {
+        Ok(MapEntries::Nothing)
     }
 }

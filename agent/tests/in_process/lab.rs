@@ -23,7 +23,7 @@ use holdfast_agent::{
     },
     datapath::{
         files::StateFiles,
-        look::{Look, Sight},
+        map_query::{MapEntries, MapQuery},
         memory::MemoryDatapath,
         plan::{Datapath, Step, StepError},
     },
@@ -117,8 +117,8 @@ impl Datapath for Shared {
         self.memory.lock().apply(step)
     }
 
-    fn look(&mut self, look: &Look) -> Result<Sight, StepError> {
-        self.memory.lock().look(look)
+    fn read_entries(&mut self, query: &MapQuery) -> Result<MapEntries, StepError> {
+        self.memory.lock().read_entries(query)
     }
 }
 

@@ -42,7 +42,7 @@ const CIRCLES: [(&str, &[&str], &str); 8] = [
     ),
     (
         "e2e",
-        &["audit", "lab", "mended", "node", "pod", "process"],
+        &["audit", "lab", "repairs", "node", "pod", "process"],
         "a lab owns its nodes and pods, and each checks the lab when it ends",
     ),
     (
@@ -55,7 +55,7 @@ const CIRCLES: [(&str, &[&str], &str); 8] = [
         &[
             "journal",
             "mapping",
-            "notice",
+            "query_report",
             "proxy",
             "query",
             "query_log",

@@ -23,6 +23,7 @@ pub mod grpc;
 pub mod health;
 pub mod identity;
 pub mod ipcache;
+pub mod kubernetes;
 pub mod labels;
 pub mod lane;
 pub mod liveness;

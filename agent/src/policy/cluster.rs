@@ -10,6 +10,7 @@ pub mod namespace;
 pub mod node;
 pub mod pod;
 mod read;
+pub use self::read::Protocol;
 pub mod service;
 pub mod slice;
 

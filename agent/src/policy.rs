@@ -7,6 +7,7 @@
 //! ```
 
 pub mod ask;
+pub mod cidr_group;
 pub mod cluster;
 pub mod compute;
 pub mod footgun;

@@ -15,7 +15,7 @@ use aya::programs::SchedClassifier;
 use aya::{Ebpf, TestRun, TestRunOptions};
 use holdfast_agent::datapath::kernel::{KernelConfig, KernelDatapath, MapSizes};
 use holdfast_agent::datapath::plan::{Attachment, Datapath, Step, StepError};
-use holdfast_agent::endpoint::link::Link;
+use holdfast_agent::datapath::link::Link;
 use nix::sched::{CloneFlags, unshare};
 use shared_maps::conntrack::{self, CtKey4, CtKey6, CtValue};
 use shared_maps::event::{self, Counter, Reason};

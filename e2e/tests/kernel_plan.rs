@@ -274,7 +274,7 @@ impl<'k> Plumbing<'k> {
             mac: MAC,
             node_mac: MAC,
             on_bridge: false,
-            link: holdfast_agent::endpoint::link::Link::default(),
+            link: holdfast_agent::datapath::link::Link::default(),
             netns: "pod".to_owned(),
         };
         self.event(Event::Endpoints(SourceEvent::Apply(spec)), before, after)

@@ -43,15 +43,6 @@ pub struct Status {
     pub repairs: Vec<RepairsView>,
 }
 
-/// Repairs of a part of the datapath that something else had changed.
-#[derive(Clone, Debug, Default, Serialize, Deserialize, PartialEq, Eq)]
-pub struct RepairsView {
-    /// `routes`, `netfilter`, `steering`, `pins` or `port`.
-    pub part: String,
-    /// Since the start.
-    pub repairs: u64,
-}
-
 /// One run of the agent.
 #[derive(Clone, Debug, Default, Serialize, Deserialize, PartialEq, Eq)]
 pub struct EpochView {

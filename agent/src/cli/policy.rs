@@ -13,7 +13,8 @@ use crate::{
     config::args::Output,
     policy::{
         footgun,
-        parse::{PolicyDocument, PolicyError, group_key, parse_documents},
+        cidr_group::group_key,
+        parse::{PolicyDocument, PolicyError, parse_documents},
     },
     watched_dir,
 };

@@ -14,7 +14,6 @@ use shared_maps::{
     lxc::{FLAG_HOST, LxcKey, LxcValue},
 };
 
-use crate::endpoint::endpoint::{lxc_address, lxc_key};
 
 /// An entry to be written, and the one that it replaces.
 #[derive(Clone, Copy, Debug)]

@@ -20,7 +20,7 @@ use crate::{
         cluster::ClusterObject,
         footgun,
         model::{EndpointPolicy, Side},
-        parse::group_key,
+        cidr_group::group_key,
         repository::Repository,
         rule::Peers,
         trace::{self, Match, Port, RuleView, Verdict, Way},

@@ -15,7 +15,6 @@ use shared_maps::{
 
 use super::look::{Look, Sight};
 use crate::{
-    endpoint::{endpoint::lxc_address, link::Link},
     ipcache::table::prefix_of,
 };
 

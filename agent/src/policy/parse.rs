@@ -1,15 +1,16 @@
 //! Policy documents (YAML or JSON, several in one text) into validated rules.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use daemon::yaml::{self, YamlError};
 use ipnet::IpNet;
 use serde_json::{Map, Value};
 
 use super::{
+    cidr_group::{CidrGroup, GROUP_KIND, group, group_key},
     cluster::{self, ClusterObject},
     rule::Rule,
-    validate::{Fault, Scope, group, rule, warnings},
+    validate::{Fault, Scope, rule, warnings},
 };
 use crate::{ipcache::metadata::Source, labels::LabelSet};
 
@@ -46,24 +47,6 @@ impl PolicyDocument {
         (Source::CustomResource, blocks.collect())
     }
 }
-
-/// A `CiliumCIDRGroup`.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct CidrGroup {
-    /// Labels of its blocks.
-    pub labels: LabelSet,
-    /// Its own labels.
-    pub own: BTreeMap<String, String>,
-    /// The blocks.
-    pub prefixes: BTreeSet<IpNet>,
-}
-
-/// Key of the group called `name`.
-pub fn group_key(name: &str) -> String {
-    format!("{GROUP_KIND}/{name}")
-}
-
-const GROUP_KIND: &str = "CiliumCIDRGroup";
 
 /// A policy document that is refused, and why.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

@@ -89,7 +89,7 @@ pub(crate) fn pod() -> EndpointSpec {
         mac: [2, 0, 0, 0, 0, 2],
         node_mac: [2, 0, 0, 0, 0, 1],
         on_bridge: false,
-        link: holdfast_agent::endpoint::link::Link::default(),
+        link: holdfast_agent::datapath::link::Link::default(),
         netns: "pod".to_owned(),
     }
 }

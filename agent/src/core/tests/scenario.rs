@@ -190,7 +190,7 @@ pub(super) fn spec(key: &str, host: u8, label: &str) -> EndpointSpec {
         mac: [2, 0, 0, 0, 0, host],
         node_mac: [2, 0, 0, 0, 1, host],
         on_bridge: false,
-        link: crate::endpoint::link::Link::default(),
+        link: crate::datapath::link::Link::default(),
         netns: "ns".into(),
     }
 }

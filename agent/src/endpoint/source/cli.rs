@@ -232,7 +232,7 @@ mod tests {
             mac: [0; 6],
             node_mac: [0; 6],
             on_bridge: false,
-            link: crate::endpoint::link::Link::default(),
+            link: crate::datapath::link::Link::default(),
             netns: "pod1".to_owned(),
         };
         let specs = ["cli/pod1/eth0", "cli/pid-77/eth1", "dir/a.yaml"].map(spec);

@@ -66,7 +66,7 @@ pub(super) fn boolean(path: &str, value: &Value) -> Checked<bool> {
     })
 }
 
-pub(super) fn prefix(path: &str, value: &Value) -> Checked<IpNet> {
+pub(in crate::policy) fn prefix(path: &str, value: &Value) -> Checked<IpNet> {
     let text = text(path, value)?;
     let parsed = text.parse().ok().or_else(|| {
         let address: Option<std::net::IpAddr> = text.parse().ok();

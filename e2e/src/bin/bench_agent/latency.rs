@@ -370,7 +370,7 @@ fn specs(count: usize) -> Result<Vec<EndpointSpec>> {
                 mac: [2, 0, a, b, c, d],
                 node_mac: [2, 1, a, b, c, d],
                 on_bridge: false,
-                link: holdfast_agent::endpoint::link::Link::default(),
+                link: holdfast_agent::datapath::link::Link::default(),
                 netns: format!("pod{n}"),
             })
         })

@@ -16,10 +16,7 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use crate::{
     admin::server::Admin,
     config::Config,
-    core::{
-        Core, CoreConfig, Event,
-        event::{EndpointSpec, SourceEvent},
-    },
+    core::{Core, CoreConfig, Event},
     datapath::{
         closed::{ClosedInterfaces, Gate},
         files::{StateFiles, later::LaterFiles},
@@ -35,6 +32,7 @@ use crate::{
     endpoint::{
         config_file::EndpointFile,
         source::{EndpointBook, cli::CliFile, looks},
+        spec::EndpointSpec,
     },
     epoch::{self, StateDirLock},
     events::Events,
@@ -50,6 +48,7 @@ use crate::{
     proxies::{Proxies, RulesTable},
     restore::{self, Found},
     runner::{self, CoreHandle, CoreThread, Inbox},
+    source_event::SourceEvent,
     watched_dir::WatchedDir,
 };
 
@@ -83,9 +82,9 @@ pub async fn run(mut config: Config) -> Result<()> {
     };
     let channel = runner::channel();
     let core = channel.0.clone();
-    let told = move |event| {
+    let told = move |result| {
         // The core may stop before this thread; the event is then not needed.
-        let _gone = core.tell_blocking(event);
+        let _gone = core.tell_blocking(Event::NamesKept(result));
     };
     let written = LaterFiles::start(files.clone(), told).context("starting the files' thread")?;
     let datapath = Box::new(KernelDatapath::prepare(&kernel, Box::new(written))?);

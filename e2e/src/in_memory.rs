@@ -11,11 +11,18 @@ use dns_policy::{
     name::Fqdn,
     rule::Transport,
 };
-use holdfast_agent::core::event::{EndpointSpec, MappingEvent, SourceEvent, StreamId};
-use holdfast_agent::core::snapshot::Counters;
+
 use holdfast_agent::core::{Core, CoreConfig, Effect, Event, Restored};
 use holdfast_agent::datapath::memory::MemoryDatapath;
 use holdfast_agent::policy::parse::{PolicyDocument, parse_documents};
+use holdfast_agent::{
+    core::{
+        event::{MappingEvent, StreamId},
+        snapshot::Counters,
+    },
+    endpoint::spec::EndpointSpec,
+    source_event::SourceEvent,
+};
 use shared_maps::EndpointId;
 
 /// Address of the DNS server in every policy.

@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     core::snapshot::{LimitView, PolicyView, RejectedView, Summary},
-    datapath::quota::QuotaView,
+    datapath::{quota::QuotaView, upkeep::RepairsView},
     endpoint::source::Unresolved,
     policy::trace::RuleView,
     proxies::ProxyView,

@@ -12,8 +12,8 @@ use super::show::{counted, print};
 use crate::{
     config::args::Output,
     policy::{
-        footgun,
         cidr_group::group_key,
+        footgun,
         parse::{PolicyDocument, PolicyError, parse_documents},
     },
     watched_dir,

@@ -17,10 +17,10 @@ use crate::{
     endpoint::endpoint::Endpoint,
     labels::LabelSet,
     policy::{
+        cidr_group::group_key,
         cluster::ClusterObject,
         footgun,
         model::{EndpointPolicy, Side},
-        cidr_group::group_key,
         repository::Repository,
         rule::Peers,
         trace::{self, Match, Port, RuleView, Verdict, Way},

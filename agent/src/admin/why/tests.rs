@@ -8,9 +8,7 @@ use shared_maps::{
     policy::{EGRESS, PolicyKey, PolicyValue},
 };
 
-use super::{
-    AddressRead, Entries, Question, Receiver, matched, target, text::text, walk::Walk,
-};
+use super::{AddressRead, Entries, Question, Receiver, matched, target, text::text, walk::Walk};
 use crate::{
     admin::model::{HopState, Why},
     core::{

@@ -21,19 +21,20 @@ use shared_maps::{
 
 use super::scenario::{Node, mapping, spec};
 use crate::{
-    core::{CoreConfig, Event, Restored, event::SourceEvent},
+    core::{CoreConfig, Event, Restored},
     datapath::memory::MemoryDatapath,
     labels::{CIDR_GROUP, Label, LabelSet},
     policy::{
+        cidr_group::group_key,
         compute::dns_rules,
         mode::PolicyMode,
         model::EndpointPolicy,
-        cidr_group::group_key,
         parse::{PolicyDocument, parse_documents},
         rule::{Direction, Peers},
         trace::{Port, Verdict, Way},
     },
     selector::selector::{Entity, FqdnSelector, Selector, group_label},
+    source_event::SourceEvent,
 };
 
 mod language;

@@ -16,13 +16,14 @@ use super::{
     scenario::{Node, spec},
 };
 use crate::{
-    core::{Event, event::SourceEvent, snapshot::Reconciled},
+    core::{Event, snapshot::Reconciled},
     datapath::{
         look::{BATCH, Look, ProgramFault, Sight},
         memory::MemoryDatapath,
         plan::Datapath as _,
     },
     ipcache::table::prefix_of,
+    source_event::SourceEvent,
 };
 
 /// One whole pass, and what it found until now.

@@ -17,11 +17,12 @@ use shared_maps::{
 use crate::{
     core::{
         Core, CoreConfig, Effect, Event, Restored,
-        event::{EndpointSpec, MappingEvent, MappingOutcome, SourceEvent, StreamId},
+        event::{MappingEvent, MappingOutcome, StreamId},
     },
     datapath::{memory::MemoryDatapath, plan::Step},
-    endpoint::config_file,
+    endpoint::{config_file, spec::EndpointSpec},
     policy::parse::parse_documents,
+    source_event::SourceEvent,
 };
 
 pub(super) const WEB: &str = r#"

@@ -58,7 +58,10 @@ struct Write {
 
 impl LaterFiles {
     /// `told` gets the result of each write, on the thread that wrote.
-    pub fn start(files: StateFiles, told: impl Fn(NamesWritten) + Send + 'static) -> io::Result<Self> {
+    pub fn start(
+        files: StateFiles,
+        told: impl Fn(NamesWritten) + Send + 'static,
+    ) -> io::Result<Self> {
         let queue = Arc::new(Queue::default());
         let (taken, written) = (Arc::clone(&queue), files.clone());
         let thread = thread::Builder::new()

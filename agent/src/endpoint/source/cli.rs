@@ -10,9 +10,8 @@ use serde::{Deserialize, Serialize};
 
 use super::EndpointDocument;
 use crate::{
-    core::event::EndpointSpec,
     datapath::files::write_atomic,
-    endpoint::discover::Netns,
+    endpoint::{discover::Netns, spec::EndpointSpec},
     labels::Label,
     named_port::{NamedPorts, is_label},
     policy::mode::PolicyMode,

@@ -31,7 +31,7 @@ use crate::{
     dnsproxy::{BuiltinProxy, Ports},
     endpoint::{
         config_file::EndpointFile,
-        source::{EndpointBook, cli::CliFile, looks},
+        source::{EndpointBook, cli::CliFile, polls},
         spec::EndpointSpec,
     },
     epoch::{self, StateDirLock},
@@ -447,7 +447,7 @@ fn endpoint_source(
     )?;
     // Without a directory there is still what was added by command and cannot be resolved yet.
     let watched = config.endpoint_dir.as_deref().unwrap_or(state);
-    looks::run(Arc::clone(&book), watched, tasks, stop.clone());
+    polls::run(Arc::clone(&book), watched, tasks, stop.clone());
     Ok(book)
 }
 

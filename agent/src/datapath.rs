@@ -7,7 +7,7 @@ pub mod files;
 pub mod interfaces;
 pub mod kernel;
 pub mod link;
-pub mod look;
+pub mod map_query;
 pub mod memory;
 mod notes;
 pub mod notrack;

@@ -10,7 +10,7 @@ pub mod ask;
 pub mod cidr_group;
 pub mod cluster;
 pub mod compute;
-pub mod footgun;
+pub mod lint;
 pub mod mode;
 pub mod model;
 pub mod parse;

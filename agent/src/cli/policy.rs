@@ -13,7 +13,7 @@ use crate::{
     config::args::Output,
     policy::{
         cidr_group::group_key,
-        footgun,
+        lint,
         parse::{PolicyDocument, PolicyError, parse_documents},
     },
     watched_dir,
@@ -173,12 +173,12 @@ fn summary(all: &[Checked]) -> String {
 
 fn warnings(document: &PolicyDocument, all: &[&PolicyDocument]) -> Vec<String> {
     let own = document.warnings.iter().cloned();
-    let missing = footgun::groups(document).into_iter().filter(|name| {
+    let missing = lint::groups(document).into_iter().filter(|name| {
         let key = group_key(name);
         !all.iter().any(|other| other.key == key)
     });
     let missing = missing.map(|name| format!("these files have no CiliumCIDRGroup {name}"));
-    own.chain(footgun::unlearned_in(document, all))
+    own.chain(lint::unlearned_in(document, all))
         .chain(missing)
         .collect()
 }

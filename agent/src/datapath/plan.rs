@@ -16,7 +16,7 @@ use shared_maps::{
 
 use super::{
     link::Link,
-    look::{Look, Sight},
+    map_query::{MapEntries, MapQuery},
 };
 use crate::ipcache::table::prefix_of;
 
@@ -171,8 +171,8 @@ pub trait Datapath: Send {
     /// The steps of a plan were carried out: does what is done once for all of them.
     fn end_plan(&mut self) {}
 
-    /// Looks at what is there. One without maps sees nothing.
-    fn look(&mut self, _look: &Look) -> Result<Sight, StepError> {
-        Ok(Sight::Nothing)
+    /// Reads the entries that `query` names. A datapath without maps has none.
+    fn read_entries(&mut self, _query: &MapQuery) -> Result<MapEntries, StepError> {
+        Ok(MapEntries::Nothing)
     }
 }

@@ -6,7 +6,7 @@ use super::*;
 use crate::{
     labels::LabelSet,
     policy::rule::{Direction, DnsNames, PeerRule, Peers, PortRule, Ports, Protocol},
-    policy::{footgun, model::EndpointPolicy, repository::Repository},
+    policy::{lint, model::EndpointPolicy, repository::Repository},
     selector::selector::{CidrSelector, Entity, Selector},
 };
 
@@ -255,7 +255,7 @@ fn reads_groups_of_blocks_and_rules_about_them() {
         ["cidrgroup:partners except 10.1.0.0/16", "cidrgroup:zone=a"]
     );
     assert_eq!(
-        footgun::groups(&rules).into_iter().collect::<Vec<_>>(),
+        lint::groups(&rules).into_iter().collect::<Vec<_>>(),
         ["partners"]
     );
     refused(

@@ -20,7 +20,7 @@ use holdfast_agent::{
     core::{Core, CoreConfig, Event, Restored},
     datapath::{
         files::StateFiles,
-        look::{Look, Sight},
+        map_query::{MapEntries, MapQuery},
         memory::MemoryDatapath,
         plan::{Datapath, Step, StepError},
     },
@@ -116,8 +116,8 @@ impl Datapath for Shared {
         self.memory.lock().apply(step)
     }
 
-    fn look(&mut self, look: &Look) -> Result<Sight, StepError> {
-        self.memory.lock().look(look)
+    fn read_entries(&mut self, query: &MapQuery) -> Result<MapEntries, StepError> {
+        self.memory.lock().read_entries(query)
     }
 }
 

@@ -28,7 +28,7 @@ const CRATES: [&str; 8] = [
 const CIRCLES: [(&str, &[&str], &str); 6] = [
     (
         "e2e",
-        &["audit", "lab", "mended", "node", "pod", "process"],
+        &["audit", "lab", "repairs", "node", "pod", "process"],
         "a lab owns its nodes and pods, and each checks the lab when it ends",
     ),
     (
@@ -41,7 +41,7 @@ const CIRCLES: [(&str, &[&str], &str); 6] = [
         &[
             "journal",
             "mapping",
-            "notice",
+            "query_report",
             "proxy",
             "query",
             "query_log",

@@ -116,9 +116,9 @@ fn every_cut(before: fn() -> World, change: fn(&mut World) -> Event) -> Vec<Step
         let effects = world.node.core.commit(world.node.now, plan, &lost);
         assert_eq!(publishes(&effects), lost.is_empty(), "{at:?}");
 
-        let mut mended = restarted(&world);
-        mended.tick(mended.now.plus_secs(31));
-        world.node = mended;
+        let mut node = restarted(&world);
+        node.tick(node.now.plus_secs(31));
+        world.node = node;
         world.check_end();
         let (is, shall) = (&world.node.datapath, &uncut.datapath);
         assert_eq!(meaning(is), meaning(shall), "{at:?}");

@@ -31,7 +31,7 @@ use crate::{
         model::EndpointPolicy,
         parse::{PolicyDocument, parse_documents},
         rule::{Direction, Peers},
-        trace::{Port, Verdict, Way},
+        trace::{FlowDirection, Port, Verdict},
     },
     selector::selector::{Entity, FqdnSelector, Selector, group_label},
     source_event::SourceEvent,
@@ -322,9 +322,9 @@ impl World {
 
     /// What `why` says that policy says.
     fn told(&self, question: Question) -> Option<Fate> {
-        let way = match question.direction {
-            EGRESS => Way::Egress,
-            _ => Way::Ingress,
+        let direction = match question.direction {
+            EGRESS => FlowDirection::Egress,
+            _ => FlowDirection::Ingress,
         };
         let port = Port {
             protocol: question.protocol,
@@ -334,7 +334,7 @@ impl World {
         let found = self
             .node
             .core
-            .peer(question.endpoint, way, peer, Some(port));
+            .peer(question.endpoint, direction, peer, Some(port));
         Some(match found.verdict? {
             Verdict::Denied | Verdict::NoRule => Fate::Dropped,
             Verdict::Proxied => Fate::Proxied,

@@ -34,7 +34,7 @@ use holdfast_e2e::policy::{dns_to, egress};
 use holdfast_e2e::shell;
 use holdfast_sdp::config::AgentAddress;
 use holdfast_sdp::link::Link;
-use holdfast_sdp::link::board::Board;
+use holdfast_sdp::link::state::LinkState;
 use holdfast_sdp::mapping::sink::LinkSink;
 use holdfast_sdp::mapping::{MappingSink as _, Release};
 use holdfast_sdp::maps::PinnedMaps;
@@ -320,9 +320,9 @@ fn link(
         policy: Arc::new(PolicyHandle::new()),
         sink: Arc::clone(&sink),
         maps: Arc::new(PinnedMaps::open(pins, false)),
-        notices: Arc::default(),
+        reports: Arc::default(),
         rules_journal: Arc::default(),
-        board: Arc::new(Board::new(Readiness::default())),
+        state: Arc::new(LinkState::new(Readiness::default())),
     };
     tasks.spawn_on(link.run(stop.clone()), runtime.handle());
     sink

@@ -72,7 +72,7 @@ impl World {
         self.act(Act::Settle);
         self.uses.clear();
         for _ in 0..3 {
-            self.act(Act::Pass(true));
+            self.act(Act::ConntrackScan(true));
             self.act(Act::Wait(1000));
         }
         self.act(Act::Wait(100_000));

@@ -1,4 +1,4 @@
-//! Policies that are valid and do not do what their author thinks.
+//! Warnings about valid policies that probably do not have the intended effect.
 
 use std::collections::{BTreeMap, BTreeSet};
 

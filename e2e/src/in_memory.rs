@@ -14,7 +14,7 @@ use dns_policy::{
 
 use holdfast_agent::core::{Core, CoreConfig, Effect, Event, Restored};
 use holdfast_agent::datapath::memory::MemoryDatapath;
-use holdfast_agent::policy::parse::{PolicyDocument, parse_documents};
+use holdfast_agent::policy::{document::PolicyDocument, parse::parse_documents};
 use holdfast_agent::{
     core::{
         event::{MappingEvent, StreamId},

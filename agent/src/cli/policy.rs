@@ -13,8 +13,9 @@ use crate::{
     config::args::Output,
     policy::{
         cidr_group::group_key,
+        document::{PolicyDocument, PolicyError},
         lint,
-        parse::{PolicyDocument, PolicyError, parse_documents},
+        parse::parse_documents,
     },
     watched_dir,
 };

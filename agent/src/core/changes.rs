@@ -28,7 +28,7 @@ use super::{
 use crate::{
     ipcache::metadata::{Claim, Owner},
     labels::LabelSet,
-    policy::{parse::PolicyDocument, repository::is_about, rule::Rule},
+    policy::{document::PolicyDocument, repository::is_about, rule::Rule},
     selector::selector::Selector,
     source_event::SourceEvent,
 };
@@ -263,7 +263,7 @@ impl State {
         done: &mut usize,
         each: fn(&mut Self, &Selector),
     ) -> bool {
-        let rules = document.into_iter().flat_map(|document| &document.rules);
+        let rules = document.into_iter().flat_map(|document| document.rules());
         for selector in rules.flat_map(Rule::selectors).skip(*done) {
             if !self.has_room() {
                 return false;

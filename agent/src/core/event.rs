@@ -14,7 +14,7 @@ use crate::{
     datapath::files::later::NamesWritten,
     endpoint::spec::EndpointSpec,
     policy::{
-        parse::{PolicyDocument, PolicyError},
+        document::{PolicyDocument, PolicyError},
         source::PolicyChange,
     },
     source_event::SourceEvent,

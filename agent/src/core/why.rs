@@ -18,7 +18,7 @@ use crate::{
     labels::LabelSet,
     policy::{
         cidr_group::group_key,
-        cluster::ClusterObject,
+        document::Body,
         lint,
         model::{EndpointPolicy, Side},
         repository::Repository,
@@ -238,7 +238,7 @@ impl Core {
         });
         let node = state.config.node_name.as_deref();
         let unlike = state.policy.repository().iter().filter_map(|document| {
-            let ClusterObject::Node(other) = document.cluster.as_deref()? else {
+            let Body::Node(other) = &document.body else {
                 return None;
             };
             let shared = other

@@ -93,7 +93,7 @@ impl Outside {
                 ipcache.claim(prefix, Owner::Policy, Claim::Labels(labels));
             }
         };
-        let rules = repository.iter().flat_map(|document| &document.rules);
+        let rules = repository.iter().flat_map(|document| document.rules());
         for selector in rules.flat_map(Rule::selectors) {
             match selector {
                 Selector::Cidr(cidr) => {

@@ -1,4 +1,4 @@
-//! `CiliumCIDRGroup`: blocks that rules of other documents name.
+//! `CiliumCIDRGroup`: blocks with labels, which rules of other documents name.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -7,6 +7,9 @@ use serde_json::Value;
 
 use super::validate::{Checked, Fault, list, object, prefix, text};
 use crate::{labels::LabelSet, selector::selector::labels_of_blocks};
+
+/// Its kind.
+pub const KIND: &str = "CiliumCIDRGroup";
 
 /// A `CiliumCIDRGroup`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -21,19 +24,14 @@ pub struct CidrGroup {
 
 /// Key of the group called `name`.
 pub fn group_key(name: &str) -> String {
-    format!("{GROUP_KIND}/{name}")
+    format!("{KIND}/{name}")
 }
 
-/// Kind of the document.
-pub(super) const GROUP_KIND: &str = "CiliumCIDRGroup";
-
-/// Checks a `CiliumCIDRGroup`.
-pub fn group(value: &Value) -> Checked<CidrGroup> {
-    let null = Value::Null;
-    let metadata = value.get("metadata").unwrap_or(&null);
-    let name = metadata.get("name").and_then(Value::as_str);
+/// Checks the group called `name`.
+pub(super) fn read(name: &str, value: &Value) -> Checked<CidrGroup> {
     let mut own = BTreeMap::new();
-    if let Some(more) = metadata.get("labels") {
+    let metadata = value.get("metadata");
+    if let Some(more) = metadata.and_then(|metadata| metadata.get("labels")) {
         let Some(more) = more.as_object() else {
             return Err(Fault::new(
                 "metadata.labels",
@@ -60,7 +58,7 @@ pub fn group(value: &Value) -> Checked<CidrGroup> {
         prefixes.insert(prefix(&format!("spec.externalCIDRs[{n}]"), item)?);
     }
     Ok(CidrGroup {
-        labels: labels_of_blocks(name.unwrap_or_default(), &own),
+        labels: labels_of_blocks(name, &own),
         own,
         prefixes,
     })

@@ -1,6 +1,6 @@
 //! Where policy documents come from: today a directory.
 
-use super::parse::{PolicyDocument, PolicyError};
+use super::document::{PolicyDocument, PolicyError};
 use crate::source_event::SourceEvent;
 
 pub mod dir;

@@ -11,7 +11,7 @@ use std::collections::BTreeSet;
 
 use serde_json::{Map, Value};
 
-pub(super) use self::field::{list, object, prefix, text};
+pub(super) use self::field::{list, mapping, object, prefix, text};
 use self::{
     field::boolean,
     labels::{group_labels, peer_labels, subject},

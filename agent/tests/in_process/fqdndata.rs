@@ -13,7 +13,7 @@ use holdfast_agent::{
     },
     endpoint::spec::EndpointSpec,
     grpc::fqdndata::{FqdnDataService, Timings},
-    policy::parse::PolicyDocument,
+    policy::document::PolicyDocument,
     source_event::SourceEvent,
 };
 use shared_maps::user::ipcache_key;

@@ -29,7 +29,7 @@ use holdfast_agent::{
         peer::{self, Allowed},
         server::{About, Native},
     },
-    policy::parse::{PolicyDocument, parse_documents},
+    policy::{document::PolicyDocument, parse::parse_documents},
     proxies::Proxies,
     restore::{self, Found},
     runner::{self, CoreHandle, CoreThread},

@@ -12,7 +12,10 @@ use std::{
 
 use super::{PolicyChange, last_good::LastGood};
 use crate::{
-    policy::parse::{PolicyDocument, PolicyError, parse_value, parse_with_json},
+    policy::{
+        document::{PolicyDocument, PolicyError},
+        parse::{parse_value, parse_with_json},
+    },
     source_event::SourceEvent,
     watched_dir::{self, FileError},
 };

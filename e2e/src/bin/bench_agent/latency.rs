@@ -22,7 +22,7 @@ use holdfast_agent::datapath::files::{StateFiles, later::LaterFiles};
 use holdfast_agent::datapath::kernel::{KernelConfig, KernelDatapath, MapSizes};
 use holdfast_agent::grpc::peer::{self, Allowed};
 use holdfast_agent::grpc::server::{About, Native};
-use holdfast_agent::policy::parse::PolicyDocument;
+use holdfast_agent::policy::document::PolicyDocument;
 use holdfast_agent::proxies::Proxies;
 use holdfast_agent::runner::{self, CoreHandle};
 use holdfast_agent::{

@@ -35,7 +35,7 @@ use crate::{
         event::{CleanNames, MappingEvent, StreamId},
     },
     datapath::{memory::MemoryDatapath, plan::Step},
-    policy::parse::PolicyDocument,
+    policy::document::PolicyDocument,
     source_event::SourceEvent,
 };
 

@@ -110,7 +110,7 @@ impl BuiltinProxy {
         for error in policy.replace_all(restored) {
             tracing::warn!(%error, "a restored rule of the built-in proxy allows nothing");
         }
-        let min_ttl = crate::app::seconds(config.min_ttl);
+        let min_ttl = config.min_ttl_seconds();
         let sink = Arc::new(LinkSink::new(min_ttl, config.response_max_delay));
         let stats = Stats::default();
         let transparent = Transparent::new(config.transparent, config.transparent_outside);

@@ -19,17 +19,18 @@ use ipnet::IpNet;
 use shared_maps::{EndpointId, IdentityId};
 
 use super::{
-    event::SourceEvent,
     flush::{Removals, RoundSize},
     plan::Plan,
     publication::PlanResult,
     state::State,
 };
+
 use crate::{
     ipcache::metadata::{Claim, Owner},
     labels::LabelSet,
     policy::{document::PolicyDocument, repository::is_about, rule::Rule},
     selector::selector::Selector,
+    source_event::SourceEvent,
 };
 
 /// What work costs, in units of some ten microseconds ([`super::CoreConfig::work_budget`]): an

@@ -15,7 +15,6 @@ use super::{
     trace::{self, FlowDirection, Match, Port, RuleView, Verdict},
 };
 use crate::{
-    endpoint::endpoint::in_namespace,
     fqdn::names::NameSelectors,
     identity::scopes::reserved,
     ipcache::{
@@ -23,7 +22,7 @@ use crate::{
         resolve::cidr_label,
         table::Ipcache,
     },
-    labels::{Label, LabelError, LabelSet, RESERVED},
+    labels::{Label, LabelError, LabelSet, RESERVED, in_namespace},
     selector::selector::{Selector, Subject},
 };
 

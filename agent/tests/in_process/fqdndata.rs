@@ -9,10 +9,12 @@ use fqdn_proto::fqdndata::{
 use holdfast_agent::{
     core::{
         Event,
-        event::{EndpointSpec, MappingOutcome, SourceEvent, StreamId},
+        event::{MappingOutcome, StreamId},
     },
+    endpoint::spec::EndpointSpec,
     grpc::fqdndata::{FqdnDataService, Timings},
     policy::document::PolicyDocument,
+    source_event::SourceEvent,
 };
 use shared_maps::user::ipcache_key;
 use tokio::{

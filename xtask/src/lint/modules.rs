@@ -25,21 +25,7 @@ const CRATES: [&str; 8] = [
 
 /// Groups of modules that use each other in a circle today, and why. A group may lose modules and
 /// must not gain any.
-const CIRCLES: [(&str, &[&str], &str); 8] = [
-    (
-        "agent",
-        &[
-            "admin", "cli", "config", "core", "datapath", "endpoint", "events", "grpc", "policy",
-            "proxies", "runner",
-        ],
-        "SourceEvent and EndpointSpec are in core/event.rs, and sources of endpoints and policy \
-         make them; lxc_address is in the datapath; CidrGroup joins parse, validate and cluster",
-    ),
-    (
-        "agent",
-        &["app", "dnsproxy"],
-        "the built-in proxy restarts parts that the composition root makes",
-    ),
+const CIRCLES: [(&str, &[&str], &str); 6] = [
     (
         "e2e",
         &["audit", "lab", "repairs", "node", "pod", "process"],

@@ -21,7 +21,7 @@ use shared_maps::{
 
 use super::scenario::{Node, mapping, spec};
 use crate::{
-    core::{CoreConfig, Event, Restored, event::SourceEvent},
+    core::{CoreConfig, Event, Restored},
     datapath::memory::MemoryDatapath,
     labels::{CIDR_GROUP, Label, LabelSet},
     policy::{
@@ -35,6 +35,7 @@ use crate::{
         trace::{FlowDirection, Port, Verdict},
     },
     selector::selector::{Entity, FqdnSelector, Selector, group_label},
+    source_event::SourceEvent,
 };
 
 mod language;

@@ -15,6 +15,7 @@ pub mod config;
 pub mod core;
 pub mod datapath;
 pub mod dnsproxy;
+pub mod document_source;
 pub mod endpoint;
 pub mod epoch;
 pub mod events;

@@ -20,6 +20,7 @@ mod model;
 mod named_ports;
 mod oracle;
 mod overlaps;
+mod pods;
 mod rebinding;
 mod reconcile;
 mod restart;

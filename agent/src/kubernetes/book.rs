@@ -24,25 +24,17 @@ use crate::{
         cluster::{endpoint::CiliumEndpoint, namespace::Namespace, pod::Pod},
         document::{Body, PolicyDocument},
     },
+    source_event::SourceEvent,
 };
-
-/// What came, changed or went.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Change<T> {
-    /// This is there now, new or changed.
-    Put(T),
-    /// The object of this key is gone.
-    Gone(Arc<str>),
-}
 
 /// What changed since the last call.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Changes {
     /// Pods: first those that get an address, so that no address is without a pod on the way from
     /// one to another.
-    pub pods: Vec<Change<PodAt>>,
+    pub pods: Vec<SourceEvent<PodAt>>,
     /// Services.
-    pub services: Vec<Change<ServiceAt>>,
+    pub services: Vec<SourceEvent<ServiceAt>>,
 }
 
 /// See the module.
@@ -103,24 +95,27 @@ impl Book {
         }
     }
 
-    /// Removes the object of a document.
-    pub fn remove(&mut self, document: &PolicyDocument) {
-        match &document.body {
-            Body::Pod(pod) => {
-                let key = self.touch(&pod.namespace, &pod.name);
-                self.pods.remove(&key);
+    /// Removes the object of this document key, if it is known.
+    pub fn remove(&mut self, key: &str) {
+        let (kind, key) = key.split_once('/').unwrap_or((key, ""));
+        match kind {
+            "Pod" => {
+                if let Some((key, _)) = self.pods.remove_entry(key) {
+                    self.touched.insert(key);
+                }
             }
-            Body::Endpoint(endpoint) => {
-                let key = self.touch(&endpoint.namespace, &endpoint.name);
-                self.endpoints.remove(&key);
+            "CiliumEndpoint" => {
+                if let Some((key, _)) = self.endpoints.remove_entry(key) {
+                    self.touched.insert(key);
+                }
             }
-            Body::Namespace(namespace) => {
-                self.touch_namespace(&namespace.name);
-                self.namespaces.remove(&namespace.name);
+            "Namespace" => {
+                self.touch_namespace(key);
+                self.namespaces.remove(key);
             }
-            Body::Service(service) => self.services.remove_service(service),
-            Body::Slice(slice) => self.services.remove_slice(slice),
-            Body::Rules(_) | Body::Group(_) | Body::Node(_) | Body::Identity(_) => {}
+            "Service" => self.services.remove_service(key),
+            "EndpointSlice" => self.services.remove_slice(key),
+            _ => {}
         }
     }
 
@@ -139,7 +134,7 @@ impl Book {
             }
             match (before, now) {
                 (None, None) => {}
-                (Some(_), None) => gone.push(Change::Gone(key)),
+                (Some(_), None) => gone.push(SourceEvent::Delete(key.to_string())),
                 (before, Some(now)) => {
                     self.returned.insert(key, now.clone());
                     let had = |address| before.iter().any(|pod| pod.addresses.contains(address));
@@ -147,8 +142,8 @@ impl Book {
                         continue;
                     }
                     match now.addresses.iter().all(had) {
-                        true => others.push(Change::Put(now)),
-                        false => gains.push(Change::Put(now)),
+                        true => others.push(SourceEvent::Apply(now)),
+                        false => gains.push(SourceEvent::Apply(now)),
                     }
                 }
             }

@@ -4,7 +4,7 @@
 //! Without the filter a label that differs from pod to pod, such as the pod's name in a
 //! StatefulSet, would make every pod an identity of its own.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, str::FromStr};
 
 use regex::Regex;
 
@@ -55,13 +55,14 @@ pub struct LabelRuleError {
 /// Rules that decide which labels make an identity.
 #[derive(Clone, Debug)]
 pub struct LabelFilter {
-    rules: Vec<Rule>,
+    rules: Vec<LabelRule>,
     /// A label that no rule matches is left out.
     only_included: bool,
 }
 
+/// A rule: labels that it matches make an identity, or do not.
 #[derive(Clone, Debug)]
-struct Rule {
+pub struct LabelRule {
     source: Option<String>,
     key: Regex,
     excludes: bool,
@@ -69,27 +70,20 @@ struct Rule {
 
 impl Default for LabelFilter {
     fn default() -> Self {
-        Self::new(&[] as &[&str]).expect("the rules are constants")
+        Self::new(Vec::new())
     }
 }
 
 impl LabelFilter {
-    /// Cilium's rules and these, in the grammar of Cilium's `--labels`: `[!][source:]regex`. The
-    /// regex must match from the start of a key.
-    pub fn new<S: AsRef<str>>(more: &[S]) -> Result<Self, LabelRuleError> {
-        let mut filter = Self {
-            rules: Vec::new(),
-            only_included: false,
-        };
-        for text in DEFAULT_RULES {
-            filter.rules.push(Rule::parse(text)?);
+    /// Cilium's rules and these.
+    pub fn new(more: Vec<LabelRule>) -> Self {
+        let only_included = more.iter().any(|rule| !rule.excludes);
+        let usual = DEFAULT_RULES.iter();
+        let usual = usual.map(|text| text.parse().expect("a constant rule"));
+        Self {
+            rules: usual.chain(more).collect(),
+            only_included,
         }
-        for text in more.iter().map(AsRef::as_ref).filter(|text| !text.is_empty()) {
-            let rule = Rule::parse(text)?;
-            filter.only_included |= !rule.excludes;
-            filter.rules.push(rule);
-        }
-        Ok(filter)
     }
 
     /// Whether a label makes an identity: its longest including match is longer than its shortest
@@ -113,8 +107,12 @@ impl LabelFilter {
     }
 }
 
-impl Rule {
-    fn parse(text: &str) -> Result<Self, LabelRuleError> {
+/// In the grammar of Cilium's `--labels`: `[!][source:]regex`. The regex must match from the start
+/// of a key.
+impl FromStr for LabelRule {
+    type Err = LabelRuleError;
+
+    fn from_str(text: &str) -> Result<Self, LabelRuleError> {
         let refuse = |reason: String| LabelRuleError {
             rule: text.to_owned(),
             reason,
@@ -142,10 +140,16 @@ impl Rule {
             excludes: before || after,
         })
     }
+}
 
+impl LabelRule {
     /// Bytes of the label's key that it matches; none if it does not.
     fn length(&self, label: &Label) -> Option<usize> {
-        if self.source.as_ref().is_some_and(|source| source != label.source()) {
+        if self
+            .source
+            .as_ref()
+            .is_some_and(|source| source != label.source())
+        {
             return None;
         }
         let found = self.key.find(label.key())?;

@@ -10,9 +10,10 @@ pub mod namespace;
 pub mod node;
 pub mod pod;
 mod read;
-pub use self::read::Protocol;
 pub mod service;
 pub mod slice;
+
+pub use self::read::Protocol;
 
 #[cfg(test)]
 mod tests;

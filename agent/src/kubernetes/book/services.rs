@@ -5,13 +5,13 @@ use std::{
     sync::Arc,
 };
 
-use super::Change;
 use crate::{
     kubernetes::service_at::{BackendAt, PortAt, ServiceAt},
     policy::cluster::{
         service::{Service, ServicePort},
-        slice::EndpointSlice,
+        slice::{EndpointSlice, SlicePort},
     },
+    source_event::SourceEvent,
 };
 
 /// Services and slices, by keys `namespace/name`.
@@ -34,33 +34,32 @@ impl Services {
         self.services.insert(key, Arc::clone(service));
     }
 
-    pub(super) fn remove_service(&mut self, service: &Service) {
-        let key = key(&service.namespace, &service.name);
-        self.services.remove(&key);
-        self.touched.insert(key);
+    pub(super) fn remove_service(&mut self, key: &str) {
+        if let Some((key, _)) = self.services.remove_entry(key) {
+            self.touched.insert(key);
+        }
     }
 
     pub(super) fn put_slice(&mut self, slice: &Arc<EndpointSlice>) {
+        let name = format!("{}/{}", slice.namespace, slice.name);
         // A slice may change to another Service.
-        self.remove_slice(slice);
+        self.remove_slice(&name);
         let Some(service) = &slice.service else {
             return;
         };
         let of = key(&slice.namespace, service);
         self.touched.insert(Arc::clone(&of));
-        let name = format!("{}/{}", slice.namespace, slice.name);
         self.service_of.insert(name.clone(), Arc::clone(&of));
         let slices = self.slices.entry(of).or_default();
         slices.insert(name, Arc::clone(slice));
     }
 
-    pub(super) fn remove_slice(&mut self, slice: &EndpointSlice) {
-        let name = format!("{}/{}", slice.namespace, slice.name);
-        let Some(of) = self.service_of.remove(&name) else {
+    pub(super) fn remove_slice(&mut self, name: &str) {
+        let Some(of) = self.service_of.remove(name) else {
             return;
         };
         if let Some(slices) = self.slices.get_mut(&of) {
-            slices.remove(&name);
+            slices.remove(name);
             if slices.is_empty() {
                 self.slices.remove(&of);
             }
@@ -69,15 +68,17 @@ impl Services {
     }
 
     /// What changed since the last call.
-    pub(super) fn changes(&mut self) -> Vec<Change<ServiceAt>> {
+    pub(super) fn changes(&mut self) -> Vec<SourceEvent<ServiceAt>> {
         let mut found = Vec::new();
         for key in std::mem::take(&mut self.touched) {
             match self.service_at(&key) {
                 Some(service) => {
                     self.returned.insert(key);
-                    found.push(Change::Put(service));
+                    found.push(SourceEvent::Apply(service));
                 }
-                None if self.returned.remove(&key) => found.push(Change::Gone(key)),
+                None if self.returned.remove(&key) => {
+                    found.push(SourceEvent::Delete(key.to_string()))
+                }
                 None => {}
             }
         }
@@ -117,9 +118,7 @@ impl Services {
 
 /// Backends of one port: the slice's port of the same name and protocol.
 fn backends(slice: &EndpointSlice, port: &ServicePort) -> Vec<BackendAt> {
-    let same = |other: &&crate::policy::cluster::slice::SlicePort| {
-        other.name == port.name && other.protocol == port.protocol
-    };
+    let same = |other: &&SlicePort| other.name == port.name && other.protocol == port.protocol;
     let mut found = Vec::new();
     for target in slice.ports.iter().filter(same) {
         for backend in &slice.backends {

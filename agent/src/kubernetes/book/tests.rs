@@ -28,11 +28,17 @@ fn book() -> Book {
 
 fn lines(changes: Changes) -> Vec<String> {
     let pods = changes.pods.iter().map(|change| match change {
-        Change::Put(pod) => {
+        SourceEvent::Apply(pod) => {
             let addresses: Vec<String> = pod.addresses.iter().map(ToString::to_string).collect();
-            format!("{} {} {}", pod.document, addresses.join(","), pod.labels.texts().join(","))
+            format!(
+                "{} {} {}",
+                pod.document,
+                addresses.join(","),
+                pod.labels.texts().join(",")
+            )
         }
-        Change::Gone(key) => format!("gone {key}"),
+        SourceEvent::Delete(key) => format!("gone {key}"),
+        other => panic!("{other:?}"),
     });
     pods.collect()
 }
@@ -45,9 +51,15 @@ const FIXED: &str = "k8s:io.cilium.k8s.policy.cluster=default,k8s:io.kubernetes.
 fn a_namespaces_labels_reach_its_pods() {
     let mut book = book();
     book.put(&pod("web-0", "10.2.0.9", NOON, "web"));
-    assert_eq!(lines(book.changes()), [format!("Pod/shop/web-0 10.2.0.9 k8s:app=web,{FIXED}")]);
+    assert_eq!(
+        lines(book.changes()),
+        [format!("Pod/shop/web-0 10.2.0.9 k8s:app=web,{FIXED}")]
+    );
     let [warning] = book.warnings().try_into().unwrap();
-    assert!(warning.contains("no Namespace document for shop"), "{warning}");
+    assert!(
+        warning.contains("no Namespace document for shop"),
+        "{warning}"
+    );
     book.put(&namespace("a"));
     let team = |team| {
         format!(
@@ -65,7 +77,10 @@ fn a_namespaces_labels_reach_its_pods() {
 #[test]
 fn of_two_pods_with_one_address_the_younger_counts_and_both_are_named() {
     let mut book = book();
-    let (old, young) = (pod("a", "10.2.0.9", MORNING, "old"), pod("b", "10.2.0.9", NOON, "young"));
+    let (old, young) = (
+        pod("a", "10.2.0.9", MORNING, "old"),
+        pod("b", "10.2.0.9", NOON, "young"),
+    );
     book.put(&old);
     book.changes();
     book.put(&young);
@@ -77,14 +92,24 @@ fn of_two_pods_with_one_address_the_younger_counts_and_both_are_named() {
         ]
     );
     let warning = book.warnings().remove(0);
-    assert!(warning.contains("Pod/shop/a") && warning.contains("Pod/shop/b"), "{warning}");
-    book.remove(&young);
+    assert!(
+        warning.contains("Pod/shop/a") && warning.contains("Pod/shop/b"),
+        "{warning}"
+    );
+    book.remove(&young.key);
     assert_eq!(
         lines(book.changes()),
-        [format!("Pod/shop/a 10.2.0.9 k8s:app=old,{FIXED}"), "gone shop/b".to_owned()]
+        [
+            format!("Pod/shop/a 10.2.0.9 k8s:app=old,{FIXED}"),
+            "gone shop/b".to_owned()
+        ]
     );
     // Without a time the first by name counts.
-    let without = |name| read(&format!("apiVersion: v1\nkind: Pod\nmetadata: {{name: {name}, namespace: shop}}\nstatus: {{podIP: 10.2.0.9}}\n"));
+    let without = |name| {
+        read(&format!(
+            "apiVersion: v1\nkind: Pod\nmetadata: {{name: {name}, namespace: shop}}\nstatus: {{podIP: 10.2.0.9}}\n"
+        ))
+    };
     let mut book = self::book();
     book.put(&without("b"));
     book.put(&without("a"));
@@ -99,12 +124,21 @@ fn a_pod_counts_before_what_cilium_says_of_it() {
         "apiVersion: cilium.io/v2\nkind: CiliumEndpoint\nmetadata: {name: web-0, namespace: shop}\nstatus: {identity: {labels: [\"k8s:app=web\"]}, networking: {addressing: [{ipv4: 10.2.0.9}]}}\n",
     );
     book.put(&endpoint);
-    assert_eq!(lines(book.changes()), ["CiliumEndpoint/shop/web-0 10.2.0.9 k8s:app=web"]);
+    assert_eq!(
+        lines(book.changes()),
+        ["CiliumEndpoint/shop/web-0 10.2.0.9 k8s:app=web"]
+    );
     let pod = pod("web-0", "10.2.0.8", NOON, "web");
     book.put(&pod);
-    assert_eq!(lines(book.changes()), [format!("Pod/shop/web-0 10.2.0.8 k8s:app=web,{FIXED}")]);
-    book.remove(&pod);
-    assert_eq!(lines(book.changes()), ["CiliumEndpoint/shop/web-0 10.2.0.9 k8s:app=web"]);
+    assert_eq!(
+        lines(book.changes()),
+        [format!("Pod/shop/web-0 10.2.0.8 k8s:app=web,{FIXED}")]
+    );
+    book.remove(&pod.key);
+    assert_eq!(
+        lines(book.changes()),
+        ["CiliumEndpoint/shop/web-0 10.2.0.9 k8s:app=web"]
+    );
 }
 
 fn service(ports: &str) -> PolicyDocument {
@@ -121,7 +155,7 @@ fn slice(name: &str, service: &str, address: &str) -> PolicyDocument {
 
 fn backends(changes: &Changes) -> Vec<String> {
     let services = changes.services.iter().map(|change| match change {
-        Change::Put(service) => {
+        SourceEvent::Apply(service) => {
             let ports = service.ports.iter().map(|port| {
                 let backends = port.backends.iter();
                 let backends = backends.map(|b| format!("{}:{}", b.address, b.port.unwrap_or(0)));
@@ -129,7 +163,8 @@ fn backends(changes: &Changes) -> Vec<String> {
             });
             format!("{}: {}", service.key, ports.collect::<Vec<_>>().join("; "))
         }
-        Change::Gone(key) => format!("gone {key}"),
+        SourceEvent::Delete(key) => format!("gone {key}"),
+        other => panic!("{other:?}"),
     });
     services.collect()
 }
@@ -141,24 +176,36 @@ fn a_slice_waits_for_its_service_and_may_change_to_another() {
     assert_eq!(backends(&book.changes()), [] as [&str; 0]);
     let web = service("{name: http, port: 80}, {name: other, port: 81}");
     book.put(&web);
-    assert_eq!(backends(&book.changes()), ["shop/web: 80 → 10.2.0.9:8080; 81 → "]);
+    assert_eq!(
+        backends(&book.changes()),
+        ["shop/web: 80 → 10.2.0.9:8080; 81 → "]
+    );
     book.put(&slice("web-2", "web", "10.2.0.10"));
     assert_eq!(
         backends(&book.changes()),
         ["shop/web: 80 → 10.2.0.9:8080,10.2.0.10:8080; 81 → "]
     );
     book.put(&slice("web-1", "elsewhere", "10.2.0.9"));
-    assert_eq!(backends(&book.changes()), ["shop/web: 80 → 10.2.0.10:8080; 81 → "]);
-    book.remove(&web);
+    assert_eq!(
+        backends(&book.changes()),
+        ["shop/web: 80 → 10.2.0.10:8080; 81 → "]
+    );
+    book.remove(&web.key);
     assert_eq!(backends(&book.changes()), ["gone shop/web"]);
 }
 
 /// A document to put or to remove.
 fn acts() -> impl Strategy<Value = Vec<(bool, PolicyDocument)>> {
-    let pods = (0..3_u8, 0..3_u8, any::<bool>(), 0..2_u8).prop_map(|(name, address, noon, label)| {
-        let created = if noon { NOON } else { MORNING };
-        pod(&format!("p{name}"), &format!("10.2.0.{address}"), created, &format!("l{label}"))
-    });
+    let pods =
+        (0..3_u8, 0..3_u8, any::<bool>(), 0..2_u8).prop_map(|(name, address, noon, label)| {
+            let created = if noon { NOON } else { MORNING };
+            pod(
+                &format!("p{name}"),
+                &format!("10.2.0.{address}"),
+                created,
+                &format!("l{label}"),
+            )
+        });
     let namespaces = (0..3_u8).prop_map(|label| namespace(&format!("t{label}")));
     let services = (0..2_u8).prop_map(|port| service(&format!("{{name: http, port: 8{port}}}")));
     let slices = (0..2_u8, 0..2_u8, 0..3_u8).prop_map(|(name, of, address)| {
@@ -180,14 +227,16 @@ proptest! {
         let mut follow = |changes: Changes| {
             for change in changes.pods {
                 match change {
-                    Change::Put(pod) => drop(pods.insert(pod.key.clone(), pod)),
-                    Change::Gone(key) => assert!(pods.remove(&key).is_some()),
+                    SourceEvent::Apply(pod) => drop(pods.insert(pod.key.clone(), pod)),
+                    SourceEvent::Delete(key) => assert!(pods.remove(&*key).is_some()),
+                    other => panic!("{other:?}"),
                 }
             }
             for change in changes.services {
                 match change {
-                    Change::Put(service) => drop(services.insert(service.key.clone(), service)),
-                    Change::Gone(key) => assert!(services.remove(&key).is_some()),
+                    SourceEvent::Apply(service) => drop(services.insert(service.key.clone(), service)),
+                    SourceEvent::Delete(key) => assert!(services.remove(&*key).is_some()),
+                    other => panic!("{other:?}"),
                 }
             }
             (pods.clone(), services.clone())
@@ -196,8 +245,9 @@ proptest! {
             if *put {
                 book.put(document);
                 documents.insert(document.key.clone(), document.clone());
-            } else if let Some(known) = documents.remove(&document.key) {
-                book.remove(&known);
+            } else {
+                documents.remove(&document.key);
+                book.remove(&document.key);
             }
             if reads >> (n % 64) & 1 == 1 {
                 follow(book.changes());
@@ -210,13 +260,13 @@ proptest! {
         }
         let whole = whole.changes();
         let expected: BTreeMap<_, _> = whole.pods.into_iter().map(|change| match change {
-            Change::Put(pod) => (pod.key.clone(), pod),
-            Change::Gone(key) => panic!("{key}"),
+            SourceEvent::Apply(pod) => (pod.key.clone(), pod),
+            other => panic!("{other:?}"),
         }).collect();
         prop_assert_eq!(pods, expected);
         let expected: BTreeMap<_, _> = whole.services.into_iter().map(|change| match change {
-            Change::Put(service) => (service.key.clone(), service),
-            Change::Gone(key) => panic!("{key}"),
+            SourceEvent::Apply(service) => (service.key.clone(), service),
+            other => panic!("{other:?}"),
         }).collect();
         prop_assert_eq!(services, expected);
     }

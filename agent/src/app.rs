@@ -83,11 +83,11 @@ pub async fn run(mut config: Config) -> Result<()> {
     };
     let channel = runner::channel();
     let core = channel.0.clone();
-    let told = move |event| {
+    let send = move |event| {
         // The core may stop before this thread; the event is then not needed.
-        let _gone = core.tell_blocking(event);
+        let _gone = core.send_blocking(event);
     };
-    let written = LaterFiles::start(files.clone(), told).context("starting the files' thread")?;
+    let written = LaterFiles::start(files.clone(), send).context("starting the files' thread")?;
     let datapath = Box::new(KernelDatapath::prepare(&kernel, Box::new(written))?);
     config.map_sizes.ipcache = datapath.ipcache_max();
     if let Some(path) = &config.pre_cache {
@@ -241,7 +241,7 @@ impl Agent {
         tracing::info!(start = epoch.start, ?config, "agent starting");
 
         let addresses = node::addresses().context("listing the node's addresses")?;
-        core.tell(Event::NodeAddresses(addresses.iter().copied().collect()))
+        core.send(Event::NodeAddresses(addresses.iter().copied().collect()))
             .await?;
         tasks.spawn(node::run(core.clone(), addresses, stop.clone()));
         let endpoints = endpoint_source(
@@ -437,7 +437,7 @@ fn endpoint_source(
     tasks: &TaskTracker,
     stop: &CancellationToken,
 ) -> Result<Arc<EndpointBook>> {
-    let told = core.clone();
+    let handle = core.clone();
     let book = EndpointBook::open(
         config.endpoint_dir.clone(),
         CliFile::in_dir(state),
@@ -445,7 +445,7 @@ fn endpoint_source(
         gate,
         move |event| {
             // A stopped core means that the agent is stopping: nothing is lost.
-            let _stopped = told.tell_blocking(Event::Endpoints(event));
+            let _stopped = handle.send_blocking(Event::Endpoints(event));
         },
     )?;
     // Without a directory there is still what was added by command and cannot be resolved yet.
@@ -465,7 +465,7 @@ fn policy_source(
     tasks.spawn(async move {
         let Some((watched, mut source)) = policies else {
             for event in [SourceEvent::Init, SourceEvent::InitDone] {
-                let _stopped = core.tell(Event::Policies(event)).await;
+                let _stopped = core.send(Event::Policies(event)).await;
             }
             return;
         };
@@ -488,7 +488,7 @@ fn policy_source(
             source = kept;
             first = false;
             for event in events {
-                if core.tell(event).await.is_err() {
+                if core.send(event).await.is_err() {
                     return;
                 }
             }

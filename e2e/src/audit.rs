@@ -22,7 +22,7 @@ const EXCUSES: [&str; 4] = ["agent_away", "late", "not_realised", "held_full"];
 
 /// Answers that a pod got.
 #[derive(Clone, Debug, Default)]
-pub struct Heard(Arc<Mutex<Vec<Answer>>>);
+pub struct Answers(Arc<Mutex<Vec<Answer>>>);
 
 #[derive(Clone, Debug)]
 struct Answer {
@@ -31,7 +31,7 @@ struct Answer {
     until: Instant,
 }
 
-impl Heard {
+impl Answers {
     /// Notes an answer.
     pub fn note(&self, reply: &Reply) {
         let Some(question) = reply.message.queries.first() else {
@@ -103,7 +103,7 @@ impl Lab {
         // Answers first: an answer that arrives while the map is read may not be in it yet.
         let answers: Vec<Answer> = [&self.a, &self.b]
             .iter()
-            .flat_map(|pod| pod.heard.valid(zone))
+            .flat_map(|pod| pod.answers.valid(zone))
             .collect();
         let entries = self.ipcache()?;
         let refused = RefusedPrefixes::default();

@@ -263,7 +263,7 @@ impl State {
                     seen,
                     ttl: entry.ttl,
                     expires: instant(entry.expires).max(at_least),
-                    lease_end: BootTime(0),
+                    lease_end: None,
                 });
             }
         }

@@ -49,8 +49,8 @@ struct Write {
 }
 
 impl LaterFiles {
-    /// `told` gets an [`Event::NamesKept`] after each write, on the thread that wrote.
-    pub fn start(files: StateFiles, told: impl Fn(Event) + Send + 'static) -> io::Result<Self> {
+    /// `send` gets an [`Event::NamesKept`] after each write, on the thread that wrote.
+    pub fn start(files: StateFiles, send: impl Fn(Event) + Send + 'static) -> io::Result<Self> {
         let queue = Arc::new(Queue::default());
         let (taken, written) = (Arc::clone(&queue), files.clone());
         let thread = thread::Builder::new()
@@ -73,7 +73,7 @@ impl LaterFiles {
                     }
                     // Before the event is sent: a thread that waits for the write must not also wait for the core.
                     taken.finish();
-                    told(Event::NamesKept {
+                    send(Event::NamesKept {
                         endpoint: write.endpoint,
                         number: write.number,
                         failure: done.err().map(|error| error.to_string()),
@@ -170,18 +170,18 @@ mod tests {
     }
 
     #[test]
-    fn what_is_kept_later_is_told_and_written_before_the_end() {
+    fn what_is_kept_later_is_reported_and_written_before_the_end() {
         let dir = tempfile::tempdir().unwrap();
         let state = StateFiles::open(dir.path()).unwrap();
         let file = state
             .endpoint_dir(EndpointId(7))
             .join(super::super::ENDPOINT_FILE);
-        let (sender, told) = mpsc::channel();
+        let (sender, events) = mpsc::channel();
         let mut files = LaterFiles::start(state, move |event| sender.send(event).unwrap()).unwrap();
         files.apply(&kept(1, "one")).unwrap();
         let Event::NamesKept {
             number, failure, ..
-        } = told.recv().unwrap()
+        } = events.recv().unwrap()
         else {
             panic!("another event");
         };
@@ -193,15 +193,15 @@ mod tests {
     }
 
     #[test]
-    fn a_failed_write_is_told() {
+    fn a_failed_write_is_reported() {
         let dir = tempfile::tempdir().unwrap();
         let state = StateFiles::open(dir.path()).unwrap();
         // A file in the directory's place.
         fs::write(state.endpoint_dir(EndpointId(7)), "").unwrap();
-        let (sender, told) = mpsc::channel();
+        let (sender, events) = mpsc::channel();
         let mut files = LaterFiles::start(state, move |event| sender.send(event).unwrap()).unwrap();
         files.apply(&kept(1, "one")).unwrap();
-        let event = told.recv().unwrap();
+        let event = events.recv().unwrap();
         let Event::NamesKept { failure, .. } = event else {
             panic!("{event:?}");
         };
@@ -218,14 +218,14 @@ mod tests {
             .join(super::super::ENDPOINT_FILE);
         // The thread stands in the first telling: the other writes wait in the queue.
         let (go, wait) = mpsc::channel::<()>();
-        let (sender, told) = mpsc::channel();
+        let (sender, events) = mpsc::channel();
         let mut files = LaterFiles::start(state, move |event| {
             sender.send(event).unwrap();
             let _gone = wait.recv();
         })
         .unwrap();
         files.apply(&kept(1, "one")).unwrap();
-        told.recv().unwrap();
+        events.recv().unwrap();
         files.apply(&kept(2, "two")).unwrap();
         files
             .apply(&Step::WriteEndpoint(EndpointId(7), "now".to_owned()))

@@ -6,7 +6,7 @@ use dns_policy::{boot_time::BootTime, mapping::Mapping};
 
 use super::{InFlight, Moment, State, nanos};
 use crate::{
-    mapping::{kept::Acknowledged, lease, repeat, sink::Acknowledgements},
+    mapping::{lease, pairs::Acknowledged, repeat, sink::Acknowledgements},
     query_report::QueryReport,
 };
 
@@ -39,7 +39,7 @@ impl State {
     pub(super) fn standing(&self, mapping: &Mapping, now: BootTime) -> Standing {
         let leased = self.leased(mapping, now);
         let needed = now.plus(ACKNOWLEDGED_MARGIN);
-        if leased == Standing::None && self.kept.is_acknowledged(mapping, needed, self.session) {
+        if leased == Standing::None && self.pairs.is_acknowledged(mapping, needed, self.session) {
             return Standing::Acknowledged;
         }
         leased
@@ -47,7 +47,7 @@ impl State {
 
     /// Every pair is leased in this epoch, under the rules
     /// that this proxy applies or later ones, until the client may forget it,
-    /// also if it gets the same answer again without our being told.
+    /// also if it gets the same answer again without a report to the proxy.
     fn leased(&self, mapping: &Mapping, now: BootTime) -> Standing {
         let Some((epoch, revision)) = &self.rules else {
             return Standing::None;
@@ -101,7 +101,7 @@ impl State {
         let is_prompt = took <= nanos(at.max_delay) / 2;
         if is_prompt && self.acknowledgements == Acknowledgements::Reused {
             let acknowledged = Acknowledged::new(sent.runs_until, self.session);
-            self.kept
+            self.pairs
                 .acknowledge(&sent.key, &sent.addresses, acknowledged);
         }
     }

@@ -155,13 +155,11 @@ impl Core {
             Event::HolderEnded(streams) => state.leases.end_holder(&streams, state.now),
             Event::RevokeAcked(acks) => state.leases.acknowledge(&acks),
             Event::CleanNames(clean) => state.on_clean(plan, &clean),
-            Event::NamesKept {
-                endpoint,
-                number,
-                failure,
-            } => match failure {
-                None => state.on_names_written(plan, endpoint, number),
-                Some(failure) => state.on_names_unwritten(endpoint, number, failure),
+            Event::NamesKept(written) => match written.failure {
+                None => state.on_names_written(plan, written.endpoint, written.number),
+                Some(failure) => {
+                    state.on_names_unwritten(written.endpoint, written.number, failure);
+                }
             },
             Event::Tick => {}
         }

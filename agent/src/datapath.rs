@@ -6,6 +6,7 @@ pub mod events;
 pub mod files;
 pub mod interfaces;
 pub mod kernel;
+pub mod link;
 pub mod map_query;
 pub mod memory;
 mod notes;

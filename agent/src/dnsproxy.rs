@@ -16,13 +16,20 @@ use dns_policy::{
 use holdfast_sdp::{
     descriptors::Descriptors,
     gate::Gate,
+<<<<<<< HEAD
     listener::{
         ListenConfig, ListenError, Listeners, SocketOptions, Sockets, SteeringConfig,
         SteeringStatus,
     },
     mapping::sink::{self, LinkSink, Promise},
+=======
+    listener::{ListenConfig, ListenError, Listeners, SocketOptions, Sockets},
+>>>>>>> main
     maps::{PinnedMaps, REFRESH},
-    proxy::{Proxy, ProxyConfig, Stats},
+    proxy::{Proxy, ProxyConfig},
+    sink::{LinkSink, Outcome, Promise},
+    stats::Stats,
+    steering::{SteeringConfig, SteeringStatus},
     transparent::Transparent,
 };
 use parking_lot::Mutex;
@@ -110,7 +117,7 @@ impl BuiltinProxy {
         for error in policy.replace_all(restored) {
             tracing::warn!(%error, "a restored rule of the built-in proxy allows nothing");
         }
-        let min_ttl = crate::app::seconds(config.min_ttl);
+        let min_ttl = config.min_ttl_seconds();
         let sink = Arc::new(LinkSink::new(min_ttl, config.response_max_delay));
         let stats = Stats::default();
         let transparent = Transparent::new(config.transparent, config.transparent_outside);

@@ -3,16 +3,14 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
-use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use holdfast_agent::fqdn::refused::RefusedPrefixes;
-use parking_lot::Mutex;
 use serde_json::Value;
 
-use crate::dns::probe::Reply;
 use crate::lab::Lab;
+use crate::received_answers::Answer;
 use crate::wait::eventually;
 
 /// Identities of CIDR and FQDN label sets are numbered from here.
@@ -20,6 +18,7 @@ const LOCAL: u64 = 1 << 24;
 /// What a proxy counts when it releases an answer that the agent has not plumbed.
 const EXCUSES: [&str; 4] = ["agent_away", "late", "not_realised", "held_full"];
 
+<<<<<<< HEAD
 /// Answers that a pod got.
 #[derive(Clone, Debug, Default)]
 pub struct Answers(Arc<Mutex<Vec<Answer>>>);
@@ -63,6 +62,8 @@ impl Answers {
     }
 }
 
+=======
+>>>>>>> main
 impl Lab {
     /// Fails if more addresses of answers that pods got for names below `zone`, and that are
     /// still valid, lack an ipcache entry of an FQDN identity than the proxies with these

@@ -11,9 +11,13 @@ use anyhow::{Context, Result, bail, ensure};
 use parking_lot::Mutex;
 use socket2::{Domain, Protocol, Socket, Type};
 
+<<<<<<< HEAD
 use crate::audit::Answers;
+=======
+>>>>>>> main
 use crate::dns::probe::{Query, Reply};
 use crate::netns::Netns;
+use crate::received_answers::ReceivedAnswers;
 use crate::wait::until;
 
 /// A first SYN is repeated after one second: a connection that is up before
@@ -37,7 +41,11 @@ pub struct Pod {
     /// Name of the node's end of its veth pair.
     pub host_side: String,
     /// Answers it got by [`Pod::ask`].
+<<<<<<< HEAD
     pub answers: Answers,
+=======
+    pub heard: ReceivedAnswers,
+>>>>>>> main
 }
 
 impl Pod {

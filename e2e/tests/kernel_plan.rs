@@ -11,10 +11,17 @@ use dns_policy::{
     name::Fqdn,
     rule::Transport,
 };
-use holdfast_agent::core::event::{EndpointSpec, MappingEvent, SourceEvent, StreamId};
-use holdfast_agent::core::{Core, CoreConfig, Event, Restored};
+
 use holdfast_agent::datapath::plan::{Attachment, Datapath as _, Step};
 use holdfast_agent::policy::parse::parse_documents;
+use holdfast_agent::{
+    core::{
+        Core, CoreConfig, Event, Restored,
+        event::{MappingEvent, StreamId},
+    },
+    endpoint::spec::EndpointSpec,
+    source_event::SourceEvent,
+};
 use holdfast_e2e::kernel::{Kernel, MAC, POD4, POD6, attachment, with_kernel};
 use holdfast_e2e::packet::{Packet, SYN, tcp, udp};
 use holdfast_e2e::policy::{dns_to, egress, names};
@@ -274,7 +281,7 @@ impl<'k> Plumbing<'k> {
             mac: MAC,
             node_mac: MAC,
             on_bridge: false,
-            link: holdfast_agent::endpoint::link::Link::default(),
+            link: holdfast_agent::datapath::link::Link::default(),
             netns: "pod".to_owned(),
         };
         self.event(Event::Endpoints(SourceEvent::Apply(spec)), before, after)

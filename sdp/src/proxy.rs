@@ -5,7 +5,6 @@ mod decision;
 mod ends;
 mod refuse;
 mod results;
-pub mod stats;
 
 use std::{sync::Arc, time::Instant};
 
@@ -18,11 +17,14 @@ use dns_policy::{
 };
 use shared_maps::EndpointId;
 
-use self::stats::{AnswerResult, QueryResult};
 pub use self::{
     config::ProxyConfig,
+<<<<<<< HEAD
     decision::{Answered, Fate, QueryDecision, RulesWait},
     stats::Stats,
+=======
+    decision::{Answered, Fate, Outcome, Patience},
+>>>>>>> main
 };
 use crate::{
     mapping::{MappingSink, OnRealised, Release},
@@ -33,7 +35,12 @@ use crate::{
     query_log::QueryLog,
     query_report::QueryReports,
     resolve::{LookupCache, Resolver},
+<<<<<<< HEAD
     wire::{answer, edns::Edns, labels, query::Query, reply::QueryHeader},
+=======
+    stats::{AnswerResult, QueryResult, Stats},
+    wire::{answer, edns::Edns, labels, query::Query, reply::Kept},
+>>>>>>> main
 };
 
 /// Judges queries and learns from answers. Shared by all workers.

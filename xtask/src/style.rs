@@ -15,7 +15,7 @@ use syn::{
     visit::{self, Visit},
 };
 
-use crate::workspace;
+use crate::{repository, workspace};
 
 /// Crates that users run.
 const PRODUCTION: [&str; 6] = [
@@ -62,7 +62,7 @@ pub(crate) fn run() -> Result<()> {
     let mut parsed = Vec::new();
     for path in workspace::files()? {
         if is_production(&path) {
-            let text = fs::read_to_string(workspace::root().join(&path))?;
+            let text = fs::read_to_string(repository::root().join(&path))?;
             let file = syn::parse_file(&text).with_context(|| path.display().to_string())?;
             parsed.push((path, text, file));
         }

@@ -12,8 +12,10 @@ use super::show::{counted, print};
 use crate::{
     config::args::Output,
     policy::{
+        cidr_group::group_key,
+        document::{PolicyDocument, PolicyError},
         lint,
-        parse::{PolicyDocument, PolicyError, group_key, parse_documents},
+        parse::parse_documents,
     },
     watched_dir,
 };

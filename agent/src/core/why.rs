@@ -17,10 +17,10 @@ use crate::{
     endpoint::endpoint::Endpoint,
     labels::LabelSet,
     policy::{
-        cluster::ClusterObject,
+        cidr_group::group_key,
+        document::Body,
         lint,
         model::{EndpointPolicy, Side},
-        parse::group_key,
         repository::Repository,
         rule::Peers,
         trace::{self, FlowDirection, Match, Port, RuleView, Verdict},
@@ -238,7 +238,7 @@ impl Core {
         });
         let node = state.config.node_name.as_deref();
         let unlike = state.policy.repository().iter().filter_map(|document| {
-            let ClusterObject::Node(other) = document.cluster.as_deref()? else {
+            let Body::Node(other) = &document.body else {
                 return None;
             };
             let shared = other

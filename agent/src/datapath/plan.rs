@@ -11,13 +11,14 @@ use shared_maps::{
     ipcache::{IpcacheKey, IpcacheValue},
     lxc::{LxcKey, LxcValue},
     policy::{PolicyKey, PolicyValue},
+    user::lxc_address,
 };
 
-use super::map_query::{MapEntries, MapQuery};
-use crate::{
-    endpoint::{endpoint::lxc_address, link::Link},
-    ipcache::table::prefix_of,
+use super::{
+    link::Link,
+    map_query::{MapEntries, MapQuery},
 };
+use crate::ipcache::table::prefix_of;
 
 /// One step. Steps run in order; a failed one is reported and the rest go on.
 #[derive(Clone, Debug, PartialEq)]

@@ -41,10 +41,7 @@ use self::{
     retries::Retries,
 };
 use super::discover::{Netns, bridge};
-use crate::{
-    core::event::{EndpointSpec, SourceEvent},
-    datapath::closed::Gate,
-};
+use crate::{datapath::closed::Gate, endpoint::spec::EndpointSpec, source_event::SourceEvent};
 
 /// A document that is not in force, and why: for `status`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -15,7 +15,6 @@ use super::{
     trace::{self, FlowDirection, Match, Port, RuleView, Verdict},
 };
 use crate::{
-    endpoint::endpoint::in_namespace,
     fqdn::names::NameSelectors,
     identity::scopes::reserved,
     ipcache::{
@@ -23,7 +22,7 @@ use crate::{
         resolve::cidr_label,
         table::Ipcache,
     },
-    labels::{Label, LabelError, LabelSet, RESERVED},
+    labels::{Label, LabelError, LabelSet, RESERVED, in_namespace},
     selector::selector::{Selector, Subject},
 };
 
@@ -94,7 +93,7 @@ impl Outside {
                 ipcache.claim(prefix, Owner::Policy, Claim::Labels(labels));
             }
         };
-        let rules = repository.iter().flat_map(|document| &document.rules);
+        let rules = repository.iter().flat_map(|document| document.rules());
         for selector in rules.flat_map(Rule::selectors) {
             match selector {
                 Selector::Cidr(cidr) => {

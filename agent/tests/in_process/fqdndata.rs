@@ -9,10 +9,16 @@ use fqdn_proto::fqdndata::{
 use holdfast_agent::{
     core::{
         Event,
+<<<<<<< HEAD
         event::{EndpointSpec, MappingResult, SourceEvent, StreamId},
+=======
+        event::{MappingOutcome, StreamId},
+>>>>>>> main
     },
+    endpoint::spec::EndpointSpec,
     grpc::fqdndata::{FqdnDataService, Timings},
-    policy::parse::PolicyDocument,
+    policy::document::PolicyDocument,
+    source_event::SourceEvent,
 };
 use shared_maps::user::ipcache_key;
 use tokio::{

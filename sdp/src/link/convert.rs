@@ -20,7 +20,11 @@ use dns_policy::{
 use fqdn_proto::native as wire;
 use shared_maps::{EndpointId, IdentityId};
 
+<<<<<<< HEAD
 use crate::mapping::sink::{Batch, Grant, MappingResult, Outgoing, Promise};
+=======
+use crate::sink::{Batch, Outcome, Outgoing, Promise};
+>>>>>>> main
 
 /// Why rules cannot be taken; refuses their whole revision.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

@@ -4,12 +4,18 @@ use std::{net::SocketAddr, time::Instant};
 
 use dns_policy::reject_code::RejectCode;
 
+<<<<<<< HEAD
 use super::{Proxy, QueryDecision, stats::QueryResult};
+=======
+use super::{Outcome, Proxy};
+
+>>>>>>> main
 use crate::{
     query::{
         observe::{Failure, Judged},
         pending::PendingQuery,
     },
+    stats::QueryResult,
     wire::{Rcode, query::Unfit, reply},
 };
 

@@ -8,10 +8,9 @@ use shared_maps::{
     policy::{EGRESS, PolicyKey, PolicyValue},
 };
 
-use super::{AddressRead, Entries, Question, Receiver, matched, target, walk::Walk};
+use super::{AddressRead, Entries, Question, Receiver, matched, target, text::text, walk::Walk};
 use crate::{
     admin::model::{HopState, Why},
-    cli::why::text,
     core::{
         snapshot::{DnsRulesView, EndpointView, NameView},
         why::{AddressFound, Findings, PeerFound},

@@ -10,13 +10,14 @@ use super::{
     restart::{again, restarted},
 };
 use crate::{
-    core::{Effect, Event, event::SourceEvent},
+    core::{Effect, Event},
     datapath::{
         memory::MemoryDatapath,
         plan::{Datapath as _, Step, StepError},
     },
     identity::checkpoint,
     labels::LabelSet,
+    source_event::SourceEvent,
 };
 
 /// In force before. 1.1.1.1 carries `*.cilium.io`.

@@ -21,18 +21,21 @@ use shared_maps::{
 
 use super::scenario::{Node, mapping, spec};
 use crate::{
-    core::{CoreConfig, Event, Restored, event::SourceEvent},
+    core::{CoreConfig, Event, Restored},
     datapath::memory::MemoryDatapath,
     labels::{CIDR_GROUP, Label, LabelSet},
     policy::{
+        cidr_group::group_key,
         compute::dns_rules,
+        document::PolicyDocument,
         mode::PolicyMode,
         model::EndpointPolicy,
-        parse::{PolicyDocument, group_key, parse_documents},
+        parse::parse_documents,
         rule::{Direction, Peers},
         trace::{FlowDirection, Port, Verdict},
     },
     selector::selector::{Entity, FqdnSelector, Selector, group_label},
+    source_event::SourceEvent,
 };
 
 mod language;
@@ -391,7 +394,7 @@ impl World {
     }
 
     fn selectors(&self) -> Vec<FqdnSelector> {
-        let rules = self.policies.values().flat_map(|document| &document.rules);
+        let rules = self.policies.values().flat_map(|document| document.rules());
         let selectors = rules.flat_map(|rule| rule.selectors());
         let fqdn = selectors.filter_map(|selector| match selector {
             Selector::Fqdn(fqdn) => Some(fqdn.clone()),
@@ -414,7 +417,7 @@ impl World {
             _ => Some(pod),
         };
         let nobody = Pod::WEB;
-        let rules = self.policies.values().flat_map(|document| &document.rules);
+        let rules = self.policies.values().flat_map(|document| document.rules());
         let sides: Vec<&Direction> = rules
             .filter(|rule| rule.subject.matches(&own))
             .map(|rule| {
@@ -477,11 +480,14 @@ impl World {
             }
             Selector::Group(group) => {
                 let holds = |document: &&PolicyDocument| {
-                    let blocks = document.group.iter().flat_map(|group| &group.prefixes);
+                    let blocks = document
+                        .group()
+                        .into_iter()
+                        .flat_map(|group| &group.prefixes);
                     blocks.into_iter().any(|block| block.contains(&remote))
                 };
                 let selected = |document: &&PolicyDocument| {
-                    let own = document.group.iter().flat_map(|group| &group.own);
+                    let own = document.group().into_iter().flat_map(|group| &group.own);
                     let own = own.map(|(key, value)| Label::new(CIDR_GROUP, key, value));
                     let name = document.key.rsplit('/').next().map(group_label);
                     group

@@ -16,13 +16,14 @@ use super::{
     scenario::{Node, spec},
 };
 use crate::{
-    core::{Event, event::SourceEvent, snapshot::Reconciled},
+    core::{Event, snapshot::Reconciled},
     datapath::{
         map_query::{BATCH, MapEntries, MapQuery, ProgramFault},
         memory::MemoryDatapath,
         plan::Datapath as _,
     },
     ipcache::table::prefix_of,
+    source_event::SourceEvent,
 };
 
 /// Runs the reconciler once over everything and returns all differences found so far.

@@ -57,8 +57,8 @@ fn warns_of_names_nobody_learns_and_of_servers_anyone_may_be() {
 #[test]
 fn an_empty_rule_denies_and_allows_nothing() {
     let document = with_spec("endpointSelector: {}\negress:\n- {}").unwrap();
-    assert!(document.rules[0].egress.default_deny);
-    assert!(document.rules[0].egress.peers.is_empty());
+    assert!(document.rules()[0].egress.default_deny);
+    assert!(document.rules()[0].egress.peers.is_empty());
 }
 
 #[test]

@@ -17,24 +17,28 @@ use dns_policy::{
     rule::Transport,
     table::PolicyHandle,
 };
-use holdfast_agent::core::event::{EndpointSpec, SourceEvent};
-use holdfast_agent::core::{Core, CoreConfig, Event, Restored};
+
 use holdfast_agent::datapath::files::{StateFiles, later::LaterFiles};
 use holdfast_agent::datapath::kernel::{KernelConfig, KernelDatapath, MapSizes};
 use holdfast_agent::grpc::peer::{self, Allowed};
 use holdfast_agent::grpc::server::{About, Native};
-use holdfast_agent::policy::parse::PolicyDocument;
+use holdfast_agent::policy::document::PolicyDocument;
 use holdfast_agent::proxies::Proxies;
 use holdfast_agent::runner::{self, CoreHandle};
+use holdfast_agent::{
+    core::{Core, CoreConfig, Event, Restored},
+    endpoint::spec::EndpointSpec,
+    source_event::SourceEvent,
+};
 use holdfast_e2e::policy::{dns_to, egress};
 use holdfast_e2e::shell;
-use holdfast_sdp::config::AgentAddress;
-use holdfast_sdp::link::Link;
+
 use holdfast_sdp::link::state::LinkState;
-use holdfast_sdp::mapping::sink::LinkSink;
 use holdfast_sdp::mapping::{MappingSink as _, Release};
 use holdfast_sdp::maps::PinnedMaps;
 use holdfast_sdp::ready::Readiness;
+use holdfast_sdp::sink::LinkSink;
+use holdfast_sdp::{config::AgentAddress, link::Link};
 use nix::net::if_::if_nametoindex;
 use nix::sched::{CloneFlags, unshare};
 use tokio::runtime::Runtime;
@@ -265,9 +269,15 @@ fn agent(
         sdp_group: 0,
     };
     let channel = runner::channel();
+<<<<<<< HEAD
     let handle = channel.0.clone();
     let send = move |event| {
         let _gone = handle.send_blocking(event);
+=======
+    let told = channel.0.clone();
+    let told = move |result| {
+        let _gone = told.tell_blocking(Event::NamesKept(result));
+>>>>>>> main
     };
     let files = LaterFiles::start(files, send)?;
     let datapath = KernelDatapath::prepare(&kernel, Box::new(files))?;
@@ -376,7 +386,7 @@ fn specs(count: usize) -> Result<Vec<EndpointSpec>> {
                 mac: [2, 0, a, b, c, d],
                 node_mac: [2, 1, a, b, c, d],
                 on_bridge: false,
-                link: holdfast_agent::endpoint::link::Link::default(),
+                link: holdfast_agent::datapath::link::Link::default(),
                 netns: format!("pod{n}"),
             })
         })

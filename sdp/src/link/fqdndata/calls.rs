@@ -11,16 +11,21 @@ use fqdn_proto::fqdndata as wire;
 use shared_maps::IdentityId;
 use tokio::{
     task::JoinSet,
-    time::{MissedTickBehavior, interval, timeout},
+    time::{MissedTickBehavior, interval, sleep, timeout},
 };
 use tonic::{Code, Status};
 
 use super::{Client, broken, convert};
 use crate::{
     link::{Link, SessionError, native::Never},
+<<<<<<< HEAD
     mapping::sink::{Grant, MappingResult, Outgoing, Promise, Room},
     query_report::ALLOW_EVERY,
+=======
+    query_report::{ALLOW_EVERY, QueryReports},
+>>>>>>> main
     resolve::{QueryClient, Resolver},
+    sink::{Outcome, Outgoing, Promise, Room},
 };
 
 const UPDATE: &str = "UpdateMappingRequest";
@@ -28,8 +33,11 @@ const UPDATE: &str = "UpdateMappingRequest";
 const LIVE: usize = 64;
 /// Most concurrent calls for mappings that no client waits for.
 const REPLAYS: usize = 16;
-/// Reports at once.
-const MAX_REPORTS: usize = 16;
+/// Most concurrent calls for reports.
+const MAX_REPORTS: usize = 32;
+/// The first report waits this long for others, so that one wake-up sends all of them. A report
+/// never waits behind its answer: mappings are sent after all reports.
+const GATHER: Duration = Duration::from_millis(2);
 /// A call the agent does not answer; the answer it is about was released long ago.
 const CALL_WITHIN: Duration = Duration::from_secs(5);
 /// How often it is noted that nothing more came, while an answer waits for a result.
@@ -82,9 +90,15 @@ pub(super) async fn send(link: &Link, client: Client) -> Result<Never, SessionEr
             }
             _ = beat.tick(), if waits => link.sink.read_all(BootTime::now()),
             () = link.sink.has_work() => {}
-            () = link.reports.has_work() => {}
+            // Cancelled by the other branches without loss: `open` sends what was gathered.
+            () = gather_reports(&link.reports) => {}
         }
     }
+}
+
+async fn gather_reports(reports: &QueryReports) {
+    reports.has_work().await;
+    sleep(GATHER).await;
 }
 
 struct Sender<'l> {

@@ -10,10 +10,15 @@ use dns_policy::{
 };
 use holdfast_sdp::{
     journal::{Journal, ledger::Ledger},
+<<<<<<< HEAD
     mapping::{
         Release,
         sink::{self, LinkSink, Outgoing, Promise},
     },
+=======
+    mapping::Release,
+    sink::{LinkSink, Outcome, Outgoing, Promise},
+>>>>>>> main
 };
 use parking_lot::Mutex;
 

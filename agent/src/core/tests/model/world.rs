@@ -32,10 +32,11 @@ use super::{
 use crate::{
     core::{
         CoreConfig, Effect, Event, Restored,
-        event::{CleanNames, MappingEvent, SourceEvent, StreamId},
+        event::{CleanNames, MappingEvent, StreamId},
     },
     datapath::{memory::MemoryDatapath, plan::Step},
-    policy::parse::PolicyDocument,
+    policy::document::PolicyDocument,
+    source_event::SourceEvent,
 };
 
 const ADDRESSES: [[u8; 4]; 4] = [[1, 1, 1, 1], [1, 1, 1, 2], [2, 2, 2, 2], [3, 3, 3, 3]];

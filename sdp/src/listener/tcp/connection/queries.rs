@@ -13,11 +13,16 @@ use crate::{
         delayed::{DelayedQuery, Postponed, UnjudgedQuery},
         tcp::upstream::UpstreamIdentity,
     },
+<<<<<<< HEAD
     proxy::{QueryDecision, RulesWait, stats::Protocol},
+=======
+    proxy::{Outcome, Patience},
+>>>>>>> main
     query::{
         observe::Failure,
         pending::{Arrival, PendingQuery},
     },
+    stats::Protocol,
     wire::{set_id, transfer::Transfer},
 };
 

@@ -27,8 +27,8 @@ use crate::{
         lease::LeaseTable,
         pairs::{AgentAck, Key, PairTable, Session, Unwritten},
     },
-    proxy::stats::Count,
     query_report::QueryReport,
+    stats::Count,
 };
 
 /// Pairs kept at most.

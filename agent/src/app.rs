@@ -82,15 +82,9 @@ pub async fn run(mut config: Config) -> Result<()> {
     };
     let channel = runner::channel();
     let core = channel.0.clone();
-<<<<<<< HEAD
-    let send = move |event| {
+    let send = move |result| {
         // The core may stop before this thread; the event is then not needed.
-        let _gone = core.send_blocking(event);
-=======
-    let told = move |result| {
-        // The core may stop before this thread; the event is then not needed.
-        let _gone = core.tell_blocking(Event::NamesKept(result));
->>>>>>> main
+        let _gone = core.send_blocking(Event::NamesKept(result));
     };
     let written = LaterFiles::start(files.clone(), send).context("starting the files' thread")?;
     let datapath = Box::new(KernelDatapath::prepare(&kernel, Box::new(written))?);
@@ -491,11 +485,7 @@ fn policy_source(
             source = kept;
             first = false;
             for event in events {
-<<<<<<< HEAD
-                if core.send(event).await.is_err() {
-=======
-                if core.tell(event.into()).await.is_err() {
->>>>>>> main
+                if core.send(event.into()).await.is_err() {
                     return;
                 }
             }

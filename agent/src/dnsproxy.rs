@@ -16,18 +16,10 @@ use dns_policy::{
 use holdfast_sdp::{
     descriptors::Descriptors,
     gate::Gate,
-<<<<<<< HEAD
-    listener::{
-        ListenConfig, ListenError, Listeners, SocketOptions, Sockets, SteeringConfig,
-        SteeringStatus,
-    },
-    mapping::sink::{self, LinkSink, Promise},
-=======
     listener::{ListenConfig, ListenError, Listeners, SocketOptions, Sockets},
->>>>>>> main
     maps::{PinnedMaps, REFRESH},
     proxy::{Proxy, ProxyConfig},
-    sink::{LinkSink, Outcome, Promise},
+    sink::{self, LinkSink, Promise},
     stats::Stats,
     steering::{SteeringConfig, SteeringStatus},
     transparent::Transparent,

@@ -18,52 +18,6 @@ const LOCAL: u64 = 1 << 24;
 /// What a proxy counts when it releases an answer that the agent has not plumbed.
 const EXCUSES: [&str; 4] = ["agent_away", "late", "not_realised", "held_full"];
 
-<<<<<<< HEAD
-/// Answers that a pod got.
-#[derive(Clone, Debug, Default)]
-pub struct Answers(Arc<Mutex<Vec<Answer>>>);
-
-#[derive(Clone, Debug)]
-struct Answer {
-    name: String,
-    addresses: Vec<IpAddr>,
-    until: Instant,
-}
-
-impl Answers {
-    /// Notes an answer.
-    pub fn note(&self, reply: &Reply) {
-        let Some(question) = reply.message.queries.first() else {
-            return;
-        };
-        let ttl = reply.message.answers.iter().map(|record| record.ttl).min();
-        let answer = Answer {
-            name: question.name().to_ascii().to_ascii_lowercase(),
-            addresses: reply.addresses(),
-            until: Instant::now() + Duration::from_secs(ttl.unwrap_or(0).into()),
-        };
-        if !answer.addresses.is_empty() {
-            self.0.lock().push(answer);
-        }
-    }
-
-    /// Forgets all of them: what policy meant by them has changed.
-    pub fn forget(&self) {
-        self.0.lock().clear();
-    }
-
-    fn valid(&self, below: &str) -> Vec<Answer> {
-        let now = Instant::now();
-        let answers = self.0.lock();
-        let valid = answers.iter().filter(|answer| {
-            answer.until > now && answer.name.trim_end_matches('.').ends_with(below)
-        });
-        valid.cloned().collect()
-    }
-}
-
-=======
->>>>>>> main
 impl Lab {
     /// Fails if more addresses of answers that pods got for names below `zone`, and that are
     /// still valid, lack an ipcache entry of an FQDN identity than the proxies with these

@@ -11,10 +11,6 @@ use anyhow::{Context, Result, bail, ensure};
 use parking_lot::Mutex;
 use socket2::{Domain, Protocol, Socket, Type};
 
-<<<<<<< HEAD
-use crate::audit::Answers;
-=======
->>>>>>> main
 use crate::dns::probe::{Query, Reply};
 use crate::netns::Netns;
 use crate::received_answers::ReceivedAnswers;
@@ -41,11 +37,7 @@ pub struct Pod {
     /// Name of the node's end of its veth pair.
     pub host_side: String,
     /// Answers it got by [`Pod::ask`].
-<<<<<<< HEAD
-    pub answers: Answers,
-=======
-    pub heard: ReceivedAnswers,
->>>>>>> main
+    pub answers: ReceivedAnswers,
 }
 
 impl Pod {

@@ -19,12 +19,7 @@ use shared_maps::EndpointId;
 
 pub use self::{
     config::ProxyConfig,
-<<<<<<< HEAD
     decision::{Answered, Fate, QueryDecision, RulesWait},
-    stats::Stats,
-=======
-    decision::{Answered, Fate, Outcome, Patience},
->>>>>>> main
 };
 use crate::{
     mapping::{MappingSink, OnRealised, Release},
@@ -35,12 +30,8 @@ use crate::{
     query_log::QueryLog,
     query_report::QueryReports,
     resolve::{LookupCache, Resolver},
-<<<<<<< HEAD
-    wire::{answer, edns::Edns, labels, query::Query, reply::QueryHeader},
-=======
     stats::{AnswerResult, QueryResult, Stats},
-    wire::{answer, edns::Edns, labels, query::Query, reply::Kept},
->>>>>>> main
+    wire::{answer, edns::Edns, labels, query::Query, reply::QueryHeader},
 };
 
 /// Judges queries and learns from answers. Shared by all workers.

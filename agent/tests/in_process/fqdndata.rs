@@ -9,11 +9,7 @@ use fqdn_proto::fqdndata::{
 use holdfast_agent::{
     core::{
         Event,
-<<<<<<< HEAD
-        event::{EndpointSpec, MappingResult, SourceEvent, StreamId},
-=======
-        event::{MappingOutcome, StreamId},
->>>>>>> main
+        event::{MappingResult, StreamId},
     },
     endpoint::spec::EndpointSpec,
     grpc::fqdndata::{FqdnDataService, Timings},

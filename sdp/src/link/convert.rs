@@ -20,11 +20,7 @@ use dns_policy::{
 use fqdn_proto::native as wire;
 use shared_maps::{EndpointId, IdentityId};
 
-<<<<<<< HEAD
-use crate::mapping::sink::{Batch, Grant, MappingResult, Outgoing, Promise};
-=======
-use crate::sink::{Batch, Outcome, Outgoing, Promise};
->>>>>>> main
+use crate::sink::{Batch, Grant, MappingResult, Outgoing, Promise};
 
 /// Why rules cannot be taken; refuses their whole revision.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

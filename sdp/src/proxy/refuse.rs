@@ -4,12 +4,8 @@ use std::{net::SocketAddr, time::Instant};
 
 use dns_policy::reject_code::RejectCode;
 
-<<<<<<< HEAD
-use super::{Proxy, QueryDecision, stats::QueryResult};
-=======
-use super::{Outcome, Proxy};
+use super::{Proxy, QueryDecision};
 
->>>>>>> main
 use crate::{
     query::{
         observe::{Failure, Judged},

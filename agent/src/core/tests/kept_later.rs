@@ -28,13 +28,8 @@ fn write(node: &mut Node, name: &str) -> u64 {
     *number
 }
 
-<<<<<<< HEAD
 fn kept(node: &mut Node, endpoint: EndpointId, number: u64, done: bool) {
-    node.event(Event::NamesKept {
-=======
-fn told(node: &mut Node, endpoint: EndpointId, number: u64, done: bool) {
     node.event(Event::NamesKept(NamesWritten {
->>>>>>> main
         endpoint,
         number,
         failure: (!done).then(|| "no room".to_owned()),

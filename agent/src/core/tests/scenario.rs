@@ -17,11 +17,7 @@ use shared_maps::{
 use crate::{
     core::{
         Core, CoreConfig, Effect, Event, Restored,
-<<<<<<< HEAD
-        event::{EndpointSpec, MappingEvent, MappingResult, SourceEvent, StreamId},
-=======
-        event::{MappingEvent, MappingOutcome, StreamId},
->>>>>>> main
+        event::{MappingEvent, MappingResult, StreamId},
     },
     datapath::{memory::MemoryDatapath, plan::Step},
     endpoint::{config_file, spec::EndpointSpec},

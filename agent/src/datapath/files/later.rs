@@ -57,16 +57,11 @@ struct Write {
 }
 
 impl LaterFiles {
-<<<<<<< HEAD
-    /// `send` gets an [`Event::NamesKept`] after each write, on the thread that wrote.
-    pub fn start(files: StateFiles, send: impl Fn(Event) + Send + 'static) -> io::Result<Self> {
-=======
-    /// `told` gets the result of each write, on the thread that wrote.
+    /// `send` gets the result of each write, on the thread that wrote.
     pub fn start(
         files: StateFiles,
-        told: impl Fn(NamesWritten) + Send + 'static,
+        send: impl Fn(NamesWritten) + Send + 'static,
     ) -> io::Result<Self> {
->>>>>>> main
         let queue = Arc::new(Queue::default());
         let (taken, written) = (Arc::clone(&queue), files.clone());
         let thread = thread::Builder::new()
@@ -89,11 +84,7 @@ impl LaterFiles {
                     }
                     // Before the event is sent: a thread that waits for the write must not also wait for the core.
                     taken.finish();
-<<<<<<< HEAD
-                    send(Event::NamesKept {
-=======
-                    told(NamesWritten {
->>>>>>> main
+                    send(NamesWritten {
                         endpoint: write.endpoint,
                         number: write.number,
                         failure: done.err().map(|error| error.to_string()),
@@ -199,18 +190,8 @@ mod tests {
         let (sender, events) = mpsc::channel();
         let mut files = LaterFiles::start(state, move |event| sender.send(event).unwrap()).unwrap();
         files.apply(&kept(1, "one")).unwrap();
-<<<<<<< HEAD
-        let Event::NamesKept {
-            number, failure, ..
-        } = events.recv().unwrap()
-        else {
-            panic!("another event");
-        };
-        assert_eq!((number, failure), (1, None));
-=======
-        let written = told.recv().unwrap();
+        let written = events.recv().unwrap();
         assert_eq!((written.number, written.failure), (1, None));
->>>>>>> main
         assert_eq!(fs::read(&file).unwrap(), b"one");
         files.apply(&kept(2, "two")).unwrap();
         drop(files);
@@ -226,16 +207,8 @@ mod tests {
         let (sender, events) = mpsc::channel();
         let mut files = LaterFiles::start(state, move |event| sender.send(event).unwrap()).unwrap();
         files.apply(&kept(1, "one")).unwrap();
-<<<<<<< HEAD
-        let event = events.recv().unwrap();
-        let Event::NamesKept { failure, .. } = event else {
-            panic!("{event:?}");
-        };
-        let failure = failure.expect("a file is in the way");
-=======
-        let written = told.recv().unwrap();
+        let written = events.recv().unwrap();
         let failure = written.failure.expect("a file is in the way");
->>>>>>> main
         assert!(failure.contains("/7"), "{failure}");
     }
 

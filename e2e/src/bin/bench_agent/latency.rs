@@ -269,15 +269,9 @@ fn agent(
         sdp_group: 0,
     };
     let channel = runner::channel();
-<<<<<<< HEAD
     let handle = channel.0.clone();
-    let send = move |event| {
-        let _gone = handle.send_blocking(event);
-=======
-    let told = channel.0.clone();
-    let told = move |result| {
-        let _gone = told.tell_blocking(Event::NamesKept(result));
->>>>>>> main
+    let send = move |result| {
+        let _gone = handle.send_blocking(Event::NamesKept(result));
     };
     let files = LaterFiles::start(files, send)?;
     let datapath = KernelDatapath::prepare(&kernel, Box::new(files))?;

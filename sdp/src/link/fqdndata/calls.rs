@@ -18,14 +18,9 @@ use tonic::{Code, Status};
 use super::{Client, broken, convert};
 use crate::{
     link::{Link, SessionError, native::Never},
-<<<<<<< HEAD
-    mapping::sink::{Grant, MappingResult, Outgoing, Promise, Room},
-    query_report::ALLOW_EVERY,
-=======
     query_report::{ALLOW_EVERY, QueryReports},
->>>>>>> main
     resolve::{QueryClient, Resolver},
-    sink::{Outcome, Outgoing, Promise, Room},
+    sink::{Grant, MappingResult, Outgoing, Promise, Room},
 };
 
 const UPDATE: &str = "UpdateMappingRequest";

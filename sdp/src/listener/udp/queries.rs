@@ -7,25 +7,14 @@ use dns_policy::rule::Transport;
 use super::{BATCH, Listener, Next, ROUNDS, Worker, count_unsent, listener_for};
 use crate::{
     listener::{SocketOptions, delayed::DelayedQuery, send_all::send_all},
-<<<<<<< HEAD
-    proxy::{
-        QueryDecision, RulesWait,
-        stats::{Protocol, QueryResult},
-    },
-=======
-    proxy::{Outcome, Patience},
->>>>>>> main
+    proxy::{QueryDecision, RulesWait},
     query::{
         observe::Failure,
         pending::{Arrival, PendingQuery},
     },
     socket::sys::Datagram,
-<<<<<<< HEAD
-    upstream::udp::{FlightRef, RegisterError, Registration},
-=======
     stats::{Protocol, QueryResult},
-    upstream::udp::{Place, PlaceError, Placed},
->>>>>>> main
+    upstream::udp::{FlightRef, RegisterError, Registration},
     wire::set_id,
 };
 

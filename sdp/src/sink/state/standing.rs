@@ -6,11 +6,7 @@ use dns_policy::{boot_time::BootTime, mapping::Mapping};
 
 use super::{InFlight, Moment, State, nanos};
 use crate::{
-<<<<<<< HEAD:sdp/src/mapping/sink/state/standing.rs
-    mapping::{lease, pairs::Acknowledged, repeat, sink::Acknowledgements},
-=======
-    mapping::{kept::Acknowledged, lease, repeat},
->>>>>>> main:sdp/src/sink/state/standing.rs
+    mapping::{lease, pairs::Acknowledged, repeat},
     query_report::QueryReport,
     sink::Acknowledgements,
 };

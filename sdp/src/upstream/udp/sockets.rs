@@ -12,13 +12,8 @@ use foldhash::quality::RandomState;
 use nix::sys::epoll::{Epoll, EpollEvent, EpollFlags};
 use shared_maps::IdentityId;
 
-<<<<<<< HEAD
 use super::{RegisterError, UdpUpstream};
-use crate::{arena::Key, proxy::stats::Fallback, socket, transparent};
-=======
-use super::{PlaceError, UdpUpstream};
 use crate::{arena::Key, socket, stats::Fallback, transparent};
->>>>>>> main
 
 /// Sockets per server and identity at most, with those that are opened while the others wait
 /// for [`ROOM`] answers each.

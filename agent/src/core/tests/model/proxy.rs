@@ -10,15 +10,8 @@ use dns_policy::{
 };
 use holdfast_sdp::{
     journal::{Journal, ledger::Ledger},
-<<<<<<< HEAD
-    mapping::{
-        Release,
-        sink::{self, LinkSink, Outgoing, Promise},
-    },
-=======
     mapping::Release,
-    sink::{LinkSink, Outcome, Outgoing, Promise},
->>>>>>> main
+    sink::{self, LinkSink, Outgoing, Promise},
 };
 use parking_lot::Mutex;
 

@@ -13,11 +13,7 @@ use crate::{
         delayed::{DelayedQuery, Postponed, UnjudgedQuery},
         tcp::upstream::UpstreamIdentity,
     },
-<<<<<<< HEAD
-    proxy::{QueryDecision, RulesWait, stats::Protocol},
-=======
-    proxy::{Outcome, Patience},
->>>>>>> main
+    proxy::{QueryDecision, RulesWait},
     query::{
         observe::Failure,
         pending::{Arrival, PendingQuery},

@@ -18,11 +18,12 @@ use syn::{
 use crate::workspace;
 
 /// Crates that users run.
-const PRODUCTION: [&str; 6] = [
+const PRODUCTION: [&str; 7] = [
     "agent/src",
     "bpf/src",
     "dns-policy/src",
     "fqdn-proto/src",
+    "netpol/src",
     "sdp/src",
     "shared-maps/src",
 ];

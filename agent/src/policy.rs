@@ -12,6 +12,7 @@ pub mod compute;
 pub mod footgun;
 pub mod mode;
 pub mod model;
+mod network_policy;
 pub mod parse;
 pub mod repository;
 pub mod rule;

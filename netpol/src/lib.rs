@@ -9,6 +9,8 @@
 //! The crate does no input or output and has no runtime. The document means the same to every
 //! compiler: the agent compiles it to rules over identities.
 
+#[cfg(feature = "conformance")]
+pub mod conformance;
 pub mod name;
 pub mod policy;
 pub mod read;

@@ -8,6 +8,7 @@ use serde_json::{Map, Value};
 
 use super::{
     cluster::{self, ClusterObject},
+    network_policy,
     rule::Rule,
     validate::{Fault, Scope, group, rule, warnings},
 };
@@ -179,6 +180,15 @@ fn document(value: &Value, source: &str) -> Result<PolicyDocument, (Option<Strin
             let servers = cluster::api_servers(namespace, value).map_err(with_key)?;
             return Ok(without_rules(None, Some(servers.into())));
         }
+        Kind::NetworkPolicy => {
+            let mut warnings = Vec::new();
+            let rules = network_policy::read(value, &mut warnings).map_err(with_key)?;
+            return Ok(PolicyDocument {
+                rules,
+                warnings,
+                ..without_rules(None, None)
+            });
+        }
         Kind::Policy => {}
     }
     let mut rules = Vec::new();
@@ -212,6 +222,7 @@ fn document(value: &Value, source: &str) -> Result<PolicyDocument, (Option<Strin
 /// What a document is.
 enum Kind {
     Policy,
+    NetworkPolicy,
     Group,
     Node,
     ApiServers,
@@ -244,6 +255,7 @@ fn check_version(kind: &str, found: &str) -> Result<(), Fault> {
     let old_group = kind == GROUP_KIND && found == "cilium.io/v2alpha1";
     let version = match kind {
         SLICE_KIND => "discovery.k8s.io/v1",
+        netpol::read::KIND => netpol::read::API_VERSION,
         _ => "cilium.io/v2",
     };
     if found != version && !old_group {
@@ -302,6 +314,11 @@ fn head(value: &Value) -> Result<(Kind, String, Scope), Fault> {
                 ));
             }
             Ok((Kind::Policy, format!("{kind}/{name}"), cluster_wide))
+        }
+        netpol::read::KIND => {
+            let namespace = metadata("namespace").unwrap_or("default");
+            let key = format!("{kind}/{namespace}/{name}");
+            Ok((Kind::NetworkPolicy, key, cluster_wide))
         }
         GROUP_KIND => Ok((Kind::Group, group_key(name), cluster_wide)),
         NODE_KIND => Ok((Kind::Node, format!("{kind}/{name}"), cluster_wide)),

@@ -16,10 +16,7 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use crate::{
     admin::server::Admin,
     config::Config,
-    core::{
-        Core, CoreConfig, Event,
-        event::{EndpointSpec, SourceEvent},
-    },
+    core::{Core, CoreConfig, Event},
     datapath::{
         closed::{ClosedInterfaces, Gate},
         files::{StateFiles, later::LaterFiles},
@@ -34,7 +31,8 @@ use crate::{
     dnsproxy::{BuiltinProxy, Ports},
     endpoint::{
         config_file::EndpointFile,
-        source::{EndpointBook, cli::CliFile, looks},
+        source::{EndpointBook, cli::CliFile, polls},
+        spec::EndpointSpec,
     },
     epoch::{self, StateDirLock},
     events::Events,
@@ -50,6 +48,7 @@ use crate::{
     proxies::{Proxies, RulesTable},
     restore::{self, Found},
     runner::{self, CoreHandle, CoreThread, Inbox},
+    source_event::SourceEvent,
     watched_dir::WatchedDir,
 };
 
@@ -83,9 +82,9 @@ pub async fn run(mut config: Config) -> Result<()> {
     };
     let channel = runner::channel();
     let core = channel.0.clone();
-    let told = move |event| {
+    let told = move |result| {
         // The core may stop before this thread; the event is then not needed.
-        let _gone = core.tell_blocking(event);
+        let _gone = core.tell_blocking(Event::NamesKept(result));
     };
     let written = LaterFiles::start(files.clone(), told).context("starting the files' thread")?;
     let datapath = Box::new(KernelDatapath::prepare(&kernel, Box::new(written))?);
@@ -141,7 +140,11 @@ pub async fn run(mut config: Config) -> Result<()> {
     let stop = agent.stop.clone();
     agent.tasks.spawn(upkeep.run(interval, stop.clone()));
     match interfaces {
-        Some(interfaces) => agent.tasks.spawn(interfaces.run(agent.rules.clone(), stop)),
+        Some(interfaces) => {
+            let mut rules = agent.rules.clone();
+            let ready = async move { rules.wait_for(|rules| rules.ready).await.is_ok() };
+            agent.tasks.spawn(interfaces.run(ready, stop))
+        }
         None => agent
             .tasks
             .spawn(Interfaces::clear(Globals::new(&bpf_root), stop)),
@@ -282,7 +285,7 @@ impl Agent {
         let about = About {
             epoch: epoch.clone(),
             proxy_port: config.proxy_port,
-            min_ttl: seconds(config.min_ttl),
+            min_ttl: config.min_ttl_seconds(),
         };
         let native = Native::new(
             about,
@@ -380,7 +383,7 @@ fn core_config(config: &Config, epoch: &Epoch) -> CoreConfig {
         enable_policy: config.enable_policy,
         enable_ipv4: config.ipv4,
         enable_ipv6: config.ipv6,
-        min_ttl: seconds(config.min_ttl),
+        min_ttl: config.min_ttl_seconds(),
         lease_slack: config.lease_slack,
         max_ips_per_name: config.max_ips_per_hostname,
         max_deferred_deletes: config.max_deferred_connection_deletes,
@@ -395,12 +398,6 @@ fn core_config(config: &Config, epoch: &Epoch) -> CoreConfig {
         reconcile_interval: config.reconcile_interval,
         ..CoreConfig::default()
     }
-}
-
-/// Whole seconds, as TTLs are given: a floor is rounded up.
-pub(crate) fn seconds(duration: Duration) -> u32 {
-    let rest = u64::from(duration.subsec_nanos() > 0);
-    u32::try_from(duration.as_secs().saturating_add(rest)).unwrap_or(u32::MAX)
 }
 
 /// Unix time at CLOCK_BOOTTIME 0.
@@ -450,7 +447,7 @@ fn endpoint_source(
     )?;
     // Without a directory there is still what was added by command and cannot be resolved yet.
     let watched = config.endpoint_dir.as_deref().unwrap_or(state);
-    looks::run(Arc::clone(&book), watched, tasks, stop.clone());
+    polls::run(Arc::clone(&book), watched, tasks, stop.clone());
     Ok(book)
 }
 
@@ -488,7 +485,7 @@ fn policy_source(
             source = kept;
             first = false;
             for event in events {
-                if core.tell(event).await.is_err() {
+                if core.tell(event.into()).await.is_err() {
                     return;
                 }
             }
@@ -553,13 +550,5 @@ mod tests {
         assert_eq!(core.max_ips_per_restored_rule, 7);
         assert_eq!(core.max_ips_per_name, 8);
         assert_eq!((core.boot_id.as_str(), core.start), ("b", 3));
-    }
-
-    #[test]
-    fn a_floor_is_rounded_up_to_seconds() {
-        assert_eq!(seconds(Duration::ZERO), 0);
-        assert_eq!(seconds(Duration::from_millis(500)), 1);
-        assert_eq!(seconds(Duration::from_secs(300)), 300);
-        assert_eq!(seconds(Duration::MAX), u32::MAX);
     }
 }

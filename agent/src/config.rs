@@ -112,6 +112,16 @@ impl Config {
     pub fn state(&self) -> PathBuf {
         self.state_dir.join("state")
     }
+
+    /// [`Config::min_ttl`] in whole seconds, as TTLs are given: rounded up.
+    pub fn min_ttl_seconds(&self) -> u32 {
+        whole_seconds(self.min_ttl)
+    }
+}
+
+fn whole_seconds(duration: Duration) -> u32 {
+    let rest = u64::from(duration.subsec_nanos() > 0);
+    u32::try_from(duration.as_secs().saturating_add(rest)).unwrap_or(u32::MAX)
 }
 
 impl TryFrom<RunArgs> for Config {
@@ -366,5 +376,13 @@ mod tests {
         assert_eq!(error.flag, "metrics-address");
         let error = run(&["--policy-dir", "/does/not/exist"]).unwrap_err();
         assert!(error.to_string().contains("/does/not/exist"));
+    }
+
+    #[test]
+    fn a_floor_is_rounded_up_to_seconds() {
+        assert_eq!(whole_seconds(Duration::ZERO), 0);
+        assert_eq!(whole_seconds(Duration::from_millis(500)), 1);
+        assert_eq!(whole_seconds(Duration::from_secs(300)), 300);
+        assert_eq!(whole_seconds(Duration::MAX), u32::MAX);
     }
 }

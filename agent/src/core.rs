@@ -67,7 +67,7 @@ pub use snapshot::{Snapshot, Summary};
 
 use self::{intake::Intake, publication::PlanResult, reconcile::Reconcile, state::State};
 use crate::datapath::{
-    look::{Look, Sight},
+    map_query::{MapEntries, MapQuery},
     plan::{Step, StepError},
 };
 
@@ -155,13 +155,11 @@ impl Core {
             Event::HolderEnded(streams) => state.leases.end_holder(&streams, state.now),
             Event::RevokeAcked(acks) => state.leases.acknowledge(&acks),
             Event::CleanNames(clean) => state.on_clean(plan, &clean),
-            Event::NamesKept {
-                endpoint,
-                number,
-                failure,
-            } => match failure {
-                None => state.on_names_written(plan, endpoint, number),
-                Some(failure) => state.on_names_unwritten(endpoint, number, failure),
+            Event::NamesKept(written) => match written.failure {
+                None => state.on_names_written(plan, written.endpoint, written.number),
+                Some(failure) => {
+                    state.on_names_unwritten(written.endpoint, written.number, failure);
+                }
             },
             Event::Tick => {}
         }
@@ -226,22 +224,22 @@ impl Core {
         times.into_iter().chain([file]).flatten().min()
     }
 
-    /// When [`Core::look`] is due next; none before the sources are synced.
-    pub fn look_due(&self) -> Option<BootTime> {
+    /// When [`Core::next_query`] is due next; none before the sources are synced.
+    pub fn query_due(&self) -> Option<BootTime> {
         self.reconcile.due(&self.state)
     }
 
-    /// Where to look now, to compare the datapath with the model; none if it is not the time.
-    /// Followed by [`Core::seen`] before anything else.
-    pub fn look(&mut self, now: BootTime) -> Option<Look> {
+    /// The next query, which compares the datapath with the model. None before it is due.
+    /// The next call must be [`Core::reconcile`].
+    pub fn next_query(&mut self, now: BootTime) -> Option<MapQuery> {
         self.state.now = now.max(self.state.now);
         self.reconcile.next(&mut self.state)
     }
 
-    /// Takes what was seen, none if the look failed. Gives the number of differences: the next
-    /// plan puts them right.
-    pub fn seen(&mut self, sight: Option<Sight>) -> u64 {
-        self.reconcile.compare(&mut self.state, sight)
+    /// Compares entries with the model; none if the query failed. Returns the number of differences,
+    /// which the next plan repairs.
+    pub fn reconcile(&mut self, entries: Option<MapEntries>) -> u64 {
+        self.reconcile.compare(&mut self.state, entries)
     }
 
     /// Everything, as plain data.

@@ -110,17 +110,17 @@ impl BuiltinProxy {
         for error in policy.replace_all(restored) {
             tracing::warn!(%error, "a restored rule of the built-in proxy allows nothing");
         }
-        let min_ttl = crate::app::seconds(config.min_ttl);
+        let min_ttl = config.min_ttl_seconds();
         let sink = Arc::new(LinkSink::new(min_ttl, config.response_max_delay));
         let stats = Stats::default();
         let transparent = Transparent::new(config.transparent, config.transparent_outside);
-        let house = House {
+        let maintenance = Maintenance {
             maps: Arc::clone(&maps),
             sink: Arc::clone(&sink),
             transparent: transparent.clone(),
             bpf_root: config.bpf_root.clone(),
         };
-        house.look_at_datapath();
+        maintenance.detect_transparent();
         let proxy = Arc::new(Proxy::new(
             proxy_config(config, transparent),
             maps as _,
@@ -140,7 +140,7 @@ impl BuiltinProxy {
         };
         let lane = Lane::start("builtin").map_err(ListenError::Worker)?;
         tasks.spawn_on(connected.run(results), lane.handle());
-        tasks.spawn(house.keep(stop.clone()));
+        tasks.spawn(maintenance.run(stop.clone()));
         let listeners = Listeners::start(&proxy, sockets, &tokio::runtime::Handle::current())?;
         Ok(Arc::new(Self {
             listeners: Mutex::new(Some(listeners)),
@@ -344,15 +344,15 @@ fn put_in_force(
 }
 
 /// Parts that need periodic work.
-struct House {
+struct Maintenance {
     maps: Arc<PinnedMaps>,
     sink: Arc<LinkSink>,
     transparent: Transparent,
     bpf_root: PathBuf,
 }
 
-impl House {
-    async fn keep(self, stop: CancellationToken) {
+impl Maintenance {
+    async fn run(self, stop: CancellationToken) {
         let mut beat = tokio::time::interval(REFRESH);
         beat.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         loop {
@@ -361,14 +361,14 @@ impl House {
                 () = stop.cancelled() => return,
             }
             let _change = self.maps.refresh();
-            self.look_at_datapath();
+            self.detect_transparent();
             self.sink.tick(BootTime::now());
         }
     }
 
     /// Answers to pods' addresses come back only once every endpoint's programs know of the mode.
-    fn look_at_datapath(&self) {
-        if self.transparent.look(&self.bpf_root) {
+    fn detect_transparent(&self) {
+        if self.transparent.detect(&self.bpf_root) {
             let mode = self.transparent.mode();
             tracing::info!(?mode, "transparent mode of the built-in proxy");
         }
@@ -394,7 +394,7 @@ mod tests {
         std::fs::create_dir_all(globals.dir()).unwrap();
         std::fs::write(globals.path(fragment::NAME), "").unwrap();
         let transparent = Transparent::new(true, false);
-        let house = House {
+        let maintenance = Maintenance {
             maps: Arc::new(PinnedMaps::open(root.path(), false)),
             sink: Arc::new(LinkSink::new(0, Duration::ZERO)),
             transparent: transparent.clone(),
@@ -406,15 +406,17 @@ mod tests {
                 tokio::time::sleep(Duration::from_millis(10)).await;
             }
         };
-        let looked_on = async {
+        let mode_follows = async {
             until(Mode::Blocked).await;
             std::fs::create_dir_all(root.path().join(pin::TRANSPARENT)).unwrap();
             until(Mode::On).await;
             stop.cancel();
         };
-        let kept = async { tokio::join!(house.keep(stop.clone()), looked_on) };
+        let both = async { tokio::join!(maintenance.run(stop.clone()), mode_follows) };
         let limit = Duration::from_secs(20);
-        tokio::time::timeout(limit, kept).await.expect("it looks");
+        tokio::time::timeout(limit, both)
+            .await
+            .expect("the mode follows the pin");
     }
 
     /// Another thread watches: a reader that sees a table must already find its

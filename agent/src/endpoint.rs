@@ -7,8 +7,8 @@ pub mod discover;
     reason = "the module is about many, the file about one"
 )]
 pub mod endpoint;
-pub mod link;
 pub mod link_events;
 pub mod manager;
 pub mod policy_map;
 pub mod source;
+pub mod spec;

@@ -25,8 +25,8 @@ use crate::{
 
 /// Records kept.
 const KEPT: usize = 4096;
-/// Between two looks: the programs wake a reader only when much is unread.
-const LOOK: Duration = Duration::from_millis(100);
+/// Between two reads: the programs wake a reader only when much is unread.
+const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
 /// One packet's record.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -168,12 +168,12 @@ impl Events {
 
     /// Reads the pinned ring until stopped.
     pub async fn follow(self, maps: Globals, stop: CancellationToken) {
-        let mut look = tokio::time::interval(LOOK);
-        look.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        let mut poll = tokio::time::interval(POLL_INTERVAL);
+        poll.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         let mut reader = None;
         loop {
             tokio::select! {
-                _ = look.tick() => {}
+                _ = poll.tick() => {}
                 () = stop.cancelled() => return,
             }
             if reader.is_none() {

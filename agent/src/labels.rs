@@ -21,6 +21,9 @@ pub const NAMESPACE_KEY: &str = "io.kubernetes.pod.namespace";
 /// Key prefix under which a pod carries the labels of its namespace.
 pub const NAMESPACE_LABELS: &str = "io.cilium.k8s.namespace.labels.";
 
+/// Namespace of an endpoint whose labels name none.
+const DEFAULT_NAMESPACE: &str = "default";
+
 /// One label.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Label {
@@ -150,6 +153,14 @@ impl fmt::Debug for LabelSet {
             .entries(self.iter().map(ToString::to_string))
             .finish()
     }
+}
+
+/// Labels of an endpoint; without a namespace it is in [`DEFAULT_NAMESPACE`].
+pub fn in_namespace(mut labels: Vec<Label>) -> LabelSet {
+    if !labels.iter().any(|label| label.key() == NAMESPACE_KEY) {
+        labels.push(Label::new(K8S, NAMESPACE_KEY, DEFAULT_NAMESPACE));
+    }
+    LabelSet::new(labels)
 }
 
 #[cfg(test)]

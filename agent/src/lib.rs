@@ -35,4 +35,5 @@ pub mod restore;
 mod route_query;
 pub mod runner;
 pub mod selector;
+pub mod source_event;
 pub mod watched_dir;

@@ -24,7 +24,7 @@ pub async fn run(maps: Globals, core: CoreHandle, interval: Duration, stop: Canc
         }
         let maps = maps.clone();
         // The maps hold up to 1.5 million entries: a walk blocks for seconds.
-        let Ok(event) = tokio::task::spawn_blocking(move || look(&maps, valid)).await else {
+        let Ok(event) = tokio::task::spawn_blocking(move || scan(&maps, valid)).await else {
             return;
         };
         if core.tell(event).await.is_err() {
@@ -33,12 +33,12 @@ pub async fn run(maps: Globals, core: CoreHandle, interval: Duration, stop: Canc
     }
 }
 
-fn look(maps: &Globals, valid: u32) -> Event {
+fn scan(maps: &Globals, valid: u32) -> Event {
     let gc_start = BootTime::now();
     let now = monotonic_ns() / 1_000_000_000;
     // The programs count seconds in 32 bits as well.
     let now = u32::try_from(now).unwrap_or(u32::MAX);
-    let found = conntrack::look(maps, now, valid);
+    let found = conntrack::scan(maps, now, valid);
     Event::Liveness {
         gc_start,
         alive: found.alive,

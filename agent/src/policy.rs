@@ -1,15 +1,21 @@
 //! Policy: documents, rules, and which peers may communicate.
 //!
 //! ```text
-//!  text ─► parse (+ validate) ─► rule ─► repository ─► model (which peers, on which ports)
-//!                                                        ├─► compute: policy map entries
-//!                                                        └─► compute: DNS rules
+//!  text ─► parse ─► kinds (a reader for each kind) ─► document
+//!                                                      │ rules
+//!                                                      ▼
+//!                                                   repository ─► model (which peers, which ports)
+//!                                                                   ├─► compute: policy map entries
+//!                                                                   └─► compute: DNS rules
 //! ```
 
 pub mod ask;
+pub mod cidr_group;
 pub mod cluster;
 pub mod compute;
-pub mod footgun;
+pub mod document;
+mod kinds;
+pub mod lint;
 pub mod mode;
 pub mod model;
 mod network_policy;

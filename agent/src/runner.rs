@@ -47,8 +47,8 @@ use self::{
     shared::{Queued, Shared},
 };
 
-/// Looks at the core on its own thread.
-type Look = Box<dyn FnOnce(&Core) + Send>;
+/// A function that reads the core, run on the core's thread.
+type Inspection = Box<dyn FnOnce(&Core) + Send>;
 
 enum Input {
     Event(Event),
@@ -56,7 +56,7 @@ enum Input {
     Summary(oneshot::Sender<Summary>),
     Directory(oneshot::Sender<Directory>),
     Places(oneshot::Sender<Vec<EndpointLocation>>),
-    Look(Look),
+    Inspect(Inspection),
     Stop,
 }
 
@@ -175,16 +175,17 @@ impl CoreHandle {
         self.ask(Input::Places(sender), receiver).await
     }
 
-    /// Has `look` look at the core between two events; it holds up everything else.
-    pub async fn look<T: Send + 'static>(
+    /// Runs `inspect` on the core between two events. All events wait for it.
+    pub async fn inspect<T: Send + 'static>(
         &self,
-        look: impl FnOnce(&Core) -> T + Send + 'static,
+        inspect: impl FnOnce(&Core) -> T + Send + 'static,
     ) -> Result<T, CoreAway> {
         let (sender, receiver) = oneshot::channel();
-        let look = move |core: &Core| {
-            let _gone = sender.send(look(core));
+        let inspection = move |core: &Core| {
+            let _gone = sender.send(inspect(core));
         };
-        self.ask(Input::Look(Box::new(look)), receiver).await
+        self.ask(Input::Inspect(Box::new(inspection)), receiver)
+            .await
     }
 
     /// Returns when the core's thread has ended.
@@ -377,7 +378,7 @@ fn take(engine: &mut Engine, input: Input) -> bool {
         Input::Places(answer) => {
             let _gone = answer.send(engine.core.places());
         }
-        Input::Look(look) => look(&engine.core),
+        Input::Inspect(inspection) => inspection(&engine.core),
         Input::Stop => return false,
     }
     true

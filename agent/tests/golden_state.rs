@@ -100,7 +100,7 @@ fn endpoint() -> EndpointFile {
         mac: [2, 0, 0, 0, 0, 7],
         node_mac: [2, 0, 0, 0, 0, 8],
         on_bridge: false,
-        link: holdfast_agent::endpoint::link::Link::default(),
+        link: holdfast_agent::datapath::link::Link::default(),
         netns: "/run/netns/pod1".into(),
         history: vec![HistoryEntry {
             name: Fqdn::normalise("www.cilium.io"),

@@ -81,17 +81,17 @@ pub fn provide(globals: &Globals, group: u32) -> Result<(), SteerError> {
     let _locked = lock(globals)?;
     let pins = [SLOTS_NAME, SOCKS_NAME].map(|name| globals.path(name));
     let complete = pins.iter().all(|pin| pin.exists()) && link_pin(globals).exists();
-    match mend(globals, group) {
+    match provide_or_update(globals, group) {
         // A container may lack the privileges of the process that made them.
         Err(error) if complete => {
             tracing::info!(%error, "cannot update the steering program; the present one is used");
             Ok(())
         }
-        mended => mended,
+        result => result,
     }
 }
 
-fn mend(globals: &Globals, group: u32) -> Result<(), SteerError> {
+fn provide_or_update(globals: &Globals, group: u32) -> Result<(), SteerError> {
     let maps = ids_of_maps(globals)?;
     share(globals, group)?;
     let mut ebpf = load(globals)?;

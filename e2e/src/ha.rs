@@ -31,12 +31,12 @@ pub struct Size {
     pub lasting: u32,
     /// Shortest run: so that the source ports are many.
     pub at_least: Duration,
-    /// Between two blows, and before the first and after the last.
+    /// Between two faults, and before the first and after the last.
     pub pause: Duration,
     /// Replacements of a replica.
     pub rolls: u32,
     /// Kills, restarts and the like.
-    pub blows: u32,
+    pub faults: u32,
     /// Starts that are timed; the best one counts.
     pub starts: u32,
     /// The previous version's proxy, if it is at hand.
@@ -53,7 +53,7 @@ impl Size {
             at_least: Duration::ZERO,
             pause: Duration::from_millis(400),
             rolls: 3,
-            blows: 2,
+            faults: 2,
             starts: 3,
             previous: None,
         }
@@ -68,7 +68,7 @@ impl Size {
             at_least: Duration::from_secs(12),
             pause: Duration::from_millis(800),
             rolls: 10,
-            blows: 5,
+            faults: 5,
             starts: 5,
             previous: None,
         }

@@ -11,11 +11,18 @@ use dns_policy::{
     name::Fqdn,
     rule::Transport,
 };
-use holdfast_agent::core::event::{EndpointSpec, MappingEvent, SourceEvent, StreamId};
-use holdfast_agent::core::snapshot::Counters;
+
 use holdfast_agent::core::{Core, CoreConfig, Effect, Event, Restored};
 use holdfast_agent::datapath::memory::MemoryDatapath;
-use holdfast_agent::policy::parse::{PolicyDocument, parse_documents};
+use holdfast_agent::policy::{document::PolicyDocument, parse::parse_documents};
+use holdfast_agent::{
+    core::{
+        event::{MappingEvent, StreamId},
+        snapshot::Counters,
+    },
+    endpoint::spec::EndpointSpec,
+    source_event::SourceEvent,
+};
 use shared_maps::EndpointId;
 
 /// Address of the DNS server in every policy.
@@ -224,7 +231,7 @@ fn spec(index: u32, labels: Vec<String>) -> EndpointSpec {
         mac: [2, 0, a, b, c, d],
         node_mac: [2, 1, a, b, c, d],
         on_bridge: false,
-        link: holdfast_agent::endpoint::link::Link::default(),
+        link: holdfast_agent::datapath::link::Link::default(),
         netns: format!("pod{index}"),
     }
 }

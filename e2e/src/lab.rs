@@ -10,9 +10,9 @@ use parking_lot::Mutex;
 
 use crate::dns::server::DnsServer;
 use crate::dns::zone::Zone;
-use crate::mended::Mended;
 use crate::netns::Netns;
 use crate::pod::Pod;
+use crate::repairs::Repairs;
 use crate::web::Web;
 use crate::{config, shell};
 
@@ -72,7 +72,7 @@ pub struct Lab {
     /// The second pod.
     pub b: Pod,
     /// Repairs that agents of this lab made.
-    pub mended: Mended,
+    pub repairs: Repairs,
     /// Client of the agent started last, if it is of another build than this one's.
     pub(crate) client: Mutex<Option<PathBuf>>,
     name: String,
@@ -133,7 +133,7 @@ impl Lab {
             world,
             a,
             b,
-            mended: Mended::default(),
+            repairs: Repairs::default(),
             client: Mutex::default(),
             name,
             directory,
@@ -262,7 +262,7 @@ pub fn with_lab(test: impl FnOnce(&Lab) -> Result<()>) {
     let keep = std::mem::replace(&mut lab.keep, false);
     let outcome = catch_unwind(AssertUnwindSafe(|| {
         test(&lab)?;
-        lab.mended.check()
+        lab.repairs.check()
     }));
     if matches!(outcome, Ok(Ok(()))) {
         return;

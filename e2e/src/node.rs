@@ -15,11 +15,11 @@ use shared_maps::user::Globals;
 
 use crate::config;
 use crate::lab::Lab;
-use crate::mended::LastLook;
 use crate::netns::Netns;
 use crate::pod::Pod;
 use crate::policy::WEB;
 use crate::process::Program;
+use crate::repairs::RepairCheck;
 use crate::shell;
 use crate::wait::eventually;
 
@@ -164,7 +164,7 @@ impl Lab {
         let mut agent = Program::start("holdfast-agent", self.agent_command(options)?, &log)?;
         self.wait_ready(&mut agent, AGENT_METRICS)?;
         if options.program.is_none() {
-            agent.look_last(LastLook::new(&self.node, AGENT_METRICS, &self.mended));
+            agent.check_repairs_at_end(RepairCheck::new(&self.node, AGENT_METRICS, &self.repairs));
         }
         *self.client.lock() = options.program.clone();
         Ok(agent)

@@ -9,7 +9,7 @@ use anyhow::{Context, Result, bail, ensure};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-use crate::mended::LastLook;
+use crate::repairs::RepairCheck;
 use crate::wait::eventually;
 
 /// Until a program must have stopped.
@@ -21,7 +21,7 @@ pub struct Program {
     name: String,
     child: Child,
     log: PathBuf,
-    last_look: Option<LastLook>,
+    repair_check: Option<RepairCheck>,
 }
 
 impl Program {
@@ -42,19 +42,19 @@ impl Program {
             name: name.to_owned(),
             child,
             log: log.to_owned(),
-            last_look: None,
+            repair_check: None,
         })
     }
 
-    /// Has it looked at before it ends.
-    pub fn look_last(&mut self, look: LastLook) {
-        self.last_look = Some(look);
+    /// Reads its repairs before it ends.
+    pub fn check_repairs_at_end(&mut self, look: RepairCheck) {
+        self.repair_check = Some(look);
     }
 
-    /// Looks at it now, and no more before it ends. One that was stopped, or has ended, tells
-    /// nothing.
-    pub fn look_now(&mut self) {
-        if let Some(look) = self.last_look.take()
+    /// Reads its repairs now, and not again before it ends. One that was stopped, or has ended, has
+    /// none to read.
+    pub fn check_repairs_now(&mut self) {
+        if let Some(look) = self.repair_check.take()
             && self.runs()
         {
             look.now();
@@ -113,7 +113,7 @@ impl Program {
 
     /// Ends it at once, as a crash would.
     pub fn kill_9(mut self) -> Result<()> {
-        self.look_now();
+        self.check_repairs_now();
         self.child.kill()?;
         self.child.wait()?;
         Ok(())
@@ -121,7 +121,7 @@ impl Program {
 
     /// Asks it to end and waits.
     pub fn terminate(mut self, limit: Duration) -> Result<ExitStatus> {
-        self.look_now();
+        self.check_repairs_now();
         self.signal(Signal::SIGTERM)?;
         self.wait(limit)
     }
@@ -137,7 +137,7 @@ impl Program {
 
 impl Drop for Program {
     fn drop(&mut self) {
-        if let Some(look) = self.last_look.take()
+        if let Some(look) = self.repair_check.take()
             && self.runs()
         {
             look.whole();

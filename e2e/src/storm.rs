@@ -1,7 +1,7 @@
 //! Kills of the agent at random moments, while names are asked, policy is edited and endpoints
 //! are added and removed. Pods must not notice it, which is checked all the time.
 
-mod blows;
+mod faults;
 mod probe;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -16,7 +16,7 @@ use rand::{Rng as _, SeedableRng as _};
 use shared_maps::ipcache::{IpcacheKey, IpcacheValue};
 use shared_maps::user::{Access, Globals, Map};
 
-use self::blows::Blow;
+use self::faults::Fault;
 pub use self::probe::Probe;
 use crate::lab::{DNS4, Lab, UDP_PORT, at, other4, web4, web6};
 use crate::pod::{Pod, Stream};
@@ -138,13 +138,13 @@ impl Storm<'_> {
     fn rounds(&mut self, kills: u32, streams: &[Stream], load: &Load) -> Result<()> {
         let mut round = 0;
         while self.outcome.kills < kills {
-            let blow = Blow::choose(round, &mut self.rng);
+            let fault = Fault::choose(round, &mut self.rng);
             let start = Instant::now();
-            self.round(round, &blow, streams)
-                .with_context(|| format!("round {round}, {blow:?}"))?;
+            self.round(round, &fault, streams)
+                .with_context(|| format!("round {round}, {fault:?}"))?;
             load.check()?;
             eprintln!(
-                "round {round}: {blow:?}, {:.1} s; of {} kills {} within 5 s of a confirmation, {} within a plan",
+                "round {round}: {fault:?}, {:.1} s; of {} kills {} within 5 s of a confirmation, {} within a plan",
                 start.elapsed().as_secs_f32(),
                 self.outcome.kills,
                 self.outcome.after_ack,
@@ -155,7 +155,7 @@ impl Storm<'_> {
         Ok(())
     }
 
-    fn round(&mut self, number: u32, blow: &Blow, streams: &[Stream]) -> Result<()> {
+    fn round(&mut self, number: u32, fault: &Fault, streams: &[Stream]) -> Result<()> {
         // A name that no agent has met, confirmed just before.
         let fresh = fresh(number)?;
         let name = format!("k{number}.good.test");
@@ -178,12 +178,12 @@ impl Storm<'_> {
             IpAddr::V4(_) => Query::a(&name, DNS4),
             IpAddr::V6(_) => Query::aaaa(&name, DNS4),
         };
-        self.agent.as_mut().context("no agent")?.look_now();
+        self.agent.as_mut().context("no agent")?.check_repairs_now();
         self.lab.a.ask(&query)?.expect(fresh)?;
         // An answer that the proxy released because the agent was late is no confirmation.
         self.confirmed = self.is_labelled(fresh)?.then(Instant::now);
         let probe = Probe::open(&self.lab.a, fresh)?;
-        self.strike(blow)?;
+        self.strike(fault)?;
         let away = self.rng.random_range(0..400);
         std::thread::sleep(Duration::from_millis(away));
         self.agent = Some(self.lab.start_agent(&AgentOptions::default())?);

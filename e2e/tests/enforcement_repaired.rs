@@ -63,7 +63,7 @@ fn start(lab: &Lab) -> Result<(holdfast_e2e::node::Programs, EndpointId)> {
     lab.zone.set("www.good.test", &[web4(10)], 600);
     let programs = lab.start(&good_names())?;
     in_force(lab)?;
-    lab.mended.expect();
+    lab.repairs.expect();
     let id = u16::try_from(lab.endpoint_id(&lab.a)?)?;
     Ok((programs, EndpointId(id)))
 }

@@ -3,8 +3,8 @@
 use std::net::{IpAddr, Ipv6Addr};
 
 use anyhow::Result;
+use holdfast_agent::datapath::link::Link;
 use holdfast_agent::datapath::plan::{Attachment, Datapath as _, Step};
-use holdfast_agent::endpoint::link::Link;
 use holdfast_e2e::kernel::{
     From, IFINDEX, Kernel, LINK_LOCAL, MAC, PEER6, POD6, attachment, with_kernel,
 };

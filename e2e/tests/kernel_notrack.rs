@@ -26,7 +26,7 @@ fn missing(netns: &Netns) -> Result<Option<Missing>> {
 
 #[test]
 fn the_rules_are_made_whole_again_whatever_is_done_to_them() {
-    with_netns("mended", |netns| {
+    with_netns("repaired", |netns| {
         ensure!(missing(netns)? == Some(Missing::Table));
         install(netns)?;
         ensure!(missing(netns)?.is_none());

@@ -11,10 +11,17 @@ use dns_policy::{
     name::Fqdn,
     rule::Transport,
 };
-use holdfast_agent::core::event::{EndpointSpec, MappingEvent, SourceEvent, StreamId};
-use holdfast_agent::core::{Core, CoreConfig, Event, Restored};
+
 use holdfast_agent::datapath::plan::{Attachment, Datapath as _, Step};
 use holdfast_agent::policy::parse::parse_documents;
+use holdfast_agent::{
+    core::{
+        Core, CoreConfig, Event, Restored,
+        event::{MappingEvent, StreamId},
+    },
+    endpoint::spec::EndpointSpec,
+    source_event::SourceEvent,
+};
 use holdfast_e2e::kernel::{Kernel, MAC, POD4, POD6, attachment, with_kernel};
 use holdfast_e2e::packet::{Packet, SYN, tcp, udp};
 use holdfast_e2e::policy::{dns_to, egress, names};
@@ -85,7 +92,7 @@ fn web(host: u16) -> [IpAddr; 2] {
 
 /// Identities that prefixes have, and the policy of each identity.
 #[derive(Default)]
-struct Sight {
+struct MapState {
     used: BTreeSet<u32>,
     known: BTreeMap<u32, BTreeSet<(PolicyKey, u32)>>,
 }
@@ -205,19 +212,19 @@ impl<'k> Plumbing<'k> {
         self.event(Event::Endpoints(SourceEvent::InitDone), NOTHING, FIRST)
     }
 
-    /// What the maps say now.
-    fn look(&self) -> Result<Sight> {
+    /// What the maps have now.
+    fn read_maps(&self) -> Result<MapState> {
         let globals = self.kernel.globals();
         let endpoint = self.endpoint.context("no endpoint yet")?;
-        let mut sight = Sight::default();
+        let mut maps = MapState::default();
         for (_, value) in globals.ipcache(Access::ReadOnly)?.entries()?.found {
-            sight.used.insert(value.sec_identity);
+            maps.used.insert(value.sec_identity);
         }
         for (key, value) in globals.policy(endpoint, Access::ReadOnly)?.entries()?.found {
-            let known = sight.known.entry(key.sec_label).or_default();
+            let known = maps.known.entry(key.sec_label).or_default();
             known.insert((key, value.precedence));
         }
-        Ok(sight)
+        Ok(maps)
     }
 
     /// One event that changes no rule; between any two of its steps the policy map has all of an
@@ -225,27 +232,27 @@ impl<'k> Plumbing<'k> {
     /// more.
     fn ordered(&mut self, event: Event) -> Result<(usize, usize)> {
         let plan = self.core.plan(self.now, event);
-        let mut way = vec![self.look()?];
+        let mut way = vec![self.read_maps()?];
         for step in &plan.steps {
             self.kernel.datapath().apply(step)?;
-            way.push(self.look()?);
+            way.push(self.read_maps()?);
         }
         self.core.commit(self.now, plan, &[]);
         let (first, last) = (&way[0], &way[way.len() - 1]);
         let (mut early, mut late) = (0, 0);
-        for (number, sight) in way.iter().enumerate() {
-            for id in &sight.used {
+        for (number, maps) in way.iter().enumerate() {
+            for id in &maps.used {
                 let whole = if first.used.contains(id) { first } else { last };
                 ensure!(
-                    sight.known.get(id) == whole.known.get(id),
+                    maps.known.get(id) == whole.known.get(id),
                     "after {number} steps: {id} is in use, its policy is {:?}, not {:?}",
-                    sight.known.get(id),
+                    maps.known.get(id),
                     whole.known.get(id)
                 );
             }
-            let unused = |of: &Sight| {
-                let ids = of.used.iter().filter(|id| !sight.used.contains(id));
-                ids.filter(|id| sight.known.contains_key(id)).count()
+            let unused = |of: &MapState| {
+                let ids = of.used.iter().filter(|id| !maps.used.contains(id));
+                ids.filter(|id| maps.known.contains_key(id)).count()
             };
             early += unused(last);
             late += unused(first);
@@ -274,7 +281,7 @@ impl<'k> Plumbing<'k> {
             mac: MAC,
             node_mac: MAC,
             on_bridge: false,
-            link: holdfast_agent::endpoint::link::Link::default(),
+            link: holdfast_agent::datapath::link::Link::default(),
             netns: "pod".to_owned(),
         };
         self.event(Event::Endpoints(SourceEvent::Apply(spec)), before, after)
@@ -378,9 +385,12 @@ fn the_policy_map_knows_an_identity_before_a_prefix_has_it_and_until_none_has() 
         }
         // One more address with known labels: nothing but the prefix.
         let event = node.learned("other.good.test", 0x11)?;
-        let before = node.look()?;
+        let before = node.read_maps()?;
         node.ordered(event)?;
-        ensure!(node.look()?.known == before.known, "the policy map changed");
+        ensure!(
+            node.read_maps()?.known == before.known,
+            "the policy map changed"
+        );
         node.now = node.now.plus_secs(1000);
         let (_, late) = node.ordered(Event::Tick)?;
         ensure!(late > 0, "no identity went");

@@ -196,7 +196,7 @@ fn answered_connections_of_one_pod_take_half_of_the_map_at_most() {
         k.receive(&frame(PEER4, OTHER4, udp(443, 4000)), From::Outside)?;
         as_attacker(k)?;
         // As the agent does every 30 seconds.
-        assert!(conntrack::look(&k.globals(), now()?, 3600).complete);
+        assert!(conntrack::scan(&k.globals(), now()?, 3600).complete);
         for port in 1..FLOOD {
             k.pass(&frame(POD4, PEER4, udp(port, 80)))?;
             k.receive(&frame(PEER4, POD4, udp(80, port)), From::Outside)?;
@@ -257,10 +257,10 @@ fn what_expired_is_removed_and_held_no_longer() {
         let held = k.open::<u32, u32>(quota::HELD_NAME, MapKind::Array)?;
         let own = held_index(ENDPOINT.0, held_map(false, false));
         let free = held_index(0, held_map(false, false));
-        let found = conntrack::look(&k.globals(), now()?, 3600);
+        let found = conntrack::scan(&k.globals(), now()?, 3600);
         assert_eq!(found.alive, [(POD4, PEER4)]);
         assert_eq!((held.get(&own)?, held.get(&free)?), (Some(2), Some(8190)));
-        let found = conntrack::look(&k.globals(), now()? + 3600, 3600);
+        let found = conntrack::scan(&k.globals(), now()? + 3600, 3600);
         assert!(found.alive.is_empty() && found.complete);
         assert!(k.conntrack4(false)?.entries()?.found.is_empty());
         assert_eq!((held.get(&own)?, held.get(&free)?), (Some(0), Some(8192)));

@@ -12,7 +12,7 @@ use anyhow::{Context, Result, ensure};
 use holdfast_e2e::{Netns, Program, config, eventually, shell};
 use holdfast_sdp::{
     maps::{Change, PinnedMaps},
-    resolve::{Resolver, Who},
+    resolve::{QueryClient, Resolver},
 };
 use serde_json::Value;
 use shared_maps::{
@@ -88,7 +88,7 @@ fn identity(id: u32) -> IpcacheValue {
 fn maps_that_appear_or_are_replaced_are_found() {
     let place = Place::new("replace");
     let maps = PinnedMaps::open(&place.bpf, true);
-    assert_eq!(maps.who(POD), Who::Unknown);
+    assert_eq!(maps.client(POD), QueryClient::Unknown);
     assert!(maps.problem().unwrap().contains("cilium_lxc"));
 
     place.lxc().set(&lxc_key(POD), &pod(7, 300)).unwrap();
@@ -97,15 +97,15 @@ fn maps_that_appear_or_are_replaced_are_found() {
         .set(&ipcache_key(SERVER, 32), &identity(500))
         .unwrap();
     assert_eq!(maps.refresh(), Change::Reopened);
-    let seven = Who::Endpoint {
+    let seven = QueryClient::Endpoint {
         id: EndpointId(7),
         identity: IdentityId(300),
         ifindex: 12,
     };
-    assert_eq!(maps.who(POD), seven);
-    assert_eq!(maps.whom(SERVER), IdentityId(500));
+    assert_eq!(maps.client(POD), seven);
+    assert_eq!(maps.server(SERVER), IdentityId(500));
     assert_eq!(
-        maps.whom(POD),
+        maps.server(POD),
         IdentityId::WORLD_IPV4,
         "no prefix covers it"
     );
@@ -116,8 +116,8 @@ fn maps_that_appear_or_are_replaced_are_found() {
     place.lxc().set(&lxc_key(POD), &pod(8, 300)).unwrap();
     assert_eq!(maps.refresh(), Change::Reopened);
     assert!(matches!(
-        maps.who(POD),
-        Who::Endpoint {
+        maps.client(POD),
+        QueryClient::Endpoint {
             id: EndpointId(8),
             ..
         }
@@ -127,8 +127,8 @@ fn maps_that_appear_or_are_replaced_are_found() {
     maps.refresh();
     maps.refresh();
     assert_eq!(
-        maps.who(POD),
-        Who::Unknown,
+        maps.client(POD),
+        QueryClient::Unknown,
         "a map without a pin is nobody's any more"
     );
 }
@@ -152,9 +152,9 @@ fn the_nodes_own_addresses_are_the_host_and_longer_prefixes_win() {
         )
         .unwrap();
     let maps = PinnedMaps::open(&place.bpf, false);
-    assert_eq!(maps.who(POD), Who::Host);
-    assert_eq!(maps.whom(SERVER), IdentityId(600));
-    assert_eq!(maps.whom(IpAddr::from([192, 9, 9, 9])), IdentityId(2));
+    assert_eq!(maps.client(POD), QueryClient::Host);
+    assert_eq!(maps.server(SERVER), IdentityId(600));
+    assert_eq!(maps.server(IpAddr::from([192, 9, 9, 9])), IdentityId(2));
 }
 
 #[test]
@@ -169,7 +169,7 @@ fn the_older_ipcache_is_read_where_only_that_exists() {
     };
     older.set(&ipcache_key(SERVER, 32), &value).unwrap();
     let maps = PinnedMaps::open(&place.bpf, true);
-    assert_eq!(maps.whom(SERVER), IdentityId(700));
+    assert_eq!(maps.server(SERVER), IdentityId(700));
     assert_eq!(maps.status().ipcache.as_deref(), Some(ipcache::NAME_V1));
 }
 

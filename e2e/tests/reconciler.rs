@@ -47,9 +47,9 @@ fn entries_that_something_else_wrote_are_mended_and_counted() {
             Ok(())
         })?;
         for part in ["ipcache", "policy", "lxc", "names"] {
-            ensure!(differences(lab, part)? == 0.0, "{part} was mended");
+            ensure!(differences(lab, part)? == 0.0, "{part} was repaired");
         }
-        lab.mended.expect();
+        lab.repairs.expect();
 
         let globals = Globals::new(lab.bpf_root());
         let ipcache = globals.ipcache(Access::ReadWrite)?;

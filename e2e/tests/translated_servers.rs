@@ -108,7 +108,7 @@ fn rules_that_somebody_flushes_are_made_again() {
         let _sdp = lab.start_sdp(&SdpOptions::default())?;
         lab.add_endpoint(&lab.a, WEB)?;
         is_judged(lab, &lab.a)?;
-        lab.mended.expect();
+        lab.repairs.expect();
         lab.node.run("nft", &["flush", "ruleset"])?;
         translate(lab)?;
         eventually("the rules are there again", SOON, || {

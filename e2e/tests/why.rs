@@ -202,7 +202,7 @@ fn learned(lab: &Lab, id: &str, want: &str) -> Result<()> {
     let ipcache = maps.ipcache(Access::ReadWrite)?;
     let entry = ipcache_key(web4(10), 32);
     let value = ipcache.get(&entry)?.context("the address is in the map")?;
-    lab.mended.expect();
+    lab.repairs.expect();
     // Whoever mends the map may be quicker than the question.
     eventually("the ipcache is named", SOON, || {
         ipcache.remove(&entry)?;

@@ -15,7 +15,7 @@ use dns_policy::{
 use holdfast_sdp::{
     mapping::{MappingSink, OnRealised, Release},
     proxy::{Proxy, ProxyConfig, Stats},
-    resolve::{Resolver, Who},
+    resolve::{QueryClient, Resolver},
 };
 use shared_maps::{EndpointId, IdentityId};
 
@@ -28,15 +28,15 @@ pub(crate) struct Stage {
 struct OnePod;
 
 impl Resolver for OnePod {
-    fn who(&self, _client: IpAddr) -> Who {
-        Who::Endpoint {
+    fn client(&self, _client: IpAddr) -> QueryClient {
+        QueryClient::Endpoint {
             id: EndpointId(7),
             identity: IdentityId(1000),
             ifindex: 3,
         }
     }
 
-    fn whom(&self, _server: IpAddr) -> IdentityId {
+    fn server(&self, _server: IpAddr) -> IdentityId {
         IdentityId(2)
     }
 }

@@ -25,7 +25,7 @@ mod server;
 pub mod status;
 pub mod steering;
 
-pub use server::{Doors, MetricsDoor, remove_left};
+pub use server::{AdminListeners, MetricsListener, remove_left};
 
 /// Questions are small.
 const LARGEST_BODY: usize = 64 << 10;
@@ -69,9 +69,9 @@ pub struct Admin {
 
 impl Admin {
     /// Serves both sockets.
-    pub fn start(doors: Doors, shared: &Arc<Shared>) -> Result<Self, AdminError> {
+    pub fn start(listeners: AdminListeners, shared: &Arc<Shared>) -> Result<Self, AdminError> {
         let stop = CancellationToken::new();
-        let desk = Arc::new(Desk {
+        let state = Arc::new(AdminState {
             metrics: Metrics::new(shared),
             shared: Arc::clone(shared),
         });
@@ -82,7 +82,7 @@ impl Admin {
             .map_err(AdminError::Thread)?;
         let thread = thread::Builder::new()
             .name("sdp-admin".into())
-            .spawn(move || runtime.block_on(doors.serve(desk, stopped)))
+            .spawn(move || runtime.block_on(listeners.serve(state, stopped)))
             .map_err(AdminError::Thread)?;
         Ok(Self {
             stop,
@@ -102,34 +102,34 @@ impl Drop for Admin {
     }
 }
 
-/// Through which socket a request came.
+/// The socket through which a request came.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Door {
+enum SocketKind {
     Admin,
     Metrics,
 }
 
-struct Desk {
+struct AdminState {
     shared: Arc<Shared>,
     metrics: Metrics,
 }
 
 type Answer = Response<Full<Bytes>>;
 
-impl Desk {
-    async fn answer(&self, door: Door, request: Request<Incoming>) -> Answer {
+impl AdminState {
+    async fn answer(&self, kind: SocketKind, request: Request<Incoming>) -> Answer {
         let (head, body) = request.into_parts();
-        match (door, head.method, head.uri.path()) {
-            (Door::Admin, Method::GET, "/status") => json(&status::Status::of(&self.shared)),
-            (Door::Admin, Method::POST, "/policy") => match read_json(body).await {
+        match (kind, head.method, head.uri.path()) {
+            (SocketKind::Admin, Method::GET, "/status") => json(&status::Status::of(&self.shared)),
+            (SocketKind::Admin, Method::POST, "/policy") => match read_json(body).await {
                 Ok(question) => json(&policy::answer(&self.shared, &question)),
                 Err(refusal) => refusal,
             },
-            (Door::Admin, Method::POST, "/explain") => match read_json(body).await {
+            (SocketKind::Admin, Method::POST, "/explain") => match read_json(body).await {
                 Ok(question) => json(&explain::answer(&self.shared, &question)),
                 Err(refusal) => refusal,
             },
-            (Door::Admin, Method::POST, "/drain") => {
+            (SocketKind::Admin, Method::POST, "/drain") => {
                 tracing::info!("drain requested through the admin socket");
                 self.shared.drain.begin();
                 json(&client::Leaving {
@@ -153,7 +153,7 @@ impl Desk {
     fn readyz(&self) -> Answer {
         let missing = self.shared.ready.missing();
         if missing.is_empty() {
-            let rules = status::rules_text(&self.shared.board.status().rules);
+            let rules = status::rules_text(&self.shared.link.status().rules);
             return answer(StatusCode::OK, TEXT, format!("ready; rules: {rules}\n"));
         }
         let text: String = missing

@@ -20,28 +20,28 @@ use self::rules::{
     end_lost_rules, first_rules, keep_rules, note_gate, others_first, restore_rules,
 };
 use crate::{
-    admin::{self, Admin, Doors, MetricsDoor},
+    admin::{self, Admin, AdminListeners, MetricsListener},
     config::{Config, SteeringMode},
     descriptors::Descriptors,
     drain::Drain,
     gate::{BoundPorts, Gate},
     journal::Journal,
-    link::{Link, board::Board},
+    link::{Link, state::LinkState},
     listener::{
         ListenConfig, ListenError, Listeners, SocketOptions, SteeringConfig, SteeringStatus,
         Unbound,
     },
     mapping::sink::LinkSink,
     maps::{Change, PinnedMaps, REFRESH},
-    notice::Notices,
     privileges::{Privileges, Sandbox},
     proxy::{Proxy, ProxyConfig, Stats},
     query_log::{QueryLog, QueryLogConfig, QueryLogStats, Target, Which},
+    query_report::QueryReports,
     ready::{Need, Readiness},
+    recent_warnings::RecentWarnings,
     restore::Skipped,
     rules_journal::RulesJournal,
     transparent::Transparent,
-    troubles::Troubles,
 };
 
 /// Client TCP connections at most.
@@ -68,11 +68,11 @@ pub struct Shared {
     /// File of the mappings that no agent has made durable.
     pub journal: Arc<Journal>,
     /// Reports of queries, which only an agent of Cilium receives.
-    pub notices: Arc<Notices>,
+    pub reports: Arc<QueryReports>,
     /// File of a Cilium agent's rules, for a start without the agent.
     pub rules_journal: Arc<RulesJournal>,
     /// State of the link to the agent.
-    pub board: Arc<Board>,
+    pub link: Arc<LinkState>,
     /// Conditions that are missing for readiness.
     pub ready: Readiness,
     /// Whether queries can be answered.
@@ -90,7 +90,7 @@ pub struct Shared {
     /// Privileges of the process after its start.
     pub privileges: Privileges,
     /// Recent warnings and errors.
-    pub troubles: Troubles,
+    pub recent_warnings: RecentWarnings,
     /// The query log, if it is on.
     pub query_log: Option<Arc<QueryLog>>,
     /// Counters of the query log; zero while it is off.
@@ -101,11 +101,11 @@ pub struct Shared {
 
 /// Runs until a drain is requested and has ended.
 ///
-/// `troubles`: recent warnings of the log, which `status` shows.
-pub fn run(config: Config, troubles: Troubles) -> anyhow::Result<()> {
+/// `recent_warnings`: recent warnings of the log, which `status` shows.
+pub fn run(config: Config, recent_warnings: RecentWarnings) -> anyhow::Result<()> {
     let descriptors = Descriptors::raise();
     // Objects that need root come first and threads last, because threads inherit the privileges.
-    let metrics = MetricsDoor::open(&config)?;
+    let metrics = MetricsListener::open(&config)?;
     let gate = Gate::default();
     let listen = listen_config(&config, descriptors, gate.clone());
     let sockets = listen
@@ -116,7 +116,7 @@ pub fn run(config: Config, troubles: Troubles) -> anyhow::Result<()> {
     provide_steering(&config);
     remove_left_socket(&config);
     let privileges = sandbox(&config).enter()?;
-    let doors = Doors::open(&config, metrics)?;
+    let admin_listeners = AdminListeners::open(&config, metrics)?;
     // Opened as the final user, so that the file can also be opened again later.
     let query_log = open_query_log(&config)?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
@@ -125,15 +125,21 @@ pub fn run(config: Config, troubles: Troubles) -> anyhow::Result<()> {
         .enable_all()
         .build()
         .context("cannot start the runtime")?;
-    let shared = Arc::new(Shared::new(config, privileges, troubles, query_log, gate));
-    let outcome = runtime.block_on(serve(&shared, doors, sockets, ports));
+    let shared = Arc::new(Shared::new(
+        config,
+        privileges,
+        recent_warnings,
+        query_log,
+        gate,
+    ));
+    let outcome = runtime.block_on(serve(&shared, admin_listeners, sockets, ports));
     runtime.shutdown_timeout(Duration::from_millis(200));
     outcome
 }
 
 async fn serve(
     shared: &Arc<Shared>,
-    doors: Doors,
+    admin_listeners: AdminListeners,
     sockets: Unbound,
     ports: BoundPorts,
 ) -> anyhow::Result<()> {
@@ -161,13 +167,13 @@ async fn serve(
             sink.adopt(&written);
         });
     shared.rules_journal.open(&config.journal_dir, &config.name);
-    let admin = Admin::start(doors, shared)?;
+    let admin = Admin::start(admin_listeners, shared)?;
     restore_rules(shared);
     let stop = CancellationToken::new();
-    if shared.transparent.look(&config.bpf_root) {
+    if shared.transparent.detect(&config.bpf_root) {
         tracing::warn!("transparent mode: {}", shared.transparent.mode().text());
     }
-    tasks.spawn(keep_house(Arc::clone(shared), stop.clone()));
+    tasks.spawn(run_maintenance(Arc::clone(shared), stop.clone()));
     link(shared)
         .start(stop.clone())
         .context("cannot start the link's thread")?;
@@ -199,7 +205,7 @@ fn build_proxy(shared: &Shared) -> Arc<Proxy> {
         shared.stats.clone(),
     );
     let proxy = proxy
-        .with_notices(Arc::clone(&shared.notices))
+        .with_reports(Arc::clone(&shared.reports))
         .with_query_log(shared.query_log.clone());
     Arc::new(proxy)
 }
@@ -211,7 +217,7 @@ impl Shared {
         Self::new(
             config,
             Privileges::default(),
-            Troubles::default(),
+            RecentWarnings::default(),
             (None, none),
             Gate::default(),
         )
@@ -220,7 +226,7 @@ impl Shared {
     fn new(
         config: Config,
         privileges: Privileges,
-        troubles: Troubles,
+        recent_warnings: RecentWarnings,
         query_log: (Option<Arc<QueryLog>>, QueryLogStats),
         gate: Gate,
     ) -> Self {
@@ -241,9 +247,9 @@ impl Shared {
             policy: Arc::new(PolicyHandle::new()),
             sink: Arc::new(sink),
             journal,
-            notices: Arc::default(),
+            reports: Arc::default(),
             rules_journal: Arc::default(),
-            board: Arc::new(Board::new(ready.clone())),
+            link: Arc::new(LinkState::new(ready.clone())),
             ready,
             gate,
             drain: Drain::default(),
@@ -252,7 +258,7 @@ impl Shared {
             transparent: Transparent::new(config.transparent, config.transparent_outside),
             steering: Mutex::new(SteeringStatus::Unavailable("not joined yet".to_owned())),
             privileges,
-            troubles,
+            recent_warnings,
             query_log: query_log.0,
             query_log_stats: query_log.1,
             started: Instant::now(),
@@ -335,9 +341,9 @@ fn link(shared: &Shared) -> Link {
         policy: Arc::clone(&shared.policy),
         sink: Arc::clone(&shared.sink),
         maps: Arc::clone(&shared.maps),
-        notices: Arc::clone(&shared.notices),
+        reports: Arc::clone(&shared.reports),
         rules_journal: Arc::clone(&shared.rules_journal),
-        board: Arc::clone(&shared.board),
+        state: Arc::clone(&shared.link),
     }
 }
 
@@ -424,7 +430,7 @@ fn bound_ports() -> BoundPorts {
 }
 
 /// Checks what changes without an event: pins and time.
-async fn keep_house(shared: Arc<Shared>, stop: CancellationToken) {
+async fn run_maintenance(shared: Arc<Shared>, stop: CancellationToken) {
     let mut beat = tokio::time::interval(REFRESH);
     beat.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
@@ -447,7 +453,7 @@ async fn keep_house(shared: Arc<Shared>, stop: CancellationToken) {
         // First: maps that appear are there for both.
         note_steering(&shared);
         note_maps(&shared.ready, &shared.maps);
-        if shared.transparent.look(&shared.config.bpf_root) {
+        if shared.transparent.detect(&shared.config.bpf_root) {
             tracing::warn!("transparent mode: {}", shared.transparent.mode().text());
         }
         shared.sink.tick(BootTime::now());

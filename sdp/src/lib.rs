@@ -1,7 +1,7 @@
 //! The standalone DNS proxy (SDP) as a library.
 //!
 //! ```text
-//!  packet ─► listener ─► proxy (query) ─► wire::query ─► resolve (who, whom) ─► dns_policy::table
+//!  packet ─► listener ─► proxy (query) ─► wire::query ─► resolve (client, server) ─► dns_policy::table
 //!                          │                                          allowed │
 //!                          │                                     upstream ◄───┘
 //!                          └─► proxy (answer) ─► wire::answer ─► mapping ─► reply
@@ -27,12 +27,13 @@ pub mod maps;
 #[cfg(test)]
 mod memory_table;
 pub mod metrics;
-pub mod notice;
 pub mod privileges;
 pub mod proxy;
 pub mod query;
 pub mod query_log;
+pub mod query_report;
 pub mod ready;
+pub mod recent_warnings;
 pub mod resolve;
 pub mod restore;
 pub mod rules_journal;
@@ -41,6 +42,5 @@ mod socket;
 pub mod steering;
 pub mod telemetry;
 pub mod transparent;
-pub mod troubles;
 mod upstream;
 pub mod wire;

@@ -31,20 +31,20 @@ use crate::{
     link_stream::{LinkStream, ReadNow},
     mapping::sink::LinkSink,
     maps::PinnedMaps,
-    notice::Notices,
+    query_report::QueryReports,
     rules_journal::RulesJournal,
 };
 
 mod assembly;
 mod backoff;
-pub mod board;
 pub mod convert;
 mod fqdndata;
 mod mapping_stream;
 mod native;
 mod rules_stream;
+pub mod state;
 
-use board::Board;
+use state::LinkState;
 
 /// An agent that does not answer within this time is not there: connecting to a
 /// stopped process succeeds, so only a first answer counts.
@@ -69,11 +69,11 @@ pub struct Link {
     /// Where a Cilium agent's tables go.
     pub maps: Arc<PinnedMaps>,
     /// What an agent of Cilium wants to hear besides.
-    pub notices: Arc<Notices>,
+    pub reports: Arc<QueryReports>,
     /// Where a Cilium agent's rules are kept for a start without it.
     pub rules_journal: Arc<RulesJournal>,
     /// How the link stands.
-    pub board: Arc<Board>,
+    pub state: Arc<LinkState>,
 }
 
 /// Why a session ended, or never began.
@@ -132,7 +132,7 @@ impl Link {
             () = stop.cancelled() => {}
         }
         self.sink.agent_down();
-        self.board.disconnected("the proxy is leaving");
+        self.state.disconnected("the proxy is leaving");
     }
 
     async fn keep(&self) {
@@ -145,16 +145,16 @@ impl Link {
                 if native_only && matches!(address, AgentAddress::Tcp(_)) {
                     continue;
                 }
-                let before = self.board.sessions();
+                let before = self.state.sessions();
                 let error = self.session(address).await;
                 self.sink.agent_down();
                 self.end_session();
-                if self.board.sessions() == before {
+                if self.state.sessions() == before {
                     errors.push(format!("{address}: {error}"));
                     continue;
                 }
                 tracing::warn!(%address, %error, "connection to the agent lost; the proxy continues without it");
-                self.board.disconnected(&error.to_string());
+                self.state.disconnected(&error.to_string());
                 delays = backoff::delays();
                 if matches!(address, AgentAddress::Unix(_)) {
                     native_until = Some(Instant::now() + STAY_NATIVE);
@@ -162,7 +162,7 @@ impl Link {
                 errors.clear();
                 break;
             }
-            self.board.nobody(&errors);
+            self.state.nobody(&errors);
             sleep(delays.next().unwrap_or(backoff::LONGEST)).await;
         }
     }
@@ -171,7 +171,7 @@ impl Link {
     fn end_session(&self) {
         self.maps.set_agent_ready(false);
         self.rules_journal.end_session();
-        self.board.writing_rules().end_session();
+        self.state.writing_rules().end_session();
     }
 
     /// One session; returns when it is over.

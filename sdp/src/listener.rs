@@ -389,7 +389,7 @@ impl Listeners {
         // While a slot still points to them, the listeners get new connections.
         let all_left = |workers: &[Running]| workers.iter().all(|w| w.control.has_left());
         while !all_left(&self.workers) && Instant::now() < deadline {
-            tokio::time::sleep(control::Leaving::LOOK).await;
+            tokio::time::sleep(control::Leaving::POLL_INTERVAL).await;
         }
         self.tcp.drain();
         let all_done = |workers: &[Running]| workers.iter().all(|w| w.control.is_done());

@@ -24,11 +24,11 @@ fn main() -> ExitCode {
         Ok(config) => config,
         Err(error) => return fail(USAGE, &error),
     };
-    let troubles = match telemetry::init(&config.log_level, config.log_format) {
-        Ok(troubles) => troubles,
+    let recent_warnings = match telemetry::init(&config.log_level, config.log_format) {
+        Ok(recent_warnings) => recent_warnings,
         Err(error) => return fail(USAGE, &error),
     };
-    match app::run(config, troubles) {
+    match app::run(config, recent_warnings) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             let code = fail(FAILED, &format!("{error:#}"));

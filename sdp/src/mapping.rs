@@ -10,7 +10,7 @@ pub(crate) mod steps;
 
 use dns_policy::mapping::{Mapping, Realised};
 
-use crate::notice::Notice;
+use crate::query_report::QueryReport;
 
 /// Called once, from any thread, when a held mapping's fate is known.
 pub type OnRealised = Box<dyn FnOnce(Realised) + Send>;
@@ -34,13 +34,13 @@ pub trait MappingSink: Send + Sync + 'static {
     fn learn(&self, mapping: Mapping, on_realised: OnRealised) -> Release;
 
     /// The same, with what else the agent may want to hear of the answer.
-    fn learn_noticed(
+    fn learn_reported(
         &self,
         mapping: Mapping,
-        notice: Option<Box<Notice>>,
+        report: Option<Box<QueryReport>>,
         on_realised: OnRealised,
     ) -> Release {
-        let _ = notice;
+        let _ = report;
         self.learn(mapping, on_realised)
     }
 

@@ -34,7 +34,7 @@ use self::{
     ipcache::Ipcache,
     tables::full_length,
 };
-use crate::resolve::{Resolver, Who};
+use crate::resolve::{QueryClient, Resolver};
 
 /// Interval of the refresh: a stale handle is used for at most twice as long.
 pub const REFRESH: Duration = Duration::from_millis(400);
@@ -131,8 +131,9 @@ impl PinnedMaps {
         let mut refreshing = self.refreshing.lock();
         let before = self.open.load();
         let mut now = Open::clone(&before);
-        now.lxc.look(self.globals.lxc(Access::ReadOnly), Map::id);
-        now.ipcache.look(Ipcache::open(&self.globals), Ipcache::id);
+        now.lxc.reopen(self.globals.lxc(Access::ReadOnly), Map::id);
+        now.ipcache
+            .reopen(Ipcache::open(&self.globals), Ipcache::id);
         let same_ipcache = same_map(&before.ipcache, &now.ipcache);
         let same = same_map(&before.lxc, &now.lxc) && same_ipcache;
         if !same_ipcache {
@@ -140,7 +141,7 @@ impl PinnedMaps {
             self.keep_former_prefixes(&before.ipcache, &mut refreshing);
         }
         self.open.store(Arc::new(now));
-        self.let_go(&mut refreshing, at);
+        self.release_former(&mut refreshing, at);
         if same { Change::Same } else { Change::Reopened }
     }
 
@@ -167,7 +168,7 @@ impl PinnedMaps {
     }
 
     /// Removes former entries that the present source contradicts, and all of them in the end.
-    fn let_go(&self, refreshing: &mut Refreshing, at: Instant) {
+    fn release_former(&self, refreshing: &mut Refreshing, at: Instant) {
         let Some(former) = self.former.load_full() else {
             return;
         };
@@ -331,27 +332,32 @@ impl PinnedMaps {
 }
 
 impl Resolver for PinnedMaps {
-    fn who(&self, client: IpAddr) -> Who {
+    fn client(&self, client: IpAddr) -> QueryClient {
         match self.lxc_entry(client) {
-            Some(entry) if entry.flags & FLAG_HOST != 0 => Who::Host,
-            Some(entry) => Who::Endpoint {
+            Some(entry) if entry.flags & FLAG_HOST != 0 => QueryClient::Host,
+            Some(entry) => QueryClient::Endpoint {
                 id: EndpointId(entry.lxc_id),
                 identity: IdentityId(entry.sec_id),
                 ifindex: entry.ifindex,
             },
-            None if self.has_lxc() => Who::Unknown,
+            None if self.has_lxc() => QueryClient::Unknown,
             None => {
                 let former = self.former.load();
                 let tables = self.tables.load();
-                match tables.as_deref().map_or(Who::Unknown, |t| t.who(client)) {
-                    Who::Unknown => former.as_deref().map_or(Who::Unknown, |f| f.who(client)),
+                match tables
+                    .as_deref()
+                    .map_or(QueryClient::Unknown, |t| t.client(client))
+                {
+                    QueryClient::Unknown => former
+                        .as_deref()
+                        .map_or(QueryClient::Unknown, |f| f.client(client)),
                     found => found,
                 }
             }
         }
     }
 
-    fn whom(&self, server: IpAddr) -> IdentityId {
+    fn server(&self, server: IpAddr) -> IdentityId {
         // In this order: a replaced map's entries are kept before the new map is used, and removed
         // last.
         let open = self.open.load();
@@ -359,10 +365,10 @@ impl Resolver for PinnedMaps {
         let tables = self.tables.load();
         let now = |limit: u8| match open.ipcache.map.as_deref() {
             Some(map) => map.identity(&masked_key(server, limit)),
-            None => tables.as_deref().and_then(|t| t.whom(server, limit)),
+            None => tables.as_deref().and_then(|t| t.server(server, limit)),
         };
         let found = match former.as_deref() {
-            Some(former) => former.whom(server, now),
+            Some(former) => former.server(server, now),
             None => now(full_length(server)),
         };
         let family = if server.is_ipv4() {
@@ -409,7 +415,7 @@ impl<M> Clone for Pin<M> {
 }
 
 impl<M> Pin<M> {
-    fn look(&mut self, opened: Result<M, MapError>, id: impl Fn(&M) -> u32) {
+    fn reopen(&mut self, opened: Result<M, MapError>, id: impl Fn(&M) -> u32) {
         match opened {
             Ok(map) => {
                 if self.map.as_deref().map(&id) != Some(id(&map)) {
@@ -446,8 +452,8 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let maps = PinnedMaps::open(dir.path(), true);
         let client = IpAddr::from([10, 0, 0, 1]);
-        assert!(matches!(maps.who(client), Who::Unknown));
-        assert_eq!(maps.whom(client), IdentityId::WORLD_IPV4);
+        assert!(matches!(maps.client(client), QueryClient::Unknown));
+        assert_eq!(maps.server(client), IdentityId::WORLD_IPV4);
         let problem = maps.problem().unwrap();
         assert!(problem.contains("cilium_lxc"), "{problem}");
         assert_eq!(maps.refresh(), Change::Same);
@@ -464,16 +470,16 @@ mod tests {
         tables.add_prefix("10.9.0.0/16".parse().unwrap(), IdentityId(500));
         maps.set_agent_tables(tables);
         assert!(matches!(
-            maps.who(client),
-            Who::Endpoint {
+            maps.client(client),
+            QueryClient::Endpoint {
                 id: EndpointId(7),
                 ..
             }
         ));
-        assert_eq!(maps.whom(IpAddr::from([10, 1, 1, 1])), IdentityId(400));
-        assert_eq!(maps.whom(IpAddr::from([10, 9, 1, 1])), IdentityId(500));
-        assert_eq!(maps.whom(IpAddr::from([11, 9, 1, 1])), IdentityId::WORLD);
-        assert_eq!(maps.whom(client), IdentityId(300), "a pod that serves");
+        assert_eq!(maps.server(IpAddr::from([10, 1, 1, 1])), IdentityId(400));
+        assert_eq!(maps.server(IpAddr::from([10, 9, 1, 1])), IdentityId(500));
+        assert_eq!(maps.server(IpAddr::from([11, 9, 1, 1])), IdentityId::WORLD);
+        assert_eq!(maps.server(client), IdentityId(300), "a pod that serves");
         assert_eq!(maps.problem(), None);
     }
 }

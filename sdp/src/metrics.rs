@@ -70,11 +70,11 @@ fn counts(shared: &Shared) -> impl Iterator<Item = Named<'_>> {
         .into_iter()
         .chain(mapping_counts(shared));
     let disk = journal_counts(shared).into_iter().chain(log_counts(shared));
-    link.chain(notice_counts(shared)).chain(disk)
+    link.chain(report_counts(shared)).chain(disk)
 }
 
 fn link_counts(shared: &Shared) -> [Named<'_>; 5] {
-    let link = shared.board.stats();
+    let link = shared.link.stats();
     [
         (
             "agent_connection_errors",
@@ -165,18 +165,18 @@ fn mapping_counts(shared: &Shared) -> [Named<'_>; 10] {
     ]
 }
 
-fn notice_counts(shared: &Shared) -> [Named<'_>; 2] {
-    let notices = shared.notices.stats();
+fn report_counts(shared: &Shared) -> [Named<'_>; 2] {
+    let reports = shared.reports.stats();
     [
         (
             "agent_notices",
             "Queries, answers and failures reported to a Cilium agent for its log and metrics",
-            &notices.told,
+            &reports.sent,
         ),
         (
             "agent_notices_dropped",
             "Reports dropped because too many waited for the agent, or came in a second",
-            &notices.dropped,
+            &reports.dropped,
         ),
     ]
 }
@@ -269,7 +269,7 @@ impl Levels {
             "agent_connected",
             "1 while a session with an agent is up",
             None,
-            usize::from(shared.board.status().connection.is_some()),
+            usize::from(shared.link.status().connection.is_some()),
         )?;
         gauge(
             encoder,

@@ -26,13 +26,13 @@ pub use self::{
 };
 use crate::{
     mapping::{MappingSink, OnRealised, Release},
-    notice::Notices,
     query::{
         observe::{Judged, Observer},
         pending::{Arrival, PendingQuery},
     },
     query_log::QueryLog,
-    resolve::{Looked, Resolver},
+    query_report::QueryReports,
+    resolve::{LookupCache, Resolver},
     wire::{answer, edns::Edns, labels, query::Query, reply::Kept},
 };
 
@@ -63,10 +63,10 @@ impl Proxy {
         }
     }
 
-    /// Reports every query and answer to `notices` while an agent listens there.
+    /// Reports every query and answer to `reports` while an agent listens there.
     #[must_use]
-    pub fn with_notices(self, notices: Arc<Notices>) -> Self {
-        let observer = self.observer.with_notices(notices);
+    pub fn with_reports(self, reports: Arc<QueryReports>) -> Self {
+        let observer = self.observer.with_reports(reports);
         Self { observer, ..self }
     }
 
@@ -87,7 +87,7 @@ impl Proxy {
         patience: Patience,
         own: &mut Vec<u8>,
     ) -> Outcome<'a> {
-        self.query_of_batch(message, from, (&mut Looked::default(), patience), own)
+        self.query_of_batch(message, from, (&mut LookupCache::default(), patience), own)
     }
 
     /// Whether the endpoint has rules.
@@ -100,7 +100,7 @@ impl Proxy {
         &self,
         message: &'a [u8],
         from: &Arrival,
-        (looked, patience): (&mut Looked, Patience),
+        (lookups, patience): (&mut LookupCache, Patience),
         own: &mut Vec<u8>,
     ) -> Outcome<'a> {
         let mut watch = self.observer.start(message);
@@ -113,7 +113,7 @@ impl Proxy {
             from,
             ends: None,
         };
-        let (endpoint, identities) = match self.ends(from, looked) {
+        let (endpoint, identities) = match self.ends(from, lookups) {
             Ok(ends) => ends,
             Err(why) => return self.refuse(&judged, why, own),
         };
@@ -213,7 +213,7 @@ impl Proxy {
                     replayed: false,
                 };
                 let report = report.map(Box::new);
-                match self.sink.learn_noticed(mapping, report, on_realised()) {
+                match self.sink.learn_reported(mapping, report, on_realised()) {
                     Release::Leased => Fate::Release(AnswerResult::Released),
                     Release::AgentAway => Fate::Release(AnswerResult::AgentAway),
                     Release::Held => Fate::Hold,

@@ -38,7 +38,7 @@ const QUEUE: usize = 8192;
 /// Lines written with one call at most.
 const BATCH: usize = 128;
 /// How often the writer looks whether lines were dropped while none came.
-const LOOK: Duration = Duration::from_secs(1);
+const POLL_INTERVAL: Duration = Duration::from_secs(1);
 /// How long leaving waits for a writer that is stuck, in a pipe that nobody reads.
 const STUCK: Duration = Duration::from_secs(1);
 
@@ -224,7 +224,7 @@ struct Writer {
 impl Writer {
     fn run(mut self) {
         loop {
-            let mut over = match self.lines.recv_timeout(LOOK) {
+            let mut over = match self.lines.recv_timeout(POLL_INTERVAL) {
                 Ok(message) => self.take(message),
                 Err(RecvTimeoutError::Timeout) => false,
                 Err(RecvTimeoutError::Disconnected) => true,

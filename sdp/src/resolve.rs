@@ -5,9 +5,9 @@ use std::net::IpAddr;
 use daemon::quota::Holder;
 use shared_maps::{EndpointId, IdentityId};
 
-/// Who sent a query.
+/// The sender of a query.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Who {
+pub enum QueryClient {
     /// An endpoint of this node.
     Endpoint {
         /// Its number.
@@ -23,39 +23,39 @@ pub enum Who {
     Unknown,
 }
 
-impl From<Who> for Holder {
-    fn from(who: Who) -> Self {
-        match who {
-            Who::Endpoint { id, ifindex, .. } => Self::Endpoint { id, ifindex },
-            Who::Host => Self::Host,
-            Who::Unknown => Self::Unknown,
+impl From<QueryClient> for Holder {
+    fn from(client: QueryClient) -> Self {
+        match client {
+            QueryClient::Endpoint { id, ifindex, .. } => Self::Endpoint { id, ifindex },
+            QueryClient::Host => Self::Host,
+            QueryClient::Unknown => Self::Unknown,
         }
     }
 }
 
-/// What a resolver said of the addresses in one batch of queries: datagrams that
-/// came together are judged by one look each, and the next batch looks again.
+/// Answers of the resolver for the addresses in one batch of queries. Datagrams that
+/// arrived together share one lookup per address; the next batch looks up again.
 #[derive(Debug, Default)]
-pub struct Looked {
-    who: Vec<(IpAddr, Who)>,
-    whom: Vec<(IpAddr, IdentityId)>,
+pub struct LookupCache {
+    clients: Vec<(IpAddr, QueryClient)>,
+    servers: Vec<(IpAddr, IdentityId)>,
 }
 
-impl Looked {
-    /// Forgets it all: another batch begins.
+impl LookupCache {
+    /// Forgets all answers: another batch begins.
     pub fn clear(&mut self) {
-        self.who.clear();
-        self.whom.clear();
+        self.clients.clear();
+        self.servers.clear();
     }
 
-    /// As [`Resolver::who`].
-    pub fn who(&mut self, resolver: &dyn Resolver, client: IpAddr) -> Who {
-        once(&mut self.who, client, || resolver.who(client))
+    /// As [`Resolver::client`].
+    pub fn client(&mut self, resolver: &dyn Resolver, client: IpAddr) -> QueryClient {
+        once(&mut self.clients, client, || resolver.client(client))
     }
 
-    /// As [`Resolver::whom`].
-    pub fn whom(&mut self, resolver: &dyn Resolver, server: IpAddr) -> IdentityId {
-        once(&mut self.whom, server, || resolver.whom(server))
+    /// As [`Resolver::server`].
+    pub fn server(&mut self, resolver: &dyn Resolver, server: IpAddr) -> IdentityId {
+        once(&mut self.servers, server, || resolver.server(server))
     }
 }
 
@@ -72,11 +72,11 @@ fn once<T: Copy>(known: &mut Vec<(IpAddr, T)>, ip: IpAddr, look: impl FnOnce() -
 /// Turns addresses into endpoints and identities. Called on every query, from
 /// every worker: must not block.
 pub trait Resolver: Send + Sync + 'static {
-    /// Who has the address `client`.
-    fn who(&self, client: IpAddr) -> Who;
+    /// The endpoint that has the address `client`.
+    fn client(&self, client: IpAddr) -> QueryClient;
 
     /// Identity of the server at `server`; without an entry, the world identity of its family.
-    fn whom(&self, server: IpAddr) -> IdentityId;
+    fn server(&self, server: IpAddr) -> IdentityId;
 }
 
 #[cfg(test)]
@@ -92,7 +92,7 @@ mod tests {
             client: [10, 0, 0, 7].into(),
             ifindex: 3,
         };
-        let client = Who::Endpoint {
+        let client = QueryClient::Endpoint {
             id: EndpointId(7),
             identity: IdentityId(1007),
             ifindex: 3,
@@ -102,7 +102,10 @@ mod tests {
 
     #[test]
     fn sources_without_an_endpoint_share_one_place() {
-        assert_eq!(Holder::from(Who::Unknown), Holder::Unknown);
-        assert_ne!(Holder::from(Who::Host), Holder::from(Who::Unknown));
+        assert_eq!(Holder::from(QueryClient::Unknown), Holder::Unknown);
+        assert_ne!(
+            Holder::from(QueryClient::Host),
+            Holder::from(QueryClient::Unknown)
+        );
     }
 }

@@ -5,7 +5,7 @@ use tracing_subscriber::{
     EnvFilter, Layer, filter::LevelFilter, layer::SubscriberExt, util::SubscriberInitExt,
 };
 
-use crate::{config::LogFormat, troubles::Troubles};
+use crate::{config::LogFormat, recent_warnings::RecentWarnings};
 
 /// Why the log could not be set up.
 #[derive(Debug, thiserror::Error)]
@@ -22,7 +22,7 @@ pub enum TelemetryError {
 
 /// Sends the log to standard error, in `format`, as far as `filter` lets it.
 /// Warnings and errors are remembered, whatever it lets through.
-pub fn init(filter: &str, format: LogFormat) -> Result<Troubles, TelemetryError> {
+pub fn init(filter: &str, format: LogFormat) -> Result<RecentWarnings, TelemetryError> {
     let parsed = EnvFilter::try_new(filter).map_err(|e| TelemetryError::Filter {
         filter: filter.to_owned(),
         reason: e.to_string(),
@@ -30,8 +30,8 @@ pub fn init(filter: &str, format: LogFormat) -> Result<Troubles, TelemetryError>
     let lines = tracing_subscriber::fmt::layer()
         .with_ansi(false)
         .with_writer(OneLine(std::io::stderr));
-    let troubles = Troubles::default();
-    let remembered = troubles.clone().with_filter(LevelFilter::WARN);
+    let recent_warnings = RecentWarnings::default();
+    let remembered = recent_warnings.clone().with_filter(LevelFilter::WARN);
     let registry = tracing_subscriber::registry().with(remembered);
     let done = match format {
         LogFormat::Text => {
@@ -46,5 +46,5 @@ pub fn init(filter: &str, format: LogFormat) -> Result<Troubles, TelemetryError>
     if done.is_err() {
         tracing::debug!("a log subscriber was already there");
     }
-    Ok(troubles)
+    Ok(recent_warnings)
 }

@@ -105,10 +105,10 @@ impl Transparent {
         self.wanted && server != IdentityId::HOST && (self.outside || !is_outside)
     }
 
-    /// Looks whether the datapath below `bpf_root` is holdfast-agent's, and whether that returns
+    /// Detects whether the datapath under `bpf_root` is holdfast-agent's, and whether that returns
     /// answers: without the same flag for the agent it does not. Another datapath is Cilium's.
     /// Returns whether the mode changed.
-    pub fn look(&self, bpf_root: &Path) -> bool {
+    pub fn detect(&self, bpf_root: &Path) -> bool {
         // A map that only holdfast-agent makes.
         let is_ours = Globals::new(bpf_root).path(fragment::NAME).exists();
         self.pod_port.store(!is_ours, Ordering::Relaxed);
@@ -200,12 +200,12 @@ mod tests {
         let client = SocketAddr::from(([10, 0, 0, 5], 40_000));
         let kernel_s = SocketAddr::from(([10, 0, 0, 5], 0));
         assert_eq!(mode.source(client), kernel_s, "before it looked");
-        mode.look(root.path());
+        mode.detect(root.path());
         assert_eq!(mode.source(client), client);
         let globals = Globals::new(root.path());
         fs::create_dir_all(globals.dir()).unwrap();
         fs::write(globals.path(fragment::NAME), "").unwrap();
-        mode.look(root.path());
+        mode.detect(root.path());
         assert_eq!(mode.source(client), kernel_s);
     }
 
@@ -228,16 +228,16 @@ mod tests {
             Transparent::new(false, false),
         );
         // Another agent's datapath: it is for its operator to know.
-        assert!(!on.look(root.path()));
+        assert!(!on.detect(root.path()));
         assert_eq!((on.mode(), off.mode()), (Mode::On, Mode::Off));
         let globals = Globals::new(root.path());
         fs::create_dir_all(globals.dir()).unwrap();
         fs::write(globals.path(fragment::NAME), "").unwrap();
-        assert!(on.look(root.path()) && !on.look(root.path()));
-        assert!(!off.look(root.path()));
+        assert!(on.detect(root.path()) && !on.detect(root.path()));
+        assert!(!off.detect(root.path()));
         assert_eq!((on.mode(), off.mode()), (Mode::Blocked, Mode::Off));
         fs::create_dir_all(root.path().join(pin::TRANSPARENT)).unwrap();
-        assert!(on.clone().look(root.path()));
+        assert!(on.clone().detect(root.path()));
         assert_eq!(on.mode(), Mode::On);
     }
 }

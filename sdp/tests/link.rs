@@ -20,7 +20,7 @@ use holdfast_sdp::{
     config::AgentAddress,
     link::{
         Link,
-        board::{Board, RulesOrigin},
+        state::{LinkState, RulesOrigin},
     },
     mapping::{MappingSink, Release, sink::LinkSink},
     maps::PinnedMaps,
@@ -216,9 +216,9 @@ impl Proxy {
             policy: Arc::new(PolicyHandle::new()),
             sink: Arc::new(LinkSink::new(0, Duration::from_millis(100))),
             maps: Arc::new(PinnedMaps::open(dir.path(), true)),
-            notices: Arc::default(),
+            reports: Arc::default(),
             rules_journal: Arc::default(),
-            board: Arc::new(Board::new(ready.clone())),
+            state: Arc::new(LinkState::new(ready.clone())),
         };
         Self {
             link,
@@ -273,7 +273,7 @@ impl Proxy {
     }
 
     fn connected_to(&self, start: u64) -> bool {
-        let connection = self.link.board.status().connection;
+        let connection = self.link.state.status().connection;
         connection.is_some_and(|connection| connection.epoch.start == start)
     }
 }
@@ -396,7 +396,7 @@ async fn a_snapshot_then_deltas_each_acknowledged() {
         "no part of a refused revision is in force"
     );
     assert!(proxy.allows(7, "x.c.com."), "the old rules stay");
-    let RulesOrigin::Agent { revision, .. } = proxy.link.board.status().rules else {
+    let RulesOrigin::Agent { revision, .. } = proxy.link.state.status().rules else {
         panic!("not from the agent")
     };
     assert_eq!(revision, 5);
@@ -528,7 +528,7 @@ async fn rules_outlive_the_agent_until_the_next_snapshot_is_done() {
     let proxy = proxy.run();
     until("rules", || proxy.allows(7, "x.a.com.")).await;
     drop(agent);
-    until("noticed", || proxy.link.board.status().connection.is_none()).await;
+    until("noticed", || proxy.link.state.status().connection.is_none()).await;
     assert!(proxy.allows(7, "x.a.com."));
     let snapshot = vec![chunk(2, 1, &[(7, "*.b.com")], &[], false)];
     let agent = Running::start(
@@ -562,7 +562,7 @@ async fn a_process_that_accepts_but_never_answers_is_no_agent() {
     until("noticed", || {
         proxy
             .link
-            .board
+            .state
             .status()
             .last_error
             .is_some_and(|error| error.contains("no answer"))

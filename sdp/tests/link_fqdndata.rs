@@ -19,13 +19,13 @@ use holdfast_sdp::{
     config::AgentAddress,
     link::{
         Link,
-        board::{Board, Service},
+        state::{LinkState, Service},
     },
     mapping::{MappingSink, Release, sink::LinkSink},
     maps::PinnedMaps,
-    notice::{Content, Event, Notice, Times},
+    query_report::{Content, Event, QueryReport, Times},
     ready::Readiness,
-    resolve::{Resolver, Who},
+    resolve::{QueryClient, Resolver},
     rules_journal::RulesJournal,
 };
 use parking_lot::Mutex;
@@ -147,7 +147,7 @@ fn allows(link: &Link, endpoint: u16, name: &str) -> bool {
         endpoint: EndpointId(endpoint),
         port: 53,
         transport: Transport::Udp,
-        server: link.maps.whom(SERVER),
+        server: link.maps.server(SERVER),
         address: SERVER,
         name,
     };
@@ -176,22 +176,22 @@ fn mapping(name: &str) -> Mapping {
 type Fate = Arc<Mutex<Option<Realised>>>;
 
 fn learn(link: &Link, name: &str) -> Fate {
-    let (release, fate) = learn_noticed(link, name, None);
+    let (release, fate) = learn_reported(link, name, None);
     assert_eq!(release, Release::Held);
     fate
 }
 
-fn learn_noticed(link: &Link, name: &str, notice: Option<Box<Notice>>) -> (Release, Fate) {
+fn learn_reported(link: &Link, name: &str, report: Option<Box<QueryReport>>) -> (Release, Fate) {
     let fate = Fate::default();
     let tell = Arc::clone(&fate);
     let on_realised = Box::new(move |realised| *tell.lock() = Some(realised));
-    let release = link.sink.learn_noticed(mapping(name), notice, on_realised);
+    let release = link.sink.learn_reported(mapping(name), report, on_realised);
     (release, fate)
 }
 
 /// What the agent logs of an answer.
-fn notice(name: &str, port: u16) -> Option<Box<Notice>> {
-    Some(Box::new(Notice {
+fn report(name: &str, port: u16) -> Option<Box<QueryReport>> {
+    Some(Box::new(QueryReport {
         name: Fqdn::normalise(name),
         qtype: 1,
         client: SocketAddr::from(([10, 0, 0, 7], port)),
@@ -218,9 +218,9 @@ fn link_to(address: AgentAddress, dir: &tempfile::TempDir) -> Link {
         policy: Arc::new(PolicyHandle::new()),
         sink: Arc::new(LinkSink::new(0, Duration::from_millis(100))),
         maps: Arc::new(PinnedMaps::open(dir.path(), true)),
-        notices: Arc::default(),
+        reports: Arc::default(),
         rules_journal: Arc::default(),
-        board: Arc::new(Board::new(Readiness::default())),
+        state: Arc::new(LinkState::new(Readiness::default())),
     }
 }
 
@@ -262,12 +262,12 @@ async fn serves_from_a_cilium_agents_state_alone() {
     until("both states answered", || agent.acks.lock().len() == 2).await;
     assert_eq!(agent.acks.lock()[1].request_id, "two");
     assert_eq!(
-        link.board.status().connection.unwrap().service,
+        link.state.status().connection.unwrap().service,
         Service::FqdnData
     );
     assert!(matches!(
-        link.maps.who(IpAddr::from([10, 0, 0, 7])),
-        Who::Endpoint {
+        link.maps.client(IpAddr::from([10, 0, 0, 7])),
+        QueryClient::Endpoint {
             id: EndpointId(7),
             identity: IdentityId(400),
             ..
@@ -313,7 +313,7 @@ async fn a_busy_agent_delays_only_what_it_has_not_acknowledged() {
     until("realised", || *first.lock() == Some(Realised::Yes)).await;
     agent.busy.send_replace(true);
     for port in [5001, 5002] {
-        let again = learn_noticed(&link, "x.a.com", notice("x.a.com", port)).0;
+        let again = learn_reported(&link, "x.a.com", report("x.a.com", port)).0;
         assert_eq!(again, Release::Leased);
     }
     let new = learn(&link, "new.a.com");
@@ -338,7 +338,7 @@ async fn a_busy_agent_delays_only_what_it_has_not_acknowledged() {
     let first = learn(&link, "x.a.com");
     agent.busy.send_replace(false);
     until("realised", || *first.lock() == Some(Realised::Yes)).await;
-    assert_eq!(learn_noticed(&link, "x.a.com", None).0, Release::Leased);
+    assert_eq!(learn_reported(&link, "x.a.com", None).0, Release::Leased);
     stop.cancel();
 }
 

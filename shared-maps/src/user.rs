@@ -20,4 +20,4 @@ pub use error::MapError;
 pub use map::{Access, Entries, Map, MapKind, MapSpec, possible_cpus};
 pub use record::Record;
 pub use sys::{boottime_ns, monotonic_ns};
-pub use tables::{Globals, ipcache_key, lxc_key};
+pub use tables::{Globals, ipcache_key, lxc_address, lxc_key};

@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     core::snapshot::{LimitView, PolicyView, RejectedView, Summary},
-    datapath::quota::QuotaView,
+    datapath::{quota::QuotaView, upkeep::RepairsView},
     endpoint::source::Unresolved,
     policy::trace::RuleView,
     proxies::ProxyView,
@@ -41,15 +41,6 @@ pub struct Status {
     /// What was repaired of the node's part of the datapath.
     #[serde(default)]
     pub repairs: Vec<RepairsView>,
-}
-
-/// Repairs of a part of the datapath that something else had changed.
-#[derive(Clone, Debug, Default, Serialize, Deserialize, PartialEq, Eq)]
-pub struct RepairsView {
-    /// `routes`, `netfilter`, `steering`, `pins` or `port`.
-    pub part: String,
-    /// Since the start.
-    pub repairs: u64,
 }
 
 /// One run of the agent.

@@ -38,7 +38,7 @@ use crate::{
     grpc::peer::{Allowed, Checked},
     policy::{
         ask::Trace,
-        trace::{Port, Way},
+        trace::{FlowDirection, Port},
     },
     proxies::{Proxies, ProxyView},
     runner::{CoreAway, CoreHandle},
@@ -207,7 +207,7 @@ impl Admin {
                         core.describe(&mut packets);
                         packets
                     };
-                    found.packets = self.core.look(describe).await?;
+                    found.packets = self.core.inspect(describe).await?;
                 }
                 render(&found)
             }
@@ -239,10 +239,10 @@ impl Admin {
         let unresolved = self.endpoints.unresolved();
         let proxies = self.proxies.views();
         let builtin = (self.builtin)();
-        let warnings = self.core.look(|core| core.policy_warnings()).await?;
+        let warnings = self.core.inspect(|core| core.policy_warnings()).await?;
         let mut problems = self.problems(&summary, warnings, &unresolved, &proxies);
-        let limits = self.core.look(Core::limits).await?;
-        let endpoints = self.core.look(Core::endpoint_keys).await?;
+        let limits = self.core.inspect(Core::limits).await?;
+        let endpoints = self.core.inspect(Core::endpoint_keys).await?;
         let quotas = quota::reached(&self.maps, endpoints).unwrap_or_else(|error| {
             problems.push(format!("quotas of endpoints cannot be read: {error}"));
             Vec::new()
@@ -324,16 +324,16 @@ impl Admin {
         };
         let port = parameter(query, "port");
         let port = port.map(|text| text.parse::<Port>()).transpose();
-        let way = match parameter(query, "direction").as_deref() {
-            None | Some("egress") => Way::Egress,
-            Some("ingress") => Way::Ingress,
+        let direction = match parameter(query, "direction").as_deref() {
+            None | Some("egress") => FlowDirection::Egress,
+            Some("ingress") => FlowDirection::Ingress,
             Some(other) => return Err(bad(format!("direction {other} is not known"))),
         };
         let question = Question {
             endpoint: wanted("endpoint")?,
             target: why::target(&wanted("target")?),
             port: port.map_err(|error| bad(error.to_string()))?,
-            way,
+            direction,
         };
         let learning = learning(&self.proxies.views());
         Ok(why::answer(&self.core, &self.maps, learning, question).await?)
@@ -442,8 +442,8 @@ impl Admin {
         let deadline = BootTime::now().0 + nanoseconds(GIVE_BACK);
         loop {
             let pattern = pattern.clone();
-            let look = move |core: &Core| core.unrevoked(pattern.as_deref());
-            let left = self.core.look(look).await?;
+            let unrevoked = move |core: &Core| core.unrevoked(pattern.as_deref());
+            let left = self.core.inspect(unrevoked).await?;
             if left.is_empty() || BootTime::now().0 > deadline {
                 return Ok(left);
             }

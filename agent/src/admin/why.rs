@@ -1,6 +1,7 @@
 //! `why`: the model's half from the core, the kernel's half from the pinned maps, and the walk
 //! along both.
 
+pub mod text;
 mod walk;
 
 use std::{collections::HashMap, net::IpAddr};
@@ -19,9 +20,9 @@ use crate::{
     datapath::program::Programs,
     labels::LabelError,
     policy::{
-        ask::{self, Party, To, Trace},
+        ask::{self, Peer, To, Trace},
         compute::decide,
-        trace::{Port, Way},
+        trace::{FlowDirection, Port},
     },
     runner::{CoreAway, CoreHandle},
 };
@@ -36,7 +37,7 @@ pub struct Question {
     /// Destination port; none = which ports are open?
     pub port: Option<Port>,
     /// Who sends.
-    pub way: Way,
+    pub direction: FlowDirection,
 }
 
 /// Why there is no answer.
@@ -111,7 +112,7 @@ pub async fn answer(
     learning: bool,
     question: Question,
 ) -> Result<Why, WhyError> {
-    if question.way == Way::Ingress && matches!(question.target, Target::Name(_)) {
+    if question.direction == FlowDirection::Ingress && matches!(question.target, Target::Name(_)) {
         return Err(WhyError::IngressName);
     }
     let endpoint = called(core, &question.endpoint).await?;
@@ -120,7 +121,7 @@ pub async fn answer(
     };
     let target = question.target.clone();
     let found = core
-        .look(move |core| core.findings(endpoint, &target))
+        .inspect(move |core| core.findings(endpoint, &target))
         .await?;
     let Some(found) = found else {
         return Err(WhyError::NoEndpoint(question.endpoint));
@@ -157,7 +158,7 @@ pub async fn answer(
 /// The endpoint that is called so, if there is one.
 async fn called(core: &CoreHandle, text: &str) -> Result<Option<EndpointId>, WhyError> {
     let wanted = text.to_owned();
-    let called = core.look(move |core| core.endpoints_called(&wanted));
+    let called = core.inspect(move |core| core.endpoints_called(&wanted));
     match called.await?.as_slice() {
         [] => Ok(None),
         [(id, _)] => Ok(Some(*id)),
@@ -175,27 +176,27 @@ async fn called(core: &CoreHandle, text: &str) -> Result<Option<EndpointId>, Why
 /// receives: these, an address or a DNS name.
 pub async fn trace(core: &CoreHandle, from: &str, to: &str, port: Port) -> Result<Trace, WhyError> {
     let endpoint = async |text: &str| match called(core, text).await? {
-        Some(id) => Ok::<_, WhyError>(core.look(move |core| core.labels_of(id)).await?),
+        Some(id) => Ok::<_, WhyError>(core.inspect(move |core| core.labels_of(id)).await?),
         None => Ok(None),
     };
-    let sender = match Party::parse(from)? {
-        Party::Labels(labels) => labels,
-        Party::Address(_) | Party::Name(_) => endpoint(from)
+    let sender = match Peer::parse(from)? {
+        Peer::Labels(labels) => labels,
+        Peer::Address(_) | Peer::Name(_) => endpoint(from)
             .await?
             .ok_or_else(|| WhyError::NoEndpoint(from.to_owned()))?,
     };
-    let (receiver, known) = match Party::parse(to)? {
-        Party::Labels(labels) => (To::Labels(labels), None),
-        Party::Address(address) => {
-            let known = core.look(move |core| core.subject_at(address)).await?;
+    let (receiver, known) = match Peer::parse(to)? {
+        Peer::Labels(labels) => (To::Labels(labels), None),
+        Peer::Address(address) => {
+            let known = core.inspect(move |core| core.subject_at(address)).await?;
             (To::Address(address), known)
         }
-        Party::Name(name) => match endpoint(to).await? {
+        Peer::Name(name) => match endpoint(to).await? {
             Some(labels) => (To::Labels(labels), None),
             None => (To::Name(Fqdn::normalise(&name)), None),
         },
     };
-    let repository = core.look(|core| core.repository()).await?;
+    let repository = core.inspect(|core| core.repository()).await?;
     Ok(ask::trace(&repository, &sender, &receiver, port, known))
 }
 
@@ -209,7 +210,7 @@ struct Reader<'a> {
     maps: &'a Globals,
     question: &'a Question,
     found: &'a Findings,
-    sides: HashMap<(EndpointId, Way, IdentityId), SideRead>,
+    sides: HashMap<(EndpointId, FlowDirection, IdentityId), SideRead>,
 }
 
 impl Reader<'_> {
@@ -230,18 +231,18 @@ impl Reader<'_> {
         ipcache: Read<Option<u32>>,
     ) -> Result<AddressRead, WhyError> {
         let endpoint = EndpointId(self.found.endpoint.id);
-        let way = self.question.way;
+        let direction = self.question.direction;
         let world = IdentityId(address.world);
         let identity = match &ipcache {
             Ok(found) => found.map_or(world, IdentityId),
             // The next best is what the kernel was given.
             Err(_) => address.given.map_or(world, IdentityId),
         };
-        let (peer, entries) = self.side(endpoint, way, identity).await?;
+        let (peer, entries) = self.side(endpoint, direction, identity).await?;
         let receiver = match address.endpoint {
-            Some(other) if way == Way::Egress && other != endpoint => {
+            Some(other) if direction == FlowDirection::Egress && other != endpoint => {
                 let own = IdentityId(self.found.endpoint.identity);
-                let (peer, entries) = self.side(other, Way::Ingress, own).await?;
+                let (peer, entries) = self.side(other, FlowDirection::Ingress, own).await?;
                 Some(Receiver {
                     endpoint: other,
                     peer,
@@ -262,22 +263,23 @@ impl Reader<'_> {
     async fn side(
         &mut self,
         endpoint: EndpointId,
-        way: Way,
+        direction: FlowDirection,
         identity: IdentityId,
     ) -> Result<SideRead, WhyError> {
-        if let Some(known) = self.sides.get(&(endpoint, way, identity)) {
+        if let Some(known) = self.sides.get(&(endpoint, direction, identity)) {
             return Ok(known.clone());
         }
         let port = self.question.port;
         let look = self
             .core
-            .look(move |c| c.peer(endpoint, way, identity, port));
+            .inspect(move |c| c.peer(endpoint, direction, identity, port));
         let peer = look.await?;
         let maps = self.maps.clone();
-        let read = move || entries_of(&maps, endpoint, way, identity, port);
+        let read = move || entries_of(&maps, endpoint, direction, identity, port);
         let entries = tokio::task::spawn_blocking(read).await?;
         let side = (peer, entries);
-        self.sides.insert((endpoint, way, identity), side.clone());
+        self.sides
+            .insert((endpoint, direction, identity), side.clone());
         Ok(side)
     }
 }
@@ -309,16 +311,16 @@ fn ipcache_of(maps: &Globals, addresses: &[IpAddr]) -> Vec<Read<Option<u32>>> {
 fn entries_of(
     maps: &Globals,
     endpoint: EndpointId,
-    way: Way,
+    direction: FlowDirection,
     identity: IdentityId,
     port: Option<Port>,
 ) -> Read<Entries> {
     let map = maps
         .policy(endpoint, Access::ReadOnly)
         .map_err(|e| text(&e))?;
-    let direction = match way {
-        Way::Egress => EGRESS,
-        Way::Ingress => INGRESS,
+    let direction = match direction {
+        FlowDirection::Egress => EGRESS,
+        FlowDirection::Ingress => INGRESS,
     };
     let verdict = |port: Port| -> Read<Option<(PolicyKey, PolicyValue)>> {
         let look = |identity: u32| {

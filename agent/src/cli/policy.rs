@@ -12,8 +12,10 @@ use super::show::{counted, print};
 use crate::{
     config::args::Output,
     policy::{
-        footgun,
-        parse::{PolicyDocument, PolicyError, group_key, parse_documents},
+        cidr_group::group_key,
+        document::{PolicyDocument, PolicyError},
+        lint,
+        parse::parse_documents,
     },
     watched_dir,
 };
@@ -172,12 +174,12 @@ fn summary(all: &[Checked]) -> String {
 
 fn warnings(document: &PolicyDocument, all: &[&PolicyDocument]) -> Vec<String> {
     let own = document.warnings.iter().cloned();
-    let missing = footgun::groups(document).into_iter().filter(|name| {
+    let missing = lint::groups(document).into_iter().filter(|name| {
         let key = group_key(name);
         !all.iter().any(|other| other.key == key)
     });
     let missing = missing.map(|name| format!("these files have no CiliumCIDRGroup {name}"));
-    own.chain(footgun::unlearned_in(document, all))
+    own.chain(lint::unlearned_in(document, all))
         .chain(missing)
         .collect()
 }

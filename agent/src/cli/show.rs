@@ -8,13 +8,13 @@ use serde::Serialize;
 
 use super::table::{list, maybe, render};
 use crate::{
-    admin::model::{Policies, RepairsView, Status},
+    admin::model::{Policies, Status},
     config::args::Output,
     core::snapshot::{
         Counters, EndpointView, IdentityView, IpcacheView, LimitView, NameView, Reconciled,
         SelectorView, Summary,
     },
-    datapath::quota::QuotaView,
+    datapath::{quota::QuotaView, upkeep::RepairsView},
     proxies::ProxyView,
 };
 

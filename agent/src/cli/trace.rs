@@ -9,7 +9,7 @@ use crate::{
     config::args::TraceArgs,
     named_port::NamedPorts,
     policy::{
-        ask::{self, Party, Step, To, Trace},
+        ask::{self, Peer, Step, To, Trace},
         parse::parse_documents,
         repository::Repository,
     },
@@ -43,7 +43,7 @@ fn receiver(args: &TraceArgs) -> Result<String> {
     if args.named_ports.is_empty() {
         return Ok(args.to.clone());
     }
-    if !matches!(Party::parse(&args.to)?, Party::Labels(_)) {
+    if !matches!(Peer::parse(&args.to)?, Peer::Labels(_)) {
         bail!(
             "--named-port goes with labels: {} has its own, or none",
             args.to
@@ -72,16 +72,16 @@ fn by_files(args: &TraceArgs, to: &str) -> Result<Trace> {
             }
         }
     }
-    let Party::Labels(from) = Party::parse(&args.from)? else {
+    let Peer::Labels(from) = Peer::parse(&args.from)? else {
         bail!(
             "--from {}: without an agent, give labels, for example k8s:app=web",
             args.from
         );
     };
-    let to = match Party::parse(to)? {
-        Party::Labels(labels) => To::Labels(labels),
-        Party::Address(address) => To::Address(address),
-        Party::Name(name) => To::Name(Fqdn::normalise(&name)),
+    let to = match Peer::parse(to)? {
+        Peer::Labels(labels) => To::Labels(labels),
+        Peer::Address(address) => To::Address(address),
+        Peer::Name(name) => To::Name(Fqdn::normalise(&name)),
     };
     Ok(ask::trace(&repository, &from, &to, args.port, None))
 }

@@ -19,17 +19,18 @@ use ipnet::IpNet;
 use shared_maps::{EndpointId, IdentityId};
 
 use super::{
-    event::SourceEvent,
     flush::{Removals, RoundSize},
     plan::Plan,
     publication::PlanResult,
     state::State,
 };
+
 use crate::{
     ipcache::metadata::{Claim, Owner},
     labels::LabelSet,
-    policy::{parse::PolicyDocument, repository::is_about, rule::Rule},
+    policy::{document::PolicyDocument, repository::is_about, rule::Rule},
     selector::selector::Selector,
+    source_event::SourceEvent,
 };
 
 /// What work costs, in units of some ten microseconds ([`super::CoreConfig::work_budget`]): an
@@ -262,7 +263,7 @@ impl State {
         done: &mut usize,
         each: fn(&mut Self, &Selector),
     ) -> bool {
-        let rules = document.into_iter().flat_map(|document| &document.rules);
+        let rules = document.into_iter().flat_map(|document| document.rules());
         for selector in rules.flat_map(Rule::selectors).skip(*done) {
             if !self.has_room() {
                 return false;

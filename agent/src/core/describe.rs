@@ -10,7 +10,7 @@ use shared_maps::{EndpointId, IdentityId};
 use super::Core;
 use crate::{
     events::PacketView,
-    policy::trace::{Port, RuleView, Way},
+    policy::trace::{FlowDirection, Port, RuleView},
 };
 
 type Names = HashMap<IpAddr, Vec<String>>;
@@ -43,15 +43,15 @@ impl Core {
             let Some(port) = packet.port().filter(|_| packet.is_judged()) else {
                 continue;
             };
-            let way = match packet.direction.as_str() {
-                "egress" => Way::Egress,
-                _ => Way::Ingress,
+            let direction = match packet.direction.as_str() {
+                "egress" => FlowDirection::Egress,
+                _ => FlowDirection::Ingress,
             };
             let peer = packet.remote_identity;
-            let flow = (id, way == Way::Egress, peer, port);
+            let flow = (id, direction == FlowDirection::Egress, peer, port);
             let rules = judged
                 .entry(flow)
-                .or_insert_with(|| self.peer(id, way, IdentityId(peer), Some(port)).by);
+                .or_insert_with(|| self.peer(id, direction, IdentityId(peer), Some(port)).by);
             packet.rules.clone_from(rules);
         }
     }

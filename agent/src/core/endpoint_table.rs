@@ -14,8 +14,7 @@ use std::{
 
 use shared_maps::EndpointId;
 
-use super::event::EndpointSpec;
-use crate::endpoint::{endpoint::Endpoint, manager::Endpoints};
+use crate::endpoint::{endpoint::Endpoint, manager::Endpoints, spec::EndpointSpec};
 
 /// See the module.
 #[derive(Debug, Default)]

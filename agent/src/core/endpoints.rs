@@ -6,14 +6,16 @@ use dns_policy::boot_time::BootTime;
 use ipnet::IpNet;
 use shared_maps::{EndpointId, IdentityId};
 
-use super::{
-    event::{EndpointSpec, SourceEvent},
-    state::State,
-};
+use super::state::State;
+
 use crate::{
-    endpoint::endpoint::{DirtyPeers, Endpoint, labels_of},
+    endpoint::{
+        endpoint::{DirtyPeers, Endpoint, labels_of},
+        spec::EndpointSpec,
+    },
     ipcache::metadata::{Claim, Owner},
     labels::LabelSet,
+    source_event::SourceEvent,
 };
 
 /// Where the model has an endpoint from.

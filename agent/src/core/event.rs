@@ -11,8 +11,13 @@ use dns_policy::{
 use shared_maps::EndpointId;
 
 use crate::{
-    endpoint::link::Link,
-    policy::{parse::PolicyDocument, parse::PolicyError},
+    datapath::files::later::NamesWritten,
+    endpoint::spec::EndpointSpec,
+    policy::{
+        document::{PolicyDocument, PolicyError},
+        source::PolicyChange,
+    },
+    source_event::SourceEvent,
 };
 
 /// Addresses one mapping may carry: as many A records as fit a message of 65,535 bytes.
@@ -59,19 +64,22 @@ pub enum Event {
     RevokeAcked(Vec<RevokeAck>),
     /// Forget learned names (administrator).
     CleanNames(CleanNames),
-    /// What became of a [`crate::datapath::plan::Step::KeepNames`] after its plan.
-    NamesKept {
-        /// The endpoint.
-        endpoint: EndpointId,
-        /// Number of the step.
-        number: u64,
-        /// Why the file is not on disk, if so.
-        failure: Option<String>,
-    },
+    /// Result of a [`crate::datapath::plan::Step::KeepNames`] after its plan.
+    NamesKept(NamesWritten),
     /// [`crate::core::Core::next_deadline`] passed.
     Tick,
     /// [`crate::core::Core::change_in_progress`]: the next part of a change of policy.
     ContinueChange,
+}
+
+impl From<PolicyChange> for Event {
+    fn from(change: PolicyChange) -> Self {
+        match change {
+            PolicyChange::Document(event) => Self::Policies(event),
+            PolicyChange::Rejected(errors) => Self::PoliciesRejected(errors),
+            PolicyChange::Uncertain(uncertain) => Self::PoliciesUncertain(uncertain),
+        }
+    }
 }
 
 /// Which learned names to forget.
@@ -122,45 +130,6 @@ pub struct RevokeAck {
 /// Number of one proxy's connection to the agent (or of the built-in proxy).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct StreamId(pub u64);
-
-/// Change at a source, in the grammar that every source speaks: what was not
-/// applied between `Init` and `InitDone` is gone.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum SourceEvent<T> {
-    /// A full listing begins.
-    Init,
-    /// This object is there now, new or changed.
-    Apply(T),
-    /// The listing is complete.
-    InitDone,
-    /// The object of this key is gone.
-    Delete(String),
-}
-
-/// An endpoint as its source describes it, resolved on the node.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct EndpointSpec {
-    /// Stable key at its source (document name, or `cli/<netns>/<interface>`).
-    pub key: String,
-    /// Labels, `source:key[=value]`.
-    pub labels: Vec<String>,
-    /// Host-side interface.
-    pub ifindex: u32,
-    /// Name of the host-side interface.
-    pub ifname: String,
-    /// Addresses of the pod's interface (at most one of each family is used).
-    pub addresses: Vec<IpAddr>,
-    /// MAC of the pod's interface.
-    pub mac: [u8; 6],
-    /// MAC of the host side.
-    pub node_mac: [u8; 6],
-    /// Whether the host side is a port of a bridge.
-    pub on_bridge: bool,
-    /// What neighbour discovery on the pod's link needs.
-    pub link: Link,
-    /// Where the network namespace was found, for people.
-    pub netns: String,
-}
 
 /// A mapping with the way back for its result.
 #[derive(Clone, Debug, PartialEq)]

@@ -12,9 +12,8 @@ use std::{
 use shared_maps::{
     EndpointId,
     lxc::{FLAG_HOST, LxcKey, LxcValue},
+    user::{lxc_address, lxc_key},
 };
-
-use crate::endpoint::endpoint::{lxc_address, lxc_key};
 
 /// An entry to be written, and the one that it replaces.
 #[derive(Clone, Copy, Debug)]

@@ -346,7 +346,7 @@ impl State {
 
     /// The pass read every conntrack map to its end.
     pub(super) fn on_pass_complete(&mut self, gc_start: BootTime) {
-        let expired = self.names.pass(gc_start, self.now);
+        let expired = self.names.scanned(gc_start, self.now);
         self.release(expired);
     }
 

@@ -21,9 +21,9 @@ use crate::{
     labels::LabelSet,
     policy::{
         compute::{self, DnsScope, Entries, RuleIndex},
+        document::{PolicyDocument, PolicyError},
         mode::PolicyMode,
         model::EndpointPolicy,
-        parse::{PolicyDocument, PolicyError},
         repository::Repository,
     },
     selector::{

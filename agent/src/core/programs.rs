@@ -1,5 +1,5 @@
 //! Comparing the programs that the kernel has with what was attached: a program that is missing,
-//! replaced or not the first lets packets pass unjudged, so this pass is short and frequent.
+//! replaced or not the first lets packets pass unjudged, so this run is short and frequent.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -7,11 +7,11 @@ use dns_policy::boot_time::BootTime;
 use shared_maps::EndpointId;
 
 use super::state::State;
-use crate::datapath::look::{Look, PROGRAMS_BATCH, ProgramFault};
+use crate::datapath::map_query::{MapQuery, PROGRAMS_BATCH, ProgramFault};
 
-/// Between two passes at most: with the pass itself and the repair well below five seconds.
+/// Between two runs at most: with the run itself and the repair well below five seconds.
 const INTERVAL: Duration = Duration::from_secs(2);
-/// Between two looks of a pass.
+/// Between two queries of a run.
 const PAUSE: Duration = Duration::from_millis(5);
 /// Times in a row that programs are attached again for a fault that may last: another program
 /// that also takes the first place would otherwise exchange places with ours for ever.
@@ -19,14 +19,14 @@ const REGAINS: u32 = 3;
 /// After so many, and this long after the last one, it is tried once more.
 const TRUCE: Duration = Duration::from_secs(60);
 
-/// How far a pass over the endpoints' programs is.
+/// How far a run over the endpoints' programs is.
 #[derive(Debug, Default)]
 pub(super) struct ProgramsRun {
-    /// When the next look is due.
+    /// When the next query is due.
     due: BootTime,
-    /// The endpoint that was looked at last; none between two passes.
+    /// The endpoint that was queried last; none between two runs.
     after: Option<EndpointId>,
-    /// The look under way is one at programs.
+    /// The query under way is one for programs.
     under_way: bool,
     /// Endpoints whose programs were attached again for a fault that may last.
     contested: BTreeMap<EndpointId, Contest>,
@@ -39,12 +39,12 @@ struct Contest {
 }
 
 impl ProgramsRun {
-    /// When the next look is due.
+    /// When the next query is due.
     pub(super) fn due(&self) -> BootTime {
         self.due
     }
-    /// The next endpoints whose programs are to be looked at; none if it is not the time.
-    pub(super) fn next(&mut self, state: &mut State) -> Option<Look> {
+    /// The next endpoints whose programs are queried; none before they are due.
+    pub(super) fn next(&mut self, state: &mut State) -> Option<MapQuery> {
         if self.due > state.now {
             return None;
         }
@@ -61,15 +61,15 @@ impl ProgramsRun {
         };
         self.due = state.now.plus(pause);
         self.under_way = !batch.is_empty();
-        self.under_way.then_some(Look::Programs(batch))
+        self.under_way.then_some(MapQuery::Programs(batch))
     }
 
-    /// Whether the look under way was one at programs; it ends here.
-    pub(super) fn end_look(&mut self) -> bool {
+    /// Whether the query under way was one for programs; it ends here.
+    pub(super) fn end_query(&mut self) -> bool {
         std::mem::take(&mut self.under_way)
     }
 
-    /// Takes what is wrong about programs. Gives the number of faults that the next plan repairs.
+    /// Records the faults of programs. Returns the number of faults that the next plan repairs.
     pub(super) fn compare(
         &mut self,
         state: &mut State,

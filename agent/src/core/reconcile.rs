@@ -1,5 +1,5 @@
-//! Comparing the datapath with the model while the agent runs: what differs is put right by the
-//! next plan, and counted. In the usual course of things the count stays 0.
+//! Comparing the datapath with the model while the agent runs. Differences are counted, and the
+//! next plan repairs them. Normally the count stays 0.
 //!
 //! A run reads [`BATCH`] entries at a time, with a pause after each, on the thread that also
 //! writes, so that a batch is of one instant. A walk over each map finds wrong entries and entries
@@ -21,7 +21,7 @@ use shared_maps::{
 
 use super::{programs::ProgramsRun, snapshot::Reconciled, state::State};
 use crate::{
-    datapath::look::{BATCH, Look, Sight},
+    datapath::map_query::{BATCH, MapEntries, MapQuery},
     endpoint::endpoint::Endpoint,
     ipcache::{
         metadata::Owner,
@@ -30,10 +30,10 @@ use crate::{
     labels::LabelSet,
 };
 
-/// Between two looks of a pass: a look takes less than a millisecond.
+/// Between two queries of a run: a query takes less than a millisecond.
 const PAUSE: Duration = Duration::from_millis(10);
 /// A walk begins again when the entry it stands on is removed: beyond twice the number of entries, and
-/// these, it is given up until the next pass.
+/// these, it is given up until the next run.
 const MAX_EXTRA_ENTRIES: usize = 4096;
 
 /// Comparing the datapath with the model: what differs is corrected in the model.
@@ -43,11 +43,11 @@ pub(super) struct Reconcile {
     programs: ProgramsRun,
 }
 
-/// How far a pass over the maps and the names is.
+/// How far a run over the maps and the names is.
 #[derive(Debug, Default)]
 struct ReconcileRun {
     stage: Stage,
-    /// When the next look is due.
+    /// When the next query is due.
     due: BootTime,
     /// Entries that the walk under way has seen.
     walked: usize,
@@ -56,7 +56,7 @@ struct ReconcileRun {
 }
 
 /// How many were seen in the order that the name cache has right now: what moves because
-/// something is added meanwhile is seen in another pass.
+/// something is added meanwhile is seen in another run.
 #[derive(Clone, Copy, Debug, Default)]
 struct NamesSeen {
     names: usize,
@@ -66,7 +66,7 @@ struct NamesSeen {
 
 #[derive(Clone, Copy, Debug, Default)]
 enum Stage {
-    /// Between two passes.
+    /// Between two runs.
     #[default]
     Rest,
     Ipcache(Option<IpcacheKey>),
@@ -81,15 +81,15 @@ enum Stage {
 }
 
 impl Reconcile {
-    /// When the next look is due; none before the sources are synced.
+    /// When the next query is due; none before the sources are synced.
     pub(super) fn due(&self, state: &State) -> Option<BootTime> {
         let due = self.maps.due.min(self.programs.due());
         state.restoration.is_synced().then_some(due)
     }
 
-    /// What to look at now; none if it is not the time. Programs go first: without them nothing
-    /// else counts.
-    pub(super) fn next(&mut self, state: &mut State) -> Option<Look> {
+    /// The next query; none before it is due. Programs go first: without them nothing else
+    /// counts.
+    pub(super) fn next(&mut self, state: &mut State) -> Option<MapQuery> {
         if !state.restoration.is_synced() {
             return None;
         }
@@ -97,14 +97,14 @@ impl Reconcile {
         programs.or_else(|| self.maps.next(state))
     }
 
-    /// Compares what was seen with the model; none if the look failed. Gives the number of
-    /// differences, which the next plan puts right.
-    pub(super) fn compare(&mut self, state: &mut State, sight: Option<Sight>) -> u64 {
-        if !self.programs.end_look() {
-            return self.maps.compare(state, sight);
+    /// Compares entries with the model; none if the query failed. Returns the number of
+    /// differences, which the next plan repairs.
+    pub(super) fn compare(&mut self, state: &mut State, entries: Option<MapEntries>) -> u64 {
+        if !self.programs.end_query() {
+            return self.maps.compare(state, entries);
         }
-        match sight {
-            Some(Sight::Programs(faults)) => self.programs.compare(state, &faults),
+        match entries {
+            Some(MapEntries::Programs(faults)) => self.programs.compare(state, &faults),
             // A datapath without programs.
             Some(_) => 0,
             None => {
@@ -116,8 +116,8 @@ impl Reconcile {
 }
 
 impl ReconcileRun {
-    /// What to look at now; none if it is not the time.
-    fn next(&mut self, state: &mut State) -> Option<Look> {
+    /// The next query; none before it is due.
+    fn next(&mut self, state: &mut State) -> Option<MapQuery> {
         if self.due > state.now {
             return None;
         }
@@ -135,35 +135,37 @@ impl ReconcileRun {
             self.go_to(self.policies_after(state, id));
         }
         Some(match self.stage {
-            Stage::Ipcache(after) => Look::IpcacheAfter(after),
+            Stage::Ipcache(after) => MapQuery::IpcacheAfter(after),
             Stage::IpcacheModel(after) => {
                 let prefixes = state.ipcache.after(after, BATCH);
                 let there = prefixes.iter().filter(|(_, m)| m.realised.is_some());
-                Look::IpcacheAt(there.map(|(prefix, _)| key_of(*prefix)).collect())
+                MapQuery::IpcacheAt(there.map(|(prefix, _)| key_of(*prefix)).collect())
             }
             Stage::LxcModel(from) => {
                 let keys = state.lxc.keys().skip(from).take(BATCH);
-                Look::LxcAt(keys.copied().collect())
+                MapQuery::LxcAt(keys.copied().collect())
             }
-            Stage::Policy(id, after) => Look::PolicyAfter(id, after),
-            Stage::PolicyModel(id, after) => Look::PolicyAt(id, entries_after(state, id, after)),
-            Stage::Lxc(after) => Look::LxcAfter(after),
-            Stage::Rest | Stage::Names => Look::Nothing,
+            Stage::Policy(id, after) => MapQuery::PolicyAfter(id, after),
+            Stage::PolicyModel(id, after) => {
+                MapQuery::PolicyAt(id, entries_after(state, id, after))
+            }
+            Stage::Lxc(after) => MapQuery::LxcAfter(after),
+            Stage::Rest | Stage::Names => MapQuery::Nothing,
         })
     }
 
-    /// Compares what was seen with the model. None if the look failed.
-    fn compare(&mut self, state: &mut State, sight: Option<Sight>) -> u64 {
+    /// Compares entries with the model; none if the query failed.
+    fn compare(&mut self, state: &mut State, entries: Option<MapEntries>) -> u64 {
         let before = state.counters.reconciled.differences();
-        let more = match sight {
+        let more = match entries {
             None => {
                 state.counters.reconciled.failures += 1;
                 false
             }
-            Some(Sight::Nothing | Sight::Programs(_)) => false,
-            Some(Sight::Ipcache(entries)) => self.seen_ipcache(state, &entries),
-            Some(Sight::Policy(id, entries)) => self.seen_policy(state, id, &entries),
-            Some(Sight::Lxc(entries)) => self.seen_lxc(state, &entries),
+            Some(MapEntries::Nothing | MapEntries::Programs(_)) => false,
+            Some(MapEntries::Ipcache(entries)) => self.reconcile_ipcache(state, &entries),
+            Some(MapEntries::Policy(id, entries)) => self.reconcile_policy(state, id, &entries),
+            Some(MapEntries::Lxc(entries)) => self.reconcile_lxc(state, &entries),
         };
         if !more {
             self.go_to(self.stage_after(state));
@@ -210,7 +212,7 @@ impl ReconcileRun {
         seen >= BATCH && self.walked <= 2 * known + MAX_EXTRA_ENTRIES
     }
 
-    fn seen_ipcache(
+    fn reconcile_ipcache(
         &mut self,
         state: &mut State,
         entries: &[(IpcacheKey, Option<IpcacheValue>)],
@@ -234,8 +236,8 @@ impl ReconcileRun {
                         continue;
                     };
                     let has = value.map(|value| IdentityId(value.sec_identity));
-                    let told = state.ipcache.get(prefix).and_then(|m| m.realised);
-                    if told.is_some() && told != has {
+                    let known = state.ipcache.get(prefix).and_then(|m| m.realised);
+                    if known.is_some() && known != has {
                         state.counters.reconciled.ipcache += 1;
                         state.ipcache.realise(prefix, None);
                         state.ipcache.mark(prefix);
@@ -251,7 +253,7 @@ impl ReconcileRun {
         }
     }
 
-    fn seen_lxc(&mut self, state: &mut State, entries: &[(LxcKey, Option<LxcValue>)]) -> bool {
+    fn reconcile_lxc(&mut self, state: &mut State, entries: &[(LxcKey, Option<LxcValue>)]) -> bool {
         for (key, value) in entries {
             if state.lxc.correct(key, value.as_ref()) {
                 state.counters.reconciled.lxc += 1;
@@ -272,7 +274,7 @@ impl ReconcileRun {
         }
     }
 
-    fn seen_policy(
+    fn reconcile_policy(
         &mut self,
         state: &mut State,
         id: EndpointId,
@@ -287,8 +289,8 @@ impl ReconcileRun {
         let mut differing = Vec::new();
         for (key, value) in entries {
             let peer = IdentityId(key.sec_label);
-            let told = map.get(peer).and_then(|entries| entries.get(key));
-            if told == value.as_ref() {
+            let known = map.get(peer).and_then(|entries| entries.get(key));
+            if known == value.as_ref() {
                 continue;
             }
             differing.push(peer);
@@ -359,17 +361,17 @@ impl ReconcileRun {
 
 fn compare_prefix(state: &mut State, prefix: IpNet, value: &IpcacheValue) {
     let has = IdentityId(value.sec_identity);
-    let told = state.ipcache.get(prefix).and_then(|m| m.realised);
+    let known = state.ipcache.get(prefix).and_then(|m| m.realised);
     let written = IpcacheValue {
         sec_identity: has.0,
         ..IpcacheValue::default()
     };
-    if told == Some(has) && *value == written {
+    if known == Some(has) && *value == written {
         return;
     }
     state.counters.reconciled.ipcache += 1;
     // The identity is right but another field is not: the entry must be written again.
-    let rewrite = told == Some(has);
+    let rewrite = known == Some(has);
     state.ipcache.realise(prefix, (!rewrite).then_some(has));
     state.ipcache.mark(prefix);
 }

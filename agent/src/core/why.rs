@@ -17,13 +17,13 @@ use crate::{
     endpoint::endpoint::Endpoint,
     labels::LabelSet,
     policy::{
-        cluster::ClusterObject,
-        footgun,
+        cidr_group::group_key,
+        document::Body,
+        lint,
         model::{EndpointPolicy, Side},
-        parse::group_key,
         repository::Repository,
         rule::Peers,
-        trace::{self, Match, Port, RuleView, Verdict, Way},
+        trace::{self, FlowDirection, Match, Port, RuleView, Verdict},
     },
     selector::selector::{FqdnSelector, Selector, Subject},
 };
@@ -169,7 +169,7 @@ impl Core {
     pub fn peer(
         &self,
         endpoint: EndpointId,
-        way: Way,
+        direction: FlowDirection,
         peer: IdentityId,
         port: Option<Port>,
     ) -> PeerFound {
@@ -180,10 +180,10 @@ impl Core {
         else {
             return PeerFound::default();
         };
-        let side = side_of(own.policy(), way);
+        let side = side_of(own.policy(), direction);
         let known = labels.as_ref().map(LabelSet::texts);
         let subject = Subject::new(peer, labels.unwrap_or_else(|| LabelSet::new(Vec::new())));
-        let decision = port.map(|port| trace::judge(side, way, own.labels(), &subject, port));
+        let decision = port.map(|port| trace::judge(side, direction, own.labels(), &subject, port));
         PeerFound {
             labels: known,
             verdict: decision.as_ref().map(|decision| decision.verdict),
@@ -192,7 +192,7 @@ impl Core {
                 .flat_map(|d| &d.by)
                 .map(RuleView::of)
                 .collect(),
-            about: trace::about(side, way, own.labels(), &subject)
+            about: trace::about(side, direction, own.labels(), &subject)
                 .iter()
                 .map(RuleView::of)
                 .collect(),
@@ -214,7 +214,7 @@ impl Core {
             warnings.map(move |warning| format!("policy {}: {warning}", document.key))
         });
         let unlearned = state.policy.subjects().filter_map(|(_, subject)| {
-            let text = footgun::unlearned(subject.policy())?;
+            let text = lint::unlearned(subject.policy())?;
             let ids = subject
                 .endpoints()
                 .iter()
@@ -228,7 +228,7 @@ impl Core {
             Some(format!("endpoint {}{more}: {text}", ids.join(", ")))
         });
         let missing = state.policy.repository().iter().flat_map(|document| {
-            footgun::groups(document)
+            lint::groups(document)
                 .into_iter()
                 .filter(|name| state.policy.repository().get(&group_key(name)).is_none())
                 .map(|name| {
@@ -238,7 +238,7 @@ impl Core {
         });
         let node = state.config.node_name.as_deref();
         let unlike = state.policy.repository().iter().filter_map(|document| {
-            let ClusterObject::Node(other) = document.cluster.as_deref()? else {
+            let Body::Node(other) = &document.body else {
                 return None;
             };
             let shared = other
@@ -254,7 +254,7 @@ impl Core {
         });
         let subjects = state.policy.subjects();
         let subjects = subjects.map(|(_, subject)| (subject.policy(), subject.labels()));
-        let unknown = footgun::unknown_ports(subjects, state.policy.selectors());
+        let unknown = lint::unknown_ports(subjects, state.policy.selectors());
         let all = documents
             .chain(unlearned)
             .chain(missing)
@@ -278,10 +278,10 @@ impl Core {
 }
 
 /// One side of a policy.
-pub fn side_of(policy: &EndpointPolicy, way: Way) -> &Side {
-    match way {
-        Way::Egress => &policy.egress,
-        Way::Ingress => &policy.ingress,
+pub fn side_of(policy: &EndpointPolicy, direction: FlowDirection) -> &Side {
+    match direction {
+        FlowDirection::Egress => &policy.egress,
+        FlowDirection::Ingress => &policy.ingress,
     }
 }
 

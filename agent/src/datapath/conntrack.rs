@@ -49,7 +49,7 @@ const fn turned(daddr: IpAddr, saddr: IpAddr, flags: u8) -> (IpAddr, IpAddr, u8)
     }
 }
 
-/// What a look found.
+/// The result of a scan.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Found {
     /// (endpoint, remote) of live connections that leave an endpoint; sorted, each once.
@@ -58,21 +58,21 @@ pub struct Found {
     pub complete: bool,
 }
 
-/// Looks through all maps at `now`, seconds of CLOCK_MONOTONIC, and removes what expired. What
-/// each endpoint holds then counts for `valid` seconds.
-pub fn look(maps: &Globals, now: u32, valid: u32) -> Found {
-    let mut looking = match Looking::begin(maps, now) {
-        Ok(looking) => looking,
+/// Scans all maps at `now`, seconds of CLOCK_MONOTONIC, and removes expired entries. The
+/// numbers of connections found for each endpoint count for `valid` seconds.
+pub fn scan(maps: &Globals, now: u32, valid: u32) -> Found {
+    let mut scan = match Scan::begin(maps, now) {
+        Ok(scan) => scan,
         Err(error) => {
             unread(&error);
             return Found::default();
         }
     };
     let reads = [
-        looking.through::<CtKey4>(NAME_TCP4, held_map(true, false)),
-        looking.through::<CtKey4>(NAME_ANY4, held_map(false, false)),
-        looking.through::<CtKey6>(NAME_TCP6, held_map(true, true)),
-        looking.through::<CtKey6>(NAME_ANY6, held_map(false, true)),
+        scan.through::<CtKey4>(NAME_TCP4, held_map(true, false)),
+        scan.through::<CtKey4>(NAME_ANY4, held_map(false, false)),
+        scan.through::<CtKey6>(NAME_TCP6, held_map(true, true)),
+        scan.through::<CtKey6>(NAME_ANY6, held_map(false, true)),
     ];
     let mut complete = true;
     for read in reads {
@@ -82,13 +82,13 @@ pub fn look(maps: &Globals, now: u32, valid: u32) -> Found {
         });
     }
     if complete
-        && let Err(error) = looking
+        && let Err(error) = scan
             .counts
             .set(&quota::HELD_UNTIL, &now.saturating_add(valid))
     {
         tracing::warn!(%error, "cannot write the connection quotas; endpoints have no quota until that succeeds");
     }
-    let mut alive = looking.alive;
+    let mut alive = scan.alive;
     alive.sort_unstable();
     alive.dedup();
     Found { alive, complete }
@@ -98,7 +98,7 @@ fn unread(error: &MapError) {
     tracing::warn!(%error, "cannot read the conntrack maps; expired addresses stay open until that succeeds");
 }
 
-struct Looking<'a> {
+struct Scan<'a> {
     maps: &'a Globals,
     now: u32,
     endpoints: HashMap<IpAddr, u16>,
@@ -106,7 +106,7 @@ struct Looking<'a> {
     alive: Vec<(IpAddr, IpAddr)>,
 }
 
-impl<'a> Looking<'a> {
+impl<'a> Scan<'a> {
     fn begin(maps: &'a Globals, now: u32) -> Result<Self, MapError> {
         let lxc: Map<LxcKey, LxcValue> =
             Map::open(&maps.path(lxc::NAME), MapKind::Hash, Access::ReadOnly)?;

@@ -9,7 +9,6 @@ use std::{
     collections::{BTreeMap, BTreeSet},
     fs, io,
     path::PathBuf,
-    sync::Arc,
     time::Duration,
 };
 
@@ -19,12 +18,10 @@ use shared_maps::{
     pin,
     user::{Access, Globals, MapError},
 };
-use tokio::sync::watch;
 use tokio_stream::StreamExt as _;
 use tokio_util::sync::CancellationToken;
 
 use super::program::{ProgramError, Programs};
-use crate::proxies::RulesTable;
 
 /// How long a new interface may be without the program.
 const INTERVAL: Duration = Duration::from_secs(1);
@@ -136,23 +133,21 @@ impl Interfaces {
     }
 
     /// Attaches the programs to interfaces until stopped. The mode is published to the proxies
-    /// once `rules` are ready (the programs of all endpoints then have the mode) and the
-    /// interfaces are prepared.
-    pub async fn run(
-        mut self,
-        mut rules: watch::Receiver<Arc<RulesTable>>,
-        stop: CancellationToken,
-    ) {
+    /// once the rules are `ready` (the programs of all endpoints then have the mode) and the
+    /// interfaces are prepared. `ready` ends with false if the core is gone.
+    pub async fn run(mut self, ready: impl Future<Output = bool>, stop: CancellationToken) {
+        let mut ready = std::pin::pin!(ready);
         let mut ticker = tokio::time::interval(INTERVAL);
         let (mut is_ready, mut is_told) = (false, false);
         loop {
             tokio::select! {
                 _ = ticker.tick() => {}
-                ready = rules.wait_for(|rules| rules.ready), if !is_ready => match ready {
-                    Ok(_) => is_ready = true,
-                    // The core is gone, and with it soon the agent.
-                    Err(_) => return,
-                },
+                rules_ready = &mut ready, if !is_ready => {
+                    if !rules_ready {
+                        return;
+                    }
+                    is_ready = true;
+                }
                 () = stop.cancelled() => return,
             }
             if let Err(error) = self.refresh().await {

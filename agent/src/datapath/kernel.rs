@@ -24,7 +24,7 @@ use shared_maps::{
 };
 
 use super::{
-    look::{BATCH, Look, ProgramFault, Sight},
+    map_query::{BATCH, MapEntries, MapQuery, ProgramFault},
     notes,
     plan::{Attachment, Datapath, Step, StepError},
     program::{ProgramError, Programs, Quotas},
@@ -368,23 +368,23 @@ impl Datapath for KernelDatapath {
         }
     }
 
-    fn look(&mut self, look: &Look) -> Result<Sight, StepError> {
-        Ok(match look {
-            Look::IpcacheAfter(key) => Sight::Ipcache(after(&self.ipcache, key.as_ref())?),
-            Look::IpcacheAt(keys) => Sight::Ipcache(at(&self.ipcache, keys)?),
-            Look::PolicyAfter(endpoint, key) => {
-                Sight::Policy(*endpoint, after(self.policy(*endpoint)?, key.as_ref())?)
+    fn read_entries(&mut self, query: &MapQuery) -> Result<MapEntries, StepError> {
+        Ok(match query {
+            MapQuery::IpcacheAfter(key) => MapEntries::Ipcache(after(&self.ipcache, key.as_ref())?),
+            MapQuery::IpcacheAt(keys) => MapEntries::Ipcache(at(&self.ipcache, keys)?),
+            MapQuery::PolicyAfter(endpoint, key) => {
+                MapEntries::Policy(*endpoint, after(self.policy(*endpoint)?, key.as_ref())?)
             }
-            Look::PolicyAt(endpoint, keys) => {
-                Sight::Policy(*endpoint, at(self.policy(*endpoint)?, keys)?)
+            MapQuery::PolicyAt(endpoint, keys) => {
+                MapEntries::Policy(*endpoint, at(self.policy(*endpoint)?, keys)?)
             }
-            Look::LxcAfter(key) => Sight::Lxc(after(&self.lxc, key.as_ref())?),
-            Look::LxcAt(keys) => Sight::Lxc(at(&self.lxc, keys)?),
-            Look::Programs(wanted) => {
+            MapQuery::LxcAfter(key) => MapEntries::Lxc(after(&self.lxc, key.as_ref())?),
+            MapQuery::LxcAt(keys) => MapEntries::Lxc(at(&self.lxc, keys)?),
+            MapQuery::Programs(wanted) => {
                 let faults = |wanted: &Attachment| (wanted.endpoint, self.program_faults(wanted));
-                Sight::Programs(wanted.iter().map(faults).collect())
+                MapEntries::Programs(wanted.iter().map(faults).collect())
             }
-            Look::Nothing => Sight::Nothing,
+            MapQuery::Nothing => MapEntries::Nothing,
         })
     }
 }

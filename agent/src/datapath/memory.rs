@@ -11,7 +11,7 @@ use shared_maps::{
 };
 
 use super::{
-    look::{BATCH, Look, ProgramFault, Sight},
+    map_query::{BATCH, MapEntries, MapQuery, ProgramFault},
     plan::{Attachment, Datapath, Step, StepError},
 };
 use crate::ipcache::table::prefix_of;
@@ -104,37 +104,39 @@ impl Datapath for MemoryDatapath {
         Ok(())
     }
 
-    fn look(&mut self, look: &Look) -> Result<Sight, StepError> {
+    fn read_entries(&mut self, query: &MapQuery) -> Result<MapEntries, StepError> {
         let policy = |id: &EndpointId| self.policy.get(id).ok_or_else(|| no_map(*id));
-        Ok(match look {
-            Look::IpcacheAfter(key) => Sight::Ipcache(after(self.ipcache.iter(), key.as_ref())),
-            Look::IpcacheAt(keys) => {
+        Ok(match query {
+            MapQuery::IpcacheAfter(key) => {
+                MapEntries::Ipcache(after(self.ipcache.iter(), key.as_ref()))
+            }
+            MapQuery::IpcacheAt(keys) => {
                 let find = |key: &IpcacheKey| (*key, self.covering(key));
-                Sight::Ipcache(keys.iter().map(find).collect())
+                MapEntries::Ipcache(keys.iter().map(find).collect())
             }
-            Look::PolicyAfter(id, key) => {
-                Sight::Policy(*id, after(policy(id)?.iter(), key.as_ref()))
+            MapQuery::PolicyAfter(id, key) => {
+                MapEntries::Policy(*id, after(policy(id)?.iter(), key.as_ref()))
             }
-            Look::PolicyAt(id, keys) => {
+            MapQuery::PolicyAt(id, keys) => {
                 let map = policy(id)?;
                 let find = |key: &PolicyKey| (*key, map.get(key).copied());
-                Sight::Policy(*id, keys.iter().map(find).collect())
+                MapEntries::Policy(*id, keys.iter().map(find).collect())
             }
-            Look::LxcAfter(key) => Sight::Lxc(after(self.lxc.iter(), key.as_ref())),
-            Look::LxcAt(keys) => {
+            MapQuery::LxcAfter(key) => MapEntries::Lxc(after(self.lxc.iter(), key.as_ref())),
+            MapQuery::LxcAt(keys) => {
                 let find = |key: &LxcKey| (*key, self.lxc.get(key).copied());
-                Sight::Lxc(keys.iter().map(find).collect())
+                MapEntries::Lxc(keys.iter().map(find).collect())
             }
-            Look::Programs(wanted) => {
+            MapQuery::Programs(wanted) => {
                 let faults = |wanted: &Attachment| match self.attached.get(&wanted.endpoint) {
                     Some(found) if found == wanted => Vec::new(),
                     _ => vec![ProgramFault::Detached {
                         program: "from_pod",
                     }],
                 };
-                Sight::Programs(wanted.iter().map(|a| (a.endpoint, faults(a))).collect())
+                MapEntries::Programs(wanted.iter().map(|a| (a.endpoint, faults(a))).collect())
             }
-            Look::Nothing => Sight::Nothing,
+            MapQuery::Nothing => MapEntries::Nothing,
         })
     }
 }

@@ -11,13 +11,14 @@ use shared_maps::{
     ipcache::{IpcacheKey, IpcacheValue},
     lxc::{LxcKey, LxcValue},
     policy::{PolicyKey, PolicyValue},
+    user::lxc_address,
 };
 
-use super::look::{Look, Sight};
-use crate::{
-    endpoint::{endpoint::lxc_address, link::Link},
-    ipcache::table::prefix_of,
+use super::{
+    link::Link,
+    map_query::{MapEntries, MapQuery},
 };
+use crate::ipcache::table::prefix_of;
 
 /// One step. Steps run in order; a failed one is reported and the rest go on.
 #[derive(Clone, Debug, PartialEq)]
@@ -170,8 +171,8 @@ pub trait Datapath: Send {
     /// The steps of a plan were carried out: does what is done once for all of them.
     fn end_plan(&mut self) {}
 
-    /// Looks at what is there. One without maps sees nothing.
-    fn look(&mut self, _look: &Look) -> Result<Sight, StepError> {
-        Ok(Sight::Nothing)
+    /// Reads the entries that `query` names. A datapath without maps has none.
+    fn read_entries(&mut self, _query: &MapQuery) -> Result<MapEntries, StepError> {
+        Ok(MapEntries::Nothing)
     }
 }

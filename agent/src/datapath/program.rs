@@ -33,7 +33,7 @@ use shared_maps::{
     user::{Direction, Globals, LinkPlace, PinnedLink, Record, program_name, tcx_chain},
 };
 
-use super::{closed, interfaces::Begin, look::ProgramFault, plan::Attachment};
+use super::{closed, interfaces::Begin, map_query::ProgramFault, plan::Attachment};
 
 /// The programs, built by `cargo xtask bpf`.
 static OBJECT: &[u8] = include_bytes_aligned!("../../../bpf/prebuilt/holdfast-bpf.o");

@@ -14,11 +14,11 @@ use std::{
 use daemon::steering_program;
 use holdfast_sdp::listener::hold::PortHold;
 use parking_lot::Mutex;
+use serde::{Deserialize, Serialize};
 use shared_maps::user::{Globals, HeldPin};
 use tokio_util::sync::CancellationToken;
 
 use super::{kernel, notrack, routing};
-use crate::admin::model::RepairsView;
 
 /// Between two checks: with the check itself and the repair well below five seconds.
 const INTERVAL: Duration = Duration::from_secs(2);
@@ -67,6 +67,15 @@ pub struct Condition {
     pub repairs: u64,
     /// What is wrong now and could not be repaired.
     pub fault: Option<String>,
+}
+
+/// Repairs of a part of the datapath that something else had changed.
+#[derive(Clone, Debug, Default, Serialize, Deserialize, PartialEq, Eq)]
+pub struct RepairsView {
+    /// `routes`, `netfilter`, `steering`, `pins` or `port`.
+    pub part: String,
+    /// Since the start.
+    pub repairs: u64,
 }
 
 /// How all parts are: written by [`Upkeep::run`], read by `status` and metrics.

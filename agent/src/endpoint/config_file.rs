@@ -8,8 +8,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use dns_policy::{name::Fqdn, rule::EndpointRules};
 use shared_maps::{EndpointId, IdentityId};
 
-use super::link::Link;
-use crate::{core::event::EndpointSpec, labels::LabelSet};
+use crate::{datapath::link::Link, endpoint::spec::EndpointSpec, labels::LabelSet};
 
 /// An endpoint as its file has it.
 #[derive(Clone, Debug, PartialEq)]

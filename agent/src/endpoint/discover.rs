@@ -28,7 +28,7 @@ use serde::{Deserialize, Serialize};
 use tokio_stream::StreamExt as _;
 
 use self::addresses::{HostSide, routed_to};
-use super::link::Link;
+use crate::datapath::link::Link;
 
 /// Directory of named network namespaces (`ip netns add`).
 const NETNS_DIR: &str = "/run/netns";

@@ -6,17 +6,16 @@ use std::{
 };
 
 use dns_policy::boot_time::BootTime;
-use shared_maps::{EndpointId, IdentityId, lxc::LxcKey, lxc::LxcValue, lxc::pack_mac};
-
-use super::policy_map::PolicyMap;
-use crate::{
-    core::event::EndpointSpec,
-    datapath::plan::Attachment,
-    labels::{K8S, Label, LabelError, LabelSet, NAMESPACE_KEY},
+use shared_maps::{
+    EndpointId, IdentityId,
+    lxc::{LxcValue, pack_mac},
 };
 
-/// Namespace of an endpoint whose labels name none.
-pub const DEFAULT_NAMESPACE: &str = "default";
+use super::{policy_map::PolicyMap, spec::EndpointSpec};
+use crate::{
+    datapath::plan::Attachment,
+    labels::{Label, LabelError, LabelSet, in_namespace},
+};
 
 /// One endpoint.
 #[derive(Debug)]
@@ -126,33 +125,8 @@ impl Endpoint {
     }
 }
 
-/// Key of an address in `cilium_lxc`.
-pub fn lxc_key(address: IpAddr) -> LxcKey {
-    match address {
-        IpAddr::V4(v4) => LxcKey::v4(v4.octets()),
-        IpAddr::V6(v6) => LxcKey::v6(v6.octets()),
-    }
-}
-
-/// Address of a key of `cilium_lxc`.
-pub fn lxc_address(key: &LxcKey) -> Option<IpAddr> {
-    match key.family {
-        shared_maps::FAMILY_IPV4 => key.ip.first_chunk::<4>().map(|v4| IpAddr::from(*v4)),
-        shared_maps::FAMILY_IPV6 => Some(IpAddr::from(key.ip)),
-        _ => None,
-    }
-}
-
-/// Labels of an endpoint; without a namespace it is in [`DEFAULT_NAMESPACE`].
+/// Labels of an endpoint; without a namespace it is in the default namespace.
 pub fn labels_of(spec: &EndpointSpec) -> Result<LabelSet, LabelError> {
     let labels = spec.labels.iter().map(|text| Label::parse(text));
     Ok(in_namespace(labels.collect::<Result<_, _>>()?))
-}
-
-/// Labels of an endpoint; without a namespace it is in [`DEFAULT_NAMESPACE`].
-pub fn in_namespace(mut labels: Vec<Label>) -> LabelSet {
-    if !labels.iter().any(|label| label.key() == NAMESPACE_KEY) {
-        labels.push(Label::new(K8S, NAMESPACE_KEY, DEFAULT_NAMESPACE));
-    }
-    LabelSet::new(labels)
 }

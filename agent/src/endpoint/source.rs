@@ -15,7 +15,7 @@ pub mod dir;
 mod document;
 mod follow;
 mod gated;
-pub mod looks;
+pub mod polls;
 mod processes;
 mod retries;
 
@@ -41,10 +41,7 @@ use self::{
     retries::Retries,
 };
 use super::discover::{Netns, bridge};
-use crate::{
-    core::event::{EndpointSpec, SourceEvent},
-    datapath::closed::Gate,
-};
+use crate::{datapath::closed::Gate, endpoint::spec::EndpointSpec, source_event::SourceEvent};
 
 /// A document that is not in force, and why: for `status`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -59,11 +56,11 @@ pub struct Unresolved {
 const ATTEMPTS: u32 = 5;
 const PAUSE: Duration = Duration::from_millis(200);
 
-/// The longest time between two looks: a namespace may be replaced without a change of the node's
+/// The longest time between two polls: a namespace may be replaced without a change of the node's
 /// interfaces.
-const LOOK: Duration = Duration::from_millis(250);
-/// The shortest time between two looks.
-const REST: Duration = Duration::from_millis(10);
+const MAX_POLL_INTERVAL: Duration = Duration::from_millis(250);
+/// The shortest time between two polls.
+const MIN_POLL_INTERVAL: Duration = Duration::from_millis(10);
 
 const ENDED: &str = "the interface that was found by its pid is gone, and another process may have \
     that number now; remove this endpoint, or add it again with the pid of a process that runs";
@@ -208,9 +205,11 @@ impl EndpointBook {
     }
 
     /// How long [`Self::follow`] may wait.
-    pub fn next_look(&self) -> Duration {
+    pub fn next_poll(&self) -> Duration {
         let due = self.state.lock().retries.next(Instant::now());
-        due.map_or(LOOK, |due| due.clamp(REST, LOOK))
+        due.map_or(MAX_POLL_INTERVAL, |due| {
+            due.clamp(MIN_POLL_INTERVAL, MAX_POLL_INTERVAL)
+        })
     }
 
     /// Number of interfaces that nothing passes until their endpoint is found.

@@ -14,7 +14,7 @@ use foldhash::HashMap;
 use shared_maps::EndpointId;
 
 pub use self::limits::Limits;
-use super::gc::{self, Passes, Zombie};
+use super::gc::{self, ConntrackScans, Zombie};
 use crate::labels::LabelSet;
 
 /// A pair stays this long after its lease ended, seconds (design: Leases).
@@ -112,7 +112,7 @@ pub struct NameCache {
     endpoints: BTreeMap<EndpointId, EndpointNames>,
     names: HashMap<Fqdn, NameEntry>,
     due: BinaryHeap<Reverse<(BootTime, Due)>>,
-    passes: Passes,
+    scans: ConntrackScans,
     live: usize,
     zombies: usize,
     pairs: usize,
@@ -129,7 +129,7 @@ impl NameCache {
             endpoints: BTreeMap::new(),
             names: HashMap::default(),
             due: BinaryHeap::new(),
-            passes: Passes::default(),
+            scans: ConntrackScans::default(),
             live: 0,
             zombies: 0,
             pairs: 0,
@@ -230,12 +230,12 @@ impl NameCache {
                 names: [].into(),
                 alive_at: BootTime(0),
                 delete_pending: expired,
-                born: self.passes.count,
+                born: self.scans.count,
             }
         });
         zombie.names.insert(name.clone());
         zombie.delete_pending = zombie.delete_pending.max(expired);
-        zombie.born = self.passes.count;
+        zombie.born = self.scans.count;
         true
     }
 
@@ -360,9 +360,9 @@ impl NameCache {
     }
 
     /// A complete conntrack scan ended: removes zombies without a connection.
-    pub fn pass(&mut self, gc_start: BootTime, now: BootTime) -> Expired {
-        self.passes.count += 1;
-        self.passes.last = self.passes.last.max(gc_start);
+    pub fn scanned(&mut self, gc_start: BootTime, now: BootTime) -> Expired {
+        self.scans.count += 1;
+        self.scans.last = self.scans.last.max(gc_start);
         let mut expired = Expired::default();
         let endpoints: Vec<EndpointId> = self.endpoints.keys().copied().collect();
         for endpoint in endpoints {
@@ -374,7 +374,7 @@ impl NameCache {
                 idle_grace,
                 ..
             } = self.limits;
-            let dead = gc::dead(&names.zombies, self.passes, idle_grace, per_name);
+            let dead = gc::dead(&names.zombies, self.scans, idle_grace, per_name);
             if !dead.is_empty() {
                 expired.endpoints.push(endpoint);
                 expired.pairs.extend(self.bury(endpoint, dead, now));
@@ -446,7 +446,7 @@ impl NameCache {
         self.drop_if_free(name, address, now)
     }
 
-    /// Restores a zombie: it needs two complete passes before it may go.
+    /// Restores a zombie: it needs two complete scans before it may go.
     pub fn restore_zombie(
         &mut self,
         endpoint: EndpointId,
@@ -470,7 +470,7 @@ impl NameCache {
                 names: [].into(),
                 alive_at,
                 delete_pending,
-                born: self.passes.count,
+                born: self.scans.count,
             }
         });
         if zombie.names.insert(name.clone()) {

@@ -18,39 +18,39 @@ pub struct Zombie {
     pub alive_at: BootTime,
     /// Since when it is expired.
     pub delete_pending: BootTime,
-    /// Complete conntrack passes before it became one.
+    /// Complete conntrack scans before it became one.
     pub born: u64,
 }
 
-/// Complete passes over the conntrack maps.
+/// Complete scans over the conntrack maps.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Passes {
-    /// Number of complete passes.
+pub struct ConntrackScans {
+    /// Number of complete scans.
     pub count: u64,
     /// When the last one began.
     pub last: BootTime,
 }
 
-/// Whether no connection uses the address: two complete passes since it expired, the last of
+/// Whether no connection uses the address: two complete scans since it expired, the last of
 /// which began after it was alive and after its grace.
-pub fn is_dead(zombie: &Zombie, passes: Passes, idle_grace: Duration) -> bool {
-    passes.count >= zombie.born + 2
-        && passes.last > zombie.delete_pending.plus(idle_grace)
-        && passes.last > zombie.alive_at
+pub fn is_dead(zombie: &Zombie, scans: ConntrackScans, idle_grace: Duration) -> bool {
+    scans.count >= zombie.born + 2
+        && scans.last > zombie.delete_pending.plus(idle_grace)
+        && scans.last > zombie.alive_at
 }
 
 /// Addresses to release. A dead one stays while another address of one of its names is alive
 /// (clients move between addresses of a name), up to `per_name` addresses of that name.
 pub fn dead(
     zombies: &HashMap<IpAddr, Zombie>,
-    passes: Passes,
+    scans: ConntrackScans,
     idle_grace: Duration,
     per_name: usize,
 ) -> Vec<IpAddr> {
     let mut alive_names: HashMap<&Fqdn, usize> = HashMap::default();
     let mut dead = Vec::new();
     for (address, zombie) in zombies {
-        if is_dead(zombie, passes, idle_grace) {
+        if is_dead(zombie, scans, idle_grace) {
             dead.push((zombie.alive_at, zombie.delete_pending, *address, zombie));
         } else if zombie.alive_at > BootTime(0) {
             for name in &zombie.names {
@@ -114,11 +114,11 @@ mod tests {
     }
 
     #[test]
-    fn dies_after_two_passes_that_saw_nothing() {
+    fn dies_after_two_scans_that_found_nothing() {
         let z = zombie("a", 0, 100);
         assert!(!is_dead(
             &z,
-            Passes {
+            ConntrackScans {
                 count: 1,
                 last: BootTime(200)
             },
@@ -126,7 +126,7 @@ mod tests {
         ));
         assert!(is_dead(
             &z,
-            Passes {
+            ConntrackScans {
                 count: 2,
                 last: BootTime(200)
             },
@@ -134,7 +134,7 @@ mod tests {
         ));
         assert!(!is_dead(
             &z,
-            Passes {
+            ConntrackScans {
                 count: 2,
                 last: BootTime(100)
             },
@@ -143,7 +143,7 @@ mod tests {
         let alive = zombie("a", 300, 100);
         assert!(!is_dead(
             &alive,
-            Passes {
+            ConntrackScans {
                 count: 9,
                 last: BootTime(300)
             },
@@ -151,7 +151,7 @@ mod tests {
         ));
         assert!(is_dead(
             &alive,
-            Passes {
+            ConntrackScans {
                 count: 9,
                 last: BootTime(301)
             },
@@ -163,17 +163,17 @@ mod tests {
     fn stays_while_its_name_has_an_address_alive() {
         let one: IpAddr = "1.1.1.1".parse().unwrap();
         let other: IpAddr = "2.2.2.2".parse().unwrap();
-        let passes = Passes {
+        let scans = ConntrackScans {
             count: 9,
             last: BootTime(500),
         };
         let zombies =
             HashMap::from_iter([(one, zombie("a", 0, 100)), (other, zombie("a", 900, 100))]);
-        assert!(dead(&zombies, passes, Duration::ZERO, 10).is_empty());
-        assert_eq!(dead(&zombies, passes, Duration::ZERO, 1), [one]);
+        assert!(dead(&zombies, scans, Duration::ZERO, 10).is_empty());
+        assert_eq!(dead(&zombies, scans, Duration::ZERO, 1), [one]);
         let zombies =
             HashMap::from_iter([(one, zombie("a", 0, 100)), (other, zombie("b", 900, 100))]);
-        assert_eq!(dead(&zombies, passes, Duration::ZERO, 10), [one]);
+        assert_eq!(dead(&zombies, scans, Duration::ZERO, 10), [one]);
     }
 
     #[test]

@@ -46,7 +46,7 @@ impl NameSelectors {
                 matcher: matcher.clone(),
                 label: selector.label(),
             };
-            let found = self.shelf(&matcher);
+            let found = self.entries_of(&matcher);
             found.push(entry);
         }
         Some(matcher)
@@ -62,7 +62,7 @@ impl NameSelectors {
             FqdnSelector::Pattern(text) => NameRule::Pattern(text.clone()),
         };
         let matcher = SelectorMatcher::compile(&rule).ok()?;
-        let (shelves, key) = match matcher.key() {
+        let (map, key) = match matcher.key() {
             SelectorKey::Exact(name) => (&mut self.exact, name),
             SelectorKey::OneLabel(suffix) => (&mut self.one_label, suffix),
             SelectorKey::Labels(suffix) => (&mut self.labels, suffix),
@@ -71,16 +71,16 @@ impl NameSelectors {
                 return Some(matcher);
             }
         };
-        if let Some(entries) = shelves.get_mut(key) {
+        if let Some(entries) = map.get_mut(key) {
             entries.retain(|entry| entry.selector != *selector);
             if entries.is_empty() {
-                shelves.remove(key);
+                map.remove(key);
             }
         }
         Some(matcher)
     }
 
-    fn shelf(&mut self, matcher: &SelectorMatcher) -> &mut Vec<Entry> {
+    fn entries_of(&mut self, matcher: &SelectorMatcher) -> &mut Vec<Entry> {
         match matcher.key() {
             SelectorKey::Exact(name) => self.exact.entry(name.to_owned()).or_default(),
             SelectorKey::OneLabel(suffix) => self.one_label.entry(suffix.to_owned()).or_default(),

@@ -53,9 +53,9 @@ const TRIES: usize = 2;
 /// Directories in the time between two snapshots, whatever number of streams there is.
 const DIRECTORIES: u32 = 2;
 
-/// How the service treats its clients.
+/// Timings of the service, and its size limit.
 #[derive(Clone, Copy, Debug)]
-pub struct Manners {
+pub struct Timings {
     /// Least time between two snapshots of a stream.
     pub pace: Duration,
     /// Time between pings of an idle connection.
@@ -64,7 +64,7 @@ pub struct Manners {
     pub limit: usize,
 }
 
-impl Default for Manners {
+impl Default for Timings {
     fn default() -> Self {
         Self {
             pace: PACE,
@@ -77,7 +77,7 @@ impl Default for Manners {
 /// The service. Clones share their state.
 #[derive(Clone, Debug)]
 pub struct FqdnDataService {
-    manners: Manners,
+    timings: Timings,
     given: Arc<Mutex<Given>>,
     directory: Arc<AsyncMutex<Option<Seen>>>,
     core: CoreHandle,
@@ -114,7 +114,7 @@ impl FqdnDataService {
             }
         });
         Self {
-            manners: Manners::default(),
+            timings: Timings::default(),
             given: Arc::default(),
             directory: Arc::default(),
             core,
@@ -125,10 +125,10 @@ impl FqdnDataService {
         }
     }
 
-    /// With other manners.
+    /// Replaces the timings.
     #[must_use]
-    pub fn with_manners(self, manners: Manners) -> Self {
-        Self { manners, ..self }
+    pub fn with_timings(self, timings: Timings) -> Self {
+        Self { timings, ..self }
     }
 
     /// Serves connections of `listener` until stopped.
@@ -137,7 +137,7 @@ impl FqdnDataService {
         // Answers wait for each small message of these connections.
         let incoming = TcpIncoming::from(listener).with_nodelay(Some(true));
         let served = tonic::transport::Server::builder()
-            .http2_keepalive_interval(Some(self.manners.ping))
+            .http2_keepalive_interval(Some(self.timings.ping))
             .http2_keepalive_timeout(Some(PING))
             .max_concurrent_streams(Some(MAX_STREAMS))
             .add_service(FqdnDataServer::new(self).max_decoding_message_size(MAX_REQUEST))
@@ -158,7 +158,7 @@ impl FqdnDataService {
         let mut changes = self.proxies.watch_changes();
         let mut sent: Option<PolicyState> = None;
         loop {
-            let Ok((table, directory)) = self.look(&mut rules, &mut changes).await else {
+            let Ok((table, directory)) = self.read_rules(&mut rules, &mut changes).await else {
                 return;
             };
             let next = if table.ready {
@@ -184,7 +184,7 @@ impl FqdnDataService {
                 sent = Some(state);
             }
             tokio::select! {
-                () = sleep(self.manners.pace) => {}
+                () = sleep(self.timings.pace) => {}
                 () = self.stop.cancelled() => return,
                 () = out.closed() => return,
             }
@@ -200,8 +200,8 @@ impl FqdnDataService {
         }
     }
 
-    /// Rules, and the directory that they lean on.
-    async fn look(
+    /// The rules, and the directory that they refer to.
+    async fn read_rules(
         &self,
         rules: &mut watch::Receiver<Arc<RulesTable>>,
         changes: &mut watch::Receiver<u64>,
@@ -212,7 +212,7 @@ impl FqdnDataService {
             let seen = self.directory(change).await?;
             let table = Arc::clone(&rules.borrow_and_update());
             tries += 1;
-            // Rules come after the change that they lean on.
+            // Rules come after the change that they refer to.
             if *changes.borrow() == seen.change || tries == TRIES {
                 return Ok((table, seen.directory));
             }
@@ -226,7 +226,7 @@ impl FqdnDataService {
         directory: &Directory,
         sent: Option<&PolicyState>,
     ) -> Option<PolicyState> {
-        let limit = self.manners.limit;
+        let limit = self.timings.limit;
         let mut state = state::build(table, directory, &mut self.given.lock(), BootTime::now());
         if state.encoded_len() > limit {
             state::shrink(&mut state, directory);
@@ -255,7 +255,7 @@ impl FqdnDataService {
             if seen.change >= change {
                 return Ok(seen.clone());
             }
-            sleep_until(seen.at + self.manners.pace / DIRECTORIES).await;
+            sleep_until(seen.at + self.timings.pace / DIRECTORIES).await;
         }
         let (change, at) = (*self.proxies.watch_changes().borrow(), Instant::now());
         let directory = Arc::new(self.core.directory().await?);

@@ -12,10 +12,9 @@ use super::{
     model::EndpointPolicy,
     repository::Repository,
     rule::{DnsNames, Peers, Rule},
-    trace::{self, Match, Port, RuleView, Verdict, Way},
+    trace::{self, FlowDirection, Match, Port, RuleView, Verdict},
 };
 use crate::{
-    endpoint::endpoint::in_namespace,
     fqdn::names::NameSelectors,
     identity::scopes::reserved,
     ipcache::{
@@ -23,7 +22,7 @@ use crate::{
         resolve::cidr_label,
         table::Ipcache,
     },
-    labels::{Label, LabelError, LabelSet, RESERVED},
+    labels::{Label, LabelError, LabelSet, RESERVED, in_namespace},
     selector::selector::{Selector, Subject},
 };
 
@@ -94,7 +93,7 @@ impl Outside {
                 ipcache.claim(prefix, Owner::Policy, Claim::Labels(labels));
             }
         };
-        let rules = repository.iter().flat_map(|document| &document.rules);
+        let rules = repository.iter().flat_map(|document| document.rules());
         for selector in rules.flat_map(Rule::selectors) {
             match selector {
                 Selector::Cidr(cidr) => {
@@ -183,18 +182,18 @@ pub fn trace(
         }
     };
     let alike = |peer: &Subject, other: &Subject| {
-        let one = trace::judge(&policy.egress, Way::Egress, from, peer, port).verdict;
-        one == trace::judge(&policy.egress, Way::Egress, from, other, port).verdict
+        let one = trace::judge(&policy.egress, FlowDirection::Egress, from, peer, port).verdict;
+        one == trace::judge(&policy.egress, FlowDirection::Egress, from, other, port).verdict
     };
     let same = matches!(peers.as_slice(), [one, other] if alike(one, other));
     for peer in peers.iter().take(if same { 1 } else { usize::MAX }) {
-        steps.push(step(&policy, Way::Egress, from, peer, port));
+        steps.push(step(&policy, FlowDirection::Egress, from, peer, port));
     }
     let receivers = peers.iter().filter(|peer| peer.id.is_endpoint());
     for receiver in receivers {
         let theirs = EndpointPolicy::of(&receiver.labels, repository);
         let (own, sender) = (&receiver.labels, inside(from));
-        steps.push(step(&theirs, Way::Ingress, own, &sender, port));
+        steps.push(step(&theirs, FlowDirection::Ingress, own, &sender, port));
     }
     Trace {
         from: from.texts(),
@@ -209,13 +208,19 @@ pub fn trace(
     }
 }
 
-fn step(policy: &EndpointPolicy, way: Way, own: &LabelSet, peer: &Subject, port: Port) -> Step {
-    let (name, side) = match way {
-        Way::Egress => ("egress", &policy.egress),
-        Way::Ingress => ("ingress", &policy.ingress),
+fn step(
+    policy: &EndpointPolicy,
+    direction: FlowDirection,
+    own: &LabelSet,
+    peer: &Subject,
+    port: Port,
+) -> Step {
+    let (name, side) = match direction {
+        FlowDirection::Egress => ("egress", &policy.egress),
+        FlowDirection::Ingress => ("ingress", &policy.ingress),
     };
-    let decision = trace::judge(side, way, own, peer, port);
-    let about = trace::about(side, way, own, peer);
+    let decision = trace::judge(side, direction, own, peer, port);
+    let about = trace::about(side, direction, own, peer);
     let others = about.iter().filter(|found| !found.covers(port));
     Step {
         step: name.to_owned(),
@@ -278,18 +283,18 @@ fn word(verdict: Verdict) -> &'static str {
     }
 }
 
-/// A text that says who sends or receives.
+/// A sender or receiver, read from a text.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Party {
+pub enum Peer {
     /// Labels. Those of an endpoint name its namespace, `default` if the text does not.
     Labels(LabelSet),
     /// An address.
     Address(IpAddr),
-    /// A name of whatever kind: an endpoint's, or a DNS name.
+    /// A name of an endpoint, or a DNS name.
     Name(String),
 }
 
-impl Party {
+impl Peer {
     /// Reads `k8s:app=web,k8s:tier=front`, `reserved:host`, an address or a name.
     pub fn parse(text: &str) -> Result<Self, LabelError> {
         if let Ok(address) = text.parse() {

@@ -6,8 +6,8 @@
 use std::{ops::Range, sync::Arc};
 
 use super::{
+    document::PolicyDocument,
     mode::PolicyMode,
-    parse::PolicyDocument,
     repository::Repository,
     rule::{Direction, PeerRule, Rule},
 };
@@ -88,7 +88,7 @@ impl EndpointPolicy {
         document: Option<&PolicyDocument>,
     ) -> Change {
         let document = document.filter(|_| self.mode != PolicyMode::Never);
-        let rules = document.into_iter().flat_map(|document| &document.rules);
+        let rules = document.into_iter().flat_map(|document| document.rules());
         let rules: Vec<&Rule> = rules.filter(|rule| rule.subject.matches(labels)).collect();
         let at = self.documents.partition_point(|known| known.as_str() < key);
         let known = self.documents.get(at).is_some_and(|known| known == key);

@@ -12,12 +12,12 @@ use super::{
 };
 
 /// Reads a document; adds to `warnings` the remarks for its author.
-pub(super) fn read(value: &Value, warnings: &mut Vec<String>) -> Checked<Vec<Rule>> {
+pub(super) fn read(value: &Value, warnings: &mut Vec<String>) -> Checked<Rule> {
     let policy = netpol::read(value).map_err(fault)?;
     let remarks = policy.warnings.iter();
     warnings.extend(remarks.map(|warning| format!("{}: {}", warning.field, warning.text)));
     warnings.extend(blocks_without_pods(&policy));
-    Ok(vec![rules::rule(&policy)])
+    Ok(rules::rule(&policy))
 }
 
 fn fault(refusal: Refusal) -> Fault {

@@ -6,7 +6,7 @@ use super::*;
 use crate::{
     labels::LabelSet,
     policy::rule::{Direction, DnsNames, PeerRule, Peers, PortRule, Ports, Protocol},
-    policy::{footgun, model::EndpointPolicy, repository::Repository},
+    policy::{lint, model::EndpointPolicy, repository::Repository},
     selector::selector::{CidrSelector, Entity, Selector},
 };
 
@@ -77,8 +77,8 @@ spec:
     assert_eq!(found.len(), 2);
     assert_eq!(found[0].key, "CiliumNetworkPolicy/shop/allow-cilium-io");
     assert!(found[0].warnings.is_empty(), "{:?}", found[0].warnings);
-    let egress = &found[0].rules[0].egress;
-    assert!(egress.default_deny && !found[0].rules[0].ingress.default_deny);
+    let egress = &found[0].rules()[0].egress;
+    assert!(egress.default_deny && !found[0].rules()[0].ingress.default_deny);
     assert_eq!(egress.peers.len(), 2);
     let dns = &egress.peers[0].ports[0];
     assert_eq!(
@@ -88,7 +88,7 @@ spec:
     assert!(matches!(&dns.dns, Some(DnsNames::Names(names)) if names.len() == 2));
     assert_eq!(egress.peers[1].ports[1].ports, Ports::Range(8000, 8100));
     assert_eq!(found[1].key, "CiliumClusterwideNetworkPolicy/deny");
-    let egress = &found[1].rules[0].egress;
+    let egress = &found[1].rules()[0].egress;
     assert!(!egress.default_deny && egress.peers[0].deny);
     let Peers::Selectors(list) = &egress.peers[0].peers else {
         panic!("{egress:?}")
@@ -155,7 +155,7 @@ enableDefaultDeny: {ingress: false}
     let entity = |entities: &[Entity]| {
         Peers::Selectors(entities.iter().map(|e| Selector::Entity(*e)).collect())
     };
-    let [rule] = document.rules.as_slice() else {
+    let [rule] = document.rules() else {
         panic!("{document:?}")
     };
     let ingress = Direction {
@@ -226,7 +226,7 @@ fn reads_groups_of_blocks_and_rules_about_them() {
     )
     .unwrap();
     assert_eq!(found.key, "CiliumCIDRGroup/partners");
-    let blocks = found.group.unwrap();
+    let blocks = found.group().unwrap().clone();
     assert_eq!(
         blocks.labels.texts(),
         [
@@ -246,7 +246,7 @@ fn reads_groups_of_blocks_and_rules_about_them() {
         "endpointSelector: {}\negress:\n- toCIDRSet:\n  - {cidrGroupRef: partners, except: [10.1.0.0/16]}\n  - cidrGroupSelector: {matchLabels: {zone: a}}",
     )
     .unwrap();
-    let selectors: Vec<String> = rules.rules[0]
+    let selectors: Vec<String> = rules.rules()[0]
         .selectors()
         .map(ToString::to_string)
         .collect();
@@ -255,7 +255,7 @@ fn reads_groups_of_blocks_and_rules_about_them() {
         ["cidrgroup:partners except 10.1.0.0/16", "cidrgroup:zone=a"]
     );
     assert_eq!(
-        footgun::groups(&rules).into_iter().collect::<Vec<_>>(),
+        lint::groups(&rules).into_iter().collect::<Vec<_>>(),
         ["partners"]
     );
     refused(
@@ -319,7 +319,7 @@ fn refuses_what_is_not_supported_by_name() {
         }
     }
     for kind in [
-        "NetworkPolicy",
+        "AdminNetworkPolicy",
         "CiliumEgressGatewayPolicy",
         "CiliumLocalRedirectPolicy",
     ] {
@@ -339,7 +339,7 @@ fn refuses_what_is_not_supported_by_name() {
 fn default_deny_follows_the_rules_unless_it_is_set() {
     let both = |spec: &str| {
         let document = with_spec(&format!("endpointSelector: {{}}\n{spec}")).unwrap();
-        let rule = &document.rules[0];
+        let rule = &document.rules()[0];
         (rule.ingress.default_deny, rule.egress.default_deny)
     };
     assert_eq!(both("ingress:\n- {}"), (true, false));
@@ -474,15 +474,16 @@ fn refuses_with_the_field_and_what_to_do() {
 #[test]
 fn refuses_whole_documents() {
     assert_eq!(one("just text").unwrap_err().field, "document");
-    assert_eq!(
-        one("kind: Pod\napiVersion: v1").unwrap_err().field,
-        "apiVersion"
-    );
-    let other = "apiVersion: networking.k8s.io/v1\nkind: NetworkPolicy\nmetadata: {name: a}";
-    let remedy = one(other).unwrap_err().remedy;
+    let other = one("kind: Deployment\napiVersion: apps/v1").unwrap_err();
+    assert_eq!(other.field, "kind");
+    assert!(other.remedy.contains("CiliumNetworkPolicy"), "{other}");
+    let older = one("kind: Pod\napiVersion: v1beta1").unwrap_err();
+    assert_eq!(older.field, "apiVersion");
+    let error =
+        one("apiVersion: cilium.io/v2\nkind: NetworkPolicy\nmetadata: {name: a}").unwrap_err();
     assert!(
-        remedy.contains("only kinds of apiVersion cilium.io/v2"),
-        "{remedy}"
+        error.remedy.contains("apiVersion: networking.k8s.io/v1"),
+        "{error}"
     );
     let error = one("apiVersion: cilium.io/v2\nkind: X\nmetadata: {name: a}").unwrap_err();
     assert_eq!(error.field, "kind");
@@ -501,3 +502,16 @@ fn refuses_whole_documents() {
 
 #[path = "parse_tests/warnings.rs"]
 mod warnings;
+
+#[test]
+fn a_network_policy_is_a_document_with_its_namespace_in_its_key() {
+    let text = "apiVersion: networking.k8s.io/v1\nkind: NetworkPolicy\nmetadata: {name: web, namespace: shop}\nspec: {podSelector: {}, ingress: [{from: [{ipBlock: {cidr: 192.0.2.0/24}}]}]}";
+    let document = one(text).unwrap();
+    assert_eq!(document.key, "NetworkPolicy/shop/web");
+    assert_eq!(document.rules().len(), 1);
+    assert!(document.warnings[0].starts_with("spec.ingress[0].from[0].ipBlock: "));
+    let error = one(&text.replace("192.0.2.0/24", "192.0.2.0")).unwrap_err();
+    assert_eq!(error.key.as_deref(), Some("NetworkPolicy/shop/web"));
+    assert_eq!(error.field, "spec.ingress[0].from[0].ipBlock.cidr");
+    assert_eq!(error.remedy, "write 192.0.2.0/32 for this address");
+}

@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, sync::Arc};
 
-use super::{mode::PolicyMode, parse::PolicyDocument};
+use super::{document::PolicyDocument, mode::PolicyMode};
 use crate::labels::LabelSet;
 
 /// Documents by key, and what holds for endpoints without one.
@@ -60,7 +60,7 @@ impl Repository {
 /// Whether a document is about an endpoint with these labels.
 pub fn is_about(document: &PolicyDocument, labels: &LabelSet) -> bool {
     document
-        .rules
+        .rules()
         .iter()
         .any(|rule| rule.subject.matches(labels))
 }

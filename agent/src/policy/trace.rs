@@ -15,7 +15,7 @@ use crate::{
 
 /// One direction of an endpoint's traffic with a peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Way {
+pub enum FlowDirection {
     /// The endpoint sends.
     Egress,
     /// The endpoint receives.
@@ -184,10 +184,15 @@ impl fmt::Display for RuleView {
 
 /// Rules of a direction that are about a peer, whatever the port. `own` labels are those of the
 /// endpoint whose rules they are.
-pub fn about<'a>(side: &'a Side, way: Way, own: &'a LabelSet, peer: &'a Subject) -> Vec<Match<'a>> {
-    let receiver = Some(match way {
-        Way::Egress => &peer.labels,
-        Way::Ingress => own,
+pub fn about<'a>(
+    side: &'a Side,
+    direction: FlowDirection,
+    own: &'a LabelSet,
+    peer: &'a Subject,
+) -> Vec<Match<'a>> {
+    let receiver = Some(match direction {
+        FlowDirection::Egress => &peer.labels,
+        FlowDirection::Ingress => own,
     });
     let rules = side.rules.iter();
     rules
@@ -231,12 +236,12 @@ impl Match<'_> {
 /// ([`super::compute`] renders the same).
 pub fn judge<'a>(
     side: &'a Side,
-    way: Way,
+    direction: FlowDirection,
     own: &'a LabelSet,
     peer: &'a Subject,
     port: Port,
 ) -> Decision<'a> {
-    let mut matches = about(side, way, own, peer);
+    let mut matches = about(side, direction, own, peer);
     matches.retain(|found| found.covers(port));
     let denies = |found: &Match<'_>| found.rule.rule.deny;
     let proxies = |found: &Match<'_>| found.proxies(port);
@@ -250,7 +255,7 @@ pub fn judge<'a>(
         Verdict::Allowed
     } else if !side.enforced {
         Verdict::NotRestricted
-    } else if way == Way::Ingress && peer.id == shared_maps::IdentityId::HOST {
+    } else if direction == FlowDirection::Ingress && peer.id == shared_maps::IdentityId::HOST {
         Verdict::FromNode
     } else {
         Verdict::NoRule

@@ -7,25 +7,22 @@ mod ports;
 use std::sync::Arc;
 
 use dns_policy::{pattern, rule::NameRule};
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 
 use serde_json::{Map, Value};
 
-pub(super) use self::field::{list, object, text};
+pub(super) use self::field::{list, mapping, object, prefix, text};
 use self::{
-    field::{boolean, prefix},
+    field::boolean,
     labels::{group_labels, peer_labels, subject},
     ports::ports_of,
 };
-use super::{
-    parse::CidrGroup,
-    rule::{Direction, PeerRule, Peers, Rule},
-};
+use super::rule::{Direction, PeerRule, Peers, Rule};
 use crate::{
     labels::{CIDR_GROUP, NAMESPACE_KEY},
     selector::selector::{
         CidrSelector, Entity, FqdnSelector, GroupSelector, LabelSelector, Operator, Requirement,
-        Selector, group_label, labels_of_blocks,
+        Selector, group_label,
     },
 };
 
@@ -373,45 +370,6 @@ fn cidr_set(path: &str, value: &Value) -> Checked<Selector> {
         _ => group_labels(&field_path, value)?,
     };
     Ok(Selector::Group(GroupSelector { labels, except }))
-}
-
-/// Checks a `CiliumCIDRGroup`.
-pub fn group(value: &Value) -> Checked<CidrGroup> {
-    let null = Value::Null;
-    let metadata = value.get("metadata").unwrap_or(&null);
-    let name = metadata.get("name").and_then(Value::as_str);
-    let mut own = BTreeMap::new();
-    if let Some(more) = metadata.get("labels") {
-        let Some(more) = more.as_object() else {
-            return Err(Fault::new(
-                "metadata.labels",
-                "is not a mapping",
-                "write key: value pairs",
-            ));
-        };
-        for (key, value) in more {
-            let value = text(&format!("metadata.labels.{key}"), value)?;
-            own.insert(key.clone(), value.to_owned());
-        }
-    }
-    let Some(spec) = value.get("spec") else {
-        return Err(Fault::new(
-            "spec",
-            "is missing",
-            "add spec with externalCIDRs",
-        ));
-    };
-    let spec = object("spec", spec, &["externalCIDRs"], &[])?;
-    let mut prefixes = BTreeSet::new();
-    let blocks = list("spec.externalCIDRs", spec.get("externalCIDRs"))?;
-    for (n, item) in blocks.iter().enumerate() {
-        prefixes.insert(prefix(&format!("spec.externalCIDRs[{n}]"), item)?);
-    }
-    Ok(CidrGroup {
-        labels: labels_of_blocks(name.unwrap_or_default(), &own),
-        own,
-        prefixes,
-    })
 }
 
 fn fqdn(path: &str, value: &Value) -> Checked<Selector> {

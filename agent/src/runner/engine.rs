@@ -10,7 +10,7 @@ use crate::{
         plan::Plan,
     },
     datapath::{
-        look::{ProgramFault, Sight},
+        map_query::{MapEntries, ProgramFault},
         plan::{Datapath, Step},
     },
     proxies::Proxies,
@@ -85,24 +85,24 @@ impl Engine {
         self.core.change_in_progress() || self.core.next_deadline().is_some_and(earlier)
     }
 
-    /// Looks at a little of the datapath, if it is the time.
+    /// Compares one batch of the datapath with the model, if it is due.
     pub(super) fn reconcile(&mut self) {
-        let Some(look) = self.core.look(BootTime::now()) else {
+        let Some(query) = self.core.next_query(BootTime::now()) else {
             return;
         };
-        let sight = self.datapath.look(&look);
-        match &sight {
-            Ok(Sight::Programs(found)) => log_faults(found),
+        let entries = self.datapath.read_entries(&query);
+        match &entries {
+            Ok(MapEntries::Programs(found)) => log_faults(found),
             Ok(_) => {}
             Err(error) => {
                 tracing::warn!(%error, "a map could not be compared with the model");
             }
         }
-        let differences = self.core.seen(sight.ok());
+        let differences = self.core.reconcile(entries.ok());
         if differences > 0 {
             tracing::warn!(
                 differences,
-                of = look.name(),
+                of = query.name(),
                 "the datapath differed from the model; repaired"
             );
             self.step(Event::Tick);

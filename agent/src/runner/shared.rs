@@ -84,7 +84,7 @@ impl Shared {
             return None;
         }
         let deadline = engine.core.next_deadline().into_iter();
-        engine.wakes_at = deadline.chain(engine.core.look_due()).min();
+        engine.wakes_at = deadline.chain(engine.core.query_due()).min();
         Some(engine.wakes_at)
     }
 

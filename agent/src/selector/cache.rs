@@ -9,7 +9,7 @@ use foldhash::HashMap;
 use shared_maps::IdentityId;
 
 use super::{
-    index::Shelves,
+    index::Index,
     selector::{Selector, Subject},
 };
 use crate::labels::LabelSet;
@@ -26,8 +26,8 @@ pub struct SelectorCache {
     identities: BTreeMap<IdentityId, Subject>,
     /// Selectors that select an identity.
     selecting: BTreeMap<IdentityId, BTreeSet<SelectorId>>,
-    selector_shelves: Shelves<SelectorId>,
-    identity_shelves: Shelves<IdentityId>,
+    selector_index: Index<SelectorId>,
+    identity_index: Index<IdentityId>,
     next: u32,
 }
 
@@ -55,7 +55,7 @@ impl SelectorCache {
         self.next = self.next.wrapping_add(1);
         let selector = Arc::new(selector.clone());
         let selects = |subject: &&Subject| selector.matches(subject);
-        let selections: BTreeSet<IdentityId> = match self.identity_shelves.identities(&selector) {
+        let selections: BTreeSet<IdentityId> = match self.identity_index.identities(&selector) {
             Some(some) => {
                 let some = some.iter().filter_map(|id| self.identities.get(id));
                 some.filter(selects).map(|subject| subject.id).collect()
@@ -65,7 +65,7 @@ impl SelectorCache {
                 all.filter(selects).map(|subject| subject.id).collect()
             }
         };
-        self.selector_shelves.put_selector(&selector, id);
+        self.selector_index.add_selector(&selector, id);
         for identity in &selections {
             self.selecting.entry(*identity).or_default().insert(id);
         }
@@ -100,7 +100,7 @@ impl SelectorCache {
         }
         self.entries.remove(&id);
         self.ids.remove(selector);
-        self.selector_shelves.take_selector(selector, id);
+        self.selector_index.remove_selector(selector, id);
         true
     }
 
@@ -113,7 +113,7 @@ impl SelectorCache {
     pub fn add_identity(&mut self, id: IdentityId, labels: LabelSet) -> Vec<SelectorId> {
         let subject = Subject::new(id, labels);
         let mut selected_by = Vec::new();
-        for selector in self.selector_shelves.selectors(&subject) {
+        for selector in self.selector_index.selectors(&subject) {
             if let Some(entry) = self.entries.get_mut(&selector)
                 && entry.selector.matches(&subject)
                 && entry.selections.insert(id)
@@ -122,9 +122,9 @@ impl SelectorCache {
             }
         }
         if let Some(former) = self.identities.get(&id) {
-            self.identity_shelves.take_identity(former, id);
+            self.identity_index.remove_identity(former, id);
         }
-        self.identity_shelves.put_identity(&subject, id);
+        self.identity_index.add_identity(&subject, id);
         self.identities.insert(id, subject);
         self.selecting
             .insert(id, selected_by.iter().copied().collect());
@@ -134,7 +134,7 @@ impl SelectorCache {
     /// An identity is gone: gives the selectors that selected it.
     pub fn remove_identity(&mut self, id: IdentityId) -> Vec<SelectorId> {
         if let Some(subject) = self.identities.remove(&id) {
-            self.identity_shelves.take_identity(&subject, id);
+            self.identity_index.remove_identity(&subject, id);
         }
         let selecting = self.selecting.remove(&id).unwrap_or_default();
         for selector in &selecting {
@@ -269,7 +269,7 @@ mod tests {
     }
 
     proptest! {
-        /// What the shelves leave out would not have been selected.
+        /// Entries that the index leaves out would not have been selected.
         #[test]
         fn selects_as_if_each_selector_were_asked_of_each_identity(
             acts in prop::collection::vec(

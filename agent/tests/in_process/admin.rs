@@ -13,6 +13,7 @@ use holdfast_agent::{
     endpoint::source::{EndpointBook, EndpointDocument, cli::CliFile},
     events::Events,
     grpc::peer,
+    policy::document::Body,
 };
 
 use shared_maps::user::Globals;
@@ -74,7 +75,10 @@ async fn names_that_nobody_learns_are_a_problem() {
     let lab = Lab::start();
     let client = serve(&lab);
     let mut named = policy("*.example.com");
-    named.rules[0]
+    let Body::Rules(rules) = &mut named.body else {
+        panic!("{named:?}");
+    };
+    rules[0]
         .egress
         .peers
         .retain(|rule| rule.ports.iter().all(|port| port.dns.is_none()));

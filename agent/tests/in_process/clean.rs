@@ -36,7 +36,7 @@ async fn a_large_cleaning_closes_no_stream_and_ends_when_all_gave_their_leases_b
     let clean = Event::CleanNames(CleanNames::default());
     lab.core.tell(clean).await.unwrap();
     // No stream has fetched anything yet, and all of the cleaning is published.
-    let pending = lab.core.look(|core| core.unrevoked(None).len()).await;
+    let pending = lab.core.inspect(|core| core.unrevoked(None).len()).await;
     assert_eq!(pending, Ok(usize::from(NAMES)));
     assert_eq!(lab.proxies.closed_slow(), 0, "a stream was closed");
 
@@ -54,7 +54,7 @@ async fn a_large_cleaning_closes_no_stream_and_ends_when_all_gave_their_leases_b
         native.give_back().await;
     }
     let given_back = async {
-        while lab.core.look(|core| core.unrevoked(None).len()).await != Ok(0) {
+        while lab.core.inspect(|core| core.unrevoked(None).len()).await != Ok(0) {
             tokio::task::yield_now().await;
         }
     };

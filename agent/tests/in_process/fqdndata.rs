@@ -9,10 +9,12 @@ use fqdn_proto::fqdndata::{
 use holdfast_agent::{
     core::{
         Event,
-        event::{EndpointSpec, MappingOutcome, SourceEvent, StreamId},
+        event::{MappingOutcome, StreamId},
     },
-    grpc::fqdndata::{FqdnDataService, Manners},
-    policy::parse::PolicyDocument,
+    endpoint::spec::EndpointSpec,
+    grpc::fqdndata::{FqdnDataService, Timings},
+    policy::document::PolicyDocument,
+    source_event::SourceEvent,
 };
 use shared_maps::user::ipcache_key;
 use tokio::{
@@ -33,19 +35,19 @@ const SERVER: &str = "9.9.9.9";
 const SERVER6: &str = "2001:db8::9";
 
 /// As in the product, only sooner.
-fn brisk() -> Manners {
-    Manners {
+fn brisk() -> Timings {
+    Timings {
         pace: Duration::from_millis(50),
         ping: Duration::from_millis(200),
-        ..Manners::default()
+        ..Timings::default()
     }
 }
 
-async fn serve(lab: &Lab, manners: Manners) -> SocketAddr {
-    serve_within(lab, manners, Duration::from_secs(5)).await
+async fn serve(lab: &Lab, timings: Timings) -> SocketAddr {
+    serve_within(lab, timings, Duration::from_secs(5)).await
 }
 
-async fn serve_within(lab: &Lab, manners: Manners, max_delay: Duration) -> SocketAddr {
+async fn serve_within(lab: &Lab, timings: Timings, max_delay: Duration) -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     let service = FqdnDataService::start(
@@ -55,7 +57,7 @@ async fn serve_within(lab: &Lab, manners: Manners, max_delay: Duration) -> Socke
         lab.tasks.clone(),
         lab.stop.clone(),
     );
-    let service = service.await.with_manners(manners);
+    let service = service.await.with_timings(timings);
     lab.tasks.spawn(service.serve(listener));
     address
 }
@@ -183,7 +185,7 @@ async fn a_silent_connection_is_pinged_and_stays() {
     proxy
         .until("a state by the same connection", |memory| !is_open(memory))
         .await;
-    let defaults = Manners::default();
+    let defaults = Timings::default();
     assert!(defaults.ping < Duration::from_secs(10), "its own come then");
 }
 
@@ -191,11 +193,11 @@ async fn a_silent_connection_is_pinged_and_stays() {
 async fn a_state_too_large_goes_without_what_decides_nothing() {
     const SIZE: usize = 1000;
     let lab = Lab::start();
-    let manners = Manners {
+    let timings = Timings {
         limit: SIZE,
         ..brisk()
     };
-    let agent = serve(&lab, manners).await;
+    let agent = serve(&lab, timings).await;
     lab.sync(vec![narrow("*.example.com")], vec![pod()]).await;
     let mut proxy = CiliumProxy::start(agent).await;
     proxy.until("the first state", is_open).await;
@@ -215,17 +217,17 @@ async fn a_state_too_large_goes_without_what_decides_nothing() {
     assert!(lab.datapath.memory.lock().ipcache.len() > 400);
     assert_eq!(lab.proxies.oversized(), 0);
     let received = 4 << 20;
-    assert!(Manners::default().limit < received);
+    assert!(Timings::default().limit < received);
 }
 
 #[tokio::test]
 async fn a_state_that_is_too_large_even_so_is_counted() {
     let lab = Lab::start();
-    let manners = Manners {
+    let timings = Timings {
         limit: 20,
         ..brisk()
     };
-    let agent = serve(&lab, manners).await;
+    let agent = serve(&lab, timings).await;
     let proxy = CiliumProxy::start(agent).await;
     lab.sync(vec![policy("*.example.com")], vec![pod()]).await;
     let counted = async {

@@ -17,24 +17,23 @@ use fqdn_proto::native::{
     MappingUp, fqdn_policy_client::FqdnPolicyClient, mapping_down, mapping_up,
 };
 use holdfast_agent::{
-    core::{
-        Core, CoreConfig, Event, Restored,
-        event::{EndpointSpec, SourceEvent},
-    },
+    core::{Core, CoreConfig, Event, Restored},
     datapath::{
         files::StateFiles,
-        look::{Look, Sight},
+        map_query::{MapEntries, MapQuery},
         memory::MemoryDatapath,
         plan::{Datapath, Step, StepError},
     },
+    endpoint::spec::EndpointSpec,
     grpc::{
         peer::{self, Allowed},
         server::{About, Native},
     },
-    policy::parse::{PolicyDocument, parse_documents},
+    policy::{document::PolicyDocument, parse::parse_documents},
     proxies::Proxies,
     restore::{self, Found},
     runner::{self, CoreHandle, CoreThread},
+    source_event::SourceEvent,
 };
 use hyper_util::rt::TokioIo;
 use parking_lot::Mutex;
@@ -89,7 +88,7 @@ pub(crate) fn pod() -> EndpointSpec {
         mac: [2, 0, 0, 0, 0, 2],
         node_mac: [2, 0, 0, 0, 0, 1],
         on_bridge: false,
-        link: holdfast_agent::endpoint::link::Link::default(),
+        link: holdfast_agent::datapath::link::Link::default(),
         netns: "pod".to_owned(),
     }
 }
@@ -117,8 +116,8 @@ impl Datapath for Shared {
         self.memory.lock().apply(step)
     }
 
-    fn look(&mut self, look: &Look) -> Result<Sight, StepError> {
-        self.memory.lock().look(look)
+    fn read_entries(&mut self, query: &MapQuery) -> Result<MapEntries, StepError> {
+        self.memory.lock().read_entries(query)
     }
 }
 

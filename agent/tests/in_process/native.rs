@@ -6,11 +6,10 @@ use fqdn_proto::native::{
     DnsRulesUpdate, EndpointDnsRules, HelloRequest, MappingRefusal, RulesAck,
     dns_rules_update::Kind,
 };
-use holdfast_agent::core::{
-    Event,
-    event::{EndpointSpec, SourceEvent},
+
+use holdfast_agent::{
+    core::Event, datapath::plan::Step, endpoint::spec::EndpointSpec, source_event::SourceEvent,
 };
-use holdfast_agent::datapath::plan::Step;
 use shared_maps::user::ipcache_key;
 use tokio::{sync::mpsc, time::timeout};
 use tokio_stream::wrappers::ReceiverStream;

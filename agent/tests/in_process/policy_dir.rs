@@ -3,8 +3,8 @@
 use std::{fs, path::Path};
 
 use holdfast_agent::{
-    core::{Event, event::SourceEvent},
-    policy::source::{dir::PolicyDir, last_good::LastGood},
+    policy::source::{PolicyChange, dir::PolicyDir, last_good::LastGood},
+    source_event::SourceEvent,
 };
 
 const GOOD: &str = r#"
@@ -26,20 +26,19 @@ fn write(dir: &Path, name: &str, text: &str) {
 }
 
 /// Events in words.
-fn words(events: &[Event]) -> Vec<String> {
+fn words(events: &[PolicyChange]) -> Vec<String> {
     events
         .iter()
         .map(|event| match event {
-            Event::Policies(SourceEvent::Init) => "init".to_owned(),
-            Event::Policies(SourceEvent::InitDone) => "done".to_owned(),
-            Event::Policies(SourceEvent::Apply(document)) => {
+            PolicyChange::Document(SourceEvent::Init) => "init".to_owned(),
+            PolicyChange::Document(SourceEvent::InitDone) => "done".to_owned(),
+            PolicyChange::Document(SourceEvent::Apply(document)) => {
                 format!("apply {}", name(&document.key))
             }
-            Event::Policies(SourceEvent::Delete(key)) => format!("delete {}", name(key)),
-            Event::PoliciesRejected(errors) => format!("rejected {}", errors.len()),
-            Event::PoliciesUncertain(true) => "uncertain".to_owned(),
-            Event::PoliciesUncertain(false) => "certain".to_owned(),
-            other => panic!("{other:?}"),
+            PolicyChange::Document(SourceEvent::Delete(key)) => format!("delete {}", name(key)),
+            PolicyChange::Rejected(errors) => format!("rejected {}", errors.len()),
+            PolicyChange::Uncertain(true) => "uncertain".to_owned(),
+            PolicyChange::Uncertain(false) => "certain".to_owned(),
         })
         .collect()
 }
@@ -97,7 +96,7 @@ fn two_files_with_the_same_document_are_told_apart() {
     let mut source = PolicyDir::new(dir.path());
     let events = source.list();
     assert_eq!(words(&events), ["init", "apply x", "rejected 1", "done"]);
-    let Some(Event::PoliciesRejected(errors)) = events.get(2) else {
+    let Some(PolicyChange::Rejected(errors)) = events.get(2) else {
         panic!("{events:?}");
     };
     assert_eq!(errors[0].source_name, "b.yaml");
@@ -248,7 +247,7 @@ fn versions_that_cannot_be_kept_are_a_fault_that_is_named() {
     fs::create_dir(state.path().join("policies/1.json.new")).unwrap();
     let events = source.list();
     let rejected = events.iter().find_map(|event| match event {
-        Event::PoliciesRejected(errors) => Some(errors),
+        PolicyChange::Rejected(errors) => Some(errors),
         _ => None,
     });
     assert!(rejected.unwrap()[0].reason.contains("cannot be kept"));

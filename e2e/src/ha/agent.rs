@@ -57,13 +57,13 @@ pub(super) fn flipped(stage: &Stage) -> Result<Vec<Row>> {
     })
 }
 
-fn under_load(stage: &Stage, blow: impl Fn(Program, u32) -> Result<Program>) -> Result<Vec<Row>> {
+fn under_load(stage: &Stage, fault: impl Fn(Program, u32) -> Result<Program>) -> Result<Vec<Row>> {
     let mut agent = stage.agent(&stage.agent_options())?;
     let _replica = stage.replica(1)?;
     let load = stage.load()?;
-    for round in 0..stage.size.blows {
+    for round in 0..stage.size.faults {
         load.flows()?;
-        agent = blow(agent, round)?;
+        agent = fault(agent, round)?;
     }
     load.flows()?;
     let report = load.finish()?;
@@ -76,7 +76,7 @@ fn under_load(stage: &Stage, blow: impl Fn(Program, u32) -> Result<Program>) -> 
     let note = format!(
         "{} times; {}; {timeouts} queries that the server did not answer, {overflow} lost in a \
          full queue",
-        stage.size.blows,
+        stage.size.faults,
         stage.drops()?
     );
     Ok(vec![Row::none_lost(String::new(), &report, note)])

@@ -36,42 +36,42 @@ pub(super) fn stopped(stage: &Stage) -> Result<Vec<Row>> {
     Ok(vec![row(&times, &report)])
 }
 
-fn under_load(stage: &Stage, blow: impl Fn(Program) -> Result<()>) -> Result<(Vec<u64>, Report)> {
+fn under_load(stage: &Stage, fault: impl Fn(Program) -> Result<()>) -> Result<(Vec<u64>, Report)> {
     let _agent = stage.agent(&stage.agent_options())?;
     let mut replicas = [stage.replica(0)?, stage.replica(1)?];
     let load = stage.load()?;
     let mut times = Vec::new();
-    for round in 0..stage.size.blows {
+    for round in 0..stage.size.faults {
         load.flows()?;
         let [victim, other] = replicas;
         times.push(now());
-        blow(victim)?;
+        fault(victim)?;
         replicas = [other, stage.replica(round + 2)?];
     }
     Ok((times, load.finish()?))
 }
 
-/// Holds if every lost query was sent between shortly before a blow and a second after.
+/// Holds if every lost query was sent between shortly before a fault and a second after.
 fn row(times: &[u64], report: &Report) -> Row {
     let total = report.total();
     let excused = |sent: &u64| {
         times
             .iter()
-            .any(|blow| *sent + HAD >= *blow && *sent <= *blow + OVER)
+            .any(|fault| *sent + HAD >= *fault && *sent <= *fault + OVER)
     };
     let late = total.lost_at.iter().filter(|sent| !excused(sent)).count();
     let last = total
         .lost_at
         .iter()
         .filter_map(|sent| {
-            let blows = times.iter().filter(|blow| *blow <= sent);
-            blows.map(|blow| (sent - blow) / 1_000_000).min()
+            let faults = times.iter().filter(|fault| *fault <= sent);
+            faults.map(|fault| (sent - fault) / 1_000_000).min()
         })
         .filter(|after| *after <= OVER / 1_000_000)
         .max()
         .unwrap_or(0);
     let note = format!(
-        "{} blows; last loss sent {last} ms after one; {late} outside of the second",
+        "{} faults; last loss sent {last} ms after one; {late} outside of the second",
         times.len()
     );
     let holds = total.wrong == 0 && late == 0 && total.right > 0;

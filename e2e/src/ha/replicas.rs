@@ -259,7 +259,7 @@ pub(super) fn beside_other(stage: &Stage) -> Result<Vec<Row>> {
     let before = asked()?;
     load.flows()?;
     let steered = asked()?;
-    for round in 0..stage.size.blows {
+    for round in 0..stage.size.faults {
         load.flows()?;
         let status = own.terminate(LEAVES)?;
         ensure!(status.success(), "a replica that drained: {status}");
@@ -270,7 +270,7 @@ pub(super) fn beside_other(stage: &Stage) -> Result<Vec<Row>> {
     let got = asked()?;
     let note = format!(
         "{} restarts; the other proxy got {} queries before, {} in all",
-        stage.size.blows,
+        stage.size.faults,
         steered - before,
         got - before
     );

@@ -28,7 +28,7 @@ use crate::config::{
 /// Longest time for an answer; a proxy that needs longer hangs.
 const ANSWER_WITHIN: Duration = Duration::from_secs(5);
 /// Interval between two checks whether a draining proxy has exited.
-const LOOK: Duration = Duration::from_millis(50);
+const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 /// A proxy's answer to `drain`.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -236,7 +236,7 @@ async fn wait_gone(socket: &Path, limit: Duration) -> anyhow::Result<Duration> {
         if UnixStream::connect(socket).await.is_err() {
             return Ok(begun.elapsed());
         }
-        tokio::time::sleep(LOOK).await;
+        tokio::time::sleep(POLL_INTERVAL).await;
     }
     bail!(
         "the proxy at {} has not exited after {:?}",

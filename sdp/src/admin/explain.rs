@@ -21,8 +21,8 @@ use super::{
 };
 use crate::{
     app::Shared,
-    link::board::RulesOrigin,
-    resolve::{Resolver, Who},
+    link::state::RulesOrigin,
+    resolve::{QueryClient, Resolver},
 };
 
 /// What is asked.
@@ -115,7 +115,7 @@ pub(super) fn answer(shared: &Shared, question: &ExplainQuestion) -> Explanation
         .collect();
     let server = question
         .server
-        .map(|address| (shared.maps.whom(address), address));
+        .map(|address| (shared.maps.server(address), address));
     explanation.rules = rules
         .iter()
         .map(|rule| {
@@ -213,10 +213,10 @@ impl Explanation {
             ifindex: None,
             name: name.as_str().to_owned(),
             server: question.server,
-            server_identity: question.server.map(|server| shared.maps.whom(server).0),
+            server_identity: question.server.map(|server| shared.maps.server(server).0),
             port: question.port,
             protocol: transport_text(transport).to_owned(),
-            rules_from: shared.board.status().rules,
+            rules_from: shared.link.status().rules,
             rules: Vec::new(),
             verdict: "deny".to_owned(),
             reason: String::new(),
@@ -225,8 +225,8 @@ impl Explanation {
 
     /// Notes who the client is; none, with the reason, if it is not an endpoint.
     fn identify(&mut self, shared: &Shared) -> Option<EndpointId> {
-        match shared.maps.who(self.client) {
-            Who::Endpoint {
+        match shared.maps.client(self.client) {
+            QueryClient::Endpoint {
                 id,
                 identity,
                 ifindex,
@@ -237,12 +237,12 @@ impl Explanation {
                 self.ifindex = Some(ifindex);
                 Some(id)
             }
-            Who::Host => {
+            QueryClient::Host => {
                 self.who = "host".to_owned();
                 self.reason = "the address is the node's own: it has no DNS rules here".into();
                 None
             }
-            Who::Unknown => {
+            QueryClient::Unknown => {
                 self.who = "unknown".to_owned();
                 self.reason = shared.maps.problem().unwrap_or_else(|| {
                     "no endpoint of this node has the address (cilium_lxc has no entry)".into()

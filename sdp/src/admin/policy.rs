@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use shared_maps::EndpointId;
 
 use super::status::rules_text;
-use crate::{app::Shared, link::board::RulesOrigin};
+use crate::{app::Shared, link::state::RulesOrigin};
 
 /// What is asked.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
@@ -108,7 +108,7 @@ pub(super) fn answer(shared: &Shared, question: &PolicyQuestion) -> PolicyAnswer
         })
     };
     PolicyAnswer {
-        rules: shared.board.status().rules,
+        rules: shared.link.status().rules,
         endpoints: ids.into_iter().filter_map(view).collect(),
     }
 }

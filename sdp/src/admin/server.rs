@@ -15,7 +15,7 @@ use daemon::{
 use socket2::{Domain, Type};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
-use super::{AdminError, Desk, Door};
+use super::{AdminError, AdminState, SocketKind};
 use crate::config::Config;
 
 /// Connections that wait to be accepted.
@@ -26,9 +26,9 @@ const BACKLOG: i32 = 1024;
 /// It is bound as the user that starts the proxy: the kernel lets a replica share the port only
 /// with sockets of one user, and releases before bound it as root.
 #[derive(Debug)]
-pub struct MetricsDoor(Option<std::net::TcpListener>);
+pub struct MetricsListener(Option<std::net::TcpListener>);
 
-impl MetricsDoor {
+impl MetricsListener {
     /// Binds it.
     pub fn open(config: &Config) -> Result<Self, AdminError> {
         bind_metrics(config).map(Self)
@@ -37,16 +37,16 @@ impl MetricsDoor {
 
 /// Both sockets, bound.
 #[derive(Debug)]
-pub struct Doors {
+pub struct AdminListeners {
     admin: std::os::unix::net::UnixListener,
     path: PathBuf,
     metrics: Option<std::net::TcpListener>,
 }
 
-impl Doors {
+impl AdminListeners {
     /// Binds the admin socket, as the user that the proxy runs as: its directory belongs to that
     /// user, and a root without CAP_DAC_OVERRIDE may not write there.
-    pub fn open(config: &Config, metrics: MetricsDoor) -> Result<Self, AdminError> {
+    pub fn open(config: &Config, metrics: MetricsListener) -> Result<Self, AdminError> {
         let path = config.admin_socket.clone();
         Ok(Self {
             admin: bind_unix(&path)?,
@@ -56,13 +56,13 @@ impl Doors {
     }
 
     /// Serves both until `stop`.
-    pub(super) async fn serve(self, desk: Arc<Desk>, stop: CancellationToken) {
+    pub(super) async fn serve(self, state: Arc<AdminState>, stop: CancellationToken) {
         let tasks = TaskTracker::new();
-        let serve = |socket, door| {
-            let desk = Arc::clone(&desk);
+        let serve = |socket, kind| {
+            let state = Arc::clone(&state);
             let service = move |request| {
-                let desk = Arc::clone(&desk);
-                async move { desk.answer(door, request).await }
+                let state = Arc::clone(&state);
+                async move { state.answer(kind, request).await }
             };
             http_server::serve(
                 socket,
@@ -75,10 +75,10 @@ impl Doors {
         let admin = tokio::net::UnixListener::from_std(self.admin).map(Socket::Unix);
         let metrics = self.metrics.map(tokio::net::TcpListener::from_std);
         match (admin, metrics.transpose()) {
-            (Ok(admin), Ok(None)) => serve(admin, Door::Admin).await,
+            (Ok(admin), Ok(None)) => serve(admin, SocketKind::Admin).await,
             (Ok(admin), Ok(Some(metrics))) => {
-                let metrics = serve(Socket::Tcp(metrics), Door::Metrics);
-                tokio::join!(serve(admin, Door::Admin), metrics);
+                let metrics = serve(Socket::Tcp(metrics), SocketKind::Metrics);
+                tokio::join!(serve(admin, SocketKind::Admin), metrics);
             }
             (Err(error), _) | (_, Err(error)) => {
                 tracing::error!(

@@ -15,16 +15,16 @@ use super::{
 use crate::{
     app::Shared,
     journal::JournalStatus,
-    link::board::LinkStatus,
+    link::state::LinkStatus,
     mapping::sink::SinkStatus,
     maps::MapsStatus,
     privileges::Privileges,
     proxy::stats::{AnswerResult, Label, QueryResult},
     query_log::QueryLogStatus,
+    recent_warnings::RecentWarning,
     restore::Skipped,
     rules_journal::RulesJournalStatus,
     transparent::Mode,
-    troubles::Trouble,
 };
 
 /// Everything about one proxy. Fields that came later have defaults: a command of this
@@ -92,7 +92,7 @@ pub struct Status {
     pub answers: Vec<Counted>,
     /// Warnings and errors of late, the latest first.
     #[serde(default)]
-    pub troubles: Vec<Trouble>,
+    pub troubles: Vec<RecentWarning>,
 }
 
 /// How leaving goes.
@@ -167,7 +167,7 @@ impl Status {
                 held: shared.stats.held.get(),
                 tcp_connections: shared.stats.tcp_connections.get(),
             },
-            agent: shared.board.status(),
+            agent: shared.link.status(),
             endpoints_with_rules: shared.policy.load().len(),
             maps: shared.maps.status(),
             mappings: shared.sink.status(),
@@ -181,7 +181,7 @@ impl Status {
             query_log: shared.query_log.as_ref().map(|log| log.status()),
             queries: counted::<QueryResult>(|label| shared.stats.queries.get(label)),
             answers: counted::<AnswerResult>(|label| shared.stats.answers.get(label)),
-            troubles: shared.troubles.list(),
+            troubles: shared.recent_warnings.list(),
         }
     }
 }

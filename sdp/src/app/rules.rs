@@ -19,12 +19,12 @@ use crate::{
 /// How long the first rules may hold up the listeners.
 const FIRST_RULES_WITHIN: Duration = Duration::from_secs(1);
 /// How often a proxy that could only refuse looks whether another one has the port.
-const LOOK_FOR_OTHERS: Duration = Duration::from_millis(50);
+const PORT_POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 /// Puts the rules on disk in force, unless the agent has sent its own.
 pub(super) fn restore_rules(shared: &Shared) {
-    let mut writing = shared.board.writing_rules();
-    if shared.board.has_agent_rules() || !shared.maps.has_lxc() {
+    let mut writing = shared.link.writing_rules();
+    if shared.link.has_agent_rules() || !shared.maps.has_lxc() {
         return;
     }
     let mut found = restore::load(&shared.config.state_dir, |ip| shared.maps.lxc_entry(ip));
@@ -46,14 +46,14 @@ pub(super) fn restore_rules(shared: &Shared) {
     }
     let endpoints = found.rules.iter().map(|of| of.endpoint);
     writing.adopt(endpoints, &instances);
-    shared.board.rows_skipped(found.rows.count());
+    shared.link.rows_skipped(found.rows.count());
     for odd in found.rows.odd.iter().filter(|_| news) {
         tracing::warn!(odd, "a row of an endpoint's file allows nothing");
     }
     if !found.rules.is_empty() {
         tracing::info!(endpoints = found.rules.len(), "rules restored from disk");
     }
-    shared.board.rules_from_disk(found.rules.len());
+    shared.link.rules_from_disk(found.rules.len());
     *shared.skipped_files.lock() = found.skipped;
 }
 
@@ -90,9 +90,9 @@ pub(super) fn keep_rules(shared: &Shared) {
 
 /// Rules of endpoints that `cilium_lxc` has lost, or gave to others, end.
 pub(super) fn end_lost_rules(shared: &Shared) {
-    let mut writing = shared.board.writing_rules();
+    let mut writing = shared.link.writing_rules();
     if end_rules_of_lost_endpoints(&mut writing, &shared.maps, &shared.policy) > 0 {
-        shared.board.rules_kept(writing.unconfirmed());
+        shared.link.rules_kept(writing.unconfirmed());
     }
 }
 
@@ -126,7 +126,7 @@ pub(super) async fn others_first(shared: &Shared, mut ports: BoundPorts) {
             let text = format!("another proxy of the port answers until this one can: {why}");
             *shared.steering.lock() = SteeringStatus::Waiting(why.to_string());
             shared.ready.block(Need::Listeners, text);
-            tokio::time::sleep(LOOK_FOR_OTHERS).await;
+            tokio::time::sleep(PORT_POLL_INTERVAL).await;
         }
     };
     tokio::select! {
@@ -138,7 +138,7 @@ pub(super) async fn others_first(shared: &Shared, mut ports: BoundPorts) {
 /// Notes whether queries can be answered.
 pub(super) fn note_gate(shared: &Shared) {
     let with_rules = shared.policy.load().len();
-    let word = shared.board.word();
+    let word = shared.link.word();
     let can = gate::can_answer(shared.maps.problem(), with_rules, word, Instant::now());
     shared.gate.set(can);
 }

@@ -18,7 +18,7 @@ const MAX_BYTES: u64 = 64 << 20;
 /// Below this length, in bytes, a file is not rewritten.
 const SMALL: u64 = 256 << 10;
 /// How often files without a writer are looked for.
-pub(super) const LOOK: Duration = Duration::from_secs(1);
+pub(super) const SCAN_INTERVAL: Duration = Duration::from_secs(1);
 /// Interval at which expired pairs are removed.
 const EXPIRE: u64 = 10;
 /// How often a file that could not be written is tried again, seconds.
@@ -67,7 +67,7 @@ impl Writer {
     pub(super) fn run(mut self, journal: &Journal) {
         loop {
             self.look_after(journal, BootTime::now());
-            let closing = journal.wait(LOOK);
+            let closing = journal.wait(SCAN_INTERVAL);
             let (notes, waiting) = journal.take();
             self.write(journal, &notes, BootTime::now());
             journal.written();

@@ -31,9 +31,9 @@ use wire::fqdn_data_client::FqdnDataClient;
 
 use super::{
     Link, SessionError,
-    board::{Connection, Service},
     convert::fqdndata as convert,
     native::Never,
+    state::{Connection, Service},
 };
 use crate::{
     config::AgentAddress,
@@ -82,11 +82,11 @@ async fn begin(
     // It has no epochs: each session counts as one, so that all is sent again.
     let epoch = Epoch {
         boot_id: String::new(),
-        start: link.board.sessions() + 1,
+        start: link.state.sessions() + 1,
     };
     tracing::info!(%address, "connected to the agent (FQDNData)");
     link.sink.agent_up(epoch.clone(), None);
-    link.board.connected(Connection {
+    link.state.connected(Connection {
         address: address.to_string(),
         service: Service::FqdnData,
         agent_version: "unknown".to_owned(),
@@ -140,7 +140,7 @@ async fn follow(
         acks.send(ack)
             .await
             .map_err(|_| SessionError::Closed { what: STREAM })?;
-        rules.link.board.acked(rules.states);
+        rules.link.state.acked(rules.states);
         state = next(&mut states).await?;
     }
 }
@@ -151,7 +151,7 @@ fn broke_off(error: &JoinError) -> SessionError {
 
 /// Notes whose rules are in force as the session begins.
 fn adopt_rules(link: &Link) {
-    let mut writing = link.board.writing_rules();
+    let mut writing = link.state.writing_rules();
     let in_force = link.policy.load().endpoints();
     writing.adopt(in_force, &link.maps.instances().unwrap_or_default());
 }
@@ -194,15 +194,15 @@ impl Rules {
     fn take(mut self, state: State) -> Result<(wire::PolicyStateResponse, Self), SessionError> {
         let mut state = state.decode().map_err(|error| {
             let error = format!("a state: {error}");
-            self.link.board.rules_refused(self.states + 1, &error);
+            self.link.state.rules_refused(self.states + 1, &error);
             SessionError::Protocol(error)
         })?;
         let ack = convert::ack(std::mem::take(&mut state.request_id));
         let state = convert::state(state);
         self.states += 1;
         let link = &self.link;
-        let mut writing = link.board.writing_rules();
-        if link.board.sessions() != self.epoch.start {
+        let mut writing = link.state.writing_rules();
+        if link.state.sessions() != self.epoch.start {
             // The session ended meanwhile, and another one has begun.
             return Err(SessionError::Closed { what: STREAM });
         }
@@ -219,20 +219,20 @@ impl Rules {
                 link.rules_journal.write_now(WRITTEN_WITHIN);
             },
         );
-        link.board.rules_kept(writing.unconfirmed());
+        link.state.rules_kept(writing.unconfirmed());
         for error in &errors {
             tracing::error!(%error, "a rule of the agent allows nothing");
         }
-        link.board.rules_from_agent(self.epoch.clone(), self.states);
+        link.state.rules_from_agent(self.epoch.clone(), self.states);
         drop(writing);
-        link.board.rows_skipped(state.skipped);
+        link.state.rows_skipped(state.skipped);
         self.note_odd(state.odd.into_iter().collect());
         Ok((ack, self))
     }
 
     /// Says what of a state allows nothing, if that is news: each state holds it all again.
     fn note_odd(&mut self, odd: BTreeSet<String>) {
-        let board = &self.link.board;
+        let status = &self.link.state;
         for odd in odd.difference(&self.odd) {
             tracing::warn!(%odd, "a rule of the agent allows nothing");
         }
@@ -244,9 +244,9 @@ impl Rules {
             };
             let what = format!("{} {rows} nothing; {first}", odd.len());
             if odd == self.odd {
-                board.rules_refused_still(self.states, &what);
+                status.rules_refused_still(self.states, &what);
             } else {
-                board.rules_refused(self.states, &what);
+                status.rules_refused(self.states, &what);
             }
         }
         self.odd = odd;

@@ -20,8 +20,8 @@ use super::{
 const CALL: &str = "UpdateMappings";
 /// Messages between us and the connection; what does not fit waits in the sink.
 const AHEAD: usize = 4;
-/// Refreshes that wait to go together become due without anybody telling.
-const LOOK: Duration = Duration::from_millis(100);
+/// Interval at which collected refreshes that became due are sent.
+const REFRESH_INTERVAL: Duration = Duration::from_millis(100);
 /// How often it is noted that nothing more came, while an answer waits for a result.
 const BEAT: Duration = Duration::from_millis(10);
 
@@ -72,15 +72,15 @@ impl Opened {
 }
 
 async fn send(link: &Link, up: mpsc::Sender<wire::MappingUp>) -> Result<Never, SessionError> {
-    let mut look = interval(LOOK);
+    let mut refresh = interval(REFRESH_INTERVAL);
     let mut beat = interval(BEAT);
-    look.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    refresh.set_missed_tick_behavior(MissedTickBehavior::Delay);
     beat.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         let waits = link.sink.is_waiting();
         tokio::select! {
             () = link.sink.has_work() => {}
-            _ = look.tick() => {}
+            _ = refresh.tick() => {}
             _ = beat.tick(), if waits => {
                 link.sink.heard_all(BootTime::now());
                 continue;

@@ -6,9 +6,8 @@ use tonic::transport::{Channel, Endpoint};
 use wire::fqdn_policy_client::FqdnPolicyClient;
 
 use super::{
-    Link, SessionError, answered,
-    board::{Connection, Service},
-    connect, connect_with, convert, mapping_stream, rules_stream,
+    Link, SessionError, answered, connect, connect_with, convert, mapping_stream, rules_stream,
+    state::{Connection, Service},
 };
 use crate::{config::AgentAddress, link_stream::ReadNow, shared_tasks::SharedTasks};
 
@@ -78,7 +77,7 @@ async fn begin(
     }
     tracing::info!(%address, agent = hello.version, start = epoch.start, "connected to the agent");
     link.sink.agent_up(epoch.clone(), Some(hello.min_ttl));
-    link.board.connected(Connection {
+    link.state.connected(Connection {
         address: address.to_string(),
         service: Service::Native,
         agent_version: hello.version,

@@ -23,7 +23,7 @@ pub(super) async fn run(link: &Link, client: &mut Client) -> Result<Never, Sessi
         what: CALL,
         status: Box::new(status),
     };
-    let session = link.board.sessions();
+    let session = link.state.sessions();
     let (acks, sent) = mpsc::channel(ACKS_AHEAD);
     let call = client.update_dns_rules(ReceiverStream::new(sent));
     let mut down = call.await.map_err(broken)?.into_inner();
@@ -48,7 +48,7 @@ pub(super) async fn run(link: &Link, client: &mut Client) -> Result<Never, Sessi
             .await
             .map_err(|_| SessionError::Closed { what: CALL })?;
         if let Some(revision) = acked {
-            link.board.acked(revision);
+            link.state.acked(revision);
         }
     }
 }
@@ -74,12 +74,12 @@ fn apply(link: &Link, session: u64, complete: Complete) -> Option<wire::RulesAck
                 reason = ack.nack,
                 "rules refused; the previous ones remain in force"
             );
-            link.board.rules_refused(revision, &ack.nack);
+            link.state.rules_refused(revision, &ack.nack);
             return Some(ack);
         }
     };
-    let mut writing = link.board.writing_rules();
-    if link.board.sessions() != session {
+    let mut writing = link.state.writing_rules();
+    if link.state.sessions() != session {
         return None;
     }
     // First: from here on a lease of an older revision must not release an answer.
@@ -87,7 +87,7 @@ fn apply(link: &Link, session: u64, complete: Complete) -> Option<wire::RulesAck
     let errors = match &content {
         Content::Snapshot(all) => {
             writing.forget();
-            link.board.rules_kept(0);
+            link.state.rules_kept(0);
             link.policy.replace_all(all)
         }
         Content::Delta { changed, removed } => link.policy.apply(changed, removed),
@@ -100,7 +100,7 @@ fn apply(link: &Link, session: u64, complete: Complete) -> Option<wire::RulesAck
         snapshot = matches!(content, Content::Snapshot(_)),
         "rules applied"
     );
-    link.board.rules_from_agent(epoch, revision);
+    link.state.rules_from_agent(epoch, revision);
     link.maps.set_agent_ready(true);
     Some(ack)
 }

@@ -153,7 +153,7 @@ impl Leaving {
     /// Silence after which the queue counts as empty.
     const SILENCE: Duration = Duration::from_millis(30);
     /// How often a drain looks whether slots were given up.
-    pub(super) const LOOK: Duration = Duration::from_millis(1);
+    pub(super) const POLL_INTERVAL: Duration = Duration::from_millis(1);
     /// How often to look.
     pub(super) const TICK: Duration = Duration::from_millis(10);
 

@@ -50,7 +50,7 @@ impl Transport {
 pub struct HoldError {
     transport: Transport,
     at: SocketAddr,
-    /// Who has it, if the kernel lists it.
+    /// The process that has it, if the kernel lists it.
     user: Option<u32>,
     source: io::Error,
 }

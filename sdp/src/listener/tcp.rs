@@ -204,7 +204,7 @@ async fn admit(
             };
             // A local process can connect to the proxy itself, from as many addresses as it likes.
             let server = server.filter(|server| !proxy.leads_back(*server));
-            let holder = Holder::from(proxy.resolver().who(client.ip()));
+            let holder = Holder::from(proxy.resolver().client(client.ip()));
             let seat = server.and_then(|_| shared.seats.take(holder));
             let (Some(server), Some(seat)) = (server, seat) else {
                 proxy.stats().tcp_refused.add(1);

@@ -30,7 +30,7 @@ use crate::{
     arena::Key,
     mapping::repeat::Repeats,
     proxy::Proxy,
-    resolve::Looked,
+    resolve::LookupCache,
     shared_tasks,
     socket::{
         self,
@@ -74,7 +74,7 @@ pub(super) struct Worker {
     answers: RecvBatch,
     /// To servers.
     send: SendBatch,
-    looked: Looked,
+    lookups: LookupCache,
     repeats: Repeats,
     /// Queries of a batch that are to be sent on, and where they lie in it.
     placed: Vec<(Placed, usize)>,
@@ -147,7 +147,7 @@ impl Worker {
             queries: RecvBatch::addressed(),
             answers: RecvBatch::connected(),
             send: SendBatch::segmenting(),
-            looked: Looked::default(),
+            lookups: LookupCache::default(),
             repeats: Repeats::new(),
             placed: Vec::with_capacity(BATCH),
             released: Vec::with_capacity(BATCH),

@@ -44,7 +44,7 @@ use super::{MappingSink, OnRealised, Release};
 use crate::{
     journal::{Journal, Written},
     link_stream::ReadNow,
-    notice::Notice,
+    query_report::QueryReport,
     shared_tasks::SharedTasks,
 };
 
@@ -52,7 +52,7 @@ use crate::{
 const HUNG_AFTER: u32 = 3;
 
 /// How often a process that is leaving looks for answers.
-const LOOK: Duration = Duration::from_millis(10);
+const POLL_INTERVAL: Duration = Duration::from_millis(10);
 
 /// See the module.
 pub struct LinkSink {
@@ -317,7 +317,7 @@ impl LinkSink {
         let mut left = self.unanswered();
         let mut since = tokio::time::Instant::now();
         while left > 0 {
-            tokio::time::sleep(LOOK.min(silent)).await;
+            tokio::time::sleep(POLL_INTERVAL.min(silent)).await;
             let now = self.unanswered();
             if now != left {
                 left = now;
@@ -352,7 +352,7 @@ impl LinkSink {
 
     fn take(
         &self,
-        learned: (Mapping, Option<Box<Notice>>),
+        learned: (Mapping, Option<Box<QueryReport>>),
         on_realised: OnRealised,
         now: BootTime,
     ) -> Release {
@@ -383,13 +383,13 @@ impl MappingSink for LinkSink {
         self.learn_at(mapping, on_realised, BootTime::now())
     }
 
-    fn learn_noticed(
+    fn learn_reported(
         &self,
         mapping: Mapping,
-        notice: Option<Box<Notice>>,
+        report: Option<Box<QueryReport>>,
         on_realised: OnRealised,
     ) -> Release {
-        self.take((mapping, notice), on_realised, BootTime::now())
+        self.take((mapping, report), on_realised, BootTime::now())
     }
 
     fn push(&self) {

@@ -19,13 +19,13 @@ use super::{
     instances::Instances,
     tables::{AgentTables, full_length},
 };
-use crate::resolve::Who;
+use crate::resolve::QueryClient;
 
 /// Once an agent has sent rules for this long without a break, what it does not say is gone.
 pub const SETTLED_AFTER: Duration = Duration::from_secs(30);
 
-/// How often a prefix is looked up at most while the map changes between the look-ups.
-const LOOKS: usize = 8;
+/// Limit of lookups of one prefix while the map changes between two of them.
+const MAX_LOOKUPS: usize = 8;
 
 /// What the source before had, as far as the present one does not contradict it.
 ///
@@ -86,14 +86,14 @@ impl Former {
         self.tables.prefixes.len() - self.confirmed.len() + self.tables.endpoints.len()
     }
 
-    /// Who has the address `client`, if the present source does not know.
-    pub(super) fn who(&self, client: IpAddr) -> Who {
-        self.tables.who(client)
+    /// The endpoint that has the address `client`, if the present source has none.
+    pub(super) fn client(&self, client: IpAddr) -> QueryClient {
+        self.tables.client(client)
     }
 
     /// Identity of `server`. `now` is the present source: identity by the longest prefix of at
     /// most so many bits.
-    pub(super) fn whom(
+    pub(super) fn server(
         &self,
         server: IpAddr,
         now: impl Fn(u8) -> Option<IdentityId>,
@@ -103,7 +103,7 @@ impl Former {
             return now(full);
         };
         let mut found = now(full);
-        for _ in 0..LOOKS {
+        for _ in 0..MAX_LOOKUPS {
             // Where shorter prefixes say something else, the present source has one that is as
             // long.
             let covering = length.checked_sub(1).and_then(&now);
@@ -184,20 +184,20 @@ mod tests {
         former
     }
 
-    fn whom(former: &Former, now: &AgentTables) -> Option<u32> {
+    fn server(former: &Former, now: &AgentTables) -> Option<u32> {
         former
-            .whom(SERVER, |limit| now.whom(SERVER, limit))
+            .server(SERVER, |limit| now.server(SERVER, limit))
             .map(|identity| identity.0)
     }
 
     #[test]
     fn what_the_new_map_lacks_is_answered_from_the_old_one() {
         let former = after(&[("0.0.0.0/0", 2), ("10.0.0.53/32", 500)]);
-        assert_eq!(whom(&former, &table(&[])), Some(500));
+        assert_eq!(server(&former, &table(&[])), Some(500));
         // World for all is no word about this server.
-        assert_eq!(whom(&former, &table(&[("0.0.0.0/0", 2)])), Some(500));
-        assert_eq!(whom(&former, &table(&[("10.0.0.0/8", 9)])), Some(500));
-        assert_eq!(whom(&Former::default(), &table(&[])), None);
+        assert_eq!(server(&former, &table(&[("0.0.0.0/0", 2)])), Some(500));
+        assert_eq!(server(&former, &table(&[("10.0.0.0/8", 9)])), Some(500));
+        assert_eq!(server(&Former::default(), &table(&[])), None);
     }
 
     #[test]
@@ -209,7 +209,7 @@ mod tests {
             &[("0.0.0.0/0", 2), ("10.0.0.0/24", 600)],
             &[("0.0.0.0/0", 500), ("10.0.0.0/24", 600)],
         ] {
-            assert_eq!(whom(&former, &table(now)), Some(600), "{now:?}");
+            assert_eq!(server(&former, &table(now)), Some(600), "{now:?}");
         }
     }
 
@@ -217,7 +217,7 @@ mod tests {
     fn a_prefix_that_the_new_map_gave_away_once_is_not_answered_as_before() {
         let mut former = after(&[("10.0.0.53/32", 500), ("10.0.0.54/32", 501)]);
         former.compare(&table(&[("10.0.0.53/32", 2), ("0.0.0.0/0", 2)]));
-        assert_eq!((former.lacking(), whom(&former, &table(&[]))), (1, None));
+        assert_eq!((former.lacking(), server(&former, &table(&[]))), (1, None));
     }
 
     #[test]
@@ -225,7 +225,7 @@ mod tests {
         let mut former = after(&[("10.0.0.53/32", 500)]);
         former.compare(&table(&[("10.0.0.53/32", 500)]));
         assert_eq!(former.lacking(), 0);
-        assert_eq!(whom(&former, &table(&[("0.0.0.0/0", 2)])), Some(500));
+        assert_eq!(server(&former, &table(&[("0.0.0.0/0", 2)])), Some(500));
         // The next new map starts without it.
         former.absorb_prefixes(&table(&[("10.0.0.53/32", 500)]));
         assert_eq!(former.lacking(), 1);
@@ -237,7 +237,7 @@ mod tests {
         for filling in [[None, Some(2)], [Some(2), Some(9)]] {
             // The shorter prefix is there from the second look-up on.
             let looked = std::cell::Cell::new(0);
-            let found = former.whom(SERVER, |_| {
+            let found = former.server(SERVER, |_| {
                 looked.set(looked.get() + 1);
                 filling[usize::from(looked.get() > 1)].map(IdentityId)
             });
@@ -249,7 +249,7 @@ mod tests {
     fn a_map_that_is_replaced_half_filled_counts_over_the_one_before_it() {
         let mut former = after(&[("10.0.0.53/32", 500), ("10.0.0.0/24", 700)]);
         former.absorb_prefixes(&table(&[("10.0.0.53/32", 600)]));
-        assert_eq!(whom(&former, &table(&[])), Some(600));
+        assert_eq!(server(&former, &table(&[])), Some(600));
         assert_eq!(former.lacking(), 2);
     }
 

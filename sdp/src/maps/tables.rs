@@ -10,7 +10,7 @@ use ipnet::IpNet;
 use shared_maps::{EndpointId, IdentityId};
 
 use super::instances::{Instance, Instances};
-use crate::resolve::Who;
+use crate::resolve::QueryClient;
 
 /// Endpoints and prefixes with their identities.
 #[derive(Clone, Debug, Default)]
@@ -47,19 +47,19 @@ impl AgentTables {
         self.endpoints.is_empty() && self.prefixes.is_empty()
     }
 
-    pub(super) fn who(&self, client: IpAddr) -> Who {
+    pub(super) fn client(&self, client: IpAddr) -> QueryClient {
         match self.endpoints.get(&client) {
-            Some((id, identity)) => Who::Endpoint {
+            Some((id, identity)) => QueryClient::Endpoint {
                 id: *id,
                 identity: *identity,
                 ifindex: 0,
             },
-            None => Who::Unknown,
+            None => QueryClient::Unknown,
         }
     }
 
     /// Identity of `server` by the longest prefix of at most `limit` bits.
-    pub(super) fn whom(&self, server: IpAddr, limit: u8) -> Option<IdentityId> {
+    pub(super) fn server(&self, server: IpAddr, limit: u8) -> Option<IdentityId> {
         self.longest(server, limit).map(|(_, identity)| identity)
     }
 

@@ -11,7 +11,7 @@ use super::{
 };
 use crate::{
     query::pending::{Arrival, Identities},
-    resolve::{Looked, Who},
+    resolve::{LookupCache, QueryClient},
     transparent::Mode,
 };
 
@@ -20,20 +20,20 @@ impl Proxy {
     pub(super) fn ends(
         &self,
         from: &Arrival,
-        looked: &mut Looked,
+        lookups: &mut LookupCache,
     ) -> Result<(EndpointInstance, Identities), QueryResult> {
         if self.leads_back(from.server) {
             return Err(QueryResult::Loop);
         }
         let client = from.client.ip();
-        let (id, identity, ifindex) = match looked.who(&*self.resolver, client) {
-            Who::Endpoint {
+        let (id, identity, ifindex) = match lookups.client(&*self.resolver, client) {
+            QueryClient::Endpoint {
                 id,
                 identity,
                 ifindex,
             } => (id, identity, ifindex),
-            Who::Host => return Err(QueryResult::HostSource),
-            Who::Unknown => return Err(QueryResult::UnknownSource),
+            QueryClient::Host => return Err(QueryResult::HostSource),
+            QueryClient::Unknown => return Err(QueryResult::UnknownSource),
         };
         let endpoint = EndpointInstance {
             id,
@@ -42,7 +42,7 @@ impl Proxy {
         };
         let identities = Identities {
             client: identity,
-            server: looked.whom(&*self.resolver, from.server.ip()),
+            server: lookups.server(&*self.resolver, from.server.ip()),
         };
         Ok((endpoint, identities))
     }

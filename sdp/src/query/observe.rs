@@ -13,9 +13,9 @@ use super::{
     stopwatch::Stopwatch,
 };
 use crate::{
-    notice::{self, Notices},
     proxy::stats::{AnswerResult, Label as _, QueryResult, Stage, Stats},
     query_log::{End, Entry, QueryLog},
+    query_report::{self, QueryReports},
     wire::{Rcode, query::Query},
 };
 
@@ -24,7 +24,7 @@ use crate::{
 pub struct Observer {
     stats: Stats,
     query_log: Option<Arc<QueryLog>>,
-    pub(super) notices: Arc<Notices>,
+    pub(super) reports: Arc<QueryReports>,
 }
 
 /// A query that was decoded, and what is known about its two ends.
@@ -51,10 +51,10 @@ pub(crate) enum Failure {
 
 impl Failure {
     /// What the agent gets reported, if that has not been done.
-    fn reported(self) -> Option<notice::Failure> {
+    fn reported(self) -> Option<query_report::Failure> {
         match self {
-            Self::Overload => Some(notice::Failure::Overload),
-            Self::NotSent | Self::Unreachable => Some(notice::Failure::Unreachable),
+            Self::Overload => Some(query_report::Failure::Overload),
+            Self::NotSent | Self::Unreachable => Some(query_report::Failure::Unreachable),
             // `Observer::undecodable` has reported it.
             Self::Malformed => None,
         }
@@ -89,8 +89,8 @@ impl Observer {
         }
     }
 
-    pub(crate) fn with_notices(self, notices: Arc<Notices>) -> Self {
-        Self { notices, ..self }
+    pub(crate) fn with_reports(self, reports: Arc<QueryReports>) -> Self {
+        Self { reports, ..self }
     }
 
     pub(crate) fn with_query_log(self, query_log: Option<Arc<QueryLog>>) -> Self {
@@ -104,13 +104,13 @@ impl Observer {
 
     /// Starts to measure the query `message`.
     pub(crate) fn start(&self, message: &[u8]) -> Stopwatch {
-        Stopwatch::start(message, self.notices.wants_one())
+        Stopwatch::start(message, self.reports.reserve())
     }
 
     /// A query is judged again later: it gets its report then.
     pub(crate) fn postponed(&self, watch: &Stopwatch) {
         if watch.is_reported() {
-            self.notices.give_back();
+            self.reports.unreserve();
         }
     }
 
@@ -224,7 +224,7 @@ impl Observer {
     /// The server did not finish its answer, a zone transfer, in time.
     pub(crate) fn stalled<Q: AsRef<[u8]>>(&self, query: &mut PendingQuery<Q>, now: Instant) {
         self.stats.in_flight.down();
-        self.report_failure(query, notice::Failure::Timeout, now);
+        self.report_failure(query, query_report::Failure::Timeout, now);
         self.log(query, End::unanswered("timeout"), now);
     }
 

@@ -10,7 +10,7 @@ use super::{
     stopwatch::Judging,
 };
 use crate::{
-    notice::{Content, Event, Failure, Notice, Times},
+    query_report::{Content, Event, Failure, QueryReport, Times},
     wire::{
         answer::{self, Learned},
         labels, u16_at,
@@ -29,14 +29,14 @@ impl Observer {
             ..Times::default()
         };
         let name = judged.query.name.to_fqdn();
-        let notice = notice(
+        let report = report(
             judged.from,
             identities,
             (name, judged.query.qtype),
             times,
             Event::Query,
         );
-        self.notices.put(Notice { allowed, ..notice });
+        self.reports.put(QueryReport { allowed, ..report });
     }
 
     /// Reports for each client that a query that policy allows gets no answer.
@@ -63,7 +63,7 @@ impl Observer {
         failure: Failure,
         now: Instant,
     ) {
-        if !self.notices.wants_one() {
+        if !self.reports.reserve() {
             return;
         }
         let times = Times {
@@ -71,19 +71,19 @@ impl Observer {
             processing: query.policy_check,
             upstream: query.waited(now),
         };
-        let report = notice_of(query, client, times, Event::Failed(failure));
+        let report = report_of(query, client, times, Event::Failed(failure));
         self.report(report);
     }
 
     /// Whether an answer is to be read for a report of it, even if it was learned a moment ago.
     pub(crate) fn wants_report(&self) -> bool {
-        self.notices.is_wanted()
+        self.reports.is_wanted()
     }
 
     /// Sends a report.
-    pub(crate) fn report(&self, report: Option<Notice>) {
+    pub(crate) fn report(&self, report: Option<QueryReport>) {
         if let Some(report) = report {
-            self.notices.put(report);
+            self.reports.put(report);
         }
     }
 
@@ -94,8 +94,8 @@ impl Observer {
         client: SocketAddr,
         (message, learned): (&[u8], Option<&Learned>),
         now: Instant,
-    ) -> Option<Notice> {
-        if !self.notices.wants_one() {
+    ) -> Option<QueryReport> {
+        if !self.reports.reserve() {
             return None;
         }
         let began = Instant::now();
@@ -116,7 +116,7 @@ impl Observer {
             policy_check: query.policy_check,
             upstream: query.waited(now),
         };
-        notice_of(query, client, times, Event::Answer(content))
+        report_of(query, client, times, Event::Answer(content))
     }
 
     /// Reports an answer for the other clients that sent the same query.
@@ -127,7 +127,7 @@ impl Observer {
         now: Instant,
     ) {
         for joined in &query.joined {
-            if !self.notices.is_wanted() {
+            if !self.reports.is_wanted() {
                 continue;
             }
             let learned = answer::read(message).ok().and_then(|read| read.learned);
@@ -138,12 +138,12 @@ impl Observer {
 }
 
 /// The report of an event of a query; none if its question cannot be read.
-fn notice_of<Q: AsRef<[u8]>>(
+fn report_of<Q: AsRef<[u8]>>(
     query: &PendingQuery<Q>,
     client: SocketAddr,
     times: Times,
     event: Event,
-) -> Option<Notice> {
+) -> Option<QueryReport> {
     let question = query.question.as_ref();
     let mut name = NameBuf::default();
     labels::read(question, 0, &mut name)?;
@@ -153,17 +153,17 @@ fn notice_of<Q: AsRef<[u8]>>(
         client,
         ..query.from
     };
-    Some(notice(&from, query.identities, subject, times, event))
+    Some(report(&from, query.identities, subject, times, event))
 }
 
-fn notice(
+fn report(
     from: &Arrival,
     identities: Identities,
     (name, qtype): (Fqdn, u16),
     times: Times,
     event: Event,
-) -> Notice {
-    Notice {
+) -> QueryReport {
+    QueryReport {
         name,
         qtype,
         client: from.client,

@@ -11,7 +11,7 @@ use std::{
 use super::Target;
 
 /// A file that was moved or removed is noticed within this time.
-const LOOK: Duration = Duration::from_secs(1);
+const POLL_INTERVAL: Duration = Duration::from_secs(1);
 
 /// See the module.
 #[derive(Debug)]
@@ -70,7 +70,7 @@ impl Output {
         let Sink::File { file, path, looked } = &mut self.sink else {
             return Ok(());
         };
-        if looked.is_some_and(|looked| now.saturating_duration_since(looked) < LOOK) {
+        if looked.is_some_and(|looked| now.saturating_duration_since(looked) < POLL_INTERVAL) {
             return Ok(());
         }
         *looked = Some(now);

@@ -22,9 +22,9 @@ use holdfast_sdp::{
     descriptors::Descriptors,
     listener::{ListenConfig, Listeners, SocketOptions, Sockets},
     mapping::{MappingSink, OnRealised, Release},
-    notice::Notices,
     proxy::{Proxy, ProxyConfig, Stats},
-    resolve::{Resolver, Who},
+    query_report::QueryReports,
+    resolve::{QueryClient, Resolver},
 };
 use parking_lot::{Condvar, Mutex};
 use shared_maps::{EndpointId, IdentityId};
@@ -42,19 +42,19 @@ struct Everyone {
 }
 
 impl Resolver for Everyone {
-    fn who(&self, client: IpAddr) -> Who {
+    fn client(&self, client: IpAddr) -> QueryClient {
         if self.unknown == Some(client) {
-            return Who::Unknown;
+            return QueryClient::Unknown;
         }
         let number = if client == NEIGHBOUR { 8 } else { 7 };
-        Who::Endpoint {
+        QueryClient::Endpoint {
             id: EndpointId(number),
             identity: IdentityId(1000 + u32::from(number)),
             ifindex: u32::from(number) - 4,
         }
     }
 
-    fn whom(&self, _server: IpAddr) -> IdentityId {
+    fn server(&self, _server: IpAddr) -> IdentityId {
         IdentityId(1053)
     }
 }
@@ -156,7 +156,7 @@ pub(crate) struct Bench {
     pub(crate) proxy: SocketAddr,
     pub(crate) stats: Stats,
     pub(crate) sink: Arc<Sink>,
-    pub(crate) notices: Arc<Notices>,
+    pub(crate) reports: Arc<QueryReports>,
     policy: Arc<PolicyHandle>,
     pub(crate) listeners: Listeners,
     pub(crate) runtime: tokio::runtime::Runtime,
@@ -209,7 +209,7 @@ impl Bench {
             ..config
         };
         let resolver = Arc::new(Everyone { unknown });
-        let notices = Arc::new(Notices::default());
+        let reports = Arc::new(QueryReports::default());
         let proxy = Proxy::new(
             config,
             resolver,
@@ -217,7 +217,7 @@ impl Bench {
             Arc::clone(&sink) as _,
             stats.clone(),
         );
-        let proxy = Arc::new(proxy.with_notices(Arc::clone(&notices)));
+        let proxy = Arc::new(proxy.with_reports(Arc::clone(&reports)));
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(1)
             .enable_all()
@@ -232,7 +232,7 @@ impl Bench {
             proxy,
             stats,
             sink,
-            notices,
+            reports,
             policy,
             listeners,
             runtime,

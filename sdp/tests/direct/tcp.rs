@@ -11,8 +11,8 @@ use dns_policy::{mapping::Realised, rule::Transport};
 use hickory_proto::{op::ResponseCode, rr::RecordType};
 use holdfast_sdp::{
     mapping::Release,
-    notice::Event,
     proxy::stats::{Protocol, QueryResult},
+    query_report::Event,
 };
 
 use crate::bench::{Bench, Options, answer, eventually, query, rcode, receive_frame, send_frames};
@@ -60,7 +60,7 @@ fn pipelined_queries_share_one_upstream_connection_and_come_back_in_any_order() 
 fn each_answer_is_reported_while_an_agent_wants_reports_although_its_bytes_repeat() {
     let bench = Bench::new(Options::default());
     bench.sink.set_leases_version(1);
-    let reports = bench.notices.listen();
+    let reports = bench.reports.listen();
     let (client, mut server) = (bench.tcp_client(), None);
     for id in 1..=3 {
         send_frames(
@@ -71,8 +71,8 @@ fn each_answer_is_reported_while_an_agent_wants_reports_although_its_bytes_repea
         let asked = receive_frame(server).unwrap();
         send_frames(server, &[&answer(&asked, &[])]);
         receive_frame(&client).unwrap();
-        let reported: Vec<_> = std::iter::from_fn(|| bench.notices.take())
-            .map(|notice| notice.event)
+        let reported: Vec<_> = std::iter::from_fn(|| bench.reports.take())
+            .map(|report| report.event)
             .collect();
         assert!(
             matches!(reported[..], [Event::Query, Event::Answer(_)]),

@@ -23,6 +23,15 @@ pub fn lxc_key(ip: IpAddr) -> LxcKey {
     }
 }
 
+/// Address of a key of `cilium_lxc`; none if its family is unknown.
+pub fn lxc_address(key: &LxcKey) -> Option<IpAddr> {
+    match key.family {
+        crate::FAMILY_IPV4 => key.ip.first_chunk::<4>().map(|v4| IpAddr::from(*v4)),
+        crate::FAMILY_IPV6 => Some(IpAddr::from(key.ip)),
+        _ => None,
+    }
+}
+
 /// Key of a prefix in the ipcache; `ip` is already masked to `len`.
 pub fn ipcache_key(ip: IpAddr, len: u8) -> IpcacheKey {
     match ip {

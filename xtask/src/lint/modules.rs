@@ -26,24 +26,10 @@ const CRATES: [&str; 9] = [
 
 /// Groups of modules that use each other in a circle today, and why. A group may lose modules and
 /// must not gain any.
-const CIRCLES: [(&str, &[&str], &str); 8] = [
-    (
-        "agent",
-        &[
-            "admin", "cli", "config", "core", "datapath", "endpoint", "events", "grpc", "policy",
-            "proxies", "runner",
-        ],
-        "SourceEvent and EndpointSpec are in core/event.rs, and sources of endpoints and policy \
-         make them; lxc_address is in the datapath; CidrGroup joins parse, validate and cluster",
-    ),
-    (
-        "agent",
-        &["app", "dnsproxy"],
-        "the built-in proxy restarts parts that the composition root makes",
-    ),
+const CIRCLES: [(&str, &[&str], &str); 6] = [
     (
         "e2e",
-        &["audit", "lab", "mended", "node", "pod", "process"],
+        &["audit", "lab", "repairs", "node", "pod", "process"],
         "a lab owns its nodes and pods, and each checks the lab when it ends",
     ),
     (
@@ -56,7 +42,7 @@ const CIRCLES: [(&str, &[&str], &str); 8] = [
         &[
             "journal",
             "mapping",
-            "notice",
+            "query_report",
             "proxy",
             "query",
             "query_log",

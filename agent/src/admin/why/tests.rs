@@ -8,16 +8,15 @@ use shared_maps::{
     policy::{EGRESS, PolicyKey, PolicyValue},
 };
 
-use super::{AddressRead, Entries, Question, Receiver, matched, target, walk::Walk};
+use super::{AddressRead, Entries, Question, Receiver, matched, target, text::text, walk::Walk};
 use crate::{
     admin::model::{HopState, Why},
-    cli::why::text,
     core::{
         snapshot::{DnsRulesView, EndpointView, NameView},
         why::{AddressFound, Findings, PeerFound},
     },
-    datapath::look::ProgramFault,
-    policy::trace::{Port, RuleView, Verdict, Way},
+    datapath::map_query::ProgramFault,
+    policy::trace::{FlowDirection, Port, RuleView, Verdict},
 };
 
 const IDENTITY: IdentityId = IdentityId(16_777_217);
@@ -123,7 +122,7 @@ fn why_with(
         endpoint: "7".to_owned(),
         target: target("WWW.example.com"),
         port: Some(HTTPS),
-        way: Way::Egress,
+        direction: FlowDirection::Egress,
     };
     let lxc = Ok(vec![([10, 0, 0, 7].into(), Some((7, 300)))]);
     Walk {

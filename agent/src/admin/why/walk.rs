@@ -12,8 +12,8 @@ use super::{AddressRead, LxcRead, Question, Read};
 use crate::{
     admin::model::{Hop, HopState, Why},
     core::why::{Findings, Target},
-    datapath::look::ProgramFault,
-    policy::trace::{RuleView, Way},
+    datapath::map_query::ProgramFault,
+    policy::trace::{FlowDirection, RuleView},
 };
 
 /// Everything that was found.
@@ -128,18 +128,18 @@ impl Walk<'_> {
     }
 
     fn direction(&self) -> &'static str {
-        match self.question.way {
-            Way::Egress => "egress",
-            Way::Ingress => "ingress",
+        match self.question.direction {
+            FlowDirection::Egress => "egress",
+            FlowDirection::Ingress => "ingress",
         }
     }
 
     /// Documents that restrict the direction; none if it is not restricted.
     fn restricted(&self) -> Option<&[String]> {
         let endpoint = &self.found.endpoint;
-        let enforced = match self.question.way {
-            Way::Egress => endpoint.egress_enforced,
-            Way::Ingress => endpoint.ingress_enforced,
+        let enforced = match self.question.direction {
+            FlowDirection::Egress => endpoint.egress_enforced,
+            FlowDirection::Ingress => endpoint.ingress_enforced,
         };
         enforced.then_some(endpoint.policies.as_slice())
     }

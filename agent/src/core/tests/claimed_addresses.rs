@@ -3,11 +3,7 @@
 
 use super::scenario::{Node, spec};
 use crate::{
-    core::{
-        Event,
-        event::{EndpointSpec, SourceEvent},
-    },
-    datapath::plan::Step,
+    core::Event, datapath::plan::Step, endpoint::spec::EndpointSpec, source_event::SourceEvent,
 };
 
 fn with_addresses(key: &str, host: u8, addresses: &[&str]) -> EndpointSpec {

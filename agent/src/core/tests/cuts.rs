@@ -10,13 +10,14 @@ use super::{
     restart::{again, restarted},
 };
 use crate::{
-    core::{Effect, Event, event::SourceEvent},
+    core::{Effect, Event},
     datapath::{
         memory::MemoryDatapath,
         plan::{Datapath as _, Step, StepError},
     },
     identity::checkpoint,
     labels::LabelSet,
+    source_event::SourceEvent,
 };
 
 /// In force before. 1.1.1.1 carries `*.cilium.io`.
@@ -115,9 +116,9 @@ fn every_cut(before: fn() -> World, change: fn(&mut World) -> Event) -> Vec<Step
         let effects = world.node.core.commit(world.node.now, plan, &lost);
         assert_eq!(publishes(&effects), lost.is_empty(), "{at:?}");
 
-        let mut mended = restarted(&world);
-        mended.tick(mended.now.plus_secs(31));
-        world.node = mended;
+        let mut node = restarted(&world);
+        node.tick(node.now.plus_secs(31));
+        world.node = node;
         world.check_end();
         let (is, shall) = (&world.node.datapath, &uncut.datapath);
         assert_eq!(meaning(is), meaning(shall), "{at:?}");

@@ -1,10 +1,7 @@
 //! Endpoints that no policy selects: open, closed, and said.
 
 use super::scenario::{Node, WEB, spec};
-use crate::{
-    core::{CoreConfig, event::EndpointSpec},
-    policy::mode::PolicyMode,
-};
+use crate::{core::CoreConfig, endpoint::spec::EndpointSpec, policy::mode::PolicyMode};
 
 fn node(mode: PolicyMode) -> Node {
     let config = CoreConfig {

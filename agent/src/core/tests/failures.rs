@@ -12,8 +12,9 @@ use super::{
     scenario::{Node, WEB, spec},
 };
 use crate::{
-    core::{CoreConfig, Effect, Event, Restored, event::SourceEvent},
+    core::{CoreConfig, Effect, Event, Restored},
     datapath::{memory::MemoryDatapath, plan::Step},
+    source_event::SourceEvent,
 };
 
 fn started(config: CoreConfig) -> Node {

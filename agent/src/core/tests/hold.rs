@@ -5,7 +5,10 @@ use super::{
     restart::again,
     scenario::{Node, WEB, spec},
 };
-use crate::core::{CoreConfig, Effect, Event, event::SourceEvent};
+use crate::{
+    core::{CoreConfig, Effect, Event},
+    source_event::SourceEvent,
+};
 
 const OTHER: &str = "\
 apiVersion: cilium.io/v2

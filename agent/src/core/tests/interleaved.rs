@@ -124,7 +124,7 @@ fn endpoints_change_one_by_one_and_an_answer_is_not_held_up() {
         .try_into()
         .unwrap();
     let mut seen = std::collections::BTreeSet::new();
-    let event = crate::core::event::SourceEvent::Apply(document.unwrap());
+    let event = crate::source_event::SourceEvent::Apply(document.unwrap());
     node.part(Event::Policies(event));
     let mut host = 1;
     loop {

@@ -5,7 +5,7 @@ use shared_maps::EndpointId;
 use super::scenario::{Node, WEB};
 use crate::{
     core::{CoreConfig, Effect, Event},
-    datapath::plan::Step,
+    datapath::{files::later::NamesWritten, plan::Step},
 };
 
 fn usual() -> Node {
@@ -29,11 +29,11 @@ fn write(node: &mut Node, name: &str) -> u64 {
 }
 
 fn told(node: &mut Node, endpoint: EndpointId, number: u64, done: bool) {
-    node.event(Event::NamesKept {
+    node.event(Event::NamesKept(NamesWritten {
         endpoint,
         number,
         failure: (!done).then(|| "no room".to_owned()),
-    });
+    }));
 }
 
 /// Results of the last event that say so.

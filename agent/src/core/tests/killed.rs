@@ -101,8 +101,8 @@ fn killed(acts: &[Act], cut: f64, part: usize) {
     }
     let whole = restarted(&world);
     world.node.datapath = cut_short;
-    let mended = restarted(&world);
-    assert_eq!(fates(&mended.datapath), fates(&whole.datapath), "{acts:?}");
+    let node = restarted(&world);
+    assert_eq!(fates(&node.datapath), fates(&whole.datapath), "{acts:?}");
 }
 
 /// Rules that change while the agent is away meet addresses whose labels change with them.

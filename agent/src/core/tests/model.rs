@@ -64,8 +64,8 @@ enum Act {
     Fail(usize),
     /// The pod opens a connection to an address from an answer, or ends it.
     Use(usize, bool),
-    /// The conntrack maps are looked at, to their end or not.
-    Pass(bool),
+    /// The conntrack maps are scanned, to their end or not.
+    ConntrackScan(bool),
     /// Milliseconds.
     Wait(u64),
     /// Everybody does what there is to do.
@@ -94,7 +94,7 @@ fn acts() -> impl Strategy<Value = Vec<Act>> {
         2 => any::<bool>().prop_map(Act::Other),
         1 => (0..world::FAILURES.len()).prop_map(Act::Fail),
         4 => (0usize..4, any::<bool>()).prop_map(|(a, on)| Act::Use(a, on)),
-        4 => any::<bool>().prop_map(Act::Pass),
+        4 => any::<bool>().prop_map(Act::ConntrackScan),
         2 => (1u64..300).prop_map(Act::Wait),
         3 => (300u64..100_000).prop_map(Act::Wait),
         3 => Just(Act::Settle),
@@ -109,8 +109,8 @@ fn uses() -> impl Strategy<Value = Vec<Act>> {
         6 => Just(Act::Settle),
         5 => (0usize..4).prop_map(|a| Act::Use(a, true)),
         1 => (0usize..4).prop_map(|a| Act::Use(a, false)),
-        8 => Just(Act::Pass(true)),
-        1 => Just(Act::Pass(false)),
+        8 => Just(Act::ConntrackScan(true)),
+        1 => Just(Act::ConntrackScan(false)),
         2 => (0usize..2, prop::option::of(0..SPECS.len())).prop_map(|(slot, s)| Act::Policy(slot, s)),
         2 => Just(Act::ContinueChange),
         5 => (300u64..100_000).prop_map(Act::Wait),
@@ -175,14 +175,14 @@ fn a_connection_keeps_its_address_through_a_change_of_selectors() {
         Act::Settle,
         Act::Use(0, true),
         Act::Wait(90_000),
-        Act::Pass(true),
-        Act::Pass(true),
+        Act::ConntrackScan(true),
+        Act::ConntrackScan(true),
         Act::Policy(0, Some(2)),
         Act::Wait(1000),
-        Act::Pass(false),
+        Act::ConntrackScan(false),
         Act::Policy(0, Some(0)),
-        Act::Pass(true),
-        Act::Pass(true),
+        Act::ConntrackScan(true),
+        Act::ConntrackScan(true),
         Act::Wait(10_000),
     ];
     let mut world = World::with_zombies();
@@ -193,8 +193,8 @@ fn a_connection_keeps_its_address_through_a_change_of_selectors() {
     assert!(world.node.identity("1.1.1.1").is_some());
     for act in [
         Act::Use(0, false),
-        Act::Pass(true),
-        Act::Pass(true),
+        Act::ConntrackScan(true),
+        Act::ConntrackScan(true),
         Act::Wait(1),
     ] {
         world.act(act);

@@ -13,10 +13,8 @@ use super::{
     scenario::{Node, spec},
 };
 use crate::{
-    core::{
-        Effect,
-        event::{EndpointSpec, RulesUpdate},
-    },
+    core::{Effect, event::RulesUpdate},
+    endpoint::spec::EndpointSpec,
     named_port::NamedPorts,
 };
 

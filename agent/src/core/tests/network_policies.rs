@@ -12,13 +12,12 @@ use super::{
     scenario::{Node, spec},
 };
 use crate::{
-    core::{
-        Event,
-        event::{EndpointSpec, SourceEvent},
-    },
+    core::Event,
+    endpoint::spec::EndpointSpec,
     labels::{K8S, Label, NAMESPACE_KEY, NAMESPACE_LABELS},
     named_port::NamedPorts,
     policy::compute::{decide, longest},
+    source_event::SourceEvent,
 };
 
 mod beside_cilium;

@@ -21,18 +21,21 @@ use shared_maps::{
 
 use super::scenario::{Node, mapping, spec};
 use crate::{
-    core::{CoreConfig, Event, Restored, event::SourceEvent},
+    core::{CoreConfig, Event, Restored},
     datapath::memory::MemoryDatapath,
     labels::{CIDR_GROUP, Label, LabelSet},
     policy::{
+        cidr_group::group_key,
         compute::dns_rules,
+        document::PolicyDocument,
         mode::PolicyMode,
         model::EndpointPolicy,
-        parse::{PolicyDocument, group_key, parse_documents},
+        parse::parse_documents,
         rule::{Direction, Peers},
-        trace::{Port, Verdict, Way},
+        trace::{FlowDirection, Port, Verdict},
     },
     selector::selector::{Entity, FqdnSelector, Selector, group_label},
+    source_event::SourceEvent,
 };
 
 mod language;
@@ -319,9 +322,9 @@ impl World {
 
     /// What `why` says that policy says.
     fn told(&self, question: Question) -> Option<Fate> {
-        let way = match question.direction {
-            EGRESS => Way::Egress,
-            _ => Way::Ingress,
+        let direction = match question.direction {
+            EGRESS => FlowDirection::Egress,
+            _ => FlowDirection::Ingress,
         };
         let port = Port {
             protocol: question.protocol,
@@ -331,7 +334,7 @@ impl World {
         let found = self
             .node
             .core
-            .peer(question.endpoint, way, peer, Some(port));
+            .peer(question.endpoint, direction, peer, Some(port));
         Some(match found.verdict? {
             Verdict::Denied | Verdict::NoRule => Fate::Dropped,
             Verdict::Proxied => Fate::Proxied,
@@ -386,7 +389,7 @@ impl World {
     }
 
     fn selectors(&self) -> Vec<FqdnSelector> {
-        let rules = self.policies.values().flat_map(|document| &document.rules);
+        let rules = self.policies.values().flat_map(|document| document.rules());
         let selectors = rules.flat_map(|rule| rule.selectors());
         let fqdn = selectors.filter_map(|selector| match selector {
             Selector::Fqdn(fqdn) => Some(fqdn.clone()),
@@ -409,7 +412,7 @@ impl World {
             _ => Some(pod),
         };
         let nobody = Pod::WEB;
-        let rules = self.policies.values().flat_map(|document| &document.rules);
+        let rules = self.policies.values().flat_map(|document| document.rules());
         let sides: Vec<&Direction> = rules
             .filter(|rule| rule.subject.matches(&own))
             .map(|rule| {
@@ -472,11 +475,14 @@ impl World {
             }
             Selector::Group(group) => {
                 let holds = |document: &&PolicyDocument| {
-                    let blocks = document.group.iter().flat_map(|group| &group.prefixes);
+                    let blocks = document
+                        .group()
+                        .into_iter()
+                        .flat_map(|group| &group.prefixes);
                     blocks.into_iter().any(|block| block.contains(&remote))
                 };
                 let selected = |document: &&PolicyDocument| {
-                    let own = document.group.iter().flat_map(|group| &group.own);
+                    let own = document.group().into_iter().flat_map(|group| &group.own);
                     let own = own.map(|(key, value)| Label::new(CIDR_GROUP, key, value));
                     let name = document.key.rsplit('/').next().map(group_label);
                     group

@@ -17,8 +17,7 @@ use super::{
     scenario::{Node, mapping, spec},
 };
 use crate::{
-    core::event::StreamId,
-    core::{CoreConfig, Event, event::SourceEvent},
+    core::{CoreConfig, Event, event::StreamId},
     datapath::{
         memory::MemoryDatapath,
         plan::{Datapath as _, Step},
@@ -26,6 +25,7 @@ use crate::{
     fqdn::cleaned,
     ipcache::metadata::{Claim, Owner, Source},
     labels::LabelSet,
+    source_event::SourceEvent,
 };
 
 fn policy(rules: &str) -> String {

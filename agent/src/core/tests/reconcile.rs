@@ -16,36 +16,37 @@ use super::{
     scenario::{Node, spec},
 };
 use crate::{
-    core::{Event, event::SourceEvent, snapshot::Reconciled},
+    core::{Event, snapshot::Reconciled},
     datapath::{
-        look::{BATCH, Look, ProgramFault, Sight},
+        map_query::{BATCH, MapEntries, MapQuery, ProgramFault},
         memory::MemoryDatapath,
         plan::Datapath as _,
     },
     ipcache::table::prefix_of,
+    source_event::SourceEvent,
 };
 
-/// One whole pass, and what it found until now.
-fn pass(node: &mut Node) -> Reconciled {
+/// Runs the reconciler once over everything and returns all differences found so far.
+fn run(node: &mut Node) -> Reconciled {
     let before = counted(node).passes;
     for _ in 0..10_000 {
-        let look = next_look(node);
-        let sight = node.datapath.look(&look).unwrap();
-        if node.core.seen(Some(sight)) > 0 {
+        let query = next_query(node);
+        let entries = node.datapath.read_entries(&query).unwrap();
+        if node.core.reconcile(Some(entries)) > 0 {
             node.tick(node.now);
         }
         if counted(node).passes > before {
             return counted(node);
         }
     }
-    panic!("a pass does not end");
+    panic!("a run does not end");
 }
 
-fn next_look(node: &mut Node) -> Look {
+fn next_query(node: &mut Node) -> MapQuery {
     loop {
-        node.now = node.now.max(node.core.look_due().unwrap());
-        if let Some(look) = node.core.look(node.now) {
-            return look;
+        node.now = node.now.max(node.core.query_due().unwrap());
+        if let Some(query) = node.core.next_query(node.now) {
+            return query;
         }
     }
 }
@@ -66,12 +67,12 @@ fn maps(datapath: &MemoryDatapath) -> impl PartialEq + std::fmt::Debug + use<> {
         });
         wider.max_by_key(|(len, _)| *len).map(|(_, value)| value)
     };
-    let told = ipcache
+    let entries = ipcache
         .iter()
         .filter(|(key, value)| around(key) != Some(*value));
-    let told: BTreeMap<IpcacheKey, IpcacheValue> =
-        told.map(|(key, value)| (*key, *value)).collect();
-    (told, datapath.policy.clone(), datapath.lxc.clone())
+    let entries: BTreeMap<IpcacheKey, IpcacheValue> =
+        entries.map(|(key, value)| (*key, *value)).collect();
+    (entries, datapath.policy.clone(), datapath.lxc.clone())
 }
 
 #[test]
@@ -79,7 +80,7 @@ fn what_something_else_wrote_is_mended_and_counted() {
     let mut node = Node::usual();
     node.learn("www.cilium.io", &["1.1.1.1", "1.1.1.2"]);
     let before = maps(&node.datapath);
-    assert_eq!(pass(&mut node).differences(), 0);
+    assert_eq!(run(&mut node).differences(), 0);
     let (id, name) = (node.id(), node.identity("1.1.1.1").unwrap());
     let ipcache = &mut node.datapath.ipcache;
     // Wrong, missing, without an owner, right except for a flag.
@@ -110,13 +111,13 @@ fn what_something_else_wrote_is_mended_and_counted() {
         ..LxcValue::default()
     };
     node.datapath.lxc.insert(LxcKey::v4([10, 0, 0, 99]), nobody);
-    let found = pass(&mut node);
+    let found = run(&mut node);
     assert_eq!(maps(&node.datapath), before);
     assert_eq!(
         (found.ipcache, found.policy, found.lxc, found.names),
         (4, 2, 2, 0)
     );
-    assert_eq!(pass(&mut node).differences(), found.differences());
+    assert_eq!(run(&mut node).differences(), found.differences());
 }
 
 /// Looks until the programs were looked at, and another program was the first at both hooks.
@@ -128,16 +129,18 @@ fn overtaken(node: &mut Node) -> u64 {
     faulty(node, &[fault("from_pod"), fault("to_pod")])
 }
 
-/// Looks until the programs were looked at, with these faults of each endpoint.
+/// Answers queries until the programs are queried, and reports these faults for each endpoint.
 fn faulty(node: &mut Node, faults: &[ProgramFault]) -> u64 {
     loop {
-        let Look::Programs(wanted) = next_look(node) else {
-            let nothing = node.core.seen(Some(Sight::Nothing));
+        let MapQuery::Programs(wanted) = next_query(node) else {
+            let nothing = node.core.reconcile(Some(MapEntries::Nothing));
             assert_eq!(nothing, 0);
             continue;
         };
         let faults = wanted.iter().map(|a| (a.endpoint, faults.to_vec()));
-        let repaired = node.core.seen(Some(Sight::Programs(faults.collect())));
+        let repaired = node
+            .core
+            .reconcile(Some(MapEntries::Programs(faults.collect())));
         node.tick(node.now);
         return repaired;
     }
@@ -151,9 +154,9 @@ fn programs_that_are_not_attached_any_more_are_attached_again_and_counted() {
     node.datapath.attached.clear();
     let start = node.now;
     while node.datapath.attached.is_empty() {
-        let look = next_look(&mut node);
-        let sight = node.datapath.look(&look).unwrap();
-        if node.core.seen(Some(sight)) > 0 {
+        let query = next_query(&mut node);
+        let entries = node.datapath.read_entries(&query).unwrap();
+        if node.core.reconcile(Some(entries)) > 0 {
             node.tick(node.now);
         }
         assert!(node.now < start.plus_secs(5), "too late");
@@ -167,10 +170,10 @@ fn programs_that_are_not_attached_any_more_are_attached_again_and_counted() {
 fn an_interface_that_is_gone_is_not_counted_as_a_repair() {
     let mut node = Node::usual();
     let gone = vec![(node.id(), vec![ProgramFault::NoInterface(7)])];
-    while !matches!(next_look(&mut node), Look::Programs(_)) {
-        node.core.seen(Some(Sight::Nothing));
+    while !matches!(next_query(&mut node), MapQuery::Programs(_)) {
+        node.core.reconcile(Some(MapEntries::Nothing));
     }
-    assert_eq!(node.core.seen(Some(Sight::Programs(gone))), 0);
+    assert_eq!(node.core.reconcile(Some(MapEntries::Programs(gone))), 0);
     assert_eq!(counted(&node).programs, 0);
 }
 
@@ -197,8 +200,8 @@ fn programs_that_cannot_be_looked_at_are_attached_again_a_few_times_only() {
         program: "from_pod",
         reason: "Operation not permitted".to_owned(),
     };
-    let look = |node: &mut Node| faulty(node, std::slice::from_ref(&fault));
-    let repaired: Vec<u64> = (0..5).map(|_| look(&mut node)).collect();
+    let repair = |node: &mut Node| faulty(node, std::slice::from_ref(&fault));
+    let repaired: Vec<u64> = (0..5).map(|_| repair(&mut node)).collect();
     assert_eq!(repaired, [1, 1, 1, 0, 0]);
     let problems = node.core.summary().endpoint_problems;
     assert!(
@@ -206,7 +209,7 @@ fn programs_that_cannot_be_looked_at_are_attached_again_a_few_times_only() {
         "{problems:?}"
     );
     node.now = node.now.plus_secs(61);
-    assert_eq!(look(&mut node), 1);
+    assert_eq!(repair(&mut node), 1);
 }
 
 #[test]
@@ -227,16 +230,16 @@ fn programs_that_are_not_attached_are_attached_each_time_whatever_else_is_wrong(
 fn nothing_is_looked_at_before_the_sources_are_synced() {
     let mut node = Node::new();
     node.begin();
-    assert_eq!(node.core.look_due(), None);
-    assert_eq!(node.core.look(node.now.plus_secs(1000)), None);
+    assert_eq!(node.core.query_due(), None);
+    assert_eq!(node.core.next_query(node.now.plus_secs(1000)), None);
 }
 
 #[test]
 fn a_look_that_fails_is_counted_and_the_pass_goes_on() {
     let mut node = Node::usual();
     for _ in 0..400 {
-        next_look(&mut node);
-        assert_eq!(node.core.seen(None), 0);
+        next_query(&mut node);
+        assert_eq!(node.core.reconcile(None), 0);
     }
     let counted = counted(&node);
     assert!(counted.passes > 5 && counted.failures == 400, "{counted:?}");
@@ -246,15 +249,15 @@ fn a_look_that_fails_is_counted_and_the_pass_goes_on() {
 fn an_endpoint_that_goes_while_a_pass_is_under_way_is_not_looked_for() {
     let mut node = Node::usual();
     node.endpoint(spec("other", 8, "app=web"));
-    for looks in 0..20 {
+    for queries in 0..20 {
         node.endpoint(spec("gone", 9, "app=web"));
-        for _ in 0..looks {
-            let look = next_look(&mut node);
-            let sight = node.datapath.look(&look).unwrap();
-            node.core.seen(Some(sight));
+        for _ in 0..queries {
+            let query = next_query(&mut node);
+            let entries = node.datapath.read_entries(&query).unwrap();
+            node.core.reconcile(Some(entries));
         }
         node.event(Event::Endpoints(SourceEvent::Delete("gone".to_owned())));
-        assert_eq!(pass(&mut node).differences(), 0);
+        assert_eq!(run(&mut node).differences(), 0);
     }
 }
 
@@ -262,19 +265,20 @@ fn an_endpoint_that_goes_while_a_pass_is_under_way_is_not_looked_for() {
 #[test]
 fn a_walk_that_is_sent_back_for_ever_ends() {
     let mut node = Node::usual();
-    let entries = |n: usize| {
+    let entry = |n: usize| {
         let host = u8::try_from(n % 200).unwrap();
         (IpcacheKey::v4([10, 9, 0, 53], 32), host)
     };
-    let same = node.datapath.ipcache[&entries(0).0];
-    let again: Vec<_> = (0..BATCH).map(|n| (entries(n).0, Some(same))).collect();
+    let same = node.datapath.ipcache[&entry(0).0];
+    let again: Vec<_> = (0..BATCH).map(|n| (entry(n).0, Some(same))).collect();
     for _ in 0..100 {
-        node.now = node.core.look_due().unwrap();
-        let look = node.core.look(node.now).unwrap();
-        if !matches!(look, crate::datapath::look::Look::IpcacheAfter(_)) {
+        node.now = node.core.query_due().unwrap();
+        let query = node.core.next_query(node.now).unwrap();
+        if !matches!(query, crate::datapath::map_query::MapQuery::IpcacheAfter(_)) {
             return;
         }
-        node.core.seen(Some(Sight::Ipcache(again.clone())));
+        node.core
+            .reconcile(Some(MapEntries::Ipcache(again.clone())));
     }
     panic!("the walk goes on");
 }
@@ -290,11 +294,11 @@ fn a_map_of_many_batches_is_compared_whole() {
         node.learn("www.cilium.io", &addresses);
     }
     let before = maps(&node.datapath);
-    assert_eq!(pass(&mut node).differences(), 0);
+    assert_eq!(run(&mut node).differences(), 0);
     node.datapath
         .ipcache
         .retain(|key, _| key.ip[0] != 9 || key.ip[3] % 3 > 0);
-    let found = pass(&mut node);
+    let found = run(&mut node);
     assert_eq!(found.ipcache, 335);
     assert_eq!(maps(&node.datapath), before);
 }
@@ -306,7 +310,7 @@ proptest! {
         let mut world = World::new();
         for act in &acts {
             world.act(act);
-            let found = pass(&mut world.node);
+            let found = run(&mut world.node);
             prop_assert_eq!(found.differences(), 0, "{:?} after {:?}", found, act);
         }
     }
@@ -321,7 +325,7 @@ proptest! {
             world.act(act);
         }
         let node = &mut world.node;
-        pass(node);
+        run(node);
         // Nothing else shall happen meanwhile.
         let soon = node.now.plus_secs(2);
         prop_assume!(node.core.next_deadline().is_none_or(|at| at > soon));
@@ -330,7 +334,7 @@ proptest! {
             scribble(&mut node.datapath, at, *how);
         }
         let differs = maps(&node.datapath) != before;
-        let found = pass(node);
+        let found = run(node);
         prop_assert_eq!(maps(&node.datapath), before, "{:?}", found);
         prop_assert!(!differs || found.differences() > 0);
     }

@@ -7,14 +7,12 @@ use super::{
     scenario::{Node, WEB, mapping, spec},
 };
 use crate::{
-    core::{
-        CoreConfig, Event, Restored,
-        event::{CleanNames, SourceEvent},
-    },
+    core::{CoreConfig, Event, Restored, event::CleanNames},
     datapath::{memory::MemoryDatapath, plan::Step},
     endpoint::config_file,
     fqdn::cleaned,
     identity::checkpoint,
+    source_event::SourceEvent,
 };
 
 /// What a start finds.

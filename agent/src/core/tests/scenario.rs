@@ -17,11 +17,12 @@ use shared_maps::{
 use crate::{
     core::{
         Core, CoreConfig, Effect, Event, Restored,
-        event::{EndpointSpec, MappingEvent, MappingOutcome, SourceEvent, StreamId},
+        event::{MappingEvent, MappingOutcome, StreamId},
     },
     datapath::{memory::MemoryDatapath, plan::Step},
-    endpoint::config_file,
+    endpoint::{config_file, spec::EndpointSpec},
     policy::parse::parse_documents,
+    source_event::SourceEvent,
 };
 
 pub(super) const WEB: &str = r#"
@@ -190,7 +191,7 @@ pub(super) fn spec(key: &str, host: u8, label: &str) -> EndpointSpec {
         mac: [2, 0, 0, 0, 0, host],
         node_mac: [2, 0, 0, 0, 1, host],
         on_bridge: false,
-        link: crate::endpoint::link::Link::default(),
+        link: crate::datapath::link::Link::default(),
         netns: "ns".into(),
     }
 }

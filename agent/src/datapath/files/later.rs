@@ -14,16 +14,24 @@ use parking_lot::{Condvar, Mutex};
 use shared_maps::EndpointId;
 
 use super::StateFiles;
-use crate::{
-    core::Event,
-    datapath::plan::{Datapath, Step, StepError},
-};
+use crate::datapath::plan::{Datapath, Step, StepError};
 
 /// Writes the state directory; [`Step::KeepNames`] later, everything else at once.
 pub struct LaterFiles {
     files: StateFiles,
     queue: Arc<Queue>,
     thread: Option<JoinHandle<()>>,
+}
+
+/// Result of a [`Step::KeepNames`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NamesWritten {
+    /// The endpoint.
+    pub endpoint: EndpointId,
+    /// Number of the step.
+    pub number: u64,
+    /// Why the file is not on disk, if so.
+    pub failure: Option<String>,
 }
 
 #[derive(Default)]
@@ -49,8 +57,11 @@ struct Write {
 }
 
 impl LaterFiles {
-    /// `told` gets an [`Event::NamesKept`] after each write, on the thread that wrote.
-    pub fn start(files: StateFiles, told: impl Fn(Event) + Send + 'static) -> io::Result<Self> {
+    /// `told` gets the result of each write, on the thread that wrote.
+    pub fn start(
+        files: StateFiles,
+        told: impl Fn(NamesWritten) + Send + 'static,
+    ) -> io::Result<Self> {
         let queue = Arc::new(Queue::default());
         let (taken, written) = (Arc::clone(&queue), files.clone());
         let thread = thread::Builder::new()
@@ -73,7 +84,7 @@ impl LaterFiles {
                     }
                     // Before the event is sent: a thread that waits for the write must not also wait for the core.
                     taken.finish();
-                    told(Event::NamesKept {
+                    told(NamesWritten {
                         endpoint: write.endpoint,
                         number: write.number,
                         failure: done.err().map(|error| error.to_string()),
@@ -179,13 +190,8 @@ mod tests {
         let (sender, told) = mpsc::channel();
         let mut files = LaterFiles::start(state, move |event| sender.send(event).unwrap()).unwrap();
         files.apply(&kept(1, "one")).unwrap();
-        let Event::NamesKept {
-            number, failure, ..
-        } = told.recv().unwrap()
-        else {
-            panic!("another event");
-        };
-        assert_eq!((number, failure), (1, None));
+        let written = told.recv().unwrap();
+        assert_eq!((written.number, written.failure), (1, None));
         assert_eq!(fs::read(&file).unwrap(), b"one");
         files.apply(&kept(2, "two")).unwrap();
         drop(files);
@@ -201,11 +207,8 @@ mod tests {
         let (sender, told) = mpsc::channel();
         let mut files = LaterFiles::start(state, move |event| sender.send(event).unwrap()).unwrap();
         files.apply(&kept(1, "one")).unwrap();
-        let event = told.recv().unwrap();
-        let Event::NamesKept { failure, .. } = event else {
-            panic!("{event:?}");
-        };
-        let failure = failure.expect("a file is in the way");
+        let written = told.recv().unwrap();
+        let failure = written.failure.expect("a file is in the way");
         assert!(failure.contains("/7"), "{failure}");
     }
 

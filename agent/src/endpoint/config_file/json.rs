@@ -14,7 +14,7 @@ use super::{
     rules::{self, OwnRules, RulesV2},
 };
 use crate::{
-    endpoint::link::Link,
+    datapath::link::Link,
     identity::checkpoint::{LabelMap, spell, unspell},
     labels::{LabelSet, NAMESPACE_KEY},
 };

@@ -32,7 +32,7 @@ fn file() -> EndpointFile {
         mac: [2, 0, 0, 0, 0, 7],
         node_mac: [2, 0, 0, 0, 0, 8],
         on_bridge: false,
-        link: crate::endpoint::link::Link::default(),
+        link: crate::datapath::link::Link::default(),
         netns: "/run/netns/ns1".into(),
         history: vec![HistoryEntry {
             name: Fqdn::normalise("a.b"),

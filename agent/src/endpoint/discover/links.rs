@@ -13,7 +13,7 @@ use rtnetlink::{
 use tokio_stream::StreamExt as _;
 
 use super::{PodSide, bridge, mac_of};
-use crate::endpoint::link::Link;
+use crate::datapath::link::Link;
 
 /// Addresses of an interface with the lengths of their prefixes, except those that another
 /// machine on the link has (duplicate address detection).

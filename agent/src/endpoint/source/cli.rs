@@ -10,9 +10,8 @@ use serde::{Deserialize, Serialize};
 
 use super::EndpointDocument;
 use crate::{
-    core::event::EndpointSpec,
     datapath::files::write_atomic,
-    endpoint::discover::Netns,
+    endpoint::{discover::Netns, spec::EndpointSpec},
     labels::Label,
     named_port::{NamedPorts, is_label},
     policy::mode::PolicyMode,
@@ -232,7 +231,7 @@ mod tests {
             mac: [0; 6],
             node_mac: [0; 6],
             on_bridge: false,
-            link: crate::endpoint::link::Link::default(),
+            link: crate::datapath::link::Link::default(),
             netns: "pod1".to_owned(),
         };
         let specs = ["cli/pod1/eth0", "cli/pid-77/eth1", "dir/a.yaml"].map(spec);

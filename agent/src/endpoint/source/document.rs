@@ -6,8 +6,10 @@ use serde::{Deserialize, Serialize};
 
 use super::cli::CliFileError;
 use crate::{
-    core::event::EndpointSpec,
-    endpoint::discover::{Claims, DiscoverError, Known, Netns, discover},
+    endpoint::{
+        discover::{Claims, DiscoverError, Known, Netns, discover},
+        spec::EndpointSpec,
+    },
     labels::{Label, LabelError},
     named_port::{NamedPortError, NamedPorts, is_label},
     policy::mode::PolicyMode,

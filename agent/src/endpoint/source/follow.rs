@@ -7,9 +7,12 @@ use super::{
     namespace_id,
 };
 use crate::{
-    core::event::{EndpointSpec, SourceEvent},
     datapath::closed::DocumentHash,
-    endpoint::discover::{lead_apart, leading_to},
+    endpoint::{
+        discover::{lead_apart, leading_to},
+        spec::EndpointSpec,
+    },
+    source_event::SourceEvent,
 };
 
 impl State {

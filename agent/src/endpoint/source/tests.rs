@@ -4,12 +4,10 @@
 use std::{fs, path::Path};
 
 use super::{gated::Until, *};
-use crate::{
-    datapath::{
-        closed::{Closed, DocumentHash, Why},
-        program::ProgramError,
-    },
-    endpoint::link::Link,
+use crate::datapath::{
+    closed::{Closed, DocumentHash, Why},
+    link::Link,
+    program::ProgramError,
 };
 
 type Events = Arc<Mutex<Vec<SourceEvent<EndpointSpec>>>>;

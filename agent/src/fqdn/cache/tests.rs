@@ -74,9 +74,9 @@ fn an_expired_address_in_use_stays_until_conntrack_lets_go() {
     assert_eq!((cache.live(), cache.zombies()), (0, 1));
     for at in [20, 30, 40] {
         cache.mark_alive(EP, address, secs(at));
-        assert!(cache.pass(secs(at), secs(at)).pairs.is_empty());
+        assert!(cache.scanned(secs(at), secs(at)).pairs.is_empty());
     }
-    assert_eq!(cache.pass(secs(50), secs(50)).pairs.len(), 1);
+    assert_eq!(cache.scanned(secs(50), secs(50)).pairs.len(), 1);
     assert_eq!((cache.zombies(), cache.pairs()), (0, 0));
 }
 
@@ -203,7 +203,7 @@ fn what_an_endpoint_holds_is_counted() {
                 counted(&cache);
             }
             if n % 17 == 0 {
-                cache.pass(secs(u64::from(n) + 1), secs(u64::from(n) + 1));
+                cache.scanned(secs(u64::from(n) + 1), secs(u64::from(n) + 1));
                 counted(&cache);
             }
         }
@@ -221,8 +221,8 @@ fn an_idle_grace_of_less_than_a_second_counts() {
     cache.expire(secs(10));
     let early = BootTime(10_400_000_000);
     for _ in 0..3 {
-        assert!(cache.pass(early, early).pairs.is_empty());
+        assert!(cache.scanned(early, early).pairs.is_empty());
     }
     let late = BootTime(10_600_000_000);
-    assert_eq!(cache.pass(late, late).pairs.len(), 1);
+    assert_eq!(cache.scanned(late, late).pairs.len(), 1);
 }

@@ -40,13 +40,13 @@ fn ask_by(policy: &str, from: &str, to: &str, port: &str) -> Trace {
     for document in parse_documents(policy, "test") {
         repository.insert(document.unwrap().into());
     }
-    let Party::Labels(from) = Party::parse(from).unwrap() else {
+    let Peer::Labels(from) = Peer::parse(from).unwrap() else {
         panic!("{from} are no labels")
     };
-    let to = match Party::parse(to).unwrap() {
-        Party::Labels(labels) => To::Labels(labels),
-        Party::Address(address) => To::Address(address),
-        Party::Name(name) => To::Name(Fqdn::normalise(&name)),
+    let to = match Peer::parse(to).unwrap() {
+        Peer::Labels(labels) => To::Labels(labels),
+        Peer::Address(address) => To::Address(address),
+        Peer::Name(name) => To::Name(Fqdn::normalise(&name)),
     };
     trace(&repository, &from, &to, port.parse().unwrap(), None)
 }

@@ -19,7 +19,7 @@ use crate::{
     labels::{K8S, NAMESPACE_KEY, NAMESPACE_LABELS},
     policy::{
         rule::{Direction, PeerRule, Peers, PortRule, Ports, Protocol, Rule},
-        trace::Way,
+        trace::FlowDirection,
     },
     selector::selector::{CidrSelector, LabelSelector, Operator, Requirement, Selector},
 };
@@ -32,18 +32,18 @@ pub(super) fn rule(policy: &NetworkPolicy) -> Rule {
     let namespace = policy.namespace.as_str();
     Rule {
         subject: pods(&Namespaces::Own, &policy.pods, namespace),
-        egress: direction(&policy.egress, Way::Egress, namespace),
-        ingress: direction(&policy.ingress, Way::Ingress, namespace),
+        egress: direction(&policy.egress, FlowDirection::Egress, namespace),
+        ingress: direction(&policy.ingress, FlowDirection::Ingress, namespace),
     }
 }
 
-fn direction(direction: &policy::Direction, way: Way, namespace: &str) -> Direction {
+fn direction(direction: &policy::Direction, flow: FlowDirection, namespace: &str) -> Direction {
     let rules = direction.rules().iter();
     let peers = rules.flat_map(|rule| {
         let rule = peer_rule(rule, namespace);
-        match way {
-            Way::Egress => rule.with_named_ports_of_endpoints(),
-            Way::Ingress => vec![rule],
+        match flow {
+            FlowDirection::Egress => rule.with_named_ports_of_endpoints(),
+            FlowDirection::Ingress => vec![rule],
         }
     });
     Direction {

@@ -16,9 +16,8 @@ fn document(spec: &Value) -> Value {
 #[track_caller]
 fn compiled(spec: &Value) -> (Rule, Vec<String>) {
     let mut warnings = Vec::new();
-    let mut rules = read(&document(spec), &mut warnings).unwrap();
-    assert_eq!(rules.len(), 1);
-    (rules.remove(0), warnings)
+    let rule = read(&document(spec), &mut warnings).unwrap();
+    (rule, warnings)
 }
 
 /// `open`, or each rule as `path selector|selector ports`.

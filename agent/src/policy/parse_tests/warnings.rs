@@ -6,7 +6,7 @@ use super::*;
 fn warns_of_names_nobody_learns_and_of_servers_anyone_may_be() {
     let unlearned = |documents: &[PolicyDocument]| {
         let all: Vec<&PolicyDocument> = documents.iter().collect();
-        footgun::unlearned_in(all[0], &all)
+        lint::unlearned_in(all[0], &all)
     };
     let names = |subject: &str| {
         let spec = format!("endpointSelector: {subject}\negress:\n- toFQDNs: [{{matchName: a.b}}]");
@@ -38,7 +38,7 @@ fn warns_of_names_nobody_learns_and_of_servers_anyone_may_be() {
                 ..document.clone()
             }));
         }
-        footgun::unlearned(&EndpointPolicy::of(labels.as_ref().unwrap(), &repository))
+        lint::unlearned(&EndpointPolicy::of(labels.as_ref().unwrap(), &repository))
     };
     assert!(of(&[names(web)]).unwrap().contains("0 spec.egress[0]"));
     assert_eq!(of(&[names(web), dns("{}")]), None);
@@ -57,8 +57,8 @@ fn warns_of_names_nobody_learns_and_of_servers_anyone_may_be() {
 #[test]
 fn an_empty_rule_denies_and_allows_nothing() {
     let document = with_spec("endpointSelector: {}\negress:\n- {}").unwrap();
-    assert!(document.rules[0].egress.default_deny);
-    assert!(document.rules[0].egress.peers.is_empty());
+    assert!(document.rules()[0].egress.default_deny);
+    assert!(document.rules()[0].egress.peers.is_empty());
 }
 
 #[test]

@@ -10,10 +10,13 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use super::last_good::LastGood;
+use super::{PolicyChange, last_good::LastGood};
 use crate::{
-    core::event::{Event, SourceEvent},
-    policy::parse::{PolicyDocument, PolicyError, parse_value, parse_with_json},
+    policy::{
+        document::{PolicyDocument, PolicyError},
+        parse::{parse_value, parse_with_json},
+    },
+    source_event::SourceEvent,
     watched_dir::{self, FileError},
 };
 
@@ -89,15 +92,15 @@ impl PolicyDir {
     }
 
     /// The first full listing.
-    pub fn list(&mut self) -> Vec<Event> {
-        let mut events = vec![Event::Policies(SourceEvent::Init)];
+    pub fn list(&mut self) -> Vec<PolicyChange> {
+        let mut events = vec![PolicyChange::Document(SourceEvent::Init)];
         let changes = self.refresh();
         self.uncertain = self.lacks();
         events.extend(changes);
         if self.uncertain {
-            events.push(Event::PoliciesUncertain(true));
+            events.push(PolicyChange::Uncertain(true));
         }
-        events.push(Event::Policies(SourceEvent::InitDone));
+        events.push(PolicyChange::Document(SourceEvent::InitDone));
         events
     }
 
@@ -107,7 +110,7 @@ impl PolicyDir {
     }
 
     /// Reads the directory again and says what changed.
-    pub fn refresh(&mut self) -> Vec<Event> {
+    pub fn refresh(&mut self) -> Vec<PolicyChange> {
         let mut errors = Vec::new();
         let read = watched_dir::read(&self.dir);
         self.unreadable = read.is_err();
@@ -127,7 +130,7 @@ impl PolicyDir {
         events.extend(self.reject(errors));
         if self.uncertain && !self.lacks() {
             self.uncertain = false;
-            events.push(Event::PoliciesUncertain(false));
+            events.push(PolicyChange::Uncertain(false));
         }
         events
     }
@@ -160,19 +163,19 @@ impl PolicyDir {
     }
 
     /// Makes `wanted` the current documents; returns the events of the difference.
-    fn adopt(&mut self, wanted: BTreeMap<String, PolicyDocument>) -> Vec<Event> {
+    fn adopt(&mut self, wanted: BTreeMap<String, PolicyDocument>) -> Vec<PolicyChange> {
         let deleted = self.current.keys().filter(|key| !wanted.contains_key(*key));
         let deleted = deleted.map(|key| SourceEvent::Delete(key.clone()));
         let changed = wanted.iter();
         let changed = changed.filter(|(key, document)| self.current.get(*key) != Some(*document));
         let applied = changed.map(|(_, document)| SourceEvent::Apply(document.clone()));
-        let events = deleted.chain(applied).map(Event::Policies).collect();
+        let events = deleted.chain(applied).map(PolicyChange::Document).collect();
         self.current = wanted;
         events
     }
 
     /// Logs refused documents that were not refused before; none if nothing changed.
-    fn reject(&mut self, errors: Vec<PolicyError>) -> Option<Event> {
+    fn reject(&mut self, errors: Vec<PolicyError>) -> Option<PolicyChange> {
         if errors == self.rejected {
             return None;
         }
@@ -180,7 +183,7 @@ impl PolicyDir {
             tracing::warn!(%error, "policy document refused; its last good version, if there is one, remains in force");
         }
         self.rejected.clone_from(&errors);
-        Some(Event::PoliciesRejected(errors))
+        Some(PolicyChange::Rejected(errors))
     }
 
     /// Keeps the good documents of each file on disk.

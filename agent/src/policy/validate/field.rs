@@ -37,6 +37,21 @@ pub(in crate::policy) fn object<'a>(
     Ok(map)
 }
 
+/// A mapping of any fields; none if it is absent.
+pub(in crate::policy) fn mapping<'a>(
+    path: &str,
+    value: Option<&'a Value>,
+) -> Checked<Option<&'a Map<String, Value>>> {
+    match value {
+        None | Some(Value::Null) => Ok(None),
+        Some(Value::Object(map)) => Ok(Some(map)),
+        Some(other) => {
+            let reason = format!("is {}, not a mapping", kind(other));
+            Err(Fault::new(path, &reason, "write field: value pairs"))
+        }
+    }
+}
+
 pub(in crate::policy) fn list<'a>(path: &str, value: Option<&'a Value>) -> Checked<&'a [Value]> {
     match value {
         None | Some(Value::Null) => Ok(&[]),
@@ -66,7 +81,7 @@ pub(super) fn boolean(path: &str, value: &Value) -> Checked<bool> {
     })
 }
 
-pub(super) fn prefix(path: &str, value: &Value) -> Checked<IpNet> {
+pub(in crate::policy) fn prefix(path: &str, value: &Value) -> Checked<IpNet> {
     let text = text(path, value)?;
     let parsed = text.parse().ok().or_else(|| {
         let address: Option<std::net::IpAddr> = text.parse().ok();

@@ -17,20 +17,24 @@ use dns_policy::{
     rule::Transport,
     table::PolicyHandle,
 };
-use holdfast_agent::core::event::{EndpointSpec, SourceEvent};
-use holdfast_agent::core::{Core, CoreConfig, Event, Restored};
+
 use holdfast_agent::datapath::files::{StateFiles, later::LaterFiles};
 use holdfast_agent::datapath::kernel::{KernelConfig, KernelDatapath, MapSizes};
 use holdfast_agent::grpc::peer::{self, Allowed};
 use holdfast_agent::grpc::server::{About, Native};
-use holdfast_agent::policy::parse::PolicyDocument;
+use holdfast_agent::policy::document::PolicyDocument;
 use holdfast_agent::proxies::Proxies;
 use holdfast_agent::runner::{self, CoreHandle};
+use holdfast_agent::{
+    core::{Core, CoreConfig, Event, Restored},
+    endpoint::spec::EndpointSpec,
+    source_event::SourceEvent,
+};
 use holdfast_e2e::policy::{dns_to, egress};
 use holdfast_e2e::shell;
 use holdfast_sdp::config::AgentAddress;
 use holdfast_sdp::link::Link;
-use holdfast_sdp::link::board::Board;
+use holdfast_sdp::link::state::LinkState;
 use holdfast_sdp::mapping::sink::LinkSink;
 use holdfast_sdp::mapping::{MappingSink as _, Release};
 use holdfast_sdp::maps::PinnedMaps;
@@ -260,8 +264,8 @@ fn agent(
     };
     let channel = runner::channel();
     let told = channel.0.clone();
-    let told = move |event| {
-        let _gone = told.tell_blocking(event);
+    let told = move |result| {
+        let _gone = told.tell_blocking(Event::NamesKept(result));
     };
     let files = LaterFiles::start(files, told)?;
     let datapath = KernelDatapath::prepare(&kernel, Box::new(files))?;
@@ -316,9 +320,9 @@ fn link(
         policy: Arc::new(PolicyHandle::new()),
         sink: Arc::clone(&sink),
         maps: Arc::new(PinnedMaps::open(pins, false)),
-        notices: Arc::default(),
+        reports: Arc::default(),
         rules_journal: Arc::default(),
-        board: Arc::new(Board::new(Readiness::default())),
+        state: Arc::new(LinkState::new(Readiness::default())),
     };
     tasks.spawn_on(link.run(stop.clone()), runtime.handle());
     sink
@@ -370,7 +374,7 @@ fn specs(count: usize) -> Result<Vec<EndpointSpec>> {
                 mac: [2, 0, a, b, c, d],
                 node_mac: [2, 1, a, b, c, d],
                 on_bridge: false,
-                link: holdfast_agent::endpoint::link::Link::default(),
+                link: holdfast_agent::datapath::link::Link::default(),
                 netns: format!("pod{n}"),
             })
         })

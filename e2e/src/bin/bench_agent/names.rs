@@ -6,7 +6,7 @@ use std::time::Duration;
 use anyhow::{Result, ensure};
 use holdfast_agent::core::event::MappingEvent;
 use holdfast_agent::core::{CoreConfig, Event};
-use holdfast_agent::policy::parse::PolicyDocument;
+use holdfast_agent::policy::document::PolicyDocument;
 use holdfast_e2e::policy::{dns_to, egress};
 
 use crate::calibration::Calibration;

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use anyhow::{Result, ensure};
 use holdfast_agent::core::Event;
-use holdfast_agent::policy::parse::PolicyDocument;
+use holdfast_agent::policy::document::PolicyDocument;
 use holdfast_e2e::policy::{dns_to, egress};
 
 use crate::names::per;

@@ -19,7 +19,7 @@ use holdfast_e2e::{Lab, Programs, Query, eventually};
 use shared_maps::pin;
 
 use self::beneath::Beneath;
-use self::paths::{Kind, PATHS, PORT, PORT_MANY, Way};
+use self::paths::{Kind, PATHS, PORT, PORT_MANY, Route};
 use self::report::Measured;
 use self::servers::{SERVER, SERVER6, Servers};
 
@@ -81,11 +81,11 @@ fn main() -> Result<()> {
     let fresh = fresh_names(options.rounds * options.rate * STEADY);
     let servers = Servers::start(&lab, known_names().chain(fresh.iter().cloned()))?;
     // Pod a is asked through the proxy; pod b is not an endpoint.
-    let transparent = wanted.iter().any(|p| p.way == Way::ProxyTransparent);
+    let transparent = wanted.iter().any(|p| p.route == Route::ProxyTransparent);
     let programs = start_proxy(&lab, options.workers, transparent)?;
     let beneath = wanted
         .iter()
-        .any(|p| p.way == Way::ProxyBeneath)
+        .any(|p| p.route == Route::ProxyBeneath)
         .then(|| Beneath::start(known_names(), options.workers))
         .transpose()?;
     let bench = Bench {
@@ -100,7 +100,7 @@ fn main() -> Result<()> {
     let resident = usage::resident(programs.sdp.id())?;
     let wanted: Vec<&paths::Path> = wanted
         .into_iter()
-        .filter(|path| servers.has(path.way))
+        .filter(|path| servers.has(path.route))
         .collect();
     for path in &wanted {
         bench.warm_up(path)?;
@@ -136,7 +136,7 @@ struct Bench<'a> {
 impl Bench<'_> {
     fn lab(&self, path: &paths::Path) -> &Lab {
         match &self.beneath {
-            Some(beneath) if path.way == Way::ProxyBeneath => &beneath.lab,
+            Some(beneath) if path.route == Route::ProxyBeneath => &beneath.lab,
             _ => self.lab,
         }
     }
@@ -144,7 +144,7 @@ impl Bench<'_> {
     /// Waits until the path works, and asks every name once: measured is the
     /// state in which they are known.
     fn warm_up(&self, path: &paths::Path) -> Result<()> {
-        self.switch(path.way)?;
+        self.switch(path.route)?;
         let to = path.address();
         let pod = path.pod(self.lab(path));
         eventually(path.name, Duration::from_secs(10), || {
@@ -170,11 +170,11 @@ impl Bench<'_> {
     }
 
     fn measure(&self, path: &'static paths::Path, round: u32, fresh: &Path) -> Result<Measured> {
-        self.switch(path.way)?;
-        let process = match path.way {
-            Way::ProxyBeneath => self.beneath.as_ref().map(|beneath| beneath.sdp.id()),
-            way if way.is_proxy() => Some(self.programs.sdp.id()),
-            way => self.servers.process(way, path.kind == Kind::Ipv6),
+        self.switch(path.route)?;
+        let process = match path.route {
+            Route::ProxyBeneath => self.beneath.as_ref().map(|beneath| beneath.sdp.id()),
+            route if route.is_proxy() => Some(self.programs.sdp.id()),
+            route => self.servers.process(route, path.kind == Kind::Ipv6),
         };
         let mut measured = Measured {
             path,
@@ -197,11 +197,11 @@ impl Bench<'_> {
     }
 
     /// Has the proxy ask under the address that the path wants, by what the agent would do.
-    fn switch(&self, way: Way) -> Result<()> {
-        if !self.transparent || !way.is_proxy() || way == Way::ProxyBeneath {
+    fn switch(&self, route: Route) -> Result<()> {
+        if !self.transparent || !route.is_proxy() || route == Route::ProxyBeneath {
             return Ok(());
         }
-        let wanted = way == Way::ProxyTransparent;
+        let wanted = route == Route::ProxyTransparent;
         let said = self.lab.bpf_root().join(pin::TRANSPARENT);
         match wanted {
             true => std::fs::create_dir_all(said)?,

@@ -20,9 +20,9 @@ pub(crate) const RAW_PORT: u16 = 5300;
 /// Port of dnsdist.
 pub(crate) const DNSDIST_PORT: u16 = 5301;
 
-/// Who stands between.
+/// What is between client and server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Way {
+pub(crate) enum Route {
     /// No server.
     Direct,
     /// A forwarder that only moves datagrams.
@@ -41,7 +41,7 @@ pub(crate) enum Way {
     ProxyBeneath,
 }
 
-impl Way {
+impl Route {
     /// Whether holdfast-sdp stands between.
     pub(crate) fn is_proxy(self) -> bool {
         matches!(
@@ -72,51 +72,51 @@ pub(crate) enum Kind {
 #[derive(Debug)]
 pub(crate) struct Path {
     pub(crate) name: &'static str,
-    pub(crate) way: Way,
+    pub(crate) route: Route,
     pub(crate) kind: Kind,
 }
 
-const fn path(name: &'static str, way: Way, kind: Kind) -> Path {
-    Path { name, way, kind }
+const fn path(name: &'static str, route: Route, kind: Kind) -> Path {
+    Path { name, route, kind }
 }
 
 /// In the order of one round: what is compared stands together.
 pub(crate) const PATHS: [Path; 23] = [
-    path("direct", Way::Direct, Kind::Main),
-    path("raw_forwarder", Way::Raw, Kind::Main),
-    path("sdp", Way::Proxy, Kind::Main),
-    path("sdp_under_cilium", Way::ProxyBeneath, Kind::Main),
-    path("sdp_10000_patterns", Way::ProxyMany, Kind::Main),
-    path("sdp_transparent", Way::ProxyTransparent, Kind::Main),
-    path("dnsdist", Way::Dnsdist, Kind::Main),
-    path("direct_new_names", Way::Direct, Kind::New),
-    path("sdp_new_names", Way::Proxy, Kind::New),
-    path("direct_ipv6", Way::Direct, Kind::Ipv6),
-    path("raw_forwarder_ipv6", Way::Raw, Kind::Ipv6),
-    path("sdp_ipv6", Way::Proxy, Kind::Ipv6),
-    path("direct_many_ports", Way::Direct, Kind::ManyPorts),
-    path("raw_forwarder_many_ports", Way::Raw, Kind::ManyPorts),
-    path("sdp_many_ports", Way::Proxy, Kind::ManyPorts),
+    path("direct", Route::Direct, Kind::Main),
+    path("raw_forwarder", Route::Raw, Kind::Main),
+    path("sdp", Route::Proxy, Kind::Main),
+    path("sdp_under_cilium", Route::ProxyBeneath, Kind::Main),
+    path("sdp_10000_patterns", Route::ProxyMany, Kind::Main),
+    path("sdp_transparent", Route::ProxyTransparent, Kind::Main),
+    path("dnsdist", Route::Dnsdist, Kind::Main),
+    path("direct_new_names", Route::Direct, Kind::New),
+    path("sdp_new_names", Route::Proxy, Kind::New),
+    path("direct_ipv6", Route::Direct, Kind::Ipv6),
+    path("raw_forwarder_ipv6", Route::Raw, Kind::Ipv6),
+    path("sdp_ipv6", Route::Proxy, Kind::Ipv6),
+    path("direct_many_ports", Route::Direct, Kind::ManyPorts),
+    path("raw_forwarder_many_ports", Route::Raw, Kind::ManyPorts),
+    path("sdp_many_ports", Route::Proxy, Kind::ManyPorts),
     path(
         "sdp_under_cilium_many_ports",
-        Way::ProxyBeneath,
+        Route::ProxyBeneath,
         Kind::ManyPorts,
     ),
-    path("direct_tcp_pipelined", Way::Direct, Kind::TcpPipelined),
+    path("direct_tcp_pipelined", Route::Direct, Kind::TcpPipelined),
     path(
         "raw_forwarder_tcp_pipelined",
-        Way::RawTcp,
+        Route::RawTcp,
         Kind::TcpPipelined,
     ),
-    path("sdp_tcp_pipelined", Way::Proxy, Kind::TcpPipelined),
+    path("sdp_tcp_pipelined", Route::Proxy, Kind::TcpPipelined),
     path(
         "sdp_transparent_tcp_pipelined",
-        Way::ProxyTransparent,
+        Route::ProxyTransparent,
         Kind::TcpPipelined,
     ),
-    path("direct_tcp_single", Way::Direct, Kind::TcpSingle),
-    path("raw_forwarder_tcp_single", Way::RawTcp, Kind::TcpSingle),
-    path("sdp_tcp_single", Way::Proxy, Kind::TcpSingle),
+    path("direct_tcp_single", Route::Direct, Kind::TcpSingle),
+    path("raw_forwarder_tcp_single", Route::RawTcp, Kind::TcpSingle),
+    path("sdp_tcp_single", Route::Proxy, Kind::TcpSingle),
 ];
 
 impl Path {
@@ -125,13 +125,13 @@ impl Path {
         let v6 = self.kind == Kind::Ipv6;
         let server = if v6 { SERVER6 } else { SERVER };
         let forwarder = if v6 { FORWARDER6 } else { FORWARDER };
-        match self.way {
-            Way::Direct | Way::Proxy | Way::ProxyTransparent | Way::ProxyBeneath => {
+        match self.route {
+            Route::Direct | Route::Proxy | Route::ProxyTransparent | Route::ProxyBeneath => {
                 SocketAddr::new(server, PORT)
             }
-            Way::ProxyMany => SocketAddr::new(server, PORT_MANY),
-            Way::Raw | Way::RawTcp => SocketAddr::new(forwarder, RAW_PORT),
-            Way::Dnsdist => SocketAddr::new(forwarder, DNSDIST_PORT),
+            Route::ProxyMany => SocketAddr::new(server, PORT_MANY),
+            Route::Raw | Route::RawTcp => SocketAddr::new(forwarder, RAW_PORT),
+            Route::Dnsdist => SocketAddr::new(forwarder, DNSDIST_PORT),
         }
     }
 
@@ -142,8 +142,8 @@ impl Path {
 
     /// Namespace of the client.
     pub(crate) fn pod<'a>(&self, lab: &'a Lab) -> &'a Pod {
-        match self.way {
-            way if way.is_proxy() => &lab.a,
+        match self.route {
+            route if route.is_proxy() => &lab.a,
             _ => &lab.b,
         }
     }

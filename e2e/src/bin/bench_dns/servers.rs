@@ -7,7 +7,7 @@ use std::path::Path;
 use anyhow::{Result, ensure};
 use holdfast_e2e::{Lab, Program, config};
 
-use crate::paths::{DNSDIST_PORT, FORWARDER, FORWARDER6, PORT, PORT_MANY, RAW_PORT, Way};
+use crate::paths::{DNSDIST_PORT, FORWARDER, FORWARDER6, PORT, PORT_MANY, RAW_PORT, Route};
 
 /// The server.
 pub(crate) const SERVER: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 2));
@@ -49,17 +49,17 @@ impl Servers {
     }
 
     /// Whether there is such a way: dnsdist may not be installed.
-    pub(crate) fn has(&self, way: Way) -> bool {
-        way != Way::Dnsdist || self.dnsdist.is_some()
+    pub(crate) fn has(&self, route: Route) -> bool {
+        route != Route::Dnsdist || self.dnsdist.is_some()
     }
 
     /// Who stands in the way, if one process does.
-    pub(crate) fn process(&self, way: Way, ipv6: bool) -> Option<u32> {
-        match way {
-            Way::Raw if ipv6 => Some(self.raw6.id()),
-            Way::Raw => Some(self.raw.id()),
-            Way::RawTcp => Some(self.raw_tcp.id()),
-            Way::Dnsdist => self.dnsdist.as_ref().map(Program::id),
+    pub(crate) fn process(&self, route: Route, ipv6: bool) -> Option<u32> {
+        match route {
+            Route::Raw if ipv6 => Some(self.raw6.id()),
+            Route::Raw => Some(self.raw.id()),
+            Route::RawTcp => Some(self.raw_tcp.id()),
+            Route::Dnsdist => self.dnsdist.as_ref().map(Program::id),
             _ => None,
         }
     }

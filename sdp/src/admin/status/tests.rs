@@ -8,7 +8,7 @@ use dns_policy::epoch::Epoch;
 use super::*;
 use crate::{
     journal::JournalStatus,
-    link::board::{Connection, RulesOrigin, Service},
+    link::state::{Connection, RulesOrigin, Service},
     listener::SteeringStatus,
 };
 
@@ -126,7 +126,7 @@ fn healthy() -> Status {
 
 /// Everything that can be wrong at once.
 fn troubled() -> Status {
-    let trouble = |level: &str, text: &str, count| Trouble {
+    let warning = |level: &str, text: &str, count| RecentWarning {
         level: level.to_owned(),
         text: text.to_owned(),
         count,
@@ -177,8 +177,8 @@ fn troubled() -> Status {
     status.queries = Vec::new();
     status.answers = Vec::new();
     status.troubles = vec![
-        trouble("error", "file skipped (reason=line 1: expected value)", 1),
-        trouble(
+        warning("error", "file skipped (reason=line 1: expected value)", 1),
+        warning(
             "warn",
             "connection to the agent lost; the proxy continues without it",
             12,
@@ -186,7 +186,7 @@ fn troubled() -> Status {
     ];
     status
         .troubles
-        .extend((0..6).map(|n| trouble("warn", &format!("odd {n}"), 1)));
+        .extend((0..6).map(|n| warning("warn", &format!("odd {n}"), 1)));
     status
 }
 

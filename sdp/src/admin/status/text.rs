@@ -4,16 +4,16 @@ use std::fmt::{self, Write as _};
 
 use super::{Counted, Status};
 use crate::{
-    link::board::{LinkStatus, RulesOrigin, Service},
+    link::state::{LinkStatus, RulesOrigin, Service},
     maps::MapsStatus,
     query_log::QueryLogStatus,
+    recent_warnings::RecentWarning,
     rules_journal::RulesJournalStatus,
     transparent::Mode,
-    troubles::Trouble,
 };
 
-/// Troubles shown; JSON has all of them.
-const TROUBLES: usize = 6;
+/// Warnings shown; JSON has all of them.
+const MAX_WARNINGS: usize = 6;
 
 /// Lines with a word in front.
 #[derive(Default)]
@@ -75,7 +75,7 @@ impl Status {
         if let Some(log) = &self.query_log {
             page.line("query log", query_log_text(log));
         }
-        self.tell_troubles(&mut page);
+        self.add_warnings(&mut page);
         page.0
     }
 
@@ -143,14 +143,14 @@ impl Status {
         )
     }
 
-    fn tell_troubles(&self, page: &mut Page) {
+    fn add_warnings(&self, page: &mut Page) {
         if self.troubles.is_empty() {
             page.line("troubles", "none logged");
         }
-        for trouble in self.troubles.iter().take(TROUBLES) {
-            page.line("trouble", trouble_text(trouble));
+        for warning in self.troubles.iter().take(MAX_WARNINGS) {
+            page.line("trouble", warning_text(warning));
         }
-        let more = self.troubles.len().saturating_sub(TROUBLES);
+        let more = self.troubles.len().saturating_sub(MAX_WARNINGS);
         if more > 0 {
             page.line("trouble", format_args!("and {more} more (-o json)"));
         }
@@ -171,14 +171,14 @@ fn query_log_text(log: &QueryLogStatus) -> String {
     text
 }
 
-fn trouble_text(trouble: &Trouble) -> String {
-    let Trouble {
+fn warning_text(warning: &RecentWarning) -> String {
+    let RecentWarning {
         level,
         text,
         count,
         first,
         last,
-    } = trouble;
+    } = warning;
     match count {
         1 => format!("{last} {level}: {text}"),
         _ => format!("{last} {level}, {count} times since {first}: {text}"),

@@ -22,7 +22,7 @@ use shared_maps::{EndpointId, IdentityId};
 
 use crate::{
     maps::AgentTables,
-    notice::{Event, Failure, Notice, Times},
+    query_report::{Event, Failure, QueryReport, Times},
     rules_journal::MOST_PREFIXES,
 };
 
@@ -221,10 +221,10 @@ pub(in crate::link) fn mapping_out(
     }
 }
 
-/// A notice, as the agent counts and logs it. It is a response that teaches only
+/// A report, as the agent counts and logs it. It is a response that teaches only
 /// with addresses.
-pub(in crate::link) fn notice_out(notice: &Notice) -> wire::FqdnMapping {
-    let (failure, content) = match &notice.event {
+pub(in crate::link) fn report_out(report: &QueryReport) -> wire::FqdnMapping {
+    let (failure, content) = match &report.event {
         Event::Query => (None, None),
         Event::Failed(failure) => (Some(*failure), None),
         Event::Answer(content) => (None, Some(content)),
@@ -237,25 +237,25 @@ pub(in crate::link) fn notice_out(notice: &Notice) -> wire::FqdnMapping {
     };
     let types = content.map(|content| content.types.iter().copied().map(u32::from));
     wire::FqdnMapping {
-        fqdn: notice.name.as_str().to_owned(),
+        fqdn: report.name.as_str().to_owned(),
         record_ip: content.map_or_else(Vec::new, |c| c.addresses.iter().map(text).collect()),
         ttl: content.map_or(0, |content| content.ttl),
-        source_identity: notice.identity.0,
-        source_ip: text(&notice.client.ip()),
+        source_identity: report.identity.0,
+        source_ip: text(&report.client.ip()),
         response_code: content.map_or(0, |content| content.rcode.into()),
         metrics_data: Some(wire::MetricsData {
-            processing_stats: Some(stats(&notice.times)),
+            processing_stats: Some(stats(&report.times)),
             dns_response_data: Some(wire::DnsResponseData {
                 is_response: content.is_some(),
                 cnames: content.map_or_else(Vec::new, |content| content.cnames.clone()),
-                qtypes: vec![notice.qtype.into()],
+                qtypes: vec![report.qtype.into()],
                 answer_types: types.map_or_else(Vec::new, Iterator::collect),
             }),
-            source_port: notice.client.port().into(),
-            server_addr: notice.server.to_string(),
-            server_identity: notice.server_identity.0,
-            protocol: protocol(notice.transport).to_owned(),
-            allowed: notice.allowed,
+            source_port: report.client.port().into(),
+            server_addr: report.server.to_string(),
+            server_identity: report.server_identity.0,
+            protocol: protocol(report.transport).to_owned(),
+            allowed: report.allowed,
             error_message: failure.map_or_else(String::new, |failure| failure.to_string()),
             error_type: error.into(),
         }),
@@ -301,8 +301,8 @@ mod tests {
     use crate::{
         mapping::kept::tests::mapping,
         maps::PinnedMaps,
-        notice::Content,
-        resolve::{Resolver, Who},
+        query_report::Content,
+        resolve::{QueryClient, Resolver},
     };
 
     fn server(identity: u32, port: u32, proto: u32) -> wire::DnsServer {
@@ -376,14 +376,14 @@ mod tests {
         let maps = PinnedMaps::open(dir.path(), true);
         maps.set_agent_tables(state.tables);
         assert!(matches!(
-            maps.who(IpAddr::from([10, 0, 0, 7])),
-            Who::Endpoint {
+            maps.client(IpAddr::from([10, 0, 0, 7])),
+            QueryClient::Endpoint {
                 id: EndpointId(7),
                 identity: IdentityId(400),
                 ..
             }
         ));
-        assert_eq!(maps.whom(IpAddr::from([10, 1, 9, 9])), IdentityId(500));
+        assert_eq!(maps.server(IpAddr::from([10, 1, 9, 9])), IdentityId(500));
     }
 
     #[test]
@@ -406,8 +406,8 @@ mod tests {
 
     #[test]
     fn a_notice_fills_every_field() {
-        let notice = |event| notice_out(&crate::notice::tests::notice(event));
-        let query = notice(Event::Query);
+        let report = |event| report_out(&crate::query_report::tests::report(event));
+        let query = report(Event::Query);
         let metrics = query.metrics_data.unwrap();
         let details = metrics.dns_response_data.unwrap();
         assert!(!details.is_response && metrics.allowed);
@@ -423,12 +423,12 @@ mod tests {
         );
         assert_eq!(metrics.error_message, "");
 
-        let failed = notice(Event::Failed(Failure::Timeout));
+        let failed = report(Event::Failed(Failure::Timeout));
         let metrics = failed.metrics_data.unwrap();
         assert_eq!(metrics.error_type(), wire::ProxyErrorType::Timeout);
         assert!(!metrics.error_message.is_empty());
 
-        let answer = notice(Event::Answer(Content {
+        let answer = report(Event::Answer(Content {
             rcode: 0,
             addresses: vec![IpAddr::from([192, 0, 2, 1])],
             ttl: 30,

@@ -11,7 +11,7 @@ use fqdn_proto::fqdndata as wire;
 use shared_maps::IdentityId;
 use tokio::{
     task::JoinSet,
-    time::{MissedTickBehavior, interval, timeout},
+    time::{MissedTickBehavior, interval, sleep, timeout},
 };
 use tonic::{Code, Status};
 
@@ -19,8 +19,8 @@ use super::{Client, broken, convert};
 use crate::{
     link::{Link, SessionError, native::Never},
     mapping::sink::{Outcome, Outgoing, Promise, Room},
-    notice::ALLOW_EVERY,
-    resolve::{Resolver, Who},
+    query_report::{ALLOW_EVERY, QueryReports},
+    resolve::{QueryClient, Resolver},
 };
 
 const UPDATE: &str = "UpdateMappingRequest";
@@ -28,8 +28,11 @@ const UPDATE: &str = "UpdateMappingRequest";
 const LIVE: usize = 64;
 /// Most concurrent calls for mappings that no client waits for.
 const REPLAYS: usize = 16;
-/// Notices at once.
-const NOTICES: usize = 16;
+/// Most concurrent calls for reports.
+const MAX_REPORTS: usize = 32;
+/// The first report waits this long for others, so that one wake-up sends all of them. A report
+/// never waits behind its answer: mappings are sent after all reports.
+const GATHER: Duration = Duration::from_millis(2);
 /// A call the agent does not answer; the answer it is about was released long ago.
 const CALL_WITHIN: Duration = Duration::from_secs(5);
 /// How often it is noted that nothing more came, while an answer waits for a result.
@@ -37,13 +40,13 @@ const BEAT: Duration = Duration::from_millis(10);
 
 /// What a call told the agent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Told {
+enum CallKind {
     /// A mapping that a pod waits for.
     Live(u64),
     /// A mapping that no client waits for.
     Replay(u64),
     /// What happened, for its log.
-    Notice,
+    Report,
 }
 
 /// What came back; `None`: nothing in time.
@@ -58,15 +61,15 @@ pub(super) async fn send(link: &Link, client: Client) -> Result<Never, SessionEr
         calls: JoinSet::new(),
         live: 0,
         replays: 0,
-        notices: 0,
+        reports: 0,
         waiting: VecDeque::new(),
         again: VecDeque::new(),
     };
-    let mut look = interval(ALLOW_EVERY);
+    let mut allow = interval(ALLOW_EVERY);
     let mut beat = interval(BEAT);
-    look.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    allow.set_missed_tick_behavior(MissedTickBehavior::Delay);
     beat.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    let _listening = link.notices.listen();
+    let _listening = link.reports.listen();
     loop {
         sender.open().await;
         let waits = link.sink.is_waiting();
@@ -74,26 +77,32 @@ pub(super) async fn send(link: &Link, client: Client) -> Result<Never, SessionEr
             // Results before beats, so that a beat finds no result untaken.
             biased;
             // At most every so often, however much else there is.
-            _ = look.tick() => link.notices.allow_more(),
+            _ = allow.tick() => link.reports.allow_more(),
             Some(done) = sender.calls.join_next(), if !sender.calls.is_empty() => {
-                let (told, came) =
+                let (kind, came) =
                     done.map_err(|error| SessionError::Protocol(error.to_string()))?;
-                sender.done(told, came)?;
+                sender.done(kind, came)?;
             }
             _ = beat.tick(), if waits => link.sink.heard_all(BootTime::now()),
             () = link.sink.has_work() => {}
-            () = link.notices.has_work() => {}
+            // Cancelled by the other branches without loss: `open` sends what was gathered.
+            () = gather_reports(&link.reports) => {}
         }
     }
+}
+
+async fn gather_reports(reports: &QueryReports) {
+    reports.has_work().await;
+    sleep(GATHER).await;
 }
 
 struct Sender<'l> {
     link: &'l Link,
     client: Client,
-    calls: JoinSet<(Told, Came)>,
+    calls: JoinSet<(CallKind, Came)>,
     live: usize,
     replays: usize,
-    notices: usize,
+    reports: usize,
     /// Taken from the sink, not called yet.
     waiting: VecDeque<Outgoing>,
     again: VecDeque<Outgoing>,
@@ -103,13 +112,13 @@ impl Sender<'_> {
     /// Opens as many calls as there is room for.
     async fn open(&mut self) {
         // Reports come first: a query is reported before its answer.
-        while self.notices < NOTICES
-            && let Some(notice) = self.link.notices.take()
+        while self.reports < MAX_REPORTS
+            && let Some(report) = self.link.reports.take()
         {
-            self.notices += 1;
-            self.link.notices.stats().told.add(1);
-            let call = self.call(convert::notice_out(&notice));
-            self.start(Told::Notice, call).await;
+            self.reports += 1;
+            self.link.reports.stats().sent.add(1);
+            let call = self.call(convert::report_out(&report));
+            self.start(CallKind::Report, call).await;
         }
         loop {
             while self.live < LIVE
@@ -117,14 +126,14 @@ impl Sender<'_> {
             {
                 self.live += 1;
                 let call = self.mapping(&out);
-                self.start(Told::Live(out.sequence), call).await;
+                self.start(CallKind::Live(out.sequence), call).await;
             }
             while self.replays < REPLAYS
                 && let Some(out) = self.again.pop_front()
             {
                 self.replays += 1;
                 let call = self.mapping(&out);
-                self.start(Told::Replay(out.sequence), call).await;
+                self.start(CallKind::Replay(out.sequence), call).await;
             }
             if !self.waiting.is_empty() {
                 return;
@@ -151,27 +160,27 @@ impl Sender<'_> {
     }
 
     /// Polled once here, so that calls are opened in this order: tasks start in any.
-    async fn start(&mut self, told: Told, mut call: Call) {
+    async fn start(&mut self, kind: CallKind, mut call: Call) {
         let first = poll_fn(|context| Poll::Ready(call.as_mut().poll(context))).await;
         self.calls.spawn(async move {
             let came = match first {
                 Poll::Ready(came) => came,
                 Poll::Pending => call.await,
             };
-            (told, came)
+            (kind, came)
         });
     }
 
     fn mapping(&self, out: &Outgoing) -> Call {
-        if let Some(notice) = &out.notice {
-            return self.call(convert::notice_out(notice));
+        if let Some(report) = &out.report {
+            return self.call(convert::report_out(report));
         }
         let (maps, mapping) = (&self.link.maps, &out.mapping);
-        let identity = match maps.who(mapping.endpoint.client) {
-            Who::Endpoint { identity, .. } => identity,
-            Who::Host | Who::Unknown => IdentityId::UNKNOWN,
+        let identity = match maps.client(mapping.endpoint.client) {
+            QueryClient::Endpoint { identity, .. } => identity,
+            QueryClient::Host | QueryClient::Unknown => IdentityId::UNKNOWN,
         };
-        let server = maps.whom(mapping.server.ip());
+        let server = maps.server(mapping.server.ip());
         self.call(convert::mapping_out(
             mapping,
             identity,
@@ -189,18 +198,18 @@ impl Sender<'_> {
         })
     }
 
-    fn done(&mut self, told: Told, came: Came) -> Result<(), SessionError> {
-        let sequence = match told {
-            Told::Live(sequence) => {
+    fn done(&mut self, kind: CallKind, came: Came) -> Result<(), SessionError> {
+        let sequence = match kind {
+            CallKind::Live(sequence) => {
                 self.live -= 1;
                 sequence
             }
-            Told::Replay(sequence) => {
+            CallKind::Replay(sequence) => {
                 self.replays -= 1;
                 sequence
             }
-            Told::Notice => {
-                self.notices -= 1;
+            CallKind::Report => {
+                self.reports -= 1;
                 if let Some(Err(status)) = came {
                     tracing::debug!(%status, "the agent refused a report of a query");
                 }

@@ -11,7 +11,7 @@ use shared_maps::EndpointId;
 
 use super::{super::convert::fqdndata::State, *};
 use crate::{
-    resolve::{Resolver as _, Who},
+    resolve::{QueryClient, Resolver as _},
     restore::file,
 };
 
@@ -85,14 +85,14 @@ fn the_states_of_a_restart_refuse_nothing() {
         let state = state(name);
         let errors = put_in_force(&state.rules, state.tables, kept, &policy, &maps, |_| {});
         assert_eq!(errors, []);
-        let Who::Endpoint { id, .. } = maps.who(WEB) else {
-            panic!("after {name}: {:?}", maps.who(WEB))
+        let QueryClient::Endpoint { id, .. } = maps.client(WEB) else {
+            panic!("after {name}: {:?}", maps.client(WEB))
         };
         let asked = |name, server| Question {
             endpoint: id,
             port: 53,
             transport: Transport::Udp,
-            server: maps.whom(server),
+            server: maps.server(server),
             address: server,
             name,
         };

@@ -24,7 +24,7 @@ use super::{
 use crate::{
     listener::delayed::{self, Postponed},
     proxy::stats::AnswerResult,
-    resolve::Looked,
+    resolve::LookupCache,
 };
 
 /// Queries of one connection that wait at once, for the server or the agent.
@@ -42,7 +42,7 @@ const CHARGE: usize = 16 * 1024;
 /// Bytes of a buffer that is kept while nothing waits.
 const KEPT: usize = 2 * 1024;
 /// Reads that may bring nothing to answer before a drain ends the connection.
-const LAST_LOOKS: usize = 16;
+const MAX_LAST_READS: usize = 16;
 /// How long a client that goes on asking is given to see that the connection has ended.
 const LAST_READS: Duration = Duration::from_secs(1);
 /// Work after which other connections get their turn: a message and [`MESSAGE`] bytes of it are
@@ -84,13 +84,13 @@ pub(super) struct Connection {
     turn: Arc<Semaphore>,
     message: Vec<u8>,
     own: Vec<u8>,
-    looked: Looked,
+    lookups: LookupCache,
 }
 
-/// What a last look found.
+/// The result of the last reads before a connection ends.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Look {
-    /// Nothing more has come.
+enum LastRead {
+    /// No more bytes have come.
     Nothing,
     /// The client never pauses.
     Endless,
@@ -156,7 +156,7 @@ impl Connection {
             taken: 0,
             message: Vec::new(),
             own: Vec::new(),
-            looked: Looked::default(),
+            lookups: LookupCache::default(),
         }
     }
 
@@ -278,33 +278,33 @@ impl Connection {
             return Some(Over::Done);
         }
         let until = self.last_query?;
-        let look = self.look();
+        let last = self.read_last();
         if self.has_work() || self.reader.is_partial() {
             return None;
         }
-        match look {
-            Look::Nothing if self.now < until && !self.ended => None,
-            Look::Nothing | Look::Endless => Some(Over::Done),
-            Look::Full => None,
+        match last {
+            LastRead::Nothing if self.now < until && !self.ended => None,
+            LastRead::Nothing | LastRead::Endless => Some(Over::Done),
+            LastRead::Full => None,
         }
     }
 
     /// Reads once more before the end, so that no query is cut off.
-    fn look(&mut self) -> Look {
-        for _ in 0..LAST_LOOKS {
+    fn read_last(&mut self) -> LastRead {
+        for _ in 0..MAX_LAST_READS {
             if !self.may_read() {
-                return Look::Full;
+                return LastRead::Full;
             }
-            match self.reader.look(&self.stream) {
+            match self.reader.read_now(&self.stream) {
                 Ok(Read::Some) => self.take_queries(),
-                Ok(Read::Nothing) => return Look::Nothing,
+                Ok(Read::Nothing) => return LastRead::Nothing,
                 Ok(Read::End) | Err(_) => {
                     self.ended = true;
-                    return Look::Nothing;
+                    return LastRead::Nothing;
                 }
             }
         }
-        Look::Endless
+        LastRead::Endless
     }
 
     /// Whether what waits to go out is the last: the process leaves, and every query is answered.
@@ -316,7 +316,7 @@ impl Connection {
         self.last_query.is_some()
             && is_answered
             && !self.ended
-            && self.look() != Look::Full
+            && self.read_last() != LastRead::Full
             && self.waiting.is_empty()
             && self.delayed.is_none()
             && !self.reader.is_partial()

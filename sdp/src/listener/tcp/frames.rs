@@ -60,7 +60,7 @@ impl FrameReader {
     }
 
     /// Reads what there is, without waiting, also if the runtime has not seen it yet.
-    pub(super) fn look(&mut self, stream: &TcpStream) -> io::Result<Read> {
+    pub(super) fn read_now(&mut self, stream: &TcpStream) -> io::Result<Read> {
         self.append(|room| (&*SockRef::from(stream)).read(room))
     }
 

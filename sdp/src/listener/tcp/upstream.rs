@@ -23,9 +23,9 @@ pub(super) struct TcpUpstream {
     fallbacks: Counters<Fallback>,
 }
 
-/// Who a connection is made for.
+/// The client that a connection is made for.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Behalf {
+pub(super) struct UpstreamIdentity {
     /// Identity for the mark.
     pub(super) identity: Option<IdentityId>,
     /// Address to connect from, if not the node's. Port 0 is the kernel's choice.
@@ -56,11 +56,11 @@ impl TcpUpstream {
     }
 
     /// Sends a message, connecting if need be.
-    pub(super) fn send(&mut self, message: &[u8], on: Behalf) -> io::Result<()> {
+    pub(super) fn send(&mut self, message: &[u8], pod: UpstreamIdentity) -> io::Result<()> {
         if self.stream.is_none() && self.connecting.is_none() {
             self.reader = FrameReader::default();
             self.out.clear();
-            let connecting = connect(self.server, on, self.fallbacks.clone());
+            let connecting = connect(self.server, pod, self.fallbacks.clone());
             self.connecting = Some(Box::pin(connecting));
         }
         self.out.push(message);
@@ -123,14 +123,14 @@ impl TcpUpstream {
 /// Connects, from the pod's address if that is wanted and can be had.
 async fn connect(
     server: SocketAddr,
-    on: Behalf,
+    pod: UpstreamIdentity,
     fallbacks: Counters<Fallback>,
 ) -> io::Result<TcpStream> {
-    if let Some(source) = on.source {
+    if let Some(source) = pod.source {
         let sources = transparent::sources(source, &mut rand::rng());
         let last = sources.len() - 1;
         for (tried, from) in sources.into_iter().enumerate() {
-            let reason = match connect_from(server, on.identity, Some(from)).await {
+            let reason = match connect_from(server, pod.identity, Some(from)).await {
                 Err(error) if !is_of_server(&error) => Fallback::of(&error),
                 connected => {
                     if tried > 0 {
@@ -145,7 +145,7 @@ async fn connect(
             }
         }
     }
-    connect_from(server, on.identity, None).await
+    connect_from(server, pod.identity, None).await
 }
 
 async fn connect_from(

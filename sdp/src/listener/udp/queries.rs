@@ -40,7 +40,7 @@ impl Worker {
             }
             self.taken += received;
             self.count_overflow(listener);
-            self.looked.clear();
+            self.lookups.clear();
             self.upstream.next_batch(self.in_flight.udp_limit());
             let mut placed = std::mem::take(&mut self.placed);
             placed.extend((0..received).filter_map(|at| Some((self.query(at)?, at))));
@@ -79,7 +79,7 @@ impl Worker {
             at: self.now,
         };
         let message = self.queries.bytes(at);
-        let batch = (&mut self.looked, Patience::Waits);
+        let batch = (&mut self.lookups, Patience::Waits);
         match self
             .proxy
             .query_of_batch(message, &arrival, batch, &mut self.own)

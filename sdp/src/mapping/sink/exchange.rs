@@ -5,7 +5,7 @@ use dns_policy::{
     mapping::{Mapping, Refusal},
 };
 
-use crate::{notice::Notice, proxy::stats::Count};
+use crate::{proxy::stats::Count, query_report::QueryReport};
 
 /// Result of a mapping that the sink sent.
 #[derive(Clone, Debug)]
@@ -65,7 +65,7 @@ pub struct Outgoing {
     /// No answer waits for the result.
     pub leased: bool,
     /// What else there is to say of the answer it is from.
-    pub notice: Option<Box<Notice>>,
+    pub report: Option<Box<QueryReport>>,
 }
 
 /// How many mappings there is room for.

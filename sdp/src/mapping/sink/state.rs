@@ -27,8 +27,8 @@ use crate::{
         kept::{Kept, Key, Session, Told, Unwritten},
         lease::LeaseTable,
     },
-    notice::Notice,
     proxy::stats::Count,
+    query_report::QueryReport,
 };
 
 /// Pairs kept at most.
@@ -60,8 +60,8 @@ const EXPIRE_EVERY: Duration = Duration::from_secs(10);
 /// Mappings per batch, and replays among them while live ones wait.
 const BATCH: usize = 512;
 pub(super) const REPLAYS_BESIDE_LIVE: usize = 64;
-/// Names looked at for one batch: most of those that are sent again may have ended.
-const LOOKED_AT: usize = 4 * BATCH;
+/// Names checked for one batch: most of those that are sent again may have ended.
+const MAX_NAMES_CHECKED: usize = 4 * BATCH;
 
 /// When something happens, and how long an answer may be held from then on.
 #[derive(Clone, Copy)]
@@ -119,7 +119,7 @@ pub(super) struct HeldAnswer {
 
 pub(super) struct Waiting {
     pub(super) mapping: Mapping,
-    pub(super) notice: Option<Box<Notice>>,
+    pub(super) report: Option<Box<QueryReport>>,
     pub(super) since: BootTime,
     pub(super) on_realised: OnRealised,
 }
@@ -190,7 +190,7 @@ impl State {
 
     pub(super) fn learn<'s>(
         &mut self,
-        (mapping, notice): (Mapping, Option<Box<Notice>>),
+        (mapping, report): (Mapping, Option<Box<QueryReport>>),
         on_realised: OnRealised,
         at: Moment,
         stats: &'s SinkStats,
@@ -215,7 +215,7 @@ impl State {
             note.into_iter()
                 .for_each(|note| self.journal.note_later(note));
             if leased {
-                self.send_later(standing, mapping, notice, now);
+                self.send_later(standing, mapping, report, now);
                 return (Release::Leased, &stats.leased);
             }
             let holder = endpoint.into();
@@ -225,7 +225,7 @@ impl State {
             }
             let waiting = Waiting {
                 mapping,
-                notice,
+                report,
                 since: now,
                 on_realised,
             };
@@ -337,7 +337,7 @@ impl State {
             sequence,
             mapping,
             leased,
-            notice: None,
+            report: None,
         }
     }
 

@@ -3,8 +3,8 @@
 use super::{STATUS, Walk, hop};
 use crate::{
     admin::model::{Hop, HopState},
-    datapath::look::ProgramFault,
-    policy::trace::Way,
+    datapath::map_query::ProgramFault,
+    policy::trace::FlowDirection,
 };
 
 impl Walk<'_> {
@@ -44,9 +44,9 @@ impl Walk<'_> {
 
     /// What is wrong about the program that judges the direction asked for.
     fn fault(&self) -> Option<&ProgramFault> {
-        let judges = match self.question.way {
-            Way::Egress => "from_pod",
-            Way::Ingress => "to_pod",
+        let judges = match self.question.direction {
+            FlowDirection::Egress => "from_pod",
+            FlowDirection::Ingress => "to_pod",
         };
         self.programs.iter().find(|fault| match fault {
             ProgramFault::NoInterface(_) | ProgramFault::PolicyPin => true,

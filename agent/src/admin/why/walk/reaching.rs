@@ -11,7 +11,7 @@ use crate::{
         why::{AddressRead, Entries, Read, Receiver},
     },
     core::why::{AddressFound, PeerFound},
-    policy::trace::{Port, Verdict, Way, port_range, protocol_name},
+    policy::trace::{FlowDirection, Port, Verdict, port_range, protocol_name},
 };
 
 impl Walk<'_> {
@@ -87,11 +87,11 @@ impl Walk<'_> {
         let text = format!("{} is {}", read.identity, labels.join(","));
         if selectors.is_empty() && self.restricted().is_some() {
             let text = format!("{text}; no selector of the policy selects it");
-            let remedy = match self.question.way {
-                Way::Egress => {
+            let remedy = match self.question.direction {
+                FlowDirection::Egress => {
                     "add an egress rule about it: by name, toCIDR, toEntities or toEndpoints"
                 }
-                Way::Ingress => {
+                FlowDirection::Ingress => {
                     "add an ingress rule about it: fromCIDR, fromEntities or fromEndpoints"
                 }
             };

@@ -32,10 +32,11 @@ use super::{
 use crate::{
     core::{
         CoreConfig, Effect, Event, Restored,
-        event::{CleanNames, MappingEvent, SourceEvent, StreamId},
+        event::{CleanNames, MappingEvent, StreamId},
     },
     datapath::{memory::MemoryDatapath, plan::Step},
-    policy::parse::PolicyDocument,
+    policy::document::PolicyDocument,
+    source_event::SourceEvent,
 };
 
 const ADDRESSES: [[u8; 4]; 4] = [[1, 1, 1, 1], [1, 1, 1, 2], [2, 2, 2, 2], [3, 3, 3, 3]];
@@ -179,7 +180,9 @@ impl World {
             _ => (0..PROXIES).for_each(|proxy| self.write(proxy)),
         }
         match act {
-            Act::Clean(_) | Act::Policy(..) | Act::Other(_) | Act::Pass(_) => self.end_change(),
+            Act::Clean(_) | Act::Policy(..) | Act::Other(_) | Act::ConntrackScan(_) => {
+                self.end_change()
+            }
             Act::Settle => self.end_change(),
             _ => {}
         }
@@ -209,7 +212,7 @@ impl World {
                 self.troubled |= self.node.datapath.fail.is_some();
             }
             Act::Use(address, on) => self.connection(address, on),
-            Act::Pass(complete) => self.pass(complete),
+            Act::ConntrackScan(complete) => self.conntrack_scan(complete),
             Act::Wait(millis) => self.wait(Duration::from_millis(millis)),
             Act::Settle => self.settle(),
         }

@@ -4,7 +4,8 @@ use proptest::prelude::*;
 
 use super::language::NAMED;
 use crate::{
-    core::{event::EndpointSpec, tests::scenario::spec},
+    core::tests::scenario::spec,
+    endpoint::spec::EndpointSpec,
     labels::LabelSet,
     named_port::NamedPorts,
     policy::{

@@ -11,7 +11,7 @@ use crate::{
     listener::{
         SocketOptions,
         delayed::{DelayedQuery, Postponed, UnjudgedQuery},
-        tcp::upstream::Behalf,
+        tcp::upstream::UpstreamIdentity,
     },
     proxy::{Outcome, Patience, stats::Protocol},
     query::{
@@ -25,7 +25,7 @@ impl Connection {
     /// Judges the queries that have come whole.
     pub(super) fn take_queries(&mut self) {
         // Queries that came together are judged by one look each, as over UDP.
-        self.looked.clear();
+        self.lookups.clear();
         self.retry_delayed();
         let mut message = std::mem::take(&mut self.message);
         while self.may_read() && self.reader.take(&mut message) {
@@ -45,8 +45,8 @@ impl Connection {
 
     fn judge(&mut self, message: &[u8], arrival: &Arrival, patience: Patience) {
         let proxy = Arc::clone(&self.shared.proxy);
-        let (looked, own) = ((&mut self.looked, patience), &mut self.own);
-        match proxy.query_of_batch(message, arrival, looked, own) {
+        let (lookups, own) = ((&mut self.lookups, patience), &mut self.own);
+        match proxy.query_of_batch(message, arrival, lookups, own) {
             Outcome::Ignore => {}
             Outcome::AwaitRules(endpoint) => {
                 let until = self.now + proxy.config().rules_wait;
@@ -145,11 +145,11 @@ impl Connection {
 
     pub(super) fn send(&mut self, id: u16, mut flight: Flight) {
         let is_marked = self.shared.options == SocketOptions::Transparent;
-        let behalf = Behalf {
+        let identity = UpstreamIdentity {
             identity: is_marked.then_some(flight.query.identities.client),
             source: flight.query.source,
         };
-        match self.upstream.send(&flight.message, behalf) {
+        match self.upstream.send(&flight.message, identity) {
             Ok(()) => self.waiting.add_flight(id, flight),
             Err(error) => {
                 tracing::debug!(%error, "no upstream connection");

@@ -3,8 +3,8 @@
 use dns_policy::{boot_time::BootTime, mapping::Realised};
 
 use super::{
-    BATCH, Beside, Calls, HeldAnswer, LOOKED_AT, OTHERS, REPLAYS_BESIDE_LIVE, Standing, State,
-    Wait, work,
+    BATCH, Beside, Calls, HeldAnswer, MAX_NAMES_CHECKED, OTHERS, REPLAYS_BESIDE_LIVE, Standing,
+    State, Wait, work,
 };
 use crate::mapping::sink::{Batch, Room, SinkStats};
 
@@ -37,7 +37,7 @@ impl State {
             now
         };
         let looked_at = self.take_refreshes(&mut batch, end, now, at);
-        let replayed = self.take_replays(&mut batch, end, now, LOOKED_AT - looked_at);
+        let replayed = self.take_replays(&mut batch, end, now, MAX_NAMES_CHECKED - looked_at);
         stats
             .replayed
             .add(u64::try_from(replayed).unwrap_or(u64::MAX));
@@ -67,14 +67,14 @@ impl State {
             if matches!(standing, Standing::Leased | Standing::Acknowledged) {
                 // The same pair was realised while this answer waited for its turn.
                 stats.leased.add(1);
-                self.send_later(standing, waiting.mapping, waiting.notice, now);
+                self.send_later(standing, waiting.mapping, waiting.report, now);
                 calls.push((waiting.on_realised, Realised::Yes));
                 continue;
             }
             // One that is larger than the share goes out when its endpoint has nothing on its way.
             self.on_wire.add(holder, work(&waiting.mapping.addresses));
             let mut out = self.send(waiting.mapping, Wait::Held, now);
-            out.notice = waiting.notice;
+            out.report = waiting.report;
             let held = HeldAnswer {
                 since: waiting.since,
                 sent: now,
@@ -88,11 +88,11 @@ impl State {
     /// Leased answers that are reported beside, until the batch has `end` mappings.
     fn take_beside(&mut self, batch: &mut Batch, end: usize, now: BootTime) {
         while batch.mappings.len() < end
-            && let Some((holder, Beside { mapping, notice })) = self.beside.pop(|_| true)
+            && let Some((holder, Beside { mapping, report })) = self.beside.pop(|_| true)
         {
             self.besides.give_back(holder, 1);
             let mut out = self.send(mapping, Wait::Nobody, now);
-            out.notice = Some(notice);
+            out.report = Some(report);
             batch.mappings.push(out);
         }
     }
@@ -108,7 +108,7 @@ impl State {
     ) -> usize {
         let mut looked_at = 0;
         while batch.mappings.len() < end
-            && looked_at < LOOKED_AT
+            && looked_at < MAX_NAMES_CHECKED
             && let Some(key) = self.refreshes.pop(at).or_else(|| self.renewals.pop(at))
         {
             looked_at += 1;

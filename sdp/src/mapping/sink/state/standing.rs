@@ -7,7 +7,7 @@ use dns_policy::{boot_time::BootTime, mapping::Mapping};
 use super::{InFlight, Moment, State, nanos};
 use crate::{
     mapping::{kept::Acknowledged, lease, repeat, sink::Acknowledgements},
-    notice::Notice,
+    query_report::QueryReport,
 };
 
 /// What must be left of an acknowledged TTL for an answer to be released under it: by then the
@@ -30,7 +30,7 @@ pub(super) enum Standing {
 /// An answer that was released at once, and its other data for the agent.
 pub(in crate::mapping::sink) struct Beside {
     pub(super) mapping: Mapping,
-    pub(super) notice: Box<Notice>,
+    pub(super) report: Box<QueryReport>,
 }
 
 impl State {
@@ -73,14 +73,14 @@ impl State {
         &mut self,
         standing: Standing,
         mapping: Mapping,
-        notice: Option<Box<Notice>>,
+        report: Option<Box<QueryReport>>,
         now: BootTime,
     ) {
         let holder = mapping.endpoint.into();
-        match notice {
+        match report {
             _ if standing != Standing::Acknowledged => self.refresh(&mapping, now),
-            Some(notice) if self.besides.take(holder, 1) => {
-                self.beside.push(holder, Beside { mapping, notice });
+            Some(report) if self.besides.take(holder, 1) => {
+                self.beside.push(holder, Beside { mapping, report });
             }
             _ => self
                 .renewals

@@ -2,7 +2,7 @@
 //! once while the TTL that it was sent runs, and still sent.
 
 use super::*;
-use crate::{notice, notice::Event};
+use crate::{query_report, query_report::Event};
 
 const TTL: u64 = 60;
 
@@ -242,18 +242,20 @@ fn our_own_agent_that_grants_no_lease_gives_none() {
 #[test]
 fn an_answer_that_the_agent_wants_to_log_is_sent_at_once_with_all_there_is_to_say() {
     let case = Case::new();
-    let notice = || Some(Box::new(notice::tests::notice(Event::Query)));
+    let report = || Some(Box::new(query_report::tests::report(Event::Query)));
     for _ in 0..3 {
         let mapping = Mapping {
             seen_at: BootTime::now(),
             ..case.of(0, "a.")
         };
-        let release = case.sink.learn_noticed(mapping, notice(), Box::new(|_| {}));
+        let release = case
+            .sink
+            .learn_reported(mapping, report(), Box::new(|_| {}));
         assert_eq!(release, Release::Leased);
     }
     let sent = case.sent(0);
     assert_eq!(sent.len(), 3);
-    assert!(sent.iter().all(|out| out.leased && out.notice.is_some()));
+    assert!(sent.iter().all(|out| out.leased && out.report.is_some()));
     let outcomes = sent.iter().map(|out| acknowledged(out.sequence));
     case.sink.results(outcomes.collect());
     assert!(case.sent(10).is_empty(), "nothing else is due");

@@ -1,7 +1,10 @@
 //! Changes of policy, part by part.
 
 use super::{SPECS, World};
-use crate::core::{Event, event::SourceEvent, tests::oracle::document};
+use crate::{
+    core::{Event, tests::oracle::document},
+    source_event::SourceEvent,
+};
 
 impl World {
     pub(super) fn policy(&mut self, slot: usize, spec: Option<usize>) {

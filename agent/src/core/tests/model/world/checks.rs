@@ -72,7 +72,7 @@ impl World {
         self.act(Act::Settle);
         self.uses.clear();
         for _ in 0..3 {
-            self.act(Act::Pass(true));
+            self.act(Act::ConntrackScan(true));
             self.act(Act::Wait(1000));
         }
         self.act(Act::Wait(100_000));
@@ -122,7 +122,7 @@ impl World {
 
     /// Labels that the policy which the agent heard of gives to a name.
     fn wanted(&self, name: &Fqdn) -> BTreeSet<String> {
-        let rules = self.applied.values().flat_map(|document| &document.rules);
+        let rules = self.applied.values().flat_map(|document| document.rules());
         let selectors = rules.flat_map(|rule| rule.selectors());
         let mut wanted = BTreeSet::new();
         for selector in selectors {

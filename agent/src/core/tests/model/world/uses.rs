@@ -47,7 +47,7 @@ impl World {
         })
     }
 
-    pub(super) fn pass(&mut self, complete: bool) {
+    pub(super) fn conntrack_scan(&mut self, complete: bool) {
         if !self.agent {
             return;
         }

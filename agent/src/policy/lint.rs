@@ -1,10 +1,10 @@
-//! Policies that are valid and do not do what their author thinks.
+//! Warnings about valid policies that probably do not have the intended effect.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::{
+    document::PolicyDocument,
     model::{EndpointPolicy, SideRule},
-    parse::PolicyDocument,
     rule::{PeerRule, Peers, Rule},
 };
 use crate::{
@@ -92,7 +92,7 @@ pub fn unknown_ports<'a>(
 
 /// Groups that a document's rules ask for by name.
 pub fn groups(document: &PolicyDocument) -> BTreeSet<&str> {
-    let selectors = document.rules.iter().flat_map(Rule::selectors);
+    let selectors = document.rules().iter().flat_map(Rule::selectors);
     let named = selectors.filter_map(|selector| match selector {
         Selector::Group(group) => group.name(),
         _ => None,
@@ -115,9 +115,9 @@ pub fn unlearned_in(document: &PolicyDocument, all: &[&PolicyDocument]) -> Optio
                 .requirements
                 .is_subset(&one.subject.requirements)
     };
-    let rules = || all.iter().flat_map(|document| &document.rules);
+    let rules = || all.iter().flat_map(|document| document.rules());
     let dns = || rules().filter(|rule| rule.egress.peers.iter().any(|rule| is_dns(rule)));
-    let mut named = document.rules.iter().filter(by_name);
+    let mut named = document.rules().iter().filter(by_name);
     let lacks = named.find(|rule| !dns().any(|other| may_share(rule, other)))?;
     let path = lacks.egress.peers.iter().find(|rule| is_by_name(rule))?;
     Some(format!(

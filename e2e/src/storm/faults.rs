@@ -23,7 +23,7 @@ const JUST: Duration = Duration::from_secs(5);
 
 /// What the agent is doing when it is killed.
 #[derive(Debug)]
-pub(super) enum Blow {
+pub(super) enum Fault {
     /// It confirmed a new name so many milliseconds ago.
     AfterAck(u64),
     /// It writes the blocks of a policy, and has come to this one.
@@ -36,7 +36,7 @@ pub(super) enum Blow {
     Starting(u64),
 }
 
-impl Blow {
+impl Fault {
     /// Each kind in turn, the moment at random.
     pub(super) fn choose(round: u32, rng: &mut StdRng) -> Self {
         match round % 5 {
@@ -53,22 +53,22 @@ impl Blow {
 }
 
 impl Storm<'_> {
-    pub(super) fn strike(&mut self, blow: &Blow) -> Result<()> {
+    pub(super) fn strike(&mut self, fault: &Fault) -> Result<()> {
         let ms = Duration::from_millis;
-        match blow {
-            Blow::AfterAck(after) => {
+        match fault {
+            Fault::AfterAck(after) => {
                 std::thread::sleep(ms(*after));
                 self.kill()
             }
-            Blow::WithinPlan(at) => self.within_plan(*at),
-            Blow::Relabelling(after) => {
+            Fault::WithinPlan(at) => self.within_plan(*at),
+            Fault::Relabelling(after) => {
                 self.named = !self.named;
                 write_web(self.lab, self.named)?;
                 std::thread::sleep(ms(*after));
                 self.kill()
             }
-            Blow::Endpoint(after) => self.endpoint(ms(*after)),
-            Blow::Starting(after) => {
+            Fault::Endpoint(after) => self.endpoint(ms(*after)),
+            Fault::Starting(after) => {
                 self.kill()?;
                 let log = self.lab.directory().join("log/agent.log");
                 let command = self.lab.agent_command(&AgentOptions::default())?;

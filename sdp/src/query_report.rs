@@ -1,5 +1,5 @@
-//! What an agent may hear of every query and its answer, for a log and metrics of
-//! its own (FQDNData). Without a receiver no report is made, at no cost.
+//! Reports of every query and its answer to an agent that has a log and metrics of
+//! its own (FQDNData). Without a receiver no report is made.
 
 use std::{
     collections::VecDeque,
@@ -15,29 +15,29 @@ use tokio::sync::Notify;
 
 use crate::proxy::stats::Count;
 
-/// Notices that wait at most; more are dropped and counted.
+/// Reports that wait at most; more are dropped and counted.
 const QUEUE: usize = 4096;
 
-/// Notices made at most for each call of [`Notices::allow_more`], and at once after a pause. Each
+/// Reports made at most for each call of [`QueryReports::allow_more`], and at once after a pause. Each
 /// costs this process and the agent some 15 µs of a CPU, as much as two answers.
 const ALLOWED: u32 = 100;
 const ALLOWED_AT_ONCE: u32 = 4096;
 
-/// Interval at which the receiver calls [`Notices::allow_more`].
+/// Interval at which the receiver calls [`QueryReports::allow_more`].
 pub const ALLOW_EVERY: Duration = Duration::from_millis(100);
 
 /// One query, one failure, or one answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Notice {
-    /// Name that was asked for.
+pub struct QueryReport {
+    /// Name in the query.
     pub name: Fqdn,
-    /// Type that was asked for.
+    /// Type in the query.
     pub qtype: u16,
-    /// Who asked.
+    /// Address and port of the client.
     pub client: SocketAddr,
-    /// Identity of who asked.
+    /// Identity of the client.
     pub identity: IdentityId,
-    /// Server that was asked.
+    /// Server of the query.
     pub server: SocketAddr,
     /// Identity of the server.
     pub server_identity: IdentityId,
@@ -45,13 +45,13 @@ pub struct Notice {
     pub transport: Transport,
     /// Verdict of policy.
     pub allowed: bool,
-    /// What took how long.
+    /// Durations.
     pub times: Times,
-    /// What happened.
+    /// The event that is reported.
     pub event: Event,
 }
 
-/// What took how long, so far.
+/// Durations, so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Times {
     /// Here, without waiting.
@@ -62,7 +62,7 @@ pub struct Times {
     pub upstream: Duration,
 }
 
-/// What happened.
+/// The event that is reported.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Event {
     /// A query came and was judged.
@@ -90,7 +90,7 @@ pub enum Failure {
     Overload,
 }
 
-/// What an answer says.
+/// Contents of an answer.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Content {
     /// Response code.
@@ -99,35 +99,35 @@ pub struct Content {
     pub addresses: Vec<IpAddr>,
     /// Least TTL of addresses and aliases, seconds; 0 without any.
     pub ttl: u32,
-    /// What aliases lead to, in order.
+    /// Targets of aliases, in order.
     pub cnames: Vec<String>,
     /// Types of the answer section's records.
     pub types: Vec<u16>,
 }
 
-/// Counters of notices.
+/// Counters of reports.
 #[derive(Clone, Debug, Default)]
-pub struct NoticeStats {
-    /// Taken by the agent, or refused: told in any case.
-    pub told: Count,
+pub struct QueryReportStats {
+    /// Sent to the agent, which accepted or refused them.
+    pub sent: Count,
     /// Not made or dropped: the agent is too slow, or there were too many.
     pub dropped: Count,
 }
 
-/// Where notices wait for the link.
+/// Reports that wait for the link.
 #[derive(Debug, Default)]
-pub struct Notices {
+pub struct QueryReports {
     wanted: AtomicBool,
     allowed: AtomicU32,
-    queue: Mutex<VecDeque<Notice>>,
+    queue: Mutex<VecDeque<QueryReport>>,
     work: Notify,
-    stats: NoticeStats,
+    stats: QueryReportStats,
 }
 
-impl Notices {
-    /// Whether there is a receiver and one more notice may be made; if not, it is counted.
+impl QueryReports {
+    /// Whether there is a receiver and one more report may be made; if not, it is counted.
     pub fn is_wanted(&self) -> bool {
-        if !self.is_heard() {
+        if !self.has_receiver() {
             return false;
         }
         let may = self.allowed.load(Ordering::Relaxed) > 0;
@@ -137,9 +137,9 @@ impl Notices {
         may
     }
 
-    /// The same, for a notice that is about to be made.
-    pub fn wants_one(&self) -> bool {
-        if !self.is_heard() {
+    /// The same, for a report that is about to be made.
+    pub fn reserve(&self) -> bool {
+        if !self.has_receiver() {
             return false;
         }
         let relaxed = Ordering::Relaxed;
@@ -152,14 +152,14 @@ impl Notices {
         taken.is_ok()
     }
 
-    /// Gives back what [`Self::wants_one`] took: the report was not made.
-    pub fn give_back(&self) {
+    /// Gives back what [`Self::reserve`] took: the report was not made.
+    pub fn unreserve(&self) {
         let relaxed = Ordering::Relaxed;
         let more = |left: u32| Some(left.saturating_add(1).min(ALLOWED_AT_ONCE));
         let _ = self.allowed.fetch_update(relaxed, relaxed, more);
     }
 
-    fn is_heard(&self) -> bool {
+    fn has_receiver(&self) -> bool {
         self.wanted.load(Ordering::Relaxed)
     }
 
@@ -178,21 +178,21 @@ impl Notices {
         Listening(self)
     }
 
-    /// Queues a notice, if there is room.
-    pub fn put(&self, notice: Notice) {
+    /// Queues a report, if there is room.
+    pub fn put(&self, report: QueryReport) {
         let mut queue = self.queue.lock();
-        if queue.len() >= QUEUE || !self.is_heard() {
+        if queue.len() >= QUEUE || !self.has_receiver() {
             drop(queue);
             self.stats.dropped.add(1);
             return;
         }
-        queue.push_back(notice);
+        queue.push_back(report);
         drop(queue);
         self.work.notify_one();
     }
 
     /// The oldest one.
-    pub fn take(&self) -> Option<Notice> {
+    pub fn take(&self) -> Option<QueryReport> {
         self.queue.lock().pop_front()
     }
 
@@ -202,14 +202,14 @@ impl Notices {
     }
 
     /// Counters.
-    pub fn stats(&self) -> &NoticeStats {
+    pub fn stats(&self) -> &QueryReportStats {
         &self.stats
     }
 }
 
 /// Guard of a registered receiver.
 #[derive(Debug)]
-pub struct Listening<'n>(&'n Notices);
+pub struct Listening<'n>(&'n QueryReports);
 
 impl Drop for Listening<'_> {
     fn drop(&mut self) {
@@ -223,8 +223,8 @@ impl Drop for Listening<'_> {
 pub(crate) mod tests {
     use super::*;
 
-    pub(crate) fn notice(event: Event) -> Notice {
-        Notice {
+    pub(crate) fn report(event: Event) -> QueryReport {
+        QueryReport {
             name: Fqdn::normalise("a.com"),
             qtype: 1,
             client: SocketAddr::from(([10, 0, 0, 7], 4711)),
@@ -244,35 +244,35 @@ pub(crate) mod tests {
 
     #[test]
     fn what_nobody_wants_or_has_no_room_is_dropped_and_counted() {
-        let notices = Notices::default();
-        notices.put(notice(Event::Query));
-        assert_eq!(notices.stats().dropped.get(), 1);
-        let listening = notices.listen();
+        let reports = QueryReports::default();
+        reports.put(report(Event::Query));
+        assert_eq!(reports.stats().dropped.get(), 1);
+        let listening = reports.listen();
         for _ in 0..=QUEUE {
-            notices.put(notice(Event::Query));
+            reports.put(report(Event::Query));
         }
-        assert_eq!(notices.stats().dropped.get(), 2);
-        assert!(notices.take().is_some());
+        assert_eq!(reports.stats().dropped.get(), 2);
+        assert!(reports.take().is_some());
         drop(listening);
-        assert!(notices.take().is_none() && !notices.is_wanted());
+        assert!(reports.take().is_none() && !reports.is_wanted());
     }
 
     #[test]
     fn a_flood_of_queries_has_no_more_notices_than_are_allowed() {
-        let notices = Notices::default();
-        assert!(!notices.wants_one(), "there is no receiver");
-        assert_eq!(notices.stats().dropped.get(), 0);
-        let _listening = notices.listen();
-        let made = |of: u32| (0..of).filter(|_| notices.wants_one()).count();
+        let reports = QueryReports::default();
+        assert!(!reports.reserve(), "there is no receiver");
+        assert_eq!(reports.stats().dropped.get(), 0);
+        let _listening = reports.listen();
+        let made = |of: u32| (0..of).filter(|_| reports.reserve()).count();
         assert_eq!(made(10_000), 4096);
-        assert_eq!(notices.stats().dropped.get(), 10_000 - 4096);
-        assert!(!notices.is_wanted());
-        notices.give_back();
+        assert_eq!(reports.stats().dropped.get(), 10_000 - 4096);
+        assert!(!reports.is_wanted());
+        reports.unreserve();
         assert_eq!(made(10), 1, "the report that was not made");
-        notices.allow_more();
-        assert!(notices.is_wanted());
+        reports.allow_more();
+        assert!(reports.is_wanted());
         assert_eq!(made(10_000), 100);
-        (0..1000).for_each(|_| notices.allow_more());
+        (0..1000).for_each(|_| reports.allow_more());
         assert_eq!(made(10_000), 4096, "after a pause");
     }
 }

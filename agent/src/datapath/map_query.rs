@@ -1,4 +1,4 @@
-//! What the datapath really has, looked at a little at a time.
+//! Queries for what the datapath really has, one batch at a time.
 
 use shared_maps::{
     EndpointId,
@@ -9,13 +9,13 @@ use shared_maps::{
 
 use super::plan::Attachment;
 
-/// Entries of one look: system calls for less than a millisecond.
+/// Entries of one query: system calls for less than a millisecond.
 pub const BATCH: usize = 256;
 
-/// Endpoints of one look at programs: a dozen system calls each.
+/// Endpoints of one query for programs: a dozen system calls each.
 pub const PROGRAMS_BATCH: usize = 32;
 
-/// What is wrong about an endpoint's programs.
+/// A fault of an endpoint's programs.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ProgramFault {
     /// The interface is gone.
@@ -62,10 +62,10 @@ pub enum ProgramFault {
     },
 }
 
-/// Where to look. `…After` walks a map in its own order, [`BATCH`] entries at a time; `…At`
-/// looks keys up, as the datapath does: the longest match.
+/// A query for a part of the datapath. `…After` walks a map in its own order, [`BATCH`] entries at
+/// a time. `…At` looks keys up as the datapath does: the longest match.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Look {
+pub enum MapQuery {
     /// Entries of the ipcache after this one.
     IpcacheAfter(Option<IpcacheKey>),
     /// These of the ipcache.
@@ -80,12 +80,12 @@ pub enum Look {
     LxcAt(Vec<LxcKey>),
     /// The programs of these endpoints, their links, and the pins of their policy maps.
     Programs(Vec<Attachment>),
-    /// Nowhere: only the model is compared with itself.
+    /// No part: only the model is compared with itself.
     Nothing,
 }
 
-impl Look {
-    /// Where it looks, for people.
+impl MapQuery {
+    /// The part that it queries, for log lines.
     pub fn name(&self) -> &'static str {
         match self {
             Self::IpcacheAfter(_) | Self::IpcacheAt(_) => "ipcache",
@@ -97,17 +97,17 @@ impl Look {
     }
 }
 
-/// What was seen: each key with its value, or with none if nothing matches it.
+/// The answer to a [`MapQuery`]: each key with its value, or with none if nothing matches it.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Sight {
-    /// Of the ipcache.
+pub enum MapEntries {
+    /// Entries of the ipcache.
     Ipcache(Vec<(IpcacheKey, Option<IpcacheValue>)>),
-    /// Of an endpoint's policy map.
+    /// Entries of an endpoint's policy map.
     Policy(EndpointId, Vec<(PolicyKey, Option<PolicyValue>)>),
-    /// Of `cilium_lxc`.
+    /// Entries of `cilium_lxc`.
     Lxc(Vec<(LxcKey, Option<LxcValue>)>),
-    /// Each of these endpoints, with what is wrong about its programs.
+    /// Each of these endpoints, with the faults of its programs.
     Programs(Vec<(EndpointId, Vec<ProgramFault>)>),
-    /// Nothing was looked at.
+    /// No part was read.
     Nothing,
 }

@@ -1,4 +1,4 @@
-//! When to look for endpoints: at changes of the directory, of interfaces and of routes.
+//! When to poll for endpoints: at changes of the directory, of interfaces and of routes.
 
 use std::{
     path::Path,
@@ -11,27 +11,27 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use super::EndpointBook;
 use crate::{endpoint::link_events::LinkEvents, watched_dir::WatchedDir};
 
-/// Rest after a look that an event caused, as a multiple of the time that the look took: events
+/// Rest after a poll that an event caused, as a multiple of the time that the poll took: events
 /// that come without end do not take more than a tenth of a processor.
 const REST: u32 = 10;
 /// The shortest and the longest rest.
 const SHORTEST: Duration = Duration::from_millis(20);
 const LONGEST: Duration = Duration::from_secs(1);
 
-/// Why the endpoints are looked at.
+/// The reason for a poll.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Look {
+enum Trigger {
     /// The first listing.
     First,
     /// The directory changed.
     Directory,
     /// Interfaces or routes changed.
     Links,
-    /// It is time.
+    /// The poll interval is over.
     Timer,
 }
 
-impl Look {
+impl Trigger {
     fn at(self, book: &EndpointBook) {
         match self {
             Self::First => book.list(),
@@ -42,27 +42,27 @@ impl Look {
     }
 }
 
-/// Lists the endpoints, then keeps looking until stopped. `dir` is watched for documents.
+/// Lists the endpoints, then polls until stopped. `dir` is watched for documents.
 pub fn run(book: Arc<EndpointBook>, dir: &Path, tasks: &TaskTracker, stop: CancellationToken) {
     let watched = dir.to_owned();
     let links = LinkEvents::watch(tasks, stop.clone());
     tasks.spawn(async move {
         let dir = WatchedDir::new(&watched);
         let mut changed = std::pin::pin!(dir.changed());
-        let mut look = Look::First;
+        let mut trigger = Trigger::First;
         let mut rested = tokio::time::Instant::now();
         loop {
             let source = Arc::clone(&book);
-            let looked = tokio::task::spawn_blocking(move || {
+            let polled = tokio::task::spawn_blocking(move || {
                 let begin = Instant::now();
-                look.at(&source);
-                (begin.elapsed(), source.next_look())
+                trigger.at(&source);
+                (begin.elapsed(), source.next_poll())
             });
-            let Ok((took, next)) = looked.await else {
+            let Ok((took, next)) = polled.await else {
                 tracing::error!("reading the endpoints panicked (a bug)");
                 return;
             };
-            if look == Look::Links {
+            if trigger == Trigger::Links {
                 let rest = (took * REST).clamp(SHORTEST, LONGEST);
                 rested = tokio::time::Instant::now() + rest;
             }
@@ -70,13 +70,13 @@ pub fn run(book: Arc<EndpointBook>, dir: &Path, tasks: &TaskTracker, stop: Cance
                 tokio::time::sleep_until(rested).await;
                 links.changed().await;
             };
-            look = tokio::select! {
+            trigger = tokio::select! {
                 () = &mut changed => {
                     changed.set(dir.changed());
-                    Look::Directory
+                    Trigger::Directory
                 }
-                () = event => Look::Links,
-                () = tokio::time::sleep(next) => Look::Timer,
+                () = event => Trigger::Links,
+                () = tokio::time::sleep(next) => Trigger::Timer,
                 () = stop.cancelled() => return,
             };
         }

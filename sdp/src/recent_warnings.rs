@@ -1,4 +1,4 @@
-//! Warnings and errors of late, each once with how often it came: what `status` shows of the log.
+//! Recent warnings and errors of the log, each once with its count. `status` shows them.
 
 use std::{
     fmt::{self, Write as _},
@@ -22,12 +22,12 @@ const LONGEST: usize = 400;
 /// Resolution of reported times (one millisecond), in nanoseconds.
 const MILLISECOND: u64 = 1_000_000;
 
-/// One trouble.
+/// One warning or error of the log.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Trouble {
+pub struct RecentWarning {
     /// `error` or `warn`.
     pub level: String,
-    /// What the log said, with its fields.
+    /// The log line, with its fields.
     pub text: String,
     /// How often.
     pub count: u64,
@@ -37,11 +37,11 @@ pub struct Trouble {
     pub last: String,
 }
 
-/// A layer of the log that remembers. Clones are one.
+/// A layer of the log that keeps recent warnings. Clones share them.
 #[derive(Clone, Debug, Default)]
-pub struct Troubles(Arc<Mutex<Vec<Seen>>>);
+pub struct RecentWarnings(Arc<Mutex<Vec<Seen>>>);
 
-/// A trouble; times in nanoseconds of Unix time.
+/// A warning or error; times in nanoseconds of Unix time.
 #[derive(Debug)]
 struct Seen {
     level: Level,
@@ -51,14 +51,14 @@ struct Seen {
     last: u64,
 }
 
-impl Troubles {
+impl RecentWarnings {
     /// The latest first.
-    pub fn list(&self) -> Vec<Trouble> {
+    pub fn list(&self) -> Vec<RecentWarning> {
         let time = |at: u64| wall_time::render(at / MILLISECOND * MILLISECOND);
         let seen = self.0.lock();
         let latest_first = seen.iter().rev();
         latest_first
-            .map(|seen| Trouble {
+            .map(|seen| RecentWarning {
                 level: seen.level.as_str().to_ascii_lowercase(),
                 text: seen.text.clone(),
                 count: seen.count,
@@ -95,7 +95,7 @@ impl Troubles {
     }
 }
 
-impl<S: Subscriber> Layer<S> for Troubles {
+impl<S: Subscriber> Layer<S> for RecentWarnings {
     fn on_event(&self, event: &Event<'_>, _: Context<'_, S>) {
         let mut words = Words::default();
         event.record(&mut words);
@@ -156,18 +156,18 @@ mod tests {
 
     #[test]
     fn what_repeats_is_counted_and_the_oldest_makes_room() {
-        let troubles = Troubles::default();
+        let warnings = RecentWarnings::default();
         let at = |second: u64| second * 1_000_000_000;
-        troubles.note(Level::WARN, "twice".to_owned(), at(1));
+        warnings.note(Level::WARN, "twice".to_owned(), at(1));
         for second in 2..=u64::try_from(MOST).expect("few") {
-            troubles.note(Level::ERROR, format!("other {second}"), at(second));
+            warnings.note(Level::ERROR, format!("other {second}"), at(second));
         }
-        troubles.note(Level::WARN, "twice".to_owned(), at(100));
-        troubles.note(Level::ERROR, "one more".to_owned(), at(101));
-        let all = troubles.list();
+        warnings.note(Level::WARN, "twice".to_owned(), at(100));
+        warnings.note(Level::ERROR, "one more".to_owned(), at(101));
+        let all = warnings.list();
         assert_eq!(all.len(), MOST);
         assert_eq!(all[0].text, "one more");
-        let twice = Trouble {
+        let twice = RecentWarning {
             level: "warn".to_owned(),
             text: "twice".to_owned(),
             count: 2,
@@ -175,20 +175,20 @@ mod tests {
             last: "1970-01-01T00:01:40Z".to_owned(),
         };
         assert_eq!(all[1], twice);
-        assert!(all.iter().all(|trouble| trouble.text != "other 2"));
+        assert!(all.iter().all(|warning| warning.text != "other 2"));
     }
 
     #[test]
     fn the_log_is_remembered_from_warnings_on() {
-        let troubles = Troubles::default();
-        let layer = troubles.clone().with_filter(LevelFilter::WARN);
+        let warnings = RecentWarnings::default();
+        let layer = warnings.clone().with_filter(LevelFilter::WARN);
         let registry = tracing_subscriber::registry().with(layer);
         tracing::subscriber::with_default(registry, || {
             tracing::info!("nothing wrong");
             tracing::warn!(port = 53, error = %"a\u{1b}[2Jb", "odd");
             tracing::error!(why = "because", "{}", "x".repeat(2 * LONGEST));
         });
-        let all = troubles.list();
+        let all = warnings.list();
         assert_eq!(all.len(), 2);
         assert_eq!(all[1].text, r"odd (port=53, error=a\u{1b}[2Jb)");
         assert_eq!(

@@ -99,7 +99,7 @@ pub struct LinkStats {
 
 /// See the module.
 #[derive(Debug)]
-pub struct Board {
+pub struct LinkState {
     status: Mutex<LinkStatus>,
     stats: LinkStats,
     ready: Readiness,
@@ -107,7 +107,7 @@ pub struct Board {
     word: Mutex<Word>,
 }
 
-impl Board {
+impl LinkState {
     /// Tells `ready` when there are rules.
     pub fn new(ready: Readiness) -> Self {
         Self {

@@ -14,17 +14,17 @@ use crate::wait::eventually;
 
 /// Until an agent that runs has shown its metrics.
 const ANSWERS: Duration = Duration::from_secs(10);
-/// Until a pass has ended that began now: with the lab's interval it takes a fraction of this.
-const PASS: Duration = Duration::from_secs(5);
+/// Until a run has ended that began now: with the lab's interval it takes a fraction of this.
+const RUN: Duration = Duration::from_secs(5);
 
 /// Repairs of agents although only they wrote the maps.
 #[derive(Clone, Debug, Default)]
-pub struct Mended {
+pub struct Repairs {
     found: Arc<Mutex<Vec<String>>>,
     expected: Arc<AtomicBool>,
 }
 
-impl Mended {
+impl Repairs {
     /// From now on the test itself writes the maps.
     pub fn expect(&self) {
         self.expected.store(true, Ordering::Relaxed);
@@ -38,21 +38,21 @@ impl Mended {
     }
 }
 
-/// Looks at an agent that is about to end.
+/// Reads the repairs of an agent that is about to end.
 #[derive(Debug)]
-pub struct LastLook {
+pub struct RepairCheck {
     node: Netns,
     port: u16,
-    mended: Mended,
+    repairs: Repairs,
 }
 
-impl LastLook {
+impl RepairCheck {
     /// At the metrics of an agent on `node`.
-    pub fn new(node: &Netns, port: u16, mended: &Mended) -> Self {
+    pub fn new(node: &Netns, port: u16, repairs: &Repairs) -> Self {
         Self {
             node: Netns::existing(node.name()),
             port,
-            mended: mended.clone(),
+            repairs: repairs.clone(),
         }
     }
 
@@ -63,18 +63,18 @@ impl LastLook {
         }
     }
 
-    /// Reads what was found after a whole pass more.
+    /// Reads what was found after one more whole run.
     pub fn whole(self) {
         let Some(first) = self.answer() else {
             return;
         };
-        let deadline = Instant::now() + PASS;
-        // The pass under way may have gone by what is wrong now.
+        let deadline = Instant::now() + RUN;
+        // The run under way may have gone by what is wrong now.
         let wanted = passes(&first) + 2.0;
         let mut page = first;
         while passes(&page) < wanted {
             if Instant::now() > deadline {
-                self.add("no pass in five seconds".to_owned());
+                self.add("no run in five seconds".to_owned());
                 break;
             }
             std::thread::sleep(Duration::from_millis(10));
@@ -96,8 +96,8 @@ impl LastLook {
     }
 
     fn add(&self, text: String) {
-        if !self.mended.expected.load(Ordering::Relaxed) {
-            self.mended.found.lock().push(text);
+        if !self.repairs.expected.load(Ordering::Relaxed) {
+            self.repairs.found.lock().push(text);
         }
     }
 
@@ -105,7 +105,7 @@ impl LastLook {
     fn answer(&self) -> Option<String> {
         let page = eventually("its metrics", ANSWERS, || self.page());
         if let Err(error) = &page {
-            self.add(format!("the agent runs and does not tell: {error:#}"));
+            self.add(format!("the agent runs and shows no metrics: {error:#}"));
         }
         page.ok()
     }

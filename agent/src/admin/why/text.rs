@@ -1,0 +1,48 @@
+//! The answer to `why` as text.
+
+use crate::admin::model::{Hop, HopState, Why};
+
+/// As people read it.
+pub fn text(why: &Why) -> String {
+    let port = why
+        .port
+        .as_ref()
+        .map_or(String::new(), |port| format!(", {port}"));
+    let way = if why.direction == "ingress" {
+        "from"
+    } else {
+        "to"
+    };
+    let mut text = format!(
+        "endpoint {} ({}) {way} {}{port}\n",
+        why.endpoint, why.key, why.target
+    );
+    let mut at = None;
+    for hop in &why.hops {
+        if hop.address != at {
+            at.clone_from(&hop.address);
+            text.extend(at.iter().map(|address| format!("{address}\n")));
+        }
+        line(&mut text, hop);
+    }
+    let verdict = if why.allowed {
+        "allowed"
+    } else {
+        "not allowed"
+    };
+    text.push_str(&format!("{verdict}: {}\n", why.verdict));
+    text
+}
+
+fn line(text: &mut String, hop: &Hop) {
+    let state = match hop.state {
+        HopState::Found => "ok",
+        HopState::Absent => "-",
+        HopState::Missing => "MISSING",
+        HopState::Unknown => "unknown",
+    };
+    text.push_str(&format!("  {state:7}  {:10}  {}\n", hop.hop, hop.text));
+    if let Some(remedy) = &hop.remedy {
+        text.push_str(&format!("{:23}do: {remedy}\n", ""));
+    }
+}

@@ -1,0 +1,30 @@
+//! An endpoint as its source describes it.
+
+use std::net::IpAddr;
+
+use crate::datapath::link::Link;
+
+/// An endpoint as its source describes it, resolved on the node.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct EndpointSpec {
+    /// Stable key at its source (document name, or `cli/<netns>/<interface>`).
+    pub key: String,
+    /// Labels, `source:key[=value]`.
+    pub labels: Vec<String>,
+    /// Host-side interface.
+    pub ifindex: u32,
+    /// Name of the host-side interface.
+    pub ifname: String,
+    /// Addresses of the pod's interface (at most one of each family is used).
+    pub addresses: Vec<IpAddr>,
+    /// MAC of the pod's interface.
+    pub mac: [u8; 6],
+    /// MAC of the host side.
+    pub node_mac: [u8; 6],
+    /// Whether the host side is a port of a bridge.
+    pub on_bridge: bool,
+    /// What neighbour discovery on the pod's link needs.
+    pub link: Link,
+    /// Where the network namespace was found, for people.
+    pub netns: String,
+}

@@ -1,0 +1,99 @@
+//! Fields that several kinds have: addresses, ports, protocols, namespaces and names.
+
+use std::net::IpAddr;
+
+use serde_json::Value;
+
+use crate::policy::validate::{Checked, Fault, text};
+
+/// Protocol of a port.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Protocol {
+    /// TCP.
+    Tcp,
+    /// UDP.
+    Udp,
+    /// SCTP.
+    Sctp,
+}
+
+impl Protocol {
+    /// Number in the IP header.
+    pub const fn number(self) -> u8 {
+        match self {
+            Self::Tcp => 6,
+            Self::Udp => 17,
+            Self::Sctp => 132,
+        }
+    }
+
+    /// As Kubernetes spells it.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Tcp => "TCP",
+            Self::Udp => "UDP",
+            Self::Sctp => "SCTP",
+        }
+    }
+}
+
+/// The address of one machine or pod.
+pub(super) fn address(path: &str, value: Option<&Value>) -> Checked<IpAddr> {
+    let null = Value::Null;
+    let written = text(path, value.unwrap_or(&null))?;
+    let fault = |reason: &str| {
+        let remedy = "write the address alone, for example 192.0.2.1";
+        Fault::new(path, &format!("`{written}` {reason}"), remedy)
+    };
+    let address: IpAddr = written.parse().map_err(|_| fault("is not an address"))?;
+    let odd = address.is_unspecified() || address.is_loopback() || address.is_multicast();
+    if odd {
+        return Err(fault("is not an address of one machine"));
+    }
+    Ok(address)
+}
+
+/// A port number, never 0.
+pub(super) fn port(path: &str, value: Option<&Value>) -> Checked<u16> {
+    let number = value.and_then(Value::as_u64);
+    let port = number.and_then(|number| u16::try_from(number).ok());
+    port.filter(|port| *port != 0).ok_or_else(|| {
+        let written = value.map_or_else(|| "missing".to_owned(), |value| format!("`{value}`"));
+        let reason = format!("is {written}, not a port");
+        Fault::new(path, &reason, "write a number from 1 to 65535")
+    })
+}
+
+/// A protocol; TCP if there is none.
+pub(super) fn protocol(path: &str, value: Option<&Value>) -> Checked<Protocol> {
+    let written = optional_text(path, value)?.unwrap_or("TCP");
+    match written {
+        "TCP" => Ok(Protocol::Tcp),
+        "UDP" => Ok(Protocol::Udp),
+        "SCTP" => Ok(Protocol::Sctp),
+        other => {
+            let reason = format!("`{other}` is not a protocol");
+            Err(Fault::new(path, &reason, "write TCP, UDP or SCTP"))
+        }
+    }
+}
+
+/// A text; none if it is absent or empty.
+pub(super) fn optional_text<'a>(path: &str, value: Option<&'a Value>) -> Checked<Option<&'a str>> {
+    match value {
+        None | Some(Value::Null) => Ok(None),
+        Some(value) => Ok(Some(text(path, value)?).filter(|text| !text.is_empty())),
+    }
+}
+
+/// True or false; none if it is absent.
+pub(super) fn optional_bool(path: &str, value: Option<&Value>) -> Checked<Option<bool>> {
+    match value {
+        None | Some(Value::Null) => Ok(None),
+        Some(Value::Bool(value)) => Ok(Some(*value)),
+        Some(_) => {
+            let reason = "is neither true nor false";
+            Err(Fault::new(path, reason, "write true or false"))
+        }
+    }
+}

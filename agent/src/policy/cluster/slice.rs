@@ -1,0 +1,182 @@
+//! `EndpointSlice`: the backends of a Service.
+
+use std::{collections::BTreeMap, net::IpAddr};
+
+use ipnet::IpNet;
+use serde_json::Value;
+
+use super::{
+    metadata,
+    read::{Protocol, address, optional_bool, optional_text, port, protocol},
+};
+use crate::{
+    labels::{Label, LabelSet, RESERVED},
+    policy::{
+        kinds::Head,
+        validate::{Checked, Fault, list, mapping},
+    },
+};
+
+/// Label that names the Service.
+const SERVICE: &str = "kubernetes.io/service-name";
+
+/// Backends of a Service.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct EndpointSlice {
+    /// Its namespace.
+    pub namespace: String,
+    /// Its name.
+    pub name: String,
+    /// The Service, in the same namespace; none if the slice belongs to no Service.
+    pub service: Option<String>,
+    /// Its backends.
+    pub backends: Vec<Backend>,
+    /// Ports of every backend.
+    pub ports: Vec<SlicePort>,
+}
+
+/// A backend.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Backend {
+    /// Its addresses: of one family, and all of the same machine or pod.
+    pub addresses: Vec<IpAddr>,
+    /// It may get new connections.
+    pub ready: bool,
+    /// It answers, ready or not.
+    pub serving: bool,
+    /// It is about to end.
+    pub terminating: bool,
+    /// The pod behind it, `namespace/name`.
+    pub pod: Option<String>,
+}
+
+/// A port of all backends of a slice.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SlicePort {
+    /// Its name, that of the Service's port; empty if that has none.
+    pub name: String,
+    /// Its protocol.
+    pub protocol: Protocol,
+    /// The backends' port; none = every port.
+    pub port: Option<u16>,
+}
+
+impl EndpointSlice {
+    /// Whether its backends are the API servers: it is of the Service `default/kubernetes`.
+    pub fn is_of_api_servers(&self) -> bool {
+        self.namespace == "default" && self.service.as_deref() == Some("kubernetes")
+    }
+
+    /// Labels of each address of API servers. An address counts whether it is ready or not.
+    pub(in crate::policy) fn api_server_labels(&self) -> BTreeMap<IpNet, LabelSet> {
+        let label = LabelSet::new(vec![Label::new(RESERVED, "kube-apiserver", "")]);
+        let addresses = self.backends.iter().flat_map(|backend| &backend.addresses);
+        addresses
+            .map(|address| (IpNet::from(*address), label.clone()))
+            .collect()
+    }
+}
+
+/// Reads a slice.
+pub(in crate::policy) fn read(
+    head: &Head,
+    value: &Value,
+    warnings: &mut Vec<String>,
+) -> Checked<EndpointSlice> {
+    let metadata = metadata::read(head, value)?;
+    let service = metadata.labels.get(SERVICE);
+    if service.is_none() {
+        warnings.push(format!(
+            "metadata.labels.{SERVICE} is missing: the slice belongs to no Service, and its \
+             backends mean nothing"
+        ));
+    }
+    Ok(EndpointSlice {
+        namespace: head.namespace.clone().unwrap_or_default(),
+        name: head.name.clone(),
+        service: service.cloned(),
+        backends: backends(value, warnings)?,
+        ports: ports(value)?,
+    })
+}
+
+fn backends(value: &Value, warnings: &mut Vec<String>) -> Checked<Vec<Backend>> {
+    let family = optional_text("addressType", value.get("addressType"))?;
+    match family {
+        None | Some("IPv4" | "IPv6") => {}
+        Some("FQDN") => {
+            let warning = "addressType: backends of type FQDN are names, not addresses: they \
+                           mean nothing here";
+            warnings.push(warning.to_owned());
+            return Ok(Vec::new());
+        }
+        Some(other) => {
+            let reason = format!("`{other}` is not a type of address");
+            let remedy = "write IPv4, IPv6 or FQDN";
+            return Err(Fault::new("addressType", &reason, remedy));
+        }
+    }
+    let mut found = Vec::new();
+    let all = list("endpoints", value.get("endpoints"))?;
+    for (n, item) in all.iter().enumerate() {
+        let path = format!("endpoints[{n}]");
+        let mut addresses = Vec::new();
+        let within = format!("{path}.addresses");
+        for (n, item) in list(&within, item.get("addresses"))?.iter().enumerate() {
+            let field = format!("{within}[{n}]");
+            let one = address(&field, Some(item))?;
+            let of = if one.is_ipv4() { "IPv4" } else { "IPv6" };
+            if family.is_some_and(|family| family != of) {
+                let reason = format!("`{one}` is not of the slice's addressType");
+                let remedy = "put addresses of the other family into a slice of their own";
+                return Err(Fault::new(&field, &reason, remedy));
+            }
+            addresses.push(one);
+        }
+        let conditions = format!("{path}.conditions");
+        let map = mapping(&conditions, item.get("conditions"))?;
+        let condition = |name: &str| {
+            let value = map.and_then(|map| map.get(name));
+            optional_bool(&format!("{conditions}.{name}"), value)
+        };
+        let ready = condition("ready")?.unwrap_or(true);
+        found.push(Backend {
+            addresses,
+            ready,
+            serving: condition("serving")?.unwrap_or(ready),
+            terminating: condition("terminating")?.unwrap_or(false),
+            pod: target(&format!("{path}.targetRef"), item.get("targetRef"))?,
+        });
+    }
+    Ok(found)
+}
+
+/// The pod that a backend refers to.
+fn target(path: &str, value: Option<&Value>) -> Checked<Option<String>> {
+    let map = mapping(path, value)?;
+    let text = |name: &str| {
+        let value = map.and_then(|map| map.get(name));
+        optional_text(&format!("{path}.{name}"), value)
+    };
+    Ok(match (text("kind")?, text("namespace")?, text("name")?) {
+        (Some("Pod"), Some(namespace), Some(name)) => Some(format!("{namespace}/{name}")),
+        _ => None,
+    })
+}
+
+fn ports(value: &Value) -> Checked<Vec<SlicePort>> {
+    let mut found = Vec::new();
+    for (n, item) in list("ports", value.get("ports"))?.iter().enumerate() {
+        let path = format!("ports[{n}]");
+        let name = optional_text(&format!("{path}.name"), item.get("name"))?;
+        let number = item.get("port").filter(|port| !port.is_null());
+        found.push(SlicePort {
+            name: name.unwrap_or_default().to_owned(),
+            protocol: protocol(&format!("{path}.protocol"), item.get("protocol"))?,
+            port: number
+                .map(|number| port(&format!("{path}.port"), Some(number)))
+                .transpose()?,
+        });
+    }
+    Ok(found)
+}

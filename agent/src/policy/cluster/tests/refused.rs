@@ -1,0 +1,140 @@
+//! Objects that are refused, with the field that is named and a remedy.
+
+use super::{read, refused};
+
+const POD: &str = r#"
+apiVersion: v1
+kind: Pod
+metadata: {name: web-0, namespace: shop, labels: {app: web}, creationTimestamp: "2026-11-22T10:00:00Z"}
+spec:
+  containers:
+  - name: main
+    ports:
+    - {name: http, containerPort: 8080}
+    - {name: dns, containerPort: 53, protocol: UDP}
+status: {phase: Running, podIP: 10.2.0.9, podIPs: [{ip: 10.2.0.9}]}
+"#;
+
+#[test]
+fn pods() {
+    for (from, to, field) in [
+        ("podIP: 10.2.0.9", "podIP: 10.2.0", "status.podIP"),
+        ("podIP: 10.2.0.9", "podIP: 127.0.0.1", "status.podIP"),
+        ("{ip: 10.2.0.9}", "{ip: web}", "status.podIPs[0].ip"),
+        ("{ip: 10.2.0.9}", "{}", "status.podIPs[0].ip"),
+        (
+            "podIPs: [{ip: 10.2.0.9}]",
+            "podIPs: 10.2.0.9",
+            "status.podIPs",
+        ),
+        ("app: web", "-app: web", "metadata.labels.-app"),
+        ("app: web", "a/b/c: web", "metadata.labels.a/b/c"),
+        ("app: web", "A.io/b: web", "metadata.labels.A.io/b"),
+        ("app: web", "app: we b", "metadata.labels.app"),
+        ("app: web", "app: 7", "metadata.labels.app"),
+        ("name: web-0", "name: Web_0", "metadata.name"),
+        ("name: web-0", "name: a/b", "metadata.name"),
+        ("namespace: shop", "namespace: a.b", "metadata.namespace"),
+        ("2026-11-22T10", "yesterday", "metadata.creationTimestamp"),
+        (
+            "containerPort: 8080",
+            "containerPort: 0",
+            "spec.containers[0].ports[0].containerPort",
+        ),
+        (
+            "containerPort: 8080",
+            "containerPort: 70000",
+            "spec.containers[0].ports[0].containerPort",
+        ),
+        (
+            "name: dns",
+            "name: http",
+            "spec.containers[0].ports[1].name",
+        ),
+        (
+            "name: dns",
+            "name: \"80\"",
+            "spec.containers[0].ports[1].name",
+        ),
+        (
+            "protocol: UDP",
+            "protocol: udp",
+            "spec.containers[0].ports[1].protocol",
+        ),
+        ("kind: Pod", "kind: Pods", "kind"),
+        ("apiVersion: v1", "apiVersion: v2", "apiVersion"),
+        ("status:", "stauts:", "stauts"),
+    ] {
+        refused(POD, from, to, field);
+    }
+    let long = format!("app: {}", "x".repeat(64));
+    refused(POD, "app: web", &long, "metadata.labels.app");
+}
+
+#[test]
+fn namespaces() {
+    let text = "apiVersion: v1\nkind: Namespace\nmetadata: {name: shop, labels: {team: a}}\n";
+    assert!(read(text).is_ok());
+    refused(text, "name: shop", "name: Shop", "metadata.name");
+    refused(text, "team: a", "team: [a]", "metadata.labels.team");
+}
+
+#[test]
+fn services_and_slices() {
+    let service = "apiVersion: v1\nkind: Service\nmetadata: {name: web, namespace: shop}\nspec: \
+                   {clusterIP: 10.96.0.9, externalIPs: [192.0.2.9], ports: [{port: 80}]}\n";
+    assert!(read(service).is_ok());
+    for (from, to, field) in [
+        ("10.96.0.9", "web", "spec.clusterIP"),
+        ("192.0.2.9", "127.0.0.1", "spec.externalIPs[0]"),
+        ("port: 80", "port: 0", "spec.ports[0].port"),
+        (
+            "port: 80",
+            "port: 80, protocol: ICMP",
+            "spec.ports[0].protocol",
+        ),
+    ] {
+        refused(service, from, to, field);
+    }
+    let slice = "apiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\nmetadata: {name: web-1, \
+                 labels: {kubernetes.io/service-name: web}}\naddressType: IPv4\nendpoints: \
+                 [{addresses: [10.2.0.9], conditions: {ready: true}}]\nports: [{port: 8080}]\n";
+    assert!(read(slice).is_ok());
+    for (from, to, field) in [
+        ("10.2.0.9", "127.0.0.1", "endpoints[0].addresses[0]"),
+        ("10.2.0.9", "\"2001:db8::9\"", "endpoints[0].addresses[0]"),
+        ("ready: true", "ready: 1", "endpoints[0].conditions.ready"),
+        ("port: 8080", "port: 0", "ports[0].port"),
+        ("addressType: IPv4", "addressType: IPv5", "addressType"),
+    ] {
+        refused(slice, from, to, field);
+    }
+}
+
+#[test]
+fn identities_and_endpoints_of_cilium() {
+    let identity = "apiVersion: cilium.io/v2\nkind: CiliumIdentity\nmetadata: {name: \"4242\"}\n\
+                    security-labels: {\"k8s:app\": web}\n";
+    assert!(read(identity).is_ok());
+    for name in ["\"255\"", "\"61440\"", "\"04242\"", "web", "\"16777217\""] {
+        refused(identity, "\"4242\"", name, "metadata.name");
+    }
+    refused(identity, "{\"k8s:app\": web}", "{}", "security-labels");
+    refused(
+        identity,
+        "app\": web",
+        "app\": 1",
+        "security-labels.k8s:app",
+    );
+    let endpoint = "apiVersion: cilium.io/v2\nkind: CiliumEndpoint\nmetadata: {name: web-0}\n\
+                    status: {identity: {id: 4242, labels: [\"k8s:app=web\"]}, networking: \
+                    {addressing: [{ipv4: 10.2.0.9}]}}\n";
+    assert!(read(endpoint).is_ok());
+    refused(
+        endpoint,
+        "10.2.0.9",
+        "10.2",
+        "status.networking.addressing[0].ipv4",
+    );
+    refused(endpoint, "k8s:app=web", ":", "status.identity.labels[0]");
+}

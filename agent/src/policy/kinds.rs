@@ -1,0 +1,237 @@
+//! The kinds of documents, in one table: which apiVersions a kind has, which fields may stand at
+//! its top, and its reader.
+
+use std::sync::Arc;
+
+use serde_json::Value;
+
+use super::{
+    cidr_group,
+    cluster::{endpoint, identity, namespace, node, pod, service, slice},
+    document::Body,
+    network_policy,
+    rule::Rule,
+    validate::{Checked, Fault, Scope, rule, warnings},
+};
+
+/// Namespace and name of a document.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(in crate::policy) struct Head {
+    /// Its namespace; none = cluster-wide.
+    pub(in crate::policy) namespace: Option<String>,
+    /// Its name.
+    pub(in crate::policy) name: String,
+}
+
+/// Whether documents of a kind are in namespaces.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::policy) enum Placement {
+    /// In `default` unless they name one.
+    Namespaced,
+    /// In none; one that they name means nothing.
+    ClusterWide,
+    /// In none, and they must not name one.
+    NeverNamespaced,
+}
+
+/// Reads a document; adds to `warnings` what its author should know.
+pub(in crate::policy) type Reader = fn(&Head, &Value, &mut Vec<String>) -> Checked<Body>;
+
+/// A kind of document.
+pub(in crate::policy) struct Kind {
+    pub(in crate::policy) name: &'static str,
+    /// Its apiVersions; the first is the one to write.
+    pub(in crate::policy) versions: &'static [&'static str],
+    pub(in crate::policy) placement: Placement,
+    /// Fields beside apiVersion, kind and metadata.
+    pub(in crate::policy) fields: &'static [&'static str],
+    pub(in crate::policy) read: Reader,
+}
+
+/// Every kind that is read.
+pub(in crate::policy) const KINDS: &[Kind] = &[
+    Kind {
+        name: "CiliumNetworkPolicy",
+        versions: &["cilium.io/v2"],
+        placement: Placement::Namespaced,
+        fields: &["spec", "specs", "status"],
+        read: cilium_policy,
+    },
+    Kind {
+        name: "CiliumClusterwideNetworkPolicy",
+        versions: &["cilium.io/v2"],
+        placement: Placement::NeverNamespaced,
+        fields: &["spec", "specs", "status"],
+        read: cilium_policy,
+    },
+    Kind {
+        name: netpol::read::KIND,
+        versions: &[netpol::read::API_VERSION],
+        placement: Placement::Namespaced,
+        fields: &["spec", "status"],
+        read: |_, value, warnings| Ok(Body::Rules(vec![network_policy::read(value, warnings)?])),
+    },
+    Kind {
+        name: cidr_group::KIND,
+        versions: &["cilium.io/v2", "cilium.io/v2alpha1"],
+        placement: Placement::ClusterWide,
+        fields: &["spec", "status"],
+        read: |head, value, _| Ok(Body::Group(cidr_group::read(&head.name, value)?)),
+    },
+    Kind {
+        name: "CiliumNode",
+        versions: &["cilium.io/v2"],
+        placement: Placement::ClusterWide,
+        fields: &["spec", "status"],
+        read: |head, value, _| Ok(Body::Node(node::read_cilium(&head.name, value)?)),
+    },
+    Kind {
+        name: "CiliumEndpoint",
+        versions: &["cilium.io/v2"],
+        placement: Placement::Namespaced,
+        fields: &["spec", "status"],
+        read: |head, value, _| Ok(Body::Endpoint(Arc::new(endpoint::read(head, value)?))),
+    },
+    Kind {
+        name: "CiliumIdentity",
+        versions: &["cilium.io/v2"],
+        placement: Placement::ClusterWide,
+        fields: &["security-labels"],
+        read: |head, value, _| Ok(Body::Identity(identity::read(&head.name, value)?)),
+    },
+    Kind {
+        name: "Pod",
+        versions: &["v1"],
+        placement: Placement::Namespaced,
+        fields: &["spec", "status"],
+        read: |head, value, warnings| Ok(Body::Pod(Arc::new(pod::read(head, value, warnings)?))),
+    },
+    Kind {
+        name: "Namespace",
+        versions: &["v1"],
+        placement: Placement::ClusterWide,
+        fields: &["spec", "status"],
+        read: |head, value, _| Ok(Body::Namespace(Arc::new(namespace::read(head, value)?))),
+    },
+    Kind {
+        name: "Node",
+        versions: &["v1"],
+        placement: Placement::ClusterWide,
+        fields: &["spec", "status"],
+        read: |head, value, _| Ok(Body::Node(node::read(&head.name, value)?)),
+    },
+    Kind {
+        name: "Service",
+        versions: &["v1"],
+        placement: Placement::Namespaced,
+        fields: &["spec", "status"],
+        read: |head, value, _| Ok(Body::Service(Arc::new(service::read(head, value)?))),
+    },
+    Kind {
+        name: "EndpointSlice",
+        versions: &["discovery.k8s.io/v1"],
+        placement: Placement::Namespaced,
+        fields: &["addressType", "endpoints", "ports"],
+        read: |head, value, warnings| {
+            Ok(Body::Slice(Arc::new(slice::read(head, value, warnings)?)))
+        },
+    },
+];
+
+/// Reads kind and metadata of a document: its kind, its key, and its head.
+pub(in crate::policy) fn head(value: &Value) -> Checked<(&'static Kind, String, Head)> {
+    let Some(map) = value.as_object() else {
+        return Err(Fault::new(
+            "document",
+            "is not a mapping",
+            "start it with apiVersion and kind",
+        ));
+    };
+    let text = |field: &str| map.get(field).and_then(Value::as_str).unwrap_or_default();
+    let kind = by_name(text("kind"))?;
+    let known = |key: &&String| {
+        let general = ["apiVersion", "kind", "metadata"];
+        general.contains(&key.as_str()) || kind.fields.contains(&key.as_str())
+    };
+    if let Some(other) = map.keys().find(|key| !known(key)) {
+        let fields = kind.fields.join(", ");
+        let remedy = format!("remove it; the fields here are apiVersion, kind, metadata, {fields}");
+        return Err(Fault::new(other, "is an unknown field", &remedy));
+    }
+    let version = text("apiVersion");
+    if !kind.versions.contains(&version) {
+        let wanted = kind.versions.first().copied().unwrap_or_default();
+        return Err(Fault::new(
+            "apiVersion",
+            &format!("is `{version}`"),
+            &format!(
+                "write apiVersion: {wanted}, which is that of the {} read here",
+                kind.name
+            ),
+        ));
+    }
+    let metadata = |field: &str| {
+        let value = map.get("metadata").and_then(|m| m.get(field));
+        let value = value.and_then(Value::as_str);
+        value.filter(|text| !text.is_empty())
+    };
+    let name = metadata("name")
+        .ok_or_else(|| Fault::new("metadata.name", "is missing", "give the document a name"))?
+        .to_owned();
+    let namespace = match (kind.placement, metadata("namespace")) {
+        (Placement::Namespaced, namespace) => Some(namespace.unwrap_or("default").to_owned()),
+        (Placement::NeverNamespaced, Some(_)) => {
+            return Err(Fault::new(
+                "metadata.namespace",
+                "is set on a cluster-wide policy",
+                "remove it, or use kind CiliumNetworkPolicy",
+            ));
+        }
+        _ => None,
+    };
+    let key = match &namespace {
+        Some(namespace) => format!("{}/{namespace}/{name}", kind.name),
+        None => format!("{}/{name}", kind.name),
+    };
+    Ok((kind, key, Head { namespace, name }))
+}
+
+fn by_name(name: &str) -> Checked<&'static Kind> {
+    KINDS.iter().find(|kind| kind.name == name).ok_or_else(|| {
+        let names: Vec<&str> = KINDS.iter().map(|kind| kind.name).collect();
+        Fault::new(
+            "kind",
+            &format!("`{name}` is not supported"),
+            &format!(
+                "remove the document, or write it as one of {}",
+                names.join(", ")
+            ),
+        )
+    })
+}
+
+/// Reads a `CiliumNetworkPolicy` or a `CiliumClusterwideNetworkPolicy`.
+fn cilium_policy(head: &Head, value: &Value, found: &mut Vec<String>) -> Checked<Body> {
+    let scope = Scope {
+        namespace: head.namespace.clone(),
+    };
+    let mut rules: Vec<Rule> = Vec::new();
+    match (value.get("spec"), value.get("specs")) {
+        (Some(spec), None) => rules.push(rule("spec", spec, &scope)?),
+        (None, Some(Value::Array(specs))) if !specs.is_empty() => {
+            for (n, spec) in specs.iter().enumerate() {
+                rules.push(rule(&format!("specs[{n}]"), spec, &scope)?);
+            }
+        }
+        (Some(_), Some(_)) => {
+            let reason = "stands beside spec";
+            return Err(Fault::new("specs", reason, "use one of the two"));
+        }
+        _ => {
+            let remedy = "add spec with an endpointSelector";
+            return Err(Fault::new("spec", "is missing", remedy));
+        }
+    }
+    found.extend(warnings(&rules));
+    Ok(Body::Rules(rules))
+}

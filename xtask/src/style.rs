@@ -1,5 +1,7 @@
 //! `cargo xtask style`: figures about the shape of the production code, each with its limit.
 
+mod public;
+
 use std::{
     collections::BTreeSet,
     ffi::OsStr,
@@ -18,9 +20,10 @@ use syn::{
 use crate::{repository, workspace};
 
 /// Crates that users run.
-const PRODUCTION: [&str; 6] = [
+const PRODUCTION: [&str; 7] = [
     "agent/src",
     "bpf/src",
+    "daemon/src",
     "dns-policy/src",
     "fqdn-proto/src",
     "sdp/src",
@@ -78,6 +81,9 @@ pub(crate) fn run() -> Result<()> {
         }
     }
     figures.print();
+    let unused = public::unused()?;
+    let name = "pub items used by no other crate, test or bench";
+    figure(name, unused.len(), 0, &unused);
     Ok(())
 }
 

@@ -16,13 +16,12 @@ use dns_policy::{
 use holdfast_sdp::{
     descriptors::Descriptors,
     gate::Gate,
-    listener::{
-        ListenConfig, ListenError, Listeners, SocketOptions, Sockets, SteeringConfig,
-        SteeringStatus,
-    },
-    mapping::sink::{LinkSink, Outcome, Promise},
+    listener::{ListenConfig, ListenError, Listeners, SocketOptions, Sockets},
     maps::{PinnedMaps, REFRESH},
-    proxy::{Proxy, ProxyConfig, Stats},
+    proxy::{Proxy, ProxyConfig},
+    sink::{LinkSink, Outcome, Promise},
+    stats::Stats,
+    steering::{SteeringConfig, SteeringStatus},
     transparent::Transparent,
 };
 use parking_lot::Mutex;

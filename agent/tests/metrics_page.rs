@@ -14,7 +14,7 @@ use holdfast_agent::{
     metrics::{self, Scrape, meanings},
     proxies::Proxies,
 };
-use holdfast_sdp::{metrics::Metrics, proxy::Stats};
+use holdfast_sdp::{metrics::Metrics, stats::Stats};
 use shared_maps::event::{Counter, Reason};
 
 const PREFIX: &str = "holdfast_";

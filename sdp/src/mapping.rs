@@ -4,7 +4,6 @@ mod holdings;
 pub mod kept;
 pub mod lease;
 pub mod repeat;
-pub mod sink;
 #[cfg(test)]
 pub(crate) mod steps;
 

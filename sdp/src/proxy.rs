@@ -5,7 +5,6 @@ mod decision;
 mod ends;
 mod refuse;
 mod results;
-pub mod stats;
 
 use std::{sync::Arc, time::Instant};
 
@@ -18,11 +17,9 @@ use dns_policy::{
 };
 use shared_maps::EndpointId;
 
-use self::stats::{AnswerResult, QueryResult};
 pub use self::{
     config::ProxyConfig,
     decision::{Answered, Fate, Outcome, Patience},
-    stats::Stats,
 };
 use crate::{
     mapping::{MappingSink, OnRealised, Release},
@@ -33,6 +30,7 @@ use crate::{
     query_log::QueryLog,
     query_report::QueryReports,
     resolve::{LookupCache, Resolver},
+    stats::{AnswerResult, QueryResult, Stats},
     wire::{answer, edns::Edns, labels, query::Query, reply::Kept},
 };
 

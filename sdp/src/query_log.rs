@@ -31,7 +31,7 @@ pub use self::{
     line::{End, Entry},
     settings::{Sample, Target, Which},
 };
-use crate::proxy::stats::Count;
+use crate::stats::Count;
 
 /// Lines that wait for the writer at most.
 const QUEUE: usize = 8192;

@@ -31,7 +31,7 @@ use shared_maps::{
     user::{Access, Globals, Map, MapError, MapKind, monotonic_ns},
 };
 
-use crate::listener::{SteeringConfig, SteeringStatus};
+use crate::gate::Gate;
 
 /// Interval at which a member with a slot checks whether the pins are the same. A member without
 /// a slot tries to join with every heartbeat: until then, packets for it may be dropped.
@@ -64,6 +64,34 @@ impl MemberSockets {
         all.into_iter()
             .filter_map(|(fd, tcp, v6)| Some((socket_index(0, tcp, v6), fd.as_ref()?)))
     }
+}
+
+/// How this process takes part in steering.
+#[derive(Clone, Debug)]
+pub struct SteeringConfig {
+    /// BPF root, `/sys/fs/bpf` by default.
+    pub bpf_root: PathBuf,
+    /// [`shared_maps::steering::KIND_SDP`] or [`shared_maps::steering::KIND_FALLBACK`].
+    pub kind: u32,
+    /// Slots are taken only while it is open.
+    pub gate: Gate,
+}
+
+/// How steering stands.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum SteeringStatus {
+    /// Not asked for.
+    Off,
+    /// The maps are not pinned, or another trouble: the kernel's hash spreads the load.
+    Unavailable(String),
+    /// Live replicas have every slot: they serve, and one that leaves makes room.
+    Full(String),
+    /// No slot is taken, because this process could not answer: why.
+    Waiting(String),
+    /// These slots are ours.
+    Joined(Vec<u32>),
+    /// Slots were given up.
+    Left,
 }
 
 /// State of a member, shared with `status`.

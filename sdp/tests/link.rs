@@ -22,9 +22,10 @@ use holdfast_sdp::{
         Link,
         state::{LinkState, RulesOrigin},
     },
-    mapping::{MappingSink, Release, sink::LinkSink},
+    mapping::{MappingSink, Release},
     maps::PinnedMaps,
     ready::{Need, Readiness},
+    sink::LinkSink,
 };
 use parking_lot::Mutex;
 use shared_maps::{EndpointId, IdentityId};

@@ -19,7 +19,7 @@ use dns_policy::{
 use fqdn_proto::native as wire;
 use shared_maps::{EndpointId, IdentityId};
 
-use crate::mapping::sink::{Batch, Outcome, Outgoing, Promise};
+use crate::sink::{Batch, Outcome, Outgoing, Promise};
 
 /// Why rules cannot be taken; refuses their whole revision.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

@@ -10,10 +10,7 @@ use parking_lot::{Mutex, MutexGuard};
 
 use super::{SocketOptions, control::Control, held::Held, reply_sender::ReplySender};
 use crate::{
-    arena::Key,
-    proxy::{Proxy, stats::AnswerResult},
-    query::pending::HeldAnswer,
-    wire::set_id,
+    arena::Key, proxy::Proxy, query::pending::HeldAnswer, stats::AnswerResult, wire::set_id,
 };
 
 /// See the module.

@@ -2,8 +2,7 @@
 
 use dns_policy::mapping::EndpointInstance;
 
-use super::stats::AnswerResult;
-use crate::{query::pending::PendingQuery, wire::edns::Edns};
+use crate::{query::pending::PendingQuery, stats::AnswerResult, wire::edns::Edns};
 
 /// The decision about a query.
 #[derive(Debug)]

@@ -4,12 +4,14 @@ use std::{net::SocketAddr, time::Instant};
 
 use dns_policy::reject_code::RejectCode;
 
-use super::{Outcome, Proxy, stats::QueryResult};
+use super::{Outcome, Proxy};
+
 use crate::{
     query::{
         observe::{Failure, Judged},
         pending::PendingQuery,
     },
+    stats::QueryResult,
     wire::{Rcode, query::Unfit, reply},
 };
 

@@ -13,8 +13,8 @@ use dns_policy::{
 use shared_maps::IdentityId;
 
 use crate::{
-    proxy::stats::AnswerResult,
     query_log::Entry,
+    stats::AnswerResult,
     wire::{
         Rcode,
         edns::Edns,

@@ -23,9 +23,9 @@ use rand::{Rng, SeedableRng, rngs::StdRng};
 
 use crate::{
     arena::{Arena, Key},
-    proxy::stats::{Counters, Fallback},
     query::pending::{Joined, PendingQuery},
     socket,
+    stats::{Counters, Fallback},
     wire::{HEADER_LEN, Header, answer},
 };
 

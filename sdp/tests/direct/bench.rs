@@ -22,9 +22,10 @@ use holdfast_sdp::{
     descriptors::Descriptors,
     listener::{ListenConfig, Listeners, SocketOptions, Sockets},
     mapping::{MappingSink, OnRealised, Release},
-    proxy::{Proxy, ProxyConfig, Stats},
+    proxy::{Proxy, ProxyConfig},
     query_report::QueryReports,
     resolve::{QueryClient, Resolver},
+    stats::Stats,
 };
 use parking_lot::{Condvar, Mutex};
 use shared_maps::{EndpointId, IdentityId};

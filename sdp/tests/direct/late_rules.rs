@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use hickory_proto::{op::ResponseCode, rr::RecordType};
-use holdfast_sdp::proxy::stats::{Protocol, QueryResult};
+use holdfast_sdp::stats::{Protocol, QueryResult};
 use socket2::SockRef;
 
 use crate::bench::{

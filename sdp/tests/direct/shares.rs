@@ -7,7 +7,7 @@ use std::{
 };
 
 use hickory_proto::{op::ResponseCode, rr::RecordType};
-use holdfast_sdp::proxy::stats::{Protocol, QueryResult};
+use holdfast_sdp::stats::{Protocol, QueryResult};
 
 use crate::bench::{
     Bench, NEIGHBOUR, Options, PATIENCE, answer, eventually, query, rcode, receive_frame,

@@ -12,10 +12,8 @@ use hickory_proto::{
 };
 use holdfast_sdp::{
     mapping::Release,
-    proxy::{
-        ProxyConfig,
-        stats::{AnswerResult, QueryResult},
-    },
+    proxy::ProxyConfig,
+    stats::{AnswerResult, QueryResult},
 };
 
 use crate::bench::{Bench, Options, answer, eventually, query, rcode, receive};

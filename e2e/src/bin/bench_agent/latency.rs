@@ -32,13 +32,13 @@ use holdfast_agent::{
 };
 use holdfast_e2e::policy::{dns_to, egress};
 use holdfast_e2e::shell;
-use holdfast_sdp::config::AgentAddress;
-use holdfast_sdp::link::Link;
+
 use holdfast_sdp::link::state::LinkState;
-use holdfast_sdp::mapping::sink::LinkSink;
 use holdfast_sdp::mapping::{MappingSink as _, Release};
 use holdfast_sdp::maps::PinnedMaps;
 use holdfast_sdp::ready::Readiness;
+use holdfast_sdp::sink::LinkSink;
+use holdfast_sdp::{config::AgentAddress, link::Link};
 use nix::net::if_::if_nametoindex;
 use nix::sched::{CloneFlags, unshare};
 use tokio::runtime::Runtime;

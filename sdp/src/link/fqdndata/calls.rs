@@ -18,9 +18,9 @@ use tonic::{Code, Status};
 use super::{Client, broken, convert};
 use crate::{
     link::{Link, SessionError, native::Never},
-    mapping::sink::{Outcome, Outgoing, Promise, Room},
     query_report::{ALLOW_EVERY, QueryReports},
     resolve::{QueryClient, Resolver},
+    sink::{Outcome, Outgoing, Promise, Room},
 };
 
 const UPDATE: &str = "UpdateMappingRequest";

@@ -8,12 +8,13 @@ use nix::sys::epoll::{EpollEvent, EpollFlags};
 use super::{BATCH, ROUNDS, Worker, listener_for};
 use crate::{
     arena::Key,
-    proxy::{Fate, stats::AnswerResult},
+    proxy::Fate,
     query::{
         observe::Failure,
         pending::{HeldAnswer, Joined, PendingQuery},
     },
     socket::sys::RecvBatch,
+    stats::AnswerResult,
     upstream::udp::Flight,
     wire::set_id,
 };

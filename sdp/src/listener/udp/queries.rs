@@ -7,15 +7,13 @@ use dns_policy::rule::Transport;
 use super::{BATCH, Listener, Next, ROUNDS, Worker, count_unsent, listener_for};
 use crate::{
     listener::{SocketOptions, delayed::DelayedQuery, send_all::send_all},
-    proxy::{
-        Outcome, Patience,
-        stats::{Protocol, QueryResult},
-    },
+    proxy::{Outcome, Patience},
     query::{
         observe::Failure,
         pending::{Arrival, PendingQuery},
     },
     socket::sys::Datagram,
+    stats::{Protocol, QueryResult},
     upstream::udp::{Place, PlaceError, Placed},
     wire::set_id,
 };

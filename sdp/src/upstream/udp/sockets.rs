@@ -13,7 +13,7 @@ use nix::sys::epoll::{Epoll, EpollEvent, EpollFlags};
 use shared_maps::IdentityId;
 
 use super::{PlaceError, UdpUpstream};
-use crate::{arena::Key, proxy::stats::Fallback, socket, transparent};
+use crate::{arena::Key, socket, stats::Fallback, transparent};
 
 /// Sockets per server and identity at most, with those that are opened while the others wait
 /// for [`ROOM`] answers each.

@@ -4,7 +4,7 @@ use std::net::IpAddr;
 
 use holdfast_sdp::{
     mapping::Release,
-    proxy::stats::{AnswerResult, Label as _, QueryResult},
+    stats::{AnswerResult, Label as _, QueryResult},
 };
 
 use super::message::{self, Opt, Record};

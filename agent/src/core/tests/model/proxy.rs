@@ -10,10 +10,8 @@ use dns_policy::{
 };
 use holdfast_sdp::{
     journal::{Journal, ledger::Ledger},
-    mapping::{
-        Release,
-        sink::{LinkSink, Outcome, Outgoing, Promise},
-    },
+    mapping::Release,
+    sink::{LinkSink, Outcome, Outgoing, Promise},
 };
 use parking_lot::Mutex;
 

@@ -12,8 +12,9 @@ use super::{
     Connection,
 };
 use crate::{
-    proxy::{Fate, stats::AnswerResult},
+    proxy::Fate,
     query::{observe::Failure, pending::HeldAnswer},
+    stats::AnswerResult,
     wire::{Header, answer, set_id},
 };
 

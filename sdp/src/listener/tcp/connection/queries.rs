@@ -13,11 +13,12 @@ use crate::{
         delayed::{DelayedQuery, Postponed, UnjudgedQuery},
         tcp::upstream::UpstreamIdentity,
     },
-    proxy::{Outcome, Patience, stats::Protocol},
+    proxy::{Outcome, Patience},
     query::{
         observe::Failure,
         pending::{Arrival, PendingQuery},
     },
+    stats::Protocol,
     wire::{set_id, transfer::Transfer},
 };
 

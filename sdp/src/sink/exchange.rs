@@ -5,7 +5,7 @@ use dns_policy::{
     mapping::{Mapping, Refusal},
 };
 
-use crate::{proxy::stats::Count, query_report::QueryReport};
+use crate::{query_report::QueryReport, stats::Count};
 
 /// Result of a mapping that the sink sent.
 #[derive(Clone, Debug)]

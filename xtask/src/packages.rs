@@ -4,8 +4,7 @@ use std::{fs, os::unix::fs::PermissionsExt as _, path::Path};
 
 use anyhow::{Context as _, Result, bail};
 
-use super::step;
-use crate::process;
+use crate::{process, progress::step};
 
 /// A package and what it is for.
 pub(super) struct Package {

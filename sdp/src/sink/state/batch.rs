@@ -6,12 +6,12 @@ use super::{
     BATCH, Beside, Calls, HeldAnswer, MAX_NAMES_CHECKED, OTHERS, REPLAYS_BESIDE_LIVE, Standing,
     State, Wait, work,
 };
-use crate::mapping::sink::{Batch, Room, SinkStats};
+use crate::sink::{Batch, Room, SinkStats};
 
 impl State {
     /// The next mappings to send, and whether more could have been. Those for which no client
     /// waits go as far as `room` and what else there is allow.
-    pub(in crate::mapping::sink) fn next_batch(
+    pub(in crate::sink) fn next_batch(
         &mut self,
         now: BootTime,
         room: Room,

@@ -40,10 +40,10 @@ pub use exchange::{
 #[cfg(test)]
 pub(crate) use self::state::KEPT as KEPT_PAIRS;
 use self::state::{Calls, State, call};
-use super::{MappingSink, OnRealised, Release};
 use crate::{
     journal::{Journal, Written},
     link_stream::ReadNow,
+    mapping::{MappingSink, OnRealised, Release},
     query_report::QueryReport,
     shared_tasks::SharedTasks,
 };

@@ -6,8 +6,9 @@ use dns_policy::{boot_time::BootTime, mapping::Mapping};
 
 use super::{InFlight, Moment, State, nanos};
 use crate::{
-    mapping::{kept::Acknowledged, lease, repeat, sink::Acknowledgements},
+    mapping::{kept::Acknowledged, lease, repeat},
     query_report::QueryReport,
+    sink::Acknowledgements,
 };
 
 /// What must be left of an acknowledged TTL for an answer to be released under it: by then the
@@ -28,7 +29,7 @@ pub(super) enum Standing {
 }
 
 /// An answer that was released at once, and its other data for the agent.
-pub(in crate::mapping::sink) struct Beside {
+pub(in crate::sink) struct Beside {
     pub(super) mapping: Mapping,
     pub(super) report: Box<QueryReport>,
 }
@@ -89,7 +90,7 @@ impl State {
     }
 
     /// Acknowledgements count in the session in which they came.
-    pub(in crate::mapping::sink) fn begin_session(&mut self) {
+    pub(in crate::sink) fn begin_session(&mut self) {
         self.session.end();
     }
 

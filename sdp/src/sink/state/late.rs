@@ -21,7 +21,7 @@ impl State {
     ///
     /// The agent is late only if the link was there to hear it: a process that gets no CPU does
     /// not blame the agent for that.
-    pub(in crate::mapping::sink) fn expire_held(
+    pub(in crate::sink) fn expire_held(
         &mut self,
         now: BootTime,
         max_delay: Duration,
@@ -52,7 +52,7 @@ impl State {
     }
 
     /// The same with answers whose mappings were not even sent.
-    pub(in crate::mapping::sink) fn expire_queued(
+    pub(in crate::sink) fn expire_queued(
         &mut self,
         now: BootTime,
         max_delay: Duration,

@@ -92,8 +92,8 @@ label! {
 }
 
 label! {
-    /// Why a server was asked otherwise than transparent mode would have it: but for the
-    /// first, under the node's address.
+    /// Reason for a query that did not go as transparent mode would send it. Except for the first
+    /// reason, it went under the node's address.
     Fallback = "reason" {
         /// Asked under the pod's address all the same, from a port outside of the kernel's range.
         OtherPort => "other_port",

@@ -27,8 +27,8 @@ use crate::{
         kept::{Kept, Key, Session, Told, Unwritten},
         lease::LeaseTable,
     },
-    proxy::stats::Count,
     query_report::QueryReport,
+    stats::Count,
 };
 
 /// Pairs kept at most.

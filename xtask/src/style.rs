@@ -20,7 +20,7 @@ use syn::{
 use crate::{repository, workspace};
 
 /// Crates that users run.
-const PRODUCTION: [&str; 7] = [
+const PRODUCTION: [&str; 8] = [
     "agent/src",
     "bpf/src",
     "daemon/src",

@@ -1,3 +1,4 @@
+//! Documents that are read, and documents that are refused.
 use serde_json::{Value, json};
 
 use super::{Refusal, read};

@@ -113,8 +113,8 @@ fn pods(namespaces: &Namespaces, pods: &selector::Selector, own: &str) -> LabelS
     LabelSelector { requirements }
 }
 
-/// A requirement on the labels of a pod's namespace. The namespace's name is asked for by the
-/// label that every pod carries, also while the namespace's own labels are not known.
+/// A requirement on the labels of a pod's namespace. The name of the namespace is a label that
+/// every pod carries, also while the namespace's own labels are unknown.
 fn of_namespace(wanted: &selector::Requirement) -> Requirement {
     if wanted.key == NAMESPACE_NAME {
         return requirement(NAMESPACE_KEY, &wanted.condition);

@@ -1,3 +1,4 @@
+//! Documents as rules over identities, and the warnings.
 use serde_json::{Value, json};
 
 use super::read;

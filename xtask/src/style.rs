@@ -1,5 +1,7 @@
 //! `cargo xtask style`: figures about the shape of the production code, each with its limit.
 
+mod public;
+
 use std::{
     collections::BTreeSet,
     ffi::OsStr,
@@ -18,11 +20,13 @@ use syn::{
 use crate::{repository, workspace};
 
 /// Crates that users run.
-const PRODUCTION: [&str; 6] = [
+const PRODUCTION: [&str; 8] = [
     "agent/src",
     "bpf/src",
+    "daemon/src",
     "dns-policy/src",
     "fqdn-proto/src",
+    "netpol/src",
     "sdp/src",
     "shared-maps/src",
 ];
@@ -78,6 +82,9 @@ pub(crate) fn run() -> Result<()> {
         }
     }
     figures.print();
+    let unused = public::unused()?;
+    let name = "pub items used by no other crate, test or bench";
+    figure(name, unused.len(), 0, &unused);
     Ok(())
 }
 

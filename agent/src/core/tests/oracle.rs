@@ -43,10 +43,9 @@ mod packets;
 mod pod;
 
 use self::language::{ADDRESSES, CLUSTER, GROUPS, NAMES, NODE, PORTS, remotes};
-use self::packets::identity;
 pub(super) use self::{
     language::SPECS,
-    packets::{Ends, Fate, Question, check_way, fate, fates, questions},
+    packets::{Ends, Fate, Question, check_way, fate, fates, identity, questions},
     pod::Pod,
 };
 

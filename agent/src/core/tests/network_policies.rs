@@ -81,10 +81,10 @@ impl Maps {
                 of.push((*key, *value));
             }
         }
-        let places = node.core.places();
-        let endpoints = places
+        let locations = node.core.locations();
+        let endpoints = locations
             .iter()
-            .flat_map(|place| place.addresses.iter().map(|address| (*address, place.id)));
+            .flat_map(|location| location.addresses.iter().map(|address| (*address, location.id)));
         Self {
             entries,
             endpoints: endpoints.collect(),

@@ -82,9 +82,12 @@ impl Maps {
             }
         }
         let locations = node.core.locations();
-        let endpoints = locations
-            .iter()
-            .flat_map(|location| location.addresses.iter().map(|address| (*address, location.id)));
+        let endpoints = locations.iter().flat_map(|location| {
+            location
+                .addresses
+                .iter()
+                .map(|address| (*address, location.id))
+        });
         Self {
             entries,
             endpoints: endpoints.collect(),

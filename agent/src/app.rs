@@ -83,11 +83,11 @@ pub async fn run(mut config: Config) -> Result<()> {
     };
     let channel = runner::channel();
     let core = channel.0.clone();
-    let told = move |result| {
+    let send = move |result| {
         // The core may stop before this thread; the event is then not needed.
-        let _gone = core.tell_blocking(Event::NamesKept(result));
+        let _gone = core.send_blocking(Event::NamesKept(result));
     };
-    let written = LaterFiles::start(files.clone(), told).context("starting the files' thread")?;
+    let written = LaterFiles::start(files.clone(), send).context("starting the files' thread")?;
     let datapath = Box::new(KernelDatapath::prepare(&kernel, Box::new(written))?);
     config.map_sizes.ipcache = datapath.ipcache_max();
     if let Some(path) = &config.pre_cache {
@@ -245,7 +245,7 @@ impl Agent {
         tracing::info!(start = epoch.start, ?config, "agent starting");
 
         let addresses = node::addresses().context("listing the node's addresses")?;
-        core.tell(Event::NodeAddresses(addresses.iter().copied().collect()))
+        core.send(Event::NodeAddresses(addresses.iter().copied().collect()))
             .await?;
         tasks.spawn(node::run(core.clone(), addresses, stop.clone()));
         let endpoints = endpoint_source(
@@ -437,7 +437,7 @@ fn endpoint_source(
     tasks: &TaskTracker,
     stop: &CancellationToken,
 ) -> Result<Arc<EndpointBook>> {
-    let told = core.clone();
+    let handle = core.clone();
     let book = EndpointBook::open(
         config.endpoint_dir.clone(),
         CliFile::in_dir(state),
@@ -445,7 +445,7 @@ fn endpoint_source(
         gate,
         move |event| {
             // A stopped core means that the agent is stopping: nothing is lost.
-            let _stopped = told.tell_blocking(Event::Endpoints(event));
+            let _stopped = handle.send_blocking(Event::Endpoints(event));
         },
     )?;
     // Without a directory there is still what was added by command and cannot be resolved yet.

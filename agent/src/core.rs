@@ -195,9 +195,9 @@ impl Core {
             state.rollback(&mut plan, undo);
         }
         state.revive_identities(plan.take_forgotten());
-        let mut effects = state.settle_outcomes(plan.take_outcomes());
+        let mut effects = state.settle_results(plan.take_results());
         let durable = plan.take_durable().into_iter();
-        effects.extend(durable.map(|result| Effect::Outcome(result.outcome())));
+        effects.extend(durable.map(|result| Effect::Result(result.result())));
         state.free_numbers();
         let revocations = plan.take_revocations().into_iter();
         effects.extend(revocations.map(Effect::Revoke));
@@ -261,8 +261,8 @@ impl Core {
     }
 
     /// Where the endpoints are; cheap.
-    pub fn places(&self) -> Vec<EndpointLocation> {
-        self.state.places()
+    pub fn locations(&self) -> Vec<EndpointLocation> {
+        self.state.locations()
     }
 
     /// Counts alone; cheap.

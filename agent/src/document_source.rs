@@ -161,7 +161,7 @@ pub(crate) fn start(
     tasks.spawn(async move {
         let Some((watched, mut source)) = policies else {
             for event in [SourceEvent::Init, SourceEvent::InitDone] {
-                let _stopped = core.tell(Event::Policies(event)).await;
+                let _stopped = core.send(Event::Policies(event)).await;
             }
             return;
         };
@@ -187,7 +187,7 @@ pub(crate) fn start(
             router = routed;
             first = false;
             for event in events {
-                if core.tell(event).await.is_err() {
+                if core.send(event).await.is_err() {
                     return;
                 }
             }

@@ -267,7 +267,7 @@ impl State {
                     seen,
                     ttl: entry.ttl,
                     expires: instant(entry.expires).max(at_least),
-                    lease_end: BootTime(0),
+                    lease_end: None,
                 });
             }
         }

@@ -18,6 +18,7 @@ mod limits;
 mod merge;
 mod model;
 mod named_ports;
+mod network_policies;
 mod oracle;
 mod overlaps;
 mod pods;

@@ -227,6 +227,7 @@ impl Core {
             state.retry.next(),
             state.restored_until(),
             state.leases.next_end(),
+            state.services.next_expiry(),
         ];
         let file = file.filter(|_| state.restoration.is_synced());
         times.into_iter().chain([file]).flatten().min()

@@ -3,7 +3,7 @@
 use std::{io, net::SocketAddr, sync::Arc, time::Duration};
 
 use daemon::http_server::{self, Limits, Socket};
-use holdfast_sdp::proxy::stats::Stats;
+use holdfast_sdp::stats::Stats;
 use http_body_util::Full;
 use hyper::{Request, Response, StatusCode, body::Bytes, header::CONTENT_TYPE};
 use shared_maps::user::Globals;

@@ -27,7 +27,7 @@ pub async fn run(maps: Globals, core: CoreHandle, interval: Duration, stop: Canc
         let Ok(event) = tokio::task::spawn_blocking(move || scan(&maps, valid)).await else {
             return;
         };
-        if core.tell(event).await.is_err() {
+        if core.send(event).await.is_err() {
             return;
         }
     }

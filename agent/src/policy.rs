@@ -18,6 +18,7 @@ mod kinds;
 pub mod lint;
 pub mod mode;
 pub mod model;
+mod network_policy;
 pub mod parse;
 pub mod repository;
 pub mod rule;

@@ -15,7 +15,7 @@ use hyper::{
 use serde::Serialize;
 use tokio_util::sync::CancellationToken;
 
-use crate::{app::Shared, metrics::Metrics};
+use crate::{metrics::Metrics, shared_state::Shared};
 
 pub mod client;
 pub mod explain;

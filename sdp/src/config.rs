@@ -15,7 +15,7 @@ pub use args::{AgentAddress, LogFormat, MetricsAddress, SteeringMode};
 use dns_policy::reject_code::RejectCode;
 use file::FileError;
 
-use crate::{mapping::sink::Acknowledgements, privileges::RunAs, query_log::QueryLogConfig};
+use crate::{privileges::RunAs, query_log::QueryLogConfig, sink::Acknowledgements};
 
 /// Default proxy port.
 pub const PROXY_PORT: u16 = 10094;

@@ -1,10 +1,9 @@
 //! What an answer taught us, and the port through which the agent learns it.
 
 mod holdings;
-pub mod kept;
 pub mod lease;
+pub mod pairs;
 pub mod repeat;
-pub mod sink;
 #[cfg(test)]
 pub(crate) mod steps;
 

@@ -5,7 +5,6 @@ mod decision;
 mod ends;
 mod refuse;
 mod results;
-pub mod stats;
 
 use std::{sync::Arc, time::Instant};
 
@@ -18,11 +17,9 @@ use dns_policy::{
 };
 use shared_maps::EndpointId;
 
-use self::stats::{AnswerResult, QueryResult};
 pub use self::{
     config::ProxyConfig,
-    decision::{Answered, Fate, Outcome, Patience},
-    stats::Stats,
+    decision::{Answered, Fate, QueryDecision, RulesWait},
 };
 use crate::{
     mapping::{MappingSink, OnRealised, Release},
@@ -33,7 +30,8 @@ use crate::{
     query_log::QueryLog,
     query_report::QueryReports,
     resolve::{LookupCache, Resolver},
-    wire::{answer, edns::Edns, labels, query::Query, reply::Kept},
+    stats::{AnswerResult, QueryResult, Stats},
+    wire::{answer, edns::Edns, labels, query::Query, reply::QueryHeader},
 };
 
 /// Judges queries and learns from answers. Shared by all workers.
@@ -84,10 +82,15 @@ impl Proxy {
         &self,
         message: &'a [u8],
         from: &Arrival,
-        patience: Patience,
+        rules_wait: RulesWait,
         own: &mut Vec<u8>,
-    ) -> Outcome<'a> {
-        self.query_of_batch(message, from, (&mut LookupCache::default(), patience), own)
+    ) -> QueryDecision<'a> {
+        self.query_of_batch(
+            message,
+            from,
+            (&mut LookupCache::default(), rules_wait),
+            own,
+        )
     }
 
     /// Whether the endpoint has rules.
@@ -100,9 +103,9 @@ impl Proxy {
         &self,
         message: &'a [u8],
         from: &Arrival,
-        (lookups, patience): (&mut LookupCache, Patience),
+        (lookups, rules_wait): (&mut LookupCache, RulesWait),
         own: &mut Vec<u8>,
-    ) -> Outcome<'a> {
+    ) -> QueryDecision<'a> {
         let mut watch = self.observer.start(message);
         let query = match Query::decode(message) {
             Ok(query) => query,
@@ -128,9 +131,9 @@ impl Proxy {
         watch.check_begins();
         let table = self.policy.load();
         let verdict = table.check(&question);
-        if verdict == Verdict::Deny(DenyReason::NoRules) && patience == Patience::Waits {
+        if verdict == Verdict::Deny(DenyReason::NoRules) && rules_wait == RulesWait::Allowed {
             self.observer.postponed(&watch);
-            return Outcome::AwaitRules(endpoint);
+            return QueryDecision::AwaitRules(endpoint);
         }
         let judged = Judged {
             ends: Some((endpoint.id, identities)),
@@ -142,9 +145,9 @@ impl Proxy {
             return self.refuse(&judged, QueryResult::of_denied(reason), own);
         }
         let logged = self.observer.allowed(&judged, || table.matched(&question));
-        Outcome::Forward(PendingQuery {
+        QueryDecision::Forward(PendingQuery {
             from: *from,
-            kept: Kept {
+            header: QueryHeader {
                 id: query.header.id,
                 flags: query.header.flags,
                 edns: query.edns.as_ref().map(|e| e.dnssec_ok),

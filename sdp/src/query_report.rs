@@ -13,7 +13,7 @@ use parking_lot::Mutex;
 use shared_maps::IdentityId;
 use tokio::sync::Notify;
 
-use crate::proxy::stats::Count;
+use crate::stats::Count;
 
 /// Reports that wait at most; more are dropped and counted.
 const QUEUE: usize = 4096;

@@ -10,7 +10,7 @@ use std::{
 
 use anyhow::{Context as _, Result, bail};
 
-use crate::{process, workspace};
+use crate::{process, repository, workspace};
 
 /// Names the last commit that passed all tests.
 const FILE: &str = "e2e/previous";
@@ -144,7 +144,7 @@ fn link_tree(from: &Path, to: &Path, leaves_out: &dyn Fn(&str) -> bool) -> Resul
 fn commit(reference: Option<&str>) -> Result<String> {
     let named = match reference {
         Some(reference) => reference.to_owned(),
-        None => fs::read_to_string(workspace::root().join(FILE))
+        None => fs::read_to_string(repository::root().join(FILE))
             .with_context(|| format!("cannot read {FILE}"))?,
     };
     let named = named.trim();

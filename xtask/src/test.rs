@@ -15,7 +15,7 @@ use anyhow::{Context as _, Result, anyhow, bail};
 use clap::ValueEnum;
 use serde_json::Value;
 
-use crate::{fuzz, previous, process, setup, workspace};
+use crate::{fuzz, previous, process, repository, setup, workspace};
 use tally::Tally;
 
 /// A test program that runs longer hangs: it is ended and counts as failed.
@@ -168,7 +168,7 @@ fn e2e(tier: Tier, filter: Option<&str>) -> Result<Tally> {
             return None;
         }
         let mut command = process::command(&program.path.to_string_lossy(), &["--test-threads=1"]);
-        command.current_dir(workspace::root().join("e2e"));
+        command.current_dir(repository::root().join("e2e"));
         if let Some(previous) = &previous {
             command.env(PREVIOUS_SDP, &previous.sdp);
             command.env(PREVIOUS_AGENT, &previous.agent);
@@ -267,7 +267,7 @@ fn test_programs() -> Result<Vec<TestProgram>> {
     if !output.status.success() {
         bail!("the programs, or the tests of e2e, do not build");
     }
-    let manifest = workspace::root().join("e2e/Cargo.toml");
+    let manifest = repository::root().join("e2e/Cargo.toml");
     let manifest = manifest.to_string_lossy().into_owned();
     let mut programs: Vec<TestProgram> = String::from_utf8_lossy(&output.stdout)
         .lines()

@@ -20,9 +20,9 @@ use super::{
     status::rules_text,
 };
 use crate::{
-    app::Shared,
     link::state::RulesOrigin,
     resolve::{QueryClient, Resolver},
+    shared_state::Shared,
 };
 
 /// What is asked.

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use shared_maps::EndpointId;
 
 use super::status::rules_text;
-use crate::{app::Shared, link::state::RulesOrigin};
+use crate::{link::state::RulesOrigin, shared_state::Shared};
 
 /// What is asked.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]

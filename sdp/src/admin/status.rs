@@ -13,17 +13,17 @@ use super::{
     steering::Steering,
 };
 use crate::{
-    app::Shared,
     journal::JournalStatus,
     link::state::LinkStatus,
-    mapping::sink::SinkStatus,
     maps::MapsStatus,
     privileges::Privileges,
-    proxy::stats::{AnswerResult, Label, QueryResult},
     query_log::QueryLogStatus,
     recent_warnings::RecentWarning,
     restore::Skipped,
     rules_journal::RulesJournalStatus,
+    shared_state::Shared,
+    sink::SinkStatus,
+    stats::{AnswerResult, Label, QueryResult},
     transparent::Mode,
 };
 

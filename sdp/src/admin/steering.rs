@@ -4,7 +4,7 @@ use std::fs;
 
 use serde::{Deserialize, Serialize};
 
-use crate::listener::SteeringStatus;
+use crate::steering::SteeringStatus;
 
 /// Whether connections that a closing listener has not accepted yet go to another one.
 const MIGRATE: &str = "/proc/sys/net/ipv4/tcp_migrate_req";

@@ -6,14 +6,14 @@ use std::{
     time::{Duration, Instant},
 };
 
-use super::Shared;
 use crate::{
     gate::{self, BoundPorts},
     kept_rules::end_rules_of_lost_endpoints,
-    listener::SteeringStatus,
     maps::instances::Instances,
     ready::Need,
     restore::{self, Restored},
+    shared_state::Shared,
+    steering::SteeringStatus,
 };
 
 /// How long the first rules may hold up the listeners.

@@ -8,8 +8,8 @@ use parking_lot::{Mutex, MutexGuard};
 use crate::{
     gate::Word,
     kept_rules::KeptRules,
-    proxy::stats::Count,
     ready::{Need, Readiness},
+    stats::Count,
 };
 
 /// Where the rules in force come from.

@@ -13,9 +13,9 @@ use super::{
     stopwatch::Stopwatch,
 };
 use crate::{
-    proxy::stats::{AnswerResult, Label as _, QueryResult, Stage, Stats},
     query_log::{End, Entry, QueryLog},
     query_report::{self, QueryReports},
+    stats::{AnswerResult, Label as _, QueryResult, Stage, Stats},
     wire::{Rcode, query::Query},
 };
 

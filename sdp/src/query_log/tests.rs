@@ -157,7 +157,7 @@ fn a_full_queue_drops_counts_and_says_so() {
     let config = config(&path, "1");
     let log = QueryLog {
         config: config.clone(),
-        untold: Arc::default(),
+        dropped: Arc::default(),
         queue,
         closing: Arc::default(),
         problem: Arc::default(),
@@ -173,9 +173,9 @@ fn a_full_queue_drops_counts_and_says_so() {
         output: Output::new(config.target),
         buffer: Vec::new(),
         waiting: 0,
-        telling: 0,
+        reporting: 0,
         one_in: 1,
-        untold: Arc::clone(&log.untold),
+        dropped: Arc::clone(&log.dropped),
         closing: Arc::clone(&log.closing),
         problem: Arc::clone(&log.problem),
         stats: stats.clone(),

@@ -11,8 +11,8 @@ use dns_policy::{mapping::Realised, rule::Transport};
 use hickory_proto::{op::ResponseCode, rr::RecordType};
 use holdfast_sdp::{
     mapping::Release,
-    proxy::stats::{Protocol, QueryResult},
     query_report::Event,
+    stats::{Protocol, QueryResult},
 };
 
 use crate::bench::{Bench, Options, answer, eventually, query, rcode, receive_frame, send_frames};
@@ -437,7 +437,7 @@ fn a_client_that_never_pauses_does_not_hold_up_a_drain() {
     let client = bench.tcp_client();
     std::thread::scope(|scope| {
         scope.spawn(|| flood(&client));
-        eventually("it is heard", || {
+        eventually("it is received", || {
             bench.stats.transports.get(Protocol::Tcp) > 0
         });
         let Bench {

@@ -18,9 +18,9 @@ use tonic::{Code, Status};
 use super::{Client, broken, convert};
 use crate::{
     link::{Link, SessionError, native::Never},
-    mapping::sink::{Outcome, Outgoing, Promise, Room},
     query_report::{ALLOW_EVERY, QueryReports},
     resolve::{QueryClient, Resolver},
+    sink::{Grant, MappingResult, Outgoing, Promise, Room},
 };
 
 const UPDATE: &str = "UpdateMappingRequest";
@@ -83,7 +83,7 @@ pub(super) async fn send(link: &Link, client: Client) -> Result<Never, SessionEr
                     done.map_err(|error| SessionError::Protocol(error.to_string()))?;
                 sender.done(kind, came)?;
             }
-            _ = beat.tick(), if waits => link.sink.heard_all(BootTime::now()),
+            _ = beat.tick(), if waits => link.sink.read_all(BootTime::now()),
             () = link.sink.has_work() => {}
             // Cancelled by the other branches without loss: `open` sends what was gathered.
             () = gather_reports(&link.reports) => {}
@@ -217,33 +217,31 @@ impl Sender<'_> {
             }
         };
         match came {
-            Some(came) => self.link.sink.results(vec![outcome(sequence, came)?]),
+            Some(came) => self.link.sink.results(vec![result(sequence, came)?]),
             None => self.link.sink.no_result(sequence),
         }
         Ok(())
     }
 }
 
-/// What became of a mapping; an error ends the session.
-fn outcome(
+/// The result of a mapping; an error ends the session.
+fn result(
     sequence: u64,
     came: Result<wire::ResponseCode, Status>,
-) -> Result<Outcome, SessionError> {
-    let refusal = match came {
-        Ok(wire::ResponseCode::NoError) => None,
-        Ok(wire::ResponseCode::ErrorEndpointNotFound) => Some(Refusal::EndpointUnknown),
-        Ok(_) => Some(Refusal::NotRealised),
-        Err(status) => Some(refusal(status)?),
-    };
-    Ok(Outcome {
-        sequence,
-        realised: refusal.is_none(),
-        // It keeps what it took in files of its own.
-        durable: refusal.is_none(),
+) -> Result<MappingResult, SessionError> {
+    let grant = Grant {
+        // The agent keeps realised mappings in files of its own.
+        durable: true,
         promise: Promise::ForItsTtl,
         revision: 0,
-        refusal: refusal.unwrap_or(Refusal::NotRealised),
-    })
+    };
+    let result = match came {
+        Ok(wire::ResponseCode::NoError) => Ok(grant),
+        Ok(wire::ResponseCode::ErrorEndpointNotFound) => Err(Refusal::EndpointUnknown),
+        Ok(_) => Err(Refusal::NotRealised),
+        Err(status) => Err(refusal(status)?),
+    };
+    Ok(MappingResult { sequence, result })
 }
 
 /// What an error says: that the connection is of no use, that the agent has

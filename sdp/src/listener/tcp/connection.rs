@@ -23,8 +23,8 @@ use super::{
 };
 use crate::{
     listener::delayed::{self, Postponed},
-    proxy::stats::AnswerResult,
     resolve::LookupCache,
+    stats::AnswerResult,
 };
 
 /// Queries of one connection that wait at once, for the server or the agent.

@@ -7,8 +7,9 @@ use tokio::net::{TcpSocket, TcpStream};
 
 use super::frames::{FrameReader, FrameWriter, Read};
 use crate::{
-    proxy::stats::{Counters, Fallback},
-    socket, transparent,
+    socket,
+    stats::{Counters, Fallback},
+    transparent,
 };
 
 type Connecting = Pin<Box<dyn Future<Output = io::Result<TcpStream>> + Send>>;

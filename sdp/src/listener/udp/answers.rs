@@ -8,12 +8,13 @@ use nix::sys::epoll::{EpollEvent, EpollFlags};
 use super::{BATCH, ROUNDS, Worker, listener_for};
 use crate::{
     arena::Key,
-    proxy::{Fate, stats::AnswerResult},
+    proxy::Fate,
     query::{
         observe::Failure,
         pending::{HeldAnswer, Joined, PendingQuery},
     },
     socket::sys::RecvBatch,
+    stats::AnswerResult,
     upstream::udp::Flight,
     wire::set_id,
 };
@@ -77,7 +78,7 @@ impl Worker {
     fn answer(&mut self, at: usize, mut query: PendingQuery<Vec<u8>>, now: BootTime) -> bool {
         let observer = self.proxy.observer();
         observer.answered(&query, self.now);
-        set_id(self.answers.bytes_mut(at), query.kept.id);
+        set_id(self.answers.bytes_mut(at), query.header.id);
         // Read before the sink decides, so that a change in the meantime counts.
         let version = self.proxy.sink().leases_version();
         let message = self.answers.bytes(at);
@@ -153,9 +154,9 @@ impl Worker {
         let observer = self.proxy.observer();
         observer.released(&mut query, message, result, self.now);
         let server = query.from.server;
-        for Joined { client, kept, .. } in &query.joined {
+        for Joined { client, header, .. } in &query.joined {
             self.own = copy(&self.answers);
-            set_id(&mut self.own, kept.id);
+            set_id(&mut self.own, header.id);
             self.send_own(server, *client);
         }
         let client = query.from.client;

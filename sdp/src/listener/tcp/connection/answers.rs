@@ -6,14 +6,15 @@ use dns_policy::{boot_time::BootTime, mapping::Realised};
 
 use super::{
     super::{
-        flight::{Flight, Held},
+        flight::{AwaitedAnswer, Flight},
         upstream::Happened,
     },
     Connection,
 };
 use crate::{
-    proxy::{Fate, stats::AnswerResult},
+    proxy::Fate,
     query::{observe::Failure, pending::HeldAnswer},
+    stats::AnswerResult,
     wire::{Header, answer, set_id},
 };
 
@@ -75,7 +76,7 @@ impl Connection {
         };
         self.last_activity = self.now;
         observer.answered(&query, self.now);
-        set_id(message, query.kept.id);
+        set_id(message, query.header.id);
         // Read before the sink decides, so that a change in the meantime counts.
         let version = proxy.sink().leases_version();
         let now = BootTime::now();
@@ -106,7 +107,7 @@ impl Connection {
                     message: message.clone(),
                     since: self.now,
                 };
-                self.waiting.add_held(Held { result, answer });
+                self.waiting.add_held(AwaitedAnswer { result, answer });
                 observer.held();
             }
             (Fate::Release(result), _) => {
@@ -135,7 +136,7 @@ impl Connection {
         flight.query.sent_at = Some(self.now);
         flight.deadline = self.now + self.shared.proxy.config().timeout;
         self.last_activity = self.now;
-        set_id(message, flight.query.kept.id);
+        set_id(message, flight.query.header.id);
         let observer = self.shared.proxy.observer();
         if is_over && let Some(mut flight) = self.waiting.remove_flight(id) {
             observer.transfer_ended(&mut flight.query, message, self.now);

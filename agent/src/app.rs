@@ -29,6 +29,7 @@ use crate::{
         upkeep::{self, Conditions, Upkeep},
     },
     dnsproxy::{BuiltinProxy, Ports},
+    document_source,
     endpoint::{
         config_file::EndpointFile,
         source::{EndpointBook, cli::CliFile, polls},
@@ -42,13 +43,13 @@ use crate::{
         server::{About, Native},
     },
     health::{self, Health},
+    kubernetes::{book::Book, labels::LabelFilter},
     lane::Lane,
     liveness, node,
     policy::source::{dir::PolicyDir, last_good::LastGood},
     proxies::{Proxies, RulesTable},
     restore::{self, Found},
     runner::{self, CoreHandle, CoreThread, Inbox},
-    source_event::SourceEvent,
     watched_dir::WatchedDir,
 };
 
@@ -256,7 +257,9 @@ impl Agent {
             &tasks,
             &stop,
         )?;
-        policy_source(policies, &core, &tasks, &stop);
+        let filter = LabelFilter::new(config.label_rules.clone());
+        let book = Book::new(filter, &config.cluster_name);
+        document_source::start(policies, book, &core, &tasks, &stop);
         tasks.spawn(liveness::run(
             maps.clone(),
             core.clone(),
@@ -449,52 +452,6 @@ fn endpoint_source(
     let watched = config.endpoint_dir.as_deref().unwrap_or(state);
     polls::run(Arc::clone(&book), watched, tasks, stop.clone());
     Ok(book)
-}
-
-fn policy_source(
-    policies: Option<(WatchedDir, PolicyDir)>,
-    core: &CoreHandle,
-    tasks: &TaskTracker,
-    stop: &CancellationToken,
-) {
-    let core = core.clone();
-    let stop = stop.clone();
-    tasks.spawn(async move {
-        let Some((watched, mut source)) = policies else {
-            for event in [SourceEvent::Init, SourceEvent::InitDone] {
-                let _stopped = core.send(Event::Policies(event)).await;
-            }
-            return;
-        };
-        let mut first = true;
-        loop {
-            let looked = tokio::task::spawn_blocking(move || {
-                let events = if first {
-                    source.list()
-                } else {
-                    source.refresh()
-                };
-                (source, events)
-            });
-            let Ok((kept, events)) = looked.await else {
-                tracing::error!(
-                    "reading the policies panicked (a bug); the policies in force remain"
-                );
-                return;
-            };
-            source = kept;
-            first = false;
-            for event in events {
-                if core.send(event.into()).await.is_err() {
-                    return;
-                }
-            }
-            tokio::select! {
-                () = watched.changed() => {}
-                () = stop.cancelled() => return,
-            }
-        }
-    });
 }
 
 /// A live Cilium agent owns the pins at the default root.

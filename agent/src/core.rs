@@ -40,6 +40,7 @@ mod leases;
 mod lxc_table;
 mod mappings;
 pub mod plan;
+mod pods;
 mod policies;
 mod policy_model;
 mod programs;
@@ -54,6 +55,7 @@ mod retry;
 mod revocations;
 mod rollback;
 mod rules;
+mod services;
 pub mod snapshot;
 mod state;
 mod view;
@@ -129,6 +131,9 @@ impl Core {
             Event::PoliciesRejected(errors) => state.policy.set_rejected(errors),
             Event::PoliciesUncertain(true) => state.restoration.hold_mut().begin(),
             Event::PoliciesUncertain(false) => state.end_hold(),
+            Event::Pods(events) => state.on_pods(events),
+            Event::Services(events) => state.on_services(events),
+            Event::ClusterWarnings(warnings) => state.pods.warn(warnings),
             Event::Endpoints(event) => state.on_endpoint(event),
             Event::NodeAddresses(addresses) => state.on_node_addresses(&addresses),
             Event::Mappings(mappings) => {
@@ -203,7 +208,10 @@ impl Core {
         if let Some(result) = state.part_ended(result) {
             effects.append(&mut state.publish(result));
         }
-        if !failed.is_empty() || state.retry.has_prefixes() || state.numbers.budget().limited() > 0
+        if !failed.is_empty()
+            || state.retry.has_prefixes()
+            || state.numbers.budget().limited() > 0
+            || state.pods.lacks_identities()
         {
             state.retry.schedule(state.now);
         }
@@ -301,6 +309,7 @@ impl State {
             self.ipcache.mark(prefix);
         }
         self.retry_limited();
+        self.retry_pods();
     }
 
     /// Notes which endpoints have their address in `cilium_lxc` and their programs attached.

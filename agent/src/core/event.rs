@@ -13,6 +13,7 @@ use shared_maps::EndpointId;
 use crate::{
     datapath::files::later::NamesWritten,
     endpoint::spec::EndpointSpec,
+    kubernetes::{pod_at::PodAt, service_at::ServiceAt},
     policy::{
         document::{PolicyDocument, PolicyError},
         source::PolicyChange,
@@ -38,6 +39,12 @@ pub enum Event {
     /// them is known. Or it does no more. Until then endpoints of the last run open no further
     /// than they were.
     PoliciesUncertain(bool),
+    /// Changes of pods of the cluster, in order. The key is [`PodAt::key`].
+    Pods(Vec<SourceEvent<PodAt>>),
+    /// Changes of Services, in order. The key is [`ServiceAt::key`].
+    Services(Vec<SourceEvent<ServiceAt>>),
+    /// What the author of the cluster's objects should know; replaces the list before.
+    ClusterWarnings(Vec<String>),
     /// Change of an endpoint. The key is [`EndpointSpec::key`].
     Endpoints(SourceEvent<EndpointSpec>),
     /// All addresses of the node itself right now.

@@ -256,8 +256,8 @@ impl State {
         IdentityId::world_of(family, dual)
     }
 
-    /// Whether an address may carry a name's label: those of this node never do, nor those of
-    /// refused prefixes.
+    /// Whether an address may carry a name's label: those of this node and of pods never do, nor
+    /// those of refused prefixes.
     pub(super) fn is_plumbed(&self, address: IpAddr) -> bool {
         let sound = match address {
             IpAddr::V4(v4) => self.config.enable_ipv4 && !v4.is_broadcast(),
@@ -271,7 +271,7 @@ impl State {
             && !address.is_loopback()
             && !address.is_multicast()
             && !address.is_unspecified()
-            && !self.ipcache.is_local(address)
+            && !self.ipcache.is_of_cluster(address)
             && self.config.refused_prefixes.covering(address).is_none()
     }
 

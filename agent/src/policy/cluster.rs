@@ -13,5 +13,7 @@ mod read;
 pub mod service;
 pub mod slice;
 
+pub use self::read::Protocol;
+
 #[cfg(test)]
 mod tests;

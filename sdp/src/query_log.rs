@@ -28,7 +28,7 @@ use serde::{Deserialize, Serialize};
 
 use self::{line::Line, output::Output};
 pub use self::{
-    line::{End, Entry},
+    line::{Entry, QueryEnd},
     settings::{Sample, Target, Which},
 };
 use crate::stats::Count;

@@ -72,13 +72,13 @@ enum Source {
     Journal,
 }
 
-type Asked = HashMap<EndpointInstance, NamePairs, RandomState>;
+type NamesByEndpoint = HashMap<EndpointInstance, NamePairs, RandomState>;
 
 /// The table of pairs.
 #[derive(Debug)]
 pub struct PairTable {
     /// By name first: a revocation names no endpoint.
-    names: HashMap<Fqdn, Asked, RandomState>,
+    names: HashMap<Fqdn, NamesByEndpoint, RandomState>,
     holdings: Holdings<PairKey>,
     dropped: u64,
 }
@@ -523,7 +523,7 @@ impl NamePairs {
 }
 
 fn end_of(
-    names: &HashMap<Fqdn, Asked, RandomState>,
+    names: &HashMap<Fqdn, NamesByEndpoint, RandomState>,
     key: &PairKey,
     serial: Serial,
 ) -> Option<BootTime> {

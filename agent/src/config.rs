@@ -1,6 +1,6 @@
 //! What the agent was asked to do: flags and environment, checked once.
 
-pub mod args;
+pub(crate) mod args;
 mod max_identities;
 
 use std::{net::SocketAddr, ops::RangeInclusive, path::PathBuf, time::Duration};

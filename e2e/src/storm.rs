@@ -52,7 +52,7 @@ pub struct Outcome {
 }
 
 /// A lab in a storm.
-pub struct Storm<'l> {
+pub(crate) struct Storm<'l> {
     lab: &'l Lab,
     rng: StdRng,
     agent: Option<Program>,

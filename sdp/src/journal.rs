@@ -10,7 +10,7 @@
 
 mod file;
 pub mod ledger;
-pub mod record;
+pub(crate) mod record;
 mod writer;
 
 use std::{

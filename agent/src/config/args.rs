@@ -1,5 +1,4 @@
 //! Command line of the agent: subcommands, flags and their help.
-#![expect(missing_docs, reason = "flattened fields use their type's help")]
 
 use std::{net::IpAddr, path::PathBuf, str::FromStr, time::Duration};
 
@@ -19,7 +18,7 @@ use crate::{
 };
 
 /// Default of `--admin-socket`.
-pub const ADMIN_SOCKET: &str = "/run/holdfast/agent-admin.sock";
+pub(crate) const ADMIN_SOCKET: &str = "/run/holdfast/agent-admin.sock";
 
 /// DNS-name egress policy for this node: runs the agent, and sends requests to the running one.
 #[derive(Debug, Parser)]

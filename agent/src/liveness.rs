@@ -32,7 +32,7 @@ pub(crate) async fn run(
         let Ok(event) = tokio::task::spawn_blocking(move || scan(&maps, valid)).await else {
             return;
         };
-        if core.tell(event).await.is_err() {
+        if core.send(event).await.is_err() {
             return;
         }
     }

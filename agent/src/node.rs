@@ -15,7 +15,7 @@ use crate::{core::event::Event, runner::CoreHandle};
 const INTERVAL: Duration = Duration::from_secs(5);
 
 /// Tells the core the node's addresses whenever they differ from `told`.
-pub(crate) async fn run(core: CoreHandle, mut told: BTreeSet<IpAddr>, stop: CancellationToken) {
+pub async fn run(core: CoreHandle, mut current: BTreeSet<IpAddr>, stop: CancellationToken) {
     let mut ticker = tokio::time::interval(INTERVAL);
     loop {
         tokio::select! {
@@ -23,16 +23,16 @@ pub(crate) async fn run(core: CoreHandle, mut told: BTreeSet<IpAddr>, stop: Canc
             () = stop.cancelled() => return,
         }
         match addresses() {
-            Ok(now) if now == told => {}
+            Ok(now) if now == current => {}
             Ok(now) => {
                 if core
-                    .tell(Event::NodeAddresses(now.iter().copied().collect()))
+                    .send(Event::NodeAddresses(now.iter().copied().collect()))
                     .await
                     .is_err()
                 {
                     return;
                 }
-                told = now;
+                current = now;
             }
             Err(error) => tracing::warn!(%error, "cannot list the node's addresses"),
         }

@@ -362,6 +362,6 @@ fn connect_pod(node: &Netns, lab: &str, name: &str, host: u8) -> Result<Pod> {
         v4,
         v6,
         host_side,
-        heard: Default::default(),
+        answers: Default::default(),
     })
 }

@@ -53,7 +53,7 @@ pub struct Spec {
     /// What is asked.
     pub names: Names,
     /// How long answers are waited for at the end.
-    pub patience: Duration,
+    pub lost_after: Duration,
 }
 
 /// A pod that sends.
@@ -250,7 +250,7 @@ fn print(line: &Line) {
     let _ = writeln!(std::io::stdout(), "{text}");
 }
 
-fn run(spec: &Spec, common: &Arc<Common>, tell: impl Fn(Progress)) -> Result<Report> {
+fn run(spec: &Spec, common: &Arc<Common>, show: impl Fn(Progress)) -> Result<Report> {
     let report = Arc::new(Mutex::new(Report::default()));
     let mut threads: Vec<JoinHandle<()>> = Vec::new();
     let start = Instant::now();
@@ -277,7 +277,7 @@ fn run(spec: &Spec, common: &Arc<Common>, tell: impl Fn(Progress)) -> Result<Rep
         if !common.stop.load(Ordering::Acquire) {
             seconds = start.elapsed().as_secs_f64();
         }
-        tell(Progress {
+        show(Progress {
             sent: common.sent.load(Ordering::Relaxed),
             right: common.right.load(Ordering::Relaxed),
         });
@@ -298,7 +298,7 @@ pub(crate) struct Traffic {
     input: Option<ChildStdin>,
     progress: Arc<Mutex<Progress>>,
     reader: Option<JoinHandle<Option<Report>>>,
-    patience: Duration,
+    lost_after: Duration,
 }
 
 impl Traffic {
@@ -312,11 +312,11 @@ impl Traffic {
             .context("start the load")?;
         let output = BufReader::new(child.stdout.take().context("the output is piped")?);
         let progress = Arc::new(Mutex::new(Progress::default()));
-        let told = Arc::clone(&progress);
+        let shown = Arc::clone(&progress);
         let reader = std::thread::spawn(move || {
             for line in output.lines().map_while(Result::ok) {
                 match serde_json::from_str(&line) {
-                    Ok(Line::Progress(now)) => *told.lock() = now,
+                    Ok(Line::Progress(now)) => *shown.lock() = now,
                     Ok(Line::Report(report)) => return Some(*report),
                     Err(error) => eprintln!("the load says {line}: {error}"),
                 }
@@ -328,7 +328,7 @@ impl Traffic {
             child,
             progress,
             reader: Some(reader),
-            patience: spec.patience,
+            lost_after: spec.lost_after,
         })
     }
 
@@ -354,7 +354,7 @@ impl Traffic {
     pub(crate) fn finish(mut self) -> Result<Report> {
         drop(self.input.take());
         let reader = self.reader.take().context("the account is taken once")?;
-        let limit = self.patience + Duration::from_secs(20);
+        let limit = self.lost_after + Duration::from_secs(20);
         until("the load ends", limit, || reader.is_finished())?;
         let report = reader.join().ok().flatten();
         let report = report.context("the load ended without an account")?;

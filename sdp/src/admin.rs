@@ -132,7 +132,7 @@ impl AdminState {
             (SocketKind::Admin, Method::POST, "/drain") => {
                 tracing::info!("drain requested through the admin socket");
                 self.shared.drain.begin();
-                json(&client::Leaving {
+                json(&client::DrainStarted {
                     limit: self.shared.config.drain_timeout,
                 })
             }

@@ -8,6 +8,7 @@
 //! ```
 //! Reasons and guarantees: docs/design/0007-journal.md.
 
+mod directory;
 mod file;
 pub mod ledger;
 pub(crate) mod record;

@@ -1,9 +1,9 @@
 //! What an answer taught us, and the port through which the agent learns it.
 
 mod holdings;
-pub(crate) mod kept;
-pub(crate) mod lease;
-pub(crate) mod repeat;
+pub mod lease;
+pub mod pairs;
+pub mod repeat;
 #[cfg(test)]
 pub(crate) mod steps;
 

@@ -20,12 +20,13 @@ use syn::{
 use crate::{repository, workspace};
 
 /// Crates that users run.
-const PRODUCTION: [&str; 7] = [
+const PRODUCTION: [&str; 8] = [
     "agent/src",
     "bpf/src",
     "daemon/src",
     "dns-policy/src",
     "fqdn-proto/src",
+    "netpol/src",
     "sdp/src",
     "shared-maps/src",
 ];

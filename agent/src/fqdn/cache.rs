@@ -92,8 +92,8 @@ pub(crate) struct Answer<'a> {
     pub ttl: u32,
     /// When it expires.
     pub expires: BootTime,
-    /// Lease end that it would have; 0 = none.
-    pub lease_end: BootTime,
+    /// End of the lease that it would have, if it may have one.
+    pub lease_end: Option<BootTime>,
 }
 
 /// A name and an address.
@@ -149,7 +149,8 @@ impl NameCache {
             ..
         } = *answer;
         let names = self.endpoints.entry(endpoint).or_default();
-        let mut leased = answer.lease_end > BootTime(0) && !names.is_near_limit(&self.limits);
+        let near_limit = names.is_near_limit(&self.limits);
+        let mut lease_end = answer.lease_end.filter(|_| !near_limit);
         let zombies = names.zombies.len();
         let mut owned = names.revive(name, address);
         self.zombies -= zombies - names.zombies.len();
@@ -157,7 +158,8 @@ impl NameCache {
             Some(addresses) => addresses,
             None => names.names.entry(name.clone()).or_default(),
         };
-        leased &= addresses.len() < self.limits.per_name;
+        let is_full = addresses.len() >= self.limits.per_name;
+        lease_end = lease_end.filter(|_| !is_full);
         if let Some(lookup) = addresses.get_mut(&address) {
             owned = true;
             let before = (lookup.expires, lookup.seen, lookup.ttl);
@@ -189,15 +191,15 @@ impl NameCache {
             Pair::default()
         });
         pair.owners += u32::from(!owned);
-        leased &= !pair.revoking;
-        if leased {
-            pair.lease_end = pair.lease_end.max(answer.lease_end);
+        lease_end = lease_end.filter(|_| !pair.revoking);
+        if let Some(end) = lease_end {
+            pair.lease_end = pair.lease_end.max(end);
         }
         if over {
             self.evict(endpoint, name, answer.seen);
         }
         self.compact();
-        leased
+        lease_end.is_some()
     }
 
     /// Takes a lookup out of an endpoint's valid ones. True if the endpoint holds the address

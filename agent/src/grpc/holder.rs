@@ -72,7 +72,7 @@ impl Holders {
                 () = stop.cancelled() => return,
             }
             let ended = self.take_ended();
-            if !ended.is_empty() && core.tell(Event::HolderEnded(ended)).await.is_err() {
+            if !ended.is_empty() && core.send(Event::HolderEnded(ended)).await.is_err() {
                 return;
             }
         }

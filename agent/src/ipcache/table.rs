@@ -198,8 +198,8 @@ impl Ipcache {
             .longest(address, |metadata| metadata.desired.is_some())
     }
 
-    /// Whether an address is claimed as the node's or a local endpoint's.
-    pub fn is_local(&self, address: IpAddr) -> bool {
+    /// Whether an address is claimed as the node's, an endpoint's, or a pod's of the cluster.
+    pub fn is_of_cluster(&self, address: IpAddr) -> bool {
         self.get(IpNet::from(address))
             .is_some_and(|metadata| metadata.identity().is_some())
     }

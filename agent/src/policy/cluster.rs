@@ -13,5 +13,7 @@ mod read;
 pub(crate) mod service;
 pub(crate) mod slice;
 
+pub use self::read::Protocol;
+
 #[cfg(test)]
 mod tests;

@@ -17,7 +17,7 @@ use self::{
     labels::{group_labels, peer_labels, subject},
     ports::ports_of,
 };
-use super::rule::{Direction, PeerRule, Peers, PortRule, Rule};
+use super::rule::{Direction, PeerRule, Peers, Rule};
 use crate::{
     labels::{CIDR_GROUP, NAMESPACE_KEY},
     selector::selector::{
@@ -235,25 +235,17 @@ fn peer_rules(
     if peers.is_none() && ports.is_none() {
         return Ok(Vec::new());
     }
-    let rule = |peers, ports| PeerRule {
+    let rule = PeerRule {
         path: path.into(),
         deny: section.deny,
-        peers,
-        ports,
+        peers: peers.unwrap_or(Peers::Any),
+        ports: ports.unwrap_or_default(),
     };
-    let (peers, ports) = (peers.unwrap_or(Peers::Any), ports.unwrap_or_default());
-    let is_named = |port: &PortRule| port.name().is_some();
-    if !section.egress || peers != Peers::Any || !ports.iter().any(is_named) {
-        return Ok(vec![rule(peers, ports)]);
-    }
-    // Only endpoints have names for their ports, each its own.
-    let everyone = Peers::Selectors(vec![Selector::Labels(LabelSelector::default())]);
-    let (named, numbered): (Vec<_>, Vec<_>) = ports.into_iter().partition(is_named);
-    let mut rules = vec![rule(everyone, named)];
-    if !numbered.is_empty() {
-        rules.push(rule(peers, numbered));
-    }
-    Ok(rules)
+    Ok(if section.egress {
+        rule.with_named_ports_of_endpoints()
+    } else {
+        vec![rule]
+    })
 }
 
 /// Peers of an element, which may name them by one field only; none if it names none.

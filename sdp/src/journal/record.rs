@@ -333,7 +333,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::mapping::kept::tests::mapping;
+    use crate::mapping::pairs::tests::mapping;
 
     const BOOT: &str = "0d3f1c9e-53a1-4c0e-9d52-0123456789ab";
 

@@ -272,12 +272,12 @@ mod tests {
         let message = [&[0; HEADER_LEN][..], &[0, 0, 1, 0, 1]].concat();
         let question = &message[HEADER_LEN..];
         let mut query = PendingQuery::of_endpoint(7, question, now);
-        query.kept.id = id;
+        query.header.id = id;
         delayed.add(query, &message, now);
     }
 
     fn id(query: &DelayedQuery) -> u16 {
-        query.query.kept.id
+        query.query.header.id
     }
 
     #[test]

@@ -17,6 +17,7 @@ const RUST: &[&str] = &[
     "dns-policy",
     "e2e/src",
     "fqdn-proto/src",
+    "netpol",
     "sdp/src",
     "xtask/src",
 ];

@@ -21,7 +21,7 @@ use crate::{repository, workspace};
 struct Libraries {
     /// Public items of each library: name, file.
     items: BTreeMap<String, Vec<(String, PathBuf)>>,
-    /// Names in the interface of each library's public items: whoever uses such an item uses
+    /// Names in the interface of each library's public items: a crate that uses such an item uses
     /// them, too.
     interfaces: BTreeMap<String, BTreeSet<String>>,
     /// Names in each library's own code, and in each crate's programs, tests and benches.

@@ -1,4 +1,4 @@
-//! Every unexpired mapping, kept so that an agent that comes back can be told again.
+//! Every unexpired pair, kept so that the proxy can send it to an agent that comes back.
 //!
 //! One entry per endpoint, name and address. Bounded: when the table is full, the endpoint
 //! with most pairs loses those that end soonest, and they are counted. No operation on an
@@ -23,7 +23,7 @@ use foldhash::quality::RandomState;
 use self::pair::Pair;
 pub(crate) use self::{
     acknowledged::{Acknowledged, Session},
-    pair::Told,
+    pair::AgentAck,
 };
 use super::holdings::{Holdings, Serial};
 #[cfg(test)]
@@ -72,19 +72,19 @@ enum Source {
     Journal,
 }
 
-type Asked = HashMap<EndpointInstance, KeptName, RandomState>;
+type NamesByEndpoint = HashMap<EndpointInstance, NamePairs, RandomState>;
 
-/// The table.
+/// The table of pairs.
 #[derive(Debug)]
-pub(crate) struct Kept {
+pub struct PairTable {
     /// By name first: a revocation names no endpoint.
-    names: HashMap<Fqdn, Asked, RandomState>,
+    names: HashMap<Fqdn, NamesByEndpoint, RandomState>,
     holdings: Holdings<PairKey>,
     dropped: u64,
 }
 
 #[derive(Debug)]
-struct KeptName {
+struct NamePairs {
     server: SocketAddr,
     transport: Transport,
     pairs: HashMap<IpAddr, Pair, RandomState>,
@@ -97,7 +97,7 @@ struct PairKey {
     address: IpAddr,
 }
 
-impl Kept {
+impl PairTable {
     /// Keeps `limit` pairs at most.
     pub(crate) fn new(limit: usize) -> Self {
         Self {
@@ -129,7 +129,7 @@ impl Kept {
         let expires = mapping.seen_at.plus_secs(mapping.ttl.max(min_ttl).into());
         let endpoint = mapping.endpoint;
         let asked = self.names.entry(mapping.name.clone()).or_default();
-        let name = asked.entry(endpoint).or_insert_with(|| KeptName {
+        let name = asked.entry(endpoint).or_insert_with(|| NamePairs {
             server: mapping.server,
             transport: mapping.transport,
             pairs: HashMap::default(),
@@ -245,8 +245,8 @@ impl Kept {
         found
     }
 
-    /// The agent has made these pairs durable as far as told.
-    pub(crate) fn settle(&mut self, key: &Key, addresses: &[IpAddr], told: Told) {
+    /// The agent has made these pairs durable as they were sent.
+    pub fn settle(&mut self, key: &Key, addresses: &[IpAddr], ack: AgentAck) {
         let Some(name) = self.name_mut(key) else {
             return;
         };
@@ -256,7 +256,7 @@ impl Kept {
             let Some(pair) = name.pairs.get_mut(address) else {
                 continue;
             };
-            pair.durable = pair.durable.and(told);
+            pair.durable = pair.durable.and(ack);
             if pair.is_settled() {
                 pair.written = pair.expires;
                 pair.seen_written = pair.seen_at;
@@ -265,14 +265,14 @@ impl Kept {
     }
 
     /// Releases pairs that the agent has made durable as they were sent.
-    pub(crate) fn drop_settled(&mut self, key: &Key, addresses: &[IpAddr], told: Told) {
-        self.settle(key, addresses, told);
+    pub fn drop_settled(&mut self, key: &Key, addresses: &[IpAddr], ack: AgentAck) {
+        self.settle(key, addresses, ack);
         self.retain_pairs(key, addresses, |pair| !pair.is_settled());
     }
 
-    /// The agent will never take these pairs as told; of those seen again since it may.
-    pub(crate) fn forget(&mut self, key: &Key, addresses: &[IpAddr], told: Told) {
-        self.retain_pairs(key, addresses, |pair| pair.seen_at > told.seen);
+    /// The agent never accepts these pairs as they were sent. It may accept pairs that were seen again since.
+    pub fn forget(&mut self, key: &Key, addresses: &[IpAddr], ack: AgentAck) {
+        self.retain_pairs(key, addresses, |pair| pair.seen_at > ack.seen);
     }
 
     /// Whether it is worth sending these pairs again after the agent could not
@@ -288,11 +288,11 @@ impl Kept {
         any
     }
 
-    fn name(&self, key: &Key) -> Option<&KeptName> {
+    fn name(&self, key: &Key) -> Option<&NamePairs> {
         self.names.get(&key.1)?.get(&key.0)
     }
 
-    fn name_mut(&mut self, key: &Key) -> Option<&mut KeptName> {
+    fn name_mut(&mut self, key: &Key) -> Option<&mut NamePairs> {
         self.names.get_mut(&key.1)?.get_mut(&key.0)
     }
 
@@ -366,9 +366,9 @@ impl Kept {
         }
     }
 
-    fn all(&self) -> impl Iterator<Item = (&Fqdn, &EndpointInstance, &KeptName)> {
+    fn all(&self) -> impl Iterator<Item = (&Fqdn, &EndpointInstance, &NamePairs)> {
         let names = self.names.iter();
-        names.flat_map(|(name, asked)| asked.iter().map(move |(by, kept)| (name, by, kept)))
+        names.flat_map(|(name, asked)| asked.iter().map(move |(by, pairs)| (name, by, pairs)))
     }
 
     /// Drops a sixteenth of all.
@@ -395,7 +395,7 @@ impl Kept {
     /// Names to send again: those that no agent has made durable, or all.
     pub(crate) fn keys(&self, all: bool) -> Vec<Key> {
         self.all()
-            .filter(|(_, _, kept)| all || kept.pairs.values().any(|pair| !pair.is_settled()))
+            .filter(|(_, _, pairs)| all || pairs.pairs.values().any(|pair| !pair.is_settled()))
             .map(|(name, by, _)| (*by, name.clone()))
             .collect()
     }
@@ -479,7 +479,7 @@ impl Kept {
     }
 }
 
-impl KeptName {
+impl NamePairs {
     /// One mapping per instant, TTL and [`MAX_ADDRESSES`].
     fn mappings<'p>(
         &self,
@@ -523,7 +523,7 @@ impl KeptName {
 }
 
 fn end_of(
-    names: &HashMap<Fqdn, Asked, RandomState>,
+    names: &HashMap<Fqdn, NamesByEndpoint, RandomState>,
     key: &PairKey,
     serial: Serial,
 ) -> Option<BootTime> {

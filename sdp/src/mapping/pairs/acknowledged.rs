@@ -8,7 +8,7 @@ use std::net::IpAddr;
 
 use dns_policy::{boot_time::BootTime, mapping::Mapping};
 
-use super::{Kept, Key};
+use super::{Key, PairTable};
 
 /// Addresses that one endpoint has of a name at most for them to count as acknowledged. Releases
 /// of Cilium keep 50 or more, which may be of two proxies.
@@ -48,7 +48,7 @@ impl Acknowledged {
     }
 }
 
-impl Kept {
+impl PairTable {
     /// The agent has acknowledged these pairs.
     pub(crate) fn acknowledge(
         &mut self,

@@ -39,7 +39,7 @@ mod intake;
 mod leases;
 mod lxc_table;
 mod mappings;
-pub mod plan;
+pub(crate) mod plan;
 mod pods;
 mod policies;
 mod policy_model;

@@ -17,9 +17,9 @@ pub const GENERATED: &str = "gen";
 /// Source of a label that names none.
 pub(crate) const UNSPEC: &str = "unspec";
 /// Key under which a pod carries its namespace.
-pub const NAMESPACE_KEY: &str = "io.kubernetes.pod.namespace";
+pub(crate) const NAMESPACE_KEY: &str = "io.kubernetes.pod.namespace";
 /// Key prefix under which a pod carries the labels of its namespace.
-pub const NAMESPACE_LABELS: &str = "io.cilium.k8s.namespace.labels.";
+pub(crate) const NAMESPACE_LABELS: &str = "io.cilium.k8s.namespace.labels.";
 
 /// Namespace of an endpoint whose labels name none.
 const DEFAULT_NAMESPACE: &str = "default";

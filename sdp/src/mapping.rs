@@ -1,9 +1,9 @@
 //! What an answer taught us, and the port through which the agent learns it.
 
 mod holdings;
-pub mod lease;
-pub mod pairs;
-pub mod repeat;
+pub(crate) mod lease;
+pub(crate) mod pairs;
+pub(crate) mod repeat;
 #[cfg(test)]
 pub(crate) mod steps;
 

@@ -27,7 +27,7 @@ use rand::Rng as _;
 use serde::{Deserialize, Serialize};
 
 use self::{line::Line, output::Output};
-pub use self::{
+pub(crate) use self::{
     line::{Entry, QueryEnd},
     settings::{Sample, Target, Which},
 };

@@ -13,7 +13,7 @@ mod read;
 pub(crate) mod service;
 pub(crate) mod slice;
 
-pub use self::read::Protocol;
+pub(crate) use self::read::Protocol;
 
 #[cfg(test)]
 mod tests;

@@ -76,7 +76,7 @@ type NamesByEndpoint = HashMap<EndpointInstance, NamePairs, RandomState>;
 
 /// The table of pairs.
 #[derive(Debug)]
-pub struct PairTable {
+pub(crate) struct PairTable {
     /// By name first: a revocation names no endpoint.
     names: HashMap<Fqdn, NamesByEndpoint, RandomState>,
     holdings: Holdings<PairKey>,
@@ -246,7 +246,7 @@ impl PairTable {
     }
 
     /// The agent has made these pairs durable as they were sent.
-    pub fn settle(&mut self, key: &Key, addresses: &[IpAddr], ack: AgentAck) {
+    pub(crate) fn settle(&mut self, key: &Key, addresses: &[IpAddr], ack: AgentAck) {
         let Some(name) = self.name_mut(key) else {
             return;
         };
@@ -265,13 +265,13 @@ impl PairTable {
     }
 
     /// Releases pairs that the agent has made durable as they were sent.
-    pub fn drop_settled(&mut self, key: &Key, addresses: &[IpAddr], ack: AgentAck) {
+    pub(crate) fn drop_settled(&mut self, key: &Key, addresses: &[IpAddr], ack: AgentAck) {
         self.settle(key, addresses, ack);
         self.retain_pairs(key, addresses, |pair| !pair.is_settled());
     }
 
     /// The agent never accepts these pairs as they were sent. It may accept pairs that were seen again since.
-    pub fn forget(&mut self, key: &Key, addresses: &[IpAddr], ack: AgentAck) {
+    pub(crate) fn forget(&mut self, key: &Key, addresses: &[IpAddr], ack: AgentAck) {
         self.retain_pairs(key, addresses, |pair| pair.seen_at > ack.seen);
     }
 

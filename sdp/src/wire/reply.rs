@@ -74,7 +74,7 @@ pub struct QueryHeader {
 }
 
 /// Answers a pending query, of which the proxy has this header and the question.
-pub fn to_pending(header: QueryHeader, question: &[u8], code: Rcode, out: &mut Vec<u8>) {
+pub(crate) fn to_pending(header: QueryHeader, question: &[u8], code: Rcode, out: &mut Vec<u8>) {
     to_pending_because(header, question, code, None, out);
 }
 

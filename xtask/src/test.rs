@@ -29,7 +29,7 @@ const FUZZ_FOR: Duration = Duration::from_secs(60);
 const LANES: usize = 2;
 /// Programs of the kernel and netns tiers that keep both CPUs busy or count lost queries.
 const ALONE: [&str; 4] = [
-    "beneath_cilium_restart",
+    "under_cilium_restart",
     "dns_quota",
     "ha_promises",
     "restart_storm",

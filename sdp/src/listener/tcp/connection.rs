@@ -491,7 +491,7 @@ impl Connection {
         let unanswered = self.has_work();
         let (proxy, now) = (&self.shared.proxy, self.now);
         let observer = proxy.observer();
-        if let Some(Postponed::ForPlace(query)) = self.delayed.take() {
+        if let Some(Postponed::ForShare(query)) = self.delayed.take() {
             query.act(|mut query, _| observer.cut(&mut query, now));
         }
         for (_, mut flight) in self.waiting.remove_flights(|_| true) {

@@ -14,7 +14,7 @@ use std::{
 use arc_swap::ArcSwapOption;
 
 /// States of a Cilium agent that bring no rules for this long mean that there are none.
-pub const NO_RULES_AFTER: Duration = Duration::from_secs(15);
+pub(crate) const NO_RULES_AFTER: Duration = Duration::from_secs(15);
 
 /// The composition root sets it, the workers read it. Cheap to clone; all clones are one.
 #[derive(Clone, Debug, Default)]
@@ -49,7 +49,7 @@ pub enum SentRules {
 /// Whether queries can be answered; if not, why.
 ///
 /// `endpoints`: why clients cannot be told apart, if so. `with_rules`: endpoints that have rules.
-pub fn can_answer(
+pub(crate) fn can_answer(
     endpoints: Option<String>,
     with_rules: usize,
     sent_rules: SentRules,
@@ -69,22 +69,22 @@ pub fn can_answer(
 
 /// Which UDP ports have sockets. Opened before files cannot be opened any more.
 #[derive(Debug)]
-pub struct BoundPorts(Vec<File>);
+pub(crate) struct BoundPorts(Vec<File>);
 
 impl BoundPorts {
     /// Of this network namespace.
-    pub fn open() -> io::Result<Self> {
+    pub(crate) fn open() -> io::Result<Self> {
         let files = ["/proc/net/udp", "/proc/net/udp6"].map(File::open);
         Ok(Self(files.into_iter().collect::<Result<_, _>>()?))
     }
 
     /// Without any: no port counts as bound.
-    pub fn unknown() -> Self {
+    pub(crate) fn unknown() -> Self {
         Self(Vec::new())
     }
 
     /// Whether a socket is bound to the port.
-    pub fn has(&mut self, port: u16) -> io::Result<bool> {
+    pub(crate) fn has(&mut self, port: u16) -> io::Result<bool> {
         for file in &mut self.0 {
             let mut text = String::new();
             file.rewind()?;

@@ -11,7 +11,7 @@
 mod directory;
 mod file;
 pub mod ledger;
-pub mod record;
+pub(crate) mod record;
 mod writer;
 
 use std::{

@@ -32,7 +32,7 @@ const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 /// A proxy's answer to `drain`.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct DrainStarted {
+pub(crate) struct DrainStarted {
     /// The proxy exits within this time.
     pub limit: Duration,
 }

@@ -21,7 +21,7 @@ use crate::{
 
 /// The one recorder of all queries. Shared by all workers.
 #[derive(Debug, Default)]
-pub struct Observer {
+pub(crate) struct Observer {
     stats: Stats,
     query_log: Option<Arc<QueryLog>>,
     pub(super) reports: Arc<QueryReports>,
@@ -98,7 +98,7 @@ impl Observer {
     }
 
     /// Counters.
-    pub fn stats(&self) -> &Stats {
+    pub(crate) fn stats(&self) -> &Stats {
         &self.stats
     }
 

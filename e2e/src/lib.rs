@@ -29,6 +29,7 @@ pub mod packet;
 pub mod pod;
 pub mod policy;
 pub mod process;
+pub mod reachability;
 pub mod received_answers;
 pub mod repairs;
 pub mod service;

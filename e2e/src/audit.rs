@@ -58,7 +58,7 @@ impl Lab {
         // Answers first: an answer that arrives while the map is read may not be in it yet.
         let answers: Vec<Answer> = [&self.a, &self.b]
             .iter()
-            .flat_map(|pod| pod.heard.valid(zone))
+            .flat_map(|pod| pod.answers.valid(zone))
             .collect();
         let entries = self.ipcache()?;
         let refused = RefusedPrefixes::default();

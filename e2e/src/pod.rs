@@ -37,14 +37,14 @@ pub struct Pod {
     /// Name of the node's end of its veth pair.
     pub host_side: String,
     /// Answers it got by [`Pod::ask`].
-    pub heard: ReceivedAnswers,
+    pub answers: ReceivedAnswers,
 }
 
 impl Pod {
     /// Sends a query from inside.
     pub fn ask(&self, query: &Query) -> Result<Reply> {
         let reply = self.netns.enter(|| query.send())??;
-        self.heard.note(&reply);
+        self.answers.note(&reply);
         Ok(reply)
     }
 

@@ -34,7 +34,7 @@ use parking_lot::Mutex;
 use tokio::sync::Notify;
 
 pub use exchange::{
-    Acknowledgements, Batch, Outcome, Outgoing, Promise, Room, SinkStats, SinkStatus,
+    Acknowledgements, Batch, Grant, MappingResult, Outgoing, Promise, Room, SinkStats, SinkStatus,
 };
 
 #[cfg(test)]
@@ -103,8 +103,8 @@ impl LinkSink {
     pub fn status(&self) -> SinkStatus {
         let state = self.state.lock();
         SinkStatus {
-            kept: state.kept.len(),
-            dropped: state.kept.dropped(),
+            kept: state.pairs.len(),
+            dropped: state.pairs.dropped(),
             leases: state.leases.len(),
             queued: state.queued(),
             in_flight: state.in_flight.len(),
@@ -121,7 +121,7 @@ impl LinkSink {
         state.begin_session();
         self.leases_changed();
         state.replays.clear();
-        for key in state.kept.keys(all) {
+        for key in state.pairs.keys(all) {
             state.replays.push(key);
         }
         state.retries.clear();
@@ -222,8 +222,8 @@ impl LinkSink {
     /// The link has just read all that the agent had sent, and waits for more. What the agent
     /// has not answered by then is late because of the agent. Call often while
     /// [`Self::is_waiting`].
-    pub fn heard_all(&self, now: BootTime) {
-        self.state.lock().heard = now;
+    pub fn read_all(&self, now: BootTime) {
+        self.state.lock().read_at = now;
     }
 
     /// Whether an answer waits for a result of the agent.
@@ -233,21 +233,20 @@ impl LinkSink {
 
     /// The agent's results: for each sequence one when it is realised or
     /// refused, and perhaps another one when it is durable.
-    pub fn results(&self, outcomes: Vec<Outcome>) {
+    pub fn results(&self, results: Vec<MappingResult>) {
         let mut calls = Calls::new();
         let mut state = self.state.lock();
         let at = state::Moment {
             now: BootTime::now(),
             max_delay: self.max_delay,
         };
-        for outcome in outcomes {
-            if state.settle(&outcome) || !state.result(&outcome, at, &mut calls) {
+        for result in results {
+            if state.settle(&result) || !state.result(&result, at, &mut calls) {
                 continue;
             }
-            let counter = if outcome.realised {
-                &self.stats.realised
-            } else {
-                &self.stats.refused
+            let counter = match result.result {
+                Ok(_) => &self.stats.realised,
+                Err(_) => &self.stats.refused,
             };
             counter.add(1);
         }

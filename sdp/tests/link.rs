@@ -249,8 +249,8 @@ impl Proxy {
     }
 
     fn learn(&self, name: &str) -> (Release, Arc<Mutex<Option<Realised>>>) {
-        let told = Arc::new(Mutex::new(None));
-        let tell = Arc::clone(&told);
+        let result = Arc::new(Mutex::new(None));
+        let set = Arc::clone(&result);
         let mapping = Mapping {
             endpoint: EndpointInstance {
                 id: EndpointId(7),
@@ -268,9 +268,9 @@ impl Proxy {
         };
         let release = self.link.sink.learn(
             mapping,
-            Box::new(move |realised| *tell.lock() = Some(realised)),
+            Box::new(move |realised| *set.lock() = Some(realised)),
         );
-        (release, told)
+        (release, result)
     }
 
     fn connected_to(&self, start: u64) -> bool {
@@ -415,9 +415,9 @@ async fn answers_are_held_realised_and_then_leased() {
     let agent = Running::start(&proxy.socket, script);
     let proxy = proxy.run();
     until("rules", || proxy.ready.is_ready()).await;
-    let (release, told) = proxy.learn("a.com");
+    let (release, result) = proxy.learn("a.com");
     assert_eq!(release, Release::Held);
-    until("realised", || *told.lock() == Some(Realised::Yes)).await;
+    until("realised", || *result.lock() == Some(Realised::Yes)).await;
     assert_eq!(proxy.learn("a.com").0, Release::Leased);
     until("the refresh", || agent.script.mappings.lock().len() == 2).await;
     let mappings = agent.script.mappings.lock();
@@ -448,9 +448,9 @@ async fn a_proxy_that_is_busy_with_clients_takes_the_agents_results_all_the_same
         }
     };
     for n in 0..100 {
-        let (release, told) = proxy.learn(&format!("n{n}.com"));
+        let (release, result) = proxy.learn(&format!("n{n}.com"));
         assert_eq!(release, Release::Held);
-        busy_until("realised", &|| *told.lock() == Some(Realised::Yes));
+        busy_until("realised", &|| *result.lock() == Some(Realised::Yes));
     }
     assert_eq!(proxy.link.sink.stats().agent_hung.get(), 0);
 }
@@ -484,10 +484,10 @@ async fn what_was_learned_while_the_agent_was_away_reaches_its_successor() {
     let agent = Running::start(&proxy.socket, script);
     let proxy = proxy.run();
     until("connected", || proxy.connected_to(1)).await;
-    let (release, told) = proxy.learn("held.com");
+    let (release, result) = proxy.learn("held.com");
     assert_eq!(release, Release::Held);
     drop(agent);
-    until("released", || *told.lock() == Some(Realised::AgentAway)).await;
+    until("released", || *result.lock() == Some(Realised::AgentAway)).await;
     let before = BootTime::now();
     assert_eq!(proxy.learn("away.com").0, Release::AgentAway);
     let after = BootTime::now();

@@ -184,8 +184,8 @@ fn learn(link: &Link, name: &str) -> Fate {
 
 fn learn_reported(link: &Link, name: &str, report: Option<Box<QueryReport>>) -> (Release, Fate) {
     let fate = Fate::default();
-    let tell = Arc::clone(&fate);
-    let on_realised = Box::new(move |realised| *tell.lock() = Some(realised));
+    let set = Arc::clone(&fate);
+    let on_realised = Box::new(move |realised| *set.lock() = Some(realised));
     let release = link.sink.learn_reported(mapping(name), report, on_realised);
     (release, fate)
 }
@@ -277,14 +277,14 @@ async fn serves_from_a_cilium_agents_state_alone() {
     assert!(allows(&link, 7, "x.b.com.") && !allows(&link, 7, "x.a.com."));
     assert!(!allows(&link, 8, "x.a.com."), "named before, absent now");
 
-    let told = learn(&link, "x.b.com");
-    until("realised", || *told.lock() == Some(Realised::Yes)).await;
+    let result = learn(&link, "x.b.com");
+    until("realised", || *result.lock() == Some(Realised::Yes)).await;
     let sent = agent.mappings.lock()[0].clone();
     assert_eq!(sent.source_ip, b"10.0.0.7");
     assert_eq!(sent.source_identity, 400);
-    let told = learn(&link, "unknown.b.com");
+    let result = learn(&link, "unknown.b.com");
     until("refused", || {
-        *told.lock() == Some(Realised::No(Refusal::EndpointUnknown))
+        *result.lock() == Some(Realised::No(Refusal::EndpointUnknown))
     })
     .await;
     stop.cancel();

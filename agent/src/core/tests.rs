@@ -21,6 +21,7 @@ mod named_ports;
 mod network_policies;
 mod oracle;
 mod overlaps;
+mod pods;
 mod rebinding;
 mod reconcile;
 mod restart;

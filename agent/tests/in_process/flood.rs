@@ -17,7 +17,7 @@ use tokio::{
 };
 use tokio_util::task::TaskTracker;
 
-use crate::lab::{Lab, PATIENCE, mapping, pod, policy};
+use crate::lab::{Lab, TEST_TIMEOUT, mapping, pod, policy};
 
 /// Mappings in each of its batches.
 const BATCH: usize = 4096;
@@ -31,7 +31,7 @@ async fn eventually(what: &str, wanted: impl Fn() -> bool) {
             sleep(Duration::from_millis(10)).await;
         }
     };
-    timeout(PATIENCE, held).await.expect(what);
+    timeout(TEST_TIMEOUT, held).await.expect(what);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -82,7 +82,7 @@ async fn a_flood_waits_with_its_sender_and_stalls_nobody() {
             }
         }
     });
-    timeout(PATIENCE, stalled)
+    timeout(TEST_TIMEOUT, stalled)
         .await
         .expect("it is full")
         .unwrap();

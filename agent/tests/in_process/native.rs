@@ -15,7 +15,7 @@ use tokio::{sync::mpsc, time::timeout};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::Streaming;
 
-use crate::lab::{Lab, PATIENCE, mapping, pod, policy};
+use crate::lab::{Lab, TEST_TIMEOUT, mapping, pod, policy};
 
 struct Rules {
     acks: mpsc::Sender<RulesAck>,
@@ -37,7 +37,7 @@ impl Rules {
     }
 
     async fn next(&mut self) -> DnsRulesUpdate {
-        timeout(PATIENCE, self.updates.message())
+        timeout(TEST_TIMEOUT, self.updates.message())
             .await
             .unwrap()
             .unwrap()
@@ -111,13 +111,13 @@ async fn no_rules_before_both_sources_are_synced() {
         Event::Endpoints(SourceEvent::Init),
         Event::Endpoints(SourceEvent::Apply(pod())),
     ] {
-        lab.core.tell(event).await.unwrap();
+        lab.core.send(event).await.unwrap();
     }
     // An answer means that the core has taken all of them.
     lab.core.summary().await.unwrap();
     assert!(!lab.proxies.watch_rules().borrow().ready);
     lab.core
-        .tell(Event::Endpoints(SourceEvent::InitDone))
+        .send(Event::Endpoints(SourceEvent::InitDone))
         .await
         .unwrap();
     let (_, endpoints) = rules.snapshot().await;
@@ -134,7 +134,7 @@ async fn a_change_of_policy_is_a_delta_and_a_refusal_brings_a_snapshot() {
     rules.answer(revision, "").await;
 
     lab.core
-        .tell(Event::Policies(SourceEvent::Apply(policy("*.example.org"))))
+        .send(Event::Policies(SourceEvent::Apply(policy("*.example.org"))))
         .await
         .unwrap();
     let (later, endpoints, _) = rules.delta().await;
@@ -146,17 +146,17 @@ async fn a_change_of_policy_is_a_delta_and_a_refusal_brings_a_snapshot() {
             tokio::task::yield_now().await;
         }
     };
-    timeout(PATIENCE, refused).await.unwrap();
+    timeout(TEST_TIMEOUT, refused).await.unwrap();
 
     lab.core
-        .tell(Event::Policies(SourceEvent::Apply(policy("*.example.net"))))
+        .send(Event::Policies(SourceEvent::Apply(policy("*.example.net"))))
         .await
         .unwrap();
     let (_, endpoints) = rules.snapshot().await;
     assert_eq!(patterns(&endpoints[0]), ["*.example.net"]);
 
     lab.core
-        .tell(Event::Endpoints(SourceEvent::Delete(pod().key)))
+        .send(Event::Endpoints(SourceEvent::Delete(pod().key)))
         .await
         .unwrap();
     let (_, _, removed) = rules.delta().await;
@@ -234,7 +234,7 @@ async fn a_panic_on_a_streams_thread_ends_the_core() {
     stream.send(vec![new(1)]).await;
     assert!(stream.result(1).await.realised);
     lab.datapath.panics.store(true, Ordering::Relaxed);
-    let ended = timeout(PATIENCE, lab.core.closed());
+    let ended = timeout(TEST_TIMEOUT, lab.core.closed());
     let sending = async {
         // The core's thread may be the one that carries some of them out.
         for sequence in 2.. {
@@ -291,7 +291,7 @@ async fn a_proxy_that_reads_nothing_does_not_hold_another_up() {
     for round in 0..50 {
         let pattern = format!("*.round{round}.example.com");
         lab.core
-            .tell(Event::Policies(SourceEvent::Apply(policy(&pattern))))
+            .send(Event::Policies(SourceEvent::Apply(policy(&pattern))))
             .await
             .unwrap();
     }
@@ -303,14 +303,14 @@ async fn a_proxy_that_reads_nothing_does_not_hold_another_up() {
             }
         }
     };
-    timeout(PATIENCE, last).await.unwrap();
+    timeout(TEST_TIMEOUT, last).await.unwrap();
     let specs: Vec<EndpointSpec> = vec![pod()];
     assert_eq!(lab.core.summary().await.unwrap().endpoints, specs.len());
 }
 
 async fn apply(lab: &Lab, pattern: &str) {
     let document = SourceEvent::Apply(policy(pattern));
-    lab.core.tell(Event::Policies(document)).await.unwrap();
+    lab.core.send(Event::Policies(document)).await.unwrap();
 }
 
 /// Waits until a rules stream for each of these acknowledged revisions is shown, and no other.
@@ -330,7 +330,7 @@ async fn acknowledged(lab: &Lab, mut wanted: Vec<(u64, bool)>) {
             tokio::task::yield_now().await;
         }
     };
-    let reached = timeout(PATIENCE, reached).await;
+    let reached = timeout(TEST_TIMEOUT, reached).await;
     assert!(reached.is_ok(), "{:?}, not {wanted:?}", shown());
 }
 
@@ -378,7 +378,7 @@ async fn after_a_restart_all_wait_for_the_sync_and_get_a_snapshot_at_once() {
         streams.push(Rules::open(&lab).await);
     }
     lab.core
-        .tell(Event::Policies(SourceEvent::Init))
+        .send(Event::Policies(SourceEvent::Init))
         .await
         .unwrap();
     apply(&lab, "*.example.org").await;

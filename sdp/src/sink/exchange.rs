@@ -9,19 +9,22 @@ use crate::{query_report::QueryReport, stats::Count};
 
 /// Result of a mapping that the sink sent.
 #[derive(Clone, Debug)]
-pub struct Outcome {
+pub struct MappingResult {
     /// Sequence of the mapping.
     pub sequence: u64,
-    /// Whether the datapath has it.
-    pub realised: bool,
+    /// What the agent grants for a realised mapping, or why it is not realised.
+    pub result: Result<Grant, Refusal>,
+}
+
+/// What an agent grants with a realised mapping.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Grant {
     /// Whether a restart of the agent would restore it.
     pub durable: bool,
     /// How long its pairs stay plumbed.
     pub promise: Promise,
     /// Policy revision under which it was realised.
     pub revision: u64,
-    /// Why not, if not realised.
-    pub refusal: Refusal,
 }
 
 /// How long an agent keeps the pairs of a mapping that it realised.
@@ -46,12 +49,9 @@ pub enum Acknowledgements {
 }
 
 impl Promise {
-    /// A lease as messages of the native service have it: 0 stands for none.
-    pub fn of_lease_end(end: u64) -> Self {
-        match end {
-            0 => Self::None,
-            end => Self::Until(BootTime(end)),
-        }
+    /// A lease that ends then, or none.
+    pub fn of_lease(end: Option<BootTime>) -> Self {
+        end.map_or(Self::None, Self::Until)
     }
 }
 
@@ -107,7 +107,7 @@ impl Batch {
 #[derive(Clone, Debug, Default)]
 pub struct SinkStats {
     /// Answers released because each pair was leased, or acknowledged; the same again within
-    /// [`crate::mapping::repeat::WITHIN`] is not counted here.
+    /// `mapping::repeat::WITHIN` is not counted here.
     pub leased: Count,
     /// Answers held for a result.
     pub held: Count,

@@ -6,7 +6,7 @@ use daemon::quota::Quota;
 use dns_policy::boot_time::BootTime;
 
 use super::turns::Names;
-use crate::mapping::kept::Key;
+use crate::mapping::pairs::Key;
 
 /// Names at most, in shares.
 const LIMIT: usize = 32_768;

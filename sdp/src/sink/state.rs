@@ -14,9 +14,9 @@ use dns_policy::{
     name::Fqdn,
 };
 
-use self::standing::{Beside, Standing};
+use self::standing::{ReleasedAnswer, Standing};
 use super::{
-    Acknowledgements, HUNG_AFTER, Outcome, Outgoing, Promise, SinkStats,
+    Acknowledgements, Grant, HUNG_AFTER, MappingResult, Outgoing, Promise, SinkStats,
     later::Later,
     turns::{Names, Turns},
 };
@@ -24,8 +24,8 @@ use crate::{
     journal::{Journal, Note},
     mapping::{
         OnRealised, Release,
-        kept::{Kept, Key, Session, Told, Unwritten},
         lease::LeaseTable,
+        pairs::{AgentAck, Key, PairTable, Session, Unwritten},
     },
     query_report::QueryReport,
     stats::Count,
@@ -72,7 +72,7 @@ pub(super) struct Moment {
 
 pub(super) struct State {
     pub(super) journal: Arc<Journal>,
-    pub(super) kept: Kept,
+    pub(super) pairs: PairTable,
     pub(super) leases: LeaseTable,
     pub(super) min_ttl: u32,
     pub(super) agent: Option<Epoch>,
@@ -87,7 +87,7 @@ pub(super) struct State {
     pub(super) on_wire: Quota,
     pub(super) others_on_wire: usize,
     /// Answers that were released at once, each with its other data for the agent.
-    pub(super) beside: Turns<Beside>,
+    pub(super) beside: Turns<ReleasedAnswer>,
     pub(super) besides: Quota,
     pub(super) refreshes: Later,
     /// Names whose answers were released because the agent had acknowledged their pairs.
@@ -97,10 +97,10 @@ pub(super) struct State {
     pub(super) in_flight: BTreeMap<u64, InFlight>,
     /// Realised, and not on the agent's disk yet: no answer waits for these.
     pub(super) undurable: BTreeMap<u64, InFlight>,
-    pub(super) held: BTreeMap<u64, HeldAnswer>,
+    pub(super) held: BTreeMap<u64, AwaitedResult>,
     pub(super) revoked: Vec<u64>,
     /// When the link last had nothing more to read from the agent.
-    pub(super) heard: BootTime,
+    pub(super) read_at: BootTime,
     pub(super) late_in_a_row: u32,
     /// The last sequence that counted as late.
     pub(super) late_until: u64,
@@ -109,7 +109,7 @@ pub(super) struct State {
 }
 
 /// An answer that waits for the result of a mapping that was sent.
-pub(super) struct HeldAnswer {
+pub(super) struct AwaitedResult {
     /// Since when.
     since: BootTime,
     /// When the mapping was sent.
@@ -133,7 +133,7 @@ enum Wait {
 pub(super) struct InFlight {
     pub(super) key: Key,
     pub(super) addresses: Vec<IpAddr>,
-    pub(super) told: Told,
+    pub(super) ack: AgentAck,
     /// When it was sent, and until when its own TTL runs.
     sent: BootTime,
     runs_until: BootTime,
@@ -147,7 +147,7 @@ impl State {
     pub(super) fn new(min_ttl: u32, journal: Arc<Journal>) -> Self {
         Self {
             journal,
-            kept: Kept::new(KEPT),
+            pairs: PairTable::new(KEPT),
             leases: LeaseTable::default(),
             min_ttl,
             agent: None,
@@ -170,7 +170,7 @@ impl State {
             undurable: BTreeMap::new(),
             held: BTreeMap::new(),
             revoked: Vec::new(),
-            heard: BootTime::default(),
+            read_at: BootTime::default(),
             late_in_a_row: 0,
             late_until: 0,
             flushing: false,
@@ -184,7 +184,7 @@ impl State {
             return;
         }
         self.expired_at = now;
-        self.kept.expire(now);
+        self.pairs.expire(now);
         self.leases.expire(now);
     }
 
@@ -202,13 +202,13 @@ impl State {
         let standing = self.standing(&mapping, now);
         let leased = standing != Standing::None;
         if standing == Standing::Leased {
-            self.kept.keep_leased(&mapping, self.min_ttl);
+            self.pairs.keep_leased(&mapping, self.min_ttl);
         } else {
             // One that is to be renewed is sent although the agent has it. So is one that was
             // acknowledged: no later TTL is promised.
-            self.kept.keep(&mapping, self.min_ttl);
+            self.pairs.keep(&mapping, self.min_ttl);
         }
-        let unwritten = self.kept.to_write(&mapping, away);
+        let unwritten = self.pairs.to_write(&mapping, away);
         let note = (unwritten != Unwritten::Nothing).then(|| self.learned(&mapping));
         if !away {
             // The link wakes the writer: an answer does not pay for that.
@@ -263,7 +263,7 @@ impl State {
 
     fn learned(&self, mapping: &Mapping) -> Note {
         let lasts = mapping.ttl.max(self.min_ttl);
-        let addresses = self.kept.undurable(mapping);
+        let addresses = self.pairs.undurable(mapping);
         let mapping = Mapping {
             addresses,
             ..mapping.clone()
@@ -273,14 +273,14 @@ impl State {
 
     /// The agent went: what a disk may have been behind with is written now.
     pub(super) fn write_rest(&mut self) {
-        for (mapping, lasts) in self.kept.all_to_write() {
+        for (mapping, lasts) in self.pairs.all_to_write() {
             self.journal.note(Note::Learned(mapping, lasts));
         }
     }
 
     /// Keeps what another proxy's journal said, and tells the agent.
     pub(super) fn adopt(&mut self, mapping: &Mapping, lasts: u32) {
-        self.kept.take_over(mapping, lasts);
+        self.pairs.take_over(mapping, lasts);
         if self.agent.is_some() {
             let key = (mapping.endpoint, mapping.name.clone());
             self.replays.push(key);
@@ -313,7 +313,7 @@ impl State {
             InFlight {
                 key: (mapping.endpoint, mapping.name.clone()),
                 addresses: mapping.addresses.clone(),
-                told: Told {
+                ack: AgentAck {
                     seen: mapping.seen_at,
                     until: mapping
                         .seen_at
@@ -344,68 +344,74 @@ impl State {
     /// Whether this was the second result of a sequence. It settles the pairs
     /// and grants nothing: its lease is that of the first one, which may have
     /// been revoked since.
-    pub(super) fn settle(&mut self, outcome: &Outcome) -> bool {
-        let Some(sent) = self.undurable.remove(&outcome.sequence) else {
+    pub(super) fn settle(&mut self, result: &MappingResult) -> bool {
+        let Some(sent) = self.undurable.remove(&result.sequence) else {
             return false;
         };
-        if outcome.realised && outcome.durable {
+        if result.result.is_ok_and(|grant| grant.durable) {
             self.settled(sent);
         }
         true
     }
 
     /// Takes the first result of a sequence; false if nothing waited for one.
-    pub(super) fn result(&mut self, outcome: &Outcome, at: Moment, calls: &mut Calls) -> bool {
+    pub(super) fn result(&mut self, result: &MappingResult, at: Moment, calls: &mut Calls) -> bool {
         self.late_in_a_row = 0;
-        let held = self.held.remove(&outcome.sequence);
+        let held = self.held.remove(&result.sequence);
         let was_held = held.is_some();
-        if let Some(HeldAnswer { on_realised, .. }) = held {
-            let realised = if outcome.realised {
-                Realised::Yes
-            } else {
-                Realised::No(outcome.refusal)
+        if let Some(AwaitedResult { on_realised, .. }) = held {
+            let realised = match result.result {
+                Ok(_) => Realised::Yes,
+                Err(refusal) => Realised::No(refusal),
             };
             calls.push((on_realised, realised));
         }
-        let Some(sent) = self.answered(outcome.sequence) else {
+        let Some(sent) = self.answered(result.sequence) else {
             return was_held;
         };
-        if outcome.realised {
-            match outcome.promise {
-                Promise::None => {}
-                Promise::Until(end) => {
-                    let (endpoint, name) = &sent.key;
-                    let holder = (*endpoint).into();
-                    self.leases
-                        .grant(holder, name, &sent.addresses, end, outcome.revision);
-                }
-                Promise::ForItsTtl => self.acknowledged(&sent, at),
-            }
-            if outcome.durable {
-                self.settled(sent);
-            } else {
-                self.undurable.insert(outcome.sequence, sent);
-                if self.undurable.len() > IN_FLIGHT {
-                    self.undurable.pop_first();
-                }
-            }
-        } else {
-            self.kept.unacknowledge(&sent.key);
-            match outcome.refusal {
-                Refusal::NotAllowed | Refusal::Invalid | Refusal::Rejected => {
-                    self.kept.forget(&sent.key, &sent.addresses, sent.told);
-                    self.journal
-                        .note_later(Note::Forgotten(sent.key, sent.addresses, sent.told));
-                }
-                Refusal::EndpointUnknown | Refusal::RateLimited => {
-                    if self.kept.retry(&sent.key, &sent.addresses) {
-                        self.retries.push(sent.key);
-                    }
-                }
-                Refusal::NotRealised => {}
-            }
+        match result.result {
+            Ok(grant) => self.granted(result.sequence, sent, grant, at),
+            Err(refusal) => self.refused(sent, refusal),
         }
         true
+    }
+
+    fn granted(&mut self, sequence: u64, sent: InFlight, grant: Grant, at: Moment) {
+        match grant.promise {
+            Promise::None => {}
+            Promise::Until(end) => {
+                let (endpoint, name) = &sent.key;
+                let holder = (*endpoint).into();
+                self.leases
+                    .grant(holder, name, &sent.addresses, end, grant.revision);
+            }
+            Promise::ForItsTtl => self.acknowledged(&sent, at),
+        }
+        if grant.durable {
+            self.settled(sent);
+            return;
+        }
+        self.undurable.insert(sequence, sent);
+        if self.undurable.len() > IN_FLIGHT {
+            self.undurable.pop_first();
+        }
+    }
+
+    fn refused(&mut self, sent: InFlight, refusal: Refusal) {
+        self.pairs.unacknowledge(&sent.key);
+        match refusal {
+            Refusal::NotAllowed | Refusal::Invalid | Refusal::Rejected => {
+                self.pairs.forget(&sent.key, &sent.addresses, sent.ack);
+                self.journal
+                    .note_later(Note::Forgotten(sent.key, sent.addresses, sent.ack));
+            }
+            Refusal::EndpointUnknown | Refusal::RateLimited => {
+                if self.pairs.retry(&sent.key, &sent.addresses) {
+                    self.retries.push(sent.key);
+                }
+            }
+            Refusal::NotRealised => {}
+        }
     }
 
     /// No result will come for a sequence: its mapping is sent again while it is kept, because the
@@ -414,7 +420,7 @@ impl State {
         let Some(sent) = self.answered(sequence) else {
             return false;
         };
-        self.kept.unacknowledge(&sent.key);
+        self.pairs.unacknowledge(&sent.key);
         self.retries.push(sent.key);
         true
     }
@@ -432,9 +438,9 @@ impl State {
     }
 
     fn settled(&mut self, sent: InFlight) {
-        self.kept.settle(&sent.key, &sent.addresses, sent.told);
+        self.pairs.settle(&sent.key, &sent.addresses, sent.ack);
         self.journal
-            .note_later(Note::Settled(sent.key, sent.addresses, sent.told));
+            .note_later(Note::Settled(sent.key, sent.addresses, sent.ack));
     }
 
     /// Forgets pairs: without a name all, without addresses all of the name.
@@ -444,17 +450,17 @@ impl State {
         // Answers wait for these; an agent that stops now has not accepted them.
         let sent = self.in_flight.values();
         let sent = sent.filter(|sent| sent.waited && named(&sent.key.1));
-        let own = |sent: &InFlight| self.kept.of(&sent.key, &sent.addresses);
+        let own = |sent: &InFlight| self.pairs.of(&sent.key, &sent.addresses);
         let mut again: Vec<_> = sent.flat_map(own).collect();
         self.leases.revoke(name, addresses);
-        self.kept.revoke(name, addresses);
+        self.pairs.revoke(name, addresses);
         self.journal
             .note(Note::Revoked(name.cloned(), addresses.to_vec()));
         let queued = self.live.iter().filter(|w| named(&w.mapping.name));
         again.extend(queued.map(|w| (w.mapping.clone(), w.mapping.ttl.max(self.min_ttl))));
         for (mapping, lasts) in again {
-            self.kept.keep(&mapping, lasts);
-            if self.kept.to_write(&mapping, false) != Unwritten::Nothing {
+            self.pairs.keep(&mapping, lasts);
+            if self.pairs.to_write(&mapping, false) != Unwritten::Nothing {
                 self.journal.note(Note::Learned(mapping, lasts));
             }
         }

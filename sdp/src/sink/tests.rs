@@ -5,7 +5,7 @@ use std::sync::Arc;
 use dns_policy::mapping::Refusal;
 
 use super::{state::REPLAYS_BESIDE_LIVE, *};
-use crate::mapping::kept::tests::mapping;
+use crate::mapping::pairs::tests::mapping;
 
 mod acknowledged;
 mod shares;
@@ -39,22 +39,35 @@ fn learn(sink: &LinkSink, name: &str, seen: &Seen) -> Release {
     )
 }
 
-fn realised(sequence: u64, lease_secs: Option<u64>, revision: u64) -> Outcome {
-    Outcome {
+fn granted(sequence: u64, grant: Grant) -> MappingResult {
+    MappingResult {
         sequence,
-        realised: true,
-        durable: false,
-        promise: lease_secs.map_or(Promise::None, |secs| {
-            Promise::Until(BootTime::now().plus_secs(secs))
-        }),
-        revision,
-        refusal: Refusal::NotRealised,
+        result: Ok(grant),
     }
 }
 
-/// The link heard nothing by then, and the agent's answers are late.
-fn pass(sink: &LinkSink, now: BootTime) {
-    sink.heard_all(now);
+fn refused(sequence: u64, refusal: Refusal) -> MappingResult {
+    MappingResult {
+        sequence,
+        result: Err(refusal),
+    }
+}
+
+fn grant(lease_secs: Option<u64>, revision: u64) -> Grant {
+    Grant {
+        durable: false,
+        promise: Promise::of_lease(lease_secs.map(|secs| BootTime::now().plus_secs(secs))),
+        revision,
+    }
+}
+
+fn realised(sequence: u64, lease_secs: Option<u64>, revision: u64) -> MappingResult {
+    granted(sequence, grant(lease_secs, revision))
+}
+
+/// The link read everything that the agent sent, and the agent's answers are late.
+fn nothing_came(sink: &LinkSink, now: BootTime) {
+    sink.read_all(now);
     sink.tick(now);
 }
 
@@ -65,11 +78,12 @@ fn next_batch_with(sink: &LinkSink, now: BootTime, others: usize) -> Batch {
 }
 
 /// What follows once the mapping is on the agent's disk.
-fn durable(sequence: u64, lease_secs: Option<u64>, revision: u64) -> Outcome {
-    Outcome {
+fn durable(sequence: u64, lease_secs: Option<u64>, revision: u64) -> MappingResult {
+    let grant = Grant {
         durable: true,
-        ..realised(sequence, lease_secs, revision)
-    }
+        ..grant(lease_secs, revision)
+    };
+    granted(sequence, grant)
 }
 
 #[test]
@@ -121,10 +135,13 @@ fn the_lease_of_a_long_answer_is_renewed_before_it_is_too_short() {
         let done = Box::new(move |realised| seen.lock().push(realised));
         sink.learn_at(mapping, done, start.plus_secs(secs))
     };
-    let granted = |sequence, secs: u64| Outcome {
-        durable: true,
-        promise: Promise::Until(start.plus_secs(secs + 3600)),
-        ..realised(sequence, None, 4)
+    let granted = |sequence, secs: u64| {
+        let grant = Grant {
+            durable: true,
+            promise: Promise::Until(start.plus_secs(secs + 3600)),
+            revision: 4,
+        };
+        granted(sequence, grant)
     };
     assert_eq!(at(0), Release::Held);
     let sent = sink.next_batch(start).mappings;
@@ -270,14 +287,14 @@ fn live_answers_go_before_replays() {
     let batch = sink.next_batch(BootTime::now());
     assert_eq!(batch.mappings[0].mapping.name.as_str(), "new.");
     assert_eq!(batch.mappings.len(), 1 + REPLAYS_BESIDE_LIVE);
-    let (mut sent, mut told) = (batch.mappings, 0);
+    let (mut sent, mut count) = (batch.mappings, 0);
     while !sent.is_empty() {
-        told += sent.len();
+        count += sent.len();
         let results = sent.iter().map(|out| realised(out.sequence, None, 1));
         sink.results(results.collect());
         sent = sink.next_batch(BootTime::now()).mappings;
     }
-    assert_eq!(told, 1 + 700);
+    assert_eq!(count, 1 + 700);
 }
 
 #[test]
@@ -288,7 +305,7 @@ fn three_late_results_in_a_row_make_the_agent_hung_until_it_answers() {
     for n in 0..3 {
         assert_eq!(learn(&sink, &format!("n{n}."), &seen), Release::Held);
         sequence = sink.next_batch(BootTime::now()).mappings[0].sequence;
-        pass(&sink, BootTime::now().plus_secs(1));
+        nothing_came(&sink, BootTime::now().plus_secs(1));
     }
     assert!(sink.status().agent_hung);
     assert_eq!(learn(&sink, "x.", &seen), Release::AgentAway);
@@ -392,12 +409,7 @@ fn refusals_are_passed_on_and_retried_where_it_helps() {
     let refuse = |name: &str, refusal| {
         learn(&sink, name, &seen);
         let sequence = sink.next_batch(BootTime::now()).mappings[0].sequence;
-        let outcome = Outcome {
-            realised: false,
-            refusal,
-            ..realised(sequence, None, 1)
-        };
-        sink.results(vec![outcome]);
+        sink.results(vec![refused(sequence, refusal)]);
         sink.tick(BootTime::now());
         sink.next_batch(BootTime::now()).mappings.len()
     };
@@ -423,7 +435,7 @@ fn what_gets_no_result_is_told_again_and_counts_as_silence() {
         sequences.push(sink.next_batch(BootTime::now()).mappings[0].sequence);
     }
     let later = BootTime::now().plus_secs(1);
-    pass(&sink, later);
+    nothing_came(&sink, later);
     assert!(sink.status().agent_hung);
     for sequence in sequences {
         sink.no_result(sequence);
@@ -448,7 +460,7 @@ fn what_nobody_waits_for_stays_with_the_sink_until_there_is_room() {
         3
     );
     let later = BootTime::now().plus_secs(1);
-    pass(&sink, later);
+    nothing_came(&sink, later);
     assert!(sink.status().agent_hung);
     let names: Vec<String> = (0..100).map(|n| format!("n{n}.")).collect();
     for second in 1..10 {

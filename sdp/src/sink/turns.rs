@@ -6,7 +6,7 @@ use std::collections::{HashMap, HashSet, VecDeque};
 use daemon::quota::Holder;
 use foldhash::quality::RandomState;
 
-use crate::mapping::kept::Key;
+use crate::mapping::pairs::Key;
 
 /// Items by holder, in the order of arrival for each.
 pub(super) struct Turns<T> {

@@ -437,7 +437,7 @@ fn a_client_that_never_pauses_does_not_hold_up_a_drain() {
     let client = bench.tcp_client();
     std::thread::scope(|scope| {
         scope.spawn(|| flood(&client));
-        eventually("it is heard", || {
+        eventually("it is received", || {
             bench.stats.transports.get(Protocol::Tcp) > 0
         });
         let Bench {

@@ -37,16 +37,16 @@ pub(super) fn problems() -> Result<Vec<String>> {
         let text = fs::read_to_string(repository::root().join(&file))?;
         let mut tests_wanted = false;
         for (number, line) in (1..).zip(text.lines()) {
-            let mut tell =
+            let mut report =
                 |what: String| problems.push(format!("{}:{number}: {what}", file.display()));
             for target in link_targets(line) {
                 let Some(path) = local(&file, target) else {
                     continue;
                 };
                 if !repository::root().join(&path).exists() {
-                    tell(format!("link to {}, which is not there", path.display()));
+                    report(format!("link to {}, which is not there", path.display()));
                 } else if leaves_the_book(&file, &path) {
-                    tell(format!(
+                    report(format!(
                         "link to {}, which the rendered book does not have: name it without a link",
                         path.display()
                     ));
@@ -54,20 +54,20 @@ pub(super) fn problems() -> Result<Vec<String>> {
             }
             for span in code_spans(line) {
                 if let Some(problem) = code_reference(span).or_else(|| scenario(span)) {
-                    tell(problem);
+                    report(problem);
                 }
             }
             if file == Path::new(DUTIES)
                 && let Some(problem) = duty(line)
             {
-                tell(problem);
+                report(problem);
             }
             if file == Path::new(LIMITS) {
                 let cells = cells(line);
                 let heading = cells.last() == Some(&SHOWN_BY);
                 tests_wanted = heading || (tests_wanted && !cells.is_empty());
                 if tests_wanted && !heading && !names_a_test(&cells) {
-                    tell("a limit, and no test shows it".to_owned());
+                    report("a limit, and no test shows it".to_owned());
                 }
             }
         }

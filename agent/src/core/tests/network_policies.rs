@@ -81,10 +81,13 @@ impl Maps {
                 of.push((*key, *value));
             }
         }
-        let places = node.core.places();
-        let endpoints = places
-            .iter()
-            .flat_map(|place| place.addresses.iter().map(|address| (*address, place.id)));
+        let locations = node.core.locations();
+        let endpoints = locations.iter().flat_map(|location| {
+            location
+                .addresses
+                .iter()
+                .map(|address| (*address, location.id))
+        });
         Self {
             entries,
             endpoints: endpoints.collect(),

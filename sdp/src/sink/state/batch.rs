@@ -3,8 +3,8 @@
 use dns_policy::{boot_time::BootTime, mapping::Realised};
 
 use super::{
-    BATCH, Beside, Calls, HeldAnswer, MAX_NAMES_CHECKED, OTHERS, REPLAYS_BESIDE_LIVE, Standing,
-    State, Wait, work,
+    AwaitedResult, BATCH, Calls, MAX_NAMES_CHECKED, OTHERS, REPLAYS_BESIDE_LIVE, ReleasedAnswer,
+    Standing, State, Wait, work,
 };
 use crate::sink::{Batch, Room, SinkStats};
 
@@ -75,7 +75,7 @@ impl State {
             self.on_wire.add(holder, work(&waiting.mapping.addresses));
             let mut out = self.send(waiting.mapping, Wait::Held, now);
             out.report = waiting.report;
-            let held = HeldAnswer {
+            let held = AwaitedResult {
                 since: waiting.since,
                 sent: now,
                 on_realised: waiting.on_realised,
@@ -88,7 +88,7 @@ impl State {
     /// Leased answers that are reported beside, until the batch has `end` mappings.
     fn take_beside(&mut self, batch: &mut Batch, end: usize, now: BootTime) {
         while batch.mappings.len() < end
-            && let Some((holder, Beside { mapping, report })) = self.beside.pop(|_| true)
+            && let Some((holder, ReleasedAnswer { mapping, report })) = self.beside.pop(|_| true)
         {
             self.besides.give_back(holder, 1);
             let mut out = self.send(mapping, Wait::Nobody, now);
@@ -112,7 +112,7 @@ impl State {
             && let Some(key) = self.refreshes.pop(at).or_else(|| self.renewals.pop(at))
         {
             looked_at += 1;
-            for mapping in self.kept.unsettled(&key) {
+            for mapping in self.pairs.unsettled(&key) {
                 batch.mappings.push(self.send(mapping, Wait::Nobody, now));
             }
         }
@@ -135,7 +135,7 @@ impl State {
             && let Some(key) = self.replays.pop()
         {
             looked_at += 1;
-            for mapping in self.kept.replay(&key, now) {
+            for mapping in self.pairs.replay(&key, now) {
                 batch.mappings.push(self.send(mapping, Wait::Nobody, now));
             }
         }

@@ -13,13 +13,13 @@ const GIVE_UP_AFTER: Duration = Duration::from_millis(20);
 const LISTENER_AHEAD: Duration = Duration::from_millis(5);
 /// How much earlier than an answer is late the link may have heard the agent last for the agent
 /// to be the one that is late.
-const HEARD_WITHIN: Duration = Duration::from_millis(20);
+const RESULT_WITHIN: Duration = Duration::from_millis(20);
 
 impl State {
     /// Judges whether the agent is late with what was sent, and gives up on held answers whose
     /// time is over; says how many were late.
     ///
-    /// The agent is late only if the link was there to hear it: a process that gets no CPU does
+    /// The agent is late only if the link could read its results: a process that gets no CPU does
     /// not blame the agent for that.
     pub(in crate::sink) fn expire_held(
         &mut self,
@@ -28,11 +28,11 @@ impl State {
         calls: &mut Calls,
     ) -> u64 {
         let is_late = nanos(max_delay).saturating_sub(nanos(LISTENER_AHEAD));
-        let heard = self.heard.plus(HEARD_WITHIN);
+        let read_until = self.read_at.plus(RESULT_WITHIN);
         let mut late = 0;
         for (sequence, held) in self.held.range(self.late_until + 1..) {
             let due = BootTime(held.sent.0.saturating_add(is_late));
-            if now < due || heard < due {
+            if now < due || read_until < due {
                 break;
             }
             self.late_until = *sequence;

@@ -6,7 +6,7 @@ use dns_policy::{boot_time::BootTime, mapping::Mapping};
 
 use super::{InFlight, Moment, State, nanos};
 use crate::{
-    mapping::{kept::Acknowledged, lease, repeat},
+    mapping::{lease, pairs::Acknowledged, repeat},
     query_report::QueryReport,
     sink::Acknowledgements,
 };
@@ -29,7 +29,7 @@ pub(super) enum Standing {
 }
 
 /// An answer that was released at once, and its other data for the agent.
-pub(in crate::sink) struct Beside {
+pub(in crate::sink) struct ReleasedAnswer {
     pub(super) mapping: Mapping,
     pub(super) report: Box<QueryReport>,
 }
@@ -40,7 +40,7 @@ impl State {
     pub(super) fn standing(&self, mapping: &Mapping, now: BootTime) -> Standing {
         let leased = self.leased(mapping, now);
         let needed = now.plus(ACKNOWLEDGED_MARGIN);
-        if leased == Standing::None && self.kept.is_acknowledged(mapping, needed, self.session) {
+        if leased == Standing::None && self.pairs.is_acknowledged(mapping, needed, self.session) {
             return Standing::Acknowledged;
         }
         leased
@@ -48,7 +48,7 @@ impl State {
 
     /// Every pair is leased in this epoch, under the rules
     /// that this proxy applies or later ones, until the client may forget it,
-    /// also if it gets the same answer again without our being told.
+    /// also if it gets the same answer again without a report to the proxy.
     fn leased(&self, mapping: &Mapping, now: BootTime) -> Standing {
         let Some((epoch, revision)) = &self.rules else {
             return Standing::None;
@@ -81,7 +81,7 @@ impl State {
         match report {
             _ if standing != Standing::Acknowledged => self.refresh(&mapping, now),
             Some(report) if self.besides.take(holder, 1) => {
-                self.beside.push(holder, Beside { mapping, report });
+                self.beside.push(holder, ReleasedAnswer { mapping, report });
             }
             _ => self
                 .renewals
@@ -102,7 +102,7 @@ impl State {
         let is_prompt = took <= nanos(at.max_delay) / 2;
         if is_prompt && self.acknowledgements == Acknowledgements::Reused {
             let acknowledged = Acknowledged::new(sent.runs_until, self.session);
-            self.kept
+            self.pairs
                 .acknowledge(&sent.key, &sent.addresses, acknowledged);
         }
     }

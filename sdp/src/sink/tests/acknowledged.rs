@@ -61,17 +61,19 @@ impl Case {
     /// Sends all, and has it acknowledged; how many that were.
     fn acknowledge(&self, secs: u64) -> usize {
         let sent = self.sent(secs);
-        let outcomes = sent.iter().map(|out| acknowledged(out.sequence));
-        self.sink.results(outcomes.collect());
+        let results = sent.iter().map(|out| acknowledged(out.sequence));
+        self.sink.results(results.collect());
         sent.len()
     }
 }
 
-fn acknowledged(sequence: u64) -> Outcome {
-    Outcome {
+fn acknowledged(sequence: u64) -> MappingResult {
+    let grant = Grant {
+        durable: true,
         promise: Promise::ForItsTtl,
-        ..durable(sequence, None, 0)
-    }
+        revision: 0,
+    };
+    granted(sequence, grant)
 }
 
 #[test]
@@ -192,11 +194,7 @@ fn a_new_snapshot_of_rules_costs_no_wait() {
 
 #[test]
 fn a_refusal_or_no_result_ends_what_was_acknowledged() {
-    let refused = |sequence| Outcome {
-        realised: false,
-        refusal: Refusal::EndpointUnknown,
-        ..realised(sequence, None, 0)
-    };
+    let refused = |sequence| refused(sequence, Refusal::EndpointUnknown);
     for end in ["refused", "silent"] {
         let case = Case::new();
         assert_eq!(case.at(1, "a."), Release::Leased);
@@ -256,8 +254,8 @@ fn an_answer_that_the_agent_wants_to_log_is_sent_at_once_with_all_there_is_to_sa
     let sent = case.sent(0);
     assert_eq!(sent.len(), 3);
     assert!(sent.iter().all(|out| out.leased && out.report.is_some()));
-    let outcomes = sent.iter().map(|out| acknowledged(out.sequence));
-    case.sink.results(outcomes.collect());
+    let results = sent.iter().map(|out| acknowledged(out.sequence));
+    case.sink.results(results.collect());
     assert!(case.sent(10).is_empty(), "nothing else is due");
 }
 

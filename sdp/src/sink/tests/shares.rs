@@ -63,7 +63,7 @@ fn a_link_that_did_not_run_does_not_make_the_agent_hung() {
     for name in ["a.", "b.", "c.", "d."] {
         learn(&sink, name, &seen);
         sequences.push(sink.next_batch(start).mappings[0].sequence);
-        sink.heard_all(start);
+        sink.read_all(start);
     }
     // Nothing was read since: the results may have come.
     let later = start.plus_secs(1);
@@ -75,7 +75,7 @@ fn a_link_that_did_not_run_does_not_make_the_agent_hung() {
     for name in ["e.", "f.", "g."] {
         learn(&sink, name, &seen);
     }
-    pass(&sink, later.plus_secs(1));
+    nothing_came(&sink, later.plus_secs(1));
     assert_eq!(sink.stats().late.get(), 7);
     assert!(!sink.status().agent_hung);
     sink.results(
@@ -99,7 +99,7 @@ fn an_agent_that_the_link_heard_nothing_of_in_time_is_hung_at_the_third_answer()
         );
         assert_eq!(sink.next_batch(now).mappings.len(), 1);
         now = now.plus(delay);
-        sink.heard_all(now);
+        sink.read_all(now);
     }
     assert_eq!(
         sink.learn_at(live("d."), Box::new(|_| {}), now),
@@ -249,20 +249,20 @@ fn large_answers_of_one_endpoint_cost_another_no_name_while_the_agent_is_away() 
     for n in 0..120 {
         sink.learn(large(1, &format!("a{n}.")), Box::new(|_| {}));
     }
-    let told = |sink: &LinkSink| {
+    let count = |sink: &LinkSink| {
         sink.agent_up(epoch(1), None);
-        let mut told = std::collections::BTreeSet::new();
+        let mut count = std::collections::BTreeSet::new();
         while let sent = sink.next_batch(BootTime::now()).mappings
             && !sent.is_empty()
         {
             let other = sent
                 .into_iter()
                 .filter(|out| out.mapping.endpoint.id.0 == 2);
-            told.extend(other.map(|out| out.mapping.name.as_str().to_owned()));
+            count.extend(other.map(|out| out.mapping.name.as_str().to_owned()));
         }
-        told.len()
+        count.len()
     };
-    assert_eq!(told(&sink), 30);
+    assert_eq!(count(&sink), 30);
 
     soon("the journal is full", || journal.status().dropped > 0);
     let killed = tempfile::tempdir().unwrap();
@@ -271,7 +271,7 @@ fn large_answers_of_one_endpoint_cost_another_no_name_while_the_agent_is_away() 
     let (next, journal) = journalled(killed.path());
     soon("it is adopted", || journal.stats().adopted_files.get() == 1);
     soon("by the sink", || next.status().kept >= 30);
-    soon("with all names", || told(&next) == 30);
+    soon("with all names", || count(&next) == 30);
 }
 
 /// An agent that is back gets all that is kept, one pod's 200,000 pairs first.
@@ -291,15 +291,15 @@ fn an_answer_waits_behind_few_of_the_names_that_are_sent_again() {
         }
         sent
     };
-    let mut told = 0;
+    let mut count = 0;
     while let sent = send_all()
         && !sent.is_empty()
     {
         assert!(sent.len() <= 300, "{} without a result", sent.len());
-        told += sent.len();
+        count += sent.len();
         let results = sent.iter().map(|out| realised(out.sequence, None, 1));
         sink.results(results.collect());
     }
-    assert_eq!(told, 6000);
+    assert_eq!(count, 6000);
     assert_eq!(sink.status().in_flight, 0);
 }

@@ -1,4 +1,4 @@
-//! The proxy beneath a Cilium agent: the chart's ConfigMap, TPROXY, and whatever is
+//! The proxy under a Cilium agent: the chart's ConfigMap, TPROXY, and whatever is
 //! mounted or not.
 use std::fs::Permissions;
 use std::os::unix::fs::PermissionsExt as _;
@@ -112,12 +112,10 @@ fn a_returned_agent_gets_what_it_missed() {
         let known = std::mem::take(&mut young.endpoints);
         let agent = CiliumAgent::start(&lab.node, young, hurried())?;
         let tried = |name: &str| agent.seen().learned(name).len();
-        until("told again", SOON, || tried("away.good.test.") > 0)?;
+        until("sent again", SOON, || tried("away.good.test.") > 0)?;
         agent.change(|world| world.endpoints = known);
         let before = tried("away.good.test.");
-        until("told again once more", SOON, || {
-            tried("away.good.test.") > before
-        })?;
+        until("sent once more", SOON, || tried("away.good.test.") > before)?;
         for (name, address) in [
             ("www.good.test.", &b"203.0.113.10"[..]),
             ("away.good.test.", b"203.0.113.12"),
@@ -214,7 +212,7 @@ fn an_agent_that_never_answers_costs_neither_memory_nor_mappings() {
         ensure!(errors > 0.0, "calls without a result are not counted");
 
         agent.hang(false);
-        eventually("all is told", SOON, || {
+        eventually("all is sent", SOON, || {
             let (hung, many) = waiting()?;
             ensure!(!hung && many == 0, "hung: {hung}, {many} mappings wait");
             Ok(())

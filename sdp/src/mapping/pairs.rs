@@ -1,4 +1,4 @@
-//! Every unexpired mapping, kept so that an agent that comes back can be told again.
+//! Every unexpired pair, kept so that the proxy can send it to an agent that comes back.
 //!
 //! One entry per endpoint, name and address. Bounded: when the table is full, the endpoint
 //! with most pairs loses those that end soonest, and they are counted. No operation on an
@@ -21,9 +21,9 @@ use dns_policy::{
 use foldhash::quality::RandomState;
 
 use self::pair::Pair;
-pub use self::{
+pub(crate) use self::{
     acknowledged::{Acknowledged, Session},
-    pair::Told,
+    pair::AgentAck,
 };
 use super::holdings::{Holdings, Serial};
 #[cfg(test)]
@@ -51,11 +51,11 @@ const PER_NAME: usize = 4 * MAX_ADDRESSES;
 const EVICTED_AT_ONCE: usize = 32;
 
 /// A name that an endpoint asked for.
-pub type Key = (EndpointInstance, Fqdn);
+pub(crate) type Key = (EndpointInstance, Fqdn);
 
 /// What of a mapping is on no disk yet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Unwritten {
+pub(crate) enum Unwritten {
     /// Nothing worth a write.
     Nothing,
     /// Pairs that last longer than a disk says.
@@ -72,19 +72,19 @@ enum Source {
     Journal,
 }
 
-type Asked = HashMap<EndpointInstance, KeptName, RandomState>;
+type NamesByEndpoint = HashMap<EndpointInstance, NamePairs, RandomState>;
 
-/// The table.
+/// The table of pairs.
 #[derive(Debug)]
-pub struct Kept {
+pub(crate) struct PairTable {
     /// By name first: a revocation names no endpoint.
-    names: HashMap<Fqdn, Asked, RandomState>,
+    names: HashMap<Fqdn, NamesByEndpoint, RandomState>,
     holdings: Holdings<PairKey>,
     dropped: u64,
 }
 
 #[derive(Debug)]
-struct KeptName {
+struct NamePairs {
     server: SocketAddr,
     transport: Transport,
     pairs: HashMap<IpAddr, Pair, RandomState>,
@@ -97,9 +97,9 @@ struct PairKey {
     address: IpAddr,
 }
 
-impl Kept {
+impl PairTable {
     /// Keeps `limit` pairs at most.
-    pub fn new(limit: usize) -> Self {
+    pub(crate) fn new(limit: usize) -> Self {
         Self {
             names: HashMap::default(),
             holdings: Holdings::new(limit),
@@ -108,17 +108,17 @@ impl Kept {
     }
 
     /// Keeps a mapping's pairs; `min_ttl` is the floor of TTLs, seconds.
-    pub fn keep(&mut self, mapping: &Mapping, min_ttl: u32) {
+    pub(crate) fn keep(&mut self, mapping: &Mapping, min_ttl: u32) {
         self.take(mapping, min_ttl, Source::Answer);
     }
 
     /// The same for an answer whose pairs the agent has promised to keep open for its time.
-    pub fn keep_leased(&mut self, mapping: &Mapping, min_ttl: u32) {
+    pub(crate) fn keep_leased(&mut self, mapping: &Mapping, min_ttl: u32) {
         self.take(mapping, min_ttl, Source::Leased);
     }
 
     /// Keeps what a journal says already; `min_ttl` as for [`Self::keep`].
-    pub fn take_over(&mut self, mapping: &Mapping, min_ttl: u32) {
+    pub(crate) fn take_over(&mut self, mapping: &Mapping, min_ttl: u32) {
         self.take(mapping, min_ttl, Source::Journal);
     }
 
@@ -129,7 +129,7 @@ impl Kept {
         let expires = mapping.seen_at.plus_secs(mapping.ttl.max(min_ttl).into());
         let endpoint = mapping.endpoint;
         let asked = self.names.entry(mapping.name.clone()).or_default();
-        let name = asked.entry(endpoint).or_insert_with(|| KeptName {
+        let name = asked.entry(endpoint).or_insert_with(|| NamePairs {
             server: mapping.server,
             transport: mapping.transport,
             pairs: HashMap::default(),
@@ -186,7 +186,7 @@ impl Kept {
 
     /// The part of a mapping just kept that must be written; from now on it counts as written.
     /// Pairs on the agent's disk are not written: nothing would tell the journal to release them.
-    pub fn to_write(&mut self, mapping: &Mapping, away: bool) -> Unwritten {
+    pub(crate) fn to_write(&mut self, mapping: &Mapping, away: bool) -> Unwritten {
         let Some(asked) = self.names.get_mut(&mapping.name) else {
             return Unwritten::Nothing;
         };
@@ -227,7 +227,7 @@ impl Kept {
 
     /// Everything that no agent has made durable and that lasts longer than a disk says; from
     /// now on it counts as written. With each, for how many seconds it counts.
-    pub fn all_to_write(&mut self) -> Vec<(Mapping, u32)> {
+    pub(crate) fn all_to_write(&mut self) -> Vec<(Mapping, u32)> {
         let mut found = Vec::new();
         for key in self.keys(false) {
             let Some(name) = self.name_mut(&key) else {
@@ -245,8 +245,8 @@ impl Kept {
         found
     }
 
-    /// The agent has made these pairs durable as far as told.
-    pub fn settle(&mut self, key: &Key, addresses: &[IpAddr], told: Told) {
+    /// The agent has made these pairs durable as they were sent.
+    pub(crate) fn settle(&mut self, key: &Key, addresses: &[IpAddr], ack: AgentAck) {
         let Some(name) = self.name_mut(key) else {
             return;
         };
@@ -256,7 +256,7 @@ impl Kept {
             let Some(pair) = name.pairs.get_mut(address) else {
                 continue;
             };
-            pair.durable = pair.durable.and(told);
+            pair.durable = pair.durable.and(ack);
             if pair.is_settled() {
                 pair.written = pair.expires;
                 pair.seen_written = pair.seen_at;
@@ -265,19 +265,19 @@ impl Kept {
     }
 
     /// Releases pairs that the agent has made durable as they were sent.
-    pub fn drop_settled(&mut self, key: &Key, addresses: &[IpAddr], told: Told) {
-        self.settle(key, addresses, told);
+    pub(crate) fn drop_settled(&mut self, key: &Key, addresses: &[IpAddr], ack: AgentAck) {
+        self.settle(key, addresses, ack);
         self.retain_pairs(key, addresses, |pair| !pair.is_settled());
     }
 
-    /// The agent will never take these pairs as told; of those seen again since it may.
-    pub fn forget(&mut self, key: &Key, addresses: &[IpAddr], told: Told) {
-        self.retain_pairs(key, addresses, |pair| pair.seen_at > told.seen);
+    /// The agent never accepts these pairs as they were sent. It may accept pairs that were seen again since.
+    pub(crate) fn forget(&mut self, key: &Key, addresses: &[IpAddr], ack: AgentAck) {
+        self.retain_pairs(key, addresses, |pair| pair.seen_at > ack.seen);
     }
 
     /// Whether it is worth sending these pairs again after the agent could not
     /// take them yet; those tried too often are dropped.
-    pub fn retry(&mut self, key: &Key, addresses: &[IpAddr]) -> bool {
+    pub(crate) fn retry(&mut self, key: &Key, addresses: &[IpAddr]) -> bool {
         let mut any = false;
         self.retain_pairs(key, addresses, |pair| {
             pair.tries = pair.tries.saturating_add(1);
@@ -288,17 +288,17 @@ impl Kept {
         any
     }
 
-    fn name(&self, key: &Key) -> Option<&KeptName> {
+    fn name(&self, key: &Key) -> Option<&NamePairs> {
         self.names.get(&key.1)?.get(&key.0)
     }
 
-    fn name_mut(&mut self, key: &Key) -> Option<&mut KeptName> {
+    fn name_mut(&mut self, key: &Key) -> Option<&mut NamePairs> {
         self.names.get_mut(&key.1)?.get_mut(&key.0)
     }
 
     /// The agent takes these pairs back, from whichever endpoint: without a
     /// name all of them, without addresses all of the name.
-    pub fn revoke(&mut self, name: Option<&Fqdn>, addresses: &[IpAddr]) {
+    pub(crate) fn revoke(&mut self, name: Option<&Fqdn>, addresses: &[IpAddr]) {
         let Some(name) = name else {
             self.names.clear();
             self.holdings.clear();
@@ -351,7 +351,7 @@ impl Kept {
     }
 
     /// Drops what has expired.
-    pub fn expire(&mut self, now: BootTime) {
+    pub(crate) fn expire(&mut self, now: BootTime) {
         let names = &self.names;
         let ended = self
             .holdings
@@ -366,13 +366,13 @@ impl Kept {
         }
     }
 
-    fn all(&self) -> impl Iterator<Item = (&Fqdn, &EndpointInstance, &KeptName)> {
+    fn all(&self) -> impl Iterator<Item = (&Fqdn, &EndpointInstance, &NamePairs)> {
         let names = self.names.iter();
-        names.flat_map(|(name, asked)| asked.iter().map(move |(by, kept)| (name, by, kept)))
+        names.flat_map(|(name, asked)| asked.iter().map(move |(by, pairs)| (name, by, pairs)))
     }
 
     /// Drops a sixteenth of all.
-    pub fn shrink(&mut self) {
+    pub(crate) fn shrink(&mut self) {
         self.evict((self.len() / 16).max(1));
     }
 
@@ -393,26 +393,26 @@ impl Kept {
     }
 
     /// Names to send again: those that no agent has made durable, or all.
-    pub fn keys(&self, all: bool) -> Vec<Key> {
+    pub(crate) fn keys(&self, all: bool) -> Vec<Key> {
         self.all()
-            .filter(|(_, _, kept)| all || kept.pairs.values().any(|pair| !pair.is_settled()))
+            .filter(|(_, _, pairs)| all || pairs.pairs.values().any(|pair| !pair.is_settled()))
             .map(|(name, by, _)| (*by, name.clone()))
             .collect()
     }
 
     /// A name's pairs as mappings to send again: one per instant and TTL.
-    pub fn replay(&self, key: &Key, now: BootTime) -> Vec<Mapping> {
+    pub(crate) fn replay(&self, key: &Key, now: BootTime) -> Vec<Mapping> {
         let found = self.unexpired(key, now).into_iter();
         found.map(|(mapping, _)| mapping).collect()
     }
 
     /// A name's pairs as mappings, and for how many seconds from `seen_at` each counts.
-    pub fn unexpired(&self, key: &Key, now: BootTime) -> Vec<(Mapping, u32)> {
+    pub(crate) fn unexpired(&self, key: &Key, now: BootTime) -> Vec<(Mapping, u32)> {
         self.mappings(key, |pair| pair.until() > now)
     }
 
     /// Some of a name's pairs as mappings, and for how many seconds from `seen_at` each counts.
-    pub fn of(&self, key: &Key, addresses: &[IpAddr]) -> Vec<(Mapping, u32)> {
+    pub(crate) fn of(&self, key: &Key, addresses: &[IpAddr]) -> Vec<(Mapping, u32)> {
         let Some(name) = self.name(key) else {
             return Vec::new();
         };
@@ -424,7 +424,7 @@ impl Kept {
     }
 
     /// Those of a mapping's pairs that no agent has made durable.
-    pub fn undurable(&self, mapping: &Mapping) -> Vec<IpAddr> {
+    pub(crate) fn undurable(&self, mapping: &Mapping) -> Vec<IpAddr> {
         let asked = self.names.get(&mapping.name);
         let Some(name) = asked.and_then(|asked| asked.get(&mapping.endpoint)) else {
             return Vec::new();
@@ -445,7 +445,7 @@ impl Kept {
     }
 
     /// What an endpoint has learned of a name since an agent last made it durable.
-    pub fn unsettled(&self, key: &Key) -> Vec<Mapping> {
+    pub(crate) fn unsettled(&self, key: &Key) -> Vec<Mapping> {
         let found = self.mappings(key, |pair| !pair.is_settled()).into_iter();
         found
             .map(|(mapping, _)| Mapping {
@@ -464,22 +464,22 @@ impl Kept {
     }
 
     /// Number of pairs kept.
-    pub fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.holdings.len()
     }
 
     /// Whether nothing is kept.
-    pub fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
     /// Pairs dropped because there were too many.
-    pub fn dropped(&self) -> u64 {
+    pub(crate) fn dropped(&self) -> u64 {
         self.dropped
     }
 }
 
-impl KeptName {
+impl NamePairs {
     /// One mapping per instant, TTL and [`MAX_ADDRESSES`].
     fn mappings<'p>(
         &self,
@@ -523,7 +523,7 @@ impl KeptName {
 }
 
 fn end_of(
-    names: &HashMap<Fqdn, Asked, RandomState>,
+    names: &HashMap<Fqdn, NamesByEndpoint, RandomState>,
     key: &PairKey,
     serial: Serial,
 ) -> Option<BootTime> {

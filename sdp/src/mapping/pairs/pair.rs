@@ -5,16 +5,16 @@ use dns_policy::{boot_time::BootTime, mapping::Mapping};
 use super::{Source, UNSETTLED_SECS, acknowledged::Acknowledged};
 use crate::mapping::holdings::Serial;
 
-/// The state of a pair as it was sent to an agent.
+/// The state of a pair as it was sent to an agent, which acknowledges it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Told {
+pub struct AgentAck {
     /// When they were seen.
     pub seen: BootTime,
     /// Until when they count.
     pub until: BootTime,
 }
 
-impl Told {
+impl AgentAck {
     pub(super) fn and(self, other: Self) -> Self {
         Self {
             seen: self.seen.max(other.seen),
@@ -33,7 +33,7 @@ pub(super) struct Pair {
     pub(super) expires: BootTime,
     /// The durable part: the last and the longest of the answers that were sent to an agent. Each
     /// answer is sent unchanged, so these may be two answers.
-    pub(super) durable: Told,
+    pub(super) durable: AgentAck,
     /// What an agent without leases has acknowledged.
     pub(super) acknowledged: Acknowledged,
     pub(super) tries: u8,
@@ -59,7 +59,7 @@ impl Pair {
             seen_at: mapping.seen_at,
             ttl: mapping.ttl,
             expires,
-            durable: Told::default(),
+            durable: AgentAck::default(),
             acknowledged: Acknowledged::default(),
             tries: 0,
             written: on_disk(expires),

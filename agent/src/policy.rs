@@ -20,6 +20,7 @@ pub mod mode;
 pub mod model;
 mod network_policy;
 pub mod parse;
+mod prune;
 pub mod repository;
 pub mod rule;
 pub mod source;

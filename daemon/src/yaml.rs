@@ -16,9 +16,9 @@ use serde_json::{Map, Number, Value};
 /// Bytes of one object, without comments and indentation (an API server takes 3 MiB).
 pub const MAX_OBJECT: usize = 3 << 20;
 /// Bytes of one document that is read as a whole.
-pub const MAX_DOCUMENT: usize = 32 << 20;
+pub(crate) const MAX_DOCUMENT: usize = 32 << 20;
 /// Bytes of the text of one item of a list: its indentation is part of it.
-pub const MAX_ITEM: usize = 2 * MAX_OBJECT;
+pub(crate) const MAX_ITEM: usize = 2 * MAX_OBJECT;
 /// Collections within one another.
 pub const MAX_DEPTH: usize = 64;
 

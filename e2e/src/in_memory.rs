@@ -67,7 +67,7 @@ pub fn config() -> CoreConfig {
 }
 
 /// The product's own settings, with one family.
-pub fn config_by_default() -> CoreConfig {
+pub(crate) fn config_by_default() -> CoreConfig {
     CoreConfig {
         enable_ipv6: false,
         ..CoreConfig::default()

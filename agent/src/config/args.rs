@@ -19,7 +19,7 @@ use crate::{
 };
 
 /// Default of `--admin-socket`.
-pub const ADMIN_SOCKET: &str = "/run/holdfast/agent-admin.sock";
+pub(crate) const ADMIN_SOCKET: &str = "/run/holdfast/agent-admin.sock";
 
 /// DNS-name egress policy for this node: runs the agent, and sends requests to the running one.
 #[derive(Debug, Parser)]

@@ -280,7 +280,7 @@ impl Core {
 }
 
 /// One side of a policy.
-pub fn side_of(policy: &EndpointPolicy, direction: FlowDirection) -> &Side {
+pub(crate) fn side_of(policy: &EndpointPolicy, direction: FlowDirection) -> &Side {
     match direction {
         FlowDirection::Egress => &policy.egress,
         FlowDirection::Ingress => &policy.ingress,

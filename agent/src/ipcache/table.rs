@@ -251,7 +251,7 @@ impl Ipcache {
 }
 
 /// Map key of a prefix.
-pub fn key_of(prefix: IpNet) -> IpcacheKey {
+pub(crate) fn key_of(prefix: IpNet) -> IpcacheKey {
     match prefix.trunc() {
         IpNet::V4(net) => IpcacheKey::v4(net.addr().octets(), net.prefix_len()),
         IpNet::V6(net) => IpcacheKey::v6(net.addr().octets(), net.prefix_len()),

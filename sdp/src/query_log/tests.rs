@@ -21,7 +21,7 @@ fn entry(name: &str) -> Entry {
         server: ([10, 0, 0, 10], 53).into(),
         server_identity: Some(1053),
         rule: Some(("k8s:app=dns".to_owned(), "*.example.com.".to_owned())),
-        end: End {
+        end: QueryEnd {
             result: "realised",
             rcode: Some(0),
             answers: 2,
@@ -63,7 +63,7 @@ fn lines_are_as_documented() {
         allowed: false,
         server_identity: None,
         rule: None,
-        end: End::own("unknown_source", Rcode::Refused),
+        end: QueryEnd::own("unknown_source", Rcode::Refused),
         ..entry(".")
     };
     Line::of(&denied, 100).write(&mut shown);

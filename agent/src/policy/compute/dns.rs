@@ -21,7 +21,7 @@ use crate::{
 type DnsPort = (u16, Transport);
 
 /// Renders the DNS rules: by port, whom may be asked for what there.
-pub fn dns_rules(policy: &EndpointPolicy, selectors: &SelectorCache) -> EndpointRules {
+pub(crate) fn dns_rules(policy: &EndpointPolicy, selectors: &SelectorCache) -> EndpointRules {
     let side = &policy.egress;
     let ports = judged_ports(side, selectors).into_iter().map(|at| {
         let mut rules = Vec::new();
@@ -146,7 +146,7 @@ fn add_rules(
 
 /// Which rules have a say in DNS.
 #[derive(Debug, Default)]
-pub struct DnsScope {
+pub(crate) struct DnsScope {
     /// Ports at which queries are judged.
     ports: BTreeSet<DnsPort>,
     /// Selectors whose selections the DNS rules list.
@@ -157,7 +157,7 @@ pub struct DnsScope {
 
 impl DnsScope {
     /// Of a policy whose selectors are registered.
-    pub fn of(policy: &EndpointPolicy, selectors: &SelectorCache) -> Self {
+    pub(crate) fn of(policy: &EndpointPolicy, selectors: &SelectorCache) -> Self {
         let side = &policy.egress;
         let mut scope = Self {
             ports: judged_ports(side, selectors),
@@ -171,7 +171,7 @@ impl DnsScope {
     }
 
     /// Whether a rule has a say.
-    pub fn is_in(&self, rule: &PeerRule) -> bool {
+    pub(crate) fn is_in(&self, rule: &PeerRule) -> bool {
         let names = || rule.ports.iter().any(|port| port.dns.is_some());
         // What a port name stands for depends on the servers.
         let named = || rule.ports.iter().any(|port| port.name().is_some());
@@ -180,12 +180,12 @@ impl DnsScope {
     }
 
     /// Whether one of these selectors decides which servers are meant.
-    pub fn uses(&self, selectors: &[SelectorId]) -> bool {
+    pub(crate) fn uses(&self, selectors: &[SelectorId]) -> bool {
         selectors.iter().any(|id| self.selectors.contains(id))
     }
 
     /// Whether it is another one once the servers are others.
-    pub const fn is_by_name(&self) -> bool {
+    pub(crate) const fn is_by_name(&self) -> bool {
         self.by_name
     }
 }

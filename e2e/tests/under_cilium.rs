@@ -1,4 +1,4 @@
-//! The proxy beneath a Cilium agent: the chart's ConfigMap, TPROXY, and whatever is
+//! The proxy under a Cilium agent: the chart's ConfigMap, TPROXY, and whatever is
 //! mounted or not.
 use std::fs::Permissions;
 use std::os::unix::fs::PermissionsExt as _;

@@ -100,7 +100,7 @@ const CLOCK: Duration = Duration::from_secs(2);
 
 /// Which version of a large file is there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Stamp {
+pub(crate) struct Stamp {
     device: u64,
     inode: u64,
     size: u64,
@@ -111,7 +111,7 @@ pub struct Stamp {
 impl Stamp {
     /// The stamp of the file at `path`; none if the file must be read to see whether it changed:
     /// it is small, or changed just now.
-    pub fn of(path: &Path) -> Option<Self> {
+    pub(crate) fn of(path: &Path) -> Option<Self> {
         let metadata = fs::metadata(path).ok()?;
         let changed = u64::try_from(metadata.ctime()).ok()?;
         let changed = SystemTime::UNIX_EPOCH.checked_add(Duration::from_secs(changed))?;

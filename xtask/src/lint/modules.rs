@@ -12,12 +12,13 @@ use anyhow::Result;
 use crate::workspace;
 
 /// The crates whose modules are checked.
-const CRATES: [&str; 8] = [
+const CRATES: [&str; 9] = [
     "agent",
     "daemon",
     "dns-policy",
     "e2e",
     "fqdn-proto",
+    "polling",
     "sdp",
     "shared-maps",
     "xtask",

@@ -4,7 +4,7 @@ use std::{
     collections::HashMap,
     io::{ErrorKind, Read as _, Write as _},
     net::{Shutdown, SocketAddr, TcpStream, UdpSocket},
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use super::{message, script::Ask};
@@ -134,24 +134,14 @@ impl Stage {
 
     /// Waits until the server got `body`, which is a query without its id.
     pub(super) fn hear(&mut self, body: &[u8]) -> Result<Heard, String> {
-        let deadline = Instant::now() + PATIENCE;
-        loop {
+        let found = polling::eventually("the query as it was sent", PATIENCE, || {
             self.poll()?;
-            let found = self
-                .unheard
-                .iter()
-                .position(|heard| heard.bytes.get(2..) == Some(body));
-            if let Some(at) = found {
-                return Ok(self.unheard.remove(at));
-            }
-            if Instant::now() > deadline {
-                return Err(format!(
-                    "the server never got the query as it was sent; it got {}",
-                    self.told_unheard()
-                ));
-            }
-            std::thread::sleep(TICK);
-        }
+            let mut all = self.unheard.iter();
+            all.position(|heard| heard.bytes.get(2..) == Some(body))
+                .ok_or_else(|| self.told_unheard())
+        });
+        let at = found.map_err(|late| format!("at the server: {late}"))?;
+        Ok(self.unheard.remove(at))
     }
 
     /// Takes all that has come to the server.

@@ -29,6 +29,7 @@ use crate::{
         upkeep::{self, Conditions, Upkeep},
     },
     dnsproxy::{BuiltinProxy, Ports},
+    document_source,
     endpoint::{
         config_file::EndpointFile,
         source::{EndpointBook, cli::CliFile, polls},
@@ -42,13 +43,13 @@ use crate::{
         server::{About, Native},
     },
     health::{self, Health},
+    kubernetes::{book::Book, labels::LabelFilter},
     lane::Lane,
     liveness, node,
     policy::source::{dir::PolicyDir, last_good::LastGood},
     proxies::{Proxies, RulesTable},
     restore::{self, Found},
     runner::{self, CoreHandle, CoreThread, Inbox},
-    source_event::SourceEvent,
     watched_dir::WatchedDir,
 };
 
@@ -82,11 +83,11 @@ pub async fn run(mut config: Config) -> Result<()> {
     };
     let channel = runner::channel();
     let core = channel.0.clone();
-    let told = move |result| {
+    let send = move |result| {
         // The core may stop before this thread; the event is then not needed.
-        let _gone = core.tell_blocking(Event::NamesKept(result));
+        let _gone = core.send_blocking(Event::NamesKept(result));
     };
-    let written = LaterFiles::start(files.clone(), told).context("starting the files' thread")?;
+    let written = LaterFiles::start(files.clone(), send).context("starting the files' thread")?;
     let datapath = Box::new(KernelDatapath::prepare(&kernel, Box::new(written))?);
     config.map_sizes.ipcache = datapath.ipcache_max();
     if let Some(path) = &config.pre_cache {
@@ -244,7 +245,7 @@ impl Agent {
         tracing::info!(start = epoch.start, ?config, "agent starting");
 
         let addresses = node::addresses().context("listing the node's addresses")?;
-        core.tell(Event::NodeAddresses(addresses.iter().copied().collect()))
+        core.send(Event::NodeAddresses(addresses.iter().copied().collect()))
             .await?;
         tasks.spawn(node::run(core.clone(), addresses, stop.clone()));
         let endpoints = endpoint_source(
@@ -256,7 +257,9 @@ impl Agent {
             &tasks,
             &stop,
         )?;
-        policy_source(policies, &core, &tasks, &stop);
+        let filter = LabelFilter::new(config.label_rules.clone());
+        let book = Book::new(filter, &config.cluster_name);
+        document_source::start(policies, book, &core, &tasks, &stop);
         tasks.spawn(liveness::run(
             maps.clone(),
             core.clone(),
@@ -434,7 +437,7 @@ fn endpoint_source(
     tasks: &TaskTracker,
     stop: &CancellationToken,
 ) -> Result<Arc<EndpointBook>> {
-    let told = core.clone();
+    let handle = core.clone();
     let book = EndpointBook::open(
         config.endpoint_dir.clone(),
         CliFile::in_dir(state),
@@ -442,59 +445,13 @@ fn endpoint_source(
         gate,
         move |event| {
             // A stopped core means that the agent is stopping: nothing is lost.
-            let _stopped = told.tell_blocking(Event::Endpoints(event));
+            let _stopped = handle.send_blocking(Event::Endpoints(event));
         },
     )?;
     // Without a directory there is still what was added by command and cannot be resolved yet.
     let watched = config.endpoint_dir.as_deref().unwrap_or(state);
     polls::run(Arc::clone(&book), watched, tasks, stop.clone());
     Ok(book)
-}
-
-fn policy_source(
-    policies: Option<(WatchedDir, PolicyDir)>,
-    core: &CoreHandle,
-    tasks: &TaskTracker,
-    stop: &CancellationToken,
-) {
-    let core = core.clone();
-    let stop = stop.clone();
-    tasks.spawn(async move {
-        let Some((watched, mut source)) = policies else {
-            for event in [SourceEvent::Init, SourceEvent::InitDone] {
-                let _stopped = core.tell(Event::Policies(event)).await;
-            }
-            return;
-        };
-        let mut first = true;
-        loop {
-            let looked = tokio::task::spawn_blocking(move || {
-                let events = if first {
-                    source.list()
-                } else {
-                    source.refresh()
-                };
-                (source, events)
-            });
-            let Ok((kept, events)) = looked.await else {
-                tracing::error!(
-                    "reading the policies panicked (a bug); the policies in force remain"
-                );
-                return;
-            };
-            source = kept;
-            first = false;
-            for event in events {
-                if core.tell(event.into()).await.is_err() {
-                    return;
-                }
-            }
-            tokio::select! {
-                () = watched.changed() => {}
-                () = stop.cancelled() => return,
-            }
-        }
-    });
 }
 
 /// A live Cilium agent owns the pins at the default root.

@@ -1,13 +1,13 @@
 //! Client subcommands: requests to the running agent, and dumps of the pinned maps.
 
-pub mod bpf;
+pub(crate) mod bpf;
 pub mod client;
-pub mod observe;
-pub mod policy;
-pub mod show;
-pub mod table;
-pub mod trace;
-pub mod why;
+pub(crate) mod observe;
+pub(crate) mod policy;
+pub(crate) mod show;
+pub(crate) mod table;
+pub(crate) mod trace;
+pub(crate) mod why;
 
 use anyhow::{Result, bail};
 

@@ -1,6 +1,7 @@
 //! What the agent was asked to do: flags and environment, checked once.
 
-pub mod args;
+pub(crate) mod args;
+mod cluster_args;
 mod max_identities;
 
 use std::{net::SocketAddr, ops::RangeInclusive, path::PathBuf, time::Duration};
@@ -8,9 +9,13 @@ use std::{net::SocketAddr, ops::RangeInclusive, path::PathBuf, time::Duration};
 use dns_policy::reject_code::RejectCode;
 
 pub use args::{Cli, ClientArgs, Command, RunArgs};
+pub use cluster_args::ClusterArgs;
 pub use max_identities::MaxIdentities;
 
-use crate::{datapath::kernel::MapSizes, fqdn::refused::RefusedPrefixes, policy::mode::PolicyMode};
+use crate::{
+    datapath::kernel::MapSizes, fqdn::refused::RefusedPrefixes, kubernetes::labels::LabelRule,
+    policy::mode::PolicyMode,
+};
 
 /// Entries that a conntrack map may have; Cilium's bounds.
 const CONNTRACK_ENTRIES: RangeInclusive<u32> = 1 << 10..=1 << 24;
@@ -42,6 +47,10 @@ pub struct Config {
     pub policy_dir: Option<PathBuf>,
     /// Name of this node.
     pub node_name: String,
+    /// Name of this node's cluster.
+    pub cluster_name: String,
+    /// Which labels make a pod's identity, beside the usual rules.
+    pub label_rules: Vec<LabelRule>,
     /// Directory of endpoint documents.
     pub endpoint_dir: Option<PathBuf>,
     /// Socket of the native gRPC service.
@@ -143,7 +152,9 @@ impl TryFrom<RunArgs> for Config {
             bpf_root: args.bpf_root,
             state_dir: args.state_dir,
             policy_dir: args.policy_dir,
-            node_name: args.node_name.unwrap_or_else(host_name),
+            node_name: args.cluster.node_name.unwrap_or_else(host_name),
+            cluster_name: args.cluster.cluster_name,
+            label_rules: args.cluster.labels,
             endpoint_dir: args.endpoint_dir,
             sdp_socket: args.sdp_socket,
             sdp_group: args.sdp_group,

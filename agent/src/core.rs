@@ -21,11 +21,11 @@ use shared_maps::EndpointId;
 
 mod breaker;
 mod changes;
-pub mod clean;
+pub(crate) mod clean;
 mod closed_names;
-pub mod config;
+pub(crate) mod config;
 mod describe;
-pub mod directory;
+pub(crate) mod directory;
 mod endpoint_files;
 mod endpoint_table;
 mod endpoints;
@@ -39,7 +39,8 @@ mod intake;
 mod leases;
 mod lxc_table;
 mod mappings;
-pub mod plan;
+pub(crate) mod plan;
+mod pods;
 mod policies;
 mod policy_model;
 mod programs;
@@ -54,10 +55,11 @@ mod retry;
 mod revocations;
 mod rollback;
 mod rules;
+mod services;
 pub mod snapshot;
 mod state;
 mod view;
-pub mod why;
+pub(crate) mod why;
 
 pub use config::{CoreConfig, Restored};
 pub use directory::{Directory, EndpointLocation};
@@ -129,6 +131,9 @@ impl Core {
             Event::PoliciesRejected(errors) => state.policy.set_rejected(errors),
             Event::PoliciesUncertain(true) => state.restoration.hold_mut().begin(),
             Event::PoliciesUncertain(false) => state.end_hold(),
+            Event::Pods(events) => state.on_pods(events),
+            Event::Services(events) => state.on_services(events),
+            Event::ClusterWarnings(warnings) => state.pods.warn(warnings),
             Event::Endpoints(event) => state.on_endpoint(event),
             Event::NodeAddresses(addresses) => state.on_node_addresses(&addresses),
             Event::Mappings(mappings) => {
@@ -190,9 +195,9 @@ impl Core {
             state.rollback(&mut plan, undo);
         }
         state.revive_identities(plan.take_forgotten());
-        let mut effects = state.settle_outcomes(plan.take_outcomes());
+        let mut effects = state.settle_results(plan.take_results());
         let durable = plan.take_durable().into_iter();
-        effects.extend(durable.map(|result| Effect::Outcome(result.outcome())));
+        effects.extend(durable.map(|result| Effect::Result(result.result())));
         state.free_numbers();
         let revocations = plan.take_revocations().into_iter();
         effects.extend(revocations.map(Effect::Revoke));
@@ -203,7 +208,10 @@ impl Core {
         if let Some(result) = state.part_ended(result) {
             effects.append(&mut state.publish(result));
         }
-        if !failed.is_empty() || state.retry.has_prefixes() || state.numbers.budget().limited() > 0
+        if !failed.is_empty()
+            || state.retry.has_prefixes()
+            || state.numbers.budget().limited() > 0
+            || state.pods.lacks_identities()
         {
             state.retry.schedule(state.now);
         }
@@ -253,8 +261,8 @@ impl Core {
     }
 
     /// Where the endpoints are; cheap.
-    pub fn places(&self) -> Vec<EndpointLocation> {
-        self.state.places()
+    pub fn locations(&self) -> Vec<EndpointLocation> {
+        self.state.locations()
     }
 
     /// Counts alone; cheap.
@@ -301,6 +309,7 @@ impl State {
             self.ipcache.mark(prefix);
         }
         self.retry_limited();
+        self.retry_pods();
     }
 
     /// Notes which endpoints have their address in `cilium_lxc` and their programs attached.

@@ -16,13 +16,12 @@ use dns_policy::{
 use holdfast_sdp::{
     descriptors::Descriptors,
     gate::Gate,
-    listener::{
-        ListenConfig, ListenError, Listeners, SocketOptions, Sockets, SteeringConfig,
-        SteeringStatus,
-    },
-    mapping::sink::{LinkSink, Outcome, Promise},
+    listener::{ListenConfig, ListenError, Listeners, SocketOptions, Sockets},
     maps::{PinnedMaps, REFRESH},
-    proxy::{Proxy, ProxyConfig, Stats},
+    proxy::{Proxy, ProxyConfig},
+    sink::{self, LinkSink, Promise},
+    stats::Stats,
+    steering::{SteeringConfig, SteeringStatus},
     transparent::Transparent,
 };
 use parking_lot::Mutex;
@@ -32,7 +31,7 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{
     config::Config,
-    core::event::{Event, MappingEvent, RevokeAck},
+    core::event::{Event, MappingEvent, MappingResult, RevokeAck},
     lane::Lane,
     proxies::{Proxies, Results, RulesTable, StreamGuard, StreamKind, ToStream},
     runner::CoreHandle,
@@ -47,7 +46,7 @@ const DRAIN: Duration = Duration::from_secs(5);
 
 /// The running proxy.
 #[derive(Debug)]
-pub struct BuiltinProxy {
+pub(crate) struct BuiltinProxy {
     listeners: Mutex<Option<Listeners>>,
     stats: Stats,
     /// Where its mappings go to the core: its TCP clients do not delay that.
@@ -56,7 +55,7 @@ pub struct BuiltinProxy {
 
 /// What the proxy is connected to.
 #[derive(Clone, Debug)]
-pub struct Ports {
+pub(crate) struct Ports {
     /// The core.
     pub core: CoreHandle,
     /// Rules and results.
@@ -94,7 +93,7 @@ fn proxy_config(config: &Config, transparent: Transparent) -> ProxyConfig {
 impl BuiltinProxy {
     /// Binds, starts the workers, and connects them. `restored`: rules of an
     /// earlier run, in force until the core gives the first ones.
-    pub fn start(
+    pub(crate) fn start(
         config: &Config,
         ports: Ports,
         restored: &[RulesOf],
@@ -150,12 +149,12 @@ impl BuiltinProxy {
     }
 
     /// Counters of its main path.
-    pub fn stats(&self) -> &Stats {
+    pub(crate) fn stats(&self) -> &Stats {
         &self.stats
     }
 
     /// `running`, with what is to be said about steering.
-    pub fn describe(&self) -> String {
+    pub(crate) fn describe(&self) -> String {
         match self.listeners.lock().as_ref().map(Listeners::steering) {
             None => "stopped".to_owned(),
             Some(SteeringStatus::Unavailable(why) | SteeringStatus::Full(why)) => {
@@ -166,7 +165,7 @@ impl BuiltinProxy {
     }
 
     /// Stops the proxy without losing a query.
-    pub async fn drain(&self) {
+    pub(crate) async fn drain(&self) {
         let listeners = self.listeners.lock().take();
         if let Some(listeners) = listeners {
             let report = listeners.drain(DRAIN).await;
@@ -199,7 +198,7 @@ impl Connected {
         if self
             .ports
             .core
-            .tell(Event::StreamUp(self.guard.id()))
+            .send(Event::StreamUp(self.guard.id()))
             .await
             .is_err()
         {
@@ -225,7 +224,7 @@ impl Connected {
                         break;
                     }
                 },
-                _ = beat.tick(), if waits => self.sink.heard_all(BootTime::now()),
+                _ = beat.tick(), if waits => self.sink.read_all(BootTime::now()),
                 changed = rules.changed() => {
                     if changed.is_err() {
                         break;
@@ -244,7 +243,7 @@ impl Connected {
         self.sink.agent_down();
         let stream = self.guard.id();
         for event in [Event::StreamDown(stream), Event::HolderEnded(vec![stream])] {
-            let _stopped = self.ports.core.tell(event).await;
+            let _stopped = self.ports.core.send(event).await;
         }
     }
 
@@ -261,22 +260,9 @@ impl Connected {
 
     fn result(&self, message: ToStream) {
         match message {
-            ToStream::Outcomes(outcomes) => {
-                let outcomes = outcomes
-                    .into_iter()
-                    .map(|outcome| Outcome {
-                        sequence: outcome.sequence,
-                        realised: outcome.realised == Realised::Yes,
-                        durable: outcome.durable,
-                        promise: Promise::of_lease_end(outcome.lease_end),
-                        revision: outcome.revision,
-                        refusal: match outcome.realised {
-                            Realised::No(refusal) => refusal,
-                            Realised::Yes | Realised::AgentAway => Refusal::NotRealised,
-                        },
-                    })
-                    .collect();
-                self.sink.results(outcomes);
+            ToStream::Results(results) => {
+                let results = results.iter().map(to_sink).collect();
+                self.sink.results(results);
             }
             ToStream::Revoke(revocations) => {
                 for revocation in revocations {
@@ -294,7 +280,7 @@ impl Connected {
             let acks = batch.revoked.into_iter();
             let acks = acks.map(|id| RevokeAck { stream, id }).collect();
             let event = Event::RevokeAcked(acks);
-            self.ports.core.tell(event).await.ok()?;
+            self.ports.core.send(event).await.ok()?;
         }
         if !batch.mappings.is_empty() {
             self.guard.took(batch.mappings.len());
@@ -307,7 +293,7 @@ impl Connected {
                     mapping: out.mapping,
                 })
                 .collect();
-            self.ports.core.tell(Event::Mappings(events)).await.ok()?;
+            self.ports.core.send(Event::Mappings(events)).await.ok()?;
         }
         Some(())
     }
@@ -340,6 +326,22 @@ fn put_in_force(
     };
     for error in errors {
         tracing::warn!(%error, "a rule of the built-in proxy allows nothing");
+    }
+}
+
+/// A result as the proxy's sink has it.
+fn to_sink(result: &MappingResult) -> sink::MappingResult {
+    sink::MappingResult {
+        sequence: result.sequence,
+        result: match result.realised {
+            Realised::Yes => Ok(sink::Grant {
+                durable: result.durable,
+                promise: Promise::of_lease(result.lease_end),
+                revision: result.revision,
+            }),
+            Realised::No(refusal) => Err(refusal),
+            Realised::AgentAway => Err(Refusal::NotRealised),
+        },
     }
 }
 

@@ -5,7 +5,7 @@
 
 pub mod meanings;
 
-use holdfast_sdp::proxy::stats::Stats;
+use holdfast_sdp::stats::Stats;
 use prometheus_client::{
     encoding::{DescriptorEncoder, EncodeMetric as _},
     metrics::{counter::ConstCounter, gauge::ConstGauge},

@@ -19,9 +19,9 @@ const NAME_MAX: usize = 15;
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PortName(Arc<str>);
 
-/// What a name stands for.
+/// The protocol and port that a name stands for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Place {
+pub struct ProtocolPort {
     /// IP protocol number: TCP, UDP or SCTP.
     pub protocol: u8,
     /// Port, never 0.
@@ -73,7 +73,7 @@ impl fmt::Display for PortName {
 
 /// The named ports of a pod.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct NamedPorts(BTreeMap<PortName, Place>);
+pub struct NamedPorts(BTreeMap<PortName, ProtocolPort>);
 
 impl NamedPorts {
     /// Reads texts `name=port[/protocol]`; the protocol is TCP unless it says UDP or SCTP.
@@ -81,11 +81,11 @@ impl NamedPorts {
         let mut found = BTreeMap::new();
         for text in texts {
             let form = || NamedPortError::Form(text.as_ref().to_owned());
-            let (name, place) = text.as_ref().split_once('=').ok_or_else(form)?;
-            let (port, protocol) = place.split_once('/').unwrap_or((place, "TCP"));
-            let place = place_of(protocol, port).ok_or_else(form)?;
+            let (name, target) = text.as_ref().split_once('=').ok_or_else(form)?;
+            let (port, protocol) = target.split_once('/').unwrap_or((target, "TCP"));
+            let target = protocol_port(protocol, port).ok_or_else(form)?;
             let name: PortName = name.parse()?;
-            if found.insert(name.clone(), place).is_some() {
+            if found.insert(name.clone(), target).is_some() {
                 return Err(NamedPortError::Twice(name));
             }
         }
@@ -94,15 +94,15 @@ impl NamedPorts {
 
     /// Those that labels carry.
     pub fn of(labels: &LabelSet) -> Self {
-        let named = parts(labels).filter_map(|(name, place)| Some((name.parse().ok()?, place)));
+        let named = parts(labels).filter_map(|(name, port)| Some((name.parse().ok()?, port)));
         Self(named.collect())
     }
 
     /// The labels that carry them.
     pub fn labels(&self) -> Vec<Label> {
         let mut values: Vec<String> = Vec::new();
-        for (name, place) in &self.0 {
-            let part = format!("{name}.{}.{}", word(place.protocol), place.port);
+        for (name, target) in &self.0 {
+            let part = format!("{name}.{}.{}", word(target.protocol), target.port);
             match values.last_mut() {
                 Some(value) if value.len() + 1 + part.len() <= VALUE_MAX => {
                     value.push('_');
@@ -124,21 +124,21 @@ impl NamedPorts {
 
     /// As [`NamedPorts::parse`] reads them.
     pub fn texts(&self) -> Vec<String> {
-        let text = |(name, place): (&PortName, &Place)| {
-            format!("{name}={}/{}", place.port, word(place.protocol))
+        let text = |(name, target): (&PortName, &ProtocolPort)| {
+            format!("{name}={}/{}", target.port, word(target.protocol))
         };
         self.0.iter().map(text).collect()
     }
 }
 
 /// What a name stands for at an identity with these labels.
-pub fn find(labels: &LabelSet, name: &PortName) -> Option<Place> {
+pub fn find(labels: &LabelSet, name: &PortName) -> Option<ProtocolPort> {
     let mut parts = parts(labels).filter(|(known, _)| *known == &*name.0);
-    parts.next().map(|(_, place)| place)
+    parts.next().map(|(_, target)| target)
 }
 
 /// Whether a label carries named ports.
-pub fn is_label(label: &Label) -> bool {
+pub(crate) fn is_label(label: &Label) -> bool {
     let key = |rest: &str| {
         rest.is_empty()
             || rest
@@ -148,17 +148,17 @@ pub fn is_label(label: &Label) -> bool {
     label.source() == GENERATED && label.key().strip_prefix(KEY).is_some_and(key)
 }
 
-fn parts(labels: &LabelSet) -> impl Iterator<Item = (&str, Place)> {
+fn parts(labels: &LabelSet) -> impl Iterator<Item = (&str, ProtocolPort)> {
     let values = labels.iter().filter(|label| is_label(label));
     let parts = values.flat_map(|label| label.value().split('_'));
     parts.filter_map(|part| {
-        let (name, place) = part.split_once('.')?;
-        let (protocol, port) = place.split_once('.')?;
-        Some((name, place_of(protocol, port)?))
+        let (name, target) = part.split_once('.')?;
+        let (protocol, port) = target.split_once('.')?;
+        Some((name, protocol_port(protocol, port)?))
     })
 }
 
-fn place_of(protocol: &str, port: &str) -> Option<Place> {
+fn protocol_port(protocol: &str, port: &str) -> Option<ProtocolPort> {
     let protocol = match protocol.to_ascii_uppercase().as_str() {
         "TCP" => 6,
         "UDP" => 17,
@@ -166,7 +166,7 @@ fn place_of(protocol: &str, port: &str) -> Option<Place> {
         _ => return None,
     };
     let port = port.parse().ok().filter(|port| *port != 0)?;
-    Some(Place { protocol, port })
+    Some(ProtocolPort { protocol, port })
 }
 
 const fn word(protocol: u8) -> &'static str {
@@ -244,7 +244,7 @@ mod tests {
             sorted
         });
         let at = |name: &str| find(&labels, &name.parse().unwrap());
-        let http = Place {
+        let http = ProtocolPort {
             protocol: 6,
             port: 80,
         };

@@ -23,7 +23,7 @@ mod results;
 
 pub use self::results::Results;
 use self::results::{Mailbox, mailbox};
-use crate::core::event::{MappingOutcome, Revocation, RulesUpdate, StreamId};
+use crate::core::event::{MappingResult, Revocation, RulesUpdate, StreamId};
 
 /// Streams of one kind at a time: beyond, new ones are turned away. Those who may open one
 /// kind do not shut out those of another.
@@ -91,7 +91,7 @@ impl RulesTable {
 #[derive(Clone, Debug, PartialEq)]
 pub enum ToStream {
     /// Results of its mappings.
-    Outcomes(Vec<MappingOutcome>),
+    Results(Vec<MappingResult>),
     /// Leases to drop and to acknowledge.
     Revoke(Vec<Arc<Revocation>>),
 }
@@ -317,18 +317,18 @@ impl Proxies {
     }
 
     /// Results to their streams.
-    pub fn outcomes(&self, outcomes: Vec<MappingOutcome>) {
-        let mut by_stream: BTreeMap<StreamId, Vec<MappingOutcome>> = BTreeMap::new();
-        for outcome in outcomes {
-            by_stream.entry(outcome.stream).or_default().push(outcome);
+    pub fn results(&self, results: Vec<MappingResult>) {
+        let mut by_stream: BTreeMap<StreamId, Vec<MappingResult>> = BTreeMap::new();
+        for result in results {
+            by_stream.entry(result.stream).or_default().push(result);
         }
-        for (stream, outcomes) in by_stream {
+        for (stream, results) in by_stream {
             // A second result says that the first is on disk.
-            let first = outcomes.iter().filter(|outcome| !outcome.durable).count() as u64;
+            let first = results.iter().filter(|result| !result.durable).count() as u64;
             if let Some((_, view)) = self.shared.views.lock().get_mut(&stream) {
                 view.waiting = view.waiting.saturating_sub(first);
             }
-            self.send(stream, ToStream::Outcomes(outcomes));
+            self.send(stream, ToStream::Results(results));
         }
     }
 
@@ -488,18 +488,18 @@ mod tests {
         let proxies = Proxies::default();
         let (slow, mut slow_results) = proxies.open_results(StreamKind::Mappings, "slow", None);
         let (good, mut good_results) = proxies.open_results(StreamKind::Mappings, "good", None);
-        let outcome = |guard: &StreamGuard, sequence| MappingOutcome {
+        let result = |guard: &StreamGuard, sequence| MappingResult {
             stream: guard.id(),
             sequence,
             realised: Realised::Yes,
             durable: true,
-            lease_end: 0,
+            lease_end: None,
             revision: 1,
         };
         let queue = results::STREAM_QUEUE;
         let total = queue as u64 + 1;
         for sequence in 0..total {
-            proxies.outcomes(vec![outcome(&slow, sequence), outcome(&good, sequence)]);
+            proxies.results(vec![result(&slow, sequence), result(&good, sequence)]);
             assert!(good_results.recv().await.is_some());
         }
         assert_eq!(proxies.closed_slow(), 1);

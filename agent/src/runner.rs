@@ -36,7 +36,7 @@ const QUEUE: usize = 1024;
 /// of 128 of the largest.
 const ROOM: u32 = 1 << 19;
 /// Longest that a reader waits for a snapshot.
-const PATIENCE: Duration = Duration::from_secs(10);
+const SNAPSHOT_TIMEOUT: Duration = Duration::from_secs(10);
 
 mod engine;
 mod merge;
@@ -55,7 +55,7 @@ enum Input {
     Snapshot(oneshot::Sender<Snapshot>),
     Summary(oneshot::Sender<Summary>),
     Directory(oneshot::Sender<Directory>),
-    Places(oneshot::Sender<Vec<EndpointLocation>>),
+    Locations(oneshot::Sender<Vec<EndpointLocation>>),
     Inspect(Inspection),
     Stop,
 }
@@ -75,13 +75,13 @@ pub enum CoreAway {
     Slow,
 }
 
-/// What a proxy's stream tells, with the room it takes in the queue.
-type Told = (Event, Option<OwnedSemaphorePermit>, Queued);
+/// An event from a proxy's stream, with the room it takes in the queue.
+type StreamEvent = (Event, Option<OwnedSemaphorePermit>, Queued);
 
-/// Way to the core, for every task and thread.
+/// Handle to the core, for every task and thread.
 #[derive(Clone, Debug)]
 pub struct CoreHandle {
-    told: mpsc::Sender<Told>,
+    stream_events: mpsc::Sender<StreamEvent>,
     inputs: mpsc::Sender<Input>,
     room: Arc<Semaphore>,
     shared: Arc<Shared>,
@@ -98,7 +98,7 @@ fn weight(event: &Event) -> u32 {
     u32::try_from(weight).unwrap_or(ROOM).min(ROOM)
 }
 
-/// Whether it is what a proxy's stream tells: in the order of the stream, and soon.
+/// Whether a proxy's stream sends it. Such events are handled in the order of the stream, before others.
 fn is_of_stream(event: &Event) -> bool {
     matches!(
         event,
@@ -116,7 +116,7 @@ impl CoreHandle {
     ///
     /// A few mappings that come while the core has nothing to do are carried out here: waking
     /// the core's thread would take longer.
-    pub async fn tell(&self, event: Event) -> Result<(), CoreAway> {
+    pub async fn send(&self, event: Event) -> Result<(), CoreAway> {
         let Some(event) = self.shared.step_at_once(event) else {
             return Ok(());
         };
@@ -128,27 +128,32 @@ impl CoreHandle {
             None
         };
         if is_of_stream(&event) {
-            let told = self.told.send((event, room, self.shared.queued())).await;
-            return told.map_err(|_| CoreAway::Stopped);
+            let sent = self
+                .stream_events
+                .send((event, room, self.shared.queued()))
+                .await;
+            return sent.map_err(|_| CoreAway::Stopped);
         }
-        let told = self.inputs.send(Input::Event(event)).await;
-        told.map_err(|_| CoreAway::Stopped)
+        let sent = self.inputs.send(Input::Event(event)).await;
+        sent.map_err(|_| CoreAway::Stopped)
     }
 
     /// Whether mappings have to wait before they are queued.
     pub fn is_full(&self) -> bool {
-        self.room.available_permits() == 0 || self.told.capacity() == 0
+        self.room.available_permits() == 0 || self.stream_events.capacity() == 0
     }
 
-    /// As [`Self::tell`], from a thread that may block.
-    pub fn tell_blocking(&self, event: Event) -> Result<(), CoreAway> {
-        let told = if is_of_stream(&event) {
+    /// As [`Self::send`], from a thread that may block.
+    pub fn send_blocking(&self, event: Event) -> Result<(), CoreAway> {
+        let sent = if is_of_stream(&event) {
             let queued = self.shared.queued();
-            self.told.blocking_send((event, None, queued)).is_ok()
+            self.stream_events
+                .blocking_send((event, None, queued))
+                .is_ok()
         } else {
             self.inputs.blocking_send(Input::Event(event)).is_ok()
         };
-        if told { Ok(()) } else { Err(CoreAway::Stopped) }
+        if sent { Ok(()) } else { Err(CoreAway::Stopped) }
     }
 
     /// The whole state as plain data. Costs as much as there is state.
@@ -170,9 +175,9 @@ impl CoreHandle {
     }
 
     /// Where the endpoints are; cheap.
-    pub async fn places(&self) -> Result<Vec<EndpointLocation>, CoreAway> {
+    pub async fn locations(&self) -> Result<Vec<EndpointLocation>, CoreAway> {
         let (sender, receiver) = oneshot::channel();
-        self.ask(Input::Places(sender), receiver).await
+        self.ask(Input::Locations(sender), receiver).await
     }
 
     /// Runs `inspect` on the core between two events. All events wait for it.
@@ -194,7 +199,7 @@ impl CoreHandle {
     }
 
     async fn ask<T>(&self, input: Input, answer: oneshot::Receiver<T>) -> Result<T, CoreAway> {
-        timeout(PATIENCE, async {
+        timeout(SNAPSHOT_TIMEOUT, async {
             self.inputs
                 .send(input)
                 .await
@@ -228,24 +233,24 @@ impl CoreThread {
 /// Where the core's events come in.
 #[derive(Debug)]
 pub struct Inbox {
-    told: mpsc::Receiver<Told>,
+    stream_events: mpsc::Receiver<StreamEvent>,
     inputs: mpsc::Receiver<Input>,
 }
 
-/// A way to a core that is yet to start: what comes meanwhile waits.
+/// A handle to a core that is not started yet: events wait until it starts.
 pub fn channel() -> (CoreHandle, Inbox) {
-    let (told, hears) = mpsc::channel(QUEUE);
+    let (stream_events, receiver) = mpsc::channel(QUEUE);
     let (inputs, takes) = mpsc::channel(QUEUE);
     let room = Arc::new(Semaphore::new(ROOM as usize));
     let shared = Arc::new(Shared::default());
     let handle = CoreHandle {
-        told,
+        stream_events,
         inputs,
         room,
         shared,
     };
     let inbox = Inbox {
-        told: hears,
+        stream_events: receiver,
         inputs: takes,
     };
     (handle, inbox)
@@ -291,15 +296,15 @@ impl Drop for Owner {
 
 impl Runner {
     async fn run(&mut self) {
-        let mut told = Vec::new();
+        let mut events = Vec::new();
         loop {
-            let input = self.wait(&mut told).await;
+            let input = self.wait(&mut events).await;
             let mut engine = self.owner.0.lock();
             let Some(engine) = engine.as_mut().filter(|engine| !engine.broken) else {
                 return;
             };
             engine.finish_planned();
-            merge::merged(told.drain(..), |event| engine.step(event));
+            merge::merged(events.drain(..), |event| engine.step(event));
             if engine.core.change_in_progress() {
                 engine.step(Event::ContinueChange);
             }
@@ -321,12 +326,12 @@ impl Runner {
         }
     }
 
-    /// Waits until there is something to do. Fills `told`; gives an input unless a change of
+    /// Waits until there is something to do. Fills `events`. Returns an input unless a change of
     /// policy is under way.
-    async fn wait(&mut self, told: &mut Vec<Told>) -> Option<Input> {
+    async fn wait(&mut self, events: &mut Vec<StreamEvent>) -> Option<Input> {
         let shared = &self.owner.0;
         let Inbox {
-            told: hears,
+            stream_events: receiver,
             inputs,
         } = &mut self.inbox;
         let mut input = None;
@@ -335,8 +340,8 @@ impl Runner {
             let wait = wakes_at.map(left);
             let woken = async {
                 tokio::select! {
-                    Some(first) = hears.recv() => {
-                        told.push(first);
+                    Some(first) = receiver.recv() => {
+                        events.push(first);
                         None
                     }
                     () = shared.woken() => None,
@@ -353,10 +358,10 @@ impl Runner {
             }
         }
         // First all events that were sent before the input.
-        while told.len() <= QUEUE
-            && let Ok(next) = hears.try_recv()
+        while events.len() <= QUEUE
+            && let Ok(next) = receiver.try_recv()
         {
-            told.push(next);
+            events.push(next);
         }
         input
     }
@@ -375,8 +380,8 @@ fn take(engine: &mut Engine, input: Input) -> bool {
         Input::Directory(answer) => {
             let _gone = answer.send(engine.core.directory());
         }
-        Input::Places(answer) => {
-            let _gone = answer.send(engine.core.places());
+        Input::Locations(answer) => {
+            let _gone = answer.send(engine.core.locations());
         }
         Input::Inspect(inspection) => inspection(&engine.core),
         Input::Stop => return false,

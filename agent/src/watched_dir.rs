@@ -21,14 +21,14 @@ const RESCAN: Duration = Duration::from_secs(5);
 
 /// Waits for changes of one directory.
 #[derive(Debug)]
-pub struct WatchedDir {
+pub(crate) struct WatchedDir {
     changed: Arc<Notify>,
     _watcher: Option<notify::RecommendedWatcher>,
 }
 
 impl WatchedDir {
     /// Watches `dir`. Where inotify cannot be had, it is looked at every five seconds.
-    pub fn new(dir: &Path) -> Self {
+    pub(crate) fn new(dir: &Path) -> Self {
         let changed = Arc::new(Notify::new());
         let signal = Arc::clone(&changed);
         let watcher = notify::recommended_watcher(move |event: notify::Result<notify::Event>| {
@@ -53,7 +53,7 @@ impl WatchedDir {
     }
 
     /// Returns when the directory may have changed, at the latest after five seconds.
-    pub async fn changed(&self) {
+    pub(crate) async fn changed(&self) {
         if tokio::time::timeout(RESCAN, self.changed.notified())
             .await
             .is_ok()
@@ -64,7 +64,7 @@ impl WatchedDir {
 }
 
 /// Document files of `dir` with their text, sorted by name.
-pub fn read(dir: &Path) -> io::Result<BTreeMap<String, Result<String, FileError>>> {
+pub(crate) fn read(dir: &Path) -> io::Result<BTreeMap<String, Result<String, FileError>>> {
     let read = |name: String| {
         let text = read_file(&dir.join(&name));
         (name, text)
@@ -74,7 +74,7 @@ pub fn read(dir: &Path) -> io::Result<BTreeMap<String, Result<String, FileError>
 
 /// Names of the document files of `dir`, sorted. Hidden files (ConfigMaps and editors make such
 /// files) and files with other endings are ignored.
-pub fn names(dir: &Path) -> io::Result<BTreeSet<String>> {
+pub(crate) fn names(dir: &Path) -> io::Result<BTreeSet<String>> {
     let mut names = BTreeSet::new();
     for entry in fs::read_dir(dir)? {
         let path: PathBuf = entry?.path();
@@ -98,7 +98,7 @@ const MAX_FILE: u64 = 256 << 20;
 
 /// Why a file is not read.
 #[derive(Debug, thiserror::Error)]
-pub enum FileError {
+pub(crate) enum FileError {
     /// A pipe, device or socket.
     #[error("is {0}, not a regular file; it was not opened")]
     NotAFile(&'static str),
@@ -112,7 +112,7 @@ pub enum FileError {
 
 impl FileError {
     /// What to do.
-    pub fn remedy(&self) -> &'static str {
+    pub(crate) fn remedy(&self) -> &'static str {
         match self {
             Self::NotAFile(_) => "put a regular file, or a link to one, in its place",
             Self::Long(_) => "divide its documents among several files",
@@ -123,7 +123,7 @@ impl FileError {
 
 /// Reads a regular file. Opening a pipe would wait for a writer, and opening a device may do
 /// anything: these are refused by their type.
-pub fn read_file(path: &Path) -> Result<String, FileError> {
+pub(crate) fn read_file(path: &Path) -> Result<String, FileError> {
     check(&fs::metadata(path)?)?;
     // It may have been replaced since: opening a pipe like this does not wait.
     let file = fs::OpenOptions::new()

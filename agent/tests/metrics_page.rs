@@ -14,7 +14,7 @@ use holdfast_agent::{
     metrics::{self, Scrape, meanings},
     proxies::Proxies,
 };
-use holdfast_sdp::{metrics::Metrics, proxy::Stats};
+use holdfast_sdp::{metrics::Metrics, stats::Stats};
 use shared_maps::event::{Counter, Reason};
 
 const PREFIX: &str = "holdfast_";
@@ -122,7 +122,7 @@ fn meaning(family: &Family, label: &str, value: &str) -> Option<String> {
     let unit = format!("_{}", family.unit);
     let short = short.strip_suffix(&unit).unwrap_or(short);
     let all = Stats::meanings().into_iter().chain(meanings::LABELS);
-    let told = all
+    let documented = all
         .filter(|[metric, of, ..]| *metric == short && *of == label)
         .find(|[.., of, _]| *of == value);
     let reason = || {
@@ -130,7 +130,8 @@ fn meaning(family: &Family, label: &str, value: &str) -> Option<String> {
         let of_value = |reason: &&Reason| is_reason && reason.as_str() == value;
         Some(meanings::reason(*Reason::ALL.iter().find(of_value)?))
     };
-    told.map(|[.., meaning]| meaning)
+    documented
+        .map(|[.., meaning]| meaning)
         .or_else(reason)
         .map(str::to_owned)
 }
@@ -158,23 +159,23 @@ fn table(out: &mut String, families: &[Family]) {
         );
     }
     // Metrics with the same labels are listed together.
-    let mut told: Vec<(&String, &Vec<String>, Vec<&Family>)> = Vec::new();
+    let mut documented: Vec<(&String, &Vec<String>, Vec<&Family>)> = Vec::new();
     for family in families {
         for (label, values) in family.labels() {
             if matches!(label.as_str(), "version" | "name") {
                 continue;
             }
             let of_reasons = |of: &Family| meaning(of, label, &values[0]);
-            let same = told.iter_mut().find(|(l, v, of)| {
+            let same = documented.iter_mut().find(|(l, v, of)| {
                 (*l, *v) == (label, values) && of_reasons(of[0]) == of_reasons(family)
             });
             match same {
                 Some((.., of)) => of.push(family),
-                None => told.push((label, values, vec![family])),
+                None => documented.push((label, values, vec![family])),
             }
         }
     }
-    for (label, values, of) in told {
+    for (label, values, of) in documented {
         let names: Vec<_> = of.iter().map(|f| format!("`{}`", f.exposed())).collect();
         let _ = writeln!(out, "\n`{label}` of {}:\n", names.join(" and "));
         for value in values {

@@ -179,7 +179,7 @@ mod tests {
     use super::*;
 
     /// Far above anything here.
-    const PATIENCE: Duration = Duration::from_secs(20);
+    const TEST_TIMEOUT: Duration = Duration::from_secs(20);
     /// Nothing ends by time.
     const LIMITS: Limits = Limits {
         connections: 8,
@@ -188,7 +188,7 @@ mod tests {
     };
 
     async fn patient<T>(what: impl Future<Output = T>) -> T {
-        let done = tokio::time::timeout(PATIENCE, what).await;
+        let done = tokio::time::timeout(TEST_TIMEOUT, what).await;
         done.expect("it does not take for ever")
     }
 

@@ -15,7 +15,7 @@ use serde_json::{Map, Number, Value};
 /// Bytes of one object, without comments and indentation (an API server takes 3 MiB).
 pub const MAX_OBJECT: usize = 3 << 20;
 /// Bytes of one document, which may be a list of objects.
-pub const MAX_DOCUMENT: usize = 32 << 20;
+pub(crate) const MAX_DOCUMENT: usize = 32 << 20;
 /// Collections within one another.
 pub const MAX_DEPTH: usize = 64;
 

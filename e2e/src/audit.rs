@@ -3,65 +3,20 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
-use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use holdfast_agent::fqdn::refused::RefusedPrefixes;
-use parking_lot::Mutex;
 use serde_json::Value;
 
-use crate::dns::probe::Reply;
 use crate::lab::Lab;
+use crate::received_answers::Answer;
 use crate::wait::eventually;
 
 /// Identities of CIDR and FQDN label sets are numbered from here.
 const LOCAL: u64 = 1 << 24;
 /// What a proxy counts when it releases an answer that the agent has not plumbed.
 const EXCUSES: [&str; 4] = ["agent_away", "late", "not_realised", "held_full"];
-
-/// Answers that a pod got.
-#[derive(Clone, Debug, Default)]
-pub struct Heard(Arc<Mutex<Vec<Answer>>>);
-
-#[derive(Clone, Debug)]
-struct Answer {
-    name: String,
-    addresses: Vec<IpAddr>,
-    until: Instant,
-}
-
-impl Heard {
-    /// Notes an answer.
-    pub fn note(&self, reply: &Reply) {
-        let Some(question) = reply.message.queries.first() else {
-            return;
-        };
-        let ttl = reply.message.answers.iter().map(|record| record.ttl).min();
-        let answer = Answer {
-            name: question.name().to_ascii().to_ascii_lowercase(),
-            addresses: reply.addresses(),
-            until: Instant::now() + Duration::from_secs(ttl.unwrap_or(0).into()),
-        };
-        if !answer.addresses.is_empty() {
-            self.0.lock().push(answer);
-        }
-    }
-
-    /// Forgets all of them: what policy meant by them has changed.
-    pub fn forget(&self) {
-        self.0.lock().clear();
-    }
-
-    fn valid(&self, below: &str) -> Vec<Answer> {
-        let now = Instant::now();
-        let answers = self.0.lock();
-        let valid = answers.iter().filter(|answer| {
-            answer.until > now && answer.name.trim_end_matches('.').ends_with(below)
-        });
-        valid.cloned().collect()
-    }
-}
 
 impl Lab {
     /// Fails if more addresses of answers that pods got for names below `zone`, and that are
@@ -103,7 +58,7 @@ impl Lab {
         // Answers first: an answer that arrives while the map is read may not be in it yet.
         let answers: Vec<Answer> = [&self.a, &self.b]
             .iter()
-            .flat_map(|pod| pod.heard.valid(zone))
+            .flat_map(|pod| pod.answers.valid(zone))
             .collect();
         let entries = self.ipcache()?;
         let refused = RefusedPrefixes::default();

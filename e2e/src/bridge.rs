@@ -79,7 +79,7 @@ impl<'l> Bridge<'l> {
             v4,
             v6,
             host_side,
-            heard: Default::default(),
+            answers: Default::default(),
         })
     }
 }

@@ -67,7 +67,7 @@ pub fn config() -> CoreConfig {
 }
 
 /// The product's own settings, with one family.
-pub fn config_by_default() -> CoreConfig {
+pub(crate) fn config_by_default() -> CoreConfig {
     CoreConfig {
         enable_ipv6: false,
         ..CoreConfig::default()
@@ -109,7 +109,12 @@ impl Node {
             node.event(Event::Endpoints(SourceEvent::Apply(spec)));
         }
         node.event(Event::Endpoints(SourceEvent::InitDone));
-        node.endpoints = node.core.places().iter().map(|place| place.id).collect();
+        node.endpoints = node
+            .core
+            .locations()
+            .iter()
+            .map(|location| location.id)
+            .collect();
         ensure!(node.endpoints.len() == endpoints.len(), "endpoints refused");
         let snapshot = node.core.snapshot();
         let problem = snapshot.endpoints.iter().find_map(|e| e.problem.as_ref());
@@ -139,7 +144,7 @@ impl Node {
         let effects = self.core.commit(self.now, plan, &failures);
         let longest = start.elapsed();
         let realised = effects.iter().filter(|effect| match effect {
-            Effect::Outcome(outcome) => outcome.realised == Realised::Yes && !outcome.durable,
+            Effect::Result(result) => result.realised == Realised::Yes && !result.durable,
             _ => false,
         });
         Cost {
@@ -160,15 +165,15 @@ impl Node {
         let index = endpoint % self.endpoints.len();
         let id = *self.endpoints.get(index).context("no endpoint")?;
         self.sequence += 1;
-        let place = u32::try_from(index)?;
+        let location = u32::try_from(index)?;
         Ok(MappingEvent {
             stream: STREAM,
             sequence: self.sequence,
             mapping: Mapping {
                 endpoint: EndpointInstance {
                     id,
-                    client: client(place),
-                    ifindex: FIRST_INTERFACE + place,
+                    client: client(location),
+                    ifindex: FIRST_INTERFACE + location,
                 },
                 name: Fqdn::normalise(name),
                 addresses,

@@ -1,8 +1,6 @@
 //! Starting the programs under test on the lab's node, and asking them things.
 
 use std::collections::BTreeMap;
-use std::io::{Read, Write};
-use std::net::{SocketAddr, TcpStream};
 use std::path::PathBuf;
 use std::process::Command;
 use std::time::Duration;
@@ -14,8 +12,8 @@ use shared_maps::event::Reason;
 use shared_maps::user::Globals;
 
 use crate::config;
+use crate::http;
 use crate::lab::Lab;
-use crate::netns::Netns;
 use crate::pod::Pod;
 use crate::policy::WEB;
 use crate::process::Program;
@@ -390,7 +388,7 @@ impl Lab {
 
     /// Gets a page from the node's loopback: status code and body.
     pub fn http(&self, port: u16, page: &str) -> Result<(u16, String)> {
-        http(&self.node, port, page)
+        http::get(&self.node, port, page)
     }
 
     /// Socket of the native gRPC service.
@@ -424,24 +422,6 @@ impl Lab {
         })?;
         ended.map_or(Ok(()), Err)
     }
-}
-
-/// Gets a page from a namespace's loopback: status code and body.
-pub fn http(node: &Netns, port: u16, page: &str) -> Result<(u16, String)> {
-    node.enter(|| -> Result<_> {
-        let to = SocketAddr::from(([127, 0, 0, 1], port));
-        let mut stream = TcpStream::connect_timeout(&to, Duration::from_secs(1))?;
-        stream.set_read_timeout(Some(Duration::from_secs(2)))?;
-        write!(
-            stream,
-            "GET {page} HTTP/1.1\r\nHost: node\r\nConnection: close\r\n\r\n"
-        )?;
-        let mut text = String::new();
-        stream.read_to_string(&mut text)?;
-        let (head, body) = text.split_once("\r\n\r\n").context("no HTTP answer")?;
-        let code = head.split(' ').nth(1).context("no HTTP status")?.parse()?;
-        Ok((code, body.to_owned()))
-    })?
 }
 
 fn path(path: PathBuf) -> Result<String> {

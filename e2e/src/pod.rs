@@ -11,9 +11,9 @@ use anyhow::{Context, Result, bail, ensure};
 use parking_lot::Mutex;
 use socket2::{Domain, Protocol, Socket, Type};
 
-use crate::audit::Heard;
 use crate::dns::probe::{Query, Reply};
 use crate::netns::Netns;
+use crate::received_answers::ReceivedAnswers;
 use crate::wait::{eventually, until};
 
 /// A first SYN is repeated after one second: a connection that is up before
@@ -37,14 +37,14 @@ pub struct Pod {
     /// Name of the node's end of its veth pair.
     pub host_side: String,
     /// Answers it got by [`Pod::ask`].
-    pub heard: Heard,
+    pub answers: ReceivedAnswers,
 }
 
 impl Pod {
     /// Sends a query from inside.
     pub fn ask(&self, query: &Query) -> Result<Reply> {
         let reply = self.netns.enter(|| query.send())??;
-        self.heard.note(&reply);
+        self.answers.note(&reply);
         Ok(reply)
     }
 

@@ -8,8 +8,8 @@ use std::time::Duration;
 use anyhow::{Result, ensure};
 use parking_lot::Mutex;
 
+use crate::http;
 use crate::netns::Netns;
-use crate::node::http;
 use crate::wait::eventually;
 
 /// Until an agent that runs has shown its metrics.
@@ -114,7 +114,7 @@ impl RepairCheck {
     }
 
     fn page(&self) -> Result<String> {
-        let (code, body) = http(&self.node, self.port, "/metrics")?;
+        let (code, body) = http::get(&self.node, self.port, "/metrics")?;
         ensure!(code == 200, "{code}: {body}");
         Ok(body)
     }

@@ -79,8 +79,12 @@ pub fn play(size: Size) -> Result<Vec<Reading>> {
     }
     // What an endpoint's limits leave out is counted, everything else is realised.
     let counters = &soak.node.counters();
-    let told = soak.realised + counters.mappings_not_realised + counters.pairs_left_out;
-    ensure!(told >= soak.asked, "{told} of {} told", soak.asked);
+    let results = soak.realised + counters.mappings_not_realised + counters.pairs_left_out;
+    ensure!(
+        results >= soak.asked,
+        "{results} results for {} mappings",
+        soak.asked
+    );
     Ok(readings)
 }
 

@@ -31,9 +31,9 @@ const BACK: Duration = Duration::from_secs(10);
 /// Blocks that an edit of the churning policy brings, and as many that it takes away.
 const BLOCKS: u8 = 250;
 
-/// What a storm was like.
+/// The counts of a storm.
 #[derive(Debug, Default)]
-pub struct Outcome {
+pub struct StormReport {
     /// Kills of an agent that was ready, and of one that was starting.
     pub kills: u32,
     /// Of them, those that left a map half written.
@@ -52,7 +52,7 @@ pub struct Outcome {
 }
 
 /// A lab in a storm.
-pub struct Storm<'l> {
+pub(crate) struct Storm<'l> {
     lab: &'l Lab,
     rng: StdRng,
     agent: Option<Program>,
@@ -65,11 +65,11 @@ pub struct Storm<'l> {
     ipcache: Map<IpcacheKey, IpcacheValue>,
     /// When the agent that runs last confirmed a new name.
     confirmed: Option<Instant>,
-    outcome: Outcome,
+    outcome: StormReport,
 }
 
 /// Kills the agent `kills` times; every moment and choice comes from `seed`.
-pub fn play(lab: &Lab, seed: u64, kills: u32) -> Result<Outcome> {
+pub fn play(lab: &Lab, seed: u64, kills: u32) -> Result<StormReport> {
     lab.zone.set(STEADY, &[web4(10)], 600);
     lab.zone.set("six.good.test", &[web6(10)], 600);
     write_web(lab, false)?;
@@ -93,7 +93,7 @@ pub fn play(lab: &Lab, seed: u64, kills: u32) -> Result<Outcome> {
         named: false,
         ipcache: Globals::new(lab.bpf_root()).ipcache(Access::ReadWrite)?,
         confirmed: None,
-        outcome: Outcome::default(),
+        outcome: StormReport::default(),
     };
     let open = [
         Probe::open(&lab.a, web4(10))?,

@@ -6,7 +6,7 @@
 //! that 50,000 ports need no 50,000 sockets. TCP connections are real: most ask
 //! one query and close, some stay and ask again and again.
 
-pub mod names;
+pub(crate) mod names;
 mod tcp;
 mod udp;
 
@@ -53,7 +53,7 @@ pub struct Spec {
     /// What is asked.
     pub names: Names,
     /// How long answers are waited for at the end.
-    pub patience: Duration,
+    pub lost_after: Duration,
 }
 
 /// A pod that sends.
@@ -250,7 +250,7 @@ fn print(line: &Line) {
     let _ = writeln!(std::io::stdout(), "{text}");
 }
 
-fn run(spec: &Spec, common: &Arc<Common>, tell: impl Fn(Progress)) -> Result<Report> {
+fn run(spec: &Spec, common: &Arc<Common>, show: impl Fn(Progress)) -> Result<Report> {
     let report = Arc::new(Mutex::new(Report::default()));
     let mut threads: Vec<JoinHandle<()>> = Vec::new();
     let start = Instant::now();
@@ -277,7 +277,7 @@ fn run(spec: &Spec, common: &Arc<Common>, tell: impl Fn(Progress)) -> Result<Rep
         if !common.stop.load(Ordering::Acquire) {
             seconds = start.elapsed().as_secs_f64();
         }
-        tell(Progress {
+        show(Progress {
             sent: common.sent.load(Ordering::Relaxed),
             right: common.right.load(Ordering::Relaxed),
         });
@@ -293,17 +293,17 @@ fn run(spec: &Spec, common: &Arc<Common>, tell: impl Fn(Progress)) -> Result<Rep
 
 /// A running load process; ended when dropped.
 #[derive(Debug)]
-pub struct Traffic {
+pub(crate) struct Traffic {
     child: Child,
     input: Option<ChildStdin>,
     progress: Arc<Mutex<Progress>>,
     reader: Option<JoinHandle<Option<Report>>>,
-    patience: Duration,
+    lost_after: Duration,
 }
 
 impl Traffic {
     /// Starts to send.
-    pub fn start(spec: &Spec) -> Result<Self> {
+    pub(crate) fn start(spec: &Spec) -> Result<Self> {
         let mut child = Command::new(config::program("traffic")?)
             .arg(serde_json::to_string(spec)?)
             .stdin(Stdio::piped())
@@ -312,11 +312,11 @@ impl Traffic {
             .context("start the load")?;
         let output = BufReader::new(child.stdout.take().context("the output is piped")?);
         let progress = Arc::new(Mutex::new(Progress::default()));
-        let told = Arc::clone(&progress);
+        let shown = Arc::clone(&progress);
         let reader = std::thread::spawn(move || {
             for line in output.lines().map_while(Result::ok) {
                 match serde_json::from_str(&line) {
-                    Ok(Line::Progress(now)) => *told.lock() = now,
+                    Ok(Line::Progress(now)) => *shown.lock() = now,
                     Ok(Line::Report(report)) => return Some(*report),
                     Err(error) => eprintln!("the load says {line}: {error}"),
                 }
@@ -328,17 +328,17 @@ impl Traffic {
             child,
             progress,
             reader: Some(reader),
-            patience: spec.patience,
+            lost_after: spec.lost_after,
         })
     }
 
     /// How far it is.
-    pub fn progress(&self) -> Progress {
+    pub(crate) fn progress(&self) -> Progress {
         *self.progress.lock()
     }
 
     /// Waits for `more` further right answers.
-    pub fn flows(&self, more: u64) -> Result<()> {
+    pub(crate) fn flows(&self, more: u64) -> Result<()> {
         let wanted = self.progress().right + more;
         let progress = || Ok(self.progress());
         until(
@@ -351,15 +351,15 @@ impl Traffic {
     }
 
     /// Lets it send for this long.
-    pub fn lasts(&self, duration: Duration) {
+    pub(crate) fn lasts(&self, duration: Duration) {
         std::thread::sleep(duration);
     }
 
     /// Stops sending, waits for what is on its way, and takes the account.
-    pub fn finish(mut self) -> Result<Report> {
+    pub(crate) fn finish(mut self) -> Result<Report> {
         drop(self.input.take());
         let reader = self.reader.take().context("the account is taken once")?;
-        let limit = self.patience + Duration::from_secs(20);
+        let limit = self.lost_after + Duration::from_secs(20);
         eventually("the load ends", limit, || {
             ensure!(reader.is_finished(), "{:?}", self.progress());
             Ok(())

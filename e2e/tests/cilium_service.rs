@@ -32,11 +32,11 @@ fn the_agent_hears_of_every_query_and_answer() {
         let good = Query::a("www.good.test", DNS4);
         let (_sdp, _) = first_answer(lab, &options(lab, "one")?, &good)?;
         let expected = RefCell::new(Vec::new());
-        let told = |name: &str, tcp: bool, many: usize| {
+        let received = |name: &str, tcp: bool, many: usize| {
             let all = (name.to_owned(), tcp, many);
             expected.borrow_mut().push(all);
             let wanted = if tcp { "tcp" } else { "udp" };
-            eventually("told", 2 * SOON, || {
+            eventually("received", 2 * SOON, || {
                 let seen = agent.seen().mappings.into_iter();
                 let of_name: Vec<_> = seen
                     .filter(|m| m.fqdn == name && metrics(m).protocol == wanted)
@@ -52,7 +52,7 @@ fn the_agent_hears_of_every_query_and_answer() {
             lab.a
                 .ask(&over(Query::a("alias.good.test", server)))?
                 .expect(web4(11))?;
-            let [query, answer] = &told("alias.good.test.", tcp, 2)?[..] else {
+            let [query, answer] = &received("alias.good.test.", tcp, 2)?[..] else {
                 unreachable!("two of them")
             };
             for (one, is_response) in [(query, false), (answer, true)] {
@@ -88,7 +88,7 @@ fn the_agent_hears_of_every_query_and_answer() {
             // Nothing to learn: told all the same.
             let none = over(Query::a("none.good.test", server));
             lab.a.ask(&none)?.expect_code(ResponseCode::NXDomain)?;
-            let [_, answer] = &told("none.good.test.", tcp, 2)?[..] else {
+            let [_, answer] = &received("none.good.test.", tcp, 2)?[..] else {
                 unreachable!("two of them")
             };
             ensure!(
@@ -98,13 +98,13 @@ fn the_agent_hears_of_every_query_and_answer() {
 
             let bad = over(Query::a("www.bad.test", server));
             lab.a.ask(&bad)?.expect_code(ResponseCode::Refused)?;
-            let denied = &told("www.bad.test.", tcp, 1)?[0];
+            let denied = &received("www.bad.test.", tcp, 1)?[0];
             ensure!(!metrics(denied).allowed, "{denied:?}");
         }
 
         let unanswered = Query::a("silent.good.test", DNS4).within(Duration::from_millis(100));
         lab.a.ask(&unanswered).expect_err("a silent server");
-        let [query, timeout] = &told("silent.good.test.", false, 2)?[..] else {
+        let [query, timeout] = &received("silent.good.test.", false, 2)?[..] else {
             unreachable!("two of them")
         };
         ensure!(
@@ -118,7 +118,7 @@ fn the_agent_hears_of_every_query_and_answer() {
         ensure!(!metrics(timeout).error_message.is_empty(), "{timeout:?}");
         // Nothing came after what was waited for.
         for (name, tcp, many) in expected.take() {
-            told(&name, tcp, many)?;
+            received(&name, tcp, many)?;
         }
         expect_no_offence(&agent)
     });

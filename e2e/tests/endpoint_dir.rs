@@ -110,7 +110,7 @@ fn files_add_change_and_remove_endpoints() {
 
         // Not readable: what was read before stays.
         write(lab, "netns: [")?;
-        eventually("the broken file is told", SOON, || {
+        eventually("the broken file is reported", SOON, || {
             ensure!(!unresolved(lab)?.is_empty(), "not yet");
             Ok(())
         })?;

@@ -48,13 +48,17 @@ impl Drop for SmallDisk {
 
 /// `status` names the file, and that there is no room.
 fn says_full(lab: &Lab, file: &str) -> Result<()> {
-    eventually(&format!("the full disk is told, with {file}"), SOON, || {
-        let status = lab.agent_json(&["status"])?;
-        let problems = status.get("problems").context("problems")?.to_string();
-        ensure!(problems.contains("No space left"), "{problems}");
-        ensure!(problems.contains(file), "{problems}");
-        Ok(())
-    })
+    eventually(
+        &format!("the full disk is reported, with {file}"),
+        SOON,
+        || {
+            let status = lab.agent_json(&["status"])?;
+            let problems = status.get("problems").context("problems")?.to_string();
+            ensure!(problems.contains("No space left"), "{problems}");
+            ensure!(problems.contains(file), "{problems}");
+            Ok(())
+        },
+    )
 }
 
 #[test]

@@ -29,7 +29,7 @@ fn drops_and_new_connections_are_told() {
                 (denied, EGRESS),
                 (denied, INGRESS)
             ],
-            "a known connection is not told again"
+            "a known connection is not reported again"
         );
         let Event { saddr, daddr, .. } = events[0];
         assert_eq!(
@@ -55,8 +55,8 @@ fn a_flood_is_counted_whole_and_told_in_part() {
         let mut reader = EventReader::open(&k.globals())?;
         let flood = Packet::new(POD4, PEER4, udp(4000, 99)).frame();
         k.cost(&flood, 100_000)?;
-        let told = reader.take(100_000).len();
-        assert!((1..=2000).contains(&told), "{told} records");
+        let count = reader.take(100_000).len();
+        assert!((1..=2000).contains(&count), "{count} records");
         let counters = Counters::open(&k.globals())?.read()?;
         let (_, denied) = counters
             .into_iter()

@@ -138,7 +138,7 @@ fn a_dead_link_is_replaced_under_its_own_pin() {
     });
 }
 
-/// As a proxy beneath another agent begins.
+/// As a proxy under another agent begins.
 #[test]
 fn steering_is_provided_where_something_is_missing() {
     with_kernel(|k| {

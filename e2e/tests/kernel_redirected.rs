@@ -284,7 +284,7 @@ fn a_flow_to_the_proxy_is_told_once() {
             asks(k, &frame(pod, peer, tcp(4000, 53, SYN)))?;
             asks(k, &frame(pod, peer, tcp(4000, 53, ACK)))?;
         }
-        let told: Vec<_> = reader
+        let records: Vec<_> = reader
             .take(100)
             .iter()
             .map(|e| (e.family, e.protocol, e.sport.get(), e.reason))
@@ -295,7 +295,7 @@ fn a_flow_to_the_proxy_is_told_once() {
             .flat_map(|f| [(f, UDP, 4000), (f, UDP, 4001), (f, TCP, 4000)])
             .map(|(f, protocol, port)| (f, protocol, port, redirected))
             .collect();
-        assert_eq!(told, expected);
+        assert_eq!(records, expected);
         Ok(())
     });
 }

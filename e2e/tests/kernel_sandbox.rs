@@ -27,12 +27,12 @@ const EACCES: &str = "13";
 const KEPT: &str = "CAP_DAC_READ_SEARCH CAP_NET_BIND_SERVICE CAP_NET_RAW";
 
 /// Directories and a map for one probe, removed with it.
-struct Place {
+struct TestRoot {
     dir: tempfile::TempDir,
     bpf: PathBuf,
 }
 
-impl Place {
+impl TestRoot {
     fn new(test: &str) -> Result<Self> {
         let bpf = PathBuf::from(format!("/sys/fs/bpf/hf-e2e-{}-{test}", std::process::id()));
         let globals = Globals::new(&bpf);
@@ -74,7 +74,7 @@ impl Place {
     }
 }
 
-impl Drop for Place {
+impl Drop for TestRoot {
     fn drop(&mut self) {
         let _ = fs::remove_dir_all(&self.bpf);
     }
@@ -82,8 +82,8 @@ impl Drop for Place {
 
 #[test]
 fn what_serving_needs_works_and_nothing_else() -> Result<()> {
-    let place = Place::new("sandbox")?;
-    let (in_force, outcomes) = place.probe("10094")?;
+    let root = TestRoot::new("sandbox")?;
+    let (in_force, outcomes) = root.probe("10094")?;
     ensure!(
         in_force
             == format!("uid 10094 gid 10094, {KEPT}, only its own files, system calls filtered"),
@@ -119,9 +119,9 @@ fn what_serving_needs_works_and_nothing_else() -> Result<()> {
 
 #[test]
 fn staying_root_is_a_choice() -> Result<()> {
-    let place = Place::new("root")?;
-    fs::create_dir(place.dir.path().join("journal"))?;
-    let (in_force, outcomes) = place.probe("root")?;
+    let root = TestRoot::new("root")?;
+    fs::create_dir(root.dir.path().join("journal"))?;
+    let (in_force, outcomes) = root.probe("root")?;
     ensure!(in_force.starts_with("uid 0 gid 0, "), "{in_force}");
     for name in ["read another file", "write a map", "run a program"] {
         ensure!(

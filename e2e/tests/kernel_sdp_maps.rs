@@ -28,12 +28,12 @@ const SERVER: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 53));
 const SOON: Duration = Duration::from_secs(10);
 
 /// A BPF root and a directory of this test alone.
-struct Place {
+struct TestRoot {
     bpf: PathBuf,
     dir: tempfile::TempDir,
 }
 
-impl Place {
+impl TestRoot {
     fn new(test: &str) -> Self {
         let bpf = PathBuf::from(format!("/sys/fs/bpf/hf-e2e-{}-{test}", std::process::id()));
         fs::create_dir_all(Globals::new(&bpf).dir()).expect("bpffs is writable");
@@ -62,7 +62,7 @@ impl Place {
     }
 }
 
-impl Drop for Place {
+impl Drop for TestRoot {
     fn drop(&mut self) {
         let _ = fs::remove_dir_all(&self.bpf);
     }
@@ -86,14 +86,13 @@ fn identity(id: u32) -> IpcacheValue {
 
 #[test]
 fn maps_that_appear_or_are_replaced_are_found() {
-    let place = Place::new("replace");
-    let maps = PinnedMaps::open(&place.bpf, true);
+    let root = TestRoot::new("replace");
+    let maps = PinnedMaps::open(&root.bpf, true);
     assert_eq!(maps.client(POD), QueryClient::Unknown);
     assert!(maps.problem().unwrap().contains("cilium_lxc"));
 
-    place.lxc().set(&lxc_key(POD), &pod(7, 300)).unwrap();
-    place
-        .ipcache()
+    root.lxc().set(&lxc_key(POD), &pod(7, 300)).unwrap();
+    root.ipcache()
         .set(&ipcache_key(SERVER, 32), &identity(500))
         .unwrap();
     assert_eq!(maps.refresh(), Change::Reopened);
@@ -112,8 +111,8 @@ fn maps_that_appear_or_are_replaced_are_found() {
     assert_eq!(maps.problem(), None);
     assert_eq!(maps.refresh(), Change::Same);
 
-    place.unpin(lxc::NAME);
-    place.lxc().set(&lxc_key(POD), &pod(8, 300)).unwrap();
+    root.unpin(lxc::NAME);
+    root.lxc().set(&lxc_key(POD), &pod(8, 300)).unwrap();
     assert_eq!(maps.refresh(), Change::Reopened);
     assert!(matches!(
         maps.client(POD),
@@ -123,7 +122,7 @@ fn maps_that_appear_or_are_replaced_are_found() {
         }
     ));
 
-    place.unpin(lxc::NAME);
+    root.unpin(lxc::NAME);
     maps.refresh();
     maps.refresh();
     assert_eq!(
@@ -135,13 +134,13 @@ fn maps_that_appear_or_are_replaced_are_found() {
 
 #[test]
 fn the_nodes_own_addresses_are_the_host_and_longer_prefixes_win() {
-    let place = Place::new("host");
+    let root = TestRoot::new("host");
     let host = LxcValue {
         flags: FLAG_HOST,
         ..LxcValue::default()
     };
-    place.lxc().set(&lxc_key(POD), &host).unwrap();
-    let ipcache = place.ipcache();
+    root.lxc().set(&lxc_key(POD), &host).unwrap();
+    let ipcache = root.ipcache();
     ipcache
         .set(&ipcache_key(IpAddr::from([192, 0, 0, 0]), 8), &identity(2))
         .unwrap();
@@ -151,7 +150,7 @@ fn the_nodes_own_addresses_are_the_host_and_longer_prefixes_win() {
             &identity(600),
         )
         .unwrap();
-    let maps = PinnedMaps::open(&place.bpf, false);
+    let maps = PinnedMaps::open(&root.bpf, false);
     assert_eq!(maps.client(POD), QueryClient::Host);
     assert_eq!(maps.server(SERVER), IdentityId(600));
     assert_eq!(maps.server(IpAddr::from([192, 9, 9, 9])), IdentityId(2));
@@ -159,8 +158,8 @@ fn the_nodes_own_addresses_are_the_host_and_longer_prefixes_win() {
 
 #[test]
 fn the_older_ipcache_is_read_where_only_that_exists() {
-    let place = Place::new("older");
-    let path = place.globals().path(ipcache::NAME_V1);
+    let root = TestRoot::new("older");
+    let path = root.globals().path(ipcache::NAME_V1);
     let older: Map<IpcacheKey, IpcacheValueV1> =
         Map::open_or_create(&path, MapKind::LpmTrie, 64, ipcache::FLAGS).unwrap();
     let value = IpcacheValueV1 {
@@ -168,25 +167,25 @@ fn the_older_ipcache_is_read_where_only_that_exists() {
         ..IpcacheValueV1::default()
     };
     older.set(&ipcache_key(SERVER, 32), &value).unwrap();
-    let maps = PinnedMaps::open(&place.bpf, true);
+    let maps = PinnedMaps::open(&root.bpf, true);
     assert_eq!(maps.server(SERVER), IdentityId(700));
     assert_eq!(maps.status().ipcache.as_deref(), Some(ipcache::NAME_V1));
 }
 
 #[test]
 fn a_map_of_another_layout_is_named_with_both() {
-    let place = Place::new("layout");
-    let path = place.globals().path(lxc::NAME);
+    let root = TestRoot::new("layout");
+    let path = root.globals().path(lxc::NAME);
     let _other: Map<LxcKey, u64> =
         Map::open_or_create(&path, MapKind::Hash, 64, lxc::FLAGS).unwrap();
-    let problem = PinnedMaps::open(&place.bpf, true).problem().unwrap();
+    let problem = PinnedMaps::open(&root.bpf, true).problem().unwrap();
     for part in ["cilium_lxc", "48-byte", "8-byte"] {
         assert!(problem.contains(part), "{problem}");
     }
 }
 
-fn endpoint_file(place: &Path, text: &str) -> Result<()> {
-    let dir = place.join("state/state/7");
+fn endpoint_file(root: &Path, text: &str) -> Result<()> {
+    let dir = root.join("state/state/7");
     fs::create_dir_all(&dir)?;
     fs::write(dir.join("ep_config.json"), text)?;
     Ok(())
@@ -204,10 +203,9 @@ fn ask(netns: &Netns, socket: &Path, arguments: &[&str]) -> Result<Value> {
 
 #[test]
 fn without_an_agent_it_explains_from_disk_and_maps_and_leaves_when_told() -> Result<()> {
-    let place = Place::new("start");
-    place.lxc().set(&lxc_key(POD), &pod(7, 300))?;
-    place
-        .ipcache()
+    let root = TestRoot::new("start");
+    root.lxc().set(&lxc_key(POD), &pod(7, 300))?;
+    root.ipcache()
         .set(&ipcache_key(SERVER, 32), &identity(500))?;
     let boot = boot_id()?;
     let rule = r#"{"selector":"dns","any_server":false,"servers":[500],"names":[{"match_pattern":"*.good.test"}]}"#;
@@ -218,21 +216,21 @@ fn without_an_agent_it_explains_from_disk_and_maps_and_leaves_when_told() -> Res
     let text = format!(
         r#"{{"ID":7,"IPv4":"{POD}","IfIndex":12,"SecLabel":{{"id":300}},"HoldfastDNSRules":{rules}}}"#
     );
-    endpoint_file(place.dir.path(), &text)?;
+    endpoint_file(root.dir.path(), &text)?;
 
     let netns = Netns::create(format!("hf-e2e-{}-sdp", std::process::id()))?;
     netns.run("ip", &["link", "set", "lo", "up"])?;
-    let socket = place.dir.path().join("admin.sock");
+    let socket = root.dir.path().join("admin.sock");
     let program = config::program("holdfast-sdp")?;
     let mut command = netns.command(program.to_str().context("path")?);
-    command.arg("--bpf-root").arg(&place.bpf);
+    command.arg("--bpf-root").arg(&root.bpf);
     command
         .arg("--state-dir")
-        .arg(place.dir.path().join("state"));
+        .arg(root.dir.path().join("state"));
     command.arg("--agent-address=unix:///nowhere/agent.sock");
     command.arg("--admin-socket").arg(&socket);
     command.args(["--name=lone", "--metrics-address=127.0.0.1:9961"]);
-    let log = place.dir.path().join("sdp.log");
+    let log = root.dir.path().join("sdp.log");
     let proxy = Program::start("holdfast-sdp", command, &log)?;
 
     eventually("ready", SOON, || {

@@ -67,10 +67,10 @@ fn echoes_follow_the_policy() {
             (web4(11), "ICMP type 8", "no rule allows it"),
             (web6(13), "ICMPv6 type 128", "spec.egressDeny[0]"),
         ] {
-            eventually("the echo is told", SOON, || {
+            eventually("the echo is reported", SOON, || {
                 let lines = lab.agent(&["observe"])?;
-                let told = |line: &&str| line.contains(kind) && line.contains(&to.to_string());
-                let line = lines.lines().find(told).context("not told yet")?;
+                let matching = |line: &&str| line.contains(kind) && line.contains(&to.to_string());
+                let line = lines.lines().find(matching).context("not reported yet")?;
                 ensure!(line.contains(by), "{line}");
                 Ok(())
             })?;

@@ -26,10 +26,10 @@ use holdfast_sdp::{
     journal::ledger::Ledger,
     link::convert,
     listener::tcp::frames::FrameReader,
-    proxy::{Outcome, Patience},
+    proxy::{QueryDecision, RulesWait},
     query::pending::{Arrival, Identities, PendingQuery},
     restore,
-    wire::{answer, reply::Kept},
+    wire::{answer, reply::QueryHeader},
 };
 use prost::Message as _;
 use serde_json::Value;
@@ -67,15 +67,15 @@ pub fn query(data: &[u8]) {
         transport: dns_policy::rule::Transport::Udp,
         at: Instant::now(),
     };
-    match stage.proxy.query(data, &from, Patience::Over, &mut own) {
-        Outcome::Forward(forward) => {
+    match stage.proxy.query(data, &from, RulesWait::Over, &mut own) {
+        QueryDecision::Forward(forward) => {
             assert!(own.is_empty(), "a query that goes on has no answer of ours");
             assert!(
                 data.windows(forward.question.len())
                     .any(|w| w == forward.question)
             );
         }
-        Outcome::Reply => {
+        QueryDecision::Reply => {
             assert_eq!(own.get(..2), data.get(..2), "the id is echoed");
             assert!(
                 own.get(2).is_some_and(|flags| flags & 0x80 != 0),
@@ -87,8 +87,8 @@ pub fn query(data: &[u8]) {
                 "another decoder cannot read {own:02x?}: {read:?}"
             );
         }
-        Outcome::Ignore => assert!(own.is_empty()),
-        Outcome::AwaitRules(_) => unreachable!("a query that may not wait"),
+        QueryDecision::Ignore => assert!(own.is_empty()),
+        QueryDecision::AwaitRules(_) => unreachable!("a query that may not wait"),
     }
 }
 
@@ -146,7 +146,7 @@ pub fn answer(data: &[u8]) {
     };
     let query = PendingQuery {
         from,
-        kept: Kept {
+        header: QueryHeader {
             id: 1,
             flags: 0,
             edns: None,

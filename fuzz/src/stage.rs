@@ -14,8 +14,9 @@ use dns_policy::{
 };
 use holdfast_sdp::{
     mapping::{MappingSink, OnRealised, Release},
-    proxy::{Proxy, ProxyConfig, Stats},
+    proxy::{Proxy, ProxyConfig},
     resolve::{QueryClient, Resolver},
+    stats::Stats,
 };
 use shared_maps::{EndpointId, IdentityId};
 

@@ -2,17 +2,11 @@
 
 mod rules;
 
-use std::{
-    io,
-    path::Path,
-    sync::Arc,
-    time::{Duration, Instant},
-};
+use std::{io, path::Path, sync::Arc, time::Duration};
 
 use anyhow::Context;
 use daemon::steering_program;
-use dns_policy::{boot_time::BootTime, table::PolicyHandle};
-use parking_lot::Mutex;
+use dns_policy::boot_time::BootTime;
 use shared_maps::{steering, user::Globals};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
@@ -23,25 +17,17 @@ use crate::{
     admin::{self, Admin, AdminListeners, MetricsListener},
     config::{Config, SteeringMode},
     descriptors::Descriptors,
-    drain::Drain,
     gate::{BoundPorts, Gate},
-    journal::Journal,
-    link::{Link, state::LinkState},
-    listener::{
-        ListenConfig, ListenError, Listeners, SocketOptions, SteeringConfig, SteeringStatus,
-        Unbound,
-    },
-    mapping::sink::LinkSink,
-    maps::{Change, PinnedMaps, REFRESH},
-    privileges::{Privileges, Sandbox},
-    proxy::{Proxy, ProxyConfig, Stats},
+    link::Link,
+    listener::{ListenConfig, ListenError, Listeners, SocketOptions, Unbound},
+    maps::{Change, REFRESH},
+    privileges::Sandbox,
+    proxy::{Proxy, ProxyConfig},
     query_log::{QueryLog, QueryLogConfig, QueryLogStats, Target, Which},
-    query_report::QueryReports,
-    ready::{Need, Readiness},
+    ready::Need,
     recent_warnings::RecentWarnings,
-    restore::Skipped,
-    rules_journal::RulesJournal,
-    transparent::Transparent,
+    shared_state::{Shared, note_maps},
+    steering::{SteeringConfig, SteeringStatus},
 };
 
 /// Client TCP connections at most.
@@ -53,51 +39,6 @@ const RUNTIME_THREADS: usize = 2;
 const SILENT: Duration = Duration::from_secs(2);
 /// Longest time for writing the journal and the query log at the end.
 const CLOSING: Duration = Duration::from_secs(1);
-
-/// State that every part of the process may read.
-#[derive(Debug)]
-pub struct Shared {
-    /// Configuration.
-    pub config: Config,
-    /// The pinned maps.
-    pub maps: Arc<PinnedMaps>,
-    /// Rules in force.
-    pub policy: Arc<PolicyHandle>,
-    /// Sends mappings to the agent.
-    pub sink: Arc<LinkSink>,
-    /// File of the mappings that no agent has made durable.
-    pub journal: Arc<Journal>,
-    /// Reports of queries, which only an agent of Cilium receives.
-    pub reports: Arc<QueryReports>,
-    /// File of a Cilium agent's rules, for a start without the agent.
-    pub rules_journal: Arc<RulesJournal>,
-    /// State of the link to the agent.
-    pub link: Arc<LinkState>,
-    /// Conditions that are missing for readiness.
-    pub ready: Readiness,
-    /// Whether queries can be answered.
-    pub gate: Gate,
-    /// Phases of the drain.
-    pub drain: Drain,
-    /// Counters of the main path.
-    pub stats: Stats,
-    /// Endpoints' files that were not used.
-    pub skipped_files: Mutex<Vec<Skipped>>,
-    /// Source address of forwarded queries.
-    pub transparent: Transparent,
-    /// State of steering for this process.
-    pub steering: Mutex<SteeringStatus>,
-    /// Privileges of the process after its start.
-    pub privileges: Privileges,
-    /// Recent warnings and errors.
-    pub recent_warnings: RecentWarnings,
-    /// The query log, if it is on.
-    pub query_log: Option<Arc<QueryLog>>,
-    /// Counters of the query log; zero while it is off.
-    pub query_log_stats: QueryLogStats,
-    /// When the process started.
-    pub started: Instant,
-}
 
 /// Runs until a drain is requested and has ended.
 ///
@@ -208,63 +149,6 @@ fn build_proxy(shared: &Shared) -> Arc<Proxy> {
         .with_reports(Arc::clone(&shared.reports))
         .with_query_log(shared.query_log.clone());
     Arc::new(proxy)
-}
-
-impl Shared {
-    /// State of a proxy that does not run.
-    pub(crate) fn idle(config: Config) -> Self {
-        let none = QueryLogStats::default();
-        Self::new(
-            config,
-            Privileges::default(),
-            RecentWarnings::default(),
-            (None, none),
-            Gate::default(),
-        )
-    }
-
-    fn new(
-        config: Config,
-        privileges: Privileges,
-        recent_warnings: RecentWarnings,
-        query_log: (Option<Arc<QueryLog>>, QueryLogStats),
-        gate: Gate,
-    ) -> Self {
-        let ready = Readiness::default();
-        ready.block(Need::Listeners, "not bound yet");
-        ready.block(
-            Need::Rules,
-            "neither the agent nor a file has given any yet",
-        );
-        let maps = PinnedMaps::open(&config.bpf_root, config.ipv4 && config.ipv6);
-        note_maps(&ready, &maps);
-        let journal = Arc::new(Journal::default());
-        let (min_ttl, max_delay) = (config.min_ttl, config.response_max_delay);
-        let sink = LinkSink::with_journal(min_ttl, max_delay, Arc::clone(&journal))
-            .with_acknowledgements(config.acknowledgements);
-        Self {
-            maps: Arc::new(maps),
-            policy: Arc::new(PolicyHandle::new()),
-            sink: Arc::new(sink),
-            journal,
-            reports: Arc::default(),
-            rules_journal: Arc::default(),
-            link: Arc::new(LinkState::new(ready.clone())),
-            ready,
-            gate,
-            drain: Drain::default(),
-            stats: Stats::default(),
-            skipped_files: Mutex::default(),
-            transparent: Transparent::new(config.transparent, config.transparent_outside),
-            steering: Mutex::new(SteeringStatus::Unavailable("not joined yet".to_owned())),
-            privileges,
-            recent_warnings,
-            query_log: query_log.0,
-            query_log_stats: query_log.1,
-            started: Instant::now(),
-            config,
-        }
-    }
 }
 
 /// Loads the steering program: an agent of Cilium does not. The proxy also works without it.
@@ -399,13 +283,6 @@ fn explain_bind(error: &ListenError, port: u16) -> anyhow::Error {
     match remedy {
         Some(remedy) => anyhow::anyhow!("{error}: {remedy}"),
         None => anyhow::anyhow!("{error}"),
-    }
-}
-
-fn note_maps(ready: &Readiness, maps: &PinnedMaps) {
-    match maps.problem() {
-        Some(problem) => ready.block(Need::Endpoints, problem),
-        None => ready.unblock(Need::Endpoints),
     }
 }
 

@@ -2,15 +2,16 @@
 //! process, for whichever proxy of the node comes across it.
 //!
 //! ```text
-//!  mapping::sink ─ note ─► queue ─► writer's thread ─► own file (locked)
+//!      sink ─── note ──► queue ─► writer's thread ─► own file (locked)
 //!        ▲                             │ looks for files without a lock
 //!        └──────────── adopt ──────────┘ takes them up, removes them
 //! ```
 //! Reasons and guarantees: docs/design/0007-journal.md.
 
+mod directory;
 mod file;
 pub mod ledger;
-pub mod record;
+pub(crate) mod record;
 mod writer;
 
 use std::{
@@ -32,7 +33,7 @@ pub use self::ledger::{Note, Written};
 #[cfg(test)]
 pub(crate) use self::writer::PAIRS;
 use self::writer::Writer;
-use crate::{mapping::OnRealised, proxy::stats::Count};
+use crate::{mapping::OnRealised, stats::Count};
 
 /// Notes that wait for the thread at most; each endpoint has a share of them.
 const QUEUE: usize = 65_536;

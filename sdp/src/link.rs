@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!  run ─► session ─► native: Hello on two connections
-//!           │          ├─ mapping_stream ◄──► mapping::sink
+//!           │          ├─ mapping_stream ◄──► sink
 //!           │          └─ rules_stream   ───► policy::table
 //!           └─► fqdndata: a Cilium agent's service, where there is no native one
 //! ```
@@ -29,10 +29,10 @@ use tonic::transport::{Channel, Endpoint, Uri};
 use crate::{
     config::AgentAddress,
     link_stream::{LinkStream, ReadNow},
-    mapping::sink::LinkSink,
     maps::PinnedMaps,
     query_report::QueryReports,
     rules_journal::RulesJournal,
+    sink::LinkSink,
 };
 
 mod assembly;

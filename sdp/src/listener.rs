@@ -15,7 +15,6 @@ use std::{
     io,
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
     os::fd::OwnedFd,
-    path::PathBuf,
     sync::Arc,
     thread::JoinHandle,
     time::{Duration, Instant},
@@ -31,10 +30,9 @@ use socket2::Socket;
 
 use self::{control::Control, in_flight::InFlight, tcp::TcpServer, udp::Worker};
 use crate::{
-    gate::Gate,
     proxy::Proxy,
     socket::{self, SocketError},
-    steering::{Member, MemberSockets, SharedStatus},
+    steering::{Member, MemberSockets, SharedStatus, SteeringConfig, SteeringStatus},
 };
 
 /// What the kernel must do for the listening and sending sockets.
@@ -48,17 +46,6 @@ pub enum SocketOptions {
         /// The server.
         server: SocketAddr,
     },
-}
-
-/// How this process takes part in steering.
-#[derive(Clone, Debug)]
-pub struct SteeringConfig {
-    /// BPF root, `/sys/fs/bpf` by default.
-    pub bpf_root: PathBuf,
-    /// [`shared_maps::steering::KIND_SDP`] or [`shared_maps::steering::KIND_FALLBACK`].
-    pub kind: u32,
-    /// Slots are taken only while it is open.
-    pub gate: Gate,
 }
 
 /// Settings of the listeners.
@@ -104,7 +91,7 @@ pub enum ListenError {
 /// Sockets that are made but have no port yet. Sockets of one port must be made
 /// by one user, so these are made before privileges are dropped.
 #[derive(Debug)]
-pub struct Unbound {
+pub(crate) struct Unbound {
     config: ListenConfig,
     workers: Vec<WorkerSockets>,
 }
@@ -129,7 +116,7 @@ const PORT_TRIES: usize = 16;
 
 impl Unbound {
     /// Makes all sockets.
-    pub fn open(config: &ListenConfig) -> Result<Self, ListenError> {
+    pub(crate) fn open(config: &ListenConfig) -> Result<Self, ListenError> {
         if !config.ipv4 && !config.ipv6 {
             return Err(ListenError::NoFamily);
         }
@@ -153,7 +140,7 @@ impl Unbound {
     }
 
     /// Binds them: from now on queries wait in them.
-    pub fn bind(self) -> Result<Sockets, ListenError> {
+    pub(crate) fn bind(self) -> Result<Sockets, ListenError> {
         let mut port = self.config.port;
         for sockets in &self.workers {
             let both = sockets.tcp.iter().zip(&sockets.udp);
@@ -177,7 +164,7 @@ impl Unbound {
 }
 
 impl ListenConfig {
-    /// Whether this user can bind the port: an error of [`Unbound::bind`] that is known at once,
+    /// Whether this user can bind the port: an error of `Unbound::bind` that is known at once,
     /// also where binding has to wait. Asked with TCP sockets that do not listen, because no
     /// query goes to them.
     pub fn check_port(&self) -> Result<(), ListenError> {
@@ -244,23 +231,6 @@ impl WorkerSockets {
         }
         Ok(copies)
     }
-}
-
-/// How steering stands.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum SteeringStatus {
-    /// Not asked for.
-    Off,
-    /// The maps are not pinned, or another trouble: the kernel's hash spreads the load.
-    Unavailable(String),
-    /// Live replicas have every slot: they serve, and one that leaves makes room.
-    Full(String),
-    /// No slot is taken, because this process could not answer: why.
-    Waiting(String),
-    /// These slots are ours.
-    Joined(Vec<u32>),
-    /// Slots were given up.
-    Left,
 }
 
 /// What a drain left behind.

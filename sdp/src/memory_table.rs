@@ -1,6 +1,6 @@
 //! The table of the proxy's memory in docs/src/security.md, computed from the constants.
 
-use crate::{app, config, journal, listener, mapping, proxy::ProxyConfig};
+use crate::{app, config, journal, listener, mapping, proxy::ProxyConfig, sink};
 
 const PAGE: &str = include_str!("../../docs/src/security.md");
 const KIB: usize = 1 << 10;
@@ -38,11 +38,7 @@ fn the_memory_table_of_the_guide_agrees_with_the_constants() {
     let connections = app::TCP_CONNECTIONS;
     let (allowance, held) = (listener::TCP_ALLOWANCE, listener::HELD_BYTES);
     let delayed = listener::DELAYED_BYTES;
-    let (kept, leases, written) = (
-        mapping::sink::KEPT_PAIRS,
-        mapping::lease::LIMIT,
-        journal::PAIRS,
-    );
+    let (kept, leases, written) = (sink::KEPT_PAIRS, mapping::lease::LIMIT, journal::PAIRS);
     let mut rows = vec![
         (
             format!(

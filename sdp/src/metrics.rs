@@ -10,9 +10,9 @@ use prometheus_client::{
 };
 
 use crate::{
-    app::Shared,
     config::{Config, ConfigError, args::Settings},
-    proxy::stats::Count,
+    shared_state::Shared,
+    stats::Count,
 };
 
 /// Prefix of every name.

@@ -5,7 +5,6 @@ mod decision;
 mod ends;
 mod refuse;
 mod results;
-pub mod stats;
 
 use std::{sync::Arc, time::Instant};
 
@@ -18,11 +17,9 @@ use dns_policy::{
 };
 use shared_maps::EndpointId;
 
-use self::stats::{AnswerResult, QueryResult};
 pub use self::{
     config::ProxyConfig,
-    decision::{Answered, Fate, Outcome, Patience},
-    stats::Stats,
+    decision::{AnswerDecision, Answered, QueryDecision, RulesWait},
 };
 use crate::{
     mapping::{MappingSink, OnRealised, Release},
@@ -33,7 +30,8 @@ use crate::{
     query_log::QueryLog,
     query_report::QueryReports,
     resolve::{LookupCache, Resolver},
-    wire::{answer, edns::Edns, labels, query::Query, reply::Kept},
+    stats::{AnswerResult, QueryResult, Stats},
+    wire::{answer, edns::Edns, labels, query::Query, reply::QueryHeader},
 };
 
 /// Judges queries and learns from answers. Shared by all workers.
@@ -84,10 +82,15 @@ impl Proxy {
         &self,
         message: &'a [u8],
         from: &Arrival,
-        patience: Patience,
+        rules_wait: RulesWait,
         own: &mut Vec<u8>,
-    ) -> Outcome<'a> {
-        self.query_of_batch(message, from, (&mut LookupCache::default(), patience), own)
+    ) -> QueryDecision<'a> {
+        self.query_of_batch(
+            message,
+            from,
+            (&mut LookupCache::default(), rules_wait),
+            own,
+        )
     }
 
     /// Whether the endpoint has rules.
@@ -100,9 +103,9 @@ impl Proxy {
         &self,
         message: &'a [u8],
         from: &Arrival,
-        (lookups, patience): (&mut LookupCache, Patience),
+        (lookups, rules_wait): (&mut LookupCache, RulesWait),
         own: &mut Vec<u8>,
-    ) -> Outcome<'a> {
+    ) -> QueryDecision<'a> {
         let mut watch = self.observer.start(message);
         let query = match Query::decode(message) {
             Ok(query) => query,
@@ -128,9 +131,9 @@ impl Proxy {
         watch.check_begins();
         let table = self.policy.load();
         let verdict = table.check(&question);
-        if verdict == Verdict::Deny(DenyReason::NoRules) && patience == Patience::Waits {
+        if verdict == Verdict::Deny(DenyReason::NoRules) && rules_wait == RulesWait::Allowed {
             self.observer.postponed(&watch);
-            return Outcome::AwaitRules(endpoint);
+            return QueryDecision::AwaitRules(endpoint);
         }
         let judged = Judged {
             ends: Some((endpoint.id, identities)),
@@ -142,9 +145,9 @@ impl Proxy {
             return self.refuse(&judged, QueryResult::of_denied(reason), own);
         }
         let logged = self.observer.allowed(&judged, || table.matched(&question));
-        Outcome::Forward(PendingQuery {
+        QueryDecision::Forward(PendingQuery {
             from: *from,
-            kept: Kept {
+            header: QueryHeader {
                 id: query.header.id,
                 flags: query.header.flags,
                 edns: query.edns.as_ref().map(|e| e.dnssec_ok),
@@ -187,7 +190,7 @@ impl Proxy {
         let Ok(reading) = answer::read(message) else {
             self.observer.undecodable(query, now);
             return Answered {
-                fate: Fate::Malformed,
+                decision: AnswerDecision::Malformed,
                 hop_by_hop: None,
             };
         };
@@ -195,7 +198,7 @@ impl Proxy {
         let answer = (message, reading.learned.as_ref());
         let client = query.from.client;
         let report = self.observer.answer_report(query, client, answer, now);
-        let fate = match reading.learned {
+        let decision = match reading.learned {
             Some(learned) if labels::read(query.question.as_ref(), 0, &mut name).is_some() => {
                 let left_out = learned.left_out;
                 if left_out > 0 {
@@ -214,18 +217,18 @@ impl Proxy {
                 };
                 let report = report.map(Box::new);
                 match self.sink.learn_reported(mapping, report, on_realised()) {
-                    Release::Leased => Fate::Release(AnswerResult::Released),
-                    Release::AgentAway => Fate::Release(AnswerResult::AgentAway),
-                    Release::Held => Fate::Hold,
+                    Release::Leased => AnswerDecision::Release(AnswerResult::Released),
+                    Release::AgentAway => AnswerDecision::Release(AnswerResult::AgentAway),
+                    Release::Held => AnswerDecision::Hold,
                 }
             }
             _ => {
                 self.observer.report(report);
-                Fate::Release(AnswerResult::Released)
+                AnswerDecision::Release(AnswerResult::Released)
             }
         };
         Answered {
-            fate,
+            decision,
             hop_by_hop: reading.hop_by_hop,
         }
     }

@@ -27,11 +27,11 @@ use rand::Rng as _;
 use serde::{Deserialize, Serialize};
 
 use self::{line::Line, output::Output};
-pub use self::{
-    line::{End, Entry},
+pub(crate) use self::{
+    line::{Entry, QueryEnd},
     settings::{Sample, Target, Which},
 };
-use crate::proxy::stats::Count;
+use crate::stats::Count;
 
 /// Lines that wait for the writer at most.
 const QUEUE: usize = 8192;
@@ -41,9 +41,6 @@ const BATCH: usize = 128;
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
 /// How long leaving waits for a writer that is stuck, in a pipe that nobody reads.
 const STUCK: Duration = Duration::from_secs(1);
-
-/// Entries of queries that get one answer.
-pub type Entries = Vec<Box<Entry>>;
 
 /// What is logged, and where.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -89,7 +86,7 @@ pub struct QueryLogStatus {
 pub struct QueryLog {
     config: QueryLogConfig,
     /// Lines that found the queue full and of which the log does not tell yet.
-    untold: Arc<AtomicU64>,
+    dropped: Arc<AtomicU64>,
     queue: SyncSender<Message>,
     closing: Arc<AtomicBool>,
     problem: Arc<Mutex<Option<String>>>,
@@ -129,7 +126,7 @@ impl QueryLog {
         let (queue, lines) = sync_channel(room);
         let log = Self {
             config: config.clone(),
-            untold: Arc::default(),
+            dropped: Arc::default(),
             queue,
             closing: Arc::default(),
             problem: Arc::new(Mutex::new(problem.map(|error| error.to_string()))),
@@ -141,9 +138,9 @@ impl QueryLog {
             output,
             buffer: Vec::new(),
             waiting: 0,
-            telling: 0,
+            reporting: 0,
             one_in: config.sample.one_in(),
-            untold: Arc::clone(&log.untold),
+            dropped: Arc::clone(&log.dropped),
             closing: Arc::clone(&log.closing),
             problem: Arc::clone(&log.problem),
             stats: stats.clone(),
@@ -169,7 +166,7 @@ impl QueryLog {
     pub fn submit(&self, entry: Box<Entry>) {
         let sent = self.queue.try_send(Message::Line(entry));
         if let Err(TrySendError::Full(_) | TrySendError::Disconnected(_)) = sent {
-            self.untold.fetch_add(1, Ordering::Relaxed);
+            self.dropped.fetch_add(1, Ordering::Relaxed);
             self.stats.dropped.add(1);
         }
     }
@@ -213,9 +210,9 @@ struct Writer {
     /// Lines in the buffer.
     waiting: u64,
     /// How many lost ones the buffer tells of.
-    telling: u64,
+    reporting: u64,
     one_in: u32,
-    untold: Arc<AtomicU64>,
+    dropped: Arc<AtomicU64>,
     closing: Arc<AtomicBool>,
     problem: Arc<Mutex<Option<String>>>,
     stats: QueryLogStats,
@@ -260,16 +257,16 @@ impl Writer {
     }
 
     fn tell_dropped(&mut self) {
-        let dropped = self.untold.swap(0, Ordering::Relaxed);
+        let dropped = self.dropped.swap(0, Ordering::Relaxed);
         if dropped > 0 {
             line::dropped(wall_time::now(), dropped, &mut self.buffer);
-            self.telling = dropped;
+            self.reporting = dropped;
         }
     }
 
     fn flush(&mut self, now: Instant) {
         let lines = std::mem::take(&mut self.waiting);
-        let told = std::mem::take(&mut self.telling);
+        let reported = std::mem::take(&mut self.reporting);
         if self.buffer.is_empty() {
             return;
         }
@@ -278,7 +275,7 @@ impl Writer {
         match &written {
             Ok(()) => self.stats.lines.add(lines),
             Err(_) => {
-                self.untold.fetch_add(lines + told, Ordering::Relaxed);
+                self.dropped.fetch_add(lines + reported, Ordering::Relaxed);
                 self.stats.dropped.add(lines);
             }
         }

@@ -24,15 +24,15 @@ use ipnet::IpNet;
 use parking_lot::Mutex;
 use shared_maps::{EndpointId, IdentityId, user::boot_id};
 
-pub use self::image::{ImageError, Saved};
+pub use self::image::ImageError;
 use crate::{kept_rules::KeptRules, maps::instances::Instance};
 
 /// Name of the file in the journal's directory.
-pub const FILE_NAME: &str = "cilium-rules";
+pub(crate) const FILE_NAME: &str = "cilium-rules";
 /// Larger files are neither written nor read, bytes.
 const LARGEST: usize = 64 << 20;
 /// Prefixes of servers that are written at most.
-pub const MOST_PREFIXES: usize = 16_384;
+pub(crate) const MOST_PREFIXES: usize = 16_384;
 /// How often the file's time is set while the stream lives.
 const TOUCHED_EVERY: Duration = Duration::from_secs(2);
 
@@ -73,7 +73,7 @@ pub struct RulesJournal {
 
 #[derive(Debug, Default)]
 struct State {
-    place: Option<Place>,
+    paths: Option<JournalPaths>,
     content: Content,
     /// The content is not in the file yet.
     dirty: bool,
@@ -86,7 +86,7 @@ struct State {
 }
 
 #[derive(Clone, Debug)]
-struct Place {
+struct JournalPaths {
     path: PathBuf,
     temporary: PathBuf,
     boot_id: String,
@@ -95,7 +95,7 @@ struct Place {
 /// Something to do with the file, off the query path.
 #[derive(Debug)]
 pub struct Work {
-    place: Place,
+    paths: JournalPaths,
     content: Option<Content>,
 }
 
@@ -105,7 +105,7 @@ impl RulesJournal {
         let mut state = self.state.lock();
         match boot_id() {
             Ok(boot_id) => {
-                state.place = Some(Place {
+                state.paths = Some(JournalPaths {
                     path: dir.join(FILE_NAME),
                     temporary: dir.join(format!("{FILE_NAME}.{name}.new")),
                     boot_id,
@@ -118,14 +118,14 @@ impl RulesJournal {
     /// What the file says, and until when the stream vouched for it. `None`: there is none, or it
     /// is of another boot.
     pub fn read(&self) -> Result<Option<(Content, SystemTime)>, ImageError> {
-        let Some(place) = self.state.lock().place.clone() else {
+        let Some(paths) = self.state.lock().paths.clone() else {
             return Ok(None);
         };
         // A FIFO in its place must not keep the proxy from starting.
         let opened = OpenOptions::new()
             .read(true)
             .custom_flags(libc::O_NONBLOCK | libc::O_NOFOLLOW)
-            .open(&place.path);
+            .open(&paths.path);
         let file = match opened {
             Ok(file) => file,
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
@@ -139,7 +139,7 @@ impl RulesJournal {
         let mut bytes = Vec::new();
         let limit = u64::try_from(LARGEST).unwrap_or(u64::MAX);
         file.take(limit).read_to_end(&mut bytes)?;
-        let content = image::read(&bytes, &place.boot_id)?;
+        let content = image::read(&bytes, &paths.boot_id)?;
         Ok(content.map(|content| (content, until)))
     }
 
@@ -190,7 +190,7 @@ impl RulesJournal {
             return None;
         }
         let work = Work {
-            place: state.place.clone()?,
+            paths: state.paths.clone()?,
             content: write.then(|| state.content.clone()),
         };
         state.busy = true;
@@ -222,7 +222,7 @@ impl RulesJournal {
         let problem = outcome.err().map(|error| error.to_string());
         if problem.is_some() && problem != state.problem {
             tracing::warn!(
-                path = %work.place.path.display(),
+                path = %work.paths.path.display(),
                 problem,
                 "cannot store the agent's rules; a start without the agent will not have them"
             );
@@ -235,7 +235,7 @@ impl RulesJournal {
     pub fn status(&self) -> RulesJournalStatus {
         let state = self.state.lock();
         RulesJournalStatus {
-            path: state.place.as_ref().map(|p| p.path.display().to_string()),
+            path: state.paths.as_ref().map(|p| p.path.display().to_string()),
             endpoints: state.content.entries.len(),
             problem: state.problem.clone(),
         }
@@ -245,11 +245,11 @@ impl RulesJournal {
 impl Work {
     /// Writes the file whole, or sets its time.
     pub fn run(&self) -> Result<(), ImageError> {
-        let Place {
+        let JournalPaths {
             path,
             temporary,
             boot_id,
-        } = &self.place;
+        } = &self.paths;
         let Some(content) = &self.content else {
             let file = OpenOptions::new()
                 .append(true)

@@ -32,7 +32,7 @@ thread_local! {
 
 /// Declares that this thread calls [`SharedTasks::poll_woken`] whenever it may have woken a task,
 /// before it waits for anything. Such a wake does not wake the owner.
-pub fn this_thread_polls() {
+pub(crate) fn this_thread_polls() {
     POLLS.set(true);
 }
 
@@ -291,8 +291,8 @@ mod tests {
             });
         });
         give.blocking_send(8).unwrap();
-        let patience = Duration::from_secs(10);
-        assert_eq!(said.recv_timeout(patience), Ok((8, "owner".to_owned())));
+        let limit = Duration::from_secs(10);
+        assert_eq!(said.recv_timeout(limit), Ok((8, "owner".to_owned())));
         drop(end);
         owner.unwrap().join().unwrap();
         assert!(give.is_closed(), "closing dropped the task");

@@ -31,7 +31,7 @@ use shared_maps::{
     user::{Access, Globals, Map, MapError, MapKind, monotonic_ns},
 };
 
-use crate::listener::{SteeringConfig, SteeringStatus};
+use crate::gate::Gate;
 
 /// Interval at which a member with a slot checks whether the pins are the same. A member without
 /// a slot tries to join with every heartbeat: until then, packets for it may be dropped.
@@ -66,6 +66,34 @@ impl MemberSockets {
     }
 }
 
+/// How this process takes part in steering.
+#[derive(Clone, Debug)]
+pub struct SteeringConfig {
+    /// BPF root, `/sys/fs/bpf` by default.
+    pub bpf_root: PathBuf,
+    /// [`shared_maps::steering::KIND_SDP`] or [`shared_maps::steering::KIND_FALLBACK`].
+    pub kind: u32,
+    /// Slots are taken only while it is open.
+    pub gate: Gate,
+}
+
+/// How steering stands.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum SteeringStatus {
+    /// Not asked for.
+    Off,
+    /// The maps are not pinned, or another trouble: the kernel's hash spreads the load.
+    Unavailable(String),
+    /// Live replicas have every slot: they serve, and one that leaves makes room.
+    Full(String),
+    /// No slot is taken, because this process could not answer: why.
+    Waiting(String),
+    /// These slots are ours.
+    Joined(Vec<u32>),
+    /// Slots were given up.
+    Left,
+}
+
 /// State of a member, shared with `status`.
 pub(crate) type SharedStatus = Arc<Mutex<SteeringStatus>>;
 
@@ -75,7 +103,7 @@ pub(crate) struct Member {
     config: SteeringConfig,
     port: u16,
     sockets: MemberSockets,
-    place: Option<Place>,
+    slot: Option<JoinedSlot>,
     next_beat: Instant,
     next_check: Instant,
     left: bool,
@@ -86,7 +114,7 @@ pub(crate) struct Member {
 
 /// The slot of this member.
 #[derive(Debug)]
-struct Place {
+struct JoinedSlot {
     slots: Slots,
     socks: Socks,
     number: u32,
@@ -121,7 +149,7 @@ impl Member {
             config,
             port,
             sockets,
-            place: None,
+            slot: None,
             next_beat: now,
             next_check: now,
             left: false,
@@ -151,26 +179,26 @@ impl Member {
             self.next_check = now + RECHECK;
             self.check_pins();
         }
-        if self.place.is_none() {
+        if self.slot.is_none() {
             self.join(now);
         }
-        if let Some(place) = &mut self.place
-            && let Err(why) = place.beat()
+        if let Some(slot) = &mut self.slot
+            && let Err(why) = slot.beat()
         {
             tracing::warn!(%why, "a worker lost its steering slot; it joins again");
-            self.place = None;
+            self.slot = None;
             *self.status.lock() = SteeringStatus::Unavailable(why);
         }
     }
 
     /// Gives the slot up until the gate is open.
     fn wait(&mut self, why: &str) {
-        if let Some(place) = self.place.take() {
+        if let Some(slot) = self.slot.take() {
             tracing::warn!(
                 why,
                 "a worker gives up its steering slot until it can answer queries"
             );
-            place.vacate();
+            slot.vacate();
         }
         *self.status.lock() = SteeringStatus::Waiting(why.to_owned());
     }
@@ -181,8 +209,8 @@ impl Member {
             return;
         }
         self.left = true;
-        if let Some(place) = self.place.take() {
-            place.vacate();
+        if let Some(slot) = self.slot.take() {
+            slot.vacate();
         }
         // The duplicates would keep closed listeners open.
         self.sockets = MemberSockets::default();
@@ -192,16 +220,16 @@ impl Member {
 
     fn join(&mut self, now: Instant) {
         match self.try_join(now) {
-            Ok(place) => {
-                *self.status.lock() = SteeringStatus::Joined(vec![place.number]);
-                self.place = Some(place);
+            Ok(slot) => {
+                *self.status.lock() = SteeringStatus::Joined(vec![slot.number]);
+                self.slot = Some(slot);
             }
             Err(e @ JoinError::NoSlot) => *self.status.lock() = SteeringStatus::Full(e.to_string()),
             Err(e) => *self.status.lock() = SteeringStatus::Unavailable(e.to_string()),
         }
     }
 
-    fn try_join(&mut self, now: Instant) -> Result<Place, JoinError> {
+    fn try_join(&mut self, now: Instant) -> Result<JoinedSlot, JoinError> {
         let globals = Globals::new(&self.config.bpf_root);
         let slots = Slots::open(&globals.path(SLOTS_NAME), MapKind::Array, Access::ReadWrite)?;
         program_is_there(&globals)?;
@@ -241,7 +269,7 @@ impl Member {
             proxy_port: u32::from(self.port),
         };
         slots.set(&number, &record)?;
-        Ok(Place {
+        Ok(JoinedSlot {
             slots,
             socks,
             number,
@@ -296,8 +324,8 @@ impl Member {
             else {
                 continue;
             };
-            let place = candidate * SOCKS_PER_SLOT + index;
-            if socks.add(&place, &fd.as_raw_fd().cast_unsigned())? {
+            let slot = candidate * SOCKS_PER_SLOT + index;
+            if socks.add(&slot, &fd.as_raw_fd().cast_unsigned())? {
                 return Ok(Some(candidate));
             }
         }
@@ -306,16 +334,16 @@ impl Member {
 
     /// Releases a slot whose pins were replaced or removed: steering does not use it any more.
     fn check_pins(&mut self) {
-        let Some(place) = &self.place else {
+        let Some(slot) = &self.slot else {
             return;
         };
         let globals = Globals::new(&self.config.bpf_root);
         let path = globals.path(SLOTS_NAME);
         let same = Slots::open(&path, MapKind::Array, Access::ReadWrite)
-            .is_ok_and(|pinned| pinned.id() == place.slots.id())
+            .is_ok_and(|pinned| pinned.id() == slot.slots.id())
             && program_is_there(&globals).is_ok();
-        if !same && let Some(place) = self.place.take() {
-            place.vacate();
+        if !same && let Some(slot) = self.slot.take() {
+            slot.vacate();
         }
     }
 }
@@ -329,7 +357,7 @@ fn program_is_there(globals: &Globals) -> Result<(), JoinError> {
     }
 }
 
-impl Place {
+impl JoinedSlot {
     fn beat(&mut self) -> Result<(), String> {
         let taken = || {
             format!(

@@ -30,7 +30,7 @@ use rand::Rng;
 use serde::{Deserialize, Serialize};
 use shared_maps::{IdentityId, fragment, pin, user::Globals};
 
-use crate::proxy::stats::Fallback;
+use crate::stats::Fallback;
 
 /// Random ports tried after the kernel found none.
 const RANDOM_PORTS: usize = 8;

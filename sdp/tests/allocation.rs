@@ -9,7 +9,7 @@ mod bench;
 
 use std::alloc::System;
 
-use bench::{Bench, Options, PATIENCE, answer, query};
+use bench::{Bench, Options, TEST_TIMEOUT, answer, query};
 use hickory_proto::rr::RecordType;
 use stats_alloc::{INSTRUMENTED_SYSTEM, Region, StatsAlloc};
 
@@ -56,7 +56,11 @@ fn leased_answers_pass_without_allocation() {
             more => Err(format!("{more} answers reported")),
         }
     };
-    let change = polling::eventually("a round of leased answers only", PATIENCE, round_of_leased);
+    let change = polling::eventually(
+        "a round of leased answers only",
+        TEST_TIMEOUT,
+        round_of_leased,
+    );
     let change = change.unwrap();
     assert_eq!(change.allocations + change.reallocations, 0, "{change:?}");
 }

@@ -22,9 +22,10 @@ use holdfast_sdp::{
         Link,
         state::{LinkState, LinkStatus, RulesOrigin},
     },
-    mapping::{MappingSink, Release, sink::LinkSink},
+    mapping::{MappingSink, Release},
     maps::PinnedMaps,
     ready::{Need, Readiness},
+    sink::LinkSink,
 };
 use parking_lot::Mutex;
 use polling::{until, until_async};
@@ -254,8 +255,8 @@ impl Proxy {
     }
 
     fn learn(&self, name: &str) -> (Release, Arc<Mutex<Option<Realised>>>) {
-        let told = Arc::new(Mutex::new(None));
-        let tell = Arc::clone(&told);
+        let result = Arc::new(Mutex::new(None));
+        let set = Arc::clone(&result);
         let mapping = Mapping {
             endpoint: EndpointInstance {
                 id: EndpointId(7),
@@ -273,9 +274,9 @@ impl Proxy {
         };
         let release = self.link.sink.learn(
             mapping,
-            Box::new(move |realised| *tell.lock() = Some(realised)),
+            Box::new(move |realised| *set.lock() = Some(realised)),
         );
-        (release, told)
+        (release, result)
     }
 
     async fn until_ready(&self) {
@@ -437,9 +438,9 @@ async fn answers_are_held_realised_and_then_leased() {
     let agent = Running::start(&proxy.socket, script);
     let proxy = proxy.run();
     proxy.until_ready().await;
-    let (release, told) = proxy.learn("a.com");
+    let (release, result) = proxy.learn("a.com");
     assert_eq!(release, Release::Held);
-    until_told(&told, Realised::Yes).await;
+    until_told(&result, Realised::Yes).await;
     assert_eq!(proxy.learn("a.com").0, Release::Leased);
     let mappings = agent.until_sent(2).await;
     assert!(!mappings[0].leased && mappings[1].leased);
@@ -462,12 +463,12 @@ async fn a_proxy_that_is_busy_with_clients_takes_the_agents_results_all_the_same
     proxy.until_ready().await;
     // No `await` from here on: nothing runs on this runtime any more.
     for n in 0..100 {
-        let (release, told) = proxy.learn(&format!("n{n}.com"));
+        let (release, result) = proxy.learn(&format!("n{n}.com"));
         assert_eq!(release, Release::Held);
         until(
             "realised",
-            || *told.lock(),
-            |told| *told == Some(Realised::Yes),
+            || *result.lock(),
+            |result| *result == Some(Realised::Yes),
         );
     }
     assert_eq!(proxy.link.sink.stats().agent_hung.get(), 0);
@@ -504,10 +505,10 @@ async fn what_was_learned_while_the_agent_was_away_reaches_its_successor() {
     let agent = Running::start(&proxy.socket, script);
     let proxy = proxy.run();
     proxy.until_connected_to(1).await;
-    let (release, told) = proxy.learn("held.com");
+    let (release, result) = proxy.learn("held.com");
     assert_eq!(release, Release::Held);
     drop(agent);
-    until_told(&told, Realised::AgentAway).await;
+    until_told(&result, Realised::AgentAway).await;
     let before = BootTime::now();
     assert_eq!(proxy.learn("away.com").0, Release::AgentAway);
     let after = BootTime::now();

@@ -22,12 +22,13 @@ use holdfast_sdp::{
         Link,
         state::{LinkState, Service},
     },
-    mapping::{MappingSink, Release, sink::LinkSink},
+    mapping::{MappingSink, Release},
     maps::PinnedMaps,
     query_report::{Content, Event, QueryReport, Times},
     ready::Readiness,
     resolve::{QueryClient, Resolver},
     rules_journal::RulesJournal,
+    sink::LinkSink,
 };
 use parking_lot::Mutex;
 use polling::until_async;

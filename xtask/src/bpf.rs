@@ -12,7 +12,7 @@ use std::{
 
 use anyhow::{Context as _, Result, bail};
 
-use crate::{process, toolchain::Toolchain, workspace};
+use crate::{process, repository, toolchain::Toolchain, workspace};
 
 /// Programs of an endpoint, and steering.
 const OBJECTS: [&str; 2] = ["holdfast-bpf", "holdfast-steer"];
@@ -29,7 +29,7 @@ const NOT_SOURCES: [&str; 2] = ["shared-maps/src/user.rs", "shared-maps/src/user
 /// A check needs no toolchain to notice sources newer than the objects; the
 /// bytes are compared where the very toolchain of the stamp is installed.
 pub(crate) fn build(check: bool) -> Result<()> {
-    let root = workspace::root();
+    let root = repository::root();
     let sources = hash_sources(root)?;
     if check {
         return compare(root, sources);

@@ -7,7 +7,7 @@ use std::{fs, time::Duration};
 
 use anyhow::{Context as _, Result, bail};
 
-use crate::{process, setup::CargoTool, workspace};
+use crate::{process, repository, setup::CargoTool, workspace};
 
 const CARGO_FUZZ: CargoTool = CargoTool {
     package: "cargo-fuzz",
@@ -65,7 +65,7 @@ pub(crate) fn run(only: Option<&str>, each: Duration) -> Result<Findings> {
 }
 
 fn corpus(name: &str) -> std::path::PathBuf {
-    workspace::root().join("fuzz/corpus").join(name)
+    repository::root().join("fuzz/corpus").join(name)
 }
 
 fn cargo_fuzz(verb: &str) -> std::process::Command {
@@ -73,7 +73,7 @@ fn cargo_fuzz(verb: &str) -> std::process::Command {
     // No address sanitizer: what is fuzzed has no unsafe code, and it doubles the build.
     fuzz.args(["--fuzz-dir", "fuzz", "--features", "libfuzzer"])
         .args(["--sanitizer", "none"])
-        .current_dir(workspace::root())
+        .current_dir(repository::root())
         .env_remove("RUSTUP_TOOLCHAIN")
         // Each fuzzer links nearly everything: optimising across crates takes minutes for each.
         .env("CARGO_PROFILE_RELEASE_LTO", "off")

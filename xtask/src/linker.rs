@@ -2,7 +2,7 @@
 
 use std::ops::RangeInclusive;
 
-use crate::{process, setup::packages};
+use crate::{packages, process};
 
 /// The version that builds the committed object.
 pub(crate) const VERSION: &str = "0.13.0";

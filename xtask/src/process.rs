@@ -7,12 +7,12 @@ use std::{
 
 use anyhow::{Context as _, Result, bail};
 
-use crate::workspace;
+use crate::repository;
 
 /// A command that runs in the repository's root.
 pub(crate) fn command(program: &str, args: &[&str]) -> Command {
     let mut command = Command::new(program);
-    command.args(args).current_dir(workspace::root());
+    command.args(args).current_dir(repository::root());
     command
 }
 

@@ -2,7 +2,6 @@
 
 mod cargo_tool;
 mod ebpf;
-pub(crate) mod packages;
 
 use std::fs;
 
@@ -10,7 +9,7 @@ use anyhow::{Context as _, Result, bail};
 pub(crate) use cargo_tool::CargoTool;
 use clap::ValueEnum;
 
-use crate::process;
+use crate::{packages, process, progress::step};
 
 /// What can be set up by itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -54,11 +53,6 @@ pub(crate) fn bench() -> Result<()> {
 /// What the nightly tests need besides.
 pub(crate) fn nightly() -> Result<()> {
     packages::install(packages::NIGHTLY)
-}
-
-/// Says in one line what a step does and why.
-fn step(what: &str, why: &str) {
-    println!("setup: {what} ({why})");
 }
 
 fn kernel() -> Result<()> {

@@ -1,5 +1,7 @@
 //! `cargo xtask style`: figures about the shape of the production code, each with its limit.
 
+mod public;
+
 use std::{
     collections::BTreeSet,
     ffi::OsStr,
@@ -15,14 +17,16 @@ use syn::{
     visit::{self, Visit},
 };
 
-use crate::workspace;
+use crate::{repository, workspace};
 
 /// Crates that users run.
-const PRODUCTION: [&str; 6] = [
+const PRODUCTION: [&str; 8] = [
     "agent/src",
     "bpf/src",
+    "daemon/src",
     "dns-policy/src",
     "fqdn-proto/src",
+    "netpol/src",
     "sdp/src",
     "shared-maps/src",
 ];
@@ -62,7 +66,7 @@ pub(crate) fn run() -> Result<()> {
     let mut parsed = Vec::new();
     for path in workspace::files()? {
         if is_production(&path) {
-            let text = fs::read_to_string(workspace::root().join(&path))?;
+            let text = fs::read_to_string(repository::root().join(&path))?;
             let file = syn::parse_file(&text).with_context(|| path.display().to_string())?;
             parsed.push((path, text, file));
         }
@@ -78,6 +82,9 @@ pub(crate) fn run() -> Result<()> {
         }
     }
     figures.print();
+    let unused = public::unused()?;
+    let name = "pub items used by no other crate, test or bench";
+    figure(name, unused.len(), 0, &unused);
     Ok(())
 }
 

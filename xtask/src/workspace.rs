@@ -5,19 +5,12 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context as _, Result};
 use serde_json::Value;
 
-use crate::process;
+use crate::{process, repository};
 
 /// The tests that need root live here.
 pub(crate) const E2E: &str = "holdfast-e2e";
 /// Built for another target, by its own toolchain.
 pub(crate) const BPF: &str = "holdfast-bpf";
-
-/// The repository's root.
-pub(crate) fn root() -> &'static Path {
-    Path::new(env!("CARGO_MANIFEST_DIR"))
-        .parent()
-        .expect("xtask lies in the workspace")
-}
 
 /// `cargo metadata` of the workspace members, and of all dependencies if `deps`.
 pub(crate) fn metadata(deps: bool) -> Result<Value> {
@@ -33,7 +26,12 @@ pub(crate) fn metadata(deps: bool) -> Result<Value> {
 pub(crate) fn member_dirs(metadata: &Value) -> Vec<PathBuf> {
     packages(metadata)
         .filter_map(|package| package["manifest_path"].as_str())
-        .filter_map(|path| Path::new(path).parent()?.strip_prefix(root()).ok())
+        .filter_map(|path| {
+            Path::new(path)
+                .parent()?
+                .strip_prefix(repository::root())
+                .ok()
+        })
         .map(Path::to_path_buf)
         .collect()
 }
@@ -52,7 +50,7 @@ pub(crate) fn files() -> Result<Vec<PathBuf>> {
     Ok(list
         .lines()
         .map(PathBuf::from)
-        .filter(|path| root().join(path).is_file())
+        .filter(|path| repository::root().join(path).is_file())
         .collect())
 }
 

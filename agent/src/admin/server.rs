@@ -427,7 +427,7 @@ impl Admin {
             pattern: pattern.clone(),
             endpoint: None,
         };
-        self.core.tell(Event::CleanNames(clean)).await?;
+        self.core.send(Event::CleanNames(clean)).await?;
         let after = self.core.summary().await?.names_live;
         let forgot = format!(
             "forgot {} of {before} learned addresses",

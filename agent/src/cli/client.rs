@@ -15,7 +15,7 @@ use tokio::net::UnixStream;
 use crate::admin::model::Failed;
 
 /// Longest that an answer may take.
-const PATIENCE: Duration = Duration::from_secs(30);
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Why there is no answer.
 #[derive(Debug, thiserror::Error)]
@@ -128,7 +128,7 @@ impl Client {
             });
             exchange
         };
-        let exchanged = tokio::time::timeout(PATIENCE, driven).await;
+        let exchanged = tokio::time::timeout(ANSWER_TIMEOUT, driven).await;
         let (status, body) = exchanged.map_err(|_| ClientError::Slow)??;
         if status.is_success() {
             return Ok(serde_json::from_slice(&body)?);

@@ -6,7 +6,7 @@ use std::{net::IpAddr, path::PathBuf, str::FromStr, time::Duration};
 use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum};
 use dns_policy::{duration, reject_code::RejectCode};
 
-use super::MaxIdentities;
+use super::{MaxIdentities, cluster_args::ClusterArgs};
 use crate::{
     datapath::kernel::MapSizes,
     fqdn::refused::{self, RefusedValue},
@@ -19,7 +19,7 @@ use crate::{
 };
 
 /// Default of `--admin-socket`.
-pub const ADMIN_SOCKET: &str = "/run/holdfast/agent-admin.sock";
+pub(crate) const ADMIN_SOCKET: &str = "/run/holdfast/agent-admin.sock";
 
 /// DNS-name egress policy for this node: runs the agent, and sends requests to the running one.
 #[derive(Debug, Parser)]
@@ -396,9 +396,8 @@ pub struct RunArgs {
     /// not an endpoint is never restricted
     #[arg(long, value_enum, default_value_t = PolicyMode::Default, env = "HOLDFAST_ENABLE_POLICY")]
     pub enable_policy: PolicyMode,
-    /// Name of this node in CiliumNode documents [default: the host name]
-    #[arg(long, value_name = "NAME", env = "HOLDFAST_NODE_NAME")]
-    pub node_name: Option<String>,
+    #[command(flatten)]
+    pub cluster: ClusterArgs,
     /// Directory of endpoint documents (YAML or JSON); the agent applies every change in it
     #[arg(long, env = "HOLDFAST_ENDPOINT_DIR")]
     pub endpoint_dir: Option<PathBuf>,

@@ -1,4 +1,4 @@
-//! Changes of policy, cut into parts: between two of them the core takes what proxies tell it.
+//! Changes of policy, cut into parts: between two of them the core handles events of proxies.
 //!
 //! 1. Labels of new selectors, under the rules that are in force.
 //! 2. The rules, endpoint by endpoint. Each is under the old ones or under the new ones, and

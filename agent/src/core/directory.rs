@@ -13,7 +13,7 @@ use super::state::State;
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Directory {
     /// Endpoints by number.
-    pub places: Vec<EndpointLocation>,
+    pub locations: Vec<EndpointLocation>,
     /// Allocated identities by number, reserved ones left out.
     pub identities: Vec<IdentityId>,
     /// Endpoints, ports and transports for which files of the run before had rules: a proxy
@@ -24,7 +24,7 @@ pub struct Directory {
 }
 
 /// What a proxy knows rules by: endpoint, port of its servers, transport.
-pub type RuleKey = (EndpointId, u16, Transport);
+pub(crate) type RuleKey = (EndpointId, u16, Transport);
 
 /// Where one endpoint is.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -40,14 +40,14 @@ pub struct EndpointLocation {
 }
 
 impl State {
-    pub(super) fn places(&self) -> Vec<EndpointLocation> {
-        let places = self.endpoints.iter().map(|endpoint| EndpointLocation {
+    pub(super) fn locations(&self) -> Vec<EndpointLocation> {
+        let locations = self.endpoints.iter().map(|endpoint| EndpointLocation {
             id: endpoint.id,
             identity: endpoint.identity,
             ifindex: endpoint.spec.ifindex,
             addresses: endpoint.addresses().collect(),
         });
-        places.collect()
+        locations.collect()
     }
 
     pub(super) fn directory(&self) -> Directory {
@@ -60,7 +60,7 @@ impl State {
             prefixes.push((prefix, identity.unwrap_or(IdentityId::UNKNOWN)));
         });
         Directory {
-            places: self.places(),
+            locations: self.locations(),
             identities,
             former: self.restoration.former_rules().clone(),
             prefixes,

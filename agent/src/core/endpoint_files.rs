@@ -13,7 +13,7 @@ use std::{
 use dns_policy::{boot_time::BootTime, mapping::Realised, rule::EndpointRules};
 use shared_maps::EndpointId;
 
-use super::event::{MappingOutcome, StreamId};
+use super::event::{MappingResult, StreamId};
 
 /// Least time between two writes of an endpoint's file for names alone, seconds.
 const MIN_INTERVAL: u64 = 5;
@@ -29,24 +29,24 @@ const MAX_UNDURABLE: usize = 65_536;
 pub(super) struct Undurable {
     stream: StreamId,
     sequence: u64,
-    lease_end: u64,
+    lease_end: Option<BootTime>,
     revision: u64,
 }
 
 impl Undurable {
     /// A result that was given.
-    pub(super) fn new(outcome: &MappingOutcome) -> Self {
+    pub(super) fn new(result: &MappingResult) -> Self {
         Self {
-            stream: outcome.stream,
-            sequence: outcome.sequence,
-            lease_end: outcome.lease_end,
-            revision: outcome.revision,
+            stream: result.stream,
+            sequence: result.sequence,
+            lease_end: result.lease_end,
+            revision: result.revision,
         }
     }
 
     /// The result again, now that the mapping is on disk.
-    pub(super) fn outcome(&self) -> MappingOutcome {
-        MappingOutcome {
+    pub(super) fn result(&self) -> MappingResult {
+        MappingResult {
             stream: self.stream,
             sequence: self.sequence,
             realised: Realised::Yes,

@@ -263,7 +263,8 @@ impl State {
         self.claim_addresses(id);
     }
 
-    fn acquire_pod(&mut self, labels: &LabelSet) -> Option<IdentityId> {
+    /// Acquires the identity of a pod's labels, here or on another node.
+    pub(super) fn acquire_pod(&mut self, labels: &LabelSet) -> Option<IdentityId> {
         let Some(acquired) = self.numbers.acquire_endpoint(labels) else {
             self.counters.identity_exhausted += 1;
             return None;

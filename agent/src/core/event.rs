@@ -13,6 +13,7 @@ use shared_maps::EndpointId;
 use crate::{
     datapath::files::later::NamesWritten,
     endpoint::spec::EndpointSpec,
+    kubernetes::{pod_at::PodAt, service_at::ServiceAt},
     policy::{
         document::{PolicyDocument, PolicyError},
         source::PolicyChange,
@@ -38,6 +39,12 @@ pub enum Event {
     /// them is known. Or it does no more. Until then endpoints of the last run open no further
     /// than they were.
     PoliciesUncertain(bool),
+    /// Changes of pods of the cluster, in order. The key is [`PodAt::key`].
+    Pods(Vec<SourceEvent<PodAt>>),
+    /// Changes of Services, in order. The key is [`ServiceAt::key`].
+    Services(Vec<SourceEvent<ServiceAt>>),
+    /// What the author of the cluster's objects should know; replaces the list before.
+    ClusterWarnings(Vec<String>),
     /// Change of an endpoint. The key is [`EndpointSpec::key`].
     Endpoints(SourceEvent<EndpointSpec>),
     /// All addresses of the node itself right now.
@@ -96,7 +103,7 @@ pub struct CleanNames {
 pub enum Effect {
     /// Send a mapping's result to its stream. A second one for the same sequence, with
     /// `durable` set, follows when the mapping is on disk.
-    Outcome(MappingOutcome),
+    Result(MappingResult),
     /// Publish rules to every proxy. The first one is the whole of them.
     Rules(RulesUpdate),
     /// Sources are synced and the first rules were given: a snapshot may be served.
@@ -144,7 +151,7 @@ pub struct MappingEvent {
 
 /// Answer to a [`MappingEvent`].
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct MappingOutcome {
+pub struct MappingResult {
     /// Stream it goes to.
     pub stream: StreamId,
     /// The mapping's sequence number.
@@ -153,8 +160,8 @@ pub struct MappingOutcome {
     pub realised: Realised,
     /// A restart of the agent would restore it.
     pub durable: bool,
-    /// End of the lease, nanoseconds of CLOCK_BOOTTIME; 0 = none.
-    pub lease_end: u64,
+    /// End of the lease, if one is given.
+    pub lease_end: Option<BootTime>,
     /// Revision under which it was realised.
     pub revision: u64,
 }

@@ -13,8 +13,8 @@ use shared_maps::{FAMILY_IPV4, FAMILY_IPV6, IdentityId};
 
 use super::{
     endpoint_files::Undurable,
-    event::{Effect, MAX_ADDRESSES, MAX_NAME, MappingEvent, MappingOutcome},
-    plan::{PendingOutcome, Plan},
+    event::{Effect, MAX_ADDRESSES, MAX_NAME, MappingEvent, MappingResult},
+    plan::{PendingResult, Plan},
     state::State,
 };
 use crate::{
@@ -52,10 +52,10 @@ impl State {
             Refusal::NotRealised => &mut self.counters.mappings_not_realised,
         };
         *counter += 1;
-        let outcome = self.outcome(event, Realised::No(refusal), None);
+        let result = self.result(event, Realised::No(refusal), None);
         let endpoint = event.mapping.endpoint.id;
-        plan.answer(PendingOutcome {
-            outcome,
+        plan.answer(PendingResult {
+            result,
             prefixes: Vec::new(),
             endpoint,
         });
@@ -101,7 +101,7 @@ impl State {
                 seen: times.seen,
                 ttl: times.ttl,
                 expires: times.expires,
-                lease_end: if leased { lease_end } else { BootTime(0) },
+                lease_end: leased.then_some(lease_end),
             });
             if let Some(labels) = &labels {
                 let prefix = IpNet::from(address);
@@ -119,27 +119,27 @@ impl State {
             self.refuse(plan, event, Refusal::NotRealised);
             return;
         }
-        let outcome = self.outcome(event, Realised::Yes, leased.then_some(lease_end));
-        plan.answer(PendingOutcome {
-            outcome,
+        let result = self.result(event, Realised::Yes, leased.then_some(lease_end));
+        plan.answer(PendingResult {
+            result,
             prefixes,
             endpoint,
         });
     }
 
     /// The result of a mapping, before it is durable. `lease`: its end, if one is given.
-    fn outcome(
+    fn result(
         &self,
         event: &MappingEvent,
         realised: Realised,
         lease: Option<BootTime>,
-    ) -> MappingOutcome {
-        MappingOutcome {
+    ) -> MappingResult {
+        MappingResult {
             stream: event.stream,
             sequence: event.sequence,
             realised,
             durable: false,
-            lease_end: lease.map_or(0, |end| end.0),
+            lease_end: lease,
             revision: self.revision_in_force(),
         }
     }
@@ -256,8 +256,8 @@ impl State {
         IdentityId::world_of(family, dual)
     }
 
-    /// Whether an address may carry a name's label: those of this node never do, nor those of
-    /// refused prefixes.
+    /// Whether an address may carry a name's label: those of this node and of pods never do, nor
+    /// those of refused prefixes.
     pub(super) fn is_plumbed(&self, address: IpAddr) -> bool {
         let sound = match address {
             IpAddr::V4(v4) => self.config.enable_ipv4 && !v4.is_broadcast(),
@@ -271,37 +271,36 @@ impl State {
             && !address.is_loopback()
             && !address.is_multicast()
             && !address.is_unspecified()
-            && !self.ipcache.is_local(address)
+            && !self.ipcache.is_of_cluster(address)
             && self.config.refused_prefixes.covering(address).is_none()
     }
 
     /// Fills in what became of the mappings once the plan ran.
-    pub(super) fn settle_outcomes(&mut self, outcomes: Vec<PendingOutcome>) -> Vec<Effect> {
-        let mut effects = Vec::with_capacity(outcomes.len());
-        for PendingOutcome {
-            mut outcome,
+    pub(super) fn settle_results(&mut self, results: Vec<PendingResult>) -> Vec<Effect> {
+        let mut effects = Vec::with_capacity(results.len());
+        for PendingResult {
+            mut result,
             prefixes,
             endpoint,
-        } in outcomes
+        } in results
         {
-            if outcome.realised == Realised::Yes {
+            if result.realised == Realised::Yes {
                 let asker = self.endpoints.get(endpoint);
                 let lacks = asker.is_some_and(|e| !e.dirty_peers.is_none()) && !prefixes.is_empty();
                 if !lacks && prefixes.iter().all(|prefix| self.is_realised(*prefix)) {
                     self.counters.mappings_realised += 1;
-                    outcome.revision = self.revision_in_force();
-                    if outcome.lease_end > 0 {
-                        let until = BootTime(outcome.lease_end);
-                        self.leases.promise(outcome.stream, until);
+                    result.revision = self.revision_in_force();
+                    if let Some(until) = result.lease_end {
+                        self.leases.promise(result.stream, until);
                     }
-                    self.files.await_write(endpoint, Undurable::new(&outcome));
+                    self.files.await_write(endpoint, Undurable::new(&result));
                 } else {
                     self.counters.mappings_not_realised += 1;
-                    outcome.realised = Realised::No(Refusal::NotRealised);
-                    outcome.lease_end = 0;
+                    result.realised = Realised::No(Refusal::NotRealised);
+                    result.lease_end = None;
                 }
             }
-            effects.push(Effect::Outcome(outcome));
+            effects.push(Effect::Result(result));
         }
         effects
     }

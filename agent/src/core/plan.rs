@@ -9,7 +9,7 @@ use shared_maps::{EndpointId, IdentityId};
 
 use super::{
     endpoint_files::Undurable,
-    event::{MappingOutcome, Revocation},
+    event::{MappingResult, Revocation},
     rollback::Undo,
 };
 use crate::{
@@ -28,7 +28,7 @@ pub struct Plan {
     /// Identities that are not on disk before this plan's checkpoints.
     fresh: BTreeSet<IdentityId>,
     /// Results of mappings that wait for the plan's outcome.
-    outcomes: Vec<PendingOutcome>,
+    results: Vec<PendingResult>,
     /// Results to repeat, as the plan writes the file of their endpoint.
     durable: Vec<(EndpointId, Undurable)>,
     /// Identities that nothing has any more, if no step fails.
@@ -39,9 +39,9 @@ pub struct Plan {
 
 /// The result of a mapping, before its plan was carried out.
 #[derive(Debug)]
-pub(super) struct PendingOutcome {
+pub(super) struct PendingResult {
     /// The result if every prefix is realised.
-    pub(super) outcome: MappingOutcome,
+    pub(super) result: MappingResult,
     /// Prefixes that must have their identity in the datapath.
     pub(super) prefixes: Vec<ipnet::IpNet>,
     /// The endpoint that asked.
@@ -61,8 +61,8 @@ impl Plan {
     }
 
     /// Adds the result of a mapping.
-    pub(super) fn answer(&mut self, outcome: PendingOutcome) {
-        self.outcomes.push(outcome);
+    pub(super) fn answer(&mut self, result: PendingResult) {
+        self.results.push(result);
     }
 
     /// Adds results that are durable once the endpoint's file is written.
@@ -113,8 +113,8 @@ impl Plan {
         durable.map(|(_, result)| result).collect()
     }
 
-    pub(super) fn take_outcomes(&mut self) -> Vec<PendingOutcome> {
-        std::mem::take(&mut self.outcomes)
+    pub(super) fn take_results(&mut self) -> Vec<PendingResult> {
+        std::mem::take(&mut self.results)
     }
 
     pub(super) fn take_forgotten(&mut self) -> Vec<(IdentityId, LabelSet)> {

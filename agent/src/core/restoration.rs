@@ -34,6 +34,11 @@ impl Listing {
         }
     }
 
+    /// Whether a listing is in progress.
+    fn is_pending(&self) -> bool {
+        self.seen.is_some()
+    }
+
     /// The listing is complete. Gives the keys that it had.
     pub(super) fn end(&mut self) -> BTreeSet<String> {
         self.is_complete = true;
@@ -46,6 +51,8 @@ impl Listing {
 pub(super) struct Restoration {
     policies: Listing,
     endpoints: Listing,
+    pods: Listing,
+    services: Listing,
     is_started: bool,
     is_synced: bool,
     /// When the grace is over.
@@ -82,6 +89,16 @@ impl Restoration {
         &mut self.endpoints
     }
 
+    /// The listing of pods.
+    pub(super) fn pods(&mut self) -> &mut Listing {
+        &mut self.pods
+    }
+
+    /// The listing of Services.
+    pub(super) fn services(&mut self) -> &mut Listing {
+        &mut self.services
+    }
+
     /// True at the first call.
     pub(super) fn start(&mut self) -> bool {
         !std::mem::replace(&mut self.is_started, true)
@@ -92,9 +109,11 @@ impl Restoration {
         self.is_synced
     }
 
-    /// True once both sources are complete; the grace ends at this time.
+    /// True once policies and endpoints are complete, and every other listing that began; the
+    /// grace ends at this time.
     pub(super) fn sync(&mut self, until: BootTime) -> bool {
-        if self.is_synced || !self.policies.is_complete || !self.endpoints.is_complete {
+        let sources = self.policies.is_complete && self.endpoints.is_complete;
+        if self.is_synced || !sources || self.pods.is_pending() || self.services.is_pending() {
             return false;
         }
         self.is_synced = true;

@@ -22,11 +22,13 @@ use super::{
     leases::Leases,
     lxc_table::LxcTable,
     plan::Plan,
+    pods::Pods,
     policy_model::PolicyModel,
     publication::Publication,
     restoration::Restoration,
     retry::Retry,
     rollback::Undo,
+    services::Services,
     snapshot::Counters,
     state::State,
 };
@@ -75,6 +77,8 @@ impl State {
             names: NameCache::new(limits),
             endpoints: EndpointTable::new(restored.policy_map_sizes.clone()),
             lxc: LxcTable::new(&restored.lxc),
+            pods: Pods::default(),
+            services: Services::default(),
             leases: Leases::default(),
             retry: Retry::default(),
             closed: ClosedNames::default(),
@@ -263,7 +267,7 @@ impl State {
                     seen,
                     ttl: entry.ttl,
                     expires: instant(entry.expires).max(at_least),
-                    lease_end: BootTime(0),
+                    lease_end: None,
                 });
             }
         }

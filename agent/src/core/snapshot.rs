@@ -57,6 +57,15 @@ pub struct Summary {
     pub addresses_limited: usize,
     /// Endpoint identities allocated.
     pub endpoint_identities: usize,
+    /// Pods that the cluster's objects name.
+    #[serde(default)]
+    pub pods: usize,
+    /// Those of them without an identity, because no number is free.
+    #[serde(default)]
+    pub pods_without_identity: usize,
+    /// Services that the cluster's objects name.
+    #[serde(default)]
+    pub services: usize,
     /// Prefixes in the ipcache.
     pub ipcache_entries: usize,
     /// Most of them.

@@ -7,8 +7,9 @@ use shared_maps::{EndpointId, IdentityId};
 use super::{
     closed_names::ClosedNames, config::CoreConfig, endpoint_files::EndpointFiles,
     endpoint_table::EndpointTable, identity_numbers::IdentityNumbers, leases::Leases,
-    lxc_table::LxcTable, plan::Plan, policy_model::PolicyModel, publication::Publication,
-    restoration::Restoration, retry::Retry, rollback::Undo, snapshot::Counters,
+    lxc_table::LxcTable, plan::Plan, pods::Pods, policy_model::PolicyModel,
+    publication::Publication, restoration::Restoration, retry::Retry, rollback::Undo,
+    services::Services, snapshot::Counters,
 };
 use crate::{
     datapath::plan::Step, fqdn::cache::NameCache, ipcache::table::Ipcache, labels::LabelSet,
@@ -26,6 +27,8 @@ pub(super) struct State {
     pub names: NameCache,
     pub endpoints: EndpointTable,
     pub lxc: LxcTable,
+    pub pods: Pods,
+    pub services: Services,
     pub leases: Leases,
     pub retry: Retry,
     pub closed: ClosedNames,

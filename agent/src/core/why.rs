@@ -236,6 +236,7 @@ impl Core {
                     format!("policy {key}: there is no CiliumCIDRGroup {name}: it selects nothing")
                 })
         });
+        let cluster = state.pods.warnings().iter().cloned();
         let node = state.config.node_name.as_deref();
         let unlike = state.policy.repository().iter().filter_map(|document| {
             let Body::Node(other) = &document.body else {
@@ -258,6 +259,7 @@ impl Core {
         let all = documents
             .chain(unlearned)
             .chain(missing)
+            .chain(cluster)
             .chain(unlike)
             .chain(unknown);
         all.take(WARNINGS).collect()
@@ -278,7 +280,7 @@ impl Core {
 }
 
 /// One side of a policy.
-pub fn side_of(policy: &EndpointPolicy, direction: FlowDirection) -> &Side {
+pub(crate) fn side_of(policy: &EndpointPolicy, direction: FlowDirection) -> &Side {
     match direction {
         FlowDirection::Egress => &policy.egress,
         FlowDirection::Ingress => &policy.ingress,

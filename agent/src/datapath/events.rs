@@ -1,4 +1,4 @@
-//! What the programs tell: records of drops and new connections, and counters.
+//! Reports of the programs: records of drops and new connections, and counters.
 
 use std::os::fd::{AsRawFd, RawFd};
 

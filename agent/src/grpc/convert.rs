@@ -15,7 +15,7 @@ use fqdn_proto::native::{
 };
 use shared_maps::EndpointId;
 
-use crate::core::event::{MAX_ADDRESSES, MAX_NAME, MappingOutcome, Revocation};
+use crate::core::event::{self, MAX_ADDRESSES, MAX_NAME, Revocation};
 
 /// Reads a mapping; `None` if a field is out of range.
 pub fn mapping(message: &FqdnMapping) -> Option<Mapping> {
@@ -70,7 +70,7 @@ pub fn octets(ip: IpAddr) -> Vec<u8> {
 }
 
 /// Result of a mapping whose fields were out of range.
-pub fn invalid(sequence: u64) -> MappingResult {
+pub(crate) fn invalid(sequence: u64) -> MappingResult {
     MappingResult {
         sequence,
         refusal: MappingRefusal::Invalid.into(),
@@ -79,8 +79,8 @@ pub fn invalid(sequence: u64) -> MappingResult {
 }
 
 /// Result of a mapping.
-pub fn result(outcome: &MappingOutcome) -> MappingResult {
-    let refusal = match outcome.realised {
+pub fn result(result: &event::MappingResult) -> MappingResult {
+    let refusal = match result.realised {
         Realised::Yes => MappingRefusal::Unspecified,
         Realised::No(Refusal::EndpointUnknown) => MappingRefusal::EndpointUnknown,
         Realised::No(Refusal::NotAllowed) => MappingRefusal::NotAllowed,
@@ -89,11 +89,11 @@ pub fn result(outcome: &MappingOutcome) -> MappingResult {
         Realised::No(Refusal::NotRealised) | Realised::AgentAway => MappingRefusal::NotRealised,
     };
     MappingResult {
-        sequence: outcome.sequence,
-        realised: outcome.realised == Realised::Yes,
-        durable: outcome.durable,
-        lease_end: outcome.lease_end,
-        revision: outcome.revision,
+        sequence: result.sequence,
+        realised: result.realised == Realised::Yes,
+        durable: result.durable,
+        lease_end: result.lease_end.map_or(0, |end| end.0),
+        revision: result.revision,
         refusal: refusal.into(),
     }
 }

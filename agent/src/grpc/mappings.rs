@@ -32,7 +32,7 @@ pub(super) async fn serve(
         kind: Some(Down::Epoch(convert::epoch(&epoch))),
     };
     if answers.send(Ok(first)).await.is_err()
-        || core.tell(Event::StreamUp(guard.id())).await.is_err()
+        || core.send(Event::StreamUp(guard.id())).await.is_err()
     {
         return;
     }
@@ -60,7 +60,7 @@ pub(super) async fn serve(
         () = up => {}
         () = stop.cancelled() => {}
     }
-    let _stopped = core.tell(Event::StreamDown(guard.id())).await;
+    let _stopped = core.send(Event::StreamDown(guard.id())).await;
 }
 
 async fn take(
@@ -94,7 +94,7 @@ async fn take(
             }
             if !events.is_empty() {
                 guard.took(events.len());
-                core.tell(Event::Mappings(events)).await.ok()?;
+                core.send(Event::Mappings(events)).await.ok()?;
             }
         }
         Some(Up::RevokedAck(ack)) => {
@@ -102,7 +102,7 @@ async fn take(
                 stream: guard.id(),
                 id: ack.id,
             };
-            core.tell(Event::RevokeAcked(vec![ack])).await.ok()?;
+            core.send(Event::RevokeAcked(vec![ack])).await.ok()?;
         }
         // Of a later release: ignored.
         None => {}
@@ -112,8 +112,8 @@ async fn take(
 
 fn to_messages(message: ToStream) -> Vec<MappingDown> {
     let kinds = match message {
-        ToStream::Outcomes(outcomes) => vec![Down::Results(MappingResults {
-            results: outcomes.iter().map(convert::result).collect(),
+        ToStream::Results(results) => vec![Down::Results(MappingResults {
+            results: results.iter().map(convert::result).collect(),
         })],
         ToStream::Revoke(revocations) => {
             let revoked = revocations.iter().map(|one| convert::revoked(one));

@@ -76,7 +76,7 @@ impl fmt::Display for Owner {
 pub enum Claim {
     /// Labels: merged with those of other owners and of covering prefixes.
     Labels(LabelSet),
-    /// The identity itself, whatever labels say (pods, the node).
+    /// The identity itself, whatever labels say (endpoints, pods, the node).
     Identity(IdentityId),
 }
 
@@ -87,7 +87,7 @@ pub struct Metadata {
     /// Distinct label sets by source, sorted, and how many owners say each. Names that the same
     /// selectors match say the same: a shared address has many owners and few sets.
     sets: Vec<((Source, LabelSet), usize)>,
-    /// Of the node and of endpoints: one or two.
+    /// Of the node, of endpoints and of pods: few.
     identities: Vec<(Owner, IdentityId)>,
     /// Intended identity; `None` = no entry.
     pub desired: Option<IdentityId>,
@@ -207,10 +207,16 @@ impl Metadata {
         owners
     }
 
-    /// An identity claimed outright; the node's goes before any endpoint's.
+    /// An identity claimed outright: the node's before an endpoint's, and an endpoint's before
+    /// that of a pod of the cluster.
     pub fn identity(&self) -> Option<IdentityId> {
+        let rank = |owner: &Owner| match owner {
+            Owner::Node => 0,
+            Owner::Endpoint(_) => 1,
+            _ => 2,
+        };
         let claimed = self.identities.iter();
-        let claimed = claimed.map(|(owner, id)| (*owner != Owner::Node, *id));
+        let claimed = claimed.map(|(owner, id)| (rank(owner), *id));
         claimed.min().map(|(_, id)| id)
     }
 

@@ -198,8 +198,8 @@ impl Ipcache {
             .longest(address, |metadata| metadata.desired.is_some())
     }
 
-    /// Whether an address is claimed as the node's or a local endpoint's.
-    pub fn is_local(&self, address: IpAddr) -> bool {
+    /// Whether an address is claimed as the node's, an endpoint's, or a pod's of the cluster.
+    pub fn is_of_cluster(&self, address: IpAddr) -> bool {
         self.get(IpNet::from(address))
             .is_some_and(|metadata| metadata.identity().is_some())
     }
@@ -251,7 +251,7 @@ impl Ipcache {
 }
 
 /// Map key of a prefix.
-pub fn key_of(prefix: IpNet) -> IpcacheKey {
+pub(crate) fn key_of(prefix: IpNet) -> IpcacheKey {
     match prefix.trunc() {
         IpNet::V4(net) => IpcacheKey::v4(net.addr().octets(), net.prefix_len()),
         IpNet::V6(net) => IpcacheKey::v6(net.addr().octets(), net.prefix_len()),

@@ -9,6 +9,7 @@ use super::{
     cidr_group,
     cluster::{endpoint, identity, namespace, node, pod, service, slice},
     document::Body,
+    network_policy,
     rule::Rule,
     validate::{Checked, Fault, Scope, rule, warnings},
 };
@@ -62,6 +63,13 @@ pub(in crate::policy) const KINDS: &[Kind] = &[
         placement: Placement::NeverNamespaced,
         fields: &["spec", "specs", "status"],
         read: cilium_policy,
+    },
+    Kind {
+        name: netpol::read::KIND,
+        versions: &[netpol::read::API_VERSION],
+        placement: Placement::Namespaced,
+        fields: &["spec", "status"],
+        read: |_, value, warnings| Ok(Body::Rules(vec![network_policy::read(value, warnings)?])),
     },
     Kind {
         name: cidr_group::KIND,

@@ -319,7 +319,7 @@ fn refuses_what_is_not_supported_by_name() {
         }
     }
     for kind in [
-        "NetworkPolicy",
+        "AdminNetworkPolicy",
         "CiliumEgressGatewayPolicy",
         "CiliumLocalRedirectPolicy",
     ] {
@@ -479,11 +479,11 @@ fn refuses_whole_documents() {
     assert!(other.remedy.contains("CiliumNetworkPolicy"), "{other}");
     let older = one("kind: Pod\napiVersion: v1beta1").unwrap_err();
     assert_eq!(older.field, "apiVersion");
-    let other = "apiVersion: networking.k8s.io/v1\nkind: NetworkPolicy\nmetadata: {name: a}";
-    let remedy = one(other).unwrap_err().remedy;
+    let error =
+        one("apiVersion: cilium.io/v2\nkind: NetworkPolicy\nmetadata: {name: a}").unwrap_err();
     assert!(
-        remedy.contains("only kinds of apiVersion cilium.io/v2"),
-        "{remedy}"
+        error.remedy.contains("apiVersion: networking.k8s.io/v1"),
+        "{error}"
     );
     let error = one("apiVersion: cilium.io/v2\nkind: X\nmetadata: {name: a}").unwrap_err();
     assert_eq!(error.field, "kind");
@@ -502,3 +502,16 @@ fn refuses_whole_documents() {
 
 #[path = "parse_tests/warnings.rs"]
 mod warnings;
+
+#[test]
+fn a_network_policy_is_a_document_with_its_namespace_in_its_key() {
+    let text = "apiVersion: networking.k8s.io/v1\nkind: NetworkPolicy\nmetadata: {name: web, namespace: shop}\nspec: {podSelector: {}, ingress: [{from: [{ipBlock: {cidr: 192.0.2.0/24}}]}]}";
+    let document = one(text).unwrap();
+    assert_eq!(document.key, "NetworkPolicy/shop/web");
+    assert_eq!(document.rules().len(), 1);
+    assert!(document.warnings[0].starts_with("spec.ingress[0].from[0].ipBlock: "));
+    let error = one(&text.replace("192.0.2.0/24", "192.0.2.0")).unwrap_err();
+    assert_eq!(error.key.as_deref(), Some("NetworkPolicy/shop/web"));
+    assert_eq!(error.field, "spec.ingress[0].from[0].ipBlock.cidr");
+    assert_eq!(error.remedy, "write 192.0.2.0/32 for this address");
+}

@@ -187,6 +187,29 @@ impl Rule {
 }
 
 impl PeerRule {
+    /// This rule of egress as rules of which none gives everyone ports by name: only endpoints
+    /// have names for their ports, each its own.
+    pub(super) fn with_named_ports_of_endpoints(self) -> Vec<Self> {
+        let is_named = |port: &PortRule| port.name().is_some();
+        if self.peers != Peers::Any || !self.ports.iter().any(is_named) {
+            return vec![self];
+        }
+        let (named, numbered): (Vec<_>, Vec<_>) = self.ports.iter().cloned().partition(is_named);
+        let every_endpoint = Selector::Labels(LabelSelector::default());
+        let mut rules = vec![Self {
+            peers: Peers::Selectors(vec![every_endpoint]),
+            ports: named,
+            ..self.clone()
+        }];
+        if !numbered.is_empty() {
+            rules.push(Self {
+                ports: numbered,
+                ..self
+            });
+        }
+        rules
+    }
+
     /// Selectors of its peers.
     pub fn selectors(&self) -> std::slice::Iter<'_, Selector> {
         match &self.peers {

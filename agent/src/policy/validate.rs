@@ -17,7 +17,7 @@ use self::{
     labels::{group_labels, peer_labels, subject},
     ports::ports_of,
 };
-use super::rule::{Direction, PeerRule, Peers, PortRule, Rule};
+use super::rule::{Direction, PeerRule, Peers, Rule};
 use crate::{
     labels::{CIDR_GROUP, NAMESPACE_KEY},
     selector::selector::{
@@ -28,7 +28,7 @@ use crate::{
 
 /// What is wrong with a field.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Fault {
+pub(crate) struct Fault {
     /// Path of the field.
     pub field: String,
     /// What is wrong with it.
@@ -39,7 +39,7 @@ pub struct Fault {
 
 impl Fault {
     /// Builds a fault.
-    pub fn new(field: &str, reason: &str, remedy: &str) -> Self {
+    pub(crate) fn new(field: &str, reason: &str, remedy: &str) -> Self {
         Self {
             field: field.to_owned(),
             reason: reason.to_owned(),
@@ -50,7 +50,7 @@ impl Fault {
 
 /// What a document's selectors may mean.
 #[derive(Clone, Debug)]
-pub struct Scope {
+pub(crate) struct Scope {
     /// Namespace of the document; none = cluster-wide.
     pub namespace: Option<String>,
 }
@@ -102,7 +102,7 @@ const fn section(egress: bool, deny: bool) -> Section {
 }
 
 /// Checks one `spec`.
-pub fn rule(path: &str, value: &Value, scope: &Scope) -> Checked<Rule> {
+pub(crate) fn rule(path: &str, value: &Value, scope: &Scope) -> Checked<Rule> {
     let known = [
         "endpointSelector",
         "egress",
@@ -235,25 +235,17 @@ fn peer_rules(
     if peers.is_none() && ports.is_none() {
         return Ok(Vec::new());
     }
-    let rule = |peers, ports| PeerRule {
+    let rule = PeerRule {
         path: path.into(),
         deny: section.deny,
-        peers,
-        ports,
+        peers: peers.unwrap_or(Peers::Any),
+        ports: ports.unwrap_or_default(),
     };
-    let (peers, ports) = (peers.unwrap_or(Peers::Any), ports.unwrap_or_default());
-    let is_named = |port: &PortRule| port.name().is_some();
-    if !section.egress || peers != Peers::Any || !ports.iter().any(is_named) {
-        return Ok(vec![rule(peers, ports)]);
-    }
-    // Only endpoints have names for their ports, each its own.
-    let everyone = Peers::Selectors(vec![Selector::Labels(LabelSelector::default())]);
-    let (named, numbered): (Vec<_>, Vec<_>) = ports.into_iter().partition(is_named);
-    let mut rules = vec![rule(everyone, named)];
-    if !numbered.is_empty() {
-        rules.push(rule(peers, numbered));
-    }
-    Ok(rules)
+    Ok(if section.egress {
+        rule.with_named_ports_of_endpoints()
+    } else {
+        vec![rule]
+    })
 }
 
 /// Peers of an element, which may name them by one field only; none if it names none.
@@ -422,7 +414,7 @@ fn name_rule(path: &str, value: &Value, make: fn(String) -> NameRule) -> Checked
 }
 
 /// What the author of these rules should know although they are valid.
-pub fn warnings(rules: &[Rule]) -> Vec<String> {
+pub(crate) fn warnings(rules: &[Rule]) -> Vec<String> {
     let mut found = Vec::new();
     for rule in rules.iter().flat_map(|rule| &rule.egress.peers) {
         if !rule.deny && is_every_name(&rule.peers) {

@@ -61,7 +61,7 @@ impl Results {
 
 fn results_in(message: &ToStream) -> usize {
     match message {
-        ToStream::Outcomes(outcomes) => outcomes.len(),
+        ToStream::Results(results) => results.len(),
         ToStream::Revoke(revocations) => revocations.len(),
     }
 }
@@ -71,19 +71,19 @@ mod tests {
     use dns_policy::{mapping::Realised, name::Fqdn};
 
     use super::*;
-    use crate::core::event::{MappingOutcome, Revocation, StreamId};
+    use crate::core::event::{MappingResult, Revocation, StreamId};
 
     #[tokio::test]
     async fn results_are_bounded_however_few_messages_they_come_in() {
-        let outcome = MappingOutcome {
+        let result = MappingResult {
             stream: StreamId(1),
             sequence: 1,
             realised: Realised::Yes,
             durable: false,
-            lease_end: 0,
+            lease_end: None,
             revision: 1,
         };
-        let half = ToStream::Outcomes(vec![outcome; STREAM_RESULTS / 2]);
+        let half = ToStream::Results(vec![result; STREAM_RESULTS / 2]);
         let (mailbox, mut results) = mailbox();
         assert!(mailbox.put(half.clone()) && mailbox.put(half.clone()));
         results.recv().await.unwrap();

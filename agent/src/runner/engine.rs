@@ -151,11 +151,11 @@ impl Engine {
     }
 
     fn publish(&self, effects: Vec<Effect>) {
-        let mut outcomes = Vec::new();
+        let mut results = Vec::new();
         let mut revocations = Vec::new();
         for effect in effects {
             match effect {
-                Effect::Outcome(outcome) => outcomes.push(outcome),
+                Effect::Result(result) => results.push(result),
                 Effect::Rules(update) => self.proxies.rules(update),
                 Effect::SnapshotReady => self.proxies.ready(),
                 Effect::Revoke(revocation) => revocations.push(revocation),
@@ -163,8 +163,8 @@ impl Engine {
         }
         // One message per stream, however many names were cleaned.
         self.proxies.revoke(revocations);
-        if !outcomes.is_empty() {
-            self.proxies.outcomes(outcomes);
+        if !results.is_empty() {
+            self.proxies.results(results);
         }
     }
 }

@@ -1,15 +1,15 @@
 //! What waits in the queue of proxies' streams, as few events as keep its order.
 
-use super::Told;
+use super::StreamEvent;
 use crate::core::event::Event;
 
 /// Mappings, or acknowledgements, of several events are planned together up to this many.
 const BATCH: usize = 4096;
 
 /// Gives the events to `step`: mappings that follow each other as one, acknowledgements too.
-pub(super) fn merged(told: impl Iterator<Item = Told>, mut step: impl FnMut(Event)) {
+pub(super) fn merged(received: impl Iterator<Item = StreamEvent>, mut step: impl FnMut(Event)) {
     let mut last: Option<Event> = None;
-    for (event, _room, _queued) in told {
+    for (event, _room, _queued) in received {
         last = match (last.take(), event) {
             (Some(Event::Mappings(mut all)), Event::Mappings(more)) if all.len() < BATCH => {
                 all.extend(more);
@@ -44,11 +44,11 @@ mod tests {
     #[test]
     fn acknowledgements_of_two_streams_are_few_events_in_their_order() {
         let down = Event::StreamDown(StreamId(0));
-        let told = (0..5_000).map(ack).chain([down]).chain([ack(5_000)]);
+        let received = (0..5_000).map(ack).chain([down]).chain([ack(5_000)]);
         let (mut events, mut ids) = (Vec::new(), Vec::new());
         let shared = Shared::default();
-        let told = told.map(|event| (event, None, shared.queued()));
-        merged(told, |event| events.push(event));
+        let received = received.map(|event| (event, None, shared.queued()));
+        merged(received, |event| events.push(event));
         let sizes = events.iter().map(|event| match event {
             Event::RevokeAcked(acks) => {
                 ids.extend(acks.iter().map(|ack| ack.id));

@@ -120,7 +120,7 @@ async fn cleaning_a_name_takes_its_address_out() {
             tokio::task::yield_now().await;
         }
     };
-    tokio::time::timeout(crate::lab::PATIENCE, gone)
+    tokio::time::timeout(crate::lab::TEST_TIMEOUT, gone)
         .await
         .unwrap();
 }

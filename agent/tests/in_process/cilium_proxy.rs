@@ -36,7 +36,7 @@ use tonic::{
     transport::{Channel, Endpoint},
 };
 
-use crate::lab::PATIENCE;
+use crate::lab::TEST_TIMEOUT;
 
 /// What grpc-go receives unless told otherwise.
 const RECEIVES: usize = 4 << 20;
@@ -181,12 +181,12 @@ impl CiliumProxy {
 
     /// Takes one state and acknowledges it.
     async fn take(&mut self) {
-        self.hear().await;
+        self.receive().await;
         self.acknowledge().await;
     }
 
     /// Takes one state.
-    pub(crate) async fn hear(&mut self) {
+    pub(crate) async fn receive(&mut self) {
         let state = self.link.states.message().await.unwrap();
         let state = state.expect("the agent keeps the stream");
         assert!(!state.request_id.is_empty());
@@ -204,7 +204,7 @@ impl CiliumProxy {
 
     /// Takes states until this holds.
     pub(crate) async fn until(&mut self, what: &str, wanted: impl Fn(&Memory) -> bool) {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TEST_TIMEOUT;
         while !wanted(&self.memory) {
             let left = deadline.saturating_duration_since(Instant::now());
             let taken = timeout(left, self.take()).await;

@@ -9,7 +9,7 @@ use holdfast_agent::{
 };
 use tokio::time::timeout;
 
-use crate::lab::{Lab, PATIENCE, mapping};
+use crate::lab::{Lab, TEST_TIMEOUT, mapping};
 
 /// Names that are leased: more than a stream's mailbox has messages.
 const NAMES: u16 = 5_000;
@@ -23,7 +23,7 @@ async fn a_large_cleaning_closes_no_stream_and_ends_when_all_gave_their_leases_b
         .proxies
         .open_results(StreamKind::Builtin, "builtin", None);
     let up = Event::StreamUp(builtin.id());
-    lab.core.tell(up).await.unwrap();
+    lab.core.send(up).await.unwrap();
     let names = (0..NAMES).map(|n| {
         let [high, low] = n.to_be_bytes();
         let (sequence, name) = (u64::from(n) + 1, format!("n{n}.example.com."));
@@ -33,7 +33,7 @@ async fn a_large_cleaning_closes_no_stream_and_ends_when_all_gave_their_leases_b
     assert!(native.result(NAMES.into()).await.realised);
 
     let clean = Event::CleanNames(CleanNames::default());
-    lab.core.tell(clean).await.unwrap();
+    lab.core.send(clean).await.unwrap();
     // No stream has fetched anything yet, and all of the cleaning is published.
     let pending = lab.core.inspect(|core| core.unrevoked(None).len()).await;
     assert_eq!(pending, Ok(usize::from(NAMES)));
@@ -42,13 +42,13 @@ async fn a_large_cleaning_closes_no_stream_and_ends_when_all_gave_their_leases_b
     let stream = builtin.id();
     let mut acks = Vec::new();
     while acks.len() < usize::from(NAMES) {
-        let message = timeout(PATIENCE, messages.recv()).await.unwrap();
+        let message = timeout(TEST_TIMEOUT, messages.recv()).await.unwrap();
         if let ToStream::Revoke(revocations) = message.expect("the stream is open") {
             let revoked = revocations.iter();
             acks.extend(revoked.map(|one| RevokeAck { stream, id: one.id }));
         }
     }
-    lab.core.tell(Event::RevokeAcked(acks)).await.unwrap();
+    lab.core.send(Event::RevokeAcked(acks)).await.unwrap();
     for _ in 0..NAMES {
         native.give_back().await;
     }
@@ -57,7 +57,7 @@ async fn a_large_cleaning_closes_no_stream_and_ends_when_all_gave_their_leases_b
             tokio::task::yield_now().await;
         }
     };
-    timeout(PATIENCE, given_back).await.unwrap();
+    timeout(TEST_TIMEOUT, given_back).await.unwrap();
     assert_eq!(lab.proxies.closed_slow(), 0);
     assert!(lab.core.snapshot().await.unwrap().names.is_empty());
 }

@@ -12,7 +12,7 @@ use polling::{until, until_async};
 use tokio::{sync::oneshot, time::timeout};
 use tokio_util::task::TaskTracker;
 
-use crate::lab::{Lab, PATIENCE, mapping};
+use crate::lab::{Lab, TEST_TIMEOUT, mapping};
 
 /// Mappings in each of its batches.
 const BATCH: usize = 4096;
@@ -66,7 +66,7 @@ async fn a_flood_waits_with_its_sender_and_stalls_nobody() {
             }
         }
     });
-    timeout(PATIENCE, stalled)
+    timeout(TEST_TIMEOUT, stalled)
         .await
         .expect("it is full")
         .unwrap();

@@ -9,7 +9,7 @@ use fqdn_proto::fqdndata::{
 use holdfast_agent::{
     core::{
         Event,
-        event::{MappingOutcome, StreamId},
+        event::{MappingResult, StreamId},
     },
     endpoint::spec::EndpointSpec,
     grpc::fqdndata::{FqdnDataService, Timings},
@@ -23,7 +23,7 @@ use tonic::{Code, transport::Channel};
 
 use crate::{
     cilium_proxy::{CiliumProxy, Memory},
-    lab::{Lab, PATIENCE, pod, policy, policy_with},
+    lab::{Lab, TEST_TIMEOUT, pod, policy, policy_with},
 };
 
 const UDP: u32 = 17;
@@ -94,12 +94,12 @@ async fn set_policy(lab: &Lab, pattern: &str) {
 
 async fn apply(lab: &Lab, document: PolicyDocument) {
     let event = SourceEvent::Apply(document);
-    lab.core.tell(Event::Policies(event)).await.unwrap();
+    lab.core.send(Event::Policies(event)).await.unwrap();
 }
 
 async fn drop_policy(lab: &Lab) {
     let event = SourceEvent::Delete(policy("x").key);
-    lab.core.tell(Event::Policies(event)).await.unwrap();
+    lab.core.send(Event::Policies(event)).await.unwrap();
 }
 
 fn asks(memory: &Memory, name: &str) -> bool {
@@ -138,7 +138,7 @@ async fn a_proxy_of_cilium_follows_policy() {
     set_policy(&lab, "*.example.com").await;
     proxy.until("rules again", is_open).await;
     let gone = SourceEvent::Delete(dual_stack().key);
-    lab.core.tell(Event::Endpoints(gone)).await.unwrap();
+    lab.core.send(Event::Endpoints(gone)).await.unwrap();
     proxy
         .until("the end of its rules", |memory| !is_open(memory))
         .await;
@@ -240,7 +240,7 @@ async fn proxies_are_served_side_by_side_and_one_that_never_acknowledges_gets_no
     let mut one = CiliumProxy::start(agent).await;
     let mut two = CiliumProxy::start(agent).await;
     lab.sync(vec![policy("*.example.com")], vec![pod()]).await;
-    timeout(PATIENCE, silent.hear()).await.unwrap();
+    timeout(TEST_TIMEOUT, silent.receive()).await.unwrap();
     for proxy in [&mut one, &mut two] {
         proxy.until("the first state", is_open).await;
     }
@@ -261,7 +261,7 @@ async fn proxies_are_served_side_by_side_and_one_that_never_acknowledges_gets_no
     reported.1.unwrap();
 
     silent.acknowledge().await;
-    timeout(PATIENCE, silent.hear()).await.unwrap();
+    timeout(TEST_TIMEOUT, silent.receive()).await.unwrap();
     let current = |memory: &Memory| asks(memory, "www.example.net.");
     assert!(current(&silent.memory), "what was between was not sent");
     drop(silent);
@@ -349,7 +349,7 @@ async fn what_a_pod_learns_as_soon_as_it_is_there_is_realised() {
             SourceEvent::Delete(spec.key.clone()),
             SourceEvent::Apply(spec),
         ] {
-            lab.core.tell(Event::Endpoints(event)).await.unwrap();
+            lab.core.send(Event::Endpoints(event)).await.unwrap();
         }
         client.update_mapping_request(of_new.clone()).await.unwrap();
     }
@@ -372,7 +372,7 @@ async fn a_call_ends_in_time_whatever_the_core_waits_for() {
     is_locked.await.unwrap();
     set_policy(&lab, "*.example.org").await;
     let call = client.update_mapping_request(answer("www.example.com."));
-    let refused = timeout(PATIENCE, call).await.unwrap().unwrap_err();
+    let refused = timeout(TEST_TIMEOUT, call).await.unwrap().unwrap_err();
     assert_eq!(refused.code(), Code::Unavailable);
     assert_eq!(refused.message(), "not realised in time");
     release.send(()).unwrap();
@@ -390,22 +390,22 @@ async fn calls_have_results_again_after_they_were_not_fetched() {
         .unwrap();
     let views = lab.proxies.views();
     let shared = views.iter().find(|view| view.instance == "fqdndata");
-    let outcome = MappingOutcome {
+    let result = MappingResult {
         stream: StreamId(shared.unwrap().stream),
         sequence: u64::MAX,
         realised: Realised::Yes,
         durable: true,
-        lease_end: 0,
+        lease_end: None,
         revision: 1,
     };
     // Nothing else runs on this thread meanwhile.
     for _ in 0..100_000 {
-        lab.proxies.outcomes(vec![outcome.clone()]);
+        lab.proxies.results(vec![result.clone()]);
     }
     assert_eq!(lab.proxies.closed_slow(), 1);
     let realised = async {
         let call = answer("api.example.com.");
         while client.update_mapping_request(call.clone()).await.is_err() {}
     };
-    timeout(PATIENCE, realised).await.expect("it goes on");
+    timeout(TEST_TIMEOUT, realised).await.expect("it goes on");
 }

@@ -47,7 +47,7 @@ use tonic::{
 };
 
 /// Longest that anything in these tests may take.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
+pub(crate) const TEST_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Policy of endpoints with the label `app=web`: they may ask for and reach `pattern`.
 pub(crate) fn policy(pattern: &str) -> PolicyDocument {
@@ -223,11 +223,11 @@ impl Lab {
     pub(crate) async fn sync(&self, policies: Vec<PolicyDocument>, endpoints: Vec<EndpointSpec>) {
         let policies = policies.into_iter().map(SourceEvent::Apply);
         for event in wrap(policies) {
-            self.core.tell(Event::Policies(event)).await.unwrap();
+            self.core.send(Event::Policies(event)).await.unwrap();
         }
         let endpoints = endpoints.into_iter().map(SourceEvent::Apply);
         for event in wrap(endpoints) {
-            self.core.tell(Event::Endpoints(event)).await.unwrap();
+            self.core.send(Event::Endpoints(event)).await.unwrap();
         }
     }
 
@@ -309,7 +309,7 @@ impl Mappings {
 
     /// The first result for `sequence`.
     pub(crate) async fn result(&mut self, sequence: u64) -> MappingResult {
-        tokio::time::timeout(PATIENCE, async {
+        tokio::time::timeout(TEST_TIMEOUT, async {
             loop {
                 let message = self.answers.message().await.unwrap().unwrap();
                 if let Some(mapping_down::Kind::Results(results)) = message.kind
@@ -326,7 +326,7 @@ impl Mappings {
 
     /// Waits for a revocation and acknowledges it; gives its name.
     pub(crate) async fn give_back(&mut self) -> String {
-        let revoked = tokio::time::timeout(PATIENCE, async {
+        let revoked = tokio::time::timeout(TEST_TIMEOUT, async {
             loop {
                 let message = self.answers.message().await.unwrap().unwrap();
                 if let Some(mapping_down::Kind::Revoked(revoked)) = message.kind {

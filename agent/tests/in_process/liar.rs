@@ -25,7 +25,7 @@ async fn lies_open_nothing() {
     let node = "10.0.0.1".parse().unwrap();
     lab.sync(vec![policy("*.example.com")], vec![pod()]).await;
     lab.core
-        .tell(Event::NodeAddresses(vec![node]))
+        .send(Event::NodeAddresses(vec![node]))
         .await
         .unwrap();
     let endpoint = lab.endpoint().await;

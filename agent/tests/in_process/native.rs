@@ -16,7 +16,7 @@ use tokio::{sync::mpsc, time::timeout};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::Streaming;
 
-use crate::lab::{Lab, Mappings, PATIENCE, mapping, pod, policy};
+use crate::lab::{Lab, Mappings, TEST_TIMEOUT, mapping, pod, policy};
 
 /// A lab where the pod may reach `*.example.com`: its number, and a stream of mappings.
 async fn reporting() -> (Lab, u32, Mappings) {
@@ -29,7 +29,7 @@ async fn reporting() -> (Lab, u32, Mappings) {
 /// The policy has this pattern now.
 async fn apply(lab: &Lab, pattern: &str) {
     let document = SourceEvent::Apply(policy(pattern));
-    lab.core.tell(Event::Policies(document)).await.unwrap();
+    lab.core.send(Event::Policies(document)).await.unwrap();
 }
 
 /// Rules streams of proxies.
@@ -53,7 +53,7 @@ impl Rules {
     }
 
     async fn next(&mut self) -> DnsRulesUpdate {
-        timeout(PATIENCE, self.updates.message())
+        timeout(TEST_TIMEOUT, self.updates.message())
             .await
             .unwrap()
             .unwrap()
@@ -127,13 +127,13 @@ async fn no_rules_before_both_sources_are_synced() {
         Event::Endpoints(SourceEvent::Init),
         Event::Endpoints(SourceEvent::Apply(pod())),
     ] {
-        lab.core.tell(event).await.unwrap();
+        lab.core.send(event).await.unwrap();
     }
     // An answer means that the core has taken all of them.
     lab.core.summary().await.unwrap();
     assert!(!lab.proxies.watch_rules().borrow().ready);
     lab.core
-        .tell(Event::Endpoints(SourceEvent::InitDone))
+        .send(Event::Endpoints(SourceEvent::InitDone))
         .await
         .unwrap();
     let (_, endpoints) = rules.snapshot().await;
@@ -166,7 +166,7 @@ async fn a_change_of_policy_is_a_delta_and_a_refusal_brings_a_snapshot() {
     assert_eq!(patterns(&endpoints[0]), ["*.example.net"]);
 
     lab.core
-        .tell(Event::Endpoints(SourceEvent::Delete(pod().key)))
+        .send(Event::Endpoints(SourceEvent::Delete(pod().key)))
         .await
         .unwrap();
     let (_, _, removed) = rules.delta().await;
@@ -235,7 +235,7 @@ async fn a_panic_on_a_streams_thread_ends_the_core() {
     stream.send(vec![new(1)]).await;
     assert!(stream.result(1).await.realised);
     lab.datapath.panics.store(true, Ordering::Relaxed);
-    let ended = timeout(PATIENCE, lab.core.closed());
+    let ended = timeout(TEST_TIMEOUT, lab.core.closed());
     let sending = async {
         // The core's thread may be the one that carries some of them out.
         for sequence in 2.. {
@@ -297,7 +297,7 @@ async fn a_proxy_that_reads_nothing_does_not_hold_another_up() {
             }
         }
     };
-    timeout(PATIENCE, last).await.unwrap();
+    timeout(TEST_TIMEOUT, last).await.unwrap();
     let specs: Vec<EndpointSpec> = vec![pod()];
     assert_eq!(lab.core.summary().await.unwrap().endpoints, specs.len());
 }
@@ -360,7 +360,7 @@ async fn after_a_restart_all_wait_for_the_sync_and_get_a_snapshot_at_once() {
         streams.push(Rules::open(&lab).await);
     }
     lab.core
-        .tell(Event::Policies(SourceEvent::Init))
+        .send(Event::Policies(SourceEvent::Init))
         .await
         .unwrap();
     apply(&lab, "*.example.org").await;

@@ -18,7 +18,7 @@ use super::{Throughput, query};
 /// Connections at once.
 const WINDOW: usize = 50;
 /// A query without an answer for so long is lost.
-const PATIENCE: Duration = Duration::from_secs(1);
+const LOST_AFTER: Duration = Duration::from_secs(1);
 
 /// As many connections with one query for one of `names` (a file as dnsperf
 /// reads it) each as the path to `server` carries. Must run in the network
@@ -46,7 +46,7 @@ async fn load(server: SocketAddr, queries: Vec<Vec<u8>>, time: Duration) -> Resu
             let mut result = Throughput::default();
             while start.elapsed() < time {
                 let at = next.fetch_add(1, Ordering::Relaxed) % queries.len();
-                match tokio::time::timeout(PATIENCE, ask(server, &queries[at])).await {
+                match tokio::time::timeout(LOST_AFTER, ask(server, &queries[at])).await {
                     Ok(Ok(code)) => {
                         result.answered += 1;
                         result.wrong += u64::from(code != 0);

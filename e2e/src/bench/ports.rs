@@ -20,7 +20,7 @@ const FIRST: u16 = 10_000;
 /// Queries without an answer at once.
 const WINDOW: usize = 200;
 /// A query without an answer for so long is lost.
-const PATIENCE: Duration = Duration::from_secs(1);
+const LOST_AFTER: Duration = Duration::from_secs(1);
 /// Holds all answers that can be on their way.
 const RECEIVE_BUFFER: usize = 4 << 20;
 const IP_HEADER: usize = 20;
@@ -136,7 +136,7 @@ impl Run {
     }
 
     fn give_up(&mut self, now: Instant) {
-        let lost = |since: &Option<Instant>| since.is_some_and(|t| now - t >= PATIENCE);
+        let lost = |since: &Option<Instant>| since.is_some_and(|t| now - t >= LOST_AFTER);
         for since in self.since.iter_mut().filter(|since| lost(since)) {
             *since = None;
             self.waiting -= 1;

@@ -55,7 +55,7 @@ pub fn world(lab: &Lab) -> World {
     }
 }
 
-/// An agent with less patience than Cilium's, so that a test sees it soon.
+/// An agent with shorter limits than Cilium's, so that a test sees it soon.
 pub fn hurried() -> Manner {
     Manner {
         timing: Timing::hurried(20),

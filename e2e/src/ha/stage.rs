@@ -31,7 +31,7 @@ const PROXY_PORT: u16 = 10_094;
 /// Longest wait for a program to end after a signal.
 pub(super) const LEAVES: Duration = Duration::from_secs(15);
 /// How long answers are waited for.
-const PATIENCE: Duration = Duration::from_secs(5);
+const LOST_AFTER: Duration = Duration::from_secs(5);
 const TRANSPARENT: &str = "--dnsproxy-enable-transparent-mode";
 /// The lab's servers are outside of the cluster.
 const OUTSIDE: &str = "--transparent-mode-outside-cluster";
@@ -202,7 +202,7 @@ impl Stage {
             tcp_rate: self.size.tcp_rate,
             lasting: self.size.lasting,
             names: NAMES,
-            patience: PATIENCE,
+            lost_after: LOST_AFTER,
         };
         let running = Running {
             traffic: Traffic::start(&spec)?,

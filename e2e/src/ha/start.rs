@@ -138,7 +138,7 @@ fn move_server(stage: &Stage, pod: &Pod) -> Result<DnsServer> {
         v4,
         v6: pod.v6,
         host_side: pod.host_side.clone(),
-        heard: Default::default(),
+        answers: Default::default(),
     };
     let id = lab.add_endpoint(&moved, SERVER_LABELS)?;
     ensure!(identity(id)? == identity_before, "its identity changed");

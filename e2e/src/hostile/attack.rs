@@ -26,7 +26,7 @@ const DNS: u16 = 53;
 /// Steps of a paced sender.
 const STEP: Duration = Duration::from_millis(1);
 /// A connection attempt or a read of an attacker waits no longer.
-const PATIENCE: Duration = Duration::from_millis(200);
+const CONNECT_TIMEOUT: Duration = Duration::from_millis(200);
 
 /// One kind of attack.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -131,10 +131,10 @@ impl Attack {
             Self::UdpRefusedNames => udp_flood(size.of(40_000), SERVER, || fresh("refused.test")),
             Self::UdpUnanswered => udp_flood(size.of(20_000), SILENT, || fresh(ZONE)),
             Self::TcpFlood => (0..8).map(|_| Box::new(tcp_flood) as Thread).collect(),
-            Self::TcpSlow => held_connections(1_000, SERVER, Held::Slow),
-            Self::TcpUnread => held_connections(150, SERVER, Held::Unread),
-            Self::TcpUnanswered => held_connections(1_050, SILENT, Held::Unanswered),
-            Self::TcpConnections => held_connections(size.of(10_000), SERVER, Held::Idle),
+            Self::TcpSlow => held_connections(1_000, SERVER, Behaviour::Slow),
+            Self::TcpUnread => held_connections(150, SERVER, Behaviour::Unread),
+            Self::TcpUnanswered => held_connections(1_050, SILENT, Behaviour::Unanswered),
+            Self::TcpConnections => held_connections(size.of(10_000), SERVER, Behaviour::Idle),
             Self::LargeAnswers => (0..2).map(|_| Box::new(large_answers) as Thread).collect(),
             Self::SynFlood => {
                 let number = size.of(480_000);
@@ -270,9 +270,9 @@ fn tcp_flood(strike: &Strike) -> Result<()> {
     Ok(())
 }
 
-/// How held connections behave.
+/// How the client of a held connection behaves.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Held {
+enum Behaviour {
     Idle,
     Slow,
     Unread,
@@ -280,16 +280,16 @@ enum Held {
 }
 
 /// Four threads that share `number` connections to `server` and keep them.
-fn held_connections(number: u32, server: IpAddr, held: Held) -> Vec<Thread> {
+fn held_connections(number: u32, server: IpAddr, behaviour: Behaviour) -> Vec<Thread> {
     (0..4)
         .map(|_| {
-            Box::new(move |strike: &Strike| hold(strike, number.div_ceil(4), server, held))
+            Box::new(move |strike: &Strike| hold(strike, number.div_ceil(4), server, behaviour))
                 as Thread
         })
         .collect()
 }
 
-fn hold(strike: &Strike, number: u32, server: IpAddr, held: Held) -> Result<()> {
+fn hold(strike: &Strike, number: u32, server: IpAddr, behaviour: Behaviour) -> Result<()> {
     let mut streams: Vec<TcpStream> = Vec::new();
     let mut next = Instant::now();
     while strike.goes_on() {
@@ -298,17 +298,17 @@ fn hold(strike: &Strike, number: u32, server: IpAddr, held: Held) -> Result<()> 
                 strike.count(1);
                 let stream: TcpStream = socket.into();
                 stream.set_nonblocking(true)?;
-                let queries = match held {
-                    Held::Idle | Held::Slow => Vec::new(),
-                    Held::Unread => framed(&format!("big.{ZONE}")).repeat(200),
-                    Held::Unanswered => (0..64).flat_map(|_| framed(&fresh(ZONE))).collect(),
+                let queries = match behaviour {
+                    Behaviour::Idle | Behaviour::Slow => Vec::new(),
+                    Behaviour::Unread => framed(&format!("big.{ZONE}")).repeat(200),
+                    Behaviour::Unanswered => (0..64).flat_map(|_| framed(&fresh(ZONE))).collect(),
                 };
                 let _ = (&stream).write(&queries);
                 streams.push(stream);
             }
             continue;
         }
-        if held == Held::Slow && Instant::now() >= next {
+        if behaviour == Behaviour::Slow && Instant::now() >= next {
             next = Instant::now() + Duration::from_secs(1);
             for stream in &streams {
                 let _ = (&*stream).write(&[0]);
@@ -317,7 +317,7 @@ fn hold(strike: &Strike, number: u32, server: IpAddr, held: Held) -> Result<()> 
         // A connection that the proxy closed is opened again.
         streams.retain(|stream| {
             let mut byte = [0];
-            !matches!(stream.peek(&mut byte), Ok(0)) || held == Held::Unread
+            !matches!(stream.peek(&mut byte), Ok(0)) || behaviour == Behaviour::Unread
         });
         std::thread::sleep(Duration::from_millis(50));
     }
@@ -356,8 +356,8 @@ fn connect(server: IpAddr) -> Result<Socket> {
     let socket = Socket::new(Domain::IPV4, Type::STREAM, Some(Protocol::TCP))
         .context("an attacker's socket")?;
     socket.set_linger(Some(Duration::ZERO))?;
-    socket.connect_timeout(&SocketAddr::new(server, DNS).into(), PATIENCE)?;
-    socket.set_read_timeout(Some(PATIENCE))?;
+    socket.connect_timeout(&SocketAddr::new(server, DNS).into(), CONNECT_TIMEOUT)?;
+    socket.set_read_timeout(Some(CONNECT_TIMEOUT))?;
     Ok(socket)
 }
 

@@ -20,7 +20,7 @@ use crate::traffic::{Client, Spec, Traffic};
 use crate::wait::eventually;
 
 /// How long B waits for answers at the end.
-const PATIENCE: Duration = Duration::from_secs(5);
+const LOST_AFTER: Duration = Duration::from_secs(5);
 /// The load flows this long before the attack begins.
 const BEFORE: Duration = Duration::from_millis(500);
 /// The attack goes on this long before B is measured.
@@ -92,7 +92,7 @@ impl Stage {
             tcp_rate: self.size.tcp_rate,
             lasting: 1,
             names: LOAD,
-            patience: PATIENCE,
+            lost_after: LOST_AFTER,
         })?;
         traffic.flows(u64::from(self.size.udp_rate / 4))?;
         traffic.lasts(BEFORE);
@@ -116,11 +116,11 @@ impl Stage {
         row.samples = total.samples;
         row.samples.extend(fresh.samples);
         // The server speaks first: its packet passes by the connection's entry alone.
-        let mut heard = [0; 5];
+        let mut echo = [0; 5];
         let spoken = server
             .write_all(b"alive")
-            .and_then(|()| stream.read_exact(&mut heard));
-        row.b_stream_alive = spoken.is_ok() && &heard == b"alive";
+            .and_then(|()| stream.read_exact(&mut echo));
+        row.b_stream_alive = spoken.is_ok() && &echo == b"alive";
         self.sdp.check_alive()?;
         self.agent.check_alive()?;
         let peak_mb = |pid| Ok::<_, anyhow::Error>(peak_resident(pid)?.div_ceil(1 << 20));

@@ -56,7 +56,7 @@ pub(super) struct Sender {
     names: Names,
     pace: Pace,
     lasting: u32,
-    patience: Duration,
+    lost_after: Duration,
     counts: Counts,
     opened: u64,
 }
@@ -78,7 +78,7 @@ impl Sender {
                 among: spec.clients.len(),
             },
             lasting: spec.lasting,
-            patience: spec.patience,
+            lost_after: spec.lost_after,
             counts: Counts::default(),
             opened: 0,
         })
@@ -93,7 +93,7 @@ impl Sender {
             }
         }
         let mut stopped = None;
-        let mut told = (0, 0);
+        let mut counted = (0, 0);
         let mut turn = 0;
         let mut events = [EpollEvent::empty(); 64];
         while !self.servers.is_empty() {
@@ -113,7 +113,7 @@ impl Sender {
                 Some(since) => {
                     let waits = |c: &Connection| c.asked.is_some();
                     let open = self.connections.iter().flatten().any(waits);
-                    if !open || since.elapsed() > self.patience {
+                    if !open || since.elapsed() > self.lost_after {
                         break;
                     }
                 }
@@ -126,12 +126,12 @@ impl Sender {
                 self.on_event(usize::try_from(event.data()).unwrap_or(usize::MAX));
             }
             self.on_time(stopped.is_some());
-            let sent = self.counts.sent.wrapping_sub(told.0);
+            let sent = self.counts.sent.wrapping_sub(counted.0);
             common.sent.fetch_add(sent, Ordering::Relaxed);
             common
                 .right
-                .fetch_add(self.counts.right - told.1, Ordering::Relaxed);
-            told = (self.counts.sent, self.counts.right);
+                .fetch_add(self.counts.right - counted.1, Ordering::Relaxed);
+            counted = (self.counts.sent, self.counts.right);
         }
         for connection in self.connections.iter().flatten() {
             if connection.asked.is_some() {

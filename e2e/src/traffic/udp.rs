@@ -57,7 +57,7 @@ pub(super) struct Sender {
     lanes: Vec<Lane>,
     names: Names,
     pace: Pace,
-    patience: Duration,
+    lost_after: Duration,
     counts: Counts,
     buffer: Vec<u8>,
 }
@@ -90,7 +90,7 @@ impl Sender {
                 per_second: spec.udp_rate,
                 among: spec.clients.len(),
             },
-            patience: spec.patience,
+            lost_after: spec.lost_after,
             counts: Counts::default(),
             buffer: Vec::with_capacity(512),
         })
@@ -101,7 +101,7 @@ impl Sender {
         let mut rng = rand::rng();
         let start = Instant::now();
         let mut stopped = None;
-        let mut told = (0, 0);
+        let mut counted = (0, 0);
         let mut turn = 0;
         let mut skipped = 0;
         while !self.lanes.is_empty() {
@@ -126,7 +126,7 @@ impl Sender {
                 }
                 Some(since) => {
                     let open = self.lanes.iter().any(|lane| lane.open > 0);
-                    if !open || since.elapsed() > self.patience {
+                    if !open || since.elapsed() > self.lost_after {
                         break;
                     }
                 }
@@ -143,11 +143,11 @@ impl Sender {
             }
             common
                 .sent
-                .fetch_add(self.counts.sent - told.0, Ordering::Relaxed);
+                .fetch_add(self.counts.sent - counted.0, Ordering::Relaxed);
             common
                 .right
-                .fetch_add(self.counts.right - told.1, Ordering::Relaxed);
-            told = (self.counts.sent, self.counts.right);
+                .fetch_add(self.counts.right - counted.1, Ordering::Relaxed);
+            counted = (self.counts.sent, self.counts.right);
         }
         let mut ports = 0;
         for lane in &mut self.lanes {

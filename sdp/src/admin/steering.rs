@@ -4,14 +4,14 @@ use std::fs;
 
 use serde::{Deserialize, Serialize};
 
-use crate::listener::SteeringStatus;
+use crate::steering::SteeringStatus;
 
 /// Whether connections that a closing listener has not accepted yet go to another one.
 const MIGRATE: &str = "/proc/sys/net/ipv4/tcp_migrate_req";
 
 /// Steering, for people and programs.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Steering {
+pub(crate) struct Steering {
     /// Whether slots decide which packets come here.
     #[serde(default)]
     pub on: bool,

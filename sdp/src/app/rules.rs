@@ -6,14 +6,14 @@ use std::{
     time::{Duration, Instant},
 };
 
-use super::Shared;
 use crate::{
     gate::{self, BoundPorts},
     kept_rules::end_rules_of_lost_endpoints,
-    listener::SteeringStatus,
     maps::instances::Instances,
     ready::Need,
     restore::{self, Restored},
+    shared_state::Shared,
+    steering::SteeringStatus,
 };
 
 /// How long the first rules may hold up the listeners.
@@ -138,7 +138,7 @@ pub(super) async fn others_first(shared: &Shared, mut ports: BoundPorts) {
 /// Notes whether queries can be answered.
 pub(super) fn note_gate(shared: &Shared) {
     let with_rules = shared.policy.load().len();
-    let word = shared.link.word();
-    let can = gate::can_answer(shared.maps.problem(), with_rules, word, Instant::now());
+    let sent = shared.link.sent_rules();
+    let can = gate::can_answer(shared.maps.problem(), with_rules, sent, Instant::now());
     shared.gate.set(can);
 }

@@ -7,17 +7,17 @@ use daemon::quota::Holder;
 use dns_policy::{boot_time::BootTime, mapping::Mapping, name::Fqdn};
 
 use super::record::{self, HeaderError, Record};
-use crate::mapping::kept::{Kept, Key, Told};
+use crate::mapping::pairs::{AgentAck, Key, PairTable};
 
 /// One entry for the journal.
 #[derive(Clone, Debug)]
 pub enum Note {
     /// No agent has made it durable; it counts this many seconds from `seen_at`.
     Learned(Mapping, u32),
-    /// The agent's disk has these pairs as far as told.
-    Settled(Key, Vec<IpAddr>, Told),
-    /// The agent will never take these pairs as told.
-    Forgotten(Key, Vec<IpAddr>, Told),
+    /// The agent's disk has these pairs as they were sent.
+    Settled(Key, Vec<IpAddr>, AgentAck),
+    /// The agent never accepts these pairs as they were sent.
+    Forgotten(Key, Vec<IpAddr>, AgentAck),
     /// The agent takes these back: without a name all, without addresses all of the name.
     Revoked(Option<Fqdn>, Vec<IpAddr>),
 }
@@ -39,7 +39,7 @@ pub type Written = (Mapping, u32);
 /// The pairs.
 #[derive(Debug)]
 pub struct Ledger {
-    pairs: Kept,
+    pairs: PairTable,
 }
 
 impl Ledger {
@@ -47,7 +47,7 @@ impl Ledger {
     /// soonest.
     pub fn new(limit: usize) -> Self {
         Self {
-            pairs: Kept::new(limit),
+            pairs: PairTable::new(limit),
         }
     }
 
@@ -61,10 +61,10 @@ impl Ledger {
                 self.pairs.keep(mapping, *lasts);
                 record::put_learned(out, mapping, *lasts);
             }
-            Note::Settled(key, addresses, told) => {
-                self.pairs.drop_settled(key, addresses, *told);
+            Note::Settled(key, addresses, ack) => {
+                self.pairs.drop_settled(key, addresses, *ack);
             }
-            Note::Forgotten(key, addresses, told) => self.pairs.forget(key, addresses, *told),
+            Note::Forgotten(key, addresses, ack) => self.pairs.forget(key, addresses, *ack),
             Note::Revoked(name, addresses) => {
                 self.pairs.revoke(name.as_ref(), addresses);
                 record::put_revoked(out, name.as_ref(), addresses);
@@ -134,7 +134,7 @@ impl Ledger {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::mapping::kept::tests::{mapping, told};
+    use crate::mapping::pairs::tests::{ack, mapping};
 
     const BOOT: &str = "0d3f1c9e-53a1-4c0e-9d52-0123456789ab";
 
@@ -211,15 +211,15 @@ mod tests {
         let (mut ledger, mut file) = written(&[a.clone(), b.clone(), learned("b.", &[1], 20)]);
         for note in [&a, &b] {
             ledger.take(
-                &Note::Settled(key(note), addresses.clone(), told(10, 70)),
+                &Note::Settled(key(note), addresses.clone(), ack(10, 70)),
                 &mut file,
             );
         }
         assert_eq!(names(&ledger), ["b. [192.0.2.1]"]);
-        let refused = |told| Note::Forgotten(key(&b), addresses.clone(), told);
-        ledger.take(&refused(told(10, 70)), &mut file);
+        let refused = |ack| Note::Forgotten(key(&b), addresses.clone(), ack);
+        ledger.take(&refused(ack(10, 70)), &mut file);
         assert!(!ledger.is_empty(), "it was seen again");
-        ledger.take(&refused(told(20, 80)), &mut file);
+        ledger.take(&refused(ack(20, 80)), &mut file);
         assert!(ledger.is_empty());
     }
 

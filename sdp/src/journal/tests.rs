@@ -6,7 +6,7 @@ use std::{fs, sync::mpsc, time::Duration};
 use polling::until;
 
 use super::{ledger::Ledger, *};
-use crate::mapping::kept::{Told, tests::mapping};
+use crate::mapping::pairs::{AgentAck, tests::mapping};
 
 const BOOT: &str = "0d3f1c9e-53a1-4c0e-9d52-0123456789ab";
 
@@ -35,14 +35,14 @@ fn learned(name: &str) -> Note {
 }
 
 /// For as long as any of these tests.
-fn durable() -> Told {
-    Told {
+fn durable() -> AgentAck {
+    AgentAck {
         seen: BootTime::now(),
         until: BootTime::now().plus_secs(600),
     }
 }
 
-fn key(note: &Note) -> crate::mapping::kept::Key {
+fn key(note: &Note) -> crate::mapping::pairs::Key {
     match note {
         Note::Learned(mapping, _) => (mapping.endpoint, mapping.name.clone()),
         _ => panic!("{note:?}"),

@@ -8,6 +8,7 @@ use std::{
 };
 
 use dns_policy::{
+    boot_time::BootTime,
     epoch::Epoch,
     mapping::{EndpointInstance, Mapping, Refusal},
     name::Fqdn,
@@ -19,7 +20,7 @@ use dns_policy::{
 use fqdn_proto::native as wire;
 use shared_maps::{EndpointId, IdentityId};
 
-use crate::mapping::sink::{Batch, Outcome, Outgoing, Promise};
+use crate::sink::{Batch, Grant, MappingResult, Outgoing, Promise};
 
 /// Why rules cannot be taken; refuses their whole revision.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -236,21 +237,29 @@ pub(super) fn ip(bytes: &[u8]) -> Option<IpAddr> {
     <[u8; 16]>::try_from(bytes).ok().map(IpAddr::from)
 }
 
-pub(super) fn outcome(result: &wire::MappingResult) -> Outcome {
-    Outcome {
-        sequence: result.sequence,
-        realised: result.realised,
-        durable: result.durable,
-        promise: Promise::of_lease_end(result.lease_end),
-        revision: result.revision,
-        refusal: match result.refusal() {
-            wire::MappingRefusal::EndpointUnknown => Refusal::EndpointUnknown,
-            wire::MappingRefusal::NotAllowed => Refusal::NotAllowed,
-            wire::MappingRefusal::Invalid => Refusal::Invalid,
-            wire::MappingRefusal::RateLimited => Refusal::RateLimited,
-            wire::MappingRefusal::NotRealised | wire::MappingRefusal::Unspecified => {
-                Refusal::NotRealised
-            }
+pub(super) fn result(message: &wire::MappingResult) -> MappingResult {
+    // A lease that ends at 0 is none.
+    let lease_end = (message.lease_end > 0).then_some(BootTime(message.lease_end));
+    let grant = Grant {
+        durable: message.durable,
+        promise: Promise::of_lease(lease_end),
+        revision: message.revision,
+    };
+    let refusal = match message.refusal() {
+        wire::MappingRefusal::EndpointUnknown => Refusal::EndpointUnknown,
+        wire::MappingRefusal::NotAllowed => Refusal::NotAllowed,
+        wire::MappingRefusal::Invalid => Refusal::Invalid,
+        wire::MappingRefusal::RateLimited => Refusal::RateLimited,
+        wire::MappingRefusal::NotRealised | wire::MappingRefusal::Unspecified => {
+            Refusal::NotRealised
+        }
+    };
+    MappingResult {
+        sequence: message.sequence,
+        result: if message.realised {
+            Ok(grant)
+        } else {
+            Err(refusal)
         },
     }
 }

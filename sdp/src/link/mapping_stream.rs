@@ -82,7 +82,7 @@ async fn send(link: &Link, up: mpsc::Sender<wire::MappingUp>) -> Result<Never, S
             () = link.sink.has_work() => {}
             _ = refresh.tick() => {}
             _ = beat.tick(), if waits => {
-                link.sink.heard_all(BootTime::now());
+                link.sink.read_all(BootTime::now());
                 continue;
             }
         }
@@ -111,7 +111,7 @@ async fn room<'u>(
             permit = up.reserve() => {
                 return permit.map_err(|_| SessionError::Closed { what: CALL });
             }
-            _ = beat.tick() => link.sink.heard_all(BootTime::now()),
+            _ = beat.tick() => link.sink.read_all(BootTime::now()),
         }
     }
 }
@@ -131,7 +131,7 @@ async fn receive(
         match message.ok_or(SessionError::Closed { what: CALL })?.kind {
             Some(Kind::Results(results)) => {
                 link.sink
-                    .results(results.results.iter().map(convert::outcome).collect());
+                    .results(results.results.iter().map(convert::result).collect());
             }
             Some(Kind::Revoked(revoked)) => {
                 let (id, name, addresses) = convert::revocation(&revoked);

@@ -22,15 +22,15 @@ fn units(answer: &HeldAnswer) -> usize {
     OVERHEAD + answer.message.len()
 }
 
-/// All of one worker's.
-pub(super) struct Held {
+/// The held answers of one worker.
+pub(super) struct HeldAnswers {
     answers: Arena<Option<HeldAnswer>>,
     quota: Quota,
     deadlines: VecDeque<(Instant, Key)>,
     max_delay: Duration,
 }
 
-impl Held {
+impl HeldAnswers {
     pub(super) fn new(max_delay: Duration) -> Self {
         Self {
             answers: Arena::default(),
@@ -115,7 +115,7 @@ mod tests {
         }
     }
 
-    fn hold(held: &mut Held, endpoint: u16, bytes: usize, now: Instant) -> Option<Key> {
+    fn hold(held: &mut HeldAnswers, endpoint: u16, bytes: usize, now: Instant) -> Option<Key> {
         let answer = answer(endpoint, bytes, now);
         held.has_room(answer.query.holder(), bytes).then(|| {
             let key = held.reserve();
@@ -127,7 +127,7 @@ mod tests {
     #[test]
     fn large_answers_held_for_one_pod_leave_room_for_those_of_another() {
         let (now, delay) = (Instant::now(), Duration::from_millis(100));
-        let mut held = Held::new(delay);
+        let mut held = HeldAnswers::new(delay);
         let mut most = 0;
         while hold(&mut held, 1, 4096, now).is_some() {
             most += 1;

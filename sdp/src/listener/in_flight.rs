@@ -2,7 +2,7 @@
 
 use daemon::quota::{Holder, Seat, Seats};
 
-use crate::proxy::stats::Level;
+use crate::stats::Level;
 
 /// The limit of one process. UDP workers count for themselves, each with a
 /// [`Quota`](daemon::quota::Quota) of its own and without a lock for each query; all TCP

@@ -8,19 +8,16 @@ use std::{net::SocketAddr, os::fd::OwnedFd, sync::Arc, time::Instant};
 use dns_policy::mapping::Realised;
 use parking_lot::{Mutex, MutexGuard};
 
-use super::{SocketOptions, control::Control, held::Held, reply_sender::ReplySender};
+use super::{SocketOptions, control::Control, held::HeldAnswers, reply_sender::ReplySender};
 use crate::{
-    arena::Key,
-    proxy::{Proxy, stats::AnswerResult},
-    query::pending::HeldAnswer,
-    wire::set_id,
+    arena::Key, proxy::Proxy, query::pending::HeldAnswer, stats::AnswerResult, wire::set_id,
 };
 
 /// See the module.
 pub(super) struct Releases {
     proxy: Arc<Proxy>,
     control: Arc<Control>,
-    held: Mutex<Held>,
+    held: Mutex<HeldAnswers>,
     /// Apart from those of the worker, which are never locked.
     out: Mutex<ReplySender>,
     /// Where queries come in, and whether over IPv6.
@@ -35,7 +32,7 @@ impl Releases {
         listeners: Vec<(Arc<OwnedFd>, bool)>,
     ) -> Self {
         Self {
-            held: Mutex::new(Held::new(proxy.config().max_delay)),
+            held: Mutex::new(HeldAnswers::new(proxy.config().max_delay)),
             out: Mutex::new(ReplySender::new(options)),
             proxy,
             control,
@@ -44,7 +41,7 @@ impl Releases {
     }
 
     /// The answers.
-    pub(super) fn held(&self) -> MutexGuard<'_, Held> {
+    pub(super) fn held(&self) -> MutexGuard<'_, HeldAnswers> {
         self.held.lock()
     }
 
@@ -73,8 +70,8 @@ impl Releases {
             .observer()
             .released_held(&mut answer, result, now);
         let HeldAnswer { query, message, .. } = &mut answer;
-        for (client, kept) in query.recipients() {
-            set_id(message, kept.id);
+        for (client, header) in query.recipients() {
+            set_id(message, header.id);
             self.send(message, (query.from.server, client), now);
         }
     }

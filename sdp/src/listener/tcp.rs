@@ -232,7 +232,7 @@ mod tests {
     use super::*;
 
     /// Far above anything here: what takes so long has no end.
-    const PATIENCE: Duration = Duration::from_secs(20);
+    const TEST_TIMEOUT: Duration = Duration::from_secs(20);
 
     async fn taken(stop: &CancellationToken) -> usize {
         let count = async {
@@ -243,7 +243,7 @@ mod tests {
             }
             count
         };
-        tokio::time::timeout(PATIENCE, count)
+        tokio::time::timeout(TEST_TIMEOUT, count)
             .await
             .expect("it ends")
     }

@@ -37,7 +37,7 @@ use crate::{
         sys::{BATCH, RecvBatch, SendBatch},
     },
     steering::Member,
-    upstream::udp::{Placed, UdpUpstream},
+    upstream::udp::{FlightRef, UdpUpstream},
 };
 
 /// Batches taken from one socket before the others get their turn.
@@ -77,7 +77,7 @@ pub(super) struct Worker {
     lookups: LookupCache,
     repeats: Repeats,
     /// Queries of a batch that are to be sent on, and where they lie in it.
-    placed: Vec<(Placed, usize)>,
+    registered: Vec<(FlightRef, usize)>,
     /// Answers of a batch that are released, and who to.
     released: Vec<(usize, SocketAddr)>,
     upstream: UdpUpstream,
@@ -149,7 +149,7 @@ impl Worker {
             send: SendBatch::segmenting(),
             lookups: LookupCache::default(),
             repeats: Repeats::new(),
-            placed: Vec::with_capacity(BATCH),
+            registered: Vec::with_capacity(BATCH),
             released: Vec::with_capacity(BATCH),
             realised: Vec::new(),
             own: Vec::new(),

@@ -8,21 +8,21 @@ use foldhash::quality::RandomState;
 
 /// For how long the sink need not hear of the same answer again. By so much
 /// what is kept for the agent can be behind the last answer.
-pub const WITHIN: Duration = Duration::from_millis(250);
+pub(crate) const WITHIN: Duration = Duration::from_millis(250);
 
-/// Answers that one worker remembers; two in the same place push each other out.
-const PLACES: usize = 4096;
+/// Answers that one worker remembers; two with the same index replace each other.
+const ANSWERS: usize = 4096;
 
 /// One worker's.
 #[derive(Debug)]
 pub(crate) struct Repeats {
     hasher: RandomState,
-    places: Vec<Place>,
+    answers: Vec<SeenAnswer>,
 }
 
-/// Data about an answer.
+/// An answer that was learned.
 #[derive(Clone, Copy, Debug, Default)]
-struct Place {
+struct SeenAnswer {
     print: u64,
     version: u64,
     until: BootTime,
@@ -37,7 +37,7 @@ impl Repeats {
     pub(crate) fn new() -> Self {
         Self {
             hasher: RandomState::default(),
-            places: vec![Place::default(); PLACES],
+            answers: vec![SeenAnswer::default(); ANSWERS],
         }
     }
 
@@ -53,17 +53,17 @@ impl Repeats {
 
     /// Whether the answer was leased less than [`WITHIN`] ago, and no lease was revoked since.
     pub(crate) fn is_leased(&self, print: Print, version: Option<u64>, now: BootTime) -> bool {
-        self.places.get(place(print)).is_some_and(|place| {
-            place.print == print.0 && Some(place.version) == version && now < place.until
+        self.answers.get(index_of(print)).is_some_and(|answer| {
+            answer.print == print.0 && Some(answer.version) == version && now < answer.until
         })
     }
 
     /// Notes that an answer was leased; `version` is of before the sink was asked.
     pub(crate) fn leased(&mut self, print: Print, version: Option<u64>, now: BootTime) {
-        let (Some(version), Some(place)) = (version, self.places.get_mut(place(print))) else {
+        let (Some(version), Some(answer)) = (version, self.answers.get_mut(index_of(print))) else {
             return;
         };
-        *place = Place {
+        *answer = SeenAnswer {
             print: print.0,
             version,
             until: now.plus(WITHIN),
@@ -71,14 +71,14 @@ impl Repeats {
     }
 }
 
-fn place(print: Print) -> usize {
-    usize::try_from(print.0 % PLACES as u64).unwrap_or_default()
+fn index_of(print: Print) -> usize {
+    usize::try_from(print.0 % ANSWERS as u64).unwrap_or_default()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::mapping::kept::tests::mapping;
+    use crate::mapping::pairs::tests::mapping;
 
     #[test]
     fn only_the_same_answer_soon_and_under_the_same_leases_is_a_repeat() {

@@ -2,8 +2,7 @@
 
 use dns_policy::mapping::EndpointInstance;
 
-use super::stats::AnswerResult;
-use crate::{query::pending::PendingQuery, wire::edns::Edns};
+use crate::{query::pending::PendingQuery, stats::AnswerResult, wire::edns::Edns};
 
 /// The decision about a query.
 #[derive(Debug)]
@@ -11,7 +10,7 @@ use crate::{query::pending::PendingQuery, wire::edns::Edns};
     clippy::large_enum_variant,
     reason = "a box would cost an allocation for each query"
 )]
-pub enum Outcome<'a> {
+pub enum QueryDecision<'a> {
     /// Send it on.
     Forward(PendingQuery<&'a [u8]>),
     /// Send our own answer.
@@ -26,9 +25,9 @@ pub enum Outcome<'a> {
 
 /// Whether a query may wait for the rules of its endpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Patience {
+pub enum RulesWait {
     /// It may.
-    Waits,
+    Allowed,
     /// It has waited long enough, or there is no room for it.
     Over,
 }
@@ -37,14 +36,14 @@ pub enum Patience {
 #[derive(Clone, Debug)]
 pub struct Answered {
     /// Release, hold or replace.
-    pub fate: Fate,
+    pub decision: AnswerDecision,
     /// Its OPT record, if it carries an option that must not be passed on.
     pub hop_by_hop: Option<Edns>,
 }
 
 /// Whether an answer may go to the client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Fate {
+pub enum AnswerDecision {
     /// Now; to be counted as this once sent.
     Release(AnswerResult),
     /// When the callback was called, or after the response max delay.

@@ -5,13 +5,12 @@ use std::net::{IpAddr, SocketAddr};
 use dns_policy::mapping::EndpointInstance;
 use shared_maps::IdentityId;
 
-use super::{
-    Proxy,
-    stats::{Fallback, QueryResult},
-};
+use super::Proxy;
+
 use crate::{
     query::pending::{Arrival, Identities},
     resolve::{LookupCache, QueryClient},
+    stats::{Fallback, QueryResult},
     transparent::Mode,
 };
 

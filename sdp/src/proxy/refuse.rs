@@ -4,23 +4,30 @@ use std::{net::SocketAddr, time::Instant};
 
 use dns_policy::reject_code::RejectCode;
 
-use super::{Outcome, Proxy, stats::QueryResult};
+use super::{Proxy, QueryDecision};
+
 use crate::{
     query::{
         observe::{Failure, Judged},
         pending::PendingQuery,
     },
+    stats::QueryResult,
     wire::{Rcode, query::Unfit, reply},
 };
 
 impl Proxy {
     /// Answers or drops bytes that are no query to judge.
-    pub(super) fn unfit<'a>(&self, message: &[u8], unfit: Unfit, own: &mut Vec<u8>) -> Outcome<'a> {
+    pub(super) fn unfit<'a>(
+        &self,
+        message: &[u8],
+        unfit: Unfit,
+        own: &mut Vec<u8>,
+    ) -> QueryDecision<'a> {
         let (result, outcome) = match unfit {
-            Unfit::Ignore => (QueryResult::Ignored, Outcome::Ignore),
+            Unfit::Ignore => (QueryResult::Ignored, QueryDecision::Ignore),
             Unfit::Answer(code) => {
                 reply::to_unfit(message, code, own);
-                (QueryResult::of_unfit(code), Outcome::Reply)
+                (QueryResult::of_unfit(code), QueryDecision::Reply)
             }
         };
         self.stats().queries.inc(result);
@@ -33,7 +40,7 @@ impl Proxy {
         judged: &Judged<'_>,
         why: QueryResult,
         own: &mut Vec<u8>,
-    ) -> Outcome<'a> {
+    ) -> QueryDecision<'a> {
         let by_policy = matches!(why, QueryResult::DeniedName | QueryResult::DeniedServer);
         let extended = if by_policy {
             reply::EDE_BLOCKED
@@ -49,7 +56,7 @@ impl Proxy {
         };
         reply::to_query(query, code, extended, own);
         self.observer.refused(judged, why, code);
-        Outcome::Reply
+        QueryDecision::Reply
     }
 
     /// Ends a query that failed. Each of its clients gets SERVFAIL through `send`; `own` is the
@@ -63,10 +70,10 @@ impl Proxy {
     ) {
         self.observer.failed(query, failure, now);
         let question = query.question.as_ref();
-        for (client, kept) in query.recipients() {
+        for (client, header) in query.recipients() {
             match failure {
-                Failure::Unreachable => reply::unreachable(kept, question, own),
-                _ => reply::to_kept(kept, question, Rcode::ServFail, own),
+                Failure::Unreachable => reply::unreachable(header, question, own),
+                _ => reply::to_pending(header, question, Rcode::ServFail, own),
             }
             send(client, own);
         }

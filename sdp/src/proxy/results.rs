@@ -5,8 +5,10 @@ use dns_policy::{
     verdict::DenyReason,
 };
 
-use super::stats::{AnswerResult, QueryResult};
-use crate::wire::Rcode;
+use crate::{
+    stats::{AnswerResult, QueryResult},
+    wire::Rcode,
+};
 
 impl QueryResult {
     pub(super) fn of_unfit(code: Rcode) -> Self {

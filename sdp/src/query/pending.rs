@@ -13,12 +13,12 @@ use dns_policy::{
 use shared_maps::IdentityId;
 
 use crate::{
-    proxy::stats::AnswerResult,
     query_log::Entry,
+    stats::AnswerResult,
     wire::{
         Rcode,
         edns::Edns,
-        reply::{self, Kept},
+        reply::{self, QueryHeader},
     },
 };
 
@@ -53,7 +53,7 @@ pub struct PendingQuery<Q> {
     /// How it arrived.
     pub from: Arrival,
     /// The client's message id, flags and EDNS.
-    pub kept: Kept,
+    pub header: QueryHeader,
     /// Question as sent.
     pub question: Q,
     /// Its OPT record, if it carries an option that must not be passed on.
@@ -80,7 +80,7 @@ pub struct Joined {
     /// Address and port of its client.
     pub client: SocketAddr,
     /// The client's message id, flags and EDNS.
-    pub kept: Kept,
+    pub header: QueryHeader,
     /// Entry of the query log, if the log wants this query.
     pub logged: Option<Box<Entry>>,
 }
@@ -90,7 +90,7 @@ impl<Q> PendingQuery<Q> {
     pub fn map_question<R>(self, map: impl FnOnce(Q) -> R) -> PendingQuery<R> {
         PendingQuery {
             from: self.from,
-            kept: self.kept,
+            header: self.header,
             question: map(self.question),
             hop_by_hop: self.hop_by_hop,
             endpoint: self.endpoint,
@@ -107,7 +107,7 @@ impl<Q> PendingQuery<Q> {
     pub(crate) fn sent<R>(&mut self, question: R, now: Instant) -> PendingQuery<R> {
         PendingQuery {
             from: self.from,
-            kept: self.kept,
+            header: self.header,
             question,
             hop_by_hop: None,
             endpoint: self.endpoint,
@@ -132,12 +132,12 @@ impl<Q> PendingQuery<Q> {
     }
 
     /// The clients that get its answer, each with what it sent.
-    pub(crate) fn recipients(&self) -> impl Iterator<Item = (SocketAddr, Kept)> {
+    pub(crate) fn recipients(&self) -> impl Iterator<Item = (SocketAddr, QueryHeader)> {
         let joined = self
             .joined
             .iter()
-            .map(|joined| (joined.client, joined.kept));
-        std::iter::once((self.from.client, self.kept)).chain(joined)
+            .map(|joined| (joined.client, joined.header));
+        std::iter::once((self.from.client, self.header)).chain(joined)
     }
 
     /// Takes the entries of the query log out.
@@ -183,7 +183,7 @@ impl<Q> PendingQuery<Q> {
                 transport: Transport::Udp,
                 at,
             },
-            kept: Kept {
+            header: QueryHeader {
                 id: 1,
                 flags: 0,
                 edns: None,

@@ -22,7 +22,7 @@ fn entry(name: &str) -> Entry {
         server: ([10, 0, 0, 10], 53).into(),
         server_identity: Some(1053),
         rule: Some(("k8s:app=dns".to_owned(), "*.example.com.".to_owned())),
-        end: End {
+        end: QueryEnd {
             result: "realised",
             rcode: Some(0),
             answers: 2,
@@ -64,7 +64,7 @@ fn lines_are_as_documented() {
         allowed: false,
         server_identity: None,
         rule: None,
-        end: End::own("unknown_source", Rcode::Refused),
+        end: QueryEnd::own("unknown_source", Rcode::Refused),
         ..entry(".")
     };
     Line::of(&denied, 100).write(&mut shown);
@@ -158,7 +158,7 @@ fn a_full_queue_drops_counts_and_says_so() {
     let config = config(&path, "1");
     let log = QueryLog {
         config: config.clone(),
-        untold: Arc::default(),
+        dropped: Arc::default(),
         queue,
         closing: Arc::default(),
         problem: Arc::default(),
@@ -174,9 +174,9 @@ fn a_full_queue_drops_counts_and_says_so() {
         output: Output::new(config.target),
         buffer: Vec::new(),
         waiting: 0,
-        telling: 0,
+        reporting: 0,
         one_in: 1,
-        untold: Arc::clone(&log.untold),
+        dropped: Arc::clone(&log.dropped),
         closing: Arc::clone(&log.closing),
         problem: Arc::clone(&log.problem),
         stats: stats.clone(),

@@ -26,7 +26,7 @@ use shared_maps::{EndpointId, IdentityId};
 pub use self::by_address::SkippedRows;
 use self::{
     by_address::by_address,
-    members::{Members, MembersError, Place},
+    members::{ByteRange, Members, MembersError},
 };
 
 /// Newest version of `HoldfastDNSRules` that is understood.
@@ -125,7 +125,7 @@ impl Member {
 /// The members of a file that are used.
 struct Raw<R> {
     members: Members<R>,
-    found: BTreeMap<Member, Place>,
+    found: BTreeMap<Member, ByteRange>,
 }
 
 impl<R: Read> Raw<R> {

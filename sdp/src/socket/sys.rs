@@ -211,8 +211,8 @@ impl RecvBatch {
     /// The kernel's count of datagrams dropped on the socket so far, if it told.
     pub(crate) fn overflow(&self) -> Option<u32> {
         self.control(self.received.checked_sub(1)?, |level, kind, data| {
-            let told = (level, kind) == (libc::SOL_SOCKET, libc::SO_RXQ_OVFL);
-            told.then(|| data.first_chunk().map(|raw| u32::from_ne_bytes(*raw)))?
+            let overflow = (level, kind) == (libc::SOL_SOCKET, libc::SO_RXQ_OVFL);
+            overflow.then(|| data.first_chunk().map(|raw| u32::from_ne_bytes(*raw)))?
         })
     }
 }

@@ -23,9 +23,9 @@ use rand::{Rng, SeedableRng, rngs::StdRng};
 
 use crate::{
     arena::{Arena, Key},
-    proxy::stats::{Counters, Fallback},
     query::pending::{Joined, PendingQuery},
     socket,
+    stats::{Counters, Fallback},
     wire::{HEADER_LEN, Header, answer},
 };
 
@@ -60,25 +60,25 @@ pub(crate) struct Flight {
 
 /// Where a query waits for its answer.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Place {
+pub(crate) enum Registration {
     /// It is to be sent.
-    New(Placed),
+    New(FlightRef),
     /// It waits for the answer to the same query in flight.
     Joined,
 }
 
-/// Where a query was placed.
+/// The flight of a query, and the socket that sends it.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Placed {
+pub(crate) struct FlightRef {
     pub(crate) socket: Key,
     pub(crate) flight: Key,
     /// Message id to send it with.
     pub(crate) id: u16,
 }
 
-/// Why a query was not placed.
+/// Why a query was not registered.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum PlaceError {
+pub(crate) enum RegisterError {
     /// Too much in flight.
     #[error("too many queries in flight")]
     Full,
@@ -139,7 +139,7 @@ impl UdpUpstream {
     }
 
     /// Whether `holder` may have one more in flight.
-    pub(crate) fn has_place(&self, holder: Holder) -> bool {
+    pub(crate) fn has_share(&self, holder: Holder) -> bool {
         self.quota.allows(holder, 1)
     }
 
@@ -158,23 +158,23 @@ impl UdpUpstream {
     /// Finds a socket and an id for a query, or the same query in flight: two
     /// that are the same would double a forger's chance (RFC 5452, 5). New sockets are added to `epoll`
     /// under their key.
-    pub(crate) fn place(
+    pub(crate) fn register(
         &mut self,
         query: &mut PendingQuery<&[u8]>,
         message: &[u8],
         now: Instant,
         epoll: &Epoll,
-    ) -> Result<Place, PlaceError> {
+    ) -> Result<Registration, RegisterError> {
         let server = query.from.server;
         let fingerprint = self
             .hasher
             .hash_one((message.get(2..), server, query.endpoint));
         if self.join(fingerprint, query, now) {
-            return Ok(Place::Joined);
+            return Ok(Registration::Joined);
         }
         let holder = query.holder();
         if !self.quota.allows(holder, 1) {
-            return Err(PlaceError::Full);
+            return Err(RegisterError::Full);
         }
         let identity = self.marked.then_some(query.identities.client);
         let of = |source| ServerKey {
@@ -184,10 +184,10 @@ impl UdpUpstream {
         };
         let key = self.socket_under(query.source, of, holder, now, epoll)?;
         let Some(socket) = self.sockets.get_mut(key) else {
-            return Err(PlaceError::Full);
+            return Err(RegisterError::Full);
         };
         if socket.waiting.len() >= MAX_WAITING {
-            return Err(PlaceError::Full);
+            return Err(RegisterError::Full);
         }
         let mut id = self.random.random();
         while socket.waiting.contains_key(&id) {
@@ -212,7 +212,7 @@ impl UdpUpstream {
         }
         self.deadlines.push_back((now + self.timeout, flight));
         self.quota.add(holder, 1);
-        Ok(Place::New(Placed {
+        Ok(Registration::New(FlightRef {
             socket: key,
             flight,
             id,
@@ -226,18 +226,18 @@ impl UdpUpstream {
         let Some(Flight { query: first, .. }) = flight else {
             return false;
         };
-        let (client, kept) = (query.from.client, query.kept);
+        let (client, header) = (query.from.client, query.header);
         // A client repeats a query when the first seems lost: it must not wait for that one.
         let fits = first.question == query.question
             && first.from.server == query.from.server
             && first.endpoint == query.endpoint
             && first.waited(now) < JOIN
             && first.joined.len() < MAX_JOINED
-            && first.recipients().all(|sent| sent != (client, kept));
+            && first.recipients().all(|sent| sent != (client, header));
         if fits {
             first.joined.push(Joined {
                 client,
-                kept,
+                header,
                 logged: query.logged.take(),
             });
         }

@@ -10,7 +10,7 @@ use foldhash::quality::RandomState;
 
 use super::{
     CLASS_IN, FLAG_TRUNCATED, HEADER_LEN, Header, Record, TYPE_A, TYPE_AAAA, TYPE_CNAME, edns,
-    edns::Edns, labels, u16_at,
+    edns::Edns, labels,
 };
 
 /// Addresses that are learned of one answer. Pools of servers have some dozens; the agent takes
@@ -29,7 +29,7 @@ pub fn answers(message: &[u8], asked: &[u8]) -> bool {
 }
 
 /// [`answers`] where a forgery is not possible: over TCP a server may lose the name's case (RFC 4343).
-pub fn answers_in_any_case(message: &[u8], asked: &[u8]) -> bool {
+pub(crate) fn answers_in_any_case(message: &[u8], asked: &[u8]) -> bool {
     answers_if(message, asked, <[u8]>::eq_ignore_ascii_case)
 }
 
@@ -238,11 +238,11 @@ fn ttl(record: &Record) -> u32 {
 }
 
 /// Most records of an answer section that are reported.
-const MAX_TOLD: usize = 128;
+const MAX_REPORTED: usize = 128;
 
-/// What the answer section of a message holds, for logs.
+/// Contents of a message's answer section, for logs.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Told {
+pub struct AnswerSection {
     /// Response code.
     pub rcode: u8,
     /// Least TTL of addresses and aliases, if there are any, seconds.
@@ -254,37 +254,32 @@ pub struct Told {
 }
 
 /// Reads the answer section of a message, as far as it can be read.
-pub fn section(message: &[u8]) -> Option<Told> {
+pub fn section(message: &[u8]) -> Option<AnswerSection> {
     let header = Header::read(message)?;
-    let mut told = Told {
+    let mut section = AnswerSection {
         rcode: u8::try_from(header.rcode()).unwrap_or(u8::MAX),
-        ..Told::default()
+        ..AnswerSection::default()
     };
     let mut at = match header.questions {
         0 => HEADER_LEN,
         _ => labels::skip_plain(message, HEADER_LEN)? + 4,
     };
-    for _ in 0..usize::from(header.answers).min(MAX_TOLD) {
+    for _ in 0..usize::from(header.answers).min(MAX_REPORTED) {
         let Some((record, next)) = Record::read(message, at) else {
             break;
         };
-        told.types.push(record.rtype);
+        section.types.push(record.rtype);
         let mut target = NameBuf::default();
         if record.rtype == TYPE_CNAME && labels::read(message, record.data, &mut target).is_some() {
-            told.cnames.push(target.as_str().to_owned());
+            section.cnames.push(target.as_str().to_owned());
         }
         if [TYPE_A, TYPE_AAAA, TYPE_CNAME].contains(&record.rtype) {
             let ttl = ttl(&record);
-            told.ttl = Some(told.ttl.map_or(ttl, |least| least.min(ttl)));
+            section.ttl = Some(section.ttl.map_or(ttl, |least| least.min(ttl)));
         }
         at = next;
     }
-    Some(told)
-}
-
-/// Type and class of the question of a message, for logs.
-pub fn question_type(message: &[u8]) -> Option<u16> {
-    u16_at(message, labels::skip_plain(message, HEADER_LEN)?)
+    Some(section)
 }
 
 #[cfg(test)]
@@ -340,15 +335,15 @@ mod tests {
     }
 
     #[test]
-    fn what_is_told_of_a_section() {
+    fn a_section_is_reported_with_its_aliases_and_types() {
         let built = Builder::to("a")
             .record(Q, 5, 30, b"\x03cdn\x01y\x00")
             .record(CDN, 16, 1, b"")
             .record(CDN, 1, 60, &[192, 0, 2, 1]);
-        let told = section(&built.0).unwrap();
-        assert_eq!((told.rcode, told.ttl), (0, Some(30)));
-        assert_eq!(told.cnames, ["cdn.y."]);
-        assert_eq!(told.types, [5, 16, 1]);
+        let section = section(&built.0).unwrap();
+        assert_eq!((section.rcode, section.ttl), (0, Some(30)));
+        assert_eq!(section.cnames, ["cdn.y."]);
+        assert_eq!(section.types, [5, 16, 1]);
     }
 
     #[test]

@@ -6,11 +6,11 @@ use super::{
 };
 
 /// Extended DNS error Blocked: the operator's own policy forbids the name (RFC 8914, 4.16).
-pub const EDE_BLOCKED: u16 = 15;
+pub(crate) const EDE_BLOCKED: u16 = 15;
 /// Extended DNS error Prohibited: the client may not ask here (RFC 8914, 4.19).
-pub const EDE_PROHIBITED: u16 = 18;
+pub(crate) const EDE_PROHIBITED: u16 = 18;
 /// Extended DNS error Network Error (RFC 8914, 4.24).
-pub const EDE_NETWORK: u16 = 23;
+pub(crate) const EDE_NETWORK: u16 = 23;
 
 /// UDP payload size that our OPT records announce, bytes.
 const UDP_SIZE: u16 = 1232;
@@ -62,9 +62,9 @@ pub fn to_unfit(message: &[u8], code: Rcode, out: &mut Vec<u8>) {
     }
 }
 
-/// What is kept of a query that was sent on, to answer it ourselves after all.
+/// The parts of a forwarded query's header that the proxy needs to answer it itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Kept {
+pub struct QueryHeader {
     /// Message id.
     pub id: u16,
     /// Flags.
@@ -73,26 +73,26 @@ pub struct Kept {
     pub edns: Option<bool>,
 }
 
-/// Answers a query of which only this and its question was kept.
-pub fn to_kept(kept: Kept, question: &[u8], code: Rcode, out: &mut Vec<u8>) {
-    to_kept_because(kept, question, code, None, out);
+/// Answers a pending query, of which the proxy has this header and the question.
+pub(crate) fn to_pending(header: QueryHeader, question: &[u8], code: Rcode, out: &mut Vec<u8>) {
+    to_pending_because(header, question, code, None, out);
 }
 
 /// Answers a query whose server is out of reach.
-pub fn unreachable(kept: Kept, question: &[u8], out: &mut Vec<u8>) {
-    to_kept_because(kept, question, Rcode::ServFail, Some(EDE_NETWORK), out);
+pub fn unreachable(header: QueryHeader, question: &[u8], out: &mut Vec<u8>) {
+    to_pending_because(header, question, Rcode::ServFail, Some(EDE_NETWORK), out);
 }
 
-fn to_kept_because(
-    kept: Kept,
+fn to_pending_because(
+    query: QueryHeader,
     question: &[u8],
     code: Rcode,
     extended_error: Option<u16>,
     out: &mut Vec<u8>,
 ) {
     out.clear();
-    let Kept { id, flags, edns } = kept;
-    let kept = Header {
+    let QueryHeader { id, flags, edns } = query;
+    let received = Header {
         id,
         flags,
         questions: 1,
@@ -100,7 +100,7 @@ fn to_kept_because(
         authorities: 0,
         additionals: 0,
     };
-    header(kept, code, out);
+    header(received, code, out);
     count(out, 4, 1);
     out.extend_from_slice(question);
     if let Some(dnssec_ok) = edns {

@@ -22,16 +22,17 @@ use holdfast_sdp::{
     descriptors::Descriptors,
     listener::{ListenConfig, Listeners, SocketOptions, Sockets},
     mapping::{MappingSink, OnRealised, Release},
-    proxy::{Proxy, ProxyConfig, Stats},
+    proxy::{Proxy, ProxyConfig},
     query_report::QueryReports,
     resolve::{QueryClient, Resolver},
+    stats::Stats,
 };
 use parking_lot::{Condvar, Mutex};
 use shared_maps::{EndpointId, IdentityId};
 use socket2::{Domain, Socket, Type};
 
 /// How long anything may take that should happen at once.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
+pub(crate) const TEST_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// An address of endpoint 8.
 pub(crate) const NEIGHBOUR: IpAddr = IpAddr::V4(Ipv4Addr::new(127, 0, 0, 8));
@@ -64,7 +65,7 @@ impl Resolver for Everyone {
 pub(crate) struct Sink {
     say: Mutex<Option<Release>>,
     version: Mutex<Option<u64>>,
-    told: Mutex<Vec<(Mapping, Option<OnRealised>)>>,
+    learned: Mutex<Vec<(Mapping, Option<OnRealised>)>>,
     changed: Condvar,
 }
 
@@ -81,25 +82,25 @@ impl Sink {
 
     /// Waits for the next mapping.
     pub(crate) fn next(&self) -> (Mapping, Option<OnRealised>) {
-        let deadline = Instant::now() + PATIENCE;
-        let mut told = self.told.lock();
-        while told.is_empty() {
+        let deadline = Instant::now() + TEST_TIMEOUT;
+        let mut learned = self.learned.lock();
+        while learned.is_empty() {
             assert!(
-                !self.changed.wait_until(&mut told, deadline).timed_out(),
+                !self.changed.wait_until(&mut learned, deadline).timed_out(),
                 "nothing learned"
             );
         }
-        told.remove(0)
+        learned.remove(0)
     }
 
     /// Mappings that were learned and not taken.
     pub(crate) fn len(&self) -> usize {
-        self.told.lock().len()
+        self.learned.lock().len()
     }
 
     /// Whether nothing was learned that was not taken.
     pub(crate) fn is_empty(&self) -> bool {
-        self.told.lock().is_empty()
+        self.learned.lock().is_empty()
     }
 }
 
@@ -107,7 +108,7 @@ impl MappingSink for Sink {
     fn learn(&self, mapping: Mapping, on_realised: OnRealised) -> Release {
         let release = self.say.lock().unwrap_or(Release::Leased);
         let callback = (release == Release::Held).then_some(on_realised);
-        self.told.lock().push((mapping, callback));
+        self.learned.lock().push((mapping, callback));
         self.changed.notify_all();
         release
     }
@@ -179,7 +180,7 @@ impl Bench {
         };
         Descriptors::raise();
         let (server, tcp_server) = server(localhost);
-        server.set_read_timeout(Some(PATIENCE)).unwrap();
+        server.set_read_timeout(Some(TEST_TIMEOUT)).unwrap();
         let server_address = server.local_addr().unwrap();
         let sockets = Sockets::bind(&ListenConfig {
             port: 0,
@@ -276,7 +277,7 @@ impl Bench {
     pub(crate) fn client_from(&self, from: IpAddr) -> UdpSocket {
         let client = UdpSocket::bind((from, 0)).unwrap();
         client.connect(self.proxy).unwrap();
-        client.set_read_timeout(Some(PATIENCE)).unwrap();
+        client.set_read_timeout(Some(TEST_TIMEOUT)).unwrap();
         client
     }
 
@@ -374,7 +375,7 @@ pub(crate) fn receive(socket: &UdpSocket) -> Vec<u8> {
 }
 
 fn patient(stream: TcpStream) -> TcpStream {
-    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    stream.set_read_timeout(Some(TEST_TIMEOUT)).unwrap();
     stream.set_nodelay(true).unwrap();
     stream
 }

@@ -3,12 +3,13 @@
 use std::time::Duration;
 
 use hickory_proto::{op::ResponseCode, rr::RecordType};
-use holdfast_sdp::proxy::stats::{Protocol, QueryResult};
+use holdfast_sdp::stats::{Protocol, QueryResult};
 use polling::until;
 use socket2::SockRef;
 
 use crate::bench::{
-    Bench, NEIGHBOUR, Options, PATIENCE, answer, query, rcode, receive, receive_frame, send_frames,
+    Bench, NEIGHBOUR, Options, TEST_TIMEOUT, answer, query, rcode, receive, receive_frame,
+    send_frames,
 };
 
 fn bench(rules_wait: Duration) -> Bench {
@@ -34,7 +35,7 @@ fn denied(bench: &Bench) -> u64 {
 
 #[test]
 fn a_query_that_comes_before_the_rules_is_answered_once_they_are_there() {
-    let bench = bench(60 * PATIENCE);
+    let bench = bench(60 * TEST_TIMEOUT);
     let udp = bench.client_from(NEIGHBOUR);
     udp.send(&query(1, "www.good.example", RecordType::A))
         .unwrap();
@@ -81,7 +82,7 @@ fn a_query_whose_rules_never_come_is_refused() {
 
 #[test]
 fn queries_without_rules_take_a_bounded_share_of_memory() {
-    let bench = bench(60 * PATIENCE);
+    let bench = bench(60 * TEST_TIMEOUT);
     let udp = bench.client_from(NEIGHBOUR);
     let question = query(1, "www.good.example", RecordType::A);
     let denied_of_more = || {
@@ -100,7 +101,7 @@ fn queries_without_rules_take_a_bounded_share_of_memory() {
 fn rules_let_all_queries_on_that_waited_however_many() {
     // More than one turn lets on, and fewer than the server's socket holds.
     const WAITING: u16 = 400;
-    let bench = bench(60 * PATIENCE);
+    let bench = bench(60 * TEST_TIMEOUT);
     let server = SockRef::from(&bench.server);
     server.set_recv_buffer_size(212_992).unwrap();
     let udp = bench.client_from(NEIGHBOUR);

@@ -17,7 +17,7 @@ use polling::until;
 use self::{
     message::Opt,
     script::{Agent, Answer, Ask, Case, Counter, Deed, Expected, Own, Piece, Setting, Step, Wrong},
-    stage::{Heard, Source, Stage, told},
+    stage::{Received, Source, Stage, hex},
 };
 use crate::bench::Options;
 
@@ -125,7 +125,7 @@ fn play(file: &str) {
 struct Asked {
     ask: Ask,
     id: u16,
-    heard: Option<Heard>,
+    received: Option<Received>,
     /// The server's last answer.
     answer: Vec<u8>,
 }
@@ -228,7 +228,7 @@ impl Play {
         let asked = Asked {
             ask: ask.clone(),
             id,
-            heard: None,
+            received: None,
             answer: Vec::new(),
         };
         self.asked.insert(ask.label.clone(), asked);
@@ -238,23 +238,27 @@ impl Play {
     fn serve(&mut self, label: &str, deed: &Deed) -> Result<(), String> {
         let asked = self.asked.get_mut(label).ok_or("nobody asked that")?;
         let body = asked.ask.forwarded.get(2..).unwrap_or_default();
-        let heard = match (&asked.heard, deed) {
-            (Some(heard), Deed::Answers(_) | Deed::Sends(_) | Deed::Closes) => heard.clone(),
-            (_, Deed::Hears) | (None, _) => self.stage.hear(body)?,
+        let received = match (&asked.received, deed) {
+            (Some(received), Deed::Answers(_) | Deed::Sends(_) | Deed::Closes) => received.clone(),
+            (_, Deed::Receives) | (None, _) => self.stage.receive_query(body)?,
         };
-        asked.heard = Some(heard.clone());
+        asked.received = Some(received.clone());
         let (bytes, bytewise, wrong) = match deed {
-            Deed::Hears => return Ok(()),
-            Deed::Closes => return self.stage.close(heard.from),
-            Deed::Answers(answer) => (build(answer, &heard.bytes), answer.bytewise, answer.wrong),
-            Deed::Sends(pieces) => (join(pieces, &heard.bytes), false, None),
+            Deed::Receives => return Ok(()),
+            Deed::Closes => return self.stage.close(received.from),
+            Deed::Answers(answer) => (
+                build(answer, &received.bytes),
+                answer.bytewise,
+                answer.wrong,
+            ),
+            Deed::Sends(pieces) => (join(pieces, &received.bytes), false, None),
         };
         let source = match wrong {
             Some(Wrong::Port) => Source::OtherPort,
             Some(Wrong::Address) => Source::OtherAddress,
             _ => Source::Server,
         };
-        self.stage.reply(heard.from, &bytes, bytewise, source)?;
+        self.stage.reply(received.from, &bytes, bytewise, source)?;
         asked.answer = bytes;
         if let Deed::Answers(answer) = deed
             && let Some(edns) = &answer.edns
@@ -276,7 +280,7 @@ impl Play {
         let got = self.stage.receive(&asked.ask.client, asked.ask.tcp)?;
         let got = match (expected, got) {
             (Expected::Closed, None) => return Ok(()),
-            (Expected::Closed, Some(got)) => return Err(format!("got {}", told(&got))),
+            (Expected::Closed, Some(got)) => return Err(format!("got {}", hex(&got))),
             (_, None) => return Err("the connection was closed".to_owned()),
             (_, Some(got)) => got,
         };
@@ -288,7 +292,7 @@ impl Play {
                     message::put(&mut wanted, 0, asked.id);
                 }
                 if got != wanted {
-                    return Err(format!("got {}\nwanted {}", told(&got), told(&wanted)));
+                    return Err(format!("got {}\nwanted {}", hex(&got), hex(&wanted)));
                 }
             }
         }
@@ -312,10 +316,10 @@ impl Play {
     }
 }
 
-/// The server's answer to the query in `heard`.
-fn build(answer: &Answer, heard: &[u8]) -> Vec<u8> {
-    let mut bytes = heard[..12].to_vec();
-    let received = u16::from_be_bytes([heard[2], heard[3]]);
+/// The server's answer to `query`.
+fn build(answer: &Answer, query: &[u8]) -> Vec<u8> {
+    let mut bytes = query[..12].to_vec();
+    let received = u16::from_be_bytes([query[2], query[3]]);
     let mut flags = answer.flags | (received & 0x7900) | (answer.code & 15);
     if answer.wrong == Some(Wrong::Opcode) {
         flags ^= 0x2000;
@@ -327,7 +331,7 @@ fn build(answer: &Answer, heard: &[u8]) -> Vec<u8> {
             &[0, 1, 0, 1],
         ]
         .concat(),
-        _ => message::question(heard).unwrap_or_default().to_vec(),
+        _ => message::question(query).unwrap_or_default().to_vec(),
     };
     message::put(&mut bytes, 4, u16::from(!answer.no_question));
     if !answer.no_question {
@@ -353,13 +357,13 @@ fn build(answer: &Answer, heard: &[u8]) -> Vec<u8> {
     bytes
 }
 
-fn join(pieces: &[Piece], heard: &[u8]) -> Vec<u8> {
+fn join(pieces: &[Piece], received: &[u8]) -> Vec<u8> {
     let mut bytes = Vec::new();
     for piece in pieces {
         match piece {
-            Piece::Id => bytes.extend_from_slice(&heard[..2]),
+            Piece::Id => bytes.extend_from_slice(&received[..2]),
             Piece::Question => {
-                bytes.extend_from_slice(message::question(heard).unwrap_or_default());
+                bytes.extend_from_slice(message::question(received).unwrap_or_default());
             }
             Piece::Bytes(more) => bytes.extend_from_slice(more),
         }
@@ -394,30 +398,30 @@ fn check_own(own: &Own, asked: &Asked, got: &[u8]) -> Result<(), String> {
         };
         opt.write(false, &mut tail);
     }
-    let got_told = told(got);
+    let got_hex = hex(got);
     if got.get(..4) != head.get(..4) {
-        return Err(format!("id, flags or code: got {got_told}"));
+        return Err(format!("id, flags or code: got {got_hex}"));
     }
     if !got.ends_with(&tail) {
-        return Err(format!("OPT: got {got_told}, wanted …{}", told(&tail)));
+        return Err(format!("OPT: got {got_hex}, wanted …{}", hex(&tail)));
     }
     if got.get(8..10) != head.get(8..10) {
-        return Err(format!("SOA: got {got_told}"));
+        return Err(format!("SOA: got {got_hex}"));
     }
     let middle = got
         .strip_prefix(head.as_slice())
         .and_then(|rest| rest.strip_suffix(tail.as_slice()))
-        .ok_or_else(|| format!("got {got_told}, wanted {}", told(&head)))?;
+        .ok_or_else(|| format!("got {got_hex}, wanted {}", hex(&head)))?;
     if middle.is_empty() == own.soa {
-        return Err(format!("SOA: got {got_told}"));
+        return Err(format!("SOA: got {got_hex}"));
     }
-    let message = Message::from_vec(got).map_err(|e| format!("undecodable: {e}: {got_told}"))?;
+    let message = Message::from_vec(got).map_err(|e| format!("undecodable: {e}: {got_hex}"))?;
     for record in &message.authorities {
         let RData::SOA(soa) = &record.data else {
-            return Err(format!("no SOA: {got_told}"));
+            return Err(format!("no SOA: {got_hex}"));
         };
         if record.ttl == 0 || soa.minimum != record.ttl {
-            return Err(format!("TTL of the SOA and its minimum: {got_told}"));
+            return Err(format!("TTL of the SOA and its minimum: {got_hex}"));
         }
     }
     Ok(())

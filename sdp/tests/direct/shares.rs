@@ -7,11 +7,11 @@ use std::{
 };
 
 use hickory_proto::{op::ResponseCode, rr::RecordType};
-use holdfast_sdp::proxy::stats::{Protocol, QueryResult};
+use holdfast_sdp::stats::{Protocol, QueryResult};
 use polling::until;
 
 use crate::bench::{
-    Bench, NEIGHBOUR, Options, PATIENCE, answer, query, rcode, receive_frame, send_frames,
+    Bench, NEIGHBOUR, Options, TEST_TIMEOUT, answer, query, rcode, receive_frame, send_frames,
 };
 
 /// Another address of the endpoint of most tests.
@@ -116,7 +116,7 @@ fn connections_that_read_nothing_use_no_more_memory_than_their_pods_share() {
             scope.spawn(move || {
                 send_frames(&server, &[&first]);
                 let message = middle(&first);
-                server.set_write_timeout(Some(PATIENCE)).unwrap();
+                server.set_write_timeout(Some(TEST_TIMEOUT)).unwrap();
                 // As much as it takes, or until the proxy closes the connection.
                 let enough = (16 << 20) / message.len();
                 (0..enough).all(|_| server.write_all(&message).is_ok());
@@ -182,7 +182,7 @@ fn a_query_that_waits_for_a_place_gets_the_one_that_another_connection_frees() {
     let mut options = Options::default();
     options.config.in_flight = 1;
     // Longer than anything here waits.
-    options.config.in_flight_grace = 60 * PATIENCE;
+    options.config.in_flight_grace = 60 * TEST_TIMEOUT;
     let bench = Bench::new(options);
     let first = bench.tcp_client();
     ask_in_vain(&first, 1);
@@ -214,7 +214,7 @@ fn a_large_query_that_waits_for_a_place_counts_as_its_pods_memory() {
     const PADDING: u16 = 60_000;
     let mut options = Options::default();
     options.config.in_flight = 1;
-    options.config.in_flight_grace = 60 * PATIENCE;
+    options.config.in_flight_grace = 60 * TEST_TIMEOUT;
     let bench = Bench::new(options);
     let first = bench.tcp_client();
     ask_in_vain(&first, 1);

@@ -11,8 +11,8 @@ use dns_policy::{mapping::Realised, rule::Transport};
 use hickory_proto::{op::ResponseCode, rr::RecordType};
 use holdfast_sdp::{
     mapping::Release,
-    proxy::stats::{Protocol, QueryResult},
     query_report::Event,
+    stats::{Protocol, QueryResult},
 };
 use polling::until;
 

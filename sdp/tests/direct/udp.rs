@@ -12,10 +12,8 @@ use hickory_proto::{
 };
 use holdfast_sdp::{
     mapping::Release,
-    proxy::{
-        ProxyConfig,
-        stats::{AnswerResult, QueryResult},
-    },
+    proxy::ProxyConfig,
+    stats::{AnswerResult, QueryResult},
 };
 use polling::until;
 
@@ -527,8 +525,11 @@ fn a_leased_answer_that_comes_again_is_told_anew_only_when_leases_changed() {
     };
     let times = 50;
     (0..times).for_each(|_| ask());
-    let told = bench.sink.len();
-    assert!((1..times).contains(&told), "told {told} times of {times}");
+    let times_learned = bench.sink.len();
+    assert!(
+        (1..times).contains(&times_learned),
+        "learned {times_learned} times of {times}"
+    );
     for version in 2..5 {
         let before = bench.sink.len();
         bench.sink.set_leases_version(version);

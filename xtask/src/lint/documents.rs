@@ -13,7 +13,7 @@ use std::{
 
 use anyhow::Result;
 
-use crate::workspace;
+use crate::{repository, workspace};
 
 /// Pages of the guide, which mdBook renders.
 const BOOK: &str = "docs/src";
@@ -34,19 +34,19 @@ pub(super) fn problems() -> Result<Vec<String>> {
         if file.extension().is_none_or(|ext| ext != "md") {
             continue;
         }
-        let text = fs::read_to_string(workspace::root().join(&file))?;
+        let text = fs::read_to_string(repository::root().join(&file))?;
         let mut tests_wanted = false;
         for (number, line) in (1..).zip(text.lines()) {
-            let mut tell =
+            let mut report =
                 |what: String| problems.push(format!("{}:{number}: {what}", file.display()));
             for target in link_targets(line) {
                 let Some(path) = local(&file, target) else {
                     continue;
                 };
-                if !workspace::root().join(&path).exists() {
-                    tell(format!("link to {}, which is not there", path.display()));
+                if !repository::root().join(&path).exists() {
+                    report(format!("link to {}, which is not there", path.display()));
                 } else if leaves_the_book(&file, &path) {
-                    tell(format!(
+                    report(format!(
                         "link to {}, which the rendered book does not have: name it without a link",
                         path.display()
                     ));
@@ -54,26 +54,26 @@ pub(super) fn problems() -> Result<Vec<String>> {
             }
             for span in code_spans(line) {
                 if let Some(problem) = code_reference(span).or_else(|| scenario(span)) {
-                    tell(problem);
+                    report(problem);
                 }
             }
             if file == Path::new(DUTIES)
                 && let Some(problem) = duty(line)
             {
-                tell(problem);
+                report(problem);
             }
             if file == Path::new(LIMITS) {
                 let cells = cells(line);
                 let heading = cells.last() == Some(&SHOWN_BY);
                 tests_wanted = heading || (tests_wanted && !cells.is_empty());
                 if tests_wanted && !heading && !names_a_test(&cells) {
-                    tell("a limit, and no test shows it".to_owned());
+                    report("a limit, and no test shows it".to_owned());
                 }
             }
         }
     }
-    let readme = fs::read_to_string(workspace::root().join("README.md"))?;
-    let ci = fs::read_to_string(workspace::root().join(".ci/run"))?;
+    let readme = fs::read_to_string(repository::root().join("README.md"))?;
+    let ci = fs::read_to_string(repository::root().join(".ci/run"))?;
     problems.extend(
         missing_commands(&readme, &ci)
             .map(|command| format!("README.md does not name `{command}`, which .ci/run calls")),
@@ -140,7 +140,7 @@ fn code_reference(span: &str) -> Option<String> {
     if !file.contains('/') || file.contains(['*', '{', '<', ' ']) {
         return None;
     }
-    let Ok(text) = fs::read_to_string(workspace::root().join(&file)) else {
+    let Ok(text) = fs::read_to_string(repository::root().join(&file)) else {
         return Some(format!("`{file}` is not there"));
     };
     let name = item?.rsplit("::").next()?.trim_end_matches("()");
@@ -155,7 +155,7 @@ fn code_reference(span: &str) -> Option<String> {
 fn scenario(span: &str) -> Option<String> {
     let (stem, case) = span.split_once(".txt::")?;
     let file = format!("{SCENARIOS}/{stem}.txt");
-    let Ok(text) = fs::read_to_string(workspace::root().join(&file)) else {
+    let Ok(text) = fs::read_to_string(repository::root().join(&file)) else {
         return Some(format!("`{file}` is not there"));
     };
     let is_there = text

@@ -4,7 +4,7 @@ use std::{fs, path::Path};
 
 use anyhow::Result;
 
-use crate::workspace;
+use crate::{repository, workspace};
 
 /// Lines that a source file may have.
 const MAX_LINES: usize = 600;
@@ -24,7 +24,7 @@ pub(super) fn problems() -> Result<Vec<String>> {
     let mut problems = Vec::new();
     for dir in workspace::member_dirs(&workspace::metadata(false)?) {
         let manifest = dir.join("Cargo.toml");
-        if !inherits_lints(&fs::read_to_string(workspace::root().join(&manifest))?) {
+        if !inherits_lints(&fs::read_to_string(repository::root().join(&manifest))?) {
             problems.push(format!(
                 "{}: lacks `[lints]` with `workspace = true`",
                 manifest.display()
@@ -32,7 +32,7 @@ pub(super) fn problems() -> Result<Vec<String>> {
         }
     }
     for file in workspace::files()? {
-        let Ok(text) = fs::read_to_string(workspace::root().join(&file)) else {
+        let Ok(text) = fs::read_to_string(repository::root().join(&file)) else {
             continue; // not text
         };
         for path in MACHINE_PATHS {

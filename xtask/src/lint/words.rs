@@ -8,7 +8,7 @@ use std::{fs, path::Path};
 
 use anyhow::Result;
 
-use crate::workspace;
+use crate::{repository, workspace};
 
 /// Rust folders that are checked.
 const RUST: &[&str] = &[
@@ -17,6 +17,7 @@ const RUST: &[&str] = &[
     "dns-policy",
     "e2e/src",
     "fqdn-proto/src",
+    "netpol",
     "sdp/src",
     "xtask/src",
 ];
@@ -112,7 +113,7 @@ pub(super) fn problems() -> Result<Vec<String>> {
         if !markdown && !is_checked(&file) {
             continue;
         }
-        let text = fs::read_to_string(workspace::root().join(&file))?;
+        let text = fs::read_to_string(repository::root().join(&file))?;
         let prose: Vec<String> = if markdown {
             markdown_prose(&file, &text)
         } else {

@@ -2,8 +2,7 @@
 
 use anyhow::{Context as _, Result};
 
-use super::step;
-use crate::process;
+use crate::{process, progress::step};
 
 /// A subcommand of cargo, by the name of its package.
 pub(crate) struct CargoTool {

@@ -3,11 +3,13 @@
 
 use anyhow::{Context as _, Result, bail};
 
-use super::{
+use crate::{
+    linker,
     packages::{self, Package},
-    step,
+    process,
+    progress::step,
+    toolchain::Toolchain,
 };
-use crate::{linker, process, toolchain::Toolchain};
 
 const BPF_LINKER: &str = linker::VERSION;
 

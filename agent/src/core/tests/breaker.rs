@@ -33,9 +33,9 @@ fn node(max: usize) -> Node {
 }
 
 fn learn(node: &mut Node, name: &str, address: &str) -> Realised {
-    let (_, outcome) = node.learn(name, &[address]);
-    assert!(outcome.realised == Realised::Yes || outcome.lease_end == 0);
-    outcome.realised
+    let (_, result) = node.learn(name, &[address]);
+    assert!(result.realised == Realised::Yes || result.lease_end.is_none());
+    result.realised
 }
 
 /// Ports of the three names that are open at an address.

@@ -27,9 +27,9 @@ fn started(config: CoreConfig) -> Node {
 fn a_full_ipcache_is_reported_and_tried_again() {
     let mut node = Node::usual();
     node.datapath.fail = Some(|step| matches!(step, Step::SetIpcache(..)));
-    let (_, outcome) = node.learn("www.cilium.io", &["1.1.1.1"]);
-    assert_eq!(outcome.realised, Realised::No(Refusal::NotRealised));
-    assert_eq!(outcome.lease_end, 0);
+    let (_, result) = node.learn("www.cilium.io", &["1.1.1.1"]);
+    assert_eq!(result.realised, Realised::No(Refusal::NotRealised));
+    assert_eq!(result.lease_end, None);
     assert_eq!(node.identity("1.1.1.1"), None);
     node.datapath.fail = None;
     let retry = node.core.next_deadline().unwrap();
@@ -273,8 +273,8 @@ fn relabelled(endpoints: &[u8], fail: fn(&Step) -> bool) -> (Node, IdentityId) {
     node.learn("www.cilium.io", &["1.1.1.1"]);
     let before = node.identity("1.1.1.1").unwrap();
     node.datapath.fail = Some(fail);
-    let (_, outcome) = node.learn("www.example.com", &["1.1.1.1"]);
-    assert_eq!(outcome.realised, Realised::No(Refusal::NotRealised));
+    let (_, result) = node.learn("www.example.com", &["1.1.1.1"]);
+    assert_eq!(result.realised, Realised::No(Refusal::NotRealised));
     node.datapath.fail = None;
     (node, before)
 }

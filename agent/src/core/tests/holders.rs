@@ -23,8 +23,8 @@ fn leased() -> Node {
         ttl: DAY,
         ..mapping(&node, "www.cilium.io", &[ADDRESS])
     };
-    let (_, outcome) = node.mapping(long);
-    assert_eq!(outcome.lease_end, node.now.plus_secs(3600).0);
+    let (_, result) = node.mapping(long);
+    assert_eq!(result.lease_end, Some(node.now.plus_secs(3600)));
     node
 }
 

@@ -35,11 +35,11 @@ fn node(rules: &str) -> Node {
 }
 
 fn id_of(node: &Node, address: &str) -> EndpointId {
-    let places = node.core.places();
+    let locations = node.core.locations();
     let address: IpAddr = address.parse().unwrap();
-    places
+    locations
         .iter()
-        .find(|place| place.addresses.contains(&address))
+        .find(|location| location.addresses.contains(&address))
         .unwrap()
         .id
 }

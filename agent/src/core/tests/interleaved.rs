@@ -1,4 +1,4 @@
-//! What proxies tell between two parts of a change of policy.
+//! Events of proxies between two parts of a change of policy.
 
 use dns_policy::{boot_time::BootTime, mapping::Realised};
 
@@ -10,24 +10,24 @@ use super::{
 use crate::{
     core::{
         Effect, Event,
-        event::{MappingEvent, MappingOutcome, StreamId},
+        event::{MappingEvent, MappingResult, StreamId},
     },
     datapath::{memory::MemoryDatapath, plan::Datapath as _, plan::Step},
 };
 
 /// The answer for endpoint 7; no endpoint has the address yet.
-fn learn(node: &mut Node) -> MappingOutcome {
+fn learn(node: &mut Node) -> MappingResult {
     let event = MappingEvent {
         stream: StreamId(1),
         sequence: 5,
         mapping: mapping(node, "www.cilium.io", &["1.1.1.200"]),
     };
     node.part(Event::Mappings(vec![event]));
-    let outcome = node.effects.iter().find_map(|effect| match effect {
-        Effect::Outcome(outcome) if !outcome.durable => Some(outcome.clone()),
+    let result = node.effects.iter().find_map(|effect| match effect {
+        Effect::Result(result) if !result.durable => Some(result.clone()),
         _ => None,
     });
-    outcome.expect("each mapping has a result")
+    result.expect("each mapping has a result")
 }
 
 type Change = (&'static str, Option<&'static str>);
@@ -68,10 +68,10 @@ fn interleaved((name, text): Change, parts: usize) -> Option<(World, MemoryDatap
     if !world.node.core.change_in_progress() {
         return None;
     }
-    let outcome = learn(&mut world.node);
-    assert_eq!(outcome.realised, Realised::Yes, "{name} {parts}");
-    assert_eq!(outcome.revision, revision, "{name} {parts}");
-    assert!(outcome.lease_end > 0, "{name} {parts}");
+    let result = learn(&mut world.node);
+    assert_eq!(result.realised, Realised::Yes, "{name} {parts}");
+    assert_eq!(result.revision, revision, "{name} {parts}");
+    assert!(result.lease_end.is_some(), "{name} {parts}");
     assert!(!publishes(&world.node.effects), "{name} {parts}");
     world.node.rest();
     assert!(publishes(&world.node.effects), "{name} {parts}");

@@ -28,7 +28,7 @@ fn write(node: &mut Node, name: &str) -> u64 {
     *number
 }
 
-fn told(node: &mut Node, endpoint: EndpointId, number: u64, done: bool) {
+fn kept(node: &mut Node, endpoint: EndpointId, number: u64, done: bool) {
     node.event(Event::NamesKept(NamesWritten {
         endpoint,
         number,
@@ -38,7 +38,7 @@ fn told(node: &mut Node, endpoint: EndpointId, number: u64, done: bool) {
 
 /// Results of the last event that say so.
 fn durable(node: &Node) -> usize {
-    let is = |effect: &&Effect| matches!(effect, Effect::Outcome(outcome) if outcome.durable);
+    let is = |effect: &&Effect| matches!(effect, Effect::Result(result) if result.durable);
     node.effects.iter().filter(is).count()
 }
 
@@ -47,9 +47,9 @@ fn a_result_is_durable_once_its_write_is_told_to_be_done() {
     let mut node = usual();
     let id = node.id();
     let number = write(&mut node, "www.cilium.io.");
-    told(&mut node, id, number, true);
+    kept(&mut node, id, number, true);
     assert_eq!(durable(&node), 1);
-    told(&mut node, id, number, true);
+    kept(&mut node, id, number, true);
     assert_eq!(durable(&node), 0);
 }
 
@@ -58,7 +58,7 @@ fn a_failed_write_is_repeated_with_its_results() {
     let mut node = usual();
     let id = node.id();
     let number = write(&mut node, "www.cilium.io.");
-    told(&mut node, id, number, false);
+    kept(&mut node, id, number, false);
     assert_eq!(durable(&node), 0);
     let summary = node.core.summary();
     assert_eq!(summary.pending_steps, 1);
@@ -68,7 +68,7 @@ fn a_failed_write_is_repeated_with_its_results() {
         panic!("{steps:?}");
     };
     assert_ne!(*again, number);
-    told(&mut node, id, *again, true);
+    kept(&mut node, id, *again, true);
     assert_eq!(durable(&node), 1);
     assert_eq!(node.core.summary().trouble, None);
 }
@@ -81,7 +81,7 @@ fn one_write_at_a_time() {
     node.learn("sub.cilium.io", &["2.2.2.2"]);
     let steps = node.tick(node.now.plus_secs(10));
     assert!(steps.is_empty(), "{steps:?}");
-    told(&mut node, id, number, true);
+    kept(&mut node, id, number, true);
     let steps = node.tick(node.now.plus_secs(1));
     assert!(
         matches!(steps.as_slice(), [Step::KeepNames(_, _, text)] if text.contains("sub.cilium.io.")),
@@ -111,8 +111,8 @@ fn a_write_for_new_rules_does_not_wait_and_makes_all_durable() {
         };
         *next
     };
-    told(&mut node, id, number, true);
+    kept(&mut node, id, number, true);
     assert_eq!(durable(&node), 0);
-    told(&mut node, id, next, true);
+    kept(&mut node, id, next, true);
     assert_eq!(durable(&node), 1);
 }

@@ -17,11 +17,11 @@ fn addresses(count: u32) -> Vec<String> {
     (0..count).map(address).collect()
 }
 
-fn learn(node: &mut Node, name: &str, count: u32) -> (Realised, u64) {
+fn learn(node: &mut Node, name: &str, count: u32) -> (Realised, Option<BootTime>) {
     let addresses = addresses(count);
     let addresses: Vec<&str> = addresses.iter().map(String::as_str).collect();
-    let outcome = node.learn(name, &addresses).1;
-    (outcome.realised, outcome.lease_end)
+    let result = node.learn(name, &addresses).1;
+    (result.realised, result.lease_end)
 }
 
 #[test]
@@ -47,7 +47,7 @@ fn addresses_beyond_what_a_mapping_may_have_are_owned_up_to() {
         ..CoreConfig::default()
     });
     assert_eq!(learn(&mut node, "a.cilium.io", 1024).0, Realised::Yes);
-    assert_eq!(learn(&mut node, "b.cilium.io", 1030), (NOT_REALISED, 0));
+    assert_eq!(learn(&mut node, "b.cilium.io", 1030), (NOT_REALISED, None));
     let summary = node.core.summary();
     assert_eq!(summary.names_live, 2048);
     assert_eq!(summary.counters.pairs_left_out, 6);
@@ -61,17 +61,17 @@ fn an_endpoint_with_its_most_names_is_refused_more_and_keeps_what_it_has() {
         ..CoreConfig::default()
     });
     for n in 0..32 {
-        let (_, outcome) = node.learn(&format!("n{n}.cilium.io"), &[&format!("11.0.0.{n}")]);
-        assert_eq!(outcome.realised, Realised::Yes);
-        assert_eq!(outcome.lease_end > 0, n < 30, "{n}");
+        let (_, result) = node.learn(&format!("n{n}.cilium.io"), &[&format!("11.0.0.{n}")]);
+        assert_eq!(result.realised, Realised::Yes);
+        assert_eq!(result.lease_end.is_some(), n < 30, "{n}");
     }
-    let (_, outcome) = node.learn("new.cilium.io", &["11.0.1.1"]);
-    assert_eq!((outcome.realised, outcome.lease_end), (NOT_REALISED, 0));
+    let (_, result) = node.learn("new.cilium.io", &["11.0.1.1"]);
+    assert_eq!((result.realised, result.lease_end), (NOT_REALISED, None));
     assert_eq!(node.identity("11.0.1.1"), None);
     assert!((0..32).all(|n| node.identity(&format!("11.0.0.{n}")).is_some()));
     // What it has may be learned again.
-    let (_, outcome) = node.learn("n0.cilium.io", &["11.0.0.0"]);
-    assert_eq!(outcome.realised, Realised::Yes);
+    let (_, result) = node.learn("n0.cilium.io", &["11.0.0.0"]);
+    assert_eq!(result.realised, Realised::Yes);
     assert_eq!(node.core.summary().counters.pairs_left_out, 1);
 }
 
@@ -82,8 +82,8 @@ fn names_long_expired_of_one_address_in_use_shut_no_name_out() {
         ..CoreConfig::default()
     });
     for n in 0..200 {
-        let (_, outcome) = node.learn(&format!("n{n}.cilium.io"), &["11.0.0.1"]);
-        assert_eq!(outcome.realised, Realised::Yes, "{n}");
+        let (_, result) = node.learn(&format!("n{n}.cilium.io"), &["11.0.0.1"]);
+        assert_eq!(result.realised, Realised::Yes, "{n}");
         node.tick(node.now.plus_secs(61));
         assert!(node.core.summary().names_live == 0);
     }
@@ -99,9 +99,9 @@ fn the_last_room_of_the_node_is_given_without_leases() {
     });
     let leases: Vec<bool> = (0..58)
         .map(|n| {
-            let (_, outcome) = node.learn(&format!("n{n}.cilium.io"), &[&format!("11.0.0.{n}")]);
-            assert_eq!(outcome.realised, Realised::Yes, "{n}");
-            outcome.lease_end > 0
+            let (_, result) = node.learn(&format!("n{n}.cilium.io"), &[&format!("11.0.0.{n}")]);
+            assert_eq!(result.realised, Realised::Yes, "{n}");
+            result.lease_end.is_some()
         })
         .collect();
     assert!(leases[50] && !leases[57], "{leases:?}");
@@ -117,8 +117,8 @@ fn lease_and_restore_grace_are_exact() {
     });
     let now = node.now;
     assert_eq!(node.core.next_deadline(), Some(now.plus(half)));
-    let (_, outcome) = node.learn("www.cilium.io", &["1.1.1.1"]);
-    assert_eq!(outcome.lease_end, now.0 + 60_500_000_000);
+    let (_, result) = node.learn("www.cilium.io", &["1.1.1.1"]);
+    assert_eq!(result.lease_end, Some(BootTime(now.0 + 60_500_000_000)));
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! What proxies tell may come in any order, more than once and over any stream: names, labels
+//! Mappings of proxies may come in any order, more than once and over any stream: names, labels
 //! and leases end up the same.
 
 use std::{
@@ -39,7 +39,7 @@ spec:
 "#;
 
 #[derive(Clone, Debug)]
-struct Told {
+struct Reported {
     host: u8,
     name: usize,
     addresses: Vec<usize>,
@@ -50,7 +50,7 @@ struct Told {
     stream: u64,
 }
 
-fn told() -> impl Strategy<Value = Told> {
+fn reported() -> impl Strategy<Value = Reported> {
     let ttl = prop_oneof![Just(0u32), 1u32..200, Just(u32::MAX)];
     let seen = prop_oneof![Just(0u64), 0u64..300];
     (
@@ -63,7 +63,7 @@ fn told() -> impl Strategy<Value = Told> {
         1u64..4,
     )
         .prop_map(
-            |(host, name, addresses, ttl, seen, replayed, stream)| Told {
+            |(host, name, addresses, ttl, seen, replayed, stream)| Reported {
                 host,
                 name,
                 addresses,
@@ -80,7 +80,7 @@ type Lookup = (BootTime, BootTime, u32);
 
 /// Everything that mappings change, without what only says how it came about.
 #[derive(Debug, PartialEq)]
-struct Outcome {
+struct LearnedState {
     lookups: BTreeMap<(u16, Fqdn, IpAddr), Lookup>,
     /// Without since when: of several names, and of one that came and went, it is the latest
     /// expiry that was noticed, and only delays the run that releases it.
@@ -89,7 +89,7 @@ struct Outcome {
     labels: BTreeMap<String, Vec<String>>,
 }
 
-fn outcome(node: &Node) -> Outcome {
+fn learned_state(node: &Node) -> LearnedState {
     let names = &node.core.state.names;
     let (mut lookups, mut zombies) = (BTreeMap::new(), BTreeMap::new());
     for (id, of) in names.endpoints() {
@@ -121,7 +121,7 @@ fn outcome(node: &Node) -> Outcome {
         labels.iter_mut().for_each(|labels| labels.sort());
         (entry.prefix.clone(), labels.unwrap_or_default())
     });
-    Outcome {
+    LearnedState {
         lookups,
         zombies,
         pairs,
@@ -149,20 +149,20 @@ fn node(min_ttl: u32, zombies: usize) -> Node {
     node
 }
 
-fn event(node: &Node, told: &Told) -> MappingEvent {
-    let addresses: Vec<&str> = told.addresses.iter().map(|n| ADDRESSES[*n]).collect();
-    let mut mapping: Mapping = mapping(node, NAMES[told.name], &addresses);
+fn event(node: &Node, item: &Reported) -> MappingEvent {
+    let addresses: Vec<&str> = item.addresses.iter().map(|n| ADDRESSES[*n]).collect();
+    let mut mapping: Mapping = mapping(node, NAMES[item.name], &addresses);
     let snapshot = node.core.snapshot();
-    let key = told.host.to_string();
+    let key = item.host.to_string();
     let own = snapshot.endpoints.iter().find(|e| e.key == key).unwrap();
     mapping.endpoint.id.0 = own.id;
-    mapping.endpoint.ifindex = 100 + u32::from(told.host);
-    mapping.endpoint.client = IpAddr::from([10, 0, 0, told.host]);
-    mapping.ttl = told.ttl;
-    mapping.seen_at = BootTime(node.now.0 - told.seen * 1_000_000_000);
-    mapping.replayed = told.replayed;
+    mapping.endpoint.ifindex = 100 + u32::from(item.host);
+    mapping.endpoint.client = IpAddr::from([10, 0, 0, item.host]);
+    mapping.ttl = item.ttl;
+    mapping.seen_at = BootTime(node.now.0 - item.seen * 1_000_000_000);
+    mapping.replayed = item.replayed;
     MappingEvent {
-        stream: StreamId(told.stream),
+        stream: StreamId(item.stream),
         sequence: 1,
         mapping,
     }
@@ -173,20 +173,20 @@ proptest! {
 
     #[test]
     fn any_order_any_repetition_any_stream(
-        told in prop::collection::vec(told(), 1..20),
+        items in prop::collection::vec(reported(), 1..20),
         order in prop::collection::vec((any::<prop::sample::Index>(), 1u64..4, 1usize..6), 0..40),
         min_ttl in prop_oneof![Just(0u32), Just(30), Just(3600)],
         zombies in prop_oneof![Just(0usize), Just(10_000)],
     ) {
         let mut one = node(min_ttl, zombies);
-        for item in &told {
+        for item in &items {
             let event = event(&one, item);
             one.event(Event::Mappings(vec![event]));
             for effect in &one.effects {
-                if let crate::core::Effect::Outcome(outcome) = effect {
+                if let crate::core::Effect::Result(result) = effect {
                     // A mapping that has expired before it is sent opens nothing.
                     let over = Realised::No(Refusal::NotRealised);
-                    prop_assert!([Realised::Yes, over].contains(&outcome.realised));
+                    prop_assert!([Realised::Yes, over].contains(&result.realised));
                 }
             }
         }
@@ -196,26 +196,26 @@ proptest! {
         let mut other = node(min_ttl, zombies);
         let mut batch = Vec::new();
         for (index, stream, size) in &order {
-            let mut event = event(&other, index.get(&told));
+            let mut event = event(&other, index.get(&items));
             event.stream = StreamId(*stream);
             batch.push(event);
             if batch.len() >= *size {
                 other.event(Event::Mappings(std::mem::take(&mut batch)));
             }
         }
-        batch.extend(told.iter().rev().map(|item| event(&other, item)));
+        batch.extend(items.iter().rev().map(|item| event(&other, item)));
         other.event(Event::Mappings(batch));
         other.event(Event::Tick);
-        prop_assert_eq!(outcome(&one), outcome(&other));
+        prop_assert_eq!(learned_state(&one), learned_state(&other));
 
         // And once more: nothing changes, and nothing is written.
-        let before = outcome(&other);
-        for item in &told {
+        let before = learned_state(&other);
+        for item in &items {
             let event = event(&other, item);
             let steps = other.event(Event::Mappings(vec![event]));
             prop_assert!(steps.is_empty(), "{steps:?}");
         }
         other.event(Event::Tick);
-        prop_assert_eq!(before, outcome(&other));
+        prop_assert_eq!(before, learned_state(&other));
     }
 }

@@ -44,11 +44,11 @@ fn node(rules: &str) -> Node {
 }
 
 fn id_of(node: &Node, address: &str) -> EndpointId {
-    let places = node.core.places();
+    let locations = node.core.locations();
     let address: IpAddr = address.parse().unwrap();
-    let mut places = places.iter();
-    let place = places.find(|place| place.addresses.contains(&address));
-    place.unwrap().id
+    let mut locations = locations.iter();
+    let location = locations.find(|location| location.addresses.contains(&address));
+    location.unwrap().id
 }
 
 /// Whether TCP between web and another passes web's policy.
@@ -159,7 +159,7 @@ fn a_name_that_nobody_has_is_told() {
     let mut node = node(
         "  egress:\n  - toEndpoints: [{matchLabels: {app: db}}]\n    toPorts: [{ports: [{port: https, protocol: TCP}, {port: dns}]}]\n  ingress:\n  - toPorts: [{ports: [{port: http, protocol: UDP}]}]",
     );
-    let told = |node: &Node| {
+    let warned = |node: &Node| {
         let warnings = node.core.policy_warnings();
         let mut found: Vec<String> = warnings
             .iter()
@@ -169,7 +169,7 @@ fn a_name_that_nobody_has_is_told() {
         found
     };
     assert_eq!(
-        told(&node),
+        warned(&node),
         [
             "policy CiliumNetworkPolicy/default/p spec.egress[0]: port name https is not known (TCP https)",
             "policy CiliumNetworkPolicy/default/p spec.ingress[0]: port name http is not known (UDP http)",
@@ -177,5 +177,5 @@ fn a_name_that_nobody_has_is_told() {
     );
     node.endpoint(named("one", 8, "app=db", &["https=443/TCP", "dns=53/UDP"]));
     node.endpoint(named("web", 7, "app=web", &["http=80/UDP"]));
-    assert!(told(&node).is_empty(), "{:?}", told(&node));
+    assert!(warned(&node).is_empty(), "{:?}", warned(&node));
 }

@@ -43,10 +43,9 @@ mod packets;
 mod pod;
 
 use self::language::{ADDRESSES, Addresses, CLUSTER, NAMES, NODE, PORTS, remotes};
-use self::packets::identity;
 pub(super) use self::{
     language::{Group, Spec},
-    packets::{Ends, Fate, Question, check_way, fate, fates, questions},
+    packets::{Ends, Fate, Question, check_way, fate, fates, identity, questions},
     pod::Pod,
 };
 
@@ -183,7 +182,7 @@ impl World {
                     .id;
                 mapping.endpoint.id = EndpointId(web);
                 let before = self.node.datapath.clone();
-                let (_, outcome) = self.node.mapping(mapping);
+                let (_, result) = self.node.mapping(mapping);
                 // Without policy the pod has no DNS rule: its proxy cannot report names for it.
                 let has_rules = self.endpoints[&7].mode != Some(PolicyMode::Never);
                 let allowed = if has_rules {
@@ -191,9 +190,9 @@ impl World {
                 } else {
                     Realised::No(Refusal::NotAllowed)
                 };
-                assert_eq!(outcome.realised, allowed);
+                assert_eq!(result.realised, allowed);
                 if !local && has_rules {
-                    let end = BootTime(outcome.lease_end).plus_secs(5);
+                    let end = result.lease_end.unwrap_or_default().plus_secs(5);
                     let address = text.parse().unwrap();
                     self.pairs.insert((name, address), end);
                 }
@@ -316,7 +315,11 @@ impl World {
                         let is = fate(&self.node.datapath, question).expect("it has a policy map");
                         let shall = self.verdict(host, remote, direction, protocol, port);
                         assert_eq!(is, shall, "endpoint {host}: {question:?}");
-                        assert_eq!(self.told(question), Some(shall), "told of {question:?}");
+                        assert_eq!(
+                            self.explained(question),
+                            Some(shall),
+                            "explained: {question:?}"
+                        );
                     }
                 }
             }
@@ -329,7 +332,7 @@ impl World {
     }
 
     /// What `why` says that policy says.
-    fn told(&self, question: Question) -> Option<Fate> {
+    fn explained(&self, question: Question) -> Option<Fate> {
         let direction = match question.direction {
             EGRESS => FlowDirection::Egress,
             _ => FlowDirection::Ingress,

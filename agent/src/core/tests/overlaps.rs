@@ -2,10 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use dns_policy::{
-    boot_time::BootTime,
-    mapping::{Mapping, Realised, Refusal},
-};
+use dns_policy::mapping::{Mapping, Realised, Refusal};
 
 use shared_maps::{
     IdentityId,
@@ -250,7 +247,7 @@ fn an_api_server_on_this_node_is_the_host() {
 fn a_node_that_has_this_ones_address_under_another_name_is_told() {
     let mut node = node("  - toEntities: [remote-node]");
     node.event(Event::NodeAddresses(vec!["10.0.0.1".parse().unwrap()]));
-    let told = |node: &Node| {
+    let warned = |node: &Node| {
         let warnings = node.core.policy_warnings();
         warnings
             .iter()
@@ -258,9 +255,9 @@ fn a_node_that_has_this_ones_address_under_another_name_is_told() {
     };
     let other = "apiVersion: cilium.io/v2\nkind: CiliumNode\nmetadata: {name: worker-1}\nspec: {addresses: [{type: InternalIP, ip: 10.0.0.2}]}";
     node.policy(other);
-    assert!(!told(&node));
+    assert!(!warned(&node));
     node.policy(&other.replace("10.0.0.2", "10.0.0.1"));
-    assert!(told(&node));
+    assert!(warned(&node));
 }
 
 #[test]
@@ -294,8 +291,8 @@ fn what_was_cleaned_is_not_told_again() {
         pattern: Some("foo.com".into()),
         endpoint: None,
     }));
-    let (_, outcome) = node.mapping(foo.clone());
-    assert_eq!(outcome.realised, Realised::No(Refusal::NotAllowed));
+    let (_, result) = node.mapping(foo.clone());
+    assert_eq!(result.realised, Realised::No(Refusal::NotAllowed));
     assert_eq!(node.mapping(bar).1.realised, Realised::Yes);
     node.now = node.now.plus_secs(1);
     let seen_since = Mapping {
@@ -331,8 +328,8 @@ fn cleanings_are_remembered_once_each_and_not_for_ever() {
 fn a_lease_outlives_its_stream() {
     for revoked_first in [true, false] {
         let mut node = node("  - toFQDNs: [{matchName: foo.com}]");
-        let (_, outcome) = node.learn("foo.com", &["1.1.1.1"]);
-        let end = BootTime(outcome.lease_end);
+        let (_, result) = node.learn("foo.com", &["1.1.1.1"]);
+        let end = result.lease_end.unwrap();
         assert!(end > node.now);
         let events = [
             Event::CleanNames(Default::default()),

@@ -226,7 +226,7 @@ fn what_is_cleaned_before_a_proxy_tells_it_again_is_closed_then() {
     let mut node = Node::usual();
     // Confirmed, and not on disk yet.
     node.learn("www.cilium.io", &["1.1.1.1"]);
-    let mut told = mapping(&node, "www.cilium.io", &["1.1.1.1"]);
+    let mut report = mapping(&node, "www.cilium.io", &["1.1.1.1"]);
     let mut node = again(&node, CoreConfig::default(), &[107]);
     node.begin();
     node.policy(WEB);
@@ -234,9 +234,9 @@ fn what_is_cleaned_before_a_proxy_tells_it_again_is_closed_then() {
     node.sync();
     node.event(Event::CleanNames(CleanNames::default()));
     assert!(node.identity("1.1.1.1").is_some(), "its owner is unknown");
-    told.replayed = true;
-    let (_, outcome) = node.mapping(told);
-    assert_ne!(outcome.realised, Realised::Yes);
+    report.replayed = true;
+    let (_, result) = node.mapping(report);
+    assert_ne!(result.realised, Realised::Yes);
     assert_eq!(node.identity("1.1.1.1"), None);
 }
 
@@ -245,8 +245,8 @@ fn what_was_cleaned_stays_so_through_restarts_of_one_boot() {
     for boot in ["", "another"] {
         let mut node = Node::usual();
         node.learn("www.cilium.io", &["1.1.1.1"]);
-        let mut told = mapping(&node, "www.cilium.io", &["1.1.1.1"]);
-        told.replayed = true;
+        let mut report = mapping(&node, "www.cilium.io", &["1.1.1.1"]);
+        report.replayed = true;
         // No room on the disk at first: written when there is.
         node.datapath.fail = Some(|step| matches!(step, Step::KeepCleaned(_)));
         node.event(Event::CleanNames(CleanNames::default()));
@@ -264,8 +264,8 @@ fn what_was_cleaned_stays_so_through_restarts_of_one_boot() {
             node.policy(WEB);
             node.endpoint(spec("web", 7, "app=web"));
             node.sync();
-            let (_, outcome) = node.mapping(told.clone());
-            let open = outcome.realised == Realised::Yes;
+            let (_, result) = node.mapping(report.clone());
+            let open = result.realised == Realised::Yes;
             assert_eq!(open, !boot.is_empty(), "start {start}");
             assert_eq!(node.identity("1.1.1.1").is_some(), open, "start {start}");
         }
@@ -348,17 +348,17 @@ fn a_new_endpoint_does_not_get_a_number_of_which_something_is_left() {
         node.policy(WEB);
         node.endpoint(spec("db", 8, "app=db"));
         node.sync();
-        let [place] = node.core.places().try_into().unwrap();
-        assert_ne!(place.id, old);
+        let [location] = node.core.locations().try_into().unwrap();
+        assert_ne!(location.id, old);
         let datapath = &node.datapath;
-        assert!(datapath.policy.keys().eq([&place.id]));
-        assert!(datapath.files.keys().eq([&place.id]));
-        assert!(datapath.attached.keys().eq([&place.id]));
+        assert!(datapath.policy.keys().eq([&location.id]));
+        assert!(datapath.files.keys().eq([&location.id]));
+        assert!(datapath.attached.keys().eq([&location.id]));
         assert!(
             datapath
                 .lxc
                 .values()
-                .all(|value| value.lxc_id == place.id.0)
+                .all(|value| value.lxc_id == location.id.0)
         );
     }
 }

@@ -17,7 +17,7 @@ use shared_maps::{
 use crate::{
     core::{
         Core, CoreConfig, Effect, Event, Restored,
-        event::{MappingEvent, MappingOutcome, StreamId},
+        event::{MappingEvent, MappingResult, StreamId},
     },
     datapath::{memory::MemoryDatapath, plan::Step},
     endpoint::{config_file, spec::EndpointSpec},
@@ -143,23 +143,23 @@ impl Node {
         node
     }
 
-    pub(super) fn learn(&mut self, name: &str, addresses: &[&str]) -> (Vec<Step>, MappingOutcome) {
+    pub(super) fn learn(&mut self, name: &str, addresses: &[&str]) -> (Vec<Step>, MappingResult) {
         let mapping = mapping(self, name, addresses);
         self.mapping(mapping)
     }
 
-    pub(super) fn mapping(&mut self, mapping: Mapping) -> (Vec<Step>, MappingOutcome) {
+    pub(super) fn mapping(&mut self, mapping: Mapping) -> (Vec<Step>, MappingResult) {
         let event = MappingEvent {
             stream: StreamId(1),
             sequence: 5,
             mapping,
         };
         let steps = self.event(Event::Mappings(vec![event]));
-        let outcome = self.effects.iter().find_map(|effect| match effect {
-            Effect::Outcome(outcome) if !outcome.durable => Some(outcome.clone()),
+        let result = self.effects.iter().find_map(|effect| match effect {
+            Effect::Result(result) if !result.durable => Some(result.clone()),
             _ => None,
         });
-        (steps, outcome.expect("each mapping has a result"))
+        (steps, result.expect("each mapping has a result"))
     }
 
     pub(super) fn tick(&mut self, at: BootTime) -> Vec<Step> {
@@ -239,10 +239,10 @@ fn an_answer_opens_its_address_with_one_write() {
         matches!(node.effects.as_slice(), [Effect::Rules(rules), Effect::SnapshotReady]
         if rules.changed.len() == 1 && rules.changed[0].rules.ports.len() == 2)
     );
-    let (steps, outcome) = node.learn("www.cilium.io", &["1.1.1.1"]);
+    let (steps, result) = node.learn("www.cilium.io", &["1.1.1.1"]);
     assert_eq!(steps.len(), 1, "{steps:?}");
-    assert_eq!(outcome.realised, Realised::Yes);
-    assert_eq!(outcome.lease_end, node.now.plus_secs(120).0);
+    assert_eq!(result.realised, Realised::Yes);
+    assert_eq!(result.lease_end, Some(node.now.plus_secs(120)));
     let identity = node.identity("1.1.1.1").unwrap();
     let key = PolicyKey::new(identity.0, EGRESS, 6, 443, 16);
     assert!(node.datapath.policy[&node.id()].contains_key(&key));
@@ -251,9 +251,9 @@ fn an_answer_opens_its_address_with_one_write() {
         matches!(steps.as_slice(), [Step::SetIpcache(..)]),
         "{steps:?}"
     );
-    let (steps, outcome) = node.learn("other.example.com", &["3.3.3.3"]);
+    let (steps, result) = node.learn("other.example.com", &["3.3.3.3"]);
     assert!(steps.is_empty(), "{steps:?}");
-    assert_eq!(outcome.realised, Realised::Yes);
+    assert_eq!(result.realised, Realised::Yes);
 }
 
 #[test]
@@ -266,7 +266,7 @@ fn what_was_learned_becomes_durable() {
     assert!(
         matches!(steps.as_slice(), [Step::WriteEndpoint(_, text)] if text.contains("www.cilium.io."))
     );
-    assert!(matches!(node.effects.as_slice(), [Effect::Outcome(outcome)] if outcome.durable));
+    assert!(matches!(node.effects.as_slice(), [Effect::Result(result)] if result.durable));
 }
 
 #[test]
@@ -333,9 +333,9 @@ fn believes_only_what_policy_allows_and_what_is_not_of_this_node() {
     let refused = |node: &mut Node, change: &dyn Fn(&mut Mapping)| {
         let mut mapping = mapping(node, "www.cilium.io", &["1.1.1.1"]);
         change(&mut mapping);
-        let (steps, outcome) = node.mapping(mapping);
+        let (steps, result) = node.mapping(mapping);
         assert!(steps.is_empty(), "{steps:?}");
-        outcome.realised
+        result.realised
     };
     let unknown = Realised::No(Refusal::EndpointUnknown);
     assert_eq!(refused(&mut node, &|m| m.endpoint.ifindex = 1), unknown);
@@ -402,11 +402,11 @@ fn the_directory_says_what_the_snapshot_says() {
         .map(|(prefix, id)| (prefix.to_string(), id.0))
         .collect();
     assert_eq!(found, prefixes);
-    let [place] = directory.places.as_slice() else {
+    let [location] = directory.locations.as_slice() else {
         panic!("{directory:?}");
     };
-    assert_eq!(place.id.0, snapshot.endpoints[0].id);
-    assert_eq!(place.identity.0, snapshot.endpoints[0].identity);
-    assert_eq!(place.ifindex, 107);
-    assert_eq!(place.addresses, ["10.0.0.7".parse::<IpAddr>().unwrap()]);
+    assert_eq!(location.id.0, snapshot.endpoints[0].id);
+    assert_eq!(location.identity.0, snapshot.endpoints[0].identity);
+    assert_eq!(location.ifindex, 107);
+    assert_eq!(location.addresses, ["10.0.0.7".parse::<IpAddr>().unwrap()]);
 }

@@ -57,10 +57,10 @@ struct Write {
 }
 
 impl LaterFiles {
-    /// `told` gets the result of each write, on the thread that wrote.
+    /// `send` gets the result of each write, on the thread that wrote.
     pub fn start(
         files: StateFiles,
-        told: impl Fn(NamesWritten) + Send + 'static,
+        send: impl Fn(NamesWritten) + Send + 'static,
     ) -> io::Result<Self> {
         let queue = Arc::new(Queue::default());
         let (taken, written) = (Arc::clone(&queue), files.clone());
@@ -84,7 +84,7 @@ impl LaterFiles {
                     }
                     // Before the event is sent: a thread that waits for the write must not also wait for the core.
                     taken.finish();
-                    told(NamesWritten {
+                    send(NamesWritten {
                         endpoint: write.endpoint,
                         number: write.number,
                         failure: done.err().map(|error| error.to_string()),
@@ -181,16 +181,16 @@ mod tests {
     }
 
     #[test]
-    fn what_is_kept_later_is_told_and_written_before_the_end() {
+    fn what_is_kept_later_is_reported_and_written_before_the_end() {
         let dir = tempfile::tempdir().unwrap();
         let state = StateFiles::open(dir.path()).unwrap();
         let file = state
             .endpoint_dir(EndpointId(7))
             .join(super::super::ENDPOINT_FILE);
-        let (sender, told) = mpsc::channel();
+        let (sender, events) = mpsc::channel();
         let mut files = LaterFiles::start(state, move |event| sender.send(event).unwrap()).unwrap();
         files.apply(&kept(1, "one")).unwrap();
-        let written = told.recv().unwrap();
+        let written = events.recv().unwrap();
         assert_eq!((written.number, written.failure), (1, None));
         assert_eq!(fs::read(&file).unwrap(), b"one");
         files.apply(&kept(2, "two")).unwrap();
@@ -199,15 +199,15 @@ mod tests {
     }
 
     #[test]
-    fn a_failed_write_is_told() {
+    fn a_failed_write_is_reported() {
         let dir = tempfile::tempdir().unwrap();
         let state = StateFiles::open(dir.path()).unwrap();
         // A file in the directory's place.
         fs::write(state.endpoint_dir(EndpointId(7)), "").unwrap();
-        let (sender, told) = mpsc::channel();
+        let (sender, events) = mpsc::channel();
         let mut files = LaterFiles::start(state, move |event| sender.send(event).unwrap()).unwrap();
         files.apply(&kept(1, "one")).unwrap();
-        let written = told.recv().unwrap();
+        let written = events.recv().unwrap();
         let failure = written.failure.expect("a file is in the way");
         assert!(failure.contains("/7"), "{failure}");
     }
@@ -221,14 +221,14 @@ mod tests {
             .join(super::super::ENDPOINT_FILE);
         // The thread stands in the first telling: the other writes wait in the queue.
         let (go, wait) = mpsc::channel::<()>();
-        let (sender, told) = mpsc::channel();
+        let (sender, events) = mpsc::channel();
         let mut files = LaterFiles::start(state, move |event| {
             sender.send(event).unwrap();
             let _gone = wait.recv();
         })
         .unwrap();
         files.apply(&kept(1, "one")).unwrap();
-        told.recv().unwrap();
+        events.recv().unwrap();
         files.apply(&kept(2, "two")).unwrap();
         files
             .apply(&Step::WriteEndpoint(EndpointId(7), "now".to_owned()))

@@ -212,7 +212,7 @@ impl State {
         deliver: &Deliver,
     ) {
         let before = self.found.get(key);
-        let told = before.is_some_and(|before| before.delivered && before.spec == spec);
+        let delivered = before.is_some_and(|before| before.delivered && before.spec == spec);
         let found = Found {
             spec: spec.clone(),
             namespace,
@@ -223,7 +223,7 @@ impl State {
             other.superseded |= other.spec.ifindex == spec.ifindex;
         }
         self.found.insert(key.to_owned(), found);
-        if !told {
+        if !delivered {
             deliver(SourceEvent::Apply(spec));
         }
     }

@@ -33,7 +33,7 @@ fn restored(key: &str, ifindex: u32, netns: &str) -> EndpointSpec {
 
 fn open(dir: &Path, restored: EndpointSpec) -> (Arc<EndpointBook>, Events) {
     let events = Events::default();
-    let told = Arc::clone(&events);
+    let delivered = Arc::clone(&events);
     let state = dir.join("state");
     let _exists = fs::create_dir(&state);
     let book = EndpointBook::open(
@@ -41,7 +41,7 @@ fn open(dir: &Path, restored: EndpointSpec) -> (Arc<EndpointBook>, Events) {
         CliFile::in_dir(&state),
         vec![restored],
         None,
-        move |event| told.lock().push(event),
+        move |event| delivered.lock().push(event),
     );
     (book.unwrap(), events)
 }

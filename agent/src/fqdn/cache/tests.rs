@@ -35,7 +35,7 @@ fn learn(
         seen: secs(at),
         ttl,
         expires: secs(at + u64::from(ttl)),
-        lease_end: secs(lease),
+        lease_end: (lease > 0).then(|| secs(lease)),
     })
 }
 

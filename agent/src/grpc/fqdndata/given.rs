@@ -51,7 +51,11 @@ impl Given {
         for key in former.into_iter().flatten().chain(current) {
             self.rules.insert(*key, None);
         }
-        let there: BTreeSet<EndpointId> = directory.places.iter().map(|place| place.id).collect();
+        let there: BTreeSet<EndpointId> = directory
+            .locations
+            .iter()
+            .map(|location| location.id)
+            .collect();
         self.rules.retain(|(endpoint, ..), gone| {
             *gone = (!there.contains(endpoint)).then(|| gone.unwrap_or(now));
             gone.is_none_or(|gone| gone.plus_secs(REVOKED) > now)
@@ -65,13 +69,13 @@ impl Given {
         for seen in self.addresses.values_mut() {
             seen.gone.get_or_insert(now);
         }
-        for place in &directory.places {
+        for location in &directory.locations {
             let seen = Seen {
-                endpoint: place.id,
-                identity: place.identity,
+                endpoint: location.id,
+                identity: location.identity,
                 gone: None,
             };
-            let addresses = place.addresses.iter();
+            let addresses = location.addresses.iter();
             self.addresses
                 .extend(addresses.map(|address| (*address, seen)));
         }

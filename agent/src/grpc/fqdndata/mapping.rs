@@ -39,7 +39,7 @@ pub(super) fn client(request: &FqdnMapping) -> Result<IpAddr, Status> {
 pub(super) fn read(
     request: &FqdnMapping,
     client: IpAddr,
-    place: &EndpointLocation,
+    location: &EndpointLocation,
 ) -> Result<Option<Mapping>, Status> {
     let addresses: Vec<IpAddr> = request.record_ip.iter().filter_map(|ip| text(ip)).collect();
     let metrics = request.metrics_data.clone().unwrap_or_default();
@@ -56,9 +56,9 @@ pub(super) fn read(
     }
     Ok(Some(Mapping {
         endpoint: EndpointInstance {
-            id: place.id,
+            id: location.id,
             client,
-            ifindex: place.ifindex,
+            ifindex: location.ifindex,
         },
         name: Fqdn::normalise(&request.fqdn),
         addresses,
@@ -102,7 +102,7 @@ mod tests {
         }
     }
 
-    fn place() -> EndpointLocation {
+    fn location() -> EndpointLocation {
         EndpointLocation {
             id: EndpointId(7),
             identity: IdentityId(256),
@@ -114,7 +114,7 @@ mod tests {
     #[test]
     fn reads_text_addresses_and_leaves_nonsense_out() {
         let client = client(&request()).unwrap();
-        let mapping = read(&request(), client, &place()).unwrap().unwrap();
+        let mapping = read(&request(), client, &location()).unwrap().unwrap();
         assert_eq!(mapping.addresses, [IpAddr::from([192, 0, 2, 1])]);
         assert_eq!(mapping.endpoint.ifindex, 3);
     }

@@ -42,7 +42,7 @@ pub(super) struct Reports {
     proxies: Proxies,
     stream: Mutex<StreamGuard>,
     waiting: Waiting,
-    places: Mutex<Option<Known>>,
+    locations: Mutex<Option<KnownLocations>>,
     max_delay: Duration,
 }
 
@@ -81,8 +81,8 @@ impl Drop for Waiter<'_> {
     }
 }
 
-/// The endpoints, and when they were asked for.
-type Known = (BootTime, Arc<Vec<EndpointLocation>>);
+/// The locations of the endpoints, and when they were requested.
+type KnownLocations = (BootTime, Arc<Vec<EndpointLocation>>);
 
 impl Reports {
     /// With the results that [`Self::dispatch`] takes.
@@ -92,13 +92,13 @@ impl Reports {
         max_delay: Duration,
     ) -> (Self, Results) {
         let (guard, results) = open(&proxies);
-        let _stopped = core.tell(Event::StreamUp(guard.id())).await;
+        let _stopped = core.send(Event::StreamUp(guard.id())).await;
         let reports = Self {
             core,
             proxies,
             stream: Mutex::new(guard),
             waiting: Waiting::default(),
-            places: Mutex::default(),
+            locations: Mutex::default(),
             max_delay,
         };
         (reports, results)
@@ -122,7 +122,7 @@ impl Reports {
         // The core must not wait for results to be fetched, nor they for the core.
         let acknowledging = async {
             while let Some(ack) = due.recv().await {
-                if self.core.tell(ack).await.is_err() {
+                if self.core.send(ack).await.is_err() {
                     return;
                 }
             }
@@ -137,11 +137,11 @@ impl Reports {
     async fn pass_on(&self, results: &mut Results, acks: &mpsc::Sender<Event>) {
         while let Some(message) = results.recv().await {
             match message {
-                ToStream::Outcomes(outcomes) => {
+                ToStream::Results(results) => {
                     let mut waiting = self.waiting.0.lock();
-                    for outcome in outcomes {
-                        if let Some(waiter) = waiting.1.remove(&outcome.sequence) {
-                            let _gone = waiter.send(outcome.realised);
+                    for result in results {
+                        if let Some(waiter) = waiting.1.remove(&result.sequence) {
+                            let _gone = waiter.send(result.realised);
                         }
                     }
                 }
@@ -171,7 +171,7 @@ impl Reports {
             Event::HolderEnded(vec![before]),
             Event::StreamUp(after),
         ] {
-            self.core.tell(event).await?;
+            self.core.send(event).await?;
         }
         Ok(results)
     }
@@ -194,12 +194,12 @@ impl Reports {
         let client = mapping::client(request)?;
         let begun = BootTime::now();
         let oldest = BootTime(begun.0.saturating_sub(CURRENT * 1_000_000_000));
-        let (asked, places) = self.places(oldest).await?;
-        let mut realised = self.realise(request, client, &places).await?;
+        let (asked, locations) = self.locations(oldest).await?;
+        let mut realised = self.realise(request, client, &locations).await?;
         if realised == Realised::No(Refusal::EndpointUnknown) && asked < begun {
             // The client may be newer than what was known.
-            let (_, places) = self.places(BootTime::now()).await?;
-            realised = self.realise(request, client, &places).await?;
+            let (_, locations) = self.locations(BootTime::now()).await?;
+            realised = self.realise(request, client, &locations).await?;
         }
         match realised {
             Realised::Yes => Ok(()),
@@ -214,15 +214,15 @@ impl Reports {
         &self,
         request: &FqdnMapping,
         client: IpAddr,
-        places: &[EndpointLocation],
+        locations: &[EndpointLocation],
     ) -> Result<Realised, Status> {
-        let place = places
+        let location = locations
             .iter()
-            .find(|place| place.addresses.contains(&client));
-        let Some(place) = place else {
+            .find(|location| location.addresses.contains(&client));
+        let Some(location) = location else {
             return Ok(Realised::No(Refusal::EndpointUnknown));
         };
-        let Some(mapping) = mapping::read(request, client, place)? else {
+        let Some(mapping) = mapping::read(request, client, location)? else {
             return Ok(Realised::Yes);
         };
         let Some((waiter, result)) = self.waiting.enter() else {
@@ -234,7 +234,7 @@ impl Reports {
             mapping,
         };
         self.core
-            .tell(Event::Mappings(vec![event]))
+            .send(Event::Mappings(vec![event]))
             .await
             .map_err(away)?;
         result
@@ -243,16 +243,16 @@ impl Reports {
     }
 
     /// Endpoints as they were at `since` or later.
-    async fn places(&self, since: BootTime) -> Result<Known, Status> {
-        if let Some(known) = &*self.places.lock()
+    async fn locations(&self, since: BootTime) -> Result<KnownLocations, Status> {
+        if let Some(known) = &*self.locations.lock()
             && known.0 >= since
         {
             return Ok(known.clone());
         }
         let asked = BootTime::now();
-        let places = self.core.places().await.map_err(away)?;
-        let known = (asked, Arc::new(places));
-        *self.places.lock() = Some(known.clone());
+        let locations = self.core.locations().await.map_err(away)?;
+        let known = (asked, Arc::new(locations));
+        *self.locations.lock() = Some(known.clone());
         Ok(known)
     }
 }

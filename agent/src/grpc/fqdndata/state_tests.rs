@@ -32,7 +32,7 @@ fn table(servers: Servers, names: NameRules) -> RulesTable {
 
 fn directory() -> Directory {
     Directory {
-        places: vec![EndpointLocation {
+        locations: vec![EndpointLocation {
             id: EndpointId(7),
             identity: IdentityId(256),
             ifindex: 3,
@@ -46,7 +46,7 @@ fn directory() -> Directory {
 
 fn without_places() -> Directory {
     Directory {
-        places: Vec::new(),
+        locations: Vec::new(),
         ..directory()
     }
 }
@@ -131,7 +131,7 @@ fn addresses_of_an_endpoint_that_went_are_known_for_a_moment() {
     let soon = build(&none, &without_places(), &mut given, gone);
     assert_eq!(infos(&soon).len(), 2);
     let mut taken = directory();
-    taken.places[0].id = EndpointId(8);
+    taken.locations[0].id = EndpointId(8);
     let reused = build(&none, &taken, &mut given, gone.plus_secs(2));
     assert!(infos(&reused).iter().all(|info| info.id == 8));
     build(&none, &without_places(), &mut given, gone.plus_secs(3));

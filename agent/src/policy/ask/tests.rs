@@ -155,3 +155,49 @@ fn programs_read_the_same_for_ever() {
         serde_json::to_string_pretty(&found).unwrap()
     );
 }
+
+#[test]
+fn rules_of_network_policies_are_named_by_their_fields() {
+    let policy = r#"
+apiVersion: networking.k8s.io/v1
+kind: NetworkPolicy
+metadata: {name: db, namespace: shop}
+spec:
+  podSelector: {matchLabels: {app: db}}
+  ingress:
+  - from: [{ipBlock: {cidr: 10.0.0.0/8}}]
+  - from: [{podSelector: {matchLabels: {app: web}}}]
+    ports: [{port: 5432}]
+---
+apiVersion: networking.k8s.io/v1
+kind: NetworkPolicy
+metadata: {name: web, namespace: shop}
+spec:
+  podSelector: {matchLabels: {app: web}}
+  egress:
+  - to: [{namespaceSelector: {matchLabels: {kubernetes.io/metadata.name: shop}}}]
+"#;
+    let trace = ask_by(policy, WEB, DB, "5432");
+    assert!(trace.allowed, "{trace:#?}");
+    let rules = trace.steps.iter().flat_map(|step| &step.rules);
+    let texts: Vec<String> = rules.map(ToString::to_string).collect();
+    assert_eq!(
+        texts,
+        [
+            "NetworkPolicy/shop/web spec.egress[0] (k8s:io.kubernetes.pod.namespace=shop; every \
+             port)",
+            "NetworkPolicy/shop/db spec.ingress[1] (k8s:app=web,\
+             k8s:io.kubernetes.pod.namespace=shop; TCP 5432)",
+        ]
+    );
+    let trace = ask_by(policy, WEB, DB, "22");
+    assert_eq!(decides(&trace).step, "ingress");
+    let others: Vec<&str> = decides(&trace)
+        .other_ports
+        .iter()
+        .map(|r| &*r.rule)
+        .collect();
+    assert_eq!(others, ["spec.ingress[1]"]);
+    let other = "k8s:app=web,k8s:io.kubernetes.pod.namespace=other";
+    assert!(!ask_by(policy, other, DB, "5432").allowed);
+}

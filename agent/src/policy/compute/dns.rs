@@ -17,25 +17,25 @@ use crate::{
     },
 };
 
-/// Where queries are judged.
-type Place = (u16, Transport);
+/// Port and transport at which queries are judged.
+type DnsPort = (u16, Transport);
 
 /// Renders the DNS rules: by port, whom may be asked for what there.
-pub fn dns_rules(policy: &EndpointPolicy, selectors: &SelectorCache) -> EndpointRules {
+pub(crate) fn dns_rules(policy: &EndpointPolicy, selectors: &SelectorCache) -> EndpointRules {
     let side = &policy.egress;
-    let ports = places(side, selectors).into_iter().map(|place| {
+    let ports = judged_ports(side, selectors).into_iter().map(|at| {
         let mut rules = Vec::new();
         for (rule, port, names) in dns_ports(side) {
             if let Some(names) = render_names(names) {
-                let meant = |server: Option<&LabelSet>| is_at(port, place, server);
+                let meant = |server: Option<&LabelSet>| is_at(port, at, server);
                 add_rules(&mut rules, rule, &names, selectors, meant);
             }
         }
         for rule in allows(side) {
-            let meant = |server: Option<&LabelSet>| is_plain(rule, place, server);
+            let meant = |server: Option<&LabelSet>| is_plain(rule, at, server);
             add_rules(&mut rules, rule, &NameRules::All, selectors, meant);
         }
-        let (port, transport) = place;
+        let (port, transport) = at;
         PortRules {
             port,
             transport,
@@ -48,7 +48,7 @@ pub fn dns_rules(policy: &EndpointPolicy, selectors: &SelectorCache) -> Endpoint
 }
 
 /// Ports that DNS rules are about; of a port by name, what it is at the servers there are.
-fn places(side: &Side, selectors: &SelectorCache) -> BTreeSet<Place> {
+fn judged_ports(side: &Side, selectors: &SelectorCache) -> BTreeSet<DnsPort> {
     let mut found = BTreeSet::new();
     for (rule, port, _) in dns_ports(side) {
         let mut add = |server: Option<&LabelSet>| {
@@ -81,14 +81,14 @@ fn allows(side: &Side) -> impl Iterator<Item = &PeerRule> {
     rules.filter(|rule| !rule.deny)
 }
 
-fn is_at(port: &PortRule, (number, transport): Place, server: Option<&LabelSet>) -> bool {
+fn is_at(port: &PortRule, (number, transport): DnsPort, server: Option<&LabelSet>) -> bool {
     port.covers(transport.number(), number, server)
 }
 
 /// Whether a rule allows DNS at this port of a server whatever the name.
-fn is_plain(rule: &PeerRule, place: Place, server: Option<&LabelSet>) -> bool {
+fn is_plain(rule: &PeerRule, at: DnsPort, server: Option<&LabelSet>) -> bool {
     let mut ports = rule.ports.iter();
-    rule.ports.is_empty() || ports.any(|port| port.dns.is_none() && is_at(port, place, server))
+    rule.ports.is_empty() || ports.any(|port| port.dns.is_none() && is_at(port, at, server))
 }
 
 /// Port rules with DNS names among the allows of a direction.
@@ -146,9 +146,9 @@ fn add_rules(
 
 /// Which rules have a say in DNS.
 #[derive(Debug, Default)]
-pub struct DnsScope {
+pub(crate) struct DnsScope {
     /// Ports at which queries are judged.
-    ports: BTreeSet<Place>,
+    ports: BTreeSet<DnsPort>,
     /// Selectors whose selections the DNS rules list.
     selectors: BTreeSet<SelectorId>,
     /// Whether the ports depend on who the servers are.
@@ -157,10 +157,10 @@ pub struct DnsScope {
 
 impl DnsScope {
     /// Of a policy whose selectors are registered.
-    pub fn of(policy: &EndpointPolicy, selectors: &SelectorCache) -> Self {
+    pub(crate) fn of(policy: &EndpointPolicy, selectors: &SelectorCache) -> Self {
         let side = &policy.egress;
         let mut scope = Self {
-            ports: places(side, selectors),
+            ports: judged_ports(side, selectors),
             selectors: BTreeSet::new(),
             by_name: dns_ports(side).any(|(_, port, _)| port.name().is_some()),
         };
@@ -171,21 +171,21 @@ impl DnsScope {
     }
 
     /// Whether a rule has a say.
-    pub fn is_in(&self, rule: &PeerRule) -> bool {
+    pub(crate) fn is_in(&self, rule: &PeerRule) -> bool {
         let names = || rule.ports.iter().any(|port| port.dns.is_some());
         // What a port name stands for depends on the servers.
         let named = || rule.ports.iter().any(|port| port.name().is_some());
         let mut ports = self.ports.iter();
-        !rule.deny && (names() || ports.any(|place| named() || is_plain(rule, *place, None)))
+        !rule.deny && (names() || ports.any(|at| named() || is_plain(rule, *at, None)))
     }
 
     /// Whether one of these selectors decides which servers are meant.
-    pub fn uses(&self, selectors: &[SelectorId]) -> bool {
+    pub(crate) fn uses(&self, selectors: &[SelectorId]) -> bool {
         selectors.iter().any(|id| self.selectors.contains(id))
     }
 
     /// Whether it is another one once the servers are others.
-    pub const fn is_by_name(&self) -> bool {
+    pub(crate) const fn is_by_name(&self) -> bool {
         self.by_name
     }
 }

@@ -7,12 +7,9 @@ use super::{
     field::{list, object, text},
 };
 use crate::{
-    labels::{CIDR_GROUP, K8S, NAMESPACE_KEY, RESERVED},
+    labels::{CIDR_GROUP, K8S, NAMESPACE_KEY, NAMESPACE_LABELS, RESERVED},
     selector::selector::{LabelSelector, Operator, Requirement},
 };
-
-/// Key prefix under which a pod carries the labels of its namespace.
-const NAMESPACE_LABELS: &str = "io.cilium.k8s.namespace.labels.";
 
 pub(super) fn subject(path: &str, value: &Value, scope: &Scope) -> Checked<LabelSelector> {
     let mut selector = labels(path, value)?;

@@ -1,4 +1,4 @@
-//! From a proxy that learned an answer to its being told "realised": the proxy's link, gRPC
+//! From a proxy that learned an answer to the result "realised": the proxy's link, gRPC
 //! over a unix socket, the core's thread, the kernel's maps and files, and back.
 
 use std::net::{IpAddr, Ipv4Addr};
@@ -33,13 +33,13 @@ use holdfast_agent::{
 use holdfast_e2e::eventually;
 use holdfast_e2e::policy::{dns_to, egress};
 use holdfast_e2e::shell;
-use holdfast_sdp::config::AgentAddress;
-use holdfast_sdp::link::Link;
+
 use holdfast_sdp::link::state::LinkState;
-use holdfast_sdp::mapping::sink::LinkSink;
 use holdfast_sdp::mapping::{MappingSink as _, Release};
 use holdfast_sdp::maps::PinnedMaps;
 use holdfast_sdp::ready::Readiness;
+use holdfast_sdp::sink::LinkSink;
+use holdfast_sdp::{config::AgentAddress, link::Link};
 use nix::net::if_::if_nametoindex;
 use nix::sched::{CloneFlags, unshare};
 use tokio::runtime::Runtime;
@@ -51,7 +51,7 @@ use crate::selectors::{changing, documents};
 use holdfast_e2e::in_memory::{DNS, document, web};
 
 /// Longest wait for anything.
-const PATIENCE: Duration = Duration::from_secs(120);
+const RESULT_TIMEOUT: Duration = Duration::from_secs(120);
 /// Changes of policy under which answers are measured, at least.
 const CHANGES: usize = 50;
 
@@ -107,19 +107,23 @@ fn measure(endpoints: usize, rules: usize, samples: usize) -> Result<Vec<Figure>
     let specs = specs(endpoints)?;
     let started = Instant::now();
     runtime.block_on(list(&core, policies, specs.clone()))?;
-    let places = runtime.block_on(core.places())?;
+    let locations = runtime.block_on(core.locations())?;
     let attached = started.elapsed();
-    ensure!(places.len() == endpoints, "{} endpoints", places.len());
+    ensure!(
+        locations.len() == endpoints,
+        "{} endpoints",
+        locations.len()
+    );
     let socket = directory.path().join("run/sdp.sock");
     let sink = link(&pins.0, socket, &runtime, &stop, &tasks);
-    let instances = places.iter().map(|place| EndpointInstance {
-        id: place.id,
-        client: place
+    let instances = locations.iter().map(|location| EndpointInstance {
+        id: location.id,
+        client: location
             .addresses
             .first()
             .copied()
             .unwrap_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED)),
-        ifindex: place.ifindex,
+        ifindex: location.ifindex,
     });
     let endpoints = instances.collect();
     let mut bench = Bench {
@@ -129,7 +133,7 @@ fn measure(endpoints: usize, rules: usize, samples: usize) -> Result<Vec<Figure>
         endpoints,
         next: 0,
     };
-    eventually("the link is up", PATIENCE, || {
+    eventually("the link is up", RESULT_TIMEOUT, || {
         ensure!(bench.sink.rules_revision().is_some(), "no rules");
         let views = proxies.views();
         ensure!(views.iter().any(|p| p.kind == "mappings"), "{views:?}");
@@ -214,7 +218,7 @@ impl Bench {
             transport: Transport::Udp,
             replayed: false,
         };
-        let (sender, told) = mpsc::channel();
+        let (sender, results) = mpsc::channel();
         let start = Instant::now();
         let release = self.sink.learn(
             mapping,
@@ -223,7 +227,9 @@ impl Bench {
             }),
         );
         ensure!(release == Release::Held, "{name}: {release:?}");
-        let (realised, at) = told.recv_timeout(PATIENCE).context("no result came")?;
+        let (realised, at) = results
+            .recv_timeout(RESULT_TIMEOUT)
+            .context("no result came")?;
         ensure!(realised == Realised::Yes, "{name}: {realised:?}");
         Ok(at - start)
     }
@@ -233,7 +239,7 @@ impl Bench {
 async fn change(core: &CoreHandle, go_on: &AtomicBool, done: &AtomicUsize) -> Result<()> {
     while go_on.load(Ordering::Relaxed) {
         let document = changing(0, done.load(Ordering::Relaxed))?;
-        core.tell(Event::Policies(SourceEvent::Apply(document)))
+        core.send(Event::Policies(SourceEvent::Apply(document)))
             .await?;
         core.summary().await?;
         done.fetch_add(1, Ordering::Relaxed);
@@ -263,11 +269,11 @@ fn agent(
         sdp_group: 0,
     };
     let channel = runner::channel();
-    let told = channel.0.clone();
-    let told = move |result| {
-        let _gone = told.tell_blocking(Event::NamesKept(result));
+    let handle = channel.0.clone();
+    let send = move |result| {
+        let _gone = handle.send_blocking(Event::NamesKept(result));
     };
-    let files = LaterFiles::start(files, told)?;
+    let files = LaterFiles::start(files, send)?;
     let datapath = KernelDatapath::prepare(&kernel, Box::new(files))?;
     let config = CoreConfig {
         boot_id: epoch.boot_id.clone(),
@@ -312,7 +318,7 @@ fn link(
     stop: &CancellationToken,
     tasks: &TaskTracker,
 ) -> Arc<LinkSink> {
-    let sink = Arc::new(LinkSink::new(0, PATIENCE));
+    let sink = Arc::new(LinkSink::new(0, RESULT_TIMEOUT));
     let link = Link {
         addresses: vec![AgentAddress::Unix(socket)],
         instance: "bench".into(),
@@ -333,22 +339,22 @@ async fn list(
     policies: Vec<PolicyDocument>,
     endpoints: Vec<EndpointSpec>,
 ) -> Result<()> {
-    core.tell(Event::Policies(SourceEvent::Init)).await?;
+    core.send(Event::Policies(SourceEvent::Init)).await?;
     for document in policies {
-        core.tell(Event::Policies(SourceEvent::Apply(document)))
+        core.send(Event::Policies(SourceEvent::Apply(document)))
             .await?;
     }
-    core.tell(Event::Policies(SourceEvent::InitDone)).await?;
-    core.tell(Event::Endpoints(SourceEvent::Init)).await?;
+    core.send(Event::Policies(SourceEvent::InitDone)).await?;
+    core.send(Event::Endpoints(SourceEvent::Init)).await?;
     for spec in endpoints {
-        core.tell(Event::Endpoints(SourceEvent::Apply(spec)))
+        core.send(Event::Endpoints(SourceEvent::Apply(spec)))
             .await?;
     }
-    core.tell(Event::Endpoints(SourceEvent::InitDone)).await?;
+    core.send(Event::Endpoints(SourceEvent::InitDone)).await?;
     // Asked behind them all; a large start may take longer than readers wait.
     let begun = Instant::now();
     while core.summary().await.is_err() {
-        ensure!(begun.elapsed() < PATIENCE, "the core is still at it");
+        ensure!(begun.elapsed() < RESULT_TIMEOUT, "the core is still at it");
     }
     Ok(())
 }

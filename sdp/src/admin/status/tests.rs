@@ -9,7 +9,7 @@ use super::*;
 use crate::{
     journal::JournalStatus,
     link::state::{Connection, RulesOrigin, Service},
-    listener::SteeringStatus,
+    steering::SteeringStatus,
 };
 
 fn counted(all: &[(&str, u64)]) -> Vec<Counted> {

@@ -299,7 +299,7 @@ fn ttl_left(mapping: &Mapping, now: BootTime) -> u32 {
 mod tests {
     use super::*;
     use crate::{
-        mapping::kept::tests::mapping,
+        mapping::pairs::tests::mapping,
         maps::PinnedMaps,
         query_report::Content,
         resolve::{QueryClient, Resolver},

@@ -18,9 +18,9 @@ use tonic::{Code, Status};
 use super::{Client, broken, convert};
 use crate::{
     link::{Link, SessionError, native::Never},
-    mapping::sink::{Outcome, Outgoing, Promise, Room},
     query_report::{ALLOW_EVERY, QueryReports},
     resolve::{QueryClient, Resolver},
+    sink::{Grant, MappingResult, Outgoing, Promise, Room},
 };
 
 const UPDATE: &str = "UpdateMappingRequest";
@@ -49,9 +49,9 @@ enum CallKind {
     Report,
 }
 
-/// What came back; `None`: nothing in time.
-type Came = Option<Result<wire::ResponseCode, Status>>;
-type Call = Pin<Box<dyn Future<Output = Came> + Send>>;
+/// The response to a call; `None` if none came in time.
+type CallResult = Option<Result<wire::ResponseCode, Status>>;
+type Call = Pin<Box<dyn Future<Output = CallResult> + Send>>;
 
 /// Sends until the session is over.
 pub(super) async fn send(link: &Link, client: Client) -> Result<Never, SessionError> {
@@ -83,7 +83,7 @@ pub(super) async fn send(link: &Link, client: Client) -> Result<Never, SessionEr
                     done.map_err(|error| SessionError::Protocol(error.to_string()))?;
                 sender.done(kind, came)?;
             }
-            _ = beat.tick(), if waits => link.sink.heard_all(BootTime::now()),
+            _ = beat.tick(), if waits => link.sink.read_all(BootTime::now()),
             () = link.sink.has_work() => {}
             // Cancelled by the other branches without loss: `open` sends what was gathered.
             () = gather_reports(&link.reports) => {}
@@ -99,7 +99,7 @@ async fn gather_reports(reports: &QueryReports) {
 struct Sender<'l> {
     link: &'l Link,
     client: Client,
-    calls: JoinSet<(CallKind, Came)>,
+    calls: JoinSet<(CallKind, CallResult)>,
     live: usize,
     replays: usize,
     reports: usize,
@@ -198,7 +198,7 @@ impl Sender<'_> {
         })
     }
 
-    fn done(&mut self, kind: CallKind, came: Came) -> Result<(), SessionError> {
+    fn done(&mut self, kind: CallKind, came: CallResult) -> Result<(), SessionError> {
         let sequence = match kind {
             CallKind::Live(sequence) => {
                 self.live -= 1;
@@ -217,33 +217,31 @@ impl Sender<'_> {
             }
         };
         match came {
-            Some(came) => self.link.sink.results(vec![outcome(sequence, came)?]),
+            Some(came) => self.link.sink.results(vec![result(sequence, came)?]),
             None => self.link.sink.no_result(sequence),
         }
         Ok(())
     }
 }
 
-/// What became of a mapping; an error ends the session.
-fn outcome(
+/// The result of a mapping; an error ends the session.
+fn result(
     sequence: u64,
     came: Result<wire::ResponseCode, Status>,
-) -> Result<Outcome, SessionError> {
-    let refusal = match came {
-        Ok(wire::ResponseCode::NoError) => None,
-        Ok(wire::ResponseCode::ErrorEndpointNotFound) => Some(Refusal::EndpointUnknown),
-        Ok(_) => Some(Refusal::NotRealised),
-        Err(status) => Some(refusal(status)?),
-    };
-    Ok(Outcome {
-        sequence,
-        realised: refusal.is_none(),
-        // It keeps what it took in files of its own.
-        durable: refusal.is_none(),
+) -> Result<MappingResult, SessionError> {
+    let grant = Grant {
+        // The agent keeps realised mappings in files of its own.
+        durable: true,
         promise: Promise::ForItsTtl,
         revision: 0,
-        refusal: refusal.unwrap_or(Refusal::NotRealised),
-    })
+    };
+    let result = match came {
+        Ok(wire::ResponseCode::NoError) => Ok(grant),
+        Ok(wire::ResponseCode::ErrorEndpointNotFound) => Err(Refusal::EndpointUnknown),
+        Ok(_) => Err(Refusal::NotRealised),
+        Err(status) => Err(refusal(status)?),
+    };
+    Ok(MappingResult { sequence, result })
 }
 
 /// What an error says: that the connection is of no use, that the agent has

@@ -8,7 +8,7 @@ use std::{
 use daemon::quota::Seat;
 use foldhash::quality::RandomState;
 
-use super::results::Awaited;
+use super::results::PendingResult;
 use crate::{
     query::pending::{HeldAnswer, PendingQuery},
     wire::{answer, transfer::Transfer},
@@ -44,10 +44,10 @@ impl Flight {
     }
 }
 
-/// An answer that waits for the agent.
-pub(super) struct Held {
+/// A held answer with the agent's result that it waits for.
+pub(super) struct AwaitedAnswer {
     /// The agent's result.
-    pub(super) result: Awaited,
+    pub(super) result: PendingResult,
     pub(super) answer: HeldAnswer,
 }
 
@@ -55,7 +55,7 @@ pub(super) struct Held {
 #[derive(Default)]
 pub(super) struct Waiting {
     flights: HashMap<u16, Flight, RandomState>,
-    held: HashMap<u64, Held, RandomState>,
+    held: HashMap<u64, AwaitedAnswer, RandomState>,
     asked_bytes: usize,
     held_bytes: usize,
 }
@@ -112,19 +112,22 @@ impl Waiting {
         removed
     }
 
-    pub(super) fn add_held(&mut self, held: Held) {
+    pub(super) fn add_held(&mut self, held: AwaitedAnswer) {
         self.held_bytes += held.answer.message.len();
         self.held.insert(held.result.key(), held);
     }
 
-    pub(super) fn remove_held(&mut self, key: u64) -> Option<Held> {
+    pub(super) fn remove_held(&mut self, key: u64) -> Option<AwaitedAnswer> {
         let held = self.held.remove(&key)?;
         self.held_bytes -= held.answer.message.len();
         Some(held)
     }
 
     /// Removes the held answers that `over` accepts.
-    pub(super) fn remove_all_held(&mut self, over: impl Fn(&Held) -> bool) -> Vec<Held> {
+    pub(super) fn remove_all_held(
+        &mut self,
+        over: impl Fn(&AwaitedAnswer) -> bool,
+    ) -> Vec<AwaitedAnswer> {
         let removed = self.held.extract_if(|_, held| over(held));
         let removed: Vec<_> = removed.map(|(_, held)| held).collect();
         self.held_bytes -= removed

@@ -8,12 +8,13 @@ use nix::sys::epoll::{EpollEvent, EpollFlags};
 use super::{BATCH, ROUNDS, Worker, listener_for};
 use crate::{
     arena::Key,
-    proxy::{Fate, stats::AnswerResult},
+    proxy::AnswerDecision,
     query::{
         observe::Failure,
         pending::{HeldAnswer, Joined, PendingQuery},
     },
     socket::sys::RecvBatch,
+    stats::AnswerResult,
     upstream::udp::Flight,
     wire::set_id,
 };
@@ -77,7 +78,7 @@ impl Worker {
     fn answer(&mut self, at: usize, mut query: PendingQuery<Vec<u8>>, now: BootTime) -> bool {
         let observer = self.proxy.observer();
         observer.answered(&query, self.now);
-        set_id(self.answers.bytes_mut(at), query.kept.id);
+        set_id(self.answers.bytes_mut(at), query.header.id);
         // Read before the sink decides, so that a change in the meantime counts.
         let version = self.proxy.sink().leases_version();
         let message = self.answers.bytes(at);
@@ -125,8 +126,8 @@ impl Worker {
             }
             bytes
         };
-        let result = match (answered.fate, place) {
-            (Fate::Hold, Some(key)) => {
+        let result = match (answered.decision, place) {
+            (AnswerDecision::Hold, Some(key)) => {
                 let upstream = &mut self.upstream;
                 let answer = HeldAnswer {
                     query: query.map_question(|question| upstream.recycle(question)),
@@ -137,25 +138,25 @@ impl Worker {
                 self.proxy.observer().held();
                 return None;
             }
-            (Fate::Malformed, _) => {
+            (AnswerDecision::Malformed, _) => {
                 self.fail(&mut query, Failure::Malformed);
                 self.upstream.recycle(query.question);
                 return None;
             }
-            (Fate::Release(result), place) => {
+            (AnswerDecision::Release(result), place) => {
                 if let Some(key) = place {
                     self.releases.held().take(key);
                 }
                 result
             }
-            (Fate::Hold, None) => AnswerResult::HeldFull,
+            (AnswerDecision::Hold, None) => AnswerResult::HeldFull,
         };
         let observer = self.proxy.observer();
         observer.released(&mut query, message, result, self.now);
         let server = query.from.server;
-        for Joined { client, kept, .. } in &query.joined {
+        for Joined { client, header, .. } in &query.joined {
             self.own = copy(&self.answers);
-            set_id(&mut self.own, kept.id);
+            set_id(&mut self.own, header.id);
             self.send_own(server, *client);
         }
         let client = query.from.client;

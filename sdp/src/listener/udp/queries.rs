@@ -7,16 +7,14 @@ use dns_policy::rule::Transport;
 use super::{BATCH, Listener, Next, ROUNDS, Worker, count_unsent, listener_for};
 use crate::{
     listener::{SocketOptions, delayed::DelayedQuery, send_all::send_all},
-    proxy::{
-        Outcome, Patience,
-        stats::{Protocol, QueryResult},
-    },
+    proxy::{QueryDecision, RulesWait},
     query::{
         observe::Failure,
         pending::{Arrival, PendingQuery},
     },
     socket::sys::Datagram,
-    upstream::udp::{Place, PlaceError, Placed},
+    stats::{Protocol, QueryResult},
+    upstream::udp::{FlightRef, RegisterError, Registration},
     wire::set_id,
 };
 
@@ -42,26 +40,26 @@ impl Worker {
             self.count_overflow(listener);
             self.lookups.clear();
             self.upstream.next_batch(self.in_flight.udp_limit());
-            let mut placed = std::mem::take(&mut self.placed);
-            placed.extend((0..received).filter_map(|at| Some((self.query(at)?, at))));
+            let mut registered = std::mem::take(&mut self.registered);
+            registered.extend((0..received).filter_map(|at| Some((self.query(at)?, at))));
             // Those of one size go out as one message.
             let queries = &self.queries;
-            placed.sort_unstable_by_key(|(placed, at)| {
-                (placed.socket, queries.bytes(*at).len(), *at)
+            registered.sort_unstable_by_key(|(registered, at)| {
+                (registered.socket, queries.bytes(*at).len(), *at)
             });
-            for group in placed.chunk_by(|(a, _), (b, _)| a.socket == b.socket) {
+            for group in registered.chunk_by(|(a, _), (b, _)| a.socket == b.socket) {
                 self.forward(group);
             }
-            placed.clear();
-            self.placed = placed;
+            registered.clear();
+            self.registered = registered;
             if received < BATCH {
                 return;
             }
         }
     }
 
-    /// Judges one query. Returns its place if it is to be sent on as it lies in the batch.
-    fn query(&mut self, at: usize) -> Option<Placed> {
+    /// Judges one query. Returns its flight if it is to be sent on as it lies in the batch.
+    fn query(&mut self, at: usize) -> Option<FlightRef> {
         let stats = self.proxy.stats();
         stats.transports.inc(Protocol::Udp);
         let server = match self.options {
@@ -79,12 +77,12 @@ impl Worker {
             at: self.now,
         };
         let message = self.queries.bytes(at);
-        let batch = (&mut self.lookups, Patience::Waits);
+        let batch = (&mut self.lookups, RulesWait::Allowed);
         match self
             .proxy
             .query_of_batch(message, &arrival, batch, &mut self.own)
         {
-            Outcome::AwaitRules(endpoint) => {
+            QueryDecision::AwaitRules(endpoint) => {
                 if !self
                     .delayed
                     .await_rules(endpoint, message, &arrival, self.now)
@@ -94,22 +92,22 @@ impl Worker {
                 }
                 None
             }
-            Outcome::Ignore => None,
-            Outcome::Reply => {
+            QueryDecision::Ignore => None,
+            QueryDecision::Reply => {
                 self.send_own(server, client);
                 None
             }
-            Outcome::Forward(mut query) => {
-                let placed = self
+            QueryDecision::Forward(mut query) => {
+                let registered = self
                     .upstream
-                    .place(&mut query, message, self.now, &self.epoll);
-                let placed = match placed {
-                    Ok(Place::New(placed)) => placed,
-                    Ok(Place::Joined) => {
+                    .register(&mut query, message, self.now, &self.epoll);
+                let registered = match registered {
+                    Ok(Registration::New(registered)) => registered,
+                    Ok(Registration::Joined) => {
                         self.proxy.observer().joined();
                         return None;
                     }
-                    Err(PlaceError::Full)
+                    Err(RegisterError::Full)
                         if self.delayed.has_room(query.holder(), message.len()) =>
                     {
                         self.delayed.add(query, message, self.now);
@@ -126,12 +124,12 @@ impl Worker {
                     self.own.clear();
                     self.own.extend_from_slice(message);
                     edns.strip_keepalive(&mut self.own);
-                    set_id(&mut self.own, placed.id);
-                    self.forward_own(placed);
+                    set_id(&mut self.own, registered.id);
+                    self.forward_own(registered);
                     return None;
                 }
-                set_id(self.queries.bytes_mut(at), placed.id);
-                Some(placed)
+                set_id(self.queries.bytes_mut(at), registered.id);
+                Some(registered)
             }
         }
     }
@@ -139,10 +137,10 @@ impl Worker {
     /// Judges a query that waits no longer for the rules of its endpoint.
     fn judge_at_last(&mut self, message: &[u8], arrival: &Arrival) {
         let proxy = Arc::clone(&self.proxy);
-        match proxy.query(message, arrival, Patience::Over, &mut self.own) {
-            Outcome::Ignore | Outcome::AwaitRules(_) => {}
-            Outcome::Reply => self.send_own(arrival.server, arrival.client),
-            Outcome::Forward(query) => {
+        match proxy.query(message, arrival, RulesWait::Over, &mut self.own) {
+            QueryDecision::Ignore | QueryDecision::AwaitRules(_) => {}
+            QueryDecision::Reply => self.send_own(arrival.server, arrival.client),
+            QueryDecision::Forward(query) => {
                 let Some(mut query) = self.forward_delayed(query, message) else {
                     return;
                 };
@@ -174,14 +172,14 @@ impl Worker {
         let mut without_socket = Vec::new();
         for _ in 0..RETRIES {
             let (upstream, now) = (&self.upstream, self.now);
-            let has_place =
-                |holder| !without_socket.contains(&holder) && upstream.has_place(holder);
+            let has_share =
+                |holder| !without_socket.contains(&holder) && upstream.has_share(holder);
             let has_rules = |endpoint| self.proxy.has_rules(endpoint);
-            let Some(next) = self.delayed.next(now, has_place, has_rules) else {
+            let Some(next) = self.delayed.next(now, has_share, has_rules) else {
                 return;
             };
             match next {
-                Next::Place(query) => {
+                Next::Forward(query) => {
                     let (holder, until) = (query.holder(), query.until());
                     let back = query.act(|query, message| {
                         let left = self.forward_delayed(query, message)?;
@@ -211,24 +209,24 @@ impl Worker {
     ) -> Option<PendingQuery<&'q [u8]>> {
         match self
             .upstream
-            .place(&mut query, message, self.now, &self.epoll)
+            .register(&mut query, message, self.now, &self.epoll)
         {
-            Ok(Place::New(placed)) => {
+            Ok(Registration::New(registered)) => {
                 self.proxy.observer().forwarded();
                 self.own.clear();
                 self.own.extend_from_slice(message);
                 if let Some(edns) = &query.hop_by_hop {
                     edns.strip_keepalive(&mut self.own);
                 }
-                set_id(&mut self.own, placed.id);
-                self.forward_own(placed);
+                set_id(&mut self.own, registered.id);
+                self.forward_own(registered);
                 None
             }
-            Ok(Place::Joined) => {
+            Ok(Registration::Joined) => {
                 self.proxy.observer().joined();
                 None
             }
-            Err(PlaceError::Full) => Some(query),
+            Err(RegisterError::Full) => Some(query),
             Err(error) => {
                 self.fail(&mut query, failure_of(&error));
                 None
@@ -237,7 +235,7 @@ impl Worker {
     }
 
     /// Sends a group of queries that share a socket.
-    fn forward(&mut self, group: &[(Placed, usize)]) {
+    fn forward(&mut self, group: &[(FlightRef, usize)]) {
         let Some(socket) = group.first().and_then(|(p, _)| self.upstream.fd(p.socket)) else {
             return;
         };
@@ -253,29 +251,29 @@ impl Worker {
             }
         });
         if failures > 0 {
-            for ((placed, _), _) in group.iter().zip(failed).filter(|(_, failed)| *failed) {
-                self.give_up(*placed);
+            for ((registered, _), _) in group.iter().zip(failed).filter(|(_, failed)| *failed) {
+                self.give_up(*registered);
             }
         }
     }
 
     /// Sends the query in `own`.
-    fn forward_own(&mut self, placed: Placed) {
+    fn forward_own(&mut self, registered: FlightRef) {
         let datagram = Datagram {
             bytes: &self.own,
             to: None,
             source: None,
         };
-        let socket = self.upstream.fd(placed.socket);
+        let socket = self.upstream.fd(registered.socket);
         let one = std::iter::once(datagram);
         if socket.is_some_and(|socket| send_all(&mut self.send, socket, one, |_| {}) > 0) {
-            self.give_up(placed);
+            self.give_up(registered);
         }
     }
 
     /// Answers SERVFAIL to a query that could not be sent.
-    fn give_up(&mut self, placed: Placed) {
-        if let Some(mut flight) = self.upstream.remove(placed.flight) {
+    fn give_up(&mut self, registered: FlightRef) {
+        if let Some(mut flight) = self.upstream.remove(registered.flight) {
             self.fail(&mut flight.query, Failure::NotSent);
             self.upstream.recycle(flight.query.question);
         }
@@ -293,11 +291,11 @@ impl Worker {
     }
 }
 
-/// The failure of a query that was not placed.
-fn failure_of(error: &PlaceError) -> Failure {
+/// The failure of a query that was not registered.
+fn failure_of(error: &RegisterError) -> Failure {
     match error {
-        PlaceError::Full => Failure::Overload,
-        PlaceError::Socket(error) => {
+        RegisterError::Full => Failure::Overload,
+        RegisterError::Socket(error) => {
             tracing::debug!(%error, "no upstream socket");
             Failure::NotSent
         }

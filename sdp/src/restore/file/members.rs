@@ -29,8 +29,8 @@ pub(super) enum MembersError {
     Syntax(usize),
 }
 
-/// Where a value lies; [`Members::bytes`] gives it.
-pub(super) type Place = Range<usize>;
+/// The bytes of a key or value; [`Members::bytes`] returns them.
+pub(super) type ByteRange = Range<usize>;
 
 impl<R: Read> Members<R> {
     pub(super) fn new(reader: R) -> Self {
@@ -43,12 +43,12 @@ impl<R: Read> Members<R> {
     }
 
     /// The bytes of a key or value.
-    pub(super) fn bytes(&self, place: Place) -> &[u8] {
+    pub(super) fn bytes(&self, place: ByteRange) -> &[u8] {
         self.bytes.get(place).unwrap_or_default()
     }
 
     /// The next key, with its quotes; `None` at the object's end.
-    pub(super) fn key(&mut self) -> Result<Option<Place>, MembersError> {
+    pub(super) fn key(&mut self) -> Result<Option<ByteRange>, MembersError> {
         let first = self.at == 0;
         match (self.token()?, first) {
             (b'{', true) | (b',', false) => {}
@@ -69,7 +69,7 @@ impl<R: Read> Members<R> {
     }
 
     /// The value of the key that was read last.
-    pub(super) fn value(&mut self) -> Result<Place, MembersError> {
+    pub(super) fn value(&mut self) -> Result<ByteRange, MembersError> {
         if self.token()? != b':' {
             return Err(MembersError::Syntax(self.at));
         }

@@ -17,7 +17,7 @@ use foldhash::quality::RandomState;
 use nix::sys::epoll::Epoll;
 
 use super::{
-    PlaceError, UdpUpstream,
+    RegisterError, UdpUpstream,
     sockets::{MAX_TRANSPARENT, ServerKey, UpSocket},
 };
 use crate::{
@@ -135,8 +135,8 @@ impl UdpUpstream {
         opener: Holder,
         now: Instant,
         epoll: &Epoll,
-    ) -> Result<Key, PlaceError> {
-        let flow = flow_of(&wanted).ok_or(PlaceError::Full)?;
+    ) -> Result<Key, RegisterError> {
+        let flow = flow_of(&wanted).ok_or(RegisterError::Full)?;
         if let Some(key) = self.flows.sockets.get(&flow).copied() {
             let socket = self.sockets.get(key);
             let same = socket.is_some_and(|s| s.server == wanted && s.opener == opener);
@@ -145,13 +145,13 @@ impl UdpUpstream {
                 (true, true) => return Ok(key),
                 (true, false) if self.flows.waiting.allows(opener, 1) => return Ok(key),
                 // The client's identity changed. Answers for the old one are still to come.
-                (false, true) => return Err(PlaceError::Full),
-                (true, false) => return Err(PlaceError::Full),
+                (false, true) => return Err(RegisterError::Full),
+                (true, false) => return Err(RegisterError::Full),
                 (false, false) => self.close(key),
             }
         }
         if !self.flows.waiting.allows(opener, 1) {
-            return Err(PlaceError::Full);
+            return Err(RegisterError::Full);
         }
         if self.flows.sockets.len() >= MAX_TRANSPARENT
             && let Some(oldest) = self.flows.oldest(&self.sockets)

@@ -12,8 +12,8 @@ use foldhash::quality::RandomState;
 use nix::sys::epoll::{Epoll, EpollEvent, EpollFlags};
 use shared_maps::IdentityId;
 
-use super::{PlaceError, UdpUpstream};
-use crate::{arena::Key, proxy::stats::Fallback, socket, transparent};
+use super::{RegisterError, UdpUpstream};
+use crate::{arena::Key, socket, stats::Fallback, transparent};
 
 /// Sockets per server and identity at most, with those that are opened while the others wait
 /// for [`ROOM`] answers each.
@@ -91,15 +91,15 @@ impl UdpUpstream {
         opener: Holder,
         now: Instant,
         epoll: &Epoll,
-    ) -> Result<Key, PlaceError> {
+    ) -> Result<Key, RegisterError> {
         let wanted = of(source);
         let found = match wanted.is_flow() {
             true => self.socket_of_flow(wanted, opener, now, epoll),
             false => self.socket_for(wanted, opener, now, epoll),
         };
         let reason = match found {
-            Err(PlaceError::Full) if source.is_some() => Fallback::TooManySockets,
-            Err(PlaceError::Socket(error)) if source.is_some() => Fallback::of(&error.source),
+            Err(RegisterError::Full) if source.is_some() => Fallback::TooManySockets,
+            Err(RegisterError::Socket(error)) if source.is_some() => Fallback::of(&error.source),
             found => return found,
         };
         self.fallbacks.inc(reason);
@@ -112,7 +112,7 @@ impl UdpUpstream {
         opener: Holder,
         now: Instant,
         epoll: &Epoll,
-    ) -> Result<Key, PlaceError> {
+    ) -> Result<Key, RegisterError> {
         let at = self.position(server);
         let old = self.at(server, at);
         if let Some(key) = old
@@ -124,7 +124,7 @@ impl UdpUpstream {
         }
         match self.open_at((server, opener), at, now, epoll) {
             // Better one that is old or waits for many answers than none.
-            Err(PlaceError::Full) => self.any_to(server).ok_or(PlaceError::Full),
+            Err(RegisterError::Full) => self.any_to(server).ok_or(RegisterError::Full),
             opened => {
                 if let (Ok(_), Some(old)) = (&opened, old) {
                     self.retire(old);
@@ -162,7 +162,7 @@ impl UdpUpstream {
         at: usize,
         now: Instant,
         epoll: &Epoll,
-    ) -> Result<Key, PlaceError> {
+    ) -> Result<Key, RegisterError> {
         self.make_room(server.source.is_some(), opener)?;
         let fd = self.open(server)?;
         let key = self.watch(fd, (server, opener), now, epoll)?;
@@ -239,7 +239,7 @@ impl UdpUpstream {
 
     /// Whether `opener` may open one more. If there are as many as may be, the one that was
     /// idle for longest is closed.
-    fn make_room(&mut self, transparent: bool, opener: Holder) -> Result<(), PlaceError> {
+    fn make_room(&mut self, transparent: bool, opener: Holder) -> Result<(), RegisterError> {
         let most = if transparent {
             MAX_TRANSPARENT
         } else {
@@ -260,7 +260,7 @@ impl UdpUpstream {
             }
         }
         if own >= most.saturating_sub(waiting) {
-            return Err(PlaceError::Full);
+            return Err(RegisterError::Full);
         }
         if all >= most
             && let Some((_, key)) = idle

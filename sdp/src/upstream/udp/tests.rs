@@ -24,7 +24,7 @@ impl Worker {
     }
 
     /// Endpoint `id` asks a server by its number, something new; nothing is sent.
-    fn ask(&mut self, id: u16, server: u16) -> Result<Place, PlaceError> {
+    fn ask(&mut self, id: u16, server: u16) -> Result<Registration, RegisterError> {
         self.asked += 1;
         let [high, low] = self.asked.to_be_bytes();
         let message = [&[0; HEADER_LEN][..], &[2, high, low, 0, 0, 1, 0, 1]].concat();
@@ -32,14 +32,14 @@ impl Worker {
         let mut query = PendingQuery::of_endpoint(id, question, self.now);
         query.from.server.set_port(server);
         self.upstream
-            .place(&mut query, &message, self.now, &self.epoll)
+            .register(&mut query, &message, self.now, &self.epoll)
     }
 
     /// Endpoint `id` asks silent servers from `first` on until it may not; how many.
     fn ask_all(&mut self, id: u16, first: u16) -> u16 {
         let refused = (first..first + 1000).find(|server| match self.ask(id, *server) {
             Ok(_) => false,
-            Err(PlaceError::Full) => true,
+            Err(RegisterError::Full) => true,
             Err(error) => panic!("{error}"),
         });
         refused.expect("there is a limit") - first
@@ -52,11 +52,11 @@ fn silent_servers_stop_who_asks_them_and_nobody_else() {
     let one = worker.ask_all(1, 2000);
     for id in 2..6 {
         for server in 0..4 {
-            let placed = worker.ask(id, 5000 + 10 * id + server);
-            assert!(placed.is_ok(), "endpoint {id}: {placed:?}");
+            let registered = worker.ask(id, 5000 + 10 * id + server);
+            assert!(registered.is_ok(), "endpoint {id}: {registered:?}");
         }
     }
-    assert!(matches!(worker.ask(1, 4000), Err(PlaceError::Full)));
+    assert!(matches!(worker.ask(1, 4000), Err(RegisterError::Full)));
     // Once nothing waits there is as much room as before, whatever sockets are open.
     worker.now += TIMEOUT;
     while worker.upstream.expired(worker.now).is_some() {}
@@ -68,9 +68,12 @@ fn where_no_socket_can_be_had_one_that_is_old_goes_on() {
     let mut worker = Worker::new();
     let last = 2000 + worker.ask_all(1, 2000) - 1;
     worker.now += TIMEOUT - Duration::from_secs(1);
-    assert!(matches!(worker.ask(1, 4000), Err(PlaceError::Full)));
-    let placed = worker.ask(1, last);
-    assert!(matches!(placed, Ok(Place::New(_))), "{placed:?}");
+    assert!(matches!(worker.ask(1, 4000), Err(RegisterError::Full)));
+    let registered = worker.ask(1, last);
+    assert!(
+        matches!(registered, Ok(Registration::New(_))),
+        "{registered:?}"
+    );
 }
 
 #[test]
@@ -81,15 +84,15 @@ fn the_query_that_comes_when_a_socket_is_worn_out_opens_none() {
         let mut used = Vec::new();
         for n in 0..queries {
             let before = worker.upstream.sockets.len();
-            let Ok(Place::New(placed)) = worker.ask(1, 53) else {
-                panic!("query {n} is not placed");
+            let Ok(Registration::New(registered)) = worker.ask(1, 53) else {
+                panic!("query {n} is not registered");
             };
             assert!(
                 n == 0 || worker.upstream.sockets.len() == before,
                 "query {n}"
             );
-            used.push(placed.socket);
-            worker.upstream.remove(placed.flight);
+            used.push(registered.socket);
+            worker.upstream.remove(registered.flight);
             worker.upstream.renew(worker.now, &worker.epoll);
             assert_eq!(worker.upstream.sockets.len(), 1, "the old one is closed");
             worker.now += pause;

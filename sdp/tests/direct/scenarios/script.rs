@@ -4,7 +4,7 @@ use std::net::IpAddr;
 
 use holdfast_sdp::{
     mapping::Release,
-    proxy::stats::{AnswerResult, Label as _, QueryResult},
+    stats::{AnswerResult, Label as _, QueryResult},
 };
 
 use super::message::{self, Opt, Record};
@@ -77,7 +77,7 @@ pub(crate) struct Ask {
 /// What the server does with the query of a label.
 #[derive(Debug)]
 pub(crate) enum Deed {
-    Hears,
+    Receives,
     Answers(Box<Answer>),
     Sends(Vec<Piece>),
     Closes,
@@ -238,7 +238,7 @@ fn step(mut words: Words<'_>) -> Result<Step, String> {
                 return Ok(Step::Port { open });
             }
             let deed = match word {
-                "hears" => Deed::Hears,
+                "hears" => Deed::Receives,
                 "closes" => Deed::Closes,
                 "answers" => Deed::Answers(Box::new(answer(&mut words)?)),
                 "sends" => Deed::Sends(pieces(&mut words)?),

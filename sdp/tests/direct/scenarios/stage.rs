@@ -8,7 +8,7 @@ use std::{
 };
 
 use super::{message, script::Ask};
-use crate::bench::{Bench, Options, PATIENCE};
+use crate::bench::{Bench, Options, TEST_TIMEOUT};
 
 /// Pause between two looks at the server's sockets.
 const TICK: Duration = Duration::from_millis(1);
@@ -18,7 +18,7 @@ pub(super) struct Stage {
     clients: HashMap<String, Client>,
     connections: Vec<Connection>,
     /// What the server got and no line has heard yet.
-    unheard: Vec<Heard>,
+    unclaimed: Vec<Received>,
 }
 
 struct Client {
@@ -34,7 +34,7 @@ struct Connection {
 
 /// A query at the server.
 #[derive(Clone, Debug)]
-pub(super) struct Heard {
+pub(super) struct Received {
     pub(super) bytes: Vec<u8>,
     pub(super) from: From,
 }
@@ -62,7 +62,7 @@ impl Stage {
             bench,
             clients: HashMap::new(),
             connections: Vec::new(),
-            unheard: Vec::new(),
+            unclaimed: Vec::new(),
         }
     }
 
@@ -133,15 +133,15 @@ impl Stage {
     }
 
     /// Waits until the server got `body`, which is a query without its id.
-    pub(super) fn hear(&mut self, body: &[u8]) -> Result<Heard, String> {
-        let found = polling::eventually("the query as it was sent", PATIENCE, || {
+    pub(super) fn receive_query(&mut self, body: &[u8]) -> Result<Received, String> {
+        let found = polling::eventually("the query as it was sent", TEST_TIMEOUT, || {
             self.poll()?;
-            let mut all = self.unheard.iter();
-            all.position(|heard| heard.bytes.get(2..) == Some(body))
+            let mut all = self.unclaimed.iter();
+            all.position(|received| received.bytes.get(2..) == Some(body))
                 .ok_or_else(|| self.told_unheard())
         });
         let at = found.map_err(|late| format!("at the server: {late}"))?;
-        Ok(self.unheard.remove(at))
+        Ok(self.unclaimed.remove(at))
     }
 
     /// Takes all that has come to the server.
@@ -150,7 +150,7 @@ impl Stage {
         while let Ok((length, from)) = self.bench.server.recv_from(&mut bytes) {
             let bytes = bytes[..length].to_vec();
             let from = From::Udp(from);
-            self.unheard.push(Heard { bytes, from });
+            self.unclaimed.push(Received { bytes, from });
         }
         while let Ok((stream, _)) = self.bench.tcp_server.accept() {
             stream.set_nodelay(true).map_err(said("accepting"))?;
@@ -169,7 +169,7 @@ impl Stage {
                 let bytes = message.to_vec();
                 connection.buffer.drain(..2 + bytes.len());
                 let from = From::Tcp(number);
-                self.unheard.push(Heard { bytes, from });
+                self.unclaimed.push(Received { bytes, from });
             }
         }
         Ok(())
@@ -236,7 +236,7 @@ impl Stage {
     /// Nothing may be left that no line spoke of.
     pub(super) fn end(mut self) -> Result<(), String> {
         self.poll()?;
-        if !self.unheard.is_empty() {
+        if !self.unclaimed.is_empty() {
             return Err(format!(
                 "at the end the server had got {}",
                 self.told_unheard()
@@ -259,7 +259,7 @@ impl Stage {
     }
 
     fn told_unheard(&self) -> String {
-        let all: Vec<_> = self.unheard.iter().map(|h| told(&h.bytes)).collect();
+        let all: Vec<_> = self.unclaimed.iter().map(|h| hex(&h.bytes)).collect();
         if all.is_empty() {
             "nothing".to_owned()
         } else {
@@ -269,7 +269,7 @@ impl Stage {
 }
 
 /// Bytes for a person.
-pub(super) fn told(bytes: &[u8]) -> String {
+pub(super) fn hex(bytes: &[u8]) -> String {
     let digits: Vec<_> = bytes.iter().take(600).map(|b| format!("{b:02x}")).collect();
     let question = message::question(bytes).map_or(0, <[u8]>::len);
     let mut text = digits.join("");

@@ -10,15 +10,13 @@ use dns_policy::{
 };
 use holdfast_sdp::{
     journal::{Journal, ledger::Ledger},
-    mapping::{
-        Release,
-        sink::{LinkSink, Outcome, Outgoing, Promise},
-    },
+    mapping::Release,
+    sink::{self, LinkSink, Outgoing, Promise},
 };
 use parking_lot::Mutex;
 
 use super::LastWrite;
-use crate::core::event::{MappingOutcome, Revocation, StreamId};
+use crate::core::event::{MappingResult, Revocation, StreamId};
 
 /// Boot of the journal files.
 pub(super) const BOOT: &str = "00000000-0000-4000-8000-000000000001";
@@ -36,14 +34,14 @@ pub(super) enum Up {
 /// From the agent.
 #[derive(Debug)]
 pub(super) enum Down {
-    Outcome(MappingOutcome),
+    Result(MappingResult),
     Revoke(Revocation),
     Rules(Epoch, u64),
     Closed,
 }
 
 /// An answer's number, and what became of its mapping.
-type Told = Arc<Mutex<Vec<(usize, Realised)>>>;
+type Results = Arc<Mutex<Vec<(usize, Realised)>>>;
 
 #[derive(Debug)]
 pub(super) struct Proxy {
@@ -51,7 +49,7 @@ pub(super) struct Proxy {
     journal: Arc<Journal>,
     ledger: Ledger,
     file: Vec<u8>,
-    told: Told,
+    results: Results,
     pub(super) stream: Option<StreamId>,
     pub(super) up: VecDeque<Up>,
     pub(super) down: VecDeque<Down>,
@@ -67,7 +65,7 @@ impl Proxy {
             file: ledger.image(BOOT, now),
             journal,
             ledger,
-            told: Told::default(),
+            results: Results::default(),
             stream: None,
             up: VecDeque::new(),
             down: VecDeque::new(),
@@ -76,14 +74,14 @@ impl Proxy {
 
     /// Learns from answer number `answer`.
     pub(super) fn learn(&self, answer: usize, mapping: Mapping, now: BootTime) -> Release {
-        let told = Arc::clone(&self.told);
-        let done = Box::new(move |realised| told.lock().push((answer, realised)));
+        let results = Arc::clone(&self.results);
+        let done = Box::new(move |realised| results.lock().push((answer, realised)));
         self.sink.learn_at(mapping, done, now)
     }
 
     /// Held answers whose fate is known.
-    pub(super) fn told(&self) -> Vec<(usize, Realised)> {
-        std::mem::take(&mut self.told.lock())
+    pub(super) fn take_results(&self) -> Vec<(usize, Realised)> {
+        std::mem::take(&mut self.results.lock())
     }
 
     /// What the sink has to say goes onto the stream.
@@ -98,7 +96,7 @@ impl Proxy {
     /// Takes one message of the agent; gives back a revocation that it carried out.
     pub(super) fn deliver(&mut self) -> Option<Revocation> {
         match self.down.pop_front()? {
-            Down::Outcome(outcome) => self.sink.results(vec![translate(&outcome)]),
+            Down::Result(result) => self.sink.results(vec![translate(&result)]),
             Down::Rules(epoch, revision) => self.sink.rules_applied(epoch, revision),
             Down::Revoke(revocation) => {
                 let (name, addresses) = (&revocation.name, &revocation.addresses);
@@ -162,24 +160,24 @@ impl Proxy {
 
     pub(super) fn expire(&mut self, now: BootTime) {
         if self.down.is_empty() {
-            self.sink.heard_all(now);
+            self.sink.read_all(now);
         }
         self.sink.tick(now);
         self.ledger.expire(now);
     }
 }
 
-fn translate(outcome: &MappingOutcome) -> Outcome {
-    let refusal = match outcome.realised {
-        Realised::No(refusal) => refusal,
-        Realised::Yes | Realised::AgentAway => dns_policy::mapping::Refusal::NotRealised,
-    };
-    Outcome {
-        sequence: outcome.sequence,
-        realised: outcome.realised == Realised::Yes,
-        durable: outcome.durable,
-        promise: Promise::of_lease_end(outcome.lease_end),
-        revision: outcome.revision,
-        refusal,
+fn translate(result: &MappingResult) -> sink::MappingResult {
+    sink::MappingResult {
+        sequence: result.sequence,
+        result: match result.realised {
+            Realised::Yes => Ok(sink::Grant {
+                durable: result.durable,
+                promise: Promise::of_lease(result.lease_end),
+                revision: result.revision,
+            }),
+            Realised::No(refusal) => Err(refusal),
+            Realised::AgentAway => Err(dns_policy::mapping::Refusal::NotRealised),
+        },
     }
 }

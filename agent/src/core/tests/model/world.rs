@@ -274,8 +274,8 @@ impl World {
     /// Held answers whose fate is known, or whose time is over.
     fn release(&mut self, proxy: usize) {
         let (id, proxy) = &self.proxies[proxy];
-        let (id, told) = (*id, proxy.told());
-        for (number, realised) in told {
+        let (id, results) = (*id, proxy.take_results());
+        for (number, realised) in results {
             self.goes(number, realised != Realised::Yes);
         }
         let now = self.now;
@@ -306,18 +306,20 @@ impl World {
     fn effects(&mut self) {
         for effect in std::mem::take(&mut self.node.effects) {
             match effect {
-                Effect::Outcome(outcome) => {
-                    let sent = self.sent.get(&(outcome.stream, outcome.sequence)).cloned();
+                Effect::Result(result) => {
+                    let sent = self.sent.get(&(result.stream, result.sequence)).cloned();
                     let (name, addresses) = sent.expect("a result of something sent");
                     for address in addresses {
                         // The second result grants nothing.
-                        if outcome.lease_end > 0 && !outcome.durable {
-                            let key = (outcome.stream, name.clone(), address);
+                        if let Some(lease_end) = result.lease_end
+                            && !result.durable
+                        {
+                            let key = (result.stream, name.clone(), address);
                             let end = self.promises.entry(key).or_default();
-                            *end = (*end).max(BootTime(outcome.lease_end));
+                            *end = (*end).max(lease_end);
                         }
                     }
-                    self.down(outcome.stream, || Down::Outcome(outcome.clone()));
+                    self.down(result.stream, || Down::Result(result.clone()));
                 }
                 Effect::Rules(rules) => self.published = Some(rules.revision),
                 Effect::SnapshotReady => {}

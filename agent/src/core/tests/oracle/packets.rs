@@ -124,7 +124,7 @@ pub(in crate::core::tests) fn fates(datapath: &MemoryDatapath) -> BTreeMap<Packe
     fates.collect()
 }
 
-pub(super) fn identity(datapath: &MemoryDatapath, address: IpAddr) -> IdentityId {
+pub(in crate::core::tests) fn identity(datapath: &MemoryDatapath, address: IpAddr) -> IdentityId {
     let covering = datapath.ipcache.iter().filter_map(|(key, value)| {
         let prefix: IpNet = prefix_of(key)?;
         prefix

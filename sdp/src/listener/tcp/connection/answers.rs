@@ -6,22 +6,23 @@ use dns_policy::{boot_time::BootTime, mapping::Realised};
 
 use super::{
     super::{
-        flight::{Flight, Held},
-        upstream::Happened,
+        flight::{AwaitedAnswer, Flight},
+        upstream::UpstreamEvent,
     },
     Connection,
 };
 use crate::{
-    proxy::{Fate, stats::AnswerResult},
+    proxy::AnswerDecision,
     query::{observe::Failure, pending::HeldAnswer},
+    stats::AnswerResult,
     wire::{Header, answer, set_id},
 };
 
 impl Connection {
-    pub(super) fn on_upstream(&mut self, happened: &Happened) {
+    pub(super) fn on_upstream(&mut self, happened: &UpstreamEvent) {
         match happened {
-            Happened::Progress => {}
-            Happened::Read => {
+            UpstreamEvent::Progress => {}
+            UpstreamEvent::Read => {
                 let mut message = std::mem::take(&mut self.message);
                 while self.upstream.reader.take(&mut message) {
                     self.count(&message);
@@ -29,7 +30,7 @@ impl Connection {
                 }
                 self.message = message;
             }
-            Happened::Lost(error) => {
+            UpstreamEvent::Lost(error) => {
                 tracing::debug!(%error, server = %self.server, "an upstream connection is gone");
                 self.send_again();
             }
@@ -75,7 +76,7 @@ impl Connection {
         };
         self.last_activity = self.now;
         observer.answered(&query, self.now);
-        set_id(message, query.kept.id);
+        set_id(message, query.header.id);
         // Read before the sink decides, so that a change in the meantime counts.
         let version = proxy.sink().leases_version();
         let now = BootTime::now();
@@ -99,24 +100,24 @@ impl Connection {
         if let Some(edns) = &answered.hop_by_hop {
             edns.strip_keepalive(message);
         }
-        match (answered.fate, awaited) {
-            (Fate::Hold, Some(result)) => {
+        match (answered.decision, awaited) {
+            (AnswerDecision::Hold, Some(result)) => {
                 let answer = HeldAnswer {
                     query: query.map_question(drop),
                     message: message.clone(),
                     since: self.now,
                 };
-                self.waiting.add_held(Held { result, answer });
+                self.waiting.add_held(AwaitedAnswer { result, answer });
                 observer.held();
             }
-            (Fate::Release(result), _) => {
+            (AnswerDecision::Release(result), _) => {
                 if result == AnswerResult::Released && answered.hop_by_hop.is_none() {
                     self.shared.repeats.lock().leased(print, version, now);
                 }
                 observer.released(&mut query, message, result, self.now);
                 self.out.push(message);
             }
-            (Fate::Malformed, _) | (Fate::Hold, None) => {
+            (AnswerDecision::Malformed, _) | (AnswerDecision::Hold, None) => {
                 self.fail(&mut query, Failure::Malformed);
             }
         }
@@ -135,7 +136,7 @@ impl Connection {
         flight.query.sent_at = Some(self.now);
         flight.deadline = self.now + self.shared.proxy.config().timeout;
         self.last_activity = self.now;
-        set_id(message, flight.query.kept.id);
+        set_id(message, flight.query.header.id);
         let observer = self.shared.proxy.observer();
         if is_over && let Some(mut flight) = self.waiting.remove_flight(id) {
             observer.transfer_ended(&mut flight.query, message, self.now);

@@ -13,11 +13,12 @@ use crate::{
         delayed::{DelayedQuery, Postponed, UnjudgedQuery},
         tcp::upstream::UpstreamIdentity,
     },
-    proxy::{Outcome, Patience, stats::Protocol},
+    proxy::{QueryDecision, RulesWait},
     query::{
         observe::Failure,
         pending::{Arrival, PendingQuery},
     },
+    stats::Protocol,
     wire::{set_id, transfer::Transfer},
 };
 
@@ -40,21 +41,21 @@ impl Connection {
         let stats = self.shared.proxy.stats();
         stats.transports.inc(Protocol::Tcp);
         let arrival = self.arrival();
-        self.judge(message, &arrival, Patience::Waits);
+        self.judge(message, &arrival, RulesWait::Allowed);
     }
 
-    fn judge(&mut self, message: &[u8], arrival: &Arrival, patience: Patience) {
+    fn judge(&mut self, message: &[u8], arrival: &Arrival, rules_wait: RulesWait) {
         let proxy = Arc::clone(&self.shared.proxy);
-        let (lookups, own) = ((&mut self.lookups, patience), &mut self.own);
+        let (lookups, own) = ((&mut self.lookups, rules_wait), &mut self.own);
         match proxy.query_of_batch(message, arrival, lookups, own) {
-            Outcome::Ignore => {}
-            Outcome::AwaitRules(endpoint) => {
+            QueryDecision::Ignore => {}
+            QueryDecision::AwaitRules(endpoint) => {
                 let until = self.now + proxy.config().rules_wait;
                 let query = UnjudgedQuery::new(endpoint, message, arrival, until);
                 self.delayed = Some(Postponed::ForRules(query));
             }
-            Outcome::Reply => self.out.push(&self.own),
-            Outcome::Forward(mut query) => {
+            QueryDecision::Reply => self.out.push(&self.own),
+            QueryDecision::Forward(mut query) => {
                 let holder = query.holder();
                 let grace = proxy.config().in_flight_grace;
                 match self.shared.in_flight.tcp_seat(holder) {
@@ -63,7 +64,7 @@ impl Connection {
                     None => {
                         let until = self.now + grace;
                         let query = DelayedQuery::new(query, message, until);
-                        self.delayed = Some(Postponed::ForPlace(query));
+                        self.delayed = Some(Postponed::ForShare(query));
                     }
                 }
             }
@@ -84,7 +85,7 @@ impl Connection {
         match self.delayed.take() {
             None => {}
             Some(Postponed::ForRules(query)) => self.judge_again(query),
-            Some(Postponed::ForPlace(query)) => self.forward_delayed(query),
+            Some(Postponed::ForShare(query)) => self.forward_delayed(query),
         }
     }
 
@@ -93,7 +94,7 @@ impl Connection {
         let has_rules = self.shared.proxy.has_rules(query.endpoint());
         if has_rules || self.now >= query.until() {
             let (message, arrival) = query.into_parts(self.now);
-            self.judge(&message, &arrival, Patience::Over);
+            self.judge(&message, &arrival, RulesWait::Over);
         } else {
             self.delayed = Some(Postponed::ForRules(query));
         }
@@ -106,7 +107,7 @@ impl Connection {
             None if self.now >= query.until() => {
                 query.act(|mut query, _| self.fail(&mut query, Failure::Overload));
             }
-            None => self.delayed = Some(Postponed::ForPlace(query)),
+            None => self.delayed = Some(Postponed::ForShare(query)),
         }
     }
 

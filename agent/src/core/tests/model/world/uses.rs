@@ -22,7 +22,7 @@ impl World {
         if !self.zombies || !self.agent || !self.synced || self.troubled {
             return;
         }
-        let told = self.answers.iter().filter(|answer| {
+        let confirmed = self.answers.iter().filter(|answer| {
             let valid = |at: dns_policy::boot_time::BootTime| {
                 at.plus_secs(u64::from(answer.ttl)) > self.now
             };
@@ -30,7 +30,7 @@ impl World {
                 && answer.addresses.contains(&address)
                 && !answer.shaken
         });
-        let names: Vec<&str> = told.map(|answer| answer.name).collect();
+        let names: Vec<&str> = confirmed.map(|answer| answer.name).collect();
         let open = names
             .into_iter()
             .filter(|name| self.node_knows(name, address));

@@ -1,0 +1,162 @@
+//! Pods of the cluster: each address has the identity of its pod's labels.
+//!
+//! A pod is claims in the ipcache, and nothing else: it makes no revision, and no endpoint's DNS
+//! rules are rendered for it. Its identity comes from the same numbers as endpoints': a pod of
+//! another node and an endpoint here with equal labels are one identity. An address that is an
+//! endpoint's, too, has the endpoint's identity.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::IpAddr,
+    sync::Arc,
+};
+
+use ipnet::IpNet;
+use shared_maps::IdentityId;
+
+use super::state::State;
+use crate::{
+    ipcache::metadata::{Claim, Owner, Source},
+    kubernetes::pod_at::PodAt,
+    source_event::SourceEvent,
+};
+
+/// The pods that the cluster has.
+#[derive(Debug, Default)]
+pub(super) struct Pods {
+    known: BTreeMap<Arc<str>, KnownPod>,
+    /// Pods with addresses and without an identity: no number was free.
+    without_identity: BTreeSet<Arc<str>>,
+    /// What the author of the cluster's documents should know.
+    warnings: Vec<String>,
+}
+
+#[derive(Debug)]
+struct KnownPod {
+    at: PodAt,
+    /// None while it has no address, or while no number is free.
+    identity: Option<IdentityId>,
+}
+
+impl Pods {
+    /// How many there are.
+    pub(super) fn len(&self) -> usize {
+        self.known.len()
+    }
+
+    /// Whether pods wait for a number.
+    pub(super) fn lacks_identities(&self) -> bool {
+        !self.without_identity.is_empty()
+    }
+
+    /// Pods that wait for a number.
+    pub(super) fn without_identity(&self) -> impl Iterator<Item = &str> {
+        self.without_identity.iter().map(AsRef::as_ref)
+    }
+
+    /// Replaces the warnings.
+    pub(super) fn warn(&mut self, warnings: Vec<String>) {
+        self.warnings = warnings;
+    }
+
+    /// What the author of the cluster's documents should know.
+    pub(super) fn warnings(&self) -> &[String] {
+        &self.warnings
+    }
+}
+
+impl State {
+    pub(super) fn on_pods(&mut self, events: Vec<SourceEvent<PodAt>>) {
+        for event in events {
+            match event {
+                SourceEvent::Init => self.restoration.pods().begin(),
+                SourceEvent::Apply(pod) => {
+                    self.restoration.pods().note(&pod.key);
+                    self.put_pod(pod);
+                }
+                SourceEvent::Delete(key) => self.remove_pod(&key),
+                SourceEvent::InitDone => {
+                    let seen = self.restoration.pods().end();
+                    let known = self.pods.known.keys();
+                    let gone: Vec<_> = known
+                        .filter(|key| !seen.contains(&***key))
+                        .cloned()
+                        .collect();
+                    for key in gone {
+                        self.remove_pod(&key);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Tries those again for which no number was free.
+    pub(super) fn retry_pods(&mut self) {
+        for key in std::mem::take(&mut self.pods.without_identity) {
+            if let Some(pod) = self.pods.known.remove(&key) {
+                self.exchange_pod(Some(pod.at.clone()), pod);
+            }
+        }
+    }
+
+    fn put_pod(&mut self, mut pod: PodAt) {
+        let config = &self.config;
+        pod.addresses.retain(|address| match address {
+            IpAddr::V4(_) => config.enable_ipv4,
+            IpAddr::V6(v6) => config.enable_ipv6 && !v6.is_unicast_link_local(),
+        });
+        let before = self.pods.known.remove(&pod.key);
+        let before = before.unwrap_or_else(|| KnownPod {
+            at: PodAt {
+                addresses: Vec::new(),
+                ..pod.clone()
+            },
+            identity: None,
+        });
+        self.exchange_pod(Some(pod), before);
+    }
+
+    fn remove_pod(&mut self, key: &str) {
+        if let Some(pod) = self.pods.known.remove(key) {
+            self.exchange_pod(None, pod);
+        }
+    }
+
+    /// Puts `now` in the place of `before`. The new identity is acquired before the old one is
+    /// released, so that one that stays is never without a holder.
+    fn exchange_pod(&mut self, now: Option<PodAt>, before: KnownPod) {
+        let wants = now.as_ref().filter(|pod| !pod.addresses.is_empty());
+        let identity = wants.and_then(|pod| self.acquire_pod(&pod.labels));
+        self.pods.without_identity.remove(&before.at.key);
+        if let Some(pod) = wants {
+            if identity.is_none() {
+                self.pods.without_identity.insert(Arc::clone(&pod.key));
+            }
+            // An address of the cluster is never the world, although no policy selects it then.
+            let claim = Claim::Identity(identity.unwrap_or(IdentityId::UNMANAGED));
+            for address in &pod.addresses {
+                let prefix = IpNet::from(*address);
+                self.ipcache.claim(prefix, owner(pod), claim.clone());
+            }
+        }
+        for address in &before.at.addresses {
+            let stays =
+                |pod: &PodAt| pod.document == before.at.document && pod.addresses.contains(address);
+            if !wants.is_some_and(stays) {
+                let prefix = IpNet::from(*address);
+                self.ipcache.unclaim(prefix, &owner(&before.at));
+            }
+        }
+        if let Some(old) = before.identity {
+            self.numbers.release_endpoint(old);
+        }
+        if let Some(at) = now {
+            let key = Arc::clone(&at.key);
+            self.pods.known.insert(key, KnownPod { at, identity });
+        }
+    }
+}
+
+fn owner(pod: &PodAt) -> Owner {
+    Owner::Object(Source::Kubernetes, Arc::clone(&pod.document))
+}

@@ -1,0 +1,284 @@
+//! Pods of other nodes, from documents to entries.
+
+use shared_maps::{
+    IdentityId,
+    policy::{EGRESS, PolicyKey},
+};
+
+use super::{
+    restart::again,
+    scenario::{Node, spec},
+};
+use crate::{
+    core::CoreConfig,
+    datapath::{memory::MemoryDatapath, plan::Step},
+    document_source::Router,
+    kubernetes::{book::Book, labels::LabelFilter},
+    policy::{parse::parse_documents, source::PolicyChange},
+    source_event::SourceEvent,
+};
+
+const WEB_TO_DB: &str = r#"
+apiVersion: cilium.io/v2
+kind: CiliumNetworkPolicy
+metadata: {name: web}
+spec:
+  endpointSelector: {matchLabels: {app: web}}
+  egress:
+  - toEndpoints: [{matchLabels: {app: db}}]
+    toPorts: [{ports: [{port: "5432", protocol: TCP}]}]
+"#;
+
+const WEB_TO_TEAM_A: &str = r#"
+apiVersion: cilium.io/v2
+kind: CiliumNetworkPolicy
+metadata: {name: web}
+spec:
+  endpointSelector: {matchLabels: {app: web}}
+  egress:
+  - toEndpoints: [{matchLabels: {"k8s:io.cilium.k8s.namespace.labels.team": a}}]
+    toPorts: [{ports: [{port: "5432", protocol: TCP}]}]
+"#;
+
+fn pod(name: &str, app: &str, address: &str) -> String {
+    format!(
+        "---\napiVersion: v1\nkind: Pod\nmetadata: {{name: {name}, labels: {{app: {app}}}}}\nspec: {{nodeName: worker-2}}\nstatus: {{phase: Running, podIP: {address}}}\n"
+    )
+}
+
+fn namespace(team: &str) -> String {
+    format!(
+        "---\napiVersion: v1\nkind: Namespace\nmetadata: {{name: default, labels: {{team: {team}}}}}\n"
+    )
+}
+
+/// A node with the objects of its cluster.
+struct Member {
+    node: Node,
+    router: Router,
+}
+
+fn router() -> Router {
+    Router::new(Book::new(LabelFilter::default(), "default"))
+}
+
+impl Member {
+    /// A synced node with an endpoint, app=web.
+    fn new(policy: &str) -> Self {
+        Self {
+            node: Node::synced(CoreConfig::default(), policy),
+            router: router(),
+        }
+    }
+
+    fn put(&mut self, text: &str) -> Vec<Step> {
+        let documents = parse_documents(text, "test").into_iter();
+        let changes = documents.map(|document| SourceEvent::Apply(document.unwrap()));
+        self.change(changes.map(PolicyChange::Document).collect())
+    }
+
+    fn delete(&mut self, key: &str) -> Vec<Step> {
+        let gone = SourceEvent::Delete(key.to_owned());
+        self.change(vec![PolicyChange::Document(gone)])
+    }
+
+    fn change(&mut self, changes: Vec<PolicyChange>) -> Vec<Step> {
+        let events = self.router.route(changes);
+        events
+            .into_iter()
+            .flat_map(|event| self.node.event(event))
+            .collect()
+    }
+
+    /// Whether the endpoint may open a connection to port 5432 there.
+    fn may_connect(&self, address: &str) -> bool {
+        let Some(identity) = self.node.identity(address) else {
+            return false;
+        };
+        let key = PolicyKey::new(identity.0, EGRESS, 6, 5432, 16);
+        self.node.datapath.policy[&self.node.id()].contains_key(&key)
+    }
+}
+
+#[test]
+fn rules_select_pods_of_other_nodes_by_their_labels() {
+    let mut member = Member::new(WEB_TO_DB);
+    assert!(!member.may_connect("10.2.0.9"));
+    member.put(&pod("db-0", "db", "10.2.0.9"));
+    member.put(&pod("web-0", "web", "10.2.0.10"));
+    assert!(member.may_connect("10.2.0.9") && !member.may_connect("10.2.0.10"));
+    let identity = member.node.identity("10.2.0.9").unwrap();
+    assert!(identity.is_endpoint());
+    // A replica costs one entry, and a label that differs from pod to pod nothing at all.
+    let steps = member.put(&pod("db-1", "db, pod-template-hash: x", "10.2.0.11"));
+    assert!(
+        matches!(steps.as_slice(), [Step::SetIpcache(..)]),
+        "{steps:?}"
+    );
+    assert_eq!(member.node.identity("10.2.0.11"), Some(identity));
+    // A pod gets another address, another label, and goes.
+    member.put(&pod("db-1", "db", "10.2.0.12"));
+    assert!(member.may_connect("10.2.0.12"));
+    assert_eq!(member.node.identity("10.2.0.11"), None);
+    member.put(&pod("db-1", "old", "10.2.0.12"));
+    assert!(!member.may_connect("10.2.0.12"));
+    member.delete("Pod/default/db-0");
+    assert_eq!(member.node.identity("10.2.0.9"), None);
+    assert_eq!(member.node.core.summary().pods, 2);
+}
+
+#[test]
+fn pods_make_no_revision_of_the_policy() {
+    let mut member = Member::new(WEB_TO_DB);
+    let before = member.node.core.summary();
+    member.put(&pod("db-0", "db", "10.2.0.9"));
+    member.put(&namespace("a"));
+    let after = member.node.core.summary();
+    assert_eq!(
+        (before.revision, before.policies),
+        (after.revision, after.policies)
+    );
+}
+
+#[test]
+fn without_objects_of_a_cluster_there_is_no_event_about_any() {
+    let mut router = router();
+    let listing = [SourceEvent::Init, SourceEvent::InitDone];
+    let events = router.route(listing.map(PolicyChange::Document).into());
+    assert_eq!(events.len(), 2, "{events:?}");
+    assert!(router.route(Vec::new()).is_empty());
+}
+
+#[test]
+fn a_namespaces_label_opens_and_closes_its_pods() {
+    let mut member = Member::new(WEB_TO_TEAM_A);
+    member.put(&(pod("db-0", "db", "10.2.0.9") + &pod("db-1", "db", "10.2.0.10")));
+    assert!(!member.may_connect("10.2.0.9"));
+    let warnings = member.node.core.policy_warnings();
+    assert!(
+        warnings
+            .iter()
+            .any(|text| text.contains("no Namespace document for default"))
+    );
+    member.put(&namespace("a"));
+    assert!(member.may_connect("10.2.0.9") && member.may_connect("10.2.0.10"));
+    assert!(member.node.core.policy_warnings().is_empty());
+    member.put(&namespace("b"));
+    assert!(!member.may_connect("10.2.0.9") && !member.may_connect("10.2.0.10"));
+    member.put(&namespace("a"));
+    member.delete("Namespace/default");
+    assert!(!member.may_connect("10.2.0.9"));
+}
+
+#[test]
+fn an_endpoint_counts_before_a_pod_with_its_address() {
+    let mut member = Member::new(WEB_TO_DB);
+    let own = member.node.identity("10.0.0.7").unwrap();
+    member.put(&pod("web-0", "other", "10.0.0.7"));
+    assert_eq!(member.node.identity("10.0.0.7"), Some(own));
+    // Once the endpoint is gone the pod counts: its address is not the world's.
+    let gone = SourceEvent::Delete("web".to_owned());
+    member.node.event(crate::core::Event::Endpoints(gone));
+    let pods = member.node.identity("10.0.0.7").unwrap();
+    assert!(pods.is_endpoint() && pods != own);
+}
+
+#[test]
+fn a_pod_and_an_endpoint_with_equal_labels_are_one_identity() {
+    let mut member = Member::new(WEB_TO_DB);
+    let mut db = spec("db", 8, "app=db");
+    db.labels
+        .push("k8s:io.cilium.k8s.policy.cluster=default".to_owned());
+    member.node.endpoint(db);
+    member.put(&pod("db-0", "db", "10.2.0.9"));
+    assert_eq!(
+        member.node.identity("10.2.0.9"),
+        member.node.identity("10.0.0.8")
+    );
+    assert!(member.may_connect("10.2.0.9"));
+}
+
+#[test]
+fn a_restart_keeps_the_numbers_of_pods_and_writes_nothing() {
+    let mut member = Member::new(WEB_TO_DB);
+    member.put(&(pod("old-0", "old", "10.2.0.8") + &pod("db-0", "db", "10.2.0.9")));
+    member.delete("Pod/default/old-0");
+    let before = member.node.datapath.clone();
+    let mut member = Member {
+        node: again(&member.node, CoreConfig::default(), &[107]),
+        router: router(),
+    };
+    member.node.begin();
+    let mut listing = vec![PolicyChange::Document(SourceEvent::Init)];
+    let text = WEB_TO_DB.to_owned() + &pod("db-0", "db", "10.2.0.9");
+    listing.extend(
+        parse_documents(&text, "test")
+            .into_iter()
+            .map(|document| PolicyChange::Document(SourceEvent::Apply(document.unwrap()))),
+    );
+    listing.push(PolicyChange::Document(SourceEvent::InitDone));
+    member.change(listing);
+    member.node.endpoint(spec("web", 7, "app=web"));
+    let listed = crate::core::Event::Endpoints(SourceEvent::InitDone);
+    member.node.event(listed);
+    assert_eq!(member.node.datapath.ipcache, before.ipcache);
+    assert_eq!(member.node.datapath.policy, before.policy);
+    assert!(member.may_connect("10.2.0.9"));
+}
+
+#[test]
+fn a_listing_removes_pods_that_it_does_not_have() {
+    let mut member = Member::new(WEB_TO_DB);
+    member.put(&(pod("db-0", "db", "10.2.0.9") + &pod("db-1", "db", "10.2.0.10")));
+    let mut other = router();
+    let documents = parse_documents(&pod("db-1", "db", "10.2.0.10"), "test").into_iter();
+    let mut listing = vec![PolicyChange::Document(SourceEvent::Init)];
+    listing.extend(
+        documents.map(|document| PolicyChange::Document(SourceEvent::Apply(document.unwrap()))),
+    );
+    for event in other.route(listing) {
+        member.node.event(event);
+    }
+    assert_eq!(member.node.identity("10.2.0.9"), None);
+    assert!(member.may_connect("10.2.0.10"));
+}
+
+#[test]
+fn a_pod_without_a_number_is_closed_and_not_the_world() {
+    let mut member = Member::new(WEB_TO_DB);
+    let taken = 65_536 - 256 - 1;
+    for n in 0..taken {
+        let labels = crate::labels::LabelSet::parse(&[format!("k8s:n={n}")]).unwrap();
+        member.node.core.state.acquire_pod(&labels).unwrap();
+    }
+    member.put(&pod("db-0", "db", "10.2.0.9"));
+    assert_eq!(
+        member.node.identity("10.2.0.9"),
+        Some(IdentityId::UNMANAGED)
+    );
+    assert_eq!(member.node.core.summary().pods_without_identity, 1);
+    // A number becomes free: the pod gets it at the next try.
+    let some = IdentityId(300);
+    member.node.core.state.numbers.release_endpoint(some);
+    let due = member.node.core.next_deadline().unwrap();
+    member.node.tick(due);
+    let due = member.node.core.next_deadline().unwrap_or(due);
+    member.node.tick(due);
+    assert!(member.may_connect("10.2.0.9"));
+    assert_eq!(member.node.core.summary().pods_without_identity, 0);
+}
+
+#[test]
+fn a_full_map_closes_a_pod_until_there_is_room() {
+    let mut member = Member::new(WEB_TO_DB);
+    member.node.datapath.fail = Some(|step| matches!(step, Step::SetIpcache(..)));
+    member.put(&pod("db-0", "db", "10.2.0.9"));
+    assert_eq!(member.node.identity("10.2.0.9"), None);
+    member.node.datapath = MemoryDatapath {
+        fail: None,
+        ..member.node.datapath.clone()
+    };
+    let due = member.node.core.next_deadline().unwrap();
+    member.node.tick(due);
+    assert!(member.may_connect("10.2.0.9"));
+}

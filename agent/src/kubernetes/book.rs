@@ -1,0 +1,256 @@
+//! Joins the objects of a cluster: pods with their namespaces, Services with their slices.
+//!
+//! Pure: objects are put in and removed, and [`Book::changes`] returns the difference since the
+//! last call. Objects may come in any order: a slice waits for its Service, and a pod has the labels
+//! of its namespace once that is there.
+
+mod addresses;
+mod services;
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
+
+use self::{addresses::Addresses, services::Services};
+use super::{
+    labels::{self, LabelFilter},
+    pod_at::PodAt,
+    service_at::ServiceAt,
+};
+use crate::{
+    labels::LabelSet,
+    policy::{
+        cluster::{endpoint::CiliumEndpoint, namespace::Namespace, pod::Pod},
+        document::{Body, PolicyDocument},
+    },
+    source_event::SourceEvent,
+};
+
+/// What changed since the last call.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Changes {
+    /// Pods: first those that get an address, so that no address is without a pod on the way from
+    /// one to another.
+    pub pods: Vec<SourceEvent<PodAt>>,
+    /// Services.
+    pub services: Vec<SourceEvent<ServiceAt>>,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub(crate) struct Book {
+    filter: LabelFilter,
+    cluster: String,
+    pods: BTreeMap<Arc<str>, Arc<Pod>>,
+    /// Pods as Cilium describes them. A [`Pod`] of the same name counts before.
+    endpoints: BTreeMap<Arc<str>, Arc<CiliumEndpoint>>,
+    namespaces: BTreeMap<String, Arc<Namespace>>,
+    services: Services,
+    addresses: Addresses,
+    /// Pods that may have changed since the last call.
+    touched: BTreeSet<Arc<str>>,
+    /// Pods as they were returned last.
+    returned: BTreeMap<Arc<str>, PodAt>,
+    /// Label sets of the pods: replicas share one.
+    sets: BTreeMap<LabelSet, usize>,
+}
+
+impl Book {
+    /// Empty. `cluster` is the name of the cluster, which every pod has as a label.
+    pub(crate) fn new(filter: LabelFilter, cluster: &str) -> Self {
+        Self {
+            filter,
+            cluster: cluster.to_owned(),
+            pods: BTreeMap::new(),
+            endpoints: BTreeMap::new(),
+            namespaces: BTreeMap::new(),
+            services: Services::default(),
+            addresses: Addresses::default(),
+            touched: BTreeSet::new(),
+            returned: BTreeMap::new(),
+            sets: BTreeMap::new(),
+        }
+    }
+
+    /// Puts an object in the place of its former version. Documents of other kinds are ignored.
+    pub(crate) fn put(&mut self, document: &PolicyDocument) {
+        match &document.body {
+            Body::Pod(pod) => {
+                let key = self.touch(&pod.namespace, &pod.name);
+                self.pods.insert(key, Arc::clone(pod));
+            }
+            Body::Endpoint(endpoint) => {
+                let key = self.touch(&endpoint.namespace, &endpoint.name);
+                self.endpoints.insert(key, Arc::clone(endpoint));
+            }
+            Body::Namespace(namespace) => {
+                self.touch_namespace(&namespace.name);
+                let name = namespace.name.clone();
+                self.namespaces.insert(name, Arc::clone(namespace));
+            }
+            Body::Service(service) => self.services.put_service(service),
+            Body::Slice(slice) => self.services.put_slice(slice),
+            Body::Rules(_) | Body::Group(_) | Body::Node(_) | Body::Identity(_) => {}
+        }
+    }
+
+    /// Removes the object of this document key, if it is known.
+    pub(crate) fn remove(&mut self, key: &str) {
+        let (kind, key) = key.split_once('/').unwrap_or((key, ""));
+        match kind {
+            "Pod" => {
+                if let Some((key, _)) = self.pods.remove_entry(key) {
+                    self.touched.insert(key);
+                }
+            }
+            "CiliumEndpoint" => {
+                if let Some((key, _)) = self.endpoints.remove_entry(key) {
+                    self.touched.insert(key);
+                }
+            }
+            "Namespace" => {
+                self.touch_namespace(key);
+                self.namespaces.remove(key);
+            }
+            "Service" => self.services.remove_service(key),
+            "EndpointSlice" => self.services.remove_slice(key),
+            _ => {}
+        }
+    }
+
+    /// What changed since the last call.
+    pub(crate) fn changes(&mut self) -> Changes {
+        let touched = self.give_addresses();
+        let (mut gains, mut others, mut gone) = (Vec::new(), Vec::new(), Vec::new());
+        for key in touched {
+            let now = self.pod_at(&key);
+            let before = self.returned.remove(&key);
+            if let Some(pod) = &now {
+                *self.sets.entry(pod.labels.clone()).or_default() += 1;
+            }
+            if let Some(pod) = &before {
+                self.drop_set(&pod.labels);
+            }
+            match (before, now) {
+                (None, None) => {}
+                (Some(_), None) => gone.push(SourceEvent::Delete(key.to_string())),
+                (before, Some(now)) => {
+                    self.returned.insert(key, now.clone());
+                    let had = |address| before.iter().any(|pod| pod.addresses.contains(address));
+                    if before.as_ref() == Some(&now) {
+                        continue;
+                    }
+                    match now.addresses.iter().all(had) {
+                        true => others.push(SourceEvent::Apply(now)),
+                        false => gains.push(SourceEvent::Apply(now)),
+                    }
+                }
+            }
+        }
+        gains.append(&mut others);
+        gains.append(&mut gone);
+        Changes {
+            pods: gains,
+            services: self.services.changes(),
+        }
+    }
+
+    /// What the author of the documents should know: addresses of several pods, and namespaces
+    /// without a document.
+    pub(crate) fn warnings(&self) -> Vec<String> {
+        let mut found: Vec<String> = self.addresses.conflicts().collect();
+        let mut unknown: BTreeMap<&str, usize> = BTreeMap::new();
+        for pod in self.pods.values() {
+            if !self.namespaces.contains_key(&pod.namespace) {
+                *unknown.entry(&pod.namespace).or_default() += 1;
+            }
+        }
+        found.extend(unknown.into_iter().map(|(namespace, pods)| {
+            format!(
+                "there is no Namespace document for {namespace}: its pods ({pods}) have no labels \
+                 of their namespace, and rules with a namespaceSelector do not select them"
+            )
+        }));
+        found
+    }
+
+    /// Notes a pod; gives its key.
+    fn touch(&mut self, namespace: &str, name: &str) -> Arc<str> {
+        let key: Arc<str> = format!("{namespace}/{name}").into();
+        self.touched.insert(Arc::clone(&key));
+        key
+    }
+
+    fn touch_namespace(&mut self, name: &str) {
+        let first: Arc<str> = format!("{name}/").into();
+        let pods = self.pods.range(Arc::clone(&first)..);
+        let pods = pods.take_while(|(key, _)| key.starts_with(&*first));
+        self.touched.extend(pods.map(|(key, _)| Arc::clone(key)));
+    }
+
+    /// Notes the addresses of touched pods. Gives these pods, and those whose addresses change with
+    /// them.
+    fn give_addresses(&mut self) -> BTreeSet<Arc<str>> {
+        let mut all = std::mem::take(&mut self.touched);
+        for key in all.clone() {
+            let claim = match (self.pods.get(&key), self.endpoints.get(&key)) {
+                (Some(pod), _) => Some((pod.addresses.as_slice(), pod.created)),
+                (None, Some(endpoint)) => Some((endpoint.addresses.as_slice(), endpoint.created)),
+                (None, None) => None,
+            };
+            let (addresses, created) = claim.unwrap_or((&[], None));
+            all.extend(self.addresses.set(&key, addresses, created));
+        }
+        all
+    }
+
+    fn pod_at(&self, key: &Arc<str>) -> Option<PodAt> {
+        let (kind, labels, addresses) = match (self.pods.get(key), self.endpoints.get(key)) {
+            (Some(pod), _) => ("Pod", self.labels_of(pod), &pod.addresses),
+            (None, Some(endpoint)) => {
+                let labels = endpoint.labels.iter().cloned();
+                let all = labels.chain(endpoint.ports.labels()).collect();
+                ("CiliumEndpoint", LabelSet::new(all), &endpoint.addresses)
+            }
+            (None, None) => return None,
+        };
+        let own = addresses.iter().copied();
+        let own = own.filter(|address| self.addresses.holder(*address) == Some(key));
+        Some(PodAt {
+            key: Arc::clone(key),
+            document: format!("{kind}/{key}").into(),
+            labels: match self.sets.get_key_value(&labels) {
+                Some((known, _)) => known.clone(),
+                None => labels,
+            },
+            addresses: own.collect(),
+        })
+    }
+
+    fn labels_of(&self, pod: &Pod) -> LabelSet {
+        let namespace = self.namespaces.get(&pod.namespace);
+        let mut labels = labels::of_pod(
+            &self.filter,
+            &self.cluster,
+            &pod.namespace,
+            &pod.labels,
+            pod.service_account.as_deref(),
+            namespace.map(|namespace| &namespace.labels),
+        );
+        labels.extend(pod.ports.labels());
+        LabelSet::new(labels)
+    }
+
+    fn drop_set(&mut self, labels: &LabelSet) {
+        if let Some(users) = self.sets.get_mut(labels) {
+            *users -= 1;
+            if *users == 0 {
+                self.sets.remove(labels);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,273 @@
+//! Joins, one by one; and random histories against a join of the whole.
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::policy::parse::parse_documents;
+
+fn read(text: &str) -> PolicyDocument {
+    parse_documents(text, "test").remove(0).unwrap()
+}
+
+fn pod(name: &str, address: &str, created: &str, label: &str) -> PolicyDocument {
+    read(&format!(
+        "apiVersion: v1\nkind: Pod\nmetadata: {{name: {name}, namespace: shop, creationTimestamp: \
+         \"{created}\", labels: {{app: {label}}}}}\nstatus: {{podIP: {address}}}\n"
+    ))
+}
+
+fn namespace(label: &str) -> PolicyDocument {
+    read(&format!(
+        "apiVersion: v1\nkind: Namespace\nmetadata: {{name: shop, labels: {{team: {label}}}}}\n"
+    ))
+}
+
+fn book() -> Book {
+    Book::new(LabelFilter::default(), "default")
+}
+
+fn lines(changes: Changes) -> Vec<String> {
+    let pods = changes.pods.iter().map(|change| match change {
+        SourceEvent::Apply(pod) => {
+            let addresses: Vec<String> = pod.addresses.iter().map(ToString::to_string).collect();
+            format!(
+                "{} {} {}",
+                pod.document,
+                addresses.join(","),
+                pod.labels.texts().join(",")
+            )
+        }
+        SourceEvent::Delete(key) => format!("gone {key}"),
+        other => panic!("{other:?}"),
+    });
+    pods.collect()
+}
+
+const MORNING: &str = "2026-11-22T08:00:00Z";
+const NOON: &str = "2026-11-22T12:00:00Z";
+const FIXED: &str = "k8s:io.cilium.k8s.policy.cluster=default,k8s:io.kubernetes.pod.namespace=shop";
+
+#[test]
+fn a_namespaces_labels_reach_its_pods() {
+    let mut book = book();
+    book.put(&pod("web-0", "10.2.0.9", NOON, "web"));
+    assert_eq!(
+        lines(book.changes()),
+        [format!("Pod/shop/web-0 10.2.0.9 k8s:app=web,{FIXED}")]
+    );
+    let [warning] = book.warnings().try_into().unwrap();
+    assert!(
+        warning.contains("no Namespace document for shop"),
+        "{warning}"
+    );
+    book.put(&namespace("a"));
+    let team = |team| {
+        format!(
+            "Pod/shop/web-0 10.2.0.9 k8s:app=web,k8s:io.cilium.k8s.namespace.labels.team={team},{FIXED}"
+        )
+    };
+    assert_eq!(lines(book.changes()), [team("a")]);
+    assert_eq!(book.warnings(), [] as [String; 0]);
+    book.put(&namespace("b"));
+    assert_eq!(lines(book.changes()), [team("b")]);
+    book.put(&namespace("b"));
+    assert_eq!(lines(book.changes()), [] as [&str; 0]);
+}
+
+#[test]
+fn of_two_pods_with_one_address_the_younger_counts_and_both_are_named() {
+    let mut book = book();
+    let (old, young) = (
+        pod("a", "10.2.0.9", MORNING, "old"),
+        pod("b", "10.2.0.9", NOON, "young"),
+    );
+    book.put(&old);
+    book.changes();
+    book.put(&young);
+    assert_eq!(
+        lines(book.changes()),
+        [
+            format!("Pod/shop/b 10.2.0.9 k8s:app=young,{FIXED}"),
+            format!("Pod/shop/a  k8s:app=old,{FIXED}"),
+        ]
+    );
+    let warning = book.warnings().remove(0);
+    assert!(
+        warning.contains("Pod/shop/a") && warning.contains("Pod/shop/b"),
+        "{warning}"
+    );
+    book.remove(&young.key);
+    assert_eq!(
+        lines(book.changes()),
+        [
+            format!("Pod/shop/a 10.2.0.9 k8s:app=old,{FIXED}"),
+            "gone shop/b".to_owned()
+        ]
+    );
+    // Without a time the first by name counts.
+    let without = |name| {
+        read(&format!(
+            "apiVersion: v1\nkind: Pod\nmetadata: {{name: {name}, namespace: shop}}\nstatus: {{podIP: 10.2.0.9}}\n"
+        ))
+    };
+    let mut book = self::book();
+    book.put(&without("b"));
+    book.put(&without("a"));
+    let found = lines(book.changes());
+    assert!(found[0].starts_with("Pod/shop/a 10.2.0.9"), "{found:?}");
+}
+
+#[test]
+fn a_pod_counts_before_what_cilium_says_of_it() {
+    let mut book = book();
+    let endpoint = read(
+        "apiVersion: cilium.io/v2\nkind: CiliumEndpoint\nmetadata: {name: web-0, namespace: shop}\nstatus: {identity: {labels: [\"k8s:app=web\"]}, networking: {addressing: [{ipv4: 10.2.0.9}]}}\n",
+    );
+    book.put(&endpoint);
+    assert_eq!(
+        lines(book.changes()),
+        ["CiliumEndpoint/shop/web-0 10.2.0.9 k8s:app=web"]
+    );
+    let pod = pod("web-0", "10.2.0.8", NOON, "web");
+    book.put(&pod);
+    assert_eq!(
+        lines(book.changes()),
+        [format!("Pod/shop/web-0 10.2.0.8 k8s:app=web,{FIXED}")]
+    );
+    book.remove(&pod.key);
+    assert_eq!(
+        lines(book.changes()),
+        ["CiliumEndpoint/shop/web-0 10.2.0.9 k8s:app=web"]
+    );
+}
+
+fn service(ports: &str) -> PolicyDocument {
+    read(&format!(
+        "apiVersion: v1\nkind: Service\nmetadata: {{name: web, namespace: shop}}\nspec: {{clusterIP: 10.96.0.9, ports: [{ports}]}}\n"
+    ))
+}
+
+fn slice(name: &str, service: &str, address: &str) -> PolicyDocument {
+    read(&format!(
+        "apiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\nmetadata: {{name: {name}, namespace: shop, labels: {{kubernetes.io/service-name: {service}}}}}\naddressType: IPv4\nendpoints: [{{addresses: [{address}], targetRef: {{kind: Pod, namespace: shop, name: web-0}}}}]\nports: [{{name: http, port: 8080}}]\n"
+    ))
+}
+
+fn backends(changes: &Changes) -> Vec<String> {
+    let services = changes.services.iter().map(|change| match change {
+        SourceEvent::Apply(service) => {
+            let ports = service.ports.iter().map(|port| {
+                let backends = port.backends.iter();
+                let backends = backends.map(|b| format!("{}:{}", b.address, b.port.unwrap_or(0)));
+                format!("{} → {}", port.port, backends.collect::<Vec<_>>().join(","))
+            });
+            format!("{}: {}", service.key, ports.collect::<Vec<_>>().join("; "))
+        }
+        SourceEvent::Delete(key) => format!("gone {key}"),
+        other => panic!("{other:?}"),
+    });
+    services.collect()
+}
+
+#[test]
+fn a_slice_waits_for_its_service_and_may_change_to_another() {
+    let mut book = book();
+    book.put(&slice("web-1", "web", "10.2.0.9"));
+    assert_eq!(backends(&book.changes()), [] as [&str; 0]);
+    let web = service("{name: http, port: 80}, {name: other, port: 81}");
+    book.put(&web);
+    assert_eq!(
+        backends(&book.changes()),
+        ["shop/web: 80 → 10.2.0.9:8080; 81 → "]
+    );
+    book.put(&slice("web-2", "web", "10.2.0.10"));
+    assert_eq!(
+        backends(&book.changes()),
+        ["shop/web: 80 → 10.2.0.9:8080,10.2.0.10:8080; 81 → "]
+    );
+    book.put(&slice("web-1", "elsewhere", "10.2.0.9"));
+    assert_eq!(
+        backends(&book.changes()),
+        ["shop/web: 80 → 10.2.0.10:8080; 81 → "]
+    );
+    book.remove(&web.key);
+    assert_eq!(backends(&book.changes()), ["gone shop/web"]);
+}
+
+/// A document to put or to remove.
+fn acts() -> impl Strategy<Value = Vec<(bool, PolicyDocument)>> {
+    let pods =
+        (0..3_u8, 0..3_u8, any::<bool>(), 0..2_u8).prop_map(|(name, address, noon, label)| {
+            let created = if noon { NOON } else { MORNING };
+            pod(
+                &format!("p{name}"),
+                &format!("10.2.0.{address}"),
+                created,
+                &format!("l{label}"),
+            )
+        });
+    let namespaces = (0..3_u8).prop_map(|label| namespace(&format!("t{label}")));
+    let services = (0..2_u8).prop_map(|port| service(&format!("{{name: http, port: 8{port}}}")));
+    let slices = (0..2_u8, 0..2_u8, 0..3_u8).prop_map(|(name, of, address)| {
+        let of = if of == 0 { "web" } else { "other" };
+        slice(&format!("s{name}"), of, &format!("10.2.0.{address}"))
+    });
+    let documents = prop_oneof![4 => pods, 1 => namespaces, 1 => services, 2 => slices];
+    proptest::collection::vec((proptest::bool::weighted(0.7), documents), 1..40)
+}
+
+proptest! {
+    /// After any history, with changes read at any moment, what was returned is what a book
+    /// returns that gets the remaining documents at once.
+    #[test]
+    fn any_history_ends_as_the_whole_read_at_once(acts in acts(), reads in any::<u64>()) {
+        let mut book = book();
+        let mut documents: BTreeMap<String, PolicyDocument> = BTreeMap::new();
+        let (mut pods, mut services) = (BTreeMap::new(), BTreeMap::new());
+        let mut follow = |changes: Changes| {
+            for change in changes.pods {
+                match change {
+                    SourceEvent::Apply(pod) => drop(pods.insert(pod.key.clone(), pod)),
+                    SourceEvent::Delete(key) => assert!(pods.remove(&*key).is_some()),
+                    other => panic!("{other:?}"),
+                }
+            }
+            for change in changes.services {
+                match change {
+                    SourceEvent::Apply(service) => drop(services.insert(service.key.clone(), service)),
+                    SourceEvent::Delete(key) => assert!(services.remove(&*key).is_some()),
+                    other => panic!("{other:?}"),
+                }
+            }
+            (pods.clone(), services.clone())
+        };
+        for (n, (put, document)) in acts.iter().enumerate() {
+            if *put {
+                book.put(document);
+                documents.insert(document.key.clone(), document.clone());
+            } else {
+                documents.remove(&document.key);
+                book.remove(&document.key);
+            }
+            if reads >> (n % 64) & 1 == 1 {
+                follow(book.changes());
+            }
+        }
+        let (pods, services) = follow(book.changes());
+        let mut whole = self::book();
+        for document in documents.values() {
+            whole.put(document);
+        }
+        let whole = whole.changes();
+        let expected: BTreeMap<_, _> = whole.pods.into_iter().map(|change| match change {
+            SourceEvent::Apply(pod) => (pod.key.clone(), pod),
+            other => panic!("{other:?}"),
+        }).collect();
+        prop_assert_eq!(pods, expected);
+        let expected: BTreeMap<_, _> = whole.services.into_iter().map(|change| match change {
+            SourceEvent::Apply(service) => (service.key.clone(), service),
+            other => panic!("{other:?}"),
+        }).collect();
+        prop_assert_eq!(services, expected);
+    }
+}

@@ -1,0 +1,18 @@
+//! A pod, as the core needs it.
+
+use std::{net::IpAddr, sync::Arc};
+
+use crate::labels::LabelSet;
+
+/// A pod with the labels of its identity.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PodAt {
+    /// `namespace/name`.
+    pub key: Arc<str>,
+    /// Key of the document that describes it, for people.
+    pub document: Arc<str>,
+    /// Labels of its identity, named ports among them.
+    pub labels: LabelSet,
+    /// Its addresses; empty if it has none of its own.
+    pub addresses: Vec<IpAddr>,
+}

@@ -1,0 +1,193 @@
+//! The conformance cases, for the tests of every enforcement: `conformance/cases.yaml`, typed.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt,
+};
+
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use crate::{
+    policy::Protocol,
+    read::{API_VERSION, KIND},
+};
+
+/// The cases, one YAML document each; [`Case::read`] reads one.
+pub const CASES: &str = include_str!("../conformance/cases.yaml");
+/// The namespaces.
+pub const NAMESPACES: [&str; 3] = ["x", "y", "z"];
+/// The pods of each namespace.
+pub const PODS: [&str; 3] = ["a", "b", "c"];
+/// The ports of each pod, on each protocol.
+pub const PORTS: [u16; 2] = [80, 81];
+/// The protocols.
+pub const PROTOCOLS: [Protocol; 3] = [Protocol::Tcp, Protocol::Udp, Protocol::Sctp];
+
+/// One case.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+pub struct Case {
+    /// Protocol of its section in the suite, and its place there.
+    pub id: String,
+    /// What it is about.
+    pub case: String,
+    /// Its blocks cover pods, so that its verdicts differ from those that Kubernetes expects.
+    #[serde(default)]
+    pub blocks_of_pods: bool,
+    /// Changes, each with what is expected after it.
+    pub steps: Vec<Step>,
+}
+
+/// Changes, and the reachability after them.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Step {
+    /// Specs of policies, by `namespace/name`.
+    #[serde(default)]
+    pub apply: BTreeMap<String, Value>,
+    /// Policies to delete.
+    #[serde(default)]
+    pub delete: BTreeSet<String>,
+    /// New labels of namespaces.
+    #[serde(default)]
+    pub namespaces: BTreeMap<String, BTreeMap<String, String>>,
+    /// New labels of pods.
+    #[serde(default)]
+    pub pods: BTreeMap<String, BTreeMap<String, String>>,
+    /// What is expected then.
+    pub expect: Vec<Expectation>,
+}
+
+/// The reachability on some ports.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Expectation {
+    /// Ports such as `80/TCP`; empty: all that no other expectation of the step names.
+    #[serde(default)]
+    on: Vec<String>,
+    #[serde(default)]
+    closed: Vec<String>,
+    #[serde(default)]
+    open: Vec<String>,
+}
+
+/// A pod: `namespace/name`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Pod {
+    /// Its namespace.
+    pub namespace: &'static str,
+    /// Its name.
+    pub name: &'static str,
+}
+
+impl Pod {
+    /// All pods, in order.
+    pub fn all() -> impl Iterator<Item = Self> {
+        let of = |namespace| PODS.map(|name| Self { namespace, name });
+        NAMESPACES.into_iter().flat_map(of)
+    }
+
+    /// Its labels before any step.
+    pub fn labels(self) -> BTreeMap<String, String> {
+        [("pod".to_owned(), self.name.to_owned())].into()
+    }
+
+    /// Whether a pattern such as `x/*` means it.
+    fn is_meant(self, pattern: &str) -> bool {
+        let (namespace, name) = pattern.split_once('/').unwrap_or((pattern, "*"));
+        let meant = |pattern: &str, is: &str| pattern == "*" || pattern == is;
+        meant(namespace, self.namespace) && meant(name, self.name)
+    }
+}
+
+impl fmt::Display for Pod {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.namespace, self.name)
+    }
+}
+
+/// Labels of a namespace before any step.
+pub fn namespace_labels(namespace: &str) -> BTreeMap<String, String> {
+    [("ns".to_owned(), namespace.to_owned())].into()
+}
+
+/// A port and its protocol: `80/TCP`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Port {
+    /// Its number.
+    pub number: u16,
+    /// Its protocol.
+    pub protocol: Protocol,
+}
+
+impl Port {
+    /// All ports of a pod.
+    pub fn all() -> impl Iterator<Item = Self> {
+        let of = |protocol| PORTS.map(|number| Self { number, protocol });
+        PROTOCOLS.into_iter().flat_map(of)
+    }
+
+    /// The name of the container port.
+    pub fn name(self) -> String {
+        format!("serve-{}-{}", self.number, self.word().to_ascii_lowercase())
+    }
+
+    /// The protocol as Kubernetes writes it.
+    pub const fn word(self) -> &'static str {
+        match self.protocol {
+            Protocol::Tcp => "TCP",
+            Protocol::Udp => "UDP",
+            Protocol::Sctp => "SCTP",
+        }
+    }
+}
+
+impl fmt::Display for Port {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.number, self.word())
+    }
+}
+
+impl Case {
+    /// Reads a document of [`CASES`]. `address` gives the address of a pod.
+    pub fn read(document: &Value, address: impl Fn(Pod) -> String) -> serde_json::Result<Self> {
+        let mut text = document.to_string();
+        for pod in Pod::all() {
+            text = text.replace(&format!("{{{pod}}}"), &address(pod));
+        }
+        serde_json::from_str(&text)
+    }
+}
+
+impl Step {
+    /// Documents of the policies to apply, by `namespace/name`.
+    pub fn policies(&self) -> impl Iterator<Item = (&str, Value)> {
+        self.apply.iter().map(|(key, spec)| {
+            let (namespace, name) = key.split_once('/').unwrap_or(("default", key));
+            let document = json!({
+                "apiVersion": API_VERSION,
+                "kind": KIND,
+                "metadata": {"namespace": namespace, "name": name},
+                "spec": spec,
+            });
+            (key.as_str(), document)
+        })
+    }
+
+    /// Whether packets of a pod reach a port of another pod; none if no expectation is about the
+    /// port. A pod always reaches itself.
+    pub fn is_open(&self, from: Pod, to: Pod, port: Port) -> Option<bool> {
+        let text = port.to_string();
+        let mut named = self.expect.iter().filter(|e| e.on.contains(&text));
+        let mut others = self.expect.iter().filter(|e| e.on.is_empty());
+        let expected = named.next().or_else(|| others.next())?;
+        let about = |list: &[String]| {
+            list.iter().any(|pair| {
+                let pair = pair.split_once(" > ");
+                pair.is_some_and(|(one, other)| from.is_meant(one) && to.is_meant(other))
+            })
+        };
+        Some(from == to || about(&expected.open) || !about(&expected.closed))
+    }
+}

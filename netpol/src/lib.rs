@@ -1,0 +1,22 @@
+//! NetworkPolicies of Kubernetes (`networking.k8s.io/v1`), read and checked once.
+//!
+//! ```text
+//!  JSON value ─► read ─► policy::NetworkPolicy ─► one compiler for each target
+//!                │        (selectors, blocks and ports are valid by construction)
+//!                └─► Refusal: field, reason, remedy
+//! ```
+//!
+//! The crate does no input or output and has no runtime. The document means the same to every
+//! compiler: the agent compiles it to rules over identities.
+
+#[cfg(feature = "conformance")]
+pub mod conformance;
+pub(crate) mod name;
+pub mod policy;
+pub mod read;
+pub mod selector;
+
+pub use self::{
+    policy::NetworkPolicy,
+    read::{Refusal, read},
+};

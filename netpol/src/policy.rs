@@ -1,0 +1,225 @@
+//! A NetworkPolicy after all checks: field references and defaults of Kubernetes are resolved.
+
+use std::collections::BTreeSet;
+
+use ipnet::IpNet;
+
+use crate::{name::PortName, selector::Selector};
+
+/// A NetworkPolicy.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NetworkPolicy {
+    /// `metadata.namespace`; `default` where the document has none.
+    pub namespace: String,
+    /// `metadata.name`.
+    pub name: String,
+    /// Pods of its namespace that it restricts.
+    pub pods: Selector,
+    /// What these pods may receive.
+    pub ingress: Direction,
+    /// What these pods may send.
+    pub egress: Direction,
+    /// Remarks for the author: the document is valid, but may not mean what it seems to mean.
+    pub warnings: Vec<Warning>,
+}
+
+/// One direction of a policy.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Direction {
+    /// `policyTypes` does not list it: the policy does not restrict it.
+    Open,
+    /// Only traffic that one of the rules allows may pass.
+    Restricted(Vec<Rule>),
+}
+
+/// An element of `ingress` or `egress`: traffic with one of the peers on one of the ports.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Rule {
+    /// Its field, for example `spec.ingress[0]`.
+    pub path: String,
+    /// The other side.
+    pub peers: Peers,
+    /// Ports of the receiver.
+    pub ports: Ports,
+}
+
+/// The other side of a rule.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Peers {
+    /// Everyone: `from` or `to` is absent or empty.
+    Any,
+    /// The union of these.
+    Of(Vec<Peer>),
+}
+
+/// An element of `from` or `to`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Peer {
+    /// Pods that both selectors select.
+    Pods {
+        /// Their namespaces.
+        namespaces: Namespaces,
+        /// The pods in these namespaces.
+        pods: Selector,
+    },
+    /// Addresses.
+    Block(Block),
+}
+
+/// Namespaces of a peer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Namespaces {
+    /// The policy's own namespace: `namespaceSelector` is absent.
+    Own,
+    /// Namespaces with these labels.
+    Selected(Selector),
+}
+
+/// A block of addresses without parts of it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Block {
+    path: String,
+    prefix: IpNet,
+    except: BTreeSet<IpNet>,
+}
+
+/// Ports of a rule.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Ports {
+    /// Every port and every protocol, also those without ports: `ports` is absent or empty.
+    Any,
+    /// The union of these.
+    Of(Vec<Port>),
+}
+
+/// An element of `ports`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Port {
+    /// Protocol; `TCP` where the element has none.
+    pub protocol: Protocol,
+    /// Ports of this protocol.
+    pub ports: PortRange,
+}
+
+/// Ports of one protocol.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum PortRange {
+    /// Every port.
+    All,
+    /// From the first to the last, both at least 1; use [`PortRange::numbers`] to build it.
+    Numbers(Numbers),
+    /// The container port with this name and protocol, looked up at each receiving pod.
+    Named(PortName),
+}
+
+/// Port numbers from `first` to `last`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Numbers {
+    first: u16,
+    last: u16,
+}
+
+/// Protocol of a port.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Protocol {
+    /// TCP.
+    Tcp,
+    /// UDP.
+    Udp,
+    /// SCTP.
+    Sctp,
+}
+
+/// A remark on a valid document.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Warning {
+    /// Path of the field.
+    pub field: String,
+    /// The remark, with its remedy.
+    pub text: String,
+}
+
+impl NetworkPolicy {
+    /// The blocks of its rules.
+    pub fn blocks(&self) -> impl Iterator<Item = &Block> {
+        let directions = [&self.ingress, &self.egress].into_iter();
+        let peers = directions
+            .flat_map(Direction::rules)
+            .flat_map(|rule| match &rule.peers {
+                Peers::Any => [].iter(),
+                Peers::Of(peers) => peers.iter(),
+            });
+        peers.filter_map(|peer| match peer {
+            Peer::Block(block) => Some(block),
+            Peer::Pods { .. } => None,
+        })
+    }
+}
+
+impl Direction {
+    /// Rules that allow traffic; none where the direction is open.
+    pub fn rules(&self) -> &[Rule] {
+        match self {
+            Self::Open => &[],
+            Self::Restricted(rules) => rules,
+        }
+    }
+}
+
+/// An `except` that is no part of its block, by its position.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NotAPart(pub usize);
+
+impl Block {
+    /// The block `prefix` without `except`, of which each must be smaller than `prefix` and
+    /// inside it. `path` is its field, for example `spec.egress[0].to[1].ipBlock`.
+    pub fn new(path: &str, prefix: IpNet, except: &[IpNet]) -> Result<Self, NotAPart> {
+        let (prefix, parts) = (prefix.trunc(), except.iter().map(IpNet::trunc));
+        let is_part = |part: &IpNet| prefix.contains(part) && *part != prefix;
+        match parts.clone().position(|part| !is_part(&part)) {
+            Some(at) => Err(NotAPart(at)),
+            None => Ok(Self {
+                path: path.to_owned(),
+                prefix,
+                except: parts.collect(),
+            }),
+        }
+    }
+
+    /// Its field.
+    pub fn path(&self) -> &str {
+        &self.path
+    }
+
+    /// The whole block, without host bits.
+    pub const fn prefix(&self) -> IpNet {
+        self.prefix
+    }
+
+    /// The parts left out.
+    pub const fn except(&self) -> &BTreeSet<IpNet> {
+        &self.except
+    }
+}
+
+impl PortRange {
+    /// Ports from `first` to `last`; none unless `1 <= first <= last`.
+    pub const fn numbers(first: u16, last: u16) -> Option<Self> {
+        if first == 0 || last < first {
+            return None;
+        }
+        Some(Self::Numbers(Numbers { first, last }))
+    }
+}
+
+impl Numbers {
+    /// The lowest port.
+    pub const fn first(self) -> u16 {
+        self.first
+    }
+
+    /// The highest port.
+    pub const fn last(self) -> u16 {
+        self.last
+    }
+}

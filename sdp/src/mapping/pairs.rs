@@ -1,0 +1,536 @@
+//! Every unexpired pair, kept so that the proxy can send it to an agent that comes back.
+//!
+//! One entry per endpoint, name and address. Bounded: when the table is full, the endpoint
+//! with most pairs loses those that end soonest, and they are counted. No operation on an
+//! answer walks more than that answer's addresses.
+
+mod acknowledged;
+mod pair;
+
+use std::{
+    collections::{HashMap, hash_map::Entry},
+    net::{IpAddr, SocketAddr},
+};
+
+use dns_policy::{
+    boot_time::BootTime,
+    mapping::{EndpointInstance, Mapping},
+    name::Fqdn,
+    rule::Transport,
+};
+use foldhash::quality::RandomState;
+
+use self::pair::Pair;
+pub(crate) use self::{
+    acknowledged::{Acknowledged, Session},
+    pair::AgentAck,
+};
+use super::holdings::{Holdings, Serial};
+#[cfg(test)]
+use super::steps;
+use crate::wire::answer::MAX_ADDRESSES;
+
+/// How long after its TTL a pair that no agent has made durable is still kept, seconds.
+const UNSETTLED_SECS: u64 = 300;
+
+/// How often a pair that the agent could not take yet is sent again.
+const TRIES: u8 = 30;
+
+/// While an agent is there, what is on a disk may fall behind by this part of the TTL: only if
+/// both processes are killed at once is that time lost.
+const BEHIND: u64 = 8;
+
+/// The same while none is there: answers within a second are written once.
+const BEHIND_AWAY: u64 = 1_000_000_000;
+
+/// Pairs of one name of one endpoint at most; beyond, the quarter that ends soonest goes. Four
+/// times what the agent takes of one answer, and by default of one name.
+const PER_NAME: usize = 4 * MAX_ADDRESSES;
+
+/// Pairs evicted before the largest holder is looked for again.
+const EVICTED_AT_ONCE: usize = 32;
+
+/// A name that an endpoint asked for.
+pub(crate) type Key = (EndpointInstance, Fqdn);
+
+/// What of a mapping is on no disk yet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Unwritten {
+    /// Nothing worth a write.
+    Nothing,
+    /// Pairs that last longer than a disk says.
+    Longer,
+    /// A pair that no disk knows.
+    Pair,
+}
+
+/// Where a mapping comes from.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Source {
+    Answer,
+    Leased,
+    Journal,
+}
+
+type NamesByEndpoint = HashMap<EndpointInstance, NamePairs, RandomState>;
+
+/// The table of pairs.
+#[derive(Debug)]
+pub(crate) struct PairTable {
+    /// By name first: a revocation names no endpoint.
+    names: HashMap<Fqdn, NamesByEndpoint, RandomState>,
+    holdings: Holdings<PairKey>,
+    dropped: u64,
+}
+
+#[derive(Debug)]
+struct NamePairs {
+    server: SocketAddr,
+    transport: Transport,
+    pairs: HashMap<IpAddr, Pair, RandomState>,
+}
+
+#[derive(Clone, Debug)]
+struct PairKey {
+    name: Fqdn,
+    endpoint: EndpointInstance,
+    address: IpAddr,
+}
+
+impl PairTable {
+    /// Keeps `limit` pairs at most.
+    pub(crate) fn new(limit: usize) -> Self {
+        Self {
+            names: HashMap::default(),
+            holdings: Holdings::new(limit),
+            dropped: 0,
+        }
+    }
+
+    /// Keeps a mapping's pairs; `min_ttl` is the floor of TTLs, seconds.
+    pub(crate) fn keep(&mut self, mapping: &Mapping, min_ttl: u32) {
+        self.take(mapping, min_ttl, Source::Answer);
+    }
+
+    /// The same for an answer whose pairs the agent has promised to keep open for its time.
+    pub(crate) fn keep_leased(&mut self, mapping: &Mapping, min_ttl: u32) {
+        self.take(mapping, min_ttl, Source::Leased);
+    }
+
+    /// Keeps what a journal says already; `min_ttl` as for [`Self::keep`].
+    pub(crate) fn take_over(&mut self, mapping: &Mapping, min_ttl: u32) {
+        self.take(mapping, min_ttl, Source::Journal);
+    }
+
+    fn take(&mut self, mapping: &Mapping, min_ttl: u32, source: Source) {
+        if mapping.addresses.is_empty() {
+            return;
+        }
+        let expires = mapping.seen_at.plus_secs(mapping.ttl.max(min_ttl).into());
+        let endpoint = mapping.endpoint;
+        let asked = self.names.entry(mapping.name.clone()).or_default();
+        let name = asked.entry(endpoint).or_insert_with(|| NamePairs {
+            server: mapping.server,
+            transport: mapping.transport,
+            pairs: HashMap::default(),
+        });
+        name.server = mapping.server;
+        name.transport = mapping.transport;
+        for address in &mapping.addresses {
+            #[cfg(test)]
+            steps::count();
+            match name.pairs.entry(*address) {
+                Entry::Occupied(mut found) => {
+                    let pair = found.get_mut();
+                    let fresh = Pair::new(mapping, expires, source, pair.serial);
+                    // A promise covers what it outlasts: the agent need not hear of it.
+                    if source == Source::Leased && pair.is_settled() {
+                        pair.durable.seen = pair.durable.seen.max(fresh.seen_at);
+                    }
+                    *pair = pair.merged(fresh);
+                }
+                Entry::Vacant(place) => {
+                    let key = PairKey {
+                        name: mapping.name.clone(),
+                        endpoint,
+                        address: *address,
+                    };
+                    let serial = self.holdings.enter(endpoint.into(), expires, key);
+                    place.insert(Pair::new(mapping, expires, source, serial));
+                }
+            }
+        }
+        if name.pairs.len() > PER_NAME {
+            self.trim(mapping);
+        }
+        let names = &self.names;
+        let end_of = |key: &PairKey, serial| end_of(names, key, serial);
+        self.holdings.tidy(endpoint.into(), end_of);
+        self.evict(self.holdings.excess());
+    }
+
+    /// Drops the quarter of a name's pairs that ends soonest.
+    fn trim(&mut self, mapping: &Mapping) {
+        let key = (mapping.endpoint, mapping.name.clone());
+        let Some(name) = self.name(&key) else { return };
+        let ends = name
+            .pairs
+            .iter()
+            .map(|(address, pair)| (pair.until(), *address));
+        let mut ends: Vec<_> = ends.collect();
+        let (first, ..) = ends.select_nth_unstable(PER_NAME / 4);
+        let first: Vec<IpAddr> = first.iter().map(|(_, address)| *address).collect();
+        self.retain_pairs(&key, &first, |_| false);
+        self.dropped += first.len() as u64;
+    }
+
+    /// The part of a mapping just kept that must be written; from now on it counts as written.
+    /// Pairs on the agent's disk are not written: nothing would tell the journal to release them.
+    pub(crate) fn to_write(&mut self, mapping: &Mapping, away: bool) -> Unwritten {
+        let Some(asked) = self.names.get_mut(&mapping.name) else {
+            return Unwritten::Nothing;
+        };
+        let Some(name) = asked.get_mut(&mapping.endpoint) else {
+            return Unwritten::Nothing;
+        };
+        let mut found = Unwritten::Nothing;
+        for address in &mapping.addresses {
+            #[cfg(test)]
+            steps::count();
+            let Some(pair) = name.pairs.get(address).filter(|pair| !pair.is_settled()) else {
+                continue;
+            };
+            let lasts = pair.expires.0.saturating_sub(pair.seen_at.0);
+            let slack = if away { BEHIND_AWAY } else { lasts / BEHIND };
+            let behind = |written: BootTime, now: BootTime| written.0.saturating_add(slack) < now.0;
+            if pair.written == BootTime(0) {
+                found = Unwritten::Pair;
+                break;
+            }
+            if behind(pair.written, pair.expires) || behind(pair.seen_written, pair.seen_at) {
+                found = Unwritten::Longer;
+            }
+        }
+        if found != Unwritten::Nothing {
+            for address in &mapping.addresses {
+                #[cfg(test)]
+                steps::count();
+                if let Some(pair) = name.pairs.get_mut(address)
+                    && !pair.is_settled()
+                {
+                    pair.note_written();
+                }
+            }
+        }
+        found
+    }
+
+    /// Everything that no agent has made durable and that lasts longer than a disk says; from
+    /// now on it counts as written. With each, for how many seconds it counts.
+    pub(crate) fn all_to_write(&mut self) -> Vec<(Mapping, u32)> {
+        let mut found = Vec::new();
+        for key in self.keys(false) {
+            let Some(name) = self.name_mut(&key) else {
+                continue;
+            };
+            let behind = |pair: &Pair| {
+                !pair.is_settled()
+                    && (pair.written < pair.expires || pair.seen_written < pair.seen_at)
+            };
+            if name.pairs.values().any(behind) {
+                name.pairs.values_mut().for_each(Pair::note_written);
+                found.extend(self.unexpired(&key, BootTime(0)));
+            }
+        }
+        found
+    }
+
+    /// The agent has made these pairs durable as they were sent.
+    pub(crate) fn settle(&mut self, key: &Key, addresses: &[IpAddr], ack: AgentAck) {
+        let Some(name) = self.name_mut(key) else {
+            return;
+        };
+        for address in addresses {
+            #[cfg(test)]
+            steps::count();
+            let Some(pair) = name.pairs.get_mut(address) else {
+                continue;
+            };
+            pair.durable = pair.durable.and(ack);
+            if pair.is_settled() {
+                pair.written = pair.expires;
+                pair.seen_written = pair.seen_at;
+            }
+        }
+    }
+
+    /// Releases pairs that the agent has made durable as they were sent.
+    pub(crate) fn drop_settled(&mut self, key: &Key, addresses: &[IpAddr], ack: AgentAck) {
+        self.settle(key, addresses, ack);
+        self.retain_pairs(key, addresses, |pair| !pair.is_settled());
+    }
+
+    /// The agent never accepts these pairs as they were sent. It may accept pairs that were seen again since.
+    pub(crate) fn forget(&mut self, key: &Key, addresses: &[IpAddr], ack: AgentAck) {
+        self.retain_pairs(key, addresses, |pair| pair.seen_at > ack.seen);
+    }
+
+    /// Whether it is worth sending these pairs again after the agent could not
+    /// take them yet; those tried too often are dropped.
+    pub(crate) fn retry(&mut self, key: &Key, addresses: &[IpAddr]) -> bool {
+        let mut any = false;
+        self.retain_pairs(key, addresses, |pair| {
+            pair.tries = pair.tries.saturating_add(1);
+            let again = pair.tries < TRIES;
+            any |= again;
+            again
+        });
+        any
+    }
+
+    fn name(&self, key: &Key) -> Option<&NamePairs> {
+        self.names.get(&key.1)?.get(&key.0)
+    }
+
+    fn name_mut(&mut self, key: &Key) -> Option<&mut NamePairs> {
+        self.names.get_mut(&key.1)?.get_mut(&key.0)
+    }
+
+    /// The agent takes these pairs back, from whichever endpoint: without a
+    /// name all of them, without addresses all of the name.
+    pub(crate) fn revoke(&mut self, name: Option<&Fqdn>, addresses: &[IpAddr]) {
+        let Some(name) = name else {
+            self.names.clear();
+            self.holdings.clear();
+            return;
+        };
+        let Some(asked) = self.names.get(name) else {
+            return;
+        };
+        let keys: Vec<Key> = asked.keys().map(|by| (*by, name.clone())).collect();
+        for key in keys {
+            if addresses.is_empty() {
+                let pairs = self.name(&key).map(|name| &name.pairs);
+                let all: Vec<_> = pairs.into_iter().flat_map(HashMap::keys).copied().collect();
+                self.retain_pairs(&key, &all, |_| false);
+            } else {
+                self.retain_pairs(&key, addresses, |_| false);
+            }
+        }
+    }
+
+    /// Of these addresses of a name.
+    fn retain_pairs(
+        &mut self,
+        key: &Key,
+        addresses: &[IpAddr],
+        mut keep: impl FnMut(&mut Pair) -> bool,
+    ) {
+        let Some(asked) = self.names.get_mut(&key.1) else {
+            return;
+        };
+        let Some(name) = asked.get_mut(&key.0) else {
+            return;
+        };
+        for address in addresses {
+            #[cfg(test)]
+            steps::count();
+            if let Some(pair) = name.pairs.get_mut(address)
+                && !keep(pair)
+            {
+                name.pairs.remove(address);
+                self.holdings.leave(key.0.into());
+            }
+        }
+        if name.pairs.is_empty() {
+            asked.remove(&key.0);
+            if asked.is_empty() {
+                self.names.remove(&key.1);
+            }
+        }
+    }
+
+    /// Drops what has expired.
+    pub(crate) fn expire(&mut self, now: BootTime) {
+        let names = &self.names;
+        let ended = self
+            .holdings
+            .ended(now, |key, serial| end_of(names, key, serial));
+        self.remove(&ended);
+    }
+
+    fn remove(&mut self, pairs: &[PairKey]) {
+        for pair in pairs {
+            let key = (pair.endpoint, pair.name.clone());
+            self.retain_pairs(&key, &[pair.address], |_| false);
+        }
+    }
+
+    fn all(&self) -> impl Iterator<Item = (&Fqdn, &EndpointInstance, &NamePairs)> {
+        let names = self.names.iter();
+        names.flat_map(|(name, asked)| asked.iter().map(move |(by, pairs)| (name, by, pairs)))
+    }
+
+    /// Drops a sixteenth of all.
+    pub(crate) fn shrink(&mut self) {
+        self.evict((self.len() / 16).max(1));
+    }
+
+    /// Drops pairs: always of the endpoint that has most, those that end soonest.
+    fn evict(&mut self, mut excess: usize) {
+        while excess > 0 {
+            let names = &self.names;
+            let most = excess.min(EVICTED_AT_ONCE);
+            let end_of = |key: &PairKey, serial| end_of(names, key, serial);
+            let evicted = self.holdings.of_largest(most, end_of);
+            if evicted.is_empty() {
+                return;
+            }
+            self.remove(&evicted);
+            excess = excess.saturating_sub(evicted.len());
+            self.dropped += evicted.len() as u64;
+        }
+    }
+
+    /// Names to send again: those that no agent has made durable, or all.
+    pub(crate) fn keys(&self, all: bool) -> Vec<Key> {
+        self.all()
+            .filter(|(_, _, pairs)| all || pairs.pairs.values().any(|pair| !pair.is_settled()))
+            .map(|(name, by, _)| (*by, name.clone()))
+            .collect()
+    }
+
+    /// A name's pairs as mappings to send again: one per instant and TTL.
+    pub(crate) fn replay(&self, key: &Key, now: BootTime) -> Vec<Mapping> {
+        let found = self.unexpired(key, now).into_iter();
+        found.map(|(mapping, _)| mapping).collect()
+    }
+
+    /// A name's pairs as mappings, and for how many seconds from `seen_at` each counts.
+    pub(crate) fn unexpired(&self, key: &Key, now: BootTime) -> Vec<(Mapping, u32)> {
+        self.mappings(key, |pair| pair.until() > now)
+    }
+
+    /// Some of a name's pairs as mappings, and for how many seconds from `seen_at` each counts.
+    pub(crate) fn of(&self, key: &Key, addresses: &[IpAddr]) -> Vec<(Mapping, u32)> {
+        let Some(name) = self.name(key) else {
+            return Vec::new();
+        };
+        let pairs = addresses.iter().copied();
+        name.mappings(
+            key,
+            pairs.filter_map(|address| Some((address, name.pairs.get(&address)?))),
+        )
+    }
+
+    /// Those of a mapping's pairs that no agent has made durable.
+    pub(crate) fn undurable(&self, mapping: &Mapping) -> Vec<IpAddr> {
+        let asked = self.names.get(&mapping.name);
+        let Some(name) = asked.and_then(|asked| asked.get(&mapping.endpoint)) else {
+            return Vec::new();
+        };
+        let is_undurable = |address: &&IpAddr| {
+            #[cfg(test)]
+            steps::count();
+            name.pairs
+                .get(*address)
+                .is_some_and(|pair| !pair.is_settled())
+        };
+        mapping
+            .addresses
+            .iter()
+            .filter(is_undurable)
+            .copied()
+            .collect()
+    }
+
+    /// What an endpoint has learned of a name since an agent last made it durable.
+    pub(crate) fn unsettled(&self, key: &Key) -> Vec<Mapping> {
+        let found = self.mappings(key, |pair| !pair.is_settled()).into_iter();
+        found
+            .map(|(mapping, _)| Mapping {
+                replayed: false,
+                ..mapping
+            })
+            .collect()
+    }
+
+    fn mappings(&self, key: &Key, which: impl Fn(&Pair) -> bool) -> Vec<(Mapping, u32)> {
+        let Some(name) = self.name(key) else {
+            return Vec::new();
+        };
+        let pairs = name.pairs.iter().map(|(address, pair)| (*address, pair));
+        name.mappings(key, pairs.filter(|(_, pair)| which(pair)))
+    }
+
+    /// Number of pairs kept.
+    pub(crate) fn len(&self) -> usize {
+        self.holdings.len()
+    }
+
+    /// Whether nothing is kept.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Pairs dropped because there were too many.
+    pub(crate) fn dropped(&self) -> u64 {
+        self.dropped
+    }
+}
+
+impl NamePairs {
+    /// One mapping per instant, TTL and [`MAX_ADDRESSES`].
+    fn mappings<'p>(
+        &self,
+        key: &Key,
+        pairs: impl Iterator<Item = (IpAddr, &'p Pair)>,
+    ) -> Vec<(Mapping, u32)> {
+        let mut found: Vec<(Mapping, u32)> = Vec::new();
+        let mut open = HashMap::<_, usize, RandomState>::default();
+        for (address, pair) in pairs {
+            #[cfg(test)]
+            steps::count();
+            let lasts = pair.lasts();
+            let at = open.entry((pair.seen_at, pair.ttl, lasts));
+            let at = at.or_insert(found.len());
+            match found.get_mut(*at) {
+                Some((mapping, _)) if mapping.addresses.len() < MAX_ADDRESSES => {
+                    mapping.addresses.push(address);
+                }
+                _ => {
+                    *at = found.len();
+                    let mapping = Mapping {
+                        endpoint: key.0,
+                        name: key.1.clone(),
+                        addresses: vec![address],
+                        ttl: pair.ttl,
+                        seen_at: pair.seen_at,
+                        rcode: 0,
+                        server: self.server,
+                        transport: self.transport,
+                        replayed: true,
+                    };
+                    found.push((mapping, lasts));
+                }
+            }
+        }
+        for (mapping, _) in &mut found {
+            mapping.addresses.sort_unstable();
+        }
+        found
+    }
+}
+
+fn end_of(
+    names: &HashMap<Fqdn, NamesByEndpoint, RandomState>,
+    key: &PairKey,
+    serial: Serial,
+) -> Option<BootTime> {
+    let name = names.get(&key.name)?.get(&key.endpoint)?;
+    let pair = name.pairs.get(&key.address)?;
+    (pair.serial == serial).then(|| pair.until())
+}
+
+#[cfg(test)]
+pub(crate) mod tests;

@@ -1,0 +1,120 @@
+//! One pair of a name and an address, as one endpoint learned it.
+
+use dns_policy::{boot_time::BootTime, mapping::Mapping};
+
+use super::{Source, UNSETTLED_SECS, acknowledged::Acknowledged};
+use crate::mapping::holdings::Serial;
+
+/// The state of a pair as it was sent to an agent, which acknowledges it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct AgentAck {
+    /// When they were seen.
+    pub seen: BootTime,
+    /// Until when they count.
+    pub until: BootTime,
+}
+
+impl AgentAck {
+    pub(super) fn and(self, other: Self) -> Self {
+        Self {
+            seen: self.seen.max(other.seen),
+            until: self.until.max(other.until),
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Pair {
+    /// Its place among those that end.
+    pub(super) serial: Serial,
+    /// Of the answer that came last, whichever lasts longest.
+    pub(super) seen_at: BootTime,
+    pub(super) ttl: u32,
+    pub(super) expires: BootTime,
+    /// The durable part: the last and the longest of the answers that were sent to an agent. Each
+    /// answer is sent unchanged, so these may be two answers.
+    pub(super) durable: AgentAck,
+    /// What an agent without leases has acknowledged.
+    pub(super) acknowledged: Acknowledged,
+    pub(super) tries: u8,
+    /// Until when a disk, the agent's or the journal's, says that it counts.
+    pub(super) written: BootTime,
+    /// When it was seen as far as a disk knows.
+    pub(super) seen_written: BootTime,
+}
+
+impl Pair {
+    pub(super) fn new(
+        mapping: &Mapping,
+        expires: BootTime,
+        source: Source,
+        serial: Serial,
+    ) -> Self {
+        let on_disk = |instant| match source {
+            Source::Journal => instant,
+            Source::Answer | Source::Leased => BootTime(0),
+        };
+        Self {
+            serial,
+            seen_at: mapping.seen_at,
+            ttl: mapping.ttl,
+            expires,
+            durable: AgentAck::default(),
+            acknowledged: Acknowledged::default(),
+            tries: 0,
+            written: on_disk(expires),
+            seen_written: on_disk(mapping.seen_at),
+        }
+    }
+
+    /// Merging two answers keeps the later `seen_at` and the later expiry: what an agent forgot
+    /// on purpose before the last one is open again because of it.
+    pub(super) fn merged(self, fresh: Self) -> Self {
+        let (longer, shorter) = if self.expires <= fresh.expires {
+            (fresh, self)
+        } else {
+            (self, fresh)
+        };
+        let mut merged = longer;
+        if shorter.seen_at > longer.seen_at {
+            merged.seen_at = shorter.seen_at;
+            merged.ttl = seconds_between(merged.seen_at, merged.expires);
+        }
+        merged.serial = self.serial;
+        merged.acknowledged = self.acknowledged;
+        merged.durable = self.durable.and(fresh.durable);
+        merged.written = self.written.max(fresh.written);
+        merged.seen_written = self.seen_written.max(fresh.seen_written);
+        merged
+    }
+
+    /// From the last answer to the end, whole seconds.
+    pub(super) fn lasts(&self) -> u32 {
+        seconds_between(self.seen_at, self.expires)
+    }
+
+    pub(super) fn is_settled(&self) -> bool {
+        self.expires <= self.durable.until && self.seen_at <= self.durable.seen
+    }
+
+    /// Until when it is kept.
+    pub(super) fn until(&self) -> BootTime {
+        if self.is_settled() {
+            self.expires
+        } else {
+            self.expires.plus_secs(UNSETTLED_SECS)
+        }
+    }
+
+    /// A disk says all of it.
+    pub(super) fn note_written(&mut self) {
+        self.written = self.written.max(self.expires);
+        self.seen_written = self.seen_at;
+    }
+}
+
+/// Rounded up: a pair that is sent again must not end sooner.
+fn seconds_between(from: BootTime, to: BootTime) -> u32 {
+    let seconds = to.0.saturating_sub(from.0).div_ceil(1_000_000_000);
+    u32::try_from(seconds).unwrap_or(u32::MAX)
+}

@@ -1,0 +1,136 @@
+//! The state of the process that its parts, the admin socket and the metrics read.
+
+use std::{sync::Arc, time::Instant};
+
+use dns_policy::table::PolicyHandle;
+use parking_lot::Mutex;
+
+use crate::{
+    config::Config,
+    drain::Drain,
+    gate::Gate,
+    journal::Journal,
+    link::state::LinkState,
+    maps::PinnedMaps,
+    privileges::Privileges,
+    query_log::{QueryLog, QueryLogStats},
+    query_report::QueryReports,
+    ready::{Need, Readiness},
+    recent_warnings::RecentWarnings,
+    restore::Skipped,
+    rules_journal::RulesJournal,
+    sink::LinkSink,
+    stats::Stats,
+    steering::SteeringStatus,
+    transparent::Transparent,
+};
+
+/// State that every part of the process may read.
+#[derive(Debug)]
+pub struct Shared {
+    /// Configuration.
+    pub config: Config,
+    /// The pinned maps.
+    pub maps: Arc<PinnedMaps>,
+    /// Rules in force.
+    pub policy: Arc<PolicyHandle>,
+    /// Sends mappings to the agent.
+    pub sink: Arc<LinkSink>,
+    /// File of the mappings that no agent has made durable.
+    pub journal: Arc<Journal>,
+    /// Reports of queries, which only an agent of Cilium receives.
+    pub reports: Arc<QueryReports>,
+    /// File of a Cilium agent's rules, for a start without the agent.
+    pub rules_journal: Arc<RulesJournal>,
+    /// State of the link to the agent.
+    pub link: Arc<LinkState>,
+    /// Conditions that are missing for readiness.
+    pub ready: Readiness,
+    /// Whether queries can be answered.
+    pub gate: Gate,
+    /// Phases of the drain.
+    pub drain: Drain,
+    /// Counters of the main path.
+    pub stats: Stats,
+    /// Endpoints' files that were not used.
+    pub skipped_files: Mutex<Vec<Skipped>>,
+    /// Source address of forwarded queries.
+    pub transparent: Transparent,
+    /// State of steering for this process.
+    pub steering: Mutex<SteeringStatus>,
+    /// Privileges of the process after its start.
+    pub privileges: Privileges,
+    /// Recent warnings and errors.
+    pub recent_warnings: RecentWarnings,
+    /// The query log, if it is on.
+    pub query_log: Option<Arc<QueryLog>>,
+    /// Counters of the query log; zero while it is off.
+    pub query_log_stats: QueryLogStats,
+    /// When the process started.
+    pub started: Instant,
+}
+
+impl Shared {
+    /// State of a proxy that does not run.
+    pub(crate) fn idle(config: Config) -> Self {
+        let none = QueryLogStats::default();
+        Self::new(
+            config,
+            Privileges::default(),
+            RecentWarnings::default(),
+            (None, none),
+            Gate::default(),
+        )
+    }
+
+    pub(crate) fn new(
+        config: Config,
+        privileges: Privileges,
+        recent_warnings: RecentWarnings,
+        query_log: (Option<Arc<QueryLog>>, QueryLogStats),
+        gate: Gate,
+    ) -> Self {
+        let ready = Readiness::default();
+        ready.block(Need::Listeners, "not bound yet");
+        ready.block(
+            Need::Rules,
+            "neither the agent nor a file has given any yet",
+        );
+        let maps = PinnedMaps::open(&config.bpf_root, config.ipv4 && config.ipv6);
+        note_maps(&ready, &maps);
+        let journal = Arc::new(Journal::default());
+        let (min_ttl, max_delay) = (config.min_ttl, config.response_max_delay);
+        let sink = LinkSink::with_journal(min_ttl, max_delay, Arc::clone(&journal))
+            .with_acknowledgements(config.acknowledgements);
+        Self {
+            maps: Arc::new(maps),
+            policy: Arc::new(PolicyHandle::new()),
+            sink: Arc::new(sink),
+            journal,
+            reports: Arc::default(),
+            rules_journal: Arc::default(),
+            link: Arc::new(LinkState::new(ready.clone())),
+            ready,
+            gate,
+            drain: Drain::default(),
+            stats: Stats::default(),
+            skipped_files: Mutex::default(),
+            transparent: Transparent::new(config.transparent, config.transparent_outside),
+            steering: Mutex::new(SteeringStatus::Unavailable("not joined yet".to_owned())),
+            privileges,
+            recent_warnings,
+            query_log: query_log.0,
+            query_log_stats: query_log.1,
+            started: Instant::now(),
+            config,
+        }
+    }
+}
+
+/// Notes whether the pinned maps can be read.
+pub(crate) fn note_maps(ready: &Readiness, maps: &PinnedMaps) {
+    match maps.problem() {
+        Some(problem) => ready.block(Need::Endpoints, problem),
+        None => ready.unblock(Need::Endpoints),
+    }
+}

@@ -1,0 +1,421 @@
+//! The mapping sink of a standalone proxy: decides at once whether an answer
+//! may go, and keeps what has to reach the agent.
+//!
+//! ```text
+//!  proxy ─ learn ─► kept (until durable) + leases ──► Leased │ AgentAway │ Held
+//!                     │ queued: held answers, then those released already, refreshes, replays
+//!                     ▼
+//!               next_batch ─► link::mapping_stream ─► agent
+//!                     ▲ results, revocations ◄──────────┘
+//! ```
+
+mod exchange;
+mod later;
+mod state;
+mod turns;
+
+use std::{
+    net::IpAddr,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use arc_swap::ArcSwapOption;
+use dns_policy::{
+    boot_time::BootTime,
+    epoch::Epoch,
+    mapping::{Mapping, Realised},
+    name::Fqdn,
+};
+use parking_lot::Mutex;
+use tokio::sync::Notify;
+
+pub use exchange::{
+    Acknowledgements, Batch, Grant, MappingResult, Outgoing, Promise, Room, SinkStats, SinkStatus,
+};
+
+#[cfg(test)]
+pub(crate) use self::state::KEPT as KEPT_PAIRS;
+use self::state::{Calls, State, call};
+use crate::{
+    journal::{Journal, Written},
+    link_stream::ReadNow,
+    mapping::{MappingSink, OnRealised, Release},
+    query_report::QueryReport,
+    shared_tasks::SharedTasks,
+};
+
+/// Held answers in a row for which the link heard no result in time: the agent counts as hung.
+const HUNG_AFTER: u32 = 3;
+
+/// How often a process that is leaving looks for answers.
+const POLL_INTERVAL: Duration = Duration::from_millis(10);
+
+/// See the module.
+pub struct LinkSink {
+    state: Mutex<State>,
+    journal: Arc<Journal>,
+    /// Changed under the lock of `state`, before the change is sent.
+    leases_version: AtomicU64,
+    work: Notify,
+    /// The tasks of the link that move mappings, and its socket, if any thread may poll them.
+    link: ArcSwapOption<(SharedTasks, ReadNow)>,
+    stats: SinkStats,
+    max_delay: Duration,
+}
+
+impl LinkSink {
+    /// `min_ttl`: floor of TTLs in seconds until an agent says its own;
+    /// `max_delay`: how long an answer is held at most.
+    pub fn new(min_ttl: u32, max_delay: Duration) -> Self {
+        Self::with_journal(min_ttl, max_delay, Arc::default())
+    }
+
+    /// The same, with a journal for what no agent has made durable.
+    pub fn with_journal(min_ttl: u32, max_delay: Duration, journal: Arc<Journal>) -> Self {
+        Self {
+            state: Mutex::new(State::new(min_ttl, Arc::clone(&journal))),
+            journal,
+            leases_version: AtomicU64::new(0),
+            work: Notify::new(),
+            link: ArcSwapOption::empty(),
+            stats: SinkStats::default(),
+            max_delay,
+        }
+    }
+
+    /// The same, with what acknowledgements of an agent without leases count for.
+    #[must_use]
+    pub fn with_acknowledgements(self, count: Acknowledgements) -> Self {
+        self.state.lock().acknowledgements = count;
+        self
+    }
+
+    /// Counters.
+    pub fn stats(&self) -> &SinkStats {
+        &self.stats
+    }
+
+    /// How it stands.
+    pub fn status(&self) -> SinkStatus {
+        let state = self.state.lock();
+        SinkStatus {
+            kept: state.pairs.len(),
+            dropped: state.pairs.dropped(),
+            leases: state.leases.len(),
+            queued: state.queued(),
+            in_flight: state.in_flight.len(),
+            agent_hung: state.agent.is_some() && state.late_in_a_row >= HUNG_AFTER,
+        }
+    }
+
+    /// A stream to an agent is up. Of a new epoch: everything kept is sent
+    /// again; of the same: what it has not made durable.
+    pub fn agent_up(&self, epoch: Epoch, min_ttl: Option<u32>) {
+        let mut state = self.state.lock();
+        let all = state.last_agent.as_ref() != Some(&epoch);
+        state.leases.clear();
+        state.begin_session();
+        self.leases_changed();
+        state.replays.clear();
+        for key in state.pairs.keys(all) {
+            state.replays.push(key);
+        }
+        state.retries.clear();
+        state.last_agent = Some(epoch.clone());
+        state.agent = Some(epoch);
+        state.late_in_a_row = 0;
+        if let Some(min_ttl) = min_ttl {
+            state.min_ttl = min_ttl;
+        }
+        drop(state);
+        self.work.notify_one();
+    }
+
+    /// The stream is gone: held answers are released, leases are void (no
+    /// revocation could reach us).
+    pub fn agent_down(&self) {
+        let mut state = self.state.lock();
+        if state.agent.take().is_some() {
+            state.write_rest();
+        }
+        state.leases.clear();
+        state.begin_session();
+        self.leases_changed();
+        state.refreshes.clear();
+        state.renewals.clear();
+        let _ = state.beside.take_while(|_| true);
+        state.besides.clear();
+        state.replays.clear();
+        state.retries.clear();
+        state.revoked.clear();
+        let queued = state.live.take_while(|_| true);
+        state.queued.clear();
+        state.in_flight.clear();
+        state.on_wire.clear();
+        state.others_on_wire = 0;
+        state.undurable.clear();
+        let held = std::mem::take(&mut state.held);
+        drop(state);
+        for (_, waiting) in queued {
+            (waiting.on_realised)(Realised::AgentAway);
+        }
+        for held in held.into_values() {
+            (held.on_realised)(Realised::AgentAway);
+        }
+    }
+
+    /// Rules of this revision are in force: older leases do not count any more.
+    pub fn rules_applied(&self, epoch: Epoch, revision: u64) {
+        let mut state = self.state.lock();
+        state.rules = Some((epoch, revision));
+        self.leases_changed();
+    }
+
+    /// Revision of the rules by which leases are judged.
+    pub fn rules_revision(&self) -> Option<u64> {
+        self.state
+            .lock()
+            .rules
+            .as_ref()
+            .map(|(_, revision)| *revision)
+    }
+
+    /// Waits until [`Self::next_batch`] may have something.
+    pub async fn has_work(&self) {
+        self.work.notified().await;
+    }
+
+    /// The tasks that [`Self::has_work`] wakes, and the socket that they read:
+    /// [`MappingSink::push`] and [`MappingSink::exchange`] poll them from now on.
+    pub fn share_tasks(&self, link: Option<(SharedTasks, ReadNow)>) {
+        self.link.store(link.map(Arc::new));
+    }
+
+    /// What to send now.
+    pub fn next_batch(&self, now: BootTime) -> Batch {
+        self.next_batch_in(now, Room::default())
+    }
+
+    /// The same, no more than there is room for.
+    pub fn next_batch_in(&self, now: BootTime, room: Room) -> Batch {
+        let mut calls = Calls::new();
+        let mut state = self.state.lock();
+        if state.agent.is_none() {
+            return Batch::default();
+        }
+        let late = state.expire_queued(now, self.max_delay, &mut calls);
+        let (batch, more) = state.next_batch(now, room, &self.stats, &mut calls);
+        drop(state);
+        self.journal.nudge();
+        self.stats.late.add(late);
+        call(calls);
+        if more {
+            self.work.notify_one();
+        }
+        batch
+    }
+
+    /// The link has just read all that the agent had sent, and waits for more. What the agent
+    /// has not answered by then is late because of the agent. Call often while
+    /// [`Self::is_waiting`].
+    pub fn read_all(&self, now: BootTime) {
+        self.state.lock().read_at = now;
+    }
+
+    /// Whether an answer waits for a result of the agent.
+    pub fn is_waiting(&self) -> bool {
+        self.state.lock().is_waiting()
+    }
+
+    /// The agent's results: for each sequence one when it is realised or
+    /// refused, and perhaps another one when it is durable.
+    pub fn results(&self, results: Vec<MappingResult>) {
+        let mut calls = Calls::new();
+        let mut state = self.state.lock();
+        let at = state::Moment {
+            now: BootTime::now(),
+            max_delay: self.max_delay,
+        };
+        for result in results {
+            if state.settle(&result) || !state.result(&result, at, &mut calls) {
+                continue;
+            }
+            let counter = match result.result {
+                Ok(_) => &self.stats.realised,
+                Err(_) => &self.stats.refused,
+            };
+            counter.add(1);
+        }
+        let may_send = state.has_queued();
+        drop(state);
+        call(calls);
+        self.journal.nudge();
+        if may_send {
+            self.work.notify_one();
+        }
+    }
+
+    /// The agent let a mapping go without a result. That is no sign of life.
+    pub fn no_result(&self, sequence: u64) {
+        if self.state.lock().no_result(sequence) {
+            self.stats.refused.add(1);
+        }
+    }
+
+    /// Takes leases back, forgets the pairs, and queues the acknowledgement.
+    ///
+    /// Nothing that was learnt before goes out any more: it would open again
+    /// what the agent closes. Held answers do, for their clients wait.
+    pub fn revoke(&self, id: u64, name: Option<&Fqdn>, addresses: &[IpAddr]) {
+        let mut state = self.state.lock();
+        state.revoke(name, addresses);
+        self.leases_changed();
+        state.revoked.push(id);
+        drop(state);
+        self.stats.revocations.add(1);
+        self.work.notify_one();
+    }
+
+    /// Housekeeping; call about once a second.
+    pub fn tick(&self, now: BootTime) {
+        let mut calls = Calls::new();
+        let mut state = self.state.lock();
+        state.expire(now);
+        let retries = std::mem::take(&mut state.retries);
+        for key in retries {
+            state.replays.push(key);
+        }
+        let late = state.expire_held(now, self.max_delay, &mut calls)
+            + state.expire_queued(now, self.max_delay, &mut calls);
+        drop(state);
+        self.stats.late.add(late);
+        call(calls);
+        self.work.notify_one();
+    }
+
+    /// Adopts the mappings of another proxy's journal; this proxy's own journal has them already.
+    pub fn adopt(&self, written: &[Written]) {
+        let mut state = self.state.lock();
+        for (mapping, lasts) in written {
+            state.adopt(mapping, *lasts);
+        }
+        drop(state);
+        self.work.notify_one();
+    }
+
+    /// For a process that is leaving: from now on nothing waits to be sent
+    /// together. Ends when the agent has answered everything, is away, hangs,
+    /// or has answered nothing for `silent`; says how much it left unanswered.
+    pub async fn finish(&self, silent: Duration) -> usize {
+        self.state.lock().flushing = true;
+        self.work.notify_one();
+        let mut left = self.unanswered();
+        let mut since = tokio::time::Instant::now();
+        while left > 0 {
+            tokio::time::sleep(POLL_INTERVAL.min(silent)).await;
+            let now = self.unanswered();
+            if now != left {
+                left = now;
+                since = tokio::time::Instant::now();
+            } else if since.elapsed() >= silent {
+                break;
+            }
+        }
+        left
+    }
+
+    /// Some lease, or what it is judged by, is not what it was.
+    fn leases_changed(&self) {
+        self.leases_version.fetch_add(1, Ordering::Release);
+    }
+
+    /// Mappings that the agent has not answered yet; 0 if it is away or hangs.
+    fn unanswered(&self) -> usize {
+        let state = self.state.lock();
+        if state.agent.is_none() || state.late_in_a_row >= HUNG_AFTER {
+            return 0;
+        }
+        state.queued() + state.in_flight.len()
+    }
+}
+
+impl LinkSink {
+    /// [`MappingSink::learn`] at a given instant.
+    pub fn learn_at(&self, mapping: Mapping, on_realised: OnRealised, now: BootTime) -> Release {
+        self.take((mapping, None), on_realised, now)
+    }
+
+    fn take(
+        &self,
+        learned: (Mapping, Option<Box<QueryReport>>),
+        on_realised: OnRealised,
+        now: BootTime,
+    ) -> Release {
+        let mut calls = Calls::new();
+        let mut state = self.state.lock();
+        let late = state.expire_held(now, self.max_delay, &mut calls);
+        let at = state::Moment {
+            now,
+            max_delay: self.max_delay,
+        };
+        let (release, counter) = state.learn(learned, on_realised, at, &self.stats);
+        // A mapping without a waiting answer is sent when the sender looks next: waking it
+        // for each leased answer would cost more than the answer.
+        let urgent = release == Release::Held || state.flushing || !state.beside.is_empty();
+        drop(state);
+        counter.add(1);
+        self.stats.late.add(late);
+        call(calls);
+        if urgent {
+            self.work.notify_one();
+        }
+        release
+    }
+}
+
+impl MappingSink for LinkSink {
+    fn learn(&self, mapping: Mapping, on_realised: OnRealised) -> Release {
+        self.learn_at(mapping, on_realised, BootTime::now())
+    }
+
+    fn learn_reported(
+        &self,
+        mapping: Mapping,
+        report: Option<Box<QueryReport>>,
+        on_realised: OnRealised,
+    ) -> Release {
+        self.take((mapping, report), on_realised, BootTime::now())
+    }
+
+    fn push(&self) {
+        if let Some((tasks, _)) = self.link.load().as_deref() {
+            tasks.poll_woken();
+        }
+    }
+
+    fn exchange(&self) {
+        if let Some((tasks, read_now)) = self.link.load().as_deref() {
+            read_now.request();
+            tasks.poll_woken();
+        }
+    }
+
+    fn leases_version(&self) -> Option<u64> {
+        Some(self.leases_version.load(Ordering::Acquire))
+    }
+}
+
+impl std::fmt::Debug for LinkSink {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("LinkSink")
+            .field("status", &self.status())
+            .finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests;

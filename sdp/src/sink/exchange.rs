@@ -1,0 +1,147 @@
+//! Messages between the sink and the link, and the state of the sink for `status`.
+
+use dns_policy::{
+    boot_time::BootTime,
+    mapping::{Mapping, Refusal},
+};
+
+use crate::{query_report::QueryReport, stats::Count};
+
+/// Result of a mapping that the sink sent.
+#[derive(Clone, Debug)]
+pub struct MappingResult {
+    /// Sequence of the mapping.
+    pub sequence: u64,
+    /// What the agent grants for a realised mapping, or why it is not realised.
+    pub result: Result<Grant, Refusal>,
+}
+
+/// What an agent grants with a realised mapping.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Grant {
+    /// Whether a restart of the agent would restore it.
+    pub durable: bool,
+    /// How long its pairs stay plumbed.
+    pub promise: Promise,
+    /// Policy revision under which it was realised.
+    pub revision: u64,
+}
+
+/// How long an agent keeps the pairs of a mapping that it realised.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Promise {
+    /// The agent gives no time.
+    None,
+    /// A lease: until then, unless the agent revokes it first.
+    Until(BootTime),
+    /// As long as the TTL that it was sent, for the endpoint of the mapping (FQDNData).
+    ForItsTtl,
+}
+
+/// What an acknowledgement of [`Promise::ForItsTtl`] counts for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Acknowledgements {
+    /// The same answer to the same endpoint as well, while the TTL runs.
+    #[default]
+    Reused,
+    /// The answer that it is about.
+    CountOnce,
+}
+
+impl Promise {
+    /// A lease that ends then, or none.
+    pub fn of_lease(end: Option<BootTime>) -> Self {
+        end.map_or(Self::None, Self::Until)
+    }
+}
+
+/// A mapping on its way out.
+#[derive(Clone, Debug)]
+pub struct Outgoing {
+    /// Ascending per stream.
+    pub sequence: u64,
+    /// The mapping.
+    pub mapping: Mapping,
+    /// No answer waits for the result.
+    pub leased: bool,
+    /// What else there is to say of the answer it is from.
+    pub report: Option<Box<QueryReport>>,
+}
+
+/// How many mappings there is room for.
+#[derive(Clone, Copy, Debug)]
+pub struct Room {
+    /// Of answers that clients wait for.
+    pub live: usize,
+    /// Others, approximately.
+    pub others: usize,
+}
+
+impl Default for Room {
+    /// For as many as a batch takes.
+    fn default() -> Self {
+        Self {
+            live: usize::MAX,
+            others: usize::MAX,
+        }
+    }
+}
+
+/// What to send next.
+#[derive(Clone, Debug, Default)]
+pub struct Batch {
+    /// Mappings, live ones first.
+    pub mappings: Vec<Outgoing>,
+    /// Revocations carried out.
+    pub revoked: Vec<u64>,
+}
+
+impl Batch {
+    /// Whether there is nothing to send.
+    pub fn is_empty(&self) -> bool {
+        self.mappings.is_empty() && self.revoked.is_empty()
+    }
+}
+
+/// Counters of the sink.
+#[derive(Clone, Debug, Default)]
+pub struct SinkStats {
+    /// Answers released because each pair was leased, or acknowledged; the same again within
+    /// `mapping::repeat::WITHIN` is not counted here.
+    pub leased: Count,
+    /// Answers held for a result.
+    pub held: Count,
+    /// Answers released because there was no agent.
+    pub agent_away: Count,
+    /// Answers released because the agent counted as hung.
+    pub agent_hung: Count,
+    /// Answers released because too many of their endpoint's waited to be sent.
+    pub queue_full: Count,
+    /// Held answers whose result did not come in time.
+    pub late: Count,
+    /// Mappings realised.
+    pub realised: Count,
+    /// Mappings refused, not realised, or without a result.
+    pub refused: Count,
+    /// Mappings sent again from the table.
+    pub replayed: Count,
+    /// Revocations carried out.
+    pub revocations: Count,
+}
+
+/// The sink as it stands, for people.
+#[derive(Clone, Debug, serde::Serialize, serde::Deserialize)]
+pub struct SinkStatus {
+    /// Pairs kept.
+    pub kept: usize,
+    /// Pairs dropped because there were too many.
+    pub dropped: u64,
+    /// Pairs with a lease.
+    pub leases: usize,
+    /// Mappings not yet sent.
+    pub queued: usize,
+    /// Mappings without a result yet.
+    pub in_flight: usize,
+    /// Whether the agent counts as hung.
+    pub agent_hung: bool,
+}

@@ -1,0 +1,69 @@
+//! Names to send some time after they were queued, so that what is new of one name goes together.
+
+use std::time::Duration;
+
+use daemon::quota::Quota;
+use dns_policy::boot_time::BootTime;
+
+use super::turns::Names;
+use crate::mapping::pairs::Key;
+
+/// Names at most, in shares.
+const LIMIT: usize = 32_768;
+
+pub(super) struct Later {
+    names: Names,
+    queued: Quota,
+    /// When the first of them was queued.
+    since: Option<BootTime>,
+    after: Duration,
+}
+
+impl Later {
+    /// Each name waits for `after` at most.
+    pub(super) fn new(after: Duration) -> Self {
+        Self {
+            names: Names::default(),
+            queued: Quota::new(LIMIT),
+            since: None,
+            after,
+        }
+    }
+
+    /// Queues a name once. Without room it is kept, and goes out with the next replay.
+    pub(super) fn push(&mut self, key: Key, now: BootTime) {
+        if !self.names.contains(&key) && self.queued.take(key.0.into(), 1) {
+            self.names.push(key);
+            self.since.get_or_insert(now);
+        }
+    }
+
+    /// Whether the first name has waited long enough by `now`.
+    pub(super) fn is_due(&self, now: BootTime) -> bool {
+        self.since
+            .is_some_and(|since| now >= since.plus(self.after))
+    }
+
+    /// The next one, if they are due.
+    pub(super) fn pop(&mut self, now: BootTime) -> Option<Key> {
+        if !self.is_due(now) {
+            return None;
+        }
+        let key = self.names.pop()?;
+        self.queued.give_back(key.0.into(), 1);
+        if self.names.is_empty() {
+            self.since = None;
+        }
+        Some(key)
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.names.len()
+    }
+
+    pub(super) fn clear(&mut self) {
+        self.names.clear();
+        self.queued.clear();
+        self.since = None;
+    }
+}

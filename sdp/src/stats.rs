@@ -1,0 +1,284 @@
+//! Counters of the main path. Every thread writes to memory of its own; a scrape adds up.
+
+mod cells;
+mod histogram;
+mod labels;
+
+use std::{fmt, marker::PhantomData};
+
+use prometheus_client::{
+    encoding::{EncodeMetric, MetricEncoder, NoLabelSet},
+    metrics::MetricType,
+    registry::{Registry, Unit},
+};
+
+use self::cells::Cells;
+pub(crate) use self::histogram::STAGE_MEANINGS;
+pub use self::{
+    histogram::{Stage, Stages},
+    labels::{AnswerResult, Fallback, Label, Meanings, Protocol, QueryResult, meanings},
+};
+
+/// One counter per label value.
+#[derive(Clone, Debug)]
+pub struct Counters<L> {
+    cells: Cells,
+    label: PhantomData<L>,
+}
+
+impl<L: Label> Default for Counters<L> {
+    fn default() -> Self {
+        Self {
+            cells: Cells::new(L::ALL.len()),
+            label: PhantomData,
+        }
+    }
+}
+
+impl<L: Label> Counters<L> {
+    /// Counts one.
+    pub fn inc(&self, label: L) {
+        self.add(label, 1);
+    }
+
+    /// Counts `n`.
+    pub fn add(&self, label: L, n: u64) {
+        self.cells.add(label.index(), n);
+    }
+
+    /// The count so far.
+    pub fn get(&self, label: L) -> u64 {
+        self.cells.get(label.index())
+    }
+}
+
+impl<L: Label> EncodeMetric for Counters<L> {
+    fn encode(&self, mut encoder: MetricEncoder<'_>) -> fmt::Result {
+        for label in L::ALL {
+            encoder
+                .encode_family(&[(L::NAME, label.text())])?
+                .encode_counter::<NoLabelSet, _, u64>(&self.get(*label), None)?;
+        }
+        Ok(())
+    }
+
+    fn metric_type(&self) -> MetricType {
+        MetricType::Counter
+    }
+}
+
+/// A single counter.
+#[derive(Clone, Debug)]
+pub struct Count(Cells);
+
+impl Default for Count {
+    fn default() -> Self {
+        Self(Cells::new(1))
+    }
+}
+
+impl Count {
+    /// Counts `n`.
+    pub fn add(&self, n: u64) {
+        self.0.add(0, n);
+    }
+
+    /// The count so far.
+    pub fn get(&self) -> u64 {
+        self.0.get(0)
+    }
+}
+
+impl EncodeMetric for Count {
+    fn encode(&self, mut encoder: MetricEncoder<'_>) -> fmt::Result {
+        encoder.encode_counter::<NoLabelSet, _, u64>(&self.get(), None)
+    }
+
+    fn metric_type(&self) -> MetricType {
+        MetricType::Counter
+    }
+}
+
+/// A quantity that goes up and down.
+#[derive(Clone, Debug)]
+pub struct Level(Cells);
+
+impl Default for Level {
+    fn default() -> Self {
+        Self(Cells::new(1))
+    }
+}
+
+impl Level {
+    /// One more.
+    pub fn up(&self) {
+        self.0.add(0, 1);
+    }
+
+    /// One less.
+    pub fn down(&self) {
+        self.0.add(0, u64::MAX);
+    }
+
+    /// From `old` to `new`, for one of those that add up to the level.
+    pub fn change(&self, old: usize, new: usize) {
+        let [old, new] = [old, new].map(|n| u64::try_from(n).unwrap_or(u64::MAX));
+        self.0.add(0, new.wrapping_sub(old));
+    }
+
+    /// The present level. Read while others write, it may be off by what they do meanwhile.
+    pub fn get(&self) -> u64 {
+        // Below zero only in between: a thread's "down" was seen before another's "up".
+        u64::try_from(self.0.get(0).cast_signed()).unwrap_or(0)
+    }
+}
+
+impl EncodeMetric for Level {
+    fn encode(&self, mut encoder: MetricEncoder<'_>) -> fmt::Result {
+        encoder.encode_gauge(&i64::try_from(self.get()).unwrap_or(i64::MAX))
+    }
+
+    fn metric_type(&self) -> MetricType {
+        MetricType::Gauge
+    }
+}
+
+/// All counters of the main path.
+#[derive(Clone, Debug, Default)]
+pub struct Stats {
+    /// Queries by outcome.
+    pub queries: Counters<QueryResult>,
+    /// Answers by outcome.
+    pub answers: Counters<AnswerResult>,
+    /// Queries by transport.
+    pub transports: Counters<Protocol>,
+    /// Sockets that could not be had as transparent mode wants them; queries without a return path.
+    pub fallbacks: Counters<Fallback>,
+    /// Queries that no server answered within the timeout.
+    pub upstream_timeouts: Count,
+    /// Queries not sent on because the same was in flight; its answer went to them, too.
+    pub joined: Count,
+    /// Addresses of answers beyond those that are learned of one.
+    pub addresses_left_out: Count,
+    /// Datagrams the kernel dropped because a receive queue was full.
+    pub receive_overflow: Count,
+    /// Queries waiting for their server.
+    pub in_flight: Level,
+    /// Answers waiting for the agent.
+    pub held: Level,
+    /// Client TCP connections.
+    pub tcp_connections: Level,
+    /// Client TCP connections closed at once: the endpoint has its share, or the destination is
+    /// no server.
+    pub tcp_refused: Count,
+    /// Bytes of memory that client TCP connections use for messages.
+    pub tcp_bytes: Level,
+    /// Client TCP connections closed because their endpoint's share of that memory was used up.
+    pub tcp_overdrawn: Count,
+    /// How long stages take.
+    pub stages: Stages,
+}
+
+impl Stats {
+    /// Registers every counter; `registry` carries the prefix `holdfast`.
+    pub fn register(&self, registry: &mut Registry) {
+        registry.register(
+            "dns_queries",
+            "Queries of clients by result; a query that could not be forwarded counts as \
+             forwarded and again as shed or upstream_error",
+            self.queries.clone(),
+        );
+        registry.register(
+            "dns_answers",
+            "Messages of DNS servers by result; one that answers several equal queries counts once for each",
+            self.answers.clone(),
+        );
+        registry.register(
+            "dns_transport_queries",
+            "Queries of clients by transport",
+            self.transports.clone(),
+        );
+        registry.register(
+            "dns_transparent_fallbacks",
+            "Sockets to DNS servers without the source address or port of transparent mode, by replacement and reason; with reason no_return_path, queries",
+            self.fallbacks.clone(),
+        );
+        registry.register(
+            "dns_upstream_timeouts",
+            "Queries that their DNS server did not answer within 10 s; the client got nothing",
+            self.upstream_timeouts.clone(),
+        );
+        registry.register(
+            "dns_joined",
+            "Queries not forwarded because the same query of the same pod was in flight; they got its answer, too",
+            self.joined.clone(),
+        );
+        registry.register(
+            "dns_addresses_left_out",
+            "Addresses beyond the first 1,024 of an answer: not learned, so the pod got addresses that are not open",
+            self.addresses_left_out.clone(),
+        );
+        registry.register(
+            "dns_receive_overflow",
+            "Queries lost before the proxy saw them: the kernel dropped them because the \
+             receive queue was full",
+            self.receive_overflow.clone(),
+        );
+        registry.register(
+            "dns_in_flight",
+            "Queries that wait for their DNS server now",
+            self.in_flight.clone(),
+        );
+        registry.register(
+            "dns_held",
+            "Answers that wait now until the agent has opened their addresses",
+            self.held.clone(),
+        );
+        registry.register(
+            "dns_tcp_connections",
+            "TCP connections of clients, now",
+            self.tcp_connections.clone(),
+        );
+        registry.register(
+            "dns_tcp_refused",
+            "TCP connections of clients closed at once because the pod had its share of all \
+             connections, or because they were made to the proxy itself or to a loopback address",
+            self.tcp_refused.clone(),
+        );
+        registry.register_with_unit(
+            "dns_tcp_buffers",
+            "Memory for queries and answers that wait on TCP connections, beyond 16 KiB each, now",
+            Unit::Bytes,
+            self.tcp_bytes.clone(),
+        );
+        registry.register(
+            "dns_tcp_overdrawn",
+            "TCP connections of clients closed because the pod used its share of that memory: \
+             it does not read its answers, or its servers do not read its queries",
+            self.tcp_overdrawn.clone(),
+        );
+        registry.register_with_unit(
+            "proxy_upstream_reply",
+            "How long the stages of a query take; names and labels as Cilium has them",
+            Unit::Seconds,
+            self.stages.clone(),
+        );
+    }
+
+    /// Values of labels with what they mean: metric, label, value, meaning.
+    pub fn meanings() -> Vec<[&'static str; 4]> {
+        fn of<L: Label>(metric: &'static str) -> impl Iterator<Item = [&'static str; 4]> {
+            let all = meanings::<L>().into_iter();
+            all.map(move |(value, meaning)| [metric, L::NAME, value, meaning])
+        }
+        let stages = STAGE_MEANINGS
+            .iter()
+            .map(|(label, value, meaning)| ["proxy_upstream_reply", label, value, meaning]);
+        of::<QueryResult>("dns_queries")
+            .chain(of::<AnswerResult>("dns_answers"))
+            .chain(of::<Protocol>("dns_transport_queries"))
+            .chain(of::<Fallback>("dns_transparent_fallbacks"))
+            .chain(stages)
+            .collect()
+    }
+}

@@ -1,0 +1,130 @@
+//! Label values of the counters: enums, so that there are never more of them than here.
+
+use std::fmt;
+
+/// A closed set of label values.
+pub trait Label: Copy + fmt::Debug + Send + Sync + 'static {
+    /// Name of the label.
+    const NAME: &'static str;
+    /// Every value.
+    const ALL: &'static [Self];
+    /// Position in [`Self::ALL`].
+    fn index(self) -> usize;
+    /// Text of the value.
+    fn text(self) -> &'static str;
+    /// What it means, in a sentence.
+    fn meaning(self) -> &'static str;
+}
+
+/// Declares a fieldless enum that is a [`Label`].
+macro_rules! label {
+    ($(#[$meta:meta])* $name:ident = $label:literal { $(#[doc = $meaning:literal] $variant:ident => $text:literal),* $(,)? }) => {
+        $(#[$meta])*
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+        pub enum $name { $(#[doc = $meaning] $variant),* }
+
+        impl Label for $name {
+            const NAME: &'static str = $label;
+            const ALL: &'static [Self] = &[$(Self::$variant),*];
+            fn index(self) -> usize { self as usize }
+            fn text(self) -> &'static str { match self { $(Self::$variant => $text),* } }
+            fn meaning(self) -> &'static str { match self { $(Self::$variant => $meaning.trim_ascii_start()),* } }
+        }
+    };
+}
+
+label! {
+    /// What became of a query that reached us.
+    QueryResult = "result" {
+        /// Allowed and sent on to its server; counted again as shed or upstream_error if that failed.
+        Forwarded => "forwarded",
+        /// Refused by policy: no rule about the server allows the name.
+        DeniedName => "denied_name",
+        /// Refused by policy: no rule of the endpoint is about the server.
+        DeniedServer => "denied_server",
+        /// Refused by policy: the endpoint has no DNS rules for this port.
+        DeniedNoRules => "denied_no_rules",
+        /// Refused: no endpoint of this node has the source address.
+        UnknownSource => "unknown_source",
+        /// Refused: it came from the node itself.
+        HostSource => "host_source",
+        /// Refused: its destination would lead back to the proxy, or nowhere.
+        Loop => "loop",
+        /// Answered FORMERR: it is malformed.
+        FormErr => "formerr",
+        /// Answered NOTIMP: its opcode is none that the proxy knows.
+        NotImp => "notimp",
+        /// Not answered: not a query, or shorter than a header.
+        Ignored => "ignored",
+        /// Answered SERVFAIL: too many queries were in flight.
+        Shed => "shed",
+        /// Answered SERVFAIL: its server could not be reached.
+        UpstreamError => "upstream_error",
+        /// Lost: the kernel told no original destination.
+        NoDestination => "no_destination",
+    }
+}
+
+label! {
+    /// What became of something an upstream server sent.
+    AnswerResult = "result" {
+        /// Released at once: no addresses, or the way to each was open.
+        Released => "released",
+        /// Released once the agent had opened the way to its addresses.
+        Realised => "realised",
+        /// Released although the agent could not open the way to its addresses, or refused.
+        NotRealised => "not_realised",
+        /// Released because no agent was there, or it did not answer three times in a row.
+        AgentAway => "agent_away",
+        /// Released because the agent took longer than the response max delay.
+        Late => "late",
+        /// Released before the way to its addresses was open because too many answers waited.
+        HeldFull => "held_full",
+        /// Turned into SERVFAIL: it could not be read.
+        Malformed => "malformed",
+        /// Turned into SERVFAIL: the agent rejected its addresses.
+        Rejected => "rejected",
+        /// Ignored: it answers nothing that was asked.
+        Unexpected => "unexpected",
+        /// Could not be sent to the client.
+        SendFailed => "send_failed",
+    }
+}
+
+label! {
+    /// Reason for a query that did not go as transparent mode would send it. Except for the first
+    /// reason, it went under the node's address.
+    Fallback = "reason" {
+        /// Asked under the pod's address all the same, from a port outside of the kernel's range.
+        OtherPort => "other_port",
+        /// No port of the pod's address was free; on Cilium's datapath, the pod's own port was not.
+        NoPort => "no_port",
+        /// As many sockets as there may be were busy.
+        TooManySockets => "too_many_sockets",
+        /// The kernel does not let us.
+        NotPermitted => "not_permitted",
+        /// The agent's datapath would not bring the answers back.
+        NoReturnPath => "no_return_path",
+        /// The kernel refused it otherwise.
+        Other => "other",
+    }
+}
+
+label! {
+    /// Transport of a query.
+    Protocol = "protocol" {
+        /// UDP.
+        Udp => "udp",
+        /// TCP.
+        Tcp => "tcp",
+    }
+}
+
+/// Values of a metric's label, with what they mean: for its documentation.
+pub type Meanings = Vec<(&'static str, &'static str)>;
+
+/// Every value of `L`.
+pub fn meanings<L: Label>() -> Meanings {
+    let all = L::ALL.iter();
+    all.map(|label| (label.text(), label.meaning())).collect()
+}

@@ -1,0 +1,10 @@
+//! The directory of the repository.
+
+use std::path::Path;
+
+/// The repository's root.
+pub(crate) fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .parent()
+        .expect("xtask lies in the workspace")
+}

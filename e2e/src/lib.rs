@@ -29,6 +29,7 @@ pub mod packet;
 pub mod pod;
 pub mod policy;
 pub mod process;
+pub mod reachability;
 pub(crate) mod received_answers;
 pub(crate) mod repairs;
 pub mod service;

@@ -142,6 +142,13 @@ impl Lab {
         Self::start_in(dir, MemoryDatapath::default())
     }
 
+    /// A first start, after which the pod may ask for and reach `*.example.com`.
+    pub(crate) async fn start_synced() -> Self {
+        let lab = Self::start();
+        lab.sync(vec![policy("*.example.com")], vec![pod()]).await;
+        lab
+    }
+
     /// A start on what an earlier one left in `dir` and in the maps.
     pub(crate) fn start_in(dir: Arc<TempDir>, memory: MemoryDatapath) -> Self {
         let files = StateFiles::open(&dir.path().join("state")).unwrap();

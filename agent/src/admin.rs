@@ -4,4 +4,4 @@ mod clean;
 pub mod model;
 mod problems;
 pub mod server;
-pub mod why;
+pub(crate) mod why;

@@ -1,13 +1,13 @@
 //! Client subcommands: requests to the running agent, and dumps of the pinned maps.
 
-pub mod bpf;
+pub(crate) mod bpf;
 pub mod client;
-pub mod observe;
-pub mod policy;
-pub mod show;
-pub mod table;
-pub mod trace;
-pub mod why;
+pub(crate) mod observe;
+pub(crate) mod policy;
+pub(crate) mod show;
+pub(crate) mod table;
+pub(crate) mod trace;
+pub(crate) mod why;
 
 use anyhow::{Result, bail};
 
@@ -91,6 +91,7 @@ async fn add(args: EndpointAddArgs) -> Result<()> {
         pid: args.pid,
         ifname: args.ifname,
         labels: args.labels,
+        pod: args.pod,
         named_ports: args.named_ports,
         addresses: args.addresses,
         enable_policy: args.enable_policy,

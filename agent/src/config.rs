@@ -1,6 +1,6 @@
 //! What the agent was asked to do: flags and environment, checked once.
 
-pub mod args;
+pub(crate) mod args;
 mod cluster_args;
 mod max_identities;
 

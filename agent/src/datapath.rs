@@ -1,10 +1,10 @@
 //! From a plan to the kernel.
 
-pub mod closed;
+pub(crate) mod closed;
 pub mod conntrack;
 pub mod events;
 pub mod files;
-pub mod interfaces;
+pub(crate) mod interfaces;
 pub mod kernel;
 pub mod link;
 pub mod map_query;
@@ -12,8 +12,8 @@ pub mod memory;
 mod notes;
 pub mod notrack;
 pub mod plan;
-pub mod program;
-pub mod quota;
-pub mod root;
+pub(crate) mod program;
+pub(crate) mod quota;
+pub(crate) mod root;
 pub mod routing;
 pub mod upkeep;

@@ -46,7 +46,7 @@ const DRAIN: Duration = Duration::from_secs(5);
 
 /// The running proxy.
 #[derive(Debug)]
-pub struct BuiltinProxy {
+pub(crate) struct BuiltinProxy {
     listeners: Mutex<Option<Listeners>>,
     stats: Stats,
     /// Where its mappings go to the core: its TCP clients do not delay that.
@@ -55,7 +55,7 @@ pub struct BuiltinProxy {
 
 /// What the proxy is connected to.
 #[derive(Clone, Debug)]
-pub struct Ports {
+pub(crate) struct Ports {
     /// The core.
     pub core: CoreHandle,
     /// Rules and results.
@@ -93,7 +93,7 @@ fn proxy_config(config: &Config, transparent: Transparent) -> ProxyConfig {
 impl BuiltinProxy {
     /// Binds, starts the workers, and connects them. `restored`: rules of an
     /// earlier run, in force until the core gives the first ones.
-    pub fn start(
+    pub(crate) fn start(
         config: &Config,
         ports: Ports,
         restored: &[RulesOf],
@@ -149,12 +149,12 @@ impl BuiltinProxy {
     }
 
     /// Counters of its main path.
-    pub fn stats(&self) -> &Stats {
+    pub(crate) fn stats(&self) -> &Stats {
         &self.stats
     }
 
     /// `running`, with what is to be said about steering.
-    pub fn describe(&self) -> String {
+    pub(crate) fn describe(&self) -> String {
         match self.listeners.lock().as_ref().map(Listeners::steering) {
             None => "stopped".to_owned(),
             Some(SteeringStatus::Unavailable(why) | SteeringStatus::Full(why)) => {
@@ -165,7 +165,7 @@ impl BuiltinProxy {
     }
 
     /// Stops the proxy without losing a query.
-    pub async fn drain(&self) {
+    pub(crate) async fn drain(&self) {
         let listeners = self.listeners.lock().take();
         if let Some(listeners) = listeners {
             let report = listeners.drain(DRAIN).await;
@@ -385,6 +385,7 @@ mod tests {
     };
 
     use holdfast_sdp::transparent::Mode;
+    use polling::until_async;
     use shared_maps::{EndpointId, fragment, pin, user::Globals};
 
     use super::*;
@@ -403,22 +404,17 @@ mod tests {
             bpf_root: root.path().to_owned(),
         };
         let stop = CancellationToken::new();
-        let until = async |mode| {
-            while transparent.mode() != mode {
-                tokio::time::sleep(Duration::from_millis(10)).await;
-            }
+        let until_mode = async |wanted| {
+            let mode = || transparent.mode();
+            until_async(&format!("{wanted:?}"), mode, |mode| *mode == wanted).await;
         };
         let mode_follows = async {
-            until(Mode::Blocked).await;
+            until_mode(Mode::Blocked).await;
             std::fs::create_dir_all(root.path().join(pin::TRANSPARENT)).unwrap();
-            until(Mode::On).await;
+            until_mode(Mode::On).await;
             stop.cancel();
         };
-        let both = async { tokio::join!(maintenance.run(stop.clone()), mode_follows) };
-        let limit = Duration::from_secs(20);
-        tokio::time::timeout(limit, both)
-            .await
-            .expect("the mode follows the pin");
+        tokio::join!(maintenance.run(stop.clone()), mode_follows);
     }
 
     /// Another thread watches: a reader that sees a table must already find its

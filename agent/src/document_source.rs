@@ -22,7 +22,7 @@ const CHUNK: usize = 64;
 
 /// Divides documents by what they are about.
 #[derive(Debug)]
-pub struct Router {
+pub(crate) struct Router {
     book: Book,
     /// Keys of documents that are in the book, with their warnings.
     objects: BTreeSet<String>,
@@ -57,7 +57,7 @@ fn parts(document: &PolicyDocument) -> Parts {
 
 impl Router {
     /// With an empty book.
-    pub fn new(book: Book) -> Self {
+    pub(crate) fn new(book: Book) -> Self {
         Self {
             book,
             objects: BTreeSet::new(),
@@ -68,7 +68,7 @@ impl Router {
 
     /// Events for the changes of one reading. Objects come before policies, so that a new policy
     /// meets the labels that it was written for. Without objects there is no event about any.
-    pub fn route(&mut self, changes: Vec<PolicyChange>) -> Vec<Event> {
+    pub(crate) fn route(&mut self, changes: Vec<PolicyChange>) -> Vec<Event> {
         let (mut begin, mut rest) = (Vec::new(), Vec::new());
         let mut is_listing = false;
         for change in changes {

@@ -57,13 +57,13 @@ pub enum StateDirError {
 
 /// Holds the state directory until dropped; a killed process loses it at once.
 #[derive(Debug)]
-pub struct StateDirLock {
+pub(crate) struct StateDirLock {
     _file: Flock<fs::File>,
 }
 
 impl StateDirLock {
     /// Takes the directory, which is created if need be.
-    pub fn take(dir: &Path) -> Result<Self, StateDirError> {
+    pub(crate) fn take(dir: &Path) -> Result<Self, StateDirError> {
         let path = dir.join(LOCK_FILE);
         let failed = |source| StateDirError::File {
             path: path.clone(),

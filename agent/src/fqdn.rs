@@ -1,8 +1,8 @@
 //! DNS names: the learned pairs, how long they are valid, and the labels that follow from them.
 
-pub mod cache;
+pub(crate) mod cache;
 pub mod cleaned;
-pub mod gc;
+pub(crate) mod gc;
 pub mod names;
-pub mod pre_cache;
+pub(crate) mod pre_cache;
 pub mod refused;

@@ -3,8 +3,8 @@
 
 pub mod convert;
 pub mod fqdndata;
-pub mod holder;
-pub mod mappings;
+pub(crate) mod holder;
+pub(crate) mod mappings;
 pub mod peer;
-pub mod rules;
+pub(crate) mod rules;
 pub mod server;

@@ -28,7 +28,7 @@ const OPENMETRICS: &str = "application/openmetrics-text; version=1.0.0; charset=
 
 /// What is looked at.
 #[derive(Clone)]
-pub struct Health {
+pub(crate) struct Health {
     /// The core.
     pub core: CoreHandle,
     /// Connected proxies.
@@ -46,7 +46,7 @@ pub struct Health {
 }
 
 /// Binds the address, or says which flag to change.
-pub async fn bind(address: SocketAddr) -> Result<TcpListener, String> {
+pub(crate) async fn bind(address: SocketAddr) -> Result<TcpListener, String> {
     TcpListener::bind(address).await.map_err(|e: io::Error| {
         format!("--metrics-address {address}: {e}; choose another address, or \"off\"")
     })
@@ -54,7 +54,12 @@ pub async fn bind(address: SocketAddr) -> Result<TcpListener, String> {
 
 impl Health {
     /// Serves until stopped. Its limits keep descriptors free for the agent's own work.
-    pub async fn serve(self, listener: TcpListener, tasks: TaskTracker, stop: CancellationToken) {
+    pub(crate) async fn serve(
+        self,
+        listener: TcpListener,
+        tasks: TaskTracker,
+        stop: CancellationToken,
+    ) {
         let service = move |request| {
             let health = self.clone();
             async move { health.answer(&request).await }

@@ -1,6 +1,6 @@
 //! Identities: numbers for sets of labels.
 
-pub mod allocator;
+pub(crate) mod allocator;
 pub mod checkpoint;
-pub mod migration;
-pub mod scopes;
+pub(crate) mod migration;
+pub(crate) mod scopes;

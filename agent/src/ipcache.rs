@@ -2,6 +2,6 @@
 
 pub mod metadata;
 mod owners;
-pub mod resolve;
+pub(crate) mod resolve;
 pub mod table;
 pub mod trie;

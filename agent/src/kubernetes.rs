@@ -6,7 +6,7 @@
 //!                                  └─ labels: which of a pod's labels make its identity
 //! ```
 
-pub mod book;
-pub mod labels;
-pub mod pod_at;
-pub mod service_at;
+pub(crate) mod book;
+pub(crate) mod labels;
+pub(crate) mod pod_at;
+pub(crate) mod service_at;

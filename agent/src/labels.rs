@@ -3,25 +3,25 @@
 use std::{borrow::Borrow, fmt, sync::Arc};
 
 /// Source of labels that policy and identities treat specially: CIDR blocks.
-pub const CIDR: &str = "cidr";
+pub(crate) const CIDR: &str = "cidr";
 /// Source of labels of named groups of CIDR blocks.
-pub const CIDR_GROUP: &str = "cidrgroup";
+pub(crate) const CIDR_GROUP: &str = "cidrgroup";
 /// Source of labels that name an FQDN selector.
-pub const FQDN: &str = "fqdn";
+pub(crate) const FQDN: &str = "fqdn";
 /// Source of the reserved labels (`reserved:world`, …).
-pub const RESERVED: &str = "reserved";
+pub(crate) const RESERVED: &str = "reserved";
 /// Source of Kubernetes labels.
-pub const K8S: &str = "k8s";
+pub(crate) const K8S: &str = "k8s";
 /// Source of the label of a Service, `service:namespace/name`.
-pub const SERVICE: &str = "service";
+pub(crate) const SERVICE: &str = "service";
 /// Source of labels that the agent makes.
 pub const GENERATED: &str = "gen";
 /// Source of a label that names none.
-pub const UNSPEC: &str = "unspec";
+pub(crate) const UNSPEC: &str = "unspec";
 /// Key under which a pod carries its namespace.
-pub const NAMESPACE_KEY: &str = "io.kubernetes.pod.namespace";
+pub(crate) const NAMESPACE_KEY: &str = "io.kubernetes.pod.namespace";
 /// Key prefix under which a pod carries the labels of its namespace.
-pub const NAMESPACE_LABELS: &str = "io.cilium.k8s.namespace.labels.";
+pub(crate) const NAMESPACE_LABELS: &str = "io.cilium.k8s.namespace.labels.";
 
 /// Namespace of an endpoint whose labels name none.
 const DEFAULT_NAMESPACE: &str = "default";
@@ -44,7 +44,7 @@ impl Label {
         }
     }
 
-    /// Reads `source:key[=value]`; without a source it is [`UNSPEC`].
+    /// Reads `source:key[=value]`; without a source it is `UNSPEC`.
     pub fn parse(text: &str) -> Result<Self, LabelError> {
         let text = text.trim();
         let (head, value) = text.split_once('=').unwrap_or((text, ""));
@@ -158,7 +158,7 @@ impl fmt::Debug for LabelSet {
 }
 
 /// Labels of an endpoint; without a namespace it is in [`DEFAULT_NAMESPACE`].
-pub fn in_namespace(mut labels: Vec<Label>) -> LabelSet {
+pub(crate) fn in_namespace(mut labels: Vec<Label>) -> LabelSet {
     if !labels.iter().any(|label| label.key() == NAMESPACE_KEY) {
         labels.push(Label::new(K8S, NAMESPACE_KEY, DEFAULT_NAMESPACE));
     }

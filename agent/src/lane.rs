@@ -7,14 +7,14 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 
 /// The thread. It ends when this is dropped, and its tasks with it.
 #[derive(Debug)]
-pub struct Lane {
+pub(crate) struct Lane {
     handle: Handle,
     _end: DropGuard,
 }
 
 impl Lane {
     /// Starts the thread; tasks are spawned with [`Self::handle`].
-    pub fn start(name: &str) -> io::Result<Self> {
+    pub(crate) fn start(name: &str) -> io::Result<Self> {
         let runtime = Builder::new_current_thread().enable_all().build()?;
         let handle = runtime.handle().clone();
         let end = CancellationToken::new();
@@ -28,7 +28,7 @@ impl Lane {
     }
 
     /// Its runtime.
-    pub fn handle(&self) -> &Handle {
+    pub(crate) fn handle(&self) -> &Handle {
         &self.handle
     }
 }

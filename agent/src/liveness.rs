@@ -12,7 +12,12 @@ use crate::{core::event::Event, datapath::conntrack, runner::CoreHandle};
 const VALID: Duration = Duration::from_secs(60);
 
 /// Looks every `interval` until stopped.
-pub async fn run(maps: Globals, core: CoreHandle, interval: Duration, stop: CancellationToken) {
+pub(crate) async fn run(
+    maps: Globals,
+    core: CoreHandle,
+    interval: Duration,
+    stop: CancellationToken,
+) {
     let valid = interval.saturating_mul(3).max(VALID).as_secs();
     let valid = u32::try_from(valid).unwrap_or(u32::MAX);
     let mut ticker = tokio::time::interval(interval);

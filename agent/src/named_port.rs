@@ -138,7 +138,7 @@ pub fn find(labels: &LabelSet, name: &PortName) -> Option<ProtocolPort> {
 }
 
 /// Whether a label carries named ports.
-pub fn is_label(label: &Label) -> bool {
+pub(crate) fn is_label(label: &Label) -> bool {
     let key = |rest: &str| {
         rest.is_empty()
             || rest

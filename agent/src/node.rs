@@ -15,7 +15,7 @@ use crate::{core::event::Event, runner::CoreHandle};
 const INTERVAL: Duration = Duration::from_secs(5);
 
 /// Tells the core the node's addresses whenever they differ from `told`.
-pub async fn run(core: CoreHandle, mut current: BTreeSet<IpAddr>, stop: CancellationToken) {
+pub(crate) async fn run(core: CoreHandle, mut current: BTreeSet<IpAddr>, stop: CancellationToken) {
     let mut ticker = tokio::time::interval(INTERVAL);
     loop {
         tokio::select! {
@@ -40,7 +40,7 @@ pub async fn run(core: CoreHandle, mut current: BTreeSet<IpAddr>, stop: Cancella
 }
 
 /// Addresses of the interfaces of this network namespace, loopback included.
-pub fn addresses() -> io::Result<BTreeSet<IpAddr>> {
+pub(crate) fn addresses() -> io::Result<BTreeSet<IpAddr>> {
     let found = nix::ifaddrs::getifaddrs()?;
     Ok(found
         .filter_map(|interface| interface.address)

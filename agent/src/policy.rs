@@ -9,19 +9,20 @@
 //!                                                                   └─► compute: DNS rules
 //! ```
 
-pub mod ask;
-pub mod cidr_group;
-pub mod cluster;
-pub mod compute;
+pub(crate) mod ask;
+pub(crate) mod cidr_group;
+pub(crate) mod cluster;
+pub(crate) mod compute;
 pub mod document;
 mod kinds;
-pub mod lint;
-pub mod mode;
-pub mod model;
+pub(crate) mod lint;
+pub(crate) mod mode;
+pub(crate) mod model;
 mod network_policy;
 pub mod parse;
-pub mod repository;
-pub mod rule;
+mod prune;
+pub(crate) mod repository;
+pub(crate) mod rule;
 pub mod source;
-pub mod trace;
-pub mod validate;
+pub(crate) mod trace;
+pub(crate) mod validate;

@@ -4,10 +4,10 @@ use std::{
     collections::{BTreeMap, BTreeSet},
     fs,
     io::{self, Read as _},
-    os::unix::fs::{FileTypeExt as _, OpenOptionsExt as _},
+    os::unix::fs::{FileTypeExt as _, MetadataExt as _, OpenOptionsExt as _},
     path::{Path, PathBuf},
     sync::Arc,
-    time::Duration,
+    time::{Duration, SystemTime},
 };
 
 use nix::fcntl::OFlag;
@@ -21,14 +21,14 @@ const RESCAN: Duration = Duration::from_secs(5);
 
 /// Waits for changes of one directory.
 #[derive(Debug)]
-pub struct WatchedDir {
+pub(crate) struct WatchedDir {
     changed: Arc<Notify>,
     _watcher: Option<notify::RecommendedWatcher>,
 }
 
 impl WatchedDir {
     /// Watches `dir`. Where inotify cannot be had, it is looked at every five seconds.
-    pub fn new(dir: &Path) -> Self {
+    pub(crate) fn new(dir: &Path) -> Self {
         let changed = Arc::new(Notify::new());
         let signal = Arc::clone(&changed);
         let watcher = notify::recommended_watcher(move |event: notify::Result<notify::Event>| {
@@ -53,7 +53,7 @@ impl WatchedDir {
     }
 
     /// Returns when the directory may have changed, at the latest after five seconds.
-    pub async fn changed(&self) {
+    pub(crate) async fn changed(&self) {
         if tokio::time::timeout(RESCAN, self.changed.notified())
             .await
             .is_ok()
@@ -64,7 +64,7 @@ impl WatchedDir {
 }
 
 /// Document files of `dir` with their text, sorted by name.
-pub fn read(dir: &Path) -> io::Result<BTreeMap<String, Result<String, FileError>>> {
+pub(crate) fn read(dir: &Path) -> io::Result<BTreeMap<String, Result<String, FileError>>> {
     let read = |name: String| {
         let text = read_file(&dir.join(&name));
         (name, text)
@@ -74,7 +74,7 @@ pub fn read(dir: &Path) -> io::Result<BTreeMap<String, Result<String, FileError>
 
 /// Names of the document files of `dir`, sorted. Hidden files (ConfigMaps and editors make such
 /// files) and files with other endings are ignored.
-pub fn names(dir: &Path) -> io::Result<BTreeSet<String>> {
+pub(crate) fn names(dir: &Path) -> io::Result<BTreeSet<String>> {
     let mut names = BTreeSet::new();
     for entry in fs::read_dir(dir)? {
         let path: PathBuf = entry?.path();
@@ -93,12 +93,48 @@ pub fn names(dir: &Path) -> io::Result<BTreeSet<String>> {
     Ok(names)
 }
 
+/// Files of more bytes than these are read again only if their stamp changed.
+const LARGE: u64 = 1 << 20;
+/// A file that changed so recently may change again without another time of change.
+const CLOCK: Duration = Duration::from_secs(2);
+
+/// Which version of a large file is there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Stamp {
+    device: u64,
+    inode: u64,
+    size: u64,
+    modified: (i64, i64),
+    changed: (i64, i64),
+}
+
+impl Stamp {
+    /// The stamp of the file at `path`; none if the file must be read to see whether it changed:
+    /// it is small, or changed just now.
+    pub(crate) fn of(path: &Path) -> Option<Self> {
+        let metadata = fs::metadata(path).ok()?;
+        let changed = u64::try_from(metadata.ctime()).ok()?;
+        let changed = SystemTime::UNIX_EPOCH.checked_add(Duration::from_secs(changed))?;
+        let age = SystemTime::now().duration_since(changed).ok()?;
+        if metadata.len() <= LARGE || age <= CLOCK {
+            return None;
+        }
+        Some(Self {
+            device: metadata.dev(),
+            inode: metadata.ino(),
+            size: metadata.size(),
+            modified: (metadata.mtime(), metadata.mtime_nsec()),
+            changed: (metadata.ctime(), metadata.ctime_nsec()),
+        })
+    }
+}
+
 /// Bytes of a file of documents.
 const MAX_FILE: u64 = 256 << 20;
 
 /// Why a file is not read.
 #[derive(Debug, thiserror::Error)]
-pub enum FileError {
+pub(crate) enum FileError {
     /// A pipe, device or socket.
     #[error("is {0}, not a regular file; it was not opened")]
     NotAFile(&'static str),
@@ -112,7 +148,7 @@ pub enum FileError {
 
 impl FileError {
     /// What to do.
-    pub fn remedy(&self) -> &'static str {
+    pub(crate) fn remedy(&self) -> &'static str {
         match self {
             Self::NotAFile(_) => "put a regular file, or a link to one, in its place",
             Self::Long(_) => "divide its documents among several files",
@@ -123,15 +159,18 @@ impl FileError {
 
 /// Reads a regular file. Opening a pipe would wait for a writer, and opening a device may do
 /// anything: these are refused by their type.
-pub fn read_file(path: &Path) -> Result<String, FileError> {
+pub(crate) fn read_file(path: &Path) -> Result<String, FileError> {
     check(&fs::metadata(path)?)?;
     // It may have been replaced since: opening a pipe like this does not wait.
     let file = fs::OpenOptions::new()
         .read(true)
         .custom_flags(OFlag::O_NONBLOCK.bits() | OFlag::O_NOCTTY.bits())
         .open(path)?;
-    check(&file.metadata()?)?;
+    let metadata = file.metadata()?;
+    check(&metadata)?;
     let mut text = String::new();
+    // One byte more, so that the end is seen without another allocation.
+    text.reserve_exact(usize::try_from(metadata.len()).unwrap_or(0) + 1);
     let read = file.take(MAX_FILE + 1).read_to_string(&mut text)?;
     match u64::try_from(read) {
         Ok(length) if length <= MAX_FILE => Ok(text),

@@ -55,9 +55,9 @@ const MLD_RECORDS: u32 = 72;
 /// `BPF_FIB_LKUP_RET_NOT_FWDED`.
 const NOT_FORWARDED: i64 = 4;
 
-/// Which way a message goes.
+/// The direction of a message.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Way {
+enum Direction {
     FromPod,
     ToPod,
 }
@@ -111,7 +111,7 @@ pub(crate) fn message_from_pod(ctx: &TcContext, packet: &Packet) -> Result<Reaso
         MLD_QUERY | ROUTER_ADVERTISEMENT | REDIRECT => return Err(Reason::SpoofedSource),
         MLD_REPORT | MLD_DONE | MLD2_REPORT => multicast_listener(ctx, packet)?,
         _ => {
-            neighbour(ctx, packet, Way::FromPod)?;
+            neighbour(ctx, packet, Direction::FromPod)?;
             if !is_on_link(ctx, packet.daddr)? {
                 return Err(Reason::NotOnLink);
             }
@@ -134,7 +134,7 @@ pub(crate) fn message_to_pod(ctx: &TcContext, packet: &Packet) -> Result<Reason,
             packet.daddr.is_v6_multicast()
         }
         _ => {
-            neighbour(ctx, packet, Way::ToPod)?;
+            neighbour(ctx, packet, Direction::ToPod)?;
             packet.daddr.is_v6_link_multicast()
         }
     };
@@ -204,7 +204,7 @@ fn is_delivered_here(ctx: &TcContext, to: Address) -> bool {
     lookup[2] = unsafe { (*ctx.skb.skb).ifindex };
     [lookup[8], lookup[9], lookup[10], lookup[11]] = to.0;
     // SAFETY: the structure is as long as it is said to be.
-    let way = unsafe {
+    let lookup = unsafe {
         bpf_fib_lookup(
             ctx.skb.skb.cast(),
             (&raw mut lookup).cast(),
@@ -212,7 +212,7 @@ fn is_delivered_here(ctx: &TcContext, to: Address) -> bool {
             0,
         )
     };
-    way == NOT_FORWARDED
+    lookup == NOT_FORWARDED
 }
 
 /// Whether a bridge takes the frame to another of its ports, past the node.
@@ -240,7 +240,7 @@ fn end(ctx: &TcContext, packet: &Packet, headers: u32) -> Result<u32, Reason> {
 
 /// Checks the form of a message of neighbour discovery.
 #[inline(always)]
-fn neighbour(ctx: &TcContext, packet: &Packet, way: Way) -> Result<(), Reason> {
+fn neighbour(ctx: &TcContext, packet: &Packet, direction: Direction) -> Result<(), Reason> {
     let end = end(ctx, packet, 0)?;
     let unspecified = packet.saddr.is_zero();
     let from_router = matches!(packet.icmp_type, ROUTER_ADVERTISEMENT | REDIRECT);
@@ -264,7 +264,7 @@ fn neighbour(ctx: &TcContext, packet: &Packet, way: Way) -> Result<(), Reason> {
         return Err(Reason::Malformed);
     }
     let option = if unspecified { NONCE } else { option };
-    let checked = if way == Way::FromPod {
+    let checked = if direction == Direction::FromPod {
         config::mac()
     } else {
         [0; 6]

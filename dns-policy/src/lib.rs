@@ -1,7 +1,6 @@
 //! The vocabulary that the agent and the DNS proxy share: names, patterns, DNS rules, and the
 //! values they exchange. No input or output, no threads; only clocks are read.
 #![forbid(unsafe_code)]
-#![deny(unreachable_pub)]
 
 pub mod boot_time;
 pub mod duration;

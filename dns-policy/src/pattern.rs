@@ -19,7 +19,7 @@ use crate::{
 };
 
 /// Longest rule text, bytes, without a final dot.
-pub const MAX_LEN: usize = 255;
+pub(crate) const MAX_LEN: usize = 255;
 
 /// What is wrong with a name or pattern.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -30,7 +30,7 @@ pub enum PatternError {
         /// `matchName` or `matchPattern`.
         field: &'static str,
     },
-    /// Longer than [`MAX_LEN`].
+    /// Longer than `MAX_LEN`.
     #[error("{field} {text:?} has {len} bytes; at most {MAX_LEN} are allowed")]
     TooLong {
         /// `matchName` or `matchPattern`.
@@ -55,7 +55,7 @@ pub enum PatternError {
 }
 
 /// Checks a `matchName`.
-pub fn validate_name(text: &str) -> Result<(), PatternError> {
+pub(crate) fn validate_name(text: &str) -> Result<(), PatternError> {
     validate(
         "matchName",
         text,
@@ -65,7 +65,7 @@ pub fn validate_name(text: &str) -> Result<(), PatternError> {
 }
 
 /// Checks a `matchPattern`.
-pub fn validate_pattern(text: &str) -> Result<(), PatternError> {
+pub(crate) fn validate_pattern(text: &str) -> Result<(), PatternError> {
     validate(
         "matchPattern",
         text,

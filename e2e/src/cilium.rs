@@ -9,7 +9,7 @@
 //! ```
 
 pub mod conntrack;
-pub mod keepalive;
+pub(crate) mod keepalive;
 pub mod place;
 pub mod restart;
 mod service;

@@ -1,6 +1,6 @@
 //! DNS for the lab: records, a server that can misbehave, a client that
 //! reports exactly what it saw.
 
-pub mod probe;
+pub(crate) mod probe;
 pub mod server;
 pub mod zone;

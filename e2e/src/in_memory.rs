@@ -67,7 +67,7 @@ pub fn config() -> CoreConfig {
 }
 
 /// The product's own settings, with one family.
-pub fn config_by_default() -> CoreConfig {
+pub(crate) fn config_by_default() -> CoreConfig {
     CoreConfig {
         enable_ipv6: false,
         ..CoreConfig::default()
@@ -238,5 +238,6 @@ fn spec(index: u32, labels: Vec<String>) -> EndpointSpec {
         on_bridge: false,
         link: holdfast_agent::datapath::link::Link::default(),
         netns: format!("pod{index}"),
+        pod: None,
     }
 }

@@ -29,7 +29,7 @@ pub const NODE4: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1));
 /// The same, IPv6.
 pub const NODE6: IpAddr = IpAddr::V6(Ipv6Addr::new(0x2001, 0xdb8, 0x53, 0, 0, 0, 0, 1));
 /// Web servers listen on these TCP ports.
-pub const TCP_PORTS: [u16; 3] = [80, 443, 8080];
+pub(crate) const TCP_PORTS: [u16; 3] = [80, 443, 8080];
 /// Datagrams are echoed on this UDP port.
 pub const UDP_PORT: u16 = 7777;
 const HOSTS: std::ops::Range<u8> = 10..18;

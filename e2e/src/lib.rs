@@ -9,7 +9,7 @@
 //!
 //! Needs root. A missing privilege is a failure, never a skipped test.
 
-pub mod audit;
+pub(crate) mod audit;
 pub mod bench;
 pub mod bridge;
 pub mod cilium;
@@ -17,26 +17,27 @@ pub mod config;
 pub mod dns;
 pub mod ha;
 pub mod hostile;
-pub mod http;
+pub(crate) mod http;
 pub mod in_memory;
 pub mod kernel;
 pub mod lab;
 pub mod load;
 pub mod netns;
 pub mod node;
-pub mod nsd;
+pub(crate) mod nsd;
 pub mod packet;
 pub mod pod;
 pub mod policy;
 pub mod process;
-pub mod received_answers;
-pub mod repairs;
+pub mod reachability;
+pub(crate) mod received_answers;
+pub(crate) mod repairs;
 pub mod service;
 pub mod shell;
 pub mod soak;
 pub mod storm;
 pub mod traffic;
-pub mod wait;
+pub(crate) mod wait;
 pub mod web;
 
 pub use dns::probe::{Query, Reply};

@@ -13,12 +13,12 @@ const TCP_CONNECTIONS: u32 = 2000;
 const RECEIVE_BUFFER: u32 = 16 << 20;
 
 /// Serves one zone on port 53 of addresses of the world.
-pub fn start(lab: &Lab, addresses: &[IpAddr], zone: &str, records: &str) -> Result<Program> {
+pub(crate) fn start(lab: &Lab, addresses: &[IpAddr], zone: &str, records: &str) -> Result<Program> {
     start_as(lab, "nsd", addresses, zone, records)
 }
 
 /// The same, as a further server called `name`.
-pub fn start_as(
+pub(crate) fn start_as(
     lab: &Lab,
     name: &str,
     addresses: &[IpAddr],

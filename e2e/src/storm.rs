@@ -52,7 +52,7 @@ pub struct StormReport {
 }
 
 /// A lab in a storm.
-pub struct Storm<'l> {
+pub(crate) struct Storm<'l> {
     lab: &'l Lab,
     rng: StdRng,
     agent: Option<Program>,

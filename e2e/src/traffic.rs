@@ -6,7 +6,7 @@
 //! that 50,000 ports need no 50,000 sockets. TCP connections are real: most ask
 //! one query and close, some stay and ask again and again.
 
-pub mod names;
+pub(crate) mod names;
 mod tcp;
 mod udp;
 
@@ -25,7 +25,7 @@ use shared_maps::user::monotonic_ns;
 
 use crate::netns::Netns;
 use crate::pod::Pod;
-use crate::wait::until;
+use crate::wait::{eventually, until};
 use crate::{config, traffic::names::Names};
 
 /// How often the process tells how far it is.
@@ -293,7 +293,7 @@ fn run(spec: &Spec, common: &Arc<Common>, show: impl Fn(Progress)) -> Result<Rep
 
 /// A running load process; ended when dropped.
 #[derive(Debug)]
-pub struct Traffic {
+pub(crate) struct Traffic {
     child: Child,
     input: Option<ChildStdin>,
     progress: Arc<Mutex<Progress>>,
@@ -303,7 +303,7 @@ pub struct Traffic {
 
 impl Traffic {
     /// Starts to send.
-    pub fn start(spec: &Spec) -> Result<Self> {
+    pub(crate) fn start(spec: &Spec) -> Result<Self> {
         let mut child = Command::new(config::program("traffic")?)
             .arg(serde_json::to_string(spec)?)
             .stdin(Stdio::piped())
@@ -333,29 +333,37 @@ impl Traffic {
     }
 
     /// How far it is.
-    pub fn progress(&self) -> Progress {
+    pub(crate) fn progress(&self) -> Progress {
         *self.progress.lock()
     }
 
     /// Waits for `more` further right answers.
-    pub fn flows(&self, more: u64) -> Result<()> {
+    pub(crate) fn flows(&self, more: u64) -> Result<()> {
         let wanted = self.progress().right + more;
-        until("queries are answered", Duration::from_secs(20), || {
-            self.progress().right >= wanted
-        })
+        let progress = || Ok(self.progress());
+        until(
+            &format!("{wanted} right answers"),
+            Duration::from_secs(20),
+            progress,
+            |progress| progress.right >= wanted,
+        )?;
+        Ok(())
     }
 
     /// Lets it send for this long.
-    pub fn lasts(&self, duration: Duration) {
+    pub(crate) fn lasts(&self, duration: Duration) {
         std::thread::sleep(duration);
     }
 
     /// Stops sending, waits for what is on its way, and takes the account.
-    pub fn finish(mut self) -> Result<Report> {
+    pub(crate) fn finish(mut self) -> Result<Report> {
         drop(self.input.take());
         let reader = self.reader.take().context("the account is taken once")?;
         let limit = self.lost_after + Duration::from_secs(20);
-        until("the load ends", limit, || reader.is_finished())?;
+        eventually("the load ends", limit, || {
+            ensure!(reader.is_finished(), "{:?}", self.progress());
+            Ok(())
+        })?;
         let report = reader.join().ok().flatten();
         let report = report.context("the load ended without an account")?;
         for (name, of) in [("UDP", &report.udp), ("TCP", &report.tcp)] {

@@ -152,7 +152,7 @@ fn prefixes_of_ipv6_and_port_ranges() {
 
 /// A rule follows the group of blocks that it names, without being written anew.
 #[test]
-fn a_group_of_blocks_may_change_beneath_its_rules() {
+fn a_group_of_blocks_may_change_under_its_rules() {
     const RULES: &str = r#"- toCIDRSet: [{cidrGroupRef: partners, except: ["203.0.113.11/32"]}]
   toPorts: [{ports: [{port: "80", protocol: TCP}]}]
 - toCIDRSet: [{cidrGroupSelector: {matchLabels: {zone: far}}}]

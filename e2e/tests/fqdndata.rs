@@ -1,4 +1,4 @@
-//! The proxy beneath an agent that is reached by Cilium's FQDNData service only.
+//! The proxy under an agent that is reached by Cilium's FQDNData service only.
 use std::net::{Ipv4Addr, SocketAddr, UdpSocket};
 use std::time::Duration;
 

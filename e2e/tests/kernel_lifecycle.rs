@@ -100,8 +100,10 @@ fn attach_replace_detach() {
 
         again.apply(&Step::Detach(ENDPOINT))?;
         // The kernel takes a link that nobody holds apart in its own time.
-        until("no program attached", Duration::from_secs(5), || {
-            attached("hf0").is_ok_and(|programs| programs.is_empty())
+        let programs = || attached("hf0");
+        let limit = Duration::from_secs(5);
+        until("no program attached", limit, programs, |seen| {
+            seen.is_empty()
         })?;
         assert!(!own.exists());
         again.apply(&Step::RemovePolicyMap(ENDPOINT))?;
@@ -136,7 +138,7 @@ fn a_dead_link_is_replaced_under_its_own_pin() {
     });
 }
 
-/// As a proxy beneath another agent begins.
+/// As a proxy under another agent begins.
 #[test]
 fn steering_is_provided_where_something_is_missing() {
     with_kernel(|k| {

@@ -16,10 +16,10 @@ use holdfast_e2e::{
 use shared_maps::event::Reason;
 use socket2::{Domain, Protocol, Socket, Type};
 
-#[path = "transparent/beneath_cilium.rs"]
-mod beneath_cilium;
 #[path = "transparent/return_path.rs"]
 mod return_path;
+#[path = "transparent/under_cilium.rs"]
+mod under_cilium;
 
 const FLAG: &str = "--dnsproxy-enable-transparent-mode";
 /// The lab's servers in the world are outside of the cluster.

@@ -196,7 +196,7 @@ fn traced(lab: &Lab, id: &str) -> Result<()> {
     Ok(())
 }
 
-/// What the kernel has is taken away beneath the agent.
+/// What the kernel has is taken away under the agent.
 fn learned(lab: &Lab, id: &str, want: &str) -> Result<()> {
     let maps = Globals::new(lab.bpf_root());
     let ipcache = maps.ipcache(Access::ReadWrite)?;

@@ -11,7 +11,7 @@
 
 #[cfg(feature = "conformance")]
 pub mod conformance;
-pub mod name;
+pub(crate) mod name;
 pub mod policy;
 pub mod read;
 pub mod selector;

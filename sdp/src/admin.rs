@@ -18,12 +18,12 @@ use tokio_util::sync::CancellationToken;
 use crate::{metrics::Metrics, shared_state::Shared};
 
 pub mod client;
-pub mod explain;
-pub mod policy;
-pub mod replicas;
+pub(crate) mod explain;
+pub(crate) mod policy;
+pub(crate) mod replicas;
 mod server;
-pub mod status;
-pub mod steering;
+pub(crate) mod status;
+pub(crate) mod steering;
 
 pub use server::{AdminListeners, MetricsListener, remove_left};
 
@@ -132,7 +132,7 @@ impl AdminState {
             (SocketKind::Admin, Method::POST, "/drain") => {
                 tracing::info!("drain requested through the admin socket");
                 self.shared.drain.begin();
-                json(&client::Leaving {
+                json(&client::DrainStarted {
                     limit: self.shared.config.drain_timeout,
                 })
             }

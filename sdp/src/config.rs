@@ -8,7 +8,7 @@ use std::{
 };
 
 pub mod args;
-pub mod file;
+pub(crate) mod file;
 
 use args::Settings;
 pub use args::{AgentAddress, LogFormat, MetricsAddress, SteeringMode};
@@ -20,13 +20,13 @@ use crate::{privileges::RunAs, query_log::QueryLogConfig, sink::Acknowledgements
 /// Default proxy port.
 pub const PROXY_PORT: u16 = 10094;
 /// Default port of the FQDNData service.
-pub const FQDNDATA_PORT: u16 = 10095;
+pub(crate) const FQDNDATA_PORT: u16 = 10095;
 /// Default port of metrics.
-pub const METRICS_PORT: u16 = 9961;
+pub(crate) const METRICS_PORT: u16 = 9961;
 /// Default socket of the agent's native service.
-pub const AGENT_SOCKET: &str = "/run/holdfast/sdp.sock";
+pub(crate) const AGENT_SOCKET: &str = "/run/holdfast/sdp.sock";
 /// Directory of the proxies' admin sockets.
-pub const ADMIN_DIR: &str = "/run/holdfast/sdp";
+pub(crate) const ADMIN_DIR: &str = "/run/holdfast/sdp";
 const STATE_DIR: &str = "/var/run/holdfast";
 const CILIUM_STATE_DIR: &str = "/var/run/cilium";
 const JOURNAL_DIR: &str = "/var/lib/holdfast/sdp";
@@ -221,7 +221,7 @@ impl Config {
 }
 
 /// Admin socket of the instance called `name`.
-pub fn admin_socket_of(name: &str) -> PathBuf {
+pub(crate) fn admin_socket_of(name: &str) -> PathBuf {
     Path::new(ADMIN_DIR).join(format!("{name}.sock"))
 }
 

@@ -17,24 +17,24 @@ pub struct Drain {
     begun: Arc<OnceLock<Instant>>,
 }
 
-/// Who asked to leave.
+/// Whether a drain request is the first one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Asked {
-    /// First phase just began.
-    Begun,
-    /// It had begun already: this ends it.
-    Again,
+pub enum DrainRequest {
+    /// It is: the first phase has begun.
+    First,
+    /// The drain had begun already. A repeated signal begins the second phase.
+    Repeated,
 }
 
 impl Drain {
-    /// Begins the first phase; asked again by a signal, the second.
-    pub fn begin(&self) -> Asked {
+    /// Begins the first phase, if it has not begun yet.
+    pub fn begin(&self) -> DrainRequest {
         if self.leave.is_cancelled() {
-            return Asked::Again;
+            return DrainRequest::Repeated;
         }
         self.begun.get_or_init(Instant::now);
         self.leave.cancel();
-        Asked::Begun
+        DrainRequest::First
     }
 
     /// Begins the second phase.
@@ -79,13 +79,13 @@ impl Drain {
                 _ = interrupt.recv() => "SIGINT",
             };
             match self.begin() {
-                Asked::Begun => {
+                DrainRequest::First => {
                     tracing::info!(
                         signal = name,
                         "draining; a second signal stops the proxy at once"
                     )
                 }
-                Asked::Again => {
+                DrainRequest::Repeated => {
                     tracing::warn!(signal = name, "second signal; stopping at once");
                     self.force();
                 }
@@ -101,12 +101,12 @@ mod tests {
     #[tokio::test]
     async fn the_second_request_ends_the_work() {
         let drain = Drain::default();
-        assert_eq!(drain.begin(), Asked::Begun);
+        assert_eq!(drain.begin(), DrainRequest::First);
         drain.leaving().await;
         let other = drain.clone();
         let work = drain.within(Duration::from_secs(3600), std::future::pending());
         let (done, ()) = tokio::join!(work, async {
-            assert_eq!(other.begin(), Asked::Again);
+            assert_eq!(other.begin(), DrainRequest::Repeated);
             other.force();
         });
         assert!(!done);

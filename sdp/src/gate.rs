@@ -14,7 +14,7 @@ use std::{
 use arc_swap::ArcSwapOption;
 
 /// States of a Cilium agent that bring no rules for this long mean that there are none.
-pub const NO_RULES_AFTER: Duration = Duration::from_secs(15);
+pub(crate) const NO_RULES_AFTER: Duration = Duration::from_secs(15);
 
 /// The composition root sets it, the workers read it. Cheap to clone; all clones are one.
 #[derive(Clone, Debug, Default)]
@@ -35,9 +35,9 @@ impl Gate {
     }
 }
 
-/// What the agent has sent.
+/// The rules that the agent has sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Word {
+pub enum SentRules {
     /// Nothing.
     None,
     /// All rules there are (native service).
@@ -49,42 +49,42 @@ pub enum Word {
 /// Whether queries can be answered; if not, why.
 ///
 /// `endpoints`: why clients cannot be told apart, if so. `with_rules`: endpoints that have rules.
-pub fn can_answer(
+pub(crate) fn can_answer(
     endpoints: Option<String>,
     with_rules: usize,
-    word: Word,
+    sent_rules: SentRules,
     now: Instant,
 ) -> Result<(), String> {
     if let Some(problem) = endpoints {
         return Err(problem);
     }
-    match word {
+    match sent_rules {
         _ if with_rules > 0 => Ok(()),
-        Word::Whole => Ok(()),
-        Word::State(since) if now.saturating_duration_since(since) >= NO_RULES_AFTER => Ok(()),
-        Word::State(_) => Err("the agent has not sent rules of any endpoint yet".to_owned()),
-        Word::None => Err("neither the agent nor a file has given rules yet".to_owned()),
+        SentRules::Whole => Ok(()),
+        SentRules::State(since) if now.saturating_duration_since(since) >= NO_RULES_AFTER => Ok(()),
+        SentRules::State(_) => Err("the agent has not sent rules of any endpoint yet".to_owned()),
+        SentRules::None => Err("neither the agent nor a file has given rules yet".to_owned()),
     }
 }
 
 /// Which UDP ports have sockets. Opened before files cannot be opened any more.
 #[derive(Debug)]
-pub struct BoundPorts(Vec<File>);
+pub(crate) struct BoundPorts(Vec<File>);
 
 impl BoundPorts {
     /// Of this network namespace.
-    pub fn open() -> io::Result<Self> {
+    pub(crate) fn open() -> io::Result<Self> {
         let files = ["/proc/net/udp", "/proc/net/udp6"].map(File::open);
         Ok(Self(files.into_iter().collect::<Result<_, _>>()?))
     }
 
     /// Without any: no port counts as bound.
-    pub fn unknown() -> Self {
+    pub(crate) fn unknown() -> Self {
         Self(Vec::new())
     }
 
     /// Whether a socket is bound to the port.
-    pub fn has(&mut self, port: u16) -> io::Result<bool> {
+    pub(crate) fn has(&mut self, port: u16) -> io::Result<bool> {
         for file in &mut self.0 {
             let mut text = String::new();
             file.rewind()?;
@@ -116,15 +116,16 @@ mod tests {
     #[test]
     fn only_rules_or_the_word_that_there_are_none_open_the_gate() {
         let start = Instant::now();
-        let says =
-            |with_rules, word, after| can_answer(None, with_rules, word, start + after).is_ok();
+        let says = |with_rules, sent_rules, after| {
+            can_answer(None, with_rules, sent_rules, start + after).is_ok()
+        };
         let (soon, late) = (Duration::from_secs(5), NO_RULES_AFTER);
-        assert!(!says(0, Word::None, late));
-        assert!(says(0, Word::Whole, soon));
-        assert!(!says(0, Word::State(start), soon));
-        assert!(says(0, Word::State(start), late));
-        assert!(says(1, Word::None, soon) && says(1, Word::State(start), soon));
-        let unknown = can_answer(Some("no cilium_lxc".to_owned()), 1, Word::Whole, start);
+        assert!(!says(0, SentRules::None, late));
+        assert!(says(0, SentRules::Whole, soon));
+        assert!(!says(0, SentRules::State(start), soon));
+        assert!(says(0, SentRules::State(start), late));
+        assert!(says(1, SentRules::None, soon) && says(1, SentRules::State(start), soon));
+        let unknown = can_answer(Some("no cilium_lxc".to_owned()), 1, SentRules::Whole, start);
         assert_eq!(unknown, Err("no cilium_lxc".to_owned()));
     }
 

@@ -8,9 +8,10 @@
 //! ```
 //! Reasons and guarantees: docs/design/0007-journal.md.
 
+mod directory;
 mod file;
 pub mod ledger;
-pub mod record;
+pub(crate) mod record;
 mod writer;
 
 use std::{

@@ -112,7 +112,7 @@ impl KeptRules {
 }
 
 /// Ends the rules of endpoints whose instance is gone; gives their number.
-pub fn end_rules_of_lost_endpoints(
+pub(crate) fn end_rules_of_lost_endpoints(
     kept: &mut KeptRules,
     maps: &PinnedMaps,
     policy: &PolicyHandle,

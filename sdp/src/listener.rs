@@ -91,7 +91,7 @@ pub enum ListenError {
 /// Sockets that are made but have no port yet. Sockets of one port must be made
 /// by one user, so these are made before privileges are dropped.
 #[derive(Debug)]
-pub struct Unbound {
+pub(crate) struct Unbound {
     config: ListenConfig,
     workers: Vec<WorkerSockets>,
 }
@@ -116,7 +116,7 @@ const PORT_TRIES: usize = 16;
 
 impl Unbound {
     /// Makes all sockets.
-    pub fn open(config: &ListenConfig) -> Result<Self, ListenError> {
+    pub(crate) fn open(config: &ListenConfig) -> Result<Self, ListenError> {
         if !config.ipv4 && !config.ipv6 {
             return Err(ListenError::NoFamily);
         }
@@ -140,7 +140,7 @@ impl Unbound {
     }
 
     /// Binds them: from now on queries wait in them.
-    pub fn bind(self) -> Result<Sockets, ListenError> {
+    pub(crate) fn bind(self) -> Result<Sockets, ListenError> {
         let mut port = self.config.port;
         for sockets in &self.workers {
             let both = sockets.tcp.iter().zip(&sockets.udp);
@@ -164,7 +164,7 @@ impl Unbound {
 }
 
 impl ListenConfig {
-    /// Whether this user can bind the port: an error of [`Unbound::bind`] that is known at once,
+    /// Whether this user can bind the port: an error of `Unbound::bind` that is known at once,
     /// also where binding has to wait. Asked with TCP sockets that do not listen, because no
     /// query goes to them.
     pub fn check_port(&self) -> Result<(), ListenError> {

@@ -1,9 +1,9 @@
 //! What an answer taught us, and the port through which the agent learns it.
 
 mod holdings;
-pub mod lease;
-pub mod pairs;
-pub mod repeat;
+pub(crate) mod lease;
+pub(crate) mod pairs;
+pub(crate) mod repeat;
 #[cfg(test)]
 pub(crate) mod steps;
 
@@ -44,7 +44,7 @@ pub trait MappingSink: Send + Sync + 'static {
     }
 
     /// Sends the mappings that were learned on this thread, if that can be done here. A thread that
-    /// declared [`crate::shared_tasks::this_thread_polls`] calls it after it learned something.
+    /// declared `shared_tasks::this_thread_polls` calls it after it learned something.
     fn push(&self) {}
 
     /// As [`Self::push`], and takes the results that have come for this or another thread.
@@ -52,7 +52,7 @@ pub trait MappingSink: Send + Sync + 'static {
 
     /// Changes whenever an answer that was [`Release::Leased`] may be so no more.
     /// While it stays, the same answer is leased for another
-    /// [`repeat::WITHIN`] and need not be told again. `None`: tell always.
+    /// `repeat::WITHIN` and need not be told again. `None`: tell always.
     fn leases_version(&self) -> Option<u64> {
         None
     }

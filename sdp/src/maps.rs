@@ -3,10 +3,10 @@
 //! Every look-up reads the map, so only the handle can be stale. [`PinnedMaps::refresh`], which the
 //! composition root calls every [`REFRESH`], finds a pin that was replaced, added or removed.
 //! Without maps, the tables that a Cilium agent sends are used. For a while, entries that a new map
-//! or table lacks are read from the previous one: see [`former`].
+//! or table lacks are read from the previous one: see `former`.
 
-pub mod former;
-pub mod instances;
+pub(crate) mod former;
+pub(crate) mod instances;
 mod ipcache;
 mod tables;
 

@@ -19,7 +19,7 @@ use shared_maps::EndpointId;
 
 pub use self::{
     config::ProxyConfig,
-    decision::{Answered, Fate, QueryDecision, RulesWait},
+    decision::{AnswerDecision, Answered, QueryDecision, RulesWait},
 };
 use crate::{
     mapping::{MappingSink, OnRealised, Release},
@@ -190,7 +190,7 @@ impl Proxy {
         let Ok(reading) = answer::read(message) else {
             self.observer.undecodable(query, now);
             return Answered {
-                fate: Fate::Malformed,
+                decision: AnswerDecision::Malformed,
                 hop_by_hop: None,
             };
         };
@@ -198,7 +198,7 @@ impl Proxy {
         let answer = (message, reading.learned.as_ref());
         let client = query.from.client;
         let report = self.observer.answer_report(query, client, answer, now);
-        let fate = match reading.learned {
+        let decision = match reading.learned {
             Some(learned) if labels::read(query.question.as_ref(), 0, &mut name).is_some() => {
                 let left_out = learned.left_out;
                 if left_out > 0 {
@@ -217,18 +217,18 @@ impl Proxy {
                 };
                 let report = report.map(Box::new);
                 match self.sink.learn_reported(mapping, report, on_realised()) {
-                    Release::Leased => Fate::Release(AnswerResult::Released),
-                    Release::AgentAway => Fate::Release(AnswerResult::AgentAway),
-                    Release::Held => Fate::Hold,
+                    Release::Leased => AnswerDecision::Release(AnswerResult::Released),
+                    Release::AgentAway => AnswerDecision::Release(AnswerResult::AgentAway),
+                    Release::Held => AnswerDecision::Hold,
                 }
             }
             _ => {
                 self.observer.report(report);
-                Fate::Release(AnswerResult::Released)
+                AnswerDecision::Release(AnswerResult::Released)
             }
         };
         Answered {
-            fate,
+            decision,
             hop_by_hop: reading.hop_by_hop,
         }
     }

@@ -27,8 +27,8 @@ use rand::Rng as _;
 use serde::{Deserialize, Serialize};
 
 use self::{line::Line, output::Output};
-pub use self::{
-    line::{End, Entry},
+pub(crate) use self::{
+    line::{Entry, QueryEnd},
     settings::{Sample, Target, Which},
 };
 use crate::stats::Count;
@@ -41,9 +41,6 @@ const BATCH: usize = 128;
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
 /// How long leaving waits for a writer that is stuck, in a pipe that nobody reads.
 const STUCK: Duration = Duration::from_secs(1);
-
-/// Entries of queries that get one answer.
-pub type Entries = Vec<Box<Entry>>;
 
 /// What is logged, and where.
 #[derive(Clone, Debug, PartialEq, Eq)]

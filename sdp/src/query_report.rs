@@ -24,7 +24,7 @@ const ALLOWED: u32 = 100;
 const ALLOWED_AT_ONCE: u32 = 4096;
 
 /// Interval at which the receiver calls [`QueryReports::allow_more`].
-pub const ALLOW_EVERY: Duration = Duration::from_millis(100);
+pub(crate) const ALLOW_EVERY: Duration = Duration::from_millis(100);
 
 /// One query, one failure, or one answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -163,7 +163,7 @@ impl QueryReports {
         self.wanted.load(Ordering::Relaxed)
     }
 
-    /// Allows some more reports. Call every [`ALLOW_EVERY`].
+    /// Allows some more reports. Call every `ALLOW_EVERY`.
     pub fn allow_more(&self) {
         let relaxed = Ordering::Relaxed;
         let more = |left: u32| Some(left.saturating_add(ALLOWED).min(ALLOWED_AT_ONCE));

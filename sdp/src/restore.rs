@@ -26,7 +26,7 @@ pub mod file;
 use file::{EndpointFile, FileError, SkippedRows};
 
 /// Name of each endpoint's file.
-pub const FILE_NAME: &str = "ep_config.json";
+pub(crate) const FILE_NAME: &str = "ep_config.json";
 /// Bytes that are read of a file at most; what is used is a small part of it.
 const LARGEST: u64 = 64 << 20;
 

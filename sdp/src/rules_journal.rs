@@ -24,15 +24,15 @@ use ipnet::IpNet;
 use parking_lot::Mutex;
 use shared_maps::{EndpointId, IdentityId, user::boot_id};
 
-pub use self::image::{ImageError, Saved};
+pub use self::image::ImageError;
 use crate::{kept_rules::KeptRules, maps::instances::Instance};
 
 /// Name of the file in the journal's directory.
-pub const FILE_NAME: &str = "cilium-rules";
+pub(crate) const FILE_NAME: &str = "cilium-rules";
 /// Larger files are neither written nor read, bytes.
 const LARGEST: usize = 64 << 20;
 /// Prefixes of servers that are written at most.
-pub const MOST_PREFIXES: usize = 16_384;
+pub(crate) const MOST_PREFIXES: usize = 16_384;
 /// How often the file's time is set while the stream lives.
 const TOUCHED_EVERY: Duration = Duration::from_secs(2);
 

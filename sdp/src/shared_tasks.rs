@@ -32,7 +32,7 @@ thread_local! {
 
 /// Declares that this thread calls [`SharedTasks::poll_woken`] whenever it may have woken a task,
 /// before it waits for anything. Such a wake does not wake the owner.
-pub fn this_thread_polls() {
+pub(crate) fn this_thread_polls() {
     POLLS.set(true);
 }
 

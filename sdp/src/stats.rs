@@ -13,8 +13,9 @@ use prometheus_client::{
 };
 
 use self::cells::Cells;
+pub(crate) use self::histogram::STAGE_MEANINGS;
 pub use self::{
-    histogram::{STAGE_MEANINGS, Stage, Stages},
+    histogram::{Stage, Stages},
     labels::{AnswerResult, Fallback, Label, Meanings, Protocol, QueryResult, meanings},
 };
 

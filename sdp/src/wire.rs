@@ -1,16 +1,14 @@
 //! DNS messages, read in place and never re-encoded (RFC 1035, 4).
 
 pub mod answer;
-pub mod edns;
-pub mod labels;
+pub(crate) mod edns;
+pub(crate) mod labels;
 pub mod query;
 pub mod reply;
-pub mod transfer;
+pub(crate) mod transfer;
 
 /// Size of the header, bytes.
 pub const HEADER_LEN: usize = 12;
-/// Largest message, bytes (the TCP length prefix has 16 bits).
-pub const MAX_MESSAGE: usize = 65_535;
 
 /// Flag QR: a response.
 pub(crate) const FLAG_RESPONSE: u16 = 0x8000;
@@ -172,6 +170,6 @@ pub(crate) fn put_u16(message: &mut [u8], at: usize, value: u16) {
 }
 
 /// Overwrites the message id.
-pub fn set_id(message: &mut [u8], id: u16) {
+pub(crate) fn set_id(message: &mut [u8], id: u16) {
     put_u16(message, 0, id);
 }

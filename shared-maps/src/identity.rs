@@ -11,7 +11,7 @@ pub struct IdentityId(pub u32);
 pub struct EndpointId(pub u16);
 
 /// Scope byte (bits 31..24) of node-local CIDR and FQDN identities.
-pub const SCOPE_LOCAL: u32 = 0x0100_0000;
+pub(crate) const SCOPE_LOCAL: u32 = 0x0100_0000;
 /// Scope byte of remote-node identities.
 pub const SCOPE_REMOTE_NODE: u32 = 0x0200_0000;
 /// Scope byte of Services: the addresses that the node translates to backends. Only

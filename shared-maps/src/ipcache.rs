@@ -4,8 +4,6 @@
 pub const NAME: &str = "cilium_ipcache_v2";
 /// Name of the older map: same key, and the same identity at offset 0 of a shorter value.
 pub const NAME_V1: &str = "cilium_ipcache";
-/// Value size of the older map, bytes.
-pub const VALUE_SIZE_V1: u32 = 12;
 /// Default number of entries.
 pub const MAX_ENTRIES: u32 = 512_000;
 /// Creation flags.

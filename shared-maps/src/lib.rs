@@ -15,7 +15,7 @@
 //! is on, which adds typed readers and writers of the pinned maps.
 #![cfg_attr(not(feature = "user"), no_std)]
 
-pub mod byteorder;
+pub(crate) mod byteorder;
 pub mod conntrack;
 pub mod endpoint;
 pub mod event;
@@ -43,8 +43,8 @@ pub const FAMILY_IPV4: u8 = 1;
 pub const FAMILY_IPV6: u8 = 2;
 
 /// `BPF_F_NO_PREALLOC`.
-pub const BPF_F_NO_PREALLOC: u32 = 0x1;
+pub(crate) const BPF_F_NO_PREALLOC: u32 = 0x1;
 /// `BPF_F_NO_COMMON_LRU`.
-pub const BPF_F_NO_COMMON_LRU: u32 = 0x2;
+pub(crate) const BPF_F_NO_COMMON_LRU: u32 = 0x2;
 /// `BPF_F_RDONLY_PROG`: programs may read the map but not write it.
-pub const BPF_F_RDONLY_PROG: u32 = 0x80;
+pub(crate) const BPF_F_RDONLY_PROG: u32 = 0x80;

@@ -9,8 +9,6 @@ pub const FLAGS: u32 = crate::BPF_F_NO_PREALLOC | crate::BPF_F_RDONLY_PROG;
 
 /// Value flag: the address is one of the node's own; `lxc_id` and `sec_id` mean nothing.
 pub const FLAG_HOST: u32 = 1;
-/// Value flag: the endpoint lives in the host's network namespace.
-pub const FLAG_AT_HOST_NS: u32 = 2;
 
 /// Key: one address.
 #[repr(C)]
@@ -60,7 +58,7 @@ pub struct LxcValue {
     pub unused: u16,
     /// Endpoint id.
     pub lxc_id: u16,
-    /// [`FLAG_HOST`], [`FLAG_AT_HOST_NS`].
+    /// [`FLAG_HOST`]; 2 means that the endpoint lives in the host's network namespace.
     pub flags: u32,
     /// Routing domain.
     pub rt_info: u32,

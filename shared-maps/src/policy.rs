@@ -19,7 +19,7 @@ pub const INGRESS: u8 = 0;
 pub const EGRESS: u8 = 1;
 
 /// Value flag: the entry denies.
-pub const FLAG_DENY: u8 = 1;
+pub(crate) const FLAG_DENY: u8 = 1;
 /// Shift of the wildcarding bits (`prefix_len` − 40) in [`PolicyValue::flags`].
 pub const FLAG_LPM_SHIFT: u8 = 3;
 

@@ -2,6 +2,7 @@
 //! `e2e/previous` names.
 
 use std::{
+    collections::BTreeSet,
     fs,
     path::{Path, PathBuf},
     process::Stdio,
@@ -72,6 +73,7 @@ pub(crate) fn build(reference: Option<&str>, profile: Profile) -> Result<Previou
     // A directory of its own: cargo tells members of two workspaces apart by their place
     // within them only, and would take the previous version's for this one's.
     let scratch = home.join("target");
+    share_dependencies(&target, &scratch, profile)?;
     build.arg("--target-dir").arg(&scratch);
     build.current_dir(&source);
     process::run(build).with_context(|| format!("the previous version, {commit}"))?;
@@ -84,6 +86,59 @@ pub(crate) fn build(reference: Option<&str>, profile: Profile) -> Result<Previou
     }
     fs::remove_dir_all(&scratch)?;
     Ok(previous)
+}
+
+/// Links what this version's build has of dependencies into `to`, so that cargo builds only those
+/// that differ. The members of the workspace are left out: they have equal names in both versions.
+fn share_dependencies(from: &Path, to: &Path, profile: Profile) -> Result<()> {
+    let from = from.join(profile.directory());
+    let to = to.join(profile.directory());
+    if to.exists() || !from.join("deps").exists() {
+        return Ok(());
+    }
+    let members = members()?;
+    let is_of_member = |name: &str| {
+        let name = name.strip_prefix("lib").unwrap_or(name);
+        // `name-hash`, with the hash last.
+        let name = name.rsplit_once('-').map_or(name, |(name, _)| name);
+        members.contains(&name.replace('-', "_"))
+    };
+    for part in [".fingerprint", "build", "deps"] {
+        link_tree(&from.join(part), &to.join(part), &is_of_member)?;
+    }
+    Ok(())
+}
+
+/// Crate names of this workspace's members and of their test programs.
+fn members() -> Result<BTreeSet<String>> {
+    let metadata = workspace::metadata(false)?;
+    let targets = workspace::packages(&metadata).flat_map(|package| {
+        let targets = package["targets"].as_array().into_iter().flatten();
+        targets
+            .chain([package])
+            .filter_map(|of| of["name"].as_str())
+    });
+    Ok(targets.map(|name| name.replace('-', "_")).collect())
+}
+
+/// Hard links of all files below `from`, except entries of `from` that `leaves_out`.
+fn link_tree(from: &Path, to: &Path, leaves_out: &dyn Fn(&str) -> bool) -> Result<()> {
+    fs::create_dir_all(to)?;
+    let entries = fs::read_dir(from).with_context(|| format!("read {}", from.display()))?;
+    for entry in entries {
+        let entry = entry?;
+        let name = entry.file_name();
+        if leaves_out(&name.to_string_lossy()) {
+            continue;
+        }
+        let (from, to) = (entry.path(), to.join(&name));
+        if entry.file_type()?.is_dir() {
+            link_tree(&from, &to, &|_| false)?;
+        } else {
+            fs::hard_link(&from, &to).with_context(|| format!("link {}", from.display()))?;
+        }
+    }
+    Ok(())
 }
 
 fn commit(reference: Option<&str>) -> Result<String> {

@@ -6,11 +6,12 @@ use std::{
     io::{BufRead as _, BufReader},
     path::PathBuf,
     process::{Command, Stdio},
+    sync::{Arc, Mutex},
     thread,
     time::{Duration, Instant},
 };
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result, anyhow, bail};
 use clap::ValueEnum;
 use serde_json::Value;
 
@@ -24,6 +25,16 @@ const NIGHTLY_LIMIT: Duration = Duration::from_secs(2 * 60 * 60);
 
 /// How long each fuzzer runs.
 const FUZZ_FOR: Duration = Duration::from_secs(60);
+/// Test programs that run at the same time. Most of their time they wait.
+const LANES: usize = 2;
+/// Programs of the kernel and netns tiers that keep both CPUs busy or count lost queries.
+const ALONE: [&str; 4] = [
+    "under_cilium_restart",
+    "dns_quota",
+    "ha_promises",
+    "restart_storm",
+];
+
 /// The test program of the tier of the same name.
 const HOSTILE: &str = "hostile";
 /// Where the tests of `e2e` find the previous version's programs.
@@ -102,7 +113,7 @@ fn unit(filter: Option<&str>) -> Result<Tally> {
     heading("unit");
     let mut command = process::command("cargo", &["test", "--locked", "--no-fail-fast"]);
     command.args(filter);
-    observe("cargo test", command, None)
+    observe("cargo test", command, Output::AtOnce, None)
 }
 
 /// Every fuzzer for [`FUZZ_FOR`]; one that finds something counts as a failure.
@@ -119,7 +130,7 @@ fn fuzzers() -> Result<Tally> {
     Ok(tally)
 }
 
-/// Tests of `e2e`, one program after another: each makes namespaces and pins of its own.
+/// Tests of `e2e`.
 fn e2e(tier: Tier, filter: Option<&str>) -> Result<Tally> {
     heading(match tier {
         Tier::Kernel => "kernel",
@@ -127,19 +138,25 @@ fn e2e(tier: Tier, filter: Option<&str>) -> Result<Tally> {
         Tier::Hostile => "hostile",
         Tier::Unit | Tier::Netns => "netns",
     });
-    // Before the programs of today: it is built in the same place.
-    let previous = match tier {
-        Tier::Netns => match previous::build(None, previous::Profile::Debug) {
+    let programs = test_programs()?;
+    let mut total = Tally::default();
+    let previous = if tier == Tier::Netns {
+        match previous::build(None, previous::Profile::Debug) {
             Ok(previous) => Some(previous),
             Err(error) => {
-                println!("not tested against the previous version: {error:#}");
+                total.fail(format!("the previous version does not build: {error:#}"));
                 None
             }
-        },
-        _ => None,
+        }
+    } else {
+        None
     };
-    let mut total = Tally::default();
-    for program in test_programs()? {
+    let limit = if tier == Tier::Nightly {
+        NIGHTLY_LIMIT
+    } else {
+        E2E_LIMIT
+    };
+    let jobs = programs.into_iter().filter_map(|program| {
         let of_tier = match tier {
             Tier::Nightly => true,
             Tier::Hostile => program.name == HOSTILE,
@@ -148,9 +165,8 @@ fn e2e(tier: Tier, filter: Option<&str>) -> Result<Tally> {
             }
         };
         if !of_tier {
-            continue;
+            return None;
         }
-        println!("\n{}", program.name);
         let mut command = process::command(&program.path.to_string_lossy(), &["--test-threads=1"]);
         command.current_dir(repository::root().join("e2e"));
         if let Some(previous) = &previous {
@@ -161,12 +177,59 @@ fn e2e(tier: Tier, filter: Option<&str>) -> Result<Tally> {
             command.arg("--ignored");
         }
         command.args(filter);
-        let limit = if tier == Tier::Nightly {
-            NIGHTLY_LIMIT
-        } else {
-            E2E_LIMIT
-        };
-        total.add(&observe(&program.name, command, Some(limit))?);
+        Some(Job {
+            alone: !matches!(tier, Tier::Kernel | Tier::Netns)
+                || ALONE.contains(&program.name.as_str()),
+            name: program.name,
+            command,
+        })
+    });
+    total.add(&side_by_side(jobs.collect(), limit)?);
+    Ok(total)
+}
+
+/// One run of a test program.
+#[derive(Debug)]
+struct Job {
+    name: String,
+    command: Command,
+    /// Whether no other test may run at the same time.
+    alone: bool,
+}
+
+/// Runs the programs, [`LANES`] at a time, then those that must run alone. Each makes namespaces
+/// and pins of its own, so they do not meet.
+fn side_by_side(jobs: Vec<Job>, limit: Duration) -> Result<Tally> {
+    let (alone, shared): (Vec<Job>, Vec<Job>) = jobs.into_iter().partition(|job| job.alone);
+    let queue = Mutex::new(shared.into_iter());
+    let lane = || -> Result<Tally> {
+        let mut tally = Tally::default();
+        loop {
+            let next = queue.lock().map_err(|_| anyhow!("a lane panicked"))?.next();
+            let Some(job) = next else { return Ok(tally) };
+            tally.add(&observe(
+                &job.name,
+                job.command,
+                Output::AtItsEnd,
+                Some(limit),
+            )?);
+        }
+    };
+    let mut total = thread::scope(|scope| {
+        let lanes: Vec<_> = (0..LANES).map(|_| scope.spawn(lane)).collect();
+        let mut total = Tally::default();
+        for lane in lanes {
+            total.add(&lane.join().map_err(|_| anyhow!("a lane panicked"))??);
+        }
+        Ok::<_, anyhow::Error>(total)
+    })?;
+    for job in alone {
+        total.add(&observe(
+            &job.name,
+            job.command,
+            Output::AtOnce,
+            Some(limit),
+        )?);
     }
     Ok(total)
 }
@@ -225,21 +288,44 @@ fn test_programs() -> Result<Vec<TestProgram>> {
     Ok(programs)
 }
 
+/// When the output of a test program is printed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Output {
+    /// Line by line.
+    AtOnce,
+    /// In one piece, so that the output of two programs is not mixed.
+    AtItsEnd,
+}
+
 /// Runs a test program, passes its output on and counts its results.
 ///
 /// One that dies without a result, or exceeds `limit`, counts as one failure.
-fn observe(name: &str, mut command: Command, limit: Option<Duration>) -> Result<Tally> {
+fn observe(
+    name: &str,
+    mut command: Command,
+    output: Output,
+    limit: Option<Duration>,
+) -> Result<Tally> {
+    if output == Output::AtOnce {
+        println!("\n{name}");
+    }
     let mut child = command
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .spawn()
         .with_context(|| format!("cannot start `{}`", process::line(&command)))?;
     let stdout = child.stdout.take().context("the output is piped")?;
+    let kept = Arc::new(Mutex::new(Vec::new()));
+    let reader_kept = Arc::clone(&kept);
     let reader = thread::spawn(move || {
         let mut tally = Tally::default();
         for line in BufReader::new(stdout).lines().map_while(Result::ok) {
-            println!("{line}");
             tally.read(&line);
+            if output == Output::AtOnce {
+                println!("{line}");
+            } else if let Ok(mut kept) = reader_kept.lock() {
+                kept.push(line);
+            }
         }
         tally
     });
@@ -261,11 +347,14 @@ fn observe(name: &str, mut command: Command, limit: Option<Duration>) -> Result<
     } else {
         reader.join().unwrap_or_default()
     };
+    let seconds = start.elapsed().as_secs();
+    if let Ok(kept) = kept.lock()
+        && output == Output::AtItsEnd
+    {
+        println!("\n{name} ({seconds} s)\n{}", kept.join("\n"));
+    }
     if hung {
-        tally.fail(format!(
-            "{name}: no end after {} s",
-            start.elapsed().as_secs()
-        ));
+        tally.fail(format!("{name}: no end after {seconds} s"));
     } else if !status.success() && tally.failed == 0 {
         tally.fail(format!("{name}: {status} without a result"));
     }
@@ -277,7 +366,8 @@ mod tests {
     use super::*;
 
     fn shell(script: &str, limit: Option<Duration>) -> Tally {
-        observe("it", process::command("sh", &["-c", script]), limit).expect("sh starts")
+        let command = process::command("sh", &["-c", script]);
+        observe("it", command, Output::AtOnce, limit).expect("sh starts")
     }
 
     #[test]

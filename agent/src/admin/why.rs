@@ -1,7 +1,7 @@
 //! `why`: the model's half from the core, the kernel's half from the pinned maps, and the walk
 //! along both.
 
-pub mod text;
+pub(crate) mod text;
 mod walk;
 
 use std::{collections::HashMap, net::IpAddr};
@@ -29,7 +29,7 @@ use crate::{
 
 /// A question of `why`.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Question {
+pub(crate) struct Question {
     /// Number, key, part of the key, or address of the endpoint.
     pub endpoint: String,
     /// The other side.
@@ -42,7 +42,7 @@ pub struct Question {
 
 /// Why there is no answer.
 #[derive(Debug, thiserror::Error)]
-pub enum WhyError {
+pub(crate) enum WhyError {
     /// The core does not answer.
     #[error(transparent)]
     Away(#[from] CoreAway),
@@ -71,7 +71,7 @@ pub enum WhyError {
 }
 
 /// What the kernel has, or why it cannot be read.
-pub type Read<T> = Result<T, String>;
+pub(crate) type Read<T> = Result<T, String>;
 
 /// An address, with endpoint and identity that `cilium_lxc` has for it.
 type LxcRead = (IpAddr, Option<(u16, u32)>);
@@ -106,7 +106,7 @@ struct Entries {
 }
 
 /// Answers a question. `learning`: a DNS proxy tells the agent what it learns.
-pub async fn answer(
+pub(crate) async fn answer(
     core: &CoreHandle,
     maps: &Globals,
     learning: bool,
@@ -174,7 +174,12 @@ async fn called(core: &CoreHandle, text: &str) -> Result<Option<EndpointId>, Why
 
 /// What the documents in force say of a packet. Who sends: labels, or an endpoint; who
 /// receives: these, an address or a DNS name.
-pub async fn trace(core: &CoreHandle, from: &str, to: &str, port: Port) -> Result<Trace, WhyError> {
+pub(crate) async fn trace(
+    core: &CoreHandle,
+    from: &str,
+    to: &str,
+    port: Port,
+) -> Result<Trace, WhyError> {
     let endpoint = async |text: &str| match called(core, text).await? {
         Some(id) => Ok::<_, WhyError>(core.inspect(move |core| core.labels_of(id)).await?),
         None => Ok(None),
@@ -381,7 +386,7 @@ fn text(error: &MapError) -> String {
 }
 
 /// Reads the target: an address, else a name.
-pub fn target(text: &str) -> Target {
+pub(crate) fn target(text: &str) -> Target {
     match text.parse() {
         Ok(address) => Target::Address(address),
         Err(_) => Target::Name(Fqdn::normalise(text)),

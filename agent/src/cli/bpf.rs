@@ -21,7 +21,7 @@ use crate::{
 };
 
 /// Carries out a `bpf` command.
-pub fn run(command: &BpfCommand) -> Result<()> {
+pub(crate) fn run(command: &BpfCommand) -> Result<()> {
     match command {
         BpfCommand::Ipcache(BpfList::List(args)) => ipcache(args),
         BpfCommand::Lxc(BpfList::List(args)) => lxc(args),

@@ -12,7 +12,7 @@ use crate::{
 };
 
 /// Prints what the agent kept; with `--follow` goes on as packets come.
-pub async fn run(args: &ObserveArgs) -> Result<()> {
+pub(crate) async fn run(args: &ObserveArgs) -> Result<()> {
     let client = Client::new(&args.client.admin_socket);
     let mut after = 0;
     let mut first = true;

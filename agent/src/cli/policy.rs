@@ -37,7 +37,7 @@ struct Document {
 
 /// Reads `files`, and the document files of directories among them. Fails if a document is
 /// refused, or if a file has none.
-pub fn validate(files: &[PathBuf], output: Output) -> Result<()> {
+pub(crate) fn validate(files: &[PathBuf], output: Output) -> Result<()> {
     let all = check(&read_documents(files)?);
     print(output, &all, |all| {
         let verdicts = all.iter().map(verdicts);

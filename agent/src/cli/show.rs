@@ -19,7 +19,7 @@ use crate::{
 };
 
 /// Prints `value` as asked. A reader that closed the pipe is no error.
-pub fn print<T: Serialize + ?Sized>(
+pub(crate) fn print<T: Serialize + ?Sized>(
     output: Output,
     value: &T,
     table: impl FnOnce(&T) -> String,
@@ -39,7 +39,7 @@ pub fn print<T: Serialize + ?Sized>(
 }
 
 /// `status`
-pub fn status(status: &Status, verbose: bool) -> String {
+pub(crate) fn status(status: &Status, verbose: bool) -> String {
     let mut rows = state_rows(status);
     let problems = status.problems.iter();
     rows.extend(problems.map(|problem| ("PROBLEM", problem.clone())));
@@ -249,7 +249,7 @@ pub(super) fn counted(number: usize, one: &str, many: &str) -> String {
 }
 
 /// `endpoint list`
-pub fn endpoints(endpoints: &[EndpointView]) -> String {
+pub(crate) fn endpoints(endpoints: &[EndpointView]) -> String {
     let rows: Vec<Vec<String>> = endpoints
         .iter()
         .map(|e| {
@@ -328,7 +328,7 @@ pub(super) fn replaced(before: &EndpointView, now: &EndpointView) -> String {
 }
 
 /// `endpoint get`, `endpoint add`
-pub fn endpoint(e: &EndpointView) -> String {
+pub(crate) fn endpoint(e: &EndpointView) -> String {
     let mut rows = vec![
         ("Endpoint", format!("{} ({})", e.id, e.state)),
         ("Key", e.key.clone()),
@@ -385,7 +385,7 @@ pub fn endpoint(e: &EndpointView) -> String {
 }
 
 /// `policy get`
-pub fn policies(policies: &Policies) -> String {
+pub(crate) fn policies(policies: &Policies) -> String {
     let rows: Vec<Vec<String>> = policies
         .policies
         .iter()
@@ -408,7 +408,7 @@ pub fn policies(policies: &Policies) -> String {
 }
 
 /// `identity list`
-pub fn identities(identities: &[IdentityView]) -> String {
+pub(crate) fn identities(identities: &[IdentityView]) -> String {
     let rows: Vec<Vec<String>> = identities
         .iter()
         .map(|i| vec![i.id.to_string(), i.references.to_string(), list(&i.labels)])
@@ -417,7 +417,7 @@ pub fn identities(identities: &[IdentityView]) -> String {
 }
 
 /// `ip list`
-pub fn prefixes(prefixes: &[IpcacheView]) -> String {
+pub(crate) fn prefixes(prefixes: &[IpcacheView]) -> String {
     let rows: Vec<Vec<String>> = prefixes
         .iter()
         .map(|p| {
@@ -438,7 +438,7 @@ pub fn prefixes(prefixes: &[IpcacheView]) -> String {
 }
 
 /// `selectors list`, `fqdn names`
-pub fn selectors(selectors: &[SelectorView]) -> String {
+pub(crate) fn selectors(selectors: &[SelectorView]) -> String {
     let rows: Vec<Vec<String>> = selectors
         .iter()
         .map(|s| {
@@ -454,7 +454,7 @@ pub fn selectors(selectors: &[SelectorView]) -> String {
 }
 
 /// `fqdn cache list`
-pub fn names(names: &[NameView]) -> String {
+pub(crate) fn names(names: &[NameView]) -> String {
     let now = BootTime::now().0;
     let left = |at: u64| match at {
         0 => "-".to_owned(),

@@ -1,7 +1,7 @@
 //! Columns for people.
 
 /// Rows under a heading, each column as wide as its widest cell.
-pub fn render(heading: &[&str], rows: &[Vec<String>]) -> String {
+pub(crate) fn render(heading: &[&str], rows: &[Vec<String>]) -> String {
     let mut widths: Vec<usize> = heading.iter().map(|cell| cell.chars().count()).collect();
     for row in rows {
         for (width, cell) in widths.iter_mut().zip(row) {
@@ -23,7 +23,7 @@ pub fn render(heading: &[&str], rows: &[Vec<String>]) -> String {
 }
 
 /// A list in a cell; `-` for none.
-pub fn list<T: ToString>(items: &[T]) -> String {
+pub(crate) fn list<T: ToString>(items: &[T]) -> String {
     if items.is_empty() {
         return "-".to_owned();
     }
@@ -35,7 +35,7 @@ pub fn list<T: ToString>(items: &[T]) -> String {
 }
 
 /// A cell that may be empty.
-pub fn maybe<T: ToString>(value: Option<&T>) -> String {
+pub(crate) fn maybe<T: ToString>(value: Option<&T>) -> String {
     value.map_or_else(|| "-".to_owned(), ToString::to_string)
 }
 

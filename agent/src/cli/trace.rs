@@ -17,7 +17,7 @@ use crate::{
 };
 
 /// Asks and prints; fails if the packet is dropped.
-pub async fn run(args: &TraceArgs) -> Result<()> {
+pub(crate) async fn run(args: &TraceArgs) -> Result<()> {
     let to = receiver(args)?;
     let trace = if args.policy_files.is_empty() {
         let path = format!(
@@ -87,7 +87,7 @@ fn by_files(args: &TraceArgs, to: &str) -> Result<Trace> {
 }
 
 /// As people read it.
-pub fn text(trace: &Trace) -> String {
+pub(crate) fn text(trace: &Trace) -> String {
     let mut text = format!("{} to {}, {}\n", trace.from.join(","), trace.to, trace.port);
     for step in &trace.steps {
         line(&mut text, step);

@@ -9,7 +9,7 @@ use crate::{
 };
 
 /// Asks and prints; fails if packets do not pass.
-pub async fn run(args: &WhyArgs) -> Result<()> {
+pub(crate) async fn run(args: &WhyArgs) -> Result<()> {
     let mut path = format!(
         "/v1/why?endpoint={}&target={}",
         encode(&args.endpoint),

@@ -128,13 +128,13 @@ impl Default for CoreConfig {
 pub struct Restored {
     /// When it was read.
     pub now: BootTime,
-    /// `local_allocator_state.json` ([`crate::identity::checkpoint::parse_local`]).
+    /// `local_allocator_state.json` (`identity::checkpoint::parse_local`).
     pub local_identities: Vec<(IdentityId, LabelSet)>,
-    /// `endpoint_identities.json` ([`crate::identity::checkpoint::parse_endpoints`]).
+    /// `endpoint_identities.json` (`identity::checkpoint::parse_endpoints`).
     pub endpoint_identities: Vec<(IdentityId, LabelSet)>,
     /// `cleaned_names.json` ([`crate::fqdn::cleaned::parse`]).
     pub cleaned: CleanedNames,
-    /// `--tofqdns-pre-cache` ([`crate::fqdn::pre_cache::parse`]).
+    /// `--tofqdns-pre-cache` (`fqdn::pre_cache::parse`).
     pub pre_cache: Vec<PreCached>,
     /// Every readable `ep_config.json` ([`crate::endpoint::config_file::parse`]).
     pub endpoints: Vec<EndpointFile>,

@@ -26,4 +26,5 @@ mod rebinding;
 mod reconcile;
 mod restart;
 mod scenario;
+mod services;
 mod upgrade;

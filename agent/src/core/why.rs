@@ -237,6 +237,7 @@ impl Core {
                 })
         });
         let cluster = state.pods.warnings().iter().cloned();
+        let cluster = cluster.chain(state.service_warnings());
         let node = state.config.node_name.as_deref();
         let unlike = state.policy.repository().iter().filter_map(|document| {
             let Body::Node(other) = &document.body else {
@@ -280,7 +281,7 @@ impl Core {
 }
 
 /// One side of a policy.
-pub fn side_of(policy: &EndpointPolicy, direction: FlowDirection) -> &Side {
+pub(crate) fn side_of(policy: &EndpointPolicy, direction: FlowDirection) -> &Side {
     match direction {
         FlowDirection::Egress => &policy.egress,
         FlowDirection::Ingress => &policy.ingress,

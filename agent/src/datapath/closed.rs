@@ -75,7 +75,7 @@ impl Why {
 }
 
 /// Closed interfaces by the document that keeps them closed.
-pub type Closed = BTreeMap<DocumentHash, BTreeMap<u32, Why>>;
+pub(crate) type Closed = BTreeMap<DocumentHash, BTreeMap<u32, Why>>;
 
 /// Closes host-side interfaces, and opens them again.
 pub trait Gate: Send {
@@ -104,7 +104,7 @@ impl DocumentHash {
 }
 
 /// The gate of the kernel.
-pub struct ClosedInterfaces {
+pub(crate) struct ClosedInterfaces {
     programs: Programs,
     globals: Globals,
     loaded: Option<Ebpf>,
@@ -112,7 +112,7 @@ pub struct ClosedInterfaces {
 
 impl ClosedInterfaces {
     /// Below the root of `globals`.
-    pub fn new(programs: Programs, globals: Globals) -> Self {
+    pub(crate) fn new(programs: Programs, globals: Globals) -> Self {
         Self {
             programs,
             globals,
@@ -121,7 +121,7 @@ impl ClosedInterfaces {
     }
 
     /// Loads the program, so that the first interface is closed without delay.
-    pub fn load(&mut self) -> Result<&mut Ebpf, ProgramError> {
+    pub(crate) fn load(&mut self) -> Result<&mut Ebpf, ProgramError> {
         let loaded = match self.loaded.take() {
             Some(loaded) => loaded,
             None => self.programs.load_without_endpoint(PROGRAM, 0)?,

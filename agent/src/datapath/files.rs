@@ -17,13 +17,13 @@ use shared_maps::EndpointId;
 use super::plan::{Datapath, Step, StepError};
 
 /// Name of an endpoint's file in its directory.
-pub const ENDPOINT_FILE: &str = "ep_config.json";
+pub(crate) const ENDPOINT_FILE: &str = "ep_config.json";
 /// Name of the identity checkpoint.
-pub const CHECKPOINT_FILE: &str = "local_allocator_state.json";
+pub(crate) const CHECKPOINT_FILE: &str = "local_allocator_state.json";
 /// Name of the checkpoint of endpoint identities.
-pub const ENDPOINT_CHECKPOINT_FILE: &str = "endpoint_identities.json";
+pub(crate) const ENDPOINT_CHECKPOINT_FILE: &str = "endpoint_identities.json";
 /// Name of what was asked to be forgotten.
-pub const CLEANED_FILE: &str = "cleaned_names.json";
+pub(crate) const CLEANED_FILE: &str = "cleaned_names.json";
 /// Ending of a temporary name; left over only by a crash.
 const TEMPORARY: &str = ".new";
 
@@ -116,7 +116,7 @@ impl Datapath for StateFiles {
 }
 
 /// Replaces the file at `path` in one step, with mode 0600.
-pub fn write_atomic(path: &Path, text: &[u8]) -> io::Result<()> {
+pub(crate) fn write_atomic(path: &Path, text: &[u8]) -> io::Result<()> {
     let dir = path.parent().unwrap_or(Path::new("."));
     let mut temporary = path.as_os_str().to_owned();
     temporary.push(TEMPORARY);

@@ -33,7 +33,7 @@ const PREFIX: &str = "to_proxy_";
 
 /// Why the interfaces could not be looked after.
 #[derive(Debug, thiserror::Error)]
-pub enum InterfacesError {
+pub(crate) enum InterfacesError {
     /// No netlink socket.
     #[error("netlink: {0}")]
     Socket(#[from] io::Error),
@@ -58,14 +58,14 @@ pub enum InterfacesError {
 
 impl InterfacesError {
     /// Whether the same may succeed a moment later.
-    pub fn is_passing(&self) -> bool {
+    pub(crate) fn is_passing(&self) -> bool {
         matches!(self, Self::Socket(_) | Self::List(_))
     }
 }
 
 /// Where packets of an interface begin.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Begin {
+pub(crate) enum Begin {
     /// With an Ethernet header.
     Ethernet,
     /// With the IP header.
@@ -93,7 +93,7 @@ impl Begin {
 }
 
 /// The interfaces that have the program.
-pub struct Interfaces {
+pub(crate) struct Interfaces {
     programs: Programs,
     globals: Globals,
     loaded: BTreeMap<Begin, Ebpf>,
@@ -103,7 +103,7 @@ pub struct Interfaces {
 
 impl Interfaces {
     /// Below the root of `globals`; nothing is attached yet.
-    pub fn new(programs: Programs, globals: Globals) -> Self {
+    pub(crate) fn new(programs: Programs, globals: Globals) -> Self {
         Self {
             programs,
             globals,
@@ -113,12 +113,12 @@ impl Interfaces {
     }
 
     /// Tells proxies to ask under the node's address again.
-    pub fn withdraw(globals: &Globals) -> Result<(), InterfacesError> {
+    pub(crate) fn withdraw(globals: &Globals) -> Result<(), InterfacesError> {
         remove(globals.root().join(pin::TRANSPARENT))
     }
 
     /// Takes the program off every interface, once nothing can come for a proxy any more.
-    pub async fn clear(globals: Globals, stop: CancellationToken) {
+    pub(crate) async fn clear(globals: Globals, stop: CancellationToken) {
         let dir = directory(&globals);
         if !dir.exists() {
             return;
@@ -135,7 +135,7 @@ impl Interfaces {
     /// Attaches the programs to interfaces until stopped. The mode is published to the proxies
     /// once the rules are `ready` (the programs of all endpoints then have the mode) and the
     /// interfaces are prepared. `ready` ends with false if the core is gone.
-    pub async fn run(mut self, ready: impl Future<Output = bool>, stop: CancellationToken) {
+    pub(crate) async fn run(mut self, ready: impl Future<Output = bool>, stop: CancellationToken) {
         let mut ready = std::pin::pin!(ready);
         let mut ticker = tokio::time::interval(INTERVAL);
         let (mut is_ready, mut is_told) = (false, false);
@@ -170,7 +170,7 @@ impl Interfaces {
     ///
     /// Every link is tried: another interface may have got the number, or the
     /// link detached by force.
-    pub async fn refresh(&mut self) -> Result<(), InterfacesError> {
+    pub(crate) async fn refresh(&mut self) -> Result<(), InterfacesError> {
         let dir = directory(&self.globals);
         make(dir.clone())?;
         let wanted = self.wanted().await?;

@@ -13,7 +13,7 @@ use super::plan::Attachment;
 pub const BATCH: usize = 256;
 
 /// Endpoints of one query for programs: a dozen system calls each.
-pub const PROGRAMS_BATCH: usize = 32;
+pub(crate) const PROGRAMS_BATCH: usize = 32;
 
 /// A fault of an endpoint's programs.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

@@ -22,7 +22,7 @@ pub struct QuotaView {
 }
 
 /// Quotas that `endpoints` (number, key) reached.
-pub fn reached(
+pub(crate) fn reached(
     maps: &Globals,
     endpoints: Vec<(EndpointId, String)>,
 ) -> Result<Vec<QuotaView>, MapError> {

@@ -58,13 +58,13 @@ pub enum RootError {
 /// other mount namespaces that see the same BPF file system meet in it. Another BPF file system
 /// has other pins: nothing there is this agent's.
 #[derive(Debug)]
-pub struct BpfRootLock {
+pub(crate) struct BpfRootLock {
     _dir: Flock<File>,
 }
 
 impl BpfRootLock {
     /// Takes the root, whose directories are made if need be.
-    pub fn take(root: &Path) -> Result<Self, RootError> {
+    pub(crate) fn take(root: &Path) -> Result<Self, RootError> {
         make_dirs(root)?;
         let dir = pins::make(root, pin::AGENT_LOCK, MayOpen::Owner)?;
         let path = root.join(pin::AGENT_LOCK);
@@ -84,7 +84,7 @@ impl BpfRootLock {
 }
 
 /// Makes the directories of maps and links.
-pub fn make_dirs(root: &Path) -> Result<(), RootError> {
+pub(crate) fn make_dirs(root: &Path) -> Result<(), RootError> {
     let on_bpffs = root
         .ancestors()
         .find_map(|path| statfs(path).ok())

@@ -78,7 +78,7 @@ pub struct RepairsView {
     pub repairs: u64,
 }
 
-/// How all parts are: written by [`Upkeep::run`], read by `status` and metrics.
+/// How all parts are: written by `Upkeep::run`, read by `status` and metrics.
 #[derive(Clone, Debug, Default)]
 pub struct Conditions(Arc<Mutex<BTreeMap<Part, Condition>>>);
 
@@ -142,7 +142,7 @@ impl Conditions {
 
 /// What is checked, with what it takes to repair it.
 #[derive(Debug)]
-pub struct Upkeep {
+pub(crate) struct Upkeep {
     ipv4: bool,
     ipv6: bool,
     globals: Globals,
@@ -155,7 +155,7 @@ pub struct Upkeep {
     conditions: Conditions,
 }
 
-/// What [`Upkeep`] is made of.
+/// What `Upkeep` is made of.
 #[derive(Debug)]
 pub struct Node {
     /// Whether the node has IPv4.
@@ -174,7 +174,7 @@ pub struct Node {
 
 impl Upkeep {
     /// Binds the port and opens the maps. `conditions` receives the state of each part.
-    pub fn new(node: Node, conditions: Conditions) -> Self {
+    pub(crate) fn new(node: Node, conditions: Conditions) -> Self {
         let mut upkeep = Self {
             ipv4: node.ipv4,
             ipv6: node.ipv6,
@@ -193,7 +193,7 @@ impl Upkeep {
     }
 
     /// Checks and repairs until stopped; once every `interval`, or every two seconds.
-    pub async fn run(mut self, interval: Duration, stop: CancellationToken) {
+    pub(crate) async fn run(mut self, interval: Duration, stop: CancellationToken) {
         let mut ticker = tokio::time::interval(interval.clamp(Duration::from_millis(10), INTERVAL));
         ticker.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         loop {

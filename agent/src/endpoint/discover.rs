@@ -5,11 +5,11 @@
 
 mod addresses;
 mod behind;
-pub mod bridge;
+pub(crate) mod bridge;
 mod leading;
 mod links;
 
-pub use self::{
+pub(crate) use self::{
     addresses::{Claims, Known},
     leading::{lead_apart, leading_to},
 };
@@ -64,7 +64,7 @@ impl fmt::Display for Netns {
 
 /// What was found about a pod's interface.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Discovered {
+pub(crate) struct Discovered {
     /// Index of the host-side interface.
     pub ifindex: u32,
     /// Name of the host-side interface.
@@ -187,7 +187,11 @@ fn no_netns(netns: &Netns) -> String {
 
 /// Finds the interface `ifname` of `netns`, its host side, and which of its addresses count.
 /// Blocks for a few milliseconds: call it from a thread that may.
-pub fn discover(netns: &Netns, ifname: &str, claims: &Claims) -> Result<Discovered, DiscoverError> {
+pub(crate) fn discover(
+    netns: &Netns,
+    ifname: &str,
+    claims: &Claims,
+) -> Result<Discovered, DiscoverError> {
     if let Netns::Name(name) = netns
         && (name.is_empty() || name.contains('/') || name.starts_with('.'))
     {

@@ -12,14 +12,11 @@ use shared_maps::{
 };
 
 use super::{policy_map::PolicyMap, spec::EndpointSpec};
-use crate::{
-    datapath::plan::Attachment,
-    labels::{Label, LabelError, LabelSet, in_namespace},
-};
+use crate::{datapath::plan::Attachment, labels::LabelSet};
 
 /// One endpoint.
 #[derive(Debug)]
-pub struct Endpoint {
+pub(crate) struct Endpoint {
     /// Number.
     pub id: EndpointId,
     /// What its source says.
@@ -52,7 +49,7 @@ pub struct Endpoint {
 
 /// Entries that are not as they shall be.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum DirtyPeers {
+pub(crate) enum DirtyPeers {
     /// Those of these identities.
     Some(BTreeSet<IdentityId>),
     /// All of them.
@@ -67,32 +64,32 @@ impl Default for DirtyPeers {
 
 impl DirtyPeers {
     /// Adds identities.
-    pub fn add(&mut self, more: impl IntoIterator<Item = IdentityId>) {
+    pub(crate) fn add(&mut self, more: impl IntoIterator<Item = IdentityId>) {
         if let Self::Some(set) = self {
             set.extend(more);
         }
     }
 
     /// Whether nothing is to do.
-    pub fn is_none(&self) -> bool {
+    pub(crate) fn is_none(&self) -> bool {
         matches!(self, Self::Some(set) if set.is_empty())
     }
 }
 
 impl Endpoint {
     /// Why what its source and policy say is not in force.
-    pub fn why_not(&self) -> Option<&String> {
+    pub(crate) fn why_not(&self) -> Option<&String> {
         self.problem.as_ref().or(self.unplaced.as_ref())
     }
 
     /// Its addresses.
-    pub fn addresses(&self) -> impl Iterator<Item = IpAddr> {
+    pub(crate) fn addresses(&self) -> impl Iterator<Item = IpAddr> {
         let v4 = self.ipv4.map(IpAddr::V4).into_iter();
         v4.chain(self.ipv6.map(IpAddr::V6))
     }
 
     /// Value of each of its entries in `cilium_lxc`.
-    pub fn lxc(&self) -> LxcValue {
+    pub(crate) fn lxc(&self) -> LxcValue {
         LxcValue {
             ifindex: self.spec.ifindex,
             lxc_id: self.id.0,
@@ -104,7 +101,7 @@ impl Endpoint {
     }
 
     /// What its programs need to know.
-    pub fn attachment(&self) -> Attachment {
+    pub(crate) fn attachment(&self) -> Attachment {
         Attachment {
             endpoint: self.id,
             identity: self.identity,
@@ -120,13 +117,7 @@ impl Endpoint {
     }
 
     /// Number of entries in its policy map.
-    pub fn policy_entries(&self) -> usize {
+    pub(crate) fn policy_entries(&self) -> usize {
         self.policy_map.as_ref().map_or(0, PolicyMap::len)
     }
-}
-
-/// Labels of an endpoint; without a namespace it is in the default namespace.
-pub fn labels_of(spec: &EndpointSpec) -> Result<LabelSet, LabelError> {
-    let labels = spec.labels.iter().map(|text| Label::parse(text));
-    Ok(in_namespace(labels.collect::<Result<_, _>>()?))
 }

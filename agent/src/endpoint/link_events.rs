@@ -25,7 +25,7 @@ const AGAIN: Duration = Duration::from_secs(5);
 
 /// Tells that interfaces or routes changed.
 #[derive(Clone, Debug, Default)]
-pub struct LinkEvents(Arc<Notify>);
+pub(crate) struct LinkEvents(Arc<Notify>);
 
 /// What of an interface decides where a pod is.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -54,7 +54,7 @@ impl Shape {
 
 impl LinkEvents {
     /// Subscribes until stopped. While that fails, no event comes.
-    pub fn watch(tasks: &TaskTracker, stop: CancellationToken) -> Self {
+    pub(crate) fn watch(tasks: &TaskTracker, stop: CancellationToken) -> Self {
         let events = Self::default();
         let own = events.clone();
         tasks.spawn(async move {
@@ -78,7 +78,7 @@ impl LinkEvents {
     }
 
     /// Returns when something changed since the last call.
-    pub async fn changed(&self) {
+    pub(crate) async fn changed(&self) {
         self.0.notified().await;
     }
 

@@ -12,7 +12,7 @@ use super::endpoint::Endpoint;
 
 /// The endpoints of the node.
 #[derive(Debug, Default)]
-pub struct Endpoints {
+pub(crate) struct Endpoints {
     by_id: BTreeMap<EndpointId, Endpoint>,
     by_key: HashMap<String, EndpointId>,
     by_address: HashMap<IpAddr, EndpointId>,
@@ -30,7 +30,7 @@ struct Numbers {
 
 impl Endpoints {
     /// A free number: one never used in this run, else the one freed longest ago.
-    pub fn free_number(&mut self) -> Option<EndpointId> {
+    pub(crate) fn free_number(&mut self) -> Option<EndpointId> {
         while let Some(next) = self.numbers.last.checked_add(1) {
             self.numbers.last = next;
             let id = EndpointId(next);
@@ -44,17 +44,17 @@ impl Endpoints {
     }
 
     /// A number must not be used: a run before left something under it.
-    pub fn hold(&mut self, id: EndpointId) {
+    pub(crate) fn hold(&mut self, id: EndpointId) {
         self.numbers.held.insert(id);
     }
 
     /// Numbers that [`Endpoints::hold`] or [`Endpoints::remove`] keep from being used.
-    pub fn held(&self) -> impl Iterator<Item = EndpointId> {
+    pub(crate) fn held(&self) -> impl Iterator<Item = EndpointId> {
         self.numbers.held.iter().copied()
     }
 
     /// A number may be used again: nothing of its endpoint is left.
-    pub fn free(&mut self, id: EndpointId) {
+    pub(crate) fn free(&mut self, id: EndpointId) {
         self.numbers.held.remove(&id);
         if !self.numbers.freed.contains(&id) {
             self.numbers.freed.push_back(id);
@@ -62,7 +62,7 @@ impl Endpoints {
     }
 
     /// Adds an endpoint.
-    pub fn insert(&mut self, endpoint: Endpoint) {
+    pub(crate) fn insert(&mut self, endpoint: Endpoint) {
         let id = endpoint.id;
         self.numbers.held.remove(&id);
         self.by_key.insert(endpoint.spec.key.clone(), id);
@@ -73,7 +73,7 @@ impl Endpoints {
     }
 
     /// Takes an endpoint out; its number is not free yet.
-    pub fn remove(&mut self, id: EndpointId) -> Option<Endpoint> {
+    pub(crate) fn remove(&mut self, id: EndpointId) -> Option<Endpoint> {
         let endpoint = self.by_id.remove(&id)?;
         self.numbers.held.insert(id);
         self.by_key.remove(&endpoint.spec.key);
@@ -84,51 +84,41 @@ impl Endpoints {
     }
 
     /// By number.
-    pub fn get(&self, id: EndpointId) -> Option<&Endpoint> {
+    pub(crate) fn get(&self, id: EndpointId) -> Option<&Endpoint> {
         self.by_id.get(&id)
     }
 
     /// By number.
-    pub fn get_mut(&mut self, id: EndpointId) -> Option<&mut Endpoint> {
+    pub(crate) fn get_mut(&mut self, id: EndpointId) -> Option<&mut Endpoint> {
         self.by_id.get_mut(&id)
     }
 
     /// By the key of its source.
-    pub fn by_key(&self, key: &str) -> Option<EndpointId> {
+    pub(crate) fn by_key(&self, key: &str) -> Option<EndpointId> {
         self.by_key.get(key).copied()
     }
 
     /// By address.
-    pub fn by_address(&self, address: IpAddr) -> Option<EndpointId> {
+    pub(crate) fn by_address(&self, address: IpAddr) -> Option<EndpointId> {
         self.by_address.get(&address).copied()
     }
 
     /// All, by number.
-    pub fn iter(&self) -> impl Iterator<Item = &Endpoint> {
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &Endpoint> {
         self.by_id.values()
     }
 
     /// Those with numbers in a range, ascending.
-    pub fn range(
+    pub(crate) fn range(
         &self,
         range: (Bound<EndpointId>, Bound<EndpointId>),
     ) -> impl Iterator<Item = &Endpoint> {
         self.by_id.range(range).map(|(_, endpoint)| endpoint)
     }
 
-    /// All, by number.
-    pub fn iter_mut(&mut self) -> impl Iterator<Item = &mut Endpoint> {
-        self.by_id.values_mut()
-    }
-
     /// Number of endpoints.
-    pub fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.by_id.len()
-    }
-
-    /// Whether there is none.
-    pub fn is_empty(&self) -> bool {
-        self.by_id.is_empty()
     }
 }
 

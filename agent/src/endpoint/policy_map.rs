@@ -11,14 +11,14 @@ use crate::policy::compute::Entries;
 
 /// Entries by the identity that they are about.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct PolicyMap {
+pub(crate) struct PolicyMap {
     peers: BTreeMap<IdentityId, Entries>,
     len: usize,
 }
 
 impl PolicyMap {
     /// Sets an entry, or removes it.
-    pub fn put(&mut self, key: PolicyKey, value: Option<PolicyValue>) {
+    pub(crate) fn put(&mut self, key: PolicyKey, value: Option<PolicyValue>) {
         let peer = IdentityId(key.sec_label);
         match value {
             Some(value) => {
@@ -38,28 +38,26 @@ impl PolicyMap {
     }
 
     /// Entries of one identity.
-    pub fn get(&self, peer: IdentityId) -> Option<&Entries> {
+    pub(crate) fn get(&self, peer: IdentityId) -> Option<&Entries> {
         self.peers.get(&peer)
     }
 
     /// Identities that it has entries of.
-    pub fn peers(&self) -> impl Iterator<Item = IdentityId> {
+    pub(crate) fn peers(&self) -> impl Iterator<Item = IdentityId> {
         self.peers.keys().copied()
     }
 
     /// Entries of a range of identities, in order.
-    pub fn range(&self, peers: impl RangeBounds<IdentityId>) -> impl Iterator<Item = &Entries> {
+    pub(crate) fn range(
+        &self,
+        peers: impl RangeBounds<IdentityId>,
+    ) -> impl Iterator<Item = &Entries> {
         self.peers.range(peers).map(|(_, entries)| entries)
     }
 
     /// Number of entries.
-    pub fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.len
-    }
-
-    /// Whether it has none.
-    pub fn is_empty(&self) -> bool {
-        self.len == 0
     }
 }
 

@@ -8,14 +8,14 @@
 //!
 //! Nothing passes the host-side interface of a pod whose endpoint cannot be found, or is found at
 //! another interface than before and is not under policy there yet
-//! ([`Gate`]).
+//! (`Gate`).
 
 pub mod cli;
-pub mod dir;
+pub(crate) mod dir;
 mod document;
 mod follow;
 mod gated;
-pub mod polls;
+pub(crate) mod polls;
 mod processes;
 mod retries;
 

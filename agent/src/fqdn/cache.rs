@@ -13,16 +13,16 @@ use dns_policy::{boot_time::BootTime, name::Fqdn};
 use foldhash::HashMap;
 use shared_maps::EndpointId;
 
-pub use self::limits::Limits;
+pub(crate) use self::limits::Limits;
 use super::gc::{self, ConntrackScans, Zombie};
 use crate::labels::LabelSet;
 
 /// A pair stays this long after its lease ended, seconds (design: Leases).
-pub const AFTER_LEASE: u64 = 5;
+pub(crate) const AFTER_LEASE: u64 = 5;
 
 /// An address that is valid for an endpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Lookup {
+pub(crate) struct Lookup {
     /// When the answer came.
     pub seen: BootTime,
     /// When its TTL ends.
@@ -34,7 +34,7 @@ pub struct Lookup {
 
 /// What one endpoint learned.
 #[derive(Debug, Default)]
-pub struct EndpointNames {
+pub(crate) struct EndpointNames {
     /// Valid addresses by name.
     pub names: HashMap<Fqdn, HashMap<IpAddr, Lookup>>,
     /// Expired addresses that may be in use.
@@ -47,7 +47,7 @@ pub struct EndpointNames {
 
 /// A name known on the node.
 #[derive(Debug, Default)]
-pub struct NameEntry {
+pub(crate) struct NameEntry {
     /// Labels that its addresses carry.
     pub labels: Option<LabelSet>,
     /// Its addresses.
@@ -56,7 +56,7 @@ pub struct NameEntry {
 
 /// One address of a name.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Pair {
+pub(crate) struct Pair {
     /// Endpoints for which it is valid or a zombie.
     pub owners: u32,
     /// Until when it is promised to stay; 0 = no promise.
@@ -77,7 +77,7 @@ impl Pair {
 
 /// An answer to be learned.
 #[derive(Clone, Debug)]
-pub struct Answer<'a> {
+pub(crate) struct Answer<'a> {
     /// Endpoint that asked.
     pub endpoint: EndpointId,
     /// Name.
@@ -97,7 +97,7 @@ pub struct Answer<'a> {
 }
 
 /// A name and an address.
-pub type NamePair = (Fqdn, IpAddr);
+pub(crate) type NamePair = (Fqdn, IpAddr);
 
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Due {
@@ -107,7 +107,7 @@ enum Due {
 
 /// The caches.
 #[derive(Debug)]
-pub struct NameCache {
+pub(crate) struct NameCache {
     limits: Limits,
     endpoints: BTreeMap<EndpointId, EndpointNames>,
     names: HashMap<Fqdn, NameEntry>,
@@ -123,7 +123,7 @@ pub struct NameCache {
 
 impl NameCache {
     /// Empty.
-    pub fn new(limits: Limits) -> Self {
+    pub(crate) fn new(limits: Limits) -> Self {
         Self {
             limits,
             endpoints: BTreeMap::new(),
@@ -141,7 +141,7 @@ impl NameCache {
     /// Learns one address. True if it has the lease that was asked for: none is given near a
     /// limit of the endpoint, or while the pair's is being revoked. Merging is commutative: the
     /// later expiry and the later lease win; of two that expire at once the one seen last.
-    pub fn learn(&mut self, answer: &Answer<'_>) -> bool {
+    pub(crate) fn learn(&mut self, answer: &Answer<'_>) -> bool {
         let Answer {
             endpoint,
             name,
@@ -279,7 +279,7 @@ impl NameCache {
     }
 
     /// Removes expired entries. Returns the pairs that have no other use.
-    pub fn expire(&mut self, now: BootTime) -> Expired {
+    pub(crate) fn expire(&mut self, now: BootTime) -> Expired {
         let mut expired = Expired {
             pairs: std::mem::take(&mut self.released),
             endpoints: Vec::new(),
@@ -350,7 +350,7 @@ impl NameCache {
     }
 
     /// Conntrack vouches for an address.
-    pub fn mark_alive(&mut self, endpoint: EndpointId, address: IpAddr, gc_start: BootTime) {
+    pub(crate) fn mark_alive(&mut self, endpoint: EndpointId, address: IpAddr, gc_start: BootTime) {
         let zombie = self
             .endpoints
             .get_mut(&endpoint)
@@ -362,7 +362,7 @@ impl NameCache {
     }
 
     /// A complete conntrack scan ended: removes zombies without a connection.
-    pub fn scanned(&mut self, gc_start: BootTime, now: BootTime) -> Expired {
+    pub(crate) fn scanned(&mut self, gc_start: BootTime, now: BootTime) -> Expired {
         self.scans.count += 1;
         self.scans.last = self.scans.last.max(gc_start);
         let mut expired = Expired::default();
@@ -386,7 +386,7 @@ impl NameCache {
     }
 
     /// An endpoint is gone.
-    pub fn remove_endpoint(&mut self, endpoint: EndpointId, now: BootTime) -> Vec<NamePair> {
+    pub(crate) fn remove_endpoint(&mut self, endpoint: EndpointId, now: BootTime) -> Vec<NamePair> {
         let Some(names) = self.endpoints.remove(&endpoint) else {
             return Vec::new();
         };
@@ -408,7 +408,7 @@ impl NameCache {
 
     /// Forgets one pair at one endpoint, valid or zombie. The lease is honoured unless it was
     /// revoked ([`NameCache::revoked`]).
-    pub fn forget(
+    pub(crate) fn forget(
         &mut self,
         endpoint: EndpointId,
         name: &Fqdn,
@@ -441,7 +441,12 @@ impl NameCache {
     }
 
     /// All streams dropped the lease of a pair: it no longer keeps it.
-    pub fn revoked(&mut self, name: &Fqdn, address: IpAddr, now: BootTime) -> Option<NamePair> {
+    pub(crate) fn revoked(
+        &mut self,
+        name: &Fqdn,
+        address: IpAddr,
+        now: BootTime,
+    ) -> Option<NamePair> {
         let pair = self.names.get_mut(name)?.pairs.get_mut(&address)?;
         pair.lease_end = BootTime(0);
         pair.revoking = false;
@@ -449,7 +454,7 @@ impl NameCache {
     }
 
     /// Restores a zombie: it needs two complete scans before it may go.
-    pub fn restore_zombie(
+    pub(crate) fn restore_zombie(
         &mut self,
         endpoint: EndpointId,
         name: &Fqdn,
@@ -484,7 +489,7 @@ impl NameCache {
     }
 
     /// Keeps a pair until then, for every endpoint.
-    pub fn know_until(&mut self, name: &Fqdn, address: IpAddr, until: BootTime) {
+    pub(crate) fn know_until(&mut self, name: &Fqdn, address: IpAddr, until: BootTime) {
         let pairs = &mut self.names.entry(name.clone()).or_default().pairs;
         self.pairs += usize::from(!pairs.contains_key(&address));
         let pair = pairs.entry(address).or_default();
@@ -495,7 +500,7 @@ impl NameCache {
 
     /// Removes these names from the names of the node. Returns the pairs that no endpoint holds:
     /// [`NameCache::release`] says whether they may go.
-    pub fn forget_known(&mut self, which: impl Fn(&Fqdn) -> bool) -> Vec<NamePair> {
+    pub(crate) fn forget_known(&mut self, which: impl Fn(&Fqdn) -> bool) -> Vec<NamePair> {
         let mut free = Vec::new();
         for (name, entry) in self.names.iter_mut().filter(|(name, _)| which(name)) {
             for (address, pair) in &mut entry.pairs {
@@ -509,52 +514,57 @@ impl NameCache {
     }
 
     /// Gives the pair, which is gone now, if nothing keeps it.
-    pub fn release(&mut self, name: &Fqdn, address: IpAddr, now: BootTime) -> Option<NamePair> {
+    pub(crate) fn release(
+        &mut self,
+        name: &Fqdn,
+        address: IpAddr,
+        now: BootTime,
+    ) -> Option<NamePair> {
         self.drop_if_free(name, address, now)
     }
 
     /// A name known on the node.
-    pub fn name(&self, name: &Fqdn) -> Option<&NameEntry> {
+    pub(crate) fn name(&self, name: &Fqdn) -> Option<&NameEntry> {
         self.names.get(name)
     }
 
     /// A name known on the node.
-    pub fn name_mut(&mut self, name: &Fqdn) -> Option<&mut NameEntry> {
+    pub(crate) fn name_mut(&mut self, name: &Fqdn) -> Option<&mut NameEntry> {
         self.names.get_mut(name)
     }
 
     /// All names known on the node.
-    pub fn names(&self) -> impl Iterator<Item = (&Fqdn, &NameEntry)> {
+    pub(crate) fn names(&self) -> impl Iterator<Item = (&Fqdn, &NameEntry)> {
         self.names.iter()
     }
 
     /// What each endpoint learned.
-    pub fn endpoints(&self) -> impl Iterator<Item = (EndpointId, &EndpointNames)> {
+    pub(crate) fn endpoints(&self) -> impl Iterator<Item = (EndpointId, &EndpointNames)> {
         self.endpoints.iter().map(|(id, names)| (*id, names))
     }
 
     /// What one endpoint learned.
-    pub fn endpoint(&self, endpoint: EndpointId) -> Option<&EndpointNames> {
+    pub(crate) fn endpoint(&self, endpoint: EndpointId) -> Option<&EndpointNames> {
         self.endpoints.get(&endpoint)
     }
 
     /// When something expires next.
-    pub fn next_deadline(&self) -> Option<BootTime> {
+    pub(crate) fn next_deadline(&self) -> Option<BootTime> {
         self.due.peek().map(|Reverse((at, _))| *at)
     }
 
     /// Valid (endpoint, name, address).
-    pub fn live(&self) -> usize {
+    pub(crate) fn live(&self) -> usize {
         self.live
     }
 
     /// Zombies.
-    pub fn zombies(&self) -> usize {
+    pub(crate) fn zombies(&self) -> usize {
         self.zombies
     }
 
     /// Pairs (name, address) on the node.
-    pub fn pairs(&self) -> usize {
+    pub(crate) fn pairs(&self) -> usize {
         self.pairs
     }
 
@@ -584,7 +594,7 @@ impl NameCache {
 
 /// What a step of expiry did.
 #[derive(Debug, Default)]
-pub struct Expired {
+pub(crate) struct Expired {
     /// Pairs that nothing keeps any more.
     pub pairs: Vec<NamePair>,
     /// Endpoints whose history changed.

@@ -11,7 +11,7 @@ use foldhash::HashMap;
 
 /// An expired address of one endpoint.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Zombie {
+pub(crate) struct Zombie {
     /// Names it was learned under.
     pub names: BTreeSet<Fqdn>,
     /// Until when conntrack vouched for it; 0 = never.
@@ -24,7 +24,7 @@ pub struct Zombie {
 
 /// Complete scans over the conntrack maps.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct ConntrackScans {
+pub(crate) struct ConntrackScans {
     /// Number of complete scans.
     pub count: u64,
     /// When the last one began.
@@ -33,7 +33,7 @@ pub struct ConntrackScans {
 
 /// Whether no connection uses the address: two complete scans since it expired, the last of
 /// which began after it was alive and after its grace.
-pub fn is_dead(zombie: &Zombie, scans: ConntrackScans, idle_grace: Duration) -> bool {
+pub(crate) fn is_dead(zombie: &Zombie, scans: ConntrackScans, idle_grace: Duration) -> bool {
     scans.count >= zombie.born + 2
         && scans.last > zombie.delete_pending.plus(idle_grace)
         && scans.last > zombie.alive_at
@@ -41,7 +41,7 @@ pub fn is_dead(zombie: &Zombie, scans: ConntrackScans, idle_grace: Duration) -> 
 
 /// Addresses to release. A dead one stays while another address of one of its names is alive
 /// (clients move between addresses of a name), up to `per_name` addresses of that name.
-pub fn dead(
+pub(crate) fn dead(
     zombies: &HashMap<IpAddr, Zombie>,
     scans: ConntrackScans,
     idle_grace: Duration,
@@ -83,7 +83,7 @@ pub fn dead(
 
 /// The least valuable zombies beyond `limit`: alive longest ago, expired longest ago, with
 /// fewest names.
-pub fn beyond_limit(zombies: &HashMap<IpAddr, Zombie>, limit: usize) -> HashSet<IpAddr> {
+pub(crate) fn beyond_limit(zombies: &HashMap<IpAddr, Zombie>, limit: usize) -> HashSet<IpAddr> {
     let excess = zombies.len().saturating_sub(limit);
     if excess == 0 {
         return HashSet::new();

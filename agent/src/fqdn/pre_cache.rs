@@ -29,7 +29,7 @@ pub struct PreCached {
 
 /// Entries of a file that cannot be used. The other entries are used.
 #[derive(Debug, thiserror::Error)]
-pub enum PreCacheError {
+pub(crate) enum PreCacheError {
     /// It cannot be read.
     #[error("cannot be read: {0}; correct the flag or the file, and restart the agent")]
     Read(#[from] std::io::Error),
@@ -60,7 +60,7 @@ struct Entry {
 }
 
 /// Reads a file: what can be used of it, and what is wrong with the rest.
-pub fn read(path: &Path) -> (Vec<PreCached>, Option<PreCacheError>) {
+pub(crate) fn read(path: &Path) -> (Vec<PreCached>, Option<PreCacheError>) {
     match fs::read(path) {
         Ok(text) => parse(&text),
         Err(error) => (Vec::new(), Some(error.into())),
@@ -68,7 +68,7 @@ pub fn read(path: &Path) -> (Vec<PreCached>, Option<PreCacheError>) {
 }
 
 /// The same of its text.
-pub fn parse(text: &[u8]) -> (Vec<PreCached>, Option<PreCacheError>) {
+pub(crate) fn parse(text: &[u8]) -> (Vec<PreCached>, Option<PreCacheError>) {
     let entries: Vec<Value> = match serde_json::from_slice(text) {
         Ok(entries) => entries,
         Err(error) => return (Vec::new(), Some(error.into())),
@@ -98,7 +98,7 @@ pub fn parse(text: &[u8]) -> (Vec<PreCached>, Option<PreCacheError>) {
 /// Takes what expires after `now` (nanoseconds of Unix time), as many pairs of name and address as
 /// an ipcache of `ipcache_max` entries leaves to them. Gives how many that is, and how many of
 /// them are left out.
-pub fn bound(known: &mut Vec<PreCached>, now: u64, ipcache_max: usize) -> (usize, usize) {
+pub(crate) fn bound(known: &mut Vec<PreCached>, now: u64, ipcache_max: usize) -> (usize, usize) {
     let most = ipcache_max / SHARE;
     let (mut taken, mut left_out) = (HashSet::new(), HashSet::new());
     known.retain(|entry| entry.expires > now);

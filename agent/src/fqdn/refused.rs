@@ -9,7 +9,7 @@ use ipnet::IpNet;
 
 /// What is refused by default: link-local addresses, among them the metadata services of clouds,
 /// and the metadata address that is not link-local.
-pub const DEFAULT: [&str; 3] = ["169.254.0.0/16", "fe80::/10", "fd00:ec2::254/128"];
+pub(crate) const DEFAULT: [&str; 3] = ["169.254.0.0/16", "fe80::/10", "fd00:ec2::254/128"];
 
 /// Prefixes that are refused.
 #[derive(Clone, Debug, PartialEq, Eq)]

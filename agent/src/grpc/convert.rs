@@ -70,7 +70,7 @@ pub fn octets(ip: IpAddr) -> Vec<u8> {
 }
 
 /// Result of a mapping whose fields were out of range.
-pub fn invalid(sequence: u64) -> MappingResult {
+pub(crate) fn invalid(sequence: u64) -> MappingResult {
     MappingResult {
         sequence,
         refusal: MappingRefusal::Invalid.into(),

@@ -79,7 +79,7 @@ impl Default for Timings {
 pub struct FqdnDataService {
     timings: Timings,
     given: Arc<Mutex<Given>>,
-    directory: Arc<AsyncMutex<Option<Seen>>>,
+    directory: Arc<AsyncMutex<Option<DirectoryRead>>>,
     core: CoreHandle,
     proxies: Proxies,
     reports: Arc<Reports>,
@@ -87,9 +87,9 @@ pub struct FqdnDataService {
     stop: CancellationToken,
 }
 
-/// The directory, after how many changes, and when it was asked for.
+/// The directory, the number of changes before it, and when it was requested.
 #[derive(Clone, Debug)]
-struct Seen {
+struct DirectoryRead {
     change: u64,
     at: Instant,
     directory: Arc<Directory>,
@@ -209,12 +209,12 @@ impl FqdnDataService {
         let mut tries = 0;
         loop {
             let change = *changes.borrow_and_update();
-            let seen = self.directory(change).await?;
+            let read = self.directory(change).await?;
             let table = Arc::clone(&rules.borrow_and_update());
             tries += 1;
             // Rules come after the change that they refer to.
-            if *changes.borrow() == seen.change || tries == TRIES {
-                return Ok((table, seen.directory));
+            if *changes.borrow() == read.change || tries == TRIES {
+                return Ok((table, read.directory));
             }
         }
     }
@@ -247,25 +247,25 @@ impl FqdnDataService {
         Some(state)
     }
 
-    /// Who is where after this change, or a later one. One stream asks, the others share: a
+    /// The directory after this change, or a later one. One stream requests it, the others share it: a
     /// directory costs the core as much as there are prefixes.
-    async fn directory(&self, change: u64) -> Result<Seen, CoreAway> {
+    async fn directory(&self, change: u64) -> Result<DirectoryRead, CoreAway> {
         let mut last = self.directory.lock().await;
-        if let Some(seen) = &*last {
-            if seen.change >= change {
-                return Ok(seen.clone());
+        if let Some(read) = &*last {
+            if read.change >= change {
+                return Ok(read.clone());
             }
-            sleep_until(seen.at + self.timings.pace / DIRECTORIES).await;
+            sleep_until(read.at + self.timings.pace / DIRECTORIES).await;
         }
         let (change, at) = (*self.proxies.watch_changes().borrow(), Instant::now());
         let directory = Arc::new(self.core.directory().await?);
-        let seen = Seen {
+        let read = DirectoryRead {
             change,
             at,
             directory,
         };
-        *last = Some(seen.clone());
-        Ok(seen)
+        *last = Some(read.clone());
+        Ok(read)
     }
 }
 

@@ -28,7 +28,7 @@ const POLL_INTERVAL: Duration = Duration::from_millis(250);
 
 /// The processes that are followed. Clones share them.
 #[derive(Clone, Debug, Default)]
-pub struct Holders(Arc<Mutex<Vec<Followed>>>);
+pub(crate) struct Holders(Arc<Mutex<Vec<Followed>>>);
 
 #[derive(Debug)]
 struct Followed {
@@ -39,7 +39,7 @@ struct Followed {
 
 impl Holders {
     /// Remembers the process at the other end of a stream, until it has ended.
-    pub fn follow(&self, pid: i32, process: Arc<OwnedFd>, stream: StreamId) {
+    pub(crate) fn follow(&self, pid: i32, process: Arc<OwnedFd>, stream: StreamId) {
         if has_ended(&process) {
             // Another process has the connection now, and which one cannot be known.
             return;
@@ -65,7 +65,7 @@ impl Holders {
     }
 
     /// Tells the core which streams' processes have ended, until stopped.
-    pub async fn run(self, core: CoreHandle, stop: CancellationToken) {
+    pub(crate) async fn run(self, core: CoreHandle, stop: CancellationToken) {
         loop {
             tokio::select! {
                 () = tokio::time::sleep(POLL_INTERVAL) => {}

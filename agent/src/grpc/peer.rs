@@ -118,14 +118,14 @@ impl Peer {
 
 /// A connection whose peer was checked.
 #[derive(Debug)]
-pub struct Checked {
+pub(crate) struct Checked {
     stream: LinkStream,
     peer: Peer,
 }
 
 impl Checked {
     /// Checks the credentials of a fresh connection.
-    pub fn new(stream: UnixStream, allowed: Allowed) -> io::Result<Self> {
+    pub(crate) fn new(stream: UnixStream, allowed: Allowed) -> io::Result<Self> {
         let credentials = stream.peer_cred()?;
         if !allowed.admits(credentials.uid(), credentials.gid()) {
             return Err(io::Error::new(
@@ -148,7 +148,7 @@ impl Checked {
     }
 
     /// With a descriptor of the process that connected.
-    pub fn with_process(mut self) -> Self {
+    pub(crate) fn with_process(mut self) -> Self {
         // Without one nothing is known of its end.
         let process = getsockopt(&self.stream, sockopt::PeerPidfd).ok();
         self.peer.process = process.map(Arc::new);

@@ -9,7 +9,7 @@ use crate::labels::LabelSet;
 
 /// Allocates identities of one scope. Node-local now; a cluster-wide store may take its
 /// place for endpoint identities.
-pub trait Allocator: std::fmt::Debug + Send {
+pub(crate) trait Allocator: std::fmt::Debug + Send {
     /// Identity of `labels`, with one reference more. `fresh` if no map may know it yet.
     fn acquire(&mut self, labels: &LabelSet) -> Result<Acquired, Exhausted>;
     /// Gives one reference back; true if it was the last. Without references an identity stays
@@ -28,17 +28,13 @@ pub trait Allocator: std::fmt::Debug + Send {
     fn allocated(&self) -> Vec<(IdentityId, LabelSet, usize)>;
     /// Number of allocated identities.
     fn len(&self) -> usize;
-    /// Whether none is allocated.
-    fn is_empty(&self) -> bool {
-        self.len() == 0
-    }
     /// Releases restored numbers that no policy or endpoint has requested.
     fn release_withheld(&mut self);
 }
 
 /// Result of [`Allocator::acquire`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Acquired {
+pub(crate) struct Acquired {
     /// The number.
     pub id: IdentityId,
     /// It was allocated just now: its policy is not in any map of this run.
@@ -50,7 +46,7 @@ pub struct Acquired {
 /// No number is left.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("no identity number is left between {min} and {max}: use fewer distinct selectors")]
-pub struct Exhausted {
+pub(crate) struct Exhausted {
     /// Lowest number of the scope.
     pub min: IdentityId,
     /// Highest.
@@ -60,7 +56,7 @@ pub struct Exhausted {
 /// Node-local numbers `min..=max`, handed out in sequence so that a number freed is not
 /// soon another's.
 #[derive(Debug)]
-pub struct NodeLocal {
+pub(crate) struct NodeLocal {
     min: u32,
     max: u32,
     next: u32,
@@ -79,7 +75,11 @@ struct Slot {
 
 impl NodeLocal {
     /// Numbers `min..=max`; `restored` keep their label sets.
-    pub fn new(min: IdentityId, max: IdentityId, restored: Vec<(IdentityId, LabelSet)>) -> Self {
+    pub(crate) fn new(
+        min: IdentityId,
+        max: IdentityId,
+        restored: Vec<(IdentityId, LabelSet)>,
+    ) -> Self {
         let in_scope = |id: &IdentityId| (min..=max).contains(id);
         let withheld: BTreeMap<_, _> = restored
             .into_iter()
@@ -102,18 +102,18 @@ impl NodeLocal {
     }
 
     /// Numbers for CIDR and FQDN label sets.
-    pub fn local(restored: Vec<(IdentityId, LabelSet)>) -> Self {
+    pub(crate) fn local(restored: Vec<(IdentityId, LabelSet)>) -> Self {
         Self::new(IdentityId::LOCAL_MIN, IdentityId::LOCAL_MAX, restored)
     }
 
     /// Numbers for endpoints: small enough for the mark of a packet.
-    pub fn endpoints(restored: Vec<(IdentityId, LabelSet)>) -> Self {
+    pub(crate) fn endpoints(restored: Vec<(IdentityId, LabelSet)>) -> Self {
         Self::new(IdentityId::ENDPOINT_MIN, IdentityId::ENDPOINT_MAX, restored)
     }
 
     /// As [`Allocator::acquire`]; labels that have no number, now or before a restart, get
     /// `request` if it is withheld.
-    pub fn acquire_as(
+    pub(crate) fn acquire_as(
         &mut self,
         labels: &LabelSet,
         request: Option<IdentityId>,
@@ -141,17 +141,17 @@ impl NodeLocal {
     }
 
     /// Whether these labels have a number, or had one before the restart.
-    pub fn knows(&self, labels: &LabelSet) -> bool {
+    pub(crate) fn knows(&self, labels: &LabelSet) -> bool {
         self.ids.contains_key(labels) || self.withheld_ids.contains_key(labels)
     }
 
     /// Labels that a number had before the restart, while it is held for them.
-    pub fn withheld_labels(&self, id: IdentityId) -> Option<&LabelSet> {
+    pub(crate) fn withheld_labels(&self, id: IdentityId) -> Option<&LabelSet> {
         self.withheld.get(&id)
     }
 
     /// Every number that is held for what had it before the restart.
-    pub fn withheld(&self) -> impl Iterator<Item = (IdentityId, &LabelSet)> {
+    pub(crate) fn withheld(&self) -> impl Iterator<Item = (IdentityId, &LabelSet)> {
         self.withheld.iter().map(|(id, labels)| (*id, labels))
     }
 

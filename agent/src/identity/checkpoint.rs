@@ -56,7 +56,7 @@ struct EndpointDocument {
 
 /// What is wrong with a checkpoint.
 #[derive(Debug, thiserror::Error)]
-pub enum CheckpointError {
+pub(crate) enum CheckpointError {
     /// Not JSON, or of another shape.
     #[error("identity checkpoint: {0} (without the file, identities get new numbers)")]
     Json(#[from] serde_json::Error),
@@ -113,7 +113,7 @@ fn spell_entry(id: IdentityId, labels: &LabelSet) -> String {
 
 /// Reads `local_allocator_state.json`: the scopes 0x01 (outside) and 0x02 (other nodes). Numbers
 /// of other scopes are left out.
-pub fn parse_local(text: &str) -> Result<Vec<(IdentityId, LabelSet)>, CheckpointError> {
+pub(crate) fn parse_local(text: &str) -> Result<Vec<(IdentityId, LabelSet)>, CheckpointError> {
     let entries: Vec<Entry> = serde_json::from_str(text)?;
     read(entries, |id| id.is_local_scope() || is_remote_node(id))
 }
@@ -129,7 +129,7 @@ pub fn render_endpoints<'a>(entries: impl Iterator<Item = (IdentityId, &'a Label
 }
 
 /// Reads `endpoint_identities.json`. Numbers of other scopes are left out.
-pub fn parse_endpoints(text: &str) -> Result<Vec<(IdentityId, LabelSet)>, CheckpointError> {
+pub(crate) fn parse_endpoints(text: &str) -> Result<Vec<(IdentityId, LabelSet)>, CheckpointError> {
     let document: EndpointDocument = serde_json::from_str(text)?;
     if document.version > VERSION {
         return Err(CheckpointError::Newer(document.version));

@@ -13,21 +13,21 @@
 use crate::labels::LabelSet;
 
 /// Version of the logic that this release labels by.
-pub const LABEL_LOGIC: u64 = 1;
+pub(crate) const LABEL_LOGIC: u64 = 1;
 
 /// One step: what sets of logic N are under logic N + 1.
-pub type Migrate = fn(LabelSet) -> LabelSet;
+pub(crate) type Migrate = fn(LabelSet) -> LabelSet;
 
 /// Step number N leads from logic N + 1 to N + 2.
 const STEPS: &[Migrate] = &[];
 
 /// A label set of logic `from` as today's logic makes it.
-pub fn migrate(from: u64, labels: LabelSet) -> LabelSet {
+pub(crate) fn migrate(from: u64, labels: LabelSet) -> LabelSet {
     migrate_by(STEPS, from, labels)
 }
 
 /// The same along other steps.
-pub fn migrate_by(steps: &[Migrate], from: u64, labels: LabelSet) -> LabelSet {
+pub(crate) fn migrate_by(steps: &[Migrate], from: u64, labels: LabelSet) -> LabelSet {
     let done = usize::try_from(from.saturating_sub(1)).unwrap_or(usize::MAX);
     let left = steps.iter().skip(done);
     left.fold(labels, |labels, step| step(labels))

@@ -10,12 +10,12 @@ use super::allocator::{Acquired, Allocator, Exhausted, NodeLocal};
 use crate::labels::{LabelSet, SERVICE};
 
 /// Whether a number is of the scope of other nodes.
-pub const fn is_remote_node(id: IdentityId) -> bool {
+pub(crate) const fn is_remote_node(id: IdentityId) -> bool {
     id.0 & SCOPE_MASK == SCOPE_REMOTE_NODE
 }
 
 /// The reserved identity of exactly these labels.
-pub fn reserved(labels: &LabelSet) -> Option<IdentityId> {
+pub(crate) fn reserved(labels: &LabelSet) -> Option<IdentityId> {
     let is_api_server = labels.has_reserved("kube-apiserver");
     match labels.as_slice() {
         [_, _] if is_api_server && labels.has_reserved("remote-node") => {
@@ -42,7 +42,7 @@ pub fn reserved(labels: &LabelSet) -> Option<IdentityId> {
 /// Allocates what [`reserved`] has no number for (Cilium `pkg/identity`, ScopeForLabels): 0x02
 /// for labels of other nodes, 0x03 for Services, 0x01 for all others.
 #[derive(Debug)]
-pub struct LocalScopes {
+pub(crate) struct LocalScopes {
     outside: NodeLocal,
     nodes: NodeLocal,
     services: NodeLocal,
@@ -50,7 +50,7 @@ pub struct LocalScopes {
 
 impl LocalScopes {
     /// `restored` keep their label sets.
-    pub fn new(restored: Vec<(IdentityId, LabelSet)>) -> Self {
+    pub(crate) fn new(restored: Vec<(IdentityId, LabelSet)>) -> Self {
         let (nodes, others): (Vec<_>, Vec<_>) = restored
             .into_iter()
             .partition(|(id, _)| is_remote_node(*id));
@@ -93,7 +93,7 @@ impl LocalScopes {
     }
 
     /// As [`NodeLocal::acquire_as`].
-    pub fn acquire_as(
+    pub(crate) fn acquire_as(
         &mut self,
         labels: &LabelSet,
         request: Option<IdentityId>,
@@ -102,18 +102,18 @@ impl LocalScopes {
     }
 
     /// Whether these labels have a number, or had one before the restart.
-    pub fn knows(&self, labels: &LabelSet) -> bool {
+    pub(crate) fn knows(&self, labels: &LabelSet) -> bool {
         self.all().into_iter().any(|scope| scope.knows(labels))
     }
 
     /// As [`NodeLocal::withheld_labels`].
-    pub fn withheld_labels(&self, id: IdentityId) -> Option<&LabelSet> {
+    pub(crate) fn withheld_labels(&self, id: IdentityId) -> Option<&LabelSet> {
         let scopes = self.all().into_iter();
         scopes.filter_map(|scope| scope.withheld_labels(id)).next()
     }
 
     /// As [`NodeLocal::withheld`].
-    pub fn withheld(&self) -> impl Iterator<Item = (IdentityId, &LabelSet)> {
+    pub(crate) fn withheld(&self) -> impl Iterator<Item = (IdentityId, &LabelSet)> {
         self.all().into_iter().flat_map(NodeLocal::withheld)
     }
 }

@@ -43,7 +43,7 @@ impl World {
 }
 
 /// Label of a CIDR block. The world (/0) has none.
-pub fn cidr_label(prefix: IpNet) -> Option<Label> {
+pub(crate) fn cidr_label(prefix: IpNet) -> Option<Label> {
     (prefix.prefix_len() > 0).then(|| Label::new(CIDR, &cidr_key(prefix.trunc()), ""))
 }
 
@@ -65,7 +65,7 @@ fn cidr_key(prefix: IpNet) -> String {
 }
 
 /// Reads the block back from a CIDR label.
-pub fn cidr_of(label: &Label) -> Option<IpNet> {
+pub(crate) fn cidr_of(label: &Label) -> Option<IpNet> {
     if label.source() != CIDR {
         return None;
     }
@@ -86,7 +86,7 @@ pub fn cidr_of(label: &Label) -> Option<IpNet> {
 ///    opens nothing;
 /// 4. outside the world label of the family, and the prefix's own CIDR label if there is nothing
 ///    else.
-pub fn labels(map: &PrefixMap<Metadata>, prefix: IpNet, world: &World) -> LabelSet {
+pub(crate) fn labels(map: &PrefixMap<Metadata>, prefix: IpNet, world: &World) -> LabelSet {
     let mut found: Vec<Label> = Vec::with_capacity(4);
     let mut cidr = false;
     for (at, metadata) in map.covering(prefix).into_iter().rev() {

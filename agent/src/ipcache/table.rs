@@ -199,7 +199,7 @@ impl Ipcache {
     }
 
     /// Longest prefix of an address that an owner claims.
-    pub fn longest_claimed(&self, address: IpAddr) -> Option<(IpNet, &Metadata)> {
+    pub(crate) fn longest_claimed(&self, address: IpAddr) -> Option<(IpNet, &Metadata)> {
         self.prefixes
             .longest(address, |metadata| !metadata.is_unclaimed())
     }
@@ -257,7 +257,7 @@ impl Ipcache {
 }
 
 /// Map key of a prefix.
-pub fn key_of(prefix: IpNet) -> IpcacheKey {
+pub(crate) fn key_of(prefix: IpNet) -> IpcacheKey {
     match prefix.trunc() {
         IpNet::V4(net) => IpcacheKey::v4(net.addr().octets(), net.prefix_len()),
         IpNet::V6(net) => IpcacheKey::v6(net.addr().octets(), net.prefix_len()),

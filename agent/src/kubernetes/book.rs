@@ -29,7 +29,7 @@ use crate::{
 
 /// What changed since the last call.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Changes {
+pub(crate) struct Changes {
     /// Pods: first those that get an address, so that no address is without a pod on the way from
     /// one to another.
     pub pods: Vec<SourceEvent<PodAt>>,
@@ -39,7 +39,7 @@ pub struct Changes {
 
 /// See the module.
 #[derive(Debug)]
-pub struct Book {
+pub(crate) struct Book {
     filter: LabelFilter,
     cluster: String,
     pods: BTreeMap<Arc<str>, Arc<Pod>>,
@@ -58,7 +58,7 @@ pub struct Book {
 
 impl Book {
     /// Empty. `cluster` is the name of the cluster, which every pod has as a label.
-    pub fn new(filter: LabelFilter, cluster: &str) -> Self {
+    pub(crate) fn new(filter: LabelFilter, cluster: &str) -> Self {
         Self {
             filter,
             cluster: cluster.to_owned(),
@@ -74,7 +74,7 @@ impl Book {
     }
 
     /// Puts an object in the place of its former version. Documents of other kinds are ignored.
-    pub fn put(&mut self, document: &PolicyDocument) {
+    pub(crate) fn put(&mut self, document: &PolicyDocument) {
         match &document.body {
             Body::Pod(pod) => {
                 let key = self.touch(&pod.namespace, &pod.name);
@@ -96,7 +96,7 @@ impl Book {
     }
 
     /// Removes the object of this document key, if it is known.
-    pub fn remove(&mut self, key: &str) {
+    pub(crate) fn remove(&mut self, key: &str) {
         let (kind, key) = key.split_once('/').unwrap_or((key, ""));
         match kind {
             "Pod" => {
@@ -120,7 +120,7 @@ impl Book {
     }
 
     /// What changed since the last call.
-    pub fn changes(&mut self) -> Changes {
+    pub(crate) fn changes(&mut self) -> Changes {
         let touched = self.give_addresses();
         let (mut gains, mut others, mut gone) = (Vec::new(), Vec::new(), Vec::new());
         for key in touched {
@@ -158,7 +158,7 @@ impl Book {
 
     /// What the author of the documents should know: addresses of several pods, and namespaces
     /// without a document.
-    pub fn warnings(&self) -> Vec<String> {
+    pub(crate) fn warnings(&self) -> Vec<String> {
         let mut found: Vec<String> = self.addresses.conflicts().collect();
         let mut unknown: BTreeMap<&str, usize> = BTreeMap::new();
         for pod in self.pods.values() {

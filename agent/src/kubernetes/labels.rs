@@ -13,7 +13,7 @@ use crate::labels::{K8S, Label, NAMESPACE_KEY};
 /// Keys that only the cluster may give: a pod that has such a label does not keep it.
 const CILIUM_KEYS: &str = "io.cilium.k8s.";
 /// Before the key of a namespace's label.
-pub const NAMESPACE_LABELS: &str = "io.cilium.k8s.namespace.labels";
+pub(crate) const NAMESPACE_LABELS: &str = "io.cilium.k8s.namespace.labels";
 const CLUSTER: &str = "io.cilium.k8s.policy.cluster";
 const SERVICE_ACCOUNT: &str = "io.cilium.k8s.policy.serviceaccount";
 
@@ -54,7 +54,7 @@ pub struct LabelRuleError {
 
 /// Rules that decide which labels make an identity.
 #[derive(Clone, Debug)]
-pub struct LabelFilter {
+pub(crate) struct LabelFilter {
     rules: Vec<LabelRule>,
     /// A label that no rule matches is left out.
     only_included: bool,
@@ -76,7 +76,7 @@ impl Default for LabelFilter {
 
 impl LabelFilter {
     /// Cilium's rules and these.
-    pub fn new(more: Vec<LabelRule>) -> Self {
+    pub(crate) fn new(more: Vec<LabelRule>) -> Self {
         let only_included = more.iter().any(|rule| !rule.excludes);
         let usual = DEFAULT_RULES.iter();
         let usual = usual.map(|text| text.parse().expect("a constant rule"));
@@ -88,7 +88,7 @@ impl LabelFilter {
 
     /// Whether a label makes an identity: its longest including match is longer than its shortest
     /// excluding one, or nothing excludes it.
-    pub fn keeps(&self, label: &Label) -> bool {
+    pub(crate) fn keeps(&self, label: &Label) -> bool {
         let (mut included, mut excluded): (usize, Option<usize>) = (0, None);
         for rule in &self.rules {
             let Some(length) = rule.length(label) else {
@@ -158,7 +158,7 @@ impl LabelRule {
 }
 
 /// Labels of a pod's identity before named ports. `of_namespace` are its namespace's.
-pub fn of_pod(
+pub(crate) fn of_pod(
     filter: &LabelFilter,
     cluster: &str,
     namespace: &str,

@@ -28,7 +28,7 @@ use crate::{
 
 /// Who receives.
 #[derive(Clone, Debug)]
-pub enum To {
+pub(crate) enum To {
     /// Endpoints with these labels, or what a reserved label names.
     Labels(LabelSet),
     /// An address outside.
@@ -39,7 +39,7 @@ pub enum To {
 
 /// The answer of `policy trace`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Trace {
+pub(crate) struct Trace {
     /// Labels of the sender.
     pub from: Vec<String>,
     /// The receiver, as it was asked for.
@@ -54,7 +54,7 @@ pub struct Trace {
 
 /// One thing that has to pass.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Step {
+pub(crate) struct Step {
     /// `dns`: the sender may ask for the name; `egress`: it may send; `ingress`: the receiver
     /// may receive.
     pub step: String,
@@ -72,14 +72,14 @@ pub struct Step {
 
 /// Labels that addresses and names have by these documents alone.
 #[derive(Debug)]
-pub struct Outside {
+pub(crate) struct Outside {
     ipcache: Ipcache,
     names: NameSelectors,
 }
 
 impl Outside {
     /// By the blocks and names that the documents ask for.
-    pub fn of(repository: &Repository) -> Self {
+    pub(crate) fn of(repository: &Repository) -> Self {
         let mut ipcache = Ipcache::new(true);
         let mut names = NameSelectors::default();
         for all in ["0.0.0.0/0", "::/0"] {
@@ -162,7 +162,7 @@ fn inside(labels: &LabelSet) -> Subject {
 }
 
 /// Traces a packet of `from`. `known` has the labels of the address where an agent knows them.
-pub fn trace(
+pub(crate) fn trace(
     repository: &Repository,
     from: &LabelSet,
     to: &To,
@@ -285,7 +285,7 @@ fn word(verdict: Verdict) -> &'static str {
 
 /// A sender or receiver, read from a text.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Peer {
+pub(crate) enum Peer {
     /// Labels. Those of an endpoint name its namespace, `default` if the text does not.
     Labels(LabelSet),
     /// An address.
@@ -296,7 +296,7 @@ pub enum Peer {
 
 impl Peer {
     /// Reads `k8s:app=web,k8s:tier=front`, `reserved:host`, an address or a name.
-    pub fn parse(text: &str) -> Result<Self, LabelError> {
+    pub(crate) fn parse(text: &str) -> Result<Self, LabelError> {
         if let Ok(address) = text.parse() {
             return Ok(Self::Address(address));
         }

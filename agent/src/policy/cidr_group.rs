@@ -9,7 +9,7 @@ use super::validate::{Checked, Fault, list, object, prefix, text};
 use crate::{labels::LabelSet, selector::selector::labels_of_blocks};
 
 /// Its kind.
-pub const KIND: &str = "CiliumCIDRGroup";
+pub(crate) const KIND: &str = "CiliumCIDRGroup";
 
 /// A `CiliumCIDRGroup`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -23,7 +23,7 @@ pub struct CidrGroup {
 }
 
 /// Key of the group called `name`.
-pub fn group_key(name: &str) -> String {
+pub(crate) fn group_key(name: &str) -> String {
     format!("{KIND}/{name}")
 }
 

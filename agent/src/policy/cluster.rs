@@ -3,17 +3,17 @@
 //!
 //! Objects come whole out of kubectl: fields without a meaning here are accepted.
 
-pub mod endpoint;
-pub mod identity;
+pub(crate) mod endpoint;
+pub(crate) mod identity;
 mod metadata;
-pub mod namespace;
-pub mod node;
-pub mod pod;
+pub(crate) mod namespace;
+pub(crate) mod node;
+pub(crate) mod pod;
 mod read;
-pub mod service;
-pub mod slice;
+pub(crate) mod service;
+pub(crate) mod slice;
 
-pub use self::read::Protocol;
+pub(crate) use self::read::Protocol;
 
 #[cfg(test)]
 mod tests;

@@ -9,9 +9,9 @@
 //! | none, direction not enforced | allow of identity 0 |
 
 mod dns;
-pub mod service;
+pub(crate) mod service;
 
-pub use self::dns::{DnsScope, ServicePortAt, dns_rules};
+pub(crate) use self::dns::{DnsScope, ServicePortAt, dns_rules};
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -34,12 +34,12 @@ use crate::{
 };
 
 /// Entries of one identity.
-pub type Entries = BTreeMap<PolicyKey, PolicyValue>;
+pub(crate) type Entries = BTreeMap<PolicyKey, PolicyValue>;
 
 /// The rules of a policy by the selectors they use: what concerns an identity is found
 /// without reading the rest.
 #[derive(Debug, Default)]
-pub struct RuleIndex {
+pub(crate) struct RuleIndex {
     by_selector: HashMap<SelectorId, Vec<Indexed>>,
     any: Vec<Indexed>,
 }
@@ -48,7 +48,7 @@ type Indexed = (u8, Arc<PeerRule>);
 
 impl RuleIndex {
     /// Of all rules of a policy; their selectors are registered.
-    pub fn of(policy: &EndpointPolicy, selectors: &SelectorCache) -> Self {
+    pub(crate) fn of(policy: &EndpointPolicy, selectors: &SelectorCache) -> Self {
         let mut index = Self::default();
         for (direction, side) in [(EGRESS, &policy.egress), (INGRESS, &policy.ingress)] {
             for rule in &side.rules {
@@ -59,7 +59,7 @@ impl RuleIndex {
     }
 
     /// Follows a change of the policy; the selectors of both versions are registered.
-    pub fn follow(&mut self, change: &Change, selectors: &SelectorCache) {
+    pub(crate) fn follow(&mut self, change: &Change, selectors: &SelectorCache) {
         for (direction, side) in [(EGRESS, &change.egress), (INGRESS, &change.ingress)] {
             for rule in &side.removed {
                 self.remove(direction, rule, selectors);
@@ -100,18 +100,18 @@ impl RuleIndex {
     }
 
     /// Selectors that rules use.
-    pub fn selectors(&self) -> impl Iterator<Item = SelectorId> {
+    pub(crate) fn selectors(&self) -> impl Iterator<Item = SelectorId> {
         self.by_selector.keys().copied()
     }
 
     /// Whether a rule uses one of these selectors.
-    pub fn uses(&self, selectors: &[SelectorId]) -> bool {
+    pub(crate) fn uses(&self, selectors: &[SelectorId]) -> bool {
         selectors.iter().any(|id| self.by_selector.contains_key(id))
     }
 
     /// Renders the entries of one identity; [`IdentityId::UNKNOWN`] gives those for everyone.
     /// `own` labels are those of the endpoints that the policy is of.
-    pub fn entries(
+    pub(crate) fn entries(
         &self,
         policy: &EndpointPolicy,
         own: &LabelSet,
@@ -222,7 +222,7 @@ fn is_within(narrow: &PolicyKey, broad: &PolicyKey) -> bool {
 }
 
 /// Splits a range of ports into aligned blocks: (first port, bits that count).
-pub fn blocks(first: u16, last: u16) -> Vec<(u16, u8)> {
+pub(crate) fn blocks(first: u16, last: u16) -> Vec<(u16, u8)> {
     let mut found = Vec::new();
     let (mut at, end) = (u32::from(first), u32::from(last) + 1);
     while at < end {
@@ -243,7 +243,7 @@ pub fn blocks(first: u16, last: u16) -> Vec<(u16, u8)> {
 /// Protocol and port that the kernel looks up among the entries for everyone, for a packet to or from
 /// this identity. The port of a Service is not that of its backends, so that only entries for every
 /// protocol and port count for a Service.
-pub const fn everyone_at(identity: IdentityId, protocol: u8, port: u16) -> (u8, u16) {
+pub(crate) const fn everyone_at(identity: IdentityId, protocol: u8, port: u16) -> (u8, u16) {
     match identity.is_service() {
         true => (0, 0),
         false => (protocol, port),
@@ -252,7 +252,7 @@ pub const fn everyone_at(identity: IdentityId, protocol: u8, port: u16) -> (u8, 
 
 /// What the kernel makes of a map (`bpf/src/policy.rs`): the entry that decides, if any. The entry for
 /// everyone is looked up with [`everyone_at`].
-pub fn decide<'a>(
+pub(crate) fn decide<'a>(
     lookup: impl Fn(u32) -> Option<(&'a PolicyKey, &'a PolicyValue)>,
     identity: IdentityId,
 ) -> Option<(&'a PolicyKey, &'a PolicyValue)> {
@@ -271,7 +271,8 @@ pub fn decide<'a>(
 }
 
 /// Longest match of a packet among entries of one identity.
-pub fn longest<'a>(
+#[cfg(test)]
+pub(crate) fn longest<'a>(
     entries: impl Iterator<Item = (&'a PolicyKey, &'a PolicyValue)>,
     direction: u8,
     protocol: u8,

@@ -25,7 +25,7 @@ fn is_dns(rule: &PeerRule) -> bool {
 }
 
 /// Rules by name of an endpoint none of whose queries passes the proxy: they open nothing.
-pub fn unlearned(policy: &EndpointPolicy) -> Option<String> {
+pub(crate) fn unlearned(policy: &EndpointPolicy) -> Option<String> {
     let rules = &policy.egress.rules;
     if rules.iter().any(|rule| is_dns(&rule.rule)) {
         return None;
@@ -45,7 +45,7 @@ pub fn unlearned(policy: &EndpointPolicy) -> Option<String> {
 
 /// Port names in rules of which no receiver has such a port: they select nothing. Of subjects,
 /// with their labels.
-pub fn unknown_ports<'a>(
+pub(crate) fn unknown_ports<'a>(
     subjects: impl Iterator<Item = (&'a EndpointPolicy, &'a LabelSet)>,
     selectors: &SelectorCache,
 ) -> Vec<String> {
@@ -91,7 +91,7 @@ pub fn unknown_ports<'a>(
 }
 
 /// Groups that a document's rules ask for by name.
-pub fn groups(document: &PolicyDocument) -> BTreeSet<&str> {
+pub(crate) fn groups(document: &PolicyDocument) -> BTreeSet<&str> {
     let selectors = document.rules().iter().flat_map(Rule::selectors);
     let named = selectors.filter_map(|selector| match selector {
         Selector::Group(group) => group.name(),
@@ -102,7 +102,7 @@ pub fn groups(document: &PolicyDocument) -> BTreeSet<&str> {
 
 /// The same for documents without endpoints: one that has rules by name, while none of them
 /// has a DNS rule for the same endpoints, as far as can be told without their labels.
-pub fn unlearned_in(document: &PolicyDocument, all: &[&PolicyDocument]) -> Option<String> {
+pub(crate) fn unlearned_in(document: &PolicyDocument, all: &[&PolicyDocument]) -> Option<String> {
     let by_name = |rule: &&Rule| rule.egress.peers.iter().any(|rule| is_by_name(rule));
     let may_share = |one: &Rule, other: &Rule| {
         one.subject == other.subject

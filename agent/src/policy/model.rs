@@ -15,7 +15,7 @@ use crate::labels::LabelSet;
 
 /// Policy of all endpoints with one label set.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct EndpointPolicy {
+pub(crate) struct EndpointPolicy {
     /// What they may send.
     pub egress: Side,
     /// What they may receive.
@@ -28,7 +28,7 @@ pub struct EndpointPolicy {
 
 /// One direction.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Side {
+pub(crate) struct Side {
     /// What no rule allows is denied.
     pub enforced: bool,
     /// Documents that say so, sorted.
@@ -48,7 +48,7 @@ pub struct SideRule {
 
 /// Rules that came and went.
 #[derive(Clone, Debug, Default)]
-pub struct Change {
+pub(crate) struct Change {
     /// New in what may be sent.
     pub egress: SideChange,
     /// New in what may be received.
@@ -57,7 +57,7 @@ pub struct Change {
 
 /// Rules of one direction that came and went.
 #[derive(Clone, Debug, Default)]
-pub struct SideChange {
+pub(crate) struct SideChange {
     /// Not there before.
     pub added: Vec<Arc<PeerRule>>,
     /// Not there any more.
@@ -66,7 +66,7 @@ pub struct SideChange {
 
 impl EndpointPolicy {
     /// Policy of endpoints with these labels.
-    pub fn of(labels: &LabelSet, repository: &Repository) -> Self {
+    pub(crate) fn of(labels: &LabelSet, repository: &Repository) -> Self {
         let mode = repository.mode_of(labels);
         let mut policy = Self {
             mode,
@@ -81,7 +81,7 @@ impl EndpointPolicy {
     }
 
     /// Puts a version of a document in the place of the one before; none = it is gone.
-    pub fn put(
+    pub(crate) fn put(
         &mut self,
         key: &str,
         labels: &LabelSet,
@@ -166,7 +166,7 @@ impl Side {
 
 impl Change {
     /// Every rule that came or went.
-    pub fn rules(&self) -> impl Iterator<Item = &Arc<PeerRule>> {
+    pub(crate) fn rules(&self) -> impl Iterator<Item = &Arc<PeerRule>> {
         let sides = [&self.egress, &self.ingress];
         sides
             .into_iter()

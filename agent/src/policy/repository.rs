@@ -58,7 +58,7 @@ impl Repository {
 }
 
 /// Whether a document is about an endpoint with these labels.
-pub fn is_about(document: &PolicyDocument, labels: &LabelSet) -> bool {
+pub(crate) fn is_about(document: &PolicyDocument, labels: &LabelSet) -> bool {
     document
         .rules()
         .iter()

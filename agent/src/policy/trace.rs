@@ -67,7 +67,7 @@ impl FromStr for Port {
 }
 
 /// Name of an IP protocol.
-pub fn protocol_name(number: u8) -> String {
+pub(crate) fn protocol_name(number: u8) -> String {
     match number {
         0 => "any".to_owned(),
         1 => "ICMP".to_owned(),
@@ -81,7 +81,7 @@ pub fn protocol_name(number: u8) -> String {
 
 /// A port of a policy map whose low bits may be wild: `lpm_len` counts eight bits of protocol
 /// first.
-pub fn port_range(port: u16, lpm_len: u8) -> String {
+pub(crate) fn port_range(port: u16, lpm_len: u8) -> String {
     match lpm_len.saturating_sub(8).min(16) {
         0 => "any".to_owned(),
         16 => port.to_string(),
@@ -126,7 +126,7 @@ pub struct Match<'a> {
 
 /// A verdict, and the rules that make it.
 #[derive(Clone, Debug)]
-pub struct Decision<'a> {
+pub(crate) struct Decision<'a> {
     /// The verdict.
     pub verdict: Verdict,
     /// Rules that agree with it; empty where it comes of there being none.
@@ -184,7 +184,7 @@ impl fmt::Display for RuleView {
 
 /// Rules of a direction that are about a peer, whatever the port. `own` labels are those of the
 /// endpoint whose rules they are.
-pub fn about<'a>(
+pub(crate) fn about<'a>(
     side: &'a Side,
     direction: FlowDirection,
     own: &'a LabelSet,
@@ -234,7 +234,7 @@ impl Match<'_> {
 
 /// Judges one packet: a deny beats all, a DNS rule beats a plain allow
 /// ([`super::compute`] renders the same).
-pub fn judge<'a>(
+pub(crate) fn judge<'a>(
     side: &'a Side,
     direction: FlowDirection,
     own: &'a LabelSet,

@@ -28,7 +28,7 @@ use crate::{
 
 /// What is wrong with a field.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Fault {
+pub(crate) struct Fault {
     /// Path of the field.
     pub field: String,
     /// What is wrong with it.
@@ -39,7 +39,7 @@ pub struct Fault {
 
 impl Fault {
     /// Builds a fault.
-    pub fn new(field: &str, reason: &str, remedy: &str) -> Self {
+    pub(crate) fn new(field: &str, reason: &str, remedy: &str) -> Self {
         Self {
             field: field.to_owned(),
             reason: reason.to_owned(),
@@ -50,7 +50,7 @@ impl Fault {
 
 /// What a document's selectors may mean.
 #[derive(Clone, Debug)]
-pub struct Scope {
+pub(crate) struct Scope {
     /// Namespace of the document; none = cluster-wide.
     pub namespace: Option<String>,
 }
@@ -102,7 +102,7 @@ const fn section(egress: bool, deny: bool) -> Section {
 }
 
 /// Checks one `spec`.
-pub fn rule(path: &str, value: &Value, scope: &Scope) -> Checked<Rule> {
+pub(crate) fn rule(path: &str, value: &Value, scope: &Scope) -> Checked<Rule> {
     let known = [
         "endpointSelector",
         "egress",
@@ -414,7 +414,7 @@ fn name_rule(path: &str, value: &Value, make: fn(String) -> NameRule) -> Checked
 }
 
 /// What the author of these rules should know although they are valid.
-pub fn warnings(rules: &[Rule]) -> Vec<String> {
+pub(crate) fn warnings(rules: &[Rule]) -> Vec<String> {
     let mut found = Vec::new();
     for rule in rules.iter().flat_map(|rule| &rule.egress.peers) {
         if !rule.deny && is_every_name(&rule.peers) {

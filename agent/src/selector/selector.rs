@@ -40,14 +40,14 @@ pub struct CidrSelector {
 /// Groups of blocks, without parts of them.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct GroupSelector {
-    /// Labels of a group, all of source [`CIDR_GROUP`]; its name is among them ([`group_label`]).
+    /// Labels of a group, all of source `CIDR_GROUP`; its name is among them (`group_label`).
     pub labels: LabelSelector,
     /// Parts left out.
     pub except: BTreeSet<IpNet>,
 }
 
 /// The label that blocks of the group called `name` have (Cilium's spelling).
-pub fn group_label(name: &str) -> Label {
+pub(crate) fn group_label(name: &str) -> Label {
     Label::new(CIDR_GROUP, &format!("{GROUP_NAME}{name}"), "")
 }
 
@@ -58,7 +58,7 @@ const GROUP_NAME: &str = "io.cilium.policy.cidrgroupname/";
 const GROUP_LABEL: &str = "holdfast.cidrgrouplabel/";
 
 /// Labels that blocks of a group have.
-pub fn labels_of_blocks(name: &str, labels: &BTreeMap<String, String>) -> LabelSet {
+pub(crate) fn labels_of_blocks(name: &str, labels: &BTreeMap<String, String>) -> LabelSet {
     let own = labels.iter().map(|(key, value)| {
         Label::new(
             CIDR_GROUP,

@@ -29,7 +29,7 @@ pub fn resident(pid: u32) -> Result<u64> {
 }
 
 /// The most memory of a process that was in RAM so far, bytes.
-pub fn peak_resident(pid: u32) -> Result<u64> {
+pub(crate) fn peak_resident(pid: u32) -> Result<u64> {
     memory(pid, "VmHWM:")
 }
 

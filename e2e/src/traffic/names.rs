@@ -7,7 +7,7 @@ use rand::Rng;
 use serde::{Deserialize, Serialize};
 
 /// Zone of all names.
-pub const ZONE: &str = "good.test";
+pub(crate) const ZONE: &str = "good.test";
 /// Bytes of a DNS header.
 const HEADER: usize = 12;
 
@@ -31,24 +31,24 @@ impl Names {
 }
 
 /// `n<number>.good.test`.
-pub fn name(number: u32) -> String {
+pub(crate) fn name(number: u32) -> String {
     format!("n{number}.{ZONE}")
 }
 
 /// Its address, 100.64.0.0/10.
-pub fn v4(number: u32) -> Ipv4Addr {
+pub(crate) fn v4(number: u32) -> Ipv4Addr {
     Ipv4Addr::from_bits(Ipv4Addr::new(100, 64, 0, 0).to_bits() + number)
 }
 
 /// Its IPv6 address, 2001:db8:64::/96.
-pub fn v6(number: u32) -> Ipv6Addr {
+pub(crate) fn v6(number: u32) -> Ipv6Addr {
     Ipv6Addr::from_bits(
         Ipv6Addr::new(0x2001, 0xdb8, 0x64, 0, 0, 0, 0, 0).to_bits() + u128::from(number),
     )
 }
 
 /// The zone as a master file.
-pub fn zone_file(names: &Names) -> String {
+pub(crate) fn zone_file(names: &Names) -> String {
     let mut zone = format!(
         "$ORIGIN {ZONE}.\n$TTL 600\n@ IN SOA ns hostmaster 1 3600 600 86400 60\n@ IN NS ns\nns IN A 192.0.2.2\n"
     );
@@ -67,7 +67,7 @@ pub fn zone_file(names: &Names) -> String {
 
 /// A query as sent and what must come back.
 #[derive(Clone, Debug)]
-pub struct Asked {
+pub(crate) struct Asked {
     /// Of the message.
     pub id: u16,
     name: u32,
@@ -76,7 +76,7 @@ pub struct Asked {
 
 impl Asked {
     /// A for even ids, AAAA for odd ones.
-    pub fn new(id: u16, name: u32) -> Self {
+    pub(crate) fn new(id: u16, name: u32) -> Self {
         Self {
             id,
             name,
@@ -85,7 +85,7 @@ impl Asked {
     }
 
     /// The message, appended.
-    pub fn write(&self, out: &mut Vec<u8>) {
+    pub(crate) fn write(&self, out: &mut Vec<u8>) {
         out.extend_from_slice(&self.id.to_be_bytes());
         // RD, one question.
         out.extend_from_slice(&[1, 0, 0, 1, 0, 0, 0, 0, 0, 0]);
@@ -102,7 +102,7 @@ impl Asked {
     }
 
     /// Fails with what is wrong about an answer.
-    pub fn check(&self, answer: &[u8]) -> Result<(), String> {
+    pub(crate) fn check(&self, answer: &[u8]) -> Result<(), String> {
         let mut question = Vec::with_capacity(64);
         self.question(&mut question);
         let field = |at: usize| {

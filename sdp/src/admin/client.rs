@@ -32,7 +32,7 @@ const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 /// A proxy's answer to `drain`.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Leaving {
+pub(crate) struct DrainStarted {
     /// The proxy exits within this time.
     pub limit: Duration,
 }
@@ -51,7 +51,7 @@ async fn ask(settings: &Settings, command: &Command) -> anyhow::Result<()> {
         Command::Status(output) => status(settings, output.output).await,
         Command::Drain(output) => {
             let socket = the_only_one(settings)?;
-            let leaving: Leaving = call(&socket, Method::POST, "/drain", &()).await?;
+            let leaving: DrainStarted = call(&socket, Method::POST, "/drain", &()).await?;
             let took = wait_gone(&socket, leaving.limit).await?;
             print(
                 output.output,

@@ -27,7 +27,7 @@ use crate::{
 
 /// What is asked.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct ExplainQuestion {
+pub(crate) struct ExplainQuestion {
     /// Client's address.
     pub client: IpAddr,
     /// Name.
@@ -42,7 +42,7 @@ pub struct ExplainQuestion {
 
 /// From the client to the verdict.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Explanation {
+pub(crate) struct Explanation {
     /// Client's address.
     pub client: IpAddr,
     /// `endpoint`, `host` or `unknown`.
@@ -75,7 +75,7 @@ pub struct Explanation {
 
 /// A rule and whether it applies.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct JudgedRule {
+pub(crate) struct JudgedRule {
     /// The rule.
     #[serde(flatten)]
     pub rule: RuleView,
@@ -253,7 +253,7 @@ impl Explanation {
     }
 
     /// For people.
-    pub fn text(&self) -> String {
+    pub(crate) fn text(&self) -> String {
         let mut out = String::new();
         let _ = match (self.endpoint, self.identity, self.ifindex) {
             (Some(id), Some(identity), Some(ifindex)) => writeln!(

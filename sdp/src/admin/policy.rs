@@ -11,14 +11,14 @@ use crate::{link::state::RulesOrigin, shared_state::Shared};
 
 /// What is asked.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
-pub struct PolicyQuestion {
+pub(crate) struct PolicyQuestion {
     /// Only this endpoint.
     pub endpoint: Option<u16>,
 }
 
 /// Rules in force.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct PolicyAnswer {
+pub(crate) struct PolicyAnswer {
     /// Where they come from.
     pub rules: RulesOrigin,
     /// Rules by endpoint.
@@ -27,7 +27,7 @@ pub struct PolicyAnswer {
 
 /// Rules of one endpoint.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct EndpointView {
+pub(crate) struct EndpointView {
     /// Its number.
     pub endpoint: u16,
     /// Its rules; no entry for a port and transport denies it.
@@ -36,7 +36,7 @@ pub struct EndpointView {
 
 /// Rules of one port.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct PortView {
+pub(crate) struct PortView {
     /// Server port.
     pub port: u16,
     /// `udp` or `tcp`.
@@ -47,7 +47,7 @@ pub struct PortView {
 
 /// One rule.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct RuleView {
+pub(crate) struct RuleView {
     /// The selector as the policy has it.
     pub selector: String,
     /// Servers it is about, in words.
@@ -58,7 +58,7 @@ pub struct RuleView {
 
 impl RuleView {
     /// Of a rule.
-    pub fn of(rule: &SelectorRule) -> Self {
+    pub(crate) fn of(rule: &SelectorRule) -> Self {
         Self {
             selector: rule.selector.clone(),
             servers: match &rule.servers {
@@ -82,7 +82,7 @@ impl RuleView {
 }
 
 /// `udp` or `tcp`.
-pub fn transport_text(transport: Transport) -> &'static str {
+pub(crate) fn transport_text(transport: Transport) -> &'static str {
     match transport {
         Transport::Udp => "udp",
         Transport::Tcp => "tcp",
@@ -115,7 +115,7 @@ pub(super) fn answer(shared: &Shared, question: &PolicyQuestion) -> PolicyAnswer
 
 impl PolicyAnswer {
     /// For people.
-    pub fn text(&self) -> String {
+    pub(crate) fn text(&self) -> String {
         let mut out = format!("rules: {}\n", rules_text(&self.rules));
         if self.endpoints.is_empty() {
             out.push_str("no DNS rules: every query is refused\n");

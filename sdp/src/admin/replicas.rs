@@ -10,7 +10,7 @@ use shared_maps::{
 
 /// One proxy of this node, as the steering maps show it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Replica {
+pub(crate) struct Replica {
     /// Process.
     pub pid: u32,
     /// Whether it is the one that answers.

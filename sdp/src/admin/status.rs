@@ -7,7 +7,7 @@ use std::{net::SocketAddr, time::Instant};
 
 use serde::{Deserialize, Serialize};
 
-pub use self::text::rules_text;
+pub(crate) use self::text::rules_text;
 use super::{
     replicas::{self, Replica},
     steering::Steering,
@@ -30,7 +30,7 @@ use crate::{
 /// Everything about one proxy. Fields that came later have defaults: a command of this
 /// release asks proxies of the one before, too.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Status {
+pub(crate) struct Status {
     /// Instance name.
     pub name: String,
     /// Version.
@@ -97,7 +97,7 @@ pub struct Status {
 
 /// How leaving goes.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
-pub struct Draining {
+pub(crate) struct Draining {
     /// Since it began, milliseconds; none while the proxy stays.
     pub since_ms: Option<u64>,
     /// How long it may take, milliseconds.
@@ -106,7 +106,7 @@ pub struct Draining {
 
 /// What is under way.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
-pub struct Work {
+pub(crate) struct Work {
     /// Queries that wait for their server.
     pub in_flight: u64,
     /// Answers that wait for the agent.
@@ -117,7 +117,7 @@ pub struct Work {
 
 /// Something that is missing for being ready.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Missing {
+pub(crate) struct Missing {
     /// What.
     pub need: String,
     /// Why.
@@ -126,7 +126,7 @@ pub struct Missing {
 
 /// One counter.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Counted {
+pub(crate) struct Counted {
     /// Of what.
     pub result: String,
     /// How many.
@@ -135,7 +135,7 @@ pub struct Counted {
 
 impl Status {
     /// Takes stock.
-    pub fn of(shared: &Shared) -> Self {
+    pub(crate) fn of(shared: &Shared) -> Self {
         let missing = shared.ready.missing();
         let steering = Steering::of(&shared.steering.lock());
         Self {

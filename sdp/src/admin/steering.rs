@@ -11,7 +11,7 @@ const MIGRATE: &str = "/proc/sys/net/ipv4/tcp_migrate_req";
 
 /// Steering, for people and programs.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Steering {
+pub(crate) struct Steering {
     /// Whether slots decide which packets come here.
     #[serde(default)]
     pub on: bool,

@@ -138,7 +138,7 @@ pub(super) async fn others_first(shared: &Shared, mut ports: BoundPorts) {
 /// Notes whether queries can be answered.
 pub(super) fn note_gate(shared: &Shared) {
     let with_rules = shared.policy.load().len();
-    let word = shared.link.word();
-    let can = gate::can_answer(shared.maps.problem(), with_rules, word, Instant::now());
+    let sent = shared.link.sent_rules();
+    let can = gate::can_answer(shared.maps.problem(), with_rules, sent, Instant::now());
     shared.gate.set(can);
 }

@@ -87,7 +87,7 @@ pub enum FileError {
 
 /// Settings of a file or directory, with what was odd about them.
 #[derive(Debug, Default)]
-pub struct FromFile {
+pub(crate) struct FromFile {
     /// The settings.
     pub settings: Settings,
     /// Keys of other programs.
@@ -95,7 +95,7 @@ pub struct FromFile {
 }
 
 /// Reads `--config`.
-pub fn read_yaml(path: &Path) -> Result<FromFile, FileError> {
+pub(crate) fn read_yaml(path: &Path) -> Result<FromFile, FileError> {
     let mut text = String::new();
     // One byte more than allowed shows that a file is too long; a device has no end.
     let most = u64::try_from(MAX_FILE + 1).unwrap_or(u64::MAX);
@@ -165,7 +165,7 @@ fn parse_yaml(path: &Path, text: &str) -> Result<FromFile, FileError> {
 }
 
 /// Reads `--config-dir`.
-pub fn read_dir(dir: &Path) -> Result<FromFile, FileError> {
+pub(crate) fn read_dir(dir: &Path) -> Result<FromFile, FileError> {
     let failed = |path: &Path, source| FileError::Read {
         flag: "--config-dir",
         path: path.to_owned(),

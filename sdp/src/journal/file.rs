@@ -6,13 +6,13 @@
 //! takes belongs to an earlier boot, whose entries are never used.
 
 use std::{
-    fs::{self, DirBuilder, File, OpenOptions},
+    fs::{self, File, OpenOptions},
     io::{self, Read, Write},
-    os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt},
+    os::unix::fs::{MetadataExt, OpenOptionsExt},
     path::{Path, PathBuf},
 };
 
-use super::record::HEADER;
+use super::{directory, record::HEADER};
 
 /// Ending of journal files.
 const ENDING: &str = "journal";
@@ -32,7 +32,7 @@ pub(super) struct OwnFile {
 impl OwnFile {
     /// Makes the directory, if need be, and in it a file called after `name` with `image` in it.
     pub(super) fn create(dir: &Path, name: &str, image: &[u8]) -> io::Result<Self> {
-        DirBuilder::new().recursive(true).mode(0o700).create(dir)?;
+        directory::make(dir)?;
         let path = dir.join(format!("{name}.{}.{ENDING}", std::process::id()));
         let file = Self::put(&path, image)?;
         let len = u64::try_from(image.len()).unwrap_or(u64::MAX);
@@ -116,6 +116,7 @@ impl Orphan {
     /// Every file in `dir` that no process has locked, except `own`.
     pub(super) fn find(dir: &Path, own: Option<&Path>) -> io::Result<Vec<Self>> {
         let mut found = Vec::new();
+        directory::check(dir)?;
         for entry in fs::read_dir(dir)? {
             let path = entry?.path();
             if own == Some(&path) {

@@ -54,7 +54,7 @@ pub enum HeaderError {
 
 /// One record.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Record {
+pub(crate) enum Record {
     /// A mapping, and for how many seconds from `seen_at` it counts (TTL or its floor).
     Learned(Mapping, u32),
     /// Revoked pairs: without a name all of them, without addresses all of the name.
@@ -141,13 +141,13 @@ fn put_address(out: &mut Vec<u8>, address: IpAddr) {
 
 /// The records of a file, in the order in which they were written.
 #[derive(Clone, Debug)]
-pub struct Records<'a> {
+pub(crate) struct Records<'a> {
     rest: &'a [u8],
     torn: bool,
 }
 
 /// Opens a file's bytes.
-pub fn read<'a>(bytes: &'a [u8], boot_id: &str) -> Result<Records<'a>, HeaderError> {
+pub(crate) fn read<'a>(bytes: &'a [u8], boot_id: &str) -> Result<Records<'a>, HeaderError> {
     let Some((head, rest)) = bytes.split_at_checked(HEADER) else {
         return Err(HeaderError::Damaged);
     };
@@ -176,7 +176,7 @@ pub fn read<'a>(bytes: &'a [u8], boot_id: &str) -> Result<Records<'a>, HeaderErr
 
 impl Records<'_> {
     /// Whether reading ended at bytes that are no record: what a killed writer left, or damage.
-    pub fn is_torn(&self) -> bool {
+    pub(crate) fn is_torn(&self) -> bool {
         self.torn
     }
 }

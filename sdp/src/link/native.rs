@@ -19,7 +19,7 @@ pub(super) type Client = FqdnPolicyClient<Channel>;
 /// Runs one session; returns when it is over.
 pub(super) async fn session(link: &Link, address: &AgentAddress) -> SessionError {
     let tasks = SharedTasks::new();
-    let _ends = Ends {
+    let _ends = EndWithSession {
         link,
         tasks: &tasks,
     };
@@ -34,12 +34,12 @@ pub(super) async fn session(link: &Link, address: &AgentAddress) -> SessionError
 }
 
 /// Ends the tasks with the session, also if that is cancelled.
-struct Ends<'a> {
+struct EndWithSession<'a> {
     link: &'a Link,
     tasks: &'a SharedTasks,
 }
 
-impl Drop for Ends<'_> {
+impl Drop for EndWithSession<'_> {
     fn drop(&mut self) {
         self.link.sink.share_tasks(None);
         self.tasks.close();

@@ -6,7 +6,7 @@ use dns_policy::epoch::Epoch;
 use parking_lot::{Mutex, MutexGuard};
 
 use crate::{
-    gate::Word,
+    gate::SentRules,
     kept_rules::KeptRules,
     ready::{Need, Readiness},
     stats::Count,
@@ -104,7 +104,7 @@ pub struct LinkState {
     stats: LinkStats,
     ready: Readiness,
     writer: Mutex<KeptRules>,
-    word: Mutex<Word>,
+    sent_rules: Mutex<SentRules>,
 }
 
 impl LinkState {
@@ -115,7 +115,7 @@ impl LinkState {
             stats: LinkStats::default(),
             ready,
             writer: Mutex::default(),
-            word: Mutex::new(Word::None),
+            sent_rules: Mutex::new(SentRules::None),
         }
     }
 
@@ -166,17 +166,17 @@ impl LinkState {
     }
 
     fn note_word(&self, service: Option<Service>) {
-        let mut word = self.word.lock();
-        *word = match (*word, service) {
-            (Word::None, Some(Service::FqdnData)) => Word::State(Instant::now()),
-            (_, Some(Service::Native)) => Word::Whole,
-            (word, _) => word,
+        let mut sent_rules = self.sent_rules.lock();
+        *sent_rules = match (*sent_rules, service) {
+            (SentRules::None, Some(Service::FqdnData)) => SentRules::State(Instant::now()),
+            (_, Some(Service::Native)) => SentRules::Whole,
+            (sent_rules, _) => sent_rules,
         };
     }
 
     /// What the agent has sent.
-    pub fn word(&self) -> Word {
-        *self.word.lock()
+    pub fn sent_rules(&self) -> SentRules {
+        *self.sent_rules.lock()
     }
 
     /// Rows of rules were passed over: those of the last state, or of the files.
@@ -219,11 +219,11 @@ impl LinkState {
     }
 
     pub(super) fn disconnected(&self, reason: &str) {
-        let mut word = self.word.lock();
-        if matches!(*word, Word::State(_)) {
-            *word = Word::None;
+        let mut sent_rules = self.sent_rules.lock();
+        if matches!(*sent_rules, SentRules::State(_)) {
+            *sent_rules = SentRules::None;
         }
-        drop(word);
+        drop(sent_rules);
         let mut status = self.status.lock();
         status.connection = None;
         status.acked_revision = None;

@@ -117,7 +117,7 @@ impl UnjudgedQuery {
 /// One that waits.
 #[derive(Debug)]
 pub(super) enum Postponed {
-    ForPlace(DelayedQuery),
+    ForShare(DelayedQuery),
     ForRules(UnjudgedQuery),
 }
 
@@ -125,14 +125,14 @@ impl Postponed {
     /// Bytes that it counts.
     pub(super) fn units(&self) -> usize {
         match self {
-            Self::ForPlace(query) => query.units(),
+            Self::ForShare(query) => query.units(),
             Self::ForRules(query) => query.units(),
         }
     }
 
     fn until(&self) -> Instant {
         match self {
-            Self::ForPlace(query) => query.until,
+            Self::ForShare(query) => query.until,
             Self::ForRules(query) => query.until,
         }
     }
@@ -150,9 +150,9 @@ pub(super) struct Delayed {
 /// What is next.
 #[derive(Debug)]
 pub(super) enum Next {
-    /// There is a place for it now.
-    Place(DelayedQuery),
-    /// It has waited long enough for a place.
+    /// Its endpoint has a free share now: forward it.
+    Forward(DelayedQuery),
+    /// It has waited long enough for a share.
     Expired(DelayedQuery),
     /// Its endpoint has rules now, or it has waited long enough for them.
     Judge(UnjudgedQuery),
@@ -207,7 +207,7 @@ impl Delayed {
         let query = DelayedQuery::new(query, message, now + self.grace);
         self.quota.add(query.holder(), query.units());
         let line = self.lines.entry(query.holder()).or_default();
-        line.push_back(Postponed::ForPlace(query));
+        line.push_back(Postponed::ForShare(query));
     }
 
     /// Puts a query back that [`Self::next`] gave out and for which there was no place after all:
@@ -215,28 +215,28 @@ impl Delayed {
     pub(super) fn put_back(&mut self, query: DelayedQuery) {
         self.quota.add(query.holder(), query.units());
         let line = self.lines.entry(query.holder()).or_default();
-        line.push_front(Postponed::ForPlace(query));
+        line.push_front(Postponed::ForShare(query));
     }
 
     /// Takes out a query whose endpoint has a place or rules now, or that has waited long enough.
     pub(super) fn next(
         &mut self,
         now: Instant,
-        has_place: impl Fn(Holder) -> bool,
+        has_share: impl Fn(Holder) -> bool,
         has_rules: impl Fn(EndpointId) -> bool,
     ) -> Option<Next> {
         let (holder, is_ready) = self.lines.iter().find_map(|(holder, line)| {
             let first = line.front()?;
             let is_ready = match first {
-                Postponed::ForPlace(_) => has_place(*holder),
+                Postponed::ForShare(_) => has_share(*holder),
                 Postponed::ForRules(query) => has_rules(query.endpoint()),
             };
             (is_ready || first.until() <= now).then_some((*holder, is_ready))
         })?;
         Some(match self.take(holder)? {
             Postponed::ForRules(query) => Next::Judge(query),
-            Postponed::ForPlace(query) if is_ready => Next::Place(query),
-            Postponed::ForPlace(query) => Next::Expired(query),
+            Postponed::ForShare(query) if is_ready => Next::Forward(query),
+            Postponed::ForShare(query) => Next::Expired(query),
         })
     }
 
@@ -244,7 +244,7 @@ impl Delayed {
     pub(super) fn any(&mut self) -> Option<DelayedQuery> {
         loop {
             let holder = *self.lines.keys().next()?;
-            if let Postponed::ForPlace(query) = self.take(holder)? {
+            if let Postponed::ForShare(query) = self.take(holder)? {
                 return Some(query);
             }
         }
@@ -287,7 +287,7 @@ mod tests {
         add(&mut delayed, 1, now);
         add(&mut delayed, 2, now);
         let used = delayed.quota.used();
-        let Some(Next::Place(query)) = delayed.next(now, |_| true, |_| false) else {
+        let Some(Next::Forward(query)) = delayed.next(now, |_| true, |_| false) else {
             panic!("a query has a place");
         };
         let until = query.until();

@@ -16,13 +16,13 @@ use super::steps;
 
 /// Remaining time of the longest lease below which no answer is released under it, however
 /// long its TTL is. The mapping itself has reached the agent before.
-pub const MARGIN: Duration = Duration::from_secs(60);
+pub(crate) const MARGIN: Duration = Duration::from_secs(60);
 /// The longest lease is renewed once less than this is left until then.
 const RENEWED: Duration = Duration::from_secs(30);
 
 /// Until when a lease must hold for an answer to be released under it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Needed {
+pub(crate) struct Needed {
     /// Until then.
     pub until: BootTime,
     /// A lease that ends before this is renewed: the answer outlasts any lease.
@@ -30,7 +30,7 @@ pub struct Needed {
 }
 
 /// As long as the answer's client may use it, but no longer than leases are given for.
-pub fn needed(from: BootTime, lasts: Duration) -> Needed {
+pub(crate) fn needed(from: BootTime, lasts: Duration) -> Needed {
     let most = LONGEST_LEASE - MARGIN;
     let until = from.plus(lasts.min(most));
     Needed {
@@ -51,7 +51,7 @@ type Names = HashMap<Fqdn, HashMap<IpAddr, Lease, RandomState>, RandomState>;
 /// Leases of one agent epoch. When the table is full, the endpoint for which most were granted
 /// loses those that end soonest.
 #[derive(Debug)]
-pub struct LeaseTable {
+pub(crate) struct LeaseTable {
     names: Names,
     holdings: Holdings<(Fqdn, IpAddr)>,
 }
@@ -73,7 +73,7 @@ impl Default for LeaseTable {
 
 impl LeaseTable {
     /// Holds `limit` leases at most.
-    pub fn new(limit: usize) -> Self {
+    pub(crate) fn new(limit: usize) -> Self {
         Self {
             names: HashMap::default(),
             holdings: Holdings::new(limit),
@@ -81,7 +81,7 @@ impl LeaseTable {
     }
 
     /// Notes the agent's promise, made to `holder` under policy `revision`.
-    pub fn grant(
+    pub(crate) fn grant(
         &mut self,
         holder: Holder,
         name: &Fqdn,
@@ -139,7 +139,7 @@ impl LeaseTable {
 
     /// Whether each address has a lease for this name that holds until `until`
     /// and was granted under `revision` or a later one.
-    pub fn covers(
+    pub(crate) fn covers(
         &self,
         name: &Fqdn,
         addresses: &[IpAddr],
@@ -158,7 +158,7 @@ impl LeaseTable {
     }
 
     /// Takes leases back: without a name all, without addresses all of the name.
-    pub fn revoke(&mut self, name: Option<&Fqdn>, addresses: &[IpAddr]) {
+    pub(crate) fn revoke(&mut self, name: Option<&Fqdn>, addresses: &[IpAddr]) {
         let Some(name) = name else {
             self.clear();
             return;
@@ -175,13 +175,13 @@ impl LeaseTable {
     }
 
     /// Voids all: another epoch, or no stream on which a revocation could come.
-    pub fn clear(&mut self) {
+    pub(crate) fn clear(&mut self) {
         self.names.clear();
         self.holdings.clear();
     }
 
     /// Drops what has ended.
-    pub fn expire(&mut self, now: BootTime) {
+    pub(crate) fn expire(&mut self, now: BootTime) {
         let names = &self.names;
         let ended = self
             .holdings
@@ -204,13 +204,8 @@ impl LeaseTable {
     }
 
     /// Number of pairs with a lease.
-    pub fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.holdings.len()
-    }
-
-    /// Whether there is none.
-    pub fn is_empty(&self) -> bool {
-        self.len() == 0
     }
 }
 
@@ -276,7 +271,7 @@ mod tests {
         leases.revoke(Some(&name), &[]);
         assert_eq!(leases.len(), 1);
         leases.revoke(None, &[]);
-        assert!(leases.is_empty());
+        assert_eq!(leases.len(), 0);
     }
 
     #[test]

@@ -21,7 +21,7 @@ use dns_policy::{
 use foldhash::quality::RandomState;
 
 use self::pair::Pair;
-pub use self::{
+pub(crate) use self::{
     acknowledged::{Acknowledged, Session},
     pair::AgentAck,
 };
@@ -51,11 +51,11 @@ const PER_NAME: usize = 4 * MAX_ADDRESSES;
 const EVICTED_AT_ONCE: usize = 32;
 
 /// A name that an endpoint asked for.
-pub type Key = (EndpointInstance, Fqdn);
+pub(crate) type Key = (EndpointInstance, Fqdn);
 
 /// What of a mapping is on no disk yet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Unwritten {
+pub(crate) enum Unwritten {
     /// Nothing worth a write.
     Nothing,
     /// Pairs that last longer than a disk says.
@@ -72,13 +72,13 @@ enum Source {
     Journal,
 }
 
-type Asked = HashMap<EndpointInstance, NamePairs, RandomState>;
+type NamesByEndpoint = HashMap<EndpointInstance, NamePairs, RandomState>;
 
 /// The table of pairs.
 #[derive(Debug)]
-pub struct PairTable {
+pub(crate) struct PairTable {
     /// By name first: a revocation names no endpoint.
-    names: HashMap<Fqdn, Asked, RandomState>,
+    names: HashMap<Fqdn, NamesByEndpoint, RandomState>,
     holdings: Holdings<PairKey>,
     dropped: u64,
 }
@@ -99,7 +99,7 @@ struct PairKey {
 
 impl PairTable {
     /// Keeps `limit` pairs at most.
-    pub fn new(limit: usize) -> Self {
+    pub(crate) fn new(limit: usize) -> Self {
         Self {
             names: HashMap::default(),
             holdings: Holdings::new(limit),
@@ -108,17 +108,17 @@ impl PairTable {
     }
 
     /// Keeps a mapping's pairs; `min_ttl` is the floor of TTLs, seconds.
-    pub fn keep(&mut self, mapping: &Mapping, min_ttl: u32) {
+    pub(crate) fn keep(&mut self, mapping: &Mapping, min_ttl: u32) {
         self.take(mapping, min_ttl, Source::Answer);
     }
 
     /// The same for an answer whose pairs the agent has promised to keep open for its time.
-    pub fn keep_leased(&mut self, mapping: &Mapping, min_ttl: u32) {
+    pub(crate) fn keep_leased(&mut self, mapping: &Mapping, min_ttl: u32) {
         self.take(mapping, min_ttl, Source::Leased);
     }
 
     /// Keeps what a journal says already; `min_ttl` as for [`Self::keep`].
-    pub fn take_over(&mut self, mapping: &Mapping, min_ttl: u32) {
+    pub(crate) fn take_over(&mut self, mapping: &Mapping, min_ttl: u32) {
         self.take(mapping, min_ttl, Source::Journal);
     }
 
@@ -186,7 +186,7 @@ impl PairTable {
 
     /// The part of a mapping just kept that must be written; from now on it counts as written.
     /// Pairs on the agent's disk are not written: nothing would tell the journal to release them.
-    pub fn to_write(&mut self, mapping: &Mapping, away: bool) -> Unwritten {
+    pub(crate) fn to_write(&mut self, mapping: &Mapping, away: bool) -> Unwritten {
         let Some(asked) = self.names.get_mut(&mapping.name) else {
             return Unwritten::Nothing;
         };
@@ -227,7 +227,7 @@ impl PairTable {
 
     /// Everything that no agent has made durable and that lasts longer than a disk says; from
     /// now on it counts as written. With each, for how many seconds it counts.
-    pub fn all_to_write(&mut self) -> Vec<(Mapping, u32)> {
+    pub(crate) fn all_to_write(&mut self) -> Vec<(Mapping, u32)> {
         let mut found = Vec::new();
         for key in self.keys(false) {
             let Some(name) = self.name_mut(&key) else {
@@ -246,7 +246,7 @@ impl PairTable {
     }
 
     /// The agent has made these pairs durable as they were sent.
-    pub fn settle(&mut self, key: &Key, addresses: &[IpAddr], ack: AgentAck) {
+    pub(crate) fn settle(&mut self, key: &Key, addresses: &[IpAddr], ack: AgentAck) {
         let Some(name) = self.name_mut(key) else {
             return;
         };
@@ -265,19 +265,19 @@ impl PairTable {
     }
 
     /// Releases pairs that the agent has made durable as they were sent.
-    pub fn drop_settled(&mut self, key: &Key, addresses: &[IpAddr], ack: AgentAck) {
+    pub(crate) fn drop_settled(&mut self, key: &Key, addresses: &[IpAddr], ack: AgentAck) {
         self.settle(key, addresses, ack);
         self.retain_pairs(key, addresses, |pair| !pair.is_settled());
     }
 
     /// The agent never accepts these pairs as they were sent. It may accept pairs that were seen again since.
-    pub fn forget(&mut self, key: &Key, addresses: &[IpAddr], ack: AgentAck) {
+    pub(crate) fn forget(&mut self, key: &Key, addresses: &[IpAddr], ack: AgentAck) {
         self.retain_pairs(key, addresses, |pair| pair.seen_at > ack.seen);
     }
 
     /// Whether it is worth sending these pairs again after the agent could not
     /// take them yet; those tried too often are dropped.
-    pub fn retry(&mut self, key: &Key, addresses: &[IpAddr]) -> bool {
+    pub(crate) fn retry(&mut self, key: &Key, addresses: &[IpAddr]) -> bool {
         let mut any = false;
         self.retain_pairs(key, addresses, |pair| {
             pair.tries = pair.tries.saturating_add(1);
@@ -298,7 +298,7 @@ impl PairTable {
 
     /// The agent takes these pairs back, from whichever endpoint: without a
     /// name all of them, without addresses all of the name.
-    pub fn revoke(&mut self, name: Option<&Fqdn>, addresses: &[IpAddr]) {
+    pub(crate) fn revoke(&mut self, name: Option<&Fqdn>, addresses: &[IpAddr]) {
         let Some(name) = name else {
             self.names.clear();
             self.holdings.clear();
@@ -351,7 +351,7 @@ impl PairTable {
     }
 
     /// Drops what has expired.
-    pub fn expire(&mut self, now: BootTime) {
+    pub(crate) fn expire(&mut self, now: BootTime) {
         let names = &self.names;
         let ended = self
             .holdings
@@ -372,7 +372,7 @@ impl PairTable {
     }
 
     /// Drops a sixteenth of all.
-    pub fn shrink(&mut self) {
+    pub(crate) fn shrink(&mut self) {
         self.evict((self.len() / 16).max(1));
     }
 
@@ -393,7 +393,7 @@ impl PairTable {
     }
 
     /// Names to send again: those that no agent has made durable, or all.
-    pub fn keys(&self, all: bool) -> Vec<Key> {
+    pub(crate) fn keys(&self, all: bool) -> Vec<Key> {
         self.all()
             .filter(|(_, _, pairs)| all || pairs.pairs.values().any(|pair| !pair.is_settled()))
             .map(|(name, by, _)| (*by, name.clone()))
@@ -401,18 +401,18 @@ impl PairTable {
     }
 
     /// A name's pairs as mappings to send again: one per instant and TTL.
-    pub fn replay(&self, key: &Key, now: BootTime) -> Vec<Mapping> {
+    pub(crate) fn replay(&self, key: &Key, now: BootTime) -> Vec<Mapping> {
         let found = self.unexpired(key, now).into_iter();
         found.map(|(mapping, _)| mapping).collect()
     }
 
     /// A name's pairs as mappings, and for how many seconds from `seen_at` each counts.
-    pub fn unexpired(&self, key: &Key, now: BootTime) -> Vec<(Mapping, u32)> {
+    pub(crate) fn unexpired(&self, key: &Key, now: BootTime) -> Vec<(Mapping, u32)> {
         self.mappings(key, |pair| pair.until() > now)
     }
 
     /// Some of a name's pairs as mappings, and for how many seconds from `seen_at` each counts.
-    pub fn of(&self, key: &Key, addresses: &[IpAddr]) -> Vec<(Mapping, u32)> {
+    pub(crate) fn of(&self, key: &Key, addresses: &[IpAddr]) -> Vec<(Mapping, u32)> {
         let Some(name) = self.name(key) else {
             return Vec::new();
         };
@@ -424,7 +424,7 @@ impl PairTable {
     }
 
     /// Those of a mapping's pairs that no agent has made durable.
-    pub fn undurable(&self, mapping: &Mapping) -> Vec<IpAddr> {
+    pub(crate) fn undurable(&self, mapping: &Mapping) -> Vec<IpAddr> {
         let asked = self.names.get(&mapping.name);
         let Some(name) = asked.and_then(|asked| asked.get(&mapping.endpoint)) else {
             return Vec::new();
@@ -445,7 +445,7 @@ impl PairTable {
     }
 
     /// What an endpoint has learned of a name since an agent last made it durable.
-    pub fn unsettled(&self, key: &Key) -> Vec<Mapping> {
+    pub(crate) fn unsettled(&self, key: &Key) -> Vec<Mapping> {
         let found = self.mappings(key, |pair| !pair.is_settled()).into_iter();
         found
             .map(|(mapping, _)| Mapping {
@@ -464,17 +464,17 @@ impl PairTable {
     }
 
     /// Number of pairs kept.
-    pub fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.holdings.len()
     }
 
     /// Whether nothing is kept.
-    pub fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
     /// Pairs dropped because there were too many.
-    pub fn dropped(&self) -> u64 {
+    pub(crate) fn dropped(&self) -> u64 {
         self.dropped
     }
 }
@@ -523,7 +523,7 @@ impl NamePairs {
 }
 
 fn end_of(
-    names: &HashMap<Fqdn, Asked, RandomState>,
+    names: &HashMap<Fqdn, NamesByEndpoint, RandomState>,
     key: &PairKey,
     serial: Serial,
 ) -> Option<BootTime> {

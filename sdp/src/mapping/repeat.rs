@@ -8,7 +8,7 @@ use foldhash::quality::RandomState;
 
 /// For how long the sink need not hear of the same answer again. By so much
 /// what is kept for the agent can be behind the last answer.
-pub const WITHIN: Duration = Duration::from_millis(250);
+pub(crate) const WITHIN: Duration = Duration::from_millis(250);
 
 /// Answers that one worker remembers; two with the same index replace each other.
 const ANSWERS: usize = 4096;

@@ -22,7 +22,7 @@ use super::{
 use crate::resolve::QueryClient;
 
 /// Once an agent has sent rules for this long without a break, what it does not say is gone.
-pub const SETTLED_AFTER: Duration = Duration::from_secs(30);
+pub(crate) const SETTLED_AFTER: Duration = Duration::from_secs(30);
 
 /// Limit of lookups of one prefix while the map changes between two of them.
 const MAX_LOOKUPS: usize = 8;

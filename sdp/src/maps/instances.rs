@@ -20,7 +20,7 @@ pub struct Instance {
 }
 
 /// All endpoints of the node.
-pub type Instances = BTreeMap<EndpointId, Instance>;
+pub(crate) type Instances = BTreeMap<EndpointId, Instance>;
 
 impl Instance {
     /// Without addresses.

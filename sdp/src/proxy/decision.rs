@@ -36,14 +36,14 @@ pub enum RulesWait {
 #[derive(Clone, Debug)]
 pub struct Answered {
     /// Release, hold or replace.
-    pub fate: Fate,
+    pub decision: AnswerDecision,
     /// Its OPT record, if it carries an option that must not be passed on.
     pub hop_by_hop: Option<Edns>,
 }
 
 /// Whether an answer may go to the client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Fate {
+pub enum AnswerDecision {
     /// Now; to be counted as this once sent.
     Release(AnswerResult),
     /// When the callback was called, or after the response max delay.

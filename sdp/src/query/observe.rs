@@ -13,7 +13,7 @@ use super::{
     stopwatch::Stopwatch,
 };
 use crate::{
-    query_log::{End, Entry, QueryLog},
+    query_log::{Entry, QueryEnd, QueryLog},
     query_report::{self, QueryReports},
     stats::{AnswerResult, Label as _, QueryResult, Stage, Stats},
     wire::{Rcode, query::Query},
@@ -21,7 +21,7 @@ use crate::{
 
 /// The one recorder of all queries. Shared by all workers.
 #[derive(Debug, Default)]
-pub struct Observer {
+pub(crate) struct Observer {
     stats: Stats,
     query_log: Option<Arc<QueryLog>>,
     pub(super) reports: Arc<QueryReports>,
@@ -76,7 +76,7 @@ impl Judged<'_> {
             server: self.from.server,
             server_identity: self.ends.map(|(_, of)| of.server.0),
             rule,
-            end: End::default(),
+            end: QueryEnd::default(),
         }
     }
 }
@@ -98,7 +98,7 @@ impl Observer {
     }
 
     /// Counters.
-    pub fn stats(&self) -> &Stats {
+    pub(crate) fn stats(&self) -> &Stats {
         &self.stats
     }
 
@@ -160,7 +160,7 @@ impl Observer {
         {
             let mut entry = judged.entry(None);
             entry.allowed = false;
-            entry.end = End::own(result.text(), code);
+            entry.end = QueryEnd::own(result.text(), code);
             log.submit(Box::new(entry));
         }
     }
@@ -210,7 +210,7 @@ impl Observer {
         if let Some(reported) = failure.reported() {
             self.report_failure(query, reported, now);
         }
-        self.log(query, End::own(result, Rcode::ServFail), now);
+        self.log(query, QueryEnd::own(result, Rcode::ServFail), now);
     }
 
     /// The server did not answer in time. The clients get nothing.
@@ -225,7 +225,7 @@ impl Observer {
     pub(crate) fn stalled<Q: AsRef<[u8]>>(&self, query: &mut PendingQuery<Q>, now: Instant) {
         self.stats.in_flight.down();
         self.report_failure(query, query_report::Failure::Timeout, now);
-        self.log(query, End::unanswered("timeout"), now);
+        self.log(query, QueryEnd::unanswered("timeout"), now);
     }
 
     /// The process or the client's connection ends before the server has answered.
@@ -233,13 +233,13 @@ impl Observer {
         if query.sent_at.is_some() {
             self.stats.in_flight.down();
         }
-        self.log(query, End::unanswered("cut"), now);
+        self.log(query, QueryEnd::unanswered("cut"), now);
     }
 
     /// The process or the client's connection ends while an answer is held.
     pub(crate) fn cut_held(&self, answer: &mut HeldAnswer, now: Instant) {
         self.stats.held.down();
-        self.log(&mut answer.query, End::unanswered("cut"), now);
+        self.log(&mut answer.query, QueryEnd::unanswered("cut"), now);
     }
 
     /// The server's answer came.
@@ -262,7 +262,7 @@ impl Observer {
         now: Instant,
     ) {
         self.stats.in_flight.down();
-        let end = End::sent(AnswerResult::Released.text(), message);
+        let end = QueryEnd::sent(AnswerResult::Released.text(), message);
         self.log(query, end, now);
     }
 
@@ -279,7 +279,7 @@ impl Observer {
         result: AnswerResult,
         now: Instant,
     ) {
-        self.sent(query, result, End::sent(result.text(), message), now);
+        self.sent(query, result, QueryEnd::sent(result.text(), message), now);
     }
 
     /// A held answer goes to its clients.
@@ -292,11 +292,17 @@ impl Observer {
         self.stats.held.down();
         let held = now.saturating_duration_since(answer.since);
         self.stats.stages.observe(Stage::Dataplane, held);
-        let end = End::sent(result.text(), &answer.message).held(held);
+        let end = QueryEnd::sent(result.text(), &answer.message).held(held);
         self.sent(&mut answer.query, result, end, now);
     }
 
-    fn sent<Q>(&self, query: &mut PendingQuery<Q>, result: AnswerResult, end: End, now: Instant) {
+    fn sent<Q>(
+        &self,
+        query: &mut PendingQuery<Q>,
+        result: AnswerResult,
+        end: QueryEnd,
+        now: Instant,
+    ) {
         let waited = query.waited(now);
         self.stats.stages.observe(Stage::Total, waited);
         let answers = u64::try_from(1 + query.joined.len()).unwrap_or(1);
@@ -305,13 +311,13 @@ impl Observer {
     }
 
     /// Ends the entries of the query log.
-    fn log<Q>(&self, query: &mut PendingQuery<Q>, end: End, now: Instant) {
+    fn log<Q>(&self, query: &mut PendingQuery<Q>, end: QueryEnd, now: Instant) {
         let Some(log) = &self.query_log else {
             return;
         };
         for mut entry in query.take_entries() {
             let took = now.saturating_duration_since(entry.asked);
-            entry.end = End { took, ..end };
+            entry.end = QueryEnd { took, ..end };
             log.submit(entry);
         }
     }

@@ -37,12 +37,12 @@ pub struct Entry {
     /// Selector and pattern of the rule that allows it.
     pub rule: Option<(String, String)>,
     /// How it ended.
-    pub end: End,
+    pub end: QueryEnd,
 }
 
 /// How a query ended.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct End {
+pub struct QueryEnd {
     /// In a word, of those that metrics use.
     pub result: &'static str,
     /// Code of the answer that the client got, if it got one.
@@ -55,7 +55,7 @@ pub struct End {
     pub held: Duration,
 }
 
-impl End {
+impl QueryEnd {
     /// Of `message`, sent to the client.
     pub fn sent(result: &'static str, message: &[u8]) -> Self {
         let header = Header::read(message);

@@ -1,4 +1,4 @@
-//! Where lines are written, and the file that is rotated beneath us.
+//! Where lines are written, and the file that is rotated while it is open.
 
 use std::{
     fs::{File, OpenOptions},

@@ -38,7 +38,7 @@ pub enum ImageError {
 
 /// What is written of all that.
 #[derive(Serialize, Deserialize)]
-pub struct Saved {
+pub(crate) struct Saved {
     endpoints: Vec<SavedEndpoint>,
     prefixes: Vec<(IpNet, u32)>,
 }

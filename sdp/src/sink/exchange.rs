@@ -107,7 +107,7 @@ impl Batch {
 #[derive(Clone, Debug, Default)]
 pub struct SinkStats {
     /// Answers released because each pair was leased, or acknowledged; the same again within
-    /// [`crate::mapping::repeat::WITHIN`] is not counted here.
+    /// `mapping::repeat::WITHIN` is not counted here.
     pub leased: Count,
     /// Answers held for a result.
     pub held: Count,

@@ -14,7 +14,7 @@ use dns_policy::{
     name::Fqdn,
 };
 
-use self::standing::{Beside, Standing};
+use self::standing::{ReleasedAnswer, Standing};
 use super::{
     Acknowledgements, Grant, HUNG_AFTER, MappingResult, Outgoing, Promise, SinkStats,
     later::Later,
@@ -87,7 +87,7 @@ pub(super) struct State {
     pub(super) on_wire: Quota,
     pub(super) others_on_wire: usize,
     /// Answers that were released at once, each with its other data for the agent.
-    pub(super) beside: Turns<Beside>,
+    pub(super) beside: Turns<ReleasedAnswer>,
     pub(super) besides: Quota,
     pub(super) refreshes: Later,
     /// Names whose answers were released because the agent had acknowledged their pairs.

@@ -86,7 +86,7 @@ impl Stage {
 }
 
 /// What the labels of [`Stages`] mean.
-pub const STAGE_MEANINGS: [(&str, &str, &str); 8] = [
+pub(crate) const STAGE_MEANINGS: [(&str, &str, &str); 8] = [
     ("error", "allow", "Queries that policy allows."),
     ("error", "denied", "Queries that policy refuses."),
     (

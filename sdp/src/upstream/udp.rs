@@ -139,7 +139,7 @@ impl UdpUpstream {
     }
 
     /// Whether `holder` may have one more in flight.
-    pub(crate) fn has_place(&self, holder: Holder) -> bool {
+    pub(crate) fn has_share(&self, holder: Holder) -> bool {
         self.quota.allows(holder, 1)
     }
 

@@ -10,7 +10,7 @@ use foldhash::quality::RandomState;
 
 use super::{
     CLASS_IN, FLAG_TRUNCATED, HEADER_LEN, Header, Record, TYPE_A, TYPE_AAAA, TYPE_CNAME, edns,
-    edns::Edns, labels, u16_at,
+    edns::Edns, labels,
 };
 
 /// Addresses that are learned of one answer. Pools of servers have some dozens; the agent takes
@@ -29,7 +29,7 @@ pub fn answers(message: &[u8], asked: &[u8]) -> bool {
 }
 
 /// [`answers`] where a forgery is not possible: over TCP a server may lose the name's case (RFC 4343).
-pub fn answers_in_any_case(message: &[u8], asked: &[u8]) -> bool {
+pub(crate) fn answers_in_any_case(message: &[u8], asked: &[u8]) -> bool {
     answers_if(message, asked, <[u8]>::eq_ignore_ascii_case)
 }
 
@@ -280,11 +280,6 @@ pub fn section(message: &[u8]) -> Option<AnswerSection> {
         at = next;
     }
     Some(section)
-}
-
-/// Type and class of the question of a message, for logs.
-pub fn question_type(message: &[u8]) -> Option<u16> {
-    u16_at(message, labels::skip_plain(message, HEADER_LEN)?)
 }
 
 #[cfg(test)]

@@ -21,7 +21,7 @@ use crate::{repository, workspace};
 struct Libraries {
     /// Public items of each library: name, file.
     items: BTreeMap<String, Vec<(String, PathBuf)>>,
-    /// Names in the interface of each library's public items: whoever uses such an item uses
+    /// Names in the interface of each library's public items: a crate that uses such an item uses
     /// them, too.
     interfaces: BTreeMap<String, BTreeSet<String>>,
     /// Names in each library's own code, and in each crate's programs, tests and benches.
@@ -119,6 +119,12 @@ impl<'ast> Visit<'ast> for Public {
             Item::Union(item) => (&item.vis, &item.attrs, Some(&item.ident)),
             Item::Use(item) => (&item.vis, &item.attrs, None),
             Item::Impl(_) => return visit::visit_item(self, item),
+            // A macro may write an interface.
+            Item::Macro(item) => {
+                let tokens = item.mac.tokens.to_string();
+                self.interface.extend(words(&tokens).map(ToOwned::to_owned));
+                return;
+            }
             _ => return,
         };
         if is_for_tests(attributes) {
@@ -234,10 +240,12 @@ fn names(text: &str) -> BTreeSet<String> {
     let code = text
         .lines()
         .map(|line| line.split("//").next().unwrap_or_default());
-    code.flat_map(|line| line.split(|c: char| !c.is_alphanumeric() && c != '_'))
+    code.flat_map(words).map(ToOwned::to_owned).collect()
+}
+
+fn words(code: &str) -> impl Iterator<Item = &str> {
+    code.split(|c: char| !c.is_alphanumeric() && c != '_')
         .filter(|word| !word.is_empty())
-        .map(ToOwned::to_owned)
-        .collect()
 }
 
 #[cfg(test)]

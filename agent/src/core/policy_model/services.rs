@@ -79,6 +79,11 @@ impl ServiceTable {
 }
 
 impl Subject {
+    /// Its intended entries, by identity.
+    pub(in crate::core) const fn all_entries(&self) -> &BTreeMap<IdentityId, Entries> {
+        &self.entries
+    }
+
     /// Services for which it has entries.
     fn services(&self) -> impl Iterator<Item = IdentityId> {
         let services = IdentityId::SERVICE_MIN..=IdentityId::SERVICE_MAX;
@@ -161,6 +166,22 @@ impl PolicyModel {
     /// Services and the identities behind them.
     pub(in crate::core) fn services(&self) -> &ServiceTable {
         &self.services
+    }
+
+    /// Whether policy closes a Service to a subject because of some of its backends.
+    pub(in crate::core) fn has_mixed_services(&self) -> bool {
+        self.subjects
+            .values()
+            .any(|subject| !subject.mixed.is_empty())
+    }
+
+    /// Services that policy closes to a subject because of some of their backends.
+    pub(in crate::core) fn mixed_services(&self) -> BTreeSet<IdentityId> {
+        let subjects = self.subjects.values();
+        subjects
+            .flat_map(|subject| subject.mixed_services())
+            .copied()
+            .collect()
     }
 
     /// Puts a Service in the place of its former version; none = it goes. Gives the endpoints whose

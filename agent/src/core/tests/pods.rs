@@ -53,36 +53,40 @@ fn namespace(team: &str) -> String {
 }
 
 /// A node with the objects of its cluster.
-struct Member {
-    node: Node,
-    router: Router,
+pub(super) struct Member {
+    pub(super) node: Node,
+    pub(super) router: Router,
 }
 
-fn router() -> Router {
+pub(super) fn router() -> Router {
     Router::new(Book::new(LabelFilter::default(), "default"))
 }
 
 impl Member {
     /// A synced node with an endpoint, app=web.
-    fn new(policy: &str) -> Self {
+    pub(super) fn new(policy: &str) -> Self {
+        Self::with(CoreConfig::default(), policy)
+    }
+
+    pub(super) fn with(config: CoreConfig, policy: &str) -> Self {
         Self {
-            node: Node::synced(CoreConfig::default(), policy),
+            node: Node::synced(config, policy),
             router: router(),
         }
     }
 
-    fn put(&mut self, text: &str) -> Vec<Step> {
+    pub(super) fn put(&mut self, text: &str) -> Vec<Step> {
         let documents = parse_documents(text, "test").into_iter();
         let changes = documents.map(|document| SourceEvent::Apply(document.unwrap()));
         self.change(changes.map(PolicyChange::Document).collect())
     }
 
-    fn delete(&mut self, key: &str) -> Vec<Step> {
+    pub(super) fn delete(&mut self, key: &str) -> Vec<Step> {
         let gone = SourceEvent::Delete(key.to_owned());
         self.change(vec![PolicyChange::Document(gone)])
     }
 
-    fn change(&mut self, changes: Vec<PolicyChange>) -> Vec<Step> {
+    pub(super) fn change(&mut self, changes: Vec<PolicyChange>) -> Vec<Step> {
         let events = self.router.route(changes);
         events
             .into_iter()
@@ -281,4 +285,81 @@ fn a_full_map_closes_a_pod_until_there_is_room() {
     let due = member.node.core.next_deadline().unwrap();
     member.node.tick(due);
     assert!(member.may_connect("10.2.0.9"));
+}
+
+fn of_pod(key: &str, host: u8, pod: &str) -> crate::endpoint::spec::EndpointSpec {
+    crate::endpoint::spec::EndpointSpec {
+        labels: Vec::new(),
+        pod: Some(pod.to_owned()),
+        ..spec(key, host, "unused")
+    }
+}
+
+fn labels_at(member: &Member, address: &str) -> Vec<String> {
+    let identity = member.node.identity(address).unwrap();
+    let labels = member.node.core.state.policy.labels_of(identity);
+    labels.unwrap().texts()
+}
+
+#[test]
+fn an_endpoint_that_is_a_pod_follows_its_document() {
+    let mut member = Member::new(WEB_TO_DB);
+    // The endpoint may come before its pod: it says what it waits for.
+    member.node.endpoint(of_pod("db", 8, "default/db-0"));
+    let waits = |member: &Member| {
+        let waiting = member.node.core.state.endpoints.waiting();
+        let reasons: Vec<String> = waiting.map(|(_, reason)| reason.clone()).collect();
+        reasons.join("; ")
+    };
+    assert!(
+        waits(&member).contains("no document Pod/default/db-0"),
+        "{}",
+        waits(&member)
+    );
+    let named = pod("db-0", "db", "10.0.0.8").replace(
+        "nodeName: worker-2",
+        "containers: [{ports: [{name: pg, containerPort: 5432}]}]",
+    );
+    member.put(&named);
+    assert_eq!(waits(&member), "");
+    assert!(member.may_connect("10.0.0.8"));
+    let labels = labels_at(&member, "10.0.0.8");
+    assert!(
+        labels.contains(&"gen:io.cilium.k8s.named-ports=pg.TCP.5432".to_owned()),
+        "{labels:?}"
+    );
+    let id = member.node.core.state.endpoints.by_key("db").unwrap();
+    // Labels of the pod and of its namespace change, and the endpoint stays the same one.
+    member.put(&named.replace("app: db", "app: other"));
+    assert!(!member.may_connect("10.0.0.8"));
+    member.put(&(named.clone() + &namespace("a")));
+    assert!(member.may_connect("10.0.0.8"));
+    let team = "k8s:io.cilium.k8s.namespace.labels.team=a".to_owned();
+    assert!(labels_at(&member, "10.0.0.8").contains(&team));
+    assert_eq!(member.node.core.state.endpoints.by_key("db"), Some(id));
+    // The document goes: what is in force stays, and the reason is shown.
+    member.delete("Pod/default/db-0");
+    assert!(member.may_connect("10.0.0.8"));
+    assert!(waits(&member).contains("no document Pod/default/db-0"));
+    member.put(&named.replace("app: db", "app: other"));
+    assert!(!member.may_connect("10.0.0.8"));
+    assert_eq!(waits(&member), "");
+}
+
+#[test]
+fn a_restart_without_the_pods_document_leaves_the_endpoint_in_force() {
+    let mut member = Member::new(WEB_TO_DB);
+    member.put(&pod("db-0", "db", "10.0.0.8"));
+    member.node.endpoint(of_pod("db", 8, "default/db-0"));
+    assert!(member.may_connect("10.0.0.8"));
+    let before = member.node.datapath.clone();
+    let mut node = again(&member.node, CoreConfig::default(), &[107, 108]);
+    node.begin();
+    node.policy(WEB_TO_DB);
+    node.endpoint(spec("web", 7, "app=web"));
+    node.endpoint(of_pod("db", 8, "default/db-0"));
+    node.sync();
+    assert_eq!(node.datapath.ipcache, before.ipcache);
+    assert_eq!(node.datapath.lxc, before.lxc);
+    assert_eq!(node.core.summary().endpoints, 2);
 }

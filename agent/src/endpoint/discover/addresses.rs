@@ -25,7 +25,7 @@ const MOST: usize = 64;
 
 /// Data about an endpoint's addresses from before its interface is read.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Claims {
+pub(crate) struct Claims {
     /// Addresses that the endpoint's document, or the command that added it, names.
     pub named: Vec<IpAddr>,
     /// Where the endpoint was found before.
@@ -34,7 +34,7 @@ pub struct Claims {
 
 /// Where an endpoint was found before.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Known {
+pub(crate) struct Known {
     /// Index of its host-side interface.
     pub ifindex: u32,
     /// Addresses that counted.

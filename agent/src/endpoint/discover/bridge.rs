@@ -78,7 +78,7 @@ async fn route_to(handle: &Handle, address: IpAddr) -> Option<u32> {
 }
 
 /// Every interface of this node that is a port of a bridge.
-pub fn ports() -> Result<BTreeSet<u32>, DiscoverError> {
+pub(crate) fn ports() -> Result<BTreeSet<u32>, DiscoverError> {
     // The namespace only says whose question it is; it is not entered.
     let node = Netns::Pid(std::process::id());
     on_thread(&node, false, {

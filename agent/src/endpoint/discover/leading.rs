@@ -16,7 +16,7 @@ struct Inside {
 
 /// Host-side interfaces that lead to the interface `ifname` of `netns`; to all of its interfaces
 /// if none of that name leads here, because the pod may have renamed it.
-pub fn leading_to(netns: &Netns, ifname: &str) -> Result<BTreeSet<u32>, DiscoverError> {
+pub(crate) fn leading_to(netns: &Netns, ifname: &str) -> Result<BTreeSet<u32>, DiscoverError> {
     if is_own(netns) {
         return Ok(BTreeSet::new());
     }
@@ -43,7 +43,7 @@ pub fn leading_to(netns: &Netns, ifname: &str) -> Result<BTreeSet<u32>, Discover
 }
 
 /// Whether the host-side interface `first` leads to another namespace than `second`.
-pub fn lead_apart(netns: &Netns, first: u32, second: u32) -> Result<bool, DiscoverError> {
+pub(crate) fn lead_apart(netns: &Netns, first: u32, second: u32) -> Result<bool, DiscoverError> {
     on_thread(netns, false, async move |handle| {
         Ok(behind::lead_apart(&handle, first, second).await)
     })

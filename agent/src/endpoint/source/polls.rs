@@ -43,7 +43,12 @@ impl Trigger {
 }
 
 /// Lists the endpoints, then polls until stopped. `dir` is watched for documents.
-pub fn run(book: Arc<EndpointBook>, dir: &Path, tasks: &TaskTracker, stop: CancellationToken) {
+pub(crate) fn run(
+    book: Arc<EndpointBook>,
+    dir: &Path,
+    tasks: &TaskTracker,
+    stop: CancellationToken,
+) {
     let watched = dir.to_owned();
     let links = LinkEvents::watch(tasks, stop.clone());
     tasks.spawn(async move {

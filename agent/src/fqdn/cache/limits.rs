@@ -20,7 +20,7 @@ const FULL: u64 = 1;
 
 /// Limits of the cache.
 #[derive(Clone, Copy, Debug)]
-pub struct Limits {
+pub(crate) struct Limits {
     /// Valid addresses per endpoint and name.
     pub per_name: usize,
     /// Pairs (name, address) per endpoint, valid or in zombies.
@@ -43,7 +43,7 @@ impl NameCache {
     /// an attacker who makes a pod resolve enough names could close the names that it uses. Only
     /// superfluous names are removed (see `redundant`), so that many names that share few
     /// addresses, all in use, do not keep out new ones for ever.
-    pub fn make_room(
+    pub(crate) fn make_room(
         &mut self,
         endpoint: EndpointId,
         name: &Fqdn,

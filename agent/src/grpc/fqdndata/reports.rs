@@ -42,7 +42,7 @@ pub(super) struct Reports {
     proxies: Proxies,
     stream: Mutex<StreamGuard>,
     waiting: Waiting,
-    locations: Mutex<Option<Known>>,
+    locations: Mutex<Option<KnownLocations>>,
     max_delay: Duration,
 }
 
@@ -81,8 +81,8 @@ impl Drop for Waiter<'_> {
     }
 }
 
-/// The endpoints, and when they were asked for.
-type Known = (BootTime, Arc<Vec<EndpointLocation>>);
+/// The locations of the endpoints, and when they were requested.
+type KnownLocations = (BootTime, Arc<Vec<EndpointLocation>>);
 
 impl Reports {
     /// With the results that [`Self::dispatch`] takes.
@@ -243,7 +243,7 @@ impl Reports {
     }
 
     /// Endpoints as they were at `since` or later.
-    async fn locations(&self, since: BootTime) -> Result<Known, Status> {
+    async fn locations(&self, since: BootTime) -> Result<KnownLocations, Status> {
         if let Some(known) = &*self.locations.lock()
             && known.0 >= since
         {

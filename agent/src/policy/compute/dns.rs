@@ -23,7 +23,7 @@ type DnsPort = (u16, Transport);
 
 /// A port of a Service at which queries are judged, and the backends behind it.
 #[derive(Clone, Copy, Debug)]
-pub struct ServicePortAt<'a> {
+pub(crate) struct ServicePortAt<'a> {
     /// Identity of the Service.
     pub identity: IdentityId,
     /// The port that clients use.
@@ -34,7 +34,7 @@ pub struct ServicePortAt<'a> {
 
 /// Renders the DNS rules: by port, whom may be asked for what there. A rule holds at a port of a
 /// Service if it selects every backend at the backend's port.
-pub fn dns_rules(
+pub(crate) fn dns_rules(
     policy: &EndpointPolicy,
     selectors: &SelectorCache,
     services: &[ServicePortAt<'_>],
@@ -220,7 +220,7 @@ fn is_selected(rule: &PeerRule, identity: IdentityId, selectors: &SelectorCache)
 
 /// Which rules have a say in DNS.
 #[derive(Debug, Default)]
-pub struct DnsScope {
+pub(crate) struct DnsScope {
     /// Ports at which queries are judged.
     ports: BTreeSet<DnsPort>,
     /// Selectors whose selections the DNS rules list.
@@ -231,7 +231,7 @@ pub struct DnsScope {
 
 impl DnsScope {
     /// Of a policy whose selectors are registered.
-    pub fn of(policy: &EndpointPolicy, selectors: &SelectorCache) -> Self {
+    pub(crate) fn of(policy: &EndpointPolicy, selectors: &SelectorCache) -> Self {
         let side = &policy.egress;
         let mut scope = Self {
             ports: judged_ports(side, selectors),
@@ -245,7 +245,7 @@ impl DnsScope {
     }
 
     /// Whether a rule has a say.
-    pub fn is_in(&self, rule: &PeerRule) -> bool {
+    pub(crate) fn is_in(&self, rule: &PeerRule) -> bool {
         let names = || rule.ports.iter().any(|port| port.dns.is_some());
         // What a port name stands for depends on the servers.
         let named = || rule.ports.iter().any(|port| port.name().is_some());
@@ -254,12 +254,12 @@ impl DnsScope {
     }
 
     /// Whether one of these selectors decides which servers are meant.
-    pub fn uses(&self, selectors: &[SelectorId]) -> bool {
+    pub(crate) fn uses(&self, selectors: &[SelectorId]) -> bool {
         selectors.iter().any(|id| self.selectors.contains(id))
     }
 
     /// Whether it is another one once the servers are others.
-    pub const fn is_by_name(&self) -> bool {
+    pub(crate) const fn is_by_name(&self) -> bool {
         self.by_name
     }
 }

@@ -21,14 +21,14 @@ use super::{Entries, decide, longest};
 
 /// A Service as policy sees it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Service {
+pub(crate) struct Service {
     /// Its ports.
     pub ports: Vec<ServicePort>,
 }
 
 /// A port of a Service.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ServicePort {
+pub(crate) struct ServicePort {
     /// IP protocol number.
     pub protocol: u8,
     /// The port that clients use.
@@ -39,7 +39,7 @@ pub struct ServicePort {
 
 /// A backend: the identity of its address, and its port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Backend {
+pub(crate) struct Backend {
     /// Identity; [`IdentityId::UNKNOWN`] for one that no rule selects.
     pub identity: IdentityId,
     /// Port.
@@ -48,7 +48,7 @@ pub struct Backend {
 
 /// What policy says of one port of a Service.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum PortVerdict {
+pub(crate) enum PortVerdict {
     /// There is no backend.
     NoBackend,
     /// No backend is allowed.
@@ -63,7 +63,7 @@ pub enum PortVerdict {
 
 /// Entries of a Service.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Rendered {
+pub(crate) struct Rendered {
     /// The entries.
     pub entries: Entries,
     /// A port has backends of which some are allowed and some are not.
@@ -72,14 +72,14 @@ pub struct Rendered {
 
 impl Service {
     /// Identities of all backends.
-    pub fn identities(&self) -> BTreeSet<IdentityId> {
+    pub(crate) fn identities(&self) -> BTreeSet<IdentityId> {
         let backends = self.ports.iter().flat_map(|port| &port.backends);
         backends.map(|backend| backend.identity).collect()
     }
 }
 
 /// Whether entries say that a backend is allowed.
-pub fn allows(of: &BTreeMap<IdentityId, Entries>, protocol: u8, backend: Backend) -> bool {
+pub(crate) fn allows(of: &BTreeMap<IdentityId, Entries>, protocol: u8, backend: Backend) -> bool {
     verdict_on(of, protocol, backend).is_some_and(|value| !value.is_deny())
 }
 
@@ -100,7 +100,7 @@ fn verdict_on(
 }
 
 /// What entries say of one port.
-pub fn verdict(of: &BTreeMap<IdentityId, Entries>, port: &ServicePort) -> PortVerdict {
+pub(crate) fn verdict(of: &BTreeMap<IdentityId, Entries>, port: &ServicePort) -> PortVerdict {
     let (mut open, mut redirected) = (0, false);
     for backend in &port.backends {
         match verdict_on(of, port.protocol, *backend) {
@@ -121,7 +121,7 @@ pub fn verdict(of: &BTreeMap<IdentityId, Entries>, port: &ServicePort) -> PortVe
 }
 
 /// Renders the entries of a Service from the entries `of` a subject.
-pub fn render(
+pub(crate) fn render(
     of: &BTreeMap<IdentityId, Entries>,
     service: &Service,
     id: IdentityId,

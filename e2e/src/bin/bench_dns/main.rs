@@ -3,10 +3,10 @@
 //! interleaved rounds in one lab, dnsperf (and a load of our own) as client, NSD
 //! as server.
 
-mod beneath;
 mod paths;
 mod report;
 mod servers;
+mod under_cilium;
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -18,10 +18,10 @@ use holdfast_e2e::policy::{dns_to, egress};
 use holdfast_e2e::{Lab, Programs, Query, eventually};
 use shared_maps::pin;
 
-use self::beneath::Beneath;
 use self::paths::{Kind, PATHS, PORT, PORT_MANY, Route};
 use self::report::Measured;
 use self::servers::{SERVER, SERVER6, Servers};
+use self::under_cilium::UnderCilium;
 
 const PATTERNS: u32 = 100;
 const PATTERNS_MANY: u32 = 10_000;
@@ -83,13 +83,13 @@ fn main() -> Result<()> {
     // Pod a is asked through the proxy; pod b is not an endpoint.
     let transparent = wanted.iter().any(|p| p.route == Route::ProxyTransparent);
     let programs = start_proxy(&lab, options.workers, transparent)?;
-    let beneath = wanted
+    let under_cilium = wanted
         .iter()
-        .any(|p| p.route == Route::ProxyBeneath)
-        .then(|| Beneath::start(known_names(), options.workers))
+        .any(|p| p.route == Route::ProxyUnderCilium)
+        .then(|| UnderCilium::start(known_names(), options.workers))
         .transpose()?;
     let bench = Bench {
-        beneath,
+        under_cilium,
         names: write_names(&lab, "names", &mut known_names())?,
         lab: &lab,
         servers: &servers,
@@ -126,7 +126,7 @@ struct Bench<'a> {
     servers: &'a Servers,
     programs: &'a Programs,
     /// The lab of the proxy under a stand-in Cilium agent.
-    beneath: Option<Beneath>,
+    under_cilium: Option<UnderCilium>,
     options: &'a Options,
     names: PathBuf,
     /// Whether the proxy can be switched to transparent mode.
@@ -135,8 +135,8 @@ struct Bench<'a> {
 
 impl Bench<'_> {
     fn lab(&self, path: &paths::Path) -> &Lab {
-        match &self.beneath {
-            Some(beneath) if path.route == Route::ProxyBeneath => &beneath.lab,
+        match &self.under_cilium {
+            Some(under_cilium) if path.route == Route::ProxyUnderCilium => &under_cilium.lab,
             _ => self.lab,
         }
     }
@@ -172,7 +172,10 @@ impl Bench<'_> {
     fn measure(&self, path: &'static paths::Path, round: u32, fresh: &Path) -> Result<Measured> {
         self.switch(path.route)?;
         let process = match path.route {
-            Route::ProxyBeneath => self.beneath.as_ref().map(|beneath| beneath.sdp.id()),
+            Route::ProxyUnderCilium => self
+                .under_cilium
+                .as_ref()
+                .map(|under_cilium| under_cilium.sdp.id()),
             route if route.is_proxy() => Some(self.programs.sdp.id()),
             route => self.servers.process(route, path.kind == Kind::Ipv6),
         };
@@ -198,7 +201,7 @@ impl Bench<'_> {
 
     /// Has the proxy ask under the address that the path wants, by what the agent would do.
     fn switch(&self, route: Route) -> Result<()> {
-        if !self.transparent || !route.is_proxy() || route == Route::ProxyBeneath {
+        if !self.transparent || !route.is_proxy() || route == Route::ProxyUnderCilium {
             return Ok(());
         }
         let wanted = route == Route::ProxyTransparent;

@@ -38,7 +38,7 @@ pub(crate) enum Route {
     /// The proxy in transparent mode, 100 patterns.
     ProxyTransparent,
     /// The proxy under a stand-in Cilium agent, 100 patterns, in a lab of its own.
-    ProxyBeneath,
+    ProxyUnderCilium,
 }
 
 impl Route {
@@ -46,7 +46,7 @@ impl Route {
     pub(crate) fn is_proxy(self) -> bool {
         matches!(
             self,
-            Self::Proxy | Self::ProxyMany | Self::ProxyTransparent | Self::ProxyBeneath
+            Self::Proxy | Self::ProxyMany | Self::ProxyTransparent | Self::ProxyUnderCilium
         )
     }
 }
@@ -85,7 +85,7 @@ pub(crate) const PATHS: [Path; 23] = [
     path("direct", Route::Direct, Kind::Main),
     path("raw_forwarder", Route::Raw, Kind::Main),
     path("sdp", Route::Proxy, Kind::Main),
-    path("sdp_under_cilium", Route::ProxyBeneath, Kind::Main),
+    path("sdp_under_cilium", Route::ProxyUnderCilium, Kind::Main),
     path("sdp_10000_patterns", Route::ProxyMany, Kind::Main),
     path("sdp_transparent", Route::ProxyTransparent, Kind::Main),
     path("dnsdist", Route::Dnsdist, Kind::Main),
@@ -99,7 +99,7 @@ pub(crate) const PATHS: [Path; 23] = [
     path("sdp_many_ports", Route::Proxy, Kind::ManyPorts),
     path(
         "sdp_under_cilium_many_ports",
-        Route::ProxyBeneath,
+        Route::ProxyUnderCilium,
         Kind::ManyPorts,
     ),
     path("direct_tcp_pipelined", Route::Direct, Kind::TcpPipelined),
@@ -126,7 +126,7 @@ impl Path {
         let server = if v6 { SERVER6 } else { SERVER };
         let forwarder = if v6 { FORWARDER6 } else { FORWARDER };
         match self.route {
-            Route::Direct | Route::Proxy | Route::ProxyTransparent | Route::ProxyBeneath => {
+            Route::Direct | Route::Proxy | Route::ProxyTransparent | Route::ProxyUnderCilium => {
                 SocketAddr::new(server, PORT)
             }
             Route::ProxyMany => SocketAddr::new(server, PORT_MANY),

@@ -28,7 +28,7 @@ impl Page {
 
 impl Status {
     /// For people.
-    pub fn text(&self) -> String {
+    pub(crate) fn text(&self) -> String {
         let mut page = Page(format!(
             "{} ({}, pid {}, up {}): {}\n",
             self.name,
@@ -232,7 +232,7 @@ fn agent_text(agent: &LinkStatus) -> String {
 }
 
 /// Where rules come from, in words.
-pub fn rules_text(rules: &RulesOrigin) -> String {
+pub(crate) fn rules_text(rules: &RulesOrigin) -> String {
     match rules {
         RulesOrigin::Nowhere => "none".to_owned(),
         RulesOrigin::Disk { endpoints } => format!("from disk, of {endpoints} endpoints"),

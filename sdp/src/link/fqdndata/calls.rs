@@ -49,9 +49,9 @@ enum CallKind {
     Report,
 }
 
-/// What came back; `None`: nothing in time.
-type Came = Option<Result<wire::ResponseCode, Status>>;
-type Call = Pin<Box<dyn Future<Output = Came> + Send>>;
+/// The response to a call; `None` if none came in time.
+type CallResult = Option<Result<wire::ResponseCode, Status>>;
+type Call = Pin<Box<dyn Future<Output = CallResult> + Send>>;
 
 /// Sends until the session is over.
 pub(super) async fn send(link: &Link, client: Client) -> Result<Never, SessionError> {
@@ -99,7 +99,7 @@ async fn gather_reports(reports: &QueryReports) {
 struct Sender<'l> {
     link: &'l Link,
     client: Client,
-    calls: JoinSet<(CallKind, Came)>,
+    calls: JoinSet<(CallKind, CallResult)>,
     live: usize,
     replays: usize,
     reports: usize,
@@ -198,7 +198,7 @@ impl Sender<'_> {
         })
     }
 
-    fn done(&mut self, kind: CallKind, came: Came) -> Result<(), SessionError> {
+    fn done(&mut self, kind: CallKind, came: CallResult) -> Result<(), SessionError> {
         let sequence = match kind {
             CallKind::Live(sequence) => {
                 self.live -= 1;

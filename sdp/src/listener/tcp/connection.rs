@@ -19,7 +19,7 @@ use super::{
     flight::Waiting,
     frames::{FrameReader, FrameWriter, Read},
     results::Results,
-    upstream::{Happened, TcpUpstream},
+    upstream::{TcpUpstream, UpstreamEvent},
 };
 use crate::{
     listener::delayed::{self, Postponed},
@@ -105,7 +105,7 @@ enum Event {
     /// A deadline may be over.
     Alarm,
     /// Something happened at the server's connection.
-    Upstream(Happened),
+    Upstream(UpstreamEvent),
     /// The client takes more.
     Writable,
     /// The client has sent something.
@@ -116,8 +116,8 @@ enum Event {
     Closing,
 }
 
-/// Why a connection is over.
-enum Over {
+/// The reason why a connection ends.
+enum EndReason {
     /// Nothing is left to do.
     Done,
     /// It broke, stalled or was stopped with something unanswered.
@@ -171,7 +171,7 @@ impl Connection {
             }
             if !self.account() {
                 self.shared.proxy.stats().tcp_overdrawn.add(1);
-                break Over::Cut;
+                break EndReason::Cut;
             }
             if self.taken >= TURN {
                 self.taken = 0;
@@ -188,18 +188,18 @@ impl Connection {
             let draining = self.last_query.is_some();
             let event = tokio::select! {
                 biased;
-                () = self.shared.stop.cancelled() => break Over::Cut,
+                () = self.shared.stop.cancelled() => break EndReason::Cut,
                 (key, realised) = self.results.next() => Event::Realised(key, realised),
                 // Before the peers: one that never pauses must not stop the clock.
                 () = &mut alarm => Event::Alarm,
                 happened = self.upstream.happen(), if has_room => Event::Upstream(happened),
                 ready = self.stream.writable(), if self.out.len() > 0 => match ready {
                     Ok(()) => Event::Writable,
-                    Err(_) => break Over::Cut,
+                    Err(_) => break EndReason::Cut,
                 },
                 ready = self.stream.readable(), if may_read => match ready {
                     Ok(()) => Event::Readable,
-                    Err(_) => break Over::Cut,
+                    Err(_) => break EndReason::Cut,
                 },
                 () = self.shared.draining.cancelled(), if !draining => Event::Draining,
                 () = self.shared.closing.cancelled(), if !self.closing => Event::Closing,
@@ -213,12 +213,12 @@ impl Connection {
             }
         };
         self.close(&over);
-        if self.closing && matches!(over, Over::Done) {
+        if self.closing && matches!(over, EndReason::Done) {
             self.discard().await;
         }
     }
 
-    fn on_event(&mut self, event: &Event) -> Result<(), Over> {
+    fn on_event(&mut self, event: &Event) -> Result<(), EndReason> {
         match event {
             Event::Realised(key, realised) => self.release(*key, *realised),
             Event::Alarm => {
@@ -267,15 +267,15 @@ impl Connection {
     }
 
     /// Whether everything is done that will be.
-    fn over(&mut self) -> Option<Over> {
+    fn over(&mut self) -> Option<EndReason> {
         if self.finished {
-            return Some(Over::Done);
+            return Some(EndReason::Done);
         }
         if self.has_work() {
             return None;
         }
         if self.ended || self.closing {
-            return Some(Over::Done);
+            return Some(EndReason::Done);
         }
         let until = self.last_query?;
         let last = self.read_last();
@@ -284,7 +284,7 @@ impl Connection {
         }
         match last {
             LastRead::Nothing if self.now < until && !self.ended => None,
-            LastRead::Nothing | LastRead::Endless => Some(Over::Done),
+            LastRead::Nothing | LastRead::Endless => Some(EndReason::Done),
             LastRead::Full => None,
         }
     }
@@ -382,23 +382,23 @@ impl Connection {
         }
     }
 
-    fn read(&mut self) -> Result<(), Over> {
+    fn read(&mut self) -> Result<(), EndReason> {
         match self.reader.fill(&self.stream) {
             Ok(Read::Some) => self.take_queries(),
             Ok(Read::Nothing) => {}
             Ok(Read::End) => self.ended = true,
-            Err(_) => return Err(Over::Cut),
+            Err(_) => return Err(EndReason::Cut),
         }
         Ok(())
     }
 
-    fn flush(&mut self) -> Result<(), Over> {
+    fn flush(&mut self) -> Result<(), EndReason> {
         if self.is_last() {
             // The end goes with the last answer, in one segment: a client that asks again once
             // it has the answer sees the end first, and no query of it meets a closed connection.
             let socket = socket2::SockRef::from(&self.stream);
             let _ = socket.set_tcp_cork(true);
-            if self.out.flush(&self.stream).map_err(|_| Over::Cut)? {
+            if self.out.flush(&self.stream).map_err(|_| EndReason::Cut)? {
                 self.last_activity = self.now;
             }
             if self.out.len() == 0 {
@@ -409,7 +409,7 @@ impl Connection {
             }
             return Ok(());
         }
-        if self.out.flush(&self.stream).map_err(|_| Over::Cut)? {
+        if self.out.flush(&self.stream).map_err(|_| EndReason::Cut)? {
             self.last_activity = self.now;
         }
         self.take_queries();
@@ -439,7 +439,7 @@ impl Connection {
         self.out.len() >= MAX_OUT
     }
 
-    fn on_time(&mut self) -> Result<(), Over> {
+    fn on_time(&mut self) -> Result<(), EndReason> {
         let now = self.now;
         let (max_delay, idle) = {
             let config = self.shared.proxy.config();
@@ -459,7 +459,11 @@ impl Connection {
         let waits = waits && !self.is_stalled();
         if !waits && now.duration_since(self.last_activity) >= idle {
             let unsent = self.out.len() > 0;
-            return Err(if unsent { Over::Cut } else { Over::Done });
+            return Err(if unsent {
+                EndReason::Cut
+            } else {
+                EndReason::Done
+            });
         }
         self.take_queries();
         Ok(())
@@ -478,8 +482,8 @@ impl Connection {
         }
     }
 
-    fn close(&mut self, over: &Over) {
-        if matches!(over, Over::Done) && !self.ended && !self.finished {
+    fn close(&mut self, over: &EndReason) {
+        if matches!(over, EndReason::Done) && !self.ended && !self.finished {
             // A query that comes between the last look and the closing is answered with a
             // reset. The end goes before it: so the client sees that nobody read that query.
             let _ = socket2::SockRef::from(&self.stream).shutdown(std::net::Shutdown::Write);
@@ -487,7 +491,7 @@ impl Connection {
         let unanswered = self.has_work();
         let (proxy, now) = (&self.shared.proxy, self.now);
         let observer = proxy.observer();
-        if let Some(Postponed::ForPlace(query)) = self.delayed.take() {
+        if let Some(Postponed::ForShare(query)) = self.delayed.take() {
             query.act(|mut query, _| observer.cut(&mut query, now));
         }
         for (_, mut flight) in self.waiting.remove_flights(|_| true) {
@@ -497,7 +501,7 @@ impl Connection {
             observer.cut_held(&mut held.answer, now);
         }
         proxy.stats().tcp_bytes.change(self.memory.units(), 0);
-        if matches!(over, Over::Cut) && unanswered && self.shared.stop.is_cancelled() {
+        if matches!(over, EndReason::Cut) && unanswered && self.shared.stop.is_cancelled() {
             self.shared.cut.fetch_add(1, Ordering::AcqRel);
         }
     }

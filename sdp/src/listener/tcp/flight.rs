@@ -8,7 +8,7 @@ use std::{
 use daemon::quota::Seat;
 use foldhash::quality::RandomState;
 
-use super::results::Awaited;
+use super::results::PendingResult;
 use crate::{
     query::pending::{HeldAnswer, PendingQuery},
     wire::{answer, transfer::Transfer},
@@ -47,7 +47,7 @@ impl Flight {
 /// A held answer with the agent's result that it waits for.
 pub(super) struct AwaitedAnswer {
     /// The agent's result.
-    pub(super) result: Awaited,
+    pub(super) result: PendingResult,
     pub(super) answer: HeldAnswer,
 }
 

@@ -33,19 +33,19 @@ struct State {
 
 /// A result that is awaited. Dropped, it is awaited no longer.
 #[derive(Debug)]
-pub(super) struct Awaited {
+pub(super) struct PendingResult {
     key: u64,
     mailbox: Arc<Mailbox>,
 }
 
-impl Awaited {
+impl PendingResult {
     /// What [`Results::next`] names the result by.
     pub(super) fn key(&self) -> u64 {
         self.key
     }
 }
 
-impl Drop for Awaited {
+impl Drop for PendingResult {
     fn drop(&mut self) {
         let mut state = self.mailbox.state.lock();
         if !state.awaited.remove(&self.key) {
@@ -56,11 +56,11 @@ impl Drop for Awaited {
 
 impl Results {
     /// Awaits one more result: the one that the callback is called with.
-    pub(super) fn expect(&mut self) -> (Awaited, OnRealised) {
+    pub(super) fn expect(&mut self) -> (PendingResult, OnRealised) {
         let key = self.next;
         self.next += 1;
         self.mailbox.state.lock().awaited.insert(key);
-        let awaited = Awaited {
+        let awaited = PendingResult {
             key,
             mailbox: Arc::clone(&self.mailbox),
         };

@@ -33,9 +33,9 @@ pub(super) struct UpstreamIdentity {
     pub(super) source: Option<SocketAddr>,
 }
 
-/// What happened on it.
+/// An event of the connection.
 #[derive(Debug)]
-pub(super) enum Happened {
+pub(super) enum UpstreamEvent {
     /// Messages may have come.
     Read,
     /// Bytes went out, or the connection is open now.
@@ -80,14 +80,14 @@ impl TcpUpstream {
     }
 
     /// Waits for something to happen; for ever if there is no connection. Cancel-safe.
-    pub(super) async fn happen(&mut self) -> Happened {
+    pub(super) async fn happen(&mut self) -> UpstreamEvent {
         if let Some(connecting) = &mut self.connecting {
             let connected = connecting.await;
             self.connecting = None;
             return match connected {
                 Ok(stream) => {
                     self.stream = Some(stream);
-                    Happened::Progress
+                    UpstreamEvent::Progress
                 }
                 Err(e) => self.lost(e),
             };
@@ -102,9 +102,12 @@ impl TcpUpstream {
         let done = match ready {
             Ok(true) => self.reader.fill(stream).map(|read| match read {
                 Read::End => None,
-                Read::Some | Read::Nothing => Some(Happened::Read),
+                Read::Some | Read::Nothing => Some(UpstreamEvent::Read),
             }),
-            Ok(false) => self.out.flush(stream).map(|_| Some(Happened::Progress)),
+            Ok(false) => self
+                .out
+                .flush(stream)
+                .map(|_| Some(UpstreamEvent::Progress)),
             Err(e) => Err(e),
         };
         match done {
@@ -114,10 +117,10 @@ impl TcpUpstream {
         }
     }
 
-    fn lost(&mut self, error: io::Error) -> Happened {
+    fn lost(&mut self, error: io::Error) -> UpstreamEvent {
         self.stream = None;
         self.out.clear();
-        Happened::Lost(error)
+        UpstreamEvent::Lost(error)
     }
 }
 

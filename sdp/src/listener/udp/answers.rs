@@ -8,7 +8,7 @@ use nix::sys::epoll::{EpollEvent, EpollFlags};
 use super::{BATCH, ROUNDS, Worker, listener_for};
 use crate::{
     arena::Key,
-    proxy::Fate,
+    proxy::AnswerDecision,
     query::{
         observe::Failure,
         pending::{HeldAnswer, Joined, PendingQuery},
@@ -126,8 +126,8 @@ impl Worker {
             }
             bytes
         };
-        let result = match (answered.fate, place) {
-            (Fate::Hold, Some(key)) => {
+        let result = match (answered.decision, place) {
+            (AnswerDecision::Hold, Some(key)) => {
                 let upstream = &mut self.upstream;
                 let answer = HeldAnswer {
                     query: query.map_question(|question| upstream.recycle(question)),
@@ -138,18 +138,18 @@ impl Worker {
                 self.proxy.observer().held();
                 return None;
             }
-            (Fate::Malformed, _) => {
+            (AnswerDecision::Malformed, _) => {
                 self.fail(&mut query, Failure::Malformed);
                 self.upstream.recycle(query.question);
                 return None;
             }
-            (Fate::Release(result), place) => {
+            (AnswerDecision::Release(result), place) => {
                 if let Some(key) = place {
                     self.releases.held().take(key);
                 }
                 result
             }
-            (Fate::Hold, None) => AnswerResult::HeldFull,
+            (AnswerDecision::Hold, None) => AnswerResult::HeldFull,
         };
         let observer = self.proxy.observer();
         observer.released(&mut query, message, result, self.now);

@@ -172,14 +172,14 @@ impl Worker {
         let mut without_socket = Vec::new();
         for _ in 0..RETRIES {
             let (upstream, now) = (&self.upstream, self.now);
-            let has_place =
-                |holder| !without_socket.contains(&holder) && upstream.has_place(holder);
+            let has_share =
+                |holder| !without_socket.contains(&holder) && upstream.has_share(holder);
             let has_rules = |endpoint| self.proxy.has_rules(endpoint);
-            let Some(next) = self.delayed.next(now, has_place, has_rules) else {
+            let Some(next) = self.delayed.next(now, has_share, has_rules) else {
                 return;
             };
             match next {
-                Next::Place(query) => {
+                Next::Forward(query) => {
                     let (holder, until) = (query.holder(), query.until());
                     let back = query.act(|query, message| {
                         let left = self.forward_delayed(query, message)?;

@@ -16,25 +16,25 @@ const MOST_ADDRESSES: usize = 16;
 
 /// One connection to an agent. Another one may be to another agent, which knows nothing.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Session(u32);
+pub(crate) struct Session(u32);
 
 impl Session {
     /// Another one begins.
-    pub fn end(&mut self) {
+    pub(crate) fn end(&mut self) {
         self.0 = self.0.wrapping_add(1);
     }
 }
 
 /// What an agent said of a pair.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Acknowledged {
+pub(crate) struct Acknowledged {
     until: BootTime,
     session: Session,
 }
 
 impl Acknowledged {
     /// In `session`: the TTL that the agent was sent runs `until` then.
-    pub fn new(until: BootTime, session: Session) -> Self {
+    pub(crate) fn new(until: BootTime, session: Session) -> Self {
         Self { until, session }
     }
 
@@ -50,7 +50,12 @@ impl Acknowledged {
 
 impl PairTable {
     /// The agent has acknowledged these pairs.
-    pub fn acknowledge(&mut self, key: &Key, addresses: &[IpAddr], acknowledged: Acknowledged) {
+    pub(crate) fn acknowledge(
+        &mut self,
+        key: &Key,
+        addresses: &[IpAddr],
+        acknowledged: Acknowledged,
+    ) {
         let Some(name) = self.name_mut(key) else {
             return;
         };
@@ -62,7 +67,7 @@ impl PairTable {
     }
 
     /// The agent refused pairs of this name, or did not answer: it may have none of them.
-    pub fn unacknowledge(&mut self, key: &Key) {
+    pub(crate) fn unacknowledge(&mut self, key: &Key) {
         if let Some(name) = self.name_mut(key) {
             for pair in name.pairs.values_mut() {
                 pair.acknowledged = Acknowledged::default();
@@ -72,7 +77,12 @@ impl PairTable {
 
     /// Whether the agent has acknowledged each pair of a mapping in this session, for its own
     /// endpoint, and until then at least.
-    pub fn is_acknowledged(&self, mapping: &Mapping, until: BootTime, session: Session) -> bool {
+    pub(crate) fn is_acknowledged(
+        &self,
+        mapping: &Mapping,
+        until: BootTime,
+        session: Session,
+    ) -> bool {
         // Without an interface nothing tells an endpoint from a later one with its number.
         if mapping.endpoint.ifindex == 0 {
             return false;

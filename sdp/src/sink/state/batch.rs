@@ -3,8 +3,8 @@
 use dns_policy::{boot_time::BootTime, mapping::Realised};
 
 use super::{
-    AwaitedResult, BATCH, Beside, Calls, MAX_NAMES_CHECKED, OTHERS, REPLAYS_BESIDE_LIVE, Standing,
-    State, Wait, work,
+    AwaitedResult, BATCH, Calls, MAX_NAMES_CHECKED, OTHERS, REPLAYS_BESIDE_LIVE, ReleasedAnswer,
+    Standing, State, Wait, work,
 };
 use crate::sink::{Batch, Room, SinkStats};
 
@@ -88,7 +88,7 @@ impl State {
     /// Leased answers that are reported beside, until the batch has `end` mappings.
     fn take_beside(&mut self, batch: &mut Batch, end: usize, now: BootTime) {
         while batch.mappings.len() < end
-            && let Some((holder, Beside { mapping, report })) = self.beside.pop(|_| true)
+            && let Some((holder, ReleasedAnswer { mapping, report })) = self.beside.pop(|_| true)
         {
             self.besides.give_back(holder, 1);
             let mut out = self.send(mapping, Wait::Nobody, now);

@@ -29,7 +29,7 @@ pub(super) enum Standing {
 }
 
 /// An answer that was released at once, and its other data for the agent.
-pub(in crate::sink) struct Beside {
+pub(in crate::sink) struct ReleasedAnswer {
     pub(super) mapping: Mapping,
     pub(super) report: Box<QueryReport>,
 }
@@ -81,7 +81,7 @@ impl State {
         match report {
             _ if standing != Standing::Acknowledged => self.refresh(&mapping, now),
             Some(report) if self.besides.take(holder, 1) => {
-                self.beside.push(holder, Beside { mapping, report });
+                self.beside.push(holder, ReleasedAnswer { mapping, report });
             }
             _ => self
                 .renewals

@@ -7,22 +7,22 @@ use dns_policy::{boot_time::BootTime, mapping::Realised};
 use super::{
     super::{
         flight::{AwaitedAnswer, Flight},
-        upstream::Happened,
+        upstream::UpstreamEvent,
     },
     Connection,
 };
 use crate::{
-    proxy::Fate,
+    proxy::AnswerDecision,
     query::{observe::Failure, pending::HeldAnswer},
     stats::AnswerResult,
     wire::{Header, answer, set_id},
 };
 
 impl Connection {
-    pub(super) fn on_upstream(&mut self, happened: &Happened) {
+    pub(super) fn on_upstream(&mut self, happened: &UpstreamEvent) {
         match happened {
-            Happened::Progress => {}
-            Happened::Read => {
+            UpstreamEvent::Progress => {}
+            UpstreamEvent::Read => {
                 let mut message = std::mem::take(&mut self.message);
                 while self.upstream.reader.take(&mut message) {
                     self.count(&message);
@@ -30,7 +30,7 @@ impl Connection {
                 }
                 self.message = message;
             }
-            Happened::Lost(error) => {
+            UpstreamEvent::Lost(error) => {
                 tracing::debug!(%error, server = %self.server, "an upstream connection is gone");
                 self.send_again();
             }
@@ -100,8 +100,8 @@ impl Connection {
         if let Some(edns) = &answered.hop_by_hop {
             edns.strip_keepalive(message);
         }
-        match (answered.fate, awaited) {
-            (Fate::Hold, Some(result)) => {
+        match (answered.decision, awaited) {
+            (AnswerDecision::Hold, Some(result)) => {
                 let answer = HeldAnswer {
                     query: query.map_question(drop),
                     message: message.clone(),
@@ -110,14 +110,14 @@ impl Connection {
                 self.waiting.add_held(AwaitedAnswer { result, answer });
                 observer.held();
             }
-            (Fate::Release(result), _) => {
+            (AnswerDecision::Release(result), _) => {
                 if result == AnswerResult::Released && answered.hop_by_hop.is_none() {
                     self.shared.repeats.lock().leased(print, version, now);
                 }
                 observer.released(&mut query, message, result, self.now);
                 self.out.push(message);
             }
-            (Fate::Malformed, _) | (Fate::Hold, None) => {
+            (AnswerDecision::Malformed, _) | (AnswerDecision::Hold, None) => {
                 self.fail(&mut query, Failure::Malformed);
             }
         }

@@ -64,7 +64,7 @@ impl Connection {
                     None => {
                         let until = self.now + grace;
                         let query = DelayedQuery::new(query, message, until);
-                        self.delayed = Some(Postponed::ForPlace(query));
+                        self.delayed = Some(Postponed::ForShare(query));
                     }
                 }
             }
@@ -85,7 +85,7 @@ impl Connection {
         match self.delayed.take() {
             None => {}
             Some(Postponed::ForRules(query)) => self.judge_again(query),
-            Some(Postponed::ForPlace(query)) => self.forward_delayed(query),
+            Some(Postponed::ForShare(query)) => self.forward_delayed(query),
         }
     }
 
@@ -107,7 +107,7 @@ impl Connection {
             None if self.now >= query.until() => {
                 query.act(|mut query, _| self.fail(&mut query, Failure::Overload));
             }
-            None => self.delayed = Some(Postponed::ForPlace(query)),
+            None => self.delayed = Some(Postponed::ForShare(query)),
         }
     }
 

@@ -15,14 +15,14 @@ const POD: u32 = 41_001;
 const DNS: u32 = 41_053;
 
 /// What runs there. Programs end before the namespaces go.
-pub(crate) struct Beneath {
+pub(crate) struct UnderCilium {
     pub(crate) sdp: Program,
     _agent: CiliumAgent,
     _nsd: Program,
     pub(crate) lab: Lab,
 }
 
-impl Beneath {
+impl UnderCilium {
     pub(crate) fn start(names: impl Iterator<Item = String>, workers: Option<u16>) -> Result<Self> {
         let lab = Lab::new()?;
         widen_ports(&lab)?;

@@ -1,0 +1,261 @@
+//! NetworkPolicies of Kubernetes between real pods: 9 pods in 3 namespaces reach each other on TCP,
+//! UDP and SCTP as each conformance case says, and policies are exchanged while the agent runs.
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use daemon::yaml;
+use holdfast_e2e::reachability::{Servers, Target, answering};
+use holdfast_e2e::{AgentOptions, Lab, Pod, eventually, with_lab};
+use netpol::conformance::Pod as Name;
+use netpol::conformance::{CASES, Case, NAMESPACES, PORTS, Port, Step, namespace_labels};
+use serde_json::Value;
+
+const SOON: Duration = Duration::from_secs(10);
+
+/// Labels of a namespace or of a pod.
+type Labels = BTreeMap<String, String>;
+
+struct Cluster<'a> {
+    lab: &'a Lab,
+    pods: BTreeMap<Name, Pod>,
+    _servers: Vec<Servers>,
+    namespaces: BTreeMap<&'static str, Labels>,
+    labels: BTreeMap<Name, Labels>,
+    /// Policies in force: `namespace/name`.
+    policies: BTreeSet<String>,
+}
+
+fn file(policy: &str) -> String {
+    format!("{}.json", policy.replace('/', "-"))
+}
+
+impl<'a> Cluster<'a> {
+    fn new(lab: &'a Lab) -> Result<Self> {
+        let (mut pods, mut servers) = (BTreeMap::new(), Vec::new());
+        for (n, name) in Name::all().enumerate() {
+            let interface = format!("{}{}", name.namespace, name.name);
+            let pod = lab.add_pod(&interface, 21 + u8::try_from(n)?)?;
+            servers.push(Servers::start(&pod.netns, &PORTS)?);
+            pods.insert(name, pod);
+        }
+        Ok(Self {
+            lab,
+            pods,
+            _servers: servers,
+            namespaces: BTreeMap::new(),
+            labels: BTreeMap::new(),
+            policies: BTreeSet::new(),
+        })
+    }
+
+    /// Gives a pod its labels, if they changed.
+    fn label(&mut self, name: Name, own: &Labels, namespace: &Labels) -> Result<()> {
+        let mut labels = vec![format!(
+            "k8s:io.kubernetes.pod.namespace={}",
+            name.namespace
+        )];
+        labels.extend(own.iter().map(|(key, value)| format!("k8s:{key}={value}")));
+        let inherited = namespace.iter();
+        labels.extend(
+            inherited
+                .map(|(key, value)| format!("k8s:io.cilium.k8s.namespace.labels.{key}={value}")),
+        );
+        let (pod, labels) = (&self.pods[&name], labels.join(","));
+        let mut arguments = vec!["endpoint", "add", "--netns", pod.netns.name()];
+        arguments.extend(["--labels", &labels]);
+        let ports = Port::all().map(|port| format!("{}={port}", port.name()));
+        let ports: Vec<String> = ports.collect();
+        for port in &ports {
+            arguments.extend(["--named-port", port]);
+        }
+        self.lab.agent(&arguments)?;
+        self.lab.endpoint_id(pod)?;
+        Ok(())
+    }
+
+    /// Labels of pods and namespaces as given, and else as at the start.
+    fn set_labels(
+        &mut self,
+        pods: &BTreeMap<Name, Labels>,
+        namespaces: &BTreeMap<&'static str, Labels>,
+    ) -> Result<()> {
+        for name in Name::all() {
+            let own = pods.get(&name).cloned().unwrap_or_else(|| name.labels());
+            let namespace = namespaces.get(name.namespace).cloned();
+            let namespace = namespace.unwrap_or_else(|| namespace_labels(name.namespace));
+            let same = self.labels.get(&name) == Some(&own)
+                && self.namespaces.get(name.namespace) == Some(&namespace);
+            if !same {
+                self.label(name, &own, &namespace)?;
+                self.labels.insert(name, own);
+            }
+        }
+        self.namespaces = NAMESPACES
+            .iter()
+            .map(|name| {
+                (
+                    *name,
+                    namespaces
+                        .get(name)
+                        .cloned()
+                        .unwrap_or_else(|| namespace_labels(name)),
+                )
+            })
+            .collect();
+        Ok(())
+    }
+
+    fn revision(&self) -> Result<u64> {
+        let status = self.lab.agent_json(&["status"])?;
+        let revision = status.pointer("/summary/revision").and_then(Value::as_u64);
+        revision.context("no revision")
+    }
+
+    /// Puts policies in force and takes others away; returns once the agent has them.
+    fn set_policies(&mut self, apply: &[(&str, Value)], delete: &BTreeSet<String>) -> Result<()> {
+        if apply.is_empty() && delete.is_empty() {
+            return Ok(());
+        }
+        let before = self.revision()?;
+        for (key, document) in apply {
+            self.lab.write_policy(&file(key), &document.to_string())?;
+            self.policies.insert((*key).to_owned());
+        }
+        for key in delete {
+            self.lab.remove_policy(&file(key))?;
+            self.policies.remove(key);
+        }
+        let wanted: BTreeSet<String> = self
+            .policies
+            .iter()
+            .map(|key| format!("NetworkPolicy/{key}"))
+            .collect();
+        eventually("the agent has the policies", SOON, || {
+            let listing = self.lab.agent_json(&["policy", "get"])?;
+            let rejected = listing.get("rejected").and_then(Value::as_array);
+            ensure!(rejected.is_none_or(Vec::is_empty), "refused: {listing}");
+            let policies = listing.get("policies").and_then(Value::as_array);
+            let keys = policies
+                .context("no policies")?
+                .iter()
+                .filter_map(|p| p.get("key")?.as_str());
+            let keys: BTreeSet<String> = keys.map(str::to_owned).collect();
+            ensure!(keys == wanted, "in force: {keys:?}");
+            ensure!(self.revision()? > before, "still the revision before");
+            Ok(())
+        })
+    }
+
+    fn addresses(&self, name: Name) -> [IpAddr; 2] {
+        let pod = &self.pods[&name];
+        [pod.v4.into(), pod.v6.into()]
+    }
+
+    /// Fails if other ports of other pods answer a pod than the step says; the number of ports.
+    fn check_client(&self, step: &Step, from: Name) -> Result<usize> {
+        let mut names = BTreeMap::new();
+        let mut wanted = BTreeSet::new();
+        for to in Name::all().filter(|to| *to != from) {
+            for (address, port) in self
+                .addresses(to)
+                .into_iter()
+                .flat_map(|a| Port::all().map(move |p| (a, p)))
+            {
+                let target = Target {
+                    at: SocketAddr::new(address, port.number),
+                    protocol: port.protocol,
+                };
+                names.insert(target, format!("{from} > {to} {port} ({address})"));
+                if step
+                    .is_open(from, to, port)
+                    .context("the step says nothing of it")?
+                {
+                    wanted.insert(target);
+                }
+            }
+        }
+        let targets: BTreeSet<Target> = names.keys().copied().collect();
+        let found = answering(&self.pods[&from].netns, &targets, &wanted)?;
+        let differ: Vec<&String> = found
+            .symmetric_difference(&wanted)
+            .map(|t| &names[t])
+            .collect();
+        let closed = wanted.difference(&found).count();
+        ensure!(
+            differ.is_empty(),
+            "{} differ, of which {closed} should be open: {:?}",
+            differ.len(),
+            differ.iter().take(4).collect::<Vec<_>>()
+        );
+        Ok(targets.len())
+    }
+
+    /// Every pod tries every port of every other pod; the number of ports.
+    fn check(&self, step: &Step) -> Result<usize> {
+        std::thread::scope(|scope| {
+            let clients =
+                Name::all().map(|from| scope.spawn(move || self.check_client(step, from)));
+            let clients: Vec<_> = clients.collect();
+            let results = clients
+                .into_iter()
+                .map(|client| client.join().expect("it did not panic"));
+            results.sum()
+        })
+    }
+}
+
+fn cases(address: impl Fn(Name) -> String) -> Result<Vec<Case>> {
+    let documents = yaml::documents(CASES);
+    let values = documents.iter().map(|document| document.value());
+    let values = values.filter(|value| !matches!(value, Ok(Value::Null)));
+    values
+        .map(|value| Ok(Case::read(&value?, &address)?))
+        .collect()
+}
+
+/// Plays a case without policies of earlier cases; the number of ports tried.
+fn play(cluster: &mut Cluster<'_>, case: &Case) -> Result<usize> {
+    let old = cluster.policies.clone();
+    cluster.set_policies(&[], &old)?;
+    let (mut pods, mut namespaces) = (BTreeMap::new(), BTreeMap::new());
+    cluster.set_labels(&pods, &namespaces)?;
+    let mut packets = 0;
+    for (n, step) in case.steps.iter().enumerate() {
+        let apply: Vec<_> = step.policies().collect();
+        cluster.set_policies(&apply, &step.delete)?;
+        let pod = |name: &str| Name::all().find(|pod| pod.to_string() == name);
+        for (name, labels) in &step.pods {
+            pods.insert(pod(name).context("a pod")?, labels.clone());
+        }
+        for (name, labels) in &step.namespaces {
+            let name = NAMESPACES.iter().find(|known| *known == name);
+            namespaces.insert(*name.context("a namespace")?, labels.clone());
+        }
+        cluster.set_labels(&pods, &namespaces)?;
+        packets += eventually(&format!("step {n}"), SOON, || cluster.check(step))?;
+    }
+    Ok(packets)
+}
+
+#[test]
+fn pods_reach_each_other_as_the_conformance_cases_say() {
+    with_lab(|lab| {
+        let _agent = lab.start_agent(&AgentOptions::default())?;
+        let mut cluster = Cluster::new(lab)?;
+        let cases = cases(|name| cluster.pods[&name].v4.to_string())?;
+        ensure!(cases.len() == 48, "{} cases", cases.len());
+        let mut failed = Vec::new();
+        let mut packets = 0;
+        for case in &cases {
+            match play(&mut cluster, case) {
+                Ok(number) => packets += number,
+                Err(error) => failed.push(format!("{} ({}): {error:#}", case.id, case.case)),
+            }
+        }
+        println!("{} cases, {packets} ports tried", cases.len());
+        ensure!(failed.is_empty(), "{} failed: {failed:#?}", failed.len());
+        Ok(())
+    });
+}

@@ -58,9 +58,13 @@ impl Load {
     /// Waits for `more` further right answers.
     pub fn flows(&self, more: u64) -> Result<()> {
         let wanted = self.right() + more;
-        until("queries are answered", Duration::from_secs(20), || {
-            self.right() >= wanted
-        })
+        until(
+            &format!("{wanted} right answers"),
+            Duration::from_secs(20),
+            || Ok(self.right()),
+            |right| *right >= wanted,
+        )?;
+        Ok(())
     }
 
     /// Stops; the number of right answers. Fails if any query was lost or

@@ -14,7 +14,7 @@ use socket2::{Domain, Protocol, Socket, Type};
 use crate::dns::probe::{Query, Reply};
 use crate::netns::Netns;
 use crate::received_answers::ReceivedAnswers;
-use crate::wait::until;
+use crate::wait::{eventually, until};
 
 /// A first SYN is repeated after one second: a connection that is up before
 /// then lost no packet.
@@ -294,8 +294,13 @@ impl Stream {
     /// Fails unless it has never failed and five more echoes come through.
     pub fn expect_alive(&self) -> Result<()> {
         let before = self.echoes.load(Ordering::Relaxed);
-        until("the open stream goes on", Duration::from_secs(4), || {
-            self.failure.lock().is_some() || self.echoes.load(Ordering::Relaxed) > before + 5
+        let limit = Duration::from_secs(4);
+        let state = || {
+            let echoes = self.echoes.load(Ordering::Relaxed);
+            Ok((self.failure.lock().clone(), echoes - before))
+        };
+        until("six further echoes", limit, state, |(failure, echoes)| {
+            failure.is_some() || *echoes > 5
         })?;
         match &*self.failure.lock() {
             Some(error) => bail!("the open stream broke: {error}"),
@@ -305,8 +310,10 @@ impl Stream {
 
     /// Fails unless it breaks within `limit`.
     pub fn expect_cut(&self, limit: Duration) -> Result<()> {
-        until("the open stream is cut", limit, || {
-            self.failure.lock().is_some()
+        eventually("the open stream is cut", limit, || {
+            let echoes = self.echoes.load(Ordering::Relaxed);
+            ensure!(self.failure.lock().is_some(), "{echoes} echoes");
+            Ok(())
         })
     }
 }

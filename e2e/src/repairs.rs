@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Result, ensure};
 use parking_lot::Mutex;
@@ -68,20 +68,23 @@ impl RepairCheck {
         let Some(first) = self.answer() else {
             return;
         };
-        let deadline = Instant::now() + RUN;
         // The run under way may have gone by what is wrong now.
         let wanted = passes(&first) + 2.0;
         let mut page = first;
-        while passes(&page) < wanted {
-            if Instant::now() > deadline {
-                self.add("no run in five seconds".to_owned());
-                break;
-            }
-            std::thread::sleep(Duration::from_millis(10));
-            page = match self.answer() {
-                Some(page) => page,
-                None => break,
+        let run = eventually("another whole run", RUN, || {
+            let Some(next) = self.answer() else {
+                return Ok(());
             };
+            page = next;
+            ensure!(
+                passes(&page) >= wanted,
+                "{} of {wanted} runs",
+                passes(&page)
+            );
+            Ok(())
+        });
+        if let Err(late) = run {
+            self.add(format!("{late:#}"));
         }
         self.note(&page);
     }

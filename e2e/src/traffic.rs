@@ -25,7 +25,7 @@ use shared_maps::user::monotonic_ns;
 
 use crate::netns::Netns;
 use crate::pod::Pod;
-use crate::wait::until;
+use crate::wait::{eventually, until};
 use crate::{config, traffic::names::Names};
 
 /// How often the process tells how far it is.
@@ -340,9 +340,14 @@ impl Traffic {
     /// Waits for `more` further right answers.
     pub(crate) fn flows(&self, more: u64) -> Result<()> {
         let wanted = self.progress().right + more;
-        until("queries are answered", Duration::from_secs(20), || {
-            self.progress().right >= wanted
-        })
+        let progress = || Ok(self.progress());
+        until(
+            &format!("{wanted} right answers"),
+            Duration::from_secs(20),
+            progress,
+            |progress| progress.right >= wanted,
+        )?;
+        Ok(())
     }
 
     /// Lets it send for this long.
@@ -355,7 +360,10 @@ impl Traffic {
         drop(self.input.take());
         let reader = self.reader.take().context("the account is taken once")?;
         let limit = self.lost_after + Duration::from_secs(20);
-        until("the load ends", limit, || reader.is_finished())?;
+        eventually("the load ends", limit, || {
+            ensure!(reader.is_finished(), "{:?}", self.progress());
+            Ok(())
+        })?;
         let report = reader.join().ok().flatten();
         let report = report.context("the load ended without an account")?;
         for (name, of) in [("UDP", &report.udp), ("TCP", &report.tcp)] {

@@ -1,33 +1,24 @@
-//! Polling with a deadline, instead of sleeping for luck.
+//! Polling with a deadline, for tests and tools that return errors.
 
-use std::time::{Duration, Instant};
+use std::{fmt::Debug, time::Duration};
 
-use anyhow::{Result, bail, ensure};
-
-const PAUSE: Duration = Duration::from_millis(20);
+use anyhow::{Result, anyhow};
 
 /// Repeats `probe` until it succeeds; after `limit` fails with its last error.
-pub fn eventually<T>(
-    what: &str,
-    limit: Duration,
-    mut probe: impl FnMut() -> Result<T>,
-) -> Result<T> {
-    let deadline = Instant::now() + limit;
-    loop {
-        match probe() {
-            Ok(value) => return Ok(value),
-            Err(error) if Instant::now() >= deadline => {
-                bail!("{what}: not within {limit:?}; last: {error:#}")
-            }
-            Err(_) => std::thread::sleep(PAUSE),
-        }
-    }
+pub fn eventually<T>(what: &str, limit: Duration, probe: impl FnMut() -> Result<T>) -> Result<T> {
+    Ok(polling::eventually(what, limit, probe)?)
 }
 
-/// Repeats `holds` until it is true; after `limit` fails.
-pub fn until(what: &str, limit: Duration, mut holds: impl FnMut() -> bool) -> Result<()> {
-    eventually(what, limit, || {
-        ensure!(holds(), "still false");
-        Ok(())
+/// Repeats `see` until its value is `wanted`; gives that value. After `limit` fails with the last
+/// value or error.
+pub fn until<T: Debug>(
+    what: &str,
+    limit: Duration,
+    mut see: impl FnMut() -> Result<T>,
+    wanted: impl Fn(&T) -> bool,
+) -> Result<T> {
+    eventually(what, limit, || match see()? {
+        seen if wanted(&seen) => Ok(seen),
+        seen => Err(anyhow!("{seen:?}")),
     })
 }

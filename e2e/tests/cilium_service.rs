@@ -179,9 +179,8 @@ fn a_rule_that_makes_no_sense_is_told_once() {
                 let rule = Rule::new(SERVER, &[&format!("n{number}.good.test")]);
                 world.rules.insert(CLIENT, vec![rule]);
             });
-            until("it is acknowledged", SOON, || {
-                agent.seen().acks.len() > before
-            })?;
+            let acks = || Ok(agent.seen().acks.len());
+            until("it is acknowledged", SOON, acks, |acks| *acks > before)?;
         }
         let said = sdp
             .log()
@@ -263,7 +262,9 @@ fn the_stand_in_sends_a_client_away_that_pings() {
                     .keep_alive_while_idle(true);
                 let _channel = pinging.connect().await?;
                 tokio::task::spawn_blocking(move || {
-                    until("sent away", SOON, || agent.seen().too_many_pings > 0)
+                    let refused = || Ok(agent.seen().too_many_pings);
+                    until("too many pings", SOON, refused, |refused| *refused > 0)?;
+                    Ok(())
                 })
                 .await?
             })

@@ -57,9 +57,12 @@ fn an_address_without_room_is_answered_and_stays_closed_until_there_is() {
         eventually("there is room", SOON, || {
             lab.a.expect_open(at(web4(11), 80))
         })?;
-        until("nothing is wrong any more", SOON, || {
-            problems(lab).is_ok_and(|text| !text.contains("ipcache"))
-        })?;
+        until(
+            "no problem of the map",
+            SOON,
+            || problems(lab),
+            |text| !text.contains("ipcache"),
+        )?;
         stream.expect_alive()?;
         lab.audit_settled("last.good.test", SOON)
     });
@@ -87,9 +90,12 @@ fn a_policy_without_room_leaves_the_old_one_whole() {
             + &names("*.new.test")
             + &format!("- toCIDR: [{}]\n", blocks.join(", "));
         lab.write_policy("large.yaml", &egress("large", "web", &large))?;
-        until("it is said", SOON, || {
-            problems(lab).is_ok_and(|text| text.contains("map entries"))
-        })?;
+        until(
+            "the full map is a problem",
+            SOON,
+            || problems(lab),
+            |text| text.contains("map entries"),
+        )?;
         let after = lab.bpf_json(&["policy", "list", &lab.endpoint_id(&lab.a)?.to_string()])?;
         ensure!(before == after, "{before} became {after}");
         stream.expect_alive()?;
@@ -105,9 +111,12 @@ fn a_policy_without_room_leaves_the_old_one_whole() {
             lab.a.ask(&new)?.expect(web4(11))?;
             lab.a.expect_open(at(web4(11), 80))
         })?;
-        until("nothing is wrong any more", SOON, || {
-            problems(lab).is_ok_and(|text| !text.contains("map entries"))
-        })?;
+        until(
+            "no problem of the map",
+            SOON,
+            || problems(lab),
+            |text| !text.contains("map entries"),
+        )?;
         stream.expect_alive()
     });
 }

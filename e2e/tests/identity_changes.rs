@@ -18,10 +18,12 @@ fn identity(lab: &Lab) -> Result<u64> {
 
 /// Waits for another identity than `before`.
 fn changed(lab: &Lab, before: u64) -> Result<u64> {
-    until("another identity", SOON, || {
-        identity(lab).is_ok_and(|now| now != before)
-    })?;
-    identity(lab)
+    until(
+        "another identity",
+        SOON,
+        || identity(lab),
+        |now| *now != before,
+    )
 }
 
 #[test]
@@ -44,9 +46,9 @@ fn no_packet_is_lost_while_an_identity_changes() {
             .map(|n| names(&format!("n{n}.good.test")))
             .collect();
         lab.write_policy("each.yaml", &egress("each", "web", &each))?;
-        until("the selectors are known", SOON, || {
-            lab.agent(&["selectors", "list"])
-                .is_ok_and(|text| text.contains("n0.good.test"))
+        let selectors = || lab.agent(&["selectors", "list"]);
+        until("the agent has the selectors", SOON, selectors, |text| {
+            text.contains("n0.good.test")
         })?;
         for n in 0..CHANGES {
             lab.a
@@ -111,9 +113,8 @@ fn the_circuit_breaker_cuts_nothing_and_is_told() {
         assert_eq!(metric("holdfast_identity_fqdn_combinations")?, 0.0);
         // One selector less, and nothing is limited any more.
         lab.remove_policy("second.yaml")?;
-        until("nothing is limited", SOON, || {
-            metric("holdfast_identity_limited_addresses").is_ok_and(|now| now == 0.0)
-        })?;
+        let limited = || metric("holdfast_identity_limited_addresses");
+        until("no address is limited", SOON, limited, |now| *now == 0.0)?;
         stream.expect_alive()
     });
 }

@@ -100,8 +100,10 @@ fn attach_replace_detach() {
 
         again.apply(&Step::Detach(ENDPOINT))?;
         // The kernel takes a link that nobody holds apart in its own time.
-        until("no program attached", Duration::from_secs(5), || {
-            attached("hf0").is_ok_and(|programs| programs.is_empty())
+        let programs = || attached("hf0");
+        let limit = Duration::from_secs(5);
+        until("no program attached", limit, programs, |seen| {
+            seen.is_empty()
         })?;
         assert!(!own.exists());
         again.apply(&Step::RemovePolicyMap(ENDPOINT))?;

@@ -32,33 +32,60 @@ use shared_maps::event::Reason;
 use shared_maps::policy::PolicyKey;
 use shared_maps::user::Access;
 
+use Fate::{Dropped, Passed, Proxied};
+
 const DNS: [&str; 2] = ["198.51.100.53", "2001:db8:53::53"];
 const PREFIXES: &str = "\"203.0.113.0/24\", \"2001:db8:113::/64\"";
 
 const PORT: &str = "[{ports: [{port: \"8080\", protocol: TCP}]}]";
 
-/// Host number and port of what the pod tries, in both families; host 53 is
-/// the DNS server, over UDP and TCP. The columns of every table of fates.
-const TRIED: [(u16, u16); 8] = [
-    (53, 53),
-    (53, 443),
-    (0x10, 80),
-    (0x10, 8080),
-    (0x11, 80),
-    (0x11, 8080),
-    (0x13, 80),
-    (0x13, 8080),
+/// The packets that the pod sends, in both families: host number, and two ports of the host. Host 53
+/// is the DNS server; its port 53 is tried over UDP and TCP. Every table of fates has these rows.
+const TRIED: [(u16, [u16; 2]); 4] = [
+    (53, [53, 443]),
+    (0x10, [80, 8080]),
+    (0x11, [80, 8080]),
+    (0x13, [80, 8080]),
 ];
 
-/// What becomes of each: proxied, passed or dropped.
-type Fates = &'static str;
+/// What happens to a packet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Fate {
+    Proxied,
+    Passed,
+    Dropped,
+}
 
-const NOTHING: Fates = "dddddddd";
-const EVERYTHING: Fates = "pppppppp";
-const FIRST: Fates = "rpdpdppd";
-const FIRST_LEARNED: Fates = "rpppdppd";
-const SECOND: Fates = "rpdppddp";
-const OTHER_LABELS: Fates = "dddpdpdp";
+/// Rows and columns as in [`TRIED`].
+type Fates = [[Fate; 2]; 4];
+
+const NOTHING: Fates = [[Dropped; 2]; 4];
+const EVERYTHING: Fates = [[Passed; 2]; 4];
+const FIRST: Fates = [
+    [Proxied, Passed],
+    [Dropped, Passed],
+    [Dropped, Passed],
+    [Passed, Dropped],
+];
+/// `FIRST`, and host 0x10 has a name.
+const FIRST_LEARNED: Fates = [
+    [Proxied, Passed],
+    [Passed, Passed],
+    [Dropped, Passed],
+    [Passed, Dropped],
+];
+const SECOND: Fates = [
+    [Proxied, Passed],
+    [Dropped, Passed],
+    [Passed, Dropped],
+    [Dropped, Passed],
+];
+const OTHER_LABELS: Fates = [
+    [Dropped, Dropped],
+    [Dropped, Passed],
+    [Dropped, Passed],
+    [Dropped, Passed],
+];
 
 /// Names of `good.test`; port 8080 of the network. All of the DNS server, but
 /// its port 53 by the proxy; all of one host but its port 8080.
@@ -170,31 +197,39 @@ impl<'k> Plumbing<'k> {
     }
 
     fn check(&mut self, before: Fates, after: Fates) -> Result<()> {
-        for (column, (host, port)) in TRIED.into_iter().enumerate() {
-            let wanted = [before, after].map(|fates| fates.as_bytes()[column]);
-            for v6 in [false, true] {
-                let family = usize::from(v6);
-                let pod = [POD4, POD6][family];
-                let to = match host {
-                    53 => DNS[family].parse()?,
-                    host => web(host)[family],
-                };
-                let transports = [tcp(4000, port, SYN), udp(4000, port)];
-                let tried = if port == 53 { 2 } else { 1 };
-                for transport in transports.into_iter().take(tried) {
-                    let verdict = self.kernel.send(&Packet::new(pod, to, transport).frame())?;
-                    let fate = match (verdict.pass, verdict.reason) {
-                        (true, Reason::Redirected) => b'r',
-                        (true, _) => b'p',
-                        (false, _) => b'd',
-                    };
-                    ensure!(
-                        wanted.contains(&fate),
-                        "{to} port {port}: {verdict:?}, wanted one of {:?}",
-                        wanted.map(char::from)
-                    );
+        for (row, (host, ports)) in TRIED.into_iter().enumerate() {
+            for (column, port) in ports.into_iter().enumerate() {
+                let wanted = [before, after].map(|fates| fates[row][column]);
+                for v6 in [false, true] {
+                    self.check_packet(host, port, v6, wanted)?;
                 }
             }
+        }
+        Ok(())
+    }
+
+    fn check_packet(&mut self, host: u16, port: u16, v6: bool, wanted: [Fate; 2]) -> Result<()> {
+        let family = usize::from(v6);
+        let pod = [POD4, POD6][family];
+        let to = match host {
+            53 => DNS[family].parse()?,
+            host => web(host)[family],
+        };
+        let transports = [tcp(4000, port, SYN), udp(4000, port)];
+        let tried = if port == 53 { 2 } else { 1 };
+        for transport in transports.into_iter().take(tried) {
+            let verdict = self.kernel.send(&Packet::new(pod, to, transport).frame())?;
+            let fate = match (verdict.pass, verdict.reason) {
+                (true, Reason::Redirected) => Proxied,
+                (true, _) => Passed,
+                (false, _) => Dropped,
+            };
+            ensure!(
+                wanted.contains(&fate),
+                "{to} port {port}: {fate:?} ({verdict:?}), wanted {:?} or {:?}",
+                wanted[0],
+                wanted[1]
+            );
         }
         Ok(())
     }
@@ -283,6 +318,7 @@ impl<'k> Plumbing<'k> {
             on_bridge: false,
             link: holdfast_agent::datapath::link::Link::default(),
             netns: "pod".to_owned(),
+            pod: None,
         };
         self.event(Event::Endpoints(SourceEvent::Apply(spec)), before, after)
     }
@@ -374,7 +410,7 @@ fn between_two_steps_nothing_opens_or_closes_too_early() {
 }
 
 #[test]
-fn the_policy_map_knows_an_identity_before_a_prefix_has_it_and_until_none_has() {
+fn the_policy_map_has_an_identity_from_before_the_first_prefix_to_after_the_last() {
     with_kernel(|kernel| {
         let mut node = Plumbing::new(kernel)?;
         node.begin(&[&policy(0x13, true)])?;

@@ -36,9 +36,9 @@ fn changes_take_effect_on_live_programs() {
 
         // Not readable: the last good version stays in force, and it is said.
         lab.write_policy("web.yaml", &only_new.replace("egress:", "egres:"))?;
-        until("the refused document is reported", SOON, || {
-            lab.agent(&["policy", "get"])
-                .is_ok_and(|text| text.contains("egres"))
+        let policies = || lab.agent(&["policy", "get"]);
+        until("the refused document is reported", SOON, policies, |text| {
+            text.contains("egres")
         })?;
         lab.a.ask(&good)?.expect_refused()?;
         lab.a.ask(&new)?.expect(web4(11))?;
@@ -55,8 +55,8 @@ fn changes_take_effect_on_live_programs() {
         // No policy selects the pod any more: everything is open.
         lab.remove_policy("more.yaml")?;
         lab.remove_policy("web.yaml")?;
-        until("without policy everything is open", SOON, || {
-            lab.a.expect_open(at(web4(15), 443)).is_ok()
+        eventually("without policy everything is open", SOON, || {
+            lab.a.expect_open(at(web4(15), 443))
         })?;
         lab.a
             .ask(&Query::a("any.other.test", DNS4))?

@@ -4,8 +4,9 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use holdfast_e2e::lab::{UDP_PORT, at, web4};
+use holdfast_e2e::pod::Flood;
 use holdfast_e2e::policy::{WEB, cidr, egress};
-use holdfast_e2e::{AgentOptions, Lab, eventually, shell, with_lab};
+use holdfast_e2e::{AgentOptions, Lab, Program, eventually, shell, with_lab};
 use shared_maps::event::Reason;
 
 const SOON: Duration = Duration::from_secs(20);
@@ -16,6 +17,36 @@ const DENIED: u8 = 12;
 /// Host side of the new interface of pod a.
 const HOST_SIDE: &str = "lxcnew";
 const HOST_MAC: &str = "02:00:00:00:00:77";
+
+/// An agent, and pod a as an endpoint that may reach one server.
+fn start(lab: &Lab, options: &[&str]) -> Result<Program> {
+    lab.write_policy("web.yaml", &egress("web", "web", &cidr("203.0.113.10/32")))?;
+    let agent = lab.start_agent(&AgentOptions::default())?;
+    let name = lab.a.netns.name();
+    let add = ["endpoint", "add", "--netns", name, "--labels", WEB];
+    lab.agent(&[&add[..], options].concat())?;
+    Ok(agent)
+}
+
+/// Pod a's new interface is an endpoint: it reaches the server that policy allows, and its number
+/// is not `before`.
+fn followed(lab: &Lab, before: u64) -> Result<()> {
+    eventually("the new interface is under policy", SOON, || {
+        ensure!(lab.endpoint_id(&lab.a)? != before, "it is the old one");
+        lab.a.expect_closed(at(web4(DENIED), 80))?;
+        lab.a.expect_open(at(web4(OPEN), 80))
+    })
+}
+
+/// Packets were sent, and none of them reached the server that policy denies.
+fn none_arrived(lab: &Lab, floods: Vec<Flood>) -> Result<()> {
+    for flood in floods {
+        ensure!(flood.finish() > 0, "nothing was sent");
+    }
+    let arrived = lab.web.visits(at(web4(DENIED), UDP_PORT));
+    ensure!(arrived == 0, "{arrived} datagrams reached the server");
+    Ok(())
+}
 
 /// The namespace of pod a is another one now, whose interface to the node is `inside`. The node's
 /// side of it is down. The pod needs no answer from the node to send packets.
@@ -53,7 +84,7 @@ fn closed_interfaces(lab: &Lab, expected: f64) -> Result<()> {
     })
 }
 
-/// Packets of closed interfaces arrive from now on, and nothing comes of them.
+/// Packets of closed interfaces arrive from now on, and are dropped.
 fn dropped_here(lab: &Lab) -> Result<()> {
     let before = lab.counted(Reason::NoEndpoint)?;
     eventually("packets of a closed interface are counted", SOON, || {
@@ -66,10 +97,7 @@ fn dropped_here(lab: &Lab) -> Result<()> {
 #[test]
 fn a_pod_that_renames_its_new_interface_reaches_nothing_until_it_is_under_policy() {
     with_lab(|lab| {
-        lab.write_policy("web.yaml", &egress("web", "web", &cidr("203.0.113.10/32")))?;
-        let agent = lab.start_agent(&AgentOptions::default())?;
-        let name = lab.a.netns.name();
-        lab.agent(&["endpoint", "add", "--netns", name, "--labels", WEB])?;
+        let agent = start(lab, &[])?;
         lab.a.expect_open(at(web4(OPEN), 80))?;
         let denied = at(web4(DENIED), UDP_PORT);
         // The sockets keep the old namespace alive.
@@ -103,37 +131,23 @@ fn a_pod_that_renames_its_new_interface_reaches_nothing_until_it_is_under_policy
             lab.a.expect_open(at(web4(OPEN), 80))
         })?;
         lab.a.expect_closed(at(web4(DENIED), 80))?;
-        ensure!(
-            left.finish() > 0 && restarted.finish() > 0,
-            "nothing was sent"
-        );
-        let arrived = lab.web.visits(denied);
-        ensure!(arrived == 0, "{arrived} datagrams reached the server");
-        Ok(())
+        none_arrived(lab, vec![left, restarted])
     });
 }
 
 #[test]
 fn processes_in_the_old_namespace_reach_nothing_once_the_new_one_is_followed() {
     with_lab(|lab| {
-        lab.write_policy("web.yaml", &egress("web", "web", &cidr("203.0.113.10/32")))?;
-        let _agent = lab.start_agent(&AgentOptions::default())?;
-        let name = lab.a.netns.name();
-        lab.agent(&["endpoint", "add", "--netns", name, "--labels", WEB])?;
+        let _agent = start(lab, &[])?;
         let denied = at(web4(DENIED), UDP_PORT);
         let left = lab.a.flood(denied)?;
         let before = lab.endpoint_id(&lab.a)?;
         replace_namespace(lab, "eth0")?;
         connect(lab)?;
-        eventually("the new interface is under policy", SOON, || {
-            ensure!(lab.endpoint_id(&lab.a)? != before, "it is the old one");
-            lab.a.expect_open(at(web4(OPEN), 80))
-        })?;
+        followed(lab, before)?;
         closed_interfaces(lab, 1.0)?;
         dropped_here(lab)?;
-        ensure!(left.finish() > 0, "nothing was sent");
-        let arrived = lab.web.visits(denied);
-        ensure!(arrived == 0, "{arrived} datagrams reached the server");
+        none_arrived(lab, vec![left])?;
         // With the last process of the old namespace the interface goes.
         closed_interfaces(lab, 0.0)
     });
@@ -163,12 +177,8 @@ fn an_interface_without_an_address_is_closed_until_its_document_is_removed() {
 #[test]
 fn a_namespace_that_is_replaced_under_its_name_is_followed() {
     with_lab(|lab| {
-        lab.write_policy("web.yaml", &egress("web", "web", &cidr("203.0.113.10/32")))?;
-        let _agent = lab.start_agent(&AgentOptions::default())?;
-        let always = "--enable-policy=always";
-        let name = lab.a.netns.name();
-        lab.agent(&["endpoint", "add", "--netns", name, "--labels", WEB, always])?;
-        lab.a.expect_open(at(web4(10), 80))?;
+        let _agent = start(lab, &["--enable-policy=always"])?;
+        lab.a.expect_open(at(web4(OPEN), 80))?;
         let before = lab.endpoint_id(&lab.a)?;
         let other = ["endpoint", "add", "--netns", lab.b.netns.name()];
         let said = lab.agent(&[&other[..], &["--labels", "k8s:app=free"]].concat())?;
@@ -181,11 +191,7 @@ fn a_namespace_that_is_replaced_under_its_name_is_followed() {
 
         replace_namespace(lab, "eth0")?;
         connect(lab)?;
-        eventually("the new interface is under policy", SOON, || {
-            ensure!(lab.endpoint_id(&lab.a)? != before, "it is the old one");
-            lab.a.expect_closed(at(web4(DENIED), 80))?;
-            lab.a.expect_open(at(web4(OPEN), 80))
-        })
+        followed(lab, before)
     });
 }
 
@@ -204,10 +210,7 @@ fn numbers(netns: &holdfast_e2e::netns::Netns, name: &str) -> Result<(u64, u64)>
 #[test]
 fn a_pod_that_copies_the_numbers_of_another_pods_interfaces_closes_nothing() {
     with_lab(|lab| {
-        lab.write_policy("web.yaml", &egress("web", "web", &cidr("203.0.113.10/32")))?;
-        let _agent = lab.start_agent(&AgentOptions::default())?;
-        let name = lab.a.netns.name();
-        lab.agent(&["endpoint", "add", "--netns", name, "--labels", WEB])?;
+        let _agent = start(lab, &[])?;
         // Pod b is no endpoint.
         lab.b.expect_open(at(web4(DENIED), 80))?;
         let (of_b, inside_b) = numbers(&lab.node, &lab.b.host_side)?;
@@ -229,10 +232,7 @@ fn a_pod_that_copies_the_numbers_of_another_pods_interfaces_closes_nothing() {
 #[test]
 fn a_pod_that_copies_the_numbers_of_a_pair_of_the_node_stays_under_policy() {
     with_lab(|lab| {
-        lab.write_policy("web.yaml", &egress("web", "web", &cidr("203.0.113.10/32")))?;
-        let agent = lab.start_agent(&AgentOptions::default())?;
-        let name = lab.a.netns.name();
-        lab.agent(&["endpoint", "add", "--netns", name, "--labels", WEB])?;
+        let agent = start(lab, &[])?;
         lab.node.batch(
             "link add vh0 index 900 type veth peer name vh1 index 901\n\
              link set vh0 up\n\
@@ -259,7 +259,7 @@ fn a_pod_that_copies_the_numbers_of_a_pair_of_the_node_stays_under_policy() {
             "endpoint",
             "add",
             "--netns",
-            name,
+            lab.a.netns.name(),
             "--labels",
             "k8s:app=other",
         ];

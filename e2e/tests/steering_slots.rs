@@ -43,8 +43,9 @@ fn a_slot_taken_from_a_sleeper_stays_taken_when_it_wakes() {
         ensure!(first == [0], "not the first free slot: {first:?}");
         lab.connected("r0")?;
         sleeper.signal(Signal::SIGSTOP)?;
-        until("its slot may be taken", SOON, || {
-            slot(lab, 0).is_ok_and(|slot| silent_ns(&slot) > 3 * HEARTBEAT_DEAD_NS)
+        let silent = || Ok(silent_ns(&slot(lab, 0)?));
+        until("its slot may be taken", SOON, silent, |silent| {
+            *silent > 3 * HEARTBEAT_DEAD_NS
         })?;
         let taker = lab.start_sdp(&replica(1))?;
         ensure!(slots_of(lab, "r1")? == [0], "the silent slot was not taken");

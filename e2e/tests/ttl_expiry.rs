@@ -3,10 +3,10 @@
 use std::net::IpAddr;
 use std::time::Duration;
 
-use anyhow::Result;
+use anyhow::{Result, ensure};
 use holdfast_e2e::lab::{DNS4, at, web4};
 use holdfast_e2e::policy::good_names;
-use holdfast_e2e::{AgentOptions, Lab, Query, until, with_lab};
+use holdfast_e2e::{AgentOptions, Lab, Query, eventually, with_lab};
 
 #[test]
 fn expiry_closes_unless_a_connection_lives() {
@@ -52,8 +52,9 @@ fn expiry_closes_unless_a_connection_lives() {
 
 /// Waits on the map, not on connections: those would keep the address alive.
 fn gone(lab: &Lab, address: IpAddr, limit: Duration) -> Result<()> {
-    until(&format!("{address} leaves the ipcache"), limit, || {
-        matches!(plumbed(lab, address), Ok(false))
+    eventually(&format!("{address} leaves the ipcache"), limit, || {
+        ensure!(!plumbed(lab, address)?, "it is there");
+        Ok(())
     })
 }
 

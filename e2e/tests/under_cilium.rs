@@ -81,9 +81,8 @@ fn lives_on_the_agents_tables_alone() {
         });
         refused("www.good.test")?;
 
-        until("its pings are answered", SOON, || {
-            agent.seen().answered_pings >= 3
-        })?;
+        let pings = || Ok(agent.seen().answered_pings);
+        until("three pings are answered", SOON, pings, |pings| *pings >= 3)?;
         let seen = agent.seen();
         ensure!(seen.connections == 1, "{} connections", seen.connections);
         expect_no_offence(&agent)
@@ -112,10 +111,11 @@ fn a_returned_agent_gets_what_it_missed() {
         let known = std::mem::take(&mut young.endpoints);
         let agent = CiliumAgent::start(&lab.node, young, hurried())?;
         let tried = |name: &str| agent.seen().learned(name).len();
-        until("sent again", SOON, || tried("away.good.test.") > 0)?;
+        let reports = || Ok(tried("away.good.test."));
+        until("the name is reported again", SOON, reports, |n| *n > 0)?;
         agent.change(|world| world.endpoints = known);
         let before = tried("away.good.test.");
-        until("sent once more", SOON, || tried("away.good.test.") > before)?;
+        until("and once more", SOON, reports, |n| *n > before)?;
         for (name, address) in [
             ("www.good.test.", &b"203.0.113.10"[..]),
             ("away.good.test.", b"203.0.113.12"),
@@ -161,7 +161,12 @@ fn an_answer_that_the_agent_has_acknowledged_does_not_wait_for_it() {
             lab.a.ask(&good)?.expect(web4(10))?;
         }
         ensure!((released()? - before - 3.0).abs() < 0.5, "some waited");
-        until("each is sent", SOON, || sent() >= was_sent + 3)?;
+        until(
+            "each is sent",
+            SOON,
+            || Ok(sent()),
+            |sent| *sent >= was_sent + 3,
+        )?;
         ask(&lab.a, "new.good.test", DNS4)?.expect(web4(11))?;
         ensure!(
             (released()? - before - 3.0).abs() < 0.5,

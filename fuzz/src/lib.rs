@@ -6,6 +6,7 @@
 
 mod stage;
 
+use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::time::{Duration, Instant};
 
@@ -15,8 +16,9 @@ use dns_policy::{
     name::Fqdn,
     pattern::{Pattern, restored},
     rule::{NameRule, NameRules},
+    table::PolicyHandle,
 };
-use fqdn_proto::native as wire;
+use fqdn_proto::{fqdndata::PolicyState, later::Encoded, native as wire};
 use hickory_proto::{op::Message, serialize::binary::BinDecodable as _};
 use holdfast_agent::{
     endpoint::source::EndpointDocument, grpc, labels::LabelSet, named_port::NamedPorts,
@@ -41,13 +43,14 @@ use stage::Stage;
 pub type Target = fn(&[u8]);
 
 /// All of them by name, which is also that of the directory of kept inputs.
-pub const TARGETS: [(&str, Target); 10] = [
+pub const TARGETS: [(&str, Target); 11] = [
     ("query", query),
     ("frames", frames),
     ("answer", answer),
     ("ep_config", ep_config),
     ("journal", journal),
     ("grpc", grpc),
+    ("fqdndata", fqdndata),
     ("pattern", pattern),
     ("policy", policy),
     ("yaml", yaml),
@@ -190,6 +193,26 @@ fn sorted(ledger: &Ledger) -> Vec<String> {
     let mut all: Vec<String> = all.map(|written| format!("{written:?}")).collect();
     all.sort_unstable();
     all
+}
+
+/// A state of a Cilium agent.
+pub fn fqdndata(data: &[u8]) {
+    let Ok(state) = Encoded::<PolicyState>::from(data.to_vec()).decode() else {
+        return;
+    };
+    let rows = state.egress_l7_dns_policy.iter();
+    let named: BTreeSet<u32> = rows.map(|row| row.source_endpoint_id).collect();
+    let (rules, _malformed) = convert::fqdndata_rules(state);
+    let endpoints: BTreeSet<u32> = rules.iter().map(|of| of.endpoint.0.into()).collect();
+    assert_eq!(endpoints.len(), rules.len(), "an endpoint has rules once");
+    let valid = named.into_iter().filter(|id| u16::try_from(*id).is_ok());
+    assert!(valid.eq(endpoints), "each endpoint of the state has rules");
+    let policy = PolicyHandle::default();
+    let errors = policy.apply(&rules, &[]);
+    assert!(
+        errors.is_empty(),
+        "rules that were read compile: {errors:?}"
+    );
 }
 
 /// Messages of the native service, at both ends.

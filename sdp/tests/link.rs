@@ -20,7 +20,7 @@ use holdfast_sdp::{
     config::AgentAddress,
     link::{
         Link,
-        state::{LinkState, RulesOrigin},
+        state::{LinkState, LinkStatus, RulesOrigin},
     },
     mapping::{MappingSink, Release},
     maps::PinnedMaps,
@@ -28,6 +28,7 @@ use holdfast_sdp::{
     sink::LinkSink,
 };
 use parking_lot::Mutex;
+use polling::{until, until_async};
 use shared_maps::{EndpointId, IdentityId};
 use tokio::{net::UnixListener, sync::mpsc};
 use tokio_stream::{StreamExt, wrappers::ReceiverStream, wrappers::UnixListenerStream};
@@ -36,7 +37,6 @@ use tonic::{Request, Response, Status, Streaming, transport::Server};
 use wire::fqdn_policy_server::{FqdnPolicy, FqdnPolicyServer};
 
 const SERVER: IdentityId = IdentityId(300);
-const DEADLINE: Duration = Duration::from_secs(10);
 
 /// What the agent does and saw.
 #[derive(Default)]
@@ -185,6 +185,12 @@ impl Running {
             .find(|ack| ack.revision == revision)
             .cloned()
     }
+
+    /// The mappings that it received, once they are so many.
+    async fn until_sent(&self, number: usize) -> Vec<wire::FqdnMapping> {
+        let sent = || self.script.mappings.lock().clone();
+        until_async("mappings at the agent", sent, |sent| sent.len() >= number).await
+    }
 }
 
 impl Drop for Running {
@@ -273,9 +279,28 @@ impl Proxy {
         (release, result)
     }
 
-    fn connected_to(&self, start: u64) -> bool {
-        let connection = self.link.state.status().connection;
-        connection.is_some_and(|connection| connection.epoch.start == start)
+    async fn until_ready(&self) {
+        let seen = || (self.ready.is_ready(), self.link.state.status());
+        until_async("the proxy is ready", seen, |(ready, _)| *ready).await;
+    }
+
+    async fn until_allowed(&self, endpoint: u16, name: &str) {
+        let what = format!("{name} is allowed to endpoint {endpoint}");
+        let seen = || (self.allows(endpoint, name), self.link.state.status());
+        until_async(&what, seen, |(allowed, _)| *allowed).await;
+    }
+
+    /// Until the state of the link is this.
+    async fn until_link(&self, what: &str, wanted: impl Fn(&LinkStatus) -> bool) {
+        until_async(what, || self.link.state.status(), wanted).await;
+    }
+
+    async fn until_connected_to(&self, start: u64) {
+        self.until_link(&format!("connected to start {start}"), |status| {
+            let connection = status.connection.as_ref();
+            connection.is_some_and(|connection| connection.epoch.start == start)
+        })
+        .await;
     }
 }
 
@@ -285,16 +310,9 @@ impl Drop for Proxy {
     }
 }
 
-async fn until(what: &str, mut holds: impl FnMut() -> bool) {
-    let wait = async {
-        while !holds() {
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
-    };
-    assert!(
-        tokio::time::timeout(DEADLINE, wait).await.is_ok(),
-        "never came true: {what}"
-    );
+async fn until_told(told: &Mutex<Option<Realised>>, wanted: Realised) {
+    let seen = || *told.lock();
+    until_async(&format!("{wanted:?}"), seen, |seen| *seen == Some(wanted)).await;
 }
 
 fn chunk(
@@ -365,19 +383,21 @@ async fn a_snapshot_then_deltas_each_acknowledged() {
     };
     let agent = Running::start(&proxy.socket, script);
     let proxy = proxy.run();
-    until("ready", || proxy.ready.is_ready()).await;
+    proxy.until_ready().await;
     assert!(proxy.allows(7, "x.a.com.") && proxy.allows(8, "x.b.com."));
     assert!(!proxy.allows(7, "x.b.com."));
-    until("ack", || {
-        agent.ack_of(4).is_some_and(|ack| ack.nack.is_empty())
-    })
+    until_async(
+        "revision 4 is acknowledged",
+        || agent.ack_of(4),
+        |ack| ack.as_ref().is_some_and(|ack| ack.nack.is_empty()),
+    )
     .await;
 
     let more = agent.script.more_rules.lock().clone().unwrap();
     more.send(Ok(chunk(1, 5, &[(7, "*.c.com")], &[8], false)))
         .await
         .unwrap();
-    until("delta", || proxy.allows(7, "x.c.com.")).await;
+    proxy.until_allowed(7, "x.c.com.").await;
     assert!(!proxy.allows(8, "x.b.com.") && !proxy.allows(7, "x.a.com."));
 
     more.send(Ok(chunk(1, 6, &[(8, "*.d.com")], &[], true)))
@@ -386,11 +406,14 @@ async fn a_snapshot_then_deltas_each_acknowledged() {
     more.send(Ok(chunk(1, 6, &[(7, "a{1,2}.x")], &[], false)))
         .await
         .unwrap();
-    until("nack", || {
-        agent
-            .ack_of(6)
-            .is_some_and(|ack| ack.nack.contains("a{1,2}.x"))
-    })
+    until_async(
+        "revision 6 is refused",
+        || agent.ack_of(6),
+        |ack| {
+            ack.as_ref()
+                .is_some_and(|ack| ack.nack.contains("a{1,2}.x"))
+        },
+    )
     .await;
     assert!(
         !proxy.allows(8, "x.d.com."),
@@ -414,13 +437,12 @@ async fn answers_are_held_realised_and_then_leased() {
     };
     let agent = Running::start(&proxy.socket, script);
     let proxy = proxy.run();
-    until("rules", || proxy.ready.is_ready()).await;
+    proxy.until_ready().await;
     let (release, result) = proxy.learn("a.com");
     assert_eq!(release, Release::Held);
-    until("realised", || *result.lock() == Some(Realised::Yes)).await;
+    until_told(&result, Realised::Yes).await;
     assert_eq!(proxy.learn("a.com").0, Release::Leased);
-    until("the refresh", || agent.script.mappings.lock().len() == 2).await;
-    let mappings = agent.script.mappings.lock();
+    let mappings = agent.until_sent(2).await;
     assert!(!mappings[0].leased && mappings[1].leased);
     assert_eq!(mappings[0].addresses, [vec![192, 0, 2, 1]]);
     assert_eq!(mappings[0].endpoint.as_ref().unwrap().ifindex, 3);
@@ -438,19 +460,16 @@ async fn a_proxy_that_is_busy_with_clients_takes_the_agents_results_all_the_same
     };
     let _agent = Running::start(&proxy.socket, script);
     let proxy = proxy.run();
-    until("rules", || proxy.ready.is_ready()).await;
+    proxy.until_ready().await;
     // No `await` from here on: nothing runs on this runtime any more.
-    let busy_until = |what: &str, holds: &dyn Fn() -> bool| {
-        let end = std::time::Instant::now() + DEADLINE;
-        while !holds() {
-            assert!(std::time::Instant::now() < end, "not in time: {what}");
-            std::thread::yield_now();
-        }
-    };
     for n in 0..100 {
         let (release, result) = proxy.learn(&format!("n{n}.com"));
         assert_eq!(release, Release::Held);
-        busy_until("realised", &|| *result.lock() == Some(Realised::Yes));
+        until(
+            "realised",
+            || *result.lock(),
+            |result| *result == Some(Realised::Yes),
+        );
     }
     assert_eq!(proxy.link.sink.stats().agent_hung.get(), 0);
 }
@@ -465,10 +484,12 @@ async fn an_agent_that_takes_mappings_and_answers_none_is_hung_after_some() {
     };
     let _agent = Running::start(&proxy.socket, script);
     let proxy = proxy.run();
-    until("rules", || proxy.ready.is_ready()).await;
-    until("answers wait no more", || {
-        proxy.learn("a.com").0 == Release::AgentAway
-    })
+    proxy.until_ready().await;
+    until_async(
+        "answers are released at once",
+        || proxy.learn("a.com").0,
+        |release| *release == Release::AgentAway,
+    )
     .await;
     assert!(proxy.link.sink.status().agent_hung);
 }
@@ -483,11 +504,11 @@ async fn what_was_learned_while_the_agent_was_away_reaches_its_successor() {
     };
     let agent = Running::start(&proxy.socket, script);
     let proxy = proxy.run();
-    until("connected", || proxy.connected_to(1)).await;
+    proxy.until_connected_to(1).await;
     let (release, result) = proxy.learn("held.com");
     assert_eq!(release, Release::Held);
     drop(agent);
-    until("released", || *result.lock() == Some(Realised::AgentAway)).await;
+    until_told(&result, Realised::AgentAway).await;
     let before = BootTime::now();
     assert_eq!(proxy.learn("away.com").0, Release::AgentAway);
     let after = BootTime::now();
@@ -498,8 +519,7 @@ async fn what_was_learned_while_the_agent_was_away_reaches_its_successor() {
         ..Script::default()
     };
     let agent = Running::start(&proxy.socket, script);
-    until("replayed", || agent.script.mappings.lock().len() >= 2).await;
-    let mappings = agent.script.mappings.lock();
+    let mappings = agent.until_sent(2).await;
     assert!(mappings.iter().all(|mapping| mapping.replayed));
     let away = mappings
         .iter()
@@ -527,9 +547,11 @@ async fn rules_outlive_the_agent_until_the_next_snapshot_is_done() {
         },
     );
     let proxy = proxy.run();
-    until("rules", || proxy.allows(7, "x.a.com.")).await;
+    proxy.until_allowed(7, "x.a.com.").await;
     drop(agent);
-    until("noticed", || proxy.link.state.status().connection.is_none()).await;
+    proxy
+        .until_link("disconnected", |status| status.connection.is_none())
+        .await;
     assert!(proxy.allows(7, "x.a.com."));
     let snapshot = vec![chunk(2, 1, &[(7, "*.b.com")], &[], false)];
     let agent = Running::start(
@@ -540,18 +562,16 @@ async fn rules_outlive_the_agent_until_the_next_snapshot_is_done() {
             ..Script::default()
         },
     );
-    until("connected", || proxy.connected_to(2)).await;
+    proxy.until_connected_to(2).await;
     assert!(proxy.allows(8, "x.a.com."), "not named yet is not gone");
-    let more = agent.script.more_rules.lock().clone();
-    let more = match more {
-        Some(more) => more,
-        None => {
-            until("the stream", || agent.script.more_rules.lock().is_some()).await;
-            agent.script.more_rules.lock().clone().unwrap()
-        }
-    };
+    let more = until_async(
+        "the stream of rules is open",
+        || agent.script.more_rules.lock().clone(),
+        Option::is_some,
+    );
+    let more = more.await.unwrap();
     more.send(Ok(done(2, 1))).await.unwrap();
-    until("replaced", || proxy.allows(7, "x.b.com.")).await;
+    proxy.until_allowed(7, "x.b.com.").await;
     assert!(!proxy.allows(8, "x.a.com.") && !proxy.allows(7, "x.a.com."));
 }
 
@@ -560,14 +580,11 @@ async fn a_process_that_accepts_but_never_answers_is_no_agent() {
     let proxy = Proxy::new();
     let _mute = UnixListener::bind(&proxy.socket).unwrap();
     let proxy = proxy.run();
-    until("noticed", || {
-        proxy
-            .link
-            .state
-            .status()
-            .last_error
-            .is_some_and(|error| error.contains("no answer"))
-    })
-    .await;
+    proxy
+        .until_link("the error is reported", |status| {
+            let error = status.last_error.as_ref();
+            error.is_some_and(|error| error.contains("no answer"))
+        })
+        .await;
     assert_eq!(proxy.learn("a.com").0, Release::AgentAway);
 }

@@ -2,6 +2,7 @@
 
 use std::{
     net::{IpAddr, SocketAddr},
+    path::Path,
     sync::Arc,
     time::Duration,
 };
@@ -30,20 +31,25 @@ use holdfast_sdp::{
     sink::LinkSink,
 };
 use parking_lot::Mutex;
+use polling::until_async;
 use shared_maps::{EndpointId, IdentityId};
+use tempfile::TempDir;
 use tokio::{
+    io::{AsyncRead, AsyncWrite},
     net::{TcpListener, UnixListener},
     sync::{Notify, mpsc, watch},
 };
 use tokio_stream::{
-    StreamExt,
+    Stream, StreamExt,
     wrappers::{ReceiverStream, TcpListenerStream, UnixListenerStream},
 };
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
-use tonic::{Request, Response, Status, Streaming, transport::Server};
+use tonic::{
+    Request, Response, Status, Streaming,
+    transport::{Server, server::Connected},
+};
 use wire::fqdn_data_server::{FqdnData, FqdnDataServer};
 
-const DEADLINE: Duration = Duration::from_secs(10);
 const SERVER: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(10, 0, 0, 53));
 
 #[derive(Clone, Default)]
@@ -131,30 +137,6 @@ fn state(id: &str, endpoints: &[(u32, &str)]) -> wire::PolicyState {
     }
 }
 
-async fn until(what: &str, mut holds: impl FnMut() -> bool) {
-    let wait = async {
-        while !holds() {
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
-    };
-    assert!(
-        tokio::time::timeout(DEADLINE, wait).await.is_ok(),
-        "never came true: {what}"
-    );
-}
-
-fn allows(link: &Link, endpoint: u16, name: &str) -> bool {
-    let question = Question {
-        endpoint: EndpointId(endpoint),
-        port: 53,
-        transport: Transport::Udp,
-        server: link.maps.server(SERVER),
-        address: SERVER,
-        name,
-    };
-    link.policy.load().check(&question) == Verdict::Allow
-}
-
 fn mapping(name: &str) -> Mapping {
     Mapping {
         endpoint: EndpointInstance {
@@ -173,22 +155,8 @@ fn mapping(name: &str) -> Mapping {
     }
 }
 
-/// What becomes of an answer that waits.
+/// The result of an answer that is held.
 type Fate = Arc<Mutex<Option<Realised>>>;
-
-fn learn(link: &Link, name: &str) -> Fate {
-    let (release, fate) = learn_reported(link, name, None);
-    assert_eq!(release, Release::Held);
-    fate
-}
-
-fn learn_reported(link: &Link, name: &str, report: Option<Box<QueryReport>>) -> (Release, Fate) {
-    let fate = Fate::default();
-    let set = Arc::clone(&fate);
-    let on_realised = Box::new(move |realised| *set.lock() = Some(realised));
-    let release = link.sink.learn_reported(mapping(name), report, on_realised);
-    (release, fate)
-}
 
 /// What the agent logs of an answer.
 fn report(name: &str, port: u16) -> Option<Box<QueryReport>> {
@@ -211,116 +179,185 @@ fn report(name: &str, port: u16) -> Option<Box<QueryReport>> {
     }))
 }
 
-fn link_to(address: AgentAddress, dir: &tempfile::TempDir) -> Link {
-    Link {
-        addresses: vec![address],
-        instance: "test".into(),
-        proxy_port: 10094,
-        policy: Arc::new(PolicyHandle::new()),
-        sink: Arc::new(LinkSink::new(0, Duration::from_millis(100))),
-        maps: Arc::new(PinnedMaps::open(dir.path(), true)),
-        reports: Arc::default(),
-        rules_journal: Arc::default(),
-        state: Arc::new(LinkState::new(Readiness::default())),
+/// A proxy's link, and the agent that serves it.
+struct Proxy {
+    agent: Agent,
+    link: Link,
+    dir: TempDir,
+    stop: CancellationToken,
+}
+
+impl Proxy {
+    /// Over TCP, with an agent that has these states.
+    async fn start(states: &[wire::PolicyState]) -> Self {
+        Self::start_with(states, |_, _| {}).await
     }
+
+    /// The same with another link: it gets the link and the directory of its files.
+    async fn start_with(
+        states: &[wire::PolicyState],
+        change: impl FnOnce(&mut Link, &Path),
+    ) -> Self {
+        let listener = TcpListener::bind(("127.0.0.1", 0)).await.unwrap();
+        let address = AgentAddress::Tcp(listener.local_addr().unwrap().to_string());
+        let mut proxy = Self::new(states, tempfile::tempdir().unwrap(), address);
+        change(&mut proxy.link, proxy.dir.path());
+        proxy.run(TcpListenerStream::new(listener));
+        proxy
+    }
+
+    /// Over the unix socket at which a native agent would be.
+    fn start_at_native_socket(states: &[wire::PolicyState]) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let socket = dir.path().join("agent.sock");
+        let listener = UnixListener::bind(&socket).unwrap();
+        let proxy = Self::new(states, dir, AgentAddress::Unix(socket));
+        proxy.run(UnixListenerStream::new(listener));
+        proxy
+    }
+
+    fn new(states: &[wire::PolicyState], dir: TempDir, address: AgentAddress) -> Self {
+        let agent = Agent::default();
+        agent.states.lock().extend_from_slice(states);
+        let link = Link {
+            addresses: vec![address],
+            instance: "test".into(),
+            proxy_port: 10094,
+            policy: Arc::new(PolicyHandle::new()),
+            sink: Arc::new(LinkSink::new(0, Duration::from_millis(100))),
+            maps: Arc::new(PinnedMaps::open(dir.path(), true)),
+            reports: Arc::default(),
+            rules_journal: Arc::default(),
+            state: Arc::new(LinkState::new(Readiness::default())),
+        };
+        Self {
+            agent,
+            link,
+            dir,
+            stop: CancellationToken::new(),
+        }
+    }
+
+    fn run<C>(&self, connections: impl Stream<Item = std::io::Result<C>> + Send + 'static)
+    where
+        C: AsyncRead + AsyncWrite + Connected + Send + Unpin + 'static,
+    {
+        let tasks = TaskTracker::new();
+        let server = Server::builder().add_service(FqdnDataServer::new(self.agent.clone()));
+        tasks.spawn(server.serve_with_incoming(connections));
+        tasks.spawn(self.link.clone().run(self.stop.clone()));
+    }
+
+    fn allows(&self, endpoint: u16, name: &str) -> bool {
+        let question = Question {
+            endpoint: EndpointId(endpoint),
+            port: 53,
+            transport: Transport::Udp,
+            server: self.link.maps.server(SERVER),
+            address: SERVER,
+            name,
+        };
+        self.link.policy.load().check(&question) == Verdict::Allow
+    }
+
+    async fn until_allowed(&self, endpoint: u16, name: &str) {
+        let what = format!("{name} is allowed to endpoint {endpoint}");
+        let seen = || (self.allows(endpoint, name), self.link.state.status());
+        until_async(&what, seen, |(allowed, _)| *allowed).await;
+    }
+
+    /// Acknowledgements of states that the agent has received.
+    async fn until_acknowledged(&self, states: usize) {
+        let acks = || self.agent.acks.lock().clone();
+        until_async("acknowledged states", acks, |acks| acks.len() == states).await;
+    }
+
+    fn learn(&self, name: &str) -> Fate {
+        let (release, fate) = self.learn_reported(name, None);
+        assert_eq!(release, Release::Held);
+        fate
+    }
+
+    fn learn_reported(&self, name: &str, report: Option<Box<QueryReport>>) -> (Release, Fate) {
+        let fate = Fate::default();
+        let tell = Arc::clone(&fate);
+        let on_realised = Box::new(move |realised| *tell.lock() = Some(realised));
+        let sink = &self.link.sink;
+        let release = sink.learn_reported(mapping(name), report, on_realised);
+        (release, fate)
+    }
+}
+
+impl Drop for Proxy {
+    fn drop(&mut self) {
+        self.stop.cancel();
+    }
+}
+
+async fn until_fate(fate: &Fate, wanted: Realised) {
+    let seen = || *fate.lock();
+    until_async(&format!("{wanted:?}"), seen, |seen| *seen == Some(wanted)).await;
 }
 
 #[tokio::test]
 async fn an_agent_without_the_native_service_is_asked_for_the_other() {
-    let agent = Agent::default();
-    agent.states.lock().push(state("one", &[(7, "*.a.com")]));
-    let dir = tempfile::tempdir().unwrap();
-    let socket = dir.path().join("agent.sock");
-    let listener = UnixListener::bind(&socket).unwrap();
-    let tasks = TaskTracker::new();
-    let server = Server::builder().add_service(FqdnDataServer::new(agent.clone()));
-    tasks.spawn(server.serve_with_incoming(UnixListenerStream::new(listener)));
-    let link = link_to(AgentAddress::Unix(socket), &dir);
-    let stop = CancellationToken::new();
-    tasks.spawn(link.clone().run(stop.clone()));
-    until("rules", || allows(&link, 7, "x.a.com.")).await;
-    stop.cancel();
+    let proxy = Proxy::start_at_native_socket(&[state("one", &[(7, "*.a.com")])]);
+    proxy.until_allowed(7, "x.a.com.").await;
 }
 
 #[tokio::test]
 async fn serves_from_a_cilium_agents_state_alone() {
-    let agent = Agent::default();
-    agent.states.lock().extend([
+    let proxy = Proxy::start(&[
         state("one", &[(7, "*.a.com"), (8, "*.a.com")]),
         state("two", &[(7, "*.b.com")]),
-    ]);
-    let listener = TcpListener::bind(("127.0.0.1", 0)).await.unwrap();
-    let address = listener.local_addr().unwrap();
-    let tasks = TaskTracker::new();
-    let server = Server::builder().add_service(FqdnDataServer::new(agent.clone()));
-    tasks.spawn(server.serve_with_incoming(TcpListenerStream::new(listener)));
-
-    let dir = tempfile::tempdir().unwrap();
-    let link = link_to(AgentAddress::Tcp(address.to_string()), &dir);
-    let stop = CancellationToken::new();
-    tasks.spawn(link.clone().run(stop.clone()));
-
-    until("both states answered", || agent.acks.lock().len() == 2).await;
-    assert_eq!(agent.acks.lock()[1].request_id, "two");
+    ])
+    .await;
+    proxy.until_acknowledged(2).await;
+    assert_eq!(proxy.agent.acks.lock()[1].request_id, "two");
     assert_eq!(
-        link.state.status().connection.unwrap().service,
+        proxy.link.state.status().connection.unwrap().service,
         Service::FqdnData
     );
     assert!(matches!(
-        link.maps.client(IpAddr::from([10, 0, 0, 7])),
+        proxy.link.maps.client(IpAddr::from([10, 0, 0, 7])),
         QueryClient::Endpoint {
             id: EndpointId(7),
             identity: IdentityId(400),
             ..
         }
     ));
-    assert!(allows(&link, 7, "x.b.com.") && !allows(&link, 7, "x.a.com."));
-    assert!(!allows(&link, 8, "x.a.com."), "named before, absent now");
+    assert!(proxy.allows(7, "x.b.com.") && !proxy.allows(7, "x.a.com."));
+    assert!(!proxy.allows(8, "x.a.com."), "named before, absent now");
 
-    let result = learn(&link, "x.b.com");
-    until("realised", || *result.lock() == Some(Realised::Yes)).await;
-    let sent = agent.mappings.lock()[0].clone();
+    until_fate(&proxy.learn("x.b.com"), Realised::Yes).await;
+    let sent = proxy.agent.mappings.lock()[0].clone();
     assert_eq!(sent.source_ip, b"10.0.0.7");
     assert_eq!(sent.source_identity, 400);
-    let result = learn(&link, "unknown.b.com");
-    until("refused", || {
-        *result.lock() == Some(Realised::No(Refusal::EndpointUnknown))
-    })
-    .await;
-    stop.cancel();
+    let refused = Realised::No(Refusal::EndpointUnknown);
+    until_fate(&proxy.learn("unknown.b.com"), refused).await;
 }
 
-/// What the agent has acknowledged goes out while it answers nothing; what is new waits for it.
+/// Mappings that the agent has acknowledged are sent again while it answers nothing; new ones wait
+/// for its answer.
 #[tokio::test]
 async fn a_busy_agent_delays_only_what_it_has_not_acknowledged() {
-    let agent = Agent::default();
     let rules = [(7, "*.a.com")];
-    agent.states.lock().push(state("one", &rules));
-    let listener = TcpListener::bind(("127.0.0.1", 0)).await.unwrap();
-    let address = listener.local_addr().unwrap();
-    let tasks = TaskTracker::new();
-    let server = Server::builder().add_service(FqdnDataServer::new(agent.clone()));
-    tasks.spawn(server.serve_with_incoming(TcpListenerStream::new(listener)));
-    let dir = tempfile::tempdir().unwrap();
-    let link = Link {
-        sink: Arc::new(LinkSink::new(0, Duration::from_secs(60))),
-        ..link_to(AgentAddress::Tcp(address.to_string()), &dir)
-    };
-    let stop = CancellationToken::new();
-    tasks.spawn(link.clone().run(stop.clone()));
-    until("rules", || allows(&link, 7, "x.a.com.")).await;
+    let proxy = Proxy::start_with(&[state("one", &rules)], |link, _| {
+        link.sink = Arc::new(LinkSink::new(0, Duration::from_secs(60)));
+    })
+    .await;
+    proxy.until_allowed(7, "x.a.com.").await;
 
-    let first = learn(&link, "x.a.com");
-    until("realised", || *first.lock() == Some(Realised::Yes)).await;
-    agent.busy.send_replace(true);
+    until_fate(&proxy.learn("x.a.com"), Realised::Yes).await;
+    proxy.agent.busy.send_replace(true);
     for port in [5001, 5002] {
-        let again = learn_reported(&link, "x.a.com", report("x.a.com", port)).0;
+        let again = proxy.learn_reported("x.a.com", report("x.a.com", port)).0;
         assert_eq!(again, Release::Leased);
     }
-    let new = learn(&link, "new.a.com");
-    until("all sent", || agent.mappings.lock().len() == 4).await;
-    assert_eq!(*new.lock(), None, "nobody has plumbed it");
-    let sent = agent.mappings.lock().clone();
+    let new = proxy.learn("new.a.com");
+    let sent = || proxy.agent.mappings.lock().clone();
+    let sent = until_async("all four are sent", sent, |sent| sent.len() == 4).await;
+    assert_eq!(*new.lock(), None, "the agent has not plumbed it");
     let of = |port| {
         let metrics = |m: &wire::FqdnMapping| m.metrics_data.clone().unwrap_or_default();
         let found = sent.iter().find(|m| metrics(m).source_port == port);
@@ -328,41 +365,31 @@ async fn a_busy_agent_delays_only_what_it_has_not_acknowledged() {
     };
     assert_eq!(of(5001), Some(("x.a.com.", 1, 60)));
     assert_eq!(of(5002), Some(("x.a.com.", 1, 60)));
-    agent.busy.send_replace(false);
-    until("realised", || *new.lock() == Some(Realised::Yes)).await;
+    proxy.agent.busy.send_replace(false);
+    until_fate(&new, Realised::Yes).await;
 
     // Another session may be another agent's, which acknowledges what is sent again.
-    agent.busy.send_replace(true);
-    agent.states.lock().push(state("two", &rules));
-    agent.end.notify_waiters();
-    until("another session", || agent.acks.lock().len() == 2).await;
-    let first = learn(&link, "x.a.com");
-    agent.busy.send_replace(false);
-    until("realised", || *first.lock() == Some(Realised::Yes)).await;
-    assert_eq!(learn_reported(&link, "x.a.com", None).0, Release::Leased);
-    stop.cancel();
+    proxy.agent.busy.send_replace(true);
+    proxy.agent.states.lock().push(state("two", &rules));
+    proxy.agent.end.notify_waiters();
+    proxy.until_acknowledged(2).await;
+    let first = proxy.learn("x.a.com");
+    proxy.agent.busy.send_replace(false);
+    until_fate(&first, Realised::Yes).await;
+    assert_eq!(proxy.learn_reported("x.a.com", None).0, Release::Leased);
 }
 
 /// A proxy that is killed right after its first answer under new rules leaves them in the file.
 #[tokio::test]
 async fn rules_are_on_disk_before_they_allow_anything() {
-    let agent = Agent::default();
-    agent.states.lock().push(state("one", &[(7, "*.a.com")]));
-    let listener = TcpListener::bind(("127.0.0.1", 0)).await.unwrap();
-    let address = listener.local_addr().unwrap();
-    let tasks = TaskTracker::new();
-    let server = Server::builder().add_service(FqdnDataServer::new(agent.clone()));
-    tasks.spawn(server.serve_with_incoming(TcpListenerStream::new(listener)));
-    let dir = tempfile::tempdir().unwrap();
-    let link = link_to(AgentAddress::Tcp(address.to_string()), &dir);
-    link.rules_journal.open(dir.path(), "one");
-    let stop = CancellationToken::new();
-    tasks.spawn(link.clone().run(stop.clone()));
-    until("rules", || allows(&link, 7, "x.a.com.")).await;
+    let proxy = Proxy::start_with(&[state("one", &[(7, "*.a.com")])], |link, dir| {
+        link.rules_journal.open(dir, "one");
+    })
+    .await;
+    proxy.until_allowed(7, "x.a.com.").await;
     let next = RulesJournal::default();
-    next.open(dir.path(), "two");
+    next.open(proxy.dir.path(), "two");
     let (content, _) = next.read().unwrap().expect("a file");
     let server = content.prefixes.get(&SERVER.into());
     assert_eq!(server, Some(&IdentityId(500)));
-    stop.cancel();
 }

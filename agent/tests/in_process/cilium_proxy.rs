@@ -21,12 +21,13 @@ use fqdn_proto::fqdndata::{
 };
 use ipnet::IpNet;
 use parking_lot::Mutex;
+use polling::until_async;
 use prost::Message as _;
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
     net::{TcpListener, TcpStream},
     sync::mpsc,
-    time::{Instant, sleep, timeout},
+    time::{Instant, timeout},
 };
 use tokio_stream::wrappers::ReceiverStream;
 use tokio_util::task::TaskTracker;
@@ -213,14 +214,8 @@ impl CiliumProxy {
 
     /// Waits until the agent pinged so often.
     pub(crate) async fn pinged(&self, times: usize) {
-        let enough = async {
-            while self.link.pings.load(Ordering::Relaxed) < times {
-                sleep(Duration::from_millis(20)).await;
-            }
-        };
-        timeout(TEST_TIMEOUT, enough)
-            .await
-            .expect("pings of the agent");
+        let pings = || self.link.pings.load(Ordering::Relaxed);
+        until_async("pings of the agent", pings, |pings| *pings >= times).await;
     }
 
     /// Reports an answer.

@@ -9,15 +9,14 @@ use holdfast_agent::{
 };
 use tokio::time::timeout;
 
-use crate::lab::{Lab, TEST_TIMEOUT, mapping, pod, policy};
+use crate::lab::{Lab, TEST_TIMEOUT, mapping};
 
 /// Names that are leased: more than a stream's mailbox has messages.
 const NAMES: u16 = 5_000;
 
 #[tokio::test]
 async fn a_large_cleaning_closes_no_stream_and_ends_when_all_gave_their_leases_back() {
-    let lab = Lab::start();
-    lab.sync(vec![policy("*.example.com")], vec![pod()]).await;
+    let lab = Lab::start_synced().await;
     let endpoint = lab.endpoint().await;
     let mut native = lab.mappings().await;
     let (builtin, mut messages) = lab

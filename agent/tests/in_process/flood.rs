@@ -1,23 +1,18 @@
-//! A client that sends without end and fetches nothing: what it has sent waits with it, not
-//! in the agent, and the others are served.
+//! A client that sends without end and fetches nothing: its messages wait in its own buffers, not
+//! in the agent, and the other clients are served.
 
-use std::{
-    sync::{
-        Arc,
-        atomic::{AtomicUsize, Ordering},
-    },
-    time::Duration,
+use std::sync::{
+    Arc,
+    atomic::{AtomicUsize, Ordering},
 };
 
 use fqdn_proto::native::MappingRefusal;
 use holdfast_agent::proxies::StreamKind;
-use tokio::{
-    sync::oneshot,
-    time::{sleep, timeout},
-};
+use polling::{until, until_async};
+use tokio::{sync::oneshot, time::timeout};
 use tokio_util::task::TaskTracker;
 
-use crate::lab::{Lab, TEST_TIMEOUT, mapping, pod, policy};
+use crate::lab::{Lab, TEST_TIMEOUT, mapping};
 
 /// Mappings in each of its batches.
 const BATCH: usize = 4096;
@@ -25,19 +20,9 @@ const BATCH: usize = 4096;
 /// thousand would fit the queue if only events were counted.
 const HELD: usize = 32;
 
-async fn eventually(what: &str, wanted: impl Fn() -> bool) {
-    let held = async {
-        while !wanted() {
-            sleep(Duration::from_millis(10)).await;
-        }
-    };
-    timeout(TEST_TIMEOUT, held).await.expect(what);
-}
-
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_flood_waits_with_its_sender_and_stalls_nobody() {
-    let lab = Lab::start();
-    lab.sync(vec![policy("*.example.com")], vec![pod()]).await;
+    let lab = Lab::start_synced().await;
     let endpoint = lab.endpoint().await;
     let mut good = lab.mappings().await;
     let bad = lab.mappings().await;
@@ -50,9 +35,8 @@ async fn a_flood_waits_with_its_sender_and_stalls_nobody() {
         move || {
             let _maps = shared.lock();
             locked.send(()).unwrap();
-            while !core.is_full() && !stop.is_cancelled() {
-                std::thread::sleep(Duration::from_millis(10));
-            }
+            let full_or_stopped = || core.is_full() || stop.is_cancelled();
+            until("the core's queue is full", full_or_stopped, |is| *is);
         }
     });
     is_locked.await.unwrap();
@@ -103,8 +87,7 @@ async fn a_flood_waits_with_its_sender_and_stalls_nobody() {
 
 #[tokio::test]
 async fn what_cannot_be_read_is_refused_and_counted() {
-    let lab = Lab::start();
-    lab.sync(vec![policy("*.example.com")], vec![pod()]).await;
+    let lab = Lab::start_synced().await;
     let mut stream = lab.mappings().await;
     let mut nonsense = mapping(lab.endpoint().await, 1, "www.example.com.", [192, 0, 2, 9]);
     nonsense.addresses = vec![vec![1, 2, 3]];
@@ -116,8 +99,7 @@ async fn what_cannot_be_read_is_refused_and_counted() {
 
 #[tokio::test]
 async fn streams_without_end_are_turned_away() {
-    let lab = Lab::start();
-    lab.sync(vec![policy("*.example.com")], vec![pod()]).await;
+    let lab = Lab::start_synced().await;
     let mut streams = Vec::new();
     while !lab.proxies.is_crowded(StreamKind::Mappings) {
         assert!(streams.len() < 1000, "no bound");
@@ -127,9 +109,11 @@ async fn streams_without_end_are_turned_away() {
     assert_eq!(refused.code(), tonic::Code::ResourceExhausted);
     streams.pop();
     let proxies = lab.proxies.clone();
-    eventually("its place is free", || {
-        !proxies.is_crowded(StreamKind::Mappings)
-    })
+    until_async(
+        "a place for a stream is free",
+        || proxies.views(),
+        |_| !proxies.is_crowded(StreamKind::Mappings),
+    )
     .await;
     lab.mappings().await;
 }

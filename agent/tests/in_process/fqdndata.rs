@@ -16,12 +16,9 @@ use holdfast_agent::{
     policy::document::PolicyDocument,
     source_event::SourceEvent,
 };
+use polling::until_async;
 use shared_maps::user::ipcache_key;
-use tokio::{
-    net::TcpListener,
-    sync::oneshot,
-    time::{sleep, timeout},
-};
+use tokio::{net::TcpListener, sync::oneshot, time::timeout};
 use tonic::{Code, transport::Channel};
 
 use crate::{
@@ -230,12 +227,8 @@ async fn a_state_that_is_too_large_even_so_is_counted() {
     let agent = serve(&lab, timings).await;
     let proxy = CiliumProxy::start(agent).await;
     lab.sync(vec![policy("*.example.com")], vec![pod()]).await;
-    let counted = async {
-        while lab.proxies.oversized() == 0 {
-            sleep(Duration::from_millis(10)).await;
-        }
-    };
-    timeout(TEST_TIMEOUT, counted).await.unwrap();
+    let counted = || lab.proxies.oversized();
+    until_async("the state is counted", counted, |counted| *counted > 0).await;
     assert!(!proxy.memory.knows("10.0.0.2"), "it keeps what it has");
 }
 
@@ -278,14 +271,7 @@ async fn proxies_are_served_side_by_side_and_one_that_never_acknowledges_gets_no
             .filter(|view| view.instance == "fqdndata-rules")
             .count()
     };
-    let gone = async {
-        while streams() > 2 {
-            sleep(Duration::from_millis(10)).await;
-        }
-    };
-    timeout(TEST_TIMEOUT, gone)
-        .await
-        .expect("its place is free");
+    until_async("its place is free", streams, |streams| *streams <= 2).await;
 }
 
 fn answer(name: &str) -> FqdnMapping {

@@ -90,6 +90,7 @@ pub(crate) fn pod() -> EndpointSpec {
         on_bridge: false,
         link: holdfast_agent::datapath::link::Link::default(),
         netns: "pod".to_owned(),
+        pod: None,
     }
 }
 
@@ -139,6 +140,13 @@ impl Lab {
     pub(crate) fn start() -> Self {
         let dir = Arc::new(tempfile::tempdir().unwrap());
         Self::start_in(dir, MemoryDatapath::default())
+    }
+
+    /// A first start, after which the pod may ask for and reach `*.example.com`.
+    pub(crate) async fn start_synced() -> Self {
+        let lab = Self::start();
+        lab.sync(vec![policy("*.example.com")], vec![pod()]).await;
+        lab
     }
 
     /// A start on what an earlier one left in `dir` and in the maps.

@@ -10,13 +10,29 @@ use fqdn_proto::native::{
 use holdfast_agent::{
     core::Event, datapath::plan::Step, endpoint::spec::EndpointSpec, source_event::SourceEvent,
 };
+use polling::until_async;
 use shared_maps::user::ipcache_key;
 use tokio::{sync::mpsc, time::timeout};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::Streaming;
 
-use crate::lab::{Lab, TEST_TIMEOUT, mapping, pod, policy};
+use crate::lab::{Lab, Mappings, TEST_TIMEOUT, mapping, pod, policy};
 
+/// A lab where the pod may reach `*.example.com`: its number, and a stream of mappings.
+async fn reporting() -> (Lab, u32, Mappings) {
+    let lab = Lab::start_synced().await;
+    let endpoint = lab.endpoint().await;
+    let stream = lab.mappings().await;
+    (lab, endpoint, stream)
+}
+
+/// The policy has this pattern now.
+async fn apply(lab: &Lab, pattern: &str) {
+    let document = SourceEvent::Apply(policy(pattern));
+    lab.core.send(Event::Policies(document)).await.unwrap();
+}
+
+/// Rules streams of proxies.
 struct Rules {
     acks: mpsc::Sender<RulesAck>,
     updates: Streaming<DnsRulesUpdate>,
@@ -133,25 +149,19 @@ async fn a_change_of_policy_is_a_delta_and_a_refusal_brings_a_snapshot() {
     let (revision, _) = rules.snapshot().await;
     rules.answer(revision, "").await;
 
-    lab.core
-        .send(Event::Policies(SourceEvent::Apply(policy("*.example.org"))))
-        .await
-        .unwrap();
+    apply(&lab, "*.example.org").await;
     let (later, endpoints, _) = rules.delta().await;
     assert!(later > revision);
     assert_eq!(patterns(&endpoints[0]), ["*.example.org"]);
     rules.answer(later, "cannot").await;
-    let refused = async {
-        while lab.proxies.views().iter().all(|view| view.nack.is_none()) {
-            tokio::task::yield_now().await;
-        }
-    };
-    timeout(TEST_TIMEOUT, refused).await.unwrap();
+    until_async(
+        "a refusal is shown",
+        || lab.proxies.views(),
+        |views| views.iter().any(|view| view.nack.is_some()),
+    )
+    .await;
 
-    lab.core
-        .send(Event::Policies(SourceEvent::Apply(policy("*.example.net"))))
-        .await
-        .unwrap();
+    apply(&lab, "*.example.net").await;
     let (_, endpoints) = rules.snapshot().await;
     assert_eq!(patterns(&endpoints[0]), ["*.example.net"]);
 
@@ -165,10 +175,7 @@ async fn a_change_of_policy_is_a_delta_and_a_refusal_brings_a_snapshot() {
 
 #[tokio::test]
 async fn an_allowed_answer_is_realised_in_the_ipcache_and_leased() {
-    let lab = Lab::start();
-    lab.sync(vec![policy("*.example.com")], vec![pod()]).await;
-    let endpoint = lab.endpoint().await;
-    let mut stream = lab.mappings().await;
+    let (lab, endpoint, mut stream) = reporting().await;
     let address = [192, 0, 2, 7];
     stream
         .send(vec![mapping(endpoint, 1, "www.example.com.", address)])
@@ -183,16 +190,13 @@ async fn an_allowed_answer_is_realised_in_the_ipcache_and_leased() {
     let map = memory.policy.values().next().unwrap();
     assert!(
         map.keys().any(|key| key.sec_label == identity.0),
-        "the policy map knows it"
+        "the policy map has it"
     );
 }
 
 #[tokio::test]
 async fn an_answer_wakes_no_further_thread_of_the_agent_unless_a_file_is_to_be_written() {
-    let lab = Lab::start();
-    lab.sync(vec![policy("*.example.com")], vec![pod()]).await;
-    let endpoint = lab.endpoint().await;
-    let mut stream = lab.mappings().await;
+    let (lab, endpoint, mut stream) = reporting().await;
     let new = |sequence: u8| {
         let address = [192, 0, 2, sequence];
         mapping(endpoint, sequence.into(), "www.example.com.", address)
@@ -223,10 +227,7 @@ async fn an_answer_wakes_no_further_thread_of_the_agent_unless_a_file_is_to_be_w
 
 #[tokio::test]
 async fn a_panic_on_a_streams_thread_ends_the_core() {
-    let lab = Lab::start();
-    lab.sync(vec![policy("*.example.com")], vec![pod()]).await;
-    let endpoint = lab.endpoint().await;
-    let mut stream = lab.mappings().await;
+    let (lab, endpoint, mut stream) = reporting().await;
     let new = |sequence: u64| {
         let [.., high, low] = sequence.to_be_bytes();
         mapping(endpoint, sequence, "www.example.com.", [198, 18, high, low])
@@ -250,10 +251,7 @@ async fn a_panic_on_a_streams_thread_ends_the_core() {
 
 #[tokio::test]
 async fn what_policy_does_not_allow_is_refused_by_reason() {
-    let lab = Lab::start();
-    lab.sync(vec![policy("*.example.com")], vec![pod()]).await;
-    let endpoint = lab.endpoint().await;
-    let mut stream = lab.mappings().await;
+    let (lab, endpoint, mut stream) = reporting().await;
     let denied = mapping(endpoint, 1, "www.example.org.", [192, 0, 2, 8]);
     let stranger = mapping(endpoint + 1, 2, "www.example.com.", [192, 0, 2, 8]);
     let mut reused = mapping(endpoint, 3, "www.example.com.", [192, 0, 2, 8]);
@@ -289,11 +287,7 @@ async fn a_proxy_that_reads_nothing_does_not_hold_another_up() {
     lab.sync(vec![policy("*.example.com")], vec![pod()]).await;
     good.snapshot().await;
     for round in 0..50 {
-        let pattern = format!("*.round{round}.example.com");
-        lab.core
-            .send(Event::Policies(SourceEvent::Apply(policy(&pattern))))
-            .await
-            .unwrap();
+        apply(&lab, &format!("*.round{round}.example.com")).await;
     }
     let last = async {
         loop {
@@ -308,11 +302,6 @@ async fn a_proxy_that_reads_nothing_does_not_hold_another_up() {
     assert_eq!(lab.core.summary().await.unwrap().endpoints, specs.len());
 }
 
-async fn apply(lab: &Lab, pattern: &str) {
-    let document = SourceEvent::Apply(policy(pattern));
-    lab.core.send(Event::Policies(document)).await.unwrap();
-}
-
 /// Waits until a rules stream for each of these acknowledged revisions is shown, and no other.
 async fn acknowledged(lab: &Lab, mut wanted: Vec<(u64, bool)>) {
     wanted.sort_unstable();
@@ -325,13 +314,7 @@ async fn acknowledged(lab: &Lab, mut wanted: Vec<(u64, bool)>) {
         shown.sort_unstable();
         shown
     };
-    let reached = async {
-        while shown() != wanted {
-            tokio::task::yield_now().await;
-        }
-    };
-    let reached = timeout(TEST_TIMEOUT, reached).await;
-    assert!(reached.is_ok(), "{:?}, not {wanted:?}", shown());
+    until_async(&format!("{wanted:?}"), shown, |shown| *shown == wanted).await;
 }
 
 #[tokio::test]
@@ -368,8 +351,7 @@ async fn each_stream_has_its_own_revision_and_none_waits_for_another() {
 
 #[tokio::test]
 async fn after_a_restart_all_wait_for_the_sync_and_get_a_snapshot_at_once() {
-    let lab = Lab::start();
-    lab.sync(vec![policy("*.example.com")], vec![pod()]).await;
+    let lab = Lab::start_synced().await;
     let endpoint = lab.endpoint().await;
     let (dir, memory) = lab.stop().await;
     let lab = Lab::start_in(dir, memory);

@@ -12,8 +12,7 @@ use crate::lab::{Lab, mapping, pod, policy};
 
 #[tokio::test]
 async fn numbers_and_learned_addresses_survive() {
-    let lab = Lab::start();
-    lab.sync(vec![policy("*.example.com")], vec![pod()]).await;
+    let lab = Lab::start_synced().await;
     let before = lab.core.snapshot().await.unwrap().endpoints.remove(0);
     let mut stream = lab.mappings().await;
     let address = [192, 0, 2, 7];
@@ -47,8 +46,7 @@ async fn numbers_and_learned_addresses_survive() {
 
 #[tokio::test]
 async fn damaged_files_are_set_aside_and_the_start_goes_on() {
-    let lab = Lab::start();
-    lab.sync(vec![policy("*.example.com")], vec![pod()]).await;
+    let lab = Lab::start_synced().await;
     let endpoint = lab.endpoint().await;
     let (dir, memory) = lab.stop().await;
     let state = dir.path().join("state");

@@ -1,11 +1,9 @@
 //! Journals of several processes in one directory. A process that is killed is one
 //! whose file lies there and is not locked: a copy.
 
-use std::{
-    fs,
-    sync::mpsc,
-    time::{Duration, Instant},
-};
+use std::{fs, sync::mpsc, time::Duration};
+
+use polling::until;
 
 use super::{ledger::Ledger, *};
 use crate::mapping::pairs::{AgentAck, tests::mapping};
@@ -28,14 +26,6 @@ fn start(dir: &Path, name: &str) -> Process {
     };
     journal.start_in_boot(dir.to_owned(), name, BOOT.to_owned(), Box::new(adopt));
     Process { journal, adopted }
-}
-
-fn soon(what: &str, check: impl Fn() -> bool) {
-    let end = Instant::now() + Duration::from_secs(20);
-    while !check() {
-        assert!(Instant::now() < end, "not within 20 s: {what}");
-        std::thread::sleep(Duration::from_millis(2));
-    }
 }
 
 fn learned(name: &str) -> Note {
@@ -66,10 +56,14 @@ fn addresses() -> Vec<std::net::IpAddr> {
 impl Process {
     /// Has a note written and waits until it is.
     fn write(&self, note: Note) {
-        soon("it works", || {
-            self.journal
-                .may_wait(BootTime::now(), Duration::from_secs(9))
-        });
+        until(
+            "the journal works",
+            || self.journal.status(),
+            |_| {
+                self.journal
+                    .may_wait(BootTime::now(), Duration::from_secs(9))
+            },
+        );
         let (sender, done) = mpsc::channel();
         let waits = self.journal.note_first(
             key(&note).0,
@@ -111,14 +105,26 @@ async fn what_a_killed_process_wrote_is_taken_up_and_written_first() {
     fs::copy(one.file(), dir.path().join("copy")).unwrap();
     fs::rename(dir.path().join("copy"), &killed).unwrap();
     assert_eq!(one.adopts(), "a.", "a live process takes it up");
-    soon("it is removed", || !killed.exists());
+    until(
+        "the adopted file is removed",
+        || files(dir.path()),
+        |_| !killed.exists(),
+    );
     assert_eq!(one.journal.status().adopted_pairs, 1);
 
     let other = start(dir.path(), "two");
-    soon("it has a file", || other.journal.status().path.is_some());
+    until(
+        "the other has a file",
+        || other.journal.status(),
+        |status| status.path.is_some(),
+    );
     one.journal.close().await;
     assert_eq!(other.adopts(), "a.", "what a process left behind in order");
-    soon("it is removed", || !one.file().exists());
+    until(
+        "the file of the first is removed",
+        || files(dir.path()),
+        |_| !one.file().exists(),
+    );
     let text = fs::read(other.file()).unwrap();
     let (ledger, torn) = Ledger::read(&text, BOOT, 100).unwrap();
     assert!(!torn);
@@ -137,7 +143,11 @@ async fn half_a_record_costs_nothing_but_itself() {
     fs::write(dir.path().join("k.journal"), &bytes[..bytes.len() - 3]).unwrap();
     let two = start(dir.path(), "two");
     assert_eq!(two.adopts(), "a.");
-    soon("it is counted", || two.journal.stats().torn.get() == 1);
+    until(
+        "the torn record is counted",
+        || two.journal.stats().torn.get(),
+        |seen| *seen == 1,
+    );
     two.journal.close().await;
     assert!(two.adopted.try_recv().is_err());
 }
@@ -151,10 +161,16 @@ async fn nobody_takes_what_is_in_use_and_an_empty_one_goes() {
     let note = learned("a.");
     one.journal
         .note(Note::Settled(key(&note), addresses(), durable()));
-    soon("it is released", || one.journal.status().pairs == 0);
-    soon("the file is cleared", || {
-        fs::metadata(one.file()).unwrap().len() == u64::try_from(record::HEADER).unwrap()
-    });
+    until(
+        "the pair is released",
+        || one.journal.status().pairs,
+        |seen| *seen == 0,
+    );
+    until(
+        "the file is cleared",
+        || fs::metadata(one.file()).unwrap().len(),
+        |seen| *seen == u64::try_from(record::HEADER).unwrap(),
+    );
     one.journal.close().await;
     assert_eq!(files(dir.path()).len(), 1, "an empty journal is removed");
     two.journal.close().await;
@@ -175,17 +191,23 @@ async fn files_that_mean_nothing_here_are_told_apart() {
     newer[8] = 7;
     fs::write(path("newer.journal"), &newer).unwrap();
     let one = start(dir.path(), "one");
-    soon("looked at", || !one.journal.status().refused.is_empty());
-    let status = one.journal.status();
+    let status = until(
+        "the files are read",
+        || one.journal.status(),
+        |status| !status.refused.is_empty(),
+    );
     assert!(status.refused[0].contains("newer.journal") && status.refused[0].contains("version 7"));
     assert!(status.text().contains("newer.journal"));
-    soon("the rest is done", || {
-        let left = files(dir.path());
-        left.len() == 4
-            && ["bad.journal.corrupt", "newer.journal", "note.txt"]
-                .iter()
-                .all(|name| left.contains(&(*name).to_owned()))
-    });
+    until(
+        "the other files are adopted or renamed",
+        || files(dir.path()),
+        |left| {
+            left.len() == 4
+                && ["bad.journal.corrupt", "newer.journal", "note.txt"]
+                    .iter()
+                    .all(|name| left.contains(&(*name).to_owned()))
+        },
+    );
     assert_eq!(one.journal.stats().damaged.get(), 1);
     assert_eq!(fs::read(path("newer.journal")).unwrap(), newer);
     one.journal.close().await;
@@ -197,9 +219,17 @@ async fn a_directory_that_cannot_be_written_leaves_it_in_memory() {
     let file = dir.path().join("file");
     fs::write(&file, b"").unwrap();
     let one = start(&file.join("below"), "one");
-    soon("it is said", || one.journal.status().errors > 0);
+    until(
+        "the failed write is counted",
+        || one.journal.status().errors,
+        |seen| *seen > 0,
+    );
     one.journal.note(learned("a."));
-    soon("it is counted", || one.journal.status().pairs == 1);
+    until(
+        "the pair is counted",
+        || one.journal.status().pairs,
+        |seen| *seen == 1,
+    );
     assert!(
         !one.journal
             .may_wait(BootTime::now(), Duration::from_secs(9))
@@ -209,9 +239,11 @@ async fn a_directory_that_cannot_be_written_leaves_it_in_memory() {
     assert!(why.contains("file/below"), "{why}");
     assert!(status.text().contains("memory only"), "{status:?}");
     fs::remove_file(&file).unwrap();
-    soon("it is tried again", || {
-        one.journal.status().memory_only.is_none()
-    });
+    until(
+        "the write is tried again",
+        || one.journal.status(),
+        |status| status.memory_only.is_none(),
+    );
     let bytes = fs::read(one.file()).unwrap();
     assert_eq!(Ledger::read(&bytes, BOOT, 9).unwrap().0.len(), 1);
     one.journal.close().await;
@@ -237,7 +269,11 @@ async fn the_file_stays_small_and_comes_back() {
     let length = fs::metadata(one.file()).unwrap().len();
     assert!(length < 600 << 10, "{length} bytes");
     fs::remove_file(one.file()).unwrap();
-    soon("it is written again", || one.file().exists());
+    until(
+        "the file is written again",
+        || files(dir.path()),
+        |_| one.file().exists(),
+    );
     let bytes = fs::read(one.file()).unwrap();
     assert_eq!(Ledger::read(&bytes, BOOT, 9).unwrap().0.len(), 1);
     one.journal.close().await;

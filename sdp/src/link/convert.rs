@@ -66,6 +66,14 @@ pub enum RulesError {
     },
 }
 
+/// DNS rules of a state of the FQDNData service, and what of it allows nothing because it is
+/// malformed.
+pub fn fqdndata_rules(state: fqdn_proto::fqdndata::PolicyState) -> (Vec<RulesOf>, Vec<String>) {
+    let state = fqdndata::state(state);
+    let _servers = state.servers();
+    (state.rules, state.odd)
+}
+
 pub(super) fn epoch(epoch: wire::AgentEpoch) -> Epoch {
     Epoch {
         boot_id: epoch.boot_id,

@@ -3,6 +3,7 @@
 use std::{fs, net::Ipv4Addr, path::Path};
 
 use dns_policy::rule::Transport;
+use polling::until;
 use serde_json::Value;
 
 use super::*;
@@ -224,23 +225,24 @@ fn a_file_that_cannot_be_opened_is_tried_again_and_the_loss_told() {
     let log = QueryLog::open(&config(&path, "1"), &stats).expect("a log");
     let problem = log.status().problem.expect("a problem");
     assert!(problem.contains("q.log"), "{problem}");
-    let end = Instant::now() + Duration::from_secs(20);
-    let soon = |what: &str, is: &dyn Fn() -> bool| {
-        while !is() {
-            assert!(Instant::now() < end, "not within 20 s: {what}");
-            std::thread::sleep(Duration::from_millis(1));
-        }
-    };
     for n in 0..3 {
         log.submit(Box::new(entry(&format!("n{n}."))));
     }
-    soon("lines are lost", &|| stats.dropped.get() == 3);
+    until("lines are lost", || stats.dropped.get(), |seen| *seen == 3);
     // The writer tries to tell of them meanwhile, in vain: they are not forgotten.
     let tried = stats.errors.get();
-    soon("it tried again", &|| stats.errors.get() > tried);
+    until(
+        "the write is tried again",
+        || stats.errors.get(),
+        |seen| *seen > tried,
+    );
     assert_eq!(log.status().problem, Some(problem));
     fs::create_dir(&place).expect("a directory");
-    soon("it is opened", &|| log.status().problem.is_none());
+    until(
+        "the file is opened",
+        || log.status().problem,
+        Option::is_none,
+    );
     log.submit(Box::new(entry("last.")));
     close(&log);
     let lines = lines(&path);

@@ -374,15 +374,6 @@ pub(crate) fn receive(socket: &UdpSocket) -> Vec<u8> {
     buffer
 }
 
-/// Waits until `condition` holds.
-pub(crate) fn eventually(what: &str, condition: impl Fn() -> bool) {
-    let deadline = Instant::now() + TEST_TIMEOUT;
-    while !condition() {
-        assert!(Instant::now() < deadline, "not in time: {what}");
-        std::thread::sleep(Duration::from_millis(5));
-    }
-}
-
 fn patient(stream: TcpStream) -> TcpStream {
     stream.set_read_timeout(Some(TEST_TIMEOUT)).unwrap();
     stream.set_nodelay(true).unwrap();

@@ -4,11 +4,12 @@ use std::time::Duration;
 
 use hickory_proto::{op::ResponseCode, rr::RecordType};
 use holdfast_sdp::stats::{Protocol, QueryResult};
+use polling::until;
 use socket2::SockRef;
 
 use crate::bench::{
-    Bench, NEIGHBOUR, Options, TEST_TIMEOUT, answer, eventually, query, rcode, receive,
-    receive_frame, send_frames,
+    Bench, NEIGHBOUR, Options, TEST_TIMEOUT, answer, query, rcode, receive, receive_frame,
+    send_frames,
 };
 
 fn bench(rules_wait: Duration) -> Bench {
@@ -42,10 +43,12 @@ fn a_query_that_comes_before_the_rules_is_answered_once_they_are_there() {
         .unwrap();
     let tcp = bench.tcp_client_from(NEIGHBOUR);
     send_frames(&tcp, &[&query(3, "www.good.example", RecordType::A)]);
-    eventually("the queries have come", || {
-        let transports = &bench.stats.transports;
-        transports.get(Protocol::Udp) == 2 && transports.get(Protocol::Tcp) == 1
-    });
+    let transports = &bench.stats.transports;
+    until(
+        "two queries over UDP and one over TCP have come",
+        || (transports.get(Protocol::Udp), transports.get(Protocol::Tcp)),
+        |seen| *seen == (2, 1),
+    );
     // Other endpoints do not wait.
     another_endpoint_is_answered(&bench);
     assert_eq!(denied(&bench), 0);
@@ -82,11 +85,14 @@ fn queries_without_rules_take_a_bounded_share_of_memory() {
     let bench = bench(60 * TEST_TIMEOUT);
     let udp = bench.client_from(NEIGHBOUR);
     let question = query(1, "www.good.example", RecordType::A);
-    eventually("one is refused at once", || {
+    let denied_of_more = || {
         for _ in 0..100 {
             udp.send(&question).unwrap();
         }
-        denied(&bench) > 0
+        denied(&bench)
+    };
+    until("a query is refused at once", denied_of_more, |denied| {
+        *denied > 0
     });
     another_endpoint_is_answered(&bench);
 }
@@ -102,9 +108,11 @@ fn rules_let_all_queries_on_that_waited_however_many() {
     for id in 0..WAITING {
         let name = format!("x{id}.good.example");
         udp.send(&query(id, &name, RecordType::A)).unwrap();
-        eventually("the query has come", || {
-            bench.stats.transports.get(Protocol::Udp) > u64::from(id)
-        });
+        until(
+            "the query has come",
+            || bench.stats.transports.get(Protocol::Udp),
+            |seen| *seen > u64::from(id),
+        );
     }
     bench.set_neighbour_rules();
     for _ in 0..WAITING {

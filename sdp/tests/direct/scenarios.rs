@@ -12,13 +12,14 @@ use std::{collections::HashMap, fs, path::PathBuf, time::Duration};
 use dns_policy::{mapping::Realised, reject_code::RejectCode};
 use hickory_proto::{op::Message, rr::RData};
 use holdfast_sdp::mapping::OnRealised;
+use polling::until;
 
 use self::{
     message::Opt,
     script::{Agent, Answer, Ask, Case, Counter, Deed, Expected, Own, Piece, Setting, Step, Wrong},
     stage::{Received, Source, Stage, hex},
 };
-use crate::bench::{Options, eventually};
+use crate::bench::Options;
 
 /// One test per file.
 macro_rules! files {
@@ -197,11 +198,11 @@ impl Play {
                     Counter::Timeouts => stats.upstream_timeouts.get(),
                     Counter::Joined => stats.joined.get(),
                 };
-                eventually(&format!("{counter:?} {wanted}"), || count() >= *wanted);
-                if count() == *wanted {
-                    Ok(())
-                } else {
-                    Err(format!("counted {}", count()))
+                match until(&format!("{counter:?} {wanted}"), count, |seen| {
+                    seen >= wanted
+                }) {
+                    counted if counted == *wanted => Ok(()),
+                    counted => Err(format!("counted {counted}")),
                 }
             }
             Step::Connections(wanted) => {

@@ -8,10 +8,10 @@ use std::{
 
 use hickory_proto::{op::ResponseCode, rr::RecordType};
 use holdfast_sdp::stats::{Protocol, QueryResult};
+use polling::until;
 
 use crate::bench::{
-    Bench, NEIGHBOUR, Options, TEST_TIMEOUT, answer, eventually, query, rcode, receive_frame,
-    send_frames,
+    Bench, NEIGHBOUR, Options, TEST_TIMEOUT, answer, query, rcode, receive_frame, send_frames,
 };
 
 /// Another address of the endpoint of most tests.
@@ -123,11 +123,16 @@ fn connections_that_read_nothing_use_no_more_memory_than_their_pods_share() {
                 drop(client);
             });
         }
-        eventually("the share is used up", || {
+        let used_and_overdrawn = || {
             let used = bench.stats.tcp_bytes.get();
             assert!(used <= most, "{used} of {most} bytes");
-            bench.stats.tcp_overdrawn.get() > 0
-        });
+            (used, bench.stats.tcp_overdrawn.get())
+        };
+        until(
+            "the share is used up",
+            used_and_overdrawn,
+            |(_, overdrawn)| *overdrawn > 0,
+        );
         // The neighbour has a share of its own.
         let neighbour = bench.tcp_client_from(NEIGHBOUR);
         send_frames(&neighbour, &[&query(1, "a.good.example", RecordType::A)]);
@@ -185,14 +190,18 @@ fn a_query_that_waits_for_a_place_gets_the_one_that_another_connection_frees() {
     let asked = receive_frame(&at_server).unwrap();
     let second = bench.tcp_client();
     ask_in_vain(&second, 1);
-    eventually("the second query has come", || {
-        bench.stats.transports.get(Protocol::Tcp) == 2
-    });
+    until(
+        "the second query has come",
+        || bench.stats.transports.get(Protocol::Tcp),
+        |seen| *seen == 2,
+    );
     send_frames(&at_server, &[&answer(&asked, &["192.0.2.1"])]);
     receive_frame(&first).unwrap();
-    eventually("the second query is sent on", || {
-        bench.stats.in_flight.get() == 1
-    });
+    until(
+        "the second query is sent on",
+        || bench.stats.in_flight.get(),
+        |seen| *seen == 1,
+    );
     let at_server = bench.tcp_at_server();
     let asked = receive_frame(&at_server).unwrap();
     send_frames(&at_server, &[&answer(&asked, &["192.0.2.2"])]);
@@ -221,9 +230,11 @@ fn a_large_query_that_waits_for_a_place_counts_as_its_pods_memory() {
     let second = bench.tcp_client();
     send_frames(&second, &[&large]);
     // Two copies are in buffers, the third one waits; the allowance is less than half of one.
-    eventually("all three copies count", || {
-        bench.stats.tcp_bytes.get() > u64::from(PADDING) * 5 / 2
-    });
+    until(
+        "all three copies count",
+        || bench.stats.tcp_bytes.get(),
+        |seen| *seen > u64::from(PADDING) * 5 / 2,
+    );
 }
 
 #[test]
@@ -236,9 +247,11 @@ fn unanswered_queries_over_both_transports_leave_places_for_another_pod() {
         let name = format!("u{id}.good.example");
         udp.send(&query(id, &name, RecordType::A)).unwrap();
     }
-    eventually("the pod has its share", || {
-        bench.stats.queries.get(QueryResult::Shed) == 20
-    });
+    until(
+        "the pod has its share",
+        || bench.stats.queries.get(QueryResult::Shed),
+        |seen| *seen == 20,
+    );
     assert_eq!(bench.stats.in_flight.get(), 12);
     let over_tcp = bench.tcp_client_from(NEIGHBOUR);
     ask_in_vain(&over_tcp, 1);
@@ -246,9 +259,11 @@ fn unanswered_queries_over_both_transports_leave_places_for_another_pod() {
     neighbour
         .send(&query(1, "n.good.example", RecordType::A))
         .unwrap();
-    eventually("the neighbour's queries are sent on", || {
-        bench.stats.in_flight.get() == 14
-    });
+    until(
+        "the neighbour's queries are sent on",
+        || bench.stats.in_flight.get(),
+        |seen| *seen == 14,
+    );
     assert_eq!(bench.stats.queries.get(QueryResult::Shed), 20);
 }
 
@@ -256,15 +271,19 @@ fn unanswered_queries_over_both_transports_leave_places_for_another_pod() {
 fn connections_are_counted_by_pod_and_not_by_address() {
     let bench = Bench::new(Options::default());
     let mut all: Vec<_> = (0..4).map(|_| bench.tcp_client()).collect();
-    eventually("half of them are open", || {
-        bench.stats.tcp_connections.get() == 4
-    });
+    until(
+        "half of them are open",
+        || bench.stats.tcp_connections.get(),
+        |seen| *seen == 4,
+    );
     let refused = bench.tcp_client_from(SECOND_ADDRESS);
     assert_eq!(receive_frame(&refused), None);
     all.push(bench.tcp_client_from(NEIGHBOUR));
-    eventually("the neighbour has one", || {
-        bench.stats.tcp_connections.get() == 5
-    });
+    until(
+        "the neighbour has one",
+        || bench.stats.tcp_connections.get(),
+        |seen| *seen == 5,
+    );
     assert_eq!(bench.stats.tcp_refused.get(), 1);
 }
 

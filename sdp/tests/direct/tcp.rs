@@ -14,8 +14,9 @@ use holdfast_sdp::{
     query_report::Event,
     stats::{Protocol, QueryResult},
 };
+use polling::until;
 
-use crate::bench::{Bench, Options, answer, eventually, query, rcode, receive_frame, send_frames};
+use crate::bench::{Bench, Options, answer, query, rcode, receive_frame, send_frames};
 
 #[test]
 fn pipelined_queries_share_one_upstream_connection_and_come_back_in_any_order() {
@@ -200,15 +201,19 @@ fn connections_are_bounded() {
     let bench = Bench::new(Options::default());
     // One client alone gets half of eight.
     let clients: Vec<_> = (0..4).map(|_| bench.tcp_client()).collect();
-    eventually("four are accepted", || {
-        bench.stats.tcp_connections.get() == 4
-    });
+    until(
+        "four are accepted",
+        || bench.stats.tcp_connections.get(),
+        |seen| *seen == 4,
+    );
     assert_eq!(receive_frame(&bench.tcp_client()), None);
     assert_eq!(bench.stats.tcp_refused.get(), 1);
     drop(clients);
-    eventually("their places are free again", || {
-        bench.stats.tcp_connections.get() == 0
-    });
+    until(
+        "their places are free again",
+        || bench.stats.tcp_connections.get(),
+        |seen| *seen == 0,
+    );
 }
 
 #[test]
@@ -299,7 +304,11 @@ fn a_drain_ends_a_lasting_connection_with_an_answer_and_loses_no_query() {
         ..
     } = bench;
     let draining = runtime.spawn(listeners.drain(Duration::from_secs(60)));
-    eventually("the proxy drains", || TcpStream::connect(proxy).is_err());
+    until(
+        "the proxy drains",
+        || TcpStream::connect(proxy).err(),
+        Option::is_some,
+    );
     // Between two queries for a while, and asked again.
     last_answers(&clients[0], &servers[0], &[2]);
     last_answers(&clients[1], &servers[1], &[3, 4, 5]);
@@ -381,9 +390,11 @@ fn a_drain_answers_what_a_client_that_always_has_queries_in_flight_has_asked() {
                 before = next;
             }
         });
-        eventually("queries flow", || {
-            bench.stats.transports.get(Protocol::Tcp) > 10
-        });
+        until(
+            "queries flow",
+            || bench.stats.transports.get(Protocol::Tcp),
+            |seen| *seen > 10,
+        );
         let Bench {
             listeners, runtime, ..
         } = bench;
@@ -423,9 +434,11 @@ fn a_server_that_never_pauses_does_not_stop_the_clock() {
     receive_frame(&server).unwrap();
     std::thread::scope(|scope| {
         scope.spawn(|| flood(&server));
-        eventually("the query is given up", || {
-            bench.stats.upstream_timeouts.get() == 1
-        });
+        until(
+            "the query is given up",
+            || bench.stats.upstream_timeouts.get(),
+            |seen| *seen == 1,
+        );
         drop(client);
         drop(bench);
     });
@@ -437,9 +450,11 @@ fn a_client_that_never_pauses_does_not_hold_up_a_drain() {
     let client = bench.tcp_client();
     std::thread::scope(|scope| {
         scope.spawn(|| flood(&client));
-        eventually("it is received", || {
-            bench.stats.transports.get(Protocol::Tcp) > 0
-        });
+        until(
+            "the query has come",
+            || bench.stats.transports.get(Protocol::Tcp),
+            |seen| *seen > 0,
+        );
         let Bench {
             listeners, runtime, ..
         } = bench;

@@ -15,8 +15,9 @@ use holdfast_sdp::{
     proxy::ProxyConfig,
     stats::{AnswerResult, QueryResult},
 };
+use polling::until;
 
-use crate::bench::{Bench, Options, answer, eventually, query, rcode, receive};
+use crate::bench::{Bench, Options, answer, query, rcode, receive};
 
 #[test]
 fn an_allowed_query_goes_to_its_server_and_back_unchanged() {
@@ -118,7 +119,11 @@ fn a_held_answer_waits_and_others_do_not() {
         .unwrap();
     bench.serve("192.0.2.1");
     let (_, on_realised) = bench.sink.next();
-    eventually("the answer is held", || bench.stats.held.get() == 1);
+    until(
+        "the answer is held",
+        || bench.stats.held.get(),
+        |seen| *seen == 1,
+    );
     bench.sink.say(Release::Leased);
     client
         .send(&query(2, "a.good.example", RecordType::AAAA))
@@ -127,9 +132,11 @@ fn a_held_answer_waits_and_others_do_not() {
     assert_eq!(receive(&client)[..2], [0, 2]);
     on_realised.unwrap()(Realised::Yes);
     assert_eq!(receive(&client)[..2], [0, 1]);
-    eventually("the release is counted", || {
-        bench.stats.answers.get(AnswerResult::Realised) == 1
-    });
+    until(
+        "the release is counted",
+        || bench.stats.answers.get(AnswerResult::Realised),
+        |seen| *seen == 1,
+    );
     assert_eq!(bench.stats.held.get(), 0);
 }
 
@@ -146,9 +153,11 @@ fn a_late_answer_is_released_and_counted() {
     bench.serve("192.0.2.1");
     let (_, on_realised) = bench.sink.next();
     assert_eq!(receive(&client)[..2], [0, 1]);
-    eventually("the late answer is counted", || {
-        bench.stats.answers.get(AnswerResult::Late) == 1
-    });
+    until(
+        "the late answer is counted",
+        || bench.stats.answers.get(AnswerResult::Late),
+        |seen| *seen == 1,
+    );
     // Comes too late, and finds nothing.
     on_realised.unwrap()(Realised::Yes);
 }
@@ -287,17 +296,21 @@ fn a_query_that_nobody_answers_is_given_up_and_counted() {
         .send(&query(1, "exact.example", RecordType::A))
         .unwrap();
     let (asked, from) = bench.at_server();
-    eventually("the timeout is counted", || {
-        bench.stats.upstream_timeouts.get() == 1
-    });
+    until(
+        "the timeout is counted",
+        || bench.stats.upstream_timeouts.get(),
+        |seen| *seen == 1,
+    );
     assert_eq!(bench.stats.in_flight.get(), 0);
     bench
         .server
         .send_to(&answer(&asked, &["192.0.2.1"]), from)
         .unwrap();
-    eventually("it came too late", || {
-        bench.stats.answers.get(AnswerResult::Unexpected) == 1
-    });
+    until(
+        "the answer after the timeout is counted",
+        || bench.stats.answers.get(AnswerResult::Unexpected),
+        |seen| *seen == 1,
+    );
 }
 
 #[test]
@@ -404,7 +417,11 @@ fn the_same_question_in_flight_is_sent_once_and_answers_all() {
     let (asked, from) = bench.at_server();
     two.send(&query(2, "a.good.example", RecordType::A))
         .unwrap();
-    eventually("the second joins", || bench.stats.joined.get() == 1);
+    until(
+        "the second joins",
+        || bench.stats.joined.get(),
+        |seen| *seen == 1,
+    );
     // Another type is another question, and one that comes again was perhaps lost.
     one.send(&query(3, "a.good.example", RecordType::AAAA))
         .unwrap();

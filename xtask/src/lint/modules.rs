@@ -12,13 +12,14 @@ use anyhow::Result;
 use crate::{repository, workspace};
 
 /// The crates whose modules are checked.
-const CRATES: [&str; 9] = [
+const CRATES: [&str; 10] = [
     "agent",
     "daemon",
     "dns-policy",
     "e2e",
     "fqdn-proto",
     "netpol",
+    "polling",
     "sdp",
     "shared-maps",
     "xtask",

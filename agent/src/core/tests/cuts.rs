@@ -37,7 +37,7 @@ pub(super) fn old() -> World {
     }
     let event = world.host(9, Some(Pod::WEB));
     world.node.event(event);
-    world.act(&Act::Learn(0, 0));
+    world.act(&Act::Learn("www.cilium.io", "1.1.1.1"));
     world.node.tick(world.node.now.plus_secs(6));
     world.check_end();
     world

@@ -6,7 +6,7 @@ use proptest::prelude::*;
 use shared_maps::IdentityId;
 
 use super::{
-    oracle::{Act, Pod, World, acts, config, fates, parts},
+    oracle::{Act, Group, Pod, Spec, World, acts, config, fates, parts},
     restart::{again, restarted},
 };
 use crate::{
@@ -47,22 +47,23 @@ proptest! {
 }
 
 #[test]
-fn a_group_that_went_while_away_keeps_nothing_open() {
-    use Act::{Drop, Group, Policy};
-    let acts = [Policy(0, 18), Drop(1), Group(0, Some(2)), Group(0, None)];
+fn a_group_removed_while_the_agent_was_away_keeps_nothing_open() {
+    let acts = [
+        Act::Policy(0, Spec::WebAndApiToGroups),
+        Act::Drop(1),
+        Act::Group(0, Some(Group::ZONE_B)),
+        Act::Group(0, None),
+    ];
     killed(&acts, 0.0, 1);
 }
 
 #[test]
-fn an_api_server_that_went_while_away_keeps_nothing_open() {
-    use Act::{ApiServers, Drop, Policy};
-    let mut specs = super::oracle::SPECS.iter();
-    let spec = specs.position(|spec| spec.contains("- toEntities: [kube-apiserver]\n"));
+fn an_api_server_removed_while_the_agent_was_away_keeps_nothing_open() {
     let acts = [
-        Policy(0, spec.unwrap()),
-        Drop(1),
-        ApiServers(3),
-        ApiServers(0),
+        Act::Policy(0, Spec::ToRemoteNodesAndApiServersFromCluster),
+        Act::Drop(1),
+        Act::ApiServers(&["2.2.2.2", "10.0.0.9"]),
+        Act::ApiServers(&[]),
     ];
     killed(&acts, 0.0, 1);
 }
@@ -107,18 +108,32 @@ fn killed(acts: &[Act], cut: f64, part: usize) {
 
 /// Rules that change while the agent is away meet addresses whose labels change with them.
 #[test]
-fn a_policy_that_changed_while_away_comes_after_its_labels() {
+fn a_policy_changed_while_the_agent_was_away_comes_after_its_labels() {
     use Act::{Endpoint, Policy};
     for acts in [
-        vec![Policy(0, 15), Policy(0, 11)],
-        vec![Policy(0, 0), Policy(2, 7), Policy(2, 10)],
-        vec![Policy(0, 8), Policy(0, 10)],
-        vec![Policy(0, 8), Policy(1, 2), Policy(0, 11)],
         vec![
-            Policy(3, 7),
-            Policy(0, 5),
+            Policy(0, Spec::NeverFromHostOn80NorBlockExceptPart),
+            Policy(0, Spec::WebFromBlockExceptHalfAndPingsOfOne),
+        ],
+        vec![
+            Policy(0, Spec::WebToCiliumNames),
+            Policy(2, Spec::ToAllExceptWorldOn443),
+            Policy(2, Spec::NeverFromBlock),
+        ],
+        vec![
+            Policy(0, Spec::ToPort443FromAll),
+            Policy(0, Spec::NeverFromBlock),
+        ],
+        vec![
+            Policy(0, Spec::ToPort443FromAll),
+            Policy(1, Spec::ToBlockExceptPart),
+            Policy(0, Spec::WebFromBlockExceptHalfAndPingsOfOne),
+        ],
+        vec![
+            Policy(3, Spec::ToAllExceptWorldOn443),
+            Policy(0, Spec::DnsByProxyAndToDb),
             Endpoint(8, Pod::DB),
-            Policy(3, 2),
+            Policy(3, Spec::ToBlockExceptPart),
         ],
     ] {
         killed(&acts, 0.0, usize::MAX);
@@ -127,7 +142,7 @@ fn a_policy_that_changed_while_away_comes_after_its_labels() {
 
 /// Two identities of names become one selector's, and the meaning of their numbers is lost.
 #[test]
-fn a_policy_that_changed_while_away_with_the_checkpoint_opens_nothing_else() {
+fn a_policy_changed_while_the_agent_was_away_opens_nothing_else_without_the_checkpoint() {
     let web = |peers: &str| format!("endpointSelector: {{matchLabels: {{app: web}}}}\n  {peers}");
     let mut world = World::new();
     for (slot, peers) in [
@@ -140,7 +155,7 @@ fn a_policy_that_changed_while_away_with_the_checkpoint_opens_nothing_else() {
         let event = world.document(slot, Some(&web(peers)));
         world.node.event(event);
     }
-    for (name, address) in [(0, 0), (1, 4)] {
+    for (name, address) in [("www.cilium.io", "1.1.1.1"), ("dev.cilium.io", "2.2.2.2")] {
         world.act(&Act::Learn(name, address));
     }
     world.node.tick(world.node.now.plus_secs(6));
@@ -158,7 +173,7 @@ fn a_policy_that_changed_while_away_with_the_checkpoint_opens_nothing_else() {
 
 /// One was the node's and one the world's, and both are a name's now.
 #[test]
-fn what_one_address_had_is_not_for_another_that_gets_the_same_identity() {
+fn access_of_one_address_is_not_given_to_another_with_the_same_identity() {
     const BEFORE: &str = "endpointSelector: {}\n  egress:\n  - toEntities: [host]";
     const AFTER: &str = "endpointSelector: {}\n  egress:\n  - toFQDNs: [{matchPattern: '*.cilium.io'}]\n    toPorts: [{ports: [{port: 443, protocol: TCP}]}]";
     for (own, other) in [("1.1.1.1", "2.2.2.2"), ("2.2.2.2", "1.1.1.1")] {
@@ -185,7 +200,7 @@ fn an_endpoint_may_come_back_under_another_number() {
     let acts = [
         Endpoint(9, Pod::DB),
         Endpoint(8, Pod::WEB),
-        Policy(0, 4),
+        Policy(0, Spec::WebNeverToBlock),
         Gone(9),
         Endpoint(9, Pod::DB),
     ];
@@ -193,12 +208,12 @@ fn an_endpoint_may_come_back_under_another_number() {
 }
 
 #[test]
-fn a_map_without_room_for_what_addresses_had_takes_the_new_policy_at_once() {
+fn a_map_without_room_for_the_old_access_takes_the_new_policy_at_once() {
     let mut world = World::new();
-    world.act(&Act::Policy(0, 8));
+    world.act(&Act::Policy(0, Spec::ToPort443FromAll));
     let full = world.node.datapath.policy.values().map(|map| map.len());
     let full = full.max().unwrap();
-    world.document("p0", Some(super::oracle::SPECS[3]));
+    world.document("p0", Some(Spec::ToBlockExceptOneAddressOn443.text()));
     let mut fitting = 0;
     for room in full..full + 16 {
         let config = CoreConfig {

@@ -18,35 +18,68 @@
 mod proxy;
 mod world;
 
-use proptest::prelude::*;
+use proptest::{prelude::*, sample::select};
 use shared_maps::EndpointId;
 
-use self::world::{Fate, World};
+use self::world::{ADDRESSES, Addresses, Failure, Fate, World};
 
-const NAMES: [&str; 3] = ["www.cilium.io.", "dev.cilium.io.", "ebpf.io."];
-/// The last is longer than a lease may be.
-const TTLS: [u32; 5] = [1, 20, 60, 600, 86_400];
-const SPECS: [&str; 4] = [
-    "endpointSelector: {matchLabels: {app: web}}\n  egress:\n  - toFQDNs: [{matchPattern: '*.cilium.io'}]",
-    "endpointSelector: {matchLabels: {app: web}}\n  egress:\n  - toFQDNs: [{matchName: www.cilium.io}]\n    toPorts: [{ports: [{port: '443', protocol: TCP}]}]",
-    "endpointSelector: {}\n  egress:\n  - toFQDNs: [{matchPattern: '*'}]",
-    "endpointSelector: {}\n  egress:\n  - toCIDR: [1.1.1.0/24]",
-];
+const WWW: &str = "www.cilium.io.";
+const DEV: &str = "dev.cilium.io.";
+const NAMES: [&str; 3] = [WWW, DEV, "ebpf.io."];
+const SHORTEST: u32 = 1;
+/// Longer than a lease may be.
+const LONGEST: u32 = 86_400;
+/// In seconds.
+const TTLS: [u32; 5] = [SHORTEST, 20, 60, 600, LONGEST];
 /// Proxies at once.
 const PROXIES: usize = 2;
 
+/// A policy for names or addresses.
+#[derive(Clone, Copy, Debug)]
+enum Spec {
+    WebToCiliumNames,
+    WebToWwwOn443,
+    ToAnyName,
+    ToBlock,
+}
+
+impl Spec {
+    const ALL: [Self; 4] = [
+        Self::WebToCiliumNames,
+        Self::WebToWwwOn443,
+        Self::ToAnyName,
+        Self::ToBlock,
+    ];
+
+    /// The document's `spec`.
+    fn text(self) -> &'static str {
+        match self {
+            Self::WebToCiliumNames => {
+                "endpointSelector: {matchLabels: {app: web}}\n  egress:\n  - toFQDNs: [{matchPattern: '*.cilium.io'}]"
+            }
+            Self::WebToWwwOn443 => {
+                "endpointSelector: {matchLabels: {app: web}}\n  egress:\n  - toFQDNs: [{matchName: www.cilium.io}]\n    toPorts: [{ports: [{port: '443', protocol: TCP}]}]"
+            }
+            Self::ToAnyName => {
+                "endpointSelector: {}\n  egress:\n  - toFQDNs: [{matchPattern: '*'}]"
+            }
+            Self::ToBlock => "endpointSelector: {}\n  egress:\n  - toCIDR: [1.1.1.0/24]",
+        }
+    }
+}
+
 #[derive(Clone, Copy, Debug)]
 enum Act {
-    /// A server answers a pod: proxy, name, addresses (a set of bits), TTL.
-    Answer(usize, usize, u8, usize),
+    /// A server answers a pod: proxy, name, addresses, TTL in seconds.
+    Answer(usize, &'static str, Addresses, u32),
     Send(usize),
     /// The agent takes everything that one proxy has sent.
     Run(usize),
     /// A proxy takes one message.
     Deliver(usize),
     Connect(usize),
-    /// kill -9, perhaps within a write.
-    KillProxy(usize, bool),
+    /// kill -9 of a proxy, and of its write to the journal.
+    KillProxy(usize, LastWrite),
     /// The kernel reports to the agent which proxies' processes have ended.
     Reap,
     Drain(usize),
@@ -54,47 +87,67 @@ enum Act {
     KillAgent,
     StartAgent,
     Sync,
-    Policy(usize, Option<usize>),
+    Policy(usize, Option<Spec>),
     /// The next part of a change of policy.
     ContinueChange,
-    Clean(usize),
-    /// Another endpoint under the same policies comes or goes.
-    Other(bool),
-    /// Writes to the ipcache fail from now on, or to policy maps, or none does.
-    Fail(usize),
-    /// The pod opens a connection to an address from an answer, or ends it.
-    Use(usize, bool),
-    /// The conntrack maps are scanned, to their end or not.
-    ConntrackScan(bool),
+    Clean(&'static str),
+    /// Another endpoint under the same policies is added.
+    AddOther,
+    RemoveOther,
+    /// These writes fail from now on.
+    Fail(Failure),
+    /// The pod opens a connection to an address from an answer.
+    OpenConnection(&'static str),
+    CloseConnections(&'static str),
+    ConntrackScan(Scan),
     /// Milliseconds.
     Wait(u64),
-    /// Everybody does what there is to do.
+    /// All parts do the work that they have.
     Settle,
 }
+
+/// The last write to the journal of a proxy that is killed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum LastWrite {
+    Whole,
+    Torn,
+}
+
+/// How far a scan of the conntrack maps comes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Scan {
+    Complete,
+    Partial,
+}
+
+const KILLS: [LastWrite; 2] = [LastWrite::Whole, LastWrite::Torn];
+const SCANS: [Scan; 2] = [Scan::Partial, Scan::Complete];
 
 fn acts() -> impl Strategy<Value = Vec<Act>> {
     let proxy = 0..PROXIES;
     let act = prop_oneof![
-        10 => (proxy.clone(), 0..NAMES.len(), 1u8..16, 0..TTLS.len())
+        10 => (proxy.clone(), select(&NAMES), Addresses::any(), select(&TTLS))
             .prop_map(|(p, n, a, t)| Act::Answer(p, n, a, t)),
         6 => proxy.clone().prop_map(Act::Send),
         6 => proxy.clone().prop_map(Act::Run),
         8 => proxy.clone().prop_map(Act::Deliver),
         3 => proxy.clone().prop_map(Act::Connect),
-        2 => (proxy.clone(), any::<bool>()).prop_map(|(p, torn)| Act::KillProxy(p, torn)),
+        2 => (proxy.clone(), select(&KILLS)).prop_map(|(p, write)| Act::KillProxy(p, write)),
         2 => Just(Act::Reap),
         1 => proxy.clone().prop_map(Act::Drain),
         2 => proxy.prop_map(Act::Adopt),
         2 => Just(Act::KillAgent),
         2 => Just(Act::StartAgent),
         3 => Just(Act::Sync),
-        2 => (0usize..2, prop::option::of(0..SPECS.len())).prop_map(|(slot, s)| Act::Policy(slot, s)),
+        2 => (0usize..2, prop::option::of(select(&Spec::ALL))).prop_map(|(slot, s)| Act::Policy(slot, s)),
         3 => Just(Act::ContinueChange),
-        2 => (0..NAMES.len()).prop_map(Act::Clean),
-        2 => any::<bool>().prop_map(Act::Other),
-        1 => (0..world::FAILURES.len()).prop_map(Act::Fail),
-        4 => (0usize..4, any::<bool>()).prop_map(|(a, on)| Act::Use(a, on)),
-        4 => any::<bool>().prop_map(Act::ConntrackScan),
+        2 => select(&NAMES).prop_map(Act::Clean),
+        1 => Just(Act::RemoveOther),
+        1 => Just(Act::AddOther),
+        1 => select(&Failure::ALL).prop_map(Act::Fail),
+        2 => select(&ADDRESSES).prop_map(Act::CloseConnections),
+        2 => select(&ADDRESSES).prop_map(Act::OpenConnection),
+        4 => select(&SCANS).prop_map(Act::ConntrackScan),
         2 => (1u64..300).prop_map(Act::Wait),
         3 => (300u64..100_000).prop_map(Act::Wait),
         3 => Just(Act::Settle),
@@ -105,20 +158,20 @@ fn acts() -> impl Strategy<Value = Vec<Act>> {
 /// What decides over addresses in use, and little else.
 fn uses() -> impl Strategy<Value = Vec<Act>> {
     let act = prop_oneof![
-        6 => (0..NAMES.len(), 1u8..16, 0..TTLS.len()).prop_map(|(n, a, t)| Act::Answer(0, n, a, t)),
+        6 => (select(&NAMES), Addresses::any(), select(&TTLS)).prop_map(|(n, a, t)| Act::Answer(0, n, a, t)),
         6 => Just(Act::Settle),
-        5 => (0usize..4).prop_map(|a| Act::Use(a, true)),
-        1 => (0usize..4).prop_map(|a| Act::Use(a, false)),
-        8 => Just(Act::ConntrackScan(true)),
-        1 => Just(Act::ConntrackScan(false)),
-        2 => (0usize..2, prop::option::of(0..SPECS.len())).prop_map(|(slot, s)| Act::Policy(slot, s)),
+        5 => select(&ADDRESSES).prop_map(Act::OpenConnection),
+        1 => select(&ADDRESSES).prop_map(Act::CloseConnections),
+        8 => Just(Act::ConntrackScan(Scan::Complete)),
+        1 => Just(Act::ConntrackScan(Scan::Partial)),
+        2 => (0usize..2, prop::option::of(select(&Spec::ALL))).prop_map(|(slot, s)| Act::Policy(slot, s)),
         2 => Just(Act::ContinueChange),
         5 => (300u64..100_000).prop_map(Act::Wait),
         1 => Just(Act::KillAgent),
         2 => Just(Act::StartAgent),
         2 => Just(Act::Sync),
         2 => Just(Act::Connect(0)),
-        1 => (0..NAMES.len()).prop_map(Act::Clean),
+        1 => select(&NAMES).prop_map(Act::Clean),
     ];
     prop::collection::vec(act, 40..120)
 }
@@ -138,12 +191,12 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 128, max_shrink_iters: 2000, ..ProptestConfig::default() })]
 
     #[test]
-    fn nothing_is_lost_whoever_fails(acts in acts()) {
+    fn no_answer_is_lost_when_any_program_fails(acts in acts()) {
         play(&acts);
     }
 
     #[test]
-    fn what_was_cleaned_stays_closed_whoever_dies(
+    fn a_cleaned_name_stays_closed_when_programs_are_killed(
         acts in acts(),
         zombies in any::<bool>(),
         proxy_dies in any::<bool>(),
@@ -163,7 +216,7 @@ proptest! {
     /// Expiry, passes over conntrack, look-ups, changes of selectors and restarts in any order:
     /// what a connection uses stays open, and goes when nothing uses it.
     #[test]
-    fn what_is_in_use_outlives_its_ttl(acts in uses()) {
+    fn an_address_in_use_outlives_its_ttl(acts in uses()) {
         play_in(World::with_zombies(), &acts);
     }
 }
@@ -171,18 +224,18 @@ proptest! {
 #[test]
 fn a_connection_keeps_its_address_through_a_change_of_selectors() {
     let acts = [
-        Act::Answer(0, 0, 1, 0),
+        Act::Answer(0, WWW, Addresses::of(&["1.1.1.1"]), SHORTEST),
         Act::Settle,
-        Act::Use(0, true),
+        Act::OpenConnection("1.1.1.1"),
         Act::Wait(90_000),
-        Act::ConntrackScan(true),
-        Act::ConntrackScan(true),
-        Act::Policy(0, Some(2)),
+        Act::ConntrackScan(Scan::Complete),
+        Act::ConntrackScan(Scan::Complete),
+        Act::Policy(0, Some(Spec::ToAnyName)),
         Act::Wait(1000),
-        Act::ConntrackScan(false),
-        Act::Policy(0, Some(0)),
-        Act::ConntrackScan(true),
-        Act::ConntrackScan(true),
+        Act::ConntrackScan(Scan::Partial),
+        Act::Policy(0, Some(Spec::WebToCiliumNames)),
+        Act::ConntrackScan(Scan::Complete),
+        Act::ConntrackScan(Scan::Complete),
         Act::Wait(10_000),
     ];
     let mut world = World::with_zombies();
@@ -192,9 +245,9 @@ fn a_connection_keeps_its_address_through_a_change_of_selectors() {
     assert_eq!(world.uses().count(), 1);
     assert!(world.node.identity("1.1.1.1").is_some());
     for act in [
-        Act::Use(0, false),
-        Act::ConntrackScan(true),
-        Act::ConntrackScan(true),
+        Act::CloseConnections("1.1.1.1"),
+        Act::ConntrackScan(Scan::Complete),
+        Act::ConntrackScan(Scan::Complete),
         Act::Wait(1),
     ] {
         world.act(act);
@@ -204,13 +257,13 @@ fn a_connection_keeps_its_address_through_a_change_of_selectors() {
 }
 
 #[test]
-fn an_answer_goes_once_it_is_plumbed() {
+fn an_answer_is_released_once_its_addresses_are_plumbed() {
     let mut world = World::new();
-    world.act(Act::Answer(0, 0, 1, 2));
+    world.act(Act::Answer(0, WWW, Addresses::of(&["1.1.1.1"]), 60));
     assert!(matches!(world.answers[0].fate, Fate::Held(_)));
     world.act(Act::Settle);
     assert!(matches!(world.answers[0].fate, Fate::Released(_)));
-    world.act(Act::Answer(0, 0, 1, 2));
+    world.act(Act::Answer(0, WWW, Addresses::of(&["1.1.1.1"]), 60));
     assert!(matches!(world.answers[1].fate, Fate::Released(_)), "leased");
     assert_eq!(
         world.node.datapath.policy.keys().next(),
@@ -220,45 +273,45 @@ fn an_answer_goes_once_it_is_plumbed() {
 }
 
 #[test]
-fn what_two_dead_proxies_learned_without_an_agent_is_not_lost() {
+fn names_that_two_killed_proxies_learned_without_an_agent_are_not_lost() {
     let mut world = World::new();
     world.act(Act::KillAgent);
     world.act(Act::Wait(10));
-    world.act(Act::Answer(0, 0, 1, 3));
+    world.act(Act::Answer(0, WWW, Addresses::of(&["1.1.1.1"]), 600));
     assert!(
         matches!(world.answers[0].fate, Fate::Held(_)),
         "not written yet"
     );
     world.act(Act::Wait(1));
     assert!(matches!(world.answers[0].fate, Fate::Released(_)));
-    world.act(Act::KillProxy(0, true));
+    world.act(Act::KillProxy(0, LastWrite::Torn));
     world.act(Act::Adopt(1));
-    world.act(Act::KillProxy(1, true));
+    world.act(Act::KillProxy(1, LastWrite::Torn));
     world.check_end();
     assert_eq!(world.orphans.len(), 0);
 }
 
 #[test]
-fn the_lease_of_a_dead_proxy_is_honoured_to_its_end_and_what_comes_after() {
+fn a_killed_proxys_lease_is_honoured_to_its_end() {
     play(&[
-        Act::Answer(0, 0, 2, 0),
-        Act::Answer(1, 0, 6, 3),
+        Act::Answer(0, WWW, Addresses::of(&["1.1.1.2"]), SHORTEST),
+        Act::Answer(1, WWW, Addresses::of(&["1.1.1.2", "2.2.2.2"]), 600),
         Act::Settle,
-        Act::KillProxy(0, false),
+        Act::KillProxy(0, LastWrite::Whole),
         Act::Wait(61_000),
-        Act::Clean(0),
+        Act::Clean(WWW),
     ]);
 }
 
 /// It is over with the process, however long its TTL was.
 #[test]
-fn the_lease_of_a_dead_proxy_ends_when_its_process_is_known_to_have_ended() {
+fn a_killed_proxys_lease_ends_when_its_process_has_ended() {
     let mut world = World::new();
     for act in [
-        Act::Answer(0, 0, 1, 4),
+        Act::Answer(0, WWW, Addresses::of(&["1.1.1.1"]), LONGEST),
         Act::Settle,
-        Act::KillProxy(0, false),
-        Act::Clean(0),
+        Act::KillProxy(0, LastWrite::Whole),
+        Act::Clean(WWW),
         Act::Wait(100),
     ] {
         world.act(act);
@@ -273,8 +326,8 @@ fn the_lease_of_a_dead_proxy_ends_when_its_process_is_known_to_have_ended() {
 #[test]
 fn a_shorter_answer_does_not_hide_a_longer_one() {
     play(&[
-        Act::Answer(1, 1, 1, 3),
-        Act::Answer(1, 1, 1, 0),
+        Act::Answer(1, DEV, Addresses::of(&["1.1.1.1"]), 600),
+        Act::Answer(1, DEV, Addresses::of(&["1.1.1.1"]), SHORTEST),
         Act::Wait(5552),
         Act::Wait(52448),
     ]);
@@ -285,39 +338,39 @@ fn an_answer_waits_for_the_write_that_another_one_caused() {
     play(&[
         Act::KillAgent,
         Act::Wait(1),
-        Act::Answer(0, 1, 15, 3),
-        Act::Answer(0, 1, 1, 1),
-        Act::KillProxy(0, true),
+        Act::Answer(0, DEV, Addresses::of(&ADDRESSES), 600),
+        Act::Answer(0, DEV, Addresses::of(&["1.1.1.1"]), 20),
+        Act::KillProxy(0, LastWrite::Torn),
     ]);
 }
 
 #[test]
-fn what_was_cleaned_and_asked_again_is_open_although_it_lasts_less_long() {
+fn a_cleaned_name_that_is_looked_up_again_is_open_also_with_a_shorter_ttl() {
     for killed in [false, true] {
         let mut acts = vec![
-            Act::KillProxy(0, false),
-            Act::Answer(0, 0, 1, 3),
+            Act::KillProxy(0, LastWrite::Whole),
+            Act::Answer(0, WWW, Addresses::of(&["1.1.1.1"]), 600),
             Act::Wait(1000),
-            Act::Clean(0),
+            Act::Clean(WWW),
             // Longer than a journal may be behind.
             Act::Wait(80_000),
-            Act::Answer(0, 0, 1, 2),
+            Act::Answer(0, WWW, Addresses::of(&["1.1.1.1"]), 60),
             Act::Wait(10),
         ];
         if killed {
-            acts.extend([Act::KillProxy(0, false), Act::Adopt(1)]);
+            acts.extend([Act::KillProxy(0, LastWrite::Whole), Act::Adopt(1)]);
         }
         play(&acts);
     }
 }
 
 #[test]
-fn what_is_asked_while_its_lease_is_revoked_is_not_lost_with_the_agent() {
+fn a_name_looked_up_while_its_lease_is_revoked_is_not_lost_with_the_agent() {
     play(&[
-        Act::Answer(0, 0, 1, 0),
+        Act::Answer(0, WWW, Addresses::of(&["1.1.1.1"]), SHORTEST),
         Act::Settle,
-        Act::Clean(0),
-        Act::Answer(0, 0, 1, 3),
+        Act::Clean(WWW),
+        Act::Answer(0, WWW, Addresses::of(&["1.1.1.1"]), 600),
         Act::Send(0),
         Act::KillAgent,
         Act::Settle,

@@ -13,7 +13,7 @@ use dns_policy::{
     pattern::SelectorMatcher,
     rule::NameRule,
 };
-use proptest::prelude::*;
+use proptest::{prelude::*, sample::select};
 use shared_maps::{
     EndpointId, IdentityId,
     policy::{EGRESS, INGRESS},
@@ -42,9 +42,9 @@ mod language;
 mod packets;
 mod pod;
 
-use self::language::{ADDRESSES, CLUSTER, GROUPS, NAMES, NODE, PORTS, remotes};
+use self::language::{ADDRESSES, Addresses, CLUSTER, NAMES, NODE, PORTS, remotes};
 pub(super) use self::{
-    language::SPECS,
+    language::{Group, Spec},
     packets::{Ends, Fate, Question, check_way, fate, fates, identity, questions},
     pod::Pod,
 };
@@ -54,27 +54,36 @@ const DNS: &str = "endpointSelector: {}\n  egress:\n  - toCIDR: [10.9.0.53/32]\n
 
 #[derive(Clone, Debug)]
 pub(super) enum Act {
-    Policy(u8, usize),
+    /// The document `p<number>` has this content now.
+    Policy(u8, Spec),
+    /// The document `p<number>` is removed.
     Drop(u8),
-    Group(u8, Option<usize>),
-    Node(usize),
-    ApiServers(usize),
+    /// The group `g<number>` has this content now, or is removed.
+    Group(u8, Option<Group>),
+    /// The other node has these addresses now.
+    Node(Addresses),
+    /// The API servers have these addresses now.
+    ApiServers(Addresses),
+    /// The endpoint 10.0.0.`<number>` is this pod now.
     Endpoint(u8, Pod),
+    /// The endpoint 10.0.0.`<number>` is removed.
     Gone(u8),
-    Learn(usize, usize),
+    /// Endpoint 7 receives an answer: name and address.
+    Learn(&'static str, &'static str),
+    /// Seconds.
     Wait(u64),
 }
 
 pub(super) fn acts() -> impl Strategy<Value = Vec<Act>> {
     let act = prop_oneof![
-        4 => (0u8..4, 0..SPECS.len()).prop_map(|(slot, spec)| Act::Policy(slot, spec)),
+        4 => (0u8..4, select(Spec::ALL)).prop_map(|(slot, spec)| Act::Policy(slot, spec)),
         1 => (0u8..4).prop_map(Act::Drop),
-        2 => (0u8..2, prop::option::weighted(0.8, 0..GROUPS.len())).prop_map(|(slot, group)| Act::Group(slot, group)),
-        1 => (0..CLUSTER.len()).prop_map(Act::Node),
-        1 => (0..CLUSTER.len()).prop_map(Act::ApiServers),
+        2 => (0u8..2, prop::option::weighted(0.8, select(Group::ALL))).prop_map(|(slot, group)| Act::Group(slot, group)),
+        1 => select(CLUSTER).prop_map(Act::Node),
+        1 => select(CLUSTER).prop_map(Act::ApiServers),
         2 => (7u8..10, pod::pod()).prop_map(|(host, pod)| Act::Endpoint(host, pod)),
         1 => (8u8..10).prop_map(Act::Gone),
-        4 => (0..NAMES.len(), 0..ADDRESSES.len()).prop_map(|(n, a)| Act::Learn(n, a)),
+        4 => (select(NAMES), select(ADDRESSES)).prop_map(|(n, a)| Act::Learn(n, a)),
         2 => (1u64..150).prop_map(Act::Wait),
     ];
     prop::collection::vec(act, 1..25)
@@ -82,7 +91,7 @@ pub(super) fn acts() -> impl Strategy<Value = Vec<Act>> {
 
 /// What a part of a change of policy may cost: one thing at a time, some, everything.
 pub(super) fn parts() -> impl Strategy<Value = usize> {
-    prop::sample::select(vec![1, 20, usize::MAX])
+    select(vec![1, 20, usize::MAX])
 }
 
 pub(super) fn document(name: &str, spec: &str) -> PolicyDocument {
@@ -97,19 +106,18 @@ pub(super) struct World {
     pub(super) node: Node,
     policies: BTreeMap<String, PolicyDocument>,
     endpoints: BTreeMap<u8, Pod>,
-    /// Addresses of the other node, and of the API servers: which of [`CLUSTER`].
-    nodes: usize,
-    api_servers: usize,
-    pairs: BTreeMap<(usize, IpAddr), BootTime>,
+    /// Addresses of the other node, and of the API servers.
+    nodes: Addresses,
+    api_servers: Addresses,
+    pairs: BTreeMap<(&'static str, IpAddr), BootTime>,
 }
 
 fn node_addresses() -> Event {
     Event::NodeAddresses(vec![NODE.parse().unwrap()])
 }
 
-fn addresses(list: &str) -> impl Iterator<Item = IpAddr> {
-    let texts = list.split(',').filter(|text| !text.is_empty());
-    texts.map(|text| text.parse().unwrap())
+fn parse(addresses: Addresses) -> impl Iterator<Item = IpAddr> {
+    addresses.iter().map(|text| text.parse().unwrap())
 }
 
 fn is_node(address: IpAddr) -> bool {
@@ -137,8 +145,8 @@ impl World {
             node,
             policies: [("dns".to_owned(), dns)].into(),
             endpoints: [(7, Pod::WEB)].into(),
-            nodes: 0,
-            api_servers: 0,
+            nodes: &[],
+            api_servers: &[],
             pairs: BTreeMap::new(),
         }
     }
@@ -146,7 +154,7 @@ impl World {
     /// Puts an act through; the states on the way are checked.
     pub(super) fn act(&mut self, act: &Act) {
         let event = match act {
-            Act::Policy(slot, spec) => self.document(&format!("p{slot}"), Some(SPECS[*spec])),
+            Act::Policy(slot, spec) => self.document(&format!("p{slot}"), Some(spec.text())),
             Act::Drop(slot) => self.document(&format!("p{slot}"), None),
             Act::Group(slot, group) => self.group(&format!("g{slot}"), *group),
             Act::Node(at) => self.node_at(*at),
@@ -154,7 +162,7 @@ impl World {
             Act::Endpoint(host, pod) => self.host(*host, Some(*pod)),
             Act::Gone(host) => self.host(*host, None),
             Act::Learn(name, address) => {
-                let text = ADDRESSES[*address];
+                let text = *address;
                 let local = self
                     .node
                     .core
@@ -162,7 +170,7 @@ impl World {
                     .endpoints
                     .iter()
                     .any(|e| e.ipv4.as_deref() == Some(text));
-                let mut mapping = mapping(&self.node, NAMES[*name], &[text]);
+                let mut mapping = mapping(&self.node, name, &[text]);
                 let web = self
                     .node
                     .core
@@ -186,7 +194,7 @@ impl World {
                 if !local && has_rules {
                     let end = result.lease_end.unwrap_or_default().plus_secs(5);
                     let address = text.parse().unwrap();
-                    self.pairs.insert((*name, address), end);
+                    self.pairs.insert((name, address), end);
                 }
                 check_way(&before, &self.node.datapath);
                 return;
@@ -219,10 +227,9 @@ impl World {
     }
 
     /// A group of blocks comes, changes (`Some`) or goes.
-    fn group(&mut self, name: &str, group: Option<usize>) -> Event {
+    fn group(&mut self, name: &str, group: Option<Group>) -> Event {
         Event::Policies(match group {
-            Some(group) => {
-                let (labels, blocks) = GROUPS[group];
+            Some(Group { labels, blocks }) => {
                 let text = format!(
                     "apiVersion: cilium.io/v2\nkind: CiliumCIDRGroup\nmetadata: {{name: {name}, labels: {labels}}}\nspec: {{externalCIDRs: {blocks}}}"
                 );
@@ -238,18 +245,18 @@ impl World {
     }
 
     /// Another node has these addresses now.
-    fn node_at(&mut self, at: usize) -> Event {
+    fn node_at(&mut self, at: Addresses) -> Event {
         self.nodes = at;
-        let addresses = addresses(CLUSTER[at]).map(|a| format!("{{type: InternalIP, ip: {a}}}"));
+        let addresses = at.iter().map(|a| format!("{{type: InternalIP, ip: {a}}}"));
         let addresses: Vec<String> = addresses.collect();
         let addresses = addresses.join(", ");
         self.object(&format!("apiVersion: cilium.io/v2\nkind: CiliumNode\nmetadata: {{name: other}}\nspec: {{addresses: [{addresses}]}}"))
     }
 
     /// The API servers have these addresses now.
-    fn api_servers_at(&mut self, at: usize) -> Event {
+    fn api_servers_at(&mut self, at: Addresses) -> Event {
         self.api_servers = at;
-        let endpoints = addresses(CLUSTER[at]).map(|a| format!("{{addresses: [{a}]}}"));
+        let endpoints = at.iter().map(|a| format!("{{addresses: [{a}]}}"));
         let endpoints: Vec<String> = endpoints.collect();
         let endpoints = endpoints.join(", ");
         self.object(&format!("apiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\nmetadata: {{name: kubernetes, labels: {{kubernetes.io/service-name: kubernetes}}}}\nendpoints: [{endpoints}]"))
@@ -263,7 +270,7 @@ impl World {
 
     /// Whether an address is another node's.
     fn is_other_node(&self, address: IpAddr) -> bool {
-        self.local(address).is_none() && addresses(CLUSTER[self.nodes]).any(|a| a == address)
+        self.local(address).is_none() && parse(self.nodes).any(|a| a == address)
     }
 
     /// An endpoint comes, changes or goes.
@@ -370,7 +377,7 @@ impl World {
             if self.local(*address).is_some() || self.is_other_node(*address) {
                 continue;
             }
-            let name = Fqdn::normalise(NAMES[*name]);
+            let name = Fqdn::normalise(name);
             let selectors = self.selectors();
             let matching: BTreeSet<_> = selectors
                 .iter()
@@ -503,14 +510,14 @@ impl World {
                 outside
                     && live
                         .clone()
-                        .any(|(n, _)| matcher(fqdn).matches(&Fqdn::normalise(NAMES[*n])))
+                        .any(|(n, _)| matcher(fqdn).matches(&Fqdn::normalise(n)))
             }
             Selector::Entity(Entity::World | Entity::WorldIpv4) => outside,
             Selector::Entity(Entity::Cluster) => !outside,
             Selector::Entity(Entity::Host) => is_node(remote),
             Selector::Entity(Entity::RemoteNode) => other,
             Selector::Entity(Entity::KubeApiserver) => {
-                local.is_none() && addresses(CLUSTER[self.api_servers]).any(|a| a == remote)
+                local.is_none() && parse(self.api_servers).any(|a| a == remote)
             }
             // No endpoint here is one of these.
             Selector::Entity(_) => false,

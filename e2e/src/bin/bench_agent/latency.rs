@@ -30,6 +30,7 @@ use holdfast_agent::{
     endpoint::spec::EndpointSpec,
     source_event::SourceEvent,
 };
+use holdfast_e2e::eventually;
 use holdfast_e2e::policy::{dns_to, egress};
 use holdfast_e2e::shell;
 
@@ -132,13 +133,12 @@ fn measure(endpoints: usize, rules: usize, samples: usize) -> Result<Vec<Figure>
         endpoints,
         next: 0,
     };
-    let begun = Instant::now();
-    while bench.sink.rules_revision().is_none()
-        || !proxies.views().iter().any(|p| p.kind == "mappings")
-    {
-        ensure!(begun.elapsed() < RESULT_TIMEOUT, "the link did not come up");
-        std::thread::sleep(Duration::from_millis(5));
-    }
+    eventually("the link is up", RESULT_TIMEOUT, || {
+        ensure!(bench.sink.rules_revision().is_some(), "no rules");
+        let views = proxies.views();
+        ensure!(views.iter().any(|p| p.kind == "mappings"), "{views:?}");
+        Ok(())
+    })?;
     let figures = bench.figures(attached, samples);
     stop.cancel();
     tasks.close();
@@ -382,6 +382,7 @@ fn specs(count: usize) -> Result<Vec<EndpointSpec>> {
                 on_bridge: false,
                 link: holdfast_agent::datapath::link::Link::default(),
                 netns: format!("pod{n}"),
+                pod: None,
             })
         })
         .collect()

@@ -1,9 +1,8 @@
 //! What one endpoint, or a busy machine, costs the answers of others.
 
-use super::{
-    with_journal::{journalled, soon},
-    *,
-};
+use polling::until;
+
+use super::{with_journal::journalled, *};
 use crate::mapping::steps;
 
 /// What all workers wait for while one of them holds the sink's lock.
@@ -264,14 +263,30 @@ fn large_answers_of_one_endpoint_cost_another_no_name_while_the_agent_is_away() 
     };
     assert_eq!(count(&sink), 30);
 
-    soon("the journal is full", || journal.status().dropped > 0);
+    until(
+        "the journal is full",
+        || journal.status().dropped,
+        |seen| *seen > 0,
+    );
     let killed = tempfile::tempdir().unwrap();
     let path = killed.path().join("killed.journal");
     std::fs::copy(journal.status().path.unwrap(), path).unwrap();
     let (next, journal) = journalled(killed.path());
-    soon("it is adopted", || journal.stats().adopted_files.get() == 1);
-    soon("by the sink", || next.status().kept >= 30);
-    soon("with all names", || count(&next) == 30);
+    until(
+        "the file is adopted",
+        || journal.stats().adopted_files.get(),
+        |seen| *seen == 1,
+    );
+    until(
+        "the sink has the adopted pairs",
+        || next.status().kept,
+        |seen| *seen >= 30,
+    );
+    until(
+        "the sink has all names",
+        || count(&next),
+        |seen| *seen == 30,
+    );
 }
 
 /// An agent that is back gets all that is kept, one pod's 200,000 pairs first.

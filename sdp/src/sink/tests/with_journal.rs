@@ -1,5 +1,7 @@
 //! Mappings that a sink writes to its journal, and those that it adopts.
 
+use polling::until;
+
 use super::*;
 
 /// A sink with a journal in a directory, and that journal.
@@ -9,20 +11,12 @@ pub(super) fn journalled(dir: &std::path::Path) -> (Arc<LinkSink>, Arc<crate::jo
     let sink = Arc::new(sink);
     let adopts = Arc::clone(&sink);
     journal.start(dir, "one", move |written| adopts.adopt(&written));
-    let end = std::time::Instant::now() + Duration::from_secs(20);
-    while !journal.may_wait(BootTime::now(), Duration::from_secs(9)) {
-        assert!(std::time::Instant::now() < end, "{:?}", journal.status());
-        std::thread::sleep(Duration::from_millis(1));
-    }
+    until(
+        "the journal works",
+        || journal.status(),
+        |_| journal.may_wait(BootTime::now(), Duration::from_secs(9)),
+    );
     (sink, journal)
-}
-
-pub(super) fn soon(what: &str, check: impl Fn() -> bool) {
-    let end = std::time::Instant::now() + Duration::from_secs(20);
-    while !check() {
-        assert!(std::time::Instant::now() < end, "not within 20 s: {what}");
-        std::thread::sleep(Duration::from_millis(1));
-    }
 }
 
 #[test]
@@ -31,7 +25,11 @@ fn without_an_agent_a_new_pair_is_written_before_its_answer_goes() {
     let (sink, journal) = journalled(dir.path());
     let seen = Seen::default();
     assert_eq!(learn(&sink, "a.", &seen), Release::Held);
-    soon("it is released", || *seen.lock() == [Realised::AgentAway]);
+    until(
+        "the answer is released",
+        || seen.lock().clone(),
+        |seen| *seen == [Realised::AgentAway],
+    );
     assert_eq!(journal.status().pairs, 1);
     let header_only = std::fs::metadata(journal.status().path.unwrap()).unwrap();
     assert!(header_only.len() > 60, "it is in the file");
@@ -49,9 +47,11 @@ fn without_an_agent_a_new_pair_is_written_before_its_answer_goes() {
         realised(sequence, None, 1),
         durable(sequence, None, 1),
     ]);
-    soon("durable: out of the journal", || {
-        journal.status().pairs == 0
-    });
+    until(
+        "the durable pair leaves the journal",
+        || journal.status().pairs,
+        |seen| *seen == 0,
+    );
 }
 
 #[test]
@@ -60,7 +60,11 @@ fn what_another_process_left_is_sent() {
     let (first, journal) = journalled(dir.path());
     let seen = Seen::default();
     assert_eq!(learn(&first, "a.", &seen), Release::Held);
-    soon("it is written", || seen.lock().len() == 1);
+    until(
+        "the pair is written",
+        || seen.lock().len(),
+        |seen| *seen == 1,
+    );
     std::fs::copy(
         journal.status().path.unwrap(),
         dir.path().join("killed.journal"),
@@ -73,7 +77,11 @@ fn what_another_process_left_is_sent() {
     )
     .unwrap();
     let (sink, journal) = journalled(other.path());
-    soon("it is adopted", || sink.status().kept == 1);
+    until(
+        "the pair is adopted",
+        || sink.status().kept,
+        |seen| *seen == 1,
+    );
     assert_eq!(journal.status().adopted_pairs, 1);
     sink.agent_up(epoch(1), None);
     let batch = sink.next_batch(BootTime::now());
@@ -90,7 +98,15 @@ fn a_revocation_reaches_the_journal() {
     assert_eq!(learn(&sink, "a.", &seen), Release::Held);
     let sequence = sink.next_batch(BootTime::now()).mappings[0].sequence;
     sink.results(vec![realised(sequence, Some(90), 1)]);
-    soon("it is written", || journal.status().pairs == 1);
+    until(
+        "the pair is written",
+        || journal.status().pairs,
+        |seen| *seen == 1,
+    );
     sink.revoke(1, Some(&dns_policy::name::Fqdn::normalise("a.")), &[]);
-    soon("it is taken out", || journal.status().pairs == 0);
+    until(
+        "the pair leaves the journal",
+        || journal.status().pairs,
+        |seen| *seen == 0,
+    );
 }

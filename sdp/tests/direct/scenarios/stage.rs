@@ -4,7 +4,7 @@ use std::{
     collections::HashMap,
     io::{ErrorKind, Read as _, Write as _},
     net::{Shutdown, SocketAddr, TcpStream, UdpSocket},
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use super::{message, script::Ask};
@@ -134,24 +134,14 @@ impl Stage {
 
     /// Waits until the server got `body`, which is a query without its id.
     pub(super) fn receive_query(&mut self, body: &[u8]) -> Result<Received, String> {
-        let deadline = Instant::now() + TEST_TIMEOUT;
-        loop {
+        let found = polling::eventually("the query as it was sent", TEST_TIMEOUT, || {
             self.poll()?;
-            let found = self
-                .unclaimed
-                .iter()
-                .position(|received| received.bytes.get(2..) == Some(body));
-            if let Some(at) = found {
-                return Ok(self.unclaimed.remove(at));
-            }
-            if Instant::now() > deadline {
-                return Err(format!(
-                    "the server never got the query as it was sent; it got {}",
-                    self.told_unheard()
-                ));
-            }
-            std::thread::sleep(TICK);
-        }
+            let mut all = self.unclaimed.iter();
+            all.position(|received| received.bytes.get(2..) == Some(body))
+                .ok_or_else(|| self.told_unheard())
+        });
+        let at = found.map_err(|late| format!("at the server: {late}"))?;
+        Ok(self.unclaimed.remove(at))
     }
 
     /// Takes all that has come to the server.

@@ -15,6 +15,7 @@ use holdfast_sdp::{
 };
 use parking_lot::Mutex;
 
+use super::LastWrite;
 use crate::core::event::{MappingResult, Revocation, StreamId};
 
 /// Boot of the journal files.
@@ -114,8 +115,8 @@ impl Proxy {
         self.sink.agent_down();
     }
 
-    /// The writer's thread has its turn; with `torn` it is killed within its last write.
-    pub(super) fn write(&mut self, now: BootTime, torn: bool) {
+    /// The writer's thread has its turn. A torn write is one that a kill interrupts.
+    pub(super) fn write(&mut self, now: BootTime, write: LastWrite) {
         let (notes, waiting) = self.journal.take();
         let mut records = Vec::new();
         for note in &notes {
@@ -126,7 +127,7 @@ impl Proxy {
             records.clear();
         }
         self.file.extend(&records);
-        if torn && !waiting.is_empty() {
+        if write == LastWrite::Torn && !waiting.is_empty() {
             self.file.truncate(self.file.len() - records.len().min(3));
             return;
         }

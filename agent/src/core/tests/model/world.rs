@@ -1,7 +1,9 @@
 //! What the scheduler moves, and what must hold of it.
 
+mod addresses;
 mod changes;
 mod checks;
+mod failure;
 mod settle;
 mod uses;
 
@@ -20,13 +22,17 @@ use dns_policy::{
 };
 use holdfast_sdp::mapping::Release;
 
+pub(super) use self::{
+    addresses::{ADDRESSES, Addresses},
+    failure::Failure,
+};
 use super::{
     super::{
         oracle::document,
         restart::again,
         scenario::{Node, spec},
     },
-    Act, NAMES, PROXIES, SPECS, TTLS,
+    Act, LastWrite, PROXIES, Spec,
     proxy::{self, Down, MAX_DELAY, Proxy, Up},
 };
 use crate::{
@@ -34,24 +40,12 @@ use crate::{
         CoreConfig, Effect, Event, Restored,
         event::{CleanNames, MappingEvent, StreamId},
     },
-    datapath::{memory::MemoryDatapath, plan::Step},
+    datapath::memory::MemoryDatapath,
     policy::document::PolicyDocument,
     source_event::SourceEvent,
 };
 
-const ADDRESSES: [[u8; 4]; 4] = [[1, 1, 1, 1], [1, 1, 1, 2], [2, 2, 2, 2], [3, 3, 3, 3]];
 const DNS: &str = "endpointSelector: {}\n  egress:\n  - toCIDR: [10.9.0.53/32]\n    toPorts: [{ports: [{port: 53}], rules: {dns: [{matchPattern: '*'}]}}]";
-
-/// Whether a step fails.
-type Fails = fn(&Step) -> bool;
-
-/// What may fail; the last: nothing.
-pub(super) const FAILURES: [Option<Fails>; 4] = [
-    Some(|step| matches!(step, Step::SetIpcache(..))),
-    Some(|step| matches!(step, Step::SetPolicy(..))),
-    Some(|step| matches!(step, Step::UnsetIpcache(_) | Step::UnsetPolicy(..))),
-    None,
-];
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Fate {
@@ -67,7 +61,7 @@ pub(super) enum Fate {
 
 #[derive(Debug)]
 pub(super) struct Answer {
-    name: usize,
+    name: &'static str,
     addresses: Vec<IpAddr>,
     ttl: u32,
     proxy: u64,
@@ -101,7 +95,7 @@ pub(super) struct World {
     pub(super) answers: Vec<Answer>,
     /// When a request last removed a name. A journal may be behind with what
     /// was seen after that: what it tells again is refused.
-    cleaned: BTreeMap<usize, BootTime>,
+    cleaned: BTreeMap<&'static str, BootTime>,
     /// Names and addresses of what is on its way, by stream and sequence.
     sent: BTreeMap<(StreamId, u64), (Fqdn, Vec<IpAddr>)>,
     /// Lease ends by stream, name and address.
@@ -112,7 +106,7 @@ pub(super) struct World {
     /// Expired addresses are kept for connections.
     zombies: bool,
     /// Name and address that each connection of the pod is about.
-    uses: BTreeSet<(usize, IpAddr)>,
+    uses: BTreeSet<(&'static str, IpAddr)>,
 }
 
 fn config(start: u64, zombies: bool) -> CoreConfig {
@@ -138,7 +132,7 @@ impl World {
         let node = Node::with(config, Restored::default(), MemoryDatapath::default());
         let now = node.now;
         let dns = document("dns", DNS);
-        let names = document("p0", SPECS[0]);
+        let names = document("p0", Spec::WebToCiliumNames.text());
         let mut world = Self {
             now,
             node,
@@ -180,10 +174,12 @@ impl World {
             _ => (0..PROXIES).for_each(|proxy| self.write(proxy)),
         }
         match act {
-            Act::Clean(_) | Act::Policy(..) | Act::Other(_) | Act::ConntrackScan(_) => {
-                self.end_change()
-            }
-            Act::Settle => self.end_change(),
+            Act::Clean(_)
+            | Act::Policy(..)
+            | Act::AddOther
+            | Act::RemoveOther
+            | Act::ConntrackScan(_)
+            | Act::Settle => self.end_change(),
             _ => {}
         }
         match act {
@@ -192,7 +188,7 @@ impl World {
             Act::Run(proxy) => self.run(proxy),
             Act::Deliver(proxy) => self.deliver(proxy),
             Act::Connect(proxy) => self.connect(proxy),
-            Act::KillProxy(proxy, torn) => self.kill_proxy(proxy, torn),
+            Act::KillProxy(proxy, write) => self.kill_proxy(proxy, write),
             Act::Reap => self.reap(),
             Act::Drain(proxy) => self.drain(proxy),
             Act::Adopt(proxy) => {
@@ -206,13 +202,15 @@ impl World {
             Act::Policy(slot, spec) => self.policy(slot, spec),
             Act::ContinueChange => self.go_on(),
             Act::Clean(name) => self.clean(name),
-            Act::Other(there) => self.other(there),
-            Act::Fail(what) => {
-                self.node.datapath.fail = FAILURES[what];
+            Act::AddOther => self.other(true),
+            Act::RemoveOther => self.other(false),
+            Act::Fail(failure) => {
+                self.node.datapath.fail = failure.steps();
                 self.troubled |= self.node.datapath.fail.is_some();
             }
-            Act::Use(address, on) => self.connection(address, on),
-            Act::ConntrackScan(complete) => self.conntrack_scan(complete),
+            Act::OpenConnection(address) => self.open_connection(address),
+            Act::CloseConnections(address) => self.close_connections(address),
+            Act::ConntrackScan(scan) => self.conntrack_scan(scan),
             Act::Wait(millis) => self.wait(Duration::from_millis(millis)),
             Act::Settle => self.settle(),
         }
@@ -221,10 +219,8 @@ impl World {
         self.check_uses();
     }
 
-    fn answer(&mut self, proxy: usize, name: usize, addresses: u8, ttl: usize) {
-        let chosen = ADDRESSES.iter().enumerate();
-        let chosen = chosen.filter(|(bit, _)| addresses & (1 << bit) != 0);
-        let addresses: Vec<IpAddr> = chosen.map(|(_, octets)| IpAddr::from(*octets)).collect();
+    fn answer(&mut self, proxy: usize, name: &'static str, addresses: Addresses, ttl: u32) {
+        let addresses = addresses.list();
         // The first that came, whatever came since.
         let endpoint = shared_maps::EndpointId(1);
         let mapping = Mapping {
@@ -233,9 +229,9 @@ impl World {
                 client: "10.0.0.7".parse().unwrap(),
                 ifindex: 107,
             },
-            name: Fqdn::normalise(NAMES[name]),
+            name: Fqdn::normalise(name),
             addresses: addresses.clone(),
-            ttl: TTLS[ttl],
+            ttl,
             seen_at: self.now,
             rcode: 0,
             server: "10.9.0.53:53".parse().unwrap(),
@@ -247,7 +243,7 @@ impl World {
         self.answers.push(Answer {
             name,
             addresses,
-            ttl: TTLS[ttl],
+            ttl,
             proxy: *id,
             fate: Fate::Held(self.now),
             between: false,
@@ -296,7 +292,7 @@ impl World {
 
     fn write(&mut self, proxy: usize) {
         let now = self.now;
-        self.proxies[proxy].1.write(now, false);
+        self.proxies[proxy].1.write(now, LastWrite::Whole);
         self.release(proxy);
     }
 
@@ -406,7 +402,7 @@ impl World {
         if let Some(revocation) = self.proxies[proxy].1.deliver() {
             let id = self.proxies[proxy].0;
             for answer in &mut self.answers {
-                let same = Fqdn::normalise(NAMES[answer.name]) == revocation.name;
+                let same = Fqdn::normalise(answer.name) == revocation.name;
                 if same && answer.proxy == id && matches!(answer.fate, Fate::Released(_)) {
                     answer.fate = Fate::Cleaned;
                 }
@@ -428,11 +424,11 @@ impl World {
         self.event(Event::StreamUp(stream));
     }
 
-    fn kill_proxy(&mut self, slot: usize, torn: bool) {
+    fn kill_proxy(&mut self, slot: usize, write: LastWrite) {
         let fresh = Proxy::start(self.now);
         let now = self.now;
-        self.proxies[slot].1.write(now, torn);
-        if !torn {
+        self.proxies[slot].1.write(now, write);
+        if write == LastWrite::Whole {
             self.release(slot);
         }
         let id = std::mem::replace(&mut self.proxies[slot].0, self.next_proxy);
@@ -471,7 +467,7 @@ impl World {
         self.wait(MAX_DELAY);
         self.release(slot);
         self.write(slot);
-        self.kill_proxy(slot, false);
+        self.kill_proxy(slot, LastWrite::Whole);
     }
 
     fn kill_agent(&mut self) {
@@ -551,7 +547,7 @@ impl World {
         }
     }
 
-    fn clean(&mut self, name: usize) {
+    fn clean(&mut self, name: &'static str) {
         if !self.agent || !self.synced {
             return;
         }
@@ -566,7 +562,7 @@ impl World {
                 };
             }
         }
-        let pattern = NAMES[name].trim_end_matches('.').to_owned();
+        let pattern = name.trim_end_matches('.').to_owned();
         self.event(Event::CleanNames(CleanNames {
             pattern: Some(pattern),
             endpoint: None,

@@ -1,8 +1,8 @@
 //! Endpoints as the test knows them.
 
-use proptest::prelude::*;
+use proptest::{prelude::*, sample::select};
 
-use super::language::NAMED;
+use super::language::{PORT_NAMES, PortNames};
 use crate::{
     core::tests::scenario::spec,
     endpoint::spec::EndpointSpec,
@@ -18,8 +18,7 @@ use crate::{
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::core::tests) struct Pod {
     pub(in crate::core::tests) web: bool,
-    /// Which of [`NAMED`].
-    pub(in crate::core::tests) ports: usize,
+    pub(in crate::core::tests) ports: PortNames,
     /// Its own `enable-policy`.
     pub(in crate::core::tests) mode: Option<PolicyMode>,
 }
@@ -31,28 +30,32 @@ pub(super) fn pod() -> impl Strategy<Value = Pod> {
         1 => Just(Some(PolicyMode::Always)),
         1 => Just(Some(PolicyMode::Never)),
     ];
-    (any::<bool>(), 0..NAMED.len(), mode).prop_map(|(web, ports, mode)| Pod { web, ports, mode })
+    (any::<bool>(), select(PORT_NAMES), mode).prop_map(|(web, ports, mode)| Pod {
+        web,
+        ports,
+        mode,
+    })
 }
 
 impl Pod {
     /// app=db, without named ports.
     pub(in crate::core::tests) const DB: Self = Self {
         web: false,
-        ports: 0,
+        ports: &[],
         mode: None,
     };
 
     /// app=web, without named ports.
     pub(in crate::core::tests) const WEB: Self = Self {
         web: true,
-        ports: 0,
+        ports: &[],
         mode: None,
     };
 
     pub(super) fn spec(self, host: u8) -> EndpointSpec {
         let app = if self.web { "app=web" } else { "app=db" };
         let mut spec = spec(&host.to_string(), host, app);
-        let texts = NAMED[self.ports].iter().map(|(name, protocol, port)| {
+        let texts = self.ports.iter().map(|(name, protocol, port)| {
             let protocol = if *protocol == 6 { "TCP" } else { "UDP" };
             format!("{name}={port}/{protocol}")
         });
@@ -78,7 +81,7 @@ impl Pod {
     pub(super) fn is_at(self, rule: &PortRule, protocol: u8, port: u16) -> bool {
         let is = match &rule.ports {
             Ports::Range(first, last) => (*first..=*last).contains(&port),
-            Ports::Named(wanted) => NAMED[self.ports].iter().any(|(name, number, at)| {
+            Ports::Named(wanted) => self.ports.iter().any(|(name, number, at)| {
                 (wanted.to_string(), protocol, port) == ((*name).to_owned(), *number, *at)
             }),
         };

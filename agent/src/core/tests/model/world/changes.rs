@@ -1,16 +1,16 @@
 //! Changes of policy, part by part.
 
-use super::{SPECS, World};
+use super::{Spec, World};
 use crate::{
     core::{Event, tests::oracle::document},
     source_event::SourceEvent,
 };
 
 impl World {
-    pub(super) fn policy(&mut self, slot: usize, spec: Option<usize>) {
+    pub(super) fn policy(&mut self, slot: usize, spec: Option<Spec>) {
         let event = match spec {
             Some(spec) => {
-                let document = document(&format!("p{slot}"), SPECS[spec]);
+                let document = document(&format!("p{slot}"), spec.text());
                 self.documents.insert(slot, document.clone());
                 SourceEvent::Apply(document)
             }

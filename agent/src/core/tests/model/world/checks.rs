@@ -9,15 +9,15 @@ use dns_policy::{boot_time::BootTime, name::Fqdn};
 use shared_maps::{IdentityId, ipcache::IpcacheKey};
 
 use super::{
-    super::{super::oracle::matcher, Act, NAMES, PROXIES, TTLS},
-    Fate, World,
+    super::{super::oracle::matcher, Act, LONGEST, LastWrite, NAMES, PROXIES, SHORTEST, Scan},
+    Failure, Fate, World,
 };
 use crate::{identity::checkpoint, labels::FQDN, selector::selector::Selector};
 
 impl World {
     /// Everybody is there again and has a few seconds.
     fn come_to_rest(&mut self) {
-        self.act(Act::Fail(super::FAILURES.len() - 1));
+        self.act(Act::Fail(Failure::Nothing));
         self.start_agent();
         self.act(Act::Sync);
         for proxy in 0..PROXIES {
@@ -46,9 +46,9 @@ impl World {
                 .answers
                 .iter()
                 .filter(|other| other.name == answer.name);
-            let longest = same.map(|other| other.ttl).max().unwrap_or(TTLS[0]);
+            let longest = same.map(|other| other.ttl).max().unwrap_or(SHORTEST);
             let behind = |at: BootTime| at.plus_secs(u64::from(longest) / 8 + 1);
-            let cleaned = self.cleaned.get(&answer.name);
+            let cleaned = self.cleaned.get(answer.name);
             if answer.shaken && cleaned.is_some_and(|cleaned| at <= behind(*cleaned)) {
                 continue;
             }
@@ -68,11 +68,11 @@ impl World {
             }
         }
         // TTL, slack or what a journal adds, and what comes after a lease.
-        self.act(Act::Wait((u64::from(TTLS[4]) + 1000) * 1000));
+        self.act(Act::Wait((u64::from(LONGEST) + 1000) * 1000));
         self.act(Act::Settle);
         self.uses.clear();
         for _ in 0..3 {
-            self.act(Act::ConntrackScan(true));
+            self.act(Act::ConntrackScan(Scan::Complete));
             self.act(Act::Wait(1000));
         }
         self.act(Act::Wait(100_000));
@@ -88,13 +88,13 @@ impl World {
     pub(in super::super) fn check_cleaned(&mut self, proxy_dies: bool) {
         self.come_to_rest();
         let files = self.node.datapath.files.clone();
-        for name in 0..NAMES.len() {
+        for name in NAMES {
             self.act(Act::Clean(name));
         }
         self.act(Act::KillAgent);
         self.node.datapath.files = files;
         if proxy_dies {
-            self.act(Act::KillProxy(0, false));
+            self.act(Act::KillProxy(0, LastWrite::Whole));
         }
         self.come_to_rest();
         // The grace.
@@ -135,11 +135,11 @@ impl World {
         wanted
     }
 
-    pub(super) fn check_labels(&self, name: usize, address: IpAddr, why: &str) {
+    pub(super) fn check_labels(&self, name: &str, address: IpAddr, why: &str) {
         if self.troubled {
             return;
         }
-        self.check_pair(&Fqdn::normalise(NAMES[name]), address, why);
+        self.check_pair(&Fqdn::normalise(name), address, why);
     }
 
     fn check_pair(&self, name: &Fqdn, address: IpAddr, why: &str) {

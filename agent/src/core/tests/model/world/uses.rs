@@ -2,24 +2,23 @@
 
 use std::net::IpAddr;
 
-use super::{ADDRESSES, Fate, World};
+use super::{Fate, World};
 use crate::core::Event;
-use crate::core::tests::model::NAMES;
+use crate::core::tests::model::Scan;
 use dns_policy::name::Fqdn;
 
 impl World {
-    /// The pod opens a connection to an address of every name in an answer to it whose TTL
-    /// runs, or ends those to this address.
-    pub(super) fn connection(&mut self, address: usize, on: bool) {
-        let Some(octets) = ADDRESSES.get(address) else {
-            return;
-        };
-        let address = IpAddr::from(*octets);
-        if !on {
-            self.uses.retain(|(_, to)| *to != address);
-            return;
-        }
-        // Told while no agent confirmed it, it may not be open: no connection comes about.
+    /// The pod ends its connections to this address.
+    pub(super) fn close_connections(&mut self, address: &str) {
+        let address: IpAddr = address.parse().unwrap();
+        self.uses.retain(|(_, to)| *to != address);
+    }
+
+    /// The pod opens a connection to this address for every name that has it in an answer whose
+    /// TTL runs.
+    pub(super) fn open_connection(&mut self, address: &str) {
+        let address: IpAddr = address.parse().unwrap();
+        // An answer that no agent confirmed may not be open: no connection comes about.
         if !self.zombies || !self.agent || !self.synced || self.troubled {
             return;
         }
@@ -31,23 +30,23 @@ impl World {
                 && answer.addresses.contains(&address)
                 && !answer.shaken
         });
-        let names: Vec<usize> = confirmed.map(|answer| answer.name).collect();
+        let names: Vec<&str> = confirmed.map(|answer| answer.name).collect();
         let open = names
             .into_iter()
-            .filter(|name| self.node_knows(*name, address));
+            .filter(|name| self.node_knows(name, address));
         let open: Vec<_> = open.map(|name| (name, address)).collect();
         self.uses.extend(open);
     }
 
-    fn node_knows(&self, name: usize, address: IpAddr) -> bool {
-        let name = Fqdn::normalise(NAMES[name]);
+    fn node_knows(&self, name: &str, address: IpAddr) -> bool {
+        let name = Fqdn::normalise(name);
         let names = self.node.core.snapshot().names;
         names.iter().any(|view| {
             view.endpoint == 1 && view.name == name.as_str() && view.address == address.to_string()
         })
     }
 
-    pub(super) fn conntrack_scan(&mut self, complete: bool) {
+    pub(super) fn conntrack_scan(&mut self, scan: Scan) {
         if !self.agent {
             return;
         }
@@ -56,7 +55,7 @@ impl World {
         self.event(Event::Liveness {
             gc_start: self.now,
             alive,
-            complete,
+            complete: scan == Scan::Complete,
         });
     }
 
@@ -65,11 +64,11 @@ impl World {
             return;
         }
         for (name, address) in &self.uses {
-            self.check_labels(*name, *address, "a connection uses it");
+            self.check_labels(name, *address, "a connection uses it");
         }
     }
 
-    pub(in super::super) fn uses(&self) -> impl Iterator<Item = &(usize, IpAddr)> {
+    pub(in super::super) fn uses(&self) -> impl Iterator<Item = &(&'static str, IpAddr)> {
         self.uses.iter()
     }
 }

@@ -1,0 +1,155 @@
+//! Polling with a deadline, for the tests of all crates: a failure says which state was awaited and
+//! which state was seen last.
+#![deny(unreachable_pub)]
+
+use std::{
+    fmt::{Debug, Display},
+    panic::Location,
+    time::{Duration, Instant},
+};
+
+/// Longest wait of [`until`] and [`until_async`]: far longer than any state takes on a busy machine.
+pub const LIMIT: Duration = Duration::from_secs(20);
+
+/// Pauses between two probes: the first, and the longest. Each is twice as long as the last.
+const FIRST_PAUSE: Duration = Duration::from_millis(1);
+const LONGEST_PAUSE: Duration = Duration::from_millis(20);
+
+/// A state that did not come.
+#[derive(Debug, thiserror::Error)]
+#[error("not within {limit:?}: {what}; seen last: {seen}")]
+pub struct NotInTime {
+    what: String,
+    limit: Duration,
+    seen: String,
+}
+
+/// Repeats `probe` until it succeeds. Its errors say what it sees.
+///
+/// # Errors
+/// After `limit`, with the last error of `probe`.
+pub fn eventually<T, E: Display>(
+    what: &str,
+    limit: Duration,
+    mut probe: impl FnMut() -> Result<T, E>,
+) -> Result<T, NotInTime> {
+    let mut wait = Wait::new(what, limit);
+    loop {
+        match probe() {
+            Ok(value) => return Ok(value),
+            Err(seen) => std::thread::sleep(wait.pause(|| format!("{seen:#}"))?),
+        }
+    }
+}
+
+/// Repeats `see` until its value is `wanted`; gives that value. Panics after [`LIMIT`].
+#[track_caller]
+pub fn until<T: Debug>(what: &str, mut see: impl FnMut() -> T, wanted: impl Fn(&T) -> bool) -> T {
+    let mut wait = Wait::new(what, LIMIT);
+    loop {
+        let seen = see();
+        if wanted(&seen) {
+            return seen;
+        }
+        match wait.pause(|| format!("{seen:?}")) {
+            Ok(pause) => std::thread::sleep(pause),
+            Err(late) => panic!("{late}"),
+        }
+    }
+}
+
+/// As [`until`], between whose probes other tasks run.
+#[track_caller]
+pub fn until_async<T: Debug>(
+    what: &str,
+    mut see: impl FnMut() -> T,
+    wanted: impl Fn(&T) -> bool,
+) -> impl Future<Output = T> {
+    let caller = Location::caller();
+    let mut wait = Wait::new(what, LIMIT);
+    async move {
+        loop {
+            let seen = see();
+            if wanted(&seen) {
+                return seen;
+            }
+            match wait.pause(|| format!("{seen:?}")) {
+                Ok(pause) => tokio::time::sleep(pause).await,
+                Err(late) => panic!("{caller}: {late}"),
+            }
+        }
+    }
+}
+
+struct Wait {
+    what: String,
+    limit: Duration,
+    begun: Instant,
+    pause: Duration,
+}
+
+impl Wait {
+    fn new(what: &str, limit: Duration) -> Self {
+        Self {
+            what: what.to_owned(),
+            limit,
+            begun: Instant::now(),
+            pause: FIRST_PAUSE,
+        }
+    }
+
+    /// How long to pause before the next probe.
+    fn pause(&mut self, seen: impl FnOnce() -> String) -> Result<Duration, NotInTime> {
+        if self.begun.elapsed() >= self.limit {
+            return Err(NotInTime {
+                what: self.what.clone(),
+                limit: self.limit,
+                seen: seen(),
+            });
+        }
+        let pause = self.pause;
+        self.pause = (pause * 2).min(LONGEST_PAUSE);
+        Ok(pause)
+    }
+}
+
+#[cfg(test)]
+#[expect(clippy::unwrap_used, reason = "tests")]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_state_that_comes_is_returned() {
+        let mut probes = 0;
+        let seen = until(
+            "three probes",
+            || {
+                probes += 1;
+                probes
+            },
+            |probes| *probes == 3,
+        );
+        assert_eq!(seen, 3);
+    }
+
+    #[tokio::test]
+    async fn other_tasks_run_between_the_probes() {
+        let (sender, mut receiver) = tokio::sync::mpsc::channel(1);
+        let send = async move { sender.send(5).await.unwrap() };
+        let receive = until_async("a message", || receiver.try_recv().ok(), Option::is_some);
+        assert_eq!(tokio::join!(receive, send).0, Some(5));
+    }
+
+    #[test]
+    fn a_failure_says_what_was_awaited_and_what_was_seen_last() {
+        let mut probes = 0;
+        let late = eventually("the flag", Duration::ZERO, || -> Result<(), String> {
+            probes += 1;
+            Err(format!("probe {probes}"))
+        });
+        assert_eq!(
+            late.unwrap_err().to_string(),
+            "not within 0ns: the flag; seen last: probe 1"
+        );
+    }
+}

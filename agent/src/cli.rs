@@ -91,6 +91,7 @@ async fn add(args: EndpointAddArgs) -> Result<()> {
         pid: args.pid,
         ifname: args.ifname,
         labels: args.labels,
+        pod: args.pod,
         named_ports: args.named_ports,
         addresses: args.addresses,
         enable_policy: args.enable_policy,

@@ -20,6 +20,7 @@ pub(crate) mod mode;
 pub(crate) mod model;
 mod network_policy;
 pub mod parse;
+mod prune;
 pub(crate) mod repository;
 pub(crate) mod rule;
 pub mod source;

@@ -4,10 +4,10 @@ use std::{
     collections::{BTreeMap, BTreeSet},
     fs,
     io::{self, Read as _},
-    os::unix::fs::{FileTypeExt as _, OpenOptionsExt as _},
+    os::unix::fs::{FileTypeExt as _, MetadataExt as _, OpenOptionsExt as _},
     path::{Path, PathBuf},
     sync::Arc,
-    time::Duration,
+    time::{Duration, SystemTime},
 };
 
 use nix::fcntl::OFlag;
@@ -93,6 +93,42 @@ pub(crate) fn names(dir: &Path) -> io::Result<BTreeSet<String>> {
     Ok(names)
 }
 
+/// Files of more bytes than these are read again only if their stamp changed.
+const LARGE: u64 = 1 << 20;
+/// A file that changed so recently may change again without another time of change.
+const CLOCK: Duration = Duration::from_secs(2);
+
+/// Which version of a large file is there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Stamp {
+    device: u64,
+    inode: u64,
+    size: u64,
+    modified: (i64, i64),
+    changed: (i64, i64),
+}
+
+impl Stamp {
+    /// The stamp of the file at `path`; none if the file must be read to see whether it changed:
+    /// it is small, or changed just now.
+    pub(crate) fn of(path: &Path) -> Option<Self> {
+        let metadata = fs::metadata(path).ok()?;
+        let changed = u64::try_from(metadata.ctime()).ok()?;
+        let changed = SystemTime::UNIX_EPOCH.checked_add(Duration::from_secs(changed))?;
+        let age = SystemTime::now().duration_since(changed).ok()?;
+        if metadata.len() <= LARGE || age <= CLOCK {
+            return None;
+        }
+        Some(Self {
+            device: metadata.dev(),
+            inode: metadata.ino(),
+            size: metadata.size(),
+            modified: (metadata.mtime(), metadata.mtime_nsec()),
+            changed: (metadata.ctime(), metadata.ctime_nsec()),
+        })
+    }
+}
+
 /// Bytes of a file of documents.
 const MAX_FILE: u64 = 256 << 20;
 
@@ -130,8 +166,11 @@ pub(crate) fn read_file(path: &Path) -> Result<String, FileError> {
         .read(true)
         .custom_flags(OFlag::O_NONBLOCK.bits() | OFlag::O_NOCTTY.bits())
         .open(path)?;
-    check(&file.metadata()?)?;
+    let metadata = file.metadata()?;
+    check(&metadata)?;
     let mut text = String::new();
+    // One byte more, so that the end is seen without another allocation.
+    text.reserve_exact(usize::try_from(metadata.len()).unwrap_or(0) + 1);
     let read = file.take(MAX_FILE + 1).read_to_string(&mut text)?;
     match u64::try_from(read) {
         Ok(length) if length <= MAX_FILE => Ok(text),

@@ -4,9 +4,10 @@
 //! one leaves the others. What a document costs to read is bounded by its length: its depth is
 //! checked before libyaml sees it, and aliases may not make it larger than an object may be.
 
+mod list;
 mod nesting;
 
-use std::{cell::Cell, fmt};
+use std::{borrow::Cow, cell::Cell, fmt};
 
 use self::nesting::is_break;
 use serde::de::{DeserializeSeed, Deserializer, Error as _, MapAccess, SeqAccess, Visitor};
@@ -14,8 +15,10 @@ use serde_json::{Map, Number, Value};
 
 /// Bytes of one object, without comments and indentation (an API server takes 3 MiB).
 pub const MAX_OBJECT: usize = 3 << 20;
-/// Bytes of one document, which may be a list of objects.
+/// Bytes of one document that is read as a whole.
 pub(crate) const MAX_DOCUMENT: usize = 32 << 20;
+/// Bytes of the text of one item of a list: its indentation is part of it.
+pub(crate) const MAX_ITEM: usize = 2 * MAX_OBJECT;
 /// Collections within one another.
 pub const MAX_DEPTH: usize = 64;
 
@@ -39,6 +42,9 @@ pub enum YamlError {
     /// An object of too many bytes.
     #[error("has {0} bytes; an object may have {MAX_OBJECT}")]
     Large(usize),
+    /// An item of a list, of too many bytes.
+    #[error("has {0} bytes; an item of a list may have {MAX_ITEM}")]
+    LongItem(usize),
     /// Aliases repeat too much.
     #[error("is more than {MAX_OBJECT} bytes once its aliases are written out")]
     Aliases,
@@ -51,7 +57,9 @@ impl YamlError {
             Self::Syntax { .. } => "correct the syntax",
             Self::Deep => "remove the nesting; nothing here needs more than 20 levels",
             Self::Long(_) => "divide it into several documents with a line `---` between them",
-            Self::Large(_) => "divide the object into several with names of their own",
+            Self::Large(_) | Self::LongItem(_) => {
+                "divide the object into several with names of their own"
+            }
             Self::Aliases => "write out what the aliases (*name) stand for where it is needed",
         }
     }
@@ -64,11 +72,19 @@ fn begins(line: usize) -> String {
     }
 }
 
-/// One document of a text.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// One document of a text, or one item of a list.
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Document<'a> {
-    text: &'a str,
+    text: Cow<'a, str>,
     line: usize,
+    max: Max,
+}
+
+/// What the length of a text is held against.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Max {
+    Document,
+    Item,
 }
 
 /// The documents of a text in order: one for each `---`, and one before the first if there is
@@ -81,7 +97,11 @@ pub fn documents(text: &str) -> Vec<Document<'_>> {
     let mut add = |from: usize, to: usize, line: usize, explicit: bool| {
         let text = text.get(from..to).unwrap_or_default();
         if explicit || has_content(text) {
-            found.push(Document { text, line });
+            found.push(Document {
+                text: Cow::Borrowed(text),
+                line,
+                max: Max::Document,
+            });
             return true;
         }
         // Directives belong to the document after them.
@@ -144,10 +164,12 @@ impl Document<'_> {
     /// Reads the document; an empty one is null.
     pub fn value(&self) -> Result<Value, YamlError> {
         let length = self.text.len();
-        if length > MAX_DOCUMENT {
-            return Err(YamlError::Long(length));
+        match self.max {
+            Max::Document if length > MAX_DOCUMENT => return Err(YamlError::Long(length)),
+            Max::Item if length > MAX_ITEM => return Err(YamlError::LongItem(length)),
+            Max::Document | Max::Item => {}
         }
-        if nesting::is_deeper_than(self.text, MAX_DEPTH) {
+        if nesting::is_deeper_than(&self.text, MAX_DEPTH) {
             return Err(YamlError::Deep);
         }
         // Without aliases no value is larger than its text.
@@ -159,12 +181,97 @@ impl Document<'_> {
             budget: &budget,
             depth: 0,
         };
-        let value = seed.deserialize(serde_yaml_ng::Deserializer::from_str(self.text));
+        let value = seed.deserialize(serde_yaml_ng::Deserializer::from_str(&self.text));
         value.map_err(|error| {
             budget.fault.take().unwrap_or_else(|| YamlError::Syntax {
                 reason: error.to_string(),
                 line: self.line,
             })
+        })
+    }
+}
+
+impl<'a> Document<'a> {
+    /// The items of a document that is too long for one object, if it is a list of objects: each is
+    /// read by itself, and the document may have any length. None if it is no list, or short enough
+    /// to be read as a whole. An alias in an item means an anchor of the same item.
+    pub fn items(&self) -> Option<impl Iterator<Item = Document<'_>>> {
+        if self.max == Max::Item || self.text.len() <= MAX_OBJECT {
+            return None;
+        }
+        let outline = list::outline(&self.text)?;
+        let rest = Document {
+            text: Cow::Owned(outline.rest),
+            line: self.line,
+            max: Max::Item,
+        };
+        let rest = rest.value().ok()?;
+        let kind = rest.get("kind").and_then(Value::as_str)?;
+        kind.ends_with("List").then_some(())?;
+        Some(outline.items.into_iter().filter_map(|item| {
+            let text = self.text.get(item.at)?;
+            Some(Document {
+                text: without_dash(text),
+                line: self.line + item.line,
+                max: Max::Item,
+            })
+        }))
+    }
+
+    /// Kind, name and namespace of an object whose text is too long to be read; null if they
+    /// cannot be found.
+    pub fn head(&self) -> Value {
+        if self.text.trim_start().starts_with('{') {
+            let head = serde_json::from_str::<Head>(&self.text);
+            return head.map_or(Value::Null, Head::into_value);
+        }
+        let head = Document {
+            text: Cow::Owned(list::head_in_block(&self.text)),
+            line: self.line,
+            max: self.max,
+        };
+        head.value().unwrap_or_default()
+    }
+}
+
+/// An item in block style without its dash, so that it is a document.
+fn without_dash(text: &str) -> Cow<'_, str> {
+    let dash = text.find('-').filter(|at| {
+        let before = text.get(..*at).unwrap_or_default();
+        before.bytes().all(|byte| byte == b' ')
+    });
+    match dash {
+        Some(at) => {
+            let mut text = text.to_owned();
+            text.replace_range(at..=at, " ");
+            Cow::Owned(text)
+        }
+        None => Cow::Borrowed(text),
+    }
+}
+
+/// The head of an object; everything else is skipped without being built.
+#[derive(Default, serde::Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+struct Head {
+    api_version: String,
+    kind: String,
+    metadata: HeadMetadata,
+}
+
+#[derive(Default, serde::Deserialize)]
+#[serde(default)]
+struct HeadMetadata {
+    name: String,
+    namespace: String,
+}
+
+impl Head {
+    fn into_value(self) -> Value {
+        serde_json::json!({
+            "apiVersion": self.api_version,
+            "kind": self.kind,
+            "metadata": {"name": self.metadata.name, "namespace": self.metadata.namespace},
         })
     }
 }
@@ -304,113 +411,4 @@ impl<'de> Visitor<'de> for Seed<'_> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn read(text: &str) -> Vec<Result<Value, YamlError>> {
-        documents(text).iter().map(Document::value).collect()
-    }
-
-    fn one(text: &str) -> Result<Value, YamlError> {
-        let mut all = read(text);
-        assert_eq!(all.len(), 1, "{all:?}");
-        all.remove(0)
-    }
-
-    #[test]
-    fn documents_are_those_that_the_reader_finds() {
-        for text in [
-            "",
-            "# nothing\n",
-            "a: 1\n",
-            "# first\n---\na: 1\n---\n# empty\n---\nb: 2\n",
-            "---\na: 1\n...\n# between\n---\nb: 2\n...\n",
-            "%YAML 1.1\n---\na: 1\n...\n%YAML 1.1\n--- {b: 2}\n",
-            "--- |\n ---\n x\n--- 'a\n\n  b'\n",
-            "a: |\n  ---\n  b\n---x: y\n",
-            "a: 1\r\n---\r\nb: 2\r\n",
-            "# first\ra: 1\r---\r# second\rb: 2\r...\r",
-            "# first\u{85}a: 1\u{2028}---\u{2029}b: 2\r\n---\u{85}c: 3",
-            "a: 1\n---\rb: 2\n",
-            "{\"a\": 1}\n",
-        ] {
-            let expected: Vec<Value> = serde_yaml_ng::Deserializer::from_str(text)
-                .map(|one| serde::Deserialize::deserialize(one).unwrap())
-                .collect();
-            let expected: Vec<_> = match text {
-                // The reader takes an empty text for an empty document.
-                "" | "# nothing\n" => Vec::new(),
-                _ => expected.into_iter().map(Ok).collect(),
-            };
-            assert_eq!(read(text), expected, "{text:?}");
-        }
-    }
-
-    #[test]
-    fn a_fault_ends_its_own_document_only() {
-        let all = read("a: 1\n---\nb: [\n---\nc: 3\n");
-        assert_eq!(all.len(), 3);
-        assert!(all[0].is_ok() && all[2].is_ok(), "{all:?}");
-        let error = all[1].as_ref().unwrap_err().to_string();
-        assert!(error.contains("counted from line 2"), "{error}");
-    }
-
-    #[test]
-    fn depth_is_refused_before_it_costs_anything() {
-        let deep = [
-            "[".repeat(200_000),
-            "{a: ".repeat(200_000),
-            "[{".repeat(200_000),
-            format!("a: |\n  \"\nb: {}", "[ #]\n".repeat(200_000)),
-            "- ".repeat(200_000),
-            "? ".repeat(200_000),
-            format!("{}{}", "[".repeat(65), "]".repeat(65)),
-        ];
-        for text in deep {
-            let error = one(&text).unwrap_err();
-            // Blocks are the reader's: it ends at its own limit.
-            let block = text.starts_with(['-', '?']);
-            assert!(error == YamlError::Deep || block, "{error}");
-        }
-        let deepest = format!("{}{}", "[".repeat(64), "]".repeat(64));
-        assert!(one(&deepest).is_ok());
-    }
-
-    #[test]
-    fn aliases_cannot_make_a_small_text_large() {
-        let mut laughs = "a0: &a0 [ha, ha, ha, ha, ha, ha, ha, ha, ha, ha]\n".to_owned();
-        for level in 1..9 {
-            let before = format!("*a{}, ", level - 1).repeat(10);
-            laughs.push_str(&format!("a{level}: &a{level} [{before}]\n"));
-        }
-        let error = one(&laughs).unwrap_err();
-        assert!(
-            error == YamlError::Aliases || error.to_string().contains("repetition limit"),
-            "{error}"
-        );
-        let long = format!(
-            "a: &a {}\nb: [{}]\n",
-            "x".repeat(400_000),
-            "*a, ".repeat(10)
-        );
-        assert_eq!(one(&long).unwrap_err(), YamlError::Aliases);
-        let few = one("a: &a [1, 2]\nb: *a\n").unwrap();
-        assert_eq!(few["a"], few["b"]);
-    }
-
-    #[test]
-    fn size_is_of_an_object_and_not_of_its_text() {
-        let long = "x".repeat(MAX_OBJECT);
-        assert!(check_size(&serde_json::json!({ "a": long })).is_err());
-        let spaced = format!("{}a: 1\n", " # comment\n".repeat(400_000));
-        assert!(check_size(&one(&spaced).unwrap()).is_ok());
-        let error = one(&"#".repeat(MAX_DOCUMENT + 1).replacen('#', "a", 1)).unwrap_err();
-        assert_eq!(error, YamlError::Long(MAX_DOCUMENT + 1));
-    }
-
-    #[test]
-    fn a_key_that_occurs_twice_is_refused() {
-        let error = one("a: 1\nb: 2\na: 3\n").unwrap_err().to_string();
-        assert!(error.contains("duplicate entry with key \"a\""), "{error}");
-    }
-}
+mod tests;

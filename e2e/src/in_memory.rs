@@ -238,5 +238,6 @@ fn spec(index: u32, labels: Vec<String>) -> EndpointSpec {
         on_bridge: false,
         link: holdfast_agent::datapath::link::Link::default(),
         netns: format!("pod{index}"),
+        pod: None,
     }
 }

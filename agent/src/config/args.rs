@@ -139,8 +139,12 @@ pub struct EndpointAddArgs {
     #[arg(long, default_value = "eth0")]
     pub ifname: String,
     /// Labels of the form source:key[=value], separated by commas; for example k8s:app=web
-    #[arg(long, value_delimiter = ',', required = true, value_parser = label)]
+    #[arg(long, value_delimiter = ',', required_unless_present = "pod", conflicts_with = "pod", value_parser = label)]
     pub labels: Vec<String>,
+    /// Pod that the endpoint is, in place of labels: the endpoint has the labels and named ports
+    /// of its Pod document in --policy-dir, and follows it
+    #[arg(long, value_name = "NAMESPACE/NAME", conflicts_with = "named_ports")]
+    pub pod: Option<String>,
     /// Named port, which policies may use in place of the number: http=80/TCP; may be repeated
     #[arg(
         long = "named-port",

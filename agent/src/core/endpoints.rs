@@ -10,7 +10,7 @@ use super::state::State;
 
 use crate::{
     endpoint::{
-        endpoint::{DirtyPeers, Endpoint, labels_of},
+        endpoint::{DirtyPeers, Endpoint},
         spec::EndpointSpec,
     },
     ipcache::metadata::{Claim, Owner},
@@ -63,7 +63,7 @@ impl State {
 
     /// Tries those again that could not be taken. One that is taken may free an address that
     /// another one waits for.
-    fn take_waiting(&mut self) {
+    pub(super) fn take_waiting(&mut self) {
         let tries = self.endpoints.waiting().len() + 1;
         for _ in 0..tries {
             let mut freed = false;
@@ -87,7 +87,7 @@ impl State {
             .any(|address| self.endpoints.by_address(*address).is_none())
     }
 
-    fn try_endpoint(&mut self, mut spec: EndpointSpec) {
+    pub(super) fn try_endpoint(&mut self, mut spec: EndpointSpec) {
         // This version replaces one that could not be taken.
         self.endpoints.end_wait(&spec.key);
         let config = &self.config;
@@ -95,10 +95,14 @@ impl State {
             IpAddr::V4(_) => config.enable_ipv4,
             IpAddr::V6(v6) => config.enable_ipv6 && !v6.is_unicast_link_local(),
         });
-        let labels = match labels_of(&spec) {
-            Ok(labels) => labels,
-            Err(error) => {
+        let labels = match self.endpoint_labels(&spec) {
+            Some(Ok(labels)) => labels,
+            Some(Err(error)) => {
                 self.endpoints.wait(spec, error.to_string());
+                return;
+            }
+            None => {
+                self.await_pod(spec);
                 return;
             }
         };
@@ -129,6 +133,28 @@ impl State {
             let other = self.endpoints.end_wait(&asked.key);
             self.endpoints.wait(asked, other.unwrap_or(reason));
         }
+    }
+
+    /// An endpoint whose pod is unknown waits for it. One that is in force stays as it is.
+    fn await_pod(&mut self, spec: EndpointSpec) {
+        self.adopt(&spec);
+        let own = self.endpoints.by_key(&spec.key);
+        let own = own.and_then(|id| self.endpoints.get_mut(id));
+        let own = own.filter(|endpoint| {
+            endpoint.spec.ifindex == spec.ifindex && endpoint.addresses().eq(pick(&spec.addresses))
+        });
+        if let Some(endpoint) = own {
+            endpoint.restored = false;
+            endpoint.spec.pod.clone_from(&spec.pod);
+            let id = endpoint.id;
+            self.endpoints.mark(id);
+        }
+        let pod = spec.pod.as_deref().unwrap_or_default();
+        let reason = format!(
+            "there is no document Pod/{pod}: put it into --policy-dir; `kubectl get pod -o yaml` \
+             prints it"
+        );
+        self.endpoints.wait(spec, reason);
     }
 
     fn take_endpoint(&mut self, own: Option<EndpointId>, spec: EndpointSpec, labels: &LabelSet) {

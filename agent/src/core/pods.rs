@@ -16,8 +16,10 @@ use shared_maps::IdentityId;
 
 use super::state::State;
 use crate::{
+    endpoint::spec::EndpointSpec,
     ipcache::metadata::{Claim, Owner, Source},
     kubernetes::pod_at::PodAt,
+    labels::{Label, LabelError, LabelSet, in_namespace},
     source_event::SourceEvent,
 };
 
@@ -44,6 +46,11 @@ impl Pods {
         self.known.len()
     }
 
+    /// Labels of the pod `namespace/name`.
+    fn labels_of(&self, key: &str) -> Option<&LabelSet> {
+        self.known.get(key).map(|pod| &pod.at.labels)
+    }
+
     /// Whether pods wait for a number.
     pub(super) fn lacks_identities(&self) -> bool {
         !self.without_identity.is_empty()
@@ -67,14 +74,19 @@ impl Pods {
 
 impl State {
     pub(super) fn on_pods(&mut self, events: Vec<SourceEvent<PodAt>>) {
+        let mut changed: BTreeSet<Arc<str>> = BTreeSet::new();
         for event in events {
             match event {
                 SourceEvent::Init => self.restoration.pods().begin(),
                 SourceEvent::Apply(pod) => {
                     self.restoration.pods().note(&pod.key);
+                    changed.insert(Arc::clone(&pod.key));
                     self.put_pod(pod);
                 }
-                SourceEvent::Delete(key) => self.remove_pod(&key),
+                SourceEvent::Delete(key) => {
+                    self.remove_pod(&key);
+                    changed.insert(key.into());
+                }
                 SourceEvent::InitDone => {
                     let seen = self.restoration.pods().end();
                     let known = self.pods.known.keys();
@@ -84,10 +96,44 @@ impl State {
                         .collect();
                     for key in gone {
                         self.remove_pod(&key);
+                        changed.insert(key);
                     }
                 }
             }
         }
+        self.follow_pods(&changed);
+    }
+
+    /// Endpoints that are one of these pods get its labels.
+    fn follow_pods(&mut self, changed: &BTreeSet<Arc<str>>) {
+        let is_one = |spec: &EndpointSpec| {
+            let pod = spec.pod.as_deref();
+            pod.is_some_and(|pod| changed.contains(pod))
+        };
+        let specs = self.endpoints.iter().map(|endpoint| &endpoint.spec);
+        let specs: Vec<_> = specs.filter(|spec| is_one(spec)).cloned().collect();
+        for spec in specs {
+            self.try_endpoint(spec);
+        }
+        if self.endpoints.waiting().any(|(spec, _)| is_one(spec)) {
+            self.take_waiting();
+        }
+    }
+
+    /// Labels of an endpoint, with those of its pod; none if the pod is unknown.
+    pub(super) fn endpoint_labels(
+        &self,
+        spec: &EndpointSpec,
+    ) -> Option<Result<LabelSet, LabelError>> {
+        let own = spec.labels.iter().map(|text| Label::parse(text));
+        let mut labels: Vec<Label> = match own.collect() {
+            Ok(own) => own,
+            Err(error) => return Some(Err(error)),
+        };
+        if let Some(pod) = &spec.pod {
+            labels.extend(self.pods.labels_of(pod)?.iter().cloned());
+        }
+        Some(Ok(in_namespace(labels)))
     }
 
     /// Tries those again for which no number was free.

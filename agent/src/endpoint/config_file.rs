@@ -62,6 +62,7 @@ impl EndpointFile {
             on_bridge: self.on_bridge,
             link: self.link.clone(),
             netns: self.netns.clone(),
+            pod: None,
         }
     }
 

@@ -12,10 +12,7 @@ use shared_maps::{
 };
 
 use super::{policy_map::PolicyMap, spec::EndpointSpec};
-use crate::{
-    datapath::plan::Attachment,
-    labels::{Label, LabelError, LabelSet, in_namespace},
-};
+use crate::{datapath::plan::Attachment, labels::LabelSet};
 
 /// One endpoint.
 #[derive(Debug)]
@@ -123,10 +120,4 @@ impl Endpoint {
     pub(crate) fn policy_entries(&self) -> usize {
         self.policy_map.as_ref().map_or(0, PolicyMap::len)
     }
-}
-
-/// Labels of an endpoint; without a namespace it is in the default namespace.
-pub(crate) fn labels_of(spec: &EndpointSpec) -> Result<LabelSet, LabelError> {
-    let labels = spec.labels.iter().map(|text| Label::parse(text));
-    Ok(in_namespace(labels.collect::<Result<_, _>>()?))
 }

@@ -9,8 +9,10 @@ use crate::datapath::link::Link;
 pub struct EndpointSpec {
     /// Stable key at its source (document name, or `cli/<netns>/<interface>`).
     pub key: String,
-    /// Labels, `source:key[=value]`.
+    /// Labels, `source:key[=value]`. With `pod`, those beside the pod's.
     pub labels: Vec<String>,
+    /// The pod that it is, `namespace/name`: its labels and named ports are the pod's.
+    pub pod: Option<String>,
     /// Host-side interface.
     pub ifindex: u32,
     /// Name of the host-side interface.

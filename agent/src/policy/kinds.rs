@@ -1,7 +1,7 @@
 //! The kinds of documents, in one table: which apiVersions a kind has, which fields may stand at
 //! its top, and its reader.
 
-use std::sync::Arc;
+use std::{borrow::Cow, sync::Arc};
 
 use serde_json::Value;
 
@@ -10,6 +10,7 @@ use super::{
     cluster::{endpoint, identity, namespace, node, pod, service, slice},
     document::Body,
     network_policy,
+    prune::prune,
     rule::Rule,
     validate::{Checked, Fault, Scope, rule, warnings},
 };
@@ -45,8 +46,16 @@ pub(in crate::policy) struct Kind {
     pub(in crate::policy) placement: Placement,
     /// Fields beside apiVersion, kind and metadata.
     pub(in crate::policy) fields: &'static [&'static str],
+    /// Paths of the fields that have a meaning ([`super::prune`]); none = all of the document.
+    pub(in crate::policy) kept: &'static [&'static str],
     pub(in crate::policy) read: Reader,
 }
+
+/// Every field.
+const ALL: &[&str] = &[];
+
+/// Fields of every document that are kept.
+const HEAD: [&str; 4] = ["apiVersion", "kind", "metadata.name", "metadata.namespace"];
 
 /// Every kind that is read.
 pub(in crate::policy) const KINDS: &[Kind] = &[
@@ -55,6 +64,7 @@ pub(in crate::policy) const KINDS: &[Kind] = &[
         versions: &["cilium.io/v2"],
         placement: Placement::Namespaced,
         fields: &["spec", "specs", "status"],
+        kept: ALL,
         read: cilium_policy,
     },
     Kind {
@@ -62,6 +72,7 @@ pub(in crate::policy) const KINDS: &[Kind] = &[
         versions: &["cilium.io/v2"],
         placement: Placement::NeverNamespaced,
         fields: &["spec", "specs", "status"],
+        kept: ALL,
         read: cilium_policy,
     },
     Kind {
@@ -69,6 +80,7 @@ pub(in crate::policy) const KINDS: &[Kind] = &[
         versions: &[netpol::read::API_VERSION],
         placement: Placement::Namespaced,
         fields: &["spec", "status"],
+        kept: ALL,
         read: |_, value, warnings| Ok(Body::Rules(vec![network_policy::read(value, warnings)?])),
     },
     Kind {
@@ -76,6 +88,7 @@ pub(in crate::policy) const KINDS: &[Kind] = &[
         versions: &["cilium.io/v2", "cilium.io/v2alpha1"],
         placement: Placement::ClusterWide,
         fields: &["spec", "status"],
+        kept: ALL,
         read: |head, value, _| Ok(Body::Group(cidr_group::read(&head.name, value)?)),
     },
     Kind {
@@ -83,6 +96,7 @@ pub(in crate::policy) const KINDS: &[Kind] = &[
         versions: &["cilium.io/v2"],
         placement: Placement::ClusterWide,
         fields: &["spec", "status"],
+        kept: ALL,
         read: |head, value, _| Ok(Body::Node(node::read_cilium(&head.name, value)?)),
     },
     Kind {
@@ -90,6 +104,12 @@ pub(in crate::policy) const KINDS: &[Kind] = &[
         versions: &["cilium.io/v2"],
         placement: Placement::Namespaced,
         fields: &["spec", "status"],
+        kept: &[
+            "metadata.creationTimestamp",
+            "status.identity",
+            "status.networking",
+            "status.named-ports",
+        ],
         read: |head, value, _| Ok(Body::Endpoint(Arc::new(endpoint::read(head, value)?))),
     },
     Kind {
@@ -97,6 +117,7 @@ pub(in crate::policy) const KINDS: &[Kind] = &[
         versions: &["cilium.io/v2"],
         placement: Placement::ClusterWide,
         fields: &["security-labels"],
+        kept: &["security-labels"],
         read: |head, value, _| Ok(Body::Identity(identity::read(&head.name, value)?)),
     },
     Kind {
@@ -104,6 +125,20 @@ pub(in crate::policy) const KINDS: &[Kind] = &[
         versions: &["v1"],
         placement: Placement::Namespaced,
         fields: &["spec", "status"],
+        kept: &[
+            "metadata.labels",
+            "metadata.creationTimestamp",
+            "spec.nodeName",
+            "spec.hostNetwork",
+            "spec.serviceAccountName",
+            "spec.serviceAccount",
+            "spec.containers[].ports",
+            "spec.initContainers[].ports",
+            "spec.initContainers[].restartPolicy",
+            "status.phase",
+            "status.podIP",
+            "status.podIPs",
+        ],
         read: |head, value, warnings| Ok(Body::Pod(Arc::new(pod::read(head, value, warnings)?))),
     },
     Kind {
@@ -111,6 +146,7 @@ pub(in crate::policy) const KINDS: &[Kind] = &[
         versions: &["v1"],
         placement: Placement::ClusterWide,
         fields: &["spec", "status"],
+        kept: &["metadata.labels"],
         read: |head, value, _| Ok(Body::Namespace(Arc::new(namespace::read(head, value)?))),
     },
     Kind {
@@ -118,6 +154,7 @@ pub(in crate::policy) const KINDS: &[Kind] = &[
         versions: &["v1"],
         placement: Placement::ClusterWide,
         fields: &["spec", "status"],
+        kept: &["spec.podCIDR", "spec.podCIDRs", "status.addresses"],
         read: |head, value, _| Ok(Body::Node(node::read(&head.name, value)?)),
     },
     Kind {
@@ -125,6 +162,15 @@ pub(in crate::policy) const KINDS: &[Kind] = &[
         versions: &["v1"],
         placement: Placement::Namespaced,
         fields: &["spec", "status"],
+        kept: &[
+            "metadata.labels",
+            "spec.clusterIP",
+            "spec.clusterIPs",
+            "spec.externalIPs",
+            "spec.ports",
+            "spec.selector",
+            "status.loadBalancer",
+        ],
         read: |head, value, _| Ok(Body::Service(Arc::new(service::read(head, value)?))),
     },
     Kind {
@@ -132,6 +178,14 @@ pub(in crate::policy) const KINDS: &[Kind] = &[
         versions: &["discovery.k8s.io/v1"],
         placement: Placement::Namespaced,
         fields: &["addressType", "endpoints", "ports"],
+        kept: &[
+            "metadata.labels",
+            "addressType",
+            "endpoints[].addresses",
+            "endpoints[].conditions",
+            "endpoints[].targetRef",
+            "ports",
+        ],
         read: |head, value, warnings| {
             Ok(Body::Slice(Arc::new(slice::read(head, value, warnings)?)))
         },
@@ -194,6 +248,16 @@ pub(in crate::policy) fn head(value: &Value) -> Checked<(&'static Kind, String, 
         None => format!("{}/{name}", kind.name),
     };
     Ok((kind, key, Head { namespace, name }))
+}
+
+/// The fields of a document that mean something: its reader reads the same from them.
+pub(in crate::policy) fn kept(value: &Value) -> Cow<'_, Value> {
+    let name = value.get("kind").and_then(Value::as_str);
+    let kind = KINDS.iter().find(|kind| Some(kind.name) == name);
+    match kind.filter(|kind| !kind.kept.is_empty()) {
+        Some(kind) => Cow::Owned(prune(value, &[&HEAD, kind.kept].concat())),
+        None => Cow::Borrowed(value),
+    }
 }
 
 fn by_name(name: &str) -> Checked<&'static Kind> {

@@ -14,13 +14,13 @@ pub fn parse_documents(text: &str, source_name: &str) -> Vec<Result<PolicyDocume
     parse_each(text, source_name, |_, document| document)
 }
 
-/// Reads every document of `text`, each together with its JSON.
+/// Reads every document of `text`, each together with the JSON of the fields that mean something.
 pub(super) fn parse_with_json(
     text: &str,
     source_name: &str,
 ) -> Vec<Result<(PolicyDocument, String), PolicyError>> {
     parse_each(text, source_name, |value, document| {
-        (document, value.to_string())
+        (document, kinds::kept(value).to_string())
     })
 }
 
@@ -30,23 +30,52 @@ fn parse_each<T>(
     with: impl Fn(&Value, PolicyDocument) -> T,
 ) -> Vec<Result<T, PolicyError>> {
     let mut found = Vec::new();
-    let faulty = |number: usize, fault: &YamlError| PolicyError {
-        source_name: source_name.to_owned(),
-        key: None,
-        field: format!("document {}", number + 1),
-        reason: fault.to_string(),
-        remedy: fault.remedy().to_owned(),
+    let mut add = |value: &Value, document: Result<PolicyDocument, PolicyError>| {
+        found.push(document.map(|document| with(value, document)));
     };
     for (number, document) in yaml::documents(text).iter().enumerate() {
-        match document.value() {
-            Ok(Value::Null) => {}
-            Ok(value) => read(&value, source_name, &mut |value, document| {
-                found.push(document.map(|document| with(value, document)));
-            }),
-            Err(fault) => found.push(Err(faulty(number, &fault))),
+        let field = format!("document {}", number + 1);
+        match document.items() {
+            Some(items) => {
+                for (n, item) in items.enumerate() {
+                    read_text(
+                        &item,
+                        &format!("{field}, items[{n}]"),
+                        source_name,
+                        &mut add,
+                    );
+                }
+            }
+            None => read_text(document, &field, source_name, &mut add),
         }
     }
     found
+}
+
+fn read_text(
+    document: &yaml::Document<'_>,
+    field: &str,
+    source: &str,
+    found: &mut impl FnMut(&Value, Result<PolicyDocument, PolicyError>),
+) {
+    match document.value() {
+        Ok(Value::Null) => {}
+        Ok(value) => read(&value, source, found),
+        Err(fault) => {
+            let key = match fault {
+                YamlError::LongItem(_) => kinds::head(&document.head()).ok(),
+                _ => None,
+            };
+            let error = PolicyError {
+                source_name: source.to_owned(),
+                key: key.map(|(_, key, _)| key),
+                field: field.to_owned(),
+                reason: fault.to_string(),
+                remedy: fault.remedy().to_owned(),
+            };
+            found(&Value::Null, Err(error));
+        }
+    }
 }
 
 fn read(

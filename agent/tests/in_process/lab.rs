@@ -90,6 +90,7 @@ pub(crate) fn pod() -> EndpointSpec {
         on_bridge: false,
         link: holdfast_agent::datapath::link::Link::default(),
         netns: "pod".to_owned(),
+        pod: None,
     }
 }
 

@@ -255,3 +255,73 @@ fn versions_that_cannot_be_kept_are_a_fault_that_is_named() {
     fs::remove_dir(state.path().join("policies/1.json.new")).unwrap();
     assert_eq!(words(&source.refresh()), ["rejected 0"]);
 }
+
+fn pod(name: &str, address: &str, note: usize) -> String {
+    let note = "x".repeat(note);
+    format!(
+        "- apiVersion: v1\n  kind: Pod\n  metadata:\n    annotations:\n      note: \"{note}\"\n    labels:\n      app: web\n    name: {name}\n    namespace: shop\n  status:\n    phase: Running\n    podIP: {address}\n"
+    )
+}
+
+fn list(items: &[String]) -> String {
+    format!(
+        "apiVersion: v1\nitems:\n{}kind: List\nmetadata:\n  resourceVersion: \"\"\n",
+        items.concat()
+    )
+}
+
+#[test]
+fn of_a_long_list_an_item_that_is_too_large_is_refused_by_name_and_the_rest_counts() {
+    let dir = tempfile::tempdir().unwrap();
+    let good = [pod("a", "10.2.0.1", 2 << 20), pod("b", "10.2.0.2", 2 << 20)];
+    let large = [pod("c", "10.2.0.3", 4 << 20), pod("d", "10.2.0.4", 7 << 20)];
+    write(
+        dir.path(),
+        "cluster.yaml",
+        &list(&[&good[..], &large[..]].concat()),
+    );
+    let mut source = PolicyDir::new(dir.path());
+    let events = source.list();
+    assert_eq!(
+        words(&events),
+        [
+            "init",
+            "apply a",
+            "apply b",
+            "rejected 2",
+            "uncertain",
+            "done"
+        ]
+    );
+    let Some(PolicyChange::Rejected(errors)) = events.get(3) else {
+        panic!("{events:?}");
+    };
+    let keys: Vec<_> = errors.iter().map(|error| error.key.as_deref()).collect();
+    assert_eq!(keys, [Some("Pod/shop/c"), Some("Pod/shop/d")]);
+    assert!(source.refresh().is_empty());
+    // An item that cannot be read keeps its last good version, and only that one.
+    let bad = [
+        good[0].replace("10.2.0.1", "10.2.0"),
+        good[1].replace("app: web", "app: db"),
+    ];
+    write(dir.path(), "cluster.yaml", &list(&bad));
+    assert_eq!(words(&source.refresh()), ["apply b", "rejected 1"]);
+}
+
+#[test]
+fn objects_of_a_cluster_keep_their_last_good_version_across_a_restart() {
+    let [state, dir] = [(); 2].map(|()| tempfile::tempdir().unwrap());
+    let good = [pod("a", "10.2.0.1", 9), pod("b", "10.2.0.2", 9)];
+    write(dir.path(), "cluster.yaml", &list(&good));
+    start(state.path(), dir.path()).list();
+    let bad = [
+        good[0].replace("podIP: 10.2.0.1", "podIP: none"),
+        good[1].clone(),
+    ];
+    write(dir.path(), "cluster.yaml", &list(&bad));
+    let events = start(state.path(), dir.path()).list();
+    assert_eq!(
+        words(&events),
+        ["init", "apply a", "apply b", "rejected 1", "done"]
+    );
+}

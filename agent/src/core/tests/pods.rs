@@ -282,3 +282,80 @@ fn a_full_map_closes_a_pod_until_there_is_room() {
     member.node.tick(due);
     assert!(member.may_connect("10.2.0.9"));
 }
+
+fn of_pod(key: &str, host: u8, pod: &str) -> crate::endpoint::spec::EndpointSpec {
+    crate::endpoint::spec::EndpointSpec {
+        labels: Vec::new(),
+        pod: Some(pod.to_owned()),
+        ..spec(key, host, "unused")
+    }
+}
+
+fn labels_at(member: &Member, address: &str) -> Vec<String> {
+    let identity = member.node.identity(address).unwrap();
+    let labels = member.node.core.state.policy.labels_of(identity);
+    labels.unwrap().texts()
+}
+
+#[test]
+fn an_endpoint_that_is_a_pod_follows_its_document() {
+    let mut member = Member::new(WEB_TO_DB);
+    // The endpoint may come before its pod: it says what it waits for.
+    member.node.endpoint(of_pod("db", 8, "default/db-0"));
+    let waits = |member: &Member| {
+        let waiting = member.node.core.state.endpoints.waiting();
+        let reasons: Vec<String> = waiting.map(|(_, reason)| reason.clone()).collect();
+        reasons.join("; ")
+    };
+    assert!(
+        waits(&member).contains("no document Pod/default/db-0"),
+        "{}",
+        waits(&member)
+    );
+    let named = pod("db-0", "db", "10.0.0.8").replace(
+        "nodeName: worker-2",
+        "containers: [{ports: [{name: pg, containerPort: 5432}]}]",
+    );
+    member.put(&named);
+    assert_eq!(waits(&member), "");
+    assert!(member.may_connect("10.0.0.8"));
+    let labels = labels_at(&member, "10.0.0.8");
+    assert!(
+        labels.contains(&"gen:io.cilium.k8s.named-ports=pg.TCP.5432".to_owned()),
+        "{labels:?}"
+    );
+    let id = member.node.core.state.endpoints.by_key("db").unwrap();
+    // Labels of the pod and of its namespace change, and the endpoint stays the same one.
+    member.put(&named.replace("app: db", "app: other"));
+    assert!(!member.may_connect("10.0.0.8"));
+    member.put(&(named.clone() + &namespace("a")));
+    assert!(member.may_connect("10.0.0.8"));
+    let team = "k8s:io.cilium.k8s.namespace.labels.team=a".to_owned();
+    assert!(labels_at(&member, "10.0.0.8").contains(&team));
+    assert_eq!(member.node.core.state.endpoints.by_key("db"), Some(id));
+    // The document goes: what is in force stays, and the reason is shown.
+    member.delete("Pod/default/db-0");
+    assert!(member.may_connect("10.0.0.8"));
+    assert!(waits(&member).contains("no document Pod/default/db-0"));
+    member.put(&named.replace("app: db", "app: other"));
+    assert!(!member.may_connect("10.0.0.8"));
+    assert_eq!(waits(&member), "");
+}
+
+#[test]
+fn a_restart_without_the_pods_document_leaves_the_endpoint_in_force() {
+    let mut member = Member::new(WEB_TO_DB);
+    member.put(&pod("db-0", "db", "10.0.0.8"));
+    member.node.endpoint(of_pod("db", 8, "default/db-0"));
+    assert!(member.may_connect("10.0.0.8"));
+    let before = member.node.datapath.clone();
+    let mut node = again(&member.node, CoreConfig::default(), &[107, 108]);
+    node.begin();
+    node.policy(WEB_TO_DB);
+    node.endpoint(spec("web", 7, "app=web"));
+    node.endpoint(of_pod("db", 8, "default/db-0"));
+    node.sync();
+    assert_eq!(node.datapath.ipcache, before.ipcache);
+    assert_eq!(node.datapath.lxc, before.lxc);
+    assert_eq!(node.core.summary().endpoints, 2);
+}

@@ -193,6 +193,7 @@ pub(super) fn spec(key: &str, host: u8, label: &str) -> EndpointSpec {
         on_bridge: false,
         link: crate::datapath::link::Link::default(),
         netns: "ns".into(),
+        pod: None,
     }
 }
 

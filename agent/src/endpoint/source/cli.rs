@@ -17,9 +17,9 @@ use crate::{
     policy::mode::PolicyMode,
 };
 
-/// Version of a file in which an endpoint has addresses or a mode. With named ports alone it is 2,
-/// without these 1.
-const VERSION: u32 = 3;
+/// Version of a file in which an endpoint is a pod. With addresses or a mode it is 3, with named
+/// ports alone 2, without these 1.
+const VERSION: u32 = 4;
 const PREFIX: &str = "cli/";
 
 /// Key of an endpoint added by command.
@@ -78,6 +78,8 @@ pub(super) fn recovered(restored: &[EndpointSpec]) -> BTreeMap<String, EndpointD
             pid,
             ifname: ifname.to_owned(),
             labels: own.map(ToString::to_string).collect(),
+            // Its labels of the last run stay, until it is added again.
+            pod: None,
             named_ports: NamedPorts::of(&labels).texts(),
             addresses: Vec::new(),
             enable_policy: PolicyMode::of(&labels),
@@ -150,9 +152,11 @@ impl CliFile {
         let named = endpoints.values().any(|d| !d.named_ports.is_empty());
         let addressed = |d: &EndpointDocument| !d.addresses.is_empty() || d.enable_policy.is_some();
         let addressed = endpoints.values().any(addressed);
+        let is_pod = endpoints.values().any(|d| d.pod.is_some());
         let content = Content {
             version: match (addressed, named) {
-                (true, _) => VERSION,
+                _ if is_pod => VERSION,
+                (true, _) => 3,
                 (false, true) => 2,
                 (false, false) => 1,
             },
@@ -202,9 +206,20 @@ mod tests {
             enable_policy: Some(PolicyMode::Always),
             ..document.clone()
         };
+        let of_pod = EndpointDocument {
+            labels: Vec::new(),
+            pod: Some("shop/web-0".to_owned()),
+            ..document.clone()
+        };
         let key = key(&Netns::Name("pod1".to_owned()), "eth0");
         // An older release must not drop what it does not know.
-        for (document, version) in [(document, 1), (named, 2), (addressed, 3), (always, 3)] {
+        for (document, version) in [
+            (document, 1),
+            (named, 2),
+            (addressed, 3),
+            (always, 3),
+            (of_pod, 4),
+        ] {
             file.write([(&key, &document)].into_iter()).unwrap();
             assert_eq!(documents(&file)[&key], document);
             let text = fs::read(&file.path).unwrap();
@@ -233,6 +248,7 @@ mod tests {
             on_bridge: false,
             link: crate::datapath::link::Link::default(),
             netns: "pod1".to_owned(),
+            pod: None,
         };
         let specs = ["cli/pod1/eth0", "cli/pid-77/eth1", "dir/a.yaml"].map(spec);
         let documents = recovered(&specs);

@@ -28,8 +28,13 @@ pub struct EndpointDocument {
     /// Interface inside the namespace.
     #[serde(default = "eth0")]
     pub ifname: String,
-    /// Labels, `source:key[=value]`.
+    /// Labels, `source:key[=value]`. Exactly one of `labels` and `pod`.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub labels: Vec<String>,
+    /// The pod that it is, `namespace/name`: labels and named ports are those of its Pod document,
+    /// and follow it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pod: Option<String>,
     /// Ports that policies may call by a name, `name=port[/protocol]`.
     #[serde(rename = "named-ports", default, skip_serializing_if = "Vec::is_empty")]
     pub named_ports: Vec<String>,
@@ -45,6 +50,12 @@ pub struct EndpointDocument {
     pub enable_policy: Option<PolicyMode>,
 }
 
+fn is_pod(text: &str) -> bool {
+    let part = |part: &str| !part.is_empty() && !part.contains('/');
+    let parts = text.split_once('/');
+    parts.is_some_and(|(namespace, name)| part(namespace) && part(name))
+}
+
 fn eth0() -> String {
     "eth0".to_owned()
 }
@@ -56,8 +67,17 @@ pub enum EndpointError {
     #[error("give exactly one of netns and pid for the network namespace")]
     Netns,
     /// No labels.
-    #[error("labels is empty; give at least one, for example k8s:app=web")]
+    #[error(
+        "labels is empty; give at least one, for example k8s:app=web, or pod: namespace/name, whose \
+         labels it then has"
+    )]
     NoLabels,
+    /// Labels or named ports beside a pod.
+    #[error("{0} stands beside pod; remove it: the Pod document has the {0}")]
+    BesidePod(&'static str),
+    /// Not `namespace/name`.
+    #[error("pod: `{0}` is not a pod; write namespace/name, for example shop/web-0")]
+    Pod(String),
     /// A text that is no label.
     #[error("labels: {0}")]
     Label(#[from] LabelError),
@@ -121,8 +141,14 @@ impl EndpointDocument {
 
     /// Checks what can be checked without the kernel.
     pub(super) fn check(&self) -> Result<Netns, EndpointError> {
-        if self.labels.is_empty() {
-            return Err(EndpointError::NoLabels);
+        match &self.pod {
+            Some(_) if !self.labels.is_empty() => return Err(EndpointError::BesidePod("labels")),
+            Some(_) if !self.named_ports.is_empty() => {
+                return Err(EndpointError::BesidePod("named-ports"));
+            }
+            Some(pod) if !is_pod(pod) => return Err(EndpointError::Pod(pod.clone())),
+            None if self.labels.is_empty() => return Err(EndpointError::NoLabels),
+            Some(_) | None => {}
         }
         for label in &self.labels {
             let parsed = Label::parse(label)?;
@@ -170,6 +196,7 @@ impl EndpointDocument {
             on_bridge: found.on_bridge,
             link: found.link,
             netns: netns.to_string(),
+            pod: self.pod.clone(),
         })
     }
 
@@ -180,6 +207,7 @@ impl EndpointDocument {
         }
         Ok(EndpointSpec {
             labels: self.all_labels()?,
+            pod: self.pod.clone(),
             ..before
         })
     }

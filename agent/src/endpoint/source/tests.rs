@@ -28,6 +28,7 @@ fn restored(key: &str, ifindex: u32, netns: &str) -> EndpointSpec {
         on_bridge: false,
         link: Link::default(),
         netns: netns.to_owned(),
+        pod: None,
     }
 }
 
@@ -178,4 +179,33 @@ fn a_closed_interface_opens_when_it_is_under_policy_or_its_document_goes() {
     gated.settle(|_| true);
     is(&[1]);
     assert_eq!(gated.len(), 1);
+}
+
+#[test]
+fn a_document_has_labels_or_a_pod() {
+    let read = |text: &str| serde_json::from_str::<EndpointDocument>(text).unwrap();
+    let good = read(r#"{"netns": "pod1", "pod": "shop/web-0"}"#);
+    good.check().unwrap();
+    for (text, says) in [
+        (r#"{"netns": "pod1"}"#, "labels is empty"),
+        (
+            r#"{"netns": "pod1", "pod": "web-0"}"#,
+            "pod: `web-0` is not a pod",
+        ),
+        (
+            r#"{"netns": "pod1", "pod": "a/b/c"}"#,
+            "pod: `a/b/c` is not a pod",
+        ),
+        (
+            r#"{"netns": "pod1", "pod": "shop/web-0", "labels": ["k8s:app=web"]}"#,
+            "labels stands beside pod",
+        ),
+        (
+            r#"{"netns": "pod1", "pod": "shop/web-0", "named-ports": ["http=80"]}"#,
+            "named-ports stands beside pod",
+        ),
+    ] {
+        let error = read(text).check().unwrap_err().to_string();
+        assert!(error.starts_with(says), "{error}");
+    }
 }

@@ -7,6 +7,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
+    hash::{BuildHasher as _, RandomState},
     path::{Path, PathBuf},
 };
 
@@ -17,7 +18,7 @@ use crate::{
         parse::{parse_value, parse_with_json},
     },
     source_event::SourceEvent,
-    watched_dir::{self, FileError},
+    watched_dir::{self, Stamp},
 };
 
 /// What the directory held when it was read last.
@@ -26,7 +27,11 @@ pub struct PolicyDir {
     dir: PathBuf,
     files: BTreeMap<String, File>,
     current: BTreeMap<String, PolicyDocument>,
+    /// What is refused in the files that could be read.
+    refused: Vec<PolicyError>,
     rejected: Vec<PolicyError>,
+    /// Seeds the hashes of texts.
+    hash: RandomState,
     last_good: Option<LastGood>,
     /// The directory could not be read.
     unreadable: bool,
@@ -34,10 +39,11 @@ pub struct PolicyDir {
     uncertain: bool,
 }
 
-/// One file: its last text, and the good documents of it and of earlier texts.
+/// One file: which text it had last, and the good documents of it and of earlier texts.
 #[derive(Debug, Default)]
 struct File {
-    text: Option<String>,
+    text: Option<Digest>,
+    stamp: Option<Stamp>,
     good: BTreeMap<String, Good>,
     errors: Vec<PolicyError>,
     /// It is not on disk as [`LastGood`] has it.
@@ -46,11 +52,14 @@ struct File {
     lacks: bool,
 }
 
+/// Length and hash of a text.
+type Digest = (usize, u64);
+
 /// A good version of a document.
 #[derive(Debug)]
 struct Good {
     document: PolicyDocument,
-    /// Its JSON; empty where nothing is kept on disk.
+    /// JSON of its fields that mean something.
     json: String,
 }
 
@@ -61,7 +70,9 @@ impl PolicyDir {
             dir: dir.to_owned(),
             files: BTreeMap::new(),
             current: BTreeMap::new(),
+            refused: Vec::new(),
             rejected: Vec::new(),
+            hash: RandomState::new(),
             last_good: None,
             unreadable: false,
             uncertain: false,
@@ -112,10 +123,11 @@ impl PolicyDir {
     /// Reads the directory again and says what changed.
     pub fn refresh(&mut self) -> Vec<PolicyChange> {
         let mut errors = Vec::new();
-        let read = watched_dir::read(&self.dir);
-        self.unreadable = read.is_err();
-        match read {
-            Ok(files) => self.take(files, &mut errors),
+        let names = watched_dir::names(&self.dir);
+        self.unreadable = names.is_err();
+        let mut changed = false;
+        match names {
+            Ok(names) => changed = self.read(names, &mut errors),
             Err(error) => errors.push(PolicyError {
                 source_name: self.dir.display().to_string(),
                 key: None,
@@ -125,8 +137,13 @@ impl PolicyDir {
             }),
         }
         self.save(&mut errors);
-        let wanted = self.wanted(&mut errors);
-        let mut events = self.adopt(wanted);
+        let mut events = Vec::new();
+        if changed || self.current.is_empty() {
+            self.refused.clear();
+            let wanted = self.wanted();
+            events = self.adopt(wanted);
+        }
+        errors.extend(self.refused.iter().cloned());
         events.extend(self.reject(errors));
         if self.uncertain && !self.lacks() {
             self.uncertain = false;
@@ -137,7 +154,8 @@ impl PolicyDir {
 
     /// The good documents of all files by key. Of two documents with
     /// one key the first file's counts.
-    fn wanted(&self, errors: &mut Vec<PolicyError>) -> BTreeMap<String, PolicyDocument> {
+    fn wanted(&mut self) -> BTreeMap<String, PolicyDocument> {
+        let errors = &mut self.refused;
         let mut wanted: BTreeMap<&String, (&String, &PolicyDocument)> = BTreeMap::new();
         for (name, file) in &self.files {
             errors.extend(file.errors.iter().cloned());
@@ -214,17 +232,30 @@ impl PolicyDir {
         }
     }
 
-    fn take(
-        &mut self,
-        read: BTreeMap<String, Result<String, FileError>>,
-        errors: &mut Vec<PolicyError>,
-    ) {
-        self.files.retain(|name, _| read.contains_key(name));
-        for (name, text) in read {
+    /// Reads the files that may have changed, one after the other. True if documents may have
+    /// changed with them.
+    fn read(&mut self, names: BTreeSet<String>, errors: &mut Vec<PolicyError>) -> bool {
+        let before = self.files.len();
+        self.files.retain(|name, _| names.contains(name));
+        let mut changed = self.files.len() != before;
+        for name in names {
+            let path = self.dir.join(&name);
             let file = self.files.entry(name.clone()).or_default();
-            match text {
-                Ok(text) if file.text.as_ref() == Some(&text) => {}
-                Ok(text) => file.parse(&name, text),
+            let stamp = Stamp::of(&path);
+            if stamp.is_some() && file.stamp == stamp {
+                continue;
+            }
+            file.stamp = None;
+            match watched_dir::read_file(&path) {
+                Ok(text) => {
+                    let digest = (text.len(), self.hash.hash_one(&text));
+                    if file.text != Some(digest) {
+                        file.parse(&name, &text);
+                        file.text = Some(digest);
+                        changed = true;
+                    }
+                    file.stamp = stamp;
+                }
                 Err(error) => {
                     file.lacks = file.good.is_empty();
                     errors.push(PolicyError {
@@ -237,11 +268,12 @@ impl PolicyDir {
                 }
             }
         }
+        changed
     }
 }
 
 impl File {
-    fn parse(&mut self, name: &str, text: String) {
+    fn parse(&mut self, name: &str, text: &str) {
         let before = std::mem::take(&mut self.good);
         let known = !before.is_empty();
         self.errors.clear();
@@ -254,7 +286,7 @@ impl File {
                 remedy: "write them again, or delete the file to remove them".to_owned(),
             });
         }
-        for document in parse_with_json(&text, name) {
+        for document in parse_with_json(text, name) {
             match document {
                 Ok((document, json)) => {
                     if self.good.contains_key(&document.key) {
@@ -297,6 +329,5 @@ impl File {
         };
         self.lacks = self.errors.iter().any(unknown);
         self.unsaved |= unsaved;
-        self.text = Some(text);
     }
 }

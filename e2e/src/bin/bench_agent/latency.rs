@@ -382,6 +382,7 @@ fn specs(count: usize) -> Result<Vec<EndpointSpec>> {
                 on_bridge: false,
                 link: holdfast_agent::datapath::link::Link::default(),
                 netns: format!("pod{n}"),
+                pod: None,
             })
         })
         .collect()

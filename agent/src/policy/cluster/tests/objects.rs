@@ -127,9 +127,7 @@ fn of_two_containers_that_name_different_ports_alike_the_first_counts() {
     assert_eq!(pod(&text).ports.texts(), ["http=8080/TCP"]);
 }
 
-#[test]
-fn a_service_has_every_address_that_nodes_translate() {
-    let text = r#"
+const SERVICE: &str = r#"
 apiVersion: v1
 kind: Service
 metadata: {name: web, namespace: shop}
@@ -145,6 +143,10 @@ status:
   loadBalancer:
     ingress: [{ip: 192.0.2.80, ipMode: VIP}, {ip: 192.0.2.81, ipMode: Proxy}, {hostname: lb.test}]
 "#;
+
+#[test]
+fn a_service_has_every_address_that_nodes_translate() {
+    let text = SERVICE;
     let service = service(text);
     let texts = |all: &[std::net::IpAddr]| all.iter().map(ToString::to_string).collect::<Vec<_>>();
     assert_eq!(texts(&service.cluster_ips), ["10.96.0.9", "fd00:96::9"]);
@@ -160,9 +162,7 @@ status:
     assert_eq!(texts(&self::service(headless).cluster_ips), [] as [&str; 0]);
 }
 
-#[test]
-fn a_slice_names_its_service_and_its_backends() {
-    let text = r#"
+const SLICE: &str = r#"
 apiVersion: discovery.k8s.io/v1
 kind: EndpointSlice
 metadata: {name: web-abc, namespace: shop, labels: {kubernetes.io/service-name: web}}
@@ -177,6 +177,10 @@ endpoints:
 - addresses: [10.2.0.11]
 ports: [{name: http, port: 8080, protocol: TCP}, {name: all, port: null}]
 "#;
+
+#[test]
+fn a_slice_names_its_service_and_its_backends() {
+    let text = SLICE;
     let slice = slice(text);
     assert_eq!(slice.service.as_deref(), Some("web"));
     assert!(!slice.is_of_api_servers());
@@ -203,9 +207,7 @@ fn a_slice_without_a_service_means_nothing_and_says_so() {
     assert!(slice(text).backends.is_empty());
 }
 
-#[test]
-fn an_endpoint_of_cilium_has_the_labels_of_its_identity() {
-    let text = r#"
+const ENDPOINT: &str = r#"
 apiVersion: cilium.io/v2
 kind: CiliumEndpoint
 metadata: {name: web-0, namespace: shop}
@@ -216,6 +218,10 @@ status:
   networking: {addressing: [{ipv4: 10.2.0.9, ipv6: "fd00::9"}], node: 192.0.2.2}
   state: ready
 "#;
+
+#[test]
+fn an_endpoint_of_cilium_has_the_labels_of_its_identity() {
+    let text = ENDPOINT;
     let endpoint = endpoint(text);
     assert_eq!(
         endpoint.labels.texts(),
@@ -227,9 +233,7 @@ status:
     assert!(self::endpoint(fresh).addresses.is_empty());
 }
 
-#[test]
-fn a_node_of_kubernetes_is_a_node() {
-    let text = r#"
+const NODE: &str = r#"
 apiVersion: v1
 kind: Node
 metadata: {name: worker-2}
@@ -240,6 +244,10 @@ status:
   - {address: worker-2, type: Hostname}
   capacity: {cpu: "4"}
 "#;
+
+#[test]
+fn a_node_of_kubernetes_is_a_node() {
+    let text = NODE;
     let document = read(text).unwrap();
     let labels = document.labels(None).1;
     let labels: Vec<String> = labels
@@ -251,4 +259,22 @@ status:
         panic!("not a node");
     };
     assert_eq!(node.pod_blocks.len(), 2);
+}
+
+/// The last good version of a document is the fields that are kept of it.
+#[test]
+fn what_is_kept_of_an_object_is_read_as_the_object() {
+    for text in [POD, SERVICE, SLICE, ENDPOINT, NODE] {
+        let document = read(text).unwrap();
+        let value = daemon::yaml::documents(text)[0].value().unwrap();
+        let kept = crate::policy::kinds::kept(&value);
+        let again = crate::policy::parse::parse_value(&kept, "test").unwrap();
+        assert_eq!(again, document);
+    }
+    let value = daemon::yaml::documents(POD)[0].value().unwrap();
+    let kept = crate::policy::kinds::kept(&value).to_string();
+    assert!(
+        kept.contains("podIPs") && !kept.contains("tolerations"),
+        "{kept}"
+    );
 }

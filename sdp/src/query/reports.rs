@@ -72,7 +72,15 @@ impl Observer {
             upstream: query.waited(now),
         };
         let report = report_of(query, client, times, Event::Failed(failure));
-        self.report(report);
+        self.report(self.made(report));
+    }
+
+    /// Gives the reserved place back if no report could be made of the message.
+    fn made(&self, report: Option<QueryReport>) -> Option<QueryReport> {
+        if report.is_none() {
+            self.reports.unreserve();
+        }
+        report
     }
 
     /// Whether an answer is to be read for a report of it, even if it was learned a moment ago.
@@ -98,25 +106,7 @@ impl Observer {
         if !self.reports.reserve() {
             return None;
         }
-        let began = Instant::now();
-        let section = answer::section(message)?;
-        let mut content = Content {
-            rcode: section.rcode,
-            addresses: Vec::new(),
-            ttl: section.ttl.unwrap_or(0),
-            cnames: section.cnames,
-            types: section.types,
-        };
-        if let Some(learned) = learned {
-            content.addresses.clone_from(&learned.addresses);
-            content.ttl = learned.ttl;
-        }
-        let times = Times {
-            processing: query.policy_check + began.elapsed(),
-            policy_check: query.policy_check,
-            upstream: query.waited(now),
-        };
-        report_of(query, client, times, Event::Answer(content))
+        self.made(report_of_answer(query, client, (message, learned), now))
     }
 
     /// Reports an answer for the other clients that sent the same query.
@@ -135,6 +125,33 @@ impl Observer {
             self.report(self.answer_report(query, joined.client, answer, now));
         }
     }
+}
+
+fn report_of_answer<Q: AsRef<[u8]>>(
+    query: &PendingQuery<Q>,
+    client: SocketAddr,
+    (message, learned): (&[u8], Option<&Learned>),
+    now: Instant,
+) -> Option<QueryReport> {
+    let began = Instant::now();
+    let section = answer::section(message)?;
+    let mut content = Content {
+        rcode: section.rcode,
+        addresses: Vec::new(),
+        ttl: section.ttl.unwrap_or(0),
+        cnames: section.cnames,
+        types: section.types,
+    };
+    if let Some(learned) = learned {
+        content.addresses.clone_from(&learned.addresses);
+        content.ttl = learned.ttl;
+    }
+    let times = Times {
+        processing: query.policy_check + began.elapsed(),
+        policy_check: query.policy_check,
+        upstream: query.waited(now),
+    };
+    report_of(query, client, times, Event::Answer(content))
 }
 
 /// The report of an event of a query; none if its question cannot be read.

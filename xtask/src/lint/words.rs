@@ -14,11 +14,13 @@ use crate::{repository, workspace};
 const RUST: &[&str] = &[
     "agent/src",
     "agent/tests",
+    "bpf/src",
     "dns-policy",
     "e2e/src",
     "fqdn-proto/src",
     "netpol",
     "sdp/src",
+    "shared-maps",
     "xtask/src",
 ];
 

@@ -54,6 +54,7 @@ mod restore;
 mod retry;
 mod revocations;
 mod rollback;
+pub(crate) mod router;
 mod rules;
 mod services;
 pub mod snapshot;

@@ -10,9 +10,8 @@ use super::{
     scenario::{Node, spec},
 };
 use crate::{
-    core::CoreConfig,
+    core::{CoreConfig, router::Router},
     datapath::{memory::MemoryDatapath, plan::Step},
-    document_source::Router,
     kubernetes::{book::Book, labels::LabelFilter},
     policy::{parse::parse_documents, source::PolicyChange},
     source_event::SourceEvent,
@@ -333,7 +332,7 @@ fn an_endpoint_that_is_a_pod_follows_its_document() {
     let team = "k8s:io.cilium.k8s.namespace.labels.team=a".to_owned();
     assert!(labels_at(&member, "10.0.0.8").contains(&team));
     assert_eq!(member.node.core.state.endpoints.by_key("db"), Some(id));
-    // The document is removed: the labels and the policy in force stay, and the reason is shown.
+    // The document goes: its last labels stay in force, and the reason is shown.
     member.delete("Pod/default/db-0");
     assert!(member.may_connect("10.0.0.8"));
     assert!(waits(&member).contains("no document Pod/default/db-0"));

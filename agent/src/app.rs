@@ -158,7 +158,9 @@ pub async fn run(mut config: Config) -> Result<()> {
         () = agent.core_stopped() => bail!("the core's thread ended; see the log"),
     }
     tracing::info!("stopping; programs and maps remain in force");
-    agent.stop().await;
+    if let Err(error) = agent.stop().await {
+        tracing::warn!(%error);
+    }
     drop((root_lock, lock));
     Ok(())
 }
@@ -180,6 +182,11 @@ pub struct Parts {
     /// Closes interfaces of pods that are not found; `None` in tests without a kernel.
     pub gate: Option<Box<dyn Gate>>,
 }
+
+/// Tasks of an agent that did not end.
+#[derive(Debug, thiserror::Error)]
+#[error("{0} tasks did not stop within {GRACE:?}; they end with the process")]
+pub struct TasksLeft(usize);
 
 /// A running agent.
 pub struct Agent {
@@ -356,22 +363,22 @@ impl Agent {
         self.core.closed().await;
     }
 
-    /// Stops: sources first, then proxies, then the core with what is queued.
-    pub async fn stop(self) {
+    /// Stops: sources first, then proxies, then the core after the events that are queued.
+    ///
+    /// # Errors
+    /// Some tasks did not end in time. The core has stopped all the same.
+    pub async fn stop(self) -> Result<(), TasksLeft> {
         self.stop.cancel();
         if let Some(builtin) = &self.builtin {
             builtin.drain().await;
         }
         self.rim_stop.cancel();
         self.tasks.close();
-        if tokio::time::timeout(GRACE, self.tasks.wait())
-            .await
-            .is_err()
-        {
-            tracing::warn!("some tasks did not stop in time");
-        }
+        let ended = tokio::time::timeout(GRACE, self.tasks.wait()).await;
+        let left = self.tasks.len();
         drop(self.streams);
         self.thread.stop().await;
+        ended.map_err(|_| TasksLeft(left))
     }
 }
 

@@ -1,12 +1,15 @@
 //! NetworkPolicies of Kubernetes between real pods: 9 pods in 3 namespaces reach each other on TCP,
 //! UDP and SCTP as each conformance case says, and policies are exchanged while the agent runs.
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, SocketAddr, TcpStream};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use daemon::yaml;
+use holdfast_e2e::lab::{at, web4};
+use holdfast_e2e::pod::FIRST_SYN;
 use holdfast_e2e::reachability::{Servers, Target, answering};
+use holdfast_e2e::web::Web;
 use holdfast_e2e::{AgentOptions, Lab, Pod, eventually, with_lab};
 use netpol::conformance::Pod as Name;
 use netpol::conformance::{CASES, Case, NAMESPACES, PORTS, Port, Step, namespace_labels};
@@ -257,5 +260,153 @@ fn pods_reach_each_other_as_the_conformance_cases_say() {
         println!("{} cases, {packets} ports tried", cases.len());
         ensure!(failed.is_empty(), "{} failed: {failed:#?}", failed.len());
         Ok(())
+    });
+}
+
+const WEB: &str = "k8s:app=web,k8s:io.kubernetes.pod.namespace=shop";
+const API: &str = "k8s:app=api,k8s:io.kubernetes.pod.namespace=shop";
+
+const POLICY: &str = r#"apiVersion: networking.k8s.io/v1
+kind: NetworkPolicy
+metadata: {name: web, namespace: shop}
+spec:
+  podSelector: {matchLabels: {app: web}}
+  policyTypes: [Ingress, Egress]
+  ingress:
+  - from: [{podSelector: {matchLabels: {app: api}}}]
+    ports: [{port: 80}]
+  egress:
+  - to: [{ipBlock: {cidr: 203.0.113.0/24, except: [203.0.113.12/32]}}]
+    ports: [{port: 80, endPort: 100}]
+"#;
+
+const DENY: &str = r#"apiVersion: cilium.io/v2
+kind: CiliumNetworkPolicy
+metadata: {name: web, namespace: shop}
+spec:
+  endpointSelector: {matchLabels: {app: web}}
+  egressDeny: [{toCIDR: [203.0.113.11/32]}]
+"#;
+
+/// Versions of [`POLICY`] that are refused: what is replaced, by what, and the field.
+const REFUSED: [(&str, &str, &str); 7] = [
+    (
+        "[203.0.113.12/32]",
+        "[198.51.100.0/24]",
+        "spec.egress[0].to[0].ipBlock.except[0]",
+    ),
+    (
+        "[203.0.113.12/32]",
+        "[\"2001:db8::/64\"]",
+        "spec.egress[0].to[0].ipBlock.except[0]",
+    ),
+    (
+        "port: 80, endPort",
+        "port: http, endPort",
+        "spec.egress[0].ports[0].endPort",
+    ),
+    (
+        "{ipBlock:",
+        "{podSelector: {}, ipBlock:",
+        "spec.egress[0].to[0].ipBlock",
+    ),
+    (
+        "{podSelector: {matchLabels: {app: api}}}",
+        "{}",
+        "spec.ingress[0].from[0]",
+    ),
+    ("policyTypes", "policyType", "spec.policyType"),
+    (
+        "203.0.113.0/24",
+        "203.0.113.0/33",
+        "spec.egress[0].to[0].ipBlock.cidr",
+    ),
+];
+
+/// What [`POLICY`] means for web (pod a), for api (pod b), and for the node.
+fn policy_holds(lab: &Lab) -> Result<()> {
+    let web = lab.a.v4.into();
+    lab.a.expect_open(at(web4(10), 80))?;
+    lab.a.expect_closed(at(web4(12), 80))?;
+    lab.a.expect_closed(at(web4(10), 443))?;
+    lab.a.expect_closed(at(lab.b.v4.into(), 80))?;
+    lab.b.expect_open(at(web, 80))?;
+    lab.b.expect_closed(at(web, 81))?;
+    let node = lab
+        .node
+        .enter(|| TcpStream::connect_timeout(&at(web, 81), FIRST_SYN))?;
+    node.context("the node reaches its pod")?;
+    Ok(())
+}
+
+fn refusals(lab: &Lab) -> Result<String> {
+    let listing = lab.agent_json(&["policy", "get"])?;
+    let refused = listing
+        .get("rejected")
+        .context("no list of refused documents")?;
+    Ok(refused.to_string())
+}
+
+#[test]
+fn a_network_policy_holds_beside_others_and_its_last_good_version_stays() {
+    with_lab(|lab| {
+        let own = [&lab.a, &lab.b].map(|pod| [pod.v4.into(), pod.v6.into()]);
+        let _a = Web::start(&lab.a.netns, &own[0], &[80, 81], &[])?;
+        let _b = Web::start(&lab.b.netns, &own[1], &[80], &[])?;
+        lab.write_policy("web.yaml", POLICY)?;
+        let agent = lab.start_agent(&AgentOptions::default())?;
+        lab.add_endpoint(&lab.a, WEB)?;
+        lab.add_endpoint(&lab.b, API)?;
+        policy_holds(lab)?;
+
+        // The rule of a packet is named by its field.
+        let id = lab.endpoint_id(&lab.a)?.to_string();
+        let why = lab.agent(&["why", &id, "203.0.113.10:80"])?;
+        ensure!(
+            why.contains("NetworkPolicy/shop/web spec.egress[0]"),
+            "{why}"
+        );
+        let Err(why) = lab.agent(&["why", &id, "203.0.113.12:80"]) else {
+            panic!("a part that the policy leaves out is open");
+        };
+        ensure!(format!("{why:#}").contains("no rule"), "{why:#}");
+        let trace = [
+            "policy", "trace", "--from", API, "--to", WEB, "--port", "80",
+        ];
+        let trace = lab.agent(&trace)?;
+        ensure!(
+            trace.contains("NetworkPolicy/shop/web spec.ingress[0]"),
+            "{trace}"
+        );
+
+        for (part, other, field) in REFUSED {
+            lab.write_policy("web.yaml", &POLICY.replace(part, other))?;
+            eventually(&format!("{field} is named"), SOON, || {
+                let refused = refusals(lab)?;
+                ensure!(refused.contains(&format!("{field}: ")), "{refused}");
+                ensure!(refused.contains("NetworkPolicy/shop/web"), "{refused}");
+                Ok(())
+            })?;
+        }
+        policy_holds(lab)?;
+
+        // The agent restarts while the document is bad.
+        let stream = lab.a.stream(at(web4(11), 80))?;
+        agent.kill_9()?;
+        let _agent = lab.start_agent(&AgentOptions::default())?;
+        policy_holds(lab)?;
+        stream.expect_alive()?;
+
+        // A deny of another kind of policy beats its allow.
+        lab.write_policy("web.yaml", POLICY)?;
+        lab.write_policy("deny.yaml", DENY)?;
+        stream.expect_cut(SOON)?;
+        eventually("the document is accepted", SOON, || {
+            let refused = refusals(lab)?;
+            ensure!(refused == "[]", "{refused}");
+            Ok(())
+        })?;
+        lab.a.expect_closed(at(web4(11), 80))?;
+        policy_holds(lab)
     });
 }

@@ -10,15 +10,14 @@ use super::{
     scenario::{Node, spec},
 };
 use crate::{
-    core::CoreConfig,
+    core::{CoreConfig, router::Router},
     datapath::{memory::MemoryDatapath, plan::Step},
-    document_source::Router,
     kubernetes::{book::Book, labels::LabelFilter},
     policy::{parse::parse_documents, source::PolicyChange},
     source_event::SourceEvent,
 };
 
-const WEB_TO_DB: &str = r#"
+pub(super) const WEB_TO_DB: &str = r#"
 apiVersion: cilium.io/v2
 kind: CiliumNetworkPolicy
 metadata: {name: web}
@@ -40,7 +39,7 @@ spec:
     toPorts: [{ports: [{port: "5432", protocol: TCP}]}]
 "#;
 
-fn pod(name: &str, app: &str, address: &str) -> String {
+pub(super) fn pod(name: &str, app: &str, address: &str) -> String {
     format!(
         "---\napiVersion: v1\nkind: Pod\nmetadata: {{name: {name}, labels: {{app: {app}}}}}\nspec: {{nodeName: worker-2}}\nstatus: {{phase: Running, podIP: {address}}}\n"
     )
@@ -95,7 +94,7 @@ impl Member {
     }
 
     /// Whether the endpoint may open a connection to port 5432 there.
-    fn may_connect(&self, address: &str) -> bool {
+    pub(super) fn may_connect(&self, address: &str) -> bool {
         let Some(identity) = self.node.identity(address) else {
             return false;
         };
@@ -287,7 +286,7 @@ fn a_full_map_closes_a_pod_until_there_is_room() {
     assert!(member.may_connect("10.2.0.9"));
 }
 
-fn of_pod(key: &str, host: u8, pod: &str) -> crate::endpoint::spec::EndpointSpec {
+pub(super) fn of_pod(key: &str, host: u8, pod: &str) -> crate::endpoint::spec::EndpointSpec {
     crate::endpoint::spec::EndpointSpec {
         labels: Vec::new(),
         pod: Some(pod.to_owned()),
@@ -337,7 +336,7 @@ fn an_endpoint_that_is_a_pod_follows_its_document() {
     let team = "k8s:io.cilium.k8s.namespace.labels.team=a".to_owned();
     assert!(labels_at(&member, "10.0.0.8").contains(&team));
     assert_eq!(member.node.core.state.endpoints.by_key("db"), Some(id));
-    // The document goes: what is in force stays, and the reason is shown.
+    // The document goes: its last labels stay in force, and the reason is shown.
     member.delete("Pod/default/db-0");
     assert!(member.may_connect("10.0.0.8"));
     assert!(waits(&member).contains("no document Pod/default/db-0"));

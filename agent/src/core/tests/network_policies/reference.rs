@@ -39,7 +39,7 @@ pub(super) struct Packet<'a> {
 
 /// Whether the policies let a packet pass. `namespaces` are the labels of each namespace.
 pub(super) fn allows(
-    policies: &[Value],
+    policies: &[&Value],
     namespaces: &BTreeMap<String, Labels>,
     packet: Packet<'_>,
 ) -> bool {
@@ -54,7 +54,7 @@ struct Reader<'a> {
 
 impl Reader<'_> {
     /// Whether the policies of one type let the packet pass.
-    fn side(&self, policies: &[Value], policy_type: &str) -> bool {
+    fn side(&self, policies: &[&Value], policy_type: &str) -> bool {
         let (own, peer) = match policy_type {
             "Egress" => (self.packet.from, self.packet.to),
             _ => (self.packet.to, self.packet.from),
@@ -71,7 +71,7 @@ impl Reader<'_> {
                 && types(policy).contains(&policy_type)
                 && selects(&policy["spec"]["podSelector"], &own.labels)
         });
-        let of_pod: Vec<&Value> = of_pod.collect();
+        let of_pod: Vec<&&Value> = of_pod.collect();
         of_pod.is_empty()
             || of_pod.iter().any(|policy| {
                 let (rules, peers) = match policy_type {

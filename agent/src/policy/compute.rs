@@ -271,7 +271,6 @@ pub(crate) fn decide<'a>(
 }
 
 /// Longest match of a packet among entries of one identity.
-#[cfg(test)]
 pub(crate) fn longest<'a>(
     entries: impl Iterator<Item = (&'a PolicyKey, &'a PolicyValue)>,
     direction: u8,

@@ -102,8 +102,8 @@ impl LocalScopes {
     }
 
     /// Whether these labels have a number, or had one before the restart.
-    pub(crate) fn knows(&self, labels: &LabelSet) -> bool {
-        self.all().into_iter().any(|scope| scope.knows(labels))
+    pub(crate) fn has_number(&self, labels: &LabelSet) -> bool {
+        self.all().into_iter().any(|scope| scope.has_number(labels))
     }
 
     /// As [`NodeLocal::withheld_labels`].

@@ -164,6 +164,7 @@ impl Subject {
 
 impl PolicyModel {
     /// Services and the identities behind them.
+    #[cfg(test)]
     pub(in crate::core) fn services(&self) -> &ServiceTable {
         &self.services
     }

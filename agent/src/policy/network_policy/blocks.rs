@@ -1,8 +1,6 @@
 //! Blocks of NetworkPolicies that cover pods: most implementations compare an `ipBlock` with the
 //! addresses of pods, and this one does not.
 
-use std::net::IpAddr;
-
 use crate::{
     policy::{
         cluster::pod::Pod,
@@ -35,7 +33,9 @@ pub(crate) fn blocks_without_pods(
         return Some(format!("{} ({}): {NO_PODS}", rule.path, block.prefix));
     }
     blocks().find_map(|(rule, block)| {
-        let mut covered = pods.iter().filter(|pod| covers_any(block, &pod.addresses));
+        let mut covered = pods
+            .iter()
+            .filter(|pod| pod.addresses.iter().any(|address| block.covers(*address)));
         let first = covered.next()?;
         let more = match covered.count() {
             0 => String::new(),
@@ -56,11 +56,5 @@ fn blocks_of(rule: &Rule) -> impl Iterator<Item = (&PeerRule, &CidrSelector)> {
             _ => None,
         });
         blocks.map(move |block| (&**rule, block))
-    })
-}
-
-fn covers_any(block: &CidrSelector, addresses: &[IpAddr]) -> bool {
-    addresses.iter().any(|address| {
-        block.prefix.contains(address) && !block.except.iter().any(|part| part.contains(address))
     })
 }

@@ -1,6 +1,5 @@
 //! Polling with a deadline, for the tests of all crates: a failure says which state was awaited and
 //! which state was seen last.
-#![deny(unreachable_pub)]
 
 use std::{
     fmt::{Debug, Display},

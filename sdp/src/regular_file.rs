@@ -7,8 +7,8 @@ use std::{
     path::Path,
 };
 
-/// Opens a regular file. It does not wait for the other end of a pipe, and does not follow a
-/// symbolic link, which may lead to any file of this process. Errors name the path.
+/// Opens a regular file. It does not wait for the other end of a pipe. A user who may write to the
+/// directory cannot redirect it with a symbolic link: links are not followed. Errors name the path.
 pub(crate) fn open(path: &Path, options: &mut OpenOptions) -> io::Result<File> {
     let failed = |error: io::Error| match error.raw_os_error() {
         Some(libc::ELOOP) => refused(path, "a symbolic link"),

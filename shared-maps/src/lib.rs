@@ -21,7 +21,7 @@ pub mod event;
 pub mod fragment;
 pub mod identity;
 pub mod ipcache;
-pub mod layout;
+pub(crate) mod layout;
 pub mod lxc;
 pub mod mark;
 pub mod pin;

@@ -1,4 +1,4 @@
-//! Where lines are written, and the file that is rotated while it is open.
+//! Output of the query log, and the detection that its file was rotated.
 
 use std::{
     fs::{File, OpenOptions},
@@ -11,14 +11,14 @@ use std::{
 use super::Target;
 use crate::regular_file;
 
-/// A file that was moved or removed is noticed within this time.
+/// A file that was moved or removed is noticed after this time.
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
 
 /// See the module.
 #[derive(Debug)]
 pub(super) struct Output {
     sink: Sink,
-    /// A write broke off: what comes next begins a new line.
+    /// A write was incomplete, so the next one must begin with a new line.
     torn: bool,
 }
 
@@ -49,8 +49,8 @@ impl Output {
         Self { sink, torn: false }
     }
 
-    /// Writes whole lines: whether that went well, and whether the file, if it was moved, could
-    /// be opened anew. If not, lines go on to the moved one.
+    /// Writes complete lines. Returns whether that worked, and whether a file that was moved could
+    /// be opened again. If it could not, lines still go to the moved file.
     pub(super) fn write(&mut self, lines: &[u8], now: Instant) -> (io::Result<()>, io::Result<()>) {
         let opened = self.follow(now);
         let mend: &[u8] = if self.torn { b"\n" } else { b"" };
@@ -66,7 +66,8 @@ impl Output {
         (written, opened)
     }
 
-    /// Opens the file if it is not open, or not the one of this name any more; looks now and then.
+    /// Opens the file if it is not open, or if another file has its name now. Checks this once in
+    /// [`POLL_INTERVAL`].
     pub(super) fn follow(&mut self, now: Instant) -> io::Result<()> {
         let Sink::File { file, path, looked } = &mut self.sink else {
             return Ok(());

@@ -19,7 +19,7 @@ use crate::{
     core::{Core, CoreConfig, Event},
     datapath::{
         closed::{ClosedInterfaces, Gate},
-        files::{StateFiles, later::LaterFiles},
+        files::{StateFiles, background::BackgroundFiles},
         interfaces::Interfaces,
         kernel::{KernelConfig, KernelDatapath},
         notrack,
@@ -87,7 +87,8 @@ pub async fn run(mut config: Config) -> Result<()> {
         // The core may stop before this thread; the event is then not needed.
         let _gone = core.send_blocking(Event::NamesKept(result));
     };
-    let written = LaterFiles::start(files.clone(), send).context("starting the files' thread")?;
+    let written =
+        BackgroundFiles::start(files.clone(), send).context("starting the files' thread")?;
     let datapath = Box::new(KernelDatapath::prepare(&kernel, Box::new(written))?);
     config.map_sizes.ipcache = datapath.ipcache_max();
     if let Some(path) = &config.pre_cache {
@@ -158,7 +159,9 @@ pub async fn run(mut config: Config) -> Result<()> {
         () = agent.core_stopped() => bail!("the core's thread ended; see the log"),
     }
     tracing::info!("stopping; programs and maps remain in force");
-    agent.stop().await;
+    if let Err(error) = agent.stop().await {
+        tracing::warn!(%error);
+    }
     drop((root_lock, lock));
     Ok(())
 }
@@ -180,6 +183,11 @@ pub struct Parts {
     /// Closes interfaces of pods that are not found; `None` in tests without a kernel.
     pub gate: Option<Box<dyn Gate>>,
 }
+
+/// Tasks of an agent that did not end.
+#[derive(Debug, thiserror::Error)]
+#[error("{0} tasks did not stop within {GRACE:?}; they end with the process")]
+pub struct TasksLeft(usize);
 
 /// A running agent.
 pub struct Agent {
@@ -356,22 +364,22 @@ impl Agent {
         self.core.closed().await;
     }
 
-    /// Stops: sources first, then proxies, then the core with what is queued.
-    pub async fn stop(self) {
+    /// Stops: sources first, then proxies, then the core after the events that are queued.
+    ///
+    /// # Errors
+    /// Some tasks did not end in time. The core has stopped all the same.
+    pub async fn stop(self) -> Result<(), TasksLeft> {
         self.stop.cancel();
         if let Some(builtin) = &self.builtin {
             builtin.drain().await;
         }
         self.rim_stop.cancel();
         self.tasks.close();
-        if tokio::time::timeout(GRACE, self.tasks.wait())
-            .await
-            .is_err()
-        {
-            tracing::warn!("some tasks did not stop in time");
-        }
+        let ended = tokio::time::timeout(GRACE, self.tasks.wait()).await;
+        let left = self.tasks.len();
         drop(self.streams);
         self.thread.stop().await;
+        ended.map_err(|_| TasksLeft(left))
     }
 }
 
@@ -382,6 +390,8 @@ fn core_config(config: &Config, epoch: &Epoch) -> CoreConfig {
         start: epoch.start,
         boot_unix_ns: boot_unix_ns(),
         node_name: Some(config.node_name.clone()),
+        cluster_blocks: config.cluster_blocks.clone(),
+        service_aliases: config.service_aliases.clone(),
         proxy_port: config.proxy_port,
         enable_policy: config.enable_policy,
         enable_ipv4: config.ipv4,

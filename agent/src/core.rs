@@ -54,7 +54,9 @@ mod restore;
 mod retry;
 mod revocations;
 mod rollback;
+pub(crate) mod router;
 mod rules;
+mod service_warnings;
 mod services;
 pub mod snapshot;
 mod state;
@@ -133,6 +135,7 @@ impl Core {
             Event::PoliciesUncertain(false) => state.end_hold(),
             Event::Pods(events) => state.on_pods(events),
             Event::Services(events) => state.on_services(events),
+            Event::Identities(events) => state.on_identities(events),
             Event::ClusterWarnings(warnings) => state.pods.warn(warnings),
             Event::Endpoints(event) => state.on_endpoint(event),
             Event::NodeAddresses(addresses) => state.on_node_addresses(&addresses),
@@ -199,6 +202,9 @@ impl Core {
         let durable = plan.take_durable().into_iter();
         effects.extend(durable.map(|result| Effect::Result(result.result())));
         state.free_numbers();
+        if state.renumber() {
+            state.retry.schedule(state.now);
+        }
         let revocations = plan.take_revocations().into_iter();
         effects.extend(revocations.map(Effect::Revoke));
         let result = match failed.is_empty() {
@@ -227,6 +233,7 @@ impl Core {
             state.retry.next(),
             state.restored_until(),
             state.leases.next_end(),
+            state.services.next_expiry(),
         ];
         let file = file.filter(|_| state.restoration.is_synced());
         times.into_iter().chain([file]).flatten().min()

@@ -1,152 +1,15 @@
-//! From the documents of `--policy-dir` to events: policies go to the core as they are, objects of
-//! the cluster through the [`Book`].
-
-use std::collections::BTreeSet;
+//! The task that reads the documents of `--policy-dir` and sends their changes to the core.
 
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{
-    core::event::Event,
-    kubernetes::book::{Book, Changes},
-    policy::{
-        document::{Body, PolicyDocument},
-        source::{PolicyChange, dir::PolicyDir},
-    },
+    core::{event::Event, router::Router},
+    kubernetes::book::Book,
+    policy::source::dir::PolicyDir,
     runner::CoreHandle,
     source_event::SourceEvent,
     watched_dir::WatchedDir,
 };
-
-/// Changes of pods or Services that one event carries: so long an answer may wait for them.
-const CHUNK: usize = 64;
-
-/// Divides documents by what they are about.
-#[derive(Debug)]
-pub(crate) struct Router {
-    book: Book,
-    /// Keys of documents that are in the book, with their warnings.
-    objects: BTreeSet<String>,
-    /// Keys of documents that the core has.
-    policies: BTreeSet<String>,
-    warnings: Vec<String>,
-}
-
-/// Which parts of the agent a document is for.
-struct Parts {
-    core: bool,
-    book: bool,
-}
-
-fn parts(document: &PolicyDocument) -> Parts {
-    match &document.body {
-        Body::Rules(_) | Body::Group(_) | Body::Node(_) | Body::Identity(_) => Parts {
-            core: true,
-            book: false,
-        },
-        // The addresses of API servers are labels, and backends of a Service.
-        Body::Slice(slice) => Parts {
-            core: slice.is_of_api_servers(),
-            book: true,
-        },
-        Body::Pod(_) | Body::Namespace(_) | Body::Service(_) | Body::Endpoint(_) => Parts {
-            core: false,
-            book: true,
-        },
-    }
-}
-
-impl Router {
-    /// With an empty book.
-    pub(crate) fn new(book: Book) -> Self {
-        Self {
-            book,
-            objects: BTreeSet::new(),
-            policies: BTreeSet::new(),
-            warnings: Vec::new(),
-        }
-    }
-
-    /// Events for the changes of one reading. Objects come before policies, so that a new policy
-    /// meets the labels that it was written for. Without objects there is no event about any.
-    pub(crate) fn route(&mut self, changes: Vec<PolicyChange>) -> Vec<Event> {
-        let (mut begin, mut rest) = (Vec::new(), Vec::new());
-        let mut is_listing = false;
-        for change in changes {
-            match change {
-                PolicyChange::Document(SourceEvent::Init) => {
-                    is_listing = true;
-                    begin.push(Event::Policies(SourceEvent::Init));
-                }
-                PolicyChange::Document(SourceEvent::Apply(document)) => {
-                    rest.extend(self.put(document));
-                }
-                PolicyChange::Document(SourceEvent::Delete(key)) => rest.extend(self.remove(key)),
-                other => rest.push(other.into()),
-            }
-        }
-        let Changes { pods, services } = self.book.changes();
-        let mut events = begin;
-        events.extend(chunks(pods, is_listing).map(Event::Pods));
-        events.extend(chunks(services, is_listing).map(Event::Services));
-        events.extend(self.warn());
-        events.append(&mut rest);
-        events
-    }
-
-    fn put(&mut self, document: PolicyDocument) -> Vec<Event> {
-        let Parts { core, book } = parts(&document);
-        let key = document.key.clone();
-        if book {
-            self.book.put(&document);
-            self.objects.insert(key.clone());
-        }
-        if core {
-            self.policies.insert(key);
-            return vec![Event::Policies(SourceEvent::Apply(document))];
-        }
-        self.remove_policy(key).into_iter().collect()
-    }
-
-    fn remove(&mut self, key: String) -> Option<Event> {
-        if self.objects.remove(&key) {
-            self.book.remove(&key);
-        }
-        self.remove_policy(key)
-    }
-
-    fn remove_policy(&mut self, key: String) -> Option<Event> {
-        let known = self.policies.remove(&key);
-        known.then_some(Event::Policies(SourceEvent::Delete(key)))
-    }
-
-    /// The warnings, if they changed.
-    fn warn(&mut self) -> Option<Event> {
-        let warnings = self.book.warnings();
-        if warnings == self.warnings {
-            return None;
-        }
-        for warning in warnings.iter().filter(|text| !self.warnings.contains(text)) {
-            tracing::warn!("{warning}");
-        }
-        self.warnings.clone_from(&warnings);
-        Some(Event::ClusterWarnings(warnings))
-    }
-}
-
-/// Changes in parts; a listing begins and ends, unless nothing is in it.
-fn chunks<T>(
-    changes: Vec<SourceEvent<T>>,
-    is_listing: bool,
-) -> impl Iterator<Item = Vec<SourceEvent<T>>> {
-    let is_listing = is_listing && !changes.is_empty();
-    let begin = is_listing.then_some(SourceEvent::Init);
-    let end = is_listing.then_some(SourceEvent::InitDone);
-    let mut all = begin.into_iter().chain(changes).chain(end);
-    std::iter::from_fn(move || {
-        let part: Vec<_> = all.by_ref().take(CHUNK).collect();
-        (!part.is_empty()).then_some(part)
-    })
-}
 
 /// Starts the task that reads the directory. Without one the listing is empty.
 pub(crate) fn start(

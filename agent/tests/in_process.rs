@@ -1,5 +1,6 @@
-//! The agent in one process: the core on its thread, a datapath in memory,
-//! real gRPC over a unix socket. No root, no kernel maps.
+//! The agent in the process of the test: the core on its thread, a datapath in memory, real gRPC
+//! over a unix socket. No root, no kernel maps. Most tests compose the parts that they need;
+//! `whole.rs` starts all of them.
 #![expect(clippy::unwrap_used, reason = "tests")]
 
 #[path = "in_process/admin.rs"]
@@ -22,3 +23,5 @@ mod native;
 mod policy_dir;
 #[path = "in_process/restart.rs"]
 mod restart;
+#[path = "in_process/whole.rs"]
+mod whole;

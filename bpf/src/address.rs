@@ -1,4 +1,4 @@
-//! Addresses as four words in network order: compared without byte loops.
+//! Addresses as four words in network order. Comparing them needs no loop over bytes.
 
 use shared_maps::ipcache::widen;
 

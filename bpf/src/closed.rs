@@ -1,4 +1,5 @@
-//! Interfaces that lead to a pod of an endpoint document, and whose endpoint is not found.
+//! Drops every packet of an interface that leads to a pod whose endpoint the agent has not found
+//! yet.
 
 use aya_ebpf::programs::TcContext;
 use shared_maps::event::Reason;

@@ -25,7 +25,7 @@ static ENDPOINT: Global<EndpointConfig> = Global::new(EndpointConfig {
     node_link_locals: [[0; 2]; NODE_LINK_LOCALS],
 });
 
-/// Reads one field of the global, so that no copy of the whole lies on the stack.
+/// Reads one field of the global, so that the stack has no copy of all of it.
 macro_rules! field {
     ($field:ident) => {{
         let config = core::ptr::from_ref(&ENDPOINT).cast::<EndpointConfig>();
@@ -76,7 +76,7 @@ pub(crate) fn mac() -> [u8; 6] {
     field!(mac)
 }
 
-/// MAC under which a bridge delivers frames to this node.
+/// MAC to which a bridge delivers frames for this node.
 #[inline(always)]
 pub(crate) fn gateway_mac() -> [u8; 6] {
     field!(gateway_mac)
@@ -113,8 +113,8 @@ pub(crate) fn is_own_v6(address: Address) -> bool {
     field!(flags) & HAS_IPV6 != 0 && address.is(Address::v6(field!(ipv6)))
 }
 
-/// Whether `address` is a link-local address of the endpoint: the one made of
-/// its MAC, or one that its interface has.
+/// Whether `address` is a link-local address of the endpoint: the one made from its MAC, or another
+/// one of its interface.
 #[inline(always)]
 pub(crate) fn is_own_link_local(address: Address) -> bool {
     if !address.is_v6_link_local() {
@@ -132,7 +132,7 @@ pub(crate) fn is_link_local_of_node(address: Address) -> bool {
     is_among(address, &field!(node_link_locals))
 }
 
-/// Whether `address` is of fe80::/64 and has one of these interface identifiers.
+/// Whether `address` is in fe80::/64 and has one of these interface identifiers.
 #[inline(always)]
 fn is_among<const N: usize>(address: Address, ids: &[[u32; 2]; N]) -> bool {
     let [a, b, c, d] = address.0;
@@ -143,13 +143,13 @@ fn is_among<const N: usize>(address: Address, ids: &[[u32; 2]; N]) -> bool {
     found && c | d != 0 && a == 0xfe80_0000u32.to_be() && b == 0
 }
 
-/// MAC of the bridge that the interface is a port of; zero if it is none.
+/// MAC of the bridge of which the interface is a port; zero if it is no bridge port.
 #[inline(always)]
 pub(crate) fn bridge_mac() -> [u8; 6] {
     field!(bridge_mac)
 }
 
-/// Whether `address` has the prefix of the bridge that the endpoint's own address has.
+/// Whether `address` has the bridge's prefix that contains the endpoint's own address.
 #[inline(always)]
 pub(crate) fn is_on_bridge_prefix(address: Address) -> bool {
     let bits = u32::from(field!(on_link_bits));

@@ -1,4 +1,4 @@
-//! Connection tracking in Cilium's maps: what replies are recognised by.
+//! Connection tracking in Cilium's maps, by which the programs recognise replies.
 
 use aya_ebpf::helpers::bpf_ktime_get_ns;
 use shared_maps::{
@@ -17,7 +17,7 @@ use crate::{
 };
 
 pub(crate) const CLOSED: u16 = FLAG_RX_CLOSING | FLAG_TX_CLOSING;
-/// Who made the flow, and where it goes.
+/// Flags that say who opened the flow and where it goes.
 const KIND: u16 = FLAG_PROXY_REDIRECT | FLAG_FROM_PROXY;
 
 /// Seconds of the clock that lifetimes are in.
@@ -36,12 +36,12 @@ pub(crate) enum Side {
     Remote,
 }
 
-/// How a packet relates to the connection whose entry is looked for.
+/// How a packet relates to the connection of the entry.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum As {
-    /// It goes in the direction of the connection's first packet.
+    /// It has the direction of the connection's first packet.
     Forward,
-    /// It goes the other way.
+    /// It has the opposite direction.
     Reply,
 }
 
@@ -63,8 +63,8 @@ macro_rules! key {
     }};
 }
 
-// Not inlined, like others below: each such function has a stack frame of its
-// own, and the frames of one call chain together must stay within 512 bytes.
+// Not inlined, like others below. Each such function has a stack frame of its own, and the frames
+// of one call chain must stay within 512 bytes together.
 #[inline(never)]
 fn entry(packet: &Packet, direction: u8, role: As) -> *mut CtValue {
     let found = if packet.family == FAMILY_IPV4 {
@@ -104,11 +104,12 @@ pub(crate) fn is_redirected(value: *mut CtValue) -> bool {
     unsafe { (*value).flags & FLAG_PROXY_REDIRECT != 0 }
 }
 
-/// Whether the other side opened the connection of `value`, so that packets of
-/// the pod are replies also where policy redirects the way there. One TCP
-/// segment opens a connection only if it is a SYN, and one datagram opens none:
-/// a server could turn the pod's later queries into replies with it. Of
-/// datagrams only queries of this node's proxy count.
+/// Whether the other side opened the connection of `value`. Packets of the pod are then replies,
+/// even if policy redirects packets in that direction.
+///
+/// A TCP segment opens a connection only if it is a SYN. A datagram opens none, because with it a
+/// server could turn the pod's later queries into replies. The only exception is a query of this
+/// node's proxy.
 #[inline(always)]
 pub(crate) fn is_opened(value: *mut CtValue, packet: &Packet) -> bool {
     // SAFETY: as in `find`.
@@ -120,7 +121,7 @@ pub(crate) fn is_opened(value: *mut CtValue, packet: &Packet) -> bool {
     }
 }
 
-/// Notes a packet on its connection: counters, TCP state, lifetime.
+/// Records a packet in its connection's entry: counters, TCP state, lifetime.
 #[inline(always)]
 pub(crate) fn touch(value: *mut CtValue, packet: &Packet, side: Side, role: As, now: u32) {
     // SAFETY: as in `find`. Two CPUs at once may lose a count (the target has
@@ -155,7 +156,7 @@ pub(crate) fn touch(value: *mut CtValue, packet: &Packet, side: Side, role: As, 
             }
         } else if !open && before & CLOSED != CLOSED && flags & FLAG_ANSWERED != 0 {
             quota::release(packet);
-            // It lies in the map for a while, and is bounded as a new one is.
+            // The closed entry stays for a while and is bounded like a new one.
             let direction = if (side == Side::Local) == (role == As::Forward) {
                 DIR_OUT
             } else {
@@ -174,7 +175,7 @@ pub(crate) fn touch(value: *mut CtValue, packet: &Packet, side: Side, role: As, 
     }
 }
 
-/// New state of a TCP connection; `old` is the lifetime it had.
+/// New state of a TCP connection; `old` is its lifetime before.
 #[inline(always)]
 fn tcp_state(flags: &mut u16, packet: &Packet, side: Side, now: u32, old: u32) -> u32 {
     if packet.tcp_flags & TCP_SYN == 0 {
@@ -200,9 +201,8 @@ fn tcp_state(flags: &mut u16, packet: &Packet, side: Side, now: u32, old: u32) -
     }
 }
 
-/// Ends the connection that the pod opened with `packet`, if there is one: what
-/// goes to the proxy from now on has none, and the server's direct answers are
-/// replies no longer.
+/// Removes the entry of the connection that the pod opened with `packet`. From now on its packets
+/// go to the proxy and have no entry, and the server's direct answers are no longer replies.
 #[inline(always)]
 pub(crate) fn end(packet: &Packet) {
     let value = entry(packet, DIR_OUT, As::Forward);
@@ -212,19 +212,19 @@ pub(crate) fn end(packet: &Packet) {
     }
 }
 
-/// What [`forward`] did.
+/// Result of [`forward`].
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Forwarded {
     /// The connection was there.
     Known,
-    /// It is new.
+    /// A new entry was made.
     New,
-    /// It is new and no entry could be made.
+    /// The connection is new, and no entry could be made.
     Full,
 }
 
-/// Notes a forward packet that policy allows; makes the entry if there is none.
-/// `kind` is 0 or `FLAG_FROM_PROXY`.
+/// Records a forward packet that policy allows, and makes the entry if there is none. `kind` is 0
+/// or `FLAG_FROM_PROXY`.
 #[inline(never)]
 pub(crate) fn forward(
     packet: &Packet,
@@ -245,7 +245,8 @@ pub(crate) fn forward(
                 if flags & FLAG_ANSWERED != 0 && flags & CLOSED != CLOSED {
                     quota::release(packet);
                 }
-                // The entry itself may be the oldest of the full queue, which spares answered ones.
+                // This entry may be the oldest of the full queue. The queue spares answered
+                // entries.
                 (*value).flags = flags | FLAG_ANSWERED;
                 let admitted = unanswered::admit(packet, direction, As::Forward);
                 (*value).flags = if admitted {

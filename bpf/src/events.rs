@@ -1,4 +1,4 @@
-//! Counters, always; records in the ring buffer, within a budget.
+//! Counts every packet, and writes records to the ring buffer within a budget.
 
 use aya_ebpf::{bindings::BPF_RB_NO_WAKEUP, helpers::bpf_ktime_get_ns};
 use shared_maps::{
@@ -14,9 +14,9 @@ use crate::{
 
 /// Drop records per second, endpoint, reason and CPU.
 const DROPS_PER_SECOND: u64 = 64;
-/// Records of new connections that pass, likewise.
+/// Records of new connections that pass, per second, endpoint, reason and CPU.
 const VERDICTS_PER_SECOND: u64 = 32;
-/// Wake the reader when this much is unread, bytes: not for every record.
+/// Unread bytes at which the reader is woken. Waking it for each record would cost more.
 const WAKE_AT: u64 = 16 * 1024;
 /// `BPF_RB_AVAIL_DATA`.
 const AVAILABLE: u64 = 0;

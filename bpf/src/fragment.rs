@@ -15,7 +15,7 @@ use crate::{
     quota,
 };
 
-/// How long a first fragment speaks for the rest, nanoseconds: as long as the
+/// How long the verdict of a first fragment is valid for the rest, nanoseconds: as long as the
 /// stack waits for them (`net.ipv4.ipfrag_time`).
 const LIFETIME_NS: u64 = 30_000_000_000;
 
@@ -38,7 +38,8 @@ fn key(packet: &Packet, egress: u8) -> FragmentKey {
     }
 }
 
-/// Remembers what became of a first fragment. False: the rest will be dropped.
+/// Records the verdict of a first fragment. If it returns false, the later fragments will be
+/// dropped.
 #[inline(never)]
 pub(crate) fn remember(packet: &Packet, egress: u8, mark: u32, pass: bool) -> bool {
     let value = FragmentValue {
@@ -52,7 +53,7 @@ pub(crate) fn remember(packet: &Packet, egress: u8, mark: u32, pass: bool) -> bo
     (known || quota::admit(&FRAGMENTED, &key, displace)) && FRAGMENTS.insert(key, value, 0).is_ok()
 }
 
-/// Fragments of one datagram follow one another within that time, nanoseconds.
+/// Fragments of one datagram arrive within this time of the first, nanoseconds.
 const TOGETHER_NS: u64 = 1_000_000_000;
 
 #[inline(never)]
@@ -67,7 +68,7 @@ fn displace(key: &FragmentKey) {
     }
 }
 
-/// Mark for a later fragment, or why it is dropped.
+/// Mark for a later fragment, or the reason why it is dropped.
 #[inline(never)]
 pub(crate) fn follow(packet: &Packet, egress: u8) -> Result<u32, Reason> {
     // SAFETY: racing writers leave an old or a new verdict of the same datagram.

@@ -20,14 +20,14 @@ use crate::{
     policy, quota, recent, redirect, transparent,
 };
 
-/// `TCX_NEXT`: programs after ours at this interface run, then the stack.
+/// `TCX_NEXT`: later programs of this interface run, and then the stack.
 pub(crate) const NEXT: i32 = -1;
 /// `TCX_PASS`: on to the stack at once.
 pub(crate) const PASS: i32 = 0;
 /// `TCX_DROP`.
 pub(crate) const DROP: i32 = 2;
 
-/// What was found out on the way to the verdict.
+/// Findings on the way to the verdict.
 pub(crate) struct Trace {
     pub(crate) remote_identity: u32,
     pub(crate) new: bool,
@@ -49,8 +49,8 @@ pub(crate) fn run(ctx: &TcContext) -> i32 {
     finish(packet, &trace, verdict, EGRESS)
 }
 
-/// Counts, records, and turns the verdict into the program's result. A packet
-/// on its way to the proxy ends the chain: no other program may take it elsewhere.
+/// Counts the packet, writes its record, and converts the verdict into the program's result. A
+/// packet for the proxy ends the chain, so that no other program can redirect it.
 #[inline(always)]
 pub(crate) fn finish(
     packet: &Packet,
@@ -127,7 +127,7 @@ fn judge(ctx: &TcContext, packet: &mut Packet, trace: &mut Trace) -> Result<Reas
     Ok(mark.1)
 }
 
-/// Mark and reason of a packet that has ports; or why it is dropped.
+/// Mark and reason of a packet that has ports, or the reason why it is dropped.
 #[inline(always)]
 fn judge_flow(
     ctx: &TcContext,
@@ -137,7 +137,7 @@ fn judge_flow(
     if icmp::is_error(packet) {
         match icmp::of_pod(ctx, packet) {
             About::Connection => return Ok((0, Reason::Reply)),
-            // The proxy sent what the pod complains about.
+            // The error is about a packet that the proxy sent.
             About::Redirected => return Ok((mark::MAGIC_TO_PROXY, Reason::Returned)),
             About::Nothing => {}
         }
@@ -164,7 +164,7 @@ fn judge_flow(
         return Err(Reason::RedirectFull);
     }
     if proxy != 0 {
-        // `to_pod` recognises answers by the note: no connection entry is needed.
+        // `to_pod` recognises answers by the redirect entry. They need no connection entry.
         conntrack::end(packet);
         trace.new = recent::is_new(packet);
         return Ok((mark::to_proxy(u16::from_be(proxy)), Reason::Redirected));

@@ -1,4 +1,4 @@
-//! ICMP errors: related to a connection by the packet that they quote.
+//! ICMP errors, which belong to the connection of the packet that they quote.
 
 use aya_ebpf::programs::TcContext;
 use shared_maps::{
@@ -46,7 +46,7 @@ pub(crate) fn quoted<'a>(ctx: &TcContext, packet: &Packet) -> Option<&'a Packet>
     Some(quoted)
 }
 
-/// What an ICMP error of the pod is about.
+/// Subject of an ICMP error that the pod sends.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum About {
     /// A packet of a live connection of the endpoint.
@@ -57,8 +57,8 @@ pub(crate) enum About {
     Nothing,
 }
 
-/// Looks at the packet that an ICMP error of the pod quotes: one that it
-/// received from the destination of the error.
+/// Finds the packet that an ICMP error of the pod quotes. The pod received that packet from the
+/// destination of the error.
 #[inline(never)]
 pub(crate) fn of_pod(ctx: &TcContext, packet: &Packet) -> About {
     let Some(quoted) = quoted(ctx, packet) else {
@@ -77,16 +77,16 @@ pub(crate) fn of_pod(ctx: &TcContext, packet: &Packet) -> About {
     {
         About::Connection
     } else if note == Note::Former {
-        // The proxy still answers queries from before the change of policy.
+        // The proxy still answers queries that it received before the change of policy.
         About::Redirected
     } else {
         About::Nothing
     }
 }
 
-/// Whether an ICMP error to the pod quotes a packet that the pod sent and that
-/// belongs to a live connection, or went to the proxy. Only this node (`local`)
-/// sees packets to the proxy.
+/// Whether an ICMP error to the pod quotes a packet of the pod that belongs to a live connection or
+/// went to the proxy. Packets to the proxy never leave this node, so only an error from it
+/// (`local`) can quote one.
 #[inline(never)]
 pub(crate) fn is_to_pod_related(ctx: &TcContext, packet: &Packet, local: bool) -> bool {
     let Some(quoted) = quoted(ctx, packet) else {

@@ -53,13 +53,13 @@ pub fn to_pod(ctx: TcContext) -> i32 {
     to_pod::run(&ctx)
 }
 
-/// Packets of an interface whose pod the agent has not found yet: TCX ingress and egress.
+/// Packets of an interface of which the agent has not found the pod yet: TCX ingress and egress.
 #[classifier]
 pub fn closed(ctx: TcContext) -> i32 {
     closed::run(&ctx)
 }
 
-/// Packets from outside: TCX ingress of an interface that is no pod's.
+/// Packets from outside: TCX ingress of an interface that is not a pod's.
 #[classifier]
 pub fn to_proxy(ctx: TcContext) -> i32 {
     transparent::run(&ctx)

@@ -1,4 +1,4 @@
-//! Every map, by the name under which it is pinned.
+//! The maps. The name of a pinned map is the name of its pin.
 
 use aya_ebpf::{
     macros::map,
@@ -22,7 +22,7 @@ use shared_maps::{
 
 use crate::{address::Address, config, packet::Packet, unanswered::Flow};
 
-/// Key of an LPM trie without its prefix length: what [`LpmTrie`] is generic over.
+/// Key of an LPM trie without its prefix length: the type parameter of [`LpmTrie`].
 pub(crate) type IpcacheSuffix = [u8; size_of::<IpcacheKey>() - 4];
 pub(crate) type PolicySuffix = [u8; size_of::<PolicyKey>() - 4];
 
@@ -84,9 +84,8 @@ pub(crate) static QUOTAS: LruPerCpuHashMap<QuotaKey, Counter> =
 #[map(name = "hf_held_v1")]
 pub(crate) static HELD: Array<u32> = Array::pinned(quota::HELD_ENTRIES, 0);
 
-/// Connections of the endpoint that nobody answered yet, oldest first: those
-/// that it opened. Not pinned, so each endpoint has its own; the loader sets the
-/// size, of the other direction as well.
+/// Unanswered connections that the endpoint opened, oldest first. Not pinned: each endpoint has its
+/// own. The loader sets its size, and the size of the queue of the other direction.
 #[map(name = "UNANSWERED_OUT")]
 pub(crate) static UNANSWERED_OUT: Queue<Flow> = Queue::with_max_entries(4096, 0);
 
@@ -99,13 +98,13 @@ pub(crate) static UNANSWERED_IN: Queue<Flow> = Queue::with_max_entries(4096, 0);
 pub(crate) static FRAGMENTED: Queue<FragmentKey> =
     Queue::with_max_entries(fragment::MAX_ENTRIES / 32, 0);
 
-/// Servers of the endpoint that are noted in [`REDIRECTS`], oldest first; not pinned.
+/// Servers of the endpoint that have an entry in [`REDIRECTS`], oldest first; not pinned.
 #[map(name = "SERVERS")]
 pub(crate) static SERVERS: Queue<RedirectKey> =
     Queue::with_max_entries(redirect::MAX_ENTRIES / 64, 0);
 
-/// When the endpoint's packets to the proxy would have been sent at its rate,
-/// nanoseconds; not pinned.
+/// When the endpoint's packets to the proxy so far would have been sent at its rate, nanoseconds;
+/// not pinned.
 #[map(name = "PROXY_CLOCK")]
 pub(crate) static PROXY_CLOCK: Array<u64> = Array::with_max_entries(1, 0);
 
@@ -124,17 +123,16 @@ pub(crate) struct Budget {
 /// Redirected flows that [`RECENT`] has places for.
 pub(crate) const RECENT_FLOWS: u32 = 1024;
 
-/// Redirected flows seen lately (see [`crate::recent`]); not pinned, so each endpoint has its own.
+/// Recent redirected flows (see [`crate::recent`]); not pinned, so each endpoint has its own.
 #[map(name = "RECENT")]
 pub(crate) static RECENT: Array<u64> = Array::with_max_entries(RECENT_FLOWS, 0);
 
-/// Where packets are parsed into; not pinned. The verifier knows nothing of
-/// what lies in a map: on the stack it would follow every way a packet can be
-/// parsed through all that comes after.
+/// Memory for parsed packets; not pinned. The verifier does not track values in a map. With parsed
+/// values on the stack it would verify the rest of the program once for each way to parse a packet.
 #[map(name = "SCRATCH")]
 pub(crate) static SCRATCH: PerCpuArray<Scratch> = PerCpuArray::with_max_entries(1, 0);
 
-/// Of one run of `from_pod` or `to_pod`; neither is interrupted by the other on its CPU.
+/// Values of one run of `from_pod` or `to_pod`. Neither interrupts the other on its CPU.
 #[repr(C)]
 pub(crate) struct Scratch {
     pub(crate) packet: Packet,
@@ -142,11 +140,11 @@ pub(crate) struct Scratch {
     pub(crate) quoted: Packet,
     /// A connection that begins.
     pub(crate) flow: Flow,
-    /// What a queue of [`crate::quota`] gives up.
+    /// The item that a queue of [`crate::quota`] displaced.
     pub(crate) displaced: [u64; 8],
 }
 
-/// Identity behind an address, if the ipcache knows it.
+/// Identity of an address, if the ipcache has one.
 #[inline(never)]
 pub(crate) fn identity_of(address: [u8; 16], family: u8) -> Option<u32> {
     let bits = if family == shared_maps::FAMILY_IPV6 {
@@ -167,7 +165,7 @@ pub(crate) fn identity_of(address: [u8; 16], family: u8) -> Option<u32> {
     IPCACHE.get(key).map(|value| value.sec_identity)
 }
 
-/// Identity behind an address; *world* if the ipcache does not know it.
+/// Identity of an address; *world* if the ipcache has none.
 #[inline(always)]
 pub(crate) fn identity_or_world(address: Address, family: u8) -> u32 {
     identity_of(address.bytes(), family)

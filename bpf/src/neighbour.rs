@@ -1,8 +1,9 @@
 //! Messages of the link: ARP, neighbour discovery (RFC 4861) and MLD (RFC 3810).
 //!
-//! They pass without policy, so nothing else may hide in them: of the pod they
-//! speak for its own addresses only, they have the hop limit that no routed
-//! packet has, they go to the link only, and their form leaves no room for more.
+//! Policy does not judge them, so the programs let pass only correct ones:
+//! - A pod's messages are about its own addresses only.
+//! - They have the hop limit that no routed packet has, and a destination on the link.
+//! - Their form has no room for other data.
 
 use aya_ebpf::{
     bindings::bpf_fib_lookup as FibLookup, helpers::bpf_fib_lookup, programs::TcContext,
@@ -43,13 +44,13 @@ const ROUTER_ALERT_MASK: u64 = 0xffff_ffff_ffff_0000;
 
 const SOURCE_LINK_ADDRESS: u8 = 1;
 const TARGET_LINK_ADDRESS: u8 = 2;
-/// RFC 7527: tells one's own probe from another's.
+/// RFC 7527: by the nonce a sender recognises its own probe.
 const NONCE: u8 = 14;
 /// Options of a message about one address: a link-layer address and a nonce.
 const NEIGHBOUR_OPTIONS: u32 = 2;
-/// Options of a message of a router that we walk.
+/// Options of a router's message that are read.
 const ROUTER_OPTIONS: u32 = 32;
-/// Records of an MLD report that we walk: what fits into 1,500 bytes.
+/// Records of an MLD report that are read: as many as fit into 1,500 bytes.
 const MLD_RECORDS: u32 = 72;
 
 /// `BPF_FIB_LKUP_RET_NOT_FWDED`.
@@ -62,7 +63,8 @@ enum Direction {
     ToPod,
 }
 
-/// Judges an ARP packet from the pod: the sender must be the endpoint (RFC 826), or nobody yet (RFC 5227).
+/// Judges an ARP packet from the pod. The sender must be the endpoint (RFC 826), or have no address
+/// yet (RFC 5227).
 #[inline(always)]
 pub(crate) fn arp_from_pod(ctx: &TcContext) -> Result<Reason, Reason> {
     let head: [u8; 8] = load(ctx, ETH_LEN)?;
@@ -81,7 +83,7 @@ pub(crate) fn arp_from_pod(ctx: &TcContext) -> Result<Reason, Reason> {
     }
 }
 
-/// Whether a MAC is the pod's, as far as that is known.
+/// Whether a MAC is the pod's. True if the pod's MAC is unknown.
 #[inline(always)]
 fn may_be_own(mac: [u8; 6]) -> bool {
     let own = pack(config::mac());
@@ -99,8 +101,8 @@ pub(crate) fn is_link_message(packet: &Packet) -> bool {
     packet.protocol == ICMPV6 && matches!(packet.icmp_type, MLD_QUERY..=REDIRECT | MLD2_REPORT)
 }
 
-/// Judges such a message from the pod. A pod is no router, so it neither
-/// queries listeners nor advertises.
+/// Judges such a message from the pod. A pod is not a router, so it must not send listener queries
+/// or router advertisements.
 #[inline(never)]
 pub(crate) fn message_from_pod(ctx: &TcContext, packet: &Packet) -> Result<Reason, Reason> {
     let unspecified = packet.saddr.is_zero();
@@ -156,10 +158,9 @@ fn target(ctx: &TcContext, packet: &Packet) -> Result<Address, Reason> {
     Ok(Address(load(ctx, packet.l4 + 8)?))
 }
 
-/// Whether a message of the pod to `to` stays on its link: a group of the
-/// link, the node, or, at a bridge, a neighbour that the frame reaches without
-/// the node. What the node would route fills its neighbour table, with an entry
-/// for each address that is asked for.
+/// Whether a message of the pod to `to` stays on its link. Its destination is then a group of the
+/// link, the node, or, at a bridge, a neighbour that the frame reaches without the node. The node
+/// would route other messages and fill its neighbour table, one entry for each address.
 #[inline(always)]
 fn is_on_link(ctx: &TcContext, to: Address) -> Result<bool, Reason> {
     if to.is_v6_link_multicast() || config::is_link_local_of_node(to) {
@@ -189,15 +190,15 @@ fn is_on_link(ctx: &TcContext, to: Address) -> Result<bool, Reason> {
     Ok(config::is_on_bridge_prefix(to) && is_switched(ctx)?)
 }
 
-/// Whether the node's routes say that it would keep a packet to `to`: also an
-/// address that it got a moment ago.
+/// Whether the node's routes keep a packet to `to` on the node. This also finds an address that the
+/// node got a moment ago.
 #[inline(never)]
 fn is_delivered_here(ctx: &TcContext, to: Address) -> bool {
     const WORDS: usize = size_of::<FibLookup>() / 4;
     /// `AF_INET6`, in the first byte.
     const FAMILY: u32 = 10u32.to_le();
-    // `struct bpf_fib_lookup`, whose fields from the source on are words. The
-    // source stays unspecified: the kernel looks for no way from a link-local one.
+    // `struct bpf_fib_lookup`, whose fields from the source on are words. The source stays
+    // unspecified, because the kernel finds no route from a link-local one.
     let mut lookup = [0_u32; WORDS];
     lookup[0] = FAMILY;
     // SAFETY: the context is valid for the run of the program.
@@ -215,7 +216,7 @@ fn is_delivered_here(ctx: &TcContext, to: Address) -> bool {
     lookup == NOT_FORWARDED
 }
 
-/// Whether a bridge takes the frame to another of its ports, past the node.
+/// Whether the bridge sends the frame to another of its ports, without the node.
 #[inline(always)]
 fn is_switched(ctx: &TcContext) -> Result<bool, Reason> {
     if !config::is_bridge_port() {
@@ -225,8 +226,8 @@ fn is_switched(ctx: &TcContext) -> Result<bool, Reason> {
     Ok(to != pack(config::gateway_mac()) && to != pack(config::bridge_mac()))
 }
 
-/// Where the message ends, if it is whole, has nothing behind it, and begins
-/// `headers` bytes after the IPv6 header.
+/// End of the message, if it is complete, has nothing after it, and begins `headers` bytes after
+/// the IPv6 header.
 #[inline(always)]
 fn end(ctx: &TcContext, packet: &Packet, headers: u32) -> Result<u32, Reason> {
     let payload = u32::from(u16::from_be(load(ctx, ETH_LEN + 4)?));
@@ -259,7 +260,7 @@ fn neighbour(ctx: &TcContext, packet: &Packet, direction: Direction) -> Result<(
     if from_router {
         return router_options(ctx, start, end);
     }
-    // Whoever has no address yet has none to resolve (RFC 4861, section 7.1.1).
+    // A sender without an address must not resolve a unicast address (RFC 4861, section 7.1.1).
     if unspecified && !packet.daddr.is_v6_link_multicast() {
         return Err(Reason::Malformed);
     }
@@ -272,7 +273,8 @@ fn neighbour(ctx: &TcContext, packet: &Packet, direction: Direction) -> Result<(
     neighbour_options(ctx, start, end, option, pack(checked))
 }
 
-/// At most a link-layer address (`kind`; `mac`, unless that is 0) and a nonce, eight bytes each.
+/// The options must be at most a link-layer address (`kind`; it must be `mac`, unless that is 0)
+/// and a nonce, eight bytes each.
 #[inline(never)]
 fn neighbour_options(
     ctx: &TcContext,
@@ -302,7 +304,7 @@ fn neighbour_options(
     }
 }
 
-/// Options of a router's message, of any kind, must fill it.
+/// Options of a router's message, of any kind, must fill the message.
 #[inline(never)]
 fn router_options(ctx: &TcContext, start: u32, end: u32) -> Result<(), Reason> {
     let mut at = start;
@@ -357,7 +359,7 @@ fn of(well_formed: bool) -> Result<(), Reason> {
     }
 }
 
-/// Records of an MLDv2 report must fill it (RFC 3810, section 5.2).
+/// Records of an MLDv2 report must fill the report (RFC 3810, section 5.2).
 #[inline(never)]
 fn listener_records(ctx: &TcContext, message: u32, end: u32) -> Result<(), Reason> {
     let count = u32::from(u16::from_be(load(ctx, message + 6)?));

@@ -22,7 +22,7 @@ const ROUTING: u8 = 43;
 const FRAGMENT: u8 = 44;
 const AUTHENTICATION: u8 = 51;
 const DESTINATION_OPTIONS: u8 = 60;
-/// Extension headers that we walk; a longer chain is malformed.
+/// Most extension headers of a packet. A longer chain is malformed.
 const MAX_EXTENSIONS: u32 = 8;
 
 pub(crate) const TCP_FIN: u8 = 0x01;
@@ -42,7 +42,7 @@ pub(crate) enum Fragment {
     Later = 2,
 }
 
-/// What we read of a packet. Ports are in network order as they lie in the packet.
+/// The parsed fields of a packet. Ports are in network order, as in the packet.
 #[derive(Clone, Copy)]
 pub(crate) struct Packet {
     pub(crate) saddr: Address,
@@ -62,7 +62,7 @@ pub(crate) struct Packet {
 }
 
 impl Packet {
-    /// Forgets what the last packet left.
+    /// Clears the fields of the previous packet.
     #[inline(always)]
     pub(crate) fn reset(&mut self, len: u32) {
         *self = Self {
@@ -88,7 +88,7 @@ impl Packet {
             || (self.family == FAMILY_IPV6 && self.protocol == ICMPV6)
     }
 
-    /// UDP or TCP: what may be redirected.
+    /// Whether the protocol is UDP or TCP. Only these are redirected.
     #[inline(always)]
     pub(crate) fn is_redirectable(&self) -> bool {
         self.protocol == TCP || self.protocol == UDP
@@ -100,7 +100,7 @@ impl Packet {
         self.protocol == TCP && self.tcp_flags & (TCP_SYN | TCP_ACK) == TCP_SYN
     }
 
-    /// Destination port as policy entries have it: for ICMP the type in the low byte.
+    /// Destination port in the form of policy entries. For ICMP it is the type, in the low byte.
     #[inline(always)]
     pub(crate) fn policy_port(&self) -> u16 {
         if self.is_icmp() {
@@ -111,7 +111,7 @@ impl Packet {
     }
 }
 
-/// Loads a value at `offset`; a packet too short is malformed.
+/// Loads a value at `offset`. A packet that is too short is malformed.
 #[inline(always)]
 pub(crate) fn load<T>(ctx: &TcContext, offset: u32) -> Result<T, Reason> {
     ctx.load(offset as usize).map_err(|_| Reason::Malformed)
@@ -128,9 +128,9 @@ pub(crate) fn ether_type(ctx: &TcContext) -> Result<u16, Reason> {
     Ok(u16::from_be(protocol as u16))
 }
 
-/// Reads the IP packet at `offset` into `packet`. With `quoted` it is the
-/// start of a packet within an ICMP error: lengths are not checked and only
-/// the first 8 bytes of the transport header are there.
+/// Reads the IP packet at `offset` into `packet`. If `quoted`, it is the start of a packet within
+/// an ICMP error: lengths are not checked, and only the first 8 bytes of the transport header are
+/// present.
 #[inline(never)]
 pub(crate) fn parse_ip(
     ctx: &TcContext,
@@ -159,7 +159,7 @@ fn parse_v4(ctx: &TcContext, offset: u32, quoted: bool, packet: &mut Packet) -> 
         return Err(Reason::Malformed);
     }
     let total = u32::from(u16::from_be_bytes([header[2], header[3]]));
-    // A total of zero is how the stack writes segments above 64 KiB (BIG TCP).
+    // The stack writes a total length of zero into segments above 64 KiB (BIG TCP).
     if !quoted && total != 0 && (total < header_len || offset + total > packet.len) {
         return Err(Reason::Malformed);
     }
@@ -242,8 +242,8 @@ fn parse_transport(ctx: &TcContext, quoted: bool, packet: &mut Packet) -> Result
             let [kind, _code, _, _, id0, id1]: [u8; 6] = load(ctx, packet.l4)?;
             packet.icmp_type = kind;
             let id = u16::from_ne_bytes([id0, id1]);
-            // Echo: the identifier stands where the client's port would, so
-            // that request and reply are one connection.
+            // Echo: the identifier takes the place of the client's port, so that request and reply
+            // belong to one connection.
             match (packet.protocol, kind) {
                 (ICMP, 8) | (ICMPV6, 128) => packet.sport = id,
                 (ICMP, 0) | (ICMPV6, 129) => packet.dport = id,

@@ -1,7 +1,7 @@
-//! The endpoint's policy map: who may talk to whom, on what.
+//! The endpoint's policy map: which peer is allowed on which protocol and port.
 
 use shared_maps::{
-    Be16,
+    Be16, IdentityId,
     event::Reason,
     policy::{EGRESS, FLAG_LPM_SHIFT, FULL_PREFIX_BITS, PRECEDENCE_DENY, PolicyKey, PolicyValue},
     policystats::{PolicyStatsKey, PolicyStatsValue},
@@ -13,11 +13,16 @@ use crate::{
     packet::Packet,
 };
 
-/// Judges a packet. The proxy port (network order) to redirect to, 0 for none; or why not.
+/// Judges a packet. Returns the proxy port (network order) to redirect to, 0 for none, or the
+/// reason of a drop.
 ///
-/// The entry of the exact identity and that of any identity compete: higher
-/// precedence wins, at equal precedence the longer prefix; a deny of the
-/// highest precedence for the exact identity needs no second look.
+/// The entry of the exact identity and the entry of any identity compete. Higher precedence wins.
+/// At equal precedence the longer prefix wins. A deny of the highest precedence for the exact
+/// identity wins without a second lookup.
+///
+/// The port of a Service is not the port of its backends, and rules mean the latter. Of the entries
+/// for any identity, a Service has only those for every protocol and port. The agent derives its
+/// other entries from those of its backends.
 #[inline(never)]
 pub(crate) fn judge(packet: &Packet, identity: u32, egress: u8) -> Result<u16, Reason> {
     let Some((label, entry)) = decides(packet.protocol, packet.policy_port(), identity, egress)
@@ -35,8 +40,8 @@ pub(crate) fn judge(packet: &Packet, identity: u32, egress: u8) -> Result<u16, R
     Ok(proxy)
 }
 
-/// Whether policy redirects what the pod sends to the sender of `packet`, as if
-/// the pod replied to it. Counts nothing.
+/// Whether policy redirects the pod's packets to the sender of `packet`. It judges the packet as if
+/// the pod replied to it. It counts nothing.
 #[inline(never)]
 pub(crate) fn redirects_replies_to(packet: &Packet) -> bool {
     if !packet.is_redirectable() {
@@ -47,7 +52,7 @@ pub(crate) fn redirects_replies_to(packet: &Packet) -> bool {
         .is_some_and(|(_, entry)| !entry.is_deny() && entry.proxy_port.to_wire() != 0)
 }
 
-/// Whether policy redirects a packet that the pod sends. Counts nothing.
+/// Whether policy redirects a packet that the pod sends. It counts nothing.
 #[inline(never)]
 pub(crate) fn redirects(packet: &Packet) -> bool {
     if !packet.is_redirectable() {
@@ -58,7 +63,7 @@ pub(crate) fn redirects(packet: &Packet) -> bool {
         .is_some_and(|(_, entry)| !entry.is_deny() && entry.proxy_port.to_wire() != 0)
 }
 
-/// The entry that decides, and the identity that it is for. `port` is in network order.
+/// The entry that decides, and its identity. `port` is in network order.
 #[inline(always)]
 fn decides(protocol: u8, port: u16, identity: u32, egress: u8) -> Option<(u32, PolicyValue)> {
     let exact = lookup(protocol, port, identity, egress);
@@ -67,6 +72,11 @@ fn decides(protocol: u8, port: u16, identity: u32, egress: u8) -> Option<(u32, P
     {
         return Some((identity, entry));
     }
+    let (protocol, port) = if IdentityId(identity).is_service() {
+        (0, 0)
+    } else {
+        (protocol, port)
+    };
     match (exact, lookup(protocol, port, 0, egress)) {
         (None, None) => None,
         (Some(entry), None) => Some((identity, entry)),

@@ -1,4 +1,4 @@
-//! Each endpoint's quota of what endpoints share.
+//! Each endpoint's quota of shared resources.
 
 use aya_ebpf::{
     Global,
@@ -21,13 +21,14 @@ use crate::{
 #[unsafe(no_mangle)]
 static PACKET_INTERVAL: Global<u32> = Global::new(0);
 
-/// Whether a packet may go to the proxy now. Datagrams and SYNs count: each of
-/// them takes a place in a queue that all endpoints share, and a SYN counts for
-/// several datagrams, since a connection costs as much. Segments of a connection
-/// take none.
+/// Whether a packet may go to the proxy now.
 ///
-/// A token bucket in one number: the time at which the endpoint's packets so
-/// far would have been sent at its rate.
+/// Datagrams and SYNs count, because each takes a place in a queue that all endpoints share. A SYN
+/// counts for several datagrams, because a connection costs as much. Segments of a connection do
+/// not count.
+///
+/// This is a token bucket in one number: the time at which the endpoint's packets so far would have
+/// been sent at its rate.
 #[inline(never)]
 pub(crate) fn admits_to_proxy(packet: &Packet) -> bool {
     let mut interval = u64::from(PACKET_INTERVAL.load());
@@ -53,8 +54,8 @@ pub(crate) fn admits_to_proxy(packet: &Packet) -> bool {
     true
 }
 
-/// Puts `item` at the end of an endpoint's queue. A full queue gives its oldest
-/// item to `displace` first. False if the item found no room all the same.
+/// Adds `item` at the end of an endpoint's queue. If the queue is full, its oldest item goes to
+/// `displace` first. Returns false if there is still no room.
 #[inline(always)]
 pub(crate) fn admit<T>(queue: &'static Queue<T>, item: &T, displace: impl FnOnce(&T)) -> bool {
     const {
@@ -79,16 +80,16 @@ pub(crate) fn admit<T>(queue: &'static Queue<T>, item: &T, displace: impl FnOnce
     queue.push(item, 0).is_ok()
 }
 
-/// Counts an entry that went before its time.
+/// Counts an entry that was displaced before its time.
 #[inline(always)]
 pub(crate) fn displaced(limit: Limit) {
     events::count(Reason::Displaced, 0);
     count(limit, 0);
 }
 
-/// Whether the endpoint may hold one more answered connection of the packet's
-/// kind: it holds fewer than are free. An endpoint alone gets half of the map,
-/// and `n` that take all they can get one part of `n + 1` each.
+/// Whether the endpoint may hold one more answered connection of the packet's kind, which is so
+/// while it holds fewer than are free. A single endpoint gets half of the map. With `n` endpoints
+/// that take all they can, each gets one part of `n + 1`.
 #[inline(never)]
 pub(crate) fn hold(packet: &Packet, now: u32) -> bool {
     let map = map(packet);

@@ -1,9 +1,8 @@
-//! Which redirected flows were seen within the last seconds.
+//! Redirected flows of the last seconds.
 //!
-//! What goes to the proxy has no connection entry. This small table, one per
-//! endpoint, says whether a datagram is the first of its flow, so that `observe`
-//! gets one record of a flow and not one of each query. A flow that another one
-//! displaces from its place is recorded again.
+//! Packets to the proxy have no connection entry. This small table, one per endpoint, shows whether
+//! a datagram is the first of its flow. `observe` then gets one record of a flow instead of one of
+//! each query. If another flow displaces a flow from its place, the flow is recorded again.
 
 use crate::{
     conntrack,
@@ -11,10 +10,10 @@ use crate::{
     packet::{Packet, TCP},
 };
 
-/// How long a silent flow counts as known, seconds.
+/// How long after its last packet a flow counts as recent, seconds.
 const KNOWN: u64 = 15;
 
-/// Whether a redirected packet begins a flow. Remembers the flow.
+/// Whether a redirected packet begins a flow. Records the flow.
 #[inline(never)]
 pub(crate) fn is_new(packet: &Packet) -> bool {
     if packet.protocol == TCP {

@@ -19,18 +19,18 @@ use crate::{
 /// `PACKET_HOST`: for this node.
 const PACKET_HOST: u32 = 0;
 
-/// What is noted about the pod's packets to one server and port.
+/// The entry for the pod's packets to one server and port.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Note {
-    /// Nothing: they were never redirected, or the note was evicted.
+    /// There is none: they were never redirected, or the entry was evicted.
     None,
-    /// Policy redirected them once, and no longer does.
+    /// Policy redirected them before and no longer does.
     Former,
     /// They go to the proxy.
     Redirected,
 }
 
-/// The server's end of a flow that may be redirected. The port is in network order.
+/// The server's address and port in a flow that may be redirected. The port is in network order.
 #[derive(Clone, Copy)]
 pub(crate) struct Server {
     pub(crate) address: Address,
@@ -74,9 +74,9 @@ impl Server {
     }
 }
 
-/// Keeps the entry of a packet's destination as policy says: `proxy` is the
-/// proxy port in network order, 0 for none. False if it could not be made: then
-/// the packet, delivered here, would reach a server of the node past the proxy.
+/// Updates the entry of a packet's destination as policy requires. `proxy` is the proxy port in
+/// network order, 0 for none. Returns false if the entry could not be made: this node would then
+/// deliver the packet to a server of its own and not to the proxy.
 #[inline(never)]
 pub(crate) fn set(packet: &Packet, proxy: u16) -> bool {
     let server = Server::destination(packet);
@@ -112,7 +112,7 @@ fn set_v2(server: &Server, pod: Address, proxy: u16, ifindex: u32) -> bool {
     quota::admit(&SERVERS, &key, displace) && REDIRECTS.insert(key, value, 0).is_ok()
 }
 
-/// The next packet to the server makes its note again.
+/// The next packet to the server writes its entry again.
 #[inline(never)]
 fn displace(key: &RedirectKey) {
     if REDIRECTS.remove(*key).is_ok() {
@@ -129,8 +129,8 @@ fn displace(key: &RedirectKey) {
     let _ = REDIRECTS_V1.remove(older);
 }
 
-/// The previous release's `steer` drops what an entry without a port is about, so that the entry
-/// goes when policy no longer redirects.
+/// Updates the entry of `hf_redirect_v1`. It is removed when policy no longer redirects, because the
+/// previous release's `steer` drops packets for an entry without a port.
 #[inline(never)]
 fn set_v1(server: &Server, proxy: u16) -> bool {
     let key = server.key_v1(config::ifindex());
@@ -179,8 +179,8 @@ pub(crate) fn of_destination(packet: &Packet) -> Note {
     look(&server, own(packet.saddr, packet.family), config::ifindex())
 }
 
-/// The pod's own address where a packet has `end`: not `end` itself, which may be an address of
-/// many, that an answer forged by a neighbour on a bridge is sent to.
+/// The pod's own address where a packet has `end`. Not `end` itself: that may be one of many
+/// addresses to which a neighbour on a bridge sends forged answers.
 #[inline(always)]
 fn own(end: Address, family: u8) -> Address {
     if family == FAMILY_IPV4 {
@@ -192,7 +192,7 @@ fn own(end: Address, family: u8) -> Address {
     }
 }
 
-/// The note about packets of `pod`, behind interface `ifindex`, to `server`.
+/// The entry for packets from `pod`, behind interface `ifindex`, to `server`.
 #[inline(never)]
 pub(crate) fn look(server: &Server, pod: Address, ifindex: u32) -> Note {
     if let Some(value) = REDIRECTS.get_ptr(server.key(pod)) {
@@ -211,12 +211,12 @@ pub(crate) fn look(server: &Server, pod: Address, ifindex: u32) -> Note {
     }
 }
 
-/// Marks a packet; one with a mark is delivered on this node.
+/// Marks a packet. A marked packet is delivered on this node.
 ///
-/// At a bridge port it may be addressed to a neighbour: the bridge would switch it there, past
-/// the stack, and neither the mark nor the proxy would matter. The address of the port itself
-/// is of those that a bridge delivers to its own node, and unlike the bridge's it does not
-/// change when ports come and go.
+/// At a bridge port the packet may be addressed to a neighbour. The bridge would then switch it
+/// there without the stack, so that the mark has no effect. The port's own address is one of those
+/// that a bridge delivers to its own node. It does not change when ports are added or removed,
+/// while the bridge's address does.
 #[inline(always)]
 pub(crate) fn deliver(ctx: &TcContext, mark: u32) -> Result<(), Reason> {
     if mark != 0 && config::is_bridge_port() {

@@ -1,4 +1,4 @@
-//! The maps that `steer` reads, by the name under which they are pinned.
+//! The maps that `steer` reads. The name of a pinned map is the name of its pin.
 
 use aya_ebpf::{
     macros::map,
@@ -25,11 +25,12 @@ pub(crate) static SLOTS: Array<Slot> = Array::pinned(steering::SLOTS, 0);
 #[map(name = "hf_steer_socks_v1")]
 pub(crate) static SOCKS: SockMap = SockMap::pinned(steering::SLOTS * SOCKS_PER_SLOT, 0);
 
-/// Where slots are compared; not pinned.
+/// Memory for comparing slots; not pinned.
 #[map(name = "RANKS")]
 pub(crate) static RANKS: PerCpuArray<Ranks> = PerCpuArray::with_max_entries(1, 0);
 
-/// Ranks of slots: the one at hand, the best so far, and what it must be below.
+/// Ranks of slots: the current one, the best so far, and the limit that the current one must be
+/// below.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub(crate) struct Ranks {

@@ -1,7 +1,7 @@
-//! `steer`: which proxy's socket gets a redirected packet.
+//! `steer` selects the proxy's socket that gets a redirected packet.
 //!
-//! An object of its own: it needs none of the endpoints' maps, so that a proxy
-//! beneath another agent can load it without touching that agent's.
+//! It is an object of its own and needs no map of the endpoints. A proxy under another agent can
+//! therefore load it without access to that agent's maps.
 #![no_std]
 #![no_main]
 #![expect(
@@ -39,8 +39,8 @@ const AF_INET6: u32 = 10;
 const SK_PASS: u32 = 1;
 /// `SK_DROP`.
 const SK_DROP: u32 = 0;
-/// How many slots are tried when sockets are gone that should be there: a
-/// killed proxy takes those of all its slots with it.
+/// Most slots that are tried if sockets are missing. A killed proxy loses the sockets of all its
+/// slots at once.
 const ATTEMPTS: u32 = 8;
 /// Bits of a rank that are the slot's number.
 const SLOT_MASK: u32 = SLOT_COUNT - 1;
@@ -50,25 +50,25 @@ const _: () = assert!(SLOT_COUNT.is_power_of_two());
 #[sk_lookup]
 pub fn steer(ctx: SkLookupContext) -> u32 {
     match choose(&ctx) {
-        // The packet still has its first destination: passed on, it would
-        // reach a server of the node itself, past the proxy.
+        // The packet still has its first destination. If it passed, it would reach a server of this
+        // node instead of the proxy.
         Some(Choice::Nobody) => SK_DROP,
         Some(Choice::Made | Choice::LeftToHash) | None => SK_PASS,
     }
 }
 
-/// What became of a packet for the proxy.
+/// Result for a packet that belongs to the proxy.
 #[derive(Clone, Copy)]
 enum Choice {
     /// A socket is selected.
     Made,
     /// Redirected by us, and no slot has a socket.
     Nobody,
-    /// Redirected by TPROXY, and no slot is live: the reuse-port group has it.
+    /// Redirected by TPROXY, and no slot is live: the reuse-port group selects the socket.
     LeftToHash,
 }
 
-/// Selects a socket if the packet is for the proxy and a slot is live; none for other packets.
+/// Selects a socket if the packet is for the proxy and a slot is live. `None` for other packets.
 #[inline(always)]
 fn choose(ctx: &SkLookupContext) -> Option<Choice> {
     let at: *const bpf_sk_lookup = ctx.lookup;
@@ -126,7 +126,7 @@ fn choose(ctx: &SkLookupContext) -> Option<Choice> {
     };
     let (proxy_port, otherwise) = match flow.redirected_to(ifindex) {
         Some(proxy_port) => (proxy_port, Choice::Nobody),
-        // Redirected by TPROXY: the stack looks the proxy's own address up.
+        // Redirected by TPROXY: the stack looks up the proxy's own address.
         None if (v6 && local.is_v6_loopback()) || (!v6 && local.is_v4_loopback()) => {
             (u32::from(port), Choice::LeftToHash)
         }
@@ -140,7 +140,7 @@ fn choose(ctx: &SkLookupContext) -> Option<Choice> {
         // SAFETY: the helper has no preconditions.
         now: unsafe { bpf_ktime_get_ns() },
         hash,
-        // Under TPROXY the group's hash decides among those who hold no slot.
+        // Under TPROXY the group's hash selects among proxies without a slot.
         silent_too: matches!(otherwise, Choice::Nobody),
     };
     let flags = u64::from(BPF_SK_LOOKUP_F_NO_REUSEPORT);
@@ -162,7 +162,7 @@ fn choose(ctx: &SkLookupContext) -> Option<Choice> {
     Some(otherwise)
 }
 
-/// A flow as `from_pod` saw it. The port is in host order.
+/// A flow as `from_pod` recorded it. The port is in host order.
 struct Flow {
     pod: Address,
     server: Address,
@@ -172,7 +172,7 @@ struct Flow {
 }
 
 impl Flow {
-    /// Port of the proxy that the flow goes to, if it came by this interface and is redirected.
+    /// Port of the proxy for a flow that is redirected and arrived by this interface.
     #[inline(always)]
     fn redirected_to(&self, ifindex: u32) -> Option<u32> {
         let key = RedirectKey {
@@ -186,7 +186,7 @@ impl Flow {
             // SAFETY: racing writers leave an old or a new value.
             let (port, from) = unsafe { ((*value).proxy_port, (*value).ifindex) };
             if from == 0 || from == ifindex {
-                // Zero: policy redirects the flow no longer.
+                // Zero: policy no longer redirects the flow.
                 return Some(u32::from(port.get())).filter(|port| *port != 0);
             }
         }
@@ -204,23 +204,22 @@ impl Flow {
     }
 }
 
-/// What a slot must have.
+/// Requirements for a slot.
 struct Wanted {
     proxy_port: u32,
     socket: u32,
     now: u64,
     hash: u32,
-    /// When no slot is live, a silent one whose socket is there still.
+    /// If no slot is live, a silent slot is accepted whose socket still exists.
     silent_too: bool,
 }
 
 impl Wanted {
     /// Rank of the best live slot that ranks below `ranks.below`; 0 if there is none.
     ///
-    /// Each flow ranks the slots in an order of its own, so that a slot that
-    /// comes or goes moves no flow between the others. What is compared goes
-    /// through a map: of numbers whose origin it sees, the verifier follows
-    /// every possible order.
+    /// Each flow ranks the slots in an order of its own. A slot that is added or removed therefore
+    /// moves no flow between the other slots. The compared numbers pass through a map, because the
+    /// verifier would otherwise follow every possible order.
     #[inline(always)]
     fn best(&self, ranks: *mut Ranks) -> u32 {
         // SAFETY: the value is this CPU's own. Should a softirq interrupt the
@@ -262,7 +261,7 @@ fn flow_hash(address: u32, port: u32) -> u32 {
     address ^ port.wrapping_mul(0x9e37_79b9)
 }
 
-/// Finaliser of MurmurHash3: every input bit moves every output bit.
+/// Finaliser of MurmurHash3: every input bit affects every output bit.
 #[inline(always)]
 fn mix(mut hash: u32) -> u32 {
     hash ^= hash >> 16;

@@ -24,10 +24,10 @@ use crate::{
     redirect::{self, Note},
 };
 
-/// Who put the packet on its way.
+/// Origin of the packet.
 #[derive(Clone, Copy)]
 struct Origin {
-    /// Of the socket that sent it, or the packet's own if no full socket did.
+    /// Mark of the socket that sent it, or the packet's own mark if no full socket sent it.
     mark: u32,
     /// Made on this node, not received from an interface.
     local: bool,
@@ -44,15 +44,15 @@ impl Origin {
         }
     }
 
-    /// A socket of the DNS proxy: setting a mark takes CAP_NET_ADMIN or
-    /// CAP_NET_RAW in the node's namespace, and marks do not cross namespaces.
+    /// Whether a socket of the DNS proxy sent it. Setting a mark needs CAP_NET_ADMIN or CAP_NET_RAW
+    /// in the node's namespace, and marks do not cross namespaces.
     #[inline(always)]
     fn is_proxy(self) -> bool {
         self.local && mark::magic(self.mark) == mark::MAGIC_FROM_EGRESS_PROXY
     }
 
-    /// An answer of the proxy: it carries no identity. A query that the proxy
-    /// sends carries that of the pod that asked.
+    /// Whether it is an answer of the proxy, which carries no identity. A query that the proxy
+    /// sends carries the identity of its client.
     #[inline(always)]
     fn is_answer(self) -> bool {
         self.is_proxy() && mark::identity_of(self.mark).0 == 0
@@ -96,10 +96,11 @@ impl Origin {
     }
 }
 
-/// Mark of the full socket that sent the packet: netfilter rules of other
-/// systems rewrite packets' marks, never those of sockets. None for a SYN-ACK
-/// or the last segments of a connection, which have no full socket. None for a
-/// socket without an IP protocol (`AF_PACKET`), which marks packet by packet.
+/// Mark of the full socket that sent the packet. Netfilter rules of other systems rewrite marks of
+/// packets, never those of sockets.
+///
+/// `None` for a SYN-ACK and for the last segments of a connection, which have no full socket.
+/// `None` for a socket without an IP protocol (`AF_PACKET`), which marks packet by packet.
 #[inline(always)]
 fn mark_of_socket(ctx: &TcContext) -> Option<u32> {
     // SAFETY: the context is valid for the run of the program; the helper
@@ -167,8 +168,8 @@ fn judge_flow(ctx: &TcContext, packet: &Packet, trace: &mut Trace) -> Result<Rea
             return Ok(Reason::Reply);
         }
     } else {
-        // What goes to the proxy has no connection entry: its answers are
-        // recognised by the note about the server.
+        // Packets to the proxy have no connection entry. Their answers are recognised by the
+        // server's redirect entry.
         let note = redirect::of_sender(packet);
         if note != Note::None && origin.is_proxy() {
             return Ok(Reason::Reply);
@@ -176,20 +177,21 @@ fn judge_flow(ctx: &TcContext, packet: &Packet, trace: &mut Trace) -> Result<Rea
         if !packet.is_syn() {
             let now = conntrack::now();
             if let Some(value) = conntrack::find(packet, DIR_OUT, As::Reply, now) {
-                // Entries of redirected flows are of programs of earlier releases.
+                // Only programs of earlier releases made entries of redirected flows.
                 if conntrack::is_redirected(value) && !origin.is_proxy() {
                     return Err(Reason::ForgedAnswer);
                 }
                 conntrack::touch(value, packet, Side::Remote, As::Reply, now);
                 return Ok(Reason::Reply);
             }
-            // The note may be evicted: then policy says where the pod's packets go.
+            // The redirect entry may have been evicted. Policy then says where the pod's packets
+            // go.
             if note == Note::None && policy::redirects_replies_to(packet) {
                 if origin.is_answer() {
                     return Ok(Reason::Reply);
                 }
-                // A segment of a connection that the server opened is ingress policy's,
-                // and so is a query of the proxy.
+                // Ingress policy judges a segment of a connection that the server opened, and a
+                // query of the proxy.
                 if packet.protocol == UDP && !origin.is_proxy() {
                     return Err(Reason::ForgedAnswer);
                 }

@@ -1,9 +1,9 @@
-//! Answers to queries that a proxy sent under a pod's address.
+//! Answers to queries that a proxy sent from a pod's address.
 //!
-//! They are addressed to the pod, but the socket that waits for them is on
-//! this node. The stack would find that socket before it routes, and drop a
-//! packet that has a socket and is to be forwarded; so the packet is marked
-//! before, and the rule for packets to the proxy delivers it here.
+//! They are addressed to the pod, but the socket that waits for them is on this node. The stack
+//! would find that socket before it routes the packet, and drops a packet that has a socket and has
+//! to be forwarded. This program therefore marks the packet before, and the routing rule for
+//! packets to the proxy delivers it on this node.
 
 use aya_ebpf::{
     bindings::bpf_sock,
@@ -37,7 +37,7 @@ const LISTEN: u32 = 10;
 /// `BPF_F_CURRENT_NETNS`: of the interface.
 const THIS_NETNS: u64 = u64::MAX;
 
-/// Packets from outside the node: TCX ingress of an interface that is no pod's.
+/// Packets from outside of the node: TCX ingress of an interface that is not a pod's.
 #[inline(always)]
 pub(crate) fn run(ctx: &TcContext) -> i32 {
     let Some(scratch) = SCRATCH.get_ptr_mut(0) else {
@@ -49,7 +49,7 @@ pub(crate) fn run(ctx: &TcContext) -> i32 {
     if is_answer(ctx, packet) {
         ctx.set_mark(mark::MAGIC_TO_PROXY);
         events::count(Reason::Returned, packet.len);
-        // As of an endpoint's packets: no other program may take it elsewhere.
+        // No other program may redirect it, as with an endpoint's packets.
         return PASS;
     }
     NEXT
@@ -75,10 +75,9 @@ fn is_answer(ctx: &TcContext, packet: &mut Packet) -> bool {
     is_answer
 }
 
-/// Whether a packet belongs to a flow that a proxy of this node opened under
-/// the address of the pod that it is addressed to: the pod's packets to that
-/// server go to the proxy, and the proxy's socket of just this flow is there.
-/// Also an ICMP error about such a flow.
+/// Whether a packet belongs to a flow that a proxy of this node opened from the pod's address. The
+/// pod's packets to that server then go to the proxy, and the proxy has a socket of exactly this
+/// flow. An ICMP error about such a flow belongs to it too.
 #[inline(never)]
 pub(crate) fn is_for_proxy(ctx: &TcContext, packet: &Packet) -> bool {
     let key = LxcKey {
@@ -95,7 +94,7 @@ pub(crate) fn is_for_proxy(ctx: &TcContext, packet: &Packet) -> bool {
         return false;
     }
     if icmp::is_error(packet) {
-        // The packet that came back went the other way.
+        // The quoted packet has the opposite direction.
         let Some(quoted) = icmp::quoted(ctx, packet) else {
             return false;
         };
@@ -159,7 +158,7 @@ fn has_socket(ctx: &TcContext, protocol: u8, ifindex: u32, flow: &Flow) -> bool 
     }
 }
 
-/// `struct bpf_sock_tuple` and how long it is; the source is outside.
+/// `struct bpf_sock_tuple` and its length. The source is outside of the node.
 #[inline(always)]
 fn tuple(flow: &Flow) -> ([u32; 9], u32) {
     let ports = u32::from_ne_bytes({
@@ -175,8 +174,8 @@ fn tuple(flow: &Flow) -> ([u32; 9], u32) {
     }
 }
 
-/// Whether the socket found for a flow is a proxy's, and of this flow: all
-/// others that could be found have no peer.
+/// Whether the socket found for a flow is a proxy's socket of this flow. All other sockets that the
+/// lookup can find have no peer.
 #[inline(always)]
 fn has_udp_socket(ctx: &TcContext, flow: &Flow) -> bool {
     let (mut tuple, size) = tuple(flow);
@@ -204,9 +203,9 @@ fn has_udp_socket(ctx: &TcContext, flow: &Flow) -> bool {
     }
 }
 
-/// As [`has_udp_socket`]. A closed connection that still waits for the last
-/// segments has no mark any more; but under an address that is not the node's
-/// own there are none but transparent ones.
+/// Like [`has_udp_socket`]. A closed connection that still waits for the last segments has no mark.
+/// Under an address that is not the node's own, all sockets are transparent ones, so that no mark
+/// is needed.
 #[inline(always)]
 fn has_tcp_socket(ctx: &TcContext, flow: &Flow) -> bool {
     let (mut tuple, size) = tuple(flow);

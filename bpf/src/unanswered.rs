@@ -1,9 +1,9 @@
-//! Connections that nobody answered yet, or that both sides closed.
+//! Connections that are unanswered, or that both sides closed.
 //!
-//! They lie in Cilium's maps like all others, so that whoever reads those sees
-//! them. Each endpoint has a queue of them for each direction: one more than
-//! fit displaces the oldest one that is still not answered. So a flood of an
-//! endpoint displaces entries of its own, and no other endpoint's.
+//! They are in Cilium's maps like all others, so that other readers of those maps find them. Each
+//! endpoint has a queue of them for each direction. If the queue is full, a new one displaces the
+//! oldest one that is still unanswered. A flood of an endpoint therefore displaces only entries of
+//! its own.
 
 use aya_ebpf::maps::Queue;
 use shared_maps::{
@@ -28,7 +28,7 @@ pub(crate) struct Flow {
     pad: u8,
 }
 
-/// Makes room for the entry of a packet's connection and remembers it. False:
+/// Makes room for the entry of a packet's connection and adds it to the queue. Returns false if
 /// there is no room.
 #[inline(never)]
 pub(crate) fn admit(packet: &Packet, direction: u8, role: As) -> bool {
@@ -99,7 +99,7 @@ fn displace(flow: &Flow) {
     }
 }
 
-/// Whether an answer is lost with the entry; none if it was answered and stays.
+/// Whether removing the entry loses an answer. `None` if it was answered and stays.
 #[inline(always)]
 fn is_lost(value: *const CtValue) -> Option<bool> {
     // SAFETY: map values live as long as the program runs.

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use hickory_proto::op::ResponseCode;
-use holdfast_e2e::cilium::stage::{
+use holdfast_e2e::cilium::setup::{
     SERVER, SOON, WEB, ask, expect_no_offence, expect_prompt, first_answer, hurried, options, world,
 };
 use holdfast_e2e::cilium::world::Rule;
@@ -337,7 +337,7 @@ fn the_charts_capabilities_suffice() {
         options.bpf_root = Some(lab.directory().join("no-bpf"));
         let (sdp, _) = first_answer(lab, &options, &Query::a("www.good.test", DNS4))?;
         ensure!(
-            sdp.log().contains("answers go out raw"),
+            sdp.log().contains("answers use a raw socket"),
             "too many capabilities"
         );
         for server in [DNS4, DNS6] {
@@ -377,7 +377,7 @@ fn maps_and_tables_mix() {
             "{status}"
         );
         // A map that appears later is used.
-        let mut other = holdfast_e2e::cilium::stage::world(lab);
+        let mut other = holdfast_e2e::cilium::setup::world(lab);
         other
             .prefixes
             .retain(|(prefix, _)| prefix.prefix_len() == 0);

@@ -1,6 +1,5 @@
 //! Polling with a deadline, for the tests of all crates: a failure says which state was awaited and
 //! which state was seen last.
-#![deny(unreachable_pub)]
 
 use std::{
     fmt::{Debug, Display},
@@ -8,7 +7,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// Longest wait of [`until`] and [`until_async`]: far longer than any state takes on a busy machine.
+/// Longest wait of the functions that panic: far longer than any state takes on a busy machine.
 pub const LIMIT: Duration = Duration::from_secs(20);
 
 /// Pauses between two probes: the first, and the longest. Each is twice as long as the last.
@@ -65,11 +64,21 @@ pub fn until_async<T: Debug>(
     mut see: impl FnMut() -> T,
     wanted: impl Fn(&T) -> bool,
 ) -> impl Future<Output = T> {
+    until_awaited(what, async move || see(), wanted)
+}
+
+/// As [`until_async`], for values that are themselves awaited, such as answers.
+#[track_caller]
+pub fn until_awaited<T: Debug>(
+    what: &str,
+    mut see: impl AsyncFnMut() -> T,
+    wanted: impl Fn(&T) -> bool,
+) -> impl Future<Output = T> {
     let caller = Location::caller();
     let mut wait = Wait::new(what, LIMIT);
     async move {
         loop {
-            let seen = see();
+            let seen = see().await;
             if wanted(&seen) {
                 return seen;
             }

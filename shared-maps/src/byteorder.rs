@@ -9,13 +9,13 @@ impl Be16 {
     /// The value zero.
     pub const ZERO: Self = Self(0);
 
-    /// Takes a host-order number.
+    /// Converts a host-order number.
     #[inline(always)]
     pub const fn new(host: u16) -> Self {
         Self(host.to_be())
     }
 
-    /// Takes a number already read in network byte order.
+    /// Wraps a number that was read in network byte order.
     #[inline(always)]
     pub const fn from_wire(raw: u16) -> Self {
         Self(raw)
@@ -27,7 +27,7 @@ impl Be16 {
         u16::from_be(self.0)
     }
 
-    /// The number as it lies in memory (network order read as host order).
+    /// The number as it is in memory (network order read as host order).
     #[inline(always)]
     pub const fn to_wire(self) -> u16 {
         self.0

@@ -1,22 +1,22 @@
 //! Connection tracking maps, in Cilium's layout.
 //!
-//! The address fields of a key are reversed relative to the packet that made
-//! the entry, the ports are not: a connection from pod A:p to server B:q has
-//! `daddr` = A, `saddr` = B, `dport` = q, `sport` = p and flags [`DIR_OUT`].
+//! In a key, the addresses are those of the first packet, swapped. The ports are not swapped. A
+//! connection from pod A:p to server B:q has `daddr` = A, `saddr` = B, `dport` = q, `sport` = p and
+//! flags [`DIR_OUT`].
 
 use crate::Be16;
 
 /// IPv4 TCP.
 pub const NAME_TCP4: &str = "cilium_ct4_global";
-/// IPv4, all else.
+/// IPv4, other protocols.
 pub const NAME_ANY4: &str = "cilium_ct_any4_global";
 /// IPv6 TCP.
 pub const NAME_TCP6: &str = "cilium_ct6_global";
-/// IPv6, all else.
+/// IPv6, other protocols.
 pub const NAME_ANY6: &str = "cilium_ct_any6_global";
 /// Default entries of the TCP maps.
 pub const MAX_ENTRIES_TCP: u32 = 524_288;
-/// Default entries of the others.
+/// Default entries of the maps for other protocols.
 pub const MAX_ENTRIES_ANY: u32 = 262_144;
 
 /// Key flag: the connection leaves the endpoint.
@@ -28,28 +28,28 @@ pub const RELATED: u8 = 2;
 /// Key flag: service entry.
 pub const SERVICE: u8 = 4;
 
-/// Value flag: FIN or RST seen from the remote side.
+/// Value flag: the remote side sent FIN or RST.
 pub const FLAG_RX_CLOSING: u16 = 1 << 0;
-/// Value flag: FIN or RST seen from the local side.
+/// Value flag: the local side sent FIN or RST.
 pub const FLAG_TX_CLOSING: u16 = 1 << 1;
 /// Value flag: a segment other than the SYN was seen.
 pub const FLAG_SEEN_NON_SYN: u16 = 1 << 4;
-/// Value flag: the flow is redirected to a proxy. Our programs make no entry for
-/// such a flow; those of the first release did.
+/// Value flag: the flow is redirected to a proxy. Only programs of the first release made entries
+/// for such flows.
 pub const FLAG_PROXY_REDIRECT: u16 = 1 << 6;
-/// Value flag, of [`DIR_IN`]: a proxy of this node opened the flow (Cilium's `from_l7lb`).
+/// Value flag of a [`DIR_IN`] entry: a proxy of this node opened the flow (Cilium's `from_l7lb`).
 pub const FLAG_FROM_PROXY: u16 = 1 << 8;
-/// Value flag of ours, in a bit that Cilium reserves: the other side answered. Of TCP:
-/// both sides spoke, and not only a SYN.
+/// Value flag of Holdfast, in a bit that Cilium reserves: the other side answered. For TCP: both
+/// sides sent a segment other than a SYN.
 pub const FLAG_ANSWERED: u16 = 1 << 15;
 
-/// Life of an established TCP entry, seconds.
+/// Lifetime of an established TCP entry, seconds.
 pub const LIFETIME_TCP: u32 = 8000;
-/// Life of a TCP entry before its handshake is done, seconds.
+/// Lifetime of a TCP entry before its handshake is done, seconds.
 pub const LIFETIME_SYN: u32 = 60;
-/// Life of a TCP entry once both sides closed, seconds.
+/// Lifetime of a TCP entry after both sides closed, seconds.
 pub const LIFETIME_CLOSE: u32 = 10;
-/// Life of other entries, seconds.
+/// Lifetime of other entries, seconds.
 pub const LIFETIME_ANY: u32 = 60;
 
 /// Key, IPv4. Packed: 14 bytes.
@@ -92,7 +92,7 @@ pub struct CtKey6 {
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CtValue {
-    /// NAT address, or service backend; zero with us.
+    /// NAT address, or service backend. Holdfast leaves it zero.
     pub nat_addr: [u64; 2],
     /// Packets.
     pub packets: u64,
@@ -102,9 +102,9 @@ pub struct CtValue {
     pub lifetime: u32,
     /// Value flags.
     pub flags: u16,
-    /// Reverse NAT index; zero with us.
+    /// Reverse NAT index. Holdfast leaves it zero.
     pub rev_nat_index: u16,
-    /// NAT port; zero with us.
+    /// NAT port. Holdfast leaves it zero.
     pub nat_port: Be16,
     /// TCP flags seen from the local side since the last report.
     pub tx_flags_seen: u8,

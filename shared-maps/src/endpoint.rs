@@ -1,7 +1,6 @@
-//! What the programs of one endpoint are told when they are loaded.
+//! Constants of one endpoint, given to its programs when they are loaded.
 //!
-//! One copy of the programs is loaded per endpoint; this record is its
-//! read-only global [`GLOBAL`].
+//! One copy of the programs is loaded per endpoint. This record is its read-only global [`GLOBAL`].
 
 /// Symbol of the global in the program object.
 pub const GLOBAL: &str = "ENDPOINT";
@@ -10,12 +9,12 @@ pub const GLOBAL: &str = "ENDPOINT";
 pub const HAS_IPV4: u8 = 1;
 /// Flag: the endpoint has an IPv6 address.
 pub const HAS_IPV6: u8 = 2;
-/// Flag: the node has both families, so that what the ipcache does not know
-/// is world-ipv4 or world-ipv6 rather than world.
+/// Flag: the node has both families. An address without an ipcache entry is then world-ipv4 or
+/// world-ipv6 instead of world.
 pub const DUAL_STACK: u8 = 4;
-/// Flag: proxies send queries under pods' addresses.
+/// Flag: proxies send queries from pods' addresses.
 pub const TRANSPARENT: u8 = 8;
-/// Flag, of `to_proxy`: packets of the interface begin with their IP header.
+/// Flag for `to_proxy`: packets of the interface begin with their IP header.
 pub const NO_LINK_HEADER: u8 = 16;
 
 /// The endpoint a program serves.
@@ -32,32 +31,33 @@ pub struct EndpointConfig {
     pub ipv4: [u8; 4],
     /// Endpoint id.
     pub id: u16,
-    /// MAC of the pod's interface; all zero: not known, not checked.
+    /// MAC of the pod's interface. All zero: unknown, and not checked.
     pub mac: [u8; 6],
-    /// MAC under which a bridge delivers the pod's frames to this node, where the host-side
-    /// interface is a port of one. All zero: it is no bridge port, and what it receives is routed.
+    /// MAC to which a bridge delivers the pod's frames for this node, if the host-side interface is
+    /// a bridge port. All zero: it is no bridge port, and the node routes the packets that it
+    /// receives.
     pub gateway_mac: [u8; 6],
     /// [`HAS_IPV4`], [`HAS_IPV6`], [`DUAL_STACK`], [`TRANSPARENT`], [`NO_LINK_HEADER`].
     pub flags: u8,
-    /// Length of the IPv6 prefix of a bridge that the endpoint's address is in; 0: none.
+    /// Length of the bridge's IPv6 prefix that contains the endpoint's address; 0: none.
     pub on_link_bits: u8,
-    /// MAC of that bridge itself; all zero: none.
+    /// MAC of the bridge itself; all zero: none.
     pub bridge_mac: [u8; 6],
     /// Zero.
     pub pad: [u8; 6],
-    /// Interface identifiers of the pod's link-local addresses, as they lie in an address,
-    /// besides the one that is made of [`Self::mac`]. All zero: no address.
+    /// Interface identifiers of the pod's link-local addresses, except the one made from
+    /// [`Self::mac`], as they are in an address. All zero: no address.
     pub link_locals: [[u32; 2]; LINK_LOCALS],
-    /// Those of the node's addresses on the same link.
+    /// Interface identifiers of the node's addresses on the same link.
     pub node_link_locals: [[u32; 2]; NODE_LINK_LOCALS],
 }
 
-/// Link-local addresses of a pod's interface that count, besides the one made of its MAC.
+/// Link-local addresses of a pod's interface that are accepted, besides the one made from its MAC.
 pub const LINK_LOCALS: usize = 2;
-/// Link-local addresses of the node on a pod's link that count.
+/// Link-local addresses of the node on a pod's link that are accepted.
 pub const NODE_LINK_LOCALS: usize = 4;
 
-/// The interface identifier of an address of fe80::/64; none of another address.
+/// The interface identifier of an address in fe80::/64; `None` for other addresses.
 pub fn interface_id(address: [u8; 16]) -> Option<[u32; 2]> {
     let [a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p] = address;
     ([a, b, c, d, e, f, g, h] == [0xfe, 0x80, 0, 0, 0, 0, 0, 0]).then_some([
@@ -66,7 +66,7 @@ pub fn interface_id(address: [u8; 16]) -> Option<[u32; 2]> {
     ])
 }
 
-/// The link-local address made of a MAC (RFC 4291, appendix A).
+/// The link-local address made from a MAC (RFC 4291, appendix A).
 pub const fn link_local_of(mac: [u8; 6]) -> [u8; 16] {
     let [a, b, c, d, e, f] = mac;
     [

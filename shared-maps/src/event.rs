@@ -21,19 +21,21 @@ pub struct Counter {
     pub bytes: u64,
 }
 
-/// Why a packet passed or did not. As `u8` in [`Event::reason`] and as index of the counters.
+/// Why a packet passed or was dropped. Its number is [`Event::reason`] and the index of the
+/// counters.
 #[repr(u8)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Reason {
-    /// Passed: policy allows.
+    /// Passed: policy allows it.
     Allowed = 0,
-    /// Passed: reply or related to a known connection.
+    /// Passed: a reply, or related to a known connection.
     Reply = 1,
-    /// Handed to the DNS proxy.
+    /// Redirected to the DNS proxy.
     Redirected = 2,
-    /// Passed: neighbour discovery, ARP and their like.
+    /// Passed: neighbour discovery, ARP or multicast listener discovery.
     LinkLocal = 3,
-    /// To a proxy's socket: an answer to what it sent under the pod's address.
+    /// Delivered to a proxy's socket: the answer to a packet that the proxy sent from the pod's
+    /// address.
     Returned = 4,
     /// Dropped: no policy entry allows it.
     PolicyDenied = 16,
@@ -41,30 +43,30 @@ pub enum Reason {
     PolicyDeny = 17,
     /// Dropped: the source address is not the endpoint's.
     SpoofedSource = 18,
-    /// Dropped: headers are malformed or longer than we read.
+    /// Dropped: headers are malformed or longer than the programs read.
     Malformed = 19,
-    /// Dropped: a fragment whose first fragment was not seen.
+    /// Dropped: a later fragment of a datagram whose first fragment was not received.
     FragmentUnknown = 20,
     /// Dropped: to 127/8 or ::1 from a pod.
     Loopback = 21,
     /// Dropped: not IP, not ARP.
     UnknownProtocol = 22,
-    /// Dropped: claims to be a proxied answer but the proxy did not send it.
+    /// Dropped: it looks like an answer of the proxy, but the proxy did not send it.
     ForgedAnswer = 23,
-    /// Dropped: to the proxy, but the note that steers it there could not be made.
+    /// Dropped: it belongs to the proxy, but its entry in `hf_redirect_v2` could not be made.
     RedirectFull = 24,
-    /// Dropped: to the proxy, beyond the endpoint's quota of packets per second.
+    /// Dropped: a packet to the proxy over the endpoint's quota of packets per second.
     OverQuota = 25,
     /// Dropped: a neighbour message to an address that is not on the pod's link.
     NotOnLink = 26,
     /// Dropped: the agent has not found the pod of the interface yet.
     NoEndpoint = 27,
-    /// Event records that found no room in the ring.
+    /// Event records for which the ring had no room.
     EventLost = 32,
     /// Conntrack entries that could not be made.
     ConntrackFull = 33,
-    /// Entries (unanswered connections, fragments, notes about servers) that made room for
-    /// newer ones of the same endpoint.
+    /// Entries (unanswered connections, fragments, redirected servers) that newer entries of the
+    /// same endpoint displaced.
     Displaced = 34,
 }
 
@@ -119,7 +121,7 @@ impl Reason {
         }
     }
 
-    /// Whether it is about no packet of its own: what the datapath could not do, or undid.
+    /// Whether it counts a failure or an eviction in the datapath and not a packet's verdict.
     pub const fn is_trouble(self) -> bool {
         self as u8 >= 32
     }
@@ -139,7 +141,7 @@ pub struct Event {
     pub time: u64,
     /// Source, network order; IPv4 in bytes 0..4.
     pub saddr: [u8; 16],
-    /// Destination, likewise.
+    /// Destination, network order; IPv4 in bytes 0..4.
     pub daddr: [u8; 16],
     /// Identity of the remote side.
     pub remote_identity: u32,
@@ -147,9 +149,9 @@ pub struct Event {
     pub ifindex: u32,
     /// Packet length, bytes.
     pub len: u32,
-    /// Source port (0 where there is none).
+    /// Source port; 0 for protocols without ports.
     pub sport: Be16,
-    /// Destination port (0 where there is none).
+    /// Destination port; 0 for protocols without ports.
     pub dport: Be16,
     /// Endpoint id.
     pub endpoint: u16,
@@ -170,5 +172,5 @@ pub struct Event {
 }
 
 /// In [`Event::flags`]: the packet is ICMP, and [`Event::icmp_type`] is its type. Programs of
-/// earlier releases did not say it.
+/// earlier releases do not set it.
 pub const HAS_ICMP_TYPE: u8 = 1;

@@ -1,21 +1,22 @@
-//! `hf_frag_v1`: what became of a datagram's first fragment, so that the rest follows.
+//! `hf_frag_v1`: the verdict about a datagram's first fragment, which its later fragments get too.
 
 /// Pin and map name.
 pub const NAME: &str = "hf_frag_v1";
 /// Entries (LRU).
 pub const MAX_ENTRIES: u32 = 8192;
 
-/// Key: the fragmented datagram, per interface so that pods cannot speak for each other.
+/// Key: the fragmented datagram and its interface. A pod's fragments never match another pod's
+/// entry.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct FragmentKey {
     /// Source, network order; IPv4 in bytes 0..4.
     pub saddr: [u8; 16],
-    /// Destination, likewise.
+    /// Destination, network order; IPv4 in bytes 0..4.
     pub daddr: [u8; 16],
     /// IP identification (IPv4: 16 bits), as on the wire.
     pub id: u32,
-    /// Interface the fragment came from or goes to.
+    /// Interface from which the fragment came, or to which it goes.
     pub ifindex: u32,
     /// IP protocol.
     pub protocol: u8,
@@ -31,9 +32,9 @@ pub struct FragmentKey {
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FragmentValue {
-    /// When it was seen, nanoseconds of CLOCK_MONOTONIC.
+    /// Arrival of the first fragment, nanoseconds of CLOCK_MONOTONIC.
     pub seen_at: u64,
-    /// Mark to give (0: none).
+    /// Mark for the later fragments; 0: none.
     pub mark: u32,
     /// 1 = pass, 0 = drop.
     pub pass: u32,

@@ -14,6 +14,9 @@ pub struct EndpointId(pub u16);
 pub(crate) const SCOPE_LOCAL: u32 = 0x0100_0000;
 /// Scope byte of remote-node identities.
 pub const SCOPE_REMOTE_NODE: u32 = 0x0200_0000;
+/// Scope byte of Services: the addresses that the node translates to backends. Only
+/// holdfast-agent uses it.
+pub const SCOPE_SERVICE: u32 = 0x0300_0000;
 /// Mask of the scope byte.
 pub const SCOPE_MASK: u32 = 0xff00_0000;
 
@@ -22,9 +25,9 @@ impl IdentityId {
     pub const UNKNOWN: Self = Self(0);
     /// The node itself.
     pub const HOST: Self = Self(1);
-    /// Everything outside, single-stack.
+    /// All addresses outside of the cluster, on a node with one family.
     pub const WORLD: Self = Self(2);
-    /// Endpoints not managed.
+    /// Endpoints that are not managed.
     pub const UNMANAGED: Self = Self(3);
     /// Health endpoints.
     pub const HEALTH: Self = Self(4);
@@ -36,9 +39,9 @@ impl IdentityId {
     pub const KUBE_APISERVER: Self = Self(7);
     /// Ingress proxies.
     pub const INGRESS: Self = Self(8);
-    /// Everything outside, IPv4, dual-stack.
+    /// IPv4 addresses outside of the cluster, on a node with both families.
     pub const WORLD_IPV4: Self = Self(9);
-    /// Everything outside, IPv6, dual-stack.
+    /// IPv6 addresses outside of the cluster, on a node with both families.
     pub const WORLD_IPV6: Self = Self(10);
 
     /// Lowest number an endpoint (pod) identity may have.
@@ -56,6 +59,17 @@ impl IdentityId {
         self.0 & SCOPE_MASK == SCOPE_LOCAL
     }
 
+    /// Lowest identity of a Service.
+    pub const SERVICE_MIN: Self = Self(SCOPE_SERVICE + 1);
+    /// Highest identity of a Service.
+    pub const SERVICE_MAX: Self = Self(SCOPE_SERVICE + 0x00ff_ffff);
+
+    /// Whether the number is of the scope of Services.
+    #[inline(always)]
+    pub const fn is_service(self) -> bool {
+        self.0 & SCOPE_MASK == SCOPE_SERVICE
+    }
+
     /// Whether the number is one of the three world identities.
     #[inline(always)]
     pub const fn is_world(self) -> bool {
@@ -68,9 +82,9 @@ impl IdentityId {
         self.0 >= Self::ENDPOINT_MIN.0 && self.0 <= Self::ENDPOINT_MAX.0
     }
 
-    /// The world identity that an address of `family` falls back to.
+    /// The world identity of an address of `family` without an ipcache entry.
     ///
-    /// `dual_stack` is whether the node has both IPv4 and IPv6 enabled.
+    /// `dual_stack` says whether the node has both IPv4 and IPv6 enabled.
     #[inline(always)]
     pub const fn world_of(family: u8, dual_stack: bool) -> Self {
         if !dual_stack {

@@ -20,7 +20,7 @@ pub const FLAG_HAS_TUNNEL: u8 = 2;
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct IpcacheKey {
-    /// Bits after this field that count: [`STATIC_PREFIX_BITS`] + prefix length.
+    /// Significant bits after this field: [`STATIC_PREFIX_BITS`] + prefix length.
     pub prefix_len: u32,
     /// 0: this cluster.
     pub cluster_id: u16,
@@ -90,7 +90,7 @@ pub struct IpcacheValueV1 {
     pub flags: u8,
 }
 
-/// An IPv4 address as the 16-byte field of a key has it.
+/// An IPv4 address in the form of a key's 16-byte field.
 #[inline(always)]
 pub const fn widen(ip: [u8; 4]) -> [u8; 16] {
     [

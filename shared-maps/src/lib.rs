@@ -1,4 +1,4 @@
-//! Layouts that the kernel and user space share: the one place that knows them.
+//! Layouts that the kernel and user space share. No other crate defines one.
 //!
 //! ```text
 //!  bpf/ (kernel) ──► shared-maps ◄── agent (reads and writes)
@@ -6,13 +6,12 @@
 //!                         └──────── sdp (reads lxc and ipcache)
 //! ```
 //!
-//! Every key and value is `repr(C)` with explicit padding, holds neither
-//! `bool` nor enum nor `Option`, and is checked for size and field offsets at
-//! compile time in [`layout`]. Fields that are big-endian on the wire are of
-//! type [`Be16`] or byte arrays; every other integer is in host byte order.
+//! Every key and value is `repr(C)` with explicit padding. It has no `bool`, enum or `Option`.
+//! [`layout`] checks its size and field offsets at compile time. Fields that are big-endian on the
+//! wire are of type [`Be16`] or byte arrays. Every other integer is in host byte order.
 //!
-//! The crate is `no_std` and free of dependencies unless the feature `user`
-//! is on, which adds typed readers and writers of the pinned maps.
+//! The crate is `no_std` and has no dependencies. The feature `user` adds typed readers and writers
+//! of the pinned maps, with `std` and dependencies.
 #![cfg_attr(not(feature = "user"), no_std)]
 
 pub(crate) mod byteorder;
@@ -22,7 +21,7 @@ pub mod event;
 pub mod fragment;
 pub mod identity;
 pub mod ipcache;
-pub mod layout;
+pub(crate) mod layout;
 pub mod lxc;
 pub mod mark;
 pub mod pin;
@@ -37,7 +36,7 @@ pub mod user;
 pub use byteorder::Be16;
 pub use identity::{EndpointId, IdentityId};
 
-/// Address family as the maps spell it: [`FAMILY_IPV4`] or [`FAMILY_IPV6`].
+/// Address family in keys and values of the maps: IPv4.
 pub const FAMILY_IPV4: u8 = 1;
 /// See [`FAMILY_IPV4`].
 pub const FAMILY_IPV6: u8 = 2;
@@ -46,5 +45,5 @@ pub const FAMILY_IPV6: u8 = 2;
 pub(crate) const BPF_F_NO_PREALLOC: u32 = 0x1;
 /// `BPF_F_NO_COMMON_LRU`.
 pub(crate) const BPF_F_NO_COMMON_LRU: u32 = 0x2;
-/// `BPF_F_RDONLY_PROG`: programs may read the map but not write it.
+/// `BPF_F_RDONLY_PROG`: programs may read the map but not write to it.
 pub(crate) const BPF_F_RDONLY_PROG: u32 = 0x80;

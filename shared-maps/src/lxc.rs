@@ -7,7 +7,7 @@ pub const MAX_ENTRIES: u32 = 65535;
 /// Creation flags.
 pub const FLAGS: u32 = crate::BPF_F_NO_PREALLOC | crate::BPF_F_RDONLY_PROG;
 
-/// Value flag: the address is one of the node's own; `lxc_id` and `sec_id` mean nothing.
+/// Value flag: the address is one of the node's own. `lxc_id` and `sec_id` are not set.
 pub const FLAG_HOST: u32 = 1;
 
 /// Key: one address.
@@ -58,7 +58,7 @@ pub struct LxcValue {
     pub unused: u16,
     /// Endpoint id.
     pub lxc_id: u16,
-    /// [`FLAG_HOST`]; 2 means that the endpoint lives in the host's network namespace.
+    /// [`FLAG_HOST`], or 2 for an endpoint in the host's network namespace.
     pub flags: u32,
     /// Routing domain.
     pub rt_info: u32,

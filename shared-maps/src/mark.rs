@@ -29,13 +29,13 @@ pub const fn to_proxy(port: u16) -> u32 {
     MAGIC_TO_PROXY | ((port.to_be() as u32) << 16)
 }
 
-/// Mark of packets sent by the DNS proxy on behalf of `identity`.
+/// Mark of packets that the DNS proxy sends on behalf of `identity`.
 #[inline(always)]
 pub const fn from_proxy(identity: IdentityId) -> u32 {
     MAGIC_FROM_EGRESS_PROXY | ((identity.0 & 0xffff) << 16) | ((identity.0 & 0x00ff_0000) >> 16)
 }
 
-/// Identity that a mark carries. Only for the magics that carry one.
+/// Identity in a mark. Only for the magics that carry an identity.
 #[inline(always)]
 pub const fn identity_of(mark: u32) -> IdentityId {
     IdentityId(((mark >> 16) & 0xffff) | ((mark & 0xff) << 16))

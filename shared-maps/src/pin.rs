@@ -1,4 +1,4 @@
-//! Where the maps are pinned.
+//! Paths of the pins below the BPF root.
 
 /// Default root of the BPF file system.
 pub const BPF_ROOT: &str = "/sys/fs/bpf";
@@ -10,11 +10,11 @@ pub const LINKS: &str = "holdfast/links";
 pub const TO_PROXY_LINKS: &str = "holdfast/links/to_proxy";
 /// Directory of the links of `closed`, below the root: one sub-directory per endpoint document.
 pub const CLOSED_LINKS: &str = "holdfast/links/closed";
-/// Below the root: there while the datapath brings answers to pods' addresses to
-/// the proxies that wait for them. Of the directory only its being there counts.
+/// Directory below the root. It exists while the datapath delivers answers to pods' addresses to
+/// the proxies that wait for them. It has no content.
 pub const TRANSPARENT: &str = "holdfast/transparent";
-/// Lock of the agent that owns everything below the root: a directory, as a BPF file system has
-/// no files. Only root may open it.
+/// Lock of the agent that owns all pins below the root: a directory, because a BPF file system has
+/// no regular files. Only root may open it.
 pub const AGENT_LOCK: &str = "holdfast/locks/agent";
 /// Lock for loading the steering program. Only root may open it.
 pub const PROGRAMS_LOCK: &str = "holdfast/locks/programs";

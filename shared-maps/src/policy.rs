@@ -42,12 +42,13 @@ pub struct PolicyKey {
     pub egress: u8,
     /// IP protocol; 0 = any (only with any port).
     pub protocol: u8,
-    /// Destination port; low bits may be wild, as `prefix_len` says.
+    /// Destination port. Its low bits are wild if `prefix_len` excludes them.
     pub dport: Be16,
 }
 
 impl PolicyKey {
-    /// Builds a key. `port_bits` (0..=16) of `dport` count; with `protocol` 0 they must be 0.
+    /// Builds a key. `port_bits` (0..=16) is the number of significant bits of `dport`. With
+    /// `protocol` 0 it must be 0.
     pub const fn new(sec_label: u32, egress: u8, protocol: u8, dport: u16, port_bits: u8) -> Self {
         let wild = if protocol == 0 {
             STATIC_PREFIX_BITS
@@ -63,7 +64,7 @@ impl PolicyKey {
         }
     }
 
-    /// Bits of protocol and port that count, 0..=24: what [`PolicyValue::flags`] repeats.
+    /// Significant bits of protocol and port, 0..=24. [`PolicyValue::flags`] repeats them.
     pub const fn lpm_len(self) -> u8 {
         #[expect(clippy::cast_possible_truncation, reason = "0..=24 by construction")]
         let len = self.prefix_len.saturating_sub(STATIC_PREFIX_BITS) as u8;
@@ -75,7 +76,7 @@ impl PolicyKey {
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PolicyValue {
-    /// Port of the proxy to redirect to; 0 = none.
+    /// Port of the proxy to redirect to; 0: none.
     pub proxy_port: Be16,
     /// Bit 0 deny; bits 3..8 the key's `prefix_len` − 40.
     pub flags: u8,

@@ -1,39 +1,39 @@
-//! Each endpoint's quota of what endpoints share in the datapath.
+//! Each endpoint's quota of the resources that endpoints share in the datapath.
 //!
-//! - `hf_quota_v1` counts what an endpoint tried beyond a quota, by [`Limit`].
-//! - `hf_held_v1` has how many answered connections each endpoint holds in each
-//!   connection tracking map, and how many entries are free. The programs count
-//!   between two looks of the agent, which counts again at each look.
+//! - `hf_quota_v1` counts the attempts of an endpoint over a quota, by [`Limit`].
+//! - `hf_held_v1` has the number of answered connections that each endpoint holds in each
+//!   connection tracking map, and the number of free entries. The programs update the counts
+//!   between two scans of the agent. Each scan sets them again.
 
 /// Counters: pin and map name.
 pub const NAME: &str = "hf_quota_v1";
 /// Entries of the counters (LRU, per CPU).
 pub const MAX_ENTRIES: u32 = 8192;
 
-/// Symbol of the global that holds the nanoseconds between two packets of an
-/// endpoint to the proxy (`u32`); 0: no quota.
+/// Symbol of the global with the nanoseconds between two packets of an endpoint to the proxy
+/// (`u32`); 0: no quota.
 pub const PACKET_INTERVAL: &str = "PACKET_INTERVAL";
-/// How far an endpoint may be ahead of its rate, nanoseconds: a quarter of a second's packets
+/// Largest burst of an endpoint, in nanoseconds of its rate: the packets of a quarter of a second
 /// at once.
 pub const BURST_NS: u64 = 250_000_000;
 
-/// Datagrams that a new TCP connection to the proxy counts for: about what it costs the node.
+/// Datagrams that a new TCP connection to the proxy counts for: about its cost for the node.
 pub const CONNECTION_COST: u32 = 8;
 
-/// What has a quota.
+/// A resource with a quota.
 #[repr(u8)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Limit {
-    /// Packets to the DNS proxy per second, a SYN as [`CONNECTION_COST`]. Those beyond are
-    /// dropped.
+    /// Packets to the DNS proxy per second. A SYN counts as [`CONNECTION_COST`]. Packets over the
+    /// quota are dropped.
     ToProxy = 0,
-    /// Connections not answered yet. One more displaces the oldest of them.
+    /// Unanswered connections. The next one displaces the oldest.
     Unanswered = 1,
-    /// Datagrams whose fragments are on their way. One more displaces the oldest.
+    /// Datagrams with fragments in transit. The next one displaces the oldest.
     Fragments = 2,
-    /// Servers and ports noted for redirection. One more displaces the oldest.
+    /// Servers and ports in `hf_redirect_v2`. The next one displaces the oldest.
     Servers = 3,
-    /// Answered connections. One more counts as not answered.
+    /// Answered connections. The next one counts as unanswered.
     Connections = 4,
 }
 
@@ -77,8 +77,8 @@ pub const HELD_NAME: &str = "hf_held_v1";
 pub const HELD_MAPS: u32 = 4;
 /// Entries of the array.
 pub const HELD_ENTRIES: u32 = 65_536 * HELD_MAPS + 1;
-/// Index of the second (CLOCK_MONOTONIC) until which the counts are good. Later no endpoint
-/// is limited by them: without an agent nobody counts what expired.
+/// Index of the second (CLOCK_MONOTONIC) until which the counts are valid. After it, the counts
+/// limit no endpoint, because without an agent they still include expired connections.
 pub const HELD_UNTIL: u32 = 65_536 * HELD_MAPS;
 
 /// Number of a connection tracking map.
@@ -87,7 +87,7 @@ pub const fn held_map(tcp: bool, v6: bool) -> u32 {
     (!tcp) as u32 + (v6 as u32) * 2
 }
 
-/// Index of an endpoint's count. Endpoint 0, which no pod has, stands for the free entries.
+/// Index of an endpoint's count. No pod is endpoint 0: its count is the number of free entries.
 #[inline(always)]
 pub const fn held_index(endpoint: u16, map: u32) -> u32 {
     endpoint as u32 * HELD_MAPS + map

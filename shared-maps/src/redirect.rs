@@ -1,13 +1,11 @@
-//! `hf_redirect_v2`: which (pod, server) is redirected to the DNS proxy.
+//! `hf_redirect_v2`: the (pod, server) pairs that are redirected to the DNS proxy.
 //!
-//! `from_pod` writes an entry when policy redirects a packet. The `sk_lookup`
-//! program, which sees no mark, takes a packet for the proxy only if an entry
-//! names a proxy port. A pod that asks a server on a node address without DNS
-//! policy therefore still reaches it.
+//! `from_pod` writes an entry when policy redirects a packet. The `sk_lookup` program does not see
+//! marks. It takes a packet for the proxy only if an entry has a proxy port. Without DNS policy, a
+//! pod therefore still reaches a DNS server on an address of the node.
 //!
-//! When policy no longer redirects, `from_pod` sets the port to zero. Such an
-//! entry redirects nothing. It says that the proxy may still answer queries
-//! that it got before.
+//! When policy no longer redirects, `from_pod` sets the port to zero. Such an entry redirects
+//! nothing. With it, the proxy can still answer queries that it received before.
 
 use crate::Be16;
 
@@ -16,13 +14,13 @@ pub const NAME: &str = "hf_redirect_v2";
 /// Entries (LRU).
 pub const MAX_ENTRIES: u32 = 65536;
 
-/// Key: who talks to what.
+/// Key: a pod and a server.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct RedirectKey {
     /// Address of the pod, network order; IPv4 in bytes 0..4.
     pub pod: [u8; 16],
-    /// Address of the server, likewise.
+    /// Address of the server, network order; IPv4 in bytes 0..4.
     pub server: [u8; 16],
     /// Port of the server.
     pub port: Be16,
@@ -32,32 +30,32 @@ pub struct RedirectKey {
     pub family: u8,
 }
 
-/// Value: where it goes.
+/// Value: the proxy that gets the packets.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RedirectValue {
-    /// Proxy port; zero: policy redirected once, and no longer does.
+    /// Proxy port. Zero: policy redirected the packets before and no longer does.
     pub proxy_port: Be16,
     /// Zero.
     pub pad: u16,
-    /// Interface that the stack receives these packets from; 0 for any. It is 0 for a pod on
-    /// a bridge, whose packets the stack receives from the bridge or from a VLAN of it.
+    /// Interface from which the stack receives these packets; 0 for any. It is 0 for a pod on a
+    /// bridge, because the stack receives its packets from the bridge or from a VLAN of the bridge.
     pub ifindex: u32,
 }
 
 /// `hf_redirect_v1`, which the programs of the previous release read and write.
 ///
-/// A bridge hides the interface in its key, so that it serves no pod there.
-/// Programs of this release read it after `hf_redirect_v2` and keep it up to
-/// date for pods that are on no bridge: programs of both releases meet in an
-/// upgrade and in a downgrade. The next release drops it.
+/// Its key contains the interface. Behind a bridge the stack does not see that interface, so this
+/// map does not work for pods on a bridge. Programs of this release read it after `hf_redirect_v2`
+/// and write it for other pods, because programs of both releases run at the same time during an
+/// upgrade or a downgrade. The next release removes it.
 pub mod v1 {
     use crate::Be16;
 
     /// Pin and map name.
     pub const NAME: &str = "hf_redirect_v1";
 
-    /// Key: what a pod talks to.
+    /// Key: a pod's interface and a server.
     #[repr(C)]
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
     pub struct RedirectKey {
@@ -73,7 +71,7 @@ pub mod v1 {
         pub family: u8,
     }
 
-    /// Value: where it goes.
+    /// Value: the proxy that gets the packets.
     #[repr(C)]
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
     pub struct RedirectValue {

@@ -1,14 +1,15 @@
-//! Which proxy replica gets a redirected packet.
+//! The replica that gets a redirected packet.
 //!
-//! A slot belongs to one worker of one replica. Its sockets lie in
-//! `hf_steer_socks_v1` at [`socket_index`], its heartbeat in
-//! `hf_steer_slots_v1` at the slot's number. The `sk_lookup` program picks a
-//! slot by flow hash among those whose heartbeat is younger than
-//! [`HEARTBEAT_DEAD_NS`], SDP slots before fallback slots (the agent's
-//! built-in proxy). With none alive it takes a silent one whose socket is
-//! there still, for a packet of our own redirect: nobody else would get that
-//! packet. Under TPROXY it then selects nothing, and the hash of the sockets'
-//! reuse-port group decides.
+//! A slot belongs to one worker of one replica. Its sockets are in `hf_steer_socks_v1` at
+//! [`socket_index`], its heartbeat is in `hf_steer_slots_v1` at the slot's number.
+//!
+//! The `sk_lookup` program selects a slot by flow hash among the live ones, whose heartbeat is
+//! younger than [`HEARTBEAT_DEAD_NS`]. SDP slots come before fallback slots (the agent's built-in
+//! proxy).
+//!
+//! If no slot is live, it selects a silent slot whose socket still exists, for a packet of
+//! Holdfast's own redirect: no other process would get that packet. Under TPROXY it then selects
+//! nothing, and the hash of the sockets' reuse-port group decides.
 
 /// Sockmap: pin and map name.
 pub const SOCKS_NAME: &str = "hf_steer_socks_v1";
@@ -20,12 +21,12 @@ pub const LINK_NAME: &str = "hf_steer_link_v1";
 pub const SLOTS: u32 = 16;
 /// Sockets per slot: UDP and TCP, IPv4 and IPv6.
 pub const SOCKS_PER_SLOT: u32 = 4;
-/// A slot silent for longer gets no new packets, nanoseconds.
+/// A slot with an older heartbeat gets no new packets, nanoseconds.
 pub const HEARTBEAT_DEAD_NS: u64 = 750_000_000;
 /// How often a live replica beats, milliseconds.
 pub const HEARTBEAT_INTERVAL_MS: u64 = 150;
 
-/// Slot kind: nobody.
+/// Slot kind: free.
 pub const KIND_FREE: u32 = 0;
 /// Slot kind: a standalone proxy.
 pub const KIND_SDP: u32 = 1;
@@ -40,9 +41,9 @@ pub struct Slot {
     pub heartbeat: u64,
     /// [`KIND_FREE`], [`KIND_SDP`] or [`KIND_FALLBACK`].
     pub kind: u32,
-    /// Process id of the owner, to tell one's own slot.
+    /// Process id of the owner, by which a process recognises its own slots.
     pub owner: u32,
-    /// Bit `socket_index(0, ..)` is set where the slot has that socket.
+    /// Bit `socket_index(0, ..)` is set if the slot has that socket.
     pub sockets: u32,
     /// Proxy port the sockets are bound to, host order.
     pub proxy_port: u32,

@@ -1,8 +1,7 @@
 //! Typed access to pinned maps from user space.
 //!
-//! [`Map`] is a handle on one kernel map whose type, key size and value size
-//! were checked when it was opened; a mismatch is an error that names the map
-//! and both layouts. All system calls are in `sys`.
+//! [`Map`] is a handle on one kernel map. Opening it checks map type, key size and value size. A
+//! mismatch is an error that names the map and both layouts. All system calls are in `sys`.
 
 mod attached;
 mod boot;

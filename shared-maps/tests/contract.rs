@@ -85,7 +85,7 @@ fn every_endpoint_identity_survives_a_mark() {
     }
 }
 
-/// Such a number in a mark would read as the host: pods must never get one.
+/// In a mark such a number would read as the host's identity. Pods must never get one.
 #[test]
 fn no_identity_of_the_local_scope_may_name_an_endpoint() {
     assert_eq!(

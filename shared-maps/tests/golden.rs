@@ -1,7 +1,7 @@
-//! The bytes of every key and value as they lie in the kernel's maps.
+//! The bytes of every key and value as they are in the kernel's maps.
 //!
-//! Written by hand from the layouts' tables (docs/src/maps.md), not printed by the code under
-//! test; `bpftool map dump pinned …` shows the same bytes.
+//! They are written by hand from the layout tables (docs/src/maps.md). The code under test did not
+//! print them. `bpftool map dump pinned …` shows the same bytes.
 #![cfg(target_endian = "little")]
 
 use shared_maps::{
@@ -225,7 +225,7 @@ fn policy_entries() {
         &["0000", "01", "00", "ffffffff", "00000000"],
     );
 
-    // Ports 8080..=8087: 13 bits count. 48 + 13 = 61; (61 - 40) << 3 = 0xa8.
+    // Ports 8080..=8087 have 13 significant bits. 48 + 13 = 61; (61 - 40) << 3 = 0xa8.
     let range = PolicyKey::new(16_777_217, policy::EGRESS, 6, 8080, 13);
     golden(range, &["3d000000", "01000001", "01", "06", "1f90"]);
     golden(

@@ -235,6 +235,8 @@ impl Admin {
 
     /// How the agent is.
     async fn status(&self) -> Result<Status, Refusal> {
+        // Before the counts: those of a ready agent then include the first documents.
+        let ready = self.proxies.watch_rules().borrow().ready;
         let summary = self.core.summary().await?;
         let unresolved = self.endpoints.unresolved();
         let proxies = self.proxies.views();
@@ -254,7 +256,7 @@ impl Admin {
                 boot_id: self.epoch.boot_id.clone(),
                 start: self.epoch.start,
             },
-            ready: self.proxies.watch_rules().borrow().ready,
+            ready,
             summary,
             proxies,
             builtin_dns_proxy: builtin,

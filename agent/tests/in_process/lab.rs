@@ -2,7 +2,7 @@
 
 use std::{
     net::IpAddr,
-    path::PathBuf,
+    path::{Path, PathBuf},
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -153,20 +153,7 @@ impl Lab {
     pub(crate) fn start_in(dir: Arc<TempDir>, memory: MemoryDatapath) -> Self {
         let files = StateFiles::open(&dir.path().join("state")).unwrap();
         let epoch = holdfast_agent::epoch::begin(files.dir()).unwrap();
-        let mut found = Found::default();
-        restore::read_files(&files, &mut found).unwrap();
-        let restored = Restored {
-            now: BootTime::now(),
-            ipcache: memory.ipcache.iter().map(|(k, v)| (*k, *v)).collect(),
-            lxc: memory.lxc.iter().map(|(k, v)| (*k, *v)).collect(),
-            policy_maps: memory
-                .policy
-                .iter()
-                .map(|(id, map)| (*id, map.iter().map(|(k, v)| (*k, *v)).collect()))
-                .collect(),
-            interfaces: [pod().ifindex].into(),
-            ..found.restored
-        };
+        let restored = found(&files, &memory).restored;
         let config = CoreConfig {
             boot_id: epoch.boot_id.clone(),
             start: epoch.start,
@@ -232,18 +219,9 @@ impl Lab {
         }
     }
 
-    /// A fresh connection.
+    /// A new connection.
     pub(crate) async fn connect(&self) -> FqdnPolicyClient<Channel> {
-        let socket = self.socket.clone();
-        let connector = tower::service_fn(move |_: Uri| {
-            let socket = socket.clone();
-            async move { UnixStream::connect(socket).await.map(TokioIo::new) }
-        });
-        let channel = Endpoint::from_static("http://agent")
-            .connect_with_connector(connector)
-            .await
-            .unwrap();
-        FqdnPolicyClient::new(channel)
+        connect_to(&self.socket).await
     }
 
     /// A mapping stream, past its first message.
@@ -253,16 +231,9 @@ impl Lab {
 
     /// A mapping stream, if the agent takes it.
     pub(crate) async fn try_mappings(&self) -> Result<Mappings, tonic::Status> {
-        let (sender, requests) = mpsc::channel(16);
-        let mut client = self.connect().await;
-        let answer = client.update_mappings(ReceiverStream::new(requests));
-        let mut answers = answer.await?.into_inner();
-        let first = answers.message().await?.unwrap();
-        let Some(mapping_down::Kind::Epoch(epoch)) = first.kind else {
-            panic!("{first:?}");
-        };
-        assert_eq!(epoch.start, self.epoch.start);
-        Ok(Mappings { sender, answers })
+        let stream = Mappings::open(self.connect().await).await?;
+        assert_eq!(stream.start, self.epoch.start);
+        Ok(stream)
     }
 
     /// Number of the only endpoint.
@@ -281,6 +252,38 @@ impl Lab {
     }
 }
 
+/// What a start finds in its files and in the maps.
+pub(crate) fn found(files: &StateFiles, memory: &MemoryDatapath) -> Found {
+    let mut found = Found::default();
+    restore::read_files(files, &mut found).unwrap();
+    let policy_maps = memory.policy.iter();
+    found.restored = Restored {
+        now: BootTime::now(),
+        ipcache: memory.ipcache.iter().map(|(k, v)| (*k, *v)).collect(),
+        lxc: memory.lxc.iter().map(|(k, v)| (*k, *v)).collect(),
+        policy_maps: policy_maps
+            .map(|(id, map)| (*id, map.iter().map(|(k, v)| (*k, *v)).collect()))
+            .collect(),
+        interfaces: [pod().ifindex].into(),
+        ..found.restored
+    };
+    found
+}
+
+/// A new connection to the native service.
+pub(crate) async fn connect_to(socket: &Path) -> FqdnPolicyClient<Channel> {
+    let socket = socket.to_owned();
+    let connector = tower::service_fn(move |_: Uri| {
+        let socket = socket.clone();
+        async move { UnixStream::connect(socket).await.map(TokioIo::new) }
+    });
+    let channel = Endpoint::from_static("http://agent")
+        .connect_with_connector(connector)
+        .await
+        .unwrap();
+    FqdnPolicyClient::new(channel)
+}
+
 fn wrap<T>(events: impl Iterator<Item = SourceEvent<T>>) -> Vec<SourceEvent<T>> {
     std::iter::once(SourceEvent::Init)
         .chain(events)
@@ -291,11 +294,29 @@ fn wrap<T>(events: impl Iterator<Item = SourceEvent<T>>) -> Vec<SourceEvent<T>> 
 /// One mapping stream.
 #[derive(Debug)]
 pub(crate) struct Mappings {
+    /// Which start of the agent serves it.
+    pub(crate) start: u64,
     sender: mpsc::Sender<MappingUp>,
     answers: Streaming<MappingDown>,
 }
 
 impl Mappings {
+    /// Opens a stream and reads its first message.
+    pub(crate) async fn open(mut client: FqdnPolicyClient<Channel>) -> Result<Self, tonic::Status> {
+        let (sender, requests) = mpsc::channel(16);
+        let answer = client.update_mappings(ReceiverStream::new(requests));
+        let mut answers = answer.await?.into_inner();
+        let first = answers.message().await?.unwrap();
+        let Some(mapping_down::Kind::Epoch(epoch)) = first.kind else {
+            panic!("{first:?}");
+        };
+        Ok(Self {
+            start: epoch.start,
+            sender,
+            answers,
+        })
+    }
+
     /// Sends one batch.
     pub(crate) async fn send(&self, mappings: Vec<FqdnMapping>) {
         assert!(self.offer(mappings).await);

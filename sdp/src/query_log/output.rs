@@ -1,23 +1,24 @@
-//! Where lines are written, and the file that is rotated while it is open.
+//! Output of the query log, and the detection that its file was rotated.
 
 use std::{
     fs::{File, OpenOptions},
     io,
     os::unix::fs::{MetadataExt as _, OpenOptionsExt as _},
-    path::{Path, PathBuf},
+    path::PathBuf,
     time::{Duration, Instant},
 };
 
 use super::Target;
+use crate::regular_file;
 
-/// A file that was moved or removed is noticed within this time.
+/// A file that was moved or removed is noticed after this time.
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
 
 /// See the module.
 #[derive(Debug)]
 pub(super) struct Output {
     sink: Sink,
-    /// A write broke off: what comes next begins a new line.
+    /// A write was incomplete, so the next one must begin with a new line.
     torn: bool,
 }
 
@@ -48,8 +49,8 @@ impl Output {
         Self { sink, torn: false }
     }
 
-    /// Writes whole lines: whether that went well, and whether the file, if it was moved, could
-    /// be opened anew. If not, lines go on to the moved one.
+    /// Writes complete lines. Returns whether that worked, and whether a file that was moved could
+    /// be opened again. If it could not, lines still go to the moved file.
     pub(super) fn write(&mut self, lines: &[u8], now: Instant) -> (io::Result<()>, io::Result<()>) {
         let opened = self.follow(now);
         let mend: &[u8] = if self.torn { b"\n" } else { b"" };
@@ -65,7 +66,8 @@ impl Output {
         (written, opened)
     }
 
-    /// Opens the file if it is not open, or not the one of this name any more; looks now and then.
+    /// Opens the file if it is not open, or if another file has its name now. Checks this once in
+    /// [`POLL_INTERVAL`].
     pub(super) fn follow(&mut self, now: Instant) -> io::Result<()> {
         let Sink::File { file, path, looked } = &mut self.sink else {
             return Ok(());
@@ -85,7 +87,9 @@ impl Output {
         if same {
             return Ok(());
         }
-        match (open(path), file) {
+        let mut options = OpenOptions::new();
+        options.append(true).create(true).mode(0o640);
+        match (regular_file::open(path, &mut options), file) {
             (Ok(opened), file) => {
                 *file = Ok(opened);
                 self.torn = false;
@@ -104,27 +108,4 @@ fn put(to: &mut impl io::Write, mend: &[u8], lines: &[u8]) -> io::Result<()> {
     to.write_all(mend)?;
     to.write_all(lines)?;
     to.flush()
-}
-
-fn open(path: &Path) -> io::Result<File> {
-    let named = |error: io::Error| {
-        let kind = error.kind();
-        io::Error::new(kind, format!("{}: {error}", path.display()))
-    };
-    let file = OpenOptions::new()
-        .append(true)
-        .create(true)
-        .mode(0o640)
-        // A pipe without a reader must not hold us up, and who may write to the directory must
-        // not send us elsewhere.
-        .custom_flags(libc::O_NONBLOCK | libc::O_NOFOLLOW)
-        .open(path)
-        .map_err(|error| match error.raw_os_error() {
-            Some(libc::ELOOP) => named(io::Error::other("a symbolic link")),
-            _ => named(error),
-        })?;
-    if !file.metadata()?.is_file() {
-        return Err(named(io::Error::other("not a regular file")));
-    }
-    Ok(file)
 }

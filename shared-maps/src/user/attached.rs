@@ -1,4 +1,4 @@
-//! What is attached and pinned, as the kernel has it.
+//! Attached programs and pinned objects, read from the kernel.
 
 use std::{
     ffi::CString,
@@ -16,7 +16,7 @@ const LINK_TYPE_NETNS: u32 = 5;
 const LINK_TYPE_TCX: u32 = 11;
 const TCX_INGRESS: u32 = 46;
 const TCX_EGRESS: u32 = 47;
-/// Programs of one chain that are looked at; the kernel takes no more.
+/// Programs that are read of one chain. The kernel allows no more.
 const CHAIN: usize = 64;
 
 /// Which of an interface's two chains.
@@ -42,7 +42,7 @@ impl Direction {
 pub struct Attached {
     /// Number of the program.
     pub program: u32,
-    /// Number of the link that holds it; 0 = none.
+    /// Number of the link that attaches it; 0: none.
     pub link: u32,
 }
 
@@ -53,7 +53,7 @@ pub struct PinnedLink {
     pub id: u32,
     /// Number of its program.
     pub program: u32,
-    /// Where it is attached; none if it was detached, or is of a kind that is not used here.
+    /// Where it is attached. `None` if it was detached or has another kind of target.
     pub place: Option<LinkPlace>,
 }
 
@@ -67,7 +67,7 @@ pub enum LinkPlace {
 }
 
 impl PinnedLink {
-    /// Reads the link pinned at `path`; none if there is no pin.
+    /// Reads the link pinned at `path`; `None` if there is no pin.
     pub fn read(path: &Path) -> io::Result<Option<Self>> {
         let Some(fd) = open_if_pinned(path)? else {
             return Ok(None);
@@ -88,7 +88,7 @@ impl PinnedLink {
     }
 }
 
-/// Opens what is pinned at `path`; none if there is no pin.
+/// Opens the object pinned at `path`; `None` if there is no pin.
 fn open_if_pinned(path: &Path) -> io::Result<Option<OwnedFd>> {
     match sys::open_pin(&c_path(path)?, 0) {
         Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(None),
@@ -96,14 +96,14 @@ fn open_if_pinned(path: &Path) -> io::Result<Option<OwnedFd>> {
     }
 }
 
-/// Takes the link pinned at `path` from where it is attached, as `bpftool link detach` does: the
-/// pin stays, and holds a link that does nothing.
+/// Detaches the link pinned at `path`, as `bpftool link detach` does. The pin and the link remain,
+/// without effect.
 pub fn detach_pinned(path: &Path) -> io::Result<()> {
     let fd = sys::open_pin(&c_path(path)?, 0)?;
     sys::detach_link(fd.as_fd())
 }
 
-/// Programs of an interface's chain, in the order in which they run.
+/// Programs of an interface's chain, in running order.
 pub fn tcx_chain(ifindex: u32, direction: Direction) -> io::Result<Vec<Attached>> {
     let found = sys::attached::<CHAIN>(ifindex, direction.attach_type())?;
     let chain = found.into_iter();
@@ -112,7 +112,7 @@ pub fn tcx_chain(ifindex: u32, direction: Direction) -> io::Result<Vec<Attached>
         .collect())
 }
 
-/// Name of a program, as its author gave it.
+/// Name of a program, from its author.
 pub fn program_name(id: u32) -> io::Result<String> {
     let fd = sys::open_program(id)?;
     let info: ProgramInfo = sys::info(fd.as_fd())?;
@@ -120,7 +120,7 @@ pub fn program_name(id: u32) -> io::Result<String> {
     Ok(String::from_utf8_lossy(name.unwrap_or_default()).into_owned())
 }
 
-/// A map of any kind, held open, whose pin can be put back.
+/// A map of any kind that stays open and whose pin can be restored.
 #[derive(Debug)]
 pub struct HeldPin {
     path: PathBuf,
@@ -129,7 +129,7 @@ pub struct HeldPin {
 }
 
 impl HeldPin {
-    /// Opens what is pinned at `path`; none if there is no pin.
+    /// Opens the map pinned at `path`; `None` if there is no pin.
     pub fn open(path: &Path) -> io::Result<Option<Self>> {
         let Some(fd) = open_if_pinned(path)? else {
             return Ok(None);
@@ -142,23 +142,23 @@ impl HeldPin {
         }))
     }
 
-    /// The pin.
+    /// Path of the pin.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Whether this map still is what is pinned there.
+    /// Whether the pin still is this map.
     pub fn is_pinned(&self) -> bool {
         is_pinned(&self.path, self.id)
     }
 
-    /// Pins this map in place of what is there. Owner and mode of the new pin are the process's.
+    /// Replaces the pin with this map. Owner and mode of the new pin are those of the process.
     pub fn pin_again(&self) -> io::Result<()> {
         pin_again(&self.path, &self.fd)
     }
 }
 
-/// Whether the map of this number is what is pinned at `path`.
+/// Whether the pin at `path` is the map with this number.
 pub(super) fn is_pinned(path: &Path, id: u32) -> bool {
     let found = || {
         let fd = sys::open_pin(&c_path(path)?, sys::BPF_F_RDONLY)?;
@@ -167,7 +167,7 @@ pub(super) fn is_pinned(path: &Path, id: u32) -> bool {
     found().is_ok_and(|info| info.id == id)
 }
 
-/// Pins a map over what is pinned at `path`.
+/// Replaces the pin at `path` with a map.
 pub(super) fn pin_again(path: &Path, map: &OwnedFd) -> io::Result<()> {
     let mut next = path.as_os_str().to_owned();
     next.push("_next");
@@ -182,5 +182,5 @@ pub(super) fn pin_again(path: &Path, map: &OwnedFd) -> io::Result<()> {
 
 fn c_path(path: &Path) -> io::Result<CString> {
     CString::new(path.as_os_str().as_bytes())
-        .map_err(|_| io::Error::new(io::ErrorKind::InvalidInput, "path holds a NUL byte"))
+        .map_err(|_| io::Error::new(io::ErrorKind::InvalidInput, "path contains a NUL byte"))
 }

@@ -1,8 +1,8 @@
-//! Which boot this is: identity numbers and instants of another one mean nothing.
+//! The boot id. Identity numbers and monotonic times are valid only within one boot.
 
 use std::{fs, io};
 
-/// Where the kernel tells it (random(4)).
+/// The kernel's file with the boot id (random(4)).
 pub const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 
 /// The boot id of the machine.

@@ -1,4 +1,4 @@
-//! What can go wrong with a pinned map.
+//! Errors of operations on pinned maps.
 
 use std::{io, path::PathBuf};
 
@@ -10,20 +10,20 @@ pub enum MapError {
     /// There is no such pin.
     #[error("map {path} is not pinned (is the agent running, and is the BPF file system mounted there?)", path = .0.display())]
     NotPinned(PathBuf),
-    /// The pin exists but is of another shape than this program knows.
+    /// The pin exists, but the map's layout is not the one that this program uses.
     #[error("map {path} has another layout: expected {expected}, found {found}", path = .path.display())]
     Layout {
         /// The pin.
         path: PathBuf,
-        /// What this program expects.
+        /// The layout that this program uses.
         expected: MapSpec,
-        /// What the kernel says.
+        /// The layout in the kernel.
         found: MapSpec,
     },
     /// The system call is forbidden to this process.
     #[error("map {path}: bpf() is forbidden to this process (EPERM), mostly by a seccomp profile such as a container's RuntimeDefault; allow the system call bpf there, or run with seccomp unconfined", path = .0.display())]
     Forbidden(PathBuf),
-    /// The map is full; what was in it stays.
+    /// The map is full. Its entries are unchanged.
     #[error("map {map} is full")]
     Full {
         /// The map.
@@ -36,7 +36,7 @@ pub enum MapError {
         call: &'static str,
         /// The map.
         map: String,
-        /// Why.
+        /// The system's reason.
         source: io::Error,
     },
 }

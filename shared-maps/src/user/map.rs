@@ -91,7 +91,7 @@ impl fmt::Display for MapSpec {
 /// What a handle may do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Access {
-    /// Read only: needs no capability, only read permission on the pin.
+    /// Read only. It needs no capability, only read permission on the pin.
     ReadOnly,
     /// Read and write.
     ReadWrite,
@@ -109,7 +109,7 @@ pub struct Map<K, V> {
 }
 
 impl<K: Record, V: Record> Map<K, V> {
-    /// Shape that a map of kind `kind` with these types has.
+    /// Layout of a map of kind `kind` with these types.
     pub fn spec(kind: MapKind) -> MapSpec {
         #[expect(clippy::cast_possible_truncation, reason = "records are small")]
         MapSpec {
@@ -127,7 +127,7 @@ impl<K: Record, V: Record> Map<K, V> {
         };
         let fd = sys::open_pin(&c_path(path)?, flags).map_err(|e| match e.kind() {
             io::ErrorKind::NotFound => MapError::NotPinned(path.to_owned()),
-            // A file mode that does not allow it is EACCES.
+            // A file mode that forbids access gives EACCES.
             _ if e.raw_os_error() == Some(libc::EPERM) => MapError::Forbidden(path.to_owned()),
             _ => failed("BPF_OBJ_GET", path.display().to_string(), e),
         })?;
@@ -174,7 +174,7 @@ impl<K: Record, V: Record> Map<K, V> {
         map.name = path.display().to_string();
         match sys::pin(map.fd.as_fd(), &c_path(path)?) {
             Ok(()) => Ok(map),
-            // Another process made it meanwhile.
+            // Another process created it in the meantime.
             Err(e) if e.kind() == io::ErrorKind::AlreadyExists => {
                 Self::open(path, kind, Access::ReadWrite)
             }
@@ -213,13 +213,13 @@ impl<K: Record, V: Record> Map<K, V> {
         attached::is_pinned(path, self.id)
     }
 
-    /// Pins this map at `path`, in place of what is there.
+    /// Replaces the pin at `path` with this map.
     pub fn pin_again(&self, path: &Path) -> Result<(), MapError> {
         attached::pin_again(path, &self.fd)
             .map_err(|e| failed("BPF_OBJ_PIN", path.display().to_string(), e))
     }
 
-    /// The kernel's number of this map: differs after a pin was replaced.
+    /// The kernel's number of this map. A map that replaced the pin has another number.
     pub fn id(&self) -> u32 {
         self.id
     }
@@ -229,14 +229,14 @@ impl<K: Record, V: Record> Map<K, V> {
         self.max_entries
     }
 
-    /// The descriptor, for programs that attach or insert into it.
+    /// The descriptor, for programs that attach to the map or insert into it.
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
     }
 
     /// Looks a key up (longest match in an LPM trie).
     ///
-    /// Not for per-CPU maps: see [`Self::get_per_cpu`].
+    /// For per-CPU maps use [`Self::get_per_cpu`].
     pub fn get(&self, key: &K) -> Result<Option<V>, MapError> {
         if self.kind.is_per_cpu() {
             return Err(self.wrong_kind("BPF_MAP_LOOKUP_ELEM"));
@@ -291,7 +291,7 @@ impl<K: Record, V: Record> Map<K, V> {
         })
     }
 
-    /// Inserts unless the key is there; says whether it was inserted.
+    /// Inserts the entry unless the key exists. Returns whether it was inserted.
     pub fn add(&self, key: &K, value: &V) -> Result<bool, MapError> {
         if self.kind.is_per_cpu() {
             return Err(self.wrong_kind("BPF_MAP_UPDATE_ELEM"));
@@ -304,7 +304,7 @@ impl<K: Record, V: Record> Map<K, V> {
         }
     }
 
-    /// Removes; says whether there was such a key.
+    /// Removes an entry. Returns whether the key existed.
     pub fn remove(&self, key: &K) -> Result<bool, MapError> {
         sys::delete(self.fd.as_fd(), key.as_bytes())
             .map_err(|e| failed("BPF_MAP_DELETE_ELEM", self.name.clone(), e))
@@ -312,9 +312,9 @@ impl<K: Record, V: Record> Map<K, V> {
 
     /// All entries, each key once.
     ///
-    /// The kernel restarts the walk from the beginning when the key it stands
-    /// on is removed meanwhile: keys seen before are skipped, and after
-    /// `max_entries` × 4 steps the walk ends, with [`Entries::complete`] false.
+    /// The kernel restarts the walk from the beginning if the current key is removed. Keys that
+    /// were already returned are skipped. After `max_entries` × 4 steps the walk ends, with
+    /// [`Entries::complete`] false.
     pub fn entries(&self) -> Result<Entries<K, V>, MapError>
     where
         K: Eq + std::hash::Hash,
@@ -343,8 +343,8 @@ impl<K: Record, V: Record> Map<K, V> {
         })
     }
 
-    /// At most `limit` entries after this key in the map's own order; from the start again if
-    /// the key is gone. Fewer than `limit`: the end was reached.
+    /// At most `limit` entries after this key, in the map's own order. If the key was removed, the
+    /// walk begins at the start. Fewer than `limit` entries: the end was reached.
     pub fn entries_after(&self, after: Option<&K>, limit: usize) -> Result<Vec<(K, V)>, MapError> {
         let mut found = Vec::new();
         let mut at = after.copied();
@@ -374,7 +374,7 @@ impl<K: Record, V: Record> Map<K, V> {
 pub struct Entries<K, V> {
     /// Keys with their values.
     pub found: Vec<(K, V)>,
-    /// False if the walk was cut short by churn.
+    /// False if the walk ended early because entries changed too fast.
     pub complete: bool,
 }
 
@@ -384,7 +384,7 @@ fn bytes_mut<T: Record>(value: &mut T) -> &mut [u8] {
     unsafe { core::slice::from_raw_parts_mut(core::ptr::from_mut(value).cast(), size_of::<T>()) }
 }
 
-/// Number of CPUs that the kernel sizes per-CPU values for.
+/// Number of CPUs for which the kernel has a value in per-CPU maps.
 pub fn possible_cpus() -> io::Result<usize> {
     let list = std::fs::read_to_string("/sys/devices/system/cpu/possible")?;
     last_cpu(&list).map(|last| last + 1).ok_or_else(|| {
@@ -405,7 +405,7 @@ fn c_path(path: &Path) -> Result<CString, MapError> {
         failed(
             "BPF_OBJ_GET",
             path.display().to_string(),
-            io::Error::new(io::ErrorKind::InvalidInput, "path holds a NUL byte"),
+            io::Error::new(io::ErrorKind::InvalidInput, "path contains a NUL byte"),
         )
     })
 }

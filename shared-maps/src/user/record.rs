@@ -20,13 +20,13 @@ use crate::{
 /// The type has no padding bytes, every bit pattern is a valid value, and it
 /// holds no pointers.
 pub unsafe trait Record: Copy + Default + Send + Sync + 'static {
-    /// The bytes as they lie in the map.
+    /// The bytes as they are in the map.
     fn as_bytes(&self) -> &[u8] {
         // SAFETY: `Self: Record` has no padding, so all its bytes are initialised.
         unsafe { core::slice::from_raw_parts(core::ptr::from_ref(self).cast(), size_of::<Self>()) }
     }
 
-    /// Reads a value from the start of `bytes`, if there are enough.
+    /// Reads a value from the start of `bytes`. `None` if there are too few bytes.
     fn from_bytes(bytes: &[u8]) -> Option<Self> {
         if bytes.len() < size_of::<Self>() {
             return None;

@@ -1,4 +1,4 @@
-//! The one door to `bpf(2)` and the clocks.
+//! All calls of `bpf(2)` and all reads of the clocks.
 
 use std::{
     ffi::CStr,
@@ -78,8 +78,8 @@ pub(super) struct MapInfo {
     pub(super) map_flags: u32,
 }
 
-/// Head of `struct bpf_link_info`. Of a TCX link `place` is the interface, of a link to a network
-/// namespace the namespace's inode; 0 once the link was detached.
+/// Head of `struct bpf_link_info`. `place` is the interface of a TCX link, or the inode of a
+/// namespace link's network namespace. It is 0 after the link was detached.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct LinkInfo {
@@ -107,7 +107,7 @@ pub(super) struct ProgramInfo {
     pub(super) name: [u8; 16],
 }
 
-/// `union bpf_attr` for asking which programs are attached somewhere.
+/// `union bpf_attr` for listing the programs at an attach point.
 #[repr(C)]
 #[derive(Default)]
 struct QueryAttr {
@@ -155,7 +155,7 @@ fn bpf<T>(command: libc::c_long, attr: &mut T) -> io::Result<libc::c_long> {
 
 fn owned(fd: libc::c_long) -> io::Result<OwnedFd> {
     let fd = i32::try_from(fd).map_err(|_| io::Error::from(io::ErrorKind::InvalidData))?;
-    // SAFETY: the kernel just returned this descriptor to us and to nobody else.
+    // SAFETY: the kernel just returned this descriptor to this call only.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
@@ -198,13 +198,13 @@ pub(super) fn create(info: MapInfo, name: &str) -> io::Result<OwnedFd> {
     owned(bpf(BPF_MAP_CREATE, &mut attr)?)
 }
 
-/// Kinds of information about an object: plain numbers, whose every bit pattern is valid.
+/// Kinds of object information: plain numbers, for which every bit pattern is valid.
 pub(super) trait ObjectInfo: Default {}
 impl ObjectInfo for MapInfo {}
 impl ObjectInfo for LinkInfo {}
 impl ObjectInfo for ProgramInfo {}
 
-/// Information of the kind that belongs to the descriptor's object.
+/// Information about the object of this descriptor. `T` must be the kind of the object.
 pub(super) fn info<T: ObjectInfo>(fd: BorrowedFd<'_>) -> io::Result<T> {
     let mut info = T::default();
     let mut attr = InfoAttr {
@@ -217,7 +217,7 @@ pub(super) fn info<T: ObjectInfo>(fd: BorrowedFd<'_>) -> io::Result<T> {
     Ok(info)
 }
 
-/// Takes a link from where it is attached; the link itself stays.
+/// Detaches a link. The link itself remains.
 pub(super) fn detach_link(fd: BorrowedFd<'_>) -> io::Result<()> {
     let mut attr = IdAttr {
         id: fd_number(fd),
@@ -235,8 +235,8 @@ pub(super) fn open_program(id: u32) -> io::Result<OwnedFd> {
     owned(bpf(BPF_PROG_GET_FD_BY_ID, &mut attr)?)
 }
 
-/// Numbers of the programs attached to an interface, and of their links, in the order in which
-/// they run. At most `N` of them.
+/// Numbers of the programs attached to an interface, and of their links, in running order. At most
+/// `N` of them.
 pub(super) fn attached<const N: usize>(
     ifindex: u32,
     attach_type: u32,
@@ -253,7 +253,7 @@ pub(super) fn attached<const N: usize>(
     };
     match bpf(BPF_PROG_QUERY, &mut attr) {
         Ok(_) => {}
-        // There are more: the first `N` were given.
+        // There are more: the kernel returned the first `N`.
         Err(e) if e.raw_os_error() == Some(libc::ENOSPC) => attr.count = u32::MAX,
         Err(e) => return Err(e),
     }
@@ -262,7 +262,7 @@ pub(super) fn attached<const N: usize>(
     Ok(both.take(count).collect())
 }
 
-/// `key` and `value` must be of the map's sizes, which [`super::Map`] checked.
+/// `key` and `value` must have the map's sizes, which [`super::Map`] checked.
 pub(super) fn lookup(fd: BorrowedFd<'_>, key: &[u8], value: &mut [u8]) -> io::Result<bool> {
     let mut attr = ElementAttr {
         map_fd: fd_number(fd),
@@ -277,7 +277,7 @@ pub(super) fn lookup(fd: BorrowedFd<'_>, key: &[u8], value: &mut [u8]) -> io::Re
     }
 }
 
-/// `key` and `value` must be of the map's sizes, which [`super::Map`] checked.
+/// `key` and `value` must have the map's sizes, which [`super::Map`] checked.
 pub(super) fn update(fd: BorrowedFd<'_>, key: &[u8], value: &[u8], flags: u64) -> io::Result<()> {
     let mut attr = ElementAttr {
         map_fd: fd_number(fd),
@@ -289,7 +289,7 @@ pub(super) fn update(fd: BorrowedFd<'_>, key: &[u8], value: &[u8], flags: u64) -
     bpf(BPF_MAP_UPDATE_ELEM, &mut attr).map(drop)
 }
 
-/// Sizes as for [`update`]; says whether the key was absent and is there now.
+/// Sizes as for [`update`]. Returns whether the entry was inserted, that is, the key was absent.
 pub(super) fn add(fd: BorrowedFd<'_>, key: &[u8], value: &[u8]) -> io::Result<bool> {
     match update(fd, key, value, BPF_NOEXIST) {
         Ok(()) => Ok(true),
@@ -298,7 +298,7 @@ pub(super) fn add(fd: BorrowedFd<'_>, key: &[u8], value: &[u8]) -> io::Result<bo
     }
 }
 
-/// `key` must be of the map's size, which [`super::Map`] checked.
+/// `key` must have the map's size, which [`super::Map`] checked.
 pub(super) fn delete(fd: BorrowedFd<'_>, key: &[u8]) -> io::Result<bool> {
     let mut attr = ElementAttr {
         map_fd: fd_number(fd),
@@ -312,7 +312,7 @@ pub(super) fn delete(fd: BorrowedFd<'_>, key: &[u8]) -> io::Result<bool> {
     }
 }
 
-/// `key` and `next` must be of the map's size, which [`super::Map`] checked.
+/// `key` and `next` must have the map's size, which [`super::Map`] checked.
 pub(super) fn next_key(
     fd: BorrowedFd<'_>,
     key: Option<&[u8]>,
@@ -342,12 +342,12 @@ fn clock_ns(clock: libc::clockid_t) -> u64 {
     now.tv_sec.cast_unsigned() * 1_000_000_000 + now.tv_nsec.cast_unsigned()
 }
 
-/// CLOCK_MONOTONIC in nanoseconds: what `bpf_ktime_get_ns` reads.
+/// CLOCK_MONOTONIC in nanoseconds, the clock of `bpf_ktime_get_ns`.
 pub fn monotonic_ns() -> u64 {
     clock_ns(libc::CLOCK_MONOTONIC)
 }
 
-/// CLOCK_BOOTTIME in nanoseconds: monotonic, and goes on while suspended.
+/// CLOCK_BOOTTIME in nanoseconds: monotonic, and continues while the machine is suspended.
 pub fn boottime_ns() -> u64 {
     clock_ns(libc::CLOCK_BOOTTIME)
 }

@@ -32,7 +32,7 @@ pub fn lxc_address(key: &LxcKey) -> Option<IpAddr> {
     }
 }
 
-/// Key of a prefix in the ipcache; `ip` is already masked to `len`.
+/// Key of a prefix in the ipcache. `ip` must be masked to `len`.
 pub fn ipcache_key(ip: IpAddr, len: u8) -> IpcacheKey {
     match ip {
         IpAddr::V4(ip) => IpcacheKey::v4(ip.octets(), len),
@@ -47,7 +47,7 @@ pub struct Globals {
 }
 
 impl Globals {
-    /// Of the BPF file system, or a directory in it, at `root`.
+    /// Tables of the BPF file system, or of a directory in it, at `root`.
     pub fn new(root: &Path) -> Self {
         Self {
             root: root.to_owned(),

@@ -10,15 +10,14 @@ use super::{
     scenario::{Node, spec},
 };
 use crate::{
-    core::CoreConfig,
+    core::{CoreConfig, router::Router},
     datapath::{memory::MemoryDatapath, plan::Step},
-    document_source::Router,
     kubernetes::{book::Book, labels::LabelFilter},
     policy::{parse::parse_documents, source::PolicyChange},
     source_event::SourceEvent,
 };
 
-const WEB_TO_DB: &str = r#"
+pub(super) const WEB_TO_DB: &str = r#"
 apiVersion: cilium.io/v2
 kind: CiliumNetworkPolicy
 metadata: {name: web}
@@ -40,7 +39,7 @@ spec:
     toPorts: [{ports: [{port: "5432", protocol: TCP}]}]
 "#;
 
-fn pod(name: &str, app: &str, address: &str) -> String {
+pub(super) fn pod(name: &str, app: &str, address: &str) -> String {
     format!(
         "---\napiVersion: v1\nkind: Pod\nmetadata: {{name: {name}, labels: {{app: {app}}}}}\nspec: {{nodeName: worker-2}}\nstatus: {{phase: Running, podIP: {address}}}\n"
     )
@@ -53,36 +52,40 @@ fn namespace(team: &str) -> String {
 }
 
 /// A node with the objects of its cluster.
-struct Member {
-    node: Node,
-    router: Router,
+pub(super) struct Member {
+    pub(super) node: Node,
+    pub(super) router: Router,
 }
 
-fn router() -> Router {
+pub(super) fn router() -> Router {
     Router::new(Book::new(LabelFilter::default(), "default"))
 }
 
 impl Member {
     /// A synced node with an endpoint, app=web.
-    fn new(policy: &str) -> Self {
+    pub(super) fn new(policy: &str) -> Self {
+        Self::with(CoreConfig::default(), policy)
+    }
+
+    pub(super) fn with(config: CoreConfig, policy: &str) -> Self {
         Self {
-            node: Node::synced(CoreConfig::default(), policy),
+            node: Node::synced(config, policy),
             router: router(),
         }
     }
 
-    fn put(&mut self, text: &str) -> Vec<Step> {
+    pub(super) fn put(&mut self, text: &str) -> Vec<Step> {
         let documents = parse_documents(text, "test").into_iter();
         let changes = documents.map(|document| SourceEvent::Apply(document.unwrap()));
         self.change(changes.map(PolicyChange::Document).collect())
     }
 
-    fn delete(&mut self, key: &str) -> Vec<Step> {
+    pub(super) fn delete(&mut self, key: &str) -> Vec<Step> {
         let gone = SourceEvent::Delete(key.to_owned());
         self.change(vec![PolicyChange::Document(gone)])
     }
 
-    fn change(&mut self, changes: Vec<PolicyChange>) -> Vec<Step> {
+    pub(super) fn change(&mut self, changes: Vec<PolicyChange>) -> Vec<Step> {
         let events = self.router.route(changes);
         events
             .into_iter()
@@ -91,7 +94,7 @@ impl Member {
     }
 
     /// Whether the endpoint may open a connection to port 5432 there.
-    fn may_connect(&self, address: &str) -> bool {
+    pub(super) fn may_connect(&self, address: &str) -> bool {
         let Some(identity) = self.node.identity(address) else {
             return false;
         };
@@ -283,7 +286,7 @@ fn a_full_map_closes_a_pod_until_there_is_room() {
     assert!(member.may_connect("10.2.0.9"));
 }
 
-fn of_pod(key: &str, host: u8, pod: &str) -> crate::endpoint::spec::EndpointSpec {
+pub(super) fn of_pod(key: &str, host: u8, pod: &str) -> crate::endpoint::spec::EndpointSpec {
     crate::endpoint::spec::EndpointSpec {
         labels: Vec::new(),
         pod: Some(pod.to_owned()),
@@ -333,7 +336,7 @@ fn an_endpoint_that_is_a_pod_follows_its_document() {
     let team = "k8s:io.cilium.k8s.namespace.labels.team=a".to_owned();
     assert!(labels_at(&member, "10.0.0.8").contains(&team));
     assert_eq!(member.node.core.state.endpoints.by_key("db"), Some(id));
-    // The document goes: what is in force stays, and the reason is shown.
+    // The document goes: its last labels stay in force, and the reason is shown.
     member.delete("Pod/default/db-0");
     assert!(member.may_connect("10.0.0.8"));
     assert!(waits(&member).contains("no document Pod/default/db-0"));

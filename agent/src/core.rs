@@ -134,6 +134,7 @@ impl Core {
             Event::PoliciesUncertain(false) => state.end_hold(),
             Event::Pods(events) => state.on_pods(events),
             Event::Services(events) => state.on_services(events),
+            Event::Identities(events) => state.on_identities(events),
             Event::ClusterWarnings(warnings) => state.pods.warn(warnings),
             Event::Endpoints(event) => state.on_endpoint(event),
             Event::NodeAddresses(addresses) => state.on_node_addresses(&addresses),
@@ -200,6 +201,9 @@ impl Core {
         let durable = plan.take_durable().into_iter();
         effects.extend(durable.map(|result| Effect::Result(result.result())));
         state.free_numbers();
+        if state.renumber() {
+            state.retry.schedule(state.now);
+        }
         let revocations = plan.take_revocations().into_iter();
         effects.extend(revocations.map(Effect::Revoke));
         let result = match failed.is_empty() {

@@ -3,4 +3,5 @@
 pub(crate) mod allocator;
 pub mod checkpoint;
 pub(crate) mod migration;
+pub(crate) mod pods;
 pub(crate) mod scopes;

@@ -337,7 +337,7 @@ fn the_charts_capabilities_suffice() {
         options.bpf_root = Some(lab.directory().join("no-bpf"));
         let (sdp, _) = first_answer(lab, &options, &Query::a("www.good.test", DNS4))?;
         ensure!(
-            sdp.log().contains("answers go out raw"),
+            sdp.log().contains("answers use a raw socket"),
             "too many capabilities"
         );
         for server in [DNS4, DNS6] {

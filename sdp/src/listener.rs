@@ -1,4 +1,4 @@
-//! Sockets that clients talk to, and the workers behind them.
+//! Sockets that clients send queries to, and the workers that serve them.
 
 mod control;
 mod delayed;
@@ -35,13 +35,13 @@ use crate::{
     steering::{Member, MemberSockets, SharedStatus, SteeringConfig, SteeringStatus},
 };
 
-/// What the kernel must do for the listening and sending sockets.
+/// Kernel features that the listening and sending sockets use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SocketOptions {
     /// Redirected packets: transparent sockets, marks, original destinations,
     /// answers from the server's own address. Needs CAP_NET_ADMIN or CAP_NET_RAW.
     Transparent,
-    /// Plain sockets for tests without root: every query is taken as meant for this server.
+    /// Plain sockets for tests without root. Every query counts as addressed to this server.
     Plain {
         /// The server.
         server: SocketAddr,
@@ -53,7 +53,7 @@ pub enum SocketOptions {
 pub struct ListenConfig {
     /// Proxy port; 0 lets the kernel choose.
     pub port: u16,
-    /// Listen on 127.0.0.1.
+    /// Proxy port; 0: the kernel selects one.
     pub ipv4: bool,
     /// Listen on ::1.
     pub ipv6: bool,
@@ -88,15 +88,15 @@ pub enum ListenError {
     NoFamily,
 }
 
-/// Sockets that are made but have no port yet. Sockets of one port must be made
-/// by one user, so these are made before privileges are dropped.
+/// Sockets without a port. All sockets of one port must be made by one user, so they are made
+/// before privileges are dropped.
 #[derive(Debug)]
 pub(crate) struct Unbound {
     config: ListenConfig,
     workers: Vec<WorkerSockets>,
 }
 
-/// Bound sockets that nobody reads yet.
+/// Bound sockets that are not read yet.
 #[derive(Debug)]
 pub struct Sockets {
     config: ListenConfig,
@@ -111,7 +111,7 @@ struct WorkerSockets {
     tcp: Vec<(Socket, bool)>,
 }
 
-/// Ports tried where the kernel may choose and a chosen one is taken for another socket.
+/// Most ports that are tried if the kernel selects the port and another socket already has it.
 const PORT_TRIES: usize = 16;
 
 impl Unbound {
@@ -164,9 +164,9 @@ impl Unbound {
 }
 
 impl ListenConfig {
-    /// Whether this user can bind the port: an error of `Unbound::bind` that is known at once,
-    /// also where binding has to wait. Asked with TCP sockets that do not listen, because no
-    /// query goes to them.
+    /// Checks whether this user can bind the port. It finds errors of `Unbound::bind` early, even
+    /// if binding has to wait. It uses TCP sockets that do not listen, so that they receive no
+    /// queries.
     pub fn check_port(&self) -> Result<(), ListenError> {
         for ip in self.addresses() {
             let at = SocketAddr::new(ip, self.port);
@@ -233,7 +233,7 @@ impl WorkerSockets {
     }
 }
 
-/// What a drain left behind.
+/// Unfinished work after a drain.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DrainReport {
     /// Queries dropped in flight because the deadline was over.
@@ -330,7 +330,7 @@ impl Listeners {
         self.port
     }
 
-    /// How steering stands: joined with the slots that are ours, or the first trouble.
+    /// State of steering: joined with our slots, or the first problem.
     pub fn steering(&self) -> SteeringStatus {
         let mut slots = Vec::new();
         for status in &self.steering {
@@ -346,17 +346,21 @@ impl Listeners {
         }
     }
 
-    /// Leaves: gives up the slots, reads the sockets empty, finishes what is in
-    /// flight or held, closes TCP connections between queries. After half of `limit`, TCP
-    /// connections that are never between queries are read no more and closed once their
-    /// queries in flight are answered. Returns when all is done, after `limit` at the latest.
+    /// Drains the listeners:
+    /// - gives up the slots and reads the sockets until they are empty;
+    /// - finishes the queries in flight and the held answers;
+    /// - closes TCP connections between queries;
+    /// - after half of `limit`, reads no more from TCP connections that are never between queries,
+    ///   and closes them when their queries in flight are answered.
+    ///
+    /// Returns when all is done, after `limit` at the latest.
     pub async fn drain(mut self, limit: Duration) -> DrainReport {
         let deadline = Instant::now() + limit;
         let last_queries = Instant::now() + limit / 2;
         for worker in &self.workers {
             worker.control.drain();
         }
-        // While a slot still points to them, the listeners get new connections.
+        // While a slot has their sockets, the listeners get new connections.
         let all_left = |workers: &[Running]| workers.iter().all(|w| w.control.has_left());
         while !all_left(&self.workers) && Instant::now() < deadline {
             tokio::time::sleep(control::Leaving::POLL_INTERVAL).await;
@@ -387,7 +391,7 @@ impl Listeners {
         }
     }
 
-    /// Ends the worker threads: they do not wait for anything outside, so this takes no time.
+    /// Stops the worker threads. They never wait for other threads, so this takes no time.
     fn stop(&mut self) {
         self.tcp.stop();
         for worker in &self.workers {
@@ -397,7 +401,7 @@ impl Listeners {
             if let Some(thread) = worker.thread.take()
                 && thread.join().is_err()
             {
-                tracing::error!("a DNS worker panicked");
+                tracing::error!("DNS worker panicked");
             }
         }
     }

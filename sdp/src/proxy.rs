@@ -1,4 +1,4 @@
-//! The main path: from a query to its answer, free of sockets and clocks.
+//! The main path from a query to its answer, without sockets and clocks.
 
 mod config;
 mod decision;
@@ -61,7 +61,7 @@ impl Proxy {
         }
     }
 
-    /// Reports every query and answer to `reports` while an agent listens there.
+    /// Reports every query and answer to `reports` while an agent is connected there.
     #[must_use]
     pub fn with_reports(self, reports: Arc<QueryReports>) -> Self {
         let observer = self.observer.with_reports(reports);
@@ -75,9 +75,9 @@ impl Proxy {
         Self { observer, ..self }
     }
 
-    /// Judges what a client sent: may it go on to its server?
+    /// Judges a message from a client: whether it may go to its server.
     ///
-    /// An answer of our own is written to `own`.
+    /// An answer made by the proxy is written to `own`.
     pub fn query<'a>(
         &self,
         message: &'a [u8],
@@ -98,7 +98,7 @@ impl Proxy {
         self.policy.load().has_rules(endpoint)
     }
 
-    /// As [`Self::query`], for one of several that came together.
+    /// Like [`Self::query`], for one of several queries that arrived together.
     pub fn query_of_batch<'a>(
         &self,
         message: &'a [u8],
@@ -164,10 +164,11 @@ impl Proxy {
         })
     }
 
-    /// Learns from a server's answer to a query that was sent on: may it be released?
+    /// Learns from a server's answer to a query that was sent on, and decides whether the answer
+    /// may be released.
     ///
-    /// `on_realised` is made only if there is something to learn, and called
-    /// only if the answer is to be held.
+    /// `on_realised` is made only if there is something to learn, and called only if the answer has
+    /// to be held.
     pub fn answer<Q: AsRef<[u8]>>(
         &self,
         query: &PendingQuery<Q>,
@@ -258,7 +259,7 @@ impl Proxy {
         &self.policy
     }
 
-    /// Where mappings go.
+    /// The receiver of mappings.
     pub fn sink(&self) -> &dyn MappingSink {
         &*self.sink
     }

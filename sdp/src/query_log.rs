@@ -2,9 +2,9 @@
 //!
 //! ```text
 //!  workers, TCP tasks ─ submit ─► bounded queue ─► thread `query-log` ─► file, stdout or stderr
-//!                          └ full: dropped, counted, and the log says how many
+//!                          └ full: dropped and counted; a later line has the number
 //! ```
-//! A thread that serves never waits here: where the writer cannot keep up, lines are lost.
+//! Threads that serve queries never wait for the writer. If the writer is too slow, lines are lost.
 
 mod line;
 mod output;
@@ -37,17 +37,17 @@ use crate::stats::Count;
 const QUEUE: usize = 8192;
 /// Lines written with one call at most.
 const BATCH: usize = 128;
-/// How often the writer looks whether lines were dropped while none came.
+/// How often the writer checks for dropped lines while it receives none.
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
-/// How long leaving waits for a writer that is stuck, in a pipe that nobody reads.
+/// How long closing waits for a writer that is blocked by a pipe without a reader.
 const STUCK: Duration = Duration::from_secs(1);
 
-/// What is logged, and where.
+/// Selection of queries, and destination of the lines.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct QueryLogConfig {
     /// Which queries.
     pub which: Which,
-    /// Where to.
+    /// Destination of the lines.
     pub target: Target,
     /// How many of them.
     pub sample: Sample,
@@ -64,28 +64,28 @@ pub struct QueryLogStats {
     pub errors: Count,
 }
 
-/// How the query log stands.
+/// State of the query log.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct QueryLogStatus {
     /// `denied` or `all`.
     pub which: String,
     /// `stdout`, `stderr` or a path.
     pub target: String,
-    /// One in so many.
+    /// One query in this many.
     pub one_in: u32,
     /// Lines written.
     pub lines: u64,
     /// Lines lost.
     pub dropped: u64,
-    /// What failed last, if it was the last thing that was tried.
+    /// The last error, if the last attempt failed.
     pub problem: Option<String>,
 }
 
-/// The way into the log. It exists only where one is wanted.
+/// The sending end of the log. It exists only if the log is on.
 #[derive(Debug)]
 pub struct QueryLog {
     config: QueryLogConfig,
-    /// Lines that found the queue full and of which the log does not tell yet.
+    /// Lines that were dropped because the queue was full, and that the log does not mention yet.
     dropped: Arc<AtomicU64>,
     queue: SyncSender<Message>,
     closing: Arc<AtomicBool>,
@@ -101,8 +101,8 @@ enum Message {
 }
 
 impl QueryLog {
-    /// Opens what is written to and starts the thread. A file that cannot be opened is tried
-    /// again with what is to be written; lines until then are lost.
+    /// Opens the output and starts the thread. If a file cannot be opened, the writer tries again
+    /// with each write; lines until then are lost.
     pub fn open(config: &QueryLogConfig, stats: &QueryLogStats) -> io::Result<Self> {
         let output = Output::new(config.target.clone());
         Self::start(config, stats, output, QUEUE)
@@ -150,8 +150,8 @@ impl QueryLog {
         Ok(log)
     }
 
-    /// Whether a query of this verdict is to be logged; asked once per query. At random: queries
-    /// come in pairs (A and AAAA), and every other one would always be of the same kind.
+    /// Whether to log a query of this verdict. Called once per query. The sample is random because
+    /// queries come in pairs (A and AAAA): every other query would always be of the same type.
     pub fn takes(&self, allowed: bool) -> bool {
         let wanted = match self.config.which {
             Which::All => true,
@@ -171,7 +171,7 @@ impl QueryLog {
         }
     }
 
-    /// How it stands.
+    /// State of the log.
     pub fn status(&self) -> QueryLogStatus {
         QueryLogStatus {
             which: self.config.which.as_str().to_owned(),
@@ -183,10 +183,10 @@ impl QueryLog {
         }
     }
 
-    /// Writes what waits, and ends the thread. One that is stuck is left to the end of the process.
+    /// Writes the waiting lines and ends the thread. A blocked thread runs until the process ends.
     pub async fn close(&self) {
         self.closing.store(true, Ordering::Release);
-        // If it is full, the writer is awake and looks at the flag next.
+        // If the queue is full, the writer is awake and checks the flag next.
         let _ = self.queue.try_send(Message::Close);
         let Some(writer) = self.writer.lock().take() else {
             return;
@@ -197,7 +197,7 @@ impl QueryLog {
             }
         };
         if tokio::time::timeout(STUCK, ended).await.is_err() {
-            tracing::warn!("the query log takes no more lines: what waits is lost");
+            tracing::warn!("query log blocked at exit: its waiting lines are lost");
         }
     }
 }
@@ -209,7 +209,7 @@ struct Writer {
     buffer: Vec<u8>,
     /// Lines in the buffer.
     waiting: u64,
-    /// How many lost ones the buffer tells of.
+    /// Number of lost lines that the buffer mentions.
     reporting: u64,
     one_in: u32,
     dropped: Arc<AtomicU64>,
@@ -244,7 +244,7 @@ impl Writer {
         }
     }
 
-    /// Whether it was the last.
+    /// Handles a message. Returns whether it was the last.
     fn take(&mut self, message: Message) -> bool {
         match message {
             Message::Line(entry) => {
@@ -283,7 +283,7 @@ impl Writer {
         if let Some(why) = &problem {
             self.stats.errors.add(1);
             if self.problem.lock().as_ref() != Some(why) {
-                tracing::warn!(why, "trouble with the query log");
+                tracing::warn!(why, "cannot write the query log");
             }
         }
         *self.problem.lock() = problem;

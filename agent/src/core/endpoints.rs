@@ -13,10 +13,22 @@ use crate::{
         endpoint::{DirtyPeers, Endpoint},
         spec::EndpointSpec,
     },
+    identity::pods::Asked,
     ipcache::metadata::{Claim, Owner},
     labels::LabelSet,
     source_event::SourceEvent,
 };
+
+/// Why a pod has no identity yet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub(super) enum NoIdentity {
+    /// The cluster has to give it one.
+    #[error("its labels have no identity number yet: the cluster is asked for one")]
+    Awaited,
+    /// No number is free.
+    #[error("no identity number is left for its labels: use fewer distinct label sets")]
+    Exhausted,
+}
 
 /// Where the model has an endpoint from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -247,11 +259,13 @@ impl State {
         labels: &LabelSet,
         origin: Origin,
     ) {
-        let Some(identity) = self.acquire_pod(labels) else {
-            let reason = "no identity number is left for its labels: use fewer distinct label sets";
-            self.endpoints.wait(spec, reason.to_owned());
-            self.endpoints.free(id);
-            return;
+        let identity = match self.acquire_pod(labels) {
+            Ok(identity) => identity,
+            Err(lacking) => {
+                self.endpoints.wait(spec, lacking.to_string());
+                self.endpoints.free(id);
+                return;
+            }
         };
         let since = match origin {
             Origin::Source => {
@@ -290,15 +304,19 @@ impl State {
     }
 
     /// Acquires the identity of a pod's labels, here or on another node.
-    pub(super) fn acquire_pod(&mut self, labels: &LabelSet) -> Option<IdentityId> {
-        let Some(acquired) = self.numbers.acquire_endpoint(labels) else {
-            self.counters.identity_exhausted += 1;
-            return None;
+    pub(super) fn acquire_pod(&mut self, labels: &LabelSet) -> Result<IdentityId, NoIdentity> {
+        let acquired = match self.numbers.ask_pod(labels) {
+            Asked::Have(acquired) => acquired,
+            Asked::Awaited => return Err(NoIdentity::Awaited),
+            Asked::Exhausted => {
+                self.counters.identity_exhausted += 1;
+                return Err(NoIdentity::Exhausted);
+            }
         };
         if acquired.new {
             self.introduce(acquired.id, labels.clone());
         }
-        Some(acquired.id)
+        Ok(acquired.id)
     }
 
     fn claim_addresses(&mut self, id: EndpointId) {
@@ -326,22 +344,58 @@ impl State {
         }
         if endpoint.labels != *labels {
             let before = endpoint.identity;
-            let Some(identity) = self.acquire_pod(labels) else {
+            let Ok(identity) = self.acquire_pod(labels) else {
                 return;
             };
-            self.leave_subject(before, id);
-            if let Some(endpoint) = self.endpoints.get_mut(id) {
-                endpoint.identity = identity;
-                endpoint.labels = labels.clone();
-                endpoint.dirty_peers = DirtyPeers::All;
-            }
-            self.join_subject(identity, labels, id);
-            self.numbers.release_endpoint(before);
+            self.exchange_identity(id, before, identity, labels);
         }
         if !confirmed {
             self.files.mark_due(id, self.now);
         }
         self.claim_addresses(id);
+    }
+
+    /// An endpoint's labels have another identity now, or the endpoint has other labels.
+    fn exchange_identity(
+        &mut self,
+        id: EndpointId,
+        before: IdentityId,
+        identity: IdentityId,
+        labels: &LabelSet,
+    ) {
+        self.leave_subject(before, id);
+        if let Some(endpoint) = self.endpoints.get_mut(id) {
+            endpoint.identity = identity;
+            endpoint.labels = labels.clone();
+            endpoint.dirty_peers = DirtyPeers::All;
+        }
+        self.join_subject(identity, labels, id);
+        self.numbers.release_endpoint(before);
+    }
+
+    /// Endpoints with these labels get their identity again: its number came or changed.
+    pub(super) fn renumber_endpoints(&mut self, changed: &BTreeSet<LabelSet>) {
+        let concerned = self
+            .endpoints
+            .iter()
+            .filter(|e| changed.contains(&e.labels));
+        let concerned: Vec<_> = concerned
+            .map(|endpoint| (endpoint.id, endpoint.identity, endpoint.labels.clone()))
+            .collect();
+        for (id, before, labels) in concerned {
+            let Ok(identity) = self.acquire_pod(&labels) else {
+                continue;
+            };
+            if identity == before {
+                self.numbers.release_endpoint(identity);
+                continue;
+            }
+            self.exchange_identity(id, before, identity, &labels);
+            self.endpoints.mark(id);
+            self.files.mark_due(id, self.now);
+            self.claim_addresses(id);
+        }
+        self.take_waiting();
     }
 
     /// Takes an endpoint out of the model; what the datapath has of it goes with the next

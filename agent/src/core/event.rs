@@ -15,6 +15,7 @@ use crate::{
     endpoint::spec::EndpointSpec,
     kubernetes::{pod_at::PodAt, service_at::ServiceAt},
     policy::{
+        cluster::identity::CiliumIdentity,
         document::{PolicyDocument, PolicyError},
         source::PolicyChange,
     },
@@ -43,6 +44,9 @@ pub enum Event {
     Pods(Vec<SourceEvent<PodAt>>),
     /// Changes of Services, in order. The key is [`ServiceAt::key`].
     Services(Vec<SourceEvent<ServiceAt>>),
+    /// Changes of the numbers that the cluster has for label sets of pods, in order. The key is the
+    /// number.
+    Identities(Vec<SourceEvent<CiliumIdentity>>),
     /// What the author of the cluster's objects should know; replaces the list before.
     ClusterWarnings(Vec<String>),
     /// Change of an endpoint. The key is [`EndpointSpec::key`].

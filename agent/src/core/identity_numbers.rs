@@ -13,8 +13,9 @@ use shared_maps::IdentityId;
 use super::identity_budget::IdentityBudget;
 use crate::{
     identity::{
-        allocator::{Acquired, Allocator, NodeLocal},
+        allocator::{Acquired, Allocator as _},
         checkpoint::{self, LocalFile},
+        pods::{Asked, Assigned, PodIdentities},
         scopes::LocalScopes,
     },
     labels::{Label, LabelSet, RESERVED},
@@ -33,7 +34,7 @@ pub(super) struct Checkpoints {
 pub(super) struct IdentityNumbers {
     local: LocalScopes,
     local_file: LocalFile,
-    endpoints: Box<dyn Allocator>,
+    endpoints: Box<dyn PodIdentities>,
     local_is_due: bool,
     endpoints_are_due: bool,
     fresh: BTreeSet<IdentityId>,
@@ -52,7 +53,7 @@ impl IdentityNumbers {
         Self {
             local: LocalScopes::new(local),
             local_file: LocalFile::default(),
-            endpoints: Box::new(NodeLocal::endpoints(endpoints)),
+            endpoints: Box::new(Assigned::new(endpoints)),
             local_is_due: false,
             endpoints_are_due: false,
             fresh: BTreeSet::new(),
@@ -84,14 +85,32 @@ impl IdentityNumbers {
         Some(acquired)
     }
 
-    /// Acquires the identity of an endpoint's labels. None if no number is left.
-    pub(super) fn acquire_endpoint(&mut self, labels: &LabelSet) -> Option<Acquired> {
-        let acquired = self.endpoints.acquire(labels).ok()?;
-        if acquired.fresh {
+    /// Acquires the identity of a pod's labels, if there is one.
+    pub(super) fn ask_pod(&mut self, labels: &LabelSet) -> Asked {
+        let asked = self.endpoints.ask(labels);
+        if let Asked::Have(acquired) = asked
+            && acquired.fresh
+        {
             self.endpoints_are_due = true;
             self.fresh.insert(acquired.id);
         }
-        Some(acquired)
+        asked
+    }
+
+    /// The cluster has this number for these labels, or none for the number any more.
+    pub(super) fn learn(&mut self, id: IdentityId, labels: Option<&LabelSet>) {
+        self.endpoints.learn(id, labels);
+    }
+
+    /// Takes the label sets of pods whose number came or changed.
+    pub(super) fn take_renumbered(&mut self) -> BTreeSet<LabelSet> {
+        self.endpoints.renumbered()
+    }
+
+    /// Has another giver of numbers in the place of the usual one.
+    #[cfg(test)]
+    pub(super) fn with_pods(&mut self, pods: Box<dyn PodIdentities>) {
+        self.endpoints = pods;
     }
 
     /// Releases an identity of addresses outside. True if nothing else holds it.

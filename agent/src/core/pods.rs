@@ -20,6 +20,7 @@ use crate::{
     ipcache::metadata::{Claim, Owner, Source},
     kubernetes::pod_at::PodAt,
     labels::{Label, LabelError, LabelSet, in_namespace},
+    policy::cluster::identity::CiliumIdentity,
     source_event::SourceEvent,
 };
 
@@ -145,6 +146,51 @@ impl State {
         }
     }
 
+    pub(super) fn on_identities(&mut self, events: Vec<SourceEvent<CiliumIdentity>>) {
+        for event in events {
+            match event {
+                SourceEvent::Init => self.restoration.identities().begin(),
+                SourceEvent::Apply(identity) => {
+                    let key = identity.id.0.to_string();
+                    self.restoration.identities().note(&key);
+                    self.numbers.learn(identity.id, Some(&identity.labels));
+                }
+                SourceEvent::Delete(key) => self.forget_number(&key),
+                // Numbers of an earlier listing of this run that are not in this one stay with
+                // the label sets that have them.
+                SourceEvent::InitDone => {
+                    self.restoration.identities().end();
+                }
+            }
+        }
+        self.renumber();
+    }
+
+    fn forget_number(&mut self, key: &str) {
+        if let Ok(number) = key.parse() {
+            self.numbers.learn(IdentityId(number), None);
+        }
+    }
+
+    /// Gives label sets whose number came or changed their identity again, wherever they are. True
+    /// if there were any.
+    pub(super) fn renumber(&mut self) -> bool {
+        let changed = self.numbers.take_renumbered();
+        if changed.is_empty() {
+            return false;
+        }
+        let pods = self.pods.known.iter();
+        let pods = pods.filter(|(_, pod)| changed.contains(&pod.at.labels));
+        let pods: Vec<_> = pods.map(|(key, _)| Arc::clone(key)).collect();
+        for key in pods {
+            if let Some(pod) = self.pods.known.remove(&key) {
+                self.exchange_pod(Some(pod.at.clone()), pod);
+            }
+        }
+        self.renumber_endpoints(&changed);
+        true
+    }
+
     fn put_pod(&mut self, mut pod: PodAt) {
         let config = &self.config;
         pod.addresses.retain(|address| match address {
@@ -172,7 +218,7 @@ impl State {
     /// released, so that one that stays is never without a holder.
     fn exchange_pod(&mut self, now: Option<PodAt>, before: KnownPod) {
         let wants = now.as_ref().filter(|pod| !pod.addresses.is_empty());
-        let identity = wants.and_then(|pod| self.acquire_pod(&pod.labels));
+        let identity = wants.and_then(|pod| self.acquire_pod(&pod.labels).ok());
         self.pods.without_identity.remove(&before.at.key);
         if let Some(pod) = wants {
             if identity.is_none() {

@@ -53,6 +53,7 @@ pub(super) struct Restoration {
     endpoints: Listing,
     pods: Listing,
     services: Listing,
+    identities: Listing,
     is_started: bool,
     is_synced: bool,
     /// When the grace is over.
@@ -99,6 +100,11 @@ impl Restoration {
         &mut self.services
     }
 
+    /// The listing of the cluster's identities.
+    pub(super) fn identities(&mut self) -> &mut Listing {
+        &mut self.identities
+    }
+
     /// True at the first call.
     pub(super) fn start(&mut self) -> bool {
         !std::mem::replace(&mut self.is_started, true)
@@ -112,8 +118,9 @@ impl Restoration {
     /// True once policies and endpoints are complete, and every other listing that began; the
     /// grace ends at this time.
     pub(super) fn sync(&mut self, until: BootTime) -> bool {
-        let sources = self.policies.is_complete && self.endpoints.is_complete;
-        if self.is_synced || !sources || self.pods.is_pending() || self.services.is_pending() {
+        let complete = self.policies.is_complete && self.endpoints.is_complete;
+        let others = [&self.pods, &self.services, &self.identities];
+        if self.is_synced || !complete || others.iter().any(|listing| listing.is_pending()) {
             return false;
         }
         self.is_synced = true;

@@ -35,7 +35,7 @@ struct Parts {
 
 fn parts(document: &PolicyDocument) -> Parts {
     match &document.body {
-        Body::Rules(_) | Body::Group(_) | Body::Node(_) | Body::Identity(_) => Parts {
+        Body::Rules(_) | Body::Group(_) | Body::Node(_) => Parts {
             core: true,
             book: false,
         },
@@ -44,7 +44,11 @@ fn parts(document: &PolicyDocument) -> Parts {
             core: slice.is_of_api_servers(),
             book: true,
         },
-        Body::Pod(_) | Body::Namespace(_) | Body::Service(_) | Body::Endpoint(_) => Parts {
+        Body::Pod(_)
+        | Body::Namespace(_)
+        | Body::Service(_)
+        | Body::Endpoint(_)
+        | Body::Identity(_) => Parts {
             core: false,
             book: true,
         },
@@ -80,8 +84,13 @@ impl Router {
                 other => rest.push(other.into()),
             }
         }
-        let Changes { pods, services } = self.book.changes();
+        let Changes {
+            identities,
+            pods,
+            services,
+        } = self.book.changes();
         let mut events = begin;
+        events.extend(chunks(identities, is_listing).map(Event::Identities));
         events.extend(chunks(pods, is_listing).map(Event::Pods));
         events.extend(chunks(services, is_listing).map(Event::Services));
         events.extend(self.warn());

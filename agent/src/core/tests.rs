@@ -21,6 +21,7 @@ mod named_ports;
 mod network_policies;
 mod oracle;
 mod overlaps;
+mod pod_identities;
 mod pods;
 mod rebinding;
 mod reconcile;

@@ -131,6 +131,60 @@ impl NodeLocal {
         })
     }
 
+    /// Identity of `labels` with the number `id`; none if other labels have it. Other numbers of
+    /// these labels stay until their references are gone.
+    pub(crate) fn acquire_number(&mut self, labels: &LabelSet, id: IdentityId) -> Option<Acquired> {
+        match self.slots.get_mut(&id) {
+            Some(slot) if slot.labels != *labels => return None,
+            Some(slot) => {
+                slot.references += 1;
+                self.idle.remove(&id);
+                self.ids.insert(labels.clone(), id);
+                return Some(Acquired {
+                    id,
+                    new: false,
+                    fresh: false,
+                });
+            }
+            None => {}
+        }
+        let was_theirs = self.withheld.get(&id) == Some(labels);
+        self.unhold(id);
+        self.allot(labels, id);
+        Some(Acquired {
+            id,
+            new: true,
+            fresh: !was_theirs,
+        })
+    }
+
+    /// As [`Allocator::acquire`], with a number that `is_free` allows.
+    pub(crate) fn acquire_where(
+        &mut self,
+        labels: &LabelSet,
+        is_free: &dyn Fn(IdentityId) -> bool,
+    ) -> Result<Acquired, Exhausted> {
+        let known = [self.ids.get(labels), self.withheld_ids.get(labels)];
+        if known
+            .into_iter()
+            .flatten()
+            .next()
+            .is_some_and(|id| is_free(*id))
+        {
+            return self.acquire(labels);
+        }
+        let id = self.free_number(is_free).ok_or(Exhausted {
+            min: IdentityId(self.min),
+            max: IdentityId(self.max),
+        })?;
+        self.allot(labels, id);
+        Ok(Acquired {
+            id,
+            new: true,
+            fresh: true,
+        })
+    }
+
     fn allot(&mut self, labels: &LabelSet, id: IdentityId) {
         self.ids.insert(labels.clone(), id);
         let slot = Slot {
@@ -155,8 +209,8 @@ impl NodeLocal {
         self.withheld.iter().map(|(id, labels)| (*id, labels))
     }
 
-    fn free_number(&mut self) -> Option<IdentityId> {
-        let taken = |id: IdentityId| self.slots.contains_key(&id);
+    fn free_number(&mut self, is_free: &dyn Fn(IdentityId) -> bool) -> Option<IdentityId> {
+        let taken = |id: IdentityId| self.slots.contains_key(&id) || !is_free(id);
         let span = self.max - self.min + 1;
         let candidates = |start: u32, min: u32| {
             (0..span).map(move |step| IdentityId(min + (start - min + step) % span))
@@ -210,7 +264,7 @@ impl Allocator for NodeLocal {
                     min: IdentityId(self.min),
                     max: IdentityId(self.max),
                 };
-                (self.free_number().ok_or(exhausted)?, true)
+                (self.free_number(&|_| true).ok_or(exhausted)?, true)
             }
         };
         self.allot(labels, id);

@@ -5,6 +5,7 @@
 //! of its namespace once that is there.
 
 mod addresses;
+mod identities;
 mod services;
 
 use std::{
@@ -12,7 +13,7 @@ use std::{
     sync::Arc,
 };
 
-use self::{addresses::Addresses, services::Services};
+use self::{addresses::Addresses, identities::Identities, services::Services};
 use super::{
     labels::{self, LabelFilter},
     pod_at::PodAt,
@@ -21,7 +22,9 @@ use super::{
 use crate::{
     labels::LabelSet,
     policy::{
-        cluster::{endpoint::CiliumEndpoint, namespace::Namespace, pod::Pod},
+        cluster::{
+            endpoint::CiliumEndpoint, identity::CiliumIdentity, namespace::Namespace, pod::Pod,
+        },
         document::{Body, PolicyDocument},
     },
     source_event::SourceEvent,
@@ -30,6 +33,8 @@ use crate::{
 /// What changed since the last call.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Changes {
+    /// Numbers of label sets.
+    pub identities: Vec<SourceEvent<CiliumIdentity>>,
     /// Pods: first those that get an address, so that no address is without a pod on the way from
     /// one to another.
     pub pods: Vec<SourceEvent<PodAt>>,
@@ -46,6 +51,7 @@ pub(crate) struct Book {
     /// Pods as Cilium describes them. A [`Pod`] of the same name counts before.
     endpoints: BTreeMap<Arc<str>, Arc<CiliumEndpoint>>,
     namespaces: BTreeMap<String, Arc<Namespace>>,
+    identities: Identities,
     services: Services,
     addresses: Addresses,
     /// Pods that may have changed since the last call.
@@ -65,6 +71,7 @@ impl Book {
             pods: BTreeMap::new(),
             endpoints: BTreeMap::new(),
             namespaces: BTreeMap::new(),
+            identities: Identities::default(),
             services: Services::default(),
             addresses: Addresses::default(),
             touched: BTreeSet::new(),
@@ -91,7 +98,8 @@ impl Book {
             }
             Body::Service(service) => self.services.put_service(service),
             Body::Slice(slice) => self.services.put_slice(slice),
-            Body::Rules(_) | Body::Group(_) | Body::Node(_) | Body::Identity(_) => {}
+            Body::Identity(identity) => self.identities.put(identity),
+            Body::Rules(_) | Body::Group(_) | Body::Node(_) => {}
         }
     }
 
@@ -113,6 +121,7 @@ impl Book {
                 self.touch_namespace(key);
                 self.namespaces.remove(key);
             }
+            "CiliumIdentity" => self.identities.remove(key),
             "Service" => self.services.remove_service(key),
             "EndpointSlice" => self.services.remove_slice(key),
             _ => {}
@@ -151,6 +160,7 @@ impl Book {
         gains.append(&mut others);
         gains.append(&mut gone);
         Changes {
+            identities: self.identities.changes(),
             pods: gains,
             services: self.services.changes(),
         }
@@ -160,6 +170,7 @@ impl Book {
     /// without a document.
     pub(crate) fn warnings(&self) -> Vec<String> {
         let mut found: Vec<String> = self.addresses.conflicts().collect();
+        found.extend(self.identities.conflicts());
         let mut unknown: BTreeMap<&str, usize> = BTreeMap::new();
         for pod in self.pods.values() {
             if !self.namespaces.contains_key(&pod.namespace) {

@@ -305,7 +305,10 @@ fn of_a_long_list_an_item_that_is_too_large_is_refused_by_name_and_the_rest_coun
         good[1].replace("app: web", "app: db"),
     ];
     write(dir.path(), "cluster.yaml", &list(&bad));
-    assert_eq!(words(&source.refresh()), ["apply b", "rejected 1"]);
+    assert_eq!(
+        words(&source.refresh()),
+        ["apply b", "rejected 1", "certain"]
+    );
 }
 
 #[test]

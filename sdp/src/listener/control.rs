@@ -16,21 +16,21 @@ use parking_lot::Mutex;
 
 use crate::arena::Key;
 
-/// What a worker is told.
+/// Commands and results for one worker.
 #[derive(Debug)]
 pub(super) struct Control {
     wake: EventFd,
     /// The worker's.
     thread: OnceLock<ThreadId>,
-    /// Held answers whose fate is known. Bounded by the number of held answers.
+    /// Results for held answers. Bounded by the number of held answers.
     realised: Mutex<Vec<(Key, Realised)>>,
     /// The worker waits for events.
     asleep: AtomicBool,
     draining: AtomicBool,
-    /// Set by the worker when nothing new is steered to it any more.
+    /// Set by the worker when no new packets are steered to it.
     left: AtomicBool,
     stop: AtomicBool,
-    /// Set by the worker when it is through; the count of what it gave up.
+    /// Set by the worker when it has finished, to the number of queries that it dropped.
     done: AtomicBool,
     abandoned: AtomicU64,
 }
@@ -56,8 +56,8 @@ impl Control {
         self.thread.get_or_init(|| thread::current().id());
     }
 
-    /// A held answer's fate. The worker's own thread is not woken for what it learns itself: it
-    /// calls [`Self::take_realised`] before it waits.
+    /// Adds the result for a held answer. It does not wake the worker for a result that the
+    /// worker's own thread adds, because that thread calls [`Self::take_realised`] before it waits.
     pub(super) fn realised(&self, key: Key, realised: Realised) {
         let was_empty = {
             let mut queue = self.realised.lock();
@@ -69,15 +69,15 @@ impl Control {
         }
     }
 
-    /// All fates that came in, swapped for the empty `into`.
+    /// All results so far, swapped for the empty `into`.
     pub(super) fn take_realised(&self, into: &mut Vec<(Key, Realised)>) {
         into.clear();
         std::mem::swap(&mut *self.realised.lock(), into);
     }
 
-    /// The worker was woken: from now on it is woken again.
+    /// The worker is awake. Resets the counter, so that the next wake-up works.
     pub(super) fn woken(&self) {
-        // The counter only shows that there is something; EAGAIN shows that it was read before.
+        // EAGAIN means that the counter was read before. Its value has no meaning.
         let _ = self.wake.read();
     }
 
@@ -135,7 +135,7 @@ impl Control {
     }
 
     fn wake(&self) {
-        // EAGAIN: the counter is at its maximum, the worker will wake.
+        // EAGAIN: the counter is at its maximum, so the worker will wake up.
         let _ = self.wake.write(1);
     }
 }
@@ -148,11 +148,11 @@ pub(super) struct Leaving {
 }
 
 impl Leaving {
-    /// Packets that were steered here before the slots were given up have come by then.
+    /// Packets that were steered here before the slots were released have arrived after this time.
     const SETTLE: Duration = Duration::from_millis(50);
     /// Silence after which the queue counts as empty.
     const SILENCE: Duration = Duration::from_millis(30);
-    /// How often a drain looks whether slots were given up.
+    /// How often a drain checks whether the slots were released.
     pub(super) const POLL_INTERVAL: Duration = Duration::from_millis(1);
     /// How often to look.
     pub(super) const TICK: Duration = Duration::from_millis(10);

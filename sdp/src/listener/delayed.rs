@@ -1,4 +1,4 @@
-//! Queries that wait: for a place in flight (`--dnsproxy-concurrency-processing-grace-period`), or
+//! Queries that wait for a place in flight (`--dnsproxy-concurrency-processing-grace-period`), or
 //! for the rules of their endpoint.
 
 use std::{
@@ -17,24 +17,24 @@ use crate::{
     wire::HEADER_LEN,
 };
 
-/// Bytes of queries that wait, for each worker, and the endpoints' shares of them.
+/// Bytes of waiting queries per worker. Endpoints have shares of it.
 pub(crate) const MAX_BYTES: usize = 4 << 20;
 /// Bytes that a query counts besides its own.
 const OVERHEAD: usize = 256;
-/// How often a place is looked for while nothing else happens: another thread may free one.
+/// How often a worker without other events tries again: another thread may have freed a place.
 pub(super) const RETRY: Duration = Duration::from_millis(5);
 
 /// A query that was judged and waits for a place in flight.
 #[derive(Debug)]
 pub(super) struct DelayedQuery {
     message: Vec<u8>,
-    /// Its question is a range of the message.
+    /// The query. Its question is a range of `message`.
     query: PendingQuery<Range<usize>>,
     until: Instant,
 }
 
 impl DelayedQuery {
-    /// `message` is the one that `query` came in.
+    /// `message` is the message of `query`.
     pub(super) fn new(query: PendingQuery<&[u8]>, message: &[u8], until: Instant) -> Self {
         Self {
             message: message.to_vec(),
@@ -99,7 +99,7 @@ impl UnjudgedQuery {
         self.until
     }
 
-    /// The message, and its arrival for a judgement at `now`.
+    /// The message, and its arrival for judging it at `now`.
     pub(super) fn into_parts(self, now: Instant) -> (Vec<u8>, Arrival) {
         let from = Arrival {
             at: now,
@@ -114,7 +114,7 @@ impl UnjudgedQuery {
     }
 }
 
-/// One that waits.
+/// A query that waits.
 #[derive(Debug)]
 pub(super) enum Postponed {
     ForShare(DelayedQuery),
@@ -138,8 +138,8 @@ impl Postponed {
     }
 }
 
-/// All of one UDP worker's. Those of one endpoint wait in line; endpoints do not wait for
-/// each other.
+/// All waiting queries of one UDP worker. Queries of one endpoint wait in line; endpoints do not
+/// wait for each other.
 pub(super) struct Delayed {
     grace: Duration,
     rules_wait: Duration,
@@ -147,10 +147,10 @@ pub(super) struct Delayed {
     lines: HashMap<Holder, VecDeque<Postponed>, RandomState>,
 }
 
-/// What is next.
+/// The next action.
 #[derive(Debug)]
 pub(super) enum Next {
-    /// Its endpoint has a free share now: forward it.
+    /// Its endpoint has a free share now: send it on.
     Forward(DelayedQuery),
     /// It has waited long enough for a share.
     Expired(DelayedQuery),
@@ -159,8 +159,8 @@ pub(super) enum Next {
 }
 
 impl Delayed {
-    /// `grace` and `rules_wait`: how long a query waits at most, for a place and for rules. Zero
-    /// turns the waiting off.
+    /// `grace` and `rules_wait`: how long a query waits at most for a place and for rules. Zero
+    /// disables the waiting.
     pub(super) fn new(grace: Duration, rules_wait: Duration) -> Self {
         Self {
             grace,
@@ -210,15 +210,15 @@ impl Delayed {
         line.push_back(Postponed::ForShare(query));
     }
 
-    /// Puts a query back that [`Self::next`] gave out and for which there was no place after all:
-    /// it stays the first of its line and waits no longer than before.
+    /// Returns a query to the front of its line, if [`Self::next`] returned it and there was no
+    /// place. Its deadline does not change.
     pub(super) fn put_back(&mut self, query: DelayedQuery) {
         self.quota.add(query.holder(), query.units());
         let line = self.lines.entry(query.holder()).or_default();
         line.push_front(Postponed::ForShare(query));
     }
 
-    /// Takes out a query whose endpoint has a place or rules now, or that has waited long enough.
+    /// Removes a query whose endpoint has a place or rules now, or that has waited long enough.
     pub(super) fn next(
         &mut self,
         now: Instant,
@@ -240,7 +240,7 @@ impl Delayed {
         })
     }
 
-    /// Takes out a query that waits for a place, whichever; those that wait for rules are dropped.
+    /// Removes any query that waits for a place. Queries that wait for rules are dropped.
     pub(super) fn any(&mut self) -> Option<DelayedQuery> {
         loop {
             let holder = *self.lines.keys().next()?;
@@ -288,17 +288,17 @@ mod tests {
         add(&mut delayed, 2, now);
         let used = delayed.quota.used();
         let Some(Next::Forward(query)) = delayed.next(now, |_| true, |_| false) else {
-            panic!("a query has a place");
+            panic!("expected a query that has a place");
         };
         let until = query.until();
         delayed.put_back(query);
         assert_eq!((delayed.len(), delayed.quota.used()), (2, used));
         assert!(
             delayed.next(now, |_| false, |_| false).is_none(),
-            "it waits on"
+            "it still waits"
         );
         let Some(Next::Expired(query)) = delayed.next(now + GRACE, |_| false, |_| false) else {
-            panic!("a query has waited long enough");
+            panic!("expected a query that has waited long enough");
         };
         assert_eq!((id(&query), query.until()), (1, until));
     }

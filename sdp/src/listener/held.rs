@@ -1,4 +1,4 @@
-//! Answers that wait for the agent to plumb their addresses.
+//! Answers that wait until the agent has plumbed their addresses.
 
 use std::{
     collections::VecDeque,
@@ -12,7 +12,7 @@ use crate::{
     query::pending::HeldAnswer,
 };
 
-/// Bytes of answers held per worker at most, and an endpoint's share of them.
+/// Most bytes of held answers per worker. Endpoints have shares of it.
 pub(crate) const MAX_BYTES: usize = 16 << 20;
 /// Bytes that an answer counts besides its own.
 const OVERHEAD: usize = 512;
@@ -44,12 +44,12 @@ impl HeldAnswers {
         self.answers.len()
     }
 
-    /// Whether another answer of so many bytes may be held for `holder`.
+    /// Whether another answer of `bytes` bytes may be held for `holder`.
     pub(super) fn has_room(&self, holder: Holder, bytes: usize) -> bool {
         self.quota.allows(holder, OVERHEAD + bytes)
     }
 
-    /// A place for an answer that may have to be held.
+    /// Reserves a place for an answer that may have to be held.
     pub(super) fn reserve(&mut self) -> Key {
         self.answers.insert(None)
     }
@@ -64,14 +64,14 @@ impl HeldAnswers {
         }
     }
 
-    /// Takes an answer out, or gives an unused place back.
+    /// Removes an answer, or frees an unused place.
     pub(super) fn take(&mut self, key: Key) -> Option<HeldAnswer> {
         let answer = self.answers.remove(key).flatten()?;
         self.quota.give_back(answer.query.holder(), units(&answer));
         Some(answer)
     }
 
-    /// When the next answer is released whatever happens.
+    /// When the next answer must be released without a result.
     pub(super) fn next_deadline(&mut self) -> Option<Instant> {
         while let Some((deadline, key)) = self.deadlines.front() {
             if self.answers.get(*key).is_some() {
@@ -89,7 +89,7 @@ impl HeldAnswers {
         self.take(key)
     }
 
-    /// Takes out an answer that waited long enough, if there is one.
+    /// Removes an answer that has waited long enough, if there is one.
     pub(super) fn expired(&mut self, now: Instant) -> Option<HeldAnswer> {
         let deadline = self.next_deadline()?;
         if deadline > now {

@@ -1,9 +1,9 @@
 //! Keeps the proxy port for root while no proxy runs.
 //!
-//! Sockets of one port must belong to one user, so a local user who binds the port first would
-//! keep every proxy from starting, and under TPROXY get the pods' queries. A bound socket that
-//! receives nothing prevents it: root's proxies share the port with it (`SO_REUSEPORT`), other
-//! users are refused.
+//! All sockets of one port must belong to one user. A local user who binds the port first could
+//! therefore prevent every proxy from starting, and would get the pods' queries under TPROXY. A
+//! bound socket that receives nothing prevents this: root's proxies share the port with it
+//! (`SO_REUSEPORT`), and the kernel refuses other users.
 
 use std::{
     collections::BTreeMap,
@@ -50,7 +50,7 @@ impl Transport {
 pub struct HoldError {
     transport: Transport,
     at: SocketAddr,
-    /// The process that has it, if the kernel lists it.
+    /// Uid of the socket's owner, if the kernel lists the socket.
     user: Option<u32>,
     source: io::Error,
 }
@@ -77,7 +77,7 @@ impl PortHold {
         }
     }
 
-    /// Takes what is not held yet, and gives the first reason why something is not.
+    /// Binds the ports that are not bound yet. Returns the first error.
     pub fn take(&mut self) -> Result<(), HoldError> {
         let mut first = Ok(());
         for (transport, at) in &self.wanted {
@@ -107,7 +107,7 @@ impl PortHold {
     }
 }
 
-/// Owner of the socket that is bound there, as proc(5) lists it.
+/// Uid of the socket that is bound there, from the list of proc(5).
 fn user_of(transport: Transport, at: SocketAddr) -> Option<u32> {
     let table = fs::read_to_string(transport.table(at.ip())).ok()?;
     user_in(&table, at)

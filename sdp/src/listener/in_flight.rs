@@ -1,13 +1,14 @@
-//! The limit on queries in flight, and how UDP and TCP divide it.
+//! The limit on queries in flight, and its division between UDP and TCP.
 
 use daemon::quota::{Holder, Seat, Seats};
 
 use crate::stats::Level;
 
-/// The limit of one process. UDP workers count for themselves, each with a
-/// [`Quota`](daemon::quota::Quota) of its own and without a lock for each query; all TCP
-/// connections count together. Neither takes what the other holds, so that an endpoint's share
-/// is left free whichever transport others use.
+/// The limit of one process.
+///
+/// Each UDP worker counts its own queries in a [`Quota`](daemon::quota::Quota), without a lock for
+/// each query. All TCP connections count together. Neither uses the places of the other, so that an
+/// endpoint's share stays free whichever transport others use.
 #[derive(Clone, Debug)]
 pub(super) struct InFlight {
     limit: usize,
@@ -28,13 +29,13 @@ impl InFlight {
         }
     }
 
-    /// What each UDP worker may use now.
+    /// The number of places that each UDP worker may use now.
     pub(super) fn udp_limit(&self) -> usize {
         let left = self.limit.saturating_sub(self.tcp.used());
         left.div_ceil(self.workers)
     }
 
-    /// A seat for a query over TCP, or `None` if its endpoint has its share.
+    /// A seat for a query over TCP. `None` if its endpoint has used its share.
     pub(super) fn tcp_seat(&self, holder: Holder) -> Option<Seat> {
         let all = usize::try_from(self.all.get()).unwrap_or(usize::MAX);
         let udp = all.saturating_sub(self.tcp.used());
@@ -58,7 +59,7 @@ mod tests {
         })
         .collect();
         assert_eq!((taken.len(), in_flight.udp_limit()), (8, 4));
-        // UDP takes the share that is left to one holder.
+        // UDP takes the share that one holder may still use.
         (0..4).for_each(|_| all.up());
         assert!(in_flight.tcp_seat(Holder::Unknown).is_none());
         assert!(in_flight.tcp_seat(Holder::Host).is_some());

@@ -1,7 +1,7 @@
-//! The answers that a worker holds, and the way out for them: for the worker, and for a thread
-//! that learns their fate while the worker sleeps.
+//! The answers that a worker holds, and their release, either by the worker or by the thread that
+//! receives the result while the worker sleeps.
 //!
-//! To wake the worker for the sending would take longer than the sending.
+//! Waking the worker for the sending would take longer than the sending.
 
 use std::{net::SocketAddr, os::fd::OwnedFd, sync::Arc, time::Instant};
 
@@ -18,9 +18,9 @@ pub(super) struct Releases {
     proxy: Arc<Proxy>,
     control: Arc<Control>,
     held: Mutex<HeldAnswers>,
-    /// Apart from those of the worker, which are never locked.
+    /// Separate from the worker's own sockets, which are never locked.
     out: Mutex<ReplySender>,
-    /// Where queries come in, and whether over IPv6.
+    /// Sockets that receive queries, and whether over IPv6.
     listeners: Vec<(Arc<OwnedFd>, bool)>,
 }
 
@@ -45,9 +45,9 @@ impl Releases {
         self.held.lock()
     }
 
-    /// The fate of a held answer is known.
+    /// The result for a held answer arrived.
     pub(super) fn realised(&self, key: Key, realised: Realised) {
-        // An awake worker may be about to fill the place, and takes several at once.
+        // An awake worker handles several results at once, and may still be holding the answer.
         if self.control.is_asleep() {
             self.release_realised(key, realised, Instant::now());
         } else {
@@ -55,7 +55,7 @@ impl Releases {
         }
     }
 
-    /// Releases a held answer whose fate is known, unless it was released before.
+    /// Releases a held answer that has its result, unless it was released before.
     pub(super) fn release_realised(&self, key: Key, realised: Realised, now: Instant) {
         let taken = self.held().take(key);
         if let Some(mut answer) = taken {
@@ -64,7 +64,7 @@ impl Releases {
         }
     }
 
-    /// Sends an answer that was taken out.
+    /// Sends an answer that was removed from the held ones.
     pub(super) fn release(&self, mut answer: HeldAnswer, result: AnswerResult, now: Instant) {
         self.proxy
             .observer()
@@ -95,7 +95,7 @@ pub(super) fn count_unsent(
     unsent: Result<usize, crate::socket::SocketError>,
 ) {
     let unsent = unsent.unwrap_or_else(|e| {
-        tracing::warn!(error = %e, "answers cannot be sent");
+        tracing::warn!(error = %e, "cannot send answers to clients");
         wanted
     });
     if unsent > 0 {

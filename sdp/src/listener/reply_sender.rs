@@ -16,7 +16,7 @@ use crate::socket::{
     sys::{Datagram, SendBatch},
 };
 
-/// Reply sockets per worker at most: one per family and server port.
+/// Most reply sockets per worker: one per family and server port.
 const MAX_SENDERS: usize = 64;
 /// Dummy addresses that are tried before giving up.
 const TRIES: usize = 4;
@@ -37,12 +37,12 @@ struct Sender {
     used: Instant,
 }
 
-/// How a sender gets the port into its packets.
+/// How a sender sets the source port of its packets.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Kind {
-    /// It is bound to the port.
+    /// The socket is bound to the port.
     Bound,
-    /// Another socket has the port on every address: we write the UDP header.
+    /// Another socket has the port on every address, so the sender writes the UDP header.
     Raw,
 }
 
@@ -56,9 +56,11 @@ impl ReplySender {
         }
     }
 
-    /// Sends `answers` (bytes, client), all from `server`. Says how many could not be sent.
+    /// Sends `answers` (bytes, client), all from `server`. Returns the number that could not be
+    /// sent.
     ///
-    /// `listener` is the socket that queries came to: the sender where sockets are not transparent.
+    /// `listener` is the socket that received the queries. It sends the answers if sockets are not
+    /// transparent.
     pub(super) fn send<'a>(
         &mut self,
         server: SocketAddr,
@@ -124,14 +126,17 @@ fn open(ipv6: bool, port: u16) -> Result<(OwnedFd, Kind), SocketError> {
             Ok(fd) => return Ok((fd, Kind::Bound)),
             // Cilium's chart gives its proxy no capability for ports below 1024.
             Err(error) if error.source.kind() == io::ErrorKind::PermissionDenied => {
-                tracing::info!(port, "the port may not be bound: answers go out raw");
+                tracing::info!(
+                    port,
+                    "no permission to bind the server's port: answers use a raw socket"
+                );
                 return Ok((socket::raw_reply(ipv6)?, Kind::Raw));
             }
             Err(_) if tries > 0 => {}
             Err(error) if error.source.kind() == io::ErrorKind::AddrInUse => {
                 tracing::info!(
                     port,
-                    "a server of this node has the port on every address: answers go out raw"
+                    "port taken on every address by another socket: answers use a raw socket"
                 );
                 return Ok((socket::raw_reply(ipv6)?, Kind::Raw));
             }
@@ -140,7 +145,7 @@ fn open(ipv6: bool, port: u16) -> Result<(OwnedFd, Kind), SocketError> {
     }
 }
 
-/// Sends each answer with a UDP header of our own. Says how many could not be sent.
+/// Sends each answer with a UDP header made here. Returns the number that could not be sent.
 fn send_raw<'a>(
     batch: &mut SendBatch,
     socket: &OwnedFd,
@@ -155,12 +160,12 @@ fn send_raw<'a>(
             continue;
         };
         framed.clear();
-        // The checksum may be zero over IPv4 (RFC 768); over IPv6 the kernel writes it.
+        // Over IPv4 the checksum may be zero (RFC 768). Over IPv6 the kernel writes it.
         for field in [server.port(), client.port(), length, 0] {
             framed.extend_from_slice(&field.to_be_bytes());
         }
         framed.extend_from_slice(bytes);
-        // A raw socket takes no port.
+        // A raw socket has no port.
         let to = match client {
             SocketAddr::V4(client) => SocketAddr::from((*client.ip(), 0)),
             SocketAddr::V6(mut client) => {

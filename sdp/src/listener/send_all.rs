@@ -4,16 +4,16 @@ use std::{io, os::fd::OwnedFd};
 
 use crate::socket::sys::{Datagram, SendBatch};
 
-/// Whether an error may be an ICMP error about an earlier datagram.
+/// Whether an error may be an ICMP error for an earlier datagram.
 fn is_of_another(error: io::ErrorKind) -> bool {
     use io::ErrorKind::{ConnectionRefused, HostUnreachable, NetworkUnreachable};
     [ConnectionRefused, HostUnreachable, NetworkUnreachable].contains(&error)
 }
 
-/// Sends all datagrams, going on past those that fail. Returns how many failed.
+/// Sends all datagrams, and continues after those that fail. Returns how many failed.
 ///
-/// A connected socket reports an ICMP error of an earlier datagram on the next
-/// one: that one is tried again.
+/// A connected socket reports an ICMP error of an earlier datagram on the next one. That datagram
+/// is sent again.
 pub(super) fn send_all<'a>(
     batch: &mut SendBatch,
     socket: &OwnedFd,

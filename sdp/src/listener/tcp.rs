@@ -31,14 +31,14 @@ use self::{connection::Connection, turns::Turns};
 use super::{ListenError, SocketOptions, in_flight::InFlight};
 use crate::{mapping::repeat::Repeats, proxy::Proxy};
 
-/// Connections that were steered here before the slots were given up have come by then.
+/// Connections that were steered here before the slots were released have arrived after this time.
 const SETTLE: Duration = Duration::from_millis(50);
-/// Clients that go on connecting are not waited for longer than this.
+/// Longest wait for clients that continue to connect.
 const SETTLE_AT_MOST: Duration = Duration::from_millis(500);
-/// Pause after a failed accept: most likely the process is out of descriptors.
+/// Pause after a failed accept. Usually the process has no free descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
-/// What all connections share.
+/// State that all connections share.
 pub(super) struct Shared {
     proxy: Arc<Proxy>,
     options: SocketOptions,
@@ -48,11 +48,11 @@ pub(super) struct Shared {
     memory: Seats,
     turns: Turns,
     in_flight: InFlight,
-    /// Of all connections: a client's next connection asks for what the last one did.
+    /// Shared by all connections, because a client's next connection often repeats the last query.
     repeats: Mutex<Repeats>,
     /// Accept no more, end between queries.
     draining: CancellationToken,
-    /// Read no more queries, end when those in flight are answered.
+    /// Cancelled to read no more queries. Connections end when the queries in flight are answered.
     closing: CancellationToken,
     /// End now.
     stop: CancellationToken,
@@ -118,13 +118,13 @@ impl TcpServer {
         self.shared.draining.cancel();
     }
 
-    /// Connections whose clients never pause end too: what is in flight is answered, no more is
-    /// read.
+    /// Ends connections whose clients never pause too: no more queries are read, and those in
+    /// flight are answered.
     pub(super) fn close(&self) {
         self.shared.closing.cancel();
     }
 
-    /// Waits until all are gone.
+    /// Waits until all connections have ended.
     pub(super) async fn drained(&self) {
         self.tasks.wait().await;
     }
@@ -151,14 +151,14 @@ async fn accept(listener: TcpListener, shared: Arc<Shared>, tasks: TaskTracker) 
         };
         admit(accepted, &shared, &tasks).await;
     }
-    // What lies in the accept queue would be reset by closing.
+    // Closing the listener would reset the connections in the accept queue.
     let mut last = LastCalls::begin();
     while let Some(accepted) = last.take(listener.accept(), &shared.stop).await {
         admit(accepted, &shared, &tasks).await;
     }
 }
 
-/// The end of accepting: what comes within [`SETTLE`] and what is there then.
+/// The end of accepting: connections that arrive within [`SETTLE`], and those in the queue then.
 struct LastCalls {
     begin: tokio::time::Instant,
     settled: Pin<Box<tokio::time::Sleep>>,
@@ -172,7 +172,7 @@ impl LastCalls {
         }
     }
 
-    /// The next one, unless there is none, it was long enough, or all must end now.
+    /// The next connection. `None` if there is none, the time is over, or all must end now.
     async fn take<T>(
         &mut self,
         next: impl Future<Output = T>,
@@ -202,7 +202,8 @@ async fn admit(
                 SocketOptions::Transparent => stream.local_addr().ok(),
                 SocketOptions::Plain { server } => Some(server),
             };
-            // A local process can connect to the proxy itself, from as many addresses as it likes.
+            // A local process can connect to the proxy directly, from as many addresses as it
+            // likes.
             let server = server.filter(|server| !proxy.leads_back(*server));
             let holder = Holder::from(proxy.resolver().client(client.ip()));
             let seat = server.and_then(|_| shared.seats.take(holder));
@@ -231,7 +232,7 @@ async fn admit(
 mod tests {
     use super::*;
 
-    /// Far above anything here: what takes so long has no end.
+    /// Far above any wait here: a test that takes longer would never end.
     const TEST_TIMEOUT: Duration = Duration::from_secs(20);
 
     async fn taken(stop: &CancellationToken) -> usize {

@@ -1,7 +1,8 @@
-//! One UDP worker: a thread with its own sockets, its own queries in flight and no lock on the way.
+//! One UDP worker: a thread with its own sockets, its own queries in flight and no locks on its
+//! path.
 //!
-//! Everything happens in [`Worker::run`]: wait, receive a batch of queries or
-//! answers, judge each, send what results in batches.
+//! Everything happens in [`Worker::run`]: wait, receive a batch of queries or answers, judge each,
+//! send the results in batches.
 
 mod answers;
 mod queries;
@@ -40,12 +41,12 @@ use crate::{
     upstream::udp::{FlightRef, UdpUpstream},
 };
 
-/// Batches taken from one socket before the others get their turn.
+/// Batches read from one socket before the other sockets are read.
 const ROUNDS: usize = 4;
-/// Datagrams of one turn from which on those they went to, if they wait for this CPU, are let
-/// run first: more lies there at the next turn, which costs as much for many as for few.
+/// After this many datagrams in one turn, the worker yields the CPU so that their receivers run.
+/// The next batch is then larger, and a large batch costs about as much as a small one.
 const BUSY: usize = 8;
-/// Events taken from the kernel at once.
+/// Events read from the kernel at once.
 const EVENTS: usize = 64;
 /// How often idle sockets are looked for.
 const SWEEP: Duration = Duration::from_secs(5);
@@ -54,7 +55,7 @@ const TOKEN_WAKE: u64 = u64::MAX;
 /// Token of the first listener; the second is one less.
 const TOKEN_LISTENER: u64 = u64::MAX - 1;
 
-/// A socket that queries come to.
+/// A socket that receives queries.
 struct Listener {
     fd: Arc<OwnedFd>,
     ipv6: bool,
@@ -68,17 +69,17 @@ pub(super) struct Worker {
     options: SocketOptions,
     epoll: Epoll,
     listeners: Vec<Listener>,
-    /// Of clients.
+    /// Messages from clients.
     queries: RecvBatch,
-    /// Of servers.
+    /// Messages from servers.
     answers: RecvBatch,
     /// To servers.
     send: SendBatch,
     lookups: LookupCache,
     repeats: Repeats,
-    /// Queries of a batch that are to be sent on, and where they lie in it.
+    /// Queries of a batch to be sent on, with their positions in it.
     registered: Vec<(FlightRef, usize)>,
-    /// Answers of a batch that are released, and who to.
+    /// Answers of a batch to be released, with their clients.
     released: Vec<(usize, SocketAddr)>,
     upstream: UdpUpstream,
     in_flight: InFlight,
@@ -175,7 +176,7 @@ impl Worker {
                 Ok(count) => count,
                 Err(nix::errno::Errno::EINTR) => 0,
                 Err(e) => {
-                    tracing::error!(error = %e, "a DNS worker cannot wait for events and stops");
+                    tracing::error!(error = %e, "DNS worker stopped: it cannot wait for events");
                     break;
                 }
             };
@@ -210,19 +211,19 @@ impl Worker {
         self.control.finish(u64::try_from(left).unwrap_or(u64::MAX));
     }
 
-    /// Sends what was learned. Takes results that are there before the link's thread woke for
-    /// them, if an answer waits for one.
+    /// Sends new mappings. If an answer waits for a result, it also receives the available results,
+    /// without waiting for the thread of the link.
     fn exchange(&mut self) {
         if self.releases.held().len() == 0 {
             self.proxy.sink().push();
             return;
         }
         self.proxy.sink().exchange();
-        // No event comes for what this thread learned itself.
+        // The results that this thread received itself cause no event.
         self.release_realised();
     }
 
-    /// Ends what is not done when the time to leave is over.
+    /// Drops the unfinished queries and answers when the time for the drain is over.
     fn abandon(&mut self) {
         let (observer, now) = (self.proxy.observer(), self.now);
         while let Some(query) = self.delayed.any() {
@@ -282,7 +283,7 @@ impl Worker {
             }
             for listener in &self.listeners {
                 if let Err(e) = socket::deafen(&listener.fd, listener.ipv6) {
-                    tracing::warn!(error = %e, "a listener that drains still gets new queries");
+                    tracing::warn!(error = %e, "a draining listener still receives new queries");
                 }
             }
             self.control.leave();
@@ -305,7 +306,7 @@ impl Worker {
             next = next.min(due);
         }
         let left = next.saturating_duration_since(Instant::now());
-        // Rounded up, so that what is due is due when we wake.
+        // Rounded up, so that the deadline has passed when the worker wakes up.
         let millis = u16::try_from(left.as_micros().div_ceil(1000)).unwrap_or(u16::MAX);
         EpollTimeout::from(millis)
     }

@@ -17,23 +17,24 @@ pub struct ProxyConfig {
     pub max_delay: Duration,
     /// How long a query waits for its server at most.
     pub timeout: Duration,
-    /// A TCP connection on which nothing happens for so long is closed (RFC 7766, 6.2.3).
+    /// A TCP connection without traffic is closed after this time (RFC 7766, 6.2.3).
     pub tcp_idle: Duration,
-    /// When the process leaves: how long each TCP connection may still send one more query. The
-    /// answer ends the connection.
+    /// During a drain: how long each TCP connection may still send one more query. The connection
+    /// ends with its answer.
     pub tcp_last_query: Duration,
-    /// Queries in flight at most, all workers and endpoints together.
+    /// Most queries in flight of all workers and endpoints together.
     pub in_flight: usize,
     /// How long a query waits for a place in flight before it is refused.
     pub in_flight_grace: Duration,
     /// How long a query of an endpoint without rules waits for them before it is refused.
     pub rules_wait: Duration,
-    /// Bytes of memory for messages on TCP connections, all together, beyond a small allowance
-    /// of each.
+    /// Bytes of memory for messages of all TCP connections together, in addition to a small
+    /// allowance of each connection.
     pub tcp_memory: usize,
-    /// Whether servers are asked under the address of the pod that asks.
+    /// Whether queries are sent from the address of the pod that sent them.
     pub transparent: Transparent,
-    /// Whether servers may be at a loopback address (tests; a loop is possible then).
+    /// Whether servers may be at a loopback address. Only for tests, because a loop is then
+    /// possible.
     pub loopback_servers: bool,
 }
 

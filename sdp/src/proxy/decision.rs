@@ -1,4 +1,4 @@
-//! What the main path decides about a query and about an answer.
+//! The decisions of the main path about a query and about an answer.
 
 use dns_policy::mapping::EndpointInstance;
 
@@ -15,9 +15,11 @@ pub enum QueryDecision<'a> {
     Forward(PendingQuery<&'a [u8]>),
     /// Send our own answer.
     Reply,
-    /// The endpoint has no rules yet: judge the query again when it has some. The datapath
-    /// sends an endpoint's queries here because policy restricts them, so its rules exist, and a
-    /// Cilium agent sends them to the proxy up to half a second after the endpoint is ready.
+    /// The endpoint has no rules yet. The query is judged again when it has.
+    ///
+    /// The datapath sends an endpoint's queries to the proxy only if policy restricts them, so the
+    /// rules exist. A Cilium agent sends them to the proxy up to half a second after the endpoint
+    /// is ready.
     AwaitRules(EndpointInstance),
     /// Drop it.
     Ignore,
@@ -26,9 +28,9 @@ pub enum QueryDecision<'a> {
 /// Whether a query may wait for the rules of its endpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RulesWait {
-    /// It may.
+    /// The query may wait.
     Allowed,
-    /// It has waited long enough, or there is no room for it.
+    /// The query has waited long enough, or there is no room for it.
     Over,
 }
 
@@ -46,7 +48,7 @@ pub struct Answered {
 pub enum AnswerDecision {
     /// Now; to be counted as this once sent.
     Release(AnswerResult),
-    /// When the callback was called, or after the response max delay.
+    /// Until the callback is called, or until the response max delay ends.
     Hold,
     /// Never: SERVFAIL instead.
     Malformed,

@@ -15,7 +15,8 @@ use crate::{
 };
 
 impl Proxy {
-    /// The endpoint that sent a query, and the identities of both ends; or why it is refused.
+    /// The endpoint that sent a query with the identities of both ends, or the reason of its
+    /// refusal.
     pub(super) fn ends(
         &self,
         from: &Arrival,
@@ -46,7 +47,7 @@ impl Proxy {
         Ok((endpoint, identities))
     }
 
-    /// The address to send the query of `client` to `server` from, if not the node's.
+    /// The address from which to send the query of `client` to `server`, if not the node's.
     pub(super) fn source(&self, client: SocketAddr, server: IdentityId) -> Option<SocketAddr> {
         if !self.config.transparent.is_for(server) {
             return None;
@@ -61,7 +62,7 @@ impl Proxy {
         }
     }
 
-    /// Whether a query sent on to `server` could come back to us, or go nowhere.
+    /// Whether a query to `server` could return to this proxy, or has no destination.
     pub(crate) fn leads_back(&self, server: SocketAddr) -> bool {
         let ip = server.ip().to_canonical();
         let multicast = match ip {

@@ -1,4 +1,4 @@
-//! Answers of our own: to queries that are refused, and to those that fail later.
+//! Answers made by the proxy, for queries that are refused and for queries that fail later.
 
 use std::{net::SocketAddr, time::Instant};
 
@@ -16,7 +16,7 @@ use crate::{
 };
 
 impl Proxy {
-    /// Answers or drops bytes that are no query to judge.
+    /// Answers or drops a message that is not a query which can be judged.
     pub(super) fn unfit<'a>(
         &self,
         message: &[u8],
@@ -59,8 +59,8 @@ impl Proxy {
         QueryDecision::Reply
     }
 
-    /// Ends a query that failed. Each of its clients gets SERVFAIL through `send`; `own` is the
-    /// buffer for it.
+    /// Ends a query that failed. `send` sends SERVFAIL to each of its clients; `own` is the buffer
+    /// for it.
     pub(crate) fn fail<Q: AsRef<[u8]>>(
         &self,
         query: &mut PendingQuery<Q>,

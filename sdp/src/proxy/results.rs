@@ -28,7 +28,7 @@ impl QueryResult {
 }
 
 impl AnswerResult {
-    /// Of an answer that was held.
+    /// The result of an answer that was held.
     pub(crate) fn of(realised: Realised) -> Self {
         match realised {
             Realised::Yes => Self::Realised,

@@ -1,4 +1,4 @@
-//! Records what happens to queries: counters, query log, reports to a Cilium agent, stage times.
+//! Records the events of queries: counters, query log, reports to a Cilium agent, stage times.
 
 use std::{
     sync::Arc,
@@ -27,12 +27,12 @@ pub(crate) struct Observer {
     pub(super) reports: Arc<QueryReports>,
 }
 
-/// A query that was decoded, and what is known about its two ends.
+/// A decoded query, with the data about its two ends.
 #[derive(Clone, Copy)]
 pub(crate) struct Judged<'q> {
     pub(crate) query: &'q Query<'q>,
     pub(crate) from: &'q Arrival,
-    /// `None` if it was refused before its endpoint was known.
+    /// `None` if it was refused before its endpoint was found.
     pub(crate) ends: Option<(EndpointId, Identities)>,
 }
 
@@ -50,7 +50,7 @@ pub(crate) enum Failure {
 }
 
 impl Failure {
-    /// What the agent gets reported, if that has not been done.
+    /// The failure in a report to the agent. `None` if the query was reported before.
     fn reported(self) -> Option<query_report::Failure> {
         match self {
             Self::Overload => Some(query_report::Failure::Overload),
@@ -107,14 +107,14 @@ impl Observer {
         Stopwatch::start(message, self.reports.reserve())
     }
 
-    /// A query is judged again later: it gets its report then.
+    /// The query will be judged again later. Its report is sent then.
     pub(crate) fn postponed(&self, watch: &Stopwatch) {
         if watch.is_reported() {
             self.reports.unreserve();
         }
     }
 
-    /// Policy allowed or denied a query. Returns the duration of the policy check, zero if it was
+    /// Policy allowed or denied a query. Returns the duration of the policy check; zero if it was
     /// not measured.
     pub(crate) fn checked(
         &self,
@@ -139,8 +139,8 @@ impl Observer {
         judging.policy_check
     }
 
-    /// A query is sent on, as policy allows. Returns the entry of the query log, if the log wants
-    /// this query; `rule` finds the rule that allows it.
+    /// A query is sent on because policy allows it. Returns the entry of the query log, if the log
+    /// wants this query. `rule` finds the rule that allows it.
     pub(crate) fn allowed(
         &self,
         judged: &Judged<'_>,
@@ -165,13 +165,13 @@ impl Observer {
         }
     }
 
-    /// An answer had this many addresses more than are learned of one.
+    /// An answer had `count` more addresses than are learned from one answer.
     pub(crate) fn addresses_left_out(&self, count: usize) {
         let count = u64::try_from(count).unwrap_or(u64::MAX);
         self.stats.addresses_left_out.add(count);
     }
 
-    /// A query was given a place in flight and goes to its server.
+    /// A query got a place in flight and goes to its server.
     pub(crate) fn forwarded(&self) {
         self.stats.in_flight.up();
     }
@@ -228,7 +228,7 @@ impl Observer {
         self.log(query, QueryEnd::unanswered("timeout"), now);
     }
 
-    /// The process or the client's connection ends before the server has answered.
+    /// The process or the client's connection ended before the server answered.
     pub(crate) fn cut<Q>(&self, query: &mut PendingQuery<Q>, now: Instant) {
         if query.sent_at.is_some() {
             self.stats.in_flight.down();
@@ -236,13 +236,13 @@ impl Observer {
         self.log(query, QueryEnd::unanswered("cut"), now);
     }
 
-    /// The process or the client's connection ends while an answer is held.
+    /// The process or the client's connection ended while an answer was held.
     pub(crate) fn cut_held(&self, answer: &mut HeldAnswer, now: Instant) {
         self.stats.held.down();
         self.log(&mut answer.query, QueryEnd::unanswered("cut"), now);
     }
 
-    /// The server's answer came.
+    /// The server's answer arrived.
     pub(crate) fn answered<Q>(&self, query: &PendingQuery<Q>, now: Instant) {
         self.stats.in_flight.down();
         let waited = query.waited(now);

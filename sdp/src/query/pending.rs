@@ -1,4 +1,4 @@
-//! A query on its way: how it arrived, and what is kept of it until its client has an answer.
+//! A query on its way: its arrival, and the data that is kept until its client has an answer.
 
 use std::{
     net::SocketAddr,
@@ -38,16 +38,17 @@ pub struct Arrival {
 /// Identities, as they were when the query arrived.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Identities {
-    /// Of the client.
+    /// Identity of the client.
     pub client: IdentityId,
-    /// Of the server.
+    /// Identity of the server.
     pub server: IdentityId,
 }
 
 /// A query that policy allows, until its client has an answer.
 ///
-/// `Q` is its question as sent: name, type, class. It is borrowed from the message when the query
-/// is judged, owned while the query is in flight, and gone while an answer is held.
+/// `Q` is its question as sent: name, type, class. The question is borrowed from the message while
+/// the query is judged. It is owned while the query is in flight, and dropped while an answer is
+/// held.
 #[derive(Debug)]
 pub struct PendingQuery<Q> {
     /// How it arrived.
@@ -60,21 +61,21 @@ pub struct PendingQuery<Q> {
     pub hop_by_hop: Option<Edns>,
     /// The endpoint that sent it.
     pub endpoint: EndpointInstance,
-    /// Identities of both ends. The client's goes into the mark.
+    /// Identities of both ends. The client's identity is in the mark.
     pub identities: Identities,
-    /// The address to send it from, if not the node's. Port 0 is the kernel's choice.
+    /// The address from which to send it, if not the node's. Port 0: the kernel selects one.
     pub source: Option<SocketAddr>,
     /// Duration of the policy check; zero if it was not measured.
     pub policy_check: Duration,
-    /// When it was sent to the server, if it was.
+    /// When it was sent to the server. `None` if it was not sent.
     pub sent_at: Option<Instant>,
     /// Entry of the query log, if the log wants this query.
     pub logged: Option<Box<Entry>>,
-    /// Queries that get the same answer. Over TCP there are none.
+    /// Other queries that get the same answer. Over TCP there are none.
     pub joined: Vec<Joined>,
 }
 
-/// A query that was not sent because the same one was in flight.
+/// A query that was not sent because an equal one was in flight.
 #[derive(Debug)]
 pub struct Joined {
     /// Address and port of its client.
@@ -103,7 +104,7 @@ impl<Q> PendingQuery<Q> {
         }
     }
 
-    /// The query in flight from `now` on. What remains is only good for sending the message.
+    /// Moves the query in flight, from `now` on. The rest is only good for sending the message.
     pub(crate) fn sent<R>(&mut self, question: R, now: Instant) -> PendingQuery<R> {
         PendingQuery {
             from: self.from,
@@ -131,7 +132,7 @@ impl<Q> PendingQuery<Q> {
             .map_or(Duration::ZERO, |at| now.saturating_duration_since(at))
     }
 
-    /// The clients that get its answer, each with what it sent.
+    /// The clients that get the answer, each with the header of its query.
     pub(crate) fn recipients(&self) -> impl Iterator<Item = (SocketAddr, QueryHeader)> {
         let joined = self
             .joined
@@ -152,14 +153,14 @@ impl<Q> PendingQuery<Q> {
 #[derive(Debug)]
 pub(crate) struct HeldAnswer {
     pub(crate) query: PendingQuery<()>,
-    /// As it goes to the first client.
+    /// The message for the first client.
     pub(crate) message: Vec<u8>,
-    /// When the answer came.
+    /// When the server's answer arrived.
     pub(crate) since: Instant,
 }
 
 impl HeldAnswer {
-    /// Applies the agent's result. SERVFAIL replaces an answer that the agent rejects.
+    /// Applies the agent's result. If the agent rejects the mapping, SERVFAIL replaces the answer.
     pub(crate) fn settle(&mut self, realised: Realised) -> AnswerResult {
         let result = AnswerResult::of(realised);
         if result == AnswerResult::Rejected {
@@ -173,7 +174,8 @@ impl HeldAnswer {
 
 #[cfg(test)]
 impl<Q> PendingQuery<Q> {
-    /// A query over UDP from an endpoint whose interface and identity have the endpoint's number.
+    /// A query over UDP from an endpoint whose interface and identity have the same number as the
+    /// endpoint.
     pub(crate) fn of_endpoint(endpoint: u16, question: Q, at: Instant) -> Self {
         let client = SocketAddr::from(([10, 0, 0, 1], 40_000));
         Self {

@@ -1,4 +1,4 @@
-//! Reports of queries, answers and failures for a Cilium agent that listens.
+//! Reports of queries, answers and failures to a connected Cilium agent.
 
 use std::{net::SocketAddr, time::Instant};
 
@@ -39,7 +39,7 @@ impl Observer {
         self.reports.put(QueryReport { allowed, ..report });
     }
 
-    /// Reports for each client that a query that policy allows gets no answer.
+    /// Reports, for each client, that an allowed query gets no answer.
     pub(super) fn report_failure<Q: AsRef<[u8]>>(
         &self,
         query: &PendingQuery<Q>,
@@ -75,7 +75,7 @@ impl Observer {
         self.report(self.made(report));
     }
 
-    /// Gives the reserved place back if no report could be made of the message.
+    /// Releases the reserved place if no report could be made from the message.
     fn made(&self, report: Option<QueryReport>) -> Option<QueryReport> {
         if report.is_none() {
             self.reports.unreserve();
@@ -83,7 +83,7 @@ impl Observer {
         report
     }
 
-    /// Whether an answer is to be read for a report of it, even if it was learned a moment ago.
+    /// Whether an answer must be parsed for a report, even if it was learned a moment ago.
     pub(crate) fn wants_report(&self) -> bool {
         self.reports.is_wanted()
     }
@@ -95,7 +95,7 @@ impl Observer {
         }
     }
 
-    /// The report of an answer that goes to `client`, if an agent listens.
+    /// The report of an answer that goes to `client`, if an agent is connected.
     pub(crate) fn answer_report<Q: AsRef<[u8]>>(
         &self,
         query: &PendingQuery<Q>,
@@ -109,7 +109,7 @@ impl Observer {
         self.made(report_of_answer(query, client, (message, learned), now))
     }
 
-    /// Reports an answer for the other clients that sent the same query.
+    /// Reports an answer for the other clients that sent an equal query.
     pub(crate) fn report_joined<Q: AsRef<[u8]>>(
         &self,
         query: &PendingQuery<Q>,
@@ -154,7 +154,7 @@ fn report_of_answer<Q: AsRef<[u8]>>(
     report_of(query, client, times, Event::Answer(content))
 }
 
-/// The report of an event of a query; none if its question cannot be read.
+/// The report of an event of a query. `None` if its question cannot be parsed.
 fn report_of<Q: AsRef<[u8]>>(
     query: &PendingQuery<Q>,
     client: SocketAddr,

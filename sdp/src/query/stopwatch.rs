@@ -2,8 +2,8 @@
 
 use std::time::{Duration, Instant};
 
-/// Measures one query in [`Self::ONE_IN`], chosen by message id, because clocks cost more than
-/// counters. It also measures every query of which the agent gets a report.
+/// Measures one query in [`Self::ONE_IN`], chosen by message id, because reading clocks costs more
+/// than counting. It also measures every query that is reported to the agent.
 #[derive(Debug)]
 pub(crate) struct Stopwatch {
     is_sample: bool,
@@ -17,11 +17,11 @@ pub(crate) struct Stopwatch {
 pub(super) struct Judging {
     /// From the query's bytes to the verdict.
     pub(super) processing: Duration,
-    /// Of that: the policy check.
+    /// The part of it for the policy check.
     pub(super) policy_check: Duration,
     /// Whether the stage histograms record this query.
     pub(super) is_sample: bool,
-    /// Whether the agent gets a report of this query.
+    /// Whether this query is reported to the agent.
     pub(super) is_reported: bool,
 }
 
@@ -40,7 +40,7 @@ impl Stopwatch {
         }
     }
 
-    /// Whether the agent gets a report of this query.
+    /// Whether this query is reported to the agent.
     pub(super) fn is_reported(&self) -> bool {
         self.is_reported
     }
@@ -50,7 +50,7 @@ impl Stopwatch {
         self.check_began = self.began.map(|_| Instant::now());
     }
 
-    /// The verdict is known.
+    /// Ends the measurement when the verdict is ready.
     pub(super) fn stop(&self) -> Option<Judging> {
         let (began, check_began) = (self.began?, self.check_began?);
         let now = Instant::now();

@@ -1,4 +1,4 @@
-//! One line: what is known of a query when it is judged, and how it ended.
+//! One line of the query log: the data of a query when it was judged, and its end.
 
 use std::{
     borrow::Cow,
@@ -18,13 +18,13 @@ pub struct Entry {
     pub time: u64,
     /// The same instant.
     pub asked: Instant,
-    /// Who asked: number and identity, if known.
+    /// Endpoint number and identity of the client, if found.
     pub endpoint: Option<(u16, u32)>,
-    /// Address it came from.
+    /// Address from which the query came.
     pub pod: IpAddr,
-    /// Name as policy sees it: lower case, odd bytes as `\DDD`.
+    /// Name as policy matches it: lower case, bytes outside of the printable range as `\DDD`.
     pub name: String,
-    /// Type asked for.
+    /// Type of the question.
     pub qtype: u16,
     /// Transport.
     pub transport: Transport,
@@ -51,12 +51,12 @@ pub struct QueryEnd {
     pub answers: u16,
     /// From the query to the answer's release.
     pub took: Duration,
-    /// How much of it the answer waited for the agent.
+    /// The part of it during which the answer waited for the agent.
     pub held: Duration,
 }
 
 impl QueryEnd {
-    /// Of `message`, sent to the client.
+    /// The outcome of a query whose client gets `message`.
     pub fn sent(result: &'static str, message: &[u8]) -> Self {
         let header = Header::read(message);
         Self {
@@ -67,7 +67,7 @@ impl QueryEnd {
         }
     }
 
-    /// Of an answer of our own.
+    /// The outcome of a query that the proxy answers itself.
     pub fn own(result: &'static str, code: Rcode) -> Self {
         Self {
             result,
@@ -91,7 +91,7 @@ impl QueryEnd {
     }
 }
 
-/// As it is written. Absent fields are left out.
+/// The written form. Absent fields are left out.
 #[derive(Debug, Serialize)]
 pub(super) struct Line<'a> {
     time: String,
@@ -157,7 +157,7 @@ impl<'a> Line<'a> {
     }
 }
 
-/// The line that says how many are missing.
+/// The line with the number of lost lines.
 pub(super) fn dropped(time: u64, dropped: u64, to: &mut Vec<u8>) {
     #[derive(Serialize)]
     struct Dropped {
@@ -168,12 +168,12 @@ pub(super) fn dropped(time: u64, dropped: u64, to: &mut Vec<u8>) {
     put(&Dropped { time, dropped }, to);
 }
 
-/// JSON escapes whatever would end the line, or the string in it.
+/// Appends one line. JSON escapes every byte that would end the line or a string in it.
 fn put(line: &impl Serialize, to: &mut Vec<u8>) {
     let begin = to.len();
     match serde_json::to_writer(&mut *to, line) {
         Ok(()) => to.push(b'\n'),
-        // Nothing of these can fail; half a line would be worse than none.
+        // These types always serialise. Without this, a partial line could remain.
         Err(_) => to.truncate(begin),
     }
 }
@@ -182,7 +182,7 @@ fn micros(span: Duration) -> u64 {
     u64::try_from(span.as_micros()).unwrap_or(u64::MAX)
 }
 
-/// As in zone files; unknown ones by RFC 3597, 5.
+/// Names as in zone files, and those of RFC 3597, section 5, for unknown types.
 fn type_name(qtype: u16) -> Cow<'static, str> {
     Cow::Borrowed(match qtype {
         1 => "A",

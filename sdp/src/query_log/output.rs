@@ -1,4 +1,4 @@
-//! Where lines are written, and the file that is rotated while it is open.
+//! Output of the query log, and the detection that its file was rotated.
 
 use std::{
     fs::{File, OpenOptions},
@@ -10,14 +10,14 @@ use std::{
 
 use super::Target;
 
-/// A file that was moved or removed is noticed within this time.
+/// A file that was moved or removed is noticed after this time.
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
 
 /// See the module.
 #[derive(Debug)]
 pub(super) struct Output {
     sink: Sink,
-    /// A write broke off: what comes next begins a new line.
+    /// A write was incomplete, so the next one must begin with a new line.
     torn: bool,
 }
 
@@ -48,8 +48,8 @@ impl Output {
         Self { sink, torn: false }
     }
 
-    /// Writes whole lines: whether that went well, and whether the file, if it was moved, could
-    /// be opened anew. If not, lines go on to the moved one.
+    /// Writes complete lines. Returns whether that worked, and whether a file that was moved could
+    /// be opened again. If it could not, lines still go to the moved file.
     pub(super) fn write(&mut self, lines: &[u8], now: Instant) -> (io::Result<()>, io::Result<()>) {
         let opened = self.follow(now);
         let mend: &[u8] = if self.torn { b"\n" } else { b"" };
@@ -65,7 +65,8 @@ impl Output {
         (written, opened)
     }
 
-    /// Opens the file if it is not open, or not the one of this name any more; looks now and then.
+    /// Opens the file if it is not open, or if another file has its name now. Checks this once in
+    /// [`POLL_INTERVAL`].
     pub(super) fn follow(&mut self, now: Instant) -> io::Result<()> {
         let Sink::File { file, path, looked } = &mut self.sink else {
             return Ok(());
@@ -115,8 +116,8 @@ fn open(path: &Path) -> io::Result<File> {
         .append(true)
         .create(true)
         .mode(0o640)
-        // A pipe without a reader must not hold us up, and who may write to the directory must
-        // not send us elsewhere.
+        // A pipe without a reader must not block the thread. A user who may write to the directory
+        // must not redirect the log with a link.
         .custom_flags(libc::O_NONBLOCK | libc::O_NOFOLLOW)
         .open(path)
         .map_err(|error| match error.raw_os_error() {

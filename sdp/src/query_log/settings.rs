@@ -14,9 +14,9 @@ pub enum Which {
     /// None.
     #[default]
     Off,
-    /// Those that are refused.
+    /// Refused queries.
     Denied,
-    /// Those that are refused, and those that are sent on.
+    /// Refused queries, and queries that are sent on.
     All,
 }
 
@@ -31,13 +31,13 @@ impl Which {
     }
 }
 
-/// Where lines go.
+/// Destination of the lines.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Target {
     /// Standard output.
     #[default]
     Stdout,
-    /// Standard error, among the lines of the program's own log.
+    /// Standard error, between the lines of the program's own log.
     Stderr,
     /// A file, appended to.
     File(PathBuf),
@@ -62,7 +62,7 @@ impl FromStr for Target {
                 Ok(Self::File(path))
             }
             _ => Err(format!(
-                "{text:?} is neither stdout, stderr nor an absolute path"
+                "{text:?} is not stdout, stderr or an absolute path"
             )),
         }
     }
@@ -78,7 +78,7 @@ impl fmt::Display for Target {
     }
 }
 
-/// One query in so many.
+/// Sampling rate: one query in this many.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sample(u32);
 
@@ -99,7 +99,7 @@ impl FromStr for Sample {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let wrong = || format!("{text:?} is not a share: write 1/N, such as 1/100");
+        let wrong = || format!("{text:?} is not a sampling rate: write 1/N, such as 1/100");
         let number = text.strip_prefix("1/").or((text == "1").then_some("1"));
         match number.ok_or_else(wrong)?.parse() {
             Ok(0) | Err(_) => Err(wrong()),

@@ -103,7 +103,7 @@ fn one_in_so_many_is_taken_and_denied_leaves_the_allowed_out() {
     let stats = QueryLogStats::default();
     let log = QueryLog::open(&config, &stats).expect("a log");
     let taken: Vec<u32> = (0..20_000).filter(|_| log.takes(true)).collect();
-    // Far outside of these there is nothing in the life of a test: one in ten of each kind.
+    // The test would fail by chance less than once in its lifetime: one in ten of each kind.
     let of_a = taken.iter().filter(|n| n.is_multiple_of(2)).count();
     let of_aaaa = taken.len() - of_a;
     assert!((700..1300).contains(&of_a), "{of_a}");
@@ -113,7 +113,7 @@ fn one_in_so_many_is_taken_and_denied_leaves_the_allowed_out() {
     assert_eq!((0..1000).filter(|_| log.takes(true)).count(), 0);
     assert!((0..1000).any(|_| log.takes(false)));
     for bad in ["", "0", "1/0", "2/3", "1/x", "10"] {
-        assert!(bad.parse::<Sample>().is_err(), "{bad:?} was taken");
+        assert!(bad.parse::<Sample>().is_err(), "{bad:?} was accepted");
     }
     for bad in [
         "",
@@ -126,7 +126,7 @@ fn one_in_so_many_is_taken_and_denied_leaves_the_allowed_out() {
         "/logs/../queries.log",
         "/logs/..",
     ] {
-        assert!(bad.parse::<Target>().is_err(), "{bad:?} was taken");
+        assert!(bad.parse::<Target>().is_err(), "{bad:?} was accepted");
     }
 }
 
@@ -144,7 +144,7 @@ fn what_waits_is_written_at_the_end() {
     assert_eq!(lines.len(), 1000);
     assert_eq!(lines[999]["name"], "n999.");
     assert_eq!((stats.lines.get(), stats.dropped.get()), (1000, 0));
-    // Nobody takes it any more: counted, not waited for.
+    // The writer has ended: the line is counted, and `submit` does not wait.
     log.submit(Box::new(entry("late.")));
     assert_eq!(stats.dropped.get(), 1);
 }
@@ -202,9 +202,9 @@ fn a_file_that_is_moved_is_opened_anew_and_kept_if_that_fails() {
     let mut write = |text: &str, now| output.write(text.as_bytes(), now);
     write("one\n", at(0)).0.expect("written");
     fs::rename(&path, &moved).expect("moved");
-    // Within a second the old one still gets lines: none is lost.
+    // For up to a second the old file still gets lines, so none is lost.
     write("two\n", now).0.expect("written");
-    write("three\n", at(2)).1.expect("opened anew");
+    write("three\n", at(2)).1.expect("opened again");
     assert_eq!(fs::read_to_string(&moved).expect("moved"), "one\ntwo\n");
     assert_eq!(fs::read_to_string(&path).expect("new"), "three\n");
     let second = dir.path().join("q.log.2");
@@ -229,7 +229,7 @@ fn a_file_that_cannot_be_opened_is_tried_again_and_the_loss_told() {
         log.submit(Box::new(entry(&format!("n{n}."))));
     }
     until("lines are lost", || stats.dropped.get(), |seen| *seen == 3);
-    // The writer tries to tell of them meanwhile, in vain: they are not forgotten.
+    // In the meantime the writer fails to report them. They must not be forgotten.
     let tried = stats.errors.get();
     until(
         "the write is tried again",

@@ -1,13 +1,13 @@
 //! One worker's UDP sockets to servers, and the queries in flight on them.
 //!
-//! Per server and client identity there are a few connected sockets, each with
-//! a random source port; every batch of queries takes one of them at random and
-//! every query an id, so that a forger must guess both (RFC 5452). Sockets are
-//! replaced after a while. More are opened where more is in flight than the
-//! sockets' buffers have room for: a worker that gets no CPU for a moment loses
-//! no answer.
+//! For each server and client identity there are a few connected sockets, each with a random source
+//! port. Every batch of queries uses a random one of them and every query has a random id. A forger
+//! must guess both (RFC 5452). Sockets are replaced after a while.
 //!
-//! A query that has to go out from its client's own port has a socket of its flow ([`flows`]).
+//! More sockets are opened if more answers are expected than the sockets' buffers have room for. A
+//! worker that gets no CPU time for a moment then loses no answer.
+//!
+//! A query that must be sent from its client's own port uses the socket of its flow ([`flows`]).
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -37,14 +37,14 @@ mod tests;
 use flows::Flows;
 use sockets::{ServerKey, UpSocket};
 
-/// Sockets per server and identity from which each batch takes one at random.
+/// Sockets per server and identity. Each batch uses a random one.
 const SPREAD: usize = 4;
 /// An idle socket is closed after this.
 const MAX_IDLE: Duration = Duration::from_secs(30);
-/// Queries in flight per socket at most: ids must stay hard to guess.
+/// Most queries in flight per socket, so that ids stay hard to guess.
 const MAX_WAITING: usize = 16_384;
-/// Younger than this, a query in flight answers for others that are the same.
-/// An older one may be lost, and the others must not be lost with it.
+/// Age below which a query in flight also gets the answer for equal ones. An older query may be
+/// lost, and the equal ones must not be lost with it.
 const JOIN: Duration = Duration::from_secs(1);
 /// Queries that one in flight answers for at most.
 const MAX_JOINED: usize = 64;
@@ -61,9 +61,9 @@ pub(crate) struct Flight {
 /// Where a query waits for its answer.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Registration {
-    /// It is to be sent.
+    /// The query has to be sent.
     New(FlightRef),
-    /// It waits for the answer to the same query in flight.
+    /// It waits for the answer to an equal query in flight.
     Joined,
 }
 
@@ -95,7 +95,7 @@ pub(crate) struct UdpUpstream {
     flows: Flows,
     /// Sockets that are soon to be replaced, each once.
     aging: Vec<Key>,
-    /// Which of a server's sockets the queries of this batch take.
+    /// Selects the socket of a server for the queries of this batch.
     spread: usize,
     flights: Arena<Flight>,
     /// The latest query of each fingerprint.
@@ -112,7 +112,7 @@ pub(crate) struct UdpUpstream {
 }
 
 impl UdpUpstream {
-    /// `marked`: whether packets carry the client's identity. `limit`: queries in flight at most.
+    /// `marked`: whether packets carry the client's identity. `limit`: most queries in flight.
     pub(crate) fn new(
         marked: bool,
         limit: usize,
@@ -148,16 +148,16 @@ impl UdpUpstream {
         self.flights.len()
     }
 
-    /// Queries from now on take another socket, at random: those of one batch go
-    /// out in one system call. `limit`: queries in flight at most, from now on.
+    /// Selects another random socket for the following queries. Queries of one batch are sent with
+    /// one system call. `limit`: most queries in flight from now on.
     pub(crate) fn next_batch(&mut self, limit: usize) {
         self.quota.set_limit(limit);
         self.spread = self.random.random_range(0..SPREAD);
     }
 
-    /// Finds a socket and an id for a query, or the same query in flight: two
-    /// that are the same would double a forger's chance (RFC 5452, 5). New sockets are added to `epoll`
-    /// under their key.
+    /// Finds a socket and an id for a query, or an equal query in flight. Two equal queries in
+    /// flight would double a forger's chance (RFC 5452, 5). New sockets are added to `epoll` under
+    /// their key.
     pub(crate) fn register(
         &mut self,
         query: &mut PendingQuery<&[u8]>,
@@ -219,7 +219,7 @@ impl UdpUpstream {
         }))
     }
 
-    /// Has a query wait for the answer to the same one in flight, if there is one.
+    /// Adds a query to an equal one in flight, if there is one.
     fn join(&mut self, fingerprint: u64, query: &mut PendingQuery<&[u8]>, now: Instant) -> bool {
         let latest = self.latest.get(&fingerprint).copied();
         let flight = latest.and_then(|latest| self.flights.get_mut(latest));
@@ -227,7 +227,8 @@ impl UdpUpstream {
             return false;
         };
         let (client, header) = (query.from.client, query.header);
-        // A client repeats a query when the first seems lost: it must not wait for that one.
+        // A client repeats a query if the first seems lost. The repetition must not wait for the
+        // first.
         let fits = first.question == query.question
             && first.from.server == query.from.server
             && first.endpoint == query.endpoint
@@ -249,7 +250,7 @@ impl UdpUpstream {
         self.sockets.get(socket).map(|s| &s.fd)
     }
 
-    /// The query that `message`, received on `socket`, answers; it is no longer in flight.
+    /// Removes and returns the query that `message`, received on `socket`, answers.
     pub(crate) fn answered(&mut self, socket: Key, message: &[u8]) -> Option<Flight> {
         let id = Header::read(message)?.id;
         let flight = *self.sockets.get(socket)?.waiting.get(&id)?;
@@ -259,8 +260,8 @@ impl UdpUpstream {
         self.remove(flight)
     }
 
-    /// The query that came back from `socket` undelivered; it is no longer in flight. The
-    /// network may have cut it short, but id and question are there.
+    /// Removes and returns the query that was returned as undelivered on `socket`. The network may
+    /// have cut it short, but id and question are present.
     pub(crate) fn undelivered(&mut self, socket: Key, query: &[u8]) -> Option<Flight> {
         let header = Header::read(query).filter(|h| !h.is_response())?;
         let flight = *self.sockets.get(socket)?.waiting.get(&header.id)?;
@@ -272,7 +273,7 @@ impl UdpUpstream {
         self.remove(flight)
     }
 
-    /// Takes a query out of flight: it could not be sent, or took too long.
+    /// Removes a query that could not be sent or took too long.
     pub(crate) fn remove(&mut self, key: Key) -> Option<Flight> {
         let flight = self.flights.remove(key)?;
         if self.latest.get(&flight.fingerprint) == Some(&key) {
@@ -289,7 +290,7 @@ impl UdpUpstream {
         Some(flight)
     }
 
-    /// Gives the question of a finished query back, for its buffer.
+    /// Takes the question of a finished query back, to use its buffer again.
     pub(crate) fn recycle(&mut self, question: Vec<u8>) {
         if self.spare.len() < 1024 {
             self.spare.push(question);
@@ -298,7 +299,7 @@ impl UdpUpstream {
 
     /// When the next query times out.
     pub(crate) fn next_deadline(&mut self) -> Option<Instant> {
-        // One query that is never answered must not keep the deadlines of all after it.
+        // A query that is never answered must not keep the deadlines of all later ones.
         if self.deadlines.len() > 2 * self.flights.len() + 4096 {
             let flights = &self.flights;
             self.deadlines
@@ -320,7 +321,7 @@ impl UdpUpstream {
         self.remove(flight)
     }
 
-    /// Takes out a query whose time is over, if there is one.
+    /// Removes a query whose time is over, if there is one.
     pub(crate) fn expired(&mut self, now: Instant) -> Option<Flight> {
         let is_over = self.next_deadline()? <= now;
         is_over.then(|| self.any()).flatten()

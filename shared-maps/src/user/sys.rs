@@ -155,7 +155,7 @@ fn bpf<T>(command: libc::c_long, attr: &mut T) -> io::Result<libc::c_long> {
 
 fn owned(fd: libc::c_long) -> io::Result<OwnedFd> {
     let fd = i32::try_from(fd).map_err(|_| io::Error::from(io::ErrorKind::InvalidData))?;
-    // SAFETY: the kernel just returned this descriptor to us and to nobody else.
+    // SAFETY: the kernel just returned this descriptor to this call only.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 

@@ -17,7 +17,7 @@ use crate::{
     source_event::SourceEvent,
 };
 
-const WEB_TO_DB: &str = r#"
+pub(super) const WEB_TO_DB: &str = r#"
 apiVersion: cilium.io/v2
 kind: CiliumNetworkPolicy
 metadata: {name: web}
@@ -39,7 +39,7 @@ spec:
     toPorts: [{ports: [{port: "5432", protocol: TCP}]}]
 "#;
 
-fn pod(name: &str, app: &str, address: &str) -> String {
+pub(super) fn pod(name: &str, app: &str, address: &str) -> String {
     format!(
         "---\napiVersion: v1\nkind: Pod\nmetadata: {{name: {name}, labels: {{app: {app}}}}}\nspec: {{nodeName: worker-2}}\nstatus: {{phase: Running, podIP: {address}}}\n"
     )
@@ -52,8 +52,8 @@ fn namespace(team: &str) -> String {
 }
 
 /// A node with the objects of its cluster.
-struct Member {
-    node: Node,
+pub(super) struct Member {
+    pub(super) node: Node,
     router: Router,
 }
 
@@ -63,20 +63,20 @@ fn router() -> Router {
 
 impl Member {
     /// A synced node with an endpoint, app=web.
-    fn new(policy: &str) -> Self {
+    pub(super) fn new(policy: &str) -> Self {
         Self {
             node: Node::synced(CoreConfig::default(), policy),
             router: router(),
         }
     }
 
-    fn put(&mut self, text: &str) -> Vec<Step> {
+    pub(super) fn put(&mut self, text: &str) -> Vec<Step> {
         let documents = parse_documents(text, "test").into_iter();
         let changes = documents.map(|document| SourceEvent::Apply(document.unwrap()));
         self.change(changes.map(PolicyChange::Document).collect())
     }
 
-    fn delete(&mut self, key: &str) -> Vec<Step> {
+    pub(super) fn delete(&mut self, key: &str) -> Vec<Step> {
         let gone = SourceEvent::Delete(key.to_owned());
         self.change(vec![PolicyChange::Document(gone)])
     }
@@ -90,7 +90,7 @@ impl Member {
     }
 
     /// Whether the endpoint may open a connection to port 5432 there.
-    fn may_connect(&self, address: &str) -> bool {
+    pub(super) fn may_connect(&self, address: &str) -> bool {
         let Some(identity) = self.node.identity(address) else {
             return false;
         };
@@ -282,7 +282,7 @@ fn a_full_map_closes_a_pod_until_there_is_room() {
     assert!(member.may_connect("10.2.0.9"));
 }
 
-fn of_pod(key: &str, host: u8, pod: &str) -> crate::endpoint::spec::EndpointSpec {
+pub(super) fn of_pod(key: &str, host: u8, pod: &str) -> crate::endpoint::spec::EndpointSpec {
     crate::endpoint::spec::EndpointSpec {
         labels: Vec::new(),
         pod: Some(pod.to_owned()),

@@ -1,4 +1,4 @@
-//! One client connection: queries in, answers out in whatever order they come.
+//! One client connection: queries in, answers out in any order.
 
 mod answers;
 mod queries;
@@ -27,26 +27,26 @@ use crate::{
     stats::AnswerResult,
 };
 
-/// Queries of one connection that wait at once, for the server or the agent.
+/// Most queries of one connection that wait at once, for the server or the agent.
 const MAX_WAITING: usize = 64;
-/// Bytes of queries in flight before no more are read.
+/// Bytes of queries in flight at which reading stops.
 const MAX_ASKED: usize = 64 * 1024;
-/// Bytes of answers that may wait, for the client or the agent, before neither queries nor
-/// answers are read.
+/// Bytes of answers that wait for the client or the agent, at which reading of queries and answers
+/// stops.
 const MAX_OUT: usize = 128 * 1024;
-/// Bytes of memory for messages that each connection may use. What it uses beyond counts as its
+/// Bytes of memory for messages that each connection may use. Memory above it counts for the
 /// endpoint's share.
 pub(crate) const ALLOWANCE: usize = 16 * 1024;
-/// Bytes by which a connection's part of the share grows and shrinks.
+/// Step in bytes in which a connection's part of the share grows and shrinks.
 const CHARGE: usize = 16 * 1024;
-/// Bytes of a buffer that is kept while nothing waits.
+/// Largest buffer in bytes that is kept while no message waits.
 const KEPT: usize = 2 * 1024;
-/// Reads that may bring nothing to answer before a drain ends the connection.
+/// Most reads without a query during a drain, before the connection ends.
 const MAX_LAST_READS: usize = 16;
-/// How long a client that goes on asking is given to see that the connection has ended.
+/// How long a client that continues to send has to see that the connection has ended.
 const LAST_READS: Duration = Duration::from_secs(1);
-/// Work after which other connections get their turn: a message and [`MESSAGE`] bytes of it are
-/// one each. The runtime counts reads, not what is in them, and its timers stand still meanwhile.
+/// Work after which other connections run. A message counts as one, and so does each [`MESSAGE`]
+/// bytes of it. The runtime counts reads only, and its timers do not run during the work.
 const TURN: usize = 64;
 /// Bytes of a message that cost as much as the message itself.
 const MESSAGE: usize = 512;
@@ -61,26 +61,27 @@ pub(super) struct Connection {
     out: FrameWriter,
     upstream: TcpUpstream,
     waiting: Waiting,
-    /// A query that waits for a place in flight or for rules; no more are read meanwhile.
+    /// A query that waits for a place in flight or for rules. No more queries are read while it
+    /// waits.
     delayed: Option<Postponed>,
     /// Memory that counts as the endpoint's share.
     memory: Seat,
     results: Results,
     /// The client sends no more.
     ended: bool,
-    /// While draining: until when one more query is waited for.
+    /// Deadline for one more query during a drain.
     last_query: Option<Instant>,
-    /// No more queries are read: those in flight are answered, and the connection ends.
+    /// No more queries are read. The connection ends when those in flight are answered.
     closing: bool,
-    /// The end has gone out, with the last answer or alone.
+    /// The end of the stream was sent, with the last answer or alone.
     finished: bool,
     last_activity: Instant,
-    /// Since when the server is not read because answers wait for the client.
+    /// Since when the server is not read, because answers wait for the client.
     paused: Option<Instant>,
     now: Instant,
     /// Work of this turn.
     taken: usize,
-    /// Permits to work, which all connections of the endpoint share.
+    /// Permits for work, which all connections of the endpoint share.
     turn: Arc<Semaphore>,
     message: Vec<u8>,
     own: Vec<u8>,
@@ -90,7 +91,7 @@ pub(super) struct Connection {
 /// The result of the last reads before a connection ends.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum LastRead {
-    /// No more bytes have come.
+    /// No more bytes arrived.
     Nothing,
     /// The client never pauses.
     Endless,
@@ -98,7 +99,7 @@ enum LastRead {
     Full,
 }
 
-/// What a connection waits for.
+/// An event that a connection waits for.
 enum Event {
     /// The agent's result for a held answer.
     Realised(u64, Realised),
@@ -106,7 +107,7 @@ enum Event {
     Alarm,
     /// Something happened at the server's connection.
     Upstream(UpstreamEvent),
-    /// The client takes more.
+    /// The client's socket can be written.
     Writable,
     /// The client has sent something.
     Readable,
@@ -120,7 +121,7 @@ enum Event {
 enum EndReason {
     /// Nothing is left to do.
     Done,
-    /// It broke, stalled or was stopped with something unanswered.
+    /// The connection broke, stalled or was stopped with unanswered queries.
     Cut,
 }
 
@@ -180,7 +181,7 @@ impl Connection {
             let may_read = !self.ended && self.may_read();
             let has_room = self.has_room();
             self.pause(!has_room);
-            // Most deadlines only move away: the alarm is set again when it rang, not each time.
+            // Most deadlines only move later. The alarm is therefore set again only when it fires.
             let deadline = self.deadline().into();
             if deadline < alarm.deadline() || alarm.is_elapsed() {
                 alarm.as_mut().reset(deadline);
@@ -190,7 +191,7 @@ impl Connection {
                 biased;
                 () = self.shared.stop.cancelled() => break EndReason::Cut,
                 (key, realised) = self.results.next() => Event::Realised(key, realised),
-                // Before the peers: one that never pauses must not stop the clock.
+                // Before the peers, so that a peer that never pauses does not stop the timers.
                 () = &mut alarm => Event::Alarm,
                 happened = self.upstream.happen(), if has_room => Event::Upstream(happened),
                 ready = self.stream.writable(), if self.out.len() > 0 => match ready {
@@ -222,7 +223,8 @@ impl Connection {
         match event {
             Event::Realised(key, realised) => self.release(*key, *realised),
             Event::Alarm => {
-                // A delayed query's deadline is always ahead: each ring is a retry.
+                // The deadline of a delayed query is always in the future, so each alarm is a
+                // retry.
                 let early = self.delayed.is_none() && self.now < self.deadline();
                 if !early {
                     self.on_time()?;
@@ -234,14 +236,15 @@ impl Connection {
             Event::Draining => {
                 self.last_query = Some(self.now + self.shared.proxy.config().tcp_last_query);
             }
-            // The end goes out now if nothing is in flight, else with the last answer.
+            // Without queries in flight the end is sent now, else with the last answer.
             Event::Closing => self.closing = true,
         }
         Ok(())
     }
 
-    /// Reads what a client goes on sending until it has seen the end. A connection that is closed
-    /// with something unread is reset, and a reset takes answers away that are still on their way.
+    /// Reads and drops the client's messages until the client has seen the end. Closing a
+    /// connection with unread data resets it, and a reset destroys answers that are still on their
+    /// way.
     async fn discard(&mut self) {
         let read = async {
             let mut scratch = [0; KEPT];
@@ -289,7 +292,7 @@ impl Connection {
         }
     }
 
-    /// Reads once more before the end, so that no query is cut off.
+    /// Reads once more before the end, so that no query is lost.
     fn read_last(&mut self) -> LastRead {
         for _ in 0..MAX_LAST_READS {
             if !self.may_read() {
@@ -307,7 +310,8 @@ impl Connection {
         LastRead::Endless
     }
 
-    /// Whether what waits to go out is the last: the process leaves, and every query is answered.
+    /// Whether the waiting bytes are the last ones: the process drains, and every query is
+    /// answered.
     fn is_last(&mut self) -> bool {
         let is_answered = self.waiting.is_empty() && self.delayed.is_none();
         if self.closing {
@@ -334,13 +338,13 @@ impl Connection {
             && self.has_room()
     }
 
-    /// Whether more answers may come: a client that does not read its answers stops its server,
-    /// and does not fill this process.
+    /// Whether more answers may be read. If a client does not read its answers, its server is not
+    /// read either, and the memory of this process does not fill.
     fn has_room(&self) -> bool {
         self.out.len() + self.waiting.held_bytes() < MAX_OUT
     }
 
-    /// Stops the time that the server has to answer while it is not read.
+    /// Stops the time limit of the server while the server is not read.
     fn pause(&mut self, pause: bool) {
         if pause {
             self.paused.get_or_insert(self.now);
@@ -349,7 +353,7 @@ impl Connection {
         }
     }
 
-    /// Counts the memory in use as the endpoint's. Whether its share allows that much.
+    /// Counts the memory in use for the endpoint. Returns whether its share allows that much.
     fn account(&mut self) -> bool {
         if !self.has_work() {
             self.shrink();
@@ -394,8 +398,8 @@ impl Connection {
 
     fn flush(&mut self) -> Result<(), EndReason> {
         if self.is_last() {
-            // The end goes with the last answer, in one segment: a client that asks again once
-            // it has the answer sees the end first, and no query of it meets a closed connection.
+            // The end goes with the last answer in one segment. A client that sends its next query
+            // after the answer sees the end first, and its query meets no closed connection.
             let socket = socket2::SockRef::from(&self.stream);
             let _ = socket.set_tcp_cork(true);
             if self.out.flush(&self.stream).map_err(|_| EndReason::Cut)? {
@@ -404,7 +408,7 @@ impl Connection {
             if self.out.len() == 0 {
                 self.finished = socket.shutdown(std::net::Shutdown::Write).is_ok();
             } else {
-                // The client did not take all of it: what went out must not wait for the rest.
+                // The client's window is full. The part that was sent must not wait for the rest.
                 let _ = socket.set_tcp_cork(false);
             }
             return Ok(());
@@ -434,7 +438,7 @@ impl Connection {
         all.min().unwrap_or(idle)
     }
 
-    /// Whether nothing goes on before the client has read some of its answers.
+    /// Whether the connection must wait until the client has read some of its answers.
     fn is_stalled(&self) -> bool {
         self.out.len() >= MAX_OUT
     }
@@ -484,8 +488,8 @@ impl Connection {
 
     fn close(&mut self, over: &EndReason) {
         if matches!(over, EndReason::Done) && !self.ended && !self.finished {
-            // A query that comes between the last look and the closing is answered with a
-            // reset. The end goes before it: so the client sees that nobody read that query.
+            // The kernel answers a query that arrives between the last read and the close with a
+            // reset. The end is sent before it, so the client can see that the query was not read.
             let _ = socket2::SockRef::from(&self.stream).shutdown(std::net::Shutdown::Write);
         }
         let unanswered = self.has_work();
@@ -507,8 +511,8 @@ impl Connection {
     }
 }
 
-/// When a connection with nothing in flight is looked at again. One whose query
-/// came in part is not between queries: the rest is waited for, draining or not.
+/// When a connection without queries in flight is checked again. A connection with a part of a
+/// query waits for the rest, during a drain too.
 fn idle_until(last_query: Option<Instant>, partial: bool, idle: Instant) -> Instant {
     let last_query = last_query.filter(|_| !partial);
     last_query.map_or(idle, |last_query| last_query.min(idle))

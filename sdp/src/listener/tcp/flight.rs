@@ -1,4 +1,4 @@
-//! Queries of one connection that wait: for their server, then for the agent.
+//! Queries of one connection that wait for their server, and then for the agent.
 
 use std::{
     collections::HashMap,
@@ -17,7 +17,7 @@ use crate::{
 /// A query in flight.
 pub(super) struct Flight {
     pub(super) query: PendingQuery<Vec<u8>>,
-    /// As sent upstream: kept to be sent again if the server closes the connection.
+    /// The message as sent to the server. It is sent again if the server closes the connection.
     pub(super) message: Vec<u8>,
     /// When it is given up.
     pub(super) deadline: Instant,
@@ -44,14 +44,14 @@ impl Flight {
     }
 }
 
-/// A held answer with the agent's result that it waits for.
+/// A held answer with its pending result from the agent.
 pub(super) struct AwaitedAnswer {
     /// The agent's result.
     pub(super) result: PendingResult,
     pub(super) answer: HeldAnswer,
 }
 
-/// Everything of one connection that waits, with the bytes it keeps.
+/// All waiting queries and answers of one connection, with the bytes that they use.
 #[derive(Default)]
 pub(super) struct Waiting {
     flights: HashMap<u16, Flight, RandomState>,
@@ -93,7 +93,7 @@ impl Waiting {
         self.flights.get_mut(&id)
     }
 
-    /// Adds a query in flight under an id that none has.
+    /// Adds a query in flight under an unused id.
     pub(super) fn add_flight(&mut self, id: u16, flight: Flight) {
         self.asked_bytes += flight.bytes();
         self.flights.insert(id, flight);
@@ -147,7 +147,8 @@ impl Waiting {
         self.held.values().map(|held| held.answer.since).min()
     }
 
-    /// The proxy did not read from the server for `pause`, so the server is given as much more.
+    /// The proxy did not read from the server for `pause`. Extends the server's time limit by as
+    /// much.
     pub(super) fn extend(&mut self, pause: Duration) {
         for flight in self.flights.values_mut() {
             flight.deadline += pause;

@@ -7,10 +7,10 @@ use tokio::{io::Interest, net::TcpStream};
 
 /// Most bytes read at once.
 const READ: usize = 16 * 1024;
-/// Bytes read at once at first. A buffer of this size is kept while nothing is in it.
+/// Bytes of the first read. An empty buffer of this size is kept.
 const SMALL: usize = 2 * 1024;
 
-/// Bytes that came and are not yet whole messages.
+/// Received bytes that are not yet complete messages.
 #[derive(Debug)]
 pub struct FrameReader {
     buffer: Vec<u8>,
@@ -29,7 +29,7 @@ impl Default for FrameReader {
     }
 }
 
-/// What a read brought.
+/// Result of a read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Read {
     /// Bytes.
@@ -41,15 +41,15 @@ pub(super) enum Read {
 }
 
 impl FrameReader {
-    /// Reads what there is, without waiting, if the runtime has seen that something came.
+    /// Reads available bytes without waiting, if the runtime reports that there are some.
     pub(super) fn fill(&mut self, stream: &TcpStream) -> io::Result<Read> {
         self.append(|room| {
             let mut came = None;
             let read = stream.try_io(Interest::READABLE, || {
                 let length = (&*SockRef::from(stream)).read(room)?;
                 came = Some(length);
-                // Less than there was room for: nothing is left. To say so saves the read that
-                // would find that out. The end is reported apart, and stays.
+                // A short read means that no bytes are left. Returning that saves the read that
+                // would find it out. The end of the stream is a separate event and is not lost.
                 if length > 0 && length < room.len() {
                     return Err(io::ErrorKind::WouldBlock.into());
                 }
@@ -59,7 +59,7 @@ impl FrameReader {
         })
     }
 
-    /// Reads what there is, without waiting, also if the runtime has not seen it yet.
+    /// Reads available bytes without waiting, even if the runtime has not reported them yet.
     pub(super) fn read_now(&mut self, stream: &TcpStream) -> io::Result<Read> {
         self.append(|room| (&*SockRef::from(stream)).read(room))
     }
@@ -86,7 +86,7 @@ impl FrameReader {
         }
     }
 
-    /// Where bytes that came are appended.
+    /// Buffer to which received bytes are appended.
     pub fn room(&mut self) -> &mut Vec<u8> {
         if self.taken > 0 {
             self.buffer.drain(..self.taken);
@@ -103,7 +103,7 @@ impl FrameReader {
         self.buffer.capacity()
     }
 
-    /// Gives a large buffer back that has nothing in it.
+    /// Frees a large buffer that is empty.
     pub(super) fn shrink(&mut self) {
         if !self.is_partial() && self.buffer.capacity() > SMALL {
             *self = Self::default();
@@ -140,9 +140,10 @@ pub(super) struct FrameWriter {
 }
 
 impl FrameWriter {
-    /// Adds a message. One that is too long for its length field is left out.
+    /// Adds a message. A message that is too long for the length field is dropped.
     pub(super) fn push(&mut self, message: &[u8]) {
-        // A peer that never takes everything must not let what it took pile up.
+        // Frees the sent bytes, so that they do not accumulate for a peer that never reads
+        // everything.
         if self.sent > self.len() {
             self.buffer.drain(..self.sent);
             self.sent = 0;
@@ -158,7 +159,7 @@ impl FrameWriter {
         self.buffer.len() - self.sent
     }
 
-    /// Writes what the stream takes, without waiting. Whether it took any.
+    /// Writes as much as the socket accepts, without waiting. Returns whether it accepted any.
     pub(super) fn flush(&mut self, stream: &TcpStream) -> io::Result<bool> {
         let mut progress = false;
         while self.len() > 0 {
@@ -181,7 +182,7 @@ impl FrameWriter {
         self.buffer.capacity()
     }
 
-    /// Gives a large buffer back that has nothing in it.
+    /// Frees a large buffer that is empty.
     pub(super) fn shrink(&mut self) {
         if self.len() == 0 && self.buffer.capacity() > SMALL {
             *self = Self::default();
@@ -203,7 +204,7 @@ mod tests {
 
     #[tokio::test]
     async fn what_a_slow_peer_has_taken_is_let_go() {
-        /// More than the kernel takes at once.
+        /// More than the kernel buffers at once.
         const WAITING: usize = 400_000;
         let socket = || {
             let socket = TcpSocket::new_v4().unwrap();
@@ -221,7 +222,7 @@ mod tests {
         let message = [7; 50_000];
         let mut taken = vec![0; 40_000];
         let mut total = 0;
-        // Until more went out than may ever wait here.
+        // Until more was sent than may ever wait here.
         while total < 8 << 20 {
             while out.len() < WAITING {
                 out.push(&message);

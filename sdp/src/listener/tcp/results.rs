@@ -11,8 +11,8 @@ use tokio::sync::Notify;
 
 use crate::mapping::OnRealised;
 
-/// Receives the results. It holds one for each answer that still waits and none for an answer
-/// that was released late, so that results of any number that come at once all fit.
+/// Receives the results. It has room for one result of each answer that still waits, and none for
+/// an answer that was released late. Any number of results that arrive at once fits.
 #[derive(Debug, Default)]
 pub(super) struct Results {
     mailbox: Arc<Mailbox>,
@@ -31,7 +31,7 @@ struct State {
     come: VecDeque<(u64, Realised)>,
 }
 
-/// A result that is awaited. Dropped, it is awaited no longer.
+/// A result that is awaited until this is dropped.
 #[derive(Debug)]
 pub(super) struct PendingResult {
     key: u64,
@@ -39,7 +39,7 @@ pub(super) struct PendingResult {
 }
 
 impl PendingResult {
-    /// What [`Results::next`] names the result by.
+    /// The key that [`Results::next`] returns with the result.
     pub(super) fn key(&self) -> u64 {
         self.key
     }
@@ -55,7 +55,7 @@ impl Drop for PendingResult {
 }
 
 impl Results {
-    /// Awaits one more result: the one that the callback is called with.
+    /// Awaits one more result, which the callback delivers.
     pub(super) fn expect(&mut self) -> (PendingResult, OnRealised) {
         let key = self.next;
         self.next += 1;
@@ -99,7 +99,7 @@ mod tests {
         let (late, callbacks): (Vec<_>, Vec<_>) = late.into_iter().unzip();
         drop(late);
         let (held, others): (Vec<_>, Vec<_>) = (0..64).map(|_| results.expect()).unzip();
-        // The connection's task does not run meanwhile.
+        // The connection's task does not run during this loop.
         for callback in callbacks.into_iter().chain(others) {
             callback(Realised::Yes);
         }

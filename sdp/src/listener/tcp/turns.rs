@@ -1,9 +1,10 @@
-//! Endpoints take turns: one with many busy connections does not delay the connections of another.
+//! Endpoints take turns, so that an endpoint with many busy connections does not delay the
+//! connections of another endpoint.
 //!
-//! The runtime lets tasks run in the order in which they became ready. Without turns, a
-//! connection of one endpoint waits for every busy connection of another one, several times for
-//! each query. A connection works only while it has one of its endpoint's few permits. Its
-//! endpoint's other connections wait for a permit, in the order of arrival, and take no time.
+//! The runtime runs tasks in the order in which they became ready. Without turns, a connection of
+//! one endpoint waits for every busy connection of another one, several times for each query. A
+//! connection works only while it has one of its endpoint's few permits. The endpoint's other
+//! connections wait for a permit in the order of arrival, and use no CPU time.
 
 use std::{
     collections::HashMap,
@@ -15,11 +16,11 @@ use foldhash::quality::RandomState;
 use parking_lot::Mutex;
 use tokio::sync::Semaphore;
 
-/// Connections of one endpoint that work at once: as many as the runtime has threads, so that an
-/// endpoint that is alone gets all of them.
+/// Connections of one endpoint that work at once: one for each thread of the runtime, so that a
+/// single endpoint can use all threads.
 const PERMITS: usize = 2;
-/// Endpoints without connections are forgotten when so many are known, or twice those that had
-/// connections at the last look.
+/// Entries of endpoints without connections are removed at this number of entries, or at twice the
+/// number that remained the last time.
 const FORGET_FROM: usize = 64;
 
 /// Turns of all endpoints.

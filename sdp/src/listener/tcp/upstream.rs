@@ -1,4 +1,4 @@
-//! A client connection's own connection to its server, opened when first needed.
+//! A client connection's own connection to its server. It is opened for the first query.
 
 use std::{future::Future, io, net::SocketAddr, pin::Pin};
 
@@ -14,7 +14,7 @@ use crate::{
 
 type Connecting = Pin<Box<dyn Future<Output = io::Result<TcpStream>> + Send>>;
 
-/// The connection and what is on its way.
+/// The connection, with the bytes in both directions.
 pub(super) struct TcpUpstream {
     server: SocketAddr,
     connecting: Option<Connecting>,
@@ -24,23 +24,23 @@ pub(super) struct TcpUpstream {
     fallbacks: Counters<Fallback>,
 }
 
-/// The client that a connection is made for.
+/// The client for which a connection is made.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct UpstreamIdentity {
     /// Identity for the mark.
     pub(super) identity: Option<IdentityId>,
-    /// Address to connect from, if not the node's. Port 0 is the kernel's choice.
+    /// Address from which to connect, if not the node's. Port 0: the kernel selects one.
     pub(super) source: Option<SocketAddr>,
 }
 
 /// An event of the connection.
 #[derive(Debug)]
 pub(super) enum UpstreamEvent {
-    /// Messages may have come.
+    /// Messages may have arrived.
     Read,
-    /// Bytes went out, or the connection is open now.
+    /// Bytes were sent, or the connection was opened.
     Progress,
-    /// It is gone.
+    /// The connection ended.
     Lost(io::Error),
 }
 
@@ -79,7 +79,7 @@ impl TcpUpstream {
         self.out.shrink();
     }
 
-    /// Waits for something to happen; for ever if there is no connection. Cancel-safe.
+    /// Waits for an event, forever if there is no connection. Cancel-safe.
     pub(super) async fn happen(&mut self) -> UpstreamEvent {
         if let Some(connecting) = &mut self.connecting {
             let connected = connecting.await;
@@ -124,7 +124,7 @@ impl TcpUpstream {
     }
 }
 
-/// Connects, from the pod's address if that is wanted and can be had.
+/// Connects, from the pod's address if that is configured and available.
 async fn connect(
     server: SocketAddr,
     pod: UpstreamIdentity,
@@ -163,8 +163,8 @@ async fn connect_from(
         .await
 }
 
-/// Whether a connection failed for a reason that lies outside of this node: it would from
-/// any address.
+/// Whether a connection failed for a reason outside of this node, which would apply to any source
+/// address.
 fn is_of_server(error: &io::Error) -> bool {
     use io::ErrorKind as Kind;
     matches!(

@@ -37,7 +37,7 @@ impl Worker {
             };
             let received = match self.answers.recv(fd) {
                 Ok(received) => received,
-                // An ICMP error: reading it took it away, and the others wait on.
+                // An ICMP error. Reading it removed it, and the other queries still wait.
                 Err(e) if e.kind() == io::ErrorKind::ConnectionRefused => continue,
                 Err(_) => return,
             };
@@ -74,12 +74,12 @@ impl Worker {
         }
     }
 
-    /// Handles one answer. Returns whether it is to be sent now, as it lies in the batch.
+    /// Handles one answer. Returns whether to send it now, from the batch.
     fn answer(&mut self, at: usize, mut query: PendingQuery<Vec<u8>>, now: BootTime) -> bool {
         let observer = self.proxy.observer();
         observer.answered(&query, self.now);
         set_id(self.answers.bytes_mut(at), query.header.id);
-        // Read before the sink decides, so that a change in the meantime counts.
+        // Read before the sink decides, so that a change in between is noticed.
         let version = self.proxy.sink().leases_version();
         let message = self.answers.bytes(at);
         let print = self
@@ -98,7 +98,7 @@ impl Worker {
         to_send.is_some()
     }
 
-    /// Learns from one answer. Returns its result if it is to be sent now, as it lies in the batch.
+    /// Learns from one answer. Returns its result if it is to be sent now, from the batch.
     fn learn(
         &mut self,
         at: usize,
@@ -169,7 +169,7 @@ impl Worker {
         Some(result)
     }
 
-    /// Releases held answers whose fate has become known.
+    /// Releases held answers whose result has arrived.
     pub(super) fn release_realised(&mut self) {
         let mut realised = std::mem::take(&mut self.realised);
         self.control.take_realised(&mut realised);
@@ -179,7 +179,7 @@ impl Worker {
         self.realised = realised;
     }
 
-    /// Releases held answers that may wait no longer.
+    /// Releases held answers whose time is over.
     pub(super) fn release_late(&mut self) {
         loop {
             let late = self.releases.held().expired(self.now);

@@ -1,4 +1,4 @@
-//! Queries of clients to a worker, and their sending to servers.
+//! Receives the queries of clients and sends them to servers.
 
 use std::sync::Arc;
 
@@ -18,8 +18,8 @@ use crate::{
     wire::set_id,
 };
 
-/// Delayed queries that one turn retries at most: rules that arrive can free thousands at once,
-/// and the other endpoints of the worker must not wait for all of them.
+/// Most delayed queries that are tried again in one turn. New rules can free thousands at once, and
+/// the worker's other endpoints must not wait for all of them.
 const RETRIES: usize = 256;
 
 impl Worker {
@@ -29,7 +29,8 @@ impl Worker {
             let Some(Listener { fd, .. }) = self.listeners.get(listener) else {
                 return;
             };
-            // Any error but "nothing there" concerns an earlier datagram; the socket goes on.
+            // Any error except an empty socket is about an earlier datagram. The socket still
+            // works.
             let Ok(received) = self.queries.recv(fd) else {
                 return;
             };
@@ -42,7 +43,7 @@ impl Worker {
             self.upstream.next_batch(self.in_flight.udp_limit());
             let mut registered = std::mem::take(&mut self.registered);
             registered.extend((0..received).filter_map(|at| Some((self.query(at)?, at))));
-            // Those of one size go out as one message.
+            // Datagrams of one size are sent as one message.
             let queries = &self.queries;
             registered.sort_unstable_by_key(|(registered, at)| {
                 (registered.socket, queries.bytes(*at).len(), *at)
@@ -58,7 +59,7 @@ impl Worker {
         }
     }
 
-    /// Judges one query. Returns its flight if it is to be sent on as it lies in the batch.
+    /// Judges one query. Returns its flight if it is to be sent on from the batch.
     fn query(&mut self, at: usize) -> Option<FlightRef> {
         let stats = self.proxy.stats();
         stats.transports.inc(Protocol::Udp);
@@ -134,7 +135,7 @@ impl Worker {
         }
     }
 
-    /// Judges a query that waits no longer for the rules of its endpoint.
+    /// Judges a query that no longer waits for the rules of its endpoint.
     fn judge_at_last(&mut self, message: &[u8], arrival: &Arrival) {
         let proxy = Arc::clone(&self.proxy);
         match proxy.query(message, arrival, RulesWait::Over, &mut self.own) {
@@ -164,11 +165,11 @@ impl Worker {
         });
     }
 
-    /// Sends delayed queries on whose endpoints have a place again, and answers those that have
-    /// waited long enough.
+    /// Sends delayed queries whose endpoints have a place again, and answers those that have waited
+    /// long enough.
     pub(super) fn retry_delayed(&mut self) {
         self.upstream.next_batch(self.in_flight.udp_limit());
-        // Endpoints that have a place in flight and no socket to send from.
+        // Endpoints with a place in flight but without a socket to send from.
         let mut without_socket = Vec::new();
         for _ in 0..RETRIES {
             let (upstream, now) = (&self.upstream, self.now);
@@ -201,7 +202,7 @@ impl Worker {
         }
     }
 
-    /// Sends a delayed query on. Returns it if it must wait on.
+    /// Sends a delayed query on. Returns it if it must still wait.
     fn forward_delayed<'q>(
         &mut self,
         mut query: PendingQuery<&'q [u8]>,
@@ -296,7 +297,7 @@ fn failure_of(error: &RegisterError) -> Failure {
     match error {
         RegisterError::Full => Failure::Overload,
         RegisterError::Socket(error) => {
-            tracing::debug!(%error, "no upstream socket");
+            tracing::debug!(%error, "no socket to the server");
             Failure::NotSent
         }
     }

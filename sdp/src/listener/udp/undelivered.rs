@@ -14,9 +14,9 @@ use nix::{
 use super::Worker;
 use crate::{arena::Key, query::observe::Failure};
 
-/// Errors taken from one socket before others get their turn.
+/// Errors read from one socket before other sockets are read.
 const ERRORS: usize = 64;
-/// Most bytes of a query that an ICMP error brings back (RFC 1812, 4.3.2.3).
+/// Most bytes of a query that an ICMP error quotes (RFC 1812, 4.3.2.3).
 const RETURNED: usize = 576;
 
 impl Worker {
@@ -39,9 +39,11 @@ impl Worker {
     }
 }
 
-/// Reads one error from a socket. Returns the length of the query that it quotes, and whether the
-/// server is unreachable. It is reachable if the query was too long for the path: the kernel has
-/// learned the path MTU and sends the client's repetition in fragments.
+/// Reads one error from a socket. Returns the length of the quoted query, and whether the server is
+/// unreachable.
+///
+/// If the query was too long for the path, the server is reachable: the kernel has learned the path
+/// MTU and sends the client's next attempt in fragments.
 fn take_error(socket: &OwnedFd, query: &mut [u8]) -> nix::Result<(usize, bool)> {
     let mut control = cmsg_space!(libc::sock_extended_err, libc::sockaddr_in6);
     let mut parts = [IoSliceMut::new(query)];

@@ -1,10 +1,9 @@
-//! Sockets from clients' own ports: one for each flow, that is client's address and port and
-//! server.
+//! Sockets with clients' own ports, one for each flow (client's address and port, and server).
 //!
-//! A client mostly takes a new port for each look-up, so that such a socket serves few queries
-//! and is closed soon. Another process or worker may have the port, for the
-//! same flow: then the query goes out under the node's address, because the kernel would give
-//! the answers of both to one of the sockets.
+//! A client usually uses a new port for each lookup, so such a socket serves few queries and is
+//! soon closed. Another process or worker may have the port for the same flow. The query is then
+//! sent from the node's address, because the kernel would deliver the answers of both to one of the
+//! sockets.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -25,9 +24,9 @@ use crate::{
     socket::{self, FlowPort},
 };
 
-/// Age of the last query at which a socket is closed, if nothing waits.
+/// Age of the last query at which a socket without waiting queries is closed.
 const MAX_IDLE: Duration = Duration::from_secs(1);
-/// Outdated entries that may stay in the list of idle sockets.
+/// Most outdated entries in the list of idle sockets.
 const OUTDATED: usize = 1024;
 
 /// Client's address and port, and server.
@@ -39,11 +38,11 @@ pub(super) struct Flows {
     sockets: HashMap<Flow, Key, RandomState>,
     /// How many flows each address and port has.
     ports: HashMap<SocketAddr, usize, RandomState>,
-    /// Sockets that wait for answers, by who opened them: silent servers stop only the
-    /// endpoint that asks them.
+    /// Sockets that wait for answers, counted for the endpoint that opened them. Silent servers
+    /// stop only the endpoint that sends queries to them.
     waiting: Quota,
-    /// Sockets in the order in which they became idle. Those that were used or closed since
-    /// are outdated.
+    /// Sockets in the order in which they became idle. An entry is outdated if its socket was used
+    /// or closed since.
     idle: VecDeque<(u64, Key)>,
     next: u64,
 }
@@ -61,7 +60,7 @@ impl Default for Flows {
 }
 
 impl Flows {
-    /// A query goes out on `socket`.
+    /// Records that a query is sent on `socket`.
     pub(super) fn began(&mut self, socket: &mut UpSocket) {
         if socket.server.is_flow() && socket.waiting.is_empty() {
             socket.idle = None;
@@ -128,7 +127,7 @@ fn flow_of(server: &ServerKey) -> Option<Flow> {
 }
 
 impl UdpUpstream {
-    /// The socket of a flow; a new one if it has none.
+    /// The socket of a flow. Opens one if the flow has none.
     pub(super) fn socket_of_flow(
         &mut self,
         wanted: ServerKey,
@@ -144,7 +143,7 @@ impl UdpUpstream {
             match (same, is_waiting) {
                 (true, true) => return Ok(key),
                 (true, false) if self.flows.waiting.allows(opener, 1) => return Ok(key),
-                // The client's identity changed. Answers for the old one are still to come.
+                // The client's identity changed, and answers for the old one are still expected.
                 (false, true) => return Err(RegisterError::Full),
                 (true, false) => return Err(RegisterError::Full),
                 (false, false) => self.close(key),
@@ -172,7 +171,7 @@ impl UdpUpstream {
         Ok(key)
     }
 
-    /// Closes sockets of flows on which nothing waited for a while.
+    /// Closes sockets of flows that had no waiting query for a while.
     pub(crate) fn close_idle_flows(&mut self, now: Instant) {
         while let Some(oldest) = self.flows.oldest(&self.sockets) {
             let socket = self.sockets.get(oldest);

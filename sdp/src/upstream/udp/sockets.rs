@@ -1,4 +1,4 @@
-//! The sockets themselves: which one a query takes, when another is opened, and who may open it.
+//! The sockets: selection for a query, opening another, and the limits for each endpoint.
 
 use std::{
     collections::HashMap,
@@ -15,13 +15,13 @@ use shared_maps::IdentityId;
 use super::{RegisterError, UdpUpstream};
 use crate::{arena::Key, socket, stats::Fallback, transparent};
 
-/// Sockets per server and identity at most, with those that are opened while the others wait
-/// for [`ROOM`] answers each.
+/// Most sockets per server and identity. More are opened when [`ROOM`] answers are expected on each
+/// of the others.
 const MOST: usize = 32;
-/// Answers that a socket's receive buffer takes, should they all come while we do not run.
+/// Answers that fit into a socket's receive buffer if all arrive while the worker does not run.
 const ROOM: usize = 128;
-/// Sockets per worker at most, of the node's address. Of those that wait for answers an
-/// endpoint may open as many as there is room left: silent servers stop who asks them.
+/// Most sockets per worker with the node's address. Of those that wait for answers, an endpoint may
+/// open as many as there are free ones, so that silent servers stop only their clients.
 const MAX_SOCKETS: usize = 512;
 /// The same, of pods' addresses.
 pub(super) const MAX_TRANSPARENT: usize = 2048;
@@ -29,12 +29,12 @@ pub(super) const MAX_TRANSPARENT: usize = 2048;
 const MAX_QUERIES: u32 = 10_000;
 /// Age at which a socket is replaced.
 const MAX_AGE: Duration = Duration::from_secs(60);
-/// From this many queries, or this age, on its successor is opened as soon as nothing is left to
-/// send: a query that opens it would wait for eight system calls.
+/// From this number of queries or this age on, a successor is opened when there is nothing left to
+/// send. A query that had to open it would wait for eight system calls.
 const QUERIES_AHEAD: u32 = MAX_QUERIES - MAX_QUERIES / 8;
 const AGE_AHEAD: Duration = Duration::from_secs(50);
 
-/// A socket to a server, and what waits for answers there.
+/// A socket to a server, and the queries that wait on it.
 pub(super) struct UpSocket {
     pub(super) fd: OwnedFd,
     pub(super) server: ServerKey,
@@ -43,16 +43,16 @@ pub(super) struct UpSocket {
     pub(super) born: Instant,
     pub(super) used: Instant,
     pub(super) queries: u32,
-    /// Its successor is to be opened.
+    /// Whether its successor has to be opened.
     pub(super) aging: bool,
     /// Takes no new queries; closed when nothing waits.
     pub(super) retired: bool,
-    /// Of a flow's socket on which nothing waits: its number among those that became idle.
+    /// For a flow's socket without waiting queries: its number among the idle ones.
     pub(super) idle: Option<u64>,
 }
 
 impl UpSocket {
-    /// Whether it is time to open its successor; says so once.
+    /// Whether it is time to open its successor. Returns true once.
     pub(super) fn begins_to_age(&mut self, now: Instant) -> bool {
         // A flow has one socket only.
         let is_old = !self.server.is_flow() && self.is_old(now);
@@ -66,24 +66,24 @@ impl UpSocket {
     }
 }
 
-/// Who is asked, and as whom.
+/// The server, and the client identity and address of the queries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct ServerKey {
     pub(super) server: SocketAddr,
     pub(super) identity: Option<IdentityId>,
-    /// If not the node's. Port 0 is the kernel's choice.
+    /// Source address, if not the node's. Port 0: the kernel selects one.
     pub(super) source: Option<SocketAddr>,
 }
 
 impl ServerKey {
-    /// Whether the socket is of one flow of a client: from the client's own port.
+    /// Whether the socket belongs to one flow of a client and has the client's own port.
     pub(super) fn is_flow(&self) -> bool {
         self.source.is_some_and(transparent::is_flow)
     }
 }
 
 impl UdpUpstream {
-    /// A socket under `source`; where none can be had, under the node's address.
+    /// A socket with address `source`, or with the node's address if that fails.
     pub(super) fn socket_under(
         &mut self,
         source: Option<SocketAddr>,
@@ -123,7 +123,7 @@ impl UdpUpstream {
             return Ok(key);
         }
         match self.open_at((server, opener), at, now, epoll) {
-            // Better one that is old or waits for many answers than none.
+            // A socket that is old or has many waiting queries is better than none.
             Err(RegisterError::Full) => self.any_to(server).ok_or(RegisterError::Full),
             opened => {
                 if let (Ok(_), Some(old)) = (&opened, old) {
@@ -134,7 +134,7 @@ impl UdpUpstream {
         }
     }
 
-    /// Which of a server's sockets the next query takes.
+    /// Index of the server's socket for the next query.
     fn position(&self, server: ServerKey) -> usize {
         let has_room = |at: &usize| {
             let socket = self.at(server, *at).and_then(|key| self.sockets.get(key));
@@ -237,8 +237,8 @@ impl UdpUpstream {
         Err(refused)
     }
 
-    /// Whether `opener` may open one more. If there are as many as may be, the one that was
-    /// idle for longest is closed.
+    /// Whether `opener` may open one more socket. At the limit, the socket that was idle for
+    /// longest is closed.
     fn make_room(&mut self, transparent: bool, opener: Holder) -> Result<(), RegisterError> {
         let most = if transparent {
             MAX_TRANSPARENT
@@ -270,7 +270,8 @@ impl UdpUpstream {
         Ok(())
     }
 
-    /// Replaces one of the sockets that are soon too old. For when nothing is left to send.
+    /// Replaces one of the sockets that will soon be too old. Called when there is nothing left to
+    /// send.
     pub(crate) fn renew(&mut self, now: Instant, epoll: &Epoll) {
         let Some(old) = self.aging.pop() else { return };
         let Some(socket) = self.sockets.get(old) else {
@@ -281,7 +282,7 @@ impl UdpUpstream {
         let Some(at) = own.and_then(|own| own.iter().position(|key| *key == Some(old))) else {
             return;
         };
-        // Where none can be had, the old one goes on until a query finds it too old.
+        // If that fails, the old one is used until a query finds it too old.
         if self.open_at((server, opener), at, now, epoll).is_ok() {
             self.retire(old);
         }

@@ -1,4 +1,4 @@
-//! Who may open how many sockets.
+//! Limits on the sockets that each endpoint may open.
 
 use nix::sys::epoll::EpollCreateFlags;
 
@@ -23,7 +23,7 @@ impl Worker {
         }
     }
 
-    /// Endpoint `id` asks a server by its number, something new; nothing is sent.
+    /// Registers a new query of endpoint `id` to the server with this number. Nothing is sent.
     fn ask(&mut self, id: u16, server: u16) -> Result<Registration, RegisterError> {
         self.asked += 1;
         let [high, low] = self.asked.to_be_bytes();
@@ -35,7 +35,8 @@ impl Worker {
             .register(&mut query, &message, self.now, &self.epoll)
     }
 
-    /// Endpoint `id` asks silent servers from `first` on until it may not; how many.
+    /// Registers queries of endpoint `id` to silent servers from `first` on until one is refused.
+    /// Returns how many were accepted.
     fn ask_all(&mut self, id: u16, first: u16) -> u16 {
         let refused = (first..first + 1000).find(|server| match self.ask(id, *server) {
             Ok(_) => false,
@@ -53,11 +54,11 @@ fn silent_servers_stop_who_asks_them_and_nobody_else() {
     for id in 2..6 {
         for server in 0..4 {
             let registered = worker.ask(id, 5000 + 10 * id + server);
-            assert!(registered.is_ok(), "endpoint {id}: {registered:?}");
+            assert!(registered.is_ok(), "query of endpoint {id}: {registered:?}");
         }
     }
     assert!(matches!(worker.ask(1, 4000), Err(RegisterError::Full)));
-    // Once nothing waits there is as much room as before, whatever sockets are open.
+    // Without waiting queries there is as much room as before, even with open sockets.
     worker.now += TIMEOUT;
     while worker.upstream.expired(worker.now).is_some() {}
     assert_eq!(worker.ask_all(2, 10_000), one);
@@ -94,7 +95,7 @@ fn the_query_that_comes_when_a_socket_is_worn_out_opens_none() {
             used.push(registered.socket);
             worker.upstream.remove(registered.flight);
             worker.upstream.renew(worker.now, &worker.epoll);
-            assert_eq!(worker.upstream.sockets.len(), 1, "the old one is closed");
+            assert_eq!(worker.upstream.sockets.len(), 1, "the old socket is closed");
             worker.now += pause;
         }
         used.dedup();

@@ -1,4 +1,4 @@
-//! From the server, and from the agent, to the client.
+//! Answers from the server, and results from the agent, to the client.
 
 use std::sync::Arc;
 
@@ -31,19 +31,20 @@ impl Connection {
                 self.message = message;
             }
             UpstreamEvent::Lost(error) => {
-                tracing::debug!(%error, server = %self.server, "an upstream connection is gone");
+                tracing::debug!(%error, server = %self.server, "connection to the server ended");
                 self.send_again();
             }
         }
-        // Room may have come for queries that were read before.
+        // There may be room now for queries that were read before.
         self.take_queries();
     }
 
-    /// The server closed: what it left unanswered is asked once more (RFC 7766, 6.2.4).
+    /// The server closed the connection. Its unanswered queries are sent once more (RFC 7766,
+    /// 6.2.4).
     fn send_again(&mut self) {
         for (id, mut flight) in self.waiting.remove_flights(|_| true) {
             if flight.has_begun() {
-                // The client cannot be told but by closing.
+                // Only closing the connection shows the client that its answers are missing.
                 let observer = self.shared.proxy.observer();
                 observer.cut(&mut flight.query, self.now);
                 self.ended = true;
@@ -77,7 +78,7 @@ impl Connection {
         self.last_activity = self.now;
         observer.answered(&query, self.now);
         set_id(message, query.header.id);
-        // Read before the sink decides, so that a change in the meantime counts.
+        // Read before the sink decides, so that a change in between is noticed.
         let version = proxy.sink().leases_version();
         let now = BootTime::now();
         let (print, is_leased) = {
@@ -123,8 +124,8 @@ impl Connection {
         }
     }
 
-    /// Passes a message of a zone transfer on, if the query asked for one. It teaches
-    /// nothing, and so none is held: the messages must stay in order.
+    /// Sends a message of a zone transfer to the client, if its query requested one. The proxy
+    /// learns nothing from it and never holds it, because the messages must stay in order.
     fn transfer(&mut self, id: u16, message: &mut Vec<u8>) -> bool {
         let Some(flight) = self.waiting.flight_mut(id) else {
             return false;

@@ -23,9 +23,9 @@ use crate::{
 };
 
 impl Connection {
-    /// Judges the queries that have come whole.
+    /// Judges the complete queries that have arrived.
     pub(super) fn take_queries(&mut self) {
-        // Queries that came together are judged by one look each, as over UDP.
+        // As over UDP, queries that arrived together share one lookup.
         self.lookups.clear();
         self.retry_delayed();
         let mut message = std::mem::take(&mut self.message);
@@ -80,7 +80,7 @@ impl Connection {
         }
     }
 
-    /// Looks whether the delayed query has its place or its rules now, or has waited long enough.
+    /// Checks whether the delayed query has its place or its rules now, or has waited long enough.
     fn retry_delayed(&mut self) {
         match self.delayed.take() {
             None => {}
@@ -153,7 +153,7 @@ impl Connection {
         match self.upstream.send(&flight.message, identity) {
             Ok(()) => self.waiting.add_flight(id, flight),
             Err(error) => {
-                tracing::debug!(%error, "no upstream connection");
+                tracing::debug!(%error, "cannot connect to the server");
                 self.fail(&mut flight.query, Failure::Unreachable);
             }
         }

@@ -1,0 +1,218 @@
+//! Identities of pods: the interface to what gives label sets their numbers.
+//!
+//! The core is synchronous. A giver of numbers that has to ask others for one answers
+//! [`Asked::Awaited`], and names the label set in [`PodIdentities::renumbered`] once it is there.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+
+use shared_maps::IdentityId;
+
+use super::allocator::{Acquired, Allocator as _, NodeLocal};
+use crate::labels::LabelSet;
+
+/// Gives label sets of pods their numbers, and counts references as an
+/// [`super::allocator::Allocator`] does.
+pub(crate) trait PodIdentities: std::fmt::Debug + Send {
+    /// Identity of `labels`, with one reference more if there is one.
+    fn ask(&mut self, labels: &LabelSet) -> Asked;
+    /// The cluster has this number for these labels, or none for the number any more.
+    fn learn(&mut self, id: IdentityId, labels: Option<&LabelSet>);
+    /// Takes the label sets whose number came or changed: their holders ask again.
+    fn renumbered(&mut self) -> BTreeSet<LabelSet>;
+    /// Gives one reference back.
+    fn release(&mut self, id: IdentityId);
+    /// Frees identities without references, except those that the datapath has (`in_force`).
+    fn sweep(&mut self, in_force: &dyn Fn(IdentityId) -> bool) -> Vec<IdentityId>;
+    /// Takes a sweep of `id` back, without references. False if its number is another's now.
+    fn revive(&mut self, id: IdentityId, labels: LabelSet) -> bool;
+    /// Every identity that a checkpoint has to keep.
+    fn kept(&self) -> Vec<(IdentityId, LabelSet)>;
+    /// Allocated identities, with their references.
+    fn allocated(&self) -> Vec<(IdentityId, LabelSet, usize)>;
+    /// Number of allocated identities.
+    fn len(&self) -> usize;
+    /// Releases restored numbers that nothing has requested.
+    fn release_withheld(&mut self);
+}
+
+/// Answer to [`PodIdentities::ask`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Asked {
+    /// Here it is.
+    Have(Acquired),
+    /// It will come.
+    #[cfg_attr(
+        not(test),
+        expect(dead_code, reason = "numbers of this node are there at once")
+    )]
+    Awaited,
+    /// No number is left.
+    Exhausted,
+}
+
+/// Numbers that the cluster has for label sets, and numbers of this node for all others.
+///
+/// A label set whose number the cluster changes moves to it. A number that the cluster gives to
+/// one label set while another one has it here moves in two steps: the other one gets another
+/// number, and once the datapath has the old one no more, the first one gets it.
+#[derive(Debug)]
+pub(crate) struct Assigned {
+    local: NodeLocal,
+    by_number: BTreeMap<IdentityId, LabelSet>,
+    by_labels: HashMap<LabelSet, IdentityId>,
+    renumbered: BTreeSet<LabelSet>,
+}
+
+impl Assigned {
+    /// `restored` keep their label sets.
+    pub(crate) fn new(restored: Vec<(IdentityId, LabelSet)>) -> Self {
+        Self {
+            local: NodeLocal::endpoints(restored),
+            by_number: BTreeMap::new(),
+            by_labels: HashMap::new(),
+            renumbered: BTreeSet::new(),
+        }
+    }
+}
+
+impl PodIdentities for Assigned {
+    fn ask(&mut self, labels: &LabelSet) -> Asked {
+        let assigned = self.by_labels.get(labels).copied();
+        let acquired = assigned.and_then(|id| self.local.acquire_number(labels, id));
+        if let Some(acquired) = acquired {
+            return Asked::Have(acquired);
+        }
+        let others = &self.by_number;
+        let is_free = |id: IdentityId| others.get(&id).is_none_or(|owner| owner == labels);
+        match self.local.acquire_where(labels, &is_free) {
+            Ok(acquired) => Asked::Have(acquired),
+            Err(_exhausted) => Asked::Exhausted,
+        }
+    }
+
+    fn learn(&mut self, id: IdentityId, labels: Option<&LabelSet>) {
+        if self.by_number.get(&id) == labels {
+            return;
+        }
+        if let Some(before) = self.by_number.remove(&id)
+            && self.by_labels.get(&before) == Some(&id)
+        {
+            self.by_labels.remove(&before);
+        }
+        let Some(labels) = labels else {
+            return;
+        };
+        // Those that have the number now get another one.
+        let holder = self.local.labels(id).filter(|holder| *holder != labels);
+        self.renumbered.extend(holder.cloned());
+        self.renumbered.insert(labels.clone());
+        self.by_number.insert(id, labels.clone());
+        self.by_labels.insert(labels.clone(), id);
+    }
+
+    fn renumbered(&mut self) -> BTreeSet<LabelSet> {
+        std::mem::take(&mut self.renumbered)
+    }
+
+    fn release(&mut self, id: IdentityId) {
+        self.local.release(id);
+    }
+
+    fn sweep(&mut self, in_force: &dyn Fn(IdentityId) -> bool) -> Vec<IdentityId> {
+        let swept = self.local.sweep(in_force);
+        let owners = swept.iter().filter_map(|id| self.by_number.get(id));
+        self.renumbered.extend(owners.cloned());
+        swept
+    }
+
+    fn revive(&mut self, id: IdentityId, labels: LabelSet) -> bool {
+        self.local.revive(id, labels)
+    }
+
+    fn kept(&self) -> Vec<(IdentityId, LabelSet)> {
+        self.local.kept()
+    }
+
+    fn allocated(&self) -> Vec<(IdentityId, LabelSet, usize)> {
+        self.local.allocated()
+    }
+
+    fn len(&self) -> usize {
+        self.local.len()
+    }
+
+    fn release_withheld(&mut self) {
+        self.local.release_withheld();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn set(text: &str) -> LabelSet {
+        LabelSet::parse(&[text]).unwrap()
+    }
+
+    fn have(numbers: &mut Assigned, labels: &LabelSet) -> u32 {
+        match numbers.ask(labels) {
+            Asked::Have(acquired) => acquired.id.0,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn a_label_set_has_the_number_of_the_cluster_and_others_avoid_it() {
+        let mut numbers = Assigned::new(Vec::new());
+        let [web, db] = ["k8s:app=web", "k8s:app=db"].map(set);
+        numbers.learn(IdentityId(256), Some(&web));
+        assert_eq!(have(&mut numbers, &db), 257);
+        assert_eq!(have(&mut numbers, &web), 256);
+        assert_eq!(have(&mut numbers, &web), 256);
+        assert_eq!(numbers.allocated().len(), 2);
+    }
+
+    #[test]
+    fn a_label_set_moves_to_the_number_that_the_cluster_gives_it_later() {
+        let mut numbers = Assigned::new(Vec::new());
+        let web = set("k8s:app=web");
+        assert_eq!(have(&mut numbers, &web), 256);
+        numbers.learn(IdentityId(5000), Some(&web));
+        assert_eq!(numbers.renumbered(), [web.clone()].into());
+        assert_eq!(have(&mut numbers, &web), 5000);
+        numbers.release(IdentityId(256));
+        assert_eq!(numbers.sweep(&|_| false), [IdentityId(256)]);
+        assert!(numbers.renumbered().is_empty());
+        assert_eq!(have(&mut numbers, &web), 5000);
+        // The document goes: the number stays while it is held.
+        numbers.learn(IdentityId(5000), None);
+        assert_eq!(have(&mut numbers, &web), 5000);
+    }
+
+    #[test]
+    fn a_number_of_another_label_set_is_cleared_first() {
+        let mut numbers = Assigned::new(Vec::new());
+        let [web, db] = ["k8s:app=web", "k8s:app=db"].map(set);
+        assert_eq!(have(&mut numbers, &db), 256);
+        numbers.learn(IdentityId(256), Some(&web));
+        assert_eq!(numbers.renumbered(), [web.clone(), db.clone()].into());
+        assert_eq!(have(&mut numbers, &db), 257);
+        assert_eq!(have(&mut numbers, &web), 258);
+        numbers.release(IdentityId(256));
+        assert!(numbers.sweep(&|id| id.0 == 256).is_empty());
+        assert_eq!(have(&mut numbers, &web), 258);
+        assert_eq!(numbers.sweep(&|_| false), [IdentityId(256)]);
+        assert_eq!(numbers.renumbered(), [web.clone()].into());
+        assert_eq!(have(&mut numbers, &web), 256);
+        assert_eq!(have(&mut numbers, &db), 257);
+    }
+
+    #[test]
+    fn a_number_that_is_held_for_a_restart_is_the_clusters_to_give() {
+        let [web, db] = ["k8s:app=web", "k8s:app=db"].map(set);
+        let mut numbers = Assigned::new(vec![(IdentityId(300), db.clone())]);
+        numbers.learn(IdentityId(300), Some(&web));
+        assert_ne!(have(&mut numbers, &db), 300);
+        assert_eq!(have(&mut numbers, &web), 300);
+    }
+}

@@ -13,7 +13,7 @@ pub(crate) mod keepalive;
 pub mod place;
 pub mod restart;
 mod service;
-pub mod stage;
+pub mod setup;
 pub mod world;
 
 use std::net::SocketAddr;

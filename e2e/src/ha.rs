@@ -8,7 +8,7 @@ mod dropped;
 mod failures;
 mod in_flight;
 mod replicas;
-mod stage;
+mod setup;
 mod start;
 
 use std::path::PathBuf;
@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result};
 use serde::Serialize;
 
-pub use self::stage::{Redirect, Stage};
+pub use self::setup::{Redirect, Setup};
 use crate::traffic::{Counts, Report};
 
 /// How much load, and how often each thing is done.
@@ -234,37 +234,37 @@ impl Act {
 
     /// Plays it in a lab of its own.
     pub fn play(self, redirect: Redirect, size: &Size) -> Result<Vec<Row>> {
-        let stage = Stage::new(redirect, size)?;
+        let setup = Setup::new(redirect, size)?;
         let start = Instant::now();
         let played = match self {
-            Self::Calm => replicas::calm(&stage),
-            Self::Broken => calibration::broken(&stage),
-            Self::AgentKilled => agent::killed(&stage),
-            Self::AgentRestarted => agent::restarted(&stage),
-            Self::AgentCrashes => agent::crash_loop(&stage),
-            Self::BuiltinFlipped => agent::flipped(&stage),
-            Self::ColdStart => start::cold(&stage),
-            Self::Rolled => replicas::rolled(&stage, None),
-            Self::RolledWithoutAgent => replicas::without_agent(&stage),
-            Self::RolledVersions => replicas::rolled_versions(&stage),
-            Self::RolledBesideOther => replicas::beside_other(&stage),
-            Self::RolledWithoutMaps => replicas::without_maps(&stage),
-            Self::Killed => failures::killed(&stage),
-            Self::Stopped => failures::stopped(&stage),
+            Self::Calm => replicas::calm(&setup),
+            Self::Broken => calibration::broken(&setup),
+            Self::AgentKilled => agent::killed(&setup),
+            Self::AgentRestarted => agent::restarted(&setup),
+            Self::AgentCrashes => agent::crash_loop(&setup),
+            Self::BuiltinFlipped => agent::flipped(&setup),
+            Self::ColdStart => start::cold(&setup),
+            Self::Rolled => replicas::rolled(&setup, None),
+            Self::RolledWithoutAgent => replicas::without_agent(&setup),
+            Self::RolledVersions => replicas::rolled_versions(&setup),
+            Self::RolledBesideOther => replicas::beside_other(&setup),
+            Self::RolledWithoutMaps => replicas::without_maps(&setup),
+            Self::Killed => failures::killed(&setup),
+            Self::Stopped => failures::stopped(&setup),
         };
         if played
             .as_ref()
             .map_or(true, |rows| rows.iter().any(|row| !row.holds))
         {
-            stage.lab.print_logs();
+            setup.lab.print_logs();
         }
         let mut rows = played.with_context(|| {
-            let counters = dropped::by_the_kernel(&stage);
+            let counters = dropped::by_the_kernel(&setup);
             counters.unwrap_or_else(|error| error.to_string())
         })?;
         for row in &mut rows {
             if !row.holds {
-                row.note += &format!("; {}", dropped::by_the_kernel(&stage)?);
+                row.note += &format!("; {}", dropped::by_the_kernel(&setup)?);
             }
         }
         let name = format!("{}, {}", self.name(), redirect.name());

@@ -8,7 +8,7 @@ mod attack;
 mod away;
 mod measure;
 mod packets;
-mod stage;
+mod setup;
 
 use std::time::Duration;
 
@@ -16,7 +16,7 @@ use serde::Serialize;
 
 pub use self::attack::Attack;
 pub use self::measure::Quiet;
-pub use self::stage::Stage;
+pub use self::setup::Setup;
 
 /// How long each attack lasts and how hard it is.
 #[derive(Clone, Debug)]

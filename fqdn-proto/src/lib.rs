@@ -11,7 +11,7 @@
 #[allow(missing_docs, unreachable_pub, clippy::all, clippy::pedantic, reason = "generated code")]
 pub mod native;
 
-pub mod later;
+pub mod encoded;
 
 /// The service of Cilium agents (`proto/standalonednsproxy/fqdndata.proto`).
 #[rustfmt::skip]

@@ -89,8 +89,8 @@ impl LocalScopes {
     }
 
     /// Whether these labels have a number, or had one before the restart.
-    pub(crate) fn knows(&self, labels: &LabelSet) -> bool {
-        self.of_labels(labels).knows(labels)
+    pub(crate) fn has_number(&self, labels: &LabelSet) -> bool {
+        self.of_labels(labels).has_number(labels)
     }
 
     /// As [`NodeLocal::withheld_labels`].

@@ -113,7 +113,7 @@ impl Metadata {
                     Some(old) => changed |= self.unsay(source, old),
                     None => {}
                 }
-                self.say(source, labels) || changed
+                self.add_owner(source, labels) || changed
             }
             Claim::Identity(id) => {
                 let changed = self.unset_labels(&owner);
@@ -153,7 +153,7 @@ impl Metadata {
     }
 
     /// One owner more says this. True if none did before.
-    fn say(&mut self, source: Source, labels: LabelSet) -> bool {
+    fn add_owner(&mut self, source: Source, labels: LabelSet) -> bool {
         let said = (source, labels);
         match self.sets.binary_search_by(|(known, _)| known.cmp(&said)) {
             Ok(at) => {

@@ -2,27 +2,27 @@
 
 use anyhow::Result;
 
-use super::stage::{LEAVES, Stage};
+use super::setup::{LEAVES, Setup};
 use super::{COUNTED, Row};
 use crate::policy::{egress, names};
 
 /// The only replica dies, and no other is there; then policy takes the names away.
-pub(super) fn broken(stage: &Stage) -> Result<Vec<Row>> {
-    let _agent = stage.agent(&stage.agent_options())?;
-    let only = stage.replica(0)?;
-    let load = stage.load()?;
+pub(super) fn broken(setup: &Setup) -> Result<Vec<Row>> {
+    let _agent = setup.agent(&setup.agent_options())?;
+    let only = setup.replica(0)?;
+    let load = setup.load()?;
     only.kill_9()?;
-    std::thread::sleep(stage.size.pause);
-    let next = stage.replica(1)?;
+    std::thread::sleep(setup.size.pause);
+    let next = setup.replica(1)?;
     load.flows()?;
-    let refused = stage.rules("*.other.test");
-    stage
+    let refused = setup.rules("*.other.test");
+    setup
         .lab
         .write_policy("web.yaml", &egress("good-names", "web", &refused))?;
-    stage.lab.proxies_in_step()?;
-    std::thread::sleep(stage.size.pause);
-    let allowed = stage.rules("*.good.test") + &names("*.good.test");
-    stage
+    setup.lab.proxies_in_step()?;
+    std::thread::sleep(setup.size.pause);
+    let allowed = setup.rules("*.good.test") + &names("*.good.test");
+    setup
         .lab
         .write_policy("web.yaml", &egress("good-names", "web", &allowed))?;
     let report = load.finish()?;

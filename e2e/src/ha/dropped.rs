@@ -2,12 +2,12 @@
 
 use anyhow::{Context as _, Result};
 
-use super::stage::Stage;
+use super::setup::Setup;
 use crate::netns::Netns;
 
 /// Numbers since the lab began, in words. Those of the backlog are the whole machine's.
-pub(super) fn by_the_kernel(stage: &Stage) -> Result<String> {
-    let lab = &stage.lab;
+pub(super) fn by_the_kernel(setup: &Setup) -> Result<String> {
+    let lab = &setup.lab;
     let (node, server) = (full_sockets(&lab.node)?, full_sockets(&lab.world)?);
     let conntrack = lab.node.enter(|| columns("stat/nf_conntrack"))??;
     let [mut failed, mut dropped] = [0, 0];
@@ -17,7 +17,7 @@ pub(super) fn by_the_kernel(stage: &Stage) -> Result<String> {
     }
     let softnet = lab.node.enter(|| columns("softnet_stat"))??;
     let backlog: u64 = softnet.iter().map(|row| hex(row.get(1))).sum();
-    let drops = stage.drops()?;
+    let drops = setup.drops()?;
     Ok(format!(
         "{drops}; full sockets: {node} on the node, {server} at the server; nf_conntrack: {failed} not \
          inserted, {dropped} dropped; backlog: {backlog}"

@@ -5,7 +5,7 @@ use std::time::Duration;
 use anyhow::Result;
 use nix::sys::signal::Signal;
 
-use super::stage::{Stage, now};
+use super::setup::{Setup, now};
 use super::{LOST_AT_ONCE, Row};
 use crate::process::Program;
 use crate::traffic::Report;
@@ -16,8 +16,8 @@ const OVER: u64 = 1_000_000_000;
 const HAD: u64 = 500_000_000;
 
 /// Killed, and another one started.
-pub(super) fn killed(stage: &Stage) -> Result<Vec<Row>> {
-    let (times, report) = under_load(stage, |victim| {
+pub(super) fn killed(setup: &Setup) -> Result<Vec<Row>> {
+    let (times, report) = under_load(setup, |victim| {
         victim.kill_9()?;
         std::thread::sleep(Duration::from_millis(1500));
         Ok(())
@@ -26,8 +26,8 @@ pub(super) fn killed(stage: &Stage) -> Result<Vec<Row>> {
 }
 
 /// Stopped; ended after a while, so that it answers nothing late.
-pub(super) fn stopped(stage: &Stage) -> Result<Vec<Row>> {
-    let (times, report) = under_load(stage, |victim| {
+pub(super) fn stopped(setup: &Setup) -> Result<Vec<Row>> {
+    let (times, report) = under_load(setup, |victim| {
         victim.signal(Signal::SIGSTOP)?;
         // Longer than it takes until its slots may be taken.
         std::thread::sleep(Duration::from_millis(3000));
@@ -36,17 +36,17 @@ pub(super) fn stopped(stage: &Stage) -> Result<Vec<Row>> {
     Ok(vec![row(&times, &report)])
 }
 
-fn under_load(stage: &Stage, fault: impl Fn(Program) -> Result<()>) -> Result<(Vec<u64>, Report)> {
-    let _agent = stage.agent(&stage.agent_options())?;
-    let mut replicas = [stage.replica(0)?, stage.replica(1)?];
-    let load = stage.load()?;
+fn under_load(setup: &Setup, fault: impl Fn(Program) -> Result<()>) -> Result<(Vec<u64>, Report)> {
+    let _agent = setup.agent(&setup.agent_options())?;
+    let mut replicas = [setup.replica(0)?, setup.replica(1)?];
+    let load = setup.load()?;
     let mut times = Vec::new();
-    for round in 0..stage.size.faults {
+    for round in 0..setup.size.faults {
         load.flows()?;
         let [victim, other] = replicas;
         times.push(now());
         fault(victim)?;
-        replicas = [other, stage.replica(round + 2)?];
+        replicas = [other, setup.replica(round + 2)?];
     }
     Ok((times, load.finish()?))
 }

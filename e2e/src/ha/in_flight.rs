@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, anyhow};
 
-use super::stage::{LEAVES, Stage};
+use super::setup::{LEAVES, Setup};
 use crate::dns::probe::Query;
 use crate::dns::zone::Manner;
 use crate::wait::until;
@@ -18,14 +18,14 @@ const ANSWER: IpAddr = IpAddr::V4(Ipv4Addr::new(203, 0, 113, 17));
 /// Runs `act` once the server has a query of each pod over each transport and family; passes it
 /// how many these are. Each of them must be answered.
 pub(super) fn with_slow_queries<T>(
-    stage: &Stage,
+    setup: &Setup,
     round: u32,
     act: impl FnOnce(u64) -> Result<T>,
 ) -> Result<T> {
-    let zone = &stage.lab.zone;
+    let zone = &setup.lab.zone;
     let mut queries = Vec::new();
-    for (number, pod) in stage.clients().enumerate() {
-        for server in stage.servers().slow {
+    for (number, pod) in setup.clients().enumerate() {
+        for server in setup.servers().slow {
             // Names that no other query has: the same question is sent to the server once.
             let name = |transport: &str| {
                 let family = if server.is_ipv4() { 4 } else { 6 };

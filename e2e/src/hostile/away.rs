@@ -5,7 +5,7 @@ use std::time::Duration;
 use anyhow::{Result, ensure};
 
 use super::attack::ask_large_names;
-use super::stage::{LARGE_NAMES, SERVER4, Stage, start_agent};
+use super::setup::{LARGE_NAMES, SERVER4, Setup, start_agent};
 use crate::dns::probe::Query;
 use crate::lab::at;
 use crate::traffic::names as zone;
@@ -16,7 +16,7 @@ const NAMES: usize = 30;
 /// All of B's names are open this long after the agent is ready, at the latest.
 const OPEN_WITHIN: Duration = Duration::from_secs(10);
 
-impl Stage {
+impl Setup {
     /// Kills the agent, has B learn names and then A as many as fit into 64 large answers, and
     /// starts the agent again. Fails unless every address of B opens.
     pub fn learns_while_the_agent_is_away(&mut self) -> Result<()> {

@@ -9,7 +9,7 @@ use anyhow::{Context as _, Result, ensure};
 use parking_lot::Mutex;
 
 use super::attack::{SERVER, ZONE};
-use super::stage::{LOAD, MAX_DELAY, PUSH_PORT, SERVER4, SERVER6, Stage};
+use super::setup::{LOAD, MAX_DELAY, PUSH_PORT, SERVER4, SERVER6, Setup};
 use super::{Attack, Row};
 use crate::bench::usage::peak_resident;
 use crate::dns::probe::Query;
@@ -54,7 +54,7 @@ struct Fresh {
     samples: Vec<String>,
 }
 
-impl Stage {
+impl Setup {
     /// B's account while A does `attack`.
     pub fn play(&mut self, attack: Attack) -> Result<Row> {
         let mut row = Row {

@@ -18,7 +18,7 @@ use dns_policy::{
     table::PolicyHandle,
 };
 
-use holdfast_agent::datapath::files::{StateFiles, later::LaterFiles};
+use holdfast_agent::datapath::files::{StateFiles, background::BackgroundFiles};
 use holdfast_agent::datapath::kernel::{KernelConfig, KernelDatapath, MapSizes};
 use holdfast_agent::grpc::peer::{self, Allowed};
 use holdfast_agent::grpc::server::{About, Native};
@@ -273,7 +273,7 @@ fn agent(
     let send = move |result| {
         let _gone = handle.send_blocking(Event::NamesKept(result));
     };
-    let files = LaterFiles::start(files, send)?;
+    let files = BackgroundFiles::start(files, send)?;
     let datapath = KernelDatapath::prepare(&kernel, Box::new(files))?;
     let config = CoreConfig {
         boot_id: epoch.boot_id.clone(),

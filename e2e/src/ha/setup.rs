@@ -75,7 +75,7 @@ impl Redirect {
 
 /// Everything but agent and proxies, which the acts start.
 #[derive(Debug)]
-pub struct Stage {
+pub struct Setup {
     _nsd: Program,
     /// Beside the lab's own two, or in their place.
     pods: Vec<Pod>,
@@ -88,11 +88,11 @@ pub struct Stage {
 /// Load that runs, with what is needed to end it.
 pub(super) struct Running<'s> {
     traffic: Traffic,
-    stage: &'s Stage,
+    setup: &'s Setup,
     since: Instant,
 }
 
-impl Stage {
+impl Setup {
     /// Makes it.
     pub fn new(redirect: Redirect, size: &Size) -> Result<Self> {
         let lab = Lab::new()?;
@@ -206,7 +206,7 @@ impl Stage {
         };
         let running = Running {
             traffic: Traffic::start(&spec)?,
-            stage: self,
+            setup: self,
             since: Instant::now(),
         };
         running.traffic.flows(u64::from(self.size.udp_rate / 4))?;
@@ -262,8 +262,8 @@ impl Stage {
 impl Running<'_> {
     /// Lets it flow for a moment: a pause, and until further answers came.
     pub(super) fn flows(&self) -> Result<()> {
-        std::thread::sleep(self.stage.size.pause);
-        self.traffic.flows(u64::from(self.stage.size.udp_rate / 4))
+        std::thread::sleep(self.setup.size.pause);
+        self.traffic.flows(u64::from(self.setup.size.udp_rate / 4))
     }
 
     /// Queries sent so far, of both transports.
@@ -275,7 +275,7 @@ impl Running<'_> {
     pub(super) fn finish(self) -> Result<Report> {
         self.flows()?;
         let left = self
-            .stage
+            .setup
             .size
             .at_least
             .saturating_sub(self.since.elapsed());

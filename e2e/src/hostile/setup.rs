@@ -46,7 +46,7 @@ pub(super) const SDP_METRICS: u16 = 9961;
 
 /// Everything runs: agent, one proxy, both pods under policy.
 #[derive(Debug)]
-pub struct Stage {
+pub struct Setup {
     // Fields are dropped in this order: programs before the lab.
     pub(super) sdp: Program,
     pub(super) agent: Program,
@@ -61,7 +61,7 @@ pub struct Stage {
     pub(super) fresh: AtomicU32,
 }
 
-impl Stage {
+impl Setup {
     /// Makes it.
     pub fn new(size: &Size) -> Result<Self> {
         let lab = Lab::new()?;

@@ -390,6 +390,8 @@ fn core_config(config: &Config, epoch: &Epoch) -> CoreConfig {
         start: epoch.start,
         boot_unix_ns: boot_unix_ns(),
         node_name: Some(config.node_name.clone()),
+        cluster_blocks: config.cluster_blocks.clone(),
+        service_aliases: config.service_aliases.clone(),
         proxy_port: config.proxy_port,
         enable_policy: config.enable_policy,
         enable_ipv4: config.ipv4,

@@ -21,7 +21,7 @@ use crate::{
     labels::LabelError,
     policy::{
         ask::{self, Peer, To, Trace},
-        compute::decide,
+        compute::{decide, everyone_at},
         trace::{FlowDirection, Port},
     },
     runner::{CoreAway, CoreHandle},
@@ -328,12 +328,14 @@ fn entries_of(
         FlowDirection::Ingress => INGRESS,
     };
     let verdict = |port: Port| -> Read<Option<(PolicyKey, PolicyValue)>> {
-        let look = |identity: u32| {
-            let asked = PolicyKey::new(identity, direction, port.protocol, port.number, 16);
+        let look = |identity: u32, (protocol, port): (u8, u16)| {
+            let asked = PolicyKey::new(identity, direction, protocol, port, 16);
             let value = map.get(&asked).map_err(|e| text(&e))?;
             Ok::<_, String>(value.map(|value| (matched(asked, value), value)))
         };
-        let (own, any) = (look(identity.0)?, look(0)?);
+        let everyone = everyone_at(identity, port.protocol, port.number);
+        let own = look(identity.0, (port.protocol, port.number))?;
+        let any = look(0, everyone)?;
         let pick = |id: u32| if id == identity.0 { &own } else { &any };
         let winner = decide(|id| pick(id).as_ref().map(|(k, v)| (k, v)), identity);
         Ok(winner.map(|(key, value)| (*key, *value)))

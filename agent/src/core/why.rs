@@ -237,6 +237,7 @@ impl Core {
                 })
         });
         let cluster = state.pods.warnings().iter().cloned();
+        let cluster = cluster.chain(state.service_warnings());
         let node = state.config.node_name.as_deref();
         let unlike = state.policy.repository().iter().filter_map(|document| {
             let Body::Node(other) = &document.body else {

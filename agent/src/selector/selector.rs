@@ -319,8 +319,12 @@ impl Subject {
 }
 
 impl Selector {
-    /// Whether it selects this identity.
+    /// Whether it selects this identity. No selector selects a Service: what policy says of its
+    /// backends decides.
     pub fn matches(&self, subject: &Subject) -> bool {
+        if subject.id.is_service() {
+            return false;
+        }
         match self {
             Self::Labels(selector) => {
                 (subject.id.is_endpoint() || selector.names_reserved())

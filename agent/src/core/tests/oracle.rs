@@ -43,11 +43,9 @@ mod language;
 mod packets;
 mod pod;
 
-use self::{
-    cluster::{Cluster, ClusterPod},
-    language::{ADDRESSES, Addresses, CLUSTER, NAMES, NODE, PORTS, TEAMS, remotes},
-};
+use self::language::{ADDRESSES, Addresses, CLUSTER, NAMES, NODE, PORTS, TEAMS, remotes};
 pub(super) use self::{
+    cluster::{Cluster, ClusterPod},
     language::{Group, Spec},
     packets::{Ends, Fate, Question, check_way, fate, fates, identity, questions},
     pod::Pod,

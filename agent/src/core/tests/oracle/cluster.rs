@@ -19,8 +19,8 @@ use crate::{
 /// A pod that an object of the cluster names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::core::tests) struct ClusterPod {
-    pub(super) pod: Pod,
-    pub(super) address: &'static str,
+    pub(in crate::core::tests) pod: Pod,
+    pub(in crate::core::tests) address: &'static str,
 }
 
 pub(super) fn cluster_pod() -> impl Strategy<Value = ClusterPod> {
@@ -36,7 +36,7 @@ pub(super) fn cluster_pod() -> impl Strategy<Value = ClusterPod> {
 }
 
 /// Objects of the cluster.
-pub(super) struct Cluster {
+pub(in crate::core::tests) struct Cluster {
     router: Router,
     documents: BTreeMap<String, PolicyDocument>,
     /// By number: the greater, the younger.
@@ -49,7 +49,7 @@ fn router() -> Router {
 }
 
 impl Cluster {
-    pub(super) fn new() -> Self {
+    pub(in crate::core::tests) fn new() -> Self {
         Self {
             router: router(),
             documents: BTreeMap::new(),
@@ -59,14 +59,14 @@ impl Cluster {
     }
 
     /// The pod that an address is of, as objects have it: the younger of two.
-    pub(super) fn at(&self, address: IpAddr) -> Option<Pod> {
+    pub(in crate::core::tests) fn at(&self, address: IpAddr) -> Option<Pod> {
         let mut pods = self.pods.values().rev();
         let found = pods.find(|pod| pod.address.parse::<IpAddr>() == Ok(address));
         found.map(|pod| pod.pod)
     }
 
     /// Labels of a pod that an object names.
-    pub(super) fn labels(&self, pod: Pod) -> LabelSet {
+    pub(in crate::core::tests) fn labels(&self, pod: Pod) -> LabelSet {
         let team = self
             .team
             .map(|team| Label::new("k8s", "io.cilium.k8s.namespace.labels.team", team));
@@ -75,7 +75,11 @@ impl Cluster {
     }
 
     /// A pod comes, changes or goes.
-    pub(super) fn pod(&mut self, number: u8, pod: Option<ClusterPod>) -> Vec<Event> {
+    pub(in crate::core::tests) fn pod(
+        &mut self,
+        number: u8,
+        pod: Option<ClusterPod>,
+    ) -> Vec<Event> {
         let key = format!("Pod/default/p{number}");
         let Some(ClusterPod { pod, address }) = pod else {
             self.pods.remove(&number);
@@ -96,7 +100,7 @@ impl Cluster {
     }
 
     /// The namespace's label `team` has this value now; none = there is no namespace.
-    pub(super) fn team(&mut self, team: Option<&'static str>) -> Vec<Event> {
+    pub(in crate::core::tests) fn team(&mut self, team: Option<&'static str>) -> Vec<Event> {
         self.team = team;
         match team {
             Some(team) => self.put(&format!(
@@ -121,7 +125,7 @@ impl Cluster {
     }
 
     /// Every object, for another run of the agent.
-    pub(super) fn replay(&self) -> Vec<Event> {
+    pub(in crate::core::tests) fn replay(&self) -> Vec<Event> {
         let all = self.documents.values().cloned().map(SourceEvent::Apply);
         router().route(all.map(PolicyChange::Document).collect())
     }

@@ -19,7 +19,7 @@ use crate::{
     core::{Core, CoreConfig, Event},
     datapath::{
         closed::{ClosedInterfaces, Gate},
-        files::{StateFiles, later::LaterFiles},
+        files::{StateFiles, background::BackgroundFiles},
         interfaces::Interfaces,
         kernel::{KernelConfig, KernelDatapath},
         notrack,
@@ -87,7 +87,8 @@ pub async fn run(mut config: Config) -> Result<()> {
         // The core may stop before this thread; the event is then not needed.
         let _gone = core.send_blocking(Event::NamesKept(result));
     };
-    let written = LaterFiles::start(files.clone(), send).context("starting the files' thread")?;
+    let written =
+        BackgroundFiles::start(files.clone(), send).context("starting the files' thread")?;
     let datapath = Box::new(KernelDatapath::prepare(&kernel, Box::new(written))?);
     config.map_sizes.ipcache = datapath.ipcache_max();
     if let Some(path) = &config.pre_cache {
@@ -389,6 +390,8 @@ fn core_config(config: &Config, epoch: &Epoch) -> CoreConfig {
         start: epoch.start,
         boot_unix_ns: boot_unix_ns(),
         node_name: Some(config.node_name.clone()),
+        cluster_blocks: config.cluster_blocks.clone(),
+        service_aliases: config.service_aliases.clone(),
         proxy_port: config.proxy_port,
         enable_policy: config.enable_policy,
         enable_ipv4: config.ipv4,

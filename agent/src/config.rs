@@ -4,9 +4,15 @@ pub(crate) mod args;
 mod cluster_args;
 mod max_identities;
 
-use std::{net::SocketAddr, ops::RangeInclusive, path::PathBuf, time::Duration};
+use std::{
+    net::{IpAddr, SocketAddr},
+    ops::RangeInclusive,
+    path::PathBuf,
+    time::Duration,
+};
 
 use dns_policy::reject_code::RejectCode;
+use ipnet::IpNet;
 
 pub use args::{Cli, ClientArgs, Command, RunArgs};
 pub use cluster_args::ClusterArgs;
@@ -51,6 +57,10 @@ pub struct Config {
     pub cluster_name: String,
     /// Which labels make a pod's identity, beside the usual rules.
     pub label_rules: Vec<LabelRule>,
+    /// Further addresses of Services: (address, `namespace/name`).
+    pub service_aliases: Vec<(IpAddr, String)>,
+    /// Blocks of the cluster's pods and Services.
+    pub cluster_blocks: Vec<IpNet>,
     /// Directory of endpoint documents.
     pub endpoint_dir: Option<PathBuf>,
     /// Socket of the native gRPC service.
@@ -155,6 +165,13 @@ impl TryFrom<RunArgs> for Config {
             node_name: args.cluster.node_name.unwrap_or_else(host_name),
             cluster_name: args.cluster.cluster_name,
             label_rules: args.cluster.labels,
+            service_aliases: args
+                .cluster
+                .k8s_dns_alias
+                .into_iter()
+                .map(|alias| (alias.address, alias.service))
+                .collect(),
+            cluster_blocks: [args.cluster.k8s_service_cidr, args.cluster.pod_cidr].concat(),
             endpoint_dir: args.endpoint_dir,
             sdp_socket: args.sdp_socket,
             sdp_group: args.sdp_group,

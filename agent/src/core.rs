@@ -56,6 +56,7 @@ mod revocations;
 mod rollback;
 pub(crate) mod router;
 mod rules;
+mod service_warnings;
 mod services;
 pub mod snapshot;
 mod state;
@@ -232,6 +233,7 @@ impl Core {
             state.retry.next(),
             state.restored_until(),
             state.leases.next_end(),
+            state.services.next_expiry(),
         ];
         let file = file.filter(|_| state.restoration.is_synced());
         times.into_iter().chain([file]).flatten().min()

@@ -12,6 +12,8 @@ pub(crate) const FQDN: &str = "fqdn";
 pub(crate) const RESERVED: &str = "reserved";
 /// Source of Kubernetes labels.
 pub(crate) const K8S: &str = "k8s";
+/// Source of the label of a Service, `service:namespace/name`.
+pub(crate) const SERVICE: &str = "service";
 /// Source of labels that the agent makes.
 pub const GENERATED: &str = "gen";
 /// Source of a label that names none.

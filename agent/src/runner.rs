@@ -159,25 +159,25 @@ impl CoreHandle {
     /// The whole state as plain data. Costs as much as there is state.
     pub async fn snapshot(&self) -> Result<Snapshot, CoreAway> {
         let (sender, receiver) = oneshot::channel();
-        self.ask(Input::Snapshot(sender), receiver).await
+        self.request(Input::Snapshot(sender), receiver).await
     }
 
     /// Counts; cheap.
     pub async fn summary(&self) -> Result<Summary, CoreAway> {
         let (sender, receiver) = oneshot::channel();
-        self.ask(Input::Summary(sender), receiver).await
+        self.request(Input::Summary(sender), receiver).await
     }
 
     /// Who is where; costs as much as there are prefixes.
     pub async fn directory(&self) -> Result<Directory, CoreAway> {
         let (sender, receiver) = oneshot::channel();
-        self.ask(Input::Directory(sender), receiver).await
+        self.request(Input::Directory(sender), receiver).await
     }
 
     /// Where the endpoints are; cheap.
     pub async fn locations(&self) -> Result<Vec<EndpointLocation>, CoreAway> {
         let (sender, receiver) = oneshot::channel();
-        self.ask(Input::Locations(sender), receiver).await
+        self.request(Input::Locations(sender), receiver).await
     }
 
     /// Runs `inspect` on the core between two events. All events wait for it.
@@ -189,7 +189,7 @@ impl CoreHandle {
         let inspection = move |core: &Core| {
             let _gone = sender.send(inspect(core));
         };
-        self.ask(Input::Inspect(Box::new(inspection)), receiver)
+        self.request(Input::Inspect(Box::new(inspection)), receiver)
             .await
     }
 
@@ -198,7 +198,7 @@ impl CoreHandle {
         self.inputs.closed().await;
     }
 
-    async fn ask<T>(&self, input: Input, answer: oneshot::Receiver<T>) -> Result<T, CoreAway> {
+    async fn request<T>(&self, input: Input, answer: oneshot::Receiver<T>) -> Result<T, CoreAway> {
         timeout(SNAPSHOT_TIMEOUT, async {
             self.inputs
                 .send(input)

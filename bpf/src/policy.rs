@@ -1,7 +1,7 @@
 //! The endpoint's policy map: which peer is allowed on which protocol and port.
 
 use shared_maps::{
-    Be16,
+    Be16, IdentityId,
     event::Reason,
     policy::{EGRESS, FLAG_LPM_SHIFT, FULL_PREFIX_BITS, PRECEDENCE_DENY, PolicyKey, PolicyValue},
     policystats::{PolicyStatsKey, PolicyStatsValue},
@@ -19,6 +19,10 @@ use crate::{
 /// The entry of the exact identity and the entry of any identity compete. Higher precedence wins.
 /// At equal precedence the longer prefix wins. A deny of the highest precedence for the exact
 /// identity wins without a second lookup.
+///
+/// The port of a Service is not the port of its backends, and rules mean the latter. Of the entries
+/// for any identity, a Service has only those for every protocol and port. The agent derives its
+/// other entries from those of its backends.
 #[inline(never)]
 pub(crate) fn judge(packet: &Packet, identity: u32, egress: u8) -> Result<u16, Reason> {
     let Some((label, entry)) = decides(packet.protocol, packet.policy_port(), identity, egress)
@@ -68,6 +72,11 @@ fn decides(protocol: u8, port: u16, identity: u32, egress: u8) -> Option<(u32, P
     {
         return Some((identity, entry));
     }
+    let (protocol, port) = if IdentityId(identity).is_service() {
+        (0, 0)
+    } else {
+        (protocol, port)
+    };
     match (exact, lookup(protocol, port, 0, egress)) {
         (None, None) => None,
         (Some(entry), None) => Some((identity, entry)),

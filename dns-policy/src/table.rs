@@ -211,7 +211,8 @@ enum CompiledServers {
 impl CompiledServers {
     fn select(&self, identity: IdentityId, address: IpAddr) -> bool {
         match self {
-            Self::Any => true,
+            // A rule names the Services that it is about: their port is not that of their backends.
+            Self::Any => !identity.is_service(),
             Self::Identities(ids) => ids.binary_search(&identity).is_ok(),
             Self::Prefixes(prefixes) => prefixes.iter().any(|p| p.contains(&address)),
         }

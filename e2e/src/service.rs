@@ -1,5 +1,5 @@
-//! Service addresses that the lab's node translates to a server's own, as kube-proxy does in its
-//! nftables and iptables modes.
+//! Service addresses that the lab's node translates to the address of a server, as kube-proxy does
+//! in its nftables and iptables modes.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 

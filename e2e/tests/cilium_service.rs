@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use fqdn_proto::fqdndata::{FqdnMapping, MetricsData, ProxyErrorType};
 use hickory_proto::op::ResponseCode;
-use holdfast_e2e::cilium::stage::{
+use holdfast_e2e::cilium::setup::{
     CLIENT, SERVER, SOON, WEB, expect_no_offence, first_answer, hurried, options, world,
 };
 use holdfast_e2e::cilium::world::Rule;

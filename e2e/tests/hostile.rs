@@ -1,19 +1,19 @@
 //! Whatever one pod does, another loses nothing: every attack in a short form,
 //! and in full with `cargo xtask test --tier hostile`.
 use anyhow::{Result, ensure};
-use holdfast_e2e::hostile::{Attack, Size, Stage};
+use holdfast_e2e::hostile::{Attack, Setup, Size};
 
 /// Highest resident memory of proxy and agent, MiB: the figures of the guide's
 /// "Limits of one pod" (docs/src/security.md).
 const MEMORY_MB: [u64; 2] = [512, 512];
 
 fn plays(size: &Size) -> Result<()> {
-    let mut stage = Stage::new(size)?;
-    let quiet = stage.play(Attack::None)?;
+    let mut setup = Setup::new(size)?;
+    let quiet = setup.play(Attack::None)?;
     ensure!(quiet.losses().is_none(), "before any attack: {quiet:?}");
     let mut losses = Vec::new();
     for attack in Attack::ALL {
-        let row = match stage.play(attack) {
+        let row = match setup.play(attack) {
             Ok(row) => row,
             Err(error) => {
                 losses.push(format!("{}: {error:#}", attack.name()));
@@ -47,7 +47,7 @@ fn plays(size: &Size) -> Result<()> {
             }
         }
     }
-    if let Err(error) = stage.learns_while_the_agent_is_away() {
+    if let Err(error) = setup.learns_while_the_agent_is_away() {
         losses.push(format!("names while the agent is away: {error:#}"));
     }
     ensure!(losses.is_empty(), "pod B lost:\n{}", losses.join("\n"));

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use hickory_proto::op::ResponseCode;
-use holdfast_e2e::cilium::stage::{
+use holdfast_e2e::cilium::setup::{
     SERVER, SOON, WEB, ask, expect_no_offence, expect_prompt, first_answer, hurried, options, world,
 };
 use holdfast_e2e::cilium::world::Rule;
@@ -377,7 +377,7 @@ fn maps_and_tables_mix() {
             "{status}"
         );
         // A map that appears later is used.
-        let mut other = holdfast_e2e::cilium::stage::world(lab);
+        let mut other = holdfast_e2e::cilium::setup::world(lab);
         other
             .prefixes
             .retain(|(prefix, _)| prefix.prefix_len() == 0);

@@ -5,7 +5,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use hickory_proto::op::ResponseCode;
 use holdfast_e2e::cilium::restart::Start;
-use holdfast_e2e::cilium::stage::{
+use holdfast_e2e::cilium::setup::{
     SOON, WEB, ask, expect_no_offence, first_answer, hurried, options, world,
 };
 use holdfast_e2e::cilium::world::World;

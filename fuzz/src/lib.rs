@@ -18,7 +18,7 @@ use dns_policy::{
     rule::{NameRule, NameRules},
     table::PolicyHandle,
 };
-use fqdn_proto::{fqdndata::PolicyState, later::Encoded, native as wire};
+use fqdn_proto::{encoded::Encoded, fqdndata::PolicyState, native as wire};
 use hickory_proto::{op::Message, serialize::binary::BinDecodable as _};
 use holdfast_agent::{
     endpoint::source::EndpointDocument, grpc, labels::LabelSet, named_port::NamedPorts,

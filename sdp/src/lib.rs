@@ -34,6 +34,7 @@ pub(crate) mod query_log;
 pub mod query_report;
 pub mod ready;
 pub(crate) mod recent_warnings;
+pub(crate) mod regular_file;
 pub mod resolve;
 pub mod restore;
 pub mod rules_journal;

@@ -3,11 +3,11 @@
 //! Every look-up reads the map, so only the handle can be stale. [`PinnedMaps::refresh`], which the
 //! composition root calls every [`REFRESH`], finds a pin that was replaced, added or removed.
 //! Without maps, the tables that a Cilium agent sends are used. For a while, entries that a new map
-//! or table lacks are read from the previous one: see `former`.
+//! or table lacks are read from the previous one: see `previous`.
 
-pub(crate) mod former;
 pub(crate) mod instances;
 mod ipcache;
+pub(crate) mod previous;
 mod tables;
 
 use std::{
@@ -29,9 +29,9 @@ use shared_maps::{
 
 pub use self::tables::AgentTables;
 use self::{
-    former::{Former, Settling},
     instances::{Instance, Instances},
     ipcache::Ipcache,
+    previous::{PreviousTables, Settling},
     tables::full_length,
 };
 use crate::resolve::{QueryClient, Resolver};
@@ -54,7 +54,7 @@ pub struct PinnedMaps {
     refreshing: Mutex<Refreshing>,
     tables: ArcSwapOption<AgentTables>,
     /// Entries of the previous map or table that the present one lacks.
-    former: ArcSwapOption<Former>,
+    previous: ArcSwapOption<PreviousTables>,
 }
 
 #[derive(Debug, Default)]
@@ -116,7 +116,7 @@ impl PinnedMaps {
             open: ArcSwap::default(),
             refreshing: Mutex::default(),
             tables: ArcSwapOption::empty(),
-            former: ArcSwapOption::empty(),
+            previous: ArcSwapOption::empty(),
         };
         maps.refresh();
         maps
@@ -155,44 +155,44 @@ impl PinnedMaps {
             None if refreshing.settling.is_ready() => return,
             None => Ok(self.tables.load().as_deref().cloned().unwrap_or_default()),
         };
-        let mut former = self.former.load().as_deref().cloned().unwrap_or_default();
-        former.absorb_prefixes(&known.unwrap_or_default());
-        self.keep(former);
+        let mut previous = self.previous.load().as_deref().cloned().unwrap_or_default();
+        previous.absorb_prefixes(&known.unwrap_or_default());
+        self.keep(previous);
         refreshing.settling.begin();
         refreshing.read_again = None;
     }
 
-    fn keep(&self, former: Former) {
-        let former = (!former.is_empty()).then(|| Arc::new(former));
-        self.former.store(former);
+    fn keep(&self, previous: PreviousTables) {
+        let previous = (!previous.is_empty()).then(|| Arc::new(previous));
+        self.previous.store(previous);
     }
 
-    /// Removes former entries that the present source contradicts, and all of them in the end.
+    /// Removes previous entries that the present source contradicts, and all of them in the end.
     fn release_former(&self, refreshing: &mut Refreshing, at: Instant) {
-        let Some(former) = self.former.load_full() else {
+        let Some(previous) = self.previous.load_full() else {
             return;
         };
         if refreshing.settling.is_over(at) {
             tracing::info!(
-                entries = former.lacking(),
+                entries = previous.lacking(),
                 "the agent is ready; entries of its previous run that it did not repeat are removed"
             );
-            self.former.store(None);
+            self.previous.store(None);
             return;
         }
         let open = self.open.load();
         let Some(map) = open.ipcache.map.as_deref() else {
             return;
         };
-        if former.lacking() == 0 || refreshing.read_again.is_some_and(|due| at < due) {
+        if previous.lacking() == 0 || refreshing.read_again.is_some_and(|due| at < due) {
             return;
         }
         let began = Instant::now();
         // A map that cannot be read is read again later: until then both answer.
         if let Ok(now) = map.read_whole() {
-            let mut left = Former::clone(&former);
+            let mut left = PreviousTables::clone(&previous);
             left.compare(&now);
-            if left.lacking() != former.lacking() {
+            if left.lacking() != previous.lacking() {
                 self.keep(left);
             }
         }
@@ -202,10 +202,10 @@ impl PinnedMaps {
     /// Replaces the tables that are used where a map is missing.
     pub fn set_agent_tables(&self, tables: AgentTables) {
         let _one_at_a_time = self.refreshing.lock();
-        if let Some(former) = self.former.load_full()
+        if let Some(previous) = self.previous.load_full()
             && self.open.load().ipcache.map.is_none()
         {
-            let mut left = Former::clone(&former);
+            let mut left = PreviousTables::clone(&previous);
             left.compare(&tables);
             self.tables.store(Some(Arc::new(tables)));
             self.keep(left);
@@ -222,28 +222,28 @@ impl PinnedMaps {
         for (prefix, identity) in prefixes {
             tables.add_prefix(prefix, identity);
         }
-        let mut former = self.former.load().as_deref().cloned().unwrap_or_default();
-        former.absorb_prefixes(&tables);
-        self.keep(former);
+        let mut previous = self.previous.load().as_deref().cloned().unwrap_or_default();
+        previous.absorb_prefixes(&tables);
+        self.keep(previous);
         refreshing.settling.begin();
         refreshing.read_again = None;
     }
 
-    /// Another agent is about to send tables: where tables are in use, the previous ones are kept as former entries.
+    /// Another agent is about to send tables: where tables are in use, the previous ones are kept as previous entries.
     pub fn begin_agent_session(&self) {
         let mut refreshing = self.refreshing.lock();
         let Some(tables) = self.tables.load_full() else {
             return;
         };
         let open = self.open.load();
-        let mut former = self.former.load().as_deref().cloned().unwrap_or_default();
+        let mut previous = self.previous.load().as_deref().cloned().unwrap_or_default();
         if open.ipcache.map.is_none() {
-            former.absorb_prefixes(&tables);
+            previous.absorb_prefixes(&tables);
         }
         if open.lxc.map.is_none() {
-            former.absorb_endpoints(&tables);
+            previous.absorb_endpoints(&tables);
         }
-        self.keep(former);
+        self.keep(previous);
         refreshing.settling.begin();
     }
 
@@ -275,8 +275,8 @@ impl PinnedMaps {
         let tables = self.tables.load();
         let tables = tables.as_deref()?;
         tables.instances(&mut instances);
-        if let Some(former) = self.former.load().as_deref() {
-            former.instances(&mut instances);
+        if let Some(previous) = self.previous.load().as_deref() {
+            previous.instances(&mut instances);
         }
         Some(instances)
     }
@@ -305,10 +305,10 @@ impl PinnedMaps {
             ipcache_problem: open.ipcache.problem.clone(),
             agent_tables: self.tables.load().is_some(),
             former_entries: self
-                .former
+                .previous
                 .load()
                 .as_deref()
-                .map_or(0, |former| former.lacking()),
+                .map_or(0, |previous| previous.lacking()),
         }
     }
 
@@ -342,13 +342,13 @@ impl Resolver for PinnedMaps {
             },
             None if self.has_lxc() => QueryClient::Unknown,
             None => {
-                let former = self.former.load();
+                let previous = self.previous.load();
                 let tables = self.tables.load();
                 match tables
                     .as_deref()
                     .map_or(QueryClient::Unknown, |t| t.client(client))
                 {
-                    QueryClient::Unknown => former
+                    QueryClient::Unknown => previous
                         .as_deref()
                         .map_or(QueryClient::Unknown, |f| f.client(client)),
                     found => found,
@@ -361,14 +361,14 @@ impl Resolver for PinnedMaps {
         // In this order: a replaced map's entries are kept before the new map is used, and removed
         // last.
         let open = self.open.load();
-        let former = self.former.load();
+        let previous = self.previous.load();
         let tables = self.tables.load();
         let now = |limit: u8| match open.ipcache.map.as_deref() {
             Some(map) => map.identity(&masked_key(server, limit)),
             None => tables.as_deref().and_then(|t| t.server(server, limit)),
         };
-        let found = match former.as_deref() {
-            Some(former) => former.server(server, now),
+        let found = match previous.as_deref() {
+            Some(previous) => previous.server(server, now),
             None => now(full_length(server)),
         };
         let family = if server.is_ipv4() {

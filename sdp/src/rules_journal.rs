@@ -25,7 +25,7 @@ use parking_lot::Mutex;
 use shared_maps::{EndpointId, IdentityId, user::boot_id};
 
 pub use self::image::ImageError;
-use crate::{kept_rules::KeptRules, maps::instances::Instance};
+use crate::{kept_rules::KeptRules, maps::instances::Instance, regular_file};
 
 /// Name of the file in the journal's directory.
 pub(crate) const FILE_NAME: &str = "cilium-rules";
@@ -121,21 +121,12 @@ impl RulesJournal {
         let Some(paths) = self.state.lock().paths.clone() else {
             return Ok(None);
         };
-        // A FIFO in its place must not keep the proxy from starting.
-        let opened = OpenOptions::new()
-            .read(true)
-            .custom_flags(libc::O_NONBLOCK | libc::O_NOFOLLOW)
-            .open(&paths.path);
-        let file = match opened {
+        let file = match regular_file::open(&paths.path, OpenOptions::new().read(true)) {
             Ok(file) => file,
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
             Err(error) => return Err(error.into()),
         };
-        let metadata = file.metadata()?;
-        if !metadata.is_file() {
-            return Err(ImageError::Damaged("not a regular file"));
-        }
-        let until = metadata.modified()?;
+        let until = file.metadata()?.modified()?;
         let mut bytes = Vec::new();
         let limit = u64::try_from(LARGEST).unwrap_or(u64::MAX);
         file.take(limit).read_to_end(&mut bytes)?;
@@ -251,10 +242,7 @@ impl Work {
             boot_id,
         } = &self.paths;
         let Some(content) = &self.content else {
-            let file = OpenOptions::new()
-                .append(true)
-                .custom_flags(libc::O_NONBLOCK | libc::O_NOFOLLOW)
-                .open(path)?;
+            let file = regular_file::open(path, OpenOptions::new().append(true))?;
             let now = SystemTime::UNIX_EPOCH + Duration::from_nanos(wall_time::now());
             return Ok(file.set_modified(now)?);
         };
@@ -268,13 +256,9 @@ impl Work {
                 .mode(0o700)
                 .create(dir)?;
         }
-        let mut file = OpenOptions::new()
-            .write(true)
-            .create(true)
-            .truncate(true)
-            .mode(0o600)
-            .custom_flags(libc::O_NONBLOCK | libc::O_NOFOLLOW)
-            .open(temporary)?;
+        let mut options = OpenOptions::new();
+        options.write(true).create(true).truncate(true).mode(0o600);
+        let mut file = regular_file::open(temporary, &mut options)?;
         // Not synced: what a crash of the machine takes is of a boot that is over.
         let written = file
             .write_all(&bytes)

@@ -9,8 +9,8 @@
 //!                     ▲ results, revocations ◄──────────┘
 //! ```
 
+mod delayed_names;
 mod exchange;
-mod later;
 mod state;
 mod turns;
 
@@ -236,7 +236,7 @@ impl LinkSink {
     pub fn results(&self, results: Vec<MappingResult>) {
         let mut calls = Calls::new();
         let mut state = self.state.lock();
-        let at = state::Moment {
+        let at = state::HoldWindow {
             now: BootTime::now(),
             max_delay: self.max_delay,
         };
@@ -358,7 +358,7 @@ impl LinkSink {
         let mut calls = Calls::new();
         let mut state = self.state.lock();
         let late = state.expire_held(now, self.max_delay, &mut calls);
-        let at = state::Moment {
+        let at = state::HoldWindow {
             now,
             max_delay: self.max_delay,
         };

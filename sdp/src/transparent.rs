@@ -98,8 +98,11 @@ impl Transparent {
 
     /// Whether a server of this identity is one that may see the pod. What the node answers
     /// itself comes from an address of its own, and the stack takes nothing like that from an
-    /// interface.
+    /// interface. The address of a Service is always translated.
     pub fn is_for(&self, server: IdentityId) -> bool {
+        if server.is_service() {
+            return false;
+        }
         let is_outside =
             server == IdentityId::UNKNOWN || server.is_world() || server.is_local_scope();
         self.wanted && server != IdentityId::HOST && (self.outside || !is_outside)
@@ -191,6 +194,7 @@ mod tests {
             assert!(!off.is_for(server));
         }
         assert!(!all.is_for(IdentityId::HOST));
+        assert!(!all.is_for(IdentityId::SERVICE_MIN));
     }
 
     #[test]

@@ -14,6 +14,9 @@ pub struct EndpointId(pub u16);
 pub(crate) const SCOPE_LOCAL: u32 = 0x0100_0000;
 /// Scope byte of remote-node identities.
 pub const SCOPE_REMOTE_NODE: u32 = 0x0200_0000;
+/// Scope byte of Services: the addresses that the node translates to backends. Only
+/// holdfast-agent uses it.
+pub const SCOPE_SERVICE: u32 = 0x0300_0000;
 /// Mask of the scope byte.
 pub const SCOPE_MASK: u32 = 0xff00_0000;
 
@@ -54,6 +57,17 @@ impl IdentityId {
     #[inline(always)]
     pub const fn is_local_scope(self) -> bool {
         self.0 & SCOPE_MASK == SCOPE_LOCAL
+    }
+
+    /// Lowest identity of a Service.
+    pub const SERVICE_MIN: Self = Self(SCOPE_SERVICE + 1);
+    /// Highest identity of a Service.
+    pub const SERVICE_MAX: Self = Self(SCOPE_SERVICE + 0x00ff_ffff);
+
+    /// Whether the number is of the scope of Services.
+    #[inline(always)]
+    pub const fn is_service(self) -> bool {
+        self.0 & SCOPE_MASK == SCOPE_SERVICE
     }
 
     /// Whether the number is one of the three world identities.

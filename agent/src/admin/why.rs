@@ -21,8 +21,8 @@ use crate::{
     labels::LabelError,
     policy::{
         ask::{self, Peer, To, Trace},
-        compute::decide,
-        trace::{FlowDirection, Port},
+        compute::{decide, everyone_at},
+        trace::{FlowDirection, Port, RuleView},
     },
     runner::{CoreAway, CoreHandle},
 };
@@ -87,7 +87,17 @@ struct AddressRead {
     entries: Read<Entries>,
     /// The endpoint that has the address: its side of the matter.
     receiver: Option<Receiver>,
+    /// Rules with a block that covers the address, which is a pod's or a node's: they are not
+    /// about it. Empty if another rule is.
+    blocks: Vec<RuleView>,
 }
+
+/// Identities of addresses outside of which nothing else is known.
+const WORLDS: [IdentityId; 3] = [
+    IdentityId::WORLD,
+    IdentityId::WORLD_IPV4,
+    IdentityId::WORLD_IPV6,
+];
 
 #[derive(Clone, Debug)]
 struct Receiver {
@@ -256,12 +266,23 @@ impl Reader<'_> {
             }
             _ => None,
         };
+        let at = address.address;
+        let is_outside = identity.is_local_scope() || WORLDS.contains(&identity);
+        let blocks = if is_outside || !peer.about.is_empty() {
+            Vec::new()
+        } else {
+            let rules = self
+                .core
+                .inspect(move |c| c.rules_with_block_of(endpoint, direction, at));
+            rules.await?
+        };
         Ok(AddressRead {
             ipcache,
             identity,
             peer,
             entries,
             receiver,
+            blocks,
         })
     }
 
@@ -328,12 +349,14 @@ fn entries_of(
         FlowDirection::Ingress => INGRESS,
     };
     let verdict = |port: Port| -> Read<Option<(PolicyKey, PolicyValue)>> {
-        let look = |identity: u32| {
-            let asked = PolicyKey::new(identity, direction, port.protocol, port.number, 16);
+        let look = |identity: u32, (protocol, port): (u8, u16)| {
+            let asked = PolicyKey::new(identity, direction, protocol, port, 16);
             let value = map.get(&asked).map_err(|e| text(&e))?;
             Ok::<_, String>(value.map(|value| (matched(asked, value), value)))
         };
-        let (own, any) = (look(identity.0)?, look(0)?);
+        let everyone = everyone_at(identity, port.protocol, port.number);
+        let own = look(identity.0, (port.protocol, port.number))?;
+        let any = look(0, everyone)?;
         let pick = |id: u32| if id == identity.0 { &own } else { &any };
         let winner = decide(|id| pick(id).as_ref().map(|(k, v)| (k, v)), identity);
         Ok(winner.map(|(key, value)| (*key, *value)))

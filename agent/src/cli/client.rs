@@ -73,7 +73,7 @@ impl Client {
 
     /// Reads.
     pub async fn get<T: DeserializeOwned>(&self, path: &str) -> Result<T, ClientError> {
-        self.ask(Method::GET, path, Vec::new()).await
+        self.request(Method::GET, path, Vec::new()).await
     }
 
     /// Adds.
@@ -82,16 +82,16 @@ impl Client {
         path: &str,
         body: &impl Serialize,
     ) -> Result<T, ClientError> {
-        self.ask(Method::POST, path, serde_json::to_vec(body)?)
+        self.request(Method::POST, path, serde_json::to_vec(body)?)
             .await
     }
 
     /// Removes.
     pub async fn delete<T: DeserializeOwned>(&self, path: &str) -> Result<T, ClientError> {
-        self.ask(Method::DELETE, path, Vec::new()).await
+        self.request(Method::DELETE, path, Vec::new()).await
     }
 
-    async fn ask<T: DeserializeOwned>(
+    async fn request<T: DeserializeOwned>(
         &self,
         method: Method,
         path: &str,

@@ -1,7 +1,9 @@
 //! Flags about the cluster that this node is part of.
-#![expect(missing_docs, reason = "flattened fields use their type's help")]
+
+use std::{net::IpAddr, str::FromStr};
 
 use clap::Args;
+use ipnet::IpNet;
 
 use crate::kubernetes::labels::LabelRule;
 
@@ -28,6 +30,88 @@ pub struct ClusterArgs {
         env = "HOLDFAST_LABELS"
     )]
     pub labels: Vec<LabelRule>,
+    /// A further address of a Service, for example 169.254.20.10=kube-system/kube-dns: where
+    /// NodeLocal DNSCache listens, so that policy about the pods behind the Service holds there too;
+    /// several with commas
+    #[arg(
+        long,
+        value_name = "ADDRESS=NAMESPACE/NAME",
+        value_delimiter = ',',
+        env = "HOLDFAST_K8S_DNS_ALIAS"
+    )]
+    pub k8s_dns_alias: Vec<ServiceAlias>,
+    /// A block of addresses of Services, as kube-apiserver's --service-cluster-ip-range. An address
+    /// in it that no Service document has is reserved:unmanaged, not the world, and no block or name
+    /// of a policy selects it; several with commas
+    #[arg(
+        long,
+        value_name = "CIDR",
+        value_delimiter = ',',
+        value_parser = block,
+        env = "HOLDFAST_K8S_SERVICE_CIDR"
+    )]
+    pub k8s_service_cidr: Vec<IpNet>,
+    /// A block of addresses of pods, of all nodes. An address in it that is no endpoint's and that no
+    /// document describes is reserved:unmanaged, not the world, and no block or name of a policy
+    /// selects it; several with commas
+    #[arg(
+        long,
+        value_name = "CIDR",
+        value_delimiter = ',',
+        value_parser = block,
+        env = "HOLDFAST_POD_CIDR"
+    )]
+    pub pod_cidr: Vec<IpNet>,
+}
+
+/// A further address of a Service.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ServiceAlias {
+    /// The address.
+    pub address: IpAddr,
+    /// The Service, `namespace/name`.
+    pub service: String,
+}
+
+impl FromStr for ServiceAlias {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let example = "write for example 169.254.20.10=kube-system/kube-dns";
+        let (address, service) = text.split_once('=').ok_or(example)?;
+        let address: IpAddr = address
+            .parse()
+            .map_err(|_| format!("`{address}` is not an address; {example}"))?;
+        if address.is_loopback() || address.is_unspecified() || address.is_multicast() {
+            return Err(format!(
+                "`{address}` is not an address of one machine; {example}"
+            ));
+        }
+        let parts = service.split_once('/');
+        let good = parts.is_some_and(|(namespace, name)| {
+            !namespace.is_empty() && !name.is_empty() && !name.contains('/')
+        });
+        match good {
+            true => Ok(Self {
+                address,
+                service: service.to_owned(),
+            }),
+            false => Err(format!("`{service}` is not namespace/name; {example}")),
+        }
+    }
+}
+
+fn block(text: &str) -> Result<IpNet, String> {
+    let block: IpNet = text
+        .parse()
+        .map_err(|_| "write a block of addresses, for example 10.96.0.0/12".to_owned())?;
+    match block.prefix_len() {
+        0 => Err(
+            "a block of the cluster cannot be every address; write for example 10.96.0.0/12"
+                .to_owned(),
+        ),
+        _ => Ok(block.trunc()),
+    }
 }
 
 fn cluster_name(text: &str) -> Result<String, String> {
@@ -39,5 +123,35 @@ fn cluster_name(text: &str) -> Result<String, String> {
     match good {
         true => Ok(text.to_owned()),
         false => Err("write at most 32 lower-case letters, digits and dashes".to_owned()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn aliases_and_blocks_are_read_or_refused_with_an_example() {
+        let alias: ServiceAlias = "169.254.20.10=kube-system/kube-dns".parse().unwrap();
+        assert_eq!(alias.service, "kube-system/kube-dns");
+        for bad in [
+            "",
+            "169.254.20.10",
+            "x=a/b",
+            "127.0.0.1=a/b",
+            "10.0.0.1=a",
+            "10.0.0.1=/b",
+            "10.0.0.1=a/b/c",
+        ] {
+            let error = bad.parse::<ServiceAlias>().unwrap_err();
+            assert!(
+                error.contains("169.254.20.10=kube-system/kube-dns"),
+                "{bad}: {error}"
+            );
+        }
+        assert_eq!(block("10.96.0.1/12"), Ok("10.96.0.0/12".parse().unwrap()));
+        for bad in ["10.96.0.0", "0.0.0.0/0", "::/0", "x"] {
+            assert!(block(bad).unwrap_err().contains("10.96.0.0/12"), "{bad}");
+        }
     }
 }

@@ -2,10 +2,12 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
+    net::IpAddr,
     time::Duration,
 };
 
 use dns_policy::boot_time::BootTime;
+use ipnet::IpNet;
 use shared_maps::{
     EndpointId, IdentityId,
     ipcache::{IpcacheKey, IpcacheValue},
@@ -31,6 +33,11 @@ pub struct CoreConfig {
     pub boot_unix_ns: u64,
     /// Name of this node, as objects of the cluster call it.
     pub node_name: Option<String>,
+    /// Blocks of the cluster's pods and Services: an address there of which nothing else is known is
+    /// unmanaged, not the world.
+    pub cluster_blocks: Vec<IpNet>,
+    /// Addresses beside those of its document that a Service has: (address, `namespace/name`).
+    pub service_aliases: Vec<(IpAddr, String)>,
     /// Port of the DNS proxy.
     pub proxy_port: u16,
     /// When endpoints without a mode of their own are restricted.
@@ -89,6 +96,8 @@ impl Default for CoreConfig {
             start: 1,
             boot_unix_ns: 0,
             node_name: None,
+            cluster_blocks: Vec::new(),
+            service_aliases: Vec::new(),
             proxy_port: 10094,
             enable_policy: PolicyMode::Default,
             enable_ipv4: true,

@@ -206,6 +206,10 @@ impl State {
                 reason = Some(format!(
                     "its address {address} is this node's: give it another one"
                 ));
+            } else if let Some(service) = self.services.at_cluster_ip(*address) {
+                reason = Some(format!(
+                    "its address {address} is that of Service {service}: give it another one"
+                ));
             } else if let Some(other) = other.filter(|other| Some(*other) != own) {
                 reason = Some(format!(
                     "its address {address} belongs to endpoint {other}: remove that one first"
@@ -423,7 +427,7 @@ impl State {
         self.endpoints.leave(endpoint);
     }
 
-    pub(super) fn on_node_addresses(&mut self, addresses: &[IpAddr]) {
+    pub(super) fn set_node_addresses(&mut self, addresses: &[IpAddr]) {
         let new: BTreeSet<IpAddr> = addresses
             .iter()
             .copied()

@@ -11,7 +11,7 @@ use dns_policy::{
 use shared_maps::EndpointId;
 
 use crate::{
-    datapath::files::later::NamesWritten,
+    datapath::files::background::NamesWritten,
     endpoint::spec::EndpointSpec,
     kubernetes::{pod_at::PodAt, service_at::ServiceAt},
     policy::{

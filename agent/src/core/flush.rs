@@ -107,6 +107,7 @@ impl State {
             taken += 1;
         }
         let prefixes = prefixes.get(..taken).unwrap_or_default();
+        self.follow_backends();
         self.checkpoint(plan);
         let mut removals = Removals::new();
         let mut blocked = BTreeSet::new();
@@ -241,7 +242,7 @@ impl State {
             self.file(plan, id);
             self.step(plan, Step::CreatePolicyMap(id), Undo::CreatedMap(id));
         }
-        sets.sort_by_key(|(key, value, _)| (set_order(value), *key));
+        sets.sort_by_key(|(key, value, _)| (set_order(key, value), *key));
         for (key, value, old) in sets {
             self.step(
                 plan,
@@ -290,13 +291,13 @@ impl State {
                 peers.retain(|peer| !gone.contains(peer));
             }
         }
-        removals.sort_unstable_by_key(|(id, key, value)| (*id, set_order(value), *key));
+        removals.sort_unstable_by_key(|(id, key, value)| (*id, set_order(key, value), *key));
         removals.dedup_by_key(|(id, key, _)| (*id, *key));
     }
 
     pub(super) fn plan_removals(&mut self, plan: &mut Plan, mut removals: Removals) {
         removals.retain(|(id, key, _)| !self.wants(*id, key));
-        removals.sort_by_key(|(id, key, value)| (*id, 2 - set_order(value), *key));
+        removals.sort_by_key(|(id, key, value)| (*id, LAST - set_order(key, value), *key));
         for (id, key, value) in removals {
             self.step(
                 plan,
@@ -431,13 +432,19 @@ impl State {
     }
 }
 
-/// Order in which entries are set; they are removed in the reverse.
-pub(super) fn set_order(value: &PolicyValue) -> u8 {
+/// Order in which entries are set; they are removed in the reverse. The deny of a Service is for all
+/// of its ports, except those with an entry: these come before it.
+pub(super) fn set_order(key: &PolicyKey, value: &PolicyValue) -> u8 {
     if value.is_deny() {
+        1
+    } else if IdentityId(key.sec_label).is_service() {
         0
     } else if value.proxy_port != shared_maps::Be16::ZERO {
-        1
-    } else {
         2
+    } else {
+        LAST
     }
 }
+
+/// Rank of the entries that are set last.
+const LAST: u8 = 3;

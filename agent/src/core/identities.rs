@@ -1,9 +1,9 @@
 //! Which identity a prefix has, and what follows when one comes or goes.
 
 use ipnet::IpNet;
-use shared_maps::{EndpointId, IdentityId};
+use shared_maps::IdentityId;
 
-use super::{changes::MARK, plan::Plan, state::State};
+use super::{changes::MARK, plan::Plan, policy_model::Touched, state::State};
 use crate::{identity::scopes::reserved, labels::LabelSet};
 
 impl State {
@@ -14,6 +14,7 @@ impl State {
         };
         self.counters.prefixes_resolved += 1;
         self.policy.changes_mut().spend(1);
+        let was = metadata.desired;
         let before = metadata.desired.filter(|_| metadata.held);
         let (mut labels_of_host, mut in_part) = (None, false);
         if metadata.is_unclaimed() {
@@ -45,6 +46,9 @@ impl State {
             }
         }
         self.retry.remove(prefix);
+        if self.ipcache.get(prefix).and_then(|m| m.desired) != was {
+            self.services.note_identity(prefix);
+        }
         if let Some(before) = before
             && self.numbers.release_local(before)
         {
@@ -66,8 +70,8 @@ impl State {
         let Some(all) = self.numbers.set_host_labels(prefix, labels) else {
             return;
         };
-        let endpoints = self.policy.remove_identity(IdentityId::HOST);
-        self.mark_dirty_peers(&endpoints, IdentityId::HOST);
+        let touched = self.policy.remove_identity(IdentityId::HOST);
+        self.mark_dirty_peers(&touched);
         self.introduce(IdentityId::HOST, all);
     }
 
@@ -90,8 +94,8 @@ impl State {
     /// A new identity: policy maps have to know it.
     pub(super) fn introduce(&mut self, identity: IdentityId, labels: LabelSet) {
         self.numbers.budget_mut().add(identity, &labels);
-        let endpoints = self.policy.add_identity(identity, labels);
-        self.mark_dirty_peers(&endpoints, identity);
+        let touched = self.policy.add_identity(identity, labels);
+        self.mark_dirty_peers(&touched);
     }
 
     pub(super) fn forget_identity(&mut self, plan: &mut Plan, identity: IdentityId) {
@@ -99,18 +103,20 @@ impl State {
             self.numbers.budget_mut().remove(identity, &labels);
             plan.forget(identity, labels);
         }
-        let endpoints = self.policy.remove_identity(identity);
-        self.mark_dirty_peers(&endpoints, identity);
+        let touched = self.policy.remove_identity(identity);
+        self.mark_dirty_peers(&touched);
     }
 
     /// Maps of these endpoints have to follow a change of an identity's entries.
-    fn mark_dirty_peers(&mut self, endpoints: &[EndpointId], peer: IdentityId) {
-        for id in endpoints {
-            if let Some(endpoint) = self.endpoints.mark_mut(*id) {
+    pub(super) fn mark_dirty_peers(&mut self, touched: &Touched) {
+        let endpoints = touched.endpoints.iter().map(|id| (*id, touched.peer));
+        for (id, peer) in endpoints.chain(touched.services.iter().copied()) {
+            if let Some(endpoint) = self.endpoints.mark_mut(id) {
                 endpoint.dirty_peers.add([peer]);
             }
         }
-        self.policy.changes_mut().spend(MARK * endpoints.len());
+        let marks = touched.endpoints.len() + touched.services.len();
+        self.policy.changes_mut().spend(MARK * marks);
     }
 
     /// Restores identities that the plan released but a prefix still has, because its step failed:

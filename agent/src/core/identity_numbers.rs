@@ -180,7 +180,7 @@ impl IdentityNumbers {
 
     /// Whether the labels have an identity.
     pub(super) fn knows_local(&self, labels: &LabelSet) -> bool {
-        self.local.knows(labels)
+        self.local.has_number(labels)
     }
 
     /// Labels that a number of an earlier run had, if nothing asked for it yet.

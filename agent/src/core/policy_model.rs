@@ -15,6 +15,9 @@ use dns_policy::{name::Fqdn, rule::EndpointRules};
 use ipnet::IpNet;
 use shared_maps::{EndpointId, IdentityId};
 
+mod services;
+
+use self::services::ServiceTable;
 use super::changes::Changes;
 use crate::{
     fqdn::names::NameSelectors,
@@ -40,6 +43,7 @@ pub(super) struct Subject {
     rules: RuleIndex,
     dns_scope: DnsScope,
     entries: BTreeMap<IdentityId, Entries>,
+    mixed: BTreeSet<IdentityId>,
     dns: Arc<EndpointRules>,
     dns_is_dirty: bool,
     endpoints: BTreeSet<EndpointId>,
@@ -54,6 +58,7 @@ impl Subject {
             rules: RuleIndex::default(),
             dns_scope: DnsScope::default(),
             entries: BTreeMap::new(),
+            mixed: BTreeSet::new(),
             dns: Arc::default(),
             dns_is_dirty: false,
             endpoints: BTreeSet::new(),
@@ -121,6 +126,27 @@ impl Subject {
     }
 }
 
+/// Endpoints whose maps have to follow a change.
+#[derive(Debug)]
+pub(super) struct Touched {
+    /// The identity whose entries changed.
+    pub(super) peer: IdentityId,
+    /// Those that have entries of it.
+    pub(super) endpoints: Vec<EndpointId>,
+    /// Services whose entries changed with it.
+    pub(super) services: Vec<(EndpointId, IdentityId)>,
+}
+
+impl Touched {
+    const fn new(peer: IdentityId) -> Self {
+        Self {
+            peer,
+            endpoints: Vec::new(),
+            services: Vec::new(),
+        }
+    }
+}
+
 /// See the module.
 #[derive(Debug)]
 pub(super) struct PolicyModel {
@@ -134,6 +160,7 @@ pub(super) struct PolicyModel {
     /// How often selectors ask for a block's label.
     blocks: BTreeMap<IpNet, usize>,
     subjects: BTreeMap<IdentityId, Subject>,
+    services: ServiceTable,
     changes: Changes,
     proxy_port: u16,
 }
@@ -148,6 +175,7 @@ impl PolicyModel {
             preallocated: BTreeMap::new(),
             blocks: BTreeMap::new(),
             subjects: BTreeMap::new(),
+            services: ServiceTable::default(),
             changes: Changes::default(),
             proxy_port,
         }
@@ -309,6 +337,7 @@ impl PolicyModel {
         for peer in peers {
             subject.render(peer, &self.selectors, self.proxy_port);
         }
+        subject.follow_services(&[IdentityId::UNKNOWN], &self.services, self.proxy_port);
         subject
     }
 
@@ -339,41 +368,43 @@ impl PolicyModel {
         }
         subject.revision = revision;
         let (selectors, port) = (&self.selectors, self.proxy_port);
-        let changed = peers.into_iter();
-        changed
+        let peers = peers.into_iter();
+        let mut changed: Vec<IdentityId> = peers
             .filter(|peer| subject.render(*peer, selectors, port))
-            .collect()
+            .collect();
+        changed.extend(subject.follow_services(&changed, &self.services, port));
+        changed
     }
 
     /// An identity came into use. Gives the endpoints whose maps have to follow.
-    pub(super) fn add_identity(
-        &mut self,
-        identity: IdentityId,
-        labels: LabelSet,
-    ) -> Vec<EndpointId> {
+    pub(super) fn add_identity(&mut self, identity: IdentityId, labels: LabelSet) -> Touched {
         let selectors = self.selectors.add_identity(identity, labels);
         self.reselect(&selectors, identity)
     }
 
     /// An identity is no longer in use. Gives the endpoints whose maps have to follow.
-    pub(super) fn remove_identity(&mut self, identity: IdentityId) -> Vec<EndpointId> {
+    pub(super) fn remove_identity(&mut self, identity: IdentityId) -> Touched {
         let selectors = self.selectors.remove_identity(identity);
         self.reselect(&selectors, identity)
     }
 
     /// Selections of these selectors changed by one identity.
-    fn reselect(&mut self, selectors: &[SelectorId], peer: IdentityId) -> Vec<EndpointId> {
-        let mut endpoints = Vec::new();
+    fn reselect(&mut self, selectors: &[SelectorId], peer: IdentityId) -> Touched {
+        let mut touched = Touched::new(peer);
         if selectors.is_empty() {
-            return endpoints;
+            return touched;
         }
         let using = |subject: &&mut Subject| subject.rules.uses(selectors);
         for subject in self.subjects.values_mut().filter(using) {
             subject.dns_is_dirty |= subject.dns_scope.uses(selectors);
             subject.render(peer, &self.selectors, self.proxy_port);
-            endpoints.extend(&subject.endpoints);
+            touched.endpoints.extend(&subject.endpoints);
+            for service in subject.follow_services(&[peer], &self.services, self.proxy_port) {
+                let endpoints = subject.endpoints.iter();
+                touched.services.extend(endpoints.map(|id| (*id, service)));
+            }
         }
-        endpoints
+        touched
     }
 
     /// Brings the DNS rules of all subjects up to date. True if those of one changed.
@@ -385,7 +416,8 @@ impl PolicyModel {
             if subject.dns_scope.is_by_name() {
                 subject.dns_scope = DnsScope::of(&subject.policy, &self.selectors);
             }
-            let rules = compute::dns_rules(&subject.policy, &self.selectors);
+            let services = subject.dns_services(&self.services);
+            let rules = compute::dns_rules(&subject.policy, &self.selectors, &services);
             if *subject.dns != rules {
                 subject.dns = Arc::new(rules);
                 changed = true;

@@ -191,7 +191,8 @@ impl State {
         }
         // The reverse of how they are set.
         changes.sort_by_key(|(id, key, _, old): &Change| {
-            (*id, std::cmp::Reverse(old.as_ref().map(set_order)), *key)
+            let order = old.as_ref().map(|old| set_order(key, old));
+            (*id, std::cmp::Reverse(order), *key)
         });
         self.plan_taken_over(plan, changes);
     }
@@ -238,7 +239,10 @@ impl State {
                 return None;
             }
         }
-        changes.sort_by_key(|(id, key, value, _)| (*id, value.as_ref().map(set_order), *key));
+        changes.sort_by_key(|(id, key, value, _)| {
+            let order = value.as_ref().map(|value| set_order(key, value));
+            (*id, order, *key)
+        });
         Some(changes)
     }
 

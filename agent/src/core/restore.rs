@@ -40,11 +40,11 @@ use crate::{
         pre_cache::PreCached,
     },
     ipcache::{
-        metadata::{Claim, Owner},
+        metadata::{Claim, Owner, Source},
         resolve::{World, cidr_label, cidr_of},
         table::{Ipcache, key_of, prefix_of},
     },
-    labels::{CIDR, CIDR_GROUP, FQDN, Label, LabelSet, RESERVED},
+    labels::{CIDR, CIDR_GROUP, FQDN, Label, LabelSet, RESERVED, SERVICE},
 };
 
 /// What a restored address keeps at least, seconds.
@@ -94,6 +94,7 @@ impl State {
         };
         state.know_reserved();
         state.claim_world();
+        state.claim_cluster();
         let cleaned = restored.cleaned.clone();
         state
             .closed
@@ -134,6 +135,16 @@ impl State {
         }
     }
 
+    /// Addresses in blocks of the cluster are not the world, known or not.
+    fn claim_cluster(&mut self) {
+        let unmanaged = LabelSet::new(vec![Label::new(RESERVED, "unmanaged", "")]);
+        for block in self.config.cluster_blocks.clone() {
+            let owner = Owner::Object(Source::Local, "cluster block".into());
+            self.ipcache
+                .claim(block, owner, Claim::Labels(unmanaged.clone()));
+        }
+    }
+
     fn restore(&mut self, restored: Restored, local: &[(IdentityId, LabelSet)]) {
         let labels: BTreeMap<IdentityId, &LabelSet> =
             local.iter().map(|(id, labels)| (*id, labels)).collect();
@@ -148,6 +159,10 @@ impl State {
         let requests = self.restoration.requests().map(|(_, id)| id);
         let shared: BTreeSet<IdentityId> = requests.filter(|id| !asked.insert(*id)).collect();
         for (prefix, identity) in numbers(&restored) {
+            if identity.is_service() {
+                // The cluster's objects say which addresses Services have.
+                continue;
+            }
             let Some(labels) = labels.get(&identity) else {
                 continue;
             };
@@ -374,7 +389,11 @@ fn restored_local(restored: &Restored, world: &World) -> Numbered {
     let mut prefixes: BTreeMap<IdentityId, Vec<IpNet>> = BTreeMap::new();
     let mut requested = BTreeMap::new();
     for (prefix, id) in numbers(restored) {
-        if id.is_local_scope() && !known.contains(&id) {
+        if id.is_service() && !known.contains(&id) {
+            // No other Service gets the number while an address has it.
+            let label = Label::new(SERVICE, &prefix.to_string(), "");
+            found.push((id, LabelSet::new(vec![label])));
+        } else if id.is_local_scope() && !known.contains(&id) {
             prefixes.entry(id).or_default().push(prefix);
             requested.insert(prefix, id);
         }

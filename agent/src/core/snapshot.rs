@@ -66,6 +66,10 @@ pub struct Summary {
     /// Services that the cluster's objects name.
     #[serde(default)]
     pub services: usize,
+    /// Those of them that are closed to an endpoint because policy treats their backends
+    /// differently.
+    #[serde(default)]
+    pub services_mixed: usize,
     /// Prefixes in the ipcache.
     pub ipcache_entries: usize,
     /// Most of them.

@@ -27,4 +27,5 @@ mod rebinding;
 mod reconcile;
 mod restart;
 mod scenario;
+mod services;
 mod upgrade;

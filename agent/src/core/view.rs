@@ -129,6 +129,7 @@ impl State {
             pods: self.pods.len(),
             pods_without_identity: self.pods.without_identity().count(),
             services: self.services.len(),
+            services_mixed: self.policy.mixed_services().len(),
             ipcache_entries: self.ipcache.realised(),
             ipcache_max: self.config.ipcache_max,
             policy_map_max: self.config.policy_map_max,

@@ -3,7 +3,7 @@
 //! A file is written whole to a temporary name, synced, renamed, and the
 //! directory synced: after a crash there is the old file or the new one.
 
-pub mod later;
+pub mod background;
 
 use std::{
     fs::{self, File, OpenOptions},

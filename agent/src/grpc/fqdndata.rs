@@ -7,9 +7,9 @@
 //! such a proxy can receive goes without the prefixes that decide nothing; one
 //! that is too large even so is counted, and the proxy keeps what it has.
 
-mod given;
 mod mapping;
 mod reports;
+mod sent_rules;
 mod state;
 
 use std::{sync::Arc, time::Duration};
@@ -30,7 +30,7 @@ use tokio_stream::wrappers::ReceiverStream;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use tonic::{Request, Response, Status, Streaming, transport::server::TcpIncoming};
 
-use self::{given::Given, reports::Reports};
+use self::{reports::Reports, sent_rules::SentRules};
 use crate::{
     core::Directory,
     proxies::{Proxies, RulesTable, StreamGuard, StreamKind},
@@ -78,7 +78,7 @@ impl Default for Timings {
 #[derive(Clone, Debug)]
 pub struct FqdnDataService {
     timings: Timings,
-    given: Arc<Mutex<Given>>,
+    sent_rules: Arc<Mutex<SentRules>>,
     directory: Arc<AsyncMutex<Option<DirectoryRead>>>,
     core: CoreHandle,
     proxies: Proxies,
@@ -115,7 +115,7 @@ impl FqdnDataService {
         });
         Self {
             timings: Timings::default(),
-            given: Arc::default(),
+            sent_rules: Arc::default(),
             directory: Arc::default(),
             core,
             proxies,
@@ -227,7 +227,12 @@ impl FqdnDataService {
         sent: Option<&PolicyState>,
     ) -> Option<PolicyState> {
         let limit = self.timings.limit;
-        let mut state = state::build(table, directory, &mut self.given.lock(), BootTime::now());
+        let mut state = state::build(
+            table,
+            directory,
+            &mut self.sent_rules.lock(),
+            BootTime::now(),
+        );
         if state.encoded_len() > limit {
             state::shrink(&mut state, directory);
         }

@@ -118,7 +118,8 @@ impl NodeLocal {
         labels: &LabelSet,
         request: Option<IdentityId>,
     ) -> Result<Acquired, Exhausted> {
-        let Some(id) = request.filter(|id| !self.knows(labels) && self.withheld.contains_key(id))
+        let Some(id) =
+            request.filter(|id| !self.has_number(labels) && self.withheld.contains_key(id))
         else {
             return self.acquire(labels);
         };
@@ -195,7 +196,7 @@ impl NodeLocal {
     }
 
     /// Whether these labels have a number, or had one before the restart.
-    pub(crate) fn knows(&self, labels: &LabelSet) -> bool {
+    pub(crate) fn has_number(&self, labels: &LabelSet) -> bool {
         self.ids.contains_key(labels) || self.withheld_ids.contains_key(labels)
     }
 

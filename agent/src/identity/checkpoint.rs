@@ -111,11 +111,13 @@ fn spell_entry(id: IdentityId, labels: &LabelSet) -> String {
     serde_json::to_string(&entry(id, labels)).expect("maps with string keys render as JSON")
 }
 
-/// Reads `local_allocator_state.json`: the scopes 0x01 (outside) and 0x02 (other nodes). Numbers
+/// Reads `local_allocator_state.json`: the scopes 0x01 (outside), 0x02 (other nodes) and 0x03
+/// (Services). Numbers
 /// of other scopes are left out.
 pub(crate) fn parse_local(text: &str) -> Result<Vec<(IdentityId, LabelSet)>, CheckpointError> {
     let entries: Vec<Entry> = serde_json::from_str(text)?;
-    read(entries, |id| id.is_local_scope() || is_remote_node(id))
+    let is_known = |id: IdentityId| id.is_local_scope() || is_remote_node(id) || id.is_service();
+    read(entries, is_known)
 }
 
 /// Renders `endpoint_identities.json`.

@@ -1,4 +1,5 @@
-//! Identities of what is no pod, in two scopes of numbers: other nodes, and everything outside.
+//! Identities of what is no pod, in three scopes of numbers: other nodes, Services, and everything
+//! outside.
 
 use shared_maps::{
     IdentityId,
@@ -6,7 +7,7 @@ use shared_maps::{
 };
 
 use super::allocator::{Acquired, Allocator, Exhausted, NodeLocal};
-use crate::labels::LabelSet;
+use crate::labels::{LabelSet, SERVICE};
 
 /// Whether a number is of the scope of other nodes.
 pub(crate) const fn is_remote_node(id: IdentityId) -> bool {
@@ -39,37 +40,53 @@ pub(crate) fn reserved(labels: &LabelSet) -> Option<IdentityId> {
 }
 
 /// Allocates what [`reserved`] has no number for (Cilium `pkg/identity`, ScopeForLabels): 0x02
-/// for labels of other nodes, 0x01 for all others.
+/// for labels of other nodes, 0x03 for Services, 0x01 for all others.
 #[derive(Debug)]
 pub(crate) struct LocalScopes {
     outside: NodeLocal,
     nodes: NodeLocal,
+    services: NodeLocal,
 }
 
 impl LocalScopes {
     /// `restored` keep their label sets.
     pub(crate) fn new(restored: Vec<(IdentityId, LabelSet)>) -> Self {
-        let (nodes, outside) = restored
+        let (nodes, others): (Vec<_>, Vec<_>) = restored
             .into_iter()
             .partition(|(id, _)| is_remote_node(*id));
+        let (services, outside) = others.into_iter().partition(|(id, _)| id.is_service());
         let (min, max) = (SCOPE_REMOTE_NODE + 1, SCOPE_REMOTE_NODE | !SCOPE_MASK);
+        let (first, last) = (IdentityId::SERVICE_MIN, IdentityId::SERVICE_MAX);
         Self {
             outside: NodeLocal::local(outside),
             nodes: NodeLocal::new(IdentityId(min), IdentityId(max), nodes),
+            services: NodeLocal::new(first, last, services),
         }
     }
 
-    fn of_labels(&self, labels: &LabelSet) -> &NodeLocal {
+    fn all(&self) -> [&NodeLocal; 3] {
+        [&self.outside, &self.nodes, &self.services]
+    }
+
+    fn all_mut(&mut self) -> [&mut NodeLocal; 3] {
+        [&mut self.outside, &mut self.nodes, &mut self.services]
+    }
+
+    fn of_labels(&mut self, labels: &LabelSet) -> &mut NodeLocal {
         if labels.has_reserved("remote-node") {
-            &self.nodes
+            &mut self.nodes
+        } else if labels.iter().any(|label| label.source() == SERVICE) {
+            &mut self.services
         } else {
-            &self.outside
+            &mut self.outside
         }
     }
 
     fn of_id(&mut self, id: IdentityId) -> &mut NodeLocal {
         if is_remote_node(id) {
             &mut self.nodes
+        } else if id.is_service() {
+            &mut self.services
         } else {
             &mut self.outside
         }
@@ -81,37 +98,29 @@ impl LocalScopes {
         labels: &LabelSet,
         request: Option<IdentityId>,
     ) -> Result<Acquired, Exhausted> {
-        if labels.has_reserved("remote-node") {
-            self.nodes.acquire_as(labels, request)
-        } else {
-            self.outside.acquire_as(labels, request)
-        }
+        self.of_labels(labels).acquire_as(labels, request)
     }
 
     /// Whether these labels have a number, or had one before the restart.
-    pub(crate) fn knows(&self, labels: &LabelSet) -> bool {
-        self.of_labels(labels).knows(labels)
+    pub(crate) fn has_number(&self, labels: &LabelSet) -> bool {
+        self.all().into_iter().any(|scope| scope.has_number(labels))
     }
 
     /// As [`NodeLocal::withheld_labels`].
     pub(crate) fn withheld_labels(&self, id: IdentityId) -> Option<&LabelSet> {
-        let outside = self.outside.withheld_labels(id);
-        outside.or_else(|| self.nodes.withheld_labels(id))
+        let scopes = self.all().into_iter();
+        scopes.filter_map(|scope| scope.withheld_labels(id)).next()
     }
 
     /// As [`NodeLocal::withheld`].
     pub(crate) fn withheld(&self) -> impl Iterator<Item = (IdentityId, &LabelSet)> {
-        self.outside.withheld().chain(self.nodes.withheld())
+        self.all().into_iter().flat_map(NodeLocal::withheld)
     }
 }
 
 impl Allocator for LocalScopes {
     fn acquire(&mut self, labels: &LabelSet) -> Result<Acquired, Exhausted> {
-        if labels.has_reserved("remote-node") {
-            self.nodes.acquire(labels)
-        } else {
-            self.outside.acquire(labels)
-        }
+        self.of_labels(labels).acquire(labels)
     }
 
     fn release(&mut self, id: IdentityId) -> bool {
@@ -119,9 +128,8 @@ impl Allocator for LocalScopes {
     }
 
     fn sweep(&mut self, in_force: &dyn Fn(IdentityId) -> bool) -> Vec<IdentityId> {
-        let mut swept = self.outside.sweep(in_force);
-        swept.extend(self.nodes.sweep(in_force));
-        swept
+        let scopes = self.all_mut().into_iter();
+        scopes.flat_map(|scope| scope.sweep(in_force)).collect()
     }
 
     fn revive(&mut self, id: IdentityId, labels: LabelSet) -> bool {
@@ -129,28 +137,27 @@ impl Allocator for LocalScopes {
     }
 
     fn labels(&self, id: IdentityId) -> Option<&LabelSet> {
-        self.outside.labels(id).or_else(|| self.nodes.labels(id))
+        let scopes = self.all().into_iter();
+        scopes.filter_map(|scope| scope.labels(id)).next()
     }
 
     fn kept(&self) -> Vec<(IdentityId, LabelSet)> {
-        let mut kept = self.outside.kept();
-        kept.extend(self.nodes.kept());
-        kept
+        self.all().into_iter().flat_map(NodeLocal::kept).collect()
     }
 
     fn allocated(&self) -> Vec<(IdentityId, LabelSet, usize)> {
-        let mut allocated = self.outside.allocated();
-        allocated.extend(self.nodes.allocated());
-        allocated
+        let scopes = self.all().into_iter();
+        scopes.flat_map(NodeLocal::allocated).collect()
     }
 
     fn len(&self) -> usize {
-        self.outside.len() + self.nodes.len()
+        self.all().into_iter().map(NodeLocal::len).sum()
     }
 
     fn release_withheld(&mut self) {
-        self.outside.release_withheld();
-        self.nodes.release_withheld();
+        for scope in self.all_mut() {
+            scope.release_withheld();
+        }
     }
 }
 
@@ -197,5 +204,11 @@ mod tests {
         again.release(known.id);
         assert_eq!(again.sweep(&|_| false), [known.id]);
         assert_eq!(again.labels(IdentityId(0x0200_0002)), Some(&other));
+        let service = set(&["service:shop/web"]);
+        let first = again.acquire(&service).unwrap();
+        assert_eq!((first.id, first.fresh), (IdentityId(0x0300_0001), true));
+        let mut third = LocalScopes::new(again.kept());
+        let same = third.acquire(&service).unwrap();
+        assert_eq!((same.id, same.fresh), (first.id, false));
     }
 }

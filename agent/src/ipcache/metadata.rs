@@ -39,6 +39,10 @@ pub enum Owner {
     Node,
     /// A local endpoint's address.
     Endpoint(EndpointId),
+    /// A Service, `namespace/name`, of one of its addresses in the cluster.
+    Service(Arc<str>),
+    /// A Service, of an address outside that is routed to nodes.
+    ExternalService(Arc<str>),
     /// An object of another source, by its name there.
     Object(Source, Arc<str>),
     /// An earlier run, until the restore grace ends.
@@ -51,6 +55,7 @@ impl Owner {
         match self {
             Self::Name(_) | Self::Policy => Source::Generated,
             Self::World | Self::Node | Self::Endpoint(_) => Source::Local,
+            Self::Service(_) | Self::ExternalService(_) => Source::Kubernetes,
             Self::Object(source, _) => *source,
             Self::Restored => Source::Restored,
         }
@@ -65,6 +70,7 @@ impl fmt::Display for Owner {
             Self::World => f.write_str("world"),
             Self::Node => f.write_str("node"),
             Self::Endpoint(id) => write!(f, "endpoint/{id}"),
+            Self::Service(key) | Self::ExternalService(key) => write!(f, "Service/{key}"),
             Self::Object(_, name) => f.write_str(name),
             Self::Restored => f.write_str("restored"),
         }
@@ -79,6 +85,9 @@ pub enum Claim {
     /// The identity itself, whatever labels say (endpoints, pods, the node).
     Identity(IdentityId),
 }
+
+/// Rank of a Service at an address outside.
+const EXTERNAL: u8 = 4;
 
 /// Everything about one prefix.
 #[derive(Clone, Debug, Default)]
@@ -113,7 +122,7 @@ impl Metadata {
                     Some(old) => changed |= self.unsay(source, old),
                     None => {}
                 }
-                self.say(source, labels) || changed
+                self.add_owner(source, labels) || changed
             }
             Claim::Identity(id) => {
                 let changed = self.unset_labels(&owner);
@@ -153,7 +162,7 @@ impl Metadata {
     }
 
     /// One owner more says this. True if none did before.
-    fn say(&mut self, source: Source, labels: LabelSet) -> bool {
+    fn add_owner(&mut self, source: Source, labels: LabelSet) -> bool {
         let said = (source, labels);
         match self.sets.binary_search_by(|(known, _)| known.cmp(&said)) {
             Ok(at) => {
@@ -207,17 +216,25 @@ impl Metadata {
         owners
     }
 
-    /// An identity claimed outright: the node's before an endpoint's, and an endpoint's before
-    /// that of a pod of the cluster.
+    /// An identity claimed outright, in this order: that of a Service at its address in the cluster
+    /// (a node may have that address at an interface), the node's, an endpoint's, a pod's, and that of
+    /// a Service at an address outside, unless another node has it: what is sent to a node is not
+    /// only for the Service.
     pub fn identity(&self) -> Option<IdentityId> {
         let rank = |owner: &Owner| match owner {
-            Owner::Node => 0,
-            Owner::Endpoint(_) => 1,
-            _ => 2,
+            Owner::Service(_) => 0,
+            Owner::Node => 1,
+            Owner::Endpoint(_) => 2,
+            Owner::ExternalService(_) => EXTERNAL,
+            _ => 3,
         };
         let claimed = self.identities.iter();
         let claimed = claimed.map(|(owner, id)| (rank(owner), *id));
-        claimed.min().map(|(_, id)| id)
+        let is_of_node = |labels: &LabelSet| labels.has_reserved("remote-node");
+        let claimed = claimed
+            .min()
+            .filter(|(rank, _)| *rank != EXTERNAL || !self.labels().any(is_of_node));
+        claimed.map(|(_, id)| id)
     }
 
     /// Labels that an owner gave.
@@ -279,5 +296,28 @@ mod tests {
         assert_eq!(metadata.owners(), [&Owner::Node, &Owner::Restored]);
         assert!(metadata.unset(&Owner::Restored) && metadata.unset(&Owner::Node));
         assert!(metadata.is_unclaimed());
+    }
+
+    #[test]
+    fn an_address_in_the_cluster_is_a_services_and_one_outside_is_a_nodes_first() {
+        let service = IdentityId::SERVICE_MIN;
+        let key: Arc<str> = "kube-system/kube-dns".into();
+        let mut local = Metadata::default();
+        local.set(Owner::Node, Claim::Identity(IdentityId::HOST));
+        local.set(
+            Owner::ExternalService(key.clone()),
+            Claim::Identity(service),
+        );
+        assert_eq!(local.identity(), Some(IdentityId::HOST));
+        local.set(Owner::Service(key.clone()), Claim::Identity(service));
+        assert_eq!(local.identity(), Some(service));
+        let mut other = Metadata::default();
+        other.set(Owner::ExternalService(key), Claim::Identity(service));
+        assert_eq!(other.identity(), Some(service));
+        let node = Owner::Object(Source::CustomResource, "node".into());
+        other.set(node.clone(), labels("reserved:remote-node"));
+        assert_eq!(other.identity(), None);
+        other.unset(&node);
+        assert_eq!(other.identity(), Some(service));
     }
 }

@@ -8,7 +8,9 @@ use super::{metadata::Metadata, trie::PrefixMap};
 use crate::labels::{CIDR, CIDR_GROUP, FQDN, Label, LabelSet, RESERVED};
 
 /// Reserved labels of what is inside the cluster without being a pod.
-const INSIDE: [&str; 4] = ["host", "remote-node", "health", "ingress"];
+const INSIDE: [&str; 5] = ["host", "remote-node", "health", "ingress", UNMANAGED];
+/// Of blocks of the cluster's pods and Services: addresses of which nothing else is known.
+const UNMANAGED: &str = "unmanaged";
 
 /// The world labels of a node with these families.
 #[derive(Clone, Debug)]
@@ -109,6 +111,10 @@ pub(crate) fn labels(map: &PrefixMap<Metadata>, prefix: IpNet, world: &World) ->
         found.retain(|label| {
             !label.is_world() && !matches!(label.source(), CIDR | CIDR_GROUP | FQDN)
         });
+        let is_known = |label: &Label| is_inside(label) && !label.is_reserved(UNMANAGED);
+        if found.iter().any(is_known) {
+            found.retain(|label| !label.is_reserved(UNMANAGED));
+        }
     } else {
         if found.is_empty() {
             found.extend(cidr_label(prefix));
@@ -262,6 +268,25 @@ mod tests {
             let labels = labels(&map, net("10.0.0.1/32"), &World::new(false));
             assert_eq!(labels.texts(), [label]);
         }
+    }
+
+    #[test]
+    fn a_node_within_a_block_of_pods_is_a_node() {
+        let mut map = PrefixMap::default();
+        let flag = Owner::Object(Source::Local, "--pod-cidr".into());
+        put(&mut map, "10.2.0.0/16", flag, &["reserved:unmanaged"]);
+        let nodes = Owner::Object(Source::CustomResource, "nodes".into());
+        put(&mut map, "10.2.0.1/32", nodes, &["reserved:remote-node"]);
+        put(
+            &mut map,
+            "10.2.0.2/32",
+            Owner::Policy,
+            &["cidr:10.2.0.2/32"],
+        );
+        let texts = |prefix: &str| labels(&map, net(prefix), &World::new(false)).texts();
+        assert_eq!(texts("10.2.0.1/32"), ["reserved:remote-node"]);
+        assert_eq!(texts("10.2.0.2/32"), ["reserved:unmanaged"]);
+        assert_eq!(texts("10.2.0.0/16"), ["reserved:unmanaged"]);
     }
 
     #[test]

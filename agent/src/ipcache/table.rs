@@ -198,6 +198,12 @@ impl Ipcache {
             .longest(address, |metadata| metadata.desired.is_some())
     }
 
+    /// Longest prefix of an address that an owner claims.
+    pub(crate) fn longest_claimed(&self, address: IpAddr) -> Option<(IpNet, &Metadata)> {
+        self.prefixes
+            .longest(address, |metadata| !metadata.is_unclaimed())
+    }
+
     /// Whether an address is claimed as the node's, an endpoint's, or a pod's of the cluster.
     pub fn is_of_cluster(&self, address: IpAddr) -> bool {
         self.get(IpNet::from(address))

@@ -9,8 +9,10 @@ use crate::policy::cluster::Protocol;
 pub struct ServiceAt {
     /// `namespace/name`.
     pub key: Arc<str>,
-    /// Every address that nodes translate, sorted.
-    pub vips: Vec<IpAddr>,
+    /// Its addresses in the cluster, sorted.
+    pub cluster_ips: Vec<IpAddr>,
+    /// Addresses outside that are routed to nodes and translated there, sorted.
+    pub external_ips: Vec<IpAddr>,
     /// Its ports, in the order of the Service.
     pub ports: Vec<PortAt>,
 }

@@ -9,8 +9,9 @@
 //! | none, direction not enforced | allow of identity 0 |
 
 mod dns;
+pub(crate) mod service;
 
-pub(crate) use self::dns::{DnsScope, dns_rules};
+pub(crate) use self::dns::{DnsScope, ServicePortAt, dns_rules};
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -239,8 +240,18 @@ pub(crate) fn blocks(first: u16, last: u16) -> Vec<(u16, u8)> {
     found
 }
 
-/// What the kernel makes of a map (`shared_maps::policy`, `cilium-compat` 1.3): the entry that
-/// decides, if any.
+/// Protocol and port that the kernel looks up among the entries for everyone, for a packet to or from
+/// this identity. The port of a Service is not that of its backends, so that only entries for every
+/// protocol and port count for a Service.
+pub(crate) const fn everyone_at(identity: IdentityId, protocol: u8, port: u16) -> (u8, u16) {
+    match identity.is_service() {
+        true => (0, 0),
+        false => (protocol, port),
+    }
+}
+
+/// What the kernel makes of a map (`bpf/src/policy.rs`): the entry that decides, if any. The entry for
+/// everyone is looked up with [`everyone_at`].
 pub(crate) fn decide<'a>(
     lookup: impl Fn(u32) -> Option<(&'a PolicyKey, &'a PolicyValue)>,
     identity: IdentityId,
@@ -260,7 +271,6 @@ pub(crate) fn decide<'a>(
 }
 
 /// Longest match of a packet among entries of one identity.
-#[cfg(test)]
 pub(crate) fn longest<'a>(
     entries: impl Iterator<Item = (&'a PolicyKey, &'a PolicyValue)>,
     direction: u8,

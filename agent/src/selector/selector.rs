@@ -3,6 +3,7 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     fmt,
+    net::IpAddr,
 };
 
 use ipnet::IpNet;
@@ -35,6 +36,13 @@ pub struct CidrSelector {
     pub prefix: IpNet,
     /// Parts left out.
     pub except: BTreeSet<IpNet>,
+}
+
+impl CidrSelector {
+    /// Whether an address is in the block and in none of the parts left out.
+    pub(crate) fn covers(&self, address: IpAddr) -> bool {
+        self.prefix.contains(&address) && !self.except.iter().any(|part| part.contains(&address))
+    }
 }
 
 /// Groups of blocks, without parts of them.
@@ -319,8 +327,12 @@ impl Subject {
 }
 
 impl Selector {
-    /// Whether it selects this identity.
+    /// Whether it selects this identity. No selector selects a Service: what policy says of its
+    /// backends decides.
     pub fn matches(&self, subject: &Subject) -> bool {
+        if subject.id.is_service() {
+            return false;
+        }
         match self {
             Self::Labels(selector) => {
                 (subject.id.is_endpoint() || selector.names_reserved())

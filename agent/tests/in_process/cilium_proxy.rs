@@ -131,7 +131,7 @@ impl Memory {
     }
 
     /// Whether it knows the address.
-    pub(crate) fn knows(&self, client: &str) -> bool {
+    pub(crate) fn has_client(&self, client: &str) -> bool {
         self.endpoints.contains_key(&client.parse().unwrap())
     }
 

@@ -107,7 +107,7 @@ fn asks(memory: &Memory, name: &str) -> bool {
 }
 
 fn is_open(memory: &Memory) -> bool {
-    memory.knows("10.0.0.2") && asks(memory, "www.example.com.")
+    memory.has_client("10.0.0.2") && asks(memory, "www.example.com.")
 }
 
 #[tokio::test]
@@ -142,7 +142,7 @@ async fn a_proxy_of_cilium_follows_policy() {
     proxy
         .until("the end of its rules", |memory| !is_open(memory))
         .await;
-    assert!(proxy.memory.knows("10.0.0.2") && proxy.memory.knows("fd00::2"));
+    assert!(proxy.memory.has_client("10.0.0.2") && proxy.memory.has_client("fd00::2"));
 }
 
 #[tokio::test]
@@ -229,7 +229,7 @@ async fn a_state_that_is_too_large_even_so_is_counted() {
     lab.sync(vec![policy("*.example.com")], vec![pod()]).await;
     let counted = || lab.proxies.oversized();
     until_async("the state is counted", counted, |counted| *counted > 0).await;
-    assert!(!proxy.memory.knows("10.0.0.2"), "it keeps what it has");
+    assert!(!proxy.memory.has_client("10.0.0.2"), "it keeps what it has");
 }
 
 #[tokio::test]

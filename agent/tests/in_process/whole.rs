@@ -10,7 +10,7 @@ use holdfast_agent::{
     config::{Cli, Command, Config},
     core::{Event, snapshot::EndpointView},
     datapath::{
-        files::{StateFiles, later::LaterFiles},
+        files::{StateFiles, background::BackgroundFiles},
         map_query::{MapEntries, MapQuery},
         memory::MemoryDatapath,
         plan::{Datapath, Step, StepError},
@@ -31,7 +31,7 @@ use crate::lab::{Mappings, connect_to, found, mapping, pod};
 /// Maps in memory, and the thread that writes files, as the datapath of the kernel has one.
 struct InMemory {
     maps: Arc<Mutex<MemoryDatapath>>,
-    files: LaterFiles,
+    files: BackgroundFiles,
 }
 
 impl Datapath for InMemory {
@@ -121,7 +121,7 @@ spec:
             maps: Globals::new(&config.bpf_root),
             datapath: Box::new(InMemory {
                 maps: Arc::clone(&self.maps),
-                files: LaterFiles::start(files.clone(), kept).unwrap(),
+                files: BackgroundFiles::start(files.clone(), kept).unwrap(),
             }),
             files,
             channel,

@@ -52,6 +52,19 @@ fn of(endpoint: u16, ports: Vec<PortRules>) -> RulesOf {
     }
 }
 
+/// A table in which endpoint 1 has these rules for UDP port 53.
+fn with_udp_rules(rules: Vec<(Option<IdentityId>, NameRules)>) -> PolicyHandle {
+    let handle = PolicyHandle::new();
+    let errors = handle.replace_all(&[of(1, vec![port(53, Transport::Udp, rules)])]);
+    assert_eq!(errors, []);
+    handle
+}
+
+/// What endpoint 1 gets over UDP port 53.
+fn ask_udp(handle: &PolicyHandle, server: IdentityId, name: &str) -> Verdict {
+    ask(handle, 1, server, 53, Transport::Udp, name)
+}
+
 fn ask(
     handle: &PolicyHandle,
     endpoint: u16,
@@ -77,16 +90,13 @@ fn ask(
 
 #[test]
 fn the_rule_that_allows_is_named_as_policies_spell_it() {
-    let handle = PolicyHandle::new();
     let patterns = ["www.a.test", "*.b.test", "**.c.test", "x*y.d.test"];
     let regex = NameRules::Regex("^(e|f)[.]test[.]$".to_owned());
-    let rules = vec![
+    let handle = with_udp_rules(vec![
         (Some(D1), names(&patterns)),
         (Some(D2), regex),
         (Some(D3), NameRules::All),
-    ];
-    let errors = handle.replace_all(&[of(1, vec![port(53, Transport::Udp, rules)])]);
-    assert_eq!(errors, []);
+    ]);
     let table = handle.load();
     let matched = |server, name| {
         table.matched(&Question {
@@ -114,7 +124,7 @@ fn the_rule_that_allows_is_named_as_policies_spell_it() {
 }
 
 #[test]
-fn full_path_rows() {
+fn verdicts_of_ciliums_full_path_test() {
     use Transport::{Tcp, Udp};
     let handle = PolicyHandle::new();
     let errors = handle.replace_all(&[
@@ -173,32 +183,17 @@ fn full_path_rows() {
 }
 
 #[test]
-fn reasons() {
-    let handle = PolicyHandle::new();
-    handle.apply(
-        &[of(
-            1,
-            vec![port(53, Transport::Udp, vec![(Some(D1), names(&["a.b"]))])],
-        )],
-        &[],
-    );
-    let udp = Transport::Udp;
-    assert_eq!(
-        ask(&handle, 2, D1, 53, udp, "a.b."),
-        Verdict::Deny(DenyReason::NoRules)
-    );
-    assert_eq!(
-        ask(&handle, 1, D1, 54, udp, "a.b."),
-        Verdict::Deny(DenyReason::NoRulesForPort)
-    );
-    assert_eq!(
-        ask(&handle, 1, D2, 53, udp, "a.b."),
-        Verdict::Deny(DenyReason::ServerNotSelected)
-    );
-    assert_eq!(
-        ask(&handle, 1, D1, 53, udp, "c.b."),
-        Verdict::Deny(DenyReason::NameNotAllowed)
-    );
+fn a_refusal_has_its_reason() {
+    let handle = with_udp_rules(vec![(Some(D1), names(&["a.b"]))]);
+    for (endpoint, server, port, name, reason) in [
+        (2, D1, 53, "a.b.", DenyReason::NoRules),
+        (1, D1, 54, "a.b.", DenyReason::NoRulesForPort),
+        (1, D2, 53, "a.b.", DenyReason::ServerNotSelected),
+        (1, D1, 53, "c.b.", DenyReason::NameNotAllowed),
+    ] {
+        let verdict = ask(&handle, endpoint, server, port, Transport::Udp, name);
+        assert_eq!(verdict, Verdict::Deny(reason));
+    }
 }
 
 #[test]
@@ -217,18 +212,12 @@ fn a_bad_pattern_is_reported_and_allows_nothing() {
     );
     assert_eq!(errors.len(), 1, "{errors:?}");
     assert!(errors[0].to_string().contains("'('"), "{}", errors[0]);
-    assert_eq!(
-        ask(&handle, 1, D1, 53, Transport::Udp, "good.x."),
-        Verdict::Allow
-    );
-    assert!(matches!(
-        ask(&handle, 1, D1, 53, Transport::Udp, "a."),
-        Verdict::Deny(_)
-    ));
+    assert_eq!(ask_udp(&handle, D1, "good.x."), Verdict::Allow);
+    assert!(matches!(ask_udp(&handle, D1, "a."), Verdict::Deny(_)));
 }
 
 #[test]
-fn restored_expressions_and_prefixes() {
+fn restored_expressions_and_prefixes_allow_their_names_and_servers() {
     let handle = PolicyHandle::new();
     let rule = |text: &str, servers| SelectorRule {
         selector: String::new(),
@@ -252,16 +241,10 @@ fn restored_expressions_and_prefixes() {
         )],
         &[],
     );
-    let udp = Transport::Udp;
-    assert_eq!(
-        ask(&handle, 1, D1, 53, udp, "sub.ubuntu.com."),
-        Verdict::Allow
-    );
-    assert_eq!(ask(&handle, 1, D1, 53, udp, "aaa.x."), Verdict::Allow);
-    assert!(matches!(
-        ask(&handle, 1, D1, 53, udp, "b.x."),
-        Verdict::Deny(_)
-    ));
+    for name in ["sub.ubuntu.com.", "aaa.x."] {
+        assert_eq!(ask_udp(&handle, D1, name), Verdict::Allow, "{name}");
+    }
+    assert!(matches!(ask_udp(&handle, D1, "b.x."), Verdict::Deny(_)));
 }
 
 #[test]
@@ -307,17 +290,9 @@ fn equal_rule_sets_are_one_and_nothing_outlives_its_use() {
 
 #[test]
 fn described_rules_compile_to_the_same() {
-    let handle = PolicyHandle::new();
-    let given = of(
-        7,
-        vec![port(
-            53,
-            Transport::Udp,
-            vec![(Some(D1), names(&["a.x", "*.b.x", "**.c.x", "*d.x"]))],
-        )],
-    );
-    handle.replace_all(std::slice::from_ref(&given));
-    let described = handle.load().describe(EndpointId(7)).unwrap();
+    let patterns = ["a.x", "*.b.x", "**.c.x", "*d.x"];
+    let handle = with_udp_rules(vec![(Some(D1), names(&patterns))]);
+    let described = handle.load().describe(EndpointId(1)).unwrap();
     let before = handle.sizes();
     handle.apply(
         &[RulesOf {

@@ -1,5 +1,5 @@
-//! `cargo xtask bench hostile`: what one pod's attack costs another in time.
-//! Fails where a promise of the guide's page on security is broken.
+//! `cargo xtask bench hostile`: how much one pod's attack slows another pod down. Fails if a
+//! promise of the guide's page on security is broken.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -7,15 +7,15 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, ensure};
 use clap::Parser;
 use holdfast_e2e::bench::median;
-use holdfast_e2e::hostile::{Attack, Quiet, Row, Size, Stage};
+use holdfast_e2e::hostile::{Attack, Quiet, Row, Setup, Size};
 use serde_json::json;
 
-/// Times of pod B under attack may be so many times those of a quiet node.
+/// Highest ratio of pod B's times under attack to those on a quiet node.
 const FACTOR: f64 = 3.0;
 /// The same under a flood of UDP queries: it takes one of two CPUs.
 const UDP_FLOOD_FACTOR: f64 = 5.0;
 
-/// What one pod's attack costs another pod of the same node.
+/// Measures the effect of one pod's attack on another pod of the same node.
 #[derive(Debug, Parser)]
 struct Options {
     /// Only attacks whose name contains this
@@ -50,12 +50,12 @@ fn main() -> Result<()> {
     };
     let attacks: Vec<Attack> = Attack::ALL.iter().filter(wanted).copied().collect();
     ensure!(!attacks.is_empty(), "no attack's name contains the filter");
-    let mut stage = Stage::new(&size)?;
+    let mut setup = Setup::new(&size)?;
     let mut measured: Vec<Measured> = attacks.iter().map(|_| Measured::default()).collect();
     for round in 0..options.rounds {
         for (attack, measured) in attacks.iter().zip(&mut measured) {
-            measured.quiet.push(stage.play(Attack::None)?);
-            let row = stage.play(*attack)?;
+            measured.quiet.push(setup.play(Attack::None)?);
+            let row = setup.play(*attack)?;
             println!(
                 "round {} {:<32} p50 {:>7.2} p99 {:>8.2} ms (UDP {:.2}, TCP {:.2}), lost {}",
                 round + 1,

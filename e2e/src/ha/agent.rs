@@ -1,11 +1,11 @@
-//! R1: whatever happens to the agent, names are answered.
+//! R1: names are answered in every state of the agent.
 
 use std::time::Duration;
 
 use anyhow::Result;
 
 use super::Row;
-use super::stage::{LEAVES, Stage};
+use super::setup::{LEAVES, Setup};
 use crate::node::AgentOptions;
 use crate::process::Program;
 
@@ -13,71 +13,71 @@ use crate::process::Program;
 const LIVES: [u64; 8] = [5, 20, 40, 80, 120, 200, 300, 500];
 
 /// Agent killed and started again.
-pub(super) fn killed(stage: &Stage) -> Result<Vec<Row>> {
-    under_load(stage, |agent, _| {
+pub(super) fn killed(setup: &Setup) -> Result<Vec<Row>> {
+    under_load(setup, |agent, _| {
         agent.kill_9()?;
-        // Down for a moment, so that answers come from which no agent learns.
-        std::thread::sleep(stage.size.pause);
-        stage.lab.start_agent(&stage.agent_options())
+        // The agent is down for a moment, so that it misses some answers.
+        std::thread::sleep(setup.size.pause);
+        setup.lab.start_agent(&setup.agent_options())
     })
 }
 
 /// Agent ended and started again.
-pub(super) fn restarted(stage: &Stage) -> Result<Vec<Row>> {
-    under_load(stage, |agent, _| {
+pub(super) fn restarted(setup: &Setup) -> Result<Vec<Row>> {
+    under_load(setup, |agent, _| {
         agent.terminate(LEAVES)?;
-        stage.lab.start_agent(&stage.agent_options())
+        setup.lab.start_agent(&setup.agent_options())
     })
 }
 
-/// Agent killed in the middle of its start, at ever later moments.
-pub(super) fn crash_loop(stage: &Stage) -> Result<Vec<Row>> {
-    under_load(stage, |agent, round| {
+/// Kills the agent during its start, at later and later times.
+pub(super) fn crash_loop(setup: &Setup) -> Result<Vec<Row>> {
+    under_load(setup, |agent, round| {
         agent.kill_9()?;
         for life in LIVES {
-            let command = stage.lab.agent_command(&stage.agent_options())?;
-            let log = stage.lab.directory().join("log/agent.log");
+            let command = setup.lab.agent_command(&setup.agent_options())?;
+            let log = setup.lab.directory().join("log/agent.log");
             let short = Program::start("holdfast-agent", command, &log)?;
             std::thread::sleep(Duration::from_millis(life + 7 * u64::from(round)));
             short.kill_9()?;
         }
-        stage.lab.start_agent(&stage.agent_options())
+        setup.lab.start_agent(&setup.agent_options())
     })
 }
 
 /// Agent restarted with its built-in proxy, and without.
-pub(super) fn flipped(stage: &Stage) -> Result<Vec<Row>> {
-    under_load(stage, |agent, round| {
+pub(super) fn flipped(setup: &Setup) -> Result<Vec<Row>> {
+    under_load(setup, |agent, round| {
         agent.terminate(LEAVES)?;
         let builtin = round.is_multiple_of(2);
-        stage.lab.start_agent(&AgentOptions {
+        setup.lab.start_agent(&AgentOptions {
             builtin,
-            ..stage.agent_options()
+            ..setup.agent_options()
         })
     })
 }
 
-fn under_load(stage: &Stage, fault: impl Fn(Program, u32) -> Result<Program>) -> Result<Vec<Row>> {
-    let mut agent = stage.agent(&stage.agent_options())?;
-    let _replica = stage.replica(1)?;
-    let load = stage.load()?;
-    for round in 0..stage.size.faults {
+fn under_load(setup: &Setup, fault: impl Fn(Program, u32) -> Result<Program>) -> Result<Vec<Row>> {
+    let mut agent = setup.agent(&setup.agent_options())?;
+    let _replica = setup.replica(1)?;
+    let load = setup.load()?;
+    for round in 0..setup.size.faults {
         load.flows()?;
         agent = fault(agent, round)?;
     }
     load.flows()?;
     let report = load.finish()?;
-    let timeouts = stage
+    let timeouts = setup
         .lab
         .metric(9971, "holdfast_dns_upstream_timeouts_total", "")?;
-    let overflow = stage
+    let overflow = setup
         .lab
         .metric(9971, "holdfast_dns_receive_overflow_total", "")?;
     let note = format!(
         "{} times; {}; {timeouts} queries that the server did not answer, {overflow} lost in a \
          full queue",
-        stage.size.faults,
-        stage.drops()?
+        setup.size.faults,
+        setup.drops()?
     );
     Ok(vec![Row::none_lost(String::new(), &report, note)])
 }

@@ -1,33 +1,33 @@
-//! That the load sees what is lost and what is wrong: both are brought about.
+//! Checks that the load detects lost and wrong answers, by causing both.
 
 use anyhow::Result;
 
-use super::stage::{LEAVES, Stage};
+use super::setup::{LEAVES, Setup};
 use super::{COUNTED, Row};
 use crate::policy::{egress, names};
 
-/// The only replica dies, and no other is there; then policy takes the names away.
-pub(super) fn broken(stage: &Stage) -> Result<Vec<Row>> {
-    let _agent = stage.agent(&stage.agent_options())?;
-    let only = stage.replica(0)?;
-    let load = stage.load()?;
+/// The only replica dies without another one. Then a policy refuses the names.
+pub(super) fn broken(setup: &Setup) -> Result<Vec<Row>> {
+    let _agent = setup.agent(&setup.agent_options())?;
+    let only = setup.replica(0)?;
+    let load = setup.load()?;
     only.kill_9()?;
-    std::thread::sleep(stage.size.pause);
-    let next = stage.replica(1)?;
+    std::thread::sleep(setup.size.pause);
+    let next = setup.replica(1)?;
     load.flows()?;
-    let refused = stage.rules("*.other.test");
-    stage
+    let refused = setup.rules("*.other.test");
+    setup
         .lab
         .write_policy("web.yaml", &egress("good-names", "web", &refused))?;
-    stage.lab.proxies_in_step()?;
-    std::thread::sleep(stage.size.pause);
-    let allowed = stage.rules("*.good.test") + &names("*.good.test");
-    stage
+    setup.lab.proxies_in_step()?;
+    std::thread::sleep(setup.size.pause);
+    let allowed = setup.rules("*.good.test") + &names("*.good.test");
+    setup
         .lab
         .write_policy("web.yaml", &egress("good-names", "web", &allowed))?;
     let report = load.finish()?;
     next.terminate(LEAVES)?;
-    // The client's kernel repeats a SYN, so that TCP may lose nothing in so short a time.
+    // The client's kernel repeats a SYN, so TCP may lose nothing in such a short time.
     let both = [&report.udp, &report.tcp]
         .iter()
         .all(|counts| counts.right > 0 && counts.wrong > 0)

@@ -1,13 +1,13 @@
-//! What the datapath and the kernel dropped: an overloaded machine loses datagrams there.
+//! Packets that datapath and kernel dropped. An overloaded machine loses datagrams there.
 
 use anyhow::{Context as _, Result};
 
-use super::stage::Stage;
+use super::setup::Setup;
 use crate::netns::Netns;
 
-/// Numbers since the lab began, in words. Those of the backlog are the whole machine's.
-pub(super) fn by_the_kernel(stage: &Stage) -> Result<String> {
-    let lab = &stage.lab;
+/// Counts since the start of the lab, in words. The backlog's count is for the whole machine.
+pub(super) fn by_the_kernel(setup: &Setup) -> Result<String> {
+    let lab = &setup.lab;
     let (node, server) = (full_sockets(&lab.node)?, full_sockets(&lab.world)?);
     let conntrack = lab.node.enter(|| columns("stat/nf_conntrack"))??;
     let [mut failed, mut dropped] = [0, 0];
@@ -17,14 +17,14 @@ pub(super) fn by_the_kernel(stage: &Stage) -> Result<String> {
     }
     let softnet = lab.node.enter(|| columns("softnet_stat"))??;
     let backlog: u64 = softnet.iter().map(|row| hex(row.get(1))).sum();
-    let drops = stage.drops()?;
+    let drops = setup.drops()?;
     Ok(format!(
         "{drops}; full sockets: {node} on the node, {server} at the server; nf_conntrack: {failed} not \
          inserted, {dropped} dropped; backlog: {backlog}"
     ))
 }
 
-/// Datagrams for which a socket of the namespace had no room.
+/// Datagrams that were dropped because a socket of the namespace was full.
 fn full_sockets(netns: &Netns) -> Result<u64> {
     let rows = netns.enter(|| columns("snmp"))??;
     let udp: Vec<_> = rows

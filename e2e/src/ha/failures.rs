@@ -5,19 +5,19 @@ use std::time::Duration;
 use anyhow::Result;
 use nix::sys::signal::Signal;
 
-use super::stage::{Stage, now};
+use super::setup::{Setup, now};
 use super::{LOST_AT_ONCE, Row};
 use crate::process::Program;
 use crate::traffic::Report;
 
 /// From here on nothing more may be lost.
 const OVER: u64 = 1_000_000_000;
-/// What the replica had queued or in flight was sent no longer before.
+/// Age limit of the queries that the replica had queued or in flight.
 const HAD: u64 = 500_000_000;
 
 /// Killed, and another one started.
-pub(super) fn killed(stage: &Stage) -> Result<Vec<Row>> {
-    let (times, report) = under_load(stage, |victim| {
+pub(super) fn killed(setup: &Setup) -> Result<Vec<Row>> {
+    let (times, report) = under_load(setup, |victim| {
         victim.kill_9()?;
         std::thread::sleep(Duration::from_millis(1500));
         Ok(())
@@ -25,33 +25,33 @@ pub(super) fn killed(stage: &Stage) -> Result<Vec<Row>> {
     Ok(vec![row(&times, &report)])
 }
 
-/// Stopped; ended after a while, so that it answers nothing late.
-pub(super) fn stopped(stage: &Stage) -> Result<Vec<Row>> {
-    let (times, report) = under_load(stage, |victim| {
+/// A replica is stopped. It is killed after a while, so that it sends no late answers.
+pub(super) fn stopped(setup: &Setup) -> Result<Vec<Row>> {
+    let (times, report) = under_load(setup, |victim| {
         victim.signal(Signal::SIGSTOP)?;
-        // Longer than it takes until its slots may be taken.
+        // Longer than the time after which its slots are free.
         std::thread::sleep(Duration::from_millis(3000));
         victim.kill_9()
     })?;
     Ok(vec![row(&times, &report)])
 }
 
-fn under_load(stage: &Stage, fault: impl Fn(Program) -> Result<()>) -> Result<(Vec<u64>, Report)> {
-    let _agent = stage.agent(&stage.agent_options())?;
-    let mut replicas = [stage.replica(0)?, stage.replica(1)?];
-    let load = stage.load()?;
+fn under_load(setup: &Setup, fault: impl Fn(Program) -> Result<()>) -> Result<(Vec<u64>, Report)> {
+    let _agent = setup.agent(&setup.agent_options())?;
+    let mut replicas = [setup.replica(0)?, setup.replica(1)?];
+    let load = setup.load()?;
     let mut times = Vec::new();
-    for round in 0..stage.size.faults {
+    for round in 0..setup.size.faults {
         load.flows()?;
         let [victim, other] = replicas;
         times.push(now());
         fault(victim)?;
-        replicas = [other, stage.replica(round + 2)?];
+        replicas = [other, setup.replica(round + 2)?];
     }
     Ok((times, load.finish()?))
 }
 
-/// Holds if every lost query was sent between shortly before a fault and a second after.
+/// Holds if every lost query was sent between shortly before a fault and a second after it.
 fn row(times: &[u64], report: &Report) -> Row {
     let total = report.total();
     let excused = |sent: &u64| {

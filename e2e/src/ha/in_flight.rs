@@ -1,32 +1,32 @@
-//! Queries that are in flight at the server when something is done to a proxy.
+//! Queries that are in flight at the server during an act on a proxy.
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, anyhow};
 
-use super::stage::{LEAVES, Stage};
+use super::setup::{LEAVES, Setup};
 use crate::dns::probe::Query;
 use crate::dns::zone::Manner;
 use crate::wait::until;
 
-/// The server answers so much after it got the query.
+/// Delay of the server's answers.
 const LATE: Duration = Duration::from_millis(700);
 /// The answer to each of them.
 const ANSWER: IpAddr = IpAddr::V4(Ipv4Addr::new(203, 0, 113, 17));
 
-/// Runs `act` once the server has a query of each pod over each transport and family; passes it
-/// how many these are. Each of them must be answered.
+/// Runs `act` when the server has a query of each pod over each transport and family, and passes it
+/// their number. Each of them must be answered.
 pub(super) fn with_slow_queries<T>(
-    stage: &Stage,
+    setup: &Setup,
     round: u32,
     act: impl FnOnce(u64) -> Result<T>,
 ) -> Result<T> {
-    let zone = &stage.lab.zone;
+    let zone = &setup.lab.zone;
     let mut queries = Vec::new();
-    for (number, pod) in stage.clients().enumerate() {
-        for server in stage.servers().slow {
-            // Names that no other query has: the same question is sent to the server once.
+    for (number, pod) in setup.clients().enumerate() {
+        for server in setup.servers().slow {
+            // Names for this query only, because equal questions are sent to the server once.
             let name = |transport: &str| {
                 let family = if server.is_ipv4() { 4 } else { 6 };
                 format!("slow{family}-{transport}-{number}-{round}.good.test")

@@ -7,75 +7,75 @@ use std::path::Path;
 use anyhow::{Context as _, Result, ensure};
 use shared_maps::{ipcache, lxc};
 
-use super::stage::{LEAVES, Running, Stage, now, replica_name};
+use super::setup::{LEAVES, Running, Setup, now, replica_name};
 use super::{LOST_BY_PREVIOUS, Redirect, Row, in_flight};
 use crate::node::SdpOptions;
 use crate::process::Program;
 use crate::shell;
 
 /// Two replicas, and nothing is done to them.
-pub(super) fn calm(stage: &Stage) -> Result<Vec<Row>> {
-    let _agent = stage.agent(&stage.agent_options())?;
-    let _replicas = [stage.replica(0)?, stage.replica(1)?];
-    let report = stage.load()?.finish()?;
+pub(super) fn calm(setup: &Setup) -> Result<Vec<Row>> {
+    let _agent = setup.agent(&setup.agent_options())?;
+    let _replicas = [setup.replica(0)?, setup.replica(1)?];
+    let report = setup.load()?.finish()?;
     Ok(vec![Row::none_lost(String::new(), &report, String::new())])
 }
 
-/// One replica of two replaced after the other; every other one by `other`, if there is one.
-pub(super) fn rolled(stage: &Stage, other: Option<&Path>) -> Result<Vec<Row>> {
-    let _agent = stage.agent(&stage.agent_options())?;
-    let start = |stage: &Stage, number| surge(stage, number, other);
-    let replicas = [start(stage, 0)?, start(stage, 1)?];
+/// Replaces one of two replicas after the other. Every second new one is `other`, if given.
+pub(super) fn rolled(setup: &Setup, other: Option<&Path>) -> Result<Vec<Row>> {
+    let _agent = setup.agent(&setup.agent_options())?;
+    let start = |setup: &Setup, number| surge(setup, number, other);
+    let replicas = [start(setup, 0)?, start(setup, 1)?];
     // The previous version closes connections between two queries.
     let ends = other.map_or(Ends::WithAnAnswer, |_| Ends::AtAnyTime);
-    let load = stage.load()?;
-    let rolled = roll(stage, &load, replicas, start)?;
+    let load = setup.load()?;
+    let rolled = roll(setup, &load, replicas, start)?;
     finish(load, &rolled, ends)
 }
 
-/// The agent is killed first and comes back when all replicas have been replaced.
-pub(super) fn without_agent(stage: &Stage) -> Result<Vec<Row>> {
-    let agent = stage.agent(&stage.agent_options())?;
-    let replicas = [stage.replica(0)?, stage.replica(1)?];
-    let load = stage.load()?;
+/// Kills the agent first, and starts it again when all replicas are replaced.
+pub(super) fn without_agent(setup: &Setup) -> Result<Vec<Row>> {
+    let agent = setup.agent(&setup.agent_options())?;
+    let replicas = [setup.replica(0)?, setup.replica(1)?];
+    let load = setup.load()?;
     load.flows()?;
     agent.kill_9()?;
-    let start = |stage: &Stage, number| stage.lab.start_sdp(&stage.sdp_options(number));
-    let rolled = roll(stage, &load, replicas, start)?;
-    let _agent = stage.lab.start_agent(&stage.agent_options())?;
-    stage.lab.proxies_in_step()?;
+    let start = |setup: &Setup, number| setup.lab.start_sdp(&setup.sdp_options(number));
+    let rolled = roll(setup, &load, replicas, start)?;
+    let _agent = setup.lab.start_agent(&setup.agent_options())?;
+    setup.lab.proxies_in_step()?;
     finish(load, &rolled, Ends::WithAnAnswer)
 }
 
 /// The same between the previous version and this one.
-pub(super) fn rolled_versions(stage: &Stage) -> Result<Vec<Row>> {
-    let previous = stage.size.previous.as_deref();
+pub(super) fn rolled_versions(setup: &Setup) -> Result<Vec<Row>> {
+    let previous = setup.size.previous.as_deref();
     let previous = previous.context("the previous version's holdfast-sdp is not at hand")?;
-    rolled(stage, Some(previous))
+    rolled(setup, Some(previous))
 }
 
-/// Where no steering maps are, the kernel's hash spreads the load.
-pub(super) fn without_maps(stage: &Stage) -> Result<Vec<Row>> {
+/// Without steering maps, the kernel's hash distributes the load.
+pub(super) fn without_maps(setup: &Setup) -> Result<Vec<Row>> {
     ensure!(
-        stage.redirect == Redirect::Tproxy,
+        setup.redirect == Redirect::Tproxy,
         "our redirect needs the maps"
     );
-    let _agent = stage.agent(&stage.agent_options())?;
-    stage.remove_steering()?;
-    stage
+    let _agent = setup.agent(&setup.agent_options())?;
+    setup.remove_steering()?;
+    setup
         .lab
         .node
         .sysctl(&[("net.ipv4.tcp_migrate_req", "1")])?;
-    let replicas = [unsteered(stage, 0)?, unsteered(stage, 1)?];
-    let status = stage.lab.sdp_json(&replica_name(0), &["status"])?;
+    let replicas = [unsteered(setup, 0)?, unsteered(setup, 1)?];
+    let status = setup.lab.sdp_json(&replica_name(0), &["status"])?;
     let says = |what: &str| status.pointer(&format!("/steering/{what}")).cloned();
     ensure!(
         says("replacement_loses_nothing") == Some(true.into())
             && says("failed_are_bypassed") == Some(false.into()),
         "status does not say what holds without steering: {status}"
     );
-    let load = stage.load()?;
-    let rolled = roll(stage, &load, replicas, unsteered)?;
+    let load = setup.load()?;
+    let rolled = roll(setup, &load, replicas, unsteered)?;
     finish(load, &rolled, Ends::WithAnAnswer)
 }
 
@@ -86,7 +86,7 @@ enum Ends {
     AtAnyTime,
 }
 
-/// What was seen while replicas were replaced.
+/// Observations while replicas were replaced.
 struct Rolled {
     /// Run until the load has ended.
     _replicas: [Program; 2],
@@ -98,16 +98,16 @@ struct Rolled {
     leaves: Vec<Leave>,
 }
 
-/// One replica's end.
+/// The end of one replica.
 struct Leave {
-    /// Of the replica.
+    /// Number of the replica.
     number: u32,
     /// From the signal to the end of the process, CLOCK_MONOTONIC, nanoseconds.
     within: RangeInclusive<u64>,
 }
 
 impl Rolled {
-    /// Which replica was leaving when a query was sent, in words.
+    /// The replica that was ending when a query was sent, in words.
     fn leaving_at(&self, sent: u64) -> String {
         let leave = self
             .leaves
@@ -131,21 +131,21 @@ fn is_previous(number: u32) -> bool {
     number.is_multiple_of(2)
 }
 
-/// Replaces the older replica again and again. The server has queries of every pod, and answers
-/// them only after the replica has been told to leave.
+/// Replaces the older replica repeatedly. The server has queries of every pod, and answers them
+/// only after the replica has received its signal.
 fn roll(
-    stage: &Stage,
+    setup: &Setup,
     load: &Running<'_>,
     mut replicas: [Program; 2],
-    start: impl Fn(&Stage, u32) -> Result<Program>,
+    start: impl Fn(&Setup, u32) -> Result<Program>,
 ) -> Result<Rolled> {
     let (mut in_flight, mut while_draining) = (0, 0);
     let mut leaves = Vec::new();
-    for round in 0..stage.size.rolls {
+    for round in 0..setup.size.rolls {
         load.flows()?;
-        let next = start(stage, round + 2)?;
+        let next = start(setup, round + 2)?;
         let [oldest, newest] = replicas;
-        let status = in_flight::with_slow_queries(stage, round, |slow| {
+        let status = in_flight::with_slow_queries(setup, round, |slow| {
             in_flight += slow;
             let (before, from) = (load.sent(), now());
             let status = oldest.terminate(LEAVES)?;
@@ -166,7 +166,7 @@ fn roll(
     );
     Ok(Rolled {
         _replicas: replicas,
-        replacements: stage.size.rolls,
+        replacements: setup.size.rolls,
         in_flight,
         while_draining,
         leaves,
@@ -196,7 +196,8 @@ fn finish(load: Running<'_>, rolled: &Rolled, ends: Ends) -> Result<Vec<Row>> {
         row.note += &format!("; {number} lost {when}");
     }
     if ends == Ends::AtAnyTime {
-        // It may close a connection on which a query is coming in, and its kernel then resets it.
+        // It may close a connection on which a query is arriving. Its kernel then resets the
+        // connection.
         let of_previous = lost_at.iter().all(|sent| rolled.is_of_previous(*sent));
         row.holds = row.wrong == 0 && row.right > 0 && report.udp.lost == 0 && of_previous;
         row.promise = LOST_BY_PREVIOUS;
@@ -204,29 +205,29 @@ fn finish(load: Running<'_>, rolled: &Rolled, ends: Ends) -> Result<Vec<Row>> {
     Ok(vec![row])
 }
 
-fn surge(stage: &Stage, number: u32, other: Option<&Path>) -> Result<Program> {
-    let mut options = stage.sdp_options(number);
+fn surge(setup: &Setup, number: u32, other: Option<&Path>) -> Result<Program> {
+    let mut options = setup.sdp_options(number);
     options.program = other.filter(|_| is_previous(number)).map(Path::to_owned);
-    let next = stage.lab.start_sdp(&options)?;
-    stage.lab.connected(&replica_name(number))?;
+    let next = setup.lab.start_sdp(&options)?;
+    setup.lab.connected(&replica_name(number))?;
     Ok(next)
 }
 
-fn unsteered(stage: &Stage, number: u32) -> Result<Program> {
-    let next = stage
+fn unsteered(setup: &Setup, number: u32) -> Result<Program> {
+    let next = setup
         .lab
-        .start_sdp(&stage.sdp_options(number).flag("--steering=off"))?;
-    stage.lab.connected(&replica_name(number))?;
+        .start_sdp(&setup.sdp_options(number).flag("--steering=off"))?;
+    setup.lab.connected(&replica_name(number))?;
     Ok(next)
 }
 
-/// A proxy of the same port that holds no slot: it sees none of the steering maps.
-fn outsider(stage: &Stage) -> Result<Program> {
-    let root = stage.lab.bpf_root().join("outsider");
+/// A proxy on the same port without a slot. It has no access to the steering maps.
+fn outsider(setup: &Setup) -> Result<Program> {
+    let root = setup.lab.bpf_root().join("outsider");
     let pins = root.join(shared_maps::pin::GLOBALS);
     std::fs::create_dir_all(&pins)?;
     for map in [lxc::NAME, ipcache::NAME] {
-        let (from, to) = (stage.lab.pin(map), pins.join(map));
+        let (from, to) = (setup.lab.pin(map), pins.join(map));
         let show = |path: &Path| path.display().to_string();
         shell::run(
             "bpftool",
@@ -237,45 +238,45 @@ fn outsider(stage: &Stage) -> Result<Program> {
         bpf_root: Some(root),
         ..SdpOptions::new("outsider", 9969).flag("--steering=off")
     };
-    stage.lab.start_sdp(&options)
+    setup.lab.start_sdp(&options)
 }
 
-/// Ended first and then started again: meanwhile the other one has it all.
-pub(super) fn beside_other(stage: &Stage) -> Result<Vec<Row>> {
+/// The replica ends first and then starts again. In between, the other proxy gets all queries.
+pub(super) fn beside_other(setup: &Setup) -> Result<Vec<Row>> {
     ensure!(
-        stage.redirect == Redirect::Tproxy,
+        setup.redirect == Redirect::Tproxy,
         "our redirect asks members only"
     );
-    let _agent = stage.agent(&stage.agent_options())?;
-    stage
+    let _agent = setup.agent(&setup.agent_options())?;
+    setup
         .lab
         .node
         .sysctl(&[("net.ipv4.tcp_migrate_req", "1")])?;
-    let _other = outsider(stage)?;
-    stage.lab.connected("outsider")?;
-    let mut own = stage.replica(0)?;
-    let asked = || stage.lab.metric(9969, "holdfast_dns_queries_total", "");
-    let load = stage.load()?;
+    let _other = outsider(setup)?;
+    setup.lab.connected("outsider")?;
+    let mut own = setup.replica(0)?;
+    let asked = || setup.lab.metric(9969, "holdfast_dns_queries_total", "");
+    let load = setup.load()?;
     let before = asked()?;
     load.flows()?;
     let steered = asked()?;
-    for round in 0..stage.size.faults {
+    for round in 0..setup.size.faults {
         load.flows()?;
         let status = own.terminate(LEAVES)?;
         ensure!(status.success(), "a replica that drained: {status}");
         load.flows()?;
-        own = stage.replica(round + 1)?;
+        own = setup.replica(round + 1)?;
     }
     let report = load.finish()?;
     let got = asked()?;
     let note = format!(
         "{} restarts; the other proxy got {} queries before, {} in all",
-        stage.size.faults,
+        setup.size.faults,
         steered - before,
         got - before
     );
     let mut row = Row::none_lost(String::new(), &report, note);
-    // Lasting connections that hung on it stay there: what counts is that nothing new came.
+    // Lasting connections to the other proxy stay there. It must get no new ones.
     row.holds &= steered == before && got > steered;
     Ok(vec![row])
 }

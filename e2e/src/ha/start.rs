@@ -1,4 +1,4 @@
-//! R2: a proxy that starts while the agent is down answers at once.
+//! R2: a proxy that starts while the agent is down answers immediately.
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::time::{Duration, Instant};
@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, ensure};
 use serde_json::Value;
 
-use super::stage::{LEAVES, SERVER4, Stage};
+use super::setup::{LEAVES, SERVER4, Setup};
 use super::{FIRST_ANSWER, Row, Tally};
 use crate::dns::probe::Query;
 use crate::dns::server::DnsServer;
@@ -17,29 +17,29 @@ use crate::process::Program;
 use crate::traffic::names as zone;
 use crate::wait::eventually;
 
-/// What is promised.
+/// The promised time.
 const PROMISED: Duration = Duration::from_millis(250);
 /// How long one query waits before the next is sent.
 const NEXT_QUERY: Duration = Duration::from_millis(12);
 const SERVER_LABELS: &str = "k8s:app=dns,k8s:io.kubernetes.pod.namespace=default";
-/// Where the server pod moves to.
+/// The new address of the server pod.
 const MOVED: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 77, 0, 24));
 const MOVED_NAME: &str = "moved.good.test";
 
-/// Times the first right answer, for a pod that asked before, one that never
-/// did, and a DNS server whose pod has another address now.
-pub(super) fn cold(stage: &Stage) -> Result<Vec<Row>> {
-    let lab = &stage.lab;
-    let agent = lab.start_agent(&stage.agent_options())?;
-    let first = stage.replica(0)?;
+/// Times the first right answer for three queries: by a pod that sent queries before, by a pod that
+/// never did, and to a DNS server whose pod has a new address.
+pub(super) fn cold(setup: &Setup) -> Result<Vec<Row>> {
+    let lab = &setup.lab;
+    let agent = lab.start_agent(&setup.agent_options())?;
+    let first = setup.replica(0)?;
     lab.add_endpoint(&lab.a, WEB)?;
     lab.add_endpoint(&lab.b, WEB)?;
     let asked = Query::a(&zone::name(1), SERVER4);
     eventually("an answer", LEAVES, || {
         lab.a.ask(&asked)?.expect(zone::v4(1).into())
     })?;
-    let server = stage.clients().last().context("a pod to serve")?;
-    let _server = move_server(stage, server)?;
+    let server = setup.clients().last().context("a pod to serve")?;
+    let _server = move_server(setup, server)?;
     agent.kill_9()?;
     first.terminate(LEAVES)?;
 
@@ -54,8 +54,8 @@ pub(super) fn cold(stage: &Stage) -> Result<Vec<Row>> {
     for (name, pod, query, address) in cases {
         let mut times = Vec::new();
         let mut wrong = 0;
-        for _ in 0..stage.size.starts {
-            let (took, others) = first_answer(stage, number, pod, query, address.into())?;
+        for _ in 0..setup.size.starts {
+            let (took, others) = first_answer(setup, number, pod, query, address.into())?;
             number += 1;
             times.push(took);
             wrong += others;
@@ -90,7 +90,7 @@ fn row(name: &str, times: &mut [Duration], wrong: u64) -> Row {
         right,
         wrong,
         lost: tally.lost,
-        // The machine may be busy with other things: the best of several counts.
+        // Other processes may use the machine, so the best of several times counts.
         holds: right > 0 && wrong == 0,
         note,
         udp: tally,
@@ -101,15 +101,15 @@ fn row(name: &str, times: &mut [Duration], wrong: u64) -> Row {
 }
 
 /// The pod of the DNS server gets another address and keeps its labels.
-fn move_server(stage: &Stage, pod: &Pod) -> Result<DnsServer> {
-    let lab = &stage.lab;
+fn move_server(setup: &Setup, pod: &Pod) -> Result<DnsServer> {
+    let lab = &setup.lab;
     let rules = "- toEndpoints: [{matchLabels: {app: dns}}]\n\
                  \x20 toPorts:\n\
                  \x20 - ports: [{port: \"53\", protocol: ANY}]\n\
                  \x20   rules: {dns: [{matchPattern: \"*.good.test\"}]}\n";
     lab.write_policy("server.yaml", &egress("server", "web", rules))?;
-    // Another one with its labels: the identity outlives the old address.
-    let sibling = stage.clients().nth(2).context("a third pod")?;
+    // Another pod with its labels keeps the identity alive after the old address.
+    let sibling = setup.clients().nth(2).context("a third pod")?;
     lab.add_endpoint(sibling, SERVER_LABELS)?;
     let before = lab.add_endpoint(pod, SERVER_LABELS)?;
     let identity = |id: u64| -> Result<Value> {
@@ -146,25 +146,25 @@ fn move_server(stage: &Stage, pod: &Pod) -> Result<DnsServer> {
     DnsServer::start(&pod.netns, &[MOVED], &lab.zone)
 }
 
-/// Starts a proxy and asks until the answer is right: the time since the start,
-/// and how many wrong answers came before.
+/// Starts a proxy and repeats a query until the answer is right. Returns the time since the start,
+/// and the number of wrong answers before.
 fn first_answer(
-    stage: &Stage,
+    setup: &Setup,
     number: u32,
     pod: &Pod,
     query: &Query,
     address: IpAddr,
 ) -> Result<(Duration, u64)> {
-    let options = stage.sdp_options(number);
-    let command = stage.lab.sdp_command(&options)?;
-    let log = stage
+    let options = setup.sdp_options(number);
+    let command = setup.lab.sdp_command(&options)?;
+    let log = setup
         .lab
         .directory()
         .join(format!("log/sdp-{}.log", options.name));
     let query = query.clone().within(NEXT_QUERY);
     pod.netns.enter(|| -> Result<_> {
         let start = Instant::now();
-        // It keeps the lab's node as its namespace: the command enters it.
+        // It keeps the lab's node as its namespace, which the command enters.
         let proxy = Program::start("holdfast-sdp", command, &log)?;
         let mut wrong = 0;
         loop {

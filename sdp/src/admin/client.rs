@@ -43,10 +43,10 @@ pub fn run(settings: &Settings, command: &Command) -> anyhow::Result<()> {
         .enable_all()
         .build()
         .context("cannot start the runtime")?;
-    runtime.block_on(ask(settings, command))
+    runtime.block_on(execute(settings, command))
 }
 
-async fn ask(settings: &Settings, command: &Command) -> anyhow::Result<()> {
+async fn execute(settings: &Settings, command: &Command) -> anyhow::Result<()> {
     match command {
         Command::Status(output) => status(settings, output.output).await,
         Command::Drain(output) => {

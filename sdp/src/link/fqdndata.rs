@@ -17,8 +17,8 @@ use dns_policy::{
     table::{PolicyHandle, RuleError},
 };
 use fqdn_proto::{
+    encoded::{Encoded, stream_policy_state},
     fqdndata as wire,
-    later::{Encoded, stream_policy_state},
 };
 use tokio::{
     sync::mpsc,

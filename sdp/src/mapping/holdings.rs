@@ -24,12 +24,12 @@ pub(super) struct Serial(u64);
 #[derive(Debug)]
 pub(super) struct Holdings<K> {
     entries: Quota,
-    order: HashMap<Holder, BinaryHeap<Turn<K>>, RandomState>,
+    order: HashMap<Holder, BinaryHeap<Expiry<K>>, RandomState>,
     next_serial: u64,
 }
 
 #[derive(Debug)]
-struct Turn<K> {
+struct Expiry<K> {
     at: BootTime,
     serial: Serial,
     key: K,
@@ -61,7 +61,7 @@ impl<K: Clone> Holdings<K> {
         self.next_serial += 1;
         self.entries.add(holder, 1);
         let order = self.order.entry(holder).or_default();
-        order.push(Turn { at, serial, key });
+        order.push(Expiry { at, serial, key });
         serial
     }
 
@@ -145,25 +145,25 @@ impl<K: Clone> Holdings<K> {
 }
 
 /// The soonest first: a [`BinaryHeap`] gives its greatest.
-impl<K> Ord for Turn<K> {
+impl<K> Ord for Expiry<K> {
     fn cmp(&self, other: &Self) -> Ordering {
         (other.at, other.serial).cmp(&(self.at, self.serial))
     }
 }
 
-impl<K> PartialOrd for Turn<K> {
+impl<K> PartialOrd for Expiry<K> {
     fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
         Some(self.cmp(other))
     }
 }
 
-impl<K> PartialEq for Turn<K> {
+impl<K> PartialEq for Expiry<K> {
     fn eq(&self, other: &Self) -> bool {
         self.cmp(other) == Ordering::Equal
     }
 }
 
-impl<K> Eq for Turn<K> {}
+impl<K> Eq for Expiry<K> {}
 
 #[cfg(test)]
 mod tests {

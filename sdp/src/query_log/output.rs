@@ -4,11 +4,12 @@ use std::{
     fs::{File, OpenOptions},
     io,
     os::unix::fs::{MetadataExt as _, OpenOptionsExt as _},
-    path::{Path, PathBuf},
+    path::PathBuf,
     time::{Duration, Instant},
 };
 
 use super::Target;
+use crate::regular_file;
 
 /// A file that was moved or removed is noticed after this time.
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
@@ -86,7 +87,9 @@ impl Output {
         if same {
             return Ok(());
         }
-        match (open(path), file) {
+        let mut options = OpenOptions::new();
+        options.append(true).create(true).mode(0o640);
+        match (regular_file::open(path, &mut options), file) {
             (Ok(opened), file) => {
                 *file = Ok(opened);
                 self.torn = false;
@@ -105,27 +108,4 @@ fn put(to: &mut impl io::Write, mend: &[u8], lines: &[u8]) -> io::Result<()> {
     to.write_all(mend)?;
     to.write_all(lines)?;
     to.flush()
-}
-
-fn open(path: &Path) -> io::Result<File> {
-    let named = |error: io::Error| {
-        let kind = error.kind();
-        io::Error::new(kind, format!("{}: {error}", path.display()))
-    };
-    let file = OpenOptions::new()
-        .append(true)
-        .create(true)
-        .mode(0o640)
-        // A pipe without a reader must not block the thread. A user who may write to the directory
-        // must not redirect the log with a link.
-        .custom_flags(libc::O_NONBLOCK | libc::O_NOFOLLOW)
-        .open(path)
-        .map_err(|error| match error.raw_os_error() {
-            Some(libc::ELOOP) => named(io::Error::other("a symbolic link")),
-            _ => named(error),
-        })?;
-    if !file.metadata()?.is_file() {
-        return Err(named(io::Error::other("not a regular file")));
-    }
-    Ok(file)
 }

@@ -1,8 +1,8 @@
 //! What the sink knows, and what it decides: pure, under the sink's lock.
 
 mod batch;
+mod coverage;
 mod late;
-mod standing;
 
 use std::{collections::BTreeMap, net::IpAddr, sync::Arc, time::Duration};
 
@@ -14,10 +14,10 @@ use dns_policy::{
     name::Fqdn,
 };
 
-use self::standing::{ReleasedAnswer, Standing};
+use self::coverage::{Coverage, ReleasedAnswer};
 use super::{
     Acknowledgements, Grant, HUNG_AFTER, MappingResult, Outgoing, Promise, SinkStats,
-    later::Later,
+    delayed_names::DelayedNames,
     turns::{Names, Turns},
 };
 use crate::{
@@ -63,9 +63,9 @@ pub(super) const REPLAYS_BESIDE_LIVE: usize = 64;
 /// Names checked for one batch: most of those that are sent again may have ended.
 const MAX_NAMES_CHECKED: usize = 4 * BATCH;
 
-/// When something happens, and how long an answer may be held from then on.
+/// The current time, and how long an answer may be held from now on.
 #[derive(Clone, Copy)]
-pub(super) struct Moment {
+pub(super) struct HoldWindow {
     pub(super) now: BootTime,
     pub(super) max_delay: Duration,
 }
@@ -77,7 +77,7 @@ pub(super) struct State {
     pub(super) min_ttl: u32,
     pub(super) agent: Option<Epoch>,
     pub(super) acknowledgements: Acknowledgements,
-    /// Acknowledgements of another session count no more.
+    /// Acknowledgements of other sessions no longer count.
     session: Session,
     pub(super) last_agent: Option<Epoch>,
     pub(super) rules: Option<(Epoch, u64)>,
@@ -89,9 +89,9 @@ pub(super) struct State {
     /// Answers that were released at once, each with its other data for the agent.
     pub(super) beside: Turns<ReleasedAnswer>,
     pub(super) besides: Quota,
-    pub(super) refreshes: Later,
+    pub(super) refreshes: DelayedNames,
     /// Names whose answers were released because the agent had acknowledged their pairs.
-    pub(super) renewals: Later,
+    pub(super) renewals: DelayedNames,
     pub(super) replays: Names,
     pub(super) retries: Vec<Key>,
     pub(super) in_flight: BTreeMap<u64, InFlight>,
@@ -162,8 +162,8 @@ impl State {
             others_on_wire: 0,
             beside: Turns::default(),
             besides: Quota::new(BESIDE),
-            refreshes: Later::new(REFRESH_AFTER),
-            renewals: Later::new(RENEW_AFTER),
+            refreshes: DelayedNames::new(REFRESH_AFTER),
+            renewals: DelayedNames::new(RENEW_AFTER),
             replays: Names::default(),
             retries: Vec::new(),
             in_flight: BTreeMap::new(),
@@ -192,30 +192,30 @@ impl State {
         &mut self,
         (mapping, report): (Mapping, Option<Box<QueryReport>>),
         on_realised: OnRealised,
-        at: Moment,
+        at: HoldWindow,
         stats: &'s SinkStats,
     ) -> (Release, &'s Count) {
         let now = at.now;
         let endpoint = mapping.endpoint;
         let hangs = self.late_in_a_row >= HUNG_AFTER;
         let away = self.agent.is_none() || hangs;
-        let standing = self.standing(&mapping, now);
-        let leased = standing != Standing::None;
-        if standing == Standing::Leased {
+        let coverage = self.coverage(&mapping, now);
+        let leased = coverage != Coverage::None;
+        if coverage == Coverage::Leased {
             self.pairs.keep_leased(&mapping, self.min_ttl);
         } else {
             // One that is to be renewed is sent although the agent has it. So is one that was
             // acknowledged: no later TTL is promised.
             self.pairs.keep(&mapping, self.min_ttl);
         }
-        let unwritten = self.pairs.to_write(&mapping, away);
+        let unwritten = self.pairs.take_unwritten(&mapping, away);
         let note = (unwritten != Unwritten::Nothing).then(|| self.learned(&mapping));
         if !away {
             // The link wakes the writer: an answer does not pay for that.
             note.into_iter()
                 .for_each(|note| self.journal.note_later(note));
             if leased {
-                self.send_later(standing, mapping, report, now);
+                self.send_later(coverage, mapping, report, now);
                 return (Release::Leased, &stats.leased);
             }
             let holder = endpoint.into();
@@ -236,7 +236,7 @@ impl State {
             &stats.agent_away
         } else if leased {
             note.into_iter().for_each(|note| self.journal.note(note));
-            self.send_later(standing, mapping, None, now);
+            self.send_later(coverage, mapping, None, now);
             return (Release::Leased, &stats.leased);
         } else {
             self.refresh(&mapping, now);
@@ -355,7 +355,12 @@ impl State {
     }
 
     /// Takes the first result of a sequence; false if nothing waited for one.
-    pub(super) fn result(&mut self, result: &MappingResult, at: Moment, calls: &mut Calls) -> bool {
+    pub(super) fn result(
+        &mut self,
+        result: &MappingResult,
+        at: HoldWindow,
+        calls: &mut Calls,
+    ) -> bool {
         self.late_in_a_row = 0;
         let held = self.held.remove(&result.sequence);
         let was_held = held.is_some();
@@ -376,7 +381,7 @@ impl State {
         true
     }
 
-    fn granted(&mut self, sequence: u64, sent: InFlight, grant: Grant, at: Moment) {
+    fn granted(&mut self, sequence: u64, sent: InFlight, grant: Grant, at: HoldWindow) {
         match grant.promise {
             Promise::None => {}
             Promise::Until(end) => {
@@ -460,7 +465,7 @@ impl State {
         again.extend(queued.map(|w| (w.mapping.clone(), w.mapping.ttl.max(self.min_ttl))));
         for (mapping, lasts) in again {
             self.pairs.keep(&mapping, lasts);
-            if self.pairs.to_write(&mapping, false) != Unwritten::Nothing {
+            if self.pairs.take_unwritten(&mapping, false) != Unwritten::Nothing {
                 self.journal.note(Note::Learned(mapping, lasts));
             }
         }

@@ -60,22 +60,22 @@ impl Resolver for Everyone {
     }
 }
 
-/// Keeps what it is told; does with it what `say` says.
+/// Stores the mappings, and answers them with the release that the test has set.
 #[derive(Default)]
 pub(crate) struct Sink {
-    say: Mutex<Option<Release>>,
+    release: Mutex<Option<Release>>,
     version: Mutex<Option<u64>>,
     learned: Mutex<Vec<(Mapping, Option<OnRealised>)>>,
     changed: Condvar,
 }
 
 impl Sink {
-    /// What to say from now on; `Leased` at first.
-    pub(crate) fn say(&self, release: Release) {
-        *self.say.lock() = Some(release);
+    /// Sets the release of following answers. The first value is `Leased`.
+    pub(crate) fn set_release(&self, release: Release) {
+        *self.release.lock() = Some(release);
     }
 
-    /// Version of the leases from now on; none at first, so that every answer is told.
+    /// Sets the version of the leases. There is none at first, so that every answer reaches the sink.
     pub(crate) fn set_leases_version(&self, version: u64) {
         *self.version.lock() = Some(version);
     }
@@ -106,7 +106,7 @@ impl Sink {
 
 impl MappingSink for Sink {
     fn learn(&self, mapping: Mapping, on_realised: OnRealised) -> Release {
-        let release = self.say.lock().unwrap_or(Release::Leased);
+        let release = self.release.lock().unwrap_or(Release::Leased);
         let callback = (release == Release::Held).then_some(on_realised);
         self.learned.lock().push((mapping, callback));
         self.changed.notify_all();

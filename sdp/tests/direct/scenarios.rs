@@ -4,8 +4,8 @@
 mod message;
 #[path = "scenarios/script.rs"]
 mod script;
-#[path = "scenarios/stage.rs"]
-mod stage;
+#[path = "scenarios/setup.rs"]
+mod setup;
 
 use std::{collections::HashMap, fs, path::PathBuf, time::Duration};
 
@@ -16,8 +16,10 @@ use polling::until;
 
 use self::{
     message::Opt,
-    script::{Agent, Answer, Ask, Case, Counter, Deed, Expected, Own, Piece, Setting, Step, Wrong},
-    stage::{Received, Source, Stage, hex},
+    script::{
+        Agent, Answer, Ask, Case, Counter, Expected, Own, Piece, ServerAction, Setting, Step, Wrong,
+    },
+    setup::{Received, Setup, Source, hex},
 };
 use crate::bench::Options;
 
@@ -131,7 +133,7 @@ struct Asked {
 }
 
 struct Play {
-    stage: Stage,
+    setup: Setup,
     asked: HashMap<String, Asked>,
     held: Option<OnRealised>,
     next_id: u16,
@@ -145,7 +147,7 @@ fn act(case: &Case) -> Result<(), (usize, String)> {
         }
     }
     let mut play = Play {
-        stage: Stage::new(options),
+        setup: Setup::new(options),
         asked: HashMap::new(),
         held: None,
         next_id: 0x2a00,
@@ -153,7 +155,7 @@ fn act(case: &Case) -> Result<(), (usize, String)> {
     for (line, step) in &case.steps {
         play.step(step).map_err(|error| (*line, error))?;
     }
-    play.stage.end().map_err(|error| (case.line, error))
+    play.setup.end().map_err(|error| (case.line, error))
 }
 
 fn set(options: &mut Options, setting: &Setting) {
@@ -175,23 +177,23 @@ impl Play {
         match step {
             Step::Proxy(_) => Ok(()),
             Step::Agent(Agent::Says(release)) => {
-                self.stage.bench.sink.say(*release);
+                self.setup.bench.sink.set_release(*release);
                 Ok(())
             }
             Step::Agent(Agent::Realises) => {
-                let held = self.held.take().or_else(|| self.stage.bench.sink.next().1);
+                let held = self.held.take().or_else(|| self.setup.bench.sink.next().1);
                 held.ok_or("the agent was asked for nothing")?(Realised::Yes);
                 Ok(())
             }
             Step::Ask(ask) => self.ask(ask),
             Step::Server(label, deed) => self.serve(label, deed),
-            Step::Port { open } => self.stage.port(*open),
+            Step::Port { open } => self.setup.port(*open),
             Step::Expect(label, expected) => self.expect(label, expected),
-            Step::Learned(None) if self.stage.bench.sink.is_empty() => Ok(()),
+            Step::Learned(None) if self.setup.bench.sink.is_empty() => Ok(()),
             Step::Learned(None) => Err("something was learned".to_owned()),
             Step::Learned(Some(learned)) => self.learned(learned),
             Step::Counted(counter, wanted) => {
-                let stats = &self.stage.bench.stats;
+                let stats = &self.setup.bench.stats;
                 let count = || match counter {
                     Counter::Query(label) => stats.queries.get(*label),
                     Counter::Answer(label) => stats.answers.get(*label),
@@ -206,14 +208,14 @@ impl Play {
                 }
             }
             Step::Connections(wanted) => {
-                let count = self.stage.connections()?;
+                let count = self.setup.connections()?;
                 if count == *wanted {
                     Ok(())
                 } else {
                     Err(format!("{count} connections"))
                 }
             }
-            Step::Hangup { client, half } => self.stage.hangup(client, *half),
+            Step::Hangup { client, half } => self.setup.hangup(client, *half),
         }
     }
 
@@ -224,7 +226,7 @@ impl Play {
         if bytes.len() >= 2 && !ask.bare {
             message::put(&mut bytes, 0, id);
         }
-        self.stage.ask(ask, &bytes)?;
+        self.setup.ask(ask, &bytes)?;
         let asked = Asked {
             ask: ask.clone(),
             id,
@@ -235,32 +237,35 @@ impl Play {
         Ok(())
     }
 
-    fn serve(&mut self, label: &str, deed: &Deed) -> Result<(), String> {
+    fn serve(&mut self, label: &str, deed: &ServerAction) -> Result<(), String> {
         let asked = self.asked.get_mut(label).ok_or("nobody asked that")?;
         let body = asked.ask.forwarded.get(2..).unwrap_or_default();
         let received = match (&asked.received, deed) {
-            (Some(received), Deed::Answers(_) | Deed::Sends(_) | Deed::Closes) => received.clone(),
-            (_, Deed::Receives) | (None, _) => self.stage.receive_query(body)?,
+            (
+                Some(received),
+                ServerAction::Answers(_) | ServerAction::Sends(_) | ServerAction::Closes,
+            ) => received.clone(),
+            (_, ServerAction::Receives) | (None, _) => self.setup.receive_query(body)?,
         };
         asked.received = Some(received.clone());
         let (bytes, bytewise, wrong) = match deed {
-            Deed::Receives => return Ok(()),
-            Deed::Closes => return self.stage.close(received.from),
-            Deed::Answers(answer) => (
+            ServerAction::Receives => return Ok(()),
+            ServerAction::Closes => return self.setup.close(received.from),
+            ServerAction::Answers(answer) => (
                 build(answer, &received.bytes),
                 answer.bytewise,
                 answer.wrong,
             ),
-            Deed::Sends(pieces) => (join(pieces, &received.bytes), false, None),
+            ServerAction::Sends(pieces) => (join(pieces, &received.bytes), false, None),
         };
         let source = match wrong {
             Some(Wrong::Port) => Source::OtherPort,
             Some(Wrong::Address) => Source::OtherAddress,
             _ => Source::Server,
         };
-        self.stage.reply(received.from, &bytes, bytewise, source)?;
+        self.setup.reply(received.from, &bytes, bytewise, source)?;
         asked.answer = bytes;
-        if let Deed::Answers(answer) = deed
+        if let ServerAction::Answers(answer) = deed
             && let Some(edns) = &answer.edns
         {
             // What the client is to get: without options that end here.
@@ -277,7 +282,7 @@ impl Play {
 
     fn expect(&mut self, label: &str, expected: &Expected) -> Result<(), String> {
         let asked = self.asked.get(label).ok_or("nobody asked that")?;
-        let got = self.stage.receive(&asked.ask.client, asked.ask.tcp)?;
+        let got = self.setup.receive(&asked.ask.client, asked.ask.tcp)?;
         let got = match (expected, got) {
             (Expected::Closed, None) => return Ok(()),
             (Expected::Closed, Some(got)) => return Err(format!("got {}", hex(&got))),
@@ -300,7 +305,7 @@ impl Play {
     }
 
     fn learned(&mut self, learned: &script::Learned) -> Result<(), String> {
-        let (mapping, on_realised) = self.stage.bench.sink.next();
+        let (mapping, on_realised) = self.setup.bench.sink.next();
         self.held = on_realised;
         let mut wanted = learned.addresses.clone();
         wanted.sort_unstable();

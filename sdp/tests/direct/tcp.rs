@@ -143,13 +143,13 @@ fn a_held_answer_waits_and_others_do_not() {
     let client = bench.tcp_client();
     send_frames(&client, &[&query(1, "a.good.example", RecordType::A)]);
     let server = bench.tcp_at_server();
-    bench.sink.say(Release::Held);
+    bench.sink.set_release(Release::Held);
     send_frames(
         &server,
         &[&answer(&receive_frame(&server).unwrap(), &["192.0.2.1"])],
     );
     let (_, on_realised) = bench.sink.next();
-    bench.sink.say(Release::Leased);
+    bench.sink.set_release(Release::Leased);
     send_frames(&client, &[&query(2, "a.good.example", RecordType::AAAA)]);
     send_frames(
         &server,

@@ -113,7 +113,7 @@ fn loopback_servers_are_refused() {
 fn a_held_answer_waits_and_others_do_not() {
     let bench = Bench::new(Options::default());
     let client = bench.client();
-    bench.sink.say(Release::Held);
+    bench.sink.set_release(Release::Held);
     client
         .send(&query(1, "a.good.example", RecordType::A))
         .unwrap();
@@ -124,7 +124,7 @@ fn a_held_answer_waits_and_others_do_not() {
         || bench.stats.held.get(),
         |seen| *seen == 1,
     );
-    bench.sink.say(Release::Leased);
+    bench.sink.set_release(Release::Leased);
     client
         .send(&query(2, "a.good.example", RecordType::AAAA))
         .unwrap();
@@ -146,7 +146,7 @@ fn a_late_answer_is_released_and_counted() {
     options.config.max_delay = Duration::from_millis(20);
     let bench = Bench::new(options);
     let client = bench.client();
-    bench.sink.say(Release::Held);
+    bench.sink.set_release(Release::Held);
     client
         .send(&query(1, "a.good.example", RecordType::A))
         .unwrap();
@@ -429,7 +429,7 @@ fn the_same_question_in_flight_is_sent_once_and_answers_all() {
     one.send(&query(1, "a.good.example", RecordType::A))
         .unwrap();
     bench.at_server();
-    bench.sink.say(Release::Held);
+    bench.sink.set_release(Release::Held);
     bench
         .server
         .send_to(&answer(&asked, &["192.0.2.1"]), from)

@@ -5,7 +5,7 @@ use shared_maps::EndpointId;
 use super::scenario::{Node, WEB};
 use crate::{
     core::{CoreConfig, Effect, Event},
-    datapath::{files::later::NamesWritten, plan::Step},
+    datapath::{files::background::NamesWritten, plan::Step},
 };
 
 fn usual() -> Node {

@@ -395,9 +395,10 @@ impl World {
             .filter(|(_, subject)| !subject.dns_is_dirty())
         {
             let policy = EndpointPolicy::of(subject.labels(), state.policy.repository());
+            let services = subject.dns_services(state.policy.services());
             assert_eq!(
                 **subject.dns(),
-                dns_rules(&policy, state.policy.selectors())
+                dns_rules(&policy, state.policy.selectors(), &services)
             );
         }
     }

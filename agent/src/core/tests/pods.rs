@@ -54,18 +54,22 @@ fn namespace(team: &str) -> String {
 /// A node with the objects of its cluster.
 pub(super) struct Member {
     pub(super) node: Node,
-    router: Router,
+    pub(super) router: Router,
 }
 
-fn router() -> Router {
+pub(super) fn router() -> Router {
     Router::new(Book::new(LabelFilter::default(), "default"))
 }
 
 impl Member {
     /// A synced node with an endpoint, app=web.
     pub(super) fn new(policy: &str) -> Self {
+        Self::with(CoreConfig::default(), policy)
+    }
+
+    pub(super) fn with(config: CoreConfig, policy: &str) -> Self {
         Self {
-            node: Node::synced(CoreConfig::default(), policy),
+            node: Node::synced(config, policy),
             router: router(),
         }
     }
@@ -81,7 +85,7 @@ impl Member {
         self.change(vec![PolicyChange::Document(gone)])
     }
 
-    fn change(&mut self, changes: Vec<PolicyChange>) -> Vec<Step> {
+    pub(super) fn change(&mut self, changes: Vec<PolicyChange>) -> Vec<Step> {
         let events = self.router.route(changes);
         events
             .into_iter()

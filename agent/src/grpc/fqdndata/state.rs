@@ -13,7 +13,7 @@ use fqdn_proto::fqdndata::{
 use ipnet::IpNet;
 use shared_maps::IdentityId;
 
-use super::given::{At, Given};
+use super::sent_rules::{At, SentRules};
 use crate::{
     core::{Directory, directory::RuleKey},
     grpc::convert,
@@ -32,12 +32,12 @@ pub(super) fn same(one: &PolicyState, other: &PolicyState) -> bool {
         && one.identity_to_prefix_mapping == other.identity_to_prefix_mapping
 }
 
-/// Builds the message. Rules that `given` has and that are no more get one that nothing
+/// Builds the message. Rules that `sent_rules` has and that are no more get one that nothing
 /// matches.
 pub(super) fn build(
     table: &RulesTable,
     directory: &Directory,
-    given: &mut Given,
+    sent_rules: &mut SentRules,
     now: BootTime,
 ) -> PolicyState {
     let every: Vec<u32> = RESERVED
@@ -56,7 +56,7 @@ pub(super) fn build(
         }
     }
     policies.extend(
-        given
+        sent_rules
             .rules(now, &current, directory)
             .into_iter()
             .map(nothing),
@@ -64,7 +64,7 @@ pub(super) fn build(
     PolicyState {
         egress_l7_dns_policy: policies,
         request_id: String::new(),
-        identity_to_endpoint_mapping: endpoints(&given.addresses(now, directory)),
+        identity_to_endpoint_mapping: endpoints(&sent_rules.addresses(now, directory)),
         identity_to_prefix_mapping: prefixes(&directory.prefixes),
     }
 }

@@ -57,7 +57,7 @@ fn infos(state: &PolicyState) -> Vec<&EndpointInfo> {
 }
 
 fn fresh(table: &RulesTable, directory: &Directory) -> PolicyState {
-    build(table, directory, &mut Given::default(), NOW)
+    build(table, directory, &mut SentRules::default(), NOW)
 }
 
 #[test]
@@ -93,21 +93,31 @@ fn assert_revoked(state: &PolicyState) {
 
 #[test]
 fn rules_that_vanish_are_revoked_while_their_endpoint_is_there() {
-    let mut given = Given::default();
+    let mut sent_rules = SentRules::default();
     let rules = table(Servers::Any, NameRules::All);
-    build(&rules, &directory(), &mut given, NOW);
+    build(&rules, &directory(), &mut sent_rules, NOW);
     let later = NOW.plus_secs(86_400);
     for now in [NOW, later] {
-        let state = build(&RulesTable::default(), &directory(), &mut given, now);
+        let state = build(&RulesTable::default(), &directory(), &mut sent_rules, now);
         assert_revoked(&state);
     }
     let gone = later.plus_secs(86_400);
     for now in [gone, gone.plus_secs(60)] {
-        let state = build(&RulesTable::default(), &without_places(), &mut given, now);
+        let state = build(
+            &RulesTable::default(),
+            &without_places(),
+            &mut sent_rules,
+            now,
+        );
         assert_revoked(&state);
     }
     let now = gone.plus_secs(3600);
-    let state = build(&RulesTable::default(), &without_places(), &mut given, now);
+    let state = build(
+        &RulesTable::default(),
+        &without_places(),
+        &mut sent_rules,
+        now,
+    );
     assert!(state.egress_l7_dns_policy.is_empty(), "for a while only");
 }
 
@@ -124,18 +134,23 @@ fn rules_of_the_run_before_are_revoked() {
 
 #[test]
 fn addresses_of_an_endpoint_that_went_are_known_for_a_moment() {
-    let mut given = Given::default();
+    let mut sent_rules = SentRules::default();
     let none = RulesTable::default();
-    build(&none, &directory(), &mut given, NOW);
+    build(&none, &directory(), &mut sent_rules, NOW);
     let gone = NOW.plus_secs(3600);
-    let soon = build(&none, &without_places(), &mut given, gone);
+    let soon = build(&none, &without_places(), &mut sent_rules, gone);
     assert_eq!(infos(&soon).len(), 2);
     let mut taken = directory();
     taken.locations[0].id = EndpointId(8);
-    let reused = build(&none, &taken, &mut given, gone.plus_secs(2));
+    let reused = build(&none, &taken, &mut sent_rules, gone.plus_secs(2));
     assert!(infos(&reused).iter().all(|info| info.id == 8));
-    build(&none, &without_places(), &mut given, gone.plus_secs(3));
-    let later = build(&none, &without_places(), &mut given, gone.plus_secs(60));
+    build(&none, &without_places(), &mut sent_rules, gone.plus_secs(3));
+    let later = build(
+        &none,
+        &without_places(),
+        &mut sent_rules,
+        gone.plus_secs(60),
+    );
     assert!(infos(&later).is_empty());
 }
 

@@ -88,13 +88,10 @@ impl Services {
     /// None unless it has addresses that kube-proxy translates.
     fn service_at(&self, key: &Arc<str>) -> Option<ServiceAt> {
         let service = self.services.get(key)?;
-        let vips = [
-            &service.cluster_ips,
-            &service.external_ips,
-            &service.load_balancer_ips,
-        ];
-        let vips: BTreeSet<_> = vips.into_iter().flatten().copied().collect();
-        if vips.is_empty() || service.has_other_proxy {
+        let cluster: BTreeSet<_> = service.cluster_ips.iter().copied().collect();
+        let external = [&service.external_ips, &service.load_balancer_ips];
+        let external: BTreeSet<_> = external.into_iter().flatten().copied().collect();
+        if (cluster.is_empty() && external.is_empty()) || service.has_other_proxy {
             return None;
         }
         let slices = || self.slices.get(key).into_iter().flat_map(BTreeMap::values);
@@ -110,7 +107,8 @@ impl Services {
         });
         Some(ServiceAt {
             key: Arc::clone(key),
-            vips: vips.into_iter().collect(),
+            external_ips: external.difference(&cluster).copied().collect(),
+            cluster_ips: cluster.into_iter().collect(),
             ports: ports.collect(),
         })
     }

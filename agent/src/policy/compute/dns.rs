@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 use dns_policy::rule::{EndpointRules, NameRules, PortRules, SelectorRule, Servers, Transport};
 use shared_maps::IdentityId;
 
+use super::service::Backend;
 use crate::{
     labels::LabelSet,
     policy::{
@@ -20,10 +21,28 @@ use crate::{
 /// Port and transport at which queries are judged.
 type DnsPort = (u16, Transport);
 
-/// Renders the DNS rules: by port, whom may be asked for what there.
-pub(crate) fn dns_rules(policy: &EndpointPolicy, selectors: &SelectorCache) -> EndpointRules {
+/// A port of a Service at which queries are judged, and the backends behind it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ServicePortAt<'a> {
+    /// Identity of the Service.
+    pub identity: IdentityId,
+    /// The port that clients use.
+    pub at: (u16, Transport),
+    /// The backends.
+    pub backends: &'a BTreeSet<Backend>,
+}
+
+/// Renders the DNS rules: by port, whom may be asked for what there. A rule holds at a port of a
+/// Service if it selects every backend at the backend's port.
+pub(crate) fn dns_rules(
+    policy: &EndpointPolicy,
+    selectors: &SelectorCache,
+    services: &[ServicePortAt<'_>],
+) -> EndpointRules {
     let side = &policy.egress;
-    let ports = judged_ports(side, selectors).into_iter().map(|at| {
+    let mut all = judged_ports(side, selectors);
+    all.extend(services.iter().map(|service| service.at));
+    let ports = all.into_iter().map(|at| {
         let mut rules = Vec::new();
         for (rule, port, names) in dns_ports(side) {
             if let Some(names) = render_names(names) {
@@ -34,6 +53,9 @@ pub(crate) fn dns_rules(policy: &EndpointPolicy, selectors: &SelectorCache) -> E
         for rule in allows(side) {
             let meant = |server: Option<&LabelSet>| is_plain(rule, at, server);
             add_rules(&mut rules, rule, &NameRules::All, selectors, meant);
+        }
+        for service in services.iter().filter(|service| service.at == at) {
+            add_service(&mut rules, side, selectors, service);
         }
         let (port, transport) = at;
         PortRules {
@@ -142,6 +164,58 @@ fn add_rules(
             }
         }
     }
+}
+
+/// Adds the rules that hold at a port of a Service.
+fn add_service(
+    rules: &mut Vec<SelectorRule>,
+    side: &Side,
+    selectors: &SelectorCache,
+    service: &ServicePortAt<'_>,
+) {
+    let (_, transport) = service.at;
+    let label = selectors.labels(service.identity);
+    let text = label.map(|labels| labels.texts().join(" "));
+    let mut add = |names: NameRules| {
+        let rule = SelectorRule {
+            selector: text.clone().unwrap_or_default(),
+            servers: Servers::Identities([service.identity].into()),
+            names,
+        };
+        if !rules.contains(&rule) {
+            rules.push(rule);
+        }
+    };
+    let every = |rule: &PeerRule, is_meant: &dyn Fn(DnsPort, Option<&LabelSet>) -> bool| {
+        service.backends.iter().all(|backend| {
+            let labels = selectors.labels(backend.identity);
+            is_selected(rule, backend.identity, selectors)
+                && is_meant((backend.port, transport), labels)
+        })
+    };
+    for (rule, port, names) in dns_ports(side) {
+        let is_meant = |at: DnsPort, server: Option<&LabelSet>| is_at(port, at, server);
+        if every(rule, &is_meant)
+            && let Some(names) = render_names(names)
+        {
+            add(names);
+        }
+    }
+    for rule in allows(side) {
+        if every(rule, &|at, server| is_plain(rule, at, server)) {
+            add(NameRules::All);
+        }
+    }
+}
+
+/// Whether a rule is about an identity.
+fn is_selected(rule: &PeerRule, identity: IdentityId, selectors: &SelectorCache) -> bool {
+    rule.peers == Peers::Any
+        || rule.selectors().any(|selector| {
+            let id = selectors.id_of(selector);
+            let ids = id.and_then(|id| selectors.selections(id));
+            ids.is_some_and(|ids| ids.contains(&identity))
+        })
 }
 
 /// Which rules have a say in DNS.

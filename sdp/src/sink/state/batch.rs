@@ -3,8 +3,8 @@
 use dns_policy::{boot_time::BootTime, mapping::Realised};
 
 use super::{
-    AwaitedResult, BATCH, Calls, MAX_NAMES_CHECKED, OTHERS, REPLAYS_BESIDE_LIVE, ReleasedAnswer,
-    Standing, State, Wait, work,
+    AwaitedResult, BATCH, Calls, Coverage, MAX_NAMES_CHECKED, OTHERS, REPLAYS_BESIDE_LIVE,
+    ReleasedAnswer, State, Wait, work,
 };
 use crate::sink::{Batch, Room, SinkStats};
 
@@ -63,11 +63,11 @@ impl State {
             && let Some((holder, waiting)) = self.live.pop(|of| self.on_wire.allows(of, 1))
         {
             self.queued.give_back(holder, 1);
-            let standing = self.standing(&waiting.mapping, now);
-            if matches!(standing, Standing::Leased | Standing::Acknowledged) {
+            let coverage = self.coverage(&waiting.mapping, now);
+            if matches!(coverage, Coverage::Leased | Coverage::Acknowledged) {
                 // The same pair was realised while this answer waited for its turn.
                 stats.leased.add(1);
-                self.send_later(standing, waiting.mapping, waiting.report, now);
+                self.send_later(coverage, waiting.mapping, waiting.report, now);
                 calls.push((waiting.on_realised, Realised::Yes));
                 continue;
             }

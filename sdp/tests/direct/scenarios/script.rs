@@ -23,7 +23,7 @@ pub(crate) enum Step {
     Proxy(Setting),
     Agent(Agent),
     Ask(Ask),
-    Server(String, Deed),
+    Server(String, ServerAction),
     Expect(String, Expected),
     Learned(Option<Learned>),
     Counted(Counter, u64),
@@ -76,7 +76,7 @@ pub(crate) struct Ask {
 
 /// What the server does with the query of a label.
 #[derive(Debug)]
-pub(crate) enum Deed {
+pub(crate) enum ServerAction {
     Receives,
     Answers(Box<Answer>),
     Sends(Vec<Piece>),
@@ -238,10 +238,10 @@ fn step(mut words: Words<'_>) -> Result<Step, String> {
                 return Ok(Step::Port { open });
             }
             let deed = match word {
-                "hears" => Deed::Receives,
-                "closes" => Deed::Closes,
-                "answers" => Deed::Answers(Box::new(answer(&mut words)?)),
-                "sends" => Deed::Sends(pieces(&mut words)?),
+                "hears" => ServerAction::Receives,
+                "closes" => ServerAction::Closes,
+                "answers" => ServerAction::Answers(Box::new(answer(&mut words)?)),
+                "sends" => ServerAction::Sends(pieces(&mut words)?),
                 word => return Err(unknown(word)),
             };
             Step::Server(label, deed)

@@ -12,7 +12,7 @@ use super::language::{PORTS, remotes};
 use crate::{
     datapath::{memory::MemoryDatapath, plan::Datapath as _},
     ipcache::table::prefix_of,
-    policy::compute::{decide, longest},
+    policy::compute::{decide, everyone_at, longest},
 };
 
 /// What happens to a packet, the closest first.
@@ -138,16 +138,16 @@ pub(in crate::core::tests) fn identity(datapath: &MemoryDatapath, address: IpAdd
 
 pub(in crate::core::tests) fn fate(datapath: &MemoryDatapath, question: Question) -> Option<Fate> {
     let map = datapath.policy.get(&question.endpoint)?;
+    let remote = identity(datapath, question.remote);
     let lookup = |id: u32| {
         let entries = map.iter().filter(move |(key, _)| key.sec_label == id);
-        longest(
-            entries,
-            question.direction,
-            question.protocol,
-            question.port,
-        )
+        let (protocol, port) = match id {
+            0 => everyone_at(remote, question.protocol, question.port),
+            _ => (question.protocol, question.port),
+        };
+        longest(entries, question.direction, protocol, port)
     };
-    Some(match decide(lookup, identity(datapath, question.remote)) {
+    Some(match decide(lookup, remote) {
         None => Fate::Dropped,
         Some((_, value)) if value.is_deny() => Fate::Dropped,
         Some((_, value)) if value.proxy_port.get() != 0 => Fate::Proxied,

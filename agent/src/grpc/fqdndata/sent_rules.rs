@@ -19,13 +19,13 @@ const REVOKED: u64 = 600;
 /// a proxy's socket.
 const LINGERS: u64 = 10;
 
-/// What was given, by any connection.
+/// Rules and addresses that the agent has sent, over any connection.
 #[derive(Debug, Default)]
-pub(super) struct Given {
-    /// Since when their endpoint is gone; none = it is there.
+pub(super) struct SentRules {
+    /// The time at which the rule's endpoint was removed. `None`: the endpoint exists.
     rules: BTreeMap<RuleKey, Option<BootTime>>,
     addresses: BTreeMap<IpAddr, Seen>,
-    /// What the run before gave was taken over.
+    /// Whether the rules that the previous run sent have been added.
     seeded: bool,
 }
 
@@ -39,8 +39,8 @@ struct Seen {
 /// An address with its endpoint.
 pub(super) type At = (IpAddr, EndpointId, IdentityId);
 
-impl Given {
-    /// Notes the rules that are given now; gives those to be revoked.
+impl SentRules {
+    /// Records the rules that are sent now. Returns the rules to be revoked.
     pub(super) fn rules(
         &mut self,
         now: BootTime,

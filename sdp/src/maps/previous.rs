@@ -1,9 +1,9 @@
-//! What the agent before knew, and the present one does not say yet.
+//! Entries of the previous agent's tables that the present agent has not sent yet.
 //!
-//! Cilium's agent makes a new, empty ipcache map at each start and fills it while it learns, and
-//! its first states over FQDNData have only a part of the prefixes and no endpoints. What is
-//! lacking there is not gone. It is answered from the former table, prefix by prefix, until
-//! the present one has the entry for another owner, or the agent has been ready for
+//! Cilium's agent makes a new, empty ipcache map at each start and fills it while it learns. Its
+//! first states over FQDNData have only a part of the prefixes and no endpoints. A missing entry
+//! is therefore not a removed one. The proxy reads it from the previous table, prefix by prefix,
+//! until the present table has the entry for another owner, or the agent has been ready for
 //! [`SETTLED_AFTER`].
 
 use std::{
@@ -21,25 +21,26 @@ use super::{
 };
 use crate::resolve::QueryClient;
 
-/// Once an agent has sent rules for this long without a break, what it does not say is gone.
+/// After an agent has sent rules for this long without a break, entries that it has not sent are
+/// removed.
 pub(crate) const SETTLED_AFTER: Duration = Duration::from_secs(30);
 
 /// Limit of lookups of one prefix while the map changes between two of them.
 const MAX_LOOKUPS: usize = 8;
 
-/// What the source before had, as far as the present one does not contradict it.
+/// Entries of the previous source that the present one does not contradict.
 ///
 /// An entry that the present source has with the same owner stays: an agent that starts can
 /// remove an entry and add it again.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Former {
+pub(super) struct PreviousTables {
     tables: AgentTables,
     /// Prefixes that the present source has had too, with the same identity.
     confirmed: HashSet<IpNet>,
 }
 
-impl Former {
-    /// Takes over what a source knew that is replaced now. It was newer than what is here.
+impl PreviousTables {
+    /// Adds the prefixes of a source that is being replaced. They are newer than the present ones.
     pub(super) fn absorb_prefixes(&mut self, gone: &AgentTables) {
         self.confirmed.clear();
         for (prefix, identity) in &gone.prefixes {
@@ -47,14 +48,14 @@ impl Former {
         }
     }
 
-    /// The same for endpoints.
+    /// Adds the endpoints of a source that is being replaced.
     pub(super) fn absorb_endpoints(&mut self, gone: &AgentTables) {
         for (ip, (id, identity)) in &gone.endpoints {
             self.tables.add_endpoint(*ip, *id, *identity);
         }
     }
 
-    /// Removes entries that the present source contradicts, and notes those that it confirms.
+    /// Removes entries that the present source contradicts, and records those that it confirms.
     pub(super) fn compare(&mut self, now: &AgentTables) {
         let had = self.tables.prefixes.iter();
         let confirmed = had.filter(|(prefix, identity)| now.prefixes.get(prefix) == Some(identity));
@@ -99,7 +100,7 @@ impl Former {
         now: impl Fn(u8) -> Option<IdentityId>,
     ) -> Option<IdentityId> {
         let full = full_length(server);
-        let Some((length, former)) = self.tables.longest(server, full) else {
+        let Some((length, previous)) = self.tables.longest(server, full) else {
             return now(full);
         };
         let mut found = now(full);
@@ -108,7 +109,7 @@ impl Former {
             // long.
             let covering = length.checked_sub(1).and_then(&now);
             if found == covering {
-                return Some(former);
+                return Some(previous);
             }
             // A prefix that was added between the two look-ups makes them differ, too.
             let again = now(full);
@@ -178,66 +179,69 @@ mod tests {
         table
     }
 
-    fn after(prefixes: &[(&str, u32)]) -> Former {
-        let mut former = Former::default();
-        former.absorb_prefixes(&table(prefixes));
-        former
+    fn after(prefixes: &[(&str, u32)]) -> PreviousTables {
+        let mut previous = PreviousTables::default();
+        previous.absorb_prefixes(&table(prefixes));
+        previous
     }
 
-    fn server(former: &Former, now: &AgentTables) -> Option<u32> {
-        former
+    fn server(previous: &PreviousTables, now: &AgentTables) -> Option<u32> {
+        previous
             .server(SERVER, |limit| now.server(SERVER, limit))
             .map(|identity| identity.0)
     }
 
     #[test]
     fn what_the_new_map_lacks_is_answered_from_the_old_one() {
-        let former = after(&[("0.0.0.0/0", 2), ("10.0.0.53/32", 500)]);
-        assert_eq!(server(&former, &table(&[])), Some(500));
+        let previous = after(&[("0.0.0.0/0", 2), ("10.0.0.53/32", 500)]);
+        assert_eq!(server(&previous, &table(&[])), Some(500));
         // World for all is no word about this server.
-        assert_eq!(server(&former, &table(&[("0.0.0.0/0", 2)])), Some(500));
-        assert_eq!(server(&former, &table(&[("10.0.0.0/8", 9)])), Some(500));
-        assert_eq!(server(&Former::default(), &table(&[])), None);
+        assert_eq!(server(&previous, &table(&[("0.0.0.0/0", 2)])), Some(500));
+        assert_eq!(server(&previous, &table(&[("10.0.0.0/8", 9)])), Some(500));
+        assert_eq!(server(&PreviousTables::default(), &table(&[])), None);
     }
 
     #[test]
     fn an_address_that_the_new_map_gives_away_is_the_new_owners() {
-        let former = after(&[("10.0.0.0/24", 500)]);
+        let previous = after(&[("10.0.0.0/24", 500)]);
         for now in [
             &[("10.0.0.53/32", 600)][..],
             &[("10.0.0.0/24", 600)],
             &[("0.0.0.0/0", 2), ("10.0.0.0/24", 600)],
             &[("0.0.0.0/0", 500), ("10.0.0.0/24", 600)],
         ] {
-            assert_eq!(server(&former, &table(now)), Some(600), "{now:?}");
+            assert_eq!(server(&previous, &table(now)), Some(600), "{now:?}");
         }
     }
 
     #[test]
     fn a_prefix_that_the_new_map_gave_away_once_is_not_answered_as_before() {
-        let mut former = after(&[("10.0.0.53/32", 500), ("10.0.0.54/32", 501)]);
-        former.compare(&table(&[("10.0.0.53/32", 2), ("0.0.0.0/0", 2)]));
-        assert_eq!((former.lacking(), server(&former, &table(&[]))), (1, None));
+        let mut previous = after(&[("10.0.0.53/32", 500), ("10.0.0.54/32", 501)]);
+        previous.compare(&table(&[("10.0.0.53/32", 2), ("0.0.0.0/0", 2)]));
+        assert_eq!(
+            (previous.lacking(), server(&previous, &table(&[]))),
+            (1, None)
+        );
     }
 
     #[test]
     fn a_prefix_that_the_new_map_removes_for_a_moment_is_answered_as_before() {
-        let mut former = after(&[("10.0.0.53/32", 500)]);
-        former.compare(&table(&[("10.0.0.53/32", 500)]));
-        assert_eq!(former.lacking(), 0);
-        assert_eq!(server(&former, &table(&[("0.0.0.0/0", 2)])), Some(500));
+        let mut previous = after(&[("10.0.0.53/32", 500)]);
+        previous.compare(&table(&[("10.0.0.53/32", 500)]));
+        assert_eq!(previous.lacking(), 0);
+        assert_eq!(server(&previous, &table(&[("0.0.0.0/0", 2)])), Some(500));
         // The next new map starts without it.
-        former.absorb_prefixes(&table(&[("10.0.0.53/32", 500)]));
-        assert_eq!(former.lacking(), 1);
+        previous.absorb_prefixes(&table(&[("10.0.0.53/32", 500)]));
+        assert_eq!(previous.lacking(), 1);
     }
 
     #[test]
     fn a_prefix_that_is_added_between_two_look_ups_opens_no_gap() {
-        let former = after(&[("10.0.0.53/32", 500)]);
+        let previous = after(&[("10.0.0.53/32", 500)]);
         for filling in [[None, Some(2)], [Some(2), Some(9)]] {
             // The shorter prefix is there from the second look-up on.
             let looked = std::cell::Cell::new(0);
-            let found = former.server(SERVER, |_| {
+            let found = previous.server(SERVER, |_| {
                 looked.set(looked.get() + 1);
                 filling[usize::from(looked.get() > 1)].map(IdentityId)
             });
@@ -247,10 +251,10 @@ mod tests {
 
     #[test]
     fn a_map_that_is_replaced_half_filled_counts_over_the_one_before_it() {
-        let mut former = after(&[("10.0.0.53/32", 500), ("10.0.0.0/24", 700)]);
-        former.absorb_prefixes(&table(&[("10.0.0.53/32", 600)]));
-        assert_eq!(server(&former, &table(&[])), Some(600));
-        assert_eq!(former.lacking(), 2);
+        let mut previous = after(&[("10.0.0.53/32", 500), ("10.0.0.0/24", 700)]);
+        previous.absorb_prefixes(&table(&[("10.0.0.53/32", 600)]));
+        assert_eq!(server(&previous, &table(&[])), Some(600));
+        assert_eq!(previous.lacking(), 2);
     }
 
     #[test]
@@ -258,10 +262,10 @@ mod tests {
         let mut gone = AgentTables::default();
         gone.add_endpoint(POD, EndpointId(7), IdentityId(300));
         let kept = |now: &AgentTables| {
-            let mut former = Former::default();
-            former.absorb_endpoints(&gone);
-            former.compare(now);
-            !former.is_empty()
+            let mut previous = PreviousTables::default();
+            previous.absorb_endpoints(&gone);
+            previous.compare(now);
+            !previous.is_empty()
         };
         assert!(kept(&table(&[("10.0.0.7/32", 300)])));
         assert!(!kept(&table(&[("10.0.0.7/32", 301)])));

@@ -1,7 +1,7 @@
-//! The state directory with a thread of its own for what the core need not wait for.
+//! The state directory with a thread of its own for writes that the core does not wait for.
 //!
-//! Names learned are written every few seconds, and a sync takes as long as the disk
-//! pleases: an answer with a new address must not wait for it.
+//! Learned names are written every few seconds, and a sync can take long. An answer with a new
+//! address must not wait for it.
 
 use std::{
     collections::{BTreeSet, VecDeque},
@@ -17,7 +17,7 @@ use super::StateFiles;
 use crate::datapath::plan::{Datapath, Step, StepError};
 
 /// Writes the state directory; [`Step::KeepNames`] later, everything else at once.
-pub struct LaterFiles {
+pub struct BackgroundFiles {
     files: StateFiles,
     queue: Arc<Queue>,
     thread: Option<JoinHandle<()>>,
@@ -56,7 +56,7 @@ struct Write {
     text: String,
 }
 
-impl LaterFiles {
+impl BackgroundFiles {
     /// `send` gets the result of each write, on the thread that wrote.
     pub fn start(
         files: StateFiles,
@@ -140,7 +140,7 @@ impl Queue {
     }
 }
 
-impl Datapath for LaterFiles {
+impl Datapath for BackgroundFiles {
     fn apply(&mut self, step: &Step) -> Result<(), StepError> {
         match step {
             Step::KeepNames(endpoint, number, text) => {
@@ -161,7 +161,7 @@ impl Datapath for LaterFiles {
 }
 
 /// What is queued is written.
-impl Drop for LaterFiles {
+impl Drop for BackgroundFiles {
     fn drop(&mut self) {
         self.queue.stop();
         if let Some(Err(_)) = self.thread.take().map(JoinHandle::join) {
@@ -188,7 +188,8 @@ mod tests {
             .endpoint_dir(EndpointId(7))
             .join(super::super::ENDPOINT_FILE);
         let (sender, events) = mpsc::channel();
-        let mut files = LaterFiles::start(state, move |event| sender.send(event).unwrap()).unwrap();
+        let mut files =
+            BackgroundFiles::start(state, move |event| sender.send(event).unwrap()).unwrap();
         files.apply(&kept(1, "one")).unwrap();
         let written = events.recv().unwrap();
         assert_eq!((written.number, written.failure), (1, None));
@@ -205,7 +206,8 @@ mod tests {
         // A file in the directory's place.
         fs::write(state.endpoint_dir(EndpointId(7)), "").unwrap();
         let (sender, events) = mpsc::channel();
-        let mut files = LaterFiles::start(state, move |event| sender.send(event).unwrap()).unwrap();
+        let mut files =
+            BackgroundFiles::start(state, move |event| sender.send(event).unwrap()).unwrap();
         files.apply(&kept(1, "one")).unwrap();
         let written = events.recv().unwrap();
         let failure = written.failure.expect("a file is in the way");
@@ -222,7 +224,7 @@ mod tests {
         // The thread stands in the first telling: the other writes wait in the queue.
         let (go, wait) = mpsc::channel::<()>();
         let (sender, events) = mpsc::channel();
-        let mut files = LaterFiles::start(state, move |event| {
+        let mut files = BackgroundFiles::start(state, move |event| {
             sender.send(event).unwrap();
             let _gone = wait.recv();
         })

@@ -13,7 +13,7 @@ use crate::bench::{Bench, Options, TEST_TIMEOUT};
 /// Pause between two looks at the server's sockets.
 const TICK: Duration = Duration::from_millis(1);
 
-pub(super) struct Stage {
+pub(super) struct Setup {
     pub(super) bench: Bench,
     clients: HashMap<String, Client>,
     connections: Vec<Connection>,
@@ -53,7 +53,7 @@ pub(super) enum Source {
     OtherAddress,
 }
 
-impl Stage {
+impl Setup {
     pub(super) fn new(options: Options) -> Self {
         let bench = Bench::new(options);
         bench.server.set_nonblocking(true).unwrap();

@@ -1,30 +1,30 @@
-//! Which answers may be released at once, and how the agent has them all the same.
+//! Which answers may be released at once, and how the agent still receives them.
 
 use std::time::Duration;
 
 use dns_policy::{boot_time::BootTime, mapping::Mapping};
 
-use super::{InFlight, Moment, State, nanos};
+use super::{HoldWindow, InFlight, State, nanos};
 use crate::{
     mapping::{lease, pairs::Acknowledged, repeat},
     query_report::QueryReport,
     sink::Acknowledgements,
 };
 
-/// What must be left of an acknowledged TTL for an answer to be released under it: by then the
-/// agent has the answer, or has let a call go without a result.
+/// Remaining acknowledged TTL that an answer needs to be released under it. Within this time the
+/// agent receives the answer, or a call ends without a result.
 const ACKNOWLEDGED_MARGIN: Duration = Duration::from_secs(10);
 
-/// How an answer stands with the agent's leases.
+/// How leases and acknowledgements of the agent cover an answer.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Standing {
-    /// Some pair has no lease that lasts long enough.
+pub(super) enum Coverage {
+    /// A pair has no lease that lasts long enough.
     None,
-    /// Each has one; the agent is asked to renew them.
-    Renewed,
-    /// Each has one that lasts.
+    /// Every pair has a lease. The agent must renew some of them.
+    Expiring,
+    /// Every pair has a lease that lasts.
     Leased,
-    /// The agent has acknowledged each for this endpoint, and each acknowledged TTL still runs.
+    /// The agent has acknowledged every pair for this endpoint, and no acknowledged TTL has ended.
     Acknowledged,
 }
 
@@ -35,26 +35,27 @@ pub(in crate::sink) struct ReleasedAnswer {
 }
 
 impl State {
-    /// The rule of release: [`Self::leased`], or each pair is acknowledged to this endpoint in
-    /// this session for longer than the agent takes to have this answer, too.
-    pub(super) fn standing(&self, mapping: &Mapping, now: BootTime) -> Standing {
+    /// Decides whether an answer may be released. Every pair must be leased ([`Self::leased`]), or
+    /// acknowledged to this endpoint in this session for longer than the agent needs to receive
+    /// this answer too.
+    pub(super) fn coverage(&self, mapping: &Mapping, now: BootTime) -> Coverage {
         let leased = self.leased(mapping, now);
         let needed = now.plus(ACKNOWLEDGED_MARGIN);
-        if leased == Standing::None && self.pairs.is_acknowledged(mapping, needed, self.session) {
-            return Standing::Acknowledged;
+        if leased == Coverage::None && self.pairs.is_acknowledged(mapping, needed, self.session) {
+            return Coverage::Acknowledged;
         }
         leased
     }
 
-    /// Every pair is leased in this epoch, under the rules
-    /// that this proxy applies or later ones, until the client may forget it,
-    /// also if it gets the same answer again without a report to the proxy.
-    fn leased(&self, mapping: &Mapping, now: BootTime) -> Standing {
+    /// Whether every pair is leased in this epoch, under the rules that this proxy applies or later
+    /// ones. The lease must last until the client's copy expires, even if the client gets the same
+    /// answer again from a cache.
+    fn leased(&self, mapping: &Mapping, now: BootTime) -> Coverage {
         let Some((epoch, revision)) = &self.rules else {
-            return Standing::None;
+            return Coverage::None;
         };
         if self.agent.as_ref() != Some(epoch) {
-            return Standing::None;
+            return Coverage::None;
         }
         let lasts = Duration::from_secs(mapping.ttl.max(self.min_ttl).into());
         let needed = lease::needed(now.plus(repeat::WITHIN), lasts);
@@ -63,23 +64,23 @@ impl State {
             self.leases.covers(name, addresses, until, *revision)
         };
         match needed.renewed {
-            _ if !covers(needed.until) => Standing::None,
-            Some(until) if !covers(until) => Standing::Renewed,
-            _ => Standing::Leased,
+            _ if !covers(needed.until) => Coverage::None,
+            Some(until) if !covers(until) => Coverage::Expiring,
+            _ => Coverage::Leased,
         }
     }
 
-    /// Has an answer sent that was released at once.
+    /// Queues an answer that was released at once for sending to the agent.
     pub(super) fn send_later(
         &mut self,
-        standing: Standing,
+        coverage: Coverage,
         mapping: Mapping,
         report: Option<Box<QueryReport>>,
         now: BootTime,
     ) {
         let holder = mapping.endpoint.into();
         match report {
-            _ if standing != Standing::Acknowledged => self.refresh(&mapping, now),
+            _ if coverage != Coverage::Acknowledged => self.refresh(&mapping, now),
             Some(report) if self.besides.take(holder, 1) => {
                 self.beside.push(holder, ReleasedAnswer { mapping, report });
             }
@@ -97,7 +98,7 @@ impl State {
     /// An agent that plumbs addresses for longer than its own response max delay acknowledges
     /// them before it has. One that took half of ours has plumbed them, unless its setting is
     /// less than half of ours.
-    pub(super) fn acknowledged(&mut self, sent: &InFlight, at: Moment) {
+    pub(super) fn acknowledged(&mut self, sent: &InFlight, at: HoldWindow) {
         let took = at.now.0.saturating_sub(sent.sent.0);
         let is_prompt = took <= nanos(at.max_delay) / 2;
         if is_prompt && self.acknowledgements == Acknowledgements::Reused {

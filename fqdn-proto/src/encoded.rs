@@ -1,6 +1,6 @@
-//! Responses that are decoded later, and elsewhere than on the task that reads
-//! them: a snapshot of a large cluster takes longer than a peer waits for an
-//! answer to its HTTP/2 ping.
+//! Responses that are received encoded and decoded later, outside of the task that receives them.
+//! Decoding the snapshot of a large cluster takes longer than a peer waits for the answer to its
+//! HTTP/2 ping.
 
 use std::marker::PhantomData;
 
@@ -15,7 +15,7 @@ use tonic::{
 
 use crate::fqdndata::{PolicyState, PolicyStateResponse};
 
-/// A message as it came.
+/// A message as it was received.
 #[derive(Clone, Debug)]
 pub struct Encoded<T> {
     bytes: Bytes,
@@ -52,18 +52,22 @@ pub async fn stream_policy_state(
         .await
         .map_err(|error| Status::unavailable(error.to_string()))?;
     client
-        .streaming(acks.into_streaming_request(), path, Later(PhantomData))
+        .streaming(
+            acks.into_streaming_request(),
+            path,
+            EncodedCodec(PhantomData),
+        )
         .await
 }
 
-/// Encodes `E`, leaves `D` as it is.
-struct Later<E, D>(PhantomData<fn() -> (E, D)>);
+/// Encodes `E` and does not decode `D`.
+struct EncodedCodec<E, D>(PhantomData<fn() -> (E, D)>);
 
 struct Out<E>(PhantomData<fn() -> E>);
 
 struct In<D>(PhantomData<fn() -> D>);
 
-impl<E, D> Codec for Later<E, D>
+impl<E, D> Codec for EncodedCodec<E, D>
 where
     E: Message + 'static,
     D: 'static,

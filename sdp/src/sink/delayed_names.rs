@@ -1,4 +1,4 @@
-//! Names to send some time after they were queued, so that what is new of one name goes together.
+//! Names to send some time after they were queued, so that one message has all new data of a name.
 
 use std::time::Duration;
 
@@ -8,10 +8,10 @@ use dns_policy::boot_time::BootTime;
 use super::turns::Names;
 use crate::mapping::pairs::Key;
 
-/// Names at most, in shares.
+/// Most names, in shares.
 const LIMIT: usize = 32_768;
 
-pub(super) struct Later {
+pub(super) struct DelayedNames {
     names: Names,
     queued: Quota,
     /// When the first of them was queued.
@@ -19,7 +19,7 @@ pub(super) struct Later {
     after: Duration,
 }
 
-impl Later {
+impl DelayedNames {
     /// Each name waits for `after` at most.
     pub(super) fn new(after: Duration) -> Self {
         Self {
@@ -30,7 +30,7 @@ impl Later {
         }
     }
 
-    /// Queues a name once. Without room it is kept, and goes out with the next replay.
+    /// Queues a name once. If there is no room, the name is sent with the next replay.
     pub(super) fn push(&mut self, key: Key, now: BootTime) {
         if !self.names.contains(&key) && self.queued.take(key.0.into(), 1) {
             self.names.push(key);

@@ -1,0 +1,207 @@
+//! Entries of Services: they follow from the entries of the identities behind each.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use dns_policy::rule::Transport;
+use shared_maps::{Be16, IdentityId, policy::EGRESS};
+
+use super::{PolicyModel, Subject, Touched};
+use crate::policy::compute::{
+    Entries, ServicePortAt,
+    service::{self, Service},
+};
+
+/// Services by identity, and by the identities behind them.
+#[derive(Debug, Default)]
+pub(in crate::core) struct ServiceTable {
+    services: BTreeMap<IdentityId, Service>,
+    behind: BTreeMap<IdentityId, BTreeSet<IdentityId>>,
+}
+
+impl ServiceTable {
+    /// A Service.
+    pub(in crate::core) fn get(&self, id: IdentityId) -> Option<&Service> {
+        self.services.get(&id)
+    }
+
+    /// Puts a Service in the place of its former version; none = it goes. False if nothing changed.
+    fn put(&mut self, id: IdentityId, service: Option<Service>) -> bool {
+        let before = self.services.get(&id);
+        if before == service.as_ref() {
+            return false;
+        }
+        for identity in before.into_iter().flat_map(Service::identities) {
+            if let Some(services) = self.behind.get_mut(&identity) {
+                services.remove(&id);
+                if services.is_empty() {
+                    self.behind.remove(&identity);
+                }
+            }
+        }
+        let Some(service) = service else {
+            self.services.remove(&id);
+            return true;
+        };
+        for identity in service.identities() {
+            self.behind.entry(identity).or_default().insert(id);
+        }
+        self.services.insert(id, service);
+        true
+    }
+
+    fn behind(&self, identity: IdentityId) -> impl Iterator<Item = IdentityId> {
+        self.behind.get(&identity).into_iter().flatten().copied()
+    }
+
+    /// Services that a subject may have entries for.
+    fn candidates(&self, entries: &BTreeMap<IdentityId, Entries>) -> BTreeSet<IdentityId> {
+        let everyone = entries.get(&IdentityId::UNKNOWN).into_iter().flatten();
+        let mut everyone = everyone.filter(|(key, _)| key.egress == EGRESS);
+        if everyone.any(|(key, value)| key.lpm_len() > 0 || value.is_deny()) {
+            return self.services.keys().copied().collect();
+        }
+        let peers = entries.keys().flat_map(|peer| self.behind(*peer));
+        peers.collect()
+    }
+
+    /// Services whose entries may change with those of these peers.
+    fn affected(&self, subject: &Subject, peers: &[IdentityId]) -> BTreeSet<IdentityId> {
+        if self.services.is_empty() {
+            return BTreeSet::new();
+        }
+        if peers.contains(&IdentityId::UNKNOWN) {
+            let mut all = self.candidates(&subject.entries);
+            all.extend(subject.services());
+            return all;
+        }
+        peers.iter().flat_map(|peer| self.behind(*peer)).collect()
+    }
+}
+
+impl Subject {
+    /// Its intended entries, by identity.
+    pub(in crate::core) const fn all_entries(&self) -> &BTreeMap<IdentityId, Entries> {
+        &self.entries
+    }
+
+    /// Services for which it has entries.
+    fn services(&self) -> impl Iterator<Item = IdentityId> {
+        let services = IdentityId::SERVICE_MIN..=IdentityId::SERVICE_MAX;
+        self.entries.range(services).map(|(id, _)| *id)
+    }
+
+    /// Services that policy closes to it because of some of their backends.
+    pub(in crate::core) fn mixed_services(&self) -> &BTreeSet<IdentityId> {
+        &self.mixed
+    }
+
+    /// Renders a Service. True if its entries differ from those before.
+    fn render_service(
+        &mut self,
+        id: IdentityId,
+        service: Option<&Service>,
+        proxy_port: u16,
+    ) -> bool {
+        let rendered =
+            service.map(|service| service::render(&self.entries, service, id, proxy_port));
+        let rendered = rendered.unwrap_or_default();
+        match rendered.is_mixed {
+            true => self.mixed.insert(id),
+            false => self.mixed.remove(&id),
+        };
+        let before = match rendered.entries.is_empty() {
+            true => self.entries.remove(&id),
+            false => self.entries.insert(id, rendered.entries),
+        };
+        let now = self.entries.get(&id);
+        let redirects = |entries: Option<&Entries>| {
+            let mut values = entries.into_iter().flat_map(Entries::values);
+            values.any(|value| value.proxy_port != Be16::ZERO)
+        };
+        // Its DNS rules name the identities behind it, whether the entries differ or not.
+        self.dns_is_dirty |= redirects(before.as_ref()) || redirects(now);
+        before.as_ref() != now
+    }
+
+    /// Renders the Services whose entries may change with those of these peers. Gives those whose
+    /// entries did.
+    pub(super) fn follow_services(
+        &mut self,
+        peers: &[IdentityId],
+        table: &ServiceTable,
+        proxy_port: u16,
+    ) -> Vec<IdentityId> {
+        let affected = table.affected(self, peers).into_iter();
+        affected
+            .filter(|id| self.render_service(*id, table.get(*id), proxy_port))
+            .collect()
+    }
+
+    /// Ports of Services at which the proxy judges its queries.
+    pub(in crate::core) fn dns_services<'a>(
+        &'a self,
+        table: &'a ServiceTable,
+    ) -> Vec<ServicePortAt<'a>> {
+        let ports = self.services().filter_map(|id| Some((id, table.get(id)?)));
+        let ports =
+            ports.flat_map(|(id, service)| service.ports.iter().map(move |port| (id, port)));
+        let ports = ports.filter_map(|(id, port)| {
+            let key = (id.0, port.protocol, port.port);
+            let mut entries = self.entries.get(&id)?.iter();
+            let redirects = entries.any(|(at, value)| {
+                (at.sec_label, at.protocol, at.dport.get()) == key && value.proxy_port != Be16::ZERO
+            });
+            let transport = Transport::from_number(port.protocol)?;
+            redirects.then_some(ServicePortAt {
+                identity: id,
+                at: (port.port, transport),
+                backends: &port.backends,
+            })
+        });
+        ports.collect()
+    }
+}
+
+impl PolicyModel {
+    /// Services and the identities behind them.
+    #[cfg(test)]
+    pub(in crate::core) fn services(&self) -> &ServiceTable {
+        &self.services
+    }
+
+    /// Whether policy closes a Service to a subject because of some of its backends.
+    pub(in crate::core) fn has_mixed_services(&self) -> bool {
+        self.subjects
+            .values()
+            .any(|subject| !subject.mixed.is_empty())
+    }
+
+    /// Services that policy closes to a subject because of some of their backends.
+    pub(in crate::core) fn mixed_services(&self) -> BTreeSet<IdentityId> {
+        let subjects = self.subjects.values();
+        subjects
+            .flat_map(|subject| subject.mixed_services())
+            .copied()
+            .collect()
+    }
+
+    /// Puts a Service in the place of its former version; none = it goes. Gives the endpoints whose
+    /// maps have to follow.
+    pub(in crate::core) fn put_service(
+        &mut self,
+        id: IdentityId,
+        service: Option<Service>,
+    ) -> Touched {
+        let mut touched = Touched::new(id);
+        if !self.services.put(id, service) {
+            return touched;
+        }
+        let service = self.services.get(id);
+        for subject in self.subjects.values_mut() {
+            if subject.render_service(id, service, self.proxy_port) {
+                touched.endpoints.extend(&subject.endpoints);
+            }
+        }
+        touched
+    }
+}

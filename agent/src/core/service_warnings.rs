@@ -1,0 +1,135 @@
+//! What the operator should know about Services, in words.
+
+use std::collections::BTreeMap;
+
+use shared_maps::IdentityId;
+
+use super::{policy_model::Subject, services::SKEW, state::State};
+use crate::{
+    kubernetes::service_at::{BackendAt, PortAt, ServiceAt},
+    labels::K8S,
+    policy::compute::service::{self, Backend},
+};
+
+/// Endpoints that a warning names.
+const NAMED: usize = 5;
+
+/// A backend that policy does not allow.
+struct Refused<'a> {
+    port: &'a PortAt,
+    backend: &'a BackendAt,
+    identity: IdentityId,
+}
+
+impl State {
+    /// Services with the address of another one, and Services that are closed because policy treats
+    /// their backends differently.
+    pub(super) fn service_warnings(&self) -> Vec<String> {
+        let contested = self.services.contested().map(|(address, first, other)| {
+            format!(
+                "Service {other}: its address {address} is that of Service {first}, which had it \
+                 first and keeps it: give one of them another address"
+            )
+        });
+        let mut found: Vec<String> = contested.collect();
+        let by_identity: BTreeMap<IdentityId, &ServiceAt> = match self.policy.has_mixed_services() {
+            true => self
+                .services
+                .iter()
+                .filter_map(|(at, id)| Some((id?, at)))
+                .collect(),
+            false => BTreeMap::new(),
+        };
+        for (_, subject) in self.policy.subjects() {
+            for id in subject.mixed_services() {
+                let text = by_identity.get(id).and_then(|at| self.mixed(subject, at));
+                found.extend(text);
+            }
+        }
+        found
+    }
+
+    fn mixed(&self, subject: &Subject, at: &ServiceAt) -> Option<String> {
+        let ids: Vec<String> = subject
+            .endpoints()
+            .iter()
+            .map(|id| id.0.to_string())
+            .collect();
+        let named = ids.get(..ids.len().min(NAMED))?.join(", ");
+        let more = match ids.len().saturating_sub(NAMED) {
+            0 => String::new(),
+            more => format!(" and {more} more"),
+        };
+        let Refused {
+            port,
+            backend,
+            identity,
+        } = self.first_refused(subject, at)?;
+        let (number, protocol) = (backend.port.unwrap_or(port.port), port.protocol.as_str());
+        let who = self.described(at, backend, identity);
+        Some(format!(
+            "Service {} is closed to endpoint {named}{more} at port {}/{protocol}: policy allows \
+             some of its backends, but not {who} at {number}/{protocol}: allow that one too, or \
+             give it a Service of its own",
+            at.key, port.port
+        ))
+    }
+
+    /// The first backend of a mixed port that is not allowed.
+    fn first_refused<'a>(&self, subject: &Subject, at: &'a ServiceAt) -> Option<Refused<'a>> {
+        at.ports.iter().find_map(|port| {
+            let mut is_mixed = false;
+            let mut refused = None;
+            for backend in &port.backends {
+                let Some(identity) = self.known_behind(&at.key, backend) else {
+                    continue;
+                };
+                let of = Backend {
+                    identity,
+                    port: backend.port.unwrap_or(port.port),
+                };
+                match service::allows(subject.all_entries(), port.protocol.number(), of) {
+                    true => is_mixed = true,
+                    false => {
+                        refused.get_or_insert(Refused {
+                            port,
+                            backend,
+                            identity,
+                        });
+                    }
+                }
+            }
+            refused.filter(|_| is_mixed)
+        })
+    }
+
+    /// Identity by which a backend is judged; none while it is left out.
+    pub(super) fn known_behind(&self, service: &str, backend: &BackendAt) -> Option<IdentityId> {
+        match self.services.unknown_since(service, backend.address) {
+            Some(since) if since.plus_secs(SKEW) > self.now => None,
+            Some(_) => Some(IdentityId::UNKNOWN),
+            None => {
+                let identity = self.ipcache.identity_of(backend.address);
+                Some(identity.unwrap_or(IdentityId::UNKNOWN))
+            }
+        }
+    }
+
+    /// A backend for people: its address, and its labels or its pod.
+    fn described(&self, at: &ServiceAt, backend: &BackendAt, identity: IdentityId) -> String {
+        let address = backend.address;
+        if self.services.unknown_since(&at.key, address).is_some() {
+            let pod = backend.pod.as_deref().unwrap_or_default();
+            return format!("{address} (pod {pod}, which no document describes)");
+        }
+        let labels = self.policy.labels_of(identity);
+        let labels = labels.into_iter().flat_map(|labels| labels.iter());
+        let own = labels.filter(|label| label.source() != K8S || !label.key().starts_with("io."));
+        let texts = own.map(|label| {
+            let text = label.to_string();
+            text.strip_prefix("k8s:")
+                .map_or(text.clone(), str::to_owned)
+        });
+        format!("{address} ({})", texts.collect::<Vec<_>>().join(","))
+    }
+}

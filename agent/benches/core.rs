@@ -1,8 +1,4 @@
 //! Parts of the core alone: names among 2,001 selectors, selectors and identities, the trie.
-#![allow(
-    missing_docs,
-    reason = "the macros of criterion write undocumented functions"
-)]
 
 use std::{hint::black_box, net::Ipv4Addr};
 

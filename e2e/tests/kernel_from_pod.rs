@@ -7,6 +7,7 @@ use holdfast_e2e::kernel::{
     Verdict, with_kernel, with_stacks,
 };
 use holdfast_e2e::packet::{ACK, Packet, SYN, Transport, arp, echo, ethernet, icmp, raw, tcp, udp};
+use shared_maps::IdentityId;
 use shared_maps::event::Reason;
 use shared_maps::mark;
 use shared_maps::policy::{EGRESS, INGRESS, PRECEDENCE_ALLOW, PolicyKey, PolicyValue};
@@ -80,6 +81,47 @@ fn a_redirect_that_policy_no_longer_has_is_forgotten() {
         assert_eq!(note.proxy_port.get(), 0);
         k.allow(PEER, EGRESS, UDP, 53)?;
         assert_eq!(passes(k, "plain", &query, Reason::Allowed)?.mark, 0);
+        Ok(())
+    });
+}
+
+/// The port of a Service is not the port of its backends.
+#[test]
+fn rules_about_everyone_at_a_port_say_nothing_of_a_service() {
+    let service = IdentityId::SERVICE_MIN.0;
+    with_kernel(|k| {
+        for (_, peer, _) in FAMILIES {
+            k.identity(peer, service)?;
+        }
+        k.allow(0, EGRESS, TCP, 80)?;
+        k.allow(PEER, EGRESS, TCP, 80)?;
+        let all_of_tcp = PolicyKey::new(0, EGRESS, TCP, 0, 0);
+        k.policy(all_of_tcp, PolicyValue::allow(all_of_tcp))?;
+        let to =
+            |(pod, peer, _): (IpAddr, IpAddr, IpAddr), port| frame(pod, peer, tcp(4000, port, SYN));
+        for family in FAMILIES {
+            drops(
+                k,
+                "everyone at port 80",
+                &to(family, 80),
+                Reason::PolicyDenied,
+            )?;
+        }
+        k.allow(service, EGRESS, TCP, 80)?;
+        for family in FAMILIES {
+            passes(k, "its own entry", &to(family, 80), Reason::Allowed)?;
+            drops(k, "another port", &to(family, 81), Reason::PolicyDenied)?;
+        }
+        k.allow(0, EGRESS, 0, 0)?;
+        for family in FAMILIES {
+            passes(k, "everyone, every port", &to(family, 81), Reason::Allowed)?;
+        }
+        let none = PolicyKey::new(service, EGRESS, 0, 0, 0);
+        k.policy(none, PolicyValue::deny(none))?;
+        for family in FAMILIES {
+            passes(k, "its own entry", &to(family, 80), Reason::Allowed)?;
+            drops(k, "every other port", &to(family, 82), Reason::PolicyDeny)?;
+        }
         Ok(())
     });
 }

@@ -15,6 +15,7 @@ use crate::{
         cidr_group::group_key,
         document::{PolicyDocument, PolicyError},
         lint,
+        network_policy::blocks_without_pods,
         parse::parse_documents,
     },
     watched_dir,
@@ -180,6 +181,7 @@ fn warnings(document: &PolicyDocument, all: &[&PolicyDocument]) -> Vec<String> {
     });
     let missing = missing.map(|name| format!("these files have no CiliumCIDRGroup {name}"));
     own.chain(lint::unlearned_in(document, all))
+        .chain(blocks_without_pods(document, all))
         .chain(missing)
         .collect()
 }

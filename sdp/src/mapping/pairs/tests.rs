@@ -66,16 +66,20 @@ fn what_is_durable_is_no_work_under_a_promise() {
     let mut pairs = PairTable::new(10);
     let long = mapping("a.", &[1], 600, 10);
     pairs.keep(&long, 0);
-    assert_eq!(pairs.to_write(&long, false), Unwritten::Pair);
+    assert_eq!(pairs.take_unwritten(&long, false), Unwritten::Pair);
     pairs.settle(&key(&long), &long.addresses, ack(10, 610));
     for (seen, away) in [(100, false), (300, false), (500, true)] {
         let again = mapping("a.", &[1], 600 - u32::try_from(seen).unwrap(), seen);
         pairs.keep_leased(&again, 0);
-        assert_eq!(pairs.to_write(&again, away), Unwritten::Nothing, "{seen}");
+        assert_eq!(
+            pairs.take_unwritten(&again, away),
+            Unwritten::Nothing,
+            "{seen}"
+        );
     }
     let both = mapping("a.", &[1, 2], 5, 510);
     pairs.keep_leased(&both, 0);
-    assert_eq!(pairs.to_write(&both, false), Unwritten::Pair);
+    assert_eq!(pairs.take_unwritten(&both, false), Unwritten::Pair);
     assert_eq!(
         pairs.undurable(&both),
         both.addresses[1..],

@@ -103,7 +103,7 @@ fn a_wrong_setting_ends_with_2_and_is_named() {
 }
 
 #[test]
-fn asking_an_agent_that_is_not_there_ends_with_1_and_says_so_in_one_line() {
+fn a_request_to_a_missing_agent_ends_with_1_and_one_line() {
     let dir = tempfile::tempdir().expect("a directory");
     let socket = dir.path().join("none.sock");
     let socket = socket.to_str().expect("UTF-8");
@@ -157,7 +157,7 @@ fn asking_an_agent_that_is_not_there_ends_with_1_and_says_so_in_one_line() {
 }
 
 #[test]
-fn maps_that_are_not_there_end_with_1_and_are_named() {
+fn missing_maps_end_with_1_and_are_named() {
     let dir = tempfile::tempdir().expect("a directory");
     let root = dir.path().to_str().expect("UTF-8");
     for (verb, map) in [

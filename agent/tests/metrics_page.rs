@@ -204,7 +204,7 @@ fn docs() -> PathBuf {
 
 #[test]
 #[expect(clippy::disallowed_methods, reason = "a switch of this test only")]
-fn the_page_says_what_the_programs_say() {
+fn the_page_matches_the_programs() {
     let (path, page) = (docs().join("metrics.md"), page());
     if std::env::var_os("HOLDFAST_BLESS").is_some() {
         fs::write(&path, &page).expect("the page can be written");

@@ -16,7 +16,7 @@ fn late(lab: &Lab) -> Result<f64> {
 }
 
 #[test]
-fn a_stopped_agent_is_served_past_and_told_later() {
+fn answers_do_not_wait_for_a_stopped_agent_and_are_reported_later() {
     with_lab(|lab| {
         for n in 10..18 {
             lab.zone.set(&format!("n{n}.good.test"), &[web4(n)], 600);

@@ -75,7 +75,7 @@ fn a_restart_changes_no_identity_and_cuts_no_stream() {
 /// A name is cleaned while a proxy is disconnected. The proxy's mapping of it opens nothing at the
 /// next agent. Only a new lookup opens it.
 #[test]
-fn what_was_cleaned_stays_closed_until_it_is_asked_again() {
+fn a_cleaned_name_stays_closed_until_it_is_looked_up_again() {
     with_lab(|lab| {
         for (name, web) in [("old.good.test", web4(10)), ("other.good.test", web4(11))] {
             lab.zone.set(name, &[web], 600);
@@ -111,7 +111,7 @@ fn what_was_cleaned_stays_closed_until_it_is_asked_again() {
 /// A lease ends with the process that holds it, whatever the answer's TTL is. While a proxy hangs,
 /// the command says which addresses stay open, until when, and because of which proxy.
 #[test]
-fn what_is_cleaned_closes_although_its_proxy_died() {
+fn a_cleaned_name_closes_although_its_proxy_died() {
     with_lab(|lab| {
         lab.zone.set("day.good.test", &[web4(10)], 86_400);
         let learn = || {

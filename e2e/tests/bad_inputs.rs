@@ -59,7 +59,7 @@ fn a_bad_document_is_named_and_the_last_good_one_stays() {
 }
 
 #[test]
-fn an_endpoint_in_a_namespace_that_is_not_there_is_an_error() {
+fn an_endpoint_in_a_missing_namespace_is_an_error() {
     with_lab(|lab| {
         let _agent = lab.start_agent(&AgentOptions::default())?;
         let absent = format!("{}-absent", lab.node.name());
@@ -169,7 +169,7 @@ fn a_map_of_another_layout_is_named_with_both_layouts() {
 }
 
 #[test]
-fn a_corrupt_endpoint_file_costs_only_itself() {
+fn a_corrupt_endpoint_file_affects_only_its_endpoint() {
     with_lab(|lab| {
         lab.zone.set("www.good.test", &[web4(10)], 600);
         lab.zone.set("www.client.test", &[web4(11)], 600);
@@ -230,7 +230,7 @@ fn a_corrupt_endpoint_file_costs_only_itself() {
 }
 
 #[test]
-fn a_corrupt_checkpoint_costs_numbers_only() {
+fn a_corrupt_checkpoint_loses_only_identity_numbers() {
     with_lab(|lab| {
         lab.zone.set("www.good.test", &[web4(10)], 600);
         let programs = lab.start(&good_names())?;

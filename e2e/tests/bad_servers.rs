@@ -94,7 +94,7 @@ fn bad_answers_stop_at_the_proxy() {
 const CLOSED: [&str; 2] = ["192.0.2.2", "2001:db8:53::2"];
 
 #[test]
-fn a_server_whose_port_is_closed_is_said_to_fail_at_once() {
+fn a_server_whose_port_is_closed_is_reported_as_failed_at_once() {
     with_lab(|lab| {
         let prefixes = ["192.0.2.2/32", "2001:db8:53::2/128"];
         let policy = egress("closed", "web", &dns_to("*.good.test", &prefixes));

@@ -220,7 +220,7 @@ fn a_bridge_that_the_node_does_not_use_is_refused_by_name() {
 }
 
 #[test]
-fn a_restart_of_the_agent_goes_on_with_bridged_pods() {
+fn a_restarted_agent_continues_with_bridged_pods() {
     with_lab(|lab| {
         zone(lab);
         let bridge = Bridge::new(lab, "cni0")?;

@@ -20,7 +20,7 @@ use tonic::transport::Endpoint;
 
 /// For the agent's log and metrics: the query, then the answer, of any kind.
 #[test]
-fn the_agent_hears_of_every_query_and_answer() {
+fn the_agent_gets_a_report_of_every_query_and_answer() {
     with_lab(|lab| {
         lab.zone.set("www.good.test", &[web4(10)], 600);
         lab.zone.set("target.good.test", &[web4(11)], 60);
@@ -163,7 +163,7 @@ fn error_codes_release_or_reject() {
 
 /// Each snapshot repeats all rules, including a rule that cannot be parsed.
 #[test]
-fn a_rule_that_makes_no_sense_is_told_once() {
+fn a_malformed_rule_is_reported_once() {
     with_lab(|lab| {
         lab.zone.set("www.good.test", &[web4(10)], 600);
         place::redirect(lab)?;
@@ -200,7 +200,7 @@ fn a_rule_that_makes_no_sense_is_told_once() {
 }
 
 #[test]
-fn a_snapshot_of_a_large_cluster_is_taken() {
+fn a_snapshot_of_a_large_cluster_is_accepted() {
     with_lab(|lab| {
         lab.zone.set("www.good.test", &[web4(10)], 600);
         place::redirect(lab)?;
@@ -249,7 +249,7 @@ fn the_agent_may_listen_on_ipv6_alone() {
 
 /// The other tests depend on this: the stand-in detects such a client.
 #[test]
-fn the_stand_in_sends_a_client_away_that_pings() {
+fn the_stand_in_disconnects_a_client_that_pings() {
     with_lab(|lab| {
         let agent = CiliumAgent::start(&lab.node, world(lab), hurried())?;
         lab.node.enter(|| -> Result<()> {
@@ -275,7 +275,7 @@ fn the_stand_in_sends_a_client_away_that_pings() {
 /// The agent's own timing, for ten minutes: silence, single queries, bursts, changes.
 #[test]
 #[ignore = "nightly: takes ten minutes"]
-fn nobody_is_sent_away_in_ten_minutes() {
+fn no_client_is_disconnected_in_ten_minutes() {
     with_lab(|lab| {
         lab.zone.set("www.good.test", &[web4(10)], 1);
         place::redirect(lab)?;

@@ -14,7 +14,7 @@ const AGENT: &str = "holdfast-agent";
 const SDP: &str = "holdfast-sdp";
 
 #[test]
-fn every_verb_answers_people_and_programs() {
+fn every_command_has_text_and_json() {
     with_lab(|lab| {
         lab.zone.set("www.good.test", &[web4(10), web6(10)], 600);
         let rules = dns("*.good.test") + &names("*.good.test") + &cidr("198.51.100.0/24");

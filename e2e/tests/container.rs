@@ -40,7 +40,7 @@ fn agent(lab: &Lab) -> Result<Program> {
 }
 
 #[test]
-fn a_proxy_without_dac_override_starts_again_after_it_gave_root_up() {
+fn a_proxy_without_dac_override_starts_again_after_it_dropped_root() {
     with_lab(|lab| {
         let _agent = agent(lab)?;
         for run in 1..=2 {
@@ -58,7 +58,7 @@ fn a_proxy_without_dac_override_starts_again_after_it_gave_root_up() {
 }
 
 #[test]
-fn a_proxy_that_may_not_call_bpf_says_what_to_allow() {
+fn a_proxy_that_may_not_call_bpf_names_the_remedy() {
     with_lab(|lab| {
         let _agent = agent(lab)?;
         let wrapper = config::program("without_bpf")?;

@@ -106,7 +106,7 @@ fn pass_all(lab: &Lab) -> Result<Ebpf> {
 }
 
 #[test]
-fn links_that_something_removed_are_made_again() {
+fn removed_links_are_created_again() {
     with_lab(|lab| {
         let (_programs, id) = start(lab)?;
         for program in ["from_pod", "to_pod"] {
@@ -124,7 +124,7 @@ fn links_that_something_removed_are_made_again() {
 }
 
 #[test]
-fn a_program_before_ours_is_overtaken_and_named_while_it_fights() {
+fn a_program_before_ours_is_overtaken_and_named_if_it_returns() {
     with_lab(|lab| {
         let (_programs, _id) = start(lab)?;
         let direction = TcAttachType::Ingress;
@@ -175,7 +175,7 @@ fn a_program_before_ours_is_overtaken_and_named_while_it_fights() {
 }
 
 #[test]
-fn why_says_that_packets_pass_while_no_program_judges_them() {
+fn why_reports_that_packets_pass_while_no_program_judges_them() {
     with_lab(|lab| {
         let (programs, id) = start(lab)?;
         let why = |lab: &Lab| lab.agent(&["why", "10.77.0.11", "203.0.113.12:80"]);
@@ -205,7 +205,7 @@ fn why_says_that_packets_pass_while_no_program_judges_them() {
 }
 
 #[test]
-fn pins_that_went_or_were_exchanged_are_put_back() {
+fn removed_and_replaced_pins_are_restored() {
     with_lab(|lab| {
         let (_programs, id) = start(lab)?;
         let globals = Globals::new(lab.bpf_root());
@@ -284,7 +284,7 @@ fn routes_rules_and_forwarding_are_set_again() {
 }
 
 #[test]
-fn steering_and_netfilter_rules_that_something_removed_are_put_back() {
+fn removed_steering_and_netfilter_rules_are_restored() {
     with_lab(|lab| {
         let (_programs, _id) = start(lab)?;
         for _ in 0..2 {

@@ -62,7 +62,7 @@ fn says_full(lab: &Lab, file: &str) -> Result<()> {
 }
 
 #[test]
-fn a_full_disk_costs_what_is_new_until_there_is_room() {
+fn a_full_disk_delays_only_new_state_until_there_is_room() {
     with_lab(|lab| {
         let disk = SmallDisk::at(&lab.directory().join("state"))?;
         lab.zone.set("www.good.test", &[web4(10)], 600);

@@ -69,7 +69,7 @@ fn an_address_without_room_is_answered_and_stays_closed_until_there_is() {
 }
 
 #[test]
-fn a_policy_without_room_leaves_the_old_one_whole() {
+fn a_policy_without_room_leaves_the_old_one_in_force() {
     with_lab(|lab| {
         lab.zone.set("www.good.test", &[web4(10)], 600);
         lab.zone.set("www.new.test", &[web4(11)], 600);

@@ -9,7 +9,7 @@ use holdfast_e2e::{AgentOptions, Lab, Query, SdpOptions, with_lab};
 const LIMIT: Duration = Duration::from_secs(10);
 
 #[test]
-fn each_row_behaves_as_the_table_says() {
+fn each_row_behaves_as_in_the_table() {
     with_lab(|lab| {
         for host in 10..15 {
             lab.zone

@@ -55,12 +55,12 @@ fn plays(size: &Size) -> Result<()> {
 }
 
 #[test]
-fn a_hostile_pod_takes_nothing_from_another_in_short() {
+fn a_hostile_pod_costs_another_nothing_in_short_form() {
     plays(&Size::short()).unwrap_or_else(|error| panic!("{error:?}"));
 }
 
 #[test]
 #[ignore = "minutes: cargo xtask test --tier hostile"]
-fn a_hostile_pod_takes_nothing_from_another() {
+fn a_hostile_pod_costs_another_nothing() {
     plays(&Size::full()).unwrap_or_else(|error| panic!("{error:?}"));
 }

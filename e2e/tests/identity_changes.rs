@@ -78,7 +78,7 @@ fn no_packet_is_lost_while_an_identity_changes() {
 /// The limit of `--tofqdns-max-identities` (docs/src/identities.md): no open address closes, and a
 /// shared address opens nothing more.
 #[test]
-fn the_circuit_breaker_cuts_nothing_and_is_told() {
+fn the_circuit_breaker_closes_nothing_and_is_reported() {
     with_lab(|lab| {
         lab.zone.set("www.good.test", &[web4(10)], 600);
         lab.zone.set("both.good.test", &[web4(10)], 600);

@@ -21,7 +21,7 @@ spec:
 "#;
 
 #[test]
-fn only_the_named_pods_and_ports_come_in() {
+fn only_the_named_pods_and_ports_are_reached() {
     with_lab(|lab| {
         let _b = Web::start(&lab.b.netns, &[lab.b.v4.into()], &[80, 443], &[7777])?;
         lab.write_policy("in.yaml", &POLICY.replace("APP", "web"))?;
@@ -75,7 +75,7 @@ fn from_world(lab: &Lab, from: IpAddr, to: SocketAddr) -> Result<bool> {
 }
 
 #[test]
-fn prefixes_come_in_and_deny_beats_them() {
+fn prefixes_are_allowed_in_and_deny_overrides_them() {
     with_lab(|lab| {
         let own = [lab.b.v4.into(), lab.b.v6.into()];
         let web = Web::start(&lab.b.netns, &own, &[80, 443], &[])?;

@@ -58,7 +58,7 @@ fn files(lab: &Lab) -> Result<Vec<String>> {
 }
 
 #[test]
-fn a_proxy_killed_meanwhile_has_written_it_down() {
+fn a_killed_proxy_has_written_its_mappings_to_the_journal() {
     with_lab(|lab| {
         names(lab);
         let programs = lab.start(&good_names())?;
@@ -100,7 +100,7 @@ fn a_proxy_killed_meanwhile_has_written_it_down() {
 }
 
 #[test]
-fn another_proxy_takes_it_up_while_it_runs() {
+fn a_running_proxy_adopts_another_journal() {
     with_lab(|lab| {
         names(lab);
         let programs = lab.start(&good_names())?;
@@ -159,7 +159,7 @@ impl Drop for Disk {
 }
 
 #[test]
-fn a_full_disk_costs_no_answer_and_is_said() {
+fn a_full_disk_loses_no_answer_and_is_reported() {
     with_lab(|lab| {
         names(lab);
         let disk = Disk::mount(lab)?;

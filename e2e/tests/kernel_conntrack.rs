@@ -156,7 +156,7 @@ fn an_expired_entry_is_no_connection() {
 }
 
 #[test]
-fn what_policy_drops_leaves_no_entry() {
+fn dropped_packets_leave_no_entry() {
     with_kernel(|k| {
         k.send(&out(udp(4000, 80)))?;
         k.receive(&back(udp(4000, 80)), From::Outside)?;

@@ -220,7 +220,7 @@ fn a_link_that_cannot_be_updated_is_reported_and_stays() {
 }
 
 #[test]
-fn an_interface_that_is_not_there_is_named() {
+fn a_missing_interface_is_named() {
     with_kernel(|k| {
         let error = k
             .datapath()
@@ -257,7 +257,7 @@ fn a_pin_of_another_shape_is_refused_by_name() {
 }
 
 #[test]
-fn a_full_policy_map_is_an_error_and_keeps_what_it_has() {
+fn a_full_policy_map_is_an_error_and_keeps_its_entries() {
     with_kernel(|k| {
         let path = k.globals().policy_path(ENDPOINT);
         fs::remove_file(&path)?;

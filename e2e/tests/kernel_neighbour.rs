@@ -166,7 +166,7 @@ fn a_pod_sends_messages_to_its_link_only() {
 }
 
 #[test]
-fn behind_a_bridge_a_pod_reaches_neighbours_past_the_node_only() {
+fn on_a_bridge_a_pod_reaches_neighbours_only_without_the_node() {
     let node = ip("fd09:1::1");
     // Destination; whether it passes to a neighbour's MAC, and to the node's.
     let rows = [
@@ -213,7 +213,7 @@ fn behind_a_bridge_a_pod_reaches_neighbours_past_the_node_only() {
 }
 
 #[test]
-fn a_pod_speaks_for_its_own_addresses_only() {
+fn a_pods_neighbour_messages_are_about_its_own_addresses_only() {
     let all_nodes = ip("ff02::1");
     let nobody = ip("::");
     let other = ip("fd09:1::3");
@@ -513,7 +513,7 @@ fn mld_reports_pass_and_nothing_hides_in_them() {
 }
 
 #[test]
-fn a_chosen_link_local_address_is_the_pod_s_own() {
+fn a_chosen_link_local_address_belongs_to_the_pod() {
     with_kernel(|k| {
         k.allow(0, EGRESS, 0, 0)?;
         let chosen = ip("fe80::a");

@@ -33,7 +33,7 @@ fn is_empty(socket: &UdpSocket) -> Result<bool> {
 }
 
 #[test]
-fn programs_after_ours_see_allowed_packets_and_none_that_goes_to_the_proxy() {
+fn programs_after_ours_receive_allowed_packets_and_none_for_the_proxy() {
     with_node(|node| {
         node.kernel().allow(0, EGRESS, UDP, PORT)?;
         let proxy = node.proxy(0, KIND_SDP)?;
@@ -59,7 +59,7 @@ fn programs_after_ours_see_allowed_packets_and_none_that_goes_to_the_proxy() {
 }
 
 #[test]
-fn programs_after_ours_see_what_a_pod_is_sent() {
+fn programs_after_ours_receive_packets_to_a_pod() {
     with_node(|node| {
         for (pod, address, _) in FAMILIES {
             let client = node.pod().enter(|| UdpSocket::bind((pod, PORT)))??;
@@ -104,7 +104,7 @@ fn tcp_exchange(node: &Node<'_>, proxy: &Proxy, server: IpAddr) -> Result<()> {
 }
 
 #[test]
-fn the_proxy_is_known_by_its_socket_though_others_rewrite_marks_of_packets() {
+fn the_proxy_is_recognised_by_its_socket_although_others_rewrite_marks_of_packets() {
     with_node(|node| {
         let proxy = node.proxy(0, KIND_SDP)?;
         let client = IdentityId(3000);

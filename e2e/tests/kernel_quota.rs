@@ -217,7 +217,7 @@ fn answered_connections_of_one_pod_take_half_of_the_map_at_most() {
 }
 
 #[test]
-fn connections_that_come_and_go_evict_no_connection_of_another_pod() {
+fn short_connections_evict_no_connection_of_another_pod() {
     with_kernel(|k| {
         k.allow(PEER, EGRESS, 0, 0)?;
         as_other(k)?;
@@ -242,7 +242,7 @@ fn connections_that_come_and_go_evict_no_connection_of_another_pod() {
 }
 
 #[test]
-fn what_expired_is_removed_and_held_no_longer() {
+fn expired_pairs_are_removed_and_no_longer_held() {
     with_kernel(|k| {
         k.allow(PEER, EGRESS, 0, 0)?;
         let value = LxcValue {
@@ -269,7 +269,7 @@ fn what_expired_is_removed_and_held_no_longer() {
 }
 
 #[test]
-fn a_flood_of_queries_is_cut_before_the_proxy_and_only_that_pod_s() {
+fn a_flood_of_queries_is_cut_before_the_proxy_and_affects_only_its_pod() {
     with_dns_quota(DNS_QUOTA, |k| {
         k.redirect_dns()?;
         let flood = u32::from(FLOOD);
@@ -341,7 +341,7 @@ fn a_flood_of_fragments_displaces_no_datagram_of_another_pod() {
 }
 
 #[test]
-fn a_pod_that_asks_everywhere_displaces_no_server_of_another_pod() {
+fn a_pod_that_queries_many_servers_displaces_no_server_of_another_pod() {
     with_kernel(|k| {
         let any = PolicyKey::new(0, EGRESS, UDP, 53, 16);
         let redirect = PolicyValue::dns_redirect(any, holdfast_e2e::kernel::PROXY_PORT);

@@ -124,7 +124,7 @@ fn answers_pass_after_a_program_swap() {
 }
 
 #[test]
-fn answers_pass_although_every_note_was_evicted() {
+fn answers_pass_although_every_redirect_entry_was_evicted() {
     with_kernel(|k| {
         k.redirect_dns()?;
         k.allow(0, INGRESS, 0, 0)?;
@@ -193,7 +193,7 @@ fn direct_answers_in_flight_pass_when_policy_begins_to_redirect() {
 }
 
 #[test]
-fn entries_of_an_earlier_release_still_tell_its_flows() {
+fn entries_of_an_earlier_release_still_identify_its_flows() {
     with_kernel(|k| {
         let key = CtKey4 {
             daddr: [10, 9, 1, 2],
@@ -272,7 +272,7 @@ fn an_error_of_the_pod_about_a_direct_answer_goes_to_the_server() {
 }
 
 #[test]
-fn a_flow_to_the_proxy_is_told_once() {
+fn a_flow_to_the_proxy_is_reported_once() {
     with_kernel(|k| {
         k.redirect_dns()?;
         let mut reader = EventReader::open(&k.globals())?;

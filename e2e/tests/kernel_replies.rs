@@ -59,7 +59,7 @@ fn an_unsolicited_datagram_of_a_dns_server_turns_no_query_into_a_reply() {
 }
 
 #[test]
-fn a_policy_that_redirects_from_now_on_ends_replies_to_earlier_datagrams() {
+fn a_policy_that_begins_to_redirect_ends_replies_to_earlier_datagrams() {
     with_kernel(|k| {
         k.allow(0, INGRESS, 0, 0)?;
         for (pod, peer) in FAMILIES {

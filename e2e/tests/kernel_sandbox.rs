@@ -81,7 +81,7 @@ impl Drop for TestRoot {
 }
 
 #[test]
-fn what_serving_needs_works_and_nothing_else() -> Result<()> {
+fn only_operations_needed_for_serving_work() -> Result<()> {
     let root = TestRoot::new("sandbox")?;
     let (in_force, outcomes) = root.probe("10094")?;
     ensure!(
@@ -118,7 +118,7 @@ fn what_serving_needs_works_and_nothing_else() -> Result<()> {
 }
 
 #[test]
-fn staying_root_is_a_choice() -> Result<()> {
+fn staying_root_is_an_option() -> Result<()> {
     let root = TestRoot::new("root")?;
     fs::create_dir(root.dir.path().join("journal"))?;
     let (in_force, outcomes) = root.probe("root")?;

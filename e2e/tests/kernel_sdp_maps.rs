@@ -202,7 +202,7 @@ fn ask(netns: &Netns, socket: &Path, arguments: &[&str]) -> Result<Value> {
 }
 
 #[test]
-fn without_an_agent_it_explains_from_disk_and_maps_and_leaves_when_told() -> Result<()> {
+fn without_an_agent_the_proxy_explains_from_disk_and_maps_and_drains_on_request() -> Result<()> {
     let root = TestRoot::new("start");
     root.lxc().set(&lxc_key(POD), &pod(7, 300))?;
     root.ipcache()

@@ -38,7 +38,7 @@ fn live_slots_share_and_a_silent_one_gets_nothing() {
 }
 
 #[test]
-fn the_fallback_serves_only_alone() {
+fn the_fallback_serves_only_without_other_proxies() {
     with_node(|node| {
         let (sdp, agent) = (node.proxy(3, KIND_SDP)?, node.proxy(1, KIND_FALLBACK)?);
         for server in [PEER4, PEER6] {
@@ -55,7 +55,7 @@ fn the_fallback_serves_only_alone() {
 }
 
 #[test]
-fn a_proxy_that_died_loses_its_packets_to_the_living_at_once() {
+fn packets_of_a_dead_proxy_go_to_live_ones_at_once() {
     with_node(|node| {
         let dead: Vec<_> = (0..4)
             .map(|slot| node.proxy(slot, KIND_SDP))

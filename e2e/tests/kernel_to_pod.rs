@@ -245,7 +245,7 @@ fn icmp_errors_pass_if_they_quote_a_connection() {
 }
 
 #[test]
-fn nobody_outside_complains_about_redirected_queries() {
+fn icmp_errors_from_outside_about_redirected_queries_are_dropped() {
     with_kernel(|k| {
         k.redirect_dns()?;
         for (pod, peer, stranger) in FAMILIES {

@@ -19,7 +19,7 @@ const TO_HOST: &str = r#"- toEntities: [host]
 const NODE_LOCAL: IpAddr = IpAddr::V4(Ipv4Addr::new(169, 254, 20, 10));
 
 #[test]
-fn a_server_on_the_node_is_asked_through_the_proxy_only() {
+fn a_server_on_the_node_gets_queries_through_the_proxy_only() {
     with_lab(|lab| {
         lab.node
             .batch(&format!("address add {NODE_LOCAL}/32 dev lo"))?;

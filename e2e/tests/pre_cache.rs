@@ -9,7 +9,7 @@ use serde_json::json;
 const LATER: &str = "2100-01-01T00:00:00Z";
 
 #[test]
-fn a_name_in_the_file_is_open_unasked() {
+fn a_name_in_the_file_is_open_without_a_query() {
     with_lab(|lab| {
         let file = lab.directory().join("pre-cache.json");
         let flag = format!("--tofqdns-pre-cache={}", file.display());

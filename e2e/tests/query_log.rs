@@ -30,7 +30,7 @@ fn expect(line: &Value, fields: &Value) -> Result<()> {
 }
 
 #[test]
-fn what_pods_ask_is_logged_and_the_file_may_be_moved() {
+fn queries_of_pods_are_logged_and_the_file_may_be_moved() {
     with_lab(|lab| {
         lab.zone.set("www.good.test", &[web4(10)], 600);
         lab.zone.set("last.good.test", &[web4(11)], 600);

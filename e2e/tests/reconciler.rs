@@ -32,7 +32,7 @@ fn counts(lab: &Lab, part: &str, wanted: f64) -> Result<()> {
 }
 
 #[test]
-fn entries_that_something_else_wrote_are_mended_and_counted() {
+fn entries_that_another_program_wrote_are_repaired_and_counted() {
     with_lab(|lab| {
         lab.zone.set("www.good.test", &[web4(10), web6(10)], 600);
         let _programs = lab.start(&good_names())?;

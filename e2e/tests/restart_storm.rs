@@ -19,12 +19,12 @@ fn play(kills: u32) {
 }
 
 #[test]
-fn ten_kills_are_not_noticed() {
+fn ten_kills_do_not_affect_pods() {
     play(10);
 }
 
 #[test]
 #[ignore = "nightly: a quarter of an hour"]
-fn two_hundred_kills_are_not_noticed() {
+fn two_hundred_kills_do_not_affect_pods() {
     play(200);
 }

@@ -35,7 +35,7 @@ fn lost(status: &Value) -> u64 {
 }
 
 #[test]
-fn status_tells_of_replicas_agent_troubles_and_drain() {
+fn status_shows_replicas_agent_warnings_and_drain() {
     with_lab(|lab| {
         lab.zone.set("www.good.test", &[web4(10)], 600);
         lab.zone.manner("lost.good.test", Manner::Lost);

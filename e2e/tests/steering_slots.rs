@@ -32,7 +32,7 @@ fn silent_ns(slot: &Slot) -> u64 {
 }
 
 #[test]
-fn a_slot_taken_from_a_sleeper_stays_taken_when_it_wakes() {
+fn a_slot_taken_from_a_sleeping_replica_stays_taken_when_it_wakes() {
     with_lab(|lab| {
         let _agent = lab.start_agent(&Default::default())?;
         lab.add_endpoint(&lab.a, WEB)?;

@@ -222,7 +222,7 @@ fn glibc() {
 }
 
 #[test]
-fn glibc_goes_on_with_its_search_list_at_a_refused_name() {
+fn glibc_continues_its_search_list_after_a_refused_name() {
     for reject in [SdpOptions::default(), refuses()] {
         searches(&reject);
     }
@@ -279,7 +279,7 @@ fn musl() {
 }
 
 #[test]
-fn musl_takes_no_notice_of_refused() {
+fn musl_ignores_refused() {
     with_lab(|lab| {
         let _running = start(lab, &refuses())?;
         let program = with_musl(lab)?;
@@ -341,7 +341,7 @@ fn c_ares() {
 }
 
 #[test]
-fn c_ares_goes_on_with_its_search_list_at_a_refused_name() {
+fn c_ares_continues_its_search_list_after_a_refused_name() {
     with_lab(|lab| {
         let _running = start(lab, &SdpOptions::default())?;
         let conf = format!(
@@ -387,7 +387,7 @@ const LANGUAGES: [Language; 3] = [
 /// With a search list, every allowed name resolves, and a refused one is reported as missing.
 #[test]
 #[ignore = "needs golang-go, default-jdk-headless and nodejs: cargo xtask test --tier nightly"]
-fn go_java_and_node_go_on_with_their_search_lists_at_a_refused_name() {
+fn go_java_and_node_continue_their_search_lists_after_a_refused_name() {
     with_lab(|lab| {
         let _running = start(lab, &SdpOptions::default())?;
         let conf = format!(

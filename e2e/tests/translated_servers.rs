@@ -98,7 +98,7 @@ fn queries_to_an_address_that_the_node_translates_are_judged_and_answered() {
 }
 
 #[test]
-fn rules_that_somebody_flushes_are_made_again() {
+fn flushed_rules_are_created_again() {
     with_lab(|lab| {
         lab.zone.set("www.good.test", &[web4(10)], 60);
         lab.zone.set("www.bad.test", &[web4(11)], 60);

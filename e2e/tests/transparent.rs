@@ -76,7 +76,7 @@ fn fallbacks(lab: &Lab, reason: &str) -> Result<f64> {
 }
 
 #[test]
-fn servers_outside_see_the_pod_where_that_is_wanted() {
+fn servers_outside_see_the_pods_address_where_configured() {
     with_lab(|lab| {
         let _programs = start(lab)?;
         for (server, pod) in [(DNS4, lab.a.v4.into()), (DNS6, lab.a.v6.into())] {
@@ -252,7 +252,7 @@ fn large_answers_come_in_fragments() {
 }
 
 #[test]
-fn many_pods_ask_at_once() {
+fn many_pods_send_queries_at_once() {
     with_lab(|lab| {
         let rules = good_names();
         let more: Vec<Pod> = (0..16)
@@ -320,7 +320,7 @@ fn take_ports(lab: &Lab, ports: std::ops::RangeInclusive<u16>) -> Result<Vec<Soc
 }
 
 #[test]
-fn a_port_that_is_taken_costs_no_query() {
+fn a_port_in_use_loses_no_query() {
     with_lab(|lab| {
         let _programs = start(lab)?;
         let range = |ports| lab.node.sysctl(&[("net.ipv4.ip_local_port_range", ports)]);
@@ -344,7 +344,7 @@ fn a_port_that_is_taken_costs_no_query() {
 }
 
 #[test]
-fn where_the_pod_s_address_cannot_be_used_the_node_asks_and_it_is_counted() {
+fn queries_have_the_nodes_address_if_the_pods_cannot_be_used_and_are_counted() {
     with_lab(|lab| {
         let _programs = start(lab)?;
         for (family, pod) in [("-4", lab.a.v4.to_string()), ("-6", lab.a.v6.to_string())] {
@@ -366,7 +366,7 @@ fn where_the_pod_s_address_cannot_be_used_the_node_asks_and_it_is_counted() {
 }
 
 #[test]
-fn beside_an_agent_that_was_not_told_the_node_asks() {
+fn with_an_agent_that_lacks_the_setting_queries_have_the_nodes_address() {
     with_lab(|lab| {
         lab.zone.set("www.good.test", &[web4(10)], 60);
         lab.write_policy("web.yaml", &good_names())?;
@@ -396,7 +396,7 @@ fn beside_an_agent_that_was_not_told_the_node_asks() {
 }
 
 #[test]
-fn the_network_s_complaints_reach_the_proxy() {
+fn icmp_errors_of_the_network_reach_the_proxy() {
     with_lab(|lab| {
         // 192.0.2.2 and 2001:db8:53::2 are the world's own addresses, without a DNS server.
         let silent: [IpAddr; 2] = ["192.0.2.2".parse()?, "2001:db8:53::2".parse()?];

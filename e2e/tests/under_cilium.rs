@@ -17,7 +17,7 @@ use shared_maps::ipcache;
 use shared_maps::steering::{LINK_NAME, SLOTS_NAME, SOCKS_NAME};
 
 #[test]
-fn lives_on_the_agents_tables_alone() {
+fn works_with_the_agents_tables_alone() {
     with_lab(|lab| {
         lab.zone.set("www.good.test", &[web4(10), web6(10)], 600);
         lab.zone.set("www.more.test", &[web4(11)], 600);
@@ -179,7 +179,7 @@ fn an_answer_that_the_agent_has_acknowledged_does_not_wait_for_it() {
 /// The agent accepts mappings and answers nothing. The queue has one entry per name, however long
 /// this lasts, and is sent afterwards.
 #[test]
-fn an_agent_that_never_answers_costs_neither_memory_nor_mappings() {
+fn an_agent_that_never_answers_causes_no_growth_and_loses_no_mapping() {
     with_lab(|lab| {
         lab.zone.set("www.good.test", &[web4(10)], 600);
         let names: Vec<String> = (0..40).map(|n| format!("n{n}.good.test")).collect();
@@ -233,7 +233,7 @@ fn an_agent_that_never_answers_costs_neither_memory_nor_mappings() {
 
 /// No Holdfast agent exists: the proxy loads the program itself, and reports its state.
 #[test]
-fn steering_is_what_the_status_says() {
+fn the_status_of_steering_is_correct() {
     with_lab(|lab| {
         lab.zone.set("www.good.test", &[web4(10)], 600);
         place::redirect(lab)?;
@@ -352,7 +352,7 @@ fn the_charts_capabilities_suffice() {
 
 /// Mounted maps are used, and tables where no map is mounted. Rules of an agent replace files.
 #[test]
-fn maps_and_tables_mix() {
+fn mounted_maps_and_tables_are_combined() {
     with_lab(|lab| {
         lab.zone.set("www.good.test", &[web4(10)], 600);
         lab.zone.set("www.more.test", &[web4(11)], 600);

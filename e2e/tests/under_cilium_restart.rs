@@ -94,7 +94,7 @@ fn under_cilium(lab: &Lab) -> Result<(World, Map<LxcKey, LxcValue>, CiliumAgent)
 }
 
 #[test]
-fn what_changes_owner_while_the_agent_starts_is_not_answered_as_before() {
+fn an_address_that_changes_owner_during_the_agents_start_is_not_answered_as_before() {
     with_lab(|lab| {
         lab.zone.set("www.good.test", &[web4(10)], 600);
         let (world, lxc, agent) = under_cilium(lab)?;
@@ -134,7 +134,7 @@ fn what_changes_owner_while_the_agent_starts_is_not_answered_as_before() {
 }
 
 #[test]
-fn a_policy_of_any_protocol_costs_only_its_sctp_rows() {
+fn a_policy_of_any_protocol_loses_only_its_sctp_rows() {
     with_lab(|lab| {
         lab.zone.set("www.good.test", &[web4(10)], 600);
         place::redirect(lab)?;
@@ -217,7 +217,7 @@ fn a_proxy_without_rules_leaves_queries_to_the_one_that_has_them() {
 }
 
 #[test]
-fn a_start_without_agent_rests_on_what_the_stream_said_last() {
+fn a_start_without_agent_uses_the_last_rules_of_the_stream() {
     with_lab(|lab| {
         lab.zone.set("www.good.test", &[web4(10)], 600);
         lab.zone.set("www.old.test", &[web4(11)], 600);

@@ -39,7 +39,7 @@ fn options(program: Option<PathBuf>) -> AgentOptions {
 }
 
 #[test]
-fn the_previous_agent_and_this_one_go_on_with_each_other_s_state() {
+fn the_previous_agent_and_this_one_continue_with_each_others_state() {
     let Some(previous) = config::previous_agent() else {
         println!(
             "not played: HOLDFAST_PREVIOUS_AGENT names no holdfast-agent of the previous version"

@@ -450,7 +450,7 @@ async fn answers_are_held_realised_and_then_leased() {
 
 /// As under a flood of TCP connections, when the runtime of clients has no time for other tasks.
 #[tokio::test]
-async fn a_proxy_that_is_busy_with_clients_takes_the_agents_results_all_the_same() {
+async fn a_proxy_that_is_busy_with_clients_still_handles_the_agents_results() {
     let proxy = Proxy::new();
     let script = Script {
         start: 1,
@@ -475,7 +475,7 @@ async fn a_proxy_that_is_busy_with_clients_takes_the_agents_results_all_the_same
 }
 
 #[tokio::test]
-async fn an_agent_that_takes_mappings_and_answers_none_is_hung_after_some() {
+async fn an_agent_that_accepts_mappings_and_answers_none_counts_as_hung_after_some() {
     let proxy = Proxy::new();
     let script = Script {
         start: 1,
@@ -495,7 +495,7 @@ async fn an_agent_that_takes_mappings_and_answers_none_is_hung_after_some() {
 }
 
 #[tokio::test]
-async fn what_was_learned_while_the_agent_was_away_reaches_its_successor() {
+async fn mappings_learned_without_an_agent_reach_the_next_one() {
     let proxy = Proxy::new();
     let script = Script {
         start: 1,

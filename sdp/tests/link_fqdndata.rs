@@ -300,7 +300,7 @@ async fn until_fate(fate: &Fate, wanted: Realised) {
 }
 
 #[tokio::test]
-async fn an_agent_without_the_native_service_is_asked_for_the_other() {
+async fn the_link_uses_fqdndata_if_the_agent_has_no_native_service() {
     let proxy = Proxy::start_at_native_socket(&[state("one", &[(7, "*.a.com")])]);
     proxy.until_allowed(7, "x.a.com.").await;
 }
@@ -340,7 +340,7 @@ async fn serves_from_a_cilium_agents_state_alone() {
 /// Acknowledged mappings are sent again while the agent answers nothing. New ones wait for its
 /// answer.
 #[tokio::test]
-async fn a_busy_agent_delays_only_what_it_has_not_acknowledged() {
+async fn a_busy_agent_delays_only_unacknowledged_answers() {
     let rules = [(7, "*.a.com")];
     let proxy = Proxy::start_with(&[state("one", &rules)], |link, _| {
         link.sink = Arc::new(LinkSink::new(0, Duration::from_secs(60)));

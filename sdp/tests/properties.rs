@@ -155,7 +155,7 @@ proptest! {
     }
 
     #[test]
-    fn answers_teach_what_the_chain_says(
+    fn answers_teach_the_addresses_of_the_chain(
         records in prop::collection::vec((0_usize..5, 0_usize..6, 0_u32..1000, any::<[u8; 4]>()), 0..12),
         code in prop::sample::select(vec![ResponseCode::NoError, ResponseCode::NXDomain]),
     ) {

@@ -21,7 +21,7 @@ const BATCH: usize = 4096;
 const HELD: usize = 32;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_flood_waits_with_its_sender_and_stalls_nobody() {
+async fn a_flood_waits_at_its_sender_and_stalls_no_other_client() {
     let lab = Lab::start_synced().await;
     let endpoint = lab.endpoint().await;
     let mut good = lab.mappings().await;
@@ -86,7 +86,7 @@ async fn a_flood_waits_with_its_sender_and_stalls_nobody() {
 }
 
 #[tokio::test]
-async fn what_cannot_be_read_is_refused_and_counted() {
+async fn malformed_mappings_are_refused_and_counted() {
     let lab = Lab::start_synced().await;
     let mut stream = lab.mappings().await;
     let mut nonsense = mapping(lab.endpoint().await, 1, "www.example.com.", [192, 0, 2, 9]);

@@ -146,7 +146,7 @@ async fn a_proxy_of_cilium_follows_policy() {
 }
 
 #[tokio::test]
-async fn rules_that_went_while_a_proxy_of_cilium_was_away_are_revoked() {
+async fn rules_removed_while_a_proxy_of_cilium_was_disconnected_are_revoked() {
     let lab = Lab::start();
     let agent = serve(&lab, brisk()).await;
     let rules = vec![policy("*.example.com")];
@@ -187,7 +187,7 @@ async fn a_silent_connection_is_pinged_and_stays() {
 }
 
 #[tokio::test]
-async fn a_state_too_large_goes_without_what_decides_nothing() {
+async fn a_state_that_is_too_large_is_sent_without_entries_that_decide_nothing() {
     const SIZE: usize = 1000;
     let lab = Lab::start();
     let timings = Timings {
@@ -218,7 +218,7 @@ async fn a_state_too_large_goes_without_what_decides_nothing() {
 }
 
 #[tokio::test]
-async fn a_state_that_is_too_large_even_so_is_counted() {
+async fn a_state_that_is_still_too_large_is_counted() {
     let lab = Lab::start();
     let timings = Timings {
         limit: 20,
@@ -327,7 +327,7 @@ async fn a_mapping_is_realised_before_it_is_answered() {
 }
 
 #[tokio::test]
-async fn what_a_pod_learns_as_soon_as_it_is_there_is_realised() {
+async fn the_first_answers_of_a_new_pod_are_realised() {
     let lab = Lab::start();
     let agent = serve(&lab, brisk()).await;
     let mut client = client_of(agent).await;
@@ -382,7 +382,7 @@ async fn a_call_ends_in_time_whatever_the_core_waits_for() {
 }
 
 #[tokio::test]
-async fn calls_have_results_again_after_they_were_not_fetched() {
+async fn calls_return_results_again_after_a_pause_of_the_reader() {
     let lab = Lab::start();
     let agent = serve(&lab, brisk()).await;
     let mut client = client_of(agent).await;

@@ -20,7 +20,7 @@ fn with_addresses(message: &mut FqdnMapping, addresses: &[&str]) {
 }
 
 #[tokio::test]
-async fn lies_open_nothing() {
+async fn false_mappings_open_nothing() {
     let lab = Lab::start();
     let node = "10.0.0.1".parse().unwrap();
     lab.sync(vec![policy("*.example.com")], vec![pod()]).await;

@@ -104,7 +104,7 @@ fn patterns(rules: &EndpointDnsRules) -> Vec<&str> {
 }
 
 #[tokio::test]
-async fn hello_tells_epoch_and_port() {
+async fn hello_contains_epoch_and_port() {
     let lab = Lab::start();
     let hello = HelloRequest {
         instance: "one".to_owned(),
@@ -250,7 +250,7 @@ async fn a_panic_on_a_streams_thread_ends_the_core() {
 }
 
 #[tokio::test]
-async fn what_policy_does_not_allow_is_refused_by_reason() {
+async fn mappings_that_policy_does_not_allow_are_refused_with_a_reason() {
     let (lab, endpoint, mut stream) = reporting().await;
     let denied = mapping(endpoint, 1, "www.example.org.", [192, 0, 2, 8]);
     let stranger = mapping(endpoint + 1, 2, "www.example.com.", [192, 0, 2, 8]);

@@ -87,7 +87,7 @@ fn a_bad_document_keeps_its_last_good_version() {
 }
 
 #[test]
-fn two_files_with_the_same_document_are_told_apart() {
+fn two_files_with_the_same_document_are_distinguished() {
     let dir = tempfile::tempdir().unwrap();
     write(dir.path(), "a.yaml", &good("x"));
     write(dir.path(), "b.yaml", &good("x"));
@@ -104,7 +104,7 @@ fn two_files_with_the_same_document_are_told_apart() {
 }
 
 #[test]
-fn a_directory_that_goes_away_takes_nothing_with_it() {
+fn a_directory_that_disappears_removes_no_policy() {
     let dir = tempfile::tempdir().unwrap();
     let policies = dir.path().join("policies");
     fs::create_dir(&policies).unwrap();
@@ -197,7 +197,7 @@ fn a_file_that_is_torn_at_a_start_keeps_its_documents_and_one_that_is_deleted_do
 }
 
 #[test]
-fn what_was_kept_of_another_directory_is_not_taken() {
+fn versions_stored_for_another_directory_are_not_used() {
     let (state, dir) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let other = tempfile::tempdir().unwrap();
     three(dir.path());
@@ -239,7 +239,7 @@ fn a_damaged_version_is_set_aside_and_one_of_a_later_release_stops_the_start() {
 }
 
 #[test]
-fn versions_that_cannot_be_kept_are_a_fault_that_is_named() {
+fn versions_that_cannot_be_stored_are_reported() {
     let (state, dir) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     three(dir.path());
     let mut source = start(state.path(), dir.path());
@@ -272,7 +272,7 @@ fn list(items: &[String]) -> String {
 }
 
 #[test]
-fn of_a_long_list_an_item_that_is_too_large_is_refused_by_name_and_the_rest_counts() {
+fn an_item_of_a_long_list_that_is_too_large_is_refused_by_name_and_the_rest_is_accepted() {
     let dir = tempfile::tempdir().unwrap();
     let good = [pod("a", "10.2.0.1", 2 << 20), pod("b", "10.2.0.2", 2 << 20)];
     let large = [pod("c", "10.2.0.3", 4 << 20), pod("d", "10.2.0.4", 7 << 20)];

@@ -45,7 +45,7 @@ async fn numbers_and_learned_addresses_survive() {
 }
 
 #[tokio::test]
-async fn damaged_files_are_set_aside_and_the_start_goes_on() {
+async fn damaged_files_are_set_aside_and_the_start_continues() {
     let lab = Lab::start_synced().await;
     let endpoint = lab.endpoint().await;
     let (dir, memory) = lab.stop().await;

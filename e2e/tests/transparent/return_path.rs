@@ -28,7 +28,7 @@ fn ports_of(lab: &Lab, sockets: &str, server: IpAddr) -> Result<Vec<u16>> {
 }
 
 #[test]
-fn only_answers_of_the_proxy_s_own_flows_come_to_it() {
+fn the_proxy_gets_only_answers_of_its_own_flows() {
     with_lab(|lab| {
         let _programs = start(lab)?;
         for _ in 0..20 {
@@ -160,7 +160,7 @@ fn forge_segment(netns: &Netns, from: SocketAddr, to: SocketAddr, flags: u8) -> 
 }
 
 #[test]
-fn a_pod_that_forges_answers_is_heard_no_more_than_a_stranger_outside() {
+fn a_pod_that_forges_answers_has_no_more_effect_than_a_host_outside() {
     with_lab(|lab| {
         let _programs = start(lab)?;
         let unexpected = || lab.metric(SDP_METRICS, "holdfast_dns_answers_total", "unexpected");

@@ -258,7 +258,7 @@ const CILIUM_RULE: &str = "table inet answers { chain pre {
 ";
 
 #[test]
-fn under_cilium_its_rule_brings_answers_back() {
+fn under_cilium_its_rule_returns_answers() {
     with_lab(|lab| {
         let many: Vec<IpAddr> = (1..=200)
             .map(|host| Ipv4Addr::new(203, 0, 113, host).into())

@@ -45,7 +45,7 @@ fn directory() -> PathBuf {
 }
 
 #[test]
-fn every_file_is_played() {
+fn every_file_is_run() {
     let mut there: Vec<_> = fs::read_dir(directory())
         .unwrap()
         .map(|entry| entry.unwrap().path())
@@ -59,7 +59,7 @@ fn every_file_is_played() {
 }
 
 #[test]
-fn what_is_not_understood_is_named_with_its_line() {
+fn an_unknown_word_is_named_with_its_line() {
     for (text, line, word) in [
         ("case a\nask x.example A\nexpekt answer", 3, "expekt"),
         ("case a\n\nask x.example A quickly", 3, "quickly"),
@@ -80,7 +80,7 @@ fn what_is_not_understood_is_named_with_its_line() {
 }
 
 #[test]
-fn what_is_not_so_is_found() {
+fn a_wrong_expectation_is_found() {
     let refused = "ask two: x.example A\nexpect two: REFUSED";
     let twice = format!("{refused}\n{refused}");
     for (text, line, what) in [

@@ -84,7 +84,7 @@ fn each_answer_is_reported_while_an_agent_wants_reports_although_its_bytes_repea
 }
 
 #[test]
-fn a_query_in_pieces_is_put_together() {
+fn a_query_in_pieces_is_reassembled() {
     let bench = Bench::new(Options::default());
     let mut client = bench.tcp_client();
     let message = query(1, "bad.example", RecordType::A);
@@ -161,7 +161,7 @@ fn a_held_answer_waits_and_others_do_not() {
 }
 
 #[test]
-fn what_a_server_left_unanswered_is_asked_once_more() {
+fn queries_that_a_server_left_unanswered_are_sent_once_more() {
     let bench = Bench::new(Options::default());
     let client = bench.tcp_client();
     send_frames(&client, &[&query(1, "a.good.example", RecordType::A)]);
@@ -317,7 +317,7 @@ fn a_drain_ends_a_lasting_connection_with_an_answer_and_loses_no_query() {
 }
 
 #[test]
-fn a_drain_that_takes_too_long_cuts_and_says_so() {
+fn a_drain_that_takes_too_long_cuts_connections_and_reports_it() {
     let bench = Bench::new(Options::default());
     let busy = bench.tcp_client();
     send_frames(&busy, &[&query(1, "a.good.example", RecordType::A)]);
@@ -361,7 +361,7 @@ fn pipeline(client: &TcpStream) -> (usize, std::io::Result<usize>) {
 }
 
 #[test]
-fn a_drain_answers_what_a_client_that_always_has_queries_in_flight_has_asked() {
+fn a_drain_answers_all_queries_of_a_client_that_always_has_some_in_flight() {
     let bench = Bench::new(Options::default());
     let client = bench.tcp_client();
     let (report, (answered, end), asked) = std::thread::scope(|scope| {
@@ -446,7 +446,7 @@ fn a_server_that_never_pauses_does_not_stop_the_clock() {
 }
 
 #[test]
-fn a_client_that_never_pauses_does_not_hold_up_a_drain() {
+fn a_client_that_never_pauses_does_not_delay_a_drain() {
     let bench = Bench::new(Options::default());
     let client = bench.tcp_client();
     std::thread::scope(|scope| {

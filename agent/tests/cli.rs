@@ -22,7 +22,7 @@ fn run(arguments: &[&str]) -> Output {
         .expect("holdfast-agent runs")
 }
 
-/// What it said on standard error.
+/// Runs a command that must fail. Returns its standard error.
 fn fails(code: i32, arguments: &[&str], names: &str) -> String {
     let output = run(arguments);
     let error = String::from_utf8_lossy(&output.stderr).into_owned();
@@ -69,7 +69,7 @@ fn wrong_usage_ends_with_2_and_names_the_flag() {
     fails(2, &["policy", "trace", "--from=a:b", "--to=b"], "--port");
 }
 
-/// None of these may come as far as touching the node.
+/// None of these may change the node.
 #[test]
 fn a_wrong_setting_ends_with_2_and_is_named() {
     let dir = tempfile::tempdir().expect("a directory");

@@ -1,4 +1,4 @@
-//! Bad inputs give errors that name what is wrong, and lose nothing.
+//! Bad inputs give errors that name the wrong field or file, and change nothing else.
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Duration;
@@ -220,7 +220,7 @@ fn a_corrupt_endpoint_file_costs_only_itself() {
         let _agent = lab.start_agent(&AgentOptions::default())?;
         says_damaged(lab, &file)?;
         lab.proxies_in_step()?;
-        eventually("the endpoint is served again", SOON, || {
+        eventually("the endpoint's queries are answered again", SOON, || {
             lab.a
                 .ask(&Query::a("www.good.test", DNS4))?
                 .expect(web4(10))
@@ -266,12 +266,12 @@ fn a_corrupt_checkpoint_costs_numbers_only() {
         let (sent, echoed) = kept.finish();
         ensure!(echoed == sent, "{echoed} of {sent} datagrams came back");
         let (_, echoed) = shut.finish();
-        ensure!(echoed == 0, "a closed address answered meanwhile");
+        ensure!(echoed == 0, "a closed address answered");
         lab.a.expect_open(at(web4(10), 80))
     });
 }
 
-/// The agent counts one damaged file, and `status` names it and where it is now.
+/// The agent counts one damaged file, and `status` has its path and the path to which it was moved.
 fn says_damaged(lab: &Lab, file: &Path) -> Result<()> {
     let counted = lab.metric(9962, "holdfast_restore_damaged_files", "")?;
     ensure!(counted == 1.0, "the agent counts {counted} damaged files");
@@ -298,7 +298,7 @@ fn truncate(file: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Runs a client verb that must fail; the error without the command line.
+/// Runs a client command that must fail. Returns its error without the command line.
 fn refused(lab: &Lab, arguments: &[&str]) -> Result<String> {
     let error = lab.agent(arguments).expect_err("refused").to_string();
     let (_, said) = error
@@ -307,8 +307,8 @@ fn refused(lab: &Lab, arguments: &[&str]) -> Result<String> {
     Ok(said.to_owned())
 }
 
-/// Runs a program that must end by itself with a failure; the error that it
-/// names, without the rest of its log.
+/// Runs a program that must end by itself with a failure. Returns its error without the rest of its
+/// log.
 fn ends(lab: &Lab, mut command: Command, name: &str) -> Result<String> {
     command.stdin(Stdio::null());
     let log = lab.directory().join(format!("log/failing-{name}.log"));

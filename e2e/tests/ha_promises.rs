@@ -1,10 +1,9 @@
-//! The promises R1 to R4 in a short form: what `cargo xtask bench ha` plays
-//! at full size.
+//! The promises R1 to R4 in a short form of `cargo xtask bench ha`.
 use anyhow::{Result, ensure};
 use holdfast_e2e::ha::{Act, Redirect, Size};
 use holdfast_e2e::{SdpOptions, config, with_lab};
 
-/// Each act keeps its promise in each way of redirecting.
+/// Each act keeps its promise with each redirect.
 fn holds(acts: &[Act], redirects: &[Redirect]) {
     for act in acts {
         for redirect in redirects {
@@ -135,7 +134,7 @@ fn transparent_mode_keeps_the_promises() {
     );
 }
 
-/// More than there are slots, each killed as soon as it is ready.
+/// More replicas than slots, each killed as soon as it is ready.
 #[test]
 fn replicas_that_die_quickly_do_not_use_the_slots_up() {
     with_lab(|lab| {

@@ -1,4 +1,4 @@
-//! What a pod sends, judged packet by packet.
+//! Verdicts about packets that a pod sends.
 use std::net::IpAddr;
 
 use anyhow::Result;
@@ -76,7 +76,7 @@ fn a_redirect_that_policy_no_longer_has_is_forgotten() {
         assert!(k.redirect(PEER4, 53, UDP)?.is_some());
         k.forget(PolicyKey::new(PEER, EGRESS, UDP, 53, 16))?;
         drops(k, "revoked", &query, Reason::PolicyDenied)?;
-        // The note stays for answers of the proxy that are on their way.
+        // The entry stays for answers of the proxy that are on their way.
         let note = k.redirect(PEER4, 53, UDP)?.expect("a redirect entry");
         assert_eq!(note.proxy_port.get(), 0);
         k.allow(PEER, EGRESS, UDP, 53)?;
@@ -368,7 +368,7 @@ fn fragments_share_the_fate_of_the_first() {
         k.allow(PEER, EGRESS, UDP, 80)?;
         for (pod, peer, _) in FAMILIES {
             let first = |port| Packet::new(pod, peer, udp(4000, port));
-            // What reads like ports in a later fragment is payload.
+            // In a later fragment, bytes that look like ports are payload.
             let rest = Packet::new(pod, peer, udp(53, 53));
             for (id, port, verdict) in [
                 (1, 53, Ok(Reason::Redirected)),

@@ -1,4 +1,4 @@
-//! The node's NAT does not touch redirected queries: the two rules as the kernel has them.
+//! The node's NAT does not change redirected queries: the two rules as the kernel lists them.
 use anyhow::{Context as _, Result, ensure};
 use holdfast_agent::datapath::notrack::{self, Missing};
 use holdfast_e2e::{Netns, shell};
@@ -105,7 +105,7 @@ fn other_tables_stay_as_they_are() {
 #[test]
 fn a_refusal_says_what_is_wanting() {
     with_netns("refused", |netns| {
-        // The owner of a table is the only one who may change it.
+        // Only the owner of a table may change it.
         let mut owner = netns.command("nft");
         owner
             .arg("-i")

@@ -1,5 +1,5 @@
-//! The proxy's look-ups in real pinned maps, and its start from them and the
-//! endpoints' files without any agent.
+//! The proxy's lookups in real pinned maps, and its start from them and the endpoints' files
+//! without any agent.
 
 use std::{
     fs,
@@ -128,7 +128,7 @@ fn maps_that_appear_or_are_replaced_are_found() {
     assert_eq!(
         maps.client(POD),
         QueryClient::Unknown,
-        "a map without a pin is nobody's any more"
+        "a map without a pin is not used"
     );
 }
 

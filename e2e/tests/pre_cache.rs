@@ -1,5 +1,5 @@
-//! `--tofqdns-pre-cache`: a name is open to pods that never asked for it, and what is wrong with
-//! the file is told and stops nothing.
+//! `--tofqdns-pre-cache`: a name is open to pods that never looked it up. Errors in the file are
+//! reported and affect only their entries.
 use anyhow::ensure;
 use holdfast_e2e::lab::{at, web4, web6};
 use holdfast_e2e::policy::{WEB, good_names};

@@ -1,5 +1,5 @@
-//! kill -9 of the agent at random moments, within plans, just after a confirmation and while it
-//! starts, under load, edits of policy and endpoints that come and go: nobody notices.
+//! kill -9 of the agent at random times, within plans, just after a confirmation and during its
+//! start, under load and edits of policy and endpoints. Pods are not affected.
 use anyhow::{Result, ensure};
 use holdfast_e2e::{config, storm, with_lab};
 

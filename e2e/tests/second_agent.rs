@@ -1,4 +1,4 @@
-//! A second agent on the node takes nothing away from the first, and no other user can keep an
+//! A second agent on the node changes nothing of the first one, and no other user can prevent an
 //! agent or a proxy from starting.
 use std::fs;
 use std::path::Path;
@@ -150,7 +150,7 @@ fn locks_are_for_root_and_the_proxies_group_alone() {
         let state = lab.directory().join("state/agent.lock");
         ensure!(!locks(&state, group)?, "anyone locks the state directory");
 
-        // A local user keeps everything locked that he may open.
+        // A local user locks every file that he may open, and keeps the locks.
         let globals = lab.bpf_root().join(pin::GLOBALS);
         let squat = |path: &Path| -> Result<Program> {
             let mut command = Command::new("setpriv");
@@ -265,7 +265,7 @@ fn an_agent_on_another_bpf_file_system_takes_nothing_away() {
         lab.a
             .ask(&Query::a("www.good.test", DNS4))?
             .expect(web4(10))?;
-        // As in a container that has a BPF file system of its own.
+        // A container with a BPF file system of its own.
         let script = "mount -t bpf bpf /sys/fs/bpf && exec \"$0\" \"$@\"";
         let wrapper = [
             "unshare",
@@ -324,7 +324,7 @@ fn root_gives_nothing_away_below_a_directory_of_the_proxys_user() {
             fs::create_dir(dir)?;
         }
         nix::unistd::chown(&theirs, Some(Uid::from_raw(user)), None)?;
-        // What a compromised proxy leaves for the next start of root's.
+        // State that a compromised proxy leaves for root's next start.
         std::os::unix::fs::symlink(&secret, theirs.join("journal"))?;
         let journal = format!("--journal-dir={}", theirs.join("journal").display());
         let _sdp = lab.start_sdp(&SdpOptions::default().flag(&journal))?;

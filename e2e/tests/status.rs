@@ -1,5 +1,5 @@
-//! `holdfast-sdp status` on live replicas: who steers, which revision is acknowledged, what went
-//! wrong and how often, how a drain goes.
+//! `holdfast-sdp status` on live replicas: slot owners, the acknowledged revision, errors with
+//! their counts, and the progress of a drain.
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
@@ -23,7 +23,7 @@ fn of_one(lab: &Lab) -> Result<Value> {
     lab.sdp_json("one", &["status"])
 }
 
-/// How often the log said that the agent was lost.
+/// Number of log lines about the lost agent.
 fn lost(status: &Value) -> u64 {
     let troubles = status.get("troubles").and_then(Value::as_array);
     let mut about = troubles.into_iter().flatten().filter(|trouble| {

@@ -1,5 +1,5 @@
-//! DNS servers behind an address that the node translates (kube-proxy's ClusterIP): queries are
-//! judged and answered, and the node's connection tracking sees the proxy's own queries only.
+//! DNS servers behind an address that the node translates (kube-proxy's ClusterIP). Queries are
+//! judged and answered, and the node's connection tracking contains only the proxy's own queries.
 use std::net::IpAddr;
 use std::time::Duration;
 

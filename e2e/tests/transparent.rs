@@ -1,4 +1,4 @@
-//! Transparent mode: servers see the pod that asks, and answers find the proxy.
+//! Transparent mode: servers see the client pod's address, and answers reach the proxy.
 use std::collections::BTreeSet;
 use std::io::{Read as _, Write as _};
 use std::net::{IpAddr, Ipv4Addr, TcpListener};
@@ -30,7 +30,7 @@ const LIMIT: Duration = Duration::from_secs(10);
 /// Longer than any answer of the lab takes.
 const NO_ANSWER: Duration = Duration::from_millis(500);
 
-/// Agent and proxy in transparent mode, also for servers outside, pod a under `policy`.
+/// Agent and proxy in transparent mode, also for servers outside, with pod a under `policy`.
 fn start_with(lab: &Lab, policy: &str) -> Result<Programs> {
     let sdp = SdpOptions::default().flag(FLAG).flag(OUTSIDE);
     let agent = AgentOptions::default().flag(FLAG).flag(OUTSIDE);
@@ -95,7 +95,7 @@ fn servers_outside_see_the_pod_where_that_is_wanted() {
     });
 }
 
-/// As nodes do where the network does not know pods' addresses.
+/// Masquerading on a node whose network has no routes to pods' addresses.
 const MASQUERADE: &str = "table inet pods { chain post {
     type nat hook postrouting priority srcnat;
     ip saddr 10.77.0.0/24 ip daddr != 10.77.0.0/24 masquerade
@@ -208,10 +208,10 @@ fn a_server_on_the_same_node_sees_the_pod_and_its_policy_judges_it() {
                     lab.a.ask(&query)?.expect(web4(10))?;
                 }
                 assert_eq!(dns.take_askers(), askers([pod]), "{query:?}");
-                // Its own rules let it ask; the server's do not let it in.
+                // Its own rules allow the query, but the server's rules do not.
                 let denied = lab.counted(Reason::PolicyDenied)?;
                 let asked = lab.zone.asked("www.good.test");
-                // Of a datagram the kernel tells the proxy that it was dropped.
+                // For a datagram, the kernel reports the drop to the proxy.
                 if let Ok(reply) = c.ask(&query.clone().within(NO_ANSWER)) {
                     reply.expect_code(ResponseCode::ServFail)?;
                 }
@@ -223,7 +223,7 @@ fn a_server_on_the_same_node_sees_the_pod_and_its_policy_judges_it() {
         lab.a.expect_open(at(web4(10), 80))?;
         assert_eq!(fallbacks(lab, "")?, 0.0);
 
-        // The server's own connections go on, and those to it that no proxy opened.
+        // The server's own connections continue, and connections to it without the proxy.
         lab.b.expect_open(at(web4(11), 80))
     });
 }
@@ -292,7 +292,7 @@ fn many_pods_ask_at_once() {
     });
 }
 
-/// Takes ports of pod a's address, as if proxies had used them up.
+/// Occupies ports of pod a's address, as if proxies had used all of them.
 fn take_ports(lab: &Lab, ports: std::ops::RangeInclusive<u16>) -> Result<Vec<Socket>> {
     lab.node.enter(|| {
         let mut taken = Vec::new();

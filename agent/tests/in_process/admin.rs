@@ -1,4 +1,4 @@
-//! The admin socket, asked by the command line's own client.
+//! Requests to the admin socket by the command line's own client.
 
 use std::sync::Arc;
 

@@ -1,5 +1,5 @@
-//! A client that sends without end and fetches nothing: its messages wait in its own buffers, not
-//! in the agent, and the other clients are served.
+//! A client that sends without pause and receives nothing. Its messages wait in its own buffers and
+//! not in the agent, and other clients are served.
 
 use std::sync::{
     Arc,
@@ -16,8 +16,8 @@ use crate::lab::{Lab, TEST_TIMEOUT, mapping};
 
 /// Mappings in each of its batches.
 const BATCH: usize = 4096;
-/// Batches that the agent's queue and the connection's buffers may hold; more than a
-/// thousand would fit the queue if only events were counted.
+/// Most batches that the agent's queue and the connection's buffers may hold. If only events were
+/// counted, more than a thousand would fit into the queue.
 const HELD: usize = 32;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

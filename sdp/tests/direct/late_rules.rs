@@ -99,7 +99,7 @@ fn queries_without_rules_take_a_bounded_share_of_memory() {
 
 #[test]
 fn rules_let_all_queries_on_that_waited_however_many() {
-    // More than one turn lets on, and fewer than the server's socket holds.
+    // More than one turn retries, and fewer than the server's socket can hold.
     const WAITING: u16 = 400;
     let bench = bench(60 * TEST_TIMEOUT);
     let server = SockRef::from(&bench.server);

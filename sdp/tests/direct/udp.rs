@@ -209,7 +209,7 @@ fn ports_and_ids_are_spread() {
     assert!(high.len() > 16, "ids are close together");
 }
 
-/// Answers that all come at once must find room in the sockets' buffers.
+/// Answers that arrive all at once must fit into the sockets' buffers.
 #[test]
 fn many_queries_in_flight_take_more_sockets() {
     let bench = Bench::new(Options::default());
@@ -328,7 +328,7 @@ fn too_many_in_flight_are_shed() {
         let name = format!("x{id}.good.example");
         client.send(&query(id, &name, RecordType::A)).unwrap();
     }
-    // One endpoint alone gets half.
+    // A single endpoint gets half.
     for _ in 0..4 {
         assert_eq!(rcode(&receive(&client)), ResponseCode::ServFail);
     }
@@ -422,7 +422,7 @@ fn the_same_question_in_flight_is_sent_once_and_answers_all() {
         || bench.stats.joined.get(),
         |seen| *seen == 1,
     );
-    // Another type is another question, and one that comes again was perhaps lost.
+    // Another type is another question, and the first copy of a repeated query may be lost.
     one.send(&query(3, "a.good.example", RecordType::AAAA))
         .unwrap();
     bench.at_server();
